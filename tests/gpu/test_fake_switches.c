@@ -103,7 +103,7 @@ static void start(void)
     CHECK(driver.cu.cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS);
     CHECK(driver.cu.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS);
     CHECK(driver.cu.cuMemHostAlloc((void **)&word, BYTES, CU_MEMHOSTALLOC_PORTABLE) == CUDA_SUCCESS);
-    bxi_store_release(word, 0);
+    memset((void *)word, 0, BYTES);
 }
 
 static void start_with(const char *name, const char *value)

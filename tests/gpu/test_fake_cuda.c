@@ -4,11 +4,10 @@
  * the fakes are only as good as the fakes. The driver's part is tested through gpu/, its
  * switches in test_fake_switches.c.
  */
-#include "nn/cuda_api.h"
+#include "fake_library.h"
 #include "nn/kernels.h"
 
 #include <criterion/criterion.h>
-#include <dlfcn.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,30 +29,13 @@ static const float zero = 0.0f, one = 1.0f;
 
 /* ---- The world ------------------------------------------------------------------------------- */
 
-static void take(void *library, const char *name, void *to)
-{
-    void *symbol = dlsym(library, name);
-
-    cr_assert(symbol != NULL, "the fake has no %s", name);
-    memcpy(to, &symbol, sizeof symbol);
-}
-
 static void load(void)
 {
-    const char *build = getenv("BX_BUILD_DIR");
-    void *library;
-    char path[512];
+    void *library = fake_load(&driver);
 
-    snprintf(path, sizeof path, "%s/tests/libfakecuda.so", build != NULL ? build : "build");
-    library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    cr_assert(library != NULL, "%s", dlerror());
-#define TAKE_DRIVER(name, arguments) take(library, #name, &driver.cu.name);
-#define TAKE_KERNEL(name, arguments) take(library, #name, &driver.name);
-#define TAKE_NVRTC(type, name, arguments) take(library, #name, &nvrtc.name);
-#define TAKE_BLAS(type, name, arguments) take(library, #name, &blas.name);
-#define TAKE_DNN(type, name, arguments) take(library, #name, &dnn.name);
-    BXI_CU_FUNCTIONS(TAKE_DRIVER, TAKE_DRIVER)
-    BXI_CU_KERNEL_FUNCTIONS(TAKE_KERNEL)
+#define TAKE_NVRTC(type, name, arguments) fake_take(library, #name, &nvrtc.name);
+#define TAKE_BLAS(type, name, arguments) fake_take(library, #name, &blas.name);
+#define TAKE_DNN(type, name, arguments) fake_take(library, #name, &dnn.name);
     BXI_NVRTC_FUNCTIONS(TAKE_NVRTC)
     BXI_CUBLAS_FUNCTIONS(TAKE_BLAS)
     BXI_CUDNN_FUNCTIONS(TAKE_DNN)
@@ -333,6 +315,7 @@ Test(fake_cuda, multiplies_on_the_stream_and_rounds_for_tf32)
 
     CHECK(driver.cu.cuStreamCreate(&other, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
     CHECK(driver.cu.cuMemsetD8Async((uintptr_t)word, 0, 8, stream) == CUDA_SUCCESS);
+    CHECK(driver.cu.cuStreamSynchronize(stream) == CUDA_SUCCESS);      /* else it may come after the write of `other` */
     CHECK(driver.cu.cuStreamWaitValue64_v2(stream, (uintptr_t)word, 1, CU_STREAM_WAIT_VALUE_GEQ) == CUDA_SUCCESS);
     CHECK(multiply(mnk, 0, 0, ab, plain, c) == 0);
     CHECK(driver.cu.cuMemcpyDtoHAsync_v2(&value, (uintptr_t)c, sizeof value, other) == CUDA_SUCCESS);

@@ -7,10 +7,9 @@
  */
 #include "../fake_cuda/fake.h"
 #include "../fake_cuda/nvrtc.h"
-#include "nn/cuda_api.h"
+#include "fake_library.h"
 
 #include <criterion/criterion.h>
-#include <dlfcn.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -43,32 +42,15 @@ static bxi_a64 *word;                   /* a page of pinned memory */
 
 /* ---- The world ------------------------------------------------------------------------------- */
 
-static void take(void *library, const char *name, void *to)
-{
-    void *symbol = dlsym(library, name);
-
-    cr_assert(symbol != NULL, "the fake has no %s", name);
-    memcpy(to, &symbol, sizeof symbol);
-}
-
 /* Before a fork, too. */
 static void load(void)
 {
-    const char *build = getenv("BX_BUILD_DIR");
-    void *library;
-    char path[512];
+    void *library = fake_load(&driver);
 
-    snprintf(path, sizeof path, "%s/tests/libfakecuda.so", build != NULL ? build : "build");
-    library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    cr_assert(library != NULL, "%s", dlerror());
-#define TAKE_DRIVER(name, arguments) take(library, #name, &driver.cu.name);
-#define TAKE_KERNEL(name, arguments) take(library, #name, &driver.name);
-    BXI_CU_FUNCTIONS(TAKE_DRIVER, TAKE_DRIVER)
-    BXI_CU_KERNEL_FUNCTIONS(TAKE_KERNEL)
-    take(library, "cuStreamBeginCapture_v2", &capture.begin);
-    take(library, "cuStreamEndCapture", &capture.end);
-    take(library, "cuStreamIsCapturing", &capture.is_capturing);
-    take(library, "cuThreadExchangeStreamCaptureMode", &capture.exchange_mode);
+    fake_take(library, "cuStreamBeginCapture_v2", &capture.begin);
+    fake_take(library, "cuStreamEndCapture", &capture.end);
+    fake_take(library, "cuStreamIsCapturing", &capture.is_capturing);
+    fake_take(library, "cuThreadExchangeStreamCaptureMode", &capture.exchange_mode);
 }
 
 /* Loads the fake without any switch, whatever the environment of the whole run has. */

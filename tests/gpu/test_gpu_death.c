@@ -99,17 +99,22 @@ static void survivor(void)
     gpu_end();
 }
 
-static void owner_dies(enum bxi_gpu_order wanted)
+static void owner_dies_beside(void (*other)(void), enum bxi_gpu_order wanted)
 {
     gpu_world(GPU_ANY);
     order = wanted;
     gpu_fork(0, dying_owner);
-    gpu_fork(1, survivor);
+    gpu_fork(1, other);
     gpu_await(HELD, 1);
     gpu_kill(0);
     gpu_post(KILLED);
     gpu_join(1);
     gpu_check_machine();
+}
+
+static void owner_dies(enum bxi_gpu_order wanted)
+{
+    owner_dies_beside(survivor, wanted);
 }
 
 Test(gpu_death, of_an_owner_releases_streams_that_wait_for_its_words, .timeout = 60)
@@ -165,15 +170,7 @@ static void survivor_that_cannot_look(void)
 
 Test(gpu_death, of_an_owner_is_survived_while_its_words_cannot_be_read, .timeout = 60)
 {
-    gpu_world(GPU_ANY);
-    order = BXI_GPU_DEVICE_WORDS;
-    gpu_fork(0, dying_owner);
-    gpu_fork(1, survivor_that_cannot_look);
-    gpu_await(HELD, 1);
-    gpu_kill(0);
-    gpu_post(KILLED);
-    gpu_join(1);
-    gpu_check_machine();
+    owner_dies_beside(survivor_that_cannot_look, BXI_GPU_DEVICE_WORDS);
 }
 
 static void survivor_that_cannot_write(void)
@@ -195,15 +192,7 @@ static void survivor_that_cannot_write(void)
 
 Test(gpu_death, of_an_owner_returns_an_error_if_its_words_cannot_be_poisoned, .timeout = 60)
 {
-    gpu_world(GPU_ANY);
-    order = BXI_GPU_HOST_WORDS;
-    gpu_fork(0, dying_owner);
-    gpu_fork(1, survivor_that_cannot_write);
-    gpu_await(HELD, 1);
-    gpu_kill(0);
-    gpu_post(KILLED);
-    gpu_join(1);
-    gpu_check_machine();
+    owner_dies_beside(survivor_that_cannot_write, BXI_GPU_HOST_WORDS);
 }
 
 /* The owner is killed while it waits for the borrower to close; the borrower closes nevertheless. */

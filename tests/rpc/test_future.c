@@ -3,6 +3,8 @@
  * lib/rpc/future.c. Most tests need no worker: any thread may complete a future without a job, as long as no thread
  * waits for it. Tests in which a thread waits have a job of two workers.
  */
+#include "future_fixture.h"
+
 #include "tests/harness/harness.h"
 
 #include "rpc/rpc.h"
@@ -333,20 +335,6 @@ static void *abandon_chain(void *context)
     *(int64_t *)context = bx_future_error(last);
     bx_future_release(last);
     return NULL;
-}
-
-static int64_t on_a_small_stack(void *(*fn)(void *))
-{
-    pthread_attr_t attributes;
-    pthread_t thread;
-    int64_t result = 0;
-
-    pthread_attr_init(&attributes);
-    pthread_attr_setstacksize(&attributes, 128 * 1024);
-    cr_assert_eq(pthread_create(&thread, &attributes, fn, &result), 0);
-    pthread_join(thread, NULL);
-    pthread_attr_destroy(&attributes);
-    return result;
 }
 
 Test(future, completes_a_chain_of_a_million_without_growing_the_stack, .timeout = 20)

@@ -3,6 +3,8 @@
  * bx_future_then_free (lib/rpc/future.c) and bx_future_chain (lib/rpc/gather.c): the context is freed once, whatever
  * happens; a chain ends as its inner future does, and cancels it if it ends before.
  */
+#include "future_fixture.h"
+
 #include "tests/harness/harness.h"
 #include "tests/harness/memory.h"
 
@@ -517,20 +519,6 @@ static void *cancel_loop(void *context)
     bx_future_release(base);
     bx_future_release(result);
     return NULL;
-}
-
-static int64_t on_a_small_stack(void *(*fn)(void *))
-{
-    pthread_attr_t attributes;
-    pthread_t thread;
-    int64_t result = 0;
-
-    pthread_attr_init(&attributes);
-    pthread_attr_setstacksize(&attributes, 128 * 1024);
-    cr_assert_eq(pthread_create(&thread, &attributes, fn, &result), 0);
-    pthread_join(thread, NULL);
-    pthread_attr_destroy(&attributes);
-    return result;
 }
 
 Test(future_chain, of_many_chains_ends_without_growing_the_stack)

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Shared by the tests of futures.
+ */
+#ifndef TESTS_FUTURE_FIXTURE_H
+#define TESTS_FUTURE_FIXTURE_H
+
+#include <criterion/criterion.h>
+#include <pthread.h>
+#include <stdint.h>
+
+/* Runs fn(&result) on a thread whose stack is too small for a recursion over a chain; returns the result. */
+static inline int64_t on_a_small_stack(void *(*fn)(void *))
+{
+    pthread_attr_t attributes;
+    pthread_t thread;
+    int64_t result = 0;
+
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, 128 * 1024);
+    cr_assert_eq(pthread_create(&thread, &attributes, fn, &result), 0);
+    pthread_join(thread, NULL);
+    pthread_attr_destroy(&attributes);
+    return result;
+}
+
+#endif

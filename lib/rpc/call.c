@@ -38,76 +38,6 @@ struct request_plan {           /* a call's arguments, checked */
     uint8_t flags;
 };
 
-/* ---- slots (lock) ------------------------------------------------------------------------------ */
-
-/* Rows of the segment for the slots, for inspectors. Where the segment has no room for more, calls go on without. */
-static void grow_rows(struct bx_job *job, struct bxi_peer *peer)
-{
-    if (!(BXI_STATS & BXI_STATS_TABLES) || bxi_tables_open_calls(&job->segment, peer->rank, peer->slot_count) < 0)
-        return;
-    peer->rows = bxi_tables_calls(&job->segment, peer->rank);
-    peer->row_count = peer->slot_count;
-}
-
-/* About when the call began. Where there is a deadline, this reads no clock. */
-static uint64_t began_ns(uint64_t deadline_ns, uint64_t timeout_ns)
-{
-    return deadline_ns != BX_FOREVER ? deadline_ns - timeout_ns : bxi_coarse_ns();
-}
-
-static void show_call(struct bxi_peer *peer, const struct bxi_call *call, uint64_t id, uint64_t deadline_ns)
-{
-    struct bxi_call_row *row = peer->rows + call->slot;
-    uint64_t since_ns = began_ns(deadline_ns, call->timeout_ns);
-
-    /* Relaxed: published by the store of the id. */
-    bxi_store_relaxed(&row->since, since_ns << 8 | call->function);
-    bxi_store_relaxed(&row->deadline_ns, deadline_ns);
-    bxi_store_relaxed(&row->end_pos, peer->slots[call->slot].end_pos);
-    /* Release, for inspectors in other processes: the words above are of this call. */
-    bxi_store_release(&row->id, id);
-}
-
-static int grow_slots(struct bxi_peer *peer)
-{
-    uint32_t count = peer->slot_count == 0 ? 16 : peer->slot_count * 2;
-
-    if (peer->slot_count >= BXI_CALLS_MAX)
-        return -EAGAIN;
-
-    struct bxi_slot *slots = realloc(peer->slots, count * sizeof *slots);
-
-    if (slots == NULL)
-        return -ENOMEM;
-    for (uint32_t i = peer->slot_count; i < count; i++)
-        slots[i] = (struct bxi_slot){ .next_free = (uint16_t)(i + 1), .generation = 1 };
-    peer->slots = slots;
-    peer->free_slot = (uint16_t)peer->slot_count;
-    peer->slot_count = count;
-    return 0;
-}
-
-static int take_slot(struct bx_job *job, struct bxi_peer *peer, struct bxi_call *call)
-{
-    if (peer->free_slot == peer->slot_count) {
-        int rc = grow_slots(peer);
-
-        if (rc < 0)
-            return rc;
-        grow_rows(job, peer);
-    }
-
-    struct bxi_slot *slot = &peer->slots[peer->free_slot];
-
-    call->slot = peer->free_slot;
-    peer->free_slot = slot->next_free;
-    slot->state = BXI_SLOT_LIVE;
-    slot->call = call;
-    slot->end_pos = BX_FOREVER;
-    peer->in_flight++;
-    return 0;
-}
-
 /* ---- sending ----------------------------------------------------------------------------------- */
 
 /* The references of the arguments; the body with its tail is made later. */
@@ -242,7 +172,7 @@ static int submit_locked(struct bx_job *job, const struct request_plan *plan, st
     head.function = (uint16_t)index;
     put_tails(job, plan, &head, &out);
     if (call == NULL) {
-        head.id = began_ns(plan->deadline_ns, plan->timeout_ns);
+        head.id = bxi_call_began_ns(plan->deadline_ns, plan->timeout_ns);
         rc = bxi_peer_send(job, peer, &out);
         if (rc < 0)
             return rc;
@@ -250,9 +180,8 @@ static int submit_locked(struct bx_job *job, const struct request_plan *plan, st
         bxi_trace_sent(job, peer, &head, plan->traced_ns);
         return 0;
     }
-    if ((rc = take_slot(job, peer, call)) < 0)
+    if ((rc = bxi_slot_take(job, peer, call)) < 0)
         return rc;
-    call->peer = peer;
     call->function = head.function;
     call->timeout_ns = plan->timeout_ns;
     call->sent_ns = plan->rrefs.value ? 0 : plan->sent_ns;     /* histograms are of functions */
@@ -263,12 +192,7 @@ static int submit_locked(struct bx_job *job, const struct request_plan *plan, st
     rc = set_deadline(job, peer, call->slot, call->caller == NULL ? plan->deadline_ns : BX_FOREVER);
     if (rc < 0 || (rc = bxi_peer_send(job, peer, &out)) < 0)
         goto undo;
-    call->id = head.id;
-    job->rpc->calls_open++;
-    bxi_counter_add(job, BXI_C_calls_sent, 1);
-    bxi_trace_sent(job, peer, &head, 0);
-    if (call->slot < peer->row_count)
-        show_call(peer, call, head.id, plan->deadline_ns);
+    bxi_call_sent(job, call, &head);
     return 0;
 
 undo:
@@ -457,41 +381,51 @@ static int no_answer(const struct bxi_call *call, const char *function, int rc)
     return bx_fail(rc, "worker '%s' is shutting down", call->future.job->name);
 }
 
+static void init_call(struct bxi_call *call, struct bx_job *job)
+{
+    bxi_future_init(&call->future, job);
+    call->future.is_call = true;
+    bxi_trace_calls(call);
+}
+
+/* Waits for the answer of a call that was sent. */
+static int await(struct bxi_call *call, const char *function, uint64_t deadline_ns, struct bx_msg **reply)
+{
+    struct bx_job *job = call->future.job;
+    struct bxi_waiter waiter = { .ready = call_ready, .object = &call->future, .deadline_ns = deadline_ns,
+                                 .shown = bxi_future_shown(&call->future), .straight = bxi_straight_reply };
+    int rc = bxi_wait(job->run, &waiter);
+
+    if (rc < 0) {
+        if (bxi_call_give_up(job, call, rc == BX_E_INTERRUPTED ? BX_E_CANCELLED : BX_E_TIMEOUT)) {
+            bxi_trace_waited(call, call->peer, rc);
+            return no_answer(call, function, rc);
+        }
+        while (!bxi_future_is_done(&call->future))
+            sched_yield();
+    }
+    rc = call->future.code;
+    bxi_trace_waited(call, call->peer, rc);
+    if (rc < 0)
+        bx_fail(rc, "%s", bx_future_error_text(&call->future));
+    else if (reply != NULL)
+        *reply = call->future.value;
+    free(call->future.text);
+    return rc;
+}
+
 static int call_and_wait(struct bx_job *job, struct request_plan *plan, struct bx_msg **reply)
 {
     struct bxi_call call = { .wants_value = reply != NULL, .caller = bxi_this_thread() };
     int rc;
 
-    bxi_future_init(&call.future, job);
-    call.future.is_call = true;
-    bxi_trace_calls(&call);
+    init_call(&call, job);
     if ((rc = submit(job, plan, &call)) < 0) {
         bxi_bells_flush(job);
         bxi_trace_waited(&call, plan->peer, rc);
         return rc;
     }
-
-    struct bxi_waiter waiter = { .ready = call_ready, .object = &call.future,
-                                 .deadline_ns = plan->deadline_ns, .shown = bxi_future_shown(&call.future),
-                                 .straight = bxi_straight_reply };
-
-    rc = bxi_wait(job->run, &waiter);
-    if (rc < 0) {
-        if (bxi_call_give_up(job, &call, rc == BX_E_INTERRUPTED ? BX_E_CANCELLED : BX_E_TIMEOUT)) {
-            bxi_trace_waited(&call, plan->peer, rc);
-            return no_answer(&call, plan->function, rc);
-        }
-        while (!bxi_future_is_done(&call.future))
-            sched_yield();
-    }
-    rc = call.future.code;
-    bxi_trace_waited(&call, plan->peer, rc);
-    if (rc < 0)
-        bx_fail(rc, "%s", bx_future_error_text(&call.future));
-    else if (reply != NULL)
-        *reply = call.future.value;
-    free(call.future.text);
-    return rc;
+    return await(&call, plan->function, plan->deadline_ns, reply);
 }
 
 /* A call on an object goes to the object's owner. */
@@ -524,9 +458,33 @@ int bxi_rpc_sync(struct bx_job *job, const char *to, const struct bxi_aim *at, c
     return call_and_wait(job, &request, reply);
 }
 
+/* It needs no lease, names no references and carries no kinds, so its frame depends on nothing but itself. */
+static inline bool is_plain(const struct bx_msg *args)
+{
+    return !bxi_needs_lease(args, 0) && bx_msg_rrefs(args) == 0 && bx_msg_error(args) == 0 && !bxi_has_kinds(args);
+}
+
+/* True if bxi_straight_call may try this call. What is wrong with one, the general way says. */
+static inline bool may_go_straight(const struct bx_job *job, const char *to, const char *function,
+                                   const struct bx_msg *args)
+{
+    /* Relaxed: bxi_straight_call looks again, under the lock. */
+    return job != NULL && to != NULL && function != NULL && !bxi_job_is_forked(job) &&
+           bxi_load_relaxed(&job->phase) == BXI_STARTED && !bxi_trace_is_on(job) && bxi_nested_in() == NULL &&
+           is_plain(args);
+}
+
 int bx_rpc_sync(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
                 const struct bx_call_options *options, struct bx_msg **reply)
 {
+    if (options == NULL && bxi_may_wait() && may_go_straight(job, to, function, args)) {
+        struct bxi_call call = { .wants_value = reply != NULL, .caller = bxi_this_thread() };
+        uint64_t deadline_ns;
+
+        init_call(&call, job);
+        if ((deadline_ns = bxi_straight_call(&call, to, function, args)) != 0)
+            return bxi_out(await(&call, function, deadline_ns, reply));
+    }
     return bxi_out(bxi_rpc_sync(job, to, NULL, function, args, options, reply));
 }
 
@@ -549,10 +507,7 @@ static struct bxi_call *make_call(struct bx_job *job)
         return NULL;
     }
     *call = (struct bxi_call){ .wants_value = true };
-    bxi_future_init(&call->future, job);
-    call->future.is_call = true;
-    bxi_store_relaxed(&call->future.refs, 2);   /* the program's, and the engine's until it is done */
-    bxi_trace_calls(call);
+    init_call(call, job);
     return call;
 }
 
@@ -586,6 +541,17 @@ int bxi_rpc_async(struct bx_job *job, const char *to, const struct bxi_aim *at, 
 int bx_rpc_async(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
                  const struct bx_call_options *options, struct bx_future **future)
 {
+    if (options == NULL && future != NULL && may_go_straight(job, to, function, args)) {
+        struct bxi_call *call = make_call(job);
+
+        if (call == NULL)
+            return bxi_out(-ENOMEM);
+        if (bxi_straight_call(call, to, function, args) != 0) {
+            *future = &call->future;
+            return bxi_out(0);
+        }
+        free(call);
+    }
     return bxi_out(bxi_rpc_async(job, to, NULL, function, args, options, future));
 }
 
@@ -613,12 +579,6 @@ struct group {
 static const struct bx_msg *args_of(const struct group *group, size_t i)
 {
     return group->args != NULL ? group->args[i] : NULL;
-}
-
-/* It needs no lease, names no references and carries no kinds, so its frame depends on nothing but itself. */
-static bool is_plain(const struct bx_msg *args)
-{
-    return !bxi_needs_lease(args, 0) && bx_msg_rrefs(args) == 0 && bx_msg_error(args) == 0 && !bxi_has_kinds(args);
 }
 
 /* Submits the first `made` calls, until one fails; how many. Lock. */

@@ -17,51 +17,15 @@ const char *bxi_this_thread(void)
     return &this_thread;
 }
 
-/* ---- slots (lock) ------------------------------------------------------------------------------- */
-
-void bxi_slot_free(struct bxi_peer *peer, uint16_t index)
-{
-    struct bxi_slot *slot = &peer->slots[index];
-
-    if (index < peer->row_count)
-        bxi_store_relaxed(&peer->rows[index].id, 0);    /* relaxed: for inspectors */
-    slot->state = BXI_SLOT_FREE;
-    slot->call = NULL;
-    slot->generation = (slot->generation + 1) & (UINT64_MAX >> 16);
-    slot->next_free = peer->free_slot;
-    peer->free_slot = index;
-    peer->in_flight--;
-}
-
-struct bxi_call *bxi_call_take(struct bx_job *job, struct bxi_peer *peer, uint16_t index, bool keep)
-{
-    struct bxi_call *call = peer->slots[index].call;
-
-    job->rpc->calls_open--;
-    if (keep) {
-        peer->slots[index].state = BXI_SLOT_ZOMBIE;
-        peer->slots[index].call = NULL;
-        if (index < peer->row_count)    /* relaxed: for inspectors */
-            bxi_store_relaxed(&peer->rows[index].id, bxi_load_relaxed(&peer->rows[index].id) | BXI_CALL_GIVEN_UP);
-    } else {
-        bxi_slot_free(peer, index);
-    }
-    return call;
-}
-
 void bxi_call_complete(struct bxi_call *call, int code, char *text, struct bx_msg *value)
 {
     struct bx_job *job = call->future.job;
-    bool on_stack = call->caller != NULL;       /* which may be gone after the completion */
 
     bxi_trace_done(call, code);
-    if (call->caller == &this_thread) {
+    if (call->caller == &this_thread)
         bxi_future_complete_own(&call->future, code, text, value);
-    } else {
+    else
         bxi_future_complete_call(&call->future, code, text, value);
-        if (!on_stack)
-            bxi_future_release(&call->future);
-    }
     bxi_quiet_changed(job);
 }
 

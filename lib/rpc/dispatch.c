@@ -205,26 +205,27 @@ static int wait_for_device(struct bx_job *job, struct bxi_peer *peer, const stru
     return rc == -EAGAIN && peer->draining ? 0 : rc;        /* the memory of a dead peer is not waited for */
 }
 
-bool bxi_frame_read(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, uint32_t payload_bytes)
+void bxi_frames_note(struct bx_job *job, struct bxi_peer *peer, uint64_t frames, uint64_t payload_bytes)
 {
     struct bxi_pair_counters *counters = &bxi_tables(job->control)->pair_counters[peer->rank];
-    bool published = bxi_ring_advance(&peer->in, payload_bytes);
 
-    (void)role;
     /* [peer.consumed] release, pairs with the acquire in put (peer.c): the bytes have been copied. */
     bxi_store_release(&peer->consumed, peer->in.read_pos);
     if (BXI_STATS & BXI_STATS_COUNTERS) {
-        bxi_count(&counters->frames_received, 1);
+        bxi_count(&counters->frames_received, frames);
         bxi_count(&counters->bytes_received, payload_bytes);
         /* Relaxed: a counter for inspectors. */
         bxi_store_relaxed(&counters->read_pos, peer->in.read_pos);
     }
-    return published;
 }
 
 void bxi_frame_taken(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, uint32_t payload_bytes)
 {
-    if (bxi_frame_read(role, job, peer, payload_bytes))
+    bool published = bxi_ring_advance(&peer->in, payload_bytes);
+
+    (void)role;
+    bxi_frames_note(job, peer, 1, payload_bytes);
+    if (published)
         bxi_wanted_look(job);
 }
 

@@ -8,7 +8,9 @@
  * a callback does not nest, and a chain of a million `then` needs no stack. No lock is held while callbacks run.
  *
  * A call's future is completed by the thread that took the call out of its slot (call_end.c), and by no other: the
- * program cannot set it. Every other one is in a list of its job until it is done, so that bx_job_destroy can fail it;
+ * program cannot set it. All references to it are the program's; each of its callbacks has one while it waits. The
+ * engine needs none: whoever releases the last one before the reply leaves BXI_UNWANTED for the completer, who frees
+ * it. Every other one is in a list of its job until it is done, so that bx_job_destroy can fail it;
  * otherwise it would name a job that is gone.
  */
 #include "future.h"
@@ -136,6 +138,12 @@ void bxi_future_fini(struct bx_future *future)
     free(future->text);
 }
 
+static void destroy(struct bx_future *future)
+{
+    bxi_future_fini(future);
+    free(future);
+}
+
 /* True if it was the last. A call's future is in no list, so nobody can take a reference to it who has none: with one
  * left, it needs no locked instruction. */
 static bool drop_reference(struct bx_future *future)
@@ -160,6 +168,14 @@ void bxi_future_release(struct bx_future *future)
         return;
     if (may_touch(future) < 0)
         return;                     /* callbacks and memory are the parent's */
+    if (future->is_call) {
+        struct bxi_callback *none = NULL;
+
+        /* [future.done] pairs with the exchange in set_done: one of the two threads sees the other, and destroys it. */
+        if (bxi_future_is_done(future) || !bxi_cas(&future->callbacks, &none, BXI_UNWANTED))
+            destroy(future);
+        return;
+    }
     if (!bxi_future_is_done(future)) {
         /* The last reference is gone: complete with BX_E_ABANDONED, keep one until the callbacks have run. */
         bxi_store_relaxed(&future->refs, 1);
@@ -169,10 +185,9 @@ void bxi_future_release(struct bx_future *future)
     }
     if (gather != NULL && bxi_gather_lends_value(gather))
         future->value = NULL;
-    bxi_future_fini(future);
+    destroy(future);
     if (gather != NULL)
         bxi_gather_release(gather);
-    free(future);
 }
 
 void bx_future_release(struct bx_future *future)
@@ -223,7 +238,8 @@ static void run_callbacks(struct bx_future *future, struct bxi_callback *list)
 
         list = callback->next;
         callback->next = NULL;
-        callback->owner = bx_future_acquire(future);
+        if (!future->is_call)           /* else it has had one since it was added */
+            callback->owner = bx_future_acquire(future);
         if (queue_head == NULL)
             queue_head = callback;
         else
@@ -254,7 +270,11 @@ void bxi_future_complete_call(struct bx_future *future, int code, char *text, st
     struct bxi_callback *stack;
 
     set_result(future, code, text, value);
-    stack = set_done(future);       /* one on a caller's stack is gone from here on, and had no callbacks */
+    stack = set_done(future);       /* without callbacks it may be gone from here on */
+    if (stack == BXI_UNWANTED) {
+        destroy(future);
+        return;
+    }
     if (stack != NULL) {
         bxi_less_eager(job->run);
         run_callbacks(future, in_order(stack));
@@ -428,6 +448,8 @@ void bxi_callback_add(struct bx_future *future, struct bxi_callback *callback)
     struct bx_job *job = future->job;
     bool first = future->is_call && head == NULL;
 
+    if (future->is_call)
+        callback->owner = bx_future_acquire(future);
     if (first)
         bxi_more_eager(job->run);
     do {
@@ -499,6 +521,8 @@ bool bxi_callback_remove(struct bx_future *future, struct bxi_callback *callback
         bxi_less_eager(future->job->run);
     if (kept != NULL)
         run_callbacks(future, in_order(kept));
+    if (found && future->is_call)
+        bxi_future_release(future);         /* the callback's; the caller has another */
     return found;
 }
 

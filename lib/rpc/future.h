@@ -19,7 +19,8 @@ struct bxi_callback {
     };
     void *context;
     bx_free_fn free_context;    /* of then; or NULL */
-    struct bx_future *owner;    /* while it is in a thread's queue: its future; one reference */
+    struct bx_future *owner;    /* its future, one reference: of a call from the start, else while it is in a thread's
+                                 * queue */
     struct bx_future *child;    /* of then; one reference */
     struct bxi_waiting *made_for;   /* the request for which it was added, one reference; or NULL */
     bool sees_errors;

@@ -292,7 +292,7 @@ static int put(struct bx_job *job, struct bxi_peer *peer, const struct bxi_out *
 {
     int rc;
 
-    /* [peer.consumed] acquire, pairs with the release in bxi_frame_read: this credit says that the bytes
+    /* [peer.consumed] acquire, pairs with the release in bxi_frames_note: this credit says that the bytes
      * before it have been copied out. */
     out->head->consumed = bxi_load_acquire(&peer->consumed);
     rc = bxi_ring_put(&peer->out, out->head, out->body, out->body_bytes);

@@ -104,10 +104,11 @@ static inline bool bxi_needs_lease(const struct bx_msg *msg, size_t tail_bytes)
 
 struct bxi_callback;
 #define BXI_DONE ((struct bxi_callback *)1)
+#define BXI_UNWANTED ((struct bxi_callback *)2)     /* of a call: the program has released it before its reply */
 
 struct bx_future {
     bxi_a32 refs;
-    _Atomic(struct bxi_callback *) callbacks;   /* a stack; BXI_DONE once it is done */
+    _Atomic(struct bxi_callback *) callbacks;   /* a stack; BXI_DONE once it is done; BXI_UNWANTED */
     struct bx_job *job;
     struct bx_msg *value;
     char *text;                                 /* of the error; NULL: bx_strerror(code) */
@@ -331,7 +332,7 @@ struct bxi_call {
     struct bx_future future;    /* first */
     struct bxi_peer *peer;
     const char *caller;         /* of a synchronous one, on its caller's stack: bxi_this_thread() there. NULL: it is
-                                 * malloc'ed, with one reference of the engine's */
+                                 * malloc'ed */
     uint64_t timeout_ns;
     uint64_t sent_ns;           /* when the program called; 0: it is not measured */
     uint64_t traced_ns;         /* the same, if it is traced */
@@ -380,6 +381,18 @@ int bxi_rpc_async(struct bx_job *job, const char *to, const struct bxi_aim *at, 
 int bxi_rpc_oneway(struct bx_job *job, const char *to, const struct bxi_aim *at, const char *function,
                    const struct bx_msg *args, const struct bx_call_options *options);
 
+/* ---- slot.c (lock) ------------------------------------------------------------------------------- */
+
+/* Puts the call into a slot. 0; -EAGAIN: as many as may be are in flight; -ENOMEM. */
+int bxi_slot_take(struct bx_job *job, struct bxi_peer *peer, struct bxi_call *call);
+void bxi_slot_free(struct bxi_peer *peer, uint16_t index);
+/* Takes a live call out of its slot. keep: its reply is still to come, so the slot becomes a zombie. */
+struct bxi_call *bxi_call_take(struct bx_job *job, struct bxi_peer *peer, uint16_t index, bool keep);
+/* The request with this head is in the ring, or queued. */
+void bxi_call_sent(struct bx_job *job, struct bxi_call *call, const struct bxi_frame *head);
+/* About when a call began. Where there is a deadline, this reads no clock. */
+uint64_t bxi_call_began_ns(uint64_t deadline_ns, uint64_t timeout_ns);
+
 /* ---- call_end.c ---------------------------------------------------------------------------------- */
 
 /* 0, BX_E_CORRUPT. body lies in the peer's ring. Role. */
@@ -390,8 +403,6 @@ static inline bool bxi_call_is_open(const struct bxi_call *call)
 {
     return call->slot < call->peer->slot_count && call->peer->slots[call->slot].call == call;
 }
-/* Takes a live call out of its slot. keep: its reply is still to come, so the slot becomes a zombie. Lock. */
-struct bxi_call *bxi_call_take(struct bx_job *job, struct bxi_peer *peer, uint16_t index, bool keep);
 /* The same for one that ends before its reply, with BX_E_TIMEOUT or BX_E_CANCELLED: tells its callee. Lock. */
 struct bxi_call *bxi_call_drop(struct bx_job *job, struct bxi_peer *peer, uint16_t index, int code);
 /* Completes a call, by the thread that took it out of its slot; takes text and value. Without the lock. */
@@ -401,7 +412,6 @@ void bxi_call_complete(struct bxi_call *call, int code, char *text, struct bx_ms
 void bxi_calls_fail(struct bx_job *job, struct bxi_peer *peer, int code, uint64_t through_pos);
 char *bxi_peer_text(const struct bx_job *job, const struct bxi_peer *peer, int code);  /* malloc'ed */
 void bxi_calls_expire(struct bx_job *job);      /* completes what timers took out of slots; without the lock */
-void bxi_slot_free(struct bxi_peer *peer, uint16_t index);                      /* lock */
 void bxi_calls_due(void *context, struct bxi_timer *timer);                /* a peer's timer fires; lock */
 const char *bxi_this_thread(void);          /* an address that stands for this thread */
 /* Ends the call of this future, which is a call's: tells the callee, completes it; takes text (malloc'ed). False if it
@@ -581,8 +591,11 @@ int bxi_handler_run(struct bx_request *request, size_t body_bytes);
 /* An inline handler has returned code, or is to have: answers with rpc->reply, which it leaves fit for the next. */
 void bxi_handler_answer(struct bx_request *request, int code);
 
-/* ---- straight.c (role) --------------------------------------------------------------------------- */
+/* ---- straight.c (role, but for calls) ------------------------------------------------------------- */
 
+/* Sends a call without options, whose arguments are nothing but bytes. Its deadline; 0: something is unusual, and
+ * nothing was done. */
+uint64_t bxi_straight_call(struct bxi_call *call, const char *to, const char *function, const struct bx_msg *args);
 struct bxi_body {
     const void *data;           /* in the peer's ring */
     size_t bytes;
@@ -602,9 +615,9 @@ bool bxi_straight_reply(struct bxi_waiter *waiter, const struct bxi_role *role);
 int bxi_dispatch(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, const void *payload,
                  uint32_t payload_bytes);
 
-/* The frame has been copied out of the ring. read: true if credit was published, and bxi_wanted_look is due; taken
- * calls it, without the lock. */
-bool bxi_frame_read(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, uint32_t payload_bytes);
+/* Frames have been copied out of the ring, which has advanced. */
+void bxi_frames_note(struct bx_job *job, struct bxi_peer *peer, uint64_t frames, uint64_t payload_bytes);
+/* The frame has been copied out of the ring. Without the lock. */
 void bxi_frame_taken(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, uint32_t payload_bytes);
 
 /* ---- watch.c: what happens to peers (role) ------------------------------------------------------- */

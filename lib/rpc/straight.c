@@ -1,15 +1,18 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The straight way of plain frames: requests that are nothing but bytes to an inline handler, and replies that are
- * nothing but bytes. Most frames are plain, and an empty call consists of little else than their way. Role.
+ * The straight way of plain frames: calls with nothing but bytes, requests that are nothing but bytes to an inline
+ * handler, and replies that are nothing but bytes. Most frames are plain, and an empty call consists of little else
+ * than their way. Role, but for calls.
  *
  * A frame is plain by what is checked here; those of calls that are measured (observe/hist.c) are not, and with
  * BX_CHECKED no request is, because its answer carries the kinds of its values. One that is not
- * goes the general way (dispatch.c, handler.c, answer.c, call_end.c), which has the same effects in more steps; so does
+ * goes the general way (call.c, dispatch.c, handler.c, answer.c, call_end.c), which has the same effects in more
+ * steps; so does
  * the answer of a handler that failed, or that lends.
  * Everything is checked before anything is changed: what returns false has done nothing that the general way would not
  * do again.
  *
+ *     call        goes into its callee's ring under the one lock that is taken
  *     request     runs its handler, and its answer goes into the ring under the one lock that is taken
  *     replies     to async calls: what lies in the ring is taken out of its slots under one lock, then completed
  *     reply       to a synchronous call: its caller polls the ring, in place of passes and spins
@@ -17,6 +20,63 @@
 #include "mark.h"
 
 #include <string.h>
+
+/* ---- calls ------------------------------------------------------------------------------------------- */
+
+/* Puts it into the ring, unless anything is unusual about the peer. Lock. */
+static bool send_call(struct bx_job *job, struct bxi_peer *peer, const char *function, struct bxi_out *out,
+                      struct bxi_call *call)
+{
+    struct bxi_frame *head = out->head;
+    struct bxi_slot *slot;
+    int index;
+
+    /* Relaxed, all: truncated is set by the handler of SIGBUS; the others are written under the lock. */
+    if (bxi_load_relaxed(&job->phase) != BXI_STARTED || bxi_load_relaxed(&job->segment.truncated) != 0 ||
+        bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE || !bxi_load_relaxed(&peer->out_open) ||
+        peer->free_slot == peer->slot_count || (index = bxi_function_find(job, peer, function)) < 0 ||
+        bxi_load_relaxed(&peer->view.truncated) != 0)
+        return false;
+    /* Nobody waits for an async call's deadline but the peer's timer. */
+    if (call->caller == NULL && head->deadline_ns != BX_FOREVER &&
+        (peer->timer.heap_index == 0 || peer->timer.at_ns > head->deadline_ns))
+        return false;
+    bxi_slot_take(job, peer, call);         /* it has a free one */
+    slot = &peer->slots[call->slot];
+    slot->deadline_ns = call->caller == NULL ? head->deadline_ns : BX_FOREVER;
+    call->function = head->function = (uint16_t)index;
+    head->id = slot->generation << 16 | call->slot;
+    out->slot = call->slot;
+    if (!bxi_peer_send_plain(job, peer, out)) {
+        bxi_slot_free(peer, call->slot);
+        return false;
+    }
+    bxi_call_sent(job, call, head);
+    return true;
+}
+
+uint64_t bxi_straight_call(struct bxi_call *call, const char *to, const char *function, const struct bx_msg *args)
+{
+    struct bx_job *job = call->future.job;
+    uint64_t timeout_ns = job->options.call_timeout_ns;
+    struct bxi_peer *peer = bxi_peer_find(job, to);
+    struct bxi_frame head = { .kind = BXI_REQUEST };
+    struct bxi_out out = { .head = &head, .body = bx_msg_data(args), .body_bytes = bx_msg_bytes(args), .lease = -1 };
+    bool sent;
+
+    if (peer == NULL)
+        return 0;
+    head.deadline_ns = timeout_ns == BX_FOREVER ? BX_FOREVER : bxi_deadline_ns(timeout_ns);
+    call->timeout_ns = timeout_ns;
+    if ((call->sent_ns = bxi_hist_begin(job)) != 0)
+        head.flags |= BXI_FLAG_TIMED;
+    bxi_lock(&job->run->lock);
+    sent = send_call(job, peer, function, &out, call);
+    if (sent && call->caller == NULL && !bxi_is_driving(job->run))      /* as in submit_once (call.c) */
+        bxi_bell_now(job, peer);
+    bxi_unlock(&job->run->lock);
+    return sent ? head.deadline_ns : 0;
+}
 
 /* ---- requests ---------------------------------------------------------------------------------------- */
 
@@ -113,59 +173,96 @@ static bool is_plain(const struct bxi_frame *head)
     return head->kind == BXI_REPLY && head->flags == 0 && head->code == 0;
 }
 
-/* The async call of the next frame, with its value, taken out of its slot. NULL: that is no plain reply. Lock. */
-static struct bxi_call *next_call(struct bx_job *job, struct bxi_peer *peer, uint32_t *payload_bytes)
+/* A few moves of 16 bytes: gcc makes a loop of words of a memcpy that it knows to be short. */
+static inline void copy_small(unsigned char *to, const unsigned char *from, size_t bytes)
+{
+    size_t at = 0;
+
+    if (bytes < 16) {
+        memcpy(to, from, bytes & 15);
+        return;
+    }
+    for (; at + 16 < bytes; at += 16)
+        memcpy(to + at, from + at, 16);
+    memcpy(to + bytes - 16, from + bytes - 16, 16);
+}
+
+/* Replies that are read under one lock. */
+struct replies {
+    struct bxi_call *calls[REPLIES_MAX];
+    int count;
+    uint64_t bytes;                 /* of their frames */
+    uint64_t consumed;              /* as the last one said */
+    bool published;                 /* as bxi_ring_advance */
+};
+
+/* Takes the async call of the next frame, with its value, out of its slot. False: that is no plain reply. Lock. */
+static bool next_call(struct bx_job *job, struct bxi_peer *peer, struct replies *replies)
 {
     const void *payload;
+    uint32_t payload_bytes;
     struct bxi_frame head;
     struct bxi_slot *slot;
     struct bx_msg *value;
     uint16_t index;
 
-    if (bxi_ring_peek(&peer->in, &payload, payload_bytes) != 1 || *payload_bytes < sizeof head ||
-        *payload_bytes > sizeof head + BXI_SMALL_BYTES)
-        return NULL;
+    if (bxi_ring_peek(&peer->in, &payload, &payload_bytes) != 1 || payload_bytes < sizeof head ||
+        payload_bytes > sizeof head + BXI_SMALL_BYTES)
+        return false;
     memcpy(&head, payload, sizeof head);
     index = (uint16_t)(head.id & 0xffff);
     if (!is_plain(&head) || index >= peer->slot_count)
-        return NULL;
+        return false;
     slot = &peer->slots[index];
     if (slot->state != BXI_SLOT_LIVE ||
         slot->generation != head.id >> 16 || slot->call->caller != NULL || peer->in_flight == BXI_CALLS_MAX)
-        return NULL;
+        return false;
     value = bxi_msg_init(bxi_call_small(slot->call), BXI_SMALL_BYTES);
-    value->bytes = *payload_bytes - sizeof head;
-    memcpy(value->data, (const unsigned char *)payload + sizeof head, value->bytes);
-    if (bxi_truncated(peer) || bxi_peer_consumed(job, peer, head.consumed) < 0)
-        return NULL;
+    value->bytes = payload_bytes - sizeof head;
+    copy_small(value->data, (const unsigned char *)payload + sizeof head, value->bytes);
+    if (bxi_truncated(peer))
+        return false;
+    replies->calls[replies->count++] = bxi_call_take(job, peer, index, false);
+    replies->bytes += payload_bytes;
+    replies->consumed = head.consumed;
+    replies->published |= bxi_ring_advance(&peer->in, payload_bytes);
+    return true;
+}
 
-    bxi_counter_add(job, BXI_C_calls_completed, 1);
-    return bxi_call_take(job, peer, index, false);
+/* What holds for all of them. Lock. */
+static void note_replies(struct bx_job *job, struct bxi_peer *peer, const struct replies *replies)
+{
+    bxi_frames_note(job, peer, (uint64_t)replies->count, replies->bytes);
+    bxi_counter_add(job, BXI_C_calls_completed, (uint64_t)replies->count);
+    if (bxi_peer_consumed(job, peer, replies->consumed) < 0)
+        bxi_peer_suspect(job, peer, "it claims to have read what was never sent");
 }
 
 int bxi_straight_replies(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, int most)
 {
-    struct bxi_call *calls[REPLIES_MAX];
-    uint32_t payload_bytes;
-    bool published = false;
-    int count = 0;
+    struct replies replies;
 
+    (void)role;
     if (peer->lend->held != NULL || bxi_trace_is_on(job))
         return 0;
+    replies.count = 0;              /* the calls are not set: they are many */
+    replies.bytes = replies.consumed = 0;
+    replies.published = false;
     bxi_lock(&job->run->lock);
-    while (count < most && count < REPLIES_MAX && (calls[count] = next_call(job, peer, &payload_bytes)) != NULL) {
-        published |= bxi_frame_read(role, job, peer, payload_bytes);
-        /* Callbacks run behind the last: a call that they find not done can still be cancelled, and counts as open.
-         * Relaxed: one that is added meanwhile runs all the same. */
-        if (bxi_load_relaxed(&calls[count++]->future.callbacks) != NULL)
+    /* Callbacks run behind the last: a call that they find not done can still be cancelled, and counts as open.
+     * Relaxed: one that is added meanwhile runs all the same. */
+    while (replies.count < most && replies.count < REPLIES_MAX && next_call(job, peer, &replies))
+        if (bxi_load_relaxed(&replies.calls[replies.count - 1]->future.callbacks) != NULL)
             break;
-    }
+    if (replies.count > 0)
+        note_replies(job, peer, &replies);
     bxi_unlock(&job->run->lock);
-    if (published)
+    if (replies.published)
         bxi_wanted_look(job);
-    for (int i = 0; i < count; i++)
-        bxi_call_complete(calls[i], 0, NULL, calls[i]->wants_value ? bxi_call_small(calls[i]) : NULL);
-    return count;
+    for (int i = 0; i < replies.count; i++)
+        bxi_call_complete(replies.calls[i], 0, NULL,
+                          replies.calls[i]->wants_value ? bxi_call_small(replies.calls[i]) : NULL);
+    return replies.count;
 }
 
 /* True once a frame lies in the ring of the call's peer; false: nothing came, or something else did. */

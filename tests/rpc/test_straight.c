@@ -11,6 +11,7 @@
 
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <malloc.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -278,4 +279,73 @@ Test(straight, calls_end_once_when_the_job_ends, .timeout = 60)
         harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { end_while_calling } });
         harness_reset();
     }
+}
+
+/* A deadline that is the first to come, and one before that of another call: the peer's timer must be set for both. */
+static void time_out(struct bx_job *job)
+{
+    struct bx_future *patient, *future;
+
+    for (int i = 0; i < 3; i++) {
+        HARNESS_EQ(bx_rpc_async(job, "worker1", "never", NULL, NULL, &future), 0);
+        HARNESS_EQ(bx_future_wait(future, 10000 * HARNESS_MS), BX_E_TIMEOUT);
+        HARNESS_EQ(bx_future_error(future), BX_E_TIMEOUT);
+        bx_future_release(future);
+    }
+    patient = harness_start(job, "worker1", "never", NULL, 20000 * HARNESS_MS);
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "never", NULL, NULL, &future), 0);
+    HARNESS_EQ(bx_future_wait(future, 10000 * HARNESS_MS), BX_E_TIMEOUT);
+    HARNESS_EQ(bx_future_error(future), BX_E_TIMEOUT);
+    HARNESS_CHECK(!bx_future_done(patient));
+    HARNESS_EQ(bx_future_cancel(patient), 0);
+    bx_future_release(future);
+    bx_future_release(patient);
+}
+
+static int setup_never(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register_async(job, "never", harness_never, NULL), 0);
+    return setup(job);
+}
+
+Test(straight, async_calls_end_at_their_deadlines, .timeout = 60)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_never, .body = { time_out },
+                                         .options = { .call_timeout_ns = 20 * HARNESS_MS } });
+}
+
+/* Nobody has a reference when the reply comes: it frees the call. Callbacks run all the same. */
+static void count_done(struct bx_future *future, void *context)
+{
+    HARNESS_EQ(bx_future_error(future), 0);
+    HARNESS_EQ(bx_msg_bytes(bx_future_value(future)), size_of(100));
+    bxi_add((bxi_a32 *)context, 1);
+}
+
+static void release_early(struct bx_job *job)
+{
+    static bxi_a32 done;
+    struct bx_msg *args = args_of(100);
+    struct bx_future *future;
+    size_t before = 0;
+
+    for (int i = 0; i < 40000; i++) {
+        if (i == 20000)
+            before = mallinfo2().uordblks;
+        HARNESS_EQ(bx_rpc_async(job, "worker1", "echo", args, NULL, &future), 0);
+        if (i % 4 == 0)
+            HARNESS_EQ(bx_future_on_done(future, count_done, &done), 0);
+        bx_future_release(future);
+        if (i % 20000 == 19999)         /* behind the replies of all */
+            HARNESS_EQ(bx_rpc_sync(job, "worker1", "nothing", NULL, NULL, NULL), 0);
+    }
+    HARNESS_EQ(bxi_load_relaxed(&done), 10000);
+    HARNESS_EQ(job->rpc->calls_open, 0);
+    HARNESS_CHECK(mallinfo2().uordblks < before + 1000000);
+    bx_msg_destroy(args);
+}
+
+Test(straight, calls_that_are_released_early_leave_nothing, .timeout = 60)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { release_early } });
 }

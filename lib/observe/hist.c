@@ -58,6 +58,11 @@ uint64_t bxi_hist_begin(const struct bx_job *job)
     return bxi_now_ns();
 }
 
+void bxi_hist_again(void)
+{
+    countdown = 1;
+}
+
 uint16_t bxi_span_pack(uint64_t ns)
 {
     uint32_t shift = 0;

@@ -349,3 +349,85 @@ Test(straight, calls_that_are_released_early_leave_nothing, .timeout = 60)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { release_early } });
 }
+
+/* A handler's calls have the deadline of its request, however many it has made before. */
+static int tell_deadline(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)args, (void)context;
+    return bx_msg_put_u64(reply, bx_request_deadline_ns(request));
+}
+
+static uint64_t deadline_in(const struct bx_msg *value)
+{
+    struct bx_reader reader = bx_msg_reader(value);
+
+    return bx_read_u64(&reader);
+}
+
+static int ask_deadlines(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bx_job *job = bx_request_job(request);
+
+    (void)args, (void)reply, (void)context;
+    for (int i = 0; i < 5; i++) {
+        struct bx_future *future;
+        struct bx_msg *answer = NULL;
+
+        HARNESS_EQ(bx_rpc_sync(job, "worker0", "deadline", NULL, NULL, &answer), 0);
+        HARNESS_EQ(deadline_in(answer), bx_request_deadline_ns(request));
+        bx_msg_destroy(answer);
+        HARNESS_EQ(bx_rpc_async(job, "worker0", "deadline", NULL, NULL, &future), 0);
+        HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
+        HARNESS_EQ(deadline_in(bx_future_value(future)), bx_request_deadline_ns(request));
+        bx_future_release(future);
+    }
+    return 0;
+}
+
+static int setup_deadlines(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "deadline", BX_INLINE, tell_deadline, NULL), 0);
+    return bx_register(job, "ask", BX_BLOCKING, ask_deadlines, NULL);
+}
+
+static void call_with_a_deadline(struct bx_job *job)
+{
+    const struct bx_call_options options = { .timeout_ns = 30000 * HARNESS_MS };
+
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "ask", NULL, &options, NULL), 0);
+}
+
+Test(straight, calls_of_a_handler_have_the_deadline_of_its_request, .timeout = 30)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_deadlines, .body = { call_with_a_deadline } });
+}
+
+/* The callee sleeps, and the caller does not wait for its call: it is run all the same. */
+static int come(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)args, (void)reply, (void)context;
+    harness_post(0);
+    return 0;
+}
+
+static int setup_come(struct bx_job *job)
+{
+    return bx_register(job, "come", BX_INLINE, come, NULL);
+}
+
+static void call_sleepers(struct bx_job *job)
+{
+    for (int i = 1; i <= 5; i++) {
+        struct bx_future *future;
+
+        usleep(20000);
+        HARNESS_EQ(bx_rpc_async(job, "worker1", "come", NULL, NULL, &future), 0);
+        harness_await(0, (uint32_t)i);
+        bx_future_release(future);
+    }
+}
+
+Test(straight, an_async_call_wakes_its_callee, .timeout = 30)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_come, .body = { call_sleepers } });
+}

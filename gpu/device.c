@@ -144,6 +144,7 @@ int bxi_gpu_open(const struct bxi_gpu_options *options, struct bxi_gpu **out)
         goto free_gpu;
     pthread_mutex_init(&gpu->opening, NULL);
     pthread_mutex_init(&gpu->lock, NULL);
+    pthread_cond_init(&gpu->grown, NULL);
     publish_head(gpu);
     *out = gpu;
     return 0;
@@ -203,6 +204,7 @@ void bxi_gpu_close(struct bxi_gpu *gpu)
         gpu->peers = peer->next;
         free(peer);
     }
+    pthread_cond_destroy(&gpu->grown);
     pthread_mutex_destroy(&gpu->lock);
     pthread_mutex_destroy(&gpu->opening);
     bxi_gpu_unload(&gpu->cu);
@@ -268,7 +270,8 @@ static void publish(struct bxi_gpu_device *device)
     bxi_gpu_reach_withdraw(gpu);
 }
 
-/* With the context current: checks that the device can export memory, and probes its order. */
+/* With the context current: makes what later calls must not wait for the device to make (the side stream, the staging
+ * buffers), checks that the device can export memory, and probes its order. */
 static int prepare(struct bxi_gpu_device *device)
 {
     struct bxi_gpu *gpu = device->gpu;
@@ -277,6 +280,9 @@ static int prepare(struct bxi_gpu_device *device)
 
     if (result != CUDA_SUCCESS)
         return bxi_gpu_cuda_fail(&gpu->cu, result, "a stream of device %d", device->ordinal);
+    rc = bxi_gpu_stage_init(device);
+    if (rc < 0)
+        return rc;
     pthread_mutex_lock(&gpu->lock);
     rc = bxi_gpu_slab_make(device, gpu->slab_bytes);
     pthread_mutex_unlock(&gpu->lock);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Foreign memory: allocations made by other libraries with cuMemAlloc or cudaMalloc, as blocks that can be lent. The
- * caller's thread, under the lock.
+ * caller's thread. The driver is asked, and the memory exported, without the lock.
  *
  * Such an allocation is a slab that holds only blocks of that allocation. It retires with the last of them, and where
  * another slab would be freed, freed(context) is called for each block.
@@ -16,6 +16,8 @@ struct foreign {
     size_t bytes;
     uint64_t buffer_id;
     struct bxi_gpu_device *device;
+    bool is_exported;                   /* handle is set */
+    struct CUipcMemHandle_st handle;
 };
 
 /* An attribute of a pointer; -1: the driver does not know it. Boolean attributes fill one byte of value only. */
@@ -46,7 +48,7 @@ static int check_exportable(struct bxi_gpu *gpu, uint64_t address)
     return 0;
 }
 
-/* Under the lock, the context of some device current. */
+/* Without the lock, the context of some device current. */
 static int find_allocation(struct bxi_gpu *gpu, uint64_t address, uint64_t bytes, struct foreign *foreign)
 {
     unsigned long long id = 0;
@@ -67,21 +69,34 @@ static int find_allocation(struct bxi_gpu *gpu, uint64_t address, uint64_t bytes
 
     int ordinal = attribute_of(&gpu->cu, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address);
 
-    for (uint32_t i = 0; i < gpu->device_count; i++) {
-        if (gpu->device[i]->ordinal == ordinal) {
+    pthread_mutex_lock(&gpu->lock);
+    for (uint32_t i = 0; i < gpu->device_count; i++)
+        if (gpu->device[i]->ordinal == ordinal)
             foreign->device = gpu->device[i];
-            return 0;
-        }
-    }
+    pthread_mutex_unlock(&gpu->lock);
+    if (foreign->device != NULL)
+        return 0;
     return bxi_gpu_fail(-ENODEV, "the memory is on device %d, which is not in use here: open it first", ordinal);
 }
 
-/* The slab of the allocation; made if there is none. A base address may recur after a free: it is the same allocation
- * only with the same buffer id. */
+/* The allocation's own context is made current, in which it is exported. */
+static int export(struct foreign *foreign)
+{
+    int rc = bxi_gpu_enter(foreign->device);
+
+    if (rc < 0)
+        return rc;
+    rc = bxi_gpu_slab_export(foreign->device, foreign->base, &foreign->handle);
+    bxi_gpu_leave(foreign->device);
+    foreign->is_exported = rc == 0;
+    return rc;
+}
+
+/* Under the lock: the slab of the allocation; made if there is none. -EAGAIN: it has to be exported before. A base
+ * address may recur after a free: it is the same allocation only with the same buffer id. */
 static int foreign_slab(struct bxi_gpu *gpu, const struct foreign *foreign, struct bxi_gpu_slab **out)
 {
     struct bxi_gpu_slab *slab;
-    int rc;
 
     for (int i = 0; i < BXI_GPU_SLABS; i++) {
         slab = &gpu->slab[i];
@@ -96,6 +111,8 @@ static int foreign_slab(struct bxi_gpu *gpu, const struct foreign *foreign, stru
     slab = bxi_gpu_slab_vacant(gpu);
     if (slab == NULL)
         return -ENOSPC;
+    if (!foreign->is_exported)
+        return -EAGAIN;
     slab->device = foreign->device;
     slab->address = foreign->base;
     slab->bytes = foreign->bytes;
@@ -103,29 +120,41 @@ static int foreign_slab(struct bxi_gpu *gpu, const struct foreign *foreign, stru
     slab->is_foreign = true;
     slab->used = 0;
     slab->whole = NULL;
-    rc = bxi_gpu_enter(slab->device);       /* the allocation's own context, as it is exported */
+    bxi_gpu_slab_publish(slab, &foreign->handle);
+    *out = slab;
+    return 0;
+}
+
+/* Without the lock: the allocation that the range is in. */
+static int find(struct bxi_gpu *gpu, const struct bxi_gpu_foreign *range, struct foreign *foreign)
+{
+    struct bxi_gpu_device *device;
+    bool is_mapped;
+    int rc;
+
+    pthread_mutex_lock(&gpu->lock);
+    device = gpu->device_count > 0 ? gpu->device[0] : NULL;
+    is_mapped = bxi_gpu_is_mapped(gpu, range->address);
+    pthread_mutex_unlock(&gpu->lock);
+    if (device == NULL)
+        return bxi_gpu_fail(-ENODEV, "no device is in use here: open one first");
+    if (is_mapped)
+        return bxi_gpu_fail(-ESTALE, "the memory is another worker's, mapped here: pass on what named it");
+    rc = bxi_gpu_enter(device);
     if (rc < 0)
         return rc;
-    rc = bxi_gpu_slab_publish(slab);
-    bxi_gpu_leave(slab->device);
-    if (rc == 0)
-        *out = slab;
+    rc = find_allocation(gpu, range->address, range->bytes, foreign);
+    bxi_gpu_leave(device);
     return rc;
 }
 
-/* Under the lock, with a context current. made and last are consumed only on success. */
-static int wrap(struct bxi_gpu *gpu, const struct bxi_gpu_block *range, struct bxi_gpu_block_inside *made,
-                struct bxi_gpu_last *last)
+/* Under the lock. made and last are consumed only on success. */
+static int add(struct bxi_gpu *gpu, const struct foreign *foreign, struct bxi_gpu_block_inside *made,
+               struct bxi_gpu_last *last)
 {
-    struct foreign foreign;
     struct bxi_gpu_slab *slab = NULL;
-    int rc;
+    int rc = foreign_slab(gpu, foreign, &slab);
 
-    if (bxi_gpu_is_mapped(gpu, range->address))
-        return bxi_gpu_fail(-ESTALE, "the memory is another worker's, mapped here: pass on what named it");
-    rc = find_allocation(gpu, range->address, range->bytes, &foreign);
-    if (rc == 0)
-        rc = foreign_slab(gpu, &foreign, &slab);
     if (rc < 0)
         return rc;
     slab->used++;
@@ -133,29 +162,37 @@ static int wrap(struct bxi_gpu *gpu, const struct bxi_gpu_block *range, struct b
         last->next = slab->last;
         slab->last = last;
     }
-    made->block = *range;
     made->block.device = slab->device;
     made->block.slab = (uint32_t)(slab - gpu->slab);
     made->block.generation = slab->generation;
-    made->block.offset = range->address - slab->address;
-    bxi_gpu_block_add(gpu, made, range->bytes);
+    made->block.offset = made->block.address - slab->address;
+    bxi_gpu_block_add(gpu, made, made->block.bytes);
     return 0;
 }
 
-/* Under the lock. */
-static int wrap_any(struct bxi_gpu *gpu, const struct bxi_gpu_foreign *foreign, struct bxi_gpu_block_inside *made,
-                    struct bxi_gpu_last *last)
+/* comes: another attempt may succeed. */
+static int wrap(struct bxi_gpu *gpu, const struct bxi_gpu_foreign *range, struct bxi_gpu_block_inside *made,
+                struct bxi_gpu_last *last, bool *comes)
 {
-    struct bxi_gpu_block range = { .address = foreign->address, .bytes = foreign->bytes };
-    int rc;
+    struct foreign foreign = { .base = 0 };
+    int rc = find(gpu, range, &foreign);
 
-    if (gpu->device_count == 0)
-        return bxi_gpu_fail(-ENODEV, "no device is in use here: open one first");
-    rc = bxi_gpu_enter(gpu->device[0]);
+    *comes = false;
     if (rc < 0)
         return rc;
-    rc = wrap(gpu, &range, made, last);
-    bxi_gpu_leave(gpu->device[0]);
+    made->block = (struct bxi_gpu_block){ .address = range->address, .bytes = range->bytes };
+    pthread_mutex_lock(&gpu->lock);
+    rc = add(gpu, &foreign, made, last);
+    pthread_mutex_unlock(&gpu->lock);
+    if (rc == -EAGAIN)
+        rc = export(&foreign);
+    else if (rc == 0)
+        return 0;
+    pthread_mutex_lock(&gpu->lock);
+    if (rc == 0)
+        rc = add(gpu, &foreign, made, last);
+    *comes = bxi_gpu_room_comes(gpu, NULL, rc);
+    pthread_mutex_unlock(&gpu->lock);
     return rc;
 }
 
@@ -176,10 +213,7 @@ int bxi_gpu_wrap(struct bxi_gpu *gpu, const struct bxi_gpu_foreign *foreign, str
     last->freed = foreign->freed;
     last->context = foreign->context;
     for (int pauses = 0;; pauses++) {
-        pthread_mutex_lock(&gpu->lock);
-        rc = wrap_any(gpu, foreign, made, last);
-        comes = bxi_gpu_room_comes(gpu, NULL, rc);
-        pthread_mutex_unlock(&gpu->lock);
+        rc = wrap(gpu, foreign, made, last, &comes);
         if (!comes || pauses == BXI_GPU_ROOM_PAUSES)
             break;
         bxi_gpu_room_wait(gpu);

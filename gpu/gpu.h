@@ -286,6 +286,10 @@ int bxi_gpu_peer_open(struct bxi_gpu *gpu, const struct bxi_gpu_peer_options *op
  * for the device. */
 int bxi_gpu_peer_died(struct bxi_gpu_peer *peer, struct bxi_gpu_word *words);
 
+/* The first step of bxi_gpu_peer_died: releases streams that wait for words in host memory. It takes no lock and does not
+ * call the driver, so a caller whose locks may be held by a thread in the driver calls it before it takes them. */
+int bxi_gpu_peer_release(struct bxi_gpu_peer *peer, struct bxi_gpu_word *words);
+
 /* Whether the peer can map memory of the device with that UUID: 1; 0: stage it. 0 if the peer has published that it
  * cannot, or if the driver denies access for each device that the peer uses. For devices that CUDA_VISIBLE_DEVICES
  * hides here the driver cannot be asked, and the answer is 0 until the peer knows: it sees the device, or has tried

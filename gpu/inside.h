@@ -91,6 +91,8 @@ int bxi_gpu_read_word(const struct bxi_gpu_device *device, uint64_t address, uin
 
 /* ---- stage.c: copies, and the staging buffers of a device ------------------------------------ */
 
+/* With the context current: makes the buffers, when the device is opened; destroys them. */
+int bxi_gpu_stage_init(struct bxi_gpu_device *device);
 void bxi_gpu_stage_fini(struct bxi_gpu_device *device);
 
 /* ---- lane.c: lanes and marks ----------------------------------------------------------------- */
@@ -135,11 +137,13 @@ struct bxi_gpu_event_cache {            /* point.c's: an event of the peer, open
     struct CUevent_st *event;
 };
 struct bxi_gpu_peer {
+    struct bxi_gpu_job job;             /* first: registers the words' page */
     struct bxi_gpu_peer *next;
     struct bxi_gpu *gpu;
     struct bxi_gpu_peer_options options;
     char name[64];
     bxi_a32 is_dead;
+    bxi_a32 is_registered;              /* the helper has done so, or failed; before, the next two are its own */
     void *registered;                   /* the mapping of its words' page that the driver knows; NULL: none */
     uint64_t host_words;                /* that page as options.device sees it; 0: not visible to it */
     uint32_t devices_seen;              /* reach.c: how many of its head's devices have been compared */
@@ -188,7 +192,7 @@ struct bxi_gpu_place bxi_gpu_mapped(const struct bxi_gpu_peer *peer, const struc
 /* As bxi_gpu_passed, under the lock. */
 int bxi_gpu_point_passed(struct bxi_gpu *gpu, struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point);
 
-/* ---- slab.c: slabs; all under the lock but the last two -------------------------------------- */
+/* ---- slab.c: slabs; all under the lock where not said otherwise ------------------------------ */
 
 struct bxi_gpu_last {                   /* foreign: a callback for when it is free */
     struct bxi_gpu_last *next;
@@ -200,6 +204,7 @@ struct bxi_gpu_slab {
     struct bxi_gpu_device *device;
     uint64_t generation;                /* of this use of the row, or the last */
     enum bxi_gpu_slab_state state;
+    bool is_making;                     /* EMPTY, but a thread allocates memory for it */
     bool is_freeing;                    /* the helper has it */
     bool is_foreign;
     uint64_t address, bytes;
@@ -209,8 +214,11 @@ struct bxi_gpu_slab {
     struct bxi_gpu_last *last;          /* foreign */
 };
 struct bxi_gpu_slab *bxi_gpu_slab_vacant(struct bxi_gpu *gpu);          /* NULL: all rows are taken */
+/* Releases the lock while the driver works: other threads may use the pool meanwhile. */
 int bxi_gpu_slab_make(struct bxi_gpu_device *device, uint64_t bytes);
-int bxi_gpu_slab_publish(struct bxi_gpu_slab *slab);                    /* exports it and makes the row LIVE */
+/* Without the lock, the device's context current. */
+int bxi_gpu_slab_export(const struct bxi_gpu_device *device, uint64_t address, struct CUipcMemHandle_st *handle);
+void bxi_gpu_slab_publish(struct bxi_gpu_slab *slab, const struct CUipcMemHandle_st *handle);    /* the row is LIVE */
 void bxi_gpu_slab_drop(struct bxi_gpu_slab *slab);                      /* one block less */
 int bxi_gpu_slabs_retire_empty(struct bxi_gpu_device *device);          /* how many */
 /* Whether a slab is retiring: of the device's own memory, or with NULL any. */
@@ -269,6 +277,7 @@ struct bxi_gpu_device {
     bool registers_read_only;           /* the driver takes pages that are mapped read-only */
     struct bxi_gpu_block *word_block;   /* DEVICE_WORDS */
     struct bxi_gpu_heap heap;           /* gpu->lock */
+    bool is_growing;                    /* gpu->lock; a thread makes a slab: gpu->grown when it is done */
     pthread_mutex_t bounce_lock;        /* guards the rest: stage.c's */
     void *bounce[2];
     struct CUevent_st *bounce_event[2];
@@ -302,6 +311,7 @@ struct bxi_gpu {
     bool words_registered;              /* opening; the region's words' page, with the driver */
 
     pthread_mutex_t lock;               /* guards the rest */
+    pthread_cond_t grown;               /* a slab was made, or could not be */
     struct bxi_gpu_device *device[BXI_GPU_DEVICES];     /* written under opening too */
     uint32_t device_count;
     uint8_t can_read[BXI_GPU_ORDINALS][BXI_GPU_ORDINALS];       /* reach.c: 0: not asked yet; else 1 + the answer */

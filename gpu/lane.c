@@ -48,21 +48,24 @@ bool bxi_gpu_has_exported(const struct bxi_gpu_device *device)
 
 static struct exported *export_for(const struct bxi_gpu_device *device)
 {
-    struct exported *of = exported_of(device);
+    struct exported *of;
 
-    if (of != NULL)
-        return of;
-    of = calloc(1, sizeof(*of));
+    pthread_mutex_lock(&device->gpu->lock);
+    of = exported_of(device);
     if (of == NULL)
-        return NULL;
-    of->library = device->gpu->cu.library;
-    memcpy(of->uuid, device->gpu->info[device->ordinal].uuid, sizeof(of->uuid));
-    of->next = exported;
-    exported = of;
+        of = calloc(1, sizeof(*of));
+    if (of != NULL && of->library == NULL) {
+        of->library = device->gpu->cu.library;
+        memcpy(of->uuid, device->gpu->info[device->ordinal].uuid, sizeof(of->uuid));
+        of->next = exported;
+        exported = of;
+    }
+    pthread_mutex_unlock(&device->gpu->lock);
     return of;
 }
 
-/* Under the lock, the context current. */
+/* The context current. The row and its events are the lane's own, and no entry of the list goes away: so the driver
+ * makes events without the lock. */
 static int make_events(struct bxi_gpu_lane *lane)
 {
     const struct bxi_cuda *cu = &lane->gpu->cu;
@@ -132,29 +135,55 @@ static void free_lane(struct bxi_gpu_lane *lane)
     free(lane);
 }
 
-/* Under the lock, the context current. */
-static int fill_lane(struct bxi_gpu_lane *lane, void *stream)
+/* Takes an index. Until its order is set the lane is in nobody's way: it has no word, and no points. */
+static int reserve_index(struct bxi_gpu_lane *lane)
+{
+    struct bxi_gpu *gpu = lane->gpu;
+
+    pthread_mutex_lock(&gpu->lock);
+    while (lane->index < BXI_GPU_LANES && gpu->lane[lane->index] != NULL)
+        lane->index++;
+    if (lane->index < BXI_GPU_LANES)
+        gpu->lane[lane->index] = lane;
+    pthread_mutex_unlock(&gpu->lock);
+    if (lane->index == BXI_GPU_LANES)
+        return bxi_gpu_fail(-ENOSPC, "%d lanes are open, the most that a worker can have: close some, or share one",
+                            BXI_GPU_LANES);
+    return 0;
+}
+
+/* Without the lock, the context current: cuStreamCreate may wait for the device. */
+static int make_stream(struct bxi_gpu_lane *lane, void *stream)
 {
     struct bxi_gpu *gpu = lane->gpu;
     unsigned result = CUDA_SUCCESS;
 
-    while (lane->index < BXI_GPU_LANES && gpu->lane[lane->index] != NULL)
-        lane->index++;
-    if (lane->index == BXI_GPU_LANES)
-        return bxi_gpu_fail(-ENOSPC, "%d lanes are open, the most that a worker can have: close some, or share one",
-                            BXI_GPU_LANES);
     lane->stream = stream;
     lane->owns_stream = stream == NULL;
     if (lane->owns_stream)
         result = gpu->cu.cuStreamCreate(&lane->stream, CU_STREAM_NON_BLOCKING);
     if (result != CUDA_SUCCESS)
         return bxi_gpu_cuda_fail(&gpu->cu, result, "a stream of device %d", lane->device->ordinal);
-    lane->order = lane->device->order;
-    lane->value = lane->done = gpu->lane_value[lane->index];
+    return lane->device->order == BXI_GPU_EVENTS ? make_events(lane) : 0;
+}
+
+static void fill_lane(struct bxi_gpu_lane *lane)
+{
+    pthread_mutex_lock(&lane->gpu->lock);
+    lane->value = lane->done = lane->gpu->lane_value[lane->index];
     lane->word_address = word_address(lane->device, lane->index);
+    lane->order = lane->device->order;
     if (lane->order == BXI_GPU_DEVICE_WORDS)
         find_host_word(lane);
-    return lane->order == BXI_GPU_EVENTS ? make_events(lane) : 0;
+    publish_lane(lane);
+    pthread_mutex_unlock(&lane->gpu->lock);
+}
+
+static void release_index(struct bxi_gpu_lane *lane)
+{
+    pthread_mutex_lock(&lane->gpu->lock);
+    lane->gpu->lane[lane->index] = NULL;
+    pthread_mutex_unlock(&lane->gpu->lock);
 }
 
 int bxi_gpu_lane_open(struct bxi_gpu_device *device, void *stream, struct bxi_gpu_lane **out)
@@ -170,22 +199,28 @@ int bxi_gpu_lane_open(struct bxi_gpu_device *device, void *stream, struct bxi_gp
         return bxi_gpu_fail(-ENOMEM, "no memory for a lane");
     lane->gpu = gpu;
     lane->device = device;
-    pthread_mutex_lock(&gpu->lock);
+    rc = reserve_index(lane);
+    if (rc < 0)
+        goto free_lane;
     rc = bxi_gpu_enter(device);
-    if (rc == 0) {
-        rc = fill_lane(lane, stream);
-        if (rc < 0)
-            free_lane(lane);
+    if (rc < 0)
+        goto release_index;
+    rc = make_stream(lane, stream);
+    if (rc < 0) {
+        release_index(lane);
+        free_lane(lane);
         bxi_gpu_leave(device);
-    } else {
-        free(lane);
+        return rc;
     }
-    if (rc == 0) {
-        gpu->lane[lane->index] = lane;
-        publish_lane(lane);
-        *out = lane;
-    }
-    pthread_mutex_unlock(&gpu->lock);
+    bxi_gpu_leave(device);
+    fill_lane(lane);
+    *out = lane;
+    return 0;
+
+release_index:
+    release_index(lane);
+free_lane:
+    free(lane);
     return rc;
 }
 

@@ -3,6 +3,9 @@
  * Peers: other processes whose slabs are borrowed here and that borrow from here. Opening one, whether it is dead, and
  * what the driver holds for it. A peer lives until bxi_gpu_close. The caller's thread.
  *
+ * The page of its words is registered by the helper, because cuMemHostRegister may wait for the device, and a peer is
+ * opened by threads that must not (the one that learns of deaths). bxi_gpu_after waits for that, or for the point.
+ *
  * A peer is both sides at once: its region lists what it lends and has the words of its points, and options.held is
  * what this process has open of its slabs.
  */
@@ -61,6 +64,16 @@ static void register_words(struct bxi_gpu_peer *peer)
     bxi_gpu_leave(peer->options.device);
 }
 
+/* On the helper. */
+static void run_register(struct bxi_gpu_job *job)
+{
+    struct bxi_gpu_peer *peer = (struct bxi_gpu_peer *)(void *)job;
+
+    register_words(peer);
+    /* [gpu.registered] release, pairs with the acquire in is_registered: host_words is set. */
+    bxi_store_release(&peer->is_registered, 1);
+}
+
 bool bxi_gpu_wants_words(const struct bxi_gpu_device *device)
 {
     return !device->registers_read_only;
@@ -86,10 +99,11 @@ int bxi_gpu_peer_open(struct bxi_gpu *gpu, const struct bxi_gpu_peer_options *op
     peer->options = *options;
     snprintf(peer->name, sizeof(peer->name), "%s", options->name);
     peer->options.name = peer->name;
-    register_words(peer);
+    peer->job.run = run_register;
     pthread_mutex_lock(&gpu->lock);
     peer->next = gpu->peers;
     gpu->peers = peer;
+    bxi_gpu_helper_post(&gpu->helper, &peer->job);
     pthread_mutex_unlock(&gpu->lock);
     *out = peer;
     return 0;

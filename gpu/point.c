@@ -140,53 +140,111 @@ static int wait_on_host(struct bxi_gpu *gpu, struct bxi_gpu_peer *peer, const st
     return 0;
 }
 
-/* Under the lock, the context current: the peer's event of this point, opened at its first use; NULL: the lane is
- * closed, so all its points have passed. The cache's key is the lane's generation, because a handle's bytes may recur.
- * */
-static int peer_event(struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point, struct CUevent_st **event)
-{
-    const struct bxi_cuda *cu = &peer->gpu->cu;
-    unsigned index = (unsigned)(point->value % BXI_GPU_RING);
-    struct bxi_gpu_event_cache *cache = &peer->event[point->lane][index];
+/* The peer's event of this point, as the cache has it. The key is the lane's generation, because a handle's bytes may
+ * recur. */
+struct peer_event {
+    struct bxi_gpu_event_cache *cache;
+    uint64_t generation;
     struct CUipcEventHandle_st handle;
+    struct CUevent_st *opened;          /* here, without the lock; or the one that it replaces: to be destroyed */
+};
+
+/* 1: the point has one; 0: the lane is closed, so all its points have passed. */
+static int find_event(struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point, struct peer_event *event)
+{
+    unsigned index = (unsigned)(point->value % BXI_GPU_RING);
     struct bxi_gpu_lane_row row;
-    unsigned result = CUDA_SUCCESS;
 
     if (!lane_of(peer->options.region, point, &row))
         return has_reached(host_word(peer->options.region, point->lane), point->value) ? 0 : bad_point(peer, point);
-    if (cache->event != NULL && cache->generation != row.generation) {
-        (void)cu->cuEventDestroy_v2(cache->event);
-        cache->event = NULL;
+    event->cache = &peer->event[point->lane][index];
+    event->generation = row.generation;
+    memcpy(event->handle.reserved, peer->options.region->event[point->lane][index], sizeof(event->handle.reserved));
+    return 1;
+}
+
+/* Opens the event without the lock, because cuIpcOpenEventHandle may wait for the device. Another thread may do the
+ * same meanwhile: the first to have the lock puts its event into the cache. Takes the lock and keeps it if it returns
+ * 0. The context is current. */
+static int lock_with_event(const struct bxi_gpu_peer *peer, struct peer_event *event)
+{
+    struct bxi_gpu *gpu = peer->gpu;
+    unsigned result = CUDA_SUCCESS;
+    struct CUevent_st *before;
+
+    pthread_mutex_lock(&gpu->lock);
+    if (event->cache->event != NULL && event->cache->generation == event->generation)
+        return 0;
+    pthread_mutex_unlock(&gpu->lock);
+    result = gpu->cu.cuIpcOpenEventHandle(&event->opened, event->handle);
+    if (result != CUDA_SUCCESS) {
+        event->opened = NULL;
+        return bxi_gpu_cuda_fail(&gpu->cu, result, "opening an event of %s", peer->name);
     }
-    if (cache->event == NULL) {
-        memcpy(handle.reserved, peer->options.region->event[point->lane][index], sizeof(handle.reserved));
-        result = cu->cuIpcOpenEventHandle(&cache->event, handle);
-        if (result != CUDA_SUCCESS)
-            cache->event = NULL;
-        cache->generation = row.generation;
+    pthread_mutex_lock(&gpu->lock);
+    if (event->cache->event != NULL && event->cache->generation == event->generation)
+        return 0;
+    before = event->cache->event;
+    event->cache->event = event->opened;
+    event->cache->generation = event->generation;
+    event->opened = before;
+    return 0;
+}
+
+static int put_event(struct bxi_gpu_lane *lane, struct CUevent_st *event)
+{
+    unsigned result = event == NULL ? CUDA_SUCCESS : lane->gpu->cu.cuStreamWaitEvent(lane->stream, event, 0);
+
+    return result == CUDA_SUCCESS ? 0 : bxi_gpu_cuda_fail(&lane->gpu->cu, result, "waiting for an event");
+}
+
+static int after_peers_event(struct bxi_gpu_lane *lane, struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point)
+{
+    struct bxi_gpu *gpu = lane->gpu;
+    struct peer_event event = { 0 };
+    int rc = find_event(peer, point, &event);
+
+    if (rc <= 0)
+        return rc;
+    rc = lock_with_event(peer, &event);
+    if (rc == 0) {
+        rc = put_event(lane, event.cache->event);
+        pthread_mutex_unlock(&gpu->lock);
     }
-    *event = cache->event;
-    return result == CUDA_SUCCESS ? 0 : bxi_gpu_cuda_fail(cu, result, "opening an event of %s", peer->name);
+    if (event.opened != NULL)
+        (void)gpu->cu.cuEventDestroy_v2(event.opened);
+    return rc;
 }
 
 static int after_event(struct bxi_gpu_lane *lane, struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point)
 {
     struct bxi_gpu *gpu = lane->gpu;
-    struct CUevent_st *event = NULL;
-    unsigned result;
-    int rc = 0;
+    int rc;
 
-    pthread_mutex_lock(&gpu->lock);
     if (peer != NULL)
-        rc = peer_event(peer, point, &event);
-    else if (gpu->lane[point->lane] != NULL)
-        event = gpu->lane[point->lane]->event[point->value % BXI_GPU_RING];
-    if (rc == 0 && event != NULL) {
-        result = gpu->cu.cuStreamWaitEvent(lane->stream, event, 0);
-        rc = result == CUDA_SUCCESS ? 0 : bxi_gpu_cuda_fail(&gpu->cu, result, "waiting for an event");
-    }
+        return after_peers_event(lane, peer, point);
+    pthread_mutex_lock(&gpu->lock);
+    rc = put_event(lane, gpu->lane[point->lane] == NULL ? NULL
+                                                        : gpu->lane[point->lane]->event[point->value % BXI_GPU_RING]);
     pthread_mutex_unlock(&gpu->lock);
     return rc;
+}
+
+static bool is_registered(const struct bxi_gpu_peer *peer)
+{
+    /* [gpu.registered] acquire, pairs with the release in run_register. */
+    return peer == NULL || bxi_load_acquire((bxi_a32 *)&peer->is_registered) != 0;
+}
+
+/* The helper registers the words of a peer that has just been opened. Waits for that, or until the point has passed or
+ * its writer has died: the driver may wait for the streams here, and they for the same peer. */
+static void await_words(const struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point)
+{
+    for (uint64_t word; !is_registered(peer); sched_yield()) {
+        word = host_word(peer->options.region, point->lane);
+        if (has_reached(word, point->value) || (word & BXI_GPU_POISON) != 0 || bxi_gpu_peer_is_dead(peer))
+            return;
+    }
 }
 
 /* The address of the words' page on the lane's device; 0: not accessible. A registered page may have another address on
@@ -197,7 +255,9 @@ static uint64_t words_page(const struct bxi_gpu_lane *lane, const struct bxi_gpu
 
     if (peer == NULL)
         return lane->device->host_words;
-    if (peer->host_words == 0 || lane->device == peer->options.device)
+    if (!is_registered(peer) || peer->host_words == 0)
+        return 0;
+    if (lane->device == peer->options.device)
         return peer->host_words;
     return lane->gpu->cu.cuMemHostGetDevicePointer_v2(&address, peer->registered, 0) == CUDA_SUCCESS ? address : 0;
 }
@@ -233,8 +293,11 @@ static int after_word(struct bxi_gpu_lane *lane, struct bxi_gpu_peer *peer, cons
     struct bxi_gpu *gpu = lane->gpu;
     uint64_t address = 0;
     unsigned result;
-    int rc = word_for(lane, peer, point, &address);
+    int rc;
 
+    if (point->order == BXI_GPU_HOST_WORDS && !is_registered(peer))
+        await_words(peer, point);
+    rc = word_for(lane, peer, point, &address);
     if (rc < 0)
         return rc;
     if (address == 0 || gpu->cu.cuStreamWaitValue64_v2 == NULL)

@@ -89,22 +89,30 @@ static int no_room(struct bxi_gpu_device *device, uint64_t bytes, int rc)
                         (unsigned long long)bxi_gpu_figure(&figures->blocks_waiting));
 }
 
-/* Under the lock. */
-static int take_chunk(struct bxi_gpu_device *device, uint64_t bytes, struct bxi_gpu_chunk **out)
+/* A chunk that is free now, or after freed blocks have been polled; else NULL. */
+static struct bxi_gpu_chunk *free_chunk(struct bxi_gpu_device *device, uint64_t bytes)
 {
     struct bxi_gpu_chunk *chunk = bxi_gpu_heap_take(&device->heap, bytes);
-    int rc;
 
     if (chunk == NULL && bxi_gpu_figure(&device->gpu->figures.blocks_waiting) != 0) {
         (void)bxi_gpu_blocks_poll(device->gpu);
         chunk = bxi_gpu_heap_take(&device->heap, bytes);
     }
+    return chunk;
+}
+
+/* Under the lock, which is released while the driver makes a slab, and while another thread waits for that. */
+static int take_chunk(struct bxi_gpu_device *device, uint64_t bytes, struct bxi_gpu_chunk **out)
+{
+    struct bxi_gpu_chunk *chunk = free_chunk(device, bytes);
+    int rc;
+
+    while (chunk == NULL && device->is_growing) {
+        pthread_cond_wait(&device->gpu->grown, &device->gpu->lock);
+        chunk = free_chunk(device, bytes);
+    }
     if (chunk == NULL) {
-        rc = bxi_gpu_enter(device);
-        if (rc == 0) {
-            rc = bxi_gpu_slab_make(device, bytes);
-            bxi_gpu_leave(device);
-        }
+        rc = bxi_gpu_slab_make(device, bytes);
         if (rc < 0)
             return no_room(device, bytes, rc);
         chunk = bxi_gpu_heap_take(&device->heap, bytes);
@@ -114,7 +122,7 @@ static int take_chunk(struct bxi_gpu_device *device, uint64_t bytes, struct bxi_
     return 0;
 }
 
-/* Under the lock. */
+/* Under the lock, which it may release meanwhile. */
 static int take_block(struct bxi_gpu_device *device, uint64_t bytes, struct bxi_gpu_block **out)
 {
     struct bxi_gpu *gpu = device->gpu;

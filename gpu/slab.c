@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Slabs: device memory that is allocated in one piece and exported once, so that a borrower opens one handle and then
- * reads any block in it. The thread that allocates a block makes slabs, under the lock; the helper frees them.
+ * reads any block in it. The thread that allocates a block makes slabs; the helper frees them. Both call the driver
+ * without the lock, because it may wait for the device. One thread at a time makes a slab of a device: the others
+ * would make slabs too, and find that one was enough.
  *
  * A handle stands for a whole allocation, and opening one takes milliseconds; hence slabs of 64 MiB and more, and not a
  * handle for each block. Each further slab has at least a sixteenth of the bytes so far, so that 256 rows suffice for
@@ -43,7 +45,7 @@ static struct bxi_gpu_slab_row *row_of(const struct bxi_gpu_slab *slab)
 struct bxi_gpu_slab *bxi_gpu_slab_vacant(struct bxi_gpu *gpu)
 {
     for (int i = 0; i < BXI_GPU_SLABS; i++)
-        if (gpu->slab[i].state == BXI_GPU_SLAB_EMPTY)
+        if (gpu->slab[i].state == BXI_GPU_SLAB_EMPTY && !gpu->slab[i].is_making)
             return &gpu->slab[i];
     (void)bxi_gpu_fail(-ENOSPC, "%d slabs are in use, the most that a worker can have; make them larger "
                        "(slab_bytes), or free some blocks", BXI_GPU_SLABS);
@@ -62,17 +64,20 @@ static int export_failed(const struct bxi_gpu_device *device, unsigned result)
     return -EOPNOTSUPP;
 }
 
-int bxi_gpu_slab_publish(struct bxi_gpu_slab *slab)
+int bxi_gpu_slab_export(const struct bxi_gpu_device *device, uint64_t address, struct CUipcMemHandle_st *handle)
+{
+    unsigned result = device->gpu->cu.cuIpcGetMemHandle(handle, address);
+
+    return result == CUDA_SUCCESS ? 0 : export_failed(device, result);
+}
+
+void bxi_gpu_slab_publish(struct bxi_gpu_slab *slab, const struct CUipcMemHandle_st *handle)
 {
     struct bxi_gpu *gpu = slab->device->gpu;
     struct bxi_gpu_slab_row *row = row_of(slab);
-    struct CUipcMemHandle_st handle;
-    unsigned result = gpu->cu.cuIpcGetMemHandle(&handle, slab->address);
 
-    if (result != CUDA_SUCCESS)
-        return export_failed(slab->device, result);
     row->bytes = slab->bytes;
-    memcpy(row->handle, handle.reserved, sizeof(row->handle));
+    memcpy(row->handle, handle->reserved, sizeof(row->handle));
     memcpy(row->uuid, gpu->info[slab->device->ordinal].uuid, sizeof(row->uuid));
     slab->generation++;
     slab->state = BXI_GPU_SLAB_LIVE;
@@ -80,7 +85,6 @@ int bxi_gpu_slab_publish(struct bxi_gpu_slab *slab)
     bxi_store_release(&row->stamp, stamp_of(slab));
     bxi_gpu_count(&gpu->figures.slabs, 1);
     bxi_gpu_count(&gpu->figures.slab_bytes, (int64_t)slab->bytes);
-    return 0;
 }
 
 static uint64_t slab_bytes_for(struct bxi_gpu *gpu, uint64_t bytes)
@@ -97,24 +101,48 @@ static uint64_t slab_bytes_for(struct bxi_gpu *gpu, uint64_t bytes)
     return (wanted + BXI_GPU_ROUND - 1) / BXI_GPU_ROUND * BXI_GPU_ROUND;
 }
 
-/* Allocates slab_bytes_for(bytes), or if the device has no room for that just enough for bytes. */
-static int allocate(struct bxi_gpu_device *device, struct bxi_gpu_slab *slab, uint64_t bytes)
+struct piece {                          /* of device memory, for a slab */
+    unsigned long long address;
+    uint64_t bytes;
+    struct CUipcMemHandle_st handle;
+};
+
+/* Without the lock, the context current. Allocates piece->bytes, or if the device has no room for that just enough for
+ * bytes, and exports it. */
+static int allocate(struct bxi_gpu_device *device, struct piece *piece, uint64_t bytes)
 {
     const struct bxi_cuda *cu = &device->gpu->cu;
     uint64_t least = (bytes + BXI_GPU_ROUND - 1) / BXI_GPU_ROUND * BXI_GPU_ROUND;
-    unsigned long long address = 0;
-    unsigned result;
+    unsigned result = cu->cuMemAlloc_v2(&piece->address, piece->bytes);
+    int rc;
 
-    slab->bytes = slab_bytes_for(device->gpu, bytes);
-    result = cu->cuMemAlloc_v2(&address, slab->bytes);
-    if (result == CUDA_ERROR_OUT_OF_MEMORY && slab->bytes > least) {
-        slab->bytes = least;
-        result = cu->cuMemAlloc_v2(&address, slab->bytes);
+    if (result == CUDA_ERROR_OUT_OF_MEMORY && piece->bytes > least) {
+        piece->bytes = least;
+        result = cu->cuMemAlloc_v2(&piece->address, piece->bytes);
     }
     if (result != CUDA_SUCCESS)
         return bxi_gpu_cuda_fail(cu, result, "a slab of %llu bytes on device %d",
-                                 (unsigned long long)slab->bytes, device->ordinal);
-    slab->address = address;
+                                 (unsigned long long)piece->bytes, device->ordinal);
+    rc = bxi_gpu_slab_export(device, piece->address, &piece->handle);
+    if (rc < 0)
+        (void)cu->cuMemFree_v2(piece->address);
+    return rc;
+}
+
+/* Under the lock: the piece becomes a slab. -ENOMEM: there is no memory for its books. */
+static int add_slab(struct bxi_gpu_device *device, struct bxi_gpu_slab *slab, const struct piece *piece)
+{
+    struct bxi_gpu_chunk *whole = bxi_gpu_heap_add(&device->heap, (uint32_t)(slab - device->gpu->slab), piece->bytes);
+
+    if (whole == NULL)
+        return bxi_gpu_fail(-ENOMEM, "no memory for a slab's books");
+    slab->device = device;
+    slab->address = piece->address;
+    slab->bytes = piece->bytes;
+    slab->is_foreign = false;
+    slab->used = 0;
+    slab->whole = whole;
+    bxi_gpu_slab_publish(slab, &piece->handle);
     return 0;
 }
 
@@ -122,30 +150,34 @@ int bxi_gpu_slab_make(struct bxi_gpu_device *device, uint64_t bytes)
 {
     struct bxi_gpu *gpu = device->gpu;
     struct bxi_gpu_slab *slab = bxi_gpu_slab_vacant(gpu);
+    struct piece piece = { .bytes = slab_bytes_for(gpu, bytes) };
     int rc;
 
     if (slab == NULL)
         return -ENOSPC;
-    rc = allocate(device, slab, bytes);
+    slab->is_making = true;
+    device->is_growing = true;
+    pthread_mutex_unlock(&gpu->lock);
+    rc = bxi_gpu_enter(device);
+    if (rc == 0) {
+        rc = allocate(device, &piece, bytes);
+        bxi_gpu_leave(device);
+    }
+    pthread_mutex_lock(&gpu->lock);
+    slab->is_making = false;
+    device->is_growing = false;
+    pthread_cond_broadcast(&gpu->grown);
     if (rc < 0)
         return rc;
-    slab->device = device;
-    slab->is_foreign = false;
-    slab->used = 0;
-    slab->whole = bxi_gpu_heap_add(&device->heap, (uint32_t)(slab - gpu->slab), slab->bytes);
-    rc = slab->whole == NULL ? bxi_gpu_fail(-ENOMEM, "no memory for a slab's books") : 0;
-    if (rc < 0)
-        goto free_memory;
-    rc = bxi_gpu_slab_publish(slab);
-    if (rc < 0)
-        goto remove_chunk;
-    return 0;
-
-remove_chunk:
-    bxi_gpu_heap_remove(&device->heap, slab->whole);
-free_memory:
-    slab->whole = NULL;
-    (void)gpu->cu.cuMemFree_v2(slab->address);
+    rc = add_slab(device, slab, &piece);
+    if (rc == 0)
+        return 0;
+    pthread_mutex_unlock(&gpu->lock);
+    if (bxi_gpu_enter(device) == 0) {
+        (void)gpu->cu.cuMemFree_v2(piece.address);
+        bxi_gpu_leave(device);
+    }
+    pthread_mutex_lock(&gpu->lock);
     return rc;
 }
 

@@ -4,7 +4,7 @@
  *
  * Staging has two pinned buffers of 1 MiB for each device: while the device fills or empties one, the host does the
  * other. It blocks until the device is done, and counts that: it is for devices without peer access, not for the hot
- * path. Pinning the caller's memory instead would cost more than the copy for anything that is staged once.
+ * path. They are made when the device is opened, because pinning memory may wait for the device. Pinning the caller's memory instead would cost more than the copy for anything that is staged once.
  *
  * Before the buffers are locked the lane is waited for, and the copies go to the side stream, on which nothing waits.
  * On the lane they could be queued behind a wait for another process's work. Then unrelated threads would block on the
@@ -39,19 +39,18 @@ int bxi_gpu_copy(struct bxi_gpu_lane *lane, uint64_t to, uint64_t from, uint64_t
     return 0;
 }
 
-/* Under bounce_lock, the context current. */
-static unsigned make_bounce(struct bxi_gpu_device *device)
+int bxi_gpu_stage_init(struct bxi_gpu_device *device)
 {
     const struct bxi_cuda *cu = &device->gpu->cu;
     unsigned result = CUDA_SUCCESS;
 
     for (int i = 0; i < 2 && result == CUDA_SUCCESS; i++) {
-        if (device->bounce[i] == NULL)
-            result = cu->cuMemHostAlloc(&device->bounce[i], BXI_GPU_BOUNCE_BYTES, CU_MEMHOSTALLOC_PORTABLE);
-        if (result == CUDA_SUCCESS && device->bounce_event[i] == NULL)
+        result = cu->cuMemHostAlloc(&device->bounce[i], BXI_GPU_BOUNCE_BYTES, CU_MEMHOSTALLOC_PORTABLE);
+        if (result == CUDA_SUCCESS)
             result = cu->cuEventCreate(&device->bounce_event[i], CU_EVENT_DISABLE_TIMING);
     }
-    return result;
+    return result == CUDA_SUCCESS ? 0 : bxi_gpu_cuda_fail(cu, result, "pinned memory for staging on device %d",
+                                                          device->ordinal);
 }
 
 void bxi_gpu_stage_fini(struct bxi_gpu_device *device)
@@ -139,8 +138,6 @@ static int stage(struct bxi_gpu_lane *lane, void *host_to, const void *host_from
     }
     result = gpu->cu.cuStreamSynchronize(lane->stream);
     pthread_mutex_lock(&device->bounce_lock);
-    if (result == CUDA_SUCCESS)
-        result = make_bounce(device);
     if (result == CUDA_SUCCESS)
         result = host_to != NULL ? out(device, host_to, address, bytes) : in(device, address, host_from, bytes);
     pthread_mutex_unlock(&device->bounce_lock);

@@ -187,6 +187,11 @@ int bxi_gpu_peer_died(struct bxi_gpu_peer *peer, struct bxi_gpu_word *words)
     return none(peer, words);
 }
 
+int bxi_gpu_peer_release(struct bxi_gpu_peer *peer, struct bxi_gpu_word *words)
+{
+    return none(peer, words);
+}
+
 int bxi_gpu_peer_reaches(const struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_BYTES])
 {
     (void)none(peer, uuid);

@@ -36,6 +36,7 @@
 #define bxi_gpu_wants_words stub_gpu_wants_words
 #define bxi_gpu_peer_open stub_gpu_peer_open
 #define bxi_gpu_peer_died stub_gpu_peer_died
+#define bxi_gpu_peer_release stub_gpu_peer_release
 #define bxi_gpu_peer_reaches stub_gpu_peer_reaches
 #define bxi_gpu_peer_try stub_gpu_peer_try
 #define bxi_gpu_map_begin stub_gpu_map_begin

@@ -171,20 +171,28 @@ int bxi_devices_find(const struct bxi_devices *devices, int ordinal)
                    devices->job->name);
 }
 
+uint32_t bxi_devices_keep_lane(struct bxi_devices *devices, uint32_t device, struct bxi_gpu_lane *lane)
+{
+    devices->streams[devices->stream_count] = (struct bxi_stream){
+        .lane = lane,
+        .stream = bxi_gpu_lane_stream(lane),
+        .device = device,
+    };
+    return devices->stream_count++;
+}
+
 int bxi_devices_add_stream(struct bxi_devices *devices, uint32_t device, void *stream)
 {
-    struct bxi_stream *added = &devices->streams[devices->stream_count];
+    struct bxi_gpu_lane *lane = NULL;
     int rc;
 
     if (devices->stream_count == BXI_GPU_LANES)
         return bx_fail(-ENOSPC, "tensors are ordered with %d streams already, the most there can be; use fewer",
                        BXI_GPU_LANES);
-    rc = bxi_gpu_lane_open(devices->open[device].device, stream, &added->lane);
+    rc = bxi_gpu_lane_open(devices->open[device].device, stream, &lane);
     if (rc < 0)
         return bxi_devices_fail(rc, "a stream cannot be ordered with");
-    added->stream = bxi_gpu_lane_stream(added->lane);
-    added->device = device;
-    return (int)devices->stream_count++;
+    return (int)bxi_devices_keep_lane(devices, device, lane);
 }
 
 int bxi_devices_stream(struct bxi_devices *devices, uint32_t device, void *stream)
@@ -207,7 +215,7 @@ int bxi_device_threads_lane(struct bxi_devices *devices, uint32_t device, struct
     return rc < 0 ? bxi_devices_fail(rc, "the thread's default stream cannot be ordered with") : 0;
 }
 
-/* Index of one of the job's own streams, created on first use. */
+/* Index of one of the job's own streams; created now if it could not be when the device was opened. */
 static int own_stream(struct bxi_devices *devices, uint32_t device, uint32_t *index)
 {
     int rc;
@@ -402,6 +410,8 @@ static int open_peer(struct bxi_devices *devices, const struct bxi_lend_peer *pe
         close_words(devices, peer->rank);
         return bxi_devices_fail(rc, "the device memory of a worker cannot be used");
     }
+    /* [device.mortal] release, pairs with the acquire in bxi_devices_peer_release: its words are set. */
+    bxi_store_release(&devices->mortal[peer->rank], devices->peers[peer->rank]);
     bxi_gpu_poll(devices->gpu);         /* reads the peer's devices and finds those that cannot be reached */
     return 0;
 }
@@ -445,11 +455,29 @@ int bxi_devices_peer(struct bxi_devices *devices, struct bxi_lend_peer *peer, st
     return rc;
 }
 
+/* A peer that another thread opens at this moment is missed: bxi_devices_peer_died sees it, under the lock. */
+void bxi_devices_peer_release(struct bx_job *job, const struct bxi_lend_peer *peer)
+{
+    struct bxi_devices *devices = bxi_devices_of(job);
+    struct bxi_gpu_peer *mortal = NULL;
+
+    /* Of the first process of each rank only, as in bxi_devices_peer_died. */
+    if (devices != NULL && !is_forked(devices) && peer->generation == 0)
+        /* [device.mortal] acquire, pairs with the release in open_peer. */
+        mortal = bxi_load_acquire(&devices->mortal[peer->rank]);
+    if (mortal == NULL)
+        return;
+    if (devices->words[peer->rank] == NULL)
+        devices->words[peer->rank] = map_words(devices->words_fd[peer->rank]);
+    bxi_gpu_peer_release(mortal, devices->words[peer->rank]);       /* bxi_devices_peer_died logs what fails */
+}
+
 void bxi_devices_peer_died(struct bx_job *job, struct bxi_lend_peer *peer)
 {
     struct bxi_devices *devices = bxi_devices_of(job);
     int rc = 0;
 
+    bxi_devices_peer_release(job, peer);
     if (devices == NULL || !bxi_devices_enter(devices))
         return;
     bxi_store_relaxed(&devices->died[peer->rank], 1);

@@ -41,8 +41,10 @@ struct bxi_devices {
     uint64_t shown[BXI_GPU_SHOWN];      /* last values written to the job's counters */
     uint64_t polled_ns;                 /* progress role */
     struct bxi_gpu_peer *peers[BXI_WORLD_MAX];
+    _Atomic(struct bxi_gpu_peer *) mortal[BXI_WORLD_MAX];   /* peers[rank], for the role without the lock */
     int words_fd[BXI_WORLD_MAX];        /* of peers[rank]: its segment, writable, for its death; or -1 */
-    struct bxi_gpu_word *words[BXI_WORLD_MAX];  /* of peers[rank]: its words, mapped writable for gpu/; or NULL */
+    struct bxi_gpu_word *words[BXI_WORLD_MAX];  /* of peers[rank]: its words, mapped writable for gpu/; or NULL. Once it is
+                                                 * mortal the role's own */
     bxi_a32 died[BXI_WORLD_MAX];
     struct bxi_device_kept *kept;       /* passed.c: storages, each until a point has passed */
     struct bxi_gpu_point settling[BXI_GPU_LANES];   /* by stream: its last point when a worker died; order 0: passed */
@@ -91,11 +93,14 @@ int bxi_devices_find(const struct bxi_devices *devices, int ordinal);
 /* Index of the stream; NULL: the device's own. -EINVAL: the per-thread default stream; -ENOSPC, errors of gpu/; with a
  * sentence. */
 int bxi_devices_stream(struct bxi_devices *devices, uint32_t device, void *stream);
-/* Adds a stream; NULL: creates one. Its index, or an error as above. */
+/* Adds a stream; NULL: creates one, which may wait for the device. Its index, or an error as above. */
 int bxi_devices_add_stream(struct bxi_devices *devices, uint32_t device, void *stream);
 /* A lane over the calling thread's default stream. Close it on the same thread, in the same call of the program. */
 int bxi_device_threads_lane(struct bxi_devices *devices, uint32_t device, struct bxi_gpu_lane **lane);
-/* Index of the device's stream for staging; of the joining stream; created on first use. Errors as above. */
+/* Adds a lane that was opened without the lock. Its index. */
+uint32_t bxi_devices_keep_lane(struct bxi_devices *devices, uint32_t device, struct bxi_gpu_lane *lane);
+/* Index of the device's stream for staging; of the joining stream. Created with the device, because that may wait for
+ * the device; on first use only if all lanes were taken then. Errors as above. */
 int bxi_devices_staging(struct bxi_devices *devices, uint32_t device);
 int bxi_devices_joining(struct bxi_devices *devices);
 /* is_held of bxi_gpu_options; context: the devices. */

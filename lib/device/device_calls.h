@@ -25,7 +25,11 @@ void bxi_devices_poll(struct bx_job *job);      /* role: runs gpu/'s poll, updat
 /* No work that was on this worker's streams when a worker died may still read what that one passed on. Takes no lock.
  * When it becomes true, passed_ended is called. */
 bool bxi_devices_are_settled(struct bx_job *job);
-void bxi_devices_peer_died(struct bx_job *job, struct bxi_lend_peer *peer);     /* role */
+/* First of all when a worker has died: releases streams here that wait for it. Takes no lock and does not call the
+ * driver: a thread that blocks in the driver behind such a stream may hold any lock, or the one that this thread wants
+ * next. Role. */
+void bxi_devices_peer_release(struct bx_job *job, const struct bxi_lend_peer *peer);
+void bxi_devices_peer_died(struct bx_job *job, struct bxi_lend_peer *peer);     /* role; does that too */
 /* A frame with tensors is next in the ring. 0: bxi_loan_open will return its loan or its error; -EAGAIN: its device
  * memory is being mapped, an event follows; BX_E_CORRUPT. Role. */
 int bxi_device_hold(struct bx_job *job, struct bxi_lend_peer *peer, const void *body, size_t body_bytes);

@@ -169,21 +169,49 @@ static bool is_open(const struct bxi_devices *devices, int ordinal)
     return false;
 }
 
+struct lanes {                          /* of a device that is being opened; NULL: none */
+    struct bxi_gpu_lane *own, *staging, *joining;
+};
+
+/* Without devices->lock: creating a stream may wait for the device. The device's own must be there; the others are
+ * created on first use if no lane is left for them now. */
+static int open_lanes(struct bxi_gpu_device *device, bool is_first, struct lanes *lanes)
+{
+    int rc = bxi_gpu_lane_open(device, NULL, &lanes->own);
+
+    if (rc < 0)
+        return bxi_devices_fail(rc, "a stream cannot be ordered with");
+    if (bxi_gpu_lane_open(device, NULL, &lanes->staging) < 0)
+        lanes->staging = NULL;
+    if (is_first && bxi_gpu_lane_open(device, NULL, &lanes->joining) < 0)
+        lanes->joining = NULL;
+    return 0;
+}
+
+static void close_lanes(const struct lanes *lanes)
+{
+    bxi_gpu_lane_close(lanes->own);
+    bxi_gpu_lane_close(lanes->staging);
+    bxi_gpu_lane_close(lanes->joining);
+}
+
 /* Under devices->lock. */
-static int add_device(struct bxi_devices *devices, struct bxi_gpu_device *device)
+static void add_device(struct bxi_devices *devices, struct bxi_gpu_device *device, struct lanes *lanes)
 {
     uint32_t index = devices->count;
-    int rc;
 
     devices->open[index].device = device;
-    rc = bxi_devices_add_stream(devices, index, NULL);
-    if (rc < 0)
-        return rc;
     devices->open[index].ordinal = bxi_gpu_device_ordinal(device);
-    devices->open[index].stream = (uint32_t)rc;
+    devices->open[index].stream = bxi_devices_keep_lane(devices, index, lanes->own);
     devices->open[index].staging = BXI_NO_STREAM;
+    if (lanes->staging != NULL)
+        devices->open[index].staging = bxi_devices_keep_lane(devices, index, lanes->staging);
+    if (lanes->joining != NULL && devices->joining == BXI_NO_STREAM) {
+        devices->joining = bxi_devices_keep_lane(devices, index, lanes->joining);
+        lanes->joining = NULL;
+    }
+    lanes->own = lanes->staging = NULL;
     devices->count++;
-    return 0;
 }
 
 /* Called inside enter, leaves. The driver takes long and runs without the lock: another thread may open the same device
@@ -192,18 +220,22 @@ static int open_and_leave(struct bxi_devices *devices, int ordinal)
 {
     struct bxi_gpu *gpu = devices->gpu;
     struct bxi_gpu_device *device;
-    bool known = is_open(devices, ordinal);
+    struct lanes lanes = { NULL, NULL, NULL };
+    bool known = is_open(devices, ordinal), is_first = devices->count == 0;
     int rc = 0;
 
     bxi_devices_pin(devices);
     if (!known && (rc = bxi_gpu_device_open(gpu, ordinal, &device)) < 0)
         rc = bxi_devices_fail(rc == -EINVAL ? -ENODEV : rc, "the GPU cannot be used");
+    if (!known && rc == 0)
+        rc = open_lanes(device, is_first, &lanes);
     pthread_mutex_lock(&devices->lock);
     if (rc == 0 && devices->gpu == NULL)
         rc = bx_fail(BX_E_SHUTDOWN, "worker '%s' has shut down", devices->job->name);
     if (rc == 0 && !is_open(devices, ordinal))
-        rc = add_device(devices, device);
+        add_device(devices, device, &lanes);
     pthread_mutex_unlock(&devices->lock);
+    close_lanes(&lanes);                /* another thread was faster, or the worker shuts down */
     bxi_devices_unpin(devices);
     return rc;
 }

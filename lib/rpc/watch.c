@@ -321,8 +321,21 @@ void bxi_scan(const struct bxi_role *role, struct bx_job *job)
     }
 }
 
+/* First, because a hook, or a thread whose lock is wanted, may block in the GPU's driver behind such a stream. */
+static void release_streams(struct bx_job *job)
+{
+    for (int rank = 0; rank < job->world_size; rank++) {
+        struct bxi_peer *peer = job->rpc->peers[rank];
+
+        /* Relaxed: a death that is missed has an event of its own. */
+        if (bxi_load_relaxed(&peer->death_seen) == BXI_PEER_DEAD && rank != job->rank)
+            bxi_devices_peer_release(job, peer->lend);
+    }
+}
+
 void bxi_deaths_close(const struct bxi_role *role, struct bx_job *job)
 {
+    release_streams(job);
     for (int rank = 0; rank < job->world_size; rank++) {
         struct bxi_peer *peer = job->rpc->peers[rank];
         uint32_t seen = bxi_load_relaxed(&peer->death_seen);

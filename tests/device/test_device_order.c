@@ -483,6 +483,9 @@ static void has_no_stream_left(struct bx_job *job)
     gate = device_gate(job, first);
     HARNESS_EQ(bx_tensor_read_on(kept, first), 0);
     HARNESS_EQ(bx_tensor_read_on(kept, second), 0);
+    pthread_mutex_lock(&devices->lock);
+    devices->joining = BXI_NO_STREAM;           /* as if there had been no lane for it */
+    pthread_mutex_unlock(&devices->lock);
     while (devices->stream_count < BXI_GPU_LANES)
         HARNESS_EQ(bx_tensor_written_on(own, device_stream(job, device)), 0);
     HARNESS_EQ(pthread_create(&thread, NULL, releases, NULL), 0);

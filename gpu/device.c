@@ -17,6 +17,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#define CLOSE_NS UINT64_C(2000000000)   /* for the work on this process's lanes, and for the helper */
+
 static bxi_a32 is_open;
 
 /* ---- Open and close -------------------------------------------------------------------------- */
@@ -174,19 +176,36 @@ static void close_device(struct bxi_gpu_device *device)
     if (held == 0 && !bxi_gpu_has_exported(device))
         (void)cu->cuDevicePrimaryCtxRelease_v2(device->handle);
     bxi_gpu_heap_fini(&device->heap);
+    bxi_gpu_gate_fini(&device->gate);
     pthread_mutex_destroy(&device->bounce_lock);
     free(device);
 }
 
-void bxi_gpu_close(struct bxi_gpu *gpu)
+void bxi_gpu_abandon(struct bxi_gpu *gpu)
 {
     if (gpu == NULL || bxi_gpu_forked())
         return;
-    for (int i = 0; i < BXI_GPU_LANES; i++)
-        if (gpu->lane[i] != NULL)
-            bxi_gpu_lane_close(gpu->lane[i]);
-    for (struct bxi_gpu_peer *peer = gpu->peers; peer != NULL; peer = peer->next)
-        bxi_gpu_maps_close(peer);
+    pthread_mutex_lock(&gpu->lock);
+    gpu->is_left = true;
+    pthread_mutex_unlock(&gpu->lock);
+    bxi_gpu_helper_leave(&gpu->helper);
+    /* [gpu.open] release, pairs with the compare-and-swap in bxi_gpu_open. */
+    bxi_store_release(&is_open, 0);
+}
+
+int bxi_gpu_close(struct bxi_gpu *gpu)
+{
+    uint64_t end_ns = bxi_gpu_now_ns() + CLOSE_NS;
+
+    if (gpu == NULL || bxi_gpu_forked())
+        return 0;
+    /* Closing a map or freeing memory waits for the device, so it is not begun while a lane waits. */
+    if (!bxi_gpu_lanes_close(gpu, end_ns) || !bxi_gpu_maps_close(gpu, end_ns)) {
+        bxi_gpu_abandon(gpu);
+        return bxi_gpu_fail(-ETIMEDOUT, "the work on the GPU did not end within %d s, because it waits for another "
+                            "worker or runs long: its context and memory stay until this process ends",
+                            (int)(CLOSE_NS / UINT64_C(1000000000)));
+    }
     bxi_gpu_slabs_wait(gpu);
     bxi_gpu_helper_stop(&gpu->helper);
     bxi_gpu_blocks_forget(gpu);
@@ -211,6 +230,7 @@ void bxi_gpu_close(struct bxi_gpu *gpu)
     free(gpu);
     /* [gpu.open] release, pairs with the compare-and-swap in bxi_gpu_open. */
     bxi_store_release(&is_open, 0);
+    return 0;
 }
 
 /* ---- Devices and figures --------------------------------------------------------------------- */
@@ -312,6 +332,7 @@ static int start(struct bxi_gpu *gpu, int ordinal, struct bxi_gpu_device **out)
     device->handle = gpu->handle[ordinal];
     device->index = gpu->device_count;
     pthread_mutex_init(&device->bounce_lock, NULL);
+    bxi_gpu_gate_init(&device->gate);
     rc = retain(device);
     if (rc < 0)
         goto free_device;
@@ -328,6 +349,7 @@ static int start(struct bxi_gpu *gpu, int ordinal, struct bxi_gpu_device **out)
     return 0;
 
 free_device:
+    bxi_gpu_gate_fini(&device->gate);
     pthread_mutex_destroy(&device->bounce_lock);
     free(device);
     return rc;

@@ -133,10 +133,16 @@ int bxi_gpu_open(const struct bxi_gpu_options *options, struct bxi_gpu **gpu);
 
 /* Closes lanes, then all maps, then waits (2 s at most) until no live peer has a slab of this process open. A slab that
  * is still open then stays until the process ends, because freeing it would be undefined. Then closes peers, memory and
- * contexts. Blocks that are still handed out and maps that are still held are destroyed too: bxi_gpu_free and
+ * contexts. -ETIMEDOUT: a lane was not idle, or the driver did not return, within 2 s (it waits for a process that is
+ * stopped): then nothing is closed, as with bxi_gpu_abandon. No other error. Blocks that are still handed out and maps that are still held are destroyed too: bxi_gpu_free and
  * bxi_gpu_map_put must not be called with them afterwards, so a caller that holds some must record that the GPU is
  * closed. NULL is allowed; in a forked child it does nothing. */
-void bxi_gpu_close(struct bxi_gpu *gpu);
+int bxi_gpu_close(struct bxi_gpu *gpu);
+
+/* In place of bxi_gpu_close, while another thread is still in a call of gpu/: leaves contexts, memory and maps to the end
+ * of the process, and calls nothing back any more. The region, the regions of peers, held and words must stay mapped:
+ * streams may still write and wait there. gpu stays valid for threads that are in a call, and may be opened again. */
+void bxi_gpu_abandon(struct bxi_gpu *gpu);
 
 struct bxi_gpu_info {
     char name[96];

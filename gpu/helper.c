@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * One thread per process for calls that take milliseconds: opening and closing peers' slabs, and freeing own ones
- * (cuIpcCloseMemHandle and cuMemFree wait for the device). A FIFO queue. Each job is embedded in the object that it
- * works on, so posting one cannot fail. The thread starts in bxi_gpu_open, with every signal blocked, and ends in
- * bxi_gpu_close.
+ * (cuIpcCloseMemHandle and cuMemFree wait for the device), and registering peers' words. A FIFO queue. Each job is
+ * embedded in the object that it works on, so posting one cannot fail. The thread starts in bxi_gpu_open, with every
+ * signal blocked, and ends in bxi_gpu_close. If it is in the driver then and does not come back in time, it is left
+ * behind, and ends when it does.
  */
 #include "inside.h"
+
+#include "shm/cancel.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -16,7 +19,7 @@ static void *help(void *context)
     struct bxi_gpu_helper *helper = context;
 
     pthread_mutex_lock(&helper->lock);
-    for (;;) {
+    while (!helper->is_left) {
         struct bxi_gpu_job *job = helper->first;
 
         if (job != NULL) {
@@ -37,13 +40,23 @@ static void *help(void *context)
     return NULL;
 }
 
+void bxi_gpu_cond_init(pthread_cond_t *cond)
+{
+    pthread_condattr_t attributes;
+
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(cond, &attributes);
+    pthread_condattr_destroy(&attributes);
+}
+
 int bxi_gpu_helper_start(struct bxi_gpu_helper *helper)
 {
     sigset_t all, before;
     int error;
 
     pthread_mutex_init(&helper->lock, NULL);
-    pthread_cond_init(&helper->change, NULL);
+    bxi_gpu_cond_init(&helper->change);
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, &before);
     error = pthread_create(&helper->thread, NULL, help, helper);
@@ -68,12 +81,28 @@ void bxi_gpu_helper_post(struct bxi_gpu_helper *helper, struct bxi_gpu_job *job)
     pthread_mutex_unlock(&helper->lock);
 }
 
-void bxi_gpu_helper_drain(struct bxi_gpu_helper *helper)
+bool bxi_gpu_helper_drain(struct bxi_gpu_helper *helper, uint64_t end_ns)
+{
+    BXI_UNCANCELLED;
+    struct timespec end = bxi_gpu_timespec(end_ns);
+    bool is_idle;
+    int late = 0;
+
+    pthread_mutex_lock(&helper->lock);
+    while ((helper->first != NULL || helper->is_busy) && late == 0)
+        late = pthread_cond_timedwait(&helper->change, &helper->lock, &end);
+    is_idle = helper->first == NULL && !helper->is_busy;
+    pthread_mutex_unlock(&helper->lock);
+    return is_idle;
+}
+
+void bxi_gpu_helper_leave(struct bxi_gpu_helper *helper)
 {
     pthread_mutex_lock(&helper->lock);
-    while (helper->first != NULL || helper->is_busy)
-        pthread_cond_wait(&helper->change, &helper->lock);
+    helper->is_left = true;
+    pthread_cond_broadcast(&helper->change);
     pthread_mutex_unlock(&helper->lock);
+    pthread_detach(helper->thread);
 }
 
 void bxi_gpu_helper_stop(struct bxi_gpu_helper *helper)

@@ -46,12 +46,17 @@ struct bxi_gpu_helper {
     pthread_cond_t change;
     pthread_t thread;
     bool stops, is_busy;
+    bool is_left;                       /* it ends after the job that runs now, without those in the queue */
     struct bxi_gpu_job *first, *last;
 };
 int bxi_gpu_helper_start(struct bxi_gpu_helper *helper);
 void bxi_gpu_helper_post(struct bxi_gpu_helper *helper, struct bxi_gpu_job *job);
-void bxi_gpu_helper_drain(struct bxi_gpu_helper *helper);           /* waits until the queue is empty and no job runs */
+/* Waits until the queue is empty and no job runs; false: at end_ns (CLOCK_MONOTONIC) that is not so. */
+bool bxi_gpu_helper_drain(struct bxi_gpu_helper *helper, uint64_t end_ns);
 void bxi_gpu_helper_stop(struct bxi_gpu_helper *helper);
+/* Lets it end by itself: a job may be in a call of the driver that does not return. The helper stays valid for good. */
+void bxi_gpu_helper_leave(struct bxi_gpu_helper *helper);
+void bxi_gpu_cond_init(pthread_cond_t *cond);                       /* whose timed waits use CLOCK_MONOTONIC */
 
 /* ---- heap.c: offsets of blocks in their slabs ------------------------------------------------ */
 
@@ -97,6 +102,16 @@ void bxi_gpu_stage_fini(struct bxi_gpu_device *device);
 
 /* ---- lane.c: lanes and marks ----------------------------------------------------------------- */
 
+struct bxi_gpu_awaited {                /* gate.c: a point that a stream waits for */
+    const struct bxi_gpu_peer *peer;    /* NULL: of this process */
+    uint32_t lane;
+    uint64_t value;
+};
+struct bxi_gpu_awaits {                 /* gate.c: under the gate's lock */
+    struct bxi_gpu_awaited *list;       /* not known to have passed */
+    uint32_t count, capacity;
+    bool is_putting;                    /* a thread is about to put a wait on the stream */
+};
 struct bxi_gpu_lane {                   /* the using thread's; with EVENTS under the lock, since polls move the word */
     struct bxi_gpu *gpu;
     struct bxi_gpu_device *device;
@@ -111,7 +126,10 @@ struct bxi_gpu_lane {                   /* the using thread's; with EVENTS under
     bxi_a64 *mirror;                    /* a pinned word, from which polls move the one in the region; NULL: none */
     bxi_a64 marked;                     /* with a mirror: value, for polls */
     struct CUevent_st *event[BXI_GPU_RING];     /* of exported in lane.c */
+    struct bxi_gpu_awaits awaits;
 };
+/* At the end: closes all lanes that are idle until end_ns; false: not all are. The words of the others are poisoned. */
+bool bxi_gpu_lanes_close(struct bxi_gpu *gpu, uint64_t end_ns);
 /* Under the lock: moves the words that the host writes (EVENTS, mirrors); how many such lanes have points under way. */
 int bxi_gpu_lanes_poll(struct bxi_gpu *gpu);
 /* Whether peers may have imported events of the device: its context stays until the process ends. */
@@ -156,6 +174,22 @@ bool bxi_gpu_peer_is_dead(const struct bxi_gpu_peer *peer);
 /* At the end: unregisters its words' page and destroys its events. */
 void bxi_gpu_peer_forget_driver(struct bxi_gpu_peer *peer);
 
+/* ---- gate.c: no free while a lane waits for another process ----------------------------------- */
+
+struct bxi_gpu_gate {                   /* of a device */
+    pthread_mutex_t lock;               /* guards the rest, and the awaits of the device's lanes */
+    pthread_cond_t opened;
+    bool is_closed;                     /* the helper frees or closes memory of the device */
+};
+void bxi_gpu_gate_init(struct bxi_gpu_gate *gate);
+void bxi_gpu_gate_fini(struct bxi_gpu_gate *gate);
+/* Around the call that puts a wait for the point on the lane's stream; without gpu->lock. 0, or -ENOMEM. */
+int bxi_gpu_gate_enter(struct bxi_gpu_lane *lane, const struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point);
+void bxi_gpu_gate_leave(struct bxi_gpu_lane *lane);
+/* Helper, without a lock: true if no lane of the device waits; then none will before bxi_gpu_gate_open. */
+bool bxi_gpu_gate_close(struct bxi_gpu_device *device);
+void bxi_gpu_gate_open(struct bxi_gpu_device *device);
+
 /* ---- reach.c: which device can map memory of which; all under the lock ----------------------- */
 
 int bxi_gpu_find(const struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES]);  /* its ordinal here, or -1 */
@@ -177,7 +211,8 @@ void bxi_gpu_reach_found(struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BY
 /* ---- map.c: slabs of peers that are mapped here ---------------------------------------------- */
 
 int bxi_gpu_maps_poll(struct bxi_gpu_peer *peer);       /* under the lock: closes maps; how many remain to be closed */
-void bxi_gpu_maps_close(struct bxi_gpu_peer *peer);     /* all; waits for the helper */
+/* At the end: all of all peers, by the helper; false: at end_ns one was open, or the helper at work. */
+bool bxi_gpu_maps_close(struct bxi_gpu *gpu, uint64_t end_ns);
 /* Under the lock: */
 bool bxi_gpu_is_mapped(const struct bxi_gpu *gpu, uint64_t address);
 /* Where a lane's word is, and by which device here it is read; address 0: its slab is not mapped. */
@@ -276,6 +311,7 @@ struct bxi_gpu_device {
     bxi_a64 *look;                      /* pinned; [0], under the lock: where a word of a dead peer is copied to */
     bool registers_read_only;           /* the driver takes pages that are mapped read-only */
     struct bxi_gpu_block *word_block;   /* DEVICE_WORDS */
+    struct bxi_gpu_gate gate;
     struct bxi_gpu_heap heap;           /* gpu->lock */
     bool is_growing;                    /* gpu->lock; a thread makes a slab: gpu->grown when it is done */
     pthread_mutex_t bounce_lock;        /* guards the rest: stage.c's */
@@ -311,6 +347,7 @@ struct bxi_gpu {
     bool words_registered;              /* opening; the region's words' page, with the driver */
 
     pthread_mutex_t lock;               /* guards the rest */
+    bool is_left;                       /* bxi_gpu_abandon: nothing is freed or called back any more */
     pthread_cond_t grown;               /* a slab was made, or could not be */
     struct bxi_gpu_device *device[BXI_GPU_DEVICES];     /* written under opening too */
     uint32_t device_count;
@@ -334,6 +371,11 @@ static inline uint64_t bxi_gpu_now_ns(void)
 
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
+}
+
+static inline struct timespec bxi_gpu_timespec(uint64_t ns)
+{
+    return (struct timespec){ (time_t)(ns / UINT64_C(1000000000)), (long)(ns % UINT64_C(1000000000)) };
 }
 
 /* A figure; n may be -1 for one that counts what exists now. */

@@ -132,6 +132,7 @@ static void free_lane(struct bxi_gpu_lane *lane)
 {
     if (lane->owns_stream && lane->stream != NULL)
         (void)lane->gpu->cu.cuStreamDestroy_v2(lane->stream);
+    free(lane->awaits.list);
     free(lane);
 }
 
@@ -273,14 +274,11 @@ static void poison_word(struct bxi_gpu_lane *lane)
     bxi_store_release(value, bxi_load_relaxed(value) | BXI_GPU_POISON);
 }
 
-void bxi_gpu_lane_close(struct bxi_gpu_lane *lane)
+/* Its stream has ended, with an error if rc is one. */
+static void end_lane(struct bxi_gpu_lane *lane, int rc)
 {
-    if (lane == NULL || bxi_gpu_forked())
-        return;
-
     struct bxi_gpu *gpu = lane->gpu;
     struct bxi_gpu_device *device = lane->device;
-    int rc = bxi_gpu_lane_wait(lane);
 
     pthread_mutex_lock(&gpu->lock);
     if (rc == 0)
@@ -296,6 +294,43 @@ void bxi_gpu_lane_close(struct bxi_gpu_lane *lane)
         free_lane(lane);
         bxi_gpu_leave(device);
     }
+}
+
+void bxi_gpu_lane_close(struct bxi_gpu_lane *lane)
+{
+    if (lane != NULL && !bxi_gpu_forked())
+        end_lane(lane, bxi_gpu_lane_wait(lane));
+}
+
+/* False: its stream is not idle at end_ns, and everything of the lane stays. Peers are released: this process will not
+ * tell them any more how far its work has come. */
+static bool close_by(struct bxi_gpu_lane *lane, uint64_t end_ns)
+{
+    struct bxi_gpu *gpu = lane->gpu;
+    bool is_ready = true;
+
+    if (bxi_gpu_enter(lane->device) == 0) {
+        /* A captured stream is not queried: bxi_gpu_lane_close does not wait for it. */
+        if (bxi_gpu_refuse_capture(lane->device, lane->stream, "closing a lane") == 0)
+            is_ready = bxi_gpu_idle_by(lane->device, lane->stream, end_ns) ||
+                gpu->cu.cuStreamQuery(lane->stream) != CUDA_ERROR_NOT_READY;
+        bxi_gpu_leave(lane->device);
+    }
+    if (is_ready)
+        bxi_gpu_lane_close(lane);
+    else
+        poison_word(lane);
+    return is_ready;
+}
+
+bool bxi_gpu_lanes_close(struct bxi_gpu *gpu, uint64_t end_ns)
+{
+    bool are_closed = true;
+
+    for (int i = 0; i < BXI_GPU_LANES; i++)
+        if (gpu->lane[i] != NULL)
+            are_closed = close_by(gpu->lane[i], end_ns) && are_closed;
+    return are_closed;
 }
 
 /* ---- Marks ----------------------------------------------------------------------------------- */

@@ -11,7 +11,7 @@
  * The device on which a slab is mapped depends only on the device that the slab is on (reach.c). So all slabs of one
  * device are opened in one context here, which CUDA requires.
  *
- * States: NONE -> OPENING (helper) -> OPEN <-> in use -> CLOSING (helper) -> NONE. The lock covers what helper and
+ * States: NONE -> OPENING (helper) -> OPEN <-> in use -> CLOSING (helper) -> NONE, or OPEN again (gate.c). The lock covers what helper and
  * callers share; in OPENING and CLOSING the address belongs to the helper.
  *
  * Killed while OPENING: the word in held stays, in a dead segment that no owner reads any more. Killed with maps open:
@@ -212,6 +212,8 @@ static void open_map(struct bxi_gpu_job *job)
         ready = wait;
     }
     map->waiting = NULL;
+    if (gpu->is_left)
+        ready = NULL;                   /* those who asked may have gone */
     bxi_gpu_count(rc == 0 ? &gpu->figures.opens : &gpu->figures.open_failures, 1);
     bxi_gpu_count(&gpu->figures.maps, rc == 0);
     pthread_mutex_unlock(&gpu->lock);
@@ -224,10 +226,9 @@ static void open_map(struct bxi_gpu_job *job)
     }
 }
 
-/* On the helper. */
-static void close_map(struct bxi_gpu_job *job)
+/* With the gate closed. */
+static void close_map(struct bxi_gpu_map *map)
 {
-    struct bxi_gpu_map *map = (struct bxi_gpu_map *)(void *)job;
     struct bxi_gpu *gpu = map->peer->gpu;
 
     if (bxi_gpu_enter(map->device) == 0) {
@@ -244,13 +245,29 @@ static void close_map(struct bxi_gpu_job *job)
     pthread_mutex_unlock(&gpu->lock);
 }
 
+/* On the helper. If a lane waits for another process the map stays open, and a later poll tries again. */
+static void try_close(struct bxi_gpu_job *job)
+{
+    struct bxi_gpu_map *map = (struct bxi_gpu_map *)(void *)job;
+    struct bxi_gpu_device *device = map->device;
+
+    if (bxi_gpu_gate_close(device)) {
+        close_map(map);
+        bxi_gpu_gate_open(device);
+        return;
+    }
+    pthread_mutex_lock(&device->gpu->lock);
+    map->state = BXI_GPU_MAP_OPEN;
+    pthread_mutex_unlock(&device->gpu->lock);
+}
+
 /* ---- Closing --------------------------------------------------------------------------------- */
 
 /* Under the lock; the map is OPEN. */
 static void begin_close(struct bxi_gpu_map *map)
 {
     map->state = BXI_GPU_MAP_CLOSING;
-    map->job.run = close_map;
+    map->job.run = try_close;
     bxi_gpu_helper_post(&map->peer->gpu->helper, &map->job);
 }
 
@@ -279,17 +296,30 @@ int bxi_gpu_maps_poll(struct bxi_gpu_peer *peer)
     return left;
 }
 
-void bxi_gpu_maps_close(struct bxi_gpu_peer *peer)
+/* How many maps there are, after the helper was asked to close those that are open. */
+static uint32_t close_all(struct bxi_gpu *gpu)
 {
-    struct bxi_gpu *gpu = peer->gpu;
+    uint32_t left = 0;
 
-    bxi_gpu_helper_drain(&gpu->helper);         /* maps that are being opened */
     pthread_mutex_lock(&gpu->lock);
-    for (int i = 0; i < BXI_GPU_SLABS; i++)
-        if (peer->map[i].state == BXI_GPU_MAP_OPEN)
-            begin_close(&peer->map[i]);
+    for (struct bxi_gpu_peer *peer = gpu->peers; peer != NULL; peer = peer->next) {
+        for (int i = 0; i < BXI_GPU_SLABS; i++)
+            if (peer->map[i].state == BXI_GPU_MAP_OPEN)
+                begin_close(&peer->map[i]);
+        left += peer->open_maps;
+    }
     pthread_mutex_unlock(&gpu->lock);
-    bxi_gpu_helper_drain(&gpu->helper);
+    return left;
+}
+
+bool bxi_gpu_maps_close(struct bxi_gpu *gpu, uint64_t end_ns)
+{
+    while (bxi_gpu_helper_drain(&gpu->helper, end_ns))
+        if (close_all(gpu) == 0)
+            return true;
+        else if (bxi_gpu_now_ns() >= end_ns)
+            return false;
+    return false;
 }
 
 /* ---- Asking for maps ------------------------------------------------------------------------- */

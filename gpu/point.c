@@ -17,6 +17,8 @@
 #include <sched.h>
 #include <string.h>
 
+#define REGISTER_NS UINT64_C(1000000000)        /* for the registration of a peer's words */
+
 static const struct bxi_gpu_region *region_of(const struct bxi_gpu *gpu, const struct bxi_gpu_peer *peer)
 {
     return peer != NULL ? peer->options.region : gpu->region;
@@ -216,17 +218,26 @@ static int after_peers_event(struct bxi_gpu_lane *lane, struct bxi_gpu_peer *pee
     return rc;
 }
 
-static int after_event(struct bxi_gpu_lane *lane, struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point)
+static int after_own_event(struct bxi_gpu_lane *lane, const struct bxi_gpu_point *point)
 {
     struct bxi_gpu *gpu = lane->gpu;
     int rc;
 
-    if (peer != NULL)
-        return after_peers_event(lane, peer, point);
     pthread_mutex_lock(&gpu->lock);
     rc = put_event(lane, gpu->lane[point->lane] == NULL ? NULL
                                                         : gpu->lane[point->lane]->event[point->value % BXI_GPU_RING]);
     pthread_mutex_unlock(&gpu->lock);
+    return rc;
+}
+
+static int after_event(struct bxi_gpu_lane *lane, struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point)
+{
+    int rc = bxi_gpu_gate_enter(lane, peer, point);
+
+    if (rc < 0)
+        return rc;
+    rc = peer != NULL ? after_peers_event(lane, peer, point) : after_own_event(lane, point);
+    bxi_gpu_gate_leave(lane);
     return rc;
 }
 
@@ -237,10 +248,13 @@ static bool is_registered(const struct bxi_gpu_peer *peer)
 }
 
 /* The helper registers the words of a peer that has just been opened. Waits for that, or until the point has passed or
- * its writer has died: the driver may wait for the streams here, and they for the same peer. */
+ * its writer has died: the driver may wait for the streams here, and they for the same peer. After REGISTER_NS the host
+ * waits in place of the stream. */
 static void await_words(const struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point)
 {
-    for (uint64_t word; !is_registered(peer); sched_yield()) {
+    uint64_t end_ns = bxi_gpu_now_ns() + REGISTER_NS;
+
+    for (uint64_t word; !is_registered(peer) && bxi_gpu_now_ns() < end_ns; sched_yield()) {
         word = host_word(peer->options.region, point->lane);
         if (has_reached(word, point->value) || (word & BXI_GPU_POISON) != 0 || bxi_gpu_peer_is_dead(peer))
             return;
@@ -302,7 +316,11 @@ static int after_word(struct bxi_gpu_lane *lane, struct bxi_gpu_peer *peer, cons
         return rc;
     if (address == 0 || gpu->cu.cuStreamWaitValue64_v2 == NULL)
         return wait_on_host(gpu, peer, point);
+    rc = bxi_gpu_gate_enter(lane, peer, point);
+    if (rc < 0)
+        return rc;
     result = gpu->cu.cuStreamWaitValue64_v2(lane->stream, address, point->value, CU_STREAM_WAIT_VALUE_GEQ);
+    bxi_gpu_gate_leave(lane);
     return result == CUDA_SUCCESS ? 0 : bxi_gpu_cuda_fail(&gpu->cu, result, "waiting for lane %u", point->lane);
 }
 

@@ -108,6 +108,8 @@ static int take_chunk(struct bxi_gpu_device *device, uint64_t bytes, struct bxi_
     int rc;
 
     while (chunk == NULL && device->is_growing) {
+        BXI_UNCANCELLED;
+
         pthread_cond_wait(&device->gpu->grown, &device->gpu->lock);
         chunk = free_chunk(device, bytes);
     }

@@ -198,6 +198,8 @@ static bool is_held(const struct bxi_gpu_slab *slab)
 {
     const struct bxi_gpu *gpu = slab->device->gpu;
 
+    if (gpu->is_left)                   /* the one who could tell has gone */
+        return true;
     bxi_fence_seq_cst();
     return gpu->is_held != NULL && gpu->is_held(gpu->context, (uint32_t)(slab - gpu->slab), slab->generation);
 }
@@ -227,12 +229,12 @@ static void call_freed(struct bxi_gpu_last *last)
     }
 }
 
-/* On the helper; at the end on the closing thread. */
-static void free_slab(struct bxi_gpu_job *job)
+/* With the gate closed; at the end, when no lane is left, without it. */
+static void free_slab(struct bxi_gpu_slab *slab)
 {
-    struct bxi_gpu_slab *slab = (struct bxi_gpu_slab *)(void *)job;
     struct bxi_gpu *gpu = slab->device->gpu;
     struct bxi_gpu_last *last = slab->last;
+    bool is_left;
 
     if (!slab->is_foreign && bxi_gpu_enter(slab->device) == 0) {
         (void)gpu->cu.cuMemFree_v2(slab->address);
@@ -241,8 +243,28 @@ static void free_slab(struct bxi_gpu_job *job)
     pthread_mutex_lock(&gpu->lock);
     slab->last = NULL;
     vacate(slab);
+    is_left = gpu->is_left;
     pthread_mutex_unlock(&gpu->lock);
-    call_freed(last);
+    if (!is_left)
+        call_freed(last);
+}
+
+/* On the helper. If a lane waits for another process a later poll tries again. */
+static void try_free(struct bxi_gpu_job *job)
+{
+    struct bxi_gpu_slab *slab = (struct bxi_gpu_slab *)(void *)job;
+    struct bxi_gpu_device *device = slab->device;
+
+    if (slab->is_foreign) {             /* its owner frees it */
+        free_slab(slab);
+    } else if (bxi_gpu_gate_close(device)) {
+        free_slab(slab);
+        bxi_gpu_gate_open(device);
+    } else {
+        pthread_mutex_lock(&device->gpu->lock);
+        slab->is_freeing = false;
+        pthread_mutex_unlock(&device->gpu->lock);
+    }
 }
 
 int bxi_gpu_slabs_poll(struct bxi_gpu *gpu)
@@ -258,7 +280,7 @@ int bxi_gpu_slabs_poll(struct bxi_gpu *gpu)
         if (slab->is_freeing || is_held(slab))
             continue;
         slab->is_freeing = true;
-        slab->job.run = free_slab;
+        slab->job.run = try_free;
         bxi_gpu_helper_post(&gpu->helper, &slab->job);
     }
     return left;
@@ -374,7 +396,7 @@ int bxi_gpu_device_slabs_free(struct bxi_gpu_device *device)
         if (stays)
             forget(slab);               /* it is never freed: no callbacks */
         else
-            free_slab(&slab->job);
+            free_slab(slab);
     }
     return held;
 }

@@ -25,7 +25,13 @@ int bxi_gpu_open(const struct bxi_gpu_options *options, struct bxi_gpu **gpu)
     return none(options, gpu);
 }
 
-void bxi_gpu_close(struct bxi_gpu *gpu)
+int bxi_gpu_close(struct bxi_gpu *gpu)
+{
+    (void)none(gpu);
+    return 0;
+}
+
+void bxi_gpu_abandon(struct bxi_gpu *gpu)
 {
     (void)none(gpu);
 }

@@ -163,7 +163,7 @@ static void survivor_that_cannot_look(void)
     GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &gpu_shared->ref[1].ready), -EOWNERDEAD);
     bxi_gpu_map_put(map);
     (void)bxi_gpu_poll(gpu);
-    bxi_gpu_helper_drain(&gpu->helper);
+    bxi_gpu_helper_drain(&gpu->helper, bxi_gpu_now_ns() + UINT64_C(5000000000));
     GPU_EQ(gpu_counters().maps, 1);             /* the write may still come */
     gpu_end();
 }

@@ -211,7 +211,7 @@ static void borrower_that_tries(void)
     GPU_EQ(bxi_load_acquire(&gpu_shared->held[1][0].generation[0]), gpu_shared->ref[0].generation);
     gpu_post(BUSY);
     bxi_gpu_peer_try(gpu_peer[0]);              /* while the helper is busy */
-    bxi_gpu_helper_drain(&gpu->helper);
+    bxi_gpu_helper_drain(&gpu->helper, UINT64_MAX / 2);
     GPU_EQ(bxi_load_acquire(&gpu_shared->region[1].head.known_count), 1);
     bxi_gpu_peer_try(gpu_peer[0]);
     reaches = gpu_shared->region[1].head.refused_count == 0;
@@ -266,7 +266,7 @@ static void borrower_that_sees(void)
     gpu_await(LENT, 1);
     GPU_EQ(bxi_gpu_poll(gpu), 0);
     bxi_gpu_peer_try(gpu_peer[0]);              /* has no effect */
-    bxi_gpu_helper_drain(&gpu->helper);
+    bxi_gpu_helper_drain(&gpu->helper, UINT64_MAX / 2);
     GPU_EQ(gpu_counters().opens, 0);
     gpu_post(HELD);
     gpu_await(LAST, 1);
@@ -298,7 +298,7 @@ static void mig_borrower(void)
     gpu_meet(0);
     for (int i = 0; i < 3; i++) {
         bxi_gpu_peer_try(gpu_peer[0]);
-        bxi_gpu_helper_drain(&gpu->helper);
+        bxi_gpu_helper_drain(&gpu->helper, UINT64_MAX / 2);
         GPU_EQ(bxi_gpu_poll(gpu), 0);
     }
     GPU_EQ(gpu_counters().opens + gpu_counters().open_failures, 0);
@@ -337,7 +337,7 @@ static void borrower_that_tries_late(void)
     gpu_await(KILLED, 1);
     GPU_EQ(bxi_gpu_peer_died(gpu_peer[0], gpu_shared->region[0].word), 0);
     gpu_post(BUSY);
-    bxi_gpu_helper_drain(&gpu->helper);
+    bxi_gpu_helper_drain(&gpu->helper, UINT64_MAX / 2);
     GPU_EQ(gpu_counters().opens + gpu_counters().open_failures, 1);
     GPU_EQ(gpu_shared->region[1].head.known_count, gpu_counters().opens);
     GPU_EQ(gpu_shared->region[1].head.refused_count, 0);

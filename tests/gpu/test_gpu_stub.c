@@ -6,6 +6,7 @@
 #define bxi_gpu_text stub_gpu_text
 #define bxi_gpu_open stub_gpu_open
 #define bxi_gpu_close stub_gpu_close
+#define bxi_gpu_abandon stub_gpu_abandon
 #define bxi_gpu_is_fake stub_gpu_is_fake
 #define bxi_gpu_device_count stub_gpu_device_count
 #define bxi_gpu_device_info stub_gpu_device_info

@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The gate of a device: cuMemFree and cuIpcCloseMemHandle wait for the device, so they run only while no lane of it
+ * waits for another process. Otherwise four things could wait for each other: the free for a lane, the lane for a
+ * peer's word, the peer for a mark of this process, and the mark for the driver, which is busy with the free.
+ *
+ * bxi_gpu_after enters the gate before it puts a wait on a lane's stream, records the point, and leaves it afterwards.
+ * The helper closes the gate, checks that every recorded wait is satisfied (by the words, without the driver), or that
+ * its lane is idle (cuStreamQuery), frees, and opens it. If one is not, it opens the gate at once, and a later poll
+ * tries again. So a free lasts no longer than the work that is on the device, and a wait that is put meanwhile is late
+ * by that. A thread waits for the gate for a second at most, and then goes on: the gate prevents a circle that needs
+ * several processes, and must not be the reason for one.
+ *
+ * Waits that a program puts on its streams by itself are unknown here.
+ *
+ * gate->lock is held for a few instructions, never over a call of the driver.
+ */
+#include "inside.h"
+
+#include "shm/cancel.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#define PATIENCE_NS UINT64_C(1000000000)
+#define PER_THREAD 2                    /* CU_STREAM_PER_THREAD */
+
+void bxi_gpu_gate_init(struct bxi_gpu_gate *gate)
+{
+    pthread_mutex_init(&gate->lock, NULL);
+    bxi_gpu_cond_init(&gate->opened);
+}
+
+void bxi_gpu_gate_fini(struct bxi_gpu_gate *gate)
+{
+    pthread_cond_destroy(&gate->opened);
+    pthread_mutex_destroy(&gate->lock);
+}
+
+/* As the stream compares: a poisoned word satisfies every wait. The word of a dead peer that could not be poisoned
+ * satisfies none. */
+static bool is_satisfied(const struct bxi_gpu *gpu, const struct bxi_gpu_awaited *awaited)
+{
+    const struct bxi_gpu_region *region = awaited->peer != NULL ? awaited->peer->options.region : gpu->region;
+
+    /* [gpu.word] relaxed: nothing is read that the word orders. */
+    return (int64_t)(bxi_load_relaxed(&region->word[awaited->lane].value) - awaited->value) >= 0;
+}
+
+/* Under gate->lock: how many are left. */
+static uint32_t drop_satisfied(struct bxi_gpu_lane *lane)
+{
+    struct bxi_gpu_awaits *awaits = &lane->awaits;
+    uint32_t left = 0;
+
+    for (uint32_t i = 0; i < awaits->count; i++)
+        if (!is_satisfied(lane->gpu, &awaits->list[i]))
+            awaits->list[left++] = awaits->list[i];
+    awaits->count = left;
+    return left;
+}
+
+/* Under gate->lock. A later point of the same lane of the same peer takes the place of an earlier one, so the list has
+ * a bound. */
+static int record(struct bxi_gpu_lane *lane, const struct bxi_gpu_awaited *awaited)
+{
+    struct bxi_gpu_awaits *awaits = &lane->awaits;
+
+    for (uint32_t i = 0; i < awaits->count; i++) {
+        struct bxi_gpu_awaited *earlier = &awaits->list[i];
+
+        if (earlier->peer != awaited->peer || earlier->lane != awaited->lane)
+            continue;
+        if (earlier->value < awaited->value)
+            earlier->value = awaited->value;
+        return 0;
+    }
+    if (awaits->count == awaits->capacity && drop_satisfied(lane) == awaits->capacity) {
+        uint32_t capacity = awaits->capacity == 0 ? 8 : awaits->capacity * 2;
+        struct bxi_gpu_awaited *list = realloc(awaits->list, capacity * sizeof(*list));
+
+        if (list == NULL)
+            return bxi_gpu_fail(-ENOMEM, "no memory for the points that lane %u waits for", lane->index);
+        awaits->list = list;
+        awaits->capacity = capacity;
+    }
+    awaits->list[awaits->count++] = *awaited;
+    return 0;
+}
+
+/* Under gate->lock. */
+static void await_open(struct bxi_gpu_gate *gate)
+{
+    BXI_UNCANCELLED;
+    struct timespec end = bxi_gpu_timespec(bxi_gpu_now_ns() + PATIENCE_NS);
+    int late = 0;
+
+    while (gate->is_closed && late == 0)
+        late = pthread_cond_timedwait(&gate->opened, &gate->lock, &end);
+}
+
+int bxi_gpu_gate_enter(struct bxi_gpu_lane *lane, const struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point)
+{
+    struct bxi_gpu_gate *gate = &lane->device->gate;
+    struct bxi_gpu_awaited awaited = { peer, point->lane, point->value };
+    int rc;
+
+    pthread_mutex_lock(&gate->lock);
+    if (gate->is_closed)
+        await_open(gate);
+    rc = record(lane, &awaited);
+    lane->awaits.is_putting = rc == 0;
+    pthread_mutex_unlock(&gate->lock);
+    return rc;
+}
+
+void bxi_gpu_gate_leave(struct bxi_gpu_lane *lane)
+{
+    pthread_mutex_lock(&lane->device->gate.lock);
+    lane->awaits.is_putting = false;
+    pthread_mutex_unlock(&lane->device->gate.lock);
+}
+
+/* Whether the stream is idle, as far as the helper can ask: not a captured one, whose capture a query would invalidate,
+ * and not a thread's own default stream, which has the same handle on each thread. */
+static bool is_idle(const struct bxi_gpu_lane *lane)
+{
+    return (uintptr_t)lane->stream != PER_THREAD &&
+        bxi_gpu_refuse_capture(lane->device, lane->stream, "freeing memory") == 0 &&
+        lane->gpu->cu.cuStreamQuery(lane->stream) == CUDA_SUCCESS;
+}
+
+/* Under gpu->lock, the gate is closed and the context current. */
+static bool is_quiet(struct bxi_gpu_lane *lane)
+{
+    struct bxi_gpu_gate *gate = &lane->device->gate;
+    bool is_putting;
+    uint32_t left;
+
+    pthread_mutex_lock(&gate->lock);
+    is_putting = lane->awaits.is_putting;
+    left = drop_satisfied(lane);
+    pthread_mutex_unlock(&gate->lock);
+    if (is_putting || left == 0)
+        return !is_putting;
+    if (!is_idle(lane))
+        return false;
+    pthread_mutex_lock(&gate->lock);
+    is_putting = lane->awaits.is_putting || lane->awaits.count != left;
+    if (!is_putting)
+        lane->awaits.count = 0;
+    pthread_mutex_unlock(&gate->lock);
+    return !is_putting;
+}
+
+bool bxi_gpu_gate_close(struct bxi_gpu_device *device)
+{
+    struct bxi_gpu *gpu = device->gpu;
+    bool are_quiet = bxi_gpu_enter(device) == 0;
+
+    if (!are_quiet)
+        return false;
+    pthread_mutex_lock(&device->gate.lock);
+    device->gate.is_closed = true;
+    pthread_mutex_unlock(&device->gate.lock);
+    pthread_mutex_lock(&gpu->lock);
+    for (int i = 0; are_quiet && i < BXI_GPU_LANES; i++)
+        if (gpu->lane[i] != NULL && gpu->lane[i]->order != 0 && gpu->lane[i]->device == device)
+            are_quiet = is_quiet(gpu->lane[i]);
+    pthread_mutex_unlock(&gpu->lock);
+    bxi_gpu_leave(device);
+    if (!are_quiet)
+        bxi_gpu_gate_open(device);
+    return are_quiet;
+}
+
+void bxi_gpu_gate_open(struct bxi_gpu_device *device)
+{
+    pthread_mutex_lock(&device->gate.lock);
+    device->gate.is_closed = false;
+    pthread_cond_broadcast(&device->gate.opened);
+    pthread_mutex_unlock(&device->gate.lock);
+}

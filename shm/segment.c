@@ -206,7 +206,8 @@ void bxi_segment_destroy(struct bxi_segment *segment)
     /* Before the lock is dropped: afterwards the name could lead to another object. */
     shm_unlink(segment->shm_name);
     bxi_guard_drop(segment->control);
-    munmap(segment->control, segment->bytes);
+    if (!segment->stays)
+        munmap(segment->control, segment->bytes);
     close(segment->fd);
     segment->control = NULL;
     segment->fd = -1;
@@ -299,7 +300,8 @@ void bxi_segment_detach(struct bxi_segment_view *view)
         return;
     void *base = (void *)(uintptr_t)view->control;
     bxi_guard_drop(base);
-    munmap(base, view->bytes);
+    if (!view->stays)
+        munmap(base, view->bytes);
     view->control = NULL;
     view->bytes = 0;
 }

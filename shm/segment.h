@@ -8,6 +8,7 @@
 #include "layout.h"
 #include "object.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -16,6 +17,7 @@ struct bxi_segment {                /* the worker's own, writable */
     size_t bytes;
     int fd;                         /* holds the owner lock (object.h) */
     bxi_a32 truncated;
+    bool stays;                     /* mapped until the process ends: a GPU may still write there */
     char shm_name[BXI_OBJECT_NAME_BYTES];
 };
 
@@ -23,6 +25,7 @@ struct bxi_segment_view {           /* a peer's, read-only */
     const struct bxi_control *control;
     size_t bytes;
     bxi_a32 truncated;
+    bool stays;                     /* mapped until the process ends: a GPU may still wait there */
 };
 
 /* Creates the object with its owner lock, sizes it sparse, allocates the control pages, maps and guards it and writes
@@ -50,7 +53,7 @@ unsigned char *bxi_segment_ring(const struct bxi_segment *segment, int to);
 /* BXI_LEASE_MAX words by which the owner returns leases of peer `to`; only after bxi_segment_open_ring. */
 bxi_a64 *bxi_segment_leases(const struct bxi_segment *segment, int to);
 
-/* Unlinks the name, unmaps and closes. */
+/* Unlinks the name, unmaps (unless it stays) and closes. */
 void bxi_segment_destroy(struct bxi_segment *segment);
 
 /* Maps a peer's segment from its descriptor (which stays the caller's) and checks its header. -EPROTO: magic, sizes,

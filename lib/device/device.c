@@ -375,6 +375,12 @@ bool bxi_devices_died(const struct bxi_devices *devices, const struct bxi_lend_p
     return peer->generation == 0 && bxi_load_relaxed(&devices->died[peer->rank]) != 0;
 }
 
+bool bxi_devices_released(const struct bxi_devices *devices, const struct bxi_lend_peer *peer)
+{
+    /* Relaxed: as where it is stored. */
+    return peer->generation == 0 && bxi_load_relaxed(&devices->released[peer->rank]) != 0;
+}
+
 int bxi_devices_are_open(const struct bxi_devices *devices, const struct bxi_lend_peer *peer)
 {
     if (devices->count == 0)
@@ -469,6 +475,8 @@ void bxi_devices_peer_release(struct bx_job *job, const struct bxi_lend_peer *pe
         return;
     if (devices->words[peer->rank] == NULL)
         devices->words[peer->rank] = map_words(devices->words_fd[peer->rank]);
+    /* Relaxed: who was released has seen the poison, which is stored after this with release. */
+    bxi_store_relaxed(&devices->released[peer->rank], 1);
     bxi_gpu_peer_release(mortal, devices->words[peer->rank]);       /* bxi_devices_peer_died logs what fails */
 }
 

@@ -46,6 +46,7 @@ struct bxi_devices {
     struct bxi_gpu_word *words[BXI_WORLD_MAX];  /* of peers[rank]: its words, mapped writable for gpu/; or NULL. Once it is
                                                  * mortal the role's own */
     bxi_a32 died[BXI_WORLD_MAX];
+    bxi_a32 released[BXI_WORLD_MAX];    /* streams that waited for it go on, though what they read may be unwritten */
     struct bxi_device_kept *kept;       /* passed.c: storages, each until a point has passed */
     struct bxi_gpu_point settling[BXI_GPU_LANES];   /* by stream: its last point when a worker died; order 0: passed */
     bxi_a32 is_settling;                /* written under the lock */
@@ -113,6 +114,8 @@ bool bxi_devices_check_settled(struct bxi_devices *devices);
  * came back. Then their tensors are staged. */
 bool bxi_devices_share(const struct bxi_devices *devices, const struct bxi_lend_peer *peer);
 bool bxi_devices_died(const struct bxi_devices *devices, const struct bxi_lend_peer *peer);    /* its first process */
+/* The same, and true earlier: since streams that waited for it have gone on. Without the lock too. */
+bool bxi_devices_released(const struct bxi_devices *devices, const struct bxi_lend_peer *peer);
 /* 0; -ENODEV: no GPU is open on one side; with a sentence. */
 int bxi_devices_are_open(const struct bxi_devices *devices, const struct bxi_lend_peer *peer);
 /* gpu/'s peer, opened on first use; NULL of oneself. 0; -ENODEV: no GPU is open on one side; BX_E_PEER_DEAD; -EPROTO:

@@ -6,7 +6,9 @@
  *
  * The end. A block that another worker has mapped must not be freed. bxi_gpu_close first unmaps the memory of the other
  * workers, then waits until they have done the same. All workers leave together, so the wait is short, and it has a
- * limit. What a stopped worker still has mapped then is freed by the driver, when both processes have ended.
+ * limit. What a stopped worker still has mapped then is freed by the driver, when both processes have ended. Where work
+ * on the GPU waits for a stopped worker, or a thread is still in a call that does, everything is left until the process
+ * ends: the memory, the contexts, and the pages where the GPU may still write or wait.
  */
 #include "device.h"
 
@@ -18,6 +20,7 @@
 #include <unistd.h>
 
 #define PAUSE_NS 1000000
+#define PINS_NS UINT64_C(2000000000)        /* at the end, for threads in calls that wait */
 #define POLL_NS UINT64_C(10000000)
 #define POLL_SOON_NS UINT64_C(1000000)      /* while loans or workers wait for points */
 
@@ -284,24 +287,55 @@ bool bx_gpu_is_fake(struct bx_job *job)
 
 /* ---- the end --------------------------------------------------------------------------------- */
 
+/* Waits until no thread is in a call that waits for a GPU or the driver. False: one still is after PINS_NS. */
+static bool have_unpinned(struct bxi_devices *devices)
+{
+    uint64_t end_ns = bxi_now_ns() + PINS_NS;
+    bool have;
+
+    pthread_mutex_lock(&devices->lock);
+    while (devices->pins > 0 && bxi_now_ns() < end_ns) {
+        pthread_mutex_unlock(&devices->lock);
+        nanosleep(&(struct timespec){ .tv_nsec = PAUSE_NS }, NULL);
+        pthread_mutex_lock(&devices->lock);
+    }
+    have = devices->pins == 0;
+    pthread_mutex_unlock(&devices->lock);
+    return have;
+}
+
+/* The pages that the GPU knows stay mapped, and so do the peers' writable words. */
+static void leave_all(struct bx_job *job, const struct bxi_devices *devices, const char *why)
+{
+    bxi_log(job, 1, "the GPU of worker '%s' is not closed: %s", job->name, why);
+    job->segment.stays = true;
+    for (int rank = 0; rank < job->world_size; rank++)
+        if (devices->peers[rank] != NULL)
+            job->lend->peers[rank]->view->stays = true;
+}
+
 void bxi_devices_close(struct bx_job *job)
 {
     struct bxi_devices *devices = bxi_devices_of(job);
     struct bxi_gpu *gpu;
+    bool has_left = false;
 
     if (devices == NULL || !bxi_devices_enter(devices))
         return;
     bxi_devices_set_current(NULL);
     gpu = devices->gpu;
     devices->gpu = NULL;            /* from here on the release of a tensor does not call gpu/ */
-    while (devices->pins > 0) {
-        pthread_mutex_unlock(&devices->lock);
-        nanosleep(&(struct timespec){ .tv_nsec = PAUSE_NS }, NULL);
-        pthread_mutex_lock(&devices->lock);
-    }
     pthread_mutex_unlock(&devices->lock);
-    bxi_gpu_close(gpu);
+    if (!have_unpinned(devices)) {
+        bxi_gpu_abandon(gpu);
+        has_left = true;
+        leave_all(job, devices, "a thread is in a call that waits for it, or for another worker");
+    } else if (bxi_gpu_close(gpu) < 0) {
+        has_left = true;
+        leave_all(job, devices, bxi_gpu_text());
+    }
     bxi_devices_passed_drop(devices->kept);
     devices->kept = NULL;
-    bxi_devices_close_words(devices);
+    if (!has_left)
+        bxi_devices_close_words(devices);
 }

@@ -371,7 +371,7 @@ int bx_tensor_read_on(struct bx_tensor *tensor, void *stream)
 /* The copy may have run too early: if the owner of the awaited point died, its waiters were released. */
 static int check_owner(const struct bxi_devices *devices, struct bxi_gpu_lane *lane, const struct behind *behind)
 {
-    return behind->peer != NULL && bxi_devices_died(devices, behind->owner) ? put_behind(lane, behind) : 0;
+    return behind->peer != NULL && bxi_devices_released(devices, behind->owner) ? put_behind(lane, behind) : 0;
 }
 
 /* Under devices->lock. If the program set no point, the tensor was filled on the device's own stream. */

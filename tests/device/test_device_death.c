@@ -12,6 +12,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 enum gate { OPEN = 0, KEPT, STARTED, BLOCKED };
@@ -75,6 +76,19 @@ static void dies_owing(struct bx_job *job)
     kill(getpid(), SIGKILL);
 }
 
+/* Until a thread is in a call that waits. */
+static void await_pins(struct bx_job *job)
+{
+    struct bxi_devices *devices = bxi_devices_of(job);
+    uint32_t pins = 0;
+
+    while (pins == 0) {
+        pthread_mutex_lock(&devices->lock);
+        pins = devices->pins;
+        pthread_mutex_unlock(&devices->lock);
+    }
+}
+
 static struct bx_device borrow(struct bx_job *job)
 {
     struct bx_device device = device_open(job, 0);
@@ -124,6 +138,28 @@ Test(device_death, releases_streams_that_wait_for_words_in_device_memory, .timeo
                .body = { dies_owing, streams_are_released } });
 }
 
+/* The role releases the stream before it wants a lock, which a thread in the driver may hold: here it is the test's. */
+static void streams_are_released_without_the_lock(struct bx_job *job)
+{
+    void *stream = device_stream(job, borrow(job));
+    struct bxi_devices *devices = bxi_devices_of(job);
+
+    HARNESS_EQ(bx_tensor_read_on(kept[1], stream), 0);
+    harness_post(BLOCKED);              /* the owner asks nothing: a handler here would want the lock */
+    pthread_mutex_lock(&devices->lock);
+    harness_post(STARTED);
+    device_wait(job, stream);
+    pthread_mutex_unlock(&devices->lock);
+    end_as_survivor(job);
+}
+
+Test(device_death, releases_streams_while_a_thread_has_the_lock, .timeout = 30)
+{
+    device_world(DEVICE_ANY);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup, .dies = 1,
+               .body = { dies_owing, streams_are_released_without_the_lock } });
+}
+
 /* A thread waits in a copy, which ends only with the help of the role. */
 static void copy_is_ended(struct bx_job *job, int64_t step)
 {
@@ -163,6 +199,45 @@ Test(device_death, ends_a_copy_of_a_view_that_waits_for_a_dead_owner, .timeout =
     device_world(DEVICE_ANY);
     device_run(&(struct harness_world){ .size = 2, .setup = setup, .dies = 1,
                .body = { dies_owing, copies_of_views_are_ended } });
+}
+
+struct copy {
+    struct bx_tensor *to;
+    int rc;
+};
+
+static void *copy_unwritten(void *context)
+{
+    struct copy *copy = context;
+
+    copy->rc = bx_tensor_copy_into(copy->to, kept[1]);
+    return NULL;
+}
+
+/* The release, without what the role does later: it has neither the lock nor has it told anybody of the death. */
+static void released_copy_fails(struct bx_job *job)
+{
+    struct copy copy = { NULL, 0 };
+    pthread_t thread;
+
+    borrow(job);
+    HARNESS_EQ(bx_tensor_create(job, BX_I32, 1, (int64_t[]){ COUNT }, &copy.to), 0);
+    HARNESS_EQ(pthread_create(&thread, NULL, copy_unwritten, &copy), 0);
+    await_pins(job);
+    bxi_devices_peer_release(job, job->lend->peers[0]);
+    HARNESS_EQ(pthread_join(thread, NULL), 0);
+    HARNESS_EQ(copy.rc, BX_E_PEER_DEAD);
+    bx_tensor_release(copy.to);
+    harness_post(STARTED);
+    harness_post(BLOCKED);
+    end_as_survivor(job);
+}
+
+Test(device_death, fails_a_copy_that_was_released_before_the_death_is_handled, .timeout = 60)
+{
+    device_world(DEVICE_FAKE);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup, .dies = 1,
+               .body = { dies_owing, released_copy_fails } });
 }
 
 /* The host waits in place of a stream. */
@@ -277,4 +352,89 @@ Test(device_death, takes_everything_back_from_a_dead_borrower, .timeout = 60)
     device_world(DEVICE_ANY);
     device_run(&(struct harness_world){ .size = 2, .setup = setup, .dies = 2,
                .body = { gets_everything_back, dies_holding } });
+}
+
+/* ---- The owner is stopped ---------------------------------------------------------------------- */
+
+static bxi_a32 *owner_pid;
+
+/* Lends a tensor that is never written, and stops. */
+static void stops_owing(struct bx_job *job)
+{
+    struct bx_device device = device_open(job, 0);
+    struct bx_tensor *unwritten = device_tensor(job, device, COUNT);
+    void *stream = device_stream(job, device);
+
+    bxi_store_release(owner_pid, (uint32_t)getpid());
+    harness_await(OPEN, 1);
+    device_gate(job, stream);
+    HARNESS_EQ(bx_tensor_written_on(unwritten, stream), 0);
+    send(job, unwritten);
+    harness_await(STARTED, 1);
+    kill(getpid(), SIGSTOP);
+}
+
+static void leaves_in_time(struct bx_job *job)
+{
+    struct bx_device device = device_open(job, 0);
+    void *stream = device_stream(job, device);
+    uint64_t begin_ns;
+
+    harness_leaves_by_itself();
+    harness_post(OPEN);
+    harness_await(KEPT, 1);
+    HARNESS_EQ(bx_tensor_read_on(kept[0], stream), 0);
+    bx_tensor_release(kept[0]);
+    harness_post(STARTED);
+    begin_ns = bxi_now_ns();
+    HARNESS_EQ(bx_job_shutdown(job, 500000000), BX_E_TIMEOUT);
+    bx_job_destroy(job);
+    HARNESS_CHECK(bxi_now_ns() - begin_ns < UINT64_C(15000000000));
+    kill((pid_t)bxi_load_acquire(owner_pid), SIGKILL);
+}
+
+Test(device_death, is_not_needed_to_leave_beside_a_stopped_owner, .timeout = 60)
+{
+    device_world(DEVICE_FAKE);
+    owner_pid = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    HARNESS_CHECK(owner_pid != MAP_FAILED);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup, .dies = 1,
+               .body = { stops_owing, leaves_in_time } });
+}
+
+static void *copies(void *to)
+{
+    (void)bx_tensor_copy_into(to, kept[0]);
+    return to;
+}
+
+/* The thread is still in its copy when the process ends. */
+static void leaves_a_thread_behind(struct bx_job *job)
+{
+    struct bx_tensor *host = NULL;
+    struct bx_device device = device_open(job, 0);
+    uint64_t begin_ns;
+    pthread_t thread;
+
+    harness_leaves_by_itself();
+    (void)device;
+    harness_post(OPEN);
+    harness_await(KEPT, 1);
+    HARNESS_EQ(bx_tensor_create(job, BX_I32, 1, (int64_t[]){ COUNT }, &host), 0);
+    HARNESS_EQ(pthread_create(&thread, NULL, copies, host), 0);
+    await_pins(job);
+    harness_post(STARTED);
+    begin_ns = bxi_now_ns();
+    HARNESS_EQ(bx_job_shutdown(job, 500000000), BX_E_TIMEOUT);
+    HARNESS_CHECK(bxi_now_ns() - begin_ns < UINT64_C(15000000000));
+    kill((pid_t)bxi_load_acquire(owner_pid), SIGKILL);
+}
+
+Test(device_death, is_not_needed_to_leave_while_a_thread_waits_for_a_stopped_owner, .timeout = 60)
+{
+    device_world(DEVICE_FAKE);
+    owner_pid = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    HARNESS_CHECK(owner_pid != MAP_FAILED);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup, .dies = 1,
+               .body = { stops_owing, leaves_a_thread_behind } });
 }

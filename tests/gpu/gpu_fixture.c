@@ -123,6 +123,15 @@ void gpu_kill(int rank)
     cr_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "process %d ended by itself", rank);
 }
 
+void gpu_stop(int rank)
+{
+    int status = 0;
+
+    cr_assert_eq(kill(child[rank], SIGSTOP), 0);
+    cr_assert_eq(waitpid(child[rank], &status, WUNTRACED), child[rank]);
+    cr_assert(WIFSTOPPED(status), "process %d ended by itself", rank);
+}
+
 void gpu_join(int rank)
 {
     int status = 0;

@@ -61,6 +61,7 @@ void gpu_run(int count, const gpu_fn *body);
 /* The same in steps; gpu_kill reaps the process that it kills. */
 void gpu_fork(int rank, gpu_fn body);
 void gpu_kill(int rank);
+void gpu_stop(int rank);                            /* SIGSTOP; gpu_kill ends it */
 void gpu_join(int rank);
 void gpu_check_machine(void);
 

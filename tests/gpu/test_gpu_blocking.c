@@ -195,3 +195,272 @@ Test(gpu_blocking, free_of_a_slab_does_not_keep_a_death_from_being_handled, .tim
 {
     owner_dies_during(frees, BXI_GPU_HOST_WORDS);
 }
+
+/* A thread that is in the driver may hold any lock: here it is the test's. */
+static void releases_with_the_lock_taken(void)
+{
+    struct bxi_gpu_point met;
+    uint64_t end_ns;
+
+    start(1);
+    gpu_await(LENT, 1);
+    GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &gpu_shared->ref[0].ready), 0);
+    GPU_EQ(bxi_gpu_mark(gpu_lane, &met), 0);
+    gpu_post(BLOCKED);
+    gpu_await(KILLED, 1);
+    pthread_mutex_lock(&gpu->lock);
+    GPU_EQ(bxi_gpu_peer_release(gpu_peer[0], gpu_shared->region[0].word), 0);
+    end_ns = bxi_gpu_now_ns() + UINT64_C(10000000000);
+    while (bxi_load_acquire(&gpu_shared->region[1].word[met.lane].value) < met.value)
+        GPU_CHECK(bxi_gpu_now_ns() < end_ns);
+    pthread_mutex_unlock(&gpu->lock);
+    GPU_EQ(bxi_gpu_peer_died(gpu_peer[0], gpu_shared->region[0].word), 0);
+    gpu_end();
+}
+
+Test(gpu_blocking, streams_of_a_dead_peer_are_released_without_a_lock, .timeout = 30)
+{
+    world(BXI_GPU_HOST_WORDS);
+    gpu_fork(0, owes);
+    gpu_fork(1, releases_with_the_lock_taken);
+    gpu_await(BLOCKED, 1);
+    gpu_kill(0);
+    gpu_post(KILLED);
+    gpu_join(1);
+    gpu_check_machine();
+}
+
+/* ---- A free, while a lane waits for a peer that waits for a mark ----------------------------- */
+
+/* The peer's work waits for a mark of this process, which the driver may not take while it frees. */
+static void frees_before_its_mark(void)
+{
+    struct bxi_gpu_point mine;
+    struct bxi_gpu_block *block;
+    struct bxi_gpu_lane *other;
+
+    start(0);
+    block = gpu_block(64 * GPU_MIB);
+    GPU_EQ(bxi_gpu_lane_open(gpu_device, NULL, &other), 0);
+    gpu_await(LENT, 1);
+    GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[1], &gpu_shared->point[1]), 0);
+    bxi_gpu_free(block);
+    (void)bxi_gpu_trim(gpu_device);
+    usleep(PAUSE_US);
+    GPU_CHECK(bxi_gpu_poll(gpu) > 0);           /* it is not freed, and the helper is free for other things */
+    GPU_CHECK(bxi_gpu_helper_drain(&gpu->helper, bxi_gpu_now_ns() + UINT64_C(5000000000)));
+    GPU_EQ(gpu_counters().slabs_retired, 0);
+    GPU_EQ(bxi_gpu_mark(other, &mine), 0);
+    gpu_shared->point[0] = mine;
+    gpu_post(BLOCKED);
+    gpu_poll_until_nothing_is_left();
+    GPU_CHECK(gpu_counters().slabs_retired > 0);
+    gpu_post(KILLED);
+    gpu_end();
+}
+
+static void marks_after_that(void)
+{
+    struct bxi_gpu_point first, awaited;
+
+    start(1);
+    GPU_EQ(bxi_gpu_mark(gpu_lane, &first), 0);
+    awaited = first;
+    awaited.value++;
+    gpu_shared->point[1] = awaited;
+    gpu_post(LENT);
+    gpu_await(BLOCKED, 1);
+    GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &gpu_shared->point[0]), 0);
+    GPU_EQ(bxi_gpu_mark(gpu_lane, &first), 0);
+    GPU_EQ(first.value, awaited.value);
+    gpu_await(KILLED, 1);
+    gpu_end();
+}
+
+Test(gpu_blocking, memory_is_freed_when_no_lane_waits_any_more, .timeout = 30)
+{
+    world(BXI_GPU_HOST_WORDS);
+    gpu_run(2, (gpu_fn[]){ frees_before_its_mark, marks_after_that });
+}
+
+/* The same for a slab of the peer, which this process has open and is to close. */
+static void lends_and_retires(void)
+{
+    struct bxi_gpu_block *block;
+    struct bxi_gpu_point first, awaited;
+
+    start(0);
+    block = gpu_block(BYTES);
+    GPU_EQ(bxi_gpu_ref(block, 0, BYTES, &gpu_shared->ref[0]), 0);
+    GPU_EQ(bxi_gpu_mark(gpu_lane, &first), 0);
+    awaited = first;
+    awaited.value++;
+    gpu_shared->point[1] = awaited;
+    gpu_post(LENT);
+    gpu_await(BLOCKED, 1);
+    bxi_gpu_free(block);
+    GPU_CHECK(bxi_gpu_trim(gpu_device) > 0);
+    gpu_post(BLOCKED);
+    gpu_await(KILLED, 1);
+    GPU_EQ(bxi_gpu_mark(gpu_lane, &first), 0);
+    gpu_poll_until_nothing_is_left();
+    gpu_post(KILLED);
+    gpu_end();
+}
+
+static void closes_when_nothing_waits(void)
+{
+    struct bxi_gpu_map *map;
+
+    start(1);
+    gpu_await(LENT, 1);
+    (void)gpu_borrow(gpu_peer[0], &gpu_shared->ref[0], &map);
+    GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &gpu_shared->point[1]), 0);
+    bxi_gpu_map_put(map);
+    gpu_post(BLOCKED);
+    gpu_await(BLOCKED, 2);
+    GPU_CHECK(bxi_gpu_poll(gpu) > 0);
+    GPU_CHECK(bxi_gpu_helper_drain(&gpu->helper, bxi_gpu_now_ns() + UINT64_C(5000000000)));
+    GPU_EQ(gpu_counters().closes, 0);
+    gpu_post(KILLED);
+    gpu_poll_until_nothing_is_left();
+    GPU_EQ(gpu_counters().closes, 1);
+    gpu_await(KILLED, 2);
+    gpu_end();
+}
+
+Test(gpu_blocking, maps_are_closed_when_no_lane_waits_any_more, .timeout = 30)
+{
+    world(BXI_GPU_HOST_WORDS);
+    gpu_run(2, (gpu_fn[]){ lends_and_retires, closes_when_nothing_waits });
+}
+
+static void *puts_a_wait(void *unused)
+{
+    GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &gpu_shared->point[1]), 0);
+    bxi_store_release(&is_done, 1);
+    return unused;
+}
+
+/* The test closes the gate in place of the helper. */
+static void waits_for_the_gate(void)
+{
+    pthread_t thread;
+
+    start(1);
+    gpu_await(LENT, 1);
+    GPU_CHECK(bxi_gpu_gate_close(gpu_device));
+    GPU_EQ(pthread_create(&thread, NULL, puts_a_wait, NULL), 0);
+    usleep(PAUSE_US);
+    GPU_EQ(bxi_load_acquire(&is_done), 0);
+    bxi_gpu_gate_open(gpu_device);
+    GPU_EQ(pthread_join(thread, NULL), 0);
+    GPU_CHECK(!bxi_gpu_gate_close(gpu_device));
+    is_done = 0;
+    gpu_post(BLOCKED);
+    GPU_EQ(bxi_gpu_lane_wait(gpu_lane), 0);
+    GPU_CHECK(bxi_gpu_gate_close(gpu_device));  /* nobody opens it: a wait is not put off for ever */
+    puts_a_wait(NULL);
+    bxi_gpu_gate_open(gpu_device);
+    gpu_end();
+}
+
+static void marks_late(void)
+{
+    struct bxi_gpu_point point;
+
+    start(0);
+    gpu_shared->point[1] = (struct bxi_gpu_point){ .order = BXI_GPU_HOST_WORDS, .lane = (uint16_t)gpu_lane->index,
+                                                   .value = 1 };
+    gpu_post(LENT);
+    gpu_await(BLOCKED, 1);
+    GPU_EQ(bxi_gpu_mark(gpu_lane, &point), 0);
+    gpu_end();
+}
+
+Test(gpu_blocking, waits_are_put_off_while_memory_is_freed, .timeout = 30)
+{
+    world(BXI_GPU_HOST_WORDS);
+    gpu_run(2, (gpu_fn[]){ marks_late, waits_for_the_gate });
+}
+
+/* ---- Closing beside a stopped peer ----------------------------------------------------------- */
+
+static bool maps_too;
+
+static void ends_beside_a_stopped_peer(void)
+{
+    struct bxi_gpu_map *map;
+    uint64_t begin_ns;
+
+    start(1);
+    gpu_await(LENT, 1);
+    if (maps_too)
+        (void)gpu_borrow(gpu_peer[0], &gpu_shared->ref[0], &map);
+    GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &gpu_shared->ref[0].ready), 0);
+    gpu_post(BLOCKED);
+    gpu_await(KILLED, 1);               /* it is stopped */
+    begin_ns = bxi_gpu_now_ns();
+    GPU_EQ(bxi_gpu_close(gpu), -ETIMEDOUT);
+    GPU_SAYS("stay until this process ends");
+    GPU_CHECK(bxi_gpu_now_ns() - begin_ns < UINT64_C(10000000000));
+    GPU_CHECK((bxi_load_acquire(&gpu_shared->region[1].word[0].value) & BXI_GPU_POISON) != 0);
+}
+
+static void closes_beside_a_stopped_peer(bool maps_wanted)
+{
+    world(BXI_GPU_HOST_WORDS);
+    maps_too = maps_wanted;
+    gpu_fork(0, owes);
+    gpu_fork(1, ends_beside_a_stopped_peer);
+    gpu_await(BLOCKED, 1);
+    gpu_stop(0);
+    gpu_post(KILLED);
+    gpu_join(1);
+    gpu_kill(0);
+    gpu_check_machine();
+}
+
+Test(gpu_blocking, close_ends_beside_a_stopped_peer_and_leaves_the_context, .timeout = 30)
+{
+    closes_beside_a_stopped_peer(false);
+}
+
+Test(gpu_blocking, close_ends_beside_a_stopped_peer_whose_memory_is_mapped, .timeout = 30)
+{
+    closes_beside_a_stopped_peer(true);
+}
+
+/* The helper is in the driver, with an open that does not return; no lane of gpu/ waits. */
+static void ends_while_the_helper_is_in_the_driver(void)
+{
+    struct CUstream_st *stream;
+
+    start(1);
+    gpu_await(LENT, 1);
+    GPU_EQ(bxi_gpu_enter(gpu_device), 0);
+    GPU_EQ(gpu->cu.cuStreamCreate(&stream, 0), CUDA_SUCCESS);
+    GPU_EQ(gpu->cu.cuStreamWaitValue64_v2(stream, gpu_device->host_words + 128 * (BXI_GPU_LANES - 1), 1, 0),
+           CUDA_SUCCESS);
+    bxi_gpu_leave(gpu_device);
+    (void)bxi_gpu_map_begin(gpu_peer[0], &gpu_shared->ref[1], NULL, NULL);
+    usleep(PAUSE_US);
+    gpu_post(BLOCKED);
+    gpu_await(KILLED, 1);
+    GPU_EQ(bxi_gpu_close(gpu), -ETIMEDOUT);
+    bxi_store_release(&gpu_shared->region[1].word[BXI_GPU_LANES - 1].value, 1);
+    usleep(PAUSE_US);                   /* the helper comes back, calls nobody and ends */
+}
+
+Test(gpu_blocking, close_ends_while_the_helper_is_in_the_driver, .timeout = 30)
+{
+    world(BXI_GPU_HOST_WORDS);
+    gpu_fork(0, owes);
+    gpu_fork(1, ends_while_the_helper_is_in_the_driver);
+    gpu_await(BLOCKED, 1);
+    gpu_stop(0);
+    gpu_post(KILLED);
+    gpu_join(1);
+    gpu_kill(0);
+    gpu_check_machine();
+}

@@ -611,6 +611,7 @@ static void waits_on_the_host(void)
     pthread_t thread;
 
     open_pair(1);
+    GPU_CHECK(bxi_gpu_helper_drain(&gpu->helper, UINT64_MAX / 2));      /* it registers the page */
     gpu_peer[0]->host_words = 0;                /* as if the page could not be registered */
     before = gpu_counters().fallbacks;
     GPU_EQ(pthread_create(&thread, NULL, looks_at_the_word, NULL), 0);

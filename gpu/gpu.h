@@ -134,14 +134,15 @@ int bxi_gpu_open(const struct bxi_gpu_options *options, struct bxi_gpu **gpu);
 /* Closes lanes, then all maps, then waits (2 s at most) until no live peer has a slab of this process open. A slab that
  * is still open then stays until the process ends, because freeing it would be undefined. Then closes peers, memory and
  * contexts. -ETIMEDOUT: a lane was not idle, or the driver did not return, within 2 s (it waits for a process that is
- * stopped): then nothing is closed, as with bxi_gpu_abandon. No other error. Blocks that are still handed out and maps that are still held are destroyed too: bxi_gpu_free and
- * bxi_gpu_map_put must not be called with them afterwards, so a caller that holds some must record that the GPU is
- * closed. NULL is allowed; in a forked child it does nothing. */
+ * stopped): then nothing is closed, as with bxi_gpu_abandon. No other error. Blocks that are still handed out and maps
+ * that are still held are destroyed too: bxi_gpu_free and bxi_gpu_map_put must not be called with them afterwards, so a
+ * caller that holds some must record that the GPU is closed. NULL is allowed; in a forked child it does nothing. */
 int bxi_gpu_close(struct bxi_gpu *gpu);
 
-/* In place of bxi_gpu_close, while another thread is still in a call of gpu/: leaves contexts, memory and maps to the end
- * of the process, and calls nothing back any more. The region, the regions of peers, held and words must stay mapped:
- * streams may still write and wait there. gpu stays valid for threads that are in a call, and may be opened again. */
+/* In place of bxi_gpu_close, while another thread is still in a call of gpu/: leaves contexts, memory and maps to the
+ * end of the process, and calls nothing back any more. The region, the regions of peers, held and words must stay
+ * mapped: streams may still write and wait there. gpu stays valid for threads that are in a call. bxi_gpu_open may be
+ * called again. */
 void bxi_gpu_abandon(struct bxi_gpu *gpu);
 
 struct bxi_gpu_info {
@@ -281,9 +282,9 @@ struct bxi_gpu_peer_options {
 bool bxi_gpu_wants_words(const struct bxi_gpu_device *device);
 
 /* Each side opens the other before it uses its memory or its points. Registers the page of the peer's words with the
- * driver (HOST_WORDS): the read-only mapping, else words. The peer lives until bxi_gpu_close. -EAGAIN: it has not
- * opened its GPU yet; -EPROTO: not a valid region; -EINVAL; -ESTALE: it is this process, whose memory needs no
- * mapping. */
+ * driver (HOST_WORDS): the read-only mapping, else words; the helper does it, so this call does not wait. The peer
+ * lives until bxi_gpu_close. -EAGAIN: it has not opened its GPU yet; -EPROTO: not a valid region; -EINVAL; -ESTALE: it
+ * is this process, whose memory needs no mapping. */
 int bxi_gpu_peer_open(struct bxi_gpu *gpu, const struct bxi_gpu_peer_options *options, struct bxi_gpu_peer **peer);
 
 /* The peer is dead: releases streams that wait for its words, treats its points as passed, closes maps of its slabs as
@@ -292,8 +293,8 @@ int bxi_gpu_peer_open(struct bxi_gpu *gpu, const struct bxi_gpu_peer_options *op
  * for the device. */
 int bxi_gpu_peer_died(struct bxi_gpu_peer *peer, struct bxi_gpu_word *words);
 
-/* The first step of bxi_gpu_peer_died: releases streams that wait for words in host memory. It takes no lock and does not
- * call the driver, so a caller whose locks may be held by a thread in the driver calls it before it takes them. */
+/* The first step of bxi_gpu_peer_died: releases streams that wait for words in host memory. It takes no lock and does
+ * not call the driver, so a caller whose locks may be held by a thread in the driver calls it before it takes them. */
 int bxi_gpu_peer_release(struct bxi_gpu_peer *peer, struct bxi_gpu_word *words);
 
 /* Whether the peer can map memory of the device with that UUID: 1; 0: stage it. 0 if the peer has published that it

@@ -11,8 +11,8 @@
  * The device on which a slab is mapped depends only on the device that the slab is on (reach.c). So all slabs of one
  * device are opened in one context here, which CUDA requires.
  *
- * States: NONE -> OPENING (helper) -> OPEN <-> in use -> CLOSING (helper) -> NONE, or OPEN again (gate.c). The lock covers what helper and
- * callers share; in OPENING and CLOSING the address belongs to the helper.
+ * States: NONE -> OPENING (helper) -> OPEN <-> in use -> CLOSING (helper) -> NONE, or OPEN again (gate.c). The
+ * lock covers what helper and callers share; in OPENING and CLOSING the address belongs to the helper.
  *
  * Killed while OPENING: the word in held stays, in a dead segment that no owner reads any more. Killed with maps open:
  * the driver closes them.

@@ -4,7 +4,8 @@
  *
  * Staging has two pinned buffers of 1 MiB for each device: while the device fills or empties one, the host does the
  * other. It blocks until the device is done, and counts that: it is for devices without peer access, not for the hot
- * path. They are made when the device is opened, because pinning memory may wait for the device. Pinning the caller's memory instead would cost more than the copy for anything that is staged once.
+ * path. They are made when the device is opened, because pinning memory may wait for the device. Pinning the caller's
+ * memory instead would cost more than the copy for anything that is staged once.
  *
  * Before the buffers are locked the lane is waited for, and the copies go to the side stream, on which nothing waits.
  * On the lane they could be queued behind a wait for another process's work. Then unrelated threads would block on the

@@ -43,8 +43,8 @@ struct bxi_devices {
     struct bxi_gpu_peer *peers[BXI_WORLD_MAX];
     _Atomic(struct bxi_gpu_peer *) mortal[BXI_WORLD_MAX];   /* peers[rank], for the role without the lock */
     int words_fd[BXI_WORLD_MAX];        /* of peers[rank]: its segment, writable, for its death; or -1 */
-    struct bxi_gpu_word *words[BXI_WORLD_MAX];  /* of peers[rank]: its words, mapped writable for gpu/; or NULL. Once it is
-                                                 * mortal the role's own */
+    struct bxi_gpu_word *words[BXI_WORLD_MAX];  /* of peers[rank]: its words, mapped writable for gpu/; or
+                                                 * NULL; once it is mortal the role's own */
     bxi_a32 died[BXI_WORLD_MAX];
     bxi_a32 released[BXI_WORLD_MAX];    /* streams that waited for it go on, though what they read may be unwritten */
     struct bxi_device_kept *kept;       /* passed.c: storages, each until a point has passed */

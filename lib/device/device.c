@@ -485,7 +485,6 @@ void bxi_devices_peer_died(struct bx_job *job, struct bxi_lend_peer *peer)
     struct bxi_devices *devices = bxi_devices_of(job);
     int rc = 0;
 
-    bxi_devices_peer_release(job, peer);
     if (devices == NULL || !bxi_devices_enter(devices))
         return;
     bxi_store_relaxed(&devices->died[peer->rank], 1);
@@ -493,6 +492,8 @@ void bxi_devices_peer_died(struct bx_job *job, struct bxi_lend_peer *peer)
     if (peer->generation == 0 && devices->peers[peer->rank] != NULL) {
         if (devices->words[peer->rank] == NULL)
             devices->words[peer->rank] = map_words(devices->words_fd[peer->rank]);
+        /* Relaxed: as in bxi_devices_peer_release, which misses a peer that is opened at that moment. */
+        bxi_store_relaxed(&devices->released[peer->rank], 1);
         rc = bxi_gpu_peer_died(devices->peers[peer->rank], devices->words[peer->rank]);
     }
     bxi_devices_leave(devices);

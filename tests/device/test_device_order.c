@@ -244,12 +244,14 @@ static void reads_late(struct bx_job *job)
 Test(device_order, reuses_memory_when_its_readers_have_passed, .timeout = 60)
 {
     device_world(DEVICE_ANY);
+    device_driver_never_waits();
     device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { reuses, reads_late } });
 }
 
 Test(device_order, reuses_memory_with_words_in_device_memory, .timeout = 60)
 {
     device_world(DEVICE_FAKE);
+    device_driver_never_waits();
     setenv("BX_GPU_ORDER", "device", 1);
     device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { reuses, reads_late } });
 }
@@ -292,6 +294,7 @@ static void serve(struct bx_job *job)
 Test(device_order, waits_for_own_work_too_before_memory_is_reused, .timeout = 60)
 {
     device_world(DEVICE_ANY);
+    device_driver_never_waits();
     device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { reuses_alone, serve } });
 }
 
@@ -365,6 +368,7 @@ static void is_served_meanwhile(struct bx_job *job)
 Test(device_order, serves_others_while_a_thread_waits_in_a_copy, .timeout = 60)
 {
     device_world(DEVICE_ANY);
+    device_driver_never_waits();
     device_run(&(struct harness_world){ .size = 3, .setup = setup,
                .body = { opens_the_gate_in_the_end, copies_what_is_late, is_served_meanwhile } });
 }
@@ -503,6 +507,7 @@ static void has_no_stream_left(struct bx_job *job)
 Test(device_order, blocks_no_other_thread_while_the_return_of_a_loan_waits, .timeout = 60)
 {
     device_world(DEVICE_FAKE);
+    device_driver_never_waits();
     device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { lends_once, has_no_stream_left } });
 }
 

@@ -112,11 +112,6 @@ void device_check_machine(void)
               WEXITSTATUS(status));
 }
 
-void device_driver_never_waits(void)
-{
-    unsetenv("FAKE_CUDA_BLOCKING");
-}
-
 void device_run(const struct harness_world *world)
 {
     harness_run(world);

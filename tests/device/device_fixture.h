@@ -32,9 +32,6 @@ enum device_driver { DEVICE_ANY, DEVICE_FAKE };
 
 /* Chooses the driver; call it first in every test. FAKE: for what only the fake can be configured for. */
 void device_world(enum device_driver driver);
-/* For a test that makes memory or streams, or has a slab opened, behind its own gate: a driver that waits for the
- * device would wait for that test. Switches FAKE_CUDA_BLOCKING off. */
-void device_driver_never_waits(void);
 bool device_is_real(void);
 void device_run(const struct harness_world *world);
 void device_check_machine(void);                /* the check of the machine in device_run */

@@ -8,6 +8,7 @@
  * what their handlers kept.
  */
 #include "device_fixture.h"
+#include "tests/gpu/fake_library.h"
 
 #include <criterion/criterion.h>
 #include <stdlib.h>
@@ -243,15 +244,17 @@ static void reads_late(struct bx_job *job)
 
 Test(device_order, reuses_memory_when_its_readers_have_passed, .timeout = 60)
 {
+    fake_skip_under("FAKE_CUDA_QUEUES", "the test uses a stream that shares a queue with one that it holds up");
+    fake_skip_under("FAKE_CUDA_BLOCKING", "it uses memory before it ends waits of a peer's streams");
     device_world(DEVICE_ANY);
-    device_driver_never_waits();
     device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { reuses, reads_late } });
 }
 
 Test(device_order, reuses_memory_with_words_in_device_memory, .timeout = 60)
 {
+    fake_skip_under("FAKE_CUDA_QUEUES", "the test uses a stream that shares a queue with one that it holds up");
+    fake_skip_under("FAKE_CUDA_BLOCKING", "it uses memory before it ends waits of a peer's streams");
     device_world(DEVICE_FAKE);
-    device_driver_never_waits();
     setenv("BX_GPU_ORDER", "device", 1);
     device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { reuses, reads_late } });
 }
@@ -293,8 +296,8 @@ static void serve(struct bx_job *job)
 
 Test(device_order, waits_for_own_work_too_before_memory_is_reused, .timeout = 60)
 {
+    fake_skip_under("FAKE_CUDA_BLOCKING", "it allocates before it ends a wait of one of its streams");
     device_world(DEVICE_ANY);
-    device_driver_never_waits();
     device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { reuses_alone, serve } });
 }
 
@@ -367,8 +370,8 @@ static void is_served_meanwhile(struct bx_job *job)
 
 Test(device_order, serves_others_while_a_thread_waits_in_a_copy, .timeout = 60)
 {
+    fake_skip_under("FAKE_CUDA_BLOCKING", "a slab is mapped before the wait of a stream ends");
     device_world(DEVICE_ANY);
-    device_driver_never_waits();
     device_run(&(struct harness_world){ .size = 3, .setup = setup,
                .body = { opens_the_gate_in_the_end, copies_what_is_late, is_served_meanwhile } });
 }
@@ -506,8 +509,8 @@ static void has_no_stream_left(struct bx_job *job)
 
 Test(device_order, blocks_no_other_thread_while_the_return_of_a_loan_waits, .timeout = 60)
 {
+    fake_skip_under("FAKE_CUDA_BLOCKING", "it makes streams before it ends a wait of one");
     device_world(DEVICE_FAKE);
-    device_driver_never_waits();
     device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { lends_once, has_no_stream_left } });
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The fake's functions for tests that call them directly, without gpu/ and lib/nn.
+ * The fake's functions for tests that call them directly, without gpu/ and lib/nn; and what tests ask about its
+ * switches (tests/fake_cuda/fake.h), under each of which tests/gpu/switches.sh runs them.
  */
 #ifndef TESTS_FAKE_LIBRARY_H
 #define TESTS_FAKE_LIBRARY_H
@@ -9,9 +10,25 @@
 
 #include <criterion/criterion.h>
 #include <dlfcn.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* Whether the environment has this switch of the fake on. */
+static inline bool fake_has(const char *name)
+{
+    const char *value = getenv(name);
+
+    return value != NULL && atoi(value) != 0;
+}
+
+/* For a test that forces what the switch forbids: skips it, and says why. */
+static inline void fake_skip_under(const char *name, const char *why)
+{
+    if (fake_has(name))
+        cr_skip_test("%s=%s: %s", name, getenv(name), why);
+}
 
 /* *to becomes the function of this name. */
 static inline void fake_take(void *library, const char *name, void *to)

@@ -105,7 +105,8 @@ static void poison_device(struct bxi_gpu_peer *peer)
         at = bxi_gpu_mapped(peer, row);
         if (at.address == 0)
             continue;
-        if (bxi_gpu_read_word(at.device, at.address, end_ns, &word) < 0)
+        /* No lane writes the highest bit: the driver has dropped the dead owner's memory. */
+        if (bxi_gpu_read_word(at.device, at.address, end_ns, &word) < 0 || word >> 63 != 0)
             /* [gpu.word] acquire, pairs with the write of the dead owner's stream. */
             word = bxi_load_acquire(&peer->options.region->word[i].value) & (BXI_GPU_POISON - 1);
         peer->last_word[i] = word;

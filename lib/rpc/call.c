@@ -500,7 +500,7 @@ int bx_rpc_sync_rank(struct bx_job *job, int rank, const char *function, const s
 /* A call whose future is the program's; NULL: no memory, with a sentence. */
 static struct bxi_call *make_call(struct bx_job *job)
 {
-    struct bxi_call *call = malloc(sizeof *call + BXI_SMALL_REPLY);
+    struct bxi_call *call = bxi_call_alloc();
 
     if (call == NULL) {
         bx_fail(-ENOMEM, "no memory for a call");
@@ -530,7 +530,7 @@ int bxi_rpc_async(struct bx_job *job, const char *to, const struct bxi_aim *at, 
     request.sent_ns = bxi_hist_begin(job);
     rc = submit(job, &request, call);
     if (rc < 0) {
-        free(call);
+        bxi_call_free(call);
         return rc;
     }
     bxi_trace_async_sent(call);
@@ -550,7 +550,7 @@ int bx_rpc_async(struct bx_job *job, const char *to, const char *function, const
             *future = &call->future;
             return bxi_out(0);
         }
-        free(call);
+        bxi_call_free(call);
     }
     return bxi_out(bxi_rpc_async(job, to, NULL, function, args, options, future));
 }
@@ -581,12 +581,24 @@ static const struct bx_msg *args_of(const struct group *group, size_t i)
     return group->args != NULL ? group->args[i] : NULL;
 }
 
+static bool submit_straight(struct bx_job *job, const struct request_plan *plan, int function, struct bxi_call *call)
+{
+    struct bxi_frame head = { .kind = BXI_REQUEST, .function = (uint16_t)function, .deadline_ns = plan->deadline_ns };
+    struct bxi_out out = { .head = &head, .body = bx_msg_data(plan->args), .body_bytes = bx_msg_bytes(plan->args),
+                           .lease = -1 };
+
+    call->timeout_ns = plan->timeout_ns;
+    call->sent_ns = plan->sent_ns;
+    return bxi_straight_send(job, plan->peer, &out, call);
+}
+
 /* Submits the first `made` calls, until one fails; how many. Lock. */
 static size_t submit_group(struct bx_job *job, struct request_plan *plan, const struct group *group, size_t made,
                            int *rc)
 {
     struct bxi_call *call;
     size_t sent = 0;
+    int function;
 
     *rc = bxi_job_check(job);           /* as in submit_once */
     if (*rc < 0)
@@ -594,11 +606,13 @@ static size_t submit_group(struct bx_job *job, struct request_plan *plan, const 
     /* Relaxed: written under the lock. The first calls of all to a peer open its ring, and are not grouped. */
     if (bxi_load_relaxed(&plan->peer->out_open))
         bxi_ring_group_begin(&plan->peer->out);
+    function = plan->made_for == NULL ? bxi_straight_function(job, plan->peer, plan->function) : -1;
     while (sent < made) {
         plan->args = args_of(group, sent);
         plan->sent_ns = bxi_hist_begin(job);
         call = (struct bxi_call *)(void *)group->futures[sent];
-        *rc = plan->made_for == NULL ? submit_locked(job, plan, call) : submit_nested(job, plan, call);
+        *rc = function >= 0 && submit_straight(job, plan, function, call) ? 0
+              : plan->made_for == NULL ? submit_locked(job, plan, call) : submit_nested(job, plan, call);
         if (*rc < 0)
             break;
         sent++;
@@ -635,7 +649,7 @@ static size_t send_group(struct bx_job *job, struct request_plan *plan, const st
     for (size_t i = sent; i > 0; i--)   /* backwards: slices of one thread nest, or do not overlap */
         bxi_trace_async_sent((struct bxi_call *)(void *)group->futures[i - 1]);
     for (size_t i = sent; i < made; i++) {
-        free(group->futures[i]);
+        bxi_call_free((struct bxi_call *)(void *)group->futures[i]);
         group->futures[i] = NULL;
     }
     return sent;

@@ -17,6 +17,15 @@ const char *bxi_this_thread(void)
     return &this_thread;
 }
 
+void bxi_calls_completed(struct bx_job *job, struct bxi_call *const *calls, int count)
+{
+    /* [waiting] sequentially consistent, as in bxi_wake; a leader that sleeps is none if this thread drives. */
+    if (!bxi_is_driving(job->run) || bxi_load_seq_cst(&job->run->waiting) != 0)
+        for (int i = 0; i < count; i++)
+            bxi_wake(job->run, calls[i]);
+    bxi_quiet_changed(job);
+}
+
 void bxi_call_complete(struct bxi_call *call, int code, char *text, struct bx_msg *value)
 {
     struct bx_job *job = call->future.job;
@@ -26,7 +35,7 @@ void bxi_call_complete(struct bxi_call *call, int code, char *text, struct bx_ms
         bxi_future_complete_own(&call->future, code, text, value);
     else
         bxi_future_complete_call(&call->future, code, text, value);
-    bxi_quiet_changed(job);
+    bxi_calls_completed(job, &call, 1);
 }
 
 /* ---- texts -------------------------------------------------------------------------------------- */

@@ -141,7 +141,10 @@ void bxi_future_fini(struct bx_future *future)
 static void destroy(struct bx_future *future)
 {
     bxi_future_fini(future);
-    free(future);
+    if (future->is_call)
+        bxi_call_free((struct bxi_call *)(void *)future);
+    else
+        free(future);
 }
 
 /* True if it was the last. A call's future is in no list, so nobody can take a reference to it who has none: with one
@@ -279,7 +282,6 @@ void bxi_future_complete_call(struct bx_future *future, int code, char *text, st
         bxi_less_eager(job->run);
         run_callbacks(future, in_order(stack));
     }
-    bxi_wake(job->run, future);
 }
 
 void bxi_future_complete_own(struct bx_future *future, int code, char *text, struct bx_msg *value)

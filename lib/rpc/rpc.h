@@ -341,7 +341,7 @@ struct bxi_call {
     uint16_t function;          /* of the callee's; or BXI_FUNCTION_VALUE */
     bool wants_value;
     bool inherits;              /* its deadline is that of the request that it is made for */
-    struct bxi_call *next;      /* in a list of calls to complete */
+    struct bxi_call *next;      /* in a list of calls to complete, or of those kept when they are freed */
     _Alignas(8) unsigned char small[];  /* of one that is malloc'ed: BXI_SMALL_REPLY bytes for a reply's message */
 };
 #define BXI_SMALL_BYTES 64          /* a reply that has no more needs no memory of its own */
@@ -381,6 +381,11 @@ int bxi_rpc_async(struct bx_job *job, const char *to, const struct bxi_aim *at, 
 int bxi_rpc_oneway(struct bx_job *job, const char *to, const struct bxi_aim *at, const char *function,
                    const struct bx_msg *args, const struct bx_call_options *options);
 
+/* ---- call_memory.c ------------------------------------------------------------------------------- */
+
+struct bxi_call *bxi_call_alloc(void);          /* not initialised, with `small`; NULL: no memory */
+void bxi_call_free(struct bxi_call *call);
+
 /* ---- slot.c (lock) ------------------------------------------------------------------------------- */
 
 /* Puts the call into a slot. 0; -EAGAIN: as many as may be are in flight; -ENOMEM. */
@@ -407,6 +412,8 @@ static inline bool bxi_call_is_open(const struct bxi_call *call)
 struct bxi_call *bxi_call_drop(struct bx_job *job, struct bxi_peer *peer, uint16_t index, int code);
 /* Completes a call, by the thread that took it out of its slot; takes text and value. Without the lock. */
 void bxi_call_complete(struct bxi_call *call, int code, char *text, struct bx_msg *value);
+/* The futures of these calls were completed: wakes who waits for them. They may be gone. */
+void bxi_calls_completed(struct bx_job *job, struct bxi_call *const *calls, int count);
 /* Fails every call to peer, or only those whose request ends at or before through_pos, if that is not BX_FOREVER. The
  * text is made from code and the peer. Takes the lock. */
 void bxi_calls_fail(struct bx_job *job, struct bxi_peer *peer, int code, uint64_t through_pos);
@@ -596,6 +603,10 @@ void bxi_handler_answer(struct bx_request *request, int code);
 /* Sends a call without options, whose arguments are nothing but bytes. Its deadline; 0: something is unusual, and
  * nothing was done. */
 uint64_t bxi_straight_call(struct bxi_call *call, const char *to, const char *function, const struct bx_msg *args);
+/* The same for one call of a group, under the lock. First the index of its function: negative, the group goes the
+ * general way. Then each call; false as above. out: head with function and deadline, body. */
+int bxi_straight_function(struct bx_job *job, struct bxi_peer *peer, const char *function);
+bool bxi_straight_send(struct bx_job *job, struct bxi_peer *peer, struct bxi_out *out, struct bxi_call *call);
 struct bxi_body {
     const void *data;           /* in the peer's ring */
     size_t bytes;

@@ -23,28 +23,35 @@
 
 /* ---- calls ------------------------------------------------------------------------------------------- */
 
-/* Puts it into the ring, unless anything is unusual about the peer. Lock. */
-static bool send_call(struct bx_job *job, struct bxi_peer *peer, const char *function, struct bxi_out *out,
-                      struct bxi_call *call)
+int bxi_straight_function(struct bx_job *job, struct bxi_peer *peer, const char *function)
 {
-    struct bxi_frame *head = out->head;
-    struct bxi_slot *slot;
     int index;
 
     /* Relaxed, all: truncated is set by the handler of SIGBUS; the others are written under the lock. */
     if (bxi_load_relaxed(&job->phase) != BXI_STARTED || bxi_load_relaxed(&job->segment.truncated) != 0 ||
-        bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE || !bxi_load_relaxed(&peer->out_open) ||
-        peer->free_slot == peer->slot_count || (index = bxi_function_find(job, peer, function)) < 0 ||
-        bxi_load_relaxed(&peer->view.truncated) != 0)
+        bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE || !bxi_load_relaxed(&peer->out_open))
+        return -1;
+    index = bxi_function_find(job, peer, function);
+    return bxi_load_relaxed(&peer->view.truncated) == 0 ? index : -1;
+}
+
+bool bxi_straight_send(struct bx_job *job, struct bxi_peer *peer, struct bxi_out *out, struct bxi_call *call)
+{
+    struct bxi_frame *head = out->head;
+    struct bxi_slot *slot;
+
+    if (peer->free_slot == peer->slot_count)
         return false;
     /* Nobody waits for an async call's deadline but the peer's timer. */
     if (call->caller == NULL && head->deadline_ns != BX_FOREVER &&
         (peer->timer.heap_index == 0 || peer->timer.at_ns > head->deadline_ns))
         return false;
+    if (call->sent_ns != 0)
+        head->flags |= BXI_FLAG_TIMED;
     bxi_slot_take(job, peer, call);         /* it has a free one */
     slot = &peer->slots[call->slot];
     slot->deadline_ns = call->caller == NULL ? head->deadline_ns : BX_FOREVER;
-    call->function = head->function = (uint16_t)index;
+    call->function = head->function;
     head->id = slot->generation << 16 | call->slot;
     out->slot = call->slot;
     if (!bxi_peer_send_plain(job, peer, out)) {
@@ -62,16 +69,18 @@ uint64_t bxi_straight_call(struct bxi_call *call, const char *to, const char *fu
     struct bxi_peer *peer = bxi_peer_find(job, to);
     struct bxi_frame head = { .kind = BXI_REQUEST };
     struct bxi_out out = { .head = &head, .body = bx_msg_data(args), .body_bytes = bx_msg_bytes(args), .lease = -1 };
+    int index;
     bool sent;
 
     if (peer == NULL)
         return 0;
     head.deadline_ns = timeout_ns == BX_FOREVER ? BX_FOREVER : bxi_deadline_ns(timeout_ns);
     call->timeout_ns = timeout_ns;
-    if ((call->sent_ns = bxi_hist_begin(job)) != 0)
-        head.flags |= BXI_FLAG_TIMED;
+    call->sent_ns = bxi_hist_begin(job);
     bxi_lock(&job->run->lock);
-    sent = send_call(job, peer, function, &out, call);
+    index = bxi_straight_function(job, peer, function);
+    head.function = (uint16_t)index;
+    sent = index >= 0 && bxi_straight_send(job, peer, &out, call);
     if (sent && call->caller == NULL && !bxi_is_driving(job->run))      /* as in submit_once (call.c) */
         bxi_bell_now(job, peer);
     bxi_unlock(&job->run->lock);
@@ -261,9 +270,13 @@ int bxi_straight_replies(const struct bxi_role *role, struct bx_job *job, struct
     bxi_unlock(&job->run->lock);
     if (replies.published)
         bxi_wanted_look(job);
-    for (int i = 0; i < replies.count; i++)
-        bxi_call_complete(replies.calls[i], 0, NULL,
-                          replies.calls[i]->wants_value ? bxi_call_small(replies.calls[i]) : NULL);
+    for (int i = 0; i < replies.count; i++) {
+        struct bxi_call *call = replies.calls[i];
+
+        bxi_trace_done(call, 0);
+        bxi_future_complete_call(&call->future, 0, NULL, call->wants_value ? bxi_call_small(call) : NULL);
+    }
+    bxi_calls_completed(job, replies.calls, replies.count);
     return replies.count;
 }
 

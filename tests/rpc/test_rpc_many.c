@@ -265,18 +265,19 @@ Test(rpc_many, wake_a_callee_that_sleeps, .timeout = 30)
         .size = 2, .setup = setup, .body = { send_to_a_sleeper }, .options = { .no_spin = true } });
 }
 
-/* The 10th allocation fails, that of a call: nine are sent, and then the rest. The first one fails: none is sent. */
+/* The first allocation fails, that of a call: none is sent. The 10th one fails: nine are sent, and then the rest. The
+ * thread has freed no calls before, of which it could take some. */
 static void run_out_of_memory(struct bx_job *job)
 {
     make_args(100);
-    memory_fails_in = 10;
-    HARNESS_EQ(bx_rpc_many(job, "worker1", "number", 100, all_args(), NULL, futures), 0);
-    memory_fails_in = 0;
-    expect_sent(100, 100);
     memory_fails_in = 1;
     HARNESS_EQ(bx_rpc_many(job, "worker1", "number", 100, all_args(), NULL, futures), -ENOMEM);
     memory_fails_in = 0;
     expect_sent(0, 100);
+    memory_fails_in = 10;
+    HARNESS_EQ(bx_rpc_many(job, "worker1", "number", 100, all_args(), NULL, futures), 0);
+    memory_fails_in = 0;
+    expect_sent(100, 100);
     destroy_args(100);
 }
 

@@ -435,3 +435,48 @@ Test(straight, an_async_call_wakes_its_callee, .timeout = 30)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup_come, .body = { call_sleepers } });
 }
+
+/* A thread keeps some of the calls that it frees, and frees them when it ends. */
+static void call_and_end(struct bx_job *job, int index)
+{
+    struct bx_future *futures[HELD];
+
+    (void)index;
+    for (int i = 0; i < HELD; i++)
+        HARNESS_EQ(bx_rpc_async(job, "worker1", "nothing", NULL, NULL, &futures[i]), 0);
+    for (int i = 0; i < HELD; i++) {
+        HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), 0);
+        bx_future_release(futures[i]);
+    }
+}
+
+static void make_thousand(struct bx_job *job)
+{
+    static struct bx_future *futures[1000];
+
+    for (int i = 0; i < 1000; i++)
+        HARNESS_EQ(bx_rpc_async(job, "worker1", "nothing", NULL, NULL, &futures[i]), 0);
+    for (int i = 0; i < 1000; i++)
+        bx_future_release(futures[i]);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "nothing", NULL, NULL, NULL), 0);
+}
+
+static void end_many_threads(struct bx_job *job)
+{
+    size_t before = mallinfo2().uordblks;
+
+    make_thousand(job);                 /* 64 of them are kept */
+    HARNESS_CHECK(mallinfo2().uordblks < before + 500 * sizeof(struct bxi_call));
+
+    for (int i = 0; i < 200; i++) {
+        harness_threads(job, 1, call_and_end);
+        if (i == 20)
+            before = mallinfo2().uordblks;
+    }
+    HARNESS_CHECK(mallinfo2().uordblks < before + 500000);
+}
+
+Test(straight, threads_that_end_leave_no_calls, .timeout = 60)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { end_many_threads } });
+}

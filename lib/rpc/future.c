@@ -169,16 +169,18 @@ void bxi_future_release(struct bx_future *future)
         return;
     if (!drop_reference(future))
         return;
-    if (may_touch(future) < 0)
-        return;                     /* callbacks and memory are the parent's */
     if (future->is_call) {
         struct bxi_callback *none = NULL;
 
-        /* [future.done] pairs with the exchange in set_done: one of the two threads sees the other, and destroys it. */
+        /* [future.done] pairs with the exchange in set_done: one of the two threads sees the other, and destroys it.
+         * Its job is not read: it may be freed as soon as the call is done. A forked child marks its own copy, which
+         * nobody completes. */
         if (bxi_future_is_done(future) || !bxi_cas(&future->callbacks, &none, BXI_UNWANTED))
             destroy(future);
         return;
     }
+    if (may_touch(future) < 0)
+        return;                     /* callbacks and memory are the parent's */
     if (!bxi_future_is_done(future)) {
         /* The last reference is gone: complete with BX_E_ABANDONED, keep one until the callbacks have run. */
         bxi_store_relaxed(&future->refs, 1);

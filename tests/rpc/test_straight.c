@@ -12,7 +12,9 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <malloc.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #define BYTES_MOST 300
@@ -479,4 +481,18 @@ static void end_many_threads(struct bx_job *job)
 Test(straight, threads_that_end_leave_no_calls, .timeout = 60)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { end_many_threads } });
+/* A call is done, and its job freed by another thread, while this thread releases it: the job is not read. Here it
+ * cannot be, and the call is not done yet, as it was a moment before. */
+Test(straight, a_call_that_is_released_does_not_read_its_job, .timeout = 10)
+{
+    void *gone = mmap(NULL, sizeof(struct bx_job), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    struct bxi_call *call = calloc(1, sizeof *call);
+
+    cr_assert(gone != MAP_FAILED && call != NULL);
+    bxi_future_init(&call->future, gone);
+    call->future.is_call = true;
+    bx_future_release(&call->future);
+    cr_expect(bxi_load_relaxed(&call->future.callbacks) == BXI_UNWANTED);   /* its completer frees it */
+    free(call);
+    munmap(gone, sizeof(struct bx_job));
 }

@@ -58,9 +58,10 @@ uint64_t bxi_hist_begin(const struct bx_job *job)
     return bxi_now_ns();
 }
 
-void bxi_hist_again(void)
+void bxi_hist_again(const struct bx_job *job, uint64_t began_ns)
 {
-    countdown = 1;
+    if ((BXI_STATS & BXI_STATS_HIST) && job->observe->hist_every != 0)
+        countdown = began_ns != 0 ? 1 : countdown + 1;
 }
 
 uint16_t bxi_span_pack(uint64_t ns)

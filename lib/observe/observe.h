@@ -42,7 +42,9 @@ static inline void bxi_counter_add(struct bx_job *job, enum bxi_counter counter,
 int bxi_hist_every(const char *text, uint32_t *every);
 /* A call begins. The time if it is to be measured, else 0. rpc/call.c. */
 uint64_t bxi_hist_begin(const struct bx_job *job);
-void bxi_hist_again(void);             /* it was not sent: the next call of this thread is measured in its place */
+/* It was not sent: the next call of this thread is measured, or not, in its place. began_ns is what bxi_hist_begin
+ * returned. */
+void bxi_hist_again(const struct bx_job *job, uint64_t began_ns);
 /* A measured call whose reply has been read. */
 struct bxi_measured {
     int rank;                   /* of the callee */

@@ -84,8 +84,8 @@ uint64_t bxi_straight_call(struct bxi_call *call, const char *to, const char *fu
     if (sent && call->caller == NULL && !bxi_is_driving(job->run))      /* as in submit_once (call.c) */
         bxi_bell_now(job, peer);
     bxi_unlock(&job->run->lock);
-    if (!sent && call->sent_ns != 0)
-        bxi_hist_again();
+    if (!sent)
+        bxi_hist_again(job, call->sent_ns);
     return sent ? head.deadline_ns : 0;
 }
 

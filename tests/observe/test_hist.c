@@ -492,6 +492,55 @@ Test(hist, measures_both_of_two_functions_that_are_called_in_turn, .timeout = 60
     run("", calls_in_turn, 2);
 }
 
+/* A handler calls its own worker, whose ring nobody reads meanwhile: it is full after some hundred calls. */
+#define BURST 1000
+#define BURSTS 20
+
+static struct bx_future *burst_futures[BURST];
+
+static int burst(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    static const unsigned char filling[1000];
+    struct bx_msg *large = bx_msg_create(0);
+
+    (void)args, (void)reply, (void)context;
+    HARNESS_EQ(bx_msg_put_bytes(large, filling, sizeof filling), 0);
+    for (int i = 0; i < BURST; i++)
+        HARNESS_EQ(bx_rpc_async(bx_request_job(request), "worker0", "echo", large, NULL, &burst_futures[i]), 0);
+    bx_msg_destroy(large);
+    return 0;
+}
+
+static int setup_burst(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "burst", BX_INLINE, burst, NULL), 0);
+    return setup(job);
+}
+
+static void calls_with_a_full_ring(struct bx_job *job)
+{
+    const struct bxi_hist *hist;
+
+    for (int round = 0; round < BURSTS; round++) {
+        call(job, "worker0", "burst", 1);
+        for (int i = 0; i < BURST; i++) {
+            HARNESS_EQ(bx_future_wait(burst_futures[i], BX_FOREVER), 0);
+            bx_future_release(burst_futures[i]);
+        }
+    }
+    HARNESS_CHECK(harness_counter(job, "queued_frames") > BURSTS * BURST / 2);
+    hist = hist_of(job, 0, "echo");
+    /* 312 are expected, with a standard deviation of 10. They are slow, so measured twice as often they would weigh
+     * twice as much. */
+    HARNESS_CHECK(samples(hist, BXI_LEG_WHOLE) > 200 && samples(hist, BXI_LEG_WHOLE) < 420);
+}
+
+Test(hist, has_about_one_in_64_of_the_calls_that_find_a_full_ring, .timeout = 60)
+{
+    unsetenv("BX_HIST");
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_burst, .body = { calls_with_a_full_ring } });
+}
+
 /* ---- A peer that sends wrong times ------------------------------------------------------------------------------- */
 
 /* The times in a reply are input: whatever they are, no leg may be longer than the call. */

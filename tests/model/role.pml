@@ -55,7 +55,8 @@
  *     lib/run/progress.c bxi_signal_all 2093117853
  *     lib/run/interrupt.c bxi_run_interrupt 1505701475
  *     lib/rpc/future.c set_done 3128289500
- *     lib/rpc/future.c bxi_future_complete_call 2376252944
+ *     lib/rpc/future.c bxi_future_complete_call 3870982795
+ *     lib/rpc/call_end.c bxi_calls_completed 2701520059
  *     lib/rpc/future.c bxi_future_finish 2948516897
  */
 #ifndef USERS

@@ -481,6 +481,8 @@ static void end_many_threads(struct bx_job *job)
 Test(straight, threads_that_end_leave_no_calls, .timeout = 60)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { end_many_threads } });
+}
+
 /* A call is done, and its job freed by another thread, while this thread releases it: the job is not read. Here it
  * cannot be, and the call is not done yet, as it was a moment before. */
 Test(straight, a_call_that_is_released_does_not_read_its_job, .timeout = 10)

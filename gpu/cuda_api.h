@@ -27,6 +27,24 @@ struct CUipcMemHandle_st {
 struct CUipcEventHandle_st {
     char reserved[64];
 };
+struct CUmemLocation_st {
+    unsigned type;
+    int id;
+};
+struct CUmemAllocationProp_st {
+    unsigned type, requestedHandleTypes;
+    struct CUmemLocation_st location;
+    void *win32HandleMetaData;
+    struct {
+        unsigned char compressionType, gpuDirectRDMACapable;
+        unsigned short usage;
+        unsigned char reserved[4];
+    } allocFlags;
+};
+struct CUmemAccessDesc_st {
+    struct CUmemLocation_st location;
+    unsigned flags;
+};
 #endif
 
 /* CUresult. */
@@ -57,6 +75,8 @@ struct CUipcEventHandle_st {
     X(CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, 41)                                               \
     X(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 75)                                         \
     X(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 76)                                         \
+    X(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 102)                             \
+    X(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 103)                     \
     X(CU_COMPUTEMODE_PROHIBITED, 2)                                                             \
     X(CU_COMPUTEMODE_EXCLUSIVE_PROCESS, 3)                                                      \
     X(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, 2)                                                      \
@@ -66,6 +86,12 @@ struct CUipcEventHandle_st {
     X(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, 10)                                      \
     X(CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, 17)                                                  \
     X(CU_MEMORYTYPE_DEVICE, 2)                                                                  \
+    X(CU_MEM_ALLOCATION_TYPE_PINNED, 1)                                                         \
+    X(CU_MEM_LOCATION_TYPE_DEVICE, 1)                                                           \
+    X(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 1)                                              \
+    X(CU_MEM_ACCESS_FLAGS_PROT_READ, 1)                                                         \
+    X(CU_MEM_ACCESS_FLAGS_PROT_READWRITE, 3)                                                    \
+    X(CU_MEM_ALLOC_GRANULARITY_MINIMUM, 0)                                                      \
     X(CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, 1)                                                    \
     X(CU_STREAM_NON_BLOCKING, 1)                                                                \
     X(CU_STREAM_CAPTURE_MODE_RELAXED, 2)                                                        \
@@ -149,7 +175,25 @@ enum bxi_cu_number { BXI_CU_NUMBERS(BXI_CU_ENUM) };
                                      unsigned flags))                                           \
     REQUIRED(cuIpcCloseMemHandle, (unsigned long long address))                                 \
     REQUIRED(cuIpcGetEventHandle, (struct CUipcEventHandle_st *handle, struct CUevent_st *event)) \
-    REQUIRED(cuIpcOpenEventHandle, (struct CUevent_st **event, struct CUipcEventHandle_st handle))
+    REQUIRED(cuIpcOpenEventHandle, (struct CUevent_st **event, struct CUipcEventHandle_st handle)) \
+    OPTIONAL(cuMemGetAllocationGranularity, (size_t *granularity, const struct CUmemAllocationProp_st *prop, \
+                                             unsigned option))                                  \
+    OPTIONAL(cuMemCreate, (unsigned long long *handle, size_t bytes, const struct CUmemAllocationProp_st *prop, \
+                           unsigned long long flags))                                           \
+    OPTIONAL(cuMemRelease, (unsigned long long handle))                                         \
+    OPTIONAL(cuMemAddressReserve, (unsigned long long *address, size_t bytes, size_t alignment, \
+                                   unsigned long long wanted, unsigned long long flags))        \
+    OPTIONAL(cuMemAddressFree, (unsigned long long address, size_t bytes))                      \
+    OPTIONAL(cuMemMap, (unsigned long long address, size_t bytes, size_t offset, unsigned long long handle, \
+                        unsigned long long flags))                                              \
+    OPTIONAL(cuMemUnmap, (unsigned long long address, size_t bytes))                            \
+    OPTIONAL(cuMemSetAccess, (unsigned long long address, size_t bytes, const struct CUmemAccessDesc_st *access, \
+                              size_t count))                                                    \
+    OPTIONAL(cuMemExportToShareableHandle, (void *out, unsigned long long handle, unsigned type, \
+                                            unsigned long long flags))                          \
+    OPTIONAL(cuMemImportFromShareableHandle, (unsigned long long *handle, void *shared, unsigned type)) \
+    OPTIONAL(cuMemRetainAllocationHandle, (unsigned long long *handle, void *address))          \
+    OPTIONAL(cuMemGetAllocationPropertiesFromHandle, (struct CUmemAllocationProp_st *prop, unsigned long long handle))
 
 /* Further functions that lib/nn uses to compute; gpu/ launches no kernels. */
 #define BXI_CU_KERNEL_FUNCTIONS(REQUIRED)                                                       \

@@ -88,6 +88,7 @@ static void read_options(void)
         .same_open = number("FAKE_CUDA_SAME_OPEN", 0),
         .drop_dead = number("FAKE_CUDA_DROP_DEAD", 0),
         .open_205 = number("FAKE_CUDA_OPEN_205", 0),
+        .no_vmm = number("FAKE_CUDA_NO_VMM", 0),
     };
     if (fake_options.devices > FAKE_DEVICES)
         fake_options.devices = FAKE_DEVICES;
@@ -225,7 +226,7 @@ static unsigned other_attribute(int *value, unsigned attribute, int device)
     case 92: case 93: *value = !fake_options.no_stream_ops; break;      /* STREAM_MEM_OPS_V1, 64_BIT_V1 */
     case 98: *value = 0; break;                                         /* CAN_FLUSH_REMOTE_WRITES */
     case 99: *value = !fake_options.no_host_register; break;            /* HOST_REGISTER_SUPPORTED */
-    case 102: case 103: *value = 0; break;                              /* VIRTUAL_MEMORY_MANAGEMENT, POSIX_FD */
+    case 102: case 103: *value = !fake_options.no_vmm; break;           /* VIRTUAL_MEMORY_MANAGEMENT, POSIX_FD */
     case 113: *value = !fake_options.no_host_register && !fake_options.no_read_only; break;
     case 115: *value = 1; break;                                        /* MEMORY_POOLS_SUPPORTED */
     case 119: *value = 0; break;                                        /* MEMPOOL_SUPPORTED_HANDLE_TYPES */

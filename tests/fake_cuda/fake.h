@@ -13,6 +13,10 @@
  *  - Memory that is freed while another process has it open is overwritten, and counted.
  *  - A stream is a thread that runs its work in order, each item after a random delay, so that work that is not waited
  *    for is late. Only events and words order two streams.
+ *  - Memory of cuMemCreate is a memfd too. Its descriptor can be exported, if that was asked for when it was made, and
+ *    imported by any process that has it. It lives until the last handle, mapping and descriptor is gone, whoever made
+ *    it. What the devices of a process may do with a mapping is what cuMemSetAccess gave to any of them: functions of
+ *    the driver refuse the rest (1), and a kernel that does it dies of SIGSEGV; a real one fails with its context.
  *  - Opening a handle of the same process is refused with 201, one that is already open here with 208, one across two
  *    devices without peer access with 217.
  *  - Kernels are lib/nn/kernels.cu and demos/reinforce/policy.cu compiled for the host (kernel.h), run thread after
@@ -44,6 +48,7 @@
  *    FAKE_CUDA_DROP_DEAD=1       memory of a process that is gone holds FAKE_POISON in those that have it open: the
  *                                streams there look before each item, and while they wait for a word
  *    FAKE_CUDA_OPEN_205=1        opens of memory handles fail with 205 (CUDA_ERROR_MAP_FAILED)
+ *    FAKE_CUDA_NO_VMM=1          cuMemCreate and what belongs to it are refused with 801, attributes 102 and 103 are 0
  *    FAKE_CUDA_DIRTY=1           new device memory holds NaN, not zeros
  *    FAKE_CUDA_MINOR=0           of the devices' compute capability 9.x
  *    FAKE_NVRTC_NEWEST=90        the newest architecture that NVRTC knows; the devices are sm_90
@@ -110,7 +115,7 @@ struct fake_options {
     int devices, delay_us, open_ms, open_gate, version, queues;
     uint64_t memory_bytes;
     bool mig, exclusive, prohibited, no_ipc, no_stream_ops, no_host_register, no_read_only, no_event_ipc, lost_writes,
-        dirty, blocking, same_open, drop_dead, open_205;
+        dirty, blocking, same_open, drop_dead, open_205, no_vmm;
     bool reaches[FAKE_DEVICES][FAKE_DEVICES];
     int visible[FAKE_DEVICES];          /* physical devices, in this process's order */
     int visible_count;
@@ -141,6 +146,11 @@ unsigned fake_current(struct CUctx_st **context);
 
 /* Whether a device may access [address, address + bytes); written: for writing. */
 bool fake_may_touch(uint64_t address, uint64_t bytes, bool written);
+/* A mapping of vmm.c's; nothing may access it before fake_mapping_allow. false: there are too many. */
+bool fake_mapping_add(uint64_t base, uint64_t bytes, uint64_t serial, int device);
+void fake_mapping_allow(uint64_t base, bool readable, bool writable);
+void fake_mapping_remove(uint64_t base);
+void fake_dawdle(void);                         /* FAKE_CUDA_OPEN_MS and FAKE_CUDA_OPEN_GATE */
 void fake_drop_dead(void);                      /* overwrites memory of owners that are gone, if that is switched on */
 
 /* ---- capture.c ------------------------------------------------------------------------------- */

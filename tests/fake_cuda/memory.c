@@ -17,7 +17,6 @@
 
 FAKE_EXPORT unsigned cuMemAllocManaged(unsigned long long *address, size_t bytes, unsigned flags);
 FAKE_EXPORT unsigned cuMemAllocAsync(unsigned long long *address, size_t bytes, struct CUstream_st *stream);
-FAKE_EXPORT unsigned bx_fake_vmm_alloc(unsigned long long *address, size_t bytes);
 #define DECLARE(name, arguments) FAKE_EXPORT unsigned name arguments;
 BXI_CU_FUNCTIONS(DECLARE, DECLARE)
 #undef DECLARE
@@ -25,7 +24,7 @@ BXI_CU_FUNCTIONS(DECLARE, DECLARE)
 #define RANGES 4096
 #define HANDLE_MAGIC 0x454b4146u
 
-enum range_kind { RANGE_NONE = 0, RANGE_OWN, RANGE_OPENED, RANGE_REGISTERED, RANGE_PINNED };
+enum range_kind { RANGE_NONE = 0, RANGE_OWN, RANGE_OPENED, RANGE_MAPPED, RANGE_REGISTERED, RANGE_PINNED };
 
 struct range {
     enum range_kind kind;
@@ -36,6 +35,7 @@ struct range {
     uint32_t slot;                      /* OWN: in the handle; OPENED: index into the machine's allocations */
     int opens;                          /* OPENED */
     bool read_only;
+    bool is_closed;                     /* MAPPED: no device was given access */
 };
 
 struct handle {                         /* no serial: the bytes recur, as observed of real handles */
@@ -69,14 +69,58 @@ static struct range *vacant(void)
 
 bool fake_may_touch(uint64_t address, uint64_t bytes, bool written)
 {
-    const struct range *range;
-    bool may;
+    uint64_t end = address + bytes;
+    bool may = true;
 
     pthread_mutex_lock(&lock);
-    range = range_of(address);
-    may = range != NULL && bytes <= range->bytes - (address - range->base) && !(written && range->read_only);
+    do {                                /* several mappings may be behind one another */
+        const struct range *range = range_of(address);
+
+        may = range != NULL && !(written && range->read_only) && !range->is_closed &&
+              (range->kind == RANGE_MAPPED || end - range->base <= range->bytes);
+        address = may ? range->base + range->bytes : end;
+    } while (may && address < end);
     pthread_mutex_unlock(&lock);
     return may;
+}
+
+/* ---- Mappings, for vmm.c --------------------------------------------------------------------- */
+
+bool fake_mapping_add(uint64_t base, uint64_t bytes, uint64_t serial, int device)
+{
+    struct range *range;
+
+    pthread_mutex_lock(&lock);
+    range = vacant();
+    if (range != NULL)
+        *range = (struct range){ .kind = RANGE_MAPPED, .memory = FAKE_VMM, .base = base, .bytes = bytes,
+                                 .serial = serial, .device = device, .fd = -1, .is_closed = true };
+    pthread_mutex_unlock(&lock);
+    return range != NULL;
+}
+
+void fake_mapping_allow(uint64_t base, bool readable, bool writable)
+{
+    struct range *range;
+
+    pthread_mutex_lock(&lock);
+    range = range_of(base);
+    if (range != NULL) {
+        range->is_closed = !readable;
+        range->read_only = !writable;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+void fake_mapping_remove(uint64_t base)
+{
+    struct range *range;
+
+    pthread_mutex_lock(&lock);
+    range = range_of(base);
+    if (range != NULL)
+        range->kind = RANGE_NONE;
+    pthread_mutex_unlock(&lock);
 }
 
 /* ---- Allocation ------------------------------------------------------------------------------ */
@@ -202,12 +246,6 @@ unsigned cuMemAllocAsync(unsigned long long *address, size_t bytes, struct CUstr
     return allocate(address, bytes, FAKE_POOLED);
 }
 
-/* Memory as from cuMemCreate and cuMemMap. */
-unsigned bx_fake_vmm_alloc(unsigned long long *address, size_t bytes)
-{
-    return allocate(address, bytes, FAKE_VMM);
-}
-
 /* Both locks held. Returns whether other processes have it open. */
 static bool leave_allocation(const struct range *range)
 {
@@ -297,7 +335,7 @@ static int ordinal_of(int device)
 
 static unsigned answer(const struct range *range, void *data, unsigned attribute)
 {
-    bool is_device = range->kind == RANGE_OWN || range->kind == RANGE_OPENED;
+    bool is_device = range->kind == RANGE_OWN || range->kind == RANGE_OPENED || range->kind == RANGE_MAPPED;
 
     switch (attribute) {
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: *(int *)data = is_device ? CU_MEMORYTYPE_DEVICE : 1; return CUDA_SUCCESS;
@@ -348,7 +386,7 @@ unsigned cuIpcGetMemHandle(struct CUipcMemHandle_st *out, unsigned long long add
     return result;
 }
 
-static void dawdle(void)
+void fake_dawdle(void)
 {
     struct timespec time = { .tv_sec = fake_options.open_ms / 1000,
                              .tv_nsec = fake_options.open_ms % 1000 * 1000000L };
@@ -451,7 +489,7 @@ unsigned cuIpcOpenMemHandle_v2(unsigned long long *address, struct CUipcMemHandl
     result = begin_call();
     if (result != CUDA_SUCCESS)
         return result;
-    dawdle();
+    fake_dawdle();
     pthread_mutex_lock(&lock);
     fake_lock();
     result = open_handle(&handle, context->device, &range);
@@ -496,7 +534,7 @@ unsigned cuIpcCloseMemHandle(unsigned long long address)
     if (result != CUDA_SUCCESS)
         return result;
     fake_synchronise_all();
-    dawdle();
+    fake_dawdle();
     pthread_mutex_lock(&lock);
     range = range_of(address);
     if (range == NULL || range->kind != RANGE_OPENED || range->base != address) {

@@ -25,6 +25,23 @@ static bxi_a32 is_open;
 
 static const char *const order_names[] = { "auto", "host", "device", "events", "sync" };
 
+static const char *const export_names[] = { "auto", "fd", "handle" };
+
+static int read_export(enum bxi_gpu_export *export)
+{
+    const char *text = getenv("BX_GPU_EXPORT");
+
+    *export = BXI_GPU_EXPORT_AUTO;
+    for (unsigned i = 0; text != NULL && text[0] != '\0' && i < sizeof(export_names) / sizeof(export_names[0]); i++) {
+        if (strcmp(text, export_names[i]) == 0) {
+            *export = (enum bxi_gpu_export)i;
+            return 0;
+        }
+    }
+    return text == NULL || text[0] == '\0'
+        ? 0 : bxi_gpu_fail(-EINVAL, "BX_GPU_EXPORT=%s is none of auto, fd, handle", text);
+}
+
 static int read_options(const struct bxi_gpu_options *options, enum bxi_gpu_order *order)
 {
     const char *text = getenv("BX_GPU_ORDER");
@@ -103,6 +120,7 @@ static void publish_head(struct bxi_gpu *gpu)
     head->pid = (uint32_t)getpid();
     head->ipc_namespace = namespace_of("/proc/self/ns/ipc");
     head->pid_namespace = namespace_of("/proc/self/ns/pid");
+    head->net_namespace = namespace_of("/proc/self/ns/net");
     /* [gpu.magic] release, pairs with the acquire in check_region: the head is complete. */
     bxi_store_release(&head->magic, BXI_GPU_MAGIC);
 }
@@ -110,6 +128,7 @@ static void publish_head(struct bxi_gpu *gpu)
 int bxi_gpu_open(const struct bxi_gpu_options *options, struct bxi_gpu **out)
 {
     enum bxi_gpu_order order = BXI_GPU_ORDER_AUTO;
+    enum bxi_gpu_export export;
     struct bxi_gpu *gpu;
     uint32_t closed = 0;
     int rc;
@@ -117,6 +136,8 @@ int bxi_gpu_open(const struct bxi_gpu_options *options, struct bxi_gpu **out)
     if (bxi_gpu_forked())
         return -EPERM;
     rc = read_options(options, &order);
+    if (rc == 0)
+        rc = read_export(&export);
     if (rc < 0)
         return rc;
     /* [gpu.open] acquire and release, pairs with the release in bxi_gpu_close: one of several threads wins. */
@@ -135,6 +156,7 @@ int bxi_gpu_open(const struct bxi_gpu_options *options, struct bxi_gpu **out)
     gpu->is_fake = bxi_gpu_library_is_fake(&gpu->cu);
     gpu->region = options->region;
     gpu->wanted = order;
+    gpu->export = export;
     gpu->is_held = options->is_held;
     gpu->context = options->context;
     gpu->slab_bytes = options->slab_bytes == 0 ? (uint64_t)64 << 20
@@ -188,6 +210,9 @@ void bxi_gpu_abandon(struct bxi_gpu *gpu)
     pthread_mutex_lock(&gpu->lock);
     gpu->is_left = true;
     pthread_mutex_unlock(&gpu->lock);
+    /* [gpu.closing] release, pairs with the acquire in ask_again. */
+    bxi_store_release(&gpu->is_closing, 1);
+    bxi_gpu_door_close(gpu);
     bxi_gpu_helper_leave(&gpu->helper);
     /* [gpu.open] release, pairs with the compare-and-swap in bxi_gpu_open. */
     bxi_store_release(&is_open, 0);
@@ -199,6 +224,8 @@ int bxi_gpu_close(struct bxi_gpu *gpu)
 
     if (gpu == NULL || bxi_gpu_forked())
         return 0;
+    /* [gpu.closing] release, pairs with the acquire in ask_again: the helper asks no owner for descriptors any more. */
+    bxi_store_release(&gpu->is_closing, 1);
     /* Closing a map or freeing memory waits for the device, so it is not begun while a lane waits. */
     if (!bxi_gpu_lanes_close(gpu, end_ns) || !bxi_gpu_maps_close(gpu, end_ns)) {
         bxi_gpu_abandon(gpu);
@@ -207,6 +234,7 @@ int bxi_gpu_close(struct bxi_gpu *gpu)
                             (int)(CLOSE_NS / UINT64_C(1000000000)));
     }
     bxi_gpu_slabs_wait(gpu);
+    bxi_gpu_door_close(gpu);
     bxi_gpu_helper_stop(&gpu->helper);
     bxi_gpu_blocks_forget(gpu);
     for (struct bxi_gpu_peer *peer = gpu->peers; peer != NULL; peer = peer->next)
@@ -290,6 +318,19 @@ static void publish(struct bxi_gpu_device *device)
     bxi_gpu_reach_withdraw(gpu);
 }
 
+/* How the device exports memory: as descriptors, if that works and is not forbidden. -ENOTSUP: not as requested. */
+static int choose_export(struct bxi_gpu_device *device)
+{
+    struct bxi_gpu *gpu = device->gpu;
+
+    device->exports_fds = gpu->export != BXI_GPU_EXPORT_HANDLE && bxi_gpu_vmm_works(device) &&
+                          bxi_gpu_door_open(gpu) == 0;
+    if (device->exports_fds || gpu->export != BXI_GPU_EXPORT_FD)
+        return 0;
+    return bxi_gpu_fail(-ENOTSUP, "device %d (%s) does not export memory as file descriptors (BX_GPU_EXPORT=fd): leave "
+                        "it at auto", device->ordinal, gpu->info[device->ordinal].name);
+}
+
 /* With the context current: makes what later calls must not wait for the device to make (the side stream, the staging
  * buffers), checks that the device can export memory, and probes its order. */
 static int prepare(struct bxi_gpu_device *device)
@@ -301,6 +342,8 @@ static int prepare(struct bxi_gpu_device *device)
     if (result != CUDA_SUCCESS)
         return bxi_gpu_cuda_fail(&gpu->cu, result, "a stream of device %d", device->ordinal);
     rc = bxi_gpu_stage_init(device);
+    if (rc == 0)
+        rc = choose_export(device);
     if (rc < 0)
         return rc;
     pthread_mutex_lock(&gpu->lock);
@@ -310,6 +353,8 @@ static int prepare(struct bxi_gpu_device *device)
         rc = bxi_gpu_probe(device);
     if (rc < 0)
         return rc;
+    if (device->word_block != NULL)
+        bxi_gpu_slab_has_words(device->word_block);
     pthread_mutex_lock(&gpu->lock);
     publish(device);
     pthread_mutex_unlock(&gpu->lock);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * GPU memory that other processes read in place, by CUDA IPC. lib/ builds device tensors on it. It knows nothing of
- * calls, rings or messages, and works between any two processes that share a piece of host memory.
+ * GPU memory that other processes read in place, by file descriptors or by CUDA IPC. lib/ builds device tensors on it.
+ * It knows nothing of calls, rings or messages, and works between any two processes that share a piece of host memory.
  *
  * An owner fills a block and lends it; a borrower reads it in place:
  *
@@ -30,8 +30,10 @@
  *           fail with -EBUSY meanwhile and leave the capture valid: a launch would repeat the number of the capture,
  *           and so move a word backwards. Calls of gpu/ disturb no capture of the program, on no thread.
  * Fork.     CUDA does not survive fork: in a forked child every function fails with -EPERM.
- * Trust.    Data written by another process is copied once and checked. A GPU mapping cannot be read-only: unlike with
- *           host memory, nothing prevents a borrower from writing to a borrowed block.
+ * Trust.    Data written by another process is copied once and checked. Where memory is exported as descriptors, a
+ *           borrower maps it for reading only, and a kernel that writes there fails with its context. Mappings of
+ *           handles are writable: nothing prevents a borrower from writing to a borrowed block. (With DEVICE_WORDS one
+ *           slab, which has the words, is mapped writable too.)
  *
  * README.md has the states, the invariants, and what is left after a death at each step.
  */
@@ -125,10 +127,11 @@ struct bxi_gpu_options {
     void *context;
 };
 
-/* Loads the driver and lists the devices; creates no context. Sets CUDA_DEVICE_MAX_CONNECTIONS to 32 in the
- * environment if it is not set, before CUDA starts: streams that wait must not hold up others (README.md, Order). Open
- * at most once at a time in a process. -ENODEV: no driver, a driver too old, or no device; -EPERM: forked after CUDA
- * was started; -EBUSY: already open; -EINVAL. */
+/* Loads the driver and lists the devices; creates no context. BX_GPU_EXPORT=auto|fd|handle in the environment says how
+ * devices export memory: as descriptors, by handles of CUDA IPC, or the first of these that works. Sets
+ * CUDA_DEVICE_MAX_CONNECTIONS to 32 in the environment if it is not set, before CUDA starts: streams that wait must not
+ * hold up others (README.md, Order). Open at most once at a time in a process. -ENODEV: no driver, a driver too old, or
+ * no device; -EPERM: forked after CUDA was started; -EBUSY: already open; -EINVAL. */
 int bxi_gpu_open(const struct bxi_gpu_options *options, struct bxi_gpu **gpu);
 
 /* Closes lanes, then all maps, then waits (2 s at most) until no live peer has a slab of this process open. A slab that
@@ -165,11 +168,11 @@ int bxi_gpu_poll(struct bxi_gpu *gpu);
 
 /* ---- Devices and blocks ---------------------------------------------------------------------- */
 
-/* Opens a device: retains its primary context, exports a first slab to find out whether that works, probes the orders.
- * Opening it again returns the same device. Takes long (seconds where an order does not work), and blocks only other
- * calls of this function. -ENODEV: exclusive or prohibited mode, or lost; -EOPNOTSUPP: the device cannot export memory
- * (the sentence says so if it is a MIG instance); -ENOTSUP: the requested order does not work; -ENOMEM; -EINVAL;
- * -ENOSPC: the 9th device. */
+/* Opens a device: retains its primary context, finds out whether memory can be exported as descriptors, exports a first
+ * slab to find out whether that works, probes the orders. Opening it again returns the same device. Takes long (seconds
+ * where an order does not work), and blocks only other calls of this function. -ENODEV: exclusive or prohibited mode,
+ * or lost; -EOPNOTSUPP: the device cannot export memory (the sentence says so if it is a MIG instance); -ENOTSUP: the
+ * requested order or export does not work; -ENOMEM; -EINVAL; -ENOSPC: the 9th device. */
 int bxi_gpu_device_open(struct bxi_gpu *gpu, int ordinal, struct bxi_gpu_device **device);
 int bxi_gpu_device_ordinal(const struct bxi_gpu_device *device);
 
@@ -189,10 +192,13 @@ struct bxi_gpu_block {
  * are in use. */
 int bxi_gpu_alloc(struct bxi_gpu_device *device, uint64_t bytes, struct bxi_gpu_block **block);
 
-/* Makes a lendable block of memory that another library allocated with cuMemAlloc or cudaMalloc. freed(context) is
+/* Makes a lendable block of memory that another library allocated with cuMemAlloc, cudaMalloc or cuMemCreate. The range
+ * may touch several allocations of cuMemCreate behind one another (PyTorch's expandable segments). freed(context) is
  * called on the helper when all blocks of the allocation have been freed, their points have passed and nobody has it
- * open; the memory must not be freed before. freed may be NULL. -EOPNOTSUPP: managed, pooled (cudaMallocAsync) or VMM
- * memory, which CUDA IPC cannot export; -EINVAL: not device memory, or the range leaves the allocation, or it belongs
+ * open; the memory must not be freed before. freed may be NULL. -EOPNOTSUPP: managed or
+ * pooled (cudaMallocAsync) memory, which cannot be exported; memory of cuMemCreate without
+ * CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, of more than 32 allocations, or on a device that exports no descriptors;
+ * -EINVAL: not device memory, or the range leaves the allocation, or it belongs
  * to this process's own pool; -ENODEV: on a device not opened here; -ESTALE: mapped from another process, so pass on
  * that process's ref; -ENOSPC: no slab row, after the same wait as in bxi_gpu_alloc. */
 typedef void (*bxi_gpu_freed_fn)(void *context);
@@ -308,9 +314,11 @@ int bxi_gpu_peer_reaches(const struct bxi_gpu_peer *peer, const uint8_t uuid[BXI
 void bxi_gpu_peer_try(struct bxi_gpu_peer *peer);
 
 /* Starts to map the slab of ref, and the slab with the word of its ready point. 1: already mapped; done is not called.
- * 0: done(context, 0 or an error) will be called once, on the helper. -ESTALE: the slab is gone or its row is used by
- * another (no lease was held); -EPROTO: an invalid ref or row; -EXDEV: no peer access (the owner must stage);
- * -EOWNERDEAD; -EIO. The sentence of an error passed to done is bxi_gpu_text() within done. */
+ * 0: done(context, 0 or an error) will be called once, on the helper. Memory that is exported as descriptors is mapped
+ * when its owner has sent them; an owner that is stopped does not, and done gets -ETIMEDOUT after 10 s. -ESTALE: the
+ * slab is gone or its row is used by another (no lease was held); -EPROTO: an invalid ref or row; -EXDEV: no peer
+ * access (the owner must stage); -EOWNERDEAD; -EIO. The sentence of an error passed to done is bxi_gpu_text() within
+ * done. */
 typedef void (*bxi_gpu_mapped_fn)(void *context, int rc);
 int bxi_gpu_map_begin(struct bxi_gpu_peer *peer, const struct bxi_gpu_ref *ref, bxi_gpu_mapped_fn done,
                       void *context);

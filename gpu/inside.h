@@ -137,6 +137,22 @@ bool bxi_gpu_has_exported(const struct bxi_gpu_device *device);
 
 /* ---- peer.c: the other processes ------------------------------------------------------------- */
 
+#define BXI_GPU_PARTS 32                /* allocations of cuMemCreate in a slab; a slab of the pool is one */
+struct bxi_gpu_part {
+    uint64_t bytes;
+    unsigned long long handle;          /* 0: none; kept of foreign memory only */
+    int fd;                             /* -1: none */
+};
+struct bxi_gpu_parts {                  /* vmm.c's */
+    uint32_t count;
+    struct bxi_gpu_part part[BXI_GPU_PARTS];
+};
+struct bxi_gpu_ask {                    /* door.c's; the helper's */
+    bool is_asking;
+    int socket;
+    uint64_t begin_ns, repeat_ns;
+};
+
 enum bxi_gpu_map_state { BXI_GPU_MAP_NONE = 0, BXI_GPU_MAP_OPENING, BXI_GPU_MAP_OPEN, BXI_GPU_MAP_CLOSING };
 
 struct bxi_gpu_wait;                    /* map.c: a request that waits for the map */
@@ -146,7 +162,9 @@ struct bxi_gpu_map {                    /* map.c's; one slab of the peer */
     struct bxi_gpu_device *device;      /* here, on which it is mapped */
     enum bxi_gpu_map_state state;
     uint64_t generation;
-    uint64_t address, bytes;            /* the helper's while OPENING and CLOSING */
+    uint64_t address, bytes;            /* the helper's while OPENING and CLOSING, as the next two */
+    struct bxi_gpu_parts *parts;        /* mapped from descriptors; NULL: opened by a handle */
+    struct bxi_gpu_ask ask;
     uint32_t users;
     struct bxi_gpu_wait *waiting;
 };
@@ -208,6 +226,41 @@ uint32_t bxi_gpu_devices_for(const struct bxi_gpu_peer *peer, const uint8_t uuid
 /* An open succeeded on the device: if that UUID is hidden here, its other slabs will be mapped there too. */
 void bxi_gpu_reach_found(struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES], struct bxi_gpu_device *device);
 
+/* ---- door.c: where peers get the descriptors of slabs ------------------------------------------ */
+
+struct bxi_gpu_door {
+    bool is_open;
+    int socket, stop;
+    pthread_t thread;
+};
+int bxi_gpu_door_open(struct bxi_gpu *gpu);             /* again: 0 */
+void bxi_gpu_door_close(struct bxi_gpu *gpu);
+/* Helper: asks the owner for the descriptors of a slab that is held. -EAGAIN: ask again later. Else it has ended. parts
+ * is empty before; what it has after an error is closed. */
+int bxi_gpu_door_ask(const struct bxi_gpu_peer *peer, struct bxi_gpu_ask *ask, uint32_t slab, uint64_t generation,
+                     struct bxi_gpu_parts *parts);
+
+/* ---- vmm.c: memory that is exported as descriptors; without the lock, the context current ------ */
+
+struct bxi_gpu_parts *bxi_gpu_parts_new(void);          /* NULL: no memory, with a sentence */
+void bxi_gpu_parts_close(struct bxi_gpu_parts *parts);  /* the descriptors */
+void bxi_gpu_parts_free(const struct bxi_gpu *gpu, struct bxi_gpu_parts *parts);    /* with all that it has; or NULL */
+/* Whether the device can make, export and import memory so. Takes a millisecond or so. */
+bool bxi_gpu_vmm_works(const struct bxi_gpu_device *device);
+/* CUresults. make: one part, mapped here for reading and writing. map: a peer's parts. unmap: either. */
+unsigned bxi_gpu_vmm_make(const struct bxi_gpu_device *device, uint64_t bytes, struct bxi_gpu_parts *parts,
+                          uint64_t *address);
+unsigned bxi_gpu_vmm_map(const struct bxi_gpu_device *device, struct bxi_gpu_parts *parts, bool is_writable,
+                         uint64_t *address);
+/* Waits for all work on the device. false: it could not. */
+bool bxi_gpu_vmm_settle(const struct bxi_gpu_device *device);
+void bxi_gpu_vmm_unmap(const struct bxi_gpu_device *device, uint64_t address, const struct bxi_gpu_parts *parts);
+/* Foreign memory: the allocations that [address, address + bytes) touches, and the first one's address. -EOPNOTSUPP:
+ * they cannot be exported. Then their descriptors. */
+int bxi_gpu_vmm_take(const struct bxi_gpu *gpu, uint64_t address, uint64_t bytes, struct bxi_gpu_parts *parts,
+                     uint64_t *base);
+int bxi_gpu_vmm_export(const struct bxi_gpu *gpu, struct bxi_gpu_parts *parts);
+
 /* ---- map.c: slabs of peers that are mapped here ---------------------------------------------- */
 
 int bxi_gpu_maps_poll(struct bxi_gpu_peer *peer);       /* under the lock: closes maps; how many remain to be closed */
@@ -243,6 +296,7 @@ struct bxi_gpu_slab {
     bool is_freeing;                    /* the helper has it */
     bool is_foreign;
     uint64_t address, bytes;
+    struct bxi_gpu_parts *parts;        /* its descriptors; NULL: exported by a handle */
     uint32_t used;                      /* blocks handed out or waiting */
     struct bxi_gpu_chunk *whole;        /* while it is all free */
     uint64_t buffer_id;                 /* foreign */
@@ -253,7 +307,10 @@ struct bxi_gpu_slab *bxi_gpu_slab_vacant(struct bxi_gpu *gpu);          /* NULL:
 int bxi_gpu_slab_make(struct bxi_gpu_device *device, uint64_t bytes);
 /* Without the lock, the device's context current. */
 int bxi_gpu_slab_export(const struct bxi_gpu_device *device, uint64_t address, struct CUipcMemHandle_st *handle);
-void bxi_gpu_slab_publish(struct bxi_gpu_slab *slab, const struct CUipcMemHandle_st *handle);    /* the row is LIVE */
+/* The row is LIVE. The slab has its parts; or they are NULL, and it has a handle. */
+void bxi_gpu_slab_publish(struct bxi_gpu_slab *slab, const struct CUipcMemHandle_st *handle);
+/* Before the device is published, to which the block's slab belongs: peers may have to write words there. */
+void bxi_gpu_slab_has_words(const struct bxi_gpu_block *block);
 void bxi_gpu_slab_drop(struct bxi_gpu_slab *slab);                      /* one block less */
 int bxi_gpu_slabs_retire_empty(struct bxi_gpu_device *device);          /* how many */
 /* Whether a slab is retiring: of the device's own memory, or with NULL any. */
@@ -295,6 +352,12 @@ void bxi_gpu_room_wait(struct bxi_gpu *gpu);    /* without the lock: polls, and 
 int bxi_gpu_probe(struct bxi_gpu_device *device);       /* sets device->order; without the lock, it takes long */
 void bxi_gpu_probe_fini(struct bxi_gpu_device *device); /* with the context current: frees the pinned words */
 
+enum bxi_gpu_export {                   /* how slabs are exported, as BX_GPU_EXPORT requests */
+    BXI_GPU_EXPORT_AUTO = 0,            /* as descriptors where that works */
+    BXI_GPU_EXPORT_FD = 1,
+    BXI_GPU_EXPORT_HANDLE = 2,          /* CUDA IPC */
+};
+
 /* ---- device.c: the process's GPU and its devices; nothing below calls it --------------------- */
 
 struct bxi_gpu_device {
@@ -309,6 +372,7 @@ struct bxi_gpu_device {
     struct bxi_gpu_word *pinned;        /* the mirrors of its lanes' words, where the region is not registered */
     uint64_t pinned_at;                 /* as this device sees them */
     bxi_a64 *look;                      /* pinned; [0], under the lock: where a word of a dead peer is copied to */
+    bool exports_fds;                   /* vmm.c: as descriptors; else by handles of CUDA IPC */
     bool registers_read_only;           /* the driver takes pages that are mapped read-only */
     struct bxi_gpu_block *word_block;   /* DEVICE_WORDS */
     struct bxi_gpu_gate gate;
@@ -335,6 +399,7 @@ struct bxi_gpu {
     struct bxi_gpu_region *region;
     uint64_t slab_bytes;
     enum bxi_gpu_order wanted;
+    enum bxi_gpu_export export;
     bool (*is_held)(void *context, uint32_t slab, uint64_t generation);
     void *context;
     bool is_fake;
@@ -344,6 +409,8 @@ struct bxi_gpu {
     struct bxi_gpu_figures figures;
     struct bxi_gpu_helper helper;
     pthread_mutex_t opening;
+    struct bxi_gpu_door door;           /* opening; door.c's */
+    bxi_a32 is_closing;
     bool words_registered;              /* opening; the region's words' page, with the driver */
 
     pthread_mutex_t lock;               /* guards the rest */

@@ -8,6 +8,11 @@
  * free the slab, and before it is open a lease keeps the slab (or, where only the mapping is tried, a hold that is
  * stored before the request).
  *
+ * A slab that is exported as descriptors is mapped from these (vmm.c), for reading only, after its owner has sent them
+ * (door.c). While they have not come the job goes to the end of the helper's queue again and again. A slab in which the
+ * owner has words that streams here wait for is mapped writable: at the owner's death they are poisoned there, and to
+ * change the rights then could wait for the very streams that wait (cuMemSetAccess may wait for the device).
+ *
  * The device on which a slab is mapped depends only on the device that the slab is on (reach.c). So all slabs of one
  * device are opened in one context here, which CUDA requires.
  *
@@ -144,7 +149,70 @@ static int open_on(struct bxi_gpu_map *map, struct bxi_gpu_device *device, const
     return 0;
 }
 
-/* The pair, then the driver. On failure the caller clears the hold. */
+/* -EXDEV: as open_failed. The driver says that the device cannot access the memory, or that this process cannot
+ * support it. */
+static int map_failed(const struct bxi_gpu_peer *peer, unsigned result)
+{
+    int rc = bxi_gpu_cuda_fail(&peer->gpu->cu, result, "mapping a slab of %s (cuMemImportFromShareableHandle, "
+                               "cuMemMap, cuMemSetAccess)", peer->name);
+
+    if (rc == -EXDEV || result == CUDA_ERROR_INVALID_DEVICE || result == CUDA_ERROR_NOT_SUPPORTED)
+        return -EXDEV;
+    return rc == -ENOMEM ? rc : -EIO;
+}
+
+static int map_on(struct bxi_gpu_map *map, struct bxi_gpu_device *device, bool is_writable, uint64_t bytes)
+{
+    struct bxi_gpu *gpu = map->peer->gpu;
+    uint64_t address = 0;
+    int rc = bxi_gpu_enter(device);
+
+    if (rc < 0)
+        return rc;
+
+    uint64_t begin_ns = bxi_gpu_now_ns();
+    unsigned result = bxi_gpu_vmm_map(device, map->parts, is_writable, &address);
+
+    bxi_gpu_count(&gpu->figures.open_ns, (int64_t)(bxi_gpu_now_ns() - begin_ns));
+    rc = result == CUDA_SUCCESS ? 0 : map_failed(map->peer, result);
+    bxi_gpu_leave(device);
+    if (rc < 0)
+        return rc;
+    map->device = device;
+    map->address = address;
+    map->bytes = bytes;
+    return 0;
+}
+
+/* Asks the owner for the descriptors. -EAGAIN: not here yet. */
+static int fetch(struct bxi_gpu_map *map, uint64_t bytes)
+{
+    struct bxi_gpu_peer *peer = map->peer;
+    uint64_t sum = 0;
+    int rc;
+
+    if (map->parts == NULL)
+        map->parts = bxi_gpu_parts_new();
+    if (map->parts == NULL)
+        return -ENOMEM;
+    rc = bxi_gpu_door_ask(peer, &map->ask, (uint32_t)(map - peer->map), map->generation, map->parts);
+    if (rc < 0)
+        return rc;
+    for (uint32_t i = 0; i < map->parts->count && rc == 0; i++) {
+        uint64_t part = map->parts->part[i].bytes;
+
+        if (part == 0 || part > bytes - sum)
+            rc = -EPROTO;
+        else
+            sum += part;
+    }
+    if (rc == 0 && sum == bytes)
+        return 0;
+    return bxi_gpu_fail(-EPROTO, "%s's slab has other parts than the %llu bytes that it says", peer->name,
+                        (unsigned long long)bytes);
+}
+
+/* The pair, then the driver. On failure the caller clears the hold. -EAGAIN: the descriptors are not here yet. */
 static int open_slab(struct bxi_gpu_map *map)
 {
     struct bxi_gpu_peer *peer = map->peer;
@@ -154,21 +222,29 @@ static int open_slab(struct bxi_gpu_map *map)
     struct CUipcMemHandle_st handle;
     uint8_t uuid[BXI_GPU_UUID_BYTES];
     uint64_t bytes;
-    uint32_t count;
-    int rc = -EXDEV;
+    uint32_t count, flags;
+    int rc;
 
     if (!hold_slab(peer, index, map->generation))
         return bxi_gpu_fail(-ESTALE, "slab %zu of %s has gone: nothing of it was on loan", index, peer->name);
     bytes = row->bytes;
     memcpy(handle.reserved, row->handle, sizeof(handle.reserved));
     memcpy(uuid, row->uuid, sizeof(uuid));
+    flags = row->flags;
     if (bytes == 0)
         return bxi_gpu_fail(-EPROTO, "slab %zu of %s says that it has no bytes", index, peer->name);
+    rc = (flags & BXI_GPU_SLAB_FD) != 0 ? fetch(map, bytes) : 0;
+    if (rc < 0)
+        return rc;
     pthread_mutex_lock(&peer->gpu->lock);
     count = bxi_gpu_devices_for(peer, uuid, device);
     pthread_mutex_unlock(&peer->gpu->lock);
+    rc = -EXDEV;
     for (uint32_t i = 0; rc == -EXDEV && i < count; i++)
-        rc = open_on(map, device[i], &handle, bytes);
+        rc = map->parts != NULL ? map_on(map, device[i], (flags & BXI_GPU_SLAB_WORDS) != 0, bytes)
+                                : open_on(map, device[i], &handle, bytes);
+    if (map->parts != NULL)
+        bxi_gpu_parts_close(map->parts);        /* the mapping keeps the memory */
     publish_result(map, uuid, rc);
     if (rc == -EXDEV)
         return bxi_gpu_fail(-EXDEV, "no device in use here can read the memory of %s's device (device %d): no peer "
@@ -182,6 +258,8 @@ static void end_map(struct bxi_gpu_map *map)
 {
     struct bxi_gpu_peer *peer = map->peer;
 
+    bxi_gpu_parts_free(peer->gpu, map->parts);
+    map->parts = NULL;
     map->state = BXI_GPU_MAP_NONE;
     peer->open_maps--;
     /* [gpu.held] release, pairs with the acquire in is_held: the mapping is closed. */
@@ -197,6 +275,10 @@ static void open_map(struct bxi_gpu_job *job)
     struct bxi_gpu_wait *next;
     int rc = open_slab(map);
 
+    if (rc == -EAGAIN) {                /* other jobs first: the owner may be stopped */
+        bxi_gpu_helper_post(&gpu->helper, job);
+        return;
+    }
     pthread_mutex_lock(&gpu->lock);
     if (rc == 0)
         map->state = BXI_GPU_MAP_OPEN;
@@ -226,7 +308,19 @@ static void open_map(struct bxi_gpu_job *job)
     }
 }
 
-/* With the gate closed. */
+/* With the gate closed: whether no work uses the mapping. Closing a handle waits for work by itself. */
+static bool settle(const struct bxi_gpu_map *map)
+{
+    bool is_settled;
+
+    if (map->parts == NULL || bxi_gpu_enter(map->device) < 0)
+        return true;
+    is_settled = bxi_gpu_vmm_settle(map->device);
+    bxi_gpu_leave(map->device);
+    return is_settled;
+}
+
+/* With the gate closed, and settled. */
 static void close_map(struct bxi_gpu_map *map)
 {
     struct bxi_gpu *gpu = map->peer->gpu;
@@ -234,7 +328,10 @@ static void close_map(struct bxi_gpu_map *map)
     if (bxi_gpu_enter(map->device) == 0) {
         uint64_t begin_ns = bxi_gpu_now_ns();
 
-        (void)gpu->cu.cuIpcCloseMemHandle(map->address);
+        if (map->parts != NULL)
+            bxi_gpu_vmm_unmap(map->device, map->address, map->parts);
+        else
+            (void)gpu->cu.cuIpcCloseMemHandle(map->address);
         bxi_gpu_count(&gpu->figures.close_ns, (int64_t)(bxi_gpu_now_ns() - begin_ns));
         bxi_gpu_leave(map->device);
     }
@@ -252,9 +349,13 @@ static void try_close(struct bxi_gpu_job *job)
     struct bxi_gpu_device *device = map->device;
 
     if (bxi_gpu_gate_close(device)) {
-        close_map(map);
+        bool is_settled = settle(map);
+
+        if (is_settled)
+            close_map(map);
         bxi_gpu_gate_open(device);
-        return;
+        if (is_settled)
+            return;
     }
     pthread_mutex_lock(&device->gpu->lock);
     map->state = BXI_GPU_MAP_OPEN;

@@ -20,6 +20,7 @@
 #define BXI_GPU_LANES 32                /* of one worker at a time */
 #define BXI_GPU_RING 8                  /* events of a lane */
 #define BXI_GPU_REFUSED 32              /* rows of head.refused, and of head.known */
+#define BXI_GPU_DOOR_BYTES 16
 #define BXI_GPU_POISON (UINT64_C(1) << 62)      /* added to a word that has no writer any more */
 
 /* How streams of two processes are ordered, best first: chosen by the probe, or requested. */
@@ -35,13 +36,13 @@ enum bxi_gpu_order {
  * GPU writes the words. Peers map it read-only; where their driver registers nothing read-only they map the words' page
  * alone writable too, and do not write it while the owner lives (G9). */
 #define BXI_GPU_MAGIC UINT64_C(0x3175706772616378)
-#define BXI_GPU_LAYOUT 2u
+#define BXI_GPU_LAYOUT 3u
 
 struct bxi_gpu_head {
     bxi_a64 magic;                      /* BXI_GPU_MAGIC; written last */
     uint32_t layout;
     uint32_t pid;
-    uint64_t ipc_namespace;             /* inodes of /proc/self/ns: they must be the same for IPC to work */
+    uint64_t ipc_namespace;             /* inodes of /proc/self/ns: the same, or handles of CUDA IPC do not work */
     uint64_t pid_namespace;
     bxi_a32 device_count;
     bxi_a32 refused_count;
@@ -50,6 +51,8 @@ struct bxi_gpu_head {
     uint8_t device[BXI_GPU_DEVICES][BXI_GPU_UUID_BYTES];
     uint8_t refused[BXI_GPU_REFUSED][BXI_GPU_UUID_BYTES];   /* devices whose memory it cannot map */
     uint8_t known[BXI_GPU_REFUSED][BXI_GPU_UUID_BYTES];     /* devices whose memory it can map, or has refused */
+    uint64_t net_namespace;             /* as the two above: door.c's socket needs the same */
+    uint8_t door[BXI_GPU_DOOR_BYTES];   /* the socket's name; set before a slab has BXI_GPU_SLAB_FD */
 };
 
 struct bxi_gpu_word {                   /* two cache lines: neighbours are written by other streams */
@@ -69,12 +72,18 @@ struct bxi_gpu_lane_row {
 
 enum bxi_gpu_slab_state { BXI_GPU_SLAB_EMPTY = 0, BXI_GPU_SLAB_LIVE = 1, BXI_GPU_SLAB_RETIRING = 2 };
 
+enum bxi_gpu_slab_flags {
+    BXI_GPU_SLAB_FD = 1,                /* exported as descriptors, which door.c sends; else the handle is CUDA IPC's */
+    BXI_GPU_SLAB_WORDS = 2,             /* FD: has words of DEVICE_WORDS, so peers map it writable, to poison them */
+};
+
 struct bxi_gpu_slab_row {
     bxi_a64 stamp;                      /* generation << 2 | enum bxi_gpu_slab_state */
     uint64_t bytes;
     uint8_t handle[BXI_GPU_HANDLE_BYTES];
     uint8_t uuid[BXI_GPU_UUID_BYTES];
-    uint8_t pad[32];
+    uint32_t flags;                     /* enum bxi_gpu_slab_flags */
+    uint8_t pad[28];
 };
 
 struct bxi_gpu_region {

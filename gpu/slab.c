@@ -12,6 +12,10 @@
  * Freeing memory that another process has open is undefined. So a slab goes through RETIRING, where the pair of
  * README's G2 holds: store RETIRING, fence, load what every peer holds.
  *
+ * That is for memory whose handle was exported. Where the device exports descriptors (vmm.c) the memory lives as long
+ * as a process has it mapped, so at the end such slabs are freed here without a wait. While the process goes on they
+ * are retired like the others: their memory is free only then, and their rows.
+ *
  * Killed before a row's stamp is LIVE: no process has seen it. Killed at any later step: the stamp stays, borrowers
  * find out that the owner is dead and close; the driver frees the memory with the last of them.
  */
@@ -77,6 +81,7 @@ void bxi_gpu_slab_publish(struct bxi_gpu_slab *slab, const struct CUipcMemHandle
     struct bxi_gpu_slab_row *row = row_of(slab);
 
     row->bytes = slab->bytes;
+    row->flags = slab->parts != NULL ? BXI_GPU_SLAB_FD : 0;
     memcpy(row->handle, handle->reserved, sizeof(row->handle));
     memcpy(row->uuid, gpu->info[slab->device->ordinal].uuid, sizeof(row->uuid));
     slab->generation++;
@@ -85,6 +90,11 @@ void bxi_gpu_slab_publish(struct bxi_gpu_slab *slab, const struct CUipcMemHandle
     bxi_store_release(&row->stamp, stamp_of(slab));
     bxi_gpu_count(&gpu->figures.slabs, 1);
     bxi_gpu_count(&gpu->figures.slab_bytes, (int64_t)slab->bytes);
+}
+
+void bxi_gpu_slab_has_words(const struct bxi_gpu_block *block)
+{
+    block->device->gpu->region->slab[block->slab].flags |= BXI_GPU_SLAB_WORDS;
 }
 
 static uint64_t slab_bytes_for(struct bxi_gpu *gpu, uint64_t bytes)
@@ -102,10 +112,34 @@ static uint64_t slab_bytes_for(struct bxi_gpu *gpu, uint64_t bytes)
 }
 
 struct piece {                          /* of device memory, for a slab */
-    unsigned long long address;
+    uint64_t address;
     uint64_t bytes;
+    struct bxi_gpu_parts *parts;        /* NULL: it has a handle */
     struct CUipcMemHandle_st handle;
 };
+
+/* Without the lock, the context current. */
+static unsigned allocate_piece(const struct bxi_gpu_device *device, struct piece *piece)
+{
+    unsigned long long address = 0;
+    unsigned result;
+
+    if (piece->parts != NULL)
+        return bxi_gpu_vmm_make(device, piece->bytes, piece->parts, &piece->address);
+    result = device->gpu->cu.cuMemAlloc_v2(&address, piece->bytes);
+    piece->address = address;
+    return result;
+}
+
+/* Likewise. Closes the descriptors too. */
+static void free_piece(const struct bxi_gpu_device *device, uint64_t address, struct bxi_gpu_parts *parts)
+{
+    if (parts != NULL)
+        bxi_gpu_vmm_unmap(device, address, parts);
+    else
+        (void)device->gpu->cu.cuMemFree_v2(address);
+    bxi_gpu_parts_free(device->gpu, parts);
+}
 
 /* Without the lock, the context current. Allocates piece->bytes, or if the device has no room for that just enough for
  * bytes, and exports it. */
@@ -113,19 +147,25 @@ static int allocate(struct bxi_gpu_device *device, struct piece *piece, uint64_t
 {
     const struct bxi_cuda *cu = &device->gpu->cu;
     uint64_t least = (bytes + BXI_GPU_ROUND - 1) / BXI_GPU_ROUND * BXI_GPU_ROUND;
-    unsigned result = cu->cuMemAlloc_v2(&piece->address, piece->bytes);
+    unsigned result;
     int rc;
 
+    piece->parts = device->exports_fds ? bxi_gpu_parts_new() : NULL;
+    if (device->exports_fds && piece->parts == NULL)
+        return -ENOMEM;
+    result = allocate_piece(device, piece);
     if (result == CUDA_ERROR_OUT_OF_MEMORY && piece->bytes > least) {
         piece->bytes = least;
-        result = cu->cuMemAlloc_v2(&piece->address, piece->bytes);
+        result = allocate_piece(device, piece);
     }
-    if (result != CUDA_SUCCESS)
+    if (result != CUDA_SUCCESS) {
+        bxi_gpu_parts_free(device->gpu, piece->parts);
         return bxi_gpu_cuda_fail(cu, result, "a slab of %llu bytes on device %d",
                                  (unsigned long long)piece->bytes, device->ordinal);
-    rc = bxi_gpu_slab_export(device, piece->address, &piece->handle);
+    }
+    rc = piece->parts != NULL ? 0 : bxi_gpu_slab_export(device, piece->address, &piece->handle);
     if (rc < 0)
-        (void)cu->cuMemFree_v2(piece->address);
+        free_piece(device, piece->address, NULL);
     return rc;
 }
 
@@ -139,6 +179,7 @@ static int add_slab(struct bxi_gpu_device *device, struct bxi_gpu_slab *slab, co
     slab->device = device;
     slab->address = piece->address;
     slab->bytes = piece->bytes;
+    slab->parts = piece->parts;
     slab->is_foreign = false;
     slab->used = 0;
     slab->whole = whole;
@@ -174,7 +215,7 @@ int bxi_gpu_slab_make(struct bxi_gpu_device *device, uint64_t bytes)
         return 0;
     pthread_mutex_unlock(&gpu->lock);
     if (bxi_gpu_enter(device) == 0) {
-        (void)gpu->cu.cuMemFree_v2(piece.address);
+        free_piece(device, piece.address, piece.parts);
         bxi_gpu_leave(device);
     }
     pthread_mutex_lock(&gpu->lock);
@@ -234,10 +275,18 @@ static void free_slab(struct bxi_gpu_slab *slab)
 {
     struct bxi_gpu *gpu = slab->device->gpu;
     struct bxi_gpu_last *last = slab->last;
+    struct bxi_gpu_parts *parts;
     bool is_left;
 
-    if (!slab->is_foreign && bxi_gpu_enter(slab->device) == 0) {
-        (void)gpu->cu.cuMemFree_v2(slab->address);
+    pthread_mutex_lock(&gpu->lock);
+    parts = slab->parts;
+    slab->parts = NULL;                 /* the door sends none of them any more */
+    pthread_mutex_unlock(&gpu->lock);
+    if (bxi_gpu_enter(slab->device) == 0) {
+        if (slab->is_foreign)
+            bxi_gpu_parts_free(gpu, parts);
+        else
+            free_piece(slab->device, slab->address, parts);
         bxi_gpu_leave(slab->device);
     }
     pthread_mutex_lock(&gpu->lock);
@@ -348,7 +397,7 @@ static int held_count(struct bxi_gpu *gpu)
 
         if (slab->state == BXI_GPU_SLAB_LIVE)
             retire(slab);
-        held += slab->state != BXI_GPU_SLAB_EMPTY && is_held(slab);
+        held += slab->state != BXI_GPU_SLAB_EMPTY && slab->parts == NULL && is_held(slab);
     }
     pthread_mutex_unlock(&gpu->lock);
     return held;
@@ -389,7 +438,7 @@ int bxi_gpu_device_slabs_free(struct bxi_gpu_device *device)
         }
         if (slab->state == BXI_GPU_SLAB_LIVE)
             retire(slab);
-        stays = is_held(slab);
+        stays = slab->parts == NULL && is_held(slab);
         slab->is_freeing = !stays;
         pthread_mutex_unlock(&gpu->lock);
         held += stays;

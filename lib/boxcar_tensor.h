@@ -132,8 +132,8 @@ int bx_tensor_from_dlpack_versioned_on(struct DLManagedTensorVersioned *from, in
 /* ---- Device memory ----------------------------------------------------------------------------- */
 
 /*
- * Tensors on GPUs, shared by CUDA IPC: the receiver reads the sender's memory in place. The CUDA driver is loaded when
- * the first device is opened; nothing else needs it. CUDA does not survive fork: open devices after bx_spawn.
+ * Tensors on GPUs: the receiver reads the sender's memory in place, without a copy. The CUDA driver is loaded when the
+ * first device is opened; nothing else needs it. CUDA does not survive fork: open devices after bx_spawn.
  *
  * Streams order work on a GPU, and no function here waits for it unless its comment says so. The program names the
  * stream that fills a tensor (bx_tensor_written_on), or fills it on the job's own stream (bx_gpu_stream); it may send
@@ -141,7 +141,8 @@ int bx_tensor_from_dlpack_versioned_on(struct DLManagedTensorVersioned *from, in
  * (bx_tensor_read_on). When the message and its tensors are released, the lease is returned, and the owner reuses the
  * memory after the work that was on those streams at that moment. So work on a GPU may still read a tensor that
  * bx_tensor_on_loan reports as free: write the next version to another tensor. Do not write to a borrowed device
- * tensor: no MMU prevents it.
+ * tensor: a kernel that does fails with its context where device memory is exported as file descriptors, and nothing
+ * prevents it where it is exported by handles of CUDA IPC (BX_GPU_EXPORT).
  *
  * Both workers must have opened a device. If the receiver's device cannot reach the sender's, the bytes go through
  * pinned host memory (counter gpu_staged_bytes). So do those of the first messages if the sender does not see the
@@ -183,6 +184,7 @@ int bx_tensor_read_on(struct bx_tensor *tensor, void *stream);
  * that many callers wait for. A tensor that is not row-major is copied through the host, counted as staged; such a
  * tensor on a device cannot be copied into (-ENOTSUP).
  * bx_tensor_data returns a device address. DLPack uses kDLCUDA, both ways, after bx_gpu_open. from_dlpack: -EOPNOTSUPP
- * for memory that cannot be exported (pools, managed, VMM). */
+ * for memory that cannot be exported: pools, managed memory, and that of cuMemCreate where it was not made to be
+ * exported as a file descriptor, or the device exports none. */
 
 #endif

@@ -60,7 +60,8 @@ all=$(find shm lib gpu tools demos tests .ci \( -name '*.[ch]' -o -name '*.cu' -
     # By secure_getenv, or a set-user-ID program would open what its caller names. These name no file.
     report 'variables that name files are not read by getenv' "$(grep -nE '(^|[^_])getenv\(' $(
         echo "$code" | grep -E '^(shm|lib|gpu|tools)/') | grep -vE 'getenv\((variable|"(BX_(JOB|NAME|ARENA_BYTES|WAIT|'\
-'HIST|POOL_THREADS|REJOIN|CHECKED|TRACE_EVENTS|GPU_ORDER)|TERM|NO_COLOR)")\)' | grep -v 'pattern = getenv("BX_TRACE")')"
+'HIST|POOL_THREADS|REJOIN|CHECKED|TRACE_EVENTS|GPU_(ORDER|EXPORT))|TERM|NO_COLOR)")\)' |
+        grep -v 'pattern = getenv("BX_TRACE")')"
 
     report 'no warning is silenced' "$(grep -nE -e '-Wno-[a-z]|(GCC|clang) diagnostic ignored' $(
         echo "$all" | grep -vx 'tests/check/style.sh'))"

@@ -42,6 +42,7 @@ else
     under FAKE_CUDA_BLOCKING=1
     under FAKE_CUDA_SAME_OPEN=1
     under FAKE_CUDA_DROP_DEAD=1
+    under FAKE_CUDA_NO_VMM=1
     # Words of the switches on purpose.
     # shellcheck disable=SC2086
     under $mild FAKE_CUDA_QUEUES=4

@@ -365,6 +365,7 @@ static void last_borrower(void)
 static void owner_leaves(bool stubborn, uint64_t left_contexts, uint64_t left_slabs)
 {
     gpu_world(GPU_ANY);
+    setenv("BX_GPU_EXPORT", "handle", 1);
     order = BXI_GPU_HOST_WORDS;
     is_stubborn = stubborn;
     gpu_run(2, (gpu_fn[]){ leaving_owner, last_borrower });

@@ -146,6 +146,7 @@ static void run_failing_opens(unsigned result)
 {
     gpu_world(GPU_FAKE);
     open_result = result;
+    setenv("BX_GPU_EXPORT", "handle", 1);
     run_devices(0, 0);
     cr_assert_eq((int64_t)gpu_load(0), -EXDEV);
     cr_assert_eq(gpu_load(1), 1);

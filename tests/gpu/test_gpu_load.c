@@ -165,6 +165,7 @@ static void this_container(void)
 Test(gpu_load, fails_to_open_across_namespaces_and_holds_nothing, .timeout = 60)
 {
     gpu_world(GPU_FAKE);
+    setenv("BX_GPU_EXPORT", "handle", 1);
     gpu_run(2, (gpu_fn[]){ other_container, this_container });
 }
 

@@ -1,0 +1,708 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * gpu/: memory that is exported as file descriptors (vmm.c, door.c): who may write it, how long it lives, how the
+ * descriptors travel, foreign memory of cuMemCreate, and the choice between descriptors and handles.
+ */
+#include "gpu_fixture.h"
+
+#include <criterion/criterion.h>
+#include <dirent.h>
+#include <errno.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define BYTES (256u << 10)
+
+enum { LENT = 1, HELD, KILLED, LAST };
+
+/* Whatever the environment of the whole run has. */
+static void begin(void)
+{
+    unsetenv("FAKE_CUDA_NO_VMM");
+    unsetenv("BX_GPU_EXPORT");
+}
+
+TestSuite(gpu_export, .init = begin, .timeout = 60);
+
+static int open_fds(void)
+{
+    DIR *list = opendir("/proc/self/fd");
+    int count = 0;
+
+    GPU_CHECK(list != NULL);
+    while (readdir(list) != NULL)
+        count++;
+    closedir(list);
+    return count;
+}
+
+/* The device says whether it has what descriptors need; a real one may not. */
+static bool has_fds(void)
+{
+    return gpu_device->exports_fds;
+}
+
+static struct bxi_gpu_block *lend(uint64_t bytes, unsigned char value, int index)
+{
+    struct bxi_gpu_block *block = gpu_block(bytes);
+
+    gpu_fill(gpu_lane, block->address, value, bytes);
+    GPU_EQ(bxi_gpu_ref(block, 0, bytes, &gpu_shared->ref[index]), 0);
+    GPU_EQ(bxi_gpu_mark(gpu_lane, &gpu_shared->ref[index].ready), 0);
+    return block;
+}
+
+static uint64_t borrow(int rank, int index, struct bxi_gpu_map **map)
+{
+    uint64_t address = gpu_borrow(gpu_peer[rank], &gpu_shared->ref[index], map);
+
+    GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[rank], &gpu_shared->ref[index].ready), 0);
+    return address;
+}
+
+/* ---- Who may write --------------------------------------------------------------------------- */
+
+static void lends_one(void)
+{
+    struct bxi_gpu_block *block;
+
+    gpu_start(0);
+    gpu_meet(1);
+    block = lend(BYTES, 7, 0);
+    gpu_post(LENT);
+    gpu_await(HELD, 1);
+    GPU_CHECK(gpu_holds(gpu_lane, block->address, 7, BYTES));
+    bxi_gpu_free(block);
+    gpu_end();
+}
+
+/* On a real driver the failing write would end the context, so this is the fake's; gpucheck asks the real one. */
+static void writes_what_it_borrowed(void)
+{
+    struct bxi_gpu_map *map;
+    uint64_t address;
+
+    gpu_start(1);
+    gpu_meet(0);
+    GPU_CHECK(has_fds());
+    gpu_await(LENT, 1);
+    address = borrow(0, 0, &map);
+    GPU_CHECK(gpu_holds(gpu_lane, address, 7, BYTES));
+    GPU_EQ(bxi_gpu_enter(gpu_device), 0);
+    GPU_CHECK(gpu->cu.cuMemsetD8Async(address, 8, BYTES, gpu_lane->stream) != CUDA_SUCCESS);
+    GPU_CHECK(gpu->cu.cuMemcpyAsync(address, address, 8, gpu_lane->stream) != CUDA_SUCCESS);
+    bxi_gpu_leave(gpu_device);
+    GPU_CHECK(gpu_holds(gpu_lane, address, 7, BYTES));
+    bxi_gpu_map_put(map);
+    gpu_post(HELD);
+    gpu_end();
+}
+
+Test(gpu_export, lets_a_borrower_read_and_not_write, .timeout = 60)
+{
+    gpu_world(GPU_FAKE);
+    gpu_run(2, (gpu_fn[]){ lends_one, writes_what_it_borrowed });
+}
+
+/* ---- Namespaces ------------------------------------------------------------------------------ */
+
+static void is_in_other_namespaces(void)
+{
+    gpu_shared->region[0].head.ipc_namespace ^= 1;
+    gpu_shared->region[0].head.pid_namespace ^= 1;
+}
+
+static void lends_from_elsewhere(void)
+{
+    struct bxi_gpu_block *block;
+
+    gpu_start(0);
+    is_in_other_namespaces();
+    block = lend(BYTES, 7, 0);
+    gpu_post(LENT);
+    gpu_await(HELD, 1);
+    bxi_gpu_free(block);
+    gpu_end();
+}
+
+static void borrows_from_elsewhere(void)
+{
+    struct bxi_gpu_map *map;
+    uint64_t address;
+
+    setenv("FAKE_CUDA_NO_IPC", "1", 1);
+    gpu_await(LENT, 1);
+    gpu_start(1);
+    gpu_meet(0);
+    address = borrow(0, 0, &map);
+    GPU_CHECK(gpu_holds(gpu_lane, address, 7, BYTES));
+    bxi_gpu_map_put(map);
+    gpu_post(HELD);
+    gpu_end();
+}
+
+Test(gpu_export, works_where_ipc_handles_do_not, .timeout = 60)
+{
+    gpu_world(GPU_FAKE);
+    gpu_run(2, (gpu_fn[]){ lends_from_elsewhere, borrows_from_elsewhere });
+}
+
+static void has_another_network(void)
+{
+    struct bxi_gpu_block *block;
+
+    gpu_start(0);
+    gpu_shared->region[0].head.net_namespace ^= 1;
+    gpu_shared->region[0].head.door[0] ^= 1;            /* so its socket is not there */
+    block = lend(BYTES, 7, 0);
+    gpu_post(LENT);
+    gpu_await(HELD, 1);
+    bxi_gpu_free(block);
+    gpu_end();
+}
+
+static void finds_no_door(void)
+{
+    int before;
+
+    gpu_start(1);
+    gpu_meet(0);
+    gpu_await(LENT, 1);
+    before = open_fds();
+    GPU_EQ(gpu_try_map(gpu_peer[0], &gpu_shared->ref[0]), -EIO);
+    GPU_CHECK(strstr(gpu_map_text, "another network namespace") != NULL);
+    GPU_CHECK(strstr(gpu_map_text, "BX_GPU_EXPORT=handle") != NULL);
+    GPU_EQ(gpu_shared->held[1][0].generation[0], 0);
+    GPU_EQ(open_fds(), before);
+    gpu_post(HELD);
+    gpu_end();
+}
+
+Test(gpu_export, says_that_the_network_namespace_differs, .timeout = 60)
+{
+    gpu_world(GPU_FAKE);
+    gpu_run(2, (gpu_fn[]){ has_another_network, finds_no_door });
+}
+
+/* ---- Many loans ------------------------------------------------------------------------------ */
+
+#define LOANS 200
+
+/* Each loan is in a slab of its own, which is freed before the next. */
+static void lends_many(void)
+{
+    int before = 0;
+
+    gpu_start(0);
+    gpu_meet(1);
+    for (uint32_t i = 1; i <= LOANS; i++) {
+        struct bxi_gpu_block *block = lend(2 * GPU_MIB, (unsigned char)i, 0);
+
+        gpu_post(LENT);
+        gpu_await(HELD, i);
+        bxi_gpu_free(block);
+        bxi_gpu_trim(gpu_device);
+        while (bxi_gpu_poll(gpu) > 0)
+            sched_yield();
+        if (i == 10)
+            before = open_fds();
+    }
+    GPU_EQ(open_fds(), before);
+    gpu_post(LAST);
+    gpu_end();
+}
+
+static void borrows_many(void)
+{
+    int before = 0;
+
+    gpu_start(1);
+    gpu_meet(0);
+    for (uint32_t i = 1; i <= LOANS; i++) {
+        struct bxi_gpu_map *map;
+        uint64_t address;
+
+        gpu_await(LENT, i);
+        address = borrow(0, 0, &map);
+        if (i > 10)
+            GPU_EQ(open_fds(), before + 1);     /* that of the tests' driver; a mapping needs none */
+        GPU_CHECK(gpu_holds(gpu_lane, address, (unsigned char)i, 2 * GPU_MIB));
+        bxi_gpu_map_put(map);
+        gpu_post(HELD);
+        while (bxi_gpu_poll(gpu) == 0 && gpu_counters().maps > 0)
+            sched_yield();
+        gpu_poll_until_nothing_is_left();
+        if (i == 10)
+            before = open_fds();
+    }
+    GPU_EQ(open_fds(), before);
+    gpu_await(LAST, 1);
+    gpu_end();
+}
+
+Test(gpu_export, leaves_no_descriptor_open, .timeout = 60)
+{
+    gpu_world(GPU_FAKE);
+    setenv("FAKE_CUDA_DELAY_US", "20", 1);
+    gpu_run(2, (gpu_fn[]){ lends_many, borrows_many });
+}
+
+/* ---- Deaths ---------------------------------------------------------------------------------- */
+
+_Noreturn static void wait_for_the_end(void)
+{
+    for (;;)
+        pause();
+}
+
+static void lends_and_dies(void)
+{
+    gpu_start(0);
+    gpu_meet(1);
+    (void)lend(BYTES, 5, 0);
+    gpu_wait_passed(NULL, &gpu_shared->ref[0].ready);
+    gpu_post(LENT);
+    wait_for_the_end();
+}
+
+/* With memory of handles FAKE_CUDA_DROP_DEAD would overwrite it. */
+static void reads_after_the_death(void)
+{
+    struct bxi_gpu_map *map;
+    uint64_t address, used;
+
+    gpu_start(1);
+    gpu_meet(0);
+    used = gpu_used(0);
+    gpu_await(LENT, 1);
+    address = borrow(0, 0, &map);
+    gpu_post(HELD);
+    gpu_await(KILLED, 1);
+    GPU_EQ(bxi_gpu_peer_died(gpu_peer[0], gpu_shared->region[0].word), 0);
+    GPU_CHECK(gpu_holds(gpu_lane, address, 5, BYTES));
+    bxi_gpu_map_put(map);
+    gpu_poll_until_nothing_is_left();
+    gpu_compare_used(0, 0, used - 1);
+    gpu_end();
+}
+
+Test(gpu_export, keeps_memory_of_a_dead_owner_while_it_is_mapped, .timeout = 60)
+{
+    gpu_world(GPU_FAKE);
+    setenv("FAKE_CUDA_DROP_DEAD", "1", 1);
+    gpu_fork(0, lends_and_dies);
+    gpu_fork(1, reads_after_the_death);
+    gpu_await(HELD, 1);
+    gpu_kill(0);
+    gpu_post(KILLED);
+    gpu_join(1);
+    gpu_check_machine();
+}
+
+/* The last work reads the map when it is put: the map is closed only behind that work. */
+static void puts_while_work_reads(void)
+{
+    struct bxi_gpu_map *map;
+    struct bxi_gpu_block *copy;
+    uint64_t address;
+
+    gpu_start(1);
+    gpu_meet(0);
+    gpu_await(LENT, 1);
+    copy = gpu_block(BYTES);
+    address = borrow(0, 0, &map);
+    gpu_post(HELD);
+    gpu_await(KILLED, 1);
+    GPU_EQ(bxi_gpu_peer_died(gpu_peer[0], gpu_shared->region[0].word), 0);
+    for (int i = 0; i < 20; i++)
+        GPU_EQ(bxi_gpu_copy(gpu_lane, copy->address, address, BYTES), 0);
+    bxi_gpu_map_put(map);
+    gpu_poll_until_nothing_is_left();
+    GPU_CHECK(gpu_holds(gpu_lane, copy->address, 5, BYTES));
+    bxi_gpu_free(copy);
+    gpu_end();
+}
+
+Test(gpu_export, closes_the_map_of_a_dead_owner_behind_the_work_that_reads_it, .timeout = 60)
+{
+    gpu_world(GPU_FAKE);
+    setenv("FAKE_CUDA_DELAY_US", "20000", 1);
+    gpu_fork(0, lends_and_dies);
+    gpu_fork(1, puts_while_work_reads);
+    gpu_await(HELD, 1);
+    gpu_kill(0);
+    gpu_post(KILLED);
+    gpu_join(1);
+    gpu_check_machine();
+}
+
+/* It lends to two, and the first dies with the memory mapped. */
+static void lends_to_two(void)
+{
+    struct bxi_gpu_block *block;
+    struct bxi_gpu_point point;
+
+    gpu_start(0);
+    gpu_meet(1);
+    gpu_meet(2);
+    block = lend(BYTES, 6, 0);
+    gpu_post(LENT);
+    gpu_await(KILLED, 1);
+    GPU_EQ(bxi_gpu_peer_died(gpu_peer[1], gpu_shared->region[1].word), 0);
+    gpu_await(LAST, 1);
+    point = gpu_shared->point[0];
+    GPU_EQ(bxi_gpu_block_until(block, gpu_peer[2], &point), 0);
+    bxi_gpu_free(block);
+    gpu_poll_until_nothing_is_left();
+    gpu_post(LAST);
+    gpu_end();
+}
+
+static void maps_and_dies(void)
+{
+    struct bxi_gpu_map *map;
+
+    gpu_start(1);
+    gpu_meet(0);
+    gpu_await(LENT, 1);
+    (void)borrow(0, 0, &map);
+    gpu_post(HELD);
+    wait_for_the_end();
+}
+
+/* The one to whom the memory is passed on asks its owner, not the one who passes it. */
+static void gets_it_passed_on(void)
+{
+    struct bxi_gpu_map *map;
+    uint64_t address;
+
+    gpu_start(2);
+    gpu_meet(0);
+    gpu_await(KILLED, 1);
+    address = borrow(0, 0, &map);
+    GPU_CHECK(gpu_holds(gpu_lane, address, 6, BYTES));
+    GPU_EQ(bxi_gpu_mark(gpu_lane, &gpu_shared->point[0]), 0);
+    bxi_gpu_map_put(map);
+    gpu_post(LAST);
+    gpu_await(LAST, 2);
+    gpu_end();
+}
+
+Test(gpu_export, goes_on_to_a_third_when_the_second_is_dead, .timeout = 60)
+{
+    gpu_world(GPU_FAKE);
+    gpu_fork(0, lends_to_two);
+    gpu_fork(1, maps_and_dies);
+    gpu_fork(2, gets_it_passed_on);
+    gpu_await(HELD, 1);
+    gpu_kill(1);
+    gpu_post(KILLED);
+    gpu_join(0);
+    gpu_join(2);
+    gpu_check_machine();
+}
+
+/* ---- An owner that does not answer ----------------------------------------------------------- */
+
+static void lends_and_is_stopped(void)
+{
+    struct bxi_gpu_block *block;
+
+    gpu_start(0);
+    gpu_meet(1);
+    block = lend(BYTES, 5, 0);
+    gpu_wait_passed(NULL, &gpu_shared->ref[0].ready);
+    gpu_store(0, (uint64_t)getpid());
+    gpu_post(LENT);
+    gpu_await(LAST, 1);
+    bxi_gpu_free(block);
+    gpu_end();
+}
+
+/* With a pause, until its threads have stopped too. */
+static void stop(pid_t owner)
+{
+    GPU_EQ(kill(owner, SIGSTOP), 0);
+    usleep(100000);
+}
+
+static bxi_a32 is_done;
+
+static void done(void *context, int rc)
+{
+    (void)context;
+    GPU_EQ(rc, 0);
+    bxi_store_release(&is_done, 1);
+}
+
+static void ran(struct bxi_gpu_job *job)
+{
+    (void)job;
+    gpu_post(HELD);
+}
+
+/* The helper does other work while the answer has not come, and takes it when the owner runs again. */
+static void asks_a_stopped_owner(void)
+{
+    struct bxi_gpu_job other = { .run = ran };
+    pid_t owner;
+
+    gpu_start(1);
+    gpu_meet(0);
+    gpu_await(LENT, 1);
+    owner = (pid_t)gpu_load(0);
+    stop(owner);
+    GPU_EQ(bxi_gpu_map_begin(gpu_peer[0], &gpu_shared->ref[0], done, NULL), 0);
+    usleep(300000);
+    bxi_gpu_helper_post(&gpu->helper, &other);
+    gpu_await(HELD, 1);
+    GPU_EQ(bxi_load_acquire(&is_done), 0);
+    GPU_EQ(kill(owner, SIGCONT), 0);
+    while (bxi_load_acquire(&is_done) == 0)
+        sched_yield();
+    gpu_post(LAST);
+    gpu_end();
+}
+
+Test(gpu_export, waits_for_a_stopped_owner_without_holding_up_others, .timeout = 60)
+{
+    gpu_world(GPU_FAKE);
+    gpu_run(2, (gpu_fn[]){ lends_and_is_stopped, asks_a_stopped_owner });
+}
+
+static void gone(void *context, int rc)
+{
+    (void)context;
+    GPU_CHECK(rc < 0);
+    bxi_store_release(&is_done, 1);
+}
+
+static void closes_while_it_asks(void)
+{
+    uint64_t before;
+    pid_t owner;
+
+    gpu_start(1);
+    gpu_meet(0);
+    gpu_await(LENT, 1);
+    owner = (pid_t)gpu_load(0);
+    stop(owner);
+    GPU_EQ(bxi_gpu_map_begin(gpu_peer[0], &gpu_shared->ref[0], gone, NULL), 0);
+    usleep(100000);
+    before = bxi_gpu_now_ns();
+    gpu_end();
+    GPU_CHECK(bxi_gpu_now_ns() - before < UINT64_C(1500000000));
+    GPU_EQ(bxi_load_acquire(&is_done), 1);
+    GPU_EQ(kill(owner, SIGCONT), 0);
+    gpu_post(LAST);
+}
+
+Test(gpu_export, closes_at_once_while_a_stopped_owner_is_asked, .timeout = 60)
+{
+    gpu_world(GPU_FAKE);
+    gpu_run(2, (gpu_fn[]){ lends_and_is_stopped, closes_while_it_asks });
+}
+
+/* ---- Foreign memory -------------------------------------------------------------------------- */
+
+#define CHUNKS 3
+
+static bxi_a32 freed_count;
+
+static void count_freed(void *context)
+{
+    (void)context;
+    bxi_add(&freed_count, 1);
+}
+
+/* Allocations of 2 MiB behind one another, as PyTorch's expandable segments. */
+static uint64_t segment(unsigned types)
+{
+    struct CUmemAllocationProp_st prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED, .requestedHandleTypes = types,
+                                           .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 } };
+    struct CUmemAccessDesc_st access = { prop.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
+    unsigned long long base = 0, handle = 0;
+
+    GPU_EQ(bxi_gpu_enter(gpu_device), 0);
+    GPU_EQ(gpu->cu.cuMemAddressReserve(&base, CHUNKS * 2 * GPU_MIB, 0, 0, 0), CUDA_SUCCESS);
+    for (int i = 0; i < CHUNKS; i++) {
+        GPU_EQ(gpu->cu.cuMemCreate(&handle, 2 * GPU_MIB, &prop, 0), CUDA_SUCCESS);
+        GPU_EQ(gpu->cu.cuMemMap(base + (uint64_t)i * 2 * GPU_MIB, 2 * GPU_MIB, 0, handle, 0), CUDA_SUCCESS);
+        GPU_EQ(gpu->cu.cuMemRelease(handle), CUDA_SUCCESS);
+    }
+    GPU_EQ(gpu->cu.cuMemSetAccess(base, CHUNKS * 2 * GPU_MIB, &access, 1), CUDA_SUCCESS);
+    bxi_gpu_leave(gpu_device);
+    return base;
+}
+
+static void free_segment(uint64_t base)
+{
+    GPU_EQ(bxi_gpu_enter(gpu_device), 0);
+    for (int i = 0; i < CHUNKS; i++)
+        GPU_EQ(gpu->cu.cuMemUnmap(base + (uint64_t)i * 2 * GPU_MIB, 2 * GPU_MIB), CUDA_SUCCESS);
+    GPU_EQ(gpu->cu.cuMemAddressFree(base, CHUNKS * 2 * GPU_MIB), CUDA_SUCCESS);
+    bxi_gpu_leave(gpu_device);
+}
+
+/* Lends what begins in the first allocation and ends in the last; and some bytes of the second alone. */
+static void lends_a_segment(void)
+{
+    struct bxi_gpu_block *block, *part;
+    uint64_t base, at, bytes = 3 * GPU_MIB;
+    int before;
+
+    gpu_start(0);
+    gpu_meet(1);
+    before = open_fds();
+    base = segment(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    at = base + GPU_MIB + 4096;
+    gpu_fill(gpu_lane, at, 9, bytes);
+    GPU_EQ(bxi_gpu_wrap(gpu, &(struct bxi_gpu_foreign){ .address = at, .bytes = bytes, .freed = count_freed }, &block),
+           0);
+    GPU_EQ(bxi_gpu_wrap(gpu, &(struct bxi_gpu_foreign){ .address = base + 2 * GPU_MIB + 8, .bytes = 64 }, &part), 0);
+    GPU_EQ(part->slab, block->slab);                    /* the same allocations are exported once */
+    GPU_EQ(bxi_gpu_ref(block, 0, bytes, &gpu_shared->ref[0]), 0);
+    GPU_EQ(bxi_gpu_mark(gpu_lane, &gpu_shared->ref[0].ready), 0);
+    gpu_post(LENT);
+    gpu_await(HELD, 1);
+    bxi_gpu_free(part);
+    bxi_gpu_free(block);
+    while (bxi_gpu_poll(gpu) > 0)
+        sched_yield();
+    GPU_EQ(bxi_load_acquire(&freed_count), 1);
+    free_segment(base);
+    GPU_EQ(open_fds(), before);
+    GPU_EQ(gpu_counters().staged_bytes + gpu_counters().d2d_bytes, 0);
+    gpu_post(LAST);
+    gpu_end();
+}
+
+static void borrows_a_segment(void)
+{
+    struct bxi_gpu_map *map;
+    uint64_t address;
+
+    gpu_start(1);
+    gpu_meet(0);
+    gpu_await(LENT, 1);
+    address = borrow(0, 0, &map);
+    GPU_CHECK(gpu_holds(gpu_lane, address, 9, 3 * GPU_MIB));
+    bxi_gpu_map_put(map);
+    gpu_post(HELD);
+    while (bxi_gpu_poll(gpu) == 0 && gpu_counters().maps > 0)
+        sched_yield();
+    gpu_poll_until_nothing_is_left();
+    gpu_await(LAST, 1);
+    gpu_end();
+}
+
+Test(gpu_export, takes_in_memory_of_several_allocations_without_a_copy, .timeout = 60)
+{
+    gpu_world(GPU_FAKE);
+    gpu_run(2, (gpu_fn[]){ lends_a_segment, borrows_a_segment });
+}
+
+static void wraps_what_cannot_be_exported(void)
+{
+    struct bxi_gpu_block *block;
+    uint64_t base;
+
+    gpu_start(0);
+    base = segment(0);
+    GPU_EQ(bxi_gpu_wrap(gpu, &(struct bxi_gpu_foreign){ .address = base, .bytes = 64 }, &block), -EOPNOTSUPP);
+    GPU_SAYS("CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR");
+    free_segment(base);
+    base = segment(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    GPU_EQ(bxi_gpu_wrap(gpu, &(struct bxi_gpu_foreign){ .address = base, .bytes = 7 * GPU_MIB }, &block), -EINVAL);
+    GPU_SAYS("leave");
+    free_segment(base);
+    gpu_end();
+}
+
+Test(gpu_export, refuses_foreign_memory_that_was_not_made_for_it, .timeout = 60)
+{
+    gpu_world(GPU_FAKE);
+    gpu_run(1, (gpu_fn[]){ wraps_what_cannot_be_exported });
+}
+
+/* ---- The choice ------------------------------------------------------------------------------ */
+
+static bool wants_fds;
+
+static void lends_as_chosen(void)
+{
+    struct bxi_gpu_block *block;
+
+    gpu_start(0);
+    gpu_meet(1);
+    GPU_EQ(has_fds(), wants_fds);
+    block = lend(BYTES, 7, 0);
+    GPU_EQ((gpu_shared->region[0].slab[block->slab].flags & BXI_GPU_SLAB_FD) != 0, wants_fds);
+    gpu_post(LENT);
+    gpu_await(HELD, 1);
+    bxi_gpu_free(block);
+    gpu_end();
+}
+
+static void borrows_as_chosen(void)
+{
+    struct bxi_gpu_map *map;
+    uint64_t address;
+
+    gpu_start(1);
+    gpu_meet(0);
+    gpu_await(LENT, 1);
+    address = borrow(0, 0, &map);
+    GPU_CHECK(gpu_holds(gpu_lane, address, 7, BYTES));
+    bxi_gpu_map_put(map);
+    gpu_post(HELD);
+    gpu_end();
+}
+
+static void run_choice(const char *name, bool fds)
+{
+    gpu_world(GPU_FAKE);
+    if (name != NULL)
+        setenv(name, strcmp(name, "BX_GPU_EXPORT") == 0 ? "handle" : "1", 1);
+    wants_fds = fds;
+    gpu_run(2, (gpu_fn[]){ lends_as_chosen, borrows_as_chosen });
+}
+
+Test(gpu_export, is_by_descriptors_where_they_work, .timeout = 60)
+{
+    run_choice(NULL, true);
+}
+
+Test(gpu_export, is_by_handles_where_the_driver_has_no_descriptors, .timeout = 60)
+{
+    run_choice("FAKE_CUDA_NO_VMM", false);
+}
+
+Test(gpu_export, is_by_handles_where_that_is_asked_for, .timeout = 60)
+{
+    run_choice("BX_GPU_EXPORT", false);
+}
+
+static void asks_for_what_there_is_not(void)
+{
+    struct bxi_gpu_options options = { .driver = gpu_driver_path(), .region = &gpu_shared->region[0] };
+
+    setenv("BX_GPU_EXPORT", "parcel", 1);
+    GPU_EQ(bxi_gpu_open(&options, &gpu), -EINVAL);
+    GPU_SAYS("BX_GPU_EXPORT=parcel");
+    setenv("BX_GPU_EXPORT", "fd", 1);
+    GPU_EQ(bxi_gpu_open(&options, &gpu), 0);
+    GPU_EQ(bxi_gpu_device_open(gpu, 0, &gpu_device), -ENOTSUP);
+    GPU_SAYS("BX_GPU_EXPORT=fd");
+    bxi_gpu_close(gpu);
+}
+
+Test(gpu_export, fails_where_descriptors_are_asked_for_and_do_not_work, .timeout = 60)
+{
+    gpu_world(GPU_FAKE);
+    setenv("FAKE_CUDA_NO_VMM", "1", 1);
+    gpu_run(1, (gpu_fn[]){ asks_for_what_there_is_not });
+}

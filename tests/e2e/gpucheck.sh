@@ -152,6 +152,9 @@ ask same_open handle FAKE_CUDA_SAME_OPEN=1
 ask drop_dead kill FAKE_CUDA_DROP_DEAD=1
 ask open_205 order FAKE_CUDA_OPEN_205=1
 ask no_ipc order FAKE_CUDA_NO_IPC=1
+ask no_vmm order FAKE_CUDA_NO_VMM=1
+ask no_both order FAKE_CUDA_NO_VMM=1 FAKE_CUDA_NO_IPC=1
+ask handles order FAKE_CUDA_NO_IPC=1 BX_GPU_EXPORT=handle
 ask mig order FAKE_CUDA_MIG=1
 ask exclusive order FAKE_CUDA_EXCLUSIVE=1
 ask peer devices FAKE_CUDA_NO_PEER=all
@@ -167,6 +170,7 @@ check 'and last' grep -qE '^[0-9]+ good, .* 0 unknown; .*; FAKE driver$' "$dir/a
 check 'each line has a verdict' test -z "$(grep -vE '^((good|bad|note|absent) +[a-z_0-9.]+ |order |FAKE |[0-9]+ good)' \
     "$dir/all.out")"
 for key in register.owner register.read_only register.writable handle.export handle.open handle.contents handle.close \
+    descriptor.export descriptor.contents descriptor.read_only descriptor.dead \
     words.host.stream words.host.host words.host.seen words.host.poison words.read_only.stream \
     words.read_only.host words.read_only.seen words.read_only.poison words.device.stream words.device.copy \
     words.device.seen words.device.poison events block.alloc \
@@ -182,6 +186,8 @@ check 'its own handle with 201' says note handle.own 'CUDA_ERROR_INVALID_CONTEXT
 check 'one queue: a stream that waits holds up the others' says bad queues.1 '0 streams may wait'
 check 'eight queues' says note queues.8 '7 streams may wait'
 check 'a free in a capture breaks it' says note capture.free '\(900\).*\(901\)'
+check 'a borrower cannot write' says good descriptor.read_only 'CUDA_ERROR_INVALID_VALUE \(1\).*no byte has changed'
+check 'memory goes as descriptors' says order HOST_WORDS 'Memory goes as file descriptors'
 check 'hand-overs have a figure' says note share.busy ' us, the median'
 order all HOST_WORDS
 
@@ -245,11 +251,21 @@ check 'memory of a dead owner is gone' says bad kill.memory '1048576 of 1048576 
 check 'words in /dev/shm are not' says good kill.host_word
 run=open_205
 check 'opens fail with 205' says bad handle.open 'CUDA_ERROR_MAP_FAILED \(205\)'
-check 'memory is not shared' says order none 'go through host memory'
-check 'which is a status' status 1
+check 'memory goes as descriptors then' says order none 'share this device.s memory by file descriptors'
+check 'which is no failure' status 0
 run=no_ipc
 check 'no shared namespaces: opens fail' says bad handle.open '\(201\).*--ipc=host'
-check 'that is a status too' status 1
+check 'descriptors need none' says order none 'share this device.s memory by file descriptors'
+run=no_vmm
+check 'no cuMemCreate' says bad descriptor.export '\(801\)'
+check 'what needs it is absent' says absent descriptor.read_only
+check 'memory goes by handles' says order HOST_WORDS 'Memory goes by handles'
+order no_vmm HOST_WORDS FAKE_CUDA_NO_VMM=1
+run=no_both
+check 'neither: memory is not shared' says order none 'go through host memory'
+check 'which is a status' status 1
+run=handles
+check 'handles are asked for' says order none 'go through host memory'
 run=mig
 check 'MIG: no handle' says bad handle.export '\(801\)'
 check 'the name tells' says good driver.device 'a part of a GPU \(MIG\)'

@@ -34,18 +34,19 @@
 
 /* In this order: what the verdict needs comes first. The first question says whether there is anything to ask. */
 static const struct check_question *const questions[] = {
-    &check_register, &check_handle, &check_words_host, &check_words_read_only, &check_words_device, &check_events,
-    &check_queues_32, &check_queues_8, &check_queues_1, &check_block, &check_kill, &check_kill_event, &check_stop,
-    &check_kill_borrower, &check_share, &check_devices, &check_capture, &check_nvrtc, &check_cublas, &check_cudnn,
+    &check_register, &check_handle, &check_descriptor, &check_words_host, &check_words_read_only,
+    &check_words_device, &check_events, &check_queues_32, &check_queues_8, &check_queues_1, &check_block,
+    &check_kill, &check_descriptor_dead, &check_kill_event, &check_stop, &check_kill_borrower, &check_share,
+    &check_devices, &check_capture, &check_nvrtc, &check_cublas, &check_cudnn,
 };
 
 static void help(void)
 {
     puts("Usage: gpucheck [--device N] [--only NAME] [--json]\n\n"
-         "Tells whether processes can share GPU memory by CUDA IPC on this machine, in this container,\n"
+         "Tells whether processes can share GPU memory on this machine, in this container,\n"
          "and whether the driver behaves as Boxcar relies on. Needs the driver alone. Takes a minute at\n"
-         "most. Two containers must share the IPC and PID namespaces besides, which one process of each\n"
-         "would have to ask: gpucheck stays inside of one.\n\n"
+         "most. Two containers must share the network namespace besides, or the IPC and PID namespaces\n"
+         "where memory goes by handles: gpucheck stays inside of one.\n\n"
          "Each question is asked in processes of its own, so that a call that hangs or crashes\n"
          "costs one answer. Takes 64 MiB of the GPU's memory and two contexts at a time. Some questions\n"
          "kill processes of its own that have work on the GPU: under MPS that may disturb programs of\n"
@@ -61,7 +62,7 @@ static void help(void)
          "  unknown    there was no answer: a call hung, the process crashed, or the time was over\n\n"
          "  --device   which GPU (0)\n"
          "  --only     only the questions whose names begin with NAME: driver, register, handle,\n"
-         "             words.host, words.read_only, words.device, events, queues.32, queues.8, queues.1,\n"
+         "             descriptor, words.host, words.read_only, words.device, events, queues.32, queues.8, queues.1,\n"
          "             block, kill, stop, borrower, share, devices, capture, nvrtc, cublas, cudnn;\n"
          "             or order: those that decide which order is used\n"
          "  --json     one JSON object instead of the lines\n"

@@ -100,6 +100,7 @@ bool check_is_refused(void);
 
 extern const struct check_question check_driver_question;               /* ask_driver.c */
 extern const struct check_question check_register, check_handle;        /* ask_memory.c */
+extern const struct check_question check_descriptor, check_descriptor_dead;                     /* ask_descriptor.c */
 extern const struct check_question check_words_host, check_words_read_only, check_words_device; /* ask_words.c */
 extern const struct check_question check_events;
 extern const struct check_question check_queues_1, check_queues_8, check_queues_32;             /* ask_queues.c */

@@ -54,11 +54,21 @@ static const char *against_device_words(void)
     return is_good("words.device.stream") ? NULL : "a stream's wait for a word in a peer's memory is wrong";
 }
 
+/* As gpu/device.c chooses: memory goes as descriptors. */
+static bool goes_by_fd(void)
+{
+    const char *wanted = getenv("BX_GPU_EXPORT");
+
+    return is_good("descriptor.contents") && (wanted == NULL || strcmp(wanted, "handle") != 0);
+}
+
 /* NULL: none. */
 static const char *reason_of_refusal(void)
 {
     if (check_reported("driver.mode") == CHECK_BAD)
         return "the device's mode admits one process at most";
+    if (goes_by_fd())
+        return NULL;
     if (check_reported("handle.export") == CHECK_BAD)
         return "it cannot be exported, so Boxcar does not open the device";
     if (check_reported("handle.open") == CHECK_BAD)
@@ -71,7 +81,7 @@ bool check_is_refused(void)
     return reason_of_refusal() != NULL;
 }
 
-const char *check_order(char *why, size_t room)
+static const char *choose(char *why, size_t room)
 {
     const char *queues = against_words();
     const char *host = queues != NULL ? queues : against_host_words();
@@ -79,6 +89,11 @@ const char *check_order(char *why, size_t room)
 
     if (check_is_refused()) {
         snprintf(why, room, "Processes cannot share this device's memory: %s.", reason_of_refusal());
+        return NULL;
+    }
+    if (goes_by_fd() && !is_good("handle.contents")) {
+        snprintf(why, room, "Processes can share this device's memory by file descriptors. Which order Boxcar will use "
+                 "is unknown here, because the questions about that need handles of CUDA IPC.");
         return NULL;
     }
     if (!is_good("handle.contents")) {
@@ -104,4 +119,15 @@ const char *check_order(char *why, size_t room)
     snprintf(why, room, "Boxcar will use HOST_SYNC: the host waits for its stream before it sends. Not HOST_WORDS: "
              "%s. Not DEVICE_WORDS: %s. Not EVENTS: they do not work between processes.", host, device);
     return "HOST_SYNC";
+}
+
+const char *check_order(char *why, size_t room)
+{
+    const char *order = choose(why, room);
+    size_t used = strlen(why);
+
+    if (order != NULL)
+        snprintf(why + used, room - used, " Memory goes %s.",
+                 goes_by_fd() ? "as file descriptors, which borrowers map for reading only" : "by handles of CUDA IPC");
+    return order;
 }

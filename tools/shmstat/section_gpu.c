@@ -69,6 +69,7 @@ static int slab_row(const struct stat_job *job, const struct stat_worker *worker
     stat_put(row, "generation", STAT_COUNT, stat_slab_generation(slab));
     stat_put_text(row, "state", stat_slab_state_name(stat_slab_state(slab)));
     stat_put(row, "bytes", STAT_BYTES, slab->bytes);
+    stat_put_text(row, "export", (slab->flags & BXI_GPU_SLAB_FD) != 0 ? "fd" : "handle");
     stat_put_if(row, device >= 0, "device", STAT_COUNT, (uint64_t)device);
     stat_put_list(row, "open_in", ranks, stat_gpu_openers(job, worker, (uint32_t)index, true, ranks));
     stat_put_list(row, "was_open_in", ranks, stat_gpu_openers(job, worker, (uint32_t)index, false, ranks));

@@ -11,6 +11,8 @@
  * by that. A thread waits for the gate for a second at most, and then goes on: the gate prevents a circle that needs
  * several processes, and must not be the reason for one.
  *
+ * Waits for points of the same device's own lanes do not wait for the gate: the progress role puts them.
+ *
  * Waits that a program puts on its streams by itself are unknown here.
  *
  * gate->lock is held for a few instructions, never over a call of the driver.
@@ -37,14 +39,18 @@ void bxi_gpu_gate_fini(struct bxi_gpu_gate *gate)
     pthread_mutex_destroy(&gate->lock);
 }
 
-/* As the stream compares: a poisoned word satisfies every wait. The word of a dead peer that could not be poisoned
- * satisfies none. */
+/* As the stream compares: a poisoned word satisfies every wait. Only HOST_WORDS has streams that wait for this very
+ * word. With the other orders the poison in it ends no wait: the word in device memory is poisoned later or, while its
+ * owner lives, never. The word of a dead peer that could not be poisoned satisfies none. */
 static bool is_satisfied(const struct bxi_gpu *gpu, const struct bxi_gpu_awaited *awaited)
 {
     const struct bxi_gpu_region *region = awaited->peer != NULL ? awaited->peer->options.region : gpu->region;
-
     /* [gpu.word] relaxed: nothing is read that the word orders. */
-    return (int64_t)(bxi_load_relaxed(&region->word[awaited->lane].value) - awaited->value) >= 0;
+    uint64_t word = bxi_load_relaxed(&region->word[awaited->lane].value);
+
+    if (awaited->order != BXI_GPU_HOST_WORDS)
+        word &= BXI_GPU_POISON - 1;
+    return word >= awaited->value;
 }
 
 /* Under gate->lock: how many are left. */
@@ -69,7 +75,7 @@ static int record(struct bxi_gpu_lane *lane, const struct bxi_gpu_awaited *await
     for (uint32_t i = 0; i < awaits->count; i++) {
         struct bxi_gpu_awaited *earlier = &awaits->list[i];
 
-        if (earlier->peer != awaited->peer || earlier->lane != awaited->lane)
+        if (earlier->peer != awaited->peer || earlier->lane != awaited->lane || earlier->order != awaited->order)
             continue;
         if (earlier->value < awaited->value)
             earlier->value = awaited->value;
@@ -99,17 +105,25 @@ static void await_open(struct bxi_gpu_gate *gate)
         late = pthread_cond_timedwait(&gate->opened, &gate->lock, &end);
 }
 
+/* Whether the point is of a lane of the same device here: that is quiet while the gate is closed, so the point comes
+ * without another process. Own rows change only while their lanes have no points. */
+static bool comes_from_here(const struct bxi_gpu_lane *lane, const struct bxi_gpu_peer *peer,
+                            const struct bxi_gpu_point *point)
+{
+    return peer == NULL && lane->gpu->region->lane[point->lane].device == lane->device->index;
+}
+
 int bxi_gpu_gate_enter(struct bxi_gpu_lane *lane, const struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point)
 {
     struct bxi_gpu_gate *gate = &lane->device->gate;
-    struct bxi_gpu_awaited awaited = { peer, point->lane, point->value };
+    struct bxi_gpu_awaited awaited = { peer, point->order, point->lane, point->value };
     int rc;
 
     pthread_mutex_lock(&gate->lock);
-    if (gate->is_closed)
+    if (gate->is_closed && !comes_from_here(lane, peer, point))
         await_open(gate);
     rc = record(lane, &awaited);
-    lane->awaits.is_putting = rc == 0;
+    lane->awaits.putting += rc == 0;
     pthread_mutex_unlock(&gate->lock);
     return rc;
 }
@@ -117,7 +131,7 @@ int bxi_gpu_gate_enter(struct bxi_gpu_lane *lane, const struct bxi_gpu_peer *pee
 void bxi_gpu_gate_leave(struct bxi_gpu_lane *lane)
 {
     pthread_mutex_lock(&lane->device->gate.lock);
-    lane->awaits.is_putting = false;
+    lane->awaits.putting--;
     pthread_mutex_unlock(&lane->device->gate.lock);
 }
 
@@ -138,7 +152,7 @@ static bool is_quiet(struct bxi_gpu_lane *lane)
     uint32_t left;
 
     pthread_mutex_lock(&gate->lock);
-    is_putting = lane->awaits.is_putting;
+    is_putting = lane->awaits.putting > 0;
     left = drop_satisfied(lane);
     pthread_mutex_unlock(&gate->lock);
     if (is_putting || left == 0)
@@ -146,7 +160,7 @@ static bool is_quiet(struct bxi_gpu_lane *lane)
     if (!is_idle(lane))
         return false;
     pthread_mutex_lock(&gate->lock);
-    is_putting = lane->awaits.is_putting || lane->awaits.count != left;
+    is_putting = lane->awaits.putting > 0 || lane->awaits.count != left;
     if (!is_putting)
         lane->awaits.count = 0;
     pthread_mutex_unlock(&gate->lock);

@@ -104,13 +104,14 @@ void bxi_gpu_stage_fini(struct bxi_gpu_device *device);
 
 struct bxi_gpu_awaited {                /* gate.c: a point that a stream waits for */
     const struct bxi_gpu_peer *peer;    /* NULL: of this process */
-    uint32_t lane;
+    uint16_t order;                     /* enum bxi_gpu_order */
+    uint16_t lane;
     uint64_t value;
 };
 struct bxi_gpu_awaits {                 /* gate.c: under the gate's lock */
     struct bxi_gpu_awaited *list;       /* not known to have passed */
     uint32_t count, capacity;
-    bool is_putting;                    /* a thread is about to put a wait on the stream */
+    uint32_t putting;                   /* threads that are about to put a wait on the stream */
 };
 struct bxi_gpu_lane {                   /* the using thread's; with EVENTS under the lock, since polls move the word */
     struct bxi_gpu *gpu;

@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The gate of a device (gpu/gate.c), asked directly: the tests close it in place of the helper. One process opens the
+ * GPU; a second one, where there is one, owns the words that are waited for.
+ */
+#include "gpu_fixture.h"
+
+#include <criterion/criterion.h>
+
+enum { MET, POISONED, SEEN };
+
+static enum bxi_gpu_order order;
+
+static void start(int rank)
+{
+    gpu_start_with(rank, &(struct bxi_gpu_options){ .order = order }, 0);
+    gpu_meet(1 - rank);
+    gpu_post(MET);
+    gpu_await(MET, 2);
+}
+
+static void is_owner(void)
+{
+    start(0);
+    gpu_await(SEEN, 1);
+    gpu_end();
+}
+
+/* Two threads may put waits on one stream: the job's own stream of a device is used by all. */
+static void puts_twice(void)
+{
+    struct bxi_gpu_point point = { .order = BXI_GPU_HOST_WORDS, .lane = 0, .value = 1 };
+
+    start(1);
+    GPU_EQ(bxi_gpu_gate_enter(gpu_lane, gpu_peer[0], &point), 0);
+    GPU_EQ(bxi_gpu_gate_enter(gpu_lane, gpu_peer[0], &point), 0);
+    bxi_gpu_gate_leave(gpu_lane);
+    GPU_CHECK(!bxi_gpu_gate_close(gpu_device));         /* the other thread has not put its wait yet */
+    bxi_gpu_gate_leave(gpu_lane);
+    GPU_CHECK(bxi_gpu_gate_close(gpu_device));
+    bxi_gpu_gate_open(gpu_device);
+    gpu_post(SEEN);
+    gpu_end();
+}
+
+Test(gpu_gate, stays_open_until_each_of_two_threads_has_put_its_wait, .timeout = 30)
+{
+    gpu_world(GPU_FAKE);
+    order = BXI_GPU_HOST_WORDS;
+    gpu_run(2, (gpu_fn[]){ is_owner, puts_twice });
+}
+
+/* A wait on a stream for a word in device memory; the word in the region is poisoned, as its owner does when it closes
+ * with work that does not end. */
+static void sees_poison(void)
+{
+    struct bxi_gpu_point point = { .order = BXI_GPU_DEVICE_WORDS, .lane = 0, .value = 1 };
+    bxi_a64 *word = &gpu_shared->region[0].word[0].value;
+    struct CUstream_st *stream;
+
+    start(1);
+    stream = gpu_lane->stream;
+    GPU_EQ(bxi_gpu_enter(gpu_device), 0);
+    GPU_EQ(bxi_gpu_gate_enter(gpu_lane, gpu_peer[0], &point), 0);
+    GPU_EQ(gpu->cu.cuStreamWaitValue64_v2(stream, gpu_lane->word_address + 128, 1, 0), CUDA_SUCCESS);
+    bxi_gpu_gate_leave(gpu_lane);
+    bxi_store_release(word, BXI_GPU_POISON);
+    GPU_CHECK(!bxi_gpu_gate_close(gpu_device));
+    GPU_EQ(gpu->cu.cuStreamWriteValue64_v2(gpu_device->side, gpu_lane->word_address + 128, 1, 0), CUDA_SUCCESS);
+    bxi_gpu_leave(gpu_device);
+    GPU_EQ(bxi_gpu_lane_wait(gpu_lane), 0);
+    GPU_CHECK(bxi_gpu_gate_close(gpu_device));
+    bxi_gpu_gate_open(gpu_device);
+    bxi_store_release(word, 0);
+    gpu_post(SEEN);
+    gpu_end();
+}
+
+Test(gpu_gate, stays_open_while_a_stream_waits_for_a_word_that_is_poisoned_for_hosts_alone, .timeout = 30)
+{
+    gpu_world(GPU_FAKE);
+    order = BXI_GPU_DEVICE_WORDS;
+    gpu_run(2, (gpu_fn[]){ is_owner, sees_poison });
+}
+
+/* The progress role joins the streams of a loan in this way: it must not wait for a free. */
+static void waits_for_itself(void)
+{
+    struct bxi_gpu_point first, second;
+    struct bxi_gpu_lane *other;
+    uint64_t begin_ns;
+
+    gpu_start_with(0, &(struct bxi_gpu_options){ .order = order }, 0);
+    GPU_EQ(bxi_gpu_lane_open(gpu_device, NULL, &other), 0);
+    GPU_CHECK(bxi_gpu_gate_close(gpu_device));
+    begin_ns = bxi_gpu_now_ns();
+    for (int i = 0; i < 100; i++) {
+        GPU_EQ(bxi_gpu_mark(other, &first), 0);
+        GPU_EQ(bxi_gpu_after(gpu_lane, NULL, &first), 0);
+        GPU_EQ(bxi_gpu_mark(gpu_lane, &second), 0);
+        GPU_EQ(bxi_gpu_after(other, NULL, &second), 0);
+    }
+    GPU_CHECK(bxi_gpu_now_ns() - begin_ns < UINT64_C(900000000));
+    bxi_gpu_gate_open(gpu_device);
+    gpu_end();
+}
+
+Test(gpu_gate, does_not_hold_up_waits_for_points_of_the_same_device, .timeout = 30)
+{
+    gpu_world(GPU_FAKE);
+    order = BXI_GPU_HOST_WORDS;
+    gpu_run(1, (gpu_fn[]){ waits_for_itself });
+}

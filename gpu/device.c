@@ -11,6 +11,8 @@
  */
 #include "inside.h"
 
+#include "shm/cancel.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -168,7 +170,7 @@ int bxi_gpu_open(const struct bxi_gpu_options *options, struct bxi_gpu **out)
         goto free_gpu;
     pthread_mutex_init(&gpu->opening, NULL);
     pthread_mutex_init(&gpu->lock, NULL);
-    pthread_cond_init(&gpu->grown, NULL);
+    bxi_gpu_cond_init(&gpu->grown);
     publish_head(gpu);
     *out = gpu;
     return 0;
@@ -205,10 +207,16 @@ static void close_device(struct bxi_gpu_device *device)
 
 void bxi_gpu_abandon(struct bxi_gpu *gpu)
 {
+    BXI_UNCANCELLED;
+    struct timespec end = bxi_gpu_timespec(bxi_gpu_now_ns() + CLOSE_NS);
+    int late = 0;
+
     if (gpu == NULL || bxi_gpu_forked())
         return;
     pthread_mutex_lock(&gpu->lock);
     gpu->is_left = true;
+    while (gpu->calling > 0 && late == 0)
+        late = pthread_cond_timedwait(&gpu->grown, &gpu->lock, &end);
     pthread_mutex_unlock(&gpu->lock);
     /* [gpu.closing] release, pairs with the acquire in ask_again. */
     bxi_store_release(&gpu->is_closing, 1);

@@ -143,9 +143,9 @@ int bxi_gpu_open(const struct bxi_gpu_options *options, struct bxi_gpu **gpu);
 int bxi_gpu_close(struct bxi_gpu *gpu);
 
 /* In place of bxi_gpu_close, while another thread is still in a call of gpu/: leaves contexts, memory and maps to the
- * end of the process, and calls nothing back any more. The region, the regions of peers, held and words must stay
- * mapped: streams may still write and wait there. gpu stays valid for threads that are in a call. bxi_gpu_open may be
- * called again. */
+ * end of the process, and calls nothing back any more. Waits for a callback that runs, 2 s at most. The region, the
+ * regions of peers, held and words must stay mapped: streams may still write and wait there. gpu stays valid for
+ * threads that are in a call. bxi_gpu_open may be called again. */
 void bxi_gpu_abandon(struct bxi_gpu *gpu);
 
 struct bxi_gpu_info {
@@ -249,10 +249,11 @@ bool bxi_gpu_mark_waits(struct bxi_gpu_lane *lane);
 void bxi_gpu_mark_wait(struct bxi_gpu_lane *lane);
 
 /* Work that is put on the lane from now on waits for this point of the peer (NULL: of this process). Blocks the calling
- * thread, counted as a fallback, if the lane's device cannot access the word. -EOWNERDEAD: the peer is dead and the
- * point had not passed, or with DEVICE_WORDS its word was not mapped when the peer died, so that it is unknown;
- * -EPROTO: an invalid point; -EAGAIN: with DEVICE_WORDS, the slab with the word is not mapped yet (bxi_gpu_map_begin of
- * the ref maps it too). */
+ * thread, counted as a fallback, if the lane's device cannot access the word. Waits a second at most while memory of
+ * the device is freed, unless the point is of the same device of this process. -ECANCELED: bxi_gpu_abandon was called
+ * meanwhile; -EOWNERDEAD: the peer is dead and the point had not passed, or with DEVICE_WORDS its word was not mapped
+ * when the peer died, so that it is unknown; -EPROTO: an invalid point; -EAGAIN: with DEVICE_WORDS, the slab with the
+ * word is not mapped yet (bxi_gpu_map_begin of the ref maps it too). */
 int bxi_gpu_after(struct bxi_gpu_lane *lane, struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point);
 
 /* 1: the point has passed (or its peer is dead); 0: it has not; -EPROTO: an invalid point. Reads a word in host memory:

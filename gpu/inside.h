@@ -129,7 +129,8 @@ struct bxi_gpu_lane {                   /* the using thread's; with EVENTS under
     struct CUevent_st *event[BXI_GPU_RING];     /* of exported in lane.c */
     struct bxi_gpu_awaits awaits;
 };
-/* At the end: closes all lanes that are idle until end_ns; false: not all are. The words of the others are poisoned. */
+/* At the end: closes all lanes. False: not all are idle at end_ns; then none is closed, and the words of those that are
+ * not idle are poisoned. */
 bool bxi_gpu_lanes_close(struct bxi_gpu *gpu, uint64_t end_ns);
 /* Under the lock: moves the words that the host writes (EVENTS, mirrors); how many such lanes have points under way. */
 int bxi_gpu_lanes_poll(struct bxi_gpu *gpu);
@@ -416,7 +417,8 @@ struct bxi_gpu {
 
     pthread_mutex_t lock;               /* guards the rest */
     bool is_left;                       /* bxi_gpu_abandon: nothing is freed or called back any more */
-    pthread_cond_t grown;               /* a slab was made, or could not be */
+    uint32_t calling;                   /* callbacks that run now */
+    pthread_cond_t grown;               /* a slab was made, or could not be; or a callback has ended */
     struct bxi_gpu_device *device[BXI_GPU_DEVICES];     /* written under opening too */
     uint32_t device_count;
     uint8_t can_read[BXI_GPU_ORDINALS][BXI_GPU_ORDINALS];       /* reach.c: 0: not asked yet; else 1 + the answer */
@@ -444,6 +446,21 @@ static inline uint64_t bxi_gpu_now_ns(void)
 static inline struct timespec bxi_gpu_timespec(uint64_t ns)
 {
     return (struct timespec){ (time_t)(ns / UINT64_C(1000000000)), (long)(ns % UINT64_C(1000000000)) };
+}
+
+/* Under the lock, before a callback. False: those who asked may have gone, and are not called. */
+static inline bool bxi_gpu_call_begin(struct bxi_gpu *gpu)
+{
+    gpu->calling += !gpu->is_left;
+    return !gpu->is_left;
+}
+
+static inline void bxi_gpu_call_end(struct bxi_gpu *gpu)
+{
+    pthread_mutex_lock(&gpu->lock);
+    gpu->calling--;
+    pthread_cond_broadcast(&gpu->grown);
+    pthread_mutex_unlock(&gpu->lock);
 }
 
 /* A figure; n may be -1 for one that counts what exists now. */

@@ -302,35 +302,51 @@ void bxi_gpu_lane_close(struct bxi_gpu_lane *lane)
         end_lane(lane, bxi_gpu_lane_wait(lane));
 }
 
-/* False: its stream is not idle at end_ns, and everything of the lane stays. Peers are released: this process will not
- * tell them any more how far its work has come. */
-static bool close_by(struct bxi_gpu_lane *lane, uint64_t end_ns)
+/* Whether its stream is idle: 0, or why its work has not ended well. -ETIMEDOUT: not idle at end_ns. A captured stream
+ * is not queried: bxi_gpu_lane_close does not wait for it. */
+static int end_by(const struct bxi_gpu_lane *lane, uint64_t end_ns)
 {
-    struct bxi_gpu *gpu = lane->gpu;
-    bool is_ready = true;
+    int rc = bxi_gpu_enter(lane->device);
 
-    if (bxi_gpu_enter(lane->device) == 0) {
-        /* A captured stream is not queried: bxi_gpu_lane_close does not wait for it. */
-        if (bxi_gpu_refuse_capture(lane->device, lane->stream, "closing a lane") == 0)
-            is_ready = bxi_gpu_idle_by(lane->device, lane->stream, end_ns) ||
-                gpu->cu.cuStreamQuery(lane->stream) != CUDA_ERROR_NOT_READY;
-        bxi_gpu_leave(lane->device);
-    }
-    if (is_ready)
-        bxi_gpu_lane_close(lane);
-    else
-        poison_word(lane);
-    return is_ready;
+    if (rc < 0)
+        return rc;
+    rc = bxi_gpu_refuse_capture(lane->device, lane->stream, "closing a lane");
+    if (rc == 0 && !bxi_gpu_idle_by(lane->device, lane->stream, end_ns))
+        rc = lane->gpu->cu.cuStreamQuery(lane->stream) == CUDA_ERROR_NOT_READY ? -ETIMEDOUT : -EIO;
+    bxi_gpu_leave(lane->device);
+    return rc;
 }
 
+/* Everything of the lane stays. Peers are released: this process will not tell them any more how far its work has
+ * come. */
+static void leave(struct bxi_gpu_lane *lane, int rc)
+{
+    pthread_mutex_lock(&lane->gpu->lock);
+    if (rc == 0)
+        set_word(lane, lane->value);
+    else
+        poison_word(lane);
+    pthread_mutex_unlock(&lane->gpu->lock);
+}
+
+/* All are looked at before one is closed: destroying a stream may wait for the others. */
 bool bxi_gpu_lanes_close(struct bxi_gpu *gpu, uint64_t end_ns)
 {
-    bool are_closed = true;
+    int rc[BXI_GPU_LANES] = { 0 };
+    bool have_ended = true;
 
-    for (int i = 0; i < BXI_GPU_LANES; i++)
+    for (int i = 0; i < BXI_GPU_LANES; i++) {
         if (gpu->lane[i] != NULL)
-            are_closed = close_by(gpu->lane[i], end_ns) && are_closed;
-    return are_closed;
+            rc[i] = end_by(gpu->lane[i], end_ns);
+        have_ended = have_ended && rc[i] != -ETIMEDOUT;
+    }
+    for (int i = 0; i < BXI_GPU_LANES; i++) {
+        if (gpu->lane[i] != NULL && have_ended)
+            bxi_gpu_lane_close(gpu->lane[i]);
+        else if (gpu->lane[i] != NULL)
+            leave(gpu->lane[i], rc[i]);
+    }
+    return have_ended;
 }
 
 /* ---- Marks ----------------------------------------------------------------------------------- */

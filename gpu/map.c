@@ -274,6 +274,7 @@ static void open_map(struct bxi_gpu_job *job)
     struct bxi_gpu_wait *ready = NULL;
     struct bxi_gpu_wait *next;
     int rc = open_slab(map);
+    bool calls;
 
     if (rc == -EAGAIN) {                /* other jobs first: the owner may be stopped */
         bxi_gpu_helper_post(&gpu->helper, job);
@@ -294,8 +295,9 @@ static void open_map(struct bxi_gpu_job *job)
         ready = wait;
     }
     map->waiting = NULL;
-    if (gpu->is_left)
-        ready = NULL;                   /* those who asked may have gone */
+    if (ready != NULL && !bxi_gpu_call_begin(gpu))
+        ready = NULL;
+    calls = ready != NULL;
     bxi_gpu_count(rc == 0 ? &gpu->figures.opens : &gpu->figures.open_failures, 1);
     bxi_gpu_count(&gpu->figures.maps, rc == 0);
     pthread_mutex_unlock(&gpu->lock);
@@ -306,6 +308,8 @@ static void open_map(struct bxi_gpu_job *job)
         request->done(request->context, request->rc);
         free(request);
     }
+    if (calls)
+        bxi_gpu_call_end(gpu);
 }
 
 /* With the gate closed: whether no work uses the mapping. Closing a handle waits for work by itself. */

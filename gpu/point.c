@@ -18,6 +18,7 @@
 #include <string.h>
 
 #define REGISTER_NS UINT64_C(1000000000)        /* for the registration of a peer's words */
+#define LOOKS 256                               /* at a word, between two looks at a lock */
 
 static const struct bxi_gpu_region *region_of(const struct bxi_gpu *gpu, const struct bxi_gpu_peer *peer)
 {
@@ -122,16 +123,30 @@ static int after_death(struct bxi_gpu *gpu, const struct bxi_gpu_peer *peer, con
     return 0;
 }
 
-/* The lane's device cannot access the word, so the host polls it until it reaches the value or its writer dies. */
+static bool is_left(struct bxi_gpu *gpu)
+{
+    bool is;
+
+    pthread_mutex_lock(&gpu->lock);
+    is = gpu->is_left;
+    pthread_mutex_unlock(&gpu->lock);
+    return is;
+}
+
+/* The lane's device cannot access the word, so the host polls it until it reaches the value or its writer dies, or
+ * until bxi_gpu_abandon: after that nobody tells this process of deaths. */
 static int wait_on_host(struct bxi_gpu *gpu, struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point)
 {
     const struct bxi_gpu_region *region = region_of(gpu, peer);
+    unsigned looks = 0;
 
     bxi_gpu_count(&gpu->figures.fallbacks, 1);
     bxi_gpu_count(&gpu->figures.host_synchronises, 1);
     for (uint64_t word; !has_reached(word = host_word(region, point->lane), point->value);) {
         if (peer != NULL && (bxi_gpu_peer_is_dead(peer) || (word & BXI_GPU_POISON) != 0))
             return after_death(gpu, peer, point);
+        if (++looks % LOOKS == 0 && is_left(gpu))
+            return bxi_gpu_fail(-ECANCELED, "the GPU was closed while lane %u was waited for", point->lane);
         if (peer == NULL && point->order == BXI_GPU_DEVICE_WORDS) {     /* its word may have a mirror */
             pthread_mutex_lock(&gpu->lock);
             (void)bxi_gpu_lanes_poll(gpu);

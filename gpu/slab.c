@@ -276,7 +276,7 @@ static void free_slab(struct bxi_gpu_slab *slab)
     struct bxi_gpu *gpu = slab->device->gpu;
     struct bxi_gpu_last *last = slab->last;
     struct bxi_gpu_parts *parts;
-    bool is_left;
+    bool calls;
 
     pthread_mutex_lock(&gpu->lock);
     parts = slab->parts;
@@ -292,10 +292,12 @@ static void free_slab(struct bxi_gpu_slab *slab)
     pthread_mutex_lock(&gpu->lock);
     slab->last = NULL;
     vacate(slab);
-    is_left = gpu->is_left;
+    calls = last != NULL && bxi_gpu_call_begin(gpu);
     pthread_mutex_unlock(&gpu->lock);
-    if (!is_left)
-        call_freed(last);
+    if (!calls)
+        return;
+    call_freed(last);
+    bxi_gpu_call_end(gpu);
 }
 
 /* On the helper. If a lane waits for another process a later poll tries again. */

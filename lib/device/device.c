@@ -416,6 +416,7 @@ static int open_peer(struct bxi_devices *devices, const struct bxi_lend_peer *pe
         close_words(devices, peer->rank);
         return bxi_devices_fail(rc, "the device memory of a worker cannot be used");
     }
+    devices->views[peer->rank] = peer->view;
     /* [device.mortal] release, pairs with the acquire in bxi_devices_peer_release: its words are set. */
     bxi_store_release(&devices->mortal[peer->rank], devices->peers[peer->rank]);
     bxi_gpu_poll(devices->gpu);         /* reads the peer's devices and finds those that cannot be reached */

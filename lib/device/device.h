@@ -42,6 +42,7 @@ struct bxi_devices {
     uint64_t polled_ns;                 /* progress role */
     struct bxi_gpu_peer *peers[BXI_WORLD_MAX];
     _Atomic(struct bxi_gpu_peer *) mortal[BXI_WORLD_MAX];   /* peers[rank], for the role without the lock */
+    struct bxi_segment_view *views[BXI_WORLD_MAX];  /* of peers[rank], the first process of the rank */
     int words_fd[BXI_WORLD_MAX];        /* of peers[rank]: its segment, writable, for its death; or -1 */
     struct bxi_gpu_word *words[BXI_WORLD_MAX];  /* of peers[rank]: its words, mapped writable for gpu/; or
                                                  * NULL; once it is mortal the role's own */

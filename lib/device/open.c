@@ -304,14 +304,16 @@ static bool have_unpinned(struct bxi_devices *devices)
     return have;
 }
 
-/* The pages that the GPU knows stay mapped, and so do the peers' writable words. */
-static void leave_all(struct bx_job *job, const struct bxi_devices *devices, const char *why)
+/* The pages that the GPU knows stay mapped, and so do the peers' writable words. A thread that is still in a call may
+ * come back after bx_job_destroy: the peers' records stay with their views (job.c), and this one by a reference. */
+static void leave_all(struct bx_job *job, struct bxi_devices *devices, const char *why)
 {
     bxi_log(job, 1, "the GPU of worker '%s' is not closed: %s", job->name, why);
     job->segment.stays = true;
     for (int rank = 0; rank < job->world_size; rank++)
-        if (devices->peers[rank] != NULL)
-            job->lend->peers[rank]->view->stays = true;
+        if (devices->views[rank] != NULL)
+            devices->views[rank]->stays = true;
+    bxi_add(&devices->refs, 1);
 }
 
 void bxi_devices_close(struct bx_job *job)

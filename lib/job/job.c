@@ -56,7 +56,8 @@ static void free_peer(struct bx_job *job, struct bxi_peer *peer)
     free(peer->slots);
     free(peer->functions);
     free(peer->hists);
-    free(peer);
+    if (!peer->view.stays)              /* else a thread in a call on device memory may still read it */
+        free(peer);
 }
 
 static void free_job(struct bx_job *job)

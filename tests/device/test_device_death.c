@@ -443,3 +443,56 @@ Test(device_death, is_not_needed_to_leave_while_a_thread_waits_for_a_stopped_own
     device_run(&(struct harness_world){ .size = 2, .setup = setup, .dies = 1,
                .body = { stops_owing, leaves_a_thread_behind } });
 }
+
+/* As stops_owing, and writes the tensor when it goes on. */
+static void goes_on(struct bx_job *job)
+{
+    struct bx_device device = device_open(job, 0);
+    struct bx_tensor *late = device_tensor(job, device, COUNT);
+    void *stream = device_stream(job, device);
+    uint64_t *gate;
+
+    harness_leaves_by_itself();
+    bxi_store_release(owner_pid, (uint32_t)getpid());
+    harness_await(OPEN, 1);
+    gate = device_gate(job, stream);
+    HARNESS_EQ(bx_tensor_written_on(late, stream), 0);
+    send(job, late);
+    harness_await(STARTED, 1);
+    kill(getpid(), SIGSTOP);
+    device_open_gate(gate);
+    harness_await(BLOCKED, 1);
+    bx_tensor_release(late);
+    (void)bx_job_shutdown(job, 500000000);
+}
+
+/* The thread's copy ends when the job has been destroyed. */
+static void is_destroyed_before_a_thread_comes_back(struct bx_job *job)
+{
+    struct bx_tensor *host = NULL;
+    pthread_t thread;
+
+    harness_leaves_by_itself();
+    (void)device_open(job, 0);
+    harness_post(OPEN);
+    harness_await(KEPT, 1);
+    HARNESS_EQ(bx_tensor_create(NULL, BX_I32, 1, (int64_t[]){ COUNT }, &host), 0);
+    HARNESS_EQ(pthread_create(&thread, NULL, copies, host), 0);
+    await_pins(job);
+    harness_post(STARTED);
+    usleep(100000);                     /* until the owner is stopped */
+    HARNESS_EQ(bx_job_shutdown(job, 500000000), BX_E_TIMEOUT);
+    bx_job_destroy(job);
+    kill((pid_t)bxi_load_acquire(owner_pid), SIGCONT);
+    HARNESS_EQ(pthread_join(thread, NULL), 0);
+    harness_post(BLOCKED);
+}
+
+Test(device_death, is_not_needed_for_a_thread_to_come_back_after_the_job_is_gone, .timeout = 60)
+{
+    device_world(DEVICE_FAKE);
+    owner_pid = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    HARNESS_CHECK(owner_pid != MAP_FAILED);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup,
+               .body = { goes_on, is_destroyed_before_a_thread_comes_back } });
+}

@@ -390,6 +390,7 @@ static bool maps_too;
 
 static void ends_beside_a_stopped_peer(void)
 {
+    struct bxi_gpu_lane *idle;
     struct bxi_gpu_map *map;
     uint64_t begin_ns;
 
@@ -397,6 +398,7 @@ static void ends_beside_a_stopped_peer(void)
     gpu_await(LENT, 1);
     if (maps_too)
         (void)gpu_borrow(gpu_peer[0], &gpu_shared->ref[0], &map);
+    GPU_EQ(bxi_gpu_lane_open(gpu_device, NULL, &idle), 0);
     GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &gpu_shared->ref[0].ready), 0);
     gpu_post(BLOCKED);
     gpu_await(KILLED, 1);               /* it is stopped */
@@ -405,6 +407,7 @@ static void ends_beside_a_stopped_peer(void)
     GPU_SAYS("stay until this process ends");
     GPU_CHECK(bxi_gpu_now_ns() - begin_ns < UINT64_C(10000000000));
     GPU_CHECK((bxi_load_acquire(&gpu_shared->region[1].word[0].value) & BXI_GPU_POISON) != 0);
+    GPU_CHECK(gpu->lane[idle->index] == idle);  /* no stream is destroyed beside one that waits */
 }
 
 static void closes_beside_a_stopped_peer(bool maps_wanted)

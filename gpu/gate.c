@@ -7,9 +7,12 @@
  * bxi_gpu_after enters the gate before it puts a wait on a lane's stream, records the point, and leaves it afterwards.
  * The helper closes the gate, checks that every recorded wait is satisfied (by the words, without the driver), or that
  * its lane is idle (cuStreamQuery), frees, and opens it. If one is not, it opens the gate at once, and a later poll
- * tries again. So a free lasts no longer than the work that is on the device, and a wait that is put meanwhile is late
- * by that. A thread waits for the gate for a second at most, and then goes on: the gate prevents a circle that needs
- * several processes, and must not be the reason for one.
+ * tries again. When that has failed for a second, an attempt every other second keeps the gate closed for 200 ms, until
+ * the waits that are on the streams have ended: else a worker whose streams always wait would never free memory.
+ *
+ * A free lasts no longer than the work that is on the device, and a wait that is put meanwhile is late by that. A thread
+ * waits for the gate for a second at most, and then goes on: the gate prevents a circle that needs several processes,
+ * and must not be the reason for one.
  *
  * Waits for points of the same device's own lanes do not wait for the gate: the progress role puts them.
  *
@@ -23,8 +26,13 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <time.h>
 
 #define PATIENCE_NS UINT64_C(1000000000)
+#define STARVED_NS UINT64_C(1000000000) /* attempts have failed for so long: now and then one waits */
+#define PACE_NS UINT64_C(2000000000)    /* between such attempts */
+#define HOLD_NS UINT64_C(200000000)     /* how long one waits */
+#define PAUSE_NS 200000
 #define PER_THREAD 2                    /* CU_STREAM_PER_THREAD */
 
 void bxi_gpu_gate_init(struct bxi_gpu_gate *gate)
@@ -167,25 +175,55 @@ static bool is_quiet(struct bxi_gpu_lane *lane)
     return !is_putting;
 }
 
-bool bxi_gpu_gate_close(struct bxi_gpu_device *device)
+/* The gate is closed. */
+static bool are_quiet(struct bxi_gpu_device *device)
 {
     struct bxi_gpu *gpu = device->gpu;
-    bool are_quiet = bxi_gpu_enter(device) == 0;
+    bool are = bxi_gpu_enter(device) == 0;
 
-    if (!are_quiet)
+    if (!are)
         return false;
-    pthread_mutex_lock(&device->gate.lock);
-    device->gate.is_closed = true;
-    pthread_mutex_unlock(&device->gate.lock);
     pthread_mutex_lock(&gpu->lock);
-    for (int i = 0; are_quiet && i < BXI_GPU_LANES; i++)
+    for (int i = 0; are && i < BXI_GPU_LANES; i++)
         if (gpu->lane[i] != NULL && gpu->lane[i]->order != 0 && gpu->lane[i]->device == device)
-            are_quiet = is_quiet(gpu->lane[i]);
+            are = is_quiet(gpu->lane[i]);
     pthread_mutex_unlock(&gpu->lock);
     bxi_gpu_leave(device);
-    if (!are_quiet)
+    return are;
+}
+
+/* How long this attempt keeps the gate closed. Now and then one waits for the waits that are on the streams, while no
+ * new ones are put: a worker whose streams wait all the time would never free anything. */
+static uint64_t attempt_end(struct bxi_gpu_gate *gate)
+{
+    uint64_t now_ns = bxi_gpu_now_ns();
+
+    if (gate->busy_ns == 0)
+        gate->busy_ns = now_ns;
+    if (now_ns - gate->busy_ns < STARVED_NS || now_ns - gate->held_ns < PACE_NS)
+        return now_ns;
+    gate->held_ns = now_ns;
+    return now_ns + HOLD_NS;
+}
+
+bool bxi_gpu_gate_close(struct bxi_gpu_device *device)
+{
+    BXI_UNCANCELLED;
+    struct bxi_gpu_gate *gate = &device->gate;
+    struct timespec pause = { .tv_nsec = PAUSE_NS };
+    uint64_t end_ns = attempt_end(gate);
+    bool are;
+
+    pthread_mutex_lock(&gate->lock);
+    gate->is_closed = true;
+    pthread_mutex_unlock(&gate->lock);
+    while (!(are = are_quiet(device)) && bxi_gpu_now_ns() < end_ns)
+        nanosleep(&pause, NULL);
+    if (are)
+        gate->busy_ns = 0;
+    else
         bxi_gpu_gate_open(device);
-    return are_quiet;
+    return are;
 }
 
 void bxi_gpu_gate_open(struct bxi_gpu_device *device)

@@ -200,6 +200,8 @@ struct bxi_gpu_gate {                   /* of a device */
     pthread_mutex_t lock;               /* guards the rest, and the awaits of the device's lanes */
     pthread_cond_t opened;
     bool is_closed;                     /* the helper frees or closes memory of the device */
+    uint64_t busy_ns;                   /* the helper's: when attempts began to fail; 0: the last did not */
+    uint64_t held_ns;                   /* the helper's: the last attempt that waited */
 };
 void bxi_gpu_gate_init(struct bxi_gpu_gate *gate);
 void bxi_gpu_gate_fini(struct bxi_gpu_gate *gate);

@@ -6,6 +6,9 @@
 #include "gpu_fixture.h"
 
 #include <criterion/criterion.h>
+#include <pthread.h>
+#include <sched.h>
+#include <unistd.h>
 
 enum { MET, POISONED, SEEN };
 
@@ -110,4 +113,82 @@ Test(gpu_gate, does_not_hold_up_waits_for_points_of_the_same_device, .timeout = 
     gpu_world(GPU_FAKE);
     order = BXI_GPU_HOST_WORDS;
     gpu_run(1, (gpu_fn[]){ waits_for_itself });
+}
+
+/* ---- Streams that always wait ---------------------------------------------------------------- */
+
+static bxi_a64 put;                     /* the value for which a wait was put last */
+static bxi_a32 stops;
+
+static bxi_a64 *awaited_word(void)
+{
+    return &gpu_shared->region[0].word[0].value;
+}
+
+/* Puts the next wait before the last one ends. */
+static void *always_waits(void *unused)
+{
+    struct bxi_gpu_point point = { .order = BXI_GPU_HOST_WORDS, .lane = 0, .value = 1 };
+
+    for (; bxi_load_acquire(&stops) == 0; point.value++) {
+        GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &point), 0);
+        bxi_store_release(&put, point.value);
+        while (bxi_load_acquire(awaited_word()) + 1 < point.value && bxi_load_acquire(&stops) == 0)
+            sched_yield();
+    }
+    return unused;
+}
+
+/* In place of the owner: ends all waits but the last, and the last when no more come. */
+static void *ends_waits(void *unused)
+{
+    uint64_t before = 0;
+    int same = 0;
+
+    while (bxi_load_acquire(&stops) == 0) {
+        uint64_t value = bxi_load_acquire(&put);
+
+        usleep(1000);
+        same = value == before ? same + 1 : 0;
+        before = value;
+        if (value > 0)
+            bxi_store_release(awaited_word(), same < 30 ? value - 1 : value);
+    }
+    return unused;
+}
+
+static void frees_beside_waits(void)
+{
+    struct bxi_gpu_block *block;
+    pthread_t threads[2];
+    uint64_t end_ns;
+
+    start(1);
+    block = gpu_block(64 * GPU_MIB);
+    GPU_EQ(pthread_create(&threads[0], NULL, always_waits, NULL), 0);
+    GPU_EQ(pthread_create(&threads[1], NULL, ends_waits, NULL), 0);
+    while (bxi_load_acquire(&put) < 3)
+        sched_yield();
+    bxi_gpu_free(block);
+    (void)bxi_gpu_trim(gpu_device);
+    end_ns = bxi_gpu_now_ns() + UINT64_C(10000000000);
+    while (gpu_counters().slabs_retired == 0) {
+        GPU_CHECK(bxi_gpu_now_ns() < end_ns);
+        (void)bxi_gpu_poll(gpu);
+        usleep(1000);
+    }
+    bxi_store_release(&stops, 1);
+    for (int i = 0; i < 2; i++)
+        GPU_EQ(pthread_join(threads[i], NULL), 0);
+    bxi_store_release(awaited_word(), bxi_load_acquire(&put) + 1);
+    gpu_end();
+    bxi_store_release(awaited_word(), 0);
+    gpu_post(SEEN);
+}
+
+Test(gpu_gate, lets_memory_be_freed_beside_streams_that_always_wait, .timeout = 40)
+{
+    gpu_world(GPU_FAKE);
+    order = BXI_GPU_HOST_WORDS;
+    gpu_run(2, (gpu_fn[]){ is_owner, frees_beside_waits });
 }

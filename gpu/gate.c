@@ -10,9 +10,9 @@
  * tries again. When that has failed for a second, an attempt every other second keeps the gate closed for 200 ms, until
  * the waits that are on the streams have ended: else a worker whose streams always wait would never free memory.
  *
- * A free lasts no longer than the work that is on the device, and a wait that is put meanwhile is late by that. A thread
- * waits for the gate for a second at most, and then goes on: the gate prevents a circle that needs several processes,
- * and must not be the reason for one.
+ * A free lasts no longer than the work that is on the device, and a wait that is put meanwhile is late by that. A
+ * thread waits for the gate for a second at most, and then goes on: the gate prevents a circle that needs several
+ * processes, and must not be the reason for one.
  *
  * Waits for points of the same device's own lanes do not wait for the gate: the progress role puts them.
  *

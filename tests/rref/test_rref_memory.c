@@ -451,7 +451,7 @@ static void queues_frames(struct bx_job *job)
     do
         lack_memory_at(job, ++n);
     while (bx_rref_async(rref[1], "read", NULL, NULL, &future) == -ENOMEM);
-    HARNESS_CHECK(n > 2);
+    HARNESS_CHECK(n > 1);                               /* the call itself is one that the thread has kept */
     for (int i = 0; i < OBJECTS; i++) {
         lack_memory_at(job, 1);
         bx_rref_release(rref[i]);                       /* LEAVE finds no memory */

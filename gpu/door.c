@@ -126,7 +126,7 @@ static void serve_one(struct bxi_gpu *gpu)
 {
     _Alignas(struct cmsghdr) unsigned char control[CMSG_SPACE(sizeof(struct ucred))];
     struct sockaddr_un from = { .sun_family = AF_UNIX };
-    struct question question;
+    struct question question = { 0 };
     struct iovec part = { .iov_base = &question, .iov_len = sizeof(question) };
     struct msghdr message = { .msg_name = &from, .msg_namelen = sizeof(from), .msg_iov = &part, .msg_iovlen = 1,
                               .msg_control = control, .msg_controllen = sizeof(control) };

@@ -67,7 +67,7 @@ struct bxi_call *bxi_call_alloc(void)
 
 void bxi_call_free(struct bxi_call *call)
 {
-    if (kept.count >= KEPT_MOST || !may_keep()) {
+    if (kept.count + 1 > KEPT_MOST || !may_keep()) {
         free(call);
         return;
     }

@@ -439,15 +439,45 @@ static void aim(struct bx_job *job, struct request_plan *request, const struct b
         request->peer = job->rpc->peers[bxi_rref_id_owner(at->target->id)];
 }
 
+/* It needs no lease, names no references and carries no kinds, so its frame depends on nothing but itself. */
+static inline bool is_plain(const struct bx_msg *args)
+{
+    return !bxi_needs_lease(args, 0) && bx_msg_rrefs(args) == 0 && bx_msg_error(args) == 0 && !bxi_has_kinds(args);
+}
+
+/* The worker to which bxi_straight_call may try a call without options. NULL: it goes the general way, which says what
+ * is wrong with it, if anything is. */
+static inline struct bxi_peer *straight_to(struct bx_job *job, const char *to, const struct bxi_aim *at,
+                                           const char *function, const struct bx_msg *args)
+{
+    /* Relaxed: bxi_straight_call looks again, under the lock. */
+    if (job == NULL || function == NULL || bxi_job_is_forked(job) || bxi_load_relaxed(&job->phase) != BXI_STARTED ||
+        bxi_trace_is_on(job) || bxi_nested_in() != NULL || !is_plain(args))
+        return NULL;
+    if (at != NULL)
+        return at->target == NULL && at->makes == NULL && !at->value ? at->peer : NULL;
+    return to != NULL ? bxi_peer_find(job, to) : NULL;
+}
+
 int bxi_rpc_sync(struct bx_job *job, const char *to, const struct bxi_aim *at, const char *function,
                  const struct bx_msg *args, const struct bx_call_options *options, struct bx_msg **reply)
 {
+    struct bxi_peer *peer = options == NULL && bxi_may_wait() ? straight_to(job, to, at, function, args) : NULL;
+
+    if (peer != NULL) {
+        struct bxi_call call = { .wants_value = reply != NULL, .caller = bxi_this_thread() };
+        uint64_t deadline_ns;
+
+        init_call(&call, job);
+        if ((deadline_ns = bxi_straight_call(&call, peer, function, args)) != 0)
+            return await(&call, function, deadline_ns, reply);
+    }
+
     struct request_plan request = { .function = function, .args = args, .kind = BXI_REQUEST };
     int rc;
 
     aim(job, &request, at);
     rc = plan(job, &request, to, options);
-
     if (rc < 0)
         return rc;
     if (!bxi_may_wait())
@@ -458,33 +488,9 @@ int bxi_rpc_sync(struct bx_job *job, const char *to, const struct bxi_aim *at, c
     return call_and_wait(job, &request, reply);
 }
 
-/* It needs no lease, names no references and carries no kinds, so its frame depends on nothing but itself. */
-static inline bool is_plain(const struct bx_msg *args)
-{
-    return !bxi_needs_lease(args, 0) && bx_msg_rrefs(args) == 0 && bx_msg_error(args) == 0 && !bxi_has_kinds(args);
-}
-
-/* True if bxi_straight_call may try this call. What is wrong with one, the general way says. */
-static inline bool may_go_straight(const struct bx_job *job, const char *to, const char *function,
-                                   const struct bx_msg *args)
-{
-    /* Relaxed: bxi_straight_call looks again, under the lock. */
-    return job != NULL && to != NULL && function != NULL && !bxi_job_is_forked(job) &&
-           bxi_load_relaxed(&job->phase) == BXI_STARTED && !bxi_trace_is_on(job) && bxi_nested_in() == NULL &&
-           is_plain(args);
-}
-
 int bx_rpc_sync(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
                 const struct bx_call_options *options, struct bx_msg **reply)
 {
-    if (options == NULL && bxi_may_wait() && may_go_straight(job, to, function, args)) {
-        struct bxi_call call = { .wants_value = reply != NULL, .caller = bxi_this_thread() };
-        uint64_t deadline_ns;
-
-        init_call(&call, job);
-        if ((deadline_ns = bxi_straight_call(&call, to, function, args)) != 0)
-            return bxi_out(await(&call, function, deadline_ns, reply));
-    }
     return bxi_out(bxi_rpc_sync(job, to, NULL, function, args, options, reply));
 }
 
@@ -514,18 +520,27 @@ static struct bxi_call *make_call(struct bx_job *job)
 int bxi_rpc_async(struct bx_job *job, const char *to, const struct bxi_aim *at, const char *function,
                   const struct bx_msg *args, const struct bx_call_options *options, struct bx_future **future)
 {
+    struct bxi_peer *peer = options == NULL && future != NULL ? straight_to(job, to, at, function, args) : NULL;
+    struct bxi_call *call;
+
+    if (peer != NULL) {
+        if ((call = make_call(job)) == NULL)
+            return -ENOMEM;
+        if (bxi_straight_call(call, peer, function, args) != 0) {
+            *future = &call->future;
+            return 0;
+        }
+        bxi_call_free(call);
+    }
+
     struct request_plan request = { .function = function, .args = args, .kind = BXI_REQUEST };
     int rc;
 
     aim(job, &request, at);
     rc = future != NULL ? plan(job, &request, to, options) : bxi_null("the call", "the place for the future");
-
     if (rc < 0)
         return rc;
-
-    struct bxi_call *call = make_call(job);
-
-    if (call == NULL)
+    if ((call = make_call(job)) == NULL)
         return -ENOMEM;
     request.sent_ns = bxi_hist_begin(job);
     rc = submit(job, &request, call);
@@ -541,17 +556,6 @@ int bxi_rpc_async(struct bx_job *job, const char *to, const struct bxi_aim *at, 
 int bx_rpc_async(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
                  const struct bx_call_options *options, struct bx_future **future)
 {
-    if (options == NULL && future != NULL && may_go_straight(job, to, function, args)) {
-        struct bxi_call *call = make_call(job);
-
-        if (call == NULL)
-            return bxi_out(-ENOMEM);
-        if (bxi_straight_call(call, to, function, args) != 0) {
-            *future = &call->future;
-            return bxi_out(0);
-        }
-        bxi_call_free(call);
-    }
     return bxi_out(bxi_rpc_async(job, to, NULL, function, args, options, future));
 }
 

@@ -602,11 +602,13 @@ void bxi_handler_answer(struct bx_request *request, int code);
 
 /* Sends a call without options, whose arguments are nothing but bytes. Its deadline; 0: something is unusual, and
  * nothing was done. */
-uint64_t bxi_straight_call(struct bxi_call *call, const char *to, const char *function, const struct bx_msg *args);
+uint64_t bxi_straight_call(struct bxi_call *call, struct bxi_peer *peer, const char *function,
+                           const struct bx_msg *args);
 /* The same for one call of a group, under the lock. First the index of its function: negative, the group goes the
  * general way. Then each call; false as above. out: head with function and deadline, body. */
 int bxi_straight_function(struct bx_job *job, struct bxi_peer *peer, const char *function);
 bool bxi_straight_send(struct bx_job *job, struct bxi_peer *peer, struct bxi_out *out, struct bxi_call *call);
+
 struct bxi_body {
     const void *data;           /* in the peer's ring */
     size_t bytes;

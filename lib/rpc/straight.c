@@ -62,18 +62,16 @@ bool bxi_straight_send(struct bx_job *job, struct bxi_peer *peer, struct bxi_out
     return true;
 }
 
-uint64_t bxi_straight_call(struct bxi_call *call, const char *to, const char *function, const struct bx_msg *args)
+uint64_t bxi_straight_call(struct bxi_call *call, struct bxi_peer *peer, const char *function,
+                           const struct bx_msg *args)
 {
     struct bx_job *job = call->future.job;
     uint64_t timeout_ns = job->options.call_timeout_ns;
-    struct bxi_peer *peer = bxi_peer_find(job, to);
     struct bxi_frame head = { .kind = BXI_REQUEST };
     struct bxi_out out = { .head = &head, .body = bx_msg_data(args), .body_bytes = bx_msg_bytes(args), .lease = -1 };
     int index;
     bool sent;
 
-    if (peer == NULL)
-        return 0;
     head.deadline_ns = timeout_ns == BX_FOREVER ? BX_FOREVER : bxi_deadline_ns(timeout_ns);
     call->timeout_ns = timeout_ns;
     call->sent_ns = bxi_hist_begin(job);

@@ -233,6 +233,14 @@ struct bxi_gpu_peer *gpu_meet(int rank)
     }
 }
 
+void gpu_start_pair(int rank, enum bxi_gpu_order order, int met)
+{
+    gpu_start_with(rank, &(struct bxi_gpu_options){ .order = order }, 0);
+    gpu_meet(1 - rank);
+    gpu_post(met);
+    gpu_await(met, 2);
+}
+
 int gpu_reaches(int rank)
 {
     struct bxi_gpu_info info;

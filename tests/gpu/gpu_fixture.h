@@ -70,6 +70,9 @@ void gpu_start(int rank);
 void gpu_start_with(int rank, const struct bxi_gpu_options *options, int ordinal);
 struct bxi_gpu_peer *gpu_meet(int rank);
 struct bxi_gpu_peer *gpu_try_meet(int rank, int *rc);
+/* One of two processes, ranks 0 and 1: opens device 0 with this order, and the other; returns when both have done that
+ * and have posted to `met`. */
+void gpu_start_pair(int rank, enum bxi_gpu_order order, int met);
 void gpu_end(void);                                 /* closes peers, lane, GPU */
 int gpu_reaches(int rank);                          /* whether it can map memory of gpu_device */
 void gpu_forget(void);                              /* forgets these handles, after the test's own bxi_gpu_close */

@@ -19,10 +19,7 @@ static bxi_a32 is_called, has_returned;
 
 static void start(int rank)
 {
-    gpu_start_with(rank, &(struct bxi_gpu_options){ .order = BXI_GPU_HOST_WORDS }, 0);
-    gpu_meet(1 - rank);
-    gpu_post(MET);
-    gpu_await(MET, 2);
+    gpu_start_pair(rank, BXI_GPU_HOST_WORDS, MET);
 }
 
 static void lends(void)

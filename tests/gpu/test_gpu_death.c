@@ -21,10 +21,7 @@ enum { MET, LENT, HELD, KILLED, LAST };
 
 static void start(int rank)
 {
-    gpu_start_with(rank, &(struct bxi_gpu_options){ .order = order }, 0);
-    gpu_meet(1 - rank);
-    gpu_post(MET);
-    gpu_await(MET, 2);
+    gpu_start_pair(rank, order, MET);
 }
 
 _Noreturn static void wait_for_the_end(void)

@@ -63,6 +63,17 @@ static uint64_t borrow(int rank, int index, struct bxi_gpu_map **map)
     return address;
 }
 
+/* Borrows what process 0 lends, reads it and gives it back. */
+static void read_lent(unsigned char value, uint64_t bytes)
+{
+    struct bxi_gpu_map *map;
+    uint64_t address = borrow(0, 0, &map);
+
+    GPU_CHECK(gpu_holds(gpu_lane, address, value, bytes));
+    bxi_gpu_map_put(map);
+    gpu_post(HELD);
+}
+
 /* ---- Who may write --------------------------------------------------------------------------- */
 
 static void lends_one(void)
@@ -130,17 +141,11 @@ static void lends_from_elsewhere(void)
 
 static void borrows_from_elsewhere(void)
 {
-    struct bxi_gpu_map *map;
-    uint64_t address;
-
     setenv("FAKE_CUDA_NO_IPC", "1", 1);
     gpu_await(LENT, 1);
     gpu_start(1);
     gpu_meet(0);
-    address = borrow(0, 0, &map);
-    GPU_CHECK(gpu_holds(gpu_lane, address, 7, BYTES));
-    bxi_gpu_map_put(map);
-    gpu_post(HELD);
+    read_lent(7, BYTES);
     gpu_end();
 }
 
@@ -583,16 +588,10 @@ static void lends_a_segment(void)
 
 static void borrows_a_segment(void)
 {
-    struct bxi_gpu_map *map;
-    uint64_t address;
-
     gpu_start(1);
     gpu_meet(0);
     gpu_await(LENT, 1);
-    address = borrow(0, 0, &map);
-    GPU_CHECK(gpu_holds(gpu_lane, address, 9, 3 * GPU_MIB));
-    bxi_gpu_map_put(map);
-    gpu_post(HELD);
+    read_lent(9, 3 * GPU_MIB);
     while (bxi_gpu_poll(gpu) == 0 && gpu_counters().maps > 0)
         sched_yield();
     gpu_poll_until_nothing_is_left();
@@ -650,16 +649,10 @@ static void lends_as_chosen(void)
 
 static void borrows_as_chosen(void)
 {
-    struct bxi_gpu_map *map;
-    uint64_t address;
-
     gpu_start(1);
     gpu_meet(0);
     gpu_await(LENT, 1);
-    address = borrow(0, 0, &map);
-    GPU_CHECK(gpu_holds(gpu_lane, address, 7, BYTES));
-    bxi_gpu_map_put(map);
-    gpu_post(HELD);
+    read_lent(7, BYTES);
     gpu_end();
 }
 

@@ -16,10 +16,7 @@ static enum bxi_gpu_order order;
 
 static void start(int rank)
 {
-    gpu_start_with(rank, &(struct bxi_gpu_options){ .order = order }, 0);
-    gpu_meet(1 - rank);
-    gpu_post(MET);
-    gpu_await(MET, 2);
+    gpu_start_pair(rank, order, MET);
 }
 
 static void is_owner(void)

@@ -54,7 +54,9 @@ endif
 LTO := $(shell echo | $(CC) -dM -E - 2>/dev/null | grep -q __clang__ || echo -flto=auto -ffat-lto-objects)
 OPTIMISE_release := -O2 -g $(LTO)
 OPTIMISE_debug   := -O0 -g3
-OPTIMISE_asan    := -O1 -g -fno-omit-frame-pointer -fsanitize=address
+# Undefined behaviour is a trap here, and a sentence in ubsan: the data for the sentences would double what a test
+# process takes to start.
+OPTIMISE_asan    := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fsanitize-undefined-trap-on-error
 OPTIMISE_ubsan   := -O1 -g -fno-omit-frame-pointer -fsanitize=undefined -fno-sanitize-recover=all
 # ThreadSanitizer sees a copy only where it is a call.
 OPTIMISE_tsan    := -O1 -g -fno-omit-frame-pointer -fsanitize=thread -fno-builtin-memcpy
@@ -191,7 +193,7 @@ ALL_SRCS := $(sort $(LIB_SRCS) $(NN_SRCS) $(AUTOGRAD_SRCS) $(foreach p,$(PROGRAM
 
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: all tests demo test unit e2e check stress stats soak test-gpu test-reference mutants lint \
+.PHONY: all tests demo test unit e2e check stress stats soak switches test-gpu test-reference mutants lint \
 	coverage coverage-run deps deps-unit deps-test deps-lint man built install uninstall deb test-deb clean help FORCE
 
 all: $(STATIC_LIB) $(SHARED_LIB) $(STATIC_NN) $(SHARED_NN) $(STATIC_AUTOGRAD) $(SHARED_AUTOGRAD) \
@@ -403,6 +405,11 @@ soak: deps
 	@$(MAKE) --no-print-directory $(B)/tests/prog_soak
 	nice -n 19 $(B)/tests/prog_soak $(SOAK_S)
 
+# The driver of the tests can refuse more than it does by default.
+switches: deps-unit
+	@$(MAKE) --no-print-directory $(B)/tests/unit $(B)/bin/shmstat $(FAKE_CUDA)
+	@$(TEST_ENV) tests/run_scripts.sh tests/gpu/switches.sh
+
 test-gpu: deps-unit
 	@$(MAKE) --no-print-directory all tests
 	@$(TEST_ENV) tests/gpu/run.sh
@@ -557,6 +564,7 @@ help:
 #? make test-reference  the tests against reference numbers alone
 #? make test-gpu        the GPU tests and benches on a real GPU; a dated transcript into tests/gpu/transcripts/.
 #?                      tests/gpu/run.sh and build/gpu/ also serve on a machine with a driver and nothing else
+#? make switches        tests of GPU memory with a simulated driver that refuses more; no GPU needed
 #? make e2e             the end-to-end tests alone
 #? make stress          ring and doorbell under load, without Criterion
 #? make soak            tensors of all sizes between four workers for SOAK_S=3600 seconds: does an arena leak?

@@ -192,6 +192,7 @@ static void close_device(struct bxi_gpu_device *device)
 
     if (bxi_gpu_enter(device) == 0) {
         bxi_gpu_stage_fini(device);
+        bxi_gpu_vmm_fini(device);
         bxi_gpu_probe_fini(device);
         if (device->side != NULL)
             (void)cu->cuStreamDestroy_v2(device->side);

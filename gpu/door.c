@@ -12,11 +12,16 @@
  * first device that exports descriptors, and ends with the GPU. The borrower's side is the helper, which never waits
  * for long: bxi_gpu_door_ask returns -EAGAIN, and the helper does other work before it asks again.
  *
- * The name is random and in the owner's region, which only processes of the same user can read; the owner answers
- * processes of its user alone. A connected socket takes answers from the door alone. Between two questions the owner
- * keeps nothing. Questions are repeated, because an answer may be lost (too many descriptors in flight): a second
- * answer ends with the borrower's socket, and its descriptors with it. The question is asked while the slab is held
- * (G2), so the descriptors are there.
+ * The name is random and in the owner's region, but it protects nothing: every user can read it in /proc/net/unix, and
+ * can take it when its owner has gone. So each message has its sender's effective user, which the kernel checks. The
+ * owner answers, and the borrower takes answers from, processes of their own user alone. A connected socket takes
+ * answers from the door alone. The owner takes no descriptors, where the kernel can refuse them (Linux 6.16): to close
+ * one that a stranger has sent may take as long as the stranger likes (SO_LINGER).
+ *
+ * Between two questions the owner keeps nothing. Questions are repeated, because an answer may be lost (too many
+ * descriptors in flight): a second answer ends with the borrower's socket, and its descriptors with it. The question is
+ * asked while the slab is held (G2), so the descriptors are there. A borrower looks for an answer before it asks again:
+ * a question to an owner that has died since would empty the borrower's queue.
  *
  * The owner is dead: the question is refused (ECONNREFUSED). It is stopped: the borrower gives up after ASK_NS. Killed
  * at any step: the kernel closes sockets and the descriptors in flight; an abstract name leaves nothing.
@@ -40,6 +45,10 @@
 #define REFUSED_NS UINT64_C(1000000000)     /* for one that is not there: it is about to be found dead */
 #define REPEAT_NS UINT64_C(200000000)
 #define LOOK_MS 2                           /* of one look for the answer, on the helper */
+#define CREDENTIALS CMSG_SPACE(sizeof(struct ucred))
+#ifndef SO_PASSRIGHTS
+#define SO_PASSRIGHTS 83                    /* asm-generic/socket.h of Linux 6.16 */
+#endif
 
 struct question {
     uint32_t slab, reserved;
@@ -61,6 +70,36 @@ static socklen_t name_of(const uint8_t door[BXI_GPU_DOOR_BYTES], struct sockaddr
     for (int i = 0; i < BXI_GPU_DOOR_BYTES; i++)
         used += (size_t)snprintf(name->sun_path + used, sizeof(name->sun_path) - used, "%02x", door[i]);
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + used);
+}
+
+/* ---- Users ----------------------------------------------------------------------------------- */
+
+/* Sends the message with the effective user, and what control has behind room for that. Without that the kernel would
+ * name the real user. */
+static ssize_t send_own(int socket, struct msghdr *message)
+{
+    struct ucred own = { .pid = getpid(), .uid = geteuid(), .gid = getegid() };
+    struct cmsghdr *head = CMSG_FIRSTHDR(message);
+
+    head->cmsg_level = SOL_SOCKET;
+    head->cmsg_type = SCM_CREDENTIALS;
+    head->cmsg_len = CMSG_LEN(sizeof(own));
+    memcpy(CMSG_DATA(head), &own, sizeof(own));
+    return sendmsg(socket, message, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+/* Whether the kernel says that the sender is of this user. The socket has SO_PASSCRED. */
+static bool is_own(struct msghdr *message)
+{
+    struct ucred credentials;
+
+    for (struct cmsghdr *part = CMSG_FIRSTHDR(message); part != NULL; part = CMSG_NXTHDR(message, part)) {
+        if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_CREDENTIALS)
+            continue;
+        memcpy(&credentials, CMSG_DATA(part), sizeof(credentials));
+        return credentials.uid == geteuid();
+    }
+    return false;
 }
 
 /* ---- The owner ------------------------------------------------------------------------------- */
@@ -88,43 +127,27 @@ static void look_up(struct bxi_gpu *gpu, const struct question *question, struct
 static void send_answer(int socket, const struct sockaddr_un *to, socklen_t to_bytes, struct answer *answer,
                         const int *fd)
 {
-    _Alignas(struct cmsghdr) unsigned char control[CMSG_SPACE(BXI_GPU_PARTS * sizeof(int))] = { 0 };
+    _Alignas(struct cmsghdr) unsigned char control[CREDENTIALS + CMSG_SPACE(BXI_GPU_PARTS * sizeof(int))] = { 0 };
     struct iovec part = { .iov_base = answer, .iov_len = sizeof(*answer) };
     struct msghdr message = { .msg_name = (void *)(uintptr_t)to, .msg_namelen = to_bytes, .msg_iov = &part,
-                              .msg_iovlen = 1 };
+                              .msg_iovlen = 1, .msg_control = control, .msg_controllen = CREDENTIALS };
 
     if (answer->code == 0) {
         size_t bytes = answer->count * sizeof(int);
-        struct cmsghdr *head;
+        struct cmsghdr *head = (struct cmsghdr *)(void *)(control + CREDENTIALS);
 
-        message.msg_control = control;
-        message.msg_controllen = CMSG_SPACE(bytes);
-        head = CMSG_FIRSTHDR(&message);
+        message.msg_controllen += CMSG_SPACE(bytes);
         head->cmsg_level = SOL_SOCKET;
         head->cmsg_type = SCM_RIGHTS;
         head->cmsg_len = CMSG_LEN(bytes);
         memcpy(CMSG_DATA(head), fd, bytes);
     }
-    (void)sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
-}
-
-/* Whether the kernel says that the sender is of this user. */
-static bool is_own(struct msghdr *message)
-{
-    struct ucred credentials;
-
-    for (struct cmsghdr *part = CMSG_FIRSTHDR(message); part != NULL; part = CMSG_NXTHDR(message, part)) {
-        if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_CREDENTIALS)
-            continue;
-        memcpy(&credentials, CMSG_DATA(part), sizeof(credentials));
-        return credentials.uid == geteuid();
-    }
-    return false;
+    (void)send_own(socket, &message);
 }
 
 static void serve_one(struct bxi_gpu *gpu)
 {
-    _Alignas(struct cmsghdr) unsigned char control[CMSG_SPACE(sizeof(struct ucred))];
+    _Alignas(struct cmsghdr) unsigned char control[CREDENTIALS];
     struct sockaddr_un from = { .sun_family = AF_UNIX };
     struct question question = { 0 };
     struct iovec part = { .iov_base = &question, .iov_len = sizeof(question) };
@@ -174,8 +197,9 @@ static int open_socket(struct bxi_gpu_door *door, uint8_t name[BXI_GPU_DOOR_BYTE
 {
     struct sockaddr_un address;
     socklen_t bytes;
-    int on = 1;
+    int on = 1, off = 0;
 
+    door->socket = door->stop = -1;
     if (getrandom(name, BXI_GPU_DOOR_BYTES, 0) != BXI_GPU_DOOR_BYTES)
         return -EIO;
     bytes = name_of(name, &address);
@@ -185,6 +209,7 @@ static int open_socket(struct bxi_gpu_door *door, uint8_t name[BXI_GPU_DOOR_BYTE
         setsockopt(door->socket, SOL_SOCKET, SO_PASSCRED, &on, sizeof(on)) < 0 ||
         bind(door->socket, (struct sockaddr *)&address, bytes) < 0)
         return -errno;
+    (void)setsockopt(door->socket, SOL_SOCKET, SO_PASSRIGHTS, &off, sizeof(off));
     return 0;
 }
 
@@ -236,12 +261,14 @@ static int open_ask(struct bxi_gpu_ask *ask, const struct bxi_gpu_head *head)
     struct sockaddr_un own = { .sun_family = AF_UNIX };
     struct sockaddr_un name;
     socklen_t bytes = name_of(head->door, &name);
+    int on = 1;
 
     ask->socket = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (ask->socket < 0)
         return -errno;
     /* Bound without a name, the kernel gives it one. */
-    if (bind(ask->socket, (struct sockaddr *)&own, sizeof(own.sun_family)) == 0 &&
+    if (setsockopt(ask->socket, SOL_SOCKET, SO_PASSCRED, &on, sizeof(on)) == 0 &&
+        bind(ask->socket, (struct sockaddr *)&own, sizeof(own.sun_family)) == 0 &&
         connect(ask->socket, (struct sockaddr *)&name, bytes) == 0)
         return 0;
 
@@ -265,10 +292,10 @@ static void take_fds(struct msghdr *message, struct bxi_gpu_parts *parts)
     }
 }
 
-/* 0: the answer is there; -EAGAIN: not yet. Whatever came is in parts, also with an error. */
+/* 0: the answer is there; -EAGAIN: not yet. Whatever came is in parts, also with another error. */
 static int take_answer(int socket, const struct question *question, struct bxi_gpu_parts *parts)
 {
-    _Alignas(struct cmsghdr) unsigned char control[CMSG_SPACE(BXI_GPU_PARTS * sizeof(int))];
+    _Alignas(struct cmsghdr) unsigned char control[CREDENTIALS + CMSG_SPACE(BXI_GPU_PARTS * sizeof(int))];
     struct answer answer;
     struct iovec part = { .iov_base = &answer, .iov_len = sizeof(answer) };
     struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = control,
@@ -278,6 +305,11 @@ static int take_answer(int socket, const struct question *question, struct bxi_g
     if (got < 0)
         return errno == EINTR ? -EAGAIN : -errno;
     take_fds(&message, parts);
+    if (!is_own(&message)) {
+        bxi_gpu_parts_close(parts);
+        parts->count = 0;
+        return -EAGAIN;
+    }
     if ((message.msg_flags & MSG_CTRUNC) != 0)
         return -EMFILE;
     if (got != (ssize_t)sizeof(answer) || memcmp(&answer.to, question, sizeof(*question)) != 0)
@@ -291,18 +323,32 @@ static int take_answer(int socket, const struct question *question, struct bxi_g
     return 0;
 }
 
+static int send_question(int socket, const struct question *question)
+{
+    _Alignas(struct cmsghdr) unsigned char control[CREDENTIALS] = { 0 };
+    struct iovec part = { .iov_base = (void *)(uintptr_t)question, .iov_len = sizeof(*question) };
+    struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = control,
+                              .msg_controllen = sizeof(control) };
+
+    return send_own(socket, &message) < 0 ? -errno : 0;
+}
+
 static int ask_once(struct bxi_gpu_ask *ask, const struct bxi_gpu_head *head, const struct question *question,
                     struct bxi_gpu_parts *parts)
 {
     uint64_t now_ns = bxi_gpu_now_ns();
     int rc = ask->socket < 0 ? open_ask(ask, head) : 0;
 
-    if (rc < 0)
+    if (rc == 0)
+        rc = take_answer(ask->socket, question, parts);
+    if (rc != -EAGAIN)
         return rc;
     if (now_ns >= ask->repeat_ns) {
-        if (send(ask->socket, question, sizeof(*question), MSG_DONTWAIT | MSG_NOSIGNAL) < 0 && errno != EAGAIN)
-            return -errno;
-        ask->repeat_ns = now_ns + REPEAT_NS;
+        rc = send_question(ask->socket, question);
+        if (rc < 0 && rc != -EAGAIN)
+            return rc;
+        if (rc == 0)                    /* else the owner's queue is full: the next look sends it */
+            ask->repeat_ns = now_ns + REPEAT_NS;
     }
     (void)poll(&(struct pollfd){ .fd = ask->socket, .events = POLLIN }, 1, LOOK_MS);
     return take_answer(ask->socket, question, parts);
@@ -319,7 +365,7 @@ static int not_there(const struct bxi_gpu_peer *peer)
                         peer->name);
 }
 
-static void end_ask(struct bxi_gpu_ask *ask)
+void bxi_gpu_door_end(struct bxi_gpu_ask *ask)
 {
     if (ask->is_asking && ask->socket >= 0)
         close(ask->socket);
@@ -356,6 +402,7 @@ int bxi_gpu_door_ask(const struct bxi_gpu_peer *peer, struct bxi_gpu_ask *ask, u
         if (rc != -EAGAIN && ask->socket >= 0) {
             close(ask->socket);
             ask->socket = -1;
+            ask->repeat_ns = 0;
         }
         (void)poll(NULL, 0, rc == -EAGAIN ? 0 : LOOK_MS);
         rc = ask_again(peer, ask, rc == -EAGAIN ? rc : -ECONNREFUSED);
@@ -366,7 +413,7 @@ int bxi_gpu_door_ask(const struct bxi_gpu_peer *peer, struct bxi_gpu_ask *ask, u
                            strerrorname_np(-rc));
     }
     if (rc != -EAGAIN)
-        end_ask(ask);
+        bxi_gpu_door_end(ask);
     if (rc < 0)
         bxi_gpu_parts_close(parts);
     return rc;

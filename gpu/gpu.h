@@ -307,12 +307,20 @@ int bxi_gpu_peer_release(struct bxi_gpu_peer *peer, struct bxi_gpu_word *words);
 /* Whether the peer can map memory of the device with that UUID: 1; 0: stage it. 0 if the peer has published that it
  * cannot, or if the driver denies access for each device that the peer uses. For devices that CUDA_VISIBLE_DEVICES
  * hides here the driver cannot be asked, and the answer is 0 until the peer knows: it sees the device, or has tried
- * (its bxi_gpu_peer_try). */
-int bxi_gpu_peer_reaches(const struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_BYTES]);
+ * (its bxi_gpu_peer_try). by_handle: the memory is in a slab without BXI_GPU_SLAB_FD. Then the answer is also 0 if the
+ * driver fails to open handles of that device in the peer, or in this process (CUDA_ERROR_MAP_FAILED). */
+int bxi_gpu_peer_reaches(const struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_BYTES], bool by_handle);
 
 /* Call this when the peer has staged something: it may have done so because it is unknown whether its memory can be
  * mapped here. Tries once, on the helper, to map a slab of each of its devices that are hidden here. */
 void bxi_gpu_peer_try(struct bxi_gpu_peer *peer);
+
+/* Tries to open a handle of each device of the peer of which this process has opened none: its slab is then mapped
+ * here, as by a loan. Waits until end_ns (CLOCK_MONOTONIC) at most. Call it before the peer may lend, so that it knows
+ * what to stage. Returns how many it tried: 0 also if the peer exports nothing by handles. Between set_trying(true)
+ * and set_trying(false) bxi_gpu_peer_reaches, asked by_handle, is 0 of this process. */
+int bxi_gpu_peer_try_handles(struct bxi_gpu_peer *peer, uint64_t end_ns);
+void bxi_gpu_set_trying(struct bxi_gpu *gpu, bool is_trying);
 
 /* Starts to map the slab of ref, and the slab with the word of its ready point. 1: already mapped; done is not called.
  * 0: done(context, 0 or an error) will be called once, on the helper. Memory that is exported as descriptors is mapped

@@ -128,6 +128,7 @@ struct bxi_gpu_lane {                   /* the using thread's; with EVENTS under
     bxi_a64 marked;                     /* with a mirror: value, for polls */
     struct CUevent_st *event[BXI_GPU_RING];     /* of exported in lane.c */
     struct bxi_gpu_awaits awaits;
+    enum { BXI_GPU_SIDE_UNKNOWN, BXI_GPU_SIDE_APART, BXI_GPU_SIDE_SHARED } side;    /* point.c: its hardware queue */
 };
 /* At the end: closes all lanes. False: not all are idle at end_ns; then none is closed, and the words of those that are
  * not idle are poisoned. */
@@ -218,6 +219,10 @@ int bxi_gpu_find(const struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTE
 /* Publishes in the head whether memory of that device can be mapped here. */
 void bxi_gpu_reach_publish(struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES], bool is_mappable);
 bool bxi_gpu_reach_is_known(const struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES]);
+/* Whether handles of CUDA IPC of that device can be opened here: notes it, and publishes a failure. Whether that is
+ * known, or need not be, because none of its memory can be mapped here. */
+void bxi_gpu_reach_opened(struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES], bool can_open);
+bool bxi_gpu_reach_has_tried(const struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES]);
 /* Withdraws all that was published, because another device was opened; polls compare peers' devices again. */
 void bxi_gpu_reach_withdraw(struct bxi_gpu *gpu);
 /* Compares devices that the peer has opened since the last poll. */
@@ -243,6 +248,7 @@ void bxi_gpu_door_close(struct bxi_gpu *gpu);
  * is empty before; what it has after an error is closed. */
 int bxi_gpu_door_ask(const struct bxi_gpu_peer *peer, struct bxi_gpu_ask *ask, uint32_t slab, uint64_t generation,
                      struct bxi_gpu_parts *parts);
+void bxi_gpu_door_end(struct bxi_gpu_ask *ask);         /* ends what is asked, if it is: nobody wants the answer */
 
 /* ---- vmm.c: memory that is exported as descriptors; without the lock, the context current ------ */
 
@@ -256,8 +262,12 @@ unsigned bxi_gpu_vmm_make(const struct bxi_gpu_device *device, uint64_t bytes, s
                           uint64_t *address);
 unsigned bxi_gpu_vmm_map(const struct bxi_gpu_device *device, struct bxi_gpu_parts *parts, bool is_writable,
                          uint64_t *address);
-/* Waits for all work on the device. false: it could not. */
-bool bxi_gpu_vmm_settle(const struct bxi_gpu_device *device);
+/* Helper, before something is mapped on the device: makes the allocation that settle frees where it can make none, if
+ * there is room for that. fini frees it, when the device is closed. */
+void bxi_gpu_vmm_init(struct bxi_gpu_device *device);
+void bxi_gpu_vmm_fini(struct bxi_gpu_device *device);
+/* Helper: waits for all work on the device. false: it could not. */
+bool bxi_gpu_vmm_settle(struct bxi_gpu_device *device);
 void bxi_gpu_vmm_unmap(const struct bxi_gpu_device *device, uint64_t address, const struct bxi_gpu_parts *parts);
 /* Foreign memory: the allocations that [address, address + bytes) touches, and the first one's address. -EOPNOTSUPP:
  * they cannot be exported. Then their descriptors. */
@@ -375,8 +385,10 @@ struct bxi_gpu_device {
     uint64_t host_words;                /* the region's words as this device sees them; 0: EVENTS, HOST_SYNC, mirrors */
     struct bxi_gpu_word *pinned;        /* the mirrors of its lanes' words, where the region is not registered */
     uint64_t pinned_at;                 /* as this device sees them */
-    bxi_a64 *look;                      /* pinned; [0], under the lock: where a word of a dead peer is copied to */
+    bxi_a64 *look;                      /* pinned; [0], under the lock: where a word of a dead peer is copied to;
+                                         * [1]: probe.c's; from [2] on two for each lane: point.c's */
     bool exports_fds;                   /* vmm.c: as descriptors; else by handles of CUDA IPC */
+    unsigned long long spare;           /* the helper's; vmm.c: freed to wait for the device; 0: none */
     bool registers_read_only;           /* the driver takes pages that are mapped read-only */
     struct bxi_gpu_block *word_block;   /* DEVICE_WORDS */
     struct bxi_gpu_gate gate;
@@ -426,6 +438,8 @@ struct bxi_gpu {
     uint8_t can_read[BXI_GPU_ORDINALS][BXI_GPU_ORDINALS];       /* reach.c: 0: not asked yet; else 1 + the answer */
     struct bxi_gpu_found found[BXI_GPU_REFUSED];                /* reach.c: devices that are hidden here */
     uint32_t found_count;
+    uint8_t opened[BXI_GPU_REFUSED][BXI_GPU_UUID_BYTES];        /* reach.c: devices of which a handle was opened */
+    bxi_a32 opened_count;
     struct bxi_gpu_slab slab[BXI_GPU_SLABS];
     struct bxi_gpu_block_inside *blocks, *waiting;
     struct bxi_gpu_lane *lane[BXI_GPU_LANES];

@@ -46,8 +46,8 @@ struct bxi_gpu_request {
 
 /* ---- Opening, on the helper ------------------------------------------------------------------ */
 
-/* -EXDEV: what the peer lends is to be staged. That is so for the results that mean no peer access, and for
- * CUDA_ERROR_MAP_FAILED, which the driver documents for opens without a reason. */
+/* -EXDEV: what the peer lends is to be staged: the results that mean no peer access. -ENOLINK: what it lends by handles
+ * is to be staged: CUDA_ERROR_MAP_FAILED, which the driver documents for opens without a reason. */
 static int open_failed(const struct bxi_gpu_peer *peer, unsigned result)
 {
     const struct bxi_gpu_head *mine = &peer->gpu->region->head;
@@ -62,7 +62,7 @@ static int open_failed(const struct bxi_gpu_peer *peer, unsigned result)
                             "--pid=host, or with --ipc=container:NAME --pid=container:NAME", peer->name, result,
                             mine->pid_namespace != theirs->pid_namespace ? "PID" : "IPC");
     if (result == CUDA_ERROR_MAP_FAILED)
-        return -EXDEV;
+        return -ENOLINK;
     return rc == -ENOMEM ? rc : -EIO;
 }
 
@@ -100,10 +100,17 @@ static void publish_result(const struct bxi_gpu_map *map, const uint8_t uuid[BXI
     /* [gpu.stamp] relaxed: no order is derived. */
     bool is_there = bxi_load_relaxed(&row->stamp) == (map->generation << 2 | BXI_GPU_SLAB_LIVE) &&
                     !bxi_gpu_peer_is_dead(map->peer);
+    bool is_mapped = rc == 0 || rc == -EIO;
+    /* Nothing but an open tells of a device that is hidden here, by either way. */
+    bool is_hidden = bxi_gpu_find(gpu, uuid) < 0;
 
+    if (rc < 0 && !is_there)
+        return;
     pthread_mutex_lock(&gpu->lock);
-    if (rc == 0 || ((rc == -EXDEV || rc == -EIO) && is_there))
-        bxi_gpu_reach_publish(gpu, uuid, rc != -EXDEV);
+    if (is_mapped || rc == -EXDEV || (rc == -ENOLINK && is_hidden))
+        bxi_gpu_reach_publish(gpu, uuid, is_mapped);
+    if (map->parts == NULL && (is_mapped || rc == -ENOLINK))
+        bxi_gpu_reach_opened(gpu, uuid, is_mapped);
     if (rc == 0)
         bxi_gpu_reach_found(gpu, uuid, map->device);
     pthread_mutex_unlock(&gpu->lock);
@@ -171,6 +178,9 @@ static int map_on(struct bxi_gpu_map *map, struct bxi_gpu_device *device, bool i
         return rc;
 
     uint64_t begin_ns = bxi_gpu_now_ns();
+
+    bxi_gpu_vmm_init(device);
+
     unsigned result = bxi_gpu_vmm_map(device, map->parts, is_writable, &address);
 
     bxi_gpu_count(&gpu->figures.open_ns, (int64_t)(bxi_gpu_now_ns() - begin_ns));
@@ -240,13 +250,13 @@ static int open_slab(struct bxi_gpu_map *map)
     count = bxi_gpu_devices_for(peer, uuid, device);
     pthread_mutex_unlock(&peer->gpu->lock);
     rc = -EXDEV;
-    for (uint32_t i = 0; rc == -EXDEV && i < count; i++)
+    for (uint32_t i = 0; (rc == -EXDEV || rc == -ENOLINK) && i < count; i++)
         rc = map->parts != NULL ? map_on(map, device[i], (flags & BXI_GPU_SLAB_WORDS) != 0, bytes)
                                 : open_on(map, device[i], &handle, bytes);
     if (map->parts != NULL)
         bxi_gpu_parts_close(map->parts);        /* the mapping keeps the memory */
     publish_result(map, uuid, rc);
-    if (rc == -EXDEV)
+    if (rc == -EXDEV || rc == -ENOLINK)
         return bxi_gpu_fail(-EXDEV, "no device in use here can read the memory of %s's device (device %d): no peer "
                             "access, or the driver maps none; what it lends is staged through host memory", peer->name,
                             peer->options.device->ordinal);
@@ -258,6 +268,7 @@ static void end_map(struct bxi_gpu_map *map)
 {
     struct bxi_gpu_peer *peer = map->peer;
 
+    bxi_gpu_door_end(&map->ask);        /* the slab was retired before its descriptors came */
     bxi_gpu_parts_free(peer->gpu, map->parts);
     map->parts = NULL;
     map->state = BXI_GPU_MAP_NONE;
@@ -461,17 +472,18 @@ static int request_map(struct bxi_gpu_peer *peer, uint32_t slab, uint64_t genera
     return map->state == BXI_GPU_MAP_OPEN;
 }
 
-/* Under the lock: begins to map any LIVE slab of that device, which is hidden here. 1: one is mapped; 0: one is being
- * opened, or there is none. No lease keeps the slab, so it is held before the request: otherwise its row could be in
- * use for another slab when the helper comes to it. */
-static int map_some(struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_BYTES])
+/* Under the lock: begins to map any LIVE slab of that device; handles: one that is exported by a handle. 1: one is
+ * mapped; 0: one is being opened; -1: there is none. No lease keeps the slab, so it is held before the request:
+ * otherwise its row could be in use for another slab when the helper comes to it. */
+static int map_some(struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_BYTES], bool handles)
 {
     for (uint32_t i = 0; i < BXI_GPU_SLABS; i++) {
         const struct bxi_gpu_slab_row *row = &peer->options.region->slab[i];
         /* [gpu.stamp] acquire, pairs with the release in bxi_gpu_slab_publish. */
         uint64_t stamp = bxi_load_acquire(&row->stamp);
 
-        if (stamp % 4 != BXI_GPU_SLAB_LIVE || stamp >> 2 == 0 || memcmp(row->uuid, uuid, BXI_GPU_UUID_BYTES) != 0)
+        if (stamp % 4 != BXI_GPU_SLAB_LIVE || stamp >> 2 == 0 ||
+            (handles && (row->flags & BXI_GPU_SLAB_FD) != 0) || memcmp(row->uuid, uuid, BXI_GPU_UUID_BYTES) != 0)
             continue;
         if (peer->map[i].state == BXI_GPU_MAP_NONE && !hold_slab(peer, i, stamp >> 2)) {
             /* [gpu.held] release, pairs with the acquire in is_held. */
@@ -480,7 +492,7 @@ static int map_some(struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_B
         }
         return request_map(peer, i, stamp >> 2) == 1;
     }
-    return 0;
+    return -1;
 }
 
 void bxi_gpu_peer_try(struct bxi_gpu_peer *peer)
@@ -497,10 +509,33 @@ void bxi_gpu_peer_try(struct bxi_gpu_peer *peer)
     for (uint32_t i = 0; i < count && i < BXI_GPU_DEVICES; i++) {
         memcpy(uuid, head->device[i], sizeof(uuid));
         if (!bxi_gpu_reach_is_known(gpu, uuid) && bxi_gpu_device_for(peer, uuid) != NULL &&
-            map_some(peer, uuid) == 1)
+            map_some(peer, uuid, false) == 1)
             bxi_gpu_reach_publish(gpu, uuid, true);
     }
     pthread_mutex_unlock(&gpu->lock);
+}
+
+int bxi_gpu_peer_try_handles(struct bxi_gpu_peer *peer, uint64_t end_ns)
+{
+    const struct bxi_gpu_head *head = &peer->options.region->head;
+    struct bxi_gpu *gpu = peer->gpu;
+    /* [gpu.devices] acquire, pairs with the release in publish. */
+    uint32_t count = bxi_load_acquire(&head->device_count);
+    uint8_t uuid[BXI_GPU_UUID_BYTES];
+    int tried = 0;
+
+    if (bxi_gpu_forked() || bxi_gpu_peer_is_dead(peer))
+        return 0;
+    pthread_mutex_lock(&gpu->lock);
+    for (uint32_t i = 0; i < count && i < BXI_GPU_DEVICES; i++) {
+        memcpy(uuid, head->device[i], sizeof(uuid));
+        if (!bxi_gpu_reach_has_tried(gpu, uuid) && bxi_gpu_device_for(peer, uuid) != NULL)
+            tried += map_some(peer, uuid, true) == 0;
+    }
+    pthread_mutex_unlock(&gpu->lock);
+    if (tried > 0)
+        (void)bxi_gpu_helper_drain(&gpu->helper, end_ns);
+    return tried;
 }
 
 /* Under the lock: the slab that holds the word of ref's ready point; false: no slab, or the same one. */

@@ -18,6 +18,7 @@
 #include <string.h>
 
 #define REGISTER_NS UINT64_C(1000000000)        /* for the registration of a peer's words */
+#define APART_NS UINT64_C(200000000)            /* for the side stream's write, microseconds as a rule */
 #define LOOKS 256                               /* at a word, between two looks at a lock */
 
 static const struct bxi_gpu_region *region_of(const struct bxi_gpu *gpu, const struct bxi_gpu_peer *peer)
@@ -133,8 +134,8 @@ static bool is_left(struct bxi_gpu *gpu)
     return is;
 }
 
-/* The lane's device cannot access the word, so the host polls it until it reaches the value or its writer dies, or
- * until bxi_gpu_abandon: after that nobody tells this process of deaths. */
+/* The lane's stream cannot or must not wait for the word, so the host polls it until it reaches the value or its writer
+ * dies, or until bxi_gpu_abandon: after that nobody tells this process of deaths. */
 static int wait_on_host(struct bxi_gpu *gpu, struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point)
 {
     const struct bxi_gpu_region *region = region_of(gpu, peer);
@@ -317,6 +318,42 @@ static int word_for(struct bxi_gpu_lane *lane, const struct bxi_gpu_peer *peer, 
     return 0;
 }
 
+/* Words in device memory are poisoned by the side stream. If that shares a hardware queue with the lane's stream, a
+ * wait there holds up the poison that is to end it. No call of the driver tells which streams share a queue, so it is
+ * tried before the lane's first wait for such a word: the lane waits for a pinned word, the side stream writes
+ * another, and the host ends the wait in any case. Work that is on the lane's stream already does not mislead: a queue
+ * runs its items in the order in which they were put there. Two trials at a time may report a shared queue wrongly. */
+static bool is_apart(const struct bxi_gpu_lane *lane)
+{
+    const struct bxi_gpu_device *device = lane->device;
+    const struct bxi_cuda *cu = &lane->gpu->cu;
+    uint64_t at = device->pinned_at + (uint64_t)((uintptr_t)device->look - (uintptr_t)device->pinned);
+    uint32_t first = 2 + 2 * lane->index;
+    bxi_a64 *gate = &device->look[first], *told = &device->look[first + 1];
+    uint64_t value = bxi_load_relaxed(gate) + 1, end_ns = bxi_gpu_now_ns() + APART_NS;  /* relaxed: hosts write it */
+    bool apart = false;
+
+    at += first * sizeof(*gate);
+    if (device->pinned_at == 0 ||
+        cu->cuStreamWaitValue64_v2(lane->stream, at, value, CU_STREAM_WAIT_VALUE_GEQ) != CUDA_SUCCESS)
+        return false;
+    if (cu->cuStreamWriteValue64_v2(device->side, at + sizeof(*gate), value, CU_STREAM_WRITE_VALUE_DEFAULT) ==
+        CUDA_SUCCESS)
+        /* [gpu.trial] acquire, pairs with the write of a stream. */
+        while (!(apart = bxi_load_acquire(told) == value) && bxi_gpu_now_ns() < end_ns)
+            sched_yield();
+    /* [gpu.trial] release, pairs with the wait of a stream. */
+    bxi_store_release(gate, value);
+    return apart;
+}
+
+static bool may_wait(struct bxi_gpu_lane *lane, const struct bxi_gpu_point *point)
+{
+    if (point->order == BXI_GPU_DEVICE_WORDS && lane->side == BXI_GPU_SIDE_UNKNOWN)
+        lane->side = is_apart(lane) ? BXI_GPU_SIDE_APART : BXI_GPU_SIDE_SHARED;
+    return lane->side != BXI_GPU_SIDE_SHARED;
+}
+
 static int after_word(struct bxi_gpu_lane *lane, struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point)
 {
     struct bxi_gpu *gpu = lane->gpu;
@@ -329,7 +366,7 @@ static int after_word(struct bxi_gpu_lane *lane, struct bxi_gpu_peer *peer, cons
     rc = word_for(lane, peer, point, &address);
     if (rc < 0)
         return rc;
-    if (address == 0 || gpu->cu.cuStreamWaitValue64_v2 == NULL)
+    if (address == 0 || gpu->cu.cuStreamWaitValue64_v2 == NULL || !may_wait(lane, point))
         return wait_on_host(gpu, peer, point);
     rc = bxi_gpu_gate_enter(lane, peer, point);
     if (rc < 0)
@@ -366,8 +403,10 @@ int bxi_gpu_after(struct bxi_gpu_lane *lane, struct bxi_gpu_peer *peer, const st
     if (rc < 0)
         return rc;
     rc = bxi_gpu_refuse_capture(lane->device, lane->stream, "a wait on a lane");
-    if (rc == 0)
-        rc = point->order == BXI_GPU_EVENTS ? after_event(lane, peer, point) : after_word(lane, peer, point);
+    if (rc == 0 && point->order == BXI_GPU_EVENTS)
+        rc = lane->side == BXI_GPU_SIDE_SHARED ? wait_on_host(gpu, peer, point) : after_event(lane, peer, point);
+    else if (rc == 0)
+        rc = after_word(lane, peer, point);
     bxi_gpu_leave(lane->device);
     if (rc == 0)
         bxi_gpu_count(&gpu->figures.waits, 1);

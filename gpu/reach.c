@@ -11,6 +11,11 @@
  * When it opens another device it withdraws both, known first. A reader therefore reads known, refused, known: if
  * both reads of known say yes, the value of refused in between belongs to that answer.
  *
+ * Whether handles of CUDA IPC can be opened is another question: an open may fail for a reason that has nothing to do
+ * with the device (CUDA_ERROR_MAP_FAILED), and no call but the open tells. Failures are published apart (unopened);
+ * they do not affect memory that is exported as descriptors. An owner stages what it would lend by a handle if one of
+ * the two processes has failed: what hinders one usually hinders both, and it may not have been asked to open any.
+ *
  * Killed at any step: the lists stay as they are; a UUID is listed only once it is whole.
  */
 #include "inside.h"
@@ -78,6 +83,16 @@ void bxi_gpu_reach_publish(struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_
         list_uuid(&head->known_count, head->known, uuid);
 }
 
+void bxi_gpu_reach_opened(struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES], bool can_open)
+{
+    struct bxi_gpu_head *head = &gpu->region->head;
+
+    if (can_open)
+        list_uuid(&gpu->opened_count, gpu->opened, uuid);
+    else
+        list_uuid(&head->unopened_count, head->unopened, uuid);
+}
+
 void bxi_gpu_reach_withdraw(struct bxi_gpu *gpu)
 {
     struct bxi_gpu_head *head = &gpu->region->head;
@@ -85,6 +100,8 @@ void bxi_gpu_reach_withdraw(struct bxi_gpu *gpu)
     /* [gpu.refused] release, pairs with the acquire in is_listed; known first: see can_map. */
     bxi_store_release(&head->known_count, 0);
     bxi_store_release(&head->refused_count, 0);
+    bxi_store_release(&head->unopened_count, 0);
+    bxi_store_relaxed(&gpu->opened_count, 0);       /* relaxed: this process's own, under the lock */
     for (struct bxi_gpu_peer *peer = gpu->peers; peer != NULL; peer = peer->next)
         peer->devices_seen = 0;
 }
@@ -110,6 +127,12 @@ static bool is_known(const struct bxi_gpu_head *head, const uint8_t uuid[BXI_GPU
     return is_listed(&head->known_count, head->known[0], uuid);
 }
 
+/* To open a handle of that device. */
+static bool has_failed(const struct bxi_gpu_head *head, const uint8_t uuid[BXI_GPU_UUID_BYTES])
+{
+    return is_listed(&head->unopened_count, head->unopened[0], uuid);
+}
+
 /* The peer writes refused before known, and withdraws known before refused. So if known is set before and after, the
  * value of refused in between belongs to it. */
 static bool can_map(const struct bxi_gpu_head *head, const uint8_t uuid[BXI_GPU_UUID_BYTES])
@@ -120,6 +143,18 @@ static bool can_map(const struct bxi_gpu_head *head, const uint8_t uuid[BXI_GPU_
 bool bxi_gpu_reach_is_known(const struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES])
 {
     return is_known(&gpu->region->head, uuid);
+}
+
+void bxi_gpu_set_trying(struct bxi_gpu *gpu, bool is_trying)
+{
+    /* [gpu.trying] release, pairs with the acquire in bxi_gpu_peer_reaches: what was found is published before. */
+    bxi_store_release(&gpu->region->head.is_trying, is_trying);
+}
+
+bool bxi_gpu_reach_has_tried(const struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES])
+{
+    return is_listed(&gpu->opened_count, gpu->opened[0], uuid) || has_failed(&gpu->region->head, uuid) ||
+           has_refused(&gpu->region->head, uuid);
 }
 
 /* ---- Which device here maps a peer's --------------------------------------------------------- */
@@ -223,10 +258,15 @@ static bool may_reach(const struct bxi_gpu_peer *peer, const uint8_t lent[BXI_GP
     return count == 0;
 }
 
-int bxi_gpu_peer_reaches(const struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_BYTES])
+int bxi_gpu_peer_reaches(const struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_BYTES], bool by_handle)
 {
-    bool reaches = !has_refused(&peer->options.region->head, uuid);
+    const struct bxi_gpu_head *head = &peer->options.region->head;
+    bool reaches = !has_refused(head, uuid);
 
+    /* [gpu.trying] acquire, pairs with the release in bxi_gpu_set_trying: what it found is read after that. */
+    if (by_handle)
+        reaches = reaches && bxi_load_acquire(&head->is_trying) != 1 && !has_failed(head, uuid) &&
+                  !has_failed(&peer->gpu->region->head, uuid);
     if (reaches) {
         pthread_mutex_lock(&peer->gpu->lock);
         reaches = may_reach(peer, uuid);

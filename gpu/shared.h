@@ -19,7 +19,7 @@
 #define BXI_GPU_SLABS 256               /* of one worker at a time, on all its devices */
 #define BXI_GPU_LANES 32                /* of one worker at a time */
 #define BXI_GPU_RING 8                  /* events of a lane */
-#define BXI_GPU_REFUSED 32              /* rows of head.refused, and of head.known */
+#define BXI_GPU_REFUSED 32              /* rows of head.refused, .known, .unopened */
 #define BXI_GPU_DOOR_BYTES 16
 #define BXI_GPU_POISON (UINT64_C(1) << 62)      /* added to a word that has no writer any more */
 
@@ -36,7 +36,7 @@ enum bxi_gpu_order {
  * GPU writes the words. Peers map it read-only; where their driver registers nothing read-only they map the words' page
  * alone writable too, and do not write it while the owner lives (G9). */
 #define BXI_GPU_MAGIC UINT64_C(0x3175706772616378)
-#define BXI_GPU_LAYOUT 3u
+#define BXI_GPU_LAYOUT 4u
 
 struct bxi_gpu_head {
     bxi_a64 magic;                      /* BXI_GPU_MAGIC; written last */
@@ -47,12 +47,15 @@ struct bxi_gpu_head {
     bxi_a32 device_count;
     bxi_a32 refused_count;
     bxi_a32 known_count;
-    uint32_t reserved;
+    bxi_a32 unopened_count;
     uint8_t device[BXI_GPU_DEVICES][BXI_GPU_UUID_BYTES];
     uint8_t refused[BXI_GPU_REFUSED][BXI_GPU_UUID_BYTES];   /* devices whose memory it cannot map */
     uint8_t known[BXI_GPU_REFUSED][BXI_GPU_UUID_BYTES];     /* devices whose memory it can map, or has refused */
     uint64_t net_namespace;             /* as the two above: door.c's socket needs the same */
     uint8_t door[BXI_GPU_DOOR_BYTES];   /* the socket's name; set before a slab has BXI_GPU_SLAB_FD */
+    uint8_t unopened[BXI_GPU_REFUSED][BXI_GPU_UUID_BYTES];  /* devices whose handles of CUDA IPC it cannot open */
+    bxi_a32 is_trying;                  /* 1: it is about to find that out; until it has, lend nothing by handles */
+    uint32_t reserved;
 };
 
 struct bxi_gpu_word {                   /* two cache lines: neighbours are written by other streams */

@@ -14,7 +14,8 @@
  *
  * That is for memory whose handle was exported. Where the device exports descriptors (vmm.c) the memory lives as long
  * as a process has it mapped, so at the end such slabs are freed here without a wait. While the process goes on they
- * are retired like the others: their memory is free only then, and their rows.
+ * are retired like the others: their memory is free only then, and their rows. Foreign memory is waited for at the end
+ * too: after freed(context) the program uses it again, whoever reads it.
  *
  * Killed before a row's stamp is LIVE: no process has seen it. Killed at any later step: the stamp stays, borrowers
  * find out that the owner is dead and close; the driver frees the memory with the last of them.
@@ -388,7 +389,13 @@ void bxi_gpu_slab_drop(struct bxi_gpu_slab *slab)
 
 /* ---- The end --------------------------------------------------------------------------------- */
 
-/* Retires all slabs; how many of them peers have open. */
+/* At the end: whether to free it would harm a peer that has it open. */
+static bool harms(const struct bxi_gpu_slab *slab)
+{
+    return (slab->parts == NULL || slab->is_foreign) && is_held(slab);
+}
+
+/* Retires all slabs; how many of them must stay, because peers have them open. */
 static int held_count(struct bxi_gpu *gpu)
 {
     int held = 0;
@@ -399,7 +406,7 @@ static int held_count(struct bxi_gpu *gpu)
 
         if (slab->state == BXI_GPU_SLAB_LIVE)
             retire(slab);
-        held += slab->state != BXI_GPU_SLAB_EMPTY && slab->parts == NULL && is_held(slab);
+        held += slab->state != BXI_GPU_SLAB_EMPTY && harms(slab);
     }
     pthread_mutex_unlock(&gpu->lock);
     return held;
@@ -440,7 +447,7 @@ int bxi_gpu_device_slabs_free(struct bxi_gpu_device *device)
         }
         if (slab->state == BXI_GPU_SLAB_LIVE)
             retire(slab);
-        stays = slab->parts == NULL && is_held(slab);
+        stays = harms(slab);
         slab->is_freeing = !stays;
         pthread_mutex_unlock(&gpu->lock);
         held += stays;

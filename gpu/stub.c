@@ -198,9 +198,20 @@ int bxi_gpu_peer_release(struct bxi_gpu_peer *peer, struct bxi_gpu_word *words)
     return none(peer, words);
 }
 
-int bxi_gpu_peer_reaches(const struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_BYTES])
+int bxi_gpu_peer_reaches(const struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_BYTES], bool by_handle)
 {
-    (void)none(peer, uuid);
+    (void)none(peer, uuid, by_handle);
+    return 0;
+}
+
+void bxi_gpu_set_trying(struct bxi_gpu *gpu, bool is_trying)
+{
+    (void)none(gpu, is_trying);
+}
+
+int bxi_gpu_peer_try_handles(struct bxi_gpu_peer *peer, uint64_t end_ns)
+{
+    (void)none(peer, end_ns);
     return 0;
 }
 

@@ -16,7 +16,8 @@
  * on a stream of another device would fail. cuMemSetAccess and cuMemUnmap may wait for the device, so they are called
  * where cuMemAlloc and cuIpcCloseMemHandle were. But cuMemUnmap does not always wait (a comment in PyTorch's allocator
  * says so), and work that still reads the range would fail. Where work may be left (a map of a dead owner) a small
- * allocation is made and freed first, because cuMemFree waits.
+ * allocation is made and freed first, because cuMemFree waits. On a device that is full none can be made: then one is
+ * freed that was made before the first map. Else a full device would stay full of what is to be unmapped.
  *
  * Killed at any step: the driver drops the handles, mappings and descriptors of the process.
  */
@@ -197,12 +198,37 @@ unsigned bxi_gpu_vmm_make(const struct bxi_gpu_device *device, uint64_t bytes, s
     return result;
 }
 
-bool bxi_gpu_vmm_settle(const struct bxi_gpu_device *device)
+void bxi_gpu_vmm_init(struct bxi_gpu_device *device)
 {
-    unsigned long long address = 0;
+    if (device->spare == 0 && device->gpu->cu.cuMemAlloc_v2(&device->spare, BXI_GPU_ALIGN) != CUDA_SUCCESS)
+        device->spare = 0;
+}
 
-    return device->gpu->cu.cuMemAlloc_v2(&address, BXI_GPU_ALIGN) == CUDA_SUCCESS &&
-           device->gpu->cu.cuMemFree_v2(address) == CUDA_SUCCESS;
+void bxi_gpu_vmm_fini(struct bxi_gpu_device *device)
+{
+    if (device->spare != 0)
+        (void)device->gpu->cu.cuMemFree_v2(device->spare);
+    device->spare = 0;
+}
+
+/* In a context that has failed no work runs: each call returns the error, the query of an idle stream too. */
+bool bxi_gpu_vmm_settle(struct bxi_gpu_device *device)
+{
+    const struct bxi_cuda *cu = &device->gpu->cu;
+    unsigned long long address = 0;
+    unsigned result = cu->cuMemAlloc_v2(&address, BXI_GPU_ALIGN);
+
+    if (result != CUDA_SUCCESS) {
+        address = device->spare;
+        device->spare = 0;
+    }
+    if (address != 0)
+        result = cu->cuMemFree_v2(address);
+    bxi_gpu_vmm_init(device);
+    if (result == CUDA_SUCCESS)
+        return true;
+    result = cu->cuStreamQuery(device->side);
+    return result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY;
 }
 
 void bxi_gpu_vmm_unmap(const struct bxi_gpu_device *device, uint64_t address, const struct bxi_gpu_parts *parts)
@@ -339,14 +365,17 @@ static bool works(const struct bxi_gpu_device *device)
 {
     struct bxi_gpu_parts *parts = calloc(1, sizeof(*parts));
     uint64_t own = 0, imported = 0;
-    bool is_right = false;
+    bool is_right = false, is_used = false;
 
     if (parts != NULL && bxi_gpu_vmm_make(device, BXI_GPU_ROUND, parts, &own) == CUDA_SUCCESS) {
         if (bxi_gpu_vmm_map(device, parts, false, &imported) == CUDA_SUCCESS) {
             is_right = is_seen(device, own, imported);
-            bxi_gpu_vmm_unmap(device, imported, parts);
+            is_used = !is_right && device->gpu->cu.cuStreamQuery(device->side) == CUDA_ERROR_NOT_READY;
         }
-        bxi_gpu_vmm_unmap(device, own, parts);
+        if (imported != 0 && !is_used)
+            bxi_gpu_vmm_unmap(device, imported, parts);
+        if (!is_used)                   /* else it stays mapped until this process ends */
+            bxi_gpu_vmm_unmap(device, own, parts);
         bxi_gpu_parts_close(parts);
     }
     free(parts);

@@ -23,7 +23,8 @@
  * Libraries: libcuda.so.1; libnvrtc and libcublas (13, 12 or 11, none newer than the driver); libcudnn (9 or 8), as
  * the dynamic linker finds them. BX_CUDA_DRIVER, BX_NVRTC, BX_CUBLAS and BX_CUDNN name other files; they are ignored in
  * a program that runs with more rights than its caller. NVRTC's builtins (libnvrtc-builtins.so.13.0, for example) are
- * looked for in its folder first. bx_cuda_open loads the driver and NVRTC, the first net loads cuBLAS and cuDNN.
+ * looked for in its folder first. bx_cuda_open loads the driver and NVRTC, and cuBLAS and cuDNN where they are: making
+ * their handles may wait for the device. Without these two the first net fails.
  *
  * Errors: 0, else a negative code after a sentence (bx_error_text): -ENODEV, no driver, no such device, or the device
  * is not available to this process; -ENOTSUP, built with CUDA=0, or a library is missing, too old, or newer than the
@@ -52,7 +53,9 @@ int bx_cuda_count(void);
 /* Opens the device with this ordinal, counted as by bx_gpu_open among the devices that CUDA_VISIBLE_DEVICES leaves. It
  * uses the device's primary context and a new stream. */
 int bx_cuda_open(int ordinal, struct bx_cuda **cuda);
-/* Close it after destroying everything that was made with it. Waits for the stream. NULL is fine. */
+/* Close it after destroying everything that was made with it. Waits for the stream, 2 s at most: after that the
+ * device's memory, stream and context stay until the process ends, because a stream that waits for another process may
+ * never end. bx_net_destroy and bx_kernels_destroy do the same. NULL is fine. */
 void bx_cuda_close(struct bx_cuda *cuda);
 
 const char *bx_cuda_name(const struct bx_cuda *cuda);       /* the device's name, "NVIDIA H200" */
@@ -88,12 +91,13 @@ int bx_cuda_sgd_step(struct bx_cuda *cuda, const struct bx_sgd *step);
  * does not compile. -ENOTSUP: NVRTC does not know the device.
  *
  * bx_kernel_launch starts at least `threads` threads of the kernel, in blocks of 128; the kernel must compare its index
- * with the count in its arguments. It copies args, the struct. -EINVAL: there is no such kernel. The first launch of a
- * kernel loads its code and may wait for the device: where that would hurt later, launch it once with 0 threads.
+ * with the count in its arguments. It copies args, the struct. -EINVAL: there is no such kernel. bx_kernels_create
+ * loads the code of each kernel whose name stands in the text; that of others, whose names macros make, is loaded at
+ * their first launch, which may wait for the device: where that would hurt, launch them once with 0 threads.
  */
 struct bx_kernels;
 int bx_kernels_create(struct bx_cuda *cuda, const char *name, const char *source, struct bx_kernels **kernels);
-void bx_kernels_destroy(struct bx_kernels *kernels);        /* waits for the stream */
+void bx_kernels_destroy(struct bx_kernels *kernels);        /* waits for the stream, 2 s at most */
 int bx_kernel_launch(struct bx_kernels *kernels, const char *kernel, size_t threads, const void *args);
 
 #if defined(__GNUC__)

@@ -23,7 +23,7 @@ void bxi_bell_arm(struct bxi_bell *bell, enum bxi_who who)
 {
     BXI_STEP(who == BXI_WHO_LEADER ? "bell.arm_leader" : "bell.arm_background");
     bell->count++;
-    /* [bell.armed] relaxed, pairs with the load in bxi_bell_look across the two full fences: either the producer
+    /* [bell.armed] relaxed, pairs with the load in bxi_bell_armed across the two full fences: either the producer
      * sees the word, or the sleeper's recheck sees what was published. */
     bxi_store_relaxed(bell->word, bell->count << 2 | (uint64_t)who);
     BXI_STEP("bell.armed");
@@ -38,15 +38,14 @@ void bxi_bell_disarm(struct bxi_bell *bell)
 
 int bxi_bell_look(struct bxi_bell_peer *peer, bool replies_only)
 {
-    /* [bell.armed] relaxed, pairs with the store in bxi_bell_arm across the two full fences. */
-    uint64_t word = bxi_load_relaxed(peer->word);
-    unsigned who = (unsigned)(word & 3);
+    uint64_t word = bxi_bell_armed(peer, replies_only);
 
-    if (who == BXI_AWAKE || word == bxi_load_relaxed(&peer->rang_for) || (who == BXI_WHO_LAZY && replies_only))
+    if (word == 0)
         return 0;
-    bxi_store_relaxed(&peer->rang_for, word);   /* relaxed: a hint for spinning threads that the peer is awake */
+    /* Relaxed: other threads only learn from it that this one rings. */
+    bxi_store_relaxed(&peer->rang_for, word);
     BXI_STEP("bell.looked");
-    bxi_bell_ring(peer->fd[who == BXI_WHO_LEADER]);
+    bxi_bell_ring(peer->fd[(word & 3) == BXI_WHO_LEADER]);
     BXI_STEP("bell.rung");
     return 1;
 }

@@ -13,6 +13,7 @@
 
 #include "boxcar.h"
 
+#include "compiler.h"
 #include "lock.h"
 #include "shm/atomic.h"
 #include "shm/layout.h"
@@ -24,9 +25,6 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-
-/* For variables that every call reads: no function call to find them, in a shared library either. */
-#define BXI_HOT_TLS __attribute__((tls_model("initial-exec"))) _Thread_local
 
 #define BXI_TEXT_BYTES 512          /* of an error's sentence */
 #define BXI_NO_INDEX 255            /* an empty bucket of a table by name */

@@ -5,6 +5,7 @@
 #ifndef BXI_LOCK_H
 #define BXI_LOCK_H
 
+#include "compiler.h"
 #include "shm/atomic.h"
 
 #include <pthread.h>
@@ -19,8 +20,8 @@ struct bxi_lock {
     _Atomic(pthread_t) owner;
 #endif
 };
-void bxi_lock_slow(struct bxi_lock *lock);
-void bxi_unlock_slow(struct bxi_lock *lock);
+BXI_COLD void bxi_lock_slow(struct bxi_lock *lock);
+BXI_COLD void bxi_unlock_slow(struct bxi_lock *lock);
 
 static inline void bxi_lock(struct bxi_lock *lock)
 {
@@ -53,7 +54,8 @@ static inline void bxi_unlock(struct bxi_lock *lock)
 #ifdef BXI_LOCK_OWNERS
     bxi_store_relaxed(&lock->owner, 0);                 /* relaxed: as in bxi_lock */
 #endif
-    /* [lock] release, pairs with the compare-and-swap in bxi_lock. */
+    /* [lock] release, pairs with the compare-and-swap in bxi_lock. It stays an exchange: on x86 it is the full fence
+     * between a frame and bxi_bell_second_look (rpc/peer.c) too. */
     if (bxi_exchange(&lock->word, 0) == 2)
         bxi_unlock_slow(lock);
 }

@@ -63,6 +63,15 @@ static inline const struct bxi_gpu_region *bxi_device_region(const struct bxi_co
     return (const struct bxi_gpu_region *)(const void *)((const unsigned char *)control + BXI_DEVICE_OFFSET);
 }
 
+/* Under devices->lock. Whether the peer can map the slab of that row, of any worker's region. */
+static inline bool bxi_device_reaches(const struct bxi_gpu_peer *peer, const struct bxi_gpu_slab_row *row)
+{
+    uint8_t uuid[BXI_GPU_UUID_BYTES];
+
+    memcpy(uuid, row->uuid, sizeof uuid);
+    return bxi_gpu_peer_reaches(peer, uuid, (row->flags & BXI_GPU_SLAB_FD) == 0) == 1;
+}
+
 /* ---- device.c --------------------------------------------------------------------------------------- */
 
 void bxi_devices_release(struct bxi_devices *devices);

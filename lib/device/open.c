@@ -21,6 +21,7 @@
 
 #define PAUSE_NS 1000000
 #define PINS_NS UINT64_C(2000000000)        /* at the end, for threads in calls that wait */
+#define TRY_NS UINT64_C(1000000000)         /* for the first open of a handle, milliseconds as a rule */
 #define POLL_NS UINT64_C(10000000)
 #define POLL_SOON_NS UINT64_C(1000000)      /* while loans or workers wait for points */
 
@@ -243,6 +244,62 @@ static int open_and_leave(struct bxi_devices *devices, int ordinal)
     return rc;
 }
 
+static bool is_open_there(const struct bxi_lend_peer *peer)
+{
+    /* [device.open] acquire, pairs with the release in bx_gpu_open. */
+    return bxi_load_acquire((bxi_a32 *)&peer->view->control->header.device_open) == 1;
+}
+
+static bool exports_handles(const struct bxi_lend_peer *peer)
+{
+    const struct bxi_gpu_region *region = bxi_device_region(peer->view->control);
+
+    for (int i = 0; i < BXI_GPU_SLABS; i++)
+        /* [gpu.stamp] acquire, pairs with the release in bxi_gpu_slab_publish. */
+        if (bxi_load_acquire((bxi_a64 *)&region->slab[i].stamp) % 4 == BXI_GPU_SLAB_LIVE &&
+            (region->slab[i].flags & BXI_GPU_SLAB_FD) == 0)
+            return true;
+    return false;
+}
+
+/* Where memory is exported by handles, the driver may fail to open them, and only an open tells. So a handle is opened
+ * before any worker lends one to this one: what cannot be opened is staged from the first loan on. One open is enough,
+ * of whichever worker. device_open is set before, because owners look for what this worker holds only then. */
+static void try_handles(struct bx_job *job, struct bxi_devices *devices)
+{
+    uint64_t end_ns = bxi_now_ns() + TRY_NS;
+    int tried = 0;
+
+    if (!bxi_devices_enter(devices))
+        return;
+    for (int rank = 0; rank < job->world_size && tried == 0 && devices->gpu != NULL; rank++) {
+        struct bxi_lend_peer *peer = job->lend->peers[rank];
+        struct bxi_gpu_peer *other = NULL;
+
+        if (rank == job->rank || !is_open_there(peer) || !bxi_devices_share(devices, peer) || !exports_handles(peer) ||
+            bxi_devices_peer(devices, peer, &other) < 0 || other == NULL)
+            continue;
+        bxi_devices_pin(devices);
+        tried = bxi_gpu_peer_try_handles(other, end_ns);
+        bxi_devices_reenter(devices);
+    }
+    if (devices->gpu != NULL)
+        bxi_gpu_set_trying(devices->gpu, false);
+    bxi_devices_leave(devices);
+}
+
+/* Others may lend to this worker from now on. */
+static void publish(struct bx_job *job, struct bxi_devices *devices)
+{
+    if (!bxi_devices_enter(devices))
+        return;
+    bxi_gpu_set_trying(devices->gpu, true);
+    /* [device.open] release, pairs with the acquire in open_peer: the pages and gpu/'s head are written before. */
+    bxi_store_release(&job->control->header.device_open, 1);
+    bxi_devices_leave(devices);
+    try_handles(job, devices);
+}
+
 int bx_gpu_open(struct bx_job *job, int ordinal, struct bx_device *device)
 {
     BXI_UNCANCELLED;
@@ -254,8 +311,7 @@ int bx_gpu_open(struct bx_job *job, int ordinal, struct bx_device *device)
     rc = open_and_leave(devices, ordinal);
     if (rc < 0)
         return rc;
-    /* [device.open] release, pairs with the acquire in open_peer: the pages and gpu/'s head are written before. */
-    bxi_store_release(&job->control->header.device_open, 1);
+    publish(job, devices);
     if (device != NULL)
         *device = (struct bx_device){ BX_CUDA, ordinal };
     return 0;

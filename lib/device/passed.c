@@ -28,14 +28,12 @@
 /* Under devices->lock. Whether the peer can map the owner's slab. */
 static bool can_pass(struct bxi_devices *devices, const struct bxi_device_part *part, struct bxi_lend_peer *to)
 {
-    uint8_t uuid[BXI_GPU_UUID_BYTES];
     struct bxi_gpu_peer *peer;
 
     if (part->map == NULL || part->owner == to || bxi_devices_died(devices, part->owner) ||
         bxi_devices_peer(devices, to, &peer) < 0)
         return false;
-    memcpy(uuid, bxi_device_region(part->owner->view->control)->slab[part->ref.slab].uuid, sizeof uuid);
-    return bxi_gpu_peer_reaches(peer, uuid) == 1;
+    return bxi_device_reaches(peer, &bxi_device_region(part->owner->view->control)->slab[part->ref.slab]);
 }
 
 int bxi_device_pass(struct bx_job *job, struct bxi_grant *grant, const struct bx_tensor *tensor,

@@ -704,7 +704,6 @@ int bxi_device_pack(struct bx_job *job, struct bxi_grant *grant, struct bx_tenso
 {
     struct bxi_devices *devices = bxi_devices_of(job);
     struct bxi_gpu_peer *peer = NULL;
-    struct bxi_gpu_info info;
     bool reaches;
     int rc;
 
@@ -716,9 +715,9 @@ int bxi_device_pack(struct bx_job *job, struct bxi_grant *grant, struct bx_tenso
     }
     reaches = bxi_devices_share(devices, grant->peer);
     rc = reaches ? bxi_devices_peer(devices, grant->peer, &peer) : bxi_devices_are_open(devices, grant->peer);
-    if (rc == 0 && peer != NULL &&
-        bxi_gpu_device_info(devices->gpu, devices->open[tensor->storage->device->device].ordinal, &info) == 0)
-        reaches = bxi_gpu_peer_reaches(peer, info.uuid) == 1;
+    if (rc == 0 && peer != NULL)
+        reaches = bxi_device_reaches(peer, &bxi_device_region(job->control)->slab[
+                                               tensor->storage->device->block->slab]);
     if (rc == 0 && reaches)
         rc = refer(grant, tensor, ref);
     bxi_devices_leave(devices);

@@ -344,8 +344,12 @@ static int take_line(const struct bx_job *job, int fd)
 int bxi_boot_watch_poll(struct bxi_boot_watch *watch, const struct bx_job *job, const struct bxi_boot_paths *paths)
 {
     if (watch->fd >= 0) {
+        /* Looked at before the line is read: rank 0 writes the line, then removes the name. The other way round, a
+         * line written between the two looks would be closed unread, and this worker would wait until its time is
+         * over. */
+        bool is_named = leads_to(paths->lock, watch->fd);
         int rc = take_line(job, watch->fd);
-        if (rc < 0 || leads_to(paths->lock, watch->fd))
+        if (rc < 0 || is_named)
             return rc;
         close(watch->fd);
     }

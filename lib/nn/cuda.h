@@ -32,12 +32,13 @@ struct bx_cuda {
     struct bxi_cudnn cudnn;
     struct CUctx_st *context;       /* the primary one */
     struct CUstream_st *stream;
-    struct cublasContext *blas;     /* this and the next: NULL until the first net */
+    struct cublasContext *blas;     /* this and the next: NULL where the library is missing */
     struct cudnnContext *dnn;
     struct bx_kernels *own;         /* the kernels of kernels.cu */
     double *loss, *loss_here;       /* one double on the device, one in pinned memory */
     int ordinal, handle;
     int capability;                 /* 10 * major + minor */
+    bool is_left;                   /* something did not end in time, and uses this: nothing else is ended */
     char name[256];
 };
 
@@ -63,10 +64,15 @@ void bxi_cuda_leave(const struct bx_cuda *cuda);
 int bxi_cuda_take(const struct bx_cuda *cuda, size_t bytes, void **memory);
 int bxi_cuda_put_copy(const struct bx_cuda *cuda, void *to, const void *from, size_t bytes);
 int bxi_cuda_sync(const struct bx_cuda *cuda);
+/* Without the context: calls end(object), which may wait for the device, on a thread of its own, and waits for that,
+ * 2 s at most. Then that thread goes on by itself, with the object, and the device is left to the end of the process
+ * (is_left). Does nothing if it was left before. False: end(object) has not returned. */
+bool bxi_cuda_end(struct bx_cuda *cuda, void (*end)(void *object), void *object);
 
 /* ---- cuda_kernels.c -------------------------------------------------------------------------------- */
 
 int bxi_kernels_own(struct bx_cuda *cuda);                      /* compiles kernels.cu */
+void bxi_kernels_end(void *kernels);                            /* bx_kernels_destroy, on this thread */
 /* With the context entered: bx_kernel_launch. */
 int bxi_kernel_put(struct bx_kernels *kernels, const char *kernel, size_t threads, const void *args);
 
@@ -102,6 +108,7 @@ struct bxi_cuda_work {
 struct bxi_cuda_plan {
     struct bx_net *net;
     struct bx_cuda *cuda;
+    int node_count;
     struct bxi_cuda_work *work;     /* one a node */
     struct bxi_place *params;       /* at the start of the memory */
     size_t param_floats;
@@ -118,7 +125,10 @@ struct bxi_cuda_plan {
 float *bxi_cuda_at(const struct bxi_cuda_plan *plan, struct bxi_place place);
 float *bxi_cuda_statistic(const struct bxi_cuda_plan *plan, int index, enum bxi_statistic which);
 
-int bxi_cuda_check(struct bx_cuda *cuda);       /* loads cuBLAS and cuDNN for the first net */
+/* With the context entered: loads cuBLAS and cuDNN and makes their handles, unless they are there. Making one may wait
+ * for the device, so it is done when the device is opened. */
+int bxi_cuda_open_networks(struct bx_cuda *cuda);
+int bxi_cuda_check(struct bx_cuda *cuda);       /* the same for a net, which reports what is missing */
 /* Makes the cuDNN descriptors of a node, and chooses its algorithms. */
 int bxi_cuda_describe(struct bxi_cuda_plan *plan, int index);
 void bxi_cuda_forget(const struct bxi_cuda_plan *plan, int index);

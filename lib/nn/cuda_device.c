@@ -95,7 +95,7 @@ static void fini_device(struct bx_cuda *cuda)
 
     if (cuda->stream != NULL)
         (void)cu->cuStreamSynchronize(cuda->stream);
-    bx_kernels_destroy(cuda->own);
+    bxi_kernels_end(cuda->own);
     if (cuda->dnn != NULL)
         (void)cuda->cudnn.cudnnDestroy(cuda->dnn);
     if (cuda->blas != NULL)
@@ -108,15 +108,23 @@ static void fini_device(struct bx_cuda *cuda)
         (void)cu->cuStreamDestroy_v2(cuda->stream);
 }
 
+static void close_context(void *object)
+{
+    struct bx_cuda *cuda = object;
+
+    if (bxi_cuda_enter(cuda, "bx_cuda_close") < 0)
+        return;
+    fini_device(cuda);
+    bxi_cuda_leave(cuda);
+    (void)cuda->driver.cu.cuDevicePrimaryCtxRelease_v2(cuda->handle);
+}
+
 void bx_cuda_close(struct bx_cuda *cuda)
 {
     if (cuda == NULL)
         return;
-    if (cuda->context != NULL && bxi_cuda_enter(cuda, "bx_cuda_close") == 0) {
-        fini_device(cuda);
-        bxi_cuda_leave(cuda);
-        (void)cuda->driver.cu.cuDevicePrimaryCtxRelease_v2(cuda->handle);
-    }
+    if (cuda->context != NULL && !bxi_cuda_end(cuda, close_context, cuda))
+        return;
     free(cuda);
 }
 
@@ -141,6 +149,9 @@ int bx_cuda_open(int ordinal, struct bx_cuda **cuda)
         rc = bxi_cuda_enter(made, "bx_cuda_open");
     if (rc == 0) {
         rc = init_device(made);
+        /* The first net reports what is missing. */
+        if (rc == 0)
+            (void)bxi_cuda_open_networks(made);
         bxi_cuda_leave(made);
     }
     if (rc < 0) {

@@ -9,6 +9,7 @@
  */
 #include "cuda.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
@@ -151,22 +152,11 @@ static int make(struct bx_cuda *cuda, const char *name, const char *text, struct
     return 0;
 }
 
-int bx_kernels_create(struct bx_cuda *cuda, const char *name, const char *text, struct bx_kernels **kernels)
+/* NULL is allowed. */
+void bxi_kernels_end(void *object)
 {
-    int rc;
+    struct bx_kernels *kernels = object;
 
-    if (name == NULL || text == NULL || kernels == NULL)
-        return bx_fail(-EINVAL, "bx_kernels_create needs a name, a text and a place for the kernels");
-    rc = bxi_cuda_enter(cuda, "bx_kernels_create");
-    if (rc < 0)
-        return rc;
-    rc = make(cuda, name, text, kernels);
-    bxi_cuda_leave(cuda);
-    return rc;
-}
-
-void bx_kernels_destroy(struct bx_kernels *kernels)
-{
     if (kernels == NULL)
         return;
     if (bxi_cuda_enter(kernels->cuda, "bx_kernels_destroy") == 0) {
@@ -177,6 +167,12 @@ void bx_kernels_destroy(struct bx_kernels *kernels)
     free(kernels->entries);
     free(kernels->name);
     free(kernels);
+}
+
+void bx_kernels_destroy(struct bx_kernels *kernels)
+{
+    if (kernels != NULL)
+        (void)bxi_cuda_end(kernels->cuda, bxi_kernels_end, kernels);
 }
 
 /* ---- Starting ------------------------------------------------------------------------------------ */
@@ -213,6 +209,64 @@ static int find_kernel(struct bx_kernels *kernels, const char *kernel, struct CU
     kernels->entries[kernels->entry_count++] = found;
     *function = found.function;
     return 0;
+}
+
+static bool is_letter(char c)
+{
+    return isalnum((unsigned char)c) || c == '_';
+}
+
+/* The name before the parenthesis at `open`: its length, *from its beginning. */
+static size_t name_before(const char *text, const char *open, const char **from)
+{
+    const char *end = open;
+
+    while (end > text && isspace((unsigned char)end[-1]))
+        end--;
+    *from = end;
+    while (*from > text && is_letter((*from)[-1]))
+        (*from)--;
+    return (size_t)(end - *from);
+}
+
+/* Finds the kernels that the text declares, because the first search for one loads its code and may wait for the
+ * device. Others, whose names a macro makes, are found when they are launched. */
+static void find_all(struct bx_kernels *kernels, const char *text)
+{
+    static const char keyword[] = "__global__", bounds[] = "__launch_bounds__";
+    char name[sizeof(((struct entry *)NULL)->name)];
+    struct CUfunc_st *function = NULL;
+
+    for (const char *at = strstr(text, keyword); at != NULL; at = strstr(at, keyword)) {
+        const char *open = strchr(at += strlen(keyword), '('), *from = NULL;
+        size_t length = open != NULL ? name_before(text, open, &from) : 0;
+
+        if (length == strlen(bounds) && strncmp(from, bounds, length) == 0) {
+            open = strchr(open + 1, '(');
+            length = open != NULL ? name_before(text, open, &from) : 0;
+        }
+        if (length == 0 || length >= sizeof(name))
+            continue;
+        memcpy(name, from, length);
+        name[length] = '\0';
+        (void)find_kernel(kernels, name, &function);
+    }
+}
+
+int bx_kernels_create(struct bx_cuda *cuda, const char *name, const char *text, struct bx_kernels **kernels)
+{
+    int rc;
+
+    if (name == NULL || text == NULL || kernels == NULL)
+        return bx_fail(-EINVAL, "bx_kernels_create needs a name, a text and a place for the kernels");
+    rc = bxi_cuda_enter(cuda, "bx_kernels_create");
+    if (rc < 0)
+        return rc;
+    rc = make(cuda, name, text, kernels);
+    if (rc == 0)
+        find_all(*kernels, text);
+    bxi_cuda_leave(cuda);
+    return rc;
 }
 
 int bxi_kernel_put(struct bx_kernels *kernels, const char *kernel, size_t threads, const void *args)

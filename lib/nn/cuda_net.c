@@ -276,6 +276,7 @@ static int plan_net(struct bx_net *net)
     net->plan = plan;
     plan->net = net;
     plan->cuda = net->cuda;
+    plan->node_count = net->node_count;
     plan->work = calloc((size_t)net->node_count, sizeof(*plan->work));
     plan->params = calloc(net->param_count + 1, sizeof(*plan->params));
     if (plan->work == NULL || plan->params == NULL)
@@ -295,13 +296,14 @@ static int plan_net(struct bx_net *net)
     return rc;
 }
 
-static void unplan_net(struct bx_net *net)
+/* The net itself may be gone. */
+static void end_plan(void *object)
 {
-    struct bxi_cuda_plan *plan = net->plan;
+    struct bxi_cuda_plan *plan = object;
 
     if (bxi_cuda_enter(plan->cuda, "bx_net_destroy") == 0) {
         (void)bxi_cuda_sync(plan->cuda);
-        for (int i = 0; i < net->node_count && plan->work != NULL; i++)
+        for (int i = 0; i < plan->node_count && plan->work != NULL; i++)
             bxi_cuda_forget(plan, i);
         if (plan->memory != NULL)
             (void)plan->cuda->driver.cu.cuMemFree_v2((uintptr_t)plan->memory);
@@ -310,6 +312,13 @@ static void unplan_net(struct bx_net *net)
     free(plan->work);
     free(plan->params);
     free(plan);
+}
+
+static void unplan_net(struct bx_net *net)
+{
+    struct bxi_cuda_plan *plan = net->plan;
+
+    (void)bxi_cuda_end(plan->cuda, end_plan, plan);
 }
 
 /* ---- What else is asked -------------------------------------------------------------------------- */

@@ -111,18 +111,24 @@ static int open_dnn(struct bx_cuda *cuda)
                    cuda->name, cuda->cudnn.cudnnGetErrorString(status), status);
 }
 
+int bxi_cuda_open_networks(struct bx_cuda *cuda)
+{
+    int rc = cuda->blas == NULL || cuda->dnn == NULL ? bxi_cuda_load_networks(cuda) : 0;
+
+    if (rc == 0 && cuda->blas == NULL)
+        rc = open_blas(cuda);
+    if (rc == 0 && cuda->dnn == NULL)
+        rc = open_dnn(cuda);
+    return rc;
+}
+
 int bxi_cuda_check(struct bx_cuda *cuda)
 {
     int rc = bxi_cuda_enter(cuda, "bx_net_create");
 
     if (rc < 0)
         return rc;
-    if (cuda->blas == NULL || cuda->dnn == NULL)
-        rc = bxi_cuda_load_networks(cuda);
-    if (rc == 0 && cuda->blas == NULL)
-        rc = open_blas(cuda);
-    if (rc == 0 && cuda->dnn == NULL)
-        rc = open_dnn(cuda);
+    rc = bxi_cuda_open_networks(cuda);
     bxi_cuda_leave(cuda);
     return rc;
 }

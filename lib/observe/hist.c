@@ -36,7 +36,7 @@ int bxi_hist_every(const char *text, uint32_t *every)
 }
 
 /* The number of calls until the next measured one: 1 to 2 * every - 1, `every` on average. */
-static uint32_t draw(uint32_t every)
+BXI_COLD static uint32_t draw(uint32_t every)
 {
     static _Thread_local uint64_t state;
 

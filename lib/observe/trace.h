@@ -95,7 +95,7 @@ void bxi_trace_destroy(struct bx_job *job);     /* bx_job_destroy */
 void bxi_trace_mark(struct bx_job *job, const struct bxi_mark *mark);
 /* Writes if a chunk is full or, with sleeps, if the last write was 10 ms ago; with sleeps also a chunk that is not
  * full. The functions below call it. */
-__attribute__((cold, noinline)) void bxi_trace_write(struct bx_job *job, bool sleeps);
+BXI_COLD void bxi_trace_write(struct bx_job *job, bool sleeps);
 /* Names this thread in the file: one of the library's own. run/background.c, rpc/pool.c. */
 void bxi_trace_thread(const char *name);
 
@@ -126,8 +126,6 @@ int bxi_trace_file_append(const struct bxi_trace_file *file, char *events, size_
 /* ---- what the engine calls ------------------------------------------------------------------------ */
 
 /* Each in two parts: the inline one tests whether the trace is on, the other (trace.c, bxi_note_...) records. */
-#define BXI_COLD __attribute__((cold, noinline))
-
 static inline bool bxi_trace_is_on(const struct bx_job *job)
 {
     return __builtin_expect(job->observe->trace != NULL, 0);

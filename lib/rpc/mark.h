@@ -33,13 +33,6 @@ static inline void bxi_trace_sent(struct bx_job *job, const struct bxi_peer *pee
         bxi_note_oneway(job, peer, head->function, began_ns);
 }
 
-/* The program calls; sync or async. */
-static inline void bxi_trace_calls(struct bxi_call *call)
-{
-    if (bxi_trace_is_on(call->future.job))
-        call->traced_ns = bxi_now_ns();
-}
-
 /* An async call is on its way; the future of a call is about to be completed. */
 BXI_COLD void bxi_note_call(const struct bxi_call *call, enum bxi_mark_kind kind, int code);
 static inline void bxi_trace_async_sent(const struct bxi_call *call)

@@ -101,7 +101,7 @@ const char *bx_worker_name(const struct bx_job *job, int rank)
 /* ---- functions --------------------------------------------------------------------------------- */
 
 /* Copies the functions that the peer has registered since the last time. Each word of the peer's is input. */
-static int refresh(struct bx_job *job, struct bxi_peer *peer)
+BXI_COLD static int refresh(struct bx_job *job, struct bxi_peer *peer)
 {
     struct bxi_function_cache *cache = peer->functions;
     const struct bxi_control *control = peer->rank == job->rank ? job->control : peer->view.control;
@@ -133,7 +133,7 @@ static int search(struct bxi_function_cache *cache, const char *name)
     }
 }
 
-static int no_function(const struct bxi_peer *peer, const char *name)
+BXI_COLD static int no_function(const struct bxi_peer *peer, const char *name)
 {
     const struct bxi_function_cache *cache = peer->functions;
     char list[256] = "none";

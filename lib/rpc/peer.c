@@ -547,6 +547,35 @@ void bxi_bell_now(struct bx_job *job, struct bxi_peer *peer)
     clear_bit(job->rpc->bells_due, peer);
 }
 
+bool bxi_bell_first_look(struct bx_job *job, struct bxi_peer *peer)
+{
+    if (!has_bit(job->rpc->bells_due, peer))
+        return false;
+    if (bxi_bell_armed(&peer->bell, peer->replies_only) != 0) {
+        bxi_bell_now(job, peer);
+        return false;
+    }
+    peer->defer_bell = true;
+    bxi_counter_add(job, BXI_C_doorbells_saved, 1);
+    clear_bit(job->rpc->bells_due, peer);
+    return true;
+}
+
+void bxi_bell_second_look(struct bx_job *job, struct bxi_peer *peer)
+{
+    BXI_STEP("bell.unlocked");
+    /* [bell.armed] the producers' fence, as in bxi_bells_flush: the exchange in bxi_unlock is one. */
+    bxi_fence_seq_cst_behind_exchange();
+    if (bxi_bell_armed(&peer->bell, false) == 0)
+        return;
+    bxi_lock(&job->run->lock);
+    if (bxi_bell_look(&peer->bell, false)) {
+        peer->defer_bell = false;
+        bxi_counter_add(job, BXI_C_doorbells_rung, 1);
+    }
+    bxi_unlock(&job->run->lock);
+}
+
 void bxi_bells_flush(struct bx_job *job)
 {
     if (!any_bit(job->rpc->bells_due))

@@ -306,6 +306,10 @@ void bxi_bells_pass(struct bx_job *job);        /* role, after a pass: flushes i
 /* Checks the bells that are due and rings those whose owners sleep: one fence for all. Takes the lock. */
 void bxi_bells_flush(struct bx_job *job);
 void bxi_bell_now(struct bx_job *job, struct bxi_peer *peer);     /* the same for one peer; lock */
+/* The same in two looks, with the unlock between them as the fence: under the lock, and behind the unlock if the first
+ * returned true. */
+bool bxi_bell_first_look(struct bx_job *job, struct bxi_peer *peer);
+void bxi_bell_second_look(struct bx_job *job, struct bxi_peer *peer);
 /* A frame of the peer says how far it has read: takes the credit, and drops the bell that is due if all that it is for
  * has been read. 0, BX_E_CORRUPT. Lock. */
 int bxi_peer_consumed(struct bx_job *job, struct bxi_peer *peer, uint64_t consumed);
@@ -315,7 +319,7 @@ void bxi_ring_all(struct bx_job *job);
 void bxi_wanted_look(struct bx_job *job);
 void bxi_peer_drop_queue(struct bx_job *job, struct bxi_peer *peer);
 /* The peer's memory holds nonsense: the role will cut it off. Returns BX_E_CORRUPT with a sentence. */
-int bxi_peer_suspect(struct bx_job *job, struct bxi_peer *peer, const char *what);
+BXI_COLD int bxi_peer_suspect(struct bx_job *job, struct bxi_peer *peer, const char *what);
 
 /* ---- call.c (lock) ------------------------------------------------------------------------------- */
 

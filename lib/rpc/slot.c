@@ -12,7 +12,7 @@
 #include <stdlib.h>
 
 /* Rows of the segment for the slots. Where the segment has no room for more, calls go on without. */
-static void grow_rows(struct bx_job *job, struct bxi_peer *peer)
+BXI_COLD static void grow_rows(struct bx_job *job, struct bxi_peer *peer)
 {
     if (!(BXI_STATS & BXI_STATS_TABLES) || bxi_tables_open_calls(&job->segment, peer->rank, peer->slot_count) < 0)
         return;
@@ -20,7 +20,7 @@ static void grow_rows(struct bx_job *job, struct bxi_peer *peer)
     peer->row_count = peer->slot_count;
 }
 
-static int grow_slots(struct bxi_peer *peer)
+BXI_COLD static int grow_slots(struct bxi_peer *peer)
 {
     uint32_t count = peer->slot_count == 0 ? 16 : peer->slot_count * 2;
 

@@ -62,15 +62,15 @@ bool bxi_straight_send(struct bx_job *job, struct bxi_peer *peer, struct bxi_out
     return true;
 }
 
-uint64_t bxi_straight_call(struct bxi_call *call, struct bxi_peer *peer, const char *function,
-                           const struct bx_msg *args)
+BXI_FLAT uint64_t bxi_straight_call(struct bxi_call *call, struct bxi_peer *peer, const char *function,
+                                    const struct bx_msg *args)
 {
     struct bx_job *job = call->future.job;
     uint64_t timeout_ns = job->options.call_timeout_ns;
     struct bxi_frame head = { .kind = BXI_REQUEST };
     struct bxi_out out = { .head = &head, .body = bx_msg_data(args), .body_bytes = bx_msg_bytes(args), .lease = -1 };
     int index;
-    bool sent;
+    bool sent, again = false;
 
     head.deadline_ns = timeout_ns == BX_FOREVER ? BX_FOREVER : bxi_deadline_ns(timeout_ns);
     call->timeout_ns = timeout_ns;
@@ -80,8 +80,10 @@ uint64_t bxi_straight_call(struct bxi_call *call, struct bxi_peer *peer, const c
     head.function = (uint16_t)index;
     sent = index >= 0 && bxi_straight_send(job, peer, &out, call);
     if (sent && call->caller == NULL && !bxi_is_driving(job->run))      /* as in submit_once (call.c) */
-        bxi_bell_now(job, peer);
+        again = bxi_bell_first_look(job, peer);
     bxi_unlock(&job->run->lock);
+    if (again)
+        bxi_bell_second_look(job, peer);
     if (!sent)
         bxi_hist_again(job, call->sent_ns);
     return sent ? head.deadline_ns : 0;
@@ -206,7 +208,7 @@ struct replies {
 };
 
 /* Takes the async call of the next frame, with its value, out of its slot. False: that is no plain reply. Lock. */
-static bool next_call(struct bx_job *job, struct bxi_peer *peer, struct replies *replies)
+BXI_FLAT static bool next_call(struct bx_job *job, struct bxi_peer *peer, struct replies *replies)
 {
     const void *payload;
     uint32_t payload_bytes;
@@ -240,7 +242,7 @@ static bool next_call(struct bx_job *job, struct bxi_peer *peer, struct replies 
 }
 
 /* What holds for all of them. Lock. */
-static void note_replies(struct bx_job *job, struct bxi_peer *peer, const struct replies *replies)
+BXI_FLAT static void note_replies(struct bx_job *job, struct bxi_peer *peer, const struct replies *replies)
 {
     bxi_frames_note(job, peer, (uint64_t)replies->count, replies->bytes);
     bxi_counter_add(job, BXI_C_calls_completed, (uint64_t)replies->count);

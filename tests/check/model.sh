@@ -128,8 +128,10 @@ optimise=-O0
 memory_mb=1000
 
 clean doorbell
+clean doorbell -DTHREADS
 control wrong doorbell -DNO_FENCE_SLEEPER
 control wrong doorbell -DNO_FENCE_PRODUCER
+control wrong doorbell -DTHREADS -DNO_FENCE_PRODUCER
 control wrong doorbell -DNO_RECHECK
 control wrong doorbell -DNO_COUNT
 control wrong doorbell -DREAD_LEFT

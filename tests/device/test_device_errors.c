@@ -4,6 +4,7 @@
  * memory of other libraries, in and out by DLPack; a process that forks with the GPU open.
  */
 #include "device_fixture.h"
+#include "tests/gpu/fake_library.h"
 
 #include "lend/dlpack_abi.h"
 
@@ -316,6 +317,7 @@ static void is_a_hidden_one(struct bx_job *job)
 Test(device_errors, stages_to_a_hidden_device_until_the_borrower_has_tried, .timeout = 60)
 {
     device_world(DEVICE_FAKE);
+    fake_skip_under("FAKE_CUDA_NO_VMM", "the borrower has tried a handle when it opened its device");
     device_run(&(struct harness_world){ .size = 2, .setup = setup,
                .body = { lends_to_a_hidden_one, is_a_hidden_one } });
 }
@@ -505,6 +507,35 @@ Test(device_errors, maps_on_the_one_of_several_devices_with_peer_access, .timeou
                .body = { lends_to_the_second, has_one_that_reaches } });
 }
 
+/* ---- Handles that the driver fails to open ----------------------------------------------------- */
+
+/* Worker 0 opens its device first: it has tried no handle when worker 1 lends to it. */
+static void lends_by_handle(struct bx_job *job)
+{
+    bool is_first = bx_job_rank(job) == 0;
+    struct bx_tensor *tensor;
+    uint64_t before;
+
+    if (!is_first)
+        harness_await(OPEN, 1);
+    tensor = device_numbers(job, device_open(job, 0), 1000, 4);
+    harness_post(OPEN);
+    harness_await(OPEN, 2);
+    before = harness_counter(job, "gpu_staged_bytes");
+    HARNESS_EQ(send(job, is_first ? "worker1" : "worker0", tensor, 4), 0);
+    HARNESS_CHECK(harness_counter(job, "gpu_staged_bytes") >= before + 4000);
+    HARNESS_EQ(harness_counter(job, "gpu_slabs_opened"), 0);
+    bx_tensor_release(tensor);
+}
+
+Test(device_errors, stages_from_the_first_loan_on_where_no_handle_can_be_opened, .timeout = 60)
+{
+    device_world(DEVICE_FAKE);
+    setenv("BX_GPU_EXPORT", "handle", 1);
+    setenv("FAKE_CUDA_OPEN_205", "1", 1);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { lends_by_handle, lends_by_handle } });
+}
+
 /* ---- Memory of other libraries ---------------------------------------------------------------- */
 
 struct foreign {
@@ -584,6 +615,29 @@ static void wraps(struct bx_job *job)
     harness_post(DONE);
 }
 
+/* With descriptors no handle is tried before the first foreign memory is lent: that loan fails. */
+static void lends_foreign_memory(struct bx_job *job)
+{
+    struct bx_tensor *own = device_numbers(job, device_open(job, 0), 100, 8), *tensor = NULL;
+    uint64_t before;
+
+    harness_await(OPEN, 1);
+    HARNESS_EQ(take(make_foreign(job, "cuMemAlloc_v2", 4096), &tensor), 0);
+    device_put_numbers(tensor, 8);
+    before = harness_counter(job, "gpu_staged_bytes");
+    HARNESS_EQ(send(job, "worker1", tensor, 8), -EXDEV);
+    HARNESS_HAS(bx_error_text(), "what it lends is staged through host memory");
+    HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), before);
+    HARNESS_EQ(send(job, "worker1", tensor, 8), 0);
+    HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), before + 400);
+    HARNESS_EQ(send(job, "worker1", own, 8), 0);
+    HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), before + 400);     /* the pool has descriptors */
+    bx_tensor_release(own);
+    bx_tensor_release(tensor);
+    HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
+    harness_post(DONE);
+}
+
 static void polls(struct bx_job *job)
 {
     device_open(job, 0);
@@ -594,9 +648,18 @@ static void polls(struct bx_job *job)
     }
 }
 
+Test(device_errors, stages_foreign_memory_alone_after_its_handle_could_not_be_opened, .timeout = 60)
+{
+    device_world(DEVICE_FAKE);
+    fake_skip_under("FAKE_CUDA_NO_VMM", "the pool is exported by handles too");
+    setenv("FAKE_CUDA_OPEN_205", "1", 1);
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { lends_foreign_memory, polls } });
+}
+
 Test(device_errors, wraps_foreign_memory_and_calls_back_when_no_borrower_reads_it, .timeout = 60)
 {
     device_world(DEVICE_ANY);
+    fake_skip_under("FAKE_CUDA_OPEN_205", "foreign memory is lent by its handle");
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { wraps, polls } });
 }
 

@@ -244,7 +244,7 @@ static void reads_late(struct bx_job *job)
 
 Test(device_order, reuses_memory_when_its_readers_have_passed, .timeout = 60)
 {
-    fake_skip_under("FAKE_CUDA_QUEUES", "the test uses a stream that shares a queue with one that it holds up");
+    fake_skip_few_queues("the test uses a stream that shares a queue with one that it holds up");
     fake_skip_under("FAKE_CUDA_BLOCKING", "it uses memory before it ends waits of a peer's streams");
     device_world(DEVICE_ANY);
     device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { reuses, reads_late } });
@@ -252,7 +252,7 @@ Test(device_order, reuses_memory_when_its_readers_have_passed, .timeout = 60)
 
 Test(device_order, reuses_memory_with_words_in_device_memory, .timeout = 60)
 {
-    fake_skip_under("FAKE_CUDA_QUEUES", "the test uses a stream that shares a queue with one that it holds up");
+    fake_skip_few_queues("the test uses a stream that shares a queue with one that it holds up");
     fake_skip_under("FAKE_CUDA_BLOCKING", "it uses memory before it ends waits of a peer's streams");
     device_world(DEVICE_FAKE);
     setenv("BX_GPU_ORDER", "device", 1);
@@ -535,6 +535,7 @@ static void follows_by_host(struct bx_job *job)
 Test(device_order, serves_others_while_a_thread_waits_for_a_word, .timeout = 60)
 {
     device_world(DEVICE_FAKE);
+    fake_skip_without_words("the test waits for a word");
     device_run(&(struct harness_world){ .size = 3, .setup = setup,
                .body = { opens_the_gate_in_the_end, follows_by_host, is_served_meanwhile } });
 }

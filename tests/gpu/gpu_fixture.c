@@ -5,7 +5,10 @@
  */
 #include "gpu_fixture.h"
 
+#include "fake_library.h"
+
 #include <criterion/criterion.h>
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <linux/futex.h>
@@ -114,6 +117,18 @@ void gpu_fork(int rank, gpu_fn body)
     }
 }
 
+/* In the test's process: skips the test if one of the others has found that its order is refused. */
+static void skip_if_refused(void)
+{
+    if (getpid() != maker || bxi_load_acquire(&gpu_shared->is_refused) == 0)
+        return;
+    for (int rank = 0; rank < GPU_PROCESSES; rank++)
+        if (child[rank] > 0 && kill(child[rank], SIGKILL) == 0)
+            (void)waitpid(child[rank], NULL, 0);
+    cr_skip_test("CUDA_DEVICE_MAX_CONNECTIONS=%s: the order that it forces is refused (-ENOTSUP)",
+                 getenv("CUDA_DEVICE_MAX_CONNECTIONS"));
+}
+
 void gpu_kill(int rank)
 {
     int status = 0;
@@ -137,6 +152,8 @@ void gpu_join(int rank)
     int status = 0;
 
     cr_assert_eq(waitpid(child[rank], &status, 0), child[rank]);
+    child[rank] = 0;
+    skip_if_refused();
     cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "process %d ended with %x", rank, status);
 }
 
@@ -160,6 +177,24 @@ void gpu_check_machine(void)
     unsetenv("CUDA_VISIBLE_DEVICES");
     gpu_fork(GPU_PROCESSES - 1, check_machine);
     gpu_join(GPU_PROCESSES - 1);
+}
+
+void gpu_export_by_default(void)
+{
+    unsetenv("FAKE_CUDA_NO_VMM");
+    unsetenv("BX_GPU_EXPORT");
+}
+
+int gpu_open_fds(void)
+{
+    DIR *list = opendir("/proc/self/fd");
+    int count = 0;
+
+    GPU_CHECK(list != NULL);
+    while (readdir(list) != NULL)
+        count++;
+    closedir(list);
+    return count;
 }
 
 void gpu_run(int count, const gpu_fn *body)
@@ -186,6 +221,7 @@ static bool is_held(void *context, uint32_t slab, uint64_t generation)
 void gpu_start_with(int rank, const struct bxi_gpu_options *options, int ordinal)
 {
     struct bxi_gpu_options mine = *options;
+    int rc;
 
     gpu_rank = rank;
     mine.driver = gpu_driver_path();
@@ -195,7 +231,13 @@ void gpu_start_with(int rank, const struct bxi_gpu_options *options, int ordinal
         mine.slab_bytes = 2 * GPU_MIB;
     memset(mine.region, 0, sizeof(*mine.region));
     GPU_EQ(bxi_gpu_open(&mine, &gpu), 0);
-    GPU_EQ(bxi_gpu_device_open(gpu, ordinal, &gpu_device), 0);
+    rc = bxi_gpu_device_open(gpu, ordinal, &gpu_device);
+    if (rc == -ENOTSUP && fake_refuses_words()) {
+        bxi_store_release(&gpu_shared->is_refused, 1);
+        bxi_store_release(&gpu_shared->has_failed, 1);
+        _exit(1);
+    }
+    GPU_EQ(rc, 0);
     GPU_EQ(bxi_gpu_lane_open(gpu_device, NULL, &gpu_lane), 0);
 }
 
@@ -241,12 +283,22 @@ void gpu_start_pair(int rank, enum bxi_gpu_order order, int met)
     gpu_await(met, 2);
 }
 
-int gpu_reaches(int rank)
+static int reaches(int rank, bool by_handle)
 {
     struct bxi_gpu_info info;
 
     GPU_EQ(bxi_gpu_device_info(gpu, bxi_gpu_device_ordinal(gpu_device), &info), 0);
-    return bxi_gpu_peer_reaches(gpu_peer[rank], info.uuid);
+    return bxi_gpu_peer_reaches(gpu_peer[rank], info.uuid, by_handle);
+}
+
+int gpu_reaches(int rank)
+{
+    return reaches(rank, false);
+}
+
+int gpu_opens(int rank)
+{
+    return reaches(rank, true);
 }
 
 void gpu_forget(void)
@@ -403,6 +455,7 @@ void gpu_await(int gate, uint32_t least)
     uint32_t seen;
 
     while ((seen = bxi_load_acquire(&gpu_shared->gate[gate])) < least) {
+        skip_if_refused();
         if (bxi_load_acquire(&gpu_shared->has_failed) != 0)
             _exit(1);
         syscall(SYS_futex, &gpu_shared->gate[gate], FUTEX_WAIT, seen, &look, NULL, 0);

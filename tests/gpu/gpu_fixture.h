@@ -32,6 +32,7 @@ struct gpu_shared {
     struct bxi_gpu_region region[GPU_PROCESSES];
     struct bxi_gpu_held held[GPU_PROCESSES][GPU_PROCESSES];     /* [borrower][owner] */
     bxi_a32 gate[GPU_GATES];
+    bxi_a32 is_refused;             /* the order that the test forces, for CUDA_DEVICE_MAX_CONNECTIONS is below 4 */
     bxi_a32 has_failed;             /* a check of one of the processes: the others wait for no gate any more */
     bxi_a64 value[GPU_VALUES];
     struct bxi_gpu_ref ref[GPU_VALUES];
@@ -64,6 +65,8 @@ void gpu_kill(int rank);
 void gpu_stop(int rank);                            /* SIGSTOP; gpu_kill ends it */
 void gpu_join(int rank);
 void gpu_check_machine(void);
+void gpu_export_by_default(void);                   /* whatever the environment of the whole run has */
+int gpu_open_fds(void);                             /* of this process */
 
 /* In a process: opens the GPU, a device and a lane; then a peer. */
 void gpu_start(int rank);
@@ -75,6 +78,7 @@ struct bxi_gpu_peer *gpu_try_meet(int rank, int *rc);
 void gpu_start_pair(int rank, enum bxi_gpu_order order, int met);
 void gpu_end(void);                                 /* closes peers, lane, GPU */
 int gpu_reaches(int rank);                          /* whether it can map memory of gpu_device */
+int gpu_opens(int rank);                            /* the same of memory that is exported by a handle */
 void gpu_forget(void);                              /* forgets these handles, after the test's own bxi_gpu_close */
 
 /* Work on a lane, through the driver that gpu/ has loaded. */

@@ -86,7 +86,9 @@ static void survivor(void)
     GPU_SAYS("worker0 has died");
     /* A point that had passed still counts as passed. */
     GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &gpu_shared->ref[0].ready), 0);
-    GPU_CHECK(gpu_holds(gpu_lane, address, fake_has("FAKE_CUDA_DROP_DEAD") ? FAKE_POISON : 1, BYTES));
+    /* What was exported as descriptors stays. */
+    GPU_CHECK(gpu_holds(gpu_lane, address,
+                        fake_has("FAKE_CUDA_DROP_DEAD") && fake_has("FAKE_CUDA_NO_VMM") ? FAKE_POISON : 1, BYTES));
     GPU_EQ(bxi_gpu_passed(gpu, gpu_peer[0], &gpu_shared->ref[1].ready), 1);
     bxi_gpu_map_put(map[0]);
     GPU_EQ(gpu_counters().maps, 1);
@@ -129,8 +131,77 @@ Test(gpu_death, of_an_owner_releases_streams_that_wait_for_words_in_a_writable_p
 
 Test(gpu_death, of_an_owner_releases_streams_that_wait_for_words_in_its_slab, .timeout = 60)
 {
-    fake_skip_under("FAKE_CUDA_QUEUES", "the poison waits in the queue of the stream that it is to release");
+    fake_skip_few_queues("the poison waits in the queue of the stream that it is to release");
     owner_dies(BXI_GPU_DEVICE_WORDS);
+}
+
+/* ---- Lanes whose stream shares a hardware queue with the side stream ---------------------------- */
+
+#define WAITERS 8                       /* twice as many as there are queues */
+
+static struct waiter {
+    struct bxi_gpu_lane *lane;
+    pthread_t thread;
+    bxi_a32 has_returned;
+    int rc;
+} waiters[WAITERS];
+
+static void *wait_for_never(void *context)
+{
+    struct waiter *waiter = context;
+
+    waiter->rc = bxi_gpu_after(waiter->lane, gpu_peer[0], &gpu_shared->ref[1].ready);
+    bxi_store_release(&waiter->has_returned, 1);
+    return NULL;
+}
+
+/* One after the other, until its stream waits or its host does. How many hosts wait. */
+static uint64_t begin_waits(void)
+{
+    uint64_t before = gpu_counters().fallbacks, hosts = 0;
+
+    for (int i = 0; i < WAITERS; i++)
+        GPU_EQ(bxi_gpu_lane_open(gpu_device, NULL, &waiters[i].lane), 0);
+    for (int i = 0; i < WAITERS; i++) {
+        GPU_EQ(pthread_create(&waiters[i].thread, NULL, wait_for_never, &waiters[i]), 0);
+        while (bxi_load_acquire(&waiters[i].has_returned) == 0 && gpu_counters().fallbacks == before + hosts)
+            sched_yield();
+        hosts = gpu_counters().fallbacks - before;
+    }
+    return hosts;
+}
+
+static void survivor_with_many_lanes(void)
+{
+    struct bxi_gpu_map *map;
+    struct bxi_gpu_point done;
+
+    start(1);
+    gpu_await(LENT, 1);
+    (void)gpu_borrow(gpu_peer[0], &gpu_shared->ref[1], &map);
+    gpu_store(0, begin_waits());
+    gpu_post(HELD);
+    gpu_await(KILLED, 1);
+    GPU_EQ(bxi_gpu_peer_died(gpu_peer[0], gpu_shared->region[0].word), 0);
+    for (int i = 0; i < WAITERS; i++) {
+        GPU_EQ(pthread_join(waiters[i].thread, NULL), 0);
+        GPU_CHECK(waiters[i].rc == 0 || waiters[i].rc == -EOWNERDEAD);
+        GPU_EQ(bxi_gpu_mark(waiters[i].lane, &done), 0);
+        gpu_wait_passed(NULL, &done);           /* its stream goes on */
+    }
+    bxi_gpu_map_put(map);
+    gpu_poll_until_nothing_is_left();
+    GPU_EQ(gpu_counters().maps, 0);
+    gpu_end();
+}
+
+Test(gpu_death, of_an_owner_releases_streams_also_where_they_share_queues_with_the_poison, .timeout = 60)
+{
+    fake_skip_under("FAKE_CUDA_QUEUES", "the driver has other queues than CUDA_DEVICE_MAX_CONNECTIONS says");
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "4", 1);
+    owner_dies_beside(survivor_with_many_lanes, BXI_GPU_DEVICE_WORDS);
+    if (gpu_fake())
+        cr_assert(gpu_load(0) > 0 && gpu_load(0) < WAITERS, "%d hosts waited", (int)gpu_load(0));
 }
 
 static unsigned (*query)(struct CUstream_st *stream);
@@ -170,7 +241,7 @@ static void survivor_that_cannot_look(void)
 
 Test(gpu_death, of_an_owner_is_survived_while_its_words_cannot_be_read, .timeout = 60)
 {
-    fake_skip_under("FAKE_CUDA_QUEUES", "the poison waits in the queue of the stream that it is to release");
+    fake_skip_few_queues("the poison waits in the queue of the stream that it is to release");
     owner_dies_beside(survivor_that_cannot_look, BXI_GPU_DEVICE_WORDS);
 }
 
@@ -362,6 +433,7 @@ static void last_borrower(void)
 static void owner_leaves(bool stubborn, uint64_t left_contexts, uint64_t left_slabs)
 {
     gpu_world(GPU_ANY);
+    fake_skip_under("FAKE_CUDA_OPEN_205", "what is lent is opened by its handle");
     setenv("BX_GPU_EXPORT", "handle", 1);
     order = BXI_GPU_HOST_WORDS;
     is_stubborn = stubborn;

@@ -3,6 +3,7 @@
  * gpu/: several devices: with other ordinals in another process, hidden from it, without peer access; MIG instances;
  * staged memory.
  */
+#include "fake_library.h"
 #include "gpu_fixture.h"
 
 #include <criterion/criterion.h>
@@ -52,7 +53,7 @@ static void owner_on_a_device(void)
     GPU_EQ(bxi_gpu_mark(gpu_lane, &gpu_shared->ref[0].ready), 0);
     gpu_post(LENT);
     gpu_await(HELD, 1);
-    if (gpu_reaches(1) == 0) {
+    if (gpu_reaches(1) == 0 || !gpu_opens(1)) {
         GPU_EQ(bxi_gpu_stage_out(gpu_lane, gpu_shared->staged, block->address, BYTES), 0);
         GPU_EQ(gpu_counters().staged_bytes, BYTES);
         gpu_store(1, 1);
@@ -165,6 +166,61 @@ Test(gpu_devices, without_peer_access_by_the_result_of_an_open_are_staged, .time
 Test(gpu_devices, with_too_many_peers_are_staged, .timeout = 60)
 {
     run_failing_opens(CUDA_ERROR_TOO_MANY_PEERS);
+}
+
+/* The borrower tries a handle before anything is lent; meanwhile the owner lends none. */
+static void owner_of_handles(void)
+{
+    start_on(0, NULL, 0);
+    gpu_await(LENT, 1);
+    GPU_EQ(gpu_opens(1), 0);
+    GPU_EQ(gpu_reaches(1), 1);
+    gpu_post(HELD);
+    gpu_await(LENT, 2);
+    GPU_EQ(gpu_opens(1), open_result == 0);
+    GPU_EQ(gpu_reaches(1), 1);                  /* descriptors are not affected */
+    gpu_post(HELD);
+    gpu_await(LAST, 1);
+    gpu_end();
+}
+
+static void borrower_of_handles(void)
+{
+    start_on(1, NULL, 0);
+    if (open_result != 0)
+        gpu->cu.cuIpcOpenMemHandle_v2 = fail_to_open;
+    bxi_gpu_set_trying(gpu, true);
+    gpu_post(LENT);
+    gpu_await(HELD, 1);
+    GPU_EQ(bxi_gpu_peer_try_handles(gpu_peer[0], UINT64_MAX / 2), 1);
+    GPU_EQ(gpu_counters().opens, open_result == 0);
+    GPU_EQ(gpu_counters().open_failures, open_result != 0);
+    GPU_EQ(gpu_opens(0), open_result == 0);     /* and lends none itself */
+    bxi_gpu_set_trying(gpu, false);
+    GPU_EQ(bxi_gpu_peer_try_handles(gpu_peer[0], UINT64_MAX / 2), 0);
+    gpu_post(LENT);
+    gpu_await(HELD, 2);
+    gpu_post(LAST);
+    gpu_end();
+}
+
+static void try_handles(unsigned result)
+{
+    gpu_world(GPU_FAKE);
+    setenv("BX_GPU_EXPORT", "handle", 1);
+    open_result = result;
+    gpu_run(2, (gpu_fn[]){ owner_of_handles, borrower_of_handles });
+}
+
+Test(gpu_devices, whose_handles_are_opened_once_before_they_are_lent, .timeout = 60)
+{
+    fake_skip_under("FAKE_CUDA_OPEN_205", "no handle can be opened");
+    try_handles(0);
+}
+
+Test(gpu_devices, whose_handles_cannot_be_opened_lend_none, .timeout = 60)
+{
+    try_handles(CUDA_ERROR_MAP_FAILED);
 }
 
 /* Neither sees the other's device: loans are staged until the borrower has tried to map. */
@@ -342,6 +398,7 @@ static void borrower_that_tries_late(void)
     GPU_EQ(gpu_counters().opens + gpu_counters().open_failures, 1);
     GPU_EQ(gpu_shared->region[1].head.known_count, gpu_counters().opens);
     GPU_EQ(gpu_shared->region[1].head.refused_count, 0);
+    GPU_EQ(gpu_shared->region[1].head.unopened_count, 0);
     gpu_poll_until_nothing_is_left();
     GPU_EQ(bxi_load_acquire(&gpu_shared->held[1][0].generation[0]), 0);
     bxi_gpu_peer_try(gpu_peer[0]);
@@ -353,6 +410,8 @@ static void owner_dies_before_the_open(unsigned result)
 {
     gpu_world(GPU_FAKE);
     open_result = result;
+    if (result != 0)
+        setenv("BX_GPU_EXPORT", "handle", 1);       /* no descriptors come from a dead owner, so nothing is opened */
     gpu_fork(0, owner_that_dies_early);
     gpu_fork(1, borrower_that_tries_late);
     gpu_await(HELD, 1);

@@ -378,6 +378,7 @@ Test(gpu_share, follows_words_in_device_memory_where_no_page_can_be_registered, 
 Test(gpu_share, waits_for_words_in_host_memory_without_read_only_registration, .timeout = 120)
 {
     gpu_world(GPU_FAKE);
+    fake_skip_without_words("no words are chosen");
     setenv("FAKE_CUDA_NO_READ_ONLY", "1", 1);
     setenv("FAKE_CUDA_DELAY_US", "3000", 1);    /* so that waits are put on streams */
     order = BXI_GPU_ORDER_AUTO;
@@ -673,7 +674,7 @@ static void stages_meanwhile(void)
 
 Test(gpu_share, stages_while_other_staging_waits_for_its_lane, .timeout = 60)
 {
-    fake_skip_under("FAKE_CUDA_QUEUES", "staging waits in the queue of the lane that waits");
+    fake_skip_few_queues("staging waits in the queue of the lane that waits");
     gpu_world(GPU_ANY);
     gpu_run(1, (gpu_fn[]){ stages_meanwhile });
 }

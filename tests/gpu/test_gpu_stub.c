@@ -40,6 +40,8 @@
 #define bxi_gpu_peer_release stub_gpu_peer_release
 #define bxi_gpu_peer_reaches stub_gpu_peer_reaches
 #define bxi_gpu_peer_try stub_gpu_peer_try
+#define bxi_gpu_peer_try_handles stub_gpu_peer_try_handles
+#define bxi_gpu_set_trying stub_gpu_set_trying
 #define bxi_gpu_map_begin stub_gpu_map_begin
 #define bxi_gpu_map_get stub_gpu_map_get
 #define bxi_gpu_map_put stub_gpu_map_put

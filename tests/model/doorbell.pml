@@ -6,15 +6,22 @@
  * empties at any time; a fence waits until the own FIFO is empty. The eventfd is a counter in the kernel: sequentially
  * consistent; poll and read are two steps; a sleep may also end once by a timeout.
  *
+ * With -DTHREADS the producers are threads of one process: what one has rung for, the other does not ring for.
+ *
  * Property. When no process can move, the sleeper sleeps and no frame is unread (Last).
  * README.md says what each control (NO_..., READ_LEFT) takes away.
  *
  * It stands for these functions. The numbers are checksums of their text (tests/check/model.sh):
  *     shm/doorbell.c bxi_bell_arm 791588042
  *     shm/doorbell.c bxi_bell_disarm 2133496132
- *     shm/doorbell.c bxi_bell_look 1246493309
+ *     shm/doorbell.c bxi_bell_look 3524188235
  *     shm/doorbell.c bxi_bell_drain 1416603929
+ *     shm/doorbell.h bxi_bell_armed 3707922074
  *     lib/rpc/peer.c bxi_bells_flush 153434239
+ *     lib/rpc/peer.c bxi_bell_first_look 2194992233
+ *     lib/rpc/peer.c bxi_bell_second_look 3521193035
+ *     lib/base/lock.h bxi_unlock 2144668998
+ *     shm/atomic.h bxi_fence_seq_cst_behind_exchange 904744734
  *     lib/run/progress.c bxi_work_waits 3277565899
  *     lib/rpc/source.c ready 3494298744
  */
@@ -31,6 +38,15 @@ chan buffer[3] = [3] of { byte, byte };
 byte head[2];                           /* the sleeper's */
 byte eventfd;                           /* its counter */
 bool stray;                             /* a read of the eventfd in flight that nobody waits for */
+
+#ifdef THREADS
+#define process(t) 0
+#else
+#define process(t) t
+#endif
+byte rang_for[2];                       /* of a process: the armed word for which it rang last */
+bool lock[2];
+#define is_armed(t) (who(mem[ARMED]) != AWAKE && mem[ARMED] != rang_for[process(t)])
 
 #define AWAKE 0
 #define BACKGROUND 1
@@ -96,30 +112,37 @@ end_asleep:
     od
 }
 
+/* Whoever rings has the lock of its process; it may look without. */
 proctype Producer(byte me)
 {
-    byte sent, rang_for;
-    bool ring;
+    byte sent;
+    bool armed;
 
     do
     :: sent == FRAMES -> break
     :: else ->
         atomic { sent++; store(me, me, sent) }                  /* P1 */
-        atomic {                                                /* P2, P3 */
-            FENCE_PRODUCER(me);
-            if
-            :: who(mem[ARMED]) != AWAKE && mem[ARMED] != rang_for ->
-                rang_for = mem[ARMED];
-                ring = true
-            :: else
-            fi
-        }
-        atomic {                                                /* P4 */
-            if
-            :: ring -> eventfd++; ring = false
-            :: else
-            fi
-        }
+        atomic { FENCE_PRODUCER(me); armed = is_armed(me) }     /* P2, P3 */
+        if
+        :: armed ->                                             /* P4 */
+            atomic { !lock[process(me)] -> lock[process(me)] = true };
+            atomic {
+                armed = is_armed(me);
+                if
+                :: armed -> rang_for[process(me)] = mem[ARMED]
+                :: else
+                fi
+            }
+            atomic {
+                if
+                :: armed -> eventfd++
+                :: else
+                fi;
+                lock[process(me)] = false;
+                armed = false
+            }
+        :: else
+        fi
     od
 }
 

@@ -30,15 +30,16 @@
  *     shm/ring.c bxi_ring_group_end 877348370
  *     shm/ring.c publish_padding 284762529
  *     shm/ring.c bxi_ring_reserve 2566588735
- *     shm/ring.c bxi_ring_commit 3862340832
- *     shm/ring.c bxi_ring_put 4086856667
+ *     shm/ring.c publish_record 2078520272
+ *     shm/ring.c bxi_ring_commit 3252158779
+ *     shm/ring.c bxi_ring_put 377978229
  *     shm/ring.c bxi_ring_want 2539634253
  *     shm/ring.c bxi_ring_unwant 1281251113
  *     lib/rpc/peer.c send_or_queue 2188205891
  *     lib/rpc/peer.c ask_for_room 232861278
  *     lib/rpc/peer.c move_queue 388530665
  *     shm/ring.c checked_length 1264521318
- *     shm/ring.c bxi_ring_peek 900427437
+ *     shm/ring.c bxi_ring_peek 284209940
  *     shm/ring.c bxi_ring_publish 2936451198
  *     shm/ring.c bxi_ring_advance 2143990827
  *     shm/ring.c bxi_ring_wanted 3848625304

@@ -431,6 +431,111 @@ GPU_TEST(no_pass_waits_for_the_device)
     drop_arrays(&gated);
 }
 
+/* It has the name of a kernel that the tests' driver has compiled. */
+struct bias_args {
+    float *y;
+    const float *bias;
+    unsigned long long count;
+    unsigned columns;
+};
+
+static const char BIAS[] =
+    "struct args { float *y; const float *bias; unsigned long long count; unsigned columns; };\n"
+    "extern \"C\" __global__ void bxk_bias(args a)\n"
+    "{\n"
+    "    unsigned long long i = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x;\n"
+    "    if (i < a.count)\n"
+    "        a.y[i] += a.bias[i % a.columns];\n"
+    "}\n";
+
+/* ---- A stream that waits for another process --------------------------------------------------------- */
+
+struct stuck {
+    const struct bxi_cuda *cu;
+    struct CUstream_st *stream;         /* not the device's: any other of the process */
+    void *gate;
+};
+
+/* The stream, or with NULL a new one, waits until device_open_gate(gate). */
+static struct stuck get_stuck(struct CUstream_st *stream)
+{
+    struct stuck stuck = { .cu = enter_driver(), .stream = stream };
+    unsigned long long address = 0;
+
+    if (stuck.cu->cuStreamWaitValue64_v2 == NULL)
+        cr_skip_test("the driver has no stream memory operations");
+    if (stream == NULL)
+        cr_assert_eq(stuck.cu->cuStreamCreate(&stuck.stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    cr_assert_eq(stuck.cu->cuMemHostAlloc(&stuck.gate, 4096, CU_MEMHOSTALLOC_PORTABLE), CUDA_SUCCESS);
+    memset(stuck.gate, 0, 4096);
+    cr_assert_eq(stuck.cu->cuMemHostGetDevicePointer_v2(&address, stuck.gate, 0), CUDA_SUCCESS);
+    cr_assert_eq(stuck.cu->cuStreamWaitValue64_v2(stuck.stream, address, 1, CU_STREAM_WAIT_VALUE_GEQ), CUDA_SUCCESS);
+    return stuck;
+}
+
+static void begin_blocking(void)
+{
+    choose_driver();
+    setenv("FAKE_CUDA_BLOCKING", "1", 1);
+    cr_assert_eq(bx_cuda_open(0, &cuda), 0, "%s", bx_error_text());
+    twin_use(cuda);
+}
+
+/* A driver that waits for all streams where it makes a handle or loads a kernel would never return from these calls. */
+Test(nn_cuda, a_net_and_a_kernel_are_started_beside_a_stream_that_waits, .timeout = LIMIT_S)
+{
+    static const float BIASES[2] = { 1.0f, 2.0f };
+    struct bias_args args = { .count = 2, .columns = 2 };
+    struct bx_kernels *kernels = NULL;
+    struct bx_net *net = NULL;
+    struct stuck stuck;
+
+    begin_blocking();
+    args.y = twin_alloc(2 * sizeof(float));
+    args.bias = copy_there(BIASES, 2);
+    cr_assert_eq(bx_kernels_create(cuda, "bias.cu", BIAS, &kernels), 0, "%s", bx_error_text());
+    stuck = get_stuck(NULL);
+    cr_assert_eq(bx_net_create(&(struct bx_net_options){ .cuda = cuda }, &net), 0, "%s", bx_error_text());
+    cr_assert_eq(bx_kernel_launch(kernels, "bxk_bias", 2, &args), 0, "%s", bx_error_text());
+    cr_assert_eq(bx_cuda_wait(cuda), 0, "%s", bx_error_text());
+    cr_assert_eq(stuck.cu->cuStreamQuery(stuck.stream), CUDA_ERROR_NOT_READY);
+    device_open_gate(stuck.gate);
+    bx_net_destroy(net);
+    bx_kernels_destroy(kernels);
+    bx_cuda_close(cuda);
+}
+
+/* The device's own stream waits. */
+Test(nn_cuda, closing_ends_while_its_stream_waits, .timeout = LIMIT_S)
+{
+    struct bx_kernels *kernels = NULL;
+    struct arrays a;
+    struct stuck stuck;
+
+    begin();
+    make_arrays(&a, 1);
+    cr_assert_eq(bx_kernels_create(cuda, "bias.cu", BIAS, &kernels), 0, "%s", bx_error_text());
+    stuck = get_stuck(bx_cuda_stream(cuda));
+    put_work(&a);
+    bx_net_destroy(a.net);
+    bx_kernels_destroy(kernels);
+    bx_cuda_close(cuda);
+    cr_assert_eq(stuck.cu->cuStreamQuery(stuck.stream), CUDA_ERROR_NOT_READY);
+    device_open_gate(stuck.gate);
+}
+
+/* Another one waits, and the driver waits for it where memory is freed. */
+Test(nn_cuda, closing_ends_while_the_driver_waits, .timeout = LIMIT_S)
+{
+    struct stuck stuck;
+
+    begin_blocking();
+    stuck = get_stuck(NULL);
+    bx_cuda_close(cuda);
+    cr_assert_eq(stuck.cu->cuStreamQuery(stuck.stream), CUDA_ERROR_NOT_READY);
+    device_open_gate(stuck.gate);
+}
+
 GPU_TEST(destroying_a_net_waits_for_its_work)
 {
     struct arrays a;
@@ -467,23 +572,6 @@ GPU_TEST(two_devices_compute_side_by_side)
 }
 
 /* ---- The caller's own kernels ---------------------------------------------------------------------- */
-
-/* It has the name of a kernel that the tests' driver has compiled. */
-struct bias_args {
-    float *y;
-    const float *bias;
-    unsigned long long count;
-    unsigned columns;
-};
-
-static const char BIAS[] =
-    "struct args { float *y; const float *bias; unsigned long long count; unsigned columns; };\n"
-    "extern \"C\" __global__ void bxk_bias(args a)\n"
-    "{\n"
-    "    unsigned long long i = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x;\n"
-    "    if (i < a.count)\n"
-    "        a.y[i] += a.bias[i % a.columns];\n"
-    "}\n";
 
 GPU_TEST(kernels_of_one_s_own_run_in_order_with_copied_arguments)
 {
@@ -579,14 +667,19 @@ Test(nn_cuda, without_a_driver_or_nvrtc_no_device_is_opened, .timeout = LIMIT_S)
     cr_assert_null(cuda);
 }
 
-GPU_TEST(without_cublas_or_cudnn_no_net_is_made)
+/* The device is opened without them. */
+Test(nn_cuda, without_cublas_or_cudnn_no_net_is_made, .timeout = LIMIT_S)
 {
-    const struct bx_net_options options = { .cuda = cuda };
-    const char *cublas = getenv("BX_CUBLAS");
+    struct bx_net_options options = { 0 };
+    const char *cublas;
     struct bx_net *net = NULL;
 
+    choose_driver();
+    cublas = getenv("BX_CUBLAS");
     cublas = cublas == NULL ? NULL : strdup(cublas);
     setenv("BX_CUBLAS", "/nonexistent/libcublas.so", 1);
+    cr_assert_eq(bx_cuda_open(0, &cuda), 0, "%s", bx_error_text());
+    options.cuda = cuda;
     cr_assert_eq(bx_net_create(&options, &net), -ENOTSUP);
     expect_text("no cuBLAS, where BX_CUBLAS names it: /nonexistent/libcublas.so");
     if (cublas == NULL)
@@ -601,19 +694,23 @@ GPU_TEST(without_cublas_or_cudnn_no_net_is_made)
     expect_text("libm.so.6 has no function cudnnGetVersion: it is too old");
     cr_assert_null(net);
     free((char *)cublas);
+    end();
 }
 
 /* The file names that are tried without environment variables. */
-GPU_TEST(a_library_that_is_not_installed_is_told_with_what_to_do)
+Test(nn_cuda, a_library_that_is_not_installed_is_told_with_what_to_do, .timeout = LIMIT_S)
 {
     struct bx_net *net = NULL;
 
+    choose_driver();
     unsetenv("BX_CUDNN");
     if (dlopen("libcudnn.so.9", RTLD_LAZY) != NULL || dlopen("libcudnn.so.8", RTLD_LAZY) != NULL)
         cr_skip_test("cuDNN is installed here");
+    cr_assert_eq(bx_cuda_open(0, &cuda), 0, "%s", bx_error_text());
     cr_assert_eq(bx_net_create(&(struct bx_net_options){ .cuda = cuda }, &net), -ENOTSUP);
     expect_text("no cuDNN: libcudnn.so.9:");
     expect_text("LD_LIBRARY_PATH");
+    end();
 }
 
 Test(nn_cuda, an_nvrtc_that_does_not_know_the_device_is_too_old, .timeout = LIMIT_S)

@@ -6,6 +6,7 @@
  * is a matter of nanoseconds, so those are made many times.
  */
 #include "tests/harness/harness.h"
+#include "tests/harness/memory.h"
 
 #include "rpc/rpc.h"
 
@@ -481,6 +482,26 @@ static void end_many_threads(struct bx_job *job)
 Test(straight, threads_that_end_leave_no_calls, .timeout = 60)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { end_many_threads } });
+}
+
+/* No memory for the call on the straight way: the general one makes it, and no sentence speaks of a failure. */
+static void call_without_memory(struct bx_job *job)
+{
+    struct bx_future *future;
+
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "nothing", NULL, NULL, NULL), 0);
+    HARNESS_EQ(strcmp(bx_error_text(), ""), 0);
+    memory_fails_in = 1;
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "nothing", NULL, NULL, &future), 0);
+    HARNESS_EQ(memory_fails_in, 0);
+    HARNESS_EQ(strcmp(bx_error_text(), ""), 0);
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
+    bx_future_release(future);
+}
+
+Test(straight, an_allocation_that_fails_leaves_the_general_way, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_without_memory } });
 }
 
 /* A call is done, and its job freed by another thread, while this thread releases it: the job is not read. Here it

@@ -27,6 +27,8 @@
  *   bell.armed              armed, no recheck yet            others ring an eventfd that nobody reads
  *   bell.sleep              rechecked, about to sleep        the same
  *   bell.disarmed           awake                            nobody rings
+ *   bell.unlocked           a call published and its lock    the same: a sleeper wakes by the death, and drops it
+ *                           given back, word not read again
  *   bell.looked             word read, eventfd not written   the sleeper wakes by the death, and reads the ring
  *   bell.rung               eventfd written                  a wake-up
  *   spawn.announced         the launcher told, no name yet   nothing: the start of all fails, with its name
@@ -86,6 +88,7 @@
 #include "job/job.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -94,7 +97,7 @@
 #define ROUNDS 400
 #define PAYLOAD 8000
 
-enum gate { HIT = 0, FULL, SENT_ALL, ASLEEP, HELLO, PASSED_ALL };
+enum gate { HIT = 0, FULL, SENT_ALL, ASLEEP, HELLO, PASSED_ALL, STAYS, GOES };
 enum value { PID = 0, STEP_COUNT = 8, ONEWAYS, SENT, MADE, DESTROYED };
 
 /* ---- Taking aim ------------------------------------------------------------------------------------- */
@@ -104,12 +107,15 @@ static struct {
     bxi_a32 left;               /* passages until the signal */
     int signal;
     bool tells_of_sleep;
+    void (*at_second_look)(void);
 } aim;
 
 void bxi_step(const char *name)
 {
     if (aim.tells_of_sleep && strcmp(name, "bell.sleep") == 0)
         harness_post(ASLEEP);
+    if (aim.at_second_look != NULL && strcmp(name, "bell.unlocked") == 0)
+        aim.at_second_look();
     if (strcmp(name, "boot.hello_sent") == 0)
         harness_post(HELLO);
     if (aim.step == NULL || strcmp(aim.step, name) != 0 || bxi_add(&aim.left, (uint32_t)-1) != 1)
@@ -155,7 +161,8 @@ static int check_bytes(const struct bx_request *request, struct bx_reader *args,
 static int setup(struct bx_job *job)
 {
     harness_store(PID + bx_job_rank(job), (uint64_t)getpid());
-    if (bx_register(job, "bytes", BX_INLINE, check_bytes, NULL) < 0)
+    if (bx_register(job, "bytes", BX_INLINE, check_bytes, NULL) < 0 ||
+        bx_register(job, "nothing", BX_INLINE, harness_nothing, NULL) < 0)
         return -1;
     return bx_register(job, "echo", BX_INLINE, echo, NULL);
 }
@@ -182,7 +189,7 @@ static struct bx_msg *bytes_from(unsigned char first)
 /* More than a ring holds, so that it starves and wraps; calls, one and together, for replies; and others call it. */
 static void all_that_a_worker_does(struct bx_job *job)
 {
-    struct bx_future *many[3];
+    struct bx_future *many[3], *one;
 
     for (int round = 0; round < ROUNDS; round++) {
         struct bx_msg *msg = bytes_from((unsigned char)round);
@@ -191,6 +198,9 @@ static void all_that_a_worker_does(struct bx_job *job)
             HARNESS_EQ(bx_rpc_oneway(job, "worker0", "bytes", msg, NULL), 0);
         HARNESS_EQ(harness_call_i64(job, "worker2", "echo", round), round);
         HARNESS_EQ(harness_call_i64(job, "worker3", "echo", round), round);
+        HARNESS_EQ(bx_rpc_async(job, "worker3", "nothing", NULL, NULL, &one), 0);
+        HARNESS_EQ(bx_future_wait(one, BX_FOREVER), 0);
+        bx_future_release(one);
         HARNESS_EQ(bx_rpc_many(job, "worker0", "bytes", 3, (const struct bx_msg *[]){ msg, msg, msg }, NULL, many), 0);
         for (int i = 0; i < 3; i++) {
             HARNESS_EQ(bx_future_wait(many[i], BX_FOREVER), 0);
@@ -297,6 +307,7 @@ KILLED_ASLEEP(bell_arm_background, "bell.arm_background", 4)
 KILLED_ASLEEP(bell_armed, "bell.armed", 6)
 KILLED_ASLEEP(bell_sleep, "bell.sleep", 6)
 KILLED_ASLEEP(bell_disarmed, "bell.disarmed", 6)
+KILLED(bell_unlocked, "bell.unlocked", 4)
 KILLED_ASLEEP(bell_looked, "bell.looked", 4)
 KILLED_ASLEEP(bell_rung, "bell.rung", 4)
 
@@ -705,6 +716,61 @@ Test(stop_step, a_starved_sender_rereads_the_credit, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 3, .setup = setup_telling, .options = { .no_spin = true },
                                          .body = { starves, NULL, drains_behind_its_back } });
+}
+
+/* Keeps worker 1 awake, in a handler. */
+static int stay(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)args, (void)reply, (void)context;
+    harness_post(STAYS);
+    harness_await(GOES, (uint32_t)harness_gate(STAYS));
+    return 0;
+}
+
+static int setup_staying(struct bx_job *job)
+{
+    return setup(job) < 0 ? -1 : bx_register(job, "stay", BX_INLINE, stay, NULL);
+}
+
+static const bxi_a64 *armed_word;       /* of worker 1 */
+
+static void let_it_sleep(void)
+{
+    harness_post(GOES);
+    while ((bxi_load_relaxed(armed_word) & 3) == BXI_AWAKE)
+        sched_yield();
+}
+
+/* Worker 1 is awake at the first look of the second call and armed at its second one: for all that the caller knows,
+ * it has rechecked its rings without the frame. The watchdog may just wake it: then another round tells. */
+static void calls_while_it_falls_asleep(struct bx_job *job)
+{
+    uint64_t rung = 0;
+
+    armed_word = job->rpc->peers[1]->bell.word;
+    for (uint32_t round = 1; round <= 10 && rung == 0; round++) {
+        struct bx_future *staying, *future;
+
+        HARNESS_EQ(bx_rpc_async(job, "worker1", "stay", NULL, NULL, &staying), 0);
+        harness_await(STAYS, round);
+        rung = harness_counter(job, "doorbells_rung");
+        aim.at_second_look = let_it_sleep;
+        HARNESS_EQ(bx_rpc_async(job, "worker1", "nothing", NULL, NULL, &future), 0);
+        aim.at_second_look = NULL;
+        rung = harness_counter(job, "doorbells_rung") - rung;
+        HARNESS_EQ(harness_gate(GOES), round);
+        HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
+        HARNESS_EQ(bx_future_wait(staying, BX_FOREVER), 0);
+        bx_future_release(future);
+        bx_future_release(staying);
+    }
+    HARNESS_EQ(rung, 1);
+}
+
+Test(stop_step, a_callee_that_falls_asleep_during_the_unlock_is_rung, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_staying, .options = { .no_spin = true },
+                                         .body = { calls_while_it_falls_asleep } });
 }
 
 #endif

@@ -53,9 +53,57 @@ static int slice_bare(const struct rate *bench, struct bench_bare_client *client
     return 0;
 }
 
-/* Waits for a call and checks its reply; releases the future in any case. */
-static int finish(struct bx_future *future, uint64_t number)
+/* A slice's calls: a ring of futures, because a division by --inflight for each would be measured too. */
+struct calls {
+    struct bx_job *job;
+    const char *to;
+    struct bx_msg *const *args;
+    struct bx_future *futures[BENCH_INFLIGHT_MAX];
+    uint64_t inflight;
+    uint64_t sent, done;
+    uint64_t sent_at, done_at;          /* where in futures */
+};
+
+static uint64_t place_behind(const struct calls *calls, uint64_t place, uint64_t count)
 {
+    return place + count < calls->inflight ? place + count : place + count - calls->inflight;
+}
+
+/* Sends the next `count` calls, together if there are several. */
+static int send_calls(struct calls *calls, uint64_t count)
+{
+    struct bx_future **futures = &calls->futures[calls->sent_at];
+    int rc;
+
+    for (uint64_t i = 0; i < count; i++)
+        bench_fill(calls->args[i], calls->sent + i);
+    rc = count == 1 ? bx_rpc_async(calls->job, calls->to, BENCH_FUNCTION, calls->args[0], NULL, futures)
+                    : bx_rpc_many(calls->job, calls->to, BENCH_FUNCTION, count,
+                                  (const struct bx_msg *const *)calls->args, NULL, futures);
+    if (rc == 0) {
+        calls->sent += count;
+        calls->sent_at = place_behind(calls, calls->sent_at, count);
+        return 0;
+    }
+    for (uint64_t i = 0; count > 1 && i < count; i++)
+        bx_future_release(futures[i]);
+    return bench_fail(count == 1 ? "bx_rpc_async" : "bx_rpc_many", rc);
+}
+
+static struct bx_future *take_oldest(struct calls *calls, uint64_t *number)
+{
+    struct bx_future *oldest = calls->futures[calls->done_at];
+
+    *number = calls->done++;
+    calls->done_at = place_behind(calls, calls->done_at, 1);
+    return oldest;
+}
+
+/* Waits for the oldest call and checks its reply; releases the future in any case. */
+static int finish(struct calls *calls)
+{
+    uint64_t number;
+    struct bx_future *future = take_oldest(calls, &number);
     int rc = bx_future_wait(future, BENCH_WAIT_NS);
 
     if (rc < 0) {
@@ -68,24 +116,6 @@ static int finish(struct bx_future *future, uint64_t number)
     return rc;
 }
 
-/* Sends the calls first to first + count - 1, together if there are several. */
-static int send_calls(struct bx_job *job, struct bx_msg *const *args, uint64_t first, uint64_t count,
-                      struct bx_future **futures)
-{
-    const char *to = bx_worker_name(job, 1);
-    int rc;
-
-    for (uint64_t i = 0; i < count; i++)
-        bench_fill(args[i], first + i);
-    rc = count == 1 ? bx_rpc_async(job, to, BENCH_FUNCTION, args[0], NULL, futures)
-                    : bx_rpc_many(job, to, BENCH_FUNCTION, count, (const struct bx_msg *const *)args, NULL, futures);
-    if (rc == 0)
-        return 0;
-    for (uint64_t i = 0; count > 1 && i < count; i++)
-        bx_future_release(futures[i]);
-    return bench_fail(count == 1 ? "bx_rpc_async" : "bx_rpc_many", rc);
-}
-
 /* The most calls that are sent together: a divisor of those in flight. */
 static uint64_t at_once(const struct rate *bench)
 {
@@ -94,26 +124,21 @@ static uint64_t at_once(const struct rate *bench)
 
 static int slice_calls(const struct rate *bench, struct bx_job *job, struct bx_msg *const *args, double *ticks)
 {
-    struct bx_future *futures[BENCH_INFLIGHT_MAX];
-    uint64_t calls = (uint64_t)bench->calls, inflight = (uint64_t)bench->inflight, most = at_once(bench);
-    uint64_t sent = 0, done = 0;
+    struct calls calls = { .job = job, .to = bx_worker_name(job, 1), .args = args,
+                           .inflight = (uint64_t)bench->inflight };
+    uint64_t count = (uint64_t)bench->calls, most = at_once(bench);
     uint64_t before = bench_ticks();
     int rc = 0;
 
-    while (rc == 0 && done < calls) {
-        while (rc == 0 && sent < calls && sent - done <= inflight - most) {
-            uint64_t count = most < calls - sent ? most : calls - sent;
-
-            rc = send_calls(job, args, sent, count, &futures[sent % inflight]);
-            if (rc == 0)
-                sent += count;
-        }
-        for (uint64_t last = done + most; rc == 0 && done < last && done < sent; done++)
-            rc = finish(futures[done % inflight], done);
+    while (rc == 0 && calls.done < count) {
+        while (rc == 0 && calls.sent < count && calls.sent - calls.done <= calls.inflight - most)
+            rc = send_calls(&calls, most < count - calls.sent ? most : count - calls.sent);
+        for (uint64_t last = calls.done + most; rc == 0 && calls.done < last && calls.done < calls.sent;)
+            rc = finish(&calls);
     }
-    *ticks = (double)(bench_ticks() - before) / (double)calls;
-    for (; done < sent; done++)
-        bx_future_release(futures[done % inflight]);
+    *ticks = (double)(bench_ticks() - before) / (double)count;
+    for (uint64_t number; calls.done < calls.sent;)
+        bx_future_release(take_oldest(&calls, &number));
     return rc < 0 ? 1 : 0;
 }
 

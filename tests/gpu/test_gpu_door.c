@@ -1,0 +1,761 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * gpu/: the socket from which borrowers get the descriptors of slabs (door.c): questions that are broken off, answers
+ * that come late, other users, garbage, and the limits on descriptors.
+ */
+#include "gpu_fixture.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#define BYTES (2 * GPU_MIB)             /* a slab of its own, also where another has the words */
+#define STRANGER 65534                  /* a user that is not this one */
+#define SOON_NS UINT64_C(3000000000)    /* less than the time after which a question is given up */
+#ifndef SO_PASSRIGHTS
+#define SO_PASSRIGHTS 83                /* asm-generic/socket.h of Linux 6.16 */
+#endif
+
+enum { LENT = 1, HELD, KILLED, LAST, READY };
+
+struct question {                       /* as door.c has them */
+    uint32_t slab, reserved;
+    uint64_t generation;
+};
+struct answer {
+    struct question to;
+    int32_t code;
+    uint32_t count;
+    uint64_t bytes[BXI_GPU_PARTS];
+};
+
+TestSuite(gpu_door, .init = gpu_export_by_default, .timeout = 60);
+
+static struct bxi_gpu_block *lend(unsigned char value)
+{
+    struct bxi_gpu_block *block = gpu_block(BYTES);
+
+    gpu_fill(gpu_lane, block->address, value, BYTES);
+    GPU_EQ(bxi_gpu_ref(block, 0, BYTES, &gpu_shared->ref[0]), 0);
+    GPU_EQ(bxi_gpu_mark(gpu_lane, &gpu_shared->ref[0].ready), 0);
+    gpu_wait_passed(NULL, &gpu_shared->ref[0].ready);
+    gpu_shared->ref[0].ready = (struct bxi_gpu_point){ 0 };     /* so the slab with its word is not mapped */
+    return block;
+}
+
+/* Lends, until LAST. */
+static void lends(void)
+{
+    struct bxi_gpu_block *block;
+
+    gpu_start(0);
+    gpu_meet(1);
+    block = lend(7);
+    gpu_store(0, (uint64_t)getpid());
+    gpu_post(LENT);
+    gpu_await(LAST, 1);
+    bxi_gpu_free(block);
+    gpu_end();
+}
+
+/* Borrows what process 0 lends, and reads it. */
+static void read_lent(unsigned char value)
+{
+    struct bxi_gpu_map *map;
+    uint64_t before = bxi_gpu_now_ns();
+    uint64_t address = gpu_borrow(gpu_peer[0], &gpu_shared->ref[0], &map);
+
+    GPU_CHECK(bxi_gpu_now_ns() - before < SOON_NS);
+    GPU_CHECK(gpu_holds(gpu_lane, address, value, BYTES));
+    bxi_gpu_map_put(map);
+}
+
+static void borrows(void)
+{
+    gpu_start(1);
+    gpu_meet(0);
+    gpu_await(LENT, 1);
+    gpu_await(READY, 1);
+    read_lent(7);
+    gpu_post(LAST);
+    gpu_end();
+}
+
+/* With a pause, until its threads have stopped too. */
+static pid_t stop_owner(void)
+{
+    pid_t owner = (pid_t)gpu_load(0);
+
+    GPU_EQ(kill(owner, SIGSTOP), 0);
+    usleep(100000);
+    return owner;
+}
+
+/* ---- The socket, without gpu/ ---------------------------------------------------------------- */
+
+static socklen_t door_of(const uint8_t door[BXI_GPU_DOOR_BYTES], struct sockaddr_un *name)
+{
+    char text[2 * BXI_GPU_DOOR_BYTES + 1];
+
+    for (int i = 0; i < BXI_GPU_DOOR_BYTES; i++)
+        snprintf(text + (size_t)i * 2, 3, "%02x", door[i]);
+    *name = (struct sockaddr_un){ .sun_family = AF_UNIX };
+    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 +
+                       (size_t)snprintf(name->sun_path + 1, sizeof(name->sun_path) - 1, "boxcar-gpu-%s", text));
+}
+
+/* A socket that asks process 0. */
+static int asker(bool has_name)
+{
+    struct sockaddr_un own = { .sun_family = AF_UNIX };
+    struct sockaddr_un name;
+    socklen_t bytes = door_of(gpu_read_only->region[0].head.door, &name);
+    int one = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+
+    GPU_CHECK(one >= 0);
+    if (has_name)
+        GPU_EQ(bind(one, (struct sockaddr *)&own, sizeof(own.sun_family)), 0);
+    GPU_EQ(connect(one, (struct sockaddr *)&name, bytes), 0);
+    return one;
+}
+
+static struct question right_question(void)
+{
+    return (struct question){ .slab = gpu_read_only->ref[0].slab, .generation = gpu_read_only->ref[0].generation };
+}
+
+/* Sends bytes and, unless it is -1, a descriptor. */
+static ssize_t send_with(int socket, const void *data, size_t data_bytes, int fd)
+{
+    _Alignas(struct cmsghdr) unsigned char control[CMSG_SPACE(sizeof(int))] = { 0 };
+    struct iovec part = { .iov_base = (void *)(uintptr_t)data, .iov_len = data_bytes };
+    struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1 };
+
+    if (fd >= 0) {
+        message.msg_control = control;
+        message.msg_controllen = sizeof(control);
+        *CMSG_FIRSTHDR(&message) = (struct cmsghdr){ .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS,
+                                                     .cmsg_len = CMSG_LEN(sizeof(int)) };
+        memcpy(CMSG_DATA(CMSG_FIRSTHDR(&message)), &fd, sizeof(fd));
+    }
+    return sendmsg(socket, &message, MSG_NOSIGNAL);
+}
+
+/* Sends the question and waits for an answer, but not for long. */
+static bool is_answered(const struct question *question)
+{
+    int one = asker(true);
+    struct pollfd entry = { .fd = one, .events = POLLIN };
+    bool is;
+
+    GPU_EQ(send(one, question, sizeof(*question), MSG_NOSIGNAL), sizeof(*question));
+    is = poll(&entry, 1, 500) == 1;
+    close(one);
+    return is;
+}
+
+/* ---- A question that is broken off ----------------------------------------------------------- */
+
+static bxi_a32 is_done;
+static int done_rc;
+
+static void done(void *context, int rc)
+{
+    (void)context;
+    done_rc = rc;
+    bxi_store_release(&is_done, 1);
+}
+
+/* Its socket does not answer. Then it retires the slab and lends another in the same row. */
+static void lends_another_while_it_is_asked(void)
+{
+    struct bxi_gpu_head *head = &gpu_shared->region[0].head;
+    uint8_t door[BXI_GPU_DOOR_BYTES];
+    struct sockaddr_un name;
+    struct bxi_gpu_block *block;
+    socklen_t bytes;
+    uint32_t slab;
+    int silent = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+
+    gpu_start(0);
+    gpu_meet(1);
+    memcpy(door, head->door, sizeof(door));
+    head->door[0] ^= 1;
+    bytes = door_of(head->door, &name);
+    GPU_EQ(bind(silent, (struct sockaddr *)&name, bytes), 0);
+    block = lend(1);
+    slab = block->slab;
+    gpu_post(LENT);
+    gpu_await(HELD, 1);
+    memcpy(head->door, door, sizeof(door));
+    bxi_gpu_free(block);
+    bxi_gpu_trim(gpu_device);
+    gpu_poll_until_nothing_is_left();
+    block = lend(7);
+    GPU_EQ(block->slab, slab);
+    gpu_post(LENT);
+    gpu_await(LAST, 1);
+    bxi_gpu_free(block);
+    gpu_end();
+    close(silent);
+}
+
+static void asks_for_both(void)
+{
+    int before;
+
+    gpu_start(1);
+    gpu_meet(0);
+    gpu_await(LENT, 1);
+    before = gpu_open_fds();
+    GPU_EQ(bxi_gpu_map_begin(gpu_peer[0], &gpu_shared->ref[0], done, NULL), 0);
+    usleep(50000);
+    gpu_post(HELD);
+    while (bxi_load_acquire(&is_done) == 0)
+        sched_yield();
+    GPU_EQ(done_rc, -ESTALE);
+    GPU_EQ(gpu_open_fds(), before);
+    gpu_await(LENT, 2);
+    read_lent(7);
+    gpu_post(LAST);
+    gpu_end();
+}
+
+Test(gpu_door, asks_anew_after_a_question_was_broken_off)
+{
+    gpu_world(GPU_FAKE);
+    gpu_run(2, (gpu_fn[]){ lends_another_while_it_is_asked, asks_for_both });
+}
+
+/* ---- An answer that comes late --------------------------------------------------------------- */
+
+static void waits_for_the_kill(struct bxi_gpu_job *job)
+{
+    (void)job;
+    gpu_await(KILLED, 1);
+}
+
+/* The owner answers while the helper is busy, and dies before the helper has seen the answer. */
+static void asks_one_that_dies(void)
+{
+    struct bxi_gpu_job busy = { .run = waits_for_the_kill };
+    struct bxi_gpu_map *map;
+    struct pollfd entry = { .events = POLLIN };
+    uint64_t address = 0;
+    pid_t owner;
+
+    gpu_start(1);
+    gpu_meet(0);
+    gpu_await(LENT, 1);
+    owner = stop_owner();
+    GPU_EQ(bxi_gpu_map_begin(gpu_peer[0], &gpu_shared->ref[0], done, NULL), 0);
+    usleep(50000);
+    bxi_gpu_helper_post(&gpu->helper, &busy);
+    usleep(50000);
+    GPU_EQ(kill(owner, SIGCONT), 0);
+    entry.fd = gpu_peer[0]->map[gpu_shared->ref[0].slab].ask.socket;
+    GPU_EQ(poll(&entry, 1, 10000), 1);
+    usleep(250000);                     /* until it is time to ask again */
+    gpu_post(HELD);
+    while (bxi_load_acquire(&is_done) == 0)
+        sched_yield();
+    GPU_EQ(done_rc, 0);
+    GPU_EQ(bxi_gpu_map_get(gpu_peer[0], &gpu_shared->ref[0], &map, &address), 0);
+    GPU_EQ(bxi_gpu_peer_died(gpu_peer[0], gpu_shared->region[0].word), 0);
+    GPU_CHECK(gpu_holds(gpu_lane, address, 7, BYTES));
+    bxi_gpu_map_put(map);
+    gpu_poll_until_nothing_is_left();
+    gpu_end();
+}
+
+Test(gpu_door, takes_the_answer_of_an_owner_that_has_died_since)
+{
+    gpu_world(GPU_FAKE);
+    gpu_fork(0, lends);
+    gpu_fork(1, asks_one_that_dies);
+    gpu_await(HELD, 1);
+    gpu_kill(0);
+    gpu_post(KILLED);
+    gpu_join(1);
+    gpu_check_machine();
+}
+
+/* It is killed before it answers. */
+static void asks_one_that_is_killed(void)
+{
+    int before;
+
+    gpu_start(1);
+    gpu_meet(0);
+    gpu_await(LENT, 1);
+    before = gpu_open_fds();
+    (void)stop_owner();
+    GPU_EQ(bxi_gpu_map_begin(gpu_peer[0], &gpu_shared->ref[0], done, NULL), 0);
+    usleep(50000);
+    gpu_post(HELD);
+    gpu_await(KILLED, 1);
+    GPU_EQ(bxi_gpu_peer_died(gpu_peer[0], gpu_shared->region[0].word), 0);
+    gpu_poll_until_nothing_is_left();
+    while (bxi_load_acquire(&is_done) == 0)
+        sched_yield();
+    GPU_EQ(done_rc, -EOWNERDEAD);
+    GPU_EQ(gpu_open_fds(), before);
+    GPU_EQ(gpu_shared->held[1][0].generation[gpu_shared->ref[0].slab], 0);
+    gpu_end();
+}
+
+Test(gpu_door, is_not_asked_any_more_when_its_owner_is_dead)
+{
+    gpu_world(GPU_FAKE);
+    gpu_fork(0, lends);
+    gpu_fork(1, asks_one_that_is_killed);
+    gpu_await(HELD, 1);
+    gpu_kill(0);
+    gpu_post(KILLED);
+    gpu_join(1);
+    gpu_check_machine();
+}
+
+/* What did not get into the owner's full queue is sent again when there is room. */
+static void asks_where_the_queue_is_full(void)
+{
+    char byte = 0;
+    uint64_t before;
+    pid_t owner;
+    int one;
+
+    gpu_start(1);
+    gpu_meet(0);
+    gpu_await(LENT, 1);
+    owner = stop_owner();
+    one = asker(false);
+    while (send(one, &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL) == 1)
+        ;
+    GPU_EQ(errno, EAGAIN);
+    GPU_EQ(bxi_gpu_map_begin(gpu_peer[0], &gpu_shared->ref[0], done, NULL), 0);
+    usleep(20000);
+    GPU_EQ(kill(owner, SIGCONT), 0);
+    before = bxi_gpu_now_ns();
+    while (bxi_load_acquire(&is_done) == 0)
+        sched_yield();
+    GPU_CHECK(bxi_gpu_now_ns() - before < UINT64_C(120000000));
+    GPU_EQ(done_rc, 0);
+    close(one);
+    gpu_post(LAST);
+    gpu_end();
+}
+
+Test(gpu_door, is_asked_again_at_once_when_its_queue_was_full)
+{
+    gpu_world(GPU_FAKE);
+    gpu_run(2, (gpu_fn[]){ lends, asks_where_the_queue_is_full });
+}
+
+/* ---- Other users ----------------------------------------------------------------------------- */
+
+static void skip_unless_root(void)
+{
+    if (geteuid() != 0)
+        cr_skip_test("only root can become another user");
+}
+
+/* It knows the name, which everyone can read in /proc/net/unix, and guesses the slab. */
+static void asks_as_another_user(void)
+{
+    struct question question;
+
+    gpu_await(LENT, 1);
+    question = right_question();
+    GPU_CHECK(is_answered(&question));
+    GPU_EQ(setresuid(STRANGER, STRANGER, STRANGER), 0);
+    GPU_CHECK(!is_answered(&question));
+    gpu_post(READY);
+}
+
+Test(gpu_door, gives_nothing_to_another_user)
+{
+    skip_unless_root();
+    gpu_world(GPU_FAKE);
+    gpu_run(3, (gpu_fn[]){ lends, borrows, asks_as_another_user });
+}
+
+/* Takes a name that the owner had, and answers each question with descriptors of its own. */
+static void answers_as_another_user(void)
+{
+    struct answer answer = { .count = 1, .bytes = { 2 * GPU_MIB } };
+    struct sockaddr_un name;
+    socklen_t bytes;
+    int one = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0), null = open("/dev/null", O_RDWR | O_CLOEXEC);
+
+    GPU_EQ(setresuid(STRANGER, STRANGER, STRANGER), 0);
+    bytes = door_of((const uint8_t[BXI_GPU_DOOR_BYTES]){ 1 }, &name);
+    GPU_EQ(bind(one, (struct sockaddr *)&name, bytes), 0);
+    gpu_post(HELD);
+    for (int i = 0; i < 2; i++) {
+        bytes = sizeof(name);
+        GPU_EQ(recvfrom(one, &answer.to, sizeof(answer.to), 0, (struct sockaddr *)&name, &bytes), sizeof(answer.to));
+        GPU_EQ(connect(one, (struct sockaddr *)&name, bytes), 0);
+        GPU_EQ(send_with(one, &answer, sizeof(answer), null), sizeof(answer));
+        answer.code = -ESTALE;
+    }
+    gpu_post(READY);
+    gpu_await(KILLED, 1);
+}
+
+/* Its socket has gone, and another process has taken the name; later it is there again. */
+static void lends_without_its_name(void)
+{
+    struct bxi_gpu_head *head = &gpu_shared->region[0].head;
+    uint8_t door[BXI_GPU_DOOR_BYTES];
+    struct bxi_gpu_block *block;
+
+    gpu_start(0);
+    gpu_meet(1);
+    memcpy(door, head->door, sizeof(door));
+    memcpy(head->door, (uint8_t[BXI_GPU_DOOR_BYTES]){ 1 }, sizeof(door));
+    gpu_await(HELD, 1);
+    block = lend(7);
+    gpu_post(LENT);
+    gpu_await(READY, 1);
+    memcpy(head->door, door, sizeof(door));
+    gpu_post(KILLED);
+    gpu_await(LAST, 1);
+    bxi_gpu_free(block);
+    gpu_end();
+}
+
+static void borrows_from_the_right_one(void)
+{
+    int before;
+
+    gpu_start(1);
+    gpu_meet(0);
+    gpu_await(LENT, 1);
+    before = gpu_open_fds();
+    read_lent(7);
+    GPU_EQ(gpu_open_fds(), before + 2);     /* of the tests' driver: for the map, and for what settling frees */
+    gpu_post(LAST);
+    gpu_end();
+}
+
+Test(gpu_door, takes_no_answer_from_another_user)
+{
+    skip_unless_root();
+    gpu_world(GPU_FAKE);
+    gpu_run(3, (gpu_fn[]){ lends_without_its_name, borrows_from_the_right_one, answers_as_another_user });
+}
+
+/* As in a program that its user may run as another (set-user-ID): the effective user owns what it makes. */
+static void become_effective(void)
+{
+    GPU_EQ(setresuid(STRANGER, 0, 0), 0);
+}
+
+static void lends_as_effective(void)
+{
+    become_effective();
+    lends();
+}
+
+static void borrows_as_effective(void)
+{
+    become_effective();
+    gpu_post(READY);
+    borrows();
+}
+
+Test(gpu_door, goes_by_the_effective_user)
+{
+    skip_unless_root();
+    gpu_world(GPU_FAKE);
+    gpu_run(2, (gpu_fn[]){ lends_as_effective, borrows_as_effective });
+}
+
+/* The real user of such a program is not its effective one. */
+Test(gpu_door, gives_nothing_to_the_real_user_of_a_program_that_runs_as_another)
+{
+    skip_unless_root();
+    gpu_world(GPU_FAKE);
+    gpu_run(3, (gpu_fn[]){ lends_as_effective, borrows_as_effective, asks_as_another_user });
+}
+
+/* ---- Garbage --------------------------------------------------------------------------------- */
+
+static void send_garbage(int socket)
+{
+    static const unsigned char noise[4096] = { 0xFF };
+    struct question wrong = right_question();
+    int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+
+    for (size_t bytes = 0; bytes <= sizeof(noise); bytes = bytes * 2 + 1) {
+        (void)send_with(socket, noise, bytes, -1);
+        (void)send_with(socket, noise, bytes, null);
+    }
+    wrong.slab = UINT32_MAX;
+    (void)send_with(socket, &wrong, sizeof(wrong), -1);
+    wrong.slab = BXI_GPU_SLABS + gpu_read_only->ref[0].slab;
+    (void)send_with(socket, &wrong, sizeof(wrong), null);
+    wrong = right_question();
+    wrong.generation++;
+    (void)send_with(socket, &wrong, sizeof(wrong), null);
+    close(null);
+}
+
+/* Hundreds of sockets, some without a name, which take no answer. */
+static void sends_garbage(void)
+{
+    struct question right;
+    int one;
+
+    gpu_await(LENT, 1);
+    right = right_question();
+    for (int i = 0; i < 300; i++) {
+        one = asker(i % 2 == 0);
+        send_garbage(one);
+        for (int j = 0; j < 20; j++)
+            (void)send(one, &right, sizeof(right), MSG_NOSIGNAL);
+        close(one);
+    }
+    GPU_CHECK(is_answered(&right));     /* and all before it have been */
+    gpu_post(READY);
+}
+
+static void lends_among_garbage(void)
+{
+    struct bxi_gpu_block *block;
+    int before;
+
+    gpu_start(0);
+    gpu_meet(1);
+    block = lend(7);
+    before = gpu_open_fds();
+    gpu_post(LENT);
+    gpu_await(LAST, 1);
+    GPU_EQ(gpu_open_fds(), before);
+    bxi_gpu_free(block);
+    gpu_end();
+}
+
+Test(gpu_door, goes_on_among_garbage)
+{
+    gpu_world(GPU_FAKE);
+    gpu_run(3, (gpu_fn[]){ lends_among_garbage, borrows, sends_garbage });
+}
+
+/* A connection whose close waits for a minute for its data to be read. -1: there is no such connection here. */
+static int lingering(int *other)
+{
+    struct sockaddr_in name = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    socklen_t bytes = sizeof(name);
+    static const char noise[65536];
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int one = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    if (listener < 0 || bind(listener, (struct sockaddr *)&name, sizeof(name)) < 0 || listen(listener, 1) < 0 ||
+        getsockname(listener, (struct sockaddr *)&name, &bytes) < 0 ||
+        connect(one, (struct sockaddr *)&name, sizeof(name)) < 0)
+        return -1;
+    *other = accept(listener, NULL, NULL);
+    while (send(one, noise, sizeof(noise), MSG_DONTWAIT | MSG_NOSIGNAL) > 0)
+        ;
+    if (setsockopt(one, SOL_SOCKET, SO_LINGER, &(struct linger){ 1, 60 }, sizeof(struct linger)) < 0)
+        return -1;
+    close(listener);
+    return one;
+}
+
+/* Sent while the owner is stopped, so that the owner's thread would be the last to close it. */
+static void sends_what_closes_slowly(void)
+{
+    struct question question;
+    int other = -1, one = lingering(&other), door;
+    pid_t owner;
+
+    gpu_await(LENT, 1);
+    question = right_question();
+    owner = stop_owner();
+    door = asker(false);
+    GPU_CHECK(one >= 0);
+    if (send_with(door, &question, sizeof(question), one) > 0)
+        close(one);
+    GPU_EQ(kill(owner, SIGCONT), 0);
+    usleep(50000);
+    gpu_post(READY);
+    gpu_await(LAST, 1);
+    close(other);                       /* unread data resets the connection: nobody waits */
+}
+
+Test(gpu_door, takes_no_descriptors_that_close_slowly)
+{
+    int other = -1, off = 0, probe = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0), one = lingering(&other);
+
+    if (setsockopt(probe, SOL_SOCKET, SO_PASSRIGHTS, &off, sizeof(off)) < 0)
+        cr_skip_test("this kernel cannot refuse descriptors (SO_PASSRIGHTS)");
+    if (one < 0)
+        cr_skip_test("there is no TCP here");
+    close(other);
+    close(one);
+    close(probe);
+    gpu_world(GPU_FAKE);
+    gpu_run(3, (gpu_fn[]){ lends, borrows, sends_what_closes_slowly });
+}
+
+/* ---- Wrong answers --------------------------------------------------------------------------- */
+
+#define WRONG 9
+
+/* The wrong answers, to a question about a slab of 2 MiB: sizes that overflow, other counts, codes and questions. */
+static size_t make_wrong(int which, struct answer *answer)
+{
+    switch (which) {
+    case 0: answer->bytes[0] = UINT64_MAX; break;
+    case 1: answer->bytes[0] = 1; break;
+    case 2: answer->bytes[0] = 0; break;
+    case 3: answer->count = 0; break;
+    case 4: answer->count = UINT32_MAX; break;
+    case 5: answer->to.generation++; break;
+    case 6: answer->code = INT32_MIN; break;
+    case 7: return sizeof(*answer) - 1;
+    default: return 1;
+    }
+    return sizeof(*answer);
+}
+
+/* Of the same user, in the owner's place. */
+static void answers_wrongly(void)
+{
+    int one = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0), null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    struct sockaddr_un name;
+    socklen_t bytes = door_of((const uint8_t[BXI_GPU_DOOR_BYTES]){ 1 }, &name);
+
+    GPU_EQ(bind(one, (struct sockaddr *)&name, bytes), 0);
+    gpu_post(HELD);
+    for (int i = 0; i < WRONG; i++) {
+        struct answer answer = { .count = 1, .bytes = { 2 * GPU_MIB } };
+
+        bytes = sizeof(name);
+        GPU_EQ(recvfrom(one, &answer.to, sizeof(answer.to), 0, (struct sockaddr *)&name, &bytes), sizeof(answer.to));
+        GPU_EQ(connect(one, (struct sockaddr *)&name, bytes), 0);
+        GPU_CHECK(send_with(one, &answer, make_wrong(i, &answer), null) > 0);
+        GPU_EQ(connect(one, &(struct sockaddr){ .sa_family = AF_UNSPEC }, sizeof(sa_family_t)), 0);
+    }
+    gpu_await(READY, 1);
+}
+
+static void refuses_wrong_answers(void)
+{
+    int before;
+
+    gpu_start(1);
+    gpu_meet(0);
+    gpu_await(LENT, 1);
+    before = gpu_open_fds();
+    for (int i = 0; i < WRONG; i++) {
+        GPU_EQ(gpu_try_map(gpu_peer[0], &gpu_shared->ref[0]), -EPROTO);
+        GPU_EQ(gpu_open_fds(), before);
+        GPU_EQ(gpu_shared->held[1][0].generation[gpu_shared->ref[0].slab], 0);
+    }
+    gpu_post(READY);
+    gpu_await(KILLED, 1);
+    read_lent(7);
+    gpu_post(LAST);
+    gpu_end();
+}
+
+Test(gpu_door, is_not_believed_in_everything)
+{
+    gpu_world(GPU_FAKE);
+    gpu_run(3, (gpu_fn[]){ lends_without_its_name, refuses_wrong_answers, answers_wrongly });
+}
+
+/* ---- Too many descriptors -------------------------------------------------------------------- */
+
+/* Leaves room for more descriptors, beside those that are open. */
+static void limit_fds(unsigned more)
+{
+    int lowest;
+
+    GPU_EQ(setrlimit(RLIMIT_NOFILE, &(struct rlimit){ 4096, 4096 }), 0);
+    lowest = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    GPU_CHECK(lowest >= 0);
+    close(lowest);
+    GPU_EQ(setrlimit(RLIMIT_NOFILE, &(struct rlimit){ (rlim_t)lowest + more, 4096 }), 0);
+}
+
+static void lends_without_room_for_descriptors(void)
+{
+    struct bxi_gpu_block *block;
+    int before;
+
+    gpu_start(0);
+    gpu_meet(1);
+    block = lend(7);
+    before = gpu_open_fds();
+    limit_fds(0);
+    gpu_post(LENT);
+    gpu_await(HELD, 1);
+    limit_fds(1000);
+    GPU_EQ(gpu_open_fds(), before);
+    gpu_post(READY);
+    gpu_await(LAST, 1);
+    bxi_gpu_free(block);
+    gpu_end();
+}
+
+static void is_told_so(void)
+{
+    gpu_start(1);
+    gpu_meet(0);
+    gpu_await(LENT, 1);
+    GPU_EQ(gpu_try_map(gpu_peer[0], &gpu_shared->ref[0]), -EMFILE);
+    GPU_CHECK(strstr(gpu_map_text, "EMFILE") != NULL);
+    gpu_post(HELD);
+    gpu_await(READY, 1);
+    read_lent(7);
+    gpu_post(LAST);
+    gpu_end();
+}
+
+Test(gpu_door, says_that_its_owner_has_too_many_descriptors)
+{
+    gpu_world(GPU_FAKE);
+    gpu_run(2, (gpu_fn[]){ lends_without_room_for_descriptors, is_told_so });
+}
+
+static void borrows_without_room_for_descriptors(void)
+{
+    int before;
+
+    gpu_start(1);
+    gpu_meet(0);
+    gpu_await(LENT, 1);
+    before = gpu_open_fds();
+    limit_fds(1);                       /* for the socket */
+    GPU_EQ(gpu_try_map(gpu_peer[0], &gpu_shared->ref[0]), -EMFILE);
+    limit_fds(0);
+    GPU_EQ(gpu_try_map(gpu_peer[0], &gpu_shared->ref[0]), -EMFILE);
+    limit_fds(1000);
+    GPU_EQ(gpu_open_fds(), before);
+    GPU_EQ(gpu_shared->held[1][0].generation[gpu_shared->ref[0].slab], 0);
+    read_lent(7);
+    gpu_post(LAST);
+    gpu_end();
+}
+
+Test(gpu_door, loses_no_descriptor_where_the_borrower_has_too_many)
+{
+    gpu_world(GPU_FAKE);
+    gpu_run(2, (gpu_fn[]){ lends, borrows_without_room_for_descriptors });
+}

@@ -43,8 +43,22 @@ static unsigned wait_for_nothing(struct CUstream_st *stream, unsigned long long 
     return CUDA_SUCCESS;
 }
 
+static unsigned (*write_value)(struct CUstream_st *stream, unsigned long long address, uint64_t value, unsigned flags);
+static unsigned (*synchronize)(struct CUstream_st *stream);
+
+/* What the stream did not wait for is there before the trial's pause of 2 ms, however slow this process is. */
+static unsigned write_and_end(struct CUstream_st *stream, unsigned long long address, uint64_t value, unsigned flags)
+{
+    unsigned rc = write_value(stream, address, value, flags);
+
+    return rc == CUDA_SUCCESS ? synchronize(stream) : rc;
+}
+
 static void lose_waits(struct bxi_cuda *cu)
 {
+    write_value = cu->cuStreamWriteValue64_v2;
+    synchronize = cu->cuStreamSynchronize;
+    cu->cuStreamWriteValue64_v2 = write_and_end;
     cu->cuStreamWaitValue64_v2 = wait_for_nothing;
 }
 
@@ -55,7 +69,6 @@ static void waits_do_not_wait(void)
 
 Test(gpu_probe, detects_waits_that_do_not_wait, .timeout = 60)
 {
-    setenv("FAKE_CUDA_DELAY_US", "1", 1);       /* what was not waited for comes within the trial's pause of 2 ms */
     run(waits_do_not_wait);
 }
 

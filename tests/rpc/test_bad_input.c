@@ -176,9 +176,9 @@ Test(bad_start, raises_the_soft_limit)
 Test(bad_start, that_runs_out_of_descriptors_says_so)
 {
     for (int i = 1; i < 32; i++)
-        start_worker(i, (struct bx_options){ .rank = i, .world_size = 32, .start_timeout_ns = 5 * SHORT_START });
+        start_worker(i, (struct bx_options){ .rank = i, .world_size = 32, .start_timeout_ns = 50 * SHORT_START });
     limit_descriptors(3 * 32 + 64);
-    start_worker(0, (struct bx_options){ .rank = 0, .world_size = 32, .start_timeout_ns = 5 * SHORT_START });
+    start_worker(0, (struct bx_options){ .rank = 0, .world_size = 32, .start_timeout_ns = 50 * SHORT_START });
     start_fails(0, BX_E_DESCRIPTORS, "open files");
     for (int i = 1; i < 32; i++) {
         start_ends(i);

@@ -396,7 +396,8 @@ static int await(struct bxi_call *call, const char *function, uint64_t deadline_
 {
     struct bx_job *job = call->future.job;
     struct bxi_waiter waiter = { .ready = call_ready, .object = &call->future, .deadline_ns = deadline_ns,
-                                 .shown = bxi_future_shown(&call->future), .straight = bxi_straight_reply };
+                                 .shown = { .reason = BXI_FOR_CALL, .to = (int16_t)call->peer->rank, .id = call->id },
+                                 .straight = bxi_straight_reply };
     int rc = bxi_wait(job->run, &waiter);
 
     if (rc < 0) {

@@ -185,6 +185,7 @@ int bxi_reply_arrived(struct bx_job *job, struct bxi_peer *peer, const struct bx
         bxi_slot_free(peer, index);
         bxi_counter_add(job, BXI_C_late_replies, 1);
     }
+    bxi_peer_note_stream(peer);
     bxi_unlock(&job->run->lock);
 
     if (was_full)

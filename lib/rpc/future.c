@@ -409,6 +409,16 @@ const struct bx_msg *bx_future_value(const struct bx_future *future)
     return future != NULL && bxi_future_is_done(future) ? future->value : NULL;
 }
 
+/* What a wait for it shows. */
+static struct bxi_wait_shown shown(const struct bx_future *future)
+{
+    const struct bxi_call *call = (const struct bxi_call *)(const void *)future;
+
+    if (!future->is_call)
+        return (struct bxi_wait_shown){ .reason = BXI_FOR_FUTURE };
+    return (struct bxi_wait_shown){ .reason = BXI_FOR_CALL, .to = (int16_t)call->peer->rank, .id = call->id };
+}
+
 static bool future_ready(struct bxi_waiter *waiter)
 {
     return bxi_future_is_done(waiter->object);
@@ -423,7 +433,7 @@ int bx_future_wait(struct bx_future *future, uint64_t timeout_ns)
             .ready = future_ready,
             .object = future,
             .deadline_ns = bxi_deadline_ns(timeout_ns),
-            .shown = bxi_future_shown(future),
+            .shown = shown(future),
         };
         int rc = bxi_job_check(future->job);
 

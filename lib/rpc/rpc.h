@@ -263,6 +263,7 @@ struct bxi_peer {
     /* role: the way in */
     bool in_open;
     bool draining;                          /* it is gone: its replies count, its requests are dropped */
+    bool streams;                           /* many frames are under way both ways: see peek in source.c */
     struct bxi_ring_reader in;
     bxi_a64 consumed;                       /* in.read_pos, for threads that send */
     uint64_t rescue_pos;                    /* watchdog: where a frame lay unread a second ago, plus 1 */
@@ -293,6 +294,14 @@ struct bxi_out {
 int bxi_peer_send(struct bx_job *job, struct bxi_peer *peer, struct bxi_out *out);
 /* Sends a frame without loans and references if it can go into the open ring at once. False: nothing was done. Lock. */
 bool bxi_peer_send_plain(struct bx_job *job, struct bxi_peer *peer, const struct bxi_out *out);
+/* Notes whether many frames are under way to the peer: calls that it has not answered, or answers that it had not read
+ * when it sent its last frame. For peek (source.c). Lock and role. */
+#define BXI_STREAM_CALLS 8u
+#define BXI_STREAM_BYTES 1024u
+static inline void bxi_peer_note_stream(struct bxi_peer *peer)
+{
+    peer->streams = peer->in_flight > BXI_STREAM_CALLS || peer->out.write_pos - peer->out.credit > BXI_STREAM_BYTES;
+}
 /* Ends a group of frames that began with bxi_ring_group_begin(&peer->out), its ring being open. Lock, not given back in
  * between. */
 void bxi_peer_group_end(struct bx_job *job, struct bxi_peer *peer);
@@ -741,16 +750,6 @@ static inline bool bxi_queues_move(struct bx_job *job, bool before_sleep)
     /* Relaxed: set under the lock; a thread that sets one asks for room, or the holder of the role does. */
     return (bxi_load_relaxed(&job->rpc->starved[0]) | bxi_load_relaxed(&job->rpc->starved[1])) != 0 &&
            bxi_queues_move_any(job, before_sleep);
-}
-
-/* What a wait for a future shows. */
-static inline struct bxi_wait_shown bxi_future_shown(const struct bx_future *future)
-{
-    const struct bxi_call *call = (const struct bxi_call *)(const void *)future;
-
-    if (!future->is_call)
-        return (struct bxi_wait_shown){ .reason = BXI_FOR_FUTURE };
-    return (struct bxi_wait_shown){ .reason = BXI_FOR_CALL, .to = (int16_t)call->peer->rank, .id = call->id };
 }
 
 /* Runs the request's handler, an async one if future is not NULL (base/usercall.h). */

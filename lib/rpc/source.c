@@ -24,11 +24,30 @@ static int pass(void *context, const struct bxi_role *role, struct bxi_waiter *w
     return handled;
 }
 
+#define STREAM_PAUSES 8             /* about 200 ns */
+
+static bool all_stream(const struct bxi_rpc *rpc, int count)
+{
+    for (int i = 0; i < count; i++)
+        if (!rpc->in_peers[i]->streams)
+            return false;
+    return count > 0;
+}
+
+/* Each look takes the line of the next commit word away from the core that is about to write it. A peer with many
+ * frames under way writes one record after the other, and nobody waits for the very next, so its ring is looked at less
+ * often: where lines are slow (500 ns), that made four times as many calls a second. Not while another ring is open
+ * that does not stream: its reader would wait too. */
 static bool peek(void *context, int times)
 {
     const struct bxi_rpc *rpc = ((struct bx_job *)context)->rpc;
     int count = (int)bxi_load_relaxed(&rpc->in_count);
 
+    if (all_stream(rpc, count)) {
+        for (int i = 0; i < STREAM_PAUSES; i++)
+            bxi_pause();
+        times = 1;
+    }
     for (; times > 0; times--)
         for (int i = 0; i < count; i++)
             if (bxi_ring_ready(&rpc->in_peers[i]->in))

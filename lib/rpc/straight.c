@@ -121,6 +121,7 @@ static bool answer_plain(const struct bx_request *request, const struct bx_msg *
            bxi_peer_send_plain(job, request->peer, &out);
     if (sent)
         bxi_counter_add(job, BXI_C_replies_sent, 1);
+    bxi_peer_note_stream(request->peer);
     bxi_unlock(&job->run->lock);
     return sent;
 }
@@ -247,6 +248,7 @@ BXI_FLAT static void note_replies(struct bx_job *job, struct bxi_peer *peer, con
     bxi_frames_note(job, peer, (uint64_t)replies->count, replies->bytes);
     bxi_counter_add(job, BXI_C_calls_completed, (uint64_t)replies->count);
     bxi_peer_consumed(job, peer, replies->consumed);        /* next_call has found it possible */
+    bxi_peer_note_stream(peer);
 }
 
 int bxi_straight_replies(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, int most)

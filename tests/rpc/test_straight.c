@@ -13,6 +13,7 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <malloc.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -48,6 +49,21 @@ static int swell(const struct bx_request *request, struct bx_reader *args, struc
     return bx_msg_put_i64(reply, (int64_t)capacity);
 }
 
+/* Whether this worker polls its caller's ring less often. */
+static int streams(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)args, (void)context;
+    return bx_msg_put_i64(reply, request->peer->streams);
+}
+
+/* Answers once gate 0 is open. */
+static int hold(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)args, (void)reply, (void)context;
+    harness_await(0, 1);
+    return 0;
+}
+
 static int setup(struct bx_job *job)
 {
     for (int i = 0; i < BYTES_MOST; i++)
@@ -55,6 +71,8 @@ static int setup(struct bx_job *job)
     HARNESS_EQ(bx_register(job, "echo", BX_INLINE, harness_echo_bytes, NULL), 0);
     HARNESS_EQ(bx_register(job, "moody", BX_INLINE, moody, NULL), 0);
     HARNESS_EQ(bx_register(job, "swell", BX_INLINE, swell, NULL), 0);
+    HARNESS_EQ(bx_register(job, "streams", BX_INLINE, streams, NULL), 0);
+    HARNESS_EQ(bx_register(job, "hold", BX_INLINE, hold, NULL), 0);
     return bx_register(job, "nothing", BX_INLINE, harness_nothing, NULL);
 }
 
@@ -518,4 +536,73 @@ Test(straight, a_call_that_is_released_does_not_read_its_job, .timeout = 10)
     cr_expect(bxi_load_relaxed(&call->future.callbacks) == BXI_UNWANTED);   /* its completer frees it */
     free(call);
     munmap(gone, sizeof(struct bx_job));
+}
+
+/* ---- Streams ----------------------------------------------------------------------------------------- */
+
+#define STREAM 40
+
+static struct bx_future *start(struct bx_job *job, const char *function)
+{
+    return harness_start(job, "worker1", function, args_of(64), 0);
+}
+
+static void finish(struct bx_future *const *futures, int count)
+{
+    for (int i = 0; i < count; i++) {
+        HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), 0);
+        bx_future_release(futures[i]);
+    }
+}
+
+/* The callee stands still in the second call. */
+static void waits_for_many(struct bx_job *job)
+{
+    const struct bxi_peer *peer = job->rpc->peers[1];
+    struct bx_future *futures[STREAM];
+
+    for (int i = 0; i < STREAM; i++)
+        futures[i] = start(job, i == 1 ? "hold" : "nothing");
+    HARNESS_CHECK(!peer->streams);
+    HARNESS_EQ(bx_future_wait(futures[0], BX_FOREVER), 0);
+    HARNESS_CHECK(peer->streams);
+    harness_post(0);
+    finish(futures, STREAM);
+    HARNESS_CHECK(!peer->streams);
+}
+
+Test(straight, a_caller_with_many_calls_in_flight_polls_less_often, .timeout = 60)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { waits_for_many } });
+}
+
+/* The caller reads no answer until all have been sent. */
+static void reads_late(struct bx_job *job)
+{
+    struct bxi_control *peer1 = (struct bxi_control *)(uintptr_t)job->rpc->peers[1]->view.control;
+    struct bx_future *futures[STREAM];
+    struct bx_reader value;
+
+    HARNESS_EQ(harness_call(job, "worker1", "streams", bx_msg_create(0)), 0);
+    for (int i = 0; i < STREAM; i++)
+        futures[i] = start(job, "echo");
+    while (bxi_load_relaxed(&bxi_tables(peer1)->pair_counters[0].frames_sent) < STREAM + 1)
+        sched_yield();
+
+    struct bx_future *late = start(job, "streams");
+
+    HARNESS_EQ(bx_future_wait(late, BX_FOREVER), 0);
+    value = bx_msg_reader(bx_future_value(late));
+    HARNESS_EQ(bx_read_i64(&value), 1);
+    bx_future_release(late);
+    finish(futures, STREAM);
+    /* The answer to a call that is measured, one of 64, goes another way, which does not look. */
+    for (int i = 0; i < 2; i++)
+        HARNESS_EQ(bx_rpc_sync(job, "worker1", "nothing", NULL, NULL, NULL), 0);
+    HARNESS_EQ(harness_call(job, "worker1", "streams", bx_msg_create(0)), 0);
+}
+
+Test(straight, a_callee_whose_answers_lie_unread_polls_less_often, .timeout = 60)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { reads_late } });
 }

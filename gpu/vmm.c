@@ -236,10 +236,11 @@ void bxi_gpu_vmm_unmap(const struct bxi_gpu_device *device, uint64_t address, co
     unmap(&device->gpu->cu, address, parts, parts->count);
 }
 
-/* One allocation of foreign memory. at: its first byte; bytes: how many it has. -ENOENT: there is none. */
-static int take_part(const struct bxi_cuda *cu, uint64_t at, struct bxi_gpu_parts *parts, uint64_t *bytes)
+/* One allocation of foreign memory. at: its first byte; bytes: how many it has; where: the device of those before, or
+ * -1. -ENOENT: there is none. */
+static int take_part(const struct bxi_cuda *cu, uint64_t at, struct bxi_gpu_parts *parts, uint64_t *bytes, int *where)
 {
-    struct CUmemAllocationProp_st prop;
+    struct CUmemAllocationProp_st prop = { 0 };
     unsigned long long handle = 0, base = 0;
     size_t size = 0;
     unsigned result = cu->cuMemGetAddressRange_v2(&base, &size, at);
@@ -256,6 +257,10 @@ static int take_part(const struct bxi_cuda *cu, uint64_t at, struct bxi_gpu_part
     add_part(parts, size)->handle = handle;
     *bytes = size;
     result = cu->cuMemGetAllocationPropertiesFromHandle(&prop, handle);
+    if (result == CUDA_SUCCESS && *where >= 0 && prop.location.id != *where)
+        return bxi_gpu_fail(-EOPNOTSUPP, "the memory is spread over devices %d and %d: copy it to a tensor of the "
+                            "job's", *where, prop.location.id);
+    *where = prop.location.id;
     if (result == CUDA_SUCCESS && (prop.requestedHandleTypes & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != 0)
         return 0;
     return bxi_gpu_fail(-EOPNOTSUPP, "memory made with cuMemCreate (VMM; PyTorch's expandable_segments) cannot be "
@@ -270,13 +275,13 @@ int bxi_gpu_vmm_take(const struct bxi_gpu *gpu, uint64_t address, uint64_t bytes
     size_t size = 0;
     uint64_t at, more = 0;
     unsigned result = gpu->cu.cuMemGetAddressRange_v2(&first, &size, address);
-    int rc = 0;
+    int rc = 0, where = -1;
 
     if (result != CUDA_SUCCESS)
         return bxi_gpu_cuda_fail(&gpu->cu, result, "the allocation that %#llx is in", (unsigned long long)address);
     *base = at = first;
     for (; rc == 0 && (at <= address || at - address < bytes); at += rc == 0 ? more : 0)
-        rc = take_part(&gpu->cu, at, parts, &more);
+        rc = take_part(&gpu->cu, at, parts, &more, &where);
     return rc != -ENOENT ? rc : bxi_gpu_fail(-EINVAL, "%llu bytes from %#llx on leave the allocations, which end at "
                                              "%#llx", (unsigned long long)bytes, (unsigned long long)address,
                                              (unsigned long long)at);

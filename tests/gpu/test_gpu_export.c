@@ -506,8 +506,8 @@ static void count_freed(void *context)
     bxi_add(&freed_count, 1);
 }
 
-/* Allocations of 2 MiB behind one another, as PyTorch's expandable segments. */
-static uint64_t segment(unsigned types)
+/* Allocations of 2 MiB behind one another, as PyTorch's expandable segments; the last on device `last`. */
+static uint64_t segment(unsigned types, int last)
 {
     struct CUmemAllocationProp_st prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED, .requestedHandleTypes = types,
                                            .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 } };
@@ -517,6 +517,7 @@ static uint64_t segment(unsigned types)
     GPU_EQ(bxi_gpu_enter(gpu_device), 0);
     GPU_EQ(gpu->cu.cuMemAddressReserve(&base, CHUNKS * 2 * GPU_MIB, 0, 0, 0), CUDA_SUCCESS);
     for (int i = 0; i < CHUNKS; i++) {
+        prop.location.id = i == CHUNKS - 1 ? last : 0;
         GPU_EQ(gpu->cu.cuMemCreate(&handle, 2 * GPU_MIB, &prop, 0), CUDA_SUCCESS);
         GPU_EQ(gpu->cu.cuMemMap(base + (uint64_t)i * 2 * GPU_MIB, 2 * GPU_MIB, 0, handle, 0), CUDA_SUCCESS);
         GPU_EQ(gpu->cu.cuMemRelease(handle), CUDA_SUCCESS);
@@ -545,7 +546,7 @@ static void lends_a_segment(void)
     gpu_start(0);
     gpu_meet(1);
     before = gpu_open_fds();
-    base = segment(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    base = segment(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
     at = base + GPU_MIB + 4096;
     gpu_fill(gpu_lane, at, 9, bytes);
     GPU_EQ(bxi_gpu_wrap(gpu, &(struct bxi_gpu_foreign){ .address = at, .bytes = bytes, .freed = count_freed }, &block),
@@ -594,15 +595,37 @@ static void wraps_what_cannot_be_exported(void)
     uint64_t base;
 
     gpu_start(0);
-    base = segment(0);
+    base = segment(0, 0);
     GPU_EQ(bxi_gpu_wrap(gpu, &(struct bxi_gpu_foreign){ .address = base, .bytes = 64 }, &block), -EOPNOTSUPP);
     GPU_SAYS("CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR");
     free_segment(base);
-    base = segment(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    base = segment(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
     GPU_EQ(bxi_gpu_wrap(gpu, &(struct bxi_gpu_foreign){ .address = base, .bytes = 7 * GPU_MIB }, &block), -EINVAL);
     GPU_SAYS("leave");
     free_segment(base);
     gpu_end();
+}
+
+static void wraps_what_two_devices_have(void)
+{
+    struct bxi_gpu_block *block;
+    uint64_t base;
+
+    gpu_start(0);
+    base = segment(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 1);
+    GPU_EQ(bxi_gpu_wrap(gpu, &(struct bxi_gpu_foreign){ .address = base, .bytes = 5 * GPU_MIB }, &block), -EOPNOTSUPP);
+    GPU_SAYS("devices 0 and 1");
+    GPU_EQ(bxi_gpu_wrap(gpu, &(struct bxi_gpu_foreign){ .address = base, .bytes = 4 * GPU_MIB }, &block), 0);
+    bxi_gpu_free(block);
+    gpu_poll_until_nothing_is_left();
+    free_segment(base);
+    gpu_end();
+}
+
+Test(gpu_export, refuses_foreign_memory_of_two_devices, .timeout = 60)
+{
+    gpu_world(GPU_FAKE);
+    gpu_run(1, (gpu_fn[]){ wraps_what_two_devices_have });
 }
 
 Test(gpu_export, refuses_foreign_memory_that_was_not_made_for_it, .timeout = 60)

@@ -263,7 +263,7 @@ struct bxi_peer {
     /* role: the way in */
     bool in_open;
     bool draining;                          /* it is gone: its replies count, its requests are dropped */
-    bool streams;                           /* many frames are under way both ways: see peek in source.c */
+    bool streams;                           /* many frames are under way to it: see peek in source.c */
     struct bxi_ring_reader in;
     bxi_a64 consumed;                       /* in.read_pos, for threads that send */
     uint64_t rescue_pos;                    /* watchdog: where a frame lay unread a second ago, plus 1 */
@@ -294,13 +294,12 @@ struct bxi_out {
 int bxi_peer_send(struct bx_job *job, struct bxi_peer *peer, struct bxi_out *out);
 /* Sends a frame without loans and references if it can go into the open ring at once. False: nothing was done. Lock. */
 bool bxi_peer_send_plain(struct bx_job *job, struct bxi_peer *peer, const struct bxi_out *out);
-/* Notes whether many frames are under way to the peer: calls that it has not answered, or answers that it had not read
- * when it sent its last frame. For peek (source.c). Lock and role. */
-#define BXI_STREAM_CALLS 8u
+/* Notes whether many frames are under way to the peer: it had not read them when it sent its last one. For peek
+ * (source.c). Lock and role. */
 #define BXI_STREAM_BYTES 1024u
 static inline void bxi_peer_note_stream(struct bxi_peer *peer)
 {
-    peer->streams = peer->in_flight > BXI_STREAM_CALLS || peer->out.write_pos - peer->out.credit > BXI_STREAM_BYTES;
+    peer->streams = peer->out.write_pos - peer->out.credit > BXI_STREAM_BYTES;
 }
 /* Ends a group of frames that began with bxi_ring_group_begin(&peer->out), its ring being open. Lock, not given back in
  * between. */

@@ -303,7 +303,7 @@ void bxi_poke(struct bxi_run *run)
         return;
     bxi_error_enter();
     bxi_pass(role, NULL);
-    bxi_leave_role(role, true);
+    bxi_stop_leading(role);
     bxi_error_leave();
 }
 

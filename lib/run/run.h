@@ -267,7 +267,7 @@ void bxi_report_waits(bool report);
 void bxi_wake(struct bxi_run *run, const void *object);    /* those who wait for object (NULL: all) call ready again */
 void bxi_event(struct bxi_run *run, uint32_t bits);        /* some thread hands them out soon */
 void bxi_note(struct bxi_run *run, uint32_t bits);         /* the same, by a thread that tries the role next: no bell */
-void bxi_poke(struct bxi_run *run);                        /* one pass, if nobody else drives */
+void bxi_poke(struct bxi_run *run);                        /* some passes, if nobody else drives */
 /* own_loop, or beside the background thread: passes until there is nothing to do, or for long. How much. */
 int bxi_run_once(struct bxi_run *run);
 /* From now on somebody needs replies to be read though no thread waits for them; until bxi_less_eager. */

@@ -10,7 +10,11 @@
 #include "shm/cancel.h"
 
 #define FOLLOW_POLLS 256            /* of a follower's ready before it sleeps */
-#define LAST_FRAMES 64              /* a leader that is ready still handles so many before it leaves */
+/* A leader that is ready still handles so many frames before it leaves; then more of them for so long, about what it
+ * costs it to wake a thread. */
+#define LAST_FRAMES 64
+#define LAST_FRAMES_MOST 1024
+#define LAST_NS 10000
 
 /* bxi_report_waits. */
 static BXI_HOT_TLS bool reports_waits;
@@ -109,14 +113,24 @@ static int lead(const struct bxi_role *role, struct bxi_waiter *waiter)
     return 0;
 }
 
-/* The leader is ready, but frames are there: some more are handled here rather than by waking a thread. */
-static void stop_leading(const struct bxi_role *role)
+void bxi_stop_leading(const struct bxi_role *role)
 {
-    for (int frames = 0; frames < LAST_FRAMES;) {
+    struct bxi_run *run = bxi_run_of(role);
+    uint64_t until_ns = BX_FOREVER;
+
+    for (int frames = 0; frames < LAST_FRAMES_MOST;) {
         int handled;
 
         if (bxi_leave_role(role, false))
             return;
+        if (frames >= LAST_FRAMES) {
+            uint64_t now_ns = run->system->now_ns();
+
+            if (now_ns > until_ns)
+                break;
+            if (until_ns == BX_FOREVER)
+                until_ns = now_ns + LAST_NS;
+        }
         handled = bxi_pass(role, NULL);
         frames += handled > 0 ? handled : 1;
     }
@@ -268,7 +282,7 @@ int bxi_wait(struct bxi_run *run, struct bxi_waiter *waiter)
             rc = BX_E_HANDLER;
         else if (!waiter->passive && (role = bxi_take_role(run)) != NULL) {
             rc = lead(role, waiter);
-            stop_leading(role);
+            bxi_stop_leading(role);
         } else {
             rc = follow(run, waiter);
         }

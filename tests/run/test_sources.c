@@ -362,6 +362,87 @@ Test(sources, get_an_event_of_another_thread_in_the_middle_of_a_sleep)
     cr_expect_eq(other.events, 2);
 }
 
+/* ---- Leaving ------------------------------------------------------------------------------------- */
+
+/* A source of frames that lie there already; a pass handles eight. */
+static struct {
+    int frames, handled;
+    uint64_t pass_ns;                   /* what a pass takes */
+    struct flag_waiter *waiter;         /* ready after the first */
+} stream;
+
+static bool stream_ready(void *context, const struct bxi_role *role)
+{
+    (void)context, (void)role;
+    return stream.frames > 0;
+}
+
+static int pass_stream(void *context, const struct bxi_role *role, struct bxi_waiter *waiter)
+{
+    int handled = stream.frames < 8 ? stream.frames : 8;
+
+    (void)context, (void)role, (void)waiter;
+    fake.now_ns += stream.pass_ns;
+    stream.frames -= handled;
+    stream.handled += handled;
+    if (stream.waiter != NULL)
+        bxi_exchange(&stream.waiter->is_ready, 1);
+    return handled;
+}
+
+static const struct bxi_source_ops stream_ops = { .pass = pass_stream, .ready = stream_ready };
+
+static void begin_stream(int frames, uint64_t pass_ns)
+{
+    stream.frames = frames;
+    stream.pass_ns = pass_ns;
+    bxi_lock(&run.lock);
+    bxi_run_add(&run, &stream_ops, &stream);
+    bxi_unlock(&run.lock);
+}
+
+static bool background_is_rung(void)
+{
+    struct pollfd bell = { .fd = run.bell_fd[0], .events = POLLIN };
+
+    return poll(&bell, 1, 0) == 1;
+}
+
+Test(sources, with_work_that_is_done_soon_keep_a_thread_that_polls_or_is_ready)
+{
+    struct flag_waiter flag;
+
+    begin_stream(300, 100);
+    bxi_poke(&run);
+    cr_expect_eq(stream.handled, 300);
+    stream.frames = 300;
+    init_waiter(&flag, BX_FOREVER);
+    stream.waiter = &flag;
+    cr_expect_eq(bxi_wait(&run, &flag.waiter), 0);
+    cr_expect_eq(stream.handled, 600);
+    cr_expect_not(background_is_rung());
+    cr_expect_eq(bxi_load_seq_cst(&run.role), 0);
+}
+
+/* Eight passes after that of the poll are 64 frames; then it goes on for 10 us, or for 1024 frames in all. */
+Test(sources, with_work_that_lasts_let_a_thread_go)
+{
+    static const struct { uint64_t pass_ns; int handled; } cases[] = {
+        { 3000, 8 + 64 + 4 * 8 }, { 1000000, 8 + 64 + 8 }, { 0 /* the clock stands */, 8 + 1024 },
+    };
+
+    begin_stream(0, 0);
+    for (int i = 0; i < 3; i++) {
+        stream.frames = 100000;
+        stream.handled = 0;
+        stream.pass_ns = cases[i].pass_ns;
+        bxi_poke(&run);
+        cr_expect_eq(stream.handled, cases[i].handled);
+        cr_expect(background_is_rung());
+        bxi_bell_drain(run.bell_fd[0]);
+    }
+}
+
 /* ---- Spinning ------------------------------------------------------------------------------------ */
 
 static uint64_t ticking_ns(void)

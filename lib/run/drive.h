@@ -96,11 +96,6 @@ static inline void bxi_spin_hit(const struct bxi_role *role, struct bxi_spin *sp
 }
 void bxi_adapt_spin(const struct bxi_role *role, uint64_t slept_ns);       /* a bell ended a sleep */
 
-/* ---- wait.c ---------------------------------------------------------------------------------------- */
-
-/* Gives the role up, with no work left if that takes no longer than to wake a thread for it. */
-void bxi_stop_leading(const struct bxi_role *role);
-
 /* ---- sleep.c --------------------------------------------------------------------------------------- */
 
 /* Makes a sleeper of the run's kind, or of the next that is available, that watches all of them. 0, -errno. */

@@ -294,19 +294,6 @@ void bxi_more_eager(struct bxi_run *run)
     }
 }
 
-void bxi_poke(struct bxi_run *run)
-{
-    const struct bxi_role *role;
-
-    if (no_wait_depth > 0 || bxi_load_relaxed(&run->stop) != 0 || run->bell.word == NULL ||
-        bxi_load_relaxed(&bxi_forks) != run->fork_generation || (role = bxi_take_role(run)) == NULL)
-        return;
-    bxi_error_enter();
-    bxi_pass(role, NULL);
-    bxi_stop_leading(role);
-    bxi_error_leave();
-}
-
 const struct bxi_role *bxi_take_role_or_tell(struct bxi_run *run)
 {
     const struct bxi_role *role;

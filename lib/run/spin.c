@@ -4,6 +4,11 @@
  * wake-up costs more. Under the role. The budget adapts: a sleep that was shorter than the largest budget doubles it, a
  * longer one halves it, a spin that ended with work adds an eighth. After a spin that ended without work, the next
  * 2, 4, 8, 16 sleeps begin at once.
+ *
+ * Where more workers of the job are awake than there are CPUs, the thread yields its CPU between two rounds of peeks.
+ * But first it peeks for about as long as a switch to another process takes: a callee that runs on another CPU has
+ * answered by then. If it does not, because what is waited for needs this very CPU, the next 2, 4, 8, 16 spins yield
+ * after one round.
  */
 #include "drive.h"
 
@@ -13,19 +18,54 @@
 #define PEEKS 32                    /* between two passes of a spin */
 #define PEEKS_A_CALL 8              /* of them in one call of a source */
 #define HOT_ROUNDS 8                /* of peeks before the core is told that this is a spin loop */
+#define SWITCH_NS 1200u             /* about what a switch to another process takes */
+#define CROWDED_HITS 128            /* waits that end without a yield before one of them yields: others need the CPU */
 
-/* Peeks at the sources, and now and then at events and the waiter. The time between two peeks of one source delays each
- * reply by half of itself, so a source peeks several times in one call. */
-static void peek_for_a_while(struct bxi_run *run, struct bxi_waiter *waiter, bool pause)
+/* Peeks at the sources, and now and then at events and the waiter. True: there is something. The time between two peeks
+ * of one source delays each reply by half of itself, so a source peeks several times in one call. */
+static bool peek_for_a_while(struct bxi_run *run, struct bxi_waiter *waiter, bool pause)
 {
     int times = pause ? 1 : PEEKS_A_CALL;
 
     for (int peeks = 0; peeks < PEEKS; peeks += times) {
         if (bxi_peek(run, times) || bxi_load_relaxed(&run->events) != 0 || (waiter != NULL && waiter->ready(waiter)))
-            return;
+            return true;
         if (pause)
             bxi_pause();
     }
+    return false;
+}
+
+/* As peek_for_a_while, for the time of a switch. */
+static bool peek_for_a_switch(struct bxi_run *run, struct bxi_waiter *waiter)
+{
+    uint64_t until_ns;
+    bool found;
+
+    if (run->yield_skips > 0) {
+        run->yield_skips--;
+        return false;
+    }
+    until_ns = run->system->now_ns() + SWITCH_NS;
+    do
+        found = peek_for_a_while(run, waiter, false);
+    while (!found && run->system->now_ns() < until_ns);
+    run->yield_misses = found ? 0 : run->yield_misses + (run->yield_misses < 4);
+    run->yield_skips = found ? 0 : 1u << run->yield_misses;
+    return found;
+}
+
+/* Gives the CPU away, unless something is there to be handled. */
+static void yield_if_crowded(struct bxi_run *run, const struct bxi_spin *spin, struct bxi_waiter *waiter, bool found)
+{
+    if (!spin->crowded)
+        return;
+    if (!found && spin->rounds == 0)
+        found = peek_for_a_switch(run, waiter);
+    if (found && ++run->crowded_hits % CROWDED_HITS != 0)
+        return;
+    bxi_flush(run);                     /* other threads may now run for long */
+    sched_yield();
 }
 
 bool bxi_spin_on(const struct bxi_role *role, struct bxi_spin *spin, struct bxi_waiter *waiter)
@@ -40,11 +80,7 @@ bool bxi_spin_on(const struct bxi_role *role, struct bxi_spin *spin, struct bxi_
         spin->crowded = bxi_is_crowded(run);
         bxi_store_relaxed(run->spins, 1);       /* relaxed: for inspectors */
     }
-    peek_for_a_while(run, waiter, spin->rounds >= HOT_ROUNDS);
-    if (spin->crowded) {
-        bxi_flush(run);                 /* other threads may now run for long */
-        sched_yield();
-    }
+    yield_if_crowded(run, spin, waiter, peek_for_a_while(run, waiter, spin->rounds >= HOT_ROUNDS));
     if (++spin->rounds % HOT_ROUNDS != 0)
         return true;
 

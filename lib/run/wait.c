@@ -113,7 +113,8 @@ static int lead(const struct bxi_role *role, struct bxi_waiter *waiter)
     return 0;
 }
 
-void bxi_stop_leading(const struct bxi_role *role)
+/* Gives the role up, with no work left if that takes no longer than to wake a thread for it. */
+static void stop_leading(const struct bxi_role *role)
 {
     struct bxi_run *run = bxi_run_of(role);
     uint64_t until_ns = BX_FOREVER;
@@ -282,7 +283,7 @@ int bxi_wait(struct bxi_run *run, struct bxi_waiter *waiter)
             rc = BX_E_HANDLER;
         else if (!waiter->passive && (role = bxi_take_role(run)) != NULL) {
             rc = lead(role, waiter);
-            bxi_stop_leading(role);
+            stop_leading(role);
         } else {
             rc = follow(run, waiter);
         }
@@ -291,6 +292,19 @@ int bxi_wait(struct bxi_run *run, struct bxi_waiter *waiter)
     if (reports_waits || waiter->shown.row != 0)
         run->host->wait_ends(run->context, waiter);
     return rc;
+}
+
+void bxi_poke(struct bxi_run *run)
+{
+    const struct bxi_role *role;
+
+    if (!bxi_may_wait() || bxi_load_relaxed(&run->stop) != 0 || run->bell.word == NULL ||
+        bxi_load_relaxed(&bxi_forks) != run->fork_generation || (role = bxi_take_role(run)) == NULL)
+        return;
+    bxi_error_enter();
+    bxi_pass(role, NULL);
+    stop_leading(role);
+    bxi_error_leave();
 }
 
 void bxi_wake(struct bxi_run *run, const void *object)

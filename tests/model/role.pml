@@ -38,7 +38,7 @@
  *     lib/run/progress.c bxi_pass 1359410158
  *     lib/run/wait.c sleep_as_leader 2646301797
  *     lib/run/wait.c lead 2794439666
- *     lib/run/wait.c bxi_stop_leading 803692664
+ *     lib/run/wait.c stop_leading 3545377411
  *     lib/run/wait.c sleep_in_futex 2500460559
  *     lib/run/wait.c link_waiter 1154486896
  *     lib/run/wait.c unlink_waiter 647847995
@@ -475,7 +475,7 @@ lead:
           fi
        fi
     od;
-    /* bxi_stop_leading: goes on with what is there for a while, then leaves it to B. */
+    /* stop_leading: goes on with what is there for a while, then leaves it to B. */
     do
     :: leave_role(me, anyway);
        if

@@ -226,7 +226,7 @@ inline look_loop()
 inline look_loop() { skip }
 #endif
 
-/* A thread whose wait begins, and ends when it likes: lead, sleep_as_leader, bxi_stop_leading. */
+/* A thread whose wait begins, and ends when it likes: lead, sleep_as_leader, stop_leading. */
 proctype User()
 {
     byte i, time, next;

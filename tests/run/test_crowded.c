@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * lib/run/spin.c where more workers are awake than there are CPUs: when a spin yields its CPU. It flushes the sources
+ * before each yield, which is what is counted here. The clock is fake: 100 ns a look.
+ */
+#include "fake_system.h"
+
+static struct bxi_run run;
+static bxi_a64 armed, spins, counters[BXI_COUNTER_COUNT];
+static struct bxi_system ticking;
+static bool crowded = true;
+static int yields, peeks;
+static int found_at;                    /* the peek that finds something; 0: none does */
+
+static bool is_crowded(void *context)
+{
+    (void)context;
+    return crowded;
+}
+
+static uint64_t ticking_ns(void)
+{
+    return fake.now_ns += 100;
+}
+
+static bool peek(void *context, int times)
+{
+    (void)context, (void)times;
+    return ++peeks == found_at;
+}
+
+static void flush(void *context)
+{
+    (void)context;
+    yields++;
+}
+
+static const struct bxi_host crowd = { .is_crowded = is_crowded };
+static const struct bxi_source_ops ops = { .peek = peek, .flush = flush };
+
+static void set_up(void)
+{
+    ticking = fake_system;
+    ticking.now_ns = ticking_ns;
+    fake.now_ns = 1;
+    bxi_run_init(&run, &(struct bxi_run_setup){ .host = &crowd, .system = &ticking, .name = "crowd", .serial = 1,
+                                                .counters = counters, .spin_ns = 100000 });
+    cr_assert_eq(bxi_run_open_bells(&run), 0);
+    bxi_run_attach(&run, &armed, counters, &spins);
+    bxi_lock(&run.lock);
+    bxi_run_add(&run, &ops, NULL);
+    bxi_unlock(&run.lock);
+    cr_assert_not_null(bxi_take_role(&run));
+}
+
+static void tear_down(void)
+{
+    bxi_leave_role((const struct bxi_role *)(void *)&run.role, true);
+    bxi_run_fini(&run);
+}
+
+TestSuite(crowded, .init = set_up, .fini = tear_down, .timeout = 20);
+
+/* The first round of a spin. */
+static void spin_once(int at)
+{
+    struct bxi_spin spin = { 0 };
+
+    yields = peeks = 0;
+    found_at = at;
+    cr_assert(bxi_spin_on((const struct bxi_role *)(void *)&run.role, &spin, NULL));
+}
+
+Test(crowded, spin_that_finds_work_at_once_keeps_the_cpu)
+{
+    spin_once(1);
+    cr_expect_eq(peeks, 1);
+    cr_expect_eq(yields, 0);
+}
+
+/* Four peeks are a round; 1200 ns are twelve looks at the clock, with a round before each. */
+Test(crowded, spin_peeks_for_the_time_of_a_switch_before_it_yields)
+{
+    spin_once(4 + 11 * 4 + 1);
+    cr_expect_eq(yields, 0);
+    spin_once(0);
+    cr_expect_eq(peeks, 4 + 12 * 4);
+    cr_expect_eq(yields, 1);
+}
+
+Test(crowded, spin_yields_at_once_for_ever_more_spins_where_that_does_not_pay)
+{
+    static const int skips[] = { 2, 4, 8, 16, 16 };
+
+    for (int i = 0; i < 5; i++) {
+        spin_once(0);
+        cr_expect_eq(peeks, 4 + 12 * 4);
+        for (int k = 0; k < skips[i]; k++) {
+            spin_once(0);
+            cr_expect_eq(peeks, 4);
+            cr_expect_eq(yields, 1);
+        }
+    }
+    spin_once(5);                       /* it pays again */
+    cr_expect_eq(yields, 0);
+    spin_once(0);
+    for (int k = 0; k < 2; k++)
+        spin_once(0);
+    spin_once(5);
+    cr_expect_eq(yields, 0);
+}
+
+Test(crowded, spin_yields_between_its_further_rounds)
+{
+    struct bxi_spin spin = { 0 };
+
+    for (int i = 0; i < 5; i++)
+        cr_assert(bxi_spin_on((const struct bxi_role *)(void *)&run.role, &spin, NULL));
+    cr_expect_eq(yields, 5);
+    cr_expect_eq(peeks, 5 * 4 + 12 * 4);
+}
+
+Test(crowded, spins_that_find_work_yield_once_in_128)
+{
+    int sum = 0;
+
+    for (int i = 0; i < 1280; i++) {
+        spin_once(1);
+        sum += yields;
+    }
+    cr_expect_eq(sum, 10);
+}
+
+Test(crowded, spins_are_not_where_every_worker_has_a_cpu)
+{
+    crowded = false;
+    spin_once(0);
+    cr_expect_eq(peeks, 4);
+    cr_expect_eq(yields, 0);
+}

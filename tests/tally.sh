@@ -3,10 +3,15 @@
 #
 # Counting for the shell scripts beside this one; sourced, not run. For everything that was run a line "passed failed
 # skipped name" is appended to the file $BX_TALLY, if the variable is set; for everything that failed, a line "! text".
+# The line that is printed ends with the seconds since the last one.
+
+tally_at=$(date +%s)
 
 tally()
 {
-    printf '  %-32s %4d passed %3d failed %3d skipped\n' "$4" "$1" "$2" "$3"
+    tally_before=$tally_at
+    tally_at=$(date +%s)
+    printf '  %-32s %4d passed %3d failed %3d skipped %4d s\n' "$4" "$1" "$2" "$3" "$((tally_at - tally_before))"
     if [ -n "${BX_TALLY:-}" ]; then
         printf '%d %d %d %s\n' "$1" "$2" "$3" "$4" >> "$BX_TALLY"
     fi

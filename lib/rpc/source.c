@@ -24,6 +24,12 @@ static int pass(void *context, const struct bxi_role *role, struct bxi_waiter *w
     return handled;
 }
 
+/* Its next frame waits for device memory, which an event announces. */
+static bool is_held(const struct bxi_peer *peer)
+{
+    return peer->lend->held != NULL && bxi_device_is_pending(peer->lend->held);
+}
+
 #define STREAM_PAUSES 8             /* about 200 ns */
 
 static bool all_stream(const struct bxi_rpc *rpc, int count)
@@ -50,7 +56,7 @@ static bool peek(void *context, int times)
     }
     for (; times > 0; times--)
         for (int i = 0; i < count; i++)
-            if (bxi_ring_ready(&rpc->in_peers[i]->in))
+            if (bxi_ring_ready(&rpc->in_peers[i]->in) && !is_held(rpc->in_peers[i]))
                 return true;
     return false;
 }
@@ -64,8 +70,7 @@ static bool ready(void *context, const struct bxi_role *role)
     for (int i = 0; i < (int)bxi_load_relaxed(&job->rpc->in_count); i++) {
         const struct bxi_peer *peer = job->rpc->in_peers[i];
 
-        /* A frame that waits for device memory is announced by an event. */
-        if (bxi_ring_ready(&peer->in) && (peer->lend->held == NULL || !bxi_device_is_pending(peer->lend->held)))
+        if (bxi_ring_ready(&peer->in) && !is_held(peer))
             return true;
     }
     /* A consumer that published credit before this thread armed saw that it is wanted, but nobody to ring. A thread

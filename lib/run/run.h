@@ -200,7 +200,7 @@ struct bxi_run {
     uint32_t spin_misses;                       /* in a row */
     uint32_t spin_skips;                        /* sleeps to go before the next try */
     uint32_t yield_misses, yield_skips;         /* the same of peeking for the time of a switch; spins to go */
-    uint32_t crowded_hits;                      /* crowded rounds of peeks that ended with work */
+    uint64_t yielded_ns;                        /* when a crowded thread last gave its CPU away */
     uint64_t pass_ns;                           /* the coarse clock in this pass; 0: not read yet */
     bxi_a64 pass;                               /* counts passes */
     bxi_a64 *counters;                          /* written when the segment comes and goes, as job->counters */

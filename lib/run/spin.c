@@ -19,7 +19,8 @@
 #define PEEKS_A_CALL 8              /* of them in one call of a source */
 #define HOT_ROUNDS 8                /* of peeks before the core is told that this is a spin loop */
 #define SWITCH_NS 1200u             /* about what a switch to another process takes */
-#define CROWDED_HITS 128            /* waits that end without a yield before one of them yields: others need the CPU */
+#define SWITCH_ROUNDS 64            /* of peeks in that time, at most */
+#define TURN_NS 5000u               /* how long a crowded thread keeps its CPU, if each of its waits ends with work */
 
 /* Peeks at the sources, and now and then at events and the waiter. True: there is something. The time between two peeks
  * of one source delays each reply by half of itself, so a source peeks several times in one call. */
@@ -40,32 +41,32 @@ static bool peek_for_a_while(struct bxi_run *run, struct bxi_waiter *waiter, boo
 static bool peek_for_a_switch(struct bxi_run *run, struct bxi_waiter *waiter)
 {
     uint64_t until_ns;
-    bool found;
+    bool found = false;
 
     if (run->yield_skips > 0) {
         run->yield_skips--;
         return false;
     }
     until_ns = run->system->now_ns() + SWITCH_NS;
-    do
+    for (int i = 0; i < SWITCH_ROUNDS && !found && run->system->now_ns() < until_ns; i++)
         found = peek_for_a_while(run, waiter, false);
-    while (!found && run->system->now_ns() < until_ns);
     run->yield_misses = found ? 0 : run->yield_misses + (run->yield_misses < 4);
     run->yield_skips = found ? 0 : 1u << run->yield_misses;
     return found;
 }
 
-/* Gives the CPU away, unless something is there to be handled. */
+/* Gives the CPU away, unless something is there to be handled and this thread has not had the CPU for long. */
 static void yield_if_crowded(struct bxi_run *run, const struct bxi_spin *spin, struct bxi_waiter *waiter, bool found)
 {
     if (!spin->crowded)
         return;
     if (!found && spin->rounds == 0)
         found = peek_for_a_switch(run, waiter);
-    if (found && ++run->crowded_hits % CROWDED_HITS != 0)
+    if (found && run->system->now_ns() - run->yielded_ns < TURN_NS)
         return;
     bxi_flush(run);                     /* other threads may now run for long */
     sched_yield();
+    run->yielded_ns = run->system->now_ns();
 }
 
 bool bxi_spin_on(const struct bxi_role *role, struct bxi_spin *spin, struct bxi_waiter *waiter)

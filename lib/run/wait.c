@@ -10,11 +10,10 @@
 #include "shm/cancel.h"
 
 #define FOLLOW_POLLS 256            /* of a follower's ready before it sleeps */
-/* A leader that is ready still handles so many frames before it leaves; then more of them for so long, about what it
- * costs it to wake a thread. */
-#define LAST_FRAMES 64
-#define LAST_FRAMES_MOST 1024
+/* A leader that is ready still handles frames for so long before it leaves, about what it costs it to wake a thread;
+ * but so many at most. */
 #define LAST_NS 10000
+#define LAST_FRAMES 1024
 
 /* bxi_report_waits. */
 static BXI_HOT_TLS bool reports_waits;
@@ -117,21 +116,18 @@ static int lead(const struct bxi_role *role, struct bxi_waiter *waiter)
 static void stop_leading(const struct bxi_role *role)
 {
     struct bxi_run *run = bxi_run_of(role);
-    uint64_t until_ns = BX_FOREVER;
+    uint64_t now_ns, until_ns = BX_FOREVER;
 
-    for (int frames = 0; frames < LAST_FRAMES_MOST;) {
+    for (int frames = 0; frames < LAST_FRAMES && bxi_leaving == NULL;) {
         int handled;
 
         if (bxi_leave_role(role, false))
             return;
-        if (frames >= LAST_FRAMES) {
-            uint64_t now_ns = run->system->now_ns();
-
-            if (now_ns > until_ns)
-                break;
-            if (until_ns == BX_FOREVER)
-                until_ns = now_ns + LAST_NS;
-        }
+        now_ns = run->system->now_ns();
+        if (now_ns > until_ns)
+            break;
+        if (until_ns == BX_FOREVER)
+            until_ns = now_ns + LAST_NS;
         handled = bxi_pass(role, NULL);
         frames += handled > 0 ? handled : 1;
     }

@@ -32,13 +32,13 @@
  *     lib/run/progress.c bxi_more_eager 3068095186
  *     lib/run/progress.c bxi_take_role_or_tell 1163451530
  *     lib/run/progress.c bxi_event 887985305
- *     lib/rpc/source.c ready 3494298744
+ *     lib/rpc/source.c ready 2996849522
  *     lib/run/progress.c bxi_note 367006540
  *     lib/run/progress.c hand_out_events 2277967314
  *     lib/run/progress.c bxi_pass 1359410158
  *     lib/run/wait.c sleep_as_leader 2646301797
  *     lib/run/wait.c lead 2794439666
- *     lib/run/wait.c stop_leading 3545377411
+ *     lib/run/wait.c stop_leading 782445282
  *     lib/run/wait.c sleep_in_futex 2500460559
  *     lib/run/wait.c link_waiter 1154486896
  *     lib/run/wait.c unlink_waiter 647847995
@@ -47,7 +47,7 @@
  *     lib/run/wait.c bxi_wait 4168234610
  *     lib/run/wait.c bxi_wake 370826772
  *     lib/run/background.c sleep_in_background 2453227931
- *     lib/run/background.c drive_background 2751941436
+ *     lib/run/background.c drive_background 3289292399
  *     lib/run/background.c run_background 2228659629
  *     lib/run/background.c bxi_waits_stop 2419194475
  *     lib/run/background.c bxi_progress_stop 569382327
@@ -571,6 +571,9 @@ end_asleep:
        pass(B);
        if
        :: atomic { found -> found = false }
+       :: atomic { found -> found = false }         /* it has driven for long */
+          leave_role(B, true);
+          goto end_asleep
        :: atomic { !found -> skip }
           leave_role(B, false);
           if

@@ -40,6 +40,7 @@ static const struct bxi_source_ops ops = { .peek = peek, .flush = flush };
 
 static void set_up(void)
 {
+    run.yielded_ns = 1;
     ticking = fake_system;
     ticking.now_ns = ticking_ns;
     fake.now_ns = 1;
@@ -78,13 +79,13 @@ Test(crowded, spin_that_finds_work_at_once_keeps_the_cpu)
     cr_expect_eq(yields, 0);
 }
 
-/* Four peeks are a round; 1200 ns are twelve looks at the clock, with a round before each. */
+/* Four peeks are a round; 1200 ns are twelve looks at the clock, with a round behind each but the last. */
 Test(crowded, spin_peeks_for_the_time_of_a_switch_before_it_yields)
 {
-    spin_once(4 + 11 * 4 + 1);
+    spin_once(4 + 10 * 4 + 1);
     cr_expect_eq(yields, 0);
     spin_once(0);
-    cr_expect_eq(peeks, 4 + 12 * 4);
+    cr_expect_eq(peeks, 4 + 11 * 4);
     cr_expect_eq(yields, 1);
 }
 
@@ -94,7 +95,7 @@ Test(crowded, spin_yields_at_once_for_ever_more_spins_where_that_does_not_pay)
 
     for (int i = 0; i < 5; i++) {
         spin_once(0);
-        cr_expect_eq(peeks, 4 + 12 * 4);
+        cr_expect_eq(peeks, 4 + 11 * 4);
         for (int k = 0; k < skips[i]; k++) {
             spin_once(0);
             cr_expect_eq(peeks, 4);
@@ -117,18 +118,20 @@ Test(crowded, spin_yields_between_its_further_rounds)
     for (int i = 0; i < 5; i++)
         cr_assert(bxi_spin_on((const struct bxi_role *)(void *)&run.role, &spin, NULL));
     cr_expect_eq(yields, 5);
-    cr_expect_eq(peeks, 5 * 4 + 12 * 4);
+    cr_expect_eq(peeks, 5 * 4 + 11 * 4);
 }
 
-Test(crowded, spins_that_find_work_yield_once_in_128)
+/* Each asks for the time once. */
+Test(crowded, spins_that_find_work_yield_every_five_microseconds)
 {
     int sum = 0;
 
-    for (int i = 0; i < 1280; i++) {
+    spin_once(0);                       /* yields */
+    for (int i = 0; i < 490; i++) {
         spin_once(1);
         sum += yields;
     }
-    cr_expect_eq(sum, 10);
+    cr_expect_eq(sum, 9);
 }
 
 Test(crowded, spins_are_not_where_every_worker_has_a_cpu)

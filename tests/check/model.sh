@@ -3,8 +3,9 @@
 #
 # Compares the functions that the models of tests/model stand for with the sums in the models' heads; `model.sh --sums`
 # prints new sums. Then runs the models in spin: each unchanged, where the checker must find nothing, and with each
-# control, where it must find what tests/model/README.md says. One core, two to three minutes; BX_MODEL=long adds the
-# large searches (some minutes, 2 GB). Builds in a directory of its own under $BX_BUILD_DIR.
+# control, where it must find what tests/model/README.md says. Some four minutes of one core, on up to four cores at a
+# time; BX_MODEL=long adds the large searches (some minutes, 2 GB each). Builds in a directory of its own under
+# $BX_BUILD_DIR.
 set -u
 
 cd "${BX_SOURCE_DIR:-$(dirname "$0")/../..}" || exit 1
@@ -78,7 +79,8 @@ fi
 mkdir -p "$build" && work=$(mktemp -d "$build/model.XXXXXX") && cd "$work" || exit 1
 work=$PWD
 trap 'cd / && rm -rf "$work"' EXIT
-trap 'exit 130' INT TERM
+trap 'kill $pids 2>/dev/null; exit 130' INT TERM
+pids=
 
 # verify MODEL MACRO...: leaves what the checker said in pan.out. Not zero if it did not finish.
 verify()
@@ -104,9 +106,20 @@ report()
     fi
 }
 
+# Each lane goes through all models, and runs one in so many of them.
+lanes=$(nproc)
+[ "$lanes" -le 4 ] || lanes=4
+turn=0
+is_mine()
+{
+    turn=$((turn + 1))
+    [ "$((turn % lanes))" -eq "$lane" ]
+}
+
 # clean MODEL MACRO...: nothing may be found, all of it must have been searched.
 clean()
 {
+    is_mine || return 0
     verify "$@" && grep -q 'errors: 0$' pan.out
     report $? "model $*" "the checker did not finish, or found an error"
 }
@@ -114,6 +127,7 @@ clean()
 # control KIND MODEL MACRO...: KIND must be found, hang (somebody waits for ever) or wrong (an assertion).
 control()
 {
+    is_mine || return 0
     kind=$1
     shift
     case $kind in
@@ -124,138 +138,157 @@ control()
     report $? "control $*" "the checker did not find what was broken on purpose"
 }
 
-optimise=-O0
-memory_mb=1000
+all_models()
+{
+    optimise=-O0
+    memory_mb=1000
 
-clean doorbell
-clean doorbell -DTHREADS
-control wrong doorbell -DNO_FENCE_SLEEPER
-control wrong doorbell -DNO_FENCE_PRODUCER
-control wrong doorbell -DTHREADS -DNO_FENCE_PRODUCER
-control wrong doorbell -DNO_RECHECK
-control wrong doorbell -DNO_COUNT
-control wrong doorbell -DREAD_LEFT
+    clean doorbell
+    clean doorbell -DTHREADS
+    control wrong doorbell -DNO_FENCE_SLEEPER
+    control wrong doorbell -DNO_FENCE_PRODUCER
+    control wrong doorbell -DTHREADS -DNO_FENCE_PRODUCER
+    control wrong doorbell -DNO_RECHECK
+    control wrong doorbell -DNO_COUNT
+    control wrong doorbell -DREAD_LEFT
 
-clean ring
-clean ring -DGROUP
-control wrong ring -DGROUP -DNO_RELEASE
-control hang ring -DGROUP -DGROUP_KEPT
-control wrong ring -DNO_RELEASE
-control wrong ring -DNO_ACQUIRE
-control wrong ring -DNO_ZERO_NEXT
-control wrong ring -DNO_ZERO_AT_WRAP
-control wrong ring -DZERO_AFTER_COMMIT
-control wrong ring -DNO_NEXT_IN_CREDIT
-control wrong ring -DCREDIT_BEFORE_COPY
-control hang ring -DNO_FENCE_WANT
-control hang ring -DNO_FENCE_CREDIT
-control hang ring -DNO_CREDIT_BEFORE_SLEEP
-control hang ring -DNO_WISH_AGAIN
+    clean ring
+    clean ring -DGROUP
+    control wrong ring -DGROUP -DNO_RELEASE
+    control hang ring -DGROUP -DGROUP_KEPT
+    control wrong ring -DNO_RELEASE
+    control wrong ring -DNO_ACQUIRE
+    control wrong ring -DNO_ZERO_NEXT
+    control wrong ring -DNO_ZERO_AT_WRAP
+    control wrong ring -DZERO_AFTER_COMMIT
+    control wrong ring -DNO_NEXT_IN_CREDIT
+    control wrong ring -DCREDIT_BEFORE_COPY
+    control hang ring -DNO_FENCE_WANT
+    control hang ring -DNO_FENCE_CREDIT
+    control hang ring -DNO_CREDIT_BEFORE_SLEEP
+    control hang ring -DNO_WISH_AGAIN
 
-clean timer
-clean timer -DOWN_LOOP
-control wrong timer -DNO_NOTE
-control wrong timer -DNO_RING_ADDED
-control wrong timer -DNO_TIMERS_LOOK
-control wrong timer -DUNTIL_WITHOUT_LOCK
-control wrong timer -DUNTIL_WITHOUT_LOCK -DOWN_LOOP
-control wrong timer -DNO_TELL_LOOP -DOWN_LOOP
+    clean timer
+    clean timer -DOWN_LOOP
+    control wrong timer -DNO_NOTE
+    control wrong timer -DNO_RING_ADDED
+    control wrong timer -DNO_TIMERS_LOOK
+    control wrong timer -DUNTIL_WITHOUT_LOCK
+    control wrong timer -DUNTIL_WITHOUT_LOCK -DOWN_LOOP
+    control wrong timer -DNO_TELL_LOOP -DOWN_LOOP
 
-optimise=-O1        # these search long enough for it to pay
-clean role -DAT_REST -DREQUESTS=1
-clean role -DAT_REST -DROUNDS=2
-clean role -DUSERS=1 -DREQUESTS=2
-clean role -DAT_REST -DLOCAL
-clean role -DAT_REST -DGIVE_UP
-clean role -DPASSIVE
-clean role -DAT_REST -DEAGER
-clean role -DAT_REST -DOWN_LOOP
-clean role -DEND -DUSERS=1
-clean role -DINTERRUPT -DSILENT
-clean role -DINTERRUPT -DPASSIVE -DSILENT
-clean role -DINTERRUPT -DOWN_LOOP -DSILENT
-optimise=-O0
-control hang role -DNO_FENCE_LEADER
-control wrong role -DNO_FENCE_LEAVE -DREQUESTS=1
-control hang role -DNO_FENCE_PRODUCER
-control wrong role -DNO_SECOND_LOOK -DREQUESTS=1
-control hang role -DRELEASE_BEFORE_ARM -DREQUESTS=1
-control wrong role -DNO_RING_ANYWAY -DREQUESTS=1
-control hang role -DNO_SECOND_TRY
-control hang role -DNO_OFFER
-control hang role -DKEEP_OFFER -DUSERS=3
-control wrong role -DNO_TAKE -DREQUESTS=1
-control wrong role -DNO_TELL -DREQUESTS=2
-control wrong role -DNO_YIELD -DREQUESTS=2
-control hang role -DLOOK_AT_RINGS_ONLY -DLOCAL
-control hang role -DNO_FENCE_LOCAL -DLOCAL
-control hang role -DNO_RING_LOCAL -DLOCAL
-control hang role -DNO_WAKE -DPASSIVE
-control hang role -DSIGNAL_STORE -DPASSIVE
-control hang role -DNO_LOOK_EAGER -DEAGER
-control hang role -DNO_SECOND_EAGER -DEAGER
-control hang role -DNO_PASS_STOP -DEND -DSILENT
-control hang role -DNO_STOP_IN_FOLLOW -DEND -DSILENT
-control hang role -DNO_LOOK_END -DEND -DSILENT
-control hang role -DNO_INTERRUPT_RING -DINTERRUPT -DSILENT
-control hang role -DNO_INTERRUPT_IN_FOLLOW -DINTERRUPT -DPASSIVE -DSILENT
-control hang role -DNO_SIGNAL_AGAIN -DINTERRUPT -DPASSIVE -DSILENT -DREQUESTS=1
+    optimise=-O1        # these search long enough for it to pay
+    clean role -DAT_REST -DREQUESTS=1
+    clean role -DAT_REST -DROUNDS=2
+    clean role -DUSERS=1 -DREQUESTS=2
+    clean role -DAT_REST -DLOCAL
+    clean role -DAT_REST -DGIVE_UP
+    clean role -DPASSIVE
+    clean role -DAT_REST -DEAGER
+    clean role -DAT_REST -DOWN_LOOP
+    clean role -DEND -DUSERS=1
+    clean role -DINTERRUPT -DSILENT
+    clean role -DINTERRUPT -DPASSIVE -DSILENT
+    clean role -DINTERRUPT -DOWN_LOOP -DSILENT
+    optimise=-O0
+    control hang role -DNO_FENCE_LEADER
+    control wrong role -DNO_FENCE_LEAVE -DREQUESTS=1
+    control hang role -DNO_FENCE_PRODUCER
+    control wrong role -DNO_SECOND_LOOK -DREQUESTS=1
+    control hang role -DRELEASE_BEFORE_ARM -DREQUESTS=1
+    control wrong role -DNO_RING_ANYWAY -DREQUESTS=1
+    control hang role -DNO_SECOND_TRY
+    control hang role -DNO_OFFER
+    control hang role -DKEEP_OFFER -DUSERS=3
+    control wrong role -DNO_TAKE -DREQUESTS=1
+    control wrong role -DNO_TELL -DREQUESTS=2
+    control wrong role -DNO_YIELD -DREQUESTS=2
+    control hang role -DLOOK_AT_RINGS_ONLY -DLOCAL
+    control hang role -DNO_FENCE_LOCAL -DLOCAL
+    control hang role -DNO_RING_LOCAL -DLOCAL
+    control hang role -DNO_WAKE -DPASSIVE
+    control hang role -DSIGNAL_STORE -DPASSIVE
+    control hang role -DNO_LOOK_EAGER -DEAGER
+    control hang role -DNO_SECOND_EAGER -DEAGER
+    control hang role -DNO_PASS_STOP -DEND -DSILENT
+    control hang role -DNO_STOP_IN_FOLLOW -DEND -DSILENT
+    control hang role -DNO_LOOK_END -DEND -DSILENT
+    control hang role -DNO_INTERRUPT_RING -DINTERRUPT -DSILENT
+    control hang role -DNO_INTERRUPT_IN_FOLLOW -DINTERRUPT -DPASSIVE -DSILENT
+    control hang role -DNO_SIGNAL_AGAIN -DINTERRUPT -DPASSIVE -DSILENT -DREQUESTS=1
 
-optimise=-O1
-clean rref -DPASSES=5
-clean rref -DHOLDERS=3
-clean rref -DKILLS=2
-clean rref -DHOLDERS=3 -DPASSES=3 -DKILLS=2
-clean rref -DMAKE -DKILLS=2
-clean rref -DMAKE -DHOLDERS=3 -DPASSES=2 -DKILLS=2
-optimise=-O0
-control wrong rref -DNO_PIN
-control wrong rref -DLEAVE_ALL
-control wrong rref -DKEPT_EARLY
-control wrong rref -DENTERED_FOR_ALL
-control wrong rref -DNO_TO_COME -DMAKE
-control wrong rref -DUSE_TO_COME -DMAKE
-control wrong rref -DTO_COME_STAYS -DMAKE -DKILLS=1
-control wrong rref -DFORGET_PINS -DKILLS=1
-control wrong rref -DFORGET_PINS -DHOLDERS=3 -DPASSES=3 -DKILLS=1
-control wrong rref -DDROP_AT_ONCE -DKILLS=1
-control wrong rref -DANSWER_EARLY -DKILLS=1
-control wrong rref -DNO_OWN_END -DKILLS=1
-control wrong rref -DPASSED_ONLY_COUNTS -DKILLS=1
-control wrong rref -DONLY_NEW -DHOLDERS=3 -DPASSES=3 -DKILLS=2
-control wrong rref -DOWN_ANSWERS -DHOLDERS=3 -DPASSES=3 -DKILLS=2
-control wrong rref -DNO_ROUND -DHOLDERS=3 -DPASSES=3 -DKILLS=2
+    optimise=-O1
+    clean rref -DPASSES=5
+    clean rref -DHOLDERS=3
+    clean rref -DKILLS=2
+    clean rref -DHOLDERS=3 -DPASSES=3 -DKILLS=2
+    clean rref -DMAKE -DKILLS=2
+    clean rref -DMAKE -DHOLDERS=3 -DPASSES=2 -DKILLS=2
+    optimise=-O0
+    control wrong rref -DNO_PIN
+    control wrong rref -DLEAVE_ALL
+    control wrong rref -DKEPT_EARLY
+    control wrong rref -DENTERED_FOR_ALL
+    control wrong rref -DNO_TO_COME -DMAKE
+    control wrong rref -DUSE_TO_COME -DMAKE
+    control wrong rref -DTO_COME_STAYS -DMAKE -DKILLS=1
+    control wrong rref -DFORGET_PINS -DKILLS=1
+    control wrong rref -DFORGET_PINS -DHOLDERS=3 -DPASSES=3 -DKILLS=1
+    control wrong rref -DDROP_AT_ONCE -DKILLS=1
+    control wrong rref -DANSWER_EARLY -DKILLS=1
+    control wrong rref -DNO_OWN_END -DKILLS=1
+    control wrong rref -DPASSED_ONLY_COUNTS -DKILLS=1
+    control wrong rref -DONLY_NEW -DHOLDERS=3 -DPASSES=3 -DKILLS=2
+    control wrong rref -DOWN_ANSWERS -DHOLDERS=3 -DPASSES=3 -DKILLS=2
+    control wrong rref -DNO_ROUND -DHOLDERS=3 -DPASSES=3 -DKILLS=2
 
-optimise=-O1
-clean lease
-optimise=-O0
-control wrong lease -DAT_ONCE -DKILLS=1
-control wrong lease -DANSWER_EARLY -DKILLS=1
-control wrong lease -DANSWER_HOLDING -DKILLS=1
-control wrong lease -DNO_JOIN
-control wrong lease -DONLY_NEW
+    optimise=-O1
+    clean lease
+    optimise=-O0
+    control wrong lease -DAT_ONCE -DKILLS=1
+    control wrong lease -DANSWER_EARLY -DKILLS=1
+    control wrong lease -DANSWER_HOLDING -DKILLS=1
+    control wrong lease -DNO_JOIN
+    control wrong lease -DONLY_NEW
 
-if [ "${BX_MODEL:-}" = long ]; then
-    optimise=-O2
-    memory_mb=3000
-    clean doorbell -DFRAMES=3
-    clean ring -DRECORDS=8
-    clean role -DAT_REST -DREQUESTS=1 -DLOCAL
-    clean role -DAT_REST -DREQUESTS=1 -DGIVE_UP
-    clean role -DREQUESTS=1 -DPASSIVE
-    clean role -DAT_REST -DREQUESTS=1 -DEAGER
-    clean role -DAT_REST -DUSERS=3
-    clean role -DOWN_LOOP -DUSERS=3
-    clean role -DOWN_LOOP -DUSERS=3 -DGIVE_UP
-    clean role -DEND
-    clean role -DEND -DOWN_LOOP
-    clean role -DEND -DSILENT
-    clean role -DINTERRUPT -DOWN_LOOP
-    clean timer -DDEADLINES=3
-    clean rref -DPASSES=5 -DKILLS=2
-    clean rref -DHOLDERS=3 -DPASSES=3 -DKILLS=3
-    clean rref -DHOLDERS=3 -DKILLS=2
-    clean rref -DMAKE -DHOLDERS=3 -DPASSES=3 -DKILLS=2
-    clean lease -DPASSES=5
-fi
+    if [ "${BX_MODEL:-}" = long ]; then
+        optimise=-O2
+        memory_mb=3000
+        clean doorbell -DFRAMES=3
+        clean ring -DRECORDS=8
+        clean role -DAT_REST -DREQUESTS=1 -DLOCAL
+        clean role -DAT_REST -DREQUESTS=1 -DGIVE_UP
+        clean role -DREQUESTS=1 -DPASSIVE
+        clean role -DAT_REST -DREQUESTS=1 -DEAGER
+        clean role -DAT_REST -DUSERS=3
+        clean role -DOWN_LOOP -DUSERS=3
+        clean role -DOWN_LOOP -DUSERS=3 -DGIVE_UP
+        clean role -DEND
+        clean role -DEND -DOWN_LOOP
+        clean role -DEND -DSILENT
+        clean role -DINTERRUPT -DOWN_LOOP
+        clean timer -DDEADLINES=3
+        clean rref -DPASSES=5 -DKILLS=2
+        clean rref -DHOLDERS=3 -DPASSES=3 -DKILLS=3
+        clean rref -DHOLDERS=3 -DKILLS=2
+        clean rref -DMAKE -DHOLDERS=3 -DPASSES=3 -DKILLS=2
+        clean lease -DPASSES=5
+    fi
+}
+
+lane=0
+while [ "$lane" -lt "$lanes" ]; do
+    (
+        mkdir "$lane" && cd "$lane" || exit 1
+        failed=0
+        all_models
+        exit "$failed"
+    ) >"$lane.out" 2>&1 &
+    pids="$pids $!"
+    lane=$((lane + 1))
+done
+for pid in $pids; do
+    wait "$pid" || failed=1
+done
+cat ./*.out
 exit "$failed"

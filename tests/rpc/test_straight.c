@@ -57,10 +57,13 @@ static int streams(const struct bx_request *request, struct bx_reader *args, str
 }
 
 /* Answers once gate 0 is open. */
+/* Until the caller has posted once more. */
 static int hold(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
+    static uint32_t held;
+
     (void)request, (void)args, (void)reply, (void)context;
-    harness_await(0, 1);
+    harness_await(0, ++held);
     return 0;
 }
 
@@ -555,16 +558,17 @@ static void finish(struct bx_future *const *futures, int count)
     }
 }
 
-/* The callee stands still in the second call. */
+/* The callee stands still in the first call, so no reply can be read while the others are sent; and in the third. */
 static void waits_for_many(struct bx_job *job)
 {
     const struct bxi_peer *peer = job->rpc->peers[1];
     struct bx_future *futures[STREAM];
 
     for (int i = 0; i < STREAM; i++)
-        futures[i] = start(job, i == 1 ? "hold" : "nothing");
+        futures[i] = start(job, i == 0 || i == 2 ? "hold" : "nothing");
     HARNESS_CHECK(!peer->streams);
-    HARNESS_EQ(bx_future_wait(futures[0], BX_FOREVER), 0);
+    harness_post(0);
+    HARNESS_EQ(bx_future_wait(futures[1], BX_FOREVER), 0);
     HARNESS_CHECK(peer->streams);
     harness_post(0);
     finish(futures, STREAM);

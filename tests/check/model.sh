@@ -79,8 +79,8 @@ fi
 mkdir -p "$build" && work=$(mktemp -d "$build/model.XXXXXX") && cd "$work" || exit 1
 work=$PWD
 trap 'cd / && rm -rf "$work"' EXIT
-trap 'kill $pids 2>/dev/null; exit 130' INT TERM
 pids=
+trap 'kill $pids 2>/dev/null; exit 130' INT TERM
 
 # verify MODEL MACRO...: leaves what the checker said in pan.out. Not zero if it did not finish.
 verify()

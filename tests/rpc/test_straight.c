@@ -56,8 +56,7 @@ static int streams(const struct bx_request *request, struct bx_reader *args, str
     return bx_msg_put_i64(reply, request->peer->streams);
 }
 
-/* Answers once gate 0 is open. */
-/* Until the caller has posted once more. */
+/* Answers when the caller has posted once more at gate 0. */
 static int hold(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     static uint32_t held;

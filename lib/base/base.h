@@ -85,6 +85,7 @@ bool bxi_name_is_valid(const char *name);       /* of a job or a worker */
 
 uint64_t bxi_now_ns(void);                      /* CLOCK_MONOTONIC */
 uint64_t bxi_coarse_ns(void);                   /* CLOCK_MONOTONIC_COARSE: cheap, up to 10 ms behind */
+uint64_t bxi_thread_ns(void);                   /* CLOCK_THREAD_CPUTIME_ID: a system call */
 uint64_t bxi_deadline_ns(uint64_t timeout_ns);  /* absolute; BX_FOREVER stays */
 
 /* ---- error.c -------------------------------------------------------------------------------------- */

@@ -24,6 +24,11 @@ uint64_t bxi_coarse_ns(void)
     return clock_ns(CLOCK_MONOTONIC_COARSE);
 }
 
+uint64_t bxi_thread_ns(void)
+{
+    return clock_ns(CLOCK_THREAD_CPUTIME_ID);
+}
+
 uint64_t bxi_deadline_ns(uint64_t timeout_ns)
 {
     /* A second or more does not need the exact clock, and the coarse one is five times cheaper. */

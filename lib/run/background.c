@@ -181,7 +181,7 @@ void bxi_run_init(struct bxi_run *run, const struct bxi_run_setup *setup)
     run->context = setup->context;
     run->name = setup->name;
     run->serial = setup->serial;
-    run->spin_ns = run->spin_most_ns = setup->spin_ns;
+    bxi_spin_init(run, setup->spin_ns);
     run->counters = setup->counters;
     run->fork_generation = bxi_load_relaxed(&bxi_forks);
     run->background_until_ns = BX_FOREVER;

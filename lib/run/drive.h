@@ -75,6 +75,7 @@ struct bxi_spin {
     uint64_t began_ns;
     bool crowded;
 };
+void bxi_spin_init(struct bxi_run *run, uint64_t spin_ns);      /* the budget at first, and at most; 0: none */
 /* After an empty pass. True: it has peeked for a while, pass again; false: the budget is spent. */
 bool bxi_spin_on(const struct bxi_role *role, struct bxi_spin *spin, struct bxi_waiter *waiter);
 /* Another process of the job needs this CPU. */

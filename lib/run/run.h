@@ -142,10 +142,12 @@ struct bxi_host {
     void (*woke)(void *context, enum bxi_sleeps who, enum bxi_sleeps_by by, bool rung, uint64_t began_ns);
 };
 
-/* The clock and the system calls that sleep. The names of the real ones are in sleep.c. */
+/* The clocks, and the system calls that sleep or yield. The names of the real ones are in sleep.c. */
 struct bxi_system {
     uint64_t (*now_ns)(void);
     uint64_t (*coarse_ns)(void);
+    uint64_t (*thread_ns)(void);                /* CPU time of this thread */
+    void (*yield)(void);                        /* the CPU, to another thread */
     int (*create)(enum bxi_sleeper_kind kind, struct bxi_sleeper **sleeper);
     void (*destroy)(struct bxi_sleeper *sleeper);
     enum bxi_sleeper_kind (*kind)(const struct bxi_sleeper *sleeper);
@@ -201,6 +203,9 @@ struct bxi_run {
     uint32_t spin_skips;                        /* sleeps to go before the next try */
     uint32_t yield_misses, yield_skips;         /* the same of peeking for the time of a switch; spins to go */
     uint64_t yielded_ns;                        /* when a crowded thread last gave its CPU away */
+    uint32_t turn_hits;                         /* such peeks that found something since then */
+    uint64_t yields;                            /* how often it did */
+    uint64_t switch_ns;                         /* what that cost, as measured now and then (spin.c) */
     uint64_t pass_ns;                           /* the coarse clock in this pass; 0: not read yet */
     bxi_a64 pass;                               /* counts passes */
     bxi_a64 *counters;                          /* written when the segment comes and goes, as job->counters */

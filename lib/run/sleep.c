@@ -15,6 +15,7 @@
 #include "drive.h"
 
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -34,9 +35,16 @@ static void wait_while_1(bxi_a32 *word, uint64_t deadline_ns)
             FUTEX_BITSET_MATCH_ANY);
 }
 
+static void yield(void)
+{
+    sched_yield();
+}
+
 const struct bxi_system bxi_real_system = {
     .now_ns = bxi_now_ns,
     .coarse_ns = bxi_coarse_ns,
+    .thread_ns = bxi_thread_ns,
+    .yield = yield,
     .create = bxi_sleeper_create,
     .destroy = bxi_sleeper_destroy,
     .kind = bxi_sleeper_kind,

@@ -8,19 +8,27 @@
  * Where more workers of the job are awake than there are CPUs, the thread yields its CPU between two rounds of peeks.
  * But first it peeks for about as long as a switch to another process takes: a callee that runs on another CPU has
  * answered by then. If it does not, because what is waited for needs this very CPU, the next 2, 4, 8, 16 spins yield
- * after one round.
+ * after one round; but not if two peeks had found something since the last yield. (One alone saved a switch, and the miss
+ * took as long.)
+ *
+ * A switch takes 1.2 us on some machines and 5 to 8 us on others (virtual ones whose system calls take 1 us), so it is
+ * measured. The CPU time that a yield costs its thread is that of one switch: the kernel counts a switch half for the
+ * thread that leaves and half for the one that comes, and a yield has both halves. Yields that find no other thread to
+ * run are cheaper, and count too: a switch is then less likely.
  */
 #include "drive.h"
-
-#include <sched.h>
 
 #define SPIN_LEAST_NS 1500u
 #define PEEKS 32                    /* between two passes of a spin */
 #define PEEKS_A_CALL 8              /* of them in one call of a source */
 #define HOT_ROUNDS 8                /* of peeks before the core is told that this is a spin loop */
-#define SWITCH_NS 1200u             /* about what a switch to another process takes */
-#define SWITCH_ROUNDS 64            /* of peeks in that time, at most */
-#define TURN_NS 5000u               /* how long a crowded thread keeps its CPU, if each of its waits ends with work */
+#define SWITCH_FIRST_NS 1200u       /* what a switch to another process takes, before it was measured */
+#define SWITCH_MOST_NS 20000u
+#define SWITCH_ROUNDS 512           /* of peeks in that time, at most */
+#define TURN_SWITCHES 4             /* how long a crowded thread keeps its CPU, if each of its waits ends with work */
+#define PAYS_HITS 2                 /* finds in one turn, for the miss that ends it */
+#define MEASURED_FIRST 8            /* yields; and from then on one of MEASURED_ONE_IN */
+#define MEASURED_ONE_IN 64
 
 /* Peeks at the sources, and now and then at events and the waiter. True: there is something. The time between two peeks
  * of one source delays each reply by half of itself, so a source peeks several times in one call. */
@@ -47,12 +55,38 @@ static bool peek_for_a_switch(struct bxi_run *run, struct bxi_waiter *waiter)
         run->yield_skips--;
         return false;
     }
-    until_ns = run->system->now_ns() + SWITCH_NS;
+    until_ns = run->system->now_ns() + run->switch_ns;
     for (int i = 0; i < SWITCH_ROUNDS && !found && run->system->now_ns() < until_ns; i++)
         found = peek_for_a_while(run, waiter, false);
-    run->yield_misses = found ? 0 : run->yield_misses + (run->yield_misses < 4);
-    run->yield_skips = found ? 0 : 1u << run->yield_misses;
-    return found;
+    if (found) {
+        run->turn_hits++;
+        return true;
+    }
+    run->yield_misses = run->turn_hits >= PAYS_HITS ? 0 : run->yield_misses + (run->yield_misses < 4);
+    run->yield_skips = run->yield_misses == 0 ? 0 : 1u << run->yield_misses;
+    return false;
+}
+
+/* Adds what one more yield cost to the mean of the last few. The clock is a system call, whose cost is taken off. */
+static void yield_and_measure(struct bxi_run *run)
+{
+    const struct bxi_system *system = run->system;
+    uint64_t before_ns = system->thread_ns(), began_ns = system->thread_ns(), cost_ns, read_ns = began_ns - before_ns;
+
+    system->yield();
+    cost_ns = system->thread_ns() - began_ns;
+    cost_ns = cost_ns > read_ns ? bxi_least(cost_ns - read_ns, SWITCH_MOST_NS) : 0;
+    run->switch_ns = (run->switch_ns * 3 + cost_ns) / 4;
+}
+
+static void yield(struct bxi_run *run)
+{
+    if (run->yields++ < MEASURED_FIRST || run->yields % MEASURED_ONE_IN == 0)
+        yield_and_measure(run);
+    else
+        run->system->yield();
+    run->yielded_ns = run->system->now_ns();
+    run->turn_hits = 0;
 }
 
 /* Gives the CPU away, unless something is there to be handled and this thread has not had the CPU for long. */
@@ -62,11 +96,16 @@ static void yield_if_crowded(struct bxi_run *run, const struct bxi_spin *spin, s
         return;
     if (!found && spin->rounds == 0)
         found = peek_for_a_switch(run, waiter);
-    if (found && run->system->now_ns() - run->yielded_ns < TURN_NS)
+    if (found && run->system->now_ns() - run->yielded_ns < TURN_SWITCHES * run->switch_ns)
         return;
     bxi_flush(run);                     /* other threads may now run for long */
-    sched_yield();
-    run->yielded_ns = run->system->now_ns();
+    yield(run);
+}
+
+void bxi_spin_init(struct bxi_run *run, uint64_t spin_ns)
+{
+    run->spin_ns = run->spin_most_ns = spin_ns;
+    run->switch_ns = SWITCH_FIRST_NS;
 }
 
 bool bxi_spin_on(const struct bxi_role *role, struct bxi_spin *spin, struct bxi_waiter *waiter)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * lib/run/spin.c where more workers are awake than there are CPUs: when a spin yields its CPU. It flushes the sources
- * before each yield, which is what is counted here. The clock is fake: 100 ns a look.
+ * before each yield, which is what is counted here. The clocks are fake: 100 ns a look, and of the thread's CPU time
+ * 500 ns.
  */
 #include "fake_system.h"
 
@@ -11,6 +12,7 @@ static bxi_a64 armed, spins, counters[BXI_COUNTER_COUNT];
 static struct bxi_system ticking;
 static bool crowded = true;
 static int yields, peeks;
+static uint64_t thread_ns, switch_ns;   /* what a yield costs the thread */
 static int found_at;                    /* the peek that finds something; 0: none does */
 
 static bool is_crowded(void *context)
@@ -22,6 +24,16 @@ static bool is_crowded(void *context)
 static uint64_t ticking_ns(void)
 {
     return fake.now_ns += 100;
+}
+
+static uint64_t thread_clock_ns(void)
+{
+    return thread_ns += 500;
+}
+
+static void yield(void)
+{
+    thread_ns += switch_ns;
 }
 
 static bool peek(void *context, int times)
@@ -43,6 +55,9 @@ static void set_up(void)
 {
     ticking = fake_system;
     ticking.now_ns = ticking_ns;
+    ticking.thread_ns = thread_clock_ns;
+    ticking.yield = yield;
+    switch_ns = 1200;
     fake.now_ns = 1;
     bxi_run_init(&run, &(struct bxi_run_setup){ .host = &crowd, .system = &ticking, .name = "crowd", .serial = 1,
                                                 .counters = counters, .spin_ns = 100000 });
@@ -103,13 +118,40 @@ Test(crowded, spin_yields_at_once_for_ever_more_spins_where_that_does_not_pay)
             cr_expect_eq(yields, 1);
         }
     }
-    spin_once(5);                       /* it pays again */
-    cr_expect_eq(yields, 0);
+}
+
+/* Peeks save switches if a turn has two that found something: one, and the miss that ends the turn, took as long as the
+ * switch that the one saved. */
+Test(crowded, spin_peeks_again_after_a_turn_with_two_finds)
+{
     spin_once(0);
     for (int k = 0; k < 2; k++)
         spin_once(0);
     spin_once(5);
     cr_expect_eq(yields, 0);
+    spin_once(5);
+    cr_expect_eq(yields, 0);
+    for (int k = 0; k < 2; k++) {       /* the miss that ends the turn, and the next */
+        spin_once(0);
+        cr_expect_eq(peeks, 4 + 11 * 4);
+        cr_expect_eq(yields, 1);
+    }
+}
+
+Test(crowded, spin_peeks_no_more_after_turns_with_one_find)
+{
+    spin_once(5);
+    spin_once(0);
+    for (int k = 0; k < 2; k++) {
+        spin_once(0);
+        cr_expect_eq(peeks, 4);
+    }
+    spin_once(5);
+    spin_once(0);
+    for (int k = 0; k < 4; k++) {
+        spin_once(0);
+        cr_expect_eq(peeks, 4);
+    }
 }
 
 Test(crowded, spin_yields_between_its_further_rounds)
@@ -123,7 +165,38 @@ Test(crowded, spin_yields_between_its_further_rounds)
 }
 
 /* Each asks for the time once. */
-Test(crowded, spins_that_find_work_yield_every_five_microseconds)
+Test(crowded, spin_peeks_for_as_long_as_switches_were_measured_to_take)
+{
+    struct bxi_spin spin = { 0 };
+
+    switch_ns = 6000;
+    for (int i = 0; i < 12; i++)        /* the first yields are measured, a round each */
+        bxi_spin_on(role, &spin, NULL);
+    cr_expect_gt(run.switch_ns, 5400);
+    cr_expect_leq(run.switch_ns, 6000);
+    run.yield_skips = 0;
+    spin_once(4 + 50 * 4);
+    cr_expect_eq(yields, 0);
+}
+
+Test(crowded, yield_is_measured_now_and_then)
+{
+    struct bxi_spin spin = { 0 };
+    uint64_t reads;
+
+    for (int i = 0; i < 8; i++)
+        bxi_spin_on(role, &spin, NULL);
+    reads = thread_ns;
+    for (int i = 8; i < 63; i++)
+        bxi_spin_on(role, &spin, NULL);
+    cr_expect_eq(thread_ns - reads, 55 * switch_ns);
+    switch_ns = UINT64_C(5000000);      /* an interrupt, say: it counts for 20 us */
+    bxi_spin_on(role, &spin, NULL);
+    cr_expect_eq(run.switch_ns, (3 * 1200 + 20000) / 4);
+}
+
+/* 4.8 us; a yield looks at the clock too. */
+Test(crowded, spins_that_find_work_yield_after_four_switches)
 {
     int sum = 0;
 
@@ -132,7 +205,7 @@ Test(crowded, spins_that_find_work_yield_every_five_microseconds)
         spin_once(1);
         sum += yields;
     }
-    cr_expect_eq(sum, 9);
+    cr_expect_eq(sum, 10);
 }
 
 Test(crowded, spins_are_not_where_every_worker_has_a_cpu)

@@ -45,7 +45,7 @@
 #include <stdint.h>
 
 #define BXI_MAGIC UINT64_C(0x0000524143584f42)          /* "BOXCAR\0\0" in memory, little endian */
-#define BXI_LAYOUT_VERSION 7u
+#define BXI_LAYOUT_VERSION 8u
 
 #define BXI_WORLD_MAX 128
 #define BXI_NAME_BYTES 32

@@ -8,6 +8,7 @@
 #include "shm/cancel.h"
 #include "shm/step.h"
 #include "rpc/mark.h"
+#include "rpc/packed.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -92,6 +93,7 @@ static void free_job(struct bx_job *job)
     pthread_cond_destroy(&job->rpc->pool.cond);
     pthread_mutex_destroy(&job->rpc->pool.lock);
     bx_msg_destroy(job->rpc->reply);
+    free(job->rpc->packed);
     free(job->rpc->frame);
     bxi_run_fini(job->run);
     free(job->lend->peers);
@@ -130,7 +132,8 @@ int bx_job_create(const struct bx_options *options, struct bx_job **out)
         job->observe->free_rows[job->observe->free_row_count++] = (uint16_t)row;
     job->rpc->frame = aligned_alloc(64, BXI_FRAME_MAX);
     job->rpc->reply = bx_msg_create(BXI_FRAME_MAX);
-    if (job->rpc->frame == NULL || job->rpc->reply == NULL)
+    job->rpc->packed = bxi_packed_create();
+    if (job->rpc->frame == NULL || job->rpc->reply == NULL || job->rpc->packed == NULL)
         rc = bx_fail(-ENOMEM, "no memory for a frame");
     else if ((rc = bxi_peers_create(job)) == 0)
         rc = bxi_machine_raise_limit(job);

@@ -14,6 +14,8 @@
 #include "base/options.h"
 #include "mark.h"
 #include "nested.h"
+#include "packed.h"
+#include "straight.h"
 
 #include <errno.h>
 #include <sched.h>
@@ -609,6 +611,16 @@ BXI_FLAT static bool submit_straight(struct bx_job *job, const struct request_pl
     return bxi_straight_send(job, plan->peer, &out, call);
 }
 
+/* Sends the calls from `sent` on in one frame; how many. Lock. */
+static size_t send_packed(struct bx_job *job, const struct request_plan *plan, int function, const struct group *group,
+                          size_t sent, size_t made)
+{
+    return bxi_packed_send(job, plan->peer, &(struct bxi_packable){
+        .args = group->args != NULL ? group->args + sent : NULL, .futures = group->futures + sent,
+        .count = made - sent, .timeout_ns = plan->timeout_ns, .deadline_ns = plan->deadline_ns,
+        .function = (uint16_t)function });
+}
+
 /* Submits the first `made` calls, until one fails; how many. Lock. */
 static size_t submit_group(struct bx_job *job, struct request_plan *plan, const struct group *group, size_t made,
                            int *rc)
@@ -625,6 +637,11 @@ static size_t submit_group(struct bx_job *job, struct request_plan *plan, const 
         bxi_ring_group_begin(&plan->peer->out);
     function = plan->made_for == NULL ? bxi_straight_function(job, plan->peer, plan->function) : -1;
     while (sent < made) {
+        size_t packed = function >= 0 ? send_packed(job, plan, function, group, sent, made) : 0;
+
+        sent += packed;
+        if (packed > 0)
+            continue;
         plan->args = args_of(group, sent);
         plan->sent_ns = bxi_hist_begin(job);
         call = (struct bxi_call *)(void *)group->futures[sent];

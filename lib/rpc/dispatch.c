@@ -6,6 +6,8 @@
  * is copied before it is parsed.
  */
 #include "mark.h"
+#include "packed.h"
+#include "straight.h"
 
 #include "shm/step.h"
 
@@ -26,12 +28,12 @@ static int member_request(struct bx_request *request, uint8_t flags)
     return 0;
 }
 
-/* The ring to the caller could not be opened: drops this request, and writes where it ends for the caller to read. */
-static void refuse(struct bx_job *job, struct bxi_peer *peer, int code)
+/* The ring to the caller could not be opened: drops this frame, and writes where it ends for the caller to read. */
+static void refuse(struct bx_job *job, struct bxi_peer *peer, int code, uint64_t requests)
 {
     struct bxi_pair *pair = &job->control->pair[peer->rank];
 
-    bxi_counter_add(job, BXI_C_requests_dropped, 1);
+    bxi_counter_add(job, BXI_C_requests_dropped, requests);
     /* Relaxed: published by the store below. */
     bxi_store_relaxed(&pair->refused_errno, (uint64_t)(uint32_t)code);
     /* [pair.refused] release, pairs with the acquire in look_refused: the errno is read after it. */
@@ -40,8 +42,7 @@ static void refuse(struct bx_job *job, struct bxi_peer *peer, int code)
     bxi_bell_ring(peer->bell.fd[0]);
 }
 
-/* True if the ring to peer is open: a callee opens it before it accepts the first call. */
-static bool way_back(struct bx_job *job, struct bxi_peer *peer)
+bool bxi_way_back(struct bx_job *job, struct bxi_peer *peer, uint64_t requests)
 {
     int rc;
 
@@ -54,7 +55,7 @@ static bool way_back(struct bx_job *job, struct bxi_peer *peer)
     if (rc == 0)
         return true;
     bxi_log(job, 0, "%s", bx_error_text());
-    refuse(job, peer, rc);
+    refuse(job, peer, rc, requests);
     return false;
 }
 
@@ -93,8 +94,7 @@ static int take_kinds(struct bx_request *request, size_t *body_bytes)
     return rc;
 }
 
-static int handle_request(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head,
-                          size_t body_bytes)
+int bxi_handle_request(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head, size_t body_bytes)
 {
     struct bx_request request = {
         .job = job,
@@ -114,7 +114,7 @@ static int handle_request(struct bx_job *job, struct bxi_peer *peer, const struc
         return 0;
     }
     /* The lease words, which give loans back, lie behind the ring. */
-    if ((!request.oneway || (head->flags & (BXI_FLAG_LEASE | BXI_FLAG_RREFS))) && !way_back(job, peer)) {
+    if ((!request.oneway || (head->flags & (BXI_FLAG_LEASE | BXI_FLAG_RREFS))) && !bxi_way_back(job, peer, 1)) {
         if (head->flags & BXI_FLAG_RREFS)
             rc = bxi_rref_open(job, peer->rank, job->rpc->frame, &body_bytes, NULL);
         return rc == BX_E_CORRUPT ? rc : 0;
@@ -195,7 +195,7 @@ static int wait_for_device(struct bx_job *job, struct bxi_peer *peer, const stru
         return 0;
     /* The lease words, which give loans back, lie behind the ring; without them the request is refused below. */
     if (peer->lend->held == NULL &&
-        (head->kind == BXI_REPLY ? bxi_load_relaxed(&peer->out_open) == 0 : !way_back(job, peer)))
+        (head->kind == BXI_REPLY ? bxi_load_relaxed(&peer->out_open) == 0 : !bxi_way_back(job, peer, 1)))
         return head->kind == BXI_REPLY ? BX_E_CORRUPT : 0;
     if ((head->flags & BXI_FLAG_RREFS) && bxi_rref_skip(body, &body_bytes) < 0)
         return BX_E_CORRUPT;
@@ -242,6 +242,7 @@ int bxi_dispatch(const struct bxi_role *role, struct bx_job *job, struct bxi_pee
     memcpy(&head, payload, sizeof head);
     if (bxi_straight_request(role, job, peer, &head, &(struct bxi_body){ body, body_bytes }))
         return 0;
+    bxi_packed_flush(job);          /* what comes may take long */
     if ((rc = wait_for_device(job, peer, &head, payload, payload_bytes)) < 0)
         return rc;
     switch (head.kind) {
@@ -253,7 +254,7 @@ int bxi_dispatch(const struct bxi_role *role, struct bx_job *job, struct bxi_pee
             return BX_E_CORRUPT;
         /* Before the handler runs: its reply then carries the credit for this request. */
         bxi_frame_taken(role, job, peer, payload_bytes);
-        rc = handle_request(job, peer, &head, body_bytes);
+        rc = bxi_handle_request(job, peer, &head, body_bytes);
         bxi_loan_drop_held(peer->lend);       /* if the request did not take it: refused, or changed meanwhile */
         return rc;
     case BXI_REPLY:

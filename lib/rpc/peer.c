@@ -229,7 +229,7 @@ int bxi_peer_open_out(struct bx_job *job, struct bxi_peer *peer)
     bxi_ring_writer_init(&peer->out, base, BXI_RING_BYTES, 0, &theirs->credit[job->rank].position,
                          &pair->want_credit);
     peer->defer_bell = true;
-    /* [peer.out_open] release, pairs with the acquire in way_back. */
+    /* [peer.out_open] release, pairs with the acquire in bxi_way_back. */
     bxi_store_release(&peer->out_open, 1);
     /* [pair.open] release, pairs with the acquire in look_open: the first commit word is zero before. */
     bxi_store_release(&pair->open, 1);
@@ -267,7 +267,7 @@ static void count_sent(struct bxi_pair_counters *counters, const struct bxi_peer
 static void note_sent(struct bx_job *job, struct bxi_peer *peer, const struct bxi_out *out)
 {
     uint64_t payload_bytes = sizeof *out->head + out->body_bytes;
-    bool reply = out->head->kind == BXI_REPLY;
+    bool reply = bxi_kind_is_reply(out->head->kind);
 
     if (BXI_STATS & BXI_STATS_COUNTERS)
         count_sent(&bxi_tables(job->control)->pair_counters[peer->rank], peer, payload_bytes);

@@ -402,6 +402,13 @@ void bxi_call_free(struct bxi_call *call);
 
 /* Puts the call into a slot. 0; -EAGAIN: as many as may be are in flight; -ENOMEM. */
 int bxi_slot_take(struct bx_job *job, struct bxi_peer *peer, struct bxi_call *call);
+/* The same where a slot is free: sets its deadline, and the call's function and the head's id. */
+void bxi_slot_occupy(struct bx_job *job, struct bxi_peer *peer, struct bxi_call *call, struct bxi_frame *head);
+/* The peer's timer fires at an async call's deadline, or before. */
+static inline bool bxi_deadline_is_watched(const struct bxi_peer *peer, uint64_t deadline_ns)
+{
+    return deadline_ns == BX_FOREVER || (peer->timer.heap_index != 0 && peer->timer.at_ns <= deadline_ns);
+}
 void bxi_slot_free(struct bxi_peer *peer, uint16_t index);
 /* Takes a live call out of its slot. keep: its reply is still to come, so the slot becomes a zombie. */
 struct bxi_call *bxi_call_take(struct bx_job *job, struct bxi_peer *peer, uint16_t index, bool keep);
@@ -610,35 +617,18 @@ int bxi_handler_run(struct bx_request *request, size_t body_bytes);
 /* An inline handler has returned code, or is to have: answers with rpc->reply, which it leaves fit for the next. */
 void bxi_handler_answer(struct bx_request *request, int code);
 
-/* ---- straight.c (role, but for calls) ------------------------------------------------------------- */
-
-/* Sends a call without options, whose arguments are nothing but bytes. Its deadline; 0: something is unusual, and
- * nothing was done. */
-uint64_t bxi_straight_call(struct bxi_call *call, struct bxi_peer *peer, const char *function,
-                           const struct bx_msg *args);
-/* The same for one call of a group, under the lock. First the index of its function: negative, the group goes the
- * general way. Then each call; false as above. out: head with function and deadline, body. */
-int bxi_straight_function(struct bx_job *job, struct bxi_peer *peer, const char *function);
-bool bxi_straight_send(struct bx_job *job, struct bxi_peer *peer, struct bxi_out *out, struct bxi_call *call);
-
-struct bxi_body {
-    const void *data;           /* in the peer's ring */
-    size_t bytes;
-};
-/* Handles a plain request. False: it is not plain, and nothing was done. */
-bool bxi_straight_request(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer,
-                          const struct bxi_frame *head, const struct bxi_body *body);
-/* Handles plain replies to async calls, `most` of them at most, until another frame comes. How many. */
-int bxi_straight_replies(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, int most);
-/* struct bxi_waiter's `straight`, of a synchronous call: its object is the call's future. */
-bool bxi_straight_reply(struct bxi_waiter *waiter, const struct bxi_role *role);
-
 /* ---- dispatch.c (role) --------------------------------------------------------------------------- */
 
 /* Handles one frame of peer, which still lies in its ring. 0; -EAGAIN: not yet, its device memory is being mapped;
  * or BX_E_CORRUPT: it must be cut off. */
 int bxi_dispatch(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, const void *payload,
                  uint32_t payload_bytes);
+
+/* A request; its body, which is in job->rpc->frame, has been copied out of the ring. 0, BX_E_CORRUPT. */
+int bxi_handle_request(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head, size_t body_bytes);
+/* True if the ring to the peer is open: a callee opens it before it accepts the first call. Else its frame, of so many
+ * requests, has been refused. */
+bool bxi_way_back(struct bx_job *job, struct bxi_peer *peer, uint64_t requests);
 
 /* Frames have been copied out of the ring, which has advanced. */
 void bxi_frames_note(struct bx_job *job, struct bxi_peer *peer, uint64_t frames, uint64_t payload_bytes);
@@ -691,7 +681,9 @@ extern const struct bxi_source_ops bxi_rpc_source;         /* rings, full queues
 
 struct bxi_rpc {
     _Atomic(struct bxi_peer *) *peers;          /* start, to on_death_context: world_size of them */
-    unsigned char *frame;                       /* role: BXI_FRAME_MAX bytes, the frame being handled */
+    unsigned char *frame;                       /* role: BXI_FRAME_MAX bytes, the frame being handled; the body of a
+                                                 * packed request while that is */
+    struct bxi_packed *packed;                  /* packed.h */
     struct bx_msg *reply;                       /* role: of inline handlers, used again and again */
     struct bxi_kinds kinds;                     /* role: of the arguments of the handler that runs */
     void (*remove_names)(struct bx_job *job, int rank);     /* removes the names that a worker left when it died */

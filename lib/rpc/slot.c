@@ -61,6 +61,17 @@ int bxi_slot_take(struct bx_job *job, struct bxi_peer *peer, struct bxi_call *ca
     return 0;
 }
 
+void bxi_slot_occupy(struct bx_job *job, struct bxi_peer *peer, struct bxi_call *call, struct bxi_frame *head)
+{
+    struct bxi_slot *slot;
+
+    bxi_slot_take(job, peer, call);         /* it has a free one */
+    slot = &peer->slots[call->slot];
+    slot->deadline_ns = call->caller == NULL ? head->deadline_ns : BX_FOREVER;
+    call->function = head->function;
+    head->id = slot->generation << 16 | call->slot;
+}
+
 void bxi_slot_free(struct bxi_peer *peer, uint16_t index)
 {
     struct bxi_slot *slot = &peer->slots[index];
@@ -69,7 +80,7 @@ void bxi_slot_free(struct bxi_peer *peer, uint16_t index)
         bxi_store_relaxed(&peer->rows[index].id, 0);    /* relaxed: for inspectors */
     slot->state = BXI_SLOT_FREE;
     slot->call = NULL;
-    slot->generation = (slot->generation + 1) & (UINT64_MAX >> 16);
+    slot->generation = (slot->generation + 1) & UINT32_MAX;
     slot->next_free = peer->free_slot;
     peer->free_slot = index;
     peer->in_flight--;

@@ -8,7 +8,8 @@
  * are dropped and counted. Then every call to it fails, and batches stop waiting for it. If it died, its names in
  * /dev/shm are removed; of rank 0 its lock file too.
  */
-#include "rpc.h"
+#include "packed.h"
+#include "straight.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -28,7 +29,7 @@ static void ring_overdue(struct bx_job *job, int handled)
         bxi_bells_flush(job);
 }
 
-/* Handles one frame, or some plain replies; *count says how many. 0, BX_E_CORRUPT. */
+/* Handles one frame, or some plain replies; a packed frame counts as its items; *count says how many. 0, BX_E_CORRUPT. */
 static int read_some(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, int most, int *count)
 {
     const void *payload;
@@ -38,6 +39,8 @@ static int read_some(const struct bxi_role *role, struct bx_job *job, struct bxi
     *count = rc != 0;
     if (rc <= 0)
         return rc;
+    if (bxi_kind_is_packed(*(const uint8_t *)payload))
+        return bxi_packed_arrived(role, job, peer, payload, payload_bytes, count);
     if (*(const uint8_t *)payload == BXI_REPLY && (rc = bxi_straight_replies(role, job, peer, most)) > 0) {
         *count = rc;
         return 0;
@@ -54,6 +57,7 @@ int bxi_read_ring(const struct bxi_role *role, struct bx_job *job, struct bxi_pe
 
     if (peer->lend->held != NULL && !peer->draining && bxi_device_is_pending(peer->lend->held))
         return 0;
+    bxi_packed_begin(job, peer);
     while (handled < most) {
         int count, rc = read_some(role, job, peer, most - handled, &count);
 
@@ -68,6 +72,7 @@ int bxi_read_ring(const struct bxi_role *role, struct bx_job *job, struct bxi_pe
         if (waiter != NULL && waiter->ready(waiter))
             break;
     }
+    bxi_packed_end(job);
     /* Relaxed: set by the handler of SIGBUS, mostly in this very thread. */
     if (handled == 0 && peer->in_open &&
         (bxi_load_relaxed(&peer->view.truncated) != 0 ||
@@ -398,7 +403,7 @@ static bool bell_was_owed(struct bx_job *job, struct bxi_peer *peer)
     uint32_t payload_bytes;
 
     return bxi_ring_peek(&peer->in, &payload, &payload_bytes) == 1 &&
-           (bxi_load_seq_cst(&job->run->eager) != 0 || *(const uint8_t *)payload != BXI_REPLY);
+           (bxi_load_seq_cst(&job->run->eager) != 0 || !bxi_kind_is_reply(*(const uint8_t *)payload));
 }
 
 void bxi_rings_watchdog(const struct bxi_role *role, struct bx_job *job)

@@ -428,7 +428,7 @@ Test(bad_shm, without_room_for_a_ring_fails_the_call, .timeout = 30)
 
 static void is_refused(struct bx_job *job)
 {
-    struct bx_future *future[3];
+    struct bx_future *future[23];
     struct bx_msg *args = harness_msg_i64(5);
 
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "echo", args, NULL, NULL), BX_E_REFUSED);
@@ -436,7 +436,8 @@ static void is_refused(struct bx_job *job)
     HARNESS_HAS(bx_error_text(), "/dev/shm");
     for (int i = 0; i < 3; i++)
         HARNESS_EQ(bx_rpc_async(job, "worker1", "echo", args, NULL, &future[i]), 0);
-    for (int i = 0; i < 3; i++) {
+    HARNESS_EQ(bx_rpc_many(job, "worker1", "echo", 20, NULL, NULL, future + 3), 0);
+    for (int i = 0; i < 23; i++) {
         HARNESS_EQ(bx_future_wait(future[i], BX_FOREVER), BX_E_REFUSED);
         bx_future_release(future[i]);
     }

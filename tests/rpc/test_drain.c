@@ -84,18 +84,19 @@ static void drop_what_the_dead_asked_for(struct bx_job *job)
     while (bx_worker_alive(job, 1))
         sched_yield();
     HARNESS_EQ(harness_counter(job, "peers_dead"), 1);
-    HARNESS_EQ(harness_counter(job, "requests_dropped"), 20);
+    HARNESS_EQ(harness_counter(job, "requests_dropped"), 40);
     HARNESS_EQ(harness_load(COUNTED), 1);
 }
 
 static void ask_and_be_killed(struct bx_job *job)
 {
-    struct bx_future *future = NULL;
+    struct bx_future *future = NULL, *packed[20];
 
     harness_leaves_by_itself();
     HARNESS_EQ(bx_rpc_sync(job, "worker0", "count", NULL, NULL, NULL), 0);
     harness_post(READY);
     harness_await(STALLED, 1);
+    HARNESS_EQ(bx_rpc_many(job, "worker0", "count", 20, NULL, NULL, packed), 0);
     for (int i = 0; i < 10; i++) {
         HARNESS_EQ(bx_rpc_async(job, "worker0", "count", NULL, NULL, &future), 0);
         HARNESS_EQ(bx_rpc_oneway(job, "worker0", "count", NULL, NULL), 0);

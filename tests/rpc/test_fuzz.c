@@ -545,15 +545,29 @@ static struct bxi_frame random_frame(uint64_t *seed)
 
     memcpy(&frame, word, sizeof(frame));
     if (word[0] % 8 != 0) {
-        frame.kind = (uint8_t)(1 + word[0] / 8 % 4);
+        frame.kind = (uint8_t)(1 + word[0] / 8 % 7);
         frame.function = (uint16_t)(word[1] % 6);
         frame.flags = word[2] % 4 == 0 ? (uint8_t)(word[2] % 8) : 0;
-        frame.code = word[3] % 2 == 0 ? 0 : -(int32_t)(word[3] % 20000);
+        frame.code = bxi_kind_is_packed(frame.kind) ? (int32_t)(word[3] % 5)
+                     : word[3] % 2 == 0 ? 0 : -(int32_t)(word[3] % 20000);
         frame.id = word[1] % 4 << 16 | word[2] % 20;
         frame.consumed = word[3] % 4 == 0 ? word[3] : 0;
         frame.deadline_ns = word[0] % 3 == 0 ? word[0] : BX_FOREVER;
     }
     return frame;
+}
+
+/* Words that may be items of a packed frame. */
+#define BODY_BYTES 32u
+static void put_random_body(unsigned char *body, uint64_t *seed)
+{
+    for (size_t at = 0; at < BODY_BYTES; at += 8) {
+        uint64_t word = next_random(seed);
+
+        if (word % 8 != 0)
+            word = word / 8 % 4 << 32 | word / 64 % 20 << 16 | word / 2048 % 10;
+        memcpy(body + at, &word, sizeof word);
+    }
 }
 
 /* Writes well-formed records with nonsense in them, or words anywhere. */
@@ -569,9 +583,10 @@ static void scribbles(struct bx_job *job)
 
         bxi_lock(&job->run->lock);
         bxi_peer_open_out(job, job->rpc->peers[0]);
-        if (frames && bxi_ring_reserve(&job->rpc->peers[0]->out, sizeof(frame), &payload) == 0) {
+        if (frames && bxi_ring_reserve(&job->rpc->peers[0]->out, sizeof(frame) + BODY_BYTES, &payload) == 0) {
             memcpy(payload, &frame, sizeof(frame));
-            bxi_ring_commit(&job->rpc->peers[0]->out, sizeof(frame));
+            put_random_body((unsigned char *)payload + sizeof(frame), &seed);
+            bxi_ring_commit(&job->rpc->peers[0]->out, sizeof(frame) + BODY_BYTES);
         }
         if (!frames || round % 64 == 63)
             scribble_once(job, &seed);

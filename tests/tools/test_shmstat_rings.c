@@ -102,7 +102,8 @@ Test(shmstat_rings, that_are_empty_have_no_oldest_frame, .timeout = 20, .fini = 
 
 Test(shmstat_rings, show_the_age_of_the_oldest_frame_by_its_kind, .timeout = 20, .fini = remove_plant)
 {
-    static const uint8_t kinds[] = { BXI_REQUEST, BXI_ONEWAY, BXI_REPLY, BXI_CANCEL, BXI_RREF };
+    static const uint8_t kinds[] = { BXI_REQUEST, BXI_ONEWAY, BXI_REPLY, BXI_CANCEL, BXI_RREF, BXI_REQUESTS,
+                                     BXI_REPLIES };
 
     for (size_t i = 0; i < sizeof(kinds); i++) {
         uint64_t since_ns = ago(5);
@@ -111,7 +112,7 @@ Test(shmstat_rings, show_the_age_of_the_oldest_frame_by_its_kind, .timeout = 20,
         plant_make(&plant, 0);
         if (kinds[i] == BXI_ONEWAY)
             frame.id = since_ns;
-        else if (kinds[i] == BXI_REQUEST)
+        else if (kinds[i] == BXI_REQUEST || kinds[i] == BXI_REQUESTS)
             show_row(ID, since_ns);
         else
             frame.sent_ns = since_ns;

@@ -105,9 +105,11 @@ static uint64_t request_since(const struct stat_worker *worker, int to, uint64_t
 static uint64_t sent_ns(const struct stat_worker *worker, int to, const struct bxi_frame *frame)
 {
     switch (frame->kind) {
-    case BXI_REQUEST: return request_since(worker, to, frame->id);
+    case BXI_REQUEST:
+    case BXI_REQUESTS: return request_since(worker, to, frame->id);
     case BXI_ONEWAY: return frame->id;
     case BXI_REPLY:
+    case BXI_REPLIES:
     case BXI_CANCEL:
     case BXI_RREF: return frame->sent_ns;
     default: return 0;

@@ -1,0 +1,395 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Packed frames; packed.h says when calls and replies are packed, frame.h how.
+ *
+ * A frame of either kind is written to private memory first, then copied into the ring by one bxi_ring_put. Killed
+ * before its commit word, none of its calls was made, or answered; behind it, all were.
+ *
+ * What is read is input. Requests are copied whole before the first is parsed, and the record is taken out of the ring
+ * before the first handler runs. Of replies each word and each body is copied out of the ring once; if one needs more
+ * than a copy (a thread waits for it, a callback, a long value), it and the rest go the general way (call_end.c).
+ */
+#include "packed.h"
+
+#include "mark.h"
+#include "straight.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LIMIT_MOST 32u              /* replies in a frame */
+#define SOON_NS 1000u               /* replies that took less are followed by twice as many */
+#define LATE_NS 2000u               /* replies that took longer, by half as many */
+
+struct bxi_packed *bxi_packed_create(void)
+{
+    struct bxi_packed *packed = aligned_alloc(BXI_LINE, sizeof *packed);
+
+    if (packed != NULL) {
+        memset(packed, 0, sizeof *packed);
+        packed->limit = 1;
+    }
+    return packed;
+}
+
+static size_t item_bytes(size_t body_bytes)
+{
+    return sizeof(uint64_t) + ((body_bytes + 7) & ~(size_t)7);
+}
+
+/* There is room. */
+static void add_item(struct bxi_items *items, uint64_t id, const void *body, size_t body_bytes)
+{
+    uint64_t word = id << 16 | body_bytes, zero = 0;
+    unsigned char *to = items->data + items->bytes;
+    size_t bytes = item_bytes(body_bytes);
+
+    if (items->count++ == 0)
+        items->first_id = id;
+    memcpy(to + bytes - sizeof zero, &zero, sizeof zero);   /* no old bytes behind the body */
+    memcpy(to, &word, sizeof word);
+    if (body_bytes > 0)
+        memcpy(to + sizeof word, body, body_bytes);
+    items->bytes += (uint32_t)bytes;
+}
+
+static bool has_room(const struct bxi_items *items, size_t body_bytes)
+{
+    return body_bytes <= BXI_PACKED_BODY && items->bytes + item_bytes(body_bytes) <= BXI_PACKED_BYTES;
+}
+
+static void clear(struct bxi_items *items)
+{
+    items->count = items->bytes = 0;
+}
+
+static void describe(struct bxi_frame *head, struct bxi_out *out, const struct bxi_items *items)
+{
+    head->id = items->first_id;
+    head->code = (int32_t)items->count;
+    *out = (struct bxi_out){ .head = head, .body = items->data, .body_bytes = items->bytes, .slot = -1, .lease = -1 };
+}
+
+/* ---- requests ------------------------------------------------------------------------------------ */
+
+static struct bxi_call *call_of(const struct bxi_packable *calls, size_t i)
+{
+    return (struct bxi_call *)(void *)calls->futures[i];
+}
+
+/* Takes slots for the first calls, and makes items of them. How many. */
+static size_t pack(struct bx_job *job, struct bxi_peer *peer, const struct bxi_packable *calls,
+                   struct bxi_items *items)
+{
+    struct bxi_frame head = { .function = calls->function, .deadline_ns = calls->deadline_ns };
+    size_t n = 0;
+
+    clear(items);
+    for (; n < calls->count; n++) {
+        const struct bx_msg *args = calls->args != NULL ? calls->args[n] : NULL;
+        struct bxi_call *call = call_of(calls, n);
+
+        if (!has_room(items, bx_msg_bytes(args)) || peer->free_slot == peer->slot_count)
+            break;
+        call->sent_ns = bxi_hist_begin(job);
+        if (call->sent_ns != 0) {           /* its request and reply carry times */
+            bxi_hist_again(job, call->sent_ns);
+            break;
+        }
+        call->timeout_ns = calls->timeout_ns;
+        bxi_slot_occupy(job, peer, call, &head);
+        add_item(items, head.id, bx_msg_data(args), bx_msg_bytes(args));
+    }
+    return n;
+}
+
+size_t bxi_packed_send(struct bx_job *job, struct bxi_peer *peer, const struct bxi_packable *calls)
+{
+    struct bxi_items *items = &job->rpc->packed->requests;
+    struct bxi_frame head = { .kind = BXI_REQUESTS, .function = calls->function, .deadline_ns = calls->deadline_ns };
+    struct bxi_out out;
+    size_t count;
+
+    if (peer->queue_head != NULL || !bxi_deadline_is_watched(peer, calls->deadline_ns))
+        return 0;
+    count = pack(job, peer, calls, items);
+    describe(&head, &out, items);
+    if (count < 2 || !bxi_peer_send_plain(job, peer, &out)) {
+        while (count > 0)
+            bxi_slot_free(peer, call_of(calls, --count)->slot);
+        return 0;
+    }
+    for (size_t i = 0; i < count; i++) {
+        struct bxi_call *call = call_of(calls, i);
+
+        head.id = peer->slots[call->slot].generation << 16 | call->slot;
+        peer->slots[call->slot].end_pos = peer->out.write_pos;
+        bxi_call_sent(job, call, &head);
+    }
+    return count;
+}
+
+/* ---- items that were read --------------------------------------------------------------------------- */
+
+struct cursor {
+    const unsigned char *data;      /* of the items; those of replies lie in the peer's ring */
+    size_t bytes;                   /* of all */
+    size_t at;
+    uint64_t id;                    /* of the item that next has found */
+    const unsigned char *body;
+    size_t body_bytes;
+};
+
+/* False: there is no whole item. */
+static bool next(struct cursor *items)
+{
+    uint64_t word;
+
+    if (items->bytes - items->at < sizeof word)
+        return false;
+    memcpy(&word, items->data + items->at, sizeof word);
+    items->id = word >> 16;
+    items->body = items->data + items->at + sizeof word;
+    items->body_bytes = word & 0xffff;
+    if (items->body_bytes > BXI_PACKED_BODY || item_bytes(items->body_bytes) > items->bytes - items->at)
+        return false;
+    items->at += item_bytes(items->body_bytes);
+    return true;
+}
+
+/* The frame that an item stands for. */
+static struct bxi_frame frame_of(const struct bxi_frame *head, const struct cursor *item)
+{
+    struct bxi_frame frame = *head;
+
+    frame.kind = head->kind == BXI_REQUESTS ? BXI_REQUEST : BXI_REPLY;
+    frame.code = 0;
+    frame.id = item->id;
+    return frame;
+}
+
+/* ---- requests that were read ---------------------------------------------------------------------- */
+
+/* Runs the handlers. Their requests lie in job->rpc->frame, which is set to the body of each. */
+static int handle_requests(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head,
+                           struct cursor *items)
+{
+    unsigned char *frame = job->rpc->frame;
+    int rc = 0;
+
+    for (int32_t i = 0; i < head->code && rc == 0; i++) {
+        if (!next(items)) {
+            rc = BX_E_CORRUPT;
+            break;
+        }
+
+        struct bxi_frame one = frame_of(head, items);
+
+        job->rpc->frame = frame + (items->body - items->data);
+        if (!bxi_straight_taken(job, peer, &one, items->body_bytes)) {
+            bxi_packed_flush(job);
+            rc = bxi_handle_request(job, peer, &one, items->body_bytes);
+        }
+    }
+    job->rpc->frame = frame;
+    return rc == 0 && items->at != items->bytes ? BX_E_CORRUPT : rc;
+}
+
+static int requests_arrived(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer,
+                            const struct bxi_frame *head, const unsigned char *body, size_t body_bytes)
+{
+    struct cursor items = { .data = job->rpc->frame, .bytes = body_bytes };
+    int rc;
+
+    memcpy(job->rpc->frame, body, body_bytes);
+    if (bxi_truncated(peer))
+        return BX_E_CORRUPT;
+    bxi_frame_taken(role, job, peer, (uint32_t)(sizeof *head + body_bytes));
+    if (peer->draining) {
+        bxi_counter_add(job, BXI_C_requests_dropped, (uint64_t)head->code);
+        return 0;
+    }
+    if (!bxi_way_back(job, peer, (uint64_t)head->code))
+        return 0;
+    job->rpc->packed->peer = peer;
+    rc = handle_requests(job, peer, head, &items);
+    bxi_packed_flush(job);
+    return rc;
+}
+
+/* ---- replies ------------------------------------------------------------------------------------- */
+
+/* A frame of many replies saves little over one of half as many, but a handler that takes long delays them all. True:
+ * they took long. */
+static bool adapt_limit(struct bxi_packed *packed)
+{
+    uint64_t took_ns = bxi_now_ns() - packed->began_ns;
+
+    if (took_ns > LATE_NS) {
+        packed->limit = packed->limit > 1 ? packed->limit / 2 : 1;
+        return true;
+    }
+    if (took_ns < SOON_NS && packed->replies.count >= packed->limit && packed->limit < LIMIT_MOST)
+        packed->limit *= 2;
+    return false;
+}
+
+/* The clock is read for the 4th reply, the 8th and so on: a handler that was short so far takes long now. */
+static bool is_late(const struct bxi_packed *packed)
+{
+    uint32_t count = packed->replies.count;
+
+    return count >= 4 && (count & (count - 1)) == 0 && bxi_now_ns() - packed->began_ns > LATE_NS;
+}
+
+bool bxi_packed_add(const struct bx_request *request, const struct bx_msg *reply)
+{
+    struct bx_job *job = request->job;
+    struct bxi_packed *packed = job->rpc->packed;
+
+    if (packed->peer != request->peer || !has_room(&packed->replies, reply->bytes))
+        return false;
+    add_item(&packed->replies, request->id, reply->data, reply->bytes);
+    packed->consumed = request->consumed;
+    if (packed->replies.count >= packed->limit || is_late(packed))
+        bxi_packed_flush(job);
+    return true;
+}
+
+/* One reply of its own. The lock. */
+static void send_reply(struct bx_job *job, struct bxi_peer *peer, const struct cursor *item)
+{
+    struct bxi_frame head = { .kind = BXI_REPLY, .id = item->id, .sent_ns = job->run->pass_ns };
+    struct bxi_out out = { .head = &head, .body = item->body, .body_bytes = item->body_bytes, .slot = -1,
+                           .may_queue = true };
+
+    if (bxi_peer_send(job, peer, &out) != -ENOMEM)
+        return;
+    head.code = -ENOMEM;            /* without a body it fits a spare frame of the queue, as in answer.c */
+    out.body_bytes = 0;
+    bxi_peer_send(job, peer, &out);
+}
+
+/* The ring is full, or it is one reply. */
+static void send_replies_singly(struct bx_job *job, struct bxi_peer *peer, const struct bxi_items *items)
+{
+    struct cursor cursor = { .data = items->data, .bytes = items->bytes };
+
+    while (next(&cursor))
+        send_reply(job, peer, &cursor);
+}
+
+void bxi_packed_flush(struct bx_job *job)
+{
+    struct bxi_packed *packed = job->rpc->packed;
+    struct bxi_items *items = &packed->replies;
+    struct bxi_peer *peer = packed->peer;
+    struct bxi_frame head = { .kind = BXI_REPLIES, .sent_ns = job->run->pass_ns };
+    struct bxi_out out;
+    bool late;
+
+    if (items->count == 0)
+        return;
+    late = adapt_limit(packed);
+    describe(&head, &out, items);
+    bxi_lock(&job->run->lock);
+    if (bxi_load_relaxed(&peer->state) == BXI_PEER_ALIVE) {     /* relaxed: as in bxi_peer_send_plain */
+        if (bxi_peer_consumed(job, peer, packed->consumed) < 0)
+            bxi_peer_suspect(job, peer, "it claims to have read what was never sent");
+        else if (items->count == 1 || !bxi_peer_send_plain(job, peer, &out))
+            send_replies_singly(job, peer, items);
+        bxi_counter_add(job, BXI_C_replies_sent, items->count);
+        bxi_peer_note_stream(peer);
+    }
+    bxi_unlock(&job->run->lock);
+    clear(items);
+    if (late)
+        bxi_bells_flush(job);       /* further requests may take as long */
+}
+
+/* ---- replies that were read ------------------------------------------------------------------------ */
+
+/* Takes calls with their values out of their slots, until one needs more than a copy. How many. Lock. */
+BXI_FLAT static int take_calls(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head,
+                               struct cursor *items, struct bxi_call **calls)
+{
+    struct cursor item = *items;
+    int taken = 0;
+
+    if (peer->in_flight == BXI_CALLS_MAX)
+        return 0;
+    while (taken < head->code && next(&item)) {
+        struct bxi_call *call = bxi_straight_value(peer, item.id, item.body, item.body_bytes);
+
+        /* Relaxed: a callback that is added meanwhile runs all the same. It runs behind the call's own end. */
+        if (call == NULL || bxi_load_relaxed(&call->future.callbacks) != NULL || bxi_truncated(peer))
+            break;
+        calls[taken++] = bxi_call_take(job, peer, call->slot, false);
+        *items = item;
+    }
+    return taken;
+}
+
+/* The items that are left, in the general way. */
+static int rest_arrived(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head, struct cursor *items,
+                        int32_t done)
+{
+    for (; done < head->code; done++) {
+        struct bxi_frame one;
+
+        if (!next(items))
+            return BX_E_CORRUPT;
+        one = frame_of(head, items);
+        if (bxi_reply_arrived(job, peer, &one, items->body, items->body_bytes) < 0)
+            return BX_E_CORRUPT;
+    }
+    return items->at == items->bytes ? 0 : BX_E_CORRUPT;
+}
+
+static int replies_arrived(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer,
+                           const struct bxi_frame *head, const unsigned char *body, size_t body_bytes)
+{
+    struct cursor items = { .data = body, .bytes = body_bytes };
+    struct bxi_call *calls[BXI_ITEMS_MAX];
+    int taken = 0;
+    bool possible;
+
+    bxi_lock(&job->run->lock);
+    possible = bxi_peer_consumed(job, peer, head->consumed) == 0;
+    if (possible && !bxi_trace_is_on(job))
+        taken = take_calls(job, peer, head, &items, calls);
+    bxi_counter_add(job, BXI_C_calls_completed, (uint64_t)taken);
+    bxi_peer_note_stream(peer);
+    bxi_unlock(&job->run->lock);
+    if (items.at != items.bytes) {      /* callbacks may run: the record is to be gone by then */
+        memcpy(job->rpc->frame, body, body_bytes);
+        items.data = job->rpc->frame;
+    }
+    bxi_frame_taken(role, job, peer, (uint32_t)(sizeof *head + body_bytes));
+    bxi_straight_complete(job, calls, taken);
+    if (!possible || bxi_truncated(peer))
+        return BX_E_CORRUPT;
+    return rest_arrived(job, peer, head, &items, taken);
+}
+
+int bxi_packed_arrived(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, const void *payload,
+                       uint32_t payload_bytes, int *count)
+{
+    const unsigned char *body = (const unsigned char *)payload + sizeof(struct bxi_frame);
+    struct bxi_frame head;
+
+    *count = 1;
+    if (payload_bytes < sizeof head)
+        return BX_E_CORRUPT;
+    memcpy(&head, payload, sizeof head);
+    if (head.flags != 0 || head.code < 1 || head.code > BXI_ITEMS_MAX ||
+        payload_bytes - sizeof head > BXI_PACKED_BYTES)
+        return BX_E_CORRUPT;
+    *count = head.code;
+    if (head.kind == BXI_REQUESTS)
+        return requests_arrived(role, job, peer, &head, body, payload_bytes - sizeof head);
+    if (head.kind == BXI_REPLIES)
+        return replies_arrived(role, job, peer, &head, body, payload_bytes - sizeof head);
+    return BX_E_CORRUPT;
+}

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Packed frames: several plain requests to one function, or several plain replies, in one record of a ring (frame.h has
+ * the format). A small call of its own is two lines of the ring in each direction, and a lock, a bell and a look at the
+ * credit at both sides. In a packed frame of 16 calls of 64 bytes it is a line and a sixth, and a sixteenth of the rest.
+ *
+ * Requests are packed by bx_rpc_many. Replies are packed by the role, to requests that came packed, and to those of a
+ * peer to which so many replies are under way that it does not wait for the next (struct bxi_peer, streams). A reply
+ * is held back only while the role handles further frames of the same ring, which it has already found there, and for
+ * as many handlers as run in about 2 us. So a call that is alone is answered at once.
+ *
+ * What does not fit (a long body, tensors, an error, a call that is measured) travels in a frame of its own between
+ * packed ones; requests keep their order.
+ */
+#ifndef BXI_PACKED_H
+#define BXI_PACKED_H
+
+#include "rpc.h"
+
+#define BXI_PACKED_BODY 256u        /* bytes of a message that is packed, at most: of a longer one the head is cheap */
+#define BXI_PACKED_BYTES 4096u      /* of the items of a frame */
+
+struct bxi_items {
+    uint64_t first_id;
+    uint32_t count;
+    uint32_t bytes;
+    _Alignas(BXI_LINE) unsigned char data[BXI_PACKED_BYTES];
+};
+
+struct bxi_packed {
+    struct bxi_items requests;      /* lock */
+    struct bxi_items replies;       /* role, to limit: items that wait for others */
+    struct bxi_peer *peer;          /* whose requests are answered together; NULL: nobody's */
+    uint64_t consumed;              /* as the last of these requests said */
+    uint64_t began_ns;              /* when the handler of the first of them began */
+    uint32_t limit;                 /* so many replies are sent at once: as many handlers as run in about 2 us */
+};
+
+struct bxi_packed *bxi_packed_create(void);        /* NULL: no memory; free frees it */
+
+/* ---- requests ------------------------------------------------------------------------------------ */
+
+/* Calls of one function, whose arguments are nothing but bytes. */
+struct bxi_packable {
+    const struct bx_msg *const *args;   /* or NULL */
+    struct bx_future **futures;     /* of the calls, which are initialised */
+    size_t count;
+    uint64_t timeout_ns;
+    uint64_t deadline_ns;
+    uint16_t function;
+};
+/* Sends the first calls in one frame, as many as are small. How many; 0: nothing was done. Lock; the ring is open. */
+size_t bxi_packed_send(struct bx_job *job, struct bxi_peer *peer, const struct bxi_packable *calls);
+
+/* Handles a frame of kind BXI_REQUESTS or BXI_REPLIES that lies in the peer's ring. *count: the items that were
+ * handled, at least 1. 0, BX_E_CORRUPT. */
+int bxi_packed_arrived(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, const void *payload,
+                       uint32_t payload_bytes, int *count);
+
+/* ---- replies (role) ------------------------------------------------------------------------------ */
+
+/* The frames of the peer's ring are about to be read, and have been: what is held back is sent. */
+static inline void bxi_packed_begin(struct bx_job *job, struct bxi_peer *peer)
+{
+    job->rpc->packed->peer = peer->streams ? peer : NULL;
+}
+void bxi_packed_flush(struct bx_job *job);
+static inline void bxi_packed_end(struct bx_job *job)
+{
+    if (job->rpc->packed->replies.count > 0)
+        bxi_packed_flush(job);
+    job->rpc->packed->peer = NULL;
+}
+
+/* The handler of a request is about to run. */
+static inline void bxi_packed_time(struct bx_job *job)
+{
+    struct bxi_packed *packed = job->rpc->packed;
+
+    if (packed->peer != NULL && packed->replies.count == 0)
+        packed->began_ns = bxi_now_ns();
+}
+
+/* Takes the reply to a request. False: it is to be sent by itself, and nothing was done. */
+bool bxi_packed_add(const struct bx_request *request, const struct bx_msg *reply);
+
+#endif

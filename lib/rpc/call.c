@@ -14,7 +14,6 @@
 #include "base/options.h"
 #include "mark.h"
 #include "nested.h"
-#include "packed.h"
 #include "straight.h"
 
 #include <errno.h>

@@ -6,7 +6,6 @@
  * is copied before it is parsed.
  */
 #include "mark.h"
-#include "packed.h"
 #include "straight.h"
 
 #include "shm/step.h"

@@ -33,30 +33,25 @@ struct bxi_packed *bxi_packed_create(void)
     return packed;
 }
 
-static size_t item_bytes(size_t body_bytes)
-{
-    return sizeof(uint64_t) + ((body_bytes + 7) & ~(size_t)7);
-}
-
 /* There is room. */
-static void add_item(struct bxi_items *items, uint64_t id, const void *body, size_t body_bytes)
+static inline void add_item(struct bxi_items *items, uint64_t id, const void *body, size_t body_bytes)
 {
     uint64_t word = id << 16 | body_bytes, zero = 0;
+    size_t bytes = bxi_item_bytes(body_bytes);
     unsigned char *to = items->data + items->bytes;
-    size_t bytes = item_bytes(body_bytes);
 
     if (items->count++ == 0)
         items->first_id = id;
     memcpy(to + bytes - sizeof zero, &zero, sizeof zero);   /* no old bytes behind the body */
     memcpy(to, &word, sizeof word);
     if (body_bytes > 0)
-        memcpy(to + sizeof word, body, body_bytes);
+        bxi_copy_small(to + sizeof word, body, body_bytes);
     items->bytes += (uint32_t)bytes;
 }
 
-static bool has_room(const struct bxi_items *items, size_t body_bytes)
+static inline bool has_room(const struct bxi_items *items, size_t body_bytes)
 {
-    return body_bytes <= BXI_PACKED_BODY && items->bytes + item_bytes(body_bytes) <= BXI_PACKED_BYTES;
+    return body_bytes <= BXI_PACKED_BODY && items->bytes + bxi_item_bytes(body_bytes) <= BXI_PACKED_BYTES;
 }
 
 static void clear(struct bxi_items *items)
@@ -79,10 +74,9 @@ static struct bxi_call *call_of(const struct bxi_packable *calls, size_t i)
 }
 
 /* Takes slots for the first calls, and makes items of them. How many. */
-static size_t pack(struct bx_job *job, struct bxi_peer *peer, const struct bxi_packable *calls,
-                   struct bxi_items *items)
+BXI_FLAT static size_t pack(struct bx_job *job, struct bxi_peer *peer, const struct bxi_packable *calls,
+                            struct bxi_items *items)
 {
-    struct bxi_frame head = { .function = calls->function, .deadline_ns = calls->deadline_ns };
     size_t n = 0;
 
     clear(items);
@@ -97,9 +91,11 @@ static size_t pack(struct bx_job *job, struct bxi_peer *peer, const struct bxi_p
             bxi_hist_again(job, call->sent_ns);
             break;
         }
+        bxi_slot_take(job, peer, call);
         call->timeout_ns = calls->timeout_ns;
-        bxi_slot_occupy(job, peer, call, &head);
-        add_item(items, head.id, bx_msg_data(args), bx_msg_bytes(args));
+        call->function = calls->function;
+        call->id = peer->slots[call->slot].generation << 16 | call->slot;
+        add_item(items, call->id, bx_msg_data(args), bx_msg_bytes(args));
     }
     return n;
 }
@@ -122,44 +118,21 @@ size_t bxi_packed_send(struct bx_job *job, struct bxi_peer *peer, const struct b
     }
     for (size_t i = 0; i < count; i++) {
         struct bxi_call *call = call_of(calls, i);
+        struct bxi_slot *slot = &peer->slots[call->slot];
 
-        head.id = peer->slots[call->slot].generation << 16 | call->slot;
-        peer->slots[call->slot].end_pos = peer->out.write_pos;
-        bxi_call_sent(job, call, &head);
+        slot->deadline_ns = calls->deadline_ns;
+        slot->end_pos = peer->out.write_pos;
+        head.id = call->id;
+        bxi_call_shown(job, call, &head);
     }
+    bxi_calls_count_sent(job, count);
     return count;
 }
 
 /* ---- items that were read --------------------------------------------------------------------------- */
 
-struct cursor {
-    const unsigned char *data;      /* of the items; those of replies lie in the peer's ring */
-    size_t bytes;                   /* of all */
-    size_t at;
-    uint64_t id;                    /* of the item that next has found */
-    const unsigned char *body;
-    size_t body_bytes;
-};
-
-/* False: there is no whole item. */
-static bool next(struct cursor *items)
-{
-    uint64_t word;
-
-    if (items->bytes - items->at < sizeof word)
-        return false;
-    memcpy(&word, items->data + items->at, sizeof word);
-    items->id = word >> 16;
-    items->body = items->data + items->at + sizeof word;
-    items->body_bytes = word & 0xffff;
-    if (items->body_bytes > BXI_PACKED_BODY || item_bytes(items->body_bytes) > items->bytes - items->at)
-        return false;
-    items->at += item_bytes(items->body_bytes);
-    return true;
-}
-
 /* The frame that an item stands for. */
-static struct bxi_frame frame_of(const struct bxi_frame *head, const struct cursor *item)
+static struct bxi_frame frame_of(const struct bxi_frame *head, const struct bxi_cursor *item)
 {
     struct bxi_frame frame = *head;
 
@@ -171,35 +144,44 @@ static struct bxi_frame frame_of(const struct bxi_frame *head, const struct curs
 
 /* ---- requests that were read ---------------------------------------------------------------------- */
 
-/* Runs the handlers. Their requests lie in job->rpc->frame, which is set to the body of each. */
-static int handle_requests(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head,
-                           struct cursor *items)
+/* Handles requests in the general way: whoever needs the body finds it in job->rpc->frame. */
+static int handle_each(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head,
+                       struct bxi_cursor *items)
 {
     unsigned char *frame = job->rpc->frame;
     int rc = 0;
 
     for (int32_t i = 0; i < head->code && rc == 0; i++) {
-        if (!next(items)) {
-            rc = BX_E_CORRUPT;
-            break;
-        }
+        struct bxi_frame one;
 
-        struct bxi_frame one = frame_of(head, items);
-
+        if (!bxi_item_next(items))
+            return BX_E_CORRUPT;
+        one = frame_of(head, items);
         job->rpc->frame = frame + (items->body - items->data);
-        if (!bxi_straight_taken(job, peer, &one, items->body_bytes)) {
-            bxi_packed_flush(job);
-            rc = bxi_handle_request(job, peer, &one, items->body_bytes);
-        }
+        rc = bxi_handle_request(job, peer, &one, items->body_bytes);
+        job->rpc->frame = frame;
     }
-    job->rpc->frame = frame;
-    return rc == 0 && items->at != items->bytes ? BX_E_CORRUPT : rc;
+    return rc;
+}
+
+static int handle_requests(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head,
+                           struct bxi_cursor *items)
+{
+    struct bxi_frame first = frame_of(head, items);
+    int32_t handled = head->code;
+    int rc = 0;
+
+    if (!bxi_straight_items(job, peer, &first, items, &handled)) {
+        bxi_packed_flush(job);          /* what comes may take long */
+        rc = handle_each(job, peer, head, items);
+    }
+    return rc == 0 && (handled != head->code || items->at != items->bytes) ? BX_E_CORRUPT : rc;
 }
 
 static int requests_arrived(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer,
                             const struct bxi_frame *head, const unsigned char *body, size_t body_bytes)
 {
-    struct cursor items = { .data = job->rpc->frame, .bytes = body_bytes };
+    struct bxi_cursor items = { .data = job->rpc->frame, .bytes = body_bytes };
     int rc;
 
     memcpy(job->rpc->frame, body, body_bytes);
@@ -258,7 +240,7 @@ bool bxi_packed_add(const struct bx_request *request, const struct bx_msg *reply
 }
 
 /* One reply of its own. The lock. */
-static void send_reply(struct bx_job *job, struct bxi_peer *peer, const struct cursor *item)
+static void send_reply(struct bx_job *job, struct bxi_peer *peer, const struct bxi_cursor *item)
 {
     struct bxi_frame head = { .kind = BXI_REPLY, .id = item->id, .sent_ns = job->run->pass_ns };
     struct bxi_out out = { .head = &head, .body = item->body, .body_bytes = item->body_bytes, .slot = -1,
@@ -274,9 +256,9 @@ static void send_reply(struct bx_job *job, struct bxi_peer *peer, const struct c
 /* The ring is full, or it is one reply. */
 static void send_replies_singly(struct bx_job *job, struct bxi_peer *peer, const struct bxi_items *items)
 {
-    struct cursor cursor = { .data = items->data, .bytes = items->bytes };
+    struct bxi_cursor cursor = { .data = items->data, .bytes = items->bytes };
 
-    while (next(&cursor))
+    while (bxi_item_next(&cursor))
         send_reply(job, peer, &cursor);
 }
 
@@ -312,14 +294,14 @@ void bxi_packed_flush(struct bx_job *job)
 
 /* Takes calls with their values out of their slots, until one needs more than a copy. How many. Lock. */
 BXI_FLAT static int take_calls(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head,
-                               struct cursor *items, struct bxi_call **calls)
+                               struct bxi_cursor *items, struct bxi_call **calls)
 {
-    struct cursor item = *items;
+    struct bxi_cursor item = *items;
     int taken = 0;
 
     if (peer->in_flight == BXI_CALLS_MAX)
         return 0;
-    while (taken < head->code && next(&item)) {
+    while (taken < head->code && bxi_item_next(&item)) {
         struct bxi_call *call = bxi_straight_value(peer, item.id, item.body, item.body_bytes);
 
         /* Relaxed: a callback that is added meanwhile runs all the same. It runs behind the call's own end. */
@@ -332,13 +314,13 @@ BXI_FLAT static int take_calls(struct bx_job *job, struct bxi_peer *peer, const 
 }
 
 /* The items that are left, in the general way. */
-static int rest_arrived(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head, struct cursor *items,
+static int rest_arrived(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head, struct bxi_cursor *items,
                         int32_t done)
 {
     for (; done < head->code; done++) {
         struct bxi_frame one;
 
-        if (!next(items))
+        if (!bxi_item_next(items))
             return BX_E_CORRUPT;
         one = frame_of(head, items);
         if (bxi_reply_arrived(job, peer, &one, items->body, items->body_bytes) < 0)
@@ -350,7 +332,7 @@ static int rest_arrived(struct bx_job *job, struct bxi_peer *peer, const struct 
 static int replies_arrived(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer,
                            const struct bxi_frame *head, const unsigned char *body, size_t body_bytes)
 {
-    struct cursor items = { .data = body, .bytes = body_bytes };
+    struct bxi_cursor items = { .data = body, .bytes = body_bytes };
     struct bxi_call *calls[BXI_ITEMS_MAX];
     int taken = 0;
     bool possible;

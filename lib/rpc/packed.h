@@ -17,8 +17,59 @@
 
 #include "rpc.h"
 
-#define BXI_PACKED_BODY 256u        /* bytes of a message that is packed, at most: of a longer one the head is cheap */
+#include <string.h>
+
+#define BXI_PACKED_BODY 256u        /* bytes of a message that is packed, at most: of a longer one the head is cheap. A
+                                     * multiple of 8 */
 #define BXI_PACKED_BYTES 4096u      /* of the items of a frame */
+
+/* Reads items one after the other. */
+struct bxi_cursor {
+    const unsigned char *data;      /* of the items; those of replies lie in the peer's ring */
+    size_t bytes;                   /* of all */
+    size_t at;
+    uint64_t id;                    /* of the item that was read last */
+    const unsigned char *body;
+    size_t body_bytes;
+};
+
+/* A few moves of 16 bytes: gcc makes a loop of words of a memcpy that it knows to be short. */
+static inline void bxi_copy_small(unsigned char *to, const unsigned char *from, size_t bytes)
+{
+    size_t at = 0;
+
+    if (bytes < 16) {
+        memcpy(to, from, bytes & 15);
+        return;
+    }
+    for (; at + 16 < bytes; at += 16)
+        memcpy(to + at, from + at, 16);
+    memcpy(to + bytes - 16, from + bytes - 16, 16);
+}
+
+static inline size_t bxi_item_bytes(size_t body_bytes)
+{
+    return sizeof(uint64_t) + ((body_bytes + 7) & ~(size_t)7);
+}
+
+/* False: there is no whole item. */
+static inline bool bxi_item_next(struct bxi_cursor *items)
+{
+    size_t left = items->bytes - items->at, bytes;
+    uint64_t word;
+
+    if (left < sizeof word)
+        return false;
+    memcpy(&word, items->data + items->at, sizeof word);
+    bytes = bxi_item_bytes(word & 0xffff);
+    if (bytes > left || bytes > bxi_item_bytes(BXI_PACKED_BODY))
+        return false;
+    items->id = word >> 16;
+    items->body = items->data + items->at + sizeof word;
+    items->body_bytes = word & 0xffff;
+    items->at += bytes;
+    return true;
+}
 
 struct bxi_items {
     uint64_t first_id;

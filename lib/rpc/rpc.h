@@ -412,7 +412,9 @@ static inline bool bxi_deadline_is_watched(const struct bxi_peer *peer, uint64_t
 void bxi_slot_free(struct bxi_peer *peer, uint16_t index);
 /* Takes a live call out of its slot. keep: its reply is still to come, so the slot becomes a zombie. */
 struct bxi_call *bxi_call_take(struct bx_job *job, struct bxi_peer *peer, uint16_t index, bool keep);
-/* The request with this head is in the ring, or queued. */
+/* The request with this head is in the ring, or queued: counts it, and shows it to inspectors. The same in two steps. */
+void bxi_calls_count_sent(struct bx_job *job, size_t count);
+void bxi_call_shown(struct bx_job *job, struct bxi_call *call, const struct bxi_frame *head);
 void bxi_call_sent(struct bx_job *job, struct bxi_call *call, const struct bxi_frame *head);
 /* About when a call began. Where there is a deadline, this reads no clock. */
 uint64_t bxi_call_began_ns(uint64_t deadline_ns, uint64_t timeout_ns);
@@ -779,6 +781,12 @@ static inline void bxi_now_show(const struct bx_request *request)
     bxi_store_relaxed(&now->id, request->id);
     bxi_store_relaxed(&now->who, bxi_serving_who(request));
     bxi_store_release(&now->since_ns, request->job->run->pass_ns);
+}
+/* The next request of the same handler, from the same frame. */
+static inline void bxi_now_show_id(const struct bx_request *request)
+{
+    if (BXI_STATS & BXI_STATS_TABLES)       /* relaxed: as in bxi_now_show */
+        bxi_store_relaxed(&bxi_tables(request->job->control)->now.id, request->id);
 }
 static inline void bxi_now_hide(const struct bx_request *request)
 {

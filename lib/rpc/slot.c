@@ -123,8 +123,18 @@ static void show_call(struct bxi_peer *peer, const struct bxi_call *call, uint64
 void bxi_call_sent(struct bx_job *job, struct bxi_call *call, const struct bxi_frame *head)
 {
     call->id = head->id;
-    job->rpc->calls_open++;
-    bxi_counter_add(job, BXI_C_calls_sent, 1);
+    bxi_calls_count_sent(job, 1);
+    bxi_call_shown(job, call, head);
+}
+
+void bxi_calls_count_sent(struct bx_job *job, size_t count)
+{
+    job->rpc->calls_open += (uint32_t)count;
+    bxi_counter_add(job, BXI_C_calls_sent, count);
+}
+
+void bxi_call_shown(struct bx_job *job, struct bxi_call *call, const struct bxi_frame *head)
+{
     bxi_trace_sent(job, call->peer, head, 0);
     if (call->slot < call->peer->row_count)
         show_call(call->peer, call, head->deadline_ns);

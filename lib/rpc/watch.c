@@ -8,7 +8,6 @@
  * are dropped and counted. Then every call to it fails, and batches stop waiting for it. If it died, its names in
  * /dev/shm are removed; of rank 0 its lock file too.
  */
-#include "packed.h"
 #include "straight.h"
 
 #include <errno.h>

@@ -78,6 +78,7 @@ static uint64_t sleep_in_background(struct bxi_run *run, struct bxi_sleeper *sle
         if (tokens[i] == BXI_TOKEN_BELL) {
             bxi_bell_drain(run->bell_fd[0]);
             bxi_note(run, BXI_EVENT_SCAN);
+            bxi_be_loud(run);
         } else {
             run->system->forget(sleeper, tokens[i]);
             bxi_tell_host(run, tokens[i]);

@@ -68,6 +68,17 @@ void bxi_timers_due(const struct bxi_role *role);               /* BXI_EVENT_TIM
  * at now_ns and the holder of the role has been told. */
 uint64_t bxi_until_when(struct bxi_run *run, uint64_t now_ns);
 
+/* The same, but a bell that is armed LAZY stays so, and *quiet says that: until bxi_leave_role_quietly, or until this
+ * thread disarms it and goes on as if it had taken the role in the usual way. */
+const struct bxi_role *bxi_take_role_quietly(struct bxi_run *run, bool *quiet);
+void bxi_leave_role_quietly(const struct bxi_role *role);
+/* Something else than replies comes: the next waits are not quiet, so that its senders need ring no bells. */
+#define BXI_LOUD_WAITS 256u
+static inline void bxi_be_loud(struct bxi_run *run)
+{
+    bxi_store_relaxed(&run->loud_waits, BXI_LOUD_WAITS);        /* relaxed: a hint; any thread writes it */
+}
+
 /* ---- spin.c ---------------------------------------------------------------------------------------- */
 
 struct bxi_spin {

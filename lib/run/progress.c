@@ -8,6 +8,10 @@
  * bell armed for it, and takes the role when it is rung. So a call and its reply need one thread a side.
  *
  *   take    CAS free -> held; disarm the bell; every pass calls all sources
+ *   quiet   a synchronous caller polls for its reply while the bell stays armed LAZY: CAS, reply, exchange. The producer
+ *           of a request sees LAZY and rings the background thread, which tries the role until it is free; so the caller
+ *           needs no recheck when it leaves. If its reply does not come, or another frame does, it disarms and goes on
+ *           as above
  *   sleep   arm(LEADER), fence, ask every source once more (ready), sleep on the leader's eventfd
  *   leave   arm(BACKGROUND, or LAZY while nobody is eager for replies), fence, ask once more (work: go
  *           on, or ring the background thread);
@@ -174,17 +178,37 @@ void bxi_watchdog(const struct bxi_role *role)
 
 /* ---- the role ---------------------------------------------------------------------------------- */
 
-const struct bxi_role *bxi_take_role(struct bxi_run *run)
+static const struct bxi_role *take(struct bxi_run *run)
 {
     uint32_t free = 0;
 
-    /* [role] acquire, pairs with the exchange in bxi_leave_role: what the last holder did is seen. */
+    /* [role] acquire, pairs with the exchange in release: what the last holder did is seen. */
     if (bxi_load_relaxed(&run->role) != 0 || !bxi_cas(&run->role, &free, 1))
         return NULL;
     run->outer = driving;
     driving = run;
-    bxi_bell_disarm(&run->bell);
     return (const struct bxi_role *)(void *)&run->role;
+}
+
+const struct bxi_role *bxi_take_role(struct bxi_run *run)
+{
+    const struct bxi_role *role = take(run);
+
+    if (role != NULL)
+        bxi_bell_disarm(&run->bell);
+    return role;
+}
+
+const struct bxi_role *bxi_take_role_quietly(struct bxi_run *run, bool *quiet)
+{
+    const struct bxi_role *role = take(run);
+
+    if (role == NULL)
+        return NULL;
+    *quiet = (bxi_load_relaxed(run->bell.word) & 3) == BXI_WHO_LAZY;    /* relaxed: written under the role */
+    if (!*quiet)
+        bxi_bell_disarm(&run->bell);
+    return role;
 }
 
 void bxi_forget_role(void)
@@ -240,6 +264,24 @@ static void arm_background(struct bxi_run *run)
     }
 }
 
+static void release(struct bxi_run *run)
+{
+    driving = run->outer;
+    /* [role] sequentially consistent, pairs with the CAS in take; and with the count in follow: either that thread's
+     * CAS succeeds, or its count is seen behind this. */
+    atomic_exchange(&run->role, 0);
+}
+
+void bxi_leave_role_quietly(const struct bxi_role *role)
+{
+    struct bxi_run *run = bxi_run_of(role);
+
+    bxi_flush(run);
+    release(run);
+    if (bxi_load_seq_cst(&run->followers) != 0)
+        bxi_offer_role(run);
+}
+
 bool bxi_leave_role(const struct bxi_role *role, bool anyway)
 {
     struct bxi_run *run = bxi_run_of(role);
@@ -252,10 +294,7 @@ bool bxi_leave_role(const struct bxi_role *role, bool anyway)
         bxi_bell_disarm(&run->bell);
         return false;
     }
-    driving = run->outer;
-    /* [role] sequentially consistent, pairs with the CAS in bxi_take_role; and with the count in follow:
-     * either that thread's CAS succeeds, or its count is seen here. */
-    atomic_exchange(&run->role, 0);
+    release(run);
     if (work)
         bxi_bell_ring(run->bell_fd[0]);
     if (bxi_load_seq_cst(&run->followers) != 0)

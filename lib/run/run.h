@@ -197,6 +197,7 @@ struct bxi_run {
     bxi_a32 source_count;                       /* of sources; each is written before this counts it */
     struct bxi_bell bell;                       /* role, to pass */
     struct bxi_run *outer;                      /* what this thread drove when it took this role, in a handler there */
+    bxi_a32 loud_waits;                         /* synchronous calls to go until one may wait quietly again */
     uint64_t spin_ns;                           /* the budget as adapted; 0: no spinning */
     uint64_t spin_most_ns;                      /* start */
     uint32_t spin_misses;                       /* in a row */

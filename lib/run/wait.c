@@ -76,17 +76,25 @@ __attribute__((noinline)) static void sleep_as_leader(const struct bxi_role *rol
         bxi_watchdog(role);
 }
 
+static bool wait_straight(const struct bxi_role *role, struct bxi_waiter *waiter)
+{
+    struct bxi_run *run = bxi_run_of(role);
+
+    /* Another leader may have made it ready before this thread got the role. */
+    if (waiter->straight == NULL || waiter->ready(waiter) || bxi_is_interrupted(run) || !bxi_spin_may_begin(run) ||
+        !waiter->straight(waiter, role))
+        return false;
+    if (bxi_load_relaxed(&run->loud_waits) > 0)         /* relaxed: as in bxi_be_loud */
+        bxi_store_relaxed(&run->loud_waits, bxi_load_relaxed(&run->loud_waits) - 1);
+    bxi_count(&run->pass, 1);
+    return true;
+}
+
 static int lead(const struct bxi_role *role, struct bxi_waiter *waiter)
 {
     struct bxi_run *run = bxi_run_of(role);
     struct bxi_spin spin = { 0 };
 
-    /* Another leader may have made it ready before this thread got the role. */
-    if (waiter->straight != NULL && !waiter->ready(waiter) && !bxi_is_interrupted(run) && bxi_spin_may_begin(run) &&
-        waiter->straight(waiter, role)) {
-        bxi_count(&run->pass, 1);
-        return 0;
-    }
     while (!waiter->ready(waiter)) {
         if (ends_early(run, waiter))
             return BX_E_INTERRUPTED;
@@ -132,6 +140,32 @@ static void stop_leading(const struct bxi_role *role)
         frames += handled > 0 ? handled : 1;
     }
     bxi_leave_role(role, true);
+}
+
+/* Takes the role, waits, and gives it up. 1: another thread has it. Quietly (progress.c), unless something else than
+ * replies came lately: each request that comes meanwhile costs its sender a bell. */
+static int take_and_lead(struct bxi_run *run, struct bxi_waiter *waiter)
+{
+    bool quiet = waiter->straight != NULL && bxi_load_relaxed(&run->loud_waits) == 0;
+    const struct bxi_role *role = quiet ? bxi_take_role_quietly(run, &quiet) : bxi_take_role(run);
+    int rc;
+
+    if (role == NULL)
+        return 1;
+    if (wait_straight(role, waiter)) {
+        if (quiet)
+            bxi_leave_role_quietly(role);
+        else
+            stop_leading(role);
+        return 0;
+    }
+    if (quiet) {
+        bxi_be_loud(run);
+        bxi_bell_disarm(&run->bell);
+    }
+    rc = lead(role, waiter);
+    stop_leading(role);
+    return rc;
 }
 
 /* ---- following --------------------------------------------------------------------------------- */
@@ -259,7 +293,6 @@ const struct bxi_role *bxi_role_end(struct bxi_run *run)
 
 int bxi_wait(struct bxi_run *run, struct bxi_waiter *waiter)
 {
-    const struct bxi_role *role;
     int rc = 1;
 
     if (waiter->ready(waiter))
@@ -277,12 +310,8 @@ int bxi_wait(struct bxi_run *run, struct bxi_waiter *waiter)
             rc = BX_E_SHUTDOWN;
         else if (bxi_leaving != NULL)
             rc = BX_E_HANDLER;
-        else if (!waiter->passive && (role = bxi_take_role(run)) != NULL) {
-            rc = lead(role, waiter);
-            stop_leading(role);
-        } else {
+        else if (waiter->passive || (rc = take_and_lead(run, waiter)) == 1)
             rc = follow(run, waiter);
-        }
     }
     bxi_error_leave();
     if (reports_waits || waiter->shown.row != 0)

@@ -199,6 +199,8 @@ all_models()
     control wrong role -DNO_RING_ANYWAY -DREQUESTS=1
     control hang role -DNO_SECOND_TRY
     control hang role -DNO_OFFER
+    control hang role -DQUIET_NO_OFFER
+    control wrong role -DQUIET_DISARMS -DREQUESTS=1
     control hang role -DKEEP_OFFER -DUSERS=3
     control wrong role -DNO_TAKE -DREQUESTS=1
     control wrong role -DNO_TELL -DREQUESTS=2

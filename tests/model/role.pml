@@ -25,9 +25,13 @@
  *
  * It stands for these functions. The numbers are checksums of their text (tests/check/model.sh):
  *     lib/run/progress.c bxi_work_waits 3277565899
- *     lib/run/progress.c bxi_take_role 38552996
+ *     lib/run/progress.c take 795584230
+ *     lib/run/progress.c bxi_take_role 3089018872
+ *     lib/run/progress.c bxi_take_role_quietly 1739183348
+ *     lib/run/progress.c release 4210915416
+ *     lib/run/progress.c bxi_leave_role_quietly 3524046041
  *     lib/run/progress.c arm_background 4035987527
- *     lib/run/progress.c bxi_leave_role 3797714951
+ *     lib/run/progress.c bxi_leave_role 3758483164
  *     lib/run/progress.c bxi_offer_role 3891649595
  *     lib/run/progress.c bxi_more_eager 3068095186
  *     lib/run/progress.c bxi_take_role_or_tell 1163451530
@@ -37,16 +41,18 @@
  *     lib/run/progress.c hand_out_events 2277967314
  *     lib/run/progress.c bxi_pass 1359410158
  *     lib/run/wait.c sleep_as_leader 2646301797
- *     lib/run/wait.c lead 2794439666
+ *     lib/run/wait.c wait_straight 2597607637
+ *     lib/run/wait.c take_and_lead 2498413768
+ *     lib/run/wait.c lead 300795170
  *     lib/run/wait.c stop_leading 782445282
  *     lib/run/wait.c sleep_in_futex 2500460559
  *     lib/run/wait.c link_waiter 1154486896
  *     lib/run/wait.c unlink_waiter 647847995
  *     lib/run/wait.c follow 4292367560
  *     lib/run/wait.c bxi_role_end 2721500858
- *     lib/run/wait.c bxi_wait 4168234610
+ *     lib/run/wait.c bxi_wait 3895056690
  *     lib/run/wait.c bxi_wake 370826772
- *     lib/run/background.c sleep_in_background 2453227931
+ *     lib/run/background.c sleep_in_background 214152983
  *     lib/run/background.c drive_background 3289292399
  *     lib/run/background.c run_background 2228659629
  *     lib/run/background.c bxi_waits_stop 2419194475
@@ -230,6 +236,30 @@ inline take_role(t)
     fi
 }
 
+/* bxi_take_role_quietly, or bxi_take_role, as the user likes; used inside atomic. */
+inline take_to_wait(t)
+{
+    fence(t);
+    got = !role;
+    if
+    :: got ->
+        role = true;
+        if
+        :: mem[ARMED] == LAZY -> quiet = true
+        :: true -> quiet = false
+        fi;
+#ifdef QUIET_DISARMS
+        store(t, ARMED, AWAKE)
+#else
+        if
+        :: !quiet -> store(t, ARMED, AWAKE)
+        :: else
+        fi
+#endif
+    :: else
+    fi
+}
+
 /* bxi_offer_role: any follower that is not signalled yet. */
 inline offer_role(t)
 {
@@ -366,7 +396,7 @@ inline at_rest()
 proctype User(byte me; byte calls)
 {
     byte to, i;
-    bool got, found, work, lazy, anyway;
+    bool got, found, work, lazy, anyway, quiet;
 
 call:
     atomic {
@@ -388,9 +418,10 @@ again:
     :: atomic { !stopped -> skip }
     fi;
     atomic {
-        take_role(me);
+        take_to_wait(me);
         if
-        :: got -> goto lead
+        :: got && quiet -> goto straight
+        :: got && !quiet -> goto lead
         :: else
         fi
     }
@@ -446,6 +477,27 @@ unlink:
 #endif
     fi;
     goto call;
+straight:
+    /* wait_straight: its reply comes first, or anything else does, or nothing for a while. */
+    if
+    :: atomic {
+        ready(head) && frame[head] == me && fence(me) ->
+        frame[head] = 0;
+        head++;
+        complete(me);
+        got = false
+       }
+       /* bxi_leave_role_quietly */
+       atomic { fence(me) -> role = false; quiet = false }
+#ifndef QUIET_NO_OFFER
+       if
+       :: followers -> offer_role(me)
+       :: !followers
+       fi;
+#endif
+       goto call
+    :: atomic { quiet = false; store(me, ARMED, AWAKE) }
+    fi;
 lead:
     atomic { got = false; found = false }
     do

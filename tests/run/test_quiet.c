@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Quiet waits (lib/run/wait.c, take_and_lead): a synchronous call whose reply comes at once leaves the bell armed LAZY.
+ * The clock and the sleeps are fake, but for the last test.
+ */
+#include "fake_system.h"
+
+#include "tests/harness/harness.h"
+
+#include "rpc/rpc.h"
+
+#include <stdio.h>
+
+static struct bxi_run run;
+static bxi_a64 armed, spins, counters[BXI_COUNTER_COUNT];
+static const struct bxi_host no_host;
+
+/* What the straight way finds, and does meanwhile. */
+static struct {
+    bool finds;                         /* its reply */
+    int calls;
+    uint64_t armed;                     /* the bell's word then */
+    uint64_t armed_in_pass;
+    int passes;
+    void (*meanwhile)(void);
+} straight;
+
+struct reply_waiter {
+    struct bxi_waiter waiter;           /* first */
+    bool is_ready;
+};
+
+static bool reply_ready(struct bxi_waiter *waiter)
+{
+    return ((struct reply_waiter *)(void *)waiter)->is_ready;
+}
+
+static struct reply_waiter *leads;      /* the waiter that a pass makes ready */
+
+static int pass(void *context, const struct bxi_role *role, struct bxi_waiter *waiter)
+{
+    (void)context, (void)role, (void)waiter;
+    straight.passes++;
+    straight.armed_in_pass = bxi_load_relaxed(&armed);
+    if (leads != NULL)
+        leads->is_ready = true;
+    return 1;
+}
+
+static const struct bxi_source_ops ops = { .pass = pass };
+
+static bool go_straight(struct bxi_waiter *waiter, const struct bxi_role *role)
+{
+    cr_assert(bxi_run_of(role) == &run && bxi_is_driving(&run));
+    straight.calls++;
+    straight.armed = bxi_load_relaxed(&armed);
+    if (straight.meanwhile != NULL)
+        straight.meanwhile();
+    ((struct reply_waiter *)(void *)waiter)->is_ready = straight.finds;
+    return straight.finds;
+}
+
+static void set_up(void)
+{
+    bxi_bell_write = ring_and_tell;
+    fake.now_ns = 1;
+    bxi_run_init(&run, &(struct bxi_run_setup){ .host = &no_host, .system = &fake_system, .name = "quiet", .serial = 1,
+                                                .counters = counters, .spin_ns = 10000 });
+    cr_assert_eq(bxi_run_open_bells(&run), 0);
+    bxi_run_attach(&run, &armed, counters, &spins);
+    run.cpus = 1;
+    bxi_lock(&run.lock);
+    bxi_run_add(&run, &ops, NULL);
+    bxi_unlock(&run.lock);
+    bxi_leave_role(bxi_take_role(&run), true);
+    cr_assert_eq(bxi_load_relaxed(&armed) & 3, BXI_WHO_LAZY);
+}
+
+static void tear_down(void)
+{
+    bxi_run_fini(&run);
+}
+
+TestSuite(quiet, .init = set_up, .fini = tear_down, .timeout = 20);
+
+/* What a synchronous call waits with. */
+static void wait_for_reply(void)
+{
+    struct reply_waiter reply = { .waiter = { .ready = reply_ready, .straight = go_straight,
+                                              .deadline_ns = BX_FOREVER } };
+
+    leads = &reply;
+    straight.calls = straight.passes = 0;
+    cr_assert_eq(bxi_wait(&run, &reply.waiter), 0);
+    cr_expect_eq(straight.calls, 1);
+    cr_expect_eq(bxi_load_relaxed(&run.role), 0);
+    cr_expect_not(bxi_is_driving(&run));
+    leads = NULL;
+}
+
+Test(quiet, wait_leaves_the_bell_as_it_is)
+{
+    uint64_t before = bxi_load_relaxed(&armed);
+
+    straight.finds = true;
+    for (int i = 0; i < 100; i++) {
+        wait_for_reply();
+        cr_expect_eq(straight.armed, before);
+        cr_expect_eq(bxi_load_relaxed(&armed), before);
+        cr_expect_eq(straight.passes, 0);
+    }
+}
+
+Test(quiet, wait_becomes_loud_when_something_else_comes_and_so_do_the_next)
+{
+    uint64_t before = bxi_load_relaxed(&armed);
+
+    wait_for_reply();                   /* finds no reply; a pass makes it ready */
+    cr_expect_eq(straight.armed, before);
+    cr_expect_eq(straight.armed_in_pass & 3, BXI_AWAKE);
+    cr_expect_eq(bxi_load_relaxed(&armed) & 3, BXI_WHO_LAZY);
+    cr_expect_gt(bxi_load_relaxed(&armed) >> 2, before >> 2);
+    straight.finds = true;
+    for (unsigned i = 0; i < BXI_LOUD_WAITS; i++) {
+        if ((bxi_load_relaxed(&run.pass) + 1) % 256 == 0)
+            bxi_store_relaxed(&run.pass, 0);        /* of 256 waits one makes a pass */
+        before = bxi_load_relaxed(&armed);
+        wait_for_reply();
+        cr_expect_eq(straight.armed & 3, BXI_AWAKE);
+        cr_expect_gt(bxi_load_relaxed(&armed) >> 2, before >> 2);
+    }
+    before = bxi_load_relaxed(&armed);
+    wait_for_reply();
+    cr_expect_eq(straight.armed, before);
+}
+
+Test(quiet, wait_is_not_while_somebody_needs_every_reply)
+{
+    straight.finds = true;
+    bxi_more_eager(&run);
+    cr_expect_eq(bxi_load_relaxed(&armed) & 3, BXI_WHO_BACKGROUND);
+    wait_for_reply();
+    cr_expect_eq(straight.armed & 3, BXI_AWAKE);
+    cr_expect_eq(bxi_load_relaxed(&armed) & 3, BXI_WHO_BACKGROUND);
+    bxi_less_eager(&run);
+}
+
+/* The follower sleeps when the quiet wait ends. Nobody else makes its pass. */
+static struct reply_waiter follower = { .waiter = { .ready = reply_ready, .deadline_ns = BX_FOREVER } };
+static pthread_t following;
+
+static void *follow(void *argument)
+{
+    (void)argument;
+    cr_assert_eq(bxi_wait(&run, &follower.waiter), 0);
+    return NULL;
+}
+
+static void begin_to_follow(void)
+{
+    cr_assert_eq(pthread_create(&following, NULL, follow, NULL), 0);
+    await_followers(1);
+    leads = &follower;
+}
+
+Test(quiet, wait_offers_the_role_to_a_thread_that_has_come_meanwhile)
+{
+    struct reply_waiter reply = { .waiter = { .ready = reply_ready, .straight = go_straight,
+                                              .deadline_ns = BX_FOREVER } };
+
+    straight.finds = true;
+    straight.meanwhile = begin_to_follow;
+    cr_assert_eq(bxi_wait(&run, &reply.waiter), 0);
+    pthread_join(following, NULL);
+    cr_expect(follower.is_ready);
+    cr_expect_eq(straight.passes, 1);
+}
+
+/* ---- With other workers --------------------------------------------------------------------------- */
+
+enum { ASKED, DONE };                   /* gates */
+
+static int setup(struct bx_job *job)
+{
+    return bx_register(job, "twice", BX_INLINE, harness_twice, NULL);
+}
+
+/* A request that comes while no thread of the program waits rings the background thread. After that, synchronous calls
+ * are loud for a while. */
+static void is_asked(struct bx_job *job)
+{
+    HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 1), 2);
+    harness_post(ASKED);
+    harness_await(DONE, 1);
+    HARNESS_EQ(bxi_load_relaxed(&job->run->loud_waits), BXI_LOUD_WAITS);
+}
+
+static void asks(struct bx_job *job)
+{
+    harness_await(ASKED, 1);
+    HARNESS_EQ(harness_call_i64(job, "worker0", "twice", 2), 4);
+    harness_post(DONE);
+}
+
+Test(quiet_job, waits_are_not_after_a_request_has_rung, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { is_asked, asks } });
+}
+
+/* Everybody calls everybody, with pauses in which the others' calls are quiet: each request is served, none waits for
+ * the watchdog. */
+static void calls_all(struct bx_job *job)
+{
+    for (int i = 0; i < 3000; i++) {
+        int to = (bx_job_rank(job) + 1 + i % 2) % 3;
+        char name[16];
+
+        snprintf(name, sizeof name, "worker%d", to);
+        HARNESS_EQ(harness_call_i64(job, name, "twice", i), 2 * i);
+        if (i % 100 == bx_job_rank(job) * 7)
+            usleep(300);
+    }
+    harness_post(DONE);
+    harness_await(DONE, 3);
+}
+
+Test(quiet_job, calls_in_all_directions_are_answered, .timeout = 60)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { calls_all, calls_all, calls_all } });
+}

@@ -254,17 +254,6 @@ static void fetch_second(const struct bxi_ring_reader *ring)
     __builtin_prefetch((const unsigned char *)reader_word(ring) + BXI_LINE);
 }
 
-/* All lines of a record come at once if each is asked for before the first of them is read. */
-#define FETCH_MOST 2048u
-static inline void fetch_rest(const struct bxi_ring_reader *ring, uint64_t length)
-{
-    const unsigned char *record = (const unsigned char *)reader_word(ring);
-    uint64_t bytes = length + 8 < FETCH_MOST ? length + 8 : FETCH_MOST;
-
-    for (uint64_t line = BXI_LINE; line < bytes; line += BXI_LINE)
-        __builtin_prefetch(record + line);
-}
-
 /* Checks a commit word against the read position. Its length, or -EPROTO. */
 static int64_t checked_length(const struct bxi_ring_reader *ring, uint64_t word)
 {
@@ -300,8 +289,8 @@ int bxi_ring_peek(struct bxi_ring_reader *ring, const void **payload, uint32_t *
         if ((word & PADDING_BIT) == 0) {
             uint64_t next = ring->read_pos + bxi_record_bytes((uint64_t)length);
 
-            /* The rest of the record, and the next commit word, which the reader polls next. */
-            fetch_rest(ring, (uint64_t)length);
+            /* The second line of the record, and the next commit word, which the reader polls next. */
+            fetch_second(ring);
             __builtin_prefetch(ring->base + (next & (ring->capacity - 1)));
             *payload = (const unsigned char *)reader_word(ring) + 8;
             *payload_bytes = (uint32_t)length;

@@ -179,15 +179,15 @@ static int handle_requests(struct bx_job *job, struct bxi_peer *peer, const stru
 }
 
 static int requests_arrived(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer,
-                            const struct bxi_frame *head, const unsigned char *body, size_t body_bytes)
+                            const struct bxi_frame *head, const struct bxi_body *body)
 {
-    struct bxi_cursor items = { .data = job->rpc->frame, .bytes = body_bytes };
+    struct bxi_cursor items = { .data = job->rpc->frame, .bytes = body->bytes };
     int rc;
 
-    memcpy(job->rpc->frame, body, body_bytes);
+    memcpy(job->rpc->frame, body->data, body->bytes);
     if (bxi_truncated(peer))
         return BX_E_CORRUPT;
-    bxi_frame_taken(role, job, peer, (uint32_t)(sizeof *head + body_bytes));
+    bxi_frame_taken(role, job, peer, (uint32_t)(sizeof *head + body->bytes));
     if (peer->draining) {
         bxi_counter_add(job, BXI_C_requests_dropped, (uint64_t)head->code);
         return 0;
@@ -314,8 +314,8 @@ BXI_FLAT static int take_calls(struct bx_job *job, struct bxi_peer *peer, const 
 }
 
 /* The items that are left, in the general way. */
-static int rest_arrived(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head, struct bxi_cursor *items,
-                        int32_t done)
+static int rest_arrived(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head,
+                        struct bxi_cursor *items, int32_t done)
 {
     for (; done < head->code; done++) {
         struct bxi_frame one;
@@ -330,9 +330,9 @@ static int rest_arrived(struct bx_job *job, struct bxi_peer *peer, const struct 
 }
 
 static int replies_arrived(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer,
-                           const struct bxi_frame *head, const unsigned char *body, size_t body_bytes)
+                           const struct bxi_frame *head, const struct bxi_body *body)
 {
-    struct bxi_cursor items = { .data = body, .bytes = body_bytes };
+    struct bxi_cursor items = { .data = body->data, .bytes = body->bytes };
     struct bxi_call *calls[BXI_ITEMS_MAX];
     int taken = 0;
     bool possible;
@@ -345,10 +345,10 @@ static int replies_arrived(const struct bxi_role *role, struct bx_job *job, stru
     bxi_peer_note_stream(peer);
     bxi_unlock(&job->run->lock);
     if (items.at != items.bytes) {      /* callbacks may run: the record is to be gone by then */
-        memcpy(job->rpc->frame, body, body_bytes);
+        memcpy(job->rpc->frame, body->data, body->bytes);
         items.data = job->rpc->frame;
     }
-    bxi_frame_taken(role, job, peer, (uint32_t)(sizeof *head + body_bytes));
+    bxi_frame_taken(role, job, peer, (uint32_t)(sizeof *head + body->bytes));
     bxi_straight_complete(job, calls, taken);
     if (!possible || bxi_truncated(peer))
         return BX_E_CORRUPT;
@@ -356,22 +356,21 @@ static int replies_arrived(const struct bxi_role *role, struct bx_job *job, stru
 }
 
 int bxi_packed_arrived(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, const void *payload,
-                       uint32_t payload_bytes, int *count)
+                       uint32_t payload_bytes)
 {
-    const unsigned char *body = (const unsigned char *)payload + sizeof(struct bxi_frame);
+    struct bxi_body body = { (const unsigned char *)payload + sizeof(struct bxi_frame),
+                             payload_bytes - sizeof(struct bxi_frame) };
     struct bxi_frame head;
+    int rc = BX_E_CORRUPT;
 
-    *count = 1;
     if (payload_bytes < sizeof head)
         return BX_E_CORRUPT;
     memcpy(&head, payload, sizeof head);
-    if (head.flags != 0 || head.code < 1 || head.code > BXI_ITEMS_MAX ||
-        payload_bytes - sizeof head > BXI_PACKED_BYTES)
+    if (head.flags != 0 || head.code < 1 || head.code > BXI_ITEMS_MAX || body.bytes > BXI_PACKED_BYTES)
         return BX_E_CORRUPT;
-    *count = head.code;
     if (head.kind == BXI_REQUESTS)
-        return requests_arrived(role, job, peer, &head, body, payload_bytes - sizeof head);
-    if (head.kind == BXI_REPLIES)
-        return replies_arrived(role, job, peer, &head, body, payload_bytes - sizeof head);
-    return BX_E_CORRUPT;
+        rc = requests_arrived(role, job, peer, &head, &body);
+    else if (head.kind == BXI_REPLIES)
+        rc = replies_arrived(role, job, peer, &head, &body);
+    return rc < 0 ? rc : head.code;
 }

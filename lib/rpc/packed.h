@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Packed frames: several plain requests to one function, or several plain replies, in one record of a ring (frame.h has
- * the format). A small call of its own is two lines of the ring in each direction, and a lock, a bell and a look at the
- * credit at both sides. In a packed frame of 16 calls of 64 bytes it is a line and a sixth, and a sixteenth of the rest.
+ * Packed frames: several plain requests to one function, or several plain replies, in one record of a ring. frame.h has
+ * the format. A small call of its own takes two lines of the ring in each direction, and a lock, a bell and a look at
+ * the credit at both sides. In a packed frame of 16 calls of 64 bytes it takes a line and a sixth, and a sixteenth of
+ * the rest.
  *
  * Requests are packed by bx_rpc_many. Replies are packed by the role, to requests that came packed, and to those of a
  * peer to which so many replies are under way that it does not wait for the next (struct bxi_peer, streams). A reply
@@ -103,10 +104,9 @@ struct bxi_packable {
 /* Sends the first calls in one frame, as many as are small. How many; 0: nothing was done. Lock; the ring is open. */
 size_t bxi_packed_send(struct bx_job *job, struct bxi_peer *peer, const struct bxi_packable *calls);
 
-/* Handles a frame of kind BXI_REQUESTS or BXI_REPLIES that lies in the peer's ring. *count: the items that were
- * handled, at least 1. 0, BX_E_CORRUPT. */
+/* Handles a frame of kind BXI_REQUESTS or BXI_REPLIES that lies in the peer's ring. How many items; BX_E_CORRUPT. */
 int bxi_packed_arrived(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, const void *payload,
-                       uint32_t payload_bytes, int *count);
+                       uint32_t payload_bytes);
 
 /* ---- replies (role) ------------------------------------------------------------------------------ */
 

@@ -412,7 +412,7 @@ static inline bool bxi_deadline_is_watched(const struct bxi_peer *peer, uint64_t
 void bxi_slot_free(struct bxi_peer *peer, uint16_t index);
 /* Takes a live call out of its slot. keep: its reply is still to come, so the slot becomes a zombie. */
 struct bxi_call *bxi_call_take(struct bx_job *job, struct bxi_peer *peer, uint16_t index, bool keep);
-/* The request with this head is in the ring, or queued: counts it, and shows it to inspectors. The same in two steps. */
+/* The request with this head is in the ring, or queued: it is counted, and shown to inspectors. Both, or each. */
 void bxi_calls_count_sent(struct bx_job *job, size_t count);
 void bxi_call_shown(struct bx_job *job, struct bxi_call *call, const struct bxi_frame *head);
 void bxi_call_sent(struct bx_job *job, struct bxi_call *call, const struct bxi_frame *head);

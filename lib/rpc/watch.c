@@ -28,7 +28,7 @@ static void ring_overdue(struct bx_job *job, int handled)
         bxi_bells_flush(job);
 }
 
-/* Handles one frame, or some plain replies; a packed frame counts as its items; *count says how many. 0, BX_E_CORRUPT. */
+/* Handles one frame, or some plain replies; *count says how many, the items of a packed frame. 0, BX_E_CORRUPT. */
 static int read_some(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, int most, int *count)
 {
     const void *payload;
@@ -38,8 +38,11 @@ static int read_some(const struct bxi_role *role, struct bx_job *job, struct bxi
     *count = rc != 0;
     if (rc <= 0)
         return rc;
-    if (bxi_kind_is_packed(*(const uint8_t *)payload))
-        return bxi_packed_arrived(role, job, peer, payload, payload_bytes, count);
+    if (bxi_kind_is_packed(*(const uint8_t *)payload)) {
+        rc = bxi_packed_arrived(role, job, peer, payload, payload_bytes);
+        *count = rc > 0 ? rc : 1;
+        return rc > 0 ? 0 : rc;
+    }
     if (*(const uint8_t *)payload == BXI_REPLY && (rc = bxi_straight_replies(role, job, peer, most)) > 0) {
         *count = rc;
         return 0;

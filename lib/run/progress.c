@@ -8,10 +8,10 @@
  * bell armed for it, and takes the role when it is rung. So a call and its reply need one thread a side.
  *
  *   take    CAS free -> held; disarm the bell; every pass calls all sources
- *   quiet   a synchronous caller polls for its reply while the bell stays armed LAZY: CAS, reply, exchange. The producer
- *           of a request sees LAZY and rings the background thread, which tries the role until it is free; so the caller
- *           needs no recheck when it leaves. If its reply does not come, or another frame does, it disarms and goes on
- *           as above
+ *   quiet   a synchronous caller polls for its reply while the bell stays armed LAZY: CAS, reply, exchange. The
+ *           producer of a request sees LAZY and rings the background thread, which tries the role until it is free;
+ *           so the caller needs no recheck when it leaves. If its reply does not come, or another frame does, it
+ *           disarms and goes on as above
  *   sleep   arm(LEADER), fence, ask every source once more (ready), sleep on the leader's eventfd
  *   leave   arm(BACKGROUND, or LAZY while nobody is eager for replies), fence, ask once more (work: go
  *           on, or ring the background thread);

@@ -8,8 +8,8 @@
  * Where more workers of the job are awake than there are CPUs, the thread yields its CPU between two rounds of peeks.
  * But first it peeks for about as long as a switch to another process takes: a callee that runs on another CPU has
  * answered by then. If it does not, because what is waited for needs this very CPU, the next 2, 4, 8, 16 spins yield
- * after one round; but not if two peeks had found something since the last yield. (One alone saved a switch, and the miss
- * took as long.)
+ * after one round; but not if two peeks had found something since the last yield. (One alone saved a switch, and the
+ * miss took as long.)
  *
  * A switch takes 1.2 us on some machines and 5 to 8 us on others (virtual ones whose system calls take 1 us), so it is
  * measured. The CPU time that a yield costs its thread is that of one switch: the kernel counts a switch half for the

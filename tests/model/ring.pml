@@ -39,7 +39,7 @@
  *     lib/rpc/peer.c ask_for_room 232861278
  *     lib/rpc/peer.c move_queue 388530665
  *     shm/ring.c checked_length 1264521318
- *     shm/ring.c bxi_ring_peek 2083442487
+ *     shm/ring.c bxi_ring_peek 284209940
  *     shm/ring.c bxi_ring_publish 2936451198
  *     shm/ring.c bxi_ring_advance 2143990827
  *     shm/ring.c bxi_ring_wanted 3848625304

@@ -169,9 +169,9 @@ static inline void fake_yield(void)
 }
 
 static const struct bxi_system fake_system = {
-    .now_ns = fake_now_ns, .coarse_ns = fake_now_ns, .thread_ns = fake_now_ns, .yield = fake_yield, .create = fake_create, .destroy = fake_destroy,
-    .kind = fake_kind, .watch = fake_watch, .forget = fake_forget, .wait = fake_wait, .poll = fake_poll,
-    .wait_while_1 = fake_wait_while_1,
+    .now_ns = fake_now_ns, .coarse_ns = fake_now_ns, .thread_ns = fake_now_ns, .yield = fake_yield,
+    .create = fake_create, .destroy = fake_destroy, .kind = fake_kind, .watch = fake_watch, .forget = fake_forget,
+    .wait = fake_wait, .poll = fake_poll, .wait_while_1 = fake_wait_while_1,
 };
 
 /* Until so many threads sleep in sleepers, the earliest of them until then (or whenever: 0). */

@@ -610,8 +610,8 @@ BXI_FLAT static bool submit_straight(struct bx_job *job, const struct request_pl
     return bxi_straight_send(job, plan->peer, &out, call);
 }
 
-/* Sends the calls from `sent` on in one frame; how many. Lock. */
-static size_t send_packed(struct bx_job *job, const struct request_plan *plan, int function, const struct group *group,
+/* Sends the calls from `sent` on in one frame, as bxi_packed_send. Lock. */
+static int send_packed(struct bx_job *job, const struct request_plan *plan, int function, const struct group *group,
                           size_t sent, size_t made)
 {
     return bxi_packed_send(job, plan->peer, &(struct bxi_packable){
@@ -627,6 +627,7 @@ static size_t submit_group(struct bx_job *job, struct request_plan *plan, const 
     struct bxi_call *call;
     size_t sent = 0;
     int function;
+    bool packs;
 
     *rc = bxi_job_check(job);           /* as in submit_once */
     if (*rc < 0)
@@ -635,12 +636,15 @@ static size_t submit_group(struct bx_job *job, struct request_plan *plan, const 
     if (bxi_load_relaxed(&plan->peer->out_open))
         bxi_ring_group_begin(&plan->peer->out);
     function = plan->made_for == NULL ? bxi_straight_function(job, plan->peer, plan->function) : -1;
+    packs = function >= 0;
     while (sent < made) {
-        size_t packed = function >= 0 ? send_packed(job, plan, function, group, sent, made) : 0;
+        int packed = packs ? send_packed(job, plan, function, group, sent, made) : 0;
 
-        sent += packed;
-        if (packed > 0)
+        packs = packs && packed >= 0;           /* a full ring does not get room under the lock */
+        if (packed > 0) {
+            sent += (size_t)packed;
             continue;
+        }
         plan->args = args_of(group, sent);
         plan->sent_ns = bxi_hist_begin(job);
         call = (struct bxi_call *)(void *)group->futures[sent];

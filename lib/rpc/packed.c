@@ -100,21 +100,23 @@ BXI_FLAT static size_t pack(struct bx_job *job, struct bxi_peer *peer, const str
     return n;
 }
 
-size_t bxi_packed_send(struct bx_job *job, struct bxi_peer *peer, const struct bxi_packable *calls)
+int bxi_packed_send(struct bx_job *job, struct bxi_peer *peer, const struct bxi_packable *calls)
 {
     struct bxi_items *items = &job->rpc->packed->requests;
     struct bxi_frame head = { .kind = BXI_REQUESTS, .function = calls->function, .deadline_ns = calls->deadline_ns };
     struct bxi_out out;
-    size_t count;
+    size_t count, undo;
 
-    if (peer->queue_head != NULL || !bxi_deadline_is_watched(peer, calls->deadline_ns))
+    if (!bxi_deadline_is_watched(peer, calls->deadline_ns))
         return 0;
+    if (peer->queue_head != NULL)
+        return -EAGAIN;
     count = pack(job, peer, calls, items);
     describe(&head, &out, items);
     if (count < 2 || !bxi_peer_send_plain(job, peer, &out)) {
-        while (count > 0)
-            bxi_slot_free(peer, call_of(calls, --count)->slot);
-        return 0;
+        for (undo = count; undo > 0; undo--)
+            bxi_slot_free(peer, call_of(calls, undo - 1)->slot);
+        return count < 2 ? 0 : -EAGAIN;
     }
     for (size_t i = 0; i < count; i++) {
         struct bxi_call *call = call_of(calls, i);
@@ -126,7 +128,7 @@ size_t bxi_packed_send(struct bx_job *job, struct bxi_peer *peer, const struct b
         bxi_call_shown(job, call, &head);
     }
     bxi_calls_count_sent(job, count);
-    return count;
+    return (int)count;
 }
 
 /* ---- items that were read --------------------------------------------------------------------------- */
@@ -276,10 +278,13 @@ void bxi_packed_flush(struct bx_job *job)
     late = adapt_limit(packed);
     describe(&head, &out, items);
     bxi_lock(&job->run->lock);
-    if (bxi_load_relaxed(&peer->state) == BXI_PEER_ALIVE) {     /* relaxed: as in bxi_peer_send_plain */
-        if (bxi_peer_consumed(job, peer, packed->consumed) < 0)
-            bxi_peer_suspect(job, peer, "it claims to have read what was never sent");
-        else if (items->count == 1 || !bxi_peer_send_plain(job, peer, &out))
+    /* Relaxed: as in bxi_peer_send_plain. */
+    if (bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE) {
+        /* its replies are dropped, as in bxi_answer */
+    } else if (bxi_peer_consumed(job, peer, packed->consumed) < 0) {
+        bxi_peer_suspect(job, peer, "it claims to have read what was never sent");
+    } else {
+        if (items->count == 1 || !bxi_peer_send_plain(job, peer, &out))
             send_replies_singly(job, peer, items);
         bxi_counter_add(job, BXI_C_replies_sent, items->count);
         bxi_peer_note_stream(peer);
@@ -367,6 +372,8 @@ int bxi_packed_arrived(const struct bxi_role *role, struct bx_job *job, struct b
         return BX_E_CORRUPT;
     memcpy(&head, payload, sizeof head);
     if (head.flags != 0 || head.code < 1 || head.code > BXI_ITEMS_MAX || body.bytes > BXI_PACKED_BYTES)
+        return BX_E_CORRUPT;
+    if (peer->lend->held != NULL)       /* it was a frame with device memory when it was read first */
         return BX_E_CORRUPT;
     if (head.kind == BXI_REQUESTS)
         rc = requests_arrived(role, job, peer, &head, &body);

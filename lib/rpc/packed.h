@@ -7,8 +7,10 @@
  *
  * Requests are packed by bx_rpc_many. Replies are packed by the role, to requests that came packed, and to those of a
  * peer to which so many replies are under way that it does not wait for the next (struct bxi_peer, streams). A reply
- * is held back only while the role handles further frames of the same ring, which it has already found there, and for
- * as many handlers as run in about 2 us. So a call that is alone is answered at once.
+ * is held back only while the role handles further requests of the same ring, which it has already found there, to
+ * inline handlers, and for as many of these as run in about 2 us by the last measurement. So a call that is alone is
+ * answered at once. But a reply that is held back waits for the handler that runs, should that take long for once; and
+ * is lost if it kills its process.
  *
  * What does not fit (a long body, tensors, an error, a call that is measured) travels in a frame of its own between
  * packed ones; requests keep their order.
@@ -101,8 +103,9 @@ struct bxi_packable {
     uint64_t deadline_ns;
     uint16_t function;
 };
-/* Sends the first calls in one frame, as many as are small. How many; 0: nothing was done. Lock; the ring is open. */
-size_t bxi_packed_send(struct bx_job *job, struct bxi_peer *peer, const struct bxi_packable *calls);
+/* Sends the first calls in one frame, as many as are small. How many, at least two. 0: fewer are, or nobody watches
+ * their deadline; -EAGAIN: the ring has no room for the frame. Then nothing was done. Lock; the ring is open. */
+int bxi_packed_send(struct bx_job *job, struct bxi_peer *peer, const struct bxi_packable *calls);
 
 /* Handles a frame of kind BXI_REQUESTS or BXI_REPLIES that lies in the peer's ring. How many items; BX_E_CORRUPT. */
 int bxi_packed_arrived(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, const void *payload,

@@ -80,7 +80,7 @@ void bxi_slot_free(struct bxi_peer *peer, uint16_t index)
         bxi_store_relaxed(&peer->rows[index].id, 0);    /* relaxed: for inspectors */
     slot->state = BXI_SLOT_FREE;
     slot->call = NULL;
-    slot->generation = (slot->generation + 1) & UINT32_MAX;
+    slot->generation = slot->generation % UINT32_MAX + 1;       /* 32 bits, and never 0: an id of 0 is none */
     slot->next_free = peer->free_slot;
     peer->free_slot = index;
     peer->in_flight--;

@@ -38,6 +38,8 @@ static int read_some(const struct bxi_role *role, struct bx_job *job, struct bxi
     *count = rc != 0;
     if (rc <= 0)
         return rc;
+    if (bxi_kind_is_reply(*(const uint8_t *)payload))
+        bxi_packed_flush(job);          /* its callback may take long */
     if (bxi_kind_is_packed(*(const uint8_t *)payload)) {
         rc = bxi_packed_arrived(role, job, peer, payload, payload_bytes);
         *count = rc > 0 ? rc : 1;

@@ -72,8 +72,8 @@ uint64_t bxi_until_when(struct bxi_run *run, uint64_t now_ns);
  * thread disarms it and goes on as if it had taken the role in the usual way. */
 const struct bxi_role *bxi_take_role_quietly(struct bxi_run *run, bool *quiet);
 void bxi_leave_role_quietly(const struct bxi_role *role);
-/* Something else than replies comes: the next waits are not quiet, so that its senders need ring no bells. */
-#define BXI_LOUD_WAITS 256u
+/* The background thread was rung, so requests come: the next waits are not quiet, and their senders ring no bells. */
+#define BXI_LOUD_WAITS 1024u
 static inline void bxi_be_loud(struct bxi_run *run)
 {
     bxi_store_relaxed(&run->loud_waits, BXI_LOUD_WAITS);        /* relaxed: a hint; any thread writes it */

@@ -142,8 +142,8 @@ static void stop_leading(const struct bxi_role *role)
     bxi_leave_role(role, true);
 }
 
-/* Takes the role, waits, and gives it up. 1: another thread has it. Quietly (progress.c), unless something else than
- * replies came lately: each request that comes meanwhile costs its sender a bell. */
+/* Takes the role, waits, and gives it up. 1: another thread has it. Quietly (progress.c), unless the background thread
+ * was rung lately: each request that comes during a quiet wait costs its sender a bell. */
 static int take_and_lead(struct bxi_run *run, struct bxi_waiter *waiter)
 {
     bool quiet = waiter->straight != NULL && bxi_load_relaxed(&run->loud_waits) == 0;
@@ -159,10 +159,8 @@ static int take_and_lead(struct bxi_run *run, struct bxi_waiter *waiter)
             stop_leading(role);
         return 0;
     }
-    if (quiet) {
-        bxi_be_loud(run);
+    if (quiet)
         bxi_bell_disarm(&run->bell);
-    }
     rc = lead(role, waiter);
     stop_leading(role);
     return rc;

@@ -489,6 +489,68 @@ Test(packed, replies_are_sent_before_a_handler_that_is_not_inline_runs, .timeout
     harness_run(&(struct harness_world){ .size = 2, .setup = setup_post, .body = { answers_before } });
 }
 
+/* The same before a callback: the reply to a call of worker 1 lies behind the requests, and its callback waits until
+ * they have been answered. */
+static struct bx_future *owed;
+
+static int owe(const struct bx_request *request, struct bx_reader *values, struct bx_future **future, void *context)
+{
+    (void)values, (void)context;
+    *future = bx_future_create(bx_request_job(request));
+    owed = bx_future_acquire(*future);
+    harness_post(READY);
+    return 0;
+}
+
+static int setup_owe(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register_async(job, "owe", owe, NULL), 0);
+    return setup(job);
+}
+
+static void wait_for_gate(struct bx_future *future, void *context)
+{
+    (void)future, (void)context;
+    harness_await(FINISHED, 1);
+}
+
+static void asks_and_serves(struct bx_job *job)
+{
+    struct bx_future *future = NULL;
+
+    HARNESS_EQ(bx_rpc_async(job, "worker0", "owe", NULL, NULL, &future), 0);
+    HARNESS_EQ(bx_future_on_done(future, wait_for_gate, NULL), 0);
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
+    bx_future_release(future);
+}
+
+static void answers_behind_requests(struct bx_job *job)
+{
+    struct bx_future *first;
+
+    make_args(100, small);
+    harness_await(READY, 1);
+    HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 1), 2);
+    first = harness_start(job, "worker1", "hold", harness_msg_i64(1), 0);
+    for (int i = 0; i < 100; i++)
+        HARNESS_EQ(bx_rpc_async(job, "worker1", "in_order", args[i], NULL, &futures[i]), 0);
+    HARNESS_EQ(bx_future_set(owed, NULL), 0);
+    bx_future_release(owed);
+    harness_post(HELD);
+    for (int i = 0; i < 100; i++)
+        expect_same(i);                 /* while worker 1 stands in its callback */
+    harness_post(FINISHED);
+    HARNESS_EQ(bx_future_wait(first, BX_FOREVER), 0);
+    bx_future_release(first);
+    release(100);
+}
+
+Test(packed, replies_are_sent_before_a_callback_runs, .timeout = 30)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_owe,
+                                         .body = { answers_behind_requests, asks_and_serves } });
+}
+
 /* The callee is stopped while its ring fills: what does not fit waits, and nothing is lost or out of order. */
 static void full_ring(struct bx_job *job)
 {

@@ -111,7 +111,7 @@ Test(quiet, wait_leaves_the_bell_as_it_is)
     }
 }
 
-Test(quiet, wait_becomes_loud_when_something_else_comes_and_so_do_the_next)
+Test(quiet, wait_becomes_loud_when_its_reply_does_not_come_and_the_next_does_not)
 {
     uint64_t before = bxi_load_relaxed(&armed);
 
@@ -121,6 +121,17 @@ Test(quiet, wait_becomes_loud_when_something_else_comes_and_so_do_the_next)
     cr_expect_eq(bxi_load_relaxed(&armed) & 3, BXI_WHO_LAZY);
     cr_expect_gt(bxi_load_relaxed(&armed) >> 2, before >> 2);
     straight.finds = true;
+    before = bxi_load_relaxed(&armed);
+    wait_for_reply();
+    cr_expect_eq(straight.armed, before);
+}
+
+Test(quiet, waits_are_loud_for_a_while_after_a_bell)
+{
+    uint64_t before;
+
+    straight.finds = true;
+    bxi_be_loud(&run);
     for (unsigned i = 0; i < BXI_LOUD_WAITS; i++) {
         if ((bxi_load_relaxed(&run.pass) + 1) % 256 == 0)
             bxi_store_relaxed(&run.pass, 0);        /* of 256 waits one makes a pass */

@@ -320,6 +320,7 @@ static bool comes(struct bx_job *job, const struct bxi_peer *peer)
     for (int i = 1; i <= POLLS; i++) {
         if (bxi_ring_ready(&peer->in))
             return true;
+        bxi_pause();                    /* as in peek (source.c) */
         if (i % 16 != 0)
             continue;
         if (bxi_load_relaxed(&job->run->events) != 0)       /* relaxed: a pass acquires them */

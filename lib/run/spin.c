@@ -21,7 +21,7 @@
 #define SPIN_LEAST_NS 1500u
 #define PEEKS 32                    /* between two passes of a spin */
 #define PEEKS_A_CALL 8              /* of them in one call of a source */
-#define HOT_ROUNDS 8                /* of peeks before the core is told that this is a spin loop */
+#define CLOCK_ROUNDS 8              /* of peeks between two looks at the clock */
 #define SWITCH_FIRST_NS 1200u       /* what a switch to another process takes, before it was measured */
 #define SWITCH_MOST_NS 20000u
 #define SWITCH_ROUNDS 512           /* of peeks in that time, at most */
@@ -32,16 +32,12 @@
 
 /* Peeks at the sources, and now and then at events and the waiter. True: there is something. The time between two peeks
  * of one source delays each reply by half of itself, so a source peeks several times in one call. */
-static bool peek_for_a_while(struct bxi_run *run, struct bxi_waiter *waiter, bool pause)
+static bool peek_for_a_while(struct bxi_run *run, struct bxi_waiter *waiter)
 {
-    int times = pause ? 1 : PEEKS_A_CALL;
-
-    for (int peeks = 0; peeks < PEEKS; peeks += times) {
-        if (bxi_peek(run, times) || bxi_load_relaxed(&run->events) != 0 || (waiter != NULL && waiter->ready(waiter)))
+    for (int peeks = 0; peeks < PEEKS; peeks += PEEKS_A_CALL)
+        if (bxi_peek(run, PEEKS_A_CALL) || bxi_load_relaxed(&run->events) != 0 ||
+            (waiter != NULL && waiter->ready(waiter)))
             return true;
-        if (pause)
-            bxi_pause();
-    }
     return false;
 }
 
@@ -57,7 +53,7 @@ static bool peek_for_a_switch(struct bxi_run *run, struct bxi_waiter *waiter)
     }
     until_ns = run->system->now_ns() + run->switch_ns;
     for (int i = 0; i < SWITCH_ROUNDS && !found && run->system->now_ns() < until_ns; i++)
-        found = peek_for_a_while(run, waiter, false);
+        found = peek_for_a_while(run, waiter);
     if (found) {
         run->turn_hits++;
         return true;
@@ -120,8 +116,8 @@ bool bxi_spin_on(const struct bxi_role *role, struct bxi_spin *spin, struct bxi_
         spin->crowded = bxi_is_crowded(run);
         bxi_store_relaxed(run->spins, 1);       /* relaxed: for inspectors */
     }
-    yield_if_crowded(run, spin, waiter, peek_for_a_while(run, waiter, spin->rounds >= HOT_ROUNDS));
-    if (++spin->rounds % HOT_ROUNDS != 0)
+    yield_if_crowded(run, spin, waiter, peek_for_a_while(run, waiter));
+    if (++spin->rounds % CLOCK_ROUNDS != 0)
         return true;
 
     uint64_t now_ns = run->system->now_ns();

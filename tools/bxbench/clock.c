@@ -8,6 +8,8 @@
  */
 #include "clock.h"
 
+#include "statistics.h"
+
 #include <time.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -39,23 +41,23 @@ static bool has_steady_counter(void)
 #endif
 }
 
+/* The median, not the least: where a hypervisor scales a counter that advances by 26, some steps are 25 and 1. */
 static double measure_step(void)
 {
     enum { READS = 5000 };
-    uint64_t last = bench_ticks(), least = UINT64_MAX, sum = 0, count = 0;
+    uint32_t steps[READS];
+    size_t count = 0;
+    uint64_t last = bench_ticks();
 
-    for (int i = 0; i < 2 * READS; i++) {
-        uint64_t ticks = bench_ticks(), step = ticks - last;
+    for (int i = 0; i < READS; i++) {
+        uint64_t ticks = bench_ticks();
 
+        if (ticks != last)
+            steps[count++] = (uint32_t)(ticks - last);
         last = ticks;
-        if (i < READS && step > 0 && step < least)
-            least = step;
-        else if (i >= READS && step > 0 && step <= least + least / 4) {
-            sum += step;
-            count++;
-        }
     }
-    return count > 0 ? (double)sum / (double)count : 1;
+    bench_sort(steps, count);
+    return count > 0 ? steps[count / 2] : 1;
 }
 
 double bench_clock_step_ticks(void)

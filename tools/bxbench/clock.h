@@ -14,7 +14,7 @@ void bench_clock_init(void);
 const char *bench_clock_name(void);
 double bench_clock_ns_per_tick(void);   /* calibrated from init until now */
 double bench_clock_cost_ns(void);       /* of one bench_ticks() */
-double bench_clock_step_ticks(void);    /* its least step: 10 ns on some processors */
+double bench_clock_step_ticks(void);    /* how far it advances at once: 10 ns on some processors */
 uint64_t bench_now_ns(void);            /* CLOCK_MONOTONIC */
 
 /* Read once between two calls, so that each latency contains one read. No fence: its cost would hide a part of the

@@ -87,12 +87,12 @@ wrong()
 cores=$(nproc)
 if [ "$cores" -ge 2 ]; then
     check pingpong \
-        'crt_ns bare_p50_ns call_p50_ns call_p99_ns call_p999_ns call_max_ns ratio ratio_crt over_ns cpus' \
+        'crt_ns bare_p50_ns bare_pause call_p50_ns call_p99_ns call_p999_ns call_max_ns ratio ratio_crt over_ns cpus' \
         'v["crt_ns"]>0 v["bare_p50_ns"]>0 v["call_p50_ns"]>0 v["call_p99_ns"]>0
         v["call_p999_ns"]>=v["call_p99_ns"] v["call_max_ns"]>=v["call_p999_ns"] v["ratio"]>=0
         v["ratio_crt"]>=0 n["cpus"]==2' \
         pingpong --slices 3 --calls 500
-    check rate 'calls_per_s bare_frames_per_s ratio_bare inflight cpus' \
+    check rate 'calls_per_s bare_frames_per_s bare_pause ratio_bare inflight cpus' \
         'v["calls_per_s"]>0 v["bare_frames_per_s"]>0 v["inflight"]==16 n["cpus"]==2' \
         rate --inflight 16 --slices 2 --calls 2000
     check 'rate, sent together' 'calls_per_s inflight sent_together' \

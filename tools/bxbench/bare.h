@@ -12,7 +12,8 @@
 enum bare_kind {
     BARE_LINE = 1,      /* round trips of a cache line */
     BARE_ECHO = 2,      /* frames of 64 bytes echoed over rings, as fast as they come */
-    BARE_STOP = 3,
+    BARE_ECHO_PAUSED = 3,   /* the same; both sides make a pause between two polls */
+    BARE_STOP = 4,
 };
 
 struct bench_bare;
@@ -27,6 +28,7 @@ int bench_bare_stop(struct bench_bare *bare);
 
 /* The client's side. Positions continue from slice to slice: init it once. */
 struct bench_bare_client {
+    const struct bench_bare *bare;
     struct bxi_ring_writer out;
     struct bxi_ring_reader in;
 };

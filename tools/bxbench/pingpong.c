@@ -2,8 +2,9 @@
 /*
  * bxbench pingpong: one call at a time, both sides awake.
  *
- * Worker 0 runs, in turn, a slice of bare cache lines, a slice of bare ring echoes (both with the echo process on the
- * callee's core) and a slice of calls of worker 1. The host may move the cores between two slices, which can change the
+ * Worker 0 runs, in turn, a slice of bare cache lines, two slices of bare ring echoes (with the echo process on the
+ * callee's core; the second with a pause between two polls) and a slice of calls of worker 1. A call is compared with
+ * the echo that is faster, by the medians of all slices. The host may move the cores between two slices, which can change the
  * cost of a cache line threefold. So ratios are taken between neighbouring slices, and their median is reported. The
  * latencies of echo and call are read from the same clock, one read per round trip. The first round trips of a slice do
  * not count: the other side has to wake up. If the clock advances in steps, medians are interpolated within a step.
@@ -22,7 +23,7 @@
 
 struct results {
     double *line_ticks;         /* a mean for each slice */
-    uint32_t *bare_ticks;       /* calls for each slice */
+    uint32_t *bare_ticks[2];    /* calls for each slice; [1]: with a pause */
     uint32_t *call_ticks;
 };
 
@@ -34,12 +35,13 @@ struct pingpong {
     struct bench_bare *bare;
 };
 
-static int slice_bare(const struct pingpong *bench, struct bench_bare_client *client, uint32_t *ticks)
+static int slice_bare(const struct pingpong *bench, struct bench_bare_client *client, enum bare_kind kind,
+                      uint32_t *ticks)
 {
     static uint64_t number;
     int64_t warm = WARM_CALLS;
 
-    bench_bare_order(bench->bare, BARE_ECHO, (uint64_t)(warm + bench->calls));
+    bench_bare_order(bench->bare, kind, (uint64_t)(warm + bench->calls));
     for (int64_t i = -warm; i < bench->calls; i++) {
         uint64_t before = bench_ticks();
         int rc = bench_bare_send(client, ++number);
@@ -88,7 +90,9 @@ static int run_slices(const void *context, struct bx_job *job)
             status = 1;
         }
         if (status == 0)
-            status = slice_bare(bench, &client, results->bare_ticks + i * bench->calls);
+            status = slice_bare(bench, &client, BARE_ECHO, results->bare_ticks[0] + i * bench->calls);
+        if (status == 0)
+            status = slice_bare(bench, &client, BARE_ECHO_PAUSED, results->bare_ticks[1] + i * bench->calls);
         if (status == 0)
             status = slice_calls(bench, job, args, results->call_ticks + i * bench->calls);
     }
@@ -103,27 +107,43 @@ static int worker(const struct bx_options *options, void *context)
     return bench_pair_worker(options, bench->bare, bench->options->cpus, run_slices, bench);
 }
 
+/* Sorts each slice's ticks; gives the median of each. */
+static void find_middles(uint32_t *ticks, size_t slices, size_t calls, double *middles)
+{
+    for (size_t i = 0; i < slices; i++) {
+        bench_sort(ticks + i * calls, calls);
+        middles[i] = bench_middle(ticks + i * calls, calls);
+    }
+}
+
 static void report(const struct pingpong *bench)
 {
     size_t slices = (size_t)bench->slices, calls = (size_t)bench->calls, all = slices * calls;
     double ns = bench_clock_ns_per_tick();
-    double *bare = calloc(slices * 5, sizeof *bare);
+    double *call = calloc(slices * 8, sizeof *call);
 
-    if (bare == NULL)
+    if (call == NULL)
         return;
 
-    double *call = bare + slices, *ratio = call + slices, *ratio_line = ratio + slices, *over = ratio_line + slices;
+    double *ratio_line = call + slices, *bare[2], *ratio[2], *over[2];
     const struct results *results = &bench->results;
 
-    for (size_t i = 0; i < slices; i++) {
-        bench_sort(results->bare_ticks + i * calls, calls);
-        bench_sort(results->call_ticks + i * calls, calls);
-        bare[i] = bench_middle(results->bare_ticks + i * calls, calls);
-        call[i] = bench_middle(results->call_ticks + i * calls, calls);
-        ratio[i] = call[i] / bare[i];
-        over[i] = call[i] - bare[i];
-        ratio_line[i] = call[i] / results->line_ticks[i];
+    find_middles(results->call_ticks, slices, calls, call);
+    for (size_t kind = 0; kind < 2; kind++) {
+        bare[kind] = call + (2 + kind) * slices;
+        ratio[kind] = call + (4 + kind) * slices;
+        over[kind] = call + (6 + kind) * slices;
+        find_middles(results->bare_ticks[kind], slices, calls, bare[kind]);
+        for (size_t i = 0; i < slices; i++) {
+            ratio[kind][i] = call[i] / bare[kind][i];
+            over[kind][i] = call[i] - bare[kind][i];
+        }
     }
+    for (size_t i = 0; i < slices; i++)
+        ratio_line[i] = call[i] / results->line_ticks[i];
+
+    bool paused = bench_median(bare[1], slices) < bench_median(bare[0], slices);
+
     bench_sort(results->call_ticks, all);
 
     const uint32_t *sorted = results->call_ticks;
@@ -137,19 +157,20 @@ static void report(const struct pingpong *bench)
     bench_report_number("calls", (double)calls, 0, "in each");
     bench_report_number("crt_ns", bench_median(results->line_ticks, slices) * ns, 1,
                         "a bare cache line, there and back");
-    bench_report_number("bare_p50_ns", bench_median(bare, slices) * ns, 1,
+    bench_report_number("bare_p50_ns", bench_median(bare[paused], slices) * ns, 1,
                         "the same bytes echoed over two bare rings");
+    bench_report_number("bare_pause", paused, 0, "1: it is faster with a pause between two polls");
     bench_report_number("call_p50_ns", bench_median(call, slices) * ns, 1,
                         "bx_rpc_sync of an inline handler");
     bench_report_number("call_p99_ns", bench_percentile(sorted, all, 99) * ns, 1, "");
     bench_report_number("call_p999_ns", bench_percentile(sorted, all, 99.9) * ns, 1, "");
     bench_report_number("call_max_ns", sorted[all - 1] * ns, 1, "");
-    bench_report_number("ratio", bench_median(ratio, slices), 3,
+    bench_report_number("ratio", bench_median(ratio[paused], slices), 3,
                         "call over echo, median over neighbouring slices");
     bench_report_number("ratio_crt", bench_median(ratio_line, slices), 3, "call over cache line");
-    bench_report_number("over_ns", bench_median(over, slices) * ns, 1, "call less echo, median likewise");
+    bench_report_number("over_ns", bench_median(over[paused], slices) * ns, 1, "call less echo, median likewise");
     bench_report_close();
-    free(bare);
+    free(call);
 }
 
 int bench_pingpong(const struct bench_options *options)
@@ -162,7 +183,8 @@ int bench_pingpong(const struct bench_options *options)
     size_t all = (size_t)bench.slices * (size_t)bench.calls;
 
     bench.results.line_ticks = bench_map((size_t)bench.slices * sizeof(double));
-    bench.results.bare_ticks = bench_map(all * sizeof(uint32_t));
+    bench.results.bare_ticks[0] = bench_map(all * sizeof(uint32_t));
+    bench.results.bare_ticks[1] = bench_map(all * sizeof(uint32_t));
     bench.results.call_ticks = bench_map(all * sizeof(uint32_t));
     bench.bare = bench_bare_create(1);
     if (!bench_spawn(2, NULL, worker, &bench))

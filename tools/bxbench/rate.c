@@ -4,8 +4,8 @@
  *
  * A slice keeps --inflight calls in flight: it waits for the oldest and sends the next. Futures are waited for in the
  * order of their calls, and each reply is checked. With --cork it waits for a quarter of them and sends so many
- * together, by bx_rpc_many. Beside it runs a slice of the same frames over two bare rings, with as many in flight. With
- * --ucx, five runs of ucx_perftest on the same cores alternate with a fifth of the slices each: its rate is bimodal
+ * together, by bx_rpc_many. Beside it runs a slice of the same frames over two bare rings, with as many in flight, without and
+ * with a pause between two polls; the faster counts. With --ucx, five runs of ucx_perftest on the same cores alternate with a fifth of the slices each: its rate is bimodal
  * from run to run, so its median is reported. UCX's active messages go one way and are not answered.
  */
 #include "bare.h"
@@ -28,19 +28,19 @@ struct rate {
     int64_t slices;             /* of one job */
     int64_t calls;
     int64_t inflight;
-    double *bare_ticks;         /* a message's mean ticks in each slice: of this job's slices */
+    double *bare_ticks[2];      /* a message's mean ticks in each slice: of this job's slices; [1]: with a pause */
     double *call_ticks;
     struct bench_bare *bare;
 };
 
-static int slice_bare(const struct rate *bench, struct bench_bare_client *client, double *ticks)
+static int slice_bare(const struct rate *bench, struct bench_bare_client *client, enum bare_kind kind, double *ticks)
 {
     static uint64_t sent, received;
     uint64_t last = sent + (uint64_t)bench->calls;
     uint64_t before = bench_ticks();
     int rc = 0;
 
-    bench_bare_order(bench->bare, BARE_ECHO, (uint64_t)bench->calls);
+    bench_bare_order(bench->bare, kind, (uint64_t)bench->calls);
     while (rc == 0 && received < last) {
         while (rc == 0 && sent < last && sent - received < (uint64_t)bench->inflight)
             rc = bench_bare_send(client, ++sent);
@@ -158,7 +158,9 @@ static int run_slices(const void *context, struct bx_job *job)
     if (status == 0)
         status = slice_calls(bench, job, args, &unused);    /* both sides' memory is warm afterwards */
     for (int64_t i = 0; status == 0 && i < bench->slices; i++) {
-        status = slice_bare(bench, &client, &bench->bare_ticks[i]);
+        status = slice_bare(bench, &client, BARE_ECHO, &bench->bare_ticks[0][i]);
+        if (status == 0)
+            status = slice_bare(bench, &client, BARE_ECHO_PAUSED, &bench->bare_ticks[1][i]);
         if (status == 0)
             status = slice_calls(bench, job, args, &bench->call_ticks[i]);
     }
@@ -182,13 +184,15 @@ static double per_second(double *ticks, size_t count)
 
 static void report(const struct rate *bench, size_t slices, double *ucx, size_t ucx_runs)
 {
-    double *ratio = calloc(slices, sizeof *ratio);
+    double *ratio[2] = { calloc(2 * slices, sizeof **ratio) };
 
-    if (ratio == NULL)
+    if (ratio[0] == NULL)
         return;
-    for (size_t i = 0; i < slices; i++)
-        ratio[i] = bench->bare_ticks[i] / bench->call_ticks[i];
+    ratio[1] = ratio[0] + slices;
+    for (size_t i = 0; i < 2 * slices; i++)
+        ratio[i / slices][i % slices] = bench->bare_ticks[i / slices][i % slices] / bench->call_ticks[i % slices];
 
+    bool paused = bench_median(bench->bare_ticks[1], slices) < bench_median(bench->bare_ticks[0], slices);
     double calls_per_s = per_second(bench->call_ticks, slices);
 
     bench_report_open(bench->options, "64 bytes there and back, many calls in flight from one caller");
@@ -196,10 +200,11 @@ static void report(const struct rate *bench, size_t slices, double *ucx, size_t 
     bench_report_number("sent_together", (double)at_once(bench), 0, "by one bx_rpc_many; 1: by bx_rpc_async");
     bench_report_number("slices", (double)slices, 0, "of each kind, in turn");
     bench_report_number("calls", (double)bench->calls, 0, "in each");
-    bench_report_number("bare_frames_per_s", per_second(bench->bare_ticks, slices), 0,
+    bench_report_number("bare_frames_per_s", per_second(bench->bare_ticks[paused], slices), 0,
                         "the same frames over two bare rings, echoed");
+    bench_report_number("bare_pause", paused, 0, "1: they are faster with a pause between two polls");
     bench_report_number("calls_per_s", calls_per_s, 0, "each future waited for");
-    bench_report_number("ratio_bare", bench_median(ratio, slices), 3, "calls over frames");
+    bench_report_number("ratio_bare", bench_median(ratio[paused], slices), 3, "calls over frames");
     if (bench->options->ucx) {
         bench_report_numbers("ucx_runs", ucx, ucx_runs, 0);
 
@@ -209,7 +214,7 @@ static void report(const struct rate *bench, size_t slices, double *ucx, size_t 
         bench_report_number("ratio_ucx", calls_per_s / median, 2, "calls over UCX's messages");
     }
     bench_report_close();
-    free(ratio);
+    free(ratio[0]);
 }
 
 int bench_rate(const struct bench_options *options)
@@ -230,18 +235,20 @@ int bench_rate(const struct bench_options *options)
     }
 
     size_t all = (size_t)(bench.slices * runs);
-    double *bare_ticks = bench_map(all * sizeof(double)), *call_ticks = bench_map(all * sizeof(double));
+    double *bare_ticks = bench_map(2 * all * sizeof(double)), *call_ticks = bench_map(all * sizeof(double));
 
     for (int64_t run = 0; run < runs; run++) {
         if (options->ucx && (ucx[run] = bench_ucx_rate(options)) <= 0)
             return 1;
         bench.bare = bench_bare_create(1);
-        bench.bare_ticks = bare_ticks + run * bench.slices;
+        for (int i = 0; i < 2; i++)
+            bench.bare_ticks[i] = bare_ticks + (size_t)i * all + run * bench.slices;
         bench.call_ticks = call_ticks + run * bench.slices;
         if (!bench_spawn(2, NULL, worker, &bench))
             return 1;
     }
-    bench.bare_ticks = bare_ticks;
+    bench.bare_ticks[0] = bare_ticks;
+    bench.bare_ticks[1] = bare_ticks + all;
     bench.call_ticks = call_ticks;
     report(&bench, all, ucx, (size_t)runs);
     return 0;

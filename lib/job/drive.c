@@ -38,7 +38,7 @@ static bool is_crowded(void *context)
     struct bx_job *job = context;
     int awake = 1;
 
-    for (int rank = 0; rank < job->world_size && job->world_size > job->run->cpus; rank++) {
+    for (int rank = 0; job->run->cpus_are_shared && rank < job->world_size; rank++) {
         const struct bxi_peer *peer = job->rpc->peers[rank];
         /* Relaxed: a guess is enough. */
         uint64_t word = rank != job->rank ? bxi_load_relaxed(peer->bell.word) : 0;

@@ -55,12 +55,10 @@ static bool peek(void *context, int times)
             bxi_pause();
         times = 1;
     }
-    for (; times > 0; times--) {
+    for (; times > 0; times--)
         for (int i = 0; i < count; i++)
             if (bxi_ring_ready(&rpc->in_peers[i]->in) && !is_held(rpc->in_peers[i]))
                 return true;
-        bxi_pause();
-    }
     return false;
 }
 

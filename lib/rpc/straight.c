@@ -212,7 +212,7 @@ bool bxi_straight_items(struct bx_job *job, struct bxi_peer *peer, const struct 
 /* ---- replies ------------------------------------------------------------------------------------------- */
 
 #define REPLIES_MAX 16              /* under one lock */
-#define POLLS 1024
+#define POLLS 256                   /* 3 us with the pauses */
 
 static bool is_plain(const struct bxi_frame *head)
 {

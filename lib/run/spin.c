@@ -32,12 +32,16 @@
 
 /* Peeks at the sources, and now and then at events and the waiter. True: there is something. The time between two peeks
  * of one source delays each reply by half of itself, so a source peeks several times in one call. */
-static bool peek_for_a_while(struct bxi_run *run, struct bxi_waiter *waiter)
+static bool peek_for_a_while(struct bxi_run *run, struct bxi_waiter *waiter, bool pause)
 {
-    for (int peeks = 0; peeks < PEEKS; peeks += PEEKS_A_CALL)
-        if (bxi_peek(run, PEEKS_A_CALL) || bxi_load_relaxed(&run->events) != 0 ||
-            (waiter != NULL && waiter->ready(waiter)))
+    int times = pause ? 1 : PEEKS_A_CALL;
+
+    for (int peeks = 0; peeks < PEEKS; peeks += times) {
+        if (bxi_peek(run, times) || bxi_load_relaxed(&run->events) != 0 || (waiter != NULL && waiter->ready(waiter)))
             return true;
+        if (pause)
+            bxi_pause();
+    }
     return false;
 }
 
@@ -53,7 +57,7 @@ static bool peek_for_a_switch(struct bxi_run *run, struct bxi_waiter *waiter)
     }
     until_ns = run->system->now_ns() + run->switch_ns;
     for (int i = 0; i < SWITCH_ROUNDS && !found && run->system->now_ns() < until_ns; i++)
-        found = peek_for_a_while(run, waiter);
+        found = peek_for_a_while(run, waiter, false);
     if (found) {
         run->turn_hits++;
         return true;
@@ -116,7 +120,7 @@ bool bxi_spin_on(const struct bxi_role *role, struct bxi_spin *spin, struct bxi_
         spin->crowded = bxi_is_crowded(run);
         bxi_store_relaxed(run->spins, 1);       /* relaxed: for inspectors */
     }
-    yield_if_crowded(run, spin, waiter, peek_for_a_while(run, waiter));
+    yield_if_crowded(run, spin, waiter, peek_for_a_while(run, waiter, !spin->crowded));
     if (++spin->rounds % CLOCK_ROUNDS != 0)
         return true;
 

@@ -145,6 +145,18 @@ Test(quiet, waits_are_loud_for_a_while_after_a_bell)
     cr_expect_eq(straight.armed, before);
 }
 
+/* One that is looks asleep, and a worker that shares its CPU would not yield to it. */
+Test(quiet, waits_are_not_where_workers_share_cpus)
+{
+    straight.finds = true;
+    run.cpus_are_shared = true;
+    wait_for_reply();
+    cr_expect_eq(straight.armed & 3, BXI_AWAKE);
+    run.cpus_are_shared = false;
+    wait_for_reply();
+    cr_expect_eq(straight.armed & 3, BXI_WHO_LAZY);
+}
+
 Test(quiet, wait_is_not_while_somebody_needs_every_reply)
 {
     straight.finds = true;
@@ -222,6 +234,7 @@ Test(quiet_job, waits_are_not_after_a_request_has_rung, .timeout = 20)
  * the watchdog. */
 static void calls_all(struct bx_job *job)
 {
+    job->run->cpus_are_shared = false;
     for (int i = 0; i < 3000; i++) {
         int to = (bx_job_rank(job) + 1 + i % 2) % 3;
         char name[16];

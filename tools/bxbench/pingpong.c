@@ -4,10 +4,11 @@
  *
  * Worker 0 runs, in turn, a slice of bare cache lines, two slices of bare ring echoes (with the echo process on the
  * callee's core; the second with a pause between two polls) and a slice of calls of worker 1. A call is compared with
- * the echo that is faster, by the medians of all slices. The host may move the cores between two slices, which can change the
- * cost of a cache line threefold. So ratios are taken between neighbouring slices, and their median is reported. The
- * latencies of echo and call are read from the same clock, one read per round trip. The first round trips of a slice do
- * not count: the other side has to wake up. If the clock advances in steps, medians are interpolated within a step.
+ * the echo that is faster, by the medians of all slices. The host may move the cores between two slices, which can
+ * change the cost of a cache line threefold. So ratios are taken between neighbouring slices, and their median is
+ * reported. The latencies of echo and call are read from the same clock, one read per round trip. The first round
+ * trips of a slice do not count: the other side has to wake up. If the clock advances in steps, medians are
+ * interpolated within a step.
  */
 #include "bare.h"
 #include "bxbench.h"

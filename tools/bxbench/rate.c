@@ -4,9 +4,10 @@
  *
  * A slice keeps --inflight calls in flight: it waits for the oldest and sends the next. Futures are waited for in the
  * order of their calls, and each reply is checked. With --cork it waits for a quarter of them and sends so many
- * together, by bx_rpc_many. Beside it runs a slice of the same frames over two bare rings, with as many in flight, without and
- * with a pause between two polls; the faster counts. With --ucx, five runs of ucx_perftest on the same cores alternate with a fifth of the slices each: its rate is bimodal
- * from run to run, so its median is reported. UCX's active messages go one way and are not answered.
+ * together, by bx_rpc_many. Beside it runs a slice of the same frames over two bare rings, with as many in flight,
+ * without and with a pause between two polls; the faster counts. With --ucx, five runs of ucx_perftest on the same
+ * cores alternate with a fifth of the slices each: its rate is bimodal from run to run, so its median is reported.
+ * UCX's active messages go one way and are not answered.
  */
 #include "bare.h"
 #include "bxbench.h"

@@ -71,8 +71,10 @@ static bool peek_for_a_switch(struct bxi_run *run, struct bxi_waiter *waiter)
 static void yield_and_measure(struct bxi_run *run)
 {
     const struct bxi_system *system = run->system;
-    uint64_t before_ns = system->thread_ns(), began_ns = system->thread_ns(), cost_ns, read_ns = began_ns - before_ns;
+    uint64_t before_ns = system->thread_ns(), began_ns, cost_ns, read_ns;
 
+    began_ns = system->thread_ns();
+    read_ns = began_ns - before_ns;
     system->yield();
     cost_ns = system->thread_ns() - began_ns;
     cost_ns = cost_ns > read_ns ? bxi_least(cost_ns - read_ns, SWITCH_MOST_NS) : 0;

@@ -38,7 +38,9 @@ static bool is_crowded(void *context)
     struct bx_job *job = context;
     int awake = 1;
 
-    for (int rank = 0; job->run->cpus_are_shared && rank < job->world_size; rank++) {
+    if (bxi_load_relaxed(&job->run->cpus_are_shared) == 0)
+        return false;
+    for (int rank = 0; rank < job->world_size; rank++) {
         const struct bxi_peer *peer = job->rpc->peers[rank];
         /* Relaxed: a guess is enough. */
         uint64_t word = rank != job->rank ? bxi_load_relaxed(peer->bell.word) : 0;

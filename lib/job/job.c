@@ -164,7 +164,7 @@ int bx_job_start(struct bx_job *job)
     bxi_spawn_in_job(job, true);
     bxi_names_build(job);
     job->run->cpus = bxi_machine_cpus(job);
-    job->run->cpus_are_shared = job->world_size > job->run->cpus;
+    bxi_store_relaxed(&job->run->cpus_are_shared, job->world_size > job->run->cpus);
     if (job->rank != 0 || job->rpc->peers[0]->generation > 1)
         bxi_trace_start(job, &bxi_names_for_trace, !bxi_spawn_is_worker());
     /* Before progress starts: a handler that it runs may call at once. */

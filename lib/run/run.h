@@ -178,7 +178,7 @@ struct bxi_run {
     uint32_t fork_generation;
     enum bxi_sleeper_kind sleeper_kind;
     int cpus;                                   /* that the workers may use together */
-    bool cpus_are_shared;                       /* there are more workers */
+    bxi_a32 cpus_are_shared;                    /* there are more workers; relaxed */
     int bell_fd[2];                             /* background, leader */
     int loop_fd;                                /* own_loop: epoll; else -1 */
     int timer_fd;                               /* own_loop: the next deadline, set under the lock; else -1 */

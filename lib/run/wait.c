@@ -147,7 +147,8 @@ static void stop_leading(const struct bxi_role *role)
  * one that waits quietly looks asleep, and the others would not yield to it. */
 static int take_and_lead(struct bxi_run *run, struct bxi_waiter *waiter)
 {
-    bool quiet = waiter->straight != NULL && !run->cpus_are_shared && bxi_load_relaxed(&run->loud_waits) == 0;
+    bool quiet = waiter->straight != NULL && bxi_load_relaxed(&run->cpus_are_shared) == 0 &&
+                 bxi_load_relaxed(&run->loud_waits) == 0;
     const struct bxi_role *role = quiet ? bxi_take_role_quietly(run, &quiet) : bxi_take_role(run);
     int rc;
 

@@ -42,7 +42,7 @@
  *     lib/run/progress.c bxi_pass 1359410158
  *     lib/run/wait.c sleep_as_leader 2646301797
  *     lib/run/wait.c wait_straight 2597607637
- *     lib/run/wait.c take_and_lead 1844794182
+ *     lib/run/wait.c take_and_lead 1255015221
  *     lib/run/wait.c lead 300795170
  *     lib/run/wait.c stop_leading 782445282
  *     lib/run/wait.c sleep_in_futex 2500460559

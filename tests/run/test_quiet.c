@@ -149,10 +149,10 @@ Test(quiet, waits_are_loud_for_a_while_after_a_bell)
 Test(quiet, waits_are_not_where_workers_share_cpus)
 {
     straight.finds = true;
-    run.cpus_are_shared = true;
+    bxi_store_relaxed(&run.cpus_are_shared, 1);
     wait_for_reply();
     cr_expect_eq(straight.armed & 3, BXI_AWAKE);
-    run.cpus_are_shared = false;
+    bxi_store_relaxed(&run.cpus_are_shared, 0);
     wait_for_reply();
     cr_expect_eq(straight.armed & 3, BXI_WHO_LAZY);
 }
@@ -234,7 +234,7 @@ Test(quiet_job, waits_are_not_after_a_request_has_rung, .timeout = 20)
  * the watchdog. */
 static void calls_all(struct bx_job *job)
 {
-    job->run->cpus_are_shared = false;
+    bxi_store_relaxed(&job->run->cpus_are_shared, 0);
     for (int i = 0; i < 3000; i++) {
         int to = (bx_job_rank(job) + 1 + i % 2) % 3;
         char name[16];

@@ -240,12 +240,15 @@ static void packed_replies(struct bx_job *job)
     for (int i = 0; i < MOST; i++)
         HARNESS_EQ(bx_rpc_async(job, "worker1", "in_order", args[i], NULL, &futures[i]), 0);
     harness_post(HELD);
-    usleep(100000);                     /* nobody reads a reply meanwhile: they pile up */
     HARNESS_EQ(bx_future_wait(held, BX_FOREVER), 0);
     bx_future_release(held);
     for (int i = 0; i < MOST; i++)
         expect_same(i);
+#ifndef __SANITIZE_THREAD__     /* there the callee is so slow that each reply is read before the next: none pile up */
     HARNESS_CHECK(bxi_load_relaxed(&counters_of(job)->frames_received) - before < MOST * 3 / 4);
+#else
+    (void)before;
+#endif
     release(MOST);
 }
 
@@ -367,7 +370,9 @@ static void late(struct bx_job *job)
     bx_future_release(held);
     while (harness_counter(job, "late_replies") < 50)
         HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 1), 2);
+    bxi_lock(&job->run->lock);
     HARNESS_EQ(job->rpc->peers[1]->in_flight, 0);
+    bxi_unlock(&job->run->lock);
     release(50);
 }
 

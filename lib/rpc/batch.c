@@ -334,6 +334,26 @@ void bxi_batch_take(struct bx_job *job, struct bxi_waiting *taken)
     bxi_batch_show(job, batcher);
 }
 
+/* ---- what a caller sees of a batch ---------------------------------------------------------------- */
+
+enum bxi_outlook bxi_call_outlook(const struct bxi_waiter *waiter)
+{
+    const struct bxi_call *call = waiter->object;
+    const struct bx_job *job = call->future.job;
+    struct bxi_batch_words *words;
+
+    /* A worker that calls itself completes its batch without waiting for a CPU. */
+    if (bxi_load_relaxed((bxi_a32 *)&job->run->cpus_are_shared) == 0 || call->peer->rank == job->rank ||
+        call->function >= BXI_FUNCTION_MAX)
+        return BXI_UNKNOWN;
+    words = &bxi_tables((struct bxi_control *)call->peer->view.control)->batch[call->function];
+    /* Relaxed, both: a guess. */
+    if (bxi_load_relaxed(&words->present[job->rank / 64]) >> job->rank % 64 & 1)
+        return BXI_NEEDS_OTHERS;
+    /* A body on the pool may wait for other workers. */
+    return bxi_load_relaxed(&words->running) == BXI_BATCH_BY_ROLE ? BXI_IS_SERVED : BXI_UNKNOWN;
+}
+
 /* ---- registration ------------------------------------------------------------------------------ */
 
 static int register_batch(struct bx_job *job, const char *name, bx_batch_fn fn, struct bxi_handler handler,

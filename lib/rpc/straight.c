@@ -314,8 +314,8 @@ int bxi_straight_replies(const struct bxi_role *role, struct bx_job *job, struct
     return replies.count;
 }
 
-/* True once a frame lies in the ring of the call's peer; false: nothing came, or something else did. */
-static bool comes(struct bx_job *job, const struct bxi_peer *peer)
+/* True once a frame lies in the ring of the call's peer; false: nothing came, something else did, or it needs others. */
+static bool comes(struct bx_job *job, const struct bxi_peer *peer, const struct bxi_waiter *waiter)
 {
     for (int i = 1; i <= POLLS; i++) {
         if (bxi_ring_ready(&peer->in))
@@ -323,7 +323,8 @@ static bool comes(struct bx_job *job, const struct bxi_peer *peer)
         bxi_pause();                    /* as in peek (source.c) */
         if (i % 16 != 0)
             continue;
-        if (bxi_load_relaxed(&job->run->events) != 0)       /* relaxed: a pass acquires them */
+        /* Relaxed: a pass acquires them. */
+        if (bxi_load_relaxed(&job->run->events) != 0 || bxi_call_outlook(waiter) == BXI_NEEDS_OTHERS)
             return false;
         for (int k = 0; k < (int)bxi_load_relaxed(&job->rpc->in_count); k++)
             if (bxi_ring_ready(&job->rpc->in_peers[k]->in))
@@ -351,15 +352,16 @@ static bool end_call(struct bx_job *job, struct bxi_call *call, const struct bxi
 }
 
 /* value: NULL, or an empty message for the reply. */
-static bool take_reply(const struct bxi_role *role, struct bxi_call *call, struct bx_msg *value)
+static bool take_reply(const struct bxi_role *role, struct bxi_waiter *waiter, struct bx_msg *value)
 {
+    struct bxi_call *call = (struct bxi_call *)(void *)(uintptr_t)waiter->object;
     struct bx_job *job = call->future.job;
     struct bxi_peer *peer = call->peer;
     const void *payload;
     uint32_t payload_bytes;
     struct bxi_frame head;
 
-    if (!comes(job, peer) || bxi_ring_peek(&peer->in, &payload, &payload_bytes) != 1 || payload_bytes < sizeof head)
+    if (!comes(job, peer, waiter) || bxi_ring_peek(&peer->in, &payload, &payload_bytes) != 1 || payload_bytes < sizeof head)
         return false;
     memcpy(&head, payload, sizeof head);
     if (!is_plain(&head) || head.id != call->id ||
@@ -384,7 +386,7 @@ bool bxi_straight_reply(struct bxi_waiter *waiter, const struct bxi_role *role)
     if (bxi_load_relaxed(&job->rpc->bells_urgent) != 0 || !call->peer->in_open || call->peer->lend->held != NULL ||
         bxi_trace_is_on(job) || (call->wants_value && (value = bx_msg_create(0)) == NULL))
         return false;
-    if (take_reply(role, call, value))
+    if (take_reply(role, waiter, value))
         return true;
     bx_msg_destroy(value);
     return false;

@@ -336,22 +336,18 @@ void bxi_batch_take(struct bx_job *job, struct bxi_waiting *taken)
 
 /* ---- what a caller sees of a batch ---------------------------------------------------------------- */
 
-enum bxi_outlook bxi_call_outlook(const struct bxi_waiter *waiter)
+bool bxi_call_needs_others(const struct bxi_waiter *waiter)
 {
     const struct bxi_call *call = waiter->object;
     const struct bx_job *job = call->future.job;
-    struct bxi_batch_words *words;
+    bxi_a64 *present;
 
     /* A worker that calls itself completes its batch without waiting for a CPU. */
     if (bxi_load_relaxed((bxi_a32 *)&job->run->cpus_are_shared) == 0 || call->peer->rank == job->rank ||
         call->function >= BXI_FUNCTION_MAX)
-        return BXI_UNKNOWN;
-    words = &bxi_tables((struct bxi_control *)call->peer->view.control)->batch[call->function];
-    /* Relaxed, both: a guess. */
-    if (bxi_load_relaxed(&words->present[job->rank / 64]) >> job->rank % 64 & 1)
-        return BXI_NEEDS_OTHERS;
-    /* A body on the pool may wait for other workers. */
-    return bxi_load_relaxed(&words->running) == BXI_BATCH_BY_ROLE ? BXI_IS_SERVED : BXI_UNKNOWN;
+        return false;
+    present = bxi_tables((struct bxi_control *)call->peer->view.control)->batch[call->function].present;
+    return (bxi_load_relaxed(&present[job->rank / 64]) >> job->rank % 64 & 1) != 0;     /* relaxed: a guess */
 }
 
 /* ---- registration ------------------------------------------------------------------------------ */

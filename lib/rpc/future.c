@@ -433,7 +433,7 @@ int bx_future_wait(struct bx_future *future, uint64_t timeout_ns)
             .ready = future_ready,
             .object = future,
             .deadline_ns = bxi_deadline_ns(timeout_ns),
-            .outlook = future->is_call ? bxi_call_outlook : NULL,
+            .needs_others = future->is_call ? bxi_call_needs_others : NULL,
             .shown = shown(future),
         };
         int rc = bxi_job_check(future->job);

@@ -370,9 +370,9 @@ static inline const char *bxi_call_function(const struct bxi_call *call)
     return call->function == BXI_FUNCTION_VALUE ? BXI_VALUE_NAME : call->peer->functions->name[call->function];
 }
 
-/* Of a wait whose object is a call's future: what its callee shows of the batch that the call is a row of. UNKNOWN for
- * other calls, and where each worker has a CPU of its own. */
-enum bxi_outlook bxi_call_outlook(const struct bxi_waiter *waiter);
+/* Of a wait whose object is a call's future: its callee shows a row of this worker in a batch that is not complete. False
+ * where each worker has a CPU of its own. */
+bool bxi_call_needs_others(const struct bxi_waiter *waiter);
 
 /* The end of a sentence about its deadline. */
 static inline const char *bxi_call_whose_time(const struct bxi_call *call)

@@ -324,7 +324,7 @@ static bool comes(struct bx_job *job, const struct bxi_peer *peer, const struct 
         if (i % 16 != 0)
             continue;
         /* Relaxed: a pass acquires them. */
-        if (bxi_load_relaxed(&job->run->events) != 0 || bxi_call_outlook(waiter) == BXI_NEEDS_OTHERS)
+        if (bxi_load_relaxed(&job->run->events) != 0 || bxi_call_needs_others(waiter))
             return false;
         for (int k = 0; k < (int)bxi_load_relaxed(&job->rpc->in_count); k++)
             if (bxi_ring_ready(&job->rpc->in_peers[k]->in))

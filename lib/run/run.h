@@ -61,13 +61,6 @@ struct bxi_wait_shown {
     uint64_t id;                /* of CALL */
 };
 
-/* What is known of what a thread waits for. A guess. */
-enum bxi_outlook {
-    BXI_UNKNOWN,
-    BXI_NEEDS_OTHERS,           /* other workers have to do something first */
-    BXI_IS_SERVED,              /* a thread is at work on it */
-};
-
 /* One thread that waits. ready() stays true once it is; object is what the thread that makes it true passes to
  * bxi_wake. */
 struct bxi_waiter {
@@ -79,7 +72,8 @@ struct bxi_waiter {
     /* Or NULL. A thread that leads and may spin calls it once, before its first pass. It polls, for a microsecond or
      * two, what makes the waiter ready, and handles it. True: the waiter is ready. False: nothing was done. */
     bool (*straight)(struct bxi_waiter *waiter, const struct bxi_role *role);
-    enum bxi_outlook (*outlook)(const struct bxi_waiter *waiter);       /* or NULL: unknown */
+    /* Or NULL. Do other workers have to do something first? A guess. */
+    bool (*needs_others)(const struct bxi_waiter *waiter);
     struct bxi_wait_shown shown;
     bxi_a32 signal;             /* 0 awake, 1 asleep in the futex, 2 signalled */
     struct bxi_waiter *next, *prev;

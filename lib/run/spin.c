@@ -11,10 +11,8 @@
  * after one round; but not if two peeks had found something since the last yield. (One alone saved a switch, and the
  * miss took as long.)
  *
- * The callee shows which batches its rows are in (bxi_call_outlook). A row of a batch that other workers have to fill is
- * not peeked for: its caller yields at once, whoever looks awake. While the body runs, the reply is peeked for longer:
- * the other callers of the batch have nothing to do. In `reinforce` with two observers on two CPUs a step takes 3.0
- * instead of 4.7 us.
+ * The callee shows which batches its rows are in (bxi_call_needs_others). A row of a batch that other workers have to fill is
+ * not peeked for: its caller yields at once, whoever looks awake. (To peek for longer while the body runs did not pay.)
  *
  * A switch takes 1.2 us on some machines and 5 to 8 us on others (virtual ones whose system calls take 1 us), so it is
  * measured. The CPU time that a yield costs its thread is that of one switch: the kernel counts a switch half for the
@@ -32,7 +30,6 @@
 #define SWITCH_ROUNDS 512           /* of peeks in that time, at most */
 #define TURN_SWITCHES 4             /* how long a crowded thread keeps its CPU, if each of its waits ends with work */
 #define PAYS_HITS 2                 /* finds in one turn, for the miss that ends it */
-#define SERVED_SWITCHES 5           /* how long it peeks for what another thread is at work on */
 #define MEASURED_FIRST 8            /* yields; and from then on one of MEASURED_ONE_IN */
 #define MEASURED_ONE_IN 64
 
@@ -51,29 +48,25 @@ static bool peek_for_a_while(struct bxi_run *run, struct bxi_waiter *waiter, boo
     return false;
 }
 
-static enum bxi_outlook outlook_of(const struct bxi_waiter *waiter)
+static bool needs_others(const struct bxi_waiter *waiter)
 {
-    return waiter != NULL && waiter->outlook != NULL ? waiter->outlook(waiter) : BXI_UNKNOWN;
+    return waiter != NULL && waiter->needs_others != NULL && waiter->needs_others(waiter);
 }
 
 /* As peek_for_a_while, for the time of a switch. */
 static bool peek_for_a_switch(struct bxi_run *run, struct bxi_waiter *waiter)
 {
-    uint64_t began_ns, for_ns = run->switch_ns;
+    uint64_t until_ns;
     bool found = false;
 
-    if (run->yield_skips > 0 && outlook_of(waiter) != BXI_IS_SERVED) {
+    if (run->yield_skips > 0) {
         run->yield_skips--;
         return false;
     }
-    began_ns = run->system->now_ns();
-    for (int i = 0; i < SWITCH_ROUNDS && !found && run->system->now_ns() - began_ns < for_ns; i++) {
-        enum bxi_outlook outlook = outlook_of(waiter);
-
-        if (outlook == BXI_NEEDS_OTHERS)
+    until_ns = run->system->now_ns() + run->switch_ns;
+    for (int i = 0; i < SWITCH_ROUNDS && !found && run->system->now_ns() < until_ns; i++) {
+        if (needs_others(waiter))
             return false;
-        if (outlook == BXI_IS_SERVED)
-            for_ns = SERVED_SWITCHES * run->switch_ns;
         found = peek_for_a_while(run, waiter, false);
     }
     if (found) {
@@ -112,9 +105,7 @@ static void yield(struct bxi_run *run)
 /* Gives the CPU away, unless something is there to be handled and this thread has not had the CPU for long. */
 static void yield_if_crowded(struct bxi_run *run, const struct bxi_spin *spin, struct bxi_waiter *waiter, bool found)
 {
-    bool needs_others = !found && outlook_of(waiter) == BXI_NEEDS_OTHERS;
-
-    if (!spin->crowded && !needs_others)
+    if (!spin->crowded && (found || !needs_others(waiter)))
         return;
     if (!found && spin->rounds == 0)
         found = peek_for_a_switch(run, waiter);

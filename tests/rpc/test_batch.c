@@ -105,14 +105,14 @@ Test(batch, keeps_a_second_call_of_one_member_for_the_next_batch, .timeout = 20)
     cr_expect_eq(harness_load(RECORD + 1), 12);
 }
 
-static enum bxi_outlook outlook_of(const struct bx_future *future)
+static bool needs_others(const struct bx_future *future)
 {
-    return bxi_call_outlook(&(struct bxi_waiter){ .object = future });
+    return bxi_call_needs_others(&(struct bxi_waiter){ .object = future });
 }
 
-static void await_outlook(const struct bx_future *future, enum bxi_outlook outlook)
+static void await_need(const struct bx_future *future)
 {
-    while (outlook_of(future) != outlook)
+    while (!needs_others(future))
         sched_yield();
 }
 
@@ -123,23 +123,22 @@ static void see_the_batch(struct bx_job *job)
     bxi_store_relaxed(&job->run->cpus_are_shared, 1);
     harness_store(BODY_WAITS, 1);
     row = begin(job, 1, 0);
-    await_outlook(row, BXI_NEEDS_OTHERS);
+    await_need(row);
     HARNESS_EQ(bx_rpc_async(job, "worker0", "arrived", NULL, NULL, &other), 0);
-    HARNESS_EQ(outlook_of(other), BXI_UNKNOWN);
+    HARNESS_CHECK(!needs_others(other));
+    bxi_store_relaxed(&job->run->cpus_are_shared, 0);
+    HARNESS_CHECK(!needs_others(row));
+    bxi_store_relaxed(&job->run->cpus_are_shared, 1);
     harness_post(READY);
     harness_await(BODY_ENTERED, 1);
-    await_outlook(row, BXI_IS_SERVED);
-    bxi_store_relaxed(&job->run->cpus_are_shared, 0);
-    HARNESS_EQ(outlook_of(row), BXI_UNKNOWN);
-    bxi_store_relaxed(&job->run->cpus_are_shared, 1);
+    HARNESS_CHECK(!needs_others(row));              /* the body runs */
     harness_post(BODY_GO);
-    await_outlook(row, BXI_UNKNOWN);
     HARNESS_EQ(sum_of(row), 3);
     HARNESS_EQ(bx_future_wait(other, BX_FOREVER), 0);
     bx_future_release(other);
     harness_store(BODY_WAITS, 0);
     row = begin(job, 10, 0);
-    await_outlook(row, BXI_NEEDS_OTHERS);
+    await_need(row);
     harness_post(ARRIVED);
     HARNESS_EQ(sum_of(row), 30);
 }
@@ -153,7 +152,7 @@ static void complete_the_batch(struct bx_job *job)
     row = begin(job, 2, 0);
     HARNESS_EQ(bx_future_wait(row, BX_FOREVER), 0);
     harness_await(ARRIVED, 1);
-    HARNESS_EQ(outlook_of(row), BXI_UNKNOWN);       /* the other worker's row is in the batch, none of this one's */
+    HARNESS_CHECK(!needs_others(row));              /* the other worker's row is in the batch, none of this one's */
     HARNESS_EQ(sum_of(row), 3);
     HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 20), 30);
 }
@@ -162,33 +161,6 @@ Test(batch, is_seen_by_the_callers_of_its_rows, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 3, .setup = setup_two, .body = { NULL, see_the_batch, complete_the_batch } });
-}
-
-/* A body on the pool may wait for other workers, which need a CPU. */
-static void see_the_batch_on_the_pool(struct bx_job *job)
-{
-    struct bx_future *row;
-
-    bxi_store_relaxed(&job->run->cpus_are_shared, 1);
-    harness_store(BODY_WAITS, 1);
-    row = begin(job, 1, 0);
-    harness_await(BODY_ENTERED, 1);
-    await_outlook(row, BXI_UNKNOWN);
-    for (int i = 0; i < 100; i++)
-        HARNESS_EQ(outlook_of(row), BXI_UNKNOWN);
-    harness_post(BODY_GO);
-    HARNESS_EQ(sum_of(row), 1);
-}
-
-static int setup_pool_of_one(struct bx_job *job)
-{
-    return setup_with(job, &(struct bx_batch_options){ .blocking = true }, 1);
-}
-
-Test(batch, on_the_pool_is_not_seen_as_served, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup_pool_of_one, .body = { NULL, see_the_batch_on_the_pool } });
 }
 
 static void call_as_owner(struct bx_job *job)

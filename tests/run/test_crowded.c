@@ -14,8 +14,8 @@ static bool crowded = true;
 static int yields, peeks;
 static uint64_t thread_ns, switch_ns;   /* what a yield costs the thread */
 static int found_at;                    /* the peek that finds something; 0: none does */
-static enum bxi_outlook outlook;
-static int served_peeks;                /* so many peeks later the outlook is BXI_NEEDS_OTHERS; 0: never */
+static bool others;                     /* what is waited for needs other workers */
+static int others_at;                   /* the same, from that peek on; 0: never */
 
 static bool is_crowded(void *context)
 {
@@ -56,13 +56,13 @@ static bool never(struct bxi_waiter *waiter)
     return false;
 }
 
-static enum bxi_outlook see(const struct bxi_waiter *waiter)
+static bool needs_others(const struct bxi_waiter *waiter)
 {
     (void)waiter;
-    return served_peeks > 0 && peeks >= served_peeks ? BXI_NEEDS_OTHERS : outlook;
+    return others || (others_at > 0 && peeks >= others_at);
 }
 
-static struct bxi_waiter waiter = { .ready = never, .outlook = see };
+static struct bxi_waiter waiter = { .ready = never, .needs_others = needs_others };
 
 static const struct bxi_host crowd = { .is_crowded = is_crowded };
 static const struct bxi_source_ops ops = { .peek = peek, .flush = flush };
@@ -237,24 +237,24 @@ Test(crowded, spins_are_not_where_every_worker_has_a_cpu)
 /* It is not counted as peeks that did not pay: the next spin peeks again. */
 Test(crowded, spin_for_what_needs_others_yields_at_once)
 {
-    outlook = BXI_NEEDS_OTHERS;
+    others = true;
     for (int i = 0; i < 3; i++) {
         spin_once(0);
         cr_expect_eq(peeks, 4);
         cr_expect_eq(yields, 1);
     }
-    outlook = BXI_UNKNOWN;
+    others = false;
     spin_once(0);
     cr_expect_eq(peeks, 4 + 11 * 4);
 }
 
 Test(crowded, spin_yields_when_it_turns_out_to_need_others)
 {
-    served_peeks = 5;
+    others_at = 5;
     spin_once(0);
     cr_expect_eq(peeks, 8);
     cr_expect_eq(yields, 1);
-    served_peeks = 0;
+    others_at = 0;
     spin_once(0);
     cr_expect_eq(peeks, 4 + 11 * 4);
 }
@@ -263,25 +263,10 @@ Test(crowded, spin_yields_when_it_turns_out_to_need_others)
 Test(crowded, spin_for_what_needs_others_yields_though_they_look_asleep)
 {
     crowded = false;
-    outlook = BXI_NEEDS_OTHERS;
+    others = true;
     spin_once(0);
     cr_expect_eq(yields, 1);
     fake.now_ns += 1000000;
     spin_once(1);
     cr_expect_eq(yields, 0);
-}
-
-/* Five switches of 1200 ns are sixty looks at the clock. */
-Test(crowded, spin_for_what_is_served_peeks_for_five_switches_though_peeks_did_not_pay)
-{
-    spin_once(0);
-    outlook = BXI_IS_SERVED;
-    for (int i = 0; i < 2; i++) {
-        spin_once(0);
-        cr_expect_eq(peeks, 4 + 59 * 4);
-        cr_expect_eq(yields, 1);
-    }
-    outlook = BXI_UNKNOWN;
-    spin_once(0);
-    cr_expect_eq(peeks, 4);
 }

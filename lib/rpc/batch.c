@@ -336,18 +336,32 @@ void bxi_batch_take(struct bx_job *job, struct bxi_waiting *taken)
 
 /* ---- what a caller sees of a batch ---------------------------------------------------------------- */
 
+/* Of the words of 64 ranks. mine: the caller's bit, or 0. */
+static bool lacks_rows(struct bxi_batch_words *words, int i, uint64_t mine)
+{
+    uint64_t members = bxi_load_relaxed(&words->members[i]), present = bxi_load_relaxed(&words->present[i]);
+
+    return (members & ~(present | mine)) != 0;
+}
+
 bool bxi_call_needs_others(const struct bxi_waiter *waiter)
 {
     const struct bxi_call *call = waiter->object;
     const struct bx_job *job = call->future.job;
-    bxi_a64 *present;
+    uint64_t bit = UINT64_C(1) << job->rank % 64;
+    struct bxi_batch_words *words;
 
     /* A worker that calls itself completes its batch without waiting for a CPU. */
     if (bxi_load_relaxed((bxi_a32 *)&job->run->cpus_are_shared) == 0 || call->peer->rank == job->rank ||
         call->function >= BXI_FUNCTION_MAX)
         return false;
-    present = bxi_tables((struct bxi_control *)call->peer->view.control)->batch[call->function].present;
-    return (bxi_load_relaxed(&present[job->rank / 64]) >> job->rank % 64 & 1) != 0;     /* relaxed: a guess */
+    words = &bxi_tables((struct bxi_control *)call->peer->view.control)->batch[call->function];
+    /* Relaxed, all: a guess. */
+    if (bxi_load_relaxed(&words->present[job->rank / 64]) & bit)
+        return true;
+    /* Its row has not come yet, or the body has it. */
+    return bxi_load_relaxed(&words->running) == BXI_BATCH_RESTS &&
+           (lacks_rows(words, 0, job->rank < 64 ? bit : 0) || lacks_rows(words, 1, job->rank < 64 ? 0 : bit));
 }
 
 /* ---- registration ------------------------------------------------------------------------------ */

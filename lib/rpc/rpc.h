@@ -370,8 +370,8 @@ static inline const char *bxi_call_function(const struct bxi_call *call)
     return call->function == BXI_FUNCTION_VALUE ? BXI_VALUE_NAME : call->peer->functions->name[call->function];
 }
 
-/* Of a wait whose object is a call's future: its callee shows a row of this worker in a batch that is not complete. False
- * where each worker has a CPU of its own. */
+/* Of a wait whose object is a call's future: the call is a row of a batch, and its callee shows that it lacks rows of
+ * other workers. False where each worker has a CPU of its own. */
 bool bxi_call_needs_others(const struct bxi_waiter *waiter);
 
 /* The end of a sentence about its deadline. */

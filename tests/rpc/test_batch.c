@@ -123,7 +123,8 @@ static void see_the_batch(struct bx_job *job)
     bxi_store_relaxed(&job->run->cpus_are_shared, 1);
     harness_store(BODY_WAITS, 1);
     row = begin(job, 1, 0);
-    await_need(row);
+    await_arrived(job, 1);
+    HARNESS_CHECK(needs_others(row));
     HARNESS_EQ(bx_rpc_async(job, "worker0", "arrived", NULL, NULL, &other), 0);
     HARNESS_CHECK(!needs_others(other));
     bxi_store_relaxed(&job->run->cpus_are_shared, 0);
@@ -137,8 +138,9 @@ static void see_the_batch(struct bx_job *job)
     HARNESS_EQ(bx_future_wait(other, BX_FOREVER), 0);
     bx_future_release(other);
     harness_store(BODY_WAITS, 0);
+    harness_await(DONE, 1);
     row = begin(job, 10, 0);
-    await_need(row);
+    await_arrived(job, 3);
     harness_post(ARRIVED);
     HARNESS_EQ(sum_of(row), 30);
 }
@@ -151,8 +153,10 @@ static void complete_the_batch(struct bx_job *job)
     harness_await(READY, 1);
     row = begin(job, 2, 0);
     HARNESS_EQ(bx_future_wait(row, BX_FOREVER), 0);
+    await_need(row);                                /* the batch is empty, and the body has returned */
+    harness_post(DONE);
     harness_await(ARRIVED, 1);
-    HARNESS_CHECK(!needs_others(row));              /* the other worker's row is in the batch, none of this one's */
+    HARNESS_CHECK(!needs_others(row));              /* another row of this worker would complete it */
     HARNESS_EQ(sum_of(row), 3);
     HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 20), 30);
 }
@@ -161,6 +165,35 @@ Test(batch, is_seen_by_the_callers_of_its_rows, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 3, .setup = setup_two, .body = { NULL, see_the_batch, complete_the_batch } });
+}
+
+/* A batch of two rows, of any workers. */
+static int setup_pairs(struct bx_job *job)
+{
+    return setup_with(job, &(struct bx_batch_options){ .max_rows = 2 }, 0);
+}
+
+static void see_half_a_pair(struct bx_job *job)
+{
+    struct bx_future *row;
+
+    bxi_store_relaxed(&job->run->cpus_are_shared, 1);
+    row = begin(job, 1, 0);
+    await_need(row);
+    harness_post(READY);
+    HARNESS_EQ(sum_of(row), 3);
+}
+
+static void complete_the_pair(struct bx_job *job)
+{
+    harness_await(READY, 1);
+    HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 2), 3);
+}
+
+Test(batch, without_members_is_seen_by_the_callers_of_its_rows, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 3, .setup = setup_pairs, .body = { NULL, see_half_a_pair, complete_the_pair } });
 }
 
 static void call_as_owner(struct bx_job *job)

@@ -6,8 +6,9 @@
  *
  * Invariants, by the numbers of shm/layout.h.
  *  I11 now, wait, counters, pair_counters, loans, batch, serving and the arena's words are for inspectors; no worker
- *      acts on another's. In now, wait, batch and serving ranks are below world_size, functions below function_count
- *      or BXI_FUNCTION_VALUE, places are of enum bxi_where and reasons of enum bxi_for.
+ *      acts on another's, but for a caller's guess, by batch, whether to yield its CPU. In now, wait, batch and serving
+ *      ranks are below world_size, functions below function_count or BXI_FUNCTION_VALUE, places are of enum bxi_where
+ *      and reasons of enum bxi_for.
  *  I12 call[p][s], behind the lease words, is about slot s of the owner's calls to p. id is 0 or the call's id, with
  *      BXI_CALL_GIVEN_UP once its caller no longer waits; the other words are written before id. The first
  *      BXI_CALLS_FIRST rows are allocated with the ring, more when there are that many calls.

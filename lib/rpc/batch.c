@@ -351,15 +351,15 @@ bool bxi_call_needs_others(const struct bxi_waiter *waiter)
     uint64_t bit = UINT64_C(1) << job->rank % 64;
     struct bxi_batch_words *words;
 
-    /* A worker that calls itself completes its batch without waiting for a CPU. */
-    if (bxi_load_relaxed((bxi_a32 *)&job->run->cpus_are_shared) == 0 || call->peer->rank == job->rank ||
+    /* A worker has no view of itself. */
+    if (bxi_load_relaxed((bxi_a32 *)&job->run->cpus_are_shared) == 0 || call->peer->view.control == NULL ||
         call->function >= BXI_FUNCTION_MAX)
         return false;
     words = &bxi_tables((struct bxi_control *)call->peer->view.control)->batch[call->function];
     /* Relaxed, all: a guess. */
     if (bxi_load_relaxed(&words->present[job->rank / 64]) & bit)
         return true;
-    /* Its row has not come yet, or the body has it. */
+    /* Its row has not come yet; but while a body runs, it may be in that. */
     return bxi_load_relaxed(&words->running) == BXI_BATCH_RESTS &&
            (lacks_rows(words, 0, job->rank < 64 ? bit : 0) || lacks_rows(words, 1, job->rank < 64 ? 0 : bit));
 }

@@ -314,7 +314,8 @@ int bxi_straight_replies(const struct bxi_role *role, struct bx_job *job, struct
     return replies.count;
 }
 
-/* True once a frame lies in the ring of the call's peer; false: nothing came, something else did, or it needs others. */
+/* True once a frame lies in the ring of the call's peer; false: nothing came, something else did, or a batch lacks rows
+ * of other workers. */
 static bool comes(struct bx_job *job, const struct bxi_peer *peer, const struct bxi_waiter *waiter)
 {
     for (int i = 1; i <= POLLS; i++) {
@@ -361,7 +362,8 @@ static bool take_reply(const struct bxi_role *role, struct bxi_waiter *waiter, s
     uint32_t payload_bytes;
     struct bxi_frame head;
 
-    if (!comes(job, peer, waiter) || bxi_ring_peek(&peer->in, &payload, &payload_bytes) != 1 || payload_bytes < sizeof head)
+    if (!comes(job, peer, waiter) || bxi_ring_peek(&peer->in, &payload, &payload_bytes) != 1 ||
+        payload_bytes < sizeof head)
         return false;
     memcpy(&head, payload, sizeof head);
     if (!is_plain(&head) || head.id != call->id ||

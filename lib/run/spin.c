@@ -11,8 +11,8 @@
  * after one round; but not if two peeks had found something since the last yield. (One alone saved a switch, and the
  * miss took as long.)
  *
- * The callee shows which batches its rows are in (bxi_call_needs_others). A row of a batch that other workers have to fill is
- * not peeked for: its caller yields at once, whoever looks awake. (To peek for longer while the body runs did not pay.)
+ * A callee shows whose rows its batches lack (bxi_call_needs_others). The reply to a row is not peeked for while others
+ * are missing: its caller yields at once, whoever looks awake. (To peek for longer while the body runs did not pay.)
  *
  * A switch takes 1.2 us on some machines and 5 to 8 us on others (virtual ones whose system calls take 1 us), so it is
  * measured. The CPU time that a yield costs its thread is that of one switch: the kernel counts a switch half for the

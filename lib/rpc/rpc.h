@@ -370,8 +370,7 @@ static inline const char *bxi_call_function(const struct bxi_call *call)
     return call->function == BXI_FUNCTION_VALUE ? BXI_VALUE_NAME : call->peer->functions->name[call->function];
 }
 
-/* Of a wait whose object is a call's future: the call is a row of a batch, and its callee shows that it lacks rows of
- * other workers. False where each worker has a CPU of its own. */
+/* Of a call's wait: it is a row of a batch that lacks rows of others. False where each worker has a CPU of its own. */
 bool bxi_call_needs_others(const struct bxi_waiter *waiter);
 
 /* The end of a sentence about its deadline. */

@@ -154,7 +154,7 @@ static void explains_the_chain(struct bx_job *job)
 
     harness_await(READY, 3);
     last = (pid_t)harness_load(PID + 3);
-    HARNESS_EQ(kill(last, SIGSTOP), 0);
+    harness_stop(last);
     HARNESS_EQ(bx_rpc_async(job, "worker1", "chain", NULL, NULL, &future), 0);
     run = calls_when(2, 3, "in_ring");
     HARNESS_EQ(json_get(stat_run_job(&run), "calls")->count, 3);

@@ -6,6 +6,7 @@
  * handlers have answered, and serves on. When all living workers are LEAVING, a handler that still runs in one of them
  * may have sent more requests; so each worker waits again until it has nothing open, and stores QUIET. When all are
  * QUIET no worker sends any more, and all leave. What a worker waits for about references (rref/rref.h) is open too.
+ * What a worker sent before such a store is read before the state counts (watch.c), one-way calls too.
  * After each store a worker rings the background eventfd of every peer. A worker that is killed on the way is counted
  * as gone. A worker that does not come is named when the time is over.
  */

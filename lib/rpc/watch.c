@@ -13,6 +13,8 @@
 #include <errno.h>
 #include <stdio.h>
 
+#define RING_FRAMES 4096            /* a full ring holds 2048; the bound is for a peer whose memory still changes */
+
 /* ---- reading ----------------------------------------------------------------------------------- */
 
 /* Frames were handled; meanwhile a peer may sleep and wait for the answer to an earlier one. Checked at every eighth
@@ -116,9 +118,8 @@ static void close_in(struct bx_job *job, struct bxi_peer *peer)
 
 static void drain(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer)
 {
-    /* A full ring holds 2048 frames at most; the bound is for a peer whose memory still changes. */
     peer->draining = true;
-    for (int frames = 0; frames < 4096 && peer->in_open; frames++)
+    for (int frames = 0; frames < RING_FRAMES && peer->in_open; frames++)
         if (bxi_read_ring(role, job, peer, NULL, 1) == 0)
             break;
 }
@@ -288,7 +289,9 @@ static void look_open(struct bx_job *job, struct bxi_peer *peer)
     bxi_rref_opened(job, peer->rank);
 }
 
-static void look_state(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer)
+/* lives: what it sent before it stored the state is read first. A one-way call and a frame about references are no open
+ * call, so nothing else would keep this worker from leaving before it has read them. */
+static void look_state(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, bool lives)
 {
     /* [state] acquire, pairs with the releases in bx_job_start and shutdown.c. */
     uint32_t state = bxi_load_acquire((bxi_a32 *)&peer->view.control->header.state);
@@ -300,6 +303,10 @@ static void look_state(const struct bxi_role *role, struct bx_job *job, struct b
         bxi_peer_close(role, job, peer, BXI_PEER_CORRUPT);
         return;
     }
+    if (lives && peer->in_open && (state == BXI_LEAVING || state == BXI_QUIET))
+        bxi_read_ring(role, job, peer, NULL, RING_FRAMES);
+    if (bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE)
+        return;                     /* its ring holds nonsense */
     /* Sequentially consistent, as in count_gone. */
     if (state >= BXI_LEAVING && before < BXI_LEAVING)
         bxi_add_seq_cst(&job->rpc->leavers, 1);
@@ -326,7 +333,7 @@ void bxi_scan(const struct bxi_role *role, struct bx_job *job)
         if (rank == job->rank)
             continue;
         look_refused(job, peer);
-        look_state(role, job, peer);
+        look_state(role, job, peer, true);
     }
 }
 
@@ -372,7 +379,7 @@ void bxi_deaths_close(const struct bxi_role *role, struct bx_job *job)
         }
         if (seen == BXI_PEER_DEAD && rank != job->rank) {
             look_open(job, peer);   /* what it published before it died counts */
-            look_state(role, job, peer);  /* it may have left before it exited */
+            look_state(role, job, peer, false);     /* it may have left before it exited */
         }
         bxi_peer_close(role, job, peer, (enum bxi_peer_state)seen);
         if (seen == BXI_PEER_DEAD)

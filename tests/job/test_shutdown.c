@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 enum { ENTERED, RELEASED, READY, DONE };        /* gates */
-enum { ANSWERED, PID };                         /* values */
+enum { ANSWERED, PID, COUNTED };                /* values */
 
 static int stuck(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
@@ -37,8 +37,18 @@ static int stuck_then_call(const struct bx_request *request, struct bx_reader *a
     return bx_msg_put_i64(reply, harness_call_i64(bx_request_job(request), "worker2", "twice", 21));
 }
 
+/* Long enough for the other threads of its worker to go on meanwhile. */
+static int count_slowly(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)args, (void)reply, (void)context;
+    usleep(200);
+    harness_add(COUNTED, 1);
+    return 0;
+}
+
 static int setup(struct bx_job *job)
 {
+    HARNESS_EQ(bx_register(job, "count_slowly", BX_INLINE, count_slowly, NULL), 0);
     HARNESS_EQ(bx_register(job, "stuck", BX_BLOCKING, stuck, NULL), 0);
     HARNESS_EQ(bx_register(job, "stuck_then_call", BX_BLOCKING, stuck_then_call, NULL), 0);
     HARNESS_EQ(bx_register(job, "twice", BX_INLINE, harness_twice, NULL), 0);
@@ -53,6 +63,23 @@ static void shut_down(struct bx_job *job)
 }
 
 /* ---- Together -------------------------------------------------------------------------------- */
+
+#define ONEWAYS 200
+
+static void send_and_leave(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    for (int i = 0; i < ONEWAYS; i++)
+        HARNESS_EQ(bx_rpc_oneway(job, "worker1", "count_slowly", NULL, NULL), 0);
+    shut_down(job);
+}
+
+/* They are open calls of neither worker. This one has said that it leaves when worker1 has read a few of them. */
+Test(shutdown, runs_the_one_way_calls_that_were_sent_before, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { send_and_leave } });
+    cr_expect_eq(harness_load(COUNTED), ONEWAYS);
+}
 
 static void count_answer(struct bx_future *future, void *context)
 {

@@ -337,7 +337,7 @@ void bxi_batch_take(struct bx_job *job, struct bxi_waiting *taken)
 /* ---- what a caller sees of a batch ---------------------------------------------------------------- */
 
 /* Of the words of 64 ranks. mine: the caller's bit, or 0. */
-static bool lacks_rows(struct bxi_batch_words *words, int i, uint64_t mine)
+static bool lacks_rows(const struct bxi_batch_words *words, int i, uint64_t mine)
 {
     uint64_t members = bxi_load_relaxed(&words->members[i]), present = bxi_load_relaxed(&words->present[i]);
 
@@ -349,13 +349,13 @@ bool bxi_call_needs_others(const struct bxi_waiter *waiter)
     const struct bxi_call *call = waiter->object;
     const struct bx_job *job = call->future.job;
     uint64_t bit = UINT64_C(1) << job->rank % 64;
-    struct bxi_batch_words *words;
+    const struct bxi_batch_words *words;
 
     /* A worker has no view of itself. */
-    if (bxi_load_relaxed((bxi_a32 *)&job->run->cpus_are_shared) == 0 || call->peer->view.control == NULL ||
+    if (bxi_load_relaxed(&job->run->cpus_are_shared) == 0 || call->peer->view.control == NULL ||
         call->function >= BXI_FUNCTION_MAX)
         return false;
-    words = &bxi_tables((struct bxi_control *)call->peer->view.control)->batch[call->function];
+    words = &bxi_tables_view(call->peer->view.control)->batch[call->function];
     /* Relaxed, all: a guess. */
     if (bxi_load_relaxed(&words->present[job->rank / 64]) & bit)
         return true;

@@ -193,7 +193,7 @@ ALL_SRCS := $(sort $(LIB_SRCS) $(NN_SRCS) $(AUTOGRAD_SRCS) $(foreach p,$(PROGRAM
 
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: all tests demo test unit e2e check stress stats soak switches test-gpu test-reference mutants lint \
+.PHONY: all tests demo test check-all unit e2e check stress stats soak switches test-gpu test-reference mutants lint \
 	coverage coverage-run deps deps-unit deps-test deps-lint man built install uninstall deb test-deb clean help FORCE
 
 all: $(STATIC_LIB) $(SHARED_LIB) $(STATIC_NN) $(SHARED_NN) $(STATIC_AUTOGRAD) $(SHARED_AUTOGRAD) \
@@ -209,18 +209,13 @@ FLAGS_LINE = $(CC) $(ALL_CPPFLAGS) $(ALL_CFLAGS) $(CFLAGS) / $(ALL_LDFLAGS) $(PA
 $(B)/flags: FORCE
 	@mkdir -p $(@D)
 	@printf '%s\n' '$(subst ','\'',$(FLAGS_LINE))' | cmp -s - $@ || { \
-		$(PKG_CONFIG) --exists $(PACKAGES) $(SCREEN_PACKAGES) 2>/dev/null || { \
-			echo 'not found by $(PKG_CONFIG): $(PACKAGES) $(SCREEN_PACKAGES); "make deps" installs them' >&2; \
-			exit 1; }; \
+		CC='$(CC)' JEMALLOC='$(JEMALLOC)' tools/install_deps.sh --look build && \
 		printf '%s\n' '$(subst ','\'',$(FLAGS_LINE))' > $@; }
 
 # Every object waits for it: jemalloc's header comes with it.
-$(JEMALLOC)/jemalloc.o: $(JEMALLOC)/source/configure tools/jemalloc.sh
+$(JEMALLOC)/jemalloc.o: tools/jemalloc.sh | $(B)/flags
 	$(call say,CC,$@)
 	$(Q)CC='$(CC)' MAKE='$(MAKE)' tools/jemalloc.sh build $(JEMALLOC)
-
-$(JEMALLOC)/source/configure:
-	@echo "jemalloc's source is not in $(@D); "'"make deps" fetches it' >&2; exit 1
 
 $(O)/jemalloc.o: $(JEMALLOC)/jemalloc.o
 	@mkdir -p $(@D)
@@ -373,9 +368,9 @@ demo: deps
 	@$(MAKE) --no-print-directory all
 	$(B)/bin/reinforce $(DEMO_FLAGS)
 
-test: deps-test
+test check-all: deps-test
 	@$(MAKE) --no-print-directory all tests
-	@$(TEST_ENV) tests/run_all.sh
+	@$(TEST_ENV) tests/run_all.sh $@
 
 # ---- Parts of the tests --------------------------------------------------------------------------
 
@@ -556,7 +551,9 @@ help:
 	@sed -n 's/^#? \{0,1\}//p' $(firstword $(MAKEFILE_LIST))
 
 #? make demo            installs what is missing, builds, trains CartPole with ten simulators
-#? make test            installs what is missing, builds, runs every test
+#? make test            installs what is missing, builds, tests what a user needs to know: the units, a program
+#?                      against the installed library, each demo and tool from end to end; 5 minutes
+#? make check-all       all other tests: those on the simulated GPU driver, kills, stress, models, static checks
 #? make                 builds build/bin/* and the library; installs nothing
 #?
 #? make deps            installs what the build needs (apt-get, by sudo if not root)

@@ -5,6 +5,8 @@
 # (what the unit tests are compiled with), test (that, and what the other tests run), lint, deb (what `make deb` runs)
 # or test-deb (what `make test-deb` runs besides). Run by `make deps`, `make deps-unit` and so on.
 #
+# `install_deps.sh --look GROUP...` installs nothing: it fails with a sentence that names what is missing.
+#
 # A need is looked up with the tool that will use it (pkg-config, the compiler, PATH) and not with the package
 # manager, so libraries built by hand count. If nothing is missing, nothing is installed and nothing printed.
 # The source of jemalloc is fetched into $JEMALLOC, build/jemalloc by default.
@@ -13,6 +15,8 @@ set -eu
 cc=${CC:-cc}
 jemalloc=${JEMALLOC:-build/jemalloc}
 case " $* " in *' test '*) set -- "$@" unit ;; esac
+look=
+[ "$1" != --look ] || look=1
 
 have_cc()
 {
@@ -121,5 +125,11 @@ install_missing()
 missing=$(needs | while read -r group package test; do
     case " $* " in *" $group "*) $test </dev/null || printf ' %s' "$package" ;; esac
 done)
+if [ -n "$look" ]; then
+    test -x "$jemalloc/source/configure" || missing="$missing jemalloc's source"
+    [ -n "$missing" ] || exit 0
+    echo "not found here:$missing; \"make deps\" installs what the build needs, by apt-get" >&2
+    exit 1
+fi
 [ -z "$missing" ] || install_missing
 case " $* " in *' build '*) "$(dirname "$0")/jemalloc.sh" get "$jemalloc" ;; esac

@@ -6,6 +6,7 @@
  * waits: a reply that finds the ring full is queued, and one whose lease cannot be granted becomes an error.
  */
 #include "mark.h"
+#include "packed.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -175,6 +176,35 @@ void bxi_answer(struct bx_request *request, int code, const char *text, const st
         bxi_log(job, 0, "a reply to worker '%s' was lost: %s", request->peer->name, bx_error_text());
     if (request->counted && !bxi_is_driving(job->run))
         bxi_bells_flush(job);
+}
+
+/* It is nothing but bytes, and so is what it answers: its frame needs no more than itself. */
+static bool is_plain(const struct bx_request *request, const struct bx_msg *value)
+{
+    return !request->oneway && request->loan == NULL && request->in == NULL && request->begin_ns == 0 &&
+           value->tensor_count + value->rref_count == 0 && value->bytes <= BXI_BODY_MAX &&
+           value->capacity <= BXI_FRAME_MAX && !bxi_has_kinds(value) && !bxi_trace_is_on(request->job);
+}
+
+bool bxi_answer_plain(const struct bx_request *request, const struct bx_msg *value)
+{
+    struct bx_job *job = request->job;
+    struct bxi_frame head = { .kind = BXI_REPLY, .id = request->id, .sent_ns = job->run->pass_ns };
+    struct bxi_out out = { .head = &head, .body = value->data, .body_bytes = value->bytes, .slot = -1, .lease = -1 };
+    bool sent;
+
+    if (!is_plain(request, value))
+        return false;
+    if (bxi_packed_add(request, value))
+        return true;
+    bxi_lock(&job->run->lock);
+    sent = bxi_peer_consumed(job, request->peer, request->consumed) == 0 &&
+           bxi_peer_send_plain(job, request->peer, &out);
+    if (sent)
+        bxi_counter_add(job, BXI_C_replies_sent, 1);
+    bxi_peer_note_stream(request->peer);
+    bxi_unlock(&job->run->lock);
+    return sent;
 }
 
 static void keep_serving(struct bx_job *job, uint32_t n)

@@ -6,7 +6,7 @@
  * is copied before it is parsed.
  */
 #include "mark.h"
-#include "straight.h"
+#include "packed.h"
 
 #include "shm/step.h"
 
@@ -93,6 +93,52 @@ static int take_kinds(struct bx_request *request, size_t *body_bytes)
     return rc;
 }
 
+/* Opens what the request brought beside bytes. 1: it goes on; 0: it was answered, or refused; BX_E_CORRUPT. */
+BXI_COLD static int open_more(struct bx_request *request, uint8_t flags, size_t *body_bytes)
+{
+    struct bx_job *job = request->job;
+    bool lacks_memory = false;
+    int rc;
+
+    if (flags & BXI_FLAG_RREFS) {
+        rc = bxi_rref_open(job, request->peer->rank, job->rpc->frame, body_bytes, &request->in);
+        if (rc == BX_E_CORRUPT)
+            return rc;
+        lacks_memory = rc < 0;      /* its loan is opened all the same, so that it is returned */
+    }
+    if ((flags & BXI_FLAG_LEASE) && (rc = open_loan(request, *body_bytes)) != 1)
+        return rc;
+    if ((flags & BXI_FLAG_KINDS) && (rc = take_kinds(request, body_bytes)) < 0)
+        return rc;
+    if (!lacks_memory)
+        return 1;
+    bxi_answer(request, -ENOMEM, "no memory for its references", NULL);
+    return 0;
+}
+
+/* Finds its handler. 1: it goes on; 0: it was answered. */
+static int find_handler(struct bx_request *request, const struct bxi_frame *head)
+{
+    struct bx_job *job = request->job;
+
+    /* [handlers] acquire, pairs with the release in add_handler. */
+    if (head->function >= bxi_load_acquire(&job->rpc->handler_count)) {
+        bxi_counter_add(job, BXI_C_requests_refused, 1);
+        bxi_answer(request, BX_E_NO_FUNCTION, NULL, NULL);
+        return 0;
+    }
+    request->handler = &job->rpc->handlers[head->function];
+    if (job->run->pass_ns == 0)
+        job->run->pass_ns = bxi_coarse_ns();
+    if (head->deadline_ns >= job->run->pass_ns)
+        return 1;
+    bxi_lock(&job->run->lock);
+    bxi_counter_add(job, BXI_C_requests_expired, 1);
+    bxi_unlock(&job->run->lock);
+    bxi_answer(request, BX_E_TIMEOUT, "the deadline passed before the request was read", NULL);
+    return 0;
+}
+
 int bxi_handle_request(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head, size_t body_bytes)
 {
     struct bx_request request = {
@@ -104,7 +150,7 @@ int bxi_handle_request(struct bx_job *job, struct bxi_peer *peer, const struct b
         .oneway = head->kind == BXI_ONEWAY,
         .timed = (head->flags & BXI_FLAG_TIMED) != 0,
     };
-    bool lacks_memory;
+    const uint8_t more = head->flags & (BXI_FLAG_LEASE | BXI_FLAG_RREFS | BXI_FLAG_KINDS);
     int rc = 0;
 
     bxi_trace_request(&request);
@@ -113,43 +159,18 @@ int bxi_handle_request(struct bx_job *job, struct bxi_peer *peer, const struct b
         return 0;
     }
     /* The lease words, which give loans back, lie behind the ring. */
-    if ((!request.oneway || (head->flags & (BXI_FLAG_LEASE | BXI_FLAG_RREFS))) && !bxi_way_back(job, peer, 1)) {
-        if (head->flags & BXI_FLAG_RREFS)
+    if ((!request.oneway || (more & (BXI_FLAG_LEASE | BXI_FLAG_RREFS))) && !bxi_way_back(job, peer, 1)) {
+        if (more & BXI_FLAG_RREFS)
             rc = bxi_rref_open(job, peer->rank, job->rpc->frame, &body_bytes, NULL);
         return rc == BX_E_CORRUPT ? rc : 0;
     }
-    if (head->flags & BXI_FLAG_RREFS)
-        rc = bxi_rref_open(job, peer->rank, job->rpc->frame, &body_bytes, &request.in);
-    if (rc == BX_E_CORRUPT)
+    if (__builtin_expect(more != 0, 0) && (rc = open_more(&request, more, &body_bytes)) != 1)
         return rc;
-    lacks_memory = rc < 0;          /* its loan is opened all the same, so that it is returned */
-    if ((head->flags & BXI_FLAG_LEASE) && (rc = open_loan(&request, body_bytes)) != 1)
-        return rc;
-    if ((head->flags & BXI_FLAG_KINDS) && (rc = take_kinds(&request, &body_bytes)) < 0)
-        return rc;
-    if (lacks_memory) {
-        bxi_answer(&request, -ENOMEM, "no memory for its references", NULL);
-        return 0;
-    }
-    if (request.in != NULL && request.in->value)
+    if (__builtin_expect(request.in != NULL && request.in->value, 0))
         return bxi_handler_run(&request, body_bytes);
-    /* [handlers] acquire, pairs with the release in add_handler. */
-    if (head->function >= bxi_load_acquire(&job->rpc->handler_count)) {
-        bxi_counter_add(job, BXI_C_requests_refused, 1);
-        bxi_answer(&request, BX_E_NO_FUNCTION, NULL, NULL);
+    if (find_handler(&request, head) == 0)
         return 0;
-    }
-    request.handler = &job->rpc->handlers[head->function];
-    if (job->run->pass_ns == 0)
-        job->run->pass_ns = bxi_coarse_ns();
-    if (head->deadline_ns < job->run->pass_ns) {
-        bxi_lock(&job->run->lock);
-        bxi_counter_add(job, BXI_C_requests_expired, 1);
-        bxi_unlock(&job->run->lock);
-        bxi_answer(&request, BX_E_TIMEOUT, "the deadline passed before the request was read", NULL);
-        return 0;
-    }
-    if (head->flags & (BXI_FLAG_JOIN | BXI_FLAG_LEAVE))
+    if (__builtin_expect(head->flags & (BXI_FLAG_JOIN | BXI_FLAG_LEAVE), 0))
         return member_request(&request, head->flags);
     return bxi_handler_run(&request, body_bytes);
 }
@@ -239,11 +260,11 @@ int bxi_dispatch(const struct bxi_role *role, struct bx_job *job, struct bxi_pee
     if (payload_bytes < sizeof head)
         return BX_E_CORRUPT;
     memcpy(&head, payload, sizeof head);
-    if (bxi_straight_request(role, job, peer, &head, &(struct bxi_body){ body, body_bytes }))
-        return 0;
-    bxi_packed_flush(job);          /* what comes may take long */
-    if ((rc = wait_for_device(job, peer, &head, payload, payload_bytes)) < 0)
-        return rc;
+    if (head.kind != BXI_REQUEST || head.flags != 0) {
+        bxi_packed_flush(job);      /* what comes may take long */
+        if ((rc = wait_for_device(job, peer, &head, payload, payload_bytes)) < 0)
+            return rc;
+    }
     switch (head.kind) {
     case BXI_REQUEST:
     case BXI_ONEWAY:
@@ -254,7 +275,8 @@ int bxi_dispatch(const struct bxi_role *role, struct bx_job *job, struct bxi_pee
         /* Before the handler runs: its reply then carries the credit for this request. */
         bxi_frame_taken(role, job, peer, payload_bytes);
         rc = bxi_handle_request(job, peer, &head, body_bytes);
-        bxi_loan_drop_held(peer->lend);       /* if the request did not take it: refused, or changed meanwhile */
+        if (peer->lend->held != NULL)       /* the request did not take it: refused, or changed meanwhile */
+            bxi_loan_drop_held(peer->lend);
         return rc;
     case BXI_REPLY:
         rc = bxi_reply_arrived(job, peer, &head, body, body_bytes);

@@ -12,6 +12,7 @@
  */
 #include "mark.h"
 #include "nested.h"
+#include "packed.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -23,10 +24,10 @@ static inline struct bx_reader reader_of(const struct bx_request *request, size_
     const struct bxi_rref_in *in = request->in;
     struct bx_reader reader = { .data = request->job->rpc->frame, .bytes = body_bytes };
 
-    if (loan != NULL)
+    if (__builtin_expect(loan != NULL, 0))
         reader = (struct bx_reader){ .data = loan->data, .bytes = loan->bytes, .tensors = loan->pointers,
                                      .tensor_count = loan->tensor_count };
-    if (in != NULL) {
+    if (__builtin_expect(in != NULL, 0)) {
         reader.rrefs = in->rrefs;
         reader.rref_count = in->count;
     }
@@ -65,7 +66,8 @@ static void shrink_reply(struct bx_job *job)
     job->rpc->reply = reply;
 }
 
-void bxi_handler_answer(struct bx_request *request, int code)
+/* It failed, or has more than bytes to answer. The reply is left fit for the next. */
+BXI_COLD static void answer_with_more(struct bx_request *request, int code)
 {
     struct bx_job *job = request->job;
 
@@ -86,8 +88,11 @@ static void run_inline(struct bx_request *request, size_t body_bytes)
     bxi_now_show(request);
     bxi_request_begins(request);
     bxi_no_wait_enter();
+    if (!request->oneway)
+        bxi_packed_time(job);
     code = run_handler(request, &args, job->rpc->reply);
-    bxi_handler_answer(request, code);
+    if (code < 0 || !bxi_answer_plain(request, job->rpc->reply))
+        answer_with_more(request, code);
     bxi_no_wait_leave();
     bxi_now_hide(request);
 }
@@ -325,11 +330,13 @@ int bxi_handler_run(struct bx_request *request, size_t body_bytes)
             return 0;
         }
     }
-    switch (request->handler->kind) {
-    case BXI_F_INLINE:
+    if (request->handler->kind == BXI_F_INLINE) {
         bxi_counter_add(job, BXI_C_requests_inline, 1);
         run_inline(request, body_bytes);
         return 0;
+    }
+    bxi_packed_flush(job);          /* what comes may take long */
+    switch (request->handler->kind) {
     case BXI_F_ASYNC:
         bxi_counter_add(job, BXI_C_requests_async, 1);
         return run_async(request, body_bytes);
@@ -339,6 +346,8 @@ int bxi_handler_run(struct bx_request *request, size_t body_bytes)
     case BXI_F_BATCH:
         bxi_counter_add(job, BXI_C_requests_batched, 1);
         return add_row(request, body_bytes);
+    case BXI_F_INLINE:
+        break;
     }
     return BX_E_CORRUPT;
 }

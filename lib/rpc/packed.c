@@ -12,11 +12,15 @@
 #include "packed.h"
 
 #include "mark.h"
-#include "straight.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+
+struct bxi_body {
+    const void *data;           /* in the peer's ring */
+    size_t bytes;
+};
 
 #define LIMIT_MOST 32u              /* replies in a frame */
 #define SOON_NS 1000u               /* replies that took less are followed by twice as many */
@@ -146,7 +150,7 @@ static struct bxi_frame frame_of(const struct bxi_frame *head, const struct bxi_
 
 /* ---- requests that were read ---------------------------------------------------------------------- */
 
-/* Handles requests in the general way: whoever needs the body finds it in job->rpc->frame. */
+/* Handles the requests: whoever needs a body finds it in job->rpc->frame. */
 static int handle_each(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head,
                        struct bxi_cursor *items)
 {
@@ -163,21 +167,7 @@ static int handle_each(struct bx_job *job, struct bxi_peer *peer, const struct b
         rc = bxi_handle_request(job, peer, &one, items->body_bytes);
         job->rpc->frame = frame;
     }
-    return rc;
-}
-
-static int handle_requests(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head,
-                           struct bxi_cursor *items)
-{
-    struct bxi_frame first = frame_of(head, items);
-    int32_t handled = head->code;
-    int rc = 0;
-
-    if (!bxi_straight_items(job, peer, &first, items, &handled)) {
-        bxi_packed_flush(job);          /* what comes may take long */
-        rc = handle_each(job, peer, head, items);
-    }
-    return rc == 0 && (handled != head->code || items->at != items->bytes) ? BX_E_CORRUPT : rc;
+    return rc == 0 && items->at != items->bytes ? BX_E_CORRUPT : rc;
 }
 
 static int requests_arrived(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer,
@@ -197,7 +187,7 @@ static int requests_arrived(const struct bxi_role *role, struct bx_job *job, str
     if (!bxi_way_back(job, peer, (uint64_t)head->code))
         return 0;
     job->rpc->packed->peer = peer;
-    rc = handle_requests(job, peer, head, &items);
+    rc = handle_each(job, peer, head, &items);
     bxi_packed_flush(job);
     return rc;
 }
@@ -307,7 +297,7 @@ BXI_FLAT static int take_calls(struct bx_job *job, struct bxi_peer *peer, const 
     if (peer->in_flight == BXI_CALLS_MAX)
         return 0;
     while (taken < head->code && bxi_item_next(&item)) {
-        struct bxi_call *call = bxi_straight_value(peer, item.id, item.body, item.body_bytes);
+        struct bxi_call *call = bxi_reply_value(peer, item.id, item.body, item.body_bytes);
 
         /* Relaxed: a callback that is added meanwhile runs all the same. It runs behind the call's own end. */
         if (call == NULL || bxi_load_relaxed(&call->future.callbacks) != NULL || bxi_truncated(peer))
@@ -354,7 +344,7 @@ static int replies_arrived(const struct bxi_role *role, struct bx_job *job, stru
         items.data = job->rpc->frame;
     }
     bxi_frame_taken(role, job, peer, (uint32_t)(sizeof *head + body->bytes));
-    bxi_straight_complete(job, calls, taken);
+    bxi_replies_complete(job, calls, taken);
     if (!possible || bxi_truncated(peer))
         return BX_E_CORRUPT;
     return rest_arrived(job, peer, head, &items, taken);

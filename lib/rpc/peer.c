@@ -205,7 +205,7 @@ static unsigned char *open_loop(struct bxi_peer *peer)
     return memset(peer->loop, 0, BXI_RING_BYTES);
 }
 
-int bxi_peer_open_out(struct bx_job *job, struct bxi_peer *peer)
+BXI_COLD int bxi_peer_open_out(struct bx_job *job, struct bxi_peer *peer)
 {
     bool self = peer->rank == job->rank;
     struct bxi_pair *pair = &job->control->pair[peer->rank];
@@ -354,14 +354,13 @@ static void ask_for_room(struct bx_job *job, struct bxi_peer *peer, uint64_t pay
         bxi_event(job->run, BXI_EVENT_SCAN);         /* room came meanwhile, so no bell will */
 }
 
-static int send_or_queue(struct bx_job *job, struct bxi_peer *peer, const struct bxi_out *out)
+/* The ring has no room, or other frames wait for it. */
+BXI_COLD static int queue_or_want(struct bx_job *job, struct bxi_peer *peer, const struct bxi_out *out)
 {
-    int rc = peer->queue_head == NULL ? put(job, peer, out) : -EAGAIN;
-    if (rc != -EAGAIN)
-        return rc;
     bxi_count(&bxi_tables(job->control)->pair_counters[peer->rank].times_full, 1);
     if (out->may_queue) {
-        rc = enqueue(job, peer, out);
+        int rc = enqueue(job, peer, out);
+
         if (rc == 0)
             ask_for_room(job, peer, peer->queue_head->payload_bytes);
         return rc;
@@ -372,6 +371,13 @@ static int send_or_queue(struct bx_job *job, struct bxi_peer *peer, const struct
     return -EAGAIN;
 }
 
+static int send_or_queue(struct bx_job *job, struct bxi_peer *peer, const struct bxi_out *out)
+{
+    int rc = peer->queue_head == NULL ? put(job, peer, out) : -EAGAIN;
+
+    return __builtin_expect(rc != -EAGAIN, 1) ? rc : queue_or_want(job, peer, out);
+}
+
 /* True if the peer has left and reads no more, though the role has not closed it yet: a loan to it would stay out until
  * its process ends. */
 static bool has_left(const struct bx_job *job, const struct bxi_peer *peer)
@@ -380,13 +386,11 @@ static bool has_left(const struct bx_job *job, const struct bxi_peer *peer)
     return peer->rank != job->rank && bxi_load_acquire((bxi_a32 *)&peer->view.control->header.state) == BXI_LEFT;
 }
 
-int bxi_peer_send(struct bx_job *job, struct bxi_peer *peer, struct bxi_out *out)
+/* A frame with a loan, or with references. */
+BXI_COLD static int send_with_more(struct bx_job *job, struct bxi_peer *peer, struct bxi_out *out)
 {
-    int rc = bxi_peer_open_out(job, peer);
+    int rc;
 
-    if (rc < 0)
-        return rc;
-    out->lease = -1;
     if (out->rrefs != NULL && (rc = bxi_rref_prepare(job, peer->rank, out->rrefs)) < 0)
         return rc != -ENOMEM ? rc : bx_fail(rc, "no memory for the references of a message to worker '%s'", peer->name);
     if (out->grant != NULL) {
@@ -411,6 +415,18 @@ int bxi_peer_send(struct bx_job *job, struct bxi_peer *peer, struct bxi_out *out
     else
         bxi_grant_undo(job, peer->lend, out->grant);
     return rc;
+}
+
+int bxi_peer_send(struct bx_job *job, struct bxi_peer *peer, struct bxi_out *out)
+{
+    int rc;
+
+    /* Relaxed: written under the lock. */
+    if (__builtin_expect(!bxi_load_relaxed(&peer->out_open), 0) && (rc = bxi_peer_open_out(job, peer)) < 0)
+        return rc;
+    out->lease = -1;
+    return __builtin_expect(out->rrefs == NULL && out->grant == NULL, 1) ? send_or_queue(job, peer, out)
+                                                                         : send_with_more(job, peer, out);
 }
 
 /* ---- full rings -------------------------------------------------------------------------------- */

@@ -354,6 +354,8 @@ struct bxi_call {
     bool wants_value;
     bool inherits;              /* its deadline is that of the request that it is made for */
     struct bxi_call *next;      /* in a list of calls to complete, or of those kept when they are freed */
+    struct bx_msg *value;       /* role: for a reply of at most BXI_SMALL_BYTES; in `small`, or made by its synchronous
+                                 * caller while that drives; else NULL */
     _Alignas(8) unsigned char small[];  /* of one that is malloc'ed: BXI_SMALL_REPLY bytes for a reply's message */
 };
 #define BXI_SMALL_BYTES 64          /* a reply that has no more needs no memory of its own */
@@ -405,8 +407,8 @@ void bxi_call_free(struct bxi_call *call);
 
 /* Puts the call into a slot. 0; -EAGAIN: as many as may be are in flight; -ENOMEM. */
 int bxi_slot_take(struct bx_job *job, struct bxi_peer *peer, struct bxi_call *call);
-/* The same where a slot is free: sets its deadline, and the call's function and the head's id. */
-void bxi_slot_occupy(struct bx_job *job, struct bxi_peer *peer, struct bxi_call *call, struct bxi_frame *head);
+/* The call in the slot is to end at the deadline. 0, -ENOMEM with a sentence. */
+int bxi_slot_watch(struct bx_job *job, struct bxi_peer *peer, uint16_t index, uint64_t deadline_ns);
 /* The peer's timer fires at an async call's deadline, or before. */
 static inline bool bxi_deadline_is_watched(const struct bxi_peer *peer, uint64_t deadline_ns)
 {
@@ -422,11 +424,23 @@ void bxi_call_sent(struct bx_job *job, struct bxi_call *call, const struct bxi_f
 /* About when a call began. Where there is a deadline, this reads no clock. */
 uint64_t bxi_call_began_ns(uint64_t deadline_ns, uint64_t timeout_ns);
 
-/* ---- call_end.c ---------------------------------------------------------------------------------- */
+/* ---- reply.c (role) ------------------------------------------------------------------------------ */
 
-/* 0, BX_E_CORRUPT. body lies in the peer's ring. Role. */
+/* Handles the replies that lie in the peer's ring and are a few bytes, `most` of them at most, until another frame
+ * comes. How many. */
+int bxi_replies_read(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, int most);
+/* The open call of such a reply, which has got its value; NULL: it needs more. Lock. And calls that were taken out of
+ * their slots so: completes them, without the lock. */
+struct bxi_call *bxi_reply_value(struct bxi_peer *peer, uint64_t id, const void *body, size_t body_bytes);
+void bxi_replies_complete(struct bx_job *job, struct bxi_call *const *calls, int count);
+/* Any reply. 0, BX_E_CORRUPT. body lies in the peer's ring. */
 int bxi_reply_arrived(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head,
                       const void *body, size_t body_bytes);
+/* struct bxi_waiter's `straight`, of a synchronous call: its object is the call's future. */
+bool bxi_reply_poll(struct bxi_waiter *waiter, const struct bxi_role *role);
+
+/* ---- call_end.c ---------------------------------------------------------------------------------- */
+
 /* True if no thread has taken the call out of its slot. Lock. */
 static inline bool bxi_call_is_open(const struct bxi_call *call)
 {
@@ -574,6 +588,9 @@ static inline void bxi_request_begins(struct bx_request *request)
 void bxi_answer(struct bx_request *request, int code, const char *text, const struct bx_msg *value);
 /* The same for one that waits, by its owner: destroys the arguments first, and then the object. */
 void bxi_waiting_answer(struct bxi_waiting *waiting, int code, const char *text, const struct bx_msg *value);
+/* Answers with a value of an inline handler that is nothing but bytes. False: it is more than that, and nothing was
+ * done. Role. */
+bool bxi_answer_plain(const struct bx_request *request, const struct bx_msg *value);
 
 /* ---- batch.c ------------------------------------------------------------------------------------- */
 
@@ -618,9 +635,6 @@ void bxi_waiting_fail_future(struct bx_future *future, const struct bxi_peer *pe
 /* Runs the request's handler, or keeps the request until it can run. The body is in job->rpc->frame, or the request has
  * a loan. 0, or BX_E_CORRUPT: the caller must be cut off. */
 int bxi_handler_run(struct bx_request *request, size_t body_bytes);
-
-/* An inline handler has returned code, or is to have: answers with rpc->reply, which it leaves fit for the next. */
-void bxi_handler_answer(struct bx_request *request, int code);
 
 /* ---- dispatch.c (role) --------------------------------------------------------------------------- */
 
@@ -784,12 +798,6 @@ static inline void bxi_now_show(const struct bx_request *request)
     bxi_store_relaxed(&now->id, request->id);
     bxi_store_relaxed(&now->who, bxi_serving_who(request));
     bxi_store_release(&now->since_ns, request->job->run->pass_ns);
-}
-/* The next request of the same handler, from the same frame. */
-static inline void bxi_now_show_id(const struct bx_request *request)
-{
-    if (BXI_STATS & BXI_STATS_TABLES)       /* relaxed: as in bxi_now_show */
-        bxi_store_relaxed(&bxi_tables(request->job->control)->now.id, request->id);
 }
 static inline void bxi_now_hide(const struct bx_request *request)
 {

@@ -61,15 +61,13 @@ int bxi_slot_take(struct bx_job *job, struct bxi_peer *peer, struct bxi_call *ca
     return 0;
 }
 
-void bxi_slot_occupy(struct bx_job *job, struct bxi_peer *peer, struct bxi_call *call, struct bxi_frame *head)
+int bxi_slot_watch(struct bx_job *job, struct bxi_peer *peer, uint16_t index, uint64_t deadline_ns)
 {
-    struct bxi_slot *slot;
-
-    bxi_slot_take(job, peer, call);         /* it has a free one */
-    slot = &peer->slots[call->slot];
-    slot->deadline_ns = call->caller == NULL ? head->deadline_ns : BX_FOREVER;
-    call->function = head->function;
-    head->id = slot->generation << 16 | call->slot;
+    peer->slots[index].deadline_ns = deadline_ns;
+    if (bxi_deadline_is_watched(peer, deadline_ns))
+        return 0;
+    peer->timer.fire = bxi_calls_due;
+    return bxi_timer_set(job->run, &peer->timer, deadline_ns);
 }
 
 void bxi_slot_free(struct bxi_peer *peer, uint16_t index)

@@ -8,7 +8,7 @@
  * are dropped and counted. Then every call to it fails, and batches stop waiting for it. If it died, its names in
  * /dev/shm are removed; of rank 0 its lock file too.
  */
-#include "straight.h"
+#include "packed.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -47,7 +47,7 @@ static int read_some(const struct bxi_role *role, struct bx_job *job, struct bxi
         *count = rc > 0 ? rc : 1;
         return rc > 0 ? 0 : rc;
     }
-    if (*(const uint8_t *)payload == BXI_REPLY && (rc = bxi_straight_replies(role, job, peer, most)) > 0) {
+    if (*(const uint8_t *)payload == BXI_REPLY && (rc = bxi_replies_read(role, job, peer, most)) > 0) {
         *count = rc;
         return 0;
     }

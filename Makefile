@@ -194,7 +194,7 @@ ALL_SRCS := $(sort $(LIB_SRCS) $(NN_SRCS) $(AUTOGRAD_SRCS) $(foreach p,$(PROGRAM
 .DELETE_ON_ERROR:
 .SECONDARY:
 .PHONY: all tests demo test check-all unit e2e check stress stats soak switches test-gpu test-reference mutants lint \
-	coverage coverage-run deps deps-unit deps-test deps-lint man built install uninstall deb test-deb clean help FORCE
+	size coverage coverage-run deps deps-unit deps-test deps-lint man built install uninstall deb test-deb clean help FORCE
 
 all: $(STATIC_LIB) $(SHARED_LIB) $(STATIC_NN) $(SHARED_NN) $(STATIC_AUTOGRAD) $(SHARED_AUTOGRAD) \
 	$(PROGRAMS:%=$(B)/bin/%)
@@ -432,6 +432,10 @@ check: deps
 lint: deps-lint
 	@$(TEST_ENV) tests/lint.sh
 
+size:
+	@awk -f tests/size.awk $(sort $(shell find shm lib gpu tools demos tests -name '*.[ch]' -o -name '*.cu' \
+		-o -name '*.cpp' -o -name '*.pml' -o -name '*.sh' -o -name '*.awk' -o -name '*.py' -o -name '*.mut'))
+
 deps:
 	@CC='$(CC)' JEMALLOC='$(JEMALLOC)' tools/install_deps.sh build
 
@@ -572,6 +576,7 @@ help:
 #? make check           static checks: layers, atomics, kill steps, style, top level, documents, manual pages,
 #?                      exported symbols, ABI
 #? make lint            gcc and clang with warnings as errors, clang-tidy, cppcheck, clang-format
+#? make size            lines of code by room, without comments and blanks
 #? make man             manual pages of functions (3), words (7) and programs (1), in build/man
 #? make install         into $(DESTDIR)$(PREFIX), by default /usr/local; run ldconfig afterwards
 #? make uninstall       takes the same files away

@@ -61,9 +61,11 @@ static void begin_row(struct stat_row *row)
 
 Test(shmstat_row, json_has_all_names_without_a_dot_and_null_for_what_is_missing, .timeout = 10)
 {
+    static const struct stat_part parts[] = { { .key = "rows", .shape = STAT_LIST_OF, .make = make }, { 0 } };
+
     begin_output();
     stat_json_open(NULL, '{');
-    stat_rows_json("rows", make, NULL, NULL);
+    stat_parts_json(parts, NULL, NULL);
     stat_json_close('}');
     end_output();
     cr_expect_str_eq(printed, "{\n \"rows\": [\n  {\n   \"index\": 0,\n   \"bytes\": 1536,\n   \"open\": true,\n"
@@ -107,12 +109,12 @@ Test(shmstat_row, a_table_tells_what_does_not_exist_from_what_is_not_known, .tim
     static const struct stat_column columns[] = {
         { "NAME", "name", -6 }, { "LOST", "lost", 5 }, { "NONE", "none", 5 }, { "", NULL, 0 }, { "AGE", "age", 0 },
     };
+    struct stat_table table = { .columns = columns, .count = 5 };
     struct stat_row row;
 
     begin_row(&row);
     begin_output();
-    stat_table_titles(columns, 5);
-    stat_table_row(columns, 5, &row);
+    stat_table_row(&table, &row);
     end_output();
     cr_expect_str_eq(printed, "NAME    LOST  NONE  AGE\na\"b        ?     -  12 s\n");
 }

@@ -12,7 +12,6 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 /* Columns of names: what is longer is cut, and marked. */
 #define WAY_NAMES 21            /* both of them */
@@ -23,17 +22,37 @@ static const struct stat_column columns[] = {
     { "AGE", "age_seconds", 8 }, { "", NULL, 0 },                          { "WHERE", ".where", 0 },
 };
 
-#define COLUMNS (sizeof(columns) / sizeof(columns[0]))
-
-static void make_row(const struct stat_job *job, const struct stat_call *call, struct stat_row *row)
+/* The workers whose rows the call's batch waits for. */
+static void put_missing(struct stat_row *row, const struct stat_job *job, const struct stat_call *call)
 {
+    uint64_t missing[2], ranks[BXI_WORLD_MAX];
+    size_t count = 0;
+
+    if (call->where == STAT_BATCH && stat_batch_missing(job, call->to, call->function, missing)) {
+        for (uint64_t rank = 0; rank < BXI_WORLD_MAX; rank++)
+            if (missing[rank / 64] >> rank % 64 & 1)
+                ranks[count++] = rank;
+        stat_put_list(row, "waits_for", ranks, count);
+    }
+    stat_put_names(row, ".missing");
+    for (size_t i = 0; i < count; i++)
+        stat_add_name(row, "%s", stat_peer_name(job, (int)ranks[i]));
+}
+
+static int call_row(const struct stat_job *job, const struct stat_worker *none, int index, struct stat_row *row)
+{
+    const struct stat_call *call = &job->calls[index];
+
+    (void)none;
+    if ((size_t)index >= job->call_count)
+        return STAT_END;
+
     const char *from = stat_peer_name(job, call->from), *to = stat_peer_name(job, call->to);
     const char *function = stat_function_name(job, call->to, call->function), *where = stat_where_name(call->where);
     /* A short name leaves its room to the longer one. */
     size_t half = WAY_NAMES / 2, from_most = WAY_NAMES - (strlen(to) < half ? strlen(to) : half);
     size_t to_most = WAY_NAMES - (strlen(from) < from_most ? strlen(from) : from_most);
 
-    stat_row_begin(row);
     stat_put_text(row, "call", stat_call_name(call));
     stat_put(row, "id", STAT_COUNT, call->id);
     stat_put(row, "caller", STAT_COUNT, (uint64_t)call->from);
@@ -52,102 +71,39 @@ static void make_row(const struct stat_job *job, const struct stat_call *call, s
         stat_put_format(row, ".where", "%s %llu", where, (unsigned long long)call->thread);
     else
         stat_put_format(row, ".where", "%s%s", where, call->given_up ? ", given up" : "");
+    put_missing(row, job, call);
+    return STAT_ROW;
 }
 
-/* The ranks whose rows the call's batch waits for: how many, into ranks; -1 if the call waits in no batch. */
-static int missing_ranks(const struct stat_job *job, const struct stat_call *call, int ranks[BXI_WORLD_MAX])
+static const struct stat_part parts[] = {
+    { .key = "calls", .shape = STAT_LIST_OF, .make = call_row },
+    { 0 },
+};
+
+static int print_job(struct stat_job *job, const struct stat_options *options)
 {
-    uint64_t missing[2];
-    int count = 0;
-
-    if (call->where != STAT_BATCH || !stat_batch_missing(job, call->to, call->function, missing))
-        return -1;
-    for (int rank = 0; rank < BXI_WORLD_MAX; rank++)
-        if (missing[rank / 64] >> rank % 64 & 1)
-            ranks[count++] = rank;
-    return count;
-}
-
-static void json_call(const struct stat_job *job, const struct stat_call *call)
-{
-    int ranks[BXI_WORLD_MAX], count = missing_ranks(job, call, ranks);
-    struct stat_row row;
-
-    make_row(job, call, &row);
-    stat_json_open(NULL, '{');
-    stat_row_json(&row);
-    if (count >= 0) {
-        stat_json_open("waits_for", '[');
-        for (int i = 0; i < count; i++)
-            stat_json_u64(NULL, (uint64_t)ranks[i]);
-        stat_json_close(']');
-    }
-    stat_json_close('}');
-}
-
-static void print_call(const struct stat_job *job, const struct stat_call *call)
-{
-    int ranks[BXI_WORLD_MAX], count = missing_ranks(job, call, ranks);
-    struct stat_flow flow;
-    struct stat_row row;
-
-    make_row(job, call, &row);
-    stat_table_row(columns, COLUMNS, &row);
-    if (count <= 0)
-        return;
-    stat_flow_begin(&flow, "waits for");
-    for (int i = 0; i < count; i++)
-        stat_flow_add(&flow, "%s", stat_peer_name(job, ranks[i]));
-    stat_flow_end(&flow);
-}
-
-static int show_job(struct stat_job *job, bool json)
-{
-    struct stat_calls calls;
+    struct stat_table table = {
+        .columns = columns, .count = sizeof(columns) / sizeof(columns[0]),
+        .label = "waits for", .pattern = "{.missing...}",
+    };
     int rc;
 
-    if (stat_job_read(job, true) < 0 || stat_hists_read(job) < 0 ||
-        stat_calls_collect(job, stat_now_ns(CLOCK_MONOTONIC), &calls) < 0)
-        return stat_no_memory(job);
-    if (json) {
+    if (options->json) {
         stat_json_open(NULL, '{');
         stat_json_job(job);
-        stat_json_open("calls", '[');
-    } else {
-        stat_job_text(job);
-        printf(", %zu call%s in flight\n", calls.count, calls.count == 1 ? "" : "s");
-        if (calls.count > 0)
-            stat_table_titles(columns, COLUMNS);
-    }
-    for (size_t i = 0; i < calls.count; i++) {
-        if (json)
-            json_call(job, &calls.list[i]);
-        else
-            print_call(job, &calls.list[i]);
-    }
-    if (json) {
-        stat_json_close(']');
+        stat_parts_json(parts, job, NULL);
         rc = stat_hists_json(job);
         stat_json_close('}');
     } else {
+        stat_job_text(job);
+        printf(", %zu call%s in flight\n", job->call_count, job->call_count == 1 ? "" : "s");
+        stat_table_rows(&table, call_row, job, NULL);
         rc = stat_hists_text(job);
     }
-    stat_calls_free(&calls);
-    stat_job_close(job);
-    return rc < 0 ? stat_no_memory(job) : STAT_FINE;
+    return rc == 0 && stat_next_reader(job, NULL) != NULL ? STAT_FINE : STAT_NOTHING;
 }
 
 int stat_calls(const struct stat_options *options)
 {
-    struct stat_jobs jobs;
-    int status = stat_list_begin(&jobs, options, "calls");
-
-    if (status != STAT_FINE)
-        return status;
-    for (size_t i = 0; i < jobs.count && status == STAT_FINE; i++)
-        status = show_job(&jobs.list[i], options->json);
-    if (status == STAT_FINE && !stat_jobs_readable(&jobs))
-        status = STAT_NOTHING;
-    stat_list_end(&jobs, options);
-    return status;
+    return stat_print_jobs(options, "calls", STAT_READ_HISTS | STAT_READ_CALLS, print_job);
 }

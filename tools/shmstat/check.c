@@ -362,12 +362,19 @@ static void drop_about_new(const struct stat_job *job, struct stat_findings *fin
     findings->count = kept;
 }
 
-static void violation_row(const struct stat_job *job, const struct stat_violation *violation, struct stat_row *row)
+/* ---- What is printed ---------------------------------------------------------------------------- */
+
+static int violation_row(const struct stat_job *job, const struct stat_worker *none, int index, struct stat_row *row)
 {
+    const struct stat_violation *violation = &job->findings->list[index];
+
+    (void)none;
+    if ((size_t)index >= job->findings->count)
+        return STAT_END;
+
     const char *name = stat_peer_name(job, violation->rank);
     const char *peer = violation->peer >= 0 ? stat_peer_name(job, violation->peer) : "";
 
-    stat_row_begin(row);
     stat_put_format(row, "series", "%c", violation->series);
     stat_put(row, "invariant", STAT_COUNT, (uint64_t)violation->invariant);
     stat_put(row, "rank", STAT_COUNT, (uint64_t)violation->rank);
@@ -376,102 +383,83 @@ static void violation_row(const struct stat_job *job, const struct stat_violatio
     stat_put_text(row, "text", violation->text);
     stat_put_format(row, ".name", "%s%s", name[0] != '\0' ? " " : "", name);
     stat_put_format(row, ".peer", "%s%s", peer[0] != '\0' ? " " : "", peer);
+    return STAT_ROW;
 }
 
 /* A worker that cannot be read, and breaks no invariant by that. */
 static int unchecked_row(const struct stat_job *job, const struct stat_worker *none, int rank, struct stat_row *row)
 {
-    const struct stat_worker *worker = rank < BXI_WORLD_MAX ? job->workers[rank] : NULL;
+    int made = stat_problem_row(job, none, rank, row);
+
+    return made == STAT_ROW && job->workers[rank]->found == STAT_NOISE ? STAT_SKIP : made;
+}
+
+static int sums_row(const struct stat_job *job, const struct stat_worker *none, int index, struct stat_row *row)
+{
+    const struct stat_findings *found = job->findings;
 
     (void)none;
-    if (worker == NULL || worker->control != NULL || worker->found == STAT_NOISE)
-        return rank < BXI_WORLD_MAX ? STAT_SKIP : STAT_END;
-    stat_put(row, "rank", STAT_COUNT, (uint64_t)rank);
-    stat_put_text(row, "problem", worker->problem);
-    return STAT_ROW;
+    stat_put(row, "workers_checked", STAT_COUNT, found->workers);
+    stat_put(row, "rings_checked", STAT_COUNT, found->rings);
+    stat_put(row, "records_checked", STAT_COUNT, found->records);
+    stat_put(row, "rings_unsettled", STAT_COUNT, found->unsettled);
+    stat_put(row, "violations_found", STAT_COUNT, found->count + found->dropped);
+    stat_put_text(row, ".unsettled", found->unsettled != 0 ? "" : NULL);
+    return index == 0 ? STAT_ROW : STAT_END;
 }
 
-static void print_findings(const struct stat_job *job, const struct stat_findings *findings)
+static const struct stat_part parts[] = {
+    { .key = "violations", .shape = STAT_LIST_OF, .make = violation_row, .label = "{series}{invariant}",
+      .pattern = "worker {rank}{.name}|and peer {peer}{.peer}|-|{text...}" },
+    { .key = "unchecked", .shape = STAT_LIST_OF, .make = unchecked_row, .label = "unchecked",
+      .pattern = "worker {rank} -|{problem...}" },
+    { .make = sums_row, .label = "unsettled",
+      .pattern = "{.unsettled}{rings_unsettled} rings moved each time they were looked at" },
+    { 0 },
+};
+
+static void print_findings(const struct stat_job *job, bool json)
 {
+    const struct stat_findings *found = job->findings;
     struct stat_row row;
 
+    if (json) {
+        stat_row_begin(&row);
+        sums_row(job, NULL, 0, &row);
+        stat_json_open(NULL, '{');
+        stat_json_job(job);
+        stat_row_json(&row);
+        stat_parts_json(parts, job, NULL);
+        stat_json_close('}');
+        return;
+    }
     stat_job_text(job);
-    printf("\n  %llu workers, %llu rings, %llu records: ", (ull)findings->workers, (ull)findings->rings,
-           (ull)findings->records);
-    if (findings->workers == 0 && findings->count == 0)
+    printf("\n  %llu workers, %llu rings, %llu records: ", (ull)found->workers, (ull)found->rings,
+           (ull)found->records);
+    if (found->workers == 0 && found->count == 0)
         printf("nothing could be checked\n");
-    else if (findings->count == 0)
+    else if (found->count == 0)
         printf("nothing wrong\n");
     else
-        printf("%llu violations\n", (ull)(findings->count + findings->dropped));
-    for (size_t i = 0; i < findings->count; i++) {
-        violation_row(job, &findings->list[i], &row);
-        stat_row_line("{series}{invariant}", "worker {rank}{.name}|and peer {peer}{.peer}|-|{text...}", &row);
-    }
-    stat_rows_text("unchecked", "worker {rank} -|{problem...}", unchecked_row, job, NULL);
-    if (findings->unsettled != 0)
-        printf("  unsettled  %llu rings moved each time they were looked at\n", (ull)findings->unsettled);
-}
-
-static void json_findings(const struct stat_job *job, const struct stat_findings *findings)
-{
-    struct stat_row row;
-
-    stat_json_open(NULL, '{');
-    stat_json_job(job);
-    stat_json_u64("workers_checked", findings->workers);
-    stat_json_u64("rings_checked", findings->rings);
-    stat_json_u64("records_checked", findings->records);
-    stat_json_u64("rings_unsettled", findings->unsettled);
-    stat_json_u64("violations_found", findings->count + findings->dropped);
-    stat_json_open("violations", '[');
-    for (size_t i = 0; i < findings->count; i++) {
-        violation_row(job, &findings->list[i], &row);
-        stat_json_open(NULL, '{');
-        stat_row_json(&row);
-        stat_json_close('}');
-    }
-    stat_json_close(']');
-    stat_rows_json("unchecked", unchecked_row, job, NULL);
-    stat_json_close('}');
+        printf("%llu violations\n", (ull)(found->count + found->dropped));
+    stat_parts_text(parts, job, NULL);
 }
 
 /* STAT_FINE, STAT_FOUND, or STAT_NOTHING if no worker of the job can be checked. */
-static int check_job(struct stat_job *job, bool json)
+static int check_job(struct stat_job *job, const struct stat_options *options)
 {
     struct stat_findings findings = { 0 };
-    int status;
 
-    if (stat_job_read(job, true) < 0 || stat_gpus_read(job) < 0 || stat_objects_read(job) < 0)
-        return stat_no_memory(job);
-    for (int rank = 0; rank < BXI_WORLD_MAX; rank++)
-        if (job->workers[rank] != NULL)
-            check_worker(job, job->workers[rank], &findings);
+    for (struct stat_worker *worker = NULL; (worker = stat_next(job, worker)) != NULL;)
+        check_worker(job, worker, &findings);
     drop_about_new(job, &findings);
-    if (json)
-        json_findings(job, &findings);
-    else
-        print_findings(job, &findings);
-    status = findings.count + findings.dropped > 0 ? STAT_FOUND : findings.workers > 0 ? STAT_FINE : STAT_NOTHING;
+    job->findings = &findings;
+    print_findings(job, options->json);
     free(findings.list);
-    stat_job_close(job);
-    return status;
+    return findings.count + findings.dropped > 0 ? STAT_FOUND : findings.workers > 0 ? STAT_FINE : STAT_NOTHING;
 }
 
 int stat_check(const struct stat_options *options)
 {
-    struct stat_jobs jobs;
-    bool found = false, fine = false;
-    int status = stat_list_begin(&jobs, options, "check");
-
-    if (status != STAT_FINE)
-        return status;
-    for (size_t i = 0; i < jobs.count; i++) {
-        status = check_job(&jobs.list[i], options->json);
-        found |= status == STAT_FOUND;
-        fine |= status == STAT_FINE;
-    }
-    status = found ? STAT_FOUND : fine || jobs.count == 0 ? STAT_FINE : STAT_NOTHING;
-    stat_list_end(&jobs, options);
-    return status;
+    return stat_print_jobs(options, "check", STAT_READ_GPUS | STAT_READ_OBJECTS, check_job);
 }

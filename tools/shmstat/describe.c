@@ -14,22 +14,20 @@ static uint64_t counter(const struct stat_worker *worker, enum bxi_counter which
 
 /* ---- Jobs and workers --------------------------------------------------------------------------- */
 
-void stat_job_row(const struct stat_job *job, struct stat_row *row)
+int stat_job_row(const struct stat_job *job, const struct stat_worker *none, int index, struct stat_row *row)
 {
     uint64_t started_ns = stat_job_started_ns(job), segments = 0, arenas = 0, missing[BXI_WORLD_MAX];
     uint64_t found = 0, alive = 0, size = (uint64_t)stat_job_size(job);
+    char text[1024];
 
-    for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
-        const struct stat_worker *worker = job->workers[rank];
-
-        if (worker == NULL)
-            continue;
-        found++;
+    (void)none;
+    if (index > 0)
+        return STAT_END;
+    for (struct stat_worker *worker = NULL; (worker = stat_next(job, worker)) != NULL; found++) {
         alive += stat_worker_alive(worker);
         segments += worker->segment.held;
         arenas += worker->arena.held;
     }
-    stat_row_begin(row);
     stat_put_text(row, "job", job->name);
     stat_put_format(row, "instance", "%016llx", (unsigned long long)job->instance);
     stat_put(row, "alive", STAT_FLAG, stat_job_alive(job));
@@ -44,11 +42,15 @@ void stat_job_row(const struct stat_job *job, struct stat_row *row)
     stat_put(row, "arena_bytes", STAT_BYTES, arenas);
     stat_put(row, "shm_bytes", STAT_BYTES, segments + arenas);
     stat_put_format(row, ".workers", "%u/%u", (unsigned)alive, (unsigned)size);
+    stat_put_text(row, ".missing", stat_job_missing_text(job, text, sizeof(text)) ? text : NULL);
+    return STAT_ROW;
 }
 
-void stat_worker_row(const struct stat_worker *worker, struct stat_row *row)
+int stat_worker_row(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row)
 {
-    stat_row_begin(row);
+    (void)job;
+    if (index > 0)
+        return STAT_END;
     stat_put(row, "rank", STAT_COUNT, (uint64_t)worker->rank);
     stat_put_text(row, "name", worker->name);
     stat_put_if(row, worker->pid != 0, "pid", STAT_COUNT, worker->pid);
@@ -57,13 +59,35 @@ void stat_worker_row(const struct stat_worker *worker, struct stat_row *row)
     stat_put_text(row, "state", worker->state != 0 ? stat_state_name(worker->state) : NULL);
     stat_put_text(row, "activity", stat_activity(worker));
     stat_put_text(row, "problem", worker->problem);
+    stat_put(row, "readable", STAT_FLAG, worker->control != NULL);
+    stat_put_if(row, worker->layout_version != 0, "layout_version", STAT_COUNT, worker->layout_version);
+    if (worker->control == NULL)
+        return STAT_ROW;
+    stat_put_text(row, "armed", stat_who_name(stat_word(&worker->control->header.armed)));
+    stat_put(row, "armings", STAT_COUNT, stat_word(&worker->control->header.armed) >> 2);
+    stat_put_text(row, "waits_by", counter(worker, BXI_C_waits_uring) != 0   ? "io_uring"
+                                   : counter(worker, BXI_C_waits_epoll) != 0 ? "epoll" : NULL);
+    return STAT_ROW;
+}
+
+int stat_problem_row(const struct stat_job *job, const struct stat_worker *none, int rank, struct stat_row *row)
+{
+    const struct stat_worker *worker = rank < BXI_WORLD_MAX ? job->workers[rank] : NULL;
+
+    (void)none;
+    if (worker == NULL || worker->control != NULL)
+        return rank < BXI_WORLD_MAX ? STAT_SKIP : STAT_END;
+    stat_put(row, "rank", STAT_COUNT, (uint64_t)rank);
+    stat_put_text(row, "problem", worker->problem);
+    return STAT_ROW;
 }
 
 void stat_json_job(const struct stat_job *job)
 {
     struct stat_row row;
 
-    stat_job_row(job, &row);
+    stat_row_begin(&row);
+    stat_job_row(job, NULL, 0, &row);
     stat_row_json(&row);
 }
 
@@ -71,21 +95,21 @@ void stat_json_worker(const struct stat_worker *worker)
 {
     struct stat_row row;
 
-    stat_worker_row(worker, &row);
+    stat_row_begin(&row);
+    stat_worker_row(NULL, worker, 0, &row);
     stat_row_json(&row);
 }
 
-void stat_job_json(const struct stat_job *job,
-                   void (*worker_json)(const struct stat_job *job, const struct stat_worker *worker))
+void stat_job_json(const struct stat_job *job, const struct stat_part *parts)
 {
     stat_json_open(NULL, '{');
     stat_json_job(job);
     stat_json_open("workers", '[');
-    for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
-        if (job->workers[rank] == NULL)
-            continue;
+    for (struct stat_worker *worker = NULL; (worker = stat_next(job, worker)) != NULL;) {
         stat_json_open(NULL, '{');
-        worker_json(job, job->workers[rank]);
+        stat_json_worker(worker);
+        if (worker->control != NULL)
+            stat_parts_json(parts, job, worker);
         stat_json_close('}');
     }
     stat_json_close(']');
@@ -97,12 +121,12 @@ void stat_job_text(const struct stat_job *job)
     printf("job %s.%016llx: %s", job->name, (unsigned long long)job->instance, stat_job_state(job));
 }
 
-void stat_worker_text(const struct stat_worker *worker)
+/* The first line of a worker. */
+static void text_worker(const struct stat_worker *worker)
 {
     const char *activity = stat_activity(worker);
-    struct stat_row row;
 
-    printf("worker %d", worker->rank);
+    printf("\nworker %d", worker->rank);
     if (worker->name[0] != '\0')
         printf(" %s", worker->name);
     if (worker->pid != 0)
@@ -114,10 +138,18 @@ void stat_worker_text(const struct stat_worker *worker)
     if (worker->control != NULL && strcmp(activity, "asleep") == 0)
         printf(" (%s)", stat_who_name(stat_word(&worker->control->header.armed)));
     printf("\n");
-    if (worker->control != NULL)
-        return;
-    stat_worker_row(worker, &row);
-    stat_row_line("problem", "{problem...}", &row);
+}
+
+void stat_workers_text(const struct stat_job *job, const struct stat_part *parts)
+{
+    static const struct stat_part problem[] = {
+        { .make = stat_worker_row, .label = "problem", .pattern = "{problem...}" }, { 0 },
+    };
+
+    for (struct stat_worker *worker = NULL; (worker = stat_next(job, worker)) != NULL;) {
+        text_worker(worker);
+        stat_parts_text(worker->control != NULL ? parts : problem, job, worker);
+    }
 }
 
 /* ---- Parts of a worker -------------------------------------------------------------------------- */
@@ -131,6 +163,7 @@ static int counter_row(const struct stat_worker *worker, int index, const char *
         stat_put(row, #name, strstr(#name, "bytes") != NULL ? STAT_BYTES : STAT_COUNT, counter(worker, BXI_C_##name));
     BXI_COUNTERS(PUT)
 #undef PUT
+    stat_put(row, ".busy", STAT_COUNT, (uint64_t)stat_pool_busy(worker));
     return STAT_ROW;
 }
 

@@ -10,10 +10,9 @@
 #include "row.h"
 #include "state.h"
 
-void stat_job_row(const struct stat_job *job, struct stat_row *row);
-void stat_worker_row(const struct stat_worker *worker, struct stat_row *row);
-
-/* One row each. All counters; those of device memory. */
+/* One row each. The job; the worker, READABLE or not; all counters; those of device memory. */
+int stat_job_row(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row);
+int stat_worker_row(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row);
 int stat_counter_row(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row);
 int stat_gpu_counter_row(const struct stat_job *job, const struct stat_worker *worker, int index,
                          struct stat_row *row);
@@ -24,14 +23,18 @@ int stat_function_row(const struct stat_job *job, const struct stat_worker *work
 int stat_ring_row(const struct stat_job *job, const struct stat_worker *worker, int to, struct stat_row *row);
 int stat_loan_row(const struct stat_job *job, const struct stat_worker *worker, int peer, struct stat_row *row);
 
-/* The keys of a job and of a worker, without their brackets; a job as an object with the list "workers". */
+/* Workers that are not READABLE, by rank: "rank" and "problem". */
+int stat_problem_row(const struct stat_job *job, const struct stat_worker *none, int rank, struct stat_row *row);
+
+/* The keys of a job and of a worker, without their brackets; a job as an object with the list "workers", of which the
+ * READABLE ones have these parts besides. */
 void stat_json_job(const struct stat_job *job);
 void stat_json_worker(const struct stat_worker *worker);
-void stat_job_json(const struct stat_job *job,
-                   void (*worker_json)(const struct stat_job *job, const struct stat_worker *worker));
+void stat_job_json(const struct stat_job *job, const struct stat_part *parts);
 /* "job NAME.INSTANCE: STATE", without the end of the line. */
 void stat_job_text(const struct stat_job *job);
-/* A line: rank, name, pid, state, activity; a second one if the worker cannot be read. */
-void stat_worker_text(const struct stat_worker *worker);
+/* A blank line and one with rank, name, pid, state and activity of each worker; below it, these parts of a READABLE
+ * one, or why it cannot be read. */
+void stat_workers_text(const struct stat_job *job, const struct stat_part *parts);
 
 #endif

@@ -67,19 +67,17 @@ static void read_region(const struct stat_worker *worker)
 
 int stat_gpus_read(struct stat_job *job)
 {
-    for (uint32_t rank = 0; rank < BXI_WORLD_MAX; rank++) {
-        struct stat_worker *worker = job->workers[rank];
-
+    for (struct stat_worker *worker = NULL; (worker = stat_next_reader(job, worker)) != NULL;) {
         /* Relaxed: a private copy. The region is read only if it is 1. */
-        if (stat_reader(job, rank) == NULL || bxi_load_relaxed(&worker->control->header.device_open) != 1)
+        if (bxi_load_relaxed(&worker->control->header.device_open) != 1)
             continue;
         worker->gpu = calloc(1, sizeof(*worker->gpu));
         if (worker->gpu == NULL || read_held(worker) < 0)
             return -ENOMEM;
     }
-    for (int rank = 0; rank < BXI_WORLD_MAX; rank++)
-        if (job->workers[rank] != NULL && job->workers[rank]->gpu != NULL)
-            read_region(job->workers[rank]);
+    for (struct stat_worker *worker = NULL; (worker = stat_next(job, worker)) != NULL;)
+        if (worker->gpu != NULL)
+            read_region(worker);
     return 0;
 }
 
@@ -164,13 +162,15 @@ const char *stat_slab_state_name(unsigned state)
     return names[state & 3];
 }
 
-void stat_uuid_text(char text[STAT_UUID_BYTES], const uint8_t uuid[BXI_GPU_UUID_BYTES])
+const char *stat_uuid_text(const uint8_t uuid[BXI_GPU_UUID_BYTES])
 {
-    int at = snprintf(text, STAT_UUID_BYTES, "GPU");
+    static char text[sizeof("GPU-") + 2 * BXI_GPU_UUID_BYTES + 4];
+    int at = snprintf(text, sizeof(text), "GPU");
 
     for (int i = 0; i < BXI_GPU_UUID_BYTES; i++)
-        at += snprintf(text + at, (size_t)(STAT_UUID_BYTES - at), "%s%02x",
+        at += snprintf(text + at, sizeof(text) - (size_t)at, "%s%02x",
                        i == 0 || i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", uuid[i]);
+    return text;
 }
 
 const struct bxi_gpu_slab_row *stat_gpu_row_of(const struct stat_job *job, const struct stat_borrow *borrow)
@@ -204,11 +204,8 @@ size_t stat_gpu_openers(const struct stat_job *job, const struct stat_worker *ow
     struct stat_borrow borrow = { owner->rank, slab, stat_slab_generation(&owner->gpu->region.slab[slab]) };
     size_t count = 0;
 
-    for (uint32_t rank = 0; rank < BXI_WORLD_MAX; rank++) {
-        const struct stat_worker *worker = stat_reader(job, rank);
-
-        if (worker != NULL && stat_worker_alive(worker) == alive && has_open(worker, &borrow))
-            ranks[count++] = rank;
-    }
+    for (struct stat_worker *worker = NULL; (worker = stat_next_reader(job, worker)) != NULL;)
+        if (stat_worker_alive(worker) == alive && has_open(worker, &borrow))
+            ranks[count++] = (uint64_t)worker->rank;
     return count;
 }

@@ -7,10 +7,9 @@
 #define TOOLS_STAT_DEVICE_H
 
 #include "jobs.h"
+#include "row.h"
 
 #include "gpu/shared.h"
-
-#define STAT_UUID_BYTES 41      /* "GPU-", 32 digits, four dashes between them */
 
 /* A slab of a peer that the worker has open, or is about to open. */
 struct stat_borrow {
@@ -60,6 +59,13 @@ const struct bxi_gpu_slab_row *stat_gpu_row_of(const struct stat_job *job, const
 /* The ranks of the workers, alive or dead, that have the owner's slab open: how many, into ranks. */
 size_t stat_gpu_openers(const struct stat_job *job, const struct stat_worker *owner, uint32_t slab, bool alive,
                         uint64_t ranks[BXI_WORLD_MAX]);
-void stat_uuid_text(char text[STAT_UUID_BYTES], const uint8_t uuid[BXI_GPU_UUID_BYTES]);
+/* "GPU-", 32 digits, four dashes between them. Valid until the next call. */
+const char *stat_uuid_text(const uint8_t uuid[BXI_GPU_UUID_BYTES]);
+
+/* gpu.c: the device memory of one worker, END if it has no GPU open; the parts that follow in its object; a device that
+ * it has open. */
+int stat_gpu_row(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row);
+extern const struct stat_part stat_gpu_parts[];
+int stat_device_row(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row);
 
 #endif

@@ -116,24 +116,23 @@ static void find_call(const struct stat_job *job, struct stat_call *call, uint64
 
 /* ---- All calls -------------------------------------------------------------------------------------- */
 
-static int add_call(struct stat_calls *calls, const struct stat_call *call, size_t *capacity)
+static int add_call(struct stat_job *job, const struct stat_call *call)
 {
-    if (calls->count == *capacity) {
-        size_t larger = *capacity == 0 ? 64 : *capacity * 2;
-        struct stat_call *list = realloc(calls->list, larger * sizeof(*list));
+    size_t count = job->call_count;
+
+    if ((count & (count - 1)) == 0) {           /* full: it doubles */
+        struct stat_call *list = realloc(job->calls, (count == 0 ? 1 : 2 * count) * sizeof(*list));
 
         if (list == NULL)
             return -ENOMEM;
-        calls->list = list;
-        *capacity = larger;
+        job->calls = list;
     }
-    calls->list[calls->count++] = *call;
+    job->calls[job->call_count++] = *call;
     return 0;
 }
 
 /* The rows of the calls of one worker to another. */
-static int collect_pair(const struct stat_job *job, const struct stat_worker *worker, int to, uint64_t now_ns,
-                        struct stat_calls *calls, size_t *capacity)
+static int read_pair(struct stat_job *job, const struct stat_worker *worker, int to, uint64_t now_ns)
 {
     struct bxi_call_row rows[BXI_CALLS_MAX];
 
@@ -157,7 +156,7 @@ static int collect_pair(const struct stat_job *job, const struct stat_worker *wo
             continue;
         call.left_s = 1e-9 * ((double)deadline_ns - (double)now_ns);
         find_call(job, &call, stat_word(&rows[slot].end_pos));
-        if (add_call(calls, &call, capacity) < 0)
+        if (add_call(job, &call) < 0)
             return -ENOMEM;
     }
     return 0;
@@ -170,30 +169,27 @@ static int by_age(const void *a, const void *b)
     return left > right ? -1 : left < right;
 }
 
-int stat_calls_collect(const struct stat_job *job, uint64_t now_ns, struct stat_calls *calls)
+/* Copied while they change: the difference may be any number, but not 0 while calls stay in flight. */
+static bool is_busy(const struct stat_worker *worker)
 {
-    size_t capacity = 0;
+    const bxi_a64 *counters = bxi_tables(worker->control)->counters;
 
-    *calls = (struct stat_calls){ 0 };
-    for (uint32_t rank = 0; rank < BXI_WORLD_MAX; rank++) {
-        const struct stat_worker *worker = stat_reader(job, rank);
-
-        for (int to = 0; worker != NULL && to < (int)worker->control->header.world_size; to++) {
-            if (stat_word(&worker->control->pair[to].open) == 0)
-                continue;
-            if (collect_pair(job, worker, to, now_ns, calls, &capacity) < 0) {
-                stat_calls_free(calls);
-                return -ENOMEM;
-            }
-        }
-    }
-    if (calls->count > 0)
-        qsort(calls->list, calls->count, sizeof(*calls->list), by_age);
-    return 0;
+    return stat_worker_alive(worker) &&
+           stat_word(&counters[BXI_C_calls_sent]) !=
+               stat_word(&counters[BXI_C_calls_completed]) + stat_word(&counters[BXI_C_calls_timed_out]) +
+                   stat_word(&counters[BXI_C_calls_cancelled]) + stat_word(&counters[BXI_C_calls_peer_dead]);
 }
 
-void stat_calls_free(struct stat_calls *calls)
+int stat_calls_read(struct stat_job *job, enum stat_callers callers, uint64_t now_ns)
 {
-    free(calls->list);
-    *calls = (struct stat_calls){ 0 };
+    for (struct stat_worker *worker = NULL; (worker = stat_next_reader(job, worker)) != NULL;) {
+        bool is_wanted = callers == STAT_ALL_CALLERS || is_busy(worker);
+
+        for (int to = 0; is_wanted && to < (int)worker->control->header.world_size; to++)
+            if (stat_word(&worker->control->pair[to].open) != 0 && read_pair(job, worker, to, now_ns) < 0)
+                return -ENOMEM;
+    }
+    if (job->call_count > 0)
+        qsort(job->calls, job->call_count, sizeof(*job->calls), by_age);
+    return 0;
 }

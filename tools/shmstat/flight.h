@@ -34,14 +34,12 @@ struct stat_call {
     uint64_t thread;            /* of THREAD and BODY; 0 if it is not known */
 };
 
-struct stat_calls {
-    struct stat_call *list;     /* the oldest first */
-    size_t count;
-};
+/* Whose calls: all, or those of living workers whose counters say that some are in flight. A worker's rows are 32 KiB
+ * for each ring: idle workers then cost no such read, however many rings are open. */
+enum stat_callers { STAT_ALL_CALLERS, STAT_BUSY_CALLERS };
 
 /* Reads the job's calls; its descriptors must be open. Ages are those at now_ns (CLOCK_MONOTONIC). -ENOMEM. */
-int stat_calls_collect(const struct stat_job *job, uint64_t now_ns, struct stat_calls *calls);
-void stat_calls_free(struct stat_calls *calls);
+int stat_calls_read(struct stat_job *job, enum stat_callers callers, uint64_t now_ns);
 
 const char *stat_where_name(enum stat_where where);     /* "in_ring" */
 /* "1-0-65536": caller, callee, id. Valid until the next call. */

@@ -3,67 +3,219 @@
  * shmstat gpu: the device memory of each worker. The same is a section of show.
  */
 #include "describe.h"
-#include "json.h"
+#include "device.h"
 #include "list.h"
-#include "section_gpu.h"
 #include "shmstat.h"
 
 #include <stdio.h>
 
-static void json_worker(const struct stat_job *job, const struct stat_worker *worker)
+/* ---- Rows --------------------------------------------------------------------------------------- */
+
+/* Of the slabs on that device: how many, and their bytes; LIVE and RETIRING ones, or RETIRING ones only. */
+static uint64_t sum_slabs(const struct stat_gpu *gpu, int device, bool is_retiring, uint64_t *bytes)
 {
-    stat_json_worker(worker);
-    if (worker->control == NULL)
-        return;
-    stat_object_json("counters", stat_gpu_counter_row, job, worker);
-    stat_gpu_json(job, worker);
+    uint64_t count = 0;
+
+    *bytes = 0;
+    for (int i = 0; i < BXI_GPU_SLABS; i++) {
+        const struct bxi_gpu_slab_row *slab = &gpu->region.slab[i];
+        unsigned state = stat_slab_state(slab);
+
+        if ((state == BXI_GPU_SLAB_RETIRING || (state == BXI_GPU_SLAB_LIVE && !is_retiring)) &&
+            stat_gpu_device_of(gpu, slab) == device) {
+            count++;
+            *bytes += slab->bytes;
+        }
+    }
+    return count;
 }
 
-static void text_worker(const struct stat_job *job, const struct stat_worker *worker)
+int stat_device_row(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row)
 {
-    struct stat_flow flow;
+    const struct stat_gpu *gpu = worker->gpu;
+    uint64_t bytes;
 
-    printf("\n");
-    stat_worker_text(worker);
-    if (worker->control != NULL && worker->gpu == NULL) {
-        stat_flow_begin(&flow, "gpu");
-        stat_flow_add(&flow, "none is open");
-        stat_flow_end(&flow);
-    }
-    stat_gpu_text(job, worker);
+    (void)job;
+    if (gpu == NULL || (uint32_t)index >= stat_gpu_devices(gpu))
+        return STAT_END;
+
+    uint32_t order = stat_gpu_order(gpu, (uint32_t)index);
+    bool is_fallback = stat_gpu_is_fallback(worker, order);
+
+    stat_put(row, "device", STAT_COUNT, (uint64_t)index);
+    stat_put_text(row, "uuid", stat_uuid_text(gpu->region.head.device[index]));
+    stat_put_text(row, "order", stat_order_name(order));
+    stat_put(row, "is_fallback", STAT_FLAG, is_fallback);
+    stat_put(row, ".order", STAT_COUNT, order);
+    stat_put_text(row, ".unordered", order == 0 ? "no stream of it is open" : NULL);
+    stat_put_text(row, ".why", order <= BXI_GPU_HOST_WORDS ? NULL : is_fallback ? "(a fallback)" : "(asked for)");
+    stat_put(row, ".retiring", STAT_COUNT, sum_slabs(gpu, index, true, &bytes));
+    stat_put(row, ".slabs", STAT_COUNT, sum_slabs(gpu, index, false, &bytes));
+    stat_put(row, ".slab_bytes", STAT_BYTES, bytes);
+    return STAT_ROW;
 }
 
-static int show_job(struct stat_job *job, bool json)
+/* The list of those that have the slab open now, or were killed while they had; and its texts. Returns how many. */
+static size_t put_openers(struct stat_row *row, const struct stat_job *job, const struct stat_worker *worker, int slab,
+                          bool alive)
 {
-    if (stat_job_read(job, true) < 0 || stat_gpus_read(job) < 0)
-        return stat_no_memory(job);
-    stat_job_close(job);
-    if (json) {
-        stat_job_json(job, json_worker);
-        return STAT_FINE;
+    uint64_t ranks[BXI_WORLD_MAX];
+    size_t count = stat_gpu_openers(job, worker, (uint32_t)slab, alive, ranks);
+
+    stat_put_list(row, alive ? "open_in" : "was_open_in", ranks, count);
+    if (count > 0)
+        stat_put_format(row, alive ? ".open" : ".was_open", "%s in %zu:", alive ? "open" : "was open", count);
+    else
+        stat_put_text(row, alive ? ".open" : ".was_open", NULL);
+    stat_put_names(row, alive ? ".openers" : ".were_openers");
+    for (size_t i = 0; i < count; i++)
+        stat_add_name(row, "%d %s", (int)ranks[i], stat_peer_name(job, (int)ranks[i]));
+    return count;
+}
+
+static int slab_row(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row)
+{
+    const struct bxi_gpu_slab_row *slab = &worker->gpu->region.slab[index];
+    size_t openers;
+    int device;
+
+    if (index >= BXI_GPU_SLABS)
+        return STAT_END;
+    if (stat_slab_state(slab) == BXI_GPU_SLAB_EMPTY)
+        return STAT_SKIP;
+    device = stat_gpu_device_of(worker->gpu, slab);
+    stat_put(row, "slab", STAT_COUNT, (uint64_t)index);
+    stat_put(row, "generation", STAT_COUNT, stat_slab_generation(slab));
+    stat_put_text(row, "state", stat_slab_state_name(stat_slab_state(slab)));
+    stat_put(row, "bytes", STAT_BYTES, slab->bytes);
+    stat_put_text(row, "export", (slab->flags & BXI_GPU_SLAB_FD) != 0 ? "fd" : "handle");
+    stat_put_if(row, device >= 0, "device", STAT_COUNT, (uint64_t)device);
+    stat_put_text(row, ".unopened", device < 0 ? "on a device that is not open yet," : NULL);
+    openers = put_openers(row, job, worker, index, true);
+    openers += put_openers(row, job, worker, index, false);
+    stat_put_text(row, ".nowhere", openers == 0 ? "open nowhere else" : NULL);
+    return STAT_ROW;
+}
+
+static int lane_row(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row)
+{
+    const struct stat_gpu *gpu = worker->gpu;
+
+    (void)job;
+    if (index >= BXI_GPU_LANES)
+        return STAT_END;
+    if (stat_gpu_lane_order(gpu, index) == 0)
+        return STAT_SKIP;
+
+    bool is_poisoned = stat_lane_is_poisoned(gpu, index);
+
+    stat_put(row, "lane", STAT_COUNT, (uint64_t)index);
+    stat_put(row, "device", STAT_COUNT, gpu->region.lane[index].device);
+    stat_put_text(row, "order", stat_order_name(stat_gpu_lane_order(gpu, index)));
+    stat_put(row, "word", STAT_COUNT, stat_word(&gpu->region.word[index].value) & ~BXI_GPU_POISON);
+    stat_put(row, "poisoned", STAT_FLAG, is_poisoned);
+    stat_put_text(row, ".poisoned", is_poisoned ? "and is poisoned" : NULL);
+    return STAT_ROW;
+}
+
+static int borrow_row(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row)
+{
+    const struct stat_borrow *borrow = &worker->gpu->borrows[index];
+    const struct bxi_gpu_slab_row *slab;
+
+    if ((size_t)index >= worker->gpu->borrow_count)
+        return STAT_END;
+    slab = stat_gpu_row_of(job, borrow);
+    stat_put(row, "peer", STAT_COUNT, (uint64_t)borrow->peer);
+    stat_put_text(row, "peer_name", stat_peer_name(job, borrow->peer));
+    stat_put(row, "slab", STAT_COUNT, borrow->slab);
+    stat_put(row, "generation", STAT_COUNT, borrow->generation);
+    stat_put_text(row, "state", slab != NULL ? stat_slab_state_name(stat_slab_state(slab)) : NULL);
+    stat_put_if(row, slab != NULL, "bytes", STAT_BYTES, slab != NULL ? slab->bytes : 0);
+    stat_put_text(row, ".unknown", slab != NULL ? NULL : "");
+    if (index == 0 || borrow[-1].peer != borrow->peer)
+        stat_put_format(row, ".owner", "%d %s:", borrow->peer, stat_peer_name(job, borrow->peer));
+    else
+        stat_put_text(row, ".owner", NULL);
+    return STAT_ROW;
+}
+
+static void put_uuids(struct stat_row *row, const char *name, const uint8_t list[][BXI_GPU_UUID_BYTES], uint32_t count)
+{
+    stat_put_names(row, name);
+    for (uint32_t i = 0; i < count; i++)
+        stat_add_name(row, "%s", stat_uuid_text(list[i]));
+}
+
+int stat_gpu_row(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row)
+{
+    const struct stat_gpu *gpu = worker->gpu;
+
+    (void)job;
+    if (gpu == NULL || index > 0)
+        return STAT_END;
+    stat_put_text(row, "problem", gpu->problem);
+    stat_put_text(row, ".refused", stat_gpu_refused(gpu) > 0 ? "memory of these devices cannot be mapped:" : NULL);
+    put_uuids(row, "known", gpu->region.head.known, stat_gpu_known(gpu));
+    put_uuids(row, "refused", gpu->region.head.refused, stat_gpu_refused(gpu));
+    return STAT_ROW;
+}
+
+/* ---- Parts -------------------------------------------------------------------------------------- */
+
+const struct stat_part stat_gpu_parts[] = {
+    { .make = stat_gpu_row, .label = "gpu", .pattern = "{problem...}" },
+    { .key = "devices", .shape = STAT_LIST_OF, .make = stat_device_row, .label = "device {device}",
+      .pattern = "{uuid},|{.unordered}|ordered by {order}|{.why}" },
+    { .make = stat_gpu_counter_row, .label = "gpu",
+      .pattern = "{gpu_bytes} held,|{gpu_bytes_used} in tensors;|staged {gpu_staged_bytes}, copied {gpu_copied_bytes};|"
+                 "slabs opened {gpu_slabs_opened}, closed {gpu_slabs_closed}" },
+    { .make = stat_gpu_counter_row, .label = "streams",
+      .pattern = "marks {gpu_marks}, waits {gpu_waits}, saved {gpu_waits_saved};|host synchronises "
+                 "{gpu_host_synchronises}, word reads {gpu_word_reads}, fallbacks {gpu_fallbacks}" },
+    { .key = "slabs", .shape = STAT_LIST_OF, .make = slab_row, .label = "slab {slab}",
+      .pattern = "generation {generation}, {state},|{bytes}|on device {device},|{.unopened}|{.open}|{.openers...}|"
+                 "{.was_open}|{.were_openers...}|{.nowhere}" },
+    { .key = "lanes", .shape = STAT_LIST_OF, .make = lane_row, .label = "lane {lane}",
+      .pattern = "of device {device},|{order},|has come to {word}|{.poisoned}" },
+    { .key = "borrowed", .shape = STAT_GROUPED, .make = borrow_row, .label = "borrowed",
+      .pattern = "{.owner}|slab {slab}|(generation {generation}, {state}, {bytes})|"
+                 "(generation {generation}){.unknown}" },
+    { .make = stat_gpu_row, .label = "refused", .pattern = "{.refused...}|{refused...}" },
+    { 0 },
+};
+
+/* A worker that has no GPU open. */
+static int none_row(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row)
+{
+    (void)job, (void)row;
+    return worker->gpu == NULL && index == 0 ? STAT_ROW : STAT_END;
+}
+
+static const struct stat_part parts[] = {
+    { .key = "counters", .make = stat_gpu_counter_row },
+    { .make = none_row, .label = "gpu", .pattern = "none is open" },
+    { .key = "gpu", .make = stat_gpu_row, .inner = stat_gpu_parts },
+    { 0 },
+};
+
+static int print_job(struct stat_job *job, const struct stat_options *options)
+{
+    static bool is_next;
+
+    if (options->json) {
+        stat_job_json(job, parts);
+    } else {
+        printf("%s", is_next ? "\n" : "");
+        stat_job_text(job);
+        printf(", %d workers\n", stat_job_size(job));
+        stat_workers_text(job, parts);
+        is_next = true;
     }
-    stat_job_text(job);
-    printf(", %d workers\n", stat_job_size(job));
-    for (int rank = 0; rank < BXI_WORLD_MAX; rank++)
-        if (job->workers[rank] != NULL)
-            text_worker(job, job->workers[rank]);
-    return STAT_FINE;
+    return stat_next_reader(job, NULL) != NULL ? STAT_FINE : STAT_NOTHING;
 }
 
 int stat_gpu(const struct stat_options *options)
 {
-    struct stat_jobs jobs;
-    int status = stat_list_begin(&jobs, options, "gpu");
-
-    if (status != STAT_FINE)
-        return status;
-    for (size_t i = 0; i < jobs.count && status == STAT_FINE; i++) {
-        if (i > 0 && !options->json)
-            printf("\n");
-        status = show_job(&jobs.list[i], options->json);
-    }
-    if (status == STAT_FINE && !stat_jobs_readable(&jobs))
-        status = STAT_NOTHING;
-    stat_list_end(&jobs, options);
-    return status;
+    return stat_print_jobs(options, "gpu", STAT_READ_GPUS, print_job);
 }

@@ -55,12 +55,10 @@ static int read_worker(struct stat_worker *worker)
 
 int stat_hists_read(struct stat_job *job)
 {
-    int rc = 0;
-
-    for (uint32_t rank = 0; rank < BXI_WORLD_MAX && rc == 0; rank++)
-        if (stat_reader(job, rank) != NULL && job->workers[rank]->hists == NULL)
-            rc = read_worker(job->workers[rank]);
-    return rc;
+    for (struct stat_worker *worker = NULL; (worker = stat_next_reader(job, worker)) != NULL;)
+        if (read_worker(worker) < 0)
+            return -ENOMEM;
+    return 0;
 }
 
 bool stat_hist_callee(const struct stat_worker *caller, const struct bxi_hist *hist, int *callee)
@@ -158,16 +156,14 @@ static int collect(const struct stat_job *job, struct rows *rows)
     size_t most = 0;
 
     *rows = (struct rows){ 0 };
-    for (uint32_t rank = 0; rank < BXI_WORLD_MAX; rank++)
-        most += stat_reader(job, rank) != NULL ? job->workers[rank]->hist_count : 0;
+    for (struct stat_worker *worker = NULL; (worker = stat_next_reader(job, worker)) != NULL;)
+        most += worker->hist_count;
     rows->list = malloc((most + 1) * sizeof(*rows->list));
     if (rows->list == NULL)
         return -ENOMEM;
-    for (uint32_t rank = 0; rank < BXI_WORLD_MAX; rank++) {
-        const struct stat_worker *worker = stat_reader(job, rank);
-
-        for (uint32_t i = 0; worker != NULL && i < worker->hist_count; i++) {
-            struct row row = { .caller = (int)rank, .hist = &worker->hists[i] };
+    for (struct stat_worker *worker = NULL; (worker = stat_next_reader(job, worker)) != NULL;) {
+        for (uint32_t i = 0; i < worker->hist_count; i++) {
+            struct row row = { .caller = worker->rank, .hist = &worker->hists[i] };
 
             if (stat_hist_callee(worker, row.hist, &row.callee))
                 rows->list[rows->count++] = row;
@@ -195,15 +191,14 @@ static const struct stat_column columns[] = {
     { "P99", "p99_ns", 8 },            { "P99.9", "p999_ns", 8 },    { "MAX", ".max", 8 }, { "MEAN", "mean_ns", 8 },
 };
 
-#define COLUMNS (sizeof(columns) / sizeof(columns[0]))
-
 static void make_row(const struct bxi_hist *hist, int leg, struct stat_row *row)
 {
     static const struct {
         const char *name;
         double share;
     } quantiles[] = { { "p50_ns", 0.5 }, { "p90_ns", 0.9 }, { "p99_ns", 0.99 }, { "p999_ns", 0.999 } };
-    uint64_t samples = stat_hist_samples(hist, leg);
+    uint64_t samples = stat_hist_samples(hist, leg), from[BXI_HIST_BUCKETS], counts[BXI_HIST_BUCKETS];
+    size_t count = 0;
 
     stat_row_begin(row);
     stat_put_format(row, ".leg", "  %s", stat_leg_name(leg));
@@ -215,47 +210,58 @@ static void make_row(const struct bxi_hist *hist, int leg, struct stat_row *row)
     stat_put_real(row, ".max", STAT_NS, (double)longest(hist, leg));
     stat_put_real(row, "mean_ns", STAT_NS, samples > 0 ? mean(hist, leg) : -1);
     stat_put(row, "sum_ns", STAT_COUNT, stat_word(&hist->sum_ns[leg]));
+    for (uint32_t i = 0; i < BXI_HIST_BUCKETS; i++) {
+        if (stat_word(&hist->bucket[leg][i]) == 0)
+            continue;
+        from[count] = bxi_hist_least(i);
+        counts[count++] = stat_word(&hist->bucket[leg][i]);
+    }
+    stat_put_list(row, "bucket_from_ns", from, count);
+    stat_put_list(row, "bucket_samples", counts, count);
 }
 
 /* ---- Text ----------------------------------------------------------------------------------------- */
 
-static void text_function(const struct stat_job *job, const struct rows *rows, size_t first, size_t end)
+/* Which function, and who calls it. */
+static void function_row(const struct stat_job *job, const struct rows *rows, size_t first, size_t end,
+                         struct stat_row *row)
 {
-    const struct row *row = &rows->list[first];
     char name[BXI_NAME_BYTES];
-    struct stat_flow flow;
 
-    stat_hist_name(row->hist, name);
-    printf("%s of %s\n", name, stat_peer_name(job, row->callee));
-    stat_flow_begin(&flow, "called by");
-    for (; row < &rows->list[end]; row++)
-        stat_flow_add(&flow, "%s %llu%s", stat_peer_name(job, row->caller),
-                      (unsigned long long)stat_hist_samples(row->hist, BXI_LEG_WHOLE),
-                      row + 1 < &rows->list[end] ? "," : "");
-    stat_flow_end(&flow);
+    stat_hist_name(rows->list[first].hist, name);
+    stat_row_begin(row);
+    stat_put(row, "callee", STAT_COUNT, (uint64_t)rows->list[first].callee);
+    stat_put_text(row, "callee_name", stat_peer_name(job, rows->list[first].callee));
+    stat_put_text(row, "function", name);
+    stat_put_names(row, ".callers");
+    for (size_t i = first; i < end; i++)
+        stat_add_name(row, "%s %llu", stat_peer_name(job, rows->list[i].caller),
+                      (unsigned long long)stat_hist_samples(rows->list[i].hist, BXI_LEG_WHOLE));
 }
 
 int stat_hists_text(const struct stat_job *job)
 {
+    struct stat_table table = { .columns = columns };
+    struct bxi_hist merged;
+    struct stat_row row;
     struct rows rows;
-    int rc = collect(job, &rows);
 
-    if (rc < 0)
-        return rc;
-    if (rows.count > 0) {
+    if (collect(job, &rows) < 0)
+        return -ENOMEM;
+    if (rows.count > 0)
         printf("\n");
-        stat_table_titles(columns, COLUMNS);
-    }
     for (size_t first = 0, end; first < rows.count; first = end) {
-        struct bxi_hist merged;
-        struct stat_row row;
-
         end = merge(&rows, first, &merged);
-        text_function(job, &rows, first, end);
+        stat_table_titles(&table, sizeof(columns) / sizeof(columns[0]));
+        function_row(job, &rows, first, end, &row);
+        printf("%s of %s\n", (const char *)stat_row_field(&row, "function")->at,
+               (const char *)stat_row_field(&row, "callee_name")->at);
+        stat_row_line("called by", "{.callers...}", &row);
         for (int leg = 0; leg < BXI_LEGS; leg++) {
             make_row(&merged, leg, &row);
             /* A leg without samples has no further columns. */
-            stat_table_row(columns, stat_hist_samples(&merged, leg) > 0 ? COLUMNS : 2, &row);
+            table.count = stat_hist_samples(&merged, leg) > 0 ? sizeof(columns) / sizeof(columns[0]) : 2;
+            stat_table_row(&table, &row);
         }
     }
     free(rows.list);
@@ -264,74 +270,47 @@ int stat_hists_text(const struct stat_job *job)
 
 /* ---- JSON ----------------------------------------------------------------------------------------- */
 
-static void json_buckets(const struct bxi_hist *hist, int leg)
-{
-    uint64_t from[BXI_HIST_BUCKETS], samples[BXI_HIST_BUCKETS];
-    size_t count = 0;
-
-    for (uint32_t i = 0; i < BXI_HIST_BUCKETS; i++) {
-        if (stat_word(&hist->bucket[leg][i]) == 0)
-            continue;
-        from[count] = bxi_hist_least(i);
-        samples[count++] = stat_word(&hist->bucket[leg][i]);
-    }
-    stat_json_u64s("bucket_from_ns", from, count);
-    stat_json_u64s("bucket_samples", samples, count);
-}
-
-static void json_leg(const struct bxi_hist *hist, int leg)
+static void json_legs(const struct bxi_hist *hist)
 {
     struct stat_row row;
 
-    make_row(hist, leg, &row);
-    stat_json_open(stat_leg_name(leg), '{');
-    stat_row_json(&row);
-    json_buckets(hist, leg);
-    stat_json_close('}');
-}
-
-static void json_legs(const struct bxi_hist *hist)
-{
     stat_json_u64("samples", stat_hist_samples(hist, BXI_LEG_WHOLE));
-    for (int leg = 0; leg < BXI_LEGS; leg++)
-        json_leg(hist, leg);
-}
-
-static void json_function(const struct stat_job *job, const struct rows *rows, size_t first, size_t end)
-{
-    const struct row *row = &rows->list[first];
-    char name[BXI_NAME_BYTES];
-
-    stat_hist_name(row->hist, name);
-    stat_json_u64("callee", (uint64_t)row->callee);
-    stat_json_text("callee_name", stat_peer_name(job, row->callee));
-    stat_json_text("function", name);
-    stat_json_open("callers", '[');
-    for (; row < &rows->list[end]; row++) {
-        stat_json_open(NULL, '{');
-        stat_json_u64("caller", (uint64_t)row->caller);
-        stat_json_text("caller_name", stat_peer_name(job, row->caller));
-        json_legs(row->hist);
+    for (int leg = 0; leg < BXI_LEGS; leg++) {
+        make_row(hist, leg, &row);
+        stat_json_open(stat_leg_name(leg), '{');
+        stat_row_json(&row);
         stat_json_close('}');
     }
-    stat_json_close(']');
+}
+
+static void json_caller(const struct stat_job *job, const struct row *row)
+{
+    stat_json_open(NULL, '{');
+    stat_json_u64("caller", (uint64_t)row->caller);
+    stat_json_text("caller_name", stat_peer_name(job, row->caller));
+    json_legs(row->hist);
+    stat_json_close('}');
 }
 
 int stat_hists_json(const struct stat_job *job)
 {
+    struct bxi_hist merged;
+    struct stat_row row;
     struct rows rows;
-    int rc = collect(job, &rows);
 
-    if (rc < 0)
-        return rc;
+    if (collect(job, &rows) < 0)
+        return -ENOMEM;
     stat_json_open("latencies", '[');
     for (size_t first = 0, end; first < rows.count; first = end) {
-        struct bxi_hist merged;
-
         end = merge(&rows, first, &merged);
         stat_json_open(NULL, '{');
         json_legs(&merged);
-        json_function(job, &rows, first, end);
+        function_row(job, &rows, first, end, &row);
+        stat_row_json(&row);
+        stat_json_open("callers", '[');
+        for (size_t i = first; i < end; i++)
+            json_caller(job, &rows.list[i]);
+        stat_json_close(']');
         stat_json_close('}');
     }
     stat_json_close(']');

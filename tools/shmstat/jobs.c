@@ -12,6 +12,7 @@
  */
 #include "jobs.h"
 
+#include "state.h"
 #include "text.h"
 
 #include <dirent.h>
@@ -167,19 +168,24 @@ int stat_jobs_find(struct stat_jobs *jobs, const char *select)
     return 0;
 }
 
+static void free_worker(struct stat_worker *worker)
+{
+    if (worker == NULL)
+        return;
+    free(worker->control);
+    free(worker->hists);
+    free(worker->objects);
+    free(worker->gpu);
+    free(worker);
+}
+
 void stat_jobs_free(struct stat_jobs *jobs)
 {
     for (size_t i = 0; i < jobs->count; i++) {
         stat_job_close(&jobs->list[i]);
-        for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
-            if (jobs->list[i].workers[rank] != NULL) {
-                free(jobs->list[i].workers[rank]->control);
-                free(jobs->list[i].workers[rank]->hists);
-                free(jobs->list[i].workers[rank]->objects);
-                free(jobs->list[i].workers[rank]->gpu);
-            }
-            free(jobs->list[i].workers[rank]);
-        }
+        for (int rank = 0; rank < BXI_WORLD_MAX; rank++)
+            free_worker(jobs->list[i].workers[rank]);
+        free(jobs->list[i].calls);
     }
     free(jobs->list);
     *jobs = (struct stat_jobs){ 0 };
@@ -416,8 +422,6 @@ static int read_worker(const struct stat_job *job, struct stat_worker *worker)
 /* Copies again what the worker has consumed, after the write positions of all workers. */
 static void read_late(struct stat_worker *worker)
 {
-    if (worker->control == NULL)
-        return;
     memcpy(worker->credit, worker->control->credit, sizeof(worker->credit));
     memcpy(worker->received, bxi_tables(worker->control)->pair_counters, sizeof(worker->received));
     stat_pread(&worker->segment, worker->credit, sizeof(worker->credit), offsetof(struct bxi_control, credit));
@@ -425,27 +429,24 @@ static void read_late(struct stat_worker *worker)
                offsetof(struct bxi_tables, pair_counters));
 }
 
-int stat_job_read(struct stat_job *job, bool keep_open)
+int stat_job_read(struct stat_job *job)
 {
+    struct stat_worker *worker = NULL;
     int rc = 0;
 
-    for (int rank = 0; rank < BXI_WORLD_MAX && rc == 0; rank++)
-        if (job->workers[rank] != NULL)
-            rc = read_worker(job, job->workers[rank]);
-    for (int rank = 0; rank < BXI_WORLD_MAX && rc == 0; rank++)
-        if (job->workers[rank] != NULL)
-            read_late(job->workers[rank]);
-    if (rc < 0 || !keep_open)
+    while (rc == 0 && (worker = stat_next(job, worker)) != NULL)
+        rc = read_worker(job, worker);
+    if (rc < 0)
         stat_job_close(job);
+    while (rc == 0 && (worker = stat_next_reader(job, worker)) != NULL)
+        read_late(worker);
     return rc;
 }
 
 void stat_job_close(struct stat_job *job)
 {
-    for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
-        if (job->workers[rank] == NULL)
-            continue;
-        close_object(&job->workers[rank]->segment);
-        close_object(&job->workers[rank]->arena);
+    for (struct stat_worker *worker = NULL; (worker = stat_next(job, worker)) != NULL;) {
+        close_object(&worker->segment);
+        close_object(&worker->arena);
     }
 }

@@ -65,6 +65,10 @@ struct stat_job {
     uint64_t instance;
     struct stat_worker *workers[BXI_WORLD_MAX];         /* by rank; NULL where nothing was found */
     bool twin;                  /* another job found has the same name */
+    struct stat_call *calls;    /* after stat_calls_read, the oldest first */
+    size_t call_count;
+    struct stat_findings *findings;     /* of check, while it prints them */
+    uint64_t gone_ns;           /* of top: when it was found removed; 0: it is there */
 };
 
 struct stat_jobs {
@@ -77,9 +81,8 @@ struct stat_jobs {
 int stat_jobs_find(struct stat_jobs *jobs, const char *select);
 void stat_jobs_free(struct stat_jobs *jobs);
 
-/* Opens and copies what the workers of the job show. With keep_open the descriptors stay open until stat_job_close.
- * -ENOMEM. */
-int stat_job_read(struct stat_job *job, bool keep_open);
+/* Opens and copies what the workers of the job show. The descriptors stay open until stat_job_close. -ENOMEM. */
+int stat_job_read(struct stat_job *job);
 void stat_job_close(struct stat_job *job);
 
 /* Whether the owner lock of an open object is held now. */

@@ -1,14 +1,20 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the commands do first and last: find the jobs that were asked for, and print what encloses a list of jobs.
+ * What the subcommands do first and last. They differ in what they read of a job, and in how they print it.
  */
 #include "list.h"
 
+#include "device.h"
+#include "flight.h"
+#include "hist.h"
 #include "json.h"
+#include "objects.h"
+#include "ring.h"
 #include "text.h"
 
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 int stat_find(struct stat_jobs *jobs, const struct stat_options *options)
 {
@@ -54,23 +60,53 @@ void stat_list_close(const struct stat_options *options)
     stat_json_end();
 }
 
-int stat_list_begin(struct stat_jobs *jobs, const struct stat_options *options, const char *command)
+int stat_read(struct stat_job *job, unsigned reads)
 {
-    int status = stat_find(jobs, options);
+    int rc = stat_job_read(job);
 
-    if (status == STAT_FINE)
-        stat_list_open(jobs, options, command);
-    return status;
-}
-
-void stat_list_end(struct stat_jobs *jobs, const struct stat_options *options)
-{
-    stat_list_close(options);
-    stat_jobs_free(jobs);
-}
-
-int stat_no_memory(const struct stat_job *job)
-{
+    if (rc == 0 && (reads & STAT_READ_UNREAD) != 0)
+        stat_unread_read(job);
+    if (rc == 0 && (reads & STAT_READ_GPUS) != 0)
+        rc = stat_gpus_read(job);
+    if (rc == 0 && (reads & STAT_READ_OBJECTS) != 0)
+        rc = stat_objects_read(job);
+    if (rc == 0 && (reads & STAT_READ_HISTS) != 0)
+        rc = stat_hists_read(job);
+    if (rc == 0 && (reads & STAT_READ_CALLS) != 0)
+        rc = stat_calls_read(job, STAT_ALL_CALLERS, stat_now_ns(CLOCK_MONOTONIC));
+    if (rc == 0)
+        return STAT_FINE;
     fprintf(stderr, "shmstat: no memory for job '%s'\n", job->name);
     return STAT_NOTHING;
+}
+
+int stat_each(struct stat_jobs *jobs, const struct stat_options *options, unsigned reads, stat_print_fn print)
+{
+    int all = STAT_NOTHING;
+
+    for (size_t i = 0; i < jobs->count; i++) {
+        int status = stat_read(&jobs->list[i], reads);
+
+        if (status == STAT_FINE)
+            status = print(&jobs->list[i], options);
+        stat_job_close(&jobs->list[i]);
+        if (status == STAT_FOUND || (status == STAT_FINE && all == STAT_NOTHING))
+            all = status;
+    }
+    return all;
+}
+
+int stat_print_jobs(const struct stat_options *options, const char *command, unsigned reads, stat_print_fn print)
+{
+    struct stat_jobs jobs;
+    int status = stat_find(&jobs, options);
+
+    if (status != STAT_FINE)
+        return status;
+    stat_list_open(&jobs, options, command);
+    if (jobs.count > 0)
+        status = stat_each(&jobs, options, reads, print);
+    stat_list_close(options);
+    stat_jobs_free(&jobs);
+    return status;
 }

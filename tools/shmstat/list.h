@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the commands do first and last.
+ * What the subcommands share: finding the jobs that were asked for, reading them, and what encloses a list of jobs.
  */
 #ifndef TOOLS_STAT_LIST_H
 #define TOOLS_STAT_LIST_H
@@ -8,16 +8,30 @@
 #include "jobs.h"
 #include "shmstat.h"
 
+/* What is read of a job besides its control pages. */
+enum stat_reads {
+    STAT_READ_CALLS = 1,
+    STAT_READ_GPUS = 2,
+    STAT_READ_OBJECTS = 4,
+    STAT_READ_HISTS = 8,
+    STAT_READ_UNREAD = 16,
+};
+
 /* Finds the jobs that were asked for, and reads none. STAT_FINE; STAT_NOTHING after a line on stderr, if the one asked
  * for does not exist. */
 int stat_find(struct stat_jobs *jobs, const struct stat_options *options);
+/* Its descriptors stay open. STAT_FINE; STAT_NOTHING after a line on stderr: there was no memory. */
+int stat_read(struct stat_job *job, unsigned reads);
+
 /* What stands before and behind a list of jobs. */
 void stat_list_open(const struct stat_jobs *jobs, const struct stat_options *options, const char *command);
 void stat_list_close(const struct stat_options *options);
-/* stat_find and stat_list_open; after STAT_FINE, stat_list_close and stat_jobs_free. */
-int stat_list_begin(struct stat_jobs *jobs, const struct stat_options *options, const char *command);
-void stat_list_end(struct stat_jobs *jobs, const struct stat_options *options);
-/* A line on stderr: there was no memory to read that job. STAT_NOTHING. */
-int stat_no_memory(const struct stat_job *job);
+
+/* Prints a job that was read; STAT_FINE, STAT_FOUND, or STAT_NOTHING if nothing of it could be read. */
+typedef int (*stat_print_fn)(struct stat_job *job, const struct stat_options *options);
+/* Reads and prints one job after the other: STAT_FOUND if one of them is, STAT_NOTHING if all are or there is none. */
+int stat_each(struct stat_jobs *jobs, const struct stat_options *options, unsigned reads, stat_print_fn print);
+/* All of a subcommand. */
+int stat_print_jobs(const struct stat_options *options, const char *command, unsigned reads, stat_print_fn print);
 
 #endif

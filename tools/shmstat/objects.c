@@ -78,8 +78,8 @@ static int read_objects(struct stat_worker *worker)
 
 int stat_objects_read(struct stat_job *job)
 {
-    for (uint32_t rank = 0; rank < BXI_WORLD_MAX; rank++)
-        if (stat_reader(job, rank) != NULL && read_objects(job->workers[rank]) < 0)
+    for (struct stat_worker *worker = NULL; (worker = stat_next_reader(job, worker)) != NULL;)
+        if (read_objects(worker) < 0)
             return -ENOMEM;
     return 0;
 }
@@ -102,16 +102,6 @@ const char *stat_object_name(uint64_t id)
     return name;
 }
 
-/* Printable; "" if it is not known. */
-static void type_name(const struct bxi_object_row *object, char name[BXI_TYPE_BYTES + 1])
-{
-    uint64_t words[BXI_TYPE_BYTES / 8];
-
-    for (size_t i = 0; i < BXI_TYPE_BYTES / 8; i++)
-        words[i] = stat_word(&object->name[i]);
-    stat_printable(name, BXI_TYPE_BYTES + 1, (const char *)words, sizeof(words));
-}
-
 /* ---- Rows --------------------------------------------------------------------------------------- */
 
 uint64_t stat_objects_unshown(const struct stat_worker *worker)
@@ -132,31 +122,6 @@ size_t stat_object_holders(const struct bxi_object_row *object, uint64_t ranks[B
         if (is_held_by(object, rank))
             ranks[count++] = (uint64_t)rank;
     return count;
-}
-
-int stat_object_row(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row)
-{
-    const struct bxi_object_row *object;
-    uint64_t id, ranks[BXI_WORLD_MAX];
-    char type[BXI_TYPE_BYTES + 1];
-
-    if (worker->control == NULL || index >= (int)worker->object_count)
-        return STAT_END;
-    object = &worker->objects[index];
-    id = stat_word(&object->id);
-    type_name(object, type);
-    stat_put_text(row, "object", stat_object_name(id));
-    stat_put(row, "owner", STAT_COUNT, (uint64_t)worker->rank);
-    stat_put_text(row, "owner_name", worker->name);
-    stat_put(row, "maker", STAT_COUNT, (uint64_t)bxi_rref_id_maker(id));
-    stat_put_text(row, "maker_name", stat_peer_name(job, bxi_rref_id_maker(id)));
-    stat_put(row, "number", STAT_COUNT, id & BXI_RREF_COUNT_MASK);
-    stat_put_text(row, "type", type[0] != '\0' ? type : NULL);
-    stat_put_text(row, "state", stat_object_state_name(stat_word(&object->state)));
-    stat_put_real(row, "age_seconds", STAT_SECONDS, stat_since(stat_word(&object->since_ns), CLOCK_MONOTONIC));
-    stat_put_list(row, "holders", ranks, stat_object_holders(object, ranks));
-    stat_put(row, "entries", STAT_COUNT, stat_word(&object->entries));
-    return STAT_ROW;
 }
 
 int stat_held_row(const struct stat_job *job, const struct stat_worker *worker, int peer, struct stat_row *row)

@@ -17,10 +17,8 @@ const char *stat_object_state_name(uint64_t state);     /* "to come" */
 const char *stat_object_name(uint64_t id);
 /* How many objects have no row. */
 uint64_t stat_objects_unshown(const struct stat_worker *worker);
-
-/* By index: an object, the oldest first. By peer: how many of the worker's objects the peer holds; SKIP if none. One
+/* By peer: how many of the worker's objects the peer holds; SKIP if none. One
  * row: a worker's objects together. */
-int stat_object_row(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row);
 int stat_held_row(const struct stat_job *job, const struct stat_worker *worker, int peer, struct stat_row *row);
 int stat_objects_row(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row);
 /* The ranks that hold an object: how many, into ranks. */

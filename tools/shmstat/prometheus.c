@@ -5,12 +5,12 @@
  * In this format all samples of a metric stand together, so the outer loop is over metrics. A value that can fall is a
  * gauge; a counter's name ends in _total.
  */
-#include "prometheus.h"
-
 #include "describe.h"
+#include "device.h"
 #include "hist.h"
+#include "list.h"
 #include "objects.h"
-#include "section_gpu.h"
+#include "shmstat.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -161,9 +161,8 @@ typedef void (*visit_fn)(const struct stat_job *job, const struct stat_worker *w
 static void each_worker(const struct stat_jobs *jobs, visit_fn visit, const void *context)
 {
     for (size_t i = 0; i < jobs->count; i++)
-        for (int rank = 0; rank < BXI_WORLD_MAX; rank++)
-            if (jobs->list[i].workers[rank] != NULL)
-                visit(&jobs->list[i], jobs->list[i].workers[rank], context);
+        for (struct stat_worker *worker = NULL; (worker = stat_next(&jobs->list[i], worker)) != NULL;)
+            visit(&jobs->list[i], worker, context);
 }
 
 /* The labels of a device; also its order, for the metric that is about the order. */
@@ -269,7 +268,7 @@ static void put_hists(const struct stat_job *job, const struct stat_worker *work
     }
 }
 
-void stat_prometheus(const struct stat_jobs *jobs)
+static void put_all(const struct stat_jobs *jobs)
 {
     put_metrics(jobs, of_workers, sizeof(of_workers) / sizeof(of_workers[0]));
     put_metrics(jobs, of_pairs, sizeof(of_pairs) / sizeof(of_pairs[0]));
@@ -279,4 +278,21 @@ void stat_prometheus(const struct stat_jobs *jobs)
 #define PUT_COUNTER(name, domain, text) put_counter(jobs, #name, text);
     BXI_COUNTERS(PUT_COUNTER)
 #undef PUT_COUNTER
+}
+
+int stat_prometheus(const struct stat_options *options)
+{
+    struct stat_jobs jobs;
+    int status = stat_find(&jobs, options);
+    bool is_any = jobs.count == 0;
+
+    for (size_t i = 0; i < jobs.count && status == STAT_FINE; i++) {
+        status = stat_read(&jobs.list[i], STAT_READ_UNREAD | STAT_READ_GPUS | STAT_READ_OBJECTS | STAT_READ_HISTS);
+        stat_job_close(&jobs.list[i]);
+        is_any |= stat_next_reader(&jobs.list[i], NULL) != NULL;
+    }
+    if (status == STAT_FINE)
+        put_all(&jobs);
+    stat_jobs_free(&jobs);
+    return status == STAT_FINE && !is_any ? STAT_NOTHING : status;
 }

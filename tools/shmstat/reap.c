@@ -247,7 +247,8 @@ int stat_reap(const struct stat_options *options)
         stat_json_open("left", '[');
     }
     for (size_t i = 0; i < jobs.count && rc == 0; i++) {
-        rc = stat_job_read(&jobs.list[i], false);
+        rc = stat_job_read(&jobs.list[i]);
+        stat_job_close(&jobs.list[i]);
         if (rc == 0)
             reap_job(&reaping, &jobs.list[i]);
     }

@@ -170,7 +170,7 @@ double stat_oldest_unread(const struct stat_job *job, const struct stat_worker *
 
 void stat_unread_read(struct stat_job *job)
 {
-    for (uint32_t rank = 0; rank < BXI_WORLD_MAX; rank++)
-        for (int to = 0; stat_reader(job, rank) != NULL && to < BXI_WORLD_MAX; to++)
-            job->workers[rank]->unread_s[to] = stat_oldest_unread(job, job->workers[rank], to);
+    for (struct stat_worker *worker = NULL; (worker = stat_next_reader(job, worker)) != NULL;)
+        for (int to = 0; to < BXI_WORLD_MAX; to++)
+            worker->unread_s[to] = stat_oldest_unread(job, worker, to);
 }

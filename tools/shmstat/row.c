@@ -54,18 +54,40 @@ void stat_put_text(struct stat_row *row, const char *name, const char *text)
         add(row, name, STAT_TEXT)->presence = STAT_NONE;
 }
 
-void stat_put_format(struct stat_row *row, const char *name, const char *format, ...)
+/* Copies a text behind the others. */
+static const char *keep_text(struct stat_row *row, const char *format, va_list args)
 {
     char *to = row->text + row->text_bytes;
     size_t room = sizeof(row->text) - row->text_bytes;
+    int length = vsnprintf(to, room, format, args);
+
+    assert(length >= 0 && (size_t)length < room);
+    row->text_bytes += (size_t)length + 1;
+    return to;
+}
+
+void stat_put_format(struct stat_row *row, const char *name, const char *format, ...)
+{
     va_list args;
 
     va_start(args, format);
-    int length = vsnprintf(to, room, format, args);
+    add(row, name, STAT_TEXT)->at = keep_text(row, format, args);
     va_end(args);
-    assert(length >= 0 && (size_t)length < room);
-    row->text_bytes += (size_t)length + 1;
-    add(row, name, STAT_TEXT)->at = to;
+}
+
+void stat_put_names(struct stat_row *row, const char *name)
+{
+    add(row, name, STAT_NAMES)->at = row->text + row->text_bytes;
+}
+
+void stat_add_name(struct stat_row *row, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    keep_text(row, format, args);
+    va_end(args);
+    row->field[row->field_count - 1].count++;
 }
 
 void stat_put_list(struct stat_row *row, const char *name, const uint64_t *values, size_t count)
@@ -119,6 +141,16 @@ static uint64_t whole(double value)
     return value < 1e19 ? (uint64_t)(value + 0.5) : UINT64_C(10000000000000000000);
 }
 
+static void names_json(const struct stat_field *field)
+{
+    const char *name = field->at;
+
+    stat_json_open(field->name, '[');
+    for (uint64_t i = 0; i < field->count; i++, name += strlen(name) + 1)
+        stat_json_text(NULL, name);
+    stat_json_close(']');
+}
+
 static void field_json(const struct stat_field *field)
 {
     if (field->presence != STAT_PRESENT)
@@ -127,6 +159,8 @@ static void field_json(const struct stat_field *field)
         stat_json_text(field->name, field->at);
     else if (field->unit == STAT_LIST)
         stat_json_u64s(field->name, field->at, field->count);
+    else if (field->unit == STAT_NAMES)
+        names_json(field);
     else if (field->unit == STAT_FLAG)
         stat_json_bool(field->name, field->count != 0);
     else if (is_real(field) && field->unit != STAT_NS)
@@ -142,32 +176,50 @@ void stat_row_json(const struct stat_row *row)
             field_json(&row->field[i]);
 }
 
-void stat_rows_json(const char *key, stat_row_fn make, const struct stat_job *job, const struct stat_worker *worker)
+void stat_object_json(const char *key, const struct stat_row *row)
 {
-    struct stat_row row;
-
-    stat_json_open(key, '[');
-    for (int i = 0, made = STAT_SKIP; made != STAT_END; i++) {
-        stat_row_begin(&row);
-        made = make(job, worker, i, &row);
-        if (made != STAT_ROW)
-            continue;
-        stat_json_open(NULL, '{');
-        stat_row_json(&row);
-        stat_json_close('}');
-    }
-    stat_json_close(']');
+    stat_json_open(key, '{');
+    stat_row_json(row);
+    stat_json_close('}');
 }
 
-void stat_object_json(const char *key, stat_row_fn make, const struct stat_job *job, const struct stat_worker *worker)
+/* The next row from an index on; false if there is none. */
+static bool next_row(stat_row_fn make, const struct stat_job *job, const struct stat_worker *worker, int *index,
+                     struct stat_row *row)
+{
+    int made;
+
+    do {
+        stat_row_begin(row);
+        made = make(job, worker, (*index)++, row);
+    } while (made == STAT_SKIP);
+    return made == STAT_ROW;
+}
+
+void stat_parts_json(const struct stat_part *parts, const struct stat_job *job, const struct stat_worker *worker)
 {
     struct stat_row row;
 
-    stat_row_begin(&row);
-    make(job, worker, 0, &row);
-    stat_json_open(key, '{');
-    stat_row_json(&row);
-    stat_json_close('}');
+    for (const struct stat_part *part = parts; part->make != NULL; part++) {
+        bool is_list = part->shape != STAT_ONE;
+        int index = 0;
+
+        if (part->key == NULL)
+            continue;
+        if (is_list)
+            stat_json_open(part->key, '[');
+        while (next_row(part->make, job, worker, &index, &row)) {
+            stat_json_open(is_list ? NULL : part->key, '{');
+            stat_row_json(&row);
+            if (part->inner != NULL)
+                stat_parts_json(part->inner, job, worker);
+            stat_json_close('}');
+        }
+        if (is_list)
+            stat_json_close(']');
+        else if (index == 1)
+            stat_json_null(part->key);
+    }
 }
 
 /* ---- Text --------------------------------------------------------------------------------------- */
@@ -218,15 +270,30 @@ static bool expand(const char *pattern, const struct stat_row *row, char *to, si
     return is_whole;
 }
 
+static void flow_names(struct stat_flow *flow, const struct stat_field *field)
+{
+    const char *name = field->at;
+
+    for (uint64_t i = 0; i < field->count; i++, name += strlen(name) + 1)
+        stat_flow_add(flow, "%s%s", name, i + 1 < field->count ? "," : "");
+}
+
 void stat_flow_row(struct stat_flow *flow, const char *pattern, const struct stat_row *row)
 {
-    char piece[256];
+    char piece[256], name[32];
 
     for (;; pattern++) {
         size_t length = strcspn(pattern, "|");
-        bool is_there = expand(pattern, row, piece, sizeof(piece));
+        bool is_there = expand(pattern, row, piece, sizeof(piece)), is_broken = ends_with(pattern, length, "...}");
+        const struct stat_field *field = NULL;
 
-        if (is_there && ends_with(pattern, length, "...}"))
+        if (is_there && is_broken) {
+            snprintf(name, sizeof(name), "%.*s", (int)length - 5, pattern + 1);
+            field = stat_row_field(row, name);
+        }
+        if (field != NULL && field->unit == STAT_NAMES)
+            flow_names(flow, field);
+        else if (field != NULL)
             stat_flow_words(flow, piece);
         else if (is_there)
             stat_flow_add(flow, "%s", piece);
@@ -247,32 +314,72 @@ void stat_row_line(const char *label, const char *pattern, const struct stat_row
     stat_flow_end(&flow);
 }
 
-void stat_rows_text(const char *label, const char *pattern, stat_row_fn make, const struct stat_job *job,
-                    const struct stat_worker *worker)
+static void part_text(const struct stat_part *part, const struct stat_job *job, const struct stat_worker *worker)
+{
+    bool is_joined = part->shape == STAT_JOINED || part->shape == STAT_GROUPED;
+    char head[256];
+    struct stat_flow flow;
+    struct stat_row row;
+    int index = 0;
+
+    stat_flow_begin(&flow, part->label);
+    while (next_row(part->make, job, worker, &index, &row)) {
+        if (part->shape == STAT_GROUPED && expand(part->pattern, &row, head, sizeof(head))) {
+            stat_flow_end(&flow);
+            stat_flow_begin(&flow, part->label);
+        }
+        if (is_joined)
+            stat_flow_row(&flow, part->pattern, &row);
+        else
+            stat_row_line(part->label, part->pattern, &row);
+    }
+    if (part->shape == STAT_JOINED && index == 1)
+        stat_flow_add(&flow, "none");
+    stat_flow_end(&flow);
+}
+
+void stat_parts_text(const struct stat_part *parts, const struct stat_job *job, const struct stat_worker *worker)
 {
     struct stat_row row;
+    int index = 0;
 
-    for (int i = 0, made = STAT_SKIP; made != STAT_END; i++) {
-        stat_row_begin(&row);
-        made = make(job, worker, i, &row);
-        if (made == STAT_ROW)
-            stat_row_line(label, pattern, &row);
+    for (const struct stat_part *part = parts; part->make != NULL; part++, index = 0) {
+        if (part->label != NULL)
+            part_text(part, job, worker);
+        if (part->text != NULL)
+            part->text(job, worker);
+        if (part->inner != NULL && next_row(part->make, job, worker, &index, &row))
+            stat_parts_text(part->inner, job, worker);
     }
 }
 
-void stat_table_titles(const struct stat_column *columns, size_t count)
+void stat_table_titles(struct stat_table *table, size_t count)
 {
-    for (size_t i = 0; i < count; i++)
-        printf("%s%*s", i > 0 ? " " : "", columns[i].width, columns[i].title);
-    printf("\n");
+    for (size_t i = 0; table->rows == 0 && i < count; i++)
+        printf("%*s%c", table->columns[i].width, table->columns[i].title, i + 1 < count ? ' ' : '\n');
 }
 
-void stat_table_row(const struct stat_column *columns, size_t count, const struct stat_row *row)
+void stat_table_row(struct stat_table *table, const struct stat_row *row)
 {
+    const struct stat_column *columns = table->columns;
     char number[24];
 
-    for (size_t i = 0; i < count; i++)
-        printf("%s%*s", i > 0 ? " " : "", columns[i].width,
-               columns[i].name != NULL ? field_text(stat_row_field(row, columns[i].name), number) : "");
-    printf("\n");
+    stat_table_titles(table, table->count);
+    for (size_t i = 0; i < table->count; i++)
+        printf("%*s%c", columns[i].width,
+               columns[i].name != NULL ? field_text(stat_row_field(row, columns[i].name), number) : "",
+               i + 1 < table->count ? ' ' : '\n');
+    table->rows++;
+    if (table->label != NULL)
+        stat_row_line(table->label, table->pattern, row);
+}
+
+void stat_table_rows(struct stat_table *table, stat_row_fn make, const struct stat_job *job,
+                     const struct stat_worker *worker)
+{
+    struct stat_row row;
+    int index = 0;
+
+    while (next_row(make, job, worker, &index, &row))
+        stat_table_row(table, &row);
 }

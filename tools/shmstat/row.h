@@ -19,8 +19,10 @@
  *         stat_put(row, "bytes", STAT_BYTES, stat_word(&bxi_tables(worker->control)->loans[peer].bytes));
  *         return STAT_ROW;
  *     }
- *     stat_rows_json("loans", loan_row, job, worker);
- *     stat_rows_text("loans", "on loan {leases}|of {bytes}", loan_row, job, worker);
+ *     { "loans", STAT_LIST_OF, loan_row, "loans", "on loan {leases}|of {bytes}" },
+ *
+ * The last line is a part (struct stat_part): what the JSON and the text of a subcommand have of a worker is a table of
+ * parts, read by stat_parts_json and stat_parts_text.
  *
  * A name that a row lacks is a mistake of this program, and ends it.
  */
@@ -43,6 +45,7 @@ enum stat_unit {
     STAT_FLAG,
     STAT_TEXT,          /* "" is null in JSON */
     STAT_LIST,          /* whole numbers; text: how many */
+    STAT_NAMES,         /* a list of texts; text: parted by commas */
 };
 
 enum stat_presence { STAT_PRESENT, STAT_NONE, STAT_NOT_KNOWN };
@@ -53,9 +56,9 @@ struct stat_field {
     const char *name;
     enum stat_unit unit;
     enum stat_presence presence;
-    uint64_t count;             /* of a LIST: how many */
+    uint64_t count;             /* of a LIST and of NAMES: how many */
     double real;                /* of SECONDS, INSTANT and NS */
-    const void *at;             /* of TEXT and LIST */
+    const void *at;             /* of TEXT and LIST; of NAMES the first, the others behind it */
 };
 
 struct stat_row {
@@ -63,7 +66,7 @@ struct stat_row {
     size_t field_count;
     uint64_t list[256];         /* the values of its lists */
     size_t list_count;
-    char text[1024];            /* its texts */
+    char text[16384];           /* its texts */
     size_t text_bytes;
 };
 
@@ -80,6 +83,9 @@ void stat_put_text(struct stat_row *row, const char *name, const char *text);
 void stat_put_format(struct stat_row *row, const char *name, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 void stat_put_list(struct stat_row *row, const char *name, const uint64_t *values, size_t count);
+/* An empty list of texts; and one more text of the list, which is the field that was put last. */
+void stat_put_names(struct stat_row *row, const char *name);
+void stat_add_name(struct stat_row *row, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 enum { STAT_END = -1, STAT_SKIP = 0, STAT_ROW = 1 };
 
@@ -88,23 +94,16 @@ enum { STAT_END = -1, STAT_SKIP = 0, STAT_ROW = 1 };
 typedef int (*stat_row_fn)(const struct stat_job *job, const struct stat_worker *worker, int index,
                            struct stat_row *row);
 
-/* ---- JSON --------------------------------------------------------------------------------------- */
+/* ---- Forms -------------------------------------------------------------------------------------- */
 
 void stat_row_json(const struct stat_row *row);         /* its keys, without a bracket */
-/* A list of objects; one object, of the row at index 0. */
-void stat_rows_json(const char *key, stat_row_fn make, const struct stat_job *job, const struct stat_worker *worker);
-void stat_object_json(const char *key, stat_row_fn make, const struct stat_job *job,
-                      const struct stat_worker *worker);
-
-/* ---- Text --------------------------------------------------------------------------------------- */
+void stat_object_json(const char *key, const struct stat_row *row);     /* with it; key NULL: in a list */
 
 /* Pieces of a pattern are parted by '|'; a line is broken only between two pieces. A piece "{name...}" is a sentence,
- * which is broken between any two words. */
+ * or a list of names, which is broken between any two words, or names. */
 void stat_flow_row(struct stat_flow *flow, const char *pattern, const struct stat_row *row);
-/* A line with a label, which is a pattern too; a line for each row. */
+/* A line with a label, which is a pattern too. */
 void stat_row_line(const char *label, const char *pattern, const struct stat_row *row);
-void stat_rows_text(const char *label, const char *pattern, stat_row_fn make, const struct stat_job *job,
-                    const struct stat_worker *worker);
 
 struct stat_column {
     const char *title;
@@ -112,9 +111,36 @@ struct stat_column {
     int width;                  /* < 0: aligned to the left */
 };
 
-/* A blank between two columns. */
-void stat_table_titles(const struct stat_column *columns, size_t count);
-void stat_table_row(const struct stat_column *columns, size_t count, const struct stat_row *row);
+struct stat_table {
+    const struct stat_column *columns;      /* parted by a blank */
+    size_t count;
+    const char *label, *pattern;            /* of a line below each row; NULL: there is none */
+    size_t rows;                            /* printed so far: the titles come before the first */
+};
+
+/* The titles of so many columns, unless they were printed before. */
+void stat_table_titles(struct stat_table *table, size_t count);
+void stat_table_row(struct stat_table *table, const struct stat_row *row);
+void stat_table_rows(struct stat_table *table, stat_row_fn make, const struct stat_job *job,
+                     const struct stat_worker *worker);
+
+/* What JSON and text have of one kind of row. A table of parts ends with an empty one. */
+struct stat_part {
+    const char *key;            /* NULL: it is not in JSON */
+    enum stat_shape {
+        STAT_ONE,               /* JSON: an object, of the row at index 0 */
+        STAT_LIST_OF,           /* JSON: a list of objects */
+        STAT_JOINED,            /* the same; text: all rows in one line, "none" without a row */
+        STAT_GROUPED,           /* the same; text: a line begins with each row whose first piece is there */
+    } shape;
+    stat_row_fn make;
+    const char *label, *pattern;            /* text: a line for each row; NULL: it is not in text */
+    const struct stat_part *inner;          /* of ONE: parts that follow the row, in its object; without a row null */
+    void (*text)(const struct stat_job *job, const struct stat_worker *worker);     /* instead of a pattern */
+};
+
+void stat_parts_json(const struct stat_part *parts, const struct stat_job *job, const struct stat_worker *worker);
+void stat_parts_text(const struct stat_part *parts, const struct stat_job *job, const struct stat_worker *worker);
 
 /* ---- One value ---------------------------------------------------------------------------------- */
 

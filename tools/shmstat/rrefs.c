@@ -4,13 +4,13 @@
  * them.
  */
 #include "describe.h"
-#include "json.h"
 #include "list.h"
 #include "objects.h"
 #include "shmstat.h"
 
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 /* Columns of names: what is longer is cut, and marked. */
 #define OWNER_NAME 16
@@ -20,150 +20,102 @@ static const struct stat_column columns[] = {
     { "STATE", ".state", -7 },   { "AGE", "age_seconds", 11 },       { "HOLDERS", "holders", 7 },
 };
 
-#define COLUMNS (sizeof(columns) / sizeof(columns[0]))
-
-static int make_row(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row)
-{
-    const struct stat_field *type;
-
-    stat_row_begin(row);
-    if (stat_object_row(job, worker, index, row) == STAT_END)
-        return STAT_END;
-    type = stat_row_field(row, "type");
-    stat_put_text(row, ".owner", stat_cut_text(worker->name, OWNER_NAME));
-    stat_put_text(row, ".type", type->presence == STAT_PRESENT ? type->at : "?");
-    stat_put_text(row, ".state", strcmp(stat_row_field(row, "state")->at, "to_come") == 0
-                                     ? "to come" : stat_row_field(row, "state")->at);
-    return STAT_ROW;
-}
-
-static const char *holder_name(const struct stat_job *job, uint64_t rank)
-{
-    static char unnamed[16];
-    const char *name = stat_peer_name(job, (int)rank);
-
-    snprintf(unnamed, sizeof(unnamed), "rank %d", (int)rank);
-    return name[0] != '\0' ? name : unnamed;
-}
-
-static bool is_dead(const struct stat_job *job, uint64_t rank)
-{
-    return job->workers[rank] == NULL || !stat_worker_alive(job->workers[rank]);
-}
-
-/* ---- JSON --------------------------------------------------------------------------------------- */
-
-static void json_worker(const struct stat_job *job, const struct stat_worker *worker)
-{
-    uint64_t ranks[BXI_WORLD_MAX];
-    struct stat_row row;
-
-    stat_json_worker(worker);
-    if (worker->control == NULL)
-        return;
-    stat_object_json("rrefs", stat_objects_row, job, worker);
-    stat_json_open("objects", '[');
-    for (int i = 0; make_row(job, worker, i, &row) == STAT_ROW; i++) {
-        size_t count = stat_object_holders(&worker->objects[i], ranks);
-
-        stat_json_open(NULL, '{');
-        stat_row_json(&row);
-        stat_json_open("holder_names", '[');
-        for (size_t k = 0; k < count; k++)
-            stat_json_text(NULL, holder_name(job, ranks[k]));
-        stat_json_close(']');
-        stat_json_close('}');
-    }
-    stat_json_close(']');
-}
-
-/* ---- Text --------------------------------------------------------------------------------------- */
-
-static void text_holders(const struct stat_job *job, const struct bxi_object_row *object)
+/* The list of those that hold the object, and its texts. */
+static void put_holders(struct stat_row *row, const struct stat_job *job, const struct bxi_object_row *object)
 {
     uint64_t ranks[BXI_WORLD_MAX], entries = stat_word(&object->entries);
     size_t count = stat_object_holders(object, ranks);
-    struct stat_flow flow;
 
-    if (count == 0)
-        return;
-    stat_flow_begin(&flow, "held by");
+    stat_put_list(row, "holders", ranks, count);
+    stat_put(row, "entries", STAT_COUNT, entries);
+    stat_put_names(row, "holder_names");
     for (size_t i = 0; i < count; i++)
-        stat_flow_add(&flow, "%s%s%s", holder_name(job, ranks[i]), is_dead(job, ranks[i]) ? " (dead)" : "",
-                      i + 1 < count ? "," : "");
+        stat_add_name(row, "%s", stat_rank_name(job, (int)ranks[i]));
+    stat_put_names(row, ".holders");
+    for (size_t i = 0; i < count; i++) {
+        const struct stat_worker *holder = job->workers[ranks[i]];
+
+        stat_add_name(row, "%s%s", stat_rank_name(job, (int)ranks[i]),
+                      holder == NULL || !stat_worker_alive(holder) ? " (dead)" : "");
+    }
     /* Of one holder the sum is its own count. */
-    if (entries > count)
-        stat_flow_add(&flow, "(%llu times)", (unsigned long long)entries);
-    stat_flow_end(&flow);
+    if (count > 0 && entries > count)
+        stat_put_format(row, ".times", "(%llu times)", (unsigned long long)entries);
+    else
+        stat_put_text(row, ".times", NULL);
 }
 
-static void text_worker(const struct stat_job *job, const struct stat_worker *worker)
+/* By index: an object, the oldest first. */
+static int object_row(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row)
 {
-    struct stat_row row;
+    const struct bxi_object_row *object = &worker->objects[index];
+    uint64_t id, words[BXI_TYPE_BYTES / 8];
+    char type[BXI_TYPE_BYTES + 1];
+    const char *state;
 
-    for (int i = 0; make_row(job, worker, i, &row) == STAT_ROW; i++) {
-        stat_table_row(columns, COLUMNS, &row);
-        text_holders(job, &worker->objects[i]);
-    }
+    if (index >= (int)worker->object_count)
+        return STAT_END;
+    id = stat_word(&object->id);
+    state = stat_object_state_name(stat_word(&object->state));
+    for (size_t i = 0; i < BXI_TYPE_BYTES / 8; i++)
+        words[i] = stat_word(&object->name[i]);
+    stat_printable(type, sizeof(type), (const char *)words, sizeof(words));
+    stat_put_text(row, "object", stat_object_name(id));
+    stat_put(row, "owner", STAT_COUNT, (uint64_t)worker->rank);
+    stat_put_text(row, "owner_name", worker->name);
+    stat_put(row, "maker", STAT_COUNT, (uint64_t)bxi_rref_id_maker(id));
+    stat_put_text(row, "maker_name", stat_peer_name(job, bxi_rref_id_maker(id)));
+    stat_put(row, "number", STAT_COUNT, id & BXI_RREF_COUNT_MASK);
+    stat_put_text(row, "type", type);
+    stat_put_text(row, "state", state);
+    stat_put_real(row, "age_seconds", STAT_SECONDS, stat_since(stat_word(&object->since_ns), CLOCK_MONOTONIC));
+    put_holders(row, job, object);
+    stat_put_text(row, ".owner", stat_cut_text(worker->name, OWNER_NAME));
+    stat_put_text(row, ".type", type[0] != '\0' ? type : "?");
+    stat_put_text(row, ".state", strcmp(state, "to_come") == 0 ? "to come" : state);
+    return STAT_ROW;
 }
 
-/* What the table cannot list: objects without a row, workers that cannot be read. */
-static void text_rest(const struct stat_worker *worker)
-{
-    struct stat_row row;
-
-    if (worker->control == NULL) {
-        stat_worker_row(worker, &row);
-        stat_put_format(&row, ".label", "worker %d", worker->rank);
-        stat_row_line("{.label}", "{problem...}", &row);
-    } else if (stat_objects_unshown(worker) > 0) {
-        printf("%s has %llu more, for which its segment has no row\n", worker->name,
-               (unsigned long long)stat_objects_unshown(worker));
-    }
-}
+static const struct stat_part parts[] = {
+    { .key = "rrefs", .make = stat_objects_row },
+    { .key = "objects", .shape = STAT_LIST_OF, .make = object_row },
+    { 0 },
+};
 
 static void text_job(const struct stat_job *job)
 {
-    uint64_t count = 0, shown = 0;
+    static const struct stat_part problems[] = {
+        { .shape = STAT_LIST_OF, .make = stat_problem_row, .label = "worker {rank}", .pattern = "{problem...}" }, { 0 },
+    };
+    struct stat_table table = {
+        .columns = columns, .count = sizeof(columns) / sizeof(columns[0]),
+        .label = "held by", .pattern = "{.holders...}|{.times}",
+    };
+    uint64_t count = 0;
 
-    for (uint32_t rank = 0; rank < BXI_WORLD_MAX; rank++) {
-        const struct stat_worker *worker = stat_reader(job, rank);
-
-        shown += worker != NULL ? worker->object_count : 0;
-        count += worker != NULL ? worker->object_count + stat_objects_unshown(worker) : 0;
-    }
+    for (struct stat_worker *worker = NULL; (worker = stat_next_reader(job, worker)) != NULL;)
+        count += worker->object_count + stat_objects_unshown(worker);
     stat_job_text(job);
     printf(", %llu object%s\n", (unsigned long long)count, count == 1 ? "" : "s");
-    if (shown > 0)
-        stat_table_titles(columns, COLUMNS);
-    for (uint32_t rank = 0; rank < BXI_WORLD_MAX; rank++)
-        if (stat_reader(job, rank) != NULL)
-            text_worker(job, job->workers[rank]);
-    for (int rank = 0; rank < BXI_WORLD_MAX; rank++)
-        if (job->workers[rank] != NULL)
-            text_rest(job->workers[rank]);
+    for (struct stat_worker *worker = NULL; (worker = stat_next_reader(job, worker)) != NULL;)
+        stat_table_rows(&table, object_row, job, worker);
+    for (struct stat_worker *worker = NULL; (worker = stat_next_reader(job, worker)) != NULL;)
+        if (stat_objects_unshown(worker) > 0)
+            printf("%s has %llu more, for which its segment has no row\n", worker->name,
+                   (unsigned long long)stat_objects_unshown(worker));
+    stat_parts_text(problems, job, NULL);
+}
+
+static int print_job(struct stat_job *job, const struct stat_options *options)
+{
+    if (options->json)
+        stat_job_json(job, parts);
+    else
+        text_job(job);
+    return stat_next_reader(job, NULL) != NULL ? STAT_FINE : STAT_NOTHING;
 }
 
 int stat_rrefs(const struct stat_options *options)
 {
-    struct stat_jobs jobs;
-    int status = stat_list_begin(&jobs, options, "rrefs");
-
-    if (status != STAT_FINE)
-        return status;
-    for (size_t i = 0; i < jobs.count && status == STAT_FINE; i++) {
-        struct stat_job *job = &jobs.list[i];
-
-        if (stat_job_read(job, true) < 0 || stat_objects_read(job) < 0)
-            status = stat_no_memory(job);
-        stat_job_close(job);
-        if (status == STAT_FINE && options->json)
-            stat_job_json(job, json_worker);
-        else if (status == STAT_FINE)
-            text_job(job);
-    }
-    if (status == STAT_FINE && !stat_jobs_readable(&jobs))
-        status = STAT_NOTHING;
-    stat_list_end(&jobs, options);
-    return status;
+    return stat_print_jobs(options, "rrefs", STAT_READ_OBJECTS, print_job);
 }

@@ -11,27 +11,50 @@
 #include "boxcar.h"
 #include "shm/layout.h"
 #include "text.h"
+#include "top_view.h"
 
+#include <math.h>
+#include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 struct command {
     const char *name;
     int (*run)(const struct stat_options *options);
-    const char *flags;          /* its flags besides --json, each with a blank behind it */
     bool has_subject;           /* its first argument is a subject and not a job */
 };
 
 static const struct command commands[] = {
-    { "ls", stat_ls, "", false },
-    { "show", stat_show, "--prometheus ", false },
-    { "top", stat_top, "", false },
-    { "calls", stat_calls, "", false },
-    { "why", stat_why, "--stack --no-stack ", true },
-    { "rrefs", stat_rrefs, "", false },
-    { "gpu", stat_gpu, "", false },
-    { "check", stat_check, "", false },
-    { "reap", stat_reap, "--yes ", false },
+    { "ls", stat_ls, false },       { "show", stat_show, false }, { "top", stat_top, false },
+    { "calls", stat_calls, false }, { "why", stat_why, true },    { "rrefs", stat_rrefs, false },
+    { "gpu", stat_gpu, false },     { "check", stat_check, false }, { "reap", stat_reap, false },
+};
+
+#define OPTION(member) offsetof(struct stat_options, member)
+
+static const struct flag {
+    const char *name;
+    int (*command)(const struct stat_options *options);     /* that has it; NULL: all */
+    size_t offset;              /* in the options */
+    enum { SWITCH, WORD, NUMBER, WHOLE } value;             /* bool; const char *; double; double */
+    double least, most;
+} flags[] = {
+    { "--json", NULL, OPTION(json), SWITCH, 0, 0 },
+    { "--prometheus", stat_show, OPTION(prometheus), SWITCH, 0, 0 },
+    { "--yes", stat_reap, OPTION(yes), SWITCH, 0, 0 },
+    { "--stack", stat_why, OPTION(stack), SWITCH, 0, 0 },
+    { "--no-stack", stat_why, OPTION(no_stack), SWITCH, 0, 0 },
+    { "--once", stat_top, OPTION(top.once), SWITCH, 0, 0 },
+    { "--batch", stat_top, OPTION(top.batch), SWITCH, 0, 0 },
+    { "-n", stat_top, OPTION(top.count), WHOLE, 1, 1e9 },
+    { "--interval", stat_top, OPTION(top.interval_s), NUMBER, TOP_INTERVAL_MIN, TOP_INTERVAL_MAX },
+    { "--stuck", stat_top, OPTION(top.stuck_s), NUMBER, 0.001, 1e9 },
+    { "--width", stat_top, OPTION(top.width), WHOLE, 1, TOP_WIDTH_MAX },
+    { "--height", stat_top, OPTION(top.height), WHOLE, 1, TOP_HEIGHT_MAX },
+    { "--view", stat_top, OPTION(top.view), WORD, 0, 0 },
+    { "--sort", stat_top, OPTION(top.sort), WORD, 0, 0 },
+    { "--filter", stat_top, OPTION(top.filter), WORD, 0, 0 },
 };
 
 static const char usage[] =
@@ -83,22 +106,45 @@ static const struct command *find_command(const char *name)
     return NULL;
 }
 
-static bool parse_flag(const struct command *command, const char *flag, struct stat_options *options)
+/* False if it is no number, or none that the flag allows. */
+static bool parse_number(const struct flag *flag, const char *text, double *number)
 {
-    bool is_json = strcmp(flag, "--json") == 0;
-    const char *known = strstr(command->flags, flag);
-    size_t bytes = strlen(flag);
+    char *end;
 
-    if (!is_json && (known == NULL || known[bytes] != ' ' || (known > command->flags && known[-1] != ' ')))
-        return false;
-    options->json |= is_json;
-    options->prometheus |= strcmp(flag, "--prometheus") == 0;
-    options->yes |= strcmp(flag, "--yes") == 0;
-    if (strcmp(flag, "--stack") == 0)
-        options->stack = STAT_STACK;
-    if (strcmp(flag, "--no-stack") == 0)
-        options->stack = STAT_NO_STACK;
-    return true;
+    *number = strtod(text, &end);
+    return end != text && *end == '\0' && *number >= flag->least && *number <= flag->most &&
+           (flag->value == NUMBER || *number <= floor(*number));
+}
+
+/* A flag and its value: how many words they are; 0, after a line on stderr, if they are wrong. */
+static int parse_flag(const struct command *command, char **words, struct stat_options *options)
+{
+    const struct flag *flag = flags, *end = flags + sizeof(flags) / sizeof(flags[0]);
+    const char *value = words[1] != NULL ? words[1] : "";
+    char shown[64];
+    void *to;
+
+    while (flag < end && (strcmp(flag->name, words[0]) != 0 ||
+                          (flag->command != NULL && flag->command != command->run)))
+        flag++;
+    if (flag == end) {
+        misused("this command has no flag", words[0]);
+        return 0;
+    }
+    to = (char *)options + flag->offset;
+    if (flag->value == SWITCH) {
+        *(bool *)to = true;
+        return 1;
+    }
+    if (flag->value == WORD && words[1] != NULL) {
+        *(const char **)to = value;
+        return 2;
+    }
+    if (flag->value != WORD && parse_number(flag, value, to))
+        return 2;
+    stat_printable(shown, sizeof(shown), value, strlen(value));
+    fprintf(stderr, "shmstat: %s cannot be '%s'; the manual page has its values\n", words[0], shown);
+    return 0;
 }
 
 /* The exit status: STAT_NOTHING, after a line on stderr, if the output could not be written. */
@@ -133,15 +179,12 @@ int main(int argc, char **argv)
     if (command == NULL)
         return misused("there is no command", argv[1]);
     for (int i = 2; i < argc; i++) {
-        int words = command->run == stat_top ? stat_top_flag(&options.top, argv + i, argc - i) : 0;
+        if (argv[i][0] == '-') {
+            int words = parse_flag(command, argv + i, &options);
 
-        if (words < 0)
-            return STAT_USAGE;
-        if (words > 0) {
+            if (words == 0)
+                return STAT_USAGE;
             i += words - 1;
-        } else if (argv[i][0] == '-') {
-            if (!parse_flag(command, argv[i], &options))
-                return misused("this command has no flag", argv[i]);
         } else if (command->has_subject && options.subject == NULL) {
             options.subject = argv[i];
         } else if (options.select != NULL) {
@@ -152,7 +195,5 @@ int main(int argc, char **argv)
     }
     if (options.json && options.prometheus)
         return misused("choose one of --json and", "--prometheus");
-    if (options.json && options.top.batch)
-        return misused("choose one of --json and", "--batch");
     return end(command->run(&options));
 }

@@ -14,18 +14,11 @@ enum stat_exit {
     STAT_NOTHING = 3,           /* no such job, or nothing of it could be read */
 };
 
-/* Of why: the stacks of the threads that it names. */
-enum stat_stack_wish {
-    STAT_STACK_OF_OLD,          /* in text, of threads that have waited for a second or more */
-    STAT_STACK,
-    STAT_NO_STACK,
-};
-
-/* Of top. */
+/* Of top. Numbers are 0 if they are not given. */
 struct stat_top_options {
-    bool batch;                 /* text on stdout, and no keys */
-    long count;                 /* pictures to print; 0: until a signal */
-    int width, height;          /* 0: the terminal's, else 80 and 24 */
+    bool batch, once;           /* text on stdout, and no keys */
+    double count;               /* the same, so many pictures; else until a signal */
+    double width, height;       /* 0: the terminal's, else 80 and 24 */
     double interval_s;          /* 0: 1 s */
     double stuck_s;             /* 0: 10 s */
     const char *view, *sort, *filter;
@@ -37,7 +30,8 @@ struct stat_options {
     bool json;
     bool prometheus;
     bool yes;
-    enum stat_stack_wish stack;
+    bool stack, no_stack;       /* of why: the stacks of all threads that it names, of none; else in text, of threads
+                                 * that have waited for a second or more */
     struct stat_top_options top;
 };
 
@@ -51,7 +45,6 @@ int stat_rrefs(const struct stat_options *options);
 int stat_why(const struct stat_options *options);
 int stat_gpu(const struct stat_options *options);
 int stat_top(const struct stat_options *options);
-/* One flag of top's and its value: how many words it is, 0 if it is none of its, -1 after a line on stderr. */
-int stat_top_flag(struct stat_top_options *options, char **words, int count);
+int stat_prometheus(const struct stat_options *options);    /* show --prometheus */
 
 #endif

@@ -180,9 +180,9 @@ static struct stat_thread *append(struct stat_stacks *stacks, const struct stat_
 
 static bool is_to_read(const struct stat_stacks *stacks, const struct stat_thread *thread, double age_s)
 {
-    if (thread->thread == 0 || stacks->wish == STAT_NO_STACK || stacks->read == STACKS_MAX || !stat_stack_can())
+    if (thread->thread == 0 || stacks->options->no_stack || stacks->read == STACKS_MAX || !stat_stack_can())
         return false;
-    return stacks->wish == STAT_STACK || (!stacks->json && age_s >= OLD_S);
+    return stacks->options->stack || (!stacks->options->json && age_s >= OLD_S);
 }
 
 void stat_stacks_add(struct stat_stacks *stacks, const struct stat_thread *thread, double age_s)
@@ -196,7 +196,7 @@ void stat_stacks_add(struct stat_stacks *stacks, const struct stat_thread *threa
         stacks->read++;
         stat_stack_read(added->stack, added->thread, STAT_STACK_TIMEOUT_NS);
     }
-    if (stacks->json)
+    if (stacks->options->json)
         return;
     stat_stack_command(command, sizeof(command), added->pid, added->thread);
     printf("    %s\n", command);
@@ -204,7 +204,7 @@ void stat_stacks_add(struct stat_stacks *stacks, const struct stat_thread *threa
         printf("        %s\n", added->stack->frame[i]);
     if (added->stack != NULL && added->stack->problem[0] != '\0')
         printf("    No stack: %s.\n", added->stack->problem);
-    if (stacks->wish == STAT_STACK && !stacks->told && !stat_stack_can()) {
+    if (stacks->options->stack && !stacks->told && !stat_stack_can()) {
         printf("    No stack: " PROGRAM " is not installed. It is in Debian's package elfutils.\n");
         stacks->told = true;
     }
@@ -232,7 +232,7 @@ void stat_stacks_json(const struct stat_stacks *stacks)
             stat_json_text(NULL, stack->frame[k]);
         stat_json_close(']');
         stat_json_text("stack_problem", stack != NULL ? stack->problem
-                                        : stacks->wish == STAT_STACK && !stat_stack_can()
+                                        : stacks->options->stack && !stat_stack_can()
                                             ? PROGRAM " is not installed. It is in Debian's package elfutils"
                                             : NULL);
         stat_json_close('}');

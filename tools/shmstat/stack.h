@@ -35,8 +35,7 @@ struct stat_thread {
 };
 
 struct stat_stacks {
-    bool json;
-    enum stat_stack_wish wish;
+    const struct stat_options *options;
     bool told;                      /* that eu-stack is not installed */
     size_t count, capacity;
     size_t read;                    /* how many stacks */

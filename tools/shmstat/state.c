@@ -11,6 +11,23 @@
 
 /* ---- Who lives, and in which state -------------------------------------------------------------- */
 
+struct stat_worker *stat_next(const struct stat_job *job, const struct stat_worker *worker)
+{
+    for (int rank = worker != NULL ? worker->rank + 1 : 0; rank < BXI_WORLD_MAX; rank++)
+        if (job->workers[rank] != NULL)
+            return job->workers[rank];
+    return NULL;
+}
+
+struct stat_worker *stat_next_reader(const struct stat_job *job, const struct stat_worker *worker)
+{
+    struct stat_worker *next = stat_next(job, worker);
+
+    while (next != NULL && next->control == NULL)
+        next = stat_next(job, next);
+    return next;
+}
+
 const struct stat_worker *stat_reader(const struct stat_job *job, uint32_t rank)
 {
     const struct stat_worker *worker = rank < BXI_WORLD_MAX ? job->workers[rank] : NULL;
@@ -37,20 +54,10 @@ bool stat_is_joining(const struct stat_worker *worker)
 
 bool stat_job_alive(const struct stat_job *job)
 {
-    for (int rank = 0; rank < BXI_WORLD_MAX; rank++)
-        if (job->workers[rank] != NULL &&
-            (job->workers[rank]->segment.alive || job->workers[rank]->arena.alive))
+    for (struct stat_worker *worker = NULL; (worker = stat_next(job, worker)) != NULL;)
+        if (worker->segment.alive || worker->arena.alive)
             return true;
     return false;
-}
-
-bool stat_jobs_readable(const struct stat_jobs *jobs)
-{
-    for (size_t i = 0; i < jobs->count; i++)
-        for (uint32_t rank = 0; rank < BXI_WORLD_MAX; rank++)
-            if (stat_reader(&jobs->list[i], rank) != NULL)
-                return true;
-    return jobs->count == 0;
 }
 
 const char *stat_state_name(uint32_t state)
@@ -66,10 +73,8 @@ const char *stat_job_state(const struct stat_job *job)
 
     if (!stat_job_alive(job))
         return "dead";
-    for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
-        const struct stat_worker *worker = job->workers[rank];
-
-        if (worker == NULL || !stat_worker_alive(worker) || stat_is_joining(worker))
+    for (struct stat_worker *worker = NULL; (worker = stat_next(job, worker)) != NULL;) {
+        if (!stat_worker_alive(worker) || stat_is_joining(worker))
             continue;
         uint32_t state = worker->found == STAT_BLANK ? BXI_STARTING : worker->state;
         if (state >= BXI_STARTING && state <= BXI_LEFT && (least == 0 || state < least))
@@ -80,30 +85,24 @@ const char *stat_job_state(const struct stat_job *job)
 
 int stat_job_size(const struct stat_job *job)
 {
+    const struct stat_worker *reader = stat_next_reader(job, NULL);
     int found = 0;
 
-    for (uint32_t rank = 0; rank < BXI_WORLD_MAX; rank++) {
-        if (stat_reader(job, rank) != NULL)
-            return (int)HEADER(job->workers[rank]).world_size;
-        found += job->workers[rank] != NULL;
-    }
+    if (reader != NULL)
+        return (int)HEADER(reader).world_size;
+    for (struct stat_worker *worker = NULL; (worker = stat_next(job, worker)) != NULL;)
+        found++;
     return found;
 }
 
 size_t stat_job_missing(const struct stat_job *job, uint64_t missing[BXI_WORLD_MAX])
 {
-    bool is_starting = false, has_size = false;
+    bool is_starting = false;
     size_t count = 0;
 
-    for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
-        const struct stat_worker *worker = job->workers[rank];
-        bool lives = worker != NULL && stat_worker_alive(worker);
-
-        is_starting |= lives && worker->found == STAT_READABLE && worker->state == BXI_STARTING &&
-                       !stat_is_joining(worker);
-        has_size |= stat_reader(job, (uint32_t)rank) != NULL;
-    }
-    for (int rank = 0; is_starting && has_size && rank < stat_job_size(job) && rank < BXI_WORLD_MAX; rank++)
+    for (struct stat_worker *worker = NULL; (worker = stat_next_reader(job, worker)) != NULL;)
+        is_starting |= stat_worker_alive(worker) && worker->state == BXI_STARTING && !stat_is_joining(worker);
+    for (int rank = 0; is_starting && rank < stat_job_size(job); rank++)
         if (job->workers[rank] == NULL)
             missing[count++] = (uint64_t)rank;
     return count;
@@ -126,12 +125,9 @@ uint64_t stat_job_started_ns(const struct stat_job *job)
 {
     uint64_t first = 0;
 
-    for (uint32_t rank = 0; rank < BXI_WORLD_MAX; rank++) {
-        const struct stat_worker *worker = stat_reader(job, rank);
-
-        if (worker != NULL && (first == 0 || HEADER(worker).started_ns < first))
+    for (struct stat_worker *worker = NULL; (worker = stat_next_reader(job, worker)) != NULL;)
+        if (first == 0 || HEADER(worker).started_ns < first)
             first = HEADER(worker).started_ns;
-    }
     return first;
 }
 
@@ -189,6 +185,18 @@ const char *stat_peer_name(const struct stat_job *job, int rank)
     const struct stat_worker *worker = stat_reader(job, (uint32_t)rank);
 
     return worker != NULL ? worker->name : "";
+}
+
+const char *stat_rank_name(const struct stat_job *job, int rank)
+{
+    static char ranks[4][16];
+    static unsigned at;
+    const char *name = stat_peer_name(job, rank);
+
+    if (name[0] != '\0')
+        return name;
+    snprintf(ranks[at % 4], sizeof(ranks[0]), "rank %d", rank);
+    return ranks[at++ % 4];
 }
 
 bool stat_ring_fill(const struct stat_job *job, const struct stat_worker *worker, int to, uint64_t *fill)

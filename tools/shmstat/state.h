@@ -7,6 +7,10 @@
 
 #include "jobs.h"
 
+/* The next worker of the job after that one, by rank, or the first after NULL: of all that were found, of those that
+ * are READABLE. NULL behind the last. */
+struct stat_worker *stat_next(const struct stat_job *job, const struct stat_worker *worker);
+struct stat_worker *stat_next_reader(const struct stat_job *job, const struct stat_worker *worker);
 const struct stat_worker *stat_reader(const struct stat_job *job, uint32_t rank);    /* NULL: not READABLE */
 bool stat_worker_alive(const struct stat_worker *worker);
 /* Which process of its rank it is in the job, from 1; 0 if it is not known. */
@@ -14,8 +18,6 @@ uint32_t stat_generation(const struct stat_worker *worker);
 /* Its rank had a process before, and it has not joined the job yet, which runs. */
 bool stat_is_joining(const struct stat_worker *worker);
 bool stat_job_alive(const struct stat_job *job);
-/* True if any worker of them is READABLE, or if there is no job at all. */
-bool stat_jobs_readable(const struct stat_jobs *jobs);
 const char *stat_job_state(const struct stat_job *job);
 /* The number of workers, from the first readable one; else as many as were found. */
 int stat_job_size(const struct stat_job *job);
@@ -32,6 +34,8 @@ const char *stat_activity(const struct stat_worker *worker);
 /* Threads of its pool that run a handler now. */
 int stat_pool_busy(const struct stat_worker *worker);
 const char *stat_peer_name(const struct stat_job *job, int rank);       /* "" if that worker is not READABLE */
+/* "rank 3" for a worker whose name is not known. Valid until the fourth call after. */
+const char *stat_rank_name(const struct stat_job *job, int rank);
 
 /* Bytes of ring `to` that the worker wrote and the peer has not given free; false if the peer cannot be read. */
 bool stat_ring_fill(const struct stat_job *job, const struct stat_worker *worker, int to, uint64_t *fill);

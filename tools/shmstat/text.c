@@ -114,7 +114,8 @@ double stat_since(uint64_t then_ns, int clock)
 
 void stat_flow_begin(struct stat_flow *flow, const char *label)
 {
-    flow->indent = flow->column = printf("  %-10s", label);
+    *flow = (struct stat_flow){ 0 };
+    snprintf(flow->label, sizeof(flow->label), "%s", label);
 }
 
 void stat_flow_add(struct stat_flow *flow, const char *format, ...)
@@ -127,6 +128,8 @@ void stat_flow_add(struct stat_flow *flow, const char *format, ...)
     va_end(args);
     if (length < 0)
         return;
+    if (flow->column == 0)
+        flow->indent = flow->column = printf("  %-10s", flow->label);
     if (flow->column > flow->indent && flow->column + 1 + length > COLUMNS) {
         printf("\n%*s", flow->indent, "");
         flow->column = flow->indent;
@@ -147,6 +150,6 @@ void stat_flow_words(struct stat_flow *flow, const char *text)
 
 void stat_flow_end(struct stat_flow *flow)
 {
-    putchar('\n');
-    flow->column = 0;
+    if (flow->column > 0)
+        putchar('\n');
 }

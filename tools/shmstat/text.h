@@ -21,10 +21,12 @@ void stat_printable(char *to, size_t bytes, const char *from, size_t from_bytes)
 uint64_t stat_now_ns(int clock);
 double stat_since(uint64_t then_ns, int clock);             /* seconds; 0 for a time in the future */
 
-/* Prints words one after the other and begins a new line, indented, before the 80th column. */
+/* Prints words one after the other and begins a new line, indented, before the 80th column. Without a word it prints
+ * nothing: the label comes with the first. */
 struct stat_flow {
+    char label[32];
     int indent;
-    int column;
+    int column;                 /* 0: nothing is printed yet */
 };
 
 void stat_flow_begin(struct stat_flow *flow, const char *label);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shmstat top: the workers, rings or calls of jobs, live and as rates. This file has its flags and the two forms that
- * need no terminal: the same picture as lines of text (--once, --batch), and one sample as JSON. top_rates.h names the
+ * shmstat top: the workers, rings or calls of jobs, live and as rates. This file has the two forms that need no
+ * terminal: the same picture as lines of text (--once, --batch), and one sample as JSON. top_rates.h names the
  * other parts.
  */
 #include "describe.h"
@@ -27,83 +27,7 @@
 #define DEFAULT_INTERVAL_S 1.0
 #define DEFAULT_STUCK_S 10.0
 
-/* ---- Flags --------------------------------------------------------------------------------------- */
-
-/* A number between least and most. */
-static bool parse_number(const char *text, double least, double most, double *value)
-{
-    char *end;
-    double number = strtod(text, &end);
-
-    if (end == text || *end != '\0' || !(number >= least && number <= most))
-        return false;
-    *value = number;
-    return true;
-}
-
-static bool parse_whole(const char *text, long most, long *value)
-{
-    double number;
-
-    if (!parse_number(text, 1, (double)most, &number) || number > floor(number))
-        return false;
-    *value = (long)number;
-    return true;
-}
-
-static bool parse_value(struct stat_top_options *options, const char *flag, const char *value)
-{
-    long whole = 0;
-    bool ok = true;
-
-    if (strcmp(flag, "--interval") == 0)
-        ok = parse_number(value, TOP_INTERVAL_MIN, TOP_INTERVAL_MAX, &options->interval_s);
-    else if (strcmp(flag, "--stuck") == 0)
-        ok = parse_number(value, 0.001, 1e9, &options->stuck_s);
-    else if (strcmp(flag, "-n") == 0)
-        ok = parse_whole(value, 1000000000, &options->count);
-    else if (strcmp(flag, "--width") == 0)
-        ok = parse_whole(value, TOP_WIDTH_MAX, &whole);
-    else if (strcmp(flag, "--height") == 0)
-        ok = parse_whole(value, TOP_HEIGHT_MAX, &whole);
-    else if (strcmp(flag, "--view") == 0)
-        options->view = value;
-    else if (strcmp(flag, "--sort") == 0)
-        options->sort = value;
-    else
-        options->filter = value;
-    if (strcmp(flag, "-n") == 0)
-        options->batch = true;
-    if (ok && strcmp(flag, "--width") == 0)
-        options->width = (int)whole;
-    if (ok && strcmp(flag, "--height") == 0)
-        options->height = (int)whole;
-    return ok;
-}
-
-int stat_top_flag(struct stat_top_options *options, char **words, int count)
-{
-    static const char *const valued[] = { "--interval", "--stuck", "-n", "--width", "--height", "--view", "--sort",
-                                          "--filter" };
-    char shown[64];
-
-    if (strcmp(words[0], "--once") == 0 || strcmp(words[0], "--batch") == 0) {
-        options->batch = true;
-        if (strcmp(words[0], "--once") == 0)
-            options->count = 1;
-        return 1;
-    }
-    for (size_t i = 0; i < sizeof(valued) / sizeof(valued[0]); i++) {
-        if (strcmp(words[0], valued[i]) != 0)
-            continue;
-        if (count > 1 && parse_value(options, words[0], words[1]))
-            return 2;
-        stat_printable(shown, sizeof(shown), count > 1 ? words[1] : "", count > 1 ? strlen(words[1]) : 0);
-        fprintf(stderr, "shmstat: %s cannot be '%s'; the manual page has its values\n", words[0], shown);
-        return -1;
-    }
-    return 0;
-}
+/* ---- What is shown first ------------------------------------------------------------------------- */
 
 static bool parse_view(const char *name, enum top_view *view)
 {
@@ -130,11 +54,16 @@ static bool parse_sort(const char *title, enum top_view view, int *sort)
     return false;
 }
 
+static bool is_batch(const struct stat_top_options *options)
+{
+    return options->batch || options->once || options->count > 0;
+}
+
 /* Sets what is shown first, from the flags. */
 static bool begin_state(const struct stat_top_options *options, struct top_state *state)
 {
     top_state_init(state, options->interval_s > 0 ? options->interval_s : DEFAULT_INTERVAL_S);
-    state->batch = options->batch;
+    state->batch = is_batch(options);
     if (options->view != NULL && !parse_view(options->view, &state->view)) {
         fprintf(stderr, "shmstat: --view is workers, rings or calls\n");
         return false;
@@ -163,8 +92,8 @@ static int grid_for(const struct stat_top_options *options, struct top_grid *gri
         width = size.ws_col;
         height = size.ws_row;
     }
-    return top_grid_init(grid, options->width > 0 ? options->width : width,
-                         options->height > 0 ? options->height : height);
+    return top_grid_init(grid, options->width > 0 ? (int)options->width : width,
+                         options->height > 0 ? (int)options->height : height);
 }
 
 /* Without the blanks at the end of lines, and without empty lines. */
@@ -205,10 +134,11 @@ static int next_sample(struct top_model *model, const struct top_state *state)
 
 static int run_batch(struct top_model *model, struct top_state *state, const struct stat_top_options *options)
 {
+    double count = options->once ? 1 : options->count > 0 ? options->count : INFINITY;
     struct top_grid grid = { 0 };
     int rc = grid_for(options, &grid);
 
-    for (long i = 0; rc == 0 && (options->count == 0 || i < options->count) && !ferror(stdout); i++) {
+    for (double i = 0; rc == 0 && i < count && !ferror(stdout); i++) {
         rc = next_sample(model, state);
         if (rc < 0)
             break;
@@ -307,7 +237,7 @@ static int run(struct top_model *model, struct top_state *state, const struct st
 {
     int rc;
 
-    if (!options->json && !options->top.batch)
+    if (!options->json && !is_batch(&options->top))
         return top_screen_run(model, state);
     rc = options->json ? run_json(model, state) : run_batch(model, state, &options->top);
     if (rc == 0)
@@ -326,13 +256,17 @@ int stat_top(const struct stat_options *options)
     struct stat_jobs jobs;
     int status;
 
+    if (options->json && is_batch(&options->top)) {
+        fprintf(stderr, "shmstat: choose one of --json and '--batch'; shmstat --help lists what there is\n");
+        return STAT_USAGE;
+    }
     if (!begin_state(&options->top, &state))
         return STAT_USAGE;
     if (options->json && state.view == TOP_CALLS) {
         fprintf(stderr, "shmstat: shmstat calls --json has the calls; --view is workers or rings here\n");
         return STAT_USAGE;
     }
-    if (!options->json && !options->top.batch && (!isatty(STDIN_FILENO) || !isatty(STDOUT_FILENO))) {
+    if (!options->json && !is_batch(&options->top) && (!isatty(STDIN_FILENO) || !isatty(STDOUT_FILENO))) {
         fprintf(stderr, "shmstat: top needs a terminal to show it in and for its keys; --once, --batch and --json "
                         "need none\n");
         return STAT_USAGE;

@@ -2,10 +2,7 @@
 /*
  * shmstat top: samples of the jobs, and rows with rates made of two of them.
  *
- * A sample is the copies of jobs.c of all workers, and the rows of their calls in flight. These rows are 32 KiB for
- * each ring. So they are read only if the worker's counters say that it has calls in flight, and the rows after the
- * first BXI_CALLS_FIRST only if those do not account for all of these calls: 64 idle workers cost no such read,
- * however many rings are open.
+ * A sample is the copies of jobs.c of all workers, and their calls in flight (flight.c).
  *
  * Each sample opens the segments by their names: a rank whose process has been replaced is shown as its new process,
  * without rates until there are two samples of it.
@@ -30,99 +27,30 @@
 #define SPAN_MIN_NS 90000000u   /* rates over less say little */
 #define NEARLY_FULL 90.0
 
-/* Calls in flight of a worker. */
-struct flight {
-    double calls;
-    uint64_t oldest_ns;         /* CLOCK_MONOTONIC; 0: none */
-    uint64_t oldest_id;
-    int oldest_to;
-    uint32_t oldest_function;
-};
-
-struct top_flight {
-    struct flight of[BXI_WORLD_MAX];
-    struct stat_calls calls;    /* in the view of calls only */
-    uint64_t gone_ns;           /* when the job was found removed; 0: it is there */
-};
-
-static uint64_t counter(const struct stat_worker *worker, enum bxi_counter which)
-{
-    return stat_word(&bxi_tables(worker->control)->counters[which]);
-}
-
 /* ---- Samples ------------------------------------------------------------------------------------- */
 
 static void free_sample(struct top_sample *sample)
 {
-    for (size_t i = 0; sample->flight != NULL && i < sample->jobs.count; i++)
-        stat_calls_free(&sample->flight[i].calls);
-    free(sample->flight);
     stat_jobs_free(&sample->jobs);
     *sample = (struct top_sample){ 0 };
 }
 
-static void count_row(struct flight *flight, const struct bxi_call_row *row, int to)
-{
-    uint64_t id = stat_word(&row->id), since_ns = stat_word(&row->since) >> 8;
-
-    if (id == 0 || (id & BXI_CALL_GIVEN_UP) != 0)
-        return;
-    flight->calls++;
-    if (flight->oldest_ns != 0 && since_ns >= flight->oldest_ns)
-        return;
-    flight->oldest_ns = since_ns;
-    flight->oldest_id = id;
-    flight->oldest_to = to;
-    flight->oldest_function = (uint32_t)(stat_word(&row->since) & 0xff);
-}
-
-static void count_rows(const struct stat_worker *worker, int first, int end, struct flight *flight)
-{
-    struct bxi_call_row rows[BXI_CALLS_MAX];
-
-    for (int to = 0; to < (int)worker->control->header.world_size; to++) {
-        if (stat_word(&worker->control->pair[to].open) == 0 ||
-            stat_pread(&worker->segment, rows, (uint64_t)(end - first) * sizeof(rows[0]),
-                       bxi_calls_offset(to) + (uint64_t)first * sizeof(rows[0])) < 0)
-            continue;
-        for (int slot = 0; slot < end - first; slot++)
-            count_row(flight, &rows[slot], to);
-    }
-}
-
-static void scan_flight(const struct stat_worker *worker, struct flight *flight)
-{
-    /* Copied while they change: it may be any number, but not less than the calls that stay in flight. */
-    int64_t open = (int64_t)(counter(worker, BXI_C_calls_sent) - counter(worker, BXI_C_calls_completed) -
-                             counter(worker, BXI_C_calls_timed_out) - counter(worker, BXI_C_calls_cancelled) -
-                             counter(worker, BXI_C_calls_peer_dead));
-
-    *flight = (struct flight){ 0 };
-    if (open == 0 || !stat_worker_alive(worker))
-        return;
-    count_rows(worker, 0, BXI_CALLS_FIRST, flight);
-    if (open > (int64_t)flight->calls)
-        count_rows(worker, BXI_CALLS_FIRST, BXI_CALLS_MAX, flight);
-}
-
 static int read_jobs(struct top_sample *sample, enum top_view view)
 {
-    for (size_t i = 0; i < sample->jobs.count; i++) {
+    int rc = 0;
+
+    for (size_t i = 0; i < sample->jobs.count && rc == 0; i++) {
         struct stat_job *job = &sample->jobs.list[i];
 
-        if (stat_job_read(job, true) < 0)
-            return -ENOMEM;
-        for (uint32_t rank = 0; rank < BXI_WORLD_MAX; rank++)
-            if (stat_reader(job, rank) != NULL)
-                scan_flight(stat_reader(job, rank), &sample->flight[i].of[rank]);
-        if (view == TOP_RINGS)
+        rc = stat_job_read(job);
+        if (rc == 0)
+            rc = stat_calls_read(job, view == TOP_CALLS && stat_job_alive(job) ? STAT_ALL_CALLERS : STAT_BUSY_CALLERS,
+                                 sample->at_ns);
+        if (rc == 0 && view == TOP_RINGS)
             stat_unread_read(job);
-        if (view == TOP_CALLS && stat_job_alive(job) &&
-            stat_calls_collect(job, sample->at_ns, &sample->flight[i].calls) < 0)
-            return -ENOMEM;
         stat_job_close(job);
     }
-    return 0;
+    return rc;
 }
 
 static const struct stat_job *same_job(const struct top_sample *sample, const struct stat_job *job)
@@ -165,30 +93,26 @@ static void keep_workers(struct stat_job *from, struct stat_job *to)
 }
 
 /* True if a removed job is not shown any more. */
-static bool is_over(const struct top_sample *now, const struct stat_job *job, uint64_t gone_ns)
+static bool is_over(const struct top_sample *now, const struct stat_job *job)
 {
     for (size_t i = 0; i < now->jobs.count; i++)
         if (strcmp(now->jobs.list[i].name, job->name) == 0)
             return true;
-    return now->jobs.count > 0 && gone_ns != 0 && 1e-9 * (double)(now->at_ns - gone_ns) > GONE_S;
+    return now->jobs.count > 0 && job->gone_ns != 0 && 1e-9 * (double)(now->at_ns - job->gone_ns) > GONE_S;
 }
 
-static int keep_job(struct top_sample *now, const struct stat_job *job, uint64_t gone_ns)
+static struct stat_job *keep_job(struct top_sample *now, const struct stat_job *job)
 {
     struct stat_job *list = realloc(now->jobs.list, (now->jobs.count + 1) * sizeof(*list));
-    if (list == NULL)
-        return -ENOMEM;
-    now->jobs.list = list;
 
-    struct top_flight *flight = realloc(now->flight, (now->jobs.count + 1) * sizeof(*flight));
-    if (flight == NULL)
-        return -ENOMEM;
-    now->flight = flight;
-    flight[now->jobs.count] = (struct top_flight){ .gone_ns = gone_ns != 0 ? gone_ns : now->at_ns };
-    list[now->jobs.count] = (struct stat_job){ .instance = job->instance, .twin = job->twin };
-    memcpy(list[now->jobs.count].name, job->name, BXI_NAME_BYTES);
-    now->jobs.count++;
-    return 0;
+    if (list == NULL)
+        return NULL;
+    now->jobs.list = list;
+    list += now->jobs.count++;
+    *list = (struct stat_job){ .instance = job->instance, .twin = job->twin,
+                               .gone_ns = job->gone_ns != 0 ? job->gone_ns : now->at_ns };
+    memcpy(list->name, job->name, BXI_NAME_BYTES);
+    return list;
 }
 
 static int keep_gone(struct top_sample *last, struct top_sample *now)
@@ -197,13 +121,10 @@ static int keep_gone(struct top_sample *last, struct top_sample *now)
         struct stat_job *job = &last->jobs.list[i];
         struct stat_job *same = (struct stat_job *)same_job(now, job);
 
-        if (same == NULL) {
-            if (is_over(now, job, last->flight[i].gone_ns))
-                continue;
-            if (keep_job(now, job, last->flight[i].gone_ns) < 0)
-                return -ENOMEM;
-            same = &now->jobs.list[now->jobs.count - 1];
-        }
+        if (same == NULL && is_over(now, job))
+            continue;
+        if (same == NULL && (same = keep_job(now, job)) == NULL)
+            return -ENOMEM;
         keep_workers(job, same);
     }
     return 0;
@@ -292,15 +213,10 @@ static uint64_t oldest_handler(const struct stat_worker *worker, uint64_t *who, 
     return oldest_ns;
 }
 
-static bool is_long(const struct top_model *model, uint64_t since_ns)
+/* Seconds from that time to the sample; 0 if it is not known. */
+static double age_of(const struct top_model *model, uint64_t since_ns)
 {
-    return since_ns != 0 && model->now.at_ns > since_ns &&
-           1e-9 * (double)(model->now.at_ns - since_ns) >= model->stuck_s;
-}
-
-static const char *age_text(const struct top_model *model, uint64_t since_ns)
-{
-    return stat_span_text(1e-9 * (double)(model->now.at_ns - since_ns));
+    return since_ns != 0 && model->now.at_ns > since_ns ? 1e-9 * (double)(model->now.at_ns - since_ns) : 0;
 }
 
 static const char *peer_text(const struct stat_job *job, int rank)
@@ -311,28 +227,28 @@ static const char *peer_text(const struct stat_job *job, int rank)
 }
 
 /* Nearest to the reason first: a stopped process; a handler that does not end; a call that does not end. */
-static void set_stuck(const struct top_model *model, const struct stat_worker *worker, const struct flight *flight,
+static void set_stuck(const struct top_model *model, const struct stat_worker *worker, const struct stat_call *oldest,
                       struct top_row *row)
 {
-    uint64_t who, thread, since_ns = oldest_handler(worker, &who, &thread);
+    uint64_t who, thread;
+    double age_s = age_of(model, oldest_handler(worker, &who, &thread));
     char place[48] = "where it makes progress";
 
     if (strcmp(row->doing, "stopped") == 0) {
         row->cause = 3;
         snprintf(row->why, sizeof(row->why), "%s (pid %u) is stopped: it goes on with SIGCONT", row->name, worker->pid);
-    } else if (is_long(model, since_ns)) {
+    } else if (age_s >= model->stuck_s) {
         row->cause = 2;
         if (thread != 0)
             snprintf(place, sizeof(place), "in thread %llu", (unsigned long long)thread);
         snprintf(row->why, sizeof(row->why), "%s has run '%s' for %s for %s, %s", row->name,
                  stat_function_name(row->job, worker->rank, (uint32_t)(who >> 16)),
-                 peer_text(row->job, (int)(who & 0xffff)), age_text(model, since_ns), place);
-    } else if (is_long(model, flight->oldest_ns)) {
+                 peer_text(row->job, (int)(who & 0xffff)), stat_span_text(age_s), place);
+    } else if (oldest != NULL && oldest->age_s >= model->stuck_s) {
         row->cause = 1;
-        snprintf(row->why, sizeof(row->why), "%s has waited for '%s' of %s for %s (call %d-%d-%llu)", row->name,
-                 stat_function_name(row->job, flight->oldest_to, flight->oldest_function),
-                 peer_text(row->job, flight->oldest_to), age_text(model, flight->oldest_ns), worker->rank,
-                 flight->oldest_to, (unsigned long long)flight->oldest_id);
+        snprintf(row->why, sizeof(row->why), "%s has waited for '%s' of %s for %s (call %s)", row->name,
+                 stat_function_name(row->job, oldest->to, oldest->function), peer_text(row->job, oldest->to),
+                 stat_span_text(oldest->age_s), stat_call_name(oldest));
     }
 }
 
@@ -385,11 +301,29 @@ static bool is_busy(const struct top_row *row)
            row->number[TOP_FRAMES_OUT_S] > 0 || row->number[TOP_FLIGHT] > 0 || row->number[TOP_SERVED] > 0;
 }
 
-static void fill_worker(const struct top_model *model, size_t job_index, const struct stat_worker *worker,
-                        struct top_row *row)
+/* The worker's calls in flight: how many, and the oldest. */
+static double count_calls(const struct stat_job *job, const struct stat_worker *worker,
+                          const struct stat_call **oldest)
 {
-    const struct flight *flight = &model->now.flight[job_index].of[worker->rank];
+    double count = 0;
+
+    *oldest = NULL;
+    for (size_t i = 0; i < job->call_count; i++) {
+        const struct stat_call *call = &job->calls[i];
+
+        if (call->from != worker->rank || call->given_up)
+            continue;
+        count++;
+        if (*oldest == NULL)
+            *oldest = call;
+    }
+    return count;
+}
+
+static void fill_worker(const struct top_model *model, const struct stat_worker *worker, struct top_row *row)
+{
     const struct stat_worker *then = worker_before(model, row->job, worker);
+    const struct stat_call *oldest;
 
     row->number[TOP_RANK] = worker->rank;
     if (worker->pid != 0)
@@ -410,11 +344,10 @@ static void fill_worker(const struct top_model *model, size_t job_index, const s
     if (then != NULL)
         set_rates(then, worker, top_span(model), row->number);
     set_levels(row->job, worker, row->number);
-    row->number[TOP_FLIGHT] = flight->calls;
-    if (flight->oldest_ns != 0)
-        row->number[TOP_AGE] = model->now.at_ns > flight->oldest_ns
-                                   ? 1e-9 * (double)(model->now.at_ns - flight->oldest_ns) : 0;
-    set_stuck(model, worker, flight, row);
+    row->number[TOP_FLIGHT] = count_calls(row->job, worker, &oldest);
+    if (oldest != NULL)
+        row->number[TOP_AGE] = oldest->age_s;
+    set_stuck(model, worker, oldest, row);
     row->health = row->cause > 0 ? TOP_STUCK : row->number[TOP_FILL] >= NEARLY_FULL ? TOP_WARN
                   : is_busy(row) ? TOP_BUSY : TOP_IDLE;
     if (row->cause == 1 || row->cause == 2)
@@ -479,7 +412,7 @@ static void fill_call(const struct top_model *model, const struct stat_call *cal
 
 static int add_rings(struct top_model *model, const struct stat_job *job, const struct stat_worker *worker)
 {
-    for (int to = 0; worker->control != NULL && to < (int)worker->control->header.world_size; to++) {
+    for (int to = 0; to < (int)worker->control->header.world_size; to++) {
         struct top_row *row;
 
         if (to == worker->rank || stat_word(&worker->control->pair[to].open) == 0)
@@ -529,14 +462,12 @@ static int add_workers(struct top_model *model)
     for (size_t i = 0; i < model->now.jobs.count; i++) {
         const struct stat_job *job = &model->now.jobs.list[i];
 
-        for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
-            struct top_row *row;
+        for (struct stat_worker *worker = NULL; (worker = stat_next(job, worker)) != NULL;) {
+            struct top_row *row = add_row(model, job);
 
-            if (job->workers[rank] == NULL)
-                continue;
-            if ((row = add_row(model, job)) == NULL)
+            if (row == NULL)
                 return -ENOMEM;
-            fill_worker(model, i, job->workers[rank], row);
+            fill_worker(model, worker, row);
             count_worker(&model->totals, row);
             find_reason(&model->totals, row, &cause, &age_s);
         }
@@ -556,15 +487,15 @@ static int make_rows(struct top_model *model)
     for (size_t i = 0; i < model->now.jobs.count; i++) {
         const struct stat_job *job = &model->now.jobs.list[i];
 
-        for (int rank = 0; model->view == TOP_RINGS && rank < BXI_WORLD_MAX; rank++)
-            if (job->workers[rank] != NULL && add_rings(model, job, job->workers[rank]) < 0)
+        for (struct stat_worker *worker = NULL; (worker = stat_next_reader(job, worker)) != NULL;)
+            if (model->view == TOP_RINGS && add_rings(model, job, worker) < 0)
                 return -ENOMEM;
-        for (size_t c = 0; model->view == TOP_CALLS && c < model->now.flight[i].calls.count; c++) {
+        for (size_t c = 0; model->view == TOP_CALLS && c < job->call_count; c++) {
             struct top_row *row = add_row(model, job);
 
             if (row == NULL)
                 return -ENOMEM;
-            fill_call(model, &model->now.flight[i].calls.list[c], row);
+            fill_call(model, &job->calls[c], row);
         }
     }
     return 0;
@@ -585,8 +516,7 @@ int top_sample(struct top_model *model, enum top_view view, uint64_t now_ns)
 
     if (rc < 0)
         return rc;
-    fresh.flight = calloc(fresh.jobs.count + 1, sizeof(*fresh.flight));
-    if (fresh.flight == NULL || read_jobs(&fresh, view) < 0 || keep_gone(&model->now, &fresh) < 0) {
+    if (read_jobs(&fresh, view) < 0 || keep_gone(&model->now, &fresh) < 0) {
         free_sample(&fresh);
         return -ENOMEM;
     }

@@ -86,12 +86,9 @@ struct top_totals {
     char why[200];                      /* of the stuck worker nearest to the reason; "" if none is stuck */
 };
 
-struct top_flight;
-
 struct top_sample {
     uint64_t at_ns;                     /* CLOCK_MONOTONIC */
     struct stat_jobs jobs;
-    struct top_flight *flight;          /* a row for each job */
 };
 
 struct top_model {

@@ -35,7 +35,6 @@
 
 struct chain {
     const struct stat_job *job;
-    const struct stat_calls *calls;
     bool json;
     struct stat_stacks *stacks;
     const struct stat_call *visited[STEPS_MAX];     /* in the order of the chain */
@@ -70,14 +69,7 @@ static void say(const struct chain *chain, const char *format, ...)
 
 static const char *name_of(const struct chain *chain, int rank)
 {
-    static char ranks[4][16];
-    static unsigned at;
-    const char *name = stat_peer_name(chain->job, rank);
-
-    if (name[0] != '\0')
-        return name;
-    snprintf(ranks[at % 4], sizeof(ranks[0]), "rank %d", rank);
-    return ranks[at++ % 4];
+    return stat_rank_name(chain->job, rank);
 }
 
 /* The stack of a thread of that worker; thread 0: of one that is not known. */
@@ -132,8 +124,8 @@ static uint64_t waiter_of(const struct chain *chain, const struct stat_call *cal
 
 static const struct stat_call *call_of_row(const struct chain *chain, int from, const struct bxi_wait_row *row)
 {
-    for (size_t i = 0; i < chain->calls->count; i++) {
-        const struct stat_call *call = &chain->calls->list[i];
+    for (size_t i = 0; i < chain->job->call_count; i++) {
+        const struct stat_call *call = &chain->job->calls[i];
 
         if (call->from == from && (uint64_t)call->to == stat_word(&row->to) && call->id == stat_word(&row->id))
             return call;
@@ -147,8 +139,8 @@ enum which { ANY_CALL, NOT_WAITED_FOR };
 /* The worker's oldest call that was not given up; only calls to the worker `to`, unless that is < 0. */
 static const struct stat_call *oldest_call(const struct chain *chain, int rank, int to, enum which which)
 {
-    for (size_t i = 0; i < chain->calls->count; i++) {
-        const struct stat_call *call = &chain->calls->list[i];
+    for (size_t i = 0; i < chain->job->call_count; i++) {
+        const struct stat_call *call = &chain->job->calls[i];
 
         if (call->from != rank || call->given_up || (to >= 0 && call->to != to))
             continue;
@@ -383,8 +375,8 @@ static struct next follow_object(const struct chain *chain, const struct stat_ca
         if (stat_word(&owner->objects[i].state) == BXI_OBJECT_TO_COME && maker < BXI_WORLD_MAX)
             makes[maker] = true;
     }
-    for (size_t i = 0; i < chain->calls->count; i++) {
-        const struct stat_call *other = &chain->calls->list[i];
+    for (size_t i = 0; i < chain->job->call_count; i++) {
+        const struct stat_call *other = &chain->job->calls[i];
 
         if (other->to == call->to && makes[other->from] && other->where != STAT_OBJECT)
             return (struct next){ .call = other, .guessed = true };
@@ -564,19 +556,19 @@ static int find_worker(const struct stat_job *job, const char *subject)
     return -1;
 }
 
-static const struct stat_call *find_call(const struct stat_calls *calls, const char *subject)
+static const struct stat_call *find_call(const struct stat_job *job, const char *subject)
 {
-    for (size_t i = 0; i < calls->count; i++)
-        if (strcmp(stat_call_name(&calls->list[i]), subject) == 0)
-            return &calls->list[i];
+    for (size_t i = 0; i < job->call_count; i++)
+        if (strcmp(stat_call_name(&job->calls[i]), subject) == 0)
+            return &job->calls[i];
     return NULL;
 }
 
 /* The oldest call of a living worker that was not given up. */
 static const struct stat_call *longest(const struct chain *chain)
 {
-    for (size_t i = 0; i < chain->calls->count; i++) {
-        const struct stat_call *call = &chain->calls->list[i];
+    for (size_t i = 0; i < chain->job->call_count; i++) {
+        const struct stat_call *call = &chain->job->calls[i];
 
         if (!call->given_up && stat_worker_alive(chain->job->workers[call->from]))
             return call;
@@ -611,7 +603,7 @@ static void end_job(const struct chain *chain)
  * worker nor a call of that name. */
 static bool explain(struct chain *chain, const char *subject)
 {
-    const struct stat_call *call = subject != NULL ? find_call(chain->calls, subject) : longest(chain);
+    const struct stat_call *call = subject != NULL ? find_call(chain->job, subject) : longest(chain);
     int rank = subject != NULL ? find_worker(chain->job, subject) : -1;
 
     if (subject != NULL && call == NULL && rank < 0)
@@ -627,49 +619,44 @@ static bool explain(struct chain *chain, const char *subject)
     return true;
 }
 
-static int explain_jobs(struct stat_jobs *jobs, const struct stat_options *options)
+static int print_job(struct stat_job *job, const struct stat_options *options)
 {
-    int found = 0;
+    struct stat_stacks stacks = { .options = options };
+    struct chain chain = { .job = job, .json = options->json, .stacks = &stacks };
+    bool is_found = explain(&chain, options->subject);
 
-    for (size_t i = 0; i < jobs->count; i++) {
-        struct stat_calls calls = { 0 };
-        struct stat_stacks stacks = { .json = options->json, .wish = options->stack };
-        struct chain chain = { .job = &jobs->list[i], .calls = &calls, .json = options->json, .stacks = &stacks };
-
-        if (stat_job_read(&jobs->list[i], true) < 0 || stat_gpus_read(&jobs->list[i]) < 0 ||
-            stat_objects_read(&jobs->list[i]) < 0 ||
-            stat_calls_collect(&jobs->list[i], stat_now_ns(CLOCK_MONOTONIC), &calls) < 0)
-            stat_no_memory(&jobs->list[i]);
-        else
-            found += explain(&chain, options->subject);
-        stat_stacks_free(&stacks);
-        stat_calls_free(&calls);
-        stat_job_close(&jobs->list[i]);
-    }
-    return found;
+    stat_stacks_free(&stacks);
+    return is_found ? STAT_FINE : STAT_NOTHING;
 }
+
+#define READS (STAT_READ_GPUS | STAT_READ_OBJECTS | STAT_READ_CALLS)
 
 int stat_why(const struct stat_options *options)
 {
     struct stat_jobs jobs;
-    int status = stat_list_begin(&jobs, options, "why"), found;
+    int status = stat_find(&jobs, options);
 
     if (status != STAT_FINE)
         return status;
-    found = explain_jobs(&jobs, options);
-    if (found == 0 && options->subject != NULL && options->select == NULL) {
+    stat_list_open(&jobs, options, "why");
+    status = jobs.count == 0 && options->subject == NULL ? STAT_FINE : stat_each(&jobs, options, READS, print_job);
+    if (status != STAT_FINE && options->subject != NULL && options->select == NULL) {
         /* `why JOB`: a name that no worker has may be a job's. */
         stat_jobs_free(&jobs);
+        struct stat_options whole = *options;
+
+        whole.subject = NULL;
         if (stat_jobs_find(&jobs, options->subject) == 0)
-            found = explain_jobs(&jobs, &(struct stat_options){ .json = options->json, .stack = options->stack });
+            status = stat_each(&jobs, &whole, READS,
+                               print_job);
     }
-    if (found == 0 && options->subject != NULL) {
+    if (status != STAT_FINE && options->subject != NULL) {
         char asked[64];
 
         stat_printable(asked, sizeof(asked), options->subject, strlen(options->subject));
         fprintf(stderr, "shmstat: there is no worker, no call and no job '%s'; shmstat calls lists them\n", asked);
     }
-    status = found > 0 || (options->subject == NULL && jobs.count == 0) ? STAT_FINE : STAT_NOTHING;
-    stat_list_end(&jobs, options);
+    stat_list_close(options);
+    stat_jobs_free(&jobs);
     return status;
 }

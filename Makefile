@@ -136,7 +136,7 @@ tensor_ipc_SRCS   := demos/tensor_ipc/tensor_ipc.c $(COMMON)
 bxbench_SRCS      := $(call sources,tools/bxbench,bxbench.c)
 shmstat_SRCS      := $(call sources,tools/shmstat,shmstat.c)
 gpucheck_SRCS     := $(call sources,tools/gpucheck,gpucheck.c) $(if $(filter cov,$(CONFIG)),tests/cov/exit.c)
-# Need no library: not ours either, so that they run on a machine that has nothing but the driver.
+# Need no library of the machine's but the C library, so that they run where there is nothing but the driver.
 BARE_PROGRAMS     := gpucheck
 NN_PROGRAMS       := cartpole reinforce param_server rnn pipeline bxbench
 AUTOGRAD_PROGRAMS := cartpole rnn pipeline bxbench
@@ -321,7 +321,7 @@ $(patsubst %,$(B)/bin/%,$(filter-out $(BARE_PROGRAMS),$(PROGRAMS))):
 	$(call say,LINK,$@)
 	$(link) $(LIBS) $(if $(filter %/shmstat,$@),$(SCREEN_LIBS))
 
-$(foreach p,$(BARE_PROGRAMS),$(eval $(B)/bin/$(p): $(call objects,$($(p)_SRCS))))
+$(foreach p,$(BARE_PROGRAMS),$(eval $(B)/bin/$(p): $(call objects,$($(p)_SRCS)) $(STATIC_LIB)))
 $(BARE_PROGRAMS:%=$(B)/bin/%):
 	$(call say,LINK,$@)
 	$(Q)mkdir -p $(@D) && $(CC) -o $@ $^ $(ALL_LDFLAGS)

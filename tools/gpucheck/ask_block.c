@@ -67,8 +67,7 @@ static unsigned unregister_page(struct site *site)
 
 static unsigned open_handle(struct site *site)
 {
-    return site->side->cu->cuIpcOpenMemHandle_v2(&site->opened, site->side->shared->handle[0],
-                                                 CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+    return check_open_handle(site->side, 0, &site->opened);
 }
 
 static unsigned close_handle(struct site *site)
@@ -109,8 +108,7 @@ static unsigned copy_small(struct site *site)
 /* Until the host sees it. */
 static unsigned write_word(struct site *site)
 {
-    unsigned result = site->side->cu->cuStreamWriteValue64_v2(site->other, site->word_at, ++site->value,
-                                                              CU_STREAM_WRITE_VALUE_DEFAULT);
+    unsigned result = check_write_word(site->side, site->other, site->word_at, ++site->value);
     uint64_t end_ns = check_now_ns() + UINT64_C(5000000000);
 
     while (result == CUDA_SUCCESS && check_load_word(site->word) != site->value) {
@@ -263,8 +261,7 @@ static void block_peer(struct check_side *side)
 
     check_open(side);
     (void)side->cu->cuIpcGetMemHandle(&side->shared->handle[0], check_alloc(side, SCRATCH_BYTES));
-    if (side->cu->cuEventCreate(&event, CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS) == CUDA_SUCCESS)
-        (void)side->cu->cuIpcGetEventHandle(&side->shared->event, event);
+    (void)check_lend_event(side, &event);
     check_reach(side, 1);
     check_await(side, 2);
 }

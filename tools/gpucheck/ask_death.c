@@ -19,30 +19,14 @@
 /* ---- Both ------------------------------------------------------------------------------------ */
 
 /* A filled payload and a word that is 0, exported as handle[index]. */
-static unsigned long long export_payload(struct check_side *side, unsigned index, struct CUstream_st *stream)
+static void export_payload(struct check_side *side, unsigned index, struct CUstream_st *stream)
 {
     unsigned long long address = check_alloc(side, DEVICE_BYTES);
-    unsigned result;
 
     check_need(side, side->cu->cuMemsetD8Async(address, 0, DEVICE_BYTES, stream), "cuMemsetD8Async");
     check_fill(side, address, BYTE, stream);
-    if (!check_idles(side, stream, CHECK_RELEASE_MS))
-        check_give_up(side, "filling 1 MiB did not end");
-    result = side->cu->cuIpcGetMemHandle(&side->shared->handle[index], address);
-    if (result != CUDA_SUCCESS)
-        check_skip(side, "the driver gives no handle: %s", check_name(side, result));
-    return address;
-}
-
-static unsigned long long open_payload(struct check_side *side, unsigned index)
-{
-    unsigned long long address = 0;
-    unsigned result = side->cu->cuIpcOpenMemHandle_v2(&address, side->shared->handle[index],
-                                                      CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
-
-    if (result != CUDA_SUCCESS)
-        check_skip(side, "the handle cannot be opened: %s", check_name(side, result));
-    return address;
+    check_finish(side, stream, "filling 1 MiB");
+    check_lend(side, index, address);
 }
 
 /* Kills the other side, and returns when its end has been noticed: its descriptors are closed by then. */
@@ -72,17 +56,6 @@ static struct reader make_reader(struct check_side *side)
     return (struct reader){ .stream = check_stream(side), .copy = check_pinned(side, CHECK_PAYLOAD_BYTES, NULL) };
 }
 
-/* Whether a copy of the payload ends; counts wrong bytes. */
-static bool read_payload(struct check_side *side, unsigned long long address, const struct reader *reader,
-                         size_t *differing)
-{
-    if (side->cu->cuMemcpyDtoHAsync_v2(reader->copy, address, CHECK_PAYLOAD_BYTES, reader->stream) != CUDA_SUCCESS ||
-        !check_idles(side, reader->stream, CHECK_RELEASE_MS))
-        return false;
-    *differing = check_differing(reader->copy, CHECK_PAYLOAD_BYTES, BYTE);
-    return true;
-}
-
 /* ---- The owner is killed ---------------------------------------------------------------------- */
 
 static void kill_owner(struct check_side *side)
@@ -98,8 +71,7 @@ static void kill_owner(struct check_side *side)
 static struct CUstream_st *wait_for(struct check_side *side, const char *key, struct CUstream_st *stream,
                                     unsigned long long word_at)
 {
-    unsigned result = side->cu->cuStreamWaitValue64_v2 != NULL && side->cu->cuStreamWriteValue64_v2 != NULL
-        ? side->cu->cuStreamWaitValue64_v2(stream, word_at, 1, CU_STREAM_WAIT_VALUE_GEQ) : CUDA_ERROR_NOT_SUPPORTED;
+    unsigned result = check_wait_word(side, stream, word_at, 1);
 
     if (result == CUDA_SUCCESS)
         return stream;
@@ -136,9 +108,9 @@ static unsigned long long register_word(struct check_side *side, bxi_a64 *page)
 
 static void answer_memory(struct check_side *side, unsigned long long address, const struct reader *reader)
 {
-    size_t differing = 0;
+    size_t differing = check_read(side, address, BYTE, reader->stream, reader->copy);
 
-    if (!read_payload(side, address, reader, &differing))
+    if (differing == CHECK_UNREAD)
         check_answer(side, "kill.memory", CHECK_BAD, "A killed process's memory cannot be read any more.");
     else if (differing > 0)
         check_answer(side, "kill.memory", CHECK_BAD, "%zu of 1048576 bytes of a killed process's memory have changed.",
@@ -154,14 +126,13 @@ static void kill_peer(struct check_side *side)
     unsigned long long address, word_at;
     bool host_waited, device_waited;
     struct reader reader;
-    unsigned result;
 
     check_open(side);
     reader = make_reader(side);
     host_wait = check_stream(side);
     device_wait = check_stream(side);
     check_await(side, 1);
-    address = open_payload(side, 0);
+    address = check_borrow(side, 0);
     word_at = register_word(side, page);
     host_wait = word_at != 0 ? wait_for(side, "kill.host_word", host_wait, word_at) : NULL;
     device_wait = wait_for(side, "kill.device_word", device_wait, address + CHECK_PAYLOAD_BYTES);
@@ -175,13 +146,10 @@ static void kill_peer(struct check_side *side)
         answer_release(side, "kill.host_word", host_wait, host_waited);
     }
     if (device_wait != NULL) {
-        (void)side->cu->cuStreamWriteValue64_v2(reader.stream, address + CHECK_PAYLOAD_BYTES, POISON,
-                                                CU_STREAM_WRITE_VALUE_DEFAULT);
+        (void)check_write_word(side, reader.stream, address + CHECK_PAYLOAD_BYTES, POISON);
         answer_release(side, "kill.device_word", device_wait, device_waited);
     }
-    result = side->cu->cuIpcCloseMemHandle(address);
-    check_answer(side, "kill.close", result == CUDA_SUCCESS ? CHECK_GOOD : CHECK_BAD,
-                 "Closing a killed process's memory: %s.", result == CUDA_SUCCESS ? "done" : check_name(side, result));
+    check_done(side, "kill.close", side->cu->cuIpcCloseMemHandle(address), "Closing a killed process's memory");
 }
 
 #define LATE_POISON "A worker's death may leave other workers' streams waiting for ever."
@@ -210,9 +178,7 @@ static void kill_event_owner(struct check_side *side)
 
     check_open(side);
     stream = check_stream(side);
-    result = side->cu->cuEventCreate(&event, CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS);
-    if (result == CUDA_SUCCESS)
-        result = side->cu->cuIpcGetEventHandle(&side->shared->event, event);
+    result = check_lend_event(side, &event);
     if (result != CUDA_SUCCESS)
         check_skip(side, "the driver exports no event: %s", check_name(side, result));
     gate = check_gate_make(side);
@@ -225,16 +191,13 @@ static void kill_event_owner(struct check_side *side)
 
 static void kill_event_peer(struct check_side *side)
 {
-    struct CUevent_st *event = NULL;
     struct CUstream_st *stream;
     unsigned result;
 
     check_open(side);
     stream = check_stream(side);
     check_await(side, 1);
-    result = side->cu->cuIpcOpenEventHandle(&event, side->shared->event);
-    if (result == CUDA_SUCCESS)
-        result = side->cu->cuStreamWaitEvent(stream, event, 0);
+    result = check_wait_event(side, stream);
     if (result != CUDA_SUCCESS)
         check_skip(side, "another process cannot wait for the event: %s", check_name(side, result));
     check_sleep_ms(CHECK_PAUSE_MS);
@@ -267,26 +230,21 @@ static void borrower_owner(struct check_side *side)
     unsigned long long address;
     unsigned char *copy;
     size_t differing;
-    unsigned result;
 
     check_open(side);
     stream = check_stream(side);
     copy = check_pinned(side, BORROWED_BYTES, NULL);
     address = check_alloc(side, BORROWED_BYTES);
-    result = side->cu->cuIpcGetMemHandle(&side->shared->handle[0], address);
-    if (result != CUDA_SUCCESS)
-        check_skip(side, "the driver gives no handle: %s", check_name(side, result));
+    check_lend(side, 0, address);
     check_reach(side, 1);
     check_await(side, 2);
     check_sleep_ms(CHECK_PAUSE_MS);
     kill_other(side);
     check_need(side, side->cu->cuMemsetD8Async(address, BYTE, BORROWED_BYTES, stream), "cuMemsetD8Async");
-    if (!check_idles(side, stream, CHECK_RELEASE_MS))
-        check_give_up(side, "filling 16 MiB did not end");
+    check_finish(side, stream, "filling 16 MiB");
     check_sleep_ms(CHECK_PAUSE_MS);
     check_need(side, side->cu->cuMemcpyDtoHAsync_v2(copy, address, BORROWED_BYTES, stream), "reading the memory");
-    if (!check_idles(side, stream, CHECK_RELEASE_MS))
-        check_give_up(side, "reading 16 MiB did not end");
+    check_finish(side, stream, "reading 16 MiB");
     differing = check_differing(copy, BORROWED_BYTES, BYTE);
     check_answer(side, "borrower", differing == 0 ? CHECK_GOOD : CHECK_BAD,
                  "After the end of a killed borrower, its work changed %zu of 16777216 bytes.", differing);
@@ -300,7 +258,7 @@ static void borrower_peer(struct check_side *side)
     check_open(side);
     stream = check_stream(side);
     check_await(side, 1);
-    address = open_payload(side, 0);
+    address = check_borrow(side, 0);
     for (;;) {                          /* until it is killed, or by its alarm */
         for (int i = 0; i < 32; i++)
             check_need(side, side->cu->cuMemsetD8Async(address, FOREIGN, BORROWED_BYTES, stream), "cuMemsetD8Async");
@@ -326,11 +284,10 @@ static bool put_mark(struct check_side *side, struct CUstream_st *stream)
 {
     unsigned long long own_at = 0, other_at = 0;
 
-    return side->cu->cuStreamWaitValue64_v2 != NULL && side->cu->cuStreamWriteValue64_v2 != NULL &&
-        check_register_page(side, check_page(side, 0, true), 0, &own_at) == CUDA_SUCCESS &&
+    return check_register_page(side, check_page(side, 0, true), 0, &own_at) == CUDA_SUCCESS &&
         check_register_page(side, check_page(side, 1, true), 0, &other_at) == CUDA_SUCCESS &&
-        side->cu->cuStreamWaitValue64_v2(stream, other_at, 1, CU_STREAM_WAIT_VALUE_GEQ) == CUDA_SUCCESS &&
-        side->cu->cuStreamWriteValue64_v2(stream, own_at, 1, CU_STREAM_WRITE_VALUE_DEFAULT) == CUDA_SUCCESS;
+        check_wait_word(side, stream, other_at, 1) == CUDA_SUCCESS &&
+        check_write_word(side, stream, own_at, 1) == CUDA_SUCCESS;
 }
 
 static void stop_owner(struct check_side *side)
@@ -376,16 +333,14 @@ static void stop_peer(struct check_side *side)
     bxi_a64 *own = check_page(side, 1, true), *other = check_page(side, 0, true);
     unsigned long long address, second = 0;
     struct reader reader;
-    size_t differing = 0;
     uint64_t end_ns;
-    unsigned result;
 
     check_open(side);
     reader = make_reader(side);
     check_await(side, 1);
-    address = open_payload(side, 0);
+    address = check_borrow(side, 0);
     stop_other(side);
-    if (read_payload(side, address, &reader, &differing) && differing == 0)
+    if (check_read(side, address, BYTE, reader.stream, reader.copy) == 0)
         check_answer(side, "stop.memory", CHECK_GOOD, "A stopped process's memory can be read.");
     else
         check_answer(side, "stop.memory", CHECK_BAD, "A stopped process's memory cannot be read.");
@@ -402,12 +357,8 @@ static void stop_peer(struct check_side *side)
         else
             check_answer(side, "stop.stream", CHECK_BAD, "A stopped process's stream stands still.");
     }
-    result = side->cu->cuIpcCloseMemHandle(address);
-    check_answer(side, "stop.close", result == CUDA_SUCCESS ? CHECK_GOOD : CHECK_BAD,
-                 "Closing a stopped process's memory: %s.", result == CUDA_SUCCESS ? "done" : check_name(side, result));
-    result = side->cu->cuIpcOpenMemHandle_v2(&second, side->shared->handle[1], CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
-    check_answer(side, "stop.open", result == CUDA_SUCCESS ? CHECK_GOOD : CHECK_BAD,
-                 "Opening a stopped process's memory: %s.", result == CUDA_SUCCESS ? "done" : check_name(side, result));
+    check_done(side, "stop.close", side->cu->cuIpcCloseMemHandle(address), "Closing a stopped process's memory");
+    check_done(side, "stop.open", check_open_handle(side, 1, &second), "Opening a stopped process's memory");
     kill(side->shared->pid[CHECK_OWNER], SIGCONT);
     check_reach(side, 2);
 }

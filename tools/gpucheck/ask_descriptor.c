@@ -123,8 +123,7 @@ static unsigned long long lend(struct check_side *side)
         check_answer(side, "descriptor.export", CHECK_GOOD, "The driver gave a descriptor.");
     stream = check_stream(side);
     check_fill(side, address, FILLED, stream);
-    if (!check_idles(side, stream, CHECK_RELEASE_MS))
-        check_give_up(side, "filling 1 MiB did not end");
+    check_finish(side, stream, "filling 1 MiB");
     check_await(side, 1);
     send_fd(side, fd);
     check_reach(side, 1);
@@ -148,16 +147,10 @@ static unsigned long long borrow(struct check_side *side, unsigned *result)
     return *result == CUDA_SUCCESS ? address : 0;
 }
 
-/* How many of the bytes are not as they were filled; -1: they cannot be read. */
-static long differing(struct check_side *side, unsigned long long address)
+/* How many of the bytes are not as they were filled; CHECK_UNREAD. */
+static size_t differing(struct check_side *side, unsigned long long address)
 {
-    unsigned char *copy = check_pinned(side, CHECK_PAYLOAD_BYTES, NULL);
-    struct CUstream_st *stream = check_stream(side);
-
-    if (side->cu->cuMemcpyDtoHAsync_v2(copy, address, CHECK_PAYLOAD_BYTES, stream) != CUDA_SUCCESS ||
-        !check_idles(side, stream, CHECK_RELEASE_MS))
-        return -1;
-    return (long)check_differing(copy, CHECK_PAYLOAD_BYTES, FILLED);
+    return check_read(side, address, FILLED, check_stream(side), check_pinned(side, CHECK_PAYLOAD_BYTES, NULL));
 }
 
 /* ---- descriptor -------------------------------------------------------------------------------- */
@@ -166,13 +159,13 @@ static void descriptor_owner(struct check_side *side)
 {
     unsigned long long address = lend(side);
     unsigned result;
-    long changed;
+    size_t changed;
 
     check_await(side, 2);
     result = (unsigned)check_load_word(&side->shared->number[1]);
     changed = differing(side, address);
     if (changed != 0)
-        check_answer(side, "descriptor.read_only", CHECK_BAD, "The other process could write: %ld of 1048576 bytes "
+        check_answer(side, "descriptor.read_only", CHECK_BAD, "The other process could write: %zu of 1048576 bytes "
                      "have changed.", changed);
     else if (result == CUDA_SUCCESS)
         check_answer(side, "descriptor.read_only", CHECK_NOTE, "The other process's write changed nothing, and the "
@@ -197,7 +190,7 @@ static void descriptor_peer(struct check_side *side)
 {
     unsigned result;
     unsigned long long address = borrow(side, &result);
-    long wrong;
+    size_t wrong;
 
     if (address == 0) {
         check_answer(side, "descriptor.contents", CHECK_BAD, "Another process cannot map it for reading: %s.",
@@ -237,7 +230,7 @@ static void dead_peer(struct check_side *side)
 {
     unsigned result;
     unsigned long long address = borrow(side, &result);
-    long wrong;
+    size_t wrong;
 
     if (address == 0)
         check_skip(side, "the memory cannot be mapped");
@@ -247,8 +240,8 @@ static void dead_peer(struct check_side *side)
     if (wrong == 0)
         check_answer(side, "descriptor.dead", CHECK_GOOD, "A killed process's memory reads as before.");
     else
-        check_answer(side, "descriptor.dead", CHECK_BAD, wrong < 0 ? "A killed process's memory cannot be read."
-                     : "A killed process's memory has changed.");
+        check_answer(side, "descriptor.dead", CHECK_BAD, "A killed process's memory %s.",
+                     wrong == CHECK_UNREAD ? "cannot be read" : "has changed");
 }
 
 const struct check_question check_descriptor_dead = {

@@ -14,7 +14,6 @@ static void devices_owner(struct check_side *side)
     unsigned long long payload, word_at = 0;
     struct CUstream_st *stream;
     int count = 0;
-    unsigned result;
 
     check_open(side);
     check_need(side, side->cu->cuDeviceGetCount(&count), "cuDeviceGetCount");
@@ -23,16 +22,13 @@ static void devices_owner(struct check_side *side)
     stream = check_stream(side);
     payload = check_alloc(side, CHECK_PAYLOAD_BYTES);
     check_fill(side, payload, BYTE, stream);
-    if (!check_idles(side, stream, CHECK_RELEASE_MS))
-        check_give_up(side, "filling 1 MiB did not end");
-    result = side->cu->cuIpcGetMemHandle(&side->shared->handle[0], payload);
-    if (result != CUDA_SUCCESS)
-        check_skip(side, "the driver gives no handle: %s", check_name(side, result));
-    result = check_register_page(side, check_page(side, 0, true), 0, &word_at);
+    check_finish(side, stream, "filling 1 MiB");
+    check_lend(side, 0, payload);
+    (void)check_register_page(side, check_page(side, 0, true), 0, &word_at);
     check_reach(side, 1);
     check_await(side, 2);
-    if (result == CUDA_SUCCESS && side->cu->cuStreamWriteValue64_v2 != NULL)
-        (void)side->cu->cuStreamWriteValue64_v2(stream, word_at, 1, CU_STREAM_WRITE_VALUE_DEFAULT);
+    if (word_at != 0)
+        (void)check_write_word(side, stream, word_at, 1);
     check_reach(side, 2);
     check_await(side, 3);
 }
@@ -41,8 +37,7 @@ static void answer_handle(struct check_side *side, struct CUstream_st *stream)
 {
     unsigned char *copy = check_pinned(side, CHECK_PAYLOAD_BYTES, NULL);
     unsigned long long address = 0;
-    unsigned result = side->cu->cuIpcOpenMemHandle_v2(&address, side->shared->handle[0],
-                                                      CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+    unsigned result = check_open_handle(side, 0, &address);
     size_t differing;
 
     if (result != CUDA_SUCCESS) {
@@ -50,10 +45,9 @@ static void answer_handle(struct check_side *side, struct CUstream_st *stream)
                      check_name(side, result));
         return;
     }
-    check_need(side, side->cu->cuMemcpyDtoHAsync_v2(copy, address, CHECK_PAYLOAD_BYTES, stream), "reading the memory");
-    if (!check_idles(side, stream, CHECK_RELEASE_MS))
+    differing = check_read(side, address, BYTE, stream, copy);
+    if (differing == CHECK_UNREAD)
         check_give_up(side, "reading 1 MiB of the other device did not end");
-    differing = check_differing(copy, CHECK_PAYLOAD_BYTES, BYTE);
     check_answer(side, "devices.handle", differing == 0 ? CHECK_GOOD : CHECK_BAD,
                  "The other device opened the handle; %zu of 1048576 bytes were wrong.", differing);
 }
@@ -64,8 +58,7 @@ static void answer_word(struct check_side *side, struct CUstream_st *stream, bxi
     unsigned result = side->cu->cuMemHostGetDevicePointer_v2(&at, (void *)page, 0);
 
     if (result == CUDA_SUCCESS)
-        result = side->cu->cuStreamWaitValue64_v2 != NULL
-            ? side->cu->cuStreamWaitValue64_v2(stream, at, 1, CU_STREAM_WAIT_VALUE_GEQ) : CUDA_ERROR_NOT_SUPPORTED;
+        result = check_wait_word(side, stream, at, 1);
     if (result != CUDA_SUCCESS) {
         check_answer(side, "devices.word", CHECK_BAD, "The other device's streams cannot wait for it: %s.",
                      check_name(side, result));

@@ -104,15 +104,14 @@ static void handle_owner(struct check_side *side)
     stream = check_stream(side);
     address = check_alloc(side, CHECK_PAYLOAD_BYTES);
     check_fill(side, address, 0x3c, stream);
-    if (!check_idles(side, stream, CHECK_RELEASE_MS))
-        check_give_up(side, "filling 1 MiB did not end");
+    check_finish(side, stream, "filling 1 MiB");
     result = side->cu->cuIpcGetMemHandle(&side->shared->handle[0], address);
     if (result != CUDA_SUCCESS) {
         check_answer(side, "handle.export", CHECK_BAD, "The driver gives no handle: %s.", check_name(side, result));
         check_skip(side, "there is no handle");
     }
     check_answer(side, "handle.export", CHECK_GOOD, "The driver gave a handle.");
-    result = side->cu->cuIpcOpenMemHandle_v2(&again, side->shared->handle[0], CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+    result = check_open_handle(side, 0, &again);
     if (result == CUDA_SUCCESS)
         check_answer(side, "handle.own", CHECK_NOTE, "A process can open its own handle, at %s address.",
                      again == address ? "the same" : "another");
@@ -131,8 +130,7 @@ static double ms_since(uint64_t start_ns)
 static void open_twice(struct check_side *side, unsigned long long first)
 {
     unsigned long long second = 0;
-    unsigned result = side->cu->cuIpcOpenMemHandle_v2(&second, side->shared->handle[0],
-                                                      CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+    unsigned result = check_open_handle(side, 0, &second);
 
     if (result != CUDA_SUCCESS) {
         check_answer(side, "handle.twice", CHECK_NOTE, "A second open in one process is refused: %s.",
@@ -146,17 +144,12 @@ static void open_twice(struct check_side *side, unsigned long long first)
 
 static void answer_contents(struct check_side *side, unsigned long long address)
 {
-    unsigned char *copy = check_pinned(side, CHECK_PAYLOAD_BYTES, NULL);
-    struct CUstream_st *stream = check_stream(side);
-    size_t differing;
+    size_t differing = check_read(side, address, 0x3c, check_stream(side),
+                                  check_pinned(side, CHECK_PAYLOAD_BYTES, NULL));
 
-    check_need(side, side->cu->cuMemcpyDtoHAsync_v2(copy, address, CHECK_PAYLOAD_BYTES, stream), "reading the memory");
-    if (!check_idles(side, stream, CHECK_RELEASE_MS)) {
+    if (differing == CHECK_UNREAD)
         check_answer(side, "handle.contents", CHECK_BAD, "Reading 1 MiB of it did not end.");
-        return;
-    }
-    differing = check_differing(copy, CHECK_PAYLOAD_BYTES, 0x3c);
-    if (differing == 0)
+    else if (differing == 0)
         check_answer(side, "handle.contents", CHECK_GOOD, "The other process reads the 1 MiB that the owner wrote.");
     else
         check_answer(side, "handle.contents", CHECK_BAD, "%zu of 1048576 bytes are not what the owner wrote.",
@@ -172,7 +165,7 @@ static void handle_peer(struct check_side *side)
     check_open(side);
     check_await(side, 1);
     start_ns = check_now_ns();
-    result = side->cu->cuIpcOpenMemHandle_v2(&address, side->shared->handle[0], CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+    result = check_open_handle(side, 0, &address);
     if (result != CUDA_SUCCESS) {
         check_answer(side, "handle.open", CHECK_BAD, "Another process cannot open the handle: %s.",
                      check_name(side, result));
@@ -188,8 +181,7 @@ static void handle_peer(struct check_side *side)
     if (result == CUDA_SUCCESS) {
         double ms = ms_since(start_ns);
 
-        result = side->cu->cuIpcOpenMemHandle_v2(&address, side->shared->handle[0],
-                                                 CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+        result = check_open_handle(side, 0, &address);
         check_figure(side, "handle.close", ms, "ms");
         check_answer(side, "handle.close", result == CUDA_SUCCESS ? CHECK_GOOD : CHECK_BAD,
                      "It was closed in %.2f ms, and opened again: %s.", ms,

@@ -58,8 +58,7 @@ static void answer_handover(struct check_side *side, const struct ping *ping, co
             keep_busy(side, ping);
         start_ns = check_now_ns();
         end_ns = start_ns + CHECK_RELEASE_MS * UINT64_C(1000000);
-        check_need(side, side->cu->cuStreamWriteValue64_v2(ping->stream, ping->word_at, ++value,
-                                                           CU_STREAM_WRITE_VALUE_DEFAULT), "cuStreamWriteValue64");
+        check_need(side, check_write_word(side, ping->stream, ping->word_at, ++value), "cuStreamWriteValue64");
         while (check_load_word(ping->answer) != value) {
             if (check_now_ns() > end_ns) {
                 check_answer(side, key, CHECK_BAD, "A hand-over did not end within %u ms.", CHECK_RELEASE_MS);
@@ -115,8 +114,7 @@ static double gb_per_s(struct check_side *side, unsigned long long from, unsigne
     while (now_ns - start_ns < MEASURE_MS * UINT64_C(1000000)) {
         for (int i = 0; i < 4; i++)
             check_need(side, side->cu->cuMemcpyAsync(to, from, COPY_BYTES, stream), "cuMemcpyAsync");
-        if (!check_idles(side, stream, CHECK_RELEASE_MS))
-            check_give_up(side, "copies on the device did not end");
+        check_finish(side, stream, "copies on the device");
         bytes += 4 * COPY_BYTES;
         now_ns = check_now_ns();
     }
@@ -158,10 +156,8 @@ static void share_peer(struct check_side *side)
     if (result != CUDA_SUCCESS)
         check_skip(side, "a page cannot be registered: %s", check_name(side, result));
     for (unsigned i = 0; i < 2 * ROUNDS; i++) {
-        check_need(side, side->cu->cuStreamWaitValue64_v2(stream, other_at, i + 1, CU_STREAM_WAIT_VALUE_GEQ),
-                   "cuStreamWaitValue64");
-        check_need(side, side->cu->cuStreamWriteValue64_v2(stream, own_at, i + 1, CU_STREAM_WRITE_VALUE_DEFAULT),
-                   "cuStreamWriteValue64");
+        check_need(side, check_wait_word(side, stream, other_at, i + 1), "cuStreamWaitValue64");
+        check_need(side, check_write_word(side, stream, own_at, i + 1), "cuStreamWriteValue64");
         check_reach(side, 3 + i);
         check_await(side, 3 + i);
     }

@@ -57,11 +57,8 @@ static struct writer make_writer(struct check_side *side)
 
     writer.payload = check_alloc(side, DEVICE_BYTES);
     check_need(side, side->cu->cuMemsetD8Async(writer.payload, 0, DEVICE_BYTES, writer.stream), "cuMemsetD8Async");
-    if (!check_idles(side, writer.stream, CHECK_RELEASE_MS))
-        check_give_up(side, "clearing 1 MiB did not end");
-    result = side->cu->cuIpcGetMemHandle(&side->shared->handle[0], writer.payload);
-    if (result != CUDA_SUCCESS)
-        check_skip(side, "the driver gives no handle: %s", check_name(side, result));
+    check_finish(side, writer.stream, "clearing 1 MiB");
+    check_lend(side, 0, writer.payload);
     if (side->question->variant == DEVICE_WORDS) {
         writer.word_at = writer.payload + CHECK_PAYLOAD_BYTES;
         writer.values = check_pinned(side, CHECK_PAGE_BYTES, NULL);
@@ -81,13 +78,12 @@ static void write_turn(struct check_side *side, struct writer *writer, unsigned 
     uint64_t value = turn + 1;
 
     check_fill(side, writer->payload, byte_of(turn), writer->stream);
-    if ((kind == BY_SIDE || kind == BY_PEER) && !check_idles(side, writer->stream, CHECK_RELEASE_MS))
-        check_give_up(side, "filling 1 MiB did not end while the other process waited");
+    if (kind == BY_SIDE || kind == BY_PEER)
+        check_finish(side, writer->stream, "while the other process waited, filling 1 MiB");
     /* [check.time] release, pairs with the acquire in answer_wait. */
     bxi_store_release(&side->shared->time_ns, check_now_ns());
     if (kind == BY_STREAM || kind == SEEN) {
-        check_need(side, side->cu->cuStreamWriteValue64_v2(writer->stream, writer->word_at, value,
-                                                           CU_STREAM_WRITE_VALUE_DEFAULT), "cuStreamWriteValue64");
+        check_need(side, check_write_word(side, writer->stream, writer->word_at, value), "cuStreamWriteValue64");
     } else if (kind == BY_SIDE && writer->word != NULL) {
         check_store_word(writer->word, value);
     } else if (kind == BY_SIDE) {
@@ -134,10 +130,7 @@ static struct waiter make_waiter(struct check_side *side)
 
     waiter.copy = check_pinned(side, CHECK_PAYLOAD_BYTES, NULL);
     waiter.look = check_pinned(side, CHECK_PAGE_BYTES, NULL);
-    result = side->cu->cuIpcOpenMemHandle_v2(&waiter.payload, side->shared->handle[0],
-                                             CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
-    if (result != CUDA_SUCCESS)
-        check_skip(side, "the handle cannot be opened: %s", check_name(side, result));
+    waiter.payload = check_borrow(side, 0);
     if (side->question->variant == DEVICE_WORDS) {
         waiter.word_at = waiter.payload + CHECK_PAYLOAD_BYTES;
         return waiter;
@@ -158,8 +151,8 @@ static void poison(struct check_side *side, struct waiter *waiter)
     if (waiter->writable != NULL)
         check_store_word(waiter->writable, POISON | 2);
     else
-        check_need(side, side->cu->cuStreamWriteValue64_v2(waiter->side_stream, waiter->word_at, POISON | 2,
-                                                           CU_STREAM_WRITE_VALUE_DEFAULT), "poisoning the word");
+        check_need(side, check_write_word(side, waiter->side_stream, waiter->word_at, POISON | 2),
+                   "poisoning the word");
 }
 
 /* Returns whether the next turn can be asked. */
@@ -191,8 +184,7 @@ static bool answer_wait(struct check_side *side, struct waiter *waiter, const ch
 static bool wait_turn(struct check_side *side, struct waiter *waiter, unsigned turn)
 {
     const char *key = keys[side->question->variant][kind_of(turn)];
-    unsigned result = side->cu->cuStreamWaitValue64_v2(waiter->stream, waiter->word_at, turn + 1,
-                                                       CU_STREAM_WAIT_VALUE_GEQ);
+    unsigned result = check_wait_word(side, waiter->stream, waiter->word_at, turn + 1);
 
     if (result == CUDA_SUCCESS)
         result = side->cu->cuMemcpyDtoHAsync_v2(waiter->copy, waiter->payload, CHECK_PAYLOAD_BYTES, waiter->stream);
@@ -230,6 +222,7 @@ static bool look_turn(struct check_side *side, struct waiter *waiter, unsigned t
     const char *key = keys[side->question->variant][SEEN];
     uint64_t end_ns = check_now_ns() + CHECK_RELEASE_MS * UINT64_C(1000000);
     uint64_t value = 0;
+    size_t wrong;
 
     check_reach(side, 2 + turn);
     check_await(side, 2 + turn);
@@ -239,11 +232,10 @@ static bool look_turn(struct check_side *side, struct waiter *waiter, unsigned t
         check_answer(side, key, CHECK_BAD, "The host does not see the word that a stream of the other process wrote.");
         return false;
     }
-    check_need(side, side->cu->cuMemcpyDtoHAsync_v2(waiter->copy, waiter->payload, CHECK_PAYLOAD_BYTES,
-                                                    waiter->stream), "reading the memory");
-    if (!check_idles(side, waiter->stream, CHECK_RELEASE_MS))
+    wrong = check_read(side, waiter->payload, byte_of(turn), waiter->stream, waiter->copy);
+    if (wrong == CHECK_UNREAD)
         check_give_up(side, "reading 1 MiB did not end");
-    waiter->differing += check_differing(waiter->copy, CHECK_PAYLOAD_BYTES, byte_of(turn));
+    waiter->differing += wrong;
     if (kind_of(turn + 1) != SEEN)
         check_answer(side, key, waiter->differing == 0 ? CHECK_GOOD : CHECK_BAD, "After the host had seen the word, "
                      "its stream read the payload %d times without a wait; %zu bytes were wrong.", LOOKS,
@@ -320,19 +312,15 @@ static void events_owner(struct check_side *side)
     check_open(side);
     stream = check_stream(side);
     payload = check_alloc(side, CHECK_PAYLOAD_BYTES);
-    result = side->cu->cuIpcGetMemHandle(&side->shared->handle[0], payload);
-    if (result != CUDA_SUCCESS)
-        check_skip(side, "the driver gives no handle: %s", check_name(side, result));
+    check_lend(side, 0, payload);
     check_fill(side, payload, 0, stream);
-    result = side->cu->cuEventCreate(&event, CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS);
-    if (result == CUDA_SUCCESS)
-        result = side->cu->cuIpcGetEventHandle(&side->shared->event, event);
+    result = check_lend_event(side, &event);
     if (result != CUDA_SUCCESS) {
         check_answer(side, "events", CHECK_BAD, "The driver exports no event: %s.", check_name(side, result));
         return;
     }
     gate = check_gate_make(side);
-    is_held = check_can_wait(side, &gate, stream);
+    is_held = check_gate_try(side, &gate, stream) == CUDA_SUCCESS;
     check_fill(side, payload, byte_of(0), stream);
     check_need(side, side->cu->cuEventRecord(event, stream), "cuEventRecord");
     /* [check.number] release, pairs with the acquire in events_peer. */
@@ -347,7 +335,6 @@ static void events_owner(struct check_side *side)
 static void events_peer(struct check_side *side)
 {
     struct waiter waiter = { .stream = NULL };
-    struct CUevent_st *event = NULL;
     bool is_held, has_waited;
     size_t differing;
     unsigned result;
@@ -358,13 +345,8 @@ static void events_peer(struct check_side *side)
     is_held = bxi_load_acquire(&side->shared->number[0]) != 0;
     waiter.stream = check_stream(side);
     waiter.copy = check_pinned(side, CHECK_PAYLOAD_BYTES, NULL);
-    result = side->cu->cuIpcOpenMemHandle_v2(&waiter.payload, side->shared->handle[0],
-                                             CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
-    if (result != CUDA_SUCCESS)
-        check_skip(side, "the handle cannot be opened: %s", check_name(side, result));
-    result = side->cu->cuIpcOpenEventHandle(&event, side->shared->event);
-    if (result == CUDA_SUCCESS)
-        result = side->cu->cuStreamWaitEvent(waiter.stream, event, 0);
+    waiter.payload = check_borrow(side, 0);
+    result = check_wait_event(side, waiter.stream);
     if (result != CUDA_SUCCESS) {
         check_answer(side, "events", CHECK_BAD, "Another process cannot wait for the event: %s.",
                      check_name(side, result));

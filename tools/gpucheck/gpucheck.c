@@ -2,15 +2,15 @@
 /*
  * gpucheck: does CUDA IPC work on this box, in this container, as Boxcar relies on it?
  *
- * Run by a person, or before tests on a new machine. It needs the driver and nothing else: neither Boxcar's library nor
- * a toolkit. Each question is asked in new processes (pair.c), which a hanging or crashing driver takes along, not this
- * one: it never calls the driver itself. A question costs a start of the driver, most of its time; together they end
- * within a minute, whatever happens.
+ * Run by a person, or before tests on a new machine. It needs the driver and nothing else: no toolkit, and of Boxcar
+ * gpu/ alone, which is linked in. Each question is asked in new processes (pair.c), which a hanging or crashing
+ * driver takes along, not this one: it never calls the driver itself. A question costs a start of the driver, most of
+ * its time; together they end within a minute, whatever happens.
  *
  * gpucheck.c    flags, the list of questions, the minute
  * pair.c        a question's processes      side.c, load.c   what these use
  * ask_*.c       the questions               report.c         lines
- * verdict.c     which order Boxcar chooses
+ * verdict.c     which order Boxcar chooses, and whether that works
  */
 #include "pair.h"
 
@@ -35,7 +35,8 @@
 /* In this order: what the verdict needs comes first. The first question says whether there is anything to ask. */
 static const struct check_question *const questions[] = {
     &check_register, &check_handle, &check_descriptor, &check_words_host, &check_words_read_only,
-    &check_words_device, &check_events, &check_queues_32, &check_queues_8, &check_queues_1, &check_block,
+    &check_words_device, &check_events, &check_queues_32, &check_boxcar, &check_queues_8, &check_queues_1,
+    &check_block,
     &check_kill, &check_descriptor_dead, &check_kill_event, &check_stop, &check_kill_borrower, &check_share,
     &check_devices, &check_capture, &check_nvrtc, &check_cublas, &check_cudnn,
 };
@@ -62,8 +63,8 @@ static void help(void)
          "  unknown    there was no answer: a call hung, the process crashed, or the time was over\n\n"
          "  --device   which GPU (0)\n"
          "  --only     only the questions whose names begin with NAME: driver, register, handle,\n"
-         "             descriptor, words.host, words.read_only, words.device, events, queues.32, queues.8, queues.1,\n"
-         "             block, kill, stop, borrower, share, devices, capture, nvrtc, cublas, cudnn;\n"
+         "             descriptor, words.host, words.read_only, words.device, events, queues.32, boxcar, queues.8,\n"
+         "             queues.1, block, kill, stop, borrower, share, devices, capture, nvrtc, cublas, cudnn;\n"
          "             or order: those that decide which order is used\n"
          "  --json     one JSON object instead of the lines\n"
          "  --help, --version\n\n"

@@ -16,6 +16,7 @@
 #define CHECK_TEXT_BYTES 360
 #define CHECK_LANES_MIN 2               /* that must be able to wait at a time, or words are of no use: the probe has
                                          * a stream that waits and two that must go on */
+#define CHECK_CONNECTIONS_LEAST 4       /* as BXI_GPU_CONNECTIONS_LEAST */
 #define CHECK_PRINTF(text, arguments) __attribute__((format(printf, text, arguments)))
 
 enum check_verdict {
@@ -91,7 +92,8 @@ void check_report_close(const struct check_found *found, const struct check_endi
 
 /* ---- verdict.c ------------------------------------------------------------------------------- */
 
-/* Which order Boxcar chooses by what was reported; NULL: none is known. Writes the reason. */
+const char *check_order_name(unsigned order);           /* enum bxi_gpu_order */
+/* Which order Boxcar chooses; NULL: none is known. Writes the reason. */
 const char *check_order(char *why, size_t room);
 /* Whether an answer says that processes cannot share the device's memory. */
 bool check_is_refused(void);
@@ -104,6 +106,7 @@ extern const struct check_question check_descriptor, check_descriptor_dead;     
 extern const struct check_question check_words_host, check_words_read_only, check_words_device; /* ask_words.c */
 extern const struct check_question check_events;
 extern const struct check_question check_queues_1, check_queues_8, check_queues_32;             /* ask_queues.c */
+extern const struct check_question check_boxcar;                        /* ask_boxcar.c */
 extern const struct check_question check_block;                         /* ask_block.c */
 extern const struct check_question check_capture;                       /* ask_capture.c */
 extern const struct check_question check_kill, check_kill_event, check_kill_borrower, check_stop; /* ask_death.c */

@@ -40,6 +40,12 @@ void check_answer(struct check_side *side, const char *key, enum check_verdict v
     bxi_store_release(&side->shared->given[i], 1);
 }
 
+void check_done(struct check_side *side, const char *key, unsigned result, const char *what)
+{
+    check_answer(side, key, result == CUDA_SUCCESS ? CHECK_GOOD : CHECK_BAD, "%s: %s.", what,
+                 result == CUDA_SUCCESS ? "done" : check_name(side, result));
+}
+
 void check_figure(struct check_side *side, const char *key, double value, const char *unit)
 {
     unsigned i = index_of(side, key);
@@ -48,9 +54,10 @@ void check_figure(struct check_side *side, const char *key, double value, const 
     side->shared->answer[i].unit = unit;
 }
 
-/* After the reason was written. */
-static _Noreturn void leave(struct check_side *side, bool is_skipped)
+static _Noreturn void CHECK_PRINTF(3, 0) leave(struct check_side *side, bool is_skipped, const char *format,
+                                               va_list arguments)
 {
+    vsnprintf(side->shared->gave_up[side->role].reason, CHECK_TEXT_BYTES, format, arguments);
     /* [check.skipped] release, pairs with the acquire in report_lines. */
     bxi_store_release(&side->shared->gave_up[side->role].is_skipped, is_skipped);
     _exit(STATUS_GAVE_UP);
@@ -61,9 +68,7 @@ void check_give_up(struct check_side *side, const char *format, ...)
     va_list arguments;
 
     va_start(arguments, format);
-    vsnprintf(side->shared->gave_up[side->role].reason, CHECK_TEXT_BYTES, format, arguments);
-    va_end(arguments);
-    leave(side, false);
+    leave(side, false, format, arguments);
 }
 
 void check_skip(struct check_side *side, const char *format, ...)
@@ -71,9 +76,7 @@ void check_skip(struct check_side *side, const char *format, ...)
     va_list arguments;
 
     va_start(arguments, format);
-    vsnprintf(side->shared->gave_up[side->role].reason, CHECK_TEXT_BYTES, format, arguments);
-    va_end(arguments);
-    leave(side, true);
+    leave(side, true, format, arguments);
 }
 
 const char *check_name(const struct check_side *side, unsigned result)
@@ -202,6 +205,25 @@ unsigned check_register_page(struct check_side *side, bxi_a64 *page, unsigned fl
     return result == CUDA_SUCCESS ? side->cu->cuMemHostGetDevicePointer_v2(address, memory, 0) : result;
 }
 
+unsigned check_wait_word(struct check_side *side, struct CUstream_st *stream, unsigned long long at, uint64_t value)
+{
+    return side->cu->cuStreamWaitValue64_v2 != NULL && side->cu->cuStreamWriteValue64_v2 != NULL
+        ? side->cu->cuStreamWaitValue64_v2(stream, at, value, CU_STREAM_WAIT_VALUE_GEQ) : CUDA_ERROR_NOT_SUPPORTED;
+}
+
+unsigned check_write_word(struct check_side *side, struct CUstream_st *stream, unsigned long long at, uint64_t value)
+{
+    return side->cu->cuStreamWriteValue64_v2 != NULL
+        ? side->cu->cuStreamWriteValue64_v2(stream, at, value, CU_STREAM_WRITE_VALUE_DEFAULT)
+        : CUDA_ERROR_NOT_SUPPORTED;
+}
+
+void check_finish(struct check_side *side, struct CUstream_st *stream, const char *what)
+{
+    if (!check_idles(side, stream, CHECK_RELEASE_MS))
+        check_give_up(side, "%s did not end", what);
+}
+
 bool check_idles(struct check_side *side, struct CUstream_st *stream, unsigned ms)
 {
     uint64_t end_ns = check_now_ns() + (uint64_t)ms * 1000000;
@@ -234,6 +256,53 @@ size_t check_differing(const unsigned char *bytes, size_t count, unsigned char b
     return differing;
 }
 
+size_t check_read(struct check_side *side, unsigned long long address, unsigned char byte, struct CUstream_st *stream,
+                  unsigned char *copy)
+{
+    if (side->cu->cuMemcpyDtoHAsync_v2(copy, address, CHECK_PAYLOAD_BYTES, stream) != CUDA_SUCCESS ||
+        !check_idles(side, stream, CHECK_RELEASE_MS))
+        return CHECK_UNREAD;
+    return check_differing(copy, CHECK_PAYLOAD_BYTES, byte);
+}
+
+void check_lend(struct check_side *side, unsigned index, unsigned long long address)
+{
+    unsigned result = side->cu->cuIpcGetMemHandle(&side->shared->handle[index], address);
+
+    if (result != CUDA_SUCCESS)
+        check_skip(side, "the driver gives no handle: %s", check_name(side, result));
+}
+
+unsigned check_open_handle(struct check_side *side, unsigned index, unsigned long long *address)
+{
+    return side->cu->cuIpcOpenMemHandle_v2(address, side->shared->handle[index], CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+}
+
+unsigned long long check_borrow(struct check_side *side, unsigned index)
+{
+    unsigned long long address = 0;
+    unsigned result = check_open_handle(side, index, &address);
+
+    if (result != CUDA_SUCCESS)
+        check_skip(side, "the handle cannot be opened: %s", check_name(side, result));
+    return address;
+}
+
+unsigned check_lend_event(struct check_side *side, struct CUevent_st **event)
+{
+    unsigned result = side->cu->cuEventCreate(event, CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS);
+
+    return result == CUDA_SUCCESS ? side->cu->cuIpcGetEventHandle(&side->shared->event, *event) : result;
+}
+
+unsigned check_wait_event(struct check_side *side, struct CUstream_st *stream)
+{
+    struct CUevent_st *event = NULL;
+    unsigned result = side->cu->cuIpcOpenEventHandle(&event, side->shared->event);
+
+    return result == CUDA_SUCCESS ? side->cu->cuStreamWaitEvent(stream, event, 0) : result;
+}
+
 uint64_t check_load_word(bxi_a64 *word)
 {
     /* [check.word] acquire, pairs with the write of a stream. */
@@ -256,17 +325,14 @@ struct check_gate check_gate_make(struct check_side *side)
     return gate;
 }
 
-static unsigned shut(struct check_side *side, struct check_gate *gate, struct CUstream_st *stream)
+unsigned check_gate_try(struct check_side *side, struct check_gate *gate, struct CUstream_st *stream)
 {
-    if (side->cu->cuStreamWaitValue64_v2 == NULL || side->cu->cuStreamWriteValue64_v2 == NULL)
-        return CUDA_ERROR_NOT_SUPPORTED;
-    gate->value++;
-    return side->cu->cuStreamWaitValue64_v2(stream, gate->at, gate->value, CU_STREAM_WAIT_VALUE_GEQ);
+    return check_wait_word(side, stream, gate->at, ++gate->value);
 }
 
 void check_gate_shut(struct check_side *side, struct check_gate *gate, struct CUstream_st *stream)
 {
-    unsigned result = shut(side, gate, stream);
+    unsigned result = check_gate_try(side, gate, stream);
 
     if (result != CUDA_SUCCESS)
         check_skip(side, "streams cannot wait for words here: %s", check_name(side, result));
@@ -275,9 +341,4 @@ void check_gate_shut(struct check_side *side, struct check_gate *gate, struct CU
 void check_gate_open(struct check_gate *gate)
 {
     check_store_word(gate->word, gate->value);
-}
-
-bool check_can_wait(struct check_side *side, struct check_gate *gate, struct CUstream_st *stream)
-{
-    return shut(side, gate, stream) == CUDA_SUCCESS;
 }

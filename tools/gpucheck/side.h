@@ -38,6 +38,8 @@ void check_set_connections(const struct check_question *question);
 
 void check_answer(struct check_side *side, const char *key, enum check_verdict verdict, const char *format, ...)
     CHECK_PRINTF(4, 5);
+/* Good and "WHAT: done.", or bad and the driver's error. */
+void check_done(struct check_side *side, const char *key, unsigned result, const char *what);
 /* Adds a figure to an answer that is given next. unit: a string constant. */
 void check_figure(struct check_side *side, const char *key, double value, const char *unit);
 /* Ends the process; the lines without an answer stay unknown, for this reason. */
@@ -66,6 +68,12 @@ void *check_pinned(struct check_side *side, size_t bytes, unsigned long long *ad
 bxi_a64 *check_page(struct check_side *side, unsigned page, bool is_writable);
 /* Registers a page, and gets its address on the device. */
 unsigned check_register_page(struct check_side *side, bxi_a64 *page, unsigned flags, unsigned long long *address);
+/* Result of making the stream wait until the word has a value, or write it; CUDA_ERROR_NOT_SUPPORTED where the driver
+ * has no such function. */
+unsigned check_wait_word(struct check_side *side, struct CUstream_st *stream, unsigned long long at, uint64_t value);
+unsigned check_write_word(struct check_side *side, struct CUstream_st *stream, unsigned long long at, uint64_t value);
+/* Waits until the stream is idle; gives up if it is not in time: WHAT did not end. */
+void check_finish(struct check_side *side, struct CUstream_st *stream, const char *what);
 /* Whether the stream is idle within the time. */
 bool check_idles(struct check_side *side, struct CUstream_st *stream, unsigned ms);
 bool check_is_waiting(struct check_side *side, struct CUstream_st *stream);     /* it is not idle now */
@@ -73,6 +81,18 @@ bool check_is_waiting(struct check_side *side, struct CUstream_st *stream);     
 void check_fill(struct check_side *side, unsigned long long address, unsigned char byte, struct CUstream_st *stream);
 /* The number of bytes that differ from byte. */
 size_t check_differing(const unsigned char *bytes, size_t count, unsigned char byte);
+/* Reads the payload on the stream into copy, which is pinned. How many bytes differ; CHECK_UNREAD: it did not end. */
+#define CHECK_UNREAD SIZE_MAX
+size_t check_read(struct check_side *side, unsigned long long address, unsigned char byte, struct CUstream_st *stream,
+                  unsigned char *copy);
+/* Exports memory as handle[index], and opens it in the other process; skips the rest of the question if the driver
+ * refuses. */
+void check_lend(struct check_side *side, unsigned index, unsigned long long address);
+unsigned long long check_borrow(struct check_side *side, unsigned index);
+unsigned check_open_handle(struct check_side *side, unsigned index, unsigned long long *address);
+/* Exports an event as the question's; makes a stream wait for it in the other process. The result. */
+unsigned check_wait_event(struct check_side *side, struct CUstream_st *stream);
+unsigned check_lend_event(struct check_side *side, struct CUevent_st **event);
 void check_sleep_ms(unsigned ms);
 uint64_t check_load_word(bxi_a64 *word);
 void check_store_word(bxi_a64 *word, uint64_t value);
@@ -87,7 +107,7 @@ struct check_gate check_gate_make(struct check_side *side);
 /* Makes the stream wait. Skips the rest of the question if streams cannot wait for words here. */
 void check_gate_shut(struct check_side *side, struct check_gate *gate, struct CUstream_st *stream);
 void check_gate_open(struct check_gate *gate);
-/* Whether streams can wait for words at all, as tried with a gate. */
-bool check_can_wait(struct check_side *side, struct check_gate *gate, struct CUstream_st *stream);
+/* The same; the result. */
+unsigned check_gate_try(struct check_side *side, struct check_gate *gate, struct CUstream_st *stream);
 
 #endif

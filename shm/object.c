@@ -196,29 +196,43 @@ int bxi_object_find_owner(const char *job, uint64_t instance, int rank, struct b
     return 0;
 }
 
-/* True if file_name is a segment's or arena's of this job, of *instance: the name made again from the parsed parts must
- * be equal. */
+bool bxi_object_parse(const char *file_name, struct bxi_object_parts *parts)
+{
+    const size_t suffix = sizeof(ARENA_SUFFIX) - 1;
+    char canonical[BXI_OBJECT_NAME_BYTES];
+    size_t length = strlen(file_name);
+    int job_at = 0;
+
+    parts->is_arena = length > suffix && strcmp(file_name + length - suffix, ARENA_SUFFIX) == 0;
+    length -= parts->is_arena ? suffix : 0;
+    (void)sscanf(file_name, "boxcar.%*u.%n", &job_at);
+
+    /* A job's name may have dots. */
+    const char *rank = memrchr(file_name, '.', length);
+    const char *instance = rank != NULL ? memrchr(file_name, '.', (size_t)(rank - file_name)) : NULL;
+    ptrdiff_t job_bytes = instance != NULL ? instance - file_name - job_at : 0;
+
+    if (job_at == 0 || job_bytes < 1 || job_bytes >= BXI_NAME_BYTES)
+        return false;
+    memset(parts->job, 0, sizeof(parts->job));
+    memcpy(parts->job, file_name + job_at, (size_t)job_bytes);
+    parts->instance = strtoull(instance + 1, NULL, 16);
+    parts->rank = (int)strtol(rank + 1, NULL, 10);
+    if (parts->rank < 0 || parts->rank >= BXI_WORLD_MAX)
+        return false;
+    (parts->is_arena ? bxi_object_arena_name : bxi_object_name)(canonical, (uint32_t)geteuid(), parts->job,
+                                                                parts->instance, parts->rank);
+    return strcmp(file_name, canonical + 1) == 0;
+}
+
 static bool is_name_of(const char *file_name, const char *job, uint64_t *instance)
 {
-    char prefix[BXI_OBJECT_NAME_BYTES];
-    char canonical[BXI_OBJECT_NAME_BYTES];
-    char *end = NULL;
+    struct bxi_object_parts parts;
 
-    int prefix_bytes = snprintf(prefix, sizeof(prefix), "boxcar.%u.%.*s.", (uint32_t)geteuid(),
-                                BXI_NAME_BYTES - 1, job);
-    if (strncmp(file_name, prefix, (size_t)prefix_bytes) != 0)
+    if (!bxi_object_parse(file_name, &parts) || strncmp(parts.job, job, BXI_NAME_BYTES - 1) != 0)
         return false;
-    *instance = strtoull(file_name + prefix_bytes, &end, 16);
-    if (*end != '.')
-        return false;
-    long rank = strtol(end + 1, &end, 10);
-    if (rank < 0 || rank >= BXI_WORLD_MAX)
-        return false;
-    if (*end == '\0')
-        bxi_object_name(canonical, (uint32_t)geteuid(), job, *instance, (int)rank);
-    else
-        bxi_object_arena_name(canonical, (uint32_t)geteuid(), job, *instance, (int)rank);
-    return strcmp(file_name, canonical + 1) == 0;
+    *instance = parts.instance;
+    return true;
 }
 
 int bxi_object_instances(const char *job, uint64_t *instances, int most)

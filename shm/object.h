@@ -17,6 +17,15 @@
 void bxi_object_name(char out[BXI_OBJECT_NAME_BYTES], uint32_t uid, const char *job, uint64_t instance, int rank);
 void bxi_object_arena_name(char out[BXI_OBJECT_NAME_BYTES], uint32_t uid, const char *job, uint64_t instance, int rank);
 
+struct bxi_object_parts {
+    char job[BXI_NAME_BYTES];   /* zeroes behind its end */
+    uint64_t instance;
+    int rank;
+    bool is_arena;
+};
+/* The parts of a file's name in /dev/shm; false unless it is exactly the name of an object of this user. */
+bool bxi_object_parse(const char *file_name, struct bxi_object_parts *parts);
+
 /* Creates an empty object (O_EXCL, 0600). Its descriptor holds the owner lock (F_OFD_SETLK, the whole file, write), so
  * reapers leave it alone. 0, -EEXIST, -errno. */
 int bxi_object_create(const char *shm_name, int *fd);

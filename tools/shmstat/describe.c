@@ -3,6 +3,7 @@
 
 #include "json.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -48,6 +49,8 @@ int stat_job_row(const struct stat_job *job, const struct stat_worker *none, int
 
 int stat_worker_row(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row)
 {
+    const char *activity = stat_activity(worker);
+
     (void)job;
     if (index > 0)
         return STAT_END;
@@ -57,10 +60,18 @@ int stat_worker_row(const struct stat_job *job, const struct stat_worker *worker
     stat_put_if(row, stat_generation(worker) != 0, "generation", STAT_COUNT, stat_generation(worker));
     stat_put(row, "alive", STAT_FLAG, stat_worker_alive(worker));
     stat_put_text(row, "state", worker->state != 0 ? stat_state_name(worker->state) : NULL);
-    stat_put_text(row, "activity", stat_activity(worker));
+    stat_put_text(row, "activity", activity);
     stat_put_text(row, "problem", worker->problem);
     stat_put(row, "readable", STAT_FLAG, worker->control != NULL);
     stat_put_if(row, worker->layout_version != 0, "layout_version", STAT_COUNT, worker->layout_version);
+    stat_put_if(row, worker->state != 0, ".state", STAT_COUNT, worker->state);
+    stat_put_if(row, worker->control != NULL, ".asleep", STAT_FLAG, strcmp(activity, "asleep") == 0);
+    stat_put_if(row, worker->control != NULL, ".spinning", STAT_FLAG, strcmp(activity, "spinning") == 0);
+    stat_put(row, ".stopped", STAT_FLAG, strcmp(activity, "stopped") == 0);
+    stat_put_real(row, ".started", STAT_SECONDS,
+                  worker->control != NULL ? (double)worker->control->header.started_ns / 1e9 : NAN);
+    stat_put(row, ".segment", STAT_BYTES, worker->segment.held);
+    stat_put(row, ".arena", STAT_BYTES, worker->arena.held);
     if (worker->control == NULL)
         return STAT_ROW;
     stat_put_text(row, "armed", stat_who_name(stat_word(&worker->control->header.armed)));

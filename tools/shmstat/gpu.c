@@ -150,11 +150,16 @@ static void put_uuids(struct stat_row *row, const char *name, const uint8_t list
 int stat_gpu_row(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row)
 {
     const struct stat_gpu *gpu = worker->gpu;
+    uint64_t poisoned = 0;
 
     (void)job;
     if (gpu == NULL || index > 0)
         return STAT_END;
+    for (int i = 0; i < BXI_GPU_LANES; i++)
+        poisoned += stat_lane_is_poisoned(gpu, i);
     stat_put_text(row, "problem", gpu->problem);
+    stat_put_if(row, gpu->problem == NULL, ".poisoned", STAT_COUNT, poisoned);
+    stat_put_if(row, gpu->problem == NULL, ".refusals", STAT_COUNT, stat_gpu_refused(gpu));
     stat_put_text(row, ".refused", stat_gpu_refused(gpu) > 0 ? "memory of these devices cannot be mapped:" : NULL);
     put_uuids(row, "known", gpu->region.head.known, stat_gpu_known(gpu));
     put_uuids(row, "refused", gpu->region.head.refused, stat_gpu_refused(gpu));

@@ -2,7 +2,7 @@
 /*
  * Finds jobs by the names in /dev/shm and copies the control pages of their workers.
  *
- * A file name counts only if it is exactly the name that a worker of this user would make. A worker is alive if its
+ * A file name counts only if bxi_object_parse takes it. A worker is alive if its
  * owner lock is held; the lock is queried (F_OFD_GETLK) and not taken. Pids are only displayed. The state of a segment
  * is read before the rest of it, as a peer does: a reader that sees STARTING sees the header.
  *
@@ -28,65 +28,12 @@
 #include <unistd.h>
 
 #define SHM_DIRECTORY "/dev/shm"
-#define ARENA_SUFFIX ".arena"
 #define INSTANCE_DIGITS 16
-
-struct name {
-    char job[BXI_NAME_BYTES];
-    uint64_t instance;
-    int rank;
-    bool is_arena;
-};
 
 /* ---- Names -------------------------------------------------------------------------------------- */
 
-/* Takes ".TEXT" off the end; NULL if there is no dot. */
-static char *take_last(char *text)
-{
-    char *dot = strrchr(text, '.');
-
-    if (dot == NULL)
-        return NULL;
-    *dot = '\0';
-    return dot + 1;
-}
-
-/* Parsed from the end, because a job's name may hold dots. The name is then built again from what was parsed: the two
- * must be equal. */
-static bool parse_name(const char *file_name, struct name *name)
-{
-    char copy[BXI_OBJECT_NAME_BYTES], canonical[BXI_OBJECT_NAME_BYTES], prefix[32];
-    size_t length = strlen(file_name), suffix = sizeof(ARENA_SUFFIX) - 1;
-    size_t prefix_bytes = (size_t)snprintf(prefix, sizeof(prefix), "boxcar.%u.", (unsigned)geteuid());
-
-    if (length >= sizeof(copy) || strncmp(file_name, prefix, prefix_bytes) != 0)
-        return false;
-    memcpy(copy, file_name, length + 1);
-    name->is_arena = length > suffix && strcmp(copy + length - suffix, ARENA_SUFFIX) == 0;
-    if (name->is_arena)
-        copy[length - suffix] = '\0';
-
-    const char *rank = take_last(copy);
-    const char *instance = rank != NULL ? take_last(copy) : NULL;
-
-    if (instance == NULL || strlen(instance) != INSTANCE_DIGITS || strlen(copy) <= prefix_bytes ||
-        strlen(copy) - prefix_bytes >= BXI_NAME_BYTES || strlen(rank) > 3)
-        return false;
-    name->instance = strtoull(instance, NULL, 16);
-    name->rank = (int)strtol(rank, NULL, 10);
-    if (name->rank < 0 || name->rank >= BXI_WORLD_MAX)
-        return false;
-    memset(name->job, 0, sizeof(name->job));
-    strcpy(name->job, copy + prefix_bytes);
-    if (name->is_arena)
-        bxi_object_arena_name(canonical, (uint32_t)geteuid(), name->job, name->instance, name->rank);
-    else
-        bxi_object_name(canonical, (uint32_t)geteuid(), name->job, name->instance, name->rank);
-    return strcmp(file_name, canonical + 1) == 0;
-}
-
 /* `select`: NULL, a job's name, or NAME.INSTANCE. */
-static bool is_selected(const struct name *name, const char *select)
+static bool is_selected(const struct bxi_object_parts *name, const char *select)
 {
     char full[BXI_NAME_BYTES + INSTANCE_DIGITS + 2];
 
@@ -98,7 +45,7 @@ static bool is_selected(const struct name *name, const char *select)
 
 /* ---- Finding ------------------------------------------------------------------------------------ */
 
-static struct stat_job *job_of(struct stat_jobs *jobs, const struct name *name)
+static struct stat_job *job_of(struct stat_jobs *jobs, const struct bxi_object_parts *name)
 {
     for (size_t i = 0; i < jobs->count; i++)
         if (jobs->list[i].instance == name->instance && strcmp(jobs->list[i].name, name->job) == 0)
@@ -113,7 +60,7 @@ static struct stat_job *job_of(struct stat_jobs *jobs, const struct name *name)
     return &list[jobs->count++];
 }
 
-static int add_name(struct stat_jobs *jobs, const struct name *name)
+static int add_name(struct stat_jobs *jobs, const struct bxi_object_parts *name)
 {
     struct stat_job *job = job_of(jobs, name);
 
@@ -145,7 +92,7 @@ static int by_name(const void *one, const void *other)
 int stat_jobs_find(struct stat_jobs *jobs, const char *select)
 {
     struct dirent *entry;
-    struct name name;
+    struct bxi_object_parts name;
     int rc = 0;
 
     *jobs = (struct stat_jobs){ 0 };
@@ -153,7 +100,7 @@ int stat_jobs_find(struct stat_jobs *jobs, const char *select)
     if (directory == NULL)
         return -errno;
     while (rc == 0 && (entry = readdir(directory)) != NULL)
-        if (parse_name(entry->d_name, &name) && is_selected(&name, select))
+        if (bxi_object_parse(entry->d_name, &name) && is_selected(&name, select))
             rc = add_name(jobs, &name);
     closedir(directory);
     if (rc < 0) {

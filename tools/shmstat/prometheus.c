@@ -12,7 +12,6 @@
 #include "objects.h"
 #include "shmstat.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -54,34 +53,6 @@ static void put_head(const char *metric, const char *type, const char *help)
 
 /* ---- Rows --------------------------------------------------------------------------------------- */
 
-/* Values of a worker that no other form has, or has in words only. */
-static int worker_row(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row)
-{
-    const struct stat_gpu *gpu = stat_gpu_of(job, worker->rank);
-    const char *activity = stat_activity(worker);
-    bool is_readable = worker->control != NULL;
-    uint64_t poisoned = 0;
-
-    if (index > 0)
-        return STAT_END;
-    for (int i = 0; gpu != NULL && i < BXI_GPU_LANES; i++)
-        poisoned += stat_lane_is_poisoned(gpu, i);
-    stat_put(row, "up", STAT_FLAG, stat_worker_alive(worker));
-    stat_put_if(row, worker->state != 0, "state", STAT_COUNT, worker->state);
-    stat_put_if(row, is_readable, "generation", STAT_COUNT, stat_generation(worker));
-    stat_put_if(row, is_readable, "asleep", STAT_FLAG, strcmp(activity, "asleep") == 0);
-    stat_put_if(row, is_readable, "spinning", STAT_FLAG, strcmp(activity, "spinning") == 0);
-    stat_put(row, "stopped", STAT_FLAG, strcmp(activity, "stopped") == 0);
-    stat_put_real(row, "started", STAT_SECONDS,
-                  is_readable ? (double)worker->control->header.started_ns / 1e9 : NAN);
-    stat_put_if(row, is_readable, "busy", STAT_COUNT, is_readable ? (uint64_t)stat_pool_busy(worker) : 0);
-    stat_put(row, "segment", STAT_BYTES, worker->segment.held);
-    stat_put(row, "arena", STAT_BYTES, worker->arena.held);
-    stat_put_if(row, gpu != NULL, "refused", STAT_COUNT, gpu != NULL ? stat_gpu_refused(gpu) : 0);
-    stat_put_if(row, gpu != NULL, "poisoned", STAT_COUNT, poisoned);
-    return STAT_ROW;
-}
-
 /* Values about a peer that exist without a ring to it. */
 static int peer_row(const struct stat_job *job, const struct stat_worker *worker, int peer, struct stat_row *row)
 {
@@ -100,16 +71,16 @@ static int peer_row(const struct stat_job *job, const struct stat_worker *worker
 /* ---- Metrics ------------------------------------------------------------------------------------ */
 
 static const struct metric of_workers[] = {
-    { "worker_up", worker_row, "up", NULL, "1 while the worker lives (its owner lock is held)" },
-    { "worker_state", worker_row, "state", NULL, "1 starting, 2 running, 3 leaving, 4 quiet, 5 left" },
-    { "worker_generation", worker_row, "generation", NULL, "1 for the first process of the rank, 2 for the next" },
-    { "worker_asleep", worker_row, "asleep", NULL, "1 while its doorbell is armed" },
-    { "worker_spinning", worker_row, "spinning", NULL, "1 while a thread of it spins for work" },
-    { "worker_stopped", worker_row, "stopped", NULL, "1 while its process is stopped by a signal" },
-    { "worker_start_time_seconds", worker_row, "started", NULL, "when its segment was made, since the epoch" },
-    { "pool_threads_busy", worker_row, "busy", NULL, "threads of the pool that run a handler" },
-    { "segment_shm_bytes", worker_row, "segment", NULL, "pages of /dev/shm that its segment takes" },
-    { "arena_shm_bytes", worker_row, "arena", NULL, "pages of /dev/shm that its arena takes" },
+    { "worker_up", stat_worker_row, "alive", NULL, "1 while the worker lives (its owner lock is held)" },
+    { "worker_state", stat_worker_row, ".state", NULL, "1 starting, 2 running, 3 leaving, 4 quiet, 5 left" },
+    { "worker_generation", stat_worker_row, "generation", NULL, "1 for the first process of the rank, 2 for the next" },
+    { "worker_asleep", stat_worker_row, ".asleep", NULL, "1 while its doorbell is armed" },
+    { "worker_spinning", stat_worker_row, ".spinning", NULL, "1 while a thread of it spins for work" },
+    { "worker_stopped", stat_worker_row, ".stopped", NULL, "1 while its process is stopped by a signal" },
+    { "worker_start_time_seconds", stat_worker_row, ".started", NULL, "when its segment was made, since the epoch" },
+    { "pool_threads_busy", stat_counter_row, ".busy", NULL, "threads of the pool that run a handler" },
+    { "segment_shm_bytes", stat_worker_row, ".segment", NULL, "pages of /dev/shm that its segment takes" },
+    { "arena_shm_bytes", stat_worker_row, ".arena", NULL, "pages of /dev/shm that its arena takes" },
     { "arena_size_bytes", stat_arena_row, "bytes", NULL, "most that its arena may take" },
     { "arena_used_bytes", stat_arena_row, "used_bytes", NULL, "bytes of blocks handed out" },
     { "arena_committed_bytes", stat_arena_row, "committed_bytes", NULL, "bytes of pages that the arena holds" },
@@ -120,8 +91,8 @@ static const struct metric of_workers[] = {
     { "objects_to_come", stat_objects_row, "to_come", NULL, "of these, not made yet" },
     { "objects_unshown", stat_objects_row, "unshown", NULL, "of these, those for which the segment has no row" },
     { "objects_oldest_seconds", stat_objects_row, "oldest_seconds", NULL, "age of the oldest of them that is shown" },
-    { "gpu_refused_devices", worker_row, "refused", NULL, "devices whose memory the worker found that it cannot map" },
-    { "gpu_lanes_poisoned", worker_row, "poisoned", NULL,
+    { "gpu_refused_devices", stat_gpu_row, ".refusals", NULL, "devices whose memory the worker found that it cannot map" },
+    { "gpu_lanes_poisoned", stat_gpu_row, ".poisoned", NULL,
       "words of its streams that survivors of its death have ended" },
 };
 

@@ -1,30 +1,23 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Stacks of threads: stack.h. eu-stack traces one thread (ptrace), which stands still until its frames are read. It is
- * killed if it takes too long: the kernel lets the thread go on then.
+ * Stacks of threads: stack.h. eu-stack traces one thread (ptrace), which stands still until its frames are read.
+ * timeout(1) kills it if it takes too long: the kernel lets the thread go on then.
  */
 #include "stack.h"
 #include "json.h"
 #include "text.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #define PROGRAM "eu-stack"
-#define OUTPUT_MAX 65536
 #define STACKS_MAX 8                /* in one explanation: each may take seconds, if the program is large */
 #define OLD_S 1.0                   /* a wait that is younger is shown without its stack, unless that is asked for */
-
-extern char **environ;
 
 bool stat_stack_can(void)
 {
@@ -54,108 +47,49 @@ void stat_stack_command(char *to, size_t bytes, uint32_t pid, uint64_t thread)
 
 /* ---- Running it ------------------------------------------------------------------------------------- */
 
-/* Starts it, with its output and its complaints in *out. 0, or an errno. */
-static int start(uint64_t thread, pid_t *pid, int *out)
-{
-    char frames[16], number[24];
-    char *const words[] = { (char[]){ PROGRAM }, (char[]){ "-1" }, (char[]){ "-n" }, frames, (char[]){ "-p" }, number,
-                            NULL };
-    posix_spawn_file_actions_t actions;
-    int ends[2], rc;
-
-    snprintf(frames, sizeof(frames), "%d", STAT_FRAMES_MAX);
-    snprintf(number, sizeof(number), "%llu", (unsigned long long)thread);
-    if (pipe2(ends, O_CLOEXEC) < 0)
-        return errno;
-    rc = posix_spawn_file_actions_init(&actions);
-    if (rc == 0) {
-        if ((rc = posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO)) == 0 &&
-            (rc = posix_spawn_file_actions_adddup2(&actions, ends[1], STDERR_FILENO)) == 0)
-            rc = posix_spawnp(pid, PROGRAM, &actions, NULL, words, environ);
-        posix_spawn_file_actions_destroy(&actions);
-    }
-    close(ends[1]);
-    if (rc == 0)
-        *out = ends[0];
-    else
-        close(ends[0]);
-    return rc;
-}
-
-/* Reads until its end or the deadline. False: the deadline. What does not fit is dropped. */
-static bool read_all(int out, uint64_t deadline_ns, char text[OUTPUT_MAX])
-{
-    size_t used = 0;
-
-    for (;;) {
-        struct pollfd waits = { .fd = out, .events = POLLIN };
-        uint64_t now_ns = stat_now_ns(CLOCK_MONOTONIC);
-        char rest[4096];
-        bool full = used == OUTPUT_MAX - 1;
-        int ready = now_ns >= deadline_ns ? 0 : poll(&waits, 1, (int)((deadline_ns - now_ns) / 1000000) + 1);
-        ssize_t bytes;
-
-        if (ready == 0 || (ready < 0 && errno != EINTR)) {
-            text[used] = '\0';
-            return false;
-        }
-        if (ready < 0)
-            continue;
-        bytes = full ? read(out, rest, sizeof(rest)) : read(out, text + used, OUTPUT_MAX - 1 - used);
-        if (bytes <= 0) {
-            text[used] = '\0';
-            return true;
-        }
-        used += full ? 0 : (size_t)bytes;
-    }
-}
-
-/* Takes the lines that are frames, and of the others the first complaint. */
-static void parse(struct stat_stack *stack, const char *text)
+/* Takes a line that is a frame, or the first complaint. Returns whether the kernel forbids it. */
+static bool take_line(struct stat_stack *stack, const char *line)
 {
     static const char says[] = PROGRAM ": ";
+    size_t bytes = strcspn(line, "\n");
 
-    for (const char *line = text; *line != '\0';) {
-        size_t bytes = strcspn(line, "\n");
-
-        if (line[0] == '#' && stack->count < STAT_FRAMES_MAX)
-            stat_printable(stack->frame[stack->count++], sizeof(stack->frame[0]), line, bytes);
-        else if (stack->problem[0] == '\0' && strncmp(line, says, sizeof(says) - 1) == 0)
-            stat_printable(stack->problem, sizeof(stack->problem), line, bytes);
-        line += bytes + (line[bytes] == '\n');
-    }
-    if (stack->count > 0)
-        stack->problem[0] = '\0';       /* it complains of frames that are missing, or more than it may show */
-    else if (strstr(text, strerror(EPERM)) != NULL)
-        snprintf(stack->problem, sizeof(stack->problem), "the kernel forbids to trace the process. Run shmstat as "
-                 "root, or allow it with sysctl kernel.yama.ptrace_scope=0");
-    else if (stack->problem[0] == '\0')
-        snprintf(stack->problem, sizeof(stack->problem), PROGRAM " shows no frame");
+    if (line[0] == '#' && stack->count < STAT_FRAMES_MAX)
+        stat_printable(stack->frame[stack->count++], sizeof(stack->frame[0]), line, bytes);
+    else if (stack->problem[0] == '\0' && strncmp(line, says, sizeof(says) - 1) == 0)
+        stat_printable(stack->problem, sizeof(stack->problem), line, bytes);
+    return strstr(line, strerror(EPERM)) != NULL;
 }
 
 void stat_stack_read(struct stat_stack *stack, uint64_t thread, uint64_t timeout_ns)
 {
-    static char text[OUTPUT_MAX];
-    bool ended;
-    pid_t pid;
-    int out = -1, rc = start(thread, &pid, &out);
+    bool is_forbidden = false, is_late;
+    char command[160], line[512];
+    FILE *lines = NULL;
+    int status;
 
     stack->count = 0;
     stack->problem[0] = '\0';
-    if (rc != 0) {
-        snprintf(stack->problem, sizeof(stack->problem), PROGRAM " cannot be run: %s", strerror(rc));
+    snprintf(command, sizeof(command), "exec timeout -s KILL %.3f " PROGRAM " -1 -n %d -p %llu 2>&1",
+             (double)timeout_ns / 1e9, STAT_FRAMES_MAX, (unsigned long long)thread);
+    errno = ENOENT;
+    if (!stat_stack_can() || (lines = popen(command, "re")) == NULL) {
+        snprintf(stack->problem, sizeof(stack->problem), PROGRAM " cannot be run: %s", strerror(errno));
         return;
     }
-    ended = read_all(out, stat_now_ns(CLOCK_MONOTONIC) + timeout_ns, text);
-    close(out);
-    if (!ended)
-        kill(pid, SIGKILL);
-    while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
-        ;
-    parse(stack, text);
-    if (!ended && stack->count == 0)
+    while (fgets(line, sizeof(line), lines) != NULL)
+        is_forbidden |= take_line(stack, line);
+    status = pclose(lines);
+    is_late = WIFSIGNALED(status) || WEXITSTATUS(status) == 128 + SIGKILL;
+    if (stack->count > 0)
+        stack->problem[0] = '\0';       /* it complains of frames that are missing, or more than it may show */
+    else if (is_late)
         snprintf(stack->problem, sizeof(stack->problem), PROGRAM " took longer than %.3g s and was ended",
                  (double)timeout_ns / 1e9);
+    else if (is_forbidden)
+        snprintf(stack->problem, sizeof(stack->problem), "the kernel forbids to trace the process. Run shmstat as "
+                 "root, or allow it with sysctl kernel.yama.ptrace_scope=0");
+    else if (stack->problem[0] == '\0')
+        snprintf(stack->problem, sizeof(stack->problem), PROGRAM " shows no frame");
 }
 
 /* ---- The threads of an explanation -------------------------------------------------------------------- */

@@ -8,6 +8,7 @@
 #include "top_columns.h"
 
 #include <ctype.h>
+#include <limits.h>
 #include <string.h>
 
 static const char *const help[] = {
@@ -70,19 +71,6 @@ static enum top_action type_filter(struct top_state *state, int key)
     return TOP_DRAW;
 }
 
-static enum top_action show_view(struct top_state *state, enum top_view view)
-{
-    state->view = view;
-    state->first = 0;
-    return TOP_SAMPLE;
-}
-
-static void show_only(struct top_state *state, enum top_only only)
-{
-    state->only = only;
-    state->first = 0;
-}
-
 static void sort_by(struct top_state *state, int step)
 {
     int count;
@@ -92,9 +80,15 @@ static void sort_by(struct top_state *state, int step)
     state->reverse[state->view] = false;
 }
 
-static void scroll_up(struct top_state *state, size_t rows)
+/* Up if rows is negative; top_render bounds it below. */
+static void scroll(struct top_state *state, long rows)
 {
-    state->first = state->first > rows ? state->first - rows : 0;
+    size_t up = rows < 0 ? (size_t)-rows : 0;
+
+    if (up > 0)
+        state->first = state->first > up ? state->first - up : 0;
+    else
+        state->first = state->first + (size_t)rows < SIZE_MAX / 2 ? state->first + (size_t)rows : SIZE_MAX / 2;
 }
 
 /* The next longer or shorter of these steps; the first interval, from a flag, may lie between two. */
@@ -110,31 +104,53 @@ static void change_interval(struct top_state *state, bool longer)
     state->interval_s = steps[i];
 }
 
-/* Keys that scroll. */
-static void scroll(struct top_state *state, int key)
+enum effect { QUIT, VIEW, NEXT_VIEW, ONLY, SORT, REVERSE, TYPE, FORGET, SCROLL, PAGE, PACE, PAUSE, HELP };
+
+static const struct {
+    int key;
+    enum effect effect;
+    long value;
+} keys[] = {
+    { 'q', QUIT, 0 },                   { 'Q', QUIT, 0 },
+    { 'w', VIEW, TOP_WORKERS },         { 'r', VIEW, TOP_RINGS },           { 'c', VIEW, TOP_CALLS },
+    { '\t', NEXT_VIEW, 0 },
+    { 'a', ONLY, TOP_ALL },             { 'b', ONLY, TOP_ONLY_BUSY },       { 's', ONLY, TOP_ONLY_STUCK },
+    { '<', SORT, -1 },                  { '>', SORT, 1 },                   { 'R', REVERSE, 0 },
+    { '/', TYPE, 0 },                   { TOP_KEY_ESCAPE, FORGET, 0 },
+    { TOP_KEY_UP, SCROLL, -1 },         { 'k', SCROLL, -1 },
+    { TOP_KEY_DOWN, SCROLL, 1 },        { 'j', SCROLL, 1 },
+    { TOP_KEY_PAGE_UP, PAGE, -1 },      { TOP_KEY_PAGE_DOWN, PAGE, 1 },
+    { TOP_KEY_HOME, SCROLL, -LONG_MAX }, { 'g', SCROLL, -LONG_MAX },
+    { TOP_KEY_END, SCROLL, LONG_MAX },  { 'G', SCROLL, LONG_MAX },
+    { '+', PACE, true },                { '=', PACE, true },                { '-', PACE, false },
+    { ' ', PAUSE, 0 },                  { 'p', PAUSE, 0 },
+    { 'h', HELP, 0 },                   { '?', HELP, 0 },
+};
+
+static enum top_action apply(struct top_state *state, enum effect effect, long value)
 {
-    switch (key) {
-    case TOP_KEY_UP: case 'k':
-        scroll_up(state, 1);
-        break;
-    case TOP_KEY_DOWN: case 'j':
-        state->first++;
-        break;
-    case TOP_KEY_PAGE_UP:
-        scroll_up(state, state->page);
-        break;
-    case TOP_KEY_PAGE_DOWN:
-        state->first += state->page;
-        break;
-    case TOP_KEY_HOME: case 'g':
+    switch (effect) {
+    case QUIT: return TOP_QUIT;
+    case NEXT_VIEW: return apply(state, VIEW, (state->view + 1) % TOP_VIEWS);
+    case VIEW:
+        state->view = (enum top_view)value;
+        state->first = 0;
+        return TOP_SAMPLE;
+    case ONLY:
+        state->only = (enum top_only)value;
         state->first = 0;
         break;
-    case TOP_KEY_END: case 'G':
-        state->first = SIZE_MAX / 2;
-        break;
-    default:
-        break;
+    case SORT: sort_by(state, (int)value); break;
+    case REVERSE: state->reverse[state->view] = !state->reverse[state->view]; break;
+    case TYPE: state->typing = true; break;
+    case FORGET: state->filter[0] = '\0'; break;
+    case SCROLL: scroll(state, value); break;
+    case PAGE: scroll(state, value * (long)state->page); break;
+    case PACE: change_interval(state, value != 0); break;
+    case PAUSE: state->paused = !state->paused; break;
+    case HELP: state->help = true; break;
     }
+    return TOP_DRAW;
 }
 
 enum top_action top_key(struct top_state *state, int key)
@@ -145,56 +161,8 @@ enum top_action top_key(struct top_state *state, int key)
         state->help = false;
         return key == 'q' ? TOP_QUIT : TOP_DRAW;
     }
-    switch (key) {
-    case 'q': case 'Q':
-        return TOP_QUIT;
-    case 'w':
-        return show_view(state, TOP_WORKERS);
-    case 'r':
-        return show_view(state, TOP_RINGS);
-    case 'c':
-        return show_view(state, TOP_CALLS);
-    case '\t':
-        return show_view(state, (enum top_view)((state->view + 1) % TOP_VIEWS));
-    case '<':
-        sort_by(state, -1);
-        break;
-    case '>':
-        sort_by(state, 1);
-        break;
-    case 'R':
-        state->reverse[state->view] = !state->reverse[state->view];
-        break;
-    case '/':
-        state->typing = true;
-        break;
-    case TOP_KEY_ESCAPE:
-        state->filter[0] = '\0';
-        break;
-    case 'a':
-        show_only(state, TOP_ALL);
-        break;
-    case 'b':
-        show_only(state, TOP_ONLY_BUSY);
-        break;
-    case 's':
-        show_only(state, TOP_ONLY_STUCK);
-        break;
-    case '+': case '=':
-        change_interval(state, true);
-        break;
-    case '-':
-        change_interval(state, false);
-        break;
-    case ' ': case 'p':
-        state->paused = !state->paused;
-        break;
-    case 'h': case '?':
-        state->help = true;
-        break;
-    default:
-        scroll(state, key);
-        break;
-    }
+    for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++)
+        if (keys[i].key == key)
+            return apply(state, keys[i].effect, keys[i].value);
     return TOP_DRAW;
 }

@@ -24,6 +24,7 @@
 #include "text.h"
 
 #include <fcntl.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,8 +33,31 @@
 #include <unistd.h>
 
 #define LOOKS 4
+#define LISTED_MAX 1000
 
 typedef unsigned long long ull;
+
+bool stat_expect(const struct stat_check *check, bool is_right, const char *invariant, int peer, const char *format,
+                 ...)
+{
+    struct stat_findings *findings = check->findings;
+    va_list args;
+
+    if (is_right)
+        return true;
+    if (findings->list == NULL)
+        findings->list = calloc(LISTED_MAX, sizeof(*findings->list));
+    if (findings->list == NULL || findings->count == LISTED_MAX) {
+        findings->dropped++;
+        return false;
+    }
+    struct stat_violation *violation = &findings->list[findings->count++];
+    *violation = (struct stat_violation){ .invariant = invariant, .rank = check->worker->rank, .peer = peer };
+    va_start(args, format);
+    vsnprintf(violation->text, sizeof(violation->text), format, args);
+    va_end(args);
+    return false;
+}
 
 /* One word, read again now; 0 if it cannot be read. */
 static uint64_t fresh(const struct stat_worker *worker, size_t offset)
@@ -54,73 +78,66 @@ static int world_of(const struct stat_worker *worker)
 
 /* ---- One copy ----------------------------------------------------------------------------------- */
 
-static void check_header(const struct stat_job *job, const struct stat_worker *worker,
-                         struct stat_findings *findings)
+static void check_header(const struct stat_check *check)
 {
+    const struct stat_worker *worker = check->worker;
     const struct bxi_header *header = &worker->control->header;
-
-    if (world_of(worker) != stat_job_size(job))
-        stat_violate(findings, AT(1, worker, -1), "its header says %u workers, where another of the job says %d",
-                     header->world_size, stat_job_size(job));
-    if (worker->state < BXI_STARTING || worker->state > BXI_LEFT)
-        stat_violate(findings, AT(2, worker, -1), "state is %u, which is none", worker->state);
+    ull used = stat_word(&header->arena_used), committed = stat_word(&header->arena_committed);
     /* Relaxed: a private copy. */
-    if (bxi_load_relaxed((bxi_a32 *)&header->device_open) > 1)
-        stat_violate(findings, AT(14, worker, -1), "device_open is %u, which is neither 0 nor 1",
-                     bxi_load_relaxed((bxi_a32 *)&header->device_open));
-    if (header->arena_bytes == 0)
-        return;             /* not known yet */
-    if (stat_word(&header->arena_used) > header->arena_bytes)
-        stat_violate(findings, AT(11, worker, -1), "arena_used is %llu in an arena of %llu bytes",
-                     (ull)stat_word(&header->arena_used), (ull)header->arena_bytes);
-    if (stat_word(&header->arena_committed) > header->arena_bytes)
-        stat_violate(findings, AT(11, worker, -1), "arena_committed is %llu in an arena of %llu bytes",
-                     (ull)stat_word(&header->arena_committed), (ull)header->arena_bytes);
+    uint32_t device_open = bxi_load_relaxed((bxi_a32 *)&header->device_open);
+
+    stat_expect(check, world_of(worker) == stat_job_size(check->job), "I1", -1,
+                "its header says %u workers, where another of the job says %d", header->world_size,
+                stat_job_size(check->job));
+    stat_expect(check, worker->state >= BXI_STARTING && worker->state <= BXI_LEFT, "I2", -1,
+                "state is %u, which is none", worker->state);
+    stat_expect(check, device_open <= 1, "I14", -1, "device_open is %u, which is neither 0 nor 1", device_open);
+    /* 0: it is not known yet. */
+    stat_expect(check, header->arena_bytes == 0 || used <= header->arena_bytes, "I11", -1,
+                "arena_used is %llu in an arena of %llu bytes", used, (ull)header->arena_bytes);
+    stat_expect(check, header->arena_bytes == 0 || committed <= header->arena_bytes, "I11", -1,
+                "arena_committed is %llu in an arena of %llu bytes", committed, (ull)header->arena_bytes);
 }
 
-static void check_functions(const struct stat_worker *worker, struct stat_findings *findings)
+static void check_functions(const struct stat_check *check)
 {
     /* Relaxed: a private copy. */
-    uint32_t count = bxi_load_relaxed(&worker->control->header.function_count);
+    uint32_t count = bxi_load_relaxed(&check->worker->control->header.function_count);
 
-    if (count > BXI_FUNCTION_MAX) {
-        stat_violate(findings, AT(9, worker, -1), "function_count is %u, and the table has %d rows", count,
-                     BXI_FUNCTION_MAX);
+    if (!stat_expect(check, count <= BXI_FUNCTION_MAX, "I9", -1, "function_count is %u, and the table has %d rows",
+                     count, BXI_FUNCTION_MAX))
         return;
-    }
     for (uint32_t i = 0; i < count; i++) {
         struct bxi_function row;
 
         /* Read after the count: the copy's row may be older than its count. */
-        if (stat_pread(&worker->segment, &row, sizeof(row),
+        if (stat_pread(&check->worker->segment, &row, sizeof(row),
                        offsetof(struct bxi_control, function) + i * sizeof(row)) < 0)
             return;
-        if (row.name[0] == '\0' || memchr(row.name, 0, BXI_NAME_BYTES) == NULL)
-            stat_violate(findings, AT(9, worker, -1), "function %u of %u has no name", i, count);
-        else if (row.kind < 1 || row.kind > 4)
-            stat_violate(findings, AT(9, worker, -1), "function %u of %u has kind %u, which is none", i, count,
-                         row.kind);
+        if (stat_expect(check, row.name[0] != '\0' && memchr(row.name, 0, BXI_NAME_BYTES) != NULL, "I9", -1,
+                        "function %u of %u has no name", i, count))
+            stat_expect(check, row.kind >= 1 && row.kind <= 4, "I9", -1,
+                        "function %u of %u has kind %u, which is none", i, count, row.kind);
     }
 }
 
-static void check_open(const struct stat_worker *worker, int to, struct stat_findings *findings)
+static void check_open(const struct stat_check *check, int to)
 {
+    const struct stat_worker *worker = check->worker;
     uint64_t open = stat_word(&worker->control->pair[to].open);
-    bool is_peer = to < world_of(worker);
+    uint64_t sent = stat_word(&bxi_tables(worker->control)->pair_counters[to].frames_sent);
 
-    if (open > 1 || (open == 1 && !is_peer))
-        stat_violate(findings, AT(4, worker, to), is_peer ? "open is %llu, which is neither 0 nor 1"
-                                                          : "open is %llu for a rank that the job does not have",
-                     (ull)open);
-    /* The ring is opened before the first frame is counted. */
-    else if (open == 0 && stat_word(&bxi_tables(worker->control)->pair_counters[to].frames_sent) != 0 &&
-             fresh(worker, ROW(control, pair, to, open)) == 0)
-        stat_violate(findings, AT(4, worker, to), "%llu frames were sent through a ring that is not open",
-                     (ull)stat_word(&bxi_tables(worker->control)->pair_counters[to].frames_sent));
+    if (stat_expect(check, open <= 1, "I4", to, "open is %llu, which is neither 0 nor 1", (ull)open) &&
+        stat_expect(check, open == 0 || to < world_of(worker), "I4", to,
+                    "open is %llu for a rank that the job does not have", (ull)open))
+        /* The ring is opened before the first frame is counted. */
+        stat_expect(check, open == 1 || sent == 0 || fresh(worker, ROW(control, pair, to, open)) != 0, "I4", to,
+                    "%llu frames were sent through a ring that is not open", (ull)sent);
 }
 
-static void check_pages(const struct stat_worker *worker, struct stat_findings *findings)
+static void check_pages(const struct stat_check *check)
 {
+    const struct stat_worker *worker = check->worker;
     uint64_t needed = BXI_CONTROL_BYTES;
     struct stat status;
 
@@ -134,195 +151,182 @@ static void check_pages(const struct stat_worker *worker, struct stat_findings *
         needed += BXI_OBJECTS_BYTES;
     if (bxi_load_relaxed(&worker->control->header.device_open) == 1)
         needed += BXI_DEVICE_BYTES + (uint64_t)world_of(worker) * BXI_DEVICE_PAIR_BYTES;
-    if (!worker->segment.on_tmpfs || fstat(worker->segment.fd, &status) < 0)
-        return;
-    if ((uint64_t)status.st_blocks * 512 < needed)
-        stat_violate(findings, AT(4, worker, -1),
-                     "its open rings, histograms, objects and device memory need %llu bytes of pages, and it has %llu",
-                     (ull)needed, (ull)status.st_blocks * 512);
+    if (worker->segment.on_tmpfs && fstat(worker->segment.fd, &status) == 0)
+        stat_expect(check, (uint64_t)status.st_blocks * 512 >= needed, "I4", -1,
+                    "its open rings, histograms, objects and device memory need %llu bytes of pages, and it has %llu",
+                    (ull)needed, (ull)status.st_blocks * 512);
 }
 
-static void check_refused(const struct stat_job *job, const struct stat_worker *worker, int peer,
-                          struct stat_findings *findings)
+static void check_refused(const struct stat_check *check, int peer)
 {
-    const struct bxi_pair *pair = &worker->control->pair[peer];
-    uint64_t through = stat_word(&pair->refused_through), end;
+    const struct stat_worker *worker = check->worker;
+    uint64_t through = stat_word(&worker->control->pair[peer].refused_through), end;
 
-    if (through == 0)
+    if (through == 0 ||
+        !stat_expect(check, through % BXI_LINE == 0, "I5", peer, "refused_through is %llu, where no record ends",
+                     (ull)through) ||
+        /* Read after refused_through: the owner writes it before. */
+        !stat_expect(check, fresh(worker, ROW(control, pair, peer, refused_errno)) != 0, "I5", peer,
+                     "requests were refused up to %llu for no reason", (ull)through))
         return;
-    if (through % BXI_LINE != 0)
-        stat_violate(findings, AT(5, worker, peer), "refused_through is %llu, where no record ends", (ull)through);
-    /* Read after refused_through: the owner writes it before. */
-    else if (fresh(worker, ROW(control, pair, peer, refused_errno)) == 0)
-        stat_violate(findings, AT(5, worker, peer), "requests were refused up to %llu for no reason", (ull)through);
-    else if (stat_reader(job, (uint32_t)peer) != NULL && peer != worker->rank &&
-             stat_write_end(job->workers[peer], worker->rank, &end) && (int64_t)(through - end) > 0)
-        stat_violate(findings, AT(5, worker, peer), "refused_through is %llu, and the peer has written up to %llu",
-                     (ull)through, (ull)end);
+    if (stat_reader(check->job, (uint32_t)peer) != NULL && peer != worker->rank &&
+        stat_write_end(check->job->workers[peer], worker->rank, &end))
+        stat_expect(check, (int64_t)(through - end) <= 0, "I5", peer,
+                    "refused_through is %llu, and the peer has written up to %llu", (ull)through, (ull)end);
 }
 
-static void check_credit(const struct stat_job *job, const struct stat_worker *worker, int peer,
-                         struct stat_findings *findings)
+static void check_credit(const struct stat_check *check, int peer)
 {
+    const struct stat_worker *worker = check->worker, *reader = stat_reader(check->job, (uint32_t)peer);
     uint64_t credit = stat_word(&worker->credit[peer].position);
 
-    if (credit == 0)
-        return;
-    if (peer >= world_of(worker))
-        stat_violate(findings, AT(6, worker, peer), "credit is %llu for a rank that the job does not have",
-                     (ull)credit);
-    else if (stat_reader(job, (uint32_t)peer) != NULL &&
-             fresh(job->workers[peer], ROW(control, pair, worker->rank, open)) == 0)
-        stat_violate(findings, AT(6, worker, peer), "credit is %llu of a ring that the peer has not opened",
-                     (ull)credit);
+    if (credit != 0 && stat_expect(check, peer < world_of(worker), "I6", peer,
+                                   "credit is %llu for a rank that the job does not have", (ull)credit))
+        stat_expect(check, reader == NULL || fresh(reader, ROW(control, pair, worker->rank, open)) != 0, "I6", peer,
+                    "credit is %llu of a ring that the peer has not opened", (ull)credit);
 }
 
-static void check_loans(const struct stat_worker *worker, int peer, struct stat_findings *findings)
+static void check_loans(const struct stat_check *check, int peer)
 {
+    const struct stat_worker *worker = check->worker;
     const struct bxi_loans *loans = &bxi_tables(worker->control)->loans[peer];
-    uint64_t ended = stat_word(&loans->returned) + stat_word(&loans->taken_back);
-    uint64_t borrowed = stat_word(&loans->borrowed);
+    ull ended = stat_word(&loans->returned) + stat_word(&loans->taken_back), granted = stat_word(&loans->granted);
+    ull borrowed = stat_word(&loans->borrowed), ever = stat_word(&loans->borrowed_total);
 
-    if (stat_word(&loans->leases) > BXI_LEASE_MAX)
-        stat_violate(findings, AT(11, worker, peer), "%llu leases are out, of %d at most",
-                     (ull)stat_word(&loans->leases), BXI_LEASE_MAX);
+    stat_expect(check, stat_word(&loans->leases) <= BXI_LEASE_MAX, "I11", peer, "%llu leases are out, of %d at most",
+                (ull)stat_word(&loans->leases), BXI_LEASE_MAX);
     /* `granted` only grows and is never less: it is read again, later. */
-    if (ended > stat_word(&loans->granted) && ended > fresh(worker, ROW(tables, loans, peer, granted)))
-        stat_violate(findings, AT(11, worker, peer), "%llu leases came back of %llu that were granted", (ull)ended,
-                     (ull)stat_word(&loans->granted));
+    stat_expect(check, ended <= granted || ended <= fresh(worker, ROW(tables, loans, peer, granted)), "I11", peer,
+                "%llu leases came back of %llu that were granted", ended, granted);
     /* One more is legal: the owner was killed, or copied, between the two words. */
-    if (borrowed > stat_word(&loans->borrowed_total) + 1 &&
-        borrowed > fresh(worker, ROW(tables, loans, peer, borrowed_total)) + 1)
-        stat_violate(findings, AT(11, worker, peer), "%llu leases are held of %llu ever borrowed", (ull)borrowed,
-                     (ull)stat_word(&loans->borrowed_total));
+    stat_expect(check, borrowed <= ever + 1 || borrowed <= fresh(worker, ROW(tables, loans, peer, borrowed_total)) + 1,
+                "I11", peer, "%llu leases are held of %llu ever borrowed", borrowed, ever);
 }
 
 /* ---- Two copies --------------------------------------------------------------------------------- */
 
-static void compare_headers(const struct stat_worker *worker, const struct bxi_control *before,
-                            const struct bxi_control *after, struct stat_findings *findings)
+#define OF_HEADER(field) offsetof(struct bxi_header, field)
+
+/* Words that only grow. */
+static const struct growing {
+    const char *invariant, *name;
+    size_t offset;
+    int bytes;
+    int rows;                   /* of BXI_LINE bytes, one a peer; 1: it is about no peer */
+} growing[] = {
+    { "I2", "state", OF_HEADER(state), 4, 1 },
+    { "I9", "function_count", OF_HEADER(function_count), 4, 1 },
+    { "I13", "hist_count", OF_HEADER(hist_count), 4, 1 },
+    { "I14", "device_open", OF_HEADER(device_open), 4, 1 },
+    { "I15", "object_rows", offsetof(struct bxi_tables, object_rows), 8, 1 },
+    { "I4", "open", ROW(control, pair, 0, open), 8, BXI_WORLD_MAX },
+    { "I5", "refused_through", ROW(control, pair, 0, refused_through), 8, BXI_WORLD_MAX },
+    { "I6", "credit", ROW(control, credit, 0, position), 8, BXI_WORLD_MAX },
+    { "I7", "the write position", ROW(tables, pair_counters, 0, write_pos), 8, BXI_WORLD_MAX },
+};
+
+static void compare_words(const struct stat_check *check, const struct growing *word, const struct bxi_control *before,
+                          const struct bxi_control *after)
+{
+    for (int row = 0; row < word->rows; row++) {
+        size_t offset = word->offset + (size_t)row * BXI_LINE;
+        uint64_t was = 0, is = 0;
+
+        memcpy(&was, (const char *)before + offset, (size_t)word->bytes);
+        memcpy(&is, (const char *)after + offset, (size_t)word->bytes);
+        stat_expect(check, (int64_t)(is - was) >= 0, word->invariant, word->rows > 1 ? row : -1,
+                    "%s went from %llu back to %llu", word->name, (ull)was, (ull)is);
+    }
+}
+
+static void compare_headers(const struct stat_check *check, const struct bxi_control *before,
+                            const struct bxi_control *after)
 {
     const struct bxi_header *was = &before->header, *is = &after->header;
     /* Relaxed: private copies. */
-    uint32_t old_state = bxi_load_relaxed((bxi_a32 *)&was->state), new_state = bxi_load_relaxed((bxi_a32 *)&is->state);
-    uint32_t was_open = bxi_load_relaxed((bxi_a32 *)&was->device_open);
-    uint64_t old_armed = stat_word(&was->armed), new_armed = stat_word(&is->armed);
+    uint32_t old_state = bxi_load_relaxed((bxi_a32 *)&was->state);
+    ull old_armed = stat_word(&was->armed), new_armed = stat_word(&is->armed);
 
-    if (was_open == 1 && bxi_load_relaxed((bxi_a32 *)&is->device_open) == 0)
-        stat_violate(findings, AT(14, worker, -1), "device_open went from 1 back to 0");
-    if (memcmp(was, is, offsetof(struct bxi_header, state)) != 0 ||
-        (old_state >= BXI_RUNNING && (was->arena_bytes != is->arena_bytes ||
-                                      memcmp(was->cpu_mask, is->cpu_mask, sizeof(was->cpu_mask)) != 0)))
-        stat_violate(findings, AT(1, worker, -1), "its header changes");
-    if (new_state < old_state)
-        stat_violate(findings, AT(2, worker, -1), "state went from %u (%s) back to %u (%s)", old_state,
-                     stat_state_name(old_state), new_state, stat_state_name(new_state));
-    if (new_armed >> 2 < old_armed >> 2)
-        stat_violate(findings, AT(3, worker, -1), "the count of armed went from %llu back to %llu",
-                     (ull)(old_armed >> 2), (ull)(new_armed >> 2));
-    else if (new_armed >> 2 == old_armed >> 2 && new_armed != old_armed && (new_armed & 3) != BXI_AWAKE)
-        stat_violate(findings, AT(3, worker, -1), "armed went from %s to %s, and its count stayed %llu",
-                     stat_who_name(old_armed), stat_who_name(new_armed), (ull)(new_armed >> 2));
+    stat_expect(check, memcmp(was, is, OF_HEADER(state)) == 0 &&
+                           (old_state < BXI_RUNNING ||
+                            (was->arena_bytes == is->arena_bytes &&
+                             memcmp(was->cpu_mask, is->cpu_mask, sizeof(was->cpu_mask)) == 0)),
+                "I1", -1, "its header changes");
+    if (stat_expect(check, new_armed >> 2 >= old_armed >> 2, "I3", -1, "the count of armed went from %llu back to %llu",
+                    old_armed >> 2, new_armed >> 2))
+        stat_expect(check, new_armed >> 2 != old_armed >> 2 || new_armed == old_armed || (new_armed & 3) == BXI_AWAKE,
+                    "I3", -1, "armed went from %s to %s, and its count stayed %llu", stat_who_name(old_armed),
+                    stat_who_name(new_armed), new_armed >> 2);
 }
 
-static void compare_functions(const struct stat_worker *worker, const struct bxi_control *before,
-                              const struct bxi_control *after, struct stat_findings *findings)
+static void compare_functions(const struct stat_check *check, const struct bxi_control *before,
+                              const struct bxi_control *after)
 {
-    /* Relaxed: private copies. */
-    uint32_t was = bxi_load_relaxed((bxi_a32 *)&before->header.function_count);
-    uint32_t is = bxi_load_relaxed((bxi_a32 *)&after->header.function_count);
+    /* Relaxed: a private copy. Rows below the first count: every later copy was read after that count, so these rows
+     * are complete. */
+    uint32_t count = bxi_load_relaxed(&check->worker->control->header.function_count);
 
-    if (is < was) {
-        stat_violate(findings, AT(9, worker, -1), "function_count went from %u back to %u", was, is);
-        return;
-    }
-    /* Rows below the first count: every later copy was read after that count, so these rows are complete. */
-    was = bxi_load_relaxed(&worker->control->header.function_count);
-    for (uint32_t i = 0; i < was && i < BXI_FUNCTION_MAX; i++)
-        if (memcmp(&before->function[i], &after->function[i], sizeof(before->function[i])) != 0) {
-            stat_violate(findings, AT(9, worker, -1), "function %u changes", i);
+    for (uint32_t i = 0; i < count && i < BXI_FUNCTION_MAX; i++)
+        if (!stat_expect(check, memcmp(&before->function[i], &after->function[i], sizeof(before->function[i])) == 0,
+                         "I9", -1, "function %u changes", i))
             return;
-        }
 }
 
-static void compare_pairs(const struct stat_worker *worker, const struct bxi_control *before,
-                          const struct bxi_control *after, struct stat_findings *findings)
-{
-    for (int peer = 0; peer < BXI_WORLD_MAX; peer++) {
-        uint64_t was = stat_word(&before->credit[peer].position), is = stat_word(&after->credit[peer].position);
-
-        if (stat_word(&before->pair[peer].open) == 1 && stat_word(&after->pair[peer].open) != 1)
-            stat_violate(findings, AT(4, worker, peer), "open went from 1 back to %llu",
-                         (ull)stat_word(&after->pair[peer].open));
-        if ((int64_t)(stat_word(&after->pair[peer].refused_through) - stat_word(&before->pair[peer].refused_through)) <
-            0)
-            stat_violate(findings, AT(5, worker, peer), "refused_through went from %llu back to %llu",
-                         (ull)stat_word(&before->pair[peer].refused_through),
-                         (ull)stat_word(&after->pair[peer].refused_through));
-        if ((int64_t)(is - was) < 0)
-            stat_violate(findings, AT(6, worker, peer), "credit went from %llu back to %llu", (ull)was, (ull)is);
-        was = stat_word(&bxi_tables_view(before)->pair_counters[peer].write_pos);
-        is = stat_word(&bxi_tables_view(after)->pair_counters[peer].write_pos);
-        if ((int64_t)(is - was) < 0)
-            stat_violate(findings, AT(7, worker, peer), "the write position went from %llu back to %llu", (ull)was,
-                         (ull)is);
-    }
-}
-
-static void compare(const struct stat_worker *worker, struct stat_findings *findings)
+static void compare(const struct stat_check *check)
 {
     struct bxi_control *copies = calloc(2, sizeof(*copies));
-    size_t count = findings->count;
+    size_t count = check->findings->count;
 
     if (copies == NULL)
         return;
-    memcpy(&copies[0], worker->control, sizeof(copies[0]));
-    for (int look = 1; look < LOOKS && findings->count == count; look++) {
+    memcpy(&copies[0], check->worker->control, sizeof(copies[0]));
+    for (int look = 1; look < LOOKS && check->findings->count == count; look++) {
         const struct bxi_control *before = &copies[(look - 1) % 2];
         struct bxi_control *after = &copies[look % 2];
 
-        if (stat_pread(&worker->segment, after, sizeof(*after), 0) < 0)
+        if (stat_pread(&check->worker->segment, after, sizeof(*after), 0) < 0)
             break;
-        compare_headers(worker, before, after, findings);
+        compare_headers(check, before, after);
+        for (size_t i = 0; i < sizeof(growing) / sizeof(growing[0]); i++)
+            compare_words(check, &growing[i], before, after);
         if (look > 1)
-            compare_functions(worker, before, after, findings);
-        compare_pairs(worker, before, after, findings);
+            compare_functions(check, before, after);
     }
     free(copies);
 }
 
 /* ---- Jobs --------------------------------------------------------------------------------------- */
 
-static void check_worker(const struct stat_job *job, const struct stat_worker *worker,
-                         struct stat_findings *findings)
+static void check_worker(const struct stat_check *check)
 {
-    if (worker->found == STAT_NOISE)
-        stat_violate(findings, AT(1, worker, -1), "%s", worker->problem);
+    const struct stat_worker *worker = check->worker;
+
+    stat_expect(check, worker->found != STAT_NOISE, "I1", -1, "%s", worker->problem);
     if (worker->control == NULL)
         return;
-    findings->workers++;
-    check_header(job, worker, findings);
-    check_functions(worker, findings);
-    check_pages(worker, findings);
-    stat_check_served(worker, findings);
-    stat_check_hists(job, worker, findings);
-    stat_check_objects(worker, findings);
-    stat_check_gpu(job, worker, findings);
+    check->findings->workers++;
+    check_header(check);
+    check_functions(check);
+    check_pages(check);
+    stat_check_served(check);
+    stat_check_hists(check);
+    stat_check_objects(check);
+    stat_check_gpu(check);
     for (int peer = 0; peer < BXI_WORLD_MAX; peer++) {
-        check_open(worker, peer, findings);
-        check_refused(job, worker, peer, findings);
-        check_credit(job, worker, peer, findings);
-        check_loans(worker, peer, findings);
+        check_open(check, peer);
+        check_refused(check, peer);
+        check_credit(check, peer);
+        check_loans(check, peer);
     }
     for (int to = 0; to < world_of(worker); to++) {
         if (stat_word(&worker->control->pair[to].open) != 1)
             continue;
-        findings->rings++;
-        stat_check_ring(job, worker, to, findings);
-        stat_check_leases(job, worker, to, findings);
-        stat_check_calls(worker, to, findings);
+        check->findings->rings++;
+        stat_check_ring(check, to);
+        stat_check_leases(check, to);
+        stat_check_calls(check, to);
     }
-    compare(worker, findings);
+    compare(check);
 }
 
 /* The generation in the segment that has the rank's name now; 0 if there is none. */
@@ -375,8 +379,8 @@ static int violation_row(const struct stat_job *job, const struct stat_worker *n
     const char *name = stat_peer_name(job, violation->rank);
     const char *peer = violation->peer >= 0 ? stat_peer_name(job, violation->peer) : "";
 
-    stat_put_format(row, "series", "%c", violation->series);
-    stat_put(row, "invariant", STAT_COUNT, (uint64_t)violation->invariant);
+    stat_put_format(row, "series", "%c", violation->invariant[0]);
+    stat_put(row, "invariant", STAT_COUNT, strtoull(violation->invariant + 1, NULL, 10));
     stat_put(row, "rank", STAT_COUNT, (uint64_t)violation->rank);
     stat_put_text(row, "name", name);
     stat_put_if(row, violation->peer >= 0, "peer", STAT_COUNT, (uint64_t)violation->peer);
@@ -451,7 +455,7 @@ static int check_job(struct stat_job *job, const struct stat_options *options)
     struct stat_findings findings = { 0 };
 
     for (struct stat_worker *worker = NULL; (worker = stat_next(job, worker)) != NULL;)
-        check_worker(job, worker, &findings);
+        check_worker(&(struct stat_check){ .job = job, .worker = worker, .findings = &findings });
     drop_about_new(job, &findings);
     job->findings = &findings;
     print_findings(job, options->json);

@@ -23,8 +23,6 @@
 #define LOOKS 4
 #define MOMENT_NS 2000000
 
-#define G(number, worker, to) STAT_AT('G', number, worker, to)
-
 typedef unsigned long long ull;
 
 /* What is wrong with the row in this copy; NULL: nothing. */
@@ -32,8 +30,7 @@ typedef const char *(*judge_fn)(const struct stat_gpu *gpu, uint32_t index);
 
 /* ---- The head ----------------------------------------------------------------------------------- */
 
-static void check_counts(const struct stat_worker *worker, const struct bxi_gpu_head *was,
-                         const struct bxi_gpu_head *is, struct stat_findings *findings)
+static void check_counts(const struct stat_check *check, const struct bxi_gpu_head *was, const struct bxi_gpu_head *is)
 {
     /* Relaxed: private copies. */
     uint32_t devices = bxi_load_relaxed((bxi_a32 *)&is->device_count);
@@ -41,20 +38,17 @@ static void check_counts(const struct stat_worker *worker, const struct bxi_gpu_
     uint32_t known = bxi_load_relaxed((bxi_a32 *)&is->known_count);
     uint32_t old_devices = bxi_load_relaxed((bxi_a32 *)&was->device_count);
 
-    if (devices > BXI_GPU_DEVICES)
-        stat_violate(findings, G(7, worker, -1), "device_count is %u, and there is room for %d", devices,
-                     BXI_GPU_DEVICES);
-    else if (refused > BXI_GPU_REFUSED)
-        stat_violate(findings, G(7, worker, -1), "refused_count is %u, and there is room for %d", refused,
-                     BXI_GPU_REFUSED);
-    else if (known > BXI_GPU_REFUSED)
-        stat_violate(findings, G(7, worker, -1), "known_count is %u, and there is room for %d", known,
-                     BXI_GPU_REFUSED);
-    else if (devices < old_devices)
-        stat_violate(findings, G(7, worker, -1), "device_count went from %u back to %u", old_devices, devices);
-    else if (memcmp(was, is, offsetof(struct bxi_gpu_head, device_count)) != 0 ||
-             memcmp(was->device, is->device, old_devices * sizeof(was->device[0])) != 0)
-        stat_violate(findings, G(7, worker, -1), "its head of device memory changes");
+    (void)(stat_expect(check, devices <= BXI_GPU_DEVICES, "G7", -1, "device_count is %u, and there is room for %d",
+                       devices, BXI_GPU_DEVICES) &&
+           stat_expect(check, refused <= BXI_GPU_REFUSED, "G7", -1, "refused_count is %u, and there is room for %d",
+                       refused, BXI_GPU_REFUSED) &&
+           stat_expect(check, known <= BXI_GPU_REFUSED, "G7", -1, "known_count is %u, and there is room for %d", known,
+                       BXI_GPU_REFUSED) &&
+           stat_expect(check, devices >= old_devices, "G7", -1, "device_count went from %u back to %u", old_devices,
+                       devices) &&
+           stat_expect(check, memcmp(was, is, offsetof(struct bxi_gpu_head, device_count)) == 0 &&
+                                  memcmp(was->device, is->device, old_devices * sizeof(was->device[0])) == 0, "G7", -1,
+                       "its head of device memory changes"));
 }
 
 /* ---- Slabs -------------------------------------------------------------------------------------- */
@@ -92,8 +86,7 @@ static bool is_same(const struct bxi_gpu_slab_row *one, const struct bxi_gpu_sla
 
 /* If the first and the last copy show the same generation in use, the first copy and the one before the last were made
  * between two stamps of it: they must be equal. */
-static void check_slab(const struct stat_worker *worker, const struct stat_gpu *copies, uint32_t index,
-                       struct stat_findings *findings)
+static bool check_slab(const struct stat_check *check, const struct stat_gpu *copies, uint32_t index)
 {
     const struct bxi_gpu_slab_row *first = &copies[0].region.slab[index];
     const struct bxi_gpu_slab_row *last = &copies[LOOKS - 1].region.slab[index];
@@ -102,17 +95,17 @@ static void check_slab(const struct stat_worker *worker, const struct stat_gpu *
         const struct bxi_gpu_slab_row *was = &copies[look - 1].region.slab[index];
         const struct bxi_gpu_slab_row *is = &copies[look].region.slab[index];
 
-        if (age_of(is) >= age_of(was))
-            continue;
-        stat_violate(findings, G(1, worker, -1), "slab %u went from generation %llu, %s, back to %llu, %s", index,
-                     (ull)stat_slab_generation(was), stat_slab_state_name(stat_slab_state(was)),
-                     (ull)stat_slab_generation(is), stat_slab_state_name(stat_slab_state(is)));
-        return;
+        if (!stat_expect(check, age_of(is) >= age_of(was), "G1", -1,
+                         "slab %u went from generation %llu, %s, back to %llu, %s", index,
+                         (ull)stat_slab_generation(was), stat_slab_state_name(stat_slab_state(was)),
+                         (ull)stat_slab_generation(is), stat_slab_state_name(stat_slab_state(is))))
+            return false;
     }
-    if (stat_slab_state(first) != BXI_GPU_SLAB_EMPTY && stat_slab_state(last) != BXI_GPU_SLAB_EMPTY &&
-        stat_slab_generation(first) == stat_slab_generation(last) &&
-        !is_same(first, &copies[LOOKS - 2].region.slab[index]))
-        stat_violate(findings, G(1, worker, -1), "slab %u changes while it is in use", index);
+    return stat_expect(check, stat_slab_state(first) == BXI_GPU_SLAB_EMPTY ||
+                                  stat_slab_state(last) == BXI_GPU_SLAB_EMPTY ||
+                                  stat_slab_generation(first) != stat_slab_generation(last) ||
+                                  is_same(first, &copies[LOOKS - 2].region.slab[index]), "G1", -1,
+                       "slab %u changes while it is in use", index);
 }
 
 /* ---- Lanes -------------------------------------------------------------------------------------- */
@@ -147,8 +140,7 @@ static const char *judge_device_word(const struct stat_gpu *gpu, uint32_t index)
     return NULL;
 }
 
-static void check_word(const struct stat_worker *worker, const struct stat_gpu *copies, uint32_t index,
-                       struct stat_findings *findings)
+static bool check_word(const struct stat_check *check, const struct stat_gpu *copies, uint32_t index)
 {
     uint64_t last = stat_word(&copies[LOOKS - 1].region.word[index].value);
 
@@ -156,46 +148,41 @@ static void check_word(const struct stat_worker *worker, const struct stat_gpu *
         uint64_t was = stat_word(&copies[look - 1].region.word[index].value);
         uint64_t is = stat_word(&copies[look].region.word[index].value);
 
-        if (is >= was)
-            continue;
-        stat_violate(findings, G(4, worker, -1), "the word of lane %u went from %llu back to %llu", index, (ull)was,
-                     (ull)is);
-        return;
+        if (!stat_expect(check, is >= was, "G4", -1, "the word of lane %u went from %llu back to %llu", index,
+                         (ull)was, (ull)is))
+            return false;
     }
-    if (last >= 2 * BXI_GPU_POISON)
-        stat_violate(findings, G(4, worker, -1), "the word of lane %u is %016llx, which no lane comes to", index,
-                     (ull)last);
-    /* Asked after the word: a survivor poisons it only after it has seen the owner dead. */
-    else if ((last & BXI_GPU_POISON) != 0 && stat_is_locked(&worker->segment))
-        stat_violate(findings, G(4, worker, -1), "the word of lane %u is poisoned at %llu, and its owner lives", index,
-                     (ull)(last - BXI_GPU_POISON));
+    return stat_expect(check, last < 2 * BXI_GPU_POISON, "G4", -1,
+                       "the word of lane %u is %016llx, which no lane comes to", index, (ull)last) &&
+           /* Asked after the word: a survivor poisons it only after it has seen the owner dead. */
+           stat_expect(check, (last & BXI_GPU_POISON) == 0 || !stat_is_locked(&check->worker->segment), "G4", -1,
+                       "the word of lane %u is poisoned at %llu, and its owner lives", index,
+                       (ull)(last - BXI_GPU_POISON));
 }
 
 /* ---- All of a region ---------------------------------------------------------------------------- */
 
 /* Reports the first row that is wrong in every copy. */
-static void check_rows(const struct stat_worker *worker, const struct stat_gpu *copies, judge_fn judge,
-                       struct stat_findings *findings)
+static void check_rows(const struct stat_check *check, const struct stat_gpu *copies, judge_fn judge)
 {
-    bool is_slab = judge == judge_slab;
+    bool is_slab = judge == judge_slab, is_right = true;
 
-    for (uint32_t i = 0; i < (is_slab ? BXI_GPU_SLABS : BXI_GPU_LANES); i++) {
+    for (uint32_t i = 0; i < (is_slab ? BXI_GPU_SLABS : BXI_GPU_LANES) && is_right; i++) {
         const char *wrong = judge(&copies[0], i);
 
         for (int look = 1; look < LOOKS && wrong != NULL; look++)
             wrong = judge(&copies[look], i);
-        if (wrong == NULL)
-            continue;
-        stat_violate(findings, G(is_slab ? 1 : judge == judge_lane ? 7 : 3, worker, -1), "%s %u: %s",
-                     is_slab ? "slab" : "lane", i, wrong);
-        return;
+        is_right = stat_expect(check, wrong == NULL, is_slab ? "G1" : judge == judge_lane ? "G7" : "G3", -1,
+                               "%s %u: %s", is_slab ? "slab" : "lane", i, wrong != NULL ? wrong : "");
     }
 }
 
-static void check_region(const struct stat_worker *worker, struct stat_findings *findings)
+static void check_region(const struct stat_check *check)
 {
+    const struct stat_worker *worker = check->worker;
     struct stat_gpu *copies = calloc(LOOKS, sizeof(*copies));
-    size_t count = findings->count;
+    size_t count = check->findings->count;
+    bool is_right = true;
 
     if (copies == NULL)
         return;
@@ -203,17 +190,16 @@ static void check_region(const struct stat_worker *worker, struct stat_findings 
     for (int look = 1; look < LOOKS; look++)
         if (stat_pread(&worker->segment, &copies[look].region, sizeof(copies[look].region), BXI_DEVICE_OFFSET) < 0)
             goto free_copies;       /* truncated meanwhile: the next run reports it */
-    for (int look = 0; look < LOOKS && findings->count == count; look++)
-        check_counts(worker, &copies[look > 0 ? look - 1 : 0].region.head, &copies[look].region.head, findings);
-    check_rows(worker, copies, judge_slab, findings);
-    check_rows(worker, copies, judge_lane, findings);
-    check_rows(worker, copies, judge_device_word, findings);
-    count = findings->count;
-    for (uint32_t i = 0; i < BXI_GPU_SLABS && findings->count == count; i++)
-        check_slab(worker, copies, i, findings);
-    count = findings->count;
-    for (uint32_t i = 0; i < BXI_GPU_LANES && findings->count == count; i++)
-        check_word(worker, copies, i, findings);
+    for (int look = 0; look < LOOKS && check->findings->count == count; look++)
+        check_counts(check, &copies[look > 0 ? look - 1 : 0].region.head, &copies[look].region.head);
+    check_rows(check, copies, judge_slab);
+    check_rows(check, copies, judge_lane);
+    check_rows(check, copies, judge_device_word);
+    for (uint32_t i = 0; i < BXI_GPU_SLABS && is_right; i++)
+        is_right = check_slab(check, copies, i);
+    is_right = true;
+    for (uint32_t i = 0; i < BXI_GPU_LANES && is_right; i++)
+        is_right = check_word(check, copies, i);
 
 free_copies:
     free(copies);
@@ -251,38 +237,33 @@ static bool has_none(const struct stat_worker *peer)
 }
 
 /* False after a violation was reported. */
-static bool check_borrow(const struct stat_job *job, const struct stat_worker *worker,
-                         const struct stat_borrow *borrow, struct stat_findings *findings)
+static bool check_borrow(const struct stat_check *check, const struct stat_borrow *borrow)
 {
-    const struct stat_worker *peer = stat_reader(job, (uint32_t)borrow->peer);
-    const struct stat_gpu *owner = stat_gpu_of(job, borrow->peer);
+    const struct stat_worker *peer = stat_reader(check->job, (uint32_t)borrow->peer);
+    const struct stat_gpu *owner = stat_gpu_of(check->job, borrow->peer);
     const struct bxi_gpu_slab_row *row = owner != NULL ? &owner->region.slab[borrow->slab] : NULL;
-    size_t count = findings->count;
+    ull held = borrow->generation, made = row != NULL ? stat_slab_generation(row) : 0;
 
-    if (borrow->peer == worker->rank)
-        stat_violate(findings, G(6, worker, -1), "it has slab %u of its own open", borrow->slab);
-    else if (peer != NULL && has_none(peer))
-        stat_violate(findings, G(2, worker, borrow->peer), "it holds generation %llu of slab %u, and the peer has no "
-                     "GPU open", (ull)borrow->generation, borrow->slab);
-    else if (row != NULL && borrow->generation > stat_slab_generation(row))
-        stat_violate(findings, G(2, worker, borrow->peer), "it holds generation %llu of slab %u, which is at %llu",
-                     (ull)borrow->generation, borrow->slab, (ull)stat_slab_generation(row));
-    else if (row != NULL && (borrow->generation < stat_slab_generation(row) ||
-                             stat_slab_state(row) == BXI_GPU_SLAB_EMPTY) && is_kept(worker, borrow))
-        stat_violate(findings, G(2, worker, borrow->peer), "it has generation %llu of slab %u open, which was freed",
-                     (ull)borrow->generation, borrow->slab);
-    return findings->count == count;
+    return stat_expect(check, borrow->peer != check->worker->rank, "G6", -1, "it has slab %u of its own open",
+                       borrow->slab) &&
+           stat_expect(check, peer == NULL || !has_none(peer), "G2", borrow->peer,
+                       "it holds generation %llu of slab %u, and the peer has no GPU open", held, borrow->slab) &&
+           stat_expect(check, row == NULL || held <= made, "G2", borrow->peer,
+                       "it holds generation %llu of slab %u, which is at %llu", held, borrow->slab, made) &&
+           stat_expect(check, row == NULL || (held == made && stat_slab_state(row) != BXI_GPU_SLAB_EMPTY) ||
+                                  !is_kept(check->worker, borrow), "G2", borrow->peer,
+                       "it has generation %llu of slab %u open, which was freed", held, borrow->slab);
 }
 
-void stat_check_gpu(const struct stat_job *job, const struct stat_worker *worker, struct stat_findings *findings)
+void stat_check_gpu(const struct stat_check *check)
 {
-    if (worker->gpu == NULL)
+    const struct stat_gpu *gpu = check->worker->gpu;
+
+    if (gpu == NULL)
         return;
-    if (worker->gpu->problem != NULL)
-        stat_violate(findings, G(7, worker, -1), "%s", worker->gpu->problem);
-    else
-        check_region(worker, findings);
-    for (size_t i = 0; i < worker->gpu->borrow_count; i++)
-        if (!check_borrow(job, worker, &worker->gpu->borrows[i], findings))
+    if (stat_expect(check, gpu->problem == NULL, "G7", -1, "%s", gpu->problem != NULL ? gpu->problem : ""))
+        check_region(check);
+    for (size_t i = 0; i < gpu->borrow_count; i++)
+        if (!check_borrow(check, &gpu->borrows[i]))
             return;
 }

@@ -38,10 +38,10 @@ typedef unsigned long long ull;
 enum look { SETTLED, MOVED };
 
 struct walk {
+    struct stat_check own, others;      /* of the producer, the consumer */
     const struct stat_worker *worker;
     const struct stat_worker *peer;     /* NULL if its segment cannot be read: then there is no credit */
     int to;
-    struct stat_findings *findings;
     unsigned char *copy;                /* of the ring; NULL for the one to itself */
     uint64_t begin;                     /* where the walk begins */
     uint64_t end;                       /* the write position that was read */
@@ -108,9 +108,9 @@ static enum look confirm(struct walk *walk, uint64_t pos, enum stat_record kind)
     /* Read after the word: if the record is not consumed yet, the word was its own. */
     if (stat_judge(word, pos, &bytes) != kind || ((int64_t)(credit - pos) >= 0 && may_be_overwritten(walk, pos)))
         return MOVED;
-    stat_violate(walk->findings, AT(kind == STAT_BAD_PLACE ? 8 : 7, walk->worker, walk->to),
-                 "the record at %llu, before the write position %llu, is not whole: commit word %016llx: %s",
-                 (ull)pos, (ull)walk->end, (ull)word, kind_text(kind));
+    stat_expect(&walk->own, false, kind == STAT_BAD_PLACE ? "I8" : "I7", walk->to,
+                "the record at %llu, before the write position %llu, is not whole: commit word %016llx: %s",
+                (ull)pos, (ull)walk->end, (ull)word, kind_text(kind));
     return SETTLED;
 }
 
@@ -127,9 +127,8 @@ static enum look walk_copy(struct walk *walk, uint64_t *pos)
         *pos += bytes;
         walk->records += kind == STAT_RECORD;
     }
-    if (*pos != walk->end)
-        stat_violate(walk->findings, AT(7, walk->worker, walk->to),
-                     "the last record ends at %llu, and the write position is %llu", (ull)*pos, (ull)walk->end);
+    stat_expect(&walk->own, *pos == walk->end, "I7", walk->to,
+                "the last record ends at %llu, and the write position is %llu", (ull)*pos, (ull)walk->end);
     return SETTLED;
 }
 
@@ -155,17 +154,13 @@ static void walk_tail(struct walk *walk)
             return;
         if (has_moved(walk))
             return;         /* the words belong to a later state */
-        if (has_record) {
-            stat_violate(walk->findings, AT(7, walk->worker, walk->to),
-                         "the write position is %llu, and more than one record lies behind it", (ull)walk->end);
-            return;
-        }
-        if (kind != STAT_RECORD && kind != STAT_PADDING) {
-            stat_violate(walk->findings, AT(kind == STAT_BAD_PLACE ? 8 : 7, walk->worker, walk->to),
+        if (!stat_expect(&walk->own, !has_record, "I7", walk->to,
+                         "the write position is %llu, and more than one record lies behind it", (ull)walk->end) ||
+            !stat_expect(&walk->own, kind == STAT_RECORD || kind == STAT_PADDING,
+                         kind == STAT_BAD_PLACE ? "I8" : "I7", walk->to,
                          "the commit word at %llu, where the next record will be, is %016llx and neither 0 nor a "
-                         "record", (ull)pos, (ull)word);
+                         "record", (ull)pos, (ull)word))
             return;
-        }
         has_record = kind == STAT_RECORD;
         pos += bytes;
     }
@@ -180,33 +175,25 @@ static int check_positions(struct walk *walk)
 
     if (!stat_read_write_pos(walk->worker, walk->to, &walk->end))
         return 0;
-    if (walk->end % BXI_LINE != 0) {
-        stat_violate(walk->findings, AT(8, walk->worker, walk->to), "the write position is %llu, no multiple of %u",
-                     (ull)walk->end, BXI_LINE);
+    if (!stat_expect(&walk->own, walk->end % BXI_LINE == 0, "I8", walk->to,
+                     "the write position is %llu, no multiple of %u", (ull)walk->end, BXI_LINE))
         return 0;
-    }
     if (walk->peer == NULL || !stat_read_credit(walk->peer, walk->worker->rank, &credit))
         return 1;
-    if (credit % BXI_LINE != 0) {
-        stat_violate(walk->findings, AT(6, walk->peer, walk->worker->rank), "credit is %llu, no multiple of %u",
-                     (ull)credit, BXI_LINE);
+    if (!stat_expect(&walk->others, credit % BXI_LINE == 0, "I6", walk->worker->rank,
+                     "credit is %llu, no multiple of %u", (ull)credit, BXI_LINE) ||
+        !stat_expect(&walk->others, (int64_t)(walk->end - credit) <= (int64_t)(BXI_RING_BYTES + UNPUBLISHED_MAX), "I6",
+                     walk->worker->rank, "credit is %llu, %llu bytes behind the write position %llu of a ring of %u",
+                     (ull)credit, (ull)(walk->end - credit), (ull)walk->end, BXI_RING_BYTES))
         return 0;
-    }
-    if ((int64_t)(walk->end - credit) > (int64_t)(BXI_RING_BYTES + UNPUBLISHED_MAX)) {
-        stat_violate(walk->findings, AT(6, walk->peer, walk->worker->rank),
-                     "credit is %llu, %llu bytes behind the write position %llu of a ring of %u", (ull)credit,
-                     (ull)(walk->end - credit), (ull)walk->end, BXI_RING_BYTES);
-        return 0;
-    }
     if ((int64_t)(credit - walk->end) <= 0)
         return 1;
     if (!stat_write_end(walk->worker, walk->to, &end) || (int64_t)(credit - end) <= 0)
         return 1;
     if (has_moved(walk))
         return -1;
-    stat_violate(walk->findings, AT(6, walk->peer, walk->worker->rank),
-                 "credit is %llu, and the write position %llu", (ull)credit, (ull)end);
-    return 0;
+    return stat_expect(&walk->others, false, "I6", walk->worker->rank, "credit is %llu, and the write position %llu",
+                       (ull)credit, (ull)end);
 }
 
 /* Where the walk begins: the later of credit and read position. */
@@ -233,7 +220,7 @@ static bool find_begin(struct walk *walk)
 static enum look look_at_ring(struct walk *walk)
 {
     int fit = check_positions(walk);
-    size_t count = walk->findings->count;
+    size_t count = walk->own.findings->count;
     uint64_t pos;
 
     if (fit <= 0)
@@ -243,43 +230,41 @@ static enum look look_at_ring(struct walk *walk)
         !find_begin(walk))
         return SETTLED;
     walk->records = 0;
-    if (walk->end - walk->begin > BXI_RING_BYTES + BEHIND_MAX) {
-        stat_violate(walk->findings, AT(6, walk->peer, walk->worker->rank),
+    if (!stat_expect(&walk->others, walk->end - walk->begin <= BXI_RING_BYTES + BEHIND_MAX, "I6", walk->worker->rank,
                      "neither its credit nor its read position is less than a ring behind the write position %llu",
-                     (ull)walk->end);
+                     (ull)walk->end))
         return SETTLED;
-    }
     if (walk->end - walk->begin > BXI_RING_BYTES)
         return MOVED;
     pos = walk->begin;
     if (walk_copy(walk, &pos) == MOVED)
         return MOVED;
-    if (walk->findings->count == count)
+    if (walk->own.findings->count == count)
         walk_tail(walk);
     return SETTLED;
 }
 
-void stat_check_ring(const struct stat_job *job, const struct stat_worker *worker, int to,
-                     struct stat_findings *findings)
+void stat_check_ring(const struct stat_check *check, int to)
 {
-    struct walk walk = { .worker = worker, .peer = stat_reader(job, (uint32_t)to), .to = to, .findings = findings };
+    struct walk walk = { .own = *check, .others = *check, .worker = check->worker, .to = to };
     int attempt = 0;
 
-    if (to != worker->rank) {
+    walk.others.worker = walk.peer = stat_reader(check->job, (uint32_t)to);
+    if (to != check->worker->rank) {
         walk.copy = malloc(BXI_RING_BYTES);
         if (walk.copy == NULL)
             return;
     }
     while (attempt < ATTEMPTS && look_at_ring(&walk) == MOVED)
         attempt++;
-    findings->unsettled += attempt == ATTEMPTS;
-    findings->records += walk.records;
+    check->findings->unsettled += attempt == ATTEMPTS;
+    check->findings->records += walk.records;
     free(walk.copy);
 }
 
 /* ---- Behind the ring ---------------------------------------------------------------------------- */
 
-static uint64_t sum_of(const uint64_t *words)
+static ull sum_of(const uint64_t *words)
 {
     uint64_t sum = 0;
 
@@ -290,34 +275,32 @@ static uint64_t sum_of(const uint64_t *words)
 
 /* A slot's generation counts its grants: so the sum of the words is never more than all grants, and never less than all
  * returns. The lender counts a lease after it has sent it: one more may be granted, and returned. */
-static void check_generations(const struct stat_worker *worker, const struct stat_worker *lender,
-                              const uint64_t *words, struct stat_findings *findings)
+static void check_generations(const struct stat_check *check, int to, const uint64_t *words)
 {
+    const struct stat_worker *lender = stat_reader(check->job, (uint32_t)to);
+    bool is_right = true;
     uint64_t granted;
 
     /* Read after the words: it only grows. */
-    if (!stat_read_word(lender, offsetof(struct bxi_tables, loans) +
-                                    (uint64_t)worker->rank * sizeof(struct bxi_loans) +
+    if (lender == NULL ||
+        !stat_read_word(lender, offsetof(struct bxi_tables, loans) +
+                                    (uint64_t)check->worker->rank * sizeof(struct bxi_loans) +
                                     offsetof(struct bxi_loans, granted), &granted))
         return;
-    for (int slot = 0; slot < BXI_LEASE_MAX; slot++) {
-        if (words[slot] > granted + 1) {
-            stat_violate(findings, AT(10, worker, lender->rank),
-                         "the word of lease %d is %llu, and %llu leases were ever granted", slot, (ull)words[slot],
-                         (ull)granted);
-            return;
-        }
-    }
-    if (sum_of(words) > granted + 1)
-        stat_violate(findings, AT(10, worker, lender->rank),
-                     "the words give back %llu leases, and %llu were ever granted", (ull)sum_of(words), (ull)granted);
+    for (int slot = 0; slot < BXI_LEASE_MAX && is_right; slot++)
+        is_right = stat_expect(check, words[slot] <= granted + 1, "I10", to,
+                               "the word of lease %d is %llu, and %llu leases were ever granted", slot,
+                               (ull)words[slot], (ull)granted);
+    if (is_right)
+        stat_expect(check, sum_of(words) <= granted + 1, "I10", to,
+                    "the words give back %llu leases, and %llu were ever granted", sum_of(words), (ull)granted);
 }
 
-void stat_check_leases(const struct stat_job *job, const struct stat_worker *worker, int to,
-                       struct stat_findings *findings)
+void stat_check_leases(const struct stat_check *check, int to)
 {
+    const struct stat_worker *worker = check->worker;
     uint64_t before[BXI_LEASE_MAX], after[BXI_LEASE_MAX], given_back;
-    const struct stat_worker *lender = stat_reader(job, (uint32_t)to);
+    bool is_right = true;
 
     /* The words of a worker's leases of itself lie in private memory. The count is read before the words: it lags. */
     if (to == worker->rank ||
@@ -325,35 +308,31 @@ void stat_check_leases(const struct stat_job *job, const struct stat_worker *wor
                                     offsetof(struct bxi_pair, given_back), &given_back) ||
         stat_pread(&worker->segment, before, sizeof(before), bxi_lease_offset(to)) < 0)
         return;
-    if (given_back > sum_of(before))
-        stat_violate(findings, AT(10, worker, to), "%llu leases were given back, and the words say %llu",
-                     (ull)given_back, (ull)sum_of(before));
-    if (lender != NULL)
-        check_generations(worker, lender, before, findings);
+    stat_expect(check, given_back <= sum_of(before), "I10", to, "%llu leases were given back, and the words say %llu",
+                (ull)given_back, sum_of(before));
+    check_generations(check, to, before);
     if (stat_pread(&worker->segment, after, sizeof(after), bxi_lease_offset(to)) < 0)
         return;
-    for (int slot = 0; slot < BXI_LEASE_MAX; slot++)
-        if (after[slot] < before[slot]) {
-            stat_violate(findings, AT(10, worker, to), "the word of lease %d went from %llu back to %llu", slot,
-                         (ull)before[slot], (ull)after[slot]);
-            return;
-        }
+    for (int slot = 0; slot < BXI_LEASE_MAX && is_right; slot++)
+        is_right = stat_expect(check, after[slot] >= before[slot], "I10", to,
+                               "the word of lease %d went from %llu back to %llu", slot, (ull)before[slot],
+                               (ull)after[slot]);
 }
 
-void stat_check_calls(const struct stat_worker *worker, int to, struct stat_findings *findings)
+void stat_check_calls(const struct stat_check *check, int to)
 {
     struct bxi_call_row rows[BXI_CALLS_MAX];
+    bool is_right = true;
 
     /* Rows that are not allocated read as zero, and stay so: pread allocates nothing. */
-    if (to == worker->rank || stat_pread(&worker->segment, rows, sizeof(rows), bxi_calls_offset(to)) < 0)
+    if (to == check->worker->rank ||
+        stat_pread(&check->worker->segment, rows, sizeof(rows), bxi_calls_offset(to)) < 0)
         return;
-    for (int slot = 0; slot < BXI_CALLS_MAX; slot++) {
+    for (int slot = 0; slot < BXI_CALLS_MAX && is_right; slot++) {
         uint64_t id = stat_word(&rows[slot].id);
 
-        if (id == 0 || (id & 0xffff) == (uint64_t)slot)
-            continue;
-        stat_violate(findings, AT(12, worker, to), "the row of call %d has id %llx, which is one of slot %llu", slot,
-                     (ull)id, (ull)(id & 0xffff));
-        return;
+        is_right = stat_expect(check, id == 0 || (id & 0xffff) == (uint64_t)slot, "I12", to,
+                               "the row of call %d has id %llx, which is one of slot %llu", slot, (ull)id,
+                               (ull)(id & 0xffff));
     }
 }

@@ -31,37 +31,36 @@ static uint32_t function_count(const struct stat_worker *worker)
     return count;
 }
 
-/* ---- now, serving, wait, batch ------------------------------------------------------------------------ */
-
-static void check_who(const struct stat_worker *worker, const char *table, uint64_t who,
-                      struct stat_findings *findings)
+static uint32_t world_of(const struct stat_check *check)
 {
-    uint64_t rank = who & 0xffff, function = who >> 16;
-
-    if (rank >= worker->control->header.world_size)
-        stat_violate(findings, AT(11, worker, -1), "%s has a request of rank %llu, which the job does not have", table,
-                     (ull)rank);
-    else if (function != BXI_FUNCTION_VALUE && function >= function_count(worker))
-        stat_violate(findings, AT(11, worker, (int)rank), "%s has a request for function %llu of %u", table,
-                     (ull)function, function_count(worker));
+    return check->worker->control->header.world_size;
 }
 
-static void check_served(const struct stat_worker *worker, struct stat_findings *findings)
-{
-    const struct bxi_now *now = &bxi_tables(worker->control)->now;
-    size_t count = findings->count;
+/* ---- now, serving, wait, batch ------------------------------------------------------------------------ */
 
-    if (stat_word(&now->since_ns) != 0)
-        check_who(worker, "now", stat_word(&now->who), findings);
-    for (int i = 0; i < BXI_SERVING_MAX && findings->count == count; i++) {
-        const struct bxi_serving *row = &bxi_tables(worker->control)->serving[i];
+static bool check_who(const struct stat_check *check, const char *table, uint64_t who)
+{
+    uint64_t rank = who & 0xffff, function = who >> 16;
+    uint32_t count = function_count(check->worker);
+
+    return stat_expect(check, rank < world_of(check), "I11", -1,
+                       "%s has a request of rank %llu, which the job does not have", table, (ull)rank) &&
+           stat_expect(check, function == BXI_FUNCTION_VALUE || function < count, "I11", (int)rank,
+                       "%s has a request for function %llu of %u", table, (ull)function, count);
+}
+
+static void check_requests(const struct stat_check *check)
+{
+    const struct bxi_now *now = &bxi_tables(check->worker->control)->now;
+    bool is_right = stat_word(&now->since_ns) == 0 || check_who(check, "now", stat_word(&now->who));
+
+    for (int i = 0; i < BXI_SERVING_MAX && is_right; i++) {
+        const struct bxi_serving *row = &bxi_tables(check->worker->control)->serving[i];
         uint64_t where = stat_word(&row->where) & 0xff;
 
-        if (where > BXI_AT_OBJECT)
-            stat_violate(findings, AT(11, worker, -1), "row %d of serving has a request at %llu, which is nowhere", i,
-                         (ull)where);
-        else if (where != BXI_AT_NONE)
-            check_who(worker, "serving", stat_word(&row->who), findings);
+        is_right = stat_expect(check, where <= BXI_AT_OBJECT, "I11", -1,
+                               "row %d of serving has a request at %llu, which is nowhere", i, (ull)where) &&
+                   (where == BXI_AT_NONE || check_who(check, "serving", stat_word(&row->who)));
     }
 }
 
@@ -73,207 +72,151 @@ static bool is_beyond(const bxi_a64 *bits, uint32_t world_size)
     return false;
 }
 
-static void check_batches(const struct stat_worker *worker, struct stat_findings *findings)
+static void check_batches(const struct stat_check *check)
 {
-    for (int i = 0; i < BXI_FUNCTION_MAX; i++) {
-        const struct bxi_batch_words *words = &bxi_tables(worker->control)->batch[i];
+    bool is_right = true;
 
-        if (is_beyond(words->members, worker->control->header.world_size) ||
-            is_beyond(words->present, worker->control->header.world_size)) {
-            stat_violate(findings, AT(11, worker, -1), "batch %d waits for, or has, a rank that the job does not have",
-                         i);
-            return;
-        }
-        if (stat_word(&words->running) > BXI_BATCH_BY_ROLE) {
-            stat_violate(findings, AT(11, worker, -1), "running of batch %d is %llu, which is no place", i,
-                         (ull)stat_word(&words->running));
-            return;
-        }
+    for (int i = 0; i < BXI_FUNCTION_MAX && is_right; i++) {
+        const struct bxi_batch_words *words = &bxi_tables(check->worker->control)->batch[i];
+
+        is_right = stat_expect(check, !is_beyond(words->members, world_of(check)) &&
+                                          !is_beyond(words->present, world_of(check)), "I11", -1,
+                               "batch %d waits for, or has, a rank that the job does not have", i) &&
+                   stat_expect(check, stat_word(&words->running) <= BXI_BATCH_BY_ROLE, "I11", -1,
+                               "running of batch %d is %llu, which is no place", i, (ull)stat_word(&words->running));
     }
 }
 
-static void check_waits(const struct stat_worker *worker, struct stat_findings *findings)
+static void check_waits(const struct stat_check *check)
 {
-    for (int i = 0; i < BXI_WAITS_MAX; i++) {
-        const struct bxi_wait_row *row = &bxi_tables(worker->control)->wait[i];
+    bool is_right = true;
+
+    for (int i = 0; i < BXI_WAITS_MAX && is_right; i++) {
+        const struct bxi_wait_row *row = &bxi_tables(check->worker->control)->wait[i];
         uint64_t thread = stat_word(&row->thread), reason = thread >> 32, to = stat_word(&row->to);
 
-        if (thread == 0)
-            continue;
-        if (reason < BXI_FOR_CALL || reason > BXI_FOR_JOB || (uint32_t)thread == 0) {
-            stat_violate(findings, AT(11, worker, -1), "row %d of wait has thread %u, which waits for %llu: nothing", i,
-                         (uint32_t)thread, (ull)reason);
-            return;
-        }
-        if (to != BXI_WAIT_NOBODY && to >= worker->control->header.world_size) {
-            stat_violate(findings, AT(11, worker, -1), "row %d of wait waits for rank %llu, which the job lacks", i,
-                         (ull)to);
-            return;
-        }
+        is_right = thread == 0 ||
+                   (stat_expect(check, reason >= BXI_FOR_CALL && reason <= BXI_FOR_JOB && (uint32_t)thread != 0, "I11",
+                                -1, "row %d of wait has thread %u, which waits for %llu: nothing", i,
+                                (uint32_t)thread, (ull)reason) &&
+                    stat_expect(check, to == BXI_WAIT_NOBODY || to < world_of(check), "I11", -1,
+                                "row %d of wait waits for rank %llu, which the job lacks", i, (ull)to));
     }
 }
 
-void stat_check_served(const struct stat_worker *worker, struct stat_findings *findings)
+void stat_check_served(const struct stat_check *check)
 {
-    check_served(worker, findings);
-    check_waits(worker, findings);
-    check_batches(worker, findings);
+    check_requests(check);
+    check_waits(check);
+    check_batches(check);
 }
 
 /* ---- Histograms --------------------------------------------------------------------------------- */
 
-struct hist_check {
-    const struct stat_worker *worker;
-    uint32_t index;
-    const struct bxi_hist *before, *after;
-    struct stat_findings *findings;
-};
-
 /* The name in the table of the peer's functions, which is written before anybody can call it. */
-static void check_callee(const struct stat_job *job, const struct hist_check *check)
+static bool check_callee(const struct stat_check *check, uint32_t index, const struct bxi_hist *hist)
 {
-    const struct bxi_hist *hist = check->before;
     uint64_t rank = hist->who & 0xffff, function = hist->who >> 16;
+    const struct stat_worker *peer = stat_reader(check->job, (uint32_t)rank);
     struct bxi_function row;
 
-    if (hist->name[0] == '\0' || memchr(hist->name, 0, BXI_NAME_BYTES) == NULL)
-        stat_violate(check->findings, AT(13, check->worker, -1), "histogram %u is of a function without name",
-                     check->index);
-    else if (rank >= check->worker->control->header.world_size || function >= BXI_FUNCTION_MAX)
-        stat_violate(check->findings, AT(13, check->worker, -1), "histogram %u is of function %llu of rank %llu",
-                     check->index, (ull)function, (ull)rank);
-    else if (stat_reader(job, (uint32_t)rank) != NULL &&
-             stat_pread(&job->workers[rank]->segment, &row, sizeof(row),
-                        offsetof(struct bxi_control, function) + function * sizeof(row)) == 0 &&
-             (function >= function_count(job->workers[rank]) || strncmp(row.name, hist->name, BXI_NAME_BYTES) != 0))
-        stat_violate(check->findings, AT(13, check->worker, (int)rank),
-                     "histogram %u is of function %llu, which has another name there", check->index, (ull)function);
+    if (!stat_expect(check, hist->name[0] != '\0' && memchr(hist->name, 0, BXI_NAME_BYTES) != NULL, "I13", -1,
+                     "histogram %u is of a function without name", index) ||
+        !stat_expect(check, rank < world_of(check) && function < BXI_FUNCTION_MAX, "I13", -1,
+                     "histogram %u is of function %llu of rank %llu", index, (ull)function, (ull)rank))
+        return false;
+    return peer == NULL ||
+           stat_pread(&peer->segment, &row, sizeof(row),
+                      offsetof(struct bxi_control, function) + function * sizeof(row)) < 0 ||
+           stat_expect(check, function < function_count(peer) && strncmp(row.name, hist->name, BXI_NAME_BYTES) == 0,
+                       "I13", (int)rank, "histogram %u is of function %llu, which has another name there", index,
+                       (ull)function);
 }
 
-static void check_growth(const struct hist_check *check)
+static bool check_growth(const struct stat_check *check, uint32_t index, const struct bxi_hist *was,
+                         const struct bxi_hist *is)
 {
-    const struct bxi_hist *was = check->before, *is = check->after;
     bool shrinks = false;
 
-    if (memcmp(was->name, is->name, sizeof(was->name)) != 0 || was->who != is->who) {
-        stat_violate(check->findings, AT(13, check->worker, -1), "histogram %u changes its function", check->index);
-        return;
-    }
     for (int leg = 0; leg < BXI_LEGS; leg++) {
         shrinks |= stat_word(&is->max_ns[leg]) < stat_word(&was->max_ns[leg]) ||
                    stat_word(&is->sum_ns[leg]) < stat_word(&was->sum_ns[leg]);
         for (int i = 0; i < BXI_HIST_BUCKETS; i++)
             shrinks |= stat_word(&is->bucket[leg][i]) < stat_word(&was->bucket[leg][i]);
     }
-    if (shrinks)
-        stat_violate(check->findings, AT(13, check->worker, -1), "a word of histogram %u goes back", check->index);
-}
-
-static void check_longest(const struct hist_check *check, int leg)
-{
-    uint64_t was_ns = stat_word(&check->before->max_ns[leg]), is_ns = stat_word(&check->after->max_ns[leg]);
-    uint64_t longer = 0;
-
-    for (uint32_t i = bxi_hist_bucket(is_ns) + 1; i < BXI_HIST_BUCKETS; i++)
-        longer += stat_word(&check->before->bucket[leg][i]);
-    if (longer > 1 || (was_ns != 0 && stat_word(&check->after->bucket[leg][bxi_hist_bucket(was_ns)]) == 0))
-        stat_violate(check->findings, AT(13, check->worker, -1),
-                     "histogram %u: the longest of '%s' is %llu ns, and that is not in its buckets", check->index,
-                     stat_leg_name(leg), (ull)is_ns);
+    return stat_expect(check, memcmp(was->name, is->name, sizeof(was->name)) == 0 && was->who == is->who, "I13", -1,
+                       "histogram %u changes its function", index) &&
+           stat_expect(check, !shrinks, "I13", -1, "a word of histogram %u goes back", index);
 }
 
 /* The owner counts the legs of a call one after the other. */
-static void check_legs(const struct hist_check *check)
+static bool check_leg(const struct stat_check *check, uint32_t index, const struct bxi_hist copies[2], int leg)
 {
-    uint64_t was = stat_hist_samples(check->before, BXI_LEG_WHOLE);
-    uint64_t is = stat_hist_samples(check->after, BXI_LEG_WHOLE);
+    uint64_t was = stat_hist_samples(&copies[0], BXI_LEG_WHOLE), is = stat_hist_samples(&copies[1], BXI_LEG_WHOLE);
+    uint64_t was_ns = stat_word(&copies[0].max_ns[leg]), is_ns = stat_word(&copies[1].max_ns[leg]), longer = 0;
 
-    for (int leg = 0; leg < BXI_LEG_WHOLE; leg++) {
-        if (was > stat_hist_samples(check->after, leg) + 1 || stat_hist_samples(check->before, leg) > is + 1) {
-            stat_violate(check->findings, AT(13, check->worker, -1),
-                         "histogram %u has %llu samples of '%s', and %llu of whole calls", check->index,
-                         (ull)stat_hist_samples(check->after, leg), stat_leg_name(leg), (ull)is);
-            return;
-        }
-    }
+    for (uint32_t i = bxi_hist_bucket(is_ns) + 1; i < BXI_HIST_BUCKETS; i++)
+        longer += stat_word(&copies[0].bucket[leg][i]);
+    return stat_expect(check, was <= stat_hist_samples(&copies[1], leg) + 1 &&
+                                  stat_hist_samples(&copies[0], leg) <= is + 1, "I13", -1,
+                       "histogram %u has %llu samples of '%s', and %llu of whole calls", index,
+                       (ull)stat_hist_samples(&copies[1], leg), stat_leg_name(leg), (ull)is) &&
+           stat_expect(check, longer <= 1 && (was_ns == 0 ||
+                                              stat_word(&copies[1].bucket[leg][bxi_hist_bucket(was_ns)]) != 0),
+                       "I13", -1, "histogram %u: the longest of '%s' is %llu ns, and that is not in its buckets",
+                       index, stat_leg_name(leg), (ull)is_ns);
 }
 
-static void check_hist(const struct stat_job *job, const struct hist_check *check)
-{
-    size_t count = check->findings->count;
-
-    check_callee(job, check);
-    if (check->findings->count == count)
-        check_growth(check);
-    if (check->findings->count == count)
-        check_legs(check);
-    for (int leg = 0; leg < BXI_LEGS && check->findings->count == count; leg++)
-        check_longest(check, leg);
-}
-
-void stat_check_hists(const struct stat_job *job, const struct stat_worker *worker, struct stat_findings *findings)
+void stat_check_hists(const struct stat_check *check)
 {
     /* Relaxed: a private copy. The pages are read after it. */
-    uint32_t count = bxi_load_relaxed(&worker->control->header.hist_count), now = 0;
-    uint64_t bytes = count * sizeof(struct bxi_hist);
-    struct bxi_hist *before, *after;
+    uint32_t count = bxi_load_relaxed(&check->worker->control->header.hist_count);
+    struct bxi_hist copies[2];
 
-    if (count > BXI_HIST_MAX) {
-        stat_violate(findings, AT(13, worker, -1), "hist_count is %u, and there is room for %d", count, BXI_HIST_MAX);
+    if (!stat_expect(check, count <= BXI_HIST_MAX, "I13", -1, "hist_count is %u, and there is room for %d", count,
+                     BXI_HIST_MAX))
         return;
+    for (uint32_t i = 0; i < count; i++) {
+        bool is_right;
+
+        if (stat_pread(&check->worker->segment, &copies[0], sizeof(copies[0]), bxi_hist_offset(i)) < 0 ||
+            stat_pread(&check->worker->segment, &copies[1], sizeof(copies[1]), bxi_hist_offset(i)) < 0)
+            return;
+        is_right = check_callee(check, i, &copies[0]) && check_growth(check, i, &copies[0], &copies[1]);
+        for (int leg = 0; leg < BXI_LEGS && is_right; leg++)
+            is_right = check_leg(check, i, copies, leg);
     }
-    if (stat_pread(&worker->segment, &now, sizeof(now), offsetof(struct bxi_header, hist_count)) == 0 && now < count)
-        stat_violate(findings, AT(13, worker, -1), "hist_count went from %u back to %u", count, now);
-    before = count > 0 ? malloc(2 * bytes) : NULL;
-    if (before == NULL)
-        return;
-    after = before + count;
-    if (stat_pread(&worker->segment, before, bytes, bxi_hist_offset(0)) == 0 &&
-        stat_pread(&worker->segment, after, bytes, bxi_hist_offset(0)) == 0)
-        for (uint32_t i = 0; i < count; i++)
-            check_hist(job, &(struct hist_check){ .worker = worker, .index = i, .before = &before[i],
-                                                  .after = &after[i], .findings = findings });
-    free(before);
 }
 
 /* ---- Objects ------------------------------------------------------------------------------------ */
 
-static void check_object(const struct stat_worker *worker, uint32_t index, struct stat_findings *findings)
+static bool check_object(const struct stat_check *check, uint32_t index)
 {
+    const struct stat_worker *worker = check->worker;
     const struct bxi_object_row *row = &worker->objects[index];
-    uint32_t world_size = worker->control->header.world_size;
     uint64_t id = stat_word(&row->id), state = stat_word(&row->state);
+    bool is_single = true;
 
-    if (bxi_rref_id_owner(id) != worker->rank || bxi_rref_id_maker(id) >= (int)world_size ||
-        (id & BXI_RREF_COUNT_MASK) == 0)
-        stat_violate(findings, AT(15, worker, -1), "a row of objects has id %s, which is none of its own",
-                     stat_object_name(id));
-    else if (state < BXI_OBJECT_TO_COME || state > BXI_OBJECT_FAILED)
-        stat_violate(findings, AT(15, worker, -1), "object %s is in state %llu, which is none", stat_object_name(id),
-                     (ull)state);
-    else if (is_beyond(row->holders, world_size))
-        stat_violate(findings, AT(15, worker, -1), "object %s is held by a rank that the job does not have",
-                     stat_object_name(id));
-    else if (stat_word(&row->holders[worker->rank / 64]) >> worker->rank % 64 & 1)
-        stat_violate(findings, AT(15, worker, -1), "object %s is held by its owner itself", stat_object_name(id));
     for (uint32_t i = 0; i < index; i++)
-        if (stat_word(&worker->objects[i].id) == id) {
-            stat_violate(findings, AT(15, worker, -1), "object %s has two rows", stat_object_name(id));
-            return;
-        }
+        is_single &= stat_word(&worker->objects[i].id) != id;
+    return stat_expect(check, bxi_rref_id_owner(id) == worker->rank && bxi_rref_id_maker(id) < (int)world_of(check) &&
+                                  (id & BXI_RREF_COUNT_MASK) != 0, "I15", -1,
+                       "a row of objects has id %s, which is none of its own", stat_object_name(id)) &&
+           stat_expect(check, state >= BXI_OBJECT_TO_COME && state <= BXI_OBJECT_FAILED, "I15", -1,
+                       "object %s is in state %llu, which is none", stat_object_name(id), (ull)state) &&
+           stat_expect(check, !is_beyond(row->holders, world_of(check)), "I15", -1,
+                       "object %s is held by a rank that the job does not have", stat_object_name(id)) &&
+           stat_expect(check, (stat_word(&row->holders[worker->rank / 64]) >> worker->rank % 64 & 1) == 0, "I15", -1,
+                       "object %s is held by its owner itself", stat_object_name(id)) &&
+           stat_expect(check, is_single, "I15", -1, "object %s has two rows", stat_object_name(id));
 }
 
-void stat_check_objects(const struct stat_worker *worker, struct stat_findings *findings)
+void stat_check_objects(const struct stat_check *check)
 {
-    uint64_t rows = stat_word(&bxi_tables(worker->control)->object_rows), now;
-    size_t count = findings->count;
+    uint64_t rows = stat_word(&bxi_tables(check->worker->control)->object_rows);
+    bool is_right = stat_expect(check, rows <= BXI_OBJECTS_MAX, "I15", -1,
+                                "object_rows is %llu, and there is room for %d", (ull)rows, BXI_OBJECTS_MAX);
 
-    if (rows > BXI_OBJECTS_MAX)
-        stat_violate(findings, AT(15, worker, -1), "object_rows is %llu, and there is room for %d", (ull)rows,
-                     BXI_OBJECTS_MAX);
-    else if (stat_pread(&worker->segment, &now, sizeof(now), offsetof(struct bxi_tables, object_rows)) == 0 &&
-             now < rows)
-        stat_violate(findings, AT(15, worker, -1), "object_rows went from %llu back to %llu", (ull)rows, (ull)now);
-    for (uint32_t i = 0; i < worker->object_count && findings->count == count; i++)
-        check_object(worker, i, findings);
+    for (uint32_t i = 0; i < check->worker->object_count && is_right; i++)
+        is_right = check_object(check, i);
 }

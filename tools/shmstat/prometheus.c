@@ -91,7 +91,8 @@ static const struct metric of_workers[] = {
     { "objects_to_come", stat_objects_row, "to_come", NULL, "of these, not made yet" },
     { "objects_unshown", stat_objects_row, "unshown", NULL, "of these, those for which the segment has no row" },
     { "objects_oldest_seconds", stat_objects_row, "oldest_seconds", NULL, "age of the oldest of them that is shown" },
-    { "gpu_refused_devices", stat_gpu_row, ".refusals", NULL, "devices whose memory the worker found that it cannot map" },
+    { "gpu_refused_devices", stat_gpu_row, ".refusals", NULL,
+      "devices whose memory the worker found that it cannot map" },
     { "gpu_lanes_poisoned", stat_gpu_row, ".poisoned", NULL,
       "words of its streams that survivors of its death have ended" },
 };

@@ -135,7 +135,7 @@ pipeline_SRCS     := $(call sources,demos/pipeline,pipeline.c) $(COMMON) $(RESNE
 tensor_ipc_SRCS   := demos/tensor_ipc/tensor_ipc.c $(COMMON)
 bxbench_SRCS      := $(call sources,tools/bxbench,bxbench.c)
 shmstat_SRCS      := $(call sources,tools/shmstat,shmstat.c)
-gpucheck_SRCS     := $(call sources,tools/gpucheck,gpucheck.c) $(if $(filter cov,$(CONFIG)),tests/cov/exit.c)
+gpucheck_SRCS     := $(call sources,tools/gpucheck,gpucheck.c) lib/nn/cuda_load.c $(if $(filter cov,$(CONFIG)),tests/cov/exit.c)
 # Need no library of the machine's but the C library, so that they run where there is nothing but the driver.
 BARE_PROGRAMS     := gpucheck
 NN_PROGRAMS       := cartpole reinforce param_server rnn pipeline bxbench

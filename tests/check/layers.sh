@@ -37,7 +37,7 @@ demos/rnn: demos/common public
 demos/pipeline: demos/common public
 tools/shmstat: shm lib/observe/tables.h lib/rpc/frame.h gpu/shared.h public
 tools/bxbench: shm public
-tools/gpucheck: gpu/cuda_api.h gpu/gpu.h gpu/shared.h lib/nn/cuda_api.h lib/nn/kernels.h shm/atomic.h public
+tools/gpucheck: gpu/cuda_api.h gpu/gpu.h gpu/shared.h lib/nn/cuda.h shm/atomic.h public
 '
 # The folders whose files have an order too.
 files='gpu shm lib/base lib/run lib/observe lib/lend lib/device lib/rref lib/job lib/autograd'

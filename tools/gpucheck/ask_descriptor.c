@@ -12,7 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #define BYTES ((size_t)2 << 20)
@@ -20,59 +19,37 @@
 
 /* ---- The descriptor's way --------------------------------------------------------------------- */
 
-/* The peer's socket. Its name ends with the process. */
-static socklen_t socket_name(const struct check_side *side, struct sockaddr_un *name)
-{
-    *name = (struct sockaddr_un){ .sun_family = AF_UNIX };
-    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 +
-                       (size_t)snprintf(name->sun_path + 1, sizeof(name->sun_path) - 1, "gpucheck-%d",
-                                        (int)side->shared->pid[CHECK_PEER]));
-}
+union control {
+    struct cmsghdr head;
+    unsigned char bytes[CMSG_SPACE(sizeof(int))];
+};
 
 static void send_fd(struct check_side *side, int fd)
 {
-    _Alignas(struct cmsghdr) unsigned char control[CMSG_SPACE(sizeof(fd))] = { 0 };
-    struct sockaddr_un name;
+    union control control = { .head = { .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS,
+                                        .cmsg_len = CMSG_LEN(sizeof(fd)) } };
     struct iovec part = { .iov_base = (void *)"f", .iov_len = 1 };
-    struct msghdr message = { .msg_name = &name, .msg_namelen = socket_name(side, &name), .msg_iov = &part,
-                              .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof(control) };
-    struct cmsghdr *head = CMSG_FIRSTHDR(&message);
-    int from = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control,
+                              .msg_controllen = sizeof(control) };
 
-    *head = (struct cmsghdr){ .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof(fd)) };
-    memcpy(CMSG_DATA(head), &fd, sizeof(fd));
-    if (from < 0 || sendmsg(from, &message, MSG_NOSIGNAL) != 1)
+    memcpy(CMSG_DATA(&control.head), &fd, sizeof(fd));
+    if (sendmsg(side->socket[CHECK_OWNER], &message, MSG_NOSIGNAL) != 1)
         check_give_up(side, "sending the descriptor: %s", strerror(errno));
-    close(from);
 }
 
-static int bound_socket(struct check_side *side)
+static int receive_fd(struct check_side *side)
 {
-    struct sockaddr_un name;
-    socklen_t bytes = socket_name(side, &name);
-    int made = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-
-    if (made < 0 || bind(made, (struct sockaddr *)&name, bytes) < 0)
-        check_give_up(side, "a socket for the descriptor: %s", strerror(errno));
-    return made;
-}
-
-static int receive_fd(struct check_side *side, int at)
-{
-    _Alignas(struct cmsghdr) unsigned char control[CMSG_SPACE(sizeof(int))];
+    union control control;
     char byte;
     struct iovec part = { .iov_base = &byte, .iov_len = 1 };
-    struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = control,
+    struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control,
                               .msg_controllen = sizeof(control) };
-    struct cmsghdr *head;
     int fd = -1;
 
-    if (recvmsg(at, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT) == 1 && (head = CMSG_FIRSTHDR(&message)) != NULL &&
-        head->cmsg_type == SCM_RIGHTS)
-        memcpy(&fd, CMSG_DATA(head), sizeof(fd));
-    else
+    if (recvmsg(side->socket[CHECK_PEER], &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT) != 1 ||
+        CMSG_FIRSTHDR(&message) == NULL || control.head.cmsg_type != SCM_RIGHTS)
         check_give_up(side, "the descriptor did not come: %s", strerror(errno));
-    close(at);
+    memcpy(&fd, CMSG_DATA(&control.head), sizeof(fd));
     return fd;
 }
 
@@ -124,7 +101,6 @@ static unsigned long long lend(struct check_side *side)
     stream = check_stream(side);
     check_fill(side, address, FILLED, stream);
     check_finish(side, stream, "filling 1 MiB");
-    check_await(side, 1);
     send_fd(side, fd);
     check_reach(side, 1);
     return address;
@@ -134,13 +110,10 @@ static unsigned long long lend(struct check_side *side)
 static unsigned long long borrow(struct check_side *side, unsigned *result)
 {
     unsigned long long handle = 0, address = 0;
-    int at;
 
     check_open(side);
-    at = bound_socket(side);
-    check_reach(side, 1);
     check_await(side, 1);
-    *result = side->cu->cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)receive_fd(side, at),
+    *result = side->cu->cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)receive_fd(side),
                                                        CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
     if (*result == CUDA_SUCCESS)
         *result = map(side, handle, CU_MEM_ACCESS_FLAGS_PROT_READ, &address);

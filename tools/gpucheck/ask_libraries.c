@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * NVRTC, cuBLAS and cuDNN, which Boxcar's networks use on a GPU: each is loaded and does one operation on small arrays
- * of floats, with a known result. A library that is not installed is absent, which is no failure.
+ * of floats, with a known result. They are loaded as the networks load them (lib/nn/cuda_load.c). A library that is not
+ * installed is absent, which is no failure.
  */
 #include "side.h"
 
-#include "nn/cuda_api.h"
-#include "nn/kernels.h"
+#include "boxcar.h"
+#include "nn/cuda.h"
 
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,55 +29,22 @@ static const char kernel_text[] =
 
 /* ---- Loading --------------------------------------------------------------------------------- */
 
-struct library {
-    const char *what;
-    const char *variable;
-    const char *names[4];
-};
-
-static const struct library nvrtc_library = {
-    "NVRTC", "BX_NVRTC", { "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2" },
-};
-static const struct library cublas_library = {
-    "cuBLAS", "BX_CUBLAS", { "libcublas.so.13", "libcublas.so.12", "libcublas.so.11" },
-};
-static const struct library cudnn_library = { "cuDNN", "BX_CUDNN", { "libcudnn.so.9", "libcudnn.so.8" } };
-
-static void *open_library(const struct library *library)
+/* Skips the question unless a loader of lib/nn has found its library. */
+static void need_library(struct check_side *side, int rc, const char *what)
 {
-    const char *path = secure_getenv(library->variable);
-    void *handle = NULL;
-
-    if (path != NULL && path[0] != '\0')
-        return dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    for (size_t i = 0; handle == NULL && library->names[i] != NULL; i++)
-        handle = dlopen(library->names[i], RTLD_NOW | RTLD_LOCAL);
-    return handle;
+    if (rc < 0)
+        check_skip(side, "%s is not found: %.250s", what, bx_error_text());
 }
 
-/* Skips the question if the library is not there. */
-static void *need_library(struct check_side *side, const struct library *library)
+/* Opens the device, and the driver for the loaders of lib/nn. */
+static struct bx_cuda open_cuda(struct check_side *side)
 {
-    void *handle = open_library(library);
-    const char *path = secure_getenv(library->variable);
+    struct bx_cuda cuda = { .stream = NULL };
 
-    if (handle == NULL)
-        check_skip(side, "%s is not found (%s%s%s)", library->what, path != NULL ? library->variable : "as ",
-                   path != NULL ? " names " : "", path != NULL ? path : library->names[0]);
-    return handle;
+    check_open(side);
+    need_library(side, bxi_cuda_load_driver(&cuda.driver), "the driver");
+    return cuda;
 }
-
-static void need_function(struct check_side *side, const struct library *library, void *handle, const char *name,
-                          void *function)
-{
-    void *symbol = dlsym(handle, name);
-
-    if (symbol == NULL)
-        check_give_up(side, "%s has no function %s", library->what, name);
-    memcpy(function, &symbol, sizeof(symbol));
-}
-
-#define NEED(type, name, arguments) need_function(side, library, handle, #name, &functions.name);
 
 /* ---- Arrays ---------------------------------------------------------------------------------- */
 
@@ -125,16 +92,6 @@ static void answer_result(struct check_side *side, const char *key, const struct
 
 /* ---- NVRTC ----------------------------------------------------------------------------------- */
 
-static struct bxi_nvrtc load_nvrtc(struct check_side *side)
-{
-    const struct library *library = &nvrtc_library;
-    void *handle = need_library(side, library);
-    struct bxi_nvrtc functions;
-
-    BXI_NVRTC_FUNCTIONS(NEED)
-    return functions;
-}
-
 /* Compiles for the device, or for the oldest of its generation where NVRTC does not know it. Gives up with the log. */
 static char *compile(struct check_side *side, const struct bxi_nvrtc *nvrtc)
 {
@@ -174,7 +131,8 @@ static void nvrtc_owner(struct check_side *side)
     int major = 0, minor = 0;
     struct CUmod_st *module = NULL;
     struct CUfunc_st *function = NULL;
-    struct bxi_nvrtc nvrtc;
+    struct bx_cuda cuda = open_cuda(side);
+    const struct bxi_nvrtc *nvrtc = &cuda.nvrtc;
     struct arrays arrays;
     struct bxk_bias argument;
     void *parameters[] = { &argument };
@@ -182,13 +140,12 @@ static void nvrtc_owner(struct check_side *side)
     char what[32];
     char *code;
 
-    check_open(side);
-    nvrtc = load_nvrtc(side);
+    need_library(side, bxi_cuda_load_nvrtc(&cuda), "NVRTC");
     arrays = make_arrays(side);
-    code = compile(side, &nvrtc);
+    code = compile(side, nvrtc);
     if (code == NULL)
         return;
-    (void)nvrtc.nvrtcVersion(&major, &minor);
+    (void)nvrtc->nvrtcVersion(&major, &minor);
     snprintf(what, sizeof(what), "NVRTC %d.%d", major, minor);
     result = side->driver.cuModuleLoadData(&module, code);
     if (result != CUDA_SUCCESS) {
@@ -208,16 +165,6 @@ static void nvrtc_owner(struct check_side *side)
 
 /* ---- cuBLAS ---------------------------------------------------------------------------------- */
 
-static struct bxi_cublas load_cublas(struct check_side *side)
-{
-    const struct library *library = &cublas_library;
-    void *handle = need_library(side, library);
-    struct bxi_cublas functions;
-
-    BXI_CUBLAS_FUNCTIONS(NEED)
-    return functions;
-}
-
 /* Answers and ends unless the status is 0. */
 static void need_status(struct check_side *side, int status, const char *what)
 {
@@ -233,19 +180,19 @@ static void cublas_owner(struct check_side *side)
     static const float expected[FLOATS] = { 70, 100, 150, 220 };
     const float one = 1.0f, zero = 0.0f;
     struct cublasContext *handle = NULL;
-    struct bxi_cublas cublas;
+    struct bx_cuda cuda = open_cuda(side);
+    const struct bxi_cublas *cublas = &cuda.cublas;
     struct arrays arrays;
     char what[32];
-    int version = 0;
+    int version = 0, rc = bxi_cuda_load_networks(&cuda);
 
-    check_open(side);
-    cublas = load_cublas(side);
+    need_library(side, cublas->cublasSgemm_v2 != NULL ? 0 : rc, "cuBLAS");
     arrays = make_arrays(side);
-    need_status(side, cublas.cublasCreate_v2(&handle), "cublasCreate");
-    (void)cublas.cublasGetVersion_v2(handle, &version);
+    need_status(side, cublas->cublasCreate_v2(&handle), "cublasCreate");
+    (void)cublas->cublasGetVersion_v2(handle, &version);
     snprintf(what, sizeof(what), "cuBLAS %d", version);
-    need_status(side, cublas.cublasSetStream_v2(handle, arrays.stream), "cublasSetStream");
-    need_status(side, cublas.cublasSgemm_v2(handle, BXI_CUBLAS_OP_N, BXI_CUBLAS_OP_N, 2, 2, 2, &one,
+    need_status(side, cublas->cublasSetStream_v2(handle, arrays.stream), "cublasSetStream");
+    need_status(side, cublas->cublasSgemm_v2(handle, BXI_CUBLAS_OP_N, BXI_CUBLAS_OP_N, 2, 2, 2, &one,
                                             (const float *)(uintptr_t)arrays.a, 2,
                                             (const float *)(uintptr_t)arrays.b, 2, &zero,
                                             (float *)(uintptr_t)arrays.c, 2), "cublasSgemm");
@@ -254,40 +201,27 @@ static void cublas_owner(struct check_side *side)
 
 /* ---- cuDNN ----------------------------------------------------------------------------------- */
 
-static struct bxi_cudnn load_cudnn(struct check_side *side)
-{
-    const struct library *library = &cudnn_library;
-    struct bxi_cudnn functions;
-    void *handle;
-
-    /* It opens these two by name, and then finds the loaded ones. */
-    (void)open_library(&nvrtc_library);
-    (void)open_library(&cublas_library);
-    handle = need_library(side, library);
-    BXI_CUDNN_FUNCTIONS(NEED)
-    return functions;
-}
-
 static void cudnn_owner(struct check_side *side)
 {
     static const float expected[FLOATS] = { 201, 402, 603, 804 };       /* c = a + 2 c */
     const float one = 1.0f, two = 2.0f;
     struct cudnnTensorStruct *shape = NULL;
     struct cudnnContext *handle = NULL;
-    struct bxi_cudnn cudnn;
+    struct bx_cuda cuda = open_cuda(side);
+    const struct bxi_cudnn *cudnn = &cuda.cudnn;
     struct arrays arrays;
     char what[32];
 
-    check_open(side);
-    cudnn = load_cudnn(side);
+    (void)bxi_cuda_load_nvrtc(&cuda);           /* cuDNN opens it by name, and then finds the loaded one */
+    need_library(side, bxi_cuda_load_networks(&cuda), "cuDNN");
     arrays = make_arrays(side);
-    snprintf(what, sizeof(what), "cuDNN %zu", cudnn.cudnnGetVersion());
-    need_status(side, cudnn.cudnnCreate(&handle), "cudnnCreate");
-    need_status(side, cudnn.cudnnSetStream(handle, arrays.stream), "cudnnSetStream");
-    need_status(side, cudnn.cudnnCreateTensorDescriptor(&shape), "cudnnCreateTensorDescriptor");
-    need_status(side, cudnn.cudnnSetTensor4dDescriptor(shape, BXI_CUDNN_NCHW, BXI_CUDNN_FLOAT, 1, 1, 1, FLOATS),
+    snprintf(what, sizeof(what), "cuDNN %zu", cudnn->cudnnGetVersion());
+    need_status(side, cudnn->cudnnCreate(&handle), "cudnnCreate");
+    need_status(side, cudnn->cudnnSetStream(handle, arrays.stream), "cudnnSetStream");
+    need_status(side, cudnn->cudnnCreateTensorDescriptor(&shape), "cudnnCreateTensorDescriptor");
+    need_status(side, cudnn->cudnnSetTensor4dDescriptor(shape, BXI_CUDNN_NCHW, BXI_CUDNN_FLOAT, 1, 1, 1, FLOATS),
                 "cudnnSetTensor4dDescriptor");
-    need_status(side, cudnn.cudnnAddTensor(handle, &one, shape, (const void *)(uintptr_t)arrays.a, &two, shape,
+    need_status(side, cudnn->cudnnAddTensor(handle, &one, shape, (const void *)(uintptr_t)arrays.a, &two, shape,
                                            (void *)(uintptr_t)arrays.c), "cudnnAddTensor");
     answer_result(side, "cudnn", &arrays, expected, what);
 }

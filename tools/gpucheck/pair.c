@@ -16,6 +16,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -203,7 +204,7 @@ void check_ask(const struct check_question *question, const struct check_setting
     struct process processes[2] = { { .pid = 0 }, { .pid = 0 } };
 
     side.page_fd = make_page();
-    if (shared == MAP_FAILED || side.page_fd < 0) {
+    if (shared == MAP_FAILED || side.page_fd < 0 || socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0, side.socket) < 0) {
         check_decline(question, "there is no shared memory");
         return;
     }
@@ -223,6 +224,8 @@ void check_ask(const struct check_question *question, const struct check_setting
     if (found != NULL)
         *found = shared->found;
     close(side.page_fd);
+    close(side.socket[CHECK_OWNER]);
+    close(side.socket[CHECK_PEER]);
     if (processes[CHECK_OWNER].pid <= 0 && processes[CHECK_PEER].pid <= 0)
         munmap(shared, sizeof(*shared));
 }

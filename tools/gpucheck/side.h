@@ -22,6 +22,7 @@ struct check_side {
     enum check_role role;
     int device;
     int page_fd;
+    int socket[2];                      /* by role: a pair, for descriptors */
 };
 
 /* ---- The driver (load.c) --------------------------------------------------------------------- */

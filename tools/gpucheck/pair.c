@@ -204,7 +204,8 @@ void check_ask(const struct check_question *question, const struct check_setting
     struct process processes[2] = { { .pid = 0 }, { .pid = 0 } };
 
     side.page_fd = make_page();
-    if (shared == MAP_FAILED || side.page_fd < 0 || socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0, side.socket) < 0) {
+    if (shared == MAP_FAILED || side.page_fd < 0 ||
+        socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0, side.socket) < 0) {
         check_decline(question, "there is no shared memory");
         return;
     }

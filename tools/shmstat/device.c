@@ -181,21 +181,12 @@ const struct bxi_gpu_slab_row *stat_gpu_row_of(const struct stat_job *job, const
     return row != NULL && stat_slab_generation(row) == borrow->generation ? row : NULL;
 }
 
-static int by_slab(const void *one, const void *other)
-{
-    const struct stat_borrow *a = one, *b = other;
-
-    return a->peer != b->peer ? a->peer - b->peer : (int)a->slab - (int)b->slab;
-}
-
 static bool has_open(const struct stat_worker *worker, const struct stat_borrow *borrow)
 {
-    const struct stat_gpu *gpu = worker->gpu;
-    const struct stat_borrow *found = NULL;
-
-    if (gpu != NULL && gpu->borrow_count > 0)
-        found = bsearch(borrow, gpu->borrows, gpu->borrow_count, sizeof(*borrow), by_slab);
-    return found != NULL && found->generation == borrow->generation;
+    for (size_t i = 0; worker->gpu != NULL && i < worker->gpu->borrow_count; i++)
+        if (memcmp(&worker->gpu->borrows[i], borrow, sizeof(*borrow)) == 0)
+            return true;
+    return false;
 }
 
 size_t stat_gpu_openers(const struct stat_job *job, const struct stat_worker *owner, uint32_t slab, bool alive,

@@ -104,7 +104,8 @@ static uint64_t longest(const struct bxi_hist *hist, int leg)
     return last > 0 && bxi_hist_least(last - 1) > max_ns ? bxi_hist_least(last - 1) : max_ns;
 }
 
-double stat_hist_quantile(const struct bxi_hist *hist, int leg, double q)
+/* The longest of a share q of the samples, in ns; 0 if there are none. */
+static double quantile(const struct bxi_hist *hist, int leg, double q)
 {
     /* Of 100 samples the 50th, the 99th, and for 99.9 % the last one; 1e-6 is the rounding error of the product. */
     double left = ceil(q * (double)stat_hist_samples(hist, leg) - 1e-6), most = (double)longest(hist, leg);
@@ -205,7 +206,7 @@ static void make_row(const struct bxi_hist *hist, int leg, struct stat_row *row)
     stat_put(row, "samples", STAT_COUNT, samples);
     for (size_t i = 0; i < sizeof(quantiles) / sizeof(quantiles[0]); i++)
         stat_put_real(row, quantiles[i].name, STAT_NS,
-                      samples > 0 ? stat_hist_quantile(hist, leg, quantiles[i].share) : -1);
+                      samples > 0 ? quantile(hist, leg, quantiles[i].share) : -1);
     stat_put_if(row, samples > 0, "max_ns", STAT_COUNT, longest(hist, leg));
     stat_put_real(row, ".max", STAT_NS, (double)longest(hist, leg));
     stat_put_real(row, "mean_ns", STAT_NS, samples > 0 ? mean(hist, leg) : -1);

@@ -15,8 +15,6 @@ bool stat_hist_callee(const struct stat_worker *caller, const struct bxi_hist *h
 void stat_hist_name(const struct bxi_hist *hist, char name[BXI_NAME_BYTES]);        /* printable */
 const char *stat_leg_name(int leg);
 uint64_t stat_hist_samples(const struct bxi_hist *hist, int leg);
-/* The longest of a share q of the samples, in ns; 0 if there are none. */
-double stat_hist_quantile(const struct bxi_hist *hist, int leg, double q);
 
 /* How long calls took, by function: a table, and the list "latencies". 0, -ENOMEM. */
 int stat_hists_text(const struct stat_job *job);

@@ -19,6 +19,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/magic.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -198,41 +199,43 @@ int stat_pread(const struct stat_object *object, void *to, uint64_t bytes, uint6
 
 #define HEADER(worker) ((worker)->control->header)
 
-static void set_problem(struct stat_worker *worker, enum stat_found found, const char *text)
+static void __attribute__((format(printf, 3, 4)))
+set_problem(struct stat_worker *worker, enum stat_found found, const char *format, ...)
 {
+    va_list args;
+
     worker->found = found;
-    snprintf(worker->problem, sizeof(worker->problem), "%s", text);
+    va_start(args, format);
+    vsnprintf(worker->problem, sizeof(worker->problem), format, args);
+    va_end(args);
 }
 
 /* Compares the header with the file's name and size. A worker of this version never writes a header that differs. */
 static void judge(const struct stat_job *job, struct stat_worker *worker)
 {
     const struct bxi_header *header = &HEADER(worker);
-    char *text = worker->problem;
-    size_t bytes = sizeof(worker->problem);
+    unsigned long long instance = header->instance, bytes = header->segment_bytes;
 
-    worker->found = STAT_NOISE;
     if (header->uid != (uint32_t)geteuid())
-        snprintf(text, bytes, "its header says uid %u", header->uid);
+        set_problem(worker, STAT_NOISE, "its header says uid %u", header->uid);
     else if (header->rank != (uint32_t)worker->rank)
-        snprintf(text, bytes, "its header says rank %u", header->rank);
+        set_problem(worker, STAT_NOISE, "its header says rank %u", header->rank);
     else if (header->instance != job->instance)
-        snprintf(text, bytes, "its header says instance %016llx", (unsigned long long)header->instance);
+        set_problem(worker, STAT_NOISE, "its header says instance %016llx", instance);
     else if (memchr(header->name, 0, BXI_NAME_BYTES) == NULL || memchr(header->job, 0, BXI_NAME_BYTES) == NULL)
-        snprintf(text, bytes, "a name in its header has no end");
+        set_problem(worker, STAT_NOISE, "a name in its header has no end");
     else if (strcmp(header->job, job->name) != 0)
-        snprintf(text, bytes, "its header names another job");
+        set_problem(worker, STAT_NOISE, "its header names another job");
     else if (header->world_size < 1 || header->world_size > BXI_WORLD_MAX || header->rank >= header->world_size)
-        snprintf(text, bytes, "its header says %u workers", header->world_size);
+        set_problem(worker, STAT_NOISE, "its header says %u workers", header->world_size);
     else if (header->ring_bytes != BXI_RING_BYTES)
-        snprintf(text, bytes, "its header says rings of %u bytes", header->ring_bytes);
-    else if (header->segment_bytes != bxi_segment_bytes((int)header->world_size))
-        snprintf(text, bytes, "its header says %llu bytes, where %u workers need %llu",
-                 (unsigned long long)header->segment_bytes, header->world_size,
-                 (unsigned long long)bxi_segment_bytes((int)header->world_size));
-    else if (header->segment_bytes != worker->segment.bytes)
-        snprintf(text, bytes, "its header says %llu bytes, and the file has %llu: truncated, or grown",
-                 (unsigned long long)header->segment_bytes, (unsigned long long)worker->segment.bytes);
+        set_problem(worker, STAT_NOISE, "its header says rings of %u bytes", header->ring_bytes);
+    else if (bytes != bxi_segment_bytes((int)header->world_size))
+        set_problem(worker, STAT_NOISE, "its header says %llu bytes, where %u workers need %llu", bytes,
+                    header->world_size, (unsigned long long)bxi_segment_bytes((int)header->world_size));
+    else if (bytes != worker->segment.bytes)
+        set_problem(worker, STAT_NOISE, "its header says %llu bytes, and the file has %llu: truncated, or grown", bytes,
+                    (unsigned long long)worker->segment.bytes);
     else
         worker->found = STAT_READABLE;
 }
@@ -311,23 +314,18 @@ static void read_control(const struct stat_job *job, struct stat_worker *worker)
         stat_pread(&worker->segment, &state, sizeof(state), offsetof(struct bxi_header, state));
     int rc = stat_pread(&worker->segment, worker->control, bytes, 0);
     if (rc < 0) {
-        snprintf(worker->problem, sizeof(worker->problem), "it cannot be read: %s", strerror(-rc));
-        worker->found = STAT_NOISE;
+        set_problem(worker, STAT_NOISE, "it cannot be read: %s", strerror(-rc));
     } else if (is_being_made(worker, state)) {
         blank(worker);
     } else if (HEADER(worker).magic != BXI_MAGIC) {
-        snprintf(worker->problem, sizeof(worker->problem), "it begins with %016llx and is no segment",
-                 (unsigned long long)HEADER(worker).magic);
-        worker->found = STAT_NOISE;
+        set_problem(worker, STAT_NOISE, "it begins with %016llx and is no segment",
+                    (unsigned long long)HEADER(worker).magic);
     } else if (HEADER(worker).layout_version != BXI_LAYOUT_VERSION) {
         read_first_fields(worker);
-        snprintf(worker->problem, sizeof(worker->problem), "it has layout version %u, and this shmstat knows %u",
-                 worker->layout_version, BXI_LAYOUT_VERSION);
-        worker->found = STAT_OTHER_VERSION;
+        set_problem(worker, STAT_OTHER_VERSION, "it has layout version %u, and this shmstat knows %u",
+                    worker->layout_version, BXI_LAYOUT_VERSION);
     } else if (bytes < BXI_CONTROL_BYTES) {
-        snprintf(worker->problem, sizeof(worker->problem), "it is truncated to %llu bytes",
-                 (unsigned long long)worker->segment.bytes);
-        worker->found = STAT_NOISE;
+        set_problem(worker, STAT_NOISE, "it is truncated to %llu bytes", (unsigned long long)worker->segment.bytes);
     } else {
         read_first_fields(worker);
         worker->state = state;
@@ -348,7 +346,7 @@ static int read_worker(const struct stat_job *job, struct stat_worker *worker)
         rc = open_object(&worker->segment, shm_name);
     worker->segment.exists = rc == 0;
     if (rc < 0) {
-        set_problem(worker, rc == -ENOENT ? STAT_ABSENT : STAT_NOISE,
+        set_problem(worker, rc == -ENOENT ? STAT_ABSENT : STAT_NOISE, "%s",
                     rc == -ENOENT ? "its segment is gone"
                     : rc == -EPERM ? "it is no file of this user" : strerror(-rc));
         return 0;

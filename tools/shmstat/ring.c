@@ -143,7 +143,8 @@ static enum found read_head(const struct stat_worker *worker, int to, uint64_t p
     return again == word ? FRAME : MOVED;
 }
 
-double stat_oldest_unread(const struct stat_job *job, const struct stat_worker *worker, int to)
+/* Age in seconds of the oldest unread frame of that ring, as worker.unread_s. */
+static double oldest_unread(const struct stat_job *job, const struct stat_worker *worker, int to)
 {
     const struct stat_worker *peer = stat_reader(job, (uint32_t)to);
     struct bxi_frame frame;
@@ -172,5 +173,5 @@ void stat_unread_read(struct stat_job *job)
 {
     for (struct stat_worker *worker = NULL; (worker = stat_next_reader(job, worker)) != NULL;)
         for (int to = 0; to < BXI_WORLD_MAX; to++)
-            worker->unread_s[to] = stat_oldest_unread(job, worker, to);
+            worker->unread_s[to] = oldest_unread(job, worker, to);
 }

@@ -27,9 +27,7 @@ bool stat_read_write_pos(const struct stat_worker *worker, int to, uint64_t *pos
 bool stat_read_read_pos(const struct stat_worker *peer, int from, uint64_t *pos);
 bool stat_read_credit(const struct stat_worker *peer, int from, uint64_t *credit);
 
-/* Age in seconds of the oldest unread frame of that ring, as worker.unread_s. The descriptors must be open. */
-double stat_oldest_unread(const struct stat_job *job, const struct stat_worker *worker, int to);
-/* Of all rings, into worker.unread_s. */
+/* The age of the oldest unread frame of each ring, into worker.unread_s. The descriptors must be open. */
 void stat_unread_read(struct stat_job *job);
 
 #endif

@@ -176,13 +176,6 @@ void stat_row_json(const struct stat_row *row)
             field_json(&row->field[i]);
 }
 
-void stat_object_json(const char *key, const struct stat_row *row)
-{
-    stat_json_open(key, '{');
-    stat_row_json(row);
-    stat_json_close('}');
-}
-
 /* The next row from an index on; false if there is none. */
 static bool next_row(stat_row_fn make, const struct stat_job *job, const struct stat_worker *worker, int *index,
                      struct stat_row *row)
@@ -278,7 +271,7 @@ static void flow_names(struct stat_flow *flow, const struct stat_field *field)
         stat_flow_add(flow, "%s%s", name, i + 1 < field->count ? "," : "");
 }
 
-void stat_flow_row(struct stat_flow *flow, const char *pattern, const struct stat_row *row)
+static void flow_row(struct stat_flow *flow, const char *pattern, const struct stat_row *row)
 {
     char piece[256], name[32];
 
@@ -310,7 +303,7 @@ void stat_row_line(const char *label, const char *pattern, const struct stat_row
 
     expand(label, row, text, sizeof(text));
     stat_flow_begin(&flow, text);
-    stat_flow_row(&flow, pattern, row);
+    flow_row(&flow, pattern, row);
     stat_flow_end(&flow);
 }
 
@@ -329,7 +322,7 @@ static void part_text(const struct stat_part *part, const struct stat_job *job, 
             stat_flow_begin(&flow, part->label);
         }
         if (is_joined)
-            stat_flow_row(&flow, part->pattern, &row);
+            flow_row(&flow, part->pattern, &row);
         else
             stat_row_line(part->label, part->pattern, &row);
     }

@@ -97,12 +97,9 @@ typedef int (*stat_row_fn)(const struct stat_job *job, const struct stat_worker 
 /* ---- Forms -------------------------------------------------------------------------------------- */
 
 void stat_row_json(const struct stat_row *row);         /* its keys, without a bracket */
-void stat_object_json(const char *key, const struct stat_row *row);     /* with it; key NULL: in a list */
 
-/* Pieces of a pattern are parted by '|'; a line is broken only between two pieces. A piece "{name...}" is a sentence,
- * or a list of names, which is broken between any two words, or names. */
-void stat_flow_row(struct stat_flow *flow, const char *pattern, const struct stat_row *row);
-/* A line with a label, which is a pattern too. */
+/* A line with a label, which is a pattern too. Pieces of a pattern are parted by '|'; a line is broken only between two
+ * pieces. A piece "{name...}" is a sentence, or a list of names, which is broken between any two words, or names. */
 void stat_row_line(const char *label, const char *pattern, const struct stat_row *row);
 
 struct stat_column {

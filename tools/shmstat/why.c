@@ -402,51 +402,41 @@ static void say_pool(const struct chain *chain, int rank)
         busy, waiting, waiting == 1 ? "request waits" : "requests wait");
 }
 
+/* One sentence for each place: what stands before the callee's name, and behind it. A batch has none here: follow_batch
+ * names who is missing. */
+static const struct {
+    const char *before, *after;
+} places[STAT_WHERES] = {
+    [STAT_QUEUED] = { "The request is still at the caller: the ring to ", " is full." },
+    [STAT_IN_RING] = { "The request lies unread in the ring to ", "." },
+    [STAT_POOL] = { "The request waits at ", " for a thread of the pool." },
+    [STAT_INLINE] = { "Its handler runs in ", ", where progress is made." },
+    [STAT_THREAD] = { "Its handler runs in ", NULL },             /* the thread */
+    [STAT_BODY] = { "The body of its batch runs in ", NULL },
+    [STAT_FUTURE] = { "Its async handler in ", " has returned, and the future of it is not done." },
+    [STAT_OBJECT] = { "The request waits at ", " until the object is made that it is called on." },
+    [STAT_UNKNOWN] = { "Where it is cannot be told: ", " cannot be read." },
+};
+
 static void say_where(const struct chain *chain, const struct stat_call *call)
 {
     const char *callee = name_of(chain, call->to);
+    bool has_thread = call->where == STAT_THREAD || call->where == STAT_BODY;
 
-    switch (call->where) {
-    case STAT_QUEUED:
-        say(chain, "The request is still at the caller: the ring to %s is full.", callee);
-        say_opening(chain, call->to, call->from);
-        break;
-    case STAT_IN_RING:
-        say(chain, "The request lies unread in the ring to %s.", callee);
-        say_opening(chain, call->to, call->from);
-        break;
-    case STAT_POOL:
-        say(chain, "The request waits at %s for a thread of the pool.", callee);
-        say_pool(chain, call->to);
-        break;
-    case STAT_INLINE:
-        say(chain, "Its handler runs in %s, where progress is made.", callee);
-        show_stack(chain, call->to, 0, 0);
-        break;
-    case STAT_THREAD:
-        say(chain, "Its handler runs in %s, in thread %llu.", callee, (unsigned long long)call->thread);
-        show_stack(chain, call->to, call->thread, call->age_s);
-        break;
-    case STAT_BODY:
-        say(chain, "The body of its batch runs in %s, in thread %llu.", callee, (unsigned long long)call->thread);
-        show_stack(chain, call->to, call->thread, call->age_s);
-        break;
-    case STAT_FUTURE:
-        say(chain, "Its async handler in %s has returned, and the future of it is not done.", callee);
-        break;
-    case STAT_OBJECT:
-        say(chain, "The request waits at %s until the object is made that it is called on.", callee);
-        break;
-    case STAT_ANSWERED:
+    if (call->where == STAT_ANSWERED) {
         say(chain, "%s has answered; %s has not read the reply.", callee, name_of(chain, call->from));
         say_opening(chain, call->from, call->to);
-        break;
-    case STAT_BATCH:
-        break;          /* follow_batch names who is missing */
-    default:
-        say(chain, "Where it is cannot be told: %s cannot be read.", callee);
-        break;
+    } else if (has_thread) {
+        say(chain, "%s%s, in thread %llu.", places[call->where].before, callee, (unsigned long long)call->thread);
+    } else if (places[call->where].before != NULL) {
+        say(chain, "%s%s%s", places[call->where].before, callee, places[call->where].after);
     }
+    if (call->where == STAT_QUEUED || call->where == STAT_IN_RING)
+        say_opening(chain, call->to, call->from);
+    if (call->where == STAT_POOL)
+        say_pool(chain, call->to);
+    if (has_thread || call->where == STAT_INLINE)
+        show_stack(chain, call->to, call->thread, has_thread ? call->age_s : 0);
 }
 
 /* Prints where the call is. Returns the next step. */

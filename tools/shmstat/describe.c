@@ -8,11 +8,6 @@
 #include <string.h>
 #include <time.h>
 
-static uint64_t counter(const struct stat_worker *worker, enum bxi_counter which)
-{
-    return stat_word(&bxi_tables(worker->control)->counters[which]);
-}
-
 /* ---- Jobs and workers --------------------------------------------------------------------------- */
 
 int stat_job_row(const struct stat_job *job, const struct stat_worker *none, int index, struct stat_row *row)
@@ -76,8 +71,8 @@ int stat_worker_row(const struct stat_job *job, const struct stat_worker *worker
         return STAT_ROW;
     stat_put_text(row, "armed", stat_who_name(stat_word(&worker->control->header.armed)));
     stat_put(row, "armings", STAT_COUNT, stat_word(&worker->control->header.armed) >> 2);
-    stat_put_text(row, "waits_by", counter(worker, BXI_C_waits_uring) != 0   ? "io_uring"
-                                   : counter(worker, BXI_C_waits_epoll) != 0 ? "epoll" : NULL);
+    stat_put_text(row, "waits_by", stat_counter(worker, BXI_C_waits_uring) != 0   ? "io_uring"
+                                   : stat_counter(worker, BXI_C_waits_epoll) != 0 ? "epoll" : NULL);
     return STAT_ROW;
 }
 
@@ -171,7 +166,7 @@ static int counter_row(const struct stat_worker *worker, int index, const char *
         return STAT_END;
 #define PUT(name, domain, text)                        \
     if (strncmp(#name, prefix, strlen(prefix)) == 0)   \
-        stat_put(row, #name, strstr(#name, "bytes") != NULL ? STAT_BYTES : STAT_COUNT, counter(worker, BXI_C_##name));
+        stat_put(row, #name, strstr(#name, "bytes") != NULL ? STAT_BYTES : STAT_COUNT, stat_counter(worker, BXI_C_##name));
     BXI_COUNTERS(PUT)
 #undef PUT
     stat_put(row, ".busy", STAT_COUNT, (uint64_t)stat_pool_busy(worker));
@@ -203,8 +198,8 @@ int stat_arena_row(const struct stat_job *job, const struct stat_worker *worker,
     stat_put(row, "committed_bytes", STAT_BYTES, stat_word(&header->arena_committed));
     stat_put(row, "high_water_bytes", STAT_BYTES, stat_word(&header->arena_high_water));
     stat_put(row, "shm_bytes", STAT_BYTES, worker->arena.held);
-    stat_put(row, ".tensors_sent", STAT_COUNT, counter(worker, BXI_C_tensors_sent));
-    stat_put(row, ".tensors_copied", STAT_COUNT, counter(worker, BXI_C_tensors_copied));
+    stat_put(row, ".tensors_sent", STAT_COUNT, stat_counter(worker, BXI_C_tensors_sent));
+    stat_put(row, ".tensors_copied", STAT_COUNT, stat_counter(worker, BXI_C_tensors_copied));
     return STAT_ROW;
 }
 

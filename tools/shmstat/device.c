@@ -140,7 +140,7 @@ uint32_t stat_gpu_order(const struct stat_gpu *gpu, uint32_t device)
 
 bool stat_gpu_is_fallback(const struct stat_worker *worker, uint32_t order)
 {
-    return order > BXI_GPU_HOST_WORDS && stat_word(&bxi_tables(worker->control)->counters[BXI_C_gpu_fallbacks]) != 0;
+    return order > BXI_GPU_HOST_WORDS && stat_counter(worker, BXI_C_gpu_fallbacks) != 0;
 }
 
 bool stat_lane_is_poisoned(const struct stat_gpu *gpu, int lane)

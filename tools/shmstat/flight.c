@@ -172,12 +172,10 @@ static int by_age(const void *a, const void *b)
 /* Copied while they change: the difference may be any number, but not 0 while calls stay in flight. */
 static bool is_busy(const struct stat_worker *worker)
 {
-    const bxi_a64 *counters = bxi_tables(worker->control)->counters;
+    uint64_t ended = stat_counter(worker, BXI_C_calls_completed) + stat_counter(worker, BXI_C_calls_timed_out) +
+                     stat_counter(worker, BXI_C_calls_cancelled) + stat_counter(worker, BXI_C_calls_peer_dead);
 
-    return stat_worker_alive(worker) &&
-           stat_word(&counters[BXI_C_calls_sent]) !=
-               stat_word(&counters[BXI_C_calls_completed]) + stat_word(&counters[BXI_C_calls_timed_out]) +
-                   stat_word(&counters[BXI_C_calls_cancelled]) + stat_word(&counters[BXI_C_calls_peer_dead]);
+    return stat_worker_alive(worker) && stat_counter(worker, BXI_C_calls_sent) != ended;
 }
 
 int stat_calls_read(struct stat_job *job, enum stat_callers callers, uint64_t now_ns)

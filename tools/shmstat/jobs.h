@@ -99,4 +99,10 @@ static inline uint64_t stat_word(const bxi_a64 *word)
     return bxi_load_relaxed((bxi_a64 *)word);
 }
 
+/* A counter of a READABLE worker. */
+static inline uint64_t stat_counter(const struct stat_worker *worker, enum bxi_counter which)
+{
+    return stat_word(&bxi_tables(worker->control)->counters[which]);
+}
+
 #endif

@@ -14,7 +14,7 @@
 static int pool_row(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row)
 {
     (void)job;
-    stat_put(row, "threads", STAT_COUNT, stat_word(&bxi_tables(worker->control)->counters[BXI_C_pool_threads]));
+    stat_put(row, "threads", STAT_COUNT, stat_counter(worker, BXI_C_pool_threads));
     stat_put(row, "busy", STAT_COUNT, (uint64_t)stat_pool_busy(worker));
     return index == 0 ? STAT_ROW : STAT_END;
 }

@@ -155,7 +155,7 @@ const char *stat_activity(const struct stat_worker *worker)
  * with the progress role and is counted too; the result is bounded by the number of pool threads ever started. */
 int stat_pool_busy(const struct stat_worker *worker)
 {
-    uint64_t threads = stat_word(&bxi_tables(worker->control)->counters[BXI_C_pool_threads]);
+    uint64_t threads = stat_counter(worker, BXI_C_pool_threads);
     uint64_t seen[BXI_SERVING_MAX] = { 0 };
     int busy = 0;
 

@@ -229,16 +229,14 @@ static bool say_busy(const struct chain *chain, int rank)
 static void say_opening(const struct chain *chain, int rank, int owner)
 {
     const struct stat_gpu *gpu = stat_gpu_of(chain->job, rank);
-    const bxi_a64 *counters;
     size_t held = 0;
 
     for (size_t i = 0; gpu != NULL && i < gpu->borrow_count; i++)
         held += gpu->borrows[i].peer == owner;
     if (held == 0)
         return;
-    counters = bxi_tables(chain->job->workers[rank]->control)->counters;
-    if (gpu->borrow_count > stat_word(&counters[BXI_C_gpu_slabs_opened]) -
-                                stat_word(&counters[BXI_C_gpu_slabs_closed]))
+    if (gpu->borrow_count > stat_counter(chain->job->workers[rank], BXI_C_gpu_slabs_opened) -
+                                stat_counter(chain->job->workers[rank], BXI_C_gpu_slabs_closed))
         say(chain, "%s is opening device memory of %s: the message that names it, and what is behind it, waits for "
                    "that.", name_of(chain, rank), name_of(chain, owner));
 }

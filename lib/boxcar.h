@@ -305,9 +305,11 @@ int bx_job_create(const struct bx_options *options, struct bx_job **job);
  * sentence says which).
  * With options.rejoin it first searches for a job of that name that runs and in which this worker's rank is dead. If
  * there is one, the worker joins it, under the same name: it meets the workers that live, and returns when all of them
- * have attached it. Nobody else fails if this does not succeed. BX_E_RANK_TAKEN: the rank lives; BX_E_RANK_MISSING: the
- * sentence names a worker that did not answer in time; BX_E_SHUTDOWN: the job is ending; -EINVAL: another name than the
- * rank had before; -EOVERFLOW: the rank was taken 32 times. Since 0.2.
+ * have attached it. A call that another worker begins after that is to this one: it does not fail with BX_E_PEER_DEAD
+ * for the worker before. bx_worker_alive and bx_on_join may be later. Nobody else fails if this does not succeed.
+ * BX_E_RANK_TAKEN: the rank lives; BX_E_RANK_MISSING: the sentence names a worker that did not answer in time;
+ * BX_E_SHUTDOWN: the job is ending; -EINVAL: another name than the rank had before; -EOVERFLOW: the rank was taken 32
+ * times. Since 0.2.
  * If one worker fails to start, the start of all that wait fails at once, with its code and its sentence. Without
  * bx_spawn nobody notices that a program was never started: the log hook gets the missing ranks after two seconds,
  * and every ten seconds after that. A job whose start failed can only be destroyed. */
@@ -409,11 +411,13 @@ struct bx_loans {
     uint64_t borrowed;          /* the other way: leases of that worker that this one holds */
 };
 /* Collects returned leases, then fills loans with what this worker has on loan to one worker by its rank, itself
- * included, or to all (-1). Zero loans first: struct_bytes is read. -EINVAL: no such rank. */
+ * included, or to all (-1). What workers that had the rank before still have on loan counts. Zero loans first:
+ * struct_bytes is read. -EINVAL: no such rank. */
 int bx_job_loans(struct bx_job *job, int rank, struct bx_loans *loans);
 
-/* Waits until at most `leases` leases are on loan to that worker (-1: to all). Blocks. The leases of one that has left
- * or was cut off return when its process ends. BX_E_TIMEOUT, BX_E_WOULD_DEADLOCK, BX_E_SHUTDOWN; -EINVAL: no rank. */
+/* Waits until at most `leases` leases are on loan to that worker (-1: to all), counted as by bx_job_loans. Blocks. The
+ * leases of one that has left or was cut off return when its process ends. BX_E_TIMEOUT, BX_E_WOULD_DEADLOCK,
+ * BX_E_SHUTDOWN; -EINVAL: no rank. */
 int bx_loans_wait(struct bx_job *job, int rank, uint64_t leases, uint64_t timeout_ns);
 
 /* ---- Handlers ---------------------------------------------------------------------------------- */

@@ -12,7 +12,7 @@
  * the regions that only inspectors read, are in lib/observe/tables.h.
  *  I1  magic, layout_version, the sizes and the identity are written before the segment's descriptor is passed to
  *      another process, and never again.
- *  I2  state only grows: STARTING < RUNNING < LEAVING < QUIET < LEFT.
+ *  I2  state only grows: STARTING < RUNNING < LEAVING < QUIET < LEFT; or STARTING < GAVE_UP.
  *  I3  armed is (count << 2) | who. count grows with every arming. who != 0 only while a thread of the owner sleeps or
  *      is about to recheck before it sleeps.
  *  I4  pair[p].open goes from 0 to 1 once, after the pages of ring p are allocated. Nobody reads a byte of ring p
@@ -45,7 +45,7 @@
 #include <stdint.h>
 
 #define BXI_MAGIC UINT64_C(0x0000524143584f42)          /* "BOXCAR\0\0" in memory, little endian */
-#define BXI_LAYOUT_VERSION 8u
+#define BXI_LAYOUT_VERSION 9u
 
 #define BXI_WORLD_MAX 128
 #define BXI_NAME_BYTES 32
@@ -72,6 +72,7 @@ enum bxi_state {
     BXI_LEAVING = 3,    /* its program asked to leave, and none of its own calls is in flight */
     BXI_QUIET = 4,      /* it has seen all workers LEAVING and has no work left */
     BXI_LEFT = 5,       /* it serves no request any more */
+    BXI_GAVE_UP = 6,    /* it never ran: its join has failed */
 };
 
 /* Which thread sleeps: the low two bits of the armed word. */

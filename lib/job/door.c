@@ -176,8 +176,8 @@ static int is_free(const struct bx_job *job, int rank)
     if (rank != job->rank && state == BXI_PEER_LEFT)
         return bx_fail(BX_E_SHUTDOWN, "worker '%s' (rank %d, pid %u) has left job '%s', which is ending", peer->name,
                        rank, peer->pid, job->job_name);
-    if (rank != job->rank && (ended || state == BXI_PEER_JOINING || has_ended(peer)))
-        return ended ? 0 : -EAGAIN;
+    if (rank != job->rank && (ended || has_ended(peer)))
+        return ended && !bxi_join_waits(job, rank) ? 0 : -EAGAIN;
     return bx_fail(BX_E_RANK_TAKEN, "rank %d of job '%s' is taken by worker '%s' (pid %u), and the job runs", rank,
                    job->job_name, peer->name, peer->pid);
 }
@@ -205,14 +205,14 @@ static int may_join(const struct bx_job *job, const struct bxi_boot_rehello *reh
 
 static void welcome(struct bxi_door *door, struct connection *connection)
 {
-    const struct bx_job *job = door->job;
+    struct bx_job *job = door->job;
     struct bxi_boot_rewelcome reply = { .head = bxi_boot_head(BXI_BOOT_REWELCOME) };
 
     for (int rank = 0; rank < job->world_size; rank++) {
         const struct bxi_peer *peer = job->rpc->peers[rank];
 
         reply.worker[rank].generation = (uint32_t)bxi_join_generation(job, rank);
-        reply.worker[rank].closed = bxi_join_closed(job, rank);
+        reply.worker[rank].ran = bxi_join_ran(job, rank);
         reply.worker[rank].lives = bxi_load_relaxed((bxi_a32 *)&peer->ended) == 0 &&
                                    (rank == job->rank || !has_ended(peer));
         memcpy(reply.worker[rank].name, peer->name, sizeof(peer->name));
@@ -260,6 +260,7 @@ static int attach(struct bxi_door *door, const struct connection *connection)
     struct bxi_boot_packet *packet = &door->packet;
     const struct bxi_boot_rehello *rejoin = &packet->as.rehello;
     struct bxi_join join = { rejoin->rank, rejoin->generation, rejoin->pid, rejoin->name, packet->fds };
+    struct bxi_peer *joiner = NULL;
     char hint[BXI_MAP_HINT_BYTES];
 
     int rc = may_join(job, rejoin);
@@ -270,12 +271,13 @@ static int attach(struct bxi_door *door, const struct connection *connection)
     if (connection->pid != 0)       /* 0: of another pid namespace */
         join.pid = connection->pid;
     BXI_STEP("rejoin.came");
-    rc = bxi_join_attach(job, &join);
+    door->watched[rejoin->rank] = NULL;         /* one that has given up: it is replaced */
+    rc = bxi_join_attach(job, &join, &joiner);
     if (rc < 0)
         return bx_fail(rc, "worker '%s' (rank %d) cannot attach to '%s' (rank %d): %s%s", job->name, job->rank,
                        rejoin->name, (int)rejoin->rank, bx_strerror(rc), bxi_limits_map_hint(job, rc, hint));
     packet->fds[BXI_BOOT_BELL] = packet->fds[BXI_BOOT_BELL_LEADER] = packet->fds[BXI_BOOT_PIDFD] = -1;
-    door->watched[rejoin->rank] = job->rpc->peers[rejoin->rank];
+    door->watched[rejoin->rank] = joiner;
     BXI_STEP("rejoin.taken");
     return send_table(door, connection);
 }

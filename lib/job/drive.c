@@ -11,15 +11,20 @@
 
 /* ---- what run asks of the job ------------------------------------------------------------------- */
 
-/* The pidfd of a worker that was there when progress began: it died. A background thread that takes the place of
- * another one watches all pidfds anew, and hears of old deaths again: they are not the successor's. */
-static void see_death(void *context, uint64_t rank)
+static uint64_t token_of(const struct bxi_peer *peer)
+{
+    return (uint64_t)peer->rank | (uint64_t)peer->generation << 8;
+}
+
+/* The pidfd of a worker that was there when progress began: it died. With own_loop two threads may be told: the later
+ * one is not to take the successor for dead. */
+static void see_death(void *context, uint64_t token)
 {
     struct bx_job *job = context;
-    struct bxi_peer *peer = job->rpc->peers[rank];
+    struct bxi_peer *peer = job->rpc->peers[token & 0xff];
 
-    while (peer->former != NULL)
-        peer = peer->former;
+    if (token_of(peer) != token)
+        return;
     /* Over a suspicion too: a worker that was cut off leaves its name behind when it dies. */
     bxi_exchange(&peer->death_seen, BXI_PEER_DEAD);
     bxi_note(job->run, BXI_EVENT_DEATH);
@@ -151,7 +156,7 @@ int bxi_drive_start(struct bx_job *job)
     bxi_unlock(&job->run->lock);
     for (int rank = 0; rank < job->world_size; rank++)
         if (rank != job->rank && job->rpc->peers[rank]->pidfd > 0)       /* else it was dead before this worker came */
-            bxi_run_watch(job->run, job->rpc->peers[rank]->pidfd, (uint64_t)rank);
+            bxi_run_watch(job->run, job->rpc->peers[rank]->pidfd, token_of(job->rpc->peers[rank]));
     int rc = bxi_progress_start(job->run, job->options.own_loop);
     return rc < 0 ? rc : bxi_door_start(job);
 }

@@ -61,6 +61,17 @@ static void free_peer(struct bx_job *job, struct bxi_peer *peer)
         free(peer);
 }
 
+/* With the former ones, or the spare ones, that are linked to it. */
+static void free_peers(struct bx_job *job, struct bxi_peer *peer)
+{
+    while (peer != NULL) {
+        struct bxi_peer *former = bxi_peer_former(peer);
+
+        free_peer(job, peer);
+        peer = former;
+    }
+}
+
 static void free_job(struct bx_job *job)
 {
     bxi_bootstrap_release(job);
@@ -79,10 +90,9 @@ static void free_job(struct bx_job *job)
     bxi_devices_destroy(job);
     for (int rank = 0; job->lend->peers != NULL && rank < job->world_size; rank++) {
         /* NULL: no memory for it, bx_job_create fails. */
-        for (struct bxi_peer *peer = job->rpc->peers[rank], *former; peer != NULL; peer = former) {
-            former = peer->former;
-            free_peer(job, peer);
-        }
+        free_peers(job, job->rpc->peers[rank]);
+        free_peers(job, job->rpc->joins.joining[rank]);
+        free_peers(job, job->rpc->joins.spare[rank]);
     }
     if (job->lend->arena != NULL) {
         bxi_arena_close(job->lend->arena);

@@ -56,7 +56,7 @@ struct bxi_whole_job {
 /* ---- bootstrap_packet.c: one message. Start, on both sides --------------------------------------- */
 
 #define BXI_BOOT_MAGIC UINT64_C(0x544f4f4252435842)     /* "BXCRBOOT" in memory, little endian */
-#define BXI_BOOT_PROTOCOL 4u
+#define BXI_BOOT_PROTOCOL 5u
 #define BXI_BOOT_TABLE_MAX 32           /* workers in one TABLE: 160 descriptors; the kernel takes 253 */
 
 enum bxi_boot_kind {
@@ -121,7 +121,7 @@ struct bxi_boot_rewelcome {
     struct bxi_boot_head head;
     struct bxi_boot_known {             /* what the worker knows of each rank, also of itself */
         uint32_t generation;            /* the highest; 0: none */
-        uint32_t closed;                /* the last that ran and is closed there */
+        uint32_t ran;                   /* of the last that ran */
         uint32_t lives;
         uint32_t reserved;
         char name[BXI_NAME_BYTES];      /* "": unknown */

@@ -18,7 +18,7 @@
  *
  * Killed before step 5: nothing has happened to the others; the next joiner, or a worker at its end, removes the names
  * of the segment. Killed later: workers that have attached it see its pidfd and remove its names; it never ran, and is
- * not reported as a death. A failure stores LEFT, for those that have attached it.
+ * not reported as a death. A failure stores GAVE_UP, for those that have attached it.
  */
 #include "job.h"
 
@@ -42,7 +42,9 @@ struct worker {
     bool lives;                         /* its segment has an owner that is in the job */
     bool answered;                      /* REWELCOME */
     uint32_t pid;
-    uint32_t generation;                /* the highest that anybody knows */
+    uint32_t generation;                /* of its segment; of one that does not live, the highest that anybody knows */
+    uint32_t heard;                     /* the highest that anybody knows */
+    uint32_t ran;                       /* of the last that ran */
     char name[BXI_NAME_BYTES];
     bool is_said_dead;
 };
@@ -78,11 +80,12 @@ static void look_at(struct rejoin *rejoin, uint64_t instance)
         struct bxi_object_owner owner;
 
         if (bxi_object_find_owner(job->job_name, instance, rank, &owner) < 0 || !owner.rejoin ||
-            owner.state == BXI_LEFT)
+            owner.state >= BXI_LEFT)
             continue;
         worker->lives = true;
         worker->pid = owner.pid;
-        worker->generation = owner.generation;
+        worker->generation = worker->heard = owner.generation;
+        worker->ran = owner.state == BXI_STARTING ? 0 : owner.generation;
         memcpy(worker->name, owner.name, sizeof(worker->name));
         rejoin->world_size = (int)owner.world_size;
         rejoin->runs |= owner.state == BXI_RUNNING;
@@ -274,7 +277,10 @@ static void take_welcome(struct rejoin *rejoin)
         struct worker *worker = &rejoin->worker[rank];
 
         worker->is_said_dead |= !known->lives;
-        bxi_join_note_closed(rejoin->job, rank, known->closed);
+        if (known->generation > worker->heard)
+            worker->heard = known->generation;
+        if (known->ran > worker->ran)
+            worker->ran = known->ran;
         if (!worker->lives && known->generation >= worker->generation && known->name[0] != '\0')
             snprintf(worker->name, sizeof(worker->name), "%.*s", BXI_NAME_BYTES - 1, known->name);
         if (!worker->lives && known->generation > worker->generation)
@@ -342,7 +348,7 @@ static void make_absent(const struct rejoin *rejoin, int rank)
 {
     const struct worker *worker = &rejoin->worker[rank];
 
-    bxi_join_absent(rejoin->job, rank, worker->name, worker->generation);
+    bxi_join_absent(rejoin->job, rank, worker->name, worker->ran);
 }
 
 /* A worker that has answered once was not reached, or has hung up. 0: it is dead. */
@@ -402,6 +408,7 @@ static int meet_all(struct rejoin *rejoin)
     for (int rank = 0; rank < job->world_size; rank++) {
         if (rank == job->rank)
             continue;
+        bxi_join_note_generation(job, rank, rejoin->worker[rank].heard);
         if (!rejoin->worker[rank].answered)
             make_absent(rejoin, rank);
         else if ((rc = meet(rejoin, rank)) < 0)
@@ -473,7 +480,7 @@ static int try_join(struct rejoin *rejoin, const struct bxi_boot_paths *paths)
         rc = join(rejoin, paths);
     if (rc < 0 && job->control != NULL) {
         /* [state] release, pairs with the acquire in bxi_join_look. */
-        bxi_store_release(&job->control->header.state, BXI_LEFT);
+        bxi_store_release(&job->control->header.state, BXI_GAVE_UP);
         bxi_ring_all(job);
     }
     if (rc < 0 && job->rank == 0)

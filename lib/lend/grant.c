@@ -102,17 +102,35 @@ static const bxi_a64 *find_words(struct bx_job *job, struct bxi_lend_peer *peer)
     return grants->words;
 }
 
-static void show_loans(struct bx_job *job, struct bxi_lend_peer *peer)
-{
-    struct bxi_loans *loans = &bxi_tables(job->control)->loans[peer->rank];
-    const struct bxi_grants *grants = &peer->grants;
+struct on_loan {
+    uint64_t leases, bytes, oldest_ns;      /* oldest_ns: 0 if there is none */
+};
 
-    if (peer != job->lend->peers[peer->rank])
-        return;                 /* the row is that of the worker which has the rank now */
+/* Adds what is on loan to a rank: to the worker that has it now, and to those before whose leases are not back yet. All
+ * figures and waits are of this sum. */
+static void add_on_loan(const struct bx_job *job, int rank, struct on_loan *sum)
+{
+    for (const struct bxi_lend_peer *peer = job->lend->peers[rank]; peer != NULL; peer = peer->former) {
+        const struct bxi_grants *grants = &peer->grants;
+        uint64_t since_ns = grants->count == 0 ? 0 : grants->slots[grants->oldest].since_ns;
+
+        sum->leases += grants->count;
+        sum->bytes += grants->bytes;
+        if (since_ns != 0 && (sum->oldest_ns == 0 || since_ns < sum->oldest_ns))
+            sum->oldest_ns = since_ns;
+    }
+}
+
+static void show_loans(struct bx_job *job, int rank)
+{
+    struct bxi_loans *loans = &bxi_tables(job->control)->loans[rank];
+    struct on_loan sum = { 0 };
+
+    add_on_loan(job, rank, &sum);
     /* Relaxed: for inspectors. */
-    bxi_store_relaxed(&loans->leases, grants->count);
-    bxi_store_relaxed(&loans->bytes, grants->bytes);
-    bxi_store_relaxed(&loans->oldest_ns, grants->oldest == BXI_NO_LEASE ? 0 : grants->slots[grants->oldest].since_ns);
+    bxi_store_relaxed(&loans->leases, sum.leases);
+    bxi_store_relaxed(&loans->bytes, sum.bytes);
+    bxi_store_relaxed(&loans->oldest_ns, sum.oldest_ns);
 }
 
 static void link_out(struct bxi_grants *grants, uint16_t index)
@@ -235,6 +253,8 @@ static bool collect_words(struct bx_job *job, struct bxi_lend_peer *peer, struct
         if (word == slot->word)
             continue;
         if (word != slot->generation) {
+            if (peer != job->lend->peers[peer->rank])
+                break;                  /* a former one, which is dead: nobody is left to be cut off */
             bxi_error_enter();          /* keep the caller's last error */
             job->lend->ops->suspect(job, peer->rank, "it gives back a lease that it was never given");
             bxi_error_leave();
@@ -255,7 +275,7 @@ static bool collect_words(struct bx_job *job, struct bxi_lend_peer *peer, struct
         return false;
     bxi_count(&bxi_tables(job->control)->loans[peer->rank].returned, ended->count - before);
     bxi_counter_add(job, BXI_C_leases_returned, ended->count - before);
-    show_loans(job, peer);
+    show_loans(job, peer->rank);
     return ended->count == RELEASE_AT_ONCE;
 }
 
@@ -280,9 +300,10 @@ static uint32_t reclaim(struct bx_job *job, int first, int last)
         ended.count = 0;
         more = false;
         bxi_lock(&job->run->lock);
-        for (int rank = first; rank <= last && !more; rank++)
-            if (job->lend->peers[rank]->grants.count > 0)
-                more = collect_words(job, job->lend->peers[rank], &ended);
+        for (int rank = first; rank <= last; rank++)
+            for (struct bxi_lend_peer *peer = job->lend->peers[rank]; peer != NULL && !more; peer = peer->former)
+                if (peer->grants.count > 0)
+                    more = collect_words(job, peer, &ended);
         bxi_unlock(&job->run->lock);
         total += ended.count;
         drop_ended(&ended);
@@ -322,7 +343,7 @@ static void end_all(struct bx_job *job, struct bxi_lend_peer *peer, struct range
         if (ended.count > 0) {
             bxi_counter_add(job, counter, ended.count);
             bxi_count(counter == BXI_C_leases_returned ? &loans->returned : &loans->taken_back, ended.count);
-            show_loans(job, peer);
+            show_loans(job, peer->rank);
         }
         bxi_unlock(&job->run->lock);
         any |= ended.count > 0;
@@ -343,12 +364,16 @@ void bxi_grants_unsent(struct bx_job *job, struct bxi_lend_peer *peer)
     end_all(job, peer, (struct range){ BX_FOREVER, BX_FOREVER }, BXI_C_leases_returned);
 }
 
-bool bxi_grants_were_passed_on(const struct bx_job *job, const struct bxi_lend_peer *peer)
+bool bxi_grants_wait_for_round(struct bx_job *job, struct bxi_lend_peer *peer)
 {
-    if (peer->rank == job->rank || peer->view->control == NULL || peer->grants.count == 0)
+    if (peer->rank == job->rank || peer->view->control == NULL || peer->grants.count == 0 ||
+        /* Relaxed: it is dead, and what it had counted before it sent a frame is there. */
+        bxi_load_relaxed((bxi_a64 *)&bxi_tables_view(peer->view->control)->counters[BXI_C_tensors_passed_on]) == 0)
         return false;
-    /* Relaxed: it is dead, and what it had counted before it sent a frame is there. */
-    return bxi_load_relaxed((bxi_a64 *)&bxi_tables_view(peer->view->control)->counters[BXI_C_tensors_passed_on]) != 0;
+    bxi_lock(&job->run->lock);
+    peer->waits_for_round = true;
+    bxi_unlock(&job->run->lock);
+    return true;
 }
 
 void bxi_grants_take_back(struct bx_job *job, struct bxi_lend_peer *peer)
@@ -358,6 +383,30 @@ void bxi_grants_take_back(struct bx_job *job, struct bxi_lend_peer *peer)
     bxi_unlock(&job->run->lock);
     reclaim(job, peer->rank, peer->rank);           /* leases that it had returned count as returned */
     end_all(job, peer, (struct range){ 0, BX_FOREVER }, BXI_C_leases_taken_back);
+}
+
+static struct bxi_lend_peer *next_waiting(struct bx_job *job)
+{
+    struct bxi_lend_peer *found = NULL;
+
+    bxi_lock(&job->run->lock);
+    for (int rank = 0; rank < job->world_size && found == NULL; rank++) {
+        found = job->lend->peers[rank];
+        while (found != NULL && !found->waits_for_round)
+            found = found->former;
+    }
+    if (found != NULL)
+        found->waits_for_round = false;
+    bxi_unlock(&job->run->lock);
+    return found;
+}
+
+void bxi_grants_take_back_waiting(struct bx_job *job)
+{
+    struct bxi_lend_peer *peer;
+
+    while ((peer = next_waiting(job)) != NULL)
+        bxi_grants_take_back(job, peer);
 }
 
 /* ---- granting (lock) ----------------------------------------------------------------------------------- */
@@ -415,7 +464,7 @@ void bxi_grant_sent(struct bx_job *job, struct bxi_lend_peer *peer, const struct
     bxi_counter_add(job, BXI_C_leases_granted, 1);
     bxi_counter_add(job, BXI_C_tensors_sent, head->tensor_count);
     bxi_counter_add(job, BXI_C_tensor_bytes_sent, grant->tensor_bytes);
-    show_loans(job, peer);
+    show_loans(job, peer->rank);
     BXI_STEP("lease.sent");
 }
 
@@ -449,20 +498,24 @@ static int check_rank(const struct bx_job *job, int rank)
     return 0;
 }
 
-static void add_loans(struct bx_job *job, int rank, struct bx_loans *sum, uint64_t *oldest_ns)
+static void add_counts(const struct bx_job *job, int rank, struct bx_loans *sum)
 {
     struct bxi_loans *loans = &bxi_tables(job->control)->loans[rank];
-    const struct bxi_grants *grants = &job->lend->peers[rank]->grants;
-    uint64_t since_ns = grants->count == 0 ? 0 : grants->slots[grants->oldest].since_ns;
 
-    sum->leases += grants->count;
-    sum->bytes += grants->bytes;
     sum->granted += bxi_load_relaxed(&loans->granted);          /* relaxed: written under the lock */
     sum->returned += bxi_load_relaxed(&loans->returned);
     sum->taken_back += bxi_load_relaxed(&loans->taken_back);
     sum->borrowed += bxi_load_relaxed(&loans->borrowed);        /* relaxed: a recent value is enough */
-    if (since_ns != 0 && (*oldest_ns == 0 || since_ns < *oldest_ns))
-        *oldest_ns = since_ns;
+}
+
+/* rank: -1 for all. Lock. */
+static struct on_loan on_loan_to(const struct bx_job *job, int rank)
+{
+    struct on_loan sum = { 0 };
+
+    for (int r = rank < 0 ? 0 : rank; r <= (rank < 0 ? job->world_size - 1 : rank); r++)
+        add_on_loan(job, r, &sum);
+    return sum;
 }
 
 /* Makes the next collection read every word, whatever the counts are, so that it finds invalid words. */
@@ -477,7 +530,7 @@ static void reread_all_words(struct bx_job *job)
 int bx_job_loans(struct bx_job *job, int rank, struct bx_loans *loans)
 {
     struct bx_loans sum = { 0 };
-    uint64_t oldest_ns = 0;
+    struct on_loan out;
     int rc = bxi_job_check(job);
 
     if (rc < 0 || (rc = check_rank(job, rank)) < 0)
@@ -488,10 +541,13 @@ int bx_job_loans(struct bx_job *job, int rank, struct bx_loans *loans)
     bxi_grants_reclaim(job);
     bxi_lock(&job->run->lock);
     for (int r = rank < 0 ? 0 : rank; r <= (rank < 0 ? job->world_size - 1 : rank); r++)
-        add_loans(job, r, &sum, &oldest_ns);
+        add_counts(job, r, &sum);
+    out = on_loan_to(job, rank);
     bxi_unlock(&job->run->lock);
-    if (oldest_ns != 0)
-        sum.oldest_ns = bxi_now_ns() - oldest_ns;
+    sum.leases = out.leases;
+    sum.bytes = out.bytes;
+    if (out.oldest_ns != 0)
+        sum.oldest_ns = bxi_now_ns() - out.oldest_ns;
     bxi_figures_copy(loans, &sum, sizeof sum);
     return 0;
 }
@@ -525,7 +581,7 @@ static bool few_enough(struct bxi_waiter *waiter)
 
     bxi_grants_reclaim(job);
     bxi_lock(&job->run->lock);
-    out = loans->rank < 0 ? bxi_load_relaxed(&job->lend->loans_out) : job->lend->peers[loans->rank]->grants.count;
+    out = on_loan_to(job, loans->rank).leases;
     bxi_unlock(&job->run->lock);
     return out <= loans->leases;
 }

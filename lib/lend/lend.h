@@ -255,7 +255,9 @@ struct bxi_lend_peer {
     bxi_a32 is_gone;                            /* written by the role: nothing is borrowed from its arena any more */
     bxi_a32 passed_loans;                       /* any thread: loans of it with tensors that it passed on */
     bool is_corrupt;                            /* lock: cut off; its lease words are ignored */
+    bool waits_for_round;                       /* lock: dead; its leases are taken back at the end of a round */
     struct bxi_grants grants;                   /* lock: what is on loan to it */
+    struct bxi_lend_peer *former;               /* lock: the worker that had the rank before, while it is needed */
 };
 
 /* True if the peer's segment was truncated: what was just copied from it may be zeroes. */
@@ -270,6 +272,8 @@ struct bxi_lend_ops {
     /* The peer wrote invalid data, `what`: the room above will cut it off. */
     void (*suspect)(struct bx_job *job, int rank, const char *what);
     void (*ring)(struct bx_job *job, int rank);     /* wakes the peer if it sleeps; without the lock */
+    /* One that joins the rank, and runs, is the peer from now on. Without the lock. */
+    void (*look)(struct bx_job *job, int rank);
     /* The last loan with tensors that some worker had passed on has ended. Any thread. */
     void (*passed_ended)(struct bx_job *job);
 };
@@ -314,8 +318,10 @@ void bxi_grants_unwant(struct bx_job *job);
 void bxi_grants_refused(struct bx_job *job, struct bxi_lend_peer *peer, uint64_t through_pos);
 void bxi_grants_unsent(struct bx_job *job, struct bxi_lend_peer *peer);     /* its queued frames were dropped */
 void bxi_grants_take_back(struct bx_job *job, struct bxi_lend_peer *peer);  /* its process is dead */
-/* It is dead, and others may hold what it had on loan from this worker and passed on. */
-bool bxi_grants_were_passed_on(const struct bx_job *job, const struct bxi_lend_peer *peer);
+/* The same at the end of a round, of all that wait for it. */
+void bxi_grants_take_back_waiting(struct bx_job *job);
+/* It is dead. If others may hold what it had on loan from this worker and passed on, its leases wait for a round. */
+bool bxi_grants_wait_for_round(struct bx_job *job, struct bxi_lend_peer *peer);
 void bxi_grants_destroy(struct bxi_lend_peer *peer);
 
 /* ---- loan.c --------------------------------------------------------------------------------------- */
@@ -328,7 +334,10 @@ void bxi_loan_drop_held(struct bxi_lend_peer *peer);      /* of bxi_device_hold,
 /* Returns the lease of an unread frame; progress has stopped. */
 void bxi_loan_return_unread(struct bx_job *job, int rank, uint32_t slot, uint64_t generation);
 void bxi_returns_close(struct bxi_lend_peer *peer);   /* the job ends: no more words are written */
-void bxi_returns_orphan(struct bxi_lend_peer *peer);  /* its rank is taken again: the words are for the next worker */
+/* Its rank is taken again: the words are for the next worker. Role, without the lock. */
+void bxi_returns_orphan(struct bxi_lend_peer *peer);
+/* No loan of one that is closed is left. Role. */
+bool bxi_returns_are_done(const struct bxi_lend_peer *peer);
 
 /* A worker as a record names it: rank | generation << 8. A worker's first generation is 0. */
 static inline uint32_t bxi_owner_word(const struct bxi_lend_peer *peer)

@@ -21,6 +21,8 @@
 
 static void returns_release(struct bxi_returns *returns)
 {
+    /* [returns.refs] acquire and release, pairs with the acquire in bxi_returns_are_done: what this thread did with it
+     * comes before. */
     if (bxi_add(&returns->refs, (uint32_t)-1) == 1)
         free(returns);
 }
@@ -66,6 +68,12 @@ void bxi_returns_orphan(struct bxi_lend_peer *peer)
     bxi_lock(&peer->returns->lock);
     peer->returns->words = NULL;
     bxi_unlock(&peer->returns->lock);
+}
+
+bool bxi_returns_are_done(const struct bxi_lend_peer *peer)
+{
+    /* [returns.refs] acquire, pairs with the release in returns_release. The peer has one, and each loan. */
+    return peer->returns == NULL || bxi_load_acquire(&peer->returns->refs) == 1;
 }
 
 /* Counts a word written. Under returns->lock, or with no other thread. */
@@ -167,11 +175,15 @@ void bxi_loan_release(struct bxi_loan *loan)
 static int take_passed(struct bxi_loan *loan, const struct bxi_tensor_head *head)
 {
     struct bxi_lend_peer *lender = loan->returns->peer, *owner;
-    const struct bx_job *job = loan->returns->job;
+    struct bx_job *job = loan->returns->job;
     int rank = (int)(head->owner & 0xff);
 
     if ((head->flags & BXI_STAGED) || rank >= job->world_size || rank == job->rank || rank == lender->rank ||
-        lender->rank == job->rank || head->owner >> 8 > job->lend->peers[rank]->generation)
+        lender->rank == job->rank)
+        return BX_E_CORRUPT;
+    if (head->owner >> 8 > job->lend->peers[rank]->generation)
+        job->lend->ops->look(job, rank);            /* the lender may know before this worker that it runs */
+    if (head->owner >> 8 > job->lend->peers[rank]->generation)
         return BX_E_CORRUPT;
     owner = bxi_owner_of(job, head->owner);
     if (owner == NULL || owner->arena == NULL)

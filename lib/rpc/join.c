@@ -3,13 +3,30 @@
  * A process that takes the place of a dead worker: how a running worker attaches it. job/door.c has met it.
  *
  * The door's thread makes the peer (bxi_peer_attach), for mapping takes long. Then it hands the peer to the role and
- * waits in a futex. The role puts it in the place of the dead one, under run->lock. It does not wait with bxi_wait: in
- * a job with own_loop that would drive, and run handlers.
+ * waits in a futex. It does not wait with bxi_wait: in a job with own_loop that would drive, and run handlers.
  *
- *     the rank's peer    DEAD or CORRUPT, ended --attached--> JOINING --its state is RUNNING--> ALIVE
- *                                                                     --LEFT, or its pidfd----> DEAD, ended
+ * A worker is a rank and a generation. The place of a rank, rpc->peers[rank], has the last worker of the rank that ran.
+ * One that is attached and does not run yet is in no place: it is nobody's peer, it has no part in counts and rounds,
+ * and if it never runs it leaves nothing behind. It takes its place under the lock, at the first moment at which its
+ * state matters: in a scan, or when a thread asks whether the rank lives.
  *
- * The former peer stays as it was closed until the job is destroyed: what still points to it ends there.
+ *     joins.joining[rank]    NULL --attached--> JOINING --its state is RUNNING--> takes the place, ALIVE
+ *                                                       --GAVE_UP--> DEAD: the next that is attached replaces it
+ *                                                       --its pidfd--> NULL
+ *     rpc->peers[rank]       ALIVE --closed (watch.c)--> DEAD, LEFT or CORRUPT --its process has ended--> `ended`
+ *                                  --the next one runs--> former
+ *     former                 --nothing needs it--> joins.spare[rank], for the next that is attached
+ *
+ * What is closed. The workers of a rank run one after the other: the next is attached only when the process of the last
+ * has ended, everywhere. So those before the one in the place are closed, that one is closed if it is not ALIVE, and
+ * later ones are not. bxi_rref_closed (rref/rref.h) is this sentence, and the only answer to the question.
+ *
+ * A former peer is needed by leases that are out to it (a round may have to end first), by loans of its tensors, and by
+ * its requests that are not answered yet. When none is left, the role closes its descriptors and unmaps its segment.
+ * Threads without the lock may still have a pointer to the struct. So structs are freed at the end of the job only, and
+ * used again for the same rank: such a thread reads a state under the lock, and at worst calls the successor. In a
+ * worker with an open GPU, threads in the driver read the mapping and the struct: both stay, and only the descriptors
+ * are closed.
  */
 #include "rpc.h"
 
@@ -87,20 +104,15 @@ void bxi_join_set_generation(struct bx_job *job, int rank, uint32_t generation)
     bxi_join_note_generation(job, rank, generation);
 }
 
-uint8_t bxi_join_closed(const struct bx_job *job, int rank)
+uint32_t bxi_join_ran(struct bx_job *job, int rank)
 {
-    uint8_t closed;
+    uint32_t generation;
 
     bxi_lock(&job->run->lock);
-    closed = job->rrefs->closed[rank];
+    bxi_join_promote(job, rank);
+    generation = job->rpc->peers[rank]->generation;
     bxi_unlock(&job->run->lock);
-    return closed;
-}
-
-void bxi_join_note_closed(struct bx_job *job, int rank, uint32_t closed)
-{
-    if (closed <= BXI_GENERATION_MAX && closed > job->rrefs->closed[rank])
-        job->rrefs->closed[rank] = (uint8_t)closed;
+    return generation;
 }
 
 void bxi_join_absent(struct bx_job *job, int rank, const char *name, uint32_t generation)
@@ -168,56 +180,117 @@ static int wait_for_role(struct bx_job *job, struct bxi_peer *peer)
     return joins->rc;
 }
 
-static void drop_peer(struct bxi_peer *peer)
+/* Puts a struct that nothing needs to those for the next workers of its rank. Lock. */
+static void put_spare(struct bx_job *job, struct bxi_peer *peer)
 {
-    bxi_segment_detach(&peer->view);
-    bxi_arena_view_release(peer->lend->arena);
-    free(peer);
+    struct bxi_peer **spare = &job->rpc->joins.spare[peer->rank];
+
+    peer->lend->former = *spare != NULL ? (*spare)->lend : NULL;
+    *spare = peer;
 }
 
-int bxi_join_attach(struct bx_job *job, const struct bxi_join *join)
+static struct bxi_peer *take_struct(struct bx_job *job, int rank)
 {
-    struct bxi_peer *peer = bxi_peer_create(join->rank);
+    struct bxi_peer *peer;
+
+    bxi_lock(&job->run->lock);
+    peer = job->rpc->joins.spare[rank];
+    if (peer != NULL) {
+        job->rpc->joins.spare[rank] = bxi_peer_former(peer);
+        bxi_peer_renew(peer);
+        peer->close_code = BX_E_PEER_DEAD;
+    }
+    bxi_unlock(&job->run->lock);
+    return peer != NULL ? peer : bxi_peer_create(rank);
+}
+
+/* Bells and pidfd stay the caller's. */
+static void drop_peer(struct bx_job *job, struct bxi_peer *peer)
+{
+    peer->bell.fd[0] = peer->bell.fd[1] = peer->pidfd = 0;
+    bxi_segment_detach(&peer->view);
+    if (peer->lend->arena != NULL)
+        bxi_arena_view_release(peer->lend->arena);
+    peer->lend->arena = NULL;
+    bxi_lock(&job->run->lock);
+    put_spare(job, peer);
+    bxi_unlock(&job->run->lock);
+}
+
+int bxi_join_attach(struct bx_job *job, const struct bxi_join *join, struct bxi_peer **joiner)
+{
+    struct bxi_peer *peer = join->generation <= BXI_GENERATION_MAX ? take_struct(job, join->rank) : NULL;
     int rc;
 
     if (peer == NULL)
-        return -ENOMEM;
-    bxi_join_note_generation(job, join->rank, join->generation);
-    rc = bxi_peer_attach(job, peer, join);
-    if (rc < 0) {
-        free(peer);
-        return rc;
-    }
-    bxi_store_relaxed(&peer->state, BXI_PEER_JOINING);      /* relaxed: no other thread has it yet */
+        return join->generation <= BXI_GENERATION_MAX ? -ENOMEM : -EPROTO;
     peer->close_code = BX_E_PEER_DEAD;
-    rc = wait_for_role(job, peer);
+    rc = bxi_peer_attach(job, peer, join);
+    if (rc == 0) {
+        peer->lend->generation = peer->generation - 1;
+        bxi_store_relaxed(&peer->state, BXI_PEER_JOINING);      /* relaxed: the lock of wait_for_role releases it */
+        rc = wait_for_role(job, peer);
+    }
     if (rc < 0)
-        drop_peer(peer);
+        drop_peer(job, peer);
+    else
+        *joiner = peer;
     return rc;
 }
 
 /* ---- the role ------------------------------------------------------------------------------------ */
 
-/* Puts the peer in the place of the one that is dead. No other process maps what is zeroed here: the new one gets the
- * descriptor of this segment afterwards. Lock. 0, -errno. */
-static int take_place(struct bx_job *job, struct bxi_peer *peer)
+bool bxi_join_waits(const struct bx_job *job, int rank)
 {
-    struct bxi_peer *former = job->rpc->peers[peer->rank];
-    int rc;
+    /* [joining] acquire, pairs with the release in let_join: its state is read after it. */
+    struct bxi_peer *peer = bxi_load_acquire(&job->rpc->joins.joining[rank]);
 
-    if (bxi_load_relaxed(&former->ended) == 0)      /* relaxed: written by the role */
-        return BX_E_RANK_TAKEN;
-    bxi_returns_orphan(former->lend);
-    rc = bxi_segment_forget_peer(&job->segment, peer->rank);
+    return peer != NULL && bxi_load_relaxed(&peer->state) == BXI_PEER_JOINING;   /* relaxed: a late answer will do */
+}
+
+/* Lock, under which alone peers are rung. */
+static void close_descriptors(struct bxi_peer *peer)
+{
+    int *fds[] = { &peer->bell.fd[0], &peer->bell.fd[1], &peer->pidfd };
+
+    for (size_t i = 0; i < sizeof fds / sizeof *fds; i++) {
+        if (*fds[i] > 0)
+            close(*fds[i]);
+        *fds[i] = 0;
+    }
+}
+
+/* Of a peer that is in no place, and that nothing needs; its process has ended, or has given up. Role, lock. */
+static void let_go(struct bx_job *job, struct bxi_peer *peer)
+{
+    close_descriptors(peer);
+    bxi_timer_clear(job->run, &peer->timer);
+    bxi_grants_destroy(peer->lend);
+    bxi_returns_close(peer->lend);
+    if (peer->lend->arena != NULL)
+        bxi_arena_view_release(peer->lend->arena);
+    peer->lend->arena = NULL;
+    bxi_segment_detach(&peer->view);
+    put_spare(job, peer);
+}
+
+/* No other process maps what is zeroed here: the new one gets the descriptor of this segment afterwards. Lock. 0,
+ * -errno. */
+static int let_join(struct bx_job *job, struct bxi_peer *peer)
+{
+    _Atomic(struct bxi_peer *) *place = &job->rpc->joins.joining[peer->rank];
+    struct bxi_peer *before = *place;
+    int rc = bxi_segment_forget_peer(&job->segment, peer->rank);
+
     if (rc < 0)
         return rc;
     bxi_grants_want_from(job, peer->rank);
     bxi_store_relaxed(&bxi_tables(job->control)->loans[peer->rank].borrowed, 0);    /* relaxed: for inspectors */
-    peer->former = former;
-    peer->lend->generation = peer->generation - 1;
-    bxi_rref_peer_joins(job, peer->rank, (uint8_t)(peer->generation - 1));
-    job->lend->peers[peer->rank] = peer->lend;
-    job->rpc->peers[peer->rank] = peer;
+    bxi_join_note_generation(job, peer->rank, peer->generation);
+    /* [joining] release, pairs with the acquire in bxi_join_waits: state and generation are written. */
+    bxi_store_release(place, peer);
+    if (before != NULL)
+        let_go(job, before);
     return 0;
 }
 
@@ -253,16 +326,26 @@ void bxi_joins_tell(const struct bxi_role *role, struct bx_job *job)
 void bxi_join_take(const struct bxi_role *role, struct bx_job *job)
 {
     struct bxi_joins *joins = &job->rpc->joins;
-    struct bxi_peer *peer;
+    struct bxi_peer *peer, *former;
+    bool is_free = false;
 
     bxi_lock(&job->run->lock);
     peer = joins->peer;
-    if (peer != NULL) {
+    former = peer != NULL ? job->rpc->peers[peer->rank] : NULL;
+    bxi_unlock(&job->run->lock);
+    if (former != NULL) {
+        is_free = bxi_load_relaxed(&former->ended) != 0 && !bxi_join_waits(job, former->rank);
+        if (is_free)
+            bxi_returns_orphan(former->lend);       /* without the lock, which is taken inside its own */
+    }
+    bxi_lock(&job->run->lock);
+    if (former != NULL && joins->peer == peer) {    /* else bxi_joins_stop came between */
         joins->peer = NULL;
-        joins->rc = take_place(job, peer);
+        joins->rc = is_free ? let_join(job, peer) : BX_E_RANK_TAKEN;
         wake_door(joins);
     }
     bxi_unlock(&job->run->lock);
+    bxi_formers_release(role, job);
     bxi_joins_tell(role, job);
     bxi_note(job->run, BXI_EVENT_SCAN);     /* it may run by now, and have rung before it was in the table */
 }
@@ -270,24 +353,31 @@ void bxi_join_take(const struct bxi_role *role, struct bx_job *job)
 /* Its states count again: undoes count_gone (watch.c) of the one before. */
 static void count_back(struct bx_job *job, const struct bxi_peer *gone)
 {
-    while (gone->former != NULL && bxi_load_relaxed(&gone->state) == BXI_PEER_DEAD && gone->state_word == 0)
-        gone = gone->former;        /* it never ran, and was not counted */
     bxi_add_seq_cst(&job->rpc->leavers, (uint32_t)-1);
     bxi_add_seq_cst(&job->rpc->quiet, (uint32_t)-1);
     if (gone->state_word < BXI_LEAVING)
         bxi_add_seq_cst(&job->rpc->lost, (uint32_t)-1);
 }
 
-bool bxi_join_promote(struct bx_job *job, struct bxi_peer *peer)
+bool bxi_join_promote(struct bx_job *job, int rank)
 {
-    /* [state] acquire, pairs with the releases in job/rejoin.c. */
-    uint32_t state = bxi_load_acquire((bxi_a32 *)&peer->view.control->header.state);
+    struct bxi_peer *peer = job->rpc->joins.joining[rank], *former = job->rpc->peers[rank];
+    uint32_t state;
 
-    if (state == BXI_STARTING || state == BXI_LEFT)
+    if (peer == NULL || bxi_load_relaxed(&peer->state) != BXI_PEER_JOINING)     /* relaxed: written under the lock */
         return false;
-    count_back(job, peer->former);
+    /* [state] acquire, pairs with the releases in job/rejoin.c. */
+    state = bxi_load_acquire((bxi_a32 *)&peer->view.control->header.state);
+    if (state <= BXI_STARTING || state >= BXI_GAVE_UP)
+        return false;
+    count_back(job, former);
+    bxi_rref_peer_joins(job, rank, (uint8_t)peer->lend->generation);
+    peer->lend->former = former->lend;
     bxi_store_relaxed(&peer->state, BXI_PEER_ALIVE);        /* relaxed: read under the lock where it matters */
-    job->rpc->joins.back[peer->rank / 64] |= UINT64_C(1) << peer->rank % 64;
+    job->lend->peers[rank] = peer->lend;
+    job->rpc->peers[rank] = peer;
+    job->rpc->joins.joining[rank] = NULL;
+    job->rpc->joins.back[rank / 64] |= UINT64_C(1) << rank % 64;
     bxi_event(job->run, BXI_EVENT_JOIN);
     return true;
 }
@@ -296,36 +386,91 @@ void bxi_joins_count(struct bx_job *job)
 {
     bxi_lock(&job->run->lock);
     for (int rank = 0; rank < job->world_size; rank++)
-        if (bxi_load_relaxed(&job->rpc->peers[rank]->state) == BXI_PEER_JOINING)      /* relaxed: under the lock */
-            bxi_join_promote(job, job->rpc->peers[rank]);
+        bxi_join_promote(job, rank);
     bxi_unlock(&job->run->lock);
 }
 
-void bxi_join_look(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer)
+void bxi_join_look(const struct bxi_role *role, struct bx_job *job, int rank)
+{
+    struct bxi_peer *peer;
+
+    (void)role;
+    if (!bxi_join_waits(job, rank))
+        return;
+    bxi_lock(&job->run->lock);
+    peer = job->rpc->joins.joining[rank];
+    if (peer != NULL && !bxi_join_promote(job, rank) &&
+        /* [state] acquire, pairs with the releases in job/rejoin.c. */
+        bxi_load_acquire((bxi_a32 *)&peer->view.control->header.state) == BXI_GAVE_UP)
+        bxi_store_relaxed(&peer->state, BXI_PEER_DEAD);     /* relaxed: as in bxi_join_waits */
+    bxi_unlock(&job->run->lock);
+}
+
+void bxi_joins_close(const struct bxi_role *role, struct bx_job *job)
+{
+    for (int rank = 0; rank < job->world_size; rank++) {
+        struct bxi_peer *peer = job->rpc->joins.joining[rank];
+
+        if (peer == NULL || bxi_load_relaxed(&peer->death_seen) == 0)      /* relaxed: the event is behind it */
+            continue;
+        bxi_join_look(role, job, rank);             /* it may have run before it died */
+        if (job->rpc->joins.joining[rank] == NULL)
+            continue;
+        if (bxi_join_waits(job, rank))              /* else it gave up, and the names may be those of the next */
+            job->rpc->remove_names(job, rank);
+        bxi_lock(&job->run->lock);
+        job->rpc->joins.joining[rank] = NULL;
+        let_go(job, peer);
+        bxi_unlock(&job->run->lock);
+    }
+}
+
+/* ---- former peers ------------------------------------------------------------------------------------ */
+
+/* Lock. */
+static bool is_needed(const struct bxi_peer *peer)
+{
+    const struct bxi_lend_peer *lend = peer->lend;
+
+    return lend->grants.count > 0 || lend->waits_for_round || !bxi_returns_are_done(lend) || peer->in_flight > 0 ||
+           peer->serving > 0 || peer->serving_oneways > 0;
+}
+
+void bxi_formers_release(const struct bxi_role *role, struct bx_job *job)
 {
     (void)role;
     bxi_lock(&job->run->lock);
-    if (bxi_load_relaxed(&peer->state) == BXI_PEER_JOINING && !bxi_join_promote(job, peer) &&
-        /* [state] acquire, pairs with the releases in job/rejoin.c. */
-        bxi_load_acquire((bxi_a32 *)&peer->view.control->header.state) == BXI_LEFT) {
-        bxi_store_relaxed(&peer->state, BXI_PEER_DEAD);
-        /* [peer.ended] as in bxi_deaths_close. */
-        bxi_store_release(&peer->ended, 1);
+    for (int rank = 0; rank < job->world_size; rank++) {
+        struct bxi_peer *peer = job->rpc->peers[rank], *former;
+
+        while ((former = bxi_peer_former(peer)) != NULL) {
+            bool needed = is_needed(former);
+
+            if (needed || bxi_devices_of(job) != NULL)
+                peer = former;
+            else
+                peer->lend->former = former->lend->former;
+            if (!needed && peer == former)
+                close_descriptors(former);
+            else if (!needed)
+                let_go(job, former);
+        }
     }
     bxi_unlock(&job->run->lock);
 }
 
-void bxi_join_died(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer)
-{
-    (void)role;
-    bxi_lock(&job->run->lock);
-    bxi_store_relaxed(&peer->state, BXI_PEER_DEAD);
-    bxi_unlock(&job->run->lock);
-    /* [peer.ended] as in bxi_deaths_close. */
-    bxi_store_release(&peer->ended, 1);
-}
+/* ---- calls to it ---------------------------------------------------------------------------------- */
 
-/* ---- calls that wait for it ---------------------------------------------------------------------- */
+struct bxi_peer *bxi_join_successor(struct bx_job *job, struct bxi_peer *peer)
+{
+    const int rank = peer->rank;
+
+    bxi_lock(&job->run->lock);
+    bxi_join_promote(job, rank);
+    peer = job->rpc->peers[rank];
+    bxi_unlock(&job->run->lock);
+    return peer;
+}
 
 struct join_waiter {
     struct bxi_waiter waiter;       /* first */

@@ -146,13 +146,20 @@ BXI_COLD static int no_function(const struct bxi_peer *peer, const char *name)
                    bxi_brief(name).text, list);
 }
 
+void bxi_functions_clear(struct bxi_function_cache *cache)
+{
+    cache->count = 0;
+    cache->last = 0;
+    memset(cache->bucket, BXI_NO_INDEX, sizeof cache->bucket);
+}
+
 int bxi_function_find(struct bx_job *job, struct bxi_peer *peer, const char *name)
 {
     if (peer->functions == NULL) {
         peer->functions = calloc(1, sizeof *peer->functions);
         if (peer->functions == NULL)
             return bx_fail(-ENOMEM, "no memory for the functions of worker '%s'", peer->name);
-        memset(peer->functions->bucket, BXI_NO_INDEX, sizeof peer->functions->bucket);
+        bxi_functions_clear(peer->functions);
     }
 
     int index = search(peer->functions, name);

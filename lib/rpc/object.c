@@ -38,10 +38,8 @@ static void flush(struct bx_job *job)
 /* Relaxed: under the lock. One that comes back may be called by others before this worker has seen that it runs. */
 static bool is_alive(const struct bx_job *job, int rank)
 {
-    uint32_t state = bxi_load_relaxed(&job->rpc->peers[rank]->state);
-
-    return state == BXI_PEER_ALIVE ||
-           (state == BXI_PEER_JOINING && bxi_join_promote((struct bx_job *)job, job->rpc->peers[rank]));
+    return bxi_load_relaxed(&job->rpc->peers[rank]->state) == BXI_PEER_ALIVE ||
+           bxi_join_promote((struct bx_job *)job, rank);
 }
 
 /* One that lives took the place of one that had died. */
@@ -79,28 +77,15 @@ static bool is_before(const struct bx_job *job, int rank, const struct bxi_pin *
 /* One that lives may hold some, and was not asked for. */
 static bool holds_passed(struct bx_job *job, int rank, uint8_t generations)
 {
-    struct bxi_peer *peer = job->rpc->peers[rank];
-
-    for (; peer != NULL; peer = peer->former)
-        if (peer->lend->generation < generations && bxi_load_seq_cst(&peer->lend->passed_loans) != 0)
+    for (struct bxi_lend_peer *peer = job->lend->peers[rank]; peer != NULL; peer = peer->former)
+        if (peer->generation < generations && bxi_load_seq_cst(&peer->passed_loans) != 0)
             return true;
     return !bxi_devices_are_settled(job);
 }
 
-static void take_back(struct bx_job *job, int rank)
-{
-    if (rank >= 0) {
-        bxi_grants_take_back(job, job->rpc->peers[rank]->lend);
-        return;
-    }
-    for (rank = 0; rank < job->world_size; rank++)
-        for (struct bxi_peer *peer = job->rpc->peers[rank]->former; peer != NULL; peer = peer->former)
-            bxi_grants_take_back(job, peer->lend);
-}
-
 const struct bxi_rref_ops bxi_rref_ops = {
     .send = send_frame, .flush = flush, .is_alive = is_alive, .why_closed = why_closed, .name = name_of,
-    .unpark = unpark, .is_before = is_before, .holds_passed = holds_passed, .take_back = take_back,
+    .unpark = unpark, .is_before = is_before, .holds_passed = holds_passed, .take_back = bxi_grants_take_back_waiting,
 };
 
 /* ---- bodies with references, and with kinds of values ------------------------------------------------------ */

@@ -82,6 +82,13 @@ static void ring(struct bx_job *job, int rank)
     bxi_unlock(&job->run->lock);
 }
 
+static void look_for_joiner(struct bx_job *job, int rank)
+{
+    bxi_lock(&job->run->lock);
+    bxi_join_promote(job, rank);
+    bxi_unlock(&job->run->lock);
+}
+
 static void passed_ended(struct bx_job *job)
 {
     bxi_event(job->run, BXI_EVENT_PASSED);
@@ -130,6 +137,34 @@ void bxi_peer_init(struct bx_job *job, int rank)
     init_peer((struct whole_peer *)(void *)job->rpc->peers[rank], rank);
 }
 
+/* A thread may have found it when it was the rank's before, and wait for the lock: it reads a state. */
+void bxi_peer_renew(struct bxi_peer *peer)
+{
+    struct whole_peer *whole = (struct whole_peer *)(void *)peer;
+    struct bxi_function_cache *functions = peer->functions;
+    struct bxi_hist **hists = peer->hists;
+    struct bxi_slot *slots = peer->slots;
+    const size_t kept = offsetof(struct bxi_peer, lend) + sizeof peer->lend;
+
+    memset((unsigned char *)whole + kept, 0, sizeof *whole - kept);
+    whole->lend = (struct bxi_lend_peer){ .rank = peer->rank, .name = peer->name, .view = &peer->view };
+    peer->slots = slots;
+    peer->hists = hists;
+    peer->functions = functions;
+    if (hists != NULL)
+        memset(hists, 0, BXI_FUNCTION_MAX * sizeof *hists);
+    if (functions != NULL)
+        bxi_functions_clear(functions);
+}
+
+struct bxi_peer *bxi_peer_former(const struct bxi_peer *peer)
+{
+    struct bxi_lend_peer *former = peer->lend->former;
+
+    return former == NULL ? NULL : &((struct whole_peer *)(void *)((char *)former - offsetof(struct whole_peer,
+                                                                                            lend)))->peer;
+}
+
 struct bxi_peer *bxi_peer_create(int rank)
 {
     struct whole_peer *whole = aligned_alloc(BXI_LINE, (sizeof *whole + BXI_LINE - 1) / BXI_LINE * BXI_LINE);
@@ -153,7 +188,7 @@ static int make_peer(struct bx_job *job, int rank)
 
 int bxi_peers_create(struct bx_job *job)
 {
-    static const struct bxi_lend_ops operations = { suspect, ring, passed_ended };
+    static const struct bxi_lend_ops operations = { suspect, ring, look_for_joiner, passed_ended };
 
     job->lend->ops = &operations;
     job->rpc->peers = calloc((size_t)job->world_size, sizeof *job->rpc->peers);
@@ -624,9 +659,11 @@ void bxi_bells_pass(struct bx_job *job)
 
 void bxi_ring_all(struct bx_job *job)
 {
+    bxi_lock(&job->run->lock);          /* while it is held, no peer's descriptors are closed */
     for (int rank = 0; rank < job->world_size; rank++)
         if (rank != job->rank && bxi_load_relaxed(&job->rpc->peers[rank]->state) == BXI_PEER_ALIVE)
             bxi_bell_ring(job->rpc->peers[rank]->bell.fd[0]);
+    bxi_unlock(&job->run->lock);
 }
 
 void bxi_wanted_look(struct bx_job *job)

@@ -204,7 +204,7 @@ enum bxi_peer_state {           /* atomic; role, but for the bootstrap */
     BXI_PEER_DEAD,
     BXI_PEER_LEFT,
     BXI_PEER_CORRUPT,
-    BXI_PEER_JOINING,           /* attached to take the place of a dead one, and does not run yet (join.c) */
+    BXI_PEER_JOINING,           /* attached, and does not run yet: in no place (join.c) */
 };
 
 struct bxi_queued {             /* a frame that waits for room */
@@ -221,14 +221,14 @@ struct bxi_queued {             /* a frame that waits for room */
 #define BXI_SPARE_BYTES (sizeof(struct bxi_frame) + BXI_RREF_NEED_BYTES)
 
 struct bxi_peer {
-    /* start */
+    /* start; the first three stay when the struct is used again */
     int rank;
+    char name[BXI_NAME_BYTES];
+    struct bxi_lend_peer *lend;             /* what is lent to it and borrowed from it */
     uint32_t pid;
     int pidfd;
     uint32_t generation;
-    char name[BXI_NAME_BYTES];
     struct bxi_segment_view view;           /* of oneself: unused */
-    struct bxi_lend_peer *lend;             /* what is lent to it and borrowed from it */
     unsigned char *loop;                    /* of oneself: the private ring; else NULL */
     bxi_a32 state;                          /* enum bxi_peer_state */
     bxi_a32 death_seen;                     /* enum bxi_peer_state to close it with; the role acts on it */
@@ -268,9 +268,8 @@ struct bxi_peer {
     bxi_a64 consumed;                       /* in.read_pos, for threads that send */
     uint64_t rescue_pos;                    /* watchdog: where a frame lay unread a second ago, plus 1 */
 
-    bxi_a32 ended;                          /* role: its process has ended and its names are removed, or it gave its
-                                             * join up: another process may take the rank. The door reads it */
-    struct bxi_peer *former;                /* lock: the process that had the rank before, kept as it was closed */
+    bxi_a32 ended;                          /* role: its process has ended and its names are removed: another process
+                                             * may take the rank. The door reads it */
 };
 
 /* Opens the ring to a peer if it is not open. 0, BX_E_NO_SPACE. */

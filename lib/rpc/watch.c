@@ -136,8 +136,8 @@ static void drop_arena(struct bxi_peer *peer)
 /* Its leases: at once, or when no worker holds what it passed on. */
 static void take_back(struct bx_job *job, struct bxi_peer *peer)
 {
-    if (bxi_grants_were_passed_on(job, peer->lend))
-        bxi_rref_ask_for_leases(job, peer->rank);
+    if (bxi_grants_wait_for_round(job, peer->lend))
+        bxi_rref_ask_for_leases(job);
     else
         bxi_grants_take_back(job, peer->lend);
 }
@@ -322,11 +322,10 @@ static void look_state(const struct bxi_role *role, struct bx_job *job, struct b
 void bxi_scan(const struct bxi_role *role, struct bx_job *job)
 {
     for (int rank = 0; rank < job->world_size; rank++) {
-        struct bxi_peer *peer = job->rpc->peers[rank];
+        struct bxi_peer *peer;
 
-
-        if (bxi_load_relaxed(&peer->state) == BXI_PEER_JOINING)
-            bxi_join_look(role, job, peer);
+        bxi_join_look(role, job, rank);
+        peer = job->rpc->peers[rank];
         if (bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE)
             continue;
         look_open(job, peer);
@@ -352,6 +351,7 @@ static void release_streams(struct bx_job *job)
 void bxi_deaths_close(const struct bxi_role *role, struct bx_job *job)
 {
     release_streams(job);
+    bxi_joins_close(role, job);
     for (int rank = 0; rank < job->world_size; rank++) {
         struct bxi_peer *peer = job->rpc->peers[rank];
         uint32_t seen = bxi_load_relaxed(&peer->death_seen);
@@ -360,15 +360,8 @@ void bxi_deaths_close(const struct bxi_role *role, struct bx_job *job)
             continue;
         seen = bxi_exchange(&peer->death_seen, 0);
         /* Also of one that was cut off before, or died between its last state and its own unlink. */
-        if (seen == BXI_PEER_DEAD && bxi_load_relaxed(&peer->state) == BXI_PEER_JOINING)
-            bxi_join_look(role, job, peer);         /* it may have run before it died */
-        /* Ended already: it had given its join up, and the names may be those of the next. */
         if (seen == BXI_PEER_DEAD && bxi_load_relaxed(&peer->ended) == 0)
             job->rpc->remove_names(job, rank);
-        if (bxi_load_relaxed(&peer->state) == BXI_PEER_JOINING) {
-            bxi_join_died(role, job, peer);
-            continue;
-        }
         if (bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE) {
             if (seen == BXI_PEER_DEAD) {
                 bxi_devices_peer_died(job, peer->lend);

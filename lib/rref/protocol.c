@@ -176,7 +176,7 @@ static void answer_if_closed(struct bx_job *job, enum bxi_round_kind kind, int a
         uint8_t need = job->rrefs->asked[kind][asker].need[rank];
 
         if (rank != job->rank && need > 0 &&
-            (job->rrefs->closed[rank] < need ||
+            (bxi_rref_closed(job, rank) < need ||
              (kind == BXI_ROUND_LEASES && job->rrefs->ops->holds_passed(job, rank, need))))
             return;
     }
@@ -211,25 +211,28 @@ static void drop_entries(struct bx_job *job, struct bx_rref *rref, int rank, str
     bxi_rref_settle(job, rref, after);
 }
 
+/* That worker is in the set of the last round. */
+static bool is_in_set(const struct bx_job *job, enum bxi_round_kind kind, int rank, int generation)
+{
+    return generation < job->rrefs->rounds[kind].closed[rank];
+}
+
+static bool is_open(const struct bx_job *job, enum bxi_round_kind kind)
+{
+    return !is_empty(job->rrefs->rounds[kind].awaited);
+}
+
+/* All that wait: whoever was closed since the round began has begun it anew. */
 static void end_round(struct bx_job *job, enum bxi_round_kind kind, struct bxi_rref_after *after)
 {
-    uint64_t *dead = job->rrefs->rounds[kind].dead;
-
-    if (job->rrefs->rounds[kind].older && kind == BXI_ROUND_ENTRIES)
-        each(job, drop_entries, job->world_size, after);
-    else if (job->rrefs->rounds[kind].older)
-        after->take_back_older = true;
-    job->rrefs->rounds[kind].older = false;
-    for (int rank = 0; rank < job->world_size; rank++) {
-        if (!has(dead, rank))
-            continue;
-        put(dead, rank, false);
-        if (kind == BXI_ROUND_ENTRIES)
-            each(job, drop_entries, rank, after);
-        else if (has(job->rrefs->rounds[kind].leases, rank))
-            put(after->take_back, rank, true);
-        put(job->rrefs->rounds[kind].leases, rank, false);
+    if (kind == BXI_ROUND_LEASES) {
+        after->take_back = true;
+        return;
     }
+    for (int rank = 0; rank < job->world_size; rank++)
+        if (is_in_set(job, kind, rank, job->rrefs->generation[rank]))
+            each(job, drop_entries, rank, after);
+    each(job, drop_entries, job->world_size, after);
 }
 
 /* When all leave together, what one that has left still refers to is a leak: bxi_rrefs_end reports it. */
@@ -239,31 +242,26 @@ static bool has_left_with_us(const struct bx_job *job, int rank)
            job->rrefs->ops->why_closed(job, rank) == BX_E_SHUTDOWN;
 }
 
-/* Asks all living workers; a round that nobody must answer ends at once. All that are gone are in the set: what the one
- * that has died now had passed on, one that died before may have passed on. */
+/* Asks all living workers; a round that nobody must answer ends at once. All that are closed are in the set: what the
+ * one that has died now had passed on, one that died before may have passed on. */
 static void begin_round(struct bx_job *job, enum bxi_round_kind kind, struct bxi_rref_after *after)
 {
     struct bxi_round *round = &job->rrefs->rounds[kind];
-    uint8_t need[BXI_RREF_NEED_BYTES] = { 0 };
     struct bxi_rref_frame frame = { .op = BXI_RREF_ASK, .id = ++round->number, .value = (int32_t)kind,
-                                    .body = need, .body_bytes = sizeof need };
+                                    .body = round->closed, .body_bytes = sizeof round->closed };
 
     for (int rank = 0; rank < job->world_size; rank++) {
-        bool alive = rank != job->rank && job->rrefs->ops->is_alive(job, rank);
+        bool alive = job->rrefs->ops->is_alive(job, rank);
 
-        put(round->awaited, rank, alive);
-        if (rank == job->rank || (!alive && has_left_with_us(job, rank)))
-            continue;
-        need[rank] = job->rrefs->closed[rank];
-        if (is_cut_off(job, rank))
-            need[rank]--;               /* by this worker: others may never close it */
-        else if (!alive)
-            put(round->dead, rank, true);
+        put(round->awaited, rank, alive && rank != job->rank);
+        round->closed[rank] = rank == job->rank ? 0 : bxi_rref_closed(job, rank);
+        if (!alive && (has_left_with_us(job, rank) || is_cut_off(job, rank)))
+            round->closed[rank]--;      /* one that this worker cut off, others may never close */
     }
     for (int rank = 0; rank < job->world_size; rank++)
         if (has(round->awaited, rank))
             bxi_rref_send(job, rank, &frame, after);
-    if (is_empty(round->awaited))
+    if (!is_open(job, kind))
         end_round(job, kind, after);
 }
 
@@ -276,7 +274,7 @@ static int answer(struct bx_job *job, int from, const struct bxi_rref_frame *fra
     round = &job->rrefs->rounds[frame->value];
     if (frame->id > round->number)
         return BX_E_CORRUPT;
-    if (frame->id < round->number || (is_empty(round->dead) && !round->older))
+    if (frame->id < round->number || !has(round->awaited, from))
         return 0;
     put(round->awaited, from, false);
     if (is_empty(round->awaited))
@@ -289,26 +287,24 @@ static int answer(struct bx_job *job, int from, const struct bxi_rref_frame *fra
 static int passed(struct bx_job *job, int from, const struct bxi_rref_frame *frame, struct bxi_rref_after *after)
 {
     struct bx_rref *rref = bxi_rref_find(job, frame->id);
-    int dead = frame->value & 0xff, generation = frame->value >> 8;
+    int dead = frame->value & 0xff, generation = frame->value >> 8, closed;
 
-    if (frame->value < 0 || dead >= job->world_size || dead == job->rank || dead == from ||
-        generation > job->rrefs->generation[dead])
+    if (frame->value < 0 || dead >= job->world_size || dead == job->rank || dead == from)
+        return BX_E_CORRUPT;
+    closed = bxi_rref_closed(job, dead);
+    if (generation > job->rrefs->generation[dead])
         return BX_E_CORRUPT;
     if (rref == NULL || rref->entries == NULL || rref->entries[from] == 0)
         return 0;
-    if (generation < job->rrefs->generation[dead]) {
+    if (generation < job->rrefs->generation[dead])
         bxi_rref_add_entries(job, rref, job->world_size, 1);
-        job->rrefs->rounds[BXI_ROUND_ENTRIES].older = true;
-        begin_round(job, BXI_ROUND_ENTRIES, after);
+    else if (is_cut_off(job, dead))
         return 0;
-    }
-    if (is_cut_off(job, dead))
-        return 0;
-    bxi_rref_add_entries(job, rref, dead, 1);
-    if (!job->rrefs->ops->is_alive(job, dead) && !has(job->rrefs->rounds[BXI_ROUND_ENTRIES].dead, dead)) {
-        put(job->rrefs->rounds[BXI_ROUND_ENTRIES].dead, dead, true);
+    else
+        bxi_rref_add_entries(job, rref, dead, 1);
+    if (generation < closed &&
+        !(is_open(job, BXI_ROUND_ENTRIES) && is_in_set(job, BXI_ROUND_ENTRIES, dead, generation)))
         begin_round(job, BXI_ROUND_ENTRIES, after);
-    }
     return 0;
 }
 
@@ -341,9 +337,13 @@ int bxi_rref_arrived(struct bx_job *job, int from, const struct bxi_rref_frame *
     struct bx_rref *rref = NULL;
     int rc;
 
-    if (from == job->rank || (frame->op < BXI_RREF_ASK && !bxi_rref_is_id(job, frame->id)))
+    if (from == job->rank)
         return BX_E_CORRUPT;
     bxi_lock(&job->run->lock);
+    if (frame->op < BXI_RREF_ASK && !bxi_rref_is_id(job, frame->id)) {
+        bxi_unlock(&job->run->lock);
+        return BX_E_CORRUPT;
+    }
     if (frame->op == BXI_RREF_ENTERED && (rref = bxi_rref_find(job, frame->id)) != NULL)
         bxi_add(&rref->refs, 1);
     rc = handle(job, from, frame, &after);
@@ -390,31 +390,25 @@ static void fail_one(struct bx_job *job, struct bx_rref *rref, int rank, struct 
     }
 }
 
-static void has_entry(struct bx_job *job, struct bx_rref *rref, int rank, struct bxi_rref_after *after)
+static bool has_entries(const struct bx_job *job, int rank)
 {
-    (void)after;
-    if (rref->entries != NULL && rref->entries[rank] > 0)
-        put(job->rrefs->rounds[BXI_ROUND_ENTRIES].dead, rank, true);
+    for (uint32_t i = 0; i < job->rrefs->table_size; i++)
+        for (const struct bx_rref *rref = job->rrefs->table[i]; rref != NULL; rref = rref->next)
+            if (rref->entries != NULL && rref->entries[rank] > 0)
+                return true;
+    return false;
 }
 
-/* A worker that is gone joins the sets that are out; its own entries may begin one. */
+/* A worker is closed: rounds that are open begin anew, for it may be awaited, and may have had what they are for. Its
+ * own entries begin one. */
 static void join_rounds(struct bx_job *job, int rank, struct bxi_rref_after *after)
 {
-    struct bxi_round *entries = &job->rrefs->rounds[BXI_ROUND_ENTRIES];
-    struct bxi_round *leases = &job->rrefs->rounds[BXI_ROUND_LEASES];
-
     if (is_cut_off(job, rank))
         each(job, drop_entries, rank, after);
-    else if (!is_empty(entries->dead) && !has_left_with_us(job, rank))
-        put(entries->dead, rank, true);
-    else if (!has_left_with_us(job, rank))
-        each(job, has_entry, rank, after);
-    if (!is_empty(entries->dead))
+    if (is_open(job, BXI_ROUND_ENTRIES) || (!has_left_with_us(job, rank) && has_entries(job, rank)))
         begin_round(job, BXI_ROUND_ENTRIES, after);
-    if (is_empty(leases->dead) || is_cut_off(job, rank))
-        return;
-    put(leases->dead, rank, true);
-    begin_round(job, BXI_ROUND_LEASES, after);
+    if (is_open(job, BXI_ROUND_LEASES))
+        begin_round(job, BXI_ROUND_LEASES, after);
 }
 
 void bxi_rref_peer_gone(struct bx_job *job, int rank)
@@ -424,7 +418,6 @@ void bxi_rref_peer_gone(struct bx_job *job, int rank)
     int32_t whom = rank | (int32_t)rrefs->generation[rank] << 8;
 
     bxi_lock(&job->run->lock);
-    rrefs->closed[rank] = (uint8_t)(rrefs->generation[rank] + 1);
     while (rrefs->pins[rank] != NULL) {
         struct bx_rref *rref = rrefs->pins[rank]->rref;
 
@@ -448,7 +441,7 @@ void bxi_rref_peer_gone(struct bx_job *job, int rank)
     bxi_rref_do_after(job, &after);
 }
 
-/* ---- a rank is taken again ---------------------------------------------------------------------------------- */
+/* ---- the next worker of a rank runs -------------------------------------------------------------------------- */
 
 static void make_older(struct bx_job *job, struct bx_rref *rref, int rank, struct bxi_rref_after *after)
 {
@@ -466,15 +459,6 @@ void bxi_rref_peer_joins(struct bx_job *job, int rank, uint8_t generation)
     struct bxi_rrefs *rrefs = job->rrefs;
 
     each(job, make_older, rank, NULL);
-    for (int kind = 0; kind < BXI_ROUND_KINDS; kind++) {
-        struct bxi_round *round = &rrefs->rounds[kind];
-
-        /* It was awaited by none: a round that is out goes on, and ends for them. */
-        round->older |= has(kind == BXI_ROUND_ENTRIES ? round->dead : round->leases, rank);
-        put(round->dead, rank, false);
-        put(round->leases, rank, false);
-        rrefs->asked[kind][rank].round = 0;
-    }
     rrefs->generation[rank] = generation;
     rrefs->made[rank] = rrefs->seen[rank] = 0;
     rrefs->unmade[rank] = 0;
@@ -517,13 +501,11 @@ void bxi_rref_opened(struct bx_job *job, int rank)
 
 /* ---- leases ------------------------------------------------------------------------------------------------- */
 
-void bxi_rref_ask_for_leases(struct bx_job *job, int rank)
+void bxi_rref_ask_for_leases(struct bx_job *job)
 {
     struct bxi_rref_after after = { .sent = false };
 
     bxi_lock(&job->run->lock);
-    put(job->rrefs->rounds[BXI_ROUND_LEASES].dead, rank, true);
-    put(job->rrefs->rounds[BXI_ROUND_LEASES].leases, rank, true);
     begin_round(job, BXI_ROUND_LEASES, &after);
     bxi_unlock(&job->run->lock);
     bxi_rref_do_after(job, &after);

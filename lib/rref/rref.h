@@ -45,6 +45,12 @@
  * round: one of them may have had of A what a third has not read. When all have answered the round, the entries of the
  * set are dropped. The owner drops the entries of a worker that it cut off at once: others may never close that one.
  *
+ * The set. A worker is a rank and a generation, and for each process it is open or closed. bxi_rref_closed says which,
+ * and nothing else does: of a rank, generations are closed in ascending order, so it is a number. A round's set is
+ * these numbers of all ranks, fixed when it begins, and a round is open while an answer is awaited. So one that joins
+ * later is not in the set, and what is to be dropped is not forgotten when a rank is taken again. A close begins an
+ * open round anew: an entry of a closed worker is in the set of the round that is open.
+ *
  * Death of a worker B to which A has passed a reference. B's ENTER may have died with it, and yet a third worker, or
  * the owner, may have a message of B with the reference. So A, when it closes B, sends PASSED to the owner for each pin
  * for B, before it takes the pin away: that adds 1 to B's entry, which a round drops. If none is open, and B is
@@ -58,16 +64,17 @@
  * there before it reports what is still referred to (rpc/watch.c, bxi_frames_unread).
  *
  * A rank that is taken again. An id names the generations of its owner and its maker, so an object of a worker that is
- * dead is never taken for one of its successor. ASK says for each rank of the set how many of its generations must be
- * closed: a worker that has met the successor has closed them. The successor is not called before all workers have met
- * it (rpc/join.c), so what comes from a worker names none that this one has not heard of. Entries of the dead that a
- * round has not dropped yet, and those of a PASSED that comes late, are counted for nobody in particular
- * (entries[world_size]), until the round is over.
+ * dead is never taken for one of its successor. ASK says for each rank how many of its generations must be closed. The
+ * successor is not called before all workers have met it (rpc/join.c), so what comes from a worker names none that this
+ * one has not met. Entries of the dead that a round has not dropped yet, and those of a PASSED that comes late, are
+ * counted for nobody in particular (entries[world_size]): all are of closed workers, and the next end of a round drops
+ * them.
  *
  * Leases have rounds of their own (BXI_ROUND_LEASES), with the same frames. A worker that had leased tensors to the
  * dead asks, if that one ever passed tensors on; a worker answers when it has closed each of the set and holds no loan
  * of them with tensors that they passed on. A worker that dies meanwhile joins the set, and one that died before is in
- * it, for it may have passed on what it had of the dead. Then the leases are taken back. tests/model/lease.pml.
+ * it, for it may have passed on what it had of the dead. Then the leases are taken back that wait for it: the record of
+ * what a dead worker has on loan says so itself (lend/lend.h, waits_for_round). tests/model/lease.pml.
  *
  * Kill steps. A worker that dies after any frame of the protocol leaves what its published frames say: an ENTER without
  * KEPT leaves an entry that the rounds drop, and a pin that the sender drops when it closes the dead; a message without
@@ -196,12 +203,12 @@ struct bxi_rref_ops {
     /* This worker holds a loan of one of the first `generations` workers of that rank with tensors that it had passed
      * on, or its GPU may still read one. Lock. */
     bool (*holds_passed)(struct bx_job *job, int rank, uint8_t generations);
-    /* The leases of one that is dead; -1: of all older generations that wait for a round. Without the lock. */
-    void (*take_back)(struct bx_job *job, int rank);
+    void (*take_back)(struct bx_job *job);      /* the leases that wait for a round; without the lock */
     /* Puts a frame of the protocol into the ring to a worker, or its queue. Lock. 0, BX_E_NO_SPACE, -ENOMEM, ... */
     int (*send)(struct bx_job *job, int rank, const struct bxi_rref_frame *frame);
     void (*flush)(struct bx_job *job);          /* rings for what was sent; without the lock */
-    bool (*is_alive)(const struct bx_job *job, int rank);       /* not closed */
+    /* The last worker of the rank that ran is not closed. One that joins and runs takes the rank's place now. Lock. */
+    bool (*is_alive)(const struct bx_job *job, int rank);
     /* Of one that is closed: BX_E_PEER_DEAD, BX_E_SHUTDOWN if it has left, BX_E_CORRUPT if it was cut off. */
     int (*why_closed)(const struct bx_job *job, int rank);
     const char *(*name)(const struct bx_job *job, int rank);
@@ -217,11 +224,9 @@ struct bxi_rref_ops {
 #define BXI_RREF_NEED_BYTES BX_WORLD_MAX         /* the body of an ASK: by rank, how many generations must be closed */
 enum bxi_round_kind { BXI_ROUND_ENTRIES = 0, BXI_ROUND_LEASES = 1, BXI_ROUND_KINDS = 2 };
 struct bxi_round {                  /* the asker's */
-    uint64_t number;                /* of the ASK that is out; 0: none ever */
-    uint64_t dead[BXI_RANK_WORDS];  /* whose entries or leases are to be dropped when it is over */
-    uint64_t awaited[BXI_RANK_WORDS];       /* who has not answered it */
-    uint64_t leases[BXI_RANK_WORDS];        /* LEASES: of the set, whose leases are taken back then */
-    bool older;                     /* those of generations before a rank's last one are to be dropped too */
+    uint64_t number;                /* of the last ASK; 0: none ever */
+    uint8_t closed[BX_WORLD_MAX];   /* its set: of each rank the first so many workers; fixed when it began */
+    uint64_t awaited[BXI_RANK_WORDS];       /* who has not answered it; nobody: no round is open */
 };
 
 struct bxi_rrefs {
@@ -229,8 +234,7 @@ struct bxi_rrefs {
     struct bx_rref **table;                     /* lock, all below: chains by id */
     uint32_t table_size;                        /* a power of two, or 0 */
     uint32_t count;
-    uint8_t generation[BX_WORLD_MAX];           /* of each rank's worker: from 0 */
-    uint8_t closed[BX_WORLD_MAX];               /* 1 + the last generation of each rank that ran and is closed */
+    uint8_t generation[BX_WORLD_MAX];           /* of the last worker of each rank that ran: from 0 */
     uint64_t made[BX_WORLD_MAX];                /* ids that this worker has made, by owner */
     uint64_t seen[BX_WORLD_MAX];                /* the last id of each maker whose request has come */
     uint32_t unmade[BX_WORLD_MAX];              /* requests of each maker for which there was no memory: no entry */
@@ -274,8 +278,7 @@ struct bxi_rref_after {
     struct bxi_rref_said *said;         /* the last one first */
     struct bxi_object *destroy;
     bool sent;
-    uint64_t take_back[BXI_RANK_WORDS];     /* leases of the dead */
-    bool take_back_older;
+    bool take_back;                     /* the leases that wait for a round */
 };
 void bxi_rref_do_after(struct bx_job *job, struct bxi_rref_after *after);
 /* Keeps a message for the log hook; without memory it is lost. */
@@ -336,14 +339,28 @@ static inline bool bxi_rref_is_made_by(const struct bx_job *job, int rank, uint6
 {
     return bxi_rref_id_maker(id) == rank && bxi_rref_id_maker_generation(id) == job->rrefs->generation[rank];
 }
-/* Names no worker that this one has not heard of. */
+/* That worker runs or ran, as far as this one knows. Lock. */
+static inline bool bxi_rref_has_run(const struct bx_job *job, int rank, int generation)
+{
+    return generation <= job->rrefs->generation[rank] ||
+           (job->rrefs->ops->is_alive(job, rank) && generation <= job->rrefs->generation[rank]);
+}
+/* Names no worker that has not run. Lock. */
 static inline bool bxi_rref_is_id(const struct bx_job *job, uint64_t id)
 {
     int owner = bxi_rref_id_owner(id), maker = bxi_rref_id_maker(id);
 
     return owner < job->world_size && maker < job->world_size && (id & BXI_RREF_COUNT_MASK) != 0 &&
-           bxi_rref_id_owner_generation(id) <= job->rrefs->generation[owner] &&
-           bxi_rref_id_maker_generation(id) <= job->rrefs->generation[maker];
+           bxi_rref_has_run(job, owner, (int)bxi_rref_id_owner_generation(id)) &&
+           bxi_rref_has_run(job, maker, (int)bxi_rref_id_maker_generation(id));
+}
+/* Is a worker, a rank and a generation, closed for this process: has it read that one's ring to the end, and does it
+ * send it nothing more? Of the rank, the first so many are; those that run, join or are to come are not. Lock. */
+static inline uint8_t bxi_rref_closed(const struct bx_job *job, int rank)
+{
+    bool alive = job->rrefs->ops->is_alive(job, rank);
+
+    return (uint8_t)(job->rrefs->generation[rank] + !alive);
 }
 /* Lock. */
 static inline bool bxi_rref_owner_lives(const struct bx_job *job, uint64_t id)
@@ -408,14 +425,13 @@ int bxi_rref_made(struct bx_job *job, struct bx_rref *makes, int code, const cha
 
 int bxi_rref_arrived(struct bx_job *job, int from, const struct bxi_rref_frame *frame);    /* 0, BX_E_CORRUPT */
 void bxi_rref_peer_gone(struct bx_job *job, int rank);      /* a worker is closed */
-/* Its rank is taken again. What was counted for the last worker waits for its round among the older ones. Role, lock.
- */
+/* The next worker of the rank runs. What was counted for the last one waits for its round with the older ones. Lock. */
 void bxi_rref_peer_joins(struct bx_job *job, int rank, uint8_t generation);
 /* A worker has no room for its ring to this one, and has dropped all messages before the position. Role. */
 void bxi_rref_refused(struct bx_job *job, int rank, uint64_t through_pos);
 void bxi_rref_opened(struct bx_job *job, int rank);         /* it has opened it: nothing is refused any more. Role. */
-/* A worker is dead, and others may hold what it had on loan from this one and passed on. Role. */
-void bxi_rref_ask_for_leases(struct bx_job *job, int rank);
+/* Leases of one that is dead wait for a round: others may hold what it passed on. Role. */
+void bxi_rref_ask_for_leases(struct bx_job *job);
 void bxi_rref_answer_rounds(struct bx_job *job);        /* role: loans that were passed on have ended */
 /* No frame is to come that makes this worker send LEAVE. Lock. */
 static inline bool bxi_rrefs_are_quiet(const struct bx_job *job)

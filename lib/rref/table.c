@@ -178,13 +178,9 @@ void bxi_rref_do_after(struct bx_job *job, struct bxi_rref_after *after)
         free(object);
     }
     after->sent = false;
-    for (int rank = 0; job != NULL && rank < job->world_size; rank++)
-        if ((after->take_back[rank / 64] >> rank % 64 & 1) != 0)
-            job->rrefs->ops->take_back(job, rank);
-    memset(after->take_back, 0, sizeof after->take_back);
-    if (after->take_back_older && job != NULL)
-        job->rrefs->ops->take_back(job, -1);
-    after->take_back_older = false;
+    if (after->take_back && job != NULL)
+        job->rrefs->ops->take_back(job);
+    after->take_back = false;
 }
 
 /* The frame is out, and nobody rung. */

@@ -81,6 +81,7 @@ static uint64_t sleep_in_background(struct bxi_run *run, struct bxi_sleeper *sle
             bxi_be_loud(run);
         } else {
             run->system->forget(sleeper, tokens[i]);
+            bxi_run_unwatch(run, tokens[i]);
             bxi_tell_host(run, tokens[i]);
         }
     }
@@ -99,8 +100,12 @@ static int make_background_sleeper(struct bxi_run *run, struct bxi_sleeper **sle
 {
     struct bxi_watched watched[BXI_SLEEPER_FDS] = { { run->bell_fd[0], BXI_TOKEN_BELL } };
 
-    memcpy(&watched[1], run->watched, (size_t)run->watched_count * sizeof *watched);
-    return bxi_make_sleeper(run, watched, 1 + run->watched_count, sleeper);
+    int count = 1;
+
+    for (int i = 0; i < run->watched_count; i++)
+        if (run->watched[i].fd >= 0)
+            watched[count++] = run->watched[i];
+    return bxi_make_sleeper(run, watched, count, sleeper);
 }
 
 static void *run_background(void *argument);
@@ -231,7 +236,7 @@ static int start_loop(struct bxi_run *run)
         struct epoll_event readable = { .events = EPOLLIN, .data.u64 = run->watched[i].token };
 
         if (epoll_ctl(run->loop_fd, EPOLL_CTL_ADD, run->watched[i].fd, &readable) < 0)
-            return bx_fail(-errno, "the pidfd of rank %d cannot be watched: %s", (int)run->watched[i].token,
+            return bx_fail(-errno, "the pidfd of rank %d cannot be watched: %s", (int)(run->watched[i].token & 0xff),
                            strerror(errno));
     }
     bxi_bell_arm(&run->bell, BXI_WHO_BACKGROUND);

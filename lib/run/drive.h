@@ -136,6 +136,7 @@ static inline void bxi_tell_host(struct bxi_run *run, uint64_t token)
         run->host->readable(run->context, token);
 }
 
+void bxi_run_unwatch(struct bxi_run *run, uint64_t token);     /* the background thread: it was readable */
 void bxi_read_loop(struct bxi_run *run);        /* own_loop: takes what its descriptor announces */
 
 /* ---- counters -------------------------------------------------------------------------------------- */

@@ -167,9 +167,9 @@ struct bxi_watched {
     int fd;
     uint64_t token;
 };
-#define BXI_TOKEN_BELL 1000u            /* run's own; those of bxi_run_watch are below */
-#define BXI_TOKEN_LOOP 1001u
-#define BXI_TOKEN_TIMER 1002u
+#define BXI_TOKEN_BELL 100000u          /* run's own; those of bxi_run_watch are below */
+#define BXI_TOKEN_LOOP 100001u
+#define BXI_TOKEN_TIMER 100002u
 
 struct bxi_run {
     const struct bxi_host *host;                /* start, to loop_fd */

@@ -16,6 +16,14 @@ void bxi_run_watch(struct bxi_run *run, int fd, uint64_t token)
     run->watched[run->watched_count++] = (struct bxi_watched){ fd, token };
 }
 
+/* By the background thread, the one that watches: the next one does not watch it, and the host may close it. */
+void bxi_run_unwatch(struct bxi_run *run, uint64_t token)
+{
+    for (int i = 0; i < run->watched_count; i++)
+        if (run->watched[i].token == token)
+            run->watched[i].fd = -1;
+}
+
 static void forget_in_loop(struct bxi_run *run, uint64_t token)
 {
     for (int i = 0; i < run->watched_count; i++)

@@ -89,10 +89,17 @@ static void expect_failure(const void *data, size_t bytes, const int *fds, int c
     close(fd);
 }
 
+/* What failed counts for nothing. */
+static void is_the_second(struct bx_job *job)
+{
+    HARNESS_EQ(bx_worker_generation(job, 1), 2);
+    call_all(job);
+}
+
 /* A process takes rank 1 after all that, and is called. */
 static void expect_that_one_can_join(void)
 {
-    begin_life(2, (struct life){ .rank = 1, .world_size = 2, .body = call_all });
+    begin_life(2, (struct life){ .rank = 1, .world_size = 2, .body = is_the_second });
     harness_await(STARTED, 3);
     end_one();
     start_succeeds(2);
@@ -181,7 +188,9 @@ Test(door, attaches_nothing_that_is_wrong)
     expect_failure(&rejoin, sizeof(rejoin), (const int[]){ null, null, bell, bell, null }, -EPROTO);
     rejoin.generation = 3;
     expect_failure(&rejoin, sizeof(rejoin), (const int[]){ null, null, null, bell, self }, -EPROTO);
-    rejoin.generation = 4;
+    rejoin.generation = BXI_GENERATION_MAX;
+    expect_failure(&rejoin, sizeof(rejoin), (const int[]){ null, null, bell, bell, self }, -EPROTO);
+    rejoin.generation = BXI_GENERATION_MAX + 1;
     expect_failure(&rejoin, sizeof(rejoin), (const int[]){ null, null, bell, bell, self }, -EPROTO);
     close(bell);
     close(null);

@@ -17,15 +17,15 @@
  * left (Last). README.md says what each control takes away.
  *
  * It stands for
- *     lib/rref/protocol.c answer_if_closed 2124061752
+ *     lib/rref/protocol.c answer_if_closed 2031823649
  *     lib/rref/protocol.c ask 3363957945
- *     lib/rref/protocol.c end_round 568728631
- *     lib/rref/protocol.c begin_round 1942882092
- *     lib/rref/protocol.c answer 2905748375
- *     lib/rref/protocol.c join_rounds 4192144012
- *     lib/rref/protocol.c bxi_rref_ask_for_leases 1226010223
- *     lib/rpc/watch.c take_back 3996035996
- *     lib/lend/grant.c bxi_grants_were_passed_on 3340568355
+ *     lib/rref/protocol.c end_round 1469877235
+ *     lib/rref/protocol.c begin_round 2397056623
+ *     lib/rref/protocol.c answer 2452681940
+ *     lib/rref/protocol.c join_rounds 3572011416
+ *     lib/rref/protocol.c bxi_rref_ask_for_leases 378905145
+ *     lib/rpc/watch.c take_back 1307204467
+ *     lib/lend/grant.c bxi_grants_wait_for_round 371229515
  *     lib/lend/loan.c end_passed 762666818
  */
 #ifndef PASSES

@@ -52,7 +52,7 @@
  *     lib/run/wait.c bxi_role_end 2721500858
  *     lib/run/wait.c bxi_wait 3895056690
  *     lib/run/wait.c bxi_wake 370826772
- *     lib/run/background.c sleep_in_background 214152983
+ *     lib/run/background.c sleep_in_background 2823254406
  *     lib/run/background.c drive_background 3289292399
  *     lib/run/background.c run_background 2228659629
  *     lib/run/background.c bxi_waits_stop 2419194475

@@ -30,12 +30,12 @@
  *     lib/rref/protocol.c leave 3305970142
  *     lib/rref/protocol.c entered 1659934524
  *     lib/rref/protocol.c kept 4200097146
- *     lib/rref/protocol.c passed 2162552088
- *     lib/rref/protocol.c answer_if_closed 2124061752
- *     lib/rref/protocol.c end_round 568728631
- *     lib/rref/protocol.c begin_round 1942882092
- *     lib/rref/protocol.c answer 2905748375
- *     lib/rref/protocol.c join_rounds 4192144012
+ *     lib/rref/protocol.c passed 3209073419
+ *     lib/rref/protocol.c answer_if_closed 2031823649
+ *     lib/rref/protocol.c end_round 1469877235
+ *     lib/rref/protocol.c begin_round 2397056623
+ *     lib/rref/protocol.c answer 2452681940
+ *     lib/rref/protocol.c join_rounds 3572011416
  *     lib/rref/table.c bxi_rref_settle 3978978683
  */
 #ifndef HOLDERS

@@ -25,7 +25,7 @@
  *     lib/run/timer.c bxi_until_when 1155031724
  *     lib/run/timer.c bxi_timers_due 1302429288
  *     lib/run/watched.c bxi_read_loop 1830156787
- *     lib/run/background.c sleep_in_background 214152983
+ *     lib/run/background.c sleep_in_background 2823254406
  *     lib/run/background.c drive_background 3289292399
  *     lib/run/background.c run_background 2228659629
  *     lib/run/background.c bxi_run_once 1479198413

@@ -79,7 +79,7 @@ static void other_rings(void) { control(0)->header.ring_bytes *= 2; }
 static void other_size(void) { control(0)->header.segment_bytes--; }
 static void other_job(void) { control(0)->header.job[0]++; }
 static void endless_name(void) { memset(control(0)->header.name, 'x', BXI_NAME_BYTES); }
-static void no_state(void) { bxi_store_relaxed(&control(0)->header.state, 6); }
+static void no_state(void) { bxi_store_relaxed(&control(0)->header.state, 7); }
 static void opened_twice(void) { set(&control(0)->pair[1].open, 2); }
 static void open_to_nobody(void) { set(&control(0)->pair[2].open, 1); }
 static void sent_unopened(void) { set(&control(0)->pair[1].open, 0); }

@@ -89,7 +89,7 @@ static void check_header(const struct stat_check *check)
     stat_expect(check, world_of(worker) == stat_job_size(check->job), "I1", -1,
                 "its header says %u workers, where another of the job says %d", header->world_size,
                 stat_job_size(check->job));
-    stat_expect(check, worker->state >= BXI_STARTING && worker->state <= BXI_LEFT, "I2", -1,
+    stat_expect(check, worker->state >= BXI_STARTING && worker->state <= BXI_GAVE_UP, "I2", -1,
                 "state is %u, which is none", worker->state);
     stat_expect(check, device_open <= 1, "I14", -1, "device_open is %u, which is neither 0 nor 1", device_open);
     /* 0: it is not known yet. */

@@ -62,9 +62,9 @@ bool stat_job_alive(const struct stat_job *job)
 
 const char *stat_state_name(uint32_t state)
 {
-    static const char *const names[] = { "unknown", "starting", "running", "leaving", "quiet", "left" };
+    static const char *const names[] = { "unknown", "starting", "running", "leaving", "quiet", "left", "gave up" };
 
-    return names[state <= BXI_LEFT ? state : 0];
+    return names[state <= BXI_GAVE_UP ? state : 0];
 }
 
 const char *stat_job_state(const struct stat_job *job)

@@ -322,7 +322,12 @@ int bx_job_start(struct bx_job *job);
 int bx_job_serve(struct bx_job *job);
 
 /* Leaves the job together with the others: waits until this worker's calls are done and its handlers have answered,
- * serves the others until theirs are too, then stops. timeout_ns 0 means 30 s. Dead workers are not waited for.
+ * serves the others until nothing runs or is under way in any worker, then stops. timeout_ns 0 means 30 s. Dead workers
+ * are not waited for. Until then handlers and callbacks call other workers as ever, one-way too, and what they call
+ * runs. Another thread may call meanwhile. Once this worker's own calls are done, its calls fail with BX_E_SHUTDOWN,
+ * unless a handler of this worker is at work. A call that was accepted runs, unless its callee dies, or leaves by
+ * bx_job_destroy alone or at the end of its timeout_ns. Where options.rejoin is set, no worker joins from here on; one
+ * that was joining is waited for, until it has left too or has given up.
  * Blocks. After it returns no handler or callback of this job runs or will run, on any thread; only bx_job_destroy may
  * follow. BX_E_TIMEOUT: the sentence names the worker that did not come; the job has stopped all the same and its names
  * are removed. BX_E_WOULD_DEADLOCK: called from a handler of any kind, a batch body or a callback; BX_E_STATE: another

@@ -12,7 +12,8 @@
  * the regions that only inspectors read, are in lib/observe/tables.h.
  *  I1  magic, layout_version, the sizes and the identity are written before the segment's descriptor is passed to
  *      another process, and never again.
- *  I2  state only grows: STARTING < RUNNING < LEAVING < QUIET < LEFT; or STARTING < GAVE_UP.
+ *  I2  state only grows: STARTING < RUNNING < LEAVING < LEFT; or STARTING < GAVE_UP. ending only grows, is 0 before
+ *      LEAVING, and its low half is never above its high half.
  *  I3  armed is (count << 2) | who. count grows with every arming. who != 0 only while a thread of the owner sleeps or
  *      is about to recheck before it sleeps.
  *  I4  pair[p].open goes from 0 to 1 once, after the pages of ring p are allocated. Nobody reads a byte of ring p
@@ -70,9 +71,8 @@ enum bxi_state {
     BXI_STARTING = 1,
     BXI_RUNNING = 2,
     BXI_LEAVING = 3,    /* its program asked to leave, and none of its own calls is in flight */
-    BXI_QUIET = 4,      /* it has seen all workers LEAVING and has no work left */
-    BXI_LEFT = 5,       /* it serves no request any more */
-    BXI_GAVE_UP = 6,    /* it never ran: its join has failed */
+    BXI_LEFT = 4,       /* it serves no request any more */
+    BXI_GAVE_UP = 5,    /* it never ran: its join has failed */
 };
 
 /* Which thread sleeps: the low two bits of the armed word. */
@@ -109,7 +109,8 @@ struct bxi_header {
     bxi_a32 hist_count;         /* owner; inspectors release / acquire [hist] */
     bxi_a32 device_open;        /* owner; peers      release / acquire [device.open] */
     bxi_a64 armed;              /* owner; producers  relaxed around a full fence [bell.armed] */
-    uint8_t reserved2[56];
+    bxi_a64 ending;             /* owner; peers      release / acquire [ending]: lib/rpc/ending.c */
+    uint8_t reserved2[48];
 };
 
 /* What the owner publishes to peer p: as producer of ring p, as borrower, and about requests of p that it refused. */

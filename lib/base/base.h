@@ -63,7 +63,7 @@ struct bx_job {
     char job_name[BXI_NAME_BYTES];
     char name[BXI_NAME_BYTES];
 
-    _Alignas(BXI_LINE) bxi_a32 phase;           /* enum bxi_phase; any thread, by compare-and-swap from STARTED */
+    _Alignas(BXI_LINE) bxi_a32 phase;           /* enum bxi_phase; from STARTED on lock, read without */
 };
 
 /* ---- check.c: what public functions check first ---------------------------------------------------- */

@@ -2,13 +2,16 @@
 /*
  * Serving until the others are done, and leaving together. Runs on the program's threads.
  *
- * Shutdown goes through the states of the segment's header. A worker stores LEAVING when its own calls are done and its
- * handlers have answered, and serves on. When all living workers are LEAVING, a handler that still runs in one of them
- * may have sent more requests; so each worker waits again until it has nothing open, and stores QUIET. When all are
- * QUIET no worker sends any more, and all leave. What a worker waits for about references (rref/rref.h) is open too.
- * What a worker sent before such a store is read before the state counts (watch.c), one-way calls too.
- * After each store a worker rings the background eventfd of every peer. A worker that is killed on the way is counted
- * as gone. A worker that does not come is named when the time is over.
+ * A worker stores LEAVING when its own calls are done and its handlers have answered, and serves on. From then on the
+ * role looks whether the job is over: whether anything runs or is under way anywhere (rpc/ending.c). Then it leaves,
+ * and stores LEFT. After each store it rings the background eventfd of every peer, except for LEFT when the job is
+ * over: the others find that out by themselves. A worker that is killed on the way is counted as gone. A worker that
+ * does not come is named when the time is over.
+ *
+ * From STOPPING on no joiner is attached (rpc/join.c): those that are there when the shutdown begins leave together. A
+ * joiner that was attached before and does not run yet is one of them: it runs, and its program has to shut down too,
+ * or it gives up, because another worker refused it or it was killed. STOPPING is stored under the lock, and a joiner
+ * takes its place under the lock.
  */
 #include "job.h"
 #include "run/run.h"
@@ -24,7 +27,6 @@
 struct job_waiter {
     struct bxi_waiter waiter;   /* first */
     struct bx_job *job;
-    uint32_t count;
 };
 
 static struct bx_job *job_of(struct bxi_waiter *waiter)
@@ -58,7 +60,6 @@ static int wait_passive(struct bx_job *job, bool (*ready)(struct bxi_waiter *), 
         .waiter = { .ready = ready, .object = object, .deadline_ns = deadline_ns, .passive = true,
                     .lasts = ready != serve_ready },
         .job = job,
-        .count = (uint32_t)job->world_size - 1,
     };
 
     return bxi_wait(job->run, &waiter.waiter);
@@ -106,86 +107,62 @@ static bool is_quiet(struct bxi_waiter *waiter)
     bool quiet;
 
     bxi_lock(&job->run->lock);
-    quiet = job->rpc->calls_open == 0 && job->rpc->serving == 0 && bxi_rrefs_are_quiet(job) &&
-            bxi_queues_are_empty(job);
+    quiet = bxi_is_quiet(job);
     bxi_unlock(&job->run->lock);
     return quiet;
 }
 
-static bool all_leaving(struct bxi_waiter *waiter)
+static bool is_over(struct bxi_waiter *waiter)
 {
-    return bxi_load_seq_cst(&job_of(waiter)->rpc->leavers) >= ((struct job_waiter *)(void *)waiter)->count;
+    return bxi_load_seq_cst(&job_of(waiter)->rpc->ending.over) != 0;
 }
 
-static bool all_quiet(struct bxi_waiter *waiter)
+static int name_the_late(struct bx_job *job, uint64_t timeout_ns)
 {
-    return bxi_load_seq_cst(&job_of(waiter)->rpc->quiet) >= ((struct job_waiter *)(void *)waiter)->count;
-}
+    const struct bxi_peer *late = NULL;
 
-static int wait_quiet(struct bx_job *job, uint64_t deadline_ns)
-{
-    int rc;
-
-    /* [quiet] sequentially consistent, pairs with the load in bxi_quiet_changed. */
-    bxi_add_seq_cst(&job->rpc->quiet_waited, 1);
-    bxi_more_eager(job->run);
-    rc = wait_passive(job, is_quiet, &job->rpc->quiet_waited, deadline_ns);
-    bxi_less_eager(job->run);
-    bxi_add_seq_cst(&job->rpc->quiet_waited, (uint32_t)-1);
-    return rc;
-}
-
-static void announce(struct bx_job *job, enum bxi_state state)
-{
-    /* [state] release, pairs with the acquire in look_state. */
-    bxi_store_release(&job->control->header.state, state);
-    BXI_STEP(state == BXI_LEAVING ? "state.leaving" : "state.quiet");
-    bxi_ring_all(job);
-    BXI_STEP(state == BXI_LEAVING ? "state.leaving_rung" : "state.quiet_rung");
-}
-
-static int name_the_late(struct bx_job *job, enum bxi_state wanted, uint64_t timeout_ns)
-{
-    for (int rank = 0; rank < job->world_size; rank++) {
-        const struct bxi_peer *peer = job->rpc->peers[rank];
-
-        /* [state] acquire, pairs with the release in announce. */
-        if (rank != job->rank && bxi_load_relaxed(&peer->state) == BXI_PEER_ALIVE &&
-            bxi_load_acquire((bxi_a32 *)&peer->view.control->header.state) < wanted)
-            return bx_fail(BX_E_TIMEOUT, "worker '%s' (rank %d, pid %u) did not come to the shutdown within "
-                                         "%.3f s", peer->name, rank, peer->pid, (double)timeout_ns / 1e9);
-    }
+    bxi_lock(&job->run->lock);
+    for (int rank = 0; late == NULL && rank < job->world_size; rank++)
+        late = bxi_ending_late(job, rank);
+    bxi_unlock(&job->run->lock);
+    if (late != NULL)
+        return bx_fail(BX_E_TIMEOUT, "worker '%s' (rank %d, pid %u) did not come to the shutdown within %.3f s",
+                       late->name, late->rank, late->pid, (double)timeout_ns / 1e9);
     return bx_fail(BX_E_TIMEOUT, "the shutdown was not done within %.3f s", (double)timeout_ns / 1e9);
 }
 
 static int leave_together(struct bx_job *job, uint64_t deadline_ns, uint64_t timeout_ns)
 {
+    struct bxi_ending *ending = &job->rpc->ending;
     int rc;
 
-    bxi_joins_count(job);
-    rc = wait_quiet(job, deadline_ns);
-
-    if (rc == BX_E_TIMEOUT)
-        return bx_fail(rc, "worker '%s' still had calls in flight or handlers at work after %.3f s", job->name,
-                       (double)timeout_ns / 1e9);
-    announce(job, BXI_LEAVING);
-    if (wait_passive(job, all_leaving, &job->rpc->leavers, deadline_ns) < 0)
-        return name_the_late(job, BXI_LEAVING, timeout_ns);
-    if (wait_quiet(job, deadline_ns) < 0)
-        return name_the_late(job, BXI_QUIET, timeout_ns);
-    announce(job, BXI_QUIET);
-    if (wait_passive(job, all_quiet, &job->rpc->leavers, deadline_ns) < 0)
-        return name_the_late(job, BXI_QUIET, timeout_ns);
-    return wait_quiet(job, deadline_ns);
+    /* [quiet] sequentially consistent, pairs with the load in bxi_quiet_changed. */
+    bxi_add_seq_cst(&ending->waited, 1);
+    bxi_more_eager(job->run);
+    rc = wait_passive(job, is_quiet, ending, deadline_ns);
+    if (rc == BX_E_TIMEOUT) {
+        bx_fail(rc, "worker '%s' still had calls in flight or handlers at work after %.3f s", job->name,
+                (double)timeout_ns / 1e9);
+    } else {
+        bxi_ending_begin(job);
+        rc = wait_passive(job, is_over, ending, deadline_ns);
+        if (rc < 0)
+            rc = name_the_late(job, timeout_ns);
+    }
+    bxi_less_eager(job->run);
+    bxi_add_seq_cst(&ending->waited, (uint32_t)-1);
+    return rc;
 }
 
 void bxi_job_leave(struct bx_job *job)
 {
-    bool together = bxi_load_seq_cst(&job->rpc->quiet) == (uint32_t)job->world_size - 1;
+    bool together = bxi_load_seq_cst(&job->rpc->ending.over) != 0;
     const struct bxi_role *role;
 
     bxi_door_stop(job);
+    bxi_lock(&job->run->lock);      /* what was sent before is in a ring; nothing is sent behind it */
     bxi_store_relaxed(&job->phase, BXI_STOPPED);    /* relaxed: any recent value will do for bxi_job_check */
+    bxi_unlock(&job->run->lock);
     /* [state] release, pairs with the acquire in look_state. */
     bxi_store_release(&job->control->header.state, BXI_LEFT);
     BXI_STEP("state.left");
@@ -220,8 +197,8 @@ void bxi_job_leave(struct bx_job *job)
 
 int bx_job_shutdown(struct bx_job *job, uint64_t timeout_ns)
 {
-    uint32_t started = BXI_STARTED;
     int rc = bxi_job_check(job), cancel_before;
+    bool mine;
 
     if (rc < 0)
         return rc;
@@ -231,7 +208,13 @@ int bx_job_shutdown(struct bx_job *job, uint64_t timeout_ns)
                                             "handler or a callback");
     if (timeout_ns == 0)
         timeout_ns = SHUTDOWN_NS;
-    if (!bxi_cas(&job->phase, &started, BXI_STOPPING))
+    bxi_lock(&job->run->lock);
+    /* Relaxed, both: a joiner takes its place under the lock (join.c), and so does a second shutdown. */
+    mine = bxi_load_relaxed(&job->phase) == BXI_STARTED;
+    if (mine)
+        bxi_store_relaxed(&job->phase, BXI_STOPPING);
+    bxi_unlock(&job->run->lock);
+    if (!mine)
         return bx_fail(BX_E_STATE, "another thread shuts worker '%s' down already", job->name);
     cancel_before = bxi_cancel_off();
     rc = leave_together(job, bxi_deadline_ns(timeout_ns), timeout_ns);

@@ -46,7 +46,7 @@ static size_t submit_group(struct bx_job *job, struct bxi_plan *plan, const stru
     size_t sent = 0;
     bool packs;
 
-    if ((*rc = bxi_job_check(job)) < 0 || (*rc = bxi_resolve(job, plan)) < 0)       /* as in submit_once */
+    if ((*rc = bxi_ending_may_send(job)) < 0 || (*rc = bxi_resolve(job, plan)) < 0)       /* as in submit_once */
         return 0;
     /* Relaxed: written under the lock. The first calls of all to a peer open its ring, and are not grouped. */
     packs = bxi_load_relaxed(&plan->peer->out_open) != 0;

@@ -133,7 +133,6 @@ void bxi_join_absent(struct bx_job *job, int rank, const char *name, uint32_t ge
     bxi_store_relaxed(&peer->ended, 1);
     bxi_add_seq_cst(&job->rpc->lost, 1);            /* as count_gone in watch.c; bx_job_serve does not report it */
     bxi_add_seq_cst(&job->rpc->leavers, 1);
-    bxi_add_seq_cst(&job->rpc->quiet, 1);
 }
 
 /* ---- the door's thread --------------------------------------------------------------------------- */
@@ -341,7 +340,10 @@ void bxi_join_take(const struct bxi_role *role, struct bx_job *job)
     bxi_lock(&job->run->lock);
     if (former != NULL && joins->peer == peer) {    /* else bxi_joins_stop came between */
         joins->peer = NULL;
-        joins->rc = is_free ? let_join(job, peer) : BX_E_RANK_TAKEN;
+        /* Those that are there when the shutdown begins leave together, and no more. Relaxed: it leaves STARTED under
+         * the lock. */
+        joins->rc = bxi_load_relaxed(&job->phase) != BXI_STARTED ? BX_E_SHUTDOWN
+                    : is_free ? let_join(job, peer) : BX_E_RANK_TAKEN;
         wake_door(joins);
     }
     bxi_unlock(&job->run->lock);
@@ -354,7 +356,6 @@ void bxi_join_take(const struct bxi_role *role, struct bx_job *job)
 static void count_back(struct bx_job *job, const struct bxi_peer *gone)
 {
     bxi_add_seq_cst(&job->rpc->leavers, (uint32_t)-1);
-    bxi_add_seq_cst(&job->rpc->quiet, (uint32_t)-1);
     if (gone->state_word < BXI_LEAVING)
         bxi_add_seq_cst(&job->rpc->lost, (uint32_t)-1);
 }
@@ -377,17 +378,10 @@ bool bxi_join_promote(struct bx_job *job, int rank)
     job->lend->peers[rank] = peer->lend;
     job->rpc->peers[rank] = peer;
     job->rpc->joins.joining[rank] = NULL;
+    job->rpc->ending.published = UINT64_MAX;        /* the positions are others now */
     job->rpc->joins.back[rank / 64] |= UINT64_C(1) << rank % 64;
     bxi_event(job->run, BXI_EVENT_JOIN);
     return true;
-}
-
-void bxi_joins_count(struct bx_job *job)
-{
-    bxi_lock(&job->run->lock);
-    for (int rank = 0; rank < job->world_size; rank++)
-        bxi_join_promote(job, rank);
-    bxi_unlock(&job->run->lock);
 }
 
 void bxi_join_look(const struct bxi_role *role, struct bx_job *job, int rank)

@@ -19,9 +19,8 @@ struct bxi_join {
  * the caller's. 0; -EPROTO or another -errno if something is wrong with them; no sentence. Start, the door. */
 int bxi_peer_attach(struct bx_job *job, struct bxi_peer *peer, const struct bxi_join *join);
 /* Hands a joiner to the role, and waits until it is attached. Bells and pidfd become the peer's on success. *joiner
- * stays until its death is seen, or another is attached in its place. 0;
- * BX_E_RANK_TAKEN: that rank lives; BX_E_SHUTDOWN: this worker stops; as bxi_peer_attach; -ENOMEM. No sentence. The
- * door's thread. */
+ * stays until its death is seen, or another is attached in its place. 0; BX_E_RANK_TAKEN: that rank lives;
+ * BX_E_SHUTDOWN: this worker's shutdown has begun; as bxi_peer_attach; -ENOMEM. No sentence. The door's thread. */
 int bxi_join_attach(struct bx_job *job, const struct bxi_join *join, struct bxi_peer **joiner);
 /* No joiner is attached any more: bxi_join_attach returns, with BX_E_SHUTDOWN. The end of the job. */
 void bxi_joins_stop(struct bx_job *job);
@@ -49,8 +48,6 @@ static inline struct bxi_peer *bxi_join_latest(struct bx_job *job, struct bxi_pe
                                                                                  : bxi_join_successor(job, peer);
 }
 void bxi_join_take(const struct bxi_role *role, struct bx_job *job);        /* BXI_EVENT_JOIN */
-/* A shutdown waits for all that run, also where the role has not seen yet that they do. Any thread. */
-void bxi_joins_count(struct bx_job *job);
 void bxi_joins_tell(const struct bxi_role *role, struct bx_job *job);       /* of those promoted: log and hook */
 void bxi_join_look(const struct bxi_role *role, struct bx_job *job, int rank);      /* runs or gives up who joins? */
 void bxi_joins_close(const struct bxi_role *role, struct bx_job *job);      /* who joins, and has died */

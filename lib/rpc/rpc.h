@@ -679,6 +679,7 @@ static inline bool bxi_truncated(const struct bxi_peer *peer)
     return bxi_lend_truncated(peer->lend);
 }
 
+#include "ending.h"
 #include "join.h"
 
 /* ---- source.c ------------------------------------------------------------------------------------ */
@@ -728,11 +729,10 @@ struct bxi_rpc {
     bxi_a32 in_count;                           /* written by the role */
     struct bxi_peer *in_peers[BXI_WORLD_MAX];   /* those with in_open, in order of opening */
 
-    _Alignas(BXI_LINE) bxi_a32 deaths;          /* any thread, to quiet_waited: peers that died so far */
+    _Alignas(BXI_LINE) bxi_a32 deaths;          /* any thread, to lost: peers that died so far */
     bxi_a32 leavers;                            /* peers whose state is LEAVING or later, or that are gone */
     bxi_a32 lost;                               /* of them, those that died or were cut off before */
-    bxi_a32 quiet;                              /* the same for QUIET */
-    bxi_a32 quiet_waited;                       /* a thread waits for calls_open and serving to become 0 */
+    struct bxi_ending ending;
     struct bxi_peer *dead[BXI_WORLD_MAX];       /* [n modulo their number]: the nth death's; written before deaths */
 
     _Alignas(BXI_LINE) struct bxi_joins joins;
@@ -749,9 +749,9 @@ struct bxi_rpc {
 /* A call ended or a request was answered. */
 static inline void bxi_quiet_changed(struct bx_job *job)
 {
-    /* [quiet] sequentially consistent, pairs with the count in wait_quiet. */
-    if (bxi_load_seq_cst(&job->rpc->quiet_waited) != 0)
-        bxi_wake(job->run, &job->rpc->quiet_waited);
+    /* [quiet] sequentially consistent, pairs with the count in leave_together. */
+    if (bxi_load_seq_cst(&job->rpc->ending.waited) != 0)
+        bxi_ending_changed(job);
 }
 
 static inline bool bxi_queues_move(struct bx_job *job, bool before_sleep)

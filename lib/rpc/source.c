@@ -77,6 +77,11 @@ static bool ready(void *context, const struct bxi_role *role)
     /* A consumer that published credit before this thread armed saw that it is wanted, but nobody to ring. A thread
      * that leaves the role without a sleep has not set the want word yet. */
     moved = bxi_queues_move(job, true);
+    /* Relaxed: bxi_ending_begin sets the event that is noted here. */
+    if (bxi_load_relaxed(&job->rpc->ending.began) != 0 && bxi_ending_has_moved(job)) {
+        bxi_note(job->run, BXI_EVENT_SCAN);
+        moved = true;
+    }
     return bxi_grants_reclaim_wanted(job) || moved;
 }
 
@@ -139,6 +144,8 @@ static void handle(void *context, const struct bxi_role *role, uint32_t event)
         bxi_join_take(role, job);
     else
         bxi_rref_answer_rounds(job);
+    if (event == BXI_EVENT_SCAN || event == BXI_EVENT_DEATH)
+        bxi_ending_check(role, job);
 }
 
 const struct bxi_source_ops bxi_rpc_source = {

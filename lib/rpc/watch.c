@@ -149,12 +149,10 @@ static void count_gone(struct bx_job *job, struct bxi_peer *peer, enum bxi_peer_
     /* Lost first: serve_ready must not take this one for a worker that leaves. */
     if (state_word < BXI_LEAVING && state != BXI_PEER_LEFT)
         bxi_add_seq_cst(&job->rpc->lost, 1);
-    /* Sequentially consistent, all: the load of `waiting` in bxi_wake is not made before them, so either a waiter that
+    /* Sequentially consistent, both: the load of `waiting` in bxi_wake is not made before them, so either a waiter that
      * counts itself sees them, or it is woken. */
     if (state_word < BXI_LEAVING)
         bxi_add_seq_cst(&job->rpc->leavers, 1);
-    if (state_word < BXI_QUIET)
-        bxi_add_seq_cst(&job->rpc->quiet, 1);
     if (state == BXI_PEER_LEFT)
         return;
     job->rpc->dead[bxi_load_relaxed(&job->rpc->deaths) % BXI_WORLD_MAX] = peer;
@@ -289,11 +287,9 @@ static void look_open(struct bx_job *job, struct bxi_peer *peer)
     bxi_rref_opened(job, peer->rank);
 }
 
-/* lives: what it sent before it stored the state is read first. A one-way call and a frame about references are no open
- * call, so nothing else would keep this worker from leaving before it has read them. */
-static void look_state(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, bool lives)
+static void look_state(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer)
 {
-    /* [state] acquire, pairs with the releases in bx_job_start and shutdown.c. */
+    /* [state] acquire, pairs with the releases in bx_job_start, ending.c and shutdown.c. */
     uint32_t state = bxi_load_acquire((bxi_a32 *)&peer->view.control->header.state);
     uint32_t before = peer->state_word;
 
@@ -303,20 +299,16 @@ static void look_state(const struct bxi_role *role, struct bx_job *job, struct b
         bxi_peer_close(role, job, peer, BXI_PEER_CORRUPT);
         return;
     }
-    if (lives && peer->in_open && (state == BXI_LEAVING || state == BXI_QUIET))
-        bxi_read_ring(role, job, peer, NULL, RING_FRAMES);
-    if (bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE)
-        return;                     /* its ring holds nonsense */
     /* Sequentially consistent, as in count_gone. */
     if (state >= BXI_LEAVING && before < BXI_LEAVING)
         bxi_add_seq_cst(&job->rpc->leavers, 1);
-    if (state >= BXI_QUIET && before < BXI_QUIET)
-        bxi_add_seq_cst(&job->rpc->quiet, 1);
     peer->state_word = state;
-    if (state == BXI_LEFT)
+    if (state == BXI_LEFT) {
+        look_open(job, peer);       /* the ring may have been opened after the last look and before the state */
         bxi_peer_close(role, job, peer, BXI_PEER_LEFT);
-    else
+    } else {
         bxi_wake(job->run, &job->rpc->leavers);
+    }
 }
 
 void bxi_scan(const struct bxi_role *role, struct bx_job *job)
@@ -332,7 +324,7 @@ void bxi_scan(const struct bxi_role *role, struct bx_job *job)
         if (rank == job->rank)
             continue;
         look_refused(job, peer);
-        look_state(role, job, peer, true);
+        look_state(role, job, peer);
     }
 }
 
@@ -372,7 +364,7 @@ void bxi_deaths_close(const struct bxi_role *role, struct bx_job *job)
         }
         if (seen == BXI_PEER_DEAD && rank != job->rank) {
             look_open(job, peer);   /* what it published before it died counts */
-            look_state(role, job, peer, false);     /* it may have left before it exited */
+            look_state(role, job, peer);            /* it may have left before it exited */
         }
         bxi_peer_close(role, job, peer, (enum bxi_peer_state)seen);
         if (seen == BXI_PEER_DEAD)

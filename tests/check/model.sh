@@ -244,6 +244,17 @@ all_models()
     control wrong rref -DOWN_ANSWERS -DHOLDERS=3 -DPASSES=3 -DKILLS=2
     control wrong rref -DNO_ROUND -DHOLDERS=3 -DPASSES=3 -DKILLS=2
 
+    clean ending
+    clean ending -DKILLS=1
+    control wrong ending -DONE_ROUND
+    control wrong ending -DNO_SINCE
+    control wrong ending -DCONSUMED
+    control wrong ending -DNO_UNREAD
+    control wrong ending -DRINGS_FIRST
+    control wrong ending -DSEND_IDLE
+    control hang ending -DNO_RING
+    control hang ending -DWAIT_FOR_DEAD -DKILLS=1
+
     optimise=-O1
     clean lease
     optimise=-O0
@@ -275,6 +286,7 @@ all_models()
         clean rref -DHOLDERS=3 -DKILLS=2
         clean rref -DMAKE -DHOLDERS=3 -DPASSES=3 -DKILLS=2
         clean lease -DPASSES=5
+        clean ending -DN=3 -DSENDERS=1 -DMESSAGES=2
     fi
 }
 

@@ -406,17 +406,37 @@ Test(rejoin, one_that_has_left_does_not_remove_the_names_of_a_successor)
     start_succeeds(3);
 }
 
+/* ---- Beside a shutdown ------------------------------------------------------------------------- */
+
+static void *tells_that_it_leaves(void *argument)
+{
+    const struct bx_job *job = argument;
+
+    while (bxi_load_acquire((bxi_a32 *)&job->control->header.state) != BXI_LEAVING)
+        sched_yield();
+    harness_post(BACK);
+    return NULL;
+}
+
+/* Posts BACK when it has begun. */
+static void leaves_together(struct bx_job *job)
+{
+    pthread_t thread;
+
+    HARNESS_EQ(pthread_create(&thread, NULL, tells_that_it_leaves, job), 0);
+    HARNESS_EQ(bx_job_shutdown(job, 0), 0);
+    HARNESS_EQ(pthread_join(thread, NULL), 0);
+    bx_job_destroy(job);
+    _exit(0);
+}
+
 static void begins_its_shutdown(struct bx_job *job)
 {
     if (bx_job_rank(job) == 1)
         return;
     await_dead(job, 1);
-    if (bx_job_rank(job) == 0) {
-        harness_post(BACK);
-        bx_job_shutdown(job, UINT64_C(30000000000));       /* rank 2 comes later */
-        bx_job_destroy(job);
-        _exit(0);
-    }
+    if (bx_job_rank(job) == 0)
+        leaves_together(job);
 }
 
 Test(rejoin, refuses_to_join_a_job_that_is_ending)
@@ -425,13 +445,101 @@ Test(rejoin, refuses_to_join_a_job_that_is_ending)
     kill_and_forget(1);
     harness_await(BACK, 1);
     begin_life(3, (struct life){ .rank = 1 });
-    start_ends(3);
-    /* Rank 0 had not begun when it was asked, or it had. */
-    cr_expect(starts[3].rc == BX_E_SHUTDOWN, "%s: %s", bx_error_name(starts[3].rc), starts[3].text);
+    start_fails(3, BX_E_SHUTDOWN, "'worker0' (rank 0, pid ");
     harness_post(LAST_WORD);
     start_succeeds(2);
-    start_ends(0);
+    start_succeeds(0);
 }
+
+/* The door has met the successor of rank 1, which those of lower ranks have attached, and waits for the role. */
+static void lets_a_joiner_wait(struct bx_job *job)
+{
+    while (bx_worker_alive(job, 1))
+        HARNESS_CHECK(bx_progress(job) >= 0);
+    for (bool waits = false; !waits; sched_yield()) {
+        bxi_lock(&job->run->lock);
+        waits = job->rpc->joins.peer != NULL;
+        bxi_unlock(&job->run->lock);
+    }
+    harness_post(GO_ON);
+}
+
+static void leaves_before_it_attaches(struct bx_job *job)
+{
+    lets_a_joiner_wait(job);
+    leaves_together(job);
+}
+
+/* Rank 0 has attached it, and does not wait for it. */
+Test(rejoin, a_joiner_that_one_refuses_gives_up_and_all_leave_without_it)
+{
+    begin_life(0, (struct life){ .rank = 0 });
+    begin_life(1, (struct life){ .rank = 1 });
+    begin_life(2, (struct life){ .rank = 2, .body = leaves_before_it_attaches, .own_loop = true });
+    harness_await(STARTED, 3);
+    kill_and_forget(1);
+    begin_life(3, (struct life){ .rank = 1 });
+    start_fails(3, BX_E_SHUTDOWN, "worker2");
+    harness_post(LAST_WORD);
+    start_succeeds(0);
+    start_succeeds(2);
+}
+
+static void leaves_once_it_has_attached(struct bx_job *job)
+{
+    if (bx_job_rank(job) == 1)
+        return;
+    harness_await(GO_ON, 1);
+    leaves_together(job);
+}
+
+static void keeps_a_joiner_waiting(struct bx_job *job)
+{
+    lets_a_joiner_wait(job);
+    harness_await(LAST_WORD, 1);
+}
+
+/* Ranks 0 and 2 have attached process 4, which waits for rank 3, and then begin to leave. */
+static void begin_a_shutdown_beside_a_joiner(harness_fn joiner)
+{
+    for (int rank = 0; rank < 3; rank++)
+        begin_life(rank, (struct life){ .rank = rank, .world_size = 4, .body = leaves_once_it_has_attached });
+    begin_life(3, (struct life){ .rank = 3, .world_size = 4, .body = keeps_a_joiner_waiting, .own_loop = true });
+    harness_await(STARTED, 4);
+    kill_and_forget(1);
+    begin_life(4, (struct life){ .rank = 1, .world_size = 4, .body = joiner });
+    harness_await(BACK, 2);
+}
+
+static void calls_those_that_leave(struct bx_job *job)
+{
+    HARNESS_EQ(harness_call_i64(job, "worker0", "echo", 5), 5);
+    HARNESS_EQ(harness_call_i64(job, "worker2", "echo", 5), 5);
+}
+
+Test(rejoin, a_joiner_that_all_have_attached_is_in_the_job_that_all_leave)
+{
+    begin_a_shutdown_beside_a_joiner(calls_those_that_leave);
+    kill_and_forget(3);
+    harness_await(STARTED, 5);
+    harness_post(LAST_WORD);
+    start_succeeds(0);
+    start_succeeds(2);
+    start_succeeds(4);
+}
+
+Test(rejoin, those_that_leave_do_not_wait_for_a_joiner_that_dies)
+{
+    begin_a_shutdown_beside_a_joiner(NULL);
+    kill_and_forget(4);
+    harness_post(LAST_WORD);
+    start_succeeds(0);
+    start_succeeds(2);
+    start_succeeds(3);
+}
+
+
+/* ---- Options ----------------------------------------------------------------------------------- */
 
 Test(rejoin, all_workers_must_allow_it)
 {

@@ -23,7 +23,7 @@
  *     lib/base/lock.h bxi_unlock 2144668998
  *     shm/atomic.h bxi_fence_seq_cst_behind_exchange 904744734
  *     lib/run/progress.c bxi_work_waits 3277565899
- *     lib/rpc/source.c ready 2996849522
+ *     lib/rpc/source.c ready 3311547064
  */
 #ifndef FRAMES
 #define FRAMES 2                        /* of each producer */

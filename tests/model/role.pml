@@ -36,7 +36,7 @@
  *     lib/run/progress.c bxi_more_eager 3068095186
  *     lib/run/progress.c bxi_take_role_or_tell 1163451530
  *     lib/run/progress.c bxi_event 887985305
- *     lib/rpc/source.c ready 2996849522
+ *     lib/rpc/source.c ready 3311547064
  *     lib/run/progress.c bxi_note 367006540
  *     lib/run/progress.c hand_out_events 2277967314
  *     lib/run/progress.c bxi_pass 1359410158

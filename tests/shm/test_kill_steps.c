@@ -39,8 +39,9 @@
  *   boot.gate_open .go_sent  and after it                   all workers run, notified or not, and see its death
  *   spawn.in_job            started, its page says so        as while running: to end in the job is a failure
  *   state.running           it may serve, nobody rung        as while running
- *   state.leaving .quiet    state stored, peers not rung     a state; after its death it counts as reached
- *   state.leaving_rung ...  peers rung                       the same
+ *   state.leaving           state stored, peers not rung     a state; after its death it counts as reached
+ *   state.leaving_rung      peers rung                       the same
+ *   ending.round .round_rung   a round stored, and peers rung   the same: the dead are not waited for
  *   state.left .stopped     LEFT, its name not yet removed   it has left; a survivor or the launcher unlinks
  *   spawn.not_in_job        LEFT, and its page says so       the same
  *   segment.unlinked        its name removed, its arena's not   a survivor or the launcher removes that
@@ -380,8 +381,8 @@ static void run_killed_leaving(const char *step)
 
 KILLED_LEAVING(state_leaving, "state.leaving")
 KILLED_LEAVING(state_leaving_rung, "state.leaving_rung")
-KILLED_LEAVING(state_quiet, "state.quiet")
-KILLED_LEAVING(state_quiet_rung, "state.quiet_rung")
+KILLED_LEAVING(ending_round, "ending.round")
+KILLED_LEAVING(ending_round_rung, "ending.round_rung")
 KILLED_LEAVING(state_left, "state.left")
 KILLED_LEAVING(spawn_not_in_job, "spawn.not_in_job")
 KILLED_LEAVING(state_stopped, "state.stopped")
@@ -601,7 +602,7 @@ static const struct left_step {
     { "boot.running_noted", 1, 1 }, { "boot.gate_closed", 1, 1 }, { "boot.gate_open", 1, 1 }, { "boot.go_sent", 1, 1 },
     { "boot.go_sent", 2, 1 }, { "boot.hello_sent", 1, 2 }, { "boot.welcomed", 1, 2 }, { "boot.join_sent", 1, 2 },
     { "boot.tabled", 1, 2 }, { "boot.attached_sent", 1, 2 }, { "state.running", 1, 3 }, { "state.leaving", 1, 3 },
-    { "state.leaving_rung", 1, 3 }, { "state.quiet", 1, 3 }, { "state.quiet_rung", 1, 3 }, { "state.left", 1, 3 },
+    { "state.leaving_rung", 1, 3 }, { "ending.round", 1, 3 }, { "ending.round_rung", 1, 3 }, { "state.left", 1, 3 },
     { "state.stopped", 1, 3 }, { "segment.unlinked", 1, 3 }, { "arena.unlinked", 1, 3 }, { "boot.lock_gone", 1, 1 },
 };
 

@@ -51,7 +51,7 @@ static const struct field header_fields[] = {
     FIELD(bxi_header, arena_bytes),    FIELD(bxi_header, arena_used),
     FIELD(bxi_header, arena_committed), FIELD(bxi_header, arena_high_water),
     FIELD(bxi_header, hist_count),     FIELD(bxi_header, device_open),
-    FIELD(bxi_header, armed),          FIELD(bxi_header, reserved2),
+    FIELD(bxi_header, armed),          FIELD(bxi_header, ending),       FIELD(bxi_header, reserved2),
     { NULL, 0, 0 },
 };
 
@@ -283,9 +283,9 @@ Test(layout, has_the_documented_constants)
         CONSTANT(BXI_RINGS_OFFSET),
         CONSTANT(BXI_RING_STRIDE),  CONSTANT(BXI_OPEN_BYTES),
         CONSTANT(BXI_FRAME_MAX),    CONSTANT(BXI_CONTROL_BYTES),  CONSTANT(BXI_STARTING),
-        CONSTANT(BXI_RUNNING),      CONSTANT(BXI_LEAVING),        CONSTANT(BXI_QUIET),
-        CONSTANT(BXI_LEFT),         CONSTANT(BXI_GAVE_UP),        CONSTANT(BXI_AWAKE),
-        CONSTANT(BXI_WHO_BACKGROUND), CONSTANT(BXI_WHO_LEADER),
+        CONSTANT(BXI_RUNNING),      CONSTANT(BXI_LEAVING),        CONSTANT(BXI_LEFT),
+        CONSTANT(BXI_GAVE_UP),      CONSTANT(BXI_AWAKE),          CONSTANT(BXI_WHO_BACKGROUND),
+        CONSTANT(BXI_WHO_LEADER),
         CONSTANT(BXI_WHO_LAZY),     CONSTANT(BXI_AT_NONE),        CONSTANT(BXI_AT_POOL),
         CONSTANT(BXI_AT_THREAD),    CONSTANT(BXI_AT_BATCH),       CONSTANT(BXI_AT_BODY),
         CONSTANT(BXI_AT_FUTURE),    CONSTANT(BXI_AT_OBJECT),      CONSTANT(BXI_OBJECT_TO_COME),

@@ -72,7 +72,7 @@ static int peer_row(const struct stat_job *job, const struct stat_worker *worker
 
 static const struct metric of_workers[] = {
     { "worker_up", stat_worker_row, "alive", NULL, "1 while the worker lives (its owner lock is held)" },
-    { "worker_state", stat_worker_row, ".state", NULL, "1 starting, 2 running, 3 leaving, 4 quiet, 5 left" },
+    { "worker_state", stat_worker_row, ".state", NULL, "1 starting, 2 running, 3 leaving, 4 left, 5 gave up" },
     { "worker_generation", stat_worker_row, "generation", NULL, "1 for the first process of the rank, 2 for the next" },
     { "worker_asleep", stat_worker_row, ".asleep", NULL, "1 while its doorbell is armed" },
     { "worker_spinning", stat_worker_row, ".spinning", NULL, "1 while a thread of it spins for work" },

@@ -62,7 +62,7 @@ bool stat_job_alive(const struct stat_job *job)
 
 const char *stat_state_name(uint32_t state)
 {
-    static const char *const names[] = { "unknown", "starting", "running", "leaving", "quiet", "left", "gave up" };
+    static const char *const names[] = { "unknown", "starting", "running", "leaving", "left", "gave up" };
 
     return names[state <= BXI_GAVE_UP ? state : 0];
 }

@@ -83,6 +83,7 @@ static void check_header(const struct stat_check *check)
     const struct stat_worker *worker = check->worker;
     const struct bxi_header *header = &worker->control->header;
     ull used = stat_word(&header->arena_used), committed = stat_word(&header->arena_committed);
+    ull ending = stat_word(&header->ending);
     /* Relaxed: a private copy. */
     uint32_t device_open = bxi_load_relaxed((bxi_a32 *)&header->device_open);
 
@@ -91,6 +92,8 @@ static void check_header(const struct stat_check *check)
                 stat_job_size(check->job));
     stat_expect(check, worker->state >= BXI_STARTING && worker->state <= BXI_GAVE_UP, "I2", -1,
                 "state is %u, which is none", worker->state);
+    stat_expect(check, (uint32_t)ending <= ending >> 32, "I2", -1, "it moved before round %u, and is at round %llu",
+                (uint32_t)ending, ending >> 32);
     stat_expect(check, device_open <= 1, "I14", -1, "device_open is %u, which is neither 0 nor 1", device_open);
     /* 0: it is not known yet. */
     stat_expect(check, header->arena_bytes == 0 || used <= header->arena_bytes, "I11", -1,
@@ -215,6 +218,7 @@ static const struct growing {
     int rows;                   /* of BXI_LINE bytes, one a peer; 1: it is about no peer */
 } growing[] = {
     { "I2", "state", OF_HEADER(state), 4, 1 },
+    { "I2", "ending", OF_HEADER(ending), 8, 1 },
     { "I9", "function_count", OF_HEADER(function_count), 4, 1 },
     { "I13", "hist_count", OF_HEADER(hist_count), 4, 1 },
     { "I14", "device_open", OF_HEADER(device_open), 4, 1 },

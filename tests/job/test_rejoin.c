@@ -412,7 +412,7 @@ static void *tells_that_it_leaves(void *argument)
 {
     const struct bx_job *job = argument;
 
-    while (bxi_load_acquire((bxi_a32 *)&job->control->header.state) != BXI_LEAVING)
+    while (bxi_load_acquire((bxi_a32 *)&job->control->header.state) < BXI_LEAVING)
         sched_yield();
     harness_post(BACK);
     return NULL;

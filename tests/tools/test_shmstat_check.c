@@ -442,7 +442,7 @@ Test(shmstat_check, prints_violations_with_their_number_within_80_columns, .time
     struct stat_run run = stat_run("check %s", plant.job);
 
     cr_expect_eq(run.status, 1);
-    cr_expect_not_null(strstr(run.text, "\n  I2        worker 0 caller - state is 5, which is none\n"), "%s", run.text);
+    cr_expect_not_null(strstr(run.text, "\n  I2        worker 0 caller - state is 6, which is none\n"), "%s", run.text);
     cr_expect_not_null(strstr(run.text, "\n  I7        worker 0 caller and peer 1 callee - the record at "), "%s",
                        run.text);
     cr_expect_not_null(strstr(run.text, "\n  I6        worker 1 callee and peer 5 - credit is 64 "), "%s", run.text);

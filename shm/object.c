@@ -242,7 +242,9 @@ int bxi_object_instances(const char *job, uint64_t *instances, int most)
     int count = 0, seen;
 
     DIR *directory = opendir(SHM_DIRECTORY);
-    while (directory != NULL && count < most && (entry = readdir(directory)) != NULL) {
+    if (directory == NULL)
+        return -errno;
+    while (count < most && (entry = readdir(directory)) != NULL) {
         if (!is_name_of(entry->d_name, job, &instance))
             continue;
         for (seen = 0; seen < count && instances[seen] != instance; seen++)
@@ -250,8 +252,7 @@ int bxi_object_instances(const char *job, uint64_t *instances, int most)
         if (seen == count)
             instances[count++] = instance;
     }
-    if (directory != NULL)
-        closedir(directory);
+    closedir(directory);
     return count;
 }
 

@@ -52,7 +52,7 @@ struct bxi_object_owner {
  * written yet; -errno. */
 int bxi_object_find_owner(const char *job, uint64_t instance, int rank, struct bxi_object_owner *owner);
 
-/* The instances of this job of this uid that have names, whoever lives: `most` at most. Their number. */
+/* The instances of this job of this uid that have names, whoever lives: `most` at most. Their number; -errno. */
 int bxi_object_instances(const char *job, uint64_t *instances, int most);
 
 /* Unlinks the segments and arenas of one job of this uid whose owner lock is free, of one instance or (instance 0) of

@@ -321,7 +321,8 @@ static void wait_for_lock(const struct joiner *joiner)
 {
     uint64_t end_ns = bxi_now_ns() + VERDICT_NS;
 
-    while (bxi_boot_lock_holder(joiner->paths->lock) == (long)joiner->root_pid && bxi_now_ns() < end_ns)
+    /* Its pid is not compared: the file has it as rank 0's pid namespace counts. */
+    while (bxi_boot_lock_holder(joiner->paths->lock) != 0 && bxi_now_ns() < end_ns)
         nap(RETRY_FIRST_NS);
 }
 
@@ -414,18 +415,20 @@ static void clear_up(struct bx_job *job, const struct bxi_boot_paths *paths, int
     bxi_boot_clear_dead(job);
     bxi_boot_undo(job);
     bxi_object_reap(job->job_name, instance);
+    if (job->options.rejoin)
+        bxi_doors_sweep(paths, job->job_name);
 }
 
 int bxi_bootstrap(struct bx_job *job, uint64_t deadline_ns)
 {
-    struct bxi_boot_paths paths;
+    struct bxi_boot_paths *paths = &job->boot->paths;
 
-    int rc = bxi_boot_paths(job->job_name, &paths);
+    int rc = bxi_boot_paths(job->job_name, paths);
     if (rc < 0)
         return rc;
     bxi_boot_fill_self(job);
-    rc = job->rank == 0 ? begin_or_rejoin(job, &paths, deadline_ns) : join(job, &paths, deadline_ns);
+    rc = job->rank == 0 ? begin_or_rejoin(job, paths, deadline_ns) : join(job, paths, deadline_ns);
     if (rc < 0)
-        clear_up(job, &paths, rc);
+        clear_up(job, paths, rc);
     return rc;
 }

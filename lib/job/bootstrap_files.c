@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The names of a job outside of /dev/shm: the socket directory, the socket, the lock file beside it; and the removal of
- * what a dead worker left, in /dev/shm too.
+ * The names of a job outside of /dev/shm: the socket directory, the socket, the lock file beside it (door_files.c has
+ * the others); and the removal of what a dead worker left, in /dev/shm too.
  *
  * Who runs it: the thread in bx_job_start; the thread that ends the job; a survivor of a worker that died; the
  * launcher.
@@ -50,10 +50,37 @@ enum lock_byte { JOB_BYTE = 0, GUARD_BYTE = 1 };
 
 /* ---- The directory ----------------------------------------------------------------------------- */
 
+int bxi_socket_dir_make(const char *path)
+{
+    struct stat status;
+
+    if (mkdir(path, 0700) == 0)
+        chmod(path, 0700);      /* an umask may have taken away too much */
+    else if (errno != EEXIST)
+        return bx_fail(BX_E_SOCKET_DIR, "the socket directory %s cannot be made: %s; set XDG_RUNTIME_DIR to "
+                                        "a directory of your own", path, bx_strerror(-errno));
+    if (lstat(path, &status) < 0)
+        return bx_fail(BX_E_SOCKET_DIR, "the socket directory %s cannot be looked at: %s", path,
+                       bx_strerror(-errno));
+    if (!S_ISDIR(status.st_mode))
+        return bx_fail(BX_E_SOCKET_DIR, "%s, where the socket directory should be, is not a directory; "
+                                        "remove it", path);
+    if (status.st_uid != geteuid())
+        return bx_fail(BX_E_SOCKET_DIR, "the socket directory %s belongs to user %u and not to you (%u); set "
+                                        "XDG_RUNTIME_DIR to a directory of your own", path,
+                       (unsigned)status.st_uid, (unsigned)geteuid());
+    if ((status.st_mode & 077) != 0)
+        return bx_fail(BX_E_SOCKET_DIR, "the socket directory %s is open to other users (mode %04o); "
+                                        "chmod 700 it", path, (unsigned)status.st_mode & 07777);
+    if (access(path, W_OK | X_OK) < 0)
+        return bx_fail(BX_E_SOCKET_DIR, "the socket directory %s cannot be written to: %s; chmod 700 it", path,
+                       bx_strerror(-errno));
+    return 0;
+}
+
 int bxi_socket_dir(char *out, size_t bytes)
 {
     const char *runtime = secure_getenv("XDG_RUNTIME_DIR");
-    struct stat status;
     int length;
 
     if (runtime != NULL && runtime[0] == '/')
@@ -63,44 +90,23 @@ int bxi_socket_dir(char *out, size_t bytes)
     if (length < 0 || (size_t)length >= bytes)
         return bx_fail(BX_E_SOCKET_DIR, "the socket directory %s/boxcar has too long a name; set "
                                         "XDG_RUNTIME_DIR to a shorter one", runtime);
-    if (mkdir(out, 0700) == 0)
-        chmod(out, 0700);       /* an umask may have taken away too much */
-    else if (errno != EEXIST)
-        return bx_fail(BX_E_SOCKET_DIR, "the socket directory %s cannot be made: %s; set XDG_RUNTIME_DIR to "
-                                        "a directory of your own", out, bx_strerror(-errno));
-    if (lstat(out, &status) < 0)
-        return bx_fail(BX_E_SOCKET_DIR, "the socket directory %s cannot be looked at: %s", out,
-                       bx_strerror(-errno));
-    if (!S_ISDIR(status.st_mode))
-        return bx_fail(BX_E_SOCKET_DIR, "%s, where the socket directory should be, is not a directory; "
-                                        "remove it", out);
-    if (status.st_uid != geteuid())
-        return bx_fail(BX_E_SOCKET_DIR, "the socket directory %s belongs to user %u and not to you (%u); set "
-                                        "XDG_RUNTIME_DIR to a directory of your own", out,
-                       (unsigned)status.st_uid, (unsigned)geteuid());
-    if ((status.st_mode & 077) != 0)
-        return bx_fail(BX_E_SOCKET_DIR, "the socket directory %s is open to other users (mode %04o); "
-                                        "chmod 700 it", out, (unsigned)status.st_mode & 07777);
-    if (access(out, W_OK | X_OK) < 0)
-        return bx_fail(BX_E_SOCKET_DIR, "the socket directory %s cannot be written to: %s; chmod 700 it", out,
-                       bx_strerror(-errno));
-    return 0;
+    return bxi_socket_dir_make(out);
 }
 
 int bxi_boot_paths(const char *job_name, struct bxi_boot_paths *paths)
 {
-    char directory[BXI_BOOT_PATH_BYTES];
     int length;
 
-    int rc = bxi_socket_dir(directory, sizeof(directory));
+    int rc = bxi_socket_dir(paths->directory, sizeof(paths->directory));
     if (rc < 0)
         return rc;
-    length = snprintf(paths->socket, sizeof(paths->socket), "%s/%s.sock", directory, job_name);
+    length = snprintf(paths->socket, sizeof(paths->socket), "%s/%s.sock", paths->directory, job_name);
     if (length < 0 || (size_t)length >= sizeof(paths->socket))
         return bx_fail(BX_E_SOCKET_DIR, "%s/%s.sock is too long for a socket's name (%d bytes at most); set "
-                                        "XDG_RUNTIME_DIR to a shorter one", directory, job_name,
+                                        "XDG_RUNTIME_DIR to a shorter one", paths->directory, job_name,
                        BXI_BOOT_PATH_BYTES - 1);
     snprintf(paths->lock, sizeof(paths->lock), "%.*s.lock", length - 5, paths->socket);
+    snprintf(paths->join, sizeof(paths->join), "%.*s.join", length - 5, paths->socket);
     return 0;
 }
 
@@ -165,7 +171,7 @@ const char *bxi_boot_holder_text(long pid, char text[BXI_HOLDER_BYTES])
     return text;
 }
 
-static bool leads_to(const char *path, int fd)
+bool bxi_boot_leads_to(const char *path, int fd)
 {
     struct stat named, held;
 
@@ -212,7 +218,7 @@ static int take_lock(const char *path)
             return -EBUSY;
         }
         set_lock(fd, GUARD_BYTE, F_UNLCK);
-        if (leads_to(path, fd)) {
+        if (bxi_boot_leads_to(path, fd)) {
             BXI_STEP("boot.locked");
             return fd;
         }
@@ -255,7 +261,7 @@ void bxi_boot_lock_running(const struct bx_job *job)
 static void unlock_job(struct bx_job *job, const char *path)
 {
     bxi_spawn_note_files(job, NULL);
-    if (leads_to(path, job->boot->lock_fd))
+    if (bxi_boot_leads_to(path, job->boot->lock_fd))
         unlink(path);
     BXI_STEP("boot.lock_gone");
     close(job->boot->lock_fd);
@@ -273,10 +279,8 @@ void bxi_boot_unlock_failed(struct bx_job *job, const struct bxi_boot_paths *pat
 
 void bxi_bootstrap_release(struct bx_job *job)
 {
-    struct bxi_boot_paths paths;
-
-    if (job->boot->lock_fd >= 0 && bxi_boot_paths(job->job_name, &paths) == 0)
-        unlock_job(job, paths.lock);
+    if (job->boot->lock_fd >= 0)
+        unlock_job(job, job->boot->paths.lock);
 }
 
 void bxi_boot_sweep(const struct bxi_boot_paths *paths, int code)
@@ -290,7 +294,7 @@ void bxi_boot_sweep(const struct bxi_boot_paths *paths, int code)
     fd = open_lock_file(paths->lock);
     if (fd < 0)
         return;
-    if (take_guard(fd, SWEEP_ATTEMPTS) && !is_held(fd) && leads_to(paths->lock, fd)) {
+    if (take_guard(fd, SWEEP_ATTEMPTS) && !is_held(fd) && bxi_boot_leads_to(paths->lock, fd)) {
         if (code < 0) {
             snprintf(line, sizeof(line), "0 failed %d %s\n", code, bx_error_text());
             /* Best effort: without this line the other workers wait until their time is over. */
@@ -307,8 +311,10 @@ void bxi_bootstrap_sweep(const char *job_name)
 {
     struct bxi_boot_paths paths;
 
-    if (bxi_boot_paths(job_name, &paths) == 0)
-        bxi_boot_sweep(&paths, 0);
+    if (bxi_boot_paths(job_name, &paths) < 0)
+        return;
+    bxi_boot_sweep(&paths, 0);
+    bxi_doors_sweep(&paths, job_name);
 }
 
 /* ---- Waiting for rank 0 ------------------------------------------------------------------------ */
@@ -347,7 +353,7 @@ int bxi_boot_watch_poll(struct bxi_boot_watch *watch, const struct bx_job *job, 
         /* Looked at before the line is read: rank 0 writes the line, then removes the name. The other way round, a
          * line written between the two looks would be closed unread, and this worker would wait until its time is
          * over. */
-        bool is_named = leads_to(paths->lock, watch->fd);
+        bool is_named = bxi_boot_leads_to(paths->lock, watch->fd);
         int rc = take_line(job, watch->fd);
         if (rc < 0 || is_named)
             return rc;
@@ -370,12 +376,18 @@ void bxi_boot_watch_close(struct bxi_boot_watch *watch)
 
 void bxi_boot_unlink_dead(const struct bx_job *job, int rank)
 {
-    char name[BXI_OBJECT_NAME_BYTES];
+    uint32_t generation = job->rpc->peers[rank]->generation;
+    char name[BXI_OBJECT_NAME_BYTES], path[BXI_BOOT_PATH_BYTES];
     struct bxi_object_owner owner;
 
+    /* 0: it died before it had joined. Its door belongs to no successor, whoever removes the name. */
+    if (job->options.rejoin && bxi_door_path(path, &job->boot->paths, job->job_name,
+                                             &(struct bxi_door_id){ job->instance, rank,
+                                                                    generation > 0 ? generation : 1 }) == 0)
+        unlink(path);
     /* A worker that has left keeps nobody from joining, and may look later than the successor came. */
     if (job->options.rejoin && bxi_object_find_owner(job->job_name, job->instance, rank, &owner) == 0 &&
-        owner.generation > job->rpc->peers[rank]->generation)
+        owner.generation > generation)
         return;
     /* The owner lock is not tested: the kernel may close the socket, which reported the death, before the segment. */
     bxi_object_name(name, (uint32_t)geteuid(), job->job_name, job->instance, rank);

@@ -7,25 +7,20 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
+#include <stdio.h>
 #include <unistd.h>
 
-/* A descriptor of the object `name`, which is behind own_fd, that can only be read. */
+/* A descriptor of the object that can only be read. Not by its name, which somebody may have removed. */
 static int open_readable(const struct bx_job *job, const char *name, int own_fd, int *readable_fd)
 {
-    struct stat mine, found;
-    int fd = shm_open(name, O_RDONLY | O_CLOEXEC, 0);
+    char path[32];
 
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", own_fd);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0 && (errno == EMFILE || errno == ENFILE))
         return bxi_limits_no_descriptors(job);
     if (fd < 0)
-        return bx_fail(-errno, "/dev/shm%s cannot be opened for reading: %s", name, bx_strerror(-errno));
-    if (fstat(own_fd, &mine) < 0 || fstat(fd, &found) < 0 || mine.st_ino != found.st_ino ||
-        mine.st_dev != found.st_dev) {
-        close(fd);
-        return bx_fail(-ESTALE, "/dev/shm%s was replaced by somebody while it was made", name);
-    }
+        return bx_fail(-errno, "/dev/shm%s cannot be opened for reading by %s: %s", name, path, bx_strerror(-errno));
     *readable_fd = fd;
     return 0;
 }
@@ -209,10 +204,7 @@ void bxi_boot_undo(struct bx_job *job)
     }
     if (job->segment.control != NULL)
         bxi_segment_destroy(&job->segment);
-    if (job->boot->door_fd > 0)
-        close(job->boot->door_fd);
-    if (job->boot->mutex_fd > 0)        /* last: the next joiner finds nothing of this one */
-        close(job->boot->mutex_fd);
-    job->boot->door_fd = job->boot->mutex_fd = 0;
+    bxi_door_close(job);
+    bxi_rejoin_release(job);            /* last: the next joiner finds nothing of this one */
     job->instance = 0;
 }

@@ -6,8 +6,9 @@
  * Who runs it: opened by the thread in bx_job_start, before the gate opens; served by a thread of its own, from
  * bxi_drive_start to bxi_job_leave. It runs none of the program's functions but the log hook.
  *
- * A door is an abstract Unix socket (SOCK_SEQPACKET). It ends with its process, so a kill leaves no name. Its name has
- * the generation: a child that the former process has forked may still have that one's door.
+ * A door is a Unix socket (SOCK_SEQPACKET) in the socket directory; door_files.c has its name. A logout removes that
+ * directory (XDG_RUNTIME_DIR), a cleaner its files. So the thread checks once a second that the name exists, and makes
+ * another socket of that name otherwise. Why not inotify: a user may have 128 instances of it, and a host 128 workers.
  *
  * Each connection brings one question and takes one answer. No state is kept between two, so a joiner may ask again.
  *
@@ -16,17 +17,19 @@
  *     REJOIN     generation, five descriptors   ->
  *                                               <-  TABLE      this worker and its five descriptors
  *
+ * A joiner that has missed the answer asks again, also after it was attached: then it gets the same answer.
+ *
  * FAIL, a code and a sentence, may be the answer to both. REWELCOME waits until the role has closed the dead worker and
  * removed its names: later no worker may remove names of that rank, for they are the joiner's. What a connection sends
  * is input. Nonsense is logged and ends the connection. A connection that is not answered ends after CONNECTION_NS, and
- * the joiner comes again.
+ * the joiner comes again; what it has sent by then is read first, for the machine may have paused.
  *
  * The thread also watches the pidfds of workers that came through the door; run (run/background.c) watches those that
  * were there when its sleeper was made.
  *
- * Killed at any step: the joiner sees the hang-up and takes this worker for dead. If the joiner is killed before it is
- * attached here, nothing has happened here. If it is killed after that, its pidfd reports that, and its names are
- * removed.
+ * Killed at any step: the joiner sees the hang-up, and the others say that this worker is dead; the name of its door
+ * stays until one of them removes it. If the joiner is killed before it is attached here, nothing has happened here. If
+ * it is killed after that, its pidfd reports that, and its names are removed.
  */
 #include "job.h"
 
@@ -47,6 +50,7 @@
 #define BACKLOG 16
 #define CONNECTION_NS UINT64_C(3000000000)
 #define DEATH_POLL_NS UINT64_C(5000000)     /* while the role has yet to close a dead worker */
+#define NAME_NS UINT64_C(1000000000)        /* between two checks of the name */
 
 struct connection {
     int fd;                             /* 0: unused */
@@ -60,6 +64,8 @@ struct bxi_door {
     struct bx_job *job;
     pthread_t thread;
     int wake_fd;                        /* an eventfd: the end */
+    uint64_t check_ns;                  /* when to check the name next */
+    bool has_failed;                    /* to make the name again, and logged that */
     struct connection connection[CONNECTIONS_MAX];
     struct bxi_peer *watched[BXI_WORLD_MAX];    /* those that came through the door and have not ended */
     struct bxi_boot_packet packet;
@@ -67,37 +73,82 @@ struct bxi_door {
 
 /* ---- Opening ----------------------------------------------------------------------------------- */
 
-uint32_t bxi_door_address(struct sockaddr_un *address, const struct bx_job *job, int rank, uint32_t generation)
+/* A socket that listens at boot->door_path. -errno. */
+static int listen_at_door(const struct bx_job *job)
 {
-    *address = (struct sockaddr_un){ .sun_family = AF_UNIX };
-    /* The first byte is 0: an abstract name. It fits: 15 + 10 + 31 + 16 + 3 + 10 characters at most. */
-    int length = snprintf(address->sun_path + 1, sizeof(address->sun_path) - 1, "boxcar-%u-%s-%016llx-%d.%u",
-                          (unsigned)geteuid(), job->job_name, (unsigned long long)job->instance, rank, generation);
+    struct sockaddr_un address = { .sun_family = AF_UNIX };
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 
-    return (uint32_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
+    if (fd < 0)
+        return -errno;
+    memcpy(address.sun_path, job->boot->door_path, sizeof(address.sun_path));
+    /* A name that is there was left by a process of the same generation that was killed before it had joined. */
+    if ((unlink(address.sun_path) < 0 && errno != ENOENT) ||
+        bind(fd, (struct sockaddr *)&address, sizeof(address)) < 0)
+        goto failed;
+    BXI_STEP("rejoin.bound");
+    if (listen(fd, BACKLOG) < 0)
+        goto failed;
+    BXI_STEP("rejoin.door");
+    return fd;
+
+failed:;
+    int rc = -errno;
+    close(fd);
+    return rc;
 }
 
 int bxi_door_open(struct bx_job *job)
 {
-    struct sockaddr_un address;
-    int fd, rc;
+    const struct bxi_door_id id = { job->instance, job->rank, job->rpc->peers[job->rank]->generation };
+    int rc;
 
     if (!job->options.rejoin)
         return 0;
-    fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0 && (errno == EMFILE || errno == ENFILE))
-        return bxi_limits_no_descriptors(job);
-    socklen_t bytes = bxi_door_address(&address, job, job->rank, job->rpc->peers[job->rank]->generation);
-    if (fd < 0 || bind(fd, (struct sockaddr *)&address, bytes) < 0 || listen(fd, BACKLOG) < 0) {
-        rc = bx_fail(-errno, "the door of worker '%s' (rank %d) of job '%s' cannot be opened: %s", job->name, job->rank,
-                     job->job_name, bx_strerror(-errno));
-        if (fd >= 0)
-            close(fd);
+    rc = bxi_door_path(job->boot->door_path, &job->boot->paths, job->job_name, &id);
+    if (rc < 0)
         return rc;
-    }
-    job->boot->door_fd = fd;
-    BXI_STEP("rejoin.door");
+    bxi_spawn_note_door(job, job->boot->door_path);
+    rc = listen_at_door(job);
+    if (rc == -EMFILE || rc == -ENFILE)
+        return bxi_limits_no_descriptors(job);
+    if (rc < 0)
+        return bx_fail(BX_E_SOCKET_DIR, "the door of worker '%s' (rank %d) of job '%s', %s, cannot be opened: %s",
+                       job->name, job->rank, job->job_name, job->boot->door_path, bx_strerror(rc));
+    job->boot->door_fd = rc;
     return 0;
+}
+
+void bxi_door_close(struct bx_job *job)
+{
+    if (job->boot->door_fd <= 0)
+        return;
+    unlink(job->boot->door_path);
+    close(job->boot->door_fd);
+    job->boot->door_fd = 0;
+    bxi_spawn_note_door(job, NULL);
+}
+
+/* The directory may have been removed, and the job goes on. */
+static void keep_name(struct bxi_door *door, uint64_t now_ns)
+{
+    struct bx_job *job = door->job;
+
+    if (now_ns < door->check_ns)
+        return;
+    door->check_ns = now_ns + NAME_NS;
+    if (access(job->boot->door_path, F_OK) == 0)
+        return;
+    int rc = bxi_socket_dir_make(job->boot->paths.directory);
+    if (rc == 0 && (rc = listen_at_door(job)) >= 0) {
+        close(job->boot->door_fd);
+        job->boot->door_fd = rc;
+    }
+    if (rc >= 0 || !door->has_failed)
+        bxi_log(job, 1, "the door of worker '%s', %s, was removed%s%s", job->name, job->boot->door_path,
+                rc >= 0 ? "; it is open again" : ", and no worker can join: ",
+                rc >= 0 ? "" : rc == BX_E_SOCKET_DIR ? bx_error_text() : bx_strerror(rc));
+    door->has_failed = rc < 0;
 }
 
 /* ---- Connections ------------------------------------------------------------------------------- */
@@ -108,7 +159,9 @@ static void drop(struct connection *connection)
     *connection = (struct connection){ 0 };
 }
 
-/* Drops the one that is the first to end if all are in use. */
+static void read_connection(struct bxi_door *door, struct connection *connection);
+
+/* Drops the one that is the first to end if all are in use, and has sent nothing. */
 static struct connection *free_connection(struct bxi_door *door)
 {
     struct connection *first = &door->connection[0];
@@ -119,7 +172,10 @@ static struct connection *free_connection(struct bxi_door *door)
         if (door->connection[i].until_ns < first->until_ns)
             first = &door->connection[i];
     }
-    drop(first);
+    if (!first->asked)
+        read_connection(door, first);
+    if (first->fd > 0)
+        drop(first);
     return first;
 }
 
@@ -139,6 +195,7 @@ static void accept_one(struct bxi_door *door)
         return;
     }
     *free_connection(door) = (struct connection){ .fd = fd, .pid = pid, .until_ns = bxi_now_ns() + CONNECTION_NS };
+    BXI_STEP("rejoin.accepted");
 }
 
 static void reject(const struct bxi_door *door, struct connection *connection, int code)
@@ -163,6 +220,16 @@ static bool has_ended(const struct bxi_peer *peer)
     struct pollfd process = { .fd = peer->pidfd, .events = POLLIN };
 
     return poll(&process, 1, 0) == 1;
+}
+
+/* The joiner is attached here, and asks again, for it has missed the answer. */
+static bool is_attached(const struct bx_job *job, const struct bxi_boot_rehello *rehello)
+{
+    const struct bxi_peer *peer = job->rpc->peers[rehello->rank];
+
+    /* Relaxed: only the role changes it, and this thread has waited for the role when it attached the joiner. */
+    return rehello->rank != job->rank && bxi_load_relaxed(&peer->state) == BXI_PEER_JOINING &&
+           peer->generation == rehello->generation && !has_ended(peer);
 }
 
 /* 0: the rank is free. -EAGAIN: it will be in a moment. Else why not, with a sentence. */
@@ -196,6 +263,8 @@ static int may_join(const struct bx_job *job, const struct bxi_boot_rehello *reh
     if (peer->name[0] != '\0' && strcmp(peer->name, rehello->name) != 0)
         return bx_fail(-EINVAL, "rank %d of job '%s' has the name '%s', and a worker that takes it must have it too, "
                                 "not '%s'", (int)rehello->rank, job->job_name, peer->name, rehello->name);
+    if (is_attached(job, rehello))
+        return 0;
     int rc = is_free(job, rehello->rank);
     if (rc == 0 && bxi_join_generation(job, rehello->rank) >= BXI_GENERATION_MAX)
         return bx_fail(-EOVERFLOW, "rank %d of job '%s' was taken %d times, which is the most", (int)rehello->rank,
@@ -213,8 +282,10 @@ static void welcome(struct bxi_door *door, struct connection *connection)
 
         reply.worker[rank].generation = (uint32_t)bxi_join_generation(job, rank);
         reply.worker[rank].ran = bxi_join_ran(job, rank);
-        reply.worker[rank].lives = bxi_load_relaxed((bxi_a32 *)&peer->ended) == 0 &&
-                                   (rank == job->rank || !has_ended(peer));
+        /* Relaxed, both: a late answer is asked for again. */
+        reply.worker[rank].lives = rank == job->rank ||
+                                   (bxi_load_relaxed((bxi_a32 *)&peer->ended) == 0 &&
+                                    bxi_load_relaxed(&peer->state) != BXI_PEER_LEFT && !has_ended(peer));
         memcpy(reply.worker[rank].name, peer->name, sizeof(peer->name));
     }
     bxi_boot_send(connection->fd, &(struct bxi_boot_out){ .data = &reply, .bytes = sizeof(reply) }, 0);
@@ -227,6 +298,8 @@ static void answer(struct bxi_door *door, struct connection *connection)
 {
     int rc = may_join(door->job, &connection->rehello);
 
+    if (rc == -EAGAIN && !connection->asked)
+        connection->until_ns = bxi_now_ns() + CONNECTION_NS;
     connection->asked = rc == -EAGAIN;
     if (rc == 0)
         welcome(door, connection);
@@ -264,6 +337,8 @@ static int attach(struct bxi_door *door, const struct connection *connection)
     char hint[BXI_MAP_HINT_BYTES];
 
     int rc = may_join(job, rejoin);
+    if (rc == 0 && is_attached(job, rejoin))
+        return send_table(door, connection);
     if (rc == -EAGAIN || (rc == 0 && (int)rejoin->generation <= bxi_join_generation(job, rejoin->rank)))
         return bx_fail(-EPROTO, "worker '%s' (rank %d) did not ask before it joined", rejoin->name, (int)rejoin->rank);
     if (rc < 0)
@@ -336,12 +411,14 @@ static void read_connection(struct bxi_door *door, struct connection *connection
 /* Those whose time is over, and those that wait for the role. Until when the thread may sleep. */
 static uint64_t look_at_waiting(struct bxi_door *door)
 {
-    uint64_t now_ns = bxi_now_ns(), until_ns = BX_FOREVER;
+    uint64_t now_ns = bxi_now_ns(), until_ns = door->check_ns;
 
     for (struct connection *connection = door->connection; connection < &door->connection[CONNECTIONS_MAX];
          connection++) {
         if (connection->fd > 0 && connection->asked)
             answer(door, connection);
+        else if (connection->fd > 0 && connection->until_ns <= now_ns)
+            read_connection(door, connection);
         if (connection->fd > 0 && connection->until_ns <= now_ns)
             drop(connection);
         if (connection->fd > 0)
@@ -372,6 +449,8 @@ static void *serve(void *argument)
 
     bxi_cancel_off();
     for (;;) {
+        keep_name(door, bxi_now_ns());
+
         uint64_t until_ns = look_at_waiting(door), now_ns = bxi_now_ns();
         uint64_t left_ns = until_ns > now_ns ? until_ns - now_ns : 0;
         struct timespec left = { .tv_sec = (time_t)(left_ns / 1000000000u), .tv_nsec = (long)(left_ns % 1000000000u) };
@@ -384,7 +463,7 @@ static void *serve(void *argument)
         for (int rank = 0; rank < door->job->world_size; rank++)
             processes[rank] = (struct pollfd){ .fd = door->watched[rank] != NULL ? door->watched[rank]->pidfd : -1,
                                                .events = POLLIN };
-        if (ppoll(entries, count, until_ns == BX_FOREVER ? NULL : &left, NULL) <= 0)
+        if (ppoll(entries, count, &left, NULL) <= 0)
             continue;
         if (entries[0].revents != 0)
             return NULL;
@@ -408,6 +487,7 @@ int bxi_door_start(struct bx_job *job)
     if (door == NULL)
         return bx_fail(-ENOMEM, "no memory for the door of worker '%s'", job->name);
     door->job = job;
+    door->check_ns = bxi_now_ns() + NAME_NS;
     door->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     rc = door->wake_fd < 0 ? errno : bxi_thread_create(&door->thread, serve, door);
     if (rc != 0) {
@@ -435,7 +515,5 @@ void bxi_door_stop(struct bx_job *job)
         free(door);
         job->boot->door = NULL;
     }
-    if (job->boot->door_fd > 0)
-        close(job->boot->door_fd);
-    job->boot->door_fd = 0;
+    bxi_door_close(job);
 }

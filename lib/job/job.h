@@ -32,10 +32,22 @@
 
 /* ---- The part of the job ------------------------------------------------------------------------- */
 
+#define BXI_BOOT_PATH_BYTES 108         /* of sockaddr_un.sun_path */
+
+/* The socket directory, and the files of a job in it. */
+struct bxi_boot_paths {
+    char directory[BXI_BOOT_PATH_BYTES];
+    char socket[BXI_BOOT_PATH_BYTES];
+    char lock[BXI_BOOT_PATH_BYTES];
+    char join[BXI_BOOT_PATH_BYTES];     /* the joiners' mutex */
+};
+
 struct bxi_boot {
+    struct bxi_boot_paths paths;        /* start */
     int pidfd;                          /* start: of this process */
     int lock_fd;                        /* start; rank 0: the lock file, with the lock of the job's name; else -1 */
-    int door_fd;                        /* start; options.rejoin: the door, a listening socket; else 0 */
+    int door_fd;                        /* start, then the door's thread; options.rejoin: a listening socket; else 0 */
+    char door_path[BXI_BOOT_PATH_BYTES];    /* start: its name */
     int mutex_fd;                       /* start; while this worker joins a job that runs: the joiners' mutex; else 0 */
     struct bxi_door *door;              /* start: its thread's; NULL */
     uint32_t deaths_reported;           /* by bx_job_serve */
@@ -114,7 +126,7 @@ struct bxi_boot_rehello {
     int32_t rank;
     int32_t world_size;
     uint32_t pid;
-    uint32_t generation;                /* of REJOIN: that of the joiner */
+    uint32_t generation;                /* that of the joiner; 1 while it has none yet */
     char name[BXI_NAME_BYTES];
 };
 struct bxi_boot_rewelcome {
@@ -122,7 +134,7 @@ struct bxi_boot_rewelcome {
     struct bxi_boot_known {             /* what the worker knows of each rank, also of itself */
         uint32_t generation;            /* the highest; 0: none */
         uint32_t ran;                   /* of the last that ran */
-        uint32_t lives;
+        uint32_t lives;                 /* it has not left, and its pidfd does not report its end */
         uint32_t reserved;
         char name[BXI_NAME_BYTES];      /* "": unknown */
     } worker[BXI_WORLD_MAX];
@@ -183,7 +195,7 @@ int bxi_boot_wait(int fd, short events, uint64_t deadline_ns);
 int bxi_boot_wait_for(struct bx_job *job, int fd, uint64_t deadline_ns);
 /* The leader's eventfd is readable: BX_E_INTERRUPTED with a sentence; or 0, and it is no longer readable. */
 int bxi_boot_interrupted(struct bx_job *job);
-/* The process at the other end belongs to this user. Sets its pid. */
+/* The process at the other end belongs to this user. Sets its pid; 0: it is of another pid namespace. */
 bool bxi_boot_is_own(int fd, uint32_t *pid);
 
 /* ---- limits.c: what the system refuses, as a sentence that says what to do. Start ----------------- */
@@ -219,14 +231,6 @@ int bxi_machine_cpus(const struct bx_job *job);
 int bxi_job_options(struct bx_job *job, const struct bx_options *given);
 
 /* ---- spawned.c: in a worker of bx_spawn. In other processes these functions do nothing -------------- */
-
-#define BXI_BOOT_PATH_BYTES 108         /* of sockaddr_un.sun_path */
-
-/* The files of a job in the socket directory. */
-struct bxi_boot_paths {
-    char socket[BXI_BOOT_PATH_BYTES];
-    char lock[BXI_BOOT_PATH_BYTES];
-};
 
 /*
  * What launcher and workers share is memory without a name. Each page has one writer; all other processes map it
@@ -282,9 +286,10 @@ bool bxi_spawn_is_worker(void);         /* safe in a signal handler */
 #define BXI_NOTES_MAX 16
 struct bxi_note {
     const struct bx_job *job;           /* NULL: free */
-    bxi_a32 has_names, has_files, waits;/* what of the following is there */
+    bxi_a32 has_names, has_files, waits, has_door, joins;       /* what of the following is there */
     char segment[BXI_BOOT_PATH_BYTES], arena[BXI_BOOT_PATH_BYTES];
     struct bxi_boot_paths paths;
+    char door[BXI_BOOT_PATH_BYTES];
 };
 /* Note i, below BXI_NOTES_MAX. spawn.c, in its signal handler. */
 struct bxi_note *bxi_spawn_note(int i);
@@ -297,6 +302,10 @@ void bxi_spawn_note_segment(const struct bx_job *job, const char *shm_name, cons
 void bxi_spawn_note_files(const struct bx_job *job, const struct bxi_boot_paths *paths);
 /* The lock file that a worker has open, and may have made, while it waits for rank 0. NULL: it waits no longer. */
 void bxi_spawn_note_wait(const struct bx_job *job, const struct bxi_boot_paths *paths);
+/* The door. NULL: it is closed. Start, the end of the job. */
+void bxi_spawn_note_door(const struct bx_job *job, const char *path);
+/* The joiners' mutex. NULL: it is released. */
+void bxi_spawn_note_mutex(const struct bx_job *job, const struct bxi_boot_paths *paths);
 /* The job is about to be freed: nothing of it is left to be removed. bx_job_destroy. */
 void bxi_spawn_forget(const struct bx_job *job);
 
@@ -313,6 +322,8 @@ void bxi_spawn_in_job(const struct bx_job *job, bool is_in);
 /* The directory of the sockets ("$XDG_RUNTIME_DIR/boxcar" or "/tmp/boxcar-<uid>"), made with mode 0700 and checked to
  * be this user's. 0, BX_E_SOCKET_DIR. */
 int bxi_socket_dir(char *out, size_t bytes);
+/* Makes that directory again, and checks it. 0, BX_E_SOCKET_DIR. The door's thread. */
+int bxi_socket_dir_make(const char *path);
 /* 0, BX_E_SOCKET_DIR. Start, sweeps, the end of a job. */
 int bxi_boot_paths(const char *job_name, struct bxi_boot_paths *paths);
 
@@ -333,10 +344,14 @@ long bxi_boot_lock_holder(const char *lock_path);
 #define BXI_HOLDER_BYTES 64
 const char *bxi_boot_holder_text(long pid, char text[BXI_HOLDER_BYTES]);
 
+/* The name leads to the file of the descriptor. */
+bool bxi_boot_leads_to(const char *path, int fd);
+
 /* Removes socket and lock file of a job whose rank 0 has gone, never those of a job that runs. code < 0: workers that
  * still wait for rank 0 fail with it and with this thread's sentence. Start, spawn.c's signal handler. */
 void bxi_boot_sweep(const struct bxi_boot_paths *paths, int code);
-/* The same with code 0. May set the thread's sentence. rpc/watch.c when rank 0 dies; the launcher. */
+/* The same with code 0, and what bxi_doors_sweep removes. May set the thread's sentence. When rank 0 has died; the end
+ * of a job with options.rejoin; the launcher. */
 void bxi_bootstrap_sweep(const char *job_name);
 
 /* The lock file, for a worker that waits for rank 0. fd is -1 at first. */
@@ -347,23 +362,43 @@ struct bxi_boot_watch {
 int bxi_boot_watch_poll(struct bxi_boot_watch *watch, const struct bx_job *job, const struct bxi_boot_paths *paths);
 void bxi_boot_watch_close(struct bxi_boot_watch *watch);
 
-/* Removes the names that a worker of this instance left in /dev/shm when it died. Start; rpc/watch.c. */
+/* Removes the names that a worker of this instance left when it died: segment, arena, door. Start; rpc/watch.c. */
 void bxi_boot_unlink_dead(const struct bx_job *job, int rank);
 /* The same for all peers whose processes have ended; of rank 0 also socket and lock file. A worker calls it last when
  * it ends its job, so the last worker leaves nothing behind. May set the thread's sentence. */
 void bxi_boot_clear_dead(const struct bx_job *job);
 
+/* ---- door_files.c: the names of doors, and the joiners' mutex ------------------------------------------ */
+
+struct bxi_door_id {
+    uint64_t instance;
+    int rank;
+    uint32_t generation;
+};
+/* 0, BX_E_SOCKET_DIR. */
+int bxi_door_path(char out[BXI_BOOT_PATH_BYTES], const struct bxi_boot_paths *paths, const char *job_name,
+                  const struct bxi_door_id *id);
+/* Calls found for each name of a door of that job, also of dead workers. 0, -errno. */
+typedef void bxi_door_fn(void *context, const struct bxi_door_id *id);
+int bxi_doors_find(const char *directory, const char *job_name, bxi_door_fn *found, void *context);
+/* A connection. -ECONNREFUSED, -ENOENT: nobody is there; -EAGAIN: many wait; -errno. Sets pid as bxi_boot_is_own. */
+int bxi_door_connect(const char *path, uint32_t *pid);
+/* The descriptor of the mutex; -EAGAIN: another process has it; -errno. */
+int bxi_joiners_lock(const char *path);
+void bxi_joiners_unlock(const char *path, int fd);
+/* Removes the doors of that job name at which nobody listens, and the mutex if nobody has it. May set the thread's
+ * sentence. Start; the end of a job; the launcher. */
+void bxi_doors_sweep(const struct bxi_boot_paths *paths, const char *job_name);
+
 /* ---- door.c: where a joiner meets the workers of a job that runs -------------------------------------- */
 
-struct sockaddr_un;
-/* The address of a worker's door. Its length. */
-uint32_t bxi_door_address(struct sockaddr_un *address, const struct bx_job *job, int rank, uint32_t generation);
 /* Opens this worker's door (boot->door_fd), if options.rejoin is set; nobody serves it yet. After the segment is made,
  * before the gate opens. Start. 0, or a failure with its sentence. */
 int bxi_door_open(struct bx_job *job);
 /* Serves it from here on, in a thread of its own. Without a door nothing happens. 0, or a failure with its sentence. */
 int bxi_door_start(struct bx_job *job);
 void bxi_door_stop(struct bx_job *job);             /* the end of the job: closes it */
+void bxi_door_close(struct bx_job *job);            /* removes its name. Start, of a door that nobody serves */
 
 /* ---- rejoin.c: a worker joins a job that runs. Start -------------------------------------------------- */
 
@@ -373,6 +408,7 @@ void bxi_door_stop(struct bx_job *job);             /* the end of the job: close
 int bxi_rejoin(struct bx_job *job, const struct bxi_boot_paths *paths, uint64_t deadline_ns);
 /* Rank 0, which is about to begin a job. 0; BX_E_JOB_RUNNING: one of that name goes on without its rank 0. */
 int bxi_rejoin_check_none(const struct bx_job *job);
+void bxi_rejoin_release(struct bx_job *job);        /* releases the joiners' mutex, if this worker has it */
 
 /* ---- bootstrap_job.c: what the start makes of the job. Both sides ----------------------------------- */
 

@@ -4,21 +4,27 @@
  *
  * Who runs it: the thread in bx_job_start, before any other thread of the job exists.
  *
- *  1. Find the job: segments in /dev/shm whose owners live, whose header says `rejoin`, and one of which is RUNNING.
- *  2. Take the joiners' mutex, an abstract socket's name, which ends with its process. While it is held, every other
- *     rank either runs or is dead.
- *  3. Ask the door of every worker that lives (REHELLO). Each says whether this rank is free, and what it knows of all
- *     ranks. A round in which one is not reached is repeated, for it may have just died.
+ *  1. Find the job: segments in /dev/shm whose owners live, whose header says `rejoin`, and one of which is RUNNING;
+ *     or a door (door_files.c) at which somebody listens. One of the two is enough. A logout may remove the names in
+ *     /dev/shm and the socket directory; then the workers make their doors again (door.c).
+ *  2. Take the joiners' mutex (door_files.c). While it is held, every other rank either runs or is dead.
+ *  3. Ask the door of every worker that may live (REHELLO). Each says whether this rank is free, which ranks live, and
+ *     what it knows of them. Repeat that until each rank has answered or is dead.
  *  4. The generation is one more than any worker knows. Make the segment, with the generation in its header.
- *  5. Give each worker this one's descriptors (REJOIN), and get its own (TABLE).
+ *  5. Give each worker this one's descriptors (REJOIN), and get its own (TABLE). If one is not reached, do step 3 once
+ *     more: then it is dead, or it is given them again.
  *  6. Open the gate: the state of this segment is RUNNING. From then on the others take it for alive.
  *
- * Who lives: the owner lock of a segment is free once its owner is dead, unless a child that the owner has forked has
- * the descriptor too. So a worker that is not reached also counts as dead if another worker says so, by its pidfd.
+ * Who lives: a worker is dead if another one that has answered says so, by its pidfd, and none says that it lives. If
+ * none knows it, it is dead if its owner lock is free and nobody listens at its door. In all other cases this process
+ * asks again, until its time is over. So a name that is gone, a file that cannot be opened, or a pid of another pid
+ * namespace never makes a living worker a dead one. A child that a dead worker has forked may have its lock and its
+ * door: then the others are heard, for they have its pidfd.
  *
  * Killed before step 5: nothing has happened to the others; the next joiner, or a worker at its end, removes the names
- * of the segment. Killed later: workers that have attached it see its pidfd and remove its names; it never ran, and is
- * not reported as a death. A failure stores GAVE_UP, for those that have attached it.
+ * of the segment, the door and the mutex. Killed later: workers that have attached it see its pidfd and remove its
+ * names, but that of the mutex; it never ran, and is not reported as a death. A failure stores GAVE_UP, for those that
+ * have attached it.
  */
 #include "job.h"
 
@@ -28,34 +34,32 @@
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/socket.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
 #define INSTANCES_MAX 16
 #define AGAIN_NS 5000000                        /* between two rounds */
-#define VERDICT_NS UINT64_C(1000000000)         /* for the end of a worker that has hung up */
+#define ANSWER_NS UINT64_C(3000000000)          /* for one answer: then the others are asked, and this one again */
 
 struct worker {
-    bool lives;                         /* its segment has an owner that is in the job */
-    bool answered;                      /* REWELCOME */
-    uint32_t pid;
-    uint32_t generation;                /* of its segment; of one that does not live, the highest that anybody knows */
+    bool has_segment;                   /* its owner is in the job */
+    bool has_door;                      /* somebody listens there */
+    bool was_asked, answered;           /* in this round */
+    bool is_said_dead, is_said_alive;   /* by one that answered */
+    uint32_t pid;                       /* for sentences; 0: unknown */
+    uint32_t generation;                /* of its segment or its door, else the highest that anybody knows; 0: none */
     uint32_t heard;                     /* the highest that anybody knows */
     uint32_t ran;                       /* of the last that ran */
     char name[BXI_NAME_BYTES];
-    bool is_said_dead;
 };
 
 struct rejoin {
     struct bx_job *job;
     uint64_t start_ns, deadline_ns;
     uint64_t instance;
-    int world_size;                     /* of the job that was found */
+    int world_size;                     /* of the job that was found; 0: no header says it */
     bool runs, starts;                  /* a worker of it is RUNNING, or STARTING */
-    int silent;                         /* the rank that was not reached last; -1 */
     int fds[BXI_BOOT_FDS];              /* of this worker */
     struct worker worker[BXI_WORLD_MAX];
     struct bxi_boot_packet packet;
@@ -68,63 +72,172 @@ static void nap(long ns)
 
 /* ---- Finding the job --------------------------------------------------------------------------- */
 
-static void look_at(struct rejoin *rejoin, uint64_t instance)
+static bool is_out_of_descriptors(int rc)
+{
+    return rc == -EMFILE || rc == -ENFILE;
+}
+
+static int door_path(const struct rejoin *rejoin, int rank, char path[BXI_BOOT_PATH_BYTES])
+{
+    const struct bxi_door_id id = { rejoin->instance, rank, rejoin->worker[rank].generation };
+
+    return bxi_door_path(path, &rejoin->job->boot->paths, rejoin->job->job_name, &id);
+}
+
+/* A connection to a door. -EAGAIN: nobody is there; else a failure with its sentence. */
+static int connect_to(struct rejoin *rejoin, int rank, uint32_t *pid)
+{
+    char path[BXI_BOOT_PATH_BYTES];
+    int fd = door_path(rejoin, rank, path);
+
+    if (fd < 0)
+        return fd;
+    fd = bxi_door_connect(path, pid);
+    if (is_out_of_descriptors(fd))
+        return bxi_limits_no_descriptors(rejoin->job);
+    rejoin->worker[rank].has_door = fd >= 0 || fd == -EAGAIN;
+    if (fd >= 0 && *pid != 0)
+        rejoin->worker[rank].pid = *pid;
+    return fd >= 0 ? fd : -EAGAIN;
+}
+
+static void take_door(void *context, const struct bxi_door_id *id)
+{
+    struct rejoin *rejoin = context;
+    struct worker *worker = &rejoin->worker[id->rank];
+
+    if (id->instance == rejoin->instance && id->generation > worker->generation)
+        worker->generation = id->generation;
+}
+
+/* Nothing in /dev/shm shows that the job runs, or what else it does. */
+static int look_at_doors(struct rejoin *rejoin)
+{
+    for (int rank = 0; rank < BXI_WORLD_MAX && !rejoin->runs; rank++) {
+        uint32_t pid;
+        int fd;
+
+        if (rejoin->worker[rank].has_segment || rejoin->worker[rank].generation == 0)
+            continue;
+        fd = connect_to(rejoin, rank, &pid);
+        if (fd >= 0)
+            close(fd);
+        else if (fd != -EAGAIN)
+            return fd;
+        rejoin->runs = rejoin->worker[rank].has_door;
+    }
+    return 0;
+}
+
+static int look_at(struct rejoin *rejoin, uint64_t instance)
 {
     const struct bx_job *job = rejoin->job;
 
+    if (instance != rejoin->instance)
+        memset(rejoin->worker, 0, sizeof(rejoin->worker));
     rejoin->instance = instance;
+    rejoin->world_size = 0;
     rejoin->runs = rejoin->starts = false;
-    memset(rejoin->worker, 0, sizeof(rejoin->worker));
     for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
         struct worker *worker = &rejoin->worker[rank];
         struct bxi_object_owner owner;
+        int rc = bxi_object_find_owner(job->job_name, instance, rank, &owner);
 
-        if (bxi_object_find_owner(job->job_name, instance, rank, &owner) < 0 || !owner.rejoin ||
-            owner.state >= BXI_LEFT)
+        worker->has_segment = worker->has_door = worker->was_asked = worker->answered = false;
+        worker->is_said_dead = worker->is_said_alive = false;
+        if (is_out_of_descriptors(rc))
+            return bxi_limits_no_descriptors(job);
+        if (rc < 0 || !owner.rejoin || owner.state >= BXI_LEFT)
             continue;
-        worker->lives = true;
+        worker->has_segment = true;
         worker->pid = owner.pid;
-        worker->generation = worker->heard = owner.generation;
-        worker->ran = owner.state == BXI_STARTING ? 0 : owner.generation;
+        worker->generation = owner.generation;
+        if (owner.generation > worker->heard)
+            worker->heard = owner.generation;
+        if (owner.state != BXI_STARTING && owner.generation > worker->ran)
+            worker->ran = owner.generation;
         memcpy(worker->name, owner.name, sizeof(worker->name));
         rejoin->world_size = (int)owner.world_size;
         rejoin->runs |= owner.state == BXI_RUNNING;
         rejoin->starts |= owner.state == BXI_STARTING;
     }
+    int rc = bxi_doors_find(job->boot->paths.directory, job->job_name, take_door, rejoin);
+    if (is_out_of_descriptors(rc))
+        return bxi_limits_no_descriptors(job);
+    return look_at_doors(rejoin);
 }
 
-/* Finds the job that runs; else one that may run in a moment. */
-static void look(struct rejoin *rejoin)
-{
-    uint64_t instances[INSTANCES_MAX], starting = 0;
-    int count = bxi_object_instances(rejoin->job->job_name, instances, INSTANCES_MAX);
+struct instances {
+    uint64_t list[2 * INSTANCES_MAX];
+    int count;
+};
 
-    for (int i = 0; i < count; i++) {
-        look_at(rejoin, instances[i]);
-        if (rejoin->runs)
+static void take_instance(void *context, const struct bxi_door_id *id)
+{
+    struct instances *instances = context;
+
+    for (int i = 0; i < instances->count; i++)
+        if (instances->list[i] == id->instance)
             return;
-        if (rejoin->starts)
-            starting = instances[i];
+    if (instances->count < 2 * INSTANCES_MAX)
+        instances->list[instances->count++] = id->instance;
+}
+
+/* Finds the job that runs; else one that may run in a moment. 0, or a failure with its sentence. */
+static int look(struct rejoin *rejoin)
+{
+    const struct bx_job *job = rejoin->job;
+    struct instances instances = { .count = 0 };
+    bool starts = false;
+
+    int rc = bxi_object_instances(job->job_name, instances.list, INSTANCES_MAX);
+    instances.count = rc > 0 ? rc : 0;
+    if (!is_out_of_descriptors(rc))
+        rc = bxi_doors_find(job->boot->paths.directory, job->job_name, take_instance, &instances);
+    if (is_out_of_descriptors(rc))
+        return bxi_limits_no_descriptors(job);
+    for (int i = 0; i < instances.count; i++) {
+        if ((rc = look_at(rejoin, instances.list[i])) < 0)
+            return rc;
+        if (rejoin->runs)
+            return 0;
+        starts |= rejoin->starts;
     }
     rejoin->runs = false;
-    rejoin->starts = starting != 0;
+    rejoin->starts = starts;
+    return 0;
+}
+
+/* For sentences: "'NAME' (rank R, pid P)", or what of it is known. */
+#define WHO_BYTES (BXI_NAME_BYTES + 40)
+static const char *who(const struct rejoin *rejoin, int rank, char text[WHO_BYTES])
+{
+    const struct worker *worker = &rejoin->worker[rank];
+    int length = worker->name[0] != '\0' ? snprintf(text, WHO_BYTES, "'%s' (rank %d", worker->name, rank)
+                                         : snprintf(text, WHO_BYTES, "of rank %d (its segment has no name", rank);
+
+    if (worker->pid != 0)
+        snprintf(text + length, WHO_BYTES - (size_t)length, ", pid %u)", worker->pid);
+    else
+        snprintf(text + length, WHO_BYTES - (size_t)length, ")");
+    return text;
 }
 
 int bxi_rejoin_check_none(const struct bx_job *job)
 {
     struct rejoin *rejoin = calloc(1, sizeof(*rejoin));
-    int rc = 0;
+    char text[WHO_BYTES];
+    int rc;
 
     if (rejoin == NULL)
         return bx_fail(-ENOMEM, "no memory to start a job with");
     rejoin->job = (struct bx_job *)(uintptr_t)job;
-    look(rejoin);
-    for (int rank = 0; rejoin->runs && rc == 0 && rank < BXI_WORLD_MAX; rank++)
-        if (rejoin->worker[rank].lives)
-            rc = bx_fail(BX_E_JOB_RUNNING, "a job named '%s' is running without its rank 0: its worker '%s' (rank %d) "
-                                           "is process %u; wait for its end, join it (options.rejoin) or choose "
-                                           "another name", job->job_name, rejoin->worker[rank].name, rank,
-                         rejoin->worker[rank].pid);
+    rc = look(rejoin);
+    for (int rank = 0; rc == 0 && rejoin->runs && rank < BXI_WORLD_MAX; rank++)
+        if (rejoin->worker[rank].has_segment || rejoin->worker[rank].has_door)
+            rc = bx_fail(BX_E_JOB_RUNNING, "a job named '%s' is running without its rank 0: there is its worker %s; "
+                                           "wait for its end, join it (options.rejoin) or choose another name",
+                         job->job_name, who(rejoin, rank, text));
     free(rejoin);
     return rc;
 }
@@ -135,53 +248,39 @@ int bxi_rejoin_check_none(const struct bx_job *job)
 static int take_mutex(struct rejoin *rejoin)
 {
     struct bx_job *job = rejoin->job;
-    struct sockaddr_un address;
-    socklen_t bytes;
-    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    const char *path = job->boot->paths.join;
+    int fd;
 
-    if (fd < 0)
-        return errno == EMFILE || errno == ENFILE ? bxi_limits_no_descriptors(job)
-                                                  : bx_fail(-errno, "no socket can be made: %s", bx_strerror(-errno));
-    job->boot->mutex_fd = fd;
-    bytes = bxi_door_address(&address, job, BXI_WORLD_MAX, 0);      /* no worker's */
-    while (bind(fd, (struct sockaddr *)&address, bytes) < 0) {
-        if (errno != EADDRINUSE)
-            return bx_fail(-errno, "worker '%s' (rank %d) cannot join job '%s': %s", job->name, job->rank,
-                           job->job_name, bx_strerror(-errno));
+    while ((fd = bxi_joiners_lock(path)) == -EAGAIN) {
         if (bxi_now_ns() >= rejoin->deadline_ns)
-            return bx_fail(BX_E_RANK_MISSING, "another worker is joining job '%s', and has not finished within %.1f s",
-                           job->job_name, bxi_boot_seconds(rejoin->start_ns));
+            return bx_fail(BX_E_RANK_MISSING, "another worker is joining job '%s' (it has the lock of %s), and has not "
+                                              "finished within %.1f s", job->job_name, path,
+                           bxi_boot_seconds(rejoin->start_ns));
         nap(AGAIN_NS);
     }
+    if (is_out_of_descriptors(fd))
+        return bxi_limits_no_descriptors(job);
+    if (fd < 0)
+        return bx_fail(BX_E_SOCKET_DIR, "worker '%s' (rank %d) cannot join job '%s': %s cannot be used: %s", job->name,
+                       job->rank, job->job_name, path, bx_strerror(fd));
+    job->boot->mutex_fd = fd;
+    bxi_spawn_note_mutex(job, &job->boot->paths);
     BXI_STEP("rejoin.mutex");
     return 0;
 }
 
-static void release_mutex(struct bx_job *job)
+void bxi_rejoin_release(struct bx_job *job)
 {
-    close(job->boot->mutex_fd);
+    if (job->boot->mutex_fd <= 0)
+        return;
+    bxi_spawn_note_mutex(job, NULL);
+    bxi_joiners_unlock(job->boot->paths.join, job->boot->mutex_fd);
     job->boot->mutex_fd = 0;
 }
 
 /* ---- One question and its answer --------------------------------------------------------------- */
 
-/* A connection to a door. -EAGAIN: nobody is there, or the process is not this user's; else a failure with its
- * sentence. */
-static int connect_to(const struct rejoin *rejoin, int rank, uint32_t *pid)
-{
-    struct sockaddr_un address;
-    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-
-    if (fd < 0)
-        return errno == EMFILE || errno == ENFILE ? bxi_limits_no_descriptors(rejoin->job)
-                                                  : bx_fail(-errno, "no socket can be made: %s", bx_strerror(-errno));
-    socklen_t bytes = bxi_door_address(&address, rejoin->job, rank, rejoin->worker[rank].generation);
-    if (connect(fd, (struct sockaddr *)&address, bytes) == 0 && bxi_boot_is_own(fd, pid))
-        return fd;
-    close(fd);
-    return -EAGAIN;
-}
-
+/* pid: of SO_PEERCRED, and so of this pid namespace; 0: of another. */
 static bool process_has_ended(uint32_t pid)
 {
     int pidfd = pid == 0 ? -1 : (int)syscall(SYS_pidfd_open, (pid_t)pid, 0);
@@ -195,27 +294,33 @@ static bool process_has_ended(uint32_t pid)
 
 static int no_answer(const struct rejoin *rejoin, int rank)
 {
-    const struct worker *worker = &rejoin->worker[rank];
+    char text[WHO_BYTES], path[BXI_BOOT_PATH_BYTES];
 
-    return bx_fail(BX_E_RANK_MISSING, "worker '%s' (rank %d, pid %u) of job '%s', which runs, did not answer within "
-                                      "%.1f s", worker->name, rank, worker->pid, rejoin->job->job_name,
-                   bxi_boot_seconds(rejoin->start_ns));
+    if (rejoin->worker[rank].has_door || door_path(rejoin, rank, path) < 0)
+        return bx_fail(BX_E_RANK_MISSING, "worker %s of job '%s', which runs, did not answer within %.1f s",
+                       who(rejoin, rank, text), rejoin->job->job_name, bxi_boot_seconds(rejoin->start_ns));
+    return bx_fail(BX_E_RANK_MISSING, "worker %s of job '%s', which runs, was not reached within %.1f s: nobody "
+                                      "listens at %s; is its XDG_RUNTIME_DIR another one, or was it removed by a "
+                                      "logout?", who(rejoin, rank, text), rejoin->job->job_name,
+                   bxi_boot_seconds(rejoin->start_ns), path);
 }
 
-/* Waits for the answer. 1; -EAGAIN: the worker has hung up or died; a failure with its sentence, also the worker's. */
+/* Waits for the answer. 1; -EAGAIN: the worker has hung up or died, or takes long; a failure with its sentence, also
+ * the worker's. */
 static int receive(struct rejoin *rejoin, int rank, int fd, uint32_t pid)
 {
+    uint64_t end_ns = bxi_least(rejoin->deadline_ns, bxi_now_ns() + ANSWER_NS);
+    char text[WHO_BYTES];
+
     for (;;) {
-        uint64_t until_ns = bxi_least(rejoin->deadline_ns, bxi_now_ns() + BXI_BOOT_POLL_NS);
+        uint64_t until_ns = bxi_least(end_ns, bxi_now_ns() + BXI_BOOT_POLL_NS);
         int rc = bxi_boot_wait(fd, POLLIN, until_ns);
 
         if (rc > 0)
             rc = bxi_boot_receive(fd, &rejoin->packet, BXI_BOOT_FDS);
-        else if (rc == 0 && bxi_now_ns() >= rejoin->deadline_ns)
-            return no_answer(rejoin, rank);
         /* A child that a dead worker has forked may have its door. */
         else if (rc == 0)
-            rc = process_has_ended(pid) ? -EPIPE : -EAGAIN;
+            rc = bxi_now_ns() >= end_ns || process_has_ended(pid) ? -EPIPE : -EAGAIN;
         if (rc == -EAGAIN)
             continue;
         if (rc == 0 || rc == -EPIPE)
@@ -223,8 +328,7 @@ static int receive(struct rejoin *rejoin, int rank, int fd, uint32_t pid)
         if (rc == -EMFILE)
             return bxi_limits_no_descriptors(rejoin->job);
         if (rc < 0)
-            return bx_fail(rc, "worker '%s' (rank %d, pid %u) cannot be understood: %s", rejoin->worker[rank].name,
-                           rank, pid, bx_strerror(rc));
+            return bx_fail(rc, "worker %s cannot be understood: %s", who(rejoin, rank, text), bx_strerror(rc));
         rc = bxi_boot_packet_failure(&rejoin->packet);
         return rc < 0 ? rc : 1;
     }
@@ -248,8 +352,6 @@ static int ask(struct rejoin *rejoin, int rank, enum bxi_boot_kind kind, int fd_
 
     if (fd < 0)
         return fd;
-    if (pid != 0)
-        rejoin->worker[rank].pid = pid;
     memcpy(rehello.name, job->name, sizeof(rehello.name));
     /* Ignore the result: if the worker has hung up, its answer must still be read. */
     bxi_boot_send(fd, &out, rejoin->deadline_ns);
@@ -261,9 +363,10 @@ static int ask(struct rejoin *rejoin, int rank, enum bxi_boot_kind kind, int fd_
 
 static int nonsense(struct rejoin *rejoin, int rank)
 {
+    char text[WHO_BYTES];
+
     bxi_boot_packet_close(&rejoin->packet);
-    return bx_fail(-EPROTO, "worker '%s' (rank %d, pid %u) sent what no worker sends", rejoin->worker[rank].name, rank,
-                   rejoin->worker[rank].pid);
+    return bx_fail(-EPROTO, "worker %s sent what no worker sends", who(rejoin, rank, text));
 }
 
 /* ---- Asking all -------------------------------------------------------------------------------- */
@@ -277,26 +380,51 @@ static void take_welcome(struct rejoin *rejoin)
         struct worker *worker = &rejoin->worker[rank];
 
         worker->is_said_dead |= !known->lives;
+        worker->is_said_alive |= known->lives != 0;
         if (known->generation > worker->heard)
             worker->heard = known->generation;
         if (known->ran > worker->ran)
             worker->ran = known->ran;
-        if (!worker->lives && known->generation >= worker->generation && known->name[0] != '\0')
+        if (!worker->has_segment && known->generation >= worker->generation && known->name[0] != '\0')
             snprintf(worker->name, sizeof(worker->name), "%.*s", BXI_NAME_BYTES - 1, known->name);
-        if (!worker->lives && known->generation > worker->generation)
-            worker->generation = known->generation;
-        if (rank == rejoin->job->rank && known->generation > rejoin->worker[rank].generation)
+        if (known->generation > worker->generation && (!worker->has_segment || rank == rejoin->job->rank))
             worker->generation = known->generation;
     }
 }
 
-/* 0: every worker that lives has answered. -EAGAIN: one was not reached. Else a failure with its sentence. */
-static int ask_all(struct rejoin *rejoin)
+/* Any sign of life, and nobody says that it is dead. */
+static bool is_to_be_asked(const struct rejoin *rejoin, int rank)
 {
-    rejoin->silent = -1;
-    for (int rank = 0; rank < rejoin->job->world_size; rank++) {
-        if (!rejoin->worker[rank].lives)
-            continue;
+    const struct worker *worker = &rejoin->worker[rank];
+
+    if (worker->was_asked || worker->generation == 0 || (rank == rejoin->job->rank && rejoin->job->control != NULL))
+        return false;
+    return worker->is_said_alive || !worker->is_said_dead;
+}
+
+static bool is_in_doubt(const struct worker *worker)
+{
+    if (worker->answered)
+        return false;
+    return worker->is_said_alive || (!worker->is_said_dead && (worker->has_segment || worker->has_door));
+}
+
+/* The next rank to be asked; -1. An answer may name a worker of which nothing else is seen. */
+static int next_to_ask(const struct rejoin *rejoin)
+{
+    for (int rank = 0; rank < rejoin->job->world_size; rank++)
+        if (is_to_be_asked(rejoin, rank))
+            return rank;
+    return -1;
+}
+
+/* 0, or a failure with its sentence. *in_doubt: a rank that has not answered and may live; -1. */
+static int ask_all(struct rejoin *rejoin, int *in_doubt)
+{
+    const struct bx_job *job = rejoin->job;
+
+    for (int rank; (rank = next_to_ask(rejoin)) >= 0;) {
+        rejoin->worker[rank].was_asked = true;
         int rc = ask(rejoin, rank, BXI_BOOT_REHELLO, 0);
         if (rc == -EAGAIN)
             continue;
@@ -307,13 +435,11 @@ static int ask_all(struct rejoin *rejoin)
         rejoin->worker[rank].answered = true;
         take_welcome(rejoin);
     }
-    for (int rank = 0; rank < rejoin->job->world_size; rank++) {
-        const struct worker *worker = &rejoin->worker[rank];
-
-        if (worker->lives && !worker->answered && !worker->is_said_dead)
-            rejoin->silent = rank;
-    }
-    return rejoin->silent >= 0 ? -EAGAIN : 0;
+    *in_doubt = -1;
+    for (int rank = 0; rank < job->world_size; rank++)
+        if (is_in_doubt(&rejoin->worker[rank]) && (rank != job->rank || job->control == NULL))
+            *in_doubt = rank;
+    return 0;
 }
 
 static bool anybody_answered(const struct rejoin *rejoin)
@@ -324,20 +450,21 @@ static bool anybody_answered(const struct rejoin *rejoin)
     return false;
 }
 
-/* With the mutex. 1: all have answered. 0: the job has ended. Else a failure with its sentence. */
+/* With the mutex. 1: each other worker has answered, or is dead. 0: the job has ended. Else a failure with its
+ * sentence. */
 static int gather_answers(struct rejoin *rejoin)
 {
     for (;;) {
-        look_at(rejoin, rejoin->job->instance);
-        if (!rejoin->runs)
-            return 0;
-        int rc = ask_all(rejoin);
-        if (rc == 0)
-            return anybody_answered(rejoin);
-        if (rc != -EAGAIN)
+        int in_doubt, rc = look_at(rejoin, rejoin->job->instance);
+
+        if (rc < 0 || (!rejoin->runs && rejoin->job->control == NULL))
             return rc;
+        if ((rc = ask_all(rejoin, &in_doubt)) < 0)
+            return rc;
+        if (in_doubt < 0)
+            return anybody_answered(rejoin);
         if (bxi_now_ns() >= rejoin->deadline_ns)
-            return no_answer(rejoin, rejoin->silent);
+            return no_answer(rejoin, in_doubt);
         nap(AGAIN_NS);
     }
 }
@@ -351,38 +478,15 @@ static void make_absent(const struct rejoin *rejoin, int rank)
     bxi_join_absent(rejoin->job, rank, worker->name, worker->ran);
 }
 
-/* A worker that has answered once was not reached, or has hung up. 0: it is dead. */
-static int check_dead(const struct rejoin *rejoin, int rank)
-{
-    const struct bx_job *job = rejoin->job;
-    uint64_t end_ns = bxi_now_ns() + VERDICT_NS;
-    struct bxi_object_owner owner;
-
-    do {
-        if (process_has_ended(rejoin->worker[rank].pid) ||
-            bxi_object_find_owner(job->job_name, job->instance, rank, &owner) < 0)
-            return 0;
-        nap(AGAIN_NS);
-    } while (bxi_now_ns() < end_ns);
-    return bx_fail(BX_E_RANK_MISSING, "worker '%s' (rank %d, pid %u) of job '%s' hung up while worker '%s' (rank %d) "
-                                      "joined", rejoin->worker[rank].name, rank, rejoin->worker[rank].pid,
-                   job->job_name, job->name, job->rank);
-}
-
-/* Both directions with one worker. 0 (it may have died); or a failure with its sentence. */
+/* Both directions with one worker. 0; -EAGAIN: it was not reached, or hung up; else a failure with its sentence. */
 static int meet(struct rejoin *rejoin, int rank)
 {
     struct bx_job *job = rejoin->job;
     struct bxi_boot_packet *packet = &rejoin->packet;
     struct bxi_boot_entry *entry = &packet->as.table.entry[0];
-    char hint[BXI_MAP_HINT_BYTES];
+    char hint[BXI_MAP_HINT_BYTES], text[WHO_BYTES];
 
     int rc = ask(rejoin, rank, BXI_BOOT_REJOIN, BXI_BOOT_FDS);
-    if (rc == -EAGAIN) {
-        if ((rc = check_dead(rejoin, rank)) == 0)
-            make_absent(rejoin, rank);
-        return rc;
-    }
     if (rc < 0)
         return rc;
     if (!bxi_boot_packet_is(packet, BXI_BOOT_TABLE, BXI_BOOT_FDS) || entry->rank != rank)
@@ -394,9 +498,25 @@ static int meet(struct rejoin *rejoin, int rank)
         packet->fds[BXI_BOOT_BELL] = packet->fds[BXI_BOOT_BELL_LEADER] = packet->fds[BXI_BOOT_PIDFD] = -1;
     bxi_boot_packet_close(packet);
     if (rc < 0)
-        return bx_fail(rc, "worker '%s' (rank %d) cannot attach to '%s' (rank %d): %s%s", job->name, job->rank,
-                       rejoin->worker[rank].name, rank, bx_strerror(rc), bxi_limits_map_hint(job, rc, hint));
+        return bx_fail(rc, "worker '%s' (rank %d) cannot attach to %s: %s%s", job->name, job->rank,
+                       who(rejoin, rank, text), bx_strerror(rc), bxi_limits_map_hint(job, rc, hint));
     BXI_STEP("rejoin.met");
+    return 0;
+}
+
+/* The same until the worker is met or dead; it may have attached this one without having answered. 0, or a failure with
+ * its sentence. */
+static int meet_or_bury(struct rejoin *rejoin, int rank)
+{
+    while (rejoin->worker[rank].answered) {
+        int rc = meet(rejoin, rank);
+
+        if (rc != -EAGAIN)
+            return rc;
+        if ((rc = gather_answers(rejoin)) < 0)
+            return rc;
+    }
+    make_absent(rejoin, rank);
     return 0;
 }
 
@@ -409,9 +529,7 @@ static int meet_all(struct rejoin *rejoin)
         if (rank == job->rank)
             continue;
         bxi_join_note_generation(job, rank, rejoin->worker[rank].heard);
-        if (!rejoin->worker[rank].answered)
-            make_absent(rejoin, rank);
-        else if ((rc = meet(rejoin, rank)) < 0)
+        if ((rc = meet_or_bury(rejoin, rank)) < 0)
             return rc;
     }
     return 0;
@@ -444,6 +562,9 @@ static int join(struct rejoin *rejoin, const struct bxi_boot_paths *paths)
     if ((job->rank == 0 && (rc = bxi_boot_lock(job, paths)) < 0) || (rc = make_self(rejoin)) < 0 ||
         (rc = meet_all(rejoin)) < 0)
         return rc;
+    if (!bxi_boot_leads_to(paths->join, job->boot->mutex_fd))
+        return bx_fail(BX_E_SOCKET_DIR, "%s was removed while worker '%s' (rank %d) joined job '%s'", paths->join,
+                       job->name, job->rank, job->job_name);
     if (job->rank == 0)
         bxi_boot_lock_running(job);
     BXI_STEP("rejoin.gate_closed");
@@ -451,7 +572,7 @@ static int join(struct rejoin *rejoin, const struct bxi_boot_paths *paths)
     bxi_store_release(&job->control->header.state, BXI_RUNNING);
     BXI_STEP("rejoin.gate_open");
     bxi_ring_all(job);
-    release_mutex(job);
+    bxi_rejoin_release(job);
     BXI_STEP("rejoin.joined");
     bxi_log(job, 2, "worker '%s' (rank %d) has joined job '%s': generation %u", job->name, job->rank, job->job_name,
             job->rpc->peers[job->rank]->generation);
@@ -463,7 +584,7 @@ static int try_join(struct rejoin *rejoin, const struct bxi_boot_paths *paths)
 {
     struct bx_job *job = rejoin->job;
 
-    if (rejoin->world_size != job->world_size)
+    if (rejoin->world_size != 0 && rejoin->world_size != job->world_size)
         return bx_fail(BX_E_WORLD_SIZE, "job '%s' runs with %d workers, and worker '%s' was started for %d",
                        job->job_name, rejoin->world_size, job->name, job->world_size);
     job->instance = rejoin->instance;
@@ -472,7 +593,7 @@ static int try_join(struct rejoin *rejoin, const struct bxi_boot_paths *paths)
         return rc;
     rc = gather_answers(rejoin);
     if (rc == 0) {
-        release_mutex(job);
+        bxi_rejoin_release(job);
         job->instance = 0;
         return -EAGAIN;
     }
@@ -502,10 +623,10 @@ int bxi_rejoin(struct bx_job *job, const struct bxi_boot_paths *paths, uint64_t 
     rejoin->start_ns = bxi_now_ns();
     rejoin->deadline_ns = deadline_ns;
     rejoin->fds[BXI_BOOT_SEGMENT] = rejoin->fds[BXI_BOOT_ARENA] = -1;
-    look(rejoin);
-    if (rejoin->runs)
+    rc = look(rejoin);
+    if (rc == 0 && rejoin->runs)
         rc = try_join(rejoin, paths);
-    else
+    else if (rc == 0)
         rc = rejoin->starts && bxi_now_ns() < deadline_ns ? -EAGAIN : 0;
     for (int i = BXI_BOOT_SEGMENT; i <= BXI_BOOT_ARENA; i++)
         if (rejoin->fds[i] >= 0)

@@ -108,7 +108,8 @@ static struct bxi_worker_page *page_of(const struct launch *launch, int rank)
 
 static bool is_noted(bxi_a32 *flag)
 {
-    /* [noted] acquire, pairs with the release in bxi_spawn_note_segment and note_paths: the paths are there. */
+    /* [noted] acquire, pairs with the releases in bxi_spawn_note_segment, bxi_spawn_note_door and note_paths: the paths
+     * are there. */
     return bxi_load_acquire(flag) != 0;
 }
 
@@ -130,6 +131,10 @@ static void on_term(int signal_number)
             unlink(note->paths.socket);
             unlink(note->paths.lock);
         }
+        if (is_noted(&note->has_door))
+            unlink(note->door);
+        if (is_noted(&note->joins))
+            unlink(note->paths.join);
         if (is_noted(&note->waits))
             bxi_boot_sweep(&note->paths, 0);        /* makes system calls only: safe here */
     }

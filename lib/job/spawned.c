@@ -153,29 +153,48 @@ void bxi_spawn_note_segment(const struct bx_job *job, const char *shm_name, cons
     bxi_unlock(&self_lock);
 }
 
-static void note_paths(const struct bx_job *job, const struct bxi_boot_paths *paths, bool as_files)
+/* flag_at: of the flag in the note. */
+static void note_paths(const struct bx_job *job, const struct bxi_boot_paths *paths, size_t flag_at)
 {
     if (!bxi_spawn_is_worker())
         return;
     bxi_lock(&self_lock);
     struct bxi_note *note = noted_of(job);
-    bxi_a32 *flag = note == NULL ? NULL : as_files ? &note->has_files : &note->waits;
     if (note != NULL && paths != NULL)
         note->paths = *paths;
-    if (flag != NULL)
+    if (note != NULL)
         /* [noted] release, pairs with the acquire in on_term: the paths are there. */
-        bxi_store_release(flag, paths != NULL);
+        bxi_store_release((bxi_a32 *)(void *)((char *)note + flag_at), paths != NULL);
     bxi_unlock(&self_lock);
 }
 
 void bxi_spawn_note_files(const struct bx_job *job, const struct bxi_boot_paths *paths)
 {
-    note_paths(job, paths, true);
+    note_paths(job, paths, offsetof(struct bxi_note, has_files));
 }
 
 void bxi_spawn_note_wait(const struct bx_job *job, const struct bxi_boot_paths *paths)
 {
-    note_paths(job, paths, false);
+    note_paths(job, paths, offsetof(struct bxi_note, waits));
+}
+
+void bxi_spawn_note_mutex(const struct bx_job *job, const struct bxi_boot_paths *paths)
+{
+    note_paths(job, paths, offsetof(struct bxi_note, joins));
+}
+
+void bxi_spawn_note_door(const struct bx_job *job, const char *path)
+{
+    if (!bxi_spawn_is_worker())
+        return;
+    bxi_lock(&self_lock);
+    struct bxi_note *note = noted_of(job);
+    if (note != NULL && path != NULL)
+        memcpy(note->door, path, sizeof(note->door));
+    if (note != NULL)
+        /* [noted] release, pairs with the acquire in on_term: the path is there. */
+        bxi_store_release(&note->has_door, path != NULL);
+    bxi_unlock(&self_lock);
 }
 
 void bxi_spawn_forget(const struct bx_job *job)
@@ -189,6 +208,8 @@ void bxi_spawn_forget(const struct bx_job *job)
         bxi_store_relaxed(&note->has_names, 0);
         bxi_store_relaxed(&note->has_files, 0);
         bxi_store_relaxed(&note->waits, 0);
+        bxi_store_relaxed(&note->has_door, 0);
+        bxi_store_relaxed(&note->joins, 0);
         note->job = NULL;
     }
     bxi_unlock(&self_lock);

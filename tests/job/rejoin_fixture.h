@@ -17,6 +17,7 @@ struct life {
     int world_size;
     bool no_rejoin;
     bool own_loop;
+    bool has_own_pids;          /* it is in a pid namespace of its own. Needs root */
     const char *name;
     uint64_t timeout_ns;
     harness_fn body;            /* after the start; NULL: only waits for LAST_WORD */
@@ -53,6 +54,20 @@ static inline void live(struct start *start, const struct life *life)
     bx_job_destroy(job);
 }
 
+/* Becomes a process whose child, in a new pid namespace, returns. */
+static inline void enter_own_pids(void)
+{
+    int status = 0;
+
+    HARNESS_EQ(unshare(CLONE_NEWPID), 0);
+    pid_t pid = fork();
+    HARNESS_CHECK(pid >= 0);
+    if (pid == 0)
+        return;
+    HARNESS_EQ(waitpid(pid, &status, 0), pid);
+    _exit(status != 0);
+}
+
 /* Forks process number `index`. */
 static inline void begin_life(int index, struct life life)
 {
@@ -62,6 +77,8 @@ static inline void begin_life(int index, struct life life)
         life.world_size = 3;
     cr_assert_geq(pid, 0);
     if (pid == 0) {
+        if (life.has_own_pids)
+            enter_own_pids();
         live(&starts[index], &life);
         _exit(0);
     }

@@ -18,8 +18,7 @@ TestSuite(door, .init = starts_set_up, .fini = place_tear_down, .timeout = 60);
 
 static struct bxi_boot_packet packet;
 
-/* What bxi_door_address needs. */
-static struct bx_job asked;
+static uint64_t instance;
 
 static void stays_until_the_end(struct bx_job *job)
 {
@@ -31,8 +30,7 @@ static void begin_two(void)
     begin_lives(2, (struct life){ .body = stays_until_the_end });
     while (harness_load(0) == 0)
         sched_yield();
-    asked.instance = harness_load(0);
-    snprintf(asked.job_name, sizeof(asked.job_name), "%s", job_name);
+    instance = harness_load(0);
 }
 
 static void end_one(void)
@@ -41,21 +39,31 @@ static void end_one(void)
     start_succeeds(0);
 }
 
-/* To the door of rank 0. */
+/* Of rank 0. */
+static const char *door_path(void)
+{
+    static char path[BXI_BOOT_PATH_BYTES];
+    struct bxi_boot_paths paths;
+
+    cr_assert_eq(bxi_boot_paths(job_name, &paths), 0);
+    cr_assert_eq(bxi_door_path(path, &paths, job_name, &(struct bxi_door_id){ instance, 0, 1 }), 0);
+    return path;
+}
+
 static int knock(void)
 {
-    struct sockaddr_un address;
-    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    uint32_t pid = 0;
+    int fd = bxi_door_connect(door_path(), &pid);
 
-    cr_assert_eq(connect(fd, (struct sockaddr *)&address, bxi_door_address(&address, &asked, 0, 1)), 0, "%s",
-                 strerror(errno));
+    cr_assert_geq(fd, 0, "%s", strerror(-fd));
+    cr_expect_eq(pid, starts[0].pid);
     return fd;
 }
 
 static struct bxi_boot_rehello rehello_of(enum bxi_boot_kind kind)
 {
     struct bxi_boot_rehello rehello = {
-        .head = bxi_boot_head(kind), .instance = asked.instance, .rank = 1, .world_size = 2,
+        .head = bxi_boot_head(kind), .instance = instance, .rank = 1, .world_size = 2,
         .pid = (uint32_t)getpid(), .generation = kind == BXI_BOOT_REJOIN ? 2 : 0, .name = "worker1",
     };
 
@@ -206,40 +214,82 @@ Test(door, silent_connections_keep_nobody_out)
     begin_two();
     start_is_killed(1);
     for (int i = 0; i < 32; i++) {
-        struct sockaddr_un address;
-        socklen_t bytes = bxi_door_address(&address, &asked, 0, 1);
+        uint32_t pid;
 
-        silent[i] = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-        cr_expect_eq(connect(silent[i], (struct sockaddr *)&address, bytes), 0);
+        while ((silent[i] = bxi_door_connect(door_path(), &pid)) == -EAGAIN)
+            sched_yield();
+        cr_expect_geq(silent[i], 0);
     }
     expect_that_one_can_join();
     for (int i = 0; i < 32; i++)
         close(silent[i]);
 }
 
-Test(door, serves_no_other_user)
+/* The machine pauses for longer than a connection may be silent. */
+Test(door, reads_what_came_before_it_hangs_up)
+{
+    char descriptors[64];
+
+    begin_two();
+    start_is_killed(1);
+    snprintf(descriptors, sizeof(descriptors), "/proc/%d/fd", (int)starts[0].pid);
+    close(knock());
+    struct bxi_boot_rehello rehello = rehello_of(BXI_BOOT_REHELLO);
+    int before = files_in(descriptors, "", ""), fd = knock();
+    while (files_in(descriptors, "", "") <= before)     /* until it is accepted */
+        sched_yield();
+    harness_stop(starts[0].pid);
+    cr_assert_eq(bxi_boot_send(fd, &(struct bxi_boot_out){ &rehello, sizeof(rehello), NULL, 0 }, BX_FOREVER), 0);
+    usleep(3100000);
+    kill(starts[0].pid, SIGCONT);
+    cr_expect_eq(receive(fd), 1);
+    cr_expect(bxi_boot_packet_is(&packet, BXI_BOOT_REWELCOME, 0));
+    close(fd);
+    expect_that_one_can_join();
+}
+
+/* 0, -errno. */
+static int connect_as_nobody(const char *path)
+{
+    struct bxi_boot_rehello rehello = rehello_of(BXI_BOOT_REHELLO);
+    struct sockaddr_un address = { .sun_family = AF_UNIX };
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+    snprintf(address.sun_path, sizeof(address.sun_path), "%s", path);
+    HARNESS_EQ(seteuid(NOBODY), 0);
+    if (connect(fd, (struct sockaddr *)&address, sizeof(address)) < 0)
+        return -errno;
+    send(fd, &rehello, sizeof(rehello), MSG_NOSIGNAL);          /* it may have hung up already */
+    HARNESS_EQ(bxi_boot_wait(fd, POLLIN, BX_FOREVER), 1);
+    HARNESS_EQ(bxi_boot_receive(fd, &packet, 0), 0);
+    return 0;
+}
+
+static void expect_of_nobody(const char *path, int rc)
 {
     int status = 0;
+    pid_t pid = fork();
+
+    if (pid == 0)
+        _exit(-connect_as_nobody(path));
+    cr_assert_eq(waitpid(pid, &status, 0), pid);
+    cr_expect_eq(status, -rc << 8, "%#x", (unsigned)status);
+}
+
+Test(door, serves_no_other_user)
+{
+    char inner[96];
 
     if (geteuid() != 0)
         cr_skip_test("needs root, to become another user");
     begin_two();
     start_is_killed(1);
-    struct bxi_boot_rehello rehello = rehello_of(BXI_BOOT_REHELLO);
-    struct sockaddr_un address;
-    socklen_t bytes = bxi_door_address(&address, &asked, 0, 1);
-    pid_t pid = fork();
-    if (pid == 0) {
-        int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-
-        HARNESS_EQ(seteuid(NOBODY), 0);
-        HARNESS_EQ(connect(fd, (struct sockaddr *)&address, bytes), 0);
-        send(fd, &rehello, sizeof(rehello), MSG_NOSIGNAL);          /* it may have hung up already */
-        HARNESS_EQ(bxi_boot_wait(fd, POLLIN, BX_FOREVER), 1);
-        HARNESS_EQ(bxi_boot_receive(fd, &packet, 0), 0);
-        _exit(0);
-    }
-    cr_assert_eq(waitpid(pid, &status, 0), pid);
-    cr_expect_eq(status, 0);
+    const char *path = door_path();
+    expect_of_nobody(path, -EACCES);
+    /* The directory keeps it out. If somebody opens that, the door hangs up. */
+    snprintf(inner, sizeof(inner), "%s/boxcar", directory);
+    cr_assert(chmod(path, 0777) == 0 && chmod(directory, 0755) == 0 && chmod(inner, 0755) == 0);
+    expect_of_nobody(path, 0);
+    cr_assert(chmod(directory, 0700) == 0 && chmod(inner, 0700) == 0);
     expect_that_one_can_join();
 }

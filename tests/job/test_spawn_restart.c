@@ -6,6 +6,7 @@
  */
 #include "spawn_fixture.h"
 
+#include <sys/prctl.h>
 #include <time.h>
 
 #define RANK 1                          /* that dies */
@@ -287,6 +288,37 @@ Test(spawn_restart, a_signal_ends_the_job_while_a_worker_is_to_be_started_again)
         expect_report(-1, 0, 0, signals[i]);
         expect_nothing_left();
     }
+}
+
+/* In a real job, with a door. */
+static int waits_in_a_job(const struct bx_options *options, void *context)
+{
+    struct bx_job *job = NULL;
+
+    (void)context;
+    if (bx_job_create(options, &job) < 0 || bx_job_start(job) < 0)
+        return 9;
+    note(options);
+    wait_for_ever();
+}
+
+Test(spawn_restart, leaves_no_door_when_the_launcher_is_killed)
+{
+    /* The orphans become children of this process, so it can wait for their end. */
+    cr_assert_eq(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
+    fflush(NULL);
+    pid_t pid = fork();
+
+    if (pid == 0)
+        _exit(spawn_again(waits_in_a_job, &(struct life){ .restart = 1 }) != 0);
+    while (bxi_load_seq_cst(&seen->running) < WORLD)
+        sched_yield();
+    cr_expect_eq(socket_files(), WORLD + 1, "%d", socket_files());     /* doors, and the lock file */
+    kill(pid, SIGKILL);
+    for (int i = 0; i < WORLD + 1; i++)
+        wait(NULL);
+    cr_expect_eq(socket_files(), 0);
+    expect_nothing_left();
 }
 
 /* Rank 0 is to be started again when the last workers die that were in the job. */

@@ -203,7 +203,103 @@ static void run_shutdown_before_it_rang(void)
     start_succeeds(2);
 }
 
+static void sees_all(struct bx_job *job)
+{
+    HARNESS_CHECK(bx_worker_alive(job, 0) && bx_worker_alive(job, 2));
+    calls_and_is_called(job);
+}
+
+static void await_stopped(int index)
+{
+    int status = 0;
+
+    cr_assert_eq(waitpid(starts[index].pid, &status, WUNTRACED), starts[index].pid);
+    cr_assert(WIFSTOPPED(status), "status %#x", (unsigned)status);
+}
+
+/* Rank 2 has accepted the connection that brings the joiner's descriptors, and stops for longer than either side waits
+ * for the other: it lives, and so it is met. */
+static void run_paused_before_it_reads(bool has_own_pids)
+{
+    target = "rejoin.accepted";
+    aimed_signal = SIGSTOP;
+    harness_store(STEP_COUNT, 2);
+    begin_lives(3, (struct life){ .body = aims_as_rank_2 });
+    harness_await(GO_ON, 3);
+    start_is_killed(1);
+    begin_life(3, (struct life){ .rank = 1, .body = sees_all, .has_own_pids = has_own_pids });
+    await_stopped(2);
+    usleep(3300000);
+    kill(starts[2].pid, SIGCONT);
+    harness_await(BACK, 1);
+    harness_post(LAST_WORD);
+    start_succeeds(0);
+    start_succeeds(2);
+    start_succeeds(3);
+}
+
+/* Then another joiner may have the mutex too. */
+static void run_mutex_removed(void)
+{
+    char path[128];
+
+    begin_lives(3, (struct life){ .body = stays });
+    start_is_killed(1);
+    take_aim("rejoin.met", 1, SIGSTOP);
+    begin_life(3, (struct life){ .rank = 1 });
+    aim.step = NULL;
+    await_stopped(3);
+    snprintf(path, sizeof(path), "%s/boxcar/%s.join", directory, job_name);
+    cr_assert_eq(unlink(path), 0);
+    kill(starts[3].pid, SIGCONT);
+    start_fails(3, BX_E_SOCKET_DIR, ".join was removed while worker 'worker1' (rank 1) joined job");
+    begin_life(4, (struct life){ .rank = 1, .body = calls_and_is_called });
+    harness_await(BACK, 1);
+    harness_post(LAST_WORD);
+    start_succeeds(0);
+    start_succeeds(2);
+    start_succeeds(4);
+}
+
+/* The first start: the others remove the name of its door. */
+static void run_killed_at_its_first_door(const char *step)
+{
+    begin_life(0, (struct life){ .rank = 0 });
+    begin_life(2, (struct life){ .rank = 2 });
+    take_aim(step, 1, SIGKILL);
+    begin_life(1, (struct life){ .rank = 1 });
+    aim.step = NULL;
+    was_killed(1, step);
+    start_fails(0, BX_E_PEER_DEAD, "'worker1' (rank 1");
+    start_fails(2, BX_E_PEER_DEAD, "'worker1' (rank 1");
+    cr_expect_eq(segments_of("") + socket_files(), 0, "step %s", step);
+}
+
 TestSuite(kill_rejoin, .init = starts_set_up, .fini = place_tear_down, .timeout = 60);
+
+Test(kill_rejoin, one_that_pauses_before_it_reads)
+{
+    run_paused_before_it_reads(false);
+}
+
+/* Its pid says nothing here: the joiner sees none, and the header has one of another namespace. */
+Test(kill_rejoin, one_of_another_pid_namespace_that_pauses)
+{
+    if (geteuid() != 0)
+        cr_skip_test("needs root, for a pid namespace");
+    run_paused_before_it_reads(true);
+}
+
+Test(kill_rejoin, the_mutex_is_removed)
+{
+    run_mutex_removed();
+}
+
+Test(kill_rejoin, a_worker_at_its_first_door)
+{
+    run_killed_at_its_first_door("rejoin.bound");
+    run_killed_at_its_first_door("rejoin.door");
+}
 
 #define KILLED_JOINER(test, step, passages)                                                         \
     Test(kill_rejoin, test, .timeout = 60)                                                          \

@@ -63,15 +63,21 @@
  *   rref.ask_sent           ASK sent to some                 an answer to the dead is not sent
  *   rref.answer_sent        ANSWER, no bell                  the asker asks the others again: one more is dead
  *
- *   rejoin.mutex            a joiner has the mutex           nothing: the next one takes it
+ *   rejoin.mutex            a joiner has the mutex           its file without a lock: the next one takes it, or the end
+ *                                                            removes it
  *   rejoin.asked            it has asked a worker            the same
- *   rejoin.door .made       its segment and door made        names that the next joiner, or the end, removes
+ *   rejoin.bound            its segment made, its door bound a name at which nobody listens: connect is refused; the
+ *                                                            next joiner, or the end, removes it; at the first start
+ *                                                            the others do
+ *   rejoin.door .made       its door listens                 the same
  *   rejoin.sent .met        a worker has its descriptors,    that one sees its death, and removes its names; it never
  *                           or they have each other's        ran, and nobody is told of a death
  *   rejoin.gate_closed      all have attached it             the same
  *   rejoin.gate_open        its state is RUNNING, no bell    it may count as a worker that came back and died
  *   rejoin.joined           the mutex is free                the same
- *   rejoin.welcomed         a worker has answered            the joiner takes that worker for dead
+ *   rejoin.accepted         a worker has read nothing yet    the joiner sees the hang-up, and the others say that the
+ *                                                            worker is dead; they remove the name of its door
+ *   rejoin.welcomed         a worker has answered            the same
  *   rejoin.came .taken .tabled   about to attach, attached, answered   the same; or it sees its pidfd
  *
  * If rank 0 is killed while it makes its segment, no other worker knows the instance: a worker that waited for it
@@ -652,6 +658,7 @@ Test(kill_without_launcher, of_one_that_waits_for_rank_0_leaves_nothing)
 
 KILLED_JOINER(rejoin_mutex, "rejoin.mutex", 1)
 KILLED_JOINER(rejoin_asked, "rejoin.asked", 2)
+KILLED_JOINER(rejoin_bound, "rejoin.bound", 1)
 KILLED_JOINER(rejoin_door, "rejoin.door", 1)
 KILLED_JOINER(rejoin_made, "rejoin.made", 1)
 KILLED_JOINER(rejoin_sent, "rejoin.sent", 2)
@@ -664,6 +671,7 @@ Test(kill_rejoin, a_worker_stopped_while_it_attaches, .timeout = 60) { run_stopp
 Test(kill_rejoin, a_shutdown_waits_for_it, .timeout = 20) { run_shutdown_before_it_rang(); }
 Test(kill_rejoin, its_join_is_heard_before_its_death, .timeout = 60) { run_killed_before_it_rang(); }
 
+KILLED_WELCOMING(rejoin_accepted, "rejoin.accepted")
 KILLED_WELCOMING(rejoin_welcomed, "rejoin.welcomed")
 KILLED_WELCOMING(rejoin_came, "rejoin.came")
 KILLED_WELCOMING(rejoin_taken, "rejoin.taken")

@@ -16,7 +16,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -348,6 +350,30 @@ Test(shmstat_files, reap_removes_the_socket_of_a_job_whose_lock_is_free, .timeou
     make_file(plant.job, ".sock", socket_path);
     expect_reaped("--yes", 1, 1);
     cr_expect(!exists(socket_path) && !exists(lock_path));
+}
+
+Test(shmstat_files, reap_removes_doors_at_which_nobody_listens_and_a_mutex_that_is_free, .timeout = 20,
+     .fini = remove_plant)
+{
+    struct sockaddr_un address = { .sun_family = AF_UNIX };
+    char mutex_path[128];
+
+    use_own_sockets();
+    snprintf(plant.job, sizeof(plant.job), "plant-%d", (int)getpid());
+    make_file(plant.job, ".join", mutex_path);
+    snprintf(address.sun_path, sizeof(address.sun_path), "%.40s/boxcar/%.20s.0123456789abcdef.1.2.door", directory,
+             plant.job);
+    int door = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), mutex = bxi_joiners_lock(mutex_path);
+    cr_assert_eq(bind(door, (struct sockaddr *)&address, sizeof(address)), 0);
+    cr_assert_eq(listen(door, 1), 0);
+    expect_reaped("--yes", 0, 0);
+    cr_expect(exists(address.sun_path) && exists(mutex_path));
+    close(door);
+    close(mutex);
+    expect_reaped("", 2, 0);
+    cr_expect(exists(address.sun_path) && exists(mutex_path));
+    expect_reaped("--yes", 2, 2);
+    cr_expect(!exists(address.sun_path) && !exists(mutex_path));
 }
 
 /* ---- Jobs of one name -------------------------------------------------------------------------------- */

@@ -4,8 +4,9 @@
  *
  * Lists it; with --yes, removes it. No decision depends on a pid: bxi_object_reap unlinks an object of shared memory
  * under its owner lock, and a job's socket is unlinked under the lock of its lock file, which rank 0 holds while it
- * lives. An object that is locked again between the list and the removal stays. A job with a living worker is not
- * touched: its survivors remove what their dead left.
+ * lives; so is the file of the joiners' mutex, under its own. The door of a worker is dead if connect(2) is refused. An
+ * object that is locked again between the list and the removal stays. A job with a living worker is not touched: its
+ * survivors remove what their dead left.
  */
 #include "json.h"
 #include "shmstat.h"
@@ -19,11 +20,15 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #define LOCK_SUFFIX ".lock"
 #define SOCKET_SUFFIX ".sock"
+#define JOIN_SUFFIX ".join"
+#define DOOR_SUFFIX ".door"
 #define PATH_BYTES 512
 
 struct reaping {
@@ -183,26 +188,105 @@ static void reap_socket(struct reaping *reaping, const char *directory, const ch
         report(reaping, lock_path, 0, job, taken && exists(lock_path) ? EPERM : 0, yes && !exists(lock_path));
 }
 
-/* The job that a file of the directory belongs to. True for each job once: for its lock file, or for its socket if
- * there is no lock file. */
-static bool job_of_file(const char *directory, const char *file, char *job, size_t bytes)
+static void reap_mutex(struct reaping *reaping, const char *directory, const char *job)
 {
-    size_t length = strlen(file), suffix = sizeof(LOCK_SUFFIX) - 1;
-    char lock_path[PATH_BYTES];
+    char path[PATH_BYTES];
 
-    if (length <= suffix || length - suffix >= bytes)
+    snprintf(path, sizeof(path), "%s/%s" JOIN_SUFFIX, directory, job);
+    if (is_held(path))
+        return;
+    bool taken = reaping->options->yes && sweep(path, path);
+    report(reaping, path, 0, job, taken && exists(path) ? EPERM : 0, reaping->options->yes && !exists(path));
+}
+
+static bool nobody_listens(const char *path)
+{
+    struct sockaddr_un address = { .sun_family = AF_UNIX };
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    size_t bytes = strlen(path);
+    bool is_refused;
+
+    memcpy(address.sun_path, path, bytes < sizeof(address.sun_path) ? bytes : 0);
+    is_refused = fd >= 0 && connect(fd, (struct sockaddr *)&address, sizeof(address)) < 0 && errno == ECONNREFUSED;
+    if (fd >= 0)
+        close(fd);
+    return is_refused;
+}
+
+static void reap_door(struct reaping *reaping, const char *directory, const char *file, const char *job)
+{
+    char path[PATH_BYTES];
+    int error = 0;
+
+    snprintf(path, sizeof(path), "%s/%s", directory, file);
+    if (!nobody_listens(path))
+        return;
+    if (reaping->options->yes && unlink(path) < 0 && errno != ENOENT)
+        error = errno;
+    report(reaping, path, 0, job, error, reaping->options->yes && error == 0);
+}
+
+/* file is `stem` and that suffix. */
+static bool has_suffix(const char *file, const char *suffix, char *stem, size_t bytes)
+{
+    size_t length = strlen(file), tail = strlen(suffix);
+
+    if (length <= tail || length - tail >= bytes || strcmp(file + length - tail, suffix) != 0)
         return false;
-    memcpy(job, file, length - suffix);
-    job[length - suffix] = '\0';
-    if (strcmp(file + length - suffix, LOCK_SUFFIX) == 0)
-        return true;
-    snprintf(lock_path, sizeof(lock_path), "%s/%s" LOCK_SUFFIX, directory, job);
-    return strcmp(file + length - suffix, SOCKET_SUFFIX) == 0 && !exists(lock_path);
+    memcpy(stem, file, length - tail);
+    stem[length - tail] = '\0';
+    return true;
+}
+
+/* The job of "JOB.INSTANCE.RANK.GENERATION.door". */
+static bool is_door(const char *file, char *job)
+{
+    char stem[256];
+
+    if (!has_suffix(file, DOOR_SUFFIX, stem, sizeof(stem)))
+        return false;
+    for (int i = 0; i < 3; i++) {
+        char *dot = strrchr(stem, '.');
+
+        if (dot == NULL)
+            return false;
+        *dot = '\0';
+    }
+    if (stem[0] == '\0' || strlen(stem) >= BXI_NAME_BYTES)
+        return false;
+    strcpy(job, stem);
+    return true;
+}
+
+static bool is_selected(const struct reaping *reaping, const struct stat_jobs *jobs, const char *job)
+{
+    return !has_living(jobs, job) &&
+           (reaping->options->select == NULL || strcmp(reaping->options->select, job) == 0);
+}
+
+/* Socket and lock file are one entry: at the lock file, or at the socket if there is no lock file. */
+static void reap_file(struct reaping *reaping, const struct stat_jobs *jobs, const char *directory, const char *file)
+{
+    char job[BXI_NAME_BYTES], lock_path[PATH_BYTES];
+
+    if (has_suffix(file, LOCK_SUFFIX, job, sizeof(job))) {
+        if (is_selected(reaping, jobs, job))
+            reap_socket(reaping, directory, job);
+    } else if (has_suffix(file, SOCKET_SUFFIX, job, sizeof(job))) {
+        snprintf(lock_path, sizeof(lock_path), "%s/%s" LOCK_SUFFIX, directory, job);
+        if (!exists(lock_path) && is_selected(reaping, jobs, job))
+            reap_socket(reaping, directory, job);
+    } else if (has_suffix(file, JOIN_SUFFIX, job, sizeof(job))) {
+        if (is_selected(reaping, jobs, job))
+            reap_mutex(reaping, directory, job);
+    } else if (is_door(file, job) && is_selected(reaping, jobs, job)) {
+        reap_door(reaping, directory, file, job);
+    }
 }
 
 static void reap_sockets(struct reaping *reaping, const struct stat_jobs *jobs)
 {
-    char directory[256], job[BXI_NAME_BYTES];
+    char directory[256];
     struct stat status;
     struct dirent *entry;
 
@@ -213,9 +297,7 @@ static void reap_sockets(struct reaping *reaping, const struct stat_jobs *jobs)
     if (stream == NULL)
         return;
     while ((entry = readdir(stream)) != NULL)
-        if (job_of_file(directory, entry->d_name, job, sizeof(job)) && !has_living(jobs, job) &&
-            (reaping->options->select == NULL || strcmp(reaping->options->select, job) == 0))
-            reap_socket(reaping, directory, job);
+        reap_file(reaping, jobs, directory, entry->d_name);
     closedir(stream);
 }
 

@@ -53,6 +53,7 @@ struct joiner {
     uint64_t start_ns;
     uint64_t deadline_ns;
     uint64_t log_ns;            /* when to log for whom this worker waits */
+    bool has_waited;
     uint64_t verdict_ns;        /* when this worker stops waiting for a rank 0 that it has met */
     int fd;                     /* to rank 0 */
     struct bxi_boot_watch watch;
@@ -195,24 +196,31 @@ static int root_never_came(const struct joiner *joiner)
 {
     const char *job_name = joiner->job->job_name;
     long holder = bxi_boot_lock_holder(joiner->paths->lock);
-    char text[BXI_HOLDER_BYTES];
+    char text[BXI_HOLDER_BYTES], other[BXI_OTHER_USER_BYTES];
 
     if (holder != 0)
         return bx_fail(BX_E_JOB_RUNNING, "job '%s' has started without this worker (rank %d): its rank 0 is %s",
                        job_name, joiner->job->rank, bxi_boot_holder_text(holder, text));
-    return bx_fail(BX_E_RANK_MISSING, "rank 0 has not opened job '%s' within %.1f s (socket %s)", job_name,
-                   bxi_boot_seconds(joiner->start_ns), joiner->paths->socket);
+    return bx_fail(BX_E_RANK_MISSING, "rank 0 has not opened job '%s' within %.1f s (socket %s)%s", job_name,
+                   bxi_boot_seconds(joiner->start_ns), joiner->paths->socket, bxi_boot_other_user(job_name, other));
 }
 
-/* Logs that rank 0 is not there: after BXI_BOOT_LATE_NS, then after each BXI_BOOT_AGAIN_NS. */
+/* Logs that rank 0 is not there: after BXI_BOOT_LATE_NS, then after each BXI_BOOT_AGAIN_NS; the first time at once if
+ * another user has a job of that name. */
 static void log_waiting(struct joiner *joiner)
 {
     const struct bx_job *job = joiner->job;
     uint64_t now_ns = bxi_now_ns();
+    char other[BXI_OTHER_USER_BYTES] = "";
+    bool is_first = !joiner->has_waited;
 
-    if (now_ns < joiner->log_ns)
+    joiner->has_waited = true;
+    if (is_first || now_ns >= joiner->log_ns)
+        bxi_boot_other_user(job->job_name, other);
+    if (now_ns < joiner->log_ns && other[0] == '\0')
         return;
-    joiner->log_ns = now_ns + BXI_BOOT_AGAIN_NS;
+    if (now_ns >= joiner->log_ns)
+        joiner->log_ns = now_ns + BXI_BOOT_AGAIN_NS;
 
     long holder = bxi_boot_lock_holder(joiner->paths->lock);
     char text[BXI_HOLDER_BYTES];
@@ -221,8 +229,8 @@ static void log_waiting(struct joiner *joiner)
                 job->name, job->rank, job->job_name, bxi_boot_holder_text(holder, text));
     else
         bxi_log(job, 1, "worker '%s' (rank %d) waits for rank 0 of job '%s', which has not come within %.1f s "
-                        "(socket %s)",
-                job->name, job->rank, job->job_name, bxi_boot_seconds(joiner->start_ns), joiner->paths->socket);
+                        "(socket %s)%s", job->name, job->rank, job->job_name, bxi_boot_seconds(joiner->start_ns),
+                joiner->paths->socket, other);
 }
 
 /* 0: WELCOME has come. 1: this worker has joined a job that runs (rejoin.c), and nothing is left to do. */

@@ -32,6 +32,7 @@
 
 #include "shm/step.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -73,8 +74,9 @@ int bxi_socket_dir_make(const char *path)
         return bx_fail(BX_E_SOCKET_DIR, "the socket directory %s is open to other users (mode %04o); "
                                         "chmod 700 it", path, (unsigned)status.st_mode & 07777);
     if (access(path, W_OK | X_OK) < 0)
-        return bx_fail(BX_E_SOCKET_DIR, "the socket directory %s cannot be written to: %s; chmod 700 it", path,
-                       bx_strerror(-errno));
+        return bx_fail(BX_E_SOCKET_DIR, "the socket directory %s cannot be written to: %s; %s", path,
+                       bx_strerror(-errno), errno != EROFS ? "chmod 700 it" :
+                       "set XDG_RUNTIME_DIR to a directory of your own, on a file system that can be written to");
     return 0;
 }
 
@@ -315,6 +317,38 @@ void bxi_bootstrap_sweep(const char *job_name)
         return;
     bxi_boot_sweep(&paths, 0);
     bxi_doors_sweep(&paths, job_name);
+}
+
+/* ---- Another user ------------------------------------------------------------------------------ */
+
+/* The workers of another user have another socket directory, so neither side can meet the other, and both wait. Names
+ * in /dev/shm show that there is such a user. */
+const char *bxi_boot_other_user(const char *job_name, char text[BXI_OTHER_USER_BYTES])
+{
+    size_t bytes = strlen(job_name);
+    DIR *stream = opendir("/dev/shm");
+    struct dirent *entry;
+
+    text[0] = '\0';
+    while (stream != NULL && text[0] == '\0' && (entry = readdir(stream)) != NULL) {
+        struct stat status;
+        unsigned uid;
+        int at = 0;
+
+        if (sscanf(entry->d_name, "boxcar.%u.%n", &uid, &at) != 1 || at == 0 || uid == (unsigned)geteuid())
+            continue;
+        const char *name = entry->d_name + at;
+        /* A job's name may have dots: an instance must follow it. */
+        if (strncmp(name, job_name, bytes) != 0 || name[bytes] != '.' ||
+            strspn(name + bytes + 1, "0123456789abcdef") != 16 ||
+            fstatat(dirfd(stream), entry->d_name, &status, AT_SYMLINK_NOFOLLOW) < 0 || status.st_uid != uid)
+            continue;
+        snprintf(text, BXI_OTHER_USER_BYTES, "; user %u has a job of that name, and all workers of a job must belong "
+                                             "to one user (this one to user %u)", uid, (unsigned)geteuid());
+    }
+    if (stream != NULL)
+        closedir(stream);
+    return text;
 }
 
 /* ---- Waiting for rank 0 ------------------------------------------------------------------------ */

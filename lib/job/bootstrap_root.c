@@ -355,7 +355,7 @@ static int list_missing(const struct root *root, char *text, size_t bytes)
 
 static void write_awaited(const struct root *root, char text[BXI_TEXT_BYTES])
 {
-    char missing[BXI_TEXT_BYTES / 2];
+    char missing[BXI_TEXT_BYTES / 2], other[BXI_OTHER_USER_BYTES];
     double seconds = bxi_boot_seconds(root->start_ns);
     int count = list_missing(root, missing, sizeof(missing));
 
@@ -363,8 +363,10 @@ static void write_awaited(const struct root *root, char text[BXI_TEXT_BYTES])
         snprintf(text, BXI_TEXT_BYTES, "worker '%s' (rank %d, pid %u) came, but does not answer; %.1f s have passed",
                  root->awaited->name, root->awaited->rank, root->awaited->pid, seconds);
     else
-        snprintf(text, BXI_TEXT_BYTES, "rank%s %s of 0..%d did not come within %.1f s (job '%s')",
-                 count == 1 ? "" : "s", missing, root->job->world_size - 1, seconds, root->job->job_name);
+        snprintf(text, BXI_TEXT_BYTES, "rank%s %s of 0..%d did not come within %.1f s (job '%s' of user %u, socket %s)"
+                                       "%s", count == 1 ? "" : "s", missing, root->job->world_size - 1, seconds,
+                 root->job->job_name, (unsigned)geteuid(), root->paths->socket,
+                 bxi_boot_other_user(root->job->job_name, other));
 }
 
 static int too_late(const struct root *root)

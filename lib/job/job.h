@@ -346,6 +346,9 @@ const char *bxi_boot_holder_text(long pid, char text[BXI_HOLDER_BYTES]);
 
 /* The name leads to the file of the descriptor. */
 bool bxi_boot_leads_to(const char *path, int fd);
+/* "", or that another user has a job of that name: it follows a sentence that somebody did not come. */
+#define BXI_OTHER_USER_BYTES 160
+const char *bxi_boot_other_user(const char *job_name, char text[BXI_OTHER_USER_BYTES]);
 
 /* Removes socket and lock file of a job whose rank 0 has gone, never those of a job that runs. code < 0: workers that
  * still wait for rank 0 fail with it and with this thread's sentence. Start, spawn.c's signal handler. */

@@ -109,6 +109,90 @@ Test(bootstrap_place, says_that_permission_is_denied)
     cr_expect_eq(as_ordinary_user(start_without_permission), 0);
 }
 
+/* ---- Another user ------------------------------------------------------------------------------ */
+
+static char logged[BXI_TEXT_BYTES];
+
+static void take_line(int level, const char *text, void *context)
+{
+    (void)level, (void)context;
+    snprintf(logged, sizeof(logged), "%s", text);
+}
+
+/* A worker waits alone for less time than it takes until it logs for whom. */
+static void expect_alone(int rank, const char *part, bool is_logged)
+{
+    struct worker worker = { .timeout_ns = SHORT_NS };
+    char path[128];
+
+    logged[0] = '\0';
+    begin(&worker, NULL, rank, 2);
+    end(&worker);
+    snprintf(path, sizeof(path), "socket %s/boxcar/%s.sock", directory, job_name);
+    cr_expect_not_null(strstr(worker.text, path), "'%s' does not say '%s'", worker.text, path);
+    cr_expect_eq(strstr(worker.text, "has a job of that name") != NULL, part[0] != '\0', "%s", worker.text);
+    cr_expect_eq(strstr(logged, "has a job of that name") != NULL, is_logged, "%s", logged);
+    expect_failure(&worker, BX_E_RANK_MISSING, part);
+}
+
+/* Each of two users has workers of one job. They never meet, so each worker says which other user there is. */
+Test(bootstrap_place, names_another_user_who_has_a_job_of_that_name)
+{
+    char path[2][128];
+    char both[160];
+
+    if (geteuid() != 0)
+        cr_skip_test("needs root, to give a file to another user");
+    bx_set_log(take_line, NULL);
+    for (int i = 0; i < 2; i++) {
+        snprintf(path[i], sizeof(path[i]), "/dev/shm/boxcar.%d.%s%s.0123456789abcdef.0", NOBODY, job_name,
+                 i == 0 ? "-b" : "");
+        int fd = open(path[i], O_CREAT | O_EXCL | O_WRONLY, 0600);
+        cr_assert_geq(fd, 0);
+        cr_assert_eq(fchown(fd, NOBODY, NOBODY), 0);
+        close(fd);
+        snprintf(both, sizeof(both), i == 0 ? "" : "user %d has a job of that name, and all workers of a job must "
+                                                   "belong to one user (this one to user 0)", NOBODY);
+        expect_alone(1, both, i == 1);
+        expect_alone(0, both, false);
+    }
+    cr_assert_eq(chown(path[1], 0, 0), 0);      /* then it is nobody's name but root's */
+    expect_alone(1, "", false);
+    for (int i = 0; i < 2; i++)
+        cr_expect_eq(unlink(path[i]), 0);
+    bx_set_log(NULL, NULL);
+}
+
+static int use_a_file_system_that_is_read_only(void)
+{
+    char path[BXI_BOOT_PATH_BYTES];
+
+    if (unshare(CLONE_NEWNS) < 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 ||
+        mount("tmpfs", directory, "tmpfs", 0, "mode=700") < 0)
+        return 77;
+    if (bxi_socket_dir(path, sizeof(path)) < 0 ||
+        mount(NULL, directory, NULL, MS_REMOUNT | MS_RDONLY, NULL) < 0)
+        return 1;
+    if (bxi_socket_dir(path, sizeof(path)) != BX_E_SOCKET_DIR)
+        return 2;
+    return strstr(bx_error_text(), "Read-only file system; set XDG_RUNTIME_DIR") != NULL &&
+           strstr(bx_error_text(), "chmod") == NULL ? 0 : 3;
+}
+
+Test(bootstrap_place, names_a_remedy_where_the_file_system_is_read_only)
+{
+    int status = 0;
+
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid == 0)
+        _exit(use_a_file_system_that_is_read_only());
+    cr_assert_eq(waitpid(pid, &status, 0), pid);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+        cr_skip_test("needs the right to mount");
+    cr_expect_eq(status, 0, "%#x", (unsigned)status);
+}
+
 /* All ranks are processes with 1024 open files each, the limit of most systems. Returns how many failed. */
 static int start_128_processes(void)
 {

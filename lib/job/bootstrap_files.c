@@ -410,19 +410,21 @@ void bxi_boot_watch_close(struct bxi_boot_watch *watch)
 
 void bxi_boot_unlink_dead(const struct bx_job *job, int rank)
 {
-    uint32_t generation = job->rpc->peers[rank]->generation;
+    const struct bxi_door_id door = { job->instance, rank, job->rpc->peers[rank]->generation };
     char name[BXI_OBJECT_NAME_BYTES], path[BXI_BOOT_PATH_BYTES];
     struct bxi_object_owner owner;
+    int rc;
 
-    /* 0: it died before it had joined. Its door belongs to no successor, whoever removes the name. */
-    if (job->options.rejoin && bxi_door_path(path, &job->boot->paths, job->job_name,
-                                             &(struct bxi_door_id){ job->instance, rank,
-                                                                    generation > 0 ? generation : 1 }) == 0)
+    /* Its door is no successor's, whoever removes the name. */
+    if (job->options.rejoin && bxi_door_path(path, &job->boot->paths, job->job_name, &door) == 0)
         unlink(path);
-    /* A worker that has left keeps nobody from joining, and may look later than the successor came. */
-    if (job->options.rejoin && bxi_object_find_owner(job->job_name, job->instance, rank, &owner) == 0 &&
-        owner.generation > generation)
-        return;
+    /* A worker that has left keeps nobody from joining, and may look later than the successor came. If it cannot look,
+     * the names stay until the end of the job. */
+    if (job->options.rejoin) {
+        rc = bxi_object_find_owner(job->job_name, job->instance, rank, &owner);
+        if ((rc == 0 && owner.generation > door.generation) || (rc < 0 && rc != -ENOENT))
+            return;
+    }
     /* The owner lock is not tested: the kernel may close the socket, which reported the death, before the segment. */
     bxi_object_name(name, (uint32_t)geteuid(), job->job_name, job->instance, rank);
     shm_unlink(name);

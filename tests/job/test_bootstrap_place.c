@@ -146,7 +146,7 @@ Test(bootstrap_place, names_another_user_who_has_a_job_of_that_name)
     bx_set_log(take_line, NULL);
     for (int i = 0; i < 2; i++) {
         snprintf(path[i], sizeof(path[i]), "/dev/shm/boxcar.%d.%s%s.0123456789abcdef.0", NOBODY, job_name,
-                 i == 0 ? "-b" : "");
+                 i == 0 ? ".b" : "");
         int fd = open(path[i], O_CREAT | O_EXCL | O_WRONLY, 0600);
         cr_assert_geq(fd, 0);
         cr_assert_eq(fchown(fd, NOBODY, NOBODY), 0);

@@ -225,29 +225,6 @@ Test(door, silent_connections_keep_nobody_out)
         close(silent[i]);
 }
 
-/* The machine pauses for longer than a connection may be silent. */
-Test(door, reads_what_came_before_it_hangs_up)
-{
-    char descriptors[64];
-
-    begin_two();
-    start_is_killed(1);
-    snprintf(descriptors, sizeof(descriptors), "/proc/%d/fd", (int)starts[0].pid);
-    close(knock());
-    struct bxi_boot_rehello rehello = rehello_of(BXI_BOOT_REHELLO);
-    int before = files_in(descriptors, "", ""), fd = knock();
-    while (files_in(descriptors, "", "") <= before)     /* until it is accepted */
-        sched_yield();
-    harness_stop(starts[0].pid);
-    cr_assert_eq(bxi_boot_send(fd, &(struct bxi_boot_out){ &rehello, sizeof(rehello), NULL, 0 }, BX_FOREVER), 0);
-    usleep(3100000);
-    kill(starts[0].pid, SIGCONT);
-    cr_expect_eq(receive(fd), 1);
-    cr_expect(bxi_boot_packet_is(&packet, BXI_BOOT_REWELCOME, 0));
-    close(fd);
-    expect_that_one_can_join();
-}
-
 /* 0, -errno. */
 static int connect_as_nobody(const char *path)
 {

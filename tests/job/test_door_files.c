@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -158,19 +159,24 @@ Test(door_files, a_joiner_that_finds_no_door_says_where_it_searched)
 /* That a name cannot be opened is no death either: then there would be no job, and a second one would begin. */
 Test(door_files, a_process_without_descriptors_does_not_decide_who_lives)
 {
-    struct bx_options options = { .struct_bytes = sizeof(options), .job = job_name, .rank = 0, .world_size = 2 };
+    struct bx_options options = { .struct_bytes = sizeof(options), .job = job_name, .rank = 0, .world_size = 2,
+                                  .rejoin = 1 };
     struct rlimit limit, none;
     struct bx_job *job = NULL;
+    uint64_t instance = begin_job(2);
 
-    begin_job(2);
     cr_assert_eq(bx_job_create(&options, &job), 0);
     cr_assert_eq(bxi_boot_paths(job_name, &job->boot->paths), 0);
     cr_assert_eq(getrlimit(RLIMIT_NOFILE, &limit), 0);
     none = (struct rlimit){ 0, limit.rlim_max };
     cr_assert_eq(setrlimit(RLIMIT_NOFILE, &none), 0);
     int rc = bxi_rejoin_check_none(job);
+    job->instance = instance;
+    bxi_boot_unlink_dead(job, 1);       /* of a generation before: it has a successor */
+    job->instance = 0;
     cr_assert_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
     cr_expect_eq(rc, BX_E_DESCRIPTORS, "%s", bx_error_name(rc));
+    cr_expect_eq(segments_of(".1"), 1);
     cr_expect_eq(bxi_rejoin_check_none(job), BX_E_JOB_RUNNING);
     bx_job_destroy(job);
     end_job(0, 1, -1);
@@ -230,6 +236,40 @@ Test(door_files, the_mutex_is_the_file_that_has_the_name)
     cr_expect_eq(access(paths.join, F_OK), 0, "the name is the second's");
     bxi_joiners_unlock(paths.join, second);
     cr_expect_eq(access(paths.join, F_OK), -1);
+}
+
+static char mutex_path[BXI_BOOT_PATH_BYTES];
+static bxi_a32 holders;
+
+static void *takes_the_mutex(void *context)
+{
+    (void)context;
+    for (int i = 0; i < 5000; i++) {
+        int fd;
+
+        while ((fd = bxi_joiners_lock(mutex_path)) == -EAGAIN)
+            sched_yield();
+        cr_assert_geq(fd, 0);
+        cr_assert_eq(bxi_add(&holders, 1), 0);
+        sched_yield();
+        bxi_add(&holders, (uint32_t)-1);
+        bxi_joiners_unlock(mutex_path, fd);
+    }
+    return NULL;
+}
+
+/* Each holder removes the file that others have open by then. */
+Test(door_files, the_mutex_has_one_holder)
+{
+    struct bxi_boot_paths paths;
+    pthread_t thread[4];
+
+    cr_assert_eq(bxi_boot_paths(job_name, &paths), 0);
+    memcpy(mutex_path, paths.join, sizeof(mutex_path));
+    for (int i = 0; i < 4; i++)
+        cr_assert_eq(pthread_create(&thread[i], NULL, takes_the_mutex, NULL), 0);
+    for (int i = 0; i < 4; i++)
+        pthread_join(thread[i], NULL);
 }
 
 /* ---- Names that the dead left ------------------------------------------------------------------ */

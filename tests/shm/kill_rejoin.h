@@ -238,6 +238,46 @@ static void run_paused_before_it_reads(bool has_own_pids)
     start_succeeds(3);
 }
 
+static void aims_and_publishes(struct bx_job *job)
+{
+    aims_as_rank_2(job);
+    harness_store(STEP_COUNT + 1, job->instance);
+}
+
+/* Here the test is the joiner, and does not ask again. */
+static void run_paused_before_it_drops(void)
+{
+    struct bxi_boot_rehello rehello = { .head = bxi_boot_head(BXI_BOOT_REHELLO), .rank = 1, .world_size = 3,
+                                        .pid = (uint32_t)getpid(), .generation = 1, .name = "worker1" };
+    static struct bxi_boot_packet packet;
+    struct bxi_boot_paths paths;
+    char path[BXI_BOOT_PATH_BYTES];
+    uint32_t pid;
+
+    target = "rejoin.accepted";
+    aimed_signal = SIGSTOP;
+    harness_store(STEP_COUNT, 1);
+    begin_lives(3, (struct life){ .body = aims_and_publishes });
+    harness_await(GO_ON, 3);
+    while ((rehello.instance = harness_load(STEP_COUNT + 1)) == 0)
+        sched_yield();
+    start_is_killed(1);
+    cr_assert_eq(bxi_boot_paths(job_name, &paths), 0);
+    cr_assert_eq(bxi_door_path(path, &paths, job_name, &(struct bxi_door_id){ rehello.instance, 2, 1 }), 0);
+    int fd = bxi_door_connect(path, &pid);
+    await_stopped(2);
+    cr_assert_eq(bxi_boot_send(fd, &(struct bxi_boot_out){ &rehello, sizeof(rehello), NULL, 0 }, BX_FOREVER), 0);
+    usleep(3100000);
+    kill(starts[2].pid, SIGCONT);
+    cr_assert_eq(bxi_boot_wait(fd, POLLIN, BX_FOREVER), 1);
+    cr_expect_eq(bxi_boot_receive(fd, &packet, 0), 1);
+    cr_expect(bxi_boot_packet_is(&packet, BXI_BOOT_REWELCOME, 0));
+    close(fd);
+    harness_post(LAST_WORD);
+    start_succeeds(0);
+    start_succeeds(2);
+}
+
 /* Then another joiner may have the mutex too. */
 static void run_mutex_removed(void)
 {
@@ -280,6 +320,11 @@ TestSuite(kill_rejoin, .init = starts_set_up, .fini = place_tear_down, .timeout 
 Test(kill_rejoin, one_that_pauses_before_it_reads)
 {
     run_paused_before_it_reads(false);
+}
+
+Test(kill_rejoin, one_that_pauses_before_it_drops)
+{
+    run_paused_before_it_drops();
 }
 
 /* Its pid says nothing here: the joiner sees none, and the header has one of another namespace. */

@@ -173,14 +173,6 @@ const char *bxi_boot_holder_text(long pid, char text[BXI_HOLDER_BYTES])
     return text;
 }
 
-bool bxi_boot_leads_to(const char *path, int fd)
-{
-    struct stat named, held;
-
-    return stat(path, &named) == 0 && fstat(fd, &held) == 0 && named.st_ino == held.st_ino &&
-           named.st_dev == held.st_dev;
-}
-
 static bool has_no_name(int fd)
 {
     struct stat status;

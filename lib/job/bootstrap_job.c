@@ -205,6 +205,6 @@ void bxi_boot_undo(struct bx_job *job)
     if (job->segment.control != NULL)
         bxi_segment_destroy(&job->segment);
     bxi_door_close(job);
-    bxi_rejoin_release(job);            /* last: the next joiner finds nothing of this one */
+    bxi_joiners_release(job);           /* last: the next joiner finds nothing of this one */
     job->instance = 0;
 }

@@ -119,16 +119,6 @@ int bxi_door_open(struct bx_job *job)
     return 0;
 }
 
-void bxi_door_close(struct bx_job *job)
-{
-    if (job->boot->door_fd <= 0)
-        return;
-    unlink(job->boot->door_path);
-    close(job->boot->door_fd);
-    job->boot->door_fd = 0;
-    bxi_spawn_note_door(job, NULL);
-}
-
 /* The directory may have been removed, and the job goes on. */
 static void keep_name(struct bxi_door *door, uint64_t now_ns)
 {

@@ -27,6 +27,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -100,7 +101,25 @@ int bxi_door_connect(const char *path, uint32_t *pid)
     return rc;
 }
 
+void bxi_door_close(struct bx_job *job)
+{
+    if (job->boot->door_fd <= 0)
+        return;
+    unlink(job->boot->door_path);
+    close(job->boot->door_fd);
+    job->boot->door_fd = 0;
+    bxi_spawn_note_door(job, NULL);
+}
+
 /* ---- The mutex --------------------------------------------------------------------------------- */
+
+bool bxi_boot_leads_to(const char *path, int fd)
+{
+    struct stat named, held;
+
+    return stat(path, &named) == 0 && fstat(fd, &held) == 0 && named.st_ino == held.st_ino &&
+           named.st_dev == held.st_dev;
+}
 
 /* The lock of the file, or -EAGAIN; flags: O_CREAT or 0. */
 static int lock_file(const char *path, int flags)
@@ -132,6 +151,15 @@ void bxi_joiners_unlock(const char *path, int fd)
     if (bxi_boot_leads_to(path, fd))
         unlink(path);
     close(fd);
+}
+
+void bxi_joiners_release(struct bx_job *job)
+{
+    if (job->boot->mutex_fd <= 0)
+        return;
+    bxi_spawn_note_mutex(job, NULL);
+    bxi_joiners_unlock(job->boot->paths.join, job->boot->mutex_fd);
+    job->boot->mutex_fd = 0;
 }
 
 /* ---- What dead workers left -------------------------------------------------------------------- */

@@ -344,8 +344,6 @@ long bxi_boot_lock_holder(const char *lock_path);
 #define BXI_HOLDER_BYTES 64
 const char *bxi_boot_holder_text(long pid, char text[BXI_HOLDER_BYTES]);
 
-/* The name leads to the file of the descriptor. */
-bool bxi_boot_leads_to(const char *path, int fd);
 /* "", or that another user has a job of that name: it follows a sentence that somebody did not come. */
 #define BXI_OTHER_USER_BYTES 160
 const char *bxi_boot_other_user(const char *job_name, char text[BXI_OTHER_USER_BYTES]);
@@ -386,9 +384,14 @@ typedef void bxi_door_fn(void *context, const struct bxi_door_id *id);
 int bxi_doors_find(const char *directory, const char *job_name, bxi_door_fn *found, void *context);
 /* A connection. -ECONNREFUSED, -ENOENT: nobody is there; -EAGAIN: many wait; -errno. Sets pid as bxi_boot_is_own. */
 int bxi_door_connect(const char *path, uint32_t *pid);
+/* Closes this worker's door, if it has one, and removes its name. Nobody serves it (any more). */
+void bxi_door_close(struct bx_job *job);
+/* The name leads to the file of the descriptor. */
+bool bxi_boot_leads_to(const char *path, int fd);
 /* The descriptor of the mutex; -EAGAIN: another process has it; -errno. */
 int bxi_joiners_lock(const char *path);
 void bxi_joiners_unlock(const char *path, int fd);
+void bxi_joiners_release(struct bx_job *job);       /* boot->mutex_fd, if this worker has it. Start */
 /* Removes the doors of that job name at which nobody listens, and the mutex if nobody has it. May set the thread's
  * sentence. Start; the end of a job; the launcher. */
 void bxi_doors_sweep(const struct bxi_boot_paths *paths, const char *job_name);
@@ -401,7 +404,6 @@ int bxi_door_open(struct bx_job *job);
 /* Serves it from here on, in a thread of its own. Without a door nothing happens. 0, or a failure with its sentence. */
 int bxi_door_start(struct bx_job *job);
 void bxi_door_stop(struct bx_job *job);             /* the end of the job: closes it */
-void bxi_door_close(struct bx_job *job);            /* removes its name. Start, of a door that nobody serves */
 
 /* ---- rejoin.c: a worker joins a job that runs. Start -------------------------------------------------- */
 
@@ -411,7 +413,6 @@ void bxi_door_close(struct bx_job *job);            /* removes its name. Start, 
 int bxi_rejoin(struct bx_job *job, const struct bxi_boot_paths *paths, uint64_t deadline_ns);
 /* Rank 0, which is about to begin a job. 0; BX_E_JOB_RUNNING: one of that name goes on without its rank 0. */
 int bxi_rejoin_check_none(const struct bx_job *job);
-void bxi_rejoin_release(struct bx_job *job);        /* releases the joiners' mutex, if this worker has it */
 
 /* ---- bootstrap_job.c: what the start makes of the job. Both sides ----------------------------------- */
 

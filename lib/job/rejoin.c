@@ -269,15 +269,6 @@ static int take_mutex(struct rejoin *rejoin)
     return 0;
 }
 
-void bxi_rejoin_release(struct bx_job *job)
-{
-    if (job->boot->mutex_fd <= 0)
-        return;
-    bxi_spawn_note_mutex(job, NULL);
-    bxi_joiners_unlock(job->boot->paths.join, job->boot->mutex_fd);
-    job->boot->mutex_fd = 0;
-}
-
 /* ---- One question and its answer --------------------------------------------------------------- */
 
 /* pid: of SO_PEERCRED, and so of this pid namespace; 0: of another. */
@@ -572,7 +563,7 @@ static int join(struct rejoin *rejoin, const struct bxi_boot_paths *paths)
     bxi_store_release(&job->control->header.state, BXI_RUNNING);
     BXI_STEP("rejoin.gate_open");
     bxi_ring_all(job);
-    bxi_rejoin_release(job);
+    bxi_joiners_release(job);
     BXI_STEP("rejoin.joined");
     bxi_log(job, 2, "worker '%s' (rank %d) has joined job '%s': generation %u", job->name, job->rank, job->job_name,
             job->rpc->peers[job->rank]->generation);
@@ -593,7 +584,7 @@ static int try_join(struct rejoin *rejoin, const struct bxi_boot_paths *paths)
         return rc;
     rc = gather_answers(rejoin);
     if (rc == 0) {
-        bxi_rejoin_release(job);
+        bxi_joiners_release(job);
         job->instance = 0;
         return -EAGAIN;
     }

@@ -215,11 +215,10 @@ static bool has_ended(const struct bxi_peer *peer)
 /* The joiner is attached here, and asks again, for it has missed the answer. */
 static bool is_attached(const struct bx_job *job, const struct bxi_boot_rehello *rehello)
 {
-    const struct bxi_peer *peer = job->rpc->peers[rehello->rank];
+    /* [joining] acquire, as in bxi_join_waits. */
+    const struct bxi_peer *peer = bxi_load_acquire(&job->rpc->joins.joining[rehello->rank]);
 
-    /* Relaxed: only the role changes it, and this thread has waited for the role when it attached the joiner. */
-    return rehello->rank != job->rank && bxi_load_relaxed(&peer->state) == BXI_PEER_JOINING &&
-           peer->generation == rehello->generation && !has_ended(peer);
+    return bxi_join_waits(job, rehello->rank) && peer->generation == rehello->generation && !has_ended(peer);
 }
 
 /* 0: the rank is free. -EAGAIN: it will be in a moment. Else why not, with a sentence. */

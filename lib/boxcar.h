@@ -49,7 +49,9 @@
  * Death.    When a worker dies, every future that waits for it fails with BX_E_PEER_DEAD and a sentence with its name,
  *           within milliseconds. The other workers continue.
  * Fork.     Fork workers before bx_job_create. After a fork the child gets BX_E_FORKED (NULL, false) from every call on
- *           the job and on its pending futures, and must not use them in any other way.
+ *           the job and on its pending futures, and must not use them in any other way. It does not keep the job or its
+ *           memory: the library closes what the child got of them (pthread_atfork). A child of a bare system call that
+ *           goes on without exec keeps them: the job's name stays taken until it ends.
  * Versions. Options structs begin with struct_bytes: sizeof the struct in this header, or 0 for its size in version
  *           0.1. So set struct_bytes to use a field whose comment says "since 0.2": with 0 it is not read. Every other
  *           field left at 0 means the default. If the header is newer than the library, fields that the library

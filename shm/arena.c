@@ -39,6 +39,7 @@
 #include "arena.h"
 
 #include "arena_pages.h"
+#include "fork.h"
 #include "guard.h"
 #include "layout.h"
 #include "object.h"
@@ -409,7 +410,7 @@ int bxi_arena_create(const char *shm_name, uint64_t bytes, const struct bxi_aren
 unlink:
     if (shm_name != NULL)
         shm_unlink(shm_name);
-    close(arena->pages.fd);
+    bxi_unshared_close(arena->pages.fd);
 unmap_tables:
     munmap(arena->pages.spare_bits, arena->tables_bytes);
 free_arena:

@@ -24,7 +24,7 @@ struct bxi_pages {
     uint64_t bytes;                     /* of the object */
     uint64_t extent_bytes;              /* of the address range: a size class; the object may be shorter */
     uint64_t *spare_bits;               /* one bit per page of the object, zero at first */
-    unsigned forks;                     /* bxi_pages_forks() at creation */
+    unsigned forks;                     /* bxi_forks at creation */
     unsigned index;                     /* of jemalloc's arena */
     bxi_a64 keep;                       /* written by arena.c: bytes that stay allocated when they are free */
     bxi_a64 committed;
@@ -81,8 +81,6 @@ void bxi_pages_end(struct bxi_pages *pages, bool is_started);
 /* fallocate(2); tests replace it. */
 extern int (*bxi_pages_fallocate)(int fd, int mode, off_t offset, off_t bytes);
 
-/* A count that grows in a forked child. */
-unsigned bxi_pages_forks(void);
 bool bxi_pages_is_forked(const struct bxi_pages *pages);
 
 #endif

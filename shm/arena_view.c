@@ -6,6 +6,7 @@
 #include "arena.h"
 
 #include "arena_pages.h"
+#include "fork.h"
 #include "guard.h"
 
 #include <errno.h>
@@ -45,7 +46,8 @@ int bxi_arena_attach(struct bxi_arena_view **view_out, int fd, uint64_t bytes)
     rc = bxi_guard_add(base, bytes, false, &view->truncated);
     if (rc < 0)
         goto unmap;
-    counted->forks = bxi_pages_forks();
+    /* [forks] relaxed: written in a child that has one thread. */
+    counted->forks = bxi_load_relaxed(&bxi_forks);
     view->base = base;
     view->bytes = bytes;
     /* [arena.view_refs] relaxed: no other thread has the view yet. */
@@ -71,7 +73,8 @@ void bxi_arena_view_release(struct bxi_arena_view *view)
 {
     struct counted_view *counted = (struct counted_view *)view;
 
-    if (counted->forks != bxi_pages_forks())
+    /* [forks] relaxed: as in bxi_arena_attach. */
+    if (bxi_load_relaxed(&bxi_forks) != counted->forks)
         return;
     /* [arena.view_refs] acquire and release, pairs with itself: the last release sees what the others did. */
     if (bxi_add(&view->refs, (uint32_t)-1) != 1)

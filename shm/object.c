@@ -18,13 +18,12 @@
  * on /dev/shm has it. Only an arena that is made before the job has an instance, and so a name, is made like that.
  *
  * Killed while it has no name: nothing is left. After the name, before the lock: an empty file, which the next reaper
- * removes. Killed later: the kernel drops
- * the lock with the last descriptor, and a reaper removes the file; peers keep their mappings. A forked child that
- * still has the descriptor holds the lock too, and the object counts as owned until that child ends; peers are not
- * affected, they wait on the pidfd.
+ * removes. Killed later: the kernel drops the lock with the last descriptor, and a reaper removes the file; peers keep
+ * their mappings. A child that the owner has forked has closed the descriptor (fork.c).
  */
 #include "object.h"
 
+#include "fork.h"
 #include "step.h"
 
 #include <assert.h>
@@ -78,7 +77,7 @@ static int create_locked(const char *shm_name, int *fd_out)
     struct stat status;
     int rc;
 
-    int fd = shm_open(shm_name, O_RDWR | O_CREAT | O_EXCL, 0600);
+    int fd = BXI_UNSHARED(shm_open(shm_name, O_RDWR | O_CREAT | O_EXCL, 0600));
     if (fd < 0)
         return -errno;
     BXI_STEP("segment.named");
@@ -98,7 +97,7 @@ static int create_locked(const char *shm_name, int *fd_out)
     return 0;
 
 close_fd:
-    close(fd);
+    bxi_unshared_close(fd);
     return rc;
 }
 
@@ -118,7 +117,7 @@ int bxi_object_create(const char *shm_name, int *fd)
 
 int bxi_object_create_unnamed(int *fd_out)
 {
-    int fd = open(SHM_DIRECTORY, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    int fd = BXI_UNSHARED(open(SHM_DIRECTORY, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
 
     if (fd < 0)     /* EISDIR: the kernel does not know O_TMPFILE */
         return errno == EISDIR ? -EOPNOTSUPP : -errno;
@@ -127,7 +126,7 @@ int bxi_object_create_unnamed(int *fd_out)
     int rc = lock_owner(fd);
 
     if (rc < 0) {
-        close(fd);
+        bxi_unshared_close(fd);
         return rc;
     }
     *fd_out = fd;
@@ -265,7 +264,7 @@ static int reap_one(const char *file_name)
 
     snprintf(shm_name, sizeof(shm_name), "/%.*s", BXI_OBJECT_NAME_BYTES - 2, file_name);
     /* O_NONBLOCK: an object of this name need not be a regular file. */
-    int fd = shm_open(shm_name, O_RDWR | O_NONBLOCK, 0);
+    int fd = BXI_UNSHARED(shm_open(shm_name, O_RDWR | O_NONBLOCK, 0));
     if (fd < 0)
         return errno == ENOENT ? 0 : -errno;
     if (fstat(fd, &status) < 0) {
@@ -282,7 +281,7 @@ static int reap_one(const char *file_name)
     removed = shm_unlink(shm_name) < 0 ? -errno : 1;
 
 close_fd:
-    close(fd);
+    bxi_unshared_close(fd);
     return removed;
 }
 

@@ -26,8 +26,8 @@ struct bxi_object_parts {
 /* The parts of a file's name in /dev/shm; false unless it is exactly the name of an object of this user. */
 bool bxi_object_parse(const char *file_name, struct bxi_object_parts *parts);
 
-/* Creates an empty object (O_EXCL, 0600). Its descriptor holds the owner lock (F_OFD_SETLK, the whole file, write), so
- * reapers leave it alone. 0, -EEXIST, -errno. */
+/* Creates an empty object (O_EXCL, 0600). Its descriptor (of fork.h) holds the owner lock (F_OFD_SETLK, the whole file,
+ * write), so reapers leave it alone. 0, -EEXIST, -errno. */
 int bxi_object_create(const char *shm_name, int *fd);
 /* The same without a name; link gives it one, which no reaper can take before its owner has the lock. link needs /proc.
  * 0; -EOPNOTSUPP: /dev/shm has no files without names (O_TMPFILE); link: -EEXIST; -errno. */

@@ -12,6 +12,7 @@
 #include "segment.h"
 
 #include "cancel.h"
+#include "fork.h"
 #include "guard.h"
 #include "step.h"
 
@@ -125,7 +126,7 @@ int bxi_segment_create(struct bxi_segment *segment, const char *job, const char 
 
 unlink:
     shm_unlink(segment->shm_name);
-    close(segment->fd);
+    bxi_unshared_close(segment->fd);
     segment->fd = -1;
     return rc;
 }
@@ -208,7 +209,7 @@ void bxi_segment_destroy(struct bxi_segment *segment)
     bxi_guard_drop(segment->control);
     if (!segment->stays)
         munmap(segment->control, segment->bytes);
-    close(segment->fd);
+    bxi_unshared_close(segment->fd);
     segment->control = NULL;
     segment->fd = -1;
 }

@@ -16,6 +16,7 @@
 #include "compiler.h"
 #include "lock.h"
 #include "shm/atomic.h"
+#include "shm/fork.h"
 #include "shm/layout.h"
 #include "shm/segment.h"
 
@@ -68,7 +69,6 @@ struct bx_job {
 
 /* ---- check.c: what public functions check first ---------------------------------------------------- */
 
-extern bxi_a32 bxi_forks;                       /* counted in every forked child */
 /* The job belongs to a parent process. */
 static inline bool bxi_job_is_forked(const struct bx_job *job)
 {

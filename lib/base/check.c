@@ -3,24 +3,12 @@
  * What public functions check first: that there is a job, that this process made it, and that its phase allows the
  * call; and which names are valid. Any thread.
  *
- * Forks are counted in each forked child. A job keeps the count of its creation, so a job whose count differs was made
- * by a parent process: its threads do not exist here, and its locks may be held for ever.
+ * A job keeps the count of forks (shm/fork.h) of its creation, so a job whose count differs was made by a parent
+ * process: its threads do not exist here, its locks may be held for ever, and its descriptors are closed.
  */
 #include "base.h"
 
 #include <errno.h>
-
-bxi_a32 bxi_forks;
-
-static void count_fork(void)
-{
-    bxi_add(&bxi_forks, 1);
-}
-
-__attribute__((constructor)) static void watch_forks(void)
-{
-    pthread_atfork(NULL, NULL, count_fork);
-}
 
 int bxi_job_check_any(const struct bx_job *job)
 {

@@ -68,7 +68,7 @@ static int try_connect(struct joiner *joiner)
     struct sockaddr_un address = { .sun_family = AF_UNIX };
 
     memcpy(address.sun_path, joiner->paths->socket, sizeof(address.sun_path));
-    joiner->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    joiner->fd = BXI_UNSHARED(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (joiner->fd < 0 && (errno == EMFILE || errno == ENFILE))
         return bxi_limits_no_descriptors(joiner->job);
     if (joiner->fd < 0)
@@ -242,7 +242,7 @@ static int meet(struct joiner *joiner)
         int rc = try_meet(joiner);
         if (rc != -EAGAIN)
             return rc;
-        close(joiner->fd);
+        bxi_unshared_close(joiner->fd);
         joiner->fd = -1;
         rc = bxi_rejoin(joiner->job, joiner->paths, joiner->deadline_ns);
         if (rc != 0 && rc != -EAGAIN)
@@ -399,7 +399,7 @@ static int join(struct bx_job *job, const struct bxi_boot_paths *paths, uint64_t
     if (rc < 0 && joiner.fd >= 0)
         bxi_boot_send_fail(joiner.fd, rc);
     if (joiner.fd >= 0)
-        close(joiner.fd);
+        bxi_unshared_close(joiner.fd);
     return rc < 0 ? rc : 0;
 }
 

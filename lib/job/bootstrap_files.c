@@ -6,7 +6,8 @@
  * Who runs it: the thread in bx_job_start; the thread that ends the job; a survivor of a worker that died; the
  * launcher.
  *
- * The lock file. Two bytes of it are locked by open file description (OFD), so a lock ends with its process:
+ * The lock file. Two bytes of it are locked by open file description (OFD), so a lock ends with its process, whose
+ * forked children have closed the descriptor (shm/fork.c):
  *
  *     byte 0  the job     rank 0 holds it from its start until the end of its job. The holder may replace the socket
  *                         that a dead rank 0 left; a second rank 0 learns at once that a job of that name runs.
@@ -204,11 +205,11 @@ static int open_lock_file(const char *path)
 static int take_lock(const char *path)
 {
     for (int attempt = 0; attempt < LOCK_ATTEMPTS; attempt++) {
-        int fd = open_lock_file(path);
+        int fd = BXI_UNSHARED(open_lock_file(path));
         if (fd < 0)
             return fd;
         if (!take_guard(fd, GUARD_ATTEMPTS) || !set_lock(fd, JOB_BYTE, F_WRLCK)) {
-            close(fd);
+            bxi_unshared_close(fd);
             return -EBUSY;
         }
         set_lock(fd, GUARD_BYTE, F_UNLCK);
@@ -216,7 +217,7 @@ static int take_lock(const char *path)
             BXI_STEP("boot.locked");
             return fd;
         }
-        close(fd);          /* the last holder of byte 0 removed the name meanwhile */
+        bxi_unshared_close(fd);     /* the last holder of byte 0 removed the name meanwhile */
     }
     return -EBUSY;
 }
@@ -258,7 +259,7 @@ static void unlock_job(struct bx_job *job, const char *path)
     if (bxi_boot_leads_to(path, job->boot->lock_fd))
         unlink(path);
     BXI_STEP("boot.lock_gone");
-    close(job->boot->lock_fd);
+    bxi_unshared_close(job->boot->lock_fd);
     job->boot->lock_fd = -1;
 }
 
@@ -298,6 +299,8 @@ void bxi_boot_sweep(const struct bxi_boot_paths *paths, int code)
         unlink(paths->socket);
         unlink(paths->lock);
     }
+    /* A child may have the descriptor: forks do not wait for a signal handler. */
+    set_lock(fd, GUARD_BYTE, F_UNLCK);
     close(fd);
 }
 

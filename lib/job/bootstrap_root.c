@@ -71,7 +71,7 @@ static int open_listener(struct root *root)
     struct sockaddr_un address = { .sun_family = AF_UNIX };
 
     memcpy(address.sun_path, root->paths->socket, sizeof(address.sun_path));
-    root->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    root->listener = BXI_UNSHARED(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (root->listener < 0 && (errno == EMFILE || errno == ENFILE))
         return bxi_limits_no_descriptors(root->job);
     if (root->listener < 0)
@@ -90,12 +90,12 @@ static int open_listener(struct root *root)
 
 static void drop(struct root *root, struct connection *connection)
 {
-    close(connection->fd);
+    bxi_unshared_close(connection->fd);
     if (connection->state >= WELCOMED)
         root->by_rank[connection->rank] = NULL;
     if (connection->state >= JOINED) {
-        close(connection->segment_fd);
-        close(connection->arena_fd);
+        bxi_unshared_close(connection->segment_fd);
+        bxi_unshared_close(connection->arena_fd);
     }
     memset(connection, 0, sizeof(*connection));
 }
@@ -124,7 +124,7 @@ static int accept_all(struct root *root)
     for (int i = 0; i < BACKLOG; i++) {
         uint32_t pid = 0;
 
-        int fd = accept4(root->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        int fd = BXI_UNSHARED(accept4(root->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK));
         if (fd < 0 && errno == EAGAIN)
             return 0;
         if (fd < 0 && (errno == EINTR || errno == ECONNABORTED))
@@ -136,7 +136,7 @@ static int accept_all(struct root *root)
         if (!bxi_boot_is_own(fd, &pid)) {
             bxi_log(root->job, 1, "bootstrap of job '%s': process %u belongs to another user, dropped",
                     root->job->job_name, pid);
-            close(fd);
+            bxi_unshared_close(fd);
             continue;
         }
         struct connection *connection = free_connection(root);
@@ -259,8 +259,8 @@ static int take_join(struct root *root, struct connection *connection)
         return bx_fail(rc, "the segment of worker '%s' (rank %d, pid %u) cannot be attached: %s%s",
                        connection->name, connection->rank, connection->pid, bx_strerror(rc),
                        bxi_limits_map_hint(root->job, rc, hint));
-    connection->segment_fd = packet->fds[BXI_BOOT_SEGMENT];
-    connection->arena_fd = packet->fds[BXI_BOOT_ARENA];
+    connection->segment_fd = BXI_UNSHARED(packet->fds[BXI_BOOT_SEGMENT]);
+    connection->arena_fd = BXI_UNSHARED(packet->fds[BXI_BOOT_ARENA]);
     packet->fd_count = 0;       /* taken, all five */
     connection->state = JOINED;
     root->joined++;
@@ -540,8 +540,12 @@ static int run(struct root *root)
     struct bx_job *job = root->job;
 
     int rc = open_listener(root);
-    if (rc < 0 || (rc = bxi_boot_segment(job, &root->segment_fd, &root->arena_fd)) < 0 ||
-        (rc = bxi_door_open(job)) < 0)
+    if (rc < 0 || (rc = bxi_boot_segment(job, &root->segment_fd, &root->arena_fd)) < 0)
+        return rc;
+    /* Until the last worker has come: the program may fork meanwhile. */
+    root->segment_fd = BXI_UNSHARED(root->segment_fd);
+    root->arena_fd = BXI_UNSHARED(root->arena_fd);
+    if ((rc = bxi_door_open(job)) < 0)
         return rc;
     while (root->joined < job->world_size - 1)
         if ((rc = poll_once(root)) < 0)
@@ -586,12 +590,9 @@ static void close_all(struct root *root)
     for (int i = 0; i < CONNECTIONS_MAX; i++)
         if (root->connection[i].state != UNUSED)
             drop(root, &root->connection[i]);
-    if (root->listener >= 0)
-        close(root->listener);
-    if (root->segment_fd >= 0)
-        close(root->segment_fd);
-    if (root->arena_fd >= 0)
-        close(root->arena_fd);
+    bxi_unshared_close(root->listener);
+    bxi_unshared_close(root->segment_fd);
+    bxi_unshared_close(root->arena_fd);
 }
 
 int bxi_boot_root(struct bx_job *job, const struct bxi_boot_paths *paths, uint64_t deadline_ns)

@@ -80,11 +80,10 @@ static void free_job(struct bx_job *job)
     bxi_spawn_forget(job);
     bxi_trace_destroy(job);
 
-    int fds[] = { job->boot->pidfd, job->boot->lock_fd };
-
-    for (size_t i = 0; i < sizeof fds / sizeof *fds; i++)
-        if (fds[i] >= 0)
-            close(fds[i]);
+    if (job->boot->pidfd >= 0)
+        close(job->boot->pidfd);
+    if (job->boot->lock_fd >= 0)        /* bxi_bootstrap_release has found no socket directory */
+        bxi_unshared_close(job->boot->lock_fd);
     bxi_batchers_destroy(job);
     bxi_rrefs_destroy(job);
     bxi_devices_destroy(job);

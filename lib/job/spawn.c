@@ -20,8 +20,9 @@
  *
  * A worker's end in the midst of the job (page.in_job) is a bad one whatever its exit status, because the others saw a
  * death. The names that a worker left in /dev/shm are removed by their instance, without testing their owner locks: a
- * lock may be held for longer than its owner lives, by a child that the owner forked, or while a process reads the
- * owner's /proc/PID/smaps. The instance is random, so no other job's names have it.
+ * lock may be held for longer than its owner lives, by a child that was made without pthread_atfork's handlers
+ * (shm/fork.c), or while a process reads the owner's /proc/PID/smaps. The instance is random, so no other job's names
+ * have it.
  *
  * With options.restart a worker that ended badly is forked again, with the same rank and name, and joins the job that
  * runs (bx_options.rejoin). Not if

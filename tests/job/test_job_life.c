@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <stddef.h>
+#include <sys/prctl.h>
 
 TestSuite(job_life, .init = starts_set_up, .fini = place_tear_down, .timeout = 60);
 
@@ -147,6 +148,94 @@ Test(job_life, leaves_nothing_of_a_start_that_failed)
     bx_job_destroy(job);
     cr_expect_eq(open_fds(), before);
     cr_expect_eq(mappings(), 0);
+}
+
+/* ---- A forked child ----------------------------------------------------------------------------- */
+
+/* Counts the descriptors that lead to segments, arenas and the lock file of the job. */
+static int descriptors(void)
+{
+    DIR *stream = opendir("/proc/self/fd");
+    char path[64], target[256];
+    struct dirent *entry;
+    int count = 0;
+
+    while (stream != NULL && (entry = readdir(stream)) != NULL) {
+        snprintf(path, sizeof(path), "/proc/self/fd/%.20s", entry->d_name);
+        ssize_t bytes = readlink(path, target, sizeof(target) - 1);
+        target[bytes > 0 ? bytes : 0] = '\0';
+        count += strstr(target, job_name) != NULL;
+    }
+    if (stream != NULL)
+        closedir(stream);
+    return count;
+}
+
+/* So the memory is free when the job has ended, though the child goes on. */
+Test(job_life, is_nothing_that_a_forked_child_keeps)
+{
+    struct bx_options options = { .job = job_name, .rank = 0, .world_size = 2 };
+    struct bx_tensor *tensor = NULL;
+    struct bx_job *job = NULL;
+    pid_t server = fork_server(false), child;
+    int status = -1;
+
+    cr_assert_eq(bx_job_create(&options, &job), 0, "%s", bx_error_text());
+    cr_assert_eq(bx_job_start(job), 0, "%s", bx_error_text());
+    cr_assert_eq(bx_tensor_create(job, BX_U8, 1, &(int64_t){ 5000 }, &tensor), 0, "%s", bx_error_text());
+    if ((child = fork()) == 0)
+        _exit(descriptors());
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    cr_expect_eq(status, 0);
+    cr_expect_eq(descriptors(), 3);
+    bx_tensor_release(tensor);
+    cr_expect_eq(bx_job_shutdown(job, 0), 0, "%s", bx_error_text());
+    bx_job_destroy(job);
+    expect_ended_well(server);
+}
+
+/* Forks a worker that forks a helper and is killed. The helper lives until gate[1] is closed. */
+static pid_t fork_killed(int rank, const int gate[2])
+{
+    struct bx_options options = { .job = job_name, .rank = rank, .world_size = 2 };
+    struct bx_job *job = NULL;
+    pid_t pid = fork();
+    char byte;
+
+    cr_assert_geq(pid, 0);
+    if (pid != 0)
+        return pid;
+    close(gate[1]);
+    if (bx_job_create(&options, &job) < 0 || bx_job_start(job) < 0)
+        _exit(1);
+    if (fork() == 0)
+        _exit(read(gate[0], &byte, 1) == 0 ? 0 : 1);
+    raise(SIGKILL);
+    _exit(2);
+}
+
+Test(job_life, ends_with_its_workers_though_helpers_of_theirs_go_on)
+{
+    int gate[2], status = 0;
+    pid_t pid[2];
+
+    cr_assert_eq(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
+    cr_assert_eq(pipe(gate), 0);
+    for (int rank = 0; rank < 2; rank++)
+        pid[rank] = fork_killed(rank, gate);
+    for (int rank = 0; rank < 2; rank++) {
+        cr_assert_eq(waitpid(pid[rank], &status, 0), pid[rank]);
+        cr_expect(WIFSIGNALED(status), "status %#x", (unsigned)status);
+    }
+    for (int rank = 0; rank < 2; rank++)
+        start_worker(rank, (struct bx_options){ .rank = rank, .world_size = 2 });
+    for (int rank = 0; rank < 2; rank++)
+        start_succeeds(rank);
+    bxi_object_reap(job_name, 0);
+    cr_expect_eq(segments_of(""), 0);
+    close(gate[1]);
+    for (int helper = 0; helper < 2; helper++)
+        cr_expect_gt(wait(&status), 0);
 }
 
 /* ---- Options ------------------------------------------------------------------------------------ */

@@ -5,6 +5,8 @@
  */
 #include "stat_plant.h"
 
+#include "shm/fork.h"
+
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -61,7 +63,7 @@ void plant_kill(struct plant *plant, int rank)
 
     /* Closing the descriptor does not release the lock: the mapping keeps the same open file. */
     cr_assert_eq(fcntl(plant->segment[rank].fd, F_OFD_SETLK, &lock), 0);
-    close(plant->segment[rank].fd);
+    bxi_unshared_close(plant->segment[rank].fd);
     plant->segment[rank].fd = -1;
 }
 

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What a fork of the process means for the library: it is counted in the child, and the child does not keep the
+ * descriptors that stand for the life of a worker.
+ *
+ *     int fd = BXI_UNSHARED(shm_open(name, O_RDWR, 0));
+ *     ...
+ *     bxi_unshared_close(fd);
+ */
+#ifndef BXI_FORK_H
+#define BXI_FORK_H
+
+#include "atomic.h"
+
+extern bxi_a32 bxi_forks;               /* forks between the process that loaded the library and this one */
+
+/* Opens a descriptor that no child keeps which this process forks. `open` is an expression that makes it, or is < 0;
+ * it may read another descriptor of this kind, and must not open or close one. Its value, with its errno. Any thread;
+ * not a signal handler. */
+#define BXI_UNSHARED(open) (bxi_unshared_begin(), bxi_unshared_end(open))
+void bxi_unshared_begin(void);
+int bxi_unshared_end(int fd);
+
+/* Closes it; nothing if it is < 0. Any thread; not a signal handler. */
+void bxi_unshared_close(int fd);
+
+#endif

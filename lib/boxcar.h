@@ -304,7 +304,7 @@ int bx_job_create(const struct bx_options *options, struct bx_job **job);
  * that runs. BX_E_PEER_DEAD: a worker died while starting. BX_E_WORKER_FAILED (under bx_spawn): a worker ended before
  * the job had started; the sentence has its name and how it ended. BX_E_WORLD_SIZE, BX_E_VERSION, BX_E_SOCKET_DIR,
  * BX_E_JOB_RUNNING, BX_E_NO_SPACE. -EFBIG, -ENOMEM: RLIMIT_FSIZE or RLIMIT_AS forbid the segment or an arena (the
- * sentence says which).
+ * sentence says which). -EINVAL: two workers differ in options.rejoin, or are in different time namespaces.
  * With options.rejoin it first searches for a job of that name that runs and in which this worker's rank is dead. If
  * there is one, the worker joins it, under the same name: it meets the workers that live, and returns when all of them
  * have attached it. A call that another worker begins after that is to this one: it does not fail with BX_E_PEER_DEAD

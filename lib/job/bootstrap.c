@@ -161,7 +161,6 @@ static int try_meet(struct joiner *joiner)
     struct bx_job *job = joiner->job;
     struct bxi_boot_hello hello = {
         .head = bxi_boot_head(BXI_BOOT_HELLO),
-        .deadline_ns = joiner->deadline_ns,
         .rank = job->rank,
         .world_size = job->world_size,
         .pid = (uint32_t)getpid(),
@@ -172,6 +171,11 @@ static int try_meet(struct joiner *joiner)
     if (rc < 0)
         return rc;
     memcpy(hello.name, job->name, sizeof(hello.name));
+
+    uint64_t asked_ns = bxi_now_ns();
+
+    hello.left_ns = joiner->deadline_ns == BX_FOREVER ? BX_FOREVER
+                                                      : joiner->deadline_ns - bxi_least(asked_ns, joiner->deadline_ns);
     /* Ignore the result: if rank 0 has hung up meanwhile, what it sent before that must still be read. */
     bxi_boot_send(joiner->fd, &(struct bxi_boot_out){ .data = &hello, .bytes = sizeof(hello) },
                   joiner->deadline_ns);
@@ -189,7 +193,7 @@ static int try_meet(struct joiner *joiner)
     memcpy(joiner->root_name, welcome->name, sizeof(joiner->root_name));
     joiner->root_name[BXI_NAME_BYTES - 1] = '\0';
     BXI_STEP("boot.welcomed");
-    return 0;
+    return bxi_boot_check_clock(job, joiner->root_name, 0, asked_ns, welcome->now_ns);
 }
 
 static int root_never_came(const struct joiner *joiner)

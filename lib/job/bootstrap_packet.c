@@ -223,6 +223,20 @@ int bxi_boot_packet_failure(struct bxi_boot_packet *packet)
     return bx_fail(fail->code < 0 ? fail->code : -EPROTO, "%s", fail->text);
 }
 
+int bxi_boot_check_clock(const struct bx_job *job, const char *name, int rank, uint64_t asked_ns, uint64_t answered_ns)
+{
+    uint64_t now_ns = bxi_now_ns();
+    bool is_ahead = answered_ns > now_ns;
+    uint64_t by_ns = is_ahead ? answered_ns - now_ns : asked_ns - answered_ns;
+
+    if (asked_ns <= answered_ns && !is_ahead)
+        return 0;
+    return bx_fail(-EINVAL, "the clock (CLOCK_MONOTONIC) of worker '%.*s' (rank %d) is %.3f s %s that of worker '%s' "
+                            "(rank %d, pid %d), and deadlines are times of one clock; start all workers of job '%s' in "
+                            "one time namespace", BXI_NAME_BYTES - 1, name, rank, (double)by_ns / 1e9,
+                   is_ahead ? "ahead of" : "behind", job->name, job->rank, (int)getpid(), job->job_name);
+}
+
 bool bxi_boot_is_own(int fd, uint32_t *pid)
 {
     struct ucred credentials;

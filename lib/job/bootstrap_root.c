@@ -185,14 +185,17 @@ static int check_name(const struct root *root, const struct bxi_boot_hello *hell
 static int welcome(struct root *root, struct connection *connection, const struct bxi_boot_hello *hello)
 {
     struct bx_job *job = root->job;
-    struct bxi_boot_welcome reply = { .head = bxi_boot_head(BXI_BOOT_WELCOME), .instance = job->instance };
+    struct bxi_boot_welcome reply = {
+        .head = bxi_boot_head(BXI_BOOT_WELCOME),
+        .instance = job->instance,
+        .now_ns = bxi_now_ns(),
+    };
 
     memcpy(connection->name, hello->name, sizeof(connection->name));
     connection->rank = hello->rank;
     connection->state = WELCOMED;
     root->by_rank[hello->rank] = connection;
-    if (hello->deadline_ns < root->deadline_ns)
-        root->deadline_ns = hello->deadline_ns;
+    root->deadline_ns = bxi_least(root->deadline_ns, bxi_deadline_ns(hello->left_ns));
     memcpy(reply.name, job->name, sizeof(reply.name));
     /* Ignore the result: if the worker has gone, its hang-up will be seen. */
     bxi_boot_send(connection->fd, &(struct bxi_boot_out){ .data = &reply, .bytes = sizeof(reply) },

@@ -264,7 +264,7 @@ static int may_join(const struct bx_job *job, const struct bxi_boot_rehello *reh
 static void welcome(struct bxi_door *door, struct connection *connection)
 {
     struct bx_job *job = door->job;
-    struct bxi_boot_rewelcome reply = { .head = bxi_boot_head(BXI_BOOT_REWELCOME) };
+    struct bxi_boot_rewelcome reply = { .head = bxi_boot_head(BXI_BOOT_REWELCOME), .now_ns = bxi_now_ns() };
 
     for (int rank = 0; rank < job->world_size; rank++) {
         const struct bxi_peer *peer = job->rpc->peers[rank];

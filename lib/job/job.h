@@ -95,7 +95,7 @@ struct bxi_boot_head {
 };
 struct bxi_boot_hello {
     struct bxi_boot_head head;
-    uint64_t deadline_ns;               /* CLOCK_MONOTONIC: when this worker gives up */
+    uint64_t left_ns;                   /* until this worker gives up; BX_FOREVER */
     int32_t rank;
     int32_t world_size;
     uint32_t pid;
@@ -105,6 +105,7 @@ struct bxi_boot_hello {
 struct bxi_boot_welcome {
     struct bxi_boot_head head;
     uint64_t instance;
+    uint64_t now_ns;                    /* rank 0's clock: bxi_boot_check_clock */
     char name[BXI_NAME_BYTES];          /* rank 0's */
 };
 struct bxi_boot_table {
@@ -131,6 +132,7 @@ struct bxi_boot_rehello {
 };
 struct bxi_boot_rewelcome {
     struct bxi_boot_head head;
+    uint64_t now_ns;                    /* the worker's clock: bxi_boot_check_clock */
     struct bxi_boot_known {             /* what the worker knows of each rank, also of itself */
         uint32_t generation;            /* the highest; 0: none */
         uint32_t ran;                   /* of the last that ran */
@@ -195,6 +197,12 @@ int bxi_boot_wait(int fd, short events, uint64_t deadline_ns);
 int bxi_boot_wait_for(struct bx_job *job, int fd, uint64_t deadline_ns);
 /* The leader's eventfd is readable: BX_E_INTERRUPTED with a sentence; or 0, and it is no longer readable. */
 int bxi_boot_interrupted(struct bx_job *job);
+/* Compares the clocks (CLOCK_MONOTONIC) of this worker and of the one that answered it: asked_ns is when this one
+ * asked, by its own clock, answered_ns when the other one answered, by the other's. 0; -EINVAL with a sentence: they
+ * differ, for the two are in different time namespaces. Frames carry deadlines as times of that clock. A difference
+ * shorter than the answer took is not seen. */
+int bxi_boot_check_clock(const struct bx_job *job, const char *name, int rank, uint64_t asked_ns,
+                         uint64_t answered_ns);
 /* The process at the other end belongs to this user. Sets its pid; 0: it is of another pid namespace. */
 bool bxi_boot_is_own(int fd, uint32_t *pid);
 

@@ -57,6 +57,7 @@ struct worker {
 struct rejoin {
     struct bx_job *job;
     uint64_t start_ns, deadline_ns;
+    uint64_t asked_ns;                  /* the last question */
     uint64_t instance;
     int world_size;                     /* of the job that was found; 0: no header says it */
     bool runs, starts;                  /* a worker of it is RUNNING, or STARTING */
@@ -344,6 +345,7 @@ static int ask(struct rejoin *rejoin, int rank, enum bxi_boot_kind kind, int fd_
     if (fd < 0)
         return fd;
     memcpy(rehello.name, job->name, sizeof(rehello.name));
+    rejoin->asked_ns = bxi_now_ns();
     /* Ignore the result: if the worker has hung up, its answer must still be read. */
     bxi_boot_send(fd, &out, rejoin->deadline_ns);
     BXI_STEP(kind == BXI_BOOT_REHELLO ? "rejoin.asked" : "rejoin.sent");
@@ -423,6 +425,10 @@ static int ask_all(struct rejoin *rejoin, int *in_doubt)
             return rc;
         if (!bxi_boot_packet_is(&rejoin->packet, BXI_BOOT_REWELCOME, 0))
             return nonsense(rejoin, rank);
+        rc = bxi_boot_check_clock(rejoin->job, rejoin->worker[rank].name, rank, rejoin->asked_ns,
+                                  rejoin->packet.as.rewelcome.now_ns);
+        if (rc < 0)
+            return rc;
         rejoin->worker[rank].answered = true;
         take_welcome(rejoin);
     }

@@ -157,7 +157,7 @@ static inline struct bxi_boot_hello hello_of(int rank, int world_size)
 {
     struct bxi_boot_hello hello = {
         .head = bxi_boot_head(BXI_BOOT_HELLO),
-        .deadline_ns = BX_FOREVER,
+        .left_ns = BX_FOREVER,
         .rank = rank,
         .world_size = world_size,
         .pid = (uint32_t)getpid(),
@@ -207,9 +207,14 @@ static inline int pose_as_root(void)
     return fd;
 }
 
+/* An answer to a HELLO that has come. */
 static inline struct bxi_boot_welcome welcome_of(const char *name)
 {
-    struct bxi_boot_welcome welcome = { .head = bxi_boot_head(BXI_BOOT_WELCOME), .instance = INSTANCE };
+    struct bxi_boot_welcome welcome = {
+        .head = bxi_boot_head(BXI_BOOT_WELCOME),
+        .instance = INSTANCE,
+        .now_ns = bxi_now_ns(),
+    };
 
     snprintf(welcome.name, sizeof(welcome.name), "%s", name);
     return welcome;
@@ -218,8 +223,8 @@ static inline struct bxi_boot_welcome welcome_of(const char *name)
 /* Plays rank 0 up to the worker's JOIN, which is left in *join. */
 static inline int pose_until_join(struct bxi_boot_packet *join)
 {
-    struct bxi_boot_welcome welcome = welcome_of("boss");
     int fd = pose_as_root();
+    struct bxi_boot_welcome welcome = welcome_of("boss");
 
     send_raw(fd, &welcome, sizeof(welcome), NULL, 0);
     cr_assert_eq(receive_raw(fd, join), 1);

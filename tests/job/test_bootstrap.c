@@ -79,16 +79,12 @@ Test(bootstrap, eight_workers_meet_and_leave_nothing)
 Test(bootstrap, a_segment_is_passed_read_only_and_without_its_lock)
 {
     struct worker worker = { 0 };
-    struct bxi_boot_welcome welcome = {
-        .head = bxi_boot_head(BXI_BOOT_WELCOME),
-        .instance = 77,
-        .name = "boss",
-    };
     struct bxi_boot_packet packet;
     struct flock lock = { .l_type = F_WRLCK };
 
     begin(&worker, NULL, 1, 2);
     int fd = pose_as_root();
+    struct bxi_boot_welcome welcome = welcome_of("boss");
     send_raw(fd, &welcome, sizeof(welcome), NULL, 0);
     cr_assert_eq(receive_raw(fd, &packet), 1);
     cr_assert_eq(packet.fd_count, BXI_BOOT_FDS);

@@ -370,17 +370,17 @@ Test(bootstrap_input, a_table_behind_the_last_is_rejected)
 Test(bootstrap_input, a_wrong_welcome_is_rejected)
 {
     for (int i = 0; i < 3; i++) {
-        struct bxi_boot_welcome welcome = welcome_of("boss");
         struct worker worker = { 0 };
 
+        begin(&worker, NULL, 1, 2);
+        int fd = pose_as_root();
+        struct bxi_boot_welcome welcome = welcome_of("boss");
         if (i == 0)
             welcome.instance = 0;
         if (i == 1)
             welcome.head.layout++;
         if (i == 2)
             welcome.head.protocol++;
-        begin(&worker, NULL, 1, 2);
-        int fd = pose_as_root();
         send_raw(fd, &welcome, sizeof(welcome), NULL, 0);
         expect_failure(&worker, -EPROTO, "sent what no rank 0 sends");
         close(fd);
@@ -389,18 +389,45 @@ Test(bootstrap_input, a_wrong_welcome_is_rejected)
 
 Test(bootstrap_input, an_unterminated_name_of_rank_0_is_cut_off)
 {
-    struct bxi_boot_welcome welcome = welcome_of("boss");
     static struct bxi_boot_packet join;
     struct worker worker = { 0 };
 
-    memset(welcome.name, 'x', sizeof(welcome.name));
     begin(&worker, NULL, 1, 2);
     int fd = pose_as_root();
+    struct bxi_boot_welcome welcome = welcome_of("boss");
+    memset(welcome.name, 'x', sizeof(welcome.name));
     send_raw(fd, &welcome, sizeof(welcome), NULL, 0);
     cr_assert_eq(receive_raw(fd, &join), 1);
     bxi_boot_packet_close(&join);
     close(fd);
     expect_failure(&worker, BX_E_PEER_DEAD, "worker 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx' (rank 0");
+}
+
+/* Rank 0 answers by a clock that is off by that: a worker in another time namespace gets this. */
+static void answer_off_by(int64_t off_ns, const char *part)
+{
+    struct worker worker = { 0 };
+    struct bxi_boot_packet packet;
+
+    begin(&worker, NULL, 1, 2);
+    int fd = pose_as_root();
+    struct bxi_boot_welcome welcome = welcome_of("boss");
+    welcome.now_ns += (uint64_t)off_ns;
+    send_raw(fd, &welcome, sizeof(welcome), NULL, 0);
+    cr_assert_eq(receive_raw(fd, &packet), 1);
+    cr_expect_eq(bxi_boot_packet_failure(&packet), -EINVAL);
+    cr_expect_not_null(strstr(bx_error_text(), part), "%s", bx_error_text());
+    close(fd);
+    expect_failure(&worker, -EINVAL, part);
+}
+
+Test(bootstrap_input, a_rank_0_with_another_clock_is_refused_with_a_sentence_that_names_the_clocks)
+{
+    const int64_t second = 1000000000, ahead = 100000 * second;
+
+    answer_off_by(ahead, "the clock (CLOCK_MONOTONIC) of worker 'boss' (rank 0) is ");
+    answer_off_by(ahead, " s ahead of that of worker 'worker1' (rank 1, pid ");
+    answer_off_by(-60 * second, " s behind that of worker 'worker1' (rank 1, pid ");
 }
 
 Test(bootstrap_input, a_worker_waits_for_a_silent_rank_0_until_its_deadline)

@@ -5,6 +5,8 @@
  */
 #include "starts.h"
 
+#include "tests/harness/clock.h"
+
 #include <errno.h>
 #include <stddef.h>
 #include <sys/prctl.h>
@@ -148,6 +150,35 @@ Test(job_life, leaves_nothing_of_a_start_that_failed)
     bx_job_destroy(job);
     cr_expect_eq(open_fds(), before);
     cr_expect_eq(mappings(), 0);
+}
+
+/* ---- Clocks -------------------------------------------------------------------------------------- */
+
+static void start_with_a_clock_off_by(int seconds, const char *part)
+{
+    start_worker(0, (struct bx_options){ .rank = 0, .world_size = 2 });
+    start_wait_for_segment(".0");
+    if (!clock_of_children(seconds)) {
+        start_is_killed(0);
+        bxi_object_reap(job_name, 0);
+        bxi_bootstrap_sweep(job_name);
+        cr_skip_test("no time namespace can be made here");
+    }
+    start_worker(1, (struct bx_options){ .rank = 1, .world_size = 2 });
+    start_fails(0, -EINVAL, part);
+    start_fails(1, -EINVAL, part);
+    cr_expect_not_null(strstr(starts[0].text, "worker 'worker1' (rank 1, pid "), "%s", starts[0].text);
+}
+
+/* Its deadlines would have passed long ago, or be far away. */
+Test(job_life, refuses_a_worker_whose_clock_is_ahead)
+{
+    start_with_a_clock_off_by(100000, " s behind that of worker 'worker1' (rank 1, pid ");
+}
+
+Test(job_life, refuses_a_worker_whose_clock_is_behind)
+{
+    start_with_a_clock_off_by(-100, "the clock (CLOCK_MONOTONIC) of worker 'worker0' (rank 0) is ");
 }
 
 /* ---- A forked child ----------------------------------------------------------------------------- */

@@ -5,6 +5,8 @@
  */
 #include "rejoin_fixture.h"
 
+#include "tests/harness/clock.h"
+
 #include <errno.h>
 #include <pthread.h>
 #include <unistd.h>
@@ -290,6 +292,22 @@ Test(rejoin, refuses_a_rank_that_lives)
     start_fails(3, BX_E_RANK_TAKEN, "is taken by worker 'worker2' (pid ");
     harness_post(LAST_WORD);
     all_succeed(0, 2);
+}
+
+Test(rejoin, refuses_a_process_with_another_clock)
+{
+    begin_lives(2, (struct life){ .body = stays });
+    kill_and_forget(1);
+    bool other = clock_of_children(100);
+    if (other) {
+        begin_life(2, (struct life){ .rank = 1, .world_size = 2 });
+        start_fails(2, -EINVAL, "the clock (CLOCK_MONOTONIC) of worker 'worker0' (rank 0) is ");
+        cr_expect_not_null(strstr(starts[2].text, " s behind that of worker 'worker1' (rank 1, "), "%s", starts[2].text);
+    }
+    harness_post(LAST_WORD);
+    all_succeed(0, 0);
+    if (!other)
+        cr_skip_test("no time namespace can be made here");
 }
 
 Test(rejoin, refuses_another_name_and_another_world_size)

@@ -31,7 +31,6 @@
 #include <errno.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
@@ -133,21 +132,21 @@ static int nonsense(struct joiner *joiner)
                    joiner->root_pid);
 }
 
-/* Rank 0 has hung up before WELCOME: it has died, or its job is complete. */
+/* Rank 0 has hung up before WELCOME: it has died, or its job is complete. The lock of the job's name tells which. The
+ * kernel may close the socket of a dead process before it releases the lock. */
 static int root_hung_up(struct joiner *joiner)
 {
     const struct bx_job *job = joiner->job;
     uint64_t end_ns = bxi_now_ns() + VERDICT_NS;
-    int pidfd = (int)syscall(SYS_pidfd_open, (pid_t)joiner->root_pid, 0);
-    bool is_dead = pidfd < 0 && errno == ESRCH;
+    bool is_dead = false;
     int rc = 0;
 
-    while (!is_dead && pidfd >= 0 && rc == 0 && bxi_now_ns() < end_ns) {
+    while (!is_dead && rc == 0 && bxi_now_ns() < end_ns) {
         rc = bxi_boot_watch_poll(&joiner->watch, job, joiner->paths);
-        is_dead = rc == 0 && bxi_boot_wait(pidfd, POLLIN, bxi_now_ns() + RETRY_FIRST_NS) == 1;
+        is_dead = rc == 0 && bxi_boot_lock_is_left(joiner->paths->lock);
+        if (rc == 0 && !is_dead)
+            nap(RETRY_FIRST_NS);
     }
-    if (pidfd >= 0)
-        close(pidfd);
     if (rc < 0 || !is_dead)
         return rc < 0 ? rc : -EAGAIN;
     rc = bxi_spawn_how_ended(job, 0);

@@ -148,22 +148,6 @@ static void write_line(const struct bx_job *job, const char *line)
         bxi_log(job, 1, "the lock file of job '%s' cannot be written: %s", job->job_name, bx_strerror(rc));
 }
 
-long bxi_boot_lock_holder(const char *lock_path)
-{
-    char line[LINE_BYTES];
-    long pid = 0;
-
-    int fd = open(lock_path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    if (fd < 0)
-        return 0;
-    if (is_held(fd)) {
-        read_line(fd, line);
-        pid = strtol(line, NULL, 10);
-        pid = pid > 0 ? pid : -1;
-    }
-    close(fd);
-    return pid;
-}
 
 const char *bxi_boot_holder_text(long pid, char text[BXI_HOLDER_BYTES])
 {
@@ -172,6 +156,39 @@ const char *bxi_boot_holder_text(long pid, char text[BXI_HOLDER_BYTES])
     else
         snprintf(text, BXI_HOLDER_BYTES, "a process that has not written its pid yet");
     return text;
+}
+
+/* The pid that the lock file's line begins with, and whether byte 0 is held. 0: no line, or no file of that name. */
+static long look_at_lock(const char *lock_path, bool *held)
+{
+    char line[LINE_BYTES];
+    long pid = 0;
+
+    *held = false;
+    int fd = open(lock_path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0)
+        return 0;
+    *held = is_held(fd);
+    read_line(fd, line);
+    if (*held || bxi_boot_leads_to(lock_path, fd))       /* it is released after the name has gone */
+        pid = strtol(line, NULL, 10);
+    close(fd);
+    return pid;
+}
+
+long bxi_boot_lock_holder(const char *lock_path)
+{
+    bool held;
+    long pid = look_at_lock(lock_path, &held);
+
+    return !held ? 0 : pid > 0 ? pid : -1;
+}
+
+bool bxi_boot_lock_is_left(const char *lock_path)
+{
+    bool held;
+
+    return look_at_lock(lock_path, &held) > 0 && !held;
 }
 
 static bool has_no_name(int fd)

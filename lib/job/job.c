@@ -82,6 +82,8 @@ static void free_job(struct bx_job *job)
 
     if (job->boot->pidfd >= 0)
         close(job->boot->pidfd);
+    if (job->boot->alive_fd > 0)
+        bxi_unshared_close(job->boot->alive_fd);
     if (job->boot->lock_fd >= 0)        /* bxi_bootstrap_release has found no socket directory */
         bxi_unshared_close(job->boot->lock_fd);
     bxi_batchers_destroy(job);

@@ -44,7 +44,8 @@ struct bxi_boot_paths {
 
 struct bxi_boot {
     struct bxi_boot_paths paths;        /* start */
-    int pidfd;                          /* start: of this process */
+    int pidfd;                          /* start: of this process; or a pipe that hangs up when it ends (machine.c) */
+    int alive_fd;                       /* start: the end of that pipe for writing; else 0 */
     int lock_fd;                        /* start; rank 0: the lock file, with the lock of the job's name; else -1 */
     int door_fd;                        /* start, then the door's thread; options.rejoin: a listening socket; else 0 */
     char door_path[BXI_BOOT_PATH_BYTES];    /* start: its name */
@@ -213,7 +214,7 @@ int bxi_limits_no_space(const struct bx_job *job);          /* BX_E_NO_SPACE: ro
 /* The segment or the arena could not be made, with rc. The code to fail with. */
 int bxi_limits_no_segment(const struct bx_job *job, const char *name, int rc);
 int bxi_limits_no_arena(const struct bx_job *job, const char *name, int rc);
-/* Follows the sentence that something could not be mapped: "" unless addresses are short (-ENOMEM). */
+/* Follows the sentence that something could not be mapped: "" unless addresses are short (-ENOMEM, -EINVAL). */
 #define BXI_MAP_HINT_BYTES 320
 const char *bxi_limits_map_hint(const struct bx_job *job, int rc, char hint[BXI_MAP_HINT_BYTES]);
 
@@ -221,7 +222,7 @@ const char *bxi_limits_map_hint(const struct bx_job *job, int rc, char hint[BXI_
 
 /* Raises the soft limit of open files to what a job of this size needs. bx_job_create. 0, BX_E_DESCRIPTORS. */
 int bxi_machine_raise_limit(const struct bx_job *job);
-/* Makes the two eventfds and the pidfd. bx_job_create. 0, BX_E_DESCRIPTORS, -errno. */
+/* Makes the two eventfds and the pidfd, or what replaces it. bx_job_create. 0, BX_E_DESCRIPTORS, -errno. */
 int bxi_machine_descriptors(struct bx_job *job);
 /* Chooses io_uring or epoll (run->sleeper_kind). bx_job_create. 0; BX_E_URING: the options ask for io_uring, and the
  * kernel refuses it. */
@@ -348,6 +349,8 @@ void bxi_bootstrap_release(struct bx_job *job);
 
 /* The pid of the process that holds the lock of the job's name; 0: none does; -1: its pid is unknown. Start. */
 long bxi_boot_lock_holder(const char *lock_path);
+/* The last rank 0 was killed: the lock file has its line, and nobody holds the lock. Start. */
+bool bxi_boot_lock_is_left(const char *lock_path);
 /* "process PID", or that the pid is unknown: a process writes it a moment after it has taken the lock. */
 #define BXI_HOLDER_BYTES 64
 const char *bxi_boot_holder_text(long pid, char text[BXI_HOLDER_BYTES]);

@@ -81,7 +81,7 @@ int bxi_limits_no_arena(const struct bx_job *job, const char *name, int rc)
                            "%llu MiB here (RLIMIT_FSIZE); raise the limit (ulimit -f), or make the arena smaller "
                            "(BX_ARENA_BYTES, options.arena_bytes)", job->name, mib(job->options.arena_bytes),
                        mib(limit));
-    if (rc == -ENOMEM)
+    if (rc == -ENOMEM || rc == -EINVAL)
         return bx_fail(rc, "the arena of worker '%s' cannot be mapped: %s%s", job->name, bx_strerror(rc),
                        bxi_limits_map_hint(job, rc, hint));
     return bxi_limits_no_segment(job, name, rc);
@@ -93,7 +93,7 @@ const char *bxi_limits_map_hint(const struct bx_job *job, int rc, char hint[BXI_
     char limited[96] = "";
 
     hint[0] = '\0';
-    if (rc != -ENOMEM)
+    if (rc != -ENOMEM && rc != -EINVAL)         /* -EINVAL: valgrind, which has 128 GiB of addresses */
         return hint;
     if (limit != RLIM_INFINITY)
         snprintf(limited, sizeof(limited), ", and the process may have %llu MiB in all (RLIMIT_AS, ulimit -v)",

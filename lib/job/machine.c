@@ -6,6 +6,7 @@
 #include "job.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <sched.h>
 #include <stdio.h>
@@ -94,11 +95,33 @@ int bxi_machine_sleeper(struct bx_job *job)
     return 0;
 }
 
+/* A descriptor that gets ready when this process ends. Filters of old containers refuse a pidfd, and valgrind does.
+ * Then it is a pipe, which hangs up when no process has it open for writing: this one has, and its children close it.
+ * It hangs up a moment before a pidfd gets ready: when the last thread has left the program and closes the files. */
+static int open_end(struct bx_job *job)
+{
+    int ends[2], error;
+
+    job->boot->pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0);
+    if (job->boot->pidfd >= 0 || errno == EMFILE || errno == ENFILE)
+        return job->boot->pidfd < 0 ? -errno : 0;
+    error = errno;
+    job->boot->alive_fd = BXI_UNSHARED(pipe2(ends, O_CLOEXEC) < 0 ? -1 : ends[1]);
+    if (job->boot->alive_fd < 0)
+        return -errno;
+    job->boot->pidfd = ends[0];
+    bxi_log(job, 1, "pidfd_open is refused (%s): the other workers see the end of this one by the hang-up of a pipe",
+            bx_strerror(-error));
+    return 0;
+}
+
 int bxi_machine_descriptors(struct bx_job *job)
 {
-    if (bxi_run_open_bells(job->run) == 0 && (job->boot->pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0)) >= 0)
-        return 0;
-    if (errno == EMFILE || errno == ENFILE)
-        return bx_fail(BX_E_DESCRIPTORS, "no descriptor is left for the doorbells (%s)", strerror(errno));
-    return bx_fail(-errno, "the doorbells or the pidfd cannot be made: %s", strerror(errno));
+    int rc = bxi_run_open_bells(job->run);
+
+    if (rc == 0)
+        rc = open_end(job);
+    if (rc == -EMFILE || rc == -ENFILE)
+        return bx_fail(BX_E_DESCRIPTORS, "no descriptor is left for the doorbells (%s)", bx_strerror(rc));
+    return rc < 0 ? bx_fail(rc, "the doorbells cannot be made: %s", bx_strerror(rc)) : 0;
 }

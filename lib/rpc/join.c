@@ -36,10 +36,21 @@
 #include <linux/futex.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 /* ---- what a process gave about itself ------------------------------------------------------------ */
+
+/* A pidfd; or what a worker gives that gets none: a pipe, for reading (job/machine.c). */
+static bool is_end_of_process(int fd)
+{
+    struct stat status;
+
+    if (syscall(SYS_pidfd_send_signal, fd, 0, NULL, 0) == 0 || errno != EBADF)
+        return true;
+    return fstat(fd, &status) == 0 && S_ISFIFO(status.st_mode) && (fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDONLY;
+}
 
 static int check_fds(const int *fds)
 {
@@ -47,9 +58,7 @@ static int check_fds(const int *fds)
     for (int i = BXI_BOOT_BELL; i <= BXI_BOOT_BELL_LEADER; i++)
         if ((fcntl(fds[i], F_GETFL) & (O_NONBLOCK | O_ACCMODE)) != (O_NONBLOCK | O_RDWR))
             return -EPROTO;
-    if (syscall(SYS_pidfd_send_signal, fds[BXI_BOOT_PIDFD], 0, NULL, 0) < 0 && errno == EBADF)
-        return -EPROTO;
-    return 0;
+    return is_end_of_process(fds[BXI_BOOT_PIDFD]) ? 0 : -EPROTO;
 }
 
 int bxi_peer_attach(struct bx_job *job, struct bxi_peer *peer, const struct bxi_join *join)

@@ -6,6 +6,7 @@
 #include "starts.h"
 
 #include "tests/harness/clock.h"
+#include "tests/harness/refuse.h"
 
 #include <errno.h>
 #include <stddef.h>
@@ -181,6 +182,70 @@ Test(job_life, refuses_a_worker_whose_clock_is_behind)
     start_with_a_clock_off_by(-100, "the clock (CLOCK_MONOTONIC) of worker 'worker0' (rank 0) is ");
 }
 
+/* Becomes a worker that forks a helper and is killed. The helper lives until gate[1] is closed. */
+static _Noreturn void be_killed(int rank, const int gate[2])
+{
+    struct bx_options options = { .job = job_name, .rank = rank, .world_size = 2 };
+    struct bx_job *job = NULL;
+    char byte;
+
+    close(gate[1]);
+    if (bx_job_create(&options, &job) < 0 || bx_job_start(job) < 0)
+        _exit(1);
+    if (fork() == 0)
+        _exit(read(gate[0], &byte, 1) == 0 ? 0 : 1);
+    raise(SIGKILL);
+    _exit(2);
+}
+
+/* ---- Without pidfds ------------------------------------------------------------------------------ */
+
+static bxi_a32 lines_about_pidfds;
+
+static void count_lines(int level, const char *line, void *context)
+{
+    (void)context, (void)level;
+    bxi_add(&lines_about_pidfds, strstr(line, "pidfd_open is refused (Operation not permitted)") != NULL);
+}
+
+/* The process is rank 0. Rank 1, which has forked a helper, is killed while rank 0 waits. */
+static void sees_a_death(bool refused_here, bool refused_there)
+{
+    struct bx_options options = { .job = job_name, .rank = 0, .world_size = 2 };
+    struct bx_job *job = NULL;
+    int gate[2], status = 0;
+    pid_t pid;
+
+    cr_assert_eq(pipe(gate), 0);
+    bxi_store_relaxed(&lines_about_pidfds, 0);
+    if ((pid = fork()) == 0 && refused_there && !refuse(SYS_pidfd_open, EPERM))
+        _exit(1);
+    if (pid == 0)
+        be_killed(1, gate);
+    cr_assert(!refused_here || refuse(SYS_pidfd_open, EPERM));
+    cr_assert_eq(bx_job_create(&options, &job), 0, "%s", bx_error_text());
+    cr_assert_eq(bx_job_start(job), 0, "%s", bx_error_text());
+    cr_expect_eq(bx_job_serve(job), BX_E_PEER_DEAD);
+    cr_expect_not_null(strstr(bx_error_text(), "worker 'worker1' (rank 1"), "%s", bx_error_text());
+    bx_job_destroy(job);
+    cr_expect_eq(bxi_load_relaxed(&lines_about_pidfds), refused_here);
+    cr_assert_eq(waitpid(pid, &status, 0), pid);
+    cr_expect(WIFSIGNALED(status), "status %#x", (unsigned)status);
+    close(gate[1]);
+    cr_expect_gt(wait(&status), 0);
+    close(gate[0]);
+}
+
+Test(job_life, sees_a_death_where_pidfds_are_refused)
+{
+    cr_assert_eq(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
+    bx_set_log(count_lines, NULL);
+    sees_a_death(false, false);
+    sees_a_death(false, true);
+    sees_a_death(true, false);
+    sees_a_death(true, true);
+}
+
 /* ---- A forked child ----------------------------------------------------------------------------- */
 
 /* Counts the descriptors that lead to segments, arenas and the lock file of the job. */
@@ -225,26 +290,6 @@ Test(job_life, is_nothing_that_a_forked_child_keeps)
     expect_ended_well(server);
 }
 
-/* Forks a worker that forks a helper and is killed. The helper lives until gate[1] is closed. */
-static pid_t fork_killed(int rank, const int gate[2])
-{
-    struct bx_options options = { .job = job_name, .rank = rank, .world_size = 2 };
-    struct bx_job *job = NULL;
-    pid_t pid = fork();
-    char byte;
-
-    cr_assert_geq(pid, 0);
-    if (pid != 0)
-        return pid;
-    close(gate[1]);
-    if (bx_job_create(&options, &job) < 0 || bx_job_start(job) < 0)
-        _exit(1);
-    if (fork() == 0)
-        _exit(read(gate[0], &byte, 1) == 0 ? 0 : 1);
-    raise(SIGKILL);
-    _exit(2);
-}
-
 Test(job_life, ends_with_its_workers_though_helpers_of_theirs_go_on)
 {
     int gate[2], status = 0;
@@ -253,7 +298,8 @@ Test(job_life, ends_with_its_workers_though_helpers_of_theirs_go_on)
     cr_assert_eq(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
     cr_assert_eq(pipe(gate), 0);
     for (int rank = 0; rank < 2; rank++)
-        pid[rank] = fork_killed(rank, gate);
+        if ((pid[rank] = fork()) == 0)
+            be_killed(rank, gate);
     for (int rank = 0; rank < 2; rank++) {
         cr_assert_eq(waitpid(pid[rank], &status, 0), pid[rank]);
         cr_expect(WIFSIGNALED(status), "status %#x", (unsigned)status);

@@ -254,6 +254,7 @@ int bxi_job_options(struct bx_job *job, const struct bx_options *given);
  *     a worker        page.instance         the launcher  release, acquire: the names that it is about to make
  *     a worker        page.in_job           the launcher  release, acquire: starts of the job that it has not left
  *     a worker        page.was_in_job       the launcher  release, acquire, after in_job: it was in the job once
+ *     a worker        page.refused_errno    the launcher  before its end: why it did not call the worker's function
  *
  * A worker that is started again (bx_spawn_options.restart) gets the page of the dead one. The launcher clears the page
  * before the fork; until then it is the only process that has the page. The board has no line about a worker that was
@@ -277,6 +278,7 @@ struct bxi_worker_page {
     bxi_a32 rank;                       /* in that job */
     bxi_a32 in_job;                     /* jobs of that name that it has started and not left */
     bxi_a32 was_in_job;
+    bxi_a32 refused_errno;              /* 0: nothing was refused */
 };
 
 /* What a worker gets from its launcher. */

@@ -164,8 +164,11 @@ static void become_worker(const struct launch *launch, int rank)
     sigprocmask(SIG_SETMASK, &mask, NULL);
     /* A whole mapping and a whole page: this needs no memory. If it is refused all the same, a page has two writers. */
     if (mprotect(launch->board, sizeof(*launch->board), PROT_READ) < 0 ||
-        madvise(page, launch->page_bytes, MADV_DONTFORK) < 0)
+        madvise(page, launch->page_bytes, MADV_DONTFORK) < 0) {
+        /* Relaxed: the launcher reads it when this process has ended. */
+        bxi_store_relaxed(&page->refused_errno, (uint32_t)errno);
         _exit(EXIT_FAILURE);
+    }
 }
 
 static _Noreturn void run_worker(const struct launch *launch, int rank)
@@ -306,6 +309,7 @@ static void clear_page(struct bxi_worker_page *page)
     bxi_store_relaxed(&page->rank, 0);
     bxi_store_relaxed(&page->in_job, 0);
     bxi_store_relaxed(&page->was_in_job, 0);
+    bxi_store_relaxed(&page->refused_errno, 0);
 }
 
 /* The page of a rank is writable only while its worker is forked, and so in that worker alone. */
@@ -457,12 +461,16 @@ static void describe_end(struct launch *launch, int rank, pid_t pid, int status)
     int used = snprintf(end->text, BXI_END_BYTES, "worker '%s' (rank %d, pid %ld) ", name_of(launch, rank, room), rank,
                         (long)pid);
     size_t left = BXI_END_BYTES - (size_t)used;
+    /* Relaxed: its writer has ended. */
+    int refused = (int)bxi_load_relaxed(&page_of(launch, rank)->refused_errno);
 
     end->status = status;
     end->was_in_job = is_in_job(launch, rank);
     if (WIFSIGNALED(status))
         snprintf(end->text + used, left, "was killed by signal %d (%s)", WTERMSIG(status),
                  strsignal(WTERMSIG(status)));
+    else if (refused != 0)
+        snprintf(end->text + used, left, "may not protect its memory (mprotect, madvise): %s", bx_strerror(-refused));
     else
         snprintf(end->text + used, left, "exited with status %d%s", WEXITSTATUS(status),
                  WEXITSTATUS(status) == 0 && end->was_in_job ? ", but had not left the job" : "");

@@ -5,7 +5,7 @@
  */
 #include "spawn_fixture.h"
 
-#include <sys/syscall.h>
+#include "tests/harness/refuse.h"
 
 TestSuite(spawn_memory, .init = set_up, .fini = place_tear_down, .timeout = 60);
 
@@ -76,6 +76,25 @@ Test(spawn_memory, a_worker_may_write_to_one_page_only)
     for (int rank = 0; rank < WORLD; rank++)
         cr_expect_eq((unsigned long)seen->runs[rank], before + (unsigned long)sysconf(_SC_PAGESIZE));
     cr_expect_eq(writable_shared_bytes(), before);
+}
+
+static int runs(const struct bx_options *options, void *context)
+{
+    (void)context;
+    seen->runs[options->rank]++;
+    return 0;
+}
+
+/* Each worker then ends before its function begins; the launcher's sentence says why. */
+Test(spawn_memory, that_cannot_be_protected_is_reported_with_the_reason)
+{
+    cr_assert(refuse(SYS_madvise, EPERM));
+    cr_expect_eq(spawn(runs, NULL), BX_E_WORKER_FAILED);
+    cr_expect_not_null(strstr(bx_error_text(), " may not protect its memory (mprotect, madvise): Operation not "),
+                       "%s", bx_error_text());
+    expect_report(seen->report.failed_rank, EXIT_FAILURE, 0, 0);
+    for (int rank = 0; rank < WORLD; rank++)
+        cr_expect_eq(seen->runs[rank], 0);
 }
 
 /* A child of a worker behaves as if it started a job of the same name. */

@@ -28,6 +28,8 @@
  */
 #include "inside.h"
 
+#include "shm/fork.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -204,7 +206,7 @@ static int open_socket(struct bxi_gpu_door *door, uint8_t name[BXI_GPU_DOOR_BYTE
         return -EIO;
     bytes = name_of(name, &address);
     door->stop = eventfd(0, EFD_CLOEXEC);
-    door->socket = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    door->socket = BXI_UNSHARED(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (door->stop < 0 || door->socket < 0 ||
         setsockopt(door->socket, SOL_SOCKET, SO_PASSCRED, &on, sizeof(on)) < 0 ||
         bind(door->socket, (struct sockaddr *)&address, bytes) < 0)
@@ -215,8 +217,7 @@ static int open_socket(struct bxi_gpu_door *door, uint8_t name[BXI_GPU_DOOR_BYTE
 
 static void close_both(struct bxi_gpu_door *door)
 {
-    if (door->socket >= 0)
-        close(door->socket);
+    bxi_unshared_close(door->socket);
     if (door->stop >= 0)
         close(door->stop);
     door->socket = door->stop = -1;

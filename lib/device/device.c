@@ -326,7 +326,13 @@ static struct bxi_gpu_word *map_words(int fd)
 
     if (fd >= 0)
         words = mmap(NULL, WORDS_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, offset);
-    return words == MAP_FAILED ? NULL : words;
+    if (words == MAP_FAILED)
+        return NULL;
+    /* A forked child must not write another worker's segment, nor keep it. */
+    if (madvise(words, WORDS_BYTES, MADV_DONTFORK) == 0)
+        return words;
+    munmap(words, WORDS_BYTES);
+    return NULL;
 }
 
 /* Opens the peer's segment by name now: the first worker that sees its death unlinks the name. Its words are mapped
@@ -338,7 +344,7 @@ static void open_words(struct bxi_devices *devices, const struct bxi_lend_peer *
     char name[BXI_OBJECT_NAME_BYTES];
 
     bxi_object_name(name, (uint32_t)geteuid(), job->job_name, job->instance, peer->rank);
-    devices->words_fd[peer->rank] = shm_open(name, O_RDWR | O_CLOEXEC, 0);
+    devices->words_fd[peer->rank] = BXI_UNSHARED(shm_open(name, O_RDWR | O_CLOEXEC, 0));
     if (bxi_gpu_wants_words(device))
         devices->words[peer->rank] = map_words(devices->words_fd[peer->rank]);
 }
@@ -348,8 +354,7 @@ static void close_words(struct bxi_devices *devices, int rank)
 {
     if (devices->words[rank] != NULL)
         munmap(devices->words[rank], WORDS_BYTES);
-    if (devices->words_fd[rank] >= 0)
-        close(devices->words_fd[rank]);
+    bxi_unshared_close(devices->words_fd[rank]);
     devices->words[rank] = NULL;
     devices->words_fd[rank] = -1;
 }

@@ -422,14 +422,19 @@ void bxi_boot_watch_close(struct bxi_boot_watch *watch)
 
 void bxi_boot_unlink_dead(const struct bx_job *job, int rank)
 {
-    const struct bxi_door_id door = { job->instance, rank, job->rpc->peers[rank]->generation };
+    struct bxi_door_id door = { job->instance, rank, job->rpc->peers[rank]->generation };
+    const uint32_t last = (uint32_t)bxi_join_generation(job, rank);
     char name[BXI_OBJECT_NAME_BYTES], path[BXI_BOOT_PATH_BYTES];
     struct bxi_object_owner owner;
     int rc;
 
-    /* Its door is no successor's, whoever removes the name. */
-    if (job->options.rejoin && bxi_door_path(path, &job->boot->paths, job->job_name, &door) == 0)
-        unlink(path);
+    /* Its door, or that of one that died before it had joined; no successor's, whoever removes the name. */
+    for (; job->options.rejoin; door.generation++) {
+        if (bxi_door_path(path, &job->boot->paths, job->job_name, &door) == 0)
+            unlink(path);
+        if (door.generation >= last)
+            break;
+    }
     /* A worker that has left keeps nobody from joining, and may look later than the successor came. If it cannot look,
      * the names stay until the end of the job. */
     if (job->options.rejoin) {

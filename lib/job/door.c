@@ -34,6 +34,7 @@
 #include "job.h"
 
 #include "shm/cancel.h"
+#include "shm/fork.h"
 #include "shm/step.h"
 
 #include <errno.h>
@@ -77,7 +78,7 @@ struct bxi_door {
 static int listen_at_door(const struct bx_job *job)
 {
     struct sockaddr_un address = { .sun_family = AF_UNIX };
-    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    int fd = BXI_UNSHARED(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
 
     if (fd < 0)
         return -errno;
@@ -94,7 +95,7 @@ static int listen_at_door(const struct bx_job *job)
 
 failed:;
     int rc = -errno;
-    close(fd);
+    bxi_unshared_close(fd);
     return rc;
 }
 
@@ -131,7 +132,7 @@ static void keep_name(struct bxi_door *door, uint64_t now_ns)
         return;
     int rc = bxi_socket_dir_make(job->boot->paths.directory);
     if (rc == 0 && (rc = listen_at_door(job)) >= 0) {
-        close(job->boot->door_fd);
+        bxi_unshared_close(job->boot->door_fd);
         job->boot->door_fd = rc;
     }
     if (rc >= 0 || !door->has_failed)
@@ -145,7 +146,7 @@ static void keep_name(struct bxi_door *door, uint64_t now_ns)
 
 static void drop(struct connection *connection)
 {
-    close(connection->fd);
+    bxi_unshared_close(connection->fd);
     *connection = (struct connection){ 0 };
 }
 
@@ -172,7 +173,7 @@ static struct connection *free_connection(struct bxi_door *door)
 static void accept_one(struct bxi_door *door)
 {
     uint32_t pid = 0;
-    int fd = accept4(door->job->boot->door_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    int fd = BXI_UNSHARED(accept4(door->job->boot->door_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK));
 
     if (fd < 0) {
         if (errno == EMFILE || errno == ENFILE)     /* the connection stays in the queue: poll would return at once */
@@ -181,7 +182,7 @@ static void accept_one(struct bxi_door *door)
     }
     if (!bxi_boot_is_own(fd, &pid)) {
         bxi_log(door->job, 1, "door of worker '%s': process %u belongs to another user, dropped", door->job->name, pid);
-        close(fd);
+        bxi_unshared_close(fd);
         return;
     }
     *free_connection(door) = (struct connection){ .fd = fd, .pid = pid, .until_ns = bxi_now_ns() + CONNECTION_NS };

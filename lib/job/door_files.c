@@ -21,6 +21,8 @@
  */
 #include "job.h"
 
+#include "shm/fork.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -106,7 +108,7 @@ void bxi_door_close(struct bx_job *job)
     if (job->boot->door_fd <= 0)
         return;
     unlink(job->boot->door_path);
-    close(job->boot->door_fd);
+    bxi_unshared_close(job->boot->door_fd);
     job->boot->door_fd = 0;
     bxi_spawn_note_door(job, NULL);
 }
@@ -127,14 +129,14 @@ static int lock_file(const char *path, int flags)
     struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
 
     for (int attempt = 0; attempt < LOCK_ATTEMPTS; attempt++) {
-        int fd = open(path, O_RDWR | flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
+        int fd = BXI_UNSHARED(open(path, O_RDWR | flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600));
 
         if (fd < 0)
             return -errno;
         if (fcntl(fd, F_OFD_SETLK, &lock) == 0 && bxi_boot_leads_to(path, fd))
             return fd;
         bool is_held = bxi_boot_leads_to(path, fd);
-        close(fd);
+        bxi_unshared_close(fd);
         if (is_held)
             return -EAGAIN;
     }
@@ -150,7 +152,7 @@ void bxi_joiners_unlock(const char *path, int fd)
 {
     if (bxi_boot_leads_to(path, fd))
         unlink(path);
-    close(fd);
+    bxi_unshared_close(fd);
 }
 
 void bxi_joiners_release(struct bx_job *job)

@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -220,6 +221,31 @@ Test(door_files, one_joins_at_a_time)
     begin_life(3, (struct life){ .rank = 1, .world_size = 2, .body = sees_all });
     harness_await(BACK, 1);
     end_job(0, 3, -1);
+}
+
+Test(door_files, the_mutex_is_free_when_its_holder_is_dead_though_a_child_of_it_goes_on)
+{
+    struct bxi_boot_paths paths;
+    int gate[2], status = 0;
+    pid_t holder;
+    char byte;
+
+    cr_assert_eq(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
+    cr_assert_eq(pipe(gate), 0);
+    cr_assert_eq(bxi_boot_paths(job_name, &paths), 0);
+    if ((holder = fork()) == 0) {
+        close(gate[1]);
+        if (bxi_joiners_lock(paths.join) >= 0 && fork() == 0)
+            _exit(read(gate[0], &byte, 1) == 0 ? 0 : 1);
+        raise(SIGKILL);
+    }
+    cr_assert_eq(waitpid(holder, &status, 0), holder);
+    cr_expect_eq(access(paths.join, F_OK), 0);
+    int fd = bxi_joiners_lock(paths.join);
+    cr_expect_geq(fd, 0);
+    bxi_joiners_unlock(paths.join, fd);
+    close(gate[1]);
+    cr_expect_gt(wait(&status), 0);
 }
 
 /* The holder removes the name first: a process that waits for the lock of that file must not take it. */

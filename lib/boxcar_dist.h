@@ -88,8 +88,9 @@ int bx_context_call(struct bx_context *context, struct bx_future *call);
 
 /* ---- Backward -------------------------------------------------------------------------------------- */
 
-/* Computes the gradients of the roots, as bx_backward, over all workers. timeout_ns 0: the job's call_timeout_ns.
- * Returns when all of them are done. Blocks. The codes of bx_backward for its arguments and for nodes of this worker:
+/* Computes the gradients of the roots, as bx_backward, over all workers. Returns when all of them are done, at the
+ * latest after timeout_ns, 0: the job's call_timeout_ns, for each of the two phases: finding out who takes part, and
+ * computing. Blocks. The codes of bx_backward for its arguments and for nodes of this worker:
  * the context lives on. Any other failure fails the context everywhere: BX_E_PEER_DEAD, BX_E_TIMEOUT, and what a
  * node of another worker returned. BX_E_STATE: a pass of this context runs; -EINVAL: another worker made it. */
 int bx_context_backward(struct bx_context *context, struct bx_var *const *roots, struct bx_tensor *const *root_grads,

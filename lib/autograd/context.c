@@ -281,8 +281,8 @@ int bxi_join_answer(const struct bx_request *request, struct bx_reader *args, st
     if (rc == 0)
         context->joins[context->join_count++] = bx_future_acquire(future);
     pthread_mutex_unlock(&context->lock);
-    if (rc == 0)
-        rc = bx_future_on_done(future, member_gone, bx_context_acquire(context));
+    if (rc == 0 && (rc = bx_future_on_done(future, member_gone, bx_context_acquire(context))) < 0)
+        bx_context_release(context);
     if (rc < 0)
         bx_future_release(future);
     else

@@ -15,7 +15,8 @@
  *     the workers of the receives that it finds. A worker answers the first who told it when all whom it told have
  *     answered, and others at once; so the answer to the maker means that all is found, with the set of workers
  *     (Dijkstra and Scholten, 1980).
- *  2. autograd.run, to each of the set; the answer comes when all nodes of that worker have run. autograd.grads: the
+ *  2. autograd.run, to each of the set, the maker too; the answer comes when all nodes of that worker have run, and
+ *     each such call has the deadline of the pass. autograd.grads: the
  *     gradients of a worker's sends, or that there is none; it runs what is ready, and the gradients that come out go
  *     to the next workers the same way: together, but after a slow node at once.
  *
@@ -79,9 +80,10 @@ struct bxi_dist_pass {
     struct bxi_incoming *in;                    /* context->lock, to unsent: not taken yet */
     size_t in_count, in_capacity;
     bool unsent;                                /* an inline handler had no room to send all of `out` */
+    bool handed;                                /* context->lock: autograd.work was called, and has not begun */
     int code;                                   /* context->lock: it failed here */
     char *text;
-    struct bx_future *done;                     /* context->lock: the answer to autograd.run; of the maker: its own */
+    struct bx_future *done;                     /* context->lock: the answer to autograd.run */
     bxi_a32 is_done;                            /* written under context->lock */
 };
 
@@ -106,7 +108,6 @@ struct bx_context {
     struct bx_future **calls;                   /* tied to it */
     size_t call_count, call_capacity;
     struct search *search;                      /* dist_pass.c; NULL: none is open */
-    bool handed;                                /* autograd.work was called, and has not begun */
 };
 
 /* ---- dist_part.c -------------------------------------------------------------------------------------- */
@@ -153,6 +154,10 @@ struct bxi_receive {
 };
 
 /* ---- dist_out.c --------------------------------------------------------------------------------------- */
+
+/* If this call of this worker's part of the pass fails, so does the part. Takes the future. < 0: it could not be tied,
+ * and may go on. */
+int bxi_dist_tie(struct bx_context *context, uint64_t number, struct bx_future *future);
 
 /* Adds a gradient to what the running pass sends; takes the reference, NULL: none. */
 int bxi_dist_put_out(struct bx_context *context, int rank, uint32_t send, struct bx_tensor *grad);

@@ -146,7 +146,7 @@ static bool has_work(struct bx_context *context)
     return has;
 }
 
-/* Lets a thread of the pool take the queue. */
+/* Lets a thread of the pool take the queue. If the pool refuses, nobody would: then this worker's part has failed. */
 static void hand_over(struct bx_context *context)
 {
     /* It outlives the request of a handler that runs this. */
@@ -159,10 +159,11 @@ static void hand_over(struct bx_context *context)
     int rc;
 
     pthread_mutex_lock(&context->lock);
-    first = !context->handed;
-    context->handed = true;
-    if (context->pass != NULL)
+    first = context->pass != NULL && !context->pass->handed;
+    if (first) {
+        context->pass->handed = true;
         number = context->pass->number;
+    }
     pthread_mutex_unlock(&context->lock);
     if (!first)
         return;
@@ -170,13 +171,10 @@ static void hand_over(struct bx_context *context)
     rc = args == NULL ? bx_fail(-ENOMEM, "no memory for a message") : bx_msg_put_u64(args, context->id);
     if (rc == 0)
         rc = bx_rpc_async(job, bx_job_name(job), "autograd.work", args, &options, &future);
-    if (rc < 0) {
+    if (rc == 0)
+        rc = bxi_dist_tie(context, number, future);
+    if (rc < 0)
         bxi_dist_finish_part(context, number, rc, bx_error_text());
-        pthread_mutex_lock(&context->lock);
-        context->handed = false;
-        pthread_mutex_unlock(&context->lock);
-    }
-    bx_future_release(future);
     bx_msg_destroy(args);
 }
 
@@ -249,7 +247,8 @@ int bxi_dist_work(const struct bx_request *request, struct bx_reader *args, stru
     if (context == NULL)
         return 0;
     pthread_mutex_lock(&context->lock);
-    context->handed = false;
+    if (context->pass != NULL)
+        context->pass->handed = false;
     pthread_mutex_unlock(&context->lock);
     bxi_dist_run_queue(context, false);
     bx_context_release(context);

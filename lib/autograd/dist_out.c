@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Gradients on their way to other workers: a pass collects them, and sends them in one message to each worker. Run
- * under context->running, except for the answers to the messages.
+ * under context->running, except for the answers to the messages. And what all calls have in common that a part of a
+ * pass makes: if one fails, so does the part.
  */
 #include "dist.h"
 
@@ -22,12 +23,14 @@ int bxi_dist_put_out(struct bx_context *context, int rank, uint32_t send, struct
     return rc;
 }
 
+/* ---- calls of a part -------------------------------------------------------------------------------------------- */
+
 struct sent {
     struct bx_context *context;                 /* one reference */
     uint64_t number;
 };
 
-static void grads_answered(struct bx_future *future, void *argument)
+static void answered(struct bx_future *future, void *argument)
 {
     struct sent *sent = argument;
 
@@ -37,14 +40,14 @@ static void grads_answered(struct bx_future *future, void *argument)
     free(sent);
 }
 
-static int await_answer(struct bx_context *context, struct bx_future *future)
+int bxi_dist_tie(struct bx_context *context, uint64_t number, struct bx_future *future)
 {
     struct sent *sent = malloc(sizeof *sent);
     int rc = sent == NULL ? bx_fail(-ENOMEM, "no memory for a message") : 0;
 
     if (rc == 0) {
-        *sent = (struct sent){ bx_context_acquire(context), context->pass->number };
-        rc = bx_future_on_done(future, grads_answered, sent);
+        *sent = (struct sent){ bx_context_acquire(context), number };
+        rc = bx_future_on_done(future, answered, sent);
     }
     if (rc < 0 && sent != NULL) {
         bx_context_release(context);
@@ -53,6 +56,8 @@ static int await_answer(struct bx_context *context, struct bx_future *future)
     bx_future_release(future);
     return rc;
 }
+
+/* ---- sending ---------------------------------------------------------------------------------------------------- */
 
 /* running. */
 static int send_to(struct bx_context *context, int rank)
@@ -83,7 +88,7 @@ static int send_to(struct bx_context *context, int rank)
     }
     rc = bx_rpc_async(job, bx_worker_name(job, rank), "autograd.grads", args, &options, &future);
     bx_msg_destroy(args);
-    return rc < 0 ? rc : await_answer(context, future);
+    return rc < 0 ? rc : bxi_dist_tie(context, pass->number, future);
 }
 
 static void drop_sent(struct bxi_dist_pass *pass, int rank)

@@ -120,7 +120,7 @@ static void release_search(struct search *search)
 static void close_search(struct search *search)
 {
     struct bx_context *context = search->context;
-    struct bx_msg *value;
+    struct bx_msg *value = NULL;
     bool last;
 
     pthread_mutex_lock(&context->lock);
@@ -128,10 +128,11 @@ static void close_search(struct search *search)
     if (last && context->search == search)
         context->search = NULL;
     pthread_mutex_unlock(&context->lock);
+    if (last && search->code == 0 && (value = bx_msg_create(sizeof search->ranks)) == NULL)
+        search->code = -ENOMEM;
     if (last && search->code < 0) {
         bx_future_fail(search->reply, search->code, search->text);
     } else if (last) {
-        value = bx_msg_create(sizeof search->ranks);
         bx_msg_put_bytes(value, search->ranks, sizeof search->ranks);
         bx_future_set(search->reply, value);
     }
@@ -260,6 +261,8 @@ static int discover_sends(struct bx_context *context, const struct wave *wave, s
         pass->awaited++;
         bx_var_release(var);
     }
+    if (rc == 0)
+        rc = args->error;
     return rc == 0 ? collect(context, found) : rc;
 }
 
@@ -367,7 +370,8 @@ int bxi_dist_run(const struct bx_request *request, struct bx_reader *args, struc
 
 /* ---- the maker --------------------------------------------------------------------------------------------- */
 
-/* What bx_context_backward waits for: its own part, and those of the others. */
+/* What bx_context_backward waits for: the parts of all workers, its own too. Each is a call of autograd.run, and has its
+ * deadline. */
 struct root {
     bxi_a32 refs;
     bxi_a32 open;
@@ -415,7 +419,7 @@ static int await_part(struct root *root, struct bx_future *part)
     return rc;
 }
 
-static int run_others(struct root *root, const struct wave *wave, const uint64_t *ranks)
+static int run_parts(struct root *root, const struct wave *wave, const uint64_t *ranks)
 {
     const struct bx_call_options options = { .timeout_ns = wave->timeout_ns };
     struct bx_job *job = root->context->dist->job;
@@ -427,7 +431,7 @@ static int run_others(struct root *root, const struct wave *wave, const uint64_t
     for (int rank = 0; rc == 0 && rank < bx_job_world_size(job); rank++) {
         struct bx_future *part = NULL;
 
-        if (rank == bx_job_rank(job) || (ranks[rank / 64] >> rank % 64 & 1) == 0)
+        if ((ranks[rank / 64] >> rank % 64 & 1) == 0)
             continue;
         rc = bx_rpc_async(job, bx_worker_name(job, rank), "autograd.run", args, &options, &part);
         if (rc == 0)
@@ -455,15 +459,15 @@ static int discover_roots(struct bx_context *context, const struct wave *wave, s
     return rc;
 }
 
-static int wait_for_search(struct bx_future *reply, uint64_t timeout_ns, uint64_t ranks[BXI_RANK_WORDS])
+/* Its calls have deadlines. */
+static int wait_for_search(struct bx_future *reply, uint64_t ranks[BXI_RANK_WORDS])
 {
     struct bx_reader reader;
     const void *words;
-    int rc = bx_future_wait(reply, timeout_ns);
+    int rc = bx_future_wait(reply, BX_FOREVER);
 
     if (rc < 0)
-        return bx_fail(rc, "%s", bx_future_error(reply) < 0 ? bx_future_error_text(reply)
-                                                            : "the workers of a backward pass did not answer");
+        return rc;
     reader = bx_msg_reader(bx_future_value(reply));
     words = bx_read_bytes(&reader, BXI_RANK_WORDS * sizeof ranks[0]);
     memcpy(ranks, words, BXI_RANK_WORDS * sizeof ranks[0]);
@@ -475,7 +479,7 @@ static int give_roots(struct bx_context *context, struct bx_var *const *roots, s
                       size_t count)
 {
     struct bxi_dist_pass *pass = context->pass;
-    int rc = 0;
+    int rc = pass == NULL ? BX_E_CANCELLED : 0;         /* the context has ended */
 
     for (size_t i = 0; rc == 0 && i < count; i++) {
         struct bxi_slot slot = bxi_root_grad(&pass->pass, roots[i], root_grads != NULL ? root_grads[i] : NULL);
@@ -490,42 +494,25 @@ static int run_all(struct bx_context *context, const struct wave *wave, struct b
 {
     struct bx_job *job = context->dist->job;
     struct root *root = calloc(1, sizeof *root);
-    struct bx_future *own = bx_future_create(job);
-    int rc = 0;
+    int rc;
 
-    if (root == NULL || own == NULL || (root->finished = bx_future_create(job)) == NULL) {
+    if (root == NULL || (root->finished = bx_future_create(job)) == NULL) {
         free(root);
-        bx_future_release(own);
         return bx_fail(-ENOMEM, "no memory for a backward pass");
     }
     atomic_init(&root->refs, 1);
     atomic_init(&root->open, 1);
     root->context = bx_context_acquire(context);
     pthread_mutex_lock(&context->running);
-    pthread_mutex_lock(&context->lock);
-    if (context->ended || context->pass == NULL)
-        rc = BX_E_CANCELLED;
-    else
-        context->pass->done = bx_future_acquire(own);
-    pthread_mutex_unlock(&context->lock);
-    if (rc == 0)
-        rc = await_part(root, own);
-    else
-        bx_future_release(own);
-    if (rc == 0)
-        rc = run_others(root, wave, ranks);
+    rc = run_parts(root, wave, ranks);
     if (rc == 0)
         rc = give_roots(context, roots, root_grads, count);
     bxi_dist_unlock_running(context);
     if (rc == 0)
         bxi_dist_run_queue(context, false);     /* what came while the roots' part ran */
     close_root(root);
-    if (rc == 0) {
-        rc = bx_future_wait(root->finished, wave->timeout_ns == 0 ? BX_FOREVER : wave->timeout_ns);
-        if (rc < 0)
-            bx_fail(rc, "%s", bx_future_error(root->finished) < 0 ? bx_future_error_text(root->finished)
-                                                                  : "the backward pass was not done in time");
-    }
+    if (rc == 0)
+        rc = bx_future_wait(root->finished, BX_FOREVER);
     release_root(root);
     return rc;
 }
@@ -577,7 +564,7 @@ static int find_ranks(struct bx_context *context, struct wave *wave, struct bx_v
     if (search != NULL)
         close_search(search);
     if (rc == 0)
-        rc = wait_for_search(reply, wave->timeout_ns == 0 ? BX_FOREVER : wave->timeout_ns, ranks);
+        rc = wait_for_search(reply, ranks);
     bxi_dist_trace(context, &bxi_slice_search, wave->number, began_ns, rc);
     bx_future_release(reply);
     return rc;

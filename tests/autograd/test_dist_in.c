@@ -4,14 +4,17 @@
  * Worker 1 has one parameter, w; its function multiplies with it. test_dist.c has all else about passes.
  */
 #include "tests/harness/harness.h"
+#include "tests/harness/refuse.h"
 
 #include "boxcar_dist.h"
 
 #include <criterion/criterion.h>
+#include <errno.h>
 #include <pthread.h>
 #include <unistd.h>
 
 enum { LOAN_BYTES = 65536, SMALL = 5, LARGE = 20000 };
+enum { HELD, RELEASED };                /* gates, of hold */
 
 TestSuite(dist_in, .timeout = 60);
 
@@ -61,9 +64,19 @@ static int lend_all(const struct bx_request *request, struct bx_reader *args, st
     return rc;
 }
 
+/* Occupies a thread of the pool. */
+static int hold(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *unused)
+{
+    (void)request, (void)args, (void)reply, (void)unused;
+    harness_post(HELD);
+    harness_await(RELEASED, 1);
+    return 0;
+}
+
 static int set_up(struct bx_job *job)
 {
     w = make_param(3);
+    HARNESS_EQ(bx_register(job, "hold", BX_BLOCKING, hold, NULL), 0);
     HARNESS_EQ(bx_register(job, "multiply", BX_INLINE, multiply, NULL), 0);
     HARNESS_EQ(bx_register(job, "lend_all", BX_INLINE, lend_all, NULL), 0);
     return bx_dist_create(job, &dist);
@@ -95,6 +108,13 @@ static void forward(struct product *product, struct bx_job *job)
     bx_msg_destroy(reply);
 }
 
+static void end_product(struct product *product)
+{
+    bx_tape_destroy(product->tape);
+    bx_context_end(product->context);
+    bx_var_release(product->x);
+}
+
 static void backward(struct product *product)
 {
     const struct bx_tensor *grad;
@@ -104,9 +124,7 @@ static void backward(struct product *product)
     HARNESS_CHECK(grad != NULL);
     for (int64_t i = 0; i < width; i++)
         HARNESS_CHECK(((const double *)bx_tensor_data(grad))[i] == 2 * 2 * 3);
-    bx_tape_destroy(product->tape);
-    bx_context_end(product->context);
-    bx_var_release(product->x);
+    end_product(product);
 }
 
 static void pass_over(struct bx_job *job)
@@ -177,4 +195,78 @@ Test(dist_in, sends_from_the_pool_what_the_handler_has_no_room_for)
     width = SMALL;
     harness_run(&(struct harness_world){ .size = 2, .setup = set_up, .body = { leave_no_room },
                                          .options = { .loan_bytes_max = LOAN_BYTES } });
+}
+
+/* ---- a pool that does not take the work -------------------------------------------------------------------- */
+
+static int refuse_threads(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *unused)
+{
+    (void)request, (void)args, (void)reply, (void)unused;
+    HARNESS_CHECK(refuse(SYS_clone3, EAGAIN) && refuse(SYS_clone, EAGAIN));
+    return 0;
+}
+
+static int set_up_refusing(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "refuse", BX_INLINE, refuse_threads, NULL), 0);
+    return set_up(job);
+}
+
+static void expect_refusal(struct bx_job *job, const char *at)
+{
+    struct product product;
+
+    forward(&product, job);
+    HARNESS_EQ(bx_rpc_sync(job, at, "refuse", NULL, NULL, NULL), 0);
+    HARNESS_EQ(bx_context_backward(product.context, &product.loss, NULL, 1, false, BX_FOREVER), -EAGAIN);
+    HARNESS_HAS(bx_error_text(), "no thread can be made");
+    HARNESS_EQ(bx_context_error(product.context), -EAGAIN);
+    end_product(&product);
+}
+
+static void refuse_here(struct bx_job *job)
+{
+    expect_refusal(job, "worker0");
+}
+
+static void refuse_there(struct bx_job *job)
+{
+    expect_refusal(job, "worker1");
+}
+
+Test(dist_in, fails_the_pass_if_the_makers_pool_refuses_the_work)
+{
+    width = LARGE;
+    harness_run(&(struct harness_world){ .size = 2, .setup = set_up_refusing, .body = { refuse_here } });
+}
+
+Test(dist_in, fails_the_pass_if_the_pool_of_another_worker_refuses_the_work)
+{
+    width = LARGE;
+    harness_run(&(struct harness_world){ .size = 2, .setup = set_up_refusing, .body = { refuse_there } });
+}
+
+/* The gradient of x is queued at worker 0, the maker, and its pool is busy. */
+static void take_too_long(struct bx_job *job)
+{
+    const struct bx_call_options forever = { sizeof forever, .timeout_ns = BX_FOREVER };
+    struct bx_future *held = NULL;
+    struct product product;
+
+    forward(&product, job);
+    HARNESS_EQ(bx_rpc_async(job, "worker0", "hold", NULL, &forever, &held), 0);
+    harness_await(HELD, 1);
+    HARNESS_EQ(bx_context_backward(product.context, &product.loss, NULL, 1, false, 0), BX_E_TIMEOUT);
+    HARNESS_EQ(bx_context_error(product.context), BX_E_TIMEOUT);
+    harness_post(RELEASED);
+    HARNESS_EQ(bx_future_wait(held, BX_FOREVER), 0);
+    bx_future_release(held);
+    end_product(&product);
+}
+
+Test(dist_in, without_a_timeout_the_makers_own_part_has_that_of_the_job)
+{
+    width = LARGE;
+    harness_run(&(struct harness_world){ .size = 2, .setup = set_up, .body = { take_too_long },
+                                         .options = { .call_timeout_ns = 500 * HARNESS_MS, .pool_threads = 1 } });
 }

@@ -5,7 +5,9 @@
  *     static int add(const struct bx_request *request, struct bx_reader *args,
  *                    struct bx_msg *reply, void *context)
  *     {
- *         return bx_msg_put_i64(reply, bx_read_i64(args) + bx_read_i64(args));
+ *         int64_t a = bx_read_i64(args), b = bx_read_i64(args);
+ *
+ *         return bx_msg_put_i64(reply, a + b);
  *     }
  *     ...
  *     struct bx_job *job = NULL;

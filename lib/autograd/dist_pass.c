@@ -307,11 +307,12 @@ int bxi_dist_discover(const struct bx_request *request, struct bx_reader *args, 
 {
     struct bx_dist *dist = argument;
     struct bx_context *context = bxi_context_find(dist, bx_read_u64(args));
-    struct wave wave = { .number = bx_read_u64(args), .timeout_ns = bx_read_u64(args) };
+    struct wave wave = { .number = bx_read_u64(args) };
     struct search *search;
     bool first = false;
     int rc;
 
+    wave.timeout_ns = bx_read_u64(args);
     wave.retain = bx_read_i32(args) != 0;
     if (context == NULL)
         return bx_fail(BX_E_CANCELLED, "a backward pass came to a context that has ended here");
@@ -370,7 +371,7 @@ int bxi_dist_run(const struct bx_request *request, struct bx_reader *args, struc
 
 /* ---- the maker --------------------------------------------------------------------------------------------- */
 
-/* What bx_context_backward waits for: the parts of all workers, its own too. Each is a call of autograd.run, and has its
+/* What bx_context_backward waits for: the parts of all workers, its own too. Each is a call of autograd.run, with a
  * deadline. */
 struct root {
     bxi_a32 refs;

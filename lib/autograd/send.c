@@ -147,7 +147,8 @@ struct bx_var *bx_read_var(struct bx_context *context, struct bx_tape *tape, str
     if (tape->error < 0)
         return NULL;
     id = bx_read_u64(reader);
-    from = (struct bxi_receive){ context, bx_read_i32(reader), (uint32_t)bx_read_i32(reader) };
+    from = (struct bxi_receive){ context, .rank = bx_read_i32(reader) };
+    from.send = (uint32_t)bx_read_i32(reader);
     value = bx_read_tensor(reader);
     if (reader->error < 0)
         return bxi_tape_fail(tape, reader->error);

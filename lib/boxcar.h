@@ -228,6 +228,9 @@ size_t bx_msg_rrefs(const struct bx_msg *msg);      /* how many references; 0 fo
 size_t bx_msg_bytes(const struct bx_msg *msg);      /* payload bytes so far; 0 for NULL */
 const void *bx_msg_data(const struct bx_msg *msg);  /* payload; valid until next put, clear, destroy */
 int bx_msg_error(const struct bx_msg *msg);         /* the sticky error, 0 if none */
+/* Fails a message, for a writer of the program's own that cannot write all its values: code < 0 becomes the sticky
+ * error, unless there is one. Returns the sticky error. -EINVAL: code >= 0, and the message has not failed. */
+int bx_msg_fail(struct bx_msg *msg, int code);
 
 /* A cursor over a message, which it borrows. It may be copied. Reading past the end returns 0, NULL or "" and sets
  * error to BX_E_SHORT_MESSAGE; the error is sticky. If a handler returns 0 and its args reader has an error, the call

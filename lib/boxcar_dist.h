@@ -71,12 +71,13 @@ void bx_context_release(struct bx_context *context);            /* NULL is allow
 int bx_context_error(struct bx_context *context);
 
 /* Puts the context into a message, and takes it out: *context is found, or made if this worker did not have it, with
- * one reference. BX_E_CANCELLED: it has ended. */
+ * one reference. BX_E_CANCELLED: it has ended, or why it failed; sticky, as every error of a writer. */
 int bx_msg_put_context(struct bx_msg *msg, struct bx_context *context);
 int bx_read_context(struct bx_dist *dist, struct bx_reader *reader, struct bx_context **context);
 
 /* Appends a variable: its value, and if it requires a gradient, a send node that keeps the variable until the context
- * ends. Send the message once: each receiver's gradient counts. */
+ * ends. Send the message once: each receiver's gradient counts. Errors are sticky. BX_E_CANCELLED: the context has
+ * ended, or why it failed. */
 int bx_msg_put_var(struct bx_msg *msg, struct bx_context *context, struct bx_var *var);
 /* The next variable of the message: a receive node, if it requires a gradient. The tape holds it. NULL after a
  * sentence, and the tape has failed. */

@@ -235,7 +235,7 @@ int bx_context_create(struct bx_dist *dist, struct bx_context **out)
     if (bx_worker_name(dist->job, 0) == NULL)
         return bx_fail(BX_E_STATE, "a context needs a job that has started");
     pthread_mutex_lock(&dist->lock);
-    /* A worker that has come back counts from a number that the ones before it did not reach. */
+    /* A worker that has come back counts from a number that the ones before it did not reach */
     rank = bx_job_rank(dist->job);
     context = create_locked(dist, (uint64_t)rank << 48 | (uint64_t)(bx_worker_generation(dist->job, rank) - 1) << 42 |
                                       (dist->made + 1));
@@ -326,12 +326,9 @@ static int join(struct bx_context *context)
 
 int bx_msg_put_context(struct bx_msg *msg, struct bx_context *context)
 {
-    int rc;
+    int rc = context == NULL ? bx_fail(-EINVAL, "bx_msg_put_context needs a context") : bxi_context_check(context);
 
-    if (context == NULL)
-        return bx_fail(-EINVAL, "bx_msg_put_context needs a context");
-    rc = bxi_context_check(context);
-    return rc < 0 ? rc : bx_msg_put_u64(msg, context->id);
+    return rc < 0 ? bx_msg_fail(msg, rc) : bx_msg_put_u64(msg, context->id);
 }
 
 int bx_read_context(struct bx_dist *dist, struct bx_reader *reader, struct bx_context **out)

@@ -36,16 +36,18 @@ int bx_msg_put_var(struct bx_msg *msg, struct bx_context *context, struct bx_var
     uint32_t send = 0;
     int rc;
 
-    if (context == NULL || msg == NULL)
-        return bx_fail(-EINVAL, "bx_msg_put_var needs a message and a context");
-    if (var == NULL)
-        return bx_fail(-EINVAL, "the variable to be sent is NULL; an operation before failed");
-    if ((rc = bxi_context_check(context)) < 0)
-        return rc;
-    if (bx_var_requires_grad(var))
+    if (msg == NULL || bx_msg_error(msg) < 0)
+        return msg != NULL ? bx_msg_error(msg) : bx_fail(-EINVAL, "bx_msg_put_var needs a message");
+    if (context == NULL)
+        rc = bx_fail(-EINVAL, "bx_msg_put_var needs a context");
+    else if (var == NULL)
+        rc = bx_fail(-EINVAL, "the variable to be sent is NULL; an operation before failed");
+    else
+        rc = bxi_context_check(context);
+    if (rc == 0 && bx_var_requires_grad(var))
         send = record(context, var, &rc);
     if (rc < 0)
-        return rc;
+        return bx_msg_fail(msg, rc);
     bx_msg_put_u64(msg, context->id);
     bx_msg_put_i32(msg, bx_job_rank(context->dist->job));
     bx_msg_put_i32(msg, (int32_t)send);

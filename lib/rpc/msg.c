@@ -326,6 +326,17 @@ int bx_msg_error(const struct bx_msg *msg)
     return msg == NULL ? 0 : msg->error;
 }
 
+int bx_msg_fail(struct bx_msg *msg, int code)
+{
+    if (msg == NULL)
+        return bxi_null(__func__, "the message");
+    if (msg->error < 0)
+        return msg->error;
+    if (code >= 0)
+        return bx_fail(-EINVAL, "a message fails with a negative code, not %d", code);
+    return msg->error = code;
+}
+
 /* ---- readers ----------------------------------------------------------------------------------- */
 
 struct bx_reader bx_msg_reader(const struct bx_msg *msg)

@@ -342,6 +342,7 @@ static void try_messages(void)
     IS_ZERO(bx_msg_bytes(NULL));
     IS_NULL(bx_msg_data(NULL));
     IS_ZERO(bx_msg_error(NULL));
+    REFUSED(bx_msg_fail(NULL, -EIO));
     IS_ZERO(bx_msg_reader(NULL).bytes);
     IS_ZERO(bx_read_i64(NULL));
     IS_ZERO(bx_read_u64(NULL));

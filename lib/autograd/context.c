@@ -235,9 +235,11 @@ int bx_context_create(struct bx_dist *dist, struct bx_context **out)
     if (bx_worker_name(dist->job, 0) == NULL)
         return bx_fail(BX_E_STATE, "a context needs a job that has started");
     pthread_mutex_lock(&dist->lock);
-    /* A worker that has come back counts from a number that the ones before it did not reach */
+    /* A worker that has come back counts from a number that the ones before it did not reach. Of 64 of them, the first
+     * one's contexts ended when it died. */
     rank = bx_job_rank(dist->job);
-    context = create_locked(dist, (uint64_t)rank << 48 | (uint64_t)(bx_worker_generation(dist->job, rank) - 1) << 42 |
+    context = create_locked(dist, (uint64_t)rank << 48 |
+                                      (uint64_t)((bx_worker_generation(dist->job, rank) - 1) % 64) << 42 |
                                       (dist->made + 1));
     if (context != NULL)
         dist->made++;

@@ -149,7 +149,7 @@ void bxi_receive_none(struct bxi_node *node, struct bxi_pass *pass);
 struct bx_var *bxi_send_of(struct bx_context *context, uint32_t number);
 struct bxi_receive {
     struct bx_context *context;                 /* one reference */
-    int rank;
+    int rank, generation;
     uint32_t send;
 };
 

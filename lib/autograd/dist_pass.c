@@ -166,9 +166,16 @@ struct wave {                               /* what a discover message tells */
     uint64_t timeout_ns;
 };
 
+/* The receives that were found, by the worker from which they came: its generation, and the numbers of its sends. */
+struct found {
+    struct bx_msg *sends[BX_WORLD_MAX];
+    int generation[BX_WORLD_MAX];
+};
+
 static int tell(struct bx_context *context, const struct wave *wave, struct search *search, int rank,
-                const struct bx_msg *sends)
+                const struct found *found)
 {
+    const struct bx_msg *sends = found->sends[rank];
     const struct bx_call_options options = { .timeout_ns = wave->timeout_ns };
     struct bx_job *job = context->dist->job;
     struct bx_msg *args = bx_msg_create(64 + bx_msg_bytes(sends));
@@ -181,6 +188,7 @@ static int tell(struct bx_context *context, const struct wave *wave, struct sear
     bx_msg_put_u64(args, wave->number);
     bx_msg_put_u64(args, wave->timeout_ns);
     bx_msg_put_i32(args, wave->retain);
+    bx_msg_put_i32(args, found->generation[rank]);
     bx_msg_put_i32(args, (int32_t)(bx_msg_bytes(sends) / 4));
     bx_msg_put_bytes(args, bx_msg_data(sends), bx_msg_bytes(sends));
     rc = bx_rpc_async(job, bx_worker_name(job, rank), "autograd.discover", args, &options, &future);
@@ -200,15 +208,16 @@ static int tell(struct bx_context *context, const struct wave *wave, struct sear
     return rc;
 }
 
-/* The receives that were found, by the worker from which they came: the numbers of its sends. */
-struct found {
-    struct bx_msg *sends[BX_WORLD_MAX];
-};
-
 static void drop_found(struct found *found)
 {
     for (int rank = 0; rank < BX_WORLD_MAX; rank++)
         bx_msg_destroy(found->sends[rank]);
+}
+
+static int sender_died(const struct bx_context *context, int rank)
+{
+    return bx_fail(BX_E_PEER_DEAD, "the pass came to a variable of worker '%s', which has died and come back",
+                   bx_worker_name(context->dist->job, rank));
 }
 
 /* running. Collects the receives that were found since the last call. */
@@ -227,8 +236,11 @@ static int collect(struct bx_context *context, struct found *found)
         if (receive->context != context)
             return bx_fail(-EINVAL, "the pass came to a variable that was received in another context");
         sends = &found->sends[receive->rank];
+        if (*sends != NULL && found->generation[receive->rank] != receive->generation)
+            return sender_died(context, receive->rank);
         if (*sends == NULL && (*sends = bx_msg_create(256)) == NULL)
             return bx_fail(-ENOMEM, "no memory for a message");
+        found->generation[receive->rank] = receive->generation;
         rc = bx_msg_put_i32(*sends, (int32_t)receive->send);
     }
     return rc;
@@ -242,7 +254,7 @@ static int tell_all(struct bx_context *context, const struct wave *wave, struct 
 
     for (int rank = 0; rc == 0 && rank < BX_WORLD_MAX; rank++)
         if (found->sends[rank] != NULL)
-            rc = tell(context, wave, search, rank, found->sends[rank]);
+            rc = tell(context, wave, search, rank, found);
     return rc;
 }
 
@@ -251,9 +263,12 @@ static int discover_sends(struct bx_context *context, const struct wave *wave, s
                           struct found *found)
 {
     struct bxi_dist_pass *pass = pass_of(context, wave->number, wave->retain);
-    int32_t count = bx_read_i32(args);
+    const int rank = bx_job_rank(context->dist->job);
+    int32_t generation = bx_read_i32(args), count = bx_read_i32(args);
     int rc = pass == NULL ? BX_E_STATE : 0;
 
+    if (rc == 0 && generation != bx_worker_generation(context->dist->job, rank))
+        rc = sender_died(context, rank);
     for (int32_t i = 0; rc == 0 && i < count; i++) {
         struct bx_var *var = bxi_send_of(context, (uint32_t)bx_read_i32(args));
 
@@ -289,7 +304,7 @@ static int walk_and_tell(struct bx_context *context, const struct wave *wave, st
                          struct search *search)
 {
     const uint64_t began_ns = bx_trace_begin(context->dist->job);
-    struct found found = { { NULL } };
+    struct found found = { { NULL }, { 0 } };
     int rc;
 
     pthread_mutex_lock(&context->running);      /* held for walks only while a pass is discovered */
@@ -538,7 +553,7 @@ static int find_ranks(struct bx_context *context, struct wave *wave, struct bx_v
                       uint64_t ranks[BXI_RANK_WORDS], bool *alone)
 {
     const uint64_t began_ns = bx_trace_begin(context->dist->job);
-    struct found found = { { NULL } };
+    struct found found = { { NULL }, { 0 } };
     struct bx_future *reply = NULL;
     struct search *search;
     bool first = false;

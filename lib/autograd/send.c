@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Variables in messages. Putting one records a send, reading it makes a receive node, whose gradient goes back to the
- * send. In a message: the context's id, the sender's rank, the number of the send (0: no gradient is wanted), and the
- * value as a tensor.
+ * send. In a message: the context's id, the sender's rank and generation, the number of the send (0: no gradient is
+ * wanted), and the value as a tensor. The generation, because a process that takes the rank of a dead worker may join
+ * the same context and counts its own sends from 1: without it a pass would go on from those.
  */
 #include "dist.h"
 
@@ -34,7 +35,7 @@ int bx_msg_put_var(struct bx_msg *msg, struct bx_context *context, struct bx_var
 {
     struct bx_tensor *value;
     uint32_t send = 0;
-    int rc;
+    int rank, rc;
 
     if (msg == NULL || bx_msg_error(msg) < 0)
         return msg != NULL ? bx_msg_error(msg) : bx_fail(-EINVAL, "bx_msg_put_var needs a message");
@@ -49,7 +50,9 @@ int bx_msg_put_var(struct bx_msg *msg, struct bx_context *context, struct bx_var
     if (rc < 0)
         return bx_msg_fail(msg, rc);
     bx_msg_put_u64(msg, context->id);
-    bx_msg_put_i32(msg, bx_job_rank(context->dist->job));
+    rank = bx_job_rank(context->dist->job);
+    bx_msg_put_i32(msg, rank);
+    bx_msg_put_i32(msg, bx_worker_generation(context->dist->job, rank));
     bx_msg_put_i32(msg, (int32_t)send);
     value = bx_var_acquire_value(var);
     rc = bx_msg_put_tensor(msg, value);
@@ -150,6 +153,7 @@ struct bx_var *bx_read_var(struct bx_context *context, struct bx_tape *tape, str
         return NULL;
     id = bx_read_u64(reader);
     from = (struct bxi_receive){ context, .rank = bx_read_i32(reader) };
+    from.generation = bx_read_i32(reader);
     from.send = (uint32_t)bx_read_i32(reader);
     value = bx_read_tensor(reader);
     if (reader->error < 0)

@@ -23,6 +23,29 @@ static struct bx_context *new_context(void)
     return context;
 }
 
+/* Twice: a variable of this worker, and the same as if a process that had this rank before had sent it. */
+static int answer_as_former(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                            void *unused)
+{
+    struct bx_context *context = NULL;
+    struct bx_msg *own = bx_msg_create(0);
+    struct bx_reader reader;
+
+    (void)request, (void)unused;
+    HARNESS_EQ(bx_read_context(dist, args, &context), 0);
+    HARNESS_EQ(bx_msg_put_var(reply, context, w), 0);
+    HARNESS_EQ(bx_msg_put_var(own, context, w), 0);
+    reader = bx_msg_reader(own);
+    bx_msg_put_u64(reply, bx_read_u64(&reader));            /* context */
+    bx_msg_put_i32(reply, bx_read_i32(&reader));            /* rank */
+    bx_msg_put_i32(reply, bx_read_i32(&reader) - 1);        /* generation */
+    bx_msg_put_i32(reply, bx_read_i32(&reader));            /* number */
+    HARNESS_EQ(bx_msg_put_tensor(reply, bx_read_tensor(&reader)), 0);
+    bx_msg_destroy(own);
+    bx_context_release(context);
+    return 0;
+}
+
 static int set_up(struct bx_job *job)
 {
     const int64_t shape[] = { 1 };
@@ -33,6 +56,7 @@ static int set_up(struct bx_job *job)
     HARNESS_EQ(bx_var_create(tensor, true, &w), 0);
     bx_tensor_release(tensor);
     HARNESS_EQ(bx_register(job, "echo", BX_INLINE, harness_echo_bytes, NULL), 0);
+    HARNESS_EQ(bx_register(job, "former", BX_INLINE, answer_as_former, NULL), 0);
     return bx_dist_create(job, &dist);
 }
 
@@ -91,4 +115,44 @@ static void fail_twice(struct bx_job *job)
 Test(send, message_keeps_its_first_failure)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = set_up, .body = { fail_twice } });
+}
+
+/* ---- variables of a worker that has died and come back ------------------------------------------------------- */
+
+/* How a pass ends that needs the variables `first` to `last` of two, 0 the present worker 1's, 1 the former one's. */
+static int pass_over(struct bx_job *job, int first, int last)
+{
+    struct bx_context *context = new_context();
+    struct bx_msg *args = bx_msg_create(0), *reply = NULL;
+    struct bx_var *vars[2], *loss;
+    struct bx_tape *tape = NULL;
+    struct bx_reader reader;
+    int rc;
+
+    HARNESS_EQ(bx_tape_create(NULL, &tape), 0);
+    HARNESS_EQ(bx_msg_put_context(args, context), 0);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "former", args, NULL, &reply), 0);
+    reader = bx_msg_reader(reply);
+    for (int i = 0; i < 2; i++)
+        vars[i] = bx_read_var(context, tape, &reader);
+    loss = bx_var_sum(tape, first == last ? vars[first] : bx_var_add(tape, vars[first], vars[last]));
+    rc = bx_context_backward(context, &loss, NULL, 1, false, 0);
+    bx_msg_destroy(args);
+    bx_msg_destroy(reply);
+    bx_tape_destroy(tape);
+    bx_context_end(context);
+    return rc;
+}
+
+static void pass_to_former(struct bx_job *job)
+{
+    HARNESS_EQ(pass_over(job, 0, 0), 0);
+    HARNESS_EQ(pass_over(job, 1, 1), BX_E_PEER_DEAD);
+    HARNESS_HAS(bx_error_text(), "worker 'worker1', which has died and come back");
+    HARNESS_EQ(pass_over(job, 0, 1), BX_E_PEER_DEAD);
+}
+
+Test(send, variable_of_a_former_worker_is_not_taken_for_one_of_its_successor)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = set_up, .body = { pass_to_former } });
 }

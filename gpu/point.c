@@ -13,6 +13,8 @@
  */
 #include "inside.h"
 
+#include "shm/backoff.h"
+
 #include <errno.h>
 #include <sched.h>
 #include <string.h>
@@ -146,7 +148,9 @@ static int wait_on_host(struct bxi_gpu *gpu, struct bxi_gpu_peer *peer, const st
     for (uint64_t word; !has_reached(word = host_word(region, point->lane), point->value);) {
         if (peer != NULL && (bxi_gpu_peer_is_dead(peer) || (word & BXI_GPU_POISON) != 0))
             return after_death(gpu, peer, point);
-        if (++looks % LOOKS == 0 && is_left(gpu))
+        if (++looks % LOOKS == 0)
+            bxi_sleep_a_moment();       /* the writer may be a host thread of lower priority */
+        if (looks % LOOKS == 0 && is_left(gpu))
             return bxi_gpu_fail(-ECANCELED, "the GPU was closed while lane %u was waited for", point->lane);
         if (peer == NULL && point->order == BXI_GPU_DEVICE_WORDS) {     /* its word may have a mirror */
             pthread_mutex_lock(&gpu->lock);

@@ -23,6 +23,7 @@
  */
 #include "object.h"
 
+#include "backoff.h"
 #include "fork.h"
 #include "step.h"
 
@@ -30,7 +31,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <sched.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -103,11 +103,12 @@ close_fd:
 
 int bxi_object_create(const char *shm_name, int *fd)
 {
+    uint32_t turns = 0;
     int rc = -EAGAIN;
 
     for (int attempt = 0; attempt < CREATE_ATTEMPTS && rc == -EAGAIN; attempt++) {
         if (attempt > 0)
-            sched_yield();          /* the reaper is about to unlink and unlock */
+            bxi_back_off(&turns);   /* the reaper is about to unlink and unlock */
         rc = create_locked(shm_name, fd);
         if (attempt > 0 && rc == -EEXIST)
             rc = -EAGAIN;           /* the name of the last attempt, not unlinked yet */

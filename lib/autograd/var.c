@@ -9,9 +9,10 @@
  */
 #include "autograd.h"
 
+#include "shm/backoff.h"
+
 #include <errno.h>
 #include <math.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -188,13 +189,15 @@ struct bx_tensor *bx_var_value(const struct bx_var *var)
     return var != NULL ? var->value : NULL;
 }
 
-/* The lock is held for a reference count and two stores. Its holder may be interrupted: hence the yield. */
+/* The lock is held for a reference count and two stores. */
 static void lock_value(struct bx_var *var)
 {
+    uint32_t turns = 0;
+
     /* [autograd.value] acquire and release, pairs with the release in unlock_value: the value that the last holder
      * stored is read. */
     while (bxi_exchange(&var->lock, 1) != 0)
-        sched_yield();
+        bxi_back_off(&turns);
 }
 
 static void unlock_value(struct bx_var *var)

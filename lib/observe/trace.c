@@ -19,10 +19,9 @@
  */
 #include "trace.h"
 
-#include "shm/cancel.h"
+#include "shm/backoff.h"
 
 #include <errno.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
@@ -396,8 +395,8 @@ void bxi_trace_close(struct bx_job *job)
 
     if (trace == NULL || bxi_job_is_forked(job))
         return;
-    while (!begin_writing(trace))
-        sched_yield();              /* a thread of the program writes, and will notice that the job is over */
+    for (uint32_t turns = 0; !begin_writing(trace);)
+        bxi_back_off(&turns);       /* a thread of the program writes, and will notice that the job is over */
     bxi_lock(&trace->lock);
     rc = bxi_exchange(&trace->off, 1) != 0 ? 0 : -EAGAIN;
     if (trace->left_out > 0 && rc < 0)

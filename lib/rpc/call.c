@@ -9,8 +9,9 @@
 #include "mark.h"
 #include "submit.h"
 
+#include "shm/backoff.h"
+
 #include <errno.h>
-#include <sched.h>
 #include <stdlib.h>
 
 static bool call_ready(struct bxi_waiter *waiter)
@@ -53,8 +54,8 @@ static int await(struct bxi_call *call, const char *function, uint64_t deadline_
             bxi_trace_waited(call, call->peer, rc);
             return no_answer(call, function, rc);
         }
-        while (!bxi_future_is_done(&call->future))
-            sched_yield();
+        for (uint32_t turns = 0; !bxi_future_is_done(&call->future);)
+            bxi_back_off(&turns);       /* another thread completes it */
     }
     rc = call->future.code;
     bxi_trace_waited(call, call->peer, rc);

@@ -15,8 +15,9 @@
  */
 #include "future.h"
 
+#include "shm/backoff.h"
+
 #include <errno.h>
-#include <sched.h>
 #include <stdlib.h>
 
 static _Thread_local struct bxi_callback *queue_head, *queue_tail;
@@ -94,7 +95,7 @@ struct bx_future *bx_future_create(struct bx_job *job)
 
 void bxi_futures_end(struct bx_job *job)
 {
-    for (;;) {
+    for (uint32_t turns = 0;;) {
         struct bx_future *future = NULL;
         bool any;
 
@@ -109,7 +110,7 @@ void bxi_futures_end(struct bx_job *job)
             return;
         if (future == NULL || !bxi_future_complete(future, BX_E_SHUTDOWN,
                                                    bxi_text("worker '%s' has left the job", job->name), NULL))
-            sched_yield();          /* another thread completes it */
+            bxi_back_off(&turns);   /* another thread completes it */
         bxi_future_release(future);
     }
 }

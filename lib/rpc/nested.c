@@ -16,12 +16,13 @@
  * they have references to its memory.
  *
  * The hook is set by the handler, runs once, by the role, and is removed by the handler or when that has returned.
- * While hook.runs names a thread, another thread that removes it yields: the hook must not wait, so that is short.
+ * While hook.runs names a thread, another thread that removes it backs off: the hook must not wait, so that is short.
  */
 #include "nested.h"
 
+#include "shm/backoff.h"
+
 #include <errno.h>
-#include <sched.h>
 #include <stdlib.h>
 
 #define FEW 4                       /* calls for which a request has room at first */
@@ -288,11 +289,12 @@ void bxi_hook_end(struct bxi_waiting *waiting)
 {
     struct bx_job *job = waiting->request.job;
     struct bxi_hook *hook = &waiting->hook;
+    uint32_t turns = 0;
 
     bxi_lock(&job->run->lock);
     while (hook->runs != NULL && hook->runs != bxi_this_thread()) {
         bxi_unlock(&job->run->lock);
-        sched_yield();
+        bxi_back_off(&turns);
         bxi_lock(&job->run->lock);
     }
     if (hook->runs == NULL) {

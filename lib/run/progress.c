@@ -27,10 +27,11 @@
  */
 #include "drive.h"
 
+#include "shm/backoff.h"
+
 #include <assert.h>
 #include <limits.h>
 #include <linux/futex.h>
-#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -318,6 +319,8 @@ void bxi_less_eager(struct bxi_run *run)
 
 void bxi_more_eager(struct bxi_run *run)
 {
+    uint32_t turns = 0;
+
     /* [eager] sequentially consistent, pairs with the loads in arm_background. */
     bxi_add_seq_cst(&run->eager, 1);
     if (driving == run || run->bell.word == NULL)
@@ -329,13 +332,14 @@ void bxi_more_eager(struct bxi_run *run)
         if (role != NULL)
             bxi_leave_role(role, true);     /* arms anew, and asks the sources */
         else
-            sched_yield();              /* another thread is about to leave, or has just taken it */
+            bxi_back_off(&turns);       /* another thread is about to leave, or has just taken it */
     }
 }
 
 const struct bxi_role *bxi_take_role_or_tell(struct bxi_run *run)
 {
     const struct bxi_role *role;
+    uint32_t turns = 0;
 
     while ((role = bxi_take_role(run)) == NULL) {
         /* [events] sequentially consistent, pairs with bxi_work_waits: the holder sees the event before it
@@ -350,7 +354,7 @@ const struct bxi_role *bxi_take_role_or_tell(struct bxi_run *run)
             bxi_bell_ring(fd);
         if (fd != run->bell_fd[0])
             return NULL;
-        sched_yield();      /* it is leaving */
+        bxi_back_off(&turns);       /* it is leaving */
     }
     return role;
 }

@@ -25,7 +25,7 @@ lib/rref: lib/run lib/observe lib/base shm public
 lib/rpc: lib/rref lib/device lib/lend lib/run lib/observe lib/base shm gpu public
 lib/job: lib/rpc lib/rref lib/device lib/lend lib/run lib/observe lib/base shm gpu public
 lib/nn: public gpu/cuda_api.h lib/base/options.h
-lib/autograd: public shm/atomic.h lib/base/options.h
+lib/autograd: public shm/atomic.h shm/backoff.h lib/base/options.h
 lib/examples: public
 demos/common: public
 demos/hello: public

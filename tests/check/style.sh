@@ -63,6 +63,11 @@ all=$(find shm lib gpu tools demos tests .ci \( -name '*.[ch]' -o -name '*.cu' -
 'HIST|POOL_THREADS|REJOIN|CHECKED|TRACE_EVENTS|GPU_(ORDER|EXPORT))|TERM|NO_COLOR)")\)' |
         grep -v 'pattern = getenv("BX_TRACE")')"
 
+    # A yield alone never lets a thread of lower priority run. run/ yields between polls of a spin, which is bounded;
+    # the loops of gpu/ have a deadline, or sleep too.
+    report 'a thread that waits for another one backs off' "$(grep -nE 'sched_yield\(' $(
+        echo "$code" | grep -E '^(shm|lib)/' | grep -vE '^(shm/backoff.h|lib/run/sleep.c)$'))"
+
     report 'no warning is silenced' "$(grep -nE -e '-Wno-[a-z]|(GCC|clang) diagnostic ignored' $(
         echo "$all" | grep -vx 'tests/check/style.sh'))"
 }

@@ -33,8 +33,8 @@
  *     lib/run/progress.c arm_background 4035987527
  *     lib/run/progress.c bxi_leave_role 3758483164
  *     lib/run/progress.c bxi_offer_role 3891649595
- *     lib/run/progress.c bxi_more_eager 3068095186
- *     lib/run/progress.c bxi_take_role_or_tell 1163451530
+ *     lib/run/progress.c bxi_more_eager 158837606
+ *     lib/run/progress.c bxi_take_role_or_tell 3763365352
  *     lib/run/progress.c bxi_event 887985305
  *     lib/rpc/source.c ready 3311547064
  *     lib/run/progress.c bxi_note 367006540
@@ -565,7 +565,7 @@ proctype Eager()
        }
        if
        :: got -> got = false; leave_role(LAST, true)
-       :: !got -> atomic { mem[ARMED] != LAZY || !role }      /* sched_yield */
+       :: !got -> atomic { mem[ARMED] != LAZY || !role }      /* bxi_back_off */
        fi
     od;
 #endif
@@ -613,7 +613,7 @@ end_asleep:
        :: atomic { fence(B) && (mem[ARMED] == BACKGROUND || mem[ARMED] == LAZY) -> goto end_asleep }
 #else
        :: atomic { fence(B) && (mem[ARMED] == BACKGROUND || mem[ARMED] == LAZY) -> skip }
-          /* sched_yield: another turn finds the same until one of these changed */
+          /* bxi_back_off: another turn finds the same until one of these changed */
           !role || !events || mem[ARMED] == AWAKE || mem[ARMED] == LEADER
 #endif
        fi

@@ -569,7 +569,9 @@ int bx_rpc_oneway_rank(struct bx_job *job, int rank, const char *function, const
 /* A value that is set once or failed once. Reference-counted: create, then, chain, all, any and the calls return one
  * reference, acquire adds one, release drops one. A future that nobody can complete any more, because its maker has
  * released it, fails with BX_E_ABANDONED. A future belongs to its job: bx_job_destroy fails pending ones with
- * BX_E_SHUTDOWN; afterwards a future may only be read and released. */
+ * BX_E_SHUTDOWN; afterwards a future may only be read and released. If the last reference is released and nothing has
+ * told of the error (a wait, a callback, bx_future_error, bx_future_value), it is logged, but for BX_E_CANCELLED,
+ * BX_E_ABANDONED and BX_E_SHUTDOWN. */
 
 /* Makes a pending future. job may be NULL: then nobody can wait for it. NULL: out of memory, or the job ends. */
 struct bx_future *bx_future_create(struct bx_job *job);

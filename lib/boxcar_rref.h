@@ -48,8 +48,9 @@ int bx_msg_put_object(struct bx_job *job, struct bx_msg *msg, const struct bx_ty
 
 /* Makes an object in worker `to`: calls a function there whose reply holds a reference to an object of that worker,
  * first. *rref can be used at once, and be passed on: calls on the object wait at its owner until it is made. If the
- * function fails, or does not answer within timeout_ns, each later use of the reference fails with its error. Blocks
- * only for room; codes as bx_rpc_async. */
+ * function fails, or does not answer within timeout_ns, each use of the reference fails with its error, those that
+ * wait for the object too; an object that is made after that is destroyed. If no use was told of it, it is logged when
+ * the reference is released. Blocks only for room; codes as bx_rpc_async. */
 int bx_remote(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
               const struct bx_call_options *options, struct bx_rref **rref);
 /* Makes an object in the worker of a rank, as bx_remote does in that of a name. BX_E_NO_WORKER: the world has no such

@@ -110,6 +110,7 @@ static void release_search(struct search *search)
 {
     if (bxi_add_seq_cst(&search->refs, (uint32_t)-1) != 1)
         return;
+    bx_future_error(search->reply);         /* read: the caller's code is the same, or an earlier one */
     bx_future_release(search->reply);
     bx_context_release(search->context);
     free(search->text);
@@ -399,6 +400,7 @@ static void release_root(struct root *root)
 {
     if (bxi_add_seq_cst(&root->refs, (uint32_t)-1) != 1)
         return;
+    bx_future_error(root->finished);        /* as in release_search */
     bx_future_release(root->finished);
     bx_context_release(root->context);
     free(root);

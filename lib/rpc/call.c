@@ -34,7 +34,8 @@ BXI_COLD static int no_answer(const struct bxi_call *call, const char *function,
 static inline void init_call(struct bxi_call *call, struct bx_job *job, const char *caller, bool wants_value)
 {
     *call = (struct bxi_call){
-        .future = { .refs = 1, .callbacks = NULL, .job = job, .value = NULL, .text = NULL, .code = 0, .is_call = true },
+        .future = { .refs = 1, .heard = 0, .callbacks = NULL, .job = job, .value = NULL, .text = NULL, .code = 0,
+                    .is_call = true },
         .peer = NULL, .caller = caller, .timeout_ns = 0, .sent_ns = 0, .traced_ns = bxi_trace_now(job), .id = 0,
         .slot = 0, .function = 0, .wants_value = wants_value, .inherits = false, .next = NULL, .value = NULL,
     };

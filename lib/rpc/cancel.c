@@ -4,7 +4,8 @@
  *
  * A cancel finds the request by its id and takes it out of the pool's queue or its batcher's list; it is answered,
  * for the caller's slot waits for the answer. A request whose handler runs goes on, but the calls that the handler has
- * made for it end, and its hook runs (nested.c). A future that an async handler returned fails, so that the handler's
+ * made for it end, and its hook runs (nested.c). The object that it was to make has failed: calls that wait for it are
+ * answered. A future that an async handler returned fails, so that the handler's
  * program learns of it; the future's callback answers. If an async handler still runs, on the pool, the future fails as
  * soon as it is returned. When a caller is gone, such futures and calls fail, and what
  * waits for an object ends, for that may never come. What it has in the queue or in a batch is run, and its answers are
@@ -62,6 +63,7 @@ static bool take(struct bx_job *job, struct bxi_waiting *waiting, struct bx_futu
 
 void bxi_waiting_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id, int code)
 {
+    const struct bx_rref *makes = NULL;
     struct bx_future *future = NULL;
     struct bxi_waiting *waiting;
     bool taken, given_up;
@@ -71,8 +73,12 @@ void bxi_waiting_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id, 
     taken = waiting != NULL && take(job, waiting, &future);
     if (taken && code == BX_E_TIMEOUT)
         bxi_counter_add(job, BXI_C_requests_expired, 1);
+    if (waiting != NULL && !taken)
+        makes = bxi_object_given_up(job, waiting, code);
     given_up = waiting != NULL && !taken && bxi_nested_give_up(waiting, code);
     bxi_unlock(&job->run->lock);
+    if (makes != NULL)
+        bxi_wake(job->run, makes);
     if (taken)
         bxi_waiting_answer(waiting, code, NULL, NULL);
     if (future != NULL)

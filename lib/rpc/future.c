@@ -12,6 +12,9 @@
  * engine needs none: whoever releases the last one before the reply leaves BXI_UNWANTED for the completer, who frees
  * it. Every other one is in a list of its job until it is done, so that bx_job_destroy can fail it;
  * otherwise it would name a job that is gone.
+ *
+ * An error that nobody was told of is logged when the future's memory is freed: the last reference was released, and no
+ * callback ran, no wait returned it, no question answered with it.
  */
 #include "future.h"
 
@@ -139,8 +142,28 @@ void bxi_future_fini(struct bx_future *future)
     free(future->text);
 }
 
+static void note_heard(const struct bx_future *future)
+{
+    /* Relaxed: the thread that drops the last reference has acquired the releases of the others. */
+    bxi_store_relaxed(&((struct bx_future *)(uintptr_t)future)->heard, 1);
+}
+
+/* Its job may be gone. The program knows of what it cancelled or abandoned itself, and that it leaves. */
+static void log_unheard(const struct bx_future *future)
+{
+    const int code = future->code;
+
+    /* Relaxed: as in note_heard. */
+    if (bxi_load_relaxed(&((struct bx_future *)(uintptr_t)future)->heard) == 0 && code != BX_E_CANCELLED &&
+        code != BX_E_ABANDONED && code != BX_E_SHUTDOWN)
+        bxi_log(NULL, 1, "a future was released unread, and it has failed: %s",
+                future->text != NULL ? future->text : bx_strerror(code));
+}
+
 static void destroy(struct bx_future *future)
 {
+    if (__builtin_expect(future->code < 0, 0))
+        log_unheard(future);
     bxi_future_fini(future);
     if (future->is_call)
         bxi_call_free((struct bxi_call *)(void *)future);
@@ -239,6 +262,8 @@ static void run_queue(void)
 /* The future is done: runs these callbacks now, or, in a callback, after those that are queued. */
 static void run_callbacks(struct bx_future *future, struct bxi_callback *list)
 {
+    if (future->code < 0)
+        note_heard(future);
     while (list != NULL) {
         struct bxi_callback *callback = list;
 
@@ -395,7 +420,10 @@ int bx_future_error(const struct bx_future *future)
 {
     if (future == NULL)
         return bxi_null(__func__, "the future");
-    return bxi_future_is_done(future) ? future->code : 0;
+    if (!bxi_future_is_done(future) || future->code >= 0)
+        return 0;
+    note_heard(future);
+    return future->code;
 }
 
 const char *bx_future_error_text(const struct bx_future *future)
@@ -407,7 +435,9 @@ const char *bx_future_error_text(const struct bx_future *future)
 
 const struct bx_msg *bx_future_value(const struct bx_future *future)
 {
-    return future != NULL && bxi_future_is_done(future) ? future->value : NULL;
+    if (future == NULL || bx_future_error(future) < 0 || !bxi_future_is_done(future))
+        return NULL;
+    return future->value;
 }
 
 /* What a wait for it shows. */
@@ -451,7 +481,7 @@ int bx_future_wait(struct bx_future *future, uint64_t timeout_ns)
         if (rc < 0)
             return rc;
     }
-    return future->code < 0 ? bx_fail(future->code, "%s", bx_future_error_text(future)) : 0;
+    return bx_future_error(future) < 0 ? bx_fail(future->code, "%s", bx_future_error_text(future)) : 0;
 }
 
 /* ---- callbacks --------------------------------------------------------------------------------- */
@@ -537,6 +567,8 @@ bool bxi_callback_remove(struct bx_future *future, struct bxi_callback *callback
         bxi_less_eager(future->job->run);
     if (kept != NULL)
         run_callbacks(future, in_order(kept));
+    if (found)
+        note_heard(future);                 /* by the gather, which needs it no more */
     if (found && future->is_call)
         bxi_future_release(future);         /* the callback's; the caller has another */
     return found;

@@ -55,6 +55,9 @@ void bxi_nested_add(struct bxi_waiting *waiting, const struct bxi_call *call);  
 /* Lock. Its caller gave up with this code: true if that was not known. Then the thread has got a reference, and calls
  * bxi_nested_end, without the lock. */
 bool bxi_nested_give_up(struct bxi_waiting *waiting, int code);
+/* Lock. The same caller, of a request that makes an object: its object has failed, if it was not made yet, and what
+ * waits for it runs. Returns what to pass to bxi_wake behind the lock, or NULL. In object.c. */
+const struct bx_rref *bxi_object_given_up(struct bx_job *job, const struct bxi_waiting *waiting, int code);
 /* Ends the calls of the request that are still open, and runs its hook; drops the reference. Role. */
 void bxi_nested_end(struct bxi_waiting *waiting);
 /* The handler has returned: its hook does not run any more, and will not. */

@@ -10,6 +10,7 @@
  * A request that waits may itself make an object. It ends when its caller is gone (cancel.c), and the object with it.
  */
 #include "mark.h"
+#include "nested.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -314,6 +315,17 @@ int bxi_object_made(struct bx_request *request, int code, const char **text, con
     return rc;
 }
 
+const struct bx_rref *bxi_object_given_up(struct bx_job *job, const struct bxi_waiting *waiting, int code)
+{
+    struct bx_rref *makes = waiting->makes_id != 0 ? bxi_rref_find(job, waiting->makes_id) : NULL;
+
+    if (makes == NULL || !makes->is_making)
+        return NULL;                        /* it is made, or could not be */
+    bxi_rref_made(job, makes, code, code == BX_E_TIMEOUT ? "the object was not made before its maker's deadline"
+                                                         : "its maker gave up before the object was made", NULL);
+    return makes;
+}
+
 /* ---- calls that waited ------------------------------------------------------------------------------------------ */
 
 /* The request as it was when its frame was read. The body's bytes, in job->rpc->frame; the kinds lie behind them. */
@@ -393,10 +405,12 @@ static void made(struct bx_future *future, void *context)
     struct bx_job *job = future->job;
 
     bxi_lock(&job->run->lock);
-    if (future->code < 0)
+    if (future->code < 0) {
         bxi_rref_fail(rref, future->code, bx_future_error_text(future));
-    else if (bxi_rref_state(rref) == BXI_RREF_TO_COME)
+        rref->unmade = future->code != BX_E_CANCELLED && future->code != BX_E_SHUTDOWN;
+    } else if (bxi_rref_state(rref) == BXI_RREF_TO_COME) {
         bxi_rref_set_state(rref, BXI_RREF_THERE);
+    }
     bxi_unlock(&job->run->lock);
     bxi_wake(job->run, rref);
     bxi_lock(&job->run->lock);

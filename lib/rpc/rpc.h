@@ -107,7 +107,7 @@ struct bxi_callback;
 #define BXI_UNWANTED ((struct bxi_callback *)2)     /* of a call: the program has released it before its reply */
 
 struct bx_future {
-    bxi_a32 refs;
+    bxi_a32 refs, heard;                        /* heard: somebody has been told of its error, or will be */
     _Atomic(struct bxi_callback *) callbacks;   /* a stack; BXI_DONE once it is done; BXI_UNWANTED */
     struct bx_job *job;
     struct bx_msg *value;
@@ -549,7 +549,7 @@ struct bxi_waiting {
     struct bxi_task task;           /* of a handler on the pool */
     struct bx_future *future;       /* of an async handler: the maker's reference, or the callback's, keeps it */
     struct bxi_waiting *next_row;   /* lock: in its batcher's list, or in that of the calls on an object to come */
-    uint64_t came_ns;               /* of a row */
+    uint64_t came_ns, makes_id;     /* of a row; of a request that makes an object, else 0 */
     struct bx_msg *reply;           /* of a blocking handler or a row; as the next two, for the thread that runs it */
     int code;                       /* of a row: bx_batch_fail_row */
     char *text;

@@ -61,6 +61,8 @@ struct bxi_waiting *bxi_waiting_create(const struct bx_request *request)
     if (waiting == NULL)
         return NULL;
     waiting->request = *request;
+    if (request->in != NULL && request->in->makes != NULL)
+        waiting->makes_id = request->in->makes->id;
     bxi_store_relaxed(&waiting->refs, 1);       /* relaxed: no other thread knows it yet */
     return waiting;
 }

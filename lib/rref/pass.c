@@ -135,8 +135,12 @@ void bxi_rref_sent(struct bx_job *job, int to, const struct bxi_rref_out *out, u
             out->makes->counted = 1;
         bxi_rref_insert(job, out->makes);
     }
+    if (out->target != NULL)
+        bxi_store_relaxed(&out->target->heard, 1);          /* relaxed, as below: by the call's own error */
     if (out->target != NULL && to == job->rank)
         bxi_add(&out->target->refs, 1);
+    for (size_t i = 0; i < out->count; i++)
+        bxi_store_relaxed(&out->rrefs[i]->heard, 1);        /* relaxed: by those that the message goes to */
     for (size_t i = 0; i < out->count; i++)
         count_sent(job, to, &(struct bxi_pin){ .rref = out->rrefs[i], .call = call, .end_pos = end_pos });
     BXI_STEP("rref.passed");

@@ -172,6 +172,8 @@ struct bx_rref {
     bool is_making;                 /* the owner: the request that makes it has come */
     int code;                       /* FAILED */
     char *text;
+    bool unmade;                    /* the maker: bx_remote failed */
+    bxi_a32 heard;                  /* used in a call or a message, or the program was told of its error; relaxed */
     uint64_t since_ns;
     uint32_t counted;               /* a holder: what was added to its entry, as far as it knows */
     bool entering;                  /* a holder: its ENTER is not answered */

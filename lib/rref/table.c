@@ -243,6 +243,8 @@ void bxi_rref_settle(struct bx_job *job, struct bx_rref *rref, struct bxi_rref_a
         take_out(job, rref);
     if (rref->object != NULL)
         bxi_counter_add(job, BXI_C_rrefs_destroyed, 1);
+    if (rref->unmade && bxi_load_relaxed(&rref->heard) == 0)        /* relaxed: the last reference was dropped */
+        bxi_rref_say(after, 1, "a reference was released unused, and its object could not be made: %s", rref->text);
     drop_object(rref, after);
     free_rref(rref);
 }
@@ -392,9 +394,10 @@ int bxi_rref_check(const struct bx_rref *rref, const char *function)
         return bx_fail(BX_E_SHUTDOWN, "the reference has outlived its job");
     if (bxi_job_is_forked(job))
         return bxi_job_check(job);
-    if (bxi_rref_state(rref) == BXI_RREF_FAILED)
-        return bx_fail(rref->code, "%s", rref->text != NULL ? rref->text : bx_strerror(rref->code));
-    return 0;
+    if (bxi_rref_state(rref) != BXI_RREF_FAILED)
+        return 0;
+    bxi_store_relaxed(&((struct bx_rref *)(uintptr_t)rref)->heard, 1);      /* relaxed: read after the last release */
+    return bx_fail(rref->code, "%s", rref->text != NULL ? rref->text : bx_strerror(rref->code));
 }
 
 int bx_rref_owner(const struct bx_rref *rref)

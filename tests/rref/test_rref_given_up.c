@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * bx_remote does not answer in time: what was begun with its reference before fails too, at once, whoever owns the
+ * object (lib/rpc/object.c, cancel.c). What the handler makes after that is destroyed.
+ */
+#include "rref_fixture.h"
+
+#include <criterion/criterion.h>
+
+TestSuite(rref_given_up, .timeout = 60);
+
+static void expect_given_up(struct bx_job *job, const char *owner)
+{
+    const struct bx_call_options soon = { sizeof soon, .timeout_ns = 50 * HARNESS_MS };
+    const struct bx_call_options forever = { sizeof forever, .timeout_ns = BX_FOREVER };
+    struct bx_msg *args = number(1);
+    struct bx_future *value = NULL;
+    struct bx_rref *rref = NULL;
+
+    HARNESS_EQ(bx_remote(job, owner, "new_slow", args, &soon, &rref), 0);
+    HARNESS_EQ(bx_rref_to_here_async(rref, &forever, &value), 0);
+    HARNESS_EQ(bx_future_wait(value, BX_FOREVER), BX_E_TIMEOUT);
+    HARNESS_EQ(bx_rref_wait(rref, BX_FOREVER), BX_E_TIMEOUT);
+    HARNESS_EQ(bx_rref_to_here(rref, &forever, NULL), BX_E_TIMEOUT);
+    HARNESS_EQ(harness_load(MADE), 0);
+    harness_post(MAY_BE_MADE);
+    while (harness_load(MADE) == 0)
+        usleep(200);
+    await_alive(0);
+    bx_future_release(value);
+    bx_rref_release(rref);
+    bx_msg_destroy(args);
+}
+
+static void own(struct bx_job *job)
+{
+    expect_given_up(job, "worker0");
+}
+
+static void anothers(struct bx_job *job)
+{
+    expect_given_up(job, "worker1");
+}
+
+Test(rref_given_up, fails_what_waits_for_an_object_of_this_worker)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { own } });
+}
+
+Test(rref_given_up, fails_what_waits_for_an_object_of_another_worker)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { anothers } });
+}

@@ -271,8 +271,8 @@ $(STATIC_LIB): $(call objects,$(LIB_SRCS)) $(JEMALLOC_OBJ)
 	$(Q)rm -f $@ && $(AR) rcs $@ $^
 
 # nodelete: a dlclose must not take its code from its threads, from its SIGBUS handler (which a handler that came later
-# may chain to), from the destructors of threads' data that pthread_key_create got (jemalloc's too), nor from DLPack
-# structs that others still hold. jemalloc also has no way to give all of its memory back.
+# may chain to), from the destructors of threads' data that pthread_key_create got, nor from DLPack structs that others
+# still hold. jemalloc also has no way to give all of its memory back.
 $(SHARED_LIB): $(call objects,$(LIB_SRCS)) $(JEMALLOC_OBJ) lib/libboxcar.map
 	@mkdir -p $(@D)
 	$(call say,LINK,$@)

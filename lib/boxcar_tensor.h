@@ -44,7 +44,7 @@ const char *bx_dtype_name(enum bx_dtype dtype);         /* its name, "f32"; "?" 
  * NULL. shape has ndim (0 to BX_DIMS_MAX) entries >= 0. Returns one reference.
  * Before it fails for lack of memory it collects returned leases. BX_E_NO_SPACE: /dev/shm is full; BX_E_ARENA_FULL:
  * options.arena_bytes are used up (both sentences say how much there is, how much is on loan, how to get more);
- * -EINVAL, -EOVERFLOW: the shape; -ENOMEM.
+ * -EINVAL, -EOVERFLOW: the shape; -ENOMEM: the process has no memory or no addresses left (ulimit -v).
  * A job need not have started. The first tensor before its start makes the arena, and has the codes of bx_job_start for
  * that: BX_E_NO_SPACE, BX_E_DESCRIPTORS, -EFBIG, -ENOMEM; -EOPNOTSUPP: the file system of /dev/shm has no files without
  * a name. If the start fails, tensors can still be read and released. bx_gpu_open needs a job that has started. */

@@ -28,7 +28,8 @@
  * The size classes are jemalloc's, four to each doubling. A page has blocks of one class only, so the class of a block
  * is stored by the page on which it begins.
  *
- * Locks, in this order: `lock` for the shelves and figures, held for a few instructions; jemalloc's own; pages.lock.
+ * Locks, in this order: `lock` for the shelves and figures, held for a few instructions; the one before jemalloc;
+ * pages.lock.
  *
  * A forked child does not have the mapping, and locks may be held for ever in it: alloc returns -EPERM there, and the
  * other functions do nothing.
@@ -268,7 +269,7 @@ static int make_block(struct bxi_arena *arena, unsigned class, void **block)
         made = bxi_pages_ask(&arena->pages, bytes, &error);
     }
     if (made == NULL)
-        return error == -ENOSPC || error == -ESHUTDOWN ? error : -ENOMEM;
+        return error == -ENOSPC || error == -ESHUTDOWN || error == -ENOBUFS ? error : -ENOMEM;
     book(arena, class, made);
     *block = made;
     return 0;
@@ -376,9 +377,6 @@ int bxi_arena_create(const char *shm_name, uint64_t bytes, const struct bxi_aren
         return -ENAMETOOLONG;
     if (bytes == 0 || bytes > BXI_ARENA_BYTES_MAX)
         return bytes == 0 ? -EINVAL : -EFBIG;
-    int rc = bxi_pages_probe();
-    if (rc < 0)
-        return rc;
     struct bxi_arena *arena = calloc(1, sizeof(*arena));
     if (arena == NULL)
         return -ENOMEM;
@@ -393,7 +391,7 @@ int bxi_arena_create(const char *shm_name, uint64_t bytes, const struct bxi_aren
     if (words != NULL)
         arena->words = *words;
 
-    rc = map_tables(arena);
+    int rc = map_tables(arena);
     if (rc < 0)
         goto free_arena;
     rc = shm_name != NULL ? bxi_object_create(shm_name, &pages->fd) : bxi_object_create_unnamed(&pages->fd);

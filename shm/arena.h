@@ -48,8 +48,7 @@ struct bxi_arena_words {
 /* Creates the object (O_EXCL, 0600, owner lock), sparse, with `bytes` rounded up to a multiple of 2 MiB, and maps it.
  * Allocates no page of /dev/shm yet. The arena owns the descriptor. words may be NULL; shm_name too: then the object
  * has no name until bxi_arena_name. -EEXIST; -ENOMEM; -EFBIG (RLIMIT_FSIZE, or more than 64 TiB); -EOPNOTSUPP: /dev/shm
- * has no objects without names; -ENOSYS: this jemalloc cannot keep its records outside of the arena; -errno. A failure
- * leaves nothing behind. */
+ * has no objects without names; -errno. A failure leaves nothing behind. */
 int bxi_arena_create(const char *shm_name, uint64_t bytes, const struct bxi_arena_words *words,
                      struct bxi_arena **arena);
 /* Names the object of an arena that has no name, and writes its figures to the words from then on. 0, -EEXIST; -errno.
@@ -60,9 +59,9 @@ uint64_t bxi_arena_bytes(const struct bxi_arena *arena);
 const unsigned char *bxi_arena_base(const struct bxi_arena *arena);
 
 /* A block of at least `bytes` (0 counts as 1), 64-byte aligned, contents undefined. 0; -ENOSPC: /dev/shm has no room
- * for its pages; -ENOMEM: the arena, or private memory for jemalloc's records, is used up; -ESHUTDOWN: after
- * bxi_arena_close; -EIO: the object was truncated; -ENOTSUP: jemalloc put its records into the arena. free accepts
- * NULL. */
+ * for its pages; -ENOMEM: the arena is used up; -ENOBUFS: the process has no private memory for jemalloc's records;
+ * -ESHUTDOWN: after bxi_arena_close; -EIO: the object was truncated; -ENOTSUP: jemalloc put its records into the arena.
+ * free accepts NULL. */
 int bxi_arena_alloc(struct bxi_arena *arena, size_t bytes, void **block);
 void bxi_arena_free(struct bxi_arena *arena, void *block);
 

@@ -7,6 +7,12 @@
  * hooks also run in any thread of the process that purges all of jemalloc's arenas. `lock` is held during fallocate,
  * which locks the file anyway: so the descriptor is never used after close, when its number may be another file's.
  *
+ * One thread of the process at a time is in jemalloc: the one that holds jemalloc_lock. jemalloc's own way, data of
+ * each thread, allocates in a thread's first call and aborts if there is no memory (tools/jemalloc.sh). With the lock
+ * that data is one static struct, and every entry returns an error instead. What it costs: a thread whose blocks are
+ * not on a shelf waits while another one allocates pages. fork waits for the lock, so that the child may start a job
+ * of its own.
+ *
  * How it works: jemalloc would request extents piece by piece and never merge two pieces, so a small arena would soon
  * have no room for a large block. Therefore the first allocation is for nearly the whole range, while the hooks only
  * pretend to commit pages: jemalloc requests one piece. It is freed at once and leaves a single extent. The extent has
@@ -29,16 +35,17 @@
 
 #include "arena.h"
 #include "cancel.h"
-#include "fork.h"
 #include "layout.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #define CREATE_MIB "experimental.arenas_create_ext"
+#define RECORDS_BYTES ((size_t)8 << 20) /* more than jemalloc maps for records at first: 2 MiB, twice for alignment */
 #define CHUNK_PAGES 4096u               /* 16 MiB: a signal makes fallocate start anew */
 
 /* A thread that is cancelled in fallocate would leave the arena's lock held. */
@@ -51,12 +58,47 @@ static int uncancelled_fallocate(int fd, int mode, off_t offset, off_t bytes)
 
 int (*bxi_pages_fallocate)(int fd, int mode, off_t offset, off_t bytes) = uncancelled_fallocate;
 
-static _Thread_local int commit_error;  /* from the hooks to bxi_pages_ask */
+static unsigned fork_count;             /* incremented in the child, while it has one thread */
+static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
+static pthread_mutex_t jemalloc_lock = PTHREAD_MUTEX_INITIALIZER;
+static int hook_error;                  /* from the hooks to bxi_pages_ask, under jemalloc_lock */
+
+static void leave_jemalloc(void)
+{
+    pthread_mutex_unlock(&jemalloc_lock);
+}
+
+static void leave_in_child(void)
+{
+    fork_count++;
+    leave_jemalloc();
+}
+
+static void lock_jemalloc(void)
+{
+    pthread_mutex_lock(&jemalloc_lock);
+}
+
+static void watch_forks(void)
+{
+    pthread_atfork(lock_jemalloc, leave_jemalloc, leave_in_child);
+}
+
+static void enter_jemalloc(void)
+{
+    pthread_once(&fork_once, watch_forks);
+    lock_jemalloc();
+}
+
+unsigned bxi_pages_forks(void)
+{
+    pthread_once(&fork_once, watch_forks);
+    return fork_count;
+}
 
 bool bxi_pages_is_forked(const struct bxi_pages *pages)
 {
-    /* [forks] relaxed: written in a child that has one thread. */
-    return bxi_load_relaxed(&bxi_forks) != pages->forks;
+    return pages->forks != fork_count;
 }
 
 /* Under lock, or where any recent value is good. */
@@ -242,11 +284,12 @@ static void *hook_alloc(extent_hooks_t *hooks, void *wanted, size_t bytes, size_
     uintptr_t base = (uintptr_t)pages->base;
     uint64_t at = ((base + pages->bump + alignment - 1) & ~(uintptr_t)(alignment - 1)) - base;
     if (at > pages->extent_bytes || bytes > pages->extent_bytes - at)
-        goto unlock;
-    if (*commit)
+        rc = -ENOMEM;
+    else if (*commit)
         rc = commit_pages(pages, at / BXI_PAGE, (at + bytes) / BXI_PAGE);
     if (rc < 0) {
-        commit_error = rc;
+        /* After a refused commit jemalloc requests another extent: the first reason is the one that counts. */
+        hook_error = hook_error != 0 ? hook_error : rc;
         goto unlock;
     }
     *zero = true;
@@ -298,7 +341,7 @@ static bool hook_commit(extent_hooks_t *hooks, void *extent, size_t bytes, size_
     int rc = commit_pages(pages, first, first + length / BXI_PAGE);
     pthread_mutex_unlock(&pages->lock);
     if (rc < 0)
-        commit_error = rc;
+        hook_error = rc;
     return rc < 0;
 }
 
@@ -378,7 +421,18 @@ static int control(const struct bxi_pages *pages, const char *what, void *value,
     char name[48];
 
     snprintf(name, sizeof(name), "arena.%u.%s", pages->index, what);
-    return -bxi_je_mallctl(name, NULL, NULL, value, bytes);
+    enter_jemalloc();
+    int rc = -bxi_je_mallctl(name, NULL, NULL, value, bytes);
+    leave_jemalloc();
+    return rc;
+}
+
+/* Could jemalloc get private memory for its records? */
+static bool has_memory(void)
+{
+    void *memory = mmap(NULL, RECORDS_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    return memory != MAP_FAILED && munmap(memory, RECORDS_BYTES) == 0;
 }
 
 static void set_pretends(struct bxi_pages *pages, bool pretends)
@@ -390,16 +444,23 @@ static void set_pretends(struct bxi_pages *pages, bool pretends)
 
 void *bxi_pages_ask(struct bxi_pages *pages, size_t bytes, int *error)
 {
-    commit_error = 0;
-    void *block = bxi_je_mallocx(bytes, MALLOCX_ARENA(pages->index) | MALLOCX_TCACHE_NONE |
-                                            MALLOCX_ALIGN(BXI_ARENA_ALIGN));
-    *error = block != NULL ? 0 : commit_error;
+    const int flags = MALLOCX_ARENA(pages->index) | MALLOCX_TCACHE_NONE | MALLOCX_ALIGN(BXI_ARENA_ALIGN);
+
+    enter_jemalloc();
+    hook_error = 0;
+    void *block = bxi_je_mallocx(bytes, flags);
+    int rc = hook_error;
+    leave_jemalloc();
+    /* A hook also refuses where jemalloc has an extent, and no memory for the record of its part. */
+    if (block == NULL && (rc == 0 || (rc == -ENOMEM && !has_memory())))
+        rc = -ENOBUFS;
+    *error = block != NULL ? 0 : rc;
     return block;
 }
 
 /* For a block of the class below extent_bytes, plus the page that jemalloc puts before large blocks, it requests
- * extent_bytes. If it does not, it requests extents piece by piece later. */
-static void make_one_extent(struct bxi_pages *pages)
+ * extent_bytes. If it does not, it requests extents piece by piece later. -ENOBUFS. */
+static int make_one_extent(struct bxi_pages *pages)
 {
     int error;
 
@@ -409,6 +470,15 @@ static void make_one_extent(struct bxi_pages *pages)
         bxi_pages_free(block);
     bxi_pages_purge(pages);
     set_pretends(pages, false);
+    return error == -ENOBUFS ? error : 0;
+}
+
+static uint64_t bump_of(struct bxi_pages *pages)
+{
+    pthread_mutex_lock(&pages->lock);
+    uint64_t bump = pages->bump;
+    pthread_mutex_unlock(&pages->lock);
+    return bump;
 }
 
 int bxi_pages_start(struct bxi_pages *pages)
@@ -420,51 +490,43 @@ int bxi_pages_start(struct bxi_pages *pages)
     size_t bytes = sizeof(pages->index);
     ssize_t never = -1;
 
+    enter_jemalloc();
     int rc = -bxi_je_mallctl(CREATE_MIB, &pages->index, &bytes, &config, sizeof(config));
+    leave_jemalloc();
     if (rc < 0)
-        return rc == -EAGAIN ? -ENOMEM : rc;
-    pthread_mutex_lock(&pages->lock);
-    uint64_t bump = pages->bump;
-    pthread_mutex_unlock(&pages->lock);
-    if (bump != 0) {
-        rc = -ENOTSUP;
-        goto destroy;
-    }
-    rc = control(pages, "dirty_decay_ms", &never, sizeof(never));
-    if (rc < 0)
-        goto destroy;
-    make_one_extent(pages);
-    return 0;
-
-destroy:
+        return rc == -EAGAIN || rc == -ENOMEM ? -ENOBUFS : rc;
+    rc = bump_of(pages) != 0 ? -ENOTSUP : control(pages, "dirty_decay_ms", &never, sizeof(never));
+    if (rc == 0)
+        rc = make_one_extent(pages);
+    if (rc == 0)
+        return 0;
     control(pages, "destroy", NULL, 0);
+    pthread_mutex_lock(&pages->lock);
+    pages->bump = 0;
+    pthread_mutex_unlock(&pages->lock);
     return rc;
-}
-
-int bxi_pages_probe(void)
-{
-    size_t mib[4];
-    size_t mib_count = sizeof(mib) / sizeof(mib[0]);
-
-    return bxi_je_mallctlnametomib(CREATE_MIB, mib, &mib_count) == 0 ? 0 : -ENOSYS;
 }
 
 void bxi_pages_init(struct bxi_pages *pages)
 {
     pages->hooks = arena_hooks;
-    /* [forks] relaxed: as in bxi_pages_is_forked. */
-    pages->forks = bxi_load_relaxed(&bxi_forks);
+    pages->forks = bxi_pages_forks();
     pthread_mutex_init(&pages->lock, NULL);
 }
 
 void bxi_pages_free(void *block)
 {
+    enter_jemalloc();
     bxi_je_dallocx(block, MALLOCX_TCACHE_NONE);
+    leave_jemalloc();
 }
 
 size_t bxi_pages_block_bytes(const void *block)
 {
-    return bxi_je_sallocx(block, 0);
+    enter_jemalloc();
+    size_t bytes = bxi_je_sallocx(block, 0);
+    leave_jemalloc();
+    return bytes;
 }
 
 void bxi_pages_purge(struct bxi_pages *pages)
@@ -475,11 +537,9 @@ void bxi_pages_purge(struct bxi_pages *pages)
 void bxi_pages_close(struct bxi_pages *pages)
 {
     pthread_mutex_lock(&pages->lock);
-    int fd = pages->fd;
+    close(pages->fd);
     pages->fd = -1;
     pthread_mutex_unlock(&pages->lock);
-    /* Unlocked: a thread that forks may wait for jemalloc's locks, and their holder for this one. */
-    bxi_unshared_close(fd);
 }
 
 void bxi_pages_end(struct bxi_pages *pages, bool is_started)

@@ -55,16 +55,14 @@ static inline size_t bxi_class_bytes(unsigned class)
     return lines * BXI_ARENA_ALIGN;
 }
 
-/* 0; -ENOSYS: this jemalloc has no arenas with extent hooks and records outside of them. */
-int bxi_pages_probe(void);
-
 /* Sets hooks, forks and lock; the caller sets the other fields. */
 void bxi_pages_init(struct bxi_pages *pages);
 
-/* Creates jemalloc's arena. Call it once; then any thread may allocate. -ENOTSUP: jemalloc put its records into the
- * object; -ENOMEM; -errno. */
+/* Creates jemalloc's arena. Call it until it succeeds; then any thread may allocate. -ENOTSUP: jemalloc put its records
+ * into the object; -ENOBUFS: no private memory for its records; -errno. */
 int bxi_pages_start(struct bxi_pages *pages);
-/* A block, or NULL with *error: 0: jemalloc has no extent; -ENOSPC; -ESHUTDOWN: closed; -errno. */
+/* A block, or NULL with *error: -ENOMEM: the arena has no room; -ENOBUFS: jemalloc has no private memory for its
+ * records; -ENOSPC; -ESHUTDOWN: closed; -errno. */
 void *bxi_pages_ask(struct bxi_pages *pages, size_t bytes, int *error);
 void bxi_pages_free(void *block);
 size_t bxi_pages_block_bytes(const void *block);

@@ -8,9 +8,14 @@
 # storage (its code is compiled for the initial-exec model). glibc keeps about 1.5 KB of that for libraries that
 # dlopen loads, so dlopen of a library that needs libjemalloc fails. The same code is in Debian's libjemalloc_pic.a.
 #
-# How this one differs: its functions have other names, malloc and free not being among them; all but a few are local
-# to the one object file; and it finds its data of a thread by pthread_getspecific. Not by thread-local storage of
-# another model: the library has one block of thread-local storage, and its own hot variables need that to be static.
+# How this one differs:
+# - Its functions have other names, malloc and free not being among them. All but a few are local to the object file.
+# - It has no data of a thread. Its own way allocates some for each thread, and aborts where that fails: in the first
+#   tensor of a thread, in fork, in a constructor. Here that data is one static struct: one thread at a time may be in
+#   jemalloc (shm/arena_pages.c has the lock). So it needs no handlers of fork either, nor thread caches.
+# - It does nothing while it is loaded. Its first call initialises it. If that fails, the next call tries again.
+# - The records of a destroyed arena are unmapped. jemalloc keeps their address space, 2 MiB an arena, and never uses
+#   it again: base_unmap asks extent_dalloc_mmap, which refuses while opt.retain is set.
 set -eu
 
 dir=$2
@@ -65,15 +70,52 @@ get()
     return 1
 }
 
-# The options are those of Debian's package but for the names, the model, and what nobody needs here. force_tls is
-# configure's variable for systems without thread-local storage; there is no option.
+# Replaces the one line of FILE that is WAS: change FILE WAS IS.
+change()
+{
+    if [ "$(grep -c "^$2\$" "$1")" != 1 ]; then
+        echo "jemalloc's $1 has not one line '$2': this release needs another change (tools/jemalloc.sh)" >&2
+        return 1
+    fi
+    sed "s/^$2\$/$3/" "$1" >changed
+    cat changed >"$1"
+}
+
+# The options are those of Debian's package but for the names and what nobody needs here. force_tls is configure's
+# variable for systems without thread-local storage, je_cv_pthread_atfork its memory of a test; there are no options.
+# JEMALLOC_MALLOC_THREAD_CLEANUP is the way without pthread_setspecific: with an empty __thread its data is static.
+# Without trust_madvise the start tries madvise on a page, and writes to it also if there is none.
 configure()
 {
     case $(uname -m) in i?86 | x86_64) page=12 ;; *) page=16 ;; esac
     flags="-O2 -g1 -ffile-prefix-map=$PWD=. -ffile-prefix-map=src/=jemalloc/src/"
-    force_tls=0 CFLAGS=$flags CPPFLAGS='' LDFLAGS='' ./configure \
+    force_tls=0 je_cv_pthread_atfork=no CFLAGS=$flags CPPFLAGS='-DJEMALLOC_MALLOC_THREAD_CLEANUP -D__thread=' \
+        LDFLAGS='' ./configure \
         --with-version=VERSION --with-jemalloc-prefix=bxi_je_ --with-private-namespace=bxi_ --without-export \
+        --with-malloc-conf=tcache:false,trust_madvise:true --disable-initial-exec-tls \
         --disable-cxx --disable-libdl --disable-doc --with-lg-page="$page" --with-lg-hugepage=21
+}
+
+# With JEMALLOC_THREADED_INIT a thread that comes after a failed initialisation would wait for the one that failed.
+# Threads of its own (which an environment variable of its own asks for) would not take the lock.
+edit()
+{
+    tab=$(printf '\t')
+    defs=include/jemalloc/internal/jemalloc_internal_defs.h
+    change "$defs" '#define JEMALLOC_THREADED_INIT *' '' &&
+        change "$defs" '#define JEMALLOC_BACKGROUND_THREAD *' '' &&
+        change src/extent_mmap.c "${tab}if (!opt_retain) {" "${tab}{" &&
+        change src/extent_mmap.c "${tab}return opt_retain;" "${tab}return false;"
+}
+
+# What the head of this file says, of the object: a release with other names for the same things must not pass.
+verify()
+{
+    if nm "$1" | grep -E ' (pthread_(create|key_create|[gs]etspecific|atfork)|__tls_get_addr)$' ||
+        readelf -SW "$1" | grep -E ' \.(tbss|tdata|init_array|ctors)'; then
+        echo "jemalloc has threads, data of a thread, handlers of fork or constructors (tools/jemalloc.sh)" >&2
+        return 1
+    fi
 }
 
 build()
@@ -90,9 +132,10 @@ build()
         cd "$work/tree"
         # Without the flags and variables that this run was started with: they are Boxcar's.
         unset MAKEFLAGS MFLAGS MAKELEVEL
-        configure && "${MAKE:-make}" -j"$(nproc)" lib/libjemalloc_pic.a &&
+        configure && edit && "${MAKE:-make}" -j"$(nproc)" lib/libjemalloc_pic.a &&
             ${CC:-cc} -nostdlib -r -o all.o -Wl,--whole-archive lib/libjemalloc_pic.a &&
-            objcopy $names all.o ../jemalloc.o
+            objcopy $names --remove-section='.init_array*' --remove-section='.rela.init_array*' all.o ../jemalloc.o &&
+            verify ../jemalloc.o
     ) >"$work/log" 2>&1 || { tail -n 20 "$work/log" >&2; return 1; }
     rm -rf "$dir/include"
     mv "$work/tree/include" "$dir/include"

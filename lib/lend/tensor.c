@@ -162,6 +162,12 @@ static int fail_space(struct bx_job *job, struct bxi_arena *arena, int rc, const
 
     if (rc == -ESHUTDOWN)
         return bx_fail(BX_E_SHUTDOWN, "worker '%s' has shut down", job->name);
+    if (rc == -ENOBUFS)
+        return bx_fail(-ENOMEM, "the process of worker '%s' got no private memory to keep a record of %s of %llu "
+                       "bytes; the arena may have room. Raise the limit of the process (RLIMIT_AS, ulimit -v; "
+                       "RLIMIT_DATA, ulimit -d) or of the system (vm.overcommit_memory, vm.max_map_count), or make "
+                       "the arenas smaller (BX_ARENA_BYTES, options.arena_bytes), which take addresses too",
+                       job->name, what, (unsigned long long)bytes);
     if (rc != -ENOSPC && rc != -ENOMEM)
         return bx_fail(rc, "the arena of worker '%s' gave no block of %llu bytes: %s", job->name,
                        (unsigned long long)bytes, bx_strerror(rc));
@@ -209,7 +215,7 @@ static int block_of(struct bx_job *job, struct bxi_arena *arena, struct bxi_stor
 
     int rc = bxi_arena_alloc(arena, bytes, &block);
 
-    if (rc == -ENOSPC || rc == -ENOMEM) {
+    if (rc == -ENOSPC || rc == -ENOMEM || rc == -ENOBUFS) {
         bxi_grants_reclaim(job);
         rc = bxi_arena_alloc(arena, bytes, &block);
     }

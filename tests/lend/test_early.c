@@ -13,6 +13,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdio.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -219,4 +220,64 @@ Test(early, tensors_have_the_sentences_of_the_start, .timeout = 20)
     }
     cr_assert_eq(waitpid(child, &status, 0), child);
     cr_expect_eq(status, 0);
+}
+
+/* The limit leaves room for the arena, which is shared memory, and none for jemalloc's records of it. */
+static void limit_private_memory(rlim_t bytes)
+{
+    struct rlimit limit;
+
+    HARNESS_EQ(getrlimit(RLIMIT_DATA, &limit), 0);
+    limit.rlim_cur = bytes;
+    HARNESS_EQ(setrlimit(RLIMIT_DATA, &limit), 0);
+}
+
+static rlim_t private_bytes(void)
+{
+    unsigned long long pages = 0;
+    FILE *file = fopen("/proc/self/statm", "re");
+
+    HARNESS_CHECK(file != NULL && fscanf(file, "%*u %*u %*u %*u %*u %llu", &pages) == 1);
+    fclose(file);
+    return (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE);
+}
+
+static struct bx_tensor *make_limited(struct bx_job *job)
+{
+    struct bx_tensor *tensor = NULL;
+    int rc = bx_tensor_create(job, BX_U8, 0, NULL, &tensor);
+
+    if (rc < 0) {
+        HARNESS_EQ(rc, -ENOMEM);
+        HARNESS_HAS(bx_error_text(), "RLIMIT_DATA");
+        HARNESS_CHECK(tensor == NULL);
+    }
+    return tensor;
+}
+
+static int refuse_no_memory_for_records(struct bx_job *job)
+{
+    limit_private_memory(private_bytes() + (1 << 20));
+    HARNESS_CHECK(make_limited(job) == NULL);
+    HARNESS_CHECK(make_limited(job) == NULL);
+    limit_private_memory(RLIM_INFINITY);
+    model = make_limited(job);
+    HARNESS_CHECK(model != NULL);
+    return 0;
+}
+
+static void release_the_model(struct bx_job *job)
+{
+    (void)job;
+    bx_tensor_release(model);
+}
+
+Test(early, tensors_are_refused_while_there_is_no_memory_for_records, .timeout = 20)
+{
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    cr_skip_test("a sanitizer ends the process when it gets no memory");
+#endif
+    harness_run(&(struct harness_world){ .size = 2, .setup = refuse_no_memory_for_records,
+                                         .body = { release_the_model, release_the_model },
+                                         .options.arena_bytes = 64 << 20 });
 }

@@ -36,7 +36,7 @@
  *     lib/rref/protocol.c begin_round 2397056623
  *     lib/rref/protocol.c answer 2452681940
  *     lib/rref/protocol.c join_rounds 3572011416
- *     lib/rref/table.c bxi_rref_settle 3978978683
+ *     lib/rref/table.c bxi_rref_settle 285572587
  */
 #ifndef HOLDERS
 #define HOLDERS 2

@@ -2,7 +2,7 @@
 /*
  * The mutexes of jemalloc under ThreadSanitizer: the C library's functions, not the sanitizer's. jemalloc is not
  * compiled for the sanitizer, which would know some of its mutexes as what they were before their memory was given
- * out again; and at a fork jemalloc locks more of them than the sanitizer's deadlock detector can count (64).
+ * out again.
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -27,7 +27,7 @@ static void find(void *libc, const char *name, void *function)
     memcpy(function, &address, sizeof address);
 }
 
-/* jemalloc's constructor is the first to call this, before there is a second thread. */
+/* Under the lock of shm/arena_pages.c, as all of jemalloc. */
 static const struct plain *find_plain(void)
 {
     static struct plain plain;

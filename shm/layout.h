@@ -46,13 +46,15 @@
 #include <stdint.h>
 
 #define BXI_MAGIC UINT64_C(0x0000524143584f42)          /* "BOXCAR\0\0" in memory, little endian */
-#define BXI_LAYOUT_VERSION 9u
+#define BXI_LAYOUT_VERSION 10u
 
 #define BXI_WORLD_MAX 128
 #define BXI_NAME_BYTES 32
 #define BXI_LINE 64u
 #define BXI_PAGE 4096u
 #define BXI_FUNCTION_MAX 128
+#define BXI_CPU_WORDS 16                                /* as many bits as a cpu_set_t: more than a machine has CPUs */
+#define BXI_QUOTAS 2                                    /* a container's limit, and one that it shares */
 #define BXI_GENERATION_MAX 32                           /* processes that have one rank, one after the other */
 #define BXI_RING_BYTES 131072u                          /* a power of two */
 #define BXI_LEASE_MAX 1024                              /* leases of one peer that are out at the same time */
@@ -101,7 +103,8 @@ struct bxi_header {
     uint32_t rejoin;            /* owner, I1: 1: the job lets a worker come back, and the owner has a door */
     bxi_a32 state;              /* owner; peers      release / acquire [state] */
     bxi_a32 function_count;     /* owner; peers      release / acquire [functions] */
-    uint64_t cpu_mask[2];       /* owner, I1: CPUs it may use; the bit is the number modulo 128 */
+    uint32_t quota_cgroup[BXI_QUOTAS];      /* owner, I1: inodes of the cgroups that limit its CPU time most */
+    uint32_t quota_thousandths[BXI_QUOTAS]; /* owner, I1: their limits, in thousandths of a CPU; 0: none */
     uint64_t arena_bytes;       /* owner, I1: size of its arena */
     bxi_a64 arena_used;         /* owner; inspectors relaxed */
     bxi_a64 arena_committed;    /* owner; inspectors relaxed */
@@ -111,6 +114,7 @@ struct bxi_header {
     bxi_a64 armed;              /* owner; producers  relaxed around a full fence [bell.armed] */
     bxi_a64 ending;             /* owner; peers      release / acquire [ending]: lib/rpc/ending.c */
     uint8_t reserved2[48];
+    uint64_t cpu_mask[BXI_CPU_WORDS];   /* owner, I1: CPUs it may use; the bit is the number modulo 1024 */
 };
 
 /* What the owner publishes to peer p: as producer of ring p, as borrower, and about requests of p that it refused. */
@@ -137,8 +141,8 @@ struct bxi_function {
 };
 
 /* Regions for inspectors: lib/observe/tables.h lays them out. */
-#define BXI_TABLES0_OFFSET 256
-#define BXI_TABLES0_BYTES 7936
+#define BXI_TABLES0_OFFSET 384
+#define BXI_TABLES0_BYTES 7808
 #define BXI_TABLES1_OFFSET 24576
 #define BXI_TABLES1_BYTES 8192
 #define BXI_TABLES2_OFFSET 40960
@@ -148,7 +152,7 @@ struct bxi_function {
 
 struct bxi_control {
     struct bxi_header header;                               /* offset 0 */
-    uint8_t tables0[BXI_TABLES0_BYTES];                     /* offset 256 */
+    uint8_t tables0[BXI_TABLES0_BYTES];                     /* offset 384 */
     struct bxi_pair pair[BXI_WORLD_MAX];
     struct bxi_credit credit[BXI_WORLD_MAX];
     uint8_t tables1[BXI_TABLES1_BYTES];
@@ -161,10 +165,11 @@ struct bxi_control {
 #define BXI_DEVICE_OFFSET (BXI_OBJECTS_OFFSET + BXI_OBJECTS_BYTES)
 #define BXI_RINGS_OFFSET (BXI_DEVICE_OFFSET + BXI_DEVICE_BYTES)
 
-static_assert(sizeof(struct bxi_header) == 256, "header");
+static_assert(sizeof(struct bxi_header) == 384, "header");
 static_assert(offsetof(struct bxi_header, state) == 128, "state");
 static_assert(offsetof(struct bxi_header, function_count) == 132, "function_count");
 static_assert(offsetof(struct bxi_header, armed) % BXI_LINE == 0, "armed has a line of its own");
+static_assert(offsetof(struct bxi_header, cpu_mask) % BXI_LINE == 0, "armed has a line of its own");
 static_assert(sizeof(struct bxi_pair) == BXI_LINE, "a pair is a line");
 static_assert(sizeof(struct bxi_credit) == BXI_LINE, "a credit is a line");
 static_assert(sizeof(struct bxi_function) == BXI_LINE, "a function is a line");

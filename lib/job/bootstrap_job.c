@@ -77,7 +77,7 @@ static void adopt_segment(struct bx_job *job)
     job->control->header.arena_bytes = bxi_arena_bytes(job->lend->arena);
     for (const struct bxi_batcher *batcher = job->rpc->batchers; batcher != NULL; batcher = batcher->next)
         bxi_batch_show(job, batcher);
-    bxi_machine_affinity(job->control->header.cpu_mask);
+    bxi_machine_publish(&job->control->header);
     publish_functions(job);
     bxi_unlock(&job->run->lock);
 }

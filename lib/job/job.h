@@ -227,11 +227,25 @@ int bxi_machine_descriptors(struct bx_job *job);
 /* Chooses io_uring or epoll (run->sleeper_kind). bx_job_create. 0; BX_E_URING: the options ask for io_uring, and the
  * kernel refuses it. */
 int bxi_machine_sleeper(struct bx_job *job);
-/* The CPUs that this process may use, as bits, number modulo 128. bootstrap_job.c. */
-void bxi_machine_affinity(uint64_t mask[2]);
-/* CPUs that the workers of the job may use together, by the masks in their segments and the cgroup's quota: as many as
- * there are workers if each is pinned to a core of its own. At least 1. bx_job_start. */
+/* Writes into the header which CPUs this process may use, and the limits of its cgroups. bootstrap_job.c. */
+void bxi_machine_publish(struct bxi_header *header);
+/* CPUs that the workers of the job may use together, by what their segments say of CPUs and limits: as many as there
+ * are workers if each is pinned to a core of its own. At least 1. bx_job_start. */
 int bxi_machine_cpus(const struct bx_job *job);
+
+/* ---- quota.c: limits of CPU time ------------------------------------------------------------------- */
+
+/* The tightest limits of a worker's cgroups, the tightest first. */
+struct bxi_quota {
+    uint32_t cgroup[BXI_QUOTAS];        /* the inode of its directory: equal in workers that share the limit */
+    uint32_t thousandths[BXI_QUOTAS];   /* of a CPU; 0: none, and none behind it */
+};
+
+/* The limits of this process. root: "" or, in tests, a directory that has proc/ and what mountinfo there names. */
+void bxi_quota_read(const char *root, struct bxi_quota *quota);
+/* CPUs that workers with these quotas may use together, rounded down, at least 1; INT_MAX: no limit. count is
+ * BXI_WORLD_MAX at most. */
+int bxi_quota_cpus(const struct bxi_quota *quotas, int count);
 
 /* ---- options.c ----------------------------------------------------------------------------------- */
 

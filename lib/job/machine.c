@@ -7,12 +7,12 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
-#include <sched.h>
-#include <stdio.h>
+#include <string.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#define KERNEL_CPUS 8192            /* the most that Linux is built for */
 
 int bxi_machine_raise_limit(const struct bx_job *job)
 {
@@ -31,45 +31,43 @@ int bxi_machine_raise_limit(const struct bx_job *job)
     return 0;
 }
 
-void bxi_machine_affinity(uint64_t mask[2])
+void bxi_machine_publish(struct bxi_header *header)
 {
-    cpu_set_t set;
+    uint64_t set[KERNEL_CPUS / 64] = { 0 };
+    struct bxi_quota quota;
 
-    mask[0] = mask[1] = 0;
-    if (sched_getaffinity(0, sizeof set, &set) < 0)
-        CPU_ZERO(&set);
-    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
-        if (CPU_ISSET(cpu, &set))
-            mask[cpu / 64 % 2] |= UINT64_C(1) << (cpu % 64);
-}
-
-/* The whole CPUs of the cgroup's quota; INT_MAX if it has none. */
-static int cpu_quota(void)
-{
-    FILE *file = fopen("/sys/fs/cgroup/cpu.max", "re");
-    unsigned long long quota, period;
-    int cpus = INT_MAX;
-
-    if (file == NULL)
-        return cpus;
-    if (fscanf(file, "%llu %llu", &quota, &period) == 2 && period > 0 && quota / period < INT_MAX)
-        cpus = quota < period ? 1 : (int)(quota / period);
-    fclose(file);
-    return cpus;
+    /* Not the C library's function, whose set may be too small for the kernel. */
+    if (syscall(SYS_sched_getaffinity, 0, sizeof(set), set) < 0)
+        memset(set, 0, sizeof(set));
+    for (size_t i = 0; i < sizeof(set) / sizeof(set[0]); i++)
+        header->cpu_mask[i % BXI_CPU_WORDS] |= set[i];
+    bxi_quota_read("", &quota);
+    memcpy(header->quota_cgroup, quota.cgroup, sizeof(quota.cgroup));
+    memcpy(header->quota_thousandths, quota.thousandths, sizeof(quota.thousandths));
 }
 
 int bxi_machine_cpus(const struct bx_job *job)
 {
-    uint64_t mask[2] = { job->control->header.cpu_mask[0], job->control->header.cpu_mask[1] };
-    int quota = cpu_quota(), cpus;
+    uint64_t mask[BXI_CPU_WORDS] = { 0 };
+    struct bxi_quota quotas[BXI_WORLD_MAX];
+    int count = 0, cpus = 0;
 
     for (int rank = 0; rank < job->world_size; rank++) {
-        const struct bxi_control *theirs = job->rpc->peers[rank]->view.control;
+        const struct bxi_control *theirs = rank == job->rank ? job->control : job->rpc->peers[rank]->view.control;
 
-        for (int i = 0; theirs != NULL && i < 2; i++)
+        if (theirs == NULL)
+            continue;
+        for (int i = 0; i < BXI_CPU_WORDS; i++)
             mask[i] |= theirs->header.cpu_mask[i];
+        memcpy(quotas[count].cgroup, theirs->header.quota_cgroup, sizeof(quotas[count].cgroup));
+        memcpy(quotas[count].thousandths, theirs->header.quota_thousandths, sizeof(quotas[count].thousandths));
+        count++;
     }
-    cpus = __builtin_popcountll(mask[0]) + __builtin_popcountll(mask[1]);
+    for (int i = 0; i < BXI_CPU_WORDS; i++)
+        cpus += __builtin_popcountll(mask[i]);
+
+    int quota = bxi_quota_cpus(quotas, count);
+
     return cpus == 0 ? 1 : cpus < quota ? cpus : quota;
 }
 

@@ -188,9 +188,9 @@ static inline uint8_t bxi_rref_id_maker_generation(uint64_t id)
 /* The control pages: core0, core1 and core2 are fields of struct bxi_control. */
 struct bxi_tables {
     uint8_t core0[BXI_TABLES0_OFFSET];
-    struct bxi_now now;                                     /* offset 256 */
+    struct bxi_now now;                                     /* offset 384 */
     struct bxi_wait_row wait[BXI_WAITS_MAX];                /* offset 320 */
-    bxi_a64 object_rows;                                    /* offset 3904: rows of `object` that were ever taken */
+    bxi_a64 object_rows;                                    /* offset 4032: rows of `object` that were ever taken */
     bxi_a64 objects_unshown;                                /* objects that have none */
     uint8_t pad0[BXI_PAGE - BXI_TABLES0_OFFSET - sizeof(struct bxi_now) - BXI_WAITS_MAX * sizeof(struct bxi_wait_row) -
                  2 * sizeof(bxi_a64)];
@@ -212,8 +212,8 @@ static_assert(sizeof(struct bxi_serving) == 32 && sizeof(struct bxi_call_row) ==
 static_assert(sizeof(struct bxi_hist) == BXI_PAGE, "a histogram is a page");
 static_assert(sizeof(struct bxi_object_row) == BXI_LINE, "an object is a line");
 static_assert(offsetof(struct bxi_tables, now) == BXI_TABLES0_OFFSET, "now");
-static_assert(offsetof(struct bxi_tables, wait) == 320, "wait");
-static_assert(offsetof(struct bxi_tables, object_rows) == 3904, "object_rows");
+static_assert(offsetof(struct bxi_tables, wait) == 448, "wait");
+static_assert(offsetof(struct bxi_tables, object_rows) == 4032, "object_rows");
 static_assert(offsetof(struct bxi_tables, counters) == 4096, "counters");
 static_assert(offsetof(struct bxi_tables, core1) == BXI_TABLES0_OFFSET + BXI_TABLES0_BYTES, "the first region");
 static_assert(offsetof(struct bxi_tables, pair_counters) == BXI_TABLES1_OFFSET, "pair_counters");

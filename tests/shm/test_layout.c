@@ -47,12 +47,13 @@ static const struct field header_fields[] = {
     FIELD(bxi_header, segment_bytes),  FIELD(bxi_header, started_ns),
     FIELD(bxi_header, name),           FIELD(bxi_header, job),
     FIELD(bxi_header, generation),     FIELD(bxi_header, rejoin),
-    FIELD(bxi_header, state),          FIELD(bxi_header, function_count), FIELD(bxi_header, cpu_mask),
+    FIELD(bxi_header, state),          FIELD(bxi_header, function_count),
+    FIELD(bxi_header, quota_cgroup),   FIELD(bxi_header, quota_thousandths),
     FIELD(bxi_header, arena_bytes),    FIELD(bxi_header, arena_used),
     FIELD(bxi_header, arena_committed), FIELD(bxi_header, arena_high_water),
     FIELD(bxi_header, hist_count),     FIELD(bxi_header, device_open),
     FIELD(bxi_header, armed),          FIELD(bxi_header, ending),       FIELD(bxi_header, reserved2),
-    { NULL, 0, 0 },
+    FIELD(bxi_header, cpu_mask),       { NULL, 0, 0 },
 };
 
 static const struct field pair_fields[] = {
@@ -272,7 +273,8 @@ Test(layout, has_the_documented_constants)
 #define CONSTANT(name) { #name, (uint64_t)(name) }
         CONSTANT(BXI_MAGIC),        CONSTANT(BXI_LAYOUT_VERSION), CONSTANT(BXI_WORLD_MAX),
         CONSTANT(BXI_NAME_BYTES),   CONSTANT(BXI_LINE),           CONSTANT(BXI_PAGE),
-        CONSTANT(BXI_FUNCTION_MAX), CONSTANT(BXI_GENERATION_MAX), CONSTANT(BXI_RING_BYTES), CONSTANT(BXI_LEASE_MAX),
+        CONSTANT(BXI_FUNCTION_MAX), CONSTANT(BXI_CPU_WORDS),      CONSTANT(BXI_QUOTAS),
+        CONSTANT(BXI_GENERATION_MAX), CONSTANT(BXI_RING_BYTES), CONSTANT(BXI_LEASE_MAX),
         CONSTANT(BXI_LEASE_BYTES),  CONSTANT(BXI_CALLS_MAX),      CONSTANT(BXI_CALLS_FIRST),
         CONSTANT(BXI_CALLS_BYTES),  CONSTANT(BXI_CALLS_OPEN_BYTES), CONSTANT(BXI_HISTS_BYTES),
         CONSTANT(BXI_OBJECTS_BYTES), CONSTANT(BXI_SERVING_MAX), CONSTANT(BXI_WAITS_MAX),

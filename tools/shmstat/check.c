@@ -254,6 +254,9 @@ static void compare_headers(const struct stat_check *check, const struct bxi_con
     stat_expect(check, memcmp(was, is, OF_HEADER(state)) == 0 &&
                            (old_state < BXI_RUNNING ||
                             (was->arena_bytes == is->arena_bytes &&
+                             memcmp(was->quota_cgroup, is->quota_cgroup, sizeof(was->quota_cgroup)) == 0 &&
+                             memcmp(was->quota_thousandths, is->quota_thousandths,
+                                    sizeof(was->quota_thousandths)) == 0 &&
                              memcmp(was->cpu_mask, is->cpu_mask, sizeof(was->cpu_mask)) == 0)),
                 "I1", -1, "its header changes");
     if (stat_expect(check, new_armed >> 2 >= old_armed >> 2, "I3", -1, "the count of armed went from %llu back to %llu",

@@ -28,8 +28,8 @@
  * The size classes are jemalloc's, four to each doubling. A page has blocks of one class only, so the class of a block
  * is stored by the page on which it begins.
  *
- * Locks, in this order: `lock` for the shelves and figures, held for a few instructions; the one before jemalloc;
- * pages.lock.
+ * Locks, in this order: `lock` for the shelves and figures, held for a few instructions; a slot of jemalloc and its own
+ * ones; pages.lock.
  *
  * A forked child does not have the mapping, and locks may be held for ever in it: alloc returns -EPERM there, and the
  * other functions do nothing.

@@ -7,11 +7,11 @@
  * hooks also run in any thread of the process that purges all of jemalloc's arenas. `lock` is held during fallocate,
  * which locks the file anyway: so the descriptor is never used after close, when its number may be another file's.
  *
- * One thread of the process at a time is in jemalloc: the one that holds jemalloc_lock. jemalloc's own way, data of
- * each thread, allocates in a thread's first call and aborts if there is no memory (tools/jemalloc.sh). With the lock
- * that data is one static struct, and every entry returns an error instead. What it costs: a thread whose blocks are
- * not on a shelf waits while another one allocates pages. fork waits for the lock, so that the child may start a job
- * of its own.
+ * A thread that enters jemalloc takes one of four slots: a lock, and the data that jemalloc keeps of a thread.
+ * jemalloc's own way allocates that data in a thread's first call and aborts if there is no memory (tools/jemalloc.sh).
+ * With slots it is static, and every entry returns an error instead. One lock for all would do, but a thread whose
+ * blocks are not on a shelf would wait while another one allocates pages. The first slot is the only one until jemalloc
+ * is initialised, which it cannot do in two threads. fork takes all slots, so that the child may start a job of its own.
  *
  * How it works: jemalloc would request extents piece by piece and never merge two pieces, so a small arena would soon
  * have no room for a large block. Therefore the first allocation is for nearly the whole range, while the hooks only
@@ -44,6 +44,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#define SLOTS (sizeof(slots) / sizeof(slots[0]))
 #define CREATE_MIB "experimental.arenas_create_ext"
 #define RECORDS_BYTES ((size_t)8 << 20) /* more than jemalloc maps for records at first: 2 MiB, twice for alignment */
 #define CHUNK_PAGES 4096u               /* 16 MiB: a signal makes fallocate start anew */
@@ -60,34 +61,71 @@ int (*bxi_pages_fallocate)(int fd, int mode, off_t offset, off_t bytes) = uncanc
 
 static unsigned fork_count;             /* incremented in the child, while it has one thread */
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
-static pthread_mutex_t jemalloc_lock = PTHREAD_MUTEX_INITIALIZER;
-static int hook_error;                  /* from the hooks to bxi_pages_ask, under jemalloc_lock */
+static pthread_mutex_t slots[] = { PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER,
+                                   PTHREAD_MUTEX_INITIALIZER };
+static bxi_a32 is_initialised;          /* jemalloc; written with the first slot */
+static _Thread_local int hook_error;    /* from the hooks to bxi_pages_ask */
 
-static void leave_jemalloc(void)
+/* tools/jemalloc.sh: this thread has the data of the slot from now on. */
+void bxi_je_use(unsigned slot);
+
+static void take_all(void)
 {
-    pthread_mutex_unlock(&jemalloc_lock);
+    for (unsigned slot = 0; slot < SLOTS; slot++)
+        pthread_mutex_lock(&slots[slot]);
+}
+
+static void leave_all(void)
+{
+    for (unsigned slot = 0; slot < SLOTS; slot++)
+        pthread_mutex_unlock(&slots[slot]);
 }
 
 static void leave_in_child(void)
 {
     fork_count++;
-    leave_jemalloc();
-}
-
-static void lock_jemalloc(void)
-{
-    pthread_mutex_lock(&jemalloc_lock);
+    leave_all();
 }
 
 static void watch_forks(void)
 {
-    pthread_atfork(lock_jemalloc, leave_jemalloc, leave_in_child);
+    pthread_atfork(take_all, leave_all, leave_in_child);
 }
 
-static void enter_jemalloc(void)
+/* A slot that is free; the first one if none is. */
+static unsigned take_slot(void)
 {
+    for (unsigned slot = 0; slot < SLOTS; slot++)
+        if (pthread_mutex_trylock(&slots[slot]) == 0)
+            return slot;
+    pthread_mutex_lock(&slots[0]);
+    return 0;
+}
+
+/* Returns the slot to leave. A call of jemalloc follows, and fails if it cannot be initialised. */
+static unsigned enter_jemalloc(void)
+{
+    bool retains;
+    size_t bytes = sizeof(retains);
+
     pthread_once(&fork_once, watch_forks);
-    lock_jemalloc();
+    /* [jemalloc.initialised] acquire, pairs with the release below: without it another slot sees half a jemalloc. */
+    if (bxi_load_acquire(&is_initialised) != 0) {
+        unsigned slot = take_slot();
+        bxi_je_use(slot);
+        return slot;
+    }
+    pthread_mutex_lock(&slots[0]);
+    bxi_je_use(0);
+    if (bxi_je_mallctl("opt.retain", &retains, &bytes, NULL, 0) == 0)
+        /* [jemalloc.initialised] release, pairs with the acquire above. */
+        bxi_store_release(&is_initialised, 1);
+    return 0;
+}
+
+static void leave_jemalloc(unsigned slot)
+{
+    pthread_mutex_unlock(&slots[slot]);
 }
 
 unsigned bxi_pages_forks(void)
@@ -421,9 +459,9 @@ static int control(const struct bxi_pages *pages, const char *what, void *value,
     char name[48];
 
     snprintf(name, sizeof(name), "arena.%u.%s", pages->index, what);
-    enter_jemalloc();
+    unsigned slot = enter_jemalloc();
     int rc = -bxi_je_mallctl(name, NULL, NULL, value, bytes);
-    leave_jemalloc();
+    leave_jemalloc(slot);
     return rc;
 }
 
@@ -446,11 +484,11 @@ void *bxi_pages_ask(struct bxi_pages *pages, size_t bytes, int *error)
 {
     const int flags = MALLOCX_ARENA(pages->index) | MALLOCX_TCACHE_NONE | MALLOCX_ALIGN(BXI_ARENA_ALIGN);
 
-    enter_jemalloc();
+    unsigned slot = enter_jemalloc();
     hook_error = 0;
     void *block = bxi_je_mallocx(bytes, flags);
     int rc = hook_error;
-    leave_jemalloc();
+    leave_jemalloc(slot);
     /* A hook also refuses where jemalloc has an extent, and no memory for the record of its part. */
     if (block == NULL && (rc == 0 || (rc == -ENOMEM && !has_memory())))
         rc = -ENOBUFS;
@@ -490,9 +528,9 @@ int bxi_pages_start(struct bxi_pages *pages)
     size_t bytes = sizeof(pages->index);
     ssize_t never = -1;
 
-    enter_jemalloc();
+    unsigned slot = enter_jemalloc();
     int rc = -bxi_je_mallctl(CREATE_MIB, &pages->index, &bytes, &config, sizeof(config));
-    leave_jemalloc();
+    leave_jemalloc(slot);
     if (rc < 0)
         return rc == -EAGAIN || rc == -ENOMEM ? -ENOBUFS : rc;
     rc = bump_of(pages) != 0 ? -ENOTSUP : control(pages, "dirty_decay_ms", &never, sizeof(never));
@@ -516,16 +554,16 @@ void bxi_pages_init(struct bxi_pages *pages)
 
 void bxi_pages_free(void *block)
 {
-    enter_jemalloc();
+    unsigned slot = enter_jemalloc();
     bxi_je_dallocx(block, MALLOCX_TCACHE_NONE);
-    leave_jemalloc();
+    leave_jemalloc(slot);
 }
 
 size_t bxi_pages_block_bytes(const void *block)
 {
-    enter_jemalloc();
+    unsigned slot = enter_jemalloc();
     size_t bytes = bxi_je_sallocx(block, 0);
-    leave_jemalloc();
+    leave_jemalloc(slot);
     return bytes;
 }
 

@@ -11,8 +11,9 @@
 # How this one differs:
 # - Its functions have other names, malloc and free not being among them. All but a few are local to the object file.
 # - It has no data of a thread. Its own way allocates some for each thread, and aborts where that fails: in the first
-#   tensor of a thread, in fork, in a constructor. Here that data is one static struct: one thread at a time may be in
-#   jemalloc (shm/arena_pages.c has the lock). So it needs no handlers of fork either, nor thread caches.
+#   tensor of a thread, in fork, in a constructor. Here there are four static structs of that data, and a thread says
+#   which one it uses: bxi_je_use. At most one thread at a time may use one (shm/arena_pages.c has the locks). So it
+#   needs no handlers of fork either, nor thread caches.
 # - It does nothing while it is loaded. Its first call initialises it. If that fails, the next call tries again.
 # - The records of a destroyed arena are unmapped. jemalloc keeps their address space, 2 MiB an arena, and never uses
 #   it again: base_unmap asks extent_dalloc_mmap, which refuses while opt.retain is set.
@@ -26,7 +27,7 @@ trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM
 
 # What shm/arena_pages.c and its tests call.
-keep='mallocx dallocx sallocx nallocx mallctl mallctlnametomib'
+keep='mallocx dallocx sallocx nallocx mallctl mallctlnametomib use'
 
 # Every place of packages that this machine has, as a place of sources, in lists of our own: the machine's stay as
 # they are, and no rights are needed.
@@ -83,7 +84,7 @@ change()
 
 # The options are those of Debian's package but for the names and what nobody needs here. force_tls is configure's
 # variable for systems without thread-local storage, je_cv_pthread_atfork its memory of a test; there are no options.
-# JEMALLOC_MALLOC_THREAD_CLEANUP is the way without pthread_setspecific: with an empty __thread its data is static.
+# JEMALLOC_MALLOC_THREAD_CLEANUP is the way without pthread_setspecific, which edit completes.
 # Without trust_madvise the start tries madvise on a page, and writes to it also if there is none.
 configure()
 {
@@ -102,17 +103,32 @@ edit()
 {
     tab=$(printf '\t')
     defs=include/jemalloc/internal/jemalloc_internal_defs.h
+    tsd=include/jemalloc/internal/tsd_malloc_thread_cleanup.h
     change "$defs" '#define JEMALLOC_THREADED_INIT *' '' &&
         change "$defs" '#define JEMALLOC_BACKGROUND_THREAD *' '' &&
         change src/extent_mmap.c "${tab}if (!opt_retain) {" "${tab}{" &&
-        change src/extent_mmap.c "${tab}return opt_retain;" "${tab}return false;"
+        change src/extent_mmap.c "${tab}return opt_retain;" "${tab}return false;" &&
+        change "$tsd" 'extern bool tsd_booted;' \
+            'extern bool tsd_booted;\nextern _Thread_local tsd_t *bxi_tsd __attribute__((tls_model("initial-exec")));' &&
+        change "$tsd" "${tab}return &tsd_tls;" "${tab}return bxi_tsd;" &&
+        change "$tsd" "${tab}if (likely(&tsd_tls != val)) {" "${tab}if (likely(bxi_tsd != val)) {" &&
+        change "$tsd" "${tab}${tab}tsd_tls = (\*val);" "${tab}${tab}*bxi_tsd = (*val);" &&
+        cat >>src/tsd.c <<'EOF'
+
+_Thread_local tsd_t *bxi_tsd __attribute__((tls_model("initial-exec")));
+static tsd_t slots[] = { TSD_INITIALIZER, TSD_INITIALIZER, TSD_INITIALIZER, TSD_INITIALIZER };
+void bxi_use(unsigned slot) __asm__("bxi_je_use");
+void bxi_use(unsigned slot) { bxi_tsd = &slots[slot]; }
+EOF
 }
 
-# What the head of this file says, of the object: a release with other names for the same things must not pass.
+# What the head of this file says, of the object, in which only bxi_tsd is a thread's: a release with other names for
+# the same things must not pass.
 verify()
 {
     if nm "$1" | grep -E ' (pthread_(create|key_create|[gs]etspecific|atfork)|__tls_get_addr)$' ||
-        readelf -SW "$1" | grep -E ' \.(tbss|tdata|init_array|ctors)'; then
+        readelf -SW "$1" | grep -vE ' \.tbss +NOBITS +0+ [0-9a-f]+ 000008 ' |
+        grep -E ' \.(tbss|tdata|init_array|ctors)'; then
         echo "jemalloc has threads, data of a thread, handlers of fork or constructors (tools/jemalloc.sh)" >&2
         return 1
     fi

@@ -27,7 +27,7 @@ static void find(void *libc, const char *name, void *function)
     memcpy(function, &address, sizeof address);
 }
 
-/* Under the lock of shm/arena_pages.c, as all of jemalloc. */
+/* jemalloc is initialised by one thread at a time (shm/arena_pages.c). */
 static const struct plain *find_plain(void)
 {
     static struct plain plain;

@@ -10,8 +10,9 @@
  * A thread that enters jemalloc takes one of four slots: a lock, and the data that jemalloc keeps of a thread.
  * jemalloc's own way allocates that data in a thread's first call and aborts if there is no memory (tools/jemalloc.sh).
  * With slots it is static, and every entry returns an error instead. One lock for all would do, but a thread whose
- * blocks are not on a shelf would wait while another one allocates pages. The first slot is the only one until jemalloc
- * is initialised, which it cannot do in two threads. fork takes all slots, so that the child may start a job of its own.
+ * blocks are not on a shelf would wait while another one allocates pages. The first slot is the only one until
+ * jemalloc is initialised, which it cannot do in two threads. fork takes all slots, so that the child may start a job
+ * of its own.
  *
  * How it works: jemalloc would request extents piece by piece and never merge two pieces, so a small arena would soon
  * have no room for a large block. Therefore the first allocation is for nearly the whole range, while the hooks only

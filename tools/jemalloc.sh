@@ -104,12 +104,12 @@ edit()
     tab=$(printf '\t')
     defs=include/jemalloc/internal/jemalloc_internal_defs.h
     tsd=include/jemalloc/internal/tsd_malloc_thread_cleanup.h
+    pointer='extern _Thread_local tsd_t *bxi_tsd __attribute__((tls_model("initial-exec")))'
     change "$defs" '#define JEMALLOC_THREADED_INIT *' '' &&
         change "$defs" '#define JEMALLOC_BACKGROUND_THREAD *' '' &&
         change src/extent_mmap.c "${tab}if (!opt_retain) {" "${tab}{" &&
         change src/extent_mmap.c "${tab}return opt_retain;" "${tab}return false;" &&
-        change "$tsd" 'extern bool tsd_booted;' \
-            'extern bool tsd_booted;\nextern _Thread_local tsd_t *bxi_tsd __attribute__((tls_model("initial-exec")));' &&
+        change "$tsd" 'extern bool tsd_booted;' "extern bool tsd_booted;\n$pointer;" &&
         change "$tsd" "${tab}return &tsd_tls;" "${tab}return bxi_tsd;" &&
         change "$tsd" "${tab}if (likely(&tsd_tls != val)) {" "${tab}if (likely(bxi_tsd != val)) {" &&
         change "$tsd" "${tab}${tab}tsd_tls = (\*val);" "${tab}${tab}*bxi_tsd = (*val);" &&

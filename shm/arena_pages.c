@@ -36,6 +36,7 @@
 
 #include "arena.h"
 #include "cancel.h"
+#include "fork.h"
 #include "layout.h"
 
 #include <errno.h>
@@ -60,7 +61,6 @@ static int uncancelled_fallocate(int fd, int mode, off_t offset, off_t bytes)
 
 int (*bxi_pages_fallocate)(int fd, int mode, off_t offset, off_t bytes) = uncancelled_fallocate;
 
-static unsigned fork_count;             /* incremented in the child, while it has one thread */
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 static pthread_mutex_t slots[] = { PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER,
                                    PTHREAD_MUTEX_INITIALIZER };
@@ -82,15 +82,9 @@ static void leave_all(void)
         pthread_mutex_unlock(&slots[slot]);
 }
 
-static void leave_in_child(void)
-{
-    fork_count++;
-    leave_all();
-}
-
 static void watch_forks(void)
 {
-    pthread_atfork(take_all, leave_all, leave_in_child);
+    pthread_atfork(take_all, leave_all, leave_all);
 }
 
 /* A slot that is free; the first one if none is. */
@@ -129,15 +123,10 @@ static void leave_jemalloc(unsigned slot)
     pthread_mutex_unlock(&slots[slot]);
 }
 
-unsigned bxi_pages_forks(void)
-{
-    pthread_once(&fork_once, watch_forks);
-    return fork_count;
-}
-
 bool bxi_pages_is_forked(const struct bxi_pages *pages)
 {
-    return pages->forks != fork_count;
+    /* [forks] relaxed: written in a child that has one thread. */
+    return bxi_load_relaxed(&bxi_forks) != pages->forks;
 }
 
 /* Under lock, or where any recent value is good. */
@@ -549,7 +538,8 @@ int bxi_pages_start(struct bxi_pages *pages)
 void bxi_pages_init(struct bxi_pages *pages)
 {
     pages->hooks = arena_hooks;
-    pages->forks = bxi_pages_forks();
+    /* [forks] relaxed: as in bxi_pages_is_forked. */
+    pages->forks = bxi_load_relaxed(&bxi_forks);
     pthread_mutex_init(&pages->lock, NULL);
 }
 
@@ -576,9 +566,11 @@ void bxi_pages_purge(struct bxi_pages *pages)
 void bxi_pages_close(struct bxi_pages *pages)
 {
     pthread_mutex_lock(&pages->lock);
-    close(pages->fd);
+    int fd = pages->fd;
     pages->fd = -1;
     pthread_mutex_unlock(&pages->lock);
+    /* Unlocked: a thread that forks may wait for jemalloc's slots, and their holder for this lock. */
+    bxi_unshared_close(fd);
 }
 
 void bxi_pages_end(struct bxi_pages *pages, bool is_started)

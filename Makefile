@@ -182,7 +182,7 @@ STATIC_AUTOGRAD := $(B)/lib/libboxcar_autograd.a
 SHARED_AUTOGRAD := $(B)/lib/libboxcar_autograd.so.$(VERSION)
 SONAME_AUTOGRAD := libboxcar_autograd.so.$(firstword $(subst ., ,$(VERSION)))
 # kill_steps is the library once more, with a hook at every step of what it does to shared memory.
-steps_OBJS := $(patsubst %.c,$(O)/steps/%.o,$(LIB_SRCS) tests/harness/harness.c tests/shm/test_kill_steps.c)
+steps_OBJS := $(patsubst %.c,$(O)/steps/%.o,$(LIB_SRCS) tests/harness/harness.c tests/harness/crash.c tests/shm/test_kill_steps.c)
 # bxbench with an engine that keeps less for shmstat: the mask of lib/observe/observe.h.
 STATS      := 0 1 3
 BENCHES    := $(STATS:%=$(B)/bench/stats-%/bxbench)

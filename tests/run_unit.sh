@@ -65,6 +65,7 @@ run()
             fi
             if [ "$silent" -ge "$stuck_after" ]; then
                 for runner in $(pgrep -P "$child"); do
+                    echo "silent for $((5 * stuck_after)) s; SIGKILL to pids $(pgrep -P "$runner" | xargs)" >>"$log"
                     pkill -KILL -P "$runner"
                 done
                 silent=0

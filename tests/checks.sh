@@ -30,6 +30,13 @@ check()     # check NAME COMMAND...: the test is whether the command succeeds
     fi
 }
 
+end_own()   # end_own PID...: kills those that are children of this script; the pid of another may be reused
+{
+    for pid; do
+        test "$(sed -n 's/^PPid:[[:space:]]*//p' "/proc/$pid/status" 2>/dev/null)" != $$ || kill -9 "$pid"
+    done
+}
+
 # Workers of the job $job, each a prog_worker in the background: $pid_RANK, and all of them in $pids; what they
 # print goes to $dir/out.RANK.
 

@@ -10,7 +10,7 @@
 dir=$(mktemp -d)        # of all files of the script
 launcher=               # of the job that start_job began, and
 workers=                # its pids by rank; empty after finish
-trap 'rm -rf "$dir"; kill -9 $launcher $workers 2>/dev/null' EXIT
+trap 'test -z "$launcher" || end_job; rm -rf "$dir"' EXIT
 trap 'exit 130' INT TERM
 run_path=$PATH          # for run
 timeout=$(command -v timeout)
@@ -20,6 +20,14 @@ short=                  # flags of a short training, for cannot
 
 # shellcheck source=tests/checks.sh
 . "$(dirname "$0")/../checks.sh"
+
+end_job()   # kills the workers that the launcher has not reaped, and the launcher if the shell has not
+{
+    for pid in $workers; do
+        test -z "$launcher" || test "$(ps -o ppid= -p "$pid" | tr -d ' ')" != "$launcher" || kill -9 "$pid"
+    done
+    end_own $launcher
+}
 
 evidence()  # of a check that failed
 {

@@ -23,6 +23,7 @@ struct trainer {
     bool is_member;             /* lock */
     bool has_row;               /* in the current batch */
     int64_t pid;                /* 0: no report yet */
+    int generation;             /* of the worker that has sent it */
     bool is_given_up;
     bool is_away;               /* lock; it died and may come back */
     uint64_t away_ns;           /* since when */

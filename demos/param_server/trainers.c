@@ -15,6 +15,8 @@
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #define GIVE_UP_NS UINT64_C(60000000000)    /* of silence */
 #define CHECK_NS UINT64_C(500000000)        /* between two checks for silent trainers */
@@ -72,6 +74,7 @@ void ps_note_report(struct trainer *trainer, const struct ps_report *report)
 
     pthread_mutex_lock(&server->lock);
     trainer->pid = report->pid;
+    trainer->generation = bx_worker_generation(server->job, trainer->rank);
     result->total_s = before->total_s + report->total_s;
     result->seconds = add_seconds(&before->seconds, &report->seconds);
     result->handed_bytes = before->handed_bytes + report->handed_bytes;
@@ -208,6 +211,21 @@ static int attend_to(struct trainer *trainer)
     return rc;
 }
 
+/* Kills the process that has sent the last report, if it is the trainer's still: its pid may be another's by now. */
+static bool kill_trainer(const struct trainer *trainer)
+{
+    const struct bx_job *job = trainer->server->job;
+    int pidfd = trainer->pid > 0 ? (int)syscall(SYS_pidfd_open, (pid_t)trainer->pid, 0) : -1;
+    /* If the worker lives when the process has been opened, it is that process. */
+    bool lives = pidfd >= 0 && bx_worker_alive(job, trainer->rank) &&
+                 bx_worker_generation(job, trainer->rank) == trainer->generation;
+    bool is_killed = lives && syscall(SYS_pidfd_send_signal, pidfd, SIGKILL, NULL, 0) == 0;
+
+    if (pidfd >= 0)
+        close(pidfd);
+    return is_killed;
+}
+
 /* Kills one trainer (--kill), if one is due: after a half of all gradients for --kill 1, after each third for 2. */
 static void kill_one(struct server *server)
 {
@@ -221,10 +239,10 @@ static void kill_one(struct server *server)
     for (size_t i = 0; is_due && i < server->trainer_count; i++) {
         struct trainer *trainer = &server->trainers[(server->next_victim + i) % server->trainer_count];
 
-        if (!ps_is_running(trainer) || trainer->pid <= 0 || !bx_worker_alive(server->job, trainer->rank))
+        if (!ps_is_running(trainer) || !kill_trainer(trainer))
             continue;
-        is_due = kill((pid_t)trainer->pid, SIGKILL) < 0;
-        server->result->kills += !is_due;
+        is_due = false;
+        server->result->kills++;
         server->next_victim = (size_t)trainer->rank;
         trainer->pid = 0;       /* until the next process sends a report */
     }
@@ -258,7 +276,7 @@ static void give_up(struct server *server)
             continue;
         printf("%s has been silent for %.0f s and is given up\n", ps_name_of(trainer), 1e-9 * (double)silence_ns);
         trainer->is_given_up = true;
-        kill((pid_t)trainer->pid, SIGKILL);
+        (void)kill_trainer(trainer);
     }
 }
 

@@ -774,7 +774,7 @@ static void misuse_optim(struct bx_job *job)
     HARNESS_EQ(bx_dist_optim_step(optim, context), BX_E_CANCELLED);
     bx_context_release(context);
     context = new_context();
-    kill((pid_t)harness_load(0), SIGKILL);
+    harness_kill((pid_t)harness_load(0), SIGKILL);
     while (bx_worker_alive(job, 1))
         usleep(1000);
     HARNESS_EQ(bx_dist_optim_step(optim, context), BX_E_PEER_DEAD);

@@ -47,7 +47,7 @@ void device_world(enum device_driver driver)
         return;
     }
     snprintf(fake_path, sizeof fake_path, "%s/tests/libfakecuda.so", build != NULL ? build : "build");
-    snprintf(machine, sizeof machine, "/dev/shm/bx-fake-cuda-device-%d", (int)maker);
+    harness_name(machine, sizeof machine, "/dev/shm/bx-fake-cuda-device-");
     setenv("BX_CUDA_DRIVER", fake_path, 1);
     setenv("BX_NVRTC", fake_path, 1);
     setenv("BX_CUBLAS", fake_path, 1);

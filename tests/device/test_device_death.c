@@ -399,7 +399,7 @@ static void leaves_in_time(struct bx_job *job)
     HARNESS_EQ(bx_job_shutdown(job, 500000000), BX_E_TIMEOUT);
     bx_job_destroy(job);
     HARNESS_CHECK(bxi_now_ns() - begin_ns < UINT64_C(15000000000));
-    kill((pid_t)bxi_load_acquire(owner_pid), SIGKILL);
+    harness_kill((pid_t)bxi_load_acquire(owner_pid), SIGKILL);
 }
 
 Test(device_death, is_not_needed_to_leave_beside_a_stopped_owner, .timeout = 60)
@@ -436,7 +436,7 @@ static void leaves_a_thread_behind(struct bx_job *job)
     begin_ns = bxi_now_ns();
     HARNESS_EQ(bx_job_shutdown(job, 500000000), BX_E_TIMEOUT);
     HARNESS_CHECK(bxi_now_ns() - begin_ns < UINT64_C(15000000000));
-    kill((pid_t)bxi_load_acquire(owner_pid), SIGKILL);
+    harness_kill((pid_t)bxi_load_acquire(owner_pid), SIGKILL);
 }
 
 Test(device_death, is_not_needed_to_leave_while_a_thread_waits_for_a_stopped_owner, .timeout = 60)
@@ -487,7 +487,7 @@ static void is_destroyed_before_a_thread_comes_back(struct bx_job *job)
     usleep(100000);                     /* until the owner is stopped */
     HARNESS_EQ(bx_job_shutdown(job, 500000000), BX_E_TIMEOUT);
     bx_job_destroy(job);
-    kill((pid_t)bxi_load_acquire(owner_pid), SIGCONT);
+    harness_kill((pid_t)bxi_load_acquire(owner_pid), SIGCONT);
     HARNESS_EQ(pthread_join(thread, NULL), 0);
     harness_post(BLOCKED);
 }

@@ -194,7 +194,7 @@ static int64_t by(struct bx_job *job, struct bx_tensor *tensor, int32_t first, c
 
 static void kill_worker(const struct bx_job *job, int rank)
 {
-    kill((pid_t)harness_load(PID + rank), SIGKILL);
+    harness_kill((pid_t)harness_load(PID + rank), SIGKILL);
     while (bx_worker_alive(job, rank))
         usleep(1000);
 }

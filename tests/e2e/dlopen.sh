@@ -15,7 +15,7 @@ asan | tsan | ubsan)
 esac
 dir=$(mktemp -d)
 pids=
-trap '[ -z "$pids" ] || kill $pids 2>/dev/null; rm -rf "$dir"' EXIT
+trap 'test -z "$pids" || end_own $pids; rm -rf "$dir"' EXIT
 trap 'exit 130' INT TERM
 
 # shellcheck source=tests/checks.sh

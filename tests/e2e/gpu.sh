@@ -22,7 +22,7 @@ export FAKE_CUDA_MACHINE XDG_RUNTIME_DIR
 unset BX_CUDA_DRIVER
 job=gpu-shmstat-$$
 pids=
-trap 'test -z "$pids" || kill -9 $pids 2>/dev/null; rm -rf "$dir"' EXIT
+trap 'test -z "$pids" || end_own $pids; rm -rf "$dir"' EXIT
 trap 'exit 130' INT TERM
 
 # shellcheck source=tests/checks.sh

@@ -15,7 +15,7 @@ file=$dir/gpu.txt
 export BX_GPU_TRANSCRIPT="$file" FAKE_CUDA_MACHINE="$dir/machine"
 unset BX_CUDA_DRIVER BX_GPU_FAKE
 runner=
-trap 'test -z "$runner" || kill -9 "$runner" 2>/dev/null; rm -rf "$dir"' EXIT
+trap 'test -z "$runner" || end_own $runner; rm -rf "$dir"' EXIT
 trap 'exit 130' INT TERM
 
 if [ ! -x "$build/gpu/unit" ]; then

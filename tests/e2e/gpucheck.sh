@@ -16,7 +16,7 @@ XDG_RUNTIME_DIR=$dir
 export XDG_RUNTIME_DIR
 unset CUDA_DEVICE_MAX_CONNECTIONS CUDA_VISIBLE_DEVICES
 hanging=
-trap 'test -z "$hanging" || kill -9 $hanging 2>/dev/null; rm -rf "$dir"' EXIT
+trap 'test -z "$hanging" || end_own $hanging; rm -rf "$dir"' EXIT
 trap 'exit 130' INT TERM
 
 # shellcheck source=tests/checks.sh

@@ -10,7 +10,7 @@ set -u
 
 dir=$(mktemp -d)
 pids=
-trap 'test -z "$pids" || kill -9 $pids 2>/dev/null; rm -rf "$dir"' EXIT
+trap 'test -z "$pids" || end_own $pids; rm -rf "$dir"' EXIT
 trap 'exit 130' INT TERM
 XDG_RUNTIME_DIR=$dir
 export XDG_RUNTIME_DIR

@@ -15,7 +15,7 @@ page=$source/tools/shmstat/shmstat.1
 dir=$(mktemp -d)
 job=shmstat-$$
 pids=
-trap 'test -z "$pids" || kill -9 $pids 2>/dev/null; rm -rf "$dir"' EXIT
+trap 'test -z "$pids" || end_own $pids; rm -rf "$dir"' EXIT
 trap 'exit 130' INT TERM
 XDG_RUNTIME_DIR=$dir
 BX_HIST=all

@@ -6,6 +6,7 @@
 #include "gpu_fixture.h"
 
 #include "fake_library.h"
+#include "tests/harness/crash.h"
 
 #include <criterion/criterion.h>
 #include <dirent.h>
@@ -135,7 +136,8 @@ void gpu_kill(int rank)
 
     cr_assert_eq(kill(child[rank], SIGKILL), 0);
     cr_assert_eq(waitpid(child[rank], &status, 0), child[rank]);
-    cr_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "process %d ended by itself", rank);
+    child[rank] = 0;
+    cr_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "process %d: %s", rank, crash_end_text(status));
 }
 
 void gpu_stop(int rank)
@@ -154,7 +156,7 @@ void gpu_join(int rank)
     cr_assert_eq(waitpid(child[rank], &status, 0), child[rank]);
     child[rank] = 0;
     skip_if_refused();
-    cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "process %d ended with %x", rank, status);
+    cr_assert_eq(status, 0, "process %d: %s", rank, crash_end_text(status));
 }
 
 /* Checks that no memory was freed while it was open, and that nothing is left allocated. */

@@ -5,6 +5,7 @@
  * switches in test_fake_switches.c.
  */
 #include "fake_library.h"
+#include "tests/harness/harness.h"
 #include "nn/kernels.h"
 
 #include <criterion/criterion.h>
@@ -45,7 +46,7 @@ static void begin(void)
 {
     struct CUctx_st *context = NULL;
 
-    snprintf(machine, sizeof machine, "/dev/shm/bx-fake-cuda-%d", (int)getpid());
+    harness_name(machine, sizeof machine, "/dev/shm/bx-fake-cuda-");
     setenv("FAKE_CUDA_MACHINE", machine, 1);
     setenv("FAKE_CUDA_DIRTY", "1", 1);
     load();

@@ -8,6 +8,7 @@
 #include "../fake_cuda/fake.h"
 #include "../fake_cuda/nvrtc.h"
 #include "fake_library.h"
+#include "tests/harness/harness.h"
 
 #include <criterion/criterion.h>
 #include <signal.h>
@@ -62,7 +63,7 @@ static void begin(void)
 
     for (size_t i = 0; i < COUNT(switches); i++)
         unsetenv(switches[i]);
-    snprintf(machine, sizeof machine, "/dev/shm/bx-fake-switches-%d", (int)getpid());
+    harness_name(machine, sizeof machine, "/dev/shm/bx-fake-switches-");
     setenv("FAKE_CUDA_MACHINE", machine, 1);
     load();
 }

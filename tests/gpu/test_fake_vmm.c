@@ -5,6 +5,7 @@
  */
 #include "../fake_cuda/fake.h"
 #include "fake_library.h"
+#include "tests/harness/harness.h"
 
 #include <criterion/criterion.h>
 #include <fcntl.h>
@@ -30,7 +31,7 @@ static char machine[64];
 
 static void begin(void)
 {
-    snprintf(machine, sizeof machine, "/dev/shm/bx-fake-vmm-%d", (int)getpid());
+    harness_name(machine, sizeof machine, "/dev/shm/bx-fake-vmm-");
     setenv("FAKE_CUDA_MACHINE", machine, 1);
     unsetenv("FAKE_CUDA_NO_VMM");
     fake_take(fake_load(&driver), "bx_fake_figure", &figure);

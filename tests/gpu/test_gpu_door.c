@@ -4,6 +4,7 @@
  * that come late, other users, garbage, and the limits on descriptors.
  */
 #include "gpu_fixture.h"
+#include "tests/harness/harness.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -98,7 +99,7 @@ static pid_t stop_owner(void)
 {
     pid_t owner = (pid_t)gpu_load(0);
 
-    GPU_EQ(kill(owner, SIGSTOP), 0);
+    GPU_EQ(harness_kill(owner, SIGSTOP), 0);
     usleep(100000);
     return owner;
 }
@@ -264,7 +265,7 @@ static void asks_one_that_dies(void)
     usleep(50000);
     bxi_gpu_helper_post(&gpu->helper, &busy);
     usleep(50000);
-    GPU_EQ(kill(owner, SIGCONT), 0);
+    GPU_EQ(harness_kill(owner, SIGCONT), 0);
     entry.fd = gpu_peer[0]->map[gpu_shared->ref[0].slab].ask.socket;
     GPU_EQ(poll(&entry, 1, 10000), 1);
     usleep(250000);                     /* until it is time to ask again */
@@ -346,7 +347,7 @@ static void asks_where_the_queue_is_full(void)
     GPU_EQ(errno, EAGAIN);
     GPU_EQ(bxi_gpu_map_begin(gpu_peer[0], &gpu_shared->ref[0], done, NULL), 0);
     usleep(20000);
-    GPU_EQ(kill(owner, SIGCONT), 0);
+    GPU_EQ(harness_kill(owner, SIGCONT), 0);
     before = bxi_gpu_now_ns();
     while (bxi_load_acquire(&is_done) == 0)
         sched_yield();
@@ -590,7 +591,7 @@ static void sends_what_closes_slowly(void)
     GPU_CHECK(one >= 0);
     if (send_with(door, &question, sizeof(question), one) > 0)
         close(one);
-    GPU_EQ(kill(owner, SIGCONT), 0);
+    GPU_EQ(harness_kill(owner, SIGCONT), 0);
     usleep(50000);
     gpu_post(READY);
     gpu_await(LAST, 1);

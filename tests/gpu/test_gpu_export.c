@@ -5,6 +5,7 @@
  */
 #include "fake_library.h"
 #include "gpu_fixture.h"
+#include "tests/harness/harness.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -413,7 +414,7 @@ static void lends_and_is_stopped(void)
 /* With a pause, until its threads have stopped too. */
 static void stop(pid_t owner)
 {
-    GPU_EQ(kill(owner, SIGSTOP), 0);
+    GPU_EQ(harness_kill(owner, SIGSTOP), 0);
     usleep(100000);
 }
 
@@ -448,7 +449,7 @@ static void asks_a_stopped_owner(void)
     bxi_gpu_helper_post(&gpu->helper, &other);
     gpu_await(HELD, 1);
     GPU_EQ(bxi_load_acquire(&is_done), 0);
-    GPU_EQ(kill(owner, SIGCONT), 0);
+    GPU_EQ(harness_kill(owner, SIGCONT), 0);
     while (bxi_load_acquire(&is_done) == 0)
         sched_yield();
     gpu_post(LAST);
@@ -484,7 +485,7 @@ static void closes_while_it_asks(void)
     gpu_end();
     GPU_CHECK(bxi_gpu_now_ns() - before < UINT64_C(1500000000));
     GPU_EQ(bxi_load_acquire(&is_done), 1);
-    GPU_EQ(kill(owner, SIGCONT), 0);
+    GPU_EQ(harness_kill(owner, SIGCONT), 0);
     gpu_post(LAST);
 }
 

@@ -142,9 +142,8 @@ void harness_reset(void)
 
 /* ---- Names ----------------------------------------------------------------------------------- */
 
-const char *harness_job_name(void)
+void harness_name(char *name, size_t room, const char *prefix)
 {
-    static char name[BX_NAME_MAX + 1];
     static pid_t owner;
     static unsigned salt;               /* a killed test of the same pid may have left its names */
 
@@ -152,7 +151,15 @@ const char *harness_job_name(void)
         owner = getpid();
         salt = (unsigned)(bxi_now_ns() >> 16) & 0xffff;
     }
-    snprintf(name, sizeof(name), "t%ld-%04x-%d", (long)owner, salt, worlds_run);
+    snprintf(name, room, "%s%ld-%04x", prefix, (long)owner, salt);
+}
+
+const char *harness_job_name(void)
+{
+    static char name[BX_NAME_MAX + 1];
+
+    harness_name(name, sizeof(name), "t");
+    snprintf(name + strlen(name), sizeof(name) - strlen(name), "-%d", worlds_run);
     return name;
 }
 
@@ -419,9 +426,22 @@ void harness_await_stopped(pid_t pid)
         sched_yield();
 }
 
+int harness_kill(pid_t pid, int signal_number)
+{
+    int pidfd = pid > 0 ? (int)syscall(SYS_pidfd_open, pid, 0) : -1;
+    long rc = -1;
+
+    /* The group is read when the process is held: a later process of that pid has another group. */
+    if (pidfd >= 0 && getpgid(pid) == getpgrp())
+        rc = syscall(SYS_pidfd_send_signal, pidfd, signal_number, NULL, 0);
+    if (pidfd >= 0)
+        close(pidfd);
+    return rc < 0 ? -1 : 0;
+}
+
 void harness_stop(pid_t pid)
 {
-    HARNESS_EQ(kill(pid, SIGSTOP), 0);
+    HARNESS_EQ(harness_kill(pid, SIGSTOP), 0);
     harness_await_stopped(pid);
 }
 

@@ -60,6 +60,10 @@ void harness_check_loans(struct bx_job *job);
 /* The name of this process's job, or the name that the next harness_run will give. */
 const char *harness_job_name(void);
 
+/* "<prefix><pid>-<salt>", the same in each call of this process and of those that it forks later: for other names in
+ * shared memory. An earlier test of the same pid may have left its own. */
+void harness_name(char *name, size_t room, const char *prefix);
+
 /* How many files of harness_job_name() are left in /dev/shm and in the socket directory. Prints each. */
 int harness_left_behind(void);
 
@@ -89,6 +93,9 @@ struct bx_msg *harness_msg_i64(int64_t value);
 struct bx_future *harness_start(struct bx_job *job, const char *to, const char *function, struct bx_msg *args,
                                 uint64_t timeout_ns);
 
+/* As kill, for a worker that is not a child of the caller: it may have ended, and its pid may be another process's by
+ * now. Signals no process outside of this test's process group. 0, or -1. */
+int harness_kill(pid_t pid, int signal_number);
 /* Sends SIGSTOP and waits until all threads of the process have stopped. A thread stops when it is scheduled next. */
 void harness_stop(pid_t pid);
 void harness_await_stopped(pid_t pid);

@@ -9,12 +9,15 @@
  * second later.
  *
  * The keeper is not a child of the test, because some tests wait for all their children. Therefore it watches the test
- * by a pidfd. It has a process group of its own, has no other open descriptor, and ends when the test's group is empty.
+ * by a pidfd. It stays in the test's group, which keeps the group's number from being given to others, and it ends when
+ * it is alone there. It has no other open descriptor.
  */
 #include "keeper.h"
 
+#include <dirent.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -22,8 +25,24 @@
 #include <unistd.h>
 
 #define DESCRIPTORS 256         /* more than are open before main */
-#define CHECKS 100              /* checks whether the group is empty, before SIGKILL */
+#define CHECKS 100              /* checks whether it is alone, before SIGKILL */
 #define CHECK_NS 10000000L      /* between two checks */
+
+static bool is_alone_in(pid_t group)
+{
+    DIR *processes = opendir("/proc");
+    struct dirent *entry;
+    bool alone = true;
+
+    while (processes != NULL && (entry = readdir(processes)) != NULL) {
+        pid_t pid = (pid_t)strtol(entry->d_name, NULL, 10);
+
+        alone = alone && (pid <= 0 || pid == getpid() || getpgid(pid) != group);
+    }
+    if (processes != NULL)
+        closedir(processes);
+    return alone;
+}
 
 static _Noreturn void keep(pid_t leader, int leader_fd)
 {
@@ -31,7 +50,6 @@ static _Noreturn void keep(pid_t leader, int leader_fd)
     const struct timespec between = { .tv_nsec = CHECK_NS };
     sigset_t all;
 
-    setpgid(0, 0);
     sigfillset(&all);
     sigprocmask(SIG_BLOCK, &all, NULL);
     for (int fd = 0; fd < DESCRIPTORS; fd++)
@@ -41,9 +59,9 @@ static _Noreturn void keep(pid_t leader, int leader_fd)
         ;
     kill(-leader, SIGTERM);
     kill(-leader, SIGCONT);
-    for (int i = 0; i < CHECKS && kill(-leader, 0) == 0; i++)
+    for (int i = 0; i < CHECKS && !is_alone_in(leader); i++)
         nanosleep(&between, NULL);
-    kill(-leader, SIGKILL);
+    kill(-leader, SIGKILL);         /* itself too */
     _exit(0);
 }
 

@@ -282,7 +282,7 @@ void loans_come_back(struct bx_job *job, int rank)
 
 void loans_signal(int rank, int signal_number)
 {
-    HARNESS_EQ(kill((pid_t)harness_load(LOANS_PID + rank), signal_number), 0);
+    HARNESS_EQ(harness_kill((pid_t)harness_load(LOANS_PID + rank), signal_number), 0);
 }
 
 void loans_stop(int rank)

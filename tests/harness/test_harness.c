@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * keeper.c: no process outlives a test that is killed.
+ * keeper.c: no process outlives a test that is killed, and no signal goes to a process of another test.
  */
 #include "harness.h"
 #include "keeper.h"
@@ -8,9 +8,11 @@
 #include "job/job.h"
 
 #include <criterion/criterion.h>
+#include <dirent.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -18,14 +20,11 @@
 #define PATIENCE_MS 20000
 
 enum gate { STUCK = 0 };
-enum value { PID = 0 };
-
 /* 0 never returns, 1 blocks SIGTERM, 2 is stopped. */
 static void get_stuck(int how)
 {
     sigset_t term;
 
-    harness_store(PID + how, (uint64_t)getpid());
     if (how == 1) {
         sigemptyset(&term);
         sigaddset(&term, SIGTERM);
@@ -81,8 +80,6 @@ static void kill_a_test(void (*body)(void))
     cr_assert_eq(kill(test, SIGKILL), 0);
     cr_assert_eq(waitpid(test, NULL, 0), test);
     cr_expect_eq(poll(&ended, 1, PATIENCE_MS), 1, "something still runs %d s later", PATIENCE_MS / 1000);
-    for (int how = 0; how < 3; how++)
-        kill((pid_t)harness_load(PID + how), SIGKILL);
     close(pipe_fds[0]);
     *strrchr(job, '-') = '\0';
     strcat(job, "-1");
@@ -98,4 +95,51 @@ Test(harness, ends_the_workers_of_a_test_that_is_killed, .timeout = 60)
 Test(harness, ends_the_children_of_a_test_that_is_killed, .timeout = 60)
 {
     kill_a_test(children_get_stuck);
+}
+
+/* If the group were empty, another process could get its number before the keeper sends signals to it. */
+Test(harness, holds_the_number_of_the_group_of_a_test, .timeout = 60)
+{
+    DIR *processes = opendir("/proc");
+    struct dirent *entry;
+    int others = 0;
+
+    cr_assert_not_null(processes);
+    while ((entry = readdir(processes)) != NULL) {
+        pid_t pid = (pid_t)strtol(entry->d_name, NULL, 10);
+
+        others += pid > 0 && pid != getpid() && getpgid(pid) == getpgrp();
+    }
+    closedir(processes);
+#if !defined(__SANITIZE_THREAD__)       /* tests/tsan/ ends the group itself */
+    cr_expect_eq(others, 1);
+#endif
+}
+
+static pid_t fork_waiting(void)
+{
+    pid_t pid = fork();
+
+    cr_assert_geq(pid, 0);
+    if (pid == 0)
+        for (;;)
+            pause();
+    return pid;
+}
+
+/* A worker that has ended may have left its pid to a process of another test. */
+Test(harness, signals_no_process_of_another_group, .timeout = 60)
+{
+    int status = 0;
+    pid_t other = fork_waiting(), own = fork_waiting();
+
+    cr_assert_eq(setpgid(other, other), 0);
+    cr_expect_eq(harness_kill(other, SIGKILL), -1);
+    cr_expect_eq(harness_kill(0, SIGKILL), -1);
+    cr_expect_eq(harness_kill(own, SIGKILL), 0);
+    cr_assert_eq(waitpid(own, &status, 0), own);
+    cr_expect_eq(harness_kill(own, SIGKILL), -1);
+    cr_assert_eq(kill(other, SIGTERM), 0);
+    cr_assert_eq(waitpid(other, &status, 0), other);
+    cr_expect_eq(WTERMSIG(status), SIGTERM);
 }

@@ -6,6 +6,8 @@
 #ifndef TESTS_PLACE_H
 #define TESTS_PLACE_H
 
+#include "tests/harness/harness.h"
+
 #include "rpc/rpc.h"
 
 #include <criterion/criterion.h>
@@ -23,7 +25,7 @@ static inline void place_set_up(void)
     snprintf(directory, sizeof(directory), "/tmp/bxtest-XXXXXX");
     cr_assert_not_null(mkdtemp(directory));
     setenv("XDG_RUNTIME_DIR", directory, 1);
-    snprintf(job_name, sizeof(job_name), "test-%ld", (long)getpid());
+    harness_name(job_name, sizeof(job_name), "test-");
 }
 
 /* How many names in a directory have this prefix and this suffix. */

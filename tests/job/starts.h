@@ -7,6 +7,7 @@
 #define TESTS_STARTS_H
 
 #include "place.h"
+#include "tests/harness/crash.h"
 
 #include "job/job.h"
 
@@ -73,7 +74,8 @@ static inline void start_ends(int index)
     int status = 0;
 
     cr_assert_eq(waitpid(starts[index].pid, &status, 0), starts[index].pid);
-    cr_expect_eq(status, 0, "worker process %d: status %#x", index, (unsigned)status);
+    starts[index].pid = 0;
+    cr_expect_eq(status, 0, "worker process %d: %s", index, crash_end_text(status));
 }
 
 static inline void start_fails(int index, int code, const char *part)
@@ -96,8 +98,12 @@ static inline void start_is_killed(int index)
 {
     int status = 0;
 
-    kill(starts[index].pid, SIGKILL);
+    cr_assert_gt(starts[index].pid, 0);
+    cr_assert_eq(kill(starts[index].pid, SIGKILL), 0);
     cr_assert_eq(waitpid(starts[index].pid, &status, 0), starts[index].pid);
+    starts[index].pid = 0;
+    cr_expect(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "worker process %d: %s", index,
+              crash_end_text(status));
 }
 
 /* Waits until a rank has a segment. Its worker has then met rank 0 and waits for the others. */

@@ -321,7 +321,7 @@ static void kill_worker1(struct bx_job *job)
     then = bx_future_all(job, futures, 20);
     harness_await(READY, 1);
     harness_await(ENTERED, 16);
-    HARNESS_EQ(kill((pid_t)harness_load(PID), SIGKILL), 0);
+    HARNESS_EQ(harness_kill((pid_t)harness_load(PID), SIGKILL), 0);
     expect_dead(bx_future_wait(then, BX_FOREVER));
     for (int i = 0; i < 20; i++) {
         HARNESS_EQ(bx_future_error(futures[i]), BX_E_PEER_DEAD);

@@ -235,9 +235,9 @@ Test(shutdown, names_the_worker_that_does_not_come, .timeout = 20)
 static void stop_and_leave(struct bx_job *job)
 {
     harness_await(READY, 1);
-    HARNESS_EQ(kill((pid_t)harness_load(PID), SIGSTOP), 0);
+    HARNESS_EQ(harness_kill((pid_t)harness_load(PID), SIGSTOP), 0);
     leave_without_worker1(job);
-    HARNESS_EQ(kill((pid_t)harness_load(PID), SIGCONT), 0);
+    HARNESS_EQ(harness_kill((pid_t)harness_load(PID), SIGCONT), 0);
 }
 
 static void be_stopped(struct bx_job *job)

@@ -290,8 +290,8 @@ Test(spawn, workers_ignore_a_terminals_signals)
     pid_t pid = fork_launcher();
 
     for (int rank = 0; rank < WORLD; rank++) {
-        kill(seen->pid[rank], SIGINT);
-        kill(seen->pid[rank], SIGHUP);
+        harness_kill(seen->pid[rank], SIGINT);
+        harness_kill(seen->pid[rank], SIGHUP);
     }
     kill(pid, SIGTERM);
     cr_expect_eq(waitpid(pid, &status, 0), pid);
@@ -532,7 +532,7 @@ static int is_killed_when_it_waits(const struct bx_options *options, void *conte
     if (options->rank == 2) {
         while (!has_segment(dying->rank))
             sched_yield();
-        kill(seen->pid[dying->rank], SIGKILL);
+        harness_kill(seen->pid[dying->rank], SIGKILL);
     }
     start_and_note(options, dying->started);
     return 7;

@@ -97,7 +97,7 @@ static int be_killed_in_the_start(const struct bx_options *options, void *contex
     (void)context;
     if (options->rank == 1) {
         start_wait_for_segment(".0");
-        kill((pid_t)starts[0].pid, SIGKILL);
+        harness_kill((pid_t)starts[0].pid, SIGKILL);
         return 0;
     }
     starts[0].pid = getpid();

@@ -333,7 +333,7 @@ static int all_die(const struct bx_options *options, void *context)
         raise(SIGKILL);
     wait_for_death(0, LOOPS);
     if (options->rank == 1) {
-        kill(seen->pid[2], SIGKILL);
+        harness_kill(seen->pid[2], SIGKILL);
         raise(SIGKILL);
     }
     wait_for_ever();

@@ -4,6 +4,7 @@
  */
 #include "observe/tables.h"
 #include "shm/segment.h"
+#include "tests/harness/harness.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -17,7 +18,7 @@ static void create_one(void)
 {
     char job[BXI_NAME_BYTES];
 
-    snprintf(job, sizeof(job), "tables-%d", (int)getpid());
+    harness_name(job, sizeof(job), "tables-");
     cr_assert_eq(bxi_segment_create(&segment, job, "agent", UINT64_C(0x0123456789abcdef), 0, 2), 0);
 }
 

@@ -304,7 +304,7 @@ static void calls_a_stopped_worker(struct bx_job *job)
     HARNESS_EQ(harness_call_i64(job, "worker2", "echo", 7), 7);
     HARNESS_CHECK(harness_counter(job, "queued_frames") > 0);
 
-    HARNESS_EQ(kill((pid_t)harness_load(PID + 1), SIGCONT), 0);
+    HARNESS_EQ(harness_kill((pid_t)harness_load(PID + 1), SIGCONT), 0);
     for (int i = 0; i < 64; i += 2)
         HARNESS_EQ(bx_future_wait(future[i], BX_FOREVER), 0);
     for (int i = 0; i < 64; i++)
@@ -332,7 +332,7 @@ static void leaves_without_the_stopped(struct bx_job *job)
     HARNESS_EQ(bx_job_shutdown(job, 50 * HARNESS_MS), BX_E_TIMEOUT);
     HARNESS_HAS(bx_error_text(), "'worker1' (rank 1");
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "echo", NULL, NULL, NULL), BX_E_SHUTDOWN);
-    HARNESS_EQ(kill((pid_t)harness_load(PID + 1), SIGCONT), 0);
+    HARNESS_EQ(harness_kill((pid_t)harness_load(PID + 1), SIGCONT), 0);
     bx_job_destroy(job);
 }
 
@@ -353,7 +353,7 @@ static void fills_by_oneway(struct bx_job *job)
         sent++;
     HARNESS_EQ(rc, -EAGAIN);
     HARNESS_HAS(bx_error_text(), "ring is full");
-    HARNESS_EQ(kill((pid_t)harness_load(PID + 1), SIGCONT), 0);
+    HARNESS_EQ(harness_kill((pid_t)harness_load(PID + 1), SIGCONT), 0);
     for (int i = 0; i < 100; i++, sent++)
         HARNESS_EQ(bx_rpc_oneway(job, "worker1", "count", args, NULL), 0);
     /* This call is behind all of them. */
@@ -605,14 +605,16 @@ static int serve_two(const struct bx_options *options)
 
 Test(many, one_process_takes_part_in_two_jobs, .timeout = 30)
 {
-    struct bx_options options[2] = { { .job = "a", .rank = 1, .world_size = 2 },
-                                     { .job = "b", .rank = 1, .world_size = 2 } };
+    char name[2][BX_NAME_MAX + 1];
+    struct bx_options options[2] = { { .job = name[0], .rank = 1, .world_size = 2 },
+                                     { .job = name[1], .rank = 1, .world_size = 2 } };
     struct bx_job *job[2] = { NULL, NULL };
     pid_t child[2];
     int status = 0;
 
     starts_set_up();
     for (int i = 0; i < 2; i++) {
+        harness_name(name[i], sizeof(name[i]), i == 0 ? "a" : "b");
         child[i] = fork();
         cr_assert_geq(child[i], 0);
         if (child[i] == 0)

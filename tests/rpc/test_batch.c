@@ -425,7 +425,7 @@ static void outlive(struct bx_job *job)
     struct bx_future *future = begin(job, 4, 0);
 
     harness_await(READY, 2);            /* both other workers are ready, one of them with a row */
-    HARNESS_EQ(kill((pid_t)harness_load(PID), SIGKILL), 0);
+    HARNESS_EQ(harness_kill((pid_t)harness_load(PID), SIGKILL), 0);
     HARNESS_EQ(sum_of(future), harness_load(PID + 1) + 4);
     HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 5), 5);
 }
@@ -473,7 +473,7 @@ static void register_while_one_dies(struct bx_job *job)
         HARNESS_EQ(bx_register_batch(job, name, add_up, NULL, NULL), 0);
         rc = bx_batch_add_member(job, name, 2);
         if (i == BATCHES / 2)
-            HARNESS_EQ(kill((pid_t)harness_load(PID), SIGKILL), 0);
+            HARNESS_EQ(harness_kill((pid_t)harness_load(PID), SIGKILL), 0);
         added += rc == 0;
         HARNESS_CHECK(rc == 0 || rc == BX_E_PEER_DEAD);
     }
@@ -539,7 +539,7 @@ static void outlive_and_sum(struct bx_job *job)
     struct bx_future *future = begin(job, 4, 0);
 
     harness_await(READY, 2);
-    HARNESS_EQ(kill((pid_t)harness_load(PID), SIGKILL), 0);
+    HARNESS_EQ(harness_kill((pid_t)harness_load(PID), SIGKILL), 0);
     HARNESS_EQ(sum_of(future), 1104);
 }
 

@@ -494,7 +494,7 @@ static void fill_the_ring(struct bx_job *job)
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "let_go", args, NULL, NULL), 0);
     harness_await(READY, 1);
     pid = harness_load(PID);
-    HARNESS_EQ(kill((pid_t)pid, SIGSTOP), 0);
+    HARNESS_EQ(harness_kill((pid_t)pid, SIGSTOP), 0);
     while (state_of(pid) != 'T')
         sched_yield();
     bx_msg_put_bytes(args, filler, sizeof(filler));
@@ -510,7 +510,7 @@ static void fill_the_ring(struct bx_job *job)
     HARNESS_EQ(bx_rpc_async(job, "worker1", "let_go", args, NULL, &queued), 0);
     HARNESS_CHECK(harness_counter(job, "queued_frames") >= 2);
     HARNESS_CHECK(bx_worker_alive(job, 1));
-    HARNESS_EQ(kill((pid_t)pid, SIGCONT), 0);
+    HARNESS_EQ(harness_kill((pid_t)pid, SIGCONT), 0);
     HARNESS_EQ(bx_future_wait(queued, BX_FOREVER), 0);
     HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 4), 8);
     bx_future_release(queued);

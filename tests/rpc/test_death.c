@@ -72,7 +72,7 @@ static int setup(struct bx_job *job)
 
 static void signal_worker(int rank, int signal_number)
 {
-    HARNESS_EQ(kill((pid_t)harness_load(PID + rank), signal_number), 0);
+    HARNESS_EQ(harness_kill((pid_t)harness_load(PID + rank), signal_number), 0);
 }
 
 static void expect_dead(struct bx_future *future, const char *name)

@@ -56,7 +56,7 @@ static void kill_worker1(struct bx_job *job)
 {
     struct pollfd death = { .fd = job->rpc->peers[1]->pidfd, .events = POLLIN };
 
-    HARNESS_EQ(kill((pid_t)harness_load(PID + 16 + 1), SIGKILL), 0);
+    HARNESS_EQ(harness_kill((pid_t)harness_load(PID + 16 + 1), SIGKILL), 0);
     HARNESS_EQ(poll(&death, 1, -1), 1);
     bxi_exchange(&job->rpc->peers[1]->death_seen, BXI_PEER_DEAD);
     bxi_event(job->run, BXI_EVENT_DEATH);

@@ -206,7 +206,7 @@ static void count_slots_of_the_dead(struct bx_job *job)
         future[i] = harness_start(job, "worker1", "hold", NULL, i < 2 ? 20 * HARNESS_MS : BX_FOREVER);
     for (int i = 0; i < 2; i++)
         HARNESS_EQ(bx_future_wait(future[i], BX_FOREVER), BX_E_TIMEOUT);
-    HARNESS_EQ(kill((pid_t)harness_load(PID + 1), SIGKILL), 0);
+    HARNESS_EQ(harness_kill((pid_t)harness_load(PID + 1), SIGKILL), 0);
     for (int i = 2; i < 4; i++)
         HARNESS_EQ(bx_future_wait(future[i], BX_FOREVER), BX_E_PEER_DEAD);
     for (int i = 0; i < 4; i++)
@@ -304,7 +304,7 @@ static void serve_1024_answers(struct bx_job *job)
     HARNESS_EQ(bx_job_serve(job), BX_E_CORRUPT);
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 1);
     harness_post(OPEN_GATE);
-    HARNESS_EQ(kill((pid_t)harness_load(PID + 1), SIGKILL), 0);
+    HARNESS_EQ(harness_kill((pid_t)harness_load(PID + 1), SIGKILL), 0);
 }
 
 Test(engine, cuts_off_a_worker_with_more_than_1024_calls_in_flight)
@@ -332,7 +332,7 @@ static void look_for_names(struct bx_job *job)
     harness_leaves_by_itself();
     harness_await(READY, 1);
     HARNESS_CHECK(names_exist(job, 0) && names_exist(job, 1));
-    HARNESS_EQ(kill((pid_t)harness_load(PID + 1), SIGKILL), 0);
+    HARNESS_EQ(harness_kill((pid_t)harness_load(PID + 1), SIGKILL), 0);
     HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
     HARNESS_CHECK(!names_exist(job, 1));
     HARNESS_EQ(bx_job_shutdown(job, 0), 0);
@@ -421,7 +421,7 @@ static void sleep_beside_the_dead(struct bx_job *job)
     uint64_t before;
 
     harness_await(READY, 1);
-    HARNESS_EQ(kill((pid_t)harness_load(PID + 1), SIGKILL), 0);
+    HARNESS_EQ(harness_kill((pid_t)harness_load(PID + 1), SIGKILL), 0);
     HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
     before = harness_counter(job, "wakeups");
     harness_post(SENT);
@@ -473,7 +473,7 @@ static void drive_one_s_own_loop(struct bx_job *job)
     }
     HARNESS_EQ(bx_future_error(future), BX_E_TIMEOUT);
     bx_future_release(future);
-    HARNESS_EQ(kill((pid_t)harness_load(PID + 1), SIGKILL), 0);
+    HARNESS_EQ(harness_kill((pid_t)harness_load(PID + 1), SIGKILL), 0);
     while (bx_worker_alive(job, 1)) {
         poll(&loop, 1, -1);
         HARNESS_CHECK(bx_progress(job) >= 0);

@@ -91,7 +91,7 @@ Test(names, are_checked_before_they_become_part_of_a_path)
 
 Test(names, of_workers_are_an_error_before_the_start_and_after_one_that_failed, .timeout = 20)
 {
-    struct bx_options options = { .job = "names-early", .world_size = 2, .start_timeout_ns = HARNESS_MS };
+    struct bx_options options = { .job = harness_job_name(), .world_size = 2, .start_timeout_ns = HARNESS_MS };
     struct bx_job *job = NULL;
 
     cr_assert_eq(bx_job_create(&options, &job), 0);

@@ -129,7 +129,7 @@ static void stops_the_caller(struct bx_job *job)
     harness_stop((pid_t)harness_load(PID));
     harness_await(DONE, 1);
     harness_post(CANCELLED);
-    HARNESS_EQ(kill((pid_t)harness_load(PID), SIGCONT), 0);
+    HARNESS_EQ(harness_kill((pid_t)harness_load(PID), SIGCONT), 0);
 }
 
 Test(on_cancel, hook_runs_at_the_deadline_of_a_caller_that_is_stopped, .timeout = 20)

@@ -577,7 +577,7 @@ static void full_ring(struct bx_job *job)
             HARNESS_EQ(bx_rpc_many(job, "worker1", "in_order", 20, (const struct bx_msg *const *)args + at, NULL,
                                    all + count), 0);
     HARNESS_CHECK(harness_counter(job, "queued_frames") > 0);
-    kill(pid, SIGCONT);
+    harness_kill(pid, SIGCONT);
     for (size_t i = 0; i < count; i++) {
         HARNESS_EQ(bx_future_wait(all[i], BX_FOREVER), 0);
         HARNESS_EQ(bx_msg_bytes(bx_future_value(all[i])), bx_msg_bytes(args[i % MOST]));
@@ -600,7 +600,7 @@ static void die_in_the_middle(struct bx_job *job)
     make_args(100, eight);
     send(job, "worker1", "never", 100);
     HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 1), 2);
-    kill((pid_t)job->rpc->peers[1]->pid, SIGKILL);
+    harness_kill((pid_t)job->rpc->peers[1]->pid, SIGKILL);
     for (int i = 0; i < 100; i++)
         done += bx_future_wait(futures[i], BX_FOREVER) == BX_E_PEER_DEAD;
     HARNESS_EQ(done, 100);

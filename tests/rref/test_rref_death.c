@@ -18,7 +18,7 @@ enum { HELD = 8, SENT, REPLIED, KILLED, USED };   /* gates */
 
 static void signal_worker(int rank, int signal_number)
 {
-    HARNESS_EQ(kill((pid_t)harness_load(PID + rank), signal_number), 0);
+    HARNESS_EQ(harness_kill((pid_t)harness_load(PID + rank), signal_number), 0);
 }
 
 static void stop_worker(int rank)

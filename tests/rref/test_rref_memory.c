@@ -476,7 +476,7 @@ static void queues_frames(struct bx_job *job)
     HARNESS_CHECK(n > 3);
     lack_memory_at(job, 0);
     HARNESS_EQ(harness_load(DESTROYED), 0);
-    HARNESS_EQ(kill((pid_t)harness_load(PID + 1), SIGCONT), 0);
+    HARNESS_EQ(harness_kill((pid_t)harness_load(PID + 1), SIGCONT), 0);
     HARNESS_EQ(read_through(again), 0);
     bx_rref_release(again);
     HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
@@ -507,7 +507,7 @@ static void loses_a_holder(struct bx_job *job)
     HARNESS_EQ(send_rref(job, "worker3", "hold", ours), 0);
     HARNESS_EQ(send_rref(job, "worker1", "use", ours), 0);
     harness_store(value, harness_load(NTH));
-    HARNESS_EQ(kill((pid_t)harness_load(PID + 3), SIGKILL), 0);
+    HARNESS_EQ(harness_kill((pid_t)harness_load(PID + 3), SIGKILL), 0);
     bx_rref_release(ours);
     bx_rref_release(theirs);
     while (harness_load(DESTROYED) == 0)                /* worker0's: the round is over */

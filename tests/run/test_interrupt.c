@@ -410,7 +410,7 @@ static void send_a_signal(struct bx_job *job)
     (void)job;
     while (harness_load(PID) == 0)
         sched_yield();
-    HARNESS_EQ(kill((pid_t)harness_load(PID), SIGINT), 0);
+    HARNESS_EQ(harness_kill((pid_t)harness_load(PID), SIGINT), 0);
     harness_await(ENDS, 1);             /* a worker that leaves would end the serving too */
 }
 

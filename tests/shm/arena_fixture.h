@@ -7,6 +7,7 @@
 
 #include "shm/arena.h"
 #include "shm/segment.h"
+#include "tests/harness/harness.h"
 
 #include <criterion/criterion.h>
 #include <signal.h>
@@ -29,7 +30,7 @@ static void *blocks[BLOCKS];
 
 static inline void make_name(void)
 {
-    snprintf(job, sizeof(job), "arena-%d", (int)getpid());
+    harness_name(job, sizeof(job), "arena-");
     bxi_object_arena_name(name, geteuid(), job, INSTANCE, 0);
 }
 

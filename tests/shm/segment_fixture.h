@@ -6,6 +6,7 @@
 #define TESTS_SEGMENT_FIXTURE_H
 
 #include "shm/segment.h"
+#include "tests/harness/harness.h"
 
 #include <criterion/criterion.h>
 #include <signal.h>
@@ -21,7 +22,7 @@ static struct bxi_segment segment;
 
 static inline void make_job_name(void)
 {
-    snprintf(job, sizeof(job), "test-%d", (int)getpid());
+    harness_name(job, sizeof(job), "segment-");
 }
 
 /* Removes what a test left, also one that failed. */

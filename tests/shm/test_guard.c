@@ -4,6 +4,7 @@
  */
 #include "shm/guard.h"
 #include "shm/segment.h"
+#include "tests/harness/harness.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -147,7 +148,7 @@ Test(guard, lets_a_reader_survive_the_truncation_of_a_peers_segment)
     struct bxi_segment_view view;
     char job[BXI_NAME_BYTES];
 
-    snprintf(job, sizeof(job), "guard-%d", (int)getpid());
+    harness_name(job, sizeof(job), "guard-");
     cr_assert_eq(bxi_segment_create(&segment, job, "peer", 1, 1, 2), 0);
     cr_assert_eq(bxi_segment_open_ring(&segment, 0), 0);
     cr_assert_eq(bxi_segment_attach(&view, segment.fd, 1, 1, 2), 0);
@@ -223,7 +224,7 @@ Test(guard, is_there_for_1025_segments_one_after_the_other)
     struct bxi_segment_view view;
     char job[BXI_NAME_BYTES];
 
-    snprintf(job, sizeof(job), "guard-%d", (int)getpid());
+    harness_name(job, sizeof(job), "guard-");
     for (int i = 0; i < 1025; i++) {
         cr_assert_eq(bxi_segment_create(&segment, job, "owner", 1, 0, 2), 0, "create %d", i);
         cr_assert_eq(bxi_segment_attach(&view, segment.fd, 2, 0, 2), -EPROTO, "refuse %d", i);

@@ -693,7 +693,7 @@ static void starves(struct bx_job *job)
     uint64_t sent = 0;
 
     harness_await(ASLEEP, 1);       /* the background thread would recheck too */
-    HARNESS_EQ(kill((pid_t)harness_load(PID + 1), SIGSTOP), 0);
+    HARNESS_EQ(harness_kill((pid_t)harness_load(PID + 1), SIGSTOP), 0);
     harness_await_stopped((pid_t)harness_load(PID + 1));
     while (bx_rpc_oneway(job, "worker1", "bytes", msg, &(struct bx_call_options){ .no_wait = true }) == 0)
         sent++;
@@ -713,11 +713,11 @@ static void drains_behind_its_back(struct bx_job *job)
     harness_await(FULL, 1);
     harness_await_stopped((pid_t)harness_load(PID + 0));
     HARNESS_EQ(harness_gate(HIT), 1);
-    HARNESS_EQ(kill((pid_t)harness_load(PID + 1), SIGCONT), 0);
+    HARNESS_EQ(harness_kill((pid_t)harness_load(PID + 1), SIGCONT), 0);
     while (harness_load(ONEWAYS) < harness_load(SENT))
         HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 2), 2);
-    HARNESS_EQ(kill((pid_t)harness_load(PID + 0), SIGCONT), 0);
+    HARNESS_EQ(harness_kill((pid_t)harness_load(PID + 0), SIGCONT), 0);
     harness_await(SENT_ALL, 1);     /* leaving would ring worker 0 */
 }
 

@@ -4,6 +4,7 @@
  * no fallocate. Also which offsets may be allocated, and that mappings and descriptors are released.
  */
 #include "shm/segment.h"
+#include "tests/harness/harness.h"
 
 #include <criterion/criterion.h>
 #include <dirent.h>
@@ -46,7 +47,7 @@ int fallocate(int fd, int mode, off_t offset, off_t bytes)
 
 static void create_one(void)
 {
-    snprintf(job, sizeof(job), "pages-%d", (int)getpid());
+    harness_name(job, sizeof(job), "pages-");
     cr_assert_eq(bxi_segment_create(&segment, job, "agent", INSTANCE, 0, 2), 0);
 }
 

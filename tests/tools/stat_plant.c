@@ -4,6 +4,7 @@
  * is started afterwards.
  */
 #include "stat_plant.h"
+#include "tests/harness/harness.h"
 
 #include "shm/fork.h"
 
@@ -50,7 +51,7 @@ static void join(struct plant *plant, int from, uint64_t pos)
 void plant_make(struct plant *plant, uint64_t pos)
 {
     memset(plant, 0, sizeof(*plant));
-    snprintf(plant->job, sizeof(plant->job), "plant-%d", (int)getpid());
+    harness_name(plant->job, sizeof(plant->job), "plant-");
     for (int rank = 0; rank < 2; rank++)
         make_one(plant, rank);
     for (int rank = 0; rank < 2; rank++)

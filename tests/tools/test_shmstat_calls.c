@@ -174,7 +174,7 @@ static void explains_the_chain(struct bx_job *job)
     expect_because(json_text(json_get(find(&run, 1, 2), "call")), 0, "worker1 has waited for");
     expect_because("3", 0, "is stopped");
     stat_run_free(&run);
-    HARNESS_EQ(kill(last, SIGCONT), 0);
+    HARNESS_EQ(harness_kill(last, SIGCONT), 0);
     HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
     bx_future_release(future);
     expect_no_calls();

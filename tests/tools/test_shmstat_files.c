@@ -6,6 +6,7 @@
  */
 #include "stat_plant.h"
 #include "stat_run.h"
+#include "tests/harness/harness.h"
 
 #include "job/job.h"
 
@@ -335,7 +336,7 @@ Test(shmstat_files, reap_removes_the_socket_of_a_job_whose_lock_is_free, .timeou
     char socket_path[128], lock_path[128];
 
     use_own_sockets();
-    snprintf(plant.job, sizeof(plant.job), "plant-%d", (int)getpid());
+    harness_name(plant.job, sizeof(plant.job), "plant-");
     make_file(plant.job, ".sock", socket_path);
     make_file(plant.job, ".lock", lock_path);
     int fd = open(lock_path, O_RDWR);
@@ -428,7 +429,7 @@ Test(shmstat_files, a_starting_job_names_the_ranks_that_have_not_come, .timeout 
     const int ranks[] = { 0, 2 };
     pid_t pids[2];
 
-    snprintf(job_name, sizeof(job_name), "starting-%ld", (long)getpid());
+    harness_name(job_name, sizeof(job_name), "starting-");
     for (int i = 0; i < 2; i++) {
         pids[i] = fork();
         if (pids[i] == 0)

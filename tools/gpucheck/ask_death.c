@@ -35,7 +35,7 @@ static void kill_other(struct check_side *side)
     enum check_role other = side->role == CHECK_OWNER ? CHECK_PEER : CHECK_OWNER;
     uint64_t end_ns = check_now_ns() + CHECK_RELEASE_MS * UINT64_C(1000000);
 
-    kill(side->shared->pid[other], SIGKILL);
+    check_signal(side, other, SIGKILL);
     /* [check.ended] acquire, pairs with the release in note_end. */
     while (bxi_load_acquire(&side->shared->has_ended[other]) == 0) {
         if (check_now_ns() > end_ns)
@@ -311,7 +311,7 @@ static void stop_other(struct check_side *side)
     int state = '?';
 
     snprintf(path, sizeof(path), "/proc/%d/stat", (int)side->shared->pid[CHECK_OWNER]);
-    kill(side->shared->pid[CHECK_OWNER], SIGSTOP);
+    check_signal(side, CHECK_OWNER, SIGSTOP);
     for (int i = 0; i < 1000 && state != 'T'; i++) {
         FILE *file = fopen(path, "re");
         const char *end;
@@ -359,7 +359,7 @@ static void stop_peer(struct check_side *side)
     }
     check_done(side, "stop.close", side->cu->cuIpcCloseMemHandle(address), "Closing a stopped process's memory");
     check_done(side, "stop.open", check_open_handle(side, 1, &second), "Opening a stopped process's memory");
-    kill(side->shared->pid[CHECK_OWNER], SIGCONT);
+    check_signal(side, CHECK_OWNER, SIGCONT);
     check_reach(side, 2);
 }
 

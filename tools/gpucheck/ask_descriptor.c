@@ -207,7 +207,7 @@ static void dead_peer(struct check_side *side)
 
     if (address == 0)
         check_skip(side, "the memory cannot be mapped");
-    kill(side->shared->pid[CHECK_OWNER], SIGKILL);
+    check_signal(side, CHECK_OWNER, SIGKILL);
     check_sleep_ms(CHECK_PATIENCE_MS);
     wrong = differing(side, address);
     if (wrong == 0)

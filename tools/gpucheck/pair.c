@@ -114,11 +114,16 @@ static bool is_expected(const struct check_question *question, enum check_role r
 static bool note_end(struct process *process, const struct check_question *question, enum check_role role,
                      struct check_shared *shared)
 {
-    if (process->pid <= 0 || waitpid(process->pid, &process->status, WNOHANG) != process->pid)
+    siginfo_t ended = { .si_pid = 0 };
+
+    if (process->pid <= 0 || waitid(P_PID, (id_t)process->pid, &ended, WEXITED | WNOHANG | WNOWAIT) < 0 ||
+        ended.si_pid != process->pid)
         return false;
-    process->pid = 0;
-    /* [check.ended] release, pairs with the acquire in check_await. */
+    /* [check.ended] release, pairs with the acquires in check_await and check_signal. Before the process is reaped:
+     * while the word is 0, the pid is that process's. */
     bxi_store_release(&shared->has_ended[role], 1);
+    (void)waitpid(process->pid, &process->status, 0);
+    process->pid = 0;
     return !is_expected(question, role, process->status);
 }
 

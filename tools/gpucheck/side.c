@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -110,6 +111,18 @@ static void doze(unsigned *looks)
     struct timespec time = { .tv_nsec = ++*looks < 300 ? 20000 : 500000 };
 
     nanosleep(&time, NULL);
+}
+
+void check_signal(const struct check_side *side, enum check_role other, int signal_number)
+{
+    int pidfd = (int)syscall(SYS_pidfd_open, side->shared->pid[other], 0);
+
+    /* [check.ended] acquire, pairs with the release in note_end: while the word is 0 the process has not been reaped,
+     * so the descriptor is that process's and not a later one's of the same pid. */
+    if (pidfd >= 0 && bxi_load_acquire(&side->shared->has_ended[other]) == 0)
+        (void)syscall(SYS_pidfd_send_signal, pidfd, signal_number, NULL, 0);
+    if (pidfd >= 0)
+        close(pidfd);
 }
 
 void check_reach(struct check_side *side, unsigned step)

@@ -55,6 +55,8 @@ const char *check_name(const struct check_side *side, unsigned result);
 /* ---- The two sides' steps --------------------------------------------------------------------- */
 
 void check_reach(struct check_side *side, unsigned step);
+/* Signals the other process, unless it has ended. */
+void check_signal(const struct check_side *side, enum check_role other, int signal_number);
 /* Waits until the other side has reached the step; ends this process quietly if it has ended before. */
 void check_await(struct check_side *side, unsigned step);
 

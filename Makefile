@@ -362,7 +362,7 @@ $(B)/tests/prog_%: $(O)/tests/prog/prog_%.o $(STATIC_LIB)
 
 # ---- The two commands ----------------------------------------------------------------------------
 
-DEMO_FLAGS ?= --min-world-size 11 --max-world-size 11 --mode batch --num-episode 60
+DEMO_FLAGS ?= --min-world-size 11 --max-world-size 11 --mode batch --max-episodes 60
 
 demo: deps
 	@$(MAKE) --no-print-directory all
@@ -487,10 +487,11 @@ INSTALLED := $(STATIC_LIB)=$(LIBDIR)/libboxcar.a \
 	lib/LICENSE=$(DOCDIR)/LICENSE \
 	$(JEMALLOC)/source/COPYING=$(DOCDIR)/LICENSE.jemalloc \
 	lib/CHANGELOG.md=$(DOCDIR)/CHANGELOG.md \
+	lib/tsan.supp=$(PREFIX)/share/boxcar/tsan.supp \
 	$(foreach e,$(wildcard lib/examples/*),$(e)=$(DOCDIR)/examples/$(notdir $(e)))
 # For the shell: the pages of functions and words, and those of the programs that are installed.
 PAGES     := $(MAN)/man1/shmstat.1 $(MAN)/man1/gpucheck.1 $(MAN)/man3/*.3 $(MAN)/man7/*.7
-OWN_DIRS  := $(LIBDIR)/cmake/Boxcar $(DOCDIR)/examples $(DOCDIR)
+OWN_DIRS  := $(LIBDIR)/cmake/Boxcar $(DOCDIR)/examples $(DOCDIR) $(PREFIX)/share/boxcar
 LINKS     := $(SONAME) libboxcar.so $(SONAME_NN) libboxcar_nn.so $(SONAME_AUTOGRAD) libboxcar_autograd.so
 
 $(B)/%.pc: lib/%.pc.in FORCE

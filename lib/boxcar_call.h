@@ -168,7 +168,11 @@ static inline struct bx_value bxi_value_real(double value)
 
 static inline struct bx_value bxi_value_float(float value)
 {
+#ifdef __cplusplus
+    return bxi_value_real(static_cast<double>(value));
+#else
     return bxi_value_real((double)value);
+#endif
 }
 
 static inline struct bx_value bxi_value_text(const char *text)

@@ -106,14 +106,15 @@ int bx_net_finish(struct bx_net *net, int output);
 
 /* ---- Parameters ------------------------------------------------------------------------------------ */
 
-struct bx_net_param {
+struct bx_net_param_info {
     const char *name;           /* as in torch, "layer1.0.conv1.weight"; valid until bx_net_destroy */
     int ndim;
     int64_t shape[4];
     size_t elements;
 };
 size_t bx_net_params(const struct bx_net *net);                         /* how many parameters it has */
-const struct bx_net_param *bx_net_param(const struct bx_net *net, size_t index);  /* a parameter; NULL past the last */
+/* A parameter; NULL past the last. */
+const struct bx_net_param_info *bx_net_param(const struct bx_net *net, size_t index);
 size_t bx_net_param_elements(const struct bx_net *net);                 /* elements of all parameters together */
 
 /* Copies and repacks params[i], the elements of parameter i. After it, call bx_net_forward before bx_net_backward.

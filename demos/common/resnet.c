@@ -166,7 +166,7 @@ static void fill_all(float *to, size_t count, float value)
         to[i] = value;
 }
 
-static bool is_bias(const struct bx_net_param *param)
+static bool is_bias(const struct bx_net_param_info *param)
 {
     size_t length = strlen(param->name);
 
@@ -193,7 +193,7 @@ void resnet_init_part(const struct bx_net *net, size_t first, uint64_t seed, flo
     double bound = 0.0;         /* of the last layer, known once its weight has given the fan in */
 
     for (size_t i = 0; i < bx_net_params(net); i++) {
-        const struct bx_net_param *param = bx_net_param(net, i);
+        const struct bx_net_param_info *param = bx_net_param(net, i);
         uint64_t key = rng_at(weights, first + i);
 
         if (param->ndim == 2)

@@ -57,6 +57,8 @@ int worker_fail(struct worker *worker, int code, const char *what, const char *t
 {
     int dead = await_dead(worker, code);
 
+    if (ending_is_unread())
+        return code;
     /* If the launcher is ending all workers, its SIGTERM arrives within this time, and nothing is printed. */
     if (dead != 0)
         nanosleep(&(struct timespec){ .tv_nsec = 30000000 }, NULL);
@@ -94,6 +96,8 @@ int worker_spawn(const char *program, const struct bx_spawn_options *options, bx
         return 0;
     if (rc == BX_E_INTERRUPTED)
         return ending_by(report.interrupt_signal, -1);
+    if (ending_is_unread())
+        return ending_by(SIGPIPE, -1);
     fprintf(stderr, "%s: %s\n", program, bx_error_text()[0] != '\0' ? bx_error_text() : bx_strerror(rc));
     return -1;
 }

@@ -18,7 +18,8 @@ struct worker {
 /* Creates the job; the caller registers its functions and starts it. 0, or a code after a sentence on stderr. */
 int worker_open(struct worker *worker, const char *program, const struct bx_options *options);
 
-/* Prints on stderr what failed: the worker that died, if one did, else `what` and `text`. Returns code. */
+/* Prints on stderr what failed: the worker that died, if one did, else `what` and `text`. Nothing if stdout is a pipe
+ * that nobody reads: that is the cause. Returns code. */
 int worker_fail(struct worker *worker, int code, const char *what, const char *text);
 
 /* Leaves the job; if code is 0, together with the other workers. Returns the exit status: EXIT_FAILURE if code is not

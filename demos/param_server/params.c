@@ -19,7 +19,7 @@ int ps_params_init(struct ps_params *params, const struct bx_net *net)
     if (params->at == NULL)
         return bx_fail(-ENOMEM, "not enough memory for a list of %zu parameters", count);
     for (size_t i = 0; i < count; i++) {
-        const struct bx_net_param *param = bx_net_param(net, i);
+        const struct bx_net_param_info *param = bx_net_param(net, i);
         struct ps_param *own = &params->at[i];
 
         own->ndim = param->ndim;

@@ -13,6 +13,7 @@
 #include "ps.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -60,6 +61,8 @@ static int exit_status(const struct ps_run *run, int code, const struct bx_spawn
 
     if (code == BX_E_INTERRUPTED)
         return ending_by(report->interrupt_signal, PS_WORKER);
+    if (ending_is_unread())
+        return ending_by(SIGPIPE, PS_WORKER);
     if (code == BX_E_WORKER_FAILED && is_death && run->result->ended && ps_count(run, PS_COMPLETED) > 0 &&
         ps_count(run, PS_BROKEN) == 0)
         return PS_OK;

@@ -49,7 +49,7 @@ static int make_net(struct pl_shard *shard, const struct plan *plan, int at)
     return rc < 0 ? rc : resnet_build_part(*net, RESNET_50, plan->part, &plan->input);
 }
 
-static int make_param(struct bx_job *job, const struct bx_net_param *like, struct bx_var **param)
+static int make_param(struct bx_job *job, const struct bx_net_param_info *like, struct bx_var **param)
 {
     struct bx_tensor *value = NULL;
     int rc = bx_tensor_create(job, BX_F32, like->ndim, like->shape, &value);

@@ -11,6 +11,7 @@
 #include "demos/common/ending.h"
 #include "demos/common/flags.h"
 #include "demos/common/plot.h"
+#include "demos/common/worker.h"
 #include "reinforce.h"
 
 #include <errno.h>
@@ -18,8 +19,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-
-static const char CSV_HEAD[] = "world_size,mode,seconds,train_seconds,us_per_step_observer\n";
 
 /* One mode of one world size, as measured. */
 struct timing {
@@ -36,7 +35,7 @@ struct outcome {
 struct launcher {
     struct reinforce_flags flags;
     struct reinforce_result *result;
-    FILE *csv;
+    FILE *json;
     struct outcome outcomes[BX_WORLD_MAX];
     size_t outcome_count;
 };
@@ -51,7 +50,7 @@ static const char HELP[] =
     "\n"
     "  --min-world-size N   fewest workers, the agent counted (2; 2 to 128)\n"
     "  --max-world-size N   most workers (11)\n"
-    "  --num-episode N      episodes of a run (10)\n"
+    "  --max-episodes N     episodes of a run (10)\n"
     "  --num-steps N        steps of an episode, for each observer (500; at most 1000000)\n"
     "  --gamma G            discount of later rewards (1.0; 0 to 1)\n"
     "  --seed N             the same seed gives the same episodes (543)\n"
@@ -60,7 +59,7 @@ static const char HELP[] =
     "                       4096 (128); other lists than 128 print the time of learning too\n"
     "  --device DEVICE      where the policy decides and learns: cpu, cuda or cuda:N (cpu)\n"
     "  --quiet              no line for each episode\n"
-    "  --csv FILE           world_size,mode,seconds,train_seconds,us_per_step_observer\n"
+    "  --json FILE          the figures of all runs\n"
     "  --plot FILE          draws seconds over world size, FILE.svg or FILE.png (needs gnuplot)\n"
     "  --count-frames       a line with the agent's counts of requests and replies after each run\n"
     "  --help, --version\n"
@@ -117,7 +116,7 @@ static int parse_flags(int argc, char **argv, struct reinforce_flags *to)
     const struct flag table[] = {
         { "min-world-size", FLAG_INT, &to->min_world_size, .least = BX_WORLD_MIN, .most = BX_WORLD_MAX },
         { "max-world-size", FLAG_INT, &to->max_world_size, .least = BX_WORLD_MIN, .most = BX_WORLD_MAX },
-        { "num-episode", FLAG_U64, &to->episodes, .least = 1, .most = REINFORCE_EPISODES_MAX },
+        { "max-episodes", FLAG_U64, &to->episodes, .least = 1, .most = REINFORCE_EPISODES_MAX },
         { "num-steps", FLAG_U64, &to->steps, .least = 1, .most = REINFORCE_STEPS_MAX },
         { "gamma", FLAG_REAL, &to->gamma, .real_least = 0.0, .real_most = 1.0 },
         { "seed", FLAG_U64, &to->seed, .most = UINT64_MAX },
@@ -125,7 +124,7 @@ static int parse_flags(int argc, char **argv, struct reinforce_flags *to)
         { "hidden", FLAG_LIST, .value = &hidden },
         { "device", FLAG_DEVICE, .value = &to->device },
         { "quiet", FLAG_SWITCH, .value = &to->quiet },
-        { "csv", FLAG_TEXT, .value = &to->csv },
+        { "json", FLAG_TEXT, .value = &to->json },
         { "plot", FLAG_FIGURE, .value = &to->plot },
         { "count-frames", FLAG_SWITCH, .value = &to->count_frames },
     };
@@ -151,24 +150,6 @@ static int run_worker(const struct bx_options *options, void *context)
     return options->rank == 0 ? reinforce_agent(options, run) : reinforce_observer(options);
 }
 
-static int report_failure(const struct reinforce_run *run, int code, const char *const *names,
-                          const struct bx_spawn_report *report)
-{
-    if (code == BX_E_INTERRUPTED)
-        return ending_by(report->interrupt_signal, REINFORCE_WORKER);
-    fprintf(stderr, "reinforce: world size %d, %s: ", run->world_size,
-            reinforce_mode_name(run->mode));
-    if (code != BX_E_WORKER_FAILED || report->failed_rank < 0)
-        fprintf(stderr, "%s\n", bx_error_text()[0] != '\0' ? bx_error_text() : bx_strerror(code));
-    else if (report->term_signal != 0)
-        fprintf(stderr, "worker %s was ended by signal %d (%s)\n", names[report->failed_rank],
-                report->term_signal, strsignal(report->term_signal));
-    else
-        fprintf(stderr, "worker %s ended with status %d\n", names[report->failed_rank],
-                report->exit_status);
-    return REINFORCE_WORKER;
-}
-
 /* Microseconds of `seconds` per step and observer. */
 static double per_step_us(const struct reinforce_flags *flags, const struct outcome *outcome, double seconds)
 {
@@ -183,9 +164,9 @@ static int run_once(struct launcher *launcher, enum reinforce_mode mode,
 {
     char text[BX_WORLD_MAX][BX_NAME_MAX + 1];
     const char *names[BX_WORLD_MAX];
+    char program[64];
     struct reinforce_run run = { .flags = &launcher->flags, .mode = mode,
                                  .world_size = outcome->world_size, .result = launcher->result };
-    struct bx_spawn_report report = { .failed_rank = -1 };
 
     for (int rank = 0; rank < run.world_size; rank++) {
         snprintf(text[rank], sizeof(text[rank]), rank == 0 ? REINFORCE_AGENT : "obs%d", rank);
@@ -195,9 +176,9 @@ static int run_once(struct launcher *launcher, enum reinforce_mode mode,
 
     uint64_t start_ns = clock_now_ns();
     struct bx_spawn_options options = { .world_size = run.world_size, .names = names };
-    int rc = bx_spawn(&options, run_worker, &run, &report);
-    if (rc < 0)
-        return report_failure(&run, rc, names, &report);
+    snprintf(program, sizeof(program), "reinforce: world size %d, %s", run.world_size, reinforce_mode_name(mode));
+    if (worker_spawn(program, &options, run_worker, &run) < 0)
+        return REINFORCE_WORKER;
     outcome->timing[mode] = (struct timing){
         .ran = true,
         .seconds = clock_seconds_since(start_ns),
@@ -222,22 +203,40 @@ static double step_us(const struct reinforce_flags *flags, const struct outcome 
     return per_step_us(flags, outcome, outcome->timing[mode].train_seconds);
 }
 
-static int csv_failed(const struct launcher *launcher)
+static int json_failed(const struct launcher *launcher)
 {
-    fprintf(stderr, "reinforce: %s cannot be written: %s\n", launcher->flags.csv, strerror(errno));
+    fprintf(stderr, "reinforce: %s cannot be written: %s\n", launcher->flags.json, strerror(errno));
     return REINFORCE_FAILED;
 }
 
-static int write_csv(const struct launcher *launcher, const struct outcome *outcome,
-                     enum reinforce_mode mode)
+static void write_timing(const struct launcher *launcher, const struct outcome *outcome, enum reinforce_mode mode,
+                         const char *before)
 {
     const struct timing *timing = &outcome->timing[mode];
 
-    if (launcher->csv == NULL)
-        return REINFORCE_OK;
-    fprintf(launcher->csv, "%d,%s,%.6f,%.6f,%.4f\n", outcome->world_size, reinforce_mode_name(mode),
-            timing->seconds, timing->train_seconds, step_us(&launcher->flags, outcome, mode));
-    return fflush(launcher->csv) == 0 ? REINFORCE_OK : csv_failed(launcher);
+    fprintf(launcher->json, "%s\n    { \"world_size\": %d, \"mode\": \"%s\", \"seconds\": %.6f, ", before,
+            outcome->world_size, reinforce_mode_name(mode), timing->seconds);
+    fprintf(launcher->json, "\"train_seconds\": %.6f, \"us_per_step_observer\": %.4f }", timing->train_seconds,
+            step_us(&launcher->flags, outcome, mode));
+}
+
+static int write_json(const struct launcher *launcher)
+{
+    const struct reinforce_flags *flags = &launcher->flags;
+    const char *before = "";
+
+    fprintf(launcher->json, "{\n  \"max_episodes\": %llu, \"num_steps\": %llu, \"gamma\": %.9g, \"seed\": %llu,\n",
+            (unsigned long long)flags->episodes, (unsigned long long)flags->steps, flags->gamma,
+            (unsigned long long)flags->seed);
+    fputs("  \"runs\": [", launcher->json);
+    for (size_t i = 0; i < launcher->outcome_count; i++)
+        for (int mode = 0; mode < REINFORCE_MODES; mode++)
+            if (launcher->outcomes[i].timing[mode].ran) {
+                write_timing(launcher, &launcher->outcomes[i], (enum reinforce_mode)mode, before);
+                before = ",";
+            }
+    fputs("\n  ]\n}\n", launcher->json);
+    return ferror(launcher->json) || fclose(launcher->json) != 0 ? json_failed(launcher) : REINFORCE_OK;
 }
 
 /* Runs the modes of one world size and prints its line. */
@@ -251,8 +250,6 @@ static int run_world_size(struct launcher *launcher, int world_size)
         if (!launcher->flags.mode[mode])
             continue;
         int status = run_once(launcher, mode, outcome);
-        if (status == REINFORCE_OK)
-            status = write_csv(launcher, outcome, mode);
         if (status != REINFORCE_OK)
             return status;
         snprintf(seconds[mode], sizeof(seconds[mode]), "%.4f", outcome->timing[mode].seconds);
@@ -325,12 +322,8 @@ static int open_outputs(struct launcher *launcher)
 
     if (flags->plot != NULL && plot_check("reinforce", flags->plot) < 0)
         return REINFORCE_FAILED;
-    if (flags->csv != NULL) {
-        launcher->csv = fopen(flags->csv, "we");
-        if (launcher->csv == NULL || fputs(CSV_HEAD, launcher->csv) < 0 ||
-            fflush(launcher->csv) != 0)
-            return csv_failed(launcher);
-    }
+    if (flags->json != NULL && (launcher->json = fopen(flags->json, "we")) == NULL)
+        return json_failed(launcher);
     size_t bytes = sizeof(*launcher->result);
     int kind = MAP_SHARED | MAP_ANONYMOUS;
     /* cppcheck-suppress invalidFunctionArg ; -1 is what MAP_ANONYMOUS asks for */
@@ -354,8 +347,8 @@ static int run_all(struct launcher *launcher)
     if (status != REINFORCE_OK)
         return status;
     print_table(launcher);
-    if (launcher->csv != NULL && fclose(launcher->csv) != 0)
-        return csv_failed(launcher);
+    if (launcher->json != NULL && write_json(launcher) != REINFORCE_OK)
+        return REINFORCE_FAILED;
     if (flags->plot != NULL && draw(launcher) < 0)
         return REINFORCE_FAILED;
     return ending_output("reinforce") < 0 ? REINFORCE_FAILED : REINFORCE_OK;

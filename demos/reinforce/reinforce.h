@@ -47,7 +47,7 @@ struct reinforce_flags {
     bool count_frames;
     int device;                 /* of the policy: DEVICE_CPU, or the ordinal of a GPU (demos/common/flags.h) */
     struct mlp_shape hidden;    /* one layer of POLICY_UNITS: policy.c; any other: mlp.c */
-    const char *csv;            /* NULL: none */
+    const char *json;           /* NULL: none */
     const char *plot;
 };
 

@@ -48,7 +48,7 @@ static void release(struct bx_net_op *op)
     free(op);
 }
 
-static int check_param(const struct bx_net_param *wanted, struct bx_var *param, size_t index)
+static int check_param(const struct bx_net_param_info *wanted, struct bx_var *param, size_t index)
 {
     char is[BXI_SHAPE_TEXT];
     struct bxi_like like = { .dtype = BX_F32, .ndim = wanted->ndim }, given;

@@ -144,7 +144,7 @@ static int may_name(struct bx_net *net, const char *name)
             return bx_fail(-EINVAL, "the name '%s' is taken by node %d", name, i);
     if (net->param_count + 2 > net->param_capacity) {
         size_t capacity = net->param_capacity == 0 ? 64 : net->param_capacity * 2;
-        struct bx_net_param *params = realloc(net->params, capacity * sizeof *params);
+        struct bx_net_param_info *params = realloc(net->params, capacity * sizeof *params);
 
         if (params == NULL)
             return bx_fail(-ENOMEM, "no memory for %zu parameters", capacity);
@@ -157,7 +157,7 @@ static int may_name(struct bx_net *net, const char *name)
 /* may_name has made the room. `shape` ends at its first 0. */
 static int add_param(struct bx_net *net, const char *name, const char *what, const int shape[5])
 {
-    struct bx_net_param param = { .elements = 1 };
+    struct bx_net_param_info param = { .elements = 1 };
     char *text;
 
     for (; shape[param.ndim] != 0; param.ndim++) {
@@ -447,7 +447,7 @@ size_t bx_net_params(const struct bx_net *net)
     return net == NULL ? 0 : net->param_count;
 }
 
-const struct bx_net_param *bx_net_param(const struct bx_net *net, size_t index)
+const struct bx_net_param_info *bx_net_param(const struct bx_net *net, size_t index)
 {
     return net == NULL || index >= net->param_count ? NULL : &net->params[index];
 }

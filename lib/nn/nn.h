@@ -91,7 +91,7 @@ struct bx_net {
     int node_count, node_capacity;
     const struct bxi_node *untrainable; /* a batch normalisation of one value a channel, which has no variance; NULL if
                                          * there is none. Set by bx_net_finish */
-    struct bx_net_param *params;
+    struct bx_net_param_info *params;
     size_t param_count, param_capacity;
     const struct bx_net *owner; /* whose parameters it uses; NULL: its own */
     bool has_params;            /* set_params was called */

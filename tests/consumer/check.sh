@@ -46,7 +46,7 @@ staged_as_expected()
     for name in include/boxcar.h lib/libboxcar.a lib/libboxcar.so lib/libboxcar.so.0 \
         lib/pkgconfig/boxcar.pc share/doc/boxcar/LICENSE share/doc/boxcar/LICENSE.jemalloc \
         share/doc/boxcar/CHANGELOG.md share/doc/boxcar/examples/Makefile lib/cmake/Boxcar/BoxcarConfig.cmake \
-        share/man/man1/shmstat.1 share/man/man3/bx_rpc_sync.3 share/man/man7/boxcar.7; do
+        share/boxcar/tsan.supp share/man/man1/shmstat.1 share/man/man3/bx_rpc_sync.3 share/man/man7/boxcar.7; do
         [ -e "$work/stage/usr/$name" ] || { echo "/usr/$name is missing"; return 1; }
     done
     ! staged_files | grep -v '^/usr/' && ! grep -r "$work" "$work/stage/usr/lib/pkgconfig" "$work/stage/usr/lib/cmake"
@@ -91,6 +91,8 @@ refused()
 }
 
 strict='-Wall -Wextra -Wpedantic -Werror'
+# What some projects have too; a header that is not in a system's directory must not stop their build.
+stricter='-Wshadow -Wconversion -Wsign-conversion -Wcast-qual -Wundef -Wdouble-promotion'
 
 # Words on purpose, below: flags.
 # shellcheck disable=SC2046,SC2086
@@ -159,9 +161,25 @@ END
         name=${header##*/}
         echo "#include <$name>" >alone.c
         cp alone.c alone.cpp
-        try "$name alone in C11" $CC -std=c11 $strict $cflags -fsyntax-only alone.c
-        try "$name alone in C++11" g++ -std=c++11 $strict $cflags -fsyntax-only alone.cpp
+        for compiler in gcc clang; do
+            plus=$(echo $compiler | sed 's/gcc/g++/; s/clang/clang++/')
+            if ! command -v $compiler >/dev/null || ! command -v $plus >/dev/null; then
+                echo "skip $name alone with $compiler, which is not installed"
+                continue
+            fi
+            try "$name alone in C11, $compiler" $compiler -std=c11 $strict $stricter -Wstrict-prototypes $cflags \
+                -fsyntax-only alone.c
+            try "$name alone in C++11, $compiler" $plus -std=c++11 $strict $stricter -Wold-style-cast $cflags \
+                -fsyntax-only alone.cpp
+        done
     done
+
+    try 'a program compiles under ThreadSanitizer' \
+        $CC -g -fsanitize=thread -o tsan "$here/tsan.c" $cflags $(pkg-config --libs boxcar)
+    try 'it runs without a report, with the suppressions' \
+        env TSAN_OPTIONS="suppressions=$root/share/boxcar/tsan.supp" timeout 120 ./tsan
+    try "its own race is reported, with the suppressions" refused "WARNING: ThreadSanitizer: data race" \
+        env TSAN_OPTIONS="suppressions=$root/share/boxcar/tsan.supp" timeout 120 ./tsan races
 }
 
 # ---- the installed examples, by pkg-config and by CMake -------------------------------------------

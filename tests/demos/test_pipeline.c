@@ -125,7 +125,7 @@ static double norm(const float *v, const float *minus, size_t count)
  * their order. So the tolerance is that of some additions of f32. */
 static void check_gradient(const struct whole *whole, size_t param, const struct bx_tensor *grad)
 {
-    const struct bx_net_param *like = bx_net_param(whole->net, param);
+    const struct bx_net_param_info *like = bx_net_param(whole->net, param);
     double size, error;
 
     HARNESS_CHECK(grad != NULL);

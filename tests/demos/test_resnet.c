@@ -152,7 +152,7 @@ static void make_batch(struct trainer *t, size_t pixels, size_t rows, size_t str
 static void fill_model(struct trainer *t)
 {
     for (size_t k = 0; k < t->params; k++) {
-        const struct bx_net_param *param = bx_net_param(t->net, k);
+        const struct bx_net_param_info *param = bx_net_param(t->net, k);
         const char *kind = strrchr(param->name, '.');
         double scale = 0.05, shift = 0.0;
 
@@ -269,7 +269,7 @@ Test(reference, resnet50_has_the_reference_s_parameters_in_its_order)
     cr_assert_eq(t.elements, 23569502);
     cr_assert_eq(want->count, 161);
     for (size_t k = 0; k < t.params; k++) {
-        const struct bx_net_param *param = bx_net_param(t.net, k);
+        const struct bx_net_param_info *param = bx_net_param(t.net, k);
         const struct json *tensor = json_at(want, k), *shape = json_get(tensor, "shape");
         size_t elements = 1;
 
@@ -342,7 +342,7 @@ static void check_gradients(void)
     backward(&t);
     fetch(&t, t.gradient);
     for (size_t k = 0; k < t.params; k++) {
-        const struct bx_net_param *param = bx_net_param(t.net, k);
+        const struct bx_net_param_info *param = bx_net_param(t.net, k);
         const struct json *want = json_at(json_get(t.file, "grads"), k);
         double size = json_number(json_get(want, "norm")), dot = 0.0;
 
@@ -403,7 +403,7 @@ static void check_two_steps(void)
     step(&t, 1);
     fetch(&t, t.model[0]);
     for (size_t k = 0; k < t.params; k++) {
-        const struct bx_net_param *param = bx_net_param(t.net, k);
+        const struct bx_net_param_info *param = bx_net_param(t.net, k);
         const struct json *want = json_at(json_get(t.file, "after_steps"), k);
         double size = json_number(json_get(want, "norm"));
 
@@ -476,7 +476,7 @@ static void check_first_model(const struct trainer *t)
     double bound = 0.0;
 
     for (size_t k = 0; k < t->params; k++) {
-        const struct bx_net_param *param = bx_net_param(t->net, k);
+        const struct bx_net_param_info *param = bx_net_param(t->net, k);
         const float *v = t->model_at[0][k];
 
         if (param->ndim == 4) {
@@ -559,7 +559,7 @@ static void check_parts(enum resnet_kind kind)
         cr_assert_eq(resnet_first_param(kind, (enum resnet_part)i), at);
         resnet_init_part(part.net, at, 9, part.here_at);
         for (size_t k = 0; k < part.params; k++, at++) {
-            const struct bx_net_param *param = bx_net_param(part.net, k);
+            const struct bx_net_param_info *param = bx_net_param(part.net, k);
 
             cr_assert_str_eq(param->name, bx_net_param(whole.net, at)->name);
             cr_assert_eq(memcmp(part.here_at[k], whole.here_at[at], param->elements * sizeof(float)), 0, "%s",

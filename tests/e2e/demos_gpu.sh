@@ -54,7 +54,7 @@ fi
 
 # ---- reinforce ---------------------------------------------------------------------------------------
 
-episodes='--min-world-size 4 --max-world-size 4 --num-episode 4 --num-steps 120'
+episodes='--min-world-size 4 --max-world-size 4 --max-episodes 4 --num-steps 120'
 run reinforce $episodes
 grep '^Episode' "$dir/out" >"$dir/cpu"
 run reinforce $episodes --device cuda

@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# Each program whose output cannot be written prints a sentence on stderr and ends with a status other than 0. Each
+# Each program whose output cannot be written prints a sentence on stderr and ends with a status other than 0, and in
+# silence by SIGPIPE if nobody reads it any more. Each
 # prints its version. BX_BUILD_DIR names the build.
 set -u
 
@@ -47,6 +48,16 @@ hello_is_full()     # rank 0 prints what the other says
     wait $! && return "$result"
 }
 
+unread()    # unread PROGRAM ARGS...: its output is read no further than the first line
+{
+    program=$1
+    shift
+    { "$bin/$program" "$@" 2>"$dir/err" </dev/null; echo $? >"$dir/status"; } | head -n 1 >"$dir/first"
+    status=$(cat "$dir/status")
+    # 141: by SIGPIPE, as any filter
+    test -s "$dir/first" && test "$status" -eq 141 && test ! -s "$dir/err"
+}
+
 if [ ! -w /dev/full ]; then
     echo 'skip output that cannot be written: there is no /dev/full'
     exit 0
@@ -62,9 +73,15 @@ check 'shmstat ls' full 3 shmstat ls --json
 check 'shmstat top' full 3 shmstat top --batch
 check 'hello' hello_is_full
 check 'cartpole' full 3 cartpole --max-episodes 1
-check 'reinforce' full 3 reinforce --min-world-size 2 --max-world-size 2 --num-episode 1 --num-steps 5 --mode batch
+check 'reinforce' full 3 reinforce --min-world-size 2 --max-world-size 2 --max-episodes 1 --num-steps 5 --mode batch
 check 'param_server' full 1 param_server --model resnet18 --trainers 1 --batch-update-size 1 --num-batches 1 \
     --batch-size 2 --image 33
 check 'pipeline' full 3 pipeline --splits 1 --batches 1 --batch-size 2 --image 33
 check 'bxbench' full 1 bxbench start --slices 1 --workers 2 --cpus 0
+
+check 'rnn | head: quiet' unread rnn --epochs 2000
+check 'cartpole | head: quiet' unread cartpole
+check 'reinforce | head: quiet' unread reinforce --max-world-size 3 --num-steps 50
+check 'param_server | head: quiet' unread param_server --model resnet18 --trainers 2 --batch-update-size 2 \
+    --num-batches 40 --batch-size 2 --image 33
 exit "$failed"

@@ -11,13 +11,13 @@ set -u
 program=${BX_BUILD_DIR:-build}/bin/reinforce
 # shellcheck source=tests/demo_checks.sh
 . "$(dirname "$0")/../demo_checks.sh"
-short='--max-world-size 2 --num-episode 1'
+short='--max-world-size 2 --max-episodes 1'
 tab=$(printf '\t')
 
 # ---- Flags -----------------------------------------------------------------------------------------
 
 run --help
-flags='min-world-size|max-world-size|num-episode|num-steps|gamma|seed|mode|hidden|device|quiet|csv|plot'
+flags='min-world-size|max-world-size|max-episodes|num-steps|gamma|seed|mode|hidden|device|quiet|json|plot'
 check 'help lists all flags' test "$status $(grep -cE -e "--($flags) " "$dir/out")" = '0 12'
 run --version
 check 'version is one line' lines 1 '^reinforce [0-9]+\.[0-9]+\.[0-9]+$' "$dir/out"
@@ -25,7 +25,7 @@ check 'refuses an unknown device' refuses --device cuda:
 check 'refuses a world size of 1' refuses --min-world-size 1
 check 'refuses a world size of 500' refuses --max-world-size 500
 check 'refuses a minimum above the maximum' refuses --min-world-size 5 --max-world-size 4
-check 'refuses an empty number' refuses --num-episode ''
+check 'refuses an empty number' refuses --max-episodes ''
 check 'refuses a negative number' refuses --seed -1
 check 'refuses a number with a tail' refuses --num-steps 10x
 check 'refuses 0 steps' refuses --num-steps 0
@@ -33,7 +33,7 @@ check 'refuses a number too large' refuses --seed 18446744073709551616
 check 'refuses gamma over 1' refuses --gamma 1.01
 check 'refuses gamma that is no number' refuses --gamma nan
 check 'refuses an unknown mode' refuses --mode some
-check 'refuses an unknown flag' refuses --num-episodes 3
+check 'refuses an unknown flag' refuses --num-episode 3
 check 'refuses a flag without its value' refuses --seed
 check 'refuses a word' refuses episode
 check 'refuses a figure of unknown type' refuses --plot figure.gif
@@ -58,8 +58,8 @@ check 'refuses another separator' wrong 'has "x" after layer 1' 64x64
 check 'refuses five layers' wrong 'at most 4 layers' 16,16,16,16,16
 check 'refuses other layers on a GPU' wrong 'on the CPU only' 64,64 --device cuda
 
-check 'refuses a table in no directory' cannot 'No such file' --csv "$dir/none/t.csv"
-check 'refuses a directory as table' cannot 'Is a directory' --csv "$dir"
+check 'refuses a file in no directory' cannot 'No such file' --json "$dir/none/j"
+check 'refuses a directory as file' cannot 'Is a directory' --json "$dir"
 check 'refuses a figure in no directory' cannot 'No such file' --plot "$dir/none/f.svg"
 run_path=$dir
 check 'names the package of gnuplot' cannot 'gnuplot-nox' --plot "$dir/f.svg"
@@ -69,34 +69,38 @@ run_path=$PATH
 
 reward='[0-9]+\.[0-9]{2}'
 episode="^Episode [0-9]+${tab}Last reward: $reward${tab}Average reward: $reward\$"
-run --min-world-size 2 --max-world-size 3 --num-episode 3 --csv "$dir/t.csv" --plot "$dir/f.svg"
+run --min-world-size 2 --max-world-size 3 --max-episodes 3 --json "$dir/j" --plot "$dir/f.svg"
 check 'ends with status 0' test "$status" -eq 0
 check 'a line for each episode' lines 12 "$episode" "$dir/out"
 check 'episodes count from 0' lines 4 "^Episode 2$tab" "$dir/out"
 check 'a line for each world size' lines 2 '^[23], [0-9.]+, [0-9.]+$' "$dir/out"
 check 'a table' lines 2 '^ +[23] +[12] +[0-9.]+ +[0-9.]+ +[0-9.]+$' "$dir/out"
 check 'nothing on stderr' is 0 "$dir/err"
-check 'head of the csv' \
-    lines 1 '^world_size,mode,seconds,train_seconds,us_per_step_observer$' "$dir/t.csv"
-check 'rows of the csv' lines 4 '^[23],(batch|no-batch),[0-9.]+,[0-9.]+,[0-9.]+$' "$dir/t.csv"
-check 'microseconds are those of the training' awk -F, 'NR > 1 {
-    want = $4 * 1e6 / (3 * 500 * ($1 - 1)); if ($5 < want * 0.99 || $5 > want * 1.01 || $4 > $3) bad = 1
-    } END { exit bad }' "$dir/t.csv"
+check 'the figures as json' python3 - "$dir/j" <<'END'
+import json, sys
+run = json.load(open(sys.argv[1]))
+assert (run["max_episodes"], run["num_steps"], run["seed"]) == (3, 500, 543)
+assert [(r["world_size"], r["mode"]) for r in run["runs"]] == [
+    (2, "batch"), (2, "no-batch"), (3, "batch"), (3, "no-batch")]
+for r in run["runs"]:
+    want = r["train_seconds"] * 1e6 / (3 * 500 * (r["world_size"] - 1))
+    assert 0.99 * want <= r["us_per_step_observer"] <= 1.01 * want and r["train_seconds"] <= r["seconds"]
+END
 check 'a figure' grep -q '<svg' "$dir/f.svg"
-run --max-world-size 2 --num-episode 1 --mode no-batch --plot "$dir/f.png" --quiet
+run --max-world-size 2 --max-episodes 1 --mode no-batch --plot "$dir/f.png" --quiet
 check 'a figure in png' test "$(head -c 4 "$dir/f.png" | tail -c 3)" = PNG
 check 'quiet drops the episodes only' test "$(grep -c Episode "$dir/out") $status $(
     grep -cE '^2, -, [0-9.]+$' "$dir/out") $(grep -cE '^ +2 +1 +- +[0-9.]+ +-$' "$dir/out")" = '0 0 1 1'
-run --max-world-size 2 --num-episode 1 --mode batch
+run --max-world-size 2 --max-episodes 1 --mode batch
 check 'a mode that was not run is printed as a dash' lines 1 '^2, [0-9.]+, -$' "$dir/out"
 
-script -qec "$program --max-world-size 2 --num-episode 2 --quiet" /dev/null >"$dir/out" 2>"$dir/err" \
+script -qec "$program --max-world-size 2 --max-episodes 2 --quiet" /dev/null >"$dir/out" 2>"$dir/err" \
     </dev/null
 check 'a progress line on a terminal' grep -q 'world size 2 of 2, batch: episode 2 of 2' "$dir/out"
 
 # ---- Frames ----------------------------------------------------------------------------------------
 
-run --min-world-size 4 --max-world-size 4 --num-episode 2 --num-steps 300 --count-frames
+run --min-world-size 4 --max-world-size 4 --max-episodes 2 --num-steps 300 --count-frames
 check 'batch: one request and one reply a step and observer' lines 1 \
     'batch: requests_batched 1800, requests_inline 0, replies_sent 1800$' "$dir/out"
 check 'no batch: one request and one reply a step and observer' lines 1 \
@@ -108,7 +112,7 @@ episodes()  # episodes NAME FLAGS...: keeps the lines of the episodes
 {
     keep=$1
     shift
-    run --min-world-size 5 --max-world-size 5 --num-episode 12 "$@"
+    run --min-world-size 5 --max-world-size 5 --max-episodes 12 "$@"
     grep '^Episode' "$dir/out" >"$dir/$keep"
 }
 
@@ -142,13 +146,13 @@ for hidden in 64 1024 16,272,32,64; do
     check "$hidden: both modes give the same episodes" cmp "$dir/layers" "$dir/single"
     check "$hidden: not those of 128" sh -c "! cmp -s '$dir/batch' '$dir/layers'"
 done
-run --hidden 64,64 --max-world-size 2 --num-episode 2 --plot "$dir/f.svg"
+run --hidden 64,64 --max-world-size 2 --max-episodes 2 --plot "$dir/f.svg"
 check 'the times of learning' lines 2 '^learning: world_size 2, (batch|no-batch): [0-9.]+ us/step/observer$' "$dir/out"
 check 'the figure names the network' grep -q '4 - 64 - 64 - 2' "$dir/f.svg"
 
-run --max-world-size 3 --num-episode 2 --num-steps 7000 --mode batch
+run --max-world-size 3 --max-episodes 2 --num-steps 7000 --mode batch
 check 'an episode longer than a frame' lines 4 "$episode" "$dir/out"
-run --max-world-size 3 --num-episode 2 --num-steps 1
+run --max-world-size 3 --max-episodes 2 --num-steps 1
 check 'an episode of one step' \
     lines 4 "^Episode 0${tab}Last reward: 1.00${tab}Average reward: 0.50\$" "$dir/out"
 
@@ -156,7 +160,7 @@ check 'an episode of one step' \
 
 # $0: seed, average of episode 5, average at the end, mean last reward of the last ten.
 for seed in 1 2 3 4 5 6 7 8 9 10; do
-    run --min-world-size 6 --max-world-size 6 --num-episode 60 --mode batch --seed "$seed"
+    run --min-world-size 6 --max-world-size 6 --max-episodes 60 --mode batch --seed "$seed"
     awk -F '[\t:]' -v seed="$seed" '/^Episode/ {
         n++; if (n == 6) early = $5; late = $5; if (n > 50) sum += $3
     } END { print seed, early, late, n == 60 ? sum / 10 : 0 }' "$dir/out"
@@ -170,7 +174,7 @@ check 'the last ten episodes reach 250' awk '{ s += $4 } END { exit !(s / NR >= 
 
 start()     # start FLAGS...: a long training, past its first episode
 {
-    start_job "^Episode 1$tab" --min-world-size 4 --max-world-size 4 --num-episode 1000000 "$@"
+    start_job "^Episode 1$tab" --min-world-size 4 --max-world-size 4 --max-episodes 1000000 "$@"
 }
 
 names_dead() # names_dead WORKER SURVIVOR...
@@ -180,7 +184,7 @@ names_dead() # names_dead WORKER SURVIVOR...
     for survivor in "$@"; do
         grep -q "^reinforce: $survivor: .*$dead" "$dir/err" || return 1
     done
-    grep -q "^reinforce: world size 4.*worker $dead was ended by signal 9" "$dir/err"
+    grep -q "^reinforce: world size 4.*worker '$dead' .*was killed by signal 9" "$dir/err"
 }
 
 for mode in batch no-batch; do

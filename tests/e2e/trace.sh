@@ -96,7 +96,7 @@ check 'a background thread in each' lines 3 '"thread_name".*"background"'
 
 # ---- A demo that forks its workers ------------------------------------------------------------------
 
-BX_TRACE=$trace "$build/bin/reinforce" --min-world-size 3 --max-world-size 3 --mode batch --num-episode 2 \
+BX_TRACE=$trace "$build/bin/reinforce" --min-world-size 3 --max-world-size 3 --mode batch --max-episodes 2 \
     --num-steps 100 --count-frames --quiet >"$dir/out.0" 2>&1
 check 'reinforce runs' test $? -eq 0
 check 'the file of before is gone' lines 0 '"greet"'
@@ -113,7 +113,7 @@ check 'somebody slept' grep -q '"name":"sleep"' "$trace"
 check 'nothing was left out' lines 0 'left_out'
 
 BX_TRACE=$trace BX_TRACE_EVENTS=20 "$build/bin/reinforce" --min-world-size 3 --max-world-size 3 --mode batch \
-    --num-episode 1 --num-steps 50 --quiet >"$dir/out.0" 2>&1
+    --max-episodes 1 --num-steps 50 --quiet >"$dir/out.0" 2>&1
 check 'with a bound on events it runs too' test $? -eq 0
 check 'the file is whole' whole
 check 'each worker says how many were left out' lines 3 '"left_out":[0-9]+'
@@ -162,11 +162,11 @@ check 'the other did not' lines 1 '"name":"echo","cat":"handler","pid":2,.*"byte
 # ---- No file ----------------------------------------------------------------------------------------
 
 BX_TRACE=$dir/no/such/directory/trace.json "$build/bin/reinforce" --min-world-size 2 --max-world-size 2 --mode batch \
-    --num-episode 1 --num-steps 10 --quiet >"$dir/out.0" 2>&1
+    --max-episodes 1 --num-steps 10 --quiet >"$dir/out.0" 2>&1
 check 'a file that cannot be written does not stop a job' test $? -eq 0
 check 'one line says why' test "$(grep -c '^boxcar: BX_TRACE: .*no/such/directory' "$dir/out.0")" -eq 1
 rm -f "$trace"
-"$build/bin/reinforce" --min-world-size 2 --max-world-size 2 --mode batch --num-episode 1 --num-steps 10 --quiet \
+"$build/bin/reinforce" --min-world-size 2 --max-world-size 2 --mode batch --max-episodes 1 --num-steps 10 --quiet \
     >"$dir/out.0" 2>&1
 check 'without BX_TRACE there is none' test ! -e "$trace"
 

@@ -61,7 +61,7 @@ static _Noreturn void keep(pid_t leader, int leader_fd)
     kill(-leader, SIGCONT);
     for (int i = 0; i < CHECKS && !is_alone_in(leader); i++)
         nanosleep(&between, NULL);
-    kill(-leader, SIGKILL);         /* itself too */
+    kill(-leader, SIGKILL);
     _exit(0);
 }
 

@@ -34,13 +34,13 @@ Test(nn, parameters_are_listed_as_they_were_named)
     node = bx_net_batch_norm(net, node, "norm", true);
     node = bx_net_linear(net, node, "fc", 6, false);
     cr_assert_eq(bx_net_finish(net, node), 0, "%s", bx_error_text());
-    static const struct bx_net_param WANT[] = {
+    static const struct bx_net_param_info WANT[] = {
         { "conv.weight", 4, { 4, 3, 3, 3 }, 108 }, { "conv.bias", 1, { 4 }, 4 }, { "norm.weight", 1, { 4 }, 4 },
         { "norm.bias", 1, { 4 }, 4 }, { "fc.weight", 2, { 6, 80 }, 480 },
     };
     cr_assert_eq(bx_net_params(net), 5);
     for (size_t k = 0; k < 5; k++) {
-        const struct bx_net_param *got = bx_net_param(net, k);
+        const struct bx_net_param_info *got = bx_net_param(net, k);
 
         cr_assert_str_eq(got->name, WANT[k].name);
         cr_assert_eq(got->ndim, WANT[k].ndim);

@@ -286,7 +286,20 @@ Test(shmstat_files, reap_removes_nothing_without_yes, .timeout = 20, .fini = rem
     expect_both(true);
     expect_reaped("--yes", 2, 2);
     expect_both(false);
-    expect_reaped("--yes", 0, 0);
+}
+
+Test(shmstat_files, reap_says_that_there_is_no_such_job, .timeout = 20)
+{
+    static const char *const flags[] = { "", "--yes", "--json 2>&1 >/dev/null" };
+
+    use_own_sockets();
+    for (int i = 0; i < 3; i++) {
+        struct stat_run run = stat_run("reap nosuch %s", flags[i]);
+
+        cr_expect_eq(run.status, 3, "%s", run.text);
+        cr_expect_eq(strncmp(run.text, "shmstat: there is no job 'nosuch' of this user", 46), 0, "%s", run.text);
+        stat_run_free(&run);
+    }
 }
 
 /* The header has the pid of this process, which is alive: pids do not matter. */

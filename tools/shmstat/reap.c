@@ -9,6 +9,7 @@
  * survivors remove what their dead left.
  */
 #include "json.h"
+#include "list.h"
 #include "shmstat.h"
 #include "state.h"
 #include "text.h"
@@ -36,6 +37,7 @@ struct reaping {
     unsigned listed;
     unsigned removed;
     unsigned failed;
+    bool is_starting;           /* a rank 0 without a segment holds a lock */
 };
 
 static void report(struct reaping *reaping, const char *path, uint64_t bytes, const char *job, int error, bool removed)
@@ -175,8 +177,10 @@ static void reap_socket(struct reaping *reaping, const char *directory, const ch
 
     snprintf(socket_path, sizeof(socket_path), "%s/%s" SOCKET_SUFFIX, directory, job);
     snprintf(lock_path, sizeof(lock_path), "%s/%s" LOCK_SUFFIX, directory, job);
-    if (is_held(lock_path))
+    if (is_held(lock_path)) {
+        reaping->is_starting = true;
         return;
+    }
 
     bool had_socket = exists(socket_path), had_lock = exists(lock_path);
     bool taken = reaping->options->yes && sweep(socket_path, lock_path);
@@ -341,9 +345,12 @@ int stat_reap(const struct stat_options *options)
         stat_json_u64("listed", reaping.listed);
         stat_json_u64("removed", reaping.removed);
         stat_json_end();
-    } else {
+    } else if (reaping.listed > 0 || options->select == NULL || jobs.count > 0) {
         print_sum(&reaping);
     }
     stat_jobs_free(&jobs);
+    /* A job that is not in /dev/shm may have had a socket. */
+    if (rc == 0 && jobs.count == 0 && reaping.listed == 0 && !reaping.is_starting)
+        return stat_find(&jobs, options);
     return rc < 0 ? STAT_NOTHING : reaping.failed > 0 ? STAT_FOUND : STAT_FINE;
 }

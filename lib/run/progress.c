@@ -62,8 +62,11 @@ bool bxi_is_driving(const struct bxi_run *run)
 
 void bxi_run_add(struct bxi_run *run, const struct bxi_source_ops *ops, void *context)
 {
-    uint32_t count = bxi_load_relaxed(&run->source_count);
+    uint32_t count = bxi_load_relaxed(&run->source_count), owned = BXI_EVENT_TIMER | BXI_EVENT_INTERRUPT;
 
+    for (uint32_t i = 0; i < count; i++)
+        owned |= run->sources[i].ops->events;
+    assert((ops->events & owned) == 0);
     assert(bxi_lock_is_held(&run->lock) && count < BXI_SOURCES_MAX);
     run->sources[count] = (struct bxi_source){ ops, context };
     /* [run.sources] release, pairs with the acquire in bxi_end_of_sources. */

@@ -83,7 +83,7 @@ struct bxi_waiter {
 
 /* Each function may be NULL. */
 struct bxi_source_ops {
-    uint32_t events;            /* the bits that handle takes; a bit has one owner */
+    uint32_t events;            /* the bits that handle takes; a bit has one owner, which bxi_run_add asserts */
     /* One event, before the next pass. Events are handed out from the lowest bit up. */
     void (*handle)(void *context, const struct bxi_role *role, uint32_t event);
     /* Handles what is there; returns how much. It returns early when the waiter (or NULL) is ready. */
@@ -117,7 +117,7 @@ struct bxi_source {
 /* The events that run itself sets. All others are their sources'. */
 #define BXI_EVENT_SCAN 1u       /* the background's eventfd was rung: something was announced that no ring shows */
 #define BXI_EVENT_TIMER 4u      /* run's own: a deadline is due, seen by a thread that did not get the role */
-#define BXI_EVENT_INTERRUPT 128u        /* run's own: ends a spin (interrupt.c) */
+#define BXI_EVENT_INTERRUPT 256u        /* run's own: ends a spin (interrupt.c) */
 
 /* ---- What run needs of the job, and of the system ----------------------------------------------------- */
 

@@ -564,6 +564,31 @@ Test(sources, cannot_set_a_timer_under_the_lock_of_another_thread)
 }
 #endif
 
+/* ---- Events -------------------------------------------------------------------------------------- */
+
+static uint32_t wanted_events;
+
+static void add_a_source(void)
+{
+    struct bxi_source_ops ops = { .events = wanted_events, .handle = handle };
+
+    bxi_lock(&run.lock);
+    bxi_run_add(&run, &ops, NULL);
+    bxi_unlock(&run.lock);
+}
+
+Test(sources, cannot_take_an_event_that_has_an_owner)
+{
+    const uint32_t owned[] = { BXI_EVENT_TIMER, BXI_EVENT_INTERRUPT, whole_ops.events, other_ops.events };
+
+    for (int i = 0; i < 4; i++) {
+        wanted_events = owned[i] | 1u << 30;
+        cr_expect(aborts(add_a_source), "%u", owned[i]);
+    }
+    wanted_events = 1u << 30;
+    cr_expect_not(aborts(add_a_source));
+}
+
 /* ---- The watchdog -------------------------------------------------------------------------------- */
 
 Test(sources, that_ask_for_a_watchdog_have_it_once_a_second)

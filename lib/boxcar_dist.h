@@ -102,7 +102,8 @@ struct bx_grads *bx_context_grads(struct bx_context *context);
 /* ---- Optimizers ------------------------------------------------------------------------------------ */
 
 /* References to parameters: a leaf that requires a gradient, as an object. The object keeps a reference of the
- * variable; bx_rref_to_here fetches the value, a tensor. */
+ * variable. bx_rref_to_here fetches the value, a tensor, and gradients stop there: for a gradient, call a method of the
+ * object that answers by bx_msg_put_var. */
 const struct bx_type *bx_param_type(void);
 int bx_param_rref(struct bx_job *job, struct bx_var *param, struct bx_rref **rref);
 

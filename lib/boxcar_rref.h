@@ -72,7 +72,8 @@ int bx_rref_wait(struct bx_rref *rref, uint64_t timeout_ns);
 int bx_rref_local(const struct bx_rref *rref, const struct bx_type *type, void **object);
 
 /* Fetches the object's value, which its type writes (bx_type.value), also before the object is made. *value is the
- * caller's. Blocks. Codes of bx_rpc_sync; BX_E_TYPE: the type has no value. */
+ * caller's. Gradients stop here, also of a parameter (boxcar_dist.h); bx_msg_put_var carries them. Blocks. Codes of
+ * bx_rpc_sync; BX_E_TYPE: the type has no value. */
 int bx_rref_to_here(struct bx_rref *rref, const struct bx_call_options *options, struct bx_msg **value);
 int bx_rref_to_here_async(struct bx_rref *rref, const struct bx_call_options *options, struct bx_future **future);
 

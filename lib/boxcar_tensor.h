@@ -29,7 +29,28 @@
  * acquired from it is released. A tensor may outlive its job; its lease then ends with the process that holds it.
  */
 
-enum bx_dtype { BX_F32 = 1, BX_F64, BX_F16, BX_BF16, BX_I32, BX_I64, BX_U8, BX_BOOL };
+/* Types of elements. Since 0.2: those from BX_I8 on. A complex number is its real part, then its imaginary part, each
+ * of half the bytes. Tensors of all types are made, sent, viewed, copied and converted; boxcar_autograd.h and
+ * boxcar_nn.h compute with few of them, and say with which. */
+enum bx_dtype {
+    BX_F32 = 1,
+    BX_F64,
+    BX_F16,
+    BX_BF16,
+    BX_I32,
+    BX_I64,
+    BX_U8,
+    BX_BOOL,
+    BX_I8,
+    BX_I16,
+    BX_U16,
+    BX_U32,
+    BX_U64,
+    BX_F8_E4M3FN,                                       /* float8 without infinities, as torch.float8_e4m3fn */
+    BX_F8_E5M2,
+    BX_C64,                                             /* two f32 */
+    BX_C128                                             /* two f64 */
+};
 
 enum bx_device_kind { BX_CPU = 1, BX_CUDA = 2 };        /* numbers of DLPack */
 struct bx_device {
@@ -51,7 +72,8 @@ const char *bx_dtype_name(enum bx_dtype dtype);         /* its name, "f32"; "?" 
 int bx_tensor_create(struct bx_job *job, enum bx_dtype dtype, int ndim, const int64_t *shape,
                      struct bx_tensor **tensor);
 
-/* Makes a tensor over memory of the caller. strides are in elements, >= 0; NULL means row-major. Returns one reference.
+/* Makes a tensor over memory of the caller. strides are in elements, >= 0 where the extent is more than 1, and of no
+ * meaning elsewhere; NULL means row-major. Returns one reference.
  * The memory must stay valid until free_fn(context) is called: once, on the thread that drops the last reference.
  * free_fn may be NULL; it must not wait. On failure free_fn is not called. -EINVAL, -EOVERFLOW, -ENOMEM. */
 int bx_tensor_wrap(void *data, enum bx_dtype dtype, int ndim, const int64_t *shape, const int64_t *strides,
@@ -77,6 +99,8 @@ const void *bx_tensor_data(const struct bx_tensor *tensor);     /* address of th
 void *bx_tensor_data_mut(struct bx_tensor *tensor);             /* to write to; NULL if it is read-only */
 
 /* Make views, which share the tensor's memory; a view of a read-only tensor is read-only. Each returns one reference.
+ * A view keeps the whole block of its tensor, also while the view is on loan: of a large tensor of which little is
+ * needed for long, send a copy.
  * slice: elements start, start+step, ... below end of one dimension. select: one index of a dimension, which is
  * dropped. reshape: needs a contiguous tensor and the same number of elements. as_strided: any shape and strides in
  * elements, at an offset in elements from the tensor's first; it must end within the tensor. -EINVAL, -EOVERFLOW,
@@ -98,7 +122,8 @@ int bx_tensor_copy_into(struct bx_tensor *to, const struct bx_tensor *from);
  * any thread. from_dlpack: takes the struct over on success, and calls its deleter when the last reference is dropped.
  * The unversioned struct (DLPack 0.6) cannot mark memory read-only: its consumer must not write to a borrowed tensor.
  * The versioned one sets DLPACK_FLAG_BITMASK_READ_ONLY. BX_BOOL becomes kDLBool there, 8-bit kDLUInt in the
- * unversioned one. from_dlpack: -ENOTSUP for lanes, sub-byte and unknown types, devices other than host memory and
+ * unversioned one. The codes of BX_F8_E4M3FN and BX_F8_E5M2 are those of DLPack 1.1, in both: an older consumer knows
+ * neither. from_dlpack: -ENOTSUP for lanes, sub-byte and unknown types, devices other than host memory and
  * CUDA, a major version other than 1; -EINVAL, -EOVERFLOW, -ENOMEM. to_dlpack: -EINVAL, -ENOMEM. */
 struct DLManagedTensor;
 struct DLManagedTensorVersioned;

@@ -18,20 +18,24 @@
 
 /* ---- Types ------------------------------------------------------------------------------------- */
 
-static const struct bxi_dl_type types[] = {
-    [BX_F32] = { BXI_DL_FLOAT, 32, 1 },   [BX_F64] = { BXI_DL_FLOAT, 64, 1 }, [BX_F16] = { BXI_DL_FLOAT, 16, 1 },
-    [BX_BF16] = { BXI_DL_BFLOAT, 16, 1 }, [BX_I32] = { BXI_DL_INT, 32, 1 },   [BX_I64] = { BXI_DL_INT, 64, 1 },
-    [BX_U8] = { BXI_DL_UINT, 8, 1 },      [BX_BOOL] = { BXI_DL_BOOL, 8, 1 },
-};
+static struct bxi_dl_type type_of(enum bx_dtype dtype)
+{
+    const struct bxi_dtype *row = bxi_dtype(dtype);
+
+    return (struct bxi_dl_type){ row->dlpack_code, row->bits, 1 };
+}
 
 static int dtype_of(const struct bxi_dl_type *type)
 {
     if (type->lanes != 1)
         return bx_fail(-ENOTSUP, "the DLPack tensor's elements are vectors of %u lanes; only single numbers can be "
                                  "taken", type->lanes);
-    for (int i = BX_F32; i <= BX_BOOL; i++)
-        if (types[i].code == type->code && types[i].bits == type->bits)
+    for (int i = BX_F32; bxi_dtype((enum bx_dtype)i) != NULL; i++) {
+        struct bxi_dl_type ours = type_of((enum bx_dtype)i);
+
+        if (ours.code == type->code && ours.bits == type->bits)
             return i;
+    }
     return bx_fail(-ENOTSUP, "the DLPack type of code %u and %u bits has no dtype here", type->code, type->bits);
 }
 
@@ -87,7 +91,7 @@ static void describe(struct bxi_dl_tensor *to, struct exported *out)
         .device_type = (int32_t)tensor->device.kind,
         .device_id = tensor->device.index,
         .ndim = tensor->ndim,
-        .dtype = types[tensor->dtype],
+        .dtype = type_of((enum bx_dtype)tensor->dtype),
         .shape = out->shape,
         .strides = out->strides,
     };
@@ -104,7 +108,7 @@ int bx_tensor_to_dlpack(struct bx_tensor *tensor, struct DLManagedTensor **manag
         return -ENOMEM;
     describe(&out->managed.tensor, out);
     if (tensor->dtype == BX_BOOL)
-        out->managed.tensor.dtype = types[BX_U8];       /* DLPack 0.6 has no bool */
+        out->managed.tensor.dtype = type_of(BX_U8);       /* DLPack 0.6 has no bool */
     out->managed.context = out;
     out->managed.deleter = managed_end;
     *managed = (struct DLManagedTensor *)(void *)out;

@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #define BXI_DL_MAJOR 1u
-#define BXI_DL_MINOR 0u
+#define BXI_DL_MINOR 1u
 
 enum bxi_dl_device { BXI_DL_CPU = 1, BXI_DL_CUDA = 2, BXI_DL_CUDA_HOST = 3 };
 
@@ -24,6 +24,8 @@ enum bxi_dl_code {
     BXI_DL_BFLOAT = 4,
     BXI_DL_COMPLEX = 5,
     BXI_DL_BOOL = 6,            /* since 1.0 */
+    BXI_DL_FLOAT8_E4M3FN = 10,  /* since 1.1, as the next; the codes between are other formats */
+    BXI_DL_FLOAT8_E5M2 = 12,
 };
 
 #define BXI_DL_READ_ONLY (UINT64_C(1) << 0)

@@ -105,8 +105,17 @@ struct bx_tensor {
     int64_t strides[BX_DIMS_MAX];
 };
 
+/* The one table of dtypes. NULL: it is none. */
+struct bxi_dtype {
+    char name[9];
+    uint8_t bits;
+    uint8_t dlpack_code;        /* enum bxi_dl_code */
+};
+const struct bxi_dtype *bxi_dtype(enum bx_dtype dtype);
+
 /* Fills in dtype, shape, strides (NULL: row-major), elements and contiguous of a tensor. extent_bytes: bytes from the
- * start of its first element to the end of its last. 0, -EINVAL, -EOVERFLOW with a sentence. */
+ * start of its first element to the end of its last. A stride below 0 where it has no meaning is replaced. 0, -EINVAL,
+ * -EOVERFLOW with a sentence. */
 struct bxi_shape {
     enum bx_dtype dtype;
     int ndim;

@@ -12,6 +12,8 @@
  */
 #include "lend.h"
 
+#include "dlpack_abi.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/statvfs.h>
@@ -27,22 +29,37 @@ struct owned {
 
 /* ---- dtypes ------------------------------------------------------------------------------------ */
 
-static const struct {
-    uint8_t bytes;
-    char name[5];
-} dtypes[] = {
-    [BX_F32] = { 4, "f32" }, [BX_F64] = { 8, "f64" }, [BX_F16] = { 2, "f16" }, [BX_BF16] = { 2, "bf16" },
-    [BX_I32] = { 4, "i32" }, [BX_I64] = { 8, "i64" }, [BX_U8] = { 1, "u8" },   [BX_BOOL] = { 1, "bool" },
+static const struct bxi_dtype dtypes[] = {
+    [BX_F32] = { "f32", 32, BXI_DL_FLOAT },        [BX_F64] = { "f64", 64, BXI_DL_FLOAT },
+    [BX_F16] = { "f16", 16, BXI_DL_FLOAT },        [BX_BF16] = { "bf16", 16, BXI_DL_BFLOAT },
+    [BX_I32] = { "i32", 32, BXI_DL_INT },          [BX_I64] = { "i64", 64, BXI_DL_INT },
+    [BX_U8] = { "u8", 8, BXI_DL_UINT },            [BX_BOOL] = { "bool", 8, BXI_DL_BOOL },
+    [BX_I8] = { "i8", 8, BXI_DL_INT },             [BX_I16] = { "i16", 16, BXI_DL_INT },
+    [BX_U16] = { "u16", 16, BXI_DL_UINT },         [BX_U32] = { "u32", 32, BXI_DL_UINT },
+    [BX_U64] = { "u64", 64, BXI_DL_UINT },         [BX_F8_E4M3FN] = { "f8e4m3fn", 8, BXI_DL_FLOAT8_E4M3FN },
+    [BX_F8_E5M2] = { "f8e5m2", 8, BXI_DL_FLOAT8_E5M2 },
+    [BX_C64] = { "c64", 64, BXI_DL_COMPLEX },      [BX_C128] = { "c128", 128, BXI_DL_COMPLEX },
 };
+
+const struct bxi_dtype *bxi_dtype(enum bx_dtype dtype)
+{
+    bool is_one = (size_t)dtype < sizeof dtypes / sizeof dtypes[0] && dtypes[dtype].bits > 0;
+
+    return is_one ? &dtypes[dtype] : NULL;
+}
 
 size_t bx_dtype_bytes(enum bx_dtype dtype)
 {
-    return (size_t)dtype < sizeof dtypes / sizeof dtypes[0] ? dtypes[dtype].bytes : 0;
+    const struct bxi_dtype *row = bxi_dtype(dtype);
+
+    return row != NULL ? row->bits / 8u : 0;
 }
 
 const char *bx_dtype_name(enum bx_dtype dtype)
 {
-    return bx_dtype_bytes(dtype) > 0 ? dtypes[dtype].name : "?";
+    const struct bxi_dtype *row = bxi_dtype(dtype);
+
+    return row != NULL ? row->name : "?";
 }
 
 /* ---- Shapes ------------------------------------------------------------------------------------ */
@@ -65,7 +82,7 @@ static int check_arguments(const struct bxi_shape *shape)
         if (shape->shape[i] < 0)
             return bx_fail(-EINVAL, "dimension %d is %lld; it must be at least 0", i,
                            (long long)shape->shape[i]);
-        if (shape->strides != NULL && shape->strides[i] < 0)
+        if (shape->strides != NULL && shape->strides[i] < 0 && shape->shape[i] > 1)
             return bx_fail(-EINVAL, "the stride of dimension %d is %lld; it must be at least 0", i,
                            (long long)shape->strides[i]);
     }
@@ -99,8 +116,9 @@ int bxi_tensor_shape(struct bx_tensor *tensor, const struct bxi_shape *shape, ui
         return rc;
     for (int i = shape->ndim - 1; i >= 0; i--) {
         int64_t extent = shape->shape[i], reach;
+        bool is_given = shape->strides != NULL && shape->strides[i] >= 0;
 
-        strides[i] = shape->strides != NULL ? shape->strides[i] : product;
+        strides[i] = is_given ? shape->strides[i] : product;
         if (extent == 0) {
             empty = true;
             continue;
@@ -410,7 +428,7 @@ int64_t bx_tensor_elements(const struct bx_tensor *tensor)
 
 size_t bx_tensor_bytes(const struct bx_tensor *tensor)
 {
-    return tensor == NULL ? 0 : (size_t)tensor->elements * dtypes[tensor->dtype].bytes;
+    return tensor == NULL ? 0 : (size_t)tensor->elements * (dtypes[tensor->dtype].bits / 8u);
 }
 
 bool bx_tensor_is_contiguous(const struct bx_tensor *tensor)

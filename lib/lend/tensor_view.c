@@ -288,8 +288,11 @@ static void copy_two_dims(unsigned char *to, const unsigned char *from, const st
     case 4:
         copy_plane(to, from, plan, 4);
         break;
-    default:
+    case 8:
         copy_plane(to, from, plan, 8);
+        break;
+    default:
+        copy_plane(to, from, plan, 16);
         break;
     }
 }

@@ -8,6 +8,8 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <math.h>
+#include <stdio.h>
+#include <string.h>
 
 TestSuite(autograd_tape, .timeout = 30);
 
@@ -174,6 +176,28 @@ Test(autograd_tape, operations_refuse_null_and_other_dtypes)
     cr_expect_null(bx_var_exp(NULL, o.matrix));
     cr_expect_str_eq(bx_error_text(), "'exp' was given no tape");
     end(&o);
+}
+
+Test(autograd_tape, refuses_each_dtype_with_which_it_cannot_compute)
+{
+    for (enum bx_dtype dtype = BX_F16; dtype <= BX_C128; dtype++) {
+        struct bx_tape *tape = new_tape();
+        struct bx_tensor *tensor = NULL;
+        struct bx_var *var = NULL;
+        char said[80];
+
+        cr_assert_eq(bx_tensor_create(NULL, dtype, MATRIX.ndim, MATRIX.extent, &tensor), 0);
+        cr_expect_eq(bx_var_create(tensor, true, &var), -EINVAL);
+        snprintf(said, sizeof said, "and the tensor is %s", bx_dtype_name(dtype));
+        cr_expect_not_null(strstr(bx_error_text(), said), "%s", bx_error_text());
+        cr_assert_eq(bx_var_create(tensor, false, &var), 0);
+        snprintf(said, sizeof said, "'exp' computes with f32 and f64, and its input is %s", bx_dtype_name(dtype));
+        STOPS(tape, bx_var_exp(tape, var), -ENOTSUP, said);
+        cr_expect(isnan(bx_var_item(var)));
+        bx_var_release(var);
+        bx_tensor_release(tensor);
+        bx_tape_destroy(tape);
+    }
 }
 
 Test(autograd_tape, operations_refuse_shapes_that_do_not_fit)

@@ -37,6 +37,9 @@ SAME(DLManagedTensor, deleter, struct bxi_dl_managed, deleter);
 static_assert(sizeof(DLTensor) == sizeof(struct bxi_dl_tensor), "DLTensor");
 static_assert(sizeof(DLManagedTensor) == sizeof(struct bxi_dl_managed), "DLManagedTensor");
 
+#define FLOAT8_E4M3FN 10             /* kDLFloat8_e4m3fn, kDLFloat8_e5m2 of headers from 1.1 on */
+#define FLOAT8_E5M2 12
+
 /* Headers from 1.0 on define it. */
 #ifndef DLPACK_FLAG_BITMASK_READ_ONLY
 #define DLPACK_FLAG_BITMASK_READ_ONLY (1UL << 0UL)
@@ -220,7 +223,11 @@ static const struct {
 } types[] = {
     { BX_F32, kDLFloat, kDLFloat, 32 }, { BX_F64, kDLFloat, kDLFloat, 64 }, { BX_F16, kDLFloat, kDLFloat, 16 },
     { BX_BF16, kDLBfloat, kDLBfloat, 16 }, { BX_I32, kDLInt, kDLInt, 32 }, { BX_I64, kDLInt, kDLInt, 64 },
-    { BX_U8, kDLUInt, kDLUInt, 8 }, { BX_BOOL, kDLBool, kDLUInt, 8 },
+    { BX_U8, kDLUInt, kDLUInt, 8 }, { BX_BOOL, kDLBool, kDLUInt, 8 }, { BX_I8, kDLInt, kDLInt, 8 },
+    { BX_I16, kDLInt, kDLInt, 16 }, { BX_U16, kDLUInt, kDLUInt, 16 }, { BX_U32, kDLUInt, kDLUInt, 32 },
+    { BX_U64, kDLUInt, kDLUInt, 64 }, { BX_F8_E4M3FN, FLOAT8_E4M3FN, FLOAT8_E4M3FN, 8 },
+    { BX_F8_E5M2, FLOAT8_E5M2, FLOAT8_E5M2, 8 }, { BX_C64, kDLComplex, kDLComplex, 64 },
+    { BX_C128, kDLComplex, kDLComplex, 128 },
 };
 
 Test(dlpack, keeps_every_dtype_in_a_round_trip)
@@ -396,9 +403,9 @@ static void refuses(struct theirs *theirs, int code, const char *part)
 Test(dlpack, refuses_types_that_have_no_dtype)
 {
     static const DLDataType unknown[] = {
-        { kDLFloat, 8, 1 },  { kDLFloat, 128, 1 }, { kDLInt, 8, 1 },      { kDLInt, 16, 1 }, { kDLInt, 4, 1 },
-        { kDLUInt, 32, 1 },  { kDLUInt, 1, 1 },    { kDLComplex, 64, 1 }, { kDLBool, 1, 1 }, { kDLBfloat, 32, 1 },
-        { kDLOpaqueHandle, 64, 1 }, { 17, 4, 1 },
+        { kDLFloat, 8, 1 },  { kDLFloat, 128, 1 }, { kDLInt, 128, 1 },    { kDLInt, 12, 1 }, { kDLInt, 4, 1 },
+        { kDLUInt, 24, 1 },  { kDLUInt, 1, 1 },    { kDLComplex, 32, 1 }, { kDLBool, 1, 1 }, { kDLBfloat, 32, 1 },
+        { kDLOpaqueHandle, 64, 1 }, { 17, 4, 1 }, { 8, 8, 1 }, { FLOAT8_E5M2, 16, 1 },
     };
     struct theirs theirs;
 
@@ -472,6 +479,26 @@ Test(dlpack, refuses_shapes_that_are_invalid)
     make(&theirs, 1, DIMS(2));
     theirs.managed.dl_tensor.data = NULL;
     refuses(&theirs, -EINVAL, "no memory");
+}
+
+/* A reversed view of one element, as numpy makes it: the stride has no meaning. */
+Test(dlpack, accepts_a_negative_stride_where_there_is_one_element)
+{
+    for (int i = 0; i < 2; i++) {
+        struct theirs theirs;
+        struct bx_tensor *tensor, *view = NULL;
+
+        make(&theirs, 2, i == 0 ? DIMS(1, 6) : DIMS(0, 6));
+        theirs.managed.dl_tensor.strides = DIMS(-6, 1);
+        tensor = take(&theirs);
+        are(bx_tensor_strides(tensor), 2, DIMS(6, 1));
+        cr_expect(bx_tensor_is_contiguous(tensor));
+        cr_expect_eq(bx_tensor_slice(tensor, 1, 0, 6, 2, &view), 0);
+        are(bx_tensor_strides(view), 2, DIMS(6, 2));
+        bx_tensor_release(view);
+        bx_tensor_release(tensor);
+        cr_expect_eq(theirs.deleted, 1);
+    }
 }
 
 Test(dlpack, refuses_null)

@@ -331,7 +331,7 @@ static void dtype_zero(struct forgery *forgery)
 
 static void dtype_beyond_the_last(struct forgery *forgery)
 {
-    forgery->tensor.dtype = BX_BOOL + 1;
+    forgery->tensor.dtype = BX_C128 + 1;
 }
 
 static void device_zero(struct forgery *forgery)

@@ -13,7 +13,9 @@
 
 #define DIMS(...) (const int64_t[]){ __VA_ARGS__ }
 
-static const enum bx_dtype all_dtypes[] = { BX_F32, BX_F64, BX_F16, BX_BF16, BX_I32, BX_I64, BX_U8, BX_BOOL };
+static const enum bx_dtype all_dtypes[] = { BX_F32, BX_F64, BX_F16, BX_BF16, BX_I32, BX_I64, BX_U8, BX_BOOL, BX_I8,
+                                            BX_I16, BX_U16, BX_U32, BX_U64, BX_F8_E4M3FN, BX_F8_E5M2, BX_C64,
+                                            BX_C128 };
 #define DTYPES (sizeof all_dtypes / sizeof all_dtypes[0])
 
 static struct bx_tensor *create(enum bx_dtype dtype, int ndim, const int64_t *shape)
@@ -73,18 +75,19 @@ TestSuite(tensor, .timeout = 120);
 
 Test(tensor, knows_its_dtypes)
 {
-    static const size_t bytes[] = { 4, 8, 2, 2, 4, 8, 1, 1 };
-    static const char *const names[] = { "f32", "f64", "f16", "bf16", "i32", "i64", "u8", "bool" };
+    static const size_t bytes[] = { 4, 8, 2, 2, 4, 8, 1, 1, 1, 2, 2, 4, 8, 1, 1, 8, 16 };
+    static const char *const names[] = { "f32", "f64", "f16", "bf16", "i32", "i64", "u8", "bool", "i8", "i16", "u16",
+                                         "u32", "u64", "f8e4m3fn", "f8e5m2", "c64", "c128" };
 
     for (size_t i = 0; i < DTYPES; i++) {
         cr_expect_eq(bx_dtype_bytes(all_dtypes[i]), bytes[i]);
         cr_expect_str_eq(bx_dtype_name(all_dtypes[i]), names[i]);
     }
     cr_expect_eq(bx_dtype_bytes((enum bx_dtype)0), 0);
-    cr_expect_eq(bx_dtype_bytes((enum bx_dtype)9), 0);
+    cr_expect_eq(bx_dtype_bytes((enum bx_dtype)(BX_C128 + 1)), 0);
     cr_expect_eq(bx_dtype_bytes((enum bx_dtype)-1), 0);
     cr_expect_str_eq(bx_dtype_name((enum bx_dtype)0), "?");
-    cr_expect_str_eq(bx_dtype_name((enum bx_dtype)9), "?");
+    cr_expect_str_eq(bx_dtype_name((enum bx_dtype)(BX_C128 + 1)), "?");
 }
 
 /* ---- create ---------------------------------------------------------------------------------- */
@@ -705,11 +708,11 @@ Test(tensor, does_not_copy_into_another_dtype_or_shape)
 
 Test(tensor, copy_writes_nothing_between_the_elements_of_its_target)
 {
-    static const enum bx_dtype types[] = { BX_U8, BX_F16, BX_F32, BX_F64 };
+    static const enum bx_dtype types[] = { BX_U8, BX_F16, BX_F32, BX_F64, BX_C128 };
 
     for (size_t t = 0; t < sizeof(types) / sizeof(types[0]); t++) {
         size_t size = bx_dtype_bytes(types[t]);
-        unsigned char to[64], from[64];
+        _Alignas(16) unsigned char to[128], from[128];
         struct bx_tensor *whole[2], *every_other[2];
 
         memset(to, 0xaa, sizeof(to));

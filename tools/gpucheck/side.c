@@ -55,21 +55,23 @@ void check_figure(struct check_side *side, const char *key, double value, const 
     side->shared->answer[i].unit = unit;
 }
 
-static _Noreturn void CHECK_PRINTF(3, 0) leave(struct check_side *side, bool is_skipped, const char *format,
-                                               va_list arguments)
+static _Noreturn void leave(struct check_side *side, bool is_skipped)
 {
-    vsnprintf(side->shared->gave_up[side->role].reason, CHECK_TEXT_BYTES, format, arguments);
     /* [check.skipped] release, pairs with the acquire in report_lines. */
     bxi_store_release(&side->shared->gave_up[side->role].is_skipped, is_skipped);
     _exit(STATUS_GAVE_UP);
 }
+
+#define REASON(side) (side)->shared->gave_up[(side)->role].reason
 
 void check_give_up(struct check_side *side, const char *format, ...)
 {
     va_list arguments;
 
     va_start(arguments, format);
-    leave(side, false, format, arguments);
+    vsnprintf(REASON(side), CHECK_TEXT_BYTES, format, arguments);
+    va_end(arguments);
+    leave(side, false);
 }
 
 void check_skip(struct check_side *side, const char *format, ...)
@@ -77,7 +79,9 @@ void check_skip(struct check_side *side, const char *format, ...)
     va_list arguments;
 
     va_start(arguments, format);
-    leave(side, true, format, arguments);
+    vsnprintf(REASON(side), CHECK_TEXT_BYTES, format, arguments);
+    va_end(arguments);
+    leave(side, true);
 }
 
 const char *check_name(const struct check_side *side, unsigned result)

@@ -459,15 +459,21 @@ static void print_findings(const struct stat_job *job, bool json)
 /* STAT_FINE, STAT_FOUND, or STAT_NOTHING if no worker of the job can be checked. */
 static int check_job(struct stat_job *job, const struct stat_options *options)
 {
-    struct stat_findings findings = { 0 };
+    struct stat_findings *findings = calloc(1, sizeof(*findings));
+    int status;
 
+    if (findings == NULL)
+        return STAT_NOTHING;
+    job->findings = findings;
     for (struct stat_worker *worker = NULL; (worker = stat_next(job, worker)) != NULL;)
-        check_worker(&(struct stat_check){ .job = job, .worker = worker, .findings = &findings });
-    drop_about_new(job, &findings);
-    job->findings = &findings;
+        check_worker(&(struct stat_check){ .job = job, .worker = worker, .findings = findings });
+    drop_about_new(job, findings);
     print_findings(job, options->json);
-    free(findings.list);
-    return findings.count + findings.dropped > 0 ? STAT_FOUND : findings.workers > 0 ? STAT_FINE : STAT_NOTHING;
+    status = findings->count + findings->dropped > 0 ? STAT_FOUND : findings->workers > 0 ? STAT_FINE : STAT_NOTHING;
+    free(findings->list);
+    free(findings);
+    job->findings = NULL;
+    return status;
 }
 
 int stat_check(const struct stat_options *options)

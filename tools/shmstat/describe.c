@@ -164,9 +164,10 @@ static int counter_row(const struct stat_worker *worker, int index, const char *
 {
     if (index > 0 || worker->control == NULL)
         return STAT_END;
-#define PUT(name, domain, text)                        \
-    if (strncmp(#name, prefix, strlen(prefix)) == 0)   \
-        stat_put(row, #name, strstr(#name, "bytes") != NULL ? STAT_BYTES : STAT_COUNT, stat_counter(worker, BXI_C_##name));
+#define PUT(name, domain, text)                                                                 \
+    if (strncmp(#name, prefix, strlen(prefix)) == 0)                                            \
+        stat_put(row, #name, strstr(#name, "bytes") != NULL ? STAT_BYTES : STAT_COUNT,          \
+                 stat_counter(worker, BXI_C_##name));
     BXI_COUNTERS(PUT)
 #undef PUT
     stat_put(row, ".busy", STAT_COUNT, (uint64_t)stat_pool_busy(worker));

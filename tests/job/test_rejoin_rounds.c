@@ -244,7 +244,7 @@ Test(rejoin_rounds, one_that_joins_is_not_in_the_set_of_a_round)
 
 static bool of_leases;
 
-/* Worker 1 dies. Worker 2 closes it and blocks, then 0 closes it, asks 2 and attaches the next worker 1. Then 2 dies. */
+/* Worker 1 dies. Worker 2 closes it and blocks; 0 closes it, asks 2 and attaches the next worker 1. Then 2 dies. */
 static void owns_while_two_die(struct bx_job *job)
 {
     switch (bx_job_rank(job)) {
@@ -291,6 +291,7 @@ static void run_while_two_die(void)
     begin_life(4, (struct life){ .rank = 1, .world_size = 4, .setup = register_all });
     harness_await(JOINS, 1);
     kill_start(2);
+    harness_await(STARTED, 5);              /* else the one that joins finds a job that is ending */
     end_with(0, 3, 4, -1);
 }
 

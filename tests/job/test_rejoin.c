@@ -291,7 +291,7 @@ Test(rejoin, refuses_a_rank_that_lives)
 Test(rejoin, refuses_a_process_with_another_clock)
 {
     begin_lives(2, (struct life){ .body = stays });
-    kill_and_forget(1);
+    start_is_killed(1);
     bool other = clock_of_children(100);
     if (other) {
         begin_life(2, (struct life){ .rank = 1, .world_size = 2 });
@@ -489,7 +489,7 @@ Test(rejoin, a_joiner_that_one_refuses_gives_up_and_all_leave_without_it)
     begin_life(1, (struct life){ .rank = 1 });
     begin_life(2, (struct life){ .rank = 2, .body = leaves_before_it_attaches, .own_loop = true });
     harness_await(STARTED, 3);
-    kill_and_forget(1);
+    start_is_killed(1);
     begin_life(3, (struct life){ .rank = 1 });
     start_fails(3, BX_E_SHUTDOWN, "worker2");
     harness_post(LAST_WORD);
@@ -518,7 +518,7 @@ static void begin_a_shutdown_beside_a_joiner(harness_fn joiner)
         begin_life(rank, (struct life){ .rank = rank, .world_size = 4, .body = leaves_once_it_has_attached });
     begin_life(3, (struct life){ .rank = 3, .world_size = 4, .body = keeps_a_joiner_waiting, .own_loop = true });
     harness_await(STARTED, 4);
-    kill_and_forget(1);
+    start_is_killed(1);
     begin_life(4, (struct life){ .rank = 1, .world_size = 4, .body = joiner });
     harness_await(BACK, 2);
 }
@@ -532,7 +532,7 @@ static void calls_those_that_leave(struct bx_job *job)
 Test(rejoin, a_joiner_that_all_have_attached_is_in_the_job_that_all_leave)
 {
     begin_a_shutdown_beside_a_joiner(calls_those_that_leave);
-    kill_and_forget(3);
+    start_is_killed(3);
     harness_await(STARTED, 5);
     harness_post(LAST_WORD);
     start_succeeds(0);
@@ -543,7 +543,7 @@ Test(rejoin, a_joiner_that_all_have_attached_is_in_the_job_that_all_leave)
 Test(rejoin, those_that_leave_do_not_wait_for_a_joiner_that_dies)
 {
     begin_a_shutdown_beside_a_joiner(NULL);
-    kill_and_forget(4);
+    start_is_killed(4);
     harness_post(LAST_WORD);
     start_succeeds(0);
     start_succeeds(2);

@@ -79,7 +79,7 @@ void bxi_ending_begin(struct bx_job *job)
     bxi_event(job->run, BXI_EVENT_SCAN);
 }
 
-int bxi_ending_may_send(const struct bx_job *job)
+int bxi_ending_allows(const struct bx_job *job)
 {
     const struct bxi_ending *ending = &job->rpc->ending;
     int rc = bxi_job_check(job);

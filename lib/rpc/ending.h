@@ -19,8 +19,14 @@ struct bxi_ending {
 bool bxi_is_quiet(const struct bx_job *job);
 /* Stores LEAVING. From here on a worker in which nothing is open sends no request. */
 void bxi_ending_begin(struct bx_job *job);
-/* May a request be sent? 0, or a code with its sentence. Lock, not given back before the request is sent. */
-int bxi_ending_may_send(const struct bx_job *job);
+/* May a request be sent? 0, or a code with its sentence. Lock, not given back before the request is sent: after
+ * bxi_calls_fail nobody ends the job's calls any more. */
+int bxi_ending_allows(const struct bx_job *job);
+static inline int bxi_ending_may_send(const struct bx_job *job)
+{
+    /* Relaxed: it leaves STARTED under the lock. */
+    return __builtin_expect(bxi_load_relaxed(&job->phase) == BXI_STARTED, 1) ? 0 : bxi_ending_allows(job);
+}
 /* Publishes how far this worker has come, and finds out whether the job is over. Role; no handler runs under it. */
 void bxi_ending_check(const struct bxi_role *role, struct bx_job *job);
 /* A frame was sent or handled since the last check. Role. */

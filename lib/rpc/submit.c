@@ -228,7 +228,7 @@ static int submit_once(struct bx_job *job, struct bxi_plan *plan, struct bxi_cal
     int rc;
 
     bxi_lock(&job->run->lock);
-    rc = bxi_ending_may_send(job);      /* here too: after bxi_calls_fail nobody ends the job's calls any more */
+    rc = bxi_ending_may_send(job);
     if (rc == 0)
         rc = bxi_resolve(job, plan);
     if (rc == 0)

@@ -241,9 +241,6 @@ static int is_free(const struct bx_job *job, int rank)
 
 static int may_join(const struct bx_job *job, const struct bxi_boot_rehello *rehello)
 {
-    if (bxi_load_relaxed(&job->phase) != BXI_STARTED)
-        return bx_fail(BX_E_SHUTDOWN, "worker '%s' (rank %d, pid %u) is leaving job '%s'", job->name, job->rank,
-                       (unsigned)getpid(), job->job_name);
     if (rehello->world_size != job->world_size)
         return bx_fail(BX_E_WORLD_SIZE, "job '%s' runs with %d workers, and worker '%s' was started for %d",
                        job->job_name, job->world_size, rehello->name, (int)rehello->world_size);
@@ -254,7 +251,10 @@ static int may_join(const struct bx_job *job, const struct bxi_boot_rehello *reh
         return bx_fail(-EINVAL, "rank %d of job '%s' has the name '%s', and a worker that takes it must have it too, "
                                 "not '%s'", (int)rehello->rank, job->job_name, peer->name, rehello->name);
     if (is_attached(job, rehello))
-        return 0;
+        return 0;                       /* also if this worker has begun to leave since: then it waits for the joiner */
+    if (bxi_load_relaxed(&job->phase) != BXI_STARTED)
+        return bx_fail(BX_E_SHUTDOWN, "worker '%s' (rank %d, pid %u) is leaving job '%s'", job->name, job->rank,
+                       (unsigned)getpid(), job->job_name);
     int rc = is_free(job, rehello->rank);
     if (rc == 0 && bxi_join_generation(job, rehello->rank) >= BXI_GENERATION_MAX)
         return bx_fail(-EOVERFLOW, "rank %d of job '%s' was taken %d times, which is the most", (int)rehello->rank,

@@ -8,7 +8,7 @@
 # Criterion 2.4.1 may miss the end of a test process and then waits for ever, beyond every test's timeout
 # (github.com/Snaipe/Criterion/issues/345, pull 468). That is noticed by its silence while none of its test processes
 # lives; the tests are then run once more. It may also forget to stop a test at its timeout: a test process that lives
-# on in silence for longer than any timeout is killed, and counts as crashed.
+# on in silence for longer than any timeout gets SIGPROF, which is what Criterion sends at a timeout, then SIGKILL.
 set -u
 
 . "$(dirname "$0")/tally.sh"
@@ -44,10 +44,11 @@ signs_of_life()
 run()
 {
     before='' silent=0
+    : >"$log"           # both the runner and the watcher append to it
     # Verbose, for only so does Criterion say what a test skipped. UNIT_ARGS is words on purpose.
     # shellcheck disable=SC2086
     timeout -k 10 "$limit_s" "$BX_BUILD_DIR/tests/$program" --verbose "$@" ${UNIT_ARGS:-} \
-        >"$log" 2>&1 </dev/null &
+        >>"$log" 2>&1 </dev/null &
     child=$!
     (
         while sleep 5 && kill -0 "$child" 2>/dev/null; do
@@ -65,7 +66,9 @@ run()
             fi
             if [ "$silent" -ge "$stuck_after" ]; then
                 for runner in $(pgrep -P "$child"); do
-                    echo "silent for $((5 * stuck_after)) s; SIGKILL to pids $(pgrep -P "$runner" | xargs)" >>"$log"
+                    echo "silent for $((5 * stuck_after)) s; SIGPROF to pids $(pgrep -P "$runner" | xargs)" >>"$log"
+                    pkill -PROF -P "$runner"        # says where it hangs, and Criterion that it timed out
+                    sleep 10
                     pkill -KILL -P "$runner"
                 done
                 silent=0

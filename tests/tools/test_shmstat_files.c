@@ -373,7 +373,7 @@ Test(shmstat_files, reap_removes_doors_at_which_nobody_listens_and_a_mutex_that_
     char mutex_path[128];
 
     use_own_sockets();
-    snprintf(plant.job, sizeof(plant.job), "plant-%d", (int)getpid());
+    harness_name(plant.job, sizeof(plant.job), "plant-");
     make_file(plant.job, ".join", mutex_path);
     snprintf(address.sun_path, sizeof(address.sun_path), "%.40s/boxcar/%.20s.0123456789abcdef.1.2.door", directory,
              plant.job);

@@ -37,7 +37,7 @@ struct reaping {
     unsigned listed;
     unsigned removed;
     unsigned failed;
-    bool is_starting;           /* a rank 0 without a segment holds a lock */
+    bool has_files;             /* the job has some in the directory of sockets, held or not */
 };
 
 static void report(struct reaping *reaping, const char *path, uint64_t bytes, const char *job, int error, bool removed)
@@ -177,10 +177,8 @@ static void reap_socket(struct reaping *reaping, const char *directory, const ch
 
     snprintf(socket_path, sizeof(socket_path), "%s/%s" SOCKET_SUFFIX, directory, job);
     snprintf(lock_path, sizeof(lock_path), "%s/%s" LOCK_SUFFIX, directory, job);
-    if (is_held(lock_path)) {
-        reaping->is_starting = true;
+    if (is_held(lock_path))
         return;
-    }
 
     bool had_socket = exists(socket_path), had_lock = exists(lock_path);
     bool taken = reaping->options->yes && sweep(socket_path, lock_path);
@@ -262,10 +260,12 @@ static bool is_door(const char *file, char *job)
     return true;
 }
 
-static bool is_selected(const struct reaping *reaping, const struct stat_jobs *jobs, const char *job)
+static bool is_selected(struct reaping *reaping, const struct stat_jobs *jobs, const char *job)
 {
-    return !has_living(jobs, job) &&
-           (reaping->options->select == NULL || strcmp(reaping->options->select, job) == 0);
+    if (reaping->options->select != NULL && strcmp(reaping->options->select, job) != 0)
+        return false;
+    reaping->has_files = true;
+    return !has_living(jobs, job);
 }
 
 /* Socket and lock file are one entry: at the lock file, or at the socket if there is no lock file. */
@@ -340,17 +340,18 @@ int stat_reap(const struct stat_options *options)
     }
     if (rc == 0)
         reap_sockets(&reaping, &jobs);
+    /* A job that is not in /dev/shm may have files beside its sockets. */
+    bool is_there = options->select == NULL || jobs.count > 0 || reaping.has_files;
     if (options->json) {
         stat_json_close(']');
         stat_json_u64("listed", reaping.listed);
         stat_json_u64("removed", reaping.removed);
         stat_json_end();
-    } else if (reaping.listed > 0 || options->select == NULL || jobs.count > 0) {
+    } else if (is_there) {
         print_sum(&reaping);
     }
     stat_jobs_free(&jobs);
-    /* A job that is not in /dev/shm may have had a socket. */
-    if (rc == 0 && jobs.count == 0 && reaping.listed == 0 && !reaping.is_starting)
+    if (rc == 0 && !is_there)
         return stat_find(&jobs, options);
     return rc < 0 ? STAT_NOTHING : reaping.failed > 0 ? STAT_FOUND : STAT_FINE;
 }

@@ -16,7 +16,7 @@
  *     lib/rpc/ending.c bxi_ending_begin 3227492798
  *     lib/rpc/ending.c bxi_ending_allows 3788024036
  *     lib/rpc/ending.c nothing_is_unread 3678286851
- *     lib/rpc/ending.c next_round 3627246948
+ *     lib/rpc/ending.c next_round 95787888
  *     lib/rpc/ending.c bxi_ending_check 958219600
  *     lib/rpc/ending.c bxi_ending_has_moved 2692876819
  */

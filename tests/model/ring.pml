@@ -35,7 +35,8 @@
  *     shm/ring.c bxi_ring_put 377978229
  *     shm/ring.c bxi_ring_want 2539634253
  *     shm/ring.c bxi_ring_unwant 1281251113
- *     lib/rpc/peer.c send_or_queue 2188205891
+ *     lib/rpc/peer.c send_or_queue 1991143398
+ *     lib/rpc/peer.c queue_or_want 3324204979
  *     lib/rpc/peer.c ask_for_room 232861278
  *     lib/rpc/peer.c move_queue 388530665
  *     shm/ring.c checked_length 1264521318

@@ -396,7 +396,8 @@ static int join(struct bx_job *job, const struct bxi_boot_paths *paths, uint64_t
         rc = send_join(&joiner);
     if (rc == 0)
         rc = gather(&joiner);
-    if (rc < 0 && job->control != NULL)
+    /* Relaxed: its own word. GAVE_UP stays: who saw LEFT in its place would take it for one that had run. */
+    if (rc < 0 && job->control != NULL && bxi_load_relaxed(&job->control->header.state) == BXI_STARTING)
         /* [state] release, pairs with the acquire in look_state, of workers for which rank 0 still opens the gate. */
         bxi_store_release(&job->control->header.state, BXI_LEFT);
     if (rc < 0 && joiner.fd >= 0)

@@ -540,6 +540,27 @@ Test(rejoin, a_joiner_that_all_have_attached_is_in_the_job_that_all_leave)
     start_succeeds(4);
 }
 
+/* Rank 0 has attached it, is stopped, and sees its last state alone. */
+Test(rejoin, a_joiner_that_gave_up_has_not_left)
+{
+    begin_life(0, (struct life){ .rank = 0 });
+    begin_life(1, (struct life){ .rank = 1 });
+    begin_life(2, (struct life){ .rank = 2, .body = keeps_a_joiner_waiting, .own_loop = true });
+    harness_await(STARTED, 3);
+    start_is_killed(1);
+    begin_life(3, (struct life){ .rank = 1, .timeout_ns = 1000 * HARNESS_MS });
+    harness_await(GO_ON, 1);
+    harness_stop(starts[0].pid);
+    start_is_killed(2);
+    start_fails(3, BX_E_RANK_MISSING, "which runs, ");         /* of rank 0, or of rank 2, whose death nobody reports */
+    kill(starts[0].pid, SIGCONT);
+    begin_life(4, (struct life){ .rank = 1 });
+    harness_await(STARTED, 4);
+    harness_post(LAST_WORD);
+    start_succeeds(0);
+    start_succeeds(4);
+}
+
 Test(rejoin, those_that_leave_do_not_wait_for_a_joiner_that_dies)
 {
     begin_a_shutdown_beside_a_joiner(NULL);

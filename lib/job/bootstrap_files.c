@@ -423,12 +423,13 @@ void bxi_boot_watch_close(struct bxi_boot_watch *watch)
 void bxi_boot_unlink_dead(const struct bx_job *job, int rank)
 {
     struct bxi_door_id door = { job->instance, rank, job->rpc->peers[rank]->generation };
-    const uint32_t last = (uint32_t)bxi_join_generation(job, rank);
+    const uint32_t known = (uint32_t)bxi_join_generation(job, rank), last = known > 0 ? known : 1;
     char name[BXI_OBJECT_NAME_BYTES], path[BXI_BOOT_PATH_BYTES];
     struct bxi_object_owner owner;
     int rc;
 
-    /* Its door, or that of one that died before it had joined; no successor's, whoever removes the name. */
+    /* Its door, or that of one that died before it was known, or had joined; no successor's, whoever removes the
+     * name. */
     for (; job->options.rejoin; door.generation++) {
         if (bxi_door_path(path, &job->boot->paths, job->job_name, &door) == 0)
             unlink(path);

@@ -452,7 +452,7 @@ static bool anybody_answered(const struct rejoin *rejoin)
 static int gather_answers(struct rejoin *rejoin)
 {
     for (;;) {
-        int in_doubt, rc = look_at(rejoin, rejoin->job->instance);
+        int in_doubt = -1, rc = look_at(rejoin, rejoin->job->instance);
 
         if (rc < 0 || (!rejoin->runs && rejoin->job->control == NULL))
             return rc;

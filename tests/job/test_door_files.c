@@ -226,18 +226,21 @@ Test(door_files, one_joins_at_a_time)
 Test(door_files, the_mutex_is_free_when_its_holder_is_dead_though_a_child_of_it_goes_on)
 {
     struct bxi_boot_paths paths;
-    int gate[2], status = 0;
+    int gate[2], runs[2], status = 0;
     pid_t holder;
     char byte;
 
     cr_assert_eq(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
     cr_assert_eq(pipe(gate), 0);
+    cr_assert_eq(pipe(runs), 0);
     cr_assert_eq(bxi_boot_paths(job_name, &paths), 0);
     if ((holder = fork()) == 0) {
         close(gate[1]);
         if (bxi_joiners_lock(paths.join) >= 0 && fork() == 0)
-            _exit(read(gate[0], &byte, 1) == 0 ? 0 : 1);
-        raise(SIGKILL);
+            _exit(write(runs[1], "", 1) == 1 && read(gate[0], &byte, 1) == 0 ? 0 : 1);
+        if (read(runs[0], &byte, 1) == 1)       /* the child has returned from fork, and closed what it does not keep */
+            raise(SIGKILL);
+        _exit(1);
     }
     cr_assert_eq(waitpid(holder, &status, 0), holder);
     cr_expect_eq(access(paths.join, F_OK), 0);

@@ -187,14 +187,16 @@ static _Noreturn void be_killed(int rank, const int gate[2])
 {
     struct bx_options options = { .job = job_name, .rank = rank, .world_size = 2 };
     struct bx_job *job = NULL;
+    int runs[2];
     char byte;
 
     close(gate[1]);
-    if (bx_job_create(&options, &job) < 0 || bx_job_start(job) < 0)
+    if (pipe(runs) < 0 || bx_job_create(&options, &job) < 0 || bx_job_start(job) < 0)
         _exit(1);
     if (fork() == 0)
-        _exit(read(gate[0], &byte, 1) == 0 ? 0 : 1);
-    raise(SIGKILL);
+        _exit(write(runs[1], "", 1) == 1 && read(gate[0], &byte, 1) == 0 ? 0 : 1);
+    if (read(runs[0], &byte, 1) == 1)       /* the helper has returned from fork, and closed what it does not keep */
+        raise(SIGKILL);
     _exit(2);
 }
 

@@ -111,13 +111,15 @@ Test(fork, waits_until_what_is_being_opened_is_noted)
 /* Leaves a segment as a killed worker does that has forked a helper, which lives until the pipe is closed. */
 static int create_fork_and_die(void)
 {
+    int runs[2];
     char byte;
 
-    if (bxi_segment_create(&segment, job, "dead", INSTANCE, 1, 2) != 0)
+    if (pipe(runs) < 0 || bxi_segment_create(&segment, job, "dead", INSTANCE, 1, 2) != 0)
         return 1;
     if (fork() == 0)
-        _exit(read(number, &byte, 1) == 0 ? 0 : 1);
-    raise(SIGKILL);
+        _exit(write(runs[1], "", 1) == 1 && read(number, &byte, 1) == 0 ? 0 : 1);
+    if (read(runs[0], &byte, 1) == 1)       /* the helper has returned from fork, and closed what it does not keep */
+        raise(SIGKILL);
     return 2;
 }
 

@@ -151,8 +151,10 @@ Test(bootstrap_place, names_another_user_who_has_a_job_of_that_name)
         cr_assert_geq(fd, 0);
         cr_assert_eq(fchown(fd, NOBODY, NOBODY), 0);
         close(fd);
-        snprintf(both, sizeof(both), i == 0 ? "" : "user %d has a job of that name, and all workers of a job must "
-                                                   "belong to one user (this one to user 0)", NOBODY);
+        both[0] = '\0';
+        if (i > 0)
+            snprintf(both, sizeof(both), "user %d has a job of that name, and all workers of a job must belong to one "
+                                         "user (this one to user 0)", NOBODY);
         expect_alone(1, both, i == 1);
         expect_alone(0, both, false);
     }

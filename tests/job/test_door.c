@@ -56,7 +56,7 @@ static int knock(void)
     int fd = bxi_door_connect(door_path(), &pid);
 
     cr_assert_geq(fd, 0, "%s", strerror(-fd));
-    cr_expect_eq(pid, starts[0].pid);
+    cr_expect_eq(pid, (uint32_t)starts[0].pid);
     return fd;
 }
 

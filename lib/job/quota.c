@@ -78,7 +78,7 @@ static bool find_own(const char *root, struct mount *mount)
             continue;
         *path++ = '\0';
         mount->is_v1 = list_has(list + 1, "cpu");
-        if (mount->is_v1 || strncmp(line, "0:", 3) == 0) {
+        if (mount->is_v1 || strcmp(line, "0:") == 0) {
             memcpy(mount->own, path, strlen(path) + 1);
             found = true;
         }

@@ -317,9 +317,9 @@ Test(rref_death, of_the_third_before_it_has_entered_takes_the_pin_away)
 
 /* ---- The maker dies --------------------------------------------------------------------------------------- */
 
-/* worker1 makes an object in worker0, which is stopped, passes the reference to worker2 and dies. If the request is read
- * after the death is seen, it is dropped. Which of the two comes first when worker0 goes on is the kernel's choice;
- * mostly it is the death. */
+/* worker1 makes an object in worker0, which is stopped, passes the reference to worker2 and dies. If the request is
+ * read after the death is seen, it is dropped. Which of the two comes first when worker0 goes on is the kernel's
+ * choice; mostly it is the death. */
 #define READ_FIRST (PID + 8)
 static void makes_and_dies(struct bx_job *job)
 {

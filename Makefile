@@ -71,7 +71,7 @@ endif
 ALL_CPPFLAGS := -D_GNU_SOURCE $(if $(filter tsan,$(CONFIG)),-isystem tests/tsan) -I. -Ilib -I$(O)/text \
 	-isystem $(JEMALLOC)/include -DBXI_CUDA=$(if $(filter 0,$(CUDA)),0,1) \
 	$(if $(filter release,$(CONFIG)),,-DBXI_LOCK_OWNERS) $(CPPFLAGS)
-ALL_CFLAGS   := -std=gnu11 $(OPTIMISE_$(CONFIG)) -fPIC -fvisibility=hidden -pthread $(WARNINGS)
+ALL_CFLAGS   := -std=gnu11 $(OPTIMISE_$(CONFIG)) -fPIC -fvisibility=hidden -ftls-model=initial-exec -fno-semantic-interposition -pthread $(WARNINGS)
 ALL_LDFLAGS  := -pthread $(filter -fsanitize=% --coverage -Wl% -flto% -O2,$(OPTIMISE_$(CONFIG))) $(CFLAGS) $(LDFLAGS)
 
 # Flags of single objects. EXACT ones come last and so win over the caller's: they are about

@@ -95,7 +95,7 @@ int bxi_null(const char *function, const char *what) __attribute__((cold));
 void bxi_clear_error(void);                     /* this thread's sentence becomes "" */
 /* Keeps the thread's sentence while the engine runs code that the program did not call: handlers, callbacks, passes.
  * Between enter and leave the thread has another sentence, "" at first. Enter and leave nest. */
-extern BXI_HOT_TLS uint32_t bxi_error_level, bxi_error_owner;     /* depth; the level of the sentence */
+extern _Thread_local uint32_t bxi_error_level, bxi_error_owner;     /* depth; the level of the sentence */
 void bxi_error_restore(void);                   /* the slow half of leave */
 static inline void bxi_error_enter(void)
 {

@@ -13,7 +13,4 @@
  * instructions. */
 #define BXI_FLAT __attribute__((flatten))
 
-/* For variables that every call reads: no function call to find them, in a shared library either. */
-#define BXI_HOT_TLS __attribute__((tls_model("initial-exec"))) _Thread_local
-
 #endif

@@ -27,8 +27,8 @@ struct texts {
     char name[32];                          /* of bx_error_name */
 };
 
-static _Thread_local bool has_no_room;      /* for the sentence */
-BXI_HOT_TLS uint32_t bxi_error_level, bxi_error_owner;
+static _Thread_local bool has_no_room;        /* for the sentence */
+_Thread_local uint32_t bxi_error_level, bxi_error_owner;
 static bx_log_fn log_fn;
 static void *log_context;
 

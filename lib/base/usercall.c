@@ -15,7 +15,7 @@
  */
 #include "usercall.h"
 
-BXI_HOT_TLS void *bxi_leaving;
+_Thread_local void *bxi_leaving;
 
 #define LEFT INT32_MIN
 /* fn(a, b, c, d), or LEFT and bxi_leaving is set. */

@@ -7,7 +7,7 @@
 
 #include "base.h"
 
-extern BXI_HOT_TLS void *bxi_leaving;           /* not NULL: this thread ended in one, and leaves the engine first */
+extern _Thread_local void *bxi_leaving;           /* not NULL: this thread ended in one, and leaves the engine first */
 
 /* Runs fn(context). Its value; or BX_E_HANDLER with a sentence if this thread ended in it: then bxi_leaving is set. */
 int bxi_call_user(int (*fn)(void *), void *context);

@@ -20,7 +20,7 @@
 #define ONE_IN 64
 #define MANTISSA_BITS 10
 
-static BXI_HOT_TLS uint32_t countdown = 1;      /* the first call of a thread is measured */
+static _Thread_local uint32_t countdown = 1;      /* the first call of a thread is measured */
 
 int bxi_hist_every(const char *text, uint32_t *every)
 {

@@ -96,9 +96,10 @@ static void aim(struct bx_job *job, struct bxi_plan *plan, const struct bxi_aim 
 BXI_FLAT int bxi_rpc_sync(struct bx_job *job, const char *to, const struct bxi_aim *at, const char *function,
                           const struct bx_msg *args, const struct bx_call_options *options, struct bx_msg **reply)
 {
-    struct bxi_plan plan = { .function = function, .args = args, .kind = BXI_REQUEST };
+    struct bxi_plan plan;
     int rc;
 
+    bxi_plan_begin(&plan, BXI_REQUEST, function, args);
     aim(job, &plan, at);
     rc = bxi_plan(job, &plan, to, options);
     if (rc < 0)
@@ -140,10 +141,11 @@ struct bxi_call *bxi_call_make(struct bx_job *job)
 BXI_FLAT int bxi_rpc_async(struct bx_job *job, const char *to, const struct bxi_aim *at, const char *function,
                            const struct bx_msg *args, const struct bx_call_options *options, struct bx_future **future)
 {
-    struct bxi_plan plan = { .function = function, .args = args, .kind = BXI_REQUEST };
+    struct bxi_plan plan;
     struct bxi_call *call;
     int rc;
 
+    bxi_plan_begin(&plan, BXI_REQUEST, function, args);
     aim(job, &plan, at);
     rc = future != NULL ? bxi_plan(job, &plan, to, options) : bxi_null("the call", "the place for the future");
     if (rc < 0)
@@ -179,9 +181,10 @@ int bx_rpc_async_rank(struct bx_job *job, int rank, const char *function, const 
 int bxi_rpc_oneway(struct bx_job *job, const char *to, const struct bxi_aim *at, const char *function,
                    const struct bx_msg *args, const struct bx_call_options *options)
 {
-    struct bxi_plan plan = { .function = function, .args = args, .kind = BXI_ONEWAY };
+    struct bxi_plan plan;
     int rc;
 
+    bxi_plan_begin(&plan, BXI_ONEWAY, function, args);
     aim(job, &plan, at);
     rc = bxi_plan(job, &plan, to, options);
 
@@ -208,9 +211,12 @@ int bx_rpc_oneway_rank(struct bx_job *job, int rank, const char *function, const
 
 static int member_call(struct bx_job *job, const char *to, const char *function, uint8_t flags)
 {
-    struct bxi_plan plan = { .function = function, .kind = BXI_REQUEST, .flags = flags };
-    int rc = bxi_plan(job, &plan, to, NULL);
+    struct bxi_plan plan;
+    int rc;
 
+    bxi_plan_begin(&plan, BXI_REQUEST, function, NULL);
+    plan.flags = flags;
+    rc = bxi_plan(job, &plan, to, NULL);
     if (rc < 0)
         return rc;
     if (!bxi_may_wait())

@@ -10,7 +10,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-static BXI_HOT_TLS char this_thread;
+static _Thread_local char this_thread;
 
 const char *bxi_this_thread(void)
 {

@@ -21,7 +21,7 @@ struct kept {
     uint32_t count;
     bool ends;                  /* free_kept runs when the thread ends */
 };
-static BXI_HOT_TLS struct kept kept;
+static _Thread_local struct kept kept;
 
 static pthread_once_t key_once = PTHREAD_ONCE_INIT;
 static pthread_key_t key;

@@ -139,17 +139,22 @@ static int find_handler(struct bx_request *request, const struct bxi_frame *head
     return 0;
 }
 
+/* Each member is named: of fewer gcc makes `rep stos`, as in bxi_plan_begin. */
+static inline struct bx_request request_of(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head)
+{
+    bool oneway = head->kind == BXI_ONEWAY;
+
+    return (struct bx_request){
+        .job = job, .peer = peer, .handler = NULL, .id = oneway ? 0 : head->id, .deadline_ns = head->deadline_ns,
+        .consumed = head->consumed, .loan = NULL, .in = NULL, .begin_ns = 0, .traced_id = 0, .traced_ns = 0,
+        .oneway = oneway, .counted = false, .timed = (head->flags & BXI_FLAG_TIMED) != 0, .unparked = false,
+        .has_arrow = false, .row = 0, .kind_count = 0,
+    };
+}
+
 int bxi_handle_request(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head, size_t body_bytes)
 {
-    struct bx_request request = {
-        .job = job,
-        .peer = peer,
-        .id = head->kind == BXI_ONEWAY ? 0 : head->id,
-        .deadline_ns = head->deadline_ns,
-        .consumed = head->consumed,
-        .oneway = head->kind == BXI_ONEWAY,
-        .timed = (head->flags & BXI_FLAG_TIMED) != 0,
-    };
+    struct bx_request request = request_of(job, peer, head);
     const uint8_t more = head->flags & (BXI_FLAG_LEASE | BXI_FLAG_RREFS | BXI_FLAG_KINDS);
     int rc = 0;
 

@@ -142,9 +142,10 @@ static struct group group_of(size_t count, const struct bx_msg *const *args, str
 int bx_rpc_many(struct bx_job *job, const char *to, const char *function, size_t count,
                 const struct bx_msg *const *args, const struct bx_call_options *options, struct bx_future **futures)
 {
-    struct bxi_plan plan = { .function = function, .kind = BXI_REQUEST };
+    struct bxi_plan plan;
     struct group all = group_of(count, args, futures);
 
+    bxi_plan_begin(&plan, BXI_REQUEST, function, NULL);
     return send_many(job, &plan, to, options, &all);
 }
 
@@ -152,9 +153,11 @@ int bx_rpc_many_rank(struct bx_job *job, int rank, const char *function, size_t 
                      const struct bx_msg *const *args, const struct bx_call_options *options,
                      struct bx_future **futures)
 {
-    struct bxi_plan plan = { .function = function, .kind = BXI_REQUEST };
+    struct bxi_plan plan;
     struct group all = group_of(count, args, futures);
-    int rc = bxi_peer_of_rank(job, rank, &plan.peer);
+    int rc;
 
+    bxi_plan_begin(&plan, BXI_REQUEST, function, NULL);
+    rc = bxi_peer_of_rank(job, rank, &plan.peer);
     return rc < 0 ? rc : send_many(job, &plan, NULL, options, &all);
 }

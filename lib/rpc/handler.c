@@ -56,7 +56,7 @@ static int run_handler(struct bx_request *request, struct bx_reader *reader, str
 }
 
 /* After a large reply: back to the usual capacity. */
-static void shrink_reply(struct bx_job *job)
+BXI_COLD static void shrink_reply(struct bx_job *job)
 {
     struct bx_msg *reply = bx_msg_create(BXI_FRAME_MAX);
 
@@ -72,19 +72,18 @@ BXI_COLD static void answer_with_more(struct bx_request *request, int code)
     struct bx_job *job = request->job;
 
     bxi_answer(request, code, bx_error_text(), job->rpc->reply);
-    if (job->rpc->reply->tensor_count + job->rpc->reply->rref_count > 0)
-        bx_msg_clear(job->rpc->reply);       /* inside of no_wait: a bx_free_fn must not wait either */
+    bx_msg_clear(job->rpc->reply);          /* inside of no_wait: a bx_free_fn must not wait either */
     if (job->rpc->reply->capacity > BXI_FRAME_MAX)
         shrink_reply(job);
 }
 
-static void run_inline(struct bx_request *request, size_t body_bytes)
+BXI_FLAT static void run_inline(struct bx_request *request, size_t body_bytes)
 {
     struct bx_reader args = reader_of(request, body_bytes);
     struct bx_job *job = request->job;
     int code;
 
-    bx_msg_clear(job->rpc->reply);
+    job->rpc->reply->bytes = 0;         /* all that it has: see answer_with_more */
     bxi_now_show(request);
     bxi_request_begins(request);
     bxi_no_wait_enter();

@@ -27,7 +27,7 @@
 
 #define FEW 4                       /* calls for which a request has room at first */
 
-BXI_HOT_TLS struct bxi_nesting bxi_nesting;
+_Thread_local struct bxi_nesting bxi_nesting;
 
 /* ---- references ------------------------------------------------------------------------------------- */
 

@@ -14,7 +14,7 @@ struct bxi_nesting {
     struct bxi_waiting *request;    /* or NULL */
     uint32_t level;
 };
-extern BXI_HOT_TLS struct bxi_nesting bxi_nesting;
+extern _Thread_local struct bxi_nesting bxi_nesting;
 
 /* NULL: this thread runs for no request that is still to be answered. */
 static inline struct bxi_waiting *bxi_nested_in(void)

@@ -145,16 +145,6 @@ static bool comes(struct bx_job *job, const struct bxi_peer *peer, const struct 
     return false;
 }
 
-/* The frame that lies in the peer's ring is a reply: nothing of it is used but that. */
-static bool is_reply(const struct bxi_peer *peer)
-{
-    const void *payload;
-    uint32_t payload_bytes;
-
-    return bxi_ring_peek((struct bxi_ring_reader *)(uintptr_t)&peer->in, &payload, &payload_bytes) == 1 &&
-           bxi_kind_is_reply(*(const uint8_t *)payload);
-}
-
 bool bxi_reply_poll(struct bxi_waiter *waiter, const struct bxi_role *role)
 {
     struct bxi_call *call = (struct bxi_call *)(void *)(uintptr_t)waiter->object;
@@ -166,8 +156,8 @@ bool bxi_reply_poll(struct bxi_waiter *waiter, const struct bxi_role *role)
     if (bxi_load_relaxed(&job->rpc->bells_urgent) != 0 || !peer->in_open || peer->lend->held != NULL ||
         bxi_trace_is_on(job) || (call->wants_value && (call->value = bx_msg_create(BXI_SMALL_BYTES)) == NULL))
         return false;
-    if (comes(job, peer, waiter) && is_reply(peer))
-        bxi_read_ring(role, job, peer, waiter, 1);
+    if (comes(job, peer, waiter))
+        bxi_replies_read(role, job, peer, 1);
     done = waiter->ready(waiter);
     if (!done || call->future.value != call->value)     /* it has an error, or a longer value */
         bx_msg_destroy(call->value);

@@ -31,12 +31,29 @@ struct bxi_plan {                   /* what is to be sent, checked */
     uint8_t kind;
     uint8_t flags;
 };
+/* Member by member: of an initialiser with so many zeros gcc makes `rep stos`, which takes about 12 ns to begin. */
+static inline void bxi_plan_begin(struct bxi_plan *plan, uint8_t kind, const char *function, const struct bx_msg *args)
+{
+    plan->peer = NULL;
+    plan->function = function;
+    plan->args = args;
+    plan->grant = NULL;
+    plan->sent_ns = plan->traced_ns = 0;
+    plan->rrefs.makes = plan->rrefs.target = NULL;
+    plan->rrefs.value = false;
+    plan->rrefs.rrefs = NULL;
+    plan->rrefs.count = 0;
+    plan->body = NULL;
+    plan->body_bytes = 0;
+    plan->waits_join = false;
+    plan->kind = kind;
+    plan->flags = 0;
+}
 
 /* A call whose future is the program's; NULL: no memory, with a sentence. call.c. */
 struct bxi_call *bxi_call_make(struct bx_job *job);
 
-/* Fills the plan, in which function, args, kind and flags are set, from the program's arguments; `to` is read if the
- * plan has no peer. 0, or an error with a sentence. */
+/* Completes what bxi_plan_begin began, perhaps with flags, references and a peer; `to` is read if it has no peer. 0, or an error with a sentence. */
 int bxi_plan(struct bx_job *job, struct bxi_plan *plan, const char *to, const struct bx_call_options *options);
 void bxi_plan_timeout(struct bxi_plan *plan);       /* its time begins now */
 

@@ -35,8 +35,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-static BXI_HOT_TLS struct bxi_run *driving;
-static BXI_HOT_TLS int no_wait_depth;
+static _Thread_local struct bxi_run *driving;
+static _Thread_local int no_wait_depth;
 
 bool bxi_may_wait(void)
 {

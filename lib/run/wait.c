@@ -16,7 +16,7 @@
 #define LAST_FRAMES 1024
 
 /* bxi_report_waits. */
-static BXI_HOT_TLS bool reports_waits;
+static _Thread_local bool reports_waits;
 
 void bxi_report_waits(bool report)
 {

@@ -17,28 +17,35 @@
 #include <errno.h>
 #include <stdlib.h>
 
-/* The arguments: in the frame, or in the memory that it lends. */
-static inline struct bx_reader reader_of(const struct bx_request *request, size_t body_bytes)
+/* The arguments lie in the memory that the request lends, or brought references or kinds. */
+BXI_COLD static void read_more(const struct bx_request *request, struct bx_reader *reader)
 {
     const struct bxi_loan *loan = request->loan;
     const struct bxi_rref_in *in = request->in;
-    struct bx_reader reader = { .data = request->job->rpc->frame, .bytes = body_bytes };
 
-    if (__builtin_expect(loan != NULL, 0))
-        reader = (struct bx_reader){ .data = loan->data, .bytes = loan->bytes, .tensors = loan->pointers,
-                                     .tensor_count = loan->tensor_count };
-    if (__builtin_expect(in != NULL, 0)) {
-        reader.rrefs = in->rrefs;
-        reader.rref_count = in->count;
+    if (loan != NULL)
+        *reader = (struct bx_reader){ .data = loan->data, .bytes = loan->bytes, .tensors = loan->pointers,
+                                      .tensor_count = loan->tensor_count };
+    if (in != NULL) {
+        reader->rrefs = in->rrefs;
+        reader->rref_count = in->count;
     }
-    if (__builtin_expect(request->kind_count > 0, 0)) {
+    if (request->kind_count > 0) {
         struct bxi_kinds *kinds = &request->job->rpc->kinds;
 
-        *kinds = (struct bxi_kinds){ (unsigned char *)(uintptr_t)(reader.data + reader.bytes), request->kind_count, 0,
-                                     reader.rrefs, reader.rref_count };
-        bxi_kinds_mark(&reader, kinds);
+        *kinds = (struct bxi_kinds){ (unsigned char *)(uintptr_t)(reader->data + reader->bytes), request->kind_count, 0,
+                                     reader->rrefs, reader->rref_count };
+        bxi_kinds_mark(reader, kinds);
     }
-    return reader;
+}
+
+/* The arguments: in the frame, or in the memory that it lends. In place: a copy of what was just written waits for the
+ * stores. */
+static inline void read_args(const struct bx_request *request, size_t body_bytes, struct bx_reader *reader)
+{
+    *reader = (struct bx_reader){ .data = request->job->rpc->frame, .bytes = body_bytes };
+    if (__builtin_expect(request->loan != NULL || request->in != NULL || request->kind_count > 0, 0))
+        read_more(request, reader);
 }
 
 /* Runs an inline or a blocking handler. Its code; the thread's sentence says why it failed. */
@@ -79,10 +86,11 @@ BXI_COLD static void answer_with_more(struct bx_request *request, int code)
 
 BXI_FLAT static void run_inline(struct bx_request *request, size_t body_bytes)
 {
-    struct bx_reader args = reader_of(request, body_bytes);
     struct bx_job *job = request->job;
+    struct bx_reader args;
     int code;
 
+    read_args(request, body_bytes, &args);
     job->rpc->reply->bytes = 0;         /* all that it has: see answer_with_more */
     bxi_now_show(request);
     bxi_request_begins(request);
@@ -176,10 +184,11 @@ static int run_until_future(struct bxi_waiting *waiting, struct bx_reader *args)
 
 static int run_async(struct bx_request *read, size_t body_bytes)
 {
-    struct bx_reader args = reader_of(read, body_bytes);
     struct bxi_waiting *waiting = bxi_waiting_create(read);
+    struct bx_reader args;
     int rc;
 
+    read_args(read, body_bytes, &args);
     if (waiting == NULL) {
         bxi_answer(read, -ENOMEM, NULL, NULL);
         return 0;

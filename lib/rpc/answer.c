@@ -134,7 +134,7 @@ static int send_reply(struct reply *reply, const struct bx_request *request)
     return bxi_peer_send(job, request->peer, &reply->out);
 }
 
-void bxi_answer(struct bx_request *request, int code, const char *text, const struct bx_msg *value)
+BXI_APART void bxi_answer(struct bx_request *request, int code, const char *text, const struct bx_msg *value)
 {
     struct bx_job *job = request->job;
     struct reply reply;

@@ -14,7 +14,7 @@
 
 /* ---- requests ---------------------------------------------------------------------------------- */
 
-static int member_request(struct bx_request *request, uint8_t flags)
+BXI_APART static int member_request(struct bx_request *request, uint8_t flags)
 {
     if (request->handler->kind != BXI_F_BATCH) {
         bxi_answer(request, -EINVAL, "it is no batch, nobody can join or leave it", NULL);
@@ -28,7 +28,7 @@ static int member_request(struct bx_request *request, uint8_t flags)
 }
 
 /* The ring to the caller could not be opened: drops this frame, and writes where it ends for the caller to read. */
-static void refuse(struct bx_job *job, struct bxi_peer *peer, int code, uint64_t requests)
+BXI_COLD static void refuse(struct bx_job *job, struct bxi_peer *peer, int code, uint64_t requests)
 {
     struct bxi_pair *pair = &job->control->pair[peer->rank];
 
@@ -152,7 +152,7 @@ static inline struct bx_request request_of(struct bx_job *job, struct bxi_peer *
     };
 }
 
-int bxi_handle_request(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head, size_t body_bytes)
+BXI_FLAT int bxi_handle_request(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head, size_t body_bytes)
 {
     struct bx_request request = request_of(job, peer, head);
     const uint8_t more = head->flags & (BXI_FLAG_LEASE | BXI_FLAG_RREFS | BXI_FLAG_KINDS);

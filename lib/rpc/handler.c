@@ -84,7 +84,7 @@ BXI_COLD static void answer_with_more(struct bx_request *request, int code)
         shrink_reply(job);
 }
 
-BXI_FLAT static void run_inline(struct bx_request *request, size_t body_bytes)
+static void run_inline(struct bx_request *request, size_t body_bytes)
 {
     struct bx_job *job = request->job;
     struct bx_reader args;
@@ -182,7 +182,7 @@ static int run_until_future(struct bxi_waiting *waiting, struct bx_reader *args)
     return rc == BX_E_CORRUPT ? rc : 0;
 }
 
-static int run_async(struct bx_request *read, size_t body_bytes)
+BXI_APART static int run_async(struct bx_request *read, size_t body_bytes)
 {
     struct bxi_waiting *waiting = bxi_waiting_create(read);
     struct bx_reader args;
@@ -228,7 +228,7 @@ static struct bxi_waiting *keep(const struct bx_request *request, size_t body_by
     return NULL;
 }
 
-static int add_row(struct bx_request *request, size_t body_bytes)
+BXI_APART static int add_row(struct bx_request *request, size_t body_bytes)
 {
     struct bxi_waiting *waiting = keep(request, body_bytes);
     int rc;
@@ -289,7 +289,7 @@ static void refuse_blocking(struct bx_job *job, struct bxi_task *task, int code)
     bxi_waiting_answer(waiting_of(task), code, bxi_pool_why(code, why), NULL);
 }
 
-static int submit_blocking(struct bx_request *request, size_t body_bytes)
+BXI_APART static int submit_blocking(struct bx_request *request, size_t body_bytes)
 {
     struct bx_job *job = request->job;
     struct bxi_waiting *waiting = keep(request, body_bytes);

@@ -243,7 +243,7 @@ static int check_type(const struct bx_request *request, const char **text)
     return BX_E_TYPE;
 }
 
-int bxi_object_check(struct bx_request *request, size_t body_bytes, const char **text)
+BXI_APART int bxi_object_check(struct bx_request *request, size_t body_bytes, const char **text)
 {
     struct bx_rref *target = request->in != NULL ? request->in->target : NULL;
     bool wait;
@@ -277,7 +277,7 @@ static int call_value(void *object, struct bx_msg *value, int (*fn)(void *, stru
     return bxi_call_user_with(object, value, NULL, NULL, (bxi_user_fn)fn);
 }
 
-void bxi_object_value(struct bx_request *request)
+BXI_APART void bxi_object_value(struct bx_request *request)
 {
     const struct bxi_object *object = request->in->target->object;
     struct bx_msg *value = bx_msg_create(0);

@@ -254,7 +254,7 @@ static void send_replies_singly(struct bx_job *job, struct bxi_peer *peer, const
         send_reply(job, peer, &cursor);
 }
 
-void bxi_packed_flush(struct bx_job *job)
+BXI_APART void bxi_packed_flush(struct bx_job *job)
 {
     struct bxi_packed *packed = job->rpc->packed;
     struct bxi_items *items = &packed->replies;

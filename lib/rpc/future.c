@@ -435,8 +435,10 @@ const char *bx_future_error_text(const struct bx_future *future)
 
 const struct bx_msg *bx_future_value(const struct bx_future *future)
 {
-    if (future == NULL || bx_future_error(future) < 0 || !bxi_future_is_done(future))
+    if (future == NULL || !bxi_future_is_done(future))
         return NULL;
+    if (future->code < 0)
+        note_heard(future);
     return future->value;
 }
 
@@ -481,7 +483,7 @@ int bx_future_wait(struct bx_future *future, uint64_t timeout_ns)
         if (rc < 0)
             return rc;
     }
-    return bx_future_error(future) < 0 ? bx_fail(future->code, "%s", bx_future_error_text(future)) : 0;
+    return future->code < 0 ? bx_fail(future->code, "%s", bx_future_error_text(future)) : 0;
 }
 
 /* ---- callbacks --------------------------------------------------------------------------------- */

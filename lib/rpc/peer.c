@@ -21,14 +21,20 @@
 #include <stdlib.h>
 #include <sys/statvfs.h>
 
+/* A set of peers: its word for this one, and the peer's bit there. Unsigned: no correction of a negative rank. */
+static bxi_a64 *word_of(bxi_a64 *bits, const struct bxi_peer *peer)
+{
+    return &bits[(unsigned)peer->rank / 64];
+}
+
 static uint64_t bit_of(const struct bxi_peer *peer)
 {
-    return UINT64_C(1) << (peer->rank % 64);
+    return UINT64_C(1) << ((unsigned)peer->rank % 64);
 }
 
 static void set_bit(bxi_a64 *bits, const struct bxi_peer *peer)
 {
-    bxi_a64 *word = &bits[peer->rank / 64];
+    bxi_a64 *word = word_of(bits, peer);
 
     /* Relaxed: written under the lock; read without it only to skip taking it. */
     bxi_store_relaxed(word, bxi_load_relaxed(word) | bit_of(peer));
@@ -36,7 +42,7 @@ static void set_bit(bxi_a64 *bits, const struct bxi_peer *peer)
 
 static void clear_bit(bxi_a64 *bits, const struct bxi_peer *peer)
 {
-    bxi_a64 *word = &bits[peer->rank / 64];
+    bxi_a64 *word = word_of(bits, peer);
 
     /* Relaxed: as in set_bit. */
     bxi_store_relaxed(word, bxi_load_relaxed(word) & ~bit_of(peer));
@@ -45,7 +51,7 @@ static void clear_bit(bxi_a64 *bits, const struct bxi_peer *peer)
 static bool has_bit(bxi_a64 *bits, const struct bxi_peer *peer)
 {
     /* Relaxed: as in set_bit. */
-    return (bxi_load_relaxed(&bits[peer->rank / 64]) & bit_of(peer)) != 0;
+    return (bxi_load_relaxed(word_of(bits, peer)) & bit_of(peer)) != 0;
 }
 
 static bool any_bit(bxi_a64 *bits)

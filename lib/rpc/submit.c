@@ -176,7 +176,7 @@ static int put_request(struct bx_job *job, const struct bxi_plan *plan, struct b
                            .slot = -1, .may_queue = call != NULL, .grant = plan->grant };
     int rc;
 
-    if (__builtin_expect(plan->body != NULL || bxi_rref_tail_bytes(&plan->rrefs) > 0, 0))
+    if (__builtin_expect(plan->body != NULL || plan->grant != NULL, 0))
         put_tails(job, plan, &head, &out);
     if (call == NULL)
         return put_oneway(job, plan, &out);

@@ -3,9 +3,9 @@
  * Blocks of memory that belong to a thread: made when it first asks, zero at first, freed when it ends.
  *
  * For what is too large to be a _Thread_local variable. All those of the library lie in static thread-local storage
- * (-ftls-model=initial-exec), where no function call is needed to find them. glibc has about 1.5 KB of that for everything
- * that a process loads by dlopen, and refuses a library for which too little is left. tests/e2e/dlopen.sh bounds what
- * is used.
+ * (-ftls-model=initial-exec), where no function call is needed to find them. glibc has about 1.5 KB of that for
+ * everything that a process loads by dlopen, and refuses a library for which too little is left. tests/e2e/dlopen.sh
+ * bounds what is used.
  */
 #ifndef BXI_OWN_H
 #define BXI_OWN_H

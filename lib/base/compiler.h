@@ -11,9 +11,9 @@
 /* Never inlined: another way than the plain call's, and not a cold one. */
 #define BXI_APART __attribute__((noinline))
 
-/* All that it calls is inlined into it, but for what is BXI_COLD or BXI_APART. For the stages of a call (rpc/submit.h, rpc/reply.c):
- * they are some twenty small functions in six files, and the entries and exits of these were a sixth of a call's
- * instructions. */
+/* All that it calls is inlined into it, but for what is BXI_COLD or BXI_APART. For the stages of a call (rpc/submit.h,
+ * rpc/reply.c, rpc/dispatch.c): they are some twenty small functions in six files, and the entries and exits of these
+ * were a sixth of a call's instructions. */
 #define BXI_FLAT __attribute__((flatten))
 
 #endif

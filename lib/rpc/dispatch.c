@@ -152,7 +152,8 @@ static inline struct bx_request request_of(struct bx_job *job, struct bxi_peer *
     };
 }
 
-BXI_FLAT int bxi_handle_request(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head, size_t body_bytes)
+BXI_FLAT int bxi_handle_request(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head,
+                                size_t body_bytes)
 {
     struct bx_request request = request_of(job, peer, head);
     const uint8_t more = head->flags & (BXI_FLAG_LEASE | BXI_FLAG_RREFS | BXI_FLAG_KINDS);

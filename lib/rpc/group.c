@@ -37,7 +37,7 @@ static int send_packed(struct bx_job *job, const struct bxi_plan *plan, const st
     return bxi_packed_send(job, plan->peer, &(struct bxi_packable){
         .args = group->args != NULL ? group->args + sent : NULL, .futures = group->futures + sent,
         .count = made - sent, .timeout_ns = plan->timeout_ns, .deadline_ns = plan->deadline_ns,
-        .function = (uint16_t)plan->function_index });
+        .function = (uint16_t)plan->function_index, .own_bell = plan->own_bell });
 }
 
 /* Submits the first `made` calls, until one fails; how many. Lock. */
@@ -68,8 +68,8 @@ static size_t submit_group(struct bx_job *job, struct bxi_plan *plan, const stru
         sent++;
     }
     bxi_peer_group_end(job, plan->peer);
-    if (sent > 0 && !bxi_is_driving(job->run))
-        bxi_bell_now(job, plan->peer);
+    if (sent > 0 && plan->own_bell)
+        bxi_bell_own(job, plan->peer);
     return sent;
 }
 
@@ -93,9 +93,12 @@ static size_t send_group(struct bx_job *job, struct bxi_plan *plan, const struct
     }
     if (made == 0)
         return 0;
+    plan->own_bell = !bxi_is_driving(job->run);
     bxi_lock(&job->run->lock);
     sent = submit_group(job, plan, group, made, rc);
     bxi_unlock(&job->run->lock);
+    if (sent > 0 && plan->own_bell)
+        bxi_bell_look_unlocked(job, plan->peer);
     for (size_t i = sent; i > 0; i--)   /* backwards: slices of one thread nest, or do not overlap */
         bxi_trace_async_sent((struct bxi_call *)(void *)group->futures[i - 1]);
     for (size_t i = sent; i < made; i++) {

@@ -117,6 +117,7 @@ int bxi_packed_send(struct bx_job *job, struct bxi_peer *peer, const struct bxi_
         return -EAGAIN;
     count = pack(job, peer, calls, items);
     describe(&head, &out, items);
+    out.own_bell = calls->own_bell;
     if (count < 2 || !bxi_peer_send_plain(job, peer, &out)) {
         for (undo = count; undo > 0; undo--)
             bxi_slot_free(peer, call_of(calls, undo - 1)->slot);

@@ -102,6 +102,7 @@ struct bxi_packable {
     uint64_t timeout_ns;
     uint64_t deadline_ns;
     uint16_t function;
+    bool own_bell;                  /* as in struct bxi_out */
 };
 /* Sends the first calls in one frame, as many as are small. How many, at least two. 0: fewer are, or nobody watches
  * their deadline; -EAGAIN: the ring has no room for the frame. Then nothing was done. Lock; the ring is open. */

@@ -305,17 +305,9 @@ static void count_sent(struct bxi_pair_counters *counters, const struct bxi_peer
         bxi_store_relaxed(&counters->high_water_bytes, fill);
 }
 
-static void note_sent(struct bx_job *job, struct bxi_peer *peer, const struct bxi_out *out)
+/* A bell is due for the frame that was just put. */
+static void note_due(struct bx_job *job, struct bxi_peer *peer, bool reply)
 {
-    uint64_t payload_bytes = sizeof *out->head + out->body_bytes;
-    bool reply = bxi_kind_is_reply(out->head->kind);
-
-    if (BXI_STATS & BXI_STATS_COUNTERS)
-        count_sent(&bxi_tables(job->control)->pair_counters[peer->rank], peer, payload_bytes);
-    if (out->slot >= 0)
-        note_end(peer, (uint32_t)out->slot);
-    if (out->lease >= 0)
-        peer->lend->grants.slots[out->lease].end_pos = peer->out.write_pos;
     if (!any_bit(job->rpc->bells_due)) {
         /* Relaxed, both: any recent value will do. */
         bxi_store_relaxed(&job->rpc->bells_pass, bxi_load_relaxed(&job->run->pass));
@@ -326,6 +318,19 @@ static void note_sent(struct bx_job *job, struct bxi_peer *peer, const struct bx
     peer->bell_pos = peer->out.write_pos;
     if (!peer->defer_bell)
         bxi_store_relaxed(&job->rpc->bells_urgent, 1);
+}
+
+static void note_sent(struct bx_job *job, struct bxi_peer *peer, const struct bxi_out *out)
+{
+    if (BXI_STATS & BXI_STATS_COUNTERS)
+        count_sent(&bxi_tables(job->control)->pair_counters[peer->rank], peer,
+                   sizeof *out->head + out->body_bytes);
+    if (out->slot >= 0)
+        note_end(peer, (uint32_t)out->slot);
+    if (out->lease >= 0)
+        peer->lend->grants.slots[out->lease].end_pos = peer->out.write_pos;
+    if (!out->own_bell)
+        note_due(job, peer, bxi_kind_is_reply(out->head->kind));
 }
 
 /* Puts a frame into the ring. 0, -EAGAIN, BX_E_CORRUPT. */
@@ -578,7 +583,7 @@ int bxi_peer_consumed(struct bx_job *job, struct bxi_peer *peer, uint64_t consum
         return 0;
     if (bxi_ring_credit_hint(&peer->out, consumed) < 0)
         return BX_E_CORRUPT;
-    if (has_bit(job->rpc->bells_due, peer) && consumed == peer->bell_pos) {
+    if (has_bit(job->rpc->bells_due, peer) && consumed - peer->bell_pos <= INT64_MAX) {
         clear_bit(job->rpc->bells_due, peer);
         bxi_counter_add(job, BXI_C_bells_unneeded, 1);
     }
@@ -595,40 +600,24 @@ static void look(struct bx_job *job, struct bxi_peer *peer)
     bxi_counter_add(job, rang ? BXI_C_doorbells_rung : BXI_C_doorbells_saved, 1);
 }
 
-void bxi_bell_now(struct bx_job *job, struct bxi_peer *peer)
+void bxi_bell_own(struct bx_job *job, struct bxi_peer *peer)
 {
-    if (!has_bit(job->rpc->bells_due, peer))
-        return;
-    bxi_fence_seq_cst();            /* [bell.armed] as in bxi_bells_flush */
-    look(job, peer);
-    clear_bit(job->rpc->bells_due, peer);
-}
-
-bool bxi_bell_first_look(struct bx_job *job, struct bxi_peer *peer)
-{
-    if (!has_bit(job->rpc->bells_due, peer))
-        return false;
-    if (bxi_bell_armed(&peer->bell, peer->replies_only) != 0) {
-        bxi_bell_now(job, peer);
-        return false;
-    }
     peer->defer_bell = true;
     bxi_counter_add(job, BXI_C_doorbells_saved, 1);
-    clear_bit(job->rpc->bells_due, peer);
-    return true;
 }
 
-void bxi_bell_second_look(struct bx_job *job, struct bxi_peer *peer)
+void bxi_bell_look_unlocked(struct bx_job *job, struct bxi_peer *peer)
 {
     BXI_STEP("bell.unlocked");
     /* [bell.armed] the producers' fence, as in bxi_bells_flush: the exchange in bxi_unlock is one. */
     bxi_fence_seq_cst_behind_exchange();
-    if (bxi_bell_armed(&peer->bell, false) == 0)
+    if (__builtin_expect(bxi_bell_armed(&peer->bell, false) == 0, 1))
         return;
     bxi_lock(&job->run->lock);
     if (bxi_bell_look(&peer->bell, false)) {
         peer->defer_bell = false;
         bxi_counter_add(job, BXI_C_doorbells_rung, 1);
+        bxi_counter_add(job, BXI_C_doorbells_saved, (uint64_t)-1);
     }
     bxi_unlock(&job->run->lock);
 }

@@ -111,6 +111,7 @@ struct bxi_out {
     size_t body_bytes;
     int32_t slot;                   /* of a request; else -1 */
     bool may_queue;                 /* false: -EAGAIN when the ring is full */
+    bool own_bell;                  /* the sender calls bxi_bell_own and bxi_bell_look_unlocked */
     struct bxi_grant *grant;        /* not yet granted, its body is then the body; or NULL */
     const struct bxi_rref_out *rrefs;       /* whose tail the body ends with; or NULL */
     int32_t lease;                  /* set by bxi_peer_send */
@@ -138,11 +139,9 @@ bool bxi_queues_are_empty(const struct bx_job *job);        /* no frame waits fo
 void bxi_bells_pass(struct bx_job *job);        /* role, after a pass: flushes if the bells were deferred long enough */
 /* Checks the bells that are due and rings those whose owners sleep: one fence for all. Takes the lock. */
 void bxi_bells_flush(struct bx_job *job);
-void bxi_bell_now(struct bx_job *job, struct bxi_peer *peer);     /* the same for one peer; lock */
-/* The same in two looks, with the unlock between them as the fence: under the lock, and behind the unlock if the first
- * returned true. */
-bool bxi_bell_first_look(struct bx_job *job, struct bxi_peer *peer);
-void bxi_bell_second_look(struct bx_job *job, struct bxi_peer *peer);
+/* The same for requests that were just sent to one peer: under the lock, then behind the unlock, which is the fence. */
+void bxi_bell_own(struct bx_job *job, struct bxi_peer *peer);
+void bxi_bell_look_unlocked(struct bx_job *job, struct bxi_peer *peer);
 /* A frame of the peer says how far it has read: takes the credit, and drops the bell that is due if all that it is for
  * has been read. 0, BX_E_CORRUPT. Lock. */
 int bxi_peer_consumed(struct bx_job *job, struct bxi_peer *peer, uint64_t consumed);

@@ -21,6 +21,9 @@
 /* The references of the arguments; the body with its tail is made later. */
 BXI_COLD static int plan_rrefs(struct bx_job *job, struct bxi_plan *out)
 {
+    if (!out->has_rrefs)
+        out->rrefs = (struct bxi_rref_out){ .count = 0 };
+    out->has_rrefs = true;
     out->rrefs.rrefs = out->args != NULL ? out->args->rrefs : NULL;
     out->rrefs.count = bx_msg_rrefs(out->args);
     for (size_t i = 0; i < out->rrefs.count; i++)
@@ -125,7 +128,8 @@ int bxi_resolve(struct bx_job *job, struct bxi_plan *plan)
         return bx_fail(BX_E_CORRUPT, "the segment of worker '%s' itself was truncated", job->name);
     if (bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE)
         return fail_with_peer(job, peer, peer->close_code);
-    plan->function_index = plan->rrefs.value ? BXI_FUNCTION_VALUE : bxi_function_find(job, peer, plan->function);
+    plan->function_index = plan->has_rrefs && plan->rrefs.value ? BXI_FUNCTION_VALUE
+                                                                : bxi_function_find(job, peer, plan->function);
     /* Relaxed: set by the handler of SIGBUS, mostly in this thread and just now. */
     if (bxi_load_relaxed(&peer->view.truncated) != 0)
         return bxi_peer_suspect(job, peer, "its segment was truncated");
@@ -144,7 +148,7 @@ BXI_COLD static void put_tails(struct bx_job *job, const struct bxi_plan *plan, 
         out->body = plan->body;
         out->body_bytes = plan->body_bytes;
     }
-    if (bxi_rref_tail_bytes(&plan->rrefs) == 0)
+    if (!plan->has_rrefs || bxi_rref_tail_bytes(&plan->rrefs) == 0)
         return;
     head->flags |= BXI_FLAG_RREFS;
     out->rrefs = &plan->rrefs;
@@ -173,7 +177,7 @@ static int put_request(struct bx_job *job, const struct bxi_plan *plan, struct b
     struct bxi_frame head = { .kind = plan->kind, .flags = plan->flags, .function = (uint16_t)plan->function_index,
                               .deadline_ns = plan->deadline_ns };
     struct bxi_out out = { .head = &head, .body = bx_msg_data(plan->args), .body_bytes = bx_msg_bytes(plan->args),
-                           .slot = -1, .may_queue = call != NULL, .grant = plan->grant };
+                           .slot = -1, .may_queue = call != NULL, .own_bell = plan->own_bell, .grant = plan->grant };
     int rc;
 
     if (__builtin_expect(plan->body != NULL || plan->grant != NULL, 0))
@@ -184,7 +188,7 @@ static int put_request(struct bx_job *job, const struct bxi_plan *plan, struct b
         return rc;
     call->function = head.function;
     call->timeout_ns = plan->timeout_ns;
-    call->sent_ns = plan->rrefs.value ? 0 : plan->sent_ns;     /* histograms are of functions */
+    call->sent_ns = head.function == BXI_FUNCTION_VALUE ? 0 : plan->sent_ns;       /* histograms are of functions */
     if (call->sent_ns != 0)
         head.flags |= BXI_FLAG_TIMED;
     head.id = peer->slots[call->slot].generation << 16 | call->slot;
@@ -224,22 +228,22 @@ int bxi_put_request(struct bx_job *job, const struct bxi_plan *plan, struct bxi_
 
 static int submit_once(struct bx_job *job, struct bxi_plan *plan, struct bxi_call *call)
 {
-    bool again = false;
     int rc;
 
+    /* A synchronous caller is about to take the role, and its passes ring the callee's bell when that is due. Any
+     * other caller rings it now. */
+    plan->own_bell = (call == NULL || call->caller == NULL) && !bxi_is_driving(job->run);
     bxi_lock(&job->run->lock);
     rc = bxi_ending_may_send(job);
     if (rc == 0)
         rc = bxi_resolve(job, plan);
     if (rc == 0)
         rc = bxi_put_request(job, plan, call);
-    /* A synchronous caller is about to take the role, and its passes ring the callee's bell when that is due. Any
-     * other caller rings it now. */
-    if (rc == 0 && (call == NULL || call->caller == NULL) && !bxi_is_driving(job->run))
-        again = bxi_bell_first_look(job, plan->peer);
+    if (rc == 0 && plan->own_bell)
+        bxi_bell_own(job, plan->peer);
     bxi_unlock(&job->run->lock);
-    if (again)
-        bxi_bell_second_look(job, plan->peer);
+    if (rc == 0 && plan->own_bell)
+        bxi_bell_look_unlocked(job, plan->peer);
     return rc;
 }
 
@@ -348,7 +352,7 @@ BXI_COLD static int submit_lending(struct bx_job *job, struct bxi_plan *plan, st
 
     if (rc < 0)
         return rc;
-    if ((rc = bxi_grant_add_rrefs(&grant, &plan->rrefs)) < 0) {
+    if (plan->has_rrefs && (rc = bxi_grant_add_rrefs(&grant, &plan->rrefs)) < 0) {
         bxi_grant_drop(&grant);
         return rc;
     }
@@ -366,6 +370,8 @@ BXI_COLD static int submit_with_tails(struct bx_job *job, struct bxi_plan *plan,
 {
     int rc;
 
+    if (!plan->has_rrefs)
+        plan->rrefs = (struct bxi_rref_out){ .count = 0 };
     plan->body = bxi_body_with_tails(plan->args, &plan->rrefs, &plan->body_bytes);
     if (plan->body == NULL)
         return bx_fail(-ENOMEM, "no memory for the %s of a call", tail_bytes > 0 ? "references" : "arguments");
@@ -376,7 +382,7 @@ BXI_COLD static int submit_with_tails(struct bx_job *job, struct bxi_plan *plan,
 
 int bxi_submit(struct bx_job *job, struct bxi_plan *plan, struct bxi_call *call)
 {
-    size_t tail_bytes = bxi_rref_tail_bytes(&plan->rrefs);
+    size_t tail_bytes = plan->has_rrefs ? bxi_rref_tail_bytes(&plan->rrefs) : 0;
     bool has_kinds = bxi_has_kinds(plan->args);
 
     if (has_kinds)

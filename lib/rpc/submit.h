@@ -21,13 +21,15 @@ struct bxi_plan {                   /* what is to be sent, checked */
     uint64_t deadline_ns;
     uint64_t sent_ns;               /* if the call is measured */
     uint64_t traced_ns;             /* if it is a one-way call, and traced: when the program called */
-    struct bxi_rref_out rrefs;      /* the references of args, and what the call is for */
+    struct bxi_rref_out rrefs;      /* the references of args, and what the call is for; set if has_rrefs */
     struct bxi_waiting *made_for;   /* the request for which it is made, or NULL */
     unsigned char *body;            /* malloc'ed: the bytes of args and what comes behind them, if anything does */
     size_t body_bytes;
     int function_index;             /* bxi_resolve */
+    bool own_bell;                  /* as in struct bxi_out; set where it is submitted */
     bool no_wait;
     bool waits_join;                /* BX_CALL_WAIT_JOIN */
+    bool has_rrefs;
     uint8_t kind;
     uint8_t flags;
 };
@@ -39,13 +41,8 @@ static inline void bxi_plan_begin(struct bxi_plan *plan, uint8_t kind, const cha
     plan->args = args;
     plan->grant = NULL;
     plan->sent_ns = plan->traced_ns = 0;
-    plan->rrefs.makes = plan->rrefs.target = NULL;
-    plan->rrefs.value = false;
-    plan->rrefs.rrefs = NULL;
-    plan->rrefs.count = 0;
     plan->body = NULL;
-    plan->body_bytes = 0;
-    plan->waits_join = false;
+    plan->waits_join = plan->has_rrefs = false;
     plan->kind = kind;
     plan->flags = 0;
 }
@@ -53,7 +50,8 @@ static inline void bxi_plan_begin(struct bxi_plan *plan, uint8_t kind, const cha
 /* A call whose future is the program's; NULL: no memory, with a sentence. call.c. */
 struct bxi_call *bxi_call_make(struct bx_job *job);
 
-/* Completes what bxi_plan_begin began, perhaps with flags, references and a peer; `to` is read if it has no peer. 0, or an error with a sentence. */
+/* Completes what bxi_plan_begin began, perhaps with flags, references and a peer; `to` is read if it has no peer.
+ * 0, or an error with a sentence. */
 int bxi_plan(struct bx_job *job, struct bxi_plan *plan, const char *to, const struct bx_call_options *options);
 void bxi_plan_timeout(struct bxi_plan *plan);       /* its time begins now */
 

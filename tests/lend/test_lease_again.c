@@ -276,8 +276,8 @@ static void forges_reply(struct bx_job *job)
     body.lease.packed_bytes = bytes - sizeof(body.lease);
     bxi_lock(&job->run->lock);
     HARNESS_EQ(bxi_peer_send(job, job->rpc->peers[0], &out), 0);
-    bxi_bell_now(job, job->rpc->peers[0]);
     bxi_unlock(&job->run->lock);
+    bxi_bells_flush(job);
     harness_await(FINISHED, 1);
     raise(SIGKILL);
 }

@@ -18,8 +18,7 @@
  *     shm/doorbell.c bxi_bell_drain 1416603929
  *     shm/doorbell.h bxi_bell_armed 3707922074
  *     lib/rpc/peer.c bxi_bells_flush 153434239
- *     lib/rpc/peer.c bxi_bell_first_look 2194992233
- *     lib/rpc/peer.c bxi_bell_second_look 3521193035
+ *     lib/rpc/peer.c bxi_bell_look_unlocked 1123712138
  *     lib/base/lock.h bxi_unlock 2144668998
  *     shm/atomic.h bxi_fence_seq_cst_behind_exchange 904744734
  *     lib/run/progress.c bxi_work_waits 3277565899

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/rpc/peer.c: bxi_bell_first_look and bxi_bell_second_look, with an armed word and an eventfd of the test in place
- * of the peer's. The callee of tests/shm/test_kill_steps.c falls asleep between the looks of a whole call;
- * tests/model/doorbell.pml checks that two looks lose no wake-up.
+ * lib/rpc/peer.c: bxi_bell_own and bxi_bell_look_unlocked, with an armed word and an eventfd of the test in place of
+ * the peer's. The callee of tests/shm/test_kill_steps.c falls asleep between the frame and the look of a whole call;
+ * tests/model/doorbell.pml checks that the look loses no wake-up.
  */
 #include "tests/harness/harness.h"
 
@@ -53,102 +53,95 @@ static void restore_bell(struct bx_job *job)
     bxi_unlock(&job->run->lock);
 }
 
-/* As if a request had just gone into the ring of worker 1. */
-static bool first_look(struct bx_job *job)
+/* As a thread that has just put a request into the ring of worker 1, and that finds nothing due. */
+static void own_bell(struct bx_job *job)
 {
-    struct bxi_peer *peer = job->rpc->peers[1];
-    bool again;
-
     bxi_lock(&job->run->lock);
-    peer->replies_only = false;
-    bxi_store_relaxed(&job->rpc->bells_due[0], 1 << 1);
-    again = bxi_bell_first_look(job, peer);
-    HARNESS_EQ(bxi_load_relaxed(&job->rpc->bells_due[0]), 0);
+    bxi_bell_own(job, job->rpc->peers[1]);
     bxi_unlock(&job->run->lock);
-    return again;
 }
 
-static void second_look(struct bx_job *job)
+static void look(struct bx_job *job)
 {
-    bxi_bell_second_look(job, job->rpc->peers[1]);
+    bxi_bell_look_unlocked(job, job->rpc->peers[1]);
 }
 
+/* The word is armed before the request goes into the ring, or after that. */
 static void look_at_an_armed_one(struct bx_job *job)
 {
     static const enum bxi_who who[] = { BXI_WHO_BACKGROUND, BXI_WHO_LEADER, BXI_WHO_LAZY };
+    uint64_t rung_before, saved_before;
 
     replace_bell(job);
-    for (uint32_t i = 0; i < 3; i++) {
-        bxi_bell_arm(&sleeper, who[i]);
-        HARNESS_CHECK(!first_look(job));
+    rung_before = harness_counter(job, "doorbells_rung");
+    saved_before = harness_counter(job, "doorbells_saved");
+    for (uint32_t i = 0; i < 6; i++) {
+        bool early = i < 3;
+
+        bxi_bell_disarm(&sleeper);
+        if (early)
+            bxi_bell_arm(&sleeper, who[i % 3]);
+        own_bell(job);
+        HARNESS_CHECK(job->rpc->peers[1]->defer_bell);
+        HARNESS_EQ(rung(), i);
+        if (!early)
+            bxi_bell_arm(&sleeper, who[i % 3]);
+        look(job);
         HARNESS_EQ(rung(), i + 1);
-        HARNESS_CHECK(!job->rpc->peers[1]->defer_bell);
-        HARNESS_CHECK(first_look(job));                 /* rung for: the next arming would be news */
-        second_look(job);
+        HARNESS_CHECK(!job->rpc->peers[1]->defer_bell); /* it was found asleep: the next bell is not deferred */
+        look(job);                                      /* rung for: the next arming would be news */
         HARNESS_EQ(rung(), i + 1);
     }
-    HARNESS_EQ(bxi_load_relaxed(&rung_leader), 1);
+    HARNESS_EQ(bxi_load_relaxed(&rung_leader), 2);
+    HARNESS_EQ(harness_counter(job, "doorbells_rung") - rung_before, 6);
+    HARNESS_EQ(harness_counter(job, "doorbells_saved") - saved_before, 0);
     restore_bell(job);
 }
 
-Test(bell_looks, the_first_rings_whoever_sleeps, .timeout = 20)
+Test(bell_looks, ring_whoever_sleeps_by_the_time_of_the_look, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .body = { look_at_an_armed_one } });
 }
 
-static void arm_between_the_looks(struct bx_job *job)
+static void look_at_one_that_is_awake(struct bx_job *job)
 {
-    static const enum bxi_who who[] = { BXI_WHO_BACKGROUND, BXI_WHO_LEADER, BXI_WHO_LAZY };
-    uint64_t counted;
+    uint64_t saved_before;
 
     replace_bell(job);
-    counted = harness_counter(job, "doorbells_rung");
-    for (uint32_t i = 0; i < 3; i++) {
-        bxi_bell_disarm(&sleeper);
-        HARNESS_CHECK(first_look(job));
-        HARNESS_EQ(rung(), i);
-        HARNESS_CHECK(job->rpc->peers[1]->defer_bell);
-        bxi_bell_arm(&sleeper, who[i]);
-        second_look(job);
-        HARNESS_EQ(rung(), i + 1);
-        HARNESS_CHECK(!job->rpc->peers[1]->defer_bell); /* it was found asleep: the next bell is not deferred */
-        second_look(job);
-        HARNESS_EQ(rung(), i + 1);
-    }
-    HARNESS_EQ(bxi_load_relaxed(&rung_leader), 1);
-    HARNESS_EQ(harness_counter(job, "doorbells_rung") - counted, 3);
+    saved_before = harness_counter(job, "doorbells_saved");
+    bxi_bell_disarm(&sleeper);
+    own_bell(job);
+    look(job);
+    HARNESS_EQ(rung(), 0);
+    HARNESS_CHECK(job->rpc->peers[1]->defer_bell);
+    HARNESS_EQ(harness_counter(job, "doorbells_saved") - saved_before, 1);
     restore_bell(job);
 }
 
-Test(bell_looks, the_second_rings_whoever_has_armed_since, .timeout = 20)
+Test(bell_looks, ring_nobody_who_is_awake, .timeout = 20)
 {
-    harness_run(&(struct harness_world){ .size = 2, .body = { arm_between_the_looks } });
+    harness_run(&(struct harness_world){ .size = 2, .body = { look_at_one_that_is_awake } });
 }
 
-/* Another thread's reply is due by the time of the second look: a sleeper that no reply wakes is rung all the same. */
-static void look_for_nothing_or_both(struct bx_job *job)
+/* Another thread's reply is due: it stays due, and a sleeper that no reply wakes is rung all the same. */
+static void look_while_a_reply_is_due(struct bx_job *job)
 {
     struct bxi_peer *peer = job->rpc->peers[1];
 
     replace_bell(job);
-    bxi_bell_arm(&sleeper, BXI_WHO_LEADER);
-    bxi_lock(&job->run->lock);
-    bxi_store_relaxed(&job->rpc->bells_due[0], 0);
-    HARNESS_CHECK(!bxi_bell_first_look(job, peer));     /* nothing is due */
-    bxi_unlock(&job->run->lock);
-    HARNESS_EQ(rung(), 0);
-    bxi_bell_disarm(&sleeper);
-    HARNESS_CHECK(first_look(job));
     bxi_lock(&job->run->lock);
     peer->replies_only = true;
+    bxi_store_relaxed(&job->rpc->bells_due[0], 1 << 1);
+    bxi_bell_own(job, peer);
     bxi_unlock(&job->run->lock);
     bxi_bell_arm(&sleeper, BXI_WHO_LAZY);
-    second_look(job);
+    look(job);
     HARNESS_EQ(rung(), 1);
+    HARNESS_EQ(bxi_load_relaxed(&job->rpc->bells_due[0]), 1 << 1);
     restore_bell(job);
 }
 
-Test(bell_looks, the_second_is_for_a_request_whatever_is_due, .timeout = 20)
+Test(bell_looks, are_for_a_request_whatever_is_due, .timeout = 20)
 {
-    harness_run(&(struct harness_world){ .size = 2, .body = { look_for_nothing_or_both } });
+    harness_run(&(struct harness_world){ .size = 2, .body = { look_while_a_reply_is_due } });
 }

@@ -157,8 +157,8 @@ static void forge(struct bx_job *job)
     bxi_lock(&job->run->lock);
     HARNESS_EQ(bxi_peer_open_out(job, job->rpc->peers[0]), 0);
     HARNESS_EQ(bxi_peer_send(job, job->rpc->peers[0], &out), 0);
-    bxi_bell_now(job, job->rpc->peers[0]);
     bxi_unlock(&job->run->lock);
+    bxi_bells_flush(job);
 }
 
 static bool is_alive(struct bx_job *job)

@@ -86,7 +86,11 @@ $(O)/demos/reinforce/policy.o $(O)/demos/reinforce/mlp.o $(O)/demos/reinforce/pr
 $(O)/gpu/cuda_check.o $(O)/lib/nn/cuda_check.o $(O)/tools/gpucheck/driver_check.o: FLAGS_OWN := $(CUDA_H:%/cuda.h=-isystem %) $(if $(filter 1,$(CUDA)),-DBXI_CUDA_CHECKED)
 $(O)/lib/nn/optim.o:   FLAGS_OWN := -O3
 $(O)/lib/autograd/loops_f32.o $(O)/lib/autograd/loops_f64.o: FLAGS_OWN := -O3
-$(O)/tests/fake_cuda/%.o:     FLAGS_OWN := -O3
+# Link-time optimisation compiles the library once more for each program: 17 s of a core. Only those have it whose
+# figures count single calls. The others and the tests link with the library's machine code.
+NO_LTO := $(if $(filter release,$(CONFIG)),-fno-lto)
+$(O)/tests/%.o:  FLAGS_OWN := $(NO_LTO)
+$(O)/tests/fake_cuda/%.o:     FLAGS_OWN := -O3 $(NO_LTO)
 $(O)/tests/fake_cuda/%.o:     FLAGS_EXACT := $(EXACT)
 
 PACKAGES := liburing
@@ -138,6 +142,7 @@ shmstat_SRCS      := $(call sources,tools/shmstat,shmstat.c)
 gpucheck_SRCS     := $(call sources,tools/gpucheck,gpucheck.c) lib/nn/cuda_load.c $(if $(filter cov,$(CONFIG)),tests/cov/exit.c)
 # Need no library of the machine's but the C library, so that they run where there is nothing but the driver.
 BARE_PROGRAMS     := gpucheck
+LTO_PROGRAMS      := bxbench cartpole reinforce
 NN_PROGRAMS       := cartpole reinforce param_server rnn pipeline bxbench
 AUTOGRAD_PROGRAMS := cartpole rnn pipeline bxbench
 
@@ -186,8 +191,10 @@ steps_OBJS := $(patsubst %.c,$(O)/steps/%.o,$(LIB_SRCS) tests/harness/harness.c 
 # bxbench with an engine that keeps less for shmstat: the mask of lib/observe/observe.h.
 STATS      := 0 1 3
 BENCHES    := $(STATS:%=$(B)/bench/stats-%/bxbench)
-TESTS      := $(B)/bench/stats-0/bxbench $(B)/tests/unit $(B)/tests/stress $(B)/tests/kill_steps $(PROG_SRCS:tests/prog/%.c=$(B)/tests/%) \
-	$(FAKE_CUDA) $(BARE)
+# What `make test` needs, and what is left for `make check-all`.
+TESTS_FIRST := $(B)/tests/unit $(B)/tests/prog_worker $(FAKE_CUDA)
+TESTS      := $(TESTS_FIRST) $(B)/bench/stats-0/bxbench $(B)/tests/stress $(B)/tests/kill_steps \
+	$(PROG_SRCS:tests/prog/%.c=$(B)/tests/%) $(BARE)
 
 ALL_SRCS := $(sort $(LIB_SRCS) $(NN_SRCS) $(AUTOGRAD_SRCS) $(foreach p,$(PROGRAMS) unit stress,$($(p)_SRCS)) $(PROG_SRCS) $(FAKE_SRCS))
 
@@ -224,7 +231,7 @@ $(O)/jemalloc.o: $(JEMALLOC)/jemalloc.o
 $(O)/steps/%.o: %.c $(B)/flags | $(JEMALLOC_OBJ)
 	@mkdir -p $(@D)
 	$(call say,CC,$@)
-	$(Q)$(CC) $(ALL_CPPFLAGS) -DBXI_STEPS $(ALL_CFLAGS) $(CFLAGS) -MMD -MP -c -o $@ $<
+	$(Q)$(CC) $(ALL_CPPFLAGS) -DBXI_STEPS $(ALL_CFLAGS) $(NO_LTO) $(CFLAGS) -MMD -MP -c -o $@ $<
 
 # Without -Wpedantic: macros of tests/tsan/criterion get no argument for their `...`, which C allows from C23 on.
 $(O)/bare/%.o: %.c $(B)/flags | $(JEMALLOC_OBJ)
@@ -319,30 +326,30 @@ endef
 $(foreach p,$(filter-out $(BARE_PROGRAMS),$(PROGRAMS)),$(eval $(call PROGRAM_RULE,$(p))))
 $(patsubst %,$(B)/bin/%,$(filter-out $(BARE_PROGRAMS),$(PROGRAMS))):
 	$(call say,LINK,$@)
-	$(link) $(LIBS) $(if $(filter %/shmstat,$@),$(SCREEN_LIBS))
+	$(link) $(if $(filter $(LTO_PROGRAMS),$(@F)),,$(NO_LTO)) $(LIBS) $(if $(filter %/shmstat,$@),$(SCREEN_LIBS))
 
 $(foreach p,$(BARE_PROGRAMS),$(eval $(B)/bin/$(p): $(call objects,$($(p)_SRCS)) $(STATIC_LIB)))
 $(BARE_PROGRAMS:%=$(B)/bin/%):
 	$(call say,LINK,$@)
-	$(Q)mkdir -p $(@D) && $(CC) -o $@ $^ $(ALL_LDFLAGS)
+	$(Q)mkdir -p $(@D) && $(CC) -o $@ $^ $(ALL_LDFLAGS) $(NO_LTO)
 
 $(B)/tests/kill_steps: $(steps_OBJS) $(JEMALLOC_OBJ)
 	$(call say,LINK,$@)
-	$(Q)mkdir -p $(@D) && $(CC) -o $@ $^ $(ALL_LDFLAGS) $(RUNNER_LIBS) $(LIBS)
+	$(Q)mkdir -p $(@D) && $(CC) -o $@ $^ $(ALL_LDFLAGS) $(NO_LTO) $(RUNNER_LIBS) $(LIBS)
 
 # tests/harness/memory.c lets single allocations fail.
 WRAPPED := $(patsubst %,-Xlinker --wrap=%,malloc calloc realloc aligned_alloc strdup strndup)
 $(B)/tests/unit: $(call objects,$(unit_SRCS)) $(STATIC_LIB) $(STATIC_NN) $(STATIC_AUTOGRAD)
 	$(call say,LINK,$@)
-	$(link) $(WRAPPED) $(RUNNER_LIBS) $(LIBS)
+	$(link) $(NO_LTO) $(WRAPPED) $(RUNNER_LIBS) $(LIBS)
 
 $(B)/gpu/unit: $(BARE_SRCS:%.c=$(O)/bare/%.o) $(STATIC_LIB)
 	$(call say,LINK,$@)
-	$(link) $(WRAPPED) $(BARE_LIBS)
+	$(link) $(NO_LTO) $(WRAPPED) $(BARE_LIBS)
 
 $(B)/gpu/tensor_ipc: $(call objects,$(tensor_ipc_SRCS)) $(STATIC_LIB)
 	$(call say,LINK,$@)
-	$(link) $(BARE_LIBS)
+	$(link) $(NO_LTO) $(BARE_LIBS)
 
 $(FAKE_CUDA): $(call objects,$(FAKE_SRCS)) | $(FAKE_BUILTINS)
 	$(call say,LINK,$@)
@@ -354,11 +361,11 @@ $(FAKE_BUILTINS):
 
 $(B)/tests/stress: $(call objects,$(stress_SRCS)) $(STATIC_LIB)
 	$(call say,LINK,$@)
-	$(link) $(LIBS)
+	$(link) $(NO_LTO) $(LIBS)
 
 $(B)/tests/prog_%: $(O)/tests/prog/prog_%.o $(STATIC_LIB)
 	$(call say,LINK,$@)
-	$(link) $(LIBS)
+	$(link) $(NO_LTO) $(LIBS)
 
 # ---- The two commands ----------------------------------------------------------------------------
 
@@ -368,7 +375,11 @@ demo: deps
 	@$(MAKE) --no-print-directory all
 	$(B)/bin/reinforce $(DEMO_FLAGS)
 
-test check-all: deps-test
+test: deps-test
+	@$(MAKE) --no-print-directory all $(TESTS_FIRST)
+	@$(TEST_ENV) tests/run_all.sh $@
+
+check-all: deps-test
 	@$(MAKE) --no-print-directory all tests
 	@$(TEST_ENV) tests/run_all.sh $@
 

@@ -10,7 +10,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define SPINS 100
+#define SPINS 100               /* 1 us: whoever holds it longer has lost its CPU */
 
 void bxi_lock_slow(struct bxi_lock *lock)
 {

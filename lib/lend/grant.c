@@ -36,7 +36,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#define RELEASE_AT_ONCE 64      /* leases ended before the lock is released */
+#define RELEASE_AT_ONCE 64      /* leases ended before the lock is released, for which others wait */
 
 /* ---- the grants to a peer (lock) ------------------------------------------------------------------------------ */
 

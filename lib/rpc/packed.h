@@ -24,7 +24,7 @@
 
 #define BXI_PACKED_BODY 256u        /* bytes of a message that is packed, at most: of a longer one the head is cheap. A
                                      * multiple of 8 */
-#define BXI_PACKED_BYTES 4096u      /* of the items of a frame */
+#define BXI_PACKED_BYTES 4096u      /* of the items of a frame: a thirty-second of a ring */
 
 /* Reads items one after the other. */
 struct bxi_cursor {

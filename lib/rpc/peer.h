@@ -42,7 +42,8 @@ struct bxi_queued {             /* a frame that waits for room */
     unsigned char payload[];
 };
 
-/* When memory is out, so many frames without a body, or of the protocol of references, can still be queued. */
+/* When memory is out, so many frames without a body, or of the protocol of references, can still be queued: 12 KB of a
+ * worker. */
 #define BXI_SPARE_FRAMES 64
 #define BXI_SPARE_BYTES (sizeof(struct bxi_frame) + BXI_RREF_NEED_BYTES)
 

@@ -15,8 +15,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define REPLIES_MAX 16              /* under one lock */
-#define POLLS 256                   /* 3 us with the pauses */
+#define REPLIES_MAX 16              /* under one lock, for which other threads wait */
+#define POLLS 256                   /* 3 us with the pauses; then a pass looks at all else */
 
 /* ---- replies of a few bytes ----------------------------------------------------------------------------- */
 

@@ -19,13 +19,14 @@
 
 #define BXI_POOL_READY 16           /* threads of the pool that are not blocked in a wait, by default */
 #define BXI_POOL_MAX 256
-#define BXI_FRAMES_A_PASS 32        /* of one ring */
+#define BXI_FRAMES_A_PASS 32        /* of one ring: the others wait for so many inline handlers */
 /* A bell that is probably not needed is rung so many passes later (about 2 us of spinning): the check reads the peer's
  * armed word, a line that the peer writes twice in each call. Or so many frames later: a pass in which handlers run
  * takes long. */
 #define BXI_DEFER_PASSES 16
 #define BXI_DEFER_FRAMES 32
-#define BXI_WAITING_CHAINS 64       /* in the table of a peer's requests (waiting.c); a power of two */
+#define BXI_WAITING_CHAINS 64       /* in the table of a peer's requests (waiting.c); a power of two. 512 bytes of a
+                                     * peer; of 1024 requests a chain has 16 */
 
 struct bxi_batcher;
 struct bxi_call;

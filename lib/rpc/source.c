@@ -30,7 +30,7 @@ static bool is_held(const struct bxi_peer *peer)
     return peer->lend->held != NULL && bxi_device_is_pending(peer->lend->held);
 }
 
-#define STREAM_PAUSES 8             /* about 200 ns */
+#define STREAM_PAUSES 8             /* about 200 ns: what the last of a stream's frames may wait */
 
 static bool all_stream(const struct bxi_rpc *rpc, int count)
 {

@@ -72,7 +72,8 @@ uint64_t bxi_until_when(struct bxi_run *run, uint64_t now_ns);
  * thread disarms it and goes on as if it had taken the role in the usual way. */
 const struct bxi_role *bxi_take_role_quietly(struct bxi_run *run, bool *quiet);
 void bxi_leave_role_quietly(const struct bxi_role *role);
-/* The background thread was rung, so requests come: the next waits are not quiet, and their senders ring no bells. */
+/* The background thread was rung, so requests come: the next waits are not quiet, and their senders ring no bells. So
+ * one bell, a system call of its sender, is paid in so many waits at most. */
 #define BXI_LOUD_WAITS 1024u
 static inline void bxi_be_loud(struct bxi_run *run)
 {

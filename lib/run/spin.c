@@ -21,16 +21,16 @@
  */
 #include "drive.h"
 
-#define SPIN_LEAST_NS 1500u
-#define PEEKS 32                    /* between two passes of a spin */
-#define PEEKS_A_CALL 8              /* of them in one call of a source */
-#define CLOCK_ROUNDS 8              /* of peeks between two looks at the clock */
+#define SPIN_LEAST_NS 1500u         /* less finds nothing: a reply takes as long where a cache line takes 500 ns */
+#define PEEKS 32                    /* between two passes of a spin: how long a timer or a full queue waits */
+#define PEEKS_A_CALL 8              /* of them in one call of a source: its cost, 1 ns, is an eighth in each */
+#define CLOCK_ROUNDS 8              /* of peeks between two looks at the clock: one in 256 peeks */
 #define SWITCH_FIRST_NS 1200u       /* what a switch to another process takes, before it was measured */
-#define SWITCH_MOST_NS 20000u
-#define SWITCH_ROUNDS 512           /* of peeks in that time, at most */
+#define SWITCH_MOST_NS 20000u       /* a longer yield ran another program in between */
+#define SWITCH_ROUNDS 512           /* of peeks in that time, at most: the clock may stand still */
 #define TURN_SWITCHES 4             /* how long a crowded thread keeps its CPU, if each of its waits ends with work */
 #define PAYS_HITS 2                 /* finds in one turn, for the miss that ends it */
-#define MEASURED_FIRST 8            /* yields; and from then on one of MEASURED_ONE_IN */
+#define MEASURED_FIRST 8            /* yields; and from then on one of MEASURED_ONE_IN: it costs three system calls */
 #define MEASURED_ONE_IN 64
 
 /* Peeks at the sources, and now and then at events and the waiter. True: there is something. The time between two peeks

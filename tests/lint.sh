@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 #
 # `make lint`: builds everything with gcc and with clang, warnings as errors, each in a directory of its own; then
-# runs the analysers over the sources, and the formatter, which only advises. A tool that is not installed is skipped
+# runs the analysers over the sources, and the formatter, which holds indentation. A tool that is not installed is skipped
 # and named. LINT_FULL=1 adds gcc's -fanalyzer, which takes minutes.
 set -u
 
@@ -10,7 +10,7 @@ cd "${BX_SOURCE_DIR:?}" || exit 1
 . tests/tally.sh
 : "${MAKE:=make}"
 out=$(mktemp)
-trap 'rm -f "$out" "$out.formatted"' EXIT
+trap 'rm -f "$out" "$out.formatted" "$out.other"' EXIT
 failed=0
 
 # try NAME TOOL COMMAND...
@@ -66,18 +66,29 @@ try clang clang build clang clang
         -isystem "${JEMALLOC:-build/jemalloc}/include"
 }
 
-# The formatter only advises. Comments and tables stand in columns laid out by hand, so blanks
-# inside a line are taken as one; what differs still is mostly taste, and is counted, not failed.
+# Comments and tables stand in columns laid out by hand, so blanks inside a line are taken as one.
 blanks_as_one()
 {
     sed 's/\([^ ]\)   */\1 /g'
 }
-if command -v clang-format >/dev/null; then
+
+# Breaks are chosen by hand too, so the formatter holds one thing only: how far a line is indented.
+numbers()       # numbers DIFF_FLAG FILE: of the lines that differ from the formatter's
+{
+    blanks_as_one <"$2" | diff "$1" --unchanged-line-format= --new-line-format= --old-line-format='%dn
+' - "$out.formatted" | sort
+}
+
+misaligned()
+{
+    found=0
     for file in $sources; do
         clang-format "$file" | blanks_as_one >"$out.formatted"
-        blanks_as_one <"$file" | diff - "$out.formatted" | grep -c '^<' | sed "s|$| $file|"
-    done | awk '$1 > 0 { lines += $1; files++; if ($1 > most) { most = $1; where = $2 } }
-        END { if (lines) printf "  clang-format would write %d lines in %d files " \
-              "otherwise, most in %s\n", lines, files, where }'
-fi
+        numbers -w "$file" >"$out.other"
+        numbers -a "$file" | comm -23 - "$out.other" | sed "s|.*|$file:&: error: clang-format indents it otherwise|" |
+            grep . && found=1
+    done
+    return $found
+}
+try clang-format clang-format misaligned
 exit "$failed"

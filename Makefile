@@ -144,7 +144,7 @@ gpucheck_SRCS     := $(call sources,tools/gpucheck,gpucheck.c) lib/nn/cuda_load.
 BARE_PROGRAMS     := gpucheck
 LTO_PROGRAMS      := bxbench cartpole reinforce
 NN_PROGRAMS       := cartpole reinforce param_server rnn pipeline bxbench
-AUTOGRAD_PROGRAMS := cartpole rnn pipeline bxbench
+AUTOGRAD_PROGRAMS := cartpole rnn pipeline
 
 # Tests: unit holds every Criterion test, with the parts of the programs that they test; stress is
 # the same bodies without Criterion, which does not start under ThreadSanitizer; prog_* are programs
@@ -188,19 +188,15 @@ SHARED_AUTOGRAD := $(B)/lib/libboxcar_autograd.so.$(VERSION)
 SONAME_AUTOGRAD := libboxcar_autograd.so.$(firstword $(subst ., ,$(VERSION)))
 # kill_steps is the library once more, with a hook at every step of what it does to shared memory.
 steps_OBJS := $(patsubst %.c,$(O)/steps/%.o,$(LIB_SRCS) tests/harness/harness.c tests/harness/crash.c tests/shm/test_kill_steps.c)
-# bxbench with an engine that keeps less for shmstat: the mask of lib/observe/observe.h.
-STATS      := 0 1 3
-BENCHES    := $(STATS:%=$(B)/bench/stats-%/bxbench)
 # What `make test` needs, and what is left for `make check-all`.
 TESTS_FIRST := $(B)/tests/unit $(B)/tests/prog_worker $(FAKE_CUDA)
-TESTS      := $(TESTS_FIRST) $(B)/bench/stats-0/bxbench $(B)/tests/stress $(B)/tests/kill_steps \
-	$(PROG_SRCS:tests/prog/%.c=$(B)/tests/%) $(BARE)
+TESTS      := $(TESTS_FIRST) $(B)/tests/stress $(B)/tests/kill_steps $(PROG_SRCS:tests/prog/%.c=$(B)/tests/%) $(BARE)
 
 ALL_SRCS := $(sort $(LIB_SRCS) $(NN_SRCS) $(AUTOGRAD_SRCS) $(foreach p,$(PROGRAMS) unit stress,$($(p)_SRCS)) $(PROG_SRCS) $(FAKE_SRCS))
 
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: all tests demo test check-all unit e2e check stress stats soak switches test-gpu test-reference mutants lint \
+.PHONY: all tests demo test check-all unit e2e check stress soak switches test-gpu test-reference mutants lint \
 	size coverage coverage-run deps deps-unit deps-test deps-lint man built install uninstall deb test-deb clean help FORCE
 
 all: $(STATIC_LIB) $(SHARED_LIB) $(STATIC_NN) $(SHARED_NN) $(STATIC_AUTOGRAD) $(SHARED_AUTOGRAD) \
@@ -253,23 +249,9 @@ $(TEXTS:%=$(O)/text/%.inc):
 	$(Q){ echo '{'; cat $^ | od -An -v -td1 | sed 's/[0-9-][0-9]*/&,/g'; echo '0 }'; } > $@
 $(O)/lib/nn/cuda_kernels.o: $(O)/text/kernels.inc
 $(O)/demos/reinforce/policy_cuda.o: $(O)/text/policy.inc
-$(O)/tools/bxbench/gpu_clock.o $(STATS:%=$(O)/stats-%/tools/bxbench/gpu_clock.o): $(O)/text/bench_gpu.inc
+$(O)/tools/bxbench/gpu_clock.o: $(O)/text/bench_gpu.inc
 
-stats_SRCS := $(LIB_SRCS) $(bxbench_SRCS)
-define STATS_RULE
-$(O)/stats-$(1)/%.o: %.c $(B)/flags | $(JEMALLOC_OBJ)
-	@mkdir -p $$(@D)
-	$$(call say,CC,$$@)
-	$(Q)$(CC) $(ALL_CPPFLAGS) -DBXI_STATS=$(1) $(ALL_CFLAGS) $(CFLAGS) -MMD -MP -c -o $$@ $$<
-
-$(B)/bench/stats-$(1)/bxbench: $(stats_SRCS:%.c=$(O)/stats-$(1)/%.o) $(JEMALLOC_OBJ) $(STATIC_NN) $(STATIC_AUTOGRAD)
-	$$(call say,LINK,$$@)
-	$(Q)mkdir -p $$(@D) && $(CC) -o $$@ $$^ $(ALL_LDFLAGS) $(NN_LIBS) $$(LIBS)
-endef
-$(foreach s,$(STATS),$(eval $(call STATS_RULE,$(s))))
-
--include $(patsubst %.o,%.d,$(call objects,$(ALL_SRCS)) $(steps_OBJS) $(BARE_SRCS:%.c=$(O)/bare/%.o) \
-	$(foreach s,$(STATS),$(stats_SRCS:%.c=$(O)/stats-$(s)/%.o)))
+-include $(patsubst %.o,%.d,$(call objects,$(ALL_SRCS)) $(steps_OBJS) $(BARE_SRCS:%.c=$(O)/bare/%.o))
 
 # Made anew each time: ar would keep the members of files that are no more.
 $(STATIC_LIB): $(call objects,$(LIB_SRCS)) $(JEMALLOC_OBJ)
@@ -392,10 +374,6 @@ TEST_ENV = BX_SOURCE_DIR='$(CURDIR)' BX_BUILD_DIR='$(abspath $(B))' BX_CONFIG='$
 unit: deps-unit
 	@$(MAKE) --no-print-directory $(B)/tests/unit $(B)/bin/shmstat $(FAKE_CUDA)
 	@$(TEST_ENV) tests/run_unit.sh
-
-stats: deps
-	@$(MAKE) --no-print-directory $(B)/bin/bxbench $(BENCHES)
-	$(B)/bin/bxbench stats
 
 test-reference: deps-unit
 	@$(MAKE) --no-print-directory $(B)/tests/unit
@@ -581,7 +559,6 @@ help:
 #? make e2e             the end-to-end tests alone
 #? make stress          ring and doorbell under load, without Criterion
 #? make soak            tensors of all sizes between four workers for SOAK_S=3600 seconds: does an arena leak?
-#? make stats           what shmstat's counters, tables and histograms cost an empty call, 20 runs
 #? make mutants         puts faults into a copy of the sources: do the tests notice? See tests/mutants/README.md;
 #?                      MUTANTS='timer NAME' picks lists or mutants
 #? make coverage        the lines and branches of lib/ and shm/ that the unit tests run, a line a file (gcov)

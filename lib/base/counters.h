@@ -77,13 +77,4 @@ enum bxi_counter {
     BXI_COUNTER_COUNT
 };
 
-/* ---- What is kept for inspectors ------------------------------------------------------------------- */
-/* All of it, but in the library that `bxbench stats` is measured against. */
-#define BXI_STATS_COUNTERS 1
-#define BXI_STATS_TABLES 2          /* calls in flight, requests being served, batches, what runs now */
-#define BXI_STATS_HIST 4
-#ifndef BXI_STATS
-#define BXI_STATS 7
-#endif
-
 #endif

@@ -52,7 +52,7 @@ BXI_COLD static uint32_t draw(uint32_t every)
 
 uint64_t bxi_hist_begin(const struct bx_job *job)
 {
-    if (!(BXI_STATS & BXI_STATS_HIST) || job->observe->hist_every == 0 || --countdown > 0)
+    if (job->observe->hist_every == 0 || --countdown > 0)
         return 0;
     countdown = draw(job->observe->hist_every);
     return bxi_now_ns();
@@ -60,7 +60,7 @@ uint64_t bxi_hist_begin(const struct bx_job *job)
 
 void bxi_hist_again(const struct bx_job *job, uint64_t began_ns)
 {
-    if ((BXI_STATS & BXI_STATS_HIST) && job->observe->hist_every != 0)
+    if (job->observe->hist_every != 0)
         countdown = began_ns != 0 ? 1 : countdown + 1;
 }
 

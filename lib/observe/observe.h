@@ -32,8 +32,7 @@ struct bxi_observe {
 /* One thread at a time adds to a counter: under run->lock, or with the role, or before there is another thread. */
 static inline void bxi_counter_add(struct bx_job *job, enum bxi_counter counter, uint64_t n)
 {
-    if (BXI_STATS & BXI_STATS_COUNTERS)
-        bxi_count(&job->counters[counter], n);
+    bxi_count(&job->counters[counter], n);
 }
 
 /* ---- hist.c: how long calls take ------------------------------------------------------------------ */

@@ -72,7 +72,7 @@ void bxi_batch_show(struct bx_job *job, const struct bxi_batcher *batcher)
 {
     struct bxi_batch_words *words;
 
-    if (!(BXI_STATS & BXI_STATS_TABLES) || job->control == NULL)
+    if (job->control == NULL)
         return;                     /* members may be added before the start */
     words = &bxi_tables(job->control)->batch[batcher->handler - job->rpc->handlers];
     /* Relaxed, all: for inspectors, to which recent values are enough. */

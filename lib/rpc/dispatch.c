@@ -237,12 +237,10 @@ void bxi_frames_note(struct bx_job *job, struct bxi_peer *peer, uint64_t frames,
 
     /* [peer.consumed] release, pairs with the acquire in put (peer.c): the bytes have been copied. */
     bxi_store_release(&peer->consumed, peer->in.read_pos);
-    if (BXI_STATS & BXI_STATS_COUNTERS) {
-        bxi_count(&counters->frames_received, frames);
-        bxi_count(&counters->bytes_received, payload_bytes);
-        /* Relaxed: a counter for inspectors. */
-        bxi_store_relaxed(&counters->read_pos, peer->in.read_pos);
-    }
+    bxi_count(&counters->frames_received, frames);
+    bxi_count(&counters->bytes_received, payload_bytes);
+    /* Relaxed: a counter for inspectors. */
+    bxi_store_relaxed(&counters->read_pos, peer->in.read_pos);
 }
 
 void bxi_frame_taken(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, uint32_t payload_bytes)

@@ -322,9 +322,7 @@ static void note_due(struct bx_job *job, struct bxi_peer *peer, bool reply)
 
 static void note_sent(struct bx_job *job, struct bxi_peer *peer, const struct bxi_out *out)
 {
-    if (BXI_STATS & BXI_STATS_COUNTERS)
-        count_sent(&bxi_tables(job->control)->pair_counters[peer->rank], peer,
-                   sizeof *out->head + out->body_bytes);
+    count_sent(&bxi_tables(job->control)->pair_counters[peer->rank], peer, sizeof *out->head + out->body_bytes);
     if (out->slot >= 0)
         note_end(peer, (uint32_t)out->slot);
     if (out->lease >= 0)
@@ -360,8 +358,8 @@ bool bxi_peer_send_plain(struct bx_job *job, struct bxi_peer *peer, const struct
 void bxi_peer_group_end(struct bx_job *job, struct bxi_peer *peer)
 {
     bxi_ring_group_end(&peer->out);
-    if (BXI_STATS & BXI_STATS_COUNTERS)     /* relaxed: a counter for inspectors */
-        bxi_store_relaxed(&bxi_tables(job->control)->pair_counters[peer->rank].write_pos, peer->out.write_pos);
+    /* Relaxed: a counter for inspectors. */
+    bxi_store_relaxed(&bxi_tables(job->control)->pair_counters[peer->rank].write_pos, peer->out.write_pos);
 }
 
 static int enqueue(struct bx_job *job, struct bxi_peer *peer, const struct bxi_out *out)

@@ -230,8 +230,6 @@ static inline void bxi_now_show(const struct bx_request *request)
 {
     struct bxi_now *now = &bxi_tables(request->job->control)->now;
 
-    if (!(BXI_STATS & BXI_STATS_TABLES))
-        return;
     /* Relaxed, all: for inspectors, which read since_ns before and after. */
     bxi_store_relaxed(&now->id, request->id);
     bxi_store_relaxed(&now->who, bxi_serving_who(request));
@@ -239,8 +237,7 @@ static inline void bxi_now_show(const struct bx_request *request)
 }
 static inline void bxi_now_hide(const struct bx_request *request)
 {
-    if (BXI_STATS & BXI_STATS_TABLES)
-        bxi_store_relaxed(&bxi_tables(request->job->control)->now.since_ns, 0);     /* relaxed: as in bxi_now_show */
+    bxi_store_relaxed(&bxi_tables(request->job->control)->now.since_ns, 0);     /* relaxed: as in bxi_now_show */
 }
 
 #endif

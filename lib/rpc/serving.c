@@ -15,7 +15,7 @@ void bxi_serving_show(struct bx_request *request, enum bxi_waiting_state state)
     struct bxi_serving *row;
 
     request->row = BXI_NO_ROW;
-    if (!(BXI_STATS & BXI_STATS_TABLES) || job->observe->free_row_count == 0)
+    if (job->observe->free_row_count == 0)
         return;
     request->row = job->observe->free_rows[--job->observe->free_row_count];
     row = &bxi_tables(job->control)->serving[request->row];

@@ -14,7 +14,7 @@
 /* Rows of the segment for the slots. Where the segment has no room for more, calls go on without. */
 BXI_COLD static void grow_rows(struct bx_job *job, struct bxi_peer *peer)
 {
-    if (!(BXI_STATS & BXI_STATS_TABLES) || bxi_tables_open_calls(&job->segment, peer->rank, peer->slot_count) < 0)
+    if (bxi_tables_open_calls(&job->segment, peer->rank, peer->slot_count) < 0)
         return;
     peer->rows = bxi_tables_calls(&job->segment, peer->rank);
     peer->row_count = peer->slot_count;

@@ -144,8 +144,7 @@ void bxi_read_loop(struct bxi_run *run);        /* own_loop: takes what its desc
 
 static inline void bxi_run_count(struct bxi_run *run, enum bxi_counter counter)
 {
-    if (BXI_STATS & BXI_STATS_COUNTERS)
-        bxi_count(&run->counters[counter], 1);
+    bxi_count(&run->counters[counter], 1);
 }
 
 #endif

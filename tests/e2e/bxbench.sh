@@ -121,9 +121,6 @@ if [ "$cores" -ge 2 ]; then
         'v["call_ns"]>0 v["create_ns"]>0 v["call_on_ns"]>0 v["pass_on_ns"]>0 v["delete_ns"]>0
         v["ratio_call_on"]>=0 v["ratio_pass_on"]>=0' \
         rref --slices 1 --calls 20
-    check autograd 'us_per_pass us_per_node calls_per_pass empty_call_us tensor_call_us bare_us ratio' \
-        'v["us_per_pass"]>0 v["calls_per_pass"]>=6 v["calls_per_pass"]<=12 v["bare_us"]>0 v["ratio"]>=0' \
-        autograd --slices 1 --calls 20 --nodes 50
     if [ "$(df -Pk /dev/shm | awk 'NR == 2 { print $4 }')" -ge 1600000 ]; then
         check 'handover of 1 MB and 1 GB' 'tensors bytes copied_bytes p50_1mb_us p50_1gb_us ratio_1gb_1mb' \
             'v["tensors"]==161 v["bytes"]==94278008 v["copied_bytes"]==0 v["p50_1mb_us"]>0
@@ -133,7 +130,7 @@ if [ "$cores" -ge 2 ]; then
         echo 'skip bxbench handover of 1 MB and 1 GB needs 1.5 GB in /dev/shm'
     fi
 else
-    for name in pingpong rate fanin batch handover rref autograd; do
+    for name in pingpong rate fanin batch handover rref; do
         echo "skip bxbench $name needs two cores"
     done
 fi
@@ -143,10 +140,6 @@ check sleep 'bare_p50_us call_p50_us call_p99_us ratio cpus' \
 check idle 'cpu_percent wakeups_per_s answered bare_cpu_percent' \
     'n["cpu_percent"]==4 v["cpu_percent"]>=0 v["wakeups_per_s"]>=0 v["answered"]==4' \
     idle --workers 4 --seconds 0.5
-check accumulate 'ratio bare_gb_s accumulate_gb_s memcpy_gb_s bare_memcpy sets bytes threads' \
-    'v["sets"]==3 v["bytes"]==2000000 v["threads"]==2 v["ratio"]>=0 v["bare_gb_s"]>0
-    v["accumulate_gb_s"]>0 v["memcpy_gb_s"]>0 v["bare_memcpy"]>0' \
-    accumulate --sets 3 --bytes 2000000 --threads 2 --slices 2
 check start 'ready_seconds gone_seconds seconds shm_bytes_rest shm_bytes_all_pairs bare_seconds' \
     'v["ready_seconds"]>0 v["gone_seconds"]>0 v["seconds"]>=v["ready_seconds"]
     v["shm_bytes_rest"]>=4*73728 v["shm_bytes_all_pairs"]>=v["shm_bytes_rest"]+4*3*131072' \
@@ -167,7 +160,7 @@ wrong 'a number out of range' 'from 2 to 128' start --workers 500
 wrong 'a number that is none' 'x' rate --inflight 6x
 wrong 'a core that is not there' 'cpus' pingpong --cpus 0,99999
 wrong 'more tensors than bytes for them' 'tensors take at least' handover --tensors 100 --bytes 6399
-wrong 'no sets' 'from 1 to 64' accumulate --sets 0
+wrong 'none in flight' 'from 1 to 512' rate --inflight 0
 wrong 'a word too many' 'more' idle more
 
 if "$bin" --help | grep -q pingpong && "$bin" sleep --help | grep -q Usage &&

@@ -19,8 +19,7 @@
 
 enum flag {
     F_SLICES = 1, F_CALLS = 2, F_INFLIGHT = 4, F_CALLERS = 8, F_WORKERS = 16, F_GAP = 32, F_SECONDS = 64,
-    F_UCX = 128 /* and --cork */, F_NO_PAIRS = 256, F_TENSORS = 512, F_BYTES = 1024, F_SETS = 2048, F_THREADS = 4096,
-    F_DEVICE = 8192, F_NODES = 16384,
+    F_UCX = 128 /* and --cork */, F_NO_PAIRS = 256, F_TENSORS = 512, F_BYTES = 1024, F_DEVICE = 2048,
 };
 
 static const struct command {
@@ -49,14 +48,8 @@ static const struct command {
       "tensors made, sent, checked and released, beside one copy of them" },
     { "rref", bench_rref, F_SLICES | F_CALLS, 2, 2,
       "references to objects: made, called on, passed on, dropped, beside a plain call" },
-    { "autograd", bench_autograd, F_SLICES | F_CALLS | F_NODES, 2, 2,
-      "a backward pass across two workers with empty operations, beside its bare calls" },
     { "gpu", bench_gpu, F_CALLS | F_BYTES | F_DEVICE, 2, 1,
       "tensors in device memory handed over, beside copies of them" },
-    { "stats", bench_stats, F_SLICES, 2, 2,
-      "what counters, tables and histograms add to an empty call" },
-    { "accumulate", bench_accumulate, F_SLICES | F_BYTES | F_SETS | F_THREADS, 0, 1,
-      "a parameter server's step over lent gradients, beside bare memory" },
 };
 
 #define COMMANDS (sizeof commands / sizeof *commands)
@@ -69,7 +62,7 @@ static const struct number_flag {
     const char *text;
 } number_flags[] = {
     { "slices", F_SLICES, offsetof(struct bench_options, slices), 1, BENCH_SLICES_MAX,
-      "slices of each kind (start, stats: runs)" },
+      "slices of each kind (start: runs)" },
     { "calls", F_CALLS, offsetof(struct bench_options, calls), 10, 10000000,
       "calls in a slice, of each caller" },
     { "inflight", F_INFLIGHT, offsetof(struct bench_options, inflight), 1, BENCH_INFLIGHT_MAX,
@@ -84,19 +77,13 @@ static const struct number_flag {
       "tensors in a message (161)" },
     { "bytes", F_BYTES, offsetof(struct bench_options, bytes), BENCH_TENSOR_BYTES_MIN, INT64_C(1) << 35,
       "bytes of all tensors of a message (94278008, ResNet-50's; gpu: sizes up to it)" },
-    { "sets", F_SETS, offsetof(struct bench_options, sets), 1, 64,
-      "sets of gradients in a step (5)" },
-    { "threads", F_THREADS, offsetof(struct bench_options, threads), 1, BENCH_CPUS_MAX,
-      "threads that share a step (1)" },
     { "device", F_DEVICE, offsetof(struct bench_options, device), 0, 63,
       "which GPU (0)" },
-    { "nodes", F_NODES, offsetof(struct bench_options, nodes), 1, 1000000,
-      "nodes of each worker (1000)" },
 };
 
 #define NUMBER_FLAGS (sizeof number_flags / sizeof *number_flags)
 
-enum { O_NUMBER = 256, O_SECONDS = O_NUMBER + NUMBER_FLAGS, O_CPUS, O_JSON, O_UCX, O_CORK, O_NO_PAIRS, O_STATS,
+enum { O_NUMBER = 256, O_SECONDS = O_NUMBER + NUMBER_FLAGS, O_CPUS, O_JSON, O_UCX, O_CORK, O_NO_PAIRS,
        O_DRY_RUN, O_HELP, O_VERSION };
 
 static void help(void)
@@ -104,8 +91,7 @@ static void help(void)
     puts("Usage: bxbench SUBCOMMAND [flags]\n\n"
          "Measures Boxcar beside the limit of the machine, in slices that take turns within one run,\n"
          "and prints medians. Processes are pinned: the caller to the first core, the callee to the\n"
-         "second, further callers to the others in turn (idle and start: all to all;\n"
-         "accumulate: the server's threads in turn, from the first).\n");
+         "second, further callers to the others in turn (idle and start: all to all).\n");
     for (size_t i = 0; i < COMMANDS; i++) {
         printf("  %-10s %s\n            ", commands[i].name, commands[i].text);
         for (size_t j = 0; j < NUMBER_FLAGS; j++)
@@ -125,7 +111,6 @@ static void help(void)
          "  --dry-run      with a driver that has no GPU: everything but figures\n"
          "  --cpus A,B     cores to use, the caller's first (the first two allowed, or all where\n"
          "                 there may be more than two processes)\n"
-         "  --stats on|off off: with an engine that keeps nothing for shmstat (`make stats` builds it)\n"
          "  --json         one JSON object instead of the table\n"
          "  --help, --version\n\n"
          "BX_WAIT=uring|epoll says how Boxcar sleeps. Exit status: 0; 1 where a measurement failed;\n"
@@ -213,14 +198,6 @@ static int parse_seconds(const char *text, double *seconds)
     return 0;
 }
 
-static int parse_stats(const char *text, struct bench_options *options)
-{
-    if (strcmp(text, "on") != 0 && strcmp(text, "off") != 0)
-        return usage("--stats takes on or off, not", text);
-    options->stats_off = strcmp(text, "off") == 0;
-    return 0;
-}
-
 static void make_flags(struct option *flags)
 {
     for (size_t i = 0; i < NUMBER_FLAGS; i++)
@@ -232,7 +209,6 @@ static void make_flags(struct option *flags)
     *flags++ = (struct option){ "cork", no_argument, NULL, O_CORK };
     *flags++ = (struct option){ "no-pairs", no_argument, NULL, O_NO_PAIRS };
     *flags++ = (struct option){ "dry-run", no_argument, NULL, O_DRY_RUN };
-    *flags++ = (struct option){ "stats", required_argument, NULL, O_STATS };
     *flags++ = (struct option){ "help", no_argument, NULL, O_HELP };
     *flags = (struct option){ "version", no_argument, NULL, O_VERSION };
 }
@@ -258,7 +234,6 @@ static int take_flag(int flag, const struct command *command, struct bench_optio
     case O_CORK: options->cork = true; return 0;
     case O_NO_PAIRS: options->no_pairs = true; return 0;
     case O_DRY_RUN: options->dry_run = true; return 0;
-    case O_STATS: return parse_stats(optarg, options);
     case O_HELP: help(); return -1;
     case O_VERSION: printf("bxbench %s\n", bx_version()); return -1;
     default: return parse_number_flag(&number_flags[flag - O_NUMBER], optarg, options);
@@ -267,7 +242,7 @@ static int take_flag(int flag, const struct command *command, struct bench_optio
 
 static int parse(int argc, char **argv, const struct command *command, struct bench_options *options)
 {
-    struct option flags[NUMBER_FLAGS + 11] = { 0 };
+    struct option flags[NUMBER_FLAGS + 10] = { 0 };
     int flag;
 
     make_flags(flags);
@@ -321,8 +296,6 @@ int main(int argc, char **argv)
 
         if (rc != 0)
             return end(rc < 0 ? 0 : rc);
-        if (options.stats_off && BXI_STATS != 0)
-            return bench_stats_off(argv);
         bench_clock_init();
         return end(commands[i].run(&options));
     }

@@ -27,7 +27,6 @@ struct bench_options {
     bool ucx;
     bool cork;
     bool no_pairs;
-    bool stats_off;
     bool dry_run;
     int cpus[BENCH_CPUS_MAX];       /* first: the caller's; second: the callee's */
     int cpu_count;
@@ -39,10 +38,7 @@ struct bench_options {
     int64_t gap_us;
     int64_t tensors;
     int64_t bytes;                  /* of all tensors of a message */
-    int64_t sets;
-    int64_t threads;
     int64_t device;                 /* ordinal of a GPU */
-    int64_t nodes;                  /* of each worker, in a backward pass */
     double seconds;
 };
 
@@ -55,18 +51,7 @@ int bench_batch(const struct bench_options *options);
 int bench_idle(const struct bench_options *options);
 int bench_start(const struct bench_options *options);
 int bench_handover(const struct bench_options *options);
-int bench_accumulate(const struct bench_options *options);
 int bench_rref(const struct bench_options *options);
-int bench_autograd(const struct bench_options *options);
 int bench_gpu(const struct bench_options *options);
-int bench_stats(const struct bench_options *options);
-/* Executes the bxbench whose engine keeps nothing for shmstat, with these arguments. Returns only if that program does
- * not exist, with 1. */
-int bench_stats_off(char **argv);
-
-/* What the engine in this program keeps: a mask, see lib/base/counters.h. */
-#ifndef BXI_STATS
-#define BXI_STATS 7
-#endif
 
 #endif

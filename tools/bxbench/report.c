@@ -59,7 +59,6 @@ void bench_report_open(const struct bench_options *options, const char *title)
     else
         printf("%s: %s\n", options->name, title);
     bench_report_string("bench", options->name, NULL);
-    bench_report_string("stats", BXI_STATS == 0 ? "off" : "on", NULL);
 
     double cpus[BENCH_CPUS_MAX];
 

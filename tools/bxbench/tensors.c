@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The tensors of bxbench handover and accumulate: sized as the parameters of ResNet-50.
+ * The tensors of bxbench handover: sized as the parameters of ResNet-50.
  *
  * The cost of a hand-over depends on the number of tensors, and the arena's work on how their sizes differ: a few of
  * 9 MB, many of a kilobyte. So other totals keep that mixture: every tensor has BENCH_TENSOR_BYTES_MIN and its share of

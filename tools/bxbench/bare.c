@@ -11,11 +11,7 @@
  *
  * A spin ends after SPINS_MAX polls: the other side is dead or was never scheduled.
  */
-#include "bare.h"
-
 #include "bxbench.h"
-#include "clock.h"
-#include "process.h"
 
 #include <errno.h>
 #include <string.h>
@@ -39,15 +35,6 @@ struct bench_bare {
     _Alignas(4096) bxi_a64 line_back;       /* the prefetcher fetches pairs of lines: 128 apart, or more */
     struct ring_side side[];                /* 2 x i: client i's; 2 x i + 1: the echo's */
 };
-
-struct bench_bare *bench_bare_create(int clients)
-{
-    struct bench_bare *bare =
-        bench_map(sizeof *bare + 2 * (size_t)clients * sizeof(struct ring_side));
-
-    bare->clients = clients;
-    return bare;
-}
 
 static void client_init(struct bench_bare_client *client, struct ring_side *mine,
                         struct ring_side *other)
@@ -102,7 +89,7 @@ int bench_bare_send(struct bench_bare_client *client, uint64_t number)
 int bench_bare_receive(struct bench_bare_client *client, uint64_t number)
 {
     uint64_t words[BENCH_MESSAGE_BYTES / 8];
-    bool pauses = client->bare->kind == BARE_ECHO_PAUSED;
+    bool pauses = client->bare->kind == BENCH_BARE_ECHO_PAUSED;
     int rc;
 
     for (uint64_t spins = 0; (rc = try_receive(&client->in, words)) == 0; spins++) {
@@ -175,43 +162,41 @@ static int run_echo(struct bench_bare *bare)
 
         int rc;
 
-        if (bare->kind == BARE_LINE)
+        if (bare->kind == BENCH_BARE_LINE)
             rc = echo_lines(bare, bare->rounds);
-        else if (bare->kind == BARE_ECHO || bare->kind == BARE_ECHO_PAUSED)
-            rc = echo_frames(echo, bare->clients, bare->rounds, bare->kind == BARE_ECHO_PAUSED);
+        else if (bare->kind == BENCH_BARE_ECHO || bare->kind == BENCH_BARE_ECHO_PAUSED)
+            rc = echo_frames(echo, bare->clients, bare->rounds, bare->kind == BENCH_BARE_ECHO_PAUSED);
         else
             return 0;
-        if (rc < 0) {
-            bench_say("the bare echo: %s", strerror(-rc));
-            return 1;
-        }
-    }
-}
-
-int bench_bare_start(struct bench_bare *bare, int cpu)
-{
-    pid_t pid = bench_fork();
-
-    if (pid == 0) {
-        int rc = bench_pin(cpu);
-
         if (rc < 0)
-            bench_say("the bare echo cannot run on core %d: %s", cpu, strerror(-rc));
-        _exit(rc < 0 ? 1 : run_echo(bare));
+            return bench_fail("the bare echo", rc);
     }
-    if (pid < 0) {
-        bench_say("fork: %s", strerror(-pid));
-        return pid;
-    }
-    bare->echo_pid = pid;
-    return 0;
 }
 
-void bench_bare_order(struct bench_bare *bare, enum bare_kind kind, uint64_t rounds)
+struct bench_bare *bench_bare_start(int clients, int cpu)
+{
+    struct bench_bare *bare = bench_map(sizeof *bare + 2 * (size_t)clients * sizeof(struct ring_side));
+
+    pid_t pid;
+
+    bare->clients = clients;
+    pid = bench_fork();
+    if (pid == 0) {
+        int rc = bench_pin(&cpu, 1);
+
+        _exit(rc < 0 ? bench_fail("the bare echo", rc) : run_echo(bare));
+    }
+    if (pid < 0)
+        bench_fail("fork", pid);
+    bare->echo_pid = pid;
+    return pid > 0 ? bare : NULL;
+}
+
+void bench_bare_order(struct bench_bare *bare, enum bench_bare_kind kind, uint64_t rounds)
 {
     bare->kind = kind;
     bare->rounds = rounds;
-    if (kind == BARE_LINE) {
+    if (kind == BENCH_BARE_LINE) {
         /* [bench.line] relaxed: both sides sleep or wait; the order below releases it. */
         bxi_store_relaxed(&bare->line_there, 0);
         bxi_store_relaxed(&bare->line_back, 0);
@@ -221,13 +206,14 @@ void bench_bare_order(struct bench_bare *bare, enum bare_kind kind, uint64_t rou
     bench_wake(&bare->order);
 }
 
-int bench_bare_stop(struct bench_bare *bare)
+bool bench_bare_stop(struct bench_bare *bare, uint64_t timeout_ns)
 {
-    bench_bare_order(bare, BARE_STOP, 0);
-    if (bench_reap(bare->echo_pid, 10000000000) == 0)
-        return 0;
-    bench_say("the bare echo ended badly");
-    return -EIO;
+    bench_bare_order(bare, BENCH_BARE_STOP, 0);
+    if (bench_reap(bare->echo_pid, timeout_ns) == 0)
+        return true;
+    if (timeout_ns > 0)
+        bench_say("the bare echo ended badly");
+    return false;
 }
 
 double bench_bare_line(struct bench_bare *bare, uint64_t rounds)
@@ -235,7 +221,7 @@ double bench_bare_line(struct bench_bare *bare, uint64_t rounds)
     uint64_t warm = rounds / 10 + 1;
     uint64_t before = 0;
 
-    bench_bare_order(bare, BARE_LINE, warm + rounds);
+    bench_bare_order(bare, BENCH_BARE_LINE, warm + rounds);
     for (uint64_t i = 1; i <= warm + rounds; i++) {
         if (i == warm + 1)
             before = bench_ticks();

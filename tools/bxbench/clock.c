@@ -8,7 +8,7 @@
  */
 #include "clock.h"
 
-#include "statistics.h"
+#include "bxbench.h"
 
 #include <time.h>
 #if defined(__x86_64__)

@@ -14,49 +14,30 @@
  * not run on a GPU yet.
  */
 #include "bxbench.h"
-#include "clock.h"
 #include "gpu_clock.h"
-#include "process.h"
-#include "report.h"
-#include "statistics.h"
-#include "worker.h"
 
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define OPEN "open"
 #define TAKE "take"
-#define COPIED "copied"
-#define CLOSED "closed"
+#define WARM_CALLS 1
 #define SLABS 5
 #define SLAB_BYTES (INT64_C(65) << 20)      /* more than a slab of the pool: gets one of its own */
 #define COPIES 20
-#define CLOSE_NS UINT64_C(5000000000)      /* waited at most for the receiver to close a slab */
+#define CLOSE_NS UINT64_C(5000000000)       /* waited at most for the receiver to close a slab */
 
 static const int64_t sizes[] = { 1 << 10, 1 << 16, 1 << 20, 1 << 26, 1 << 30 };
 
-#define SIZES (sizeof sizes / sizeof *sizes)
+#define SIZES ((int)(sizeof sizes / sizeof *sizes))
 
-struct gpu_results {
-    bool measured;
-    double empty_us;
-    double open_us, close_us;
-    struct bench_gpu_ready ready;
-    struct {
-        double p50_us, p99_us, copy_us, pinned_us;
-        double copied_bytes;                /* by the hand-overs, of both workers */
-    } rows[SIZES];
-};
+/* Series: hand-overs of each size, and of none. Values: by size; what is measured once, by its place. */
+enum { EMPTY = SIZES, SERIES };
+enum { COPIED_BYTES, COPY_US, PINNED_US, ONCE };
+enum { OPEN_US, CLOSE_US, READY_P50_US, READY_P99_US, MEASURED };
 
-struct gpu_bench {
-    const struct bench_options *options;
-    int64_t calls;
-    struct gpu_results *results;
-};
-
-/* ---- Worker 1 ---------------------------------------------------------------------------------- */
+/* ---- Worker 1 -------------------------------------------------------------------------------------- */
 
 static int open_gpu(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
@@ -72,107 +53,48 @@ static int take(const struct bx_request *request, struct bx_reader *args, struct
     return tensor != NULL ? bx_tensor_read_on(tensor, NULL) : args->error;
 }
 
-static uint64_t copied_here(const struct bx_job *job)
-{
-    static const char *const counters[] = { "tensor_bytes_copied", "gpu_staged_bytes", "gpu_copied_bytes" };
-    uint64_t sum = 0, value;
-
-    for (int i = 0; i < 3; i++)
-        if (bx_counter(job, counters[i], &value) == 0)
-            sum += value;
-    return sum;
-}
-
-static int copied(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    (void)args, (void)context;
-    return bx_msg_put_u64(reply, copied_here(bx_request_job(request)));
-}
-
-/* How many slabs this worker has closed, and the nanoseconds in the driver's calls for it. */
-static int closed(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    const struct bx_job *job = bx_request_job(request);
-    uint64_t count = 0, ns = 0;
-
-    (void)args, (void)context;
-    if (bx_counter(job, "gpu_slabs_closed", &count) < 0 || bx_counter(job, "gpu_close_ns", &ns) < 0)
-        return -1;
-    bx_msg_put_u64(reply, count);
-    return bx_msg_put_u64(reply, ns);
-}
-
-static int add_functions(struct bx_job *job, void *context)
+static int setup(struct bx_job *job, void *context)
 {
     int rc = bx_register(job, OPEN, BX_BLOCKING, open_gpu, context);
 
     if (rc == 0)
         rc = bx_register(job, TAKE, BX_INLINE, take, context);
-    if (rc == 0)
-        rc = bx_register(job, COPIED, BX_INLINE, copied, context);
-    if (rc == 0)
-        rc = bx_register(job, CLOSED, BX_INLINE, closed, context);
     return rc < 0 ? rc : bench_gpu_clock_register(job);
 }
 
-/* ---- Worker 0 ---------------------------------------------------------------------------------- */
+/* ---- Worker 0 -------------------------------------------------------------------------------------- */
 
 struct sender {
-    const struct gpu_bench *bench;
-    struct bx_job *job;
     struct bx_device device;
-    const char *to;
+    struct bx_tensor *tensor;               /* handed over */
     struct bx_tensor *host_word;            /* one element, to wait for the device with */
 };
 
-static uint64_t copied_by_both(struct sender *sender)
+static int make(struct bench_caller *caller, int64_t bytes)
 {
-    struct bx_msg *reply = NULL;
-    uint64_t sum = copied_here(sender->job);
-
-    if (bx_rpc_sync(sender->job, sender->to, COPIED, NULL, NULL, &reply) == 0) {
-        struct bx_reader reader = bx_msg_reader(reply);
-
-        sum += bx_read_u64(&reader);
-    }
-    bx_msg_destroy(reply);
-    return sum;
-}
-
-static int make(struct sender *sender, int64_t bytes, struct bx_tensor **tensor)
-{
+    struct sender *sender = caller->own;
     int64_t count = bytes / 4;
 
-    return bx_tensor_create_on(sender->job, sender->device, BX_F32, 1, &count, tensor);
+    return bx_tensor_create_on(caller->job, sender->device, BX_F32, 1, &count, &sender->tensor);
 }
 
-static int hand_over(struct sender *sender, struct bx_tensor *tensor, double *us)
+static void drop(struct bench_caller *caller)
 {
-    struct bx_msg *args = bx_msg_create(0);
-    uint64_t before = bench_now_ns();
-    int rc = args == NULL ? -1 : bx_msg_put_tensor(args, tensor);
+    struct sender *sender = caller->own;
 
-    if (rc == 0)
-        rc = bx_rpc_sync(sender->job, sender->to, TAKE, args, NULL, NULL);
-    *us = (double)(bench_now_ns() - before) / 1e3;
-    bx_msg_destroy(args);
-    return rc;
+    bx_msg_clear(caller->args);
+    bx_tensor_release(sender->tensor);
+    sender->tensor = NULL;
 }
 
-static int hand_overs(struct sender *sender, struct bx_tensor *tensor, double *p50_us, double *p99_us)
+static int hand_over(struct bench_caller *caller)
 {
-    size_t calls = (size_t)sender->bench->calls;
-    double *us = calloc(calls, sizeof *us);
-    int rc = us == NULL ? -1 : hand_over(sender, tensor, us);
+    struct sender *sender = caller->own;
+    int rc;
 
-    for (size_t i = 0; rc == 0 && i < calls; i++)
-        rc = hand_over(sender, tensor, &us[i]);
-    if (rc == 0) {
-        *p50_us = bench_median(us, calls);          /* sorts */
-        *p99_us = us[calls * 99 / 100];
-    }
-    free(us);
-    return rc;
+    bx_msg_clear(caller->args);
+    rc = bx_msg_put_tensor(caller->args, sender->tensor);
+    return rc < 0 ? rc : bx_rpc_sync(caller->job, caller->to, TAKE, caller->args, NULL, NULL);
 }
 
 /* Waits until the device has finished the tensor's last write. */
@@ -187,27 +109,33 @@ static int wait_for(struct sender *sender, struct bx_tensor *tensor)
     return rc;
 }
 
-static int copies(struct sender *sender, struct bx_tensor *tensor, double *copy_us, double *pinned_us)
+static double us_since(uint64_t before_ns)
 {
+    return (double)(bench_now_ns() - before_ns) / 1e3;
+}
+
+static int copies(struct bench_caller *caller, double *copy_us, double *pinned_us)
+{
+    struct sender *sender = caller->own;
     double on_device[COPIES], pinned[COPIES];
-    struct bx_tensor *other = NULL, *host = NULL;
-    int rc = bx_tensor_copy(sender->job, tensor, &other);
+    struct bx_tensor *tensor = sender->tensor, *other = NULL, *host = NULL;
+    int rc = bx_tensor_copy(caller->job, tensor, &other);
 
     if (rc == 0)
         rc = bx_tensor_create(NULL, BX_F32, 1, bx_tensor_shape(tensor), &host);
     for (int i = 0; rc == 0 && i < COPIES; i++) {
-        uint64_t before = bench_now_ns();
+        uint64_t before_ns = bench_now_ns();
 
         rc = bx_tensor_copy_into(other, tensor);
         if (rc == 0)
             rc = wait_for(sender, other);
-        on_device[i] = (double)(bench_now_ns() - before) / 1e3;
-        before = bench_now_ns();
+        on_device[i] = us_since(before_ns);
+        before_ns = bench_now_ns();
         if (rc == 0)
             rc = bx_tensor_copy_into(host, tensor);
         if (rc == 0)
             rc = bx_tensor_copy_into(other, host);
-        pinned[i] = (double)(bench_now_ns() - before) / 1e3;
+        pinned[i] = us_since(before_ns);
     }
     if (rc == 0) {
         *copy_us = bench_median(on_device, COPIES);
@@ -218,174 +146,161 @@ static int copies(struct sender *sender, struct bx_tensor *tensor, double *copy_
     return rc;
 }
 
-static int slabs(struct sender *sender, double *open_us)
+/* The first hand-over of a slab less a later one; all slabs live at once. */
+static int slabs(struct bench_caller *caller, double *open_us)
 {
+    struct sender *sender = caller->own;
     struct bx_tensor *tensors[SLABS] = { NULL };
-    double us[SLABS], first = 0, later = 0;
+    double us[SLABS];
     int rc = 0;
 
     for (int i = 0; rc == 0 && i < SLABS; i++) {
-        rc = make(sender, SLAB_BYTES, &tensors[i]);
+        uint64_t before_ns;
+        double first;
+
+        rc = make(caller, SLAB_BYTES);
+        tensors[i] = sender->tensor;
+        before_ns = bench_now_ns();
         if (rc == 0)
-            rc = hand_over(sender, tensors[i], &first);
+            rc = hand_over(caller);
+        first = us_since(before_ns);
+        before_ns = bench_now_ns();
         if (rc == 0)
-            rc = hand_over(sender, tensors[i], &later);
-        us[i] = first - later;
+            rc = hand_over(caller);
+        us[i] = first - us_since(before_ns);
     }
     if (rc == 0)
         *open_us = bench_median(us, SLABS);
+    sender->tensor = NULL;
     for (int i = 0; i < SLABS; i++)
         bx_tensor_release(tensors[i]);
     return rc;
 }
 
 /* The mean time of the receiver's closes so far; NAN if it has closed nothing within CLOSE_NS. */
-static int closing(struct sender *sender, double *close_us)
+static int closing(struct bench_caller *caller, double *close_us)
 {
-    uint64_t end_ns = bench_now_ns() + CLOSE_NS, count = 0, ns = 0;
+    uint64_t end_ns = bench_now_ns() + CLOSE_NS;
+    double count = 0, ns = 0;
     int rc = 0;
 
-    while (rc == 0 && count == 0 && bench_now_ns() < end_ns) {
-        struct bx_msg *reply = NULL;
-
-        rc = bx_rpc_sync(sender->job, sender->to, CLOSED, NULL, NULL, &reply);
-        if (rc == 0) {
-            struct bx_reader reader = bx_msg_reader(reply);
-
-            count = bx_read_u64(&reader);
-            ns = bx_read_u64(&reader);
-            rc = reader.error;
-        }
-        bx_msg_destroy(reply);
-    }
-    *close_us = count > 0 ? 1e-3 * (double)ns / (double)count : NAN;
+    bx_msg_clear(caller->args);
+    while (rc == 0 && count == 0 && bench_now_ns() < end_ns)
+        rc = bench_counter(caller, "gpu_slabs_closed", &count);
+    if (rc == 0)
+        rc = bench_counter(caller, "gpu_close_ns", &ns);
+    *close_us = count > 0 ? 1e-3 * ns / count : NAN;
     return rc;
 }
 
-static int measure(struct sender *sender)
+static int measure_size(struct bench_caller *caller, int size)
 {
-    struct gpu_results *results = sender->bench->results;
-    struct bx_tensor *tensor = NULL;
-    double p99;
-    int rc = make(sender, 0, &tensor);
+    const struct bench_run *run = caller->run;
+    double before = 0, after = 0;
+    int rc = bench_copied(caller, &before);
 
     if (rc == 0)
-        rc = hand_overs(sender, tensor, &results->empty_us, &p99);
-    bx_tensor_release(tensor);
-    for (size_t i = 0; rc == 0 && i < SIZES && sizes[i] <= sender->bench->options->bytes; i++) {
-        uint64_t before = copied_by_both(sender);
-
-        tensor = NULL;
-        rc = make(sender, sizes[i], &tensor);
-        if (rc == 0)
-            rc = hand_overs(sender, tensor, &results->rows[i].p50_us, &results->rows[i].p99_us);
-        results->rows[i].copied_bytes = (double)(copied_by_both(sender) - before);
-        if (rc == 0)
-            rc = copies(sender, tensor, &results->rows[i].copy_us, &results->rows[i].pinned_us);
-        bx_tensor_release(tensor);
-    }
+        rc = make(caller, size == EMPTY ? 0 : sizes[size]);
     if (rc == 0)
-        rc = slabs(sender, &results->open_us);
-    return rc < 0 ? rc : closing(sender, &results->close_us);
+        rc = bench_each(caller, WARM_CALLS, bench_place(caller, size, 0), hand_over, NULL) != 0 ? -1 : 0;
+    if (rc == 0)
+        rc = bench_copied(caller, &after);
+    run->values[COPIED_BYTES][size] = after - before;
+    if (rc == 0 && size != EMPTY)
+        rc = copies(caller, &run->values[COPY_US][size], &run->values[PINNED_US][size]);
+    drop(caller);
+    return rc;
 }
 
-/* Only this part needs NVRTC. */
-static void clock_ready(struct sender *sender)
+static int measure(struct bench_caller *caller, int kind, int64_t slice)
 {
-    struct bench_gpu_ready *ready = &sender->bench->results->ready;
+    const struct bench_run *run = caller->run;
+    const struct sender *sender = caller->own;
+    double *once = run->values[ONCE];
+    int rc = measure_size(caller, EMPTY);
 
-    *ready = (struct bench_gpu_ready){ NAN, NAN };
-    if (bench_gpu_clock_run(sender->job, sender->device, sender->to, ready) < 0)
+    (void)kind, (void)slice;
+    for (int i = 0; rc == 0 && i < SIZES && sizes[i] <= run->options->bytes; i++)
+        rc = measure_size(caller, i);
+    if (rc == 0)
+        rc = slabs(caller, &once[OPEN_US]);
+    if (rc == 0)
+        rc = closing(caller, &once[CLOSE_US]);
+    if (rc < 0)
+        return bench_fail("gpu", rc);
+    /* Only this part needs NVRTC. */
+    once[READY_P50_US] = once[READY_P99_US] = NAN;
+    if (bench_gpu_clock_run(caller, sender->device, &once[READY_P50_US], &once[READY_P99_US]) < 0)
         fprintf(stderr, "bxbench: gpu: ready_p50_us and ready_p99_us are not measured: %s\n", bx_error_text());
+    once[MEASURED] = !bx_gpu_is_fake(caller->job);
+    return 0;
 }
 
-static int start(struct sender *sender)
+static int begin(struct bench_caller *caller)
 {
-    const struct bench_options *options = sender->bench->options;
-    struct bx_msg *args = bx_msg_create(16);
+    static struct sender sender;
+    const struct bench_options *options = caller->run->options;
     const int64_t one = 1;
-    int rc = bx_gpu_open(sender->job, (int)options->device, &sender->device);
+    int rc = bx_gpu_open(caller->job, (int)options->device, &sender.device);
 
-    if (rc == 0 && bx_gpu_is_fake(sender->job) && !options->dry_run)
+    caller->own = &sender;
+    if (rc == 0 && bx_gpu_is_fake(caller->job) && !options->dry_run)
         rc = bx_fail(-1, "BX_CUDA_DRIVER names a driver without a GPU, whose times mean nothing (--dry-run)");
     if (rc == 0)
-        rc = args == NULL ? -1 : bx_msg_put_i64(args, options->device);
+        rc = bx_call(caller->job, caller->to, OPEN, "i", options->device);
     if (rc == 0)
-        rc = bx_rpc_sync(sender->job, sender->to, OPEN, args, NULL, NULL);
-    if (rc == 0)
-        rc = bx_tensor_create(NULL, BX_F32, 1, &one, &sender->host_word);
-    bx_msg_destroy(args);
-    return rc;
+        rc = bx_tensor_create(NULL, BX_F32, 1, &one, &sender.host_word);
+    return rc < 0 ? bench_fail("gpu", rc) : 0;
 }
 
-static int worker(const struct bx_options *options, void *context)
+static int end(struct bench_caller *caller, int status)
 {
-    const struct gpu_bench *bench = context;
-    struct sender sender = { .bench = bench };
-    int cpu = bench->options->cpus[options->rank < bench->options->cpu_count ? options->rank : 0];
-    int rc;
+    bx_tensor_release(((struct sender *)caller->own)->host_word);
+    return status;
+}
 
-    if (bench_worker_start(options, cpu, add_functions, NULL, &sender.job) != 0)
+/* ---- The report ------------------------------------------------------------------------------------ */
+
+static void report_row(const void *context, int size)
+{
+    const struct bench_run *run = context;
+    double none = run->values[ONCE][MEASURED] != 0 ? 0 : NAN;      /* added to each figure: NAN in a dry run */
+
+    bench_number("bytes", (double)sizes[size], 0, NULL);
+    bench_number("p50_us", bench_percentile_ns(&run->series[size], 50) * 1e-3 + none, 1, NULL);
+    bench_number("p99_us", bench_percentile_ns(&run->series[size], 99) * 1e-3 + none, 1, NULL);
+    bench_number("copied_bytes", run->values[COPIED_BYTES][size], 0, NULL);
+    bench_number("copy_us", run->values[COPY_US][size] + none, 1, NULL);
+    bench_number("pinned_us", run->values[PINNED_US][size] + none, 1, NULL);
+}
+
+int bench_gpu(struct bench_options *options)
+{
+    struct bench_run run = {
+        .options = options, .slices = 1, .calls = options->calls, .workers = 2, .callers = 1, .kinds = { measure },
+        .series_count = SERIES, .setup = setup, .begin = begin, .end = end, .after = bench_gpu_clock_end
+    };
+    int count = 0;
+    double *once, none;
+
+    if (options->bytes == 0)
+        options->bytes = sizes[SIZES - 1];
+    if (!bench_run_job(&run))
         return 1;
-    if (options->rank == 1) {
-        rc = bench_worker_serve(sender.job);
-        bench_gpu_clock_end();
-        return rc;
-    }
-    sender.to = bx_worker_name(sender.job, 1);
-    rc = start(&sender);
-    if (rc == 0)
-        rc = measure(&sender);
-    if (rc == 0)
-        clock_ready(&sender);
-    bench->results->measured = rc == 0 && !bx_gpu_is_fake(sender.job);
-    rc = rc < 0 ? bench_fail("gpu", rc) : 0;
-    bx_tensor_release(sender.host_word);
-    rc = bench_worker_end(sender.job, rc);
-    bench_gpu_clock_end();
-    return rc;
-}
-
-/* ---- The report -------------------------------------------------------------------------------- */
-
-static void report(const struct gpu_bench *bench)
-{
-    const struct gpu_results *results = bench->results;
-    double none = results->measured ? 0 : NAN;     /* added to each figure: NAN in a dry run */
-
-    bench_report_open(bench->options, "tensors in device memory handed over, one at a time");
-    bench_report_number("calls", (double)bench->calls, 0, "hand-overs of each size");
-    bench_report_number("empty_us", results->empty_us + none, 1, "a tensor without elements, p50");
-    bench_report_number("open_us", results->open_us + none, 1, "what mapping a slab adds to the first hand-over");
-    bench_report_number("close_us", results->close_us + none, 1, "the driver's call that lets one go, mean");
-    bench_report_number("ready_p50_us", results->ready.p50_us + none, 2,
-                        "from the end of the producer's kernel to the consumer's, the device's clock");
-    bench_report_number("ready_p99_us", results->ready.p99_us + none, 2, NULL);
-    bench_report_rows_open("rows");
-    for (size_t i = 0; i < SIZES && sizes[i] <= bench->options->bytes; i++) {
-        bench_report_row_open();
-        bench_report_number("bytes", (double)sizes[i], 0, NULL);
-        bench_report_number("p50_us", results->rows[i].p50_us + none, 1, NULL);
-        bench_report_number("p99_us", results->rows[i].p99_us + none, 1, NULL);
-        bench_report_number("copied_bytes", results->rows[i].copied_bytes, 0, NULL);
-        bench_report_number("copy_us", results->rows[i].copy_us + none, 1, NULL);
-        bench_report_number("pinned_us", results->rows[i].pinned_us + none, 1, NULL);
-        bench_report_row_close();
-    }
-    bench_report_rows_close();
-    bench_report_close();
-}
-
-int bench_gpu(const struct bench_options *options)
-{
-    struct bench_options given = *options;
-    struct gpu_bench bench = { .options = &given, .calls = options->calls != 0 ? options->calls : 1000 };
-
-    if (given.bytes == 0)
-        given.bytes = sizes[SIZES - 1];
-    bench.results = bench_map(sizeof *bench.results);
-    if (!bench_spawn(2, NULL, worker, &bench))
-        return 1;
-    report(&bench);
+    while (count < SIZES && sizes[count] <= options->bytes)
+        count++;
+    once = run.values[ONCE];
+    none = once[MEASURED] != 0 ? 0 : NAN;
+    bench_open(options, "tensors in device memory handed over, one at a time");
+    bench_number("calls", (double)run.calls, 0, "hand-overs of each size");
+    bench_number("empty_us", bench_percentile_ns(&run.series[EMPTY], 50) * 1e-3 + none, 1,
+                 "a tensor without elements, p50");
+    bench_number("open_us", once[OPEN_US] + none, 1, "what mapping a slab adds to the first hand-over");
+    bench_number("close_us", once[CLOSE_US] + none, 1, "the driver's call that lets one go, mean");
+    bench_number("ready_p50_us", once[READY_P50_US] + none, 2,
+                 "from the end of the producer's kernel to the consumer's, the device's clock");
+    bench_number("ready_p99_us", once[READY_P99_US] + none, 2, "");
+    bench_rows("rows", count, report_row, &run);
+    bench_close();
     return 0;
 }

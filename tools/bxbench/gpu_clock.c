@@ -13,11 +13,11 @@
 #include "gpu_kernels.h"
 
 #include <boxcar_cuda.h>
-#include <stdlib.h>
 
 #define CONSUME "consume"
 #define CONSUMED "consumed"
 #define DELAY_NS 200000
+#define ROUNDS 200
 
 static const char source[] =
 #include "bench_gpu.inc"
@@ -57,12 +57,12 @@ static int consume(const struct bx_request *request, struct bx_reader *args, str
     int rc = args->error;
 
     (void)request, (void)reply, (void)context;
-    if (rc < 0 || round >= BENCH_GPU_ROUNDS)
+    if (rc < 0 || round >= ROUNDS)
         return rc < 0 ? rc : -1;
     if (side.cuda == NULL) {
         rc = start(bx_tensor_device(tensor).index);
         if (rc == 0)
-            rc = bx_cuda_alloc(side.cuda, BENCH_GPU_ROUNDS * sizeof *side.stamps, &stamps);
+            rc = bx_cuda_alloc(side.cuda, ROUNDS * sizeof *side.stamps, &stamps);
         side.stamps = stamps;
     }
     if (rc == 0)
@@ -71,30 +71,19 @@ static int consume(const struct bx_request *request, struct bx_reader *args, str
     return rc < 0 ? rc : bx_kernel_launch(side.kernels, "bench_gpu_consume", 1, &consume_args);
 }
 
-static int compare(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
-/* The middle and the 99th of the latencies of all rounds, us. */
+/* The latencies of all rounds, us. */
 static int consumed(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
-    static struct bench_gpu_stamp stamps[BENCH_GPU_ROUNDS];
-    double us[BENCH_GPU_ROUNDS];
+    static struct bench_gpu_stamp stamps[ROUNDS];
+    double us[ROUNDS];
     int rc = side.stamps == NULL ? -1 : bx_cuda_copy(side.cuda, stamps, side.stamps, sizeof stamps);
 
     (void)request, (void)args, (void)context;
     if (rc == 0)
         rc = bx_cuda_wait(side.cuda);
-    if (rc < 0)
-        return rc;
-    for (size_t i = 0; i < BENCH_GPU_ROUNDS; i++)
+    for (size_t i = 0; i < ROUNDS; i++)
         us[i] = 1e-3 * (double)(int64_t)(stamps[i].consumed - stamps[i].produced);
-    qsort(us, BENCH_GPU_ROUNDS, sizeof *us, compare);
-    rc = bx_msg_put_f64(reply, us[BENCH_GPU_ROUNDS / 2]);
-    return rc < 0 ? rc : bx_msg_put_f64(reply, us[BENCH_GPU_ROUNDS * 99 / 100]);
+    return rc < 0 ? rc : bx_msg_put_bytes(reply, us, sizeof us);
 }
 
 int bench_gpu_clock_register(struct bx_job *job)
@@ -106,54 +95,37 @@ int bench_gpu_clock_register(struct bx_job *job)
 
 /* ---- Worker 0 ---------------------------------------------------------------------------------- */
 
-struct producer {
-    struct bx_job *job;
-    struct bx_device device;
-    const char *to;
-};
-
-static int produce(const struct producer *producer, uint64_t round)
+static int produce(const struct bench_caller *caller, struct bx_device device, uint64_t round)
 {
     const int64_t count = 16;
     struct bx_tensor *tensor = NULL;
-    struct bx_msg *args = bx_msg_create(16);
-    int rc = args == NULL ? -1 : bx_tensor_create_on(producer->job, producer->device, BX_I64, 1, &count, &tensor);
+    int rc = bx_tensor_create_on(caller->job, device, BX_I64, 1, &count, &tensor);
 
     if (rc == 0) {
-        struct bench_gpu_produce produce_args = { bx_tensor_data_mut(tensor), DELAY_NS };
+        struct bench_gpu_produce args = { bx_tensor_data_mut(tensor), DELAY_NS };
 
-        rc = bx_kernel_launch(side.kernels, "bench_gpu_produce", 1, &produce_args);
+        rc = bx_kernel_launch(side.kernels, "bench_gpu_produce", 1, &args);
     }
     if (rc == 0)
         rc = bx_tensor_written_on(tensor, bx_cuda_stream(side.cuda));
     if (rc == 0)
-        rc = bx_msg_put_u64(args, round);
-    if (rc == 0)
-        rc = bx_msg_put_tensor(args, tensor);
-    if (rc == 0)
-        rc = bx_rpc_sync(producer->job, producer->to, CONSUME, args, NULL, NULL);
-    bx_msg_destroy(args);
+        rc = bx_call(caller->job, caller->to, CONSUME, "uT", round, tensor);
     bx_tensor_release(tensor);
     return rc < 0 ? rc : bx_cuda_wait(side.cuda);
 }
 
-int bench_gpu_clock_run(struct bx_job *job, struct bx_device device, const char *to, struct bench_gpu_ready *ready)
+int bench_gpu_clock_run(struct bench_caller *caller, struct bx_device device, double *p50_us, double *p99_us)
 {
-    const struct producer producer = { .job = job, .device = device, .to = to };
-    struct bx_msg *reply = NULL;
+    double us[ROUNDS];
     int rc = start(device.index);
 
-    for (uint64_t round = 0; rc == 0 && round < BENCH_GPU_ROUNDS; round++)
-        rc = produce(&producer, round);
+    for (uint64_t round = 0; rc == 0 && round < ROUNDS; round++)
+        rc = produce(caller, device, round);
     if (rc == 0)
-        rc = bx_rpc_sync(job, to, CONSUMED, NULL, NULL, &reply);
+        rc = bx_call(caller->job, caller->to, CONSUMED, ">b", bx_into(us, sizeof us));
     if (rc == 0) {
-        struct bx_reader reader = bx_msg_reader(reply);
-
-        ready->p50_us = bx_read_f64(&reader);
-        ready->p99_us = bx_read_f64(&reader);
-        rc = reader.error;
+        *p50_us = bench_median(us, ROUNDS);     /* sorts */
+        *p99_us = us[ROUNDS * 99 / 100];
     }
-    bx_msg_destroy(reply);
     return rc;
 }

@@ -16,14 +16,12 @@
  * time to find, zero and map it.
  *
  * The counters of both workers, read before and after all rounds, show whether anything was copied.
+ *
+ * The tensors are sized as the parameters of ResNet-50. The cost of a hand-over depends on the number of tensors, and
+ * the arena's work on how their sizes differ: a few of 9 MB, many of a kilobyte. So other totals keep that mixture:
+ * every tensor has BENCH_TENSOR_BYTES_MIN and its share of the rest.
  */
 #include "bxbench.h"
-#include "clock.h"
-#include "process.h"
-#include "report.h"
-#include "statistics.h"
-#include "tensors.h"
-#include "worker.h"
 
 #include <errno.h>
 #include <math.h>
@@ -31,7 +29,6 @@
 #include <string.h>
 
 #define CHECK "check"
-#define COPIED "copied"
 #define WARM_ROUNDS 5
 #define SPIN_NS 1000000         /* both stay awake while the other does its part */
 #define LOOKS 100000            /* polls for the lease before it sleeps for it */
@@ -40,36 +37,112 @@
 #define ROOM_FOR_GB (GB + GB / 2)
 #define COPY_BYTES_MAX ((size_t)GB)     /* a larger message has no copy beside it, which takes twice the memory */
 #define PAGE ((size_t)4096)
+#define RESNET_TENSORS 161              /* parameters of ResNet-50 with 30 classes ... */
+#define RESNET_BYTES 94278008           /* ... and what they take */
+#define ELEMENTS_MIN (BENCH_TENSOR_BYTES_MIN / sizeof(float))
 
-enum phase { WHOLE, CREATE, SEND, RELEASE, PHASES };
+/* Series: two means of a slice; then, for each size, the phases of its rounds. */
+enum { COPY, COLD, ROUNDS };
+enum { WHOLE, CREATE, SEND, RELEASE, PHASES };
 enum size { PROPER, SMALL, LARGE, SIZES };
+enum { COPIED_BYTES, LATE };        /* values; late: rounds whose lease was not back at the first poll */
 
-struct handover {
-    const struct bench_options *options;
-    int64_t slices;
-    int64_t calls;
-    struct measured {
-        struct bench_plan plan;             /* count 0: not measured */
-        uint32_t *ticks[PHASES];            /* calls for each slice */
-    } sizes[SIZES];
-    struct results {
-        uint64_t copied_bytes;
-        uint64_t late;                      /* rounds whose lease was not back at the first poll */
-    } *results;
-    double *copy_ns;                        /* for each slice, as the next */
-    double *cold_ns;
+/* `count` tensors of `bytes` in all. Made before the fork. */
+struct plan {
+    size_t count;                   /* 0: not measured */
+    size_t bytes;
+    struct plan_tensor {
+        size_t bytes;
+        int ndim;                   /* a convolution's has four, the first of them long */
+    } *tensors;
 };
 
 /* Worker 0's, for every round. */
 struct sender {
-    const struct handover *bench;
-    struct bx_job *job;
-    struct bx_msg *args;
+    const struct plan *plans;
     struct bx_tensor **tensors;
-    const char *to;
     uint64_t stamp;
+    uint64_t late;
+    double copied_before;
     char *copy_from, *copy_to;
 };
+
+/* ---- Sizes ----------------------------------------------------------------------------------------- */
+
+struct parameter {
+    size_t elements;
+    int ndim;
+};
+
+/* A convolution's weight, then weight and bias of the normalisation that follows it. */
+static struct parameter *add_conv(struct parameter *at, size_t out, size_t in, size_t kernel)
+{
+    *at++ = (struct parameter){ out * in * kernel * kernel, 4 };
+    *at++ = (struct parameter){ out, 1 };
+    *at++ = (struct parameter){ out, 1 };
+    return at;
+}
+
+/* In the order of torch's parameters(). */
+static void list_resnet50(struct parameter list[RESNET_TENSORS])
+{
+    static const int blocks[] = { 3, 4, 6, 3 };
+    struct parameter *at = add_conv(list, 64, 3, 7);
+    size_t in = 64;
+
+    for (int stage = 0; stage < 4; stage++) {
+        size_t width = (size_t)64 << stage;
+
+        for (int block = 0; block < blocks[stage]; block++) {
+            at = add_conv(at, width, in, 1);
+            at = add_conv(at, width, width, 3);
+            at = add_conv(at, 4 * width, width, 1);
+            if (block == 0)
+                at = add_conv(at, 4 * width, in, 1);
+            in = 4 * width;
+        }
+    }
+    *at++ = (struct parameter){ 30 * in, 2 };
+    *at = (struct parameter){ 30, 1 };
+}
+
+/* In the proportions of ResNet-50's parameters: with the two numbers above exactly these; else the list is repeated as
+ * often as needed and each size is scaled. 0, or 2 after a line on stderr: too few bytes for so many tensors. */
+static int make_plan(struct plan *plan, int64_t count, int64_t bytes)
+{
+    struct parameter list[RESNET_TENSORS];
+    size_t whole = 0, before = 0, given = 0;
+
+    plan->count = (size_t)count;
+    plan->bytes = (size_t)bytes;
+    if (plan->bytes / BENCH_TENSOR_BYTES_MIN < plan->count) {
+        bench_say("%zu tensors take at least %zu bytes, %d each; --bytes says %zu", plan->count,
+                  plan->count * BENCH_TENSOR_BYTES_MIN, BENCH_TENSOR_BYTES_MIN, plan->bytes);
+        return 2;
+    }
+    plan->tensors = bench_map(plan->count * sizeof *plan->tensors);
+    list_resnet50(list);
+    for (size_t i = 0; i < plan->count; i++)
+        whole += list[i % RESNET_TENSORS].elements - ELEMENTS_MIN;
+
+    size_t rest = plan->bytes / sizeof(float) - plan->count * ELEMENTS_MIN;
+
+    for (size_t i = 0; i < plan->count; i++) {
+        const struct parameter *like = &list[i % RESNET_TENSORS];
+
+        before += like->elements - ELEMENTS_MIN;
+
+        /* Shares are differences of running sums, so that nothing is lost by rounding. */
+        size_t end = i + 1 == plan->count ? rest
+                                          : (size_t)((double)rest * (double)before / (double)whole);
+
+        plan->tensors[i].bytes = (ELEMENTS_MIN + end - given) * sizeof(float);
+        plan->tensors[i].ndim = like->ndim;
+        given = end;
+    }
+    plan->tensors[plan->count - 1].bytes += plan->bytes % sizeof(float);
+    return 0;
+}
 
 /* ---- Worker 1 ---------------------------------------------------------------------------------- */
 
@@ -103,35 +176,33 @@ static int check(const struct bx_request *request, struct bx_reader *args, struc
     return bx_msg_put_u64(reply, count);
 }
 
-static int copied(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                  void *context)
+static int setup(struct bx_job *job, void *context)
 {
-    uint64_t bytes;
-    int rc = bx_counter(bx_request_job(request), "tensor_bytes_copied", &bytes);
-
-    (void)args;
-    (void)context;
-    return rc < 0 ? rc : bx_msg_put_u64(reply, bytes);
-}
-
-static int add_functions(struct bx_job *job, void *context)
-{
-    int rc = bx_register(job, CHECK, BX_INLINE, check, context);
-
-    return rc < 0 ? rc : bx_register(job, COPIED, BX_INLINE, copied, context);
+    return bx_register(job, CHECK, BX_INLINE, check, context);
 }
 
 /* ---- Worker 0: one round ----------------------------------------------------------------------- */
 
-/* Creates and stamps; writes every page in a cold round. */
-static int make_tensors(struct sender *sender, const struct bench_plan *plan, bool write_all)
+/* f32, or u8 where 4 does not divide its bytes (the last only); in the job's arena. */
+static int create(const struct plan_tensor *made, struct bx_job *job, struct bx_tensor **tensor)
 {
-    bx_msg_put_u64(sender->args, sender->stamp);
-    bx_msg_put_u64(sender->args, plan->count);
+    bool floats = made->bytes % sizeof(float) == 0;
+    int64_t shape[4] = { (int64_t)(floats ? made->bytes / sizeof(float) : made->bytes), 1, 1, 1 };
+
+    return bx_tensor_create(job, floats ? BX_F32 : BX_U8, made->ndim, shape, tensor);
+}
+
+/* Creates and stamps; writes every page in a cold round. */
+static int make_tensors(struct bench_caller *caller, const struct plan *plan, bool write_all)
+{
+    struct sender *sender = caller->own;
+
+    bx_msg_put_u64(caller->args, sender->stamp);
+    bx_msg_put_u64(caller->args, plan->count);
     for (size_t i = 0; i < plan->count; i++) {
         size_t bytes = plan->tensors[i].bytes;
         uint64_t first = sender->stamp + i, last = ~first;
-        int rc = bench_plan_create(plan, i, sender->job, &sender->tensors[i]);
+        int rc = create(&plan->tensors[i], caller->job, &sender->tensors[i]);
 
         if (rc < 0)
             return rc;
@@ -142,17 +213,17 @@ static int make_tensors(struct sender *sender, const struct bench_plan *plan, bo
             data[at] = 1;
         memcpy(data, &first, sizeof first);
         memcpy(data + bytes - sizeof last, &last, sizeof last);
-        rc = bx_msg_put_tensor(sender->args, sender->tensors[i]);
+        rc = bx_msg_put_tensor(caller->args, sender->tensors[i]);
         if (rc < 0)
             return rc;
     }
     return 0;
 }
 
-static int send_tensors(struct sender *sender, const struct bench_plan *plan)
+static int send_tensors(struct bench_caller *caller, const struct plan *plan)
 {
     struct bx_msg *reply = NULL;
-    int rc = bx_rpc_sync(sender->job, sender->to, CHECK, sender->args, NULL, &reply);
+    int rc = bx_rpc_sync(caller->job, caller->to, CHECK, caller->args, NULL, &reply);
 
     if (rc < 0)
         return rc;
@@ -165,80 +236,96 @@ static int send_tensors(struct sender *sender, const struct bench_plan *plan)
                                               (unsigned long long)count, plan->count);
 }
 
-static int release_tensors(struct sender *sender, const struct bench_plan *plan)
+static int release_tensors(struct bench_caller *caller, const struct plan *plan)
 {
+    struct sender *sender = caller->own;
     struct bx_loans loans = { 0 };
 
-    bx_msg_clear(sender->args);
+    bx_msg_clear(caller->args);
     for (size_t i = 0; i < plan->count; i++) {
         bx_tensor_release(sender->tensors[i]);
         sender->tensors[i] = NULL;
     }
     for (int look = 0; look < LOOKS; look++) {
-        int rc = bx_job_loans(sender->job, 1, &loans);
+        int rc = bx_job_loans(caller->job, 1, &loans);
 
         if (rc < 0 || loans.leases == 0)
             return rc;
-        sender->bench->results->late += look == 0;
+        sender->late += look == 0;
     }
-    return bx_loans_wait(sender->job, 1, 0, BENCH_WAIT_NS);
+    return bx_loans_wait(caller->job, 1, 0, BENCH_WAIT_NS);
 }
 
 /* at[PHASES]: the clock before the first phase and after each. 0, or 1 after a line on stderr. */
-static int hand_over(struct sender *sender, const struct bench_plan *plan, bool cold, uint64_t at[PHASES])
+static int hand_over(struct bench_caller *caller, const struct plan *plan, bool cold, uint64_t at[PHASES])
 {
     int rc;
 
-    sender->stamp += plan->count;
+    ((struct sender *)caller->own)->stamp += plan->count;
     at[0] = bench_ticks();
-    rc = make_tensors(sender, plan, cold);
+    rc = make_tensors(caller, plan, cold);
     if (rc < 0)
         return bench_fail("bx_tensor_create", rc);
     at[CREATE] = bench_ticks();
-    rc = send_tensors(sender, plan);
+    rc = send_tensors(caller, plan);
     if (rc < 0)
         return bench_fail(CHECK, rc);
     at[SEND] = bench_ticks();
-    rc = release_tensors(sender, plan);
+    rc = release_tensors(caller, plan);
     if (rc < 0)
         return bench_fail("the lease did not come back", rc);
     at[RELEASE] = bench_ticks();
     return 0;
 }
 
-/* ---- Worker 0: slices -------------------------------------------------------------------------- */
+/* ---- Worker 0: slices ------------------------------------------------------------------------------ */
 
 static uint32_t short_ticks(uint64_t ticks)
 {
     return ticks > UINT32_MAX ? UINT32_MAX : (uint32_t)ticks;
 }
 
-static int run_slice(struct sender *sender, const struct measured *measured, int64_t slice)
+static int slice_rounds(struct bench_caller *caller, int kind, int64_t slice)
 {
-    const struct handover *bench = sender->bench;
+    const struct sender *sender = caller->own;
+    int series = ROUNDS + kind * PHASES;
     uint64_t at[PHASES];
 
-    for (int64_t i = -WARM_ROUNDS; i < bench->calls; i++) {
-        if (hand_over(sender, &measured->plan, false, at) != 0)
+    for (int64_t i = -WARM_ROUNDS; i < caller->run->calls; i++) {
+        if (hand_over(caller, &sender->plans[kind], false, at) != 0)
             return 1;
         if (i < 0)
             continue;
         for (int phase = CREATE; phase < PHASES; phase++)
-            measured->ticks[phase][slice * bench->calls + i] = short_ticks(at[phase] - at[phase - 1]);
-        measured->ticks[WHOLE][slice * bench->calls + i] = short_ticks(at[RELEASE] - at[0]);
+            bench_place(caller, series + phase, slice)[i] = short_ticks(at[phase] - at[phase - 1]);
+        bench_place(caller, series + WHOLE, slice)[i] = short_ticks(at[RELEASE] - at[0]);
     }
     return 0;
 }
 
-static int run_cold(struct sender *sender, double *ns)
+static int slice_copy(struct bench_caller *caller, int kind, int64_t slice)
 {
-    const struct bench_plan *plan = &sender->bench->sizes[PROPER].plan;
+    const struct sender *sender = caller->own;
+    uint64_t before = bench_ticks();
+
+    (void)kind;
+    if (sender->copy_from != NULL)
+        memcpy(sender->copy_to, sender->copy_from, sender->plans[PROPER].bytes);
+    /* The copy is not read: without this the compiler may remove it. */
+    __asm__ volatile("" : : "r"(sender->copy_to) : "memory");
+    caller->run->series[COPY].middle[slice] = sender->copy_from != NULL ? (double)(bench_ticks() - before) : NAN;
+    return 0;
+}
+
+static int round_in_new_memory(struct bench_caller *caller, double *ticks)
+{
+    const struct plan *plan = ((struct sender *)caller->own)->plans;
     struct bx_arena_info arena = { 0 };
     uint64_t at[PHASES];
-    int rc = bx_arena_trim(sender->job);
+    int rc = bx_arena_trim(caller->job);
 
     if (rc >= 0)
-        rc = bx_job_arena(sender->job, &arena);
+        rc = bx_job_arena(caller->job, &arena);
     if (rc < 0)
         return bench_fail("bx_arena_trim", rc);
     if (arena.committed_bytes > plan->bytes / 2 && plan->bytes > 32 * (size_t)MB) {
@@ -246,212 +333,130 @@ static int run_cold(struct sender *sender, double *ns)
                   (unsigned long long)arena.committed_bytes);
         return 1;
     }
-
-    uint64_t before_ns = bench_now_ns();
-
-    if (hand_over(sender, plan, true, at) != 0)
+    if (hand_over(caller, plan, true, at) != 0)
         return 1;
-    *ns = (double)(bench_now_ns() - before_ns);
+    *ticks = (double)(at[RELEASE] - at[0]);
     return 0;
 }
 
-static double copy_once(const struct sender *sender)
+static int begin(struct bench_caller *caller)
 {
-    if (sender->copy_from == NULL)
-        return NAN;
+    static struct sender sender;
+    int rc;
 
-    uint64_t before_ns = bench_now_ns();
-
-    memcpy(sender->copy_to, sender->copy_from, sender->bench->sizes[PROPER].plan.bytes);
-    /* The copy is not read: without this the compiler may remove it. */
-    __asm__ volatile("" : : "r"(sender->copy_to) : "memory");
-    return (double)(bench_now_ns() - before_ns);
-}
-
-/* The sum of both workers. */
-static int count_copied(struct sender *sender, uint64_t *bytes)
-{
-    struct bx_msg *reply = NULL;
-    int rc = bx_counter(sender->job, "tensor_bytes_copied", bytes);
-
-    if (rc >= 0)
-        rc = bx_rpc_sync(sender->job, sender->to, COPIED, NULL, NULL, &reply);
-    if (rc < 0)
-        return bench_fail(COPIED, rc);
-
-    struct bx_reader reader = bx_msg_reader(reply);
-
-    *bytes += bx_read_u64(&reader);
-    bx_msg_destroy(reply);
-    return 0;
-}
-
-static int run_slices(struct sender *sender)
-{
-    const struct handover *bench = sender->bench;
-    uint64_t before, after;
-
-    if (count_copied(sender, &before) != 0)
-        return 1;
-    for (int64_t i = 0; i < bench->slices; i++) {
-        for (int size = 0; size < SIZES; size++)
-            if (bench->sizes[size].plan.count > 0 && run_slice(sender, &bench->sizes[size], i) != 0)
-                return 1;
-        bench->copy_ns[i] = copy_once(sender);
+    sender.plans = caller->run->context;
+    sender.tensors = calloc(sender.plans->count, sizeof *sender.tensors);
+    if (sender.tensors == NULL)
+        return bench_fail("calloc", -ENOMEM);
+    caller->own = &sender;
+    if (sender.plans->bytes <= COPY_BYTES_MAX && (sender.copy_from = malloc(2 * sender.plans->bytes)) != NULL) {
+        sender.copy_to = sender.copy_from + sender.plans->bytes;
+        memset(sender.copy_from, 1, 2 * sender.plans->bytes);
     }
-    for (int64_t i = 0; i < bench->slices; i++)
-        if (run_cold(sender, &bench->cold_ns[i]) != 0)
-            return 1;
-    if (count_copied(sender, &after) != 0)
-        return 1;
-    bench->results->copied_bytes = after - before;
-    return 0;
+    rc = bench_copied(caller, &sender.copied_before);
+    return rc < 0 ? bench_fail("a counter", rc) : 0;
 }
 
-static int send_all(const struct handover *bench, struct bx_job *job)
+static int end(struct bench_caller *caller, int status)
 {
-    const struct bench_plan *plan = &bench->sizes[PROPER].plan;
-    struct sender sender = {
-        .bench = bench,
-        .job = job,
-        .args = bx_msg_create(64),
-        .tensors = calloc(plan->count, sizeof *sender.tensors),
-        .to = bx_worker_name(job, 1),
-    };
-    int status = 1;
+    const struct bench_run *run = caller->run;
+    struct sender *sender = caller->own;
+    double copied = 0;
+    int rc;
 
-    if (plan->bytes <= COPY_BYTES_MAX && (sender.copy_from = malloc(2 * plan->bytes)) != NULL) {
-        sender.copy_to = sender.copy_from + plan->bytes;
-        memset(sender.copy_from, 1, 2 * plan->bytes);
-    }
-    if (sender.args != NULL && sender.tensors != NULL)
-        status = run_slices(&sender);
-    bx_msg_destroy(sender.args);        /* after a failure it still holds tensors, as the array does */
-    for (size_t i = 0; sender.tensors != NULL && i < plan->count; i++)
-        bx_tensor_release(sender.tensors[i]);
-    free(sender.tensors);
-    free(sender.copy_from);
+    if (sender == NULL)
+        return status;
+    for (int64_t i = 0; status == 0 && i < run->slices; i++)
+        status = round_in_new_memory(caller, &run->series[COLD].middle[i]);
+    if (status == 0 && (rc = bench_copied(caller, &copied)) < 0)
+        status = bench_fail("a counter", rc);
+    run->values[COPIED_BYTES][0] = copied - sender->copied_before;
+    run->values[LATE][0] = (double)sender->late;
+    bx_msg_clear(caller->args);         /* after a failure it still holds tensors, as the array does */
+    for (size_t i = 0; i < sender->plans->count; i++)
+        bx_tensor_release(sender->tensors[i]);
+    free(sender->tensors);
+    free(sender->copy_from);
     return status;
 }
 
-static int worker(const struct bx_options *options, void *context)
-{
-    const struct handover *bench = context;
-    struct bx_job *job;
+/* ---- The launcher ---------------------------------------------------------------------------------- */
 
-    if (bench_worker_start(options, bench->options->cpus[options->rank], add_functions, NULL, &job) != 0)
-        return 1;
-    return options->rank == 1 ? bench_worker_serve(job) : bench_worker_end(job, send_all(bench, job));
+static double middle_us(const struct bench_run *run, enum size size, int phase)
+{
+    return bench_middle_ns(&run->series[ROUNDS + (int)size * PHASES + phase]) * 1e-3;
 }
 
-/* ---- The launcher ------------------------------------------------------------------------------ */
-
-/* The median, over slices, of each slice's median, in us; each[] gets the slices' medians. NAN if not measured. */
-static double middle_us(const struct handover *bench, enum size size, enum phase phase, double *each)
+static void report(const struct bench_run *run, const struct plan *plan)
 {
-    size_t calls = (size_t)bench->calls;
-    const struct measured *measured = &bench->sizes[size];
-    double sorted[BENCH_SLICES_MAX];
+    const struct bench_series *small = &run->series[ROUNDS + SMALL * PHASES + WHOLE],
+                              *large = &run->series[ROUNDS + LARGE * PHASES + WHOLE];
 
-    if (measured->plan.count == 0)
-        return NAN;
-    for (size_t i = 0; i < (size_t)bench->slices; i++) {
-        bench_sort(measured->ticks[phase] + i * calls, calls);
-        each[i] = sorted[i] = bench_middle(measured->ticks[phase] + i * calls, calls);
-    }
-    return bench_median(sorted, (size_t)bench->slices) * bench_clock_ns_per_tick() * 1e-3;
+    bench_open(run->options, "tensors made, sent in one message, checked, released");
+    bench_number("tensors", (double)plan->count, 0, "in the message");
+    bench_number("bytes", (double)plan->bytes, 0, "of all of them");
+    bench_counts(run);
+    bench_number("p50_us", middle_us(run, PROPER, WHOLE), 2, "a round, from the first create to the lease's return");
+    bench_number("p99_us", bench_percentile_ns(&run->series[ROUNDS + WHOLE], 99) * 1e-3, 2, "");
+    bench_number("create_p50_us", middle_us(run, PROPER, CREATE), 2, "of it: create, stamp, put into the message");
+    bench_number("send_p50_us", middle_us(run, PROPER, SEND), 2, "of it: bx_rpc_sync, both stamps of each checked");
+    bench_number("release_p50_us", middle_us(run, PROPER, RELEASE), 2, "of it: release, until the lease is back");
+    bench_number("late_returns", run->values[LATE][0], 0, "rounds whose lease was not back at the first look");
+    bench_number("copied_bytes", run->values[COPIED_BYTES][0], 0,
+                 "tensor bytes that either worker copied, in all rounds");
+    bench_number("copy_us", bench_middle_ns(&run->series[COPY]) * 1e-3, 2, "one memcpy of the bytes, warm");
+    bench_number("cold_p50_us", bench_middle_ns(&run->series[COLD]) * 1e-3, 2,
+                 "a round in new memory, every page written");
+    bench_number("p50_1mb_us", middle_us(run, SMALL, WHOLE), 2, "a round of as many tensors with 1 MB in all");
+    bench_number("p50_1gb_us", middle_us(run, LARGE, WHOLE), 2, "the same with 1 GB");
+    bench_number("ratio_1gb_1mb", bench_ratio(large, small), 3, "median over neighbouring slices");
+    bench_close();
 }
 
-static void report_sizes(const struct handover *bench)
+/* How many sizes are measured: all, if none was asked for and the memory is there; 0 after a line on stderr. */
+static int count_sizes(const struct bench_options *options, int64_t bytes)
 {
-    double small[BENCH_SLICES_MAX], large[BENCH_SLICES_MAX], ratio[BENCH_SLICES_MAX];
-    double small_us = middle_us(bench, SMALL, WHOLE, small);
-    double large_us = middle_us(bench, LARGE, WHOLE, large);
-    bool both = bench->sizes[SMALL].plan.count > 0 && bench->sizes[LARGE].plan.count > 0;
-
-    for (int64_t i = 0; both && i < bench->slices; i++)
-        ratio[i] = large[i] / small[i];
-    bench_report_number("p50_1mb_us", small_us, 2, "a round of as many tensors with 1 MB in all");
-    bench_report_number("p50_1gb_us", large_us, 2, "the same with 1 GB");
-    bench_report_number("ratio_1gb_1mb", both ? bench_median(ratio, (size_t)bench->slices) : NAN, 3,
-                        "median over neighbouring slices");
-}
-
-static void report(const struct handover *bench)
-{
-    const struct measured *proper = &bench->sizes[PROPER];
-    size_t slices = (size_t)bench->slices, all = slices * (size_t)bench->calls;
-    double unused[BENCH_SLICES_MAX], us = bench_clock_ns_per_tick() * 1e-3;
-    double whole_us = middle_us(bench, PROPER, WHOLE, unused);
-
-    bench_sort(proper->ticks[WHOLE], all);
-    bench_report_open(bench->options, "tensors made, sent in one message, checked, released");
-    bench_report_number("tensors", (double)proper->plan.count, 0, "in the message");
-    bench_report_number("bytes", (double)proper->plan.bytes, 0, "of all of them");
-    bench_report_number("slices", (double)slices, 0, "of each size, in turn");
-    bench_report_number("calls", (double)bench->calls, 0, "rounds in each");
-    bench_report_number("p50_us", whole_us, 2, "a round, from the first create to the lease's return");
-    bench_report_number("p99_us", bench_percentile(proper->ticks[WHOLE], all, 99) * us, 2, "");
-    bench_report_number("create_p50_us", middle_us(bench, PROPER, CREATE, unused), 2,
-                        "of it: create, stamp, put into the message");
-    bench_report_number("send_p50_us", middle_us(bench, PROPER, SEND, unused), 2,
-                        "of it: bx_rpc_sync, both stamps of each checked");
-    bench_report_number("release_p50_us", middle_us(bench, PROPER, RELEASE, unused), 2,
-                        "of it: release, until the lease is back");
-    bench_report_number("late_returns", (double)bench->results->late, 0,
-                        "rounds whose lease was not back at the first look");
-    bench_report_number("copied_bytes", (double)bench->results->copied_bytes, 0,
-                        "tensor bytes that either worker copied, in all rounds");
-    bench_report_number("copy_us", bench_median(bench->copy_ns, slices) * 1e-3, 2,
-                        "one memcpy of the bytes, warm");
-    bench_report_number("cold_p50_us", bench_median(bench->cold_ns, slices) * 1e-3, 2,
-                        "a round in new memory, every page written");
-    report_sizes(bench);
-    bench_report_close();
-}
-
-/* 0, or an exit status. */
-static int measure(struct handover *bench, enum size size, int64_t bytes)
-{
-    struct measured *measured = &bench->sizes[size];
-    int64_t count = bench->options->tensors != 0 ? bench->options->tensors : BENCH_TENSORS;
-    int status = bench_plan_make(&measured->plan, count, bytes);
-
-    for (int phase = 0; status == 0 && phase < PHASES; phase++)
-        measured->ticks[phase] = bench_map((size_t)bench->slices * (size_t)bench->calls * sizeof(uint32_t));
-    return status;
-}
-
-int bench_handover(const struct bench_options *options)
-{
-    struct handover bench = {
-        .options = options,
-        .slices = options->slices != 0 ? options->slices : 10,
-        .calls = options->calls != 0 ? options->calls : 500,
-    };
-    int64_t bytes = options->bytes != 0 ? options->bytes : BENCH_TENSORS_BYTES;
     uint64_t room = bench_shm_room(), needed = (uint64_t)bytes + (uint64_t)bytes / 4;
-    int status = measure(&bench, PROPER, bytes);
 
-    if (status == 0 && room < needed) {
+    if (room < needed) {
         bench_say("/dev/shm has %llu MB free, %lld bytes of tensors need %llu MB; --bytes takes less",
                   (unsigned long long)(room >> 20), (long long)bytes, (unsigned long long)(needed >> 20) + 1);
-        return 1;
+        return 0;
     }
-    if (status == 0 && options->bytes == 0)
-        status = measure(&bench, SMALL, MB);
-    if (status == 0 && options->bytes == 0 && room >= (uint64_t)ROOM_FOR_GB)
-        status = measure(&bench, LARGE, GB);
-    else if (status == 0 && options->bytes == 0)
-        bench_say("/dev/shm has %llu MB free, fewer than %lld: p50_1gb_us is left out",
-                  (unsigned long long)(room >> 20), (long long)(ROOM_FOR_GB >> 20));
+    if (options->bytes != 0)
+        return 1;
+    if (room >= (uint64_t)ROOM_FOR_GB)
+        return SIZES;
+    bench_say("/dev/shm has %llu MB free, fewer than %lld: p50_1gb_us is left out",
+              (unsigned long long)(room >> 20), (long long)(ROOM_FOR_GB >> 20));
+    return LARGE;
+}
+
+int bench_handover(struct bench_options *options)
+{
+    const int64_t bytes[SIZES] = { options->bytes != 0 ? options->bytes : RESNET_BYTES, MB, GB };
+    struct plan plans[SIZES] = { { 0 } };
+    struct bench_run run = {
+        .options = options, .slices = options->slices, .calls = options->calls, .workers = 2, .callers = 1,
+        .means = 1 << COPY | 1 << COLD, .common = { .spin_ns = SPIN_NS },
+        .setup = setup, .begin = begin, .end = end, .context = plans
+    };
+    int status = make_plan(&plans[PROPER], options->tensors, bytes[PROPER]), sizes;
+
     if (status != 0)
         return status;
-    bench.results = bench_map(sizeof *bench.results);
-    bench.copy_ns = bench_map((size_t)bench.slices * sizeof(double));
-    bench.cold_ns = bench_map((size_t)bench.slices * sizeof(double));
-    if (!bench_spawn(2, &(struct bx_options){ .spin_ns = SPIN_NS }, worker, &bench))
+    sizes = count_sizes(options, bytes[PROPER]);
+    if (sizes == 0)
         return 1;
-    report(&bench);
+    for (int size = 0; status == 0 && size < sizes; size++) {
+        run.kinds[size] = slice_rounds;
+        if (size != PROPER)
+            status = make_plan(&plans[size], options->tensors, bytes[size]);
+    }
+    run.kinds[sizes] = slice_copy;
+    run.series_count = ROUNDS + sizes * PHASES;
+    if (status != 0 || !bench_run_job(&run))
+        return status != 0 ? status : 1;
+    report(&run, plans);
     return 0;
 }

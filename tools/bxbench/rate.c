@@ -9,48 +9,34 @@
  * cores alternate with a fifth of the slices each: its rate is bimodal from run to run, so its median is reported.
  * UCX's active messages go one way and are not answered.
  */
-#include "bare.h"
 #include "bxbench.h"
-#include "clock.h"
-#include "process.h"
-#include "report.h"
-#include "statistics.h"
-#include "ucx.h"
-#include "worker.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #define UCX_RUNS 5
 
-struct rate {
-    const struct bench_options *options;
-    int64_t slices;             /* of one job */
-    int64_t calls;
-    int64_t inflight;
-    double *bare_ticks[2];      /* a message's mean ticks in each slice: of this job's slices; [1]: with a pause */
-    double *call_ticks;
-    struct bench_bare *bare;
-};
+enum { BARE, PAUSED, CALLS, KINDS };    /* series: mean ticks of a message in each slice */
 
-static int slice_bare(const struct rate *bench, struct bench_bare_client *client, enum bare_kind kind, double *ticks)
+static int slice_bare(struct bench_caller *caller, int kind, int64_t slice)
 {
-    static uint64_t sent, received;
-    uint64_t last = sent + (uint64_t)bench->calls;
-    uint64_t before = bench_ticks();
+    const struct bench_run *run = caller->run;
+    uint64_t sent = 0, received = 0, last = (uint64_t)run->calls, before = bench_ticks();
     int rc = 0;
 
-    bench_bare_order(bench->bare, kind, (uint64_t)bench->calls);
+    bench_bare_order(run->bare, kind == BARE ? BENCH_BARE_ECHO : BENCH_BARE_ECHO_PAUSED, last);
     while (rc == 0 && received < last) {
-        while (rc == 0 && sent < last && sent - received < (uint64_t)bench->inflight)
-            rc = bench_bare_send(client, ++sent);
+        while (rc == 0 && sent < last && sent - received < (uint64_t)run->options->inflight)
+            rc = bench_bare_send(&caller->bare, ++sent);
         if (rc == 0)
-            rc = bench_bare_receive(client, ++received);
+            rc = bench_bare_receive(&caller->bare, ++received);
     }
     if (rc < 0)
         return bench_fail("the bare echo", rc);
-    *ticks = (double)(bench_ticks() - before) / (double)bench->calls;
+    run->series[kind].middle[slice] = (double)(bench_ticks() - before) / (double)run->calls;
     return 0;
 }
 
@@ -78,8 +64,8 @@ static int send_calls(struct calls *calls, uint64_t count)
 
     for (uint64_t i = 0; i < count; i++)
         bench_fill(calls->args[i], calls->sent + i);
-    rc = count == 1 ? bx_rpc_async(calls->job, calls->to, BENCH_FUNCTION, calls->args[0], NULL, futures)
-                    : bx_rpc_many(calls->job, calls->to, BENCH_FUNCTION, count,
+    rc = count == 1 ? bx_rpc_async(calls->job, calls->to, BENCH_ECHO, calls->args[0], NULL, futures)
+                    : bx_rpc_many(calls->job, calls->to, BENCH_ECHO, count,
                                   (const struct bx_msg *const *)calls->args, NULL, futures);
     if (rc == 0) {
         calls->sent += count;
@@ -118,16 +104,17 @@ static int finish(struct calls *calls)
 }
 
 /* The most calls that are sent together: a divisor of those in flight. */
-static uint64_t at_once(const struct rate *bench)
+static uint64_t at_once(const struct bench_run *run)
 {
-    return bench->options->cork ? (uint64_t)bench->inflight / 4 : 1;
+    return run->options->cork ? (uint64_t)run->options->inflight / 4 : 1;
 }
 
-static int slice_calls(const struct rate *bench, struct bx_job *job, struct bx_msg *const *args, double *ticks)
+static int slice_calls(struct bench_caller *caller, int kind, int64_t slice)
 {
-    struct calls calls = { .job = job, .to = bx_worker_name(job, 1), .args = args,
-                           .inflight = (uint64_t)bench->inflight };
-    uint64_t count = (uint64_t)bench->calls, most = at_once(bench);
+    const struct bench_run *run = caller->run;
+    struct calls calls = { .job = caller->job, .to = caller->to, .args = caller->own,
+                           .inflight = (uint64_t)run->options->inflight };
+    uint64_t count = (uint64_t)run->calls, most = at_once(run);
     uint64_t before = bench_ticks();
     int rc = 0;
 
@@ -137,120 +124,106 @@ static int slice_calls(const struct rate *bench, struct bx_job *job, struct bx_m
         for (uint64_t last = calls.done + most; rc == 0 && calls.done < last && calls.done < calls.sent;)
             rc = finish(&calls);
     }
-    *ticks = (double)(bench_ticks() - before) / (double)count;
+    run->series[kind].middle[slice] = (double)(bench_ticks() - before) / (double)count;
     for (uint64_t number; calls.done < calls.sent;)
         bx_future_release(take_oldest(&calls, &number));
-    return rc < 0 ? 1 : 0;
+    return rc != 0;
 }
 
-static int run_slices(const void *context, struct bx_job *job)
+static int begin(struct bench_caller *caller)
 {
-    const struct rate *bench = context;
-    struct bx_msg *args[BENCH_INFLIGHT_MAX / 4];
-    struct bench_bare_client client;
-    double unused;
-    int status = 0;
+    static struct bx_msg *args[BENCH_INFLIGHT_MAX / 4];
 
-    for (uint64_t i = 0; i < at_once(bench); i++)
+    for (uint64_t i = 0; i < at_once(caller->run); i++)
         if ((args[i] = bx_msg_create(BENCH_MESSAGE_BYTES)) == NULL)
-            status = 1;
+            return bench_fail("bx_msg_create", -ENOMEM);
+    caller->own = args;
+    return slice_calls(caller, CALLS, caller->run->first);      /* both sides' memory is warm afterwards */
+}
 
-    bench_bare_client_init(&client, bench->bare, 0);
-    if (status == 0)
-        status = slice_calls(bench, job, args, &unused);    /* both sides' memory is warm afterwards */
-    for (int64_t i = 0; status == 0 && i < bench->slices; i++) {
-        status = slice_bare(bench, &client, BARE_ECHO, &bench->bare_ticks[0][i]);
-        if (status == 0)
-            status = slice_bare(bench, &client, BARE_ECHO_PAUSED, &bench->bare_ticks[1][i]);
-        if (status == 0)
-            status = slice_calls(bench, job, args, &bench->call_ticks[i]);
-    }
-    for (uint64_t i = 0; i < at_once(bench); i++)
+static int end(struct bench_caller *caller, int status)
+{
+    struct bx_msg **args = caller->own;
+
+    for (uint64_t i = 0; args != NULL && i < at_once(caller->run); i++)
         bx_msg_destroy(args[i]);
     return status;
 }
 
-static int worker(const struct bx_options *options, void *context)
+/* One run of ucx_perftest with 64-byte messages on the bench's cores: messages a second, the last number of its line
+ * "Final:"; 0 after a line on stderr. The client is started again and again until it finds the server listening. */
+static double ucx_rate(const struct bench_options *options)
 {
-    const struct rate *bench = context;
+    static const char script[] =
+        "exec 2>/dev/null; command -v ucx_perftest >/dev/null || exit 127; export UCX_TLS=shm,self\n"
+        "taskset -c %d timeout 60 ucx_perftest -p %d -t ucp_am_bw >/dev/null & server=$!\n"
+        "for try in $(seq 50); do sleep 0.1; kill -0 $server || exit 1\n"
+        "  taskset -c %d timeout 30 ucx_perftest 127.0.0.1 -p %d -t ucp_am_bw -n 1000000 -s 64 |\n"
+        "    awk '/^Final:/ { print $NF; found = 1 } END { exit !found }' && break\n"
+        "done; kill $server; wait $server; exit 0";
+    static int runs;
+    int port = 20000 + (int)((getpid() * 8 + runs++) % 12000), status;
+    char command[1024];
+    double rate = 0;
+    FILE *pipe;
 
-    return bench_pair_worker(options, bench->bare, bench->options->cpus, run_slices, bench);
+    snprintf(command, sizeof command, script, options->cpus[1], port, options->cpus[0], port);
+    pipe = popen(command, "r");
+    if (pipe == NULL || fscanf(pipe, "%lf", &rate) != 1)
+        rate = 0;
+    status = pipe != NULL ? pclose(pipe) : -1;
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 127)
+        bench_say("--ucx: there is no ucx_perftest on the PATH (Debian's package ucx-utils)");
+    else if (rate <= 0)
+        bench_say("--ucx: ucx_perftest gave no message rate");
+    return rate;
 }
 
-/* A rate a second from a median of ticks. */
-static double per_second(double *ticks, size_t count)
+static void report(const struct bench_run *run, double *ucx)
 {
-    return 1e9 / (bench_median(ticks, count) * bench_clock_ns_per_tick());
-}
+    const struct bench_options *options = run->options;
+    const struct bench_series *calls = &run->series[CALLS], *bare;
+    bool paused = bench_middle_ns(&run->series[PAUSED]) < bench_middle_ns(&run->series[BARE]);
+    double calls_per_s = 1e9 / bench_middle_ns(calls), median;
 
-static void report(const struct rate *bench, size_t slices, double *ucx, size_t ucx_runs)
-{
-    double *ratio[2] = { calloc(2 * slices, sizeof **ratio) };
-
-    if (ratio[0] == NULL)
-        return;
-    ratio[1] = ratio[0] + slices;
-    for (size_t i = 0; i < 2 * slices; i++)
-        ratio[i / slices][i % slices] = bench->bare_ticks[i / slices][i % slices] / bench->call_ticks[i % slices];
-
-    bool paused = bench_median(bench->bare_ticks[1], slices) < bench_median(bench->bare_ticks[0], slices);
-    double calls_per_s = per_second(bench->call_ticks, slices);
-
-    bench_report_open(bench->options, "64 bytes there and back, many calls in flight from one caller");
-    bench_report_number("inflight", (double)bench->inflight, 0, "calls under way");
-    bench_report_number("sent_together", (double)at_once(bench), 0, "by one bx_rpc_many; 1: by bx_rpc_async");
-    bench_report_number("slices", (double)slices, 0, "of each kind, in turn");
-    bench_report_number("calls", (double)bench->calls, 0, "in each");
-    bench_report_number("bare_frames_per_s", per_second(bench->bare_ticks[paused], slices), 0,
-                        "the same frames over two bare rings, echoed");
-    bench_report_number("bare_pause", paused, 0, "1: they are faster with a pause between two polls");
-    bench_report_number("calls_per_s", calls_per_s, 0, "each future waited for");
-    bench_report_number("ratio_bare", bench_median(ratio[paused], slices), 3, "calls over frames");
-    if (bench->options->ucx) {
-        bench_report_numbers("ucx_runs", ucx, ucx_runs, 0);
-
-        double median = bench_median(ucx, ucx_runs);
-
-        bench_report_number("ucx_msgs_per_s", median, 0, "ucx_perftest -t ucp_am_bw, one way, median");
-        bench_report_number("ratio_ucx", calls_per_s / median, 2, "calls over UCX's messages");
+    bare = &run->series[paused ? PAUSED : BARE];
+    bench_open(options, "64 bytes there and back, many calls in flight from one caller");
+    bench_number("inflight", (double)options->inflight, 0, "calls under way");
+    bench_number("sent_together", (double)at_once(run), 0, "by one bx_rpc_many; 1: by bx_rpc_async");
+    bench_counts(run);
+    bench_number("bare_frames_per_s", 1e9 / bench_middle_ns(bare), 0, "the same frames over two bare rings, echoed");
+    bench_number("bare_pause", paused, 0, "1: they are faster with a pause between two polls");
+    bench_number("calls_per_s", calls_per_s, 0, "each future waited for");
+    bench_number("ratio_bare", bench_ratio(bare, calls), 3, "calls over frames");
+    if (options->ucx) {
+        bench_numbers("ucx_runs", ucx, UCX_RUNS, 0);
+        median = bench_median(ucx, UCX_RUNS);
+        bench_number("ucx_msgs_per_s", median, 0, "ucx_perftest -t ucp_am_bw, one way, median");
+        bench_number("ratio_ucx", calls_per_s / median, 2, "calls over UCX's messages");
     }
-    bench_report_close();
-    free(ratio[0]);
+    bench_close();
 }
 
-int bench_rate(const struct bench_options *options)
+int bench_rate(struct bench_options *options)
 {
-    int64_t runs = options->ucx ? UCX_RUNS : 1;
-    int64_t slices = options->slices != 0 ? options->slices : 20;
-    struct rate bench = {
-        .options = options,
-        .slices = (slices + runs - 1) / runs,
-        .calls = options->calls != 0 ? options->calls : 100000,
-        .inflight = options->inflight != 0 ? options->inflight : 64,
+    int64_t runs = options->ucx ? UCX_RUNS : 1, slices = (options->slices + runs - 1) / runs;
+    struct bench_run run = {
+        .options = options, .slices = slices * runs, .calls = options->calls, .workers = 2, .callers = 1,
+        .with_bare = true, .kinds = { slice_bare, slice_bare, slice_calls },
+        .series_count = KINDS, .means = (1 << KINDS) - 1, .begin = begin, .end = end
     };
     double ucx[UCX_RUNS];
 
-    if (options->cork && bench.inflight % 4 != 0) {
+    if (options->cork && options->inflight % 4 != 0) {
         bench_say("--cork sends a quarter of the calls in flight together: --inflight must be a multiple of 4");
         return 2;
     }
-
-    size_t all = (size_t)(bench.slices * runs);
-    double *bare_ticks = bench_map(2 * all * sizeof(double)), *call_ticks = bench_map(all * sizeof(double));
-
-    for (int64_t run = 0; run < runs; run++) {
-        if (options->ucx && (ucx[run] = bench_ucx_rate(options)) <= 0)
-            return 1;
-        bench.bare = bench_bare_create(1);
-        for (int i = 0; i < 2; i++)
-            bench.bare_ticks[i] = bare_ticks + (size_t)i * all + run * bench.slices;
-        bench.call_ticks = call_ticks + run * bench.slices;
-        if (!bench_spawn(2, NULL, worker, &bench))
+    for (int64_t i = 0; i < runs; i++) {
+        run.first = i * slices;
+        run.last = run.first + slices;
+        if ((options->ucx && (ucx[i] = ucx_rate(options)) <= 0) || !bench_run_job(&run))
             return 1;
     }
-    bench.bare_ticks[0] = bare_ticks;
-    bench.bare_ticks[1] = bare_ticks + all;
-    bench.call_ticks = call_ticks;
-    report(&bench, all, ucx, (size_t)runs);
+    report(&run, ucx);
     return 0;
 }

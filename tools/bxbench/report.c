@@ -3,8 +3,6 @@
  * A bench's results as a table or as one JSON object, from the same calls, so that the two cannot differ. One report is
  * open at a time; single-threaded, in the launcher.
  */
-#include "report.h"
-
 #include "bxbench.h"
 
 #include <math.h>
@@ -15,157 +13,107 @@
 
 static struct {
     bool json;
-    bool first;             /* the next key or row needs no comma */
-    bool in_rows;
-    int row;
-    size_t head_bytes;
-    size_t line_bytes;
-    char head[512];         /* of the table of rows: printed with the first row, once all keys came */
-    char line[512];
+    bool first;             /* the next key of the object needs no comma */
+    enum { LINES, HEAD, CELLS } table;
 } report;
 
-static void key_of(const char *key)
+static void print(const char *key, const char *value, const char *text)
 {
-    printf("%s\"%s\": ", report.first ? "" : ", ", key);
+    if (report.json)
+        printf("%s\"%s\": %s", report.first ? "" : ", ", key, value);
+    else if (report.table == LINES)
+        printf("  %-22s %*s%s%s\n", key, COLUMN, value, text[0] != '\0' ? "  " : "", text);
+    else
+        printf(" %*s", COLUMN, report.table == HEAD ? key : value);
     report.first = false;
 }
 
-static void print_string(const char *value)
+static size_t write_number(char *text, size_t room, double value, int decimals)
 {
-    putchar('"');
-    for (; *value != '\0'; value++) {
-        if (*value == '"' || *value == '\\')
-            putchar('\\');
-        if ((unsigned char)*value >= ' ')
-            putchar(*value);
+    int bytes = isfinite(value) ? snprintf(text, room, "%.*f", decimals, value)
+                                : snprintf(text, room, "%s", report.json ? "null" : "-");
+
+    return bytes < 0 ? 0 : (size_t)bytes < room ? (size_t)bytes : room - 1;
+}
+
+void bench_number(const char *key, double value, int decimals, const char *text)
+{
+    char number[64];
+
+    write_number(number, sizeof number, value, decimals);
+    print(key, number, text);
+}
+
+void bench_numbers(const char *key, const double *values, int count, int decimals)
+{
+    char list[4096] = "[";
+    size_t bytes = report.json;
+
+    for (int i = 0; i < count; i++) {
+        if (i > 0)
+            bytes += (size_t)snprintf(list + bytes, sizeof list - bytes, "%s", report.json ? ", " : " ");
+        bytes += write_number(list + bytes, sizeof list - bytes - 4, values[i], decimals);
     }
-    putchar('"');
+    snprintf(list + bytes, sizeof list - bytes, "%s", report.json ? "]" : "");
+    print(key, list, "");
 }
 
-static void print_number(double value, int decimals)
+/* The value needs no escapes in JSON: it is a word of the program's. */
+void bench_string(const char *key, const char *value, const char *text)
 {
-    if (isfinite(value))
-        printf("%.*f", decimals, value);
-    else
-        fputs("null", stdout);
+    char quoted[64];
+
+    snprintf(quoted, sizeof quoted, "\"%s\"", value);
+    print(key, report.json ? quoted : value, text);
 }
 
-void bench_report_open(const struct bench_options *options, const char *title)
+void bench_open(const struct bench_options *options, const char *title)
 {
-    report.json = options->json;
-    report.first = true;
-    if (report.json)
-        putchar('{');
-    else
-        printf("%s: %s\n", options->name, title);
-    bench_report_string("bench", options->name, NULL);
-
     double cpus[BENCH_CPUS_MAX];
 
+    report.json = options->json;
+    report.first = true;
+    if (report.json) {
+        putchar('{');
+        bench_string("bench", options->name, "");
+    } else {
+        printf("%s: %s\n", options->name, title);
+    }
     for (int i = 0; i < options->cpu_count; i++)
         cpus[i] = options->cpus[i];
-    bench_report_numbers("cpus", cpus, (size_t)options->cpu_count, 0);
+    bench_numbers("cpus", cpus, options->cpu_count, 0);
 }
 
-static void cell(char *buffer, size_t *bytes, const char *text)
+void bench_counts(const struct bench_run *run)
 {
-    size_t room = sizeof report.head - *bytes;
-    int added = snprintf(buffer + *bytes, room, " %*s", COLUMN, text);
-
-    if (added > 0)
-        *bytes += (size_t)added < room ? (size_t)added : room - 1;
+    bench_number("slices", (double)run->slices, 0, "of each kind, in turn");
+    bench_number("calls", (double)run->calls, 0, "in each, of each caller");
 }
 
-static void number_in_row(const char *key, double value, int decimals)
-{
-    char text[64] = "-";
-
-    if (isfinite(value))
-        snprintf(text, sizeof text, "%.*f", decimals, value);
-    if (report.row == 0)
-        cell(report.head, &report.head_bytes, key);
-    cell(report.line, &report.line_bytes, text);
-}
-
-void bench_report_number(const char *key, double value, int decimals, const char *text)
+void bench_rows(const char *key, int count, void (*row)(const void *context, int index), const void *context)
 {
     if (report.json) {
-        key_of(key);
-        print_number(value, decimals);
-    } else if (report.in_rows) {
-        number_in_row(key, value, decimals);
-    } else if (isfinite(value)) {
-        printf("  %-22s %*.*f  %s\n", key, COLUMN, decimals, value, text != NULL ? text : "");
+        print(key, "[", "");
     } else {
-        printf("  %-22s %*s  %s\n", key, COLUMN, "-", text != NULL ? text : "");
+        report.table = HEAD;
+        putchar(' ');
+        row(context, 0);
+        putchar('\n');
+        report.table = CELLS;
     }
-}
-
-void bench_report_numbers(const char *key, const double *values, size_t count, int decimals)
-{
-    if (report.json) {
-        key_of(key);
-        putchar('[');
-    } else {
-        printf("  %-22s", key);
+    for (int i = 0; i < count; i++) {
+        fputs(!report.json ? " " : i > 0 ? ", {" : "{", stdout);
+        report.first = true;
+        row(context, i);
+        putchar(report.json ? '}' : '\n');
     }
-    for (size_t i = 0; i < count; i++) {
-        fputs(report.json ? (i > 0 ? ", " : "") : " ", stdout);
-        print_number(values[i], decimals);
-    }
-    fputs(report.json ? "]" : "\n", stdout);
-}
-
-void bench_report_string(const char *key, const char *value, const char *text)
-{
-    if (report.json) {
-        key_of(key);
-        print_string(value);
-    } else if (text != NULL) {
-        printf("  %-22s %*s  %s\n", key, COLUMN, value, text);
-    }
-}
-
-void bench_report_rows_open(const char *key)
-{
-    if (report.json) {
-        key_of(key);
-        putchar('[');
-    }
-    report.in_rows = true;
-    report.row = 0;
-    report.head_bytes = 0;
-}
-
-void bench_report_row_open(void)
-{
-    if (report.json)
-        fputs(report.row > 0 ? ", {" : "{", stdout);
-    report.first = true;
-    report.line_bytes = 0;
-}
-
-void bench_report_row_close(void)
-{
-    if (report.json) {
-        putchar('}');
-    } else {
-        if (report.row == 0)
-            printf(" %s\n", report.head);
-        printf(" %s\n", report.line);
-    }
-    report.row++;
-}
-
-void bench_report_rows_close(void)
-{
     if (report.json)
         putchar(']');
-    report.in_rows = false;
+    report.table = LINES;
     report.first = false;
 }
 
-void bench_report_close(void)
+void bench_close(void)
 {
     if (report.json)
         puts("}");

@@ -9,104 +9,61 @@
  * forked and reaped, alternate with the jobs.
  */
 #include "bxbench.h"
-#include "clock.h"
-#include "process.h"
-#include "report.h"
-#include "statistics.h"
-#include "worker.h"
 
 #include <dirent.h>
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define RUNS_MAX BENCH_SLICES_MAX
+enum { READY_NS, LEAVE_NS, BYTES };     /* values: by rank; at rest, of all pairs */
 
-struct start {
-    const struct bench_options *options;
-    int workers;
-    bool with_pairs;
-    struct times {
-        struct bench_barrier barrier;
-        uint64_t ready_ns[BX_WORLD_MAX];
-        uint64_t leave_ns[BX_WORLD_MAX];
-        int64_t bytes_rest;
-        int64_t bytes_all_pairs;
-    } *times;
-};
-
-/* Bytes allocated by the job's segments, or -1. */
-static int64_t job_bytes(const char *job)
+/* Bytes allocated by the job's segments; NAN if they cannot be counted. */
+static double job_bytes(const char *job)
 {
     char prefix[128];
     int length = snprintf(prefix, sizeof prefix, "boxcar.%u.%s.", (unsigned)geteuid(), job);
     DIR *dir = opendir("/dev/shm");
-    int64_t bytes = 0;
+    double bytes = 0;
 
     if (dir == NULL)
-        return -1;
+        return NAN;
     for (struct dirent *entry; (entry = readdir(dir)) != NULL;) {
         struct stat status;
 
         if (strncmp(entry->d_name, prefix, (size_t)length) == 0 &&
             fstatat(dirfd(dir), entry->d_name, &status, 0) == 0)
-            bytes += (int64_t)status.st_blocks * 512;
+            bytes += (double)status.st_blocks * 512;
     }
     closedir(dir);
     return bytes;
 }
 
-static int call_all(struct bx_job *job)
+static int slice(struct bench_caller *caller, int kind, int64_t slice)
 {
-    int size = bx_job_world_size(job), rank = bx_job_rank(job);
-    struct bx_msg *args = bx_msg_create(BENCH_MESSAGE_BYTES);
-    int rc = args != NULL ? 0 : -ENOMEM;
+    const struct bench_run *run = caller->run;
+    const bool *with_pairs = run->context;
+    int rank = caller->index;
 
-    for (int i = 1; rc == 0 && i < size; i++)
-        rc = bench_call(job, bx_worker_name(job, (rank + i) % size), BENCH_FUNCTION, args, (uint64_t)i);
-    bx_msg_destroy(args);
-    return rc;
-}
-
-static int run_worker(const struct start *start, struct bx_job *job, const char *job_name)
-{
-    struct times *times = start->times;
-    int rank = bx_job_rank(job);
-
-    times->ready_ns[rank] = bench_now_ns();
-    if (bench_barrier_wait(&times->barrier, start->workers) < 0)
+    (void)kind, (void)slice;
+    run->values[READY_NS][rank] = (double)bench_now_ns();
+    if (bench_barrier_wait(run->barrier, run->workers) != 0)
         return 1;
     if (rank == 0)
-        times->bytes_rest = job_bytes(job_name);
-    if (start->with_pairs) {
-        if (bench_barrier_wait(&times->barrier, start->workers) < 0 || call_all(job) < 0 ||
-            bench_barrier_wait(&times->barrier, start->workers) < 0)
+        run->values[BYTES][0] = job_bytes(caller->job_name);
+    if (*with_pairs) {
+        if (bench_barrier_wait(run->barrier, run->workers) != 0 || bench_call_all(caller) < 0 ||
+            bench_barrier_wait(run->barrier, run->workers) != 0)
             return 1;
         if (rank == 0)
-            times->bytes_all_pairs = job_bytes(job_name);
+            run->values[BYTES][1] = job_bytes(caller->job_name);
     }
-    if (bench_barrier_wait(&times->barrier, start->workers) < 0)
+    if (bench_barrier_wait(run->barrier, run->workers) != 0)
         return 1;
-    times->leave_ns[rank] = bench_now_ns();
+    run->values[LEAVE_NS][rank] = (double)bench_now_ns();
     return 0;
-}
-
-static int worker(const struct bx_options *options, void *context)
-{
-    const struct start *start = context;
-    struct bx_job *job;
-    int rc = bench_pin_all(start->options);
-
-    if (rc < 0)
-        return bench_fail("sched_setaffinity", rc);
-    if (bench_worker_start(options, -1, NULL, NULL, &job) != 0)
-        return 1;
-    return bench_worker_end(job, run_worker(start, job, options->job));
 }
 
 /* Forks and reaps as many processes that do nothing; seconds. */
@@ -125,75 +82,62 @@ static double run_bare(int workers)
     return forked == workers ? (double)(bench_now_ns() - before_ns) * 1e-9 : NAN;
 }
 
-static bool run_job(struct start *start, double *ready, double *gone)
+static bool run_job(struct bench_run *run, double *ready, double *gone)
 {
-    struct times *times = start->times;
-    uint64_t ready_ns = 0, leave_ns = UINT64_MAX;
+    double before_ns = (double)bench_now_ns(), ready_ns = 0, leave_ns = INFINITY, end_ns;
 
-    times->bytes_all_pairs = -1;
-
-    uint64_t before_ns = bench_now_ns();
-
-    if (!bench_spawn(start->workers, NULL, worker, start))
+    if (!bench_run_job(run))
         return false;
-
-    uint64_t end_ns = bench_now_ns();
-
-    for (int i = 0; i < start->workers; i++) {
-        ready_ns = times->ready_ns[i] > ready_ns ? times->ready_ns[i] : ready_ns;
-        leave_ns = times->leave_ns[i] < leave_ns ? times->leave_ns[i] : leave_ns;
+    end_ns = (double)bench_now_ns();
+    for (int i = 0; i < run->workers; i++) {
+        ready_ns = fmax(ready_ns, run->values[READY_NS][i]);
+        leave_ns = fmin(leave_ns, run->values[LEAVE_NS][i]);
     }
-    *ready = (double)(ready_ns - before_ns) * 1e-9;
-    *gone = (double)(end_ns - leave_ns) * 1e-9;
+    *ready = (ready_ns - before_ns) * 1e-9;
+    *gone = (end_ns - leave_ns) * 1e-9;
     return true;
 }
 
 /* A ring of 128 KiB and a page for each ordered pair. Too little memory is reported before the run, not during it. */
 static bool has_room_for_pairs(int workers)
 {
-    struct statvfs fs;
     uint64_t needed = (uint64_t)workers * (uint64_t)(workers - 1) * (BXI_RING_BYTES + BXI_PAGE);
 
-    if (statvfs("/dev/shm", &fs) != 0 || (uint64_t)fs.f_bavail * fs.f_frsize >= needed + needed / 4)
+    if (bench_shm_room() >= needed + needed / 4)
         return true;
     bench_say("/dev/shm has no %llu MB for all pairs of %d workers: shm_bytes_all_pairs is left out",
               (unsigned long long)(needed >> 20), workers);
     return false;
 }
 
-static double bytes_or_nothing(int64_t bytes)
+int bench_start(struct bench_options *options)
 {
-    return bytes >= 0 ? (double)bytes : NAN;
-}
+    int workers = (int)options->workers;
+    bool with_pairs = false, pairs = !options->no_pairs && has_room_for_pairs(workers);
+    struct bench_run run = {
+        .options = options, .slices = 1, .workers = workers, .callers = workers, .kinds = { slice },
+        .context = &with_pairs
+    };
+    double bare[BENCH_SLICES_MAX], ready[BENCH_SLICES_MAX], gone[BENCH_SLICES_MAX], sum[BENCH_SLICES_MAX];
+    size_t runs = (size_t)options->slices;
 
-int bench_start(const struct bench_options *options)
-{
-    struct start start = { .options = options,
-                           .workers = options->workers != 0 ? (int)options->workers : 64 };
-    int runs = options->slices != 0 ? (int)options->slices : 3;
-    double bare[RUNS_MAX], ready[RUNS_MAX], gone[RUNS_MAX], sum[RUNS_MAX];
-    bool pairs = !options->no_pairs && has_room_for_pairs(start.workers);
-
-    start.times = bench_map(sizeof *start.times);
-    for (int i = 0; i < runs; i++) {
-        bare[i] = run_bare(start.workers);
-        start.with_pairs = pairs && i == runs - 1;
-        if (!run_job(&start, &ready[i], &gone[i]))
+    for (size_t i = 0; i < runs; i++) {
+        bare[i] = run_bare(workers);
+        with_pairs = pairs && i == runs - 1;
+        if (!run_job(&run, &ready[i], &gone[i]))
             return 1;
         sum[i] = ready[i] + gone[i];
     }
-    bench_report_open(options, "a job from bx_spawn until all are there, and from shutdown to the end");
-    bench_report_number("workers", start.workers, 0, "");
-    bench_report_number("runs", runs, 0, "of jobs and of bare processes, in turn");
-    bench_report_number("bare_seconds", bench_median(bare, (size_t)runs), 4,
-                        "as many processes forked and reaped, no job");
-    bench_report_number("ready_seconds", bench_median(ready, (size_t)runs), 4, "all have started");
-    bench_report_number("gone_seconds", bench_median(gone, (size_t)runs), 4, "all have been reaped");
-    bench_report_number("seconds", bench_median(sum, (size_t)runs), 4, "both");
-    bench_report_number("shm_bytes_rest", bytes_or_nothing(start.times->bytes_rest), 0,
-                        "allocated in /dev/shm, nobody has talked");
-    bench_report_number("shm_bytes_all_pairs", bytes_or_nothing(start.times->bytes_all_pairs), 0,
-                        "the same when everybody has called everybody");
-    bench_report_close();
+    bench_open(options, "a job from bx_spawn until all are there, and from shutdown to the end");
+    bench_number("workers", workers, 0, "");
+    bench_number("runs", (double)runs, 0, "of jobs and of bare processes, in turn");
+    bench_number("bare_seconds", bench_median(bare, runs), 4, "as many processes forked and reaped, no job");
+    bench_number("ready_seconds", bench_median(ready, runs), 4, "all have started");
+    bench_number("gone_seconds", bench_median(gone, runs), 4, "all have been reaped");
+    bench_number("seconds", bench_median(sum, runs), 4, "both");
+    bench_number("shm_bytes_rest", run.values[BYTES][0], 0, "allocated in /dev/shm, nobody has talked");
+    bench_number("shm_bytes_all_pairs", pairs ? run.values[BYTES][1] : NAN, 0,
+                 "the same when everybody has called everybody");
+    bench_close();
     return 0;
 }

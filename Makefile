@@ -249,7 +249,7 @@ $(TEXTS:%=$(O)/text/%.inc):
 	$(Q){ echo '{'; cat $^ | od -An -v -td1 | sed 's/[0-9-][0-9]*/&,/g'; echo '0 }'; } > $@
 $(O)/lib/nn/cuda_kernels.o: $(O)/text/kernels.inc
 $(O)/demos/reinforce/policy_cuda.o: $(O)/text/policy.inc
-$(O)/tools/bxbench/gpu_clock.o: $(O)/text/bench_gpu.inc
+$(O)/tools/bxbench/gpu.o: $(O)/text/bench_gpu.inc
 
 -include $(patsubst %.o,%.d,$(call objects,$(ALL_SRCS)) $(steps_OBJS) $(BARE_SRCS:%.c=$(O)/bare/%.o))
 

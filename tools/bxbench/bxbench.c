@@ -7,7 +7,6 @@
  */
 #include "bxbench.h"
 
-#include <errno.h>
 #include <getopt.h>
 #include <math.h>
 #include <sched.h>
@@ -17,7 +16,7 @@
 
 enum {
     F_SLICES = 1, F_CALLS = 2, F_INFLIGHT = 4, F_CALLERS = 8, F_WORKERS = 16, F_GAP = 32, F_SECONDS = 64,
-    F_RATE = 128, F_NO_PAIRS = 256, F_TENSORS = 512, F_BYTES = 1024, F_GPU = 2048, F_ALL = -1,
+    F_RATE = 128, F_NO_PAIRS = 256, F_TENSORS = 512, F_BYTES = 1024, F_GPU = 2048, F_NONE = 4096, F_ALL = -1
 };
 
 static const struct command {
@@ -121,28 +120,31 @@ static int usage(const char *what, const char *value)
     return 2;
 }
 
-static int parse_cpus(const char *text, struct bench_options *options)
+static cpu_set_t allowed_cpus(void)
 {
     cpu_set_t allowed;
-    char *end;
 
     if (sched_getaffinity(0, sizeof allowed, &allowed) != 0)
-        return usage("the allowed cores are not to be found out", strerror(errno));
+        CPU_ZERO(&allowed);
+    return allowed;
+}
+
+static int parse_cpus(const char *text, struct bench_options *options)
+{
+    cpu_set_t allowed = allowed_cpus();
+    char *end;
+
     options->cpu_count = 0;
     for (const char *at = text;; at = end + 1) {
-        errno = 0;
-
         long cpu = strtol(at, &end, 10);
 
-        if (end == at || errno != 0 || (*end != ',' && *end != '\0'))
+        if (end == at || (*end != ',' && *end != '\0'))
             return usage("--cpus takes core numbers with commas between them", text);
         if (cpu < 0 || cpu >= CPU_SETSIZE || !CPU_ISSET((int)cpu, &allowed))
-            return usage("--cpus names a core that this process may not use", text);
-        for (int i = 0; i < options->cpu_count; i++)
-            if (options->cpus[i] == cpu)
-                return usage("--cpus names a core twice", text);
+            return usage("--cpus names a core twice, or one that this process may not use", text);
         if (options->cpu_count == BENCH_CPUS_MAX)
             return usage("--cpus names too many cores", text);
+        CPU_CLR((int)cpu, &allowed);
         options->cpus[options->cpu_count++] = (int)cpu;
         if (*end == '\0')
             return 0;
@@ -152,10 +154,8 @@ static int parse_cpus(const char *text, struct bench_options *options)
 /* The first `most` allowed cores; 0: all. */
 static void default_cpus(int most, struct bench_options *options)
 {
-    cpu_set_t allowed;
+    cpu_set_t allowed = allowed_cpus();
 
-    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0)
-        CPU_ZERO(&allowed);
     for (int cpu = 0; cpu < CPU_SETSIZE && options->cpu_count < BENCH_CPUS_MAX; cpu++)
         if (CPU_ISSET(cpu, &allowed) && (most == 0 || options->cpu_count < most))
             options->cpus[options->cpu_count++] = cpu;
@@ -235,30 +235,28 @@ static int end(int status)
 
 int main(int argc, char **argv)
 {
+    static const struct command none = { .name = "bxbench", .flags = F_NONE };
     const char *name = argc > 1 ? argv[1] : "";
+    const struct command *command = name[0] == '-' ? &none : NULL;
+    struct bench_options options;
+    int rc;
 
-    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) {
+    for (size_t i = 0; i < COMMANDS; i++)
+        if (strcmp(name, commands[i].name) == 0)
+            command = &commands[i];
+    if (command == NULL)
+        return usage(name[0] == '\0' ? "a subcommand is needed" : "no such subcommand", name);
+    if (strcmp(name, "-h") == 0) {
         help();
         return end(0);
     }
-    if (strcmp(name, "--version") == 0) {
-        printf("bxbench %s\n", bx_version());
-        return end(0);
-    }
-    for (size_t i = 0; i < COMMANDS; i++) {
-        if (strcmp(name, commands[i].name) != 0)
-            continue;
-
-        struct bench_options options = commands[i].without;
-        int rc;
-
-        options.name = name;
-        rc = parse(argc - 1, argv + 1, &commands[i], &options);
-
-        if (rc != 0)
-            return end(rc < 0 ? 0 : rc);
-        bench_clock_init();
-        return end(commands[i].run(&options));
-    }
-    return usage(name[0] == '\0' ? "a subcommand is needed" : "no such subcommand", name);
+    options = command->without;
+    options.name = name;
+    rc = command == &none ? parse(argc, argv, command, &options) : parse(argc - 1, argv + 1, command, &options);
+    if (rc != 0)
+        return end(rc < 0 ? 0 : rc);
+    if (command == &none)
+        return usage("a subcommand is needed", "");
+    bench_clock_init();
+    return end(command->run(&options));
 }

@@ -28,16 +28,17 @@ uint64_t bench_now_ns(void)
     return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
-static bool has_steady_counter(void)
+/* NULL: there is none. */
+static const char *steady_counter(void)
 {
 #if defined(__x86_64__)
     unsigned a, b, c, d;
 
-    return __get_cpuid(0x80000007, &a, &b, &c, &d) && (d & (1u << 8)) != 0;
+    return __get_cpuid(0x80000007, &a, &b, &c, &d) && (d & (1u << 8)) != 0 ? "rdtsc" : NULL;
 #elif defined(__aarch64__)
-    return true;
+    return "cntvct_el0";
 #else
-    return false;
+    return NULL;
 #endif
 }
 
@@ -67,7 +68,7 @@ double bench_clock_step_ticks(void)
 
 void bench_clock_init(void)
 {
-    bench_clock_is_counter = has_steady_counter();
+    bench_clock_is_counter = steady_counter() != NULL;
     step_ticks = measure_step();
     init_ns = bench_now_ns();
     init_ticks = bench_ticks();
@@ -75,13 +76,7 @@ void bench_clock_init(void)
 
 const char *bench_clock_name(void)
 {
-    if (!bench_clock_is_counter)
-        return "clock_gettime";
-#if defined(__aarch64__)
-    return "cntvct_el0";
-#else
-    return "rdtsc";
-#endif
+    return bench_clock_is_counter ? steady_counter() : "clock_gettime";
 }
 
 double bench_clock_ns_per_tick(void)

@@ -35,11 +35,14 @@ static inline uint64_t bench_ticks(void)
     return bench_now_ns();
 }
 
+static inline uint32_t bench_short_ticks(uint64_t ticks)
+{
+    return ticks > UINT32_MAX ? UINT32_MAX : (uint32_t)ticks;
+}
+
 static inline uint32_t bench_ticks_since(uint64_t before)
 {
-    uint64_t ticks = bench_ticks() - before;
-
-    return ticks > UINT32_MAX ? UINT32_MAX : (uint32_t)ticks;
+    return bench_short_ticks(bench_ticks() - before);
 }
 
 #endif

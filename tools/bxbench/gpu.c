@@ -7,26 +7,41 @@
  * stream after the tensor's ready point, and answers. The lease returns after that stream's work. No host thread
  * waits for the GPU in between, so this measures the host's path; the counters of both workers show that no byte was
  * copied. A copy is measured until the host sees its end, by reading back 4 bytes after it. The cost of mapping a
- * slab is the first hand-over of a tensor that fills a slab of its own, less a later one. gpu_clock.c measures how
- * long a consumer's kernel waits after its data is ready.
+ * slab is the first hand-over of a tensor that fills a slab of its own, less a later one.
+ *
+ * How long a consumer's kernel waits after its data is ready is measured by the device's clock. Worker 0 launches a
+ * kernel that works for a while and then writes the time into a tensor, and hands the tensor over at once. Worker 1
+ * orders its stream after the tensor, then launches a kernel that stores the time. The message arrives long before the
+ * tensor is ready, so this measures the device's part alone: the write of the ready word after one kernel, the wait of
+ * another process's stream for it, the start of a kernel. No host thread waits.
  *
  * The tests' driver is refused, because its times mean nothing; --dry-run accepts it, and prints no figure. This has
  * not run on a GPU yet.
  */
 #include "bxbench.h"
-#include "gpu_clock.h"
+#include "gpu_kernels.h"
 
+#include <boxcar_cuda.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #define OPEN "open"
 #define TAKE "take"
+#define CONSUME "consume"
+#define CONSUMED "consumed"
 #define WARM_CALLS 1
 #define SLABS 5
 #define SLAB_BYTES (INT64_C(65) << 20)      /* more than a slab of the pool: gets one of its own */
 #define COPIES 20
 #define CLOSE_NS UINT64_C(5000000000)       /* waited at most for the receiver to close a slab */
+
+#define DELAY_NS 200000
+#define ROUNDS 200
+
+static const char source[] =
+#include "bench_gpu.inc"
+    ;
 
 static const int64_t sizes[] = { 1 << 10, 1 << 16, 1 << 20, 1 << 26, 1 << 30 };
 
@@ -36,6 +51,28 @@ static const int64_t sizes[] = { 1 << 10, 1 << 16, 1 << 20, 1 << 26, 1 << 30 };
 enum { EMPTY = SIZES, SERIES };
 enum { COPIED_BYTES, COPY_US, PINNED_US, ONCE };
 enum { OPEN_US, CLOSE_US, READY_P50_US, READY_P99_US, MEASURED };
+
+/* The kernels of this process, either worker's. The stream outlives the job. */
+static struct {
+    struct bx_cuda *cuda;
+    struct bx_kernels *kernels;
+    struct bench_gpu_stamp *stamps;         /* worker 1's */
+} side;
+
+static int start_kernels(int ordinal)
+{
+    int rc = bx_cuda_open(ordinal, &side.cuda);
+
+    return rc < 0 ? rc : bx_kernels_create(side.cuda, "bench_gpu.cu", source, &side.kernels);
+}
+
+static void end_kernels(void)
+{
+    if (side.stamps != NULL)
+        bx_cuda_free(side.cuda, side.stamps);
+    bx_kernels_destroy(side.kernels);
+    bx_cuda_close(side.cuda);
+}
 
 /* ---- Worker 1 -------------------------------------------------------------------------------------- */
 
@@ -53,13 +90,54 @@ static int take(const struct bx_request *request, struct bx_reader *args, struct
     return tensor != NULL ? bx_tensor_read_on(tensor, NULL) : args->error;
 }
 
+/* Arguments: the round and the tensor. Round 0 starts a new series. */
+static int consume(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    uint64_t round = bx_read_u64(args);
+    struct bx_tensor *tensor = bx_read_tensor(args);
+    struct bench_gpu_consume consume_args;
+    void *stamps = NULL;
+    int rc = args->error;
+
+    (void)request, (void)reply, (void)context;
+    if (rc < 0 || round >= ROUNDS)
+        return rc < 0 ? rc : -1;
+    if (side.cuda == NULL) {
+        rc = start_kernels(bx_tensor_device(tensor).index);
+        if (rc == 0)
+            rc = bx_cuda_alloc(side.cuda, ROUNDS * sizeof *side.stamps, &stamps);
+        side.stamps = stamps;
+    }
+    if (rc == 0)
+        rc = bx_tensor_read_on(tensor, bx_cuda_stream(side.cuda));
+    consume_args = (struct bench_gpu_consume){ bx_tensor_data(tensor), side.stamps + round };
+    return rc < 0 ? rc : bx_kernel_launch(side.kernels, "bench_gpu_consume", 1, &consume_args);
+}
+
+/* The latencies of all rounds, us. */
+static int consumed(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    static struct bench_gpu_stamp stamps[ROUNDS];
+    double us[ROUNDS];
+    int rc = side.stamps == NULL ? -1 : bx_cuda_copy(side.cuda, stamps, side.stamps, sizeof stamps);
+
+    (void)request, (void)args, (void)context;
+    if (rc == 0)
+        rc = bx_cuda_wait(side.cuda);
+    for (size_t i = 0; i < ROUNDS; i++)
+        us[i] = 1e-3 * (double)(int64_t)(stamps[i].consumed - stamps[i].produced);
+    return rc < 0 ? rc : bx_msg_put_bytes(reply, us, sizeof us);
+}
+
 static int setup(struct bx_job *job, void *context)
 {
     int rc = bx_register(job, OPEN, BX_BLOCKING, open_gpu, context);
 
     if (rc == 0)
         rc = bx_register(job, TAKE, BX_INLINE, take, context);
-    return rc < 0 ? rc : bench_gpu_clock_register(job);
+    if (rc == 0)
+        rc = bx_register(job, CONSUME, BX_INLINE, consume, context);
+    return rc < 0 ? rc : bx_register(job, CONSUMED, BX_INLINE, consumed, context);
 }
 
 /* ---- Worker 0 -------------------------------------------------------------------------------------- */
@@ -193,6 +271,42 @@ static int closing(struct bench_caller *caller, double *close_us)
     return rc;
 }
 
+static int produce(const struct bench_caller *caller, struct bx_device device, uint64_t round)
+{
+    const int64_t count = 16;
+    struct bx_tensor *tensor = NULL;
+    int rc = bx_tensor_create_on(caller->job, device, BX_I64, 1, &count, &tensor);
+
+    if (rc == 0) {
+        struct bench_gpu_produce args = { bx_tensor_data_mut(tensor), DELAY_NS };
+
+        rc = bx_kernel_launch(side.kernels, "bench_gpu_produce", 1, &args);
+    }
+    if (rc == 0)
+        rc = bx_tensor_written_on(tensor, bx_cuda_stream(side.cuda));
+    if (rc == 0)
+        rc = bx_call(caller->job, caller->to, CONSUME, "uT", round, tensor);
+    bx_tensor_release(tensor);
+    return rc < 0 ? rc : bx_cuda_wait(side.cuda);
+}
+
+/* 0, or an error code with a sentence: -ENOTSUP if there is no NVRTC. */
+static int kernels(struct bench_caller *caller, struct bx_device device, double *p50_us, double *p99_us)
+{
+    double us[ROUNDS];
+    int rc = start_kernels(device.index);
+
+    for (uint64_t round = 0; rc == 0 && round < ROUNDS; round++)
+        rc = produce(caller, device, round);
+    if (rc == 0)
+        rc = bx_call(caller->job, caller->to, CONSUMED, ">b", bx_into(us, sizeof us));
+    if (rc == 0) {
+        *p50_us = bench_median(us, ROUNDS);     /* sorts */
+        *p99_us = us[ROUNDS * 99 / 100];
+    }
+    return rc;
+}
+
 static int measure_size(struct bench_caller *caller, int size)
 {
     const struct bench_run *run = caller->run;
@@ -230,7 +344,7 @@ static int measure(struct bench_caller *caller, int kind, int64_t slice)
         return bench_fail("gpu", rc);
     /* Only this part needs NVRTC. */
     once[READY_P50_US] = once[READY_P99_US] = NAN;
-    if (bench_gpu_clock_run(caller, sender->device, &once[READY_P50_US], &once[READY_P99_US]) < 0)
+    if (kernels(caller, sender->device, &once[READY_P50_US], &once[READY_P99_US]) < 0)
         fprintf(stderr, "bxbench: gpu: ready_p50_us and ready_p99_us are not measured: %s\n", bx_error_text());
     once[MEASURED] = !bx_gpu_is_fake(caller->job);
     return 0;
@@ -278,7 +392,7 @@ int bench_gpu(struct bench_options *options)
 {
     struct bench_run run = {
         .options = options, .slices = 1, .calls = options->calls, .workers = 2, .callers = 1, .kinds = { measure },
-        .series_count = SERIES, .setup = setup, .begin = begin, .end = end, .after = bench_gpu_clock_end
+        .series_count = SERIES, .setup = setup, .begin = begin, .end = end, .after = end_kernels
     };
     int count = 0;
     double *once, none;

@@ -280,11 +280,6 @@ static int hand_over(struct bench_caller *caller, const struct plan *plan, bool 
 
 /* ---- Worker 0: slices ------------------------------------------------------------------------------ */
 
-static uint32_t short_ticks(uint64_t ticks)
-{
-    return ticks > UINT32_MAX ? UINT32_MAX : (uint32_t)ticks;
-}
-
 static int slice_rounds(struct bench_caller *caller, int kind, int64_t slice)
 {
     const struct sender *sender = caller->own;
@@ -297,8 +292,8 @@ static int slice_rounds(struct bench_caller *caller, int kind, int64_t slice)
         if (i < 0)
             continue;
         for (int phase = CREATE; phase < PHASES; phase++)
-            bench_place(caller, series + phase, slice)[i] = short_ticks(at[phase] - at[phase - 1]);
-        bench_place(caller, series + WHOLE, slice)[i] = short_ticks(at[RELEASE] - at[0]);
+            bench_place(caller, series + phase, slice)[i] = bench_short_ticks(at[phase] - at[phase - 1]);
+        bench_place(caller, series + WHOLE, slice)[i] = bench_short_ticks(at[RELEASE] - at[0]);
     }
     return 0;
 }

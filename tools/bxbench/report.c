@@ -7,7 +7,6 @@
 
 #include <math.h>
 #include <stdio.h>
-#include <string.h>
 
 #define COLUMN 14
 
@@ -28,12 +27,12 @@ static void print(const char *key, const char *value, const char *text)
     report.first = false;
 }
 
-static size_t write_number(char *text, size_t room, double value, int decimals)
+static void write_number(char *text, size_t room, double value, int decimals)
 {
-    int bytes = isfinite(value) ? snprintf(text, room, "%.*f", decimals, value)
-                                : snprintf(text, room, "%s", report.json ? "null" : "-");
-
-    return bytes < 0 ? 0 : (size_t)bytes < room ? (size_t)bytes : room - 1;
+    if (isfinite(value))
+        snprintf(text, room, "%.*f", decimals, value);
+    else
+        snprintf(text, room, "%s", report.json ? "null" : "-");
 }
 
 void bench_number(const char *key, double value, int decimals, const char *text)
@@ -46,16 +45,17 @@ void bench_number(const char *key, double value, int decimals, const char *text)
 
 void bench_numbers(const char *key, const double *values, int count, int decimals)
 {
-    char list[4096] = "[";
-    size_t bytes = report.json;
+    char number[64];
 
+    if (report.json)
+        print(key, "[", "");
+    else
+        printf("  %-22s", key);
     for (int i = 0; i < count; i++) {
-        if (i > 0)
-            bytes += (size_t)snprintf(list + bytes, sizeof list - bytes, "%s", report.json ? ", " : " ");
-        bytes += write_number(list + bytes, sizeof list - bytes - 4, values[i], decimals);
+        write_number(number, sizeof number, values[i], decimals);
+        printf("%s%s", !report.json ? " " : i > 0 ? ", " : "", number);
     }
-    snprintf(list + bytes, sizeof list - bytes, "%s", report.json ? "]" : "");
-    print(key, list, "");
+    fputs(report.json ? "]" : "\n", stdout);
 }
 
 /* The value needs no escapes in JSON: it is a word of the program's. */

@@ -121,7 +121,7 @@ static int slice_lives(struct bench_caller *caller, int kind, int64_t slice)
             rc = destroy(rref);
         if (i < 0)
             continue;
-        creating[i] = (uint32_t)(between - before);
+        creating[i] = bench_short_ticks(between - before);
         deleting[i] = bench_ticks_since(between);
     }
     return rc < 0 ? bench_fail("a round of references", rc) : 0;

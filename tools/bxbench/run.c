@@ -22,8 +22,8 @@ static int echo(const struct bx_request *request, struct bx_reader *args, struct
 
 static int counter(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
-    const char *name;
-    uint64_t value;
+    const char *name = NULL;
+    uint64_t value = 0;
     int rc = bx_read(args, "s", &name);
 
     (void)context;

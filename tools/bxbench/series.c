@@ -56,11 +56,12 @@ static size_t count_below(const uint32_t *sorted, size_t count, double limit)
 /* The median of ticks of a clock that advances in steps: interpolated within its step. */
 static double middle_of(const uint32_t *sorted, size_t count)
 {
-    double step_ticks = bench_clock_step_ticks(), from = sorted[count / 2] - step_ticks * 0.5;
+    size_t middle = count / 2;
+    double step_ticks = bench_clock_step_ticks(), from = sorted[middle] - step_ticks * 0.5;
     size_t below = count_below(sorted, count, from);
     size_t within = count_below(sorted, count, from + step_ticks) - below;
 
-    return within == 0 ? sorted[count / 2]
+    return within == 0 ? sorted[middle]
                        : from + step_ticks * ((double)count / 2 - (double)below) / (double)within;
 }
 

@@ -86,8 +86,8 @@ static const struct flag {
       "cores to use, with commas between them, the caller's first (the first two\n"
       "                 allowed, or all where there may be more than two processes)" },
     { "json", F_ALL, YES, FIELD(json), 0, 0, "one JSON object instead of the table" },
-    { "help", F_ALL, HELP, 0, 0, 0, "" },
-    { "version", F_ALL, VERSION, 0, 0, 0, "" },
+    { "help", F_ALL, HELP, 0, 0, 0, "this text" },
+    { "version", F_ALL, VERSION, 0, 0, 0, "of Boxcar" },
 #undef FIELD
 };
 

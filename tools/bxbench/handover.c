@@ -132,9 +132,9 @@ static int make_plan(struct plan *plan, int64_t count, int64_t bytes)
 
         before += like->elements - ELEMENTS_MIN;
 
-        /* Shares are differences of running sums, so that nothing is lost by rounding. */
-        size_t end = i + 1 == plan->count ? rest
-                                          : (size_t)((double)rest * (double)before / (double)whole);
+        /* Shares are differences of running sums, so that nothing is lost by rounding. The product fits: at most 2^33
+         * elements of 4096 tensors, which are 26 lists. */
+        size_t end = rest * before / whole;
 
         plan->tensors[i].bytes = (ELEMENTS_MIN + end - given) * sizeof(float);
         plan->tensors[i].ndim = like->ndim;

@@ -123,22 +123,17 @@ int bench_reap(pid_t pid, uint64_t timeout_ns)
 bool bench_sleep_while(bxi_a32 *word, uint32_t value, uint64_t timeout_ns)
 {
     uint64_t end_ns = bench_now_ns() + timeout_ns;
+    struct timespec end = { .tv_sec = (time_t)(end_ns / 1000000000), .tv_nsec = (long)(end_ns % 1000000000) };
 
     for (;;) {
         /* [bench.word] acquire, pairs with the releases of those who change the word: what they wrote
          * before is read after it. */
         if (bxi_load_acquire(word) != value)
             return true;
-
-        uint64_t now_ns = bench_now_ns();
-
-        if (now_ns >= end_ns)
+        /* BITSET: until a time of CLOCK_MONOTONIC, not for a time. */
+        if (syscall(SYS_futex, word, FUTEX_WAIT_BITSET, value, &end, NULL, FUTEX_BITSET_MATCH_ANY) != 0 &&
+            errno == ETIMEDOUT)
             return false;
-
-        struct timespec left = { .tv_sec = (time_t)((end_ns - now_ns) / 1000000000),
-                                 .tv_nsec = (long)((end_ns - now_ns) % 1000000000) };
-
-        syscall(SYS_futex, word, FUTEX_WAIT, value, &left, NULL, 0);
     }
 }
 

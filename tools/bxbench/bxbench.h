@@ -142,7 +142,7 @@ double bench_over_ns(const struct bench_series *a, const struct bench_series *b)
 /* ---- run.c: the driver of slices ------------------------------------------------------------------- */
 
 #define BENCH_SERIES_MAX 16
-#define BENCH_VALUES_MAX 6
+#define BENCH_VALUES_MAX 4
 #define BENCH_KINDS_MAX 4
 
 struct bench_run;

@@ -441,18 +441,17 @@ deps-lint:
 
 # Sections 3 and 7 are made from the headers in one run. Section 1: what the programs print for --help.
 MAN := $(B)/man
+MAN_AWK = awk -f lib/man/text.awk -v version=$(VERSION) -v date="$$(sed -n 's/^\.Dd //p' lib/man/boxcar.7)"
 man: $(MAN)/made $(patsubst %,$(MAN)/man1/%.1,$(filter-out shmstat,$(PROGRAMS)))
 
-$(MAN)/made: lib/man/headers.awk lib/man/text.awk lib/man/pages.awk lib/man/boxcar.7 $(wildcard lib/boxcar*.h) tools/shmstat/shmstat.1
+$(MAN)/made: lib/man/text.awk lib/man/pages.awk lib/man/boxcar.7 $(wildcard lib/boxcar*.h) tools/shmstat/shmstat.1
 	$(call say,MAN,$(MAN))
 	$(Q)rm -rf $(@D) && mkdir -p $(@D)/man1 $(@D)/man3 $(@D)/man7
-	$(Q)awk $(patsubst %,-f %,$(filter lib/man/%.awk,$^)) -v out=$(@D) -v words=lib/man/boxcar.7 -v main_header=lib/boxcar.h \
-		-v version=$(VERSION) $(filter %.h,$^)
+	$(Q)$(MAN_AWK) -f lib/man/pages.awk -v out=$(@D) -v words=lib/man/boxcar.7 $(filter %.h,$^)
 	$(Q)cp tools/shmstat/shmstat.1 $(@D)/man1 && touch $@
 
 $(MAN)/man1/%.1: $(B)/bin/% lib/man/program.awk lib/man/programs $(MAN)/made
-	$(Q)$< --help | awk -f lib/man/program.awk -v name=$* -v version=$(VERSION) -v programs=lib/man/programs \
-		-v words=lib/man/boxcar.7 > $@
+	$(Q)$< --help | $(MAN_AWK) -f lib/man/program.awk -v name=$* -v programs=lib/man/programs > $@
 
 # ---- Installing ----------------------------------------------------------------------------------
 

@@ -74,8 +74,7 @@ fi
 refuses()   # refuses NAME PART_OF_COMPLAINT: the pages of $work/bad/boxcar.h
 {
     mkdir -p "$work/bad/man3" "$work/bad/man7"
-    if awk -f lib/man/headers.awk -f lib/man/text.awk -f lib/man/pages.awk -v out="$work/bad" \
-        -v words=lib/man/boxcar.7 -v main_header="$work/bad/boxcar.h" -v version=0 \
+    if awk -f lib/man/text.awk -f lib/man/pages.awk -v out="$work/bad" -v words=lib/man/boxcar.7 -v version=0 \
         "$work/bad/boxcar.h" lib/boxcar_tensor.h lib/boxcar_rref.h lib/boxcar_call.h 2>"$work/err"; then
         report "$1" 'the script does not fail'
     else
@@ -90,8 +89,8 @@ refuses 'a function without a comment is refused' 'bx_bare has no comment'
 awk '/^\/\* Makes an empty message/ { print "/* -EINVAL: it is bare. */\nint bx_bare(struct bx_job *job);\n" }
     { print }' lib/boxcar.h >"$work/bad/boxcar.h"
 refuses 'a comment that begins with a code is refused' 'comment of bx_bare does not begin with a sentence'
-sed 's/^\/\* ---- Futures -/\/* ---- Promises -/' lib/boxcar.h >"$work/bad/boxcar.h"
-refuses 'a text that boxcar.7 names must be there' "no text in a section 'Futures'"
+sed 's/^ \* boxcar\.h - / * /' lib/boxcar.h >"$work/bad/boxcar.h"
+refuses 'a header without its name at its head is refused' 'boxcar.h: its first comment does not begin with its name'
 
 # ---- Variables ---------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@
 #include "learner.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 struct agent {

@@ -5,8 +5,7 @@
  *     net.c                     the network on a tape (net.h)
  *     learner.c                 the agent's side of an episode (learner.h)
  *     agent.c, observer.c       the two kinds of worker (demos/common/worker.h)
- *     report.c                  JSON and the figure
- *     cartpole.c                the launcher: flags, the job
+ *     cartpole.c                the first process: flags, the job, results
  *
  * Each file uses only what stands above it, and from demos/reinforce the simulator (cartpole.c) and the policy
  * (policy.c).
@@ -16,21 +15,13 @@
 
 #include <boxcar.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
-#include <stdio.h>
 
 #define CP_PROGRAM "cartpole"
 #define CP_AGENT "agent"                /* rank 0; the observers are obs1, obs2, ... */
 #define CP_REWARD_THRESHOLD 475.0       /* of CartPole-v1: the running reward beyond which it is solved */
 #define CP_EPISODES_MAX 1000000
-
-/* Exit statuses of the program; --help lists them. */
-enum {
-    CP_OK = 0,
-    CP_FAILED = 1,              /* a file, memory or the plot */
-    CP_USAGE = 2,
-    CP_WORKER = 3,              /* a worker died or failed */
-};
 
 struct cp_flags {
     int world_size;
@@ -50,8 +41,7 @@ struct cp_point {
     double running_reward;
 };
 
-/* The agent's figures for the launcher, in memory mapped by both. The agent alone writes it, and the launcher reads it
- * after the agent's end, so its accesses need no order. */
+/* The agent's figures for the first process (demos/common/program.h). */
 struct cp_result {
     bool solved;
     uint64_t episodes;
@@ -90,12 +80,5 @@ int cp_observer(const struct bx_options *options);
  *
  * report_and_select is both calls in one. --pack uses it in every step but the first, which has no reward to report,
  * and reports the last reward by report_reward. */
-
-/* ---- report.c ----------------------------------------------------------------------------------------- */
-
-double cp_us_per_step(const struct cp_result *result);
-void cp_write_json(const struct cp_run *run, FILE *file);
-/* 0, or -1 after a sentence on stderr. */
-int cp_plot(const struct cp_run *run);
 
 #endif

@@ -81,15 +81,14 @@ static void write_quoted(FILE *script, const char *text)
 
 static void write_range(FILE *script, const struct plot *plot)
 {
-    int least = plot->lines[0].x[0], most = least;
+    int least = INT_MAX, most = INT_MIN;
 
-    for (size_t line = 0; line < plot->line_count; line++) {
-        for (size_t i = 0; i < plot->lines[line].count; i++) {
-            int x = plot->lines[line].x[i];
+    for (size_t i = 0; i < plot->points; i++) {
+        int x = 0;
 
-            least = x < least ? x : least;
-            most = x > most ? x : most;
-        }
+        plot->point(plot->context, 0, i, &x);
+        least = x < least ? x : least;
+        most = x > most ? x : most;
     }
     fprintf(script, "set xrange [%.1f:%.1f]\nset xtics %d\n", least - 0.5, most + 0.5,
             1 + (most - least) / 16);
@@ -99,6 +98,7 @@ static void write_script(FILE *script, const struct plot *plot, const char *path
 {
     const char *const label[][2] = { { "\nset title ", plot->title }, { "\nset xlabel ", plot->x_label },
                                      { "\nset ylabel ", plot->y_label } };
+    size_t line_count = plot->lines[1] != NULL ? 2 : 1;
 
     if (strcmp(path + strlen(path) - 4, ".svg") == 0)
         fputs("set terminal svg size 800,500 background 'white'\n", script);
@@ -113,22 +113,30 @@ static void write_script(FILE *script, const struct plot *plot, const char *path
     }
     fputs("\nset key outside bottom center horizontal\nset grid y\nset yrange [0:*]\n", script);
     write_range(script, plot);
-    for (size_t line = 0; line < plot->line_count; line++) {
+    for (size_t line = 0; line < line_count; line++) {
         fprintf(script, "$line%zu << EOD\n", line);
-        for (size_t i = 0; i < plot->lines[line].count; i++)
-            fprintf(script, "%d %.6f\n", plot->lines[line].x[i], plot->lines[line].y[i]);
+        for (size_t i = 0; i < plot->points; i++) {
+            int x = 0;
+            double y = plot->point(plot->context, line, i, &x);
+
+            fprintf(script, "%d %.6f\n", x, y);
+        }
         fputs("EOD\n", script);
     }
-    for (size_t line = 0; line < plot->line_count; line++) {
+    for (size_t line = 0; line < line_count; line++) {
         fprintf(script, "%s$line%zu using 1:2 with linespoints lw 2 pt 7 title ", line == 0 ? "plot " : ", ",
                 line);
-        write_quoted(script, plot->lines[line].title);
+        write_quoted(script, plot->lines[line]);
     }
     fputs("\nset output\n", script);
 }
 
 int plot_draw(const struct plot *plot, const char *path)
 {
+    if (plot->points == 0) {
+        fprintf(stderr, "%s: there is nothing to draw\n", plot->program);
+        return -1;
+    }
     /* gnuplot may end before it has read the whole script. */
     void (*before)(int) = signal(SIGPIPE, SIG_IGN);
     FILE *script = popen("gnuplot", "we");

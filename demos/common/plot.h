@@ -7,20 +7,16 @@
 
 #include <stddef.h>
 
-struct plot_line {
-    const char *title;
-    const int *x;
-    const double *y;
-    size_t count;           /* at least 1 */
-};
-
 struct plot {
     const char *program;    /* prefix of messages on stderr */
     const char *title;
     const char *x_label;
     const char *y_label;
-    const struct plot_line *lines;
-    size_t line_count;      /* at least 1 */
+    const char *lines[2];   /* their titles; the second may be NULL */
+    size_t points;          /* of each line */
+    /* Point i of a line: sets *x, and returns y. */
+    double (*point)(const void *context, size_t line, size_t i, int *x);
+    const void *context;
 };
 
 /* Checks, before the work starts, that a figure can be drawn to this path, which ends in .svg or .png. 0, or -1 after a

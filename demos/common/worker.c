@@ -87,6 +87,17 @@ int worker_close(struct worker *worker, int code)
     return code == 0 && ending_output(worker->program) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
+void worker_name_all(struct worker_names *names, int world_size, const char *first, const char *others)
+{
+    for (int rank = 0; rank < world_size; rank++) {
+        if (rank == 0)
+            snprintf(names->text[rank], sizeof(names->text[rank]), "%s", first);
+        else
+            snprintf(names->text[rank], sizeof(names->text[rank]), "%s%d", others, rank);
+        names->at[rank] = names->text[rank];
+    }
+}
+
 int worker_spawn(const char *program, const struct bx_spawn_options *options, bx_worker_fn fn, void *context)
 {
     struct bx_spawn_report report = { .failed_rank = -1 };

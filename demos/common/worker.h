@@ -26,6 +26,13 @@ int worker_fail(struct worker *worker, int code, const char *what, const char *t
  * 0, leaving fails, or output was lost. */
 int worker_close(struct worker *worker, int code);
 
+/* The names of a job's workers: `first` of rank 0, and `others` with the rank behind it. */
+struct worker_names {
+    char text[BX_WORLD_MAX][BX_NAME_MAX + 1];
+    const char *at[BX_WORLD_MAX];
+};
+void worker_name_all(struct worker_names *names, int world_size, const char *first, const char *others);
+
 /* Runs all workers of a job. 0, or -1 after a sentence on stderr. A signal that ended the job ends this process too. */
 int worker_spawn(const char *program, const struct bx_spawn_options *options, bx_worker_fn fn, void *context);
 

@@ -2,16 +2,14 @@
 /*
  * param_server - a batch-updating parameter server and its trainers, over shared memory.
  *
- * This file is the launcher: it reads the flags, opens the files for the results before any work starts, runs one job
- * (run.c), and prints and writes its results (report.c).
+ * This file is the first process: flags, one job (run.c), its results (report.c).
  */
-#include "demos/common/ending.h"
-#include "demos/common/flags.h"
-#include "demos/common/plot.h"
+#include "demos/common/program.h"
 #include "ps.h"
 
-#include <errno.h>
-#include <string.h>
+static struct ps_flags flags = { .trainers = 5, .batch_update_size = 5, .num_batches = 6, .batch_size = 20, .image = 64,
+                                 .num_classes = 30, .model = RESNET_50, .lr = 0.001, .momentum = 0.9, .threads = 1,
+                                 .device = DEVICE_CPU, .patience_ms = 10000 };
 
 static const char HELP[] =
     "Usage: param_server [flags]\n"
@@ -48,91 +46,85 @@ static const char HELP[] =
     "not be written; 2 a wrong flag; 3 the server or all trainers died, or a worker failed. SIGINT and\n"
     "SIGTERM end the workers, then the program by that signal.\n";
 
-/* 0; 1: --help or --version is done; -1 after a sentence on stderr. */
-static int parse_flags(int argc, char **argv, struct ps_flags *to)
-{
-    static const char *const MODELS[] = { [RESNET_18] = "resnet18", [RESNET_50] = "resnet50", NULL };
-    const struct flag table[] = {
-        { "trainers", FLAG_INT, &to->trainers, .least = 1, .most = PS_TRAINERS_MAX },
-        { "batch-update-size", FLAG_INT, &to->batch_update_size, .least = 1, .most = PS_TRAINERS_MAX },
-        { "num-batches", FLAG_U64, &to->num_batches, .least = 1, .most = PS_BATCHES_MAX },
-        { "batch-size", FLAG_INT, &to->batch_size, .least = 1, .most = 1024 },
-        { "image", FLAG_INT, &to->image, .least = 32, .most = 512 },
-        { "num-classes", FLAG_INT, &to->num_classes, .least = 1, .most = 100000 },
-        { "model", FLAG_CHOICE, &to->model, .choices = MODELS },
-        { "lr", FLAG_REAL, &to->lr, .real_least = 0.0, .real_most = 10.0 },
-        { "momentum", FLAG_REAL, &to->momentum, .real_least = 0.0, .real_most = 1.0 },
-        { "seed", FLAG_U64, &to->seed, .most = UINT64_MAX },
-        { "threads", FLAG_INT, &to->threads, .least = 1, .most = 256 },
-        { "device", FLAG_DEVICE, .value = &to->device },
-        { "patience-ms", FLAG_U64, &to->patience_ms, .least = 1, .most = 86400000 },
-        { "restart", FLAG_INT, &to->restart, .least = 0, .most = 31 },
-        { "kill", FLAG_U64, &to->kill, .least = 0, .most = 1000 },
-        { "json", FLAG_TEXT, .value = &to->json },
-        { "plot", FLAG_FIGURE, .value = &to->plot },
-    };
-    const struct flags flags = { "param_server", HELP, table, sizeof(table) / sizeof(table[0]) };
+static const char *const MODELS[] = { [RESNET_18] = "resnet18", [RESNET_50] = "resnet50", NULL };
+static const struct flag TABLE[] = {
+    { "trainers", FLAG_INT, &flags.trainers, .least = 1, .most = PS_TRAINERS_MAX },
+    { "batch-update-size", FLAG_INT, &flags.batch_update_size, .least = 1, .most = PS_TRAINERS_MAX },
+    { "num-batches", FLAG_U64, &flags.num_batches, .least = 1, .most = PS_BATCHES_MAX },
+    { "batch-size", FLAG_INT, &flags.batch_size, .least = 1, .most = 1024 },
+    { "image", FLAG_INT, &flags.image, .least = 32, .most = 512 },
+    { "num-classes", FLAG_INT, &flags.num_classes, .least = 1, .most = 100000 },
+    { "model", FLAG_CHOICE, &flags.model, .choices = MODELS },
+    { "lr", FLAG_REAL, &flags.lr, .real_least = 0.0, .real_most = 10.0 },
+    { "momentum", FLAG_REAL, &flags.momentum, .real_least = 0.0, .real_most = 1.0 },
+    { "seed", FLAG_U64, &flags.seed, .most = UINT64_MAX },
+    { "threads", FLAG_INT, &flags.threads, .least = 1, .most = 256 },
+    { "device", FLAG_DEVICE, .value = &flags.device },
+    { "patience-ms", FLAG_U64, &flags.patience_ms, .least = 1, .most = 86400000 },
+    { "restart", FLAG_INT, &flags.restart, .least = 0, .most = 31 },
+    { "kill", FLAG_U64, &flags.kill, .least = 0, .most = 1000 },
+    { "json", FLAG_TEXT, .value = &flags.json },
+    { "plot", FLAG_FIGURE, .value = &flags.plot },
+};
 
-    *to = (struct ps_flags){ .trainers = 5, .batch_update_size = 5, .num_batches = 6, .batch_size = 20,
-                             .image = 64, .num_classes = 30, .model = RESNET_50, .lr = 0.001, .momentum = 0.9,
-                             .threads = 1, .device = DEVICE_CPU,
-                             .patience_ms = 10000 };
-    int rc = flags_parse(&flags, argc, argv);
-    if (rc == 0 && to->batch_size == 1 && to->image <= 32)
-        return flags_wrong(&flags, "one image of 32 x 32 leaves a single pixel, which cannot be normalised: "
+static int check(const struct flags *of)
+{
+    if (flags.batch_size == 1 && flags.image <= 32)
+        return flags_wrong(of, "one image of 32 x 32 leaves a single pixel, which cannot be normalised: "
                            "--batch-size 2 or --image 33");
-    return rc;
+    return 0;
 }
 
-static int json_failed(const struct ps_flags *flags)
+static size_t result_bytes(void)
 {
-    fprintf(stderr, "param_server: %s cannot be written: %s\n", flags->json, strerror(errno));
-    return PS_FAILED;
+    return ps_result_bytes(&flags);
 }
 
-static int report(const struct ps_run *run, FILE *json)
+static int run_job(void *result, bool *is_complete)
 {
-    ps_print(run);
-    if (json != NULL) {
-        ps_write_json(run, json);
-        if (fflush(json) != 0)
-            return json_failed(run->flags);
-    }
-    if (run->flags->plot != NULL && ps_plot(run) < 0)
-        return PS_FAILED;
-    return ending_output("param_server") < 0 ? PS_FAILED : PS_OK;
-}
-
-/* Runs the job and reports it; the caller opens and closes `json`. */
-static int run_and_report(const struct ps_flags *flags, FILE *json)
-{
-    struct ps_run run = { .flags = flags, .result = ps_result_create(flags) };
-
-    if (run.result == NULL)
-        return PS_FAILED;
+    struct ps_run run = { .flags = &flags, .result = result };
     int status = ps_run(&run);
-    if (status == PS_OK || run.result->ended)
-        status = report(&run, json) == PS_OK ? status : PS_FAILED;
-    ps_result_destroy(run.result, flags);
+
+    *is_complete = run.result->ended;
     return status;
+}
+
+static void print(const void *result)
+{
+    ps_print(&flags, result);
+}
+
+static void write_json(struct json *json, const void *result)
+{
+    ps_write_json(&flags, result, json);
+}
+
+static double point(const void *result, size_t line, size_t i, int *x)
+{
+    (void)line;
+    *x = (int)i + 1;
+    return ((const struct ps_result *)result)->update[i].loss;
+}
+
+static struct plot figure(const void *result)
+{
+    return (struct plot){ "param_server", "Batch-updating parameter server", "update", "loss",
+                          { "mean squared error" }, ((const struct ps_result *)result)->updates, point, result };
 }
 
 int main(int argc, char **argv)
 {
-    struct ps_flags flags;
-    FILE *json = NULL;
+    static const struct program PROGRAM = {
+        .flags = { "param_server", HELP, TABLE, sizeof(TABLE) / sizeof(TABLE[0]) },
+        .json = &flags.json,
+        .plot = &flags.plot,
+        .check = check,
+        .result_bytes = result_bytes,
+        .run = run_job,
+        .print = print,
+        .write_json = write_json,
+        .figure = figure,
+    };
 
-    /* The workers inherit line buffering: the lines of all processes stay whole and in order. */
-    setvbuf(stdout, NULL, _IOLBF, 0);
-    int rc = parse_flags(argc, argv, &flags);
-    if (rc != 0)
-        return rc < 0 ? PS_USAGE : ending_output("param_server") < 0 ? PS_FAILED : PS_OK;
-    if (flags.plot != NULL && plot_check("param_server", flags.plot) < 0)
-        return PS_FAILED;
-    if (flags.json != NULL && (json = fopen(flags.json, "we")) == NULL)
-        return json_failed(&flags);
-    int status = run_and_report(&flags, json);
-    if (json != NULL && fclose(json) != 0)
-        status = json_failed(&flags);
-    return status;
+    return program_main(&PROGRAM, argc, argv);
 }

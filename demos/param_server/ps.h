@@ -11,7 +11,7 @@
  *     trainer.c                 a trainer
  *     report.c                  what a run prints and writes
  *     run.c                     one job
- *     param_server.c            the launcher: flags, files
+ *     param_server.c            the first process: flags
  *
  * The arithmetic (model.c) uses no RPC. A loop that calls it for one trainer after the other computes the same model,
  * bit for bit, as a job of processes in which each update has a gradient of every trainer. That loop is
@@ -27,19 +27,10 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdio.h>
 
 #define PS_SERVER "ps"                      /* rank 0; the trainers are trainer1, trainer2, ... */
 #define PS_TRAINERS_MAX (BX_WORLD_MAX - 1)
 #define PS_BATCHES_MAX 100000
-
-/* Exit statuses of the program; --help lists them. */
-enum {
-    PS_OK = 0,
-    PS_FAILED = 1,      /* a file, memory or the plot */
-    PS_USAGE = 2,
-    PS_WORKER = 3,      /* the server or every trainer died, or a worker failed */
-};
 
 struct ps_flags {
     int trainers;
@@ -279,19 +270,18 @@ int ps_trainer(const struct bx_options *options, const struct ps_run *run);
 
 /* ---- report.c: what a run prints and writes --------------------------------------------------------- */
 
-const char *ps_model_name(int model);           /* "resnet50" */
 const char *ps_state_name(enum ps_state state);
-int ps_count(const struct ps_run *run, enum ps_state state);    /* trainers in that state */
+/* Trainers in that state. */
+int ps_count(const struct ps_flags *flags, const struct ps_result *result, enum ps_state state);
 
-void ps_print(const struct ps_run *run);
-void ps_write_json(const struct ps_run *run, FILE *file);
-int ps_plot(const struct ps_run *run);          /* 0, or -1 after a sentence on stderr */
+struct json;
+void ps_print(const struct ps_flags *flags, const struct ps_result *result);
+void ps_write_json(const struct ps_flags *flags, const struct ps_result *result, struct json *json);
 
 /* ---- run.c: one job from its fork to its end -------------------------------------------------------- */
 
-/* The result, in memory shared with the workers; NULL after a sentence on stderr. */
-struct ps_result *ps_result_create(const struct ps_flags *flags);
-void ps_result_destroy(struct ps_result *result, const struct ps_flags *flags);
+/* Of the result, in memory shared with the workers (demos/common/program.h). */
+size_t ps_result_bytes(const struct ps_flags *flags);
 
 /* Runs the job and returns the program's exit status; sentences on stderr. */
 int ps_run(const struct ps_run *run);

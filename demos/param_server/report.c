@@ -1,19 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The report of a run: a table for people, JSON for programs, a figure. Run by the program's first process.
+ * The report of a run: a table for people, JSON for programs. Run by the program's first process.
  * demos/README.md lists the keys of the JSON.
  */
-#include "demos/common/flags.h"
-#include "demos/common/plot.h"
+#include "demos/common/program.h"
 #include "ps.h"
 
 #include <math.h>
 #include <stdlib.h>
-
-const char *ps_model_name(int model)
-{
-    return model == RESNET_18 ? "resnet18" : "resnet50";
-}
 
 const char *ps_state_name(enum ps_state state)
 {
@@ -25,13 +19,18 @@ const char *ps_state_name(enum ps_state state)
     return NAMES[state];
 }
 
-int ps_count(const struct ps_run *run, enum ps_state state)
+int ps_count(const struct ps_flags *flags, const struct ps_result *result, enum ps_state state)
 {
     int count = 0;
 
-    for (int i = 0; i < run->flags->trainers; i++)
-        count += run->result->trainers[i].state == state;
+    for (int i = 0; i < flags->trainers; i++)
+        count += result->trainers[i].state == state;
     return count;
+}
+
+static int dead(const struct ps_flags *flags, const struct ps_result *result)
+{
+    return ps_count(flags, result, PS_DIED) + ps_count(flags, result, PS_GIVEN_UP);
 }
 
 static double compute_s(const struct ps_seconds *seconds)
@@ -39,9 +38,9 @@ static double compute_s(const struct ps_seconds *seconds)
     return seconds->repack + seconds->forward + seconds->backward;
 }
 
-static double images_per_s(const struct ps_run *run, const struct ps_trainer_result *trainer)
+static double images_per_s(const struct ps_flags *flags, const struct ps_trainer_result *trainer)
 {
-    double images = (double)trainer->batches * run->flags->batch_size;
+    double images = (double)trainer->batches * flags->batch_size;
 
     return trainer->total_s > 0.0 ? images / trainer->total_s : 0.0;
 }
@@ -55,26 +54,19 @@ struct sums {
     uint64_t copied_bytes;      /* and by the server */
 };
 
-static struct sums add_up(const struct ps_run *run)
+static struct sums add_up(const struct ps_flags *flags, const struct ps_result *result)
 {
-    struct sums sums = { .copied_bytes = run->result->copied_bytes };
+    struct sums sums = { .copied_bytes = result->copied_bytes };
 
-    for (int i = 0; i < run->flags->trainers; i++) {
-        sums.batches += run->result->trainers[i].batches;
-        sums.restarts += run->result->trainers[i].restarts;
-        sums.handed_bytes += run->result->trainers[i].handed_bytes;
-        sums.copied_bytes += run->result->trainers[i].copied_bytes;
+    for (int i = 0; i < flags->trainers; i++) {
+        sums.batches += result->trainers[i].batches;
+        sums.restarts += result->trainers[i].restarts;
+        sums.handed_bytes += result->trainers[i].handed_bytes;
+        sums.copied_bytes += result->trainers[i].copied_bytes;
     }
-    if (run->result->total_s > 0.0)
-        sums.images_per_s = (double)sums.batches * run->flags->batch_size / run->result->total_s;
+    if (result->total_s > 0.0)
+        sums.images_per_s = (double)sums.batches * flags->batch_size / result->total_s;
     return sums;
-}
-
-static int compare_doubles(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
 }
 
 /* 0 if no update has one. */
@@ -87,39 +79,35 @@ static double median_beyond_compute(const struct ps_result *result)
         if (result->update[i].beyond_compute_s >= 0.0)
             known[count++] = result->update[i].beyond_compute_s;
     }
-    if (count > 0) {
-        qsort(known, count, sizeof(*known), compare_doubles);
-        median = known[count / 2];
-    }
+    if (count > 0)
+        median = program_median(known, count);
     free(known);
     return median;
 }
 
 /* ---- For people -------------------------------------------------------------------------------------- */
 
-static void print_trainers(const struct ps_run *run)
+static void print_trainers(const struct ps_flags *flags, const struct ps_result *result)
 {
     printf("\n%-10s  %7s  %9s  %8s  %8s  %8s  %8s  %8s  %s\n", "trainer", "batches", "compute s", "repack s",
            "call s", "wait s", "total s", "images/s", "end");
-    for (int i = 0; i < run->flags->trainers; i++) {
-        const struct ps_trainer_result *trainer = &run->result->trainers[i];
+    for (int i = 0; i < flags->trainers; i++) {
+        const struct ps_trainer_result *trainer = &result->trainers[i];
         const struct ps_seconds *seconds = &trainer->seconds;
         char name[24];
 
         snprintf(name, sizeof(name), "trainer%d", i + 1);
         printf("%-10s  %7llu  %9.3f  %8.3f  %8.3f  %8.3f  %8.3f  %8.1f  %s\n", name,
                (unsigned long long)trainer->batches, compute_s(seconds), seconds->repack, seconds->call,
-               seconds->wait, trainer->total_s, images_per_s(run, trainer), ps_state_name(trainer->state));
+               seconds->wait, trainer->total_s, images_per_s(flags, trainer), ps_state_name(trainer->state));
     }
 }
 
-void ps_print(const struct ps_run *run)
+void ps_print(const struct ps_flags *flags, const struct ps_result *result)
 {
-    const struct ps_result *result = run->result;
-    struct sums sums = add_up(run);
-    int dead = ps_count(run, PS_DIED) + ps_count(run, PS_GIVEN_UP);
+    struct sums sums = add_up(flags, result);
 
-    print_trainers(run);
+    print_trainers(flags, result);
     printf("\ntotal %.3f s, %zu updates, %.1f images/s; an update takes %.1f ms beyond its computing (median)\n",
            result->total_s, result->updates, sums.images_per_s, 1e3 * median_beyond_compute(result));
     printf("tensors handed over: %llu bytes; copied: %llu bytes\n", (unsigned long long)sums.handed_bytes,
@@ -129,48 +117,18 @@ void ps_print(const struct ps_run *run)
     if (result->late_gradients > 0)
         printf("late gradients: %llu, at most %llu version%s old\n", (unsigned long long)result->late_gradients,
                (unsigned long long)result->late_versions_max, result->late_versions_max == 1 ? "" : "s");
-    if (run->flags->restart > 0 || run->flags->kill > 0)
+    if (flags->restart > 0 || flags->kill > 0)
         printf("killed: %llu; started again: %llu; gradients used: %llu of %llu, %llu were sent twice\n",
                (unsigned long long)result->kills, (unsigned long long)sums.restarts, (unsigned long long)sums.batches,
-               (unsigned long long)run->flags->num_batches * (unsigned long long)run->flags->trainers,
+               (unsigned long long)flags->num_batches * (unsigned long long)flags->trainers,
                (unsigned long long)result->repeats);
-    if (dead > 0)
-        printf("%d of %d trainers died; %d have done all their batches\n", dead, run->flags->trainers,
-               ps_count(run, PS_COMPLETED));
+    if (dead(flags, result) > 0)
+        printf("%d of %d trainers died; %d have done all their batches\n", dead(flags, result), flags->trainers,
+               ps_count(flags, result, PS_COMPLETED));
     printf("checksum of the parameters: %016llx\n", (unsigned long long)result->checksum);
 }
 
 /* ---- For programs ------------------------------------------------------------------------------------ */
-
-static void write_number(FILE *file, double number)
-{
-    if (isfinite(number))
-        fprintf(file, "%.9g", number);
-    else
-        fputs("null", file);        /* JSON has no NaN and no infinity */
-}
-
-static void write_pair(FILE *file, const char *key, double number)
-{
-    fprintf(file, ", \"%s\": ", key);
-    write_number(file, number);
-}
-
-static void write_flags(const struct ps_flags *flags, FILE *file)
-{
-    char device[FLAGS_DEVICE_BYTES];
-
-    fprintf(file, "  \"model\": \"%s\", \"trainers\": %d, \"batch_update_size\": %d, \"num_batches\": %llu,\n",
-            ps_model_name(flags->model), flags->trainers, flags->batch_update_size,
-            (unsigned long long)flags->num_batches);
-    fprintf(file, "  \"batch_size\": %d, \"image\": %d, \"num_classes\": %d, \"threads\": %d", flags->batch_size,
-            flags->image, flags->num_classes, flags->threads);
-    fprintf(file, ", \"device\": \"%s\"", flags_device_name(flags->device, device));
-    write_pair(file, "lr", flags->lr);
-    write_pair(file, "momentum", flags->momentum);
-    fprintf(file, ",\n  \"seed\": %llu, \"patience_ms\": %llu, \"restart\": %d,\n",
-            (unsigned long long)flags->seed, (unsigned long long)flags->patience_ms, flags->restart);
-}
 
 enum column { LOSSES, UPDATE_S, STEP_S, BEYOND_COMPUTE, GRADIENTS, LATE, COLUMNS };
 
@@ -192,96 +150,70 @@ static double cell(const struct ps_update *update, enum column column)
     }
 }
 
-static void write_updates(const struct ps_result *result, FILE *file)
+static void write_updates(const struct ps_result *result, struct json *json)
 {
     static const char *const KEYS[COLUMNS] = { "losses", "update_s", "step_s", "beyond_compute", "gradients",
                                                "late" };
 
     for (int column = 0; column < COLUMNS; column++) {
-        fprintf(file, "  \"%s\": [", KEYS[column]);
-        for (size_t i = 0; i < result->updates; i++) {
-            fputs(i == 0 ? "" : ", ", file);
-            write_number(file, cell(&result->update[i], (enum column)column));
-        }
-        fputs("],\n", file);
+        json_list(json, KEYS[column]);
+        for (size_t i = 0; i < result->updates; i++)
+            json_real(json, NULL, cell(&result->update[i], (enum column)column));
+        json_list_end(json);
     }
 }
 
-static void write_trainers(const struct ps_run *run, FILE *file)
+static void write_trainers(const struct ps_flags *flags, const struct ps_result *result, struct json *json)
 {
-    fputs("  \"per_trainer\": [", file);
-    for (int i = 0; i < run->flags->trainers; i++) {
-        const struct ps_trainer_result *trainer = &run->result->trainers[i];
+    json_list(json, "per_trainer");
+    for (int i = 0; i < flags->trainers; i++) {
+        const struct ps_trainer_result *trainer = &result->trainers[i];
         const struct ps_seconds *seconds = &trainer->seconds;
 
-        fprintf(file, "%s\n    { \"name\": \"trainer%d\", \"end\": \"%s\", \"batches\": %llu", i == 0 ? "" : ",",
-                i + 1, ps_state_name(trainer->state), (unsigned long long)trainer->batches);
-        write_pair(file, "total_s", trainer->total_s);
-        write_pair(file, "compute_s", compute_s(seconds));
-        write_pair(file, "repack_s", seconds->repack);
-        write_pair(file, "forward_s", seconds->forward);
-        write_pair(file, "backward_s", seconds->backward);
-        write_pair(file, "call_s", seconds->call);
-        write_pair(file, "wait_s", seconds->wait);
-        write_pair(file, "data_s", seconds->data);
-        write_pair(file, "images_per_s", images_per_s(run, trainer));
-        fprintf(file, ", \"restarts\": %llu", (unsigned long long)trainer->restarts);
-        fprintf(file, ", \"late_gradients\": %llu, \"handed_bytes\": %llu, \"copied_bytes\": %llu }",
-                (unsigned long long)trainer->late, (unsigned long long)trainer->handed_bytes,
-                (unsigned long long)trainer->copied_bytes);
+        json_item(json);
+        json_put(json, "name", "\"trainer%d\"", i + 1);
+        json_put(json, "end", "\"%s\"", ps_state_name(trainer->state));
+        json_u64(json, "batches", trainer->batches);
+        json_real(json, "total_s", trainer->total_s);
+        json_real(json, "compute_s", compute_s(seconds));
+        json_real(json, "repack_s", seconds->repack);
+        json_real(json, "forward_s", seconds->forward);
+        json_real(json, "backward_s", seconds->backward);
+        json_real(json, "call_s", seconds->call);
+        json_real(json, "wait_s", seconds->wait);
+        json_real(json, "data_s", seconds->data);
+        json_real(json, "images_per_s", images_per_s(flags, trainer));
+        json_u64(json, "restarts", trainer->restarts);
+        json_u64(json, "late_gradients", trainer->late);
+        json_u64(json, "handed_bytes", trainer->handed_bytes);
+        json_u64(json, "copied_bytes", trainer->copied_bytes);
+        json_item_end(json);
     }
-    fputs("\n  ],\n", file);
+    json_list_end(json);
 }
 
-void ps_write_json(const struct ps_run *run, FILE *file)
+void ps_write_json(const struct ps_flags *flags, const struct ps_result *result, struct json *json)
 {
-    const struct ps_result *result = run->result;
-    struct sums sums = add_up(run);
+    struct sums sums = add_up(flags, result);
 
-    fputs("{\n", file);
-    write_flags(run->flags, file);
-    fprintf(file, "  \"total_s\": %.9g, \"updates\": %zu, \"images_per_s\": %.9g, \"beyond_compute_median\": %.9g,\n",
-            result->total_s, result->updates, sums.images_per_s, median_beyond_compute(result));
-    write_updates(result, file);
-    write_trainers(run, file);
-    fprintf(file, "  \"handed_bytes\": %llu, \"copied_bytes\": %llu, \"arena_bytes\": %llu,\n",
-            (unsigned long long)sums.handed_bytes, (unsigned long long)sums.copied_bytes,
-            (unsigned long long)result->arena_bytes);
-    fprintf(file, "  \"versions_live_max\": %llu, \"leases_at_end\": %llu, \"late_gradients\": %llu,\n",
-            (unsigned long long)result->versions_live_max, (unsigned long long)result->leases_at_end,
-            (unsigned long long)result->late_gradients);
-    fprintf(file, "  \"late_versions_max\": %llu, \"absences\": %llu, \"dead_trainers\": %d,\n",
-            (unsigned long long)result->late_versions_max, (unsigned long long)result->absences,
-            ps_count(run, PS_DIED) + ps_count(run, PS_GIVEN_UP));
-    fprintf(file, "  \"kills\": %llu, \"restarts_total\": %llu, ", (unsigned long long)result->kills,
-            (unsigned long long)sums.restarts);
-    fprintf(file, "\"gradients_used\": %llu, \"gradients_repeated\": %llu,\n", (unsigned long long)sums.batches,
-            (unsigned long long)result->repeats);
-    fprintf(file, "  \"checksum\": \"%016llx\"\n}\n", (unsigned long long)result->checksum);
-}
-
-/* ---- The figure -------------------------------------------------------------------------------------- */
-
-int ps_plot(const struct ps_run *run)
-{
-    size_t count = run->result->updates;
-    int *x = calloc(count + 1, sizeof(*x));
-    double *y = calloc(count + 1, sizeof(*y));
-    struct plot_line line = { "mean squared error", x, y, count };
-    struct plot plot = { "param_server", "Batch-updating parameter server", "update", "loss", &line, 1 };
-    int rc = -1;
-
-    if (x == NULL || y == NULL || count == 0) {
-        fputs("param_server: there is nothing to draw\n", stderr);
-        goto free_points;
-    }
-    for (size_t i = 0; i < count; i++) {
-        x[i] = (int)i + 1;
-        y[i] = run->result->update[i].loss;
-    }
-    rc = plot_draw(&plot, run->flags->plot);
-free_points:
-    free(x);
-    free(y);
-    return rc;
+    json_real(json, "total_s", result->total_s);
+    json_u64(json, "updates", result->updates);
+    json_real(json, "images_per_s", sums.images_per_s);
+    json_real(json, "beyond_compute_median", median_beyond_compute(result));
+    write_updates(result, json);
+    write_trainers(flags, result, json);
+    json_u64(json, "handed_bytes", sums.handed_bytes);
+    json_u64(json, "copied_bytes", sums.copied_bytes);
+    json_u64(json, "arena_bytes", result->arena_bytes);
+    json_u64(json, "versions_live_max", result->versions_live_max);
+    json_u64(json, "leases_at_end", result->leases_at_end);
+    json_u64(json, "late_gradients", result->late_gradients);
+    json_u64(json, "late_versions_max", result->late_versions_max);
+    json_u64(json, "absences", result->absences);
+    json_put(json, "dead_trainers", "%d", dead(flags, result));
+    json_u64(json, "kills", result->kills);
+    json_u64(json, "restarts_total", sums.restarts);
+    json_u64(json, "gradients_used", sums.batches);
+    json_u64(json, "gradients_repeated", result->repeats);
+    json_put(json, "checksum", "\"%016llx\"", (unsigned long long)result->checksum);
 }

@@ -478,7 +478,7 @@ int ps_server(const struct bx_options *options, const struct ps_run *run)
 
     if (run->result->began) {
         fputs("param_server: the server cannot be started again: the model died with it\n", stderr);
-        return PS_FAILED;
+        return EXIT_FAILURE;
     }
     run->result->began = true;
     server.flags = run->flags;
@@ -503,5 +503,5 @@ int ps_server(const struct bx_options *options, const struct ps_run *run)
                 bx_error_text()[0] != '\0' ? bx_error_text() : bx_strerror(rc));
     bx_job_destroy(server.job);
     fini_server(&server);
-    return rc == 0 ? PS_OK : PS_FAILED;
+    return rc == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }

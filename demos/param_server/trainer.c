@@ -263,5 +263,5 @@ int ps_trainer(const struct bx_options *options, const struct ps_run *run)
                 bx_error_text()[0] != '\0' ? bx_error_text() : bx_strerror(rc));
     bx_job_destroy(trainer.job);
     fini_trainer(&trainer);
-    return rc == 0 && trainer.rc == 0 ? PS_OK : PS_FAILED;
+    return rc == 0 && trainer.rc == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }

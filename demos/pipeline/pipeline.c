@@ -2,20 +2,16 @@
 /*
  * pipeline - a ResNet-50 cut in two, the halves on two workers, micro-batches in flight on both at once.
  *
- * This file is the launcher: it reads the flags, opens the file for the results before any work starts, runs the job
- * (worker.c), and writes the results. The master prints the lines, and writes its results to memory that is mapped
- * before the fork.
+ * This file is the first process: flags, the job, and its results. The master prints the lines.
  */
-#include "demos/common/ending.h"
-#include "demos/common/flags.h"
+#include "demos/common/program.h"
+#include "demos/common/worker.h"
 #include "pipeline.h"
 
-#include <errno.h>
-#include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
+
+static struct pl_flags flags = { .batches = 3, .batch_size = 16, .image = 64 };
+static const char *splits_text = "1,2,4,8";
 
 static const char HELP[] =
     "Usage: pipeline [flags]\n"
@@ -36,125 +32,90 @@ static const char HELP[] =
     "Exit status: 0 all is trained; 1 a file could not be written; 2 a wrong flag; 3 a worker died or\n"
     "failed. SIGINT and SIGTERM end the workers, then the program by that signal.\n";
 
-/* ---- Flags --------------------------------------------------------------------------------------------- */
+static const struct flag TABLE[] = {
+    { "splits", FLAG_TEXT, .value = &splits_text },
+    { "batches", FLAG_U64, &flags.batches, .least = 1, .most = PL_BATCHES_MAX },
+    { "batch-size", FLAG_INT, &flags.batch_size, .least = 1, .most = 1024 },
+    { "image", FLAG_INT, &flags.image, .least = 32, .most = 512 },
+    { "seed", FLAG_U64, &flags.seed, .most = UINT64_MAX },
+    { "json", FLAG_TEXT, .value = &flags.json },
+};
 
-static int check_splits(const struct flags *flags, const struct pl_flags *of, unsigned long splits)
+static int check_splits(const struct flags *of, unsigned long splits)
 {
-    if (splits < 1 || splits > (unsigned long)of->batch_size || (unsigned long)of->batch_size % splits != 0)
-        return flags_wrong(flags, "a batch of %d images does not split into %lu equal parts", of->batch_size, splits);
-    if (of->image <= 32 && (unsigned long)of->batch_size == splits)
-        return flags_wrong(flags, "a micro-batch of one image of 32 x 32 leaves a single pixel, which cannot be "
+    unsigned long images = (unsigned long)flags.batch_size;
+
+    if (splits < 1 || splits > images || images % splits != 0)
+        return flags_wrong(of, "a batch of %lu images does not split into %lu equal parts", images, splits);
+    if (flags.image <= 32 && images == splits)
+        return flags_wrong(of, "a micro-batch of one image of 32 x 32 leaves a single pixel, which cannot be "
                            "normalised: fewer splits or --image 33");
     return 0;
 }
 
 /* "1,2,4": whole numbers with commas between them. */
-static int read_splits(const struct flags *flags, struct pl_flags *to, const char *text)
+static int read_splits(const struct flags *of)
 {
-    to->runs = 0;
-    for (const char *at = text;; at++) {
+    for (const char *at = splits_text;; at++) {
         char *end = NULL;
         unsigned long splits = strtoul(at, &end, 10);
 
-        if (*at < '0' || *at > '9' || (*end != ',' && *end != '\0') || to->runs == PL_RUNS_MAX)
-            return flags_wrong(flags, "--splits takes 1 to %d whole numbers with commas between them, not \"%s\"",
-                               PL_RUNS_MAX, text);
-        if (check_splits(flags, to, splits) < 0)
+        if (*at < '0' || *at > '9' || (*end != ',' && *end != '\0') || flags.runs == PL_RUNS_MAX)
+            return flags_wrong(of, "--splits takes 1 to %d whole numbers with commas between them, not \"%s\"",
+                               PL_RUNS_MAX, splits_text);
+        if (check_splits(of, splits) < 0)
             return -1;
-        to->splits[to->runs++] = (int)splits;
+        flags.splits[flags.runs++] = (int)splits;
         if (*end == '\0')
             return 0;
         at = end;
     }
 }
 
-/* 0; 1: --help or --version is done; -1 after a sentence on stderr. */
-static int parse_flags(int argc, char **argv, struct pl_flags *to)
+static size_t result_bytes(void)
 {
-    const char *splits = "1,2,4,8";
-    const struct flag table[] = {
-        { "splits", FLAG_TEXT, .value = &splits },
-        { "batches", FLAG_U64, &to->batches, .least = 1, .most = PL_BATCHES_MAX },
-        { "batch-size", FLAG_INT, &to->batch_size, .least = 1, .most = 1024 },
-        { "image", FLAG_INT, &to->image, .least = 32, .most = 512 },
-        { "seed", FLAG_U64, &to->seed, .most = UINT64_MAX },
-        { "json", FLAG_TEXT, .value = &to->json },
-    };
-    const struct flags flags = { "pipeline", HELP, table, sizeof(table) / sizeof(table[0]) };
-
-    *to = (struct pl_flags){ .batches = 3, .batch_size = 16, .image = 64 };
-    int rc = flags_parse(&flags, argc, argv);
-    return rc != 0 ? rc : read_splits(&flags, to, splits);
+    return sizeof(struct pl_result);
 }
 
-/* ---- Results ------------------------------------------------------------------------------------------- */
-
-static void write_number(FILE *file, const char *key, double number)
+static int run_job(void *result, bool *is_complete)
 {
-    if (isfinite(number))
-        fprintf(file, ", \"%s\": %.9g", key, number);
-    else
-        fprintf(file, ", \"%s\": null", key);       /* JSON has no NaN and no infinity */
+    static const char *const NAMES[PL_WORLD] = { "master", "worker1", "worker2" };
+    const struct bx_spawn_options options = { .world_size = PL_WORLD, .names = NAMES };
+    struct pl_task task = { &flags, result };
+
+    (void)is_complete;
+    return worker_spawn("pipeline", &options, pl_worker, &task) < 0 ? PROGRAM_WORKER : PROGRAM_OK;
 }
 
-static void write_json(const struct pl_flags *flags, const struct pl_result *result, FILE *file)
+static void write_json(struct json *json, const void *context)
 {
-    double images = (double)flags->batches * flags->batch_size;
+    const struct pl_result *result = context;
 
-    fprintf(file, "{\n  \"batches\": %llu, \"batch_size\": %d, \"image\": %d, \"seed\": %llu,\n  \"runs\": [",
-            (unsigned long long)flags->batches, flags->batch_size, flags->image, (unsigned long long)flags->seed);
-    for (size_t i = 0; i < flags->runs; i++) {
+    json_list(json, "runs");
+    for (size_t i = 0; i < flags.runs; i++) {
         const struct pl_run *run = &result->run[i];
 
-        fprintf(file, "%s\n    { \"splits\": %d", i == 0 ? "" : ",", flags->splits[i]);
-        write_number(file, "seconds", run->seconds);
-        write_number(file, "images_per_s", images / run->seconds);
-        write_number(file, "first_loss", run->first_loss);
-        write_number(file, "last_loss", run->last_loss);
-        fputs(" }", file);
+        json_item(json);
+        json_put(json, "splits", "%d", flags.splits[i]);
+        json_real(json, "seconds", run->seconds);
+        json_real(json, "images_per_s", (double)flags.batches * flags.batch_size / run->seconds);
+        json_real(json, "first_loss", run->first_loss);
+        json_real(json, "last_loss", run->last_loss);
+        json_item_end(json);
     }
-    fputs("\n  ]\n}\n", file);
-}
-
-static int json_failed(const struct pl_flags *flags)
-{
-    fprintf(stderr, "pipeline: %s cannot be written: %s\n", flags->json, strerror(errno));
-    return PL_FAILED;
-}
-
-/* Runs the job and writes its results; the caller opens and closes `json`. */
-static int run_and_report(const struct pl_flags *flags, FILE *json)
-{
-    /* cppcheck-suppress invalidFunctionArg ; -1 is what MAP_ANONYMOUS asks for */
-    struct pl_result *result = mmap(NULL, sizeof(*result), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-
-    if (result == MAP_FAILED) {
-        fprintf(stderr, "pipeline: no memory to share with the workers: %s\n", strerror(errno));
-        return PL_FAILED;
-    }
-    int status = pl_run_job(flags, result);
-    if (status == PL_OK && json != NULL) {
-        write_json(flags, result, json);
-        if (fflush(json) != 0)
-            status = json_failed(flags);
-    }
-    munmap(result, sizeof(*result));
-    return status;
+    json_list_end(json);
 }
 
 int main(int argc, char **argv)
 {
-    struct pl_flags flags;
-    FILE *json = NULL;
+    static const struct program PROGRAM = {
+        .flags = { "pipeline", HELP, TABLE, sizeof(TABLE) / sizeof(TABLE[0]) },
+        .json = &flags.json,
+        .check = read_splits,
+        .result_bytes = result_bytes,
+        .run = run_job,
+        .write_json = write_json,
+    };
 
-    setvbuf(stdout, NULL, _IOLBF, 0);       /* the workers inherit it: each line comes when it is printed */
-    int rc = parse_flags(argc, argv, &flags);
-    if (rc != 0)
-        return rc < 0 ? PL_USAGE : ending_output("pipeline") < 0 ? PL_FAILED : PL_OK;
-    if (flags.json != NULL && (json = fopen(flags.json, "we")) == NULL)
-        return json_failed(&flags);
-    int status = run_and_report(&flags, json);
-    if (json != NULL && fclose(json) != 0)
-        status = json_failed(&flags);
-    return status;
+    return program_main(&PROGRAM, argc, argv);
 }

@@ -5,8 +5,8 @@
  *
  *     shard.c       half of the network, an object on a worker
  *     master.c      the worker that trains: calls on the two shards, the loss, the backward pass, the step
- *     worker.c      the life of each worker, and the job
- *     pipeline.c    the launcher: flags, files
+ *     worker.c      the life of each worker
+ *     pipeline.c    the first process: flags, the job, results
  */
 #ifndef DEMOS_PIPELINE_H
 #define DEMOS_PIPELINE_H
@@ -25,14 +25,6 @@
 #define PL_RUNS_MAX 16              /* numbers in --splits */
 #define PL_BATCHES_MAX 100000
 #define PL_LR 0.05
-
-/* Exit statuses of the program; --help lists them. */
-enum {
-    PL_OK = 0,
-    PL_FAILED = 1,      /* a file, or memory */
-    PL_USAGE = 2,
-    PL_WORKER = 3,      /* a worker died or failed */
-};
 
 struct pl_flags {
     int splits[PL_RUNS_MAX];        /* micro-batches of a batch, for each run; each divides batch_size */
@@ -97,7 +89,7 @@ void pl_batch_free(struct pl_batch *batch);
 int pl_pipeline_pass(struct pl_pipeline *pipeline, struct bx_context *context, const struct pl_batch *batch,
                      double *loss);
 
-/* What the master writes to memory that it shares with the launcher. */
+/* What the master leaves for the first process (demos/common/program.h). */
 struct pl_run {
     double seconds;                 /* of all batches; 0: the run was not completed */
     double first_loss, last_loss;
@@ -111,7 +103,11 @@ int pl_train(struct bx_job *job, struct bx_dist *dist, const struct pl_flags *fl
 
 /* ---- worker.c ------------------------------------------------------------------------------------------ */
 
-/* Runs the job. An exit status. */
-int pl_run_job(const struct pl_flags *flags, struct pl_result *result);
+struct pl_task {
+    const struct pl_flags *flags;
+    struct pl_result *result;
+};
+/* Runs a worker from start to end, with a struct pl_task. An exit status. */
+int pl_worker(const struct bx_options *options, void *task);
 
 #endif

@@ -2,23 +2,18 @@
 /*
  * reinforce - the batched CartPole solver, trained over shared-memory rings.
  *
- * This file is the launcher. For each world size and mode it forks one agent and the observers (agent.c, observer.c),
- * waits for them, and prints and writes the times. It joins no job and only waits while they train. `seconds` counts
- * the whole run with start-up and shutdown. The agent writes the time of the training to memory mapped before the fork:
- * stdout is for people, and a pipe would have to be read while waiting.
+ * This file is the first process. For each world size and mode it forks one agent and the observers (agent.c,
+ * observer.c), waits for them, and prints and writes the times. `seconds` counts the whole run with start-up and
+ * shutdown.
  */
 #include "demos/common/clock.h"
-#include "demos/common/ending.h"
-#include "demos/common/flags.h"
-#include "demos/common/plot.h"
+#include "demos/common/program.h"
 #include "demos/common/worker.h"
 #include "reinforce.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 /* One mode of one world size, as measured. */
 struct timing {
@@ -27,20 +22,18 @@ struct timing {
     double train_seconds;
 };
 
-struct outcome {
+static struct outcome {
     int world_size;
     struct timing timing[REINFORCE_MODES];
-};
-
-struct launcher {
-    struct reinforce_flags flags;
-    struct reinforce_result *result;
-    FILE *json;
-    struct outcome outcomes[BX_WORLD_MAX];
-    size_t outcome_count;
-};
+} outcomes[BX_WORLD_MAX];
+static size_t outcome_count;
 
 /* ---- Flags ------------------------------------------------------------------------------------- */
+
+static struct reinforce_flags flags = { .min_world_size = 2, .max_world_size = 11, .episodes = 10, .steps = 500,
+                                        .gamma = 1.0, .seed = 543, .device = DEVICE_CPU };
+static const char *hidden_text = "128";
+static int mode_choice;
 
 static const char HELP[] =
     "Usage: reinforce [flags]\n"
@@ -70,8 +63,25 @@ static const char HELP[] =
     "Exit status: 0 done; 1 a file or the plot could not be written; 2 a wrong flag; 3 a worker\n"
     "died or failed. SIGINT and SIGTERM end the workers, then the program by that signal.\n";
 
+static const char *const MODES[] = { "both", "batch", "no-batch", NULL };
+static const struct flag TABLE[] = {
+    { "min-world-size", FLAG_INT, &flags.min_world_size, .least = BX_WORLD_MIN, .most = BX_WORLD_MAX },
+    { "max-world-size", FLAG_INT, &flags.max_world_size, .least = BX_WORLD_MIN, .most = BX_WORLD_MAX },
+    { "max-episodes", FLAG_U64, &flags.episodes, .least = 1, .most = REINFORCE_EPISODES_MAX },
+    { "num-steps", FLAG_U64, &flags.steps, .least = 1, .most = REINFORCE_STEPS_MAX },
+    { "gamma", FLAG_REAL, &flags.gamma, .real_least = 0.0, .real_most = 1.0 },
+    { "seed", FLAG_U64, &flags.seed, .most = UINT64_MAX },
+    { "mode", FLAG_CHOICE, &mode_choice, .choices = MODES },
+    { "hidden", FLAG_LIST, .value = &hidden_text },
+    { "device", FLAG_DEVICE, .value = &flags.device },
+    { "quiet", FLAG_SWITCH, .value = &flags.quiet },
+    { "json", FLAG_TEXT, .value = &flags.json },
+    { "plot", FLAG_FIGURE, .value = &flags.plot },
+    { "count-frames", FLAG_SWITCH, .value = &flags.count_frames },
+};
+
 /* Reads widths with commas between them. */
-static int read_hidden(const struct flags *flags, const char *text, struct mlp_shape *to)
+static int read_hidden(const struct flags *of, const char *text, struct mlp_shape *to)
 {
     to->count = 0;
     for (const char *at = text;; at++) {
@@ -79,9 +89,9 @@ static int read_hidden(const struct flags *flags, const char *text, struct mlp_s
         unsigned long units = digits > 0 && digits < 9 ? strtoul(at, NULL, 10) : 0;
 
         if (to->count == MLP_HIDDEN_MAX)
-            return flags_wrong(flags, "--hidden takes at most %d layers, and \"%s\" has more", MLP_HIDDEN_MAX, text);
+            return flags_wrong(of, "--hidden takes at most %d layers, and \"%s\" has more", MLP_HIDDEN_MAX, text);
         if (units < MLP_UNITS_STEP || units > MLP_UNITS_MAX || units % MLP_UNITS_STEP != 0)
-            return flags_wrong(flags, "--hidden takes widths that are multiples of %d up to %d, and layer %zu of "
+            return flags_wrong(of, "--hidden takes widths that are multiples of %d up to %d, and layer %zu of "
                                "\"%s\" is \"%.*s\"", MLP_UNITS_STEP, MLP_UNITS_MAX, to->count + 1, text,
                                (int)strcspn(at, ","), at);
         to->units[to->count++] = units;
@@ -89,59 +99,33 @@ static int read_hidden(const struct flags *flags, const char *text, struct mlp_s
         if (*at == '\0')
             return 0;
         if (*at != ',')
-            return flags_wrong(flags, "--hidden takes widths with commas between them, and \"%s\" has \"%c\" after "
+            return flags_wrong(of, "--hidden takes widths with commas between them, and \"%s\" has \"%c\" after "
                                "layer %zu", text, *at, to->count);
     }
 }
 
-/* What the flags' table does not check. 0, or -1 after a sentence on stderr. */
-static int check_flags(const struct flags *flags, const char *hidden, struct reinforce_flags *to)
+static int check(const struct flags *of)
 {
-    if (read_hidden(flags, hidden, &to->hidden) < 0)
+    if (flags.device == DEVICE_CUDA)
+        flags.device = 0;
+    flags.mode[REINFORCE_BATCH] = mode_choice != 2;
+    flags.mode[REINFORCE_NO_BATCH] = mode_choice != 1;
+    if (read_hidden(of, hidden_text, &flags.hidden) < 0)
         return -1;
-    if (to->device != DEVICE_CPU && reinforce_has_mlp(to))
-        return flags_wrong(flags, "--hidden %s is computed on the CPU only, so --device cannot be a GPU", hidden);
-    if (to->min_world_size > to->max_world_size)
-        return flags_wrong(flags, "--min-world-size %d is more than --max-world-size %d", to->min_world_size,
-                           to->max_world_size);
+    if (flags.device != DEVICE_CPU && reinforce_has_mlp(&flags))
+        return flags_wrong(of, "--hidden %s is computed on the CPU only, so --device cannot be a GPU", hidden_text);
+    if (flags.min_world_size > flags.max_world_size)
+        return flags_wrong(of, "--min-world-size %d is more than --max-world-size %d", flags.min_world_size,
+                           flags.max_world_size);
     return 0;
 }
 
-/* 0; 1: --help or --version is done; -1 after a sentence on stderr. */
-static int parse_flags(int argc, char **argv, struct reinforce_flags *to)
+/* ---- The runs ------------------------------------------------------------------------------------ */
+
+static size_t result_bytes(void)
 {
-    static const char *const MODES[] = { "both", "batch", "no-batch", NULL };
-    const char *hidden = "128";
-    int mode = 0;
-    const struct flag table[] = {
-        { "min-world-size", FLAG_INT, &to->min_world_size, .least = BX_WORLD_MIN, .most = BX_WORLD_MAX },
-        { "max-world-size", FLAG_INT, &to->max_world_size, .least = BX_WORLD_MIN, .most = BX_WORLD_MAX },
-        { "max-episodes", FLAG_U64, &to->episodes, .least = 1, .most = REINFORCE_EPISODES_MAX },
-        { "num-steps", FLAG_U64, &to->steps, .least = 1, .most = REINFORCE_STEPS_MAX },
-        { "gamma", FLAG_REAL, &to->gamma, .real_least = 0.0, .real_most = 1.0 },
-        { "seed", FLAG_U64, &to->seed, .most = UINT64_MAX },
-        { "mode", FLAG_CHOICE, &mode, .choices = MODES },
-        { "hidden", FLAG_LIST, .value = &hidden },
-        { "device", FLAG_DEVICE, .value = &to->device },
-        { "quiet", FLAG_SWITCH, .value = &to->quiet },
-        { "json", FLAG_TEXT, .value = &to->json },
-        { "plot", FLAG_FIGURE, .value = &to->plot },
-        { "count-frames", FLAG_SWITCH, .value = &to->count_frames },
-    };
-    const struct flags flags = { "reinforce", HELP, table, sizeof(table) / sizeof(table[0]) };
-
-    *to = (struct reinforce_flags){ .min_world_size = 2, .max_world_size = 11, .episodes = 10,
-                                    .steps = 500, .gamma = 1.0, .seed = 543,
-                                    .device = DEVICE_CPU };
-    int rc = flags_parse(&flags, argc, argv);
-    if (to->device == DEVICE_CUDA)
-        to->device = 0;
-    to->mode[REINFORCE_BATCH] = mode != 2;
-    to->mode[REINFORCE_NO_BATCH] = mode != 1;
-    return rc == 0 ? check_flags(&flags, hidden, to) : rc;
+    return sizeof(struct reinforce_result);
 }
-
-/* ---- One run ------------------------------------------------------------------------------------- */
 
 static int run_worker(const struct bx_options *options, void *context)
 {
@@ -151,217 +135,154 @@ static int run_worker(const struct bx_options *options, void *context)
 }
 
 /* Microseconds of `seconds` per step and observer. */
-static double per_step_us(const struct reinforce_flags *flags, const struct outcome *outcome, double seconds)
+static double per_step_us(const struct outcome *outcome, double seconds)
 {
-    double steps = (double)flags->episodes * (double)flags->steps * (outcome->world_size - 1);
-
-    return 1e6 * seconds / steps;
+    return 1e6 * seconds / ((double)flags.episodes * (double)flags.steps * (outcome->world_size - 1));
 }
 
 /* One world size in one mode. */
-static int run_once(struct launcher *launcher, enum reinforce_mode mode,
-                    struct outcome *outcome)
+static int run_once(struct reinforce_result *result, enum reinforce_mode mode, struct outcome *outcome)
 {
-    char text[BX_WORLD_MAX][BX_NAME_MAX + 1];
-    const char *names[BX_WORLD_MAX];
+    struct worker_names names;
     char program[64];
-    struct reinforce_run run = { .flags = &launcher->flags, .mode = mode,
-                                 .world_size = outcome->world_size, .result = launcher->result };
+    struct reinforce_run run = { .flags = &flags, .mode = mode, .world_size = outcome->world_size, .result = result };
+    struct bx_spawn_options options = { .world_size = run.world_size, .names = names.at };
 
-    for (int rank = 0; rank < run.world_size; rank++) {
-        snprintf(text[rank], sizeof(text[rank]), rank == 0 ? REINFORCE_AGENT : "obs%d", rank);
-        names[rank] = text[rank];
-    }
-    memset(launcher->result, 0, sizeof(*launcher->result));
+    worker_name_all(&names, run.world_size, REINFORCE_AGENT, "obs");
+    memset(result, 0, sizeof(*result));
 
     uint64_t start_ns = clock_now_ns();
-    struct bx_spawn_options options = { .world_size = run.world_size, .names = names };
     snprintf(program, sizeof(program), "reinforce: world size %d, %s", run.world_size, reinforce_mode_name(mode));
     if (worker_spawn(program, &options, run_worker, &run) < 0)
-        return REINFORCE_WORKER;
-    outcome->timing[mode] = (struct timing){
-        .ran = true,
-        .seconds = clock_seconds_since(start_ns),
-        .train_seconds = launcher->result->train_seconds,
-    };
-    if (reinforce_has_mlp(&launcher->flags))
+        return PROGRAM_WORKER;
+    outcome->timing[mode] = (struct timing){ true, clock_seconds_since(start_ns), result->train_seconds };
+    if (reinforce_has_mlp(&flags))
         printf("learning: world_size %d, %s: %.3f us/step/observer\n", run.world_size, reinforce_mode_name(mode),
-               per_step_us(&launcher->flags, outcome, launcher->result->learn_seconds));
-    if (launcher->flags.count_frames)
+               per_step_us(outcome, result->learn_seconds));
+    if (flags.count_frames)
         printf("frames: world_size %d, %s: requests_batched %llu, requests_inline %llu, "
                "replies_sent %llu\n", run.world_size, reinforce_mode_name(mode),
-               (unsigned long long)launcher->result->requests_batched,
-               (unsigned long long)launcher->result->requests_inline,
-               (unsigned long long)launcher->result->replies_sent);
-    return REINFORCE_OK;
+               (unsigned long long)result->requests_batched, (unsigned long long)result->requests_inline,
+               (unsigned long long)result->replies_sent);
+    return PROGRAM_OK;
 }
 
-/* Microseconds of training per step and observer. */
-static double step_us(const struct reinforce_flags *flags, const struct outcome *outcome,
-                      enum reinforce_mode mode)
+/* Writes a number, or a dash if there is none. */
+static const char *cell(char text[32], bool is_there, int decimals, double number)
 {
-    return per_step_us(flags, outcome, outcome->timing[mode].train_seconds);
-}
-
-static int json_failed(const struct launcher *launcher)
-{
-    fprintf(stderr, "reinforce: %s cannot be written: %s\n", launcher->flags.json, strerror(errno));
-    return REINFORCE_FAILED;
-}
-
-static void write_timing(const struct launcher *launcher, const struct outcome *outcome, enum reinforce_mode mode,
-                         const char *before)
-{
-    const struct timing *timing = &outcome->timing[mode];
-
-    fprintf(launcher->json, "%s\n    { \"world_size\": %d, \"mode\": \"%s\", \"seconds\": %.6f, ", before,
-            outcome->world_size, reinforce_mode_name(mode), timing->seconds);
-    fprintf(launcher->json, "\"train_seconds\": %.6f, \"us_per_step_observer\": %.4f }", timing->train_seconds,
-            step_us(&launcher->flags, outcome, mode));
-}
-
-static int write_json(const struct launcher *launcher)
-{
-    const struct reinforce_flags *flags = &launcher->flags;
-    const char *before = "";
-
-    fprintf(launcher->json, "{\n  \"max_episodes\": %llu, \"num_steps\": %llu, \"gamma\": %.9g, \"seed\": %llu,\n",
-            (unsigned long long)flags->episodes, (unsigned long long)flags->steps, flags->gamma,
-            (unsigned long long)flags->seed);
-    fputs("  \"runs\": [", launcher->json);
-    for (size_t i = 0; i < launcher->outcome_count; i++)
-        for (int mode = 0; mode < REINFORCE_MODES; mode++)
-            if (launcher->outcomes[i].timing[mode].ran) {
-                write_timing(launcher, &launcher->outcomes[i], (enum reinforce_mode)mode, before);
-                before = ",";
-            }
-    fputs("\n  ]\n}\n", launcher->json);
-    return ferror(launcher->json) || fclose(launcher->json) != 0 ? json_failed(launcher) : REINFORCE_OK;
+    if (!is_there)
+        return strcpy(text, "-");
+    snprintf(text, 32, "%.*f", decimals, number);
+    return text;
 }
 
 /* Runs the modes of one world size and prints its line. */
-static int run_world_size(struct launcher *launcher, int world_size)
+static int run_world_size(struct reinforce_result *result, int world_size)
 {
-    struct outcome *outcome = &launcher->outcomes[launcher->outcome_count];
-    char seconds[REINFORCE_MODES][32] = { "-", "-" };
+    struct outcome *outcome = &outcomes[outcome_count];
+    const struct timing *batch = &outcome->timing[REINFORCE_BATCH], *single = &outcome->timing[REINFORCE_NO_BATCH];
+    char text[REINFORCE_MODES][32];
 
     outcome->world_size = world_size;
     for (int mode = 0; mode < REINFORCE_MODES; mode++) {
-        if (!launcher->flags.mode[mode])
-            continue;
-        int status = run_once(launcher, mode, outcome);
-        if (status != REINFORCE_OK)
+        int status = flags.mode[mode] ? run_once(result, (enum reinforce_mode)mode, outcome) : PROGRAM_OK;
+
+        if (status != PROGRAM_OK)
             return status;
-        snprintf(seconds[mode], sizeof(seconds[mode]), "%.4f", outcome->timing[mode].seconds);
     }
-    launcher->outcome_count++;
-    printf("%d, %s, %s\n", world_size, seconds[REINFORCE_BATCH], seconds[REINFORCE_NO_BATCH]);
-    return REINFORCE_OK;
+    outcome_count++;
+    printf("%d, %s, %s\n", world_size, cell(text[0], batch->ran, 4, batch->seconds),
+           cell(text[1], single->ran, 4, single->seconds));
+    return PROGRAM_OK;
 }
 
-static void print_table(const struct launcher *launcher)
+static int run_all(void *result, bool *is_complete)
 {
+    int status = PROGRAM_OK;
+
+    (void)is_complete;
+    for (int size = flags.min_world_size; status == PROGRAM_OK && size <= flags.max_world_size; size++)
+        status = run_world_size(result, size);
+    return status;
+}
+
+/* ---- Results ------------------------------------------------------------------------------------- */
+
+static void print_table(const void *result)
+{
+    (void)result;
     printf("\n%10s  %9s  %22s  %25s  %8s\n", "world size", "observers", "batch us/step/observer",
            "no batch us/step/observer", "speed-up");
-    for (size_t i = 0; i < launcher->outcome_count; i++) {
-        const struct outcome *outcome = &launcher->outcomes[i];
-        char cell[REINFORCE_MODES][32] = { "-", "-" }, speed_up[32] = "-";
+    for (size_t i = 0; i < outcome_count; i++) {
+        const struct outcome *at = &outcomes[i];
+        const struct timing *batch = &at->timing[REINFORCE_BATCH], *single = &at->timing[REINFORCE_NO_BATCH];
+        char text[3][32];
 
-        for (int mode = 0; mode < REINFORCE_MODES; mode++) {
-            if (outcome->timing[mode].ran)
-                snprintf(cell[mode], sizeof(cell[mode]), "%.3f",
-                         step_us(&launcher->flags, outcome, mode));
-        }
-        if (outcome->timing[REINFORCE_BATCH].ran && outcome->timing[REINFORCE_NO_BATCH].ran)
-            snprintf(speed_up, sizeof(speed_up), "%.2f",
-                     outcome->timing[REINFORCE_NO_BATCH].train_seconds /
-                         outcome->timing[REINFORCE_BATCH].train_seconds);
-        printf("%10d  %9d  %22s  %25s  %8s\n", outcome->world_size, outcome->world_size - 1,
-               cell[REINFORCE_BATCH], cell[REINFORCE_NO_BATCH], speed_up);
+        printf("%10d  %9d  %22s  %25s  %8s\n", at->world_size, at->world_size - 1,
+               cell(text[0], batch->ran, 3, per_step_us(at, batch->train_seconds)),
+               cell(text[1], single->ran, 3, per_step_us(at, single->train_seconds)),
+               cell(text[2], batch->ran && single->ran, 2, single->train_seconds / batch->train_seconds));
     }
 }
 
-/* Writes "4 - 128 - 2". */
-static void name_network(const struct mlp_shape *hidden, char *text, size_t bytes)
+static void write_json(struct json *json, const void *result)
 {
-    size_t length = (size_t)snprintf(text, bytes, "%d", POLICY_INPUTS);
+    (void)result;
+    json_list(json, "runs");
+    for (size_t i = 0; i < outcome_count * REINFORCE_MODES; i++) {
+        const struct outcome *outcome = &outcomes[i / REINFORCE_MODES];
+        enum reinforce_mode mode = (enum reinforce_mode)(i % REINFORCE_MODES);
+        const struct timing *timing = &outcome->timing[mode];
 
-    for (size_t i = 0; i <= hidden->count && length < bytes; i++)
-        length += (size_t)snprintf(text + length, bytes - length, " - %zu",
-                                   i < hidden->count ? hidden->units[i] : POLICY_ACTIONS);
-}
-
-/* Draws seconds over world size, a line for each mode. */
-static int draw(const struct launcher *launcher)
-{
-    static const char *const TITLE[REINFORCE_MODES] = { "batch", "no batch" };
-    int x[BX_WORLD_MAX];
-    double y[REINFORCE_MODES][BX_WORLD_MAX];
-    struct plot_line lines[REINFORCE_MODES];
-    char network[64], title[160];
-    struct plot plot = { "reinforce", title, "world size", "seconds", lines, 0 };
-
-    name_network(&launcher->flags.hidden, network, sizeof(network));
-    snprintf(title, sizeof(title), "Batched CartPole: one agent, the others observers; network %s", network);
-    for (int mode = 0; mode < REINFORCE_MODES; mode++) {
-        if (!launcher->flags.mode[mode])
+        if (!timing->ran)
             continue;
-        for (size_t i = 0; i < launcher->outcome_count; i++) {
-            x[i] = launcher->outcomes[i].world_size;
-            y[mode][i] = launcher->outcomes[i].timing[mode].seconds;
-        }
-        lines[plot.line_count++] = (struct plot_line){ TITLE[mode], x, y[mode], launcher->outcome_count };
+        json_item(json);
+        json_put(json, "world_size", "%d", outcome->world_size);
+        json_put(json, "mode", "\"%s\"", reinforce_mode_name(mode));
+        json_real(json, "seconds", timing->seconds);
+        json_real(json, "train_seconds", timing->train_seconds);
+        json_real(json, "us_per_step_observer", per_step_us(outcome, timing->train_seconds));
+        json_item_end(json);
     }
-    return plot_draw(&plot, launcher->flags.plot);
+    json_list_end(json);
 }
 
-/* Opens the files for the results, before any training, and maps the memory that the agent writes. */
-static int open_outputs(struct launcher *launcher)
+static double point(const void *context, size_t line, size_t i, int *x)
 {
-    const struct reinforce_flags *flags = &launcher->flags;
-
-    if (flags->plot != NULL && plot_check("reinforce", flags->plot) < 0)
-        return REINFORCE_FAILED;
-    if (flags->json != NULL && (launcher->json = fopen(flags->json, "we")) == NULL)
-        return json_failed(launcher);
-    size_t bytes = sizeof(*launcher->result);
-    int kind = MAP_SHARED | MAP_ANONYMOUS;
-    /* cppcheck-suppress invalidFunctionArg ; -1 is what MAP_ANONYMOUS asks for */
-    void *result = mmap(NULL, bytes, PROT_READ | PROT_WRITE, kind, -1, 0);
-    if (result == MAP_FAILED) {
-        fprintf(stderr, "reinforce: no memory to share with the agent: %s\n", strerror(errno));
-        return REINFORCE_FAILED;
-    }
-    launcher->result = result;
-    return REINFORCE_OK;
+    (void)context;
+    *x = outcomes[i].world_size;
+    return outcomes[i].timing[flags.mode[REINFORCE_BATCH] ? line : REINFORCE_NO_BATCH].seconds;
 }
 
-static int run_all(struct launcher *launcher)
+/* Seconds over world size, a line for each mode. */
+static struct plot figure(const void *result)
 {
-    const struct reinforce_flags *flags = &launcher->flags;
-    int status = open_outputs(launcher);
-    int world_size = flags->min_world_size;
+    static char title[160];
+    struct plot plot = { "reinforce", title, "world size", "seconds", { "batch" }, outcome_count, point, result };
+    int length = snprintf(title, sizeof(title), "Batched CartPole: one agent, the others observers; network %d",
+                          POLICY_INPUTS);
 
-    while (status == REINFORCE_OK && world_size <= flags->max_world_size)
-        status = run_world_size(launcher, world_size++);
-    if (status != REINFORCE_OK)
-        return status;
-    print_table(launcher);
-    if (launcher->json != NULL && write_json(launcher) != REINFORCE_OK)
-        return REINFORCE_FAILED;
-    if (flags->plot != NULL && draw(launcher) < 0)
-        return REINFORCE_FAILED;
-    return ending_output("reinforce") < 0 ? REINFORCE_FAILED : REINFORCE_OK;
+    for (size_t i = 0; i <= flags.hidden.count; i++)        /* "4 - 128 - 2" */
+        length += snprintf(title + length, sizeof(title) - (size_t)length, " - %zu",
+                           i < flags.hidden.count ? flags.hidden.units[i] : POLICY_ACTIONS);
+    if (flags.mode[REINFORCE_NO_BATCH])
+        plot.lines[flags.mode[REINFORCE_BATCH]] = "no batch";
+    return plot;
 }
 
 int main(int argc, char **argv)
 {
-    static struct launcher launcher;
+    static const struct program PROGRAM = {
+        .flags = { "reinforce", HELP, TABLE, sizeof(TABLE) / sizeof(TABLE[0]) },
+        .json = &flags.json,
+        .plot = &flags.plot,
+        .check = check,
+        .result_bytes = result_bytes,
+        .run = run_all,
+        .print = print_table,
+        .write_json = write_json,
+        .figure = figure,
+    };
 
-    /* The workers inherit line buffering: the lines of all processes stay whole and in order. */
-    setvbuf(stdout, NULL, _IOLBF, 0);
-    int rc = parse_flags(argc, argv, &launcher.flags);
-    if (rc != 0)
-        return rc < 0 ? REINFORCE_USAGE : ending_output("reinforce") < 0 ? REINFORCE_FAILED : REINFORCE_OK;
-    return run_all(&launcher);
+    return program_main(&PROGRAM, argc, argv);
 }

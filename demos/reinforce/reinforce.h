@@ -7,7 +7,7 @@
  *     product.c, mlp.c          a product of matrices; networks with other hidden layers (product.h, mlp.h)
  *     learner.c                 an episode's memory; chooses between them (learner.h)
  *     agent.c, observer.c       the two kinds of worker (demos/common/worker.h)
- *     reinforce.c               the launcher: flags, runs, tables, files
+ *     reinforce.c               the first process: flags, runs, results
  *
  * Each file uses only what stands above it.
  */
@@ -24,14 +24,6 @@
 #define REINFORCE_STEPS_MAX 1000000
 #define REINFORCE_EPISODES_MAX 1000000000
 #define REINFORCE_AGENT "agent"             /* rank 0; the observers are obs1, obs2, ... */
-
-/* Exit statuses of the program; --help lists them. */
-enum {
-    REINFORCE_OK = 0,
-    REINFORCE_FAILED = 1,       /* a file, memory or the plot */
-    REINFORCE_USAGE = 2,
-    REINFORCE_WORKER = 3,       /* a worker died or failed */
-};
 
 enum reinforce_mode { REINFORCE_BATCH, REINFORCE_NO_BATCH, REINFORCE_MODES };
 
@@ -51,8 +43,7 @@ struct reinforce_flags {
     const char *plot;
 };
 
-/* The agent's figures for the launcher, in memory mapped by both. The agent alone writes it, and the launcher reads it
- * after the agent's end, so its accesses need no order. */
+/* The agent's figures for the first process (demos/common/program.h). */
 struct reinforce_result {
     double train_seconds;
     double learn_seconds;       /* of them: the updates between the episodes */

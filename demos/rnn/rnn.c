@@ -3,16 +3,18 @@
  * rnn - an RNN whose embedding table and decoder live on one worker and whose LSTM lives on another, trained by
  * distributed autograd and a distributed optimizer.
  *
- * This file is the launcher: it reads the flags, opens the files for the results before any work starts, runs one job
- * (run.c), and prints and writes its results (report.c).
+ * This file is the first process: flags, the job, and what a run prints and writes. demos/README.md lists the keys of
+ * the JSON.
  */
-#include "demos/common/ending.h"
-#include "demos/common/flags.h"
-#include "demos/common/plot.h"
+#include "demos/common/program.h"
+#include "demos/common/worker.h"
 #include "rnn.h"
 
-#include <errno.h>
-#include <string.h>
+#include <math.h>
+#include <stdlib.h>
+
+static struct rnn_flags flags = { .batch = 5, .ntoken = 10, .ninp = 2, .nhid = 3, .nindices = 3, .nlayers = 4,
+                                  .dropout = 0.5, .epochs = 10, .lr = 0.05, .loss = RNN_LOSS_TUTORIAL };
 
 static const char HELP[] =
     "Usage: rnn [flags]\n"
@@ -42,83 +44,115 @@ static const char HELP[] =
     "Exit status: 0 done; 1 a file or the plot could not be written; 2 a wrong flag; 3 a worker died or\n"
     "failed. SIGINT and SIGTERM end the workers, then the program by that signal.\n";
 
-/* 0; 1: --help or --version is done; -1 after a sentence on stderr. */
-static int parse_flags(int argc, char **argv, struct rnn_flags *to)
-{
-    static const char *const LOSSES[] = { [RNN_LOSS_TUTORIAL] = "tutorial", [RNN_LOSS_TOKEN] = "token", NULL };
-    const struct flag table[] = {
-        { "batch", FLAG_INT, &to->batch, .least = 1, .most = 4096 },
-        { "ntoken", FLAG_INT, &to->ntoken, .least = 1, .most = 100000 },
-        { "ninp", FLAG_INT, &to->ninp, .least = 1, .most = 4096 },
-        { "nhid", FLAG_INT, &to->nhid, .least = 1, .most = 4096 },
-        { "nindices", FLAG_INT, &to->nindices, .least = 1, .most = 4096 },
-        { "nlayers", FLAG_INT, &to->nlayers, .least = 1, .most = 64 },
-        { "dropout", FLAG_REAL, &to->dropout, .real_least = 0.0, .real_most = 1.0 },
-        { "epochs", FLAG_INT, &to->epochs, .least = 1, .most = 10000000 },
-        { "lr", FLAG_REAL, &to->lr, .real_least = 0.0, .real_most = 1000.0 },
-        { "seed", FLAG_U64, &to->seed, .most = UINT64_MAX },
-        { "loss", FLAG_CHOICE, &to->loss, .choices = LOSSES },
-        { "json", FLAG_TEXT, .value = &to->json },
-        { "plot", FLAG_FIGURE, .value = &to->plot },
-    };
-    const struct flags flags = { "rnn", HELP, table, sizeof(table) / sizeof(table[0]) };
+static const char *const LOSSES[] = { [RNN_LOSS_TUTORIAL] = "tutorial", [RNN_LOSS_TOKEN] = "token", NULL };
+static const struct flag TABLE[] = {
+    { "batch", FLAG_INT, &flags.batch, .least = 1, .most = 4096 },
+    { "ntoken", FLAG_INT, &flags.ntoken, .least = 1, .most = 100000 },
+    { "ninp", FLAG_INT, &flags.ninp, .least = 1, .most = 4096 },
+    { "nhid", FLAG_INT, &flags.nhid, .least = 1, .most = 4096 },
+    { "nindices", FLAG_INT, &flags.nindices, .least = 1, .most = 4096 },
+    { "nlayers", FLAG_INT, &flags.nlayers, .least = 1, .most = 64 },
+    { "dropout", FLAG_REAL, &flags.dropout, .real_least = 0.0, .real_most = 1.0 },
+    { "epochs", FLAG_INT, &flags.epochs, .least = 1, .most = 10000000 },
+    { "lr", FLAG_REAL, &flags.lr, .real_least = 0.0, .real_most = 1000.0 },
+    { "seed", FLAG_U64, &flags.seed, .most = UINT64_MAX },
+    { "loss", FLAG_CHOICE, &flags.loss, .choices = LOSSES },
+    { "json", FLAG_TEXT, .value = &flags.json },
+    { "plot", FLAG_FIGURE, .value = &flags.plot },
+};
 
-    *to = (struct rnn_flags){ .batch = 5, .ntoken = 10, .ninp = 2, .nhid = 3, .nindices = 3, .nlayers = 4,
-                              .dropout = 0.5, .epochs = 10, .lr = 0.05, .loss = RNN_LOSS_TUTORIAL };
-    return flags_parse(&flags, argc, argv);
+/* ---- The job ----------------------------------------------------------------------------------------- */
+
+static size_t iterations(void)
+{
+    return (size_t)flags.epochs * RNN_BATCHES;
 }
 
-static int json_failed(const struct rnn_flags *flags)
+static size_t result_bytes(void)
 {
-    fprintf(stderr, "rnn: %s cannot be written: %s\n", flags->json, strerror(errno));
-    return RNN_FAILED;
+    return sizeof(struct rnn_result) + iterations() * sizeof(struct rnn_iteration);
 }
 
-static int report(const struct rnn_run *run, FILE *json)
+static int run_worker(const struct bx_options *options, void *context)
 {
-    rnn_print(run);
-    if (json != NULL) {
-        rnn_write_json(run, json);
-        if (fflush(json) != 0)
-            return json_failed(run->flags);
-    }
-    if (run->flags->plot != NULL && rnn_plot(run) < 0)
-        return RNN_FAILED;
-    return ending_output("rnn") < 0 ? RNN_FAILED : RNN_OK;
+    return rnn_worker(options, context);
 }
 
-/* Runs the job and reports it; the caller opens and closes `json`. */
-static int run_and_report(const struct rnn_flags *flags, FILE *json)
+static int run_job(void *result, bool *is_complete)
 {
-    struct rnn_run run = { .flags = flags, .result = rnn_result_create(flags) };
-    int status;
+    static const char *const NAMES[] = { RNN_PS, RNN_TRAINER };
+    const struct bx_spawn_options options = { .world_size = 2, .names = NAMES };
+    struct rnn_run run = { .flags = &flags, .result = result };
 
-    if (run.result == NULL)
-        return RNN_FAILED;
-    status = rnn_run(&run);
-    if (status == RNN_OK)
-        status = report(&run, json);
-    rnn_result_destroy(run.result, flags);
-    return status;
+    (void)is_complete;
+    return worker_spawn("rnn", &options, run_worker, &run) < 0 ? PROGRAM_WORKER : PROGRAM_OK;
+}
+
+/* ---- Results ----------------------------------------------------------------------------------------- */
+
+static double median_s(const struct rnn_result *result)
+{
+    double *seconds = calloc(iterations(), sizeof(*seconds)), median = (double)NAN;
+
+    for (size_t i = 0; seconds != NULL && i < iterations(); i++)
+        seconds[i] = result->at[i].seconds;
+    if (seconds != NULL)
+        median = program_median(seconds, iterations());
+    free(seconds);
+    return median;
+}
+
+static void print(const void *context)
+{
+    const struct rnn_result *result = context;
+
+    printf("%zu iterations in %.3f s, %.4f ms each (median)\n", iterations(), result->total_s,
+           1e3 * median_s(result));
+}
+
+static void write_json(struct json *json, const void *context)
+{
+    const struct rnn_result *result = context;
+
+    json_real(json, "ms_per_iteration", 1e3 * median_s(result));
+    json_real(json, "total_s", result->total_s);
+    json_u64(json, "iterations", iterations());
+    json_real(json, "calls_per_iteration", (double)result->calls / (double)iterations());
+    json_list(json, "losses");
+    for (size_t i = 0; i < iterations(); i++)
+        json_real(json, NULL, result->at[i].loss);
+    json_list_end(json);
+    json_list(json, "epoch_losses");
+    for (size_t epoch = 0; epoch < (size_t)flags.epochs; epoch++)
+        json_real(json, NULL, rnn_epoch_loss(result, epoch));
+    json_list_end(json);
+}
+
+static double point(const void *context, size_t line, size_t i, int *x)
+{
+    (void)line;
+    *x = (int)i;
+    return rnn_epoch_loss(context, i);
+}
+
+static struct plot figure(const void *result)
+{
+    return (struct plot){ "rnn", "Embedding and decoder on one worker, LSTM on another", "epoch", "loss",
+                          { "cross entropy" }, (size_t)flags.epochs, point, result };
 }
 
 int main(int argc, char **argv)
 {
-    struct rnn_flags flags;
-    FILE *json = NULL;
-    int rc, status;
+    static const struct program PROGRAM = {
+        .flags = { "rnn", HELP, TABLE, sizeof(TABLE) / sizeof(TABLE[0]) },
+        .json = &flags.json,
+        .plot = &flags.plot,
+        .result_bytes = result_bytes,
+        .run = run_job,
+        .print = print,
+        .write_json = write_json,
+        .figure = figure,
+    };
 
-    /* The workers inherit line buffering: the lines of all processes stay whole and in order. */
-    setvbuf(stdout, NULL, _IOLBF, 0);
-    rc = parse_flags(argc, argv, &flags);
-    if (rc != 0)
-        return rc < 0 ? RNN_USAGE : ending_output("rnn") < 0 ? RNN_FAILED : RNN_OK;
-    if (flags.plot != NULL && plot_check("rnn", flags.plot) < 0)
-        return RNN_FAILED;
-    if (flags.json != NULL && (json = fopen(flags.json, "we")) == NULL)
-        return json_failed(&flags);
-    status = run_and_report(&flags, json);
-    if (json != NULL && fclose(json) != 0)
-        status = json_failed(&flags);
-    return status;
+    return program_main(&PROGRAM, argc, argv);
 }

@@ -8,9 +8,7 @@
  *     server.c                  the embedding table and the decoder as objects of `ps`
  *     model.c                   the whole network, as the trainer has it
  *     worker.c                  the two workers
- *     report.c                  what a run prints and writes
- *     run.c                     one job
- *     rnn.c                     the launcher: flags, files
+ *     rnn.c                     the first process: flags, the job, results
  *
  * An iteration, in calls:
  *
@@ -31,19 +29,10 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdio.h>
 
 #define RNN_PS "ps"                 /* rank 0 */
 #define RNN_TRAINER "trainer"       /* rank 1 */
 #define RNN_BATCHES 5               /* of an epoch */
-
-/* Exit statuses of the program; --help lists them. */
-enum {
-    RNN_OK = 0,
-    RNN_FAILED = 1,     /* a file, memory or the plot */
-    RNN_USAGE = 2,
-    RNN_WORKER = 3,     /* a worker died or failed */
-};
 
 /* tutorial: logits (batch, nindices, ntoken), with nindices as the classes, against (batch, ntoken) targets: this is
  * what the tutorial's shapes make of its loss. token: the next token, for each of the batch x nindices logits. */
@@ -168,8 +157,7 @@ int rnn_model_train(struct rnn_model *model, struct bx_dist_optim *optim, const 
 
 /* ---- worker.c: the workers --------------------------------------------------------------------------------- */
 
-/* What the trainer leaves for the launcher, in memory mapped by both. The launcher reads it after the trainer's end, so
- * accesses need no order. */
+/* What the trainer leaves for the first process (demos/common/program.h). */
 struct rnn_result {
     bool ended;                 /* the training reached its end */
     double total_s;
@@ -180,6 +168,8 @@ struct rnn_result {
     } at[];                     /* room for epochs x RNN_BATCHES */
 };
 
+double rnn_epoch_loss(const struct rnn_result *result, size_t epoch);   /* the mean of its iterations */
+
 struct rnn_run {
     const struct rnn_flags *flags;
     struct rnn_result *result;
@@ -187,23 +177,5 @@ struct rnn_run {
 
 /* Runs the worker of that rank, `ps` or the trainer, from start to end. Returns its exit status. */
 int rnn_worker(const struct bx_options *options, const struct rnn_run *run);
-
-/* ---- report.c: what a run prints and writes ------------------------------------------------------------------ */
-
-size_t rnn_iterations(const struct rnn_flags *flags);
-double rnn_epoch_loss(const struct rnn_result *result, size_t epoch);   /* the mean of its iterations */
-const char *rnn_loss_name(int loss);                    /* "tutorial" */
-void rnn_print(const struct rnn_run *run);
-void rnn_write_json(const struct rnn_run *run, FILE *file);
-int rnn_plot(const struct rnn_run *run);                /* 0, or -1 after a sentence on stderr */
-
-/* ---- run.c: one job from its fork to its end ------------------------------------------------------------------ */
-
-/* The result, in memory shared with the workers; NULL after a sentence on stderr. */
-struct rnn_result *rnn_result_create(const struct rnn_flags *flags);
-void rnn_result_destroy(struct rnn_result *result, const struct rnn_flags *flags);
-
-/* Runs the job and returns the program's exit status; sentences on stderr. */
-int rnn_run(const struct rnn_run *run);
 
 #endif

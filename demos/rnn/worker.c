@@ -9,6 +9,7 @@
 #include "demos/common/worker.h"
 #include "rnn.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 /* ---- ps ---------------------------------------------------------------------------------------------------- */
@@ -64,6 +65,15 @@ static void fini_training(struct training *training)
         rnn_batch_fini(&training->batches[i]);
     bx_dist_optim_destroy(training->optim);
     rnn_model_fini(&training->model);
+}
+
+double rnn_epoch_loss(const struct rnn_result *result, size_t epoch)
+{
+    double sum = 0.0;
+
+    for (size_t i = 0; i < RNN_BATCHES; i++)
+        sum += result->at[epoch * RNN_BATCHES + i].loss;
+    return sum / RNN_BATCHES;
 }
 
 static int train_epoch(struct training *training, size_t epoch)

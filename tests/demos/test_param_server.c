@@ -5,6 +5,7 @@
  * outside, with trainers that die and stop.
  */
 #include "demos/common/flags.h"
+#include "demos/common/program.h"
 #include "demos/common/rng.h"
 #include "demos/param_server/ps.h"
 #include "tests/device/device_fixture.h"
@@ -14,6 +15,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #define LIMIT_S 120
@@ -159,12 +161,12 @@ static int run_quietly(const struct ps_run *run)
 
 static struct ps_result *run_job(const struct ps_flags *flags)
 {
-    struct ps_run run = { .flags = flags, .result = ps_result_create(flags) };
+    struct ps_run run = { .flags = flags, .result = program_share("test", ps_result_bytes(flags)) };
 
     cr_assert_not_null(run.result);
-    cr_assert_eq(run_quietly(&run), PS_OK);
+    cr_assert_eq(run_quietly(&run), PROGRAM_OK);
     cr_assert(run.result->ended);
-    cr_assert_eq(ps_count(&run, PS_COMPLETED), flags->trainers);
+    cr_assert_eq(ps_count(run.flags, run.result, PS_COMPLETED), flags->trainers);
     cr_expect_eq(run.result->leases_at_end, 0);
     cr_expect_eq(run.result->copied_bytes, 0);
     for (int k = 0; k < flags->trainers; k++)
@@ -187,7 +189,7 @@ static void expect_same_as_alone(const struct ps_flags *flags)
     cr_expect_eq(checksum_of(&alone, &alone.model[flags->num_batches % 2]), result->checksum);
     cr_expect_neq(checksum_of(&alone, &alone.model[1 - flags->num_batches % 2]), result->checksum);
     end_alone(&alone);
-    ps_result_destroy(result, flags);
+    munmap(result, ps_result_bytes(flags));
 }
 
 TestSuite(param_server, .timeout = 120);
@@ -233,7 +235,7 @@ Test(param_server, makes_an_update_of_each_gradient_if_the_update_size_is_one, .
     cr_expect_leq(result->late_versions_max, flags.num_batches);
     /* The newest, the next, and for each trainer the one it computes with and the one in flight to it. */
     cr_expect_leq(result->versions_live_max, 2 + 2 * (uint64_t)flags.trainers);
-    ps_result_destroy(result, &flags);
+    munmap(result, ps_result_bytes(&flags));
 }
 
 Test(param_server, accounts_for_every_tensor_and_second, .timeout = LIMIT_S)
@@ -267,7 +269,7 @@ Test(param_server, accounts_for_every_tensor_and_second, .timeout = LIMIT_S)
     cr_expect_leq(result->versions_live_max, 2 + (uint64_t)SMALL.trainers);
     ps_params_fini(&params);
     bx_net_destroy(net);
-    ps_result_destroy(result, &SMALL);
+    munmap(result, ps_result_bytes(&SMALL));
 }
 
 /* ---- Memory on a GPU ----------------------------------------------------------------------------------- */

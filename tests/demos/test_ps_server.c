@@ -7,6 +7,7 @@
  */
 #include "demos/common/clock.h"
 #include "demos/common/flags.h"
+#include "demos/common/program.h"
 #include "demos/param_server/ps.h"
 #include "tests/harness/harness.h"
 
@@ -15,6 +16,7 @@
 #include <fcntl.h>
 #include <math.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #define LR 0.5
@@ -219,7 +221,7 @@ static int live(const struct bx_options *options, void *context)
 
 Test(ps_server, takes_rows_of_trainers_and_of_existing_versions_only, .timeout = 60)
 {
-    struct ps_run run = { .flags = &FLAGS, .result = ps_result_create(&FLAGS) };
+    struct ps_run run = { .flags = &FLAGS, .result = program_share("test", ps_result_bytes(&FLAGS)) };
     const struct ps_result *result = run.result;
 
     cr_assert_not_null(result);
@@ -244,5 +246,5 @@ Test(ps_server, takes_rows_of_trainers_and_of_existing_versions_only, .timeout =
     cr_expect_eq(result->trainers[1].late, 1);
     cr_expect_eq(result->repeats, 1);
     cr_expect_eq(result->leases_at_end, 0);
-    ps_result_destroy(run.result, &FLAGS);
+    munmap(run.result, ps_result_bytes(&FLAGS));
 }

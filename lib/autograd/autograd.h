@@ -60,6 +60,7 @@ struct bxi_like {
 struct bxi_like bxi_like(const struct bx_tensor *tensor);
 struct bx_tensor *bxi_tensor_make(struct bx_job *job, const struct bxi_like *like);     /* NULL after a sentence */
 struct bx_tensor *bxi_tensor_zeros(struct bx_job *job, const struct bxi_like *like);
+struct bx_tensor *bxi_tensor_make_like(struct bx_job *job, const struct bx_tensor *tensor);     /* NULL for NULL */
 bool bxi_tensor_is_like(const struct bx_tensor *tensor, const struct bxi_like *like);
 /* The tensor itself, acquired, or a row-major copy. NULL after a sentence. */
 struct bx_tensor *bxi_tensor_dense(struct bx_job *job, struct bx_tensor *tensor);
@@ -169,22 +170,25 @@ struct bx_var *bxi_tape_fail(struct bx_tape *tape, int code);
 bool bxi_find_dim(struct bx_tape *tape, const char *name, int ndim, int *dim);
 
 /* What an operation records; without an input that requires a gradient, its variables are leaves. values: one
- * reference of each goes to the variables, also on failure. */
+ * reference of each goes to the variables, also on failure. saved: borrowed, may hold NULLs. extra is copied. Without
+ * them the operation fills in the room itself. */
 struct bxi_record {
     const struct bxi_op *op;
     struct bx_var *const *inputs;
     size_t input_count;
     struct bx_tensor *const *values;
     size_t value_count;
+    struct bx_tensor *const *saved;
     size_t saved_count;
+    const void *extra;
     size_t extra_bytes;
     bool requires_grad;         /* even if no input does */
 };
-/* Makes the variables, and the tape holds them. Returns the node, or NULL after a failure. If node->op is not NULL, the
- * operation fills `saved` and `extra`; else nothing was recorded, and there is no room for them. */
+/* Makes the variables, and the tape holds them. Returns the node, or NULL after a failure. If node->op is NULL, nothing
+ * was recorded, and there is no room for `saved` and `extra`. */
 struct bxi_node *bxi_tape_record(struct bx_tape *tape, const struct bxi_record *record);
-/* The same for one value and up to one saved tensor (borrowed; may be NULL). */
-struct bx_var *bxi_tape_result(struct bx_tape *tape, const struct bxi_record *record, struct bx_tensor *saved);
+/* The same for one value (its reference is taken; NULL: it could not be computed, which fails the tape). */
+struct bx_var *bxi_tape_result(struct bx_tape *tape, struct bx_tensor *value, struct bxi_record record);
 
 /* ---- Broadcasting (walk.c) ------------------------------------------------------------------------- */
 

@@ -123,8 +123,8 @@ static struct bx_tensor *compute(struct bx_tape *tape, const struct product *p, 
 static struct bx_var *product(struct bx_tape *tape, struct bx_var *const inputs[3], size_t count, bool is_linear)
 {
     struct product p = { .is_linear = is_linear };
-    struct bx_tensor *value[3] = { NULL, NULL, NULL }, *y = NULL;
-    struct bxi_node *node = NULL;
+    struct bx_tensor *value[3] = { NULL, NULL, NULL }, *saved[2], *y = NULL;
+    struct bx_var *result;
     int rc = 0;
 
     if (bxi_tape_stops(tape, name_of(&p), inputs, count))
@@ -135,24 +135,18 @@ static struct bx_var *product(struct bx_tape *tape, struct bx_var *const inputs[
     }
     if (rc == 0)
         rc = measure(&p, (const struct bx_tensor *const *)value);
-    if (rc == 0) {
-        y = compute(tape, &p, (const struct bx_tensor *const *)value);
-        rc = y == NULL ? -ENOMEM : 0;
-    }
     if (rc == 0)
-        node = bxi_tape_record(tape, &(struct bxi_record){ .op = is_linear ? &linear_op : &matmul_op, .inputs = inputs,
-                                                           .input_count = count, .values = &y, .value_count = 1,
-                                                           .saved_count = 2, .extra_bytes = sizeof p });
+        y = compute(tape, &p, (const struct bx_tensor *const *)value);
     else
         bxi_tape_fail(tape, rc);
-    if (node != NULL && node->op != NULL) {
-        *(struct product *)node->extra = p;
-        for (size_t i = 0; i < 2; i++)
-            node->saved[i] = bxi_needs(node, 1 - i) ? bx_tensor_acquire(value[i]) : NULL;
-    }
+    for (size_t i = 0; i < 2; i++)
+        saved[i] = bx_var_requires_grad(inputs[1 - i]) ? value[i] : NULL;
+    result = bxi_tape_result(tape, y, (struct bxi_record){
+        .op = is_linear ? &linear_op : &matmul_op, .inputs = inputs, .input_count = count, .saved = saved,
+        .saved_count = 2, .extra = &p, .extra_bytes = sizeof p });
     for (size_t i = 0; i < count; i++)
         bx_tensor_release(value[i]);
-    return node != NULL ? &node->vars[0] : NULL;
+    return result;
 }
 
 struct bx_var *bx_var_matmul(struct bx_tape *tape, struct bx_var *a, struct bx_var *b)

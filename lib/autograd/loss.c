@@ -43,30 +43,21 @@ static struct bx_var *softmax(struct bx_tape *tape, struct bx_var *a, bool is_lo
     const struct bxi_op *op = &ops[is_log ? 1 : 0];
     struct bx_tensor *x, *y;
     struct bxi_like like;
-    struct bxi_node *node;
     int64_t extent[2];
 
     if (bxi_tape_stops(tape, op->name, &a, 1))
         return NULL;
     x = bxi_var_dense(a);
     like = bxi_like(x);
-    y = x == NULL ? NULL : bxi_tensor_make(tape->job, &like);
-    if (y == NULL) {
-        bx_tensor_release(x);
-        return bxi_tape_fail(tape, -ENOMEM);
-    }
+    y = bxi_tensor_make_like(tape->job, x);
     last_dim(&like, extent);
-    (is_log ? bxi_loops(a->dtype)->log_softmax : bxi_loops(a->dtype)->softmax)(extent[0], extent[1], bx_tensor_data(x),
-                                                                               bx_tensor_data_mut(y));
+    if (y != NULL)
+        (is_log ? bxi_loops(a->dtype)->log_softmax : bxi_loops(a->dtype)->softmax)(
+            extent[0], extent[1], bx_tensor_data(x), bx_tensor_data_mut(y));
     bx_tensor_release(x);
-    node = bxi_tape_record(tape, &(struct bxi_record){ .op = op, .inputs = &a, .input_count = 1, .values = &y,
-                                                       .value_count = 1, .saved_count = 1,
-                                                       .extra_bytes = sizeof is_log });
-    if (node != NULL && node->op != NULL) {
-        node->saved[0] = bx_tensor_acquire(y);
-        *(bool *)node->extra = is_log;
-    }
-    return node != NULL ? &node->vars[0] : NULL;
+    return bxi_tape_result(tape, y, (struct bxi_record){ .op = op, .inputs = &a, .input_count = 1, .saved = &y,
+                                                         .saved_count = 1, .extra = &is_log,
+                                                         .extra_bytes = sizeof is_log });
 }
 
 struct bx_var *bx_var_softmax(struct bx_tape *tape, struct bx_var *a)
@@ -113,25 +104,13 @@ struct chosen {
     int64_t extent[3];
 };
 
-/* Records an operation; y (its reference is taken) NULL: it failed. Indices and more are borrowed. */
+/* Records an operation with indices. */
 static struct bx_var *record(struct bx_tape *tape, struct bx_var *a, const struct bxi_op *op, struct bx_tensor *y,
                              const struct chosen *chosen, struct bx_tensor *const saved[2])
 {
-    struct bxi_node *node;
-
-    if (y == NULL)
-        return bxi_tape_fail(tape, -ENOMEM);
-    node = bxi_tape_record(tape, &(struct bxi_record){ .op = op, .inputs = &a, .input_count = 1, .values = &y,
-                                                       .value_count = 1, .saved_count = 2,
-                                                       .extra_bytes = sizeof *chosen });
-    if (node == NULL)
-        return NULL;
-    if (node->op != NULL) {
-        *(struct chosen *)node->extra = *chosen;
-        node->saved[0] = bx_tensor_acquire(saved[0]);
-        node->saved[1] = bx_tensor_acquire(saved[1]);
-    }
-    return &node->vars[0];
+    return bxi_tape_result(tape, y, (struct bxi_record){ .op = op, .inputs = &a, .input_count = 1, .saved = saved,
+                                                         .saved_count = 2, .extra = chosen,
+                                                         .extra_bytes = sizeof *chosen });
 }
 
 static int gather_backward(struct bxi_node *node, struct bxi_pass *pass)
@@ -355,8 +334,8 @@ struct bx_var *bx_var_mse(struct bx_tape *tape, struct bx_var *a, struct bx_var 
     static const struct bxi_op op = { "mse", mse_backward, NULL };
     struct bx_var *const inputs[2] = { a, b };
     char is[BXI_SHAPE_TEXT], wanted[BXI_SHAPE_TEXT];
-    struct bx_tensor *x, *z, *y = NULL;
-    struct bxi_node *node = NULL;
+    struct bx_tensor *value[2], *y = NULL;
+    struct bx_var *result;
     struct bxi_like like[2];
 
     if (bxi_tape_stops(tape, op.name, inputs, 2))
@@ -366,21 +345,14 @@ struct bx_var *bx_var_mse(struct bx_tape *tape, struct bx_var *a, struct bx_var 
     if (!bxi_same_shape(&like[0], &like[1]))
         return bxi_tape_fail(tape, bx_fail(-EINVAL, "'mse' cannot compare the shapes %s and %s",
                                            bxi_shape_text(is, &like[0]), bxi_shape_text(wanted, &like[1])));
-    x = bxi_var_dense(a);
-    z = bxi_var_dense(b);
-    if (x != NULL && z != NULL)
-        y = make_scalar(tape, a->dtype, bxi_loops(a->dtype)->mse(bx_tensor_elements(x), bx_tensor_data(x),
-                                                                 bx_tensor_data(z)));
-    if (y == NULL)
-        bxi_tape_fail(tape, -ENOMEM);
-    else
-        node = bxi_tape_record(tape, &(struct bxi_record){ .op = &op, .inputs = inputs, .input_count = 2, .values = &y,
-                                                           .value_count = 1, .saved_count = 2 });
-    if (node != NULL && node->op != NULL) {
-        node->saved[0] = bx_tensor_acquire(x);
-        node->saved[1] = bx_tensor_acquire(z);
-    }
-    bx_tensor_release(x);
-    bx_tensor_release(z);
-    return node != NULL ? &node->vars[0] : NULL;
+    value[0] = bxi_var_dense(a);
+    value[1] = bxi_var_dense(b);
+    if (value[0] != NULL && value[1] != NULL)
+        y = make_scalar(tape, a->dtype, bxi_loops(a->dtype)->mse(bx_tensor_elements(value[0]), bx_tensor_data(value[0]),
+                                                                 bx_tensor_data(value[1])));
+    result = bxi_tape_result(tape, y, (struct bxi_record){ .op = &op, .inputs = inputs, .input_count = 2,
+                                                           .saved = value, .saved_count = 2 });
+    bx_tensor_release(value[0]);
+    bx_tensor_release(value[1]);
+    return result;
 }

@@ -443,13 +443,12 @@ static int record(struct bx_tape *tape, struct lstm *lstm, struct bx_var *const 
     struct bxi_node *node = bxi_tape_record(tape, &(struct bxi_record){
         .op = &lstm_op, .inputs = inputs, .input_count = (size_t)(EDGES_BEFORE + WEIGHTS * lstm->layers),
         .values = results, .value_count = 3, .saved_count = (size_t)(1 + 2 * lstm->layers),
-        .extra_bytes = sizeof *lstm });
+        .extra = lstm, .extra_bytes = sizeof *lstm });
 
     if (node == NULL || node->op == NULL) {
         free(lstm->work);
         return node == NULL ? -ENOMEM : 0;
     }
-    *(struct lstm *)node->extra = *lstm;
     node->saved[0] = bx_tensor_acquire(values->input);
     for (int i = 0; i < 2 * lstm->layers; i++)
         node->saved[1 + i] = bx_tensor_acquire(values->weights[i / 2 * WEIGHTS + i % 2]);

@@ -12,14 +12,12 @@
 static int unary_backward(struct bxi_node *node, struct bxi_pass *pass)
 {
     const enum bxi_unary kind = *(const enum bxi_unary *)node->extra;
-    struct bx_tensor *grad = bxi_grad_of(node);
-    const struct bxi_like like = bxi_like(grad);
-    struct bx_tensor *to = bxi_tensor_make(pass->grads->job, &like);
+    struct bx_tensor *grad = bxi_grad_of(node), *to = bxi_tensor_make_like(pass->grads->job, grad);
 
     if (to == NULL)
         return -ENOMEM;
-    bxi_loops(like.dtype)->unary_back(kind, bx_tensor_elements(grad), bx_tensor_data(node->saved[0]),
-                                      bx_tensor_data(grad), bx_tensor_data_mut(to));
+    bxi_loops(bx_tensor_dtype(grad))->unary_back(kind, bx_tensor_elements(grad), bx_tensor_data(node->saved[0]),
+                                                 bx_tensor_data(grad), bx_tensor_data_mut(to));
     bxi_deliver(pass, node, 0, to, true);
     return 0;
 }
@@ -32,43 +30,23 @@ static const struct bxi_op unary_ops[] = {
     [BXI_SIGMOID] = { "sigmoid", unary_backward, NULL },
 };
 
-/* The variable's value, row-major, and a tensor like it. */
-static bool open_one(struct bx_tape *tape, struct bx_var *a, struct bx_tensor **x, struct bx_tensor **y)
-{
-    struct bxi_like like;
-
-    *x = bxi_var_dense(a);
-    if (*x == NULL) {
-        bxi_tape_fail(tape, -ENOMEM);
-        return false;
-    }
-    like = bxi_like(*x);
-    *y = bxi_tensor_make(tape->job, &like);
-    if (*y != NULL)
-        return true;
-    bx_tensor_release(*x);
-    bxi_tape_fail(tape, -ENOMEM);
-    return false;
-}
-
 static struct bx_var *unary(struct bx_tape *tape, struct bx_var *a, enum bxi_unary kind)
 {
     const struct bxi_op *op = &unary_ops[kind];
     struct bx_tensor *x, *y;
-    struct bxi_node *node;
+    struct bx_var *result;
 
-    if (bxi_tape_stops(tape, op->name, &a, 1) || !open_one(tape, a, &x, &y))
+    if (bxi_tape_stops(tape, op->name, &a, 1))
         return NULL;
-    bxi_loops(a->dtype)->unary(kind, bx_tensor_elements(x), bx_tensor_data(x), bx_tensor_data_mut(y));
-    node = bxi_tape_record(tape, &(struct bxi_record){ .op = op, .inputs = &a, .input_count = 1, .values = &y,
-                                                       .value_count = 1, .saved_count = 1,
-                                                       .extra_bytes = sizeof kind });
-    if (node != NULL && node->op != NULL) {
-        *(enum bxi_unary *)node->extra = kind;
-        node->saved[0] = bx_tensor_acquire(kind == BXI_LOG ? x : y);
-    }
+    x = bxi_var_dense(a);
+    y = bxi_tensor_make_like(tape->job, x);
+    if (y != NULL)
+        bxi_loops(a->dtype)->unary(kind, bx_tensor_elements(x), bx_tensor_data(x), bx_tensor_data_mut(y));
+    result = bxi_tape_result(tape, y, (struct bxi_record){
+        .op = op, .inputs = &a, .input_count = 1, .saved = kind == BXI_LOG ? &x : &y, .saved_count = 1, .extra = &kind,
+        .extra_bytes = sizeof kind });
     bx_tensor_release(x);
-    return node != NULL ? &node->vars[0] : NULL;
+    return result;
 }
 
 struct bx_var *bx_var_exp(struct bx_tape *tape, struct bx_var *a)
@@ -98,14 +76,12 @@ struct bx_var *bx_var_sigmoid(struct bx_tape *tape, struct bx_var *a)
 
 static int scale_backward(struct bxi_node *node, struct bxi_pass *pass)
 {
-    struct bx_tensor *grad = bxi_grad_of(node);
-    const struct bxi_like like = bxi_like(grad);
-    struct bx_tensor *to = bxi_tensor_make(pass->grads->job, &like);
+    struct bx_tensor *grad = bxi_grad_of(node), *to = bxi_tensor_make_like(pass->grads->job, grad);
 
     if (to == NULL)
         return -ENOMEM;
-    bxi_loops(like.dtype)->scale(bx_tensor_elements(grad), bx_tensor_data(grad), *(const double *)node->extra,
-                                 bx_tensor_data_mut(to));
+    bxi_loops(bx_tensor_dtype(grad))->scale(bx_tensor_elements(grad), bx_tensor_data(grad),
+                                            *(const double *)node->extra, bx_tensor_data_mut(to));
     bxi_deliver(pass, node, 0, to, true);
     return 0;
 }
@@ -115,17 +91,16 @@ static const struct bxi_op scale_op = { "scale", scale_backward, NULL }, neg_op 
 static struct bx_var *scale(struct bx_tape *tape, struct bx_var *a, double factor, const struct bxi_op *op)
 {
     struct bx_tensor *x, *y;
-    struct bxi_node *node;
 
-    if (bxi_tape_stops(tape, op->name, &a, 1) || !open_one(tape, a, &x, &y))
+    if (bxi_tape_stops(tape, op->name, &a, 1))
         return NULL;
-    bxi_loops(a->dtype)->scale(bx_tensor_elements(x), bx_tensor_data(x), factor, bx_tensor_data_mut(y));
+    x = bxi_var_dense(a);
+    y = bxi_tensor_make_like(tape->job, x);
+    if (y != NULL)
+        bxi_loops(a->dtype)->scale(bx_tensor_elements(x), bx_tensor_data(x), factor, bx_tensor_data_mut(y));
     bx_tensor_release(x);
-    node = bxi_tape_record(tape, &(struct bxi_record){ .op = op, .inputs = &a, .input_count = 1, .values = &y,
-                                                       .value_count = 1, .extra_bytes = sizeof factor });
-    if (node != NULL && node->op != NULL)
-        *(double *)node->extra = factor;
-    return node != NULL ? &node->vars[0] : NULL;
+    return bxi_tape_result(tape, y, (struct bxi_record){ .op = op, .inputs = &a, .input_count = 1, .extra = &factor,
+                                                         .extra_bytes = sizeof factor });
 }
 
 struct bx_var *bx_var_scale(struct bx_tape *tape, struct bx_var *a, double factor)
@@ -204,7 +179,7 @@ static const struct bxi_op binary_ops[] = {
     [BXI_MUL] = { "mul", binary_backward, NULL },
 };
 
-/* Computes into a new tensor; NULL after it has failed the tape. */
+/* Computes into a new tensor. NULL: there is no memory, or after it has failed the tape. */
 static struct bx_tensor *compute_binary(struct bx_tape *tape, const struct operands *operands,
                                         struct bx_tensor *const value[2])
 {
@@ -220,10 +195,8 @@ static struct bx_tensor *compute_binary(struct bx_tape *tape, const struct opera
         return NULL;
     }
     to = bxi_tensor_make(tape->job, &over);
-    if (to == NULL) {
-        bxi_tape_fail(tape, -ENOMEM);
+    if (to == NULL)
         return NULL;
-    }
     walk = bxi_walk(&over, &operands->like[0], &operands->like[1]);
     bxi_loops(over.dtype)->binary(operands->kind, &walk, bx_tensor_data(value[0]), bx_tensor_data(value[1]),
                                   bx_tensor_data_mut(to));
@@ -233,33 +206,25 @@ static struct bx_tensor *compute_binary(struct bx_tape *tape, const struct opera
 static struct bx_var *binary(struct bx_tape *tape, struct bx_var *a, struct bx_var *b, enum bxi_binary kind)
 {
     struct bx_var *const inputs[2] = { a, b };
-    struct bx_tensor *value[2] = { NULL, NULL }, *to = NULL;
+    struct bx_tensor *value[2], *saved[2], *to = NULL;
     struct operands operands = { .kind = kind };
-    struct bxi_node *node = NULL;
+    struct bx_var *result;
 
     if (bxi_tape_stops(tape, binary_ops[kind].name, inputs, 2))
         return NULL;
     for (size_t i = 0; i < 2; i++) {
         value[i] = bxi_var_dense(inputs[i]);
         operands.like[i] = bxi_like(value[i]);
+        saved[i] = bx_var_requires_grad(inputs[1 - i]) ? value[i] : NULL;
     }
     if (value[0] != NULL && value[1] != NULL)
         to = compute_binary(tape, &operands, value);
-    else
-        bxi_tape_fail(tape, -ENOMEM);
-    if (to != NULL)
-        node = bxi_tape_record(tape, &(struct bxi_record){ .op = &binary_ops[kind], .inputs = inputs, .input_count = 2,
-                                                           .values = &to, .value_count = 1,
-                                                           .saved_count = kind == BXI_MUL ? 2 : 0,
-                                                           .extra_bytes = sizeof operands });
-    if (node != NULL && node->op != NULL) {
-        *(struct operands *)node->extra = operands;
-        for (size_t i = 0; i < node->saved_count; i++)
-            node->saved[i] = bxi_needs(node, 1 - i) ? bx_tensor_acquire(value[i]) : NULL;
-    }
+    result = bxi_tape_result(tape, to, (struct bxi_record){
+        .op = &binary_ops[kind], .inputs = inputs, .input_count = 2, .saved = saved,
+        .saved_count = kind == BXI_MUL ? 2 : 0, .extra = &operands, .extra_bytes = sizeof operands });
     bx_tensor_release(value[0]);
     bx_tensor_release(value[1]);
-    return node != NULL ? &node->vars[0] : NULL;
+    return result;
 }
 
 struct bx_var *bx_var_add(struct bx_tape *tape, struct bx_var *a, struct bx_var *b)
@@ -290,8 +255,7 @@ static void multiply(const struct bx_tensor *a, const struct bx_tensor *b, struc
 /* saved: the mask. */
 static int dropout_backward(struct bxi_node *node, struct bxi_pass *pass)
 {
-    const struct bxi_like like = bxi_like(bxi_grad_of(node));
-    struct bx_tensor *to = bxi_tensor_make(pass->grads->job, &like);
+    struct bx_tensor *to = bxi_tensor_make_like(pass->grads->job, bxi_grad_of(node));
 
     if (to == NULL)
         return -ENOMEM;
@@ -305,7 +269,6 @@ struct bx_var *bx_var_dropout(struct bx_tape *tape, struct bx_var *a, double p, 
 {
     static const struct bxi_op op = { "dropout", dropout_backward, NULL };
     struct bx_tensor *x, *y, *mask;
-    struct bxi_like like;
     struct bx_var *result;
 
     if (bxi_tape_stops(tape, op.name, &a, 1))
@@ -316,20 +279,19 @@ struct bx_var *bx_var_dropout(struct bx_tape *tape, struct bx_var *a, double p, 
         return a;
     if (generator == NULL)
         return bxi_tape_fail(tape, bx_fail(-EINVAL, "'dropout' needs a generator"));
-    if (!open_one(tape, a, &x, &y))
-        return NULL;
-    like = bxi_like(x);
-    mask = bxi_tensor_make(tape->job, &like);
-    if (mask == NULL) {
-        bx_tensor_release(x);
+    x = bxi_var_dense(a);
+    y = bxi_tensor_make_like(tape->job, x);
+    mask = bxi_tensor_make_like(tape->job, y);
+    if (mask != NULL) {
+        bxi_loops(a->dtype)->mask(bx_tensor_elements(x), p, generator, bx_tensor_data_mut(mask));
+        generator->drawn += (uint64_t)bx_tensor_elements(x);
+        multiply(x, mask, y);
+    } else {
         bx_tensor_release(y);
-        return bxi_tape_fail(tape, -ENOMEM);
+        y = NULL;
     }
-    bxi_loops(a->dtype)->mask(bx_tensor_elements(x), p, generator, bx_tensor_data_mut(mask));
-    generator->drawn += (uint64_t)bx_tensor_elements(x);
-    multiply(x, mask, y);
-    result = bxi_tape_result(tape, &(struct bxi_record){ .op = &op, .inputs = &a, .input_count = 1, .values = &y,
-                                                         .value_count = 1, .saved_count = 1 }, mask);
+    result = bxi_tape_result(tape, y, (struct bxi_record){ .op = &op, .inputs = &a, .input_count = 1, .saved = &mask,
+                                                           .saved_count = 1 });
     bx_tensor_release(mask);
     bx_tensor_release(x);
     return result;
@@ -363,44 +325,36 @@ static int sum_backward(struct bxi_node *node, struct bxi_pass *pass)
 
 static const struct bxi_op sum_op = { "sum", sum_backward, NULL }, mean_op = { "mean", sum_backward, NULL };
 
-static struct bx_var *record_sum(struct bx_tape *tape, struct bx_var *a, const struct bxi_op *op, struct bx_tensor *y,
-                                 const struct sum *sum)
+/* Sums up over the walk into y, whose reference is taken; NULL: there was no memory for it. x: the value of a; its
+ * reference is taken. */
+static struct bx_var *sum_up(struct bx_tape *tape, struct bx_var *a, const struct bxi_op *op, struct bx_tensor *x,
+                             struct bx_tensor *y, const struct sum *sum)
 {
-    struct bxi_node *node = bxi_tape_record(tape, &(struct bxi_record){
-        .op = op, .inputs = &a, .input_count = 1, .values = &y, .value_count = 1, .extra_bytes = sizeof *sum });
-
-    if (node == NULL)
-        return NULL;
-    if (node->op != NULL)
-        *(struct sum *)node->extra = *sum;
-    return &node->vars[0];
+    if (y != NULL)
+        bxi_loops(a->dtype)->reduce(&sum->walk, bx_tensor_data(x), sum->factor, bx_tensor_data_mut(y));
+    if (y != NULL && op == &mean_op && bx_tensor_elements(x) == 0)
+        bxi_loops(a->dtype)->fill(1, (double)NAN, bx_tensor_data_mut(y));
+    bx_tensor_release(x);
+    return bxi_tape_result(tape, y, (struct bxi_record){ .op = op, .inputs = &a, .input_count = 1, .extra = sum,
+                                                         .extra_bytes = sizeof *sum });
 }
 
 static struct bx_var *sum_all(struct bx_tape *tape, struct bx_var *a, const struct bxi_op *op)
 {
     struct sum sum = { .factor = 1 };
     struct bx_tensor *x, *y;
+    int64_t count;
 
     if (bxi_tape_stops(tape, op->name, &a, 1))
         return NULL;
     x = bxi_var_dense(a);
     sum.in = bxi_like(x);
     y = x == NULL ? NULL : bxi_tensor_zeros(tape->job, &(struct bxi_like){ .dtype = a->dtype });
-    if (y == NULL) {
-        bx_tensor_release(x);
-        return bxi_tape_fail(tape, -ENOMEM);
-    }
-
-    const int64_t count = bx_tensor_elements(x);
-
+    count = bxi_elements(&sum.in);
     if (op == &mean_op)
         sum.factor = 1 / (double)count;
     sum.walk = (struct bxi_walk){ .ndim = 1, .shape = { count }, .a = { 0 }, .b = { 1 } };
-    bxi_loops(a->dtype)->reduce(&sum.walk, bx_tensor_data(x), sum.factor, bx_tensor_data_mut(y));
-    if (op == &mean_op && count == 0)
-        bxi_loops(a->dtype)->fill(1, (double)NAN, bx_tensor_data_mut(y));
-    bx_tensor_release(x);
-    return record_sum(tape, a, op, y, &sum);
+    return sum_up(tape, a, op, x, y, &sum);
 }
 
 struct bx_var *bx_var_sum(struct bx_tape *tape, struct bx_var *a)
@@ -431,12 +385,6 @@ struct bx_var *bx_var_sum_dim(struct bx_tape *tape, struct bx_var *a, int dim)
         out.shape[i] = out.shape[i + 1];
     x = bxi_var_dense(a);
     y = x == NULL ? NULL : bxi_tensor_zeros(tape->job, &out);
-    if (y == NULL) {
-        bx_tensor_release(x);
-        return bxi_tape_fail(tape, -ENOMEM);
-    }
     sum.walk = bxi_walk(&sum.in, &kept, &sum.in);
-    bxi_loops(a->dtype)->reduce(&sum.walk, bx_tensor_data(x), 1, bx_tensor_data_mut(y));
-    bx_tensor_release(x);
-    return record_sum(tape, a, &sum_op, y, &sum);
+    return sum_up(tape, a, &sum_op, x, y, &sum);
 }

@@ -258,12 +258,12 @@ struct bx_var *bx_var_net(struct bx_tape *tape, struct bx_net_op *op, struct bx_
     op->inputs[0] = input;
     node = bxi_tape_record(tape, &(struct bxi_record){ .op = &net_op, .inputs = op->inputs,
                                                        .input_count = op->count + 1, .values = &y, .value_count = 1,
-                                                       .saved_count = 1, .extra_bytes = sizeof(struct call) });
+                                                       .saved = &x, .saved_count = 1,
+                                                       .extra = &(struct call){ op, op->forwards },
+                                                       .extra_bytes = sizeof(struct call) });
     op->inputs[0] = NULL;
     if (node != NULL && node->op != NULL) {
         bxi_add(&op->refs, 1);
-        *(struct call *)node->extra = (struct call){ op, op->forwards };
-        node->saved[0] = bx_tensor_acquire(x);
         node->elements = BXI_UNKNOWN;
     }
     bx_tensor_release(x);

@@ -126,16 +126,11 @@ static struct bx_var *receive(struct bx_tape *tape, struct bx_tensor *value, con
 
     bx_tensor_acquire(value);
     node = bxi_tape_record(tape, &(struct bxi_record){ .op = &bxi_receive_op, .values = &value, .value_count = 1,
-                                                       .requires_grad = true, .extra_bytes = sizeof *from });
-    if (node == NULL)
-        return NULL;
-    if (node->op != NULL) {
-        struct bxi_receive *extra = node->extra;
-
-        *extra = *from;
-        bx_context_acquire(extra->context);
-    }
-    return &node->vars[0];
+                                                       .requires_grad = true, .extra = from,
+                                                       .extra_bytes = sizeof *from });
+    if (node != NULL && node->op != NULL)
+        bx_context_acquire(from->context);
+    return node != NULL ? &node->vars[0] : NULL;
 }
 
 struct bx_var *bx_read_var(struct bx_context *context, struct bx_tape *tape, struct bx_reader *reader)

@@ -15,21 +15,12 @@ struct place {
     int64_t start, end;
 };
 
-/* Records an operation of one argument whose value is y (its reference is taken; NULL: it failed). */
+/* Records an operation of one argument. */
 static struct bx_var *record(struct bx_tape *tape, struct bx_var *a, const struct bxi_op *op, struct bx_tensor *y,
                              const struct place *place)
 {
-    struct bxi_node *node;
-
-    if (y == NULL)
-        return bxi_tape_fail(tape, -ENOMEM);
-    node = bxi_tape_record(tape, &(struct bxi_record){ .op = op, .inputs = &a, .input_count = 1, .values = &y,
-                                                       .value_count = 1, .extra_bytes = sizeof *place });
-    if (node == NULL)
-        return NULL;
-    if (node->op != NULL)
-        *(struct place *)node->extra = *place;
-    return &node->vars[0];
+    return bxi_tape_result(tape, y, (struct bxi_record){ .op = op, .inputs = &a, .input_count = 1, .extra = place,
+                                                         .extra_bytes = sizeof *place });
 }
 
 /* ---- Views --------------------------------------------------------------------------------------- */

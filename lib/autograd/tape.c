@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 int bx_tape_create(const struct bx_tape_options *options, struct bx_tape **tape)
 {
@@ -150,18 +151,23 @@ struct bxi_node *bxi_tape_record(struct bx_tape *tape, const struct bxi_record *
         node->vars[i].dtype = bx_tensor_dtype(record->values[i]);
         hold(tape, &node->vars[i]);
     }
+    for (size_t i = 0; i < size.saved && record->saved != NULL; i++)
+        node->saved[i] = bx_tensor_acquire(record->saved[i]);
+    if (requires_grad && record->extra != NULL)
+        memcpy(node->extra, record->extra, record->extra_bytes);
     return node;
 }
 
-struct bx_var *bxi_tape_result(struct bx_tape *tape, const struct bxi_record *record, struct bx_tensor *saved)
+struct bx_var *bxi_tape_result(struct bx_tape *tape, struct bx_tensor *value, struct bxi_record record)
 {
-    struct bxi_node *node = bxi_tape_record(tape, record);
+    struct bxi_node *node;
 
-    if (node == NULL)
-        return NULL;
-    if (node->op != NULL && saved != NULL)
-        node->saved[0] = bx_tensor_acquire(saved);
-    return &node->vars[0];
+    if (value == NULL)
+        return bxi_tape_fail(tape, -ENOMEM);
+    record.values = &value;
+    record.value_count = 1;
+    node = bxi_tape_record(tape, &record);
+    return node != NULL ? &node->vars[0] : NULL;
 }
 
 struct bx_var *bx_tape_input(struct bx_tape *tape, struct bx_tensor *value)

@@ -43,6 +43,13 @@ struct bx_tensor *bxi_tensor_make(struct bx_job *job, const struct bxi_like *lik
     return bx_tensor_create(job, like->dtype, like->ndim, like->shape, &tensor) < 0 ? NULL : tensor;
 }
 
+struct bx_tensor *bxi_tensor_make_like(struct bx_job *job, const struct bx_tensor *tensor)
+{
+    const struct bxi_like like = bxi_like(tensor);
+
+    return tensor != NULL ? bxi_tensor_make(job, &like) : NULL;
+}
+
 struct bx_tensor *bxi_tensor_zeros(struct bx_job *job, const struct bxi_like *like)
 {
     struct bx_tensor *tensor = bxi_tensor_make(job, like);

@@ -3,9 +3,7 @@
  * Backward passes and optimizers across workers (lib/autograd/dist.h). Each worker has one parameter, w, of WIDTH
  * elements, and functions that compute with it; results and gradients are compared with those of one process.
  */
-#include "tests/harness/harness.h"
-
-#include "boxcar_dist.h"
+#include "tests/autograd/dist_fixture.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -20,35 +18,6 @@ enum { IN_BACKWARD, GRADIENT_CAME, ENDED };     /* gates */
 
 TestSuite(dist, .timeout = 60);
 
-static struct bx_dist *dist;
-static struct bx_var *w;
-
-static struct bx_tensor *tensor_of(struct bx_job *job, double first)
-{
-    const int64_t shape[] = { WIDTH };
-    struct bx_tensor *tensor = NULL;
-
-    HARNESS_EQ(bx_tensor_create(job, BX_F64, 1, shape, &tensor), 0);
-    for (int i = 0; i < WIDTH; i++)
-        ((double *)bx_tensor_data_mut(tensor))[i] = first + 0.1 * i;
-    return tensor;
-}
-
-static struct bx_var *param_of(struct bx_job *job, double first)
-{
-    struct bx_tensor *tensor = tensor_of(job, first);
-    struct bx_var *var = NULL;
-
-    HARNESS_EQ(bx_var_create(tensor, true, &var), 0);
-    bx_tensor_release(tensor);
-    return var;
-}
-
-static double at(const struct bx_tensor *tensor, int i)
-{
-    return tensor == NULL ? NAN : ((const double *)bx_tensor_data(tensor))[i];
-}
-
 /* The first value of each worker's w. */
 static double first_of(int rank)
 {
@@ -57,86 +26,20 @@ static double first_of(int rank)
 
 /* ---- Functions that take part --------------------------------------------------------------------------- */
 
-struct call {
-    struct bx_context *context;
-    struct bx_tape *tape;
-};
-
-static int open_call(struct bx_reader *args, struct call *call)
-{
-    int rc;
-
-    *call = (struct call){ NULL, NULL };
-    rc = bx_read_context(dist, args, &call->context);
-    return rc == 0 ? bx_tape_create(NULL, &call->tape) : rc;
-}
-
-static int close_call(struct call *call, int rc)
-{
-    if (call->tape != NULL && rc == 0)
-        rc = bx_tape_error(call->tape);
-    bx_tape_destroy(call->tape);
-    bx_context_release(call->context);
-    return rc;
-}
-
-/* x * w, and x + w beside it. */
-static int product(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    struct call call;
-    struct bx_var *x;
-    int rc = open_call(args, &call);
-
-    (void)request, (void)context;
-    if (rc == 0) {
-        x = bx_read_var(call.context, call.tape, args);
-        rc = bx_msg_put_var(reply, call.context, bx_var_mul(call.tape, x, w));
-        if (rc == 0)
-            rc = bx_msg_put_var(reply, call.context, bx_var_add(call.tape, x, w));
-    }
-    return close_call(&call, rc);
-}
-
-static struct bx_var *remote_product(struct bx_job *job, struct bx_context *context, struct bx_tape *tape,
-                                     const char *to, const char *function, struct bx_var *x, struct bx_var **sum)
-{
-    struct bx_msg *args = bx_msg_create(0), *reply = NULL;
-    struct bx_reader reader;
-    struct bx_var *y = NULL;
-
-    HARNESS_EQ(bx_msg_put_context(args, context), 0);
-    HARNESS_EQ(bx_msg_put_var(args, context, x), 0);
-    HARNESS_EQ(bx_rpc_sync(job, to, function, args, NULL, &reply), 0);
-    reader = bx_msg_reader(reply);
-    y = bx_read_var(context, tape, &reader);
-    HARNESS_CHECK(y != NULL);
-    if (sum != NULL)
-        *sum = bx_read_var(context, tape, &reader);
-    bx_msg_destroy(reply);
-    bx_msg_destroy(args);
-    return y;
-}
-
-/* The same, with worker2's product in between. */
+/* x * w, with worker2's product in between. */
 static int nested(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
-    struct call call;
+    struct pass pass;
     struct bx_var *x, *y;
-    int rc = open_call(args, &call);
+    int rc = pass_open(args, &pass);
 
     (void)context;
     if (rc == 0) {
-        x = bx_read_var(call.context, call.tape, args);
-        y = remote_product(bx_request_job(request), call.context, call.tape, "worker2", "product", x, NULL);
-        rc = bx_msg_put_var(reply, call.context, bx_var_mul(call.tape, y, w));
+        x = bx_read_var(pass.context, pass.tape, args);
+        y = pass_call(bx_request_job(request), &pass, "worker2", "product", x, NULL);
+        rc = bx_msg_put_var(reply, pass.context, bx_var_mul(pass.tape, y, w));
     }
-    return close_call(&call, rc);
-}
-
-static int fails(void *context, const struct bx_node_grads *grads)
-{
-    (void)context, (void)grads;
-    return bx_fail(-EDOM, "no derivative today");
+    return pass_close(&pass, rc);
 }
 
 static int dies(void *context, const struct bx_node_grads *grads)
@@ -180,35 +83,6 @@ static int tells(void *context, const struct bx_node_grads *grads)
     return pass_on(grads);
 }
 
-/* x, by a node with its own backward function. */
-static int passes_through(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    bx_backward_fn backward = *(const bx_backward_fn *)context;
-    struct bx_var *x, *y = NULL;
-    struct bx_tensor *value;
-    struct call call;
-    int rc = open_call(args, &call);
-
-    (void)request;
-    if (rc == 0 && (x = bx_read_var(call.context, call.tape, args)) != NULL) {
-        value = bx_var_value(x);
-        rc = bx_var_custom(call.tape, &(struct bx_custom){ .name = "custom", .inputs = &x, .input_count = 1,
-                                                           .values = &value, .output_count = 1,
-                                                           .backward = backward }, &y);
-        if (rc == 0)
-            rc = bx_msg_put_var(reply, call.context, y);
-    }
-    return close_call(&call, rc);
-}
-
-/* Keeps a reference for ever, so that nothing but a cancel ends it. */
-static int stay(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
-{
-    (void)args, (void)context;
-    *reply = bx_future_acquire(bx_future_create(bx_request_job(request)));
-    return 0;
-}
-
 static int get_param(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     struct bx_rref *rref = NULL;
@@ -246,40 +120,22 @@ static int count_contexts(const struct bx_request *request, struct bx_reader *ar
 
 static int setup(struct bx_job *job)
 {
-    static const bx_backward_fn failing = fails, dying = dies, staying = stays, holding = holds_back;
-    int rc = bx_dist_create(job, &dist);
+    static const bx_backward_fn failing = dist_fails, dying = dies, staying = stays, holding = holds_back;
 
-    HARNESS_EQ(bx_register(job, "product", BX_BLOCKING, product, NULL), 0);
+    HARNESS_EQ(bx_register(job, "product", BX_BLOCKING, dist_product, NULL), 0);
     HARNESS_EQ(bx_register(job, "nested", BX_BLOCKING, nested, NULL), 0);
-    HARNESS_EQ(bx_register(job, "fails", BX_BLOCKING, passes_through, (void *)(uintptr_t)&failing), 0);
-    HARNESS_EQ(bx_register(job, "dies", BX_BLOCKING, passes_through, (void *)(uintptr_t)&dying), 0);
-    HARNESS_EQ(bx_register(job, "stays", BX_BLOCKING, passes_through, (void *)(uintptr_t)&staying), 0);
-    HARNESS_EQ(bx_register(job, "holds_back", BX_BLOCKING, passes_through, (void *)(uintptr_t)&holding), 0);
-    HARNESS_EQ(bx_register_async(job, "stay", stay, NULL), 0);
+    HARNESS_EQ(bx_register(job, "fails", BX_BLOCKING, dist_custom, (void *)(uintptr_t)&failing), 0);
+    HARNESS_EQ(bx_register(job, "dies", BX_BLOCKING, dist_custom, (void *)(uintptr_t)&dying), 0);
+    HARNESS_EQ(bx_register(job, "stays", BX_BLOCKING, dist_custom, (void *)(uintptr_t)&staying), 0);
+    HARNESS_EQ(bx_register(job, "holds_back", BX_BLOCKING, dist_custom, (void *)(uintptr_t)&holding), 0);
+    HARNESS_EQ(bx_register_async(job, "stay", harness_never, NULL), 0);
     HARNESS_EQ(bx_register(job, "get_param", BX_INLINE, get_param, NULL), 0);
     HARNESS_EQ(bx_register(job, "get_grad", BX_INLINE, get_grad, NULL), 0);
     HARNESS_EQ(bx_register(job, "count_contexts", BX_INLINE, count_contexts, NULL), 0);
-    w = param_of(NULL, first_of(bx_job_rank(job)));
-    return rc;
+    return dist_set_up(job, WIDTH, first_of(bx_job_rank(job)), 0.1);
 }
 
 /* ---- Helpers of the maker ---------------------------------------------------------------------------------- */
-
-static struct bx_context *new_context(void)
-{
-    struct bx_context *context = NULL;
-
-    HARNESS_EQ(bx_context_create(dist, &context), 0);
-    return context;
-}
-
-static struct bx_tape *new_tape(void)
-{
-    struct bx_tape *tape = NULL;
-
-    HARNESS_EQ(bx_tape_create(NULL, &tape), 0);
-    return tape;
-}
 
 /* Element i of the gradient of worker rank's w; NAN: it has none. */
 static double grad_of(struct bx_job *job, struct bx_context *context, const char *worker, int i)
@@ -292,7 +148,7 @@ static double grad_of(struct bx_job *job, struct bx_context *context, const char
     HARNESS_EQ(bx_rpc_sync(job, worker, "get_grad", args, NULL, &reply), 0);
     reader = bx_msg_reader(reply);
     if (bx_msg_tensors(reply) > 0)
-        value = at(bx_read_tensor(&reader), i);
+        value = dist_at(bx_read_tensor(&reader), i);
     bx_msg_destroy(args);
     bx_msg_destroy(reply);
     return value;
@@ -321,22 +177,20 @@ static void await_no_context(struct bx_job *job, const char *worker)
 
 static void across_two(struct bx_job *job)
 {
-    struct bx_context *context = new_context();
-    struct bx_tape *tape = new_tape();
+    struct pass pass = pass_begin();
     struct bx_var *y, *loss;
 
     /* loss = sum((w0 * w1) * w0): dw0 = 2 w0 w1, dw1 = w0^2. The sum that worker1 sends too is not used. */
-    y = remote_product(job, context, tape, "worker1", "product", w, NULL);
-    loss = bx_var_sum(tape, bx_var_mul(tape, y, w));
-    HARNESS_EQ(bx_context_backward(context, &loss, NULL, 1, false, 0), 0);
+    y = pass_call(job, &pass, "worker1", "product", w, NULL);
+    loss = bx_var_sum(pass.tape, bx_var_mul(pass.tape, y, w));
+    HARNESS_EQ(pass_back(&pass, loss, false), 0);
     for (int i = 0; i < WIDTH; i++) {
         double a = first_of(0) + 0.1 * i, b = first_of(1) + 0.1 * i;
 
-        NEAR(at(bx_grads_get(bx_context_grads(context), w), i), 2 * a * b);
-        NEAR(grad_of(job, context, "worker1", i), a * a);
+        NEAR(dist_grad_at(pass.context, i), 2 * a * b);
+        NEAR(grad_of(job, pass.context, "worker1", i), a * a);
     }
-    bx_tape_destroy(tape);
-    bx_context_end(context);
+    pass_end(&pass);
     await_no_context(job, "worker1");
     HARNESS_EQ(bx_dist_contexts(dist), 0);
 }
@@ -348,19 +202,17 @@ Test(dist, gives_the_gradients_of_one_process)
 
 static void unused_output(struct bx_job *job)
 {
-    struct bx_context *context = new_context();
-    struct bx_tape *tape = new_tape();
+    struct pass pass = pass_begin();
     struct bx_var *sum = NULL, *loss;
 
-    remote_product(job, context, tape, "worker2", "product", w, NULL);      /* nothing of it is used */
-    remote_product(job, context, tape, "worker1", "product", w, &sum);      /* only the sum is */
-    loss = bx_var_sum(tape, sum);
-    HARNESS_EQ(bx_context_backward(context, &loss, NULL, 1, false, 0), 0);
-    NEAR(at(bx_grads_get(bx_context_grads(context), w), 2), 1);
-    NEAR(grad_of(job, context, "worker1", 2), 1);
-    HARNESS_CHECK(isnan(grad_of(job, context, "worker2", 2)));
-    bx_tape_destroy(tape);
-    bx_context_end(context);
+    pass_call(job, &pass, "worker2", "product", w, NULL);      /* nothing of it is used */
+    pass_call(job, &pass, "worker1", "product", w, &sum);      /* only the sum is */
+    loss = bx_var_sum(pass.tape, sum);
+    HARNESS_EQ(pass_back(&pass, loss, false), 0);
+    NEAR(dist_grad_at(pass.context, 2), 1);
+    NEAR(grad_of(job, pass.context, "worker1", 2), 1);
+    HARNESS_CHECK(isnan(grad_of(job, pass.context, "worker2", 2)));
+    pass_end(&pass);
     await_no_context(job, "worker2");
 }
 
@@ -372,24 +224,22 @@ Test(dist, leaves_out_what_the_loss_does_not_use)
 
 static void nested_calls(struct bx_job *job)
 {
-    struct bx_context *context = new_context();
-    struct bx_tape *tape = new_tape();
+    struct pass pass = pass_begin();
     struct bx_var *y, *z, *loss;
 
     /* y = w0 * w2 * w1, z = y * w1: sum(z + y) has dw0 = w1 w2 (1 + w1), and so on. */
-    y = remote_product(job, context, tape, "worker1", "nested", w, NULL);
-    z = remote_product(job, context, tape, "worker1", "product", y, NULL);
-    loss = bx_var_sum(tape, bx_var_add(tape, y, z));
-    HARNESS_EQ(bx_context_backward(context, &loss, NULL, 1, false, 0), 0);
+    y = pass_call(job, &pass, "worker1", "nested", w, NULL);
+    z = pass_call(job, &pass, "worker1", "product", y, NULL);
+    loss = bx_var_sum(pass.tape, bx_var_add(pass.tape, y, z));
+    HARNESS_EQ(pass_back(&pass, loss, false), 0);
     for (int i = 0; i < WIDTH; i++) {
         double a = first_of(0) + 0.1 * i, b = first_of(1) + 0.1 * i, c = first_of(2) + 0.1 * i;
 
-        NEAR(at(bx_grads_get(bx_context_grads(context), w), i), b * c * (1 + b));
-        NEAR(grad_of(job, context, "worker1", i), a * c * (1 + 2 * b));
-        NEAR(grad_of(job, context, "worker2", i), a * b * (1 + b));
+        NEAR(dist_grad_at(pass.context, i), b * c * (1 + b));
+        NEAR(grad_of(job, pass.context, "worker1", i), a * c * (1 + 2 * b));
+        NEAR(grad_of(job, pass.context, "worker2", i), a * b * (1 + b));
     }
-    bx_tape_destroy(tape);
-    bx_context_end(context);
+    pass_end(&pass);
     await_no_context(job, "worker1");
     await_no_context(job, "worker2");
 }
@@ -401,21 +251,19 @@ Test(dist, carries_the_context_into_nested_calls)
 
 static void cross_often(struct bx_job *job)
 {
-    struct bx_context *context = new_context();
-    struct bx_tape *tape = new_tape();
+    struct pass pass = pass_begin();
     struct bx_var *y = w, *loss;
     enum { TIMES = 1500 };                      /* more than the pool has threads, and a pair of workers leases */
 
     for (int i = 0; i < TIMES; i++)
-        y = bx_var_scale(tape, remote_product(job, context, tape, i % 2 == 0 ? "worker1" : "worker0", "product", y,
-                                              NULL), i % 2 == 0 ? 0.5 : 1);
-    loss = bx_var_sum(tape, y);
-    HARNESS_EQ(bx_context_backward(context, &loss, NULL, 1, false, 0), 0);
+        y = bx_var_scale(pass.tape, pass_call(job, &pass, i % 2 == 0 ? "worker1" : "worker0", "product", y, NULL),
+                         i % 2 == 0 ? 0.5 : 1);
+    loss = bx_var_sum(pass.tape, y);
+    HARNESS_EQ(pass_back(&pass, loss, false), 0);
     /* Element 0: y = w0 * (w1 / 2 * w0)^300, w0 = 1, w1 = 2. */
-    NEAR(at(bx_grads_get(bx_context_grads(context), w), 0), 1 + TIMES / 2);
-    NEAR(grad_of(job, context, "worker1", 0), TIMES / 2 * 0.5);
-    bx_tape_destroy(tape);
-    bx_context_end(context);
+    NEAR(dist_grad_at(pass.context, 0), 1 + TIMES / 2);
+    NEAR(grad_of(job, pass.context, "worker1", 0), TIMES / 2 * 0.5);
+    pass_end(&pass);
     await_no_context(job, "worker1");
 }
 
@@ -429,15 +277,13 @@ static void *one_of_many(void *argument)
     struct bx_job *job = argument;
 
     for (int i = 0; i < 20; i++) {
-        struct bx_context *context = new_context();
-        struct bx_tape *tape = new_tape();
-        struct bx_var *loss = bx_var_sum(tape, remote_product(job, context, tape, "worker1", "product", w, NULL));
+        struct pass pass = pass_begin();
+        struct bx_var *loss = bx_var_sum(pass.tape, pass_call(job, &pass, "worker1", "product", w, NULL));
 
-        HARNESS_EQ(bx_context_backward(context, &loss, NULL, 1, false, 0), 0);
-        NEAR(at(bx_grads_get(bx_context_grads(context), w), 1), first_of(1) + 0.1);
-        NEAR(grad_of(job, context, "worker1", 1), first_of(bx_job_rank(job)) + 0.1);
-        bx_tape_destroy(tape);
-        bx_context_end(context);
+        HARNESS_EQ(pass_back(&pass, loss, false), 0);
+        NEAR(dist_grad_at(pass.context, 1), first_of(1) + 0.1);
+        NEAR(grad_of(job, pass.context, "worker1", 1), first_of(bx_job_rank(job)) + 0.1);
+        pass_end(&pass);
     }
     return NULL;
 }
@@ -460,19 +306,17 @@ Test(dist, runs_several_contexts_of_several_threads_and_workers_at_once)
 
 static void retain_and_again(struct bx_job *job)
 {
-    struct bx_context *context = new_context();
-    struct bx_tape *tape = new_tape();
-    struct bx_var *y = remote_product(job, context, tape, "worker1", "product", w, NULL), *loss = bx_var_sum(tape, y);
+    struct pass pass = pass_begin();
+    struct bx_var *y = pass_call(job, &pass, "worker1", "product", w, NULL), *loss = bx_var_sum(pass.tape, y);
 
-    HARNESS_EQ(bx_context_backward(context, &loss, NULL, 1, true, 0), 0);
-    HARNESS_EQ(bx_context_backward(context, &loss, NULL, 1, false, 0), 0);
-    NEAR(at(bx_grads_get(bx_context_grads(context), w), 0), 2 * first_of(1));
-    NEAR(grad_of(job, context, "worker1", 0), 2 * first_of(0));
-    HARNESS_EQ(bx_context_backward(context, &loss, NULL, 1, false, 0), BX_E_STATE);
+    HARNESS_EQ(pass_back(&pass, loss, true), 0);
+    HARNESS_EQ(pass_back(&pass, loss, false), 0);
+    NEAR(dist_grad_at(pass.context, 0), 2 * first_of(1));
+    NEAR(grad_of(job, pass.context, "worker1", 0), 2 * first_of(0));
+    HARNESS_EQ(pass_back(&pass, loss, false), BX_E_STATE);
     HARNESS_HAS(bx_error_text(), "retain");
-    HARNESS_EQ(bx_context_error(context), 0);       /* it was found out here: the context lives on */
-    bx_tape_destroy(tape);
-    bx_context_end(context);
+    HARNESS_EQ(bx_context_error(pass.context), 0);  /* it was found out here: the context lives on */
+    pass_end(&pass);
     await_no_context(job, "worker1");
 }
 
@@ -481,29 +325,16 @@ Test(dist, passes_twice_only_if_the_first_retains)
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { retain_and_again } });
 }
 
-static struct bx_var *told_w(struct bx_tape *tape)
-{
-    struct bx_tensor *value = bx_var_value(w);
-    struct bx_var *x = NULL;
-
-    HARNESS_EQ(bx_var_custom(tape, &(struct bx_custom){ .name = "told", .inputs = &w, .input_count = 1,
-                                                        .values = &value, .output_count = 1, .backward = tells }, &x),
-               0);
-    return x;
-}
-
 static void compute_side_by_side(struct bx_job *job)
 {
-    struct bx_context *context = new_context();
-    struct bx_tape *tape = new_tape();
-    struct bx_var *a = remote_product(job, context, tape, "worker1", "holds_back", told_w(tape), NULL);
-    struct bx_var *b = remote_product(job, context, tape, "worker1", "holds_back", told_w(tape), NULL);
-    struct bx_var *loss = bx_var_sum(tape, bx_var_add(tape, a, b));
+    struct pass pass = pass_begin();
+    struct bx_var *a = pass_call(job, &pass, "worker1", "holds_back", pass_custom(pass.tape, w, tells), NULL);
+    struct bx_var *b = pass_call(job, &pass, "worker1", "holds_back", pass_custom(pass.tape, w, tells), NULL);
+    struct bx_var *loss = bx_var_sum(pass.tape, bx_var_add(pass.tape, a, b));
 
-    HARNESS_EQ(bx_context_backward(context, &loss, NULL, 1, false, 0), 0);
-    NEAR(at(bx_grads_get(bx_context_grads(context), w), 0), 2);
-    bx_tape_destroy(tape);
-    bx_context_end(context);
+    HARNESS_EQ(pass_back(&pass, loss, false), 0);
+    NEAR(dist_grad_at(pass.context, 0), 2);
+    pass_end(&pass);
     await_no_context(job, "worker1");
 }
 
@@ -516,19 +347,17 @@ Test(dist, sends_what_is_ready_before_a_slow_node_ends)
 
 static void fail_in_backward(struct bx_job *job)
 {
-    struct bx_context *context = new_context();
-    struct bx_tape *tape = new_tape();
-    struct bx_var *loss = bx_var_sum(tape, remote_product(job, context, tape, "worker1", "fails", w, NULL));
+    struct pass pass = pass_begin();
+    struct bx_var *loss = bx_var_sum(pass.tape, pass_call(job, &pass, "worker1", "fails", w, NULL));
 
-    remote_product(job, context, tape, "worker2", "product", w, NULL);
-    HARNESS_EQ(bx_context_backward(context, &loss, NULL, 1, false, 0), -EDOM);
+    pass_call(job, &pass, "worker2", "product", w, NULL);
+    HARNESS_EQ(pass_back(&pass, loss, false), -EDOM);
     HARNESS_HAS(bx_error_text(), "no derivative today");
-    HARNESS_EQ(bx_context_error(context), -EDOM);
+    HARNESS_EQ(bx_context_error(pass.context), -EDOM);
     await_no_context(job, "worker1");               /* freed everywhere, before it is ended */
     await_no_context(job, "worker2");
-    HARNESS_EQ(bx_context_backward(context, &loss, NULL, 1, false, 0), -EDOM);
-    bx_tape_destroy(tape);
-    bx_context_end(context);
+    HARNESS_EQ(pass_back(&pass, loss, false), -EDOM);
+    pass_end(&pass);
 }
 
 Test(dist, ends_everywhere_with_the_error_of_a_node)
@@ -538,16 +367,14 @@ Test(dist, ends_everywhere_with_the_error_of_a_node)
 
 static void die_in_backward(struct bx_job *job)
 {
-    struct bx_context *context = new_context();
-    struct bx_tape *tape = new_tape();
-    struct bx_var *loss = bx_var_sum(tape, remote_product(job, context, tape, "worker1", "dies", w, NULL));
+    struct pass pass = pass_begin();
+    struct bx_var *loss = bx_var_sum(pass.tape, pass_call(job, &pass, "worker1", "dies", w, NULL));
 
-    remote_product(job, context, tape, "worker2", "product", w, NULL);
-    HARNESS_EQ(bx_context_backward(context, &loss, NULL, 1, false, 0), BX_E_PEER_DEAD);
+    pass_call(job, &pass, "worker2", "product", w, NULL);
+    HARNESS_EQ(pass_back(&pass, loss, false), BX_E_PEER_DEAD);
     HARNESS_HAS(bx_error_text(), "worker1");
     await_no_context(job, "worker2");
-    bx_tape_destroy(tape);
-    bx_context_end(context);
+    pass_end(&pass);
     HARNESS_EQ(bx_dist_contexts(dist), 0);
 }
 
@@ -558,10 +385,9 @@ Test(dist, ends_everywhere_when_a_worker_dies)
 
 static void make_and_die(struct bx_job *job)
 {
-    struct bx_context *context = new_context();
-    struct bx_tape *tape = new_tape();
+    struct pass pass = pass_begin();
 
-    remote_product(job, context, tape, "worker1", "nested", w, NULL);
+    pass_call(job, &pass, "worker1", "nested", w, NULL);
     kill(getpid(), SIGKILL);
 }
 
@@ -582,7 +408,7 @@ Test(dist, frees_the_contexts_of_a_maker_that_dies)
 
 static void outlive_the_context(struct bx_job *job)
 {
-    struct bx_context *context = new_context();
+    struct bx_context *context = dist_context();
     struct bx_future *call = NULL, *late = NULL;
 
     HARNESS_EQ(bx_rpc_async(job, "worker1", "stay", NULL, NULL, &call), 0);
@@ -605,32 +431,25 @@ Test(dist, cancels_a_call_that_outlives_its_context)
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { outlive_the_context } });
 }
 
-struct ender {
-    struct bx_context *context;
-    pthread_t thread;
-};
-
-static void *end_in_backward(void *argument)
+static void *end_in_backward(void *context)
 {
-    struct ender *ender = argument;
-
     harness_await(IN_BACKWARD, 1);
-    bx_context_end(bx_context_acquire(ender->context));
+    bx_context_end(bx_context_acquire(context));
     return NULL;
 }
 
 static void end_while_it_runs(struct bx_job *job)
 {
-    struct ender ender = { .context = new_context() };
-    struct bx_tape *tape = new_tape();
-    struct bx_var *loss = bx_var_sum(tape, remote_product(job, ender.context, tape, "worker1", "stays", w, NULL));
+    struct pass pass = pass_begin();
+    struct bx_var *loss = bx_var_sum(pass.tape, pass_call(job, &pass, "worker1", "stays", w, NULL));
+    pthread_t thread;
 
-    HARNESS_EQ(pthread_create(&ender.thread, NULL, end_in_backward, &ender), 0);
-    HARNESS_EQ(bx_context_backward(ender.context, &loss, NULL, 1, false, 0), BX_E_CANCELLED);
+    HARNESS_EQ(pthread_create(&thread, NULL, end_in_backward, pass.context), 0);
+    HARNESS_EQ(pass_back(&pass, loss, false), BX_E_CANCELLED);
     harness_post(ENDED);
-    pthread_join(ender.thread, NULL);
-    bx_tape_destroy(tape);
-    bx_context_release(ender.context);
+    pthread_join(thread, NULL);
+    bx_tape_destroy(pass.tape);
+    bx_context_release(pass.context);
     await_no_context(job, "worker1");
 }
 
@@ -641,15 +460,13 @@ Test(dist, ends_a_pass_whose_context_is_ended)
 
 static void time_out(struct bx_job *job)
 {
-    struct bx_context *context = new_context();
-    struct bx_tape *tape = new_tape();
-    struct bx_var *loss = bx_var_sum(tape, remote_product(job, context, tape, "worker1", "stays", w, NULL));
+    struct pass pass = pass_begin();
+    struct bx_var *loss = bx_var_sum(pass.tape, pass_call(job, &pass, "worker1", "stays", w, NULL));
 
-    HARNESS_EQ(bx_context_backward(context, &loss, NULL, 1, false, 30 * HARNESS_MS), BX_E_TIMEOUT);
+    HARNESS_EQ(bx_context_backward(pass.context, &loss, NULL, 1, false, 30 * HARNESS_MS), BX_E_TIMEOUT);
     harness_post(ENDED);
     await_no_context(job, "worker1");
-    bx_tape_destroy(tape);
-    bx_context_end(context);
+    pass_end(&pass);
 }
 
 Test(dist, ends_everywhere_at_its_deadline)
@@ -659,16 +476,16 @@ Test(dist, ends_everywhere_at_its_deadline)
 
 static void misuse(struct bx_job *job)
 {
-    struct bx_context *context = new_context(), *other = new_context(), *read = NULL;
-    struct bx_tape *tape = new_tape();
-    struct bx_var *y = remote_product(job, context, tape, "worker1", "product", w, NULL), *loss = bx_var_sum(tape, y);
+    struct bx_context *other = dist_context(), *read = NULL;
+    struct pass pass = pass_begin();
+    struct bx_var *y = pass_call(job, &pass, "worker1", "product", w, NULL), *loss = bx_var_sum(pass.tape, y);
     struct bx_msg *msg = bx_msg_create(0);
     struct bx_grads *grads = NULL;
     struct bx_reader reader;
 
-    HARNESS_EQ(bx_context_backward(context, NULL, NULL, 0, false, 0), -EINVAL);
+    HARNESS_EQ(bx_context_backward(pass.context, NULL, NULL, 0, false, 0), -EINVAL);
     HARNESS_HAS(bx_error_text(), "needs a root");
-    HARNESS_EQ(bx_context_backward(context, &y, NULL, 1, false, 0), -EINVAL);
+    HARNESS_EQ(bx_context_backward(pass.context, &y, NULL, 1, false, 0), -EINVAL);
     HARNESS_HAS(bx_error_text(), "one element");
     HARNESS_EQ(bx_context_backward(other, &loss, NULL, 1, false, 0), -EINVAL);
     HARNESS_HAS(bx_error_text(), "another context");
@@ -679,12 +496,11 @@ static void misuse(struct bx_job *job)
     reader = bx_msg_reader(msg);
     HARNESS_EQ(bx_read_context(dist, &reader, &read), -EINVAL);
     HARNESS_HAS(bx_error_text(), "no context");
-    HARNESS_EQ(bx_msg_put_var(msg, context, NULL), -EINVAL);
+    HARNESS_EQ(bx_msg_put_var(msg, pass.context, NULL), -EINVAL);
     bx_context_end(other);
     bx_msg_destroy(msg);
     bx_grads_destroy(grads);
-    bx_tape_destroy(tape);
-    bx_context_end(context);
+    pass_end(&pass);
     await_no_context(job, "worker1");
 }
 
@@ -716,7 +532,7 @@ static double value_at(struct bx_rref *rref, int i)
 
     HARNESS_EQ(bx_rref_to_here(rref, NULL, &value), 0);
     reader = bx_msg_reader(value);
-    is = at(bx_read_tensor(&reader), i);
+    is = dist_at(bx_read_tensor(&reader), i);
     bx_msg_destroy(value);
     return is;
 }
@@ -730,14 +546,12 @@ static void step_all(struct bx_job *job)
     HARNESS_EQ(bx_dist_optim_create(dist, params, 3, &(struct bx_optim_sgd){ .lr = 0.1, .momentum = 0.9 }, NULL,
                                     &optim), 0);
     for (int i = 0; i < 5; i++) {
-        struct bx_context *context = new_context();
-        struct bx_tape *tape = new_tape();
-        struct bx_var *loss = bx_var_sum(tape, remote_product(job, context, tape, "worker1", "product", w, NULL));
+        struct pass pass = pass_begin();
+        struct bx_var *loss = bx_var_sum(pass.tape, pass_call(job, &pass, "worker1", "product", w, NULL));
 
-        HARNESS_EQ(bx_context_backward(context, &loss, NULL, 1, false, 0), 0);
-        HARNESS_EQ(bx_dist_optim_step(optim, context), 0);
-        bx_tape_destroy(tape);
-        bx_context_end(context);
+        HARNESS_EQ(pass_back(&pass, loss, false), 0);
+        HARNESS_EQ(bx_dist_optim_step(optim, pass.context), 0);
+        pass_end(&pass);
         v_a = 0.9 * v_a + b;
         v_b = 0.9 * v_b + a;
         a -= 0.1 * v_a;
@@ -760,7 +574,7 @@ static void misuse_optim(struct bx_job *job)
 {
     struct bx_rref *params[2] = { param_at(job, "worker1"), param_at(job, "worker1") };
     const struct bx_optim_sgd sgd = { .lr = 0.1 }, wrong = { .lr = -1 };
-    struct bx_context *context = new_context();
+    struct bx_context *context = dist_context();
     struct bx_dist_optim *optim = NULL;
 
     HARNESS_EQ(bx_dist_optim_create(dist, params, 0, &sgd, NULL, &optim), -EINVAL);
@@ -773,7 +587,7 @@ static void misuse_optim(struct bx_job *job)
     bx_context_end(context);
     HARNESS_EQ(bx_dist_optim_step(optim, context), BX_E_CANCELLED);
     bx_context_release(context);
-    context = new_context();
+    context = dist_context();
     harness_kill((pid_t)harness_load(0), SIGKILL);
     while (bx_worker_alive(job, 1))
         usleep(1000);

@@ -3,10 +3,8 @@
  * Gradients that come from other workers (lib/autograd/dist_in.c): an inline handler computes, or a thread of the pool.
  * Worker 1 has one parameter, w; its function multiplies with it. test_dist.c has all else about passes.
  */
-#include "tests/harness/harness.h"
+#include "tests/autograd/dist_fixture.h"
 #include "tests/harness/refuse.h"
-
-#include "boxcar_dist.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -18,37 +16,7 @@ enum { HELD, RELEASED };                /* gates, of hold */
 
 TestSuite(dist_in, .timeout = 60);
 
-static struct bx_dist *dist;
-static struct bx_var *w;                /* of `width` elements, all 3 */
-static int64_t width;
-
-static struct bx_var *make_param(double value)
-{
-    struct bx_tensor *tensor = NULL;
-    struct bx_var *var = NULL;
-
-    HARNESS_EQ(bx_tensor_create(NULL, BX_F64, 1, &width, &tensor), 0);
-    for (int64_t i = 0; i < width; i++)
-        ((double *)bx_tensor_data_mut(tensor))[i] = value;
-    HARNESS_EQ(bx_var_create(tensor, true, &var), 0);
-    bx_tensor_release(tensor);
-    return var;
-}
-
-static int multiply(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *unused)
-{
-    struct bx_context *context = NULL;
-    struct bx_tape *tape = NULL;
-    int rc;
-
-    (void)request, (void)unused;
-    HARNESS_EQ(bx_read_context(dist, args, &context), 0);
-    HARNESS_EQ(bx_tape_create(NULL, &tape), 0);
-    rc = bx_msg_put_var(reply, context, bx_var_mul(tape, bx_read_var(context, tape, args), w));
-    bx_tape_destroy(tape);
-    bx_context_release(context);
-    return rc;
-}
+static int64_t width;                   /* of w, all 3 */
 
 /* A tensor of all bytes that this worker may have on loan. */
 static int lend_all(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *unused)
@@ -75,43 +43,31 @@ static int hold(const struct bx_request *request, struct bx_reader *args, struct
 
 static int set_up(struct bx_job *job)
 {
-    w = make_param(3);
     HARNESS_EQ(bx_register(job, "hold", BX_BLOCKING, hold, NULL), 0);
-    HARNESS_EQ(bx_register(job, "multiply", BX_INLINE, multiply, NULL), 0);
+    HARNESS_EQ(bx_register(job, "product", BX_INLINE, dist_product, NULL), 0);
     HARNESS_EQ(bx_register(job, "lend_all", BX_INLINE, lend_all, NULL), 0);
-    return bx_dist_create(job, &dist);
+    return dist_set_up(job, width, 3, 0);
 }
 
 /* A pass over x * x * w, with x = 2. */
 struct product {
-    struct bx_context *context;
-    struct bx_tape *tape;
+    struct pass pass;
     struct bx_var *x, *loss;
 };
 
 static void forward(struct product *product, struct bx_job *job)
 {
-    struct bx_msg *args = bx_msg_create(0), *reply = NULL;
-    struct bx_reader reader;
     struct bx_var *y;
 
-    product->x = make_param(2);
-    HARNESS_EQ(bx_context_create(dist, &product->context), 0);
-    HARNESS_EQ(bx_tape_create(NULL, &product->tape), 0);
-    HARNESS_EQ(bx_msg_put_context(args, product->context), 0);
-    HARNESS_EQ(bx_msg_put_var(args, product->context, product->x), 0);
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "multiply", args, NULL, &reply), 0);
-    reader = bx_msg_reader(reply);
-    y = bx_read_var(product->context, product->tape, &reader);
-    product->loss = bx_var_sum(product->tape, bx_var_mul(product->tape, y, product->x));
-    bx_msg_destroy(args);
-    bx_msg_destroy(reply);
+    product->x = dist_param(width, 2, 0);
+    product->pass = pass_begin();
+    y = pass_call(job, &product->pass, "worker1", "product", product->x, NULL);
+    product->loss = bx_var_sum(product->pass.tape, bx_var_mul(product->pass.tape, y, product->x));
 }
 
 static void end_product(struct product *product)
 {
-    bx_tape_destroy(product->tape);
-    bx_context_end(product->context);
+    pass_end(&product->pass);
     bx_var_release(product->x);
 }
 
@@ -119,11 +75,11 @@ static void backward(struct product *product)
 {
     const struct bx_tensor *grad;
 
-    HARNESS_EQ(bx_context_backward(product->context, &product->loss, NULL, 1, false, 0), 0);
-    grad = bx_grads_get(bx_context_grads(product->context), product->x);
+    HARNESS_EQ(pass_back(&product->pass, product->loss, false), 0);
+    grad = bx_grads_get(bx_context_grads(product->pass.context), product->x);
     HARNESS_CHECK(grad != NULL);
     for (int64_t i = 0; i < width; i++)
-        HARNESS_CHECK(((const double *)bx_tensor_data(grad))[i] == 2 * 2 * 3);
+        HARNESS_CHECK(dist_at(grad, i) == 2 * 2 * 3);
     end_product(product);
 }
 
@@ -218,9 +174,9 @@ static void expect_refusal(struct bx_job *job, const char *at)
 
     forward(&product, job);
     HARNESS_EQ(bx_rpc_sync(job, at, "refuse", NULL, NULL, NULL), 0);
-    HARNESS_EQ(bx_context_backward(product.context, &product.loss, NULL, 1, false, BX_FOREVER), -EAGAIN);
+    HARNESS_EQ(bx_context_backward(product.pass.context, &product.loss, NULL, 1, false, BX_FOREVER), -EAGAIN);
     HARNESS_HAS(bx_error_text(), "no thread can be made");
-    HARNESS_EQ(bx_context_error(product.context), -EAGAIN);
+    HARNESS_EQ(bx_context_error(product.pass.context), -EAGAIN);
     end_product(&product);
 }
 
@@ -256,8 +212,8 @@ static void take_too_long(struct bx_job *job)
     forward(&product, job);
     HARNESS_EQ(bx_rpc_async(job, "worker0", "hold", NULL, &forever, &held), 0);
     harness_await(HELD, 1);
-    HARNESS_EQ(bx_context_backward(product.context, &product.loss, NULL, 1, false, 0), BX_E_TIMEOUT);
-    HARNESS_EQ(bx_context_error(product.context), BX_E_TIMEOUT);
+    HARNESS_EQ(bx_context_backward(product.pass.context, &product.loss, NULL, 1, false, 0), BX_E_TIMEOUT);
+    HARNESS_EQ(bx_context_error(product.pass.context), BX_E_TIMEOUT);
     harness_post(RELEASED);
     HARNESS_EQ(bx_future_wait(held, BX_FOREVER), 0);
     bx_future_release(held);

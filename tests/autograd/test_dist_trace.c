@@ -3,10 +3,8 @@
  * Backward passes across workers in the file of BX_TRACE (lib/autograd/dist.h has what they show). Worker 0 makes the
  * contexts; worker 1 multiplies by its parameter.
  */
-#include "tests/harness/harness.h"
+#include "tests/autograd/dist_fixture.h"
 #include "tests/observe/trace_read.h"
-
-#include "boxcar_dist.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -31,74 +29,13 @@ static void remove_file(void)
 
 TestSuite(dist_trace, .init = trace_into_file, .fini = remove_file, .timeout = 60);
 
-static struct bx_dist *dist;
-static struct bx_var *w;
-
-/* ---- What workers do --------------------------------------------------------------------------------------- */
-
-static int fails(void *context, const struct bx_node_grads *grads)
-{
-    (void)context, (void)grads;
-    return bx_fail(-EDOM, "no derivative today");
-}
-
-static struct bx_var *failing(struct bx_tape *tape, struct bx_var *x)
-{
-    struct bx_tensor *value = bx_var_value(x);
-    struct bx_var *y = NULL;
-
-    HARNESS_EQ(bx_var_custom(tape, &(struct bx_custom){ .name = "fails", .inputs = &x, .input_count = 1,
-                                                        .values = &value, .output_count = 1, .backward = fails }, &y),
-               0);
-    return y;
-}
-
-/* Answers x * w; with `fails`, its backward function fails. */
-static int product(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *unused)
-{
-    struct bx_context *context = NULL;
-    struct bx_tape *tape = NULL;
-    struct bx_var *y;
-    int rc = bx_read_context(dist, args, &context);
-
-    (void)request, (void)unused;
-    HARNESS_EQ(rc, 0);
-    HARNESS_EQ(bx_tape_create(NULL, &tape), 0);
-    y = bx_var_mul(tape, bx_read_var(context, tape, args), w);
-    rc = bx_msg_put_var(reply, context, bx_read_i32(args) != 0 ? failing(tape, y) : y);
-    bx_tape_destroy(tape);
-    bx_context_release(context);
-    return rc;
-}
-
 static int setup(struct bx_job *job)
 {
-    struct bx_tensor *tensor = NULL;
+    static const bx_backward_fn failing = dist_fails;
 
-    HARNESS_EQ(bx_tensor_create(NULL, BX_F32, 0, NULL, &tensor), 0);
-    *(float *)bx_tensor_data_mut(tensor) = 3;
-    HARNESS_EQ(bx_var_create(tensor, true, &w), 0);
-    bx_tensor_release(tensor);
-    HARNESS_EQ(bx_register(job, "product", BX_BLOCKING, product, NULL), 0);
-    return bx_dist_create(job, &dist);
-}
-
-/* A forward pass: worker 1's product of w. */
-static struct bx_var *forward(struct bx_job *job, struct bx_context *context, struct bx_tape *tape, bool fail)
-{
-    struct bx_msg *args = bx_msg_create(0), *reply = NULL;
-    struct bx_reader reader;
-    struct bx_var *y;
-
-    HARNESS_EQ(bx_msg_put_context(args, context), 0);
-    HARNESS_EQ(bx_msg_put_var(args, context, w), 0);
-    HARNESS_EQ(bx_msg_put_i32(args, fail), 0);
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "product", args, NULL, &reply), 0);
-    reader = bx_msg_reader(reply);
-    y = bx_read_var(context, tape, &reader);
-    bx_msg_destroy(reply);
-    bx_msg_destroy(args);
-    return y;
+    HARNESS_EQ(bx_register(job, "product", BX_BLOCKING, dist_product, NULL), 0);
+    HARNESS_EQ(bx_register(job, "fails", BX_BLOCKING, dist_custom, (void *)(uintptr_t)&failing), 0);
+    return dist_set_up(job, 1, 3, 0);
 }
 
 /* ---- What the file has ------------------------------------------------------------------------------------- */
@@ -174,19 +111,14 @@ static void pass_is_shown(const struct json *root, const char *id)
 
 static void pass_twice(struct bx_job *job)
 {
-    struct bx_context *context = NULL;
-    struct bx_tape *tape = NULL;
-    struct bx_var *loss;
+    struct pass pass = pass_begin();
+    struct bx_var *loss = pass_call(job, &pass, "worker1", "product", w, NULL);
 
-    HARNESS_EQ(bx_context_create(dist, &context), 0);
-    HARNESS_EQ((long long)bx_context_id(context), 1);
-    HARNESS_EQ(bx_tape_create(NULL, &tape), 0);
-    loss = forward(job, context, tape, false);
-    HARNESS_EQ(bx_context_backward(context, &loss, NULL, 1, true, 0), 0);
-    HARNESS_EQ(bx_context_backward(context, &loss, NULL, 1, false, 0), 0);
-    HARNESS_EQ(bx_context_backward(context, &loss, NULL, 1, false, 0), BX_E_STATE);
-    bx_tape_destroy(tape);
-    bx_context_end(context);
+    HARNESS_EQ((long long)bx_context_id(pass.context), 1);
+    HARNESS_EQ(pass_back(&pass, loss, true), 0);
+    HARNESS_EQ(pass_back(&pass, loss, false), 0);
+    HARNESS_EQ(pass_back(&pass, loss, false), BX_E_STATE);
+    pass_end(&pass);
 }
 
 Test(dist_trace, shows_a_pass_at_both_workers_and_arrows_through_it)
@@ -209,16 +141,10 @@ Test(dist_trace, shows_a_pass_at_both_workers_and_arrows_through_it)
 
 static void pass_in_vain(struct bx_job *job)
 {
-    struct bx_context *context = NULL;
-    struct bx_tape *tape = NULL;
-    struct bx_var *loss;
+    struct pass pass = pass_begin();
 
-    HARNESS_EQ(bx_context_create(dist, &context), 0);
-    HARNESS_EQ(bx_tape_create(NULL, &tape), 0);
-    loss = forward(job, context, tape, true);
-    HARNESS_EQ(bx_context_backward(context, &loss, NULL, 1, false, 0), -EDOM);
-    bx_tape_destroy(tape);
-    bx_context_end(context);
+    HARNESS_EQ(pass_back(&pass, pass_call(job, &pass, "worker1", "fails", w, NULL), false), -EDOM);
+    pass_end(&pass);
 }
 
 Test(dist_trace, shows_where_a_pass_failed)

@@ -3,25 +3,12 @@
  * Contexts and variables in messages (lib/autograd/send.c, context.c): what cannot be written, and what can no longer
  * be read. Each worker has one parameter, w.
  */
-#include "tests/harness/harness.h"
-
-#include "boxcar_dist.h"
+#include "tests/autograd/dist_fixture.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
 
 TestSuite(send, .timeout = 60);
-
-static struct bx_dist *dist;
-static struct bx_var *w;
-
-static struct bx_context *new_context(void)
-{
-    struct bx_context *context = NULL;
-
-    HARNESS_EQ(bx_context_create(dist, &context), 0);
-    return context;
-}
 
 /* Twice: a variable of this worker, and the same as if a process that had this rank before had sent it. */
 static int answer_as_former(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
@@ -48,16 +35,9 @@ static int answer_as_former(const struct bx_request *request, struct bx_reader *
 
 static int set_up(struct bx_job *job)
 {
-    const int64_t shape[] = { 1 };
-    struct bx_tensor *tensor = NULL;
-
-    HARNESS_EQ(bx_tensor_create(job, BX_F64, 1, shape, &tensor), 0);
-    *(double *)bx_tensor_data_mut(tensor) = 3;
-    HARNESS_EQ(bx_var_create(tensor, true, &w), 0);
-    bx_tensor_release(tensor);
     HARNESS_EQ(bx_register(job, "echo", BX_INLINE, harness_echo_bytes, NULL), 0);
     HARNESS_EQ(bx_register(job, "former", BX_INLINE, answer_as_former, NULL), 0);
-    return bx_dist_create(job, &dist);
+    return dist_set_up(job, 1, 3, 0);
 }
 
 /* ---- a message that could not be written ------------------------------------------------------------------- */
@@ -75,7 +55,7 @@ static void expect_unsent(struct bx_job *job, struct bx_msg *msg, int code)
 
 static void write_what_has_ended(struct bx_job *job)
 {
-    struct bx_context *context = new_context(), *lives = new_context();
+    struct bx_context *context = dist_context(), *lives = dist_context();
     struct bx_msg *msg = bx_msg_create(0);
 
     bx_context_acquire(context);
@@ -122,25 +102,22 @@ Test(send, message_keeps_its_first_failure)
 /* How a pass ends that needs the variables `first` to `last` of two, 0 the present worker 1's, 1 the former one's. */
 static int pass_over(struct bx_job *job, int first, int last)
 {
-    struct bx_context *context = new_context();
+    struct pass pass = pass_begin();
     struct bx_msg *args = bx_msg_create(0), *reply = NULL;
     struct bx_var *vars[2], *loss;
-    struct bx_tape *tape = NULL;
     struct bx_reader reader;
     int rc;
 
-    HARNESS_EQ(bx_tape_create(NULL, &tape), 0);
-    HARNESS_EQ(bx_msg_put_context(args, context), 0);
+    HARNESS_EQ(bx_msg_put_context(args, pass.context), 0);
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "former", args, NULL, &reply), 0);
     reader = bx_msg_reader(reply);
     for (int i = 0; i < 2; i++)
-        vars[i] = bx_read_var(context, tape, &reader);
-    loss = bx_var_sum(tape, first == last ? vars[first] : bx_var_add(tape, vars[first], vars[last]));
-    rc = bx_context_backward(context, &loss, NULL, 1, false, 0);
+        vars[i] = bx_read_var(pass.context, pass.tape, &reader);
+    loss = bx_var_sum(pass.tape, first == last ? vars[first] : bx_var_add(pass.tape, vars[first], vars[last]));
+    rc = pass_back(&pass, loss, false);
     bx_msg_destroy(args);
     bx_msg_destroy(reply);
-    bx_tape_destroy(tape);
-    bx_context_end(context);
+    pass_end(&pass);
     return rc;
 }
 

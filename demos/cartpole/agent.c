@@ -9,20 +9,16 @@
  */
 #include "cp.h"
 #include "demos/common/clock.h"
-#include "demos/common/worker.h"
+#include "demos/common/observers.h"
 #include "learner.h"
 
-#include <errno.h>
 #include <stdio.h>
-#include <string.h>
 
 struct agent {
     struct worker worker;
     const struct cp_run *run;
     struct cp_learner learner;
-    struct bx_rref *self;
-    struct bx_rref *observers[BX_WORLD_MAX];
-    struct bx_future *futures[BX_WORLD_MAX];    /* of run_episode, by observer */
+    struct observers observers;
 };
 
 /* ---- The methods --------------------------------------------------------------------------------------- */
@@ -78,85 +74,26 @@ static int register_methods(struct bx_job *job)
 
 /* ---- Start and end ------------------------------------------------------------------------------------- */
 
-static int make_observers(struct agent *agent)
-{
-    const struct cp_flags *flags = agent->run->flags;
-    struct bx_msg *args = bx_msg_create(16);
-    int rc = args == NULL ? bx_fail(-ENOMEM, "not enough memory") : 0;
-
-    if (rc == 0)
-        rc = bx_msg_put_u64(args, flags->seed);
-    if (rc == 0)
-        rc = bx_msg_put_i32(args, flags->pack);
-    for (size_t i = 0; rc == 0 && i < agent->learner.observers; i++)
-        rc = bx_remote(agent->worker.job, bx_worker_name(agent->worker.job, (int)i + 1), "new_observer", args, NULL,
-                       &agent->observers[i]);
-    bx_msg_destroy(args);
-    return rc;
-}
-
 static int start_agent(struct agent *agent)
 {
-    struct bx_job *job = agent->worker.job;
-    int rc = register_methods(job);
+    int rc = register_methods(agent->worker.job);
+    struct bx_msg *args = rc == 0 ? bx_msg_create(16) : NULL;
 
-    if (rc == 0)
-        rc = bx_job_start(job);
-    if (rc == 0)
-        rc = bx_rref_create(job, &agent_type, agent, &agent->self);
-    if (rc == 0)
-        rc = make_observers(agent);
     if (rc < 0)
-        worker_fail(&agent->worker, rc, "start", bx_error_text());
-    return rc;
-}
-
-static void release_references(struct agent *agent)
-{
-    for (size_t i = 0; i < agent->learner.observers; i++) {
-        bx_future_release(agent->futures[i]);
-        bx_rref_release(agent->observers[i]);
-    }
-    bx_rref_release(agent->self);
+        return worker_fail(&agent->worker, rc, "the job does not start", bx_error_text());
+    bx_msg_put_u64(args, agent->run->flags->seed);
+    bx_msg_put_i32(args, agent->run->flags->pack);
+    return observers_start(&agent->observers, &agent_type, agent, args);
 }
 
 /* ---- An episode ---------------------------------------------------------------------------------------- */
 
-static int start_episode(struct agent *agent)
-{
-    const struct bx_call_options options = { .timeout_ns = BX_FOREVER };
-    struct bx_msg *args = bx_msg_create(0);
-    int rc = args == NULL ? bx_fail(-ENOMEM, "not enough memory") : bx_msg_put_rref(args, agent->self);
-
-    for (size_t i = 0; rc == 0 && i < agent->learner.observers; i++)
-        rc = bx_rref_async(agent->observers[i], "run_episode", args, &options, &agent->futures[i]);
-    if (rc < 0)
-        worker_fail(&agent->worker, rc, "run_episode", bx_error_text());
-    bx_msg_destroy(args);
-    return rc;
-}
-
-/* If one observer fails, the others end at the end of their poles. If they do not, bx_spawn ends them. */
-static int wait_for_observers(struct agent *agent)
-{
-    struct bx_future *all = bx_future_all(agent->worker.job, agent->futures, agent->learner.observers);
-    int rc = all == NULL ? -ENOMEM : bx_future_wait(all, BX_FOREVER);
-
-    if (rc < 0)
-        worker_fail(&agent->worker, rc, "run_episode", all == NULL ? NULL : bx_future_error_text(all));
-    bx_future_release(all);
-    for (size_t i = 0; i < agent->learner.observers; i++) {
-        bx_future_release(agent->futures[i]);
-        agent->futures[i] = NULL;
-    }
-    return rc;
-}
-
 static int run_episode(struct agent *agent)
 {
-    int rc = start_episode(agent);
+    int rc = observers_run(&agent->observers, bx_msg_create(0));
 
-    return rc < 0 ? rc : wait_for_observers(agent);
+    observers_forget(&agent->observers);
+    return rc;
 }
 
 static int finish_episode(struct agent *agent, double *last_reward)
@@ -230,6 +167,7 @@ int cp_agent(const struct bx_options *options, const struct cp_run *run)
     if (rc < 0)
         goto close;
     agent.run = run;
+    agent.observers = (struct observers){ .worker = &agent.worker, .count = learner.observers };
     rc = cp_learner_init(&agent.learner, &learner);
     if (rc < 0) {
         worker_fail(&agent.worker, rc, "start", "not enough memory for an episode");
@@ -238,7 +176,7 @@ int cp_agent(const struct bx_options *options, const struct cp_run *run)
     rc = start_agent(&agent);
     if (rc == 0)
         rc = train(&agent);
-    release_references(&agent);
+    observers_release(&agent.observers);
 close:
     rc = worker_close(&agent.worker, rc);
     cp_learner_fini(&agent.learner);

@@ -2,11 +2,10 @@
 /*
  * An observer, rank 1 and up: serves one function, which makes an observer object, and its method run_episode.
  *
- * run_episode is blocking: it runs on the pool and calls the agent from there, calls inside a call. The main thread
- * only serves. The agent starts one episode at a time, so an object needs no lock.
+ * run_episode is blocking: it runs on the pool and calls the agent from there, calls inside a call.
  */
 #include "cp.h"
-#include "demos/common/worker.h"
+#include "demos/common/observers.h"
 #include "demos/reinforce/cartpole.h"
 
 #include <errno.h>
@@ -30,28 +29,12 @@ static int put_state(struct bx_msg *args, const struct cartpole *pole)
     return bx_msg_put_f32s(args, state, 4);
 }
 
-/* Calls a method that replies with an action, which it returns. */
-static int call_for_action(struct observer *observer, struct bx_rref *agent, const char *method)
-{
-    struct bx_msg *reply = NULL;
-    int rc = bx_rref_sync(agent, method, observer->args, NULL, &reply);
-
-    if (rc < 0)
-        return rc;
-    struct bx_reader reader = bx_msg_reader(reply);
-    int64_t action = bx_read_i64(&reader);
-    bx_msg_destroy(reply);
-    if (reader.error != 0)
-        return reader.error;
-    return action == 0 || action == 1 ? (int)action : bx_fail(-EDOM, "the agent chose no action");
-}
-
 static int select_action(struct observer *observer, struct bx_rref *agent, const struct cartpole *pole)
 {
     bx_msg_clear(observer->args);
     int rc = put_state(observer->args, pole);
 
-    return rc < 0 ? rc : call_for_action(observer, agent, "select_action");
+    return rc < 0 ? rc : observer_ask(observer->worker, agent, "select_action", observer->args);
 }
 
 static int report_reward(struct observer *observer, struct bx_rref *agent, float reward)
@@ -70,7 +53,7 @@ static int report_and_select(struct observer *observer, struct bx_rref *agent, c
 
     if (rc == 0)
         rc = put_state(observer->args, pole);
-    return rc < 0 ? rc : call_for_action(observer, agent, "report_and_select");
+    return rc < 0 ? rc : observer_ask(observer->worker, agent, "report_and_select", observer->args);
 }
 
 /* ---- The object ---------------------------------------------------------------------------------------- */
@@ -117,10 +100,6 @@ static int run_episode(const struct bx_request *request, struct bx_reader *args,
     cartpole_reset(&pole, observer->seed, bx_job_rank(bx_request_job(request)), observer->resets++);
     int action = select_action(observer, agent, &pole);
     while (action >= 0) {
-        /* Without the dead worker the episode cannot be used. The code tells the agent that this observer is not the
-         * one that failed. */
-        if (observer->worker->dead != 0)
-            return bx_fail(BX_E_SHUTDOWN, "another worker has died");
         cartpole_step(&pole, action);
         if (pole.done)
             return report_reward(observer, agent, reward);
@@ -135,32 +114,8 @@ static int run_episode(const struct bx_request *request, struct bx_reader *args,
     return action;
 }
 
-/* ---- The worker ---------------------------------------------------------------------------------------- */
-
-static int serve(struct worker *worker)
-{
-    struct bx_job *job = worker->job;
-    int rc = bx_register(job, "new_observer", BX_INLINE, new_observer, worker);
-
-    if (rc == 0)
-        rc = bx_register_method(job, &observer_type, "run_episode", BX_BLOCKING, run_episode, NULL);
-    if (rc == 0)
-        rc = bx_job_start(job);
-    if (rc == 0)
-        rc = bx_job_serve(job);
-    if (rc == 0 && worker->dead != 0)
-        rc = BX_E_PEER_DEAD;
-    if (rc < 0)
-        worker_fail(worker, rc, "the job ends", bx_error_text());
-    return rc;
-}
-
 int cp_observer(const struct bx_options *options)
 {
-    static struct worker worker;
-    int rc = worker_open(&worker, CP_PROGRAM, options);
-
-    if (rc == 0)
-        rc = serve(&worker);
-    return worker_close(&worker, rc);
+    return observer_main(CP_PROGRAM, options,
+                         &(struct observer_functions){ &observer_type, new_observer, run_episode });
 }

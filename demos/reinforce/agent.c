@@ -11,7 +11,7 @@
  */
 #include "demos/common/clock.h"
 #include "demos/common/flags.h"
-#include "demos/common/worker.h"
+#include "demos/common/observers.h"
 #include "learner.h"
 #include "reinforce.h"
 
@@ -24,9 +24,7 @@ struct agent {
     struct worker worker;
     const struct reinforce_run *run;
     struct learner learner;
-    struct bx_rref *self;
-    struct bx_rref *observers[BX_WORLD_MAX];
-    struct bx_future *futures[BX_WORLD_MAX];    /* of run_episode, by observer */
+    struct observers observers;
     double running_reward;
 };
 
@@ -93,132 +91,46 @@ static int register_methods(struct agent *agent)
     return rc;
 }
 
-static int make_observers(struct agent *agent)
-{
-    struct bx_job *job = agent->worker.job;
-    struct bx_msg *args = bx_msg_create(32);
-    int rc = args == NULL ? bx_fail(-ENOMEM, "not enough memory") : 0;
-
-    if (rc == 0)
-        rc = bx_rref_create(job, &agent_type, agent, &agent->self);
-    if (rc == 0)
-        rc = bx_msg_put_u64(args, agent->run->flags->seed);
-    if (rc == 0)
-        rc = bx_msg_put_f64(args, agent->run->flags->gamma);
-    if (rc == 0)
-        rc = bx_msg_put_i32(args, (int32_t)agent->run->mode);
-    for (size_t i = 0; rc == 0 && i < agent->learner.observers; i++)
-        rc = bx_remote(job, bx_worker_name(job, (int)i + 1), "new_observer", args, NULL, &agent->observers[i]);
-    bx_msg_destroy(args);
-    return rc;
-}
-
 static int start_agent(struct agent *agent)
 {
+    const struct reinforce_flags *flags = agent->run->flags;
     int rc = register_methods(agent);
+    struct bx_msg *args = rc == 0 ? bx_msg_create(32) : NULL;
 
-    if (rc == 0)
-        rc = bx_job_start(agent->worker.job);
-    if (rc == 0)
-        rc = make_observers(agent);
     if (rc < 0)
-        worker_fail(&agent->worker, rc, "the job does not start", bx_error_text());
-    return rc;
-}
-
-static void release_references(struct agent *agent)
-{
-    for (size_t i = 0; i < agent->learner.observers; i++)
-        bx_rref_release(agent->observers[i]);
-    bx_rref_release(agent->self);
+        return worker_fail(&agent->worker, rc, "the job does not start", bx_error_text());
+    bx_msg_put_u64(args, flags->seed);
+    bx_msg_put_f64(args, flags->gamma);
+    bx_msg_put_i32(args, (int32_t)agent->run->mode);
+    return observers_start(&agent->observers, &agent_type, agent, args);
 }
 
 /* ---- An episode ---------------------------------------------------------------------------------------- */
 
-/* Waits until every observer has ended its episode. A failure ends the training at once: the other observers may be
- * waiting for a batch that will never be full. After BX_E_SHUTDOWN it waits on: that observer stopped because another
- * worker failed, and that worker's own failure, the one to report, will arrive. */
-static int wait_for_observers(struct agent *agent)
-{
-    struct bx_future *pending[BX_WORLD_MAX];
-    size_t left = agent->learner.observers;
-    int rc = 0;
-
-    memcpy(pending, agent->futures, left * sizeof pending[0]);
-    while (left > 0 && (rc == 0 || rc == BX_E_SHUTDOWN)) {
-        struct bx_future *any = bx_future_any(agent->worker.job, pending, left);
-        int code = bx_future_wait(any, BX_FOREVER);
-        int64_t ended = bx_future_index(any);
-
-        bx_future_release(any);
-        if (code < 0)
-            rc = code;
-        if (ended < 0)
-            break;
-        pending[ended] = pending[--left];
-    }
-    if (rc < 0)
-        worker_fail(&agent->worker, rc, "run_episode", bx_error_text());
-    return rc;
-}
-
 /* Starts the episode on all observers and waits for its end. */
 static int run_observers(struct agent *agent)
 {
-    struct bx_call_options options = { .timeout_ns = BX_FOREVER };
     struct bx_msg *args = bx_msg_create(16);
-    int rc = args == NULL ? -ENOMEM : 0;
 
-    if (rc == 0)
-        rc = bx_msg_put_u64(args, agent->run->flags->steps);
-    if (rc == 0)
-        rc = bx_msg_put_rref(args, agent->self);
-    for (size_t i = 0; rc == 0 && i < agent->learner.observers; i++)
-        rc = bx_rref_async(agent->observers[i], "run_episode", args, &options, &agent->futures[i]);
-    if (rc < 0)
-        worker_fail(&agent->worker, rc, "run_episode", bx_error_text());
-    bx_msg_destroy(args);
-    return rc < 0 ? rc : wait_for_observers(agent);
+    bx_msg_put_u64(args, agent->run->flags->steps);
+    return observers_run(&agent->observers, args);
 }
 
-/* Reads the next returns from a message into the learner. The number of steps read, or a code. */
-static int take_rewards(struct agent *agent, size_t observer, size_t first_step,
-                        struct bx_reader *reader)
+/* Reads an observer's returns from a message into the learner. */
+static int take_rewards(struct agent *agent, size_t observer, struct bx_reader *reader)
 {
-    float rewards[REINFORCE_REWARDS_PER_FRAME];
-    size_t left = agent->learner.steps - first_step;
-    size_t count = left < REINFORCE_REWARDS_PER_FRAME ? left : REINFORCE_REWARDS_PER_FRAME;
-    int rc = bx_read_f32s(reader, rewards, count);
+    float rewards[1024];
+    int rc = 0;
 
-    if (rc == 0)
-        rc = learner_returns(&agent->learner, observer, first_step, rewards, count);
-    return rc < 0 ? rc : (int)count;
-}
+    for (size_t first = 0, count; rc == 0 && first < agent->learner.steps; first += count) {
+        const size_t left = agent->learner.steps - first, most = sizeof(rewards) / sizeof(rewards[0]);
 
-/* Fetches the returns that the reply of run_episode had no room for. */
-static int fetch_rewards(struct agent *agent, size_t observer, size_t first_step)
-{
-    struct bx_msg *args = bx_msg_create(8);
-    int rc = args == NULL ? -ENOMEM : 0;
-
-    while (rc >= 0 && first_step < agent->learner.steps) {
-        struct bx_msg *reply = NULL;
-
-        bx_msg_clear(args);
-        rc = bx_msg_put_u64(args, first_step);
+        count = left < most ? left : most;
+        rc = bx_read_f32s(reader, rewards, count);
         if (rc == 0)
-            rc = bx_rref_sync(agent->observers[observer], "fetch_rewards", args, NULL, &reply);
-        if (rc == 0) {
-            struct bx_reader reader = bx_msg_reader(reply);
-
-            rc = take_rewards(agent, observer, first_step, &reader);
-        }
-        if (rc > 0)
-            first_step += (size_t)rc;
-        bx_msg_destroy(reply);
+            rc = learner_returns(&agent->learner, observer, first, rewards, count);
     }
-    bx_msg_destroy(args);
-    return rc < 0 ? rc : 0;
+    return rc;
 }
 
 /* Reads the observers' replies, and sets *last_reward to the mean length of their first poles. */
@@ -228,26 +140,16 @@ static int take_replies(struct agent *agent, double *last_reward)
     double sum = 0.0;
 
     for (size_t i = 0; i < observers; i++) {
-        struct bx_reader reader = bx_msg_reader(bx_future_value(agent->futures[i]));
+        struct bx_reader reader = bx_msg_reader(bx_future_value(agent->observers.episodes[i]));
         int64_t first_pole_steps = bx_read_i64(&reader);
-        int rc = take_rewards(agent, i, 0, &reader);
+        int rc = take_rewards(agent, i, &reader);
 
-        if (rc > 0)
-            rc = fetch_rewards(agent, i, (size_t)rc);
         if (rc < 0)
             return worker_fail(&agent->worker, rc, "the rewards of an episode", bx_error_text());
         sum += (double)first_pole_steps;
     }
     *last_reward = sum / (double)observers;
     return 0;
-}
-
-static void release_futures(struct agent *agent)
-{
-    for (size_t i = 0; i < agent->learner.observers; i++) {
-        bx_future_release(agent->futures[i]);
-        agent->futures[i] = NULL;
-    }
 }
 
 /* ---- The training -------------------------------------------------------------------------------------- */
@@ -285,7 +187,7 @@ static int run_episode(struct agent *agent, uint64_t episode)
 
     if (rc == 0)
         rc = take_replies(agent, &last_reward);
-    release_futures(agent);
+    observers_forget(&agent->observers);
     if (rc < 0)
         return rc;
 
@@ -342,6 +244,7 @@ int reinforce_agent(const struct bx_options *options, const struct reinforce_run
     if (rc < 0)
         goto close;
     agent.run = run;
+    agent.observers = (struct observers){ .worker = &agent.worker, .count = observers };
     rc = learner_init(&agent.learner, run->flags->seed, observers, run->flags->steps);
     if (rc == 0 && reinforce_has_mlp(run->flags))
         rc = learner_use_mlp(&agent.learner, &run->flags->hidden);
@@ -356,7 +259,7 @@ int reinforce_agent(const struct bx_options *options, const struct reinforce_run
     rc = start_agent(&agent);
     if (rc == 0)
         rc = train(&agent);
-    release_references(&agent);
+    observers_release(&agent.observers);
 close:
     rc = worker_close(&agent.worker, rc);
     learner_fini(&agent.learner);

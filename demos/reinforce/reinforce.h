@@ -79,17 +79,13 @@ int reinforce_observer(const struct bx_options *options);
  *
  *   new_observer              u64 seed, f64 gamma, i32 mode -> reference to an observer
  *
- * and its objects the methods
+ * and its objects the method
  *
- *   run_episode               u64 steps, reference to the agent -> i64 length of the first pole, f32s returns
- *   fetch_rewards             u64 first step -> f32s returns
+ *   run_episode               u64 steps, reference to the agent -> i64 length of the first pole, f32s returns (steps)
  *
  * The agent's object has the methods
  *
  *   select_action             f32s state (4) -> i64 action
- *   select_action_batch       the same, as a batch of all observers
- *
- * run_episode and fetch_rewards return at most REINFORCE_REWARDS_PER_FRAME returns each. */
-#define REINFORCE_REWARDS_PER_FRAME 3072
+ *   select_action_batch       the same, as a batch of all observers */
 
 #endif

@@ -6,8 +6,8 @@
  */
 #include "demos/common/rng.h"
 #include "demos/reinforce/learner.h"
+#include "tests/demos/policy_reference.h"
 #include "tests/device/device_fixture.h"
-#include "tests/harness/json.h"
 
 #include <boxcar.h>
 #include <criterion/criterion.h>
@@ -165,87 +165,38 @@ Test(policy_cuda, gives_the_reason_if_there_is_no_gpu)
 
 /* ---- The reference numbers --------------------------------------------------------------------- */
 
-#define TENSORS 4
-#define REFERENCE_ROWS 3
-
-static const struct {
-    size_t count, offset, columns;          /* columns not 0: stored transposed; the reference's row length */
-} TENSOR[TENSORS] = {
-    { POLICY_INPUTS * POLICY_UNITS, POLICY_W1, POLICY_INPUTS },
-    { POLICY_UNITS, POLICY_B1, 0 },
-    { POLICY_ACTIONS * POLICY_UNITS, POLICY_W2, 0 },
-    { POLICY_ACTIONS, POLICY_B2, 0 },
-};
-
-static size_t place_of(size_t tensor, size_t i)
-{
-    if (TENSOR[tensor].columns == 0)
-        return TENSOR[tensor].offset + i;
-    return TENSOR[tensor].offset + i % TENSOR[tensor].columns * POLICY_UNITS + i / TENSOR[tensor].columns;
-}
-
-static double fill_at(uint64_t k, uint64_t i, double scale)
-{
-    return scale * (2.0 * rng_unit(rng_at((k << 40) + i, 0)) - 1.0);
-}
-
-static void check_tensor(const struct policy_params *params, size_t k, const struct json *want)
-{
-    double square = 0.0;
-
-    for (size_t i = 0; i < TENSOR[k].count; i++)
-        square += pow((double)params->v[place_of(k, i)], 2.0);
-    cr_assert_float_eq(sqrt(square), json_number(json_get(want, "norm")), 1e-5, "tensor %zu", k);
-    for (size_t i = 0; i < 4 && i < TENSOR[k].count; i++)
-        cr_assert_float_eq((double)params->v[place_of(k, i)], json_number(json_at(json_get(want, "first"), i)), 1e-5,
-                           "tensor %zu, element %zu", k, i);
-}
-
 /* The reference gives actions and weights; its actions replace the GPU's own. */
 Test(policy_cuda, agrees_with_the_reference)
 {
-    struct json *file = json_load_reference("policy.json");
+    struct json *file = reference_load("policy.json");
     struct policy policy;
     struct policy_params grad;
     struct policy_row rows[REFERENCE_ROWS];
     struct policy_gpu *gpu = NULL;
     float weight[REFERENCE_ROWS];
 
-    cr_assert_not_null(file);
-    cr_assert(json_get(file, "salt") == NULL || json_number(json_get(file, "salt")) == 0.0);
     device_world(DEVICE_ANY);
-    policy_init(&policy, 1);
-    policy_set_dropout(&policy, 0.0);
-    for (size_t k = 0; k < TENSORS; k++)
-        for (size_t i = 0; i < TENSOR[k].count; i++)
-            policy.params.v[place_of(k, i)] = (float)fill_at(k, i, 0.3);
+    reference_policy(file, &policy);
     cr_assert_eq(policy_gpu_create(0, &policy, &(struct policy_gpu_room){ REFERENCE_ROWS, REFERENCE_ROWS }, &gpu), 0,
                  "%s", bx_error_text());
     for (size_t r = 0; r < REFERENCE_ROWS; r++) {
         struct policy_gpu_ask *ask = &policy_gpu_asks(gpu)[r];
 
-        for (size_t i = 0; i < POLICY_INPUTS; i++)
-            ask->state[i] = (float)fill_at(9, r * POLICY_INPUTS + i, 0.8);
+        reference_state(file, r, ask->state);
         ask->row_key = ask->row = r;
-        weight[r] = (float)json_number(json_at(json_get(file, "weight"), r));
+        weight[r] = reference_weight(file, r);
     }
     cr_assert_eq(policy_gpu_act(gpu, REFERENCE_ROWS), 0, "%s", bx_error_text());
     cr_assert_eq(policy_gpu_read_rows(gpu, 0, REFERENCE_ROWS, rows), 0);
     for (size_t r = 0; r < REFERENCE_ROWS; r++) {
-        const struct json *want = json_at(json_get(file, "probs"), r);
-        double of_action_1 = json_number(json_at(want, 1));
-
-        cr_assert_float_eq((double)rows[r].prob[0], json_number(json_at(want, 0)), 1e-5);
-        cr_assert_float_eq((double)rows[r].prob[1], of_action_1, 1e-5);
-        rows[r].action = (int32_t)json_number(json_at(json_get(file, "actions"), r));
+        check_probabilities(file, r, rows[r].prob);
+        rows[r].action = reference_action(file, r);
     }
     cr_assert_eq(policy_gpu_write_rows(gpu, 0, REFERENCE_ROWS, rows), 0);
     cr_assert_eq(policy_gpu_learn(gpu, &policy, weight, REFERENCE_ROWS), 0, "%s", bx_error_text());
     cr_assert_eq(policy_gpu_read(gpu, &policy, &grad), 0);
-    for (size_t k = 0; k < TENSORS; k++) {
-        check_tensor(&grad, k, json_at(json_get(file, "grads"), k));
-        check_tensor(&policy.params, k, json_at(json_get(file, "after_adam"), k));
-    }
+    check_params_like(file, "grads", &grad);
+    check_params_like(file, "after_adam", &policy.params);
     policy_gpu_destroy(gpu);
     json_free(file);
 }

@@ -11,8 +11,9 @@
 #include "demos/common/resnet.h"
 #include "demos/common/rng.h"
 #include "boxcar_cuda.h"
+#include "tests/autograd/gradient.h"
+#include "tests/demos/policy_reference.h"
 #include "tests/device/device_fixture.h"
-#include "tests/harness/json.h"
 #include "tests/harness/twin.h"
 
 #include <criterion/criterion.h>
@@ -39,25 +40,6 @@ struct trainer {
     float **model_at[2], **gradient_at, **here_at;
     float *images, *logits, *target, *logits_grad;
 };
-
-static struct json *load_reference(const char *name)
-{
-    struct json *file = json_load_reference(name);
-
-    cr_assert_not_null(file);
-    return file;
-}
-
-/* Element i of the reference's fill(k, ...). splitmix64 of z is draw 0 under the key z. */
-static double fill_at(const struct trainer *t, uint64_t k, uint64_t i, double scale)
-{
-    return scale * (2.0 * rng_unit(rng_at(((k + t->salt) << 40) + i, 0)) - 1.0);
-}
-
-static void check_near(double got, double want, double tolerance, const char *what)
-{
-    cr_assert(fabs(got - want) <= tolerance, "%s: %.9g instead of %.9g, tolerance %.3g", what, got, want, tolerance);
-}
 
 static float *floats(size_t count)
 {
@@ -136,7 +118,7 @@ static void make_batch(struct trainer *t, size_t pixels, size_t rows, size_t str
     float *images = floats(rows * pixels), *target = floats(outputs);
 
     for (size_t i = 0; i < rows * pixels; i++)
-        images[i] = (float)fill_at(t, INPUT, i, 1.0);
+        images[i] = (float)fill_at(INPUT + t->salt, i, 1.0);
     for (size_t row = 0; row < rows; row++)
         target[row * classes + stride * row % classes] = 1.0f;
     t->images = floats_there(rows * pixels);
@@ -165,7 +147,7 @@ static void fill_model(struct trainer *t)
             shift = 1.0;
         }
         for (size_t i = 0; i < param->elements; i++)
-            t->here_at[k][i] = (float)(shift + fill_at(t, k, i, scale));
+            t->here_at[k][i] = (float)(shift + fill_at(k + t->salt, i, scale));
     }
 }
 
@@ -173,7 +155,7 @@ static void fill_model(struct trainer *t)
 static void begin(struct trainer *t)
 {
     memset(t, 0, sizeof(*t));
-    t->file = load_reference("resnet50.json");
+    t->file = reference_load("resnet50.json");
 
     const struct json *salt = json_get(t->file, "salt"), *logits = json_get(t->file, "logits");
     size_t images = logits->count, classes = logits->first->count;
@@ -261,7 +243,7 @@ static double distance(const float *a, const float *b, size_t count)
 
 Test(reference, resnet50_has_the_reference_s_parameters_in_its_order)
 {
-    struct trainer t = { .file = load_reference("resnet50.json") };
+    struct trainer t = { .file = reference_load("resnet50.json") };
     const struct json *want = json_get(t.file, "grads");
 
     make_net(&t, RESNET_50, &(struct resnet_input){ 4, SIDE, SIDE, 30 });
@@ -333,7 +315,7 @@ static void check_forward(void)
     end(&t);
 }
 
-static void check_gradients(void)
+static void check_all_gradients(void)
 {
     struct trainer t;
 
@@ -348,7 +330,7 @@ static void check_gradients(void)
 
         cr_assert_str_eq(param->name, json_text(json_get(want, "name")));
         for (size_t i = 0; i < param->elements; i++)
-            dot += (double)t.here_at[k][i] * fill_at(&t, NOISE + k, i, 1.0);
+            dot += (double)t.here_at[k][i] * fill_at(NOISE + k + t.salt, i, 1.0);
         check_near(norm(t.here_at[k], param->elements), size, 0.02 * size, param->name);
         check_near(dot, json_number(json_get(want, "dot")), 0.1 * size, param->name);
     }
@@ -425,7 +407,7 @@ Test(reference, resnet50_forward_gives_logits_loss_and_running_statistics)
 
 Test(reference, resnet50_backward_gives_every_gradient)
 {
-    check_gradients();
+    check_all_gradients();
 }
 
 Test(reference, resnet50_after_two_steps_of_sgd)
@@ -618,7 +600,7 @@ Test(reference_cuda, resnet50_forward_gives_logits_loss_and_running_statistics, 
 
 Test(reference_cuda, resnet50_backward_gives_every_gradient, .init = use_gpu, .fini = leave_gpu)
 {
-    check_gradients();
+    check_all_gradients();
 }
 
 Test(reference_cuda, resnet50_after_two_steps_of_sgd, .init = use_gpu, .fini = leave_gpu)

@@ -52,7 +52,7 @@ void learner_fini(struct learner *learner)
 
 int learner_use_gpu(struct learner *learner, int ordinal)
 {
-    const struct policy_gpu_room room = { .rows = learner->steps * learner->observers, .asks = learner->observers };
+    const struct policy_gpu_room room = { .rows = learner->steps * learner->observers, .asks = LEARNER_ASKS };
     int rc = policy_gpu_create(ordinal, &learner->policy, &room, &learner->gpu);
 
     if (rc < 0)
@@ -88,78 +88,73 @@ static int next_row(struct learner *learner, size_t observer, size_t *row, uint6
     return 0;
 }
 
-/* One launch decides all asks that have a step left; the others keep their -ERANGE. */
-static void decide_on_gpu(struct learner *learner, struct learner_ask *asks, size_t count)
+/* An ask that has a step left: that step's row, and its key. */
+struct due {
+    struct learner_ask *ask;
+    size_t row;
+    uint64_t key;
+};
+
+/* One launch. */
+static void decide_on_gpu(struct learner *learner, const struct due *due, size_t count)
 {
     struct policy_gpu_ask *on_gpu = policy_gpu_asks(learner->gpu);
-    size_t asked = 0;
-    int rc;
 
     for (size_t i = 0; i < count; i++) {
-        size_t row = 0;
-        uint64_t key = 0;
-
-        asks[i].action = asked < learner->observers ? next_row(learner, asks[i].observer, &row, &key) : -ERANGE;
-        if (asks[i].action < 0)
-            continue;
-        memcpy(on_gpu[asked].state, asks[i].state, sizeof(asks[i].state));
-        on_gpu[asked].row = row;
-        on_gpu[asked++].row_key = key;
+        memcpy(on_gpu[i].state, due[i].ask->state, sizeof(due[i].ask->state));
+        on_gpu[i].row = due[i].row;
+        on_gpu[i].row_key = due[i].key;
     }
-    rc = policy_gpu_act(learner->gpu, asked);
-    asked = 0;
+    int rc = policy_gpu_act(learner->gpu, count);
     for (size_t i = 0; i < count; i++)
-        if (asks[i].action == 0)
-            asks[i].action = rc < 0 ? rc : on_gpu[asked++].action;
+        due[i].ask->action = rc < 0 ? rc : on_gpu[i].action;
 }
 
-/* One forward pass decides all asks that have a step left; the others keep their -ERANGE. At most MLP_BLOCK_ROWS. */
-static void decide_by_mlp(struct learner *learner, struct learner_ask *asks, size_t count)
+/* One forward pass. */
+static void decide_by_mlp(struct learner *learner, const struct due *due, size_t count)
 {
-    struct mlp_row *rows[MLP_BLOCK_ROWS];
-    size_t asked = 0;
+    struct mlp_row *rows[LEARNER_ASKS];
 
     for (size_t i = 0; i < count; i++) {
-        size_t at = 0;
-        uint64_t key = 0;
-
-        asks[i].action = next_row(learner, asks[i].observer, &at, &key);
-        if (asks[i].action < 0)
-            continue;
-        rows[asked] = &learner->mlp_rows[at];
-        memcpy(rows[asked]->state, asks[i].state, sizeof(asks[i].state));
-        rows[asked++]->key = key;
+        rows[i] = &learner->mlp_rows[due[i].row];
+        memcpy(rows[i]->state, due[i].ask->state, sizeof(due[i].ask->state));
+        rows[i]->key = due[i].key;
     }
-    mlp_act(learner->mlp, rows, asked);
-    asked = 0;
+    mlp_act(learner->mlp, rows, count);
     for (size_t i = 0; i < count; i++)
-        if (asks[i].action == 0)
-            asks[i].action = rows[asked++]->action;
+        due[i].ask->action = rows[i]->action;
+}
+
+static void decide_each(struct learner *learner, const struct due *due, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        struct policy_row *row = &learner->rows[due[i].row];
+
+        memcpy(row->state, due[i].ask->state, sizeof(row->state));
+        policy_act(&learner->policy, due[i].key, row);
+        due[i].ask->action = row->action;
+    }
 }
 
 void learner_decide(struct learner *learner, struct learner_ask *asks, size_t count)
 {
-    if (learner->gpu != NULL) {
-        decide_on_gpu(learner, asks, count);
-        return;
-    }
-    for (size_t i = 0; learner->mlp != NULL && i < count; i += MLP_BLOCK_ROWS)
-        decide_by_mlp(learner, asks + i, count - i < MLP_BLOCK_ROWS ? count - i : MLP_BLOCK_ROWS);
-    if (learner->mlp != NULL)
-        return;
-    for (size_t i = 0; i < count; i++) {
-        size_t at = 0;
-        uint64_t key = 0;
-        struct policy_row *row;
+    struct due due[LEARNER_ASKS];
+    size_t left = 0;
 
-        asks[i].action = next_row(learner, asks[i].observer, &at, &key);
-        if (asks[i].action < 0)
-            continue;
-        row = &learner->rows[at];
-        memcpy(row->state, asks[i].state, sizeof(row->state));
-        policy_act(&learner->policy, key, row);
-        asks[i].action = row->action;
+    for (size_t i = 0; i < count; i++) {
+        struct due *next = &due[left];
+
+        asks[i].action = left == LEARNER_ASKS ? -ERANGE
+                                              : next_row(learner, asks[i].observer, &next->row, &next->key);
+        if (asks[i].action == 0)
+            due[left++].ask = &asks[i];
     }
+    if (learner->gpu != NULL)
+        decide_on_gpu(learner, due, left);
+    else if (learner->mlp != NULL)
+        decide_by_mlp(learner, due, left);
+    else
+        decide_each(learner, due, left);
 }
 
 int learner_act(struct learner *learner, size_t observer, const float state[POLICY_INPUTS])

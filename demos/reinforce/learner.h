@@ -35,6 +35,7 @@ int learner_use_gpu(struct learner *learner, int ordinal);
  * or -ENOMEM. */
 int learner_use_mlp(struct learner *learner, const struct mlp_shape *shape);
 
+#define LEARNER_ASKS MLP_BLOCK_ROWS     /* decided at a time: more than there are observers */
 struct learner_ask {
     size_t observer;                /* from 0 */
     float state[POLICY_INPUTS];
@@ -42,7 +43,8 @@ struct learner_ask {
 };
 
 /* Sets in each ask the action of its observer's next step. Or sets an error there: -ERANGE, no such observer or it has
- * had all its steps; or a code of bx_cuda_*. The observers may come in any order. */
+ * had all its steps, or there are more than LEARNER_ASKS asks; or a code of bx_cuda_*. The observers may come in any
+ * order. */
 void learner_decide(struct learner *learner, struct learner_ask *asks, size_t count);
 /* learner_decide of one ask; returns its action. */
 int learner_act(struct learner *learner, size_t observer, const float state[POLICY_INPUTS]);

@@ -10,9 +10,7 @@
 
 #include <boxcar_cuda.h>
 #include <errno.h>
-#include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 static const char source[] =
 #include "policy.inc"
@@ -24,25 +22,26 @@ struct policy_gpu {
     size_t rows, blocks;
     struct policy_gpu_row *row;         /* on the device, like all arrays except asks */
     float *weight, *partial;
-    float *params, *mean, *square, *grad;
+    float *state;                       /* parameters, mean, square, gradient: POLICY_PARAMS each */
     struct policy_gpu_ask *asks;
     unsigned long long keep_threshold;
     float keep_scale;
 };
 
+/* The first three parts of `state` are a policy's. */
+#define STATE_BYTES (3 * sizeof(struct policy_params))
+_Static_assert(offsetof(struct policy, params) == 0 && offsetof(struct policy, updates) == STATE_BYTES, "copied as one");
+
 static int alloc(struct policy_gpu *gpu, size_t asks)
 {
     const struct {
-        void **memory;
+        void *memory;
         size_t bytes;
     } wanted[] = {
-        { (void **)&gpu->row, gpu->rows * sizeof(*gpu->row) },
-        { (void **)&gpu->weight, gpu->rows * sizeof(float) },
-        { (void **)&gpu->partial, gpu->blocks * POLICY_PARAMS * sizeof(float) },
-        { (void **)&gpu->params, POLICY_PARAMS * sizeof(float) },
-        { (void **)&gpu->mean, POLICY_PARAMS * sizeof(float) },
-        { (void **)&gpu->square, POLICY_PARAMS * sizeof(float) },
-        { (void **)&gpu->grad, POLICY_PARAMS * sizeof(float) },
+        { &gpu->row, gpu->rows * sizeof(*gpu->row) },
+        { &gpu->weight, gpu->rows * sizeof(float) },
+        { &gpu->partial, gpu->blocks * POLICY_PARAMS * sizeof(float) },
+        { &gpu->state, 4 * POLICY_PARAMS * sizeof(float) },
     };
     int rc = bx_cuda_alloc_host(gpu->cuda, asks * sizeof(*gpu->asks), (void **)&gpu->asks);
 
@@ -51,47 +50,37 @@ static int alloc(struct policy_gpu *gpu, size_t asks)
     return rc;
 }
 
+static int copy(struct policy_gpu *gpu, void *to, const void *from, size_t bytes)
+{
+    int rc = bx_cuda_copy(gpu->cuda, to, from, bytes);
+
+    return rc < 0 ? rc : bx_cuda_wait(gpu->cuda);
+}
+
 int policy_gpu_write(struct policy_gpu *gpu, const struct policy *policy)
 {
-    const size_t bytes = sizeof(policy->params);
-    int rc = bx_cuda_copy(gpu->cuda, gpu->params, &policy->params, bytes);
-
-    if (rc == 0)
-        rc = bx_cuda_copy(gpu->cuda, gpu->mean, &policy->mean, bytes);
-    if (rc == 0)
-        rc = bx_cuda_copy(gpu->cuda, gpu->square, &policy->square, bytes);
     gpu->keep_threshold = policy->keep_threshold;
     gpu->keep_scale = policy->keep_scale;
-    return rc < 0 ? rc : bx_cuda_wait(gpu->cuda);
+    return copy(gpu, gpu->state, policy, STATE_BYTES);
 }
 
 int policy_gpu_read(struct policy_gpu *gpu, struct policy *policy, struct policy_params *grad)
 {
-    const size_t bytes = sizeof(policy->params);
-    int rc = bx_cuda_copy(gpu->cuda, &policy->params, gpu->params, bytes);
+    int rc = copy(gpu, policy, gpu->state, STATE_BYTES);
 
-    if (rc == 0)
-        rc = bx_cuda_copy(gpu->cuda, &policy->mean, gpu->mean, bytes);
-    if (rc == 0)
-        rc = bx_cuda_copy(gpu->cuda, &policy->square, gpu->square, bytes);
-    if (rc == 0 && grad != NULL)
-        rc = bx_cuda_copy(gpu->cuda, grad, gpu->grad, bytes);
-    return rc < 0 ? rc : bx_cuda_wait(gpu->cuda);
+    return rc < 0 || grad == NULL ? rc : copy(gpu, grad, gpu->state + 3 * POLICY_PARAMS, sizeof(*grad));
 }
 
 int policy_gpu_read_rows(struct policy_gpu *gpu, size_t first, size_t count, struct policy_row *rows)
 {
     _Static_assert(sizeof(struct policy_row) == sizeof(struct policy_gpu_row), "the same members, in other words");
-    int rc = bx_cuda_copy(gpu->cuda, rows, gpu->row + first, count * sizeof(*rows));
 
-    return rc < 0 ? rc : bx_cuda_wait(gpu->cuda);
+    return copy(gpu, rows, gpu->row + first, count * sizeof(*rows));
 }
 
 int policy_gpu_write_rows(struct policy_gpu *gpu, size_t first, size_t count, const struct policy_row *rows)
 {
-    int rc = bx_cuda_copy(gpu->cuda, gpu->row + first, rows, count * sizeof(*rows));
-
-    return rc < 0 ? rc : bx_cuda_wait(gpu->cuda);
+    return copy(gpu, gpu->row + first, rows, count * sizeof(*rows));
 }
 
 int policy_gpu_create(int ordinal, const struct policy *policy, const struct policy_gpu_room *room,
@@ -129,10 +118,7 @@ void policy_gpu_destroy(struct policy_gpu *gpu)
         bx_cuda_free(gpu->cuda, gpu->row);
         bx_cuda_free(gpu->cuda, gpu->weight);
         bx_cuda_free(gpu->cuda, gpu->partial);
-        bx_cuda_free(gpu->cuda, gpu->params);
-        bx_cuda_free(gpu->cuda, gpu->mean);
-        bx_cuda_free(gpu->cuda, gpu->square);
-        bx_cuda_free(gpu->cuda, gpu->grad);
+        bx_cuda_free(gpu->cuda, gpu->state);
     }
     bx_cuda_close(gpu->cuda);
     free(gpu);
@@ -153,7 +139,7 @@ int policy_gpu_act(struct policy_gpu *gpu, size_t count)
     struct policy_gpu_act args = {
         .asks = gpu->asks,
         .rows = gpu->row,
-        .params = gpu->params,
+        .params = gpu->state,
         .keep_threshold = gpu->keep_threshold,
         .keep_scale = gpu->keep_scale,
         .count = (unsigned)count,
@@ -169,7 +155,7 @@ int policy_gpu_learn(struct policy_gpu *gpu, struct policy *policy, const float 
     struct policy_gpu_backward backward = {
         .rows = gpu->row,
         .weight = gpu->weight,
-        .params = gpu->params,
+        .params = gpu->state,
         .partial = gpu->partial,
         .row_count = count,
         .count = blocks * POLICY_UNITS,
@@ -177,10 +163,10 @@ int policy_gpu_learn(struct policy_gpu *gpu, struct policy *policy, const float 
     };
     struct policy_gpu_adam adam = {
         .partial = gpu->partial,
-        .grad = gpu->grad,
-        .params = gpu->params,
-        .mean = gpu->mean,
-        .square = gpu->square,
+        .params = gpu->state,
+        .mean = gpu->state + POLICY_PARAMS,
+        .square = gpu->state + 2 * POLICY_PARAMS,
+        .grad = gpu->state + 3 * POLICY_PARAMS,
         .blocks = blocks,
     };
     int rc = bx_cuda_copy(gpu->cuda, gpu->weight, weight, count * sizeof(*weight));

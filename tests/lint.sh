@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT
 #
 # `make lint`: builds everything with gcc and with clang, warnings as errors, each in a directory of its own; then
-# runs the analysers over the sources, and the formatter, which holds indentation. A tool that is not installed is skipped
-# and named. LINT_FULL=1 adds gcc's -fanalyzer, which takes minutes.
+# runs the analysers over the sources, and the formatter, which holds indentation. A tool that is not installed is
+# skipped and named. LINT_FULL=1 adds gcc's -fanalyzer, which takes minutes.
 set -u
 
 cd "${BX_SOURCE_DIR:?}" || exit 1

@@ -30,7 +30,8 @@ struct policy_gpu {
 
 /* The first three parts of `state` are a policy's. */
 #define STATE_BYTES (3 * sizeof(struct policy_params))
-_Static_assert(offsetof(struct policy, params) == 0 && offsetof(struct policy, updates) == STATE_BYTES, "copied as one");
+_Static_assert(offsetof(struct policy, params) == 0 && offsetof(struct policy, updates) == STATE_BYTES,
+               "copied as one");
 
 static int alloc(struct policy_gpu *gpu, size_t asks)
 {

@@ -16,33 +16,21 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-static int quiet(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(quiet)
 {
-    (void)request;
-    (void)args;
-    (void)reply;
-    (void)context;
     HARNESS_CHECK(bx_error_text()[0] == '\0');
     return 0;
 }
 
 /* A failure in it is ignored: the handler succeeds. */
-static int loud(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(loud)
 {
-    (void)request;
-    (void)args;
-    (void)reply;
-    (void)context;
     bx_fail(-EPERM, "of the handler");
     return 0;
 }
 
-static int bad(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(bad)
 {
-    (void)request;
-    (void)args;
-    (void)reply;
-    (void)context;
     return bx_fail(-EPERM, "of the handler");
 }
 
@@ -55,16 +43,12 @@ static int fail_then(struct bx_future *in, struct bx_msg *out, void *context)
 }
 
 /* Fails. Between the failure and the return it completes a future whose callback fails too. */
-static int bad_with_callback(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                             void *context)
+HARNESS_HANDLER(bad_with_callback)
 {
     struct bx_future *future = bx_future_create(bx_request_job(request));
     struct bx_future *then = bx_future_then(future, fail_then, NULL);
     int rc = bx_fail(-EPERM, "of the handler");
 
-    (void)args;
-    (void)reply;
-    (void)context;
     HARNESS_EQ(bx_future_set(future, NULL), 0);
     HARNESS_EQ(bx_future_error(then), -EIO);
     HARNESS_HAS(bx_future_error_text(then), "of the callback");
@@ -87,7 +71,8 @@ static void is_kept(const char *after)
         harness_failed(__FILE__, __LINE__, "after %s it is '%s'", after, bx_error_text());
 }
 
-static void keep(struct bx_job *job)
+HARNESS_TEST(error_kept, sentence_is_kept_over_calls_that_succeed, 20, .size = 2, .setup = setup,
+             .options = { .own_loop = true })
 {
     struct bx_future *call = NULL, *future = bx_future_create(job), *then = bx_future_then(future, fail_then, NULL);
 
@@ -117,12 +102,6 @@ static void keep(struct bx_job *job)
     HARNESS_HAS(bx_error_text(), "'bad_with_callback': of the handler");
     bx_future_release(then);
     bx_future_release(future);
-}
-
-Test(error_kept, sentence_is_kept_over_calls_that_succeed, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .body = { keep }, .options = { .own_loop = true } });
 }
 
 static int fail_without_a_sentence(struct bx_future *in, struct bx_msg *out, void *context)
@@ -233,20 +212,8 @@ Test(options, of_a_newer_header_are_taken_if_the_new_part_is_zero, .timeout = 20
     }
 }
 
-static void call_with_newer_options(struct bx_job *job)
-{
-    NEWER(struct bx_call_options) options = { { .struct_bytes = sizeof options }, { 0 } };
-
-    HARNESS_EQ(bx_rpc_sync(job, "worker0", "quiet", NULL, &options.known, NULL), 0);
-    options.more[0] = 1;
-    HARNESS_EQ(bx_rpc_sync(job, "worker0", "quiet", NULL, &options.known, NULL), BX_E_VERSION);
-    HARNESS_HAS(bx_error_text(), "bx_call_options");
-    options.known.struct_bytes = SIZE_MAX;      /* an absurd length is refused unread */
-    HARNESS_EQ(bx_rpc_sync(job, "worker0", "quiet", NULL, &options.known, NULL), BX_E_VERSION);
-}
-
 /* The memory behind the options cannot be read. */
-static void call_with_options_of_nonsense(struct bx_job *job)
+HARNESS_TEST(options, of_an_impossible_length_are_not_read, 20, .size = 2, .setup = setup)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     char *pages = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -260,19 +227,21 @@ static void call_with_options_of_nonsense(struct bx_job *job)
     munmap(pages, 2 * page);
 }
 
-Test(options, of_an_impossible_length_are_not_read, .timeout = 20)
+HARNESS_TEST(options, of_a_call_with_a_newer_header_are_checked_too, 20, .size = 2, .setup = setup)
 {
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_with_options_of_nonsense } });
-}
+    NEWER(struct bx_call_options) options = { { .struct_bytes = sizeof options }, { 0 } };
 
-Test(options, of_a_call_with_a_newer_header_are_checked_too, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_with_newer_options } });
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "quiet", NULL, &options.known, NULL), 0);
+    options.more[0] = 1;
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "quiet", NULL, &options.known, NULL), BX_E_VERSION);
+    HARNESS_HAS(bx_error_text(), "bx_call_options");
+    options.known.struct_bytes = SIZE_MAX;      /* an absurd length is refused unread */
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "quiet", NULL, &options.known, NULL), BX_E_VERSION);
 }
 
 /* ---- Figures for an older or a newer header ------------------------------------------------------ */
 
-static void read_figures(struct bx_job *job)
+HARNESS_TEST(options, figures_are_written_as_far_as_both_headers_know_them, 20, .size = 2, .setup = setup)
 {
     NEWER(struct bx_arena_info) newer;
     struct bx_loans older;
@@ -293,9 +262,4 @@ static void read_figures(struct bx_job *job)
     HARNESS_EQ(bx_job_loans(job, -1, &older), 0);
     HARNESS_EQ(older.struct_bytes, sizeof older);
     HARNESS_EQ(older.oldest_ns, 0);
-}
-
-Test(options, figures_are_written_as_far_as_both_headers_know_them, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { read_figures } });
 }

@@ -201,10 +201,8 @@ static void try_in_child(struct bx_job *job, struct bx_rref *rref, struct bx_fut
 
 static struct bx_future *held;
 
-static int hold(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+HARNESS_ASYNC_HANDLER(hold)
 {
-    (void)args;
-    (void)context;
     held = bx_future_create(bx_request_job(request));
     *reply = bx_future_acquire(held);
     harness_post(0);
@@ -218,7 +216,17 @@ static int setup(struct bx_job *job)
     return rc < 0 ? rc : bx_register_batch(job, "batch", harness_no_rows, NULL, NULL);
 }
 
-static void fork_after_start(struct bx_job *job)
+static void answer_when_told(struct bx_job *job)
+{
+    (void)job;
+    harness_await(0, 1);
+    harness_await(1, 1);
+    HARNESS_EQ(bx_future_set(held, NULL), 0);
+    bx_future_release(held);
+}
+
+HARNESS_TEST(forked, child_after_the_start_is_refused_by_every_function_that_takes_a_job, 60, .size = 2, .setup = setup,
+             .body = { NULL, answer_when_told })
 {
     struct bx_future *pending[4] = { bx_future_create(job) };
     struct bx_rref *rref = NULL;
@@ -241,21 +249,6 @@ static void fork_after_start(struct bx_job *job)
         bx_future_release(pending[i]);
 }
 
-static void answer_when_told(struct bx_job *job)
-{
-    (void)job;
-    harness_await(0, 1);
-    harness_await(1, 1);
-    HARNESS_EQ(bx_future_set(held, NULL), 0);
-    bx_future_release(held);
-}
-
-Test(forked, child_after_the_start_is_refused_by_every_function_that_takes_a_job, .timeout = 60)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .body = { fork_after_start, answer_when_told } });
-}
-
 static int fork_before_start(struct bx_job *job)
 {
     struct bx_future *pending = bx_future_create(job);
@@ -266,14 +259,9 @@ static int fork_before_start(struct bx_job *job)
     return 0;
 }
 
-static void leave(struct bx_job *job)
+HARNESS_TEST(forked, child_before_the_start_is_refused_too, 60, .size = 2, .setup = fork_before_start)
 {
     HARNESS_EQ(bx_job_world_size(job), 2);
-}
-
-Test(forked, child_before_the_start_is_refused_too, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = fork_before_start, .body = { leave } });
 }
 
 /* ---- Functions without a case ---------------------------------------------------------------- */

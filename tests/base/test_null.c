@@ -448,7 +448,7 @@ static void try_traces(struct bx_job *job)
     bx_trace_end(job, &bare, 1, 0, 0);
 }
 
-static void caller(struct bx_job *job)
+HARNESS_TEST(null, is_refused_by_every_function_of_boxcar_h, 60, .size = 2, .setup = setup)
 {
     try_jobs(job);
     try_functions(job);
@@ -461,11 +461,6 @@ static void caller(struct bx_job *job)
     try_asking_tensors();
     try_tensors(job);
     try_traces(job);
-}
-
-Test(null, is_refused_by_every_function_of_boxcar_h, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { caller } });
 }
 
 Test(null, format_of_a_sentence_gives_the_text_of_the_code, .timeout = 20)

@@ -22,14 +22,12 @@ Test(sentences, name_an_unknown_code_by_its_number, .timeout = 20)
     cr_expect_str_eq(bx_error_name(-77777), "unknown");
 }
 
-static int give(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(give)
 {
     size_t bytes = (size_t)bx_read_i64(args);
     char *memory = calloc(1, bytes);
     int rc;
 
-    (void)request;
-    (void)context;
     HARNESS_CHECK(memory != NULL);
     memory[bytes - 1] = 'x';
     rc = bx_msg_put_bytes(reply, memory, bytes);
@@ -42,7 +40,7 @@ static int setup(struct bx_job *job)
     return bx_register(job, "give", BX_BLOCKING, give, NULL);
 }
 
-static void take_large(struct bx_job *job)
+HARNESS_TEST(sentences, of_a_reply_of_128_mib_name_the_space_it_lacks, 60, .size = 2, .setup = setup)
 {
     struct bx_msg *args = harness_msg_i64(LARGE), *reply = NULL;
 
@@ -57,11 +55,6 @@ static void take_large(struct bx_job *job)
     }
     bx_msg_destroy(reply);
     bx_msg_destroy(args);
-}
-
-Test(sentences, of_a_reply_of_128_mib_name_the_space_it_lacks, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { take_large } });
 }
 
 static void take_too_much(struct bx_job *job)
@@ -97,7 +90,7 @@ static void is_brief(const char *after)
     HARNESS_HAS(bx_error_text(), after);
 }
 
-static void name_overlong(struct bx_job *job)
+HARNESS_TEST(sentences, are_not_displaced_by_an_overlong_name, 20, .size = 2, .setup = setup)
 {
     struct bx_future *future = NULL;
     uint64_t value;
@@ -115,11 +108,6 @@ static void name_overlong(struct bx_job *job)
     is_brief("has no batch");
     HARNESS_EQ(bx_counter(job, overlong, &value), -ENOENT);
     is_brief("no counter");
-}
-
-Test(sentences, are_not_displaced_by_an_overlong_name, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { name_overlong } });
 }
 
 Test(sentences, shorten_an_overlong_name_of_a_job, .timeout = 20)

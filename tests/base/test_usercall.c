@@ -57,21 +57,14 @@ Test(usercall, returns_from_a_function_that_leaves_and_ends_the_thread_later, .t
 
 /* ---- Handlers ------------------------------------------------------------------------------------ */
 
-static int exit_in_handler(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                           void *context)
+HARNESS_HANDLER(exit_in_handler)
 {
-    (void)request;
-    (void)args;
-    (void)context;
     bx_msg_put_i64(reply, 1);
     pthread_exit(NULL);
 }
 
-static int exit_in_async(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply,
-                         void *context)
+HARNESS_ASYNC_HANDLER(exit_in_async)
 {
-    (void)args;
-    (void)context;
     *reply = bx_future_create(bx_request_job(request));
     pthread_exit(NULL);
 }
@@ -99,11 +92,8 @@ static void count_callback(struct bx_future *future, void *context)
 }
 
 /* An async handler whose future has a callback that leaves, on the thread that completes the future. */
-static int exit_after_answer(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply,
-                             void *context)
+HARNESS_ASYNC_HANDLER(exit_after_answer)
 {
-    (void)args;
-    (void)context;
     *reply = bx_future_create(bx_request_job(request));
     HARNESS_EQ(bx_future_on_done(*reply, exit_in_callback, NULL), 0);
     HARNESS_EQ(bx_future_on_done(*reply, count_callback, NULL), 0);
@@ -112,23 +102,16 @@ static int exit_after_answer(const struct bx_request *request, struct bx_reader 
 }
 
 /* Calls a function of its own worker that leaves. This thread or another one runs it. */
-static int call_inline_here(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                            void *context)
+HARNESS_HANDLER(call_inline_here)
 {
     struct bx_job *job = bx_request_job(request);
 
-    (void)args;
-    (void)context;
     bx_msg_put_i64(reply, bx_rpc_sync(job, bx_job_name(job), "inline", NULL, NULL, NULL));
     return 0;
 }
 
-static int stay(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(stay)
 {
-    (void)request;
-    (void)args;
-    (void)reply;
-    (void)context;
     harness_await(RELEASED, 1);
     return 0;
 }
@@ -173,7 +156,7 @@ Test(usercall, of_a_thread_that_leaves_is_answered_and_the_worker_goes_on, .time
                                          .options = { .no_spin = true, .wait = BX_WAIT_EPOLL } });
 }
 
-static void nest(struct bx_job *job)
+HARNESS_TEST(usercall, of_a_handler_within_the_wait_of_another_ends_both, 30, .size = 2, .setup = setup)
 {
     for (int i = 0; i < TIMES; i++) {
         int rc = bx_rpc_sync(job, "worker1", "nested", NULL, NULL, NULL);
@@ -182,11 +165,6 @@ static void nest(struct bx_job *job)
         HARNESS_CHECK(rc == 0 || rc == BX_E_HANDLER);
         HARNESS_EQ(harness_call_i64(job, "worker1", "twice", i), 2 * i);
     }
-}
-
-Test(usercall, of_a_handler_within_the_wait_of_another_ends_both, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { nest } });
 }
 
 /* ---- Threads of the program ------------------------------------------------------------------------ */
@@ -284,9 +262,8 @@ Test(usercall, waits_without_a_cancellation_point, .timeout = 30)
 
 /* ---- Threads that leave while the engine is busy ----------------------------------------------------- */
 
-static int forbid_threads(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(forbid_threads)
 {
-    (void)request, (void)args, (void)reply, (void)context;
     HARNESS_CHECK(refuse(SYS_clone3, EAGAIN) && refuse(SYS_clone, EAGAIN));
     return 0;
 }
@@ -298,19 +275,13 @@ static int setup_forbid(struct bx_job *job)
 }
 
 /* The background thread of worker 1 leaves in a handler, and no other thread can be made. */
-static void call_where_no_thread_can_be_made(struct bx_job *job)
+HARNESS_TEST(usercall, does_not_end_the_background_thread_if_no_other_can_be_made, 20, .size = 2, .setup = setup_forbid)
 {
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "forbid_threads", NULL, NULL, NULL), 0);
     for (int i = 0; i < 3; i++) {
         HARNESS_EQ(bx_rpc_sync(job, "worker1", "inline", NULL, NULL, NULL), BX_E_HANDLER);
         HARNESS_EQ(harness_call_i64(job, "worker1", "twice", i), 2 * i);
     }
-}
-
-Test(usercall, does_not_end_the_background_thread_if_no_other_can_be_made, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup_forbid, .body = { call_where_no_thread_can_be_made } });
 }
 
 static struct bx_future *promise;
@@ -341,7 +312,8 @@ static void *wait_behind_a_deadline(void *argument)
 }
 
 /* No more calls than worker 1 has threads, so that none is answered before the end: a frame would end the wait too. */
-static void wait_behind_deadlines(struct bx_job *job)
+HARNESS_TEST(usercall, that_leaves_ends_a_wait_in_which_another_calls_deadline_passed, 30, .size = 2, .setup = setup,
+             .options = { .no_spin = true })
 {
     for (int i = 0; i < BXI_POOL_READY; i++) {
         pthread_t thread;
@@ -352,12 +324,6 @@ static void wait_behind_deadlines(struct bx_job *job)
         bx_future_release(promise);
     }
     harness_post(RELEASED);
-}
-
-Test(usercall, that_leaves_ends_a_wait_in_which_another_calls_deadline_passed, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { wait_behind_deadlines },
-                                         .options = { .no_spin = true } });
 }
 
 /* The call finds no free slot and makes a pass. In that pass its thread leaves and slots become free, so it is sent. */
@@ -380,16 +346,6 @@ static void *call_and_leave(void *argument)
     harness_failed(__FILE__, __LINE__, "bx_rpc_async came back though its thread had left");
 }
 
-static void call_in_a_thread(struct bx_job *job)
-{
-    pthread_t thread;
-
-    HARNESS_EQ(pthread_create(&thread, NULL, call_and_leave, job), 0);
-    HARNESS_EQ(pthread_join(thread, NULL), 0);
-    HARNESS_CHECK(sent != NULL);
-    bx_future_release(sent);
-}
-
 /* Worker 1: sends its request before its replies. */
 static void call_first_and_answer(struct bx_job *job)
 {
@@ -400,8 +356,13 @@ static void call_first_and_answer(struct bx_job *job)
     harness_post(ANSWERED);
 }
 
-Test(usercall, that_leaves_ends_a_call_that_was_still_sent, .timeout = 30)
+HARNESS_TEST(usercall, that_leaves_ends_a_call_that_was_still_sent, 30, .size = 2, .setup = setup,
+             .body = { NULL, call_first_and_answer }, .options = { .own_loop = true })
 {
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_in_a_thread, call_first_and_answer },
-                                         .options = { .own_loop = true } });
+    pthread_t thread;
+
+    HARNESS_EQ(pthread_create(&thread, NULL, call_and_leave, job), 0);
+    HARNESS_EQ(pthread_join(thread, NULL), 0);
+    HARNESS_CHECK(sent != NULL);
+    bx_future_release(sent);
 }

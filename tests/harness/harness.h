@@ -3,12 +3,12 @@
  * What the tests of the engine share: a world of workers, each a process that runs a function of the test, and shared
  * memory with gates at which they wait for each other.
  *
+ *     HARNESS_HANDLER(add) { return bx_msg_put_i64(reply, bx_read_i64(args) + 1); }
  *     static int setup(struct bx_job *job) { return bx_register(job, "add", BX_INLINE, add, NULL); }
- *     static void caller(struct bx_job *job) { HARNESS_EQ(bx_rpc_sync(job, "worker1", ...), 0); }
  *
- *     Test(call, adds, .timeout = 20)
+ *     HARNESS_TEST(call, adds, 20, .size = 2, .setup = setup)
  *     {
- *         harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { caller } });
+ *         HARNESS_EQ(harness_call_i64(job, "worker1", "add", 4), 5);      // in worker 0
  *     }
  *
  * Every worker creates the job, runs setup, starts the job, runs body[rank], shuts down and destroys the job. At the
@@ -45,6 +45,27 @@ struct harness_world {
 
 /* Runs the world and asserts the list above. One test may run several worlds, one after the other. */
 void harness_run(const struct harness_world *world);
+
+/* A test that runs one world; its timeout in seconds, then the fields of struct harness_world. What follows is body[0],
+ * with `job`. */
+#define HARNESS_TEST(suite, name, timeout_s, ...) \
+    static void suite##_##name##_in_worker_0(struct bx_job *job); \
+    Test(suite, name, .timeout = (timeout_s)) \
+    { \
+        struct harness_world world = { __VA_ARGS__ }; \
+\
+        world.body[0] = suite##_##name##_in_worker_0; \
+        harness_run(&world); \
+    } \
+    static void suite##_##name##_in_worker_0(__attribute__((unused)) struct bx_job *job)
+
+/* Heads of handlers, with `request`, `args`, `reply` and `context`, which need not be used. */
+#define HARNESS_HANDLER(name) HARNESS_HANDLER_OF(name, struct bx_msg *)
+#define HARNESS_ASYNC_HANDLER(name) HARNESS_HANDLER_OF(name, struct bx_future **)
+#define HARNESS_HANDLER_OF(name, reply_type) \
+    static int name(__attribute__((unused)) const struct bx_request *request, \
+                    __attribute__((unused)) struct bx_reader *args, __attribute__((unused)) reply_type reply, \
+                    __attribute__((unused)) void *context)
 
 /* The same without assertions, for processes outside of Criterion. Returns 0, or -1 after a line on stderr. */
 int harness_try(const struct harness_world *world);

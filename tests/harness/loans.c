@@ -109,14 +109,12 @@ static int64_t read_all(struct bx_reader *args, bool keep)
 }
 
 /* Keeps the tensors if context is not NULL. */
-static int take(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(take)
 {
-    (void)request;
     return bx_msg_put_i64(reply, read_all(args, context != NULL));
 }
 
-static int take_async(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply,
-                      void *context)
+HARNESS_ASYNC_HANDLER(take_async)
 {
     *reply = bx_future_create(bx_request_job(request));
     return bx_future_set(*reply, harness_msg_i64(read_all(args, context != NULL)));
@@ -132,11 +130,10 @@ static int take_batch(struct bx_batch *batch, void *context)
     return 0;
 }
 
-static int drop(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(drop)
 {
     int64_t left;
 
-    (void)request, (void)context;
     pthread_mutex_lock(&lock);
     for (int64_t i = bx_read_i64(args); i > 0 && kept_count > 0; i--) {
         struct kept *oldest = &kept[kept_first];
@@ -160,35 +157,31 @@ static int put_new(struct bx_job *job, struct bx_msg *reply, uint64_t number)
     return rc;
 }
 
-static int make(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(make)
 {
     int64_t count = bx_read_i64(args);
 
-    (void)context;
     for (int64_t i = 0; i < count; i++)
         HARNESS_EQ(put_new(bx_request_job(request), reply, (uint64_t)i), 0);
     return 0;
 }
 
-static int back(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(back)
 {
-    (void)request, (void)context;
     while (bx_reader_tensors_left(args) > 0)
         HARNESS_EQ(bx_msg_put_tensor(reply, bx_read_tensor(args)), 0);
     return 0;
 }
 
-static int fails(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(fails)
 {
-    (void)context;
     read_all(args, false);
     HARNESS_EQ(put_new(bx_request_job(request), reply, 0), 0);
     return bx_fail(-EDOM, "not this time");
 }
 
-static int peek(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(peek)
 {
-    (void)request, (void)args, (void)context;
     return bx_msg_put_i64(reply, ((const unsigned char *)bx_tensor_data(kept[kept_first].tensor))[77]);
 }
 
@@ -198,11 +191,10 @@ static void let_go(struct bx_future *future, void *tensor)
     bx_tensor_release(tensor);
 }
 
-static int hold(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+HARNESS_ASYNC_HANDLER(hold)
 {
     struct bx_reader copy = *args;
 
-    (void)context;
     read_all(&copy, false);
     HARNESS_CHECK(held_count < sizeof(held) / sizeof(held[0]));
     *reply = bx_future_create(bx_request_job(request));
@@ -213,9 +205,8 @@ static int hold(const struct bx_request *request, struct bx_reader *args, struct
     return 0;
 }
 
-static int stuck(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(stuck)
 {
-    (void)context;
     read_all(args, false);
     harness_post(LOANS_STUCK);
     harness_await(LOANS_GO, 1);

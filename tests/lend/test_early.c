@@ -49,7 +49,15 @@ static struct bx_msg *msg_with(int64_t value, struct bx_tensor *tensor)
     return msg;
 }
 
-static void send_the_model(struct bx_job *job)
+static void give_up_the_model(struct bx_job *job)
+{
+    bx_tensor_release(model);
+    bx_tensor_release(copy);
+    harness_serve(job);
+}
+
+HARNESS_TEST(early, tensors_are_sent_without_a_copy, 20, .size = 2, .setup = make_a_model,
+             .body = { NULL, give_up_the_model })
 {
     struct bx_arena_info info = { 0 };
 
@@ -69,19 +77,6 @@ static void send_the_model(struct bx_job *job)
     HARNESS_CHECK(bx_tensor_data(model) == model_at);
     bx_tensor_release(model);
     bx_tensor_release(copy);
-}
-
-static void give_up_the_model(struct bx_job *job)
-{
-    bx_tensor_release(model);
-    bx_tensor_release(copy);
-    harness_serve(job);
-}
-
-Test(early, tensors_are_sent_without_a_copy, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = make_a_model,
-                                         .body = { send_the_model, give_up_the_model } });
 }
 
 /* ---- Threads that make some while the job starts --------------------------------------------------------- */

@@ -72,7 +72,18 @@ static void none_borrowed(struct bx_job *job, int rank)
         sched_yield();
 }
 
-static void ends_where_nobody_wants_the_value(struct bx_job *job)
+HARNESS_HANDLER(out)
+{
+    return bx_msg_put_i64(reply, (int64_t)loans_of(bx_request_job(request), -1).leases);
+}
+
+static int setup_out(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "out", BX_INLINE, out, NULL), 0);
+    return loans_setup(job);
+}
+
+HARNESS_TEST(lease, is_returned_of_a_reply_that_is_dropped_or_not_read, 20, .size = 2, .setup = setup_out)
 {
     for (int to = 0; to < 2; to++) {
         const char *name = bx_worker_name(job, to);
@@ -93,25 +104,7 @@ static void ends_where_nobody_wants_the_value(struct bx_job *job)
     }
 }
 
-static int out(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    (void)args, (void)context;
-    return bx_msg_put_i64(reply, (int64_t)loans_of(bx_request_job(request), -1).leases);
-}
-
-static int setup_out(struct bx_job *job)
-{
-    HARNESS_EQ(bx_register(job, "out", BX_INLINE, out, NULL), 0);
-    return loans_setup(job);
-}
-
-Test(lease, is_returned_of_a_reply_that_is_dropped_or_not_read, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup_out, .body = { ends_where_nobody_wants_the_value } });
-}
-
-static void ends_oneway(struct bx_job *job)
+HARNESS_TEST(lease, is_returned_of_one_way_calls, 20, .size = 2, .setup = setup_out)
 {
     for (int to = 0; to < 2; to++) {
         const char *name = bx_worker_name(job, to);
@@ -126,11 +119,6 @@ static void ends_oneway(struct bx_job *job)
         HARNESS_EQ(loans_of(job, -1).leases, 0);
     }
     expect_all_back(job, 6);
-}
-
-Test(lease, is_returned_of_one_way_calls, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_out, .body = { ends_oneway } });
 }
 
 /* Calls that time out, until the handler of one has begun, which posts the gate. Returns how many calls. */
@@ -220,7 +208,7 @@ static int setup_batch(struct bx_job *job)
     return loans_setup(job);
 }
 
-static void ends_in_a_batch(struct bx_job *job)
+HARNESS_TEST(lease, is_returned_of_rows_that_expire_or_are_cancelled, 20, .size = 2, .setup = setup_batch)
 {
     struct bx_call_options hasty = { .timeout_ns = 10 * HARNESS_MS };
     struct bx_future *future;
@@ -233,11 +221,6 @@ static void ends_in_a_batch(struct bx_job *job)
     loans_come_back(job, -1);
     HARNESS_EQ(harness_load(RAN), 0);
     expect_all_back(job, 2);
-}
-
-Test(lease, is_returned_of_rows_that_expire_or_are_cancelled, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_batch, .body = { ends_in_a_batch } });
 }
 
 static void ends_parked(struct bx_job *job)

@@ -30,17 +30,15 @@ enum value { CODE = 0, FORGED_ID };
 
 static struct bx_tensor *taken;
 
-static int take(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(take)
 {
-    (void)request, (void)reply, (void)context;
     taken = bx_tensor_acquire(bx_read_tensor(args));
     return 0;
 }
 
 /* Holds the progress role of its worker, so that no thread of it reads rings or lease words. */
-static int busy(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(busy)
 {
-    (void)request, (void)args, (void)reply, (void)context;
     harness_post(BUSY);
     harness_await(BUSY_GO, 1);
     return 0;
@@ -117,17 +115,12 @@ Test(lease_wait_again, is_woken_though_another_thread_found_the_returned_lease, 
                                          .body = { is_looked_at_by_another, lets_go } });
 }
 
-static void has_room_again(struct bx_job *job)
+HARNESS_TEST(lease_wait_again, of_a_call_for_room_ends_when_another_thread_finds_the_returned_lease, 20, .size = 2,
+             .setup = setup_taking, .options = { .loan_bytes_max = 9000 }, .body = { NULL, lets_go })
 {
     second_msg = loans_msg(job, 2, 1, 5000);
     is_looked_at_by_another(job);
     bx_msg_destroy(second_msg);
-}
-
-Test(lease_wait_again, of_a_call_for_room_ends_when_another_thread_finds_the_returned_lease, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_taking, .options = { .loan_bytes_max = 9000 },
-                                         .body = { has_room_again, lets_go } });
 }
 
 /* Thread 0 leads and waits for worker 2's lease, thread 1 follows and waits for worker 1's. The latter is returned
@@ -148,17 +141,12 @@ static void waits_for_its_own(struct bx_job *job, int index)
     harness_post(WOKEN);
 }
 
-static void waits_for_two(struct bx_job *job)
+HARNESS_TEST(lease_wait_again, of_a_follower_ends_when_the_leader_finds_the_returned_lease, 20, .size = 3,
+             .setup = setup_taking, .options = { .no_spin = true }, .body = { NULL, lets_go, lets_go })
 {
     lends(job, "worker1");
     lends(job, "worker2");
     harness_threads(job, 3, waits_for_its_own);
-}
-
-Test(lease_wait_again, of_a_follower_ends_when_the_leader_finds_the_returned_lease, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup_taking, .options = { .no_spin = true },
-                                         .body = { waits_for_two, lets_go, lets_go } });
 }
 
 /* ---- Memory that is freed where a thread may not wait ------------------------------------------------- */
@@ -183,29 +171,23 @@ static void put_foreign(struct bx_job *job, struct bx_msg *msg)
     bx_tensor_release(tensor);
 }
 
-static int answers_foreign(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                           void *context)
+HARNESS_HANDLER(answers_foreign)
 {
-    (void)args, (void)context;
     put_foreign(bx_request_job(request), reply);
     return 0;
 }
 
 /* The reply is dropped, because the handler fails. */
-static int drops_foreign(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                         void *context)
+HARNESS_HANDLER(drops_foreign)
 {
-    (void)args, (void)context;
     put_foreign(bx_request_job(request), reply);
     return bx_fail(-EDOM, "not this time");
 }
 
-static int answers_foreign_async(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply,
-                                 void *context)
+HARNESS_ASYNC_HANDLER(answers_foreign_async)
 {
     struct bx_msg *value = bx_msg_create(0);
 
-    (void)args, (void)context;
     put_foreign(bx_request_job(request), value);
     *reply = bx_future_create(bx_request_job(request));
     return bx_future_set(*reply, value);
@@ -226,7 +208,7 @@ static void expect_would_deadlock(struct bx_job *job, uint32_t times)
     HARNESS_EQ(harness_call(job, "worker1", "echo", harness_msg_i64(3)), 3);
 }
 
-static void has_foreign_memory_freed(struct bx_job *job)
+HARNESS_TEST(lease_free_again, after_an_inline_reply_may_not_wait, 20, .size = 2, .setup = setup_foreign)
 {
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "answer", NULL, NULL, NULL), 0);
     expect_would_deadlock(job, 1);
@@ -236,21 +218,11 @@ static void has_foreign_memory_freed(struct bx_job *job)
     expect_would_deadlock(job, 3);
 }
 
-Test(lease_free_again, after_an_inline_reply_may_not_wait, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_foreign, .body = { has_foreign_memory_freed } });
-}
-
-static void has_foreign_memory_freed_async(struct bx_job *job)
+HARNESS_TEST(lease_free_again, after_an_async_reply_that_was_done_at_once_may_not_wait, 20, .size = 2,
+             .setup = setup_foreign)
 {
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "answer_async", NULL, NULL, NULL), 0);
     expect_would_deadlock(job, 1);
-}
-
-Test(lease_free_again, after_an_async_reply_that_was_done_at_once_may_not_wait, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_foreign,
-                                         .body = { has_foreign_memory_freed_async } });
 }
 
 
@@ -452,7 +424,8 @@ static void has_all_back(struct bx_job *job, struct bx_tensor *tensor)
 }
 
 /* Worker 1 is in "busy" until this worker has seen it leave. Frames that do not fit into its ring stay queued here. */
-static void sends_more_than_fits(struct bx_job *job)
+HARNESS_TEST(lease_left_again, returns_the_leases_of_frames_queued_for_a_worker_that_left, 30, .size = 2,
+             .setup = setup_taking, .body = { NULL, leaves_and_lives_on })
 {
     struct bx_tensor *tensor = loans_tensor(job, BX_U8, 5000, 1);
     struct bx_future *first = NULL;
@@ -473,12 +446,6 @@ static void sends_more_than_fits(struct bx_job *job)
     has_all_back(job, tensor);
 }
 
-Test(lease_left_again, returns_the_leases_of_frames_queued_for_a_worker_that_left, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_taking,
-                                         .body = { sends_more_than_fits, leaves_and_lives_on } });
-}
-
 /* No thread makes progress in worker 1 after its first answer. */
 static void reads_once_and_leaves(struct bx_job *job)
 {
@@ -488,7 +455,8 @@ static void reads_once_and_leaves(struct bx_job *job)
     leaves_and_lives_on(job);
 }
 
-static void sends_what_fits(struct bx_job *job)
+HARNESS_TEST(lease_left_again, returns_the_leases_of_frames_that_a_worker_that_left_never_read, 30, .size = 2,
+             .setup = setup_taking, .options = { .own_loop = true }, .body = { NULL, reads_once_and_leaves })
 {
     struct bx_tensor *tensor = loans_tensor(job, BX_U8, 5000, 1);
 
@@ -501,12 +469,6 @@ static void sends_what_fits(struct bx_job *job)
     fails_with_shutdown(sent, FITS);
     harness_await(LEFT, 1);
     has_all_back(job, tensor);
-}
-
-Test(lease_left_again, returns_the_leases_of_frames_that_a_worker_that_left_never_read, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_taking, .options = { .own_loop = true },
-                                         .body = { sends_what_fits, reads_once_and_leaves } });
 }
 
 /* ---- A block is lent once ----------------------------------------------------------------------------- */
@@ -523,9 +485,8 @@ static struct bx_msg *msg_of(struct bx_tensor *const *tensors, int count, int ti
     return msg;
 }
 
-static int swallow(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(swallow)
 {
-    (void)request, (void)context;
     if (taken != NULL)
         bx_tensor_release(taken);
     taken = bx_reader_tensors_left(args) > 0 ? bx_tensor_acquire(bx_read_tensor(args)) : NULL;
@@ -584,7 +545,7 @@ Test(lease_bytes_again, of_tensors_in_turn_fit_under_the_bound, .timeout = 20)
                                          .options = { .loan_bytes_max = 5 * MEGABYTE } });
 }
 
-static void lends_many_in_turn(struct bx_job *job)
+HARNESS_TEST(lease_bytes_again, of_hundreds_in_turn_are_counted_once, 20, .size = 2, .setup = setup_swallowing)
 {
     struct bx_tensor *tensors[MANY];
     uint64_t bytes = 0;
@@ -598,23 +559,16 @@ static void lends_many_in_turn(struct bx_job *job)
         bx_tensor_release(tensors[i]);
 }
 
-Test(lease_bytes_again, of_hundreds_in_turn_are_counted_once, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_swallowing, .body = { lends_many_in_turn } });
-}
-
 /* ---- Large messages keep no memory -------------------------------------------------------------------- */
 
 #define LARGE (64 << 20)
 #define NOT_SMALL (1 << 20)
 
-static int answers_large(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                         void *context)
+HARNESS_HANDLER(answers_large)
 {
     size_t bytes = (size_t)bx_read_i64(args);
     char *filled = malloc(bytes);
 
-    (void)request, (void)context;
     HARNESS_CHECK(filled != NULL);
     memset(filled, (int)bx_read_i64(args), bytes);
     bx_msg_put_bytes(reply, filled, bytes);
@@ -623,18 +577,14 @@ static int answers_large(const struct bx_request *request, struct bx_reader *arg
 }
 
 /* Answers the capacity of the message that this worker's inline handlers share. */
-static int answers_capacity(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                            void *context)
+HARNESS_HANDLER(answers_capacity)
 {
-    (void)args, (void)context;
     HARNESS_CHECK(reply == bx_request_job(request)->rpc->reply);
     return bx_msg_put_i64(reply, (int64_t)reply->capacity);
 }
 
-static int answers_leases(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                          void *context)
+HARNESS_HANDLER(answers_leases)
 {
-    (void)args, (void)context;
     return bx_msg_put_i64(reply, (int64_t)loans_of(bx_request_job(request), bx_request_caller(request)).leases);
 }
 
@@ -668,7 +618,7 @@ static bool is_filled(const struct bx_msg *msg, int filled)
     return true;
 }
 
-static void gets_a_large_reply(struct bx_job *job)
+HARNESS_TEST(lease_large_again, inline_reply_does_not_keep_its_memory, 30, .size = 2, .setup = setup_large)
 {
     for (int64_t round = 1; round <= 2; round++) {
         struct bx_msg *reply = large_reply(job, "large", LARGE, round);
@@ -682,13 +632,9 @@ static void gets_a_large_reply(struct bx_job *job)
     }
 }
 
-Test(lease_large_again, inline_reply_does_not_keep_its_memory, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_large, .body = { gets_a_large_reply } });
-}
-
 /* The reply is kept. Nevertheless its lease is returned, its memory is used again, and its bytes stay. */
-static void holds_large_replies(struct bx_job *job)
+HARNESS_TEST(lease_large_again, reply_without_tensors_returns_its_lease_before_it_is_dropped, 20, .size = 2,
+             .setup = setup_large)
 {
     static const char *const functions[] = { "large", "large_blocking" };
     struct bx_msg *replies[4];
@@ -704,11 +650,6 @@ static void holds_large_replies(struct bx_job *job)
     }
 }
 
-Test(lease_large_again, reply_without_tensors_returns_its_lease_before_it_is_dropped, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_large, .body = { holds_large_replies } });
-}
-
 static struct bx_msg *large_args(struct bx_job *job, int tensors)
 {
     struct bx_msg *args = loans_msg(job, 1, tensors, 100);
@@ -721,7 +662,8 @@ static struct bx_msg *large_args(struct bx_job *job, int tensors)
 }
 
 /* The handlers have begun and not ended. */
-static void sends_large_arguments(struct bx_job *job)
+HARNESS_TEST(lease_large_again, request_without_tensors_returns_its_lease_before_it_is_dropped, 20, .size = 2,
+             .setup = setup_large)
 {
     struct bx_future *futures[2];
 
@@ -735,9 +677,4 @@ static void sends_large_arguments(struct bx_job *job)
         HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), 0);
         bx_future_release(futures[i]);
     }
-}
-
-Test(lease_large_again, request_without_tensors_returns_its_lease_before_it_is_dropped, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_large, .body = { sends_large_arguments } });
 }

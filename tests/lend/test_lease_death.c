@@ -76,7 +76,8 @@ Test(lease_death, of_a_borrower_gives_its_leases_back_asleep, .timeout = 30)
 }
 
 /* Kills the borrower while requests that it has not read, and replies to its own calls, are in the rings. */
-static void kills_it_with_frames_on_the_way(struct bx_job *job)
+HARNESS_TEST(lease_death, of_a_borrower_ends_the_leases_of_frames_in_the_rings, 30, .size = 3, .setup = loans_setup,
+             .dies = 1u << 1)
 {
     struct bx_msg *args = loans_msg(job, 1, 2, 5000);
 
@@ -91,12 +92,6 @@ static void kills_it_with_frames_on_the_way(struct bx_job *job)
     HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
     HARNESS_EQ(loans_of(job, 1).taken_back, 40);
     HARNESS_CHECK(!bx_worker_alive(job, 1));
-}
-
-Test(lease_death, of_a_borrower_ends_the_leases_of_frames_in_the_rings, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = loans_setup, .dies = 1u << 1,
-                                         .body = { kills_it_with_frames_on_the_way } });
 }
 
 static void waits_for_room_at_one_that_dies(struct bx_job *job)
@@ -129,7 +124,8 @@ Test(lease_death, of_a_borrower_makes_room_for_a_call_to_another, .timeout = 30)
     }
 }
 
-static void waits_for_room_at_the_one_that_dies(struct bx_job *job)
+HARNESS_TEST(lease_death, of_a_borrower_ends_the_wait_for_its_lease, 60, .size = 3, .setup = loans_setup,
+             .dies = 1u << 1, .body = { NULL, NULL, kills_worker_1 })
 {
     struct bx_msg *args = loans_msg(job, 1, 1, 64);
 
@@ -143,16 +139,9 @@ static void waits_for_room_at_the_one_that_dies(struct bx_job *job)
     bx_msg_destroy(args);
 }
 
-Test(lease_death, of_a_borrower_ends_the_wait_for_its_lease, .timeout = 60)
-{
-    harness_run(&(struct harness_world){
-        .size = 3, .setup = loans_setup, .dies = 1u << 1,
-        .body = { waits_for_room_at_the_one_that_dies, NULL, kills_worker_1 } });
-}
-
 /* ---- The owner ------------------------------------------------------------------------------------------------- */
 
-static void kills_its_owner(struct bx_job *job)
+HARNESS_TEST(lease_death, of_an_owner_leaves_its_tensors_readable, 30, .size = 3, .setup = loans_setup, .dies = 1u << 1)
 {
     struct bx_msg *args = harness_msg_i64(500), *reply = NULL;
     struct bx_tensor *last;
@@ -180,14 +169,9 @@ static void kills_its_owner(struct bx_job *job)
     HARNESS_EQ(harness_call(job, "worker2", "verify", loans_msg(job, 1, 1, 100)), 1);
 }
 
-Test(lease_death, of_an_owner_leaves_its_tensors_readable, .timeout = 30)
-{
-    harness_run(&(struct harness_world){
-        .size = 3, .setup = loans_setup, .body = { kills_its_owner }, .dies = 1u << 1 });
-}
-
 /* The callee reads the tensor after the caller has died, and after the end of its own job. */
-static void holds_until_after_its_job(struct bx_job *job)
+HARNESS_TEST(lease_death, of_an_owner_leaves_its_tensors_readable_beyond_the_job, 30, .size = 3, .setup = loans_setup,
+             .dies = 1u << 1)
 {
     struct bx_msg *args = harness_msg_i64(3), *reply = NULL;
 
@@ -207,12 +191,6 @@ static void holds_until_after_its_job(struct bx_job *job)
     bx_msg_destroy(reply);
 }
 
-Test(lease_death, of_an_owner_leaves_its_tensors_readable_beyond_the_job, .timeout = 30)
-{
-    harness_run(&(struct harness_world){
-        .size = 3, .setup = loans_setup, .body = { holds_until_after_its_job }, .dies = 1u << 1 });
-}
-
 /* The caller dies while its calls wait in the callee's queue or run there. */
 static void dies_with_calls_out(struct bx_job *job)
 {
@@ -224,7 +202,8 @@ static void dies_with_calls_out(struct bx_job *job)
     raise(SIGKILL);
 }
 
-static void serves_one_that_dies(struct bx_job *job)
+HARNESS_TEST(lease_death, of_a_caller_ends_the_leases_of_its_requests, 30, .size = 3, .setup = loans_setup,
+             .dies = 1u << 1, .body = { NULL, dies_with_calls_out })
 {
     await_death(job, 1);
     /* "stuck" has read its tensors before the death, "keep" reads them after it. */
@@ -233,13 +212,6 @@ static void serves_one_that_dies(struct bx_job *job)
     HARNESS_EQ(harness_call(job, "worker2", "verify", loans_msg(job, 1, 1, 100)), 1);
     while (loans_of(job, 1).borrowed != 0)
         HARNESS_EQ(harness_call(job, "worker2", "echo", harness_msg_i64(1)), 1);
-}
-
-Test(lease_death, of_a_caller_ends_the_leases_of_its_requests, .timeout = 30)
-{
-    harness_run(&(struct harness_world){
-        .size = 3, .setup = loans_setup, .dies = 1u << 1,
-        .body = { serves_one_that_dies, dies_with_calls_out } });
 }
 
 /* Each of the other workers has borrowed from worker 1 and has lent to it. */
@@ -272,7 +244,7 @@ Test(lease_death, of_a_worker_that_lent_and_borrowed_ends_both, .timeout = 30)
 
 /* ---- Stopped, and gone ----------------------------------------------------------------------------------------- */
 
-static void stops_its_borrower(struct bx_job *job)
+HARNESS_TEST(lease_stopped, is_seen_by_its_age_and_delays_no_other, 30, .size = 3, .setup = loans_setup)
 {
     uint64_t age;
 
@@ -291,11 +263,6 @@ static void stops_its_borrower(struct bx_job *job)
     loans_signal(1, SIGCONT);
     HARNESS_EQ(harness_call(job, "worker1", "drop", harness_msg_i64(1)), 0);
     HARNESS_EQ(loans_of(job, 1).leases, 0);
-}
-
-Test(lease_stopped, is_seen_by_its_age_and_delays_no_other, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = loans_setup, .body = { stops_its_borrower } });
 }
 
 /* Destroys the job without a shutdown, and keeps what it has borrowed. */
@@ -318,7 +285,8 @@ static void leaves_holding(struct bx_job *job)
 }
 
 /* As long as the process that left lives it may read, so the memory must not be used again. */
-static void lent_to_one_that_leaves(struct bx_job *job)
+HARNESS_TEST(lease_left, keeps_its_memory_until_the_process_that_left_has_ended, 30, .size = 3, .setup = loans_setup,
+             .body = { NULL, leaves_holding })
 {
     harness_await(READY, 1);
     for (int64_t i = 0; i < 200; i++)
@@ -326,10 +294,4 @@ static void lent_to_one_that_leaves(struct bx_job *job)
     harness_post(DONE);
     HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
     HARNESS_EQ(loans_of(job, 1).granted, loans_of(job, 1).returned + loans_of(job, 1).taken_back);
-}
-
-Test(lease_left, keeps_its_memory_until_the_process_that_left_has_ended, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = loans_setup,
-                                         .body = { lent_to_one_that_leaves, leaves_holding } });
 }

@@ -108,9 +108,8 @@ static bool put_forgery(struct bx_job *job, const struct forgery *forgery)
 /* ---- Workers ----------------------------------------------------------------------------------------------- */
 
 /* Reads only the first and the last element of each tensor, because a forged shape may have an absurd size. */
-static int touch(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(touch)
 {
-    (void)request, (void)reply, (void)context;
     while (bx_reader_tensors_left(args) > 0) {
         const struct bx_tensor *tensor = bx_read_tensor(args);
         const volatile unsigned char *data = bx_tensor_data(tensor);

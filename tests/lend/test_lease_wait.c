@@ -23,7 +23,7 @@ enum gate { WAITING = 0 };
 
 /* ---- bx_loans_wait ----------------------------------------------------------------------------------------- */
 
-static void waits_in_vain(struct bx_job *job)
+HARNESS_TEST(loans_wait, ends_at_its_deadline, 20, .size = 2, .setup = loans_setup)
 {
     HARNESS_EQ(bx_loans_wait(job, 2, 0, 0), -EINVAL);
     HARNESS_EQ(bx_loans_wait(job, -2, 0, 0), -EINVAL);
@@ -45,32 +45,23 @@ static void waits_in_vain(struct bx_job *job)
     }
 }
 
-Test(loans_wait, ends_at_its_deadline, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup, .body = { waits_in_vain } });
-}
-
 /* Waits for worker 0's leases, in an inline handler of worker 0. */
-static int waits_where_it_may_not(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                                  void *context)
+HARNESS_HANDLER(waits_where_it_may_not)
 {
     struct bx_job *job = bx_request_job(request);
 
-    (void)args, (void)reply, (void)context;
     HARNESS_EQ(loans_of(job, -1).leases, 1);
     HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), BX_E_WOULD_DEADLOCK);
     return bx_loans_wait(job, 1, 1, BX_FOREVER);
 }
 
 /* At loan_bytes_max, a call in an inline handler fails instead of waiting. */
-static int lends_where_it_may_not_wait(const struct bx_request *request, struct bx_reader *args,
-                                       struct bx_msg *reply, void *context)
+HARNESS_HANDLER(lends_where_it_may_not_wait)
 {
     struct bx_job *job = bx_request_job(request);
     struct bx_msg *msg = loans_msg(job, 1, 1, HALF);
     struct bx_future *future = NULL;
 
-    (void)args, (void)reply, (void)context;
     HARNESS_EQ(bx_rpc_oneway(job, "worker1", "keep", msg, NULL), -EAGAIN);
     HARNESS_EQ(bx_rpc_async(job, "worker1", "keep", msg, NULL, &future), -EAGAIN);
     HARNESS_CHECK(future == NULL);
@@ -85,18 +76,13 @@ static int setup_inline(struct bx_job *job)
     return loans_setup(job);
 }
 
-static void is_asked_to_wait(struct bx_job *job)
+HARNESS_TEST(loans_wait, is_refused_where_a_thread_may_not_wait, 20, .size = 2, .setup = setup_inline,
+             .options = { .loan_bytes_max = 600 << 10 })
 {
     HARNESS_EQ(harness_call(job, "worker1", "keep", loans_msg(job, 1, 1, HALF)), 1);
     HARNESS_EQ(bx_rpc_sync(job, "worker0", "wait", NULL, NULL, NULL), 0);
     HARNESS_EQ(bx_rpc_sync(job, "worker0", "lend", NULL, NULL, NULL), 0);
     HARNESS_EQ(harness_call(job, "worker1", "drop", harness_msg_i64(1)), 0);
-}
-
-Test(loans_wait, is_refused_where_a_thread_may_not_wait, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_inline, .body = { is_asked_to_wait },
-                                         .options = { .loan_bytes_max = 600 << 10 } });
 }
 
 /* Worker 1 releases on the program's thread and sends no frame: the bell of the lease must wake worker 0, which sleeps
@@ -124,9 +110,8 @@ static void waits_asleep(struct bx_job *job)
 
 static struct bx_tensor *taken;
 
-static int take(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(take)
 {
-    (void)request, (void)reply, (void)context;
     taken = bx_tensor_acquire(bx_read_tensor(args));
     return 0;
 }
@@ -209,7 +194,8 @@ static void empty_arena(struct bx_tensor **tensors, int count)
         bx_tensor_release(tensors[i]);
 }
 
-static void fills_its_arena(struct bx_job *job)
+HARNESS_TEST(arena_full, is_an_error_until_leases_are_returned, 20, .size = 2, .setup = loans_setup,
+             .options = { .arena_bytes = 4 * MEGABYTE })
 {
     struct bx_tensor *tensors[64];
     int64_t elements = HALF;
@@ -246,30 +232,22 @@ static void fills_its_arena(struct bx_job *job)
     HARNESS_EQ(arena_of(job).used_bytes, 0);
 }
 
-Test(arena_full, is_an_error_until_leases_are_returned, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup, .body = { fills_its_arena },
-                                         .options = { .arena_bytes = 4 * MEGABYTE } });
-}
-
 /* The reply's tensors do not fit into the arena, and neither do its bytes. */
-static int make_a_lot(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(make_a_lot)
 {
     struct bx_tensor *tensor = loans_tensor(NULL, BX_U8, bx_read_i64(args), 1);
     int rc = bx_msg_put_tensor(reply, tensor);
 
-    (void)request, (void)context;
     bx_tensor_release(tensor);
     return rc;
 }
 
-static int many_bytes(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(many_bytes)
 {
     size_t bytes = (size_t)bx_read_i64(args);
     char *zeroes = calloc(1, bytes);
     int rc = bx_msg_put_bytes(reply, zeroes, bytes);
 
-    (void)request, (void)context;
     free(zeroes);
     return rc;
 }
@@ -281,7 +259,8 @@ static int setup_a_lot(struct bx_job *job)
     return loans_setup(job);
 }
 
-static void asks_for_a_lot(struct bx_job *job)
+HARNESS_TEST(arena_full, fails_a_reply_with_the_same_code, 20, .size = 2, .setup = setup_a_lot,
+             .options = { .arena_bytes = 4 * MEGABYTE })
 {
     static const char *const functions[] = { "make_a_lot", "many_bytes" };
 
@@ -296,25 +275,14 @@ static void asks_for_a_lot(struct bx_job *job)
         }
 }
 
-Test(arena_full, fails_a_reply_with_the_same_code, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_a_lot, .body = { asks_for_a_lot },
-                                         .options = { .arena_bytes = 4 * MEGABYTE } });
-}
-
-static void lends_more_than_there_is(struct bx_job *job)
+HARNESS_TEST(arena_full, does_not_happen_if_all_leases_are_returned, 20, .size = 2, .setup = loans_setup,
+             .options = { .arena_bytes = 4 * MEGABYTE })
 {
     for (int64_t i = 0; i < 200; i++)
         HARNESS_EQ(harness_call(job, "worker1", "verify", loans_msg(job, i, 2, HALF)), 2);
     HARNESS_EQ(loans_of(job, -1).granted, 200);
     HARNESS_CHECK(arena_of(job).high_water_bytes <= 4 * MEGABYTE);
     HARNESS_CHECK(arena_of(job).high_water_bytes >= 2 * (uint64_t)HALF);
-}
-
-Test(arena_full, does_not_happen_if_all_leases_are_returned, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup, .body = { lends_more_than_there_is },
-                                         .options = { .arena_bytes = 4 * MEGABYTE } });
 }
 
 static void sees_eight_megabytes(struct bx_job *job)
@@ -354,7 +322,7 @@ Test(arena_size, that_is_not_a_number_is_an_error_with_the_variables_name, .time
     }
 }
 
-static void trims(struct bx_job *job)
+HARNESS_TEST(arena_trim, frees_unused_memory, 20, .size = 2, .setup = loans_setup)
 {
     struct bx_tensor *large = loans_tensor(job, BX_U8, 8 << 20, 1), *small = loans_tensor(job, BX_U8, 100, 2);
     struct bx_msg *args = harness_msg_i64(2);
@@ -378,11 +346,6 @@ static void trims(struct bx_job *job)
     HARNESS_EQ(bx_arena_trim(job), 0);
     HARNESS_EQ(arena_of(job).used_bytes, 0);
     HARNESS_CHECK(arena_of(job).committed_bytes < MEGABYTE);
-}
-
-Test(arena_trim, frees_unused_memory, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup, .body = { trims } });
 }
 
 /* ---- A full /dev/shm ------------------------------------------------------------------------------------------- */
@@ -456,19 +419,14 @@ static int setup_too_early(struct bx_job *job)
     return 0;
 }
 
-static void does_nothing(struct bx_job *job)
+HARNESS_TEST(arena, has_no_figures_before_the_start, 20, .size = 2, .setup = setup_too_early)
 {
     HARNESS_EQ(arena_of(job).used_bytes, 0);
 }
 
-Test(arena, has_no_figures_before_the_start, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_too_early, .body = { does_nothing } });
-}
-
 /* ---- Forked ---------------------------------------------------------------------------------------------------- */
 
-static void forks(struct bx_job *job)
+HARNESS_TEST(arena, is_unavailable_in_a_forked_child, 20, .size = 2, .setup = loans_setup)
 {
     struct bx_tensor *tensor = loans_tensor(job, BX_U8, 1000, 1), *other = NULL;
     struct bx_arena_info info = { 0 };
@@ -490,9 +448,4 @@ static void forks(struct bx_job *job)
     HARNESS_CHECK(loans_hold(tensor, 1));
     bx_tensor_release(tensor);
     HARNESS_EQ(harness_call(job, "worker1", "verify", loans_msg(job, 2, 2, 1000)), 2);
-}
-
-Test(arena, is_unavailable_in_a_forked_child, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup, .body = { forks } });
 }

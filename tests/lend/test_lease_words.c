@@ -281,16 +281,11 @@ static void sends_what_it_truncates(struct bx_job *job)
     raise(SIGKILL);
 }
 
-static void is_sent_what_is_gone(struct bx_job *job)
+HARNESS_TEST(arena_truncated, before_a_message_in_it_is_read_cuts_off, 30, .size = 3, .setup = loans_setup,
+             .dies = 1u << 1, .body = { NULL, sends_what_it_truncates, harness_serve })
 {
     expect_cut_off_by_truncation(job);
     HARNESS_EQ(harness_call(job, "worker0", "drop", harness_msg_i64(0)), 0);     /* the message was not handled */
     others_go_on(job);
     harness_post(FINISHED);
-}
-
-Test(arena_truncated, before_a_message_in_it_is_read_cuts_off, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = loans_setup, .dies = 1u << 1,
-                                         .body = { is_sent_what_is_gone, sends_what_it_truncates, harness_serve } });
 }

@@ -17,7 +17,7 @@ enum gate { HELD = 0, DEAD, CHECKED };
 TestSuite(passed, .timeout = 60);
 
 /* value, then the way: ranks as text, "23" for worker2 and then worker3, where the rest is passed to "keep". */
-static int pass_on(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(pass_on)
 {
     struct bx_job *job = bx_request_job(request);
     struct bx_msg *on = harness_msg_i64(bx_read_i64(args)), *answer = NULL;
@@ -26,7 +26,6 @@ static int pass_on(const struct bx_request *request, struct bx_reader *args, str
     char to[] = "worker0";
     int rc;
 
-    (void)context;
     to[6] = way[0];
     if (way[1] != '\0')
         bx_msg_put_str(on, way + 1);
@@ -43,14 +42,13 @@ static int pass_on(const struct bx_request *request, struct bx_reader *args, str
 }
 
 /* Answers with the tensors that another worker answers with: "make" of worker `value`. */
-static int fetch(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(fetch)
 {
     struct bx_job *job = bx_request_job(request);
     struct bx_msg *made = NULL, *count = harness_msg_i64(3);
     struct bx_reader reader;
     int rc = bx_rpc_sync(job, bx_worker_name(job, (int)bx_read_i64(args)), "make", count, NULL, &made);
 
-    (void)context;
     bx_msg_destroy(count);
     if (rc < 0)
         return rc;
@@ -88,7 +86,16 @@ static void check_copied(struct bx_job *job, uint64_t passed)
 
 /* ---- Nobody dies ------------------------------------------------------------------------------------------ */
 
-static void pass_three(struct bx_job *job)
+static void check_the_middle(struct bx_job *job)
+{
+    harness_await(CHECKED, 1);
+    check_copied(job, 10);
+    HARNESS_EQ(harness_counter(job, "passed_on_bytes"), 5 * (ELEMENTS + 100));
+    harness_serve(job);
+}
+
+HARNESS_TEST(passed, tensors_reach_a_third_worker_without_a_copy, 60, .size = 3, .setup = setup,
+             .body = { NULL, check_the_middle })
 {
     for (int i = 0; i < 10; i++)
         HARNESS_EQ(harness_call(job, "worker1", "pass_on", by(job, i, "2", i % 2 == 0 ? ELEMENTS : 100)), 1);
@@ -100,27 +107,6 @@ static void pass_three(struct bx_job *job)
     harness_post(CHECKED);
 }
 
-static void check_the_middle(struct bx_job *job)
-{
-    harness_await(CHECKED, 1);
-    check_copied(job, 10);
-    HARNESS_EQ(harness_counter(job, "passed_on_bytes"), 5 * (ELEMENTS + 100));
-    harness_serve(job);
-}
-
-Test(passed, tensors_reach_a_third_worker_without_a_copy)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { pass_three, check_the_middle } });
-}
-
-static void pass_four(struct bx_job *job)
-{
-    HARNESS_EQ(harness_call(job, "worker1", "pass_on", by(job, 5, "23", ELEMENTS)), 1);
-    HARNESS_EQ(harness_call_i64(job, "worker3", "drop", 1), 0);
-    loans_come_back(job, -1);
-    harness_post(CHECKED);
-}
-
 static void passed_one(struct bx_job *job)
 {
     harness_await(CHECKED, 1);
@@ -128,12 +114,16 @@ static void passed_one(struct bx_job *job)
     harness_serve(job);
 }
 
-Test(passed, tensors_go_on_through_several_workers)
+HARNESS_TEST(passed, tensors_go_on_through_several_workers, 60, .size = 4, .setup = setup,
+             .body = { NULL, passed_one, passed_one })
 {
-    harness_run(&(struct harness_world){ .size = 4, .setup = setup, .body = { pass_four, passed_one, passed_one } });
+    HARNESS_EQ(harness_call(job, "worker1", "pass_on", by(job, 5, "23", ELEMENTS)), 1);
+    HARNESS_EQ(harness_call_i64(job, "worker3", "drop", 1), 0);
+    loans_come_back(job, -1);
+    harness_post(CHECKED);
 }
 
-static void go_home(struct bx_job *job)
+HARNESS_TEST(passed, tensors_that_go_back_to_their_owner_are_copied, 60, .size = 2, .setup = setup)
 {
     struct bx_msg *args = by(job, 3, "0", 1000);
 
@@ -142,12 +132,14 @@ static void go_home(struct bx_job *job)
     loans_come_back(job, -1);
 }
 
-Test(passed, tensors_that_go_back_to_their_owner_are_copied)
+static void passed_fifteen(struct bx_job *job)
 {
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { go_home } });
+    harness_await(CHECKED, 1);
+    check_copied(job, 15);
+    harness_serve(job);
 }
 
-static void in_replies(struct bx_job *job)
+HARNESS_TEST(passed, tensors_go_in_replies, 60, .size = 3, .setup = setup, .body = { NULL, passed_fifteen })
 {
     for (int i = 0; i < 5; i++) {
         struct bx_msg *args = harness_msg_i64(2), *reply = NULL;
@@ -162,18 +154,6 @@ static void in_replies(struct bx_job *job)
         bx_msg_destroy(args);
     }
     harness_post(CHECKED);
-}
-
-static void passed_fifteen(struct bx_job *job)
-{
-    harness_await(CHECKED, 1);
-    check_copied(job, 15);
-    harness_serve(job);
-}
-
-Test(passed, tensors_go_in_replies)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { in_replies, passed_fifteen } });
 }
 
 /* ---- Deaths ------------------------------------------------------------------------------------------------- */
@@ -247,25 +227,13 @@ Test(passed, tensors_stay_though_two_in_the_middle_die)
                                          .body = { later_middle_dies_first, NULL, NULL, harness_serve } });
 }
 
-static void receiver_dies(struct bx_job *job)
+HARNESS_TEST(passed, tensors_come_back_when_the_receiver_dies, 60, .size = 3, .setup = setup,
+             .body = { NULL, harness_serve }, .dies = 1u << 2)
 {
     HARNESS_EQ(harness_call(job, "worker1", "pass_on", by(job, 7, "2", ELEMENTS)), 1);
     loans_signal(2, SIGKILL);
     loans_come_back(job, -1);
     HARNESS_EQ(loans_of(job, 1).returned, 1);
-}
-
-Test(passed, tensors_come_back_when_the_receiver_dies)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { receiver_dies, harness_serve },
-                                         .dies = 1u << 2 });
-}
-
-static void owner_dies(struct bx_job *job)
-{
-    HARNESS_EQ(harness_call(job, "worker1", "pass_on", by(job, 7, "2", ELEMENTS)), 1);
-    harness_post(HELD);
-    harness_die(job);
 }
 
 static void outlive_the_owner(struct bx_job *job)
@@ -280,17 +248,11 @@ static void outlive_the_owner(struct bx_job *job)
     }
 }
 
-Test(passed, tensors_are_read_after_the_owners_death)
+HARNESS_TEST(passed, tensors_are_read_after_the_owners_death, 60, .size = 3, .setup = setup, .dies = 1u << 0,
+             .body = { NULL, outlive_the_owner, outlive_the_owner })
 {
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 0,
-                                         .body = { owner_dies, outlive_the_owner, outlive_the_owner } });
-}
-
-/* worker1 passes on, over and over, while the owner dies: each answer is the tensor, or BX_E_PEER_DEAD. */
-static void make_and_die(struct bx_job *job)
-{
-    harness_await(HELD, 1);
-    usleep(2000);
+    HARNESS_EQ(harness_call(job, "worker1", "pass_on", by(job, 7, "2", ELEMENTS)), 1);
+    harness_post(HELD);
     harness_die(job);
 }
 
@@ -321,8 +283,11 @@ static void pass_while_it_dies(struct bx_job *job)
     loans_come_back(job, -1);
 }
 
-Test(passed, tensors_are_the_answer_or_the_death_of_their_owner_is)
+/* worker1 passes on, over and over, while the owner dies: each answer is the tensor, or BX_E_PEER_DEAD. */
+HARNESS_TEST(passed, tensors_are_the_answer_or_the_death_of_their_owner_is, 60, .size = 3, .setup = setup,
+             .dies = 1u << 0, .body = { NULL, pass_while_it_dies, harness_serve })
 {
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 0,
-                                         .body = { make_and_die, pass_while_it_dies, harness_serve } });
+    harness_await(HELD, 1);
+    usleep(2000);
+    harness_die(job);
 }

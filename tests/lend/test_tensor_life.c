@@ -181,7 +181,17 @@ Test(tensor_life, is_kept_beyond_the_job, .timeout = 20)
                                          .body = { outlives_its_job, outlives_its_job } });
 }
 
-static void outlives_a_job_that_was_not_shut_down(struct bx_job *job)
+/* The worker that left had borrowed from this one, and had lent it what it keeps. */
+static void is_left_with_it(struct bx_job *job)
+{
+    harness_await(RELEASED, 1);
+    HARNESS_EQ(bx_loans_wait(job, 0, 0, BX_FOREVER), 0);
+    HARNESS_EQ(harness_call(job, "worker1", "drop", harness_msg_i64(1)), 0);
+    HARNESS_EQ(harness_call(job, "worker2", "verify", loans_msg(job, 1, 1, 10)), 1);
+}
+
+HARNESS_TEST(tensor_life, is_kept_beyond_a_job_that_was_not_shut_down, 20, .size = 3, .setup = loans_setup,
+             .body = { NULL, is_left_with_it })
 {
     struct bx_tensor *own = loans_tensor(job, BX_F32, 1000, 72);
     struct bx_msg *args = harness_msg_i64(72), *reply = NULL;
@@ -203,21 +213,6 @@ static void outlives_a_job_that_was_not_shut_down(struct bx_job *job)
     harness_post(RELEASED);
 }
 
-/* The worker that left had borrowed from this one, and had lent it what it keeps. */
-static void is_left_with_it(struct bx_job *job)
-{
-    harness_await(RELEASED, 1);
-    HARNESS_EQ(bx_loans_wait(job, 0, 0, BX_FOREVER), 0);
-    HARNESS_EQ(harness_call(job, "worker1", "drop", harness_msg_i64(1)), 0);
-    HARNESS_EQ(harness_call(job, "worker2", "verify", loans_msg(job, 1, 1, 10)), 1);
-}
-
-Test(tensor_life, is_kept_beyond_a_job_that_was_not_shut_down, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = loans_setup,
-                                         .body = { outlives_a_job_that_was_not_shut_down, is_left_with_it } });
-}
-
 /* ---- Not used again before the last lease is back ----------------------------------------------------------- */
 
 #define POOL 24
@@ -237,9 +232,8 @@ static uint64_t next_random(uint64_t *seed, uint64_t below)
 }
 
 /* Puts the tensor into a random place of the pool. Releases the one that was there; its bytes must be unchanged. */
-static int replace(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(replace)
 {
-    (void)request, (void)reply, (void)context;
     while (bx_reader_tensors_left(args) > 0) {
         struct item *item = &items[next_random(&keeper_seed, POOL)];
 
@@ -252,9 +246,8 @@ static int replace(const struct bx_request *request, struct bx_reader *args, str
     return 0;
 }
 
-static int empty(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(empty)
 {
-    (void)request, (void)args, (void)reply, (void)context;
     for (int i = 0; i < POOL; i++) {
         HARNESS_CHECK(items[i].tensor == NULL || loans_hold(items[i].tensor, items[i].number));
         bx_tensor_release(items[i].tensor);

@@ -186,9 +186,8 @@ static void pretend_bytes(struct bx_msg *msg, uint64_t bytes)
     msg->bytes = bytes;
 }
 
-static int too_much(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(too_much)
 {
-    (void)request, (void)args, (void)context;
     pretend_bytes(reply, BX_MSG_MAX + 1);
     return 0;
 }
@@ -218,7 +217,7 @@ static void echoes_bytes(struct bx_job *job, const char *to, const char *functio
     free(data);
 }
 
-static void echoes_large(struct bx_job *job)
+HARNESS_TEST(tensor_rpc, are_not_needed_for_messages_of_1_and_20_megabytes, 60, .size = 2, .setup = setup_large)
 {
     static const size_t sizes[] = { BXI_BODY_MAX, BXI_BODY_MAX + 4, 1 << 20, 20 << 20 };
 
@@ -231,12 +230,7 @@ static void echoes_large(struct bx_job *job)
     loans_come_back(job, -1);
 }
 
-Test(tensor_rpc, are_not_needed_for_messages_of_1_and_20_megabytes, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_large, .body = { echoes_large } });
-}
-
-static void sends_too_much(struct bx_job *job)
+HARNESS_TEST(tensor_rpc, are_not_needed_to_fail_a_message_that_is_too_large, 20, .size = 2, .setup = setup_large)
 {
     for (int to = 0; to < 2; to++) {
         const char *name = bx_worker_name(job, to);
@@ -256,11 +250,6 @@ static void sends_too_much(struct bx_job *job)
     HARNESS_EQ(harness_counter(job, "leases_granted"), 0);
 }
 
-Test(tensor_rpc, are_not_needed_to_fail_a_message_that_is_too_large, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_large, .body = { sends_too_much } });
-}
-
 /* ---- Views, scalars, empty tensors ------------------------------------------------------------------------ */
 
 static int64_t at(const struct bx_tensor *tensor, int64_t row, int64_t column)
@@ -271,11 +260,10 @@ static int64_t at(const struct bx_tensor *tensor, int64_t row, int64_t column)
 }
 
 /* Answers the tensor's strides and the elements that it reads through them. */
-static int read_strided(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(read_strided)
 {
     struct bx_tensor *tensor = bx_read_tensor(args);
 
-    (void)request, (void)context;
     HARNESS_EQ(bx_tensor_ndim(tensor), 2);
     for (int dim = 0; dim < 2; dim++)
         bx_msg_put_i64(reply, bx_tensor_strides(tensor)[dim]);
@@ -312,7 +300,7 @@ static void sends_view(struct bx_job *job, const char *to, struct bx_tensor *vie
     bx_tensor_release(view);
 }
 
-static void sends_views(struct bx_job *job)
+HARNESS_TEST(tensor_rpc, that_are_strided_views_keep_their_strides, 20, .size = 2, .setup = setup_strided)
 {
     static const int64_t shape[] = { 6, 10 }, again[] = { 4, 5 }, none[] = { 0, 1 };
     struct bx_tensor *tensor = NULL, *view = NULL;
@@ -335,11 +323,6 @@ static void sends_views(struct bx_job *job)
     }
     expect_copied(job, 0, 0);
     bx_tensor_release(tensor);
-}
-
-Test(tensor_rpc, that_are_strided_views_keep_their_strides, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_strided, .body = { sends_views } });
 }
 
 static struct bx_tensor *first_back(struct bx_job *job, struct bx_tensor *tensor)

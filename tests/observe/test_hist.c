@@ -134,30 +134,26 @@ static void sleep_some(void)
         ;
 }
 
-static int fails(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(fails)
 {
-    (void)request, (void)args, (void)reply, (void)context;
     return -EDOM;
 }
 
-static int sleeps(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(sleeps)
 {
-    (void)request, (void)args, (void)reply, (void)context;
     sleep_some();
     return 0;
 }
 
-static int holds(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(holds)
 {
-    (void)request, (void)args, (void)reply, (void)context;
     harness_post(HELD);
     harness_await(GO, 1);
     return 0;
 }
 
-static int at_once(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+HARNESS_ASYNC_HANDLER(at_once)
 {
-    (void)args, (void)context;
     *reply = bx_future_create(bx_request_job(request));
     return bx_future_set(*reply, NULL);
 }
@@ -170,11 +166,10 @@ static void *set_later(void *future)
     return NULL;
 }
 
-static int later(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+HARNESS_ASYNC_HANDLER(later)
 {
     pthread_t thread;
 
-    (void)args, (void)context;
     *reply = bx_future_create(bx_request_job(request));
     HARNESS_EQ(pthread_create(&thread, NULL, set_later, bx_future_acquire(*reply)), 0);
     return -pthread_detach(thread);
@@ -498,12 +493,11 @@ Test(hist, measures_both_of_two_functions_that_are_called_in_turn, .timeout = 60
 
 static struct bx_future *burst_futures[BURST];
 
-static int burst(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(burst)
 {
     static const unsigned char filling[1000];
     struct bx_msg *large = bx_msg_create(0);
 
-    (void)args, (void)reply, (void)context;
     HARNESS_EQ(bx_msg_put_bytes(large, filling, sizeof filling), 0);
     for (int i = 0; i < BURST; i++)
         HARNESS_EQ(bx_rpc_async(bx_request_job(request), "worker0", "echo", large, NULL, &burst_futures[i]), 0);

@@ -27,11 +27,10 @@ static struct bx_future *parked[PARKED_MOST];
 static int parked_count;
 
 /* Blocking: stores its thread's id and waits until gate PASS has reached the first argument. */
-static int stay(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(stay)
 {
     int64_t until = bx_read_i64(args);
 
-    (void)request, (void)context;
     harness_store(THREADS + (int)bx_read_i64(args), (uint64_t)gettid());
     harness_post(STAYS);
     harness_await(PASS, (uint32_t)until);
@@ -39,18 +38,16 @@ static int stay(const struct bx_request *request, struct bx_reader *args, struct
 }
 
 /* Async: a call of "answer" answers it. */
-static int park(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+HARNESS_ASYNC_HANDLER(park)
 {
-    (void)args, (void)context;
     HARNESS_CHECK(parked_count < PARKED_MOST);
     *reply = bx_future_create(bx_request_job(request));
     parked[parked_count++] = bx_future_acquire(*reply);
     return 0;
 }
 
-static int answer(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(answer)
 {
-    (void)request, (void)args, (void)reply, (void)context;
     while (parked_count > 0) {
         bx_future_set(parked[--parked_count], NULL);
         bx_future_release(parked[parked_count]);
@@ -58,12 +55,11 @@ static int answer(const struct bx_request *request, struct bx_reader *args, stru
     return 0;
 }
 
-static int free_rows(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(free_rows)
 {
     struct bx_job *job = bx_request_job(request);
     uint32_t count;
 
-    (void)args, (void)context;
     bxi_lock(&job->run->lock);
     count = job->observe->free_row_count;
     bxi_unlock(&job->run->lock);
@@ -83,17 +79,14 @@ static void see_now(const struct bx_request *request)
     harness_await(HANDLER_GO, harness_gate(IN_HANDLER));
 }
 
-static int look(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(look)
 {
-    (void)args, (void)reply, (void)context;
     see_now(request);
     return 0;
 }
 
-static int look_async(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply,
-                      void *context)
+HARNESS_ASYNC_HANDLER(look_async)
 {
-    (void)args, (void)context;
     see_now(request);
     *reply = bx_future_create(bx_request_job(request));
     return bx_future_set(*reply, NULL);
@@ -264,7 +257,7 @@ static void sees_its_call(struct bx_job *job, int to, uint64_t timeout_ns)
     expect_all_free(job, to);
 }
 
-static void sees_its_calls(struct bx_job *job)
+HARNESS_TEST(inflight_calls, have_a_row_each_until_they_end, 20, .size = 2, .setup = setup)
 {
     for (int to = 0; to < 2; to++)
         for (int round = 0; round < 3; round++) {
@@ -273,13 +266,8 @@ static void sees_its_calls(struct bx_job *job)
         }
 }
 
-Test(inflight_calls, have_a_row_each_until_they_end, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { sees_its_calls } });
-}
-
 /* A call that passes its deadline or is cancelled keeps its row, marked as given up, until the late reply. */
-static void sees_calls_given_up(struct bx_job *job)
+HARNESS_TEST(inflight_calls, that_were_given_up_are_marked_until_their_late_reply, 20, .size = 2, .setup = setup)
 {
     for (uint32_t round = 1; round <= 2; round++) {
         struct bx_msg *args = harness_msg_i64(round);
@@ -312,15 +300,10 @@ static void sees_calls_given_up(struct bx_job *job)
     }
 }
 
-Test(inflight_calls, that_were_given_up_are_marked_until_their_late_reply, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { sees_calls_given_up } });
-}
-
 /* Worker 1 is in an inline handler. Frames that do not fit into its ring are queued, and their rows say so. */
 #define QUEUED_CALLS 200
 
-static void sees_queued_calls(struct bx_job *job)
+HARNESS_TEST(inflight_calls, that_are_queued_have_no_position_in_the_ring, 20, .size = 2, .setup = setup)
 {
     static char bytes[2000];
     struct bxi_call_row *rows[BXI_CALLS_MAX];
@@ -356,11 +339,6 @@ static void sees_queued_calls(struct bx_job *job)
     expect_all_free(job, 1);
 }
 
-Test(inflight_calls, that_are_queued_have_no_position_in_the_ring, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { sees_queued_calls } });
-}
-
 /* Up to more calls than the rows that are made with the ring, and than the callee has rows for. */
 static void has_many_in_flight(struct bx_job *job, int to, int count)
 {
@@ -386,18 +364,13 @@ static void has_many_in_flight(struct bx_job *job, int to, int count)
     expect_all_free(job, to);
 }
 
-static void has_more_in_flight(struct bx_job *job)
+HARNESS_TEST(inflight_calls, have_rows_however_many_there_are, 30, .size = 2, .setup = setup)
 {
     for (int to = 0; to < 2; to++) {
         has_many_in_flight(job, to, BXI_CALLS_FIRST - 1);
         has_many_in_flight(job, to, 2 * BXI_CALLS_FIRST + 1);
         has_many_in_flight(job, to, BXI_SERVING_MAX + 100);
     }
-}
-
-Test(inflight_calls, have_rows_however_many_there_are, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { has_more_in_flight } });
 }
 
 /* ---- Requests ----------------------------------------------------------------------------------------- */
@@ -420,7 +393,7 @@ static void expect_on_its_thread(struct bx_job *job, struct bx_future *future, i
 }
 
 /* One more call than threads that run at once: the last waits in the pool, then gets a thread. */
-static void sees_its_blocking_requests(struct bx_job *job)
+HARNESS_TEST(inflight_requests, of_blocking_handlers_are_in_the_pool_then_on_a_thread, 20, .size = 2, .setup = setup)
 {
     struct bx_future *futures[BXI_POOL_READY + 1], *last;
     uint64_t before_ns = bxi_coarse_ns();
@@ -449,13 +422,8 @@ static void sees_its_blocking_requests(struct bx_job *job)
     expect_all_free(job, 1);
 }
 
-Test(inflight_requests, of_blocking_handlers_are_in_the_pool_then_on_a_thread, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { sees_its_blocking_requests } });
-}
-
 /* Requests that end by their answer, by the caller's cancel, and by their deadline. */
-static void sees_its_async_requests(struct bx_job *job)
+HARNESS_TEST(inflight_requests, of_async_handlers_are_shown_at_their_future, 20, .size = 2, .setup = setup)
 {
     static const int codes[] = { 0, BX_E_CANCELLED, BX_E_TIMEOUT };
 
@@ -481,11 +449,6 @@ static void sees_its_async_requests(struct bx_job *job)
         expect_all_free(job, 1);
     }
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "answer", NULL, NULL, NULL), 0);
-}
-
-Test(inflight_requests, of_async_handlers_are_shown_at_their_future, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { sees_its_async_requests } });
 }
 
 /* ---- Batches ------------------------------------------------------------------------------------------ */
@@ -569,7 +532,7 @@ Test(inflight_requests, of_batches_are_in_the_batch_then_in_its_body, .timeout =
 
 /* ---- The handler that runs now ------------------------------------------------------------------------ */
 
-static void sees_what_runs_now(struct bx_job *job)
+HARNESS_TEST(inflight_now, shows_the_handler_while_it_runs, 20, .size = 2, .setup = setup)
 {
     static const char *const functions[] = { "look", "look_async" };
     struct bxi_now *now = &bxi_tables(control_of(job, 1))->now;
@@ -598,11 +561,6 @@ static void sees_what_runs_now(struct bx_job *job)
     while (bxi_load_relaxed(&now->since_ns) != 0)
         sched_yield();
     expect_all_free(job, 1);
-}
-
-Test(inflight_now, shows_the_handler_while_it_runs, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { sees_what_runs_now } });
 }
 
 /* ---- Threads that wait -------------------------------------------------------------------------------- */
@@ -655,7 +613,7 @@ static void waits_and_is_seen(struct bx_job *job, int index)
     HARNESS_EQ(bx_future_set(waited, NULL), 0);
 }
 
-static void sees_waits(struct bx_job *job)
+HARNESS_TEST(inflight_waits, have_a_row_each_until_they_end, 20, .size = 2, .setup = setup)
 {
     waited = bx_future_create(job);
     harness_store(SEEN_SINCE, bxi_coarse_ns());
@@ -666,11 +624,6 @@ static void sees_waits(struct bx_job *job)
     for (int i = 0; i < BXI_WAIT_WORDS; i++)
         HARNESS_EQ(bxi_load_relaxed(&job->observe->wait_rows[i]), 0);
     HARNESS_EQ(bxi_load_relaxed(&await_wait(job, 1, BXI_FOR_JOB)->to), BXI_WAIT_NOBODY);
-}
-
-Test(inflight_waits, have_a_row_each_until_they_end, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { sees_waits } });
 }
 
 /* More threads than there are rows. */
@@ -688,7 +641,7 @@ static void waits_among_many(struct bx_job *job, int index)
     HARNESS_EQ(bx_future_set(waited, NULL), 0);
 }
 
-static void sees_many_waits(struct bx_job *job)
+HARNESS_TEST(inflight_waits, of_more_threads_than_rows_have_no_row, 30, .size = 2, .setup = setup)
 {
     for (int round = 0; round < 2; round++) {
         waited = bx_future_create(job);
@@ -697,9 +650,4 @@ static void sees_many_waits(struct bx_job *job)
     }
     for (int i = 0; i < BXI_WAIT_WORDS; i++)
         HARNESS_EQ(bxi_load_relaxed(&job->observe->wait_rows[i]), 0);
-}
-
-Test(inflight_waits, of_more_threads_than_rows_have_no_row, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { sees_many_waits } });
 }

@@ -42,24 +42,21 @@ TestSuite(trace, .init = trace_into_file, .fini = remove_file, .timeout = 60);
 
 /* ---- What workers do ----------------------------------------------------------------------------- */
 
-static int refuse(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(refuse)
 {
-    (void)request, (void)args, (void)reply, (void)context;
     return bx_fail(-EDOM, "not today");
 }
 
-static int wait_for_go(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(wait_for_go)
 {
-    (void)request, (void)args, (void)reply, (void)context;
     harness_post(ENTERED);
     harness_await(GO, 1);
     return 0;
 }
 
 /* Calls worker 0 and waits for the reply, inside a handler. */
-static int call_back(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(call_back)
 {
-    (void)context;
     return bx_msg_put_i64(reply, harness_call_i64(bx_request_job(request), "worker0", "twice", bx_read_i64(args)));
 }
 

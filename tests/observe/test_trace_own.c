@@ -46,12 +46,11 @@ static uint64_t begin(const struct bx_job *job)
 }
 
 /* Records a step inside of the handler. */
-static int step(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(step)
 {
     struct bx_job *job = bx_request_job(request);
     uint64_t began_ns = begin(job);
 
-    (void)reply, (void)context;
     bx_trace_end(job, &middle, began_ns, bx_read_u64(args), 0);
     return 0;
 }

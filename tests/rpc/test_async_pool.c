@@ -59,11 +59,10 @@ static int stay_and_park(const struct bx_request *request, struct bx_future **re
     return park(bx_request_job(request), reply);
 }
 
-static int work(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+HARNESS_ASYNC_HANDLER(work)
 {
     struct bx_job *job = bx_request_job(request);
 
-    (void)context;
     harness_add(RAN, 1);
     harness_post(ENTERED);
     switch ((enum what)bx_read_i64(args)) {
@@ -99,46 +98,41 @@ static int work(const struct bx_request *request, struct bx_reader *args, struct
 }
 
 /* An async handler of the usual kind. */
-static int park_here(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+HARNESS_ASYNC_HANDLER(park_here)
 {
-    (void)args, (void)context;
     harness_post(ASKED);
     return park(bx_request_job(request), reply);
 }
 
-static int set_parked(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(set_parked)
 {
-    (void)request, (void)reply, (void)context;
     return bx_future_set(parked, harness_msg_i64(bx_read_i64(args)));
 }
 
 static const struct bx_type counter = { .name = "counter" };
 
-static int make_counter(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(make_counter)
 {
     static int64_t number = 5;
 
-    (void)args, (void)context;
     return bx_msg_put_object(bx_request_job(request), reply, &counter, &number);
 }
 
-static int count(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+HARNESS_ASYNC_HANDLER(count)
 {
     int64_t *number = bx_request_object(request);
 
-    (void)context;
     *number += bx_read_i64(args);
     *reply = bx_future_create(bx_request_job(request));
     return bx_future_set(*reply, harness_msg_i64(*number));
 }
 
 /* Answers with the depth that was reached: calls itself until depth is 0. */
-static int descend(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+HARNESS_ASYNC_HANDLER(descend)
 {
     struct bx_job *job = bx_request_job(request);
     int64_t depth = bx_read_i64(args), below = 0;
 
-    (void)context;
     if (depth > 0) {
         struct bx_msg *inner_args = harness_msg_i64(depth - 1), *inner = NULL;
         int rc = bx_rpc_sync(job, bx_job_name(job), "descend", inner_args, NULL, &inner);
@@ -155,11 +149,10 @@ static int descend(const struct bx_request *request, struct bx_reader *args, str
 }
 
 /* Returns a future that is done, or that another request of "set" completes. */
-static int quick(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+HARNESS_ASYNC_HANDLER(quick)
 {
     int64_t turn = bx_read_i64(args);
 
-    (void)context;
     harness_add(RAN, 1);
     *reply = bx_future_create(bx_request_job(request));
     if (turn % 2 == 0)
@@ -242,7 +235,15 @@ Test(async_pool, a_handler_may_call_and_wait_before_it_has_a_future)
     run(2, waits_and_answers);
 }
 
-static void sees_where_it_is(struct bx_job *job)
+static void counts_it_as_blocking(struct bx_job *job)
+{
+    HARNESS_EQ(bx_job_serve(job), 0);
+    HARNESS_EQ(harness_counter(job, "requests_blocking"), 1);
+    HARNESS_EQ(harness_counter(job, "requests_async"), 0);
+}
+
+HARNESS_TEST(async_pool, a_handler_runs_on_a_thread_of_the_pool_and_its_request_then_waits_for_the_future, 30,
+             .size = 2, .setup = setup, .body = { NULL, counts_it_as_blocking })
 {
     struct bx_future *future = begin(job, STAY_AND_PARK, BX_FOREVER);
 
@@ -268,21 +269,9 @@ static void sees_where_it_is(struct bx_job *job)
     HARNESS_EQ(count_at(job, BXI_AT_FUTURE), 0);
 }
 
-static void counts_it_as_blocking(struct bx_job *job)
-{
-    HARNESS_EQ(bx_job_serve(job), 0);
-    HARNESS_EQ(harness_counter(job, "requests_blocking"), 1);
-    HARNESS_EQ(harness_counter(job, "requests_async"), 0);
-}
-
-Test(async_pool, a_handler_runs_on_a_thread_of_the_pool_and_its_request_then_waits_for_the_future)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .body = { sees_where_it_is, counts_it_as_blocking } });
-}
-
 /* One thread: the second handler runs though the first one's future is pending. */
-static void frees_its_thread(struct bx_job *job)
+HARNESS_TEST(async_pool, a_pending_future_holds_no_thread, 30, .size = 2, .setup = setup,
+             .options = { .pool_threads = 1 })
 {
     struct bx_future *first = begin(job, PARK, BX_FOREVER);
 
@@ -291,12 +280,6 @@ static void frees_its_thread(struct bx_job *job)
     HARNESS_EQ(bx_future_cancel(first), 0);
     end(first, BX_E_CANCELLED);
     check_end(BX_E_CANCELLED);
-}
-
-Test(async_pool, a_pending_future_holds_no_thread)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .body = { frees_its_thread }, .options = { .pool_threads = 1 } });
 }
 
 static void expect(struct bx_job *job, enum what what, int code, const char *text)
@@ -396,7 +379,8 @@ Test(async_pool, is_refused_when_all_256_threads_wait)
 
 /* ---- The caller gives up --------------------------------------------------------------------- */
 
-static void cancels_in_the_queue(struct bx_job *job)
+HARNESS_TEST(async_pool, a_request_that_is_cancelled_in_the_queue_is_not_run, 30, .size = 2, .setup = setup,
+             .options = { .pool_threads = 1 })
 {
     struct bx_future *first = begin(job, STAY_AND_PARK, BX_FOREVER), *second;
 
@@ -414,13 +398,8 @@ static void cancels_in_the_queue(struct bx_job *job)
     HARNESS_EQ(harness_load(RAN), 2);
 }
 
-Test(async_pool, a_request_that_is_cancelled_in_the_queue_is_not_run)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .body = { cancels_in_the_queue }, .options = { .pool_threads = 1 } });
-}
-
-static void expires_in_the_queue(struct bx_job *job)
+HARNESS_TEST(async_pool, a_request_whose_deadline_passes_in_the_queue_is_not_run, 30, .size = 2, .setup = setup,
+             .options = { .pool_threads = 1 })
 {
     struct bx_future *first = begin(job, STAY_AND_PARK, BX_FOREVER), *second;
 
@@ -432,12 +411,6 @@ static void expires_in_the_queue(struct bx_job *job)
     HARNESS_EQ(harness_load(RAN), 1);
     HARNESS_EQ(bx_future_cancel(first), 0);
     end(first, BX_E_CANCELLED);
-}
-
-Test(async_pool, a_request_whose_deadline_passes_in_the_queue_is_not_run)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .body = { expires_in_the_queue }, .options = { .pool_threads = 1 } });
 }
 
 static void cancels_while_it_runs(struct bx_job *job)
@@ -511,20 +484,6 @@ Test(async_pool, a_call_whose_future_a_cancelled_handler_returns_is_cancelled)
 
 /* ---- The caller's end ------------------------------------------------------------------------- */
 
-static void dies_while_it_runs(struct bx_job *job)
-{
-    begin(job, STAY_AND_PARK, BX_FOREVER);
-    harness_await(ENTERED, 1);
-    kill(getpid(), SIGKILL);
-}
-
-static void dies_while_it_is_pending(struct bx_job *job)
-{
-    begin(job, PARK, BX_FOREVER);
-    await_pending(job);
-    kill(getpid(), SIGKILL);
-}
-
 static void sees_it_die(struct bx_job *job)
 {
     (void)job;
@@ -540,22 +499,20 @@ static void lets_it_go_on(struct bx_job *job)
     harness_serve(job);
 }
 
-Test(async_pool, a_handler_whose_caller_dies_meanwhile_has_its_future_failed)
+HARNESS_TEST(async_pool, a_handler_whose_caller_dies_meanwhile_has_its_future_failed, 30, .size = 3, .setup = setup,
+             .dies = 1u, .body = { NULL, lets_it_go_on, sees_it_die })
 {
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u,
-                                         .body = { dies_while_it_runs, lets_it_go_on, sees_it_die } });
+    begin(job, STAY_AND_PARK, BX_FOREVER);
+    harness_await(ENTERED, 1);
+    kill(getpid(), SIGKILL);
 }
 
-Test(async_pool, a_future_whose_caller_dies_fails)
+HARNESS_TEST(async_pool, a_future_whose_caller_dies_fails, 30, .size = 3, .setup = setup, .dies = 1u,
+             .body = { NULL, NULL, sees_it_die })
 {
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u,
-                                         .body = { dies_while_it_is_pending, NULL, sees_it_die } });
-}
-
-/* Worker 1 leaves while its handler runs: the handler's thread is joined, then the future fails. */
-static void is_left_alone(struct bx_job *job)
-{
-    end(begin(job, STAY_AND_PARK, BX_FOREVER), BX_E_SHUTDOWN);
+    begin(job, PARK, BX_FOREVER);
+    await_pending(job);
+    kill(getpid(), SIGKILL);
 }
 
 static bool pool_is_stopping(struct bx_job *job)
@@ -589,10 +546,11 @@ static void leaves_with_a_handler_at_work(struct bx_job *job)
     check_end(BX_E_SHUTDOWN);
 }
 
-Test(async_pool, a_future_that_is_pending_when_the_job_is_destroyed_fails)
+/* Worker 1 leaves while its handler runs: the handler's thread is joined, then the future fails. */
+HARNESS_TEST(async_pool, a_future_that_is_pending_when_the_job_is_destroyed_fails, 30, .size = 2, .setup = setup,
+             .body = { NULL, leaves_with_a_handler_at_work })
 {
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .body = { is_left_alone, leaves_with_a_handler_at_work } });
+    end(begin(job, STAY_AND_PARK, BX_FOREVER), BX_E_SHUTDOWN);
 }
 
 static void sends_oneways(struct bx_job *job)

@@ -246,18 +246,13 @@ Test(bad_directory, that_may_not_be_written_to_is_an_error_with_its_name, .init 
 enum gate { OPEN_GATE = 0 };
 enum value { PID = 0, ONEWAYS = 8 };
 
-static int count(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(count)
 {
-    (void)request;
-    (void)args;
-    (void)reply;
-    (void)context;
     harness_add(ONEWAYS, 1);
     return 0;
 }
 
-static int wait_at_the_gate(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                            void *context)
+HARNESS_HANDLER(wait_at_the_gate)
 {
     harness_await(OPEN_GATE, 1);
     return count(request, args, reply, context);
@@ -282,7 +277,7 @@ static struct bx_msg *large(void)
 }
 
 /* Fills the ring with calls that are not answered: the last ones wait in private memory. */
-static void calls_a_stopped_worker(struct bx_job *job)
+HARNESS_TEST(bad_peer, that_is_stopped_misses_deadlines_but_loses_no_request, 30, .size = 3, .setup = setup)
 {
     const struct bx_call_options quick = { .timeout_ns = 50 * HARNESS_MS };
     const struct bx_call_options patient = { .timeout_ns = BX_FOREVER };
@@ -318,13 +313,8 @@ static void calls_a_stopped_worker(struct bx_job *job)
     HARNESS_EQ(harness_counter(job, "late_replies"), 33);
 }
 
-Test(bad_peer, that_is_stopped_misses_deadlines_but_loses_no_request, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { calls_a_stopped_worker } });
-}
-
 /* The shutdown names the stopped worker, which finds that the others have left when it goes on. */
-static void leaves_without_the_stopped(struct bx_job *job)
+HARNESS_TEST(bad_peer, that_is_stopped_is_named_by_the_shutdown, 30, .size = 2, .setup = setup)
 {
     harness_leaves_by_itself();
     harness_check_rescued(job);
@@ -336,12 +326,7 @@ static void leaves_without_the_stopped(struct bx_job *job)
     bx_job_destroy(job);
 }
 
-Test(bad_peer, that_is_stopped_is_named_by_the_shutdown, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { leaves_without_the_stopped } });
-}
-
-static void fills_by_oneway(struct bx_job *job)
+HARNESS_TEST(bad_peer, that_was_stopped_runs_every_one_way_call_afterwards, 30, .size = 2, .setup = setup)
 {
     struct bx_msg *args = large();
     uint64_t sent = 0;
@@ -362,12 +347,7 @@ static void fills_by_oneway(struct bx_job *job)
     bx_msg_destroy(args);
 }
 
-Test(bad_peer, that_was_stopped_runs_every_one_way_call_afterwards, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { fills_by_oneway } });
-}
-
-static void sends_a_pool_full(struct bx_job *job)
+HARNESS_TEST(bad_peer, that_sent_many_one_way_calls_is_not_cut_off, 30, .size = 2, .setup = setup)
 {
     struct bx_future *future = NULL;
 
@@ -378,11 +358,6 @@ static void sends_a_pool_full(struct bx_job *job)
     harness_post(OPEN_GATE);
     HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
     bx_future_release(future);
-}
-
-Test(bad_peer, that_sent_many_one_way_calls_is_not_cut_off, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { sends_a_pool_full } });
 }
 
 /* ---- A full /dev/shm ------------------------------------------------------------------------------------ */
@@ -638,7 +613,7 @@ Test(many, one_process_takes_part_in_two_jobs, .timeout = 30)
 
 /* ---- Fork after init ----------------------------------------------------------------------------------------- */
 
-static void forks_with_a_job(struct bx_job *job)
+HARNESS_TEST(bad_fork, after_the_job_was_created_is_an_error_in_the_child, 30, .size = 2, .setup = setup)
 {
     int status = 0;
     struct bx_future *future;
@@ -659,9 +634,4 @@ static void forks_with_a_job(struct bx_job *job)
     HARNESS_EQ(waitpid(child, &status, 0), child);
     HARNESS_EQ(status, 0);
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 5), 5);
-}
-
-Test(bad_fork, after_the_job_was_created_is_an_error_in_the_child, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { forks_with_a_job } });
 }

@@ -33,7 +33,8 @@ static void call_in_rounds(struct bx_job *job)
         HARNESS_EQ(harness_call_i64(job, "worker0", "sum", round * 10 + rank), round * 30 + 6);
 }
 
-static void expect_200_runs(struct bx_job *job)
+HARNESS_TEST(batch, runs_when_every_member_has_a_row_and_orders_rows_by_rank, 20, .size = 4, .setup = setup_three,
+             .body = { NULL, call_in_rounds, call_in_rounds, call_in_rounds })
 {
     HARNESS_EQ(bx_job_serve(job), 0);
     HARNESS_EQ(harness_load(RUNS), 200);
@@ -42,13 +43,6 @@ static void expect_200_runs(struct bx_job *job)
     HARNESS_EQ(harness_counter(job, "requests_batched"), 600);
     for (int run = 0; run < 200; run++)
         HARNESS_EQ(harness_load(RECORD + run), 123);
-}
-
-Test(batch, runs_when_every_member_has_a_row_and_orders_rows_by_rank, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 4, .setup = setup_three,
-        .body = { expect_200_runs, call_in_rounds, call_in_rounds, call_in_rounds } });
 }
 
 static void call_last(struct bx_job *job)
@@ -462,7 +456,17 @@ static int count_the_dead(struct bx_job *job)
     return count;
 }
 
-static void register_while_one_dies(struct bx_job *job)
+static void die_when_told(struct bx_job *job)
+{
+    (void)job;
+    harness_leaves_by_itself();
+    harness_store(PID, (uint64_t)getpid());
+    harness_post(READY);
+    pause();
+}
+
+HARNESS_TEST(batch, has_no_member_that_died_while_it_was_added, 20, .size = 3, .body = { NULL, NULL, die_when_told },
+             .dies = 1u << 2)
 {
     char name[16];
     int added = 0, rc = 0;
@@ -486,21 +490,6 @@ static void register_while_one_dies(struct bx_job *job)
     /* As a thread that checked that the worker is alive before it died, and adds it now. */
     HARNESS_EQ(bxi_batch_member(job, job->rpc->batchers, 2, true), BX_E_PEER_DEAD);
     HARNESS_EQ(count_the_dead(job), 0);
-}
-
-static void die_when_told(struct bx_job *job)
-{
-    (void)job;
-    harness_leaves_by_itself();
-    harness_store(PID, (uint64_t)getpid());
-    harness_post(READY);
-    pause();
-}
-
-Test(batch, has_no_member_that_died_while_it_was_added, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 3, .body = { register_while_one_dies, NULL, die_when_told }, .dies = 1u << 2 });
 }
 
 static void die_with_a_row(struct bx_job *job)
@@ -767,10 +756,8 @@ static int call_back(struct bx_batch *batch, void *context)
     return 0;
 }
 
-static int own(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(own)
 {
-    (void)args;
-    (void)context;
     return bx_msg_put_i64(reply, 1000 + bx_job_rank(bx_request_job(request)));
 }
 

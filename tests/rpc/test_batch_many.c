@@ -27,12 +27,10 @@ static int note(struct bx_batch *batch, void *context)
     return 0;
 }
 
-static int send(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(send)
 {
     int64_t function = bx_read_i64(args);
 
-    (void)reply;
-    (void)context;
     return bx_rpc_sync(bx_request_job(request), "worker0", names[function], NULL, NULL, NULL);
 }
 
@@ -78,7 +76,7 @@ static void expect(enum function function, uint64_t runs, uint64_t rows)
     HARNESS_EQ(harness_load(ROWS + (int)function), rows);
 }
 
-static void send_all(struct bx_job *job)
+HARNESS_TEST(batch_many, ranks_beyond_63_are_members_with_rows_of_their_own, 120, .size = WORLD, .setup = setup)
 {
     /* Rank 65 must not be mistaken for rank 1: neither completes the batch for the other. */
     send_from(job, ALL, (const int[]){ 65, 64, 1 }, 3);
@@ -89,9 +87,4 @@ static void send_all(struct bx_job *job)
     expect(MOST, 1, 2);
     send_from(job, FAR, (const int[]){ 65, 64 }, 2);
     expect(FAR, 1, 2);
-}
-
-Test(batch_many, ranks_beyond_63_are_members_with_rows_of_their_own, .timeout = 120)
-{
-    harness_run(&(struct harness_world){ .size = WORLD, .setup = setup, .body = { send_all } });
 }

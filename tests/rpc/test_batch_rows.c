@@ -168,20 +168,6 @@ static void await_rows(struct bx_job *job, uint32_t rows, int rank)
     }
 }
 
-static void watch_the_rows(struct bx_job *job)
-{
-    await_rows(job, 2, -1);
-    harness_post(READY);                /* worker 1 cancels; its call has the same id as that of worker 3 */
-    await_rows(job, 1, 3);
-    harness_post(TOUCHED);              /* worker 3 cancels */
-    await_rows(job, 0, -1);
-    harness_post(DONE);                 /* both members call */
-    while (harness_load(RUNS) == 0)
-        sched_yield();
-    await_rows(job, 0, -1);
-    HARNESS_EQ(bx_job_serve(job), 0);
-}
-
 static void cancel_at(struct bx_job *job, int gate)
 {
     struct bx_future *future = begin(job, 1, 0);
@@ -209,10 +195,19 @@ static void cancel_second(struct bx_job *job)
     cancel_at(job, TOUCHED);
 }
 
-Test(batch_rows, that_are_cancelled_or_run_clear_the_flush_timer, .timeout = 20)
+HARNESS_TEST(batch_rows, that_are_cancelled_or_run_clear_the_flush_timer, 20, .size = 4, .setup = setup_patient,
+             .body = { NULL, cancel_first, call_at_last, cancel_second })
 {
-    harness_run(&(struct harness_world){
-        .size = 4, .setup = setup_patient, .body = { watch_the_rows, cancel_first, call_at_last, cancel_second } });
+    await_rows(job, 2, -1);
+    harness_post(READY);                /* worker 1 cancels; its call has the same id as that of worker 3 */
+    await_rows(job, 1, 3);
+    harness_post(TOUCHED);              /* worker 3 cancels */
+    await_rows(job, 0, -1);
+    harness_post(DONE);                 /* both members call */
+    while (harness_load(RUNS) == 0)
+        sched_yield();
+    await_rows(job, 0, -1);
+    HARNESS_EQ(bx_job_serve(job), 0);
 }
 
 /* ---- Replies that cannot be written ------------------------------------------------------------- */
@@ -242,24 +237,19 @@ Test(batch_rows, whose_reply_cannot_be_made_fail, .timeout = 20)
 
 /* ---- Members that are dead ---------------------------------------------------------------------- */
 
-static void add_the_dead(struct bx_job *job)
+static int setup_one_member(struct bx_job *job)
+{
+    return setup_with(job, NULL, 1);
+}
+
+HARNESS_TEST(batch_rows, of_the_dead_are_not_waited_for_again, 20, .size = 2, .setup = setup_one_member,
+             .dies = 1u << 1, .body = { NULL, harness_die })
 {
     HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
     HARNESS_EQ(bx_batch_add_member(job, "sum", 1), BX_E_PEER_DEAD);
     HARNESS_HAS(bx_error_text(), "rank 1");
     HARNESS_EQ(job->rpc->batchers->members[0], 0);
     HARNESS_EQ(bx_batch_remove_member(job, "sum", 1), 0);
-}
-
-static int setup_one_member(struct bx_job *job)
-{
-    return setup_with(job, NULL, 1);
-}
-
-Test(batch_rows, of_the_dead_are_not_waited_for_again, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup_one_member, .dies = 1u << 1, .body = { add_the_dead, harness_die } });
 }
 
 /* ---- A cancel ------------------------------------------------------------------------------------ */

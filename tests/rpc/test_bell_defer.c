@@ -23,20 +23,14 @@ static uint64_t looks(const struct bx_job *job)
     return harness_counter(job, "doorbells_rung") + harness_counter(job, "doorbells_saved");
 }
 
-static int answer(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(answer)
 {
-    (void)args;
-    (void)reply;
-    (void)context;
     looks_before = looks(bx_request_job(request));
     return 0;
 }
 
-static int count(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(count)
 {
-    (void)args;
-    (void)reply;
-    (void)context;
     harness_add(looks(bx_request_job(request)) == looks_before ? BEFORE : AFTER, 1);
     return 0;
 }
@@ -45,17 +39,6 @@ static int setup(struct bx_job *job)
 {
     HARNESS_EQ(bx_register(job, "answer", BX_INLINE, answer, NULL), 0);
     return bx_register(job, "count", BX_INLINE, count, NULL);
-}
-
-static void serve_busy_rings(struct bx_job *job)
-{
-    harness_await(SENT, BUSY);
-    while ((bxi_load_seq_cst((bxi_a64 *)job->rpc->peers[1]->bell.word) & 3) != BXI_WHO_LEADER)
-        sched_yield();
-    while (harness_load(BEFORE) + harness_load(AFTER) < BUSY * FRAMES)
-        HARNESS_CHECK(bx_progress(job) >= 0);
-    HARNESS_CHECK(harness_load(BEFORE) <= BXI_DEFER_FRAMES + 8);
-    harness_post(DONE);
 }
 
 static void call_and_sleep(struct bx_job *job)
@@ -71,10 +54,15 @@ static void send_many(struct bx_job *job)
     harness_await(DONE, 1);
 }
 
-Test(bell, of_a_sleeping_peer_is_checked_within_32_frames_of_busy_rings, .timeout = 20)
+HARNESS_TEST(bell, of_a_sleeping_peer_is_checked_within_32_frames_of_busy_rings, 20, .size = 2 + BUSY, .setup = setup,
+             .options = { .own_loop = true },
+             .body = { NULL, call_and_sleep, send_many, send_many, send_many, send_many, send_many, send_many })
 {
-    harness_run(&(struct harness_world){
-        .size = 2 + BUSY, .setup = setup, .options = { .own_loop = true },
-        .body = { serve_busy_rings, call_and_sleep, send_many, send_many, send_many, send_many, send_many,
-                  send_many } });
+    harness_await(SENT, BUSY);
+    while ((bxi_load_seq_cst((bxi_a64 *)job->rpc->peers[1]->bell.word) & 3) != BXI_WHO_LEADER)
+        sched_yield();
+    while (harness_load(BEFORE) + harness_load(AFTER) < BUSY * FRAMES)
+        HARNESS_CHECK(bx_progress(job) >= 0);
+    HARNESS_CHECK(harness_load(BEFORE) <= BXI_DEFER_FRAMES + 8);
+    harness_post(DONE);
 }

@@ -67,7 +67,7 @@ static void look(struct bx_job *job)
 }
 
 /* The word is armed before the request goes into the ring, or after that. */
-static void look_at_an_armed_one(struct bx_job *job)
+HARNESS_TEST(bell_looks, ring_whoever_sleeps_by_the_time_of_the_look, 20, .size = 2)
 {
     static const enum bxi_who who[] = { BXI_WHO_BACKGROUND, BXI_WHO_LEADER, BXI_WHO_LAZY };
     uint64_t rung_before, saved_before;
@@ -98,12 +98,7 @@ static void look_at_an_armed_one(struct bx_job *job)
     restore_bell(job);
 }
 
-Test(bell_looks, ring_whoever_sleeps_by_the_time_of_the_look, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .body = { look_at_an_armed_one } });
-}
-
-static void look_at_one_that_is_awake(struct bx_job *job)
+HARNESS_TEST(bell_looks, ring_nobody_who_is_awake, 20, .size = 2)
 {
     uint64_t saved_before;
 
@@ -118,13 +113,8 @@ static void look_at_one_that_is_awake(struct bx_job *job)
     restore_bell(job);
 }
 
-Test(bell_looks, ring_nobody_who_is_awake, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .body = { look_at_one_that_is_awake } });
-}
-
 /* Another thread's reply is due: it stays due, and a sleeper that no reply wakes is rung all the same. */
-static void look_while_a_reply_is_due(struct bx_job *job)
+HARNESS_TEST(bell_looks, are_for_a_request_whatever_is_due, 20, .size = 2)
 {
     struct bxi_peer *peer = job->rpc->peers[1];
 
@@ -139,9 +129,4 @@ static void look_while_a_reply_is_due(struct bx_job *job)
     HARNESS_EQ(rung(), 1);
     HARNESS_EQ(bxi_load_relaxed(&job->rpc->bells_due[0]), 1 << 1);
     restore_bell(job);
-}
-
-Test(bell_looks, are_for_a_request_whatever_is_due, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .body = { look_while_a_reply_is_due } });
 }

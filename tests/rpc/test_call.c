@@ -14,42 +14,35 @@
 
 /* ---- Functions of both workers --------------------------------------------------------------- */
 
-static int who_calls(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(who_calls)
 {
-    (void)args;
-    (void)context;
     bx_msg_put_i64(reply, bx_request_caller(request));
     bx_msg_put_str(reply, bx_request_function(request));
     return bx_msg_put_u64(reply, bx_request_deadline_ns(request));
 }
 
-static int fail(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(fail)
 {
     int code = (int)bx_read_i64(args);
 
-    (void)request;
-    (void)context;
     bx_msg_put_str(reply, "nobody sees this");
     return bx_reader_left(args) > 0 ? bx_fail(code, "%s", bx_read_str(args)) : code;
 }
 
-static int grow(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(grow)
 {
     size_t bytes = (size_t)bx_read_i64(args);
     unsigned char *data = calloc(1, bytes + 1);
     int rc = bx_msg_put_bytes(reply, data, bytes);
 
-    (void)request;
-    (void)context;
     free(data);
     return rc;
 }
 
-static int at_once(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+HARNESS_ASYNC_HANDLER(at_once)
 {
     struct bx_msg *value = bx_msg_create(0);
 
-    (void)context;
     bx_msg_put_i64(value, 2 * bx_read_i64(args));
     *reply = bx_future_create(bx_request_job(request));
     return bx_future_set(*reply, value);
@@ -58,22 +51,17 @@ static int at_once(const struct bx_request *request, struct bx_reader *args, str
 static struct bx_future *parked;
 
 /* Blocks no thread: the next call of "unpark" completes the future. */
-static int park(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+HARNESS_ASYNC_HANDLER(park)
 {
-    (void)args;
-    (void)context;
     parked = bx_future_create(bx_request_job(request));
     *reply = bx_future_acquire(parked);
     return 0;
 }
 
-static int unpark(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(unpark)
 {
     int64_t value = bx_read_i64(args);
 
-    (void)request;
-    (void)reply;
-    (void)context;
     if (value < 0)
         bx_future_fail(parked, (int)value, "nobody came");
     else
@@ -82,12 +70,8 @@ static int unpark(const struct bx_request *request, struct bx_reader *args, stru
     return 0;
 }
 
-static int refuse(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+HARNESS_ASYNC_HANDLER(refuse)
 {
-    (void)request;
-    (void)args;
-    (void)context;
-    (void)reply;
     return bx_fail(-ENOENT, "no future for this");
 }
 
@@ -150,7 +134,7 @@ Test(call, gives_the_handler_its_caller_function_and_deadline, .timeout = 20)
     harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { ask_who, NULL, ask_who } });
 }
 
-static void call_async(struct bx_job *job)
+HARNESS_TEST(call, asynchronous_gives_a_future_of_the_reply, 20, .size = 2, .setup = setup)
 {
     enum { MANY = 500 };
     struct bx_future *futures[MANY];
@@ -177,12 +161,7 @@ static void call_async(struct bx_job *job)
     bx_msg_destroy(args);
 }
 
-Test(call, asynchronous_gives_a_future_of_the_reply, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_async } });
-}
-
-static void drop_futures(struct bx_job *job)
+HARNESS_TEST(call, runs_though_its_future_was_released, 20, .size = 2, .setup = setup)
 {
     struct bx_msg *args = harness_msg_i64(3);
 
@@ -195,16 +174,8 @@ static void drop_futures(struct bx_job *job)
     bx_msg_destroy(args);
 }
 
-Test(call, runs_though_its_future_was_released, .timeout = 20)
+HARNESS_HANDLER(tick)
 {
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { drop_futures } });
-}
-
-static int tick(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    (void)request;
-    (void)reply;
-    (void)context;
     harness_add(0, (uint64_t)bx_read_i64(args));
     harness_post(0);
     return args->error == 0 ? 0 : bx_fail(args->error, "one-way calls have nobody to tell");
@@ -215,7 +186,7 @@ static int setup_tick(struct bx_job *job)
     return bx_register(job, "tick", BX_INLINE, tick, NULL);
 }
 
-static void send_oneway(struct bx_job *job)
+HARNESS_TEST(call, one_way_waits_for_a_full_ring_and_brings_no_reply, 20, .size = 2, .setup = setup_tick)
 {
     enum { MANY = 20000 };
     struct bx_msg *args = harness_msg_i64(1);
@@ -234,11 +205,6 @@ static void send_oneway(struct bx_job *job)
     bx_msg_destroy(args);
 }
 
-Test(call, one_way_waits_for_a_full_ring_and_brings_no_reply, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_tick, .body = { send_oneway } });
-}
-
 /* ---- From several threads -------------------------------------------------------------------- */
 
 #define THREADS 8
@@ -253,16 +219,11 @@ static void call_many(struct bx_job *job, int index)
     }
 }
 
-static void call_from_threads(struct bx_job *job)
+HARNESS_TEST(call, from_eight_threads_at_once_gives_each_its_own_reply, 20, .size = 2, .setup = setup)
 {
     harness_threads(job, THREADS, call_many);
     HARNESS_EQ(harness_counter(job, "calls_sent"), THREADS * CALLS);
     HARNESS_EQ(harness_counter(job, "calls_completed"), THREADS * CALLS);
-}
-
-Test(call, from_eight_threads_at_once_gives_each_its_own_reply, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_from_threads } });
 }
 
 static void call_mixed(struct bx_job *job, int index)
@@ -287,12 +248,11 @@ Test(call, runs_while_other_workers_call_in_all_directions, .timeout = 20)
 
 /* ---- Order ----------------------------------------------------------------------------------- */
 
-static int in_order(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(in_order)
 {
     static int64_t expected[BX_WORLD_MAX];
     int caller = bx_request_caller(request);
 
-    (void)context;
     HARNESS_EQ(bx_read_i64(args), expected[caller]);
     return bx_msg_put_i64(reply, expected[caller]++);
 }
@@ -349,7 +309,7 @@ static int call_fail(struct bx_job *job, const char *function, int code, const c
     return rc;
 }
 
-static void call_failing(struct bx_job *job)
+HARNESS_TEST(call, carries_the_handler_s_code_and_text_back, 20, .size = 2, .setup = setup)
 {
     static const char *const functions[] = { "fail", "fail_blocking" };
 
@@ -364,12 +324,7 @@ static void call_failing(struct bx_job *job)
     }
 }
 
-Test(call, carries_the_handler_s_code_and_text_back, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_failing } });
-}
-
-static void call_short(struct bx_job *job)
+HARNESS_TEST(call, whose_arguments_are_read_past_their_end_fails, 20, .size = 2, .setup = setup)
 {
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "twice", NULL, NULL, NULL), BX_E_SHORT_MESSAGE);
     HARNESS_HAS(bx_error_text(), "twice");
@@ -378,12 +333,7 @@ static void call_short(struct bx_job *job)
     HARNESS_EQ(bx_rpc_sync(job, "worker0", "twice", NULL, NULL, NULL), BX_E_SHORT_MESSAGE);
 }
 
-Test(call, whose_arguments_are_read_past_their_end_fails, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_short } });
-}
-
-static void call_async_handlers(struct bx_job *job)
+HARNESS_TEST(call, to_an_async_handler_is_answered_when_its_future_is_done, 20, .size = 2, .setup = setup)
 {
     struct bx_future *future = NULL;
 
@@ -406,14 +356,9 @@ static void call_async_handlers(struct bx_job *job)
     HARNESS_EQ(harness_counter(job, "pool_threads"), 0);
 }
 
-Test(call, to_an_async_handler_is_answered_when_its_future_is_done, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_async_handlers } });
-}
-
 /* ---- Sizes ----------------------------------------------------------------------------------- */
 
-static void call_with_sizes(struct bx_job *job)
+HARNESS_TEST(call, carries_messages_of_any_size_up_to_a_whole_frame, 20, .size = 2, .setup = setup)
 {
     static const char *const functions[] = { "echo", "echo_blocking" };
     static unsigned char data[BXI_BODY_MAX + 1];
@@ -435,13 +380,8 @@ static void call_with_sizes(struct bx_job *job)
     bx_msg_destroy(args);
 }
 
-Test(call, carries_messages_of_any_size_up_to_a_whole_frame, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_with_sizes } });
-}
-
 /* Messages that do not fit a frame go by the arena, which programs do not notice. */
-static void call_with_more_than_a_frame(struct bx_job *job)
+HARNESS_TEST(call, carries_more_than_a_frame, 20, .size = 2, .setup = setup)
 {
     static const char *const functions[] = { "grow", "grow_blocking" };
     static unsigned char data[BXI_BODY_MAX + 1];
@@ -471,12 +411,7 @@ static void call_with_more_than_a_frame(struct bx_job *job)
     bx_msg_destroy(args);
 }
 
-Test(call, carries_more_than_a_frame, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_with_more_than_a_frame } });
-}
-
-static void call_with_a_broken_message(struct bx_job *job)
+HARNESS_TEST(call, given_a_message_in_error_returns_that_error, 20, .size = 2, .setup = setup)
 {
     struct bx_msg *args = bx_msg_create(0);
 
@@ -484,11 +419,6 @@ static void call_with_a_broken_message(struct bx_job *job)
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "echo", args, NULL, NULL), -ENOMEM);
     HARNESS_HAS(bx_error_text(), "echo");
     bx_msg_destroy(args);
-}
-
-Test(call, given_a_message_in_error_returns_that_error, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_with_a_broken_message } });
 }
 
 /* ---- Frames ---------------------------------------------------------------------------------- */

@@ -18,51 +18,39 @@
 enum { ENTERED, RELEASED, READY };                      /* gates */
 enum { TIMES_COUNTED, PID };                            /* values */
 
-static int stuck(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(stuck)
 {
-    (void)request;
-    (void)args;
-    (void)context;
     harness_post(ENTERED);
     harness_await(RELEASED, 1);
     return bx_msg_put_i64(reply, 1);
 }
 
-static int count(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(count)
 {
-    (void)request;
-    (void)args;
-    (void)context;
     return bx_msg_put_i64(reply, (int64_t)harness_add(TIMES_COUNTED, 1));
 }
 
 /* Answers the callee's counter of that name. */
-static int counter(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(counter)
 {
-    (void)context;
     return bx_msg_put_i64(reply, (int64_t)harness_counter(bx_request_job(request), bx_read_str(args)));
 }
 
 static struct bx_future *held[BXI_CALLS_MAX];
 static int held_count;
 
-static int hold(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+HARNESS_ASYNC_HANDLER(hold)
 {
-    (void)args;
-    (void)context;
     HARNESS_CHECK(held_count < BXI_CALLS_MAX);
     held[held_count] = bx_future_create(bx_request_job(request));
     *reply = bx_future_acquire(held[held_count++]);
     return 0;
 }
 
-static int let_go(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(let_go)
 {
     int64_t how_many = bx_read_i64(args);
 
-    (void)request;
-    (void)reply;
-    (void)context;
     for (; how_many > 0 && held_count > 0; how_many--) {
         struct bx_future *future = held[--held_count];
 
@@ -142,7 +130,7 @@ static void says_how_long(const char *text, uint64_t timeout_ns)
     HARNESS_HAS(text, seconds);
 }
 
-static void time_out(struct bx_job *job)
+HARNESS_TEST(call_end, by_deadline_drops_and_counts_the_late_reply, 20, .size = 2, .setup = setup)
 {
     struct bx_call_options options = { .timeout_ns = 5 * HARNESS_MS };
     struct bx_msg *reply = NULL;
@@ -177,12 +165,8 @@ static void time_out(struct bx_job *job)
     HARNESS_CHECK(harness_counter(job, "late_replies") >= 2);
 }
 
-Test(call_end, by_deadline_drops_and_counts_the_late_reply, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { time_out } });
-}
-
-static void time_out_by_default(struct bx_job *job)
+HARNESS_TEST(call_end, by_the_deadline_of_the_job_if_the_call_has_none, 20, .size = 2, .setup = setup,
+             .options = { .call_timeout_ns = 15 * HARNESS_MS })
 {
     uint32_t entered = 0;
 
@@ -201,14 +185,8 @@ static void time_out_by_default(struct bx_job *job)
         bx_rpc_sync(job, "worker1", "twice", NULL, &(struct bx_call_options){ .timeout_ns = BX_FOREVER }, NULL);
 }
 
-Test(call_end, by_the_deadline_of_the_job_if_the_call_has_none, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .body = { time_out_by_default },
-        .options = { .call_timeout_ns = 15 * HARNESS_MS } });
-}
-
-static void release_after_a_timeout(struct bx_job *job)
+HARNESS_TEST(call_end, never_by_itself_if_its_timeout_is_forever, 20, .size = 2, .setup = setup,
+             .options = { .call_timeout_ns = 5 * HARNESS_MS })
 {
     struct bx_future *patient = harness_start(job, "worker1", "stuck", NULL, BX_FOREVER);
     struct bx_future *hasty = harness_start(job, "worker1", "stuck", NULL, 15 * HARNESS_MS);
@@ -221,13 +199,6 @@ static void release_after_a_timeout(struct bx_job *job)
     bx_future_release(patient);
 }
 
-Test(call_end, never_by_itself_if_its_timeout_is_forever, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .body = { release_after_a_timeout },
-        .options = { .call_timeout_ns = 5 * HARNESS_MS } });
-}
-
 static void note_turn(struct bx_future *future, void *context)
 {
     HARNESS_EQ(bx_future_error(future), BX_E_TIMEOUT);
@@ -235,7 +206,7 @@ static void note_turn(struct bx_future *future, void *context)
 }
 
 /* Each call has an earlier deadline than the one before, and must wake the thread that sleeps until the latter. */
-static void time_out_in_turn(struct bx_job *job)
+HARNESS_TEST(call_end, by_the_earlier_deadline_first, 20, .size = 2, .setup = setup)
 {
     enum { MANY = 20 };
     const uint64_t apart_ns = 30 * HARNESS_MS;
@@ -264,11 +235,6 @@ static void time_out_in_turn(struct bx_job *job)
     await_late_replies(job);
 }
 
-Test(call_end, by_the_earlier_deadline_first, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { time_out_in_turn } });
-}
-
 /* ---- In the callee's queue ------------------------------------------------------------------- */
 
 static void fill_the_pool(struct bx_job *job, struct bx_future **futures)
@@ -287,7 +253,7 @@ static void empty_the_pool(struct bx_future **futures)
     }
 }
 
-static void expire_in_the_queue(struct bx_job *job)
+HARNESS_TEST(call_end, whose_deadline_passes_in_the_queue_is_not_run, 20, .size = 2, .setup = setup)
 {
     struct bx_future *stuck_calls[BXI_POOL_READY], *future;
 
@@ -301,12 +267,7 @@ static void expire_in_the_queue(struct bx_job *job)
     HARNESS_EQ(counter_of(job, "worker1", "requests_expired"), 1);
 }
 
-Test(call_end, whose_deadline_passes_in_the_queue_is_not_run, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { expire_in_the_queue } });
-}
-
-static void cancel_in_the_queue(struct bx_job *job)
+HARNESS_TEST(call_end, cancelled_in_the_queue_is_not_run, 20, .size = 2, .setup = setup)
 {
     struct bx_future *stuck_calls[BXI_POOL_READY], *first, *second, *third;
 
@@ -333,12 +294,7 @@ static void cancel_in_the_queue(struct bx_job *job)
     bx_future_release(third);
 }
 
-Test(call_end, cancelled_in_the_queue_is_not_run, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { cancel_in_the_queue } });
-}
-
-static void cancel_while_it_runs(struct bx_job *job)
+HARNESS_TEST(call_end, cancelled_in_flight_drops_its_reply, 20, .size = 2, .setup = setup)
 {
     struct bx_future *future = harness_start(job, "worker1", "stuck", NULL, BX_FOREVER);
 
@@ -360,11 +316,6 @@ static void cancel_while_it_runs(struct bx_job *job)
     await_late_replies(job);
 }
 
-Test(call_end, cancelled_in_flight_drops_its_reply, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { cancel_while_it_runs } });
-}
-
 /* ---- The most calls in flight ---------------------------------------------------------------- */
 
 static struct bx_future *in_flight[BXI_CALLS_MAX];
@@ -384,7 +335,7 @@ static void empty_the_slots(struct bx_job *job)
     }
 }
 
-static void overfill_without_waiting(struct bx_job *job)
+HARNESS_TEST(call_end, with_eagain_if_1024_are_in_flight_and_it_may_not_wait, 20, .size = 2, .setup = setup)
 {
     struct bx_call_options no_wait = { .no_wait = true }, hasty = { .timeout_ns = 10 * HARNESS_MS };
     struct bx_future *future = NULL;
@@ -402,11 +353,6 @@ static void overfill_without_waiting(struct bx_job *job)
     HARNESS_EQ(harness_call_i64(job, "worker0", "twice", 4), 8);
     empty_the_slots(job);
     HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 4), 8);
-}
-
-Test(call_end, with_eagain_if_1024_are_in_flight_and_it_may_not_wait, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { overfill_without_waiting } });
 }
 
 static void call_one_more(struct bx_job *job, int index)
@@ -430,16 +376,11 @@ static void call_one_more(struct bx_job *job, int index)
     harness_post(RELEASED);
 }
 
-static void overfill_and_wait(struct bx_job *job)
+HARNESS_TEST(call_end, later_if_1024_are_in_flight_and_it_waits_for_a_slot, 20, .size = 2, .setup = setup)
 {
     fill_the_slots(job);
     harness_threads(job, 5, call_one_more);
     empty_the_slots(job);
-}
-
-Test(call_end, later_if_1024_are_in_flight_and_it_waits_for_a_slot, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { overfill_and_wait } });
 }
 
 static void call_from_callback(struct bx_future *future, void *context)
@@ -451,7 +392,7 @@ static void call_from_callback(struct bx_future *future, void *context)
     harness_post(READY);
 }
 
-static void overfill_from_a_callback(struct bx_job *job)
+HARNESS_TEST(call_end, with_eagain_in_a_callback_which_may_not_wait, 20, .size = 2, .setup = setup)
 {
     struct bx_future *future = bx_future_create(job);
 
@@ -461,11 +402,6 @@ static void overfill_from_a_callback(struct bx_job *job)
     HARNESS_EQ(harness_gate(READY), 1);
     bx_future_release(future);
     empty_the_slots(job);
-}
-
-Test(call_end, with_eagain_in_a_callback_which_may_not_wait, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { overfill_from_a_callback } });
 }
 
 /* ---- A consumer that is stopped -------------------------------------------------------------- */
@@ -482,7 +418,15 @@ static char state_of(uint64_t pid)
     return state;
 }
 
-static void fill_the_ring(struct bx_job *job)
+static void serve_with_pid(struct bx_job *job)
+{
+    harness_store(PID, (uint64_t)getpid());
+    harness_post(READY);
+    HARNESS_EQ(bx_job_serve(job), 0);
+}
+
+HARNESS_TEST(call_end, by_its_deadline_if_the_callee_is_stopped_and_its_ring_full, 20, .size = 2, .setup = setup,
+             .body = { NULL, serve_with_pid })
 {
     static const unsigned char filler[4000];
     struct bx_call_options no_wait = { .no_wait = true }, hasty = { .timeout_ns = 10 * HARNESS_MS };
@@ -515,18 +459,6 @@ static void fill_the_ring(struct bx_job *job)
     HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 4), 8);
     bx_future_release(queued);
     bx_msg_destroy(args);
-}
-
-static void serve_with_pid(struct bx_job *job)
-{
-    harness_store(PID, (uint64_t)getpid());
-    harness_post(READY);
-    HARNESS_EQ(bx_job_serve(job), 0);
-}
-
-Test(call_end, by_its_deadline_if_the_callee_is_stopped_and_its_ring_full, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { fill_the_ring, serve_with_pid } });
 }
 
 /* ---- Two full rings -------------------------------------------------------------------------- */
@@ -584,7 +516,7 @@ static void race_a_deadline(struct bx_job *job, int index)
     bx_msg_destroy(args);
 }
 
-static void race_deadlines(struct bx_job *job)
+HARNESS_TEST(call_end, once_if_reply_and_deadline_race, 20, .size = 2, .setup = setup)
 {
     harness_threads(job, RACERS, race_a_deadline);
     /* Calls that timed out before they were sent have no reply. */
@@ -592,11 +524,6 @@ static void race_deadlines(struct bx_job *job)
     HARNESS_EQ(harness_counter(job, "calls_sent"),
                harness_counter(job, "calls_completed") + harness_counter(job, "calls_timed_out"));
     await_late_replies(job);
-}
-
-Test(call_end, once_if_reply_and_deadline_race, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { race_deadlines } });
 }
 
 static void count_end(struct bx_future *future, void *context)
@@ -634,16 +561,11 @@ static void race_a_cancel(struct bx_job *job, int index)
     bx_msg_destroy(args);
 }
 
-static void race_cancels(struct bx_job *job)
+HARNESS_TEST(call_end, once_if_reply_cancel_and_deadline_race, 20, .size = 2, .setup = setup)
 {
     harness_threads(job, RACERS, race_a_cancel);
     await_late_replies(job);
     HARNESS_EQ(harness_load(ON_TIME) + harness_load(LATE), RACES * RACERS);
-}
-
-Test(call_end, once_if_reply_cancel_and_deadline_race, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { race_cancels } });
 }
 
 /* ---- From callback to callback --------------------------------------------------------------- */
@@ -667,13 +589,8 @@ static void call_next(struct bx_future *future, void *context)
     bx_msg_destroy(args);
 }
 
-static void call_from_each_callback(struct bx_job *job)
+HARNESS_TEST(call_end, and_its_callback_begins_the_next_call, 20, .size = 2, .setup = setup)
 {
     call_next(NULL, job);
     harness_await(READY, 1);
-}
-
-Test(call_end, and_its_callback_begins_the_next_call, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_from_each_callback } });
 }

@@ -176,12 +176,10 @@ Test(checked, values_are_appended_to_what_has_no_kinds)
 
 /* ---- Calls --------------------------------------------------------------------------------------------- */
 
-static int wants_i64_later(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply,
-                           void *context)
+HARNESS_ASYNC_HANDLER(wants_i64_later)
 {
     struct bx_msg *value = bx_msg_create(0);
 
-    (void)context;
     bx_read_i64(args);
     bx_msg_put_f64(value, 2.5);
     *reply = bx_future_create(bx_request_job(request));
@@ -203,38 +201,33 @@ static int wants_i64_rows(struct bx_batch *batch, void *context)
 }
 
 /* Reads nothing. */
-static int answers_f64(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(answers_f64)
 {
-    (void)request, (void)args, (void)context;
     return bx_msg_put_f64(reply, 2.5);
 }
 
 /* Answers with the answer of another worker, as it came. */
-static int passes_on(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+HARNESS_ASYNC_HANDLER(passes_on)
 {
-    (void)args, (void)context;
     return bx_rpc_async(bx_request_job(request), "worker2", "inline", NULL, NULL, reply);
 }
 
 /* A large value, or one beside a tensor; the i64 says how many bytes are in front. */
-static int answers_large(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(answers_large)
 {
     size_t bytes = (size_t)bx_read_i64(args);
     void *zeroes = calloc(1, bytes);
 
-    (void)request, (void)context;
     bx_msg_put_bytes(reply, zeroes, bytes);
     free(zeroes);
     return bx_msg_put_f64(reply, 2.5);
 }
 
-static int answers_tensor(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                          void *context)
+HARNESS_HANDLER(answers_tensor)
 {
     struct bx_tensor *tensor = bx_read_tensor(args);
     struct bx_rref *rref = bx_read_rref(args);
 
-    (void)request, (void)context;
     if (bx_read_i64(args) != 1 || bx_read_rref(args) != NULL || args->error != BX_E_SHORT_MESSAGE)
         return -EDOM;
     args->error = 0;
@@ -251,9 +244,8 @@ static int f64_value(void *object, struct bx_msg *value)
 
 static const struct bx_type f64_type = { .name = "f64", .destroy = destroy_counter, .value = f64_value };
 
-static int new_f64(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(new_f64)
 {
-    (void)args, (void)context;
     harness_await(MAY_BE_MADE, 1);
     return put_counter(request, reply, &f64_type, 1);
 }
@@ -504,13 +496,11 @@ static void call_through(struct bx_job *job)
     bx_msg_destroy(reply);
 }
 
-static int passes_on_more(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply,
-                          void *context)
+HARNESS_ASYNC_HANDLER(passes_on_more)
 {
     struct bx_msg *one = number(1);
     int rc = bx_rpc_async(bx_request_job(request), "worker2", "inline", one, NULL, reply);
 
-    (void)args, (void)context;
     bx_msg_destroy(one);
     return rc;
 }

@@ -227,10 +227,8 @@ Test(checked_input, that_is_right_is_accepted, .init = check, .timeout = 60)
 }
 
 /* Worker 1 answers a call, and writes nonsense behind the value. */
-static int answers_nonsense(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                            void *context)
+HARNESS_HANDLER(answers_nonsense)
 {
-    (void)request, (void)args, (void)context;
     bx_msg_put_i64(reply, 1);
     reply->kinds->records[0] = BXI_VALUE_KINDS;
     return 0;

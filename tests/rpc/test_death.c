@@ -38,23 +38,18 @@ static void on_death(struct bx_job *job, int rank, void *context)
 }
 
 /* Posts HELD and never answers. It keeps a reference, so that the future is not abandoned. */
-static int hold(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+HARNESS_ASYNC_HANDLER(hold)
 {
-    (void)args;
-    (void)context;
     *reply = bx_future_create(bx_request_job(request));
     bx_future_acquire(*reply);
     harness_post(HELD);
     return 0;
 }
 
-static int echo_until_ten(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                          void *context)
+HARNESS_HANDLER(echo_until_ten)
 {
     int64_t value = bx_read_i64(args);
 
-    (void)request;
-    (void)context;
     if (value == 10)
         raise(SIGKILL);
     return bx_msg_put_i64(reply, value);
@@ -142,15 +137,10 @@ static void kills_when_three_are_held(struct bx_job *job)
     signal_worker(1, SIGKILL);
 }
 
-static void three_threads_wait(struct bx_job *job)
+HARNESS_TEST(death, ends_the_wait_of_every_thread, 30, .size = 3, .setup = setup, .dies = 1u << 1,
+             .body = { NULL, NULL, kills_when_three_are_held })
 {
     harness_threads(job, 3, waits_for_a_callee_that_dies);
-}
-
-Test(death, ends_the_wait_of_every_thread, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
-                                         .body = { three_threads_wait, NULL, kills_when_three_are_held } });
 }
 
 static void collects_what_was_published(struct bx_job *job)
@@ -219,7 +209,7 @@ static void starts_waiting(struct bx_job *job, int index)
     }
 }
 
-static void stops_fills_and_kills(struct bx_job *job)
+HARNESS_TEST(death, of_a_stopped_worker_fails_calls_that_wait_for_room, 30, .size = 2, .setup = setup, .dies = 1u << 1)
 {
     struct bx_future **future = calloc(BXI_CALLS_MAX, sizeof(struct bx_future *));
 
@@ -235,15 +225,9 @@ static void stops_fills_and_kills(struct bx_job *job)
     free(future);
 }
 
-Test(death, of_a_stopped_worker_fails_calls_that_wait_for_room, .timeout = 30)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .body = { stops_fills_and_kills }, .dies = 1u << 1 });
-}
-
 /* ---- Several deaths ------------------------------------------------------------------------------- */
 
-static void kills_both(struct bx_job *job)
+HARNESS_TEST(death, of_all_others_leaves_the_last_one_working, 30, .size = 3, .setup = setup, .dies = 1u << 1 | 1u << 2)
 {
     struct bx_future *future[2] = { harness_start(job, "worker1", "hold", harness_msg_i64(1), 0),
                                     harness_start(job, "worker2", "hold", harness_msg_i64(2), 0) };
@@ -261,21 +245,6 @@ static void kills_both(struct bx_job *job)
     HARNESS_EQ(bx_job_serve(job), 0);       /* no other worker is left */
 }
 
-Test(death, of_all_others_leaves_the_last_one_working, .timeout = 30)
-{
-    harness_run(&(struct harness_world){
-        .size = 3, .setup = setup, .body = { kills_both }, .dies = 1u << 1 | 1u << 2 });
-}
-
-static void serves_on(struct bx_job *job)
-{
-    HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
-    HARNESS_HAS(bx_error_text(), "'worker1'");
-    harness_post(SERVED);
-    HARNESS_EQ(bx_job_serve(job), 0);
-    HARNESS_EQ(harness_gate(CALLED), 1);
-}
-
 static void kills_and_calls(struct bx_job *job)
 {
     signal_worker(1, SIGKILL);
@@ -285,18 +254,18 @@ static void kills_and_calls(struct bx_job *job)
     harness_post(CALLED);
 }
 
-Test(death, is_reported_once_and_serving_goes_on, .timeout = 30)
+HARNESS_TEST(death, is_reported_once_and_serving_goes_on, 30, .size = 3, .setup = setup, .dies = 1u << 1,
+             .body = { NULL, NULL, kills_and_calls })
 {
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
-                                         .body = { serves_on, NULL, kills_and_calls } });
+    HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
+    HARNESS_HAS(bx_error_text(), "'worker1'");
+    harness_post(SERVED);
+    HARNESS_EQ(bx_job_serve(job), 0);
+    HARNESS_EQ(harness_gate(CALLED), 1);
 }
 
-static int ask_worker2(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                       void *context)
+HARNESS_HANDLER(ask_worker2)
 {
-    (void)args;
-    (void)reply;
-    (void)context;
     return bx_rpc_sync(bx_request_job(request), "worker2", "hold", NULL, NULL, NULL);
 }
 
@@ -307,7 +276,7 @@ static int setup_chain(struct bx_job *job)
     return rc < 0 ? rc : bx_register(job, "ask_worker2", BX_BLOCKING, ask_worker2, NULL);
 }
 
-static void hears_of_it_through_another(struct bx_job *job)
+HARNESS_TEST(death, fails_a_nested_call, 30, .size = 3, .setup = setup_chain, .dies = 1u << 2)
 {
     struct bx_future *future = harness_start(job, "worker1", "ask_worker2", harness_msg_i64(1), 0);
 
@@ -317,12 +286,6 @@ static void hears_of_it_through_another(struct bx_job *job)
     HARNESS_HAS(bx_future_error_text(future), "worker 'worker1', function 'ask_worker2': worker 'worker2'");
     bx_future_release(future);
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 7), 7);
-}
-
-Test(death, fails_a_nested_call, .timeout = 30)
-{
-    harness_run(&(struct harness_world){
-        .size = 3, .setup = setup_chain, .body = { hears_of_it_through_another }, .dies = 1u << 2 });
 }
 
 /* All workers call each other until most of them are dead. */
@@ -525,20 +488,14 @@ static void calls_from_nowhere(struct bx_job *job)
     raise(SIGKILL);
 }
 
-static void truncates_and_watches(struct bx_job *job)
+HARNESS_TEST(death, the_owner_of_a_truncated_segment_gets_errors, 30, .size = 3, .setup = setup, .dies = 1u << 1,
+             .body = { NULL, calls_from_nowhere, harness_serve })
 {
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
     truncate_segment(job, 1, 0);
     harness_post(CUT);
     expect_corrupt(job);
     harness_await(ENDED, 1);
-}
-
-Test(death, the_owner_of_a_truncated_segment_gets_errors, .timeout = 30)
-{
-    harness_run(&(struct harness_world){
-        .size = 3, .setup = setup, .dies = 1u << 1,
-        .body = { truncates_and_watches, calls_from_nowhere, harness_serve } });
 }
 
 Test(death, truncated_rings_cut_their_owner_off, .timeout = 30)
@@ -565,7 +522,7 @@ static int name_is_there(struct bx_job *job, int rank)
 }
 
 /* A survivor removes the name, before the launcher does. */
-static void sees_the_name_go(struct bx_job *job)
+HARNESS_TEST(death, is_cleaned_up_by_a_survivor, 30, .size = 2, .setup = setup, .dies = 1u << 1)
 {
     HARNESS_CHECK(name_is_there(job, 1));
     signal_worker(1, SIGKILL);
@@ -574,14 +531,9 @@ static void sees_the_name_go(struct bx_job *job)
     HARNESS_CHECK(name_is_there(job, 0));
 }
 
-Test(death, is_cleaned_up_by_a_survivor, .timeout = 30)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .body = { sees_the_name_go }, .dies = 1u << 1 });
-}
-
 /* The hook of bx_on_death has run when the worker was cut off. Its later death only removes its name. */
-static void cuts_off_and_kills(struct bx_job *job)
+HARNESS_TEST(death, of_a_worker_that_was_cut_off_is_cleaned_up_too, 30, .size = 3, .setup = setup, .dies = 1u << 1,
+             .body = { NULL, NULL, harness_serve })
 {
     truncate_segment(job, 1, 0);
     expect_corrupt(job);
@@ -591,12 +543,6 @@ static void cuts_off_and_kills(struct bx_job *job)
         HARNESS_EQ(harness_call_i64(job, "worker2", "echo", 7), 7);
     HARNESS_EQ(harness_load(DEATHS), 1);
     HARNESS_EQ(harness_counter(job, "peers_dead"), 0);
-}
-
-Test(death, of_a_worker_that_was_cut_off_is_cleaned_up_too, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
-                                         .body = { cuts_off_and_kills, NULL, harness_serve } });
 }
 
 /* ---- While starting, and of the launcher ------------------------------------------------------------- */

@@ -20,18 +20,16 @@
 enum { READY, STALLED, SENT, ENTERED, DONE };           /* gates */
 enum { PID, COUNTED, DEATHS };                          /* values */
 
-static int count(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(count)
 {
-    (void)request, (void)args, (void)reply, (void)context;
     harness_add(COUNTED, 1);
     return 0;
 }
 
 static void (*while_stalled)(struct bx_job *job);
 
-static int stall(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(stall)
 {
-    (void)args, (void)reply, (void)context;
     while_stalled(bx_request_job(request));
     return 0;
 }
@@ -76,18 +74,6 @@ static void wait_and_kill(struct bx_job *job)
     kill_worker1(job);
 }
 
-static void drop_what_the_dead_asked_for(struct bx_job *job)
-{
-    while_stalled = wait_and_kill;
-    harness_await(READY, 1);                /* worker 1's ring is open here, and is read before the own one */
-    stall_oneself(job);
-    while (bx_worker_alive(job, 1))
-        sched_yield();
-    HARNESS_EQ(harness_counter(job, "peers_dead"), 1);
-    HARNESS_EQ(harness_counter(job, "requests_dropped"), 40);
-    HARNESS_EQ(harness_load(COUNTED), 1);
-}
-
 static void ask_and_be_killed(struct bx_job *job)
 {
     struct bx_future *future = NULL, *packed[20];
@@ -106,22 +92,17 @@ static void ask_and_be_killed(struct bx_job *job)
         pause();
 }
 
-Test(drain, drops_the_requests_of_a_dead_worker, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .dies = 1u << 1, .body = { drop_what_the_dead_asked_for, ask_and_be_killed } });
-}
-
-/* Worker 1's first call opens its ring while worker 0 reads nothing and has no background thread that could notice it.
- * Only the pass that handles the death finds the ring. */
-static void drop_what_a_new_ring_has(struct bx_job *job)
+HARNESS_TEST(drain, drops_the_requests_of_a_dead_worker, 20, .size = 2, .setup = setup, .dies = 1u << 1,
+             .body = { NULL, ask_and_be_killed })
 {
     while_stalled = wait_and_kill;
+    harness_await(READY, 1);                /* worker 1's ring is open here, and is read before the own one */
     stall_oneself(job);
     while (bx_worker_alive(job, 1))
-        HARNESS_CHECK(bx_progress(job) >= 0);
-    HARNESS_EQ(harness_counter(job, "requests_dropped"), 3);
-    HARNESS_EQ(harness_load(COUNTED), 0);
+        sched_yield();
+    HARNESS_EQ(harness_counter(job, "peers_dead"), 1);
+    HARNESS_EQ(harness_counter(job, "requests_dropped"), 40);
+    HARNESS_EQ(harness_load(COUNTED), 1);
 }
 
 static void open_a_ring_and_be_killed(struct bx_job *job)
@@ -135,11 +116,17 @@ static void open_a_ring_and_be_killed(struct bx_job *job)
         pause();
 }
 
-Test(drain, reads_a_ring_that_a_dead_worker_opened_last, .timeout = 20)
+/* Worker 1's first call opens its ring while worker 0 reads nothing and has no background thread that could notice it.
+ * Only the pass that handles the death finds the ring. */
+HARNESS_TEST(drain, reads_a_ring_that_a_dead_worker_opened_last, 20, .size = 2, .setup = setup, .dies = 1u << 1,
+             .body = { NULL, open_a_ring_and_be_killed }, .options = { .own_loop = true })
 {
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .dies = 1u << 1, .body = { drop_what_a_new_ring_has, open_a_ring_and_be_killed },
-        .options = { .own_loop = true } });
+    while_stalled = wait_and_kill;
+    stall_oneself(job);
+    while (bx_worker_alive(job, 1))
+        HARNESS_CHECK(bx_progress(job) >= 0);
+    HARNESS_EQ(harness_counter(job, "requests_dropped"), 3);
+    HARNESS_EQ(harness_load(COUNTED), 0);
 }
 
 /* ---- Replies of the dead ------------------------------------------------------------------------ */
@@ -155,15 +142,6 @@ static void hear_and_kill(struct bx_job *job)
     kill_worker1(job);
 }
 
-static void take_what_the_dead_has_answered(struct bx_job *job)
-{
-    while_stalled = hear_and_kill;
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "count", NULL, NULL, NULL), 0);
-    stall_oneself(job);
-    HARNESS_EQ(bx_future_wait(last_reply, BX_FOREVER), 0);
-    bx_future_release(last_reply);
-}
-
 static void answer_until_killed(struct bx_job *job)
 {
     (void)job;
@@ -172,10 +150,14 @@ static void answer_until_killed(struct bx_job *job)
         pause();
 }
 
-Test(drain, takes_the_replies_of_a_dead_worker, .timeout = 20)
+HARNESS_TEST(drain, takes_the_replies_of_a_dead_worker, 20, .size = 2, .setup = setup, .dies = 1u << 1,
+             .body = { NULL, answer_until_killed })
 {
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .dies = 1u << 1, .body = { take_what_the_dead_has_answered, answer_until_killed } });
+    while_stalled = hear_and_kill;
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "count", NULL, NULL, NULL), 0);
+    stall_oneself(job);
+    HARNESS_EQ(bx_future_wait(last_reply, BX_FOREVER), 0);
+    bx_future_release(last_reply);
 }
 
 /* ---- Left, then dead ---------------------------------------------------------------------------- */
@@ -189,7 +171,8 @@ static void leave_and_be_killed(struct bx_job *job)
     raise(SIGKILL);
 }
 
-static void see_it_leave(struct bx_job *job)
+HARNESS_TEST(drain, counts_a_worker_that_left_and_then_died_as_left, 20, .size = 2, .setup = setup, .dies = 1u << 1,
+             .body = { NULL, leave_and_be_killed })
 {
     HARNESS_EQ(bx_job_serve(job), 0);
     while (bx_worker_alive(job, 1))
@@ -200,12 +183,6 @@ static void see_it_leave(struct bx_job *job)
     HARNESS_EQ(bxi_load_seq_cst(&job->rpc->lost), 0);
 }
 
-Test(drain, counts_a_worker_that_left_and_then_died_as_left, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .dies = 1u << 1, .body = { see_it_leave, leave_and_be_killed } });
-}
-
 /* ---- Quiet -------------------------------------------------------------------------------------- */
 
 static bool is_leaving(struct bx_job *job, int rank)
@@ -214,11 +191,10 @@ static bool is_leaving(struct bx_job *job, int rank)
 }
 
 /* Runs at worker 0, which is leaving. Calls worker 1 after that has begun to leave too. */
-static int call_back(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(call_back)
 {
     struct bx_job *job = bx_request_job(request);
 
-    (void)args, (void)reply, (void)context;
     harness_post(ENTERED);
     while (!is_leaving(job, 1))
         sched_yield();
@@ -285,7 +261,7 @@ static void send_laps(struct bx_job *job)
     bx_future_release(future);
 }
 
-static void read_an_old_reply(struct bx_job *job)
+HARNESS_TEST(drain, accepts_a_reply_whose_credit_is_laps_behind, 60, .size = 2, .setup = setup)
 {
     while_stalled = send_laps;
     for (int i = 0; i < 5; i++) {
@@ -294,9 +270,4 @@ static void read_an_old_reply(struct bx_job *job)
     }
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "count", NULL, NULL, NULL), 0);
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
-}
-
-Test(drain, accepts_a_reply_whose_credit_is_laps_behind, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { read_an_old_reply } });
 }

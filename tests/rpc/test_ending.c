@@ -13,9 +13,8 @@
 enum { ENTERED, RELEASED, SENDING, CALLED };    /* gates */
 enum { COUNTED, SENT };                         /* values */
 
-static int count(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(count)
 {
-    (void)request, (void)args, (void)reply, (void)context;
     harness_add(COUNTED, 1);
     return 0;
 }
@@ -57,11 +56,10 @@ static void send_on(struct bx_job *job, int64_t hops)
     bx_msg_destroy(args);
 }
 
-static int hop(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(hop)
 {
     int64_t hops = bx_read_i64(args);
 
-    (void)reply, (void)context;
     harness_add(COUNTED, 1);
     if (hops > 0)
         send_on(bx_request_job(request), hops - 1);
@@ -122,11 +120,10 @@ Test(ending, runs_chains_that_a_worker_sends_to_itself, .timeout = 20)
 #define LATE 20
 
 /* Runs at worker 0, which is leaving, as worker 1 is. It opens the ring to worker 1. */
-static int send_late(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(send_late)
 {
     struct bx_job *job = bx_request_job(request);
 
-    (void)args, (void)reply, (void)context;
     await_leaving(job, 1);
     for (int i = 0; i < LATE; i++)
         HARNESS_EQ(bx_rpc_oneway(job, "worker1", "count", NULL, NULL), 0);
@@ -200,9 +197,8 @@ Test(ending, runs_or_refuses_what_a_thread_sends_beside_the_shutdown, .timeout =
     }
 }
 
-static int stuck(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(stuck)
 {
-    (void)request, (void)args, (void)reply, (void)context;
     harness_post(ENTERED);
     harness_await(RELEASED, 1);
     return 0;
@@ -253,15 +249,6 @@ Test(ending, a_thread_may_call_as_long_as_a_request_is_served, .timeout = 20)
 
 /* ---- Nonsense ------------------------------------------------------------------------------------- */
 
-static void leave_without_a_liar(struct bx_job *job)
-{
-    harness_leaves_by_itself();
-    HARNESS_EQ(bx_job_shutdown(job, 0), 0);
-    HARNESS_EQ(harness_counter(job, "peers_corrupt"), 1);
-    bx_job_destroy(job);
-    harness_post(RELEASED);
-}
-
 /* Says that it has not moved since a round that is still to come. */
 static void lie(struct bx_job *job)
 {
@@ -272,8 +259,12 @@ static void lie(struct bx_job *job)
     bx_job_destroy(job);
 }
 
-Test(ending, a_worker_that_lies_is_cut_off_and_not_waited_for, .timeout = 20)
+HARNESS_TEST(ending, a_worker_that_lies_is_cut_off_and_not_waited_for, 20, .size = 2, .setup = setup_count,
+             .body = { NULL, lie })
 {
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup_count, .body = { leave_without_a_liar, lie } });
+    harness_leaves_by_itself();
+    HARNESS_EQ(bx_job_shutdown(job, 0), 0);
+    HARNESS_EQ(harness_counter(job, "peers_corrupt"), 1);
+    bx_job_destroy(job);
+    harness_post(RELEASED);
 }

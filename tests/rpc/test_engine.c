@@ -23,26 +23,24 @@ TestSuite(engine, .timeout = 60);
 
 /* ---- Handlers ----------------------------------------------------------------------------------- */
 
-static int count(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(count)
 {
-    (void)request, (void)args, (void)reply, (void)context;
     harness_add(COUNTED, 1);
     return 0;
 }
 
-static int gate(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(gate)
 {
     harness_await(OPEN_GATE, 1);
     return count(request, args, reply, context);
 }
 
 /* Answers that many bytes and a tensor, so that the bytes are not at the beginning of the lent block. */
-static int large(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(large)
 {
     struct bx_tensor *tensor = NULL;
     char bytes[1000];
 
-    (void)context;
     memset(bytes, 'x', sizeof(bytes));
     HARNESS_EQ(bx_tensor_create(bx_request_job(request), BX_U8, 1, &(int64_t){ 16 }, &tensor), 0);
     HARNESS_EQ(bx_msg_put_tensor(reply, tensor), 0);
@@ -52,24 +50,20 @@ static int large(const struct bx_request *request, struct bx_reader *args, struc
     return 0;
 }
 
-static int capacity(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(capacity)
 {
-    (void)args, (void)context;
     return bx_msg_put_i64(reply, (int64_t)bx_request_job(request)->rpc->reply->capacity);
 }
 
 /* Its reply cannot be written, and it ignores that. */
-static int overflow(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(overflow)
 {
-    (void)request, (void)args, (void)context;
     bx_msg_put_bytes(reply, "", SIZE_MAX - 64);
     return 0;
 }
 
-static int promise_nothing(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply,
-                           void *context)
+HARNESS_ASYNC_HANDLER(promise_nothing)
 {
-    (void)request, (void)args, (void)reply, (void)context;
     return 0;
 }
 
@@ -415,20 +409,6 @@ Test(engine, ends_the_wait_of_a_thread_that_serves)
 
 /* ---- Wake-ups by deaths ------------------------------------------------------------------------- */
 
-/* This worker has nothing to do while the others call each other, so none of its threads may wake. */
-static void sleep_beside_the_dead(struct bx_job *job)
-{
-    uint64_t before;
-
-    harness_await(READY, 1);
-    HARNESS_EQ(harness_kill((pid_t)harness_load(PID + 1), SIGKILL), 0);
-    HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
-    before = harness_counter(job, "wakeups");
-    harness_post(SENT);
-    harness_await(DONE, 1);
-    HARNESS_CHECK(harness_counter(job, "wakeups") - before < 200);
-}
-
 static void call_the_third(struct bx_job *job)
 {
     harness_await(SENT, 1);
@@ -443,11 +423,19 @@ static void serve_beside_the_dead(struct bx_job *job)
     HARNESS_EQ(bx_job_serve(job), 0);
 }
 
-Test(engine, is_woken_by_a_death_once)
+/* This worker has nothing to do while the others call each other, so none of its threads may wake. */
+HARNESS_TEST(engine, is_woken_by_a_death_once, 60, .size = 4, .setup = setup, .dies = 1u << 1,
+             .body = { NULL, wait_to_be_killed, call_the_third, serve_beside_the_dead })
 {
-    harness_run(&(struct harness_world){
-        .size = 4, .setup = setup, .dies = 1u << 1,
-        .body = { sleep_beside_the_dead, wait_to_be_killed, call_the_third, serve_beside_the_dead } });
+    uint64_t before;
+
+    harness_await(READY, 1);
+    HARNESS_EQ(harness_kill((pid_t)harness_load(PID + 1), SIGKILL), 0);
+    HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
+    before = harness_counter(job, "wakeups");
+    harness_post(SENT);
+    harness_await(DONE, 1);
+    HARNESS_CHECK(harness_counter(job, "wakeups") - before < 200);
 }
 
 static void expect_loop_is_still(struct bx_job *job)
@@ -459,7 +447,8 @@ static void expect_loop_is_still(struct bx_job *job)
     HARNESS_EQ(poll(&loop, 1, 0), 0);
 }
 
-static void drive_one_s_own_loop(struct bx_job *job)
+HARNESS_TEST(engine, leaves_nothing_due_in_own_loop_after_a_death, 60, .size = 2, .setup = setup, .dies = 1u << 1,
+             .body = { NULL, wait_to_be_killed }, .options = { .own_loop = true })
 {
     struct pollfd loop = { .fd = bx_job_fd(job), .events = POLLIN };
     struct bx_future *future;
@@ -479,13 +468,6 @@ static void drive_one_s_own_loop(struct bx_job *job)
         HARNESS_CHECK(bx_progress(job) >= 0);
     }
     expect_loop_is_still(job);
-}
-
-Test(engine, leaves_nothing_due_in_own_loop_after_a_death)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .dies = 1u << 1, .body = { drive_one_s_own_loop, wait_to_be_killed },
-        .options = { .own_loop = true } });
 }
 
 /* ---- A large world ------------------------------------------------------------------------------ */

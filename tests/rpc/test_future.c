@@ -596,18 +596,13 @@ static void wait_or_complete(struct bx_job *job, int index)
     }
 }
 
-static void wait_from_many_threads(struct bx_job *job)
+HARNESS_TEST(future, completed_by_any_thread_wakes_the_leader_and_the_followers, 20, .size = 2)
 {
     for (int i = 0; i < ROUNDS; i++)
         HARNESS_CHECK((awaited[i] = bx_future_create(job)) != NULL);
     harness_threads(job, WAITERS + 1, wait_or_complete);
     for (int i = 0; i < ROUNDS; i++)
         bx_future_release(awaited[i]);
-}
-
-Test(future, completed_by_any_thread_wakes_the_leader_and_the_followers, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .body = { wait_from_many_threads } });
 }
 
 static void complete_when_told(struct bx_job *job, int index)
@@ -622,20 +617,14 @@ static void complete_when_told(struct bx_job *job, int index)
     HARNESS_EQ(bx_future_wait(awaited[0], BX_FOREVER), 0);
 }
 
-static void sleep_from_many_threads(struct bx_job *job)
+HARNESS_TEST(future, wakes_threads_that_never_spin, 20, .size = 2, .options = { .no_spin = true })
 {
     awaited[0] = bx_future_create(job);
     harness_threads(job, WAITERS + 1, complete_when_told);
     bx_future_release(awaited[0]);
 }
 
-Test(future, wakes_threads_that_never_spin, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .body = { sleep_from_many_threads }, .options = { .no_spin = true } });
-}
-
-static void wait_too_long(struct bx_job *job)
+HARNESS_TEST(future, stays_pending_when_a_wait_for_it_timed_out, 20, .size = 2)
 {
     struct bx_future *future = bx_future_create(job);
 
@@ -645,11 +634,6 @@ static void wait_too_long(struct bx_job *job)
     HARNESS_EQ(bx_future_set(future, number(1)), 0);
     HARNESS_EQ(bx_future_wait(future, 0), 0);
     bx_future_release(future);
-}
-
-Test(future, stays_pending_when_a_wait_for_it_timed_out, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .body = { wait_too_long } });
 }
 
 static void wait_in_callback(struct bx_future *future, void *context)
@@ -662,7 +646,7 @@ static void wait_in_callback(struct bx_future *future, void *context)
     harness_post(0);
 }
 
-static void wait_in_a_callback(struct bx_job *job)
+HARNESS_TEST(future, not_done_cannot_be_waited_for_in_a_callback, 20, .size = 2)
 {
     struct bx_future *future = bx_future_create(job), *pending = bx_future_create(job);
 
@@ -674,9 +658,4 @@ static void wait_in_a_callback(struct bx_job *job)
     HARNESS_EQ(bx_future_cancel(pending), 0);
     bx_future_release(pending);
     bx_future_release(future);
-}
-
-Test(future, not_done_cannot_be_waited_for_in_a_callback, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .body = { wait_in_a_callback } });
 }

@@ -596,9 +596,8 @@ static void note_end(struct bx_future *future, void *context)
     harness_post(ENDED);
 }
 
-static int park(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+HARNESS_ASYNC_HANDLER(park)
 {
-    (void)args, (void)context;
     *reply = bx_future_acquire(bx_future_create(bx_request_job(request)));
     HARNESS_EQ(bx_future_on_done(*reply, note_end, NULL), 0);
     harness_post(PARKED);
@@ -622,8 +621,7 @@ static int call_park(struct bx_future *in, struct bx_future **inner, void *conte
 }
 
 /* Two calls, one after the other; the handler holds no thread meanwhile. */
-static int forward_twice(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply,
-                         void *context)
+HARNESS_ASYNC_HANDLER(forward_twice)
 {
     struct bx_job *job = bx_request_job(request);
     struct bx_future *first = harness_start(job, "worker2", "twice", harness_msg_i64(bx_read_i64(args)), BX_FOREVER);
@@ -641,7 +639,7 @@ static int setup(struct bx_job *job)
     return bx_register_async(job, "forward_and_park", forward_twice, "park");
 }
 
-static void calls_twice(struct bx_job *job)
+HARNESS_TEST(future_chain, of_calls_makes_one_after_the_other, 60, .size = 3, .setup = setup)
 {
     struct bx_future *first = harness_start(job, "worker1", "twice", harness_msg_i64(5), BX_FOREVER);
     struct bx_future *result = bx_future_chain(first, call_again, job, NULL);
@@ -654,12 +652,7 @@ static void calls_twice(struct bx_job *job)
     HARNESS_EQ(bxi_load_seq_cst(&job->run->eager), 0);
 }
 
-Test(future_chain, of_calls_makes_one_after_the_other)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { calls_twice } });
-}
-
-static void cancels_the_inner_call(struct bx_job *job)
+HARNESS_TEST(future_chain, that_is_cancelled_cancels_its_inner_call_at_the_callee, 60, .size = 3, .setup = setup)
 {
     struct bx_future *first = harness_start(job, "worker1", "twice", harness_msg_i64(5), BX_FOREVER);
     struct bx_future *result = bx_future_chain(first, call_park, job, NULL);
@@ -673,12 +666,7 @@ static void cancels_the_inner_call(struct bx_job *job)
     HARNESS_EQ(harness_load(CODE), -BX_E_CANCELLED);
 }
 
-Test(future_chain, that_is_cancelled_cancels_its_inner_call_at_the_callee)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { cancels_the_inner_call } });
-}
-
-static void gives_up(struct bx_job *job)
+HARNESS_TEST(future_chain, that_an_async_handler_returned_is_cancelled_with_its_request, 60, .size = 3, .setup = setup)
 {
     struct bx_future *future = harness_start(job, "worker1", "forward_and_park", harness_msg_i64(5), BX_FOREVER);
 
@@ -687,9 +675,4 @@ static void gives_up(struct bx_job *job)
     bx_future_release(future);
     harness_await(ENDED, 1);
     HARNESS_EQ(harness_load(CODE), -BX_E_CANCELLED);
-}
-
-Test(future_chain, that_an_async_handler_returned_is_cancelled_with_its_request)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { gives_up } });
 }

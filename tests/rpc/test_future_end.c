@@ -94,10 +94,8 @@ Test(future_end, refuses_new_futures_in_callbacks_while_the_job_is_destroyed, .t
  * future after the end of the job. */
 static struct bx_future *held;
 
-static int hold(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+HARNESS_ASYNC_HANDLER(hold)
 {
-    (void)args;
-    (void)context;
     held = bx_future_create(bx_request_job(request));
     *reply = bx_future_acquire(held);
     harness_post(0);
@@ -132,12 +130,8 @@ Test(future_end, answers_requests_whose_future_a_handler_still_holds, .timeout =
 }
 
 /* The answer is a future that the job does not know: it has no job, or belongs to another job of this process. */
-static int hold_foreign(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply,
-                        void *context)
+HARNESS_ASYNC_HANDLER(hold_foreign)
 {
-    (void)request;
-    (void)args;
-    (void)context;
     held = bx_future_create(NULL);
     *reply = bx_future_acquire(held);
     harness_post(0);
@@ -368,8 +362,18 @@ Test(future_end, loses_no_callback_while_others_are_removed, .timeout = 60)
         bx_future_release(raced[i]);
 }
 
+static void complete_when_told(struct bx_job *job)
+{
+    (void)job;
+    harness_await(0, 1);
+    harness_await(1, 1);
+    HARNESS_EQ(bx_future_set(held, NULL), 0);
+    bx_future_release(held);
+}
+
 /* While a call has a callback, job->run->eager counts it: its reply must wake a thread at once. */
-static void gather_calls(struct bx_job *job)
+HARNESS_TEST(future_end, any_that_is_released_makes_its_call_lazy_again, 20, .size = 2, .setup = setup,
+             .body = { NULL, complete_when_told })
 {
     struct bx_future *call = NULL;
     struct bx_future *any, *both[2];
@@ -389,18 +393,4 @@ static void gather_calls(struct bx_job *job)
     HARNESS_EQ(bxi_load_seq_cst(&job->run->eager), 0);
     bx_future_release(any);
     bx_future_release(call);
-}
-
-static void complete_when_told(struct bx_job *job)
-{
-    (void)job;
-    harness_await(0, 1);
-    harness_await(1, 1);
-    HARNESS_EQ(bx_future_set(held, NULL), 0);
-    bx_future_release(held);
-}
-
-Test(future_end, any_that_is_released_makes_its_call_lazy_again, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { gather_calls, complete_when_told } });
 }

@@ -248,7 +248,7 @@ static int setup(struct bx_job *job)
 }
 
 /* A small reply lies in the memory of its call. */
-static void call_and_release(struct bx_job *job)
+HARNESS_TEST(future_parts, all_of_calls_has_their_replies, 60, .size = 2, .setup = setup)
 {
     struct bx_future *calls[PARTS], *all;
 
@@ -261,9 +261,4 @@ static void call_and_release(struct bx_job *job)
     for (int i = 0; i < PARTS; i++)
         HARNESS_EQ(number_in(bx_future_all_value(all, (size_t)i)), 2 * i);
     bx_future_release(all);
-}
-
-Test(future_parts, all_of_calls_has_their_replies)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_and_release } });
 }

@@ -28,7 +28,8 @@ static void die_when_it_had_left(struct bx_job *job)
     die_in(job, BXI_LEFT);
 }
 
-static void count_the_gone(struct bx_job *job)
+HARNESS_TEST(gone, workers_are_counted_by_how_far_they_had_left, 20, .size = 4, .dies = 0xe,
+             .body = { NULL, harness_die, die_leaving, die_when_it_had_left })
 {
     while (bxi_load_seq_cst(&job->rpc->deaths) < 2 || bx_worker_alive(job, 3))
         sched_yield();
@@ -36,10 +37,4 @@ static void count_the_gone(struct bx_job *job)
     HARNESS_EQ(bxi_load_seq_cst(&job->rpc->lost), 1);
     HARNESS_EQ(bxi_load_seq_cst(&job->rpc->leavers), 3);
     HARNESS_EQ(harness_counter(job, "peers_dead"), 2);
-}
-
-Test(gone, workers_are_counted_by_how_far_they_had_left, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 4, .dies = 0xe, .body = { count_the_gone, harness_die, die_leaving, die_when_it_had_left } });
 }

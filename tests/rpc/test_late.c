@@ -23,7 +23,7 @@
 enum { READY, TIMED_OUT, DONE };            /* gates */
 
 /* Answers when its caller's process sleeps for certain, or soon. */
-static int answer_slowly(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(answer_slowly)
 {
     usleep(3000);
     return harness_echo(request, args, reply, context);
@@ -112,20 +112,15 @@ static void wait_or_time_out(struct bx_job *job, int index)
     bx_future_release(led);
 }
 
-static void time_out_beside_a_leader(struct bx_job *job)
+HARNESS_TEST(late, a_deadline_is_met_while_another_thread_leads, 30, .size = 2, .setup = setup,
+             .options = { .no_spin = true })
 {
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
     harness_threads(job, 2, wait_or_time_out);
 }
 
-Test(late, a_deadline_is_met_while_another_thread_leads, .timeout = 30)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .body = { time_out_beside_a_leader }, .options = { .no_spin = true } });
-}
-
 /* Many deadlines at about the same time: none may wait for the next wake-up. */
-static void time_out_many(struct bx_job *job)
+HARNESS_TEST(late, many_deadlines_at_once_are_met, 30, .size = 2, .setup = setup, .options = { .no_spin = true })
 {
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
     for (int i = 0; i < 50; i++) {
@@ -135,12 +130,6 @@ static void time_out_many(struct bx_job *job)
         bx_future_release(future);
     }
     harness_await(TIMED_OUT, 50);
-}
-
-Test(late, many_deadlines_at_once_are_met, .timeout = 30)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .body = { time_out_many }, .options = { .no_spin = true } });
 }
 
 /* A leader sleeps. Another thread of its process completes the future that it waits for. */
@@ -162,21 +151,17 @@ static void wait_or_complete(struct bx_job *job, int index)
     bx_future_release(future);
 }
 
-static void complete_beside_a_leader(struct bx_job *job)
+HARNESS_TEST(late, a_sleeping_leader_is_woken_for_a_future_that_another_thread_completes, 30, .size = 2, .setup = setup,
+             .options = { .no_spin = true })
 {
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
     harness_threads(job, 2, wait_or_complete);
 }
 
-Test(late, a_sleeping_leader_is_woken_for_a_future_that_another_thread_completes, .timeout = 30)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .body = { complete_beside_a_leader }, .options = { .no_spin = true } });
-}
-
 /* The process was stopped, or got no CPU: the leader checks the timers before the background thread can have woken it.
  * That is not a late timer. This thread plays the leader, and holds the lock meanwhile. */
-static void look_before_the_background_thread(struct bx_job *job)
+HARNESS_TEST(late, a_deadline_that_could_not_be_reported_in_time_is_not_counted, 30, .size = 2, .setup = setup,
+             .options = { .no_spin = true })
 {
     const struct bxi_role *role;
     struct bx_future *future;
@@ -200,12 +185,6 @@ static void look_before_the_background_thread(struct bx_job *job)
     bx_future_release(future);
 }
 
-Test(late, a_deadline_that_could_not_be_reported_in_time_is_not_counted, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { look_before_the_background_thread },
-                                         .options = { .no_spin = true } });
-}
-
 /* One thread leads, in a call that is answered by no one. The other follows, asleep; the first completes its calls. */
 static void lead_or_follow(struct bx_job *job, int index)
 {
@@ -227,14 +206,9 @@ static void lead_or_follow(struct bx_job *job, int index)
     bx_future_release(held);
 }
 
-static void follow_a_leader(struct bx_job *job)
+HARNESS_TEST(late, a_follower_is_woken_for_its_reply_while_another_thread_leads, 30, .size = 2, .setup = setup,
+             .options = { .no_spin = true })
 {
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
     harness_threads(job, 2, lead_or_follow);
-}
-
-Test(late, a_follower_is_woken_for_its_reply_while_another_thread_leads, .timeout = 30)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .body = { follow_a_leader }, .options = { .no_spin = true } });
 }

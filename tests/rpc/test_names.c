@@ -12,9 +12,8 @@
 
 #define LONGEST "abcdefghijklmnopqrstuvwxyz-1234"           /* 31 bytes */
 
-static int answer(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(answer)
 {
-    (void)args;
     HARNESS_CHECK(bx_request_job(request) != NULL);
     return bx_msg_put_i64(reply, context != NULL ? *(const int *)context : 0);
 }
@@ -115,7 +114,7 @@ static int register_two(struct bx_job *job)
     return rc < 0 ? rc : bx_register(job, "sub", BX_BLOCKING, answer, NULL);
 }
 
-static void call_unknown(struct bx_job *job)
+HARNESS_TEST(names, that_are_unknown_are_answered_with_the_known_ones, 20, .size = 2, .setup = register_two)
 {
     struct bx_future *future = NULL;
     struct bx_msg *reply = NULL;
@@ -139,22 +138,12 @@ static void call_unknown(struct bx_job *job)
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "add", NULL, NULL, NULL), 0);
 }
 
-Test(names, that_are_unknown_are_answered_with_the_known_ones, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = register_two, .body = { call_unknown } });
-}
-
-static void call_unnamed(struct bx_job *job)
+/* The empty name must not match the first, unused entry of an empty table. */
+HARNESS_TEST(names, that_are_empty_are_not_found_in_an_empty_table, 20, .size = 2)
 {
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "", NULL, NULL, NULL), BX_E_NO_FUNCTION);
     HARNESS_HAS(bx_error_text(), "it has: none");
     HARNESS_CHECK(bx_worker_alive(job, 1));
-}
-
-/* The empty name must not match the first, unused entry of an empty table. */
-Test(names, that_are_empty_are_not_found_in_an_empty_table, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .body = { call_unnamed } });
 }
 
 enum { REGISTERED, CALLED };
@@ -169,17 +158,12 @@ static void register_later(struct bx_job *job)
     harness_post(REGISTERED);
 }
 
-static void call_later(struct bx_job *job)
+HARNESS_TEST(names, registered_after_the_start_are_found_too, 20, .size = 2, .setup = register_two,
+             .body = { NULL, register_later })
 {
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "add", NULL, NULL, NULL), 0);
     harness_await(REGISTERED, 1);
     HARNESS_EQ(harness_call_i64(job, "worker1", "later", 0), 9);
-}
-
-Test(names, registered_after_the_start_are_found_too, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = register_two, .body = { call_later, register_later } });
 }
 
 static int made_up_number[BXI_FUNCTION_MAX];
@@ -198,7 +182,7 @@ static int register_all(struct bx_job *job)
     return 0;
 }
 
-static void call_all(struct bx_job *job)
+HARNESS_TEST(names, of_128_functions_are_all_found, 20, .size = 2, .setup = register_all)
 {
     char name[32];
 
@@ -208,11 +192,6 @@ static void call_all(struct bx_job *job)
         HARNESS_EQ(harness_call_i64(job, "worker0", name, 0), i);
     }
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "function-128", NULL, NULL, NULL), BX_E_NO_FUNCTION);
-}
-
-Test(names, of_128_functions_are_all_found, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = register_all, .body = { call_all } });
 }
 
 Test(names, of_functions_are_checked_when_registered)

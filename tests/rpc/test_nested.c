@@ -40,18 +40,16 @@ static struct bx_future *answer(const struct bx_request *request)
 }
 
 /* Never answers. */
-static int hold(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+HARNESS_ASYNC_HANDLER(hold)
 {
-    (void)args, (void)context;
     *reply = answer(request);
     return 0;
 }
 
 /* ---- worker 2 ------------------------------------------------------------------------------------ */
 
-static int stay(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(stay)
 {
-    (void)args, (void)reply, (void)context;
     harness_add(RUNNING, 1);
     harness_post(ENTERED);
     while (!bx_request_cancelled(request))
@@ -63,9 +61,8 @@ static int stay(const struct bx_request *request, struct bx_reader *args, struct
 }
 
 /* Stays until RELEASED, whatever its caller does. */
-static int stay_on(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(stay_on)
 {
-    (void)args, (void)reply, (void)context;
     harness_post(ENTERED);
     harness_await(RELEASED, 1);
     harness_store(CANCELLED, bx_request_cancelled(request));
@@ -90,26 +87,24 @@ static void note_end(int code, const char *text)
     harness_post(RELAYED);
 }
 
-static int relay_sync(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(relay_sync)
 {
     const struct bx_call_options patient = { .timeout_ns = BX_FOREVER };
     int rc = bx_rpc_sync(bx_request_job(request), far(request), context, NULL, &patient, NULL);
 
-    (void)args, (void)reply;
     HARNESS_CHECK(bx_request_cancelled(request));
     note_end(rc, bx_error_text());
     return rc;
 }
 
 /* As relay_sync, but its calls are async, and its thread waits for the last. */
-static int relay_many(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(relay_many)
 {
     const struct bx_call_options patient = { .timeout_ns = BX_FOREVER };
     struct bx_job *job = bx_request_job(request);
     struct bx_future *futures[MANY];
     int rc = 0;
 
-    (void)args, (void)reply;
     HARNESS_EQ(bx_rpc_async(job, far(request), context, NULL, &patient, &futures[0]), 0);
     HARNESS_EQ(bx_rpc_many(job, far(request), "hold", MANY - 1, NULL, &patient, futures + 1), 0);
     harness_post(DONE);
@@ -140,10 +135,8 @@ static int call_far(const struct bx_request *request, const char *function)
 }
 
 /* Its own future is not the call's. */
-static int relay_async(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply,
-                       void *context)
+HARNESS_ASYNC_HANDLER(relay_async)
 {
-    (void)args;
     *reply = answer(request);
     return call_far(request, context);
 }
@@ -171,13 +164,11 @@ static int call_again(struct bx_future *in, struct bx_msg *out, void *context)
     return 0;
 }
 
-static int relay_later(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply,
-                       void *context)
+HARNESS_ASYNC_HANDLER(relay_later)
 {
     struct bx_job *job = bx_request_job(request);
     struct bx_future *first = NULL;
 
-    (void)args, (void)context;
     *reply = answer(request);
     HARNESS_EQ(bx_rpc_async(job, "worker2", "echo", NULL, NULL, &first), 0);
     bx_future_release(bx_future_then(first, call_again, job));
@@ -314,12 +305,11 @@ Test(nested, calls_are_cancelled_when_the_caller_leaves, .timeout = 60)
 
 /* ---- what goes on ---------------------------------------------------------------------------------- */
 
-static int call_detached(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(call_detached)
 {
     const struct bx_call_options own = { sizeof own, .timeout_ns = BX_FOREVER, .flags = BX_CALL_DETACHED };
     int rc;
 
-    (void)args, (void)reply, (void)context;
     /* The slot of a call for the request that has ended. */
     HARNESS_EQ(bx_rpc_sync(bx_request_job(request), "worker2", "echo", NULL, NULL, NULL), 0);
     rc = bx_rpc_sync(bx_request_job(request), "worker2", "stay_on", NULL, &own, NULL);
@@ -330,9 +320,8 @@ static int call_detached(const struct bx_request *request, struct bx_reader *arg
 
 static struct bx_future *left_behind;
 
-static int call_and_leave(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(call_and_leave)
 {
-    (void)args, (void)reply, (void)context;
     return bx_rpc_async(bx_request_job(request), "worker2", "stay_on", NULL, NULL, &left_behind);
 }
 
@@ -343,7 +332,7 @@ static int setup_going_on(struct bx_job *job)
     return setup(job);
 }
 
-static void cancels_detached(struct bx_job *job)
+HARNESS_TEST(nested, detached_call_goes_on, 20, .size = 3, .setup = setup_going_on)
 {
     struct bx_future *future = NULL;
 
@@ -359,18 +348,6 @@ static void cancels_detached(struct bx_job *job)
     HARNESS_EQ(harness_load(CANCELLED), 0);
 }
 
-Test(nested, detached_call_goes_on, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup_going_on, .body = { cancels_detached } });
-}
-
-static void gets_its_answer_and_dies(struct bx_job *job)
-{
-    harness_leaves_by_itself();
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "leave_behind", NULL, NULL, NULL), 0);
-    raise(SIGKILL);
-}
-
 static void has_a_call_left(struct bx_job *job)
 {
     HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
@@ -380,18 +357,18 @@ static void has_a_call_left(struct bx_job *job)
     bx_future_release(left_behind);
 }
 
-Test(nested, call_goes_on_when_the_request_was_answered, .timeout = 20)
+HARNESS_TEST(nested, call_goes_on_when_the_request_was_answered, 20, .size = 3, .setup = setup_going_on,
+             .dies = 1u << 0, .body = { NULL, has_a_call_left, harness_serve })
 {
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup_going_on, .dies = 1u << 0,
-                                         .body = { gets_its_answer_and_dies, has_a_call_left, harness_serve } });
+    harness_leaves_by_itself();
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "leave_behind", NULL, NULL, NULL), 0);
+    raise(SIGKILL);
 }
 
-static int call_for_oneway(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                           void *context)
+HARNESS_HANDLER(call_for_oneway)
 {
     struct bx_job *job = bx_request_job(request);
 
-    (void)args, (void)reply, (void)context;
     harness_post(ENTERED);
     while (bx_worker_alive(job, 0))
         sched_yield();
@@ -406,14 +383,6 @@ static int setup_oneway(struct bx_job *job)
     return setup(job);
 }
 
-static void sends_and_dies(struct bx_job *job)
-{
-    harness_leaves_by_itself();
-    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "oneway", NULL, NULL), 0);
-    harness_await(ENTERED, 1);
-    raise(SIGKILL);
-}
-
 static void awaits_the_relay(struct bx_job *job)
 {
     (void)job;
@@ -421,19 +390,21 @@ static void awaits_the_relay(struct bx_job *job)
     HARNESS_EQ(harness_load(CODE), 0);
 }
 
-Test(nested, calls_of_a_oneway_request_go_on_when_its_caller_is_dead, .timeout = 20)
+HARNESS_TEST(nested, calls_of_a_oneway_request_go_on_when_its_caller_is_dead, 20, .size = 3, .setup = setup_oneway,
+             .dies = 1u << 0, .body = { NULL, awaits_the_relay, harness_serve })
 {
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup_oneway, .dies = 1u << 0,
-                                         .body = { sends_and_dies, awaits_the_relay, harness_serve } });
+    harness_leaves_by_itself();
+    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "oneway", NULL, NULL), 0);
+    harness_await(ENTERED, 1);
+    raise(SIGKILL);
 }
 
 /* Its list of calls does not grow with those that have ended. */
-static int call_often(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(call_often)
 {
     const struct bxi_waiting *waiting = (const struct bxi_waiting *)(const void *)request;
     struct bx_future *futures[MANY];
 
-    (void)args, (void)reply, (void)context;
     for (int i = 0; i < 1000; i++)
         HARNESS_EQ(bx_rpc_sync(bx_request_job(request), "worker0", "echo", NULL, NULL, NULL), 0);
     HARNESS_CHECK(waiting->call_capacity > 0 && waiting->call_capacity <= 4);
@@ -452,14 +423,9 @@ static int setup_often(struct bx_job *job)
     return setup(job);
 }
 
-static void calls_one_that_calls_often(struct bx_job *job)
+HARNESS_TEST(nested, list_of_calls_forgets_those_that_have_ended, 20, .size = 2, .setup = setup_often)
 {
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "often", NULL, NULL, NULL), 0);
-}
-
-Test(nested, list_of_calls_forgets_those_that_have_ended, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_often, .body = { calls_one_that_calls_often } });
 }
 
 /* ---- further calls --------------------------------------------------------------------------------- */
@@ -467,14 +433,13 @@ Test(nested, list_of_calls_forgets_those_that_have_ended, .timeout = 20)
 static const struct bx_type type = { .name = "thing" };
 
 /* Calls of all kinds when the request is over. */
-static int call_on(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(call_on)
 {
     const struct bx_call_options own = { sizeof own, .flags = BX_CALL_DETACHED };
     struct bx_job *job = bx_request_job(request);
     struct bx_future *futures[2] = { NULL, NULL };
     struct bx_rref *rref = NULL, *made = NULL;
 
-    (void)args, (void)reply, (void)context;
     harness_post(ENTERED);
     while (!bx_request_cancelled(request))
         usleep(200);
@@ -502,7 +467,7 @@ static int setup_calling_on(struct bx_job *job)
     return setup(job);
 }
 
-static void cancels_one_that_calls_on(struct bx_job *job)
+HARNESS_TEST(nested, call_fails_at_once_when_the_request_is_over, 20, .size = 3, .setup = setup_calling_on)
 {
     struct bx_future *future = NULL;
 
@@ -513,19 +478,13 @@ static void cancels_one_that_calls_on(struct bx_job *job)
     harness_await(LEFT, 1);
 }
 
-Test(nested, call_fails_at_once_when_the_request_is_over, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup_calling_on, .body = { cancels_one_that_calls_on } });
-}
-
 /* Fills the callee's slots with calls that are not for the request, then waits for room for one that is. */
-static int wait_for_room(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(wait_for_room)
 {
     const struct bx_call_options own = { sizeof own, .timeout_ns = BX_FOREVER, .flags = BX_CALL_DETACHED };
     static struct bx_future *futures[BXI_CALLS_MAX - 1];
     struct bx_job *job = bx_request_job(request);
 
-    (void)args, (void)reply, (void)context;
     HARNESS_EQ(bx_rpc_many(job, "worker2", "hold", BXI_CALLS_MAX - 1, NULL, &own, futures), 0);
     harness_post(ENTERED);
     note_end(bx_rpc_sync(job, "worker2", "echo", NULL, NULL, NULL), bx_error_text());
@@ -541,20 +500,6 @@ static int setup_room(struct bx_job *job)
 {
     HARNESS_EQ(bx_register(job, "room", BX_BLOCKING, wait_for_room, NULL), 0);
     return setup(job);
-}
-
-static void cancels_one_that_waits(struct bx_job *job)
-{
-    struct bx_future *future = NULL;
-
-    harness_await(ENTERED, 1);
-    HARNESS_EQ(bx_rpc_async(job, "worker1", "room", NULL, NULL, &future), 0);
-    harness_await(DONE, 1);
-    HARNESS_EQ(bx_future_cancel(future), 0);
-    harness_await(LEFT, 1);
-    harness_post(RELEASED);
-    HARNESS_EQ(harness_load(CODE), (uint64_t)-BX_E_CANCELLED);
-    bx_future_release(future);
 }
 
 /* The first thread waits for a call with the 1024th slot, so the handler's thread does not lead: somebody must wake it.
@@ -576,17 +521,25 @@ static void watches_the_pool(struct bx_job *job)
     harness_threads(job, 2, wait_or_watch);
 }
 
-Test(nested, wait_for_room_ends_with_the_request, .timeout = 20)
+HARNESS_TEST(nested, wait_for_room_ends_with_the_request, 20, .size = 3, .setup = setup_room,
+             .body = { NULL, watches_the_pool })
 {
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup_room,
-                                         .body = { cancels_one_that_waits, watches_the_pool } });
+    struct bx_future *future = NULL;
+
+    harness_await(ENTERED, 1);
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "room", NULL, NULL, &future), 0);
+    harness_await(DONE, 1);
+    HARNESS_EQ(bx_future_cancel(future), 0);
+    harness_await(LEFT, 1);
+    harness_post(RELEASED);
+    HARNESS_EQ(harness_load(CODE), (uint64_t)-BX_E_CANCELLED);
+    bx_future_release(future);
 }
 
 /* ---- deadlines ------------------------------------------------------------------------------------- */
 
-static int look(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(look)
 {
-    (void)args, (void)reply, (void)context;
     harness_store(DEADLINE, bx_request_deadline_ns(request));
     harness_add(LOOKS, 1);
     return 0;
@@ -610,15 +563,13 @@ static void end(struct bx_future **futures, int count)
     }
 }
 
-static int call_all_ways(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                         void *context)
+HARNESS_HANDLER(call_all_ways)
 {
     uint64_t own_ns = bx_request_deadline_ns(request);
     struct bx_job *job = bx_request_job(request);
     struct bx_future *futures[2];
     struct bx_rref *rref = NULL, *made = NULL;
 
-    (void)args, (void)reply, (void)context;
     HARNESS_EQ(bx_rpc_sync(job, "worker0", "look", NULL, NULL, NULL), 0);
     HARNESS_EQ(seen(1), own_ns);
     HARNESS_EQ(bx_rpc_async(job, "worker0", "look", NULL, NULL, futures), 0);
@@ -644,8 +595,7 @@ static int call_all_ways(const struct bx_request *request, struct bx_reader *arg
     return 0;
 }
 
-static int call_with_options(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                             void *context)
+HARNESS_HANDLER(call_with_options)
 {
     const struct bx_call_options hasty = { .timeout_ns = LONG_NS / 2 }, forever = { .timeout_ns = BX_FOREVER },
                                  detached = { sizeof detached, .flags = BX_CALL_DETACHED },
@@ -654,7 +604,6 @@ static int call_with_options(const struct bx_request *request, struct bx_reader 
     uint64_t own_ns = bx_request_deadline_ns(request);
     struct bx_job *job = bx_request_job(request);
 
-    (void)args, (void)reply, (void)context;
     HARNESS_EQ(bx_rpc_sync(job, "worker0", "look", NULL, &forever, NULL), 0);
     HARNESS_EQ(seen(1), own_ns);
     HARNESS_EQ(bx_rpc_sync(job, "worker0", "look", NULL, &hasty, NULL), 0);
@@ -669,29 +618,25 @@ static int call_with_options(const struct bx_request *request, struct bx_reader 
 }
 
 /* An inline handler: its call is for no request, also if the thread that runs it waits in a handler. */
-static int call_for_none(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(call_for_none)
 {
     struct bx_future *future = NULL;
 
-    (void)args, (void)reply, (void)context;
     HARNESS_EQ(bx_rpc_async(bx_request_job(request), "worker0", "look", NULL, NULL, &future), 0);
     bx_future_release(future);
     return 0;
 }
 
-static int bounce(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(bounce)
 {
-    (void)args, (void)reply, (void)context;
     return bx_rpc_sync(bx_request_job(request), "worker1", "call_for_none", NULL, NULL, NULL);
 }
 
-static int wait_while_others_call(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                                  void *context)
+HARNESS_HANDLER(wait_while_others_call)
 {
     uint64_t own_ns = bx_request_deadline_ns(request);
     struct bx_job *job = bx_request_job(request);
 
-    (void)args, (void)reply, (void)context;
     for (int i = 0; i < 200; i++) {
         HARNESS_EQ(bx_rpc_sync(job, "worker0", "bounce", NULL, NULL, NULL), 0);
         HARNESS_CHECK(seen(1) > own_ns);
@@ -709,12 +654,10 @@ static void call_later(struct bx_future *future, void *context)
     bx_future_release(nested);
 }
 
-static int call_when_answered(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                              void *context)
+HARNESS_HANDLER(call_when_answered)
 {
     struct bx_future *future = NULL;
 
-    (void)args, (void)reply, (void)context;
     HARNESS_EQ(bx_rpc_async(bx_request_job(request), "worker0", "stay_on", NULL, NULL, &future), 0);
     HARNESS_EQ(bx_future_on_done(future, call_later, bx_request_job(request)), 0);
     bx_future_release(future);
@@ -722,9 +665,8 @@ static int call_when_answered(const struct bx_request *request, struct bx_reader
 }
 
 /* Called one-way. */
-static int call_once(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(call_once)
 {
-    (void)args, (void)reply, (void)context;
     return bx_rpc_sync(bx_request_job(request), "worker0", "look", NULL, NULL, NULL);
 }
 
@@ -770,7 +712,7 @@ Test(nested, call_of_an_inline_handler_has_its_own_deadline, .timeout = 20)
     try_deadlines("wait");
 }
 
-static void releases_when_answered(struct bx_job *job)
+HARNESS_TEST(nested, callback_of_an_answered_request_calls_for_none, 20, .size = 2, .setup = setup_deadlines)
 {
     const struct bx_call_options options = { .timeout_ns = LONG_NS };
     uint64_t latest_ns;
@@ -781,20 +723,10 @@ static void releases_when_answered(struct bx_job *job)
     HARNESS_CHECK(seen(1) > latest_ns);
 }
 
-Test(nested, callback_of_an_answered_request_calls_for_none, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_deadlines, .body = { releases_when_answered } });
-}
-
-static void sends_oneway(struct bx_job *job)
+HARNESS_TEST(nested, call_for_a_oneway_request_has_its_own_deadline, 20, .size = 2, .setup = setup_deadlines)
 {
     const struct bx_call_options options = { .timeout_ns = LONG_NS };
 
     HARNESS_EQ(bx_rpc_oneway(job, "worker1", "once", NULL, &options), 0);
     HARNESS_CHECK(seen(1) > bxi_now_ns() + LONG_NS);
-}
-
-Test(nested, call_for_a_oneway_request_has_its_own_deadline, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_deadlines, .body = { sends_oneway } });
 }

@@ -52,12 +52,10 @@ static void wake(void *context)
     sem_post(sem);
 }
 
-static int wait_elsewhere(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                          void *context)
+HARNESS_HANDLER(wait_elsewhere)
 {
     sem_t sem;
 
-    (void)args, (void)reply, (void)context;
     sem_init(&sem, 0, 0);
     HARNESS_EQ(bx_request_on_cancel(request, wake, &sem), 0);
     HARNESS_EQ(harness_load(HOOKS), 0);
@@ -80,18 +78,13 @@ static int setup(struct bx_job *job)
     return bx_register(job, "wait", BX_BLOCKING, wait_elsewhere, NULL);
 }
 
-static void cancels(struct bx_job *job)
+HARNESS_TEST(on_cancel, hook_ends_a_wait_of_the_program, 20, .size = 2, .setup = setup)
 {
     struct bx_future *future = begin(job, "wait");
 
     harness_await(ENTERED, 1);
     cancel(future);
     harness_await(DONE, 1);
-}
-
-Test(on_cancel, hook_ends_a_wait_of_the_program, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { cancels } });
 }
 
 static void dies(struct bx_job *job)
@@ -109,8 +102,19 @@ Test(on_cancel, hook_runs_when_the_caller_is_killed, .timeout = 20)
     cr_expect_eq(harness_gate(DONE), 1);
 }
 
+static void stops_the_caller(struct bx_job *job)
+{
+    (void)job;
+    harness_await(ENTERED, 1);
+    harness_stop((pid_t)harness_load(PID));
+    harness_await(DONE, 1);
+    harness_post(CANCELLED);
+    HARNESS_EQ(harness_kill((pid_t)harness_load(PID), SIGCONT), 0);
+}
+
 /* Nobody sends a cancel: the caller is stopped. The hook runs at the deadline all the same. */
-static void is_stopped(struct bx_job *job)
+HARNESS_TEST(on_cancel, hook_runs_at_the_deadline_of_a_caller_that_is_stopped, 20, .size = 3, .setup = setup,
+             .body = { NULL, NULL, stops_the_caller })
 {
     const struct bx_call_options options = { .timeout_ns = 1500 * HARNESS_MS };
     struct bx_future *future = NULL;
@@ -122,22 +126,6 @@ static void is_stopped(struct bx_job *job)
     bx_future_release(future);
 }
 
-static void stops_the_caller(struct bx_job *job)
-{
-    (void)job;
-    harness_await(ENTERED, 1);
-    harness_stop((pid_t)harness_load(PID));
-    harness_await(DONE, 1);
-    harness_post(CANCELLED);
-    HARNESS_EQ(harness_kill((pid_t)harness_load(PID), SIGCONT), 0);
-}
-
-Test(on_cancel, hook_runs_at_the_deadline_of_a_caller_that_is_stopped, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 3, .setup = setup, .body = { is_stopped, NULL, stops_the_caller } });
-}
-
 /* ---- removing it ------------------------------------------------------------------------------------ */
 
 static void count(void *context)
@@ -145,10 +133,8 @@ static void count(void *context)
     harness_add(HOOKS + (int)(intptr_t)context, 1);
 }
 
-static int replace_and_remove(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                              void *context)
+HARNESS_HANDLER(replace_and_remove)
 {
-    (void)args, (void)reply;
     HARNESS_EQ(bx_request_on_cancel(request, count, (void *)(intptr_t)10), 0);
     HARNESS_EQ(bx_request_on_cancel(request, count, (void *)(intptr_t)11), 0);
     if (context != NULL)
@@ -164,10 +150,8 @@ static int replace_and_remove(const struct bx_request *request, struct bx_reader
 }
 
 /* Its hook is removed when it has returned. */
-static int set_and_return(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                          void *context)
+HARNESS_HANDLER(set_and_return)
 {
-    (void)args, (void)reply, (void)context;
     return bx_request_on_cancel(request, count, (void *)(intptr_t)12);
 }
 
@@ -193,37 +177,18 @@ static void cancels_and_reads(struct bx_job *job, const char *function)
     await_read(job);
 }
 
-static void cancels_replaced(struct bx_job *job)
+HARNESS_TEST(on_cancel, new_hook_replaces_the_one_before, 20, .size = 2, .setup = setup_removing)
 {
     cancels_and_reads(job, "replace");
     HARNESS_EQ(harness_load(HOOKS + 10), 0);
     HARNESS_EQ(harness_load(HOOKS + 11), 1);
 }
 
-Test(on_cancel, new_hook_replaces_the_one_before, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_removing, .body = { cancels_replaced } });
-}
-
-static void cancels_removed(struct bx_job *job)
+HARNESS_TEST(on_cancel, removed_hook_does_not_run, 20, .size = 2, .setup = setup_removing)
 {
     cancels_and_reads(job, "remove");
     HARNESS_EQ(harness_load(HOOKS + 10), 0);
     HARNESS_EQ(harness_load(HOOKS + 11), 0);
-}
-
-Test(on_cancel, removed_hook_does_not_run, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_removing, .body = { cancels_removed } });
-}
-
-static void is_answered_and_dies(struct bx_job *job)
-{
-    const struct bx_call_options options = { .timeout_ns = 300 * HARNESS_MS };
-
-    harness_leaves_by_itself();
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "return", NULL, &options, NULL), 0);
-    raise(SIGKILL);
 }
 
 /* Longer than the deadline, for a timer that was not removed. */
@@ -237,10 +202,14 @@ static void outlives(struct bx_job *job)
     HARNESS_EQ(harness_load(HOOKS + 12), 0);
 }
 
-Test(on_cancel, hook_does_not_run_when_the_request_was_answered, .timeout = 20)
+HARNESS_TEST(on_cancel, hook_does_not_run_when_the_request_was_answered, 20, .size = 2, .setup = setup_removing,
+             .body = { NULL, outlives }, .dies = 1u << 0)
 {
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup_removing, .body = { is_answered_and_dies, outlives }, .dies = 1u << 0 });
+    const struct bx_call_options options = { .timeout_ns = 300 * HARNESS_MS };
+
+    harness_leaves_by_itself();
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "return", NULL, &options, NULL), 0);
+    raise(SIGKILL);
 }
 
 /* ---- while it runs ----------------------------------------------------------------------------------- */
@@ -264,12 +233,11 @@ static void run_slowly(void *context)
 }
 
 /* The cancel comes before, in the middle or after. */
-static int race(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(race)
 {
     struct local local = { .magic = MAGIC };
     int64_t spins = bx_read_i64(args) % 3000;
 
-    (void)reply, (void)context;
     HARNESS_EQ(bx_request_on_cancel(request, run_slowly, &local), 0);
     harness_post(ENTERED);
     while (spins-- > 0)
@@ -286,7 +254,7 @@ static int setup_race(struct bx_job *job)
     return setup(job);
 }
 
-static void races(struct bx_job *job)
+HARNESS_TEST(on_cancel, hook_and_its_removal_race, 60, .size = 2, .setup = setup_race)
 {
     for (int i = 0; i < RACES; i++) {
         struct bx_msg *args = harness_msg_i64(i);
@@ -301,11 +269,6 @@ static void races(struct bx_job *job)
         bx_msg_destroy(args);
     }
     await_read(job);
-}
-
-Test(on_cancel, hook_and_its_removal_race, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_race, .body = { races } });
 }
 
 /* The hook ends only when the handler has returned, and a little later. The reply is freed when that was waited for. */
@@ -332,12 +295,11 @@ static void freed(void *data)
     harness_post(DONE);
 }
 
-static int return_early(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(return_early)
 {
     struct bx_tensor *tensor = NULL;
     void *data = calloc(1, 8);
 
-    (void)args, (void)context;
     HARNESS_EQ(bx_tensor_wrap(data, BX_U8, 1, &(int64_t){ 8 }, NULL, freed, data, &tensor), 0);
     bx_msg_put_tensor(reply, tensor);
     bx_tensor_release(tensor);
@@ -351,9 +313,8 @@ static int return_early(const struct bx_request *request, struct bx_reader *args
 }
 
 /* The same, but the handler removes the hook: that waits. */
-static int remove_early(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(remove_early)
 {
-    (void)args, (void)reply, (void)context;
     HARNESS_EQ(bx_request_on_cancel(request, outlast, NULL), 0);
     harness_post(ENTERED);
     harness_await(IN_HOOK, 1);
@@ -382,24 +343,14 @@ static void cancel_early(struct bx_job *job, const char *function)
     HARNESS_EQ(harness_load(ON_TIME), 1);
 }
 
-static void cancels_early(struct bx_job *job)
+HARNESS_TEST(on_cancel, answer_waits_for_a_hook_that_runs, 20, .size = 2, .setup = setup_outlast)
 {
     cancel_early(job, "return_early");
 }
 
-Test(on_cancel, answer_waits_for_a_hook_that_runs, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_outlast, .body = { cancels_early } });
-}
-
-static void cancels_and_removes(struct bx_job *job)
+HARNESS_TEST(on_cancel, removal_waits_for_a_hook_that_runs, 20, .size = 2, .setup = setup_outlast)
 {
     cancel_early(job, "remove_early");
-}
-
-Test(on_cancel, removal_waits_for_a_hook_that_runs, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_outlast, .body = { cancels_and_removes } });
 }
 
 /* A hook that ends its thread: the thread is replaced, and the handler goes on. */
@@ -410,9 +361,8 @@ static void leave(void *context)
     pthread_exit(NULL);
 }
 
-static int survive(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(survive)
 {
-    (void)args, (void)reply, (void)context;
     HARNESS_EQ(bx_request_on_cancel(request, leave, NULL), 0);
     harness_post(ENTERED);
     while (harness_load(HOOKS) == 0)
@@ -428,7 +378,7 @@ static int setup_leaving(struct bx_job *job)
     return setup(job);
 }
 
-static void cancels_survivor(struct bx_job *job)
+HARNESS_TEST(on_cancel, hook_may_end_its_thread, 20, .size = 2, .setup = setup_leaving)
 {
     struct bx_future *future = begin(job, "survive");
 
@@ -436,11 +386,6 @@ static void cancels_survivor(struct bx_job *job)
     cancel(future);
     harness_await(DONE, 1);
     await_read(job);
-}
-
-Test(on_cancel, hook_may_end_its_thread, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_leaving, .body = { cancels_survivor } });
 }
 
 /* ---- who has one ------------------------------------------------------------------------------------- */
@@ -453,24 +398,21 @@ static int refuse(const struct bx_request *request)
     return 0;
 }
 
-static int inline_asks(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(inline_asks)
 {
-    (void)args, (void)reply, (void)context;
     return refuse(request);
 }
 
-static int async_asks(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+HARNESS_ASYNC_HANDLER(async_asks)
 {
-    (void)args, (void)context;
     *reply = bx_future_create(bx_request_job(request));
     HARNESS_EQ(bx_future_set(*reply, NULL), 0);
     return refuse(request);
 }
 
 /* It learns of the deadline, and of nothing else. */
-static int inline_stays(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(inline_stays)
 {
-    (void)args, (void)reply, (void)context;
     while (!bx_request_cancelled(request))
         bxi_pause();
     HARNESS_CHECK(bx_request_deadline_ns(request) <= bxi_now_ns());
@@ -485,16 +427,11 @@ static int setup_asking(struct bx_job *job)
     return setup(job);
 }
 
-static void asks(struct bx_job *job)
+HARNESS_TEST(on_cancel, hook_is_for_blocking_handlers, 20, .size = 2, .setup = setup_asking)
 {
     const struct bx_call_options hasty = { .timeout_ns = 100 * HARNESS_MS };
 
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "inline_asks", NULL, NULL, NULL), 0);
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "async_asks", NULL, NULL, NULL), 0);
     bx_rpc_sync(job, "worker1", "stays", NULL, &hasty, NULL);       /* answered, or given up just before */
-}
-
-Test(on_cancel, hook_is_for_blocking_handlers, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_asking, .body = { asks } });
 }

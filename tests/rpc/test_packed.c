@@ -24,13 +24,12 @@ enum { READY = 0, FINISHED = 1, HELD = 2 };     /* gates */
 static int64_t expected;
 
 /* Answers the bytes that it got. The first 8 of them are a number, one more than that of the call before. */
-static int in_order(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(in_order)
 {
     size_t bytes = bx_reader_left(args);
     const void *data = bx_read_bytes(args, bytes);
     int64_t number;
 
-    (void)request, (void)context;
     memcpy(&number, data, sizeof number);
     HARNESS_EQ(number, number == 0 ? 0 : expected);
     expected = number + 1;
@@ -38,29 +37,26 @@ static int in_order(const struct bx_request *request, struct bx_reader *args, st
 }
 
 /* The next call waits until gate HELD has been posted as often as the argument says. */
-static int hold(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(hold)
 {
-    (void)request, (void)reply, (void)context;
     harness_await(HELD, (uint32_t)bx_read_i64(args));
     return 0;
 }
 
 /* Fails for every third number. */
-static int moody(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(moody)
 {
     int64_t value = bx_read_i64(args);
 
-    (void)request, (void)context;
     return value % 3 == 0 ? bx_fail(-EDOM, "%lld is a multiple of three", (long long)value)
                           : bx_msg_put_i64(reply, value);
 }
 
 /* Takes so many microseconds. */
-static int slow(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(slow)
 {
     int64_t us = bx_read_i64(args);
 
-    (void)request, (void)reply, (void)context;
     if (us > 0)
         usleep((useconds_t)us);
     harness_add(0, 1);
@@ -176,7 +172,7 @@ static uint64_t frames_sent(struct bx_job *job)
 }
 
 /* 52 of them fit a frame; a few are measured, and travel by themselves. */
-static void few_frames(struct bx_job *job)
+HARNESS_TEST(packed, small_calls_that_are_sent_together_travel_in_few_frames, 30, .size = 2, .setup = setup)
 {
     uint64_t before;
 
@@ -194,11 +190,6 @@ static void few_frames(struct bx_job *job)
     release(MOST);
 }
 
-Test(packed, small_calls_that_are_sent_together_travel_in_few_frames, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { few_frames } });
-}
-
 static void all_sizes(struct bx_job *job, const char *to)
 {
     make_args(MOST, mixed);
@@ -213,7 +204,7 @@ static void all_sizes(struct bx_job *job, const char *to)
     release(MOST);
 }
 
-static void all_sizes_to_both(struct bx_job *job)
+HARNESS_TEST(packed, calls_of_any_size_keep_their_order_and_their_replies, 60, .size = 2, .setup = setup)
 {
     all_sizes(job, "worker1");
     all_sizes(job, "worker0");
@@ -221,14 +212,10 @@ static void all_sizes_to_both(struct bx_job *job)
     HARNESS_EQ(job->rpc->calls_open, 0);
 }
 
-Test(packed, calls_of_any_size_keep_their_order_and_their_replies, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { all_sizes_to_both } });
-}
-
 /* The callee stands still in the first call. Meanwhile the others are sent one by one, and all lie in the ring: it
  * answers more than a kilobyte of them singly, and then in packed frames. */
-static void packed_replies(struct bx_job *job)
+HARNESS_TEST(packed, replies_to_a_peer_that_does_not_wait_for_the_next_travel_in_few_frames, 30, .size = 2,
+             .setup = setup)
 {
     uint64_t before;
     struct bx_future *held;
@@ -252,12 +239,7 @@ static void packed_replies(struct bx_job *job)
     release(MOST);
 }
 
-Test(packed, replies_to_a_peer_that_does_not_wait_for_the_next_travel_in_few_frames, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { packed_replies } });
-}
-
-static void moods(struct bx_job *job)
+HARNESS_TEST(packed, a_call_that_fails_fails_alone, 30, .size = 2, .setup = setup)
 {
     make_args(MOST, eight);
     send(job, "worker1", "moody", MOST);
@@ -272,11 +254,6 @@ static void moods(struct bx_job *job)
     release(MOST);
 }
 
-Test(packed, a_call_that_fails_fails_alone, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { moods } });
-}
-
 static void expect_twice(int count)
 {
     for (int i = 0; i < count; i++) {
@@ -288,7 +265,7 @@ static void expect_twice(int count)
     }
 }
 
-static void every_kind(struct bx_job *job)
+HARNESS_TEST(packed, calls_of_handlers_of_every_kind_are_answered, 30, .size = 2, .setup = setup)
 {
     static const char *const functions[] = { "twice", "on the pool", "later", "rows" };
 
@@ -303,11 +280,6 @@ static void every_kind(struct bx_job *job)
     HARNESS_EQ(bx_rpc_many(job, "worker1", "none of that name", 3, (const struct bx_msg *const *)args, NULL, futures),
                BX_E_NO_FUNCTION);
     release(3);
-}
-
-Test(packed, calls_of_handlers_of_every_kind_are_answered, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { every_kind } });
 }
 
 /* Callbacks run for the replies of one packed frame; that of the first cancels the third. */
@@ -326,7 +298,7 @@ static void cancel_third(struct bx_future *future, void *context)
     HARNESS_EQ(bx_future_cancel(futures[3]), 0);
 }
 
-static void callbacks(struct bx_job *job)
+HARNESS_TEST(packed, callbacks_run_and_cancel_what_came_with_them, 30, .size = 2, .setup = setup)
 {
     struct bx_future *held;
 
@@ -346,11 +318,6 @@ static void callbacks(struct bx_job *job)
     HARNESS_EQ(harness_counter(job, "late_replies"), 1);
     release(20);
     bx_future_release(held);
-}
-
-Test(packed, callbacks_run_and_cancel_what_came_with_them, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { callbacks } });
 }
 
 /* Calls that have timed out are answered in packed frames: late, and counted. */
@@ -408,20 +375,15 @@ static void call_in_all_ways(struct bx_job *job, int index)
         bx_msg_destroy((struct bx_msg *)(uintptr_t)numbers[i]);
 }
 
-static void threads(struct bx_job *job)
+HARNESS_TEST(packed, replies_to_several_threads_reach_each, 60, .size = 2, .setup = setup)
 {
     harness_threads(job, 4, call_in_all_ways);
     HARNESS_EQ(harness_counter(job, "calls_sent"), harness_counter(job, "calls_completed"));
 }
 
-Test(packed, replies_to_several_threads_reach_each, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { threads } });
-}
-
 /* Fast calls first, so that many replies wait for each other; then one hundred that take a millisecond each. The first
  * of these is answered long before the last has run. */
-static void slow_handlers(struct bx_job *job)
+HARNESS_TEST(packed, a_reply_does_not_wait_for_handlers_that_take_long, 60, .size = 2, .setup = setup)
 {
     uint64_t ran;
 
@@ -447,11 +409,6 @@ static void slow_handlers(struct bx_job *job)
     release(100);
 }
 
-Test(packed, a_reply_does_not_wait_for_handlers_that_take_long, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { slow_handlers } });
-}
-
 /* The callee sends a kilobyte of replies, and then handles a request whose answer takes a while: what it has held back
  * by then is sent first. */
 static int post_and_hold(const struct bx_request *request, struct bx_reader *values, struct bx_future **future,
@@ -469,7 +426,7 @@ static int setup_post(struct bx_job *job)
     return setup(job);
 }
 
-static void answers_before(struct bx_job *job)
+HARNESS_TEST(packed, replies_are_sent_before_a_handler_that_is_not_inline_runs, 30, .size = 2, .setup = setup_post)
 {
     struct bx_future *first, *last;
 
@@ -488,11 +445,6 @@ static void answers_before(struct bx_job *job)
     bx_future_release(first);
     bx_future_release(last);
     release(100);
-}
-
-Test(packed, replies_are_sent_before_a_handler_that_is_not_inline_runs, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_post, .body = { answers_before } });
 }
 
 /* The same before a callback: the reply to a call of worker 1 lies behind the requests, and its callback waits until
@@ -530,7 +482,8 @@ static void asks_and_serves(struct bx_job *job)
     bx_future_release(future);
 }
 
-static void answers_behind_requests(struct bx_job *job)
+HARNESS_TEST(packed, replies_are_sent_before_a_callback_runs, 30, .size = 2, .setup = setup_owe,
+             .body = { NULL, asks_and_serves })
 {
     struct bx_future *first;
 
@@ -551,14 +504,8 @@ static void answers_behind_requests(struct bx_job *job)
     release(100);
 }
 
-Test(packed, replies_are_sent_before_a_callback_runs, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_owe,
-                                         .body = { answers_behind_requests, asks_and_serves } });
-}
-
 /* The callee is stopped while its ring fills: what does not fit waits, and nothing is lost or out of order. */
-static void full_ring(struct bx_job *job)
+HARNESS_TEST(packed, a_full_ring_delays_calls_and_loses_none, 60, .size = 2, .setup = setup)
 {
     pid_t pid = (pid_t)job->rpc->peers[1]->pid;
     struct bx_future *all[1000];
@@ -587,13 +534,8 @@ static void full_ring(struct bx_job *job)
     release(MOST);
 }
 
-Test(packed, a_full_ring_delays_calls_and_loses_none, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { full_ring } });
-}
-
 /* The callee dies while packed requests lie unread: all fail; what it has answered counts. */
-static void die_in_the_middle(struct bx_job *job)
+HARNESS_TEST(packed, calls_fail_with_the_death_of_their_callee, 30, .size = 2, .setup = setup, .dies = 1u << 1)
 {
     int done = 0;
 
@@ -605,11 +547,6 @@ static void die_in_the_middle(struct bx_job *job)
         done += bx_future_wait(futures[i], BX_FOREVER) == BX_E_PEER_DEAD;
     HARNESS_EQ(done, 100);
     release(100);
-}
-
-Test(packed, calls_fail_with_the_death_of_their_callee, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .dies = 1u << 1, .body = { die_in_the_middle } });
 }
 
 /* ---- Packed frames that no engine wrote ---------------------------------------------------------------- */

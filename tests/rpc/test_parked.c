@@ -23,9 +23,8 @@ static void note_end(struct bx_future *future, void *context)
     harness_post(ENDED);
 }
 
-static int park(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+HARNESS_ASYNC_HANDLER(park)
 {
-    (void)args, (void)context;
     *reply = bx_future_acquire(bx_future_create(bx_request_job(request)));
     bx_future_on_done(*reply, note_end, NULL);
     harness_post(PARKED);
@@ -33,17 +32,14 @@ static int park(const struct bx_request *request, struct bx_reader *args, struct
 }
 
 /* Fails with an error that it might have got from another call. */
-static int fails_with_corrupt(const struct bx_request *request, struct bx_reader *args,
-                              struct bx_future **reply, void *context)
+HARNESS_ASYNC_HANDLER(fails_with_corrupt)
 {
-    (void)request, (void)args, (void)reply, (void)context;
     return bx_fail(BX_E_CORRUPT, "somebody else was cut off");
 }
 
 /* Answers with the future of a call of its own. */
-static int forward(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+HARNESS_ASYNC_HANDLER(forward)
 {
-    (void)args, (void)context;
     return bx_rpc_async(bx_request_job(request), "worker2", "park", NULL, NULL, reply);
 }
 
@@ -65,18 +61,6 @@ static void check_end(int code)
     HARNESS_EQ(harness_load(SET_AFTERWARDS), EALREADY);
 }
 
-static void times_out(struct bx_job *job)
-{
-    struct bx_call_options hasty = { .timeout_ns = 5000000 };
-
-    /* Repeated until a request is read in time: one that is read too late is not run. */
-    do {
-        hasty.timeout_ns *= 2;
-        HARNESS_EQ(bx_rpc_sync(job, "worker1", "park", NULL, &hasty, NULL), BX_E_TIMEOUT);
-    } while (harness_gate(PARKED) == 0);
-    check_end(BX_E_CANCELLED);
-}
-
 /* Calls worker 1, and returns when the request is parked there or behind it. */
 static struct bx_future *call_until_parked(struct bx_job *job, const char *function)
 {
@@ -95,47 +79,9 @@ static void cancels(struct bx_job *job)
     check_end(BX_E_CANCELLED);
 }
 
-static void cancels_what_is_forwarded(struct bx_job *job)
-{
-    struct bx_future *future = call_until_parked(job, "forward");
-
-    HARNESS_EQ(bx_future_cancel(future), 0);
-    HARNESS_EQ(bx_future_error(future), BX_E_CANCELLED);
-    bx_future_release(future);
-    check_end(BX_E_CANCELLED);
-}
-
-static void forwards_and_dies(struct bx_job *job)
-{
-    call_until_parked(job, "forward");
-    kill(getpid(), SIGKILL);
-}
-
-static void completes_a_call(struct bx_job *job)
-{
-    struct bx_future *future = call_until_parked(job, "park");
-
-    HARNESS_EQ(bx_future_set(future, harness_msg_i64(5)), -EINVAL);
-    HARNESS_HAS(bx_error_text(), "bx_future_cancel");
-    HARNESS_EQ(bx_future_fail(future, -EIO, "not so"), -EINVAL);
-    HARNESS_HAS(bx_error_text(), "bx_future_fail");
-    HARNESS_CHECK(!bx_future_done(future));
-    HARNESS_EQ(bx_future_cancel(future), 0);
-    HARNESS_EQ(bx_future_set(future, NULL), -EINVAL);
-    bx_future_release(future);
-    check_end(BX_E_CANCELLED);
-}
-
 static void dies(struct bx_job *job)
 {
     call_until_parked(job, "park");
-    kill(getpid(), SIGKILL);
-}
-
-static void sends_a_oneway_and_dies(struct bx_job *job)
-{
-    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "park", NULL, NULL), 0);
-    harness_await(PARKED, 1);
     kill(getpid(), SIGKILL);
 }
 
@@ -145,7 +91,8 @@ static void sees_it_die(struct bx_job *job)
     check_end(BX_E_PEER_DEAD);
 }
 
-static void hears_of_it(struct bx_job *job)
+/* A handler's code is an answer, even BX_E_CORRUPT; only the engine's own checks cut a worker off. */
+HARNESS_TEST(parked, an_async_handler_that_fails_with_corrupt_cuts_off_no_worker, 20, .size = 2, .setup = setup)
 {
     for (int i = 0; i < 3; i++) {
         HARNESS_EQ(bx_rpc_sync(job, "worker1", "fail", NULL, NULL, NULL), BX_E_CORRUPT);
@@ -154,15 +101,16 @@ static void hears_of_it(struct bx_job *job)
     HARNESS_CHECK(bx_worker_alive(job, 1));
 }
 
-/* A handler's code is an answer, even BX_E_CORRUPT; only the engine's own checks cut a worker off. */
-Test(parked, an_async_handler_that_fails_with_corrupt_cuts_off_no_worker, .timeout = 20)
+HARNESS_TEST(parked, an_async_handler_learns_that_its_caller_timed_out, 20, .size = 2, .setup = setup)
 {
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { hears_of_it } });
-}
+    struct bx_call_options hasty = { .timeout_ns = 5000000 };
 
-Test(parked, an_async_handler_learns_that_its_caller_timed_out, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { times_out } });
+    /* Repeated until a request is read in time: one that is read too late is not run. */
+    do {
+        hasty.timeout_ns *= 2;
+        HARNESS_EQ(bx_rpc_sync(job, "worker1", "park", NULL, &hasty, NULL), BX_E_TIMEOUT);
+    } while (harness_gate(PARKED) == 0);
+    check_end(BX_E_CANCELLED);
 }
 
 Test(parked, an_async_handler_learns_that_its_caller_cancelled, .timeout = 20)
@@ -175,15 +123,23 @@ Test(parked, an_async_handler_learns_that_its_caller_died, .timeout = 20)
     harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u, .body = { dies, NULL, sees_it_die } });
 }
 
-Test(parked, learns_that_the_caller_of_a_oneway_died, .timeout = 20)
+HARNESS_TEST(parked, learns_that_the_caller_of_a_oneway_died, 20, .size = 3, .setup = setup, .dies = 1u,
+             .body = { NULL, NULL, sees_it_die })
 {
-    harness_run(&(struct harness_world){
-        .size = 3, .setup = setup, .dies = 1u, .body = { sends_a_oneway_and_dies, NULL, sees_it_die } });
+    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "park", NULL, NULL), 0);
+    harness_await(PARKED, 1);
+    kill(getpid(), SIGKILL);
 }
 
-Test(parked, a_call_whose_future_a_handler_returned_is_cancelled_with_the_request, .timeout = 20)
+HARNESS_TEST(parked, a_call_whose_future_a_handler_returned_is_cancelled_with_the_request, 20, .size = 3,
+             .setup = setup)
 {
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { cancels_what_is_forwarded } });
+    struct bx_future *future = call_until_parked(job, "forward");
+
+    HARNESS_EQ(bx_future_cancel(future), 0);
+    HARNESS_EQ(bx_future_error(future), BX_E_CANCELLED);
+    bx_future_release(future);
+    check_end(BX_E_CANCELLED);
 }
 
 /* The call that was forwarded ends with BX_E_CANCELLED at its callee, whatever ended the request. */
@@ -193,13 +149,24 @@ static void sees_the_call_end(struct bx_job *job)
     check_end(BX_E_CANCELLED);
 }
 
-Test(parked, a_call_whose_future_a_handler_returned_is_cancelled_when_the_caller_dies, .timeout = 20)
+HARNESS_TEST(parked, a_call_whose_future_a_handler_returned_is_cancelled_when_the_caller_dies, 20, .size = 3,
+             .setup = setup, .dies = 1u, .body = { NULL, NULL, sees_the_call_end })
 {
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u,
-                                         .body = { forwards_and_dies, NULL, sees_the_call_end } });
+    call_until_parked(job, "forward");
+    kill(getpid(), SIGKILL);
 }
 
-Test(parked, the_program_cannot_complete_the_future_of_a_call, .timeout = 20)
+HARNESS_TEST(parked, the_program_cannot_complete_the_future_of_a_call, 20, .size = 2, .setup = setup)
 {
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { completes_a_call } });
+    struct bx_future *future = call_until_parked(job, "park");
+
+    HARNESS_EQ(bx_future_set(future, harness_msg_i64(5)), -EINVAL);
+    HARNESS_HAS(bx_error_text(), "bx_future_cancel");
+    HARNESS_EQ(bx_future_fail(future, -EIO, "not so"), -EINVAL);
+    HARNESS_HAS(bx_error_text(), "bx_future_fail");
+    HARNESS_CHECK(!bx_future_done(future));
+    HARNESS_EQ(bx_future_cancel(future), 0);
+    HARNESS_EQ(bx_future_set(future, NULL), -EINVAL);
+    bx_future_release(future);
+    check_end(BX_E_CANCELLED);
 }

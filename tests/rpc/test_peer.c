@@ -22,20 +22,18 @@ enum value { BELLS = 0, BELLS_DUE };
 
 static struct bx_future *flood_futures[QUEUED_CALLS];
 
-static int stop(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(stop)
 {
-    (void)request, (void)args, (void)reply, (void)context;
     harness_post(IN_HANDLER);
     harness_await(HANDLER_GO, 1);
     return 0;
 }
 
 /* Stores how many bells this worker has rung so far, and whether some are due. */
-static int note(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(note)
 {
     struct bx_job *job = bx_request_job(request);
 
-    (void)args, (void)reply, (void)context;
     harness_store(BELLS, harness_counter(job, "doorbells_rung"));
     harness_store(BELLS_DUE, bxi_load_relaxed(&job->rpc->bells_due[0]));
     harness_post(NOTED);
@@ -45,12 +43,11 @@ static int note(const struct bx_request *request, struct bx_reader *args, struct
 static struct bx_msg *large_msg(void);
 
 /* Begins more calls than the ring has room for. It is an inline handler, so its thread holds the progress role. */
-static int flood(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(flood)
 {
     struct bx_job *job = bx_request_job(request);
     struct bx_msg *large = large_msg();
 
-    (void)args, (void)reply, (void)context;
     for (int i = 0; i < QUEUED_CALLS; i++)
         HARNESS_EQ(bx_rpc_async(job, "worker1", "take", large, NULL, &flood_futures[i]), 0);
     bx_msg_destroy(large);
@@ -120,7 +117,8 @@ static void expect_no_bells(struct bx_job *job)
     HARNESS_EQ(harness_load(BELLS) - before, 0);
 }
 
-static void queue_moves_on(struct bx_job *job)
+HARNESS_TEST(peer, clears_want_credit_when_its_queue_is_empty, 20, .size = 2, .setup = setup,
+             .options = { .no_spin = true })
 {
     struct bx_future *first = stop_worker1(job), *futures[QUEUED_CALLS];
     struct bx_msg *args = large_msg();
@@ -138,12 +136,6 @@ static void queue_moves_on(struct bx_job *job)
     expect_no_bells(job);
 }
 
-Test(peer, clears_want_credit_when_its_queue_is_empty, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { queue_moves_on },
-                                         .options = { .no_spin = true } });
-}
-
 static void send_one_more(struct bx_job *job, int index)
 {
     struct bx_msg *args = large_msg();
@@ -158,7 +150,8 @@ static void send_one_more(struct bx_job *job, int index)
     bx_msg_destroy(args);
 }
 
-static void oneway_gets_room(struct bx_job *job)
+HARNESS_TEST(peer, clears_want_credit_when_a_one_way_call_got_room, 20, .size = 2, .setup = setup,
+             .options = { .no_spin = true })
 {
     struct bx_future *first = stop_worker1(job);
     struct bx_msg *args = large_msg();
@@ -175,14 +168,9 @@ static void oneway_gets_room(struct bx_job *job)
     expect_no_bells(job);
 }
 
-Test(peer, clears_want_credit_when_a_one_way_call_got_room, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { oneway_gets_room },
-                                         .options = { .no_spin = true } });
-}
-
 /* A thread that leads queues the handler's calls, gets its own reply at once, and leaves without having slept. */
-static void leader_leaves(struct bx_job *job)
+HARNESS_TEST(peer, sets_want_credit_before_a_leader_leaves_its_queue, 20, .size = 2, .setup = setup,
+             .options = { .no_spin = true })
 {
     struct bx_future *first = stop_worker1(job);
 
@@ -198,10 +186,4 @@ static void leader_leaves(struct bx_job *job)
     for (int i = 0; i < QUEUED_CALLS; i++)
         finish(flood_futures[i]);
     HARNESS_EQ(want_credit(job), 0);
-}
-
-Test(peer, sets_want_credit_before_a_leader_leaves_its_queue, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { leader_leaves },
-                                         .options = { .no_spin = true } });
 }

@@ -22,7 +22,7 @@ static const char *other_worker(struct bx_job *job)
 }
 
 /* Calls the function of its own name at the worker given by the context, until depth is 0. */
-static int descend(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(descend)
 {
     struct bx_job *job = bx_request_job(request);
     int64_t depth = bx_read_i64(args);
@@ -54,7 +54,7 @@ static int setup_nested(struct bx_job *job)
     return 0;
 }
 
-static void nest_across(struct bx_job *job)
+HARNESS_TEST(pool, grows_under_calls_nested_200_deep_at_each_of_two_workers, 20, .size = 2, .setup = setup_nested)
 {
     /* 400 levels, 200 of them at each worker, all waiting at once. */
     HARNESS_EQ(harness_call_i64(job, "worker1", "across", 400), 400);
@@ -64,12 +64,7 @@ static void nest_across(struct bx_job *job)
     HARNESS_EQ(harness_call_i64(job, "worker1", "across", 400), 400);
 }
 
-Test(pool, grows_under_calls_nested_200_deep_at_each_of_two_workers, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_nested, .body = { nest_across } });
-}
-
-static void nest_inward(struct bx_job *job)
+HARNESS_TEST(pool, is_busy_when_all_256_threads_wait, 20, .size = 2, .setup = setup_nested)
 {
     struct bx_msg *args = harness_msg_i64(1000000);
 
@@ -82,22 +77,12 @@ static void nest_inward(struct bx_job *job)
     HARNESS_EQ(harness_call_i64(job, "worker0", "inward", 200), 200);
 }
 
-Test(pool, is_busy_when_all_256_threads_wait, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_nested, .body = { nest_inward } });
-}
-
 /* ---- How many run at once -------------------------------------------------------------------- */
 
-static int enter_and_stay(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                          void *context)
+HARNESS_HANDLER(enter_and_stay)
 {
     uint64_t now = harness_add(AT_ONCE, 1) + 1;
 
-    (void)request;
-    (void)args;
-    (void)reply;
-    (void)context;
     if (now > harness_load(MOST_AT_ONCE))
         harness_store(MOST_AT_ONCE, now);       /* a race can only make it smaller; the check is for an upper bound */
     harness_post(ENTERED);
@@ -111,7 +96,15 @@ static int setup_stay(struct bx_job *job)
     return bx_register(job, "stay", BX_BLOCKING, enter_and_stay, NULL);
 }
 
-static void start_40(struct bx_job *job)
+static void expect_16_threads(struct bx_job *job)
+{
+    HARNESS_EQ(bx_job_serve(job), 0);
+    HARNESS_EQ(harness_counter(job, "pool_threads"), 16);
+    HARNESS_EQ(harness_counter(job, "requests_blocking"), 40);
+}
+
+HARNESS_TEST(pool, has_sixteen_threads_for_handlers_that_do_not_wait_in_boxcar, 20, .size = 2, .setup = setup_stay,
+             .body = { NULL, expect_16_threads })
 {
     struct bx_future *futures[40];
 
@@ -127,42 +120,21 @@ static void start_40(struct bx_job *job)
     HARNESS_CHECK(harness_load(MOST_AT_ONCE) <= 16);
 }
 
-static void expect_16_threads(struct bx_job *job)
-{
-    HARNESS_EQ(bx_job_serve(job), 0);
-    HARNESS_EQ(harness_counter(job, "pool_threads"), 16);
-    HARNESS_EQ(harness_counter(job, "requests_blocking"), 40);
-}
-
-Test(pool, has_sixteen_threads_for_handlers_that_do_not_wait_in_boxcar, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup_stay, .body = { start_40, expect_16_threads } });
-}
-
 static struct bx_future *awaited;
 
-static int wait_for_it(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(wait_for_it)
 {
     struct bx_future *future = bx_future_acquire(awaited);
     int rc;
 
-    (void)request;
-    (void)args;
-    (void)reply;
-    (void)context;
     harness_post(ENTERED);
     rc = bx_future_wait(future, BX_FOREVER);
     bx_future_release(future);
     return rc;
 }
 
-static int set_it(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(set_it)
 {
-    (void)request;
-    (void)args;
-    (void)reply;
-    (void)context;
     return bx_future_set(awaited, NULL);
 }
 
@@ -174,7 +146,15 @@ static int setup_wait(struct bx_job *job)
     return 0;
 }
 
-static void wait_in_40_handlers(struct bx_job *job)
+static void serve_and_release(struct bx_job *job)
+{
+    HARNESS_EQ(bx_job_serve(job), 0);
+    HARNESS_CHECK(harness_counter(job, "pool_threads") >= 41);
+    bx_future_release(awaited);
+}
+
+HARNESS_TEST(pool, does_not_count_threads_that_wait_for_a_future, 20, .size = 2, .setup = setup_wait,
+             .body = { NULL, serve_and_release })
 {
     struct bx_future *futures[40];
 
@@ -189,29 +169,12 @@ static void wait_in_40_handlers(struct bx_job *job)
     bx_future_release(awaited);
 }
 
-static void serve_and_release(struct bx_job *job)
-{
-    HARNESS_EQ(bx_job_serve(job), 0);
-    HARNESS_CHECK(harness_counter(job, "pool_threads") >= 41);
-    bx_future_release(awaited);
-}
-
-Test(pool, does_not_count_threads_that_wait_for_a_future, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup_wait, .body = { wait_in_40_handlers, serve_and_release } });
-}
-
 /* ---- Signals --------------------------------------------------------------------------------- */
 
-static int blocked_signals(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                           void *context)
+HARNESS_HANDLER(blocked_signals)
 {
     sigset_t mask;
 
-    (void)request;
-    (void)args;
-    (void)context;
     pthread_sigmask(SIG_SETMASK, NULL, &mask);
     return bx_msg_put_i64(reply, sigismember(&mask, SIGINT) && sigismember(&mask, SIGUSR1));
 }
@@ -221,7 +184,7 @@ static int setup_signals(struct bx_job *job)
     return bx_register(job, "blocked", BX_BLOCKING, blocked_signals, NULL);
 }
 
-static void ask_for_signals(struct bx_job *job)
+HARNESS_TEST(pool, leaves_signals_to_the_threads_of_the_program, 20, .size = 2, .setup = setup_signals)
 {
     sigset_t mask;
 
@@ -230,20 +193,10 @@ static void ask_for_signals(struct bx_job *job)
     HARNESS_EQ(sigismember(&mask, SIGUSR1), 0);
 }
 
-Test(pool, leaves_signals_to_the_threads_of_the_program, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_signals, .body = { ask_for_signals } });
-}
-
 /* ---- If no thread can be made ---------------------------------------------------------------- */
 
-static int forbid_threads(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                          void *context)
+HARNESS_HANDLER(forbid_threads)
 {
-    (void)request;
-    (void)args;
-    (void)reply;
-    (void)context;
     HARNESS_CHECK(refuse(SYS_clone3, EAGAIN) && refuse(SYS_clone, EAGAIN));
     return 0;
 }
@@ -251,11 +204,8 @@ static int forbid_threads(const struct bx_request *request, struct bx_reader *ar
 /* Async: a thread of worker 0's program completes it. */
 static struct bx_future *promise;
 
-static int answer_later(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply,
-                        void *context)
+HARNESS_ASYNC_HANDLER(answer_later)
 {
-    (void)args;
-    (void)context;
     promise = bx_future_create(bx_request_job(request));
     *reply = bx_future_acquire(promise);
     harness_post(ENTERED);
@@ -263,24 +213,16 @@ static int answer_later(const struct bx_request *request, struct bx_reader *args
 }
 
 /* Blocking: waits for RELEASED, then calls worker 0. */
-static int wait_for_worker0(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                            void *context)
+HARNESS_HANDLER(wait_for_worker0)
 {
-    (void)args;
-    (void)reply;
-    (void)context;
     harness_post(ENTERED);
     harness_await(RELEASED, 1);
     return bx_rpc_sync(bx_request_job(request), "worker0", "answer_later", NULL, NULL, NULL);
 }
 
 /* Blocking: waits for RELEASED, then ends its thread. */
-static int end_thread(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(end_thread)
 {
-    (void)request;
-    (void)args;
-    (void)reply;
-    (void)context;
     harness_post(ENTERED);
     harness_await(RELEASED, 1);
     pthread_exit(NULL);
@@ -311,20 +253,15 @@ static void expect_no_thread(struct bx_job *job, const char *function)
     HARNESS_HAS(bx_error_text(), "no thread can be made for it: Resource temporarily unavailable");
 }
 
-static void call_without_threads(struct bx_job *job)
+HARNESS_TEST(pool, refuses_requests_if_no_thread_can_be_made, 20, .size = 2, .setup = setup_threadless)
 {
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "forbid_threads", NULL, NULL, NULL), 0);
     expect_no_thread(job, "nothing");
     expect_no_thread(job, "batch");
 }
 
-Test(pool, refuses_requests_if_no_thread_can_be_made, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_threadless, .body = { call_without_threads } });
-}
-
 /* Two requests are queued behind one that waits for worker 0, and worker 0 waits for them. */
-static void call_behind_the_only_thread(struct bx_job *job)
+HARNESS_TEST(pool, refuses_queued_requests_when_its_only_thread_waits, 20, .size = 2, .setup = setup_threadless)
 {
     struct bx_future *first = NULL, *second = NULL, *row = NULL;
 
@@ -348,14 +285,8 @@ static void call_behind_the_only_thread(struct bx_job *job)
     bx_future_release(row);
 }
 
-Test(pool, refuses_queued_requests_when_its_only_thread_waits, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup_threadless, .body = { call_behind_the_only_thread } });
-}
-
 /* The only thread calls pthread_exit in a handler, and no other can be made: it must go on. */
-static void call_behind_a_thread_that_ends(struct bx_job *job)
+HARNESS_TEST(pool, keeps_its_only_thread_that_exits_if_no_other_can_be_made, 20, .size = 2, .setup = setup_threadless)
 {
     struct bx_future *first = NULL, *second = NULL;
 
@@ -372,15 +303,9 @@ static void call_behind_a_thread_that_ends(struct bx_job *job)
     bx_future_release(second);
 }
 
-Test(pool, keeps_its_only_thread_that_exits_if_no_other_can_be_made, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup_threadless, .body = { call_behind_a_thread_that_ends } });
-}
-
 /* Three rows, each a batch of its own, are queued behind the only thread when that waits. Each batch is refused, not
  * only the first. */
-static void call_a_batch_behind_the_only_thread(struct bx_job *job)
+HARNESS_TEST(pool, refuses_every_queued_batch_when_its_only_thread_waits, 20, .size = 2, .setup = setup_threadless)
 {
     struct bx_future *first = NULL, *rows[3] = { NULL };
 
@@ -400,10 +325,4 @@ static void call_a_batch_behind_the_only_thread(struct bx_job *job)
     bx_future_release(promise);
     HARNESS_EQ(bx_future_wait(first, BX_FOREVER), 0);
     bx_future_release(first);
-}
-
-Test(pool, refuses_every_queued_batch_when_its_only_thread_waits, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup_threadless, .body = { call_a_batch_behind_the_only_thread } });
 }

@@ -13,17 +13,15 @@
 enum { ENTERED, QUEUED, CANCELLED, RELEASED, STOPPED };     /* gates */
 enum { ID, RAN = 8 };                                       /* values */
 
-static int stay(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(stay)
 {
-    (void)request, (void)args, (void)reply, (void)context;
     harness_post(ENTERED);
     harness_await(RELEASED, 1);
     return 0;
 }
 
-static int note(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(note)
 {
-    (void)request, (void)reply, (void)context;
     harness_add(RAN + (int)bx_read_i64(args), 1);
     return 0;
 }

@@ -20,9 +20,8 @@ enum { ENTERED, LOGGED, ALL };          /* gates */
 enum { MEET };                          /* values: how many handlers meet */
 
 /* Returns when MEET handlers have entered it. */
-static int meet(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(meet)
 {
-    (void)request, (void)args, (void)reply, (void)context;
     harness_post(ENTERED);
     harness_await(ENTERED, (uint32_t)harness_load(MEET));
     return 0;
@@ -121,7 +120,7 @@ static void explain(struct bx_job *job, struct bx_future *queued)
     stat_run_free(&run);
 }
 
-static void stand_still(struct bx_job *job)
+HARNESS_TEST(pool_stuck, queue_that_stands_still_is_logged_and_shown, 60, .size = 2, .setup = setup)
 {
     struct bx_future *futures[CALLS];
 
@@ -145,13 +144,8 @@ static void stand_still(struct bx_job *job)
     HARNESS_EQ(shown(job, offsetof(struct bxi_now, pool_stuck_ns)), 0);
 }
 
-Test(pool_stuck, queue_that_stands_still_is_logged_and_shown, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { stand_still } });
-}
-
 /* All queued requests are cancelled, so none waits any more. */
-static void stand_still_and_cancel(struct bx_job *job)
+HARNESS_TEST(pool_stuck, queue_that_was_cancelled_no_longer_stands_still, 60, .size = 2, .setup = setup)
 {
     struct bx_future *futures[CALLS];
 
@@ -167,9 +161,4 @@ static void stand_still_and_cancel(struct bx_job *job)
     for (int i = BXI_POOL_READY; i < CALLS; i++)
         harness_post(ENTERED);
     end_calls(futures, BXI_POOL_READY);
-}
-
-Test(pool_stuck, queue_that_was_cancelled_no_longer_stands_still, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { stand_still_and_cancel } });
 }

@@ -10,17 +10,13 @@
 
 #define SUM 0                   /* a value of the harness: what "count" has got */
 
-static int where(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(where)
 {
-    (void)args;
-    (void)context;
     return bx_msg_put_i64(reply, bx_job_rank(bx_request_job(request)));
 }
 
-static int count(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(count)
 {
-    (void)reply;
-    (void)context;
     harness_add(SUM, (uint64_t)bx_read_i64(args) << 8 * bx_job_rank(bx_request_job(request)));
     harness_post(0);
     return 0;
@@ -28,10 +24,8 @@ static int count(const struct bx_request *request, struct bx_reader *args, struc
 
 static const struct bx_type type = { .name = "object" };
 
-static int make(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(make)
 {
-    (void)args;
-    (void)context;
     return bx_msg_put_object(bx_request_job(request), reply, &type, NULL);
 }
 
@@ -85,7 +79,7 @@ Test(rank, reaches_its_worker_by_every_kind_of_call, .timeout = 30)
     harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { NULL, call_each_rank } });
 }
 
-static void call_no_rank(struct bx_job *job)
+HARNESS_TEST(rank, outside_of_the_world_is_no_worker, 20, .size = 2, .setup = setup)
 {
     static const int ranks[] = { -1, 2, 128, INT32_MAX, INT32_MIN };
 
@@ -106,22 +100,14 @@ static void call_no_rank(struct bx_job *job)
     HARNESS_HAS(bx_error_text(), "has no worker of rank 2: its ranks are 0 to 1");
 }
 
-Test(rank, outside_of_the_world_is_no_worker, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_no_rank } });
-}
-
 /* ---- Codes of applications --------------------------------------------------------------------- */
 
 enum { NO_STOCK = BX_E_APPLICATION(3), NO_MONEY = BX_E_APPLICATION(4) };
 
-static int sell(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(sell)
 {
     int code = (int)bx_read_i64(args);
 
-    (void)request;
-    (void)reply;
-    (void)context;
     return code == NO_MONEY ? bx_fail(code, "3 are missing") : code;
 }
 
@@ -142,7 +128,7 @@ static int buy(struct bx_job *job, int to, int code)
 }
 
 /* Worker 1 has registered the code, worker 2 has not. */
-static void buy_everything(struct bx_job *job)
+HARNESS_TEST(rank, gets_the_codes_of_applications_as_they_were_returned, 20, .size = 3, .setup = setup_shop)
 {
     HARNESS_EQ(buy(job, 1, NO_STOCK), NO_STOCK);
     HARNESS_HAS(bx_error_text(), "worker 'worker1', function 'sell': nothing is left");
@@ -154,9 +140,4 @@ static void buy_everything(struct bx_job *job)
     HARNESS_EQ(buy(job, 1, BX_E_APPLICATION(0)), BX_E_APPLICATION(0));
     HARNESS_HAS(bx_strerror(NO_STOCK), "application error 3");     /* each process registers for itself */
     HARNESS_HAS(bx_error_name(NO_STOCK), "BX_E_APPLICATION(3)");
-}
-
-Test(rank, gets_the_codes_of_applications_as_they_were_returned, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup_shop, .body = { buy_everything } });
 }

@@ -25,11 +25,10 @@
 static unsigned char bytes[BYTES_MOST];
 
 /* Fails for every third number; for every fifth it reads more than there is. */
-static int moody(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(moody)
 {
     int64_t value = bx_read_i64(args);
 
-    (void)request, (void)context;
     if (value % 3 == 0)
         return bx_fail(-EDOM, "%lld is a multiple of three", (long long)value);
     if (value % 5 == 0)
@@ -38,30 +37,27 @@ static int moody(const struct bx_request *request, struct bx_reader *args, struc
 }
 
 /* Writes 40,000 bytes, takes them back, and answers how much memory its reply had when it was called. */
-static int swell(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(swell)
 {
     static const char much[40000];
     size_t capacity = reply->capacity;
 
-    (void)request, (void)args, (void)context;
     bx_msg_put_bytes(reply, much, sizeof much);
     bx_msg_clear(reply);
     return bx_msg_put_i64(reply, (int64_t)capacity);
 }
 
 /* Whether this worker polls its caller's ring less often. */
-static int streams(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(streams)
 {
-    (void)args, (void)context;
     return bx_msg_put_i64(reply, request->peer->streams);
 }
 
 /* Answers when the caller has posted once more at gate 0. */
-static int hold(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(hold)
 {
     static uint32_t held;
 
-    (void)request, (void)args, (void)reply, (void)context;
     harness_await(0, ++held);
     return 0;
 }
@@ -111,16 +107,11 @@ static void call_sizes(struct bx_job *job, const char *to)
     }
 }
 
-static void any_size(struct bx_job *job)
+HARNESS_TEST(reply, replies_of_any_size_come_back, 60, .size = 2, .setup = setup)
 {
     for (int i = 0; i < 10; i++)
         call_sizes(job, "worker1");
     call_sizes(job, "worker0");
-}
-
-Test(reply, replies_of_any_size_come_back, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { any_size } });
 }
 
 /* Their values stay while other calls come and go; between them a synchronous call overtakes none. */
@@ -150,7 +141,7 @@ static void hold_values(struct bx_job *job, const char *to)
     }
 }
 
-static void hold_all_values(struct bx_job *job)
+HARNESS_TEST(reply, values_stay_as_long_as_their_futures, 60, .size = 2, .setup = setup)
 {
     struct bxi_control *peer1 = (struct bxi_control *)(uintptr_t)job->rpc->peers[1]->view.control;
 
@@ -161,11 +152,6 @@ static void hold_all_values(struct bx_job *job)
     /* Nothing is under way: what the peer has sent has been read. */
     HARNESS_EQ(bxi_load_relaxed(&bxi_tables(job->control)->pair_counters[1].frames_received),
                bxi_load_relaxed(&bxi_tables(peer1)->pair_counters[0].frames_sent));
-}
-
-Test(reply, values_stay_as_long_as_their_futures, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { hold_all_values } });
 }
 
 static void expect_mood(int64_t i, int rc, const struct bx_msg *value, const char *text)
@@ -206,26 +192,16 @@ static void moods(struct bx_job *job, const char *to)
     }
 }
 
-static void all_moods(struct bx_job *job)
+HARNESS_TEST(reply, failures_between_plain_replies_reach_their_callers, 60, .size = 2, .setup = setup)
 {
     moods(job, "worker1");
     moods(job, "worker0");
 }
 
-Test(reply, failures_between_plain_replies_reach_their_callers, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { all_moods } });
-}
-
-static void swell_often(struct bx_job *job)
+HARNESS_TEST(reply, a_reply_that_was_large_gives_its_memory_back, 30, .size = 2, .setup = setup)
 {
     for (int i = 0; i < 3; i++)
         HARNESS_CHECK(harness_call(job, "worker1", "swell", NULL) <= (int64_t)BXI_FRAME_MAX);
-}
-
-Test(reply, a_reply_that_was_large_gives_its_memory_back, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { swell_often } });
 }
 
 /* Both replies lie in the ring when the callback of the first call cancels the second, which is still open. A handler
@@ -244,11 +220,10 @@ static void cancel_second(struct bx_future *future, void *context)
     HARNESS_EQ(bx_future_cancel(second), 0);
 }
 
-static int make_two_calls(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(make_two_calls)
 {
     struct bx_job *job = bx_request_job(request);
 
-    (void)args, (void)reply, (void)context;
     HARNESS_EQ(bx_rpc_async(job, "worker0", "nothing", NULL, NULL, &first), 0);
     HARNESS_EQ(bx_rpc_async(job, "worker0", "nothing", NULL, NULL, &second), 0);
     return bx_future_on_done(first, cancel_second, job);
@@ -260,18 +235,13 @@ static int setup_two(struct bx_job *job)
     return setup(job);
 }
 
-static void cancel_in_a_callback(struct bx_job *job)
+HARNESS_TEST(reply, a_callback_cancels_a_call_whose_reply_has_come, 30, .size = 2, .setup = setup_two)
 {
     HARNESS_EQ(bx_rpc_sync(job, "worker0", "two", NULL, NULL, NULL), 0);
     HARNESS_EQ(bx_future_wait(first, BX_FOREVER), 0);
     HARNESS_EQ(bx_future_wait(second, BX_FOREVER), BX_E_CANCELLED);
     bx_future_release(first);
     bx_future_release(second);
-}
-
-Test(reply, a_callback_cancels_a_call_whose_reply_has_come, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_two, .body = { cancel_in_a_callback } });
 }
 
 /* The job ends while a thread polls for its reply: one of the two ends the call, not both. */
@@ -304,8 +274,15 @@ Test(reply, calls_end_once_when_the_job_ends, .timeout = 60)
     }
 }
 
+static int setup_never(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register_async(job, "never", harness_never, NULL), 0);
+    return setup(job);
+}
+
 /* A deadline that is the first to come, and one before that of another call: the peer's timer must be set for both. */
-static void time_out(struct bx_job *job)
+HARNESS_TEST(reply, async_calls_end_at_their_deadlines, 60, .size = 2, .setup = setup_never,
+             .options = { .call_timeout_ns = 20 * HARNESS_MS })
 {
     struct bx_future *patient, *future;
 
@@ -325,18 +302,6 @@ static void time_out(struct bx_job *job)
     bx_future_release(patient);
 }
 
-static int setup_never(struct bx_job *job)
-{
-    HARNESS_EQ(bx_register_async(job, "never", harness_never, NULL), 0);
-    return setup(job);
-}
-
-Test(reply, async_calls_end_at_their_deadlines, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_never, .body = { time_out },
-                                         .options = { .call_timeout_ns = 20 * HARNESS_MS } });
-}
-
 /* Nobody has a reference when the reply comes: it frees the call. Callbacks run all the same. */
 static void count_done(struct bx_future *future, void *context)
 {
@@ -345,7 +310,7 @@ static void count_done(struct bx_future *future, void *context)
     bxi_add((bxi_a32 *)context, 1);
 }
 
-static void release_early(struct bx_job *job)
+HARNESS_TEST(reply, calls_that_are_released_early_leave_nothing, 60, .size = 2, .setup = setup)
 {
     static bxi_a32 done;
     struct bx_msg *args = args_of(100);
@@ -368,15 +333,9 @@ static void release_early(struct bx_job *job)
     bx_msg_destroy(args);
 }
 
-Test(reply, calls_that_are_released_early_leave_nothing, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { release_early } });
-}
-
 /* A handler's calls have the deadline of its request, however many it has made before. */
-static int tell_deadline(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(tell_deadline)
 {
-    (void)args, (void)context;
     return bx_msg_put_u64(reply, bx_request_deadline_ns(request));
 }
 
@@ -387,11 +346,10 @@ static uint64_t deadline_in(const struct bx_msg *value)
     return bx_read_u64(&reader);
 }
 
-static int ask_deadlines(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(ask_deadlines)
 {
     struct bx_job *job = bx_request_job(request);
 
-    (void)args, (void)reply, (void)context;
     for (int i = 0; i < 5; i++) {
         struct bx_future *future;
         struct bx_msg *answer = NULL;
@@ -413,22 +371,16 @@ static int setup_deadlines(struct bx_job *job)
     return bx_register(job, "ask", BX_BLOCKING, ask_deadlines, NULL);
 }
 
-static void call_with_a_deadline(struct bx_job *job)
+HARNESS_TEST(reply, calls_of_a_handler_have_the_deadline_of_its_request, 30, .size = 2, .setup = setup_deadlines)
 {
     const struct bx_call_options options = { .timeout_ns = 30000 * HARNESS_MS };
 
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "ask", NULL, &options, NULL), 0);
 }
 
-Test(reply, calls_of_a_handler_have_the_deadline_of_its_request, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_deadlines, .body = { call_with_a_deadline } });
-}
-
 /* The callee sleeps, and the caller does not wait for its call: it is run all the same. */
-static int come(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(come)
 {
-    (void)request, (void)args, (void)reply, (void)context;
     harness_post(0);
     return 0;
 }
@@ -438,7 +390,7 @@ static int setup_come(struct bx_job *job)
     return bx_register(job, "come", BX_INLINE, come, NULL);
 }
 
-static void call_sleepers(struct bx_job *job)
+HARNESS_TEST(reply, an_async_call_wakes_its_callee, 30, .size = 2, .setup = setup_come)
 {
     uint64_t before_ns = bxi_now_ns();
 
@@ -452,11 +404,6 @@ static void call_sleepers(struct bx_job *job)
     }
     /* Without a bell the callee finds the frame when its watchdog looks, after a second. */
     HARNESS_CHECK(bxi_now_ns() - before_ns < 2000 * HARNESS_MS);
-}
-
-Test(reply, an_async_call_wakes_its_callee, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_come, .body = { call_sleepers } });
 }
 
 /* A thread keeps some of the calls that it frees, and frees them when it ends. */
@@ -484,7 +431,7 @@ static void make_thousand(struct bx_job *job)
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "nothing", NULL, NULL, NULL), 0);
 }
 
-static void end_many_threads(struct bx_job *job)
+HARNESS_TEST(reply, threads_that_end_leave_no_calls, 60, .size = 2, .setup = setup)
 {
     size_t before = mallinfo2().uordblks;
 
@@ -499,13 +446,8 @@ static void end_many_threads(struct bx_job *job)
     HARNESS_CHECK(mallinfo2().uordblks < before + 500000);
 }
 
-Test(reply, threads_that_end_leave_no_calls, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { end_many_threads } });
-}
-
 /* No memory for a call: it is not sent, and the next one is. */
-static void call_without_memory(struct bx_job *job)
+HARNESS_TEST(reply, a_call_without_memory_is_not_sent, 20, .size = 2, .setup = setup)
 {
     struct bx_future *future;
 
@@ -517,11 +459,6 @@ static void call_without_memory(struct bx_job *job)
     HARNESS_EQ(bx_rpc_async(job, "worker1", "nothing", NULL, NULL, &future), 0);
     HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
     bx_future_release(future);
-}
-
-Test(reply, a_call_without_memory_is_not_sent, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_without_memory } });
 }
 
 /* A call is done, and its job freed by another thread, while this thread releases it: the job is not read. Here it
@@ -558,7 +495,7 @@ static void finish(struct bx_future *const *futures, int count)
 }
 
 /* The callee stands still in the first call, so no reply can be read while the others are sent; and in the third. */
-static void waits_for_many(struct bx_job *job)
+HARNESS_TEST(reply, a_caller_with_many_calls_in_flight_polls_less_often, 60, .size = 2, .setup = setup)
 {
     const struct bxi_peer *peer = job->rpc->peers[1];
     struct bx_future *futures[STREAM];
@@ -574,13 +511,8 @@ static void waits_for_many(struct bx_job *job)
     HARNESS_CHECK(!peer->streams);
 }
 
-Test(reply, a_caller_with_many_calls_in_flight_polls_less_often, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { waits_for_many } });
-}
-
 /* The caller reads no answer until all have been sent. */
-static void reads_late(struct bx_job *job)
+HARNESS_TEST(reply, a_callee_whose_answers_lie_unread_polls_less_often, 60, .size = 2, .setup = setup)
 {
     struct bxi_control *peer1 = (struct bxi_control *)(uintptr_t)job->rpc->peers[1]->view.control;
     struct bx_future *futures[STREAM];
@@ -603,9 +535,4 @@ static void reads_late(struct bx_job *job)
     for (int i = 0; i < 2; i++)
         HARNESS_EQ(bx_rpc_sync(job, "worker1", "nothing", NULL, NULL, NULL), 0);
     HARNESS_EQ(harness_call(job, "worker1", "streams", bx_msg_create(0)), 0);
-}
-
-Test(reply, a_callee_whose_answers_lie_unread_polls_less_often, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { reads_late } });
 }

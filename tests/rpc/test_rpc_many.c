@@ -24,42 +24,38 @@ enum { HELD = 0 };                  /* gates */
 static int64_t expected;            /* the number that comes next */
 
 /* Answers with twice the number that the arguments begin with. */
-static int number(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(number)
 {
     int64_t value = bx_read_i64(args);
 
-    (void)request, (void)context;
     HARNESS_EQ(value, expected++);
     return bx_msg_put_i64(reply, 2 * value);
 }
 
-static int start_again(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(start_again)
 {
-    (void)request, (void)reply, (void)context;
     expected = bx_read_i64(args);
     return 0;
 }
 
-static int size_of(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(size_of)
 {
-    (void)request, (void)context;
     return bx_msg_put_i64(reply, (int64_t)bx_reader_left(args));
 }
 
 /* Each request has a deadline at or after that of the one before. */
-static int later(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(later)
 {
     static uint64_t latest_ns;
     uint64_t deadline_ns = bx_request_deadline_ns(request);
 
-    (void)args, (void)reply, (void)context;
     HARNESS_CHECK(deadline_ns >= latest_ns);
     latest_ns = deadline_ns;
     usleep(100);
     return 0;
 }
 
-static int hold(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+HARNESS_ASYNC_HANDLER(hold)
 {
     harness_post(HELD);
     return harness_never(request, args, reply, context);
@@ -144,7 +140,7 @@ Test(rpc_many, arrive_in_order_though_the_callee_sleeps, .timeout = 60)
 }
 
 /* Of every third message 40,000 bytes, which need a lease; of every seventh nothing. */
-static void send_of_all_kinds(struct bx_job *job)
+HARNESS_TEST(rpc_many, may_need_leases_or_have_no_arguments, 30, .size = 2, .setup = setup)
 {
     static const char bytes[40000];
 
@@ -162,11 +158,6 @@ static void send_of_all_kinds(struct bx_job *job)
         expect_i64(futures[i], 0);
 }
 
-Test(rpc_many, may_need_leases_or_have_no_arguments, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { send_of_all_kinds } });
-}
-
 /* futures[0] to futures[sent - 1] are under way, and there is no other. */
 static void expect_sent(int sent, int count)
 {
@@ -176,7 +167,7 @@ static void expect_sent(int sent, int count)
         HARNESS_CHECK(futures[i] == NULL);
 }
 
-static void fail_in_the_middle(struct bx_job *job)
+HARNESS_TEST(rpc_many, those_before_one_that_cannot_be_sent_are_under_way, 30, .size = 2, .setup = setup)
 {
     make_args(100);
     HARNESS_EQ(bx_msg_put_bytes(args[70], "", SIZE_MAX), -ENOMEM);
@@ -186,12 +177,7 @@ static void fail_in_the_middle(struct bx_job *job)
     destroy_args(100);
 }
 
-Test(rpc_many, those_before_one_that_cannot_be_sent_are_under_way, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { fail_in_the_middle } });
-}
-
-static void fail_at_once(struct bx_job *job)
+HARNESS_TEST(rpc_many, fail_as_a_call_does_and_leave_no_future, 30, .size = 2, .setup = setup)
 {
     make_args(3);
     HARNESS_EQ(bx_rpc_many(job, "worker1", "nothing", 3, all_args(), NULL, futures), BX_E_NO_FUNCTION);
@@ -203,12 +189,7 @@ static void fail_at_once(struct bx_job *job)
     destroy_args(3);
 }
 
-Test(rpc_many, fail_as_a_call_does_and_leave_no_future, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { fail_at_once } });
-}
-
-static void overfill(struct bx_job *job)
+HARNESS_TEST(rpc_many, more_than_may_be_in_flight_are_refused_where_nothing_may_wait, 30, .size = 2, .setup = setup)
 {
     const struct bx_call_options no_wait = { .no_wait = true };
 
@@ -223,13 +204,8 @@ static void overfill(struct bx_job *job)
     }
 }
 
-Test(rpc_many, more_than_may_be_in_flight_are_refused_where_nothing_may_wait, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { overfill } });
-}
-
 /* More than may be in flight: those that wait for room have a deadline of their own. */
-static void wait_for_room(struct bx_job *job)
+HARNESS_TEST(rpc_many, that_wait_for_room_get_their_deadlines_then, 60, .size = 2, .setup = setup)
 {
     HARNESS_EQ(bx_rpc_many(job, "worker1", "later", 1400, NULL, NULL, futures), 0);
     for (int i = 0; i < 1400; i++) {
@@ -238,14 +214,9 @@ static void wait_for_room(struct bx_job *job)
     }
 }
 
-Test(rpc_many, that_wait_for_room_get_their_deadlines_then, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { wait_for_room } });
-}
-
 /* The caller does not enter the library again until all have arrived. A bell that is due would wait for the background
  * thread, up to a second. */
-static void send_to_a_sleeper(struct bx_job *job)
+HARNESS_TEST(rpc_many, wake_a_callee_that_sleeps, 30, .size = 2, .setup = setup, .options = { .no_spin = true })
 {
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "size", NULL, NULL, NULL), 0);
     for (uint32_t round = 1; round <= 5; round++) {
@@ -257,12 +228,6 @@ static void send_to_a_sleeper(struct bx_job *job)
             bx_future_release(futures[i]);
         }
     }
-}
-
-Test(rpc_many, wake_a_callee_that_sleeps, .timeout = 30)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .body = { send_to_a_sleeper }, .options = { .no_spin = true } });
 }
 
 /* The first allocation fails, that of a call: none is sent. The 10th one fails: nine are sent, and then the rest. The
@@ -294,7 +259,8 @@ static void dies(struct bx_job *job)
     raise(SIGKILL);
 }
 
-static void outlives(struct bx_job *job)
+HARNESS_TEST(rpc_many, fail_with_the_death_of_their_callee, 30, .size = 2, .setup = setup, .dies = 1u << 1,
+             .body = { NULL, dies })
 {
     HARNESS_EQ(bx_rpc_many(job, "worker1", "hold", 50, NULL, NULL, futures), 0);
     for (int i = 0; i < 50; i++) {
@@ -303,9 +269,4 @@ static void outlives(struct bx_job *job)
     }
     HARNESS_EQ(bx_rpc_many(job, "worker1", "hold", 50, NULL, NULL, futures), BX_E_PEER_DEAD);
     expect_sent(0, 50);
-}
-
-Test(rpc_many, fail_with_the_death_of_their_callee, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .dies = 1u << 1, .body = { outlives, dies } });
 }

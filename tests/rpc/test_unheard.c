@@ -23,16 +23,14 @@ static void take_log(int level, const char *text, void *context)
 }
 
 /* Fails, once its caller has released what it will not read. */
-static int fail_late(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(fail_late)
 {
-    (void)request, (void)args, (void)reply, (void)context;
     harness_await(RELEASED, 1);
     return bx_fail(-ENOENT, "no such thing");
 }
 
-static int fail(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(fail)
 {
-    (void)request, (void)args, (void)reply, (void)context;
     return bx_fail(-ENOENT, "no such thing");
 }
 
@@ -62,7 +60,7 @@ static int pass_on(struct bx_future *in, struct bx_msg *out, void *context)
     return 0;
 }
 
-static void release_unread(struct bx_job *job)
+HARNESS_TEST(unheard, error_of_a_future_that_was_released_unread_is_logged_once, 60, .size = 2, .setup = set_up)
 {
     struct bx_future *future = call(job, "fail_late"), *then;
 
@@ -85,18 +83,13 @@ static void release_unread(struct bx_job *job)
     HARNESS_EQ(harness_gate(LOGGED), 3);
 }
 
-Test(unheard, error_of_a_future_that_was_released_unread_is_logged_once)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = set_up, .body = { release_unread } });
-}
-
 static void note(struct bx_future *future, void *context)
 {
     (void)future;
     *(bool *)context = true;
 }
 
-static void read_all(struct bx_job *job)
+HARNESS_TEST(unheard, error_that_was_read_is_not_logged, 60, .size = 2, .setup = set_up)
 {
     struct bx_future *futures[5];
     bool told = false;
@@ -120,12 +113,7 @@ static void read_all(struct bx_job *job)
     HARNESS_EQ(harness_gate(LOGGED), 0);
 }
 
-Test(unheard, error_that_was_read_is_not_logged)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = set_up, .body = { read_all } });
-}
-
-static void release_unused(struct bx_job *job)
+HARNESS_TEST(unheard, error_of_a_reference_that_was_released_unused_is_logged_once, 60, .size = 2, .setup = set_up)
 {
     struct bx_rref *rref = NULL;
 
@@ -141,9 +129,4 @@ static void release_unused(struct bx_job *job)
     HARNESS_EQ(bx_rref_to_here(rref, NULL, NULL), -ENOENT);
     bx_rref_release(rref);
     HARNESS_EQ(harness_gate(LOGGED), 1);
-}
-
-Test(unheard, error_of_a_reference_that_was_released_unused_is_logged_once)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = set_up, .body = { release_unused } });
 }

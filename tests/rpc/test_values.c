@@ -18,19 +18,17 @@
 
 static const struct bx_value end = { .kind = BX_VALUE_END };
 
-static int add(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(add)
 {
     int64_t a = 0, b = 0;
     int rc = bx_read(args, "ii", &a, &b);
 
-    (void)request, (void)context;
     return rc < 0 ? rc : bx_msg_put(reply, "i", a + b);
 }
 
 /* Gives back each value that it gets but for a reference, by the functions that the letters stand for. */
-static int echo_all(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(echo_all)
 {
-    (void)request, (void)context;
     bx_msg_put_i64(reply, bx_read_i64(args));
     bx_msg_put_u64(reply, bx_read_u64(args));
     bx_msg_put_i32(reply, bx_read_i32(args));
@@ -42,7 +40,7 @@ static int echo_all(const struct bx_request *request, struct bx_reader *args, st
 }
 
 /* The same by one line each. */
-static int echo_in_lines(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(echo_in_lines)
 {
     int64_t i = 0;
     uint64_t u = 0;
@@ -54,36 +52,32 @@ static int echo_in_lines(const struct bx_request *request, struct bx_reader *arg
     struct bx_tensor *tensor = NULL;
     int rc = bx_read(args, "iuwdfsbT", &i, &u, &w, &d, &f, &text, bx_into(bytes, 3), &tensor);
 
-    (void)request, (void)context;
     return rc < 0 ? rc : bx_msg_put(reply, "iuwdfsbT", i, u, w, d, f, text, bx_bytes(bytes, 3), tensor);
 }
 
-static int count(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(count)
 {
-    (void)request, (void)args, (void)reply, (void)context;
     harness_add(RUNS, 1);
     return 0;
 }
 
 /* Two texts, an integer, a tensor and a reference. */
-static int give(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(give)
 {
     static const struct bx_type type = { .name = "given" };
     struct bx_tensor *tensor = NULL;
     int rc = bx_tensor_create(bx_request_job(request), BX_U8, 1, (const int64_t[]){ 3 }, &tensor);
 
-    (void)args, (void)context;
     if (rc == 0)
         rc = bx_msg_put(reply, "ssiT", "first", "second", 7, tensor);
     bx_tensor_release(tensor);
     return rc < 0 ? rc : bx_msg_put_object(bx_request_job(request), reply, &type, NULL);
 }
 
-static int add_to(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(add_to)
 {
     int64_t *sum = bx_request_object(request);
 
-    (void)context;
     return bx_msg_put(reply, "i", *sum += bx_read_i64(args));
 }
 
@@ -103,7 +97,7 @@ static int setup(struct bx_job *job)
 
 /* ---- Values there and back ------------------------------------------------------------------------ */
 
-static void call_by_name_and_rank(struct bx_job *job)
+HARNESS_TEST(values, call_in_one_line_by_name_and_by_rank, 20, .size = 2, .setup = setup)
 {
     char name[] = "worker1";
     int64_t sum = 0;
@@ -125,12 +119,7 @@ static void call_by_name_and_rank(struct bx_job *job)
     HARNESS_EQ(sum, 3);
 }
 
-Test(values, call_in_one_line_by_name_and_by_rank, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_by_name_and_rank } });
-}
-
-static void echo_each_letter(struct bx_job *job)
+HARNESS_TEST(values, of_every_letter_go_there_and_come_back, 20, .size = 2, .setup = setup)
 {
     static const char *const functions[] = { "echo", "echo_in_lines" };
     struct bx_tensor *tensor = NULL;
@@ -158,12 +147,7 @@ static void echo_each_letter(struct bx_job *job)
     bx_tensor_release(tensor);
 }
 
-Test(values, of_every_letter_go_there_and_come_back, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { echo_each_letter } });
-}
-
-static void take_what_is_given(struct bx_job *job)
+HARNESS_TEST(values, of_a_reply_are_the_callers, 20, .size = 2, .setup = setup)
 {
     char *first = NULL, *second = NULL;
     long long number = 0;
@@ -182,11 +166,6 @@ static void take_what_is_given(struct bx_job *job)
     HARNESS_EQ(bx_call(job, 1, "give", ""), 0);         /* the reply is not read */
 }
 
-Test(values, of_a_reply_are_the_callers, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { take_what_is_given } });
-}
-
 static void convert(struct bx_job *job)
 {
     struct bx_msg *msg = bx_msg_create(0);
@@ -203,7 +182,7 @@ static void convert(struct bx_job *job)
     (void)job;
 }
 
-static void refuse_integers(struct bx_job *job)
+HARNESS_TEST(values, are_integers_that_fit, 20, .size = 2, .setup = setup)
 {
     int64_t none = 0;
 
@@ -221,11 +200,6 @@ static void refuse_integers(struct bx_job *job)
     convert(job);
 }
 
-Test(values, are_integers_that_fit, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { refuse_integers } });
-}
-
 /* ---- What is refused at run time -------------------------------------------------------------------- */
 
 static void refuse(struct bx_job *job, const char *format, const struct bx_value *values, const char *why)
@@ -235,7 +209,7 @@ static void refuse(struct bx_job *job, const char *format, const struct bx_value
     HARNESS_HAS(bx_error_text(), why);
 }
 
-static void refuse_formats(struct bx_job *job)
+HARNESS_TEST(values, that_do_not_fit_their_letters_are_refused_before_anything_is_sent, 20, .size = 2, .setup = setup)
 {
     int64_t to = 0;
     int32_t to_32 = 0;
@@ -271,12 +245,7 @@ static void refuse_formats(struct bx_job *job)
     HARNESS_EQ(harness_load(RUNS), 1);
 }
 
-Test(values, that_do_not_fit_their_letters_are_refused_before_anything_is_sent, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { refuse_formats } });
-}
-
-static void refuse_in_messages(struct bx_job *job)
+HARNESS_TEST(values, are_put_and_read_all_or_not_at_all, 20, .size = 2, .setup = setup)
 {
     struct bx_msg *msg = bx_msg_create(0);
     struct bx_reader reader;
@@ -284,7 +253,6 @@ static void refuse_in_messages(struct bx_job *job)
     const struct bx_value values[] = { bxi_value_int(1), bxi_value_int(2), end };
     const struct bx_value places[] = { bxi_value_to_i64(&a), bxi_value_to_i64(&b), end };
 
-    (void)job;
     HARNESS_EQ(bx_msg_put_values(msg, "i>i", values), -EINVAL);
     HARNESS_EQ(bx_msg_bytes(msg), 0);
     HARNESS_EQ(bx_msg_put_i64(msg, 1), -EINVAL);
@@ -305,14 +273,9 @@ static void refuse_in_messages(struct bx_job *job)
     bx_msg_destroy(msg);
 }
 
-Test(values, are_put_and_read_all_or_not_at_all, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { refuse_in_messages } });
-}
-
 /* ---- Replies that do not fit ------------------------------------------------------------------------- */
 
-static void get_others(struct bx_job *job)
+HARNESS_TEST(values, of_a_reply_that_does_not_fit_are_not_taken, 20, .size = 2, .setup = setup)
 {
     char *first = NULL, *second = NULL, bytes[16];
     int64_t a = 1, b = 2;
@@ -337,14 +300,9 @@ static void get_others(struct bx_job *job)
     HARNESS_CHECK(a == 1 && b == 2 && first == NULL && second == NULL && tensor == NULL && rref == NULL);
 }
 
-Test(values, of_a_reply_that_does_not_fit_are_not_taken, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { get_others } });
-}
-
 /* Each allocation of the call fails once: of the arguments, which are longer than a message on the stack, of the reply
  * and of the copies of its texts; also some that the call does without. */
-static void run_out_of_memory(struct bx_job *job)
+HARNESS_TEST(values, are_all_released_if_memory_is_out, 30, .size = 2, .setup = setup, .options = { .own_loop = true })
 {
     static char large[1000];
     int failed = 0;
@@ -376,15 +334,9 @@ static void run_out_of_memory(struct bx_job *job)
     HARNESS_CHECK(failed >= 4);
 }
 
-Test(values, are_all_released_if_memory_is_out, .timeout = 30)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .body = { run_out_of_memory }, .options = { .own_loop = true } });
-}
-
 /* ---- Options, methods, futures ----------------------------------------------------------------------- */
 
-static void call_with_options(struct bx_job *job)
+HARNESS_TEST(values, calls_with_options_and_futures, 20, .size = 2, .setup = setup)
 {
     const struct bx_call_options brief = { .timeout_ns = 20 * HARNESS_MS };
     struct bx_future *future = NULL;
@@ -407,12 +359,7 @@ static void call_with_options(struct bx_job *job)
     HARNESS_CHECK(future == NULL);
 }
 
-Test(values, calls_with_options_and_futures, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_with_options } });
-}
-
-static void call_methods(struct bx_job *job)
+HARNESS_TEST(values, calls_of_methods_in_one_line, 20, .size = 2, .setup = setup)
 {
     const struct bx_call_options brief = { .timeout_ns = 10000 * HARNESS_MS };
     int64_t object = 10, sum = 0;
@@ -432,11 +379,6 @@ static void call_methods(struct bx_job *job)
     bx_rref_release(rref);
 }
 
-Test(values, calls_of_methods_in_one_line, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_methods } });
-}
-
 /* ---- A thread that leaves inside of a call ------------------------------------------------------------ */
 
 static void count_free(void *context)
@@ -444,9 +386,8 @@ static void count_free(void *context)
     (*(_Atomic int *)context)++;
 }
 
-static int leave(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(leave)
 {
-    (void)request, (void)args, (void)reply, (void)context;
     pthread_exit(NULL);
 }
 
@@ -478,7 +419,7 @@ static void *call_and_leave(void *context)
     return NULL;
 }
 
-static void leave_in_calls(struct bx_job *job)
+HARNESS_TEST(values, are_released_by_a_thread_that_leaves_in_the_call, 60, .size = 2, .setup = setup_leaving)
 {
     for (int i = 0; i < 20; i++) {
         pthread_t thread;
@@ -488,9 +429,4 @@ static void leave_in_calls(struct bx_job *job)
     }
     HARNESS_EQ(bx_loans_wait(job, -1, 0, BX_FOREVER), 0);
     HARNESS_EQ(freed, 20);
-}
-
-Test(values, are_released_by_a_thread_that_leaves_in_the_call, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_leaving, .body = { leave_in_calls } });
 }

@@ -14,7 +14,7 @@ TestSuite(rref, .timeout = 60);
 
 /* ---- Making and calling ----------------------------------------------------------------------------- */
 
-static void use_local(struct bx_job *job)
+HARNESS_TEST(rref, to_an_object_of_ones_own_is_used_without_a_peer, 60, .size = 2, .setup = setup)
 {
     static const struct bx_type other = { .name = "other" };
     struct bx_rref *rref = NULL;
@@ -39,12 +39,7 @@ static void use_local(struct bx_job *job)
     HARNESS_EQ(alive(), 0);
 }
 
-Test(rref, to_an_object_of_ones_own_is_used_without_a_peer)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { use_local } });
-}
-
-static void make_remote(struct bx_job *job)
+HARNESS_TEST(rref, by_remote_makes_an_object_in_another_worker, 60, .size = 2, .setup = setup)
 {
     void *object = NULL;
 
@@ -64,12 +59,7 @@ static void make_remote(struct bx_job *job)
     HARNESS_EQ(harness_load(MADE), 100);
 }
 
-Test(rref, by_remote_makes_an_object_in_another_worker)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { make_remote } });
-}
-
-static void make_at_home(struct bx_job *job)
+HARNESS_TEST(rref, by_remote_may_make_an_object_at_home, 60, .size = 2, .setup = setup)
 {
     struct bx_rref *rref = remote(job, "worker0", "new_counter", 3);
     void *object = NULL;
@@ -80,11 +70,6 @@ static void make_at_home(struct bx_job *job)
     HARNESS_EQ(add_to(rref, 1), 4);
     bx_rref_release(rref);
     await_alive(0);
-}
-
-Test(rref, by_remote_may_make_an_object_at_home)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { make_at_home } });
 }
 
 static void call_every_kind(struct bx_job *job)
@@ -126,7 +111,7 @@ Test(rref, has_methods_of_every_kind)
 
 /* ---- An object that is to come ------------------------------------------------------------------------ */
 
-static void use_early(struct bx_job *job)
+HARNESS_TEST(rref, is_called_and_fetched_before_the_object_is_made, 60, .size = 2, .setup = setup)
 {
     struct bx_rref *rref = remote(job, "worker1", "new_slow", 10);
     struct bx_future *futures[20], *value = NULL;
@@ -153,13 +138,8 @@ static void use_early(struct bx_job *job)
     await_alive(0);
 }
 
-Test(rref, is_called_and_fetched_before_the_object_is_made)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { use_early } });
-}
-
 /* Beside a tensor the bytes lie in the frame too, whose memory the next request takes. */
-static void call_with_a_tensor_before_it_is_made(struct bx_job *job)
+HARNESS_TEST(rref, is_called_with_a_tensor_before_the_object_is_made, 60, .size = 2, .setup = setup)
 {
     struct bx_rref *rref = remote(job, "worker1", "new_slow", 40);
     struct bx_msg *args = number(2), *large = bx_msg_create(4096);
@@ -184,13 +164,7 @@ static void call_with_a_tensor_before_it_is_made(struct bx_job *job)
     await_alive(0);
 }
 
-Test(rref, is_called_with_a_tensor_before_the_object_is_made)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup,
-                                         .body = { call_with_a_tensor_before_it_is_made } });
-}
-
-static void give_up_early(struct bx_job *job)
+HARNESS_TEST(rref, has_calls_that_give_up_before_the_object_is_made, 60, .size = 2, .setup = setup)
 {
     struct bx_rref *rref = remote(job, "worker1", "new_slow", 1);
     struct bx_msg *args = number(1), *reply = NULL;
@@ -209,12 +183,7 @@ static void give_up_early(struct bx_job *job)
     await_alive(0);
 }
 
-Test(rref, has_calls_that_give_up_before_the_object_is_made)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { give_up_early } });
-}
-
-static void fail_to_make(struct bx_job *job)
+HARNESS_TEST(rref, whose_object_could_not_be_made_fails_with_the_reason_for_ever, 60, .size = 2, .setup = setup)
 {
     static const struct { const char *function; int code; const char *text; } cases[] = {
         { "new_failing", -EDOM, "no counters today" },
@@ -240,12 +209,7 @@ static void fail_to_make(struct bx_job *job)
     await_alive(0);
 }
 
-Test(rref, whose_object_could_not_be_made_fails_with_the_reason_for_ever)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { fail_to_make } });
-}
-
-static void time_out(struct bx_job *job)
+HARNESS_TEST(rref, whose_object_comes_too_late_fails_and_the_object_is_destroyed, 60, .size = 2, .setup = setup)
 {
     struct bx_call_options soon = { .timeout_ns = 10 * HARNESS_MS };
     struct bx_msg *args = number(1);
@@ -267,14 +231,9 @@ static void time_out(struct bx_job *job)
     await_alive(0);
 }
 
-Test(rref, whose_object_comes_too_late_fails_and_the_object_is_destroyed)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { time_out } });
-}
-
 /* ---- Bad input ------------------------------------------------------------------------------------------ */
 
-static void misuse(struct bx_job *job)
+HARNESS_TEST(rref, of_another_type_or_without_a_method_is_refused_with_its_own_error, 60, .size = 2, .setup = setup)
 {
     struct bx_rref *rref = remote(job, "worker1", "new_counter", 0), *valueless = NULL;
     struct bx_msg *reply = NULL, *args = number(1);
@@ -297,11 +256,6 @@ static void misuse(struct bx_job *job)
     bx_rref_release(rref);
     bx_msg_destroy(args);
     await_alive(0);
-}
-
-Test(rref, of_another_type_or_without_a_method_is_refused_with_its_own_error)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { misuse } });
 }
 
 /* ---- Passing -------------------------------------------------------------------------------------------- */
@@ -345,7 +299,7 @@ Test(rref, goes_in_arguments_and_replies_in_every_direction)
                                          .options = { .no_spin = true } });
 }
 
-static void lend_beside(struct bx_job *job)
+HARNESS_TEST(rref, goes_beside_tensors_and_in_messages_larger_than_a_frame, 60, .size = 3, .setup = setup)
 {
     static const int64_t shape[] = { 1000 };
     struct bx_rref *rref = remote(job, "worker2", "new_counter", 7);
@@ -371,12 +325,7 @@ static void lend_beside(struct bx_job *job)
     await_alive(0);
 }
 
-Test(rref, goes_beside_tensors_and_in_messages_larger_than_a_frame)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { lend_beside } });
-}
-
-static void send_many(struct bx_job *job)
+HARNESS_TEST(rref, comes_a_thousand_times_in_one_message, 60, .size = 3, .setup = setup)
 {
     struct bx_msg *args = bx_msg_create(0), *reply = NULL;
     struct bx_rref *rref = remote(job, "worker1", "new_counter", 7);
@@ -392,13 +341,8 @@ static void send_many(struct bx_job *job)
     await_alive(0);
 }
 
-Test(rref, comes_a_thousand_times_in_one_message)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { send_many } });
-}
-
 /* worker1 keeps what worker0 passes, beyond worker0's own reference. */
-static void keep_and_drop(struct bx_job *job)
+HARNESS_TEST(rref, passed_to_a_third_worker_keeps_the_object_alive_until_that_drops_it, 60, .size = 3, .setup = setup)
 {
     for (int i = 0; i < 50; i++) {
         struct bx_rref *rref = remote(job, "worker2", "new_counter", i);
@@ -418,9 +362,4 @@ static void keep_and_drop(struct bx_job *job)
         HARNESS_EQ(bx_rpc_sync(job, "worker1", "drop_kept", NULL, NULL, NULL), 0);
         await_alive(0);
     }
-}
-
-Test(rref, passed_to_a_third_worker_keeps_the_object_alive_until_that_drops_it)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { keep_and_drop } });
 }

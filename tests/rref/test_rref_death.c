@@ -119,7 +119,8 @@ Test(rref_death, of_a_holder_destroys_the_object)
 }
 
 /* worker1 is stopped, so it never reads the message. */
-static void receiver_dies(struct bx_job *job)
+HARNESS_TEST(rref_death, of_a_worker_that_has_not_read_a_message_drops_its_references, 60, .size = 3,
+             .setup = setup_death, .dies = 1u << 1, .body = { NULL, NULL, harness_serve })
 {
     struct bx_rref *rref = own_counter(job, 1), *third = remote(job, "worker2", "new_counter", 2);
     struct bx_msg *args = msg_of(rref);
@@ -137,34 +138,24 @@ static void receiver_dies(struct bx_job *job)
     nothing_is_left(job);
 }
 
-Test(rref_death, of_a_worker_that_has_not_read_a_message_drops_its_references)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup_death, .dies = 1u << 1,
-                                         .body = { receiver_dies, NULL, harness_serve } });
-}
-
 /* What worker1 passed on to worker2, which reads it only after worker1's death. */
-static int pass_kept_to_2(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                          void *context)
+HARNESS_HANDLER(pass_kept_to_2)
 {
     struct bx_msg *out = msg_of(kept_rref);
 
-    (void)args, (void)reply, (void)context;
     HARNESS_EQ(bx_rpc_oneway(bx_request_job(request), "worker2", "keep", out, NULL), 0);
     bx_msg_destroy(out);
     return 0;
 }
 
-static int reply_kept(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(reply_kept)
 {
-    (void)request, (void)args, (void)context;
     harness_post(REPLIED);          /* the reply is sent before the next request is read */
     return bx_msg_put_rref(reply, kept_rref);
 }
 
-static int die(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(die)
 {
-    (void)request, (void)args, (void)reply, (void)context;
     raise(SIGKILL);
     return 0;
 }
@@ -239,7 +230,8 @@ static void asks_for_it(struct bx_job *job)
     harness_serve(job);
 }
 
-static void replier_dies(struct bx_job *job)
+HARNESS_TEST(rref_death, of_the_one_that_replied_with_it_counts_until_the_reply_is_read, 60, .size = 4,
+             .setup = setup_passing, .dies = 1u << 1, .body = { NULL, NULL, asks_for_it, harness_serve })
 {
     struct bx_rref *rref = own_counter(job, 10);
 
@@ -261,14 +253,9 @@ static void replier_dies(struct bx_job *job)
     HARNESS_EQ(harness_load(CALLERS), 1);
 }
 
-Test(rref_death, of_the_one_that_replied_with_it_counts_until_the_reply_is_read)
-{
-    harness_run(&(struct harness_world){ .size = 4, .setup = setup_passing, .dies = 1u << 1,
-                                         .body = { replier_dies, NULL, asks_for_it, harness_serve } });
-}
-
 /* The same, and the one that is to read the reply dies too: the round begins again without it. */
-static void both_die(struct bx_job *job)
+HARNESS_TEST(rref_death, of_a_second_worker_within_the_round_begins_another, 60, .size = 4, .setup = setup_passing,
+             .dies = 1u << 1 | 1u << 2, .body = { NULL, NULL, asks_for_it, harness_serve })
 {
     struct bx_rref *rref = own_counter(job, 10);
 
@@ -288,14 +275,9 @@ static void both_die(struct bx_job *job)
     HARNESS_EQ(harness_call(job, "worker3", "new_nothing", NULL), 1);
 }
 
-Test(rref_death, of_a_second_worker_within_the_round_begins_another)
-{
-    harness_run(&(struct harness_world){ .size = 4, .setup = setup_passing, .dies = 1u << 1 | 1u << 2,
-                                         .body = { both_die, NULL, asks_for_it, harness_serve } });
-}
-
 /* worker1 passes to worker2 an object of worker0; worker2 dies before its ENTER, and worker1 lives. */
-static void third_dies(struct bx_job *job)
+HARNESS_TEST(rref_death, of_the_third_before_it_has_entered_takes_the_pin_away, 60, .size = 4, .setup = setup_passing,
+             .dies = 1u << 2, .body = { NULL, NULL, NULL, harness_serve })
 {
     struct bx_rref *rref = own_counter(job, 10);
 
@@ -307,12 +289,6 @@ static void third_dies(struct bx_job *job)
     stays(1);                       /* the message to worker2 is not read */
     signal_worker(2, SIGKILL);
     nothing_is_left(job);
-}
-
-Test(rref_death, of_the_third_before_it_has_entered_takes_the_pin_away)
-{
-    harness_run(&(struct harness_world){ .size = 4, .setup = setup_passing, .dies = 1u << 2,
-                                         .body = { third_dies, NULL, NULL, harness_serve } });
 }
 
 /* ---- The maker dies --------------------------------------------------------------------------------------- */
@@ -535,7 +511,8 @@ static void enters_in_vain(struct bx_job *job)
     harness_serve(job);
 }
 
-static void owner_stops_and_dies(struct bx_job *job)
+HARNESS_TEST(rref_death, of_the_owner_ends_the_wait_of_one_that_has_not_been_confirmed, 60, .size = 3,
+             .setup = setup_death, .dies = 1u << 1, .body = { NULL, NULL, enters_in_vain })
 {
     struct bx_rref *rref = remote(job, "worker1", "new_counter", 1);
 
@@ -549,15 +526,10 @@ static void owner_stops_and_dies(struct bx_job *job)
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
 }
 
-Test(rref_death, of_the_owner_ends_the_wait_of_one_that_has_not_been_confirmed)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup_death, .dies = 1u << 1,
-                                         .body = { owner_stops_and_dies, NULL, enters_in_vain } });
-}
-
 /* ---- Stopped workers -------------------------------------------------------------------------------------- */
 
-static void third_is_slow(struct bx_job *job)
+HARNESS_TEST(rref_death, is_not_what_a_stopped_worker_is_taken_for, 60, .size = 3, .setup = setup_death,
+             .body = { NULL, NULL, waits_for_what_is_kept })
 {
     struct bx_rref *rref = remote(job, "worker1", "new_counter", 1);
     struct bx_msg *args = msg_of(rref);
@@ -579,14 +551,8 @@ static void third_is_slow(struct bx_job *job)
     nothing_is_left(job);
 }
 
-Test(rref_death, is_not_what_a_stopped_worker_is_taken_for)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup_death,
-                                         .body = { third_is_slow, NULL, waits_for_what_is_kept } });
-}
-
 /* More references than the ring to the owner has room for LEAVEs: the rest is queued until it continues. */
-static void owner_is_slow(struct bx_job *job)
+HARNESS_TEST(rref_death, is_not_feared_of_a_stopped_owner_and_leaves_are_queued, 60, .size = 2, .setup = setup_death)
 {
     enum { MANY = 6000 };
     static struct bx_rref *rref[MANY];
@@ -604,27 +570,6 @@ static void owner_is_slow(struct bx_job *job)
     stays(MANY);
     signal_worker(1, SIGCONT);
     nothing_is_left(job);
-}
-
-Test(rref_death, is_not_feared_of_a_stopped_owner_and_leaves_are_queued)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_death, .body = { owner_is_slow } });
-}
-
-/* The same, and this worker leaves while the LEAVEs are queued: they go out before it is quiet. */
-static void leaves_with_a_queue(struct bx_job *job)
-{
-    enum { MANY = 6000 };
-    static struct bx_rref *rref[MANY];
-
-    for (int i = 0; i < MANY; i++)
-        rref[i] = remote(job, "worker1", "new_counter", i);
-    for (int i = 0; i < MANY; i++)
-        HARNESS_EQ(bx_rref_wait(rref[i], BX_FOREVER), 0);
-    stop_worker(1);
-    for (int i = 0; i < MANY; i++)
-        bx_rref_release(rref[i]);
-    harness_post(SENT);
 }
 
 static void continues_it(struct bx_job *job)
@@ -645,8 +590,19 @@ static void finds_none_leaked(struct bx_job *job)
     bx_job_destroy(job);
 }
 
-Test(rref_death, is_not_feared_of_a_stopped_owner_at_the_shutdown)
+/* The same, and this worker leaves while the LEAVEs are queued: they go out before it is quiet. */
+HARNESS_TEST(rref_death, is_not_feared_of_a_stopped_owner_at_the_shutdown, 60, .size = 3, .setup = setup_death,
+             .body = { NULL, finds_none_leaked, continues_it })
 {
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup_death,
-                                         .body = { leaves_with_a_queue, finds_none_leaked, continues_it } });
+    enum { MANY = 6000 };
+    static struct bx_rref *rref[MANY];
+
+    for (int i = 0; i < MANY; i++)
+        rref[i] = remote(job, "worker1", "new_counter", i);
+    for (int i = 0; i < MANY; i++)
+        HARNESS_EQ(bx_rref_wait(rref[i], BX_FOREVER), 0);
+    stop_worker(1);
+    for (int i = 0; i < MANY; i++)
+        bx_rref_release(rref[i]);
+    harness_post(SENT);
 }

@@ -32,22 +32,12 @@ static void expect_given_up(struct bx_job *job, const char *owner)
     bx_msg_destroy(args);
 }
 
-static void own(struct bx_job *job)
+HARNESS_TEST(rref_given_up, fails_what_waits_for_an_object_of_this_worker, 60, .size = 2, .setup = setup)
 {
     expect_given_up(job, "worker0");
 }
 
-static void anothers(struct bx_job *job)
+HARNESS_TEST(rref_given_up, fails_what_waits_for_an_object_of_another_worker, 60, .size = 2, .setup = setup)
 {
     expect_given_up(job, "worker1");
-}
-
-Test(rref_given_up, fails_what_waits_for_an_object_of_this_worker)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { own } });
-}
-
-Test(rref_given_up, fails_what_waits_for_an_object_of_another_worker)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { anothers } });
 }

@@ -86,19 +86,16 @@ static void put_forgery(struct bx_job *job, const struct forgery *forgery)
 
 /* ---- Workers ---------------------------------------------------------------------------------------------- */
 
-static int take_and_count(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                          void *context)
+HARNESS_HANDLER(take_and_count)
 {
-    (void)request, (void)reply, (void)context;
     while (args->rref_count > 0)
         HARNESS_CHECK(bx_read_rref(args) != NULL);
     return 0;
 }
 
 /* What was sent before it has been read. */
-static int note(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(note)
 {
-    (void)request, (void)args, (void)reply, (void)context;
     harness_post(NOTED);
     return 0;
 }
@@ -442,12 +439,11 @@ static void passes_what_was_never_made(struct bx_job *job)
     put_forgery(job, &noted);
 }
 
-static int pass_to_2(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(pass_to_2)
 {
     struct bx_msg *out = bx_msg_create(0);
     struct bx_rref *rref = bx_read_rref(args);
 
-    (void)reply, (void)context;
     HARNESS_EQ(bx_rref_oneway(rref, "add", NULL, NULL), BX_E_NO_OBJECT);
     HARNESS_EQ(bx_msg_put_rref(out, rref), 0);
     HARNESS_EQ(bx_rpc_oneway(bx_request_job(request), "worker2", "take", out, NULL), 0);

@@ -84,7 +84,7 @@ Test(rref_leak, of_another_worker_is_reported_with_type_and_holder_and_destroyed
     }
 }
 
-static void forgets_its_own(struct bx_job *job)
+HARNESS_TEST(rref_leak, of_its_own_is_reported_and_destroyed_with_the_job, 60, .size = 2, .setup = setup_noting)
 {
     struct bx_rref *rref = NULL;
 
@@ -101,11 +101,6 @@ static void forgets_its_own(struct bx_job *job)
     HARNESS_EQ(bx_rref_local(rref, &counter_type, &(void *){ NULL }), BX_E_SHUTDOWN);
     HARNESS_CHECK(!bx_rref_is_owner(rref));
     bx_rref_release(rref);
-}
-
-Test(rref_leak, of_its_own_is_reported_and_destroyed_with_the_job)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_noting, .body = { forgets_its_own } });
 }
 
 /* ---- What is released ------------------------------------------------------------------------------------- */

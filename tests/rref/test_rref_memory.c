@@ -44,37 +44,33 @@ static int *new_seven(void)
     return object;
 }
 
-static int make_seven(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(make_seven)
 {
     int *object = new_seven();
     int rc = bx_msg_put_object(bx_request_job(request), reply, &seven, object);
 
-    (void)args, (void)context;
     if (rc < 0)
         destroy_seven(object);
     return rc;
 }
 
-static int read_seven(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(read_seven)
 {
-    (void)args, (void)context;
     return bx_msg_put_i64(reply, *(const int *)bx_request_object(request));
 }
 
-static int hold(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(hold)
 {
     struct bx_rref *rref = bx_read_rref(args);
 
-    (void)request, (void)reply, (void)context;
     HARNESS_CHECK(rref != NULL);
     bx_rref_release(kept_rref);
     kept_rref = bx_rref_acquire(rref);
     return 0;
 }
 
-static int held(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(held)
 {
-    (void)request, (void)args, (void)context;
     return kept_rref != NULL ? bx_msg_put_rref(reply, kept_rref) : 0;
 }
 
@@ -89,17 +85,15 @@ static int read_through(struct bx_rref *rref)
     return rc;
 }
 
-static int use_it(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(use_it)
 {
-    (void)request, (void)reply, (void)context;
     return read_through(bx_read_rref(args));
 }
 
-static int is_settled(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(is_settled)
 {
     const struct bx_job *job = bx_request_job(request);
 
-    (void)args, (void)context;
     return bx_msg_put_i64(reply, job->rrefs->pending == 0 && job->rrefs->count == 0);
 }
 
@@ -442,7 +436,7 @@ static int get_held(struct bx_job *job, struct bx_rref **rref)
     return 0;
 }
 
-static void queues_frames(struct bx_job *job)
+HARNESS_TEST(rref_memory, of_the_queue_of_a_full_ring_may_be_out, 120, .size = 3, .setup = setup_memory)
 {
     struct bx_rref *rref[OBJECTS], *again = NULL;
     struct bx_future *future = NULL;
@@ -483,11 +477,6 @@ static void queues_frames(struct bx_job *job)
     HARNESS_EQ(number_in(bx_future_value(future)), 7);
     bx_future_release(future);
     all_is_settled(job);
-}
-
-Test(rref_memory, of_the_queue_of_a_full_ring_may_be_out)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup_memory, .body = { queues_frames } });
 }
 
 /* ---- Deaths, and the end -------------------------------------------------------------------------------------- */

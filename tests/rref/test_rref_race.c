@@ -40,15 +40,13 @@ static void acquire_call_pass_release(struct bx_job *job, int index)
     }
 }
 
-static int take(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(take)
 {
-    (void)request, (void)reply, (void)context;
     return bx_read_rref(args) != NULL ? 0 : -EINVAL;
 }
 
-static int give_back(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(give_back)
 {
-    (void)request, (void)context;
     return bx_msg_put_rref(reply, bx_read_rref(args));
 }
 
@@ -98,9 +96,8 @@ static void drops_and_gets(struct bx_job *job, int index)
     }
 }
 
-static int give_kept(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(give_kept)
 {
-    (void)request, (void)args, (void)context;
     return bx_msg_put_rref(reply, kept_rref);
 }
 
@@ -126,34 +123,21 @@ static void drop_while_it_comes(struct bx_job *job, const char *owner)
     await_alive(0);
 }
 
-static void drop_while_it_comes_from_its_owner(struct bx_job *job)
+/* The first round of drops_and_gets also shows that a maker gets its reference back confirmed. */
+HARNESS_TEST(rref_race, dropped_while_it_comes_back_from_its_owner_is_there, 60, .size = 2, .setup = setup_giving)
 {
     drop_while_it_comes(job, "worker1");
 }
 
-static void drop_while_it_comes_from_another(struct bx_job *job)
+HARNESS_TEST(rref_race, dropped_while_it_comes_back_from_another_worker_is_there, 60, .size = 3, .setup = setup_giving)
 {
     drop_while_it_comes(job, "worker2");
 }
 
-/* The first round of drops_and_gets also shows that a maker gets its reference back confirmed. */
-Test(rref_race, dropped_while_it_comes_back_from_its_owner_is_there)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_giving,
-                                         .body = { drop_while_it_comes_from_its_owner } });
-}
-
-Test(rref_race, dropped_while_it_comes_back_from_another_worker_is_there)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup_giving,
-                                         .body = { drop_while_it_comes_from_another } });
-}
-
 /* ---- Counts ----------------------------------------------------------------------------------------------- */
 
-static int give_many(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(give_many)
 {
-    (void)request, (void)args, (void)context;
     for (int i = 0; i < BX_RREFS_MAX; i++)
         if (bx_msg_put_rref(reply, kept_rref) < 0)
             return bx_msg_error(reply);
@@ -167,7 +151,7 @@ static int setup_many(struct bx_job *job)
 }
 
 /* More than BXI_RREF_COUNTED_MAX, while one reference is held. */
-static void gets_many(struct bx_job *job)
+HARNESS_TEST(rref_race, count_does_not_grow_with_the_messages, 60, .size = 2, .setup = setup_many)
 {
     struct bx_rref *rref = remote(job, "worker1", "new_counter", 7);
     struct bx_msg *args = bx_msg_create(0);
@@ -192,20 +176,14 @@ static void gets_many(struct bx_job *job)
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
 }
 
-Test(rref_race, count_does_not_grow_with_the_messages)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_many, .body = { gets_many } });
-}
-
 /* ---- The order of calls ----------------------------------------------------------------------------------- */
 
 /* Each call says its number. */
-static int in_order(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(in_order)
 {
     struct counter *counter = bx_request_object(request);
     int64_t number = bx_read_i64(args);
 
-    (void)reply, (void)context;
     if (number != counter->value + 1)
         harness_add(WRONG, 1);
     counter->value = number;
@@ -219,7 +197,7 @@ static int setup_order(struct bx_job *job)
     return setup(job);
 }
 
-static void call_in_order(struct bx_job *job)
+HARNESS_TEST(rref_race, calls_keep_their_order_while_the_object_is_made, 60, .size = 2, .setup = setup_order)
 {
     for (int round = 0; round < 30; round++) {
         struct bx_rref *rref = remote(job, "worker1", "new_slow", 0);
@@ -244,21 +222,15 @@ static void call_in_order(struct bx_job *job)
     await_alive(0);
 }
 
-Test(rref_race, calls_keep_their_order_while_the_object_is_made)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_order, .body = { call_in_order } });
-}
-
 /* ---- In handlers, callbacks and destructors --------------------------------------------------------------- */
 
 /* An inline handler makes an object elsewhere, passes it on, waits in vain, and answers with it. */
-static int make_inline(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(make_inline)
 {
     struct bx_job *job = bx_request_job(request);
     struct bx_rref *rref = remote(job, "worker2", "new_counter", bx_read_i64(args));
     struct bx_msg *value = NULL, *one = number(1);
 
-    (void)context;
     HARNESS_EQ(bx_rref_wait(rref, BX_FOREVER), BX_E_WOULD_DEADLOCK);
     HARNESS_EQ(bx_rref_sync(rref, "add", one, NULL, &value), BX_E_WOULD_DEADLOCK);
     HARNESS_EQ(bx_rref_to_here(rref, NULL, &value), BX_E_WOULD_DEADLOCK);
@@ -290,7 +262,7 @@ static int setup_inline(struct bx_job *job)
     return setup(job);
 }
 
-static void make_where_one_may_not_wait(struct bx_job *job)
+HARNESS_TEST(rref_race, is_made_and_passed_where_one_may_not_wait, 60, .size = 3, .setup = setup_inline)
 {
     for (int i = 0; i < 50; i++) {
         struct bx_msg *args = number(i), *reply = NULL;
@@ -317,11 +289,6 @@ static void make_where_one_may_not_wait(struct bx_job *job)
     await_alive(0);
 }
 
-Test(rref_race, is_made_and_passed_where_one_may_not_wait)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup_inline, .body = { make_where_one_may_not_wait } });
-}
-
 /* An object that holds references to the next one, at home and elsewhere, and calls in its destructor. */
 struct link {
     struct bx_rref *next;
@@ -343,7 +310,7 @@ static void destroy_link(void *object)
 
 static const struct bx_type link_type = { .name = "link", .destroy = destroy_link };
 
-static void chain_of_objects(struct bx_job *job)
+HARNESS_TEST(rref_race, destructor_may_release_other_references_and_call, 60, .size = 2, .setup = setup)
 {
     struct bx_rref *rref = remote(job, "worker1", "new_counter", 1);
     struct bx_msg *args = bx_msg_create(0);
@@ -365,13 +332,8 @@ static void chain_of_objects(struct bx_job *job)
     await_alive(0);
 }
 
-Test(rref_race, destructor_may_release_other_references_and_call)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { chain_of_objects } });
-}
-
 /* The job ends with the chain: the references in it are released when their job is gone. */
-static void chain_that_stays(struct bx_job *job)
+HARNESS_TEST(rref_race, that_outlives_its_job_is_freed_by_its_release, 60, .size = 2, .setup = setup)
 {
     struct bx_rref *rref = NULL;
 
@@ -384,16 +346,10 @@ static void chain_that_stays(struct bx_job *job)
     bx_rref_release(rref);
 }
 
-Test(rref_race, that_outlives_its_job_is_freed_by_its_release)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { chain_that_stays } });
-}
-
 /* ---- Threads that end where they should not --------------------------------------------------------------- */
 
-static int leave_thread(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(leave_thread)
 {
-    (void)request, (void)args, (void)reply, (void)context;
     pthread_exit(NULL);
 }
 
@@ -404,7 +360,7 @@ static int setup_leaving(struct bx_job *job)
     return setup(job);
 }
 
-static void makers_leave(struct bx_job *job)
+HARNESS_TEST(rref_race, whose_maker_ends_its_thread_fails_with_handler, 60, .size = 2, .setup = setup_leaving)
 {
     static const char *const makers[] = { "leave_inline", "leave_blocking" };
 
@@ -422,11 +378,6 @@ static void makers_leave(struct bx_job *job)
     await_alive(0);
 }
 
-Test(rref_race, whose_maker_ends_its_thread_fails_with_handler)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_leaving, .body = { makers_leave } });
-}
-
 /* A destructor must not end its thread. If it does, the engine survives it. */
 static void destroy_and_leave(void *object)
 {
@@ -436,7 +387,7 @@ static void destroy_and_leave(void *object)
 
 static const struct bx_type leaving_type = { .name = "leaving", .destroy = destroy_and_leave };
 
-static int new_leaving(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(new_leaving)
 {
     return put_counter(request, reply, &leaving_type, bx_read_i64(args) + (context != NULL));
 }
@@ -454,7 +405,7 @@ static void *release_in_thread(void *rref)
     return NULL;
 }
 
-static void destructors_leave(struct bx_job *job)
+HARNESS_TEST(rref_race, whose_destructor_ends_its_thread_harms_no_other, 60, .size = 2, .setup = setup_destructor)
 {
     struct bx_rref *rref = NULL;
     pthread_t thread;
@@ -471,9 +422,4 @@ static void destructors_leave(struct bx_job *job)
         await_alive(0);
         HARNESS_EQ(harness_call(job, "worker1", "new_nothing", NULL), 1);
     }
-}
-
-Test(rref_race, whose_destructor_ends_its_thread_harms_no_other)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_destructor, .body = { destructors_leave } });
 }

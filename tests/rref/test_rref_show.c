@@ -69,7 +69,7 @@ static void expect_holders(const struct bxi_object_row *row, uint64_t ranks, uin
 
 /* ---- Rows ---------------------------------------------------------------------------------------------- */
 
-static void pass_around(struct bx_job *job)
+HARNESS_TEST(rref_show, tells_who_holds_an_object_and_since_when, 60, .size = 3, .setup = setup)
 {
     uint64_t began_ns = bxi_now_ns(), since_ns;
     struct bx_rref *rref = NULL;
@@ -102,12 +102,7 @@ static void pass_around(struct bx_job *job)
     HARNESS_EQ(bxi_load_relaxed(&tables_of(job, 0)->objects_unshown), 0);
 }
 
-Test(rref_show, tells_who_holds_an_object_and_since_when)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { pass_around } });
-}
-
-static void make_slowly(struct bx_job *job)
+HARNESS_TEST(rref_show, tells_an_object_that_is_to_come_from_one_that_is_there_or_failed, 60, .size = 2, .setup = setup)
 {
     struct bx_rref *rref = remote(job, "worker1", "new_slow", 1), *never = NULL;
     struct bxi_object_row *row;
@@ -131,14 +126,9 @@ static void make_slowly(struct bx_job *job)
         usleep(200);
 }
 
-Test(rref_show, tells_an_object_that_is_to_come_from_one_that_is_there_or_failed)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { make_slowly } });
-}
-
 #define MORE 10
 
-static void make_many(struct bx_job *job)
+HARNESS_TEST(rref_show, counts_the_objects_that_find_no_row, 60, .size = 2, .setup = setup)
 {
     static struct bx_rref *rrefs[BXI_OBJECTS_MAX + MORE];
     const int count = BXI_OBJECTS_MAX + MORE;
@@ -161,12 +151,7 @@ static void make_many(struct bx_job *job)
     HARNESS_EQ(bxi_load_relaxed(&tables_of(job, 0)->object_rows), BXI_OBJECTS_MAX);
 }
 
-Test(rref_show, counts_the_objects_that_find_no_row)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { make_many } });
-}
-
-static void keep_beyond_the_end(struct bx_job *job)
+HARNESS_TEST(rref_show, writes_no_row_when_the_segment_is_gone, 60, .size = 2, .setup = setup)
 {
     struct bx_rref *rref = NULL;
 
@@ -178,15 +163,10 @@ static void keep_beyond_the_end(struct bx_job *job)
     HARNESS_EQ(alive(), 0);
 }
 
-Test(rref_show, writes_no_row_when_the_segment_is_gone)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { keep_beyond_the_end } });
-}
-
 /* ---- Calls for no function ------------------------------------------------------------------------------- */
 
 /* This worker has named no function of the object's owner. */
-static int fetch(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(fetch)
 {
     const struct bx_call_options soon = { .timeout_ns = 20 * HARNESS_MS };
     struct bx_rref *rref = bx_read_rref(args);
@@ -195,7 +175,6 @@ static int fetch(const struct bx_request *request, struct bx_reader *args, struc
     struct bx_job *job = bx_request_job(request);
     int rc;
 
-    (void)context;
     HARNESS_CHECK(job->rpc->peers[1]->functions == NULL);
     HARNESS_EQ(bx_rref_to_here_async(rref, &soon, &future), 0);
     HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_TIMEOUT);

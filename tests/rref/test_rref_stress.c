@@ -75,19 +75,17 @@ static struct thing *thing_of(int owner)
     return thing;
 }
 
-static int new_thing(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(new_thing)
 {
     struct bx_job *job = bx_request_job(request);
 
-    (void)args, (void)context;
     return bx_msg_put_object(job, reply, &thing_type, thing_of(bx_job_rank(job)));
 }
 
-static int touch(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(touch)
 {
     const struct thing *thing = bx_request_object(request);
 
-    (void)args, (void)context;
     HARNESS_CHECK(thing->magic == MAGIC && thing->owner == bx_job_rank(bx_request_job(request)));
     return bx_msg_put_i64(reply, thing->owner);
 }
@@ -117,12 +115,11 @@ static void put(uint64_t random, struct bx_rref *rref)
 }
 
 /* Keeps what came, and sends another one back. */
-static int swap(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(swap)
 {
     uint64_t random = bx_read_u64(args);
     struct bx_rref *out = pick(random / 16);
 
-    (void)request, (void)context;
     while (args->rref_count > 0)
         put(random++, bx_rref_acquire(bx_read_rref(args)));
     if (out != NULL)

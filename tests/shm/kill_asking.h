@@ -18,28 +18,25 @@ static int held_rref_count;
 
 static const struct bx_type uncounted_type = { .name = "uncounted", .destroy = free };
 
-static int pass_tensor(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(pass_tensor)
 {
     struct bx_msg *out = bx_msg_create(0);
 
-    (void)reply, (void)context;
     HARNESS_EQ(bx_msg_put_tensor(out, bx_read_tensor(args)), 0);
     HARNESS_EQ(bx_rpc_oneway(bx_request_job(request), "worker2", "hold_tensor", out, NULL), 0);
     bx_msg_destroy(out);
     return 0;
 }
 
-static int hold_tensor(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(hold_tensor)
 {
-    (void)request, (void)reply, (void)context;
     held[held_count++] = bx_tensor_acquire(bx_read_tensor(args));
     harness_post(HELD);
     return 0;
 }
 
-static int hold_object(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(hold_object)
 {
-    (void)request, (void)reply, (void)context;
     held_rref[held_rref_count++] = bx_rref_acquire(bx_read_rref(args));
     return 0;
 }

@@ -35,13 +35,12 @@ static void check_tensors(struct bx_reader reader, int count)
 
 static struct bx_msg *kept[8];      /* replies of other workers: leases that are held for a while */
 
-static int swap_tensors(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(swap_tensors)
 {
     struct bx_job *job = bx_request_job(request);
     struct bx_msg *made = tensors_from(job, 7, 1);
     struct bx_reader tensor = bx_msg_reader(made);
 
-    (void)context;
     check_tensors(*args, 2);
     HARNESS_EQ(bx_msg_put_tensor(reply, bx_read_tensor(&tensor)), 0);
     bx_msg_destroy(made);

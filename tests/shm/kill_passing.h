@@ -17,19 +17,17 @@ static void destroy_object(void *object)
 static const struct bx_type object_type = { .name = "object", .destroy = destroy_object };
 
 /* Only survivors are asked for one. */
-static int make_object(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(make_object)
 {
     int *object = malloc(sizeof *object);
 
-    (void)args, (void)context;
     *object = 7;
     harness_add(MADE, 1);
     return bx_msg_put_object(bx_request_job(request), reply, &object_type, object);
 }
 
-static int read_object(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(read_object)
 {
-    (void)args, (void)context;
     return bx_msg_put_i64(reply, *(const int *)bx_request_object(request));
 }
 
@@ -50,11 +48,10 @@ static int read_through(struct bx_rref *rref)
 }
 
 /* What the victim passed on may never be made: its request to the owner is dropped if it is unread at the death. */
-static int use_object(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(use_object)
 {
     int rc = read_through(bx_read_rref(args));
 
-    (void)reply, (void)context;
     if (bx_request_caller(request) == VICTIM && rc == BX_E_PEER_DEAD)
         HARNESS_HAS(bx_error_text(), "its maker was gone before the object could be made");
     else

@@ -143,22 +143,16 @@ static void take_aim(const char *step, uint32_t passages, int signal_number)
 
 static const char *target;      /* the step of this world */
 
-static int echo(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(echo)
 {
-    (void)request;
-    (void)context;
     return bx_msg_put_i64(reply, bx_read_i64(args));
 }
 
 /* Checks every byte, to detect half a frame. */
-static int check_bytes(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                       void *context)
+HARNESS_HANDLER(check_bytes)
 {
     const unsigned char *bytes = bx_read_bytes(args, PAYLOAD);
 
-    (void)request;
-    (void)reply;
-    (void)context;
     HARNESS_CHECK(bytes != NULL);
     for (int i = 1; i < PAYLOAD; i++)
         HARNESS_EQ(bytes[i], (unsigned char)(bytes[0] + i));
@@ -729,9 +723,8 @@ Test(stop_step, a_starved_sender_rereads_the_credit, .timeout = 20)
 }
 
 /* Keeps worker 1 awake, in a handler. */
-static int stay(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(stay)
 {
-    (void)request, (void)args, (void)reply, (void)context;
     harness_post(STAYS);
     harness_await(GOES, (uint32_t)harness_gate(STAYS));
     return 0;
@@ -753,7 +746,8 @@ static void let_it_sleep(void)
 
 /* Worker 1 is awake at the first look of the second call and armed at its second one: for all that the caller knows,
  * it has rechecked its rings without the frame. The watchdog may just wake it: then another round tells. */
-static void calls_while_it_falls_asleep(struct bx_job *job)
+HARNESS_TEST(stop_step, a_callee_that_falls_asleep_during_the_unlock_is_rung, 20, .size = 2, .setup = setup_staying,
+             .options = { .no_spin = true })
 {
     uint64_t rung = 0;
 
@@ -775,12 +769,6 @@ static void calls_while_it_falls_asleep(struct bx_job *job)
         bx_future_release(staying);
     }
     HARNESS_EQ(rung, 1);
-}
-
-Test(stop_step, a_callee_that_falls_asleep_during_the_unlock_is_rung, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_staying, .options = { .no_spin = true },
-                                         .body = { calls_while_it_falls_asleep } });
 }
 
 #endif

@@ -90,7 +90,7 @@ HARNESS_TEST(error_kept, sentence_is_kept_over_calls_that_succeed, 20, .size = 2
     HARNESS_EQ(bx_rpc_oneway(job, "worker0", "loud", NULL, NULL), 0);
     HARNESS_CHECK(bx_progress(job) > 0);
     is_kept("bx_progress");
-    HARNESS_EQ(bx_rpc_async(job, "worker0", "loud", NULL, NULL, &call), 0);
+    call = harness_async(job, "worker0", "loud");
     while (!bx_future_done(call))
         ;
     is_kept("bx_future_done");

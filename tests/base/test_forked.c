@@ -232,7 +232,7 @@ HARNESS_TEST(forked, child_after_the_start_is_refused_by_every_function_that_tak
     struct bx_rref *rref = NULL;
 
     HARNESS_EQ(bx_rref_create(job, &type, NULL, &rref), 0);
-    HARNESS_EQ(bx_rpc_async(job, "worker1", "hold", NULL, NULL, &pending[1]), 0);
+    pending[1] = harness_async(job, "worker1", "hold");
     pending[2] = bx_future_then(pending[0], then, NULL);
     pending[3] = bx_future_any(job, pending, 2);
     HARNESS_CHECK(pending[0] != NULL && pending[2] != NULL && pending[3] != NULL);

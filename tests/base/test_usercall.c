@@ -268,14 +268,9 @@ HARNESS_HANDLER(forbid_threads)
     return 0;
 }
 
-static int setup_forbid(struct bx_job *job)
-{
-    HARNESS_EQ(bx_register(job, "forbid_threads", BX_INLINE, forbid_threads, NULL), 0);
-    return setup(job);
-}
-
 /* The background thread of worker 1 leaves in a handler, and no other thread can be made. */
-HARNESS_TEST(usercall, does_not_end_the_background_thread_if_no_other_can_be_made, 20, .size = 2, .setup = setup_forbid)
+HARNESS_TEST(usercall, does_not_end_the_background_thread_if_no_other_can_be_made, 20, .size = 2, .setup = setup,
+             .handlers = { { "forbid_threads", BX_INLINE, forbid_threads } })
 {
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "forbid_threads", NULL, NULL, NULL), 0);
     for (int i = 0; i < 3; i++) {
@@ -335,9 +330,8 @@ static void *call_and_leave(void *argument)
     struct bx_job *job = argument;
 
     for (int i = 0; i < BXI_CALLS_MAX; i++) {
-        struct bx_future *future = NULL;
+        struct bx_future *future = harness_async(job, "worker1", "twice");
 
-        HARNESS_EQ(bx_rpc_async(job, "worker1", "twice", NULL, NULL, &future), 0);
         bx_future_release(future);
     }
     harness_post(READY);

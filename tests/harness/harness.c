@@ -241,6 +241,14 @@ static void check_names(const struct bx_job *job)
     }
 }
 
+static void add_handler(struct bx_job *job, const struct harness_handler *handler)
+{
+    if (handler->async != NULL)
+        HARNESS_EQ(bx_register_async(job, handler->name, handler->async, handler->context), 0);
+    else
+        HARNESS_EQ(bx_register(job, handler->name, handler->kind, handler->fn, handler->context), 0);
+}
+
 static int run_worker(const struct bx_options *options, void *context)
 {
     const struct harness_world *world = context;
@@ -248,6 +256,8 @@ static int run_worker(const struct bx_options *options, void *context)
     int rank = options->rank, rc;
 
     HARNESS_EQ(bx_job_create(options, &job), 0);
+    for (int i = 0; i < HARNESS_HANDLERS && world->handlers[i].name != NULL; i++)
+        add_handler(job, &world->handlers[i]);
     if (world->setup != NULL)
         HARNESS_EQ(world->setup(job), 0);
     HARNESS_EQ(bx_job_start(job), 0);
@@ -388,6 +398,23 @@ struct bx_future *harness_start(struct bx_job *job, const char *to, const char *
     HARNESS_EQ(bx_rpc_async(job, to, function, args, &options, &future), 0);
     bx_msg_destroy(args);
     return future;
+}
+
+struct bx_future *harness_async(struct bx_job *job, const char *to, const char *function)
+{
+    return harness_start(job, to, function, NULL, 0);
+}
+
+void harness_end(struct bx_future *future, int code)
+{
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), code);
+    bx_future_release(future);
+}
+
+void harness_cancel(struct bx_future *future)
+{
+    HARNESS_EQ(bx_future_cancel(future), 0);
+    bx_future_release(future);
 }
 
 static bool is_stopped(pid_t pid, const char *thread)

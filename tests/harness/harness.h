@@ -28,15 +28,25 @@
 #include <sys/types.h>
 
 #define HARNESS_BODIES 8
+#define HARNESS_HANDLERS 2
 #define HARNESS_GATES 64
 #define HARNESS_VALUES 256
 #define HARNESS_MS UINT64_C(1000000)
 
 typedef void (*harness_fn)(struct bx_job *job);
 
+struct harness_handler {
+    const char *name;                   /* NULL: none */
+    enum bx_kind kind;
+    bx_handler_fn fn;
+    bx_async_fn async;                  /* instead of fn */
+    void *context;
+};
+
 struct harness_world {
     int size;
     int (*setup)(struct bx_job *job);   /* between create and start, in every worker; < 0 fails the worker */
+    struct harness_handler handlers[HARNESS_HANDLERS];  /* registered before setup is called */
     harness_fn body[HARNESS_BODIES];    /* by rank; NULL: serves until another worker shuts down */
     struct bx_options options;          /* of every worker: wait, spin, timeouts */
     const char *const *names;
@@ -113,6 +123,12 @@ struct bx_msg *harness_msg_i64(int64_t value);
 /* Begins a call, destroys args and returns its future. timeout_ns is that of struct bx_call_options. */
 struct bx_future *harness_start(struct bx_job *job, const char *to, const char *function, struct bx_msg *args,
                                 uint64_t timeout_ns);
+/* The same without args and options. */
+struct bx_future *harness_async(struct bx_job *job, const char *to, const char *function);
+/* Waits until the future has ended with that code, and releases it. */
+void harness_end(struct bx_future *future, int code);
+/* Cancels the future, which was not done, and releases it. */
+void harness_cancel(struct bx_future *future);
 
 /* As kill, for a worker that is not a child of the caller: it may have ended, and its pid may be another process's by
  * now. Signals no process outside of this test's process group. 0, or -1. */

@@ -19,16 +19,6 @@
 enum gate { READY = 0, ASKED, DONE };
 enum value { RAN = 0 };
 
-static void runs(int size, harness_fn body)
-{
-    harness_run(&(struct harness_world){ .size = size, .setup = loans_setup, .body = { body } });
-}
-
-static void runs_with(const struct bx_options *options, harness_fn body)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup, .options = *options, .body = { body } });
-}
-
 /* ---- Ways in which a message ends ---------------------------------------------------------------------- */
 
 static void expect_all_back(struct bx_job *job, uint64_t granted)
@@ -42,7 +32,7 @@ static void expect_all_back(struct bx_job *job, uint64_t granted)
     HARNESS_EQ(harness_counter(job, "leases_taken_back"), 0);
 }
 
-static void ends_in_a_handler(struct bx_job *job)
+HARNESS_TEST(lease, is_returned_whether_the_handler_succeeds_fails_or_is_missing, 20, .size = 2, .setup = loans_setup)
 {
     for (int to = 0; to < 2; to++) {
         const char *name = bx_worker_name(job, to);
@@ -58,11 +48,6 @@ static void ends_in_a_handler(struct bx_job *job)
     }
     loans_come_back(job, -1);
     expect_all_back(job, 4);
-}
-
-Test(lease, is_returned_whether_the_handler_succeeds_fails_or_is_missing, .timeout = 20)
-{
-    runs(2, ends_in_a_handler);
 }
 
 /* Waits, because the thread that completed a call may not have dropped its own reference yet. */
@@ -132,7 +117,7 @@ static uint64_t times_out_in(struct bx_job *job, const char *function, int gate,
     return calls;
 }
 
-static void ends_late(struct bx_job *job)
+HARNESS_TEST(lease, is_returned_of_a_call_that_timed_out_and_of_its_late_reply, 20, .size = 2, .setup = loans_setup)
 {
     uint64_t calls = times_out_in(job, "stuck", LOANS_STUCK, 1);
 
@@ -144,11 +129,6 @@ static void ends_late(struct bx_job *job)
     HARNESS_EQ(loans_of(job, 1).borrowed, 0);
     loans_come_back(job, -1);
     expect_all_back(job, calls);
-}
-
-Test(lease, is_returned_of_a_call_that_timed_out_and_of_its_late_reply, .timeout = 20)
-{
-    runs(2, ends_late);
 }
 
 /* Makes every thread of worker 1's pool wait in "stuck". */
@@ -163,12 +143,11 @@ static void empty_the_pool(struct bx_future **futures)
 {
     harness_post(LOANS_GO);
     for (int i = 0; i < BXI_POOL_READY; i++) {
-        HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), 0);
-        bx_future_release(futures[i]);
+        harness_end(futures[i], 0);
     }
 }
 
-static void ends_in_the_queue(struct bx_job *job)
+HARNESS_TEST(lease, is_returned_of_calls_that_expire_or_are_cancelled_in_the_pool, 20, .size = 2, .setup = loans_setup)
 {
     struct bx_call_options hasty = { .timeout_ns = 10 * HARNESS_MS };
     struct bx_future *stuck_calls[BXI_POOL_READY], *future;
@@ -177,8 +156,7 @@ static void ends_in_the_queue(struct bx_job *job)
     HARNESS_EQ(loans_of(job, 1).leases, BXI_POOL_READY);
     HARNESS_EQ(loans_try(job, "worker1", "keep_blocking", loans_msg(job, 4, 2, 500), &hasty), BX_E_TIMEOUT);
     future = loans_start(job, "worker1", "keep_blocking", loans_msg(job, 4, 2, 500));
-    HARNESS_EQ(bx_future_cancel(future), 0);
-    bx_future_release(future);
+    harness_cancel(future);
     /* The callee handles the cancel, and ends its lease, before it handles this request. */
     HARNESS_EQ(harness_call(job, "worker1", "echo", harness_msg_i64(1)), 1);
     HARNESS_CHECK(loans_of(job, 1).leases <= BXI_POOL_READY + 1);
@@ -186,11 +164,6 @@ static void ends_in_the_queue(struct bx_job *job)
     loans_come_back(job, -1);
     HARNESS_EQ(harness_call(job, "worker1", "drop", harness_msg_i64(0)), 0);      /* nothing was kept */
     expect_all_back(job, BXI_POOL_READY + 2);
-}
-
-Test(lease, is_returned_of_calls_that_expire_or_are_cancelled_in_the_pool, .timeout = 20)
-{
-    runs(2, ends_in_the_queue);
 }
 
 static int never_full(struct bx_batch *batch, void *context)
@@ -215,35 +188,28 @@ HARNESS_TEST(lease, is_returned_of_rows_that_expire_or_are_cancelled, 20, .size 
 
     HARNESS_EQ(loans_try(job, "worker1", "two", loans_msg(job, 5, 2, 500), &hasty), BX_E_TIMEOUT);
     future = loans_start(job, "worker1", "two", loans_msg(job, 6, 2, 500));
-    HARNESS_EQ(bx_future_cancel(future), 0);
-    bx_future_release(future);
+    harness_cancel(future);
     HARNESS_EQ(harness_call(job, "worker1", "echo", harness_msg_i64(1)), 1);
     loans_come_back(job, -1);
     HARNESS_EQ(harness_load(RAN), 0);
     expect_all_back(job, 2);
 }
 
-static void ends_parked(struct bx_job *job)
+HARNESS_TEST(lease, is_returned_of_parked_requests_that_time_out_or_are_cancelled, 20, .size = 2, .setup = loans_setup)
 {
     struct bx_future *future = loans_start(job, "worker1", "hold", loans_msg(job, 8, 1, 500));
     uint64_t calls;
 
     harness_await(LOANS_HELD, 1);
     HARNESS_EQ(loans_of(job, 1).leases, 1);
-    HARNESS_EQ(bx_future_cancel(future), 0);
-    bx_future_release(future);
+    harness_cancel(future);
     calls = times_out_in(job, "hold", LOANS_HELD, 2);
     loans_come_back(job, -1);
     expect_all_back(job, 1 + calls);
 }
 
-Test(lease, is_returned_of_parked_requests_that_time_out_or_are_cancelled, .timeout = 20)
-{
-    runs(2, ends_parked);
-}
-
 /* The lease and the future of a parked request end when the caller's job ends. */
-static void leaves_with_a_parked_request(struct bx_job *job)
+HARNESS_TEST(lease, of_a_parked_request_does_not_delay_a_shutdown, 20, .size = 2, .setup = loans_setup)
 {
     struct bx_future *future = loans_start(job, "worker1", "hold", loans_msg(job, 8, 1, 500));
 
@@ -255,11 +221,6 @@ static void leaves_with_a_parked_request(struct bx_job *job)
     harness_check_rescued(job);
     HARNESS_EQ(bx_job_shutdown(job, 0), 0);
     bx_job_destroy(job);
-}
-
-Test(lease, of_a_parked_request_does_not_delay_a_shutdown, .timeout = 20)
-{
-    runs(2, leaves_with_a_parked_request);
 }
 
 /* Both workers keep what they borrowed until both have left. */
@@ -289,7 +250,7 @@ Test(lease, does_not_delay_a_shutdown_of_all_workers, .timeout = 20)
 
 /* ---- The grants ------------------------------------------------------------------------------------------ */
 
-static void reads_the_ledger(struct bx_job *job)
+HARNESS_TEST(lease, is_counted_with_its_bytes_and_its_age, 20, .size = 3, .setup = loans_setup)
 {
     struct bx_loans loans, later;
 
@@ -326,13 +287,8 @@ static void reads_the_ledger(struct bx_job *job)
     HARNESS_EQ(loans_of(job, -1).returned, 6);
 }
 
-Test(lease, is_counted_with_its_bytes_and_its_age, .timeout = 20)
-{
-    runs(3, reads_the_ledger);
-}
-
 /* A block on two leases counts twice. Several views of a block on one lease count once. */
-static void counts_blocks(struct bx_job *job)
+HARNESS_TEST(lease, counts_whole_blocks_once_each, 20, .size = 2, .setup = loans_setup)
 {
     struct bx_tensor *tensor = loans_tensor(job, BX_U8, 65536, 1), *half = NULL;
     struct bx_msg *args = harness_msg_i64(1);
@@ -354,11 +310,6 @@ static void counts_blocks(struct bx_job *job)
     HARNESS_EQ(loans_of(job, 1).leases, 0);
     HARNESS_EQ(bx_tensor_on_loan(tensor), 0);
     bx_tensor_release(tensor);
-}
-
-Test(lease, counts_whole_blocks_once_each, .timeout = 20)
-{
-    runs(2, counts_blocks);
 }
 
 /* ---- BX_LEASES_MAX ----------------------------------------------------------------------------------------- */
@@ -385,19 +336,14 @@ static void lends_all_it_may(struct bx_job *job, const char *to)
     bx_msg_destroy(args);
 }
 
-static void lends_1024(struct bx_job *job)
+HARNESS_TEST(lease, is_one_of_1024_for_each_peer, 60, .size = 2, .setup = loans_setup)
 {
     lends_all_it_may(job, "worker1");
     lends_all_it_may(job, "worker0");
     lends_all_it_may(job, "worker1");
 }
 
-Test(lease, is_one_of_1024_for_each_peer, .timeout = 60)
-{
-    runs(2, lends_1024);
-}
-
-static void borrows_1024(struct bx_job *job)
+HARNESS_TEST(lease, that_a_reply_cannot_get_is_an_error_at_the_caller, 60, .size = 2, .setup = loans_setup)
 {
     struct bx_msg *args = harness_msg_i64(1), *reply = NULL;
     struct bx_msg **replies = calloc(BX_LEASES_MAX, sizeof(*replies));
@@ -416,18 +362,14 @@ static void borrows_1024(struct bx_job *job)
     HARNESS_EQ(loans_of(job, 1).borrowed, 0);
 }
 
-Test(lease, that_a_reply_cannot_get_is_an_error_at_the_caller, .timeout = 60)
-{
-    runs(2, borrows_1024);
-}
-
 /* ---- loan_bytes_max ---------------------------------------------------------------------------------------- */
 
 #define HALF (512 << 10)
 
 static const struct bx_options one_megabyte = { .loan_bytes_max = 1 << 20 };
 
-static void lends_a_megabyte(struct bx_job *job)
+HARNESS_TEST(loan_bytes_max, refuses_a_message_that_would_exceed_it, 20, .size = 2, .setup = loans_setup,
+             .options = one_megabyte)
 {
     struct bx_call_options at_once = { .no_wait = true }, hasty = { .timeout_ns = 10 * HARNESS_MS };
 
@@ -447,12 +389,8 @@ static void lends_a_megabyte(struct bx_job *job)
     HARNESS_EQ(loans_of(job, -1).bytes, 0);
 }
 
-Test(loan_bytes_max, refuses_a_message_that_would_exceed_it, .timeout = 20)
-{
-    runs_with(&one_megabyte, lends_a_megabyte);
-}
-
-static void lends_too_much_at_once(struct bx_job *job)
+HARNESS_TEST(loan_bytes_max, refuses_a_message_that_is_larger_than_it, 20, .size = 2, .setup = loans_setup,
+             .options = one_megabyte)
 {
     for (int to = 0; to < 2; to++) {
         HARNESS_EQ(loans_try(job, bx_worker_name(job, to), "verify", loans_msg(job, 1, 3, HALF), NULL), BX_E_ON_LOAN);
@@ -462,12 +400,8 @@ static void lends_too_much_at_once(struct bx_job *job)
     }
 }
 
-Test(loan_bytes_max, refuses_a_message_that_is_larger_than_it, .timeout = 20)
-{
-    runs_with(&one_megabyte, lends_too_much_at_once);
-}
-
-static void borrows_a_megabyte(struct bx_job *job)
+HARNESS_TEST(loan_bytes_max, fails_a_reply_that_would_exceed_it, 20, .size = 2, .setup = loans_setup,
+             .options = { .loan_bytes_max = 1300 << 10 })
 {
     struct bx_msg *args[3], *reply = NULL;
     struct bx_msg *two[2];
@@ -485,11 +419,6 @@ static void borrows_a_megabyte(struct bx_job *job)
     bx_msg_destroy(two[1]);
     for (int i = 0; i < 3; i++)
         bx_msg_destroy(args[i]);
-}
-
-Test(loan_bytes_max, fails_a_reply_that_would_exceed_it, .timeout = 20)
-{
-    runs_with(&(struct bx_options){ .loan_bytes_max = 1300 << 10 }, borrows_a_megabyte);
 }
 
 /* Lends again and again. Worker 2 makes worker 1 release one kept tensor at a time. */
@@ -528,7 +457,7 @@ Test(loan_bytes_max, makes_a_call_wait_until_enough_is_returned, .timeout = 60)
 /* ---- A full ring ------------------------------------------------------------------------------------------- */
 
 /* The callee is stopped, so its ring stays full. */
-static void lends_into_a_full_ring(struct bx_job *job)
+HARNESS_TEST(lease, is_not_taken_by_a_one_way_call_that_finds_the_ring_full, 30, .size = 2, .setup = loans_setup)
 {
     static const char payload[8000];
     const struct bx_call_options at_once = { .no_wait = true };
@@ -566,9 +495,4 @@ static void lends_into_a_full_ring(struct bx_job *job)
     /* No block is held any more, not even by the calls that failed. */
     HARNESS_EQ(bx_job_arena(job, &arena), 0);
     HARNESS_EQ(arena.used_bytes, 0);
-}
-
-Test(lease, is_not_taken_by_a_one_way_call_that_finds_the_ring_full, .timeout = 30)
-{
-    runs(2, lends_into_a_full_ring);
 }

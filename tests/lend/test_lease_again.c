@@ -344,8 +344,7 @@ static void is_answered_wrongly(struct bx_job *job)
     strikes_and_is_cut_off(job);
     words = bxi_segment_leases(&job->segment, 1);
     HARNESS_EQ(bxi_load_relaxed((bxi_a64 *)&words[700]), 0);
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_CORRUPT);
-    bx_future_release(future);
+    harness_end(future, BX_E_CORRUPT);
     ends_it(job);
 }
 
@@ -403,8 +402,7 @@ static void sends(struct bx_job *job, struct bx_tensor *tensor, int count)
 static void fails_with_shutdown(struct bx_future **futures, int count)
 {
     for (int i = 0; i < count; i++) {
-        HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), BX_E_SHUTDOWN);
-        bx_future_release(futures[i]);
+        harness_end(futures[i], BX_E_SHUTDOWN);
     }
 }
 
@@ -431,7 +429,7 @@ HARNESS_TEST(lease_left_again, returns_the_leases_of_frames_queued_for_a_worker_
     struct bx_future *first = NULL;
     uint64_t queued;
 
-    HARNESS_EQ(bx_rpc_async(job, "worker1", "busy", NULL, NULL, &first), 0);
+    first = harness_async(job, "worker1", "busy");
     harness_await(BUSY, 1);
     sends(job, tensor, SENT);
     queued = harness_counter(job, "queued_frames");
@@ -674,7 +672,6 @@ HARNESS_TEST(lease_large_again, request_without_tensors_returns_its_lease_before
     }
     harness_post(LOANS_GO);
     for (int i = 0; i < 2; i++) {
-        HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), 0);
-        bx_future_release(futures[i]);
+        harness_end(futures[i], 0);
     }
 }

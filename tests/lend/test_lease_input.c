@@ -230,8 +230,7 @@ static void takes_them(struct bx_job *job)
     HARNESS_EQ(loans_of(job, 1).borrowed, 0);
     others_go_on(job);
     harness_post(FINISHED);
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_PEER_DEAD);
-    bx_future_release(future);
+    harness_end(future, BX_E_PEER_DEAD);
 }
 
 Test(lease_input, that_is_correct_is_accepted, .timeout = 30)
@@ -570,8 +569,7 @@ static void takes_nothing(struct bx_job *job)
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
     HARNESS_EQ(loans_of(job, 1).borrowed, 0);
     harness_post(FINISHED);
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_PEER_DEAD);
-    bx_future_release(future);
+    harness_end(future, BX_E_PEER_DEAD);
 }
 
 Test(lease_input, to_a_function_that_does_not_exist_is_returned, .timeout = 30)

@@ -69,14 +69,9 @@ HARNESS_HANDLER(lends_where_it_may_not_wait)
     return 0;
 }
 
-static int setup_inline(struct bx_job *job)
-{
-    HARNESS_EQ(bx_register(job, "wait", BX_INLINE, waits_where_it_may_not, NULL), 0);
-    HARNESS_EQ(bx_register(job, "lend", BX_INLINE, lends_where_it_may_not_wait, NULL), 0);
-    return loans_setup(job);
-}
-
-HARNESS_TEST(loans_wait, is_refused_where_a_thread_may_not_wait, 20, .size = 2, .setup = setup_inline,
+HARNESS_TEST(loans_wait, is_refused_where_a_thread_may_not_wait, 20, .size = 2, .setup = loans_setup,
+             .handlers = { { "wait", BX_INLINE, waits_where_it_may_not },
+                           { "lend", BX_INLINE, lends_where_it_may_not_wait } },
              .options = { .loan_bytes_max = 600 << 10 })
 {
     HARNESS_EQ(harness_call(job, "worker1", "keep", loans_msg(job, 1, 1, HALF)), 1);
@@ -116,12 +111,6 @@ HARNESS_HANDLER(take)
     return 0;
 }
 
-static int setup_taking(struct bx_job *job)
-{
-    HARNESS_EQ(bx_register(job, "take", BX_INLINE, take, NULL), 0);
-    return loans_setup(job);
-}
-
 static bool is_asleep(const struct bx_job *job, int rank)
 {
     return (bxi_load_seq_cst((bxi_a64 *)&job->rpc->peers[rank]->view.control->header.armed) & 3) != BXI_AWAKE;
@@ -143,8 +132,9 @@ static void lets_go_when_it_sleeps(struct bx_job *job)
 
 static void run_asleep(const struct bx_options *options)
 {
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_taking, .options = *options,
-                                         .body = { waits_asleep, lets_go_when_it_sleeps } });
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = loans_setup, .handlers = { { "take", BX_INLINE, take } }, .options = *options,
+        .body = { waits_asleep, lets_go_when_it_sleeps } });
 }
 
 Test(loans_wait, is_woken_from_its_sleep, .timeout = 30)
@@ -252,14 +242,8 @@ HARNESS_HANDLER(many_bytes)
     return rc;
 }
 
-static int setup_a_lot(struct bx_job *job)
-{
-    HARNESS_EQ(bx_register(job, "make_a_lot", BX_INLINE, make_a_lot, NULL), 0);
-    HARNESS_EQ(bx_register(job, "many_bytes", BX_INLINE, many_bytes, NULL), 0);
-    return loans_setup(job);
-}
-
-HARNESS_TEST(arena_full, fails_a_reply_with_the_same_code, 20, .size = 2, .setup = setup_a_lot,
+HARNESS_TEST(arena_full, fails_a_reply_with_the_same_code, 20, .size = 2, .setup = loans_setup,
+             .handlers = { { "make_a_lot", BX_INLINE, make_a_lot }, { "many_bytes", BX_INLINE, many_bytes } },
              .options = { .arena_bytes = 4 * MEGABYTE })
 {
     static const char *const functions[] = { "make_a_lot", "many_bytes" };
@@ -363,8 +347,7 @@ static void has_its_tensors_refused(struct bx_job *job)
     for (int i = 0; i < 3; i++)
         HARNESS_EQ(bx_rpc_async(job, "worker1", "verify", args, NULL, &future[i]), 0);
     for (int i = 0; i < 3; i++) {
-        HARNESS_EQ(bx_future_wait(future[i], BX_FOREVER), BX_E_REFUSED);
-        bx_future_release(future[i]);
+        harness_end(future[i], BX_E_REFUSED);
     }
     HARNESS_EQ(bx_rpc_oneway(job, "worker1", "verify", args, NULL), 0);
     HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);

@@ -15,17 +15,12 @@
 
 enum gate { KEPT = 0, RELEASED, SHUT_DOWN };
 
-static void runs(int size, harness_fn body)
-{
-    harness_run(&(struct harness_world){ .size = size, .setup = loans_setup, .body = { body } });
-}
-
 /* ---- Beyond the handler -------------------------------------------------------------------------------- */
 
 static const char *const keepers[] = { "keep", "keep_blocking", "keep_async", "keep_batch" };
 static const char *const verifiers[] = { "verify", "verify_blocking", "verify_async" };
 
-static void is_kept_by_each_kind(struct bx_job *job)
+HARNESS_TEST(tensor_life, is_kept_beyond_a_handler_of_any_kind, 20, .size = 2, .setup = loans_setup)
 {
     for (int to = 0; to < 2; to++) {
         const char *name = bx_worker_name(job, to);
@@ -46,12 +41,7 @@ static void is_kept_by_each_kind(struct bx_job *job)
     }
 }
 
-Test(tensor_life, is_kept_beyond_a_handler_of_any_kind, .timeout = 20)
-{
-    runs(2, is_kept_by_each_kind);
-}
-
-static void is_sent_oneway(struct bx_job *job)
+HARNESS_TEST(tensor_life, is_kept_beyond_a_one_way_call, 20, .size = 2, .setup = loans_setup)
 {
     for (int to = 0; to < 2; to++) {
         const char *name = bx_worker_name(job, to);
@@ -69,12 +59,7 @@ static void is_sent_oneway(struct bx_job *job)
     }
 }
 
-Test(tensor_life, is_kept_beyond_a_one_way_call, .timeout = 20)
-{
-    runs(2, is_sent_oneway);
-}
-
-static void outlives_its_future(struct bx_job *job)
+HARNESS_TEST(tensor_life, is_kept_beyond_its_future, 20, .size = 2, .setup = loans_setup)
 {
     for (int to = 0; to < 2; to++) {
         struct bx_future *future = loans_start(job, bx_worker_name(job, to), "make", harness_msg_i64(2));
@@ -101,11 +86,6 @@ static void outlives_its_future(struct bx_job *job)
     }
 }
 
-Test(tensor_life, is_kept_beyond_its_future, .timeout = 20)
-{
-    runs(2, outlives_its_future);
-}
-
 static int make_larger(struct bx_future *in, struct bx_msg *out, void *context)
 {
     struct bx_reader reader = bx_msg_reader(bx_future_value(in));
@@ -116,7 +96,7 @@ static int make_larger(struct bx_future *in, struct bx_msg *out, void *context)
     return bx_msg_put_i64(out, 5);
 }
 
-static void goes_through_then(struct bx_job *job)
+HARNESS_TEST(tensor_life, is_passed_on_by_then, 20, .size = 2, .setup = loans_setup)
 {
     struct bx_future *future = loans_start(job, "worker1", "make", harness_msg_i64(2));
     struct bx_future *then = bx_future_then(future, make_larger, NULL);
@@ -132,11 +112,6 @@ static void goes_through_then(struct bx_job *job)
     HARNESS_EQ(bx_read_i64(&reader), 5);
     bx_future_release(then);
     HARNESS_EQ(loans_of(job, 1).borrowed, 0);
-}
-
-Test(tensor_life, is_passed_on_by_then, .timeout = 20)
-{
-    runs(2, goes_through_then);
 }
 
 /* ---- Beyond the job -------------------------------------------------------------------------------------- */

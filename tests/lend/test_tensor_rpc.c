@@ -16,11 +16,6 @@
 
 enum gate { KEPT = 0, CHANGED };
 
-static void runs(int size, harness_fn body)
-{
-    harness_run(&(struct harness_world){ .size = size, .setup = loans_setup, .body = { body } });
-}
-
 static void expect_copied(struct bx_job *job, uint64_t tensors, uint64_t bytes)
 {
     HARNESS_EQ(harness_counter(job, "tensors_copied"), tensors);
@@ -61,7 +56,7 @@ static void there_and_back(struct bx_job *job, enum bx_dtype dtype, uint64_t num
     bx_tensor_release(tensor);
 }
 
-static void sends_each_dtype(struct bx_job *job)
+HARNESS_TEST(tensor_rpc, of_each_dtype_arrive_equal_and_nothing_is_copied, 20, .size = 2, .setup = loans_setup)
 {
     uint64_t bytes = 0;
 
@@ -72,11 +67,6 @@ static void sends_each_dtype(struct bx_job *job)
     HARNESS_EQ(harness_counter(job, "tensors_sent"), BX_C128);
     HARNESS_EQ(harness_counter(job, "tensor_bytes_sent"), bytes);
     expect_copied(job, 0, 0);
-}
-
-Test(tensor_rpc, of_each_dtype_arrive_equal_and_nothing_is_copied, .timeout = 20)
-{
-    runs(2, sends_each_dtype);
 }
 
 static void sends_many(struct bx_job *job, int count, int64_t elements, const char *to)
@@ -92,7 +82,7 @@ static void sends_many(struct bx_job *job, int count, int64_t elements, const ch
     loans_come_back(job, -1);
 }
 
-static void sends_161(struct bx_job *job)
+HARNESS_TEST(tensor_rpc, travel_161_on_one_lease, 20, .size = 2, .setup = loans_setup)
 {
     for (int to = 0; to < 2; to++)
         sends_many(job, 161, 1000, bx_worker_name(job, to));
@@ -102,13 +92,8 @@ static void sends_161(struct bx_job *job)
     expect_copied(job, 0, 0);
 }
 
-Test(tensor_rpc, travel_161_on_one_lease, .timeout = 20)
-{
-    runs(2, sends_161);
-}
-
 /* Their descriptors have 240 kB, more than the 16 KiB of a frame, so they go by the arena. */
-static void sends_10000(struct bx_job *job)
+HARNESS_TEST(tensor_rpc, travel_10000_in_one_message, 60, .size = 2, .setup = loans_setup)
 {
     struct bx_tensor *tensor = loans_tensor(job, BX_I64, 3, 5);
     struct bx_msg *args = harness_msg_i64(7), *reply = NULL;
@@ -131,13 +116,8 @@ static void sends_10000(struct bx_job *job)
     sends_many(job, 3000, 5, "worker0");
 }
 
-Test(tensor_rpc, travel_10000_in_one_message, .timeout = 60)
-{
-    runs(2, sends_10000);
-}
-
 /* Bytes lie before, between and behind the tensors: bytes and tensors have separate orders. */
-static void sends_bytes_beside(struct bx_job *job)
+HARNESS_TEST(tensor_rpc, travel_beside_the_bytes_of_their_message, 20, .size = 2, .setup = loans_setup)
 {
     struct bx_msg *args = bx_msg_create(0), *reply = NULL;
     struct bx_tensor *tensor = loans_tensor(job, BX_F32, 10, 8);
@@ -171,11 +151,6 @@ static void sends_bytes_beside(struct bx_job *job)
     HARNESS_EQ(bx_msg_put_i64(args, 3), 0);
     HARNESS_EQ(harness_call(job, "worker1", "echo", args), 3);
     bx_tensor_release(tensor);
-}
-
-Test(tensor_rpc, travel_beside_the_bytes_of_their_message, .timeout = 20)
-{
-    runs(2, sends_bytes_beside);
 }
 
 /* ---- Large messages without tensors -------------------------------------------------------------------- */
@@ -273,12 +248,6 @@ HARNESS_HANDLER(read_strided)
     return bx_msg_error(reply);
 }
 
-static int setup_strided(struct bx_job *job)
-{
-    HARNESS_EQ(bx_register(job, "strided", BX_INLINE, read_strided, NULL), 0);
-    return loans_setup(job);
-}
-
 static void sends_view(struct bx_job *job, const char *to, struct bx_tensor *view)
 {
     struct bx_msg *args = bx_msg_create(0), *reply = NULL;
@@ -300,7 +269,8 @@ static void sends_view(struct bx_job *job, const char *to, struct bx_tensor *vie
     bx_tensor_release(view);
 }
 
-HARNESS_TEST(tensor_rpc, that_are_strided_views_keep_their_strides, 20, .size = 2, .setup = setup_strided)
+HARNESS_TEST(tensor_rpc, that_are_strided_views_keep_their_strides, 20, .size = 2, .setup = loans_setup,
+             .handlers = { { "strided", BX_INLINE, read_strided } })
 {
     static const int64_t shape[] = { 6, 10 }, again[] = { 4, 5 }, none[] = { 0, 1 };
     struct bx_tensor *tensor = NULL, *view = NULL;
@@ -340,7 +310,7 @@ static struct bx_tensor *first_back(struct bx_job *job, struct bx_tensor *tensor
     return other;
 }
 
-static void sends_scalars_and_nothing(struct bx_job *job)
+HARNESS_TEST(tensor_rpc, without_dimensions_or_without_elements_arrive, 20, .size = 2, .setup = loans_setup)
 {
     static const int64_t empty[] = { 4, 0, 3 };
     struct bx_job *const where[] = { job, NULL };
@@ -369,11 +339,6 @@ static void sends_scalars_and_nothing(struct bx_job *job)
     loans_come_back(job, -1);
 }
 
-Test(tensor_rpc, without_dimensions_or_without_elements_arrive, .timeout = 20)
-{
-    runs(2, sends_scalars_and_nothing);
-}
-
 /* ---- What is copied ---------------------------------------------------------------------------------------- */
 
 static void was_freed(void *context)
@@ -381,7 +346,7 @@ static void was_freed(void *context)
     ++*(int *)context;
 }
 
-static void sends_from_elsewhere(struct bx_job *job)
+HARNESS_TEST(tensor_rpc, outside_of_the_arena_are_copied_once_per_send_and_counted, 20, .size = 2, .setup = loans_setup)
 {
     static const int64_t elements = 1000;
     static unsigned char memory[1000];
@@ -406,11 +371,6 @@ static void sends_from_elsewhere(struct bx_job *job)
     bx_tensor_release(other);
     bx_tensor_release(heap);
     loans_come_back(job, -1);
-}
-
-Test(tensor_rpc, outside_of_the_arena_are_copied_once_per_send_and_counted, .timeout = 20)
-{
-    runs(2, sends_from_elsewhere);
 }
 
 /* ---- Lender and borrower share the memory --------------------------------------------------------------------- */
@@ -441,7 +401,7 @@ static bool write_faults(const void *place)
     return faulted;
 }
 
-static void writes_to_what_is_not_its_own(struct bx_job *job)
+HARNESS_TEST(tensor_rpc, on_loan_cannot_be_written_to, 20, .size = 2, .setup = loans_setup)
 {
     for (int to = 0; to < 2; to++) {
         struct bx_msg *args = harness_msg_i64(1), *reply = NULL;
@@ -465,11 +425,6 @@ static void writes_to_what_is_not_its_own(struct bx_job *job)
     }
 }
 
-Test(tensor_rpc, on_loan_cannot_be_written_to, .timeout = 20)
-{
-    runs(2, writes_to_what_is_not_its_own);
-}
-
 static uint32_t on_loan(struct bx_job *job, const struct bx_tensor *tensor)
 {
     loans_of(job, -1);          /* reads the lease words */
@@ -477,7 +432,7 @@ static uint32_t on_loan(struct bx_job *job, const struct bx_tensor *tensor)
 }
 
 /* Writes to a tensor on loan, which programs must not. It shows that lender and borrower have the same memory. */
-static void changes_what_is_on_loan(struct bx_job *job)
+HARNESS_TEST(tensor_rpc, on_loan_are_the_owner_s_own_memory, 20, .size = 2, .setup = loans_setup)
 {
     for (int to = 0; to < 2; to++) {
         struct bx_tensor *tensor = loans_tensor(job, BX_U8, 100, 1);
@@ -499,9 +454,4 @@ static void changes_what_is_on_loan(struct bx_job *job)
         HARNESS_EQ(on_loan(job, tensor), 0);
         bx_tensor_release(tensor);
     }
-}
-
-Test(tensor_rpc, on_loan_are_the_owner_s_own_memory, .timeout = 20)
-{
-    runs(2, changes_what_is_on_loan);
 }

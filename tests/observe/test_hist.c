@@ -276,8 +276,7 @@ static void call_async(struct bx_job *job, const char *to, const char *function,
     for (int i = 0; i < times; i++)
         HARNESS_EQ(bx_rpc_async(job, to, function, args, NULL, &futures[i]), 0);
     for (int i = 0; i < times; i++) {
-        HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), 0);
-        bx_future_release(futures[i]);
+        harness_end(futures[i], 0);
     }
     bx_msg_destroy(args);
 }
@@ -356,9 +355,8 @@ static void fails_in_many_ways(struct bx_job *job)
     HARNESS_EQ(bx_rpc_sync(job, "worker9", "echo", NULL, NULL, NULL), BX_E_NO_WORKER);
     HARNESS_EQ(bx_rpc_oneway(job, "worker1", "at_once", NULL, NULL), 0);
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "holds", NULL, &soon, NULL), BX_E_TIMEOUT);
-    HARNESS_EQ(bx_rpc_async(job, "worker1", "holds", NULL, NULL, &future), 0);
-    HARNESS_EQ(bx_future_cancel(future), 0);
-    bx_future_release(future);
+    future = harness_async(job, "worker1", "holds");
+    harness_cancel(future);
     HARNESS_EQ(hist_count(job), 0);
     harness_post(GO);
     call(job, "worker1", "holds", 2);
@@ -428,14 +426,13 @@ static void waits_behind_another(struct bx_job *job)
     struct bx_future *futures[2] = { NULL };
     const struct bxi_hist *hist;
 
-    HARNESS_EQ(bx_rpc_async(job, "worker1", "holds_all", NULL, NULL, &futures[0]), 0);
+    futures[0] = harness_async(job, "worker1", "holds_all");
     harness_await(HELD, 1);
-    HARNESS_EQ(bx_rpc_async(job, "worker1", "holds_all", NULL, NULL, &futures[1]), 0);
+    futures[1] = harness_async(job, "worker1", "holds_all");
     sleep_some();
     harness_post(GO);
     for (int i = 0; i < 2; i++) {
-        HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), 0);
-        bx_future_release(futures[i]);
+        harness_end(futures[i], 0);
     }
     expect(job, 1, "holds_all", 2);
     hist = hist_of(job, 1, "holds_all");
@@ -505,12 +502,6 @@ HARNESS_HANDLER(burst)
     return 0;
 }
 
-static int setup_burst(struct bx_job *job)
-{
-    HARNESS_EQ(bx_register(job, "burst", BX_INLINE, burst, NULL), 0);
-    return setup(job);
-}
-
 static void calls_with_a_full_ring(struct bx_job *job)
 {
     const struct bxi_hist *hist;
@@ -518,8 +509,7 @@ static void calls_with_a_full_ring(struct bx_job *job)
     for (int round = 0; round < BURSTS; round++) {
         call(job, "worker0", "burst", 1);
         for (int i = 0; i < BURST; i++) {
-            HARNESS_EQ(bx_future_wait(burst_futures[i], BX_FOREVER), 0);
-            bx_future_release(burst_futures[i]);
+            harness_end(burst_futures[i], 0);
         }
     }
     HARNESS_CHECK(harness_counter(job, "queued_frames") > BURSTS * BURST / 2);
@@ -532,7 +522,9 @@ static void calls_with_a_full_ring(struct bx_job *job)
 Test(hist, has_about_one_in_64_of_the_calls_that_find_a_full_ring, .timeout = 60)
 {
     unsetenv("BX_HIST");
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_burst, .body = { calls_with_a_full_ring } });
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .handlers = { { "burst", BX_INLINE, burst } },
+        .body = { calls_with_a_full_ring } });
 }
 
 /* ---- A peer that sends wrong times ------------------------------------------------------------------------------- */

@@ -225,8 +225,7 @@ static struct bx_future *start_call(struct bx_job *job, int to, const char *func
 
 static void finish(struct bx_future *future, int code)
 {
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), code);
-    bx_future_release(future);
+    harness_end(future, code);
 }
 
 /* ---- Calls -------------------------------------------------------------------------------------------- */

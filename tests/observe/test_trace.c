@@ -177,8 +177,7 @@ static void call_async(struct bx_job *job)
         bx_msg_destroy(args);
     }
     for (int i = 0; i < 4; i++) {
-        HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), 0);
-        bx_future_release(futures[i]);
+        harness_end(futures[i], 0);
     }
 }
 
@@ -241,8 +240,7 @@ static void call_together(struct bx_job *job)
     for (int round = 0; round < 2; round++) {
         HARNESS_EQ(bx_rpc_many(job, "worker1", "twice", 8, args, NULL, futures), 0);
         for (int i = 0; i < 8; i++) {
-            HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), 0);
-            bx_future_release(futures[i]);
+            harness_end(futures[i], 0);
         }
     }
     bx_msg_destroy(one);
@@ -362,14 +360,12 @@ Test(trace, shows_how_calls_failed)
 
 static void sleep_and_tell(struct bx_job *job)
 {
-    struct bx_future *future = NULL;
+    struct bx_future *future = harness_async(job, "worker1", "wait");
 
-    HARNESS_EQ(bx_rpc_async(job, "worker1", "wait", NULL, NULL, &future), 0);
     harness_await(ENTERED, 1);
     HARNESS_EQ(bx_future_wait(future, 5 * HARNESS_MS), BX_E_TIMEOUT);
     harness_post(GO);
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
-    bx_future_release(future);
+    harness_end(future, 0);
     harness_store(SLEPT, harness_counter(job, "waits_epoll"));
 }
 
@@ -393,11 +389,6 @@ Test(trace, shows_which_thread_sleeps_and_how)
     json_free(root);
 }
 
-static int setup_odd(struct bx_job *job)
-{
-    return bx_register(job, "a \"name\"\\\n\x01 of \xff\xc3\xa4", BX_INLINE, harness_twice, NULL);
-}
-
 static void call_odd(struct bx_job *job)
 {
     HARNESS_EQ(harness_call_i64(job, "worker1", "a \"name\"\\\n\x01 of \xff\xc3\xa4", 4), 8);
@@ -405,7 +396,9 @@ static void call_odd(struct bx_job *job)
 
 Test(trace, escapes_any_name_that_a_function_may_have)
 {
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_odd, .body = { call_odd } });
+    harness_run(&(struct harness_world){
+        .size = 2, .handlers = { { "a \"name\"\\\n\x01 of \xff\xc3\xa4", BX_INLINE, harness_twice } },
+        .body = { call_odd } });
 
     struct json *root = trace_read(path, 2);
 

@@ -183,8 +183,7 @@ static struct bx_future *begin(struct bx_job *job, enum what what, uint64_t time
 
 static void end(struct bx_future *future, int code)
 {
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), code);
-    bx_future_release(future);
+    harness_end(future, code);
 }
 
 /* Worker 1 has read all that this worker has sent, while its handler stays on the pool. */
@@ -216,11 +215,6 @@ static void check_end(int code)
     HARNESS_EQ(harness_load(SET_AFTERWARDS), EALREADY);
 }
 
-static void run(int size, harness_fn body)
-{
-    harness_run(&(struct harness_world){ .size = size, .setup = setup, .body = { body } });
-}
-
 /* ---- Answers --------------------------------------------------------------------------------- */
 
 TestSuite(async_pool, .timeout = 30);
@@ -232,7 +226,7 @@ static void waits_and_answers(struct bx_job *job)
 
 Test(async_pool, a_handler_may_call_and_wait_before_it_has_a_future)
 {
-    run(2, waits_and_answers);
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { waits_and_answers } });
 }
 
 static void counts_it_as_blocking(struct bx_job *job)
@@ -291,7 +285,7 @@ static void expect(struct bx_job *job, enum what what, int code, const char *tex
     bx_msg_destroy(args);
 }
 
-static void fails_in_all_ways(struct bx_job *job)
+HARNESS_TEST(async_pool, a_handler_may_fail_return_no_future_or_leave, 30, .size = 2, .setup = setup)
 {
     expect(job, FAIL, -ERANGE, "car 9 does not exist");
     expect(job, RETURN_NOTHING, BX_E_HANDLER, "returned no future");
@@ -299,12 +293,7 @@ static void fails_in_all_ways(struct bx_job *job)
     waits_and_answers(job);
 }
 
-Test(async_pool, a_handler_may_fail_return_no_future_or_leave)
-{
-    run(2, fails_in_all_ways);
-}
-
-static void fails_with_a_future(struct bx_job *job)
+HARNESS_TEST(async_pool, a_future_that_cannot_answer_is_released, 30, .size = 2, .setup = setup)
 {
     expect(job, READ_TOO_MUCH, BX_E_SHORT_MESSAGE, "were read at byte 8");
     expect(job, LEAVE_A_FUTURE, BX_E_HANDLER, "its thread ended in it");
@@ -313,12 +302,7 @@ static void fails_with_a_future(struct bx_job *job)
     waits_and_answers(job);
 }
 
-Test(async_pool, a_future_that_cannot_answer_is_released)
-{
-    run(2, fails_with_a_future);
-}
-
-static void calls_a_method(struct bx_job *job)
+HARNESS_TEST(async_pool, a_method_has_its_object, 30, .size = 2, .setup = setup)
 {
     struct bx_msg *args = harness_msg_i64(3), *reply = NULL;
     struct bx_rref *object = NULL;
@@ -334,13 +318,8 @@ static void calls_a_method(struct bx_job *job)
     bx_rref_release(object);
 }
 
-Test(async_pool, a_method_has_its_object)
-{
-    run(2, calls_a_method);
-}
-
 /* The arguments are released when the handler returns, not when its future is done. */
-static void lends(struct bx_job *job)
+HARNESS_TEST(async_pool, arguments_are_given_back_before_the_future_is_done, 30, .size = 2, .setup = setup)
 {
     struct bx_tensor *tensor = NULL;
     struct bx_msg *args = harness_msg_i64(PARK);
@@ -351,18 +330,12 @@ static void lends(struct bx_job *job)
     future = harness_start(job, "worker1", "work", args, BX_FOREVER);
     HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
     HARNESS_CHECK(!bx_future_done(future));
-    HARNESS_EQ(bx_future_cancel(future), 0);
-    bx_future_release(future);
+    harness_cancel(future);
     check_end(BX_E_CANCELLED);
     bx_tensor_release(tensor);
 }
 
-Test(async_pool, arguments_are_given_back_before_the_future_is_done)
-{
-    run(2, lends);
-}
-
-static void is_refused(struct bx_job *job)
+HARNESS_TEST(async_pool, is_refused_when_all_256_threads_wait, 30, .size = 2, .setup = setup)
 {
     struct bx_msg *args = harness_msg_i64(1000000);
 
@@ -370,11 +343,6 @@ static void is_refused(struct bx_job *job)
     HARNESS_EQ(bx_rpc_sync(job, "worker0", "descend", args, NULL, NULL), BX_E_BUSY);
     bx_msg_destroy(args);
     HARNESS_EQ(harness_call_i64(job, "worker0", "descend", 200), 200);
-}
-
-Test(async_pool, is_refused_when_all_256_threads_wait)
-{
-    run(2, is_refused);
 }
 
 /* ---- The caller gives up --------------------------------------------------------------------- */
@@ -413,7 +381,8 @@ HARNESS_TEST(async_pool, a_request_whose_deadline_passes_in_the_queue_is_not_run
     end(first, BX_E_CANCELLED);
 }
 
-static void cancels_while_it_runs(struct bx_job *job)
+HARNESS_TEST(async_pool, a_cancel_while_the_handler_runs_fails_the_future_that_it_returns, 30, .size = 2,
+             .setup = setup)
 {
     struct bx_future *future = begin(job, STAY_AND_PARK, BX_FOREVER);
 
@@ -426,12 +395,8 @@ static void cancels_while_it_runs(struct bx_job *job)
     check_end(BX_E_CANCELLED);
 }
 
-Test(async_pool, a_cancel_while_the_handler_runs_fails_the_future_that_it_returns)
-{
-    run(2, cancels_while_it_runs);
-}
-
-static void times_out_while_it_runs(struct bx_job *job)
+HARNESS_TEST(async_pool, a_deadline_while_the_handler_runs_fails_the_future_that_it_returns, 30, .size = 2,
+             .setup = setup)
 {
     uint64_t timeout_ns = 5 * HARNESS_MS;
 
@@ -444,12 +409,7 @@ static void times_out_while_it_runs(struct bx_job *job)
     check_end(BX_E_CANCELLED);
 }
 
-Test(async_pool, a_deadline_while_the_handler_runs_fails_the_future_that_it_returns)
-{
-    run(2, times_out_while_it_runs);
-}
-
-static void cancels_what_is_pending(struct bx_job *job)
+HARNESS_TEST(async_pool, a_cancel_while_the_future_is_pending_fails_it, 30, .size = 2, .setup = setup)
 {
     struct bx_future *future = begin(job, PARK, BX_FOREVER);
 
@@ -459,13 +419,8 @@ static void cancels_what_is_pending(struct bx_job *job)
     check_end(BX_E_CANCELLED);
 }
 
-Test(async_pool, a_cancel_while_the_future_is_pending_fails_it)
-{
-    run(2, cancels_what_is_pending);
-}
-
 /* The call is made after the cancel has come: it is cancelled as soon as the handler has returned. */
-static void cancels_a_call_that_is_to_come(struct bx_job *job)
+HARNESS_TEST(async_pool, a_call_whose_future_a_cancelled_handler_returns_is_cancelled, 30, .size = 3, .setup = setup)
 {
     struct bx_future *future = begin(job, FORWARD, BX_FOREVER);
 
@@ -475,11 +430,6 @@ static void cancels_a_call_that_is_to_come(struct bx_job *job)
     await_read(job);
     harness_post(GO);
     check_end(BX_E_CANCELLED);
-}
-
-Test(async_pool, a_call_whose_future_a_cancelled_handler_returns_is_cancelled)
-{
-    run(3, cancels_a_call_that_is_to_come);
 }
 
 /* ---- The caller's end ------------------------------------------------------------------------- */
@@ -553,7 +503,7 @@ HARNESS_TEST(async_pool, a_future_that_is_pending_when_the_job_is_destroyed_fail
     end(begin(job, STAY_AND_PARK, BX_FOREVER), BX_E_SHUTDOWN);
 }
 
-static void sends_oneways(struct bx_job *job)
+HARNESS_TEST(async_pool, one_way_calls_have_no_answer, 30, .size = 2, .setup = setup)
 {
     struct bx_msg *args = harness_msg_i64(FAIL);
 
@@ -566,18 +516,13 @@ static void sends_oneways(struct bx_job *job)
         sched_yield();
 }
 
-Test(async_pool, one_way_calls_have_no_answer)
-{
-    run(2, sends_oneways);
-}
-
 /* ---- Races ------------------------------------------------------------------------------------ */
 
 #define RACES 1500
 
 /* Cancels come in the queue, while the handler runs, between its return and the callback, and while it is pending. The
  * shutdown at the end fails if a request was not answered. */
-static void races_cancels(struct bx_job *job)
+HARNESS_TEST(async_pool, a_cancel_at_any_time_leaves_no_request_behind, 30, .size = 2, .setup = setup)
 {
 
     for (int i = 0; i < RACES; i++) {
@@ -594,9 +539,4 @@ static void races_cancels(struct bx_job *job)
         bx_future_release(future);
     }
     await_read(job);
-}
-
-Test(async_pool, a_cancel_at_any_time_leaves_no_request_behind)
-{
-    run(2, races_cancels);
 }

@@ -305,8 +305,7 @@ HARNESS_TEST(bad_peer, that_is_stopped_misses_deadlines_but_loses_no_request, 30
     for (int i = 0; i < 64; i++)
         bx_future_release(future[i]);
     HARNESS_EQ(bx_rpc_async(job, "worker1", "count", args, NULL, &late), 0);
-    HARNESS_EQ(bx_future_wait(late, BX_FOREVER), 0);
-    bx_future_release(late);
+    harness_end(late, 0);
     bx_msg_destroy(args);
     /* The callee did not run the requests whose deadline had passed; each other one ran once. */
     HARNESS_EQ(harness_load(ONEWAYS), 32 + 1);
@@ -353,11 +352,10 @@ HARNESS_TEST(bad_peer, that_sent_many_one_way_calls_is_not_cut_off, 30, .size = 
 
     for (int i = 0; i < 2 * BXI_CALLS_MAX; i++)
         HARNESS_EQ(bx_rpc_oneway(job, "worker1", "gate", NULL, NULL), 0);
-    HARNESS_EQ(bx_rpc_async(job, "worker1", "gate", NULL, NULL, &future), 0);
+    future = harness_async(job, "worker1", "gate");
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
     harness_post(OPEN_GATE);
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
-    bx_future_release(future);
+    harness_end(future, 0);
 }
 
 /* ---- A full /dev/shm ------------------------------------------------------------------------------------ */
@@ -413,8 +411,7 @@ static void is_refused(struct bx_job *job)
         HARNESS_EQ(bx_rpc_async(job, "worker1", "echo", args, NULL, &future[i]), 0);
     HARNESS_EQ(bx_rpc_many(job, "worker1", "echo", 20, NULL, NULL, future + 3), 0);
     for (int i = 0; i < 23; i++) {
-        HARNESS_EQ(bx_future_wait(future[i], BX_FOREVER), BX_E_REFUSED);
-        bx_future_release(future[i]);
+        harness_end(future[i], BX_E_REFUSED);
     }
     HARNESS_EQ(bx_rpc_oneway(job, "worker1", "count", NULL, NULL), 0);
     remount_shm(8192);

@@ -119,7 +119,7 @@ static void see_the_batch(struct bx_job *job)
     row = begin(job, 1, 0);
     await_arrived(job, 1);
     HARNESS_CHECK(needs_others(row));
-    HARNESS_EQ(bx_rpc_async(job, "worker0", "arrived", NULL, NULL, &other), 0);
+    other = harness_async(job, "worker0", "arrived");
     HARNESS_CHECK(!needs_others(other));
     bxi_store_relaxed(&job->run->cpus_are_shared, 0);
     HARNESS_CHECK(!needs_others(row));
@@ -129,8 +129,7 @@ static void see_the_batch(struct bx_job *job)
     HARNESS_CHECK(!needs_others(row));              /* the body runs */
     harness_post(BODY_GO);
     HARNESS_EQ(sum_of(row), 3);
-    HARNESS_EQ(bx_future_wait(other, BX_FOREVER), 0);
-    bx_future_release(other);
+    harness_end(other, 0);
     harness_store(BODY_WAITS, 0);
     harness_await(DONE, 1);
     row = begin(job, 10, 0);
@@ -621,8 +620,7 @@ static void expire_and_call_again(struct bx_job *job)
 {
     struct bx_future *future = begin(job, 1, 10 * HARNESS_MS);
 
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_TIMEOUT);
-    bx_future_release(future);
+    harness_end(future, BX_E_TIMEOUT);
     future = begin(job, 10, 0);
     /* Requests keep their order, so the second row has arrived. The expired one may be missing, if it was read too
      * late. */
@@ -686,8 +684,7 @@ static void expire_before_the_flush(struct bx_job *job)
 {
     struct bx_future *future = begin(job, 1, 5 * HARNESS_MS);
 
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_TIMEOUT);
-    bx_future_release(future);
+    harness_end(future, BX_E_TIMEOUT);
     await_ends(job);
     HARNESS_EQ(harness_load(RUNS), 0);
     HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 5), 5);

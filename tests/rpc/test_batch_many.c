@@ -64,8 +64,7 @@ static void send_from(struct bx_job *job, enum function function, const int *ran
             sched_yield();
     }
     for (int i = 0; i < count; i++) {
-        HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), 0);
-        bx_future_release(futures[i]);
+        harness_end(futures[i], 0);
     }
     bx_msg_destroy(args);
 }

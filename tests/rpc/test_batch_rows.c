@@ -173,8 +173,7 @@ static void cancel_at(struct bx_job *job, int gate)
     struct bx_future *future = begin(job, 1, 0);
 
     harness_await(gate, 1);
-    HARNESS_EQ(bx_future_cancel(future), 0);
-    bx_future_release(future);
+    harness_cancel(future);
     harness_await(DONE, 1);
 }
 
@@ -266,8 +265,7 @@ static void wait_with_a_row(struct bx_job *job)
     harness_store(RECORD + 8, ((const struct bxi_call *)(const void *)future)->id);
     await_arrived(job, 1);
     harness_post(READY);
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
-    bx_future_release(future);
+    harness_end(future, 0);
 }
 
 /* The row has the same id as that of the other worker. */
@@ -279,8 +277,7 @@ static void cancel_a_row_and_send_another(struct bx_job *job)
     future = begin(job, 10, 0);
     HARNESS_EQ(((const struct bxi_call *)(const void *)future)->id, harness_load(RECORD + 8));
     await_arrived(job, 2);
-    HARNESS_EQ(bx_future_cancel(future), 0);
-    bx_future_release(future);
+    harness_cancel(future);
     await_arrived(job, 2);              /* a call behind the cancel, so the cancel has been handled */
     HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 100), 1101);
 }

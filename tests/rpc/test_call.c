@@ -149,8 +149,7 @@ HARNESS_TEST(call, asynchronous_gives_a_future_of_the_reply, 20, .size = 2, .set
 
         struct bx_future *all = bx_future_all(job, futures, MANY);
 
-        HARNESS_EQ(bx_future_wait(all, BX_FOREVER), 0);
-        bx_future_release(all);
+        harness_end(all, 0);
         for (int i = 0; i < MANY; i++) {
             struct bx_reader reader = bx_msg_reader(bx_future_value(futures[i]));
 
@@ -181,12 +180,8 @@ HARNESS_HANDLER(tick)
     return args->error == 0 ? 0 : bx_fail(args->error, "one-way calls have nobody to tell");
 }
 
-static int setup_tick(struct bx_job *job)
-{
-    return bx_register(job, "tick", BX_INLINE, tick, NULL);
-}
-
-HARNESS_TEST(call, one_way_waits_for_a_full_ring_and_brings_no_reply, 20, .size = 2, .setup = setup_tick)
+HARNESS_TEST(call, one_way_waits_for_a_full_ring_and_brings_no_reply, 20, .size = 2,
+             .handlers = { { "tick", BX_INLINE, tick } })
 {
     enum { MANY = 20000 };
     struct bx_msg *args = harness_msg_i64(1);
@@ -257,11 +252,6 @@ HARNESS_HANDLER(in_order)
     return bx_msg_put_i64(reply, expected[caller]++);
 }
 
-static int setup_order(struct bx_job *job)
-{
-    return bx_register(job, "in_order", BX_INLINE, in_order, NULL);
-}
-
 static void send_in_order(struct bx_job *job)
 {
     struct bx_msg *args = bx_msg_create(0);
@@ -290,7 +280,7 @@ static void send_in_order(struct bx_job *job)
 Test(call, requests_of_a_pair_arrive_in_the_order_sent, .timeout = 20)
 {
     harness_run(&(struct harness_world){
-        .size = 3, .setup = setup_order, .body = { send_in_order, send_in_order } });
+        .size = 3, .handlers = { { "in_order", BX_INLINE, in_order } }, .body = { send_in_order, send_in_order } });
 }
 
 /* ---- Errors ---------------------------------------------------------------------------------- */
@@ -340,7 +330,7 @@ HARNESS_TEST(call, to_an_async_handler_is_answered_when_its_future_is_done, 20, 
     for (int64_t value = 5; value >= -5; value -= 5) {
         struct bx_msg *args = harness_msg_i64(value);
 
-        HARNESS_EQ(bx_rpc_async(job, "worker1", "park", NULL, NULL, &future), 0);
+        future = harness_async(job, "worker1", "park");
         /* The handler has returned and holds no thread, so other calls are answered meanwhile. */
         HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 4), 8);
         HARNESS_CHECK(!bx_future_done(future));

@@ -177,8 +177,7 @@ HARNESS_TEST(call_end, by_the_deadline_of_the_job_if_the_call_has_none, 20, .siz
 
     struct bx_future *future = harness_start(job, "worker1", "stuck", NULL, 0);
 
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_TIMEOUT);
-    bx_future_release(future);
+    harness_end(future, BX_E_TIMEOUT);
     harness_post(RELEASED);
     /* The default deadline holds for "twice" too, which may miss it under load. */
     while (harness_counter(job, "late_replies") < harness_counter(job, "calls_timed_out"))
@@ -224,8 +223,7 @@ HARNESS_TEST(call_end, by_the_earlier_deadline_first, 20, .size = 2, .setup = se
 
         struct bx_future *all = bx_future_all(job, futures, MANY);
 
-        HARNESS_EQ(bx_future_wait(all, BX_FOREVER), BX_E_TIMEOUT);
-        bx_future_release(all);
+        harness_end(all, BX_E_TIMEOUT);
         for (int i = 0; i < MANY; i++)
             bx_future_release(futures[i]);
         send_let_go(job, MANY);
@@ -248,8 +246,7 @@ static void empty_the_pool(struct bx_future **futures)
 {
     harness_post(RELEASED);
     for (int i = 0; i < BXI_POOL_READY; i++) {
-        HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), 0);
-        bx_future_release(futures[i]);
+        harness_end(futures[i], 0);
     }
 }
 
@@ -259,8 +256,7 @@ HARNESS_TEST(call_end, whose_deadline_passes_in_the_queue_is_not_run, 20, .size 
 
     fill_the_pool(job, stuck_calls);
     future = harness_start(job, "worker1", "count", NULL, 10 * HARNESS_MS);
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_TIMEOUT);
-    bx_future_release(future);
+    harness_end(future, BX_E_TIMEOUT);
     empty_the_pool(stuck_calls);
     await_late_replies(job);
     HARNESS_EQ(harness_load(TIMES_COUNTED), 0);
@@ -300,14 +296,12 @@ HARNESS_TEST(call_end, cancelled_in_flight_drops_its_reply, 20, .size = 2, .setu
 
     harness_await(ENTERED, 1);
     HARNESS_EQ(bx_future_cancel(future), 0);
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_CANCELLED);
-    bx_future_release(future);
+    harness_end(future, BX_E_CANCELLED);
     harness_post(RELEASED);
     await_late_replies(job);
 
     future = harness_start(job, "worker1", "hold", NULL, BX_FOREVER);
-    HARNESS_EQ(bx_future_cancel(future), 0);
-    bx_future_release(future);
+    harness_cancel(future);
 
     struct bx_msg *args = harness_msg_i64(1);
 
@@ -330,8 +324,7 @@ static void empty_the_slots(struct bx_job *job)
 {
     send_let_go(job, BXI_CALLS_MAX);
     for (int i = 0; i < BXI_CALLS_MAX; i++) {
-        HARNESS_EQ(bx_future_wait(in_flight[i], BX_FOREVER), 0);
-        bx_future_release(in_flight[i]);
+        harness_end(in_flight[i], 0);
     }
 }
 
@@ -364,8 +357,7 @@ static void call_one_more(struct bx_job *job, int index)
         } else {
             struct bx_future *future = harness_start(job, "worker1", "stuck", NULL, BX_FOREVER);
 
-            HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
-            bx_future_release(future);
+            harness_end(future, 0);
         }
         return;
     }
@@ -463,11 +455,6 @@ HARNESS_TEST(call_end, by_its_deadline_if_the_callee_is_stopped_and_its_ring_ful
 
 /* ---- Two full rings -------------------------------------------------------------------------- */
 
-static int setup_echo(struct bx_job *job)
-{
-    return bx_register(job, "echo", BX_INLINE, harness_echo_bytes, NULL);
-}
-
 static void call_with_large_frames(struct bx_job *job)
 {
     static unsigned char data[16000];
@@ -489,7 +476,8 @@ static void call_with_large_frames(struct bx_job *job)
 Test(call_end, by_their_replies_though_the_rings_of_both_sides_are_full, .timeout = 20)
 {
     harness_run(&(struct harness_world){
-        .size = 2, .setup = setup_echo, .body = { call_with_large_frames, call_with_large_frames } });
+        .size = 2, .handlers = { { "echo", BX_INLINE, harness_echo_bytes } },
+        .body = { call_with_large_frames, call_with_large_frames } });
 }
 
 /* ---- Races ----------------------------------------------------------------------------------- */

@@ -505,15 +505,11 @@ HARNESS_ASYNC_HANDLER(passes_on_more)
     return rc;
 }
 
-static int setup_through(struct bx_job *job)
-{
-    HARNESS_EQ(bx_register_async(job, "passes_on_more", passes_on_more, NULL), 0);
-    return setup_checked(job);
-}
-
 Test(checked_calls, carry_kinds_of_answers_that_are_passed_on, .init = check, .timeout = 60)
 {
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup_through, .body = { call_through } });
+    harness_run(&(struct harness_world){
+        .size = 3, .setup = setup_checked, .handlers = { { "passes_on_more", .async = passes_on_more } },
+        .body = { call_through } });
 }
 
 /* Worker 1 has not set the variable: it takes the kinds off, checks nothing, and sends none. */

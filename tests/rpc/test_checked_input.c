@@ -234,13 +234,6 @@ HARNESS_HANDLER(answers_nonsense)
     return 0;
 }
 
-static int setup_nonsense(struct bx_job *job)
-{
-    HARNESS_EQ(bx_register(job, "nonsense", BX_INLINE, answers_nonsense, NULL), 0);
-    HARNESS_EQ(bx_register(job, "inline", BX_INLINE, wants_i64, NULL), 0);
-    return 0;
-}
-
 static void gets_nonsense(struct bx_job *job)
 {
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "nonsense", NULL, NULL, NULL), BX_E_CORRUPT);
@@ -257,6 +250,7 @@ static void dies_afterwards(struct bx_job *job)
 
 Test(checked_input, of_an_answer_cuts_the_callee_off, .init = check, .timeout = 60)
 {
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup_nonsense, .dies = 1 << 1,
-                                         .body = { gets_nonsense, dies_afterwards, harness_serve } });
+    harness_run(&(struct harness_world){
+        .size = 3, .handlers = { { "nonsense", BX_INLINE, answers_nonsense }, { "inline", BX_INLINE, wants_i64 } },
+        .dies = 1 << 1, .body = { gets_nonsense, dies_afterwards, harness_serve } });
 }

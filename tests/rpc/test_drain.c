@@ -2,17 +2,12 @@
 /*
  * lib/rpc/watch.c and lib/job/shutdown.c: which of the last frames of a worker that died or left are handled; and
  * frames that stay unread while many others are sent.
- *
- * "stall" is an inline handler of worker 0 that worker 0 calls itself. While it runs, that thread has the progress role
- * and reads nothing. When it returns, worker 0 finds everything that the others did meanwhile at once.
+ * Worker 0 stalls (stall.h) while the others do their part.
  */
-#include "tests/harness/harness.h"
-
-#include "rpc/rpc.h"
+#include "tests/harness/stall.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
-#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <unistd.h>
@@ -23,14 +18,6 @@ enum { PID, COUNTED, DEATHS };                          /* values */
 HARNESS_HANDLER(count)
 {
     harness_add(COUNTED, 1);
-    return 0;
-}
-
-static void (*while_stalled)(struct bx_job *job);
-
-HARNESS_HANDLER(stall)
-{
-    while_stalled(bx_request_job(request));
     return 0;
 }
 
@@ -48,21 +35,10 @@ static int setup(struct bx_job *job)
     return bx_register(job, "stall", BX_INLINE, stall, NULL);
 }
 
-/* Kills worker 1 and records its death as the background thread does, because the latter may be the thread that stalls.
- * The next pass checks for deaths before it reads a ring. */
 static void kill_worker1(struct bx_job *job)
 {
-    struct pollfd death = { .fd = job->rpc->peers[1]->pidfd, .events = POLLIN };
-
     HARNESS_EQ(harness_kill((pid_t)harness_load(PID + 16 + 1), SIGKILL), 0);
-    HARNESS_EQ(poll(&death, 1, -1), 1);
-    bxi_exchange(&job->rpc->peers[1]->death_seen, BXI_PEER_DEAD);
-    bxi_event(job->run, BXI_EVENT_DEATH);
-}
-
-static void stall_oneself(struct bx_job *job)
-{
-    HARNESS_EQ(bx_rpc_sync(job, "worker0", "stall", NULL, NULL, NULL), 0);
+    see_death(job, 1);
 }
 
 /* ---- Requests of the dead ----------------------------------------------------------------------- */
@@ -76,7 +52,7 @@ static void wait_and_kill(struct bx_job *job)
 
 static void ask_and_be_killed(struct bx_job *job)
 {
-    struct bx_future *future = NULL, *packed[20];
+    struct bx_future *packed[20];
 
     harness_leaves_by_itself();
     HARNESS_EQ(bx_rpc_sync(job, "worker0", "count", NULL, NULL, NULL), 0);
@@ -84,7 +60,7 @@ static void ask_and_be_killed(struct bx_job *job)
     harness_await(STALLED, 1);
     HARNESS_EQ(bx_rpc_many(job, "worker0", "count", 20, NULL, NULL, packed), 0);
     for (int i = 0; i < 10; i++) {
-        HARNESS_EQ(bx_rpc_async(job, "worker0", "count", NULL, NULL, &future), 0);
+        harness_async(job, "worker0", "count");
         HARNESS_EQ(bx_rpc_oneway(job, "worker0", "count", NULL, NULL), 0);
     }
     harness_post(SENT);
@@ -135,7 +111,7 @@ static struct bx_future *last_reply;
 
 static void hear_and_kill(struct bx_job *job)
 {
-    HARNESS_EQ(bx_rpc_async(job, "worker1", "count", NULL, NULL, &last_reply), 0);
+    last_reply = harness_async(job, "worker1", "count");
     bxi_bells_flush(job);
     while (!bxi_ring_ready(&job->rpc->peers[1]->in))
         sched_yield();
@@ -156,8 +132,7 @@ HARNESS_TEST(drain, takes_the_replies_of_a_dead_worker, 20, .size = 2, .setup = 
     while_stalled = hear_and_kill;
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "count", NULL, NULL, NULL), 0);
     stall_oneself(job);
-    HARNESS_EQ(bx_future_wait(last_reply, BX_FOREVER), 0);
-    bx_future_release(last_reply);
+    harness_end(last_reply, 0);
 }
 
 /* ---- Left, then dead ---------------------------------------------------------------------------- */
@@ -203,12 +178,6 @@ HARNESS_HANDLER(call_back)
     return 0;
 }
 
-static int setup_call_back(struct bx_job *job)
-{
-    HARNESS_EQ(bx_register(job, "call_back", BX_BLOCKING, call_back, NULL), 0);
-    return setup(job);
-}
-
 static void leave(struct bx_job *job)
 {
     harness_leaves_by_itself();
@@ -229,7 +198,8 @@ static void ask_the_leaver(struct bx_job *job)
 Test(drain, waits_for_a_handler_that_began_after_its_worker_began_to_leave, .timeout = 30)
 {
     harness_run(&(struct harness_world){
-        .size = 2, .setup = setup_call_back, .body = { leave, ask_the_leaver } });
+        .size = 2, .setup = setup, .handlers = { { "call_back", BX_BLOCKING, call_back } },
+        .body = { leave, ask_the_leaver } });
     cr_expect_eq(harness_load(COUNTED), 3000);
 }
 
@@ -246,7 +216,7 @@ static void send_laps(struct bx_job *job)
     int rc;
 
     HARNESS_EQ(bx_msg_put_bytes(args, payload, sizeof(payload)), 0);
-    HARNESS_EQ(bx_rpc_async(job, "worker1", "count", NULL, NULL, &future), 0);
+    future = harness_async(job, "worker1", "count");
     bxi_bells_flush(job);
     while (!bxi_ring_ready(&job->rpc->peers[1]->in))
         sched_yield();

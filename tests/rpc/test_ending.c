@@ -130,12 +130,6 @@ HARNESS_HANDLER(send_late)
     return 0;
 }
 
-static int setup_late(struct bx_job *job)
-{
-    HARNESS_EQ(bx_register(job, "send_late", BX_BLOCKING, send_late, NULL), 0);
-    return bx_register(job, "count", BX_INLINE, count, NULL);
-}
-
 static void ask_the_leaver_and_leave(struct bx_job *job)
 {
     harness_leaves_by_itself();
@@ -148,7 +142,8 @@ Test(ending, runs_what_a_handler_sends_while_all_are_leaving, .timeout = 60)
 {
     for (int i = 1; i <= RUNS; i++) {
         harness_run(&(struct harness_world){
-            .size = 2, .setup = setup_late, .body = { leave_at_once, ask_the_leaver_and_leave } });
+            .size = 2, .handlers = { { "send_late", BX_BLOCKING, send_late }, { "count", BX_INLINE, count } },
+            .body = { leave_at_once, ask_the_leaver_and_leave } });
         cr_assert_eq(harness_load(COUNTED), (uint64_t)i * LATE);
     }
 }
@@ -204,12 +199,6 @@ HARNESS_HANDLER(stuck)
     return 0;
 }
 
-static int setup_stuck(struct bx_job *job)
-{
-    HARNESS_EQ(bx_register(job, "stuck", BX_BLOCKING, stuck, NULL), 0);
-    return setup_count(job);
-}
-
 /* Its call may be what the handler waits for. */
 static void call_for_a_handler(struct bx_job *job, int index)
 {
@@ -243,7 +232,8 @@ static void make_it_serve_and_leave(struct bx_job *job)
 Test(ending, a_thread_may_call_as_long_as_a_request_is_served, .timeout = 20)
 {
     harness_run(&(struct harness_world){
-        .size = 2, .setup = setup_stuck, .body = { shut_down_beside_a_caller, make_it_serve_and_leave } });
+        .size = 2, .setup = setup_count, .handlers = { { "stuck", BX_BLOCKING, stuck } },
+        .body = { shut_down_beside_a_caller, make_it_serve_and_leave } });
     cr_expect_eq(harness_load(COUNTED), harness_load(SENT) + 1);
 }
 

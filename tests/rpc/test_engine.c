@@ -80,14 +80,9 @@ static int setup(struct bx_job *job)
     return bx_register_async(job, "hold", harness_never, NULL);
 }
 
-static void two(harness_fn first, harness_fn second, uint32_t dies)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { first, second }, .dies = dies });
-}
-
 /* ---- Answers ------------------------------------------------------------------------------------ */
 
-static void call_wrong_handlers(struct bx_job *job)
+HARNESS_TEST(engine, answers_with_an_error_if_a_reply_cannot_be_made, 60, .size = 2, .setup = setup)
 {
     struct bx_msg *reply = NULL;
 
@@ -98,12 +93,7 @@ static void call_wrong_handlers(struct bx_job *job)
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "count", NULL, NULL, NULL), 0);
 }
 
-Test(engine, answers_with_an_error_if_a_reply_cannot_be_made)
-{
-    two(call_wrong_handlers, NULL, 0);
-}
-
-static void call_for_much(struct bx_job *job)
+HARNESS_TEST(engine, does_not_keep_the_memory_of_one_large_reply, 60, .size = 2, .setup = setup)
 {
     struct bx_msg *args = harness_msg_i64(1000000), *reply = NULL;
 
@@ -114,13 +104,8 @@ static void call_for_much(struct bx_job *job)
     HARNESS_CHECK(harness_call_i64(job, "worker1", "capacity", 0) <= BXI_FRAME_MAX);
 }
 
-Test(engine, does_not_keep_the_memory_of_one_large_reply)
-{
-    two(call_for_much, NULL, 0);
-}
-
 /* The bytes of a large reply are in a block on loan; bytes that are added to it need memory of their own. */
-static void add_to_a_large_reply(struct bx_job *job)
+HARNESS_TEST(engine, keeps_the_bytes_of_a_large_reply_that_is_added_to, 60, .size = 2, .setup = setup)
 {
     struct bx_msg *args = harness_msg_i64(100000), *reply = NULL;
     const unsigned char *bytes;
@@ -140,15 +125,10 @@ static void add_to_a_large_reply(struct bx_job *job)
     bx_msg_destroy(args);
 }
 
-Test(engine, keeps_the_bytes_of_a_large_reply_that_is_added_to)
-{
-    two(add_to_a_large_reply, NULL, 0);
-}
-
 /* ---- Slots and timers --------------------------------------------------------------------------- */
 
 /* Without generations a late reply would be taken for that of the slot's next call. */
-static void look_at_generations(struct bx_job *job)
+HARNESS_TEST(engine, gives_each_use_of_a_slot_a_new_generation, 60, .size = 2, .setup = setup)
 {
     uint64_t before;
 
@@ -160,11 +140,6 @@ static void look_at_generations(struct bx_job *job)
     }
 }
 
-Test(engine, gives_each_use_of_a_slot_a_new_generation)
-{
-    two(look_at_generations, NULL, 0);
-}
-
 static void note_timeout(struct bx_future *future, void *context)
 {
     (void)context;
@@ -173,7 +148,7 @@ static void note_timeout(struct bx_future *future, void *context)
 }
 
 /* A deadline in an hour, then one in 50 ms. */
-static void time_out_out_of_order(struct bx_job *job)
+HARNESS_TEST(engine, meets_a_deadline_though_a_later_one_was_set_before, 20, .size = 2, .setup = setup)
 {
     struct bx_future *slow = harness_start(job, "worker1", "hold", NULL, UINT64_C(3600000000000));
     struct bx_future *quick = harness_start(job, "worker1", "hold", NULL, 50 * HARNESS_MS);
@@ -181,17 +156,21 @@ static void time_out_out_of_order(struct bx_job *job)
     HARNESS_EQ(bx_future_on_done(quick, note_timeout, NULL), 0);
     harness_await(TIMED_OUT, 1);
     bx_future_release(quick);
-    HARNESS_EQ(bx_future_cancel(slow), 0);
-    bx_future_release(slow);
+    harness_cancel(slow);
 }
 
-Test(engine, meets_a_deadline_though_a_later_one_was_set_before, .timeout = 20)
+static void wait_to_be_killed(struct bx_job *job)
 {
-    two(time_out_out_of_order, NULL, 0);
+    (void)job;
+    harness_leaves_by_itself();
+    harness_post(READY);
+    for (;;)
+        pause();
 }
 
 /* When the callee dies, two calls have timed out and wait for their late replies, and two are in flight. */
-static void count_slots_of_the_dead(struct bx_job *job)
+HARNESS_TEST(engine, frees_the_slots_of_calls_to_a_dead_worker, 60, .size = 2, .setup = setup, .dies = 1u << 1,
+             .body = { NULL, wait_to_be_killed })
 {
     struct bx_future *future[4];
 
@@ -206,20 +185,6 @@ static void count_slots_of_the_dead(struct bx_job *job)
     for (int i = 0; i < 4; i++)
         bx_future_release(future[i]);
     HARNESS_EQ(job->rpc->peers[1]->in_flight, 0);
-}
-
-static void wait_to_be_killed(struct bx_job *job)
-{
-    (void)job;
-    harness_leaves_by_itself();
-    harness_post(READY);
-    for (;;)
-        pause();
-}
-
-Test(engine, frees_the_slots_of_calls_to_a_dead_worker)
-{
-    two(count_slots_of_the_dead, wait_to_be_killed, 1u << 1);
 }
 
 /* ---- Bounds ------------------------------------------------------------------------------------- */
@@ -258,7 +223,8 @@ static void serve_no_more_than_1024(struct bx_job *job)
 
 Test(engine, serves_1024_one_way_calls_of_a_worker_at_a_time)
 {
-    two(ask_for_more_than_1024, serve_no_more_than_1024, 0);
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .body = { ask_for_more_than_1024, serve_no_more_than_1024 } });
     cr_expect_eq(harness_load(COUNTED), 1124);
 }
 
@@ -288,7 +254,8 @@ static void ask_for_1025_answers(struct bx_job *job)
         pause();
 }
 
-static void serve_1024_answers(struct bx_job *job)
+HARNESS_TEST(engine, cuts_off_a_worker_with_more_than_1024_calls_in_flight, 60, .size = 2, .setup = setup,
+             .dies = 1u << 1, .body = { NULL, ask_for_1025_answers })
 {
     harness_await(SENT, 1);
     while (harness_counter(job, "requests_blocking") < 1024)
@@ -299,11 +266,6 @@ static void serve_1024_answers(struct bx_job *job)
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 1);
     harness_post(OPEN_GATE);
     HARNESS_EQ(harness_kill((pid_t)harness_load(PID + 1), SIGKILL), 0);
-}
-
-Test(engine, cuts_off_a_worker_with_more_than_1024_calls_in_flight)
-{
-    two(serve_1024_answers, ask_for_1025_answers, 1u << 1);
 }
 
 /* ---- Names -------------------------------------------------------------------------------------- */
@@ -321,7 +283,8 @@ static bool names_exist(const struct bx_job *job, int rank)
     return exist || access(path, F_OK) == 0;
 }
 
-static void look_for_names(struct bx_job *job)
+HARNESS_TEST(engine, leaves_no_names_in_dev_shm, 60, .size = 2, .setup = setup, .dies = 1u << 1,
+             .body = { NULL, wait_to_be_killed })
 {
     harness_leaves_by_itself();
     harness_await(READY, 1);
@@ -332,11 +295,6 @@ static void look_for_names(struct bx_job *job)
     HARNESS_EQ(bx_job_shutdown(job, 0), 0);
     HARNESS_CHECK(!names_exist(job, 0));
     bx_job_destroy(job);
-}
-
-Test(engine, leaves_no_names_in_dev_shm)
-{
-    two(look_for_names, wait_to_be_killed, 1u << 1);
 }
 
 /* ---- Threads and signals ------------------------------------------------------------------------ */
@@ -350,7 +308,7 @@ static void note_thread(int signal_number)
 }
 
 /* A signal to the process must go to a thread of the program. The only one has blocked it at first. */
-static void be_signalled(struct bx_job *job)
+HARNESS_TEST(engine, leaves_signals_to_the_threads_of_the_program, 60, .size = 2, .setup = setup)
 {
     struct sigaction action = { .sa_handler = note_thread };
     sigset_t set;
@@ -368,11 +326,6 @@ static void be_signalled(struct bx_job *job)
     HARNESS_EQ(signalled_thread, gettid());
 }
 
-Test(engine, leaves_signals_to_the_threads_of_the_program)
-{
-    two(be_signalled, NULL, 0);
-}
-
 static void *serve(void *job)
 {
     harness_post(READY);
@@ -380,8 +333,14 @@ static void *serve(void *job)
     return NULL;
 }
 
+static void come_late(struct bx_job *job)
+{
+    (void)job;
+    harness_await(DONE, 1);
+}
+
 /* The other worker does not shut down, so this one leaves alone. */
-static void leave_under_a_server(struct bx_job *job)
+HARNESS_TEST(engine, ends_the_wait_of_a_thread_that_serves, 60, .size = 2, .setup = setup, .body = { NULL, come_late })
 {
     pthread_t thread;
 
@@ -394,17 +353,6 @@ static void leave_under_a_server(struct bx_job *job)
     pthread_join(thread, NULL);
     harness_post(DONE);
     bx_job_destroy(job);
-}
-
-static void come_late(struct bx_job *job)
-{
-    (void)job;
-    harness_await(DONE, 1);
-}
-
-Test(engine, ends_the_wait_of_a_thread_that_serves)
-{
-    two(leave_under_a_server, come_late, 0);
 }
 
 /* ---- Wake-ups by deaths ------------------------------------------------------------------------- */

@@ -660,8 +660,7 @@ HARNESS_TEST(future_chain, that_is_cancelled_cancels_its_inner_call_at_the_calle
     bx_future_release(first);
     while (harness_gate(PARKED) == 0)
         HARNESS_CHECK(!bx_future_done(result));
-    HARNESS_EQ(bx_future_cancel(result), 0);
-    bx_future_release(result);
+    harness_cancel(result);
     harness_await(ENDED, 1);
     HARNESS_EQ(harness_load(CODE), -BX_E_CANCELLED);
 }
@@ -671,8 +670,7 @@ HARNESS_TEST(future_chain, that_an_async_handler_returned_is_cancelled_with_its_
     struct bx_future *future = harness_start(job, "worker1", "forward_and_park", harness_msg_i64(5), BX_FOREVER);
 
     harness_await(PARKED, 1);
-    HARNESS_EQ(bx_future_cancel(future), 0);
-    bx_future_release(future);
+    harness_cancel(future);
     harness_await(ENDED, 1);
     HARNESS_EQ(harness_load(CODE), -BX_E_CANCELLED);
 }

@@ -138,15 +138,11 @@ HARNESS_ASYNC_HANDLER(hold_foreign)
     return 0;
 }
 
-static int setup_foreign(struct bx_job *job)
-{
-    return bx_register_async(job, "hold", hold_foreign, NULL);
-}
-
 Test(future_end, fails_a_future_without_a_job_that_was_to_be_an_answer, .timeout = 20)
 {
     harness_run(&(struct harness_world){
-        .size = 2, .setup = setup_foreign, .body = { call_held, leave_with_a_held_future } });
+        .size = 2, .handlers = { { "hold", .async = hold_foreign } },
+        .body = { call_held, leave_with_a_held_future } });
 }
 
 /* ---- Memory that all and any leave ------------------------------------------------------------- */
@@ -378,7 +374,7 @@ HARNESS_TEST(future_end, any_that_is_released_makes_its_call_lazy_again, 20, .si
     struct bx_future *call = NULL;
     struct bx_future *any, *both[2];
 
-    HARNESS_EQ(bx_rpc_async(job, "worker1", "hold", NULL, NULL, &call), 0);
+    call = harness_async(job, "worker1", "hold");
     HARNESS_EQ(bxi_load_seq_cst(&job->run->eager), 0);
     for (int i = 0; i < 1000; i++) {
         both[0] = both[1] = call;

@@ -214,7 +214,7 @@ static struct bx_future *held_call(struct bx_job *job)
 
     harness_await(READY, 1);
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
-    HARNESS_EQ(bx_rpc_async(job, "worker1", "hold", NULL, NULL, &future), 0);
+    future = harness_async(job, "worker1", "hold");
     /* This call is behind it: when it returns, the first one is held and in its slot. */
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 2), 2);
     return future;
@@ -285,8 +285,7 @@ static void is_not_disturbed(struct bx_job *job)
     HARNESS_EQ(harness_call_i64(job, "worker2", "echo", 7), 7);
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
     harness_post(FINISHED);
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_PEER_DEAD);
-    bx_future_release(future);
+    harness_end(future, BX_E_PEER_DEAD);
 }
 
 Test(fuzz, words_without_meaning_are_ignored, .timeout = 30)
@@ -316,8 +315,7 @@ static void answers_what_cannot_be(struct bx_job *job)
     }
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
     harness_post(FINISHED);
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_PEER_DEAD);
-    bx_future_release(future);
+    harness_end(future, BX_E_PEER_DEAD);
 }
 
 Test(fuzz, a_function_out_of_range_is_refused, .timeout = 30)
@@ -371,8 +369,7 @@ static void looks_up(struct bx_job *job)
 
     strikes_now();
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "new", NULL, NULL, NULL), BX_E_CORRUPT);
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_CORRUPT);
-    bx_future_release(future);
+    harness_end(future, BX_E_CORRUPT);
     HARNESS_EQ(harness_call_i64(job, "worker2", "echo", 7), 7);
     harness_post(FINISHED);
 }
@@ -394,8 +391,7 @@ static void finds_no_name(struct bx_job *job)
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 3), 3);
     HARNESS_EQ(harness_call_i64(job, "worker2", "echo", 7), 7);
     harness_post(FINISHED);
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_PEER_DEAD);
-    bx_future_release(future);
+    harness_end(future, BX_E_PEER_DEAD);
 }
 
 Test(fuzz, unterminated_names_end_with_their_field, .timeout = 30)
@@ -427,8 +423,7 @@ static void is_told_too_much_credit(struct bx_job *job)
     struct bx_future *future = held_call(job);
 
     HARNESS_EQ(fill_the_ring(job), BX_E_CORRUPT);
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_CORRUPT);
-    bx_future_release(future);
+    harness_end(future, BX_E_CORRUPT);
     HARNESS_EQ(harness_call_i64(job, "worker2", "echo", 7), 7);
     harness_post(FINISHED);
 }
@@ -442,8 +437,7 @@ static void is_told_an_old_credit(struct bx_job *job)
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
     HARNESS_EQ(harness_call_i64(job, "worker2", "echo", 7), 7);
     harness_post(FINISHED);
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_PEER_DEAD);
-    bx_future_release(future);
+    harness_end(future, BX_E_PEER_DEAD);
 }
 
 static void (*wrong_credit)(struct bx_job *job);

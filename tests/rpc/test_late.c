@@ -98,8 +98,7 @@ static void wait_or_time_out(struct bx_job *job, int index)
         led = begin(job, "hold", 3600000 * HARNESS_MS);
         bx_future_acquire(led);
         harness_post(READY);
-        HARNESS_EQ(bx_future_wait(led, BX_FOREVER), BX_E_CANCELLED);
-        bx_future_release(led);
+        harness_end(led, BX_E_CANCELLED);
         return;
     }
     harness_await(READY, 1);
@@ -108,8 +107,7 @@ static void wait_or_time_out(struct bx_job *job, int index)
     HARNESS_EQ(bx_future_on_done(future, note_timeout, NULL), 0);
     bx_future_release(future);
     harness_await(TIMED_OUT, 1);
-    HARNESS_EQ(bx_future_cancel(led), 0);
-    bx_future_release(led);
+    harness_cancel(led);
 }
 
 HARNESS_TEST(late, a_deadline_is_met_while_another_thread_leads, 30, .size = 2, .setup = setup,
@@ -141,8 +139,7 @@ static void wait_or_complete(struct bx_job *job, int index)
         future = bx_future_create(job);
         bx_future_acquire(future);
         harness_post(READY);
-        HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
-        bx_future_release(future);
+        harness_end(future, 0);
         return;
     }
     harness_await(READY, 1);
@@ -181,8 +178,7 @@ HARNESS_TEST(late, a_deadline_that_could_not_be_reported_in_time_is_not_counted,
     HARNESS_EQ(harness_counter(job, "timers_late"), 0);
     bxi_bell_disarm(&job->run->bell);
     bxi_leave_role(role, true);
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_TIMEOUT);
-    bx_future_release(future);
+    harness_end(future, BX_E_TIMEOUT);
 }
 
 /* One thread leads, in a call that is answered by no one. The other follows, asleep; the first completes its calls. */
@@ -194,16 +190,14 @@ static void lead_or_follow(struct bx_job *job, int index)
         held = begin(job, "hold", BX_FOREVER);
         bx_future_acquire(held);
         harness_post(READY);
-        HARNESS_EQ(bx_future_wait(held, BX_FOREVER), BX_E_CANCELLED);
-        bx_future_release(held);
+        harness_end(held, BX_E_CANCELLED);
         return;
     }
     harness_await(READY, 1);
     await_leader(job);
     for (int64_t i = 0; i < 10; i++)
         HARNESS_EQ(harness_call_i64(job, "worker1", "slow", i), i);
-    HARNESS_EQ(bx_future_cancel(held), 0);
-    bx_future_release(held);
+    harness_cancel(held);
 }
 
 HARNESS_TEST(late, a_follower_is_woken_for_its_reply_while_another_thread_leads, 30, .size = 2, .setup = setup,

@@ -158,7 +158,7 @@ static int call_again(struct bx_future *in, struct bx_msg *out, void *context)
     struct bx_future *nested = NULL;
 
     (void)in, (void)out;
-    HARNESS_EQ(bx_rpc_async(context, "worker2", "echo", NULL, NULL, &nested), 0);
+    nested = harness_async(context, "worker2", "echo");
     HARNESS_EQ(bx_future_on_done(nested, call_stay, context), 0);
     bx_future_release(nested);
     return 0;
@@ -170,7 +170,7 @@ HARNESS_ASYNC_HANDLER(relay_later)
     struct bx_future *first = NULL;
 
     *reply = answer(request);
-    HARNESS_EQ(bx_rpc_async(job, "worker2", "echo", NULL, NULL, &first), 0);
+    first = harness_async(job, "worker2", "echo");
     bx_future_release(bx_future_then(first, call_again, job));
     bx_future_release(first);
     return 0;
@@ -235,9 +235,8 @@ Test(nested, calls_end_at_the_deadline_of_the_request, .timeout = 60)
 
 static struct bx_future *begin(struct bx_job *job)
 {
-    struct bx_future *future = NULL;
+    struct bx_future *future = harness_async(job, "worker1", relay);
 
-    HARNESS_EQ(bx_rpc_async(job, "worker1", relay, NULL, NULL, &future), 0);
     harness_await(ENTERED, 1);
     if (strcmp(relay, "relay_many") == 0)
         harness_await(DONE, 1);
@@ -334,12 +333,10 @@ static int setup_going_on(struct bx_job *job)
 
 HARNESS_TEST(nested, detached_call_goes_on, 20, .size = 3, .setup = setup_going_on)
 {
-    struct bx_future *future = NULL;
+    struct bx_future *future = harness_async(job, "worker1", "detached");
 
-    HARNESS_EQ(bx_rpc_async(job, "worker1", "detached", NULL, NULL, &future), 0);
     harness_await(ENTERED, 1);
-    HARNESS_EQ(bx_future_cancel(future), 0);
-    bx_future_release(future);
+    harness_cancel(future);
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "echo", NULL, NULL, NULL), 0);       /* the cancel has been read */
     HARNESS_EQ(bx_rpc_sync(job, "worker2", "echo", NULL, NULL, NULL), 0);
     harness_post(RELEASED);
@@ -377,12 +374,6 @@ HARNESS_HANDLER(call_for_oneway)
     return 0;
 }
 
-static int setup_oneway(struct bx_job *job)
-{
-    HARNESS_EQ(bx_register(job, "oneway", BX_BLOCKING, call_for_oneway, NULL), 0);
-    return setup(job);
-}
-
 static void awaits_the_relay(struct bx_job *job)
 {
     (void)job;
@@ -390,8 +381,9 @@ static void awaits_the_relay(struct bx_job *job)
     HARNESS_EQ(harness_load(CODE), 0);
 }
 
-HARNESS_TEST(nested, calls_of_a_oneway_request_go_on_when_its_caller_is_dead, 20, .size = 3, .setup = setup_oneway,
-             .dies = 1u << 0, .body = { NULL, awaits_the_relay, harness_serve })
+HARNESS_TEST(nested, calls_of_a_oneway_request_go_on_when_its_caller_is_dead, 20, .size = 3, .setup = setup,
+             .handlers = { { "oneway", BX_BLOCKING, call_for_oneway } }, .dies = 1u << 0,
+             .body = { NULL, awaits_the_relay, harness_serve })
 {
     harness_leaves_by_itself();
     HARNESS_EQ(bx_rpc_oneway(job, "worker1", "oneway", NULL, NULL), 0);
@@ -410,20 +402,14 @@ HARNESS_HANDLER(call_often)
     HARNESS_CHECK(waiting->call_capacity > 0 && waiting->call_capacity <= 4);
     HARNESS_EQ(bx_rpc_many(bx_request_job(request), "worker0", "echo", MANY, NULL, NULL, futures), 0);
     for (int i = 0; i < MANY; i++) {
-        HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), 0);
-        bx_future_release(futures[i]);
+        harness_end(futures[i], 0);
     }
     HARNESS_CHECK(waiting->call_capacity <= 4 * MANY);
     return 0;
 }
 
-static int setup_often(struct bx_job *job)
-{
-    HARNESS_EQ(bx_register(job, "often", BX_BLOCKING, call_often, NULL), 0);
-    return setup(job);
-}
-
-HARNESS_TEST(nested, list_of_calls_forgets_those_that_have_ended, 20, .size = 2, .setup = setup_often)
+HARNESS_TEST(nested, list_of_calls_forgets_those_that_have_ended, 20, .size = 2, .setup = setup,
+             .handlers = { { "often", BX_BLOCKING, call_often } })
 {
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "often", NULL, NULL, NULL), 0);
 }
@@ -469,12 +455,10 @@ static int setup_calling_on(struct bx_job *job)
 
 HARNESS_TEST(nested, call_fails_at_once_when_the_request_is_over, 20, .size = 3, .setup = setup_calling_on)
 {
-    struct bx_future *future = NULL;
+    struct bx_future *future = harness_async(job, "worker1", "call_on");
 
-    HARNESS_EQ(bx_rpc_async(job, "worker1", "call_on", NULL, NULL, &future), 0);
     harness_await(ENTERED, 1);
-    HARNESS_EQ(bx_future_cancel(future), 0);
-    bx_future_release(future);
+    harness_cancel(future);
     harness_await(LEFT, 1);
 }
 
@@ -496,12 +480,6 @@ HARNESS_HANDLER(wait_for_room)
     return 0;
 }
 
-static int setup_room(struct bx_job *job)
-{
-    HARNESS_EQ(bx_register(job, "room", BX_BLOCKING, wait_for_room, NULL), 0);
-    return setup(job);
-}
-
 /* The first thread waits for a call with the 1024th slot, so the handler's thread does not lead: somebody must wake it.
  * The second posts DONE when the handler waits. */
 static void wait_or_watch(struct bx_job *job, int index)
@@ -521,13 +499,13 @@ static void watches_the_pool(struct bx_job *job)
     harness_threads(job, 2, wait_or_watch);
 }
 
-HARNESS_TEST(nested, wait_for_room_ends_with_the_request, 20, .size = 3, .setup = setup_room,
-             .body = { NULL, watches_the_pool })
+HARNESS_TEST(nested, wait_for_room_ends_with_the_request, 20, .size = 3, .setup = setup,
+             .handlers = { { "room", BX_BLOCKING, wait_for_room } }, .body = { NULL, watches_the_pool })
 {
     struct bx_future *future = NULL;
 
     harness_await(ENTERED, 1);
-    HARNESS_EQ(bx_rpc_async(job, "worker1", "room", NULL, NULL, &future), 0);
+    future = harness_async(job, "worker1", "room");
     harness_await(DONE, 1);
     HARNESS_EQ(bx_future_cancel(future), 0);
     harness_await(LEFT, 1);
@@ -558,8 +536,7 @@ static uint64_t seen(uint64_t looks)
 static void end(struct bx_future **futures, int count)
 {
     for (int i = 0; i < count; i++) {
-        HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), 0);
-        bx_future_release(futures[i]);
+        harness_end(futures[i], 0);
     }
 }
 
@@ -620,9 +597,8 @@ HARNESS_HANDLER(call_with_options)
 /* An inline handler: its call is for no request, also if the thread that runs it waits in a handler. */
 HARNESS_HANDLER(call_for_none)
 {
-    struct bx_future *future = NULL;
+    struct bx_future *future = harness_async(bx_request_job(request), "worker0", "look");
 
-    HARNESS_EQ(bx_rpc_async(bx_request_job(request), "worker0", "look", NULL, NULL, &future), 0);
     bx_future_release(future);
     return 0;
 }
@@ -650,15 +626,14 @@ static void call_later(struct bx_future *future, void *context)
     struct bx_future *nested = NULL;
 
     HARNESS_EQ(bx_future_error(future), 0);
-    HARNESS_EQ(bx_rpc_async(context, "worker0", "look", NULL, NULL, &nested), 0);
+    nested = harness_async(context, "worker0", "look");
     bx_future_release(nested);
 }
 
 HARNESS_HANDLER(call_when_answered)
 {
-    struct bx_future *future = NULL;
+    struct bx_future *future = harness_async(bx_request_job(request), "worker0", "stay_on");
 
-    HARNESS_EQ(bx_rpc_async(bx_request_job(request), "worker0", "stay_on", NULL, NULL, &future), 0);
     HARNESS_EQ(bx_future_on_done(future, call_later, bx_request_job(request)), 0);
     bx_future_release(future);
     return 0;

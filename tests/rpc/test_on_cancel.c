@@ -24,16 +24,14 @@ enum { HOOKS, PID, FREED, ON_TIME };            /* values */
 
 static struct bx_future *begin(struct bx_job *job, const char *function)
 {
-    struct bx_future *future = NULL;
+    struct bx_future *future = harness_async(job, "worker1", function);
 
-    HARNESS_EQ(bx_rpc_async(job, "worker1", function, NULL, NULL, &future), 0);
     return future;
 }
 
 static void cancel(struct bx_future *future)
 {
-    HARNESS_EQ(bx_future_cancel(future), 0);
-    bx_future_release(future);
+    harness_cancel(future);
 }
 
 /* Returns when worker 1 has read all that this worker has sent. */
@@ -248,13 +246,8 @@ HARNESS_HANDLER(race)
     return 0;
 }
 
-static int setup_race(struct bx_job *job)
-{
-    HARNESS_EQ(bx_register(job, "race", BX_BLOCKING, race, NULL), 0);
-    return setup(job);
-}
-
-HARNESS_TEST(on_cancel, hook_and_its_removal_race, 60, .size = 2, .setup = setup_race)
+HARNESS_TEST(on_cancel, hook_and_its_removal_race, 60, .size = 2, .setup = setup,
+             .handlers = { { "race", BX_BLOCKING, race } })
 {
     for (int i = 0; i < RACES; i++) {
         struct bx_msg *args = harness_msg_i64(i);
@@ -372,13 +365,8 @@ HARNESS_HANDLER(survive)
     return 0;
 }
 
-static int setup_leaving(struct bx_job *job)
-{
-    HARNESS_EQ(bx_register(job, "survive", BX_BLOCKING, survive, NULL), 0);
-    return setup(job);
-}
-
-HARNESS_TEST(on_cancel, hook_may_end_its_thread, 20, .size = 2, .setup = setup_leaving)
+HARNESS_TEST(on_cancel, hook_may_end_its_thread, 20, .size = 2, .setup = setup,
+             .handlers = { { "survive", BX_BLOCKING, survive } })
 {
     struct bx_future *future = begin(job, "survive");
 

@@ -227,8 +227,7 @@ HARNESS_TEST(packed, replies_to_a_peer_that_does_not_wait_for_the_next_travel_in
     for (int i = 0; i < MOST; i++)
         HARNESS_EQ(bx_rpc_async(job, "worker1", "in_order", args[i], NULL, &futures[i]), 0);
     harness_post(HELD);
-    HARNESS_EQ(bx_future_wait(held, BX_FOREVER), 0);
-    bx_future_release(held);
+    harness_end(held, 0);
     for (int i = 0; i < MOST; i++)
         expect_same(i);
 #ifndef __SANITIZE_THREAD__     /* there a handler takes more than the 2 us for which replies are held back: packed.h */
@@ -333,8 +332,7 @@ static void late(struct bx_job *job)
     for (int i = 0; i < 50; i++)
         HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), BX_E_TIMEOUT);
     harness_post(HELD);
-    HARNESS_EQ(bx_future_wait(held, BX_FOREVER), 0);
-    bx_future_release(held);
+    harness_end(held, 0);
     while (harness_counter(job, "late_replies") < 50)
         HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 1), 2);
     bxi_lock(&job->run->lock);
@@ -392,8 +390,7 @@ HARNESS_TEST(packed, a_reply_does_not_wait_for_handlers_that_take_long, 60, .siz
     for (int round = 0; round < 20; round++) {
         send(job, "worker1", "slow", 100);
         for (int i = 0; i < 100; i++) {
-            HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), 0);
-            bx_future_release(futures[i]);
+            harness_end(futures[i], 0);
         }
     }
     for (int i = 0; i < 100; i++) {
@@ -420,13 +417,8 @@ static int post_and_hold(const struct bx_request *request, struct bx_reader *val
     return bx_future_set(*future, NULL);
 }
 
-static int setup_post(struct bx_job *job)
-{
-    HARNESS_EQ(bx_register_async(job, "post", post_and_hold, NULL), 0);
-    return setup(job);
-}
-
-HARNESS_TEST(packed, replies_are_sent_before_a_handler_that_is_not_inline_runs, 30, .size = 2, .setup = setup_post)
+HARNESS_TEST(packed, replies_are_sent_before_a_handler_that_is_not_inline_runs, 30, .size = 2, .setup = setup,
+             .handlers = { { "post", .async = post_and_hold } })
 {
     struct bx_future *first, *last;
 
@@ -460,12 +452,6 @@ static int owe(const struct bx_request *request, struct bx_reader *values, struc
     return 0;
 }
 
-static int setup_owe(struct bx_job *job)
-{
-    HARNESS_EQ(bx_register_async(job, "owe", owe, NULL), 0);
-    return setup(job);
-}
-
 static void wait_for_gate(struct bx_future *future, void *context)
 {
     (void)future, (void)context;
@@ -474,16 +460,14 @@ static void wait_for_gate(struct bx_future *future, void *context)
 
 static void asks_and_serves(struct bx_job *job)
 {
-    struct bx_future *future = NULL;
+    struct bx_future *future = harness_async(job, "worker0", "owe");
 
-    HARNESS_EQ(bx_rpc_async(job, "worker0", "owe", NULL, NULL, &future), 0);
     HARNESS_EQ(bx_future_on_done(future, wait_for_gate, NULL), 0);
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
-    bx_future_release(future);
+    harness_end(future, 0);
 }
 
-HARNESS_TEST(packed, replies_are_sent_before_a_callback_runs, 30, .size = 2, .setup = setup_owe,
-             .body = { NULL, asks_and_serves })
+HARNESS_TEST(packed, replies_are_sent_before_a_callback_runs, 30, .size = 2, .setup = setup,
+             .handlers = { { "owe", .async = owe } }, .body = { NULL, asks_and_serves })
 {
     struct bx_future *first;
 
@@ -499,8 +483,7 @@ HARNESS_TEST(packed, replies_are_sent_before_a_callback_runs, 30, .size = 2, .se
     for (int i = 0; i < 100; i++)
         expect_same(i);                 /* while worker 1 stands in its callback */
     harness_post(FINISHED);
-    HARNESS_EQ(bx_future_wait(first, BX_FOREVER), 0);
-    bx_future_release(first);
+    harness_end(first, 0);
     release(100);
 }
 
@@ -589,10 +572,9 @@ static void expect_cut_off(struct bx_job *job)
     struct bx_future *future = NULL;
 
     harness_await(READY, 1);
-    HARNESS_EQ(bx_rpc_async(job, "worker1", "never", NULL, NULL, &future), 0);
+    future = harness_async(job, "worker1", "never");
     harness_post(HELD);
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_CORRUPT);
-    bx_future_release(future);
+    harness_end(future, BX_E_CORRUPT);
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 1);
     HARNESS_EQ(harness_call_i64(job, "worker2", "twice", 7), 14);
     harness_post(FINISHED);
@@ -635,10 +617,9 @@ static void expect_answer_and_cut_off(struct bx_job *job)
     struct bx_future *future = NULL;
 
     harness_await(READY, 1);
-    HARNESS_EQ(bx_rpc_async(job, "worker1", "never", NULL, NULL, &future), 0);
+    future = harness_async(job, "worker1", "never");
     harness_post(HELD);
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
-    bx_future_release(future);
+    harness_end(future, 0);
     while (harness_counter(job, "peers_corrupt") == 0)
         sched_yield();
     HARNESS_EQ(harness_call_i64(job, "worker2", "twice", 7), 14);

@@ -74,8 +74,7 @@ static void cancels(struct bx_job *job)
 {
     struct bx_future *future = call_until_parked(job, "park");
 
-    HARNESS_EQ(bx_future_cancel(future), 0);
-    bx_future_release(future);
+    harness_cancel(future);
     check_end(BX_E_CANCELLED);
 }
 

@@ -72,17 +72,15 @@ static uint64_t want_credit(struct bx_job *job)
 
 static struct bx_future *stop_worker1(struct bx_job *job)
 {
-    struct bx_future *future = NULL;
+    struct bx_future *future = harness_async(job, "worker1", "stop");
 
-    HARNESS_EQ(bx_rpc_async(job, "worker1", "stop", NULL, NULL, &future), 0);
     harness_await(IN_HANDLER, 1);
     return future;
 }
 
 static void finish(struct bx_future *future)
 {
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
-    bx_future_release(future);
+    harness_end(future, 0);
 }
 
 static struct bx_msg *large_msg(void)

@@ -91,11 +91,6 @@ HARNESS_HANDLER(enter_and_stay)
     return 0;
 }
 
-static int setup_stay(struct bx_job *job)
-{
-    return bx_register(job, "stay", BX_BLOCKING, enter_and_stay, NULL);
-}
-
 static void expect_16_threads(struct bx_job *job)
 {
     HARNESS_EQ(bx_job_serve(job), 0);
@@ -103,18 +98,17 @@ static void expect_16_threads(struct bx_job *job)
     HARNESS_EQ(harness_counter(job, "requests_blocking"), 40);
 }
 
-HARNESS_TEST(pool, has_sixteen_threads_for_handlers_that_do_not_wait_in_boxcar, 20, .size = 2, .setup = setup_stay,
-             .body = { NULL, expect_16_threads })
+HARNESS_TEST(pool, has_sixteen_threads_for_handlers_that_do_not_wait_in_boxcar, 20, .size = 2,
+             .handlers = { { "stay", BX_BLOCKING, enter_and_stay } }, .body = { NULL, expect_16_threads })
 {
     struct bx_future *futures[40];
 
     for (int i = 0; i < 40; i++)
-        HARNESS_EQ(bx_rpc_async(job, "worker1", "stay", NULL, NULL, &futures[i]), 0);
+        futures[i] = harness_async(job, "worker1", "stay");
     harness_await(ENTERED, 16);
     harness_post(RELEASED);
     for (int i = 0; i < 40; i++) {
-        HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), 0);
-        bx_future_release(futures[i]);
+        harness_end(futures[i], 0);
     }
     HARNESS_EQ(harness_gate(ENTERED), 40);
     HARNESS_CHECK(harness_load(MOST_AT_ONCE) <= 16);
@@ -159,12 +153,11 @@ HARNESS_TEST(pool, does_not_count_threads_that_wait_for_a_future, 20, .size = 2,
     struct bx_future *futures[40];
 
     for (int i = 0; i < 40; i++)
-        HARNESS_EQ(bx_rpc_async(job, "worker1", "wait_for_it", NULL, NULL, &futures[i]), 0);
+        futures[i] = harness_async(job, "worker1", "wait_for_it");
     harness_await(ENTERED, 40);
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "set_it", NULL, NULL, NULL), 0);
     for (int i = 0; i < 40; i++) {
-        HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), 0);
-        bx_future_release(futures[i]);
+        harness_end(futures[i], 0);
     }
     bx_future_release(awaited);
 }
@@ -179,12 +172,8 @@ HARNESS_HANDLER(blocked_signals)
     return bx_msg_put_i64(reply, sigismember(&mask, SIGINT) && sigismember(&mask, SIGUSR1));
 }
 
-static int setup_signals(struct bx_job *job)
-{
-    return bx_register(job, "blocked", BX_BLOCKING, blocked_signals, NULL);
-}
-
-HARNESS_TEST(pool, leaves_signals_to_the_threads_of_the_program, 20, .size = 2, .setup = setup_signals)
+HARNESS_TEST(pool, leaves_signals_to_the_threads_of_the_program, 20, .size = 2,
+             .handlers = { { "blocked", BX_BLOCKING, blocked_signals } })
 {
     sigset_t mask;
 
@@ -265,11 +254,11 @@ HARNESS_TEST(pool, refuses_queued_requests_when_its_only_thread_waits, 20, .size
 {
     struct bx_future *first = NULL, *second = NULL, *row = NULL;
 
-    HARNESS_EQ(bx_rpc_async(job, "worker1", "wait_for_worker0", NULL, NULL, &first), 0);
+    first = harness_async(job, "worker1", "wait_for_worker0");
     harness_await(ENTERED, 1);
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "forbid_threads", NULL, NULL, NULL), 0);
-    HARNESS_EQ(bx_rpc_async(job, "worker1", "nothing", NULL, NULL, &second), 0);
-    HARNESS_EQ(bx_rpc_async(job, "worker1", "batch", NULL, NULL, &row), 0);
+    second = harness_async(job, "worker1", "nothing");
+    row = harness_async(job, "worker1", "batch");
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "look", NULL, NULL, NULL), 0);
     harness_post(RELEASED);
     HARNESS_EQ(bx_future_wait(second, BX_FOREVER), -EAGAIN);
@@ -279,8 +268,7 @@ HARNESS_TEST(pool, refuses_queued_requests_when_its_only_thread_waits, 20, .size
     harness_await(ENTERED, 2);
     bx_future_set(promise, NULL);
     bx_future_release(promise);
-    HARNESS_EQ(bx_future_wait(first, BX_FOREVER), 0);
-    bx_future_release(first);
+    harness_end(first, 0);
     bx_future_release(second);
     bx_future_release(row);
 }
@@ -290,10 +278,10 @@ HARNESS_TEST(pool, keeps_its_only_thread_that_exits_if_no_other_can_be_made, 20,
 {
     struct bx_future *first = NULL, *second = NULL;
 
-    HARNESS_EQ(bx_rpc_async(job, "worker1", "end_thread", NULL, NULL, &first), 0);
+    first = harness_async(job, "worker1", "end_thread");
     harness_await(ENTERED, 1);
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "forbid_threads", NULL, NULL, NULL), 0);
-    HARNESS_EQ(bx_rpc_async(job, "worker1", "nothing", NULL, NULL, &second), 0);
+    second = harness_async(job, "worker1", "nothing");
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "look", NULL, NULL, NULL), 0);
     harness_post(RELEASED);
     HARNESS_EQ(bx_future_wait(first, BX_FOREVER), BX_E_HANDLER);
@@ -309,20 +297,18 @@ HARNESS_TEST(pool, refuses_every_queued_batch_when_its_only_thread_waits, 20, .s
 {
     struct bx_future *first = NULL, *rows[3] = { NULL };
 
-    HARNESS_EQ(bx_rpc_async(job, "worker1", "wait_for_worker0", NULL, NULL, &first), 0);
+    first = harness_async(job, "worker1", "wait_for_worker0");
     harness_await(ENTERED, 1);
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "forbid_threads", NULL, NULL, NULL), 0);
     for (int i = 0; i < 3; i++)
-        HARNESS_EQ(bx_rpc_async(job, "worker1", "batch", NULL, NULL, &rows[i]), 0);
+        rows[i] = harness_async(job, "worker1", "batch");
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "look", NULL, NULL, NULL), 0);
     harness_post(RELEASED);
     for (int i = 0; i < 3; i++) {
-        HARNESS_EQ(bx_future_wait(rows[i], BX_FOREVER), -EAGAIN);
-        bx_future_release(rows[i]);
+        harness_end(rows[i], -EAGAIN);
     }
     harness_await(ENTERED, 2);
     bx_future_set(promise, NULL);
     bx_future_release(promise);
-    HARNESS_EQ(bx_future_wait(first, BX_FOREVER), 0);
-    bx_future_release(first);
+    harness_end(first, 0);
 }

@@ -40,8 +40,7 @@ static struct bx_future *begin(struct bx_job *job, const char *function, int64_t
 
 static void end(struct bx_future *future, int code)
 {
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), code);
-    bx_future_release(future);
+    harness_end(future, code);
 }
 
 /* Waits until worker 0 has read all that this worker has sent. */

@@ -54,8 +54,7 @@ static void start_calls(struct bx_job *job, struct bx_future **futures, int firs
 static void end_calls(struct bx_future **futures, int count)
 {
     for (int i = 0; i < count; i++) {
-        HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), 0);
-        bx_future_release(futures[i]);
+        harness_end(futures[i], 0);
     }
 }
 

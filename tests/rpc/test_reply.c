@@ -224,18 +224,13 @@ HARNESS_HANDLER(make_two_calls)
 {
     struct bx_job *job = bx_request_job(request);
 
-    HARNESS_EQ(bx_rpc_async(job, "worker0", "nothing", NULL, NULL, &first), 0);
-    HARNESS_EQ(bx_rpc_async(job, "worker0", "nothing", NULL, NULL, &second), 0);
+    first = harness_async(job, "worker0", "nothing");
+    second = harness_async(job, "worker0", "nothing");
     return bx_future_on_done(first, cancel_second, job);
 }
 
-static int setup_two(struct bx_job *job)
-{
-    HARNESS_EQ(bx_register(job, "two", BX_INLINE, make_two_calls, NULL), 0);
-    return setup(job);
-}
-
-HARNESS_TEST(reply, a_callback_cancels_a_call_whose_reply_has_come, 30, .size = 2, .setup = setup_two)
+HARNESS_TEST(reply, a_callback_cancels_a_call_whose_reply_has_come, 30, .size = 2, .setup = setup,
+             .handlers = { { "two", BX_INLINE, make_two_calls } })
 {
     HARNESS_EQ(bx_rpc_sync(job, "worker0", "two", NULL, NULL, NULL), 0);
     HARNESS_EQ(bx_future_wait(first, BX_FOREVER), 0);
@@ -274,26 +269,20 @@ Test(reply, calls_end_once_when_the_job_ends, .timeout = 60)
     }
 }
 
-static int setup_never(struct bx_job *job)
-{
-    HARNESS_EQ(bx_register_async(job, "never", harness_never, NULL), 0);
-    return setup(job);
-}
-
 /* A deadline that is the first to come, and one before that of another call: the peer's timer must be set for both. */
-HARNESS_TEST(reply, async_calls_end_at_their_deadlines, 60, .size = 2, .setup = setup_never,
-             .options = { .call_timeout_ns = 20 * HARNESS_MS })
+HARNESS_TEST(reply, async_calls_end_at_their_deadlines, 60, .size = 2, .setup = setup,
+             .handlers = { { "never", .async = harness_never } }, .options = { .call_timeout_ns = 20 * HARNESS_MS })
 {
     struct bx_future *patient, *future;
 
     for (int i = 0; i < 3; i++) {
-        HARNESS_EQ(bx_rpc_async(job, "worker1", "never", NULL, NULL, &future), 0);
+        future = harness_async(job, "worker1", "never");
         HARNESS_EQ(bx_future_wait(future, 10000 * HARNESS_MS), BX_E_TIMEOUT);
         HARNESS_EQ(bx_future_error(future), BX_E_TIMEOUT);
         bx_future_release(future);
     }
     patient = harness_start(job, "worker1", "never", NULL, 20000 * HARNESS_MS);
-    HARNESS_EQ(bx_rpc_async(job, "worker1", "never", NULL, NULL, &future), 0);
+    future = harness_async(job, "worker1", "never");
     HARNESS_EQ(bx_future_wait(future, 10000 * HARNESS_MS), BX_E_TIMEOUT);
     HARNESS_EQ(bx_future_error(future), BX_E_TIMEOUT);
     HARNESS_CHECK(!bx_future_done(patient));
@@ -357,7 +346,7 @@ HARNESS_HANDLER(ask_deadlines)
         HARNESS_EQ(bx_rpc_sync(job, "worker0", "deadline", NULL, NULL, &answer), 0);
         HARNESS_EQ(deadline_in(answer), bx_request_deadline_ns(request));
         bx_msg_destroy(answer);
-        HARNESS_EQ(bx_rpc_async(job, "worker0", "deadline", NULL, NULL, &future), 0);
+        future = harness_async(job, "worker0", "deadline");
         HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
         HARNESS_EQ(deadline_in(bx_future_value(future)), bx_request_deadline_ns(request));
         bx_future_release(future);
@@ -365,13 +354,8 @@ HARNESS_HANDLER(ask_deadlines)
     return 0;
 }
 
-static int setup_deadlines(struct bx_job *job)
-{
-    HARNESS_EQ(bx_register(job, "deadline", BX_INLINE, tell_deadline, NULL), 0);
-    return bx_register(job, "ask", BX_BLOCKING, ask_deadlines, NULL);
-}
-
-HARNESS_TEST(reply, calls_of_a_handler_have_the_deadline_of_its_request, 30, .size = 2, .setup = setup_deadlines)
+HARNESS_TEST(reply, calls_of_a_handler_have_the_deadline_of_its_request, 30, .size = 2,
+             .handlers = { { "deadline", BX_INLINE, tell_deadline }, { "ask", BX_BLOCKING, ask_deadlines } })
 {
     const struct bx_call_options options = { .timeout_ns = 30000 * HARNESS_MS };
 
@@ -385,12 +369,7 @@ HARNESS_HANDLER(come)
     return 0;
 }
 
-static int setup_come(struct bx_job *job)
-{
-    return bx_register(job, "come", BX_INLINE, come, NULL);
-}
-
-HARNESS_TEST(reply, an_async_call_wakes_its_callee, 30, .size = 2, .setup = setup_come)
+HARNESS_TEST(reply, an_async_call_wakes_its_callee, 30, .size = 2, .handlers = { { "come", BX_INLINE, come } })
 {
     uint64_t before_ns = bxi_now_ns();
 
@@ -398,7 +377,7 @@ HARNESS_TEST(reply, an_async_call_wakes_its_callee, 30, .size = 2, .setup = setu
         struct bx_future *future;
 
         usleep(20000);
-        HARNESS_EQ(bx_rpc_async(job, "worker1", "come", NULL, NULL, &future), 0);
+        future = harness_async(job, "worker1", "come");
         harness_await(0, (uint32_t)i);
         bx_future_release(future);
     }
@@ -413,10 +392,9 @@ static void call_and_end(struct bx_job *job, int index)
 
     (void)index;
     for (int i = 0; i < HELD; i++)
-        HARNESS_EQ(bx_rpc_async(job, "worker1", "nothing", NULL, NULL, &futures[i]), 0);
+        futures[i] = harness_async(job, "worker1", "nothing");
     for (int i = 0; i < HELD; i++) {
-        HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), 0);
-        bx_future_release(futures[i]);
+        harness_end(futures[i], 0);
     }
 }
 
@@ -425,7 +403,7 @@ static void make_thousand(struct bx_job *job)
     static struct bx_future *futures[1000];
 
     for (int i = 0; i < 1000; i++)
-        HARNESS_EQ(bx_rpc_async(job, "worker1", "nothing", NULL, NULL, &futures[i]), 0);
+        futures[i] = harness_async(job, "worker1", "nothing");
     for (int i = 0; i < 1000; i++)
         bx_future_release(futures[i]);
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "nothing", NULL, NULL, NULL), 0);
@@ -456,9 +434,8 @@ HARNESS_TEST(reply, a_call_without_memory_is_not_sent, 20, .size = 2, .setup = s
     memory_fails_in = 1;
     HARNESS_EQ(bx_rpc_async(job, "worker1", "nothing", NULL, NULL, &future), -ENOMEM);
     HARNESS_EQ(memory_fails_in, 0);
-    HARNESS_EQ(bx_rpc_async(job, "worker1", "nothing", NULL, NULL, &future), 0);
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
-    bx_future_release(future);
+    future = harness_async(job, "worker1", "nothing");
+    harness_end(future, 0);
 }
 
 /* A call is done, and its job freed by another thread, while this thread releases it: the job is not read. Here it
@@ -489,8 +466,7 @@ static struct bx_future *start(struct bx_job *job, const char *function)
 static void finish(struct bx_future *const *futures, int count)
 {
     for (int i = 0; i < count; i++) {
-        HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), 0);
-        bx_future_release(futures[i]);
+        harness_end(futures[i], 0);
     }
 }
 

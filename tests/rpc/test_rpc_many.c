@@ -209,8 +209,7 @@ HARNESS_TEST(rpc_many, that_wait_for_room_get_their_deadlines_then, 60, .size = 
 {
     HARNESS_EQ(bx_rpc_many(job, "worker1", "later", 1400, NULL, NULL, futures), 0);
     for (int i = 0; i < 1400; i++) {
-        HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), 0);
-        bx_future_release(futures[i]);
+        harness_end(futures[i], 0);
     }
 }
 
@@ -264,8 +263,7 @@ HARNESS_TEST(rpc_many, fail_with_the_death_of_their_callee, 30, .size = 2, .setu
 {
     HARNESS_EQ(bx_rpc_many(job, "worker1", "hold", 50, NULL, NULL, futures), 0);
     for (int i = 0; i < 50; i++) {
-        HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), BX_E_PEER_DEAD);
-        bx_future_release(futures[i]);
+        harness_end(futures[i], BX_E_PEER_DEAD);
     }
     HARNESS_EQ(bx_rpc_many(job, "worker1", "hold", 50, NULL, NULL, futures), BX_E_PEER_DEAD);
     expect_sent(0, 50);

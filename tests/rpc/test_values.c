@@ -346,8 +346,7 @@ HARNESS_TEST(values, calls_with_options_and_futures, 20, .size = 2, .setup = set
     HARNESS_EQ(bx_call_with(job, "worker1", "never", &brief, ">i", &sum), BX_E_TIMEOUT);
     HARNESS_EQ(bx_call_with(job, 1, "never", &brief, ""), BX_E_TIMEOUT);
     HARNESS_EQ(bx_call_async(job, 1, "never", &brief, &future, "s", "x"), 0);
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_TIMEOUT);
-    bx_future_release(future);
+    harness_end(future, BX_E_TIMEOUT);
     HARNESS_EQ(bx_call_async(job, "worker1", "add", NULL, &future, "ii", 3, 4), 0);
     HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
     reader = bx_msg_reader(bx_future_value(future));
@@ -372,8 +371,7 @@ HARNESS_TEST(values, calls_of_methods_in_one_line, 20, .size = 2, .setup = setup
     HARNESS_EQ(bx_rref_call_with(rref, "add_to", &brief, "i>i", 5, &sum), 0);
     HARNESS_EQ(sum, 20);
     HARNESS_EQ(bx_rref_call_async(rref, "add_to", NULL, &future, "i", 1), 0);
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
-    bx_future_release(future);
+    harness_end(future, 0);
     HARNESS_EQ(object, 21);
     HARNESS_EQ(bx_rref_call(rref, "add", "ii>i", 5, 6, &sum), BX_E_TYPE);
     bx_rref_release(rref);
@@ -389,11 +387,6 @@ static void count_free(void *context)
 HARNESS_HANDLER(leave)
 {
     pthread_exit(NULL);
-}
-
-static int setup_leaving(struct bx_job *job)
-{
-    return bx_register(job, "leave", BX_INLINE, leave, NULL);
 }
 
 static _Atomic int freed;
@@ -419,7 +412,8 @@ static void *call_and_leave(void *context)
     return NULL;
 }
 
-HARNESS_TEST(values, are_released_by_a_thread_that_leaves_in_the_call, 60, .size = 2, .setup = setup_leaving)
+HARNESS_TEST(values, are_released_by_a_thread_that_leaves_in_the_call, 60, .size = 2,
+             .handlers = { { "leave", BX_INLINE, leave } })
 {
     for (int i = 0; i < 20; i++) {
         pthread_t thread;

@@ -173,8 +173,7 @@ HARNESS_TEST(rref, has_calls_that_give_up_before_the_object_is_made, 60, .size =
     HARNESS_EQ(bx_rref_sync(rref, "add", args, &(struct bx_call_options){ .timeout_ns = 20 * HARNESS_MS }, &reply),
                BX_E_TIMEOUT);
     HARNESS_EQ(bx_rref_async(rref, "add", args, NULL, &future), 0);
-    HARNESS_EQ(bx_future_cancel(future), 0);
-    bx_future_release(future);
+    harness_cancel(future);
     HARNESS_EQ(harness_call(job, "worker1", "new_nothing", NULL), 1);       /* the cancels are read */
     harness_post(MAY_BE_MADE);
     HARNESS_EQ(value_of(rref), 1);          /* neither ran */

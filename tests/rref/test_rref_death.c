@@ -6,6 +6,7 @@
  * its value. SIGSTOP holds a worker where nothing else can: between a message and its reading.
  */
 #include "rref_fixture.h"
+#include "tests/harness/stall.h"
 
 #include <criterion/criterion.h>
 #include <signal.h>
@@ -14,7 +15,7 @@
 TestSuite(rref_death, .timeout = 60);
 
 enum { PID = 8, CALLERS = 20 };                 /* values; PID + rank */
-enum { HELD = 8, SENT, REPLIED, KILLED, USED };   /* gates */
+enum { HELD = 8, SENT, REPLIED, KILLED, USED, ASKED };   /* gates */
 
 static void signal_worker(int rank, int signal_number)
 {
@@ -209,7 +210,7 @@ static void asks_for_it(struct bx_job *job)
     struct bx_future *future = NULL;
 
     harness_await(HELD, 1);
-    HARNESS_EQ(bx_rpc_async(job, "worker1", "reply_kept", NULL, NULL, &future), 0);
+    future = harness_async(job, "worker1", "reply_kept");
     harness_post(SENT);
     harness_await(KILLED, 1);
     if (bx_future_wait(future, BX_FOREVER) == 0) {
@@ -293,10 +294,8 @@ HARNESS_TEST(rref_death, of_the_third_before_it_has_entered_takes_the_pin_away, 
 
 /* ---- The maker dies --------------------------------------------------------------------------------------- */
 
-/* worker1 makes an object in worker0, which is stopped, passes the reference to worker2 and dies. If the request is
- * read after the death is seen, it is dropped. Which of the two comes first when worker0 goes on is the kernel's
- * choice; mostly it is the death. */
-#define READ_FIRST (PID + 8)
+/* worker1 makes an object in worker0, passes the reference to worker2 and dies. worker0 stalls meanwhile, so it sees the
+ * death before it reads the request, and drops that. */
 static void makes_and_dies(struct bx_job *job)
 {
     struct bx_rref *rref;
@@ -308,42 +307,43 @@ static void makes_and_dies(struct bx_job *job)
     raise(SIGKILL);
 }
 
+static void stalls_until_the_maker_is_dead(struct bx_job *job)
+{
+    harness_post(HELD);
+    harness_await(USED, 1);
+    see_death(job, 1);
+}
+
 static void uses_what_never_comes(struct bx_job *job)
 {
     struct bx_msg *args = number(1), *reply = NULL;
     struct bx_future *future = NULL;
-    int rc;
 
     HARNESS_EQ(harness_call(job, "worker0", "new_nothing", NULL), 1);
-    stop_worker(0);
-    harness_post(HELD);
+    harness_post(ASKED);
     harness_await(SENT, 1);
     HARNESS_EQ(bx_rref_async(kept_rref, "add", args, NULL, &future), 0);
     await_death(job, 1);
-    signal_worker(0, SIGCONT);
-    rc = bx_future_wait(future, BX_FOREVER);
-    if (rc == 0) {
-        harness_store(READ_FIRST, 1);
-        goto out;
-    }
-    HARNESS_EQ(rc, BX_E_PEER_DEAD);
+    harness_post(USED);
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_PEER_DEAD);
     HARNESS_HAS(bx_future_error_text(future), "its maker was gone before the object could be made");
     HARNESS_EQ(bx_rref_sync(kept_rref, "add", args, NULL, &reply), BX_E_PEER_DEAD);
     HARNESS_EQ(bx_rref_to_here(kept_rref, NULL, &reply), BX_E_PEER_DEAD);
     HARNESS_EQ(harness_load(MADE), 0);
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
-out:
     bx_future_release(future);
     bx_msg_destroy(args);
     bx_rref_release(kept_rref);
 }
 
-Test(rref_death, of_the_maker_before_its_request_is_read_fails_what_it_passed_on)
+HARNESS_TEST(rref_death, of_the_maker_before_its_request_is_read_fails_what_it_passed_on, 60, .size = 3,
+             .setup = setup_death, .handlers = { { "stall", BX_INLINE, stall } }, .dies = 1u << 1,
+             .body = { NULL, makes_and_dies, uses_what_never_comes })
 {
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup_death, .dies = 1u << 1,
-                                         .body = { harness_serve, makes_and_dies, uses_what_never_comes } });
-    if (harness_load(READ_FIRST) != 0)
-        cr_skip_test("worker0 read the request before it saw the death");
+    while_stalled = stalls_until_the_maker_is_dead;
+    harness_await(ASKED, 1);
+    stall_oneself(job);
+    harness_serve(job);
 }
 
 /* The request runs when its maker dies: the object is made, for worker2 has a reference. */

@@ -178,8 +178,7 @@ static void goes_on(struct bx_job *job)
     harness_await(NOTED, 1);
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
     harness_post(FINISHED);
-    HARNESS_EQ(bx_future_wait(held, BX_FOREVER), BX_E_PEER_DEAD);
-    bx_future_release(held);
+    harness_end(held, BX_E_PEER_DEAD);
     others_go_on(job, rref);
 }
 
@@ -414,8 +413,7 @@ static void keeps_few(struct bx_job *job)
     HARNESS_CHECK(job->rrefs->count > 500);
     bxi_unlock(&job->run->lock);
     harness_post(FINISHED);
-    HARNESS_EQ(bx_future_wait(held, BX_FOREVER), BX_E_PEER_DEAD);
-    bx_future_release(held);
+    harness_end(held, BX_E_PEER_DEAD);
     others_go_on(job, rref);
 }
 

@@ -144,14 +144,9 @@ HARNESS_HANDLER(give_many)
     return 0;
 }
 
-static int setup_many(struct bx_job *job)
-{
-    HARNESS_EQ(bx_register(job, "give_many", BX_INLINE, give_many, NULL), 0);
-    return setup(job);
-}
-
 /* More than BXI_RREF_COUNTED_MAX, while one reference is held. */
-HARNESS_TEST(rref_race, count_does_not_grow_with_the_messages, 60, .size = 2, .setup = setup_many)
+HARNESS_TEST(rref_race, count_does_not_grow_with_the_messages, 60, .size = 2, .setup = setup,
+             .handlers = { { "give_many", BX_INLINE, give_many } })
 {
     struct bx_rref *rref = remote(job, "worker1", "new_counter", 7);
     struct bx_msg *args = bx_msg_create(0);
@@ -213,8 +208,7 @@ HARNESS_TEST(rref_race, calls_keep_their_order_while_the_object_is_made, 60, .si
             if (i == 100)
                 harness_post(MAY_BE_MADE);          /* new_slow awaits 1 post: only the first round is held there */
         }
-        HARNESS_EQ(bx_future_wait(last, BX_FOREVER), 0);
-        bx_future_release(last);
+        harness_end(last, 0);
         HARNESS_EQ(harness_load(RAN), 600);
         HARNESS_EQ(harness_load(WRONG), 0);
         bx_rref_release(rref);
@@ -256,13 +250,8 @@ static void make_in_callback(struct bx_future *future, void *context)
     harness_post(DONE);
 }
 
-static int setup_inline(struct bx_job *job)
-{
-    HARNESS_EQ(bx_register(job, "make_inline", BX_INLINE, make_inline, NULL), 0);
-    return setup(job);
-}
-
-HARNESS_TEST(rref_race, is_made_and_passed_where_one_may_not_wait, 60, .size = 3, .setup = setup_inline)
+HARNESS_TEST(rref_race, is_made_and_passed_where_one_may_not_wait, 60, .size = 3, .setup = setup,
+             .handlers = { { "make_inline", BX_INLINE, make_inline } })
 {
     for (int i = 0; i < 50; i++) {
         struct bx_msg *args = number(i), *reply = NULL;
@@ -277,7 +266,7 @@ HARNESS_TEST(rref_race, is_made_and_passed_where_one_may_not_wait, 60, .size = 3
         while (value_of(rref) != i + 1)
             ;
         bx_msg_destroy(reply);
-        HARNESS_EQ(bx_rpc_async(job, "worker1", "new_nothing", NULL, NULL, &future), 0);
+        future = harness_async(job, "worker1", "new_nothing");
         HARNESS_EQ(bx_future_on_done(future, make_in_callback, &making), 0);
         HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
         harness_await(DONE, (uint32_t)i + 1);
@@ -353,14 +342,9 @@ HARNESS_HANDLER(leave_thread)
     pthread_exit(NULL);
 }
 
-static int setup_leaving(struct bx_job *job)
-{
-    HARNESS_EQ(bx_register(job, "leave_inline", BX_INLINE, leave_thread, NULL), 0);
-    HARNESS_EQ(bx_register(job, "leave_blocking", BX_BLOCKING, leave_thread, NULL), 0);
-    return setup(job);
-}
-
-HARNESS_TEST(rref_race, whose_maker_ends_its_thread_fails_with_handler, 60, .size = 2, .setup = setup_leaving)
+HARNESS_TEST(rref_race, whose_maker_ends_its_thread_fails_with_handler, 60, .size = 2, .setup = setup,
+             .handlers = { { "leave_inline", BX_INLINE, leave_thread },
+                           { "leave_blocking", BX_BLOCKING, leave_thread } })
 {
     static const char *const makers[] = { "leave_inline", "leave_blocking" };
 
@@ -392,12 +376,6 @@ HARNESS_HANDLER(new_leaving)
     return put_counter(request, reply, &leaving_type, bx_read_i64(args) + (context != NULL));
 }
 
-static int setup_destructor(struct bx_job *job)
-{
-    HARNESS_EQ(bx_register(job, "new_leaving", BX_INLINE, new_leaving, NULL), 0);
-    return setup(job);
-}
-
 static void *release_in_thread(void *rref)
 {
     bx_rref_release(rref);
@@ -405,7 +383,8 @@ static void *release_in_thread(void *rref)
     return NULL;
 }
 
-HARNESS_TEST(rref_race, whose_destructor_ends_its_thread_harms_no_other, 60, .size = 2, .setup = setup_destructor)
+HARNESS_TEST(rref_race, whose_destructor_ends_its_thread_harms_no_other, 60, .size = 2, .setup = setup,
+             .handlers = { { "new_leaving", BX_INLINE, new_leaving } })
 {
     struct bx_rref *rref = NULL;
     pthread_t thread;

@@ -77,8 +77,7 @@ static void calls_and_is_refused(struct bx_job *job)
     HARNESS_EQ(bx_rpc_oneway(job, "worker1", "keep", args, NULL), 0);
     HARNESS_EQ(bx_remote(job, "worker1", "new_counter", args, NULL, &made), 0);
     for (int i = 0; i < 3; i++) {
-        HARNESS_EQ(bx_future_wait(future[i], BX_FOREVER), BX_E_REFUSED);
-        bx_future_release(future[i]);
+        harness_end(future[i], BX_E_REFUSED);
     }
     HARNESS_EQ(bx_rref_wait(made, BX_FOREVER), BX_E_REFUSED);
     bx_rref_release(made);

@@ -189,12 +189,6 @@ HARNESS_HANDLER(fetch)
     return rc;
 }
 
-static int setup_fetch(struct bx_job *job)
-{
-    HARNESS_EQ(bx_register(job, "fetch", BX_BLOCKING, fetch, NULL), 0);
-    return setup(job);
-}
-
 static void let_fetch(struct bx_job *job)
 {
     struct bx_rref *rref = remote(job, "worker1", "new_slow", 42);
@@ -212,5 +206,6 @@ static void let_fetch(struct bx_job *job)
 Test(rref_show, counts_a_call_for_a_value_as_no_functions)
 {
     setenv("BX_HIST", "all", 1);
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup_fetch, .body = { let_fetch } });
+    harness_run(&(struct harness_world){
+        .size = 3, .setup = setup, .handlers = { { "fetch", BX_BLOCKING, fetch } }, .body = { let_fetch } });
 }

@@ -7,6 +7,7 @@
 
 #include "shm/arena.h"
 #include "shm/segment.h"
+#include "tests/harness/child.h"
 #include "tests/harness/harness.h"
 
 #include <criterion/criterion.h>
@@ -14,7 +15,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #define KIB ((size_t)1 << 10)
@@ -119,22 +119,6 @@ static inline bool is_all(const void *block, unsigned char value, size_t bytes)
     const unsigned char *at = block;
 
     return bytes == 0 || (at[0] == value && memcmp(at, at + 1, bytes - 1) == 0);
-}
-
-/* Runs body in a child. Its exit status, or 256 + the signal that ended it. */
-static inline int in_child(int (*body)(void))
-{
-    int status = 0;
-    pid_t child = fork();
-
-    cr_assert_geq(child, 0);
-    if (child == 0) {
-        signal(SIGSEGV, SIG_DFL);
-        signal(SIGBUS, SIG_DFL);
-        _exit(body());
-    }
-    cr_assert_eq(waitpid(child, &status, 0), child);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 256 + WTERMSIG(status);
 }
 
 #endif

@@ -6,13 +6,13 @@
 #define TESTS_SEGMENT_FIXTURE_H
 
 #include "shm/segment.h"
+#include "tests/harness/child.h"
 #include "tests/harness/harness.h"
 
 #include <criterion/criterion.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #define INSTANCE UINT64_C(0x0123456789abcdef)
@@ -49,22 +49,6 @@ static inline bool name_exists(const char *shm_name)
 
     snprintf(path, sizeof(path), "/dev/shm%s", shm_name);
     return access(path, F_OK) == 0;
-}
-
-/* Runs body in a child. Its exit status, or 256 + the signal that ended it. */
-static inline int in_child(int (*body)(void))
-{
-    int status = 0;
-    pid_t child = fork();
-
-    cr_assert_geq(child, 0);
-    if (child == 0) {
-        signal(SIGSEGV, SIG_DFL);
-        signal(SIGBUS, SIG_DFL);
-        _exit(body());
-    }
-    cr_assert_eq(waitpid(child, &status, 0), child);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 256 + WTERMSIG(status);
 }
 
 #endif

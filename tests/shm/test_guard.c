@@ -41,8 +41,16 @@ static void map_file(struct file *file, int prot)
     cr_assert_neq((void *)file->base, MAP_FAILED);
 }
 
-static void unmap_file(struct file *file)
+/* Maps it and guards it; the end of both is drop_file. */
+static void guard_file(struct file *file, int prot)
 {
+    map_file(file, prot);
+    cr_assert_eq(bxi_guard_add(file->base, BYTES, (prot & PROT_WRITE) != 0, &file->truncated), 0);
+}
+
+static void drop_file(struct file *file)
+{
+    bxi_guard_drop(file->base);
     munmap(file->base, BYTES);
     close(file->fd);
 }
@@ -70,76 +78,64 @@ Test(guard, does_nothing_while_the_file_is_whole)
 {
     struct file file;
 
-    map_file(&file, PROT_READ);
-    cr_assert_eq(bxi_guard_add(file.base, BYTES, false, &file.truncated), 0);
+    guard_file(&file, PROT_READ);
     cr_assert_eq(read_byte(file.base + BYTES - 1), 0x5a);
     cr_assert_eq(is_truncated(&file), 0);
-    bxi_guard_drop(file.base);
-    unmap_file(&file);
+    drop_file(&file);
 }
 
 Test(guard, shows_zeroes_and_raises_the_flag_when_the_file_was_truncated)
 {
     struct file file;
 
-    map_file(&file, PROT_READ);
-    cr_assert_eq(bxi_guard_add(file.base, BYTES, false, &file.truncated), 0);
+    guard_file(&file, PROT_READ);
     cr_assert_eq(ftruncate(file.fd, 0), 0);
     errno = ENOTTY;
     cr_assert_eq(read_byte(file.base + 5000), 0);
     cr_assert_eq(errno, ENOTTY);
     cr_assert_eq(is_truncated(&file), 1);
     cr_assert_eq(read_byte(file.base + BYTES - 1), 0);
-    bxi_guard_drop(file.base);
-    unmap_file(&file);
+    drop_file(&file);
 }
 
 Test(guard, covers_the_whole_range_at_the_first_fault)
 {
     struct file file;
 
-    map_file(&file, PROT_READ);
-    cr_assert_eq(bxi_guard_add(file.base, BYTES, false, &file.truncated), 0);
+    guard_file(&file, PROT_READ);
     cr_assert_eq(ftruncate(file.fd, BXI_PAGE), 0);
     cr_assert_eq(read_byte(file.base), 0x5a, "the page that is left");
     cr_assert_eq(is_truncated(&file), 0);
     cr_assert_eq(read_byte(file.base + BYTES - 1), 0);
     cr_assert_eq(read_byte(file.base), 0, "not half a segment");
-    bxi_guard_drop(file.base);
-    unmap_file(&file);
+    drop_file(&file);
 }
 
 Test(guard, lets_an_owner_go_on_writing_to_what_was_his)
 {
     struct file file;
 
-    map_file(&file, PROT_READ | PROT_WRITE);
-    cr_assert_eq(bxi_guard_add(file.base, BYTES, true, &file.truncated), 0);
+    guard_file(&file, PROT_READ | PROT_WRITE);
     cr_assert_eq(ftruncate(file.fd, 0), 0);
     write_byte(file.base + 100, 7);
     cr_assert_eq(read_byte(file.base + 100), 7);
     cr_assert_eq(is_truncated(&file), 1);
-    bxi_guard_drop(file.base);
-    unmap_file(&file);
+    drop_file(&file);
 }
 
 Test(guard, acts_on_the_range_that_faulted_alone)
 {
     struct file first, second;
 
-    map_file(&first, PROT_READ);
-    map_file(&second, PROT_READ);
-    cr_assert_eq(bxi_guard_add(first.base, BYTES, false, &first.truncated), 0);
-    cr_assert_eq(bxi_guard_add(second.base, BYTES, false, &second.truncated), 0);
+    guard_file(&first, PROT_READ);
+    guard_file(&second, PROT_READ);
     cr_assert_eq(ftruncate(second.fd, 0), 0);
     cr_assert_eq(read_byte(second.base), 0);
     cr_assert_eq(is_truncated(&second), 1);
     cr_assert_eq(is_truncated(&first), 0);
     cr_assert_eq(read_byte(first.base), 0x5a);
-    bxi_guard_drop(first.base);
-    bxi_guard_drop(second.base);
-    unmap_file(&first);
-    unmap_file(&second);
+    drop_file(&first);
+    drop_file(&second);
 }
 
 Test(guard, lets_a_reader_survive_the_truncation_of_a_peers_segment)
@@ -182,8 +178,7 @@ Test(guard, survives_threads_that_fault_in_one_range_at_once)
     pthread_t threads[PAGES];
 
     for (int round = 0; round < 20; round++) {
-        map_file(&shared_file, PROT_READ);
-        cr_assert_eq(bxi_guard_add(shared_file.base, BYTES, false, &shared_file.truncated), 0);
+        guard_file(&shared_file, PROT_READ);
         cr_assert_eq(ftruncate(shared_file.fd, 0), 0);
         pthread_barrier_init(&barrier, NULL, PAGES);
         for (size_t i = 0; i < PAGES; i++)
@@ -197,8 +192,7 @@ Test(guard, survives_threads_that_fault_in_one_range_at_once)
         }
         pthread_barrier_destroy(&barrier);
         cr_assert_eq(is_truncated(&shared_file), 1);
-        bxi_guard_drop(shared_file.base);
-        unmap_file(&shared_file);
+        drop_file(&shared_file);
     }
 }
 
@@ -299,8 +293,7 @@ Test(guard, does_not_act_on_a_range_that_was_dropped)
     struct file file;
 
     cr_assert_neq(signal(SIGBUS, old_plain_handler), SIG_ERR);
-    map_file(&file, PROT_READ);
-    cr_assert_eq(bxi_guard_add(file.base, BYTES, false, &file.truncated), 0);
+    guard_file(&file, PROT_READ);
     bxi_guard_drop(file.base);
     cr_assert_eq(ftruncate(file.fd, 0), 0);
     if (sigsetjmp(escape, 1) == 0)
@@ -378,8 +371,7 @@ Test(guard, does_not_act_on_the_first_byte_behind_its_range, .timeout = 20)
     cr_assert_eq(read_byte(file.base + BYTES / 2 - 1), 0);
     cr_assert_eq(chained, 1);
     cr_assert_eq(is_truncated(&file), 1);
-    bxi_guard_drop(file.base);
-    unmap_file(&file);
+    drop_file(&file);
 }
 
 /* Puts a page where the fault was, so that the access succeeds when it returns. */
@@ -410,8 +402,7 @@ Test(guard, leaves_errno_as_it_was_whatever_the_handler_before_it_does)
     cr_assert_eq(read_byte(file.base + BXI_PAGE), 0);
     cr_assert_eq(errno, ENOTTY);
     cr_assert_eq(chained, 1);
-    bxi_guard_drop(file.base);
-    unmap_file(&file);
+    drop_file(&file);
 }
 
 /* A memory error of the hardware is also reported at an address of the range, and is not a truncated file. */
@@ -423,8 +414,7 @@ Test(guard, does_not_hide_memory_that_the_hardware_lost)
 
     action.sa_sigaction = old_info_handler;
     cr_assert_eq(sigaction(SIGBUS, &action, NULL), 0);
-    map_file(&file, PROT_READ);
-    cr_assert_eq(bxi_guard_add(file.base, BYTES, false, &file.truncated), 0);
+    guard_file(&file, PROT_READ);
     memset(&lost, 0, sizeof(lost));
     lost.si_signo = SIGBUS;
     lost.si_code = BUS_MCEERR_AR;
@@ -436,8 +426,7 @@ Test(guard, does_not_hide_memory_that_the_hardware_lost)
     cr_assert_eq(chained_address, (void *)(file.base + 5));
     cr_assert_eq(is_truncated(&file), 0);
     cr_assert_eq(read_byte(file.base + 5), 0x5a);
-    bxi_guard_drop(file.base);
-    unmap_file(&file);
+    drop_file(&file);
 }
 
 static unsigned char *volatile handler_stack;
@@ -466,6 +455,5 @@ Test(guard, runs_on_the_stack_that_the_program_has_for_signals)
     if (sigsetjmp(escape, 1) == 0)
         read_byte(file.base + BXI_PAGE);
     cr_assert(handler_stack >= stack && handler_stack < stack + sizeof(stack));
-    bxi_guard_drop(file.base);
-    unmap_file(&file);
+    drop_file(&file);
 }

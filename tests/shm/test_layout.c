@@ -203,7 +203,7 @@ static void check_struct(const char *name, size_t bytes, const struct field *fie
     for (; fields->name != NULL; fields++) {
         cr_assert(next_row(&at, cells, &count), "%s.%s is not in the table", name, fields->name);
         cr_assert_eq(count, 7, "%s.%s: %d cells", name, fields->name, count);
-        cr_assert_str_eq(cells[2], fields->name);
+        cr_assert_str_eq(cells[2], fields->name, "in %s", name);
         cr_assert_eq(strtoull(cells[0], NULL, 10), fields->offset, "offset of %s.%s", name,
                      fields->name);
         cr_assert_eq(strtoull(cells[1], NULL, 10), fields->bytes, "size of %s.%s", name,
@@ -217,51 +217,27 @@ static void check_struct(const char *name, size_t bytes, const struct field *fie
 
 TestSuite(layout, .timeout = 120);
 
-Test(layout, of_the_control_pages_is_as_documented)
+Test(layout, of_every_struct_is_as_documented)
 {
-    check_struct("bxi_control", sizeof(struct bxi_control), control_fields);
-    check_struct("bxi_tables", sizeof(struct bxi_tables), tables_fields);
-}
+    static const struct {
+        const char *name;
+        size_t bytes;
+        const struct field *fields;
+    } structs[] = {
+#define STRUCT(name, fields) { #name, sizeof(struct name), fields }
+        STRUCT(bxi_control, control_fields),        STRUCT(bxi_tables, tables_fields),
+        STRUCT(bxi_header, header_fields),          STRUCT(bxi_pair, pair_fields),
+        STRUCT(bxi_credit, credit_fields),          STRUCT(bxi_pair_counters, pair_counters_fields),
+        STRUCT(bxi_function, function_fields),      STRUCT(bxi_loans, loans_fields),
+        STRUCT(bxi_now, now_fields),                STRUCT(bxi_wait_row, wait_fields),
+        STRUCT(bxi_batch_words, batch_fields),      STRUCT(bxi_serving, serving_fields),
+        STRUCT(bxi_call_row, call_fields),          STRUCT(bxi_hist, hist_fields),
+        STRUCT(bxi_object_row, object_fields),
+#undef STRUCT
+    };
 
-Test(layout, of_the_header_is_as_documented)
-{
-    check_struct("bxi_header", sizeof(struct bxi_header), header_fields);
-}
-
-Test(layout, of_a_pair_is_as_documented)
-{
-    check_struct("bxi_pair", sizeof(struct bxi_pair), pair_fields);
-}
-
-Test(layout, of_a_credit_is_as_documented)
-{
-    check_struct("bxi_credit", sizeof(struct bxi_credit), credit_fields);
-}
-
-Test(layout, of_the_pair_counters_is_as_documented)
-{
-    check_struct("bxi_pair_counters", sizeof(struct bxi_pair_counters), pair_counters_fields);
-}
-
-Test(layout, of_a_function_is_as_documented)
-{
-    check_struct("bxi_function", sizeof(struct bxi_function), function_fields);
-}
-
-Test(layout, of_the_loans_is_as_documented)
-{
-    check_struct("bxi_loans", sizeof(struct bxi_loans), loans_fields);
-}
-
-Test(layout, of_what_inspectors_see_of_calls_is_as_documented)
-{
-    check_struct("bxi_now", sizeof(struct bxi_now), now_fields);
-    check_struct("bxi_wait_row", sizeof(struct bxi_wait_row), wait_fields);
-    check_struct("bxi_batch_words", sizeof(struct bxi_batch_words), batch_fields);
-    check_struct("bxi_serving", sizeof(struct bxi_serving), serving_fields);
-    check_struct("bxi_call_row", sizeof(struct bxi_call_row), call_fields);
-    check_struct("bxi_hist", sizeof(struct bxi_hist), hist_fields);
-    check_struct("bxi_object_row", sizeof(struct bxi_object_row), object_fields);
+    for (size_t i = 0; i < sizeof(structs) / sizeof(structs[0]); i++)
+        check_struct(structs[i].name, structs[i].bytes, structs[i].fields);
 }
 
 Test(layout, has_the_documented_constants)

@@ -4,10 +4,10 @@
  * no fallocate. Also which offsets may be allocated, and that mappings and descriptors are released.
  */
 #include "shm/segment.h"
+#include "tests/harness/child.h"
 #include "tests/harness/harness.h"
 
 #include <criterion/criterion.h>
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -16,7 +16,6 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #define INSTANCE UINT64_C(0x0123456789abcdef)
@@ -129,18 +128,6 @@ static int mappings(void)
     return count;
 }
 
-static int descriptors(void)
-{
-    DIR *directory = opendir("/proc/self/fd");
-    int count = 0;
-
-    cr_assert_not_null(directory);
-    while (readdir(directory) != NULL)
-        count++;
-    closedir(directory);
-    return count;
-}
-
 Test(segment_pages, of_a_peer_are_unmapped_when_it_is_detached_or_refused)
 {
     int own = mappings();
@@ -158,38 +145,24 @@ Test(segment_pages, of_a_peer_are_unmapped_when_it_is_detached_or_refused)
 
 Test(segment_pages, of_a_peer_are_not_mapped_in_a_forked_child)
 {
-    int status = 0;
-
     cr_assert_eq(bxi_segment_attach(&view, segment.fd, INSTANCE, 0, 2), 0);
-    pid_t child = fork();
-    cr_assert_geq(child, 0);
-    if (child == 0)
-        _exit(mappings());
-    cr_assert_eq(waitpid(child, &status, 0), child);
-    cr_assert_eq(status, 0);
+    cr_assert_eq(in_child(mappings), 0);
     bxi_segment_detach(&view);
 }
 
-static void leave_a_dead_one(void)
+static int create_and_die(void)
 {
-    pid_t child = fork();
-    int status = 0;
+    struct bxi_segment dead;
 
-    cr_assert_geq(child, 0);
-    if (child == 0) {
-        struct bxi_segment dead;
-
-        bxi_segment_create(&dead, job, "dead", INSTANCE, 1, 2);
-        raise(SIGKILL);
-    }
-    cr_assert_eq(waitpid(child, &status, 0), child);
+    bxi_segment_create(&dead, job, "dead", INSTANCE, 1, 2);
+    return raise(SIGKILL);
 }
 
 Test(segment_pages, cost_no_descriptor_when_they_are_reaped_or_passed_over)
 {
-    int before = descriptors();
+    int before = open_descriptors();
 
-    leave_a_dead_one();
+    cr_assert_eq(in_child(create_and_die), 256 + SIGKILL);
     cr_assert_eq(bxi_object_reap(job, 0), 1);
-    cr_assert_eq(descriptors(), before);
+    cr_assert_eq(open_descriptors(), before);
 }

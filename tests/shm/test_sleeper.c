@@ -4,6 +4,7 @@
  */
 #include "shm/sleeper.h"
 
+#include "tests/harness/child.h"
 #include "tests/harness/refuse.h"
 
 #include <criterion/criterion.h>
@@ -15,7 +16,6 @@
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
-#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -492,8 +492,6 @@ static int without_enter(void)
     return epoll_works(BXI_SLEEPER_AUTO);
 }
 
-#define NO_URING 100                    /* exit status: io_uring is refused from the start */
-
 /* A sleeper with io_uring that has a poll of `polling` in the kernel, and none of `idle` yet. */
 static struct bxi_sleeper *slept_sleeper(int polling, int idle)
 {
@@ -501,10 +499,10 @@ static struct bxi_sleeper *slept_sleeper(int polling, int idle)
     uint64_t token = 0;
 
     if (bxi_sleeper_create(BXI_SLEEPER_URING, &sleeper) != 0)
-        _exit(NO_URING);
+        _exit(CHILD_SKIPS);
     if (bxi_sleeper_watch(sleeper, polling, 1) != 0 || bxi_sleeper_wait(sleeper, 0, &token, 1) != 0 ||
         bxi_sleeper_watch(sleeper, idle, 2) != 0)
-        _exit(NO_URING + 1);
+        _exit(CHILD_SKIPS + 1);
     return sleeper;
 }
 
@@ -620,71 +618,52 @@ static int without_descriptors(void)
     return bxi_sleeper_create(BXI_SLEEPER_AUTO, &sleeper) == -EMFILE ? 0 : 4;
 }
 
-static int in_child(int (*body)(void))
-{
-    int status = 0;
-    pid_t child = fork();
-
-    cr_assert_geq(child, 0);
-    if (child == 0)
-        _exit(body());
-    cr_assert_eq(waitpid(child, &status, 0), child);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 256 + WTERMSIG(status);
-}
-
 Test(sleeper, takes_epoll_where_uring_is_refused)
 {
-    cr_assert_eq(in_child(without_uring), 0);
+    expect_in_child(without_uring, NULL);
 }
 
 Test(sleeper, takes_epoll_where_a_ring_can_be_made_but_not_entered)
 {
-    cr_assert_eq(in_child(without_enter), 0);
-}
-
-static void expect_unless_refused(int status)
-{
-    if (status == NO_URING)
-        cr_skip_test("io_uring is refused here");
-    cr_assert_eq(status, 0);
+    expect_in_child(without_enter, NULL);
 }
 
 Test(sleeper, goes_on_with_epoll_when_its_ring_can_be_entered_no_more, .timeout = 20)
 {
-    expect_unless_refused(in_child(enter_is_refused_later));
+    expect_in_child(enter_is_refused_later, "io_uring is refused here");
 }
 
 Test(sleeper, goes_on_with_poll_when_epoll_is_refused_then, .timeout = 20)
 {
-    expect_unless_refused(in_child(all_is_refused_later));
+    expect_in_child(all_is_refused_later, "io_uring is refused here");
 }
 
 Test(sleeper, goes_on_with_poll_when_epoll_has_no_room_for_a_watch, .timeout = 20)
 {
-    cr_assert_eq(in_child(epoll_is_refused_later), 0);
+    expect_in_child(epoll_is_refused_later, NULL);
 }
 
 Test(sleeper, lets_go_of_the_file_when_its_ring_can_be_entered_no_more, .timeout = 20)
 {
-    expect_unless_refused(in_child(forgets_without_enter));
+    expect_in_child(forgets_without_enter, "io_uring is refused here");
 }
 
 Test(sleeper, fails_slowly_where_nothing_works)
 {
-    cr_assert_eq(in_child(nothing_is_left), 0);
+    expect_in_child(nothing_is_left, NULL);
 }
 
 Test(sleeper, takes_epoll_where_the_kernel_has_no_uring)
 {
-    cr_assert_eq(in_child(without_uring_at_all), 0);
+    expect_in_child(without_uring_at_all, NULL);
 }
 
 Test(sleeper, counts_in_milliseconds_where_the_kernel_has_no_better)
 {
-    cr_assert_eq(in_child(without_pwait2), 0);
+    expect_in_child(without_pwait2, NULL);
 }
 
 Test(sleeper, fails_where_no_descriptor_is_left)
 {
-    cr_assert_eq(in_child(without_descriptors), 0);
+    expect_in_child(without_descriptors, NULL);
 }

@@ -4,9 +4,9 @@
  * two wait functions of epoll in the whole program: they record the timeout and then wait.
  */
 #include "shm/sleeper.h"
+#include "tests/harness/child.h"
 
 #include <criterion/criterion.h>
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
@@ -138,21 +138,9 @@ Test(sleeper_time, goes_on_after_a_signal_and_takes_poll_after_an_error, .init =
 
 /* ---- What it holds ----------------------------------------------------------------------------- */
 
-static int descriptors(void)
-{
-    DIR *directory = opendir("/proc/self/fd");
-    int count = 0;
-
-    cr_assert_not_null(directory);
-    while (readdir(directory) != NULL)
-        count++;
-    closedir(directory);
-    return count;
-}
-
 static void expect_no_descriptor_left(enum bxi_sleeper_kind kind)
 {
-    int before = descriptors(), bell = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    int before = open_descriptors(), bell = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     uint64_t token;
 
     for (int i = 0; i < 3; i++) {
@@ -166,7 +154,7 @@ static void expect_no_descriptor_left(enum bxi_sleeper_kind kind)
         bxi_sleeper_destroy(sleeper);
     }
     close(bell);
-    cr_assert_eq(descriptors(), before);
+    cr_assert_eq(open_descriptors(), before);
 }
 
 Test(sleeper_time, leaves_no_descriptor_of_io_uring)

@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: MIT */
+/* A test's step in a child, and a small /dev/shm for it. */
+#ifndef TESTS_CHILD_H
+#define TESTS_CHILD_H
+
+#include <criterion/criterion.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define CHILD_SKIPS 77              /* what a body returns that lacks what it needs */
+
+/* Runs body in a child. Its exit status, or 256 + the signal that ended it. */
+static inline int in_child(int (*body)(void))
+{
+    int status = 0;
+    pid_t child = fork();
+
+    cr_assert_geq(child, 0);
+    if (child == 0) {
+        signal(SIGSEGV, SIG_DFL);
+        signal(SIGBUS, SIG_DFL);
+        _exit(body());
+    }
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 256 + WTERMSIG(status);
+}
+
+/* Runs body, which returns 0 or the number of the step that failed. `needs`: why it may skip; NULL: it may not. */
+static inline void expect_in_child(int (*body)(void), const char *needs)
+{
+    int status = in_child(body);
+
+    if (needs != NULL && status == CHILD_SKIPS)
+        cr_skip_test("%s", needs);
+    cr_assert_eq(status, 0, "step %d failed", status);
+}
+
+static inline bool write_file(const char *path, const char *text)
+{
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    bool is_written = fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text);
+
+    if (fd >= 0)
+        close(fd);
+    return is_written;
+}
+
+/* Gives this process a private /dev/shm, an ordinary user's in a private user namespace. */
+static inline bool mount_small(const char *options)
+{
+    char map[64];
+    unsigned uid = geteuid();
+    unsigned gid = getegid();
+
+    if (unshare(CLONE_NEWNS | (uid == 0 ? 0 : CLONE_NEWUSER)) < 0)
+        return false;
+    if (uid != 0) {
+        snprintf(map, sizeof(map), "%u %u 1", uid, uid);
+        if (!write_file("/proc/self/uid_map", map) || !write_file("/proc/self/setgroups", "deny"))
+            return false;
+        snprintf(map, sizeof(map), "%u %u 1", gid, gid);
+        if (!write_file("/proc/self/gid_map", map))
+            return false;
+    }
+    return mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
+           mount("boxcar-test", "/dev/shm", "tmpfs", 0, options) == 0;
+}
+
+/* The number of this process's descriptors, and a constant. */
+static inline int open_descriptors(void)
+{
+    DIR *directory = opendir("/proc/self/fd");
+    int count = 0;
+
+    cr_assert_not_null(directory);
+    while (readdir(directory) != NULL)
+        count++;
+    closedir(directory);
+    return count;
+}
+
+#endif

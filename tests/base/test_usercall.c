@@ -240,8 +240,7 @@ static void cancel_a_caller(struct bx_job *job)
     void *result = NULL;
 
     HARNESS_EQ(pthread_create(&thread, NULL, wait_and_be_cancelled, job), 0);
-    while ((bxi_load_seq_cst(job->run->bell.word) & 3) != BXI_WHO_LEADER)
-        sched_yield();
+    HARNESS_WAIT_WHILE((bxi_load_seq_cst(job->run->bell.word) & 3) != BXI_WHO_LEADER);
     HARNESS_EQ(pthread_cancel(thread), 0);
     harness_post(RELEASED);
     HARNESS_EQ(pthread_join(thread, &result), 0);

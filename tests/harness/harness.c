@@ -19,6 +19,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -33,6 +34,7 @@
 struct shared {
     bxi_a32 gate[HARNESS_GATES];
     bxi_a64 value[HARNESS_VALUES];
+    bxi_a32 pid[BX_WORLD_MAX];      /* by rank; not reset */
 };
 
 /* Not NULL if LeakSanitizer is linked. Workers call it themselves, because they end by _exit. */
@@ -137,7 +139,7 @@ uint64_t harness_add(int index, uint64_t n)
 
 void harness_reset(void)
 {
-    memset(shared, 0, sizeof(*shared));
+    memset(shared, 0, offsetof(struct shared, pid));
 }
 
 /* ---- Names ----------------------------------------------------------------------------------- */
@@ -255,6 +257,7 @@ static int run_worker(const struct bx_options *options, void *context)
     struct bx_job *job = NULL;
     int rank = options->rank, rc;
 
+    bxi_store_release(&shared->pid[rank], (uint32_t)getpid());
     HARNESS_EQ(bx_job_create(options, &job), 0);
     for (int i = 0; i < HARNESS_HANDLERS && world->handlers[i].name != NULL; i++)
         add_handler(job, &world->handlers[i]);
@@ -411,10 +414,30 @@ void harness_end(struct bx_future *future, int code)
     bx_future_release(future);
 }
 
+int64_t harness_end_i64(struct bx_future *future)
+{
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
+
+    struct bx_reader reader = bx_msg_reader(bx_future_value(future));
+    int64_t value = bx_read_i64(&reader);
+
+    HARNESS_EQ(reader.error, 0);
+    bx_future_release(future);
+    return value;
+}
+
 void harness_cancel(struct bx_future *future)
 {
     HARNESS_EQ(bx_future_cancel(future), 0);
     bx_future_release(future);
+}
+
+uint64_t harness_random(uint64_t *state)
+{
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    return *state;
 }
 
 static bool is_stopped(pid_t pid, const char *thread)
@@ -470,6 +493,21 @@ void harness_stop(pid_t pid)
 {
     HARNESS_EQ(harness_kill(pid, SIGSTOP), 0);
     harness_await_stopped(pid);
+}
+
+pid_t harness_pid(int rank)
+{
+    return (pid_t)bxi_load_seq_cst(&shared->pid[rank]);
+}
+
+void harness_signal(int rank, int signal_number)
+{
+    HARNESS_EQ(harness_kill(harness_pid(rank), signal_number), 0);
+}
+
+void harness_stop_worker(int rank)
+{
+    harness_stop(harness_pid(rank));
 }
 
 void harness_mount_shm(unsigned kib)

@@ -26,6 +26,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
+#include <unistd.h>
 
 #define HARNESS_BODIES 8
 #define HARNESS_HANDLERS 2
@@ -68,6 +69,14 @@ void harness_run(const struct harness_world *world);
         harness_run(&world); \
     } \
     static void suite##_##name##_in_worker_0(__attribute__((unused)) struct bx_job *job)
+
+/* The same for a world whose bodies are named: nothing follows but a semicolon. */
+#define HARNESS_WORLD(suite, name, timeout_s, ...) \
+    Test(suite, name, .timeout = (timeout_s)) \
+    { \
+        harness_run(&(struct harness_world){ __VA_ARGS__ }); \
+    } \
+    _Static_assert((timeout_s) > 0, "a test has a time limit")
 
 /* Heads of handlers, with `request`, `args`, `reply` and `context`, which need not be used. */
 #define HARNESS_HANDLER(name) HARNESS_HANDLER_OF(name, struct bx_msg *)
@@ -127,8 +136,18 @@ struct bx_future *harness_start(struct bx_job *job, const char *to, const char *
 struct bx_future *harness_async(struct bx_job *job, const char *to, const char *function);
 /* Waits until the future has ended with that code, and releases it. */
 void harness_end(struct bx_future *future, int code);
+/* The same with a value: the i64 of it. */
+int64_t harness_end_i64(struct bx_future *future);
 /* Cancels the future, which was not done, and releases it. */
 void harness_cancel(struct bx_future *future);
+
+/* The next number after *state, which is not 0. */
+uint64_t harness_random(uint64_t *state);
+
+/* For what has no gate. */
+#define HARNESS_WAIT_WHILE(condition) \
+    while (condition) \
+        usleep(100)
 
 /* As kill, for a worker that is not a child of the caller: it may have ended, and its pid may be another process's by
  * now. Signals no process outside of this test's process group. 0, or -1. */
@@ -136,6 +155,11 @@ int harness_kill(pid_t pid, int signal_number);
 /* Sends SIGSTOP and waits until all threads of the process have stopped. A thread stops when it is scheduled next. */
 void harness_stop(pid_t pid);
 void harness_await_stopped(pid_t pid);
+
+/* Workers of the world that runs: the process, harness_kill of it, harness_stop of it. */
+pid_t harness_pid(int rank);
+void harness_signal(int rank, int signal_number);
+void harness_stop_worker(int rank);
 
 /* Gives this process a /dev/shm of its own of that size. Skips the test if it lacks the rights. */
 void harness_mount_shm(unsigned kib);

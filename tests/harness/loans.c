@@ -30,28 +30,31 @@ static size_t held_count;
 
 /* ---- Bytes ------------------------------------------------------------------------------------------ */
 
-static unsigned char byte_of(uint64_t number, size_t i)
-{
-    return (unsigned char)((number * 2654435761u + i * 0x9e3779b1u) >> 24);
-}
+/* Byte i is bits 24 to 31 of FIRST(number) + i * STEP: a sum for each byte, for tests fill gigabytes without -O. */
+#define FIRST(number) ((number) * 2654435761u)
+#define STEP 0x9e3779b1u
 
 void loans_fill(struct bx_tensor *tensor, uint64_t number)
 {
     unsigned char *bytes = bx_tensor_data_mut(tensor);
+    size_t count = bx_tensor_bytes(tensor);
+    uint64_t sum = FIRST(number);
 
     HARNESS_CHECK(bytes != NULL);
-    for (size_t i = 0; i < bx_tensor_bytes(tensor); i++)
-        bytes[i] = byte_of(number, i);
+    for (size_t i = 0; i < count; i++, sum += STEP)
+        bytes[i] = (unsigned char)(sum >> 24);
 }
 
 bool loans_hold(const struct bx_tensor *tensor, uint64_t number)
 {
     const unsigned char *bytes = bx_tensor_data(tensor);
+    size_t count = bx_tensor_bytes(tensor);
+    uint64_t sum = FIRST(number);
 
-    for (size_t i = 0; i < bx_tensor_bytes(tensor); i++)
-        if (bytes[i] != byte_of(number, i)) {
+    for (size_t i = 0; i < count; i++, sum += STEP)
+        if (bytes[i] != (unsigned char)(sum >> 24)) {
             dprintf(STDERR_FILENO, "tensor %llu: byte %zu of %zu is %u, not %u\n", (unsigned long long)number, i,
-                    bx_tensor_bytes(tensor), bytes[i], byte_of(number, i));
+                    count, bytes[i], (unsigned)(unsigned char)(sum >> 24));
             return false;
         }
     return true;
@@ -273,10 +276,10 @@ void loans_come_back(struct bx_job *job, int rank)
 
 void loans_signal(int rank, int signal_number)
 {
-    HARNESS_EQ(harness_kill((pid_t)harness_load(LOANS_PID + rank), signal_number), 0);
+    harness_signal(rank, signal_number);
 }
 
 void loans_stop(int rank)
 {
-    harness_stop((pid_t)harness_load(LOANS_PID + rank));
+    harness_stop_worker(rank);
 }

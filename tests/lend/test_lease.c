@@ -53,8 +53,7 @@ HARNESS_TEST(lease, is_returned_whether_the_handler_succeeds_fails_or_is_missing
 /* Waits, because the thread that completed a call may not have dropped its own reference yet. */
 static void none_borrowed(struct bx_job *job, int rank)
 {
-    while (loans_of(job, rank).borrowed != 0)
-        sched_yield();
+    HARNESS_WAIT_WHILE(loans_of(job, rank).borrowed != 0);
 }
 
 HARNESS_HANDLER(out)
@@ -142,9 +141,8 @@ static void fill_the_pool(struct bx_job *job, struct bx_future **futures)
 static void empty_the_pool(struct bx_future **futures)
 {
     harness_post(LOANS_GO);
-    for (int i = 0; i < BXI_POOL_READY; i++) {
+    for (int i = 0; i < BXI_POOL_READY; i++)
         harness_end(futures[i], 0);
-    }
 }
 
 HARNESS_TEST(lease, is_returned_of_calls_that_expire_or_are_cancelled_in_the_pool, 20, .size = 2, .setup = loans_setup)
@@ -242,11 +240,8 @@ static void leaves_with_all_it_holds(struct bx_job *job)
     bx_msg_destroy(reply);
 }
 
-Test(lease, does_not_delay_a_shutdown_of_all_workers, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup,
-                                         .body = { leaves_with_all_it_holds, leaves_with_all_it_holds } });
-}
+HARNESS_WORLD(lease, does_not_delay_a_shutdown_of_all_workers, 20, .size = 2, .setup = loans_setup,
+              .body = { leaves_with_all_it_holds, leaves_with_all_it_holds });
 
 /* ---- The grants ------------------------------------------------------------------------------------------ */
 
@@ -437,8 +432,7 @@ static void lets_go_in_turn(struct bx_job *job)
 {
     for (uint32_t i = 3; i <= 50; i++) {
         harness_await(ASKED, i);
-        while (harness_call(job, "worker1", "drop", harness_msg_i64(0)) < 2)
-            sched_yield();
+        HARNESS_WAIT_WHILE(harness_call(job, "worker1", "drop", harness_msg_i64(0)) < 2);
         HARNESS_EQ(harness_call(job, "worker1", "drop", harness_msg_i64(1)), 1);
     }
     harness_await(DONE, 1);

@@ -79,8 +79,7 @@ static void await_sleeping_follower(struct bx_job *job)
 
 static void await_sleeping_leader(const struct bx_job *job)
 {
-    while ((bxi_load_seq_cst((bxi_a64 *)&job->control->header.armed) & 3) != BXI_WHO_LEADER)
-        sched_yield();
+    HARNESS_WAIT_WHILE((bxi_load_seq_cst((bxi_a64 *)&job->control->header.armed) & 3) != BXI_WHO_LEADER);
 }
 
 static struct bx_msg *second_msg;       /* with 5000 bytes, more than loan_bytes_max leaves beside the first 5000 */
@@ -109,11 +108,8 @@ static void is_looked_at_by_another(struct bx_job *job)
     harness_threads(job, 2, waits_and_others_look);
 }
 
-Test(lease_wait_again, is_woken_though_another_thread_found_the_returned_lease, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_taking,
-                                         .body = { is_looked_at_by_another, lets_go } });
-}
+HARNESS_WORLD(lease_wait_again, is_woken_though_another_thread_found_the_returned_lease, 20, .size = 2,
+              .setup = setup_taking, .body = { is_looked_at_by_another, lets_go });
 
 HARNESS_TEST(lease_wait_again, of_a_call_for_room_ends_when_another_thread_finds_the_returned_lease, 20, .size = 2,
              .setup = setup_taking, .options = { .loan_bytes_max = 9000 }, .body = { NULL, lets_go })
@@ -401,9 +397,8 @@ static void sends(struct bx_job *job, struct bx_tensor *tensor, int count)
 
 static void fails_with_shutdown(struct bx_future **futures, int count)
 {
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < count; i++)
         harness_end(futures[i], BX_E_SHUTDOWN);
-    }
 }
 
 /* All leases are returned, although the process of the worker that left still lives. */
@@ -531,17 +526,12 @@ static void lends_two_in_turn(struct bx_job *job)
         bx_tensor_release(three[i]);
 }
 
-Test(lease_bytes_again, of_tensors_in_turn_are_counted_once, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_swallowing, .body = { lends_two_in_turn } });
-}
+HARNESS_WORLD(lease_bytes_again, of_tensors_in_turn_are_counted_once, 20, .size = 2, .setup = setup_swallowing,
+              .body = { lends_two_in_turn });
 
 /* The message has two tensors of 2 MiB each up to four times; 5 MiB may be on loan. */
-Test(lease_bytes_again, of_tensors_in_turn_fit_under_the_bound, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_swallowing, .body = { lends_two_in_turn },
-                                         .options = { .loan_bytes_max = 5 * MEGABYTE } });
-}
+HARNESS_WORLD(lease_bytes_again, of_tensors_in_turn_fit_under_the_bound, 20, .size = 2, .setup = setup_swallowing,
+              .body = { lends_two_in_turn }, .options = { .loan_bytes_max = 5 * MEGABYTE });
 
 HARNESS_TEST(lease_bytes_again, of_hundreds_in_turn_are_counted_once, 20, .size = 2, .setup = setup_swallowing)
 {
@@ -671,7 +661,6 @@ HARNESS_TEST(lease_large_again, request_without_tensors_returns_its_lease_before
         HARNESS_EQ(loans_of(job, 1).leases, (uint64_t)tensors);     /* a message with a tensor keeps its lease */
     }
     harness_post(LOANS_GO);
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++)
         harness_end(futures[i], 0);
-    }
 }

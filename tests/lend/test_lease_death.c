@@ -62,18 +62,12 @@ static void kills_its_borrower(struct bx_job *job)
     HARNESS_EQ(harness_call(job, "worker2", "drop", harness_msg_i64(4)), 0);
 }
 
-Test(lease_death, of_a_borrower_gives_its_leases_back, .timeout = 30)
-{
-    harness_run(&(struct harness_world){
-        .size = 3, .setup = loans_setup, .body = { kills_its_borrower }, .dies = 1u << 1 });
-}
+HARNESS_WORLD(lease_death, of_a_borrower_gives_its_leases_back, 30, .size = 3, .setup = loans_setup,
+              .body = { kills_its_borrower }, .dies = 1u << 1);
 
-Test(lease_death, of_a_borrower_gives_its_leases_back_asleep, .timeout = 30)
-{
-    harness_run(&(struct harness_world){
-        .size = 3, .setup = loans_setup, .body = { kills_its_borrower }, .dies = 1u << 1,
-        .options = { .no_spin = true, .arena_bytes = 4 * MEGABYTE } });
-}
+HARNESS_WORLD(lease_death, of_a_borrower_gives_its_leases_back_asleep, 30, .size = 3, .setup = loans_setup,
+              .body = { kills_its_borrower }, .dies = 1u << 1,
+              .options = { .no_spin = true, .arena_bytes = 4 * MEGABYTE });
 
 /* Kills the borrower while requests that it has not read, and replies to its own calls, are in the rings. */
 HARNESS_TEST(lease_death, of_a_borrower_ends_the_leases_of_frames_in_the_rings, 30, .size = 3, .setup = loans_setup,
@@ -236,11 +230,8 @@ static void is_entangled(struct bx_job *job)
     bx_msg_destroy(reply);
 }
 
-Test(lease_death, of_a_worker_that_lent_and_borrowed_ends_both, .timeout = 30)
-{
-    harness_run(&(struct harness_world){
-        .size = 3, .setup = loans_setup, .dies = 1u << 1, .body = { is_entangled, NULL, is_entangled } });
-}
+HARNESS_WORLD(lease_death, of_a_worker_that_lent_and_borrowed_ends_both, 30, .size = 3, .setup = loans_setup,
+              .dies = 1u << 1, .body = { is_entangled, NULL, is_entangled });
 
 /* ---- Stopped, and gone ----------------------------------------------------------------------------------------- */
 

@@ -240,149 +240,6 @@ Test(lease_input, that_is_correct_is_accepted, .timeout = 30)
 
 /* ---- Forgeries ------------------------------------------------------------------------------------------------ */
 
-static void slot_beyond_the_ledger(struct forgery *forgery)
-{
-    forgery->lease.slot = BXI_LEASE_MAX;
-}
-
-static void slot_of_all_ones(struct forgery *forgery)
-{
-    forgery->lease.slot = UINT32_MAX;
-}
-
-static void generation_zero(struct forgery *forgery)
-{
-    forgery->lease.generation = 0;
-}
-
-static void one_tensor_too_many(struct forgery *forgery)
-{
-    forgery->lease.tensor_count++;
-}
-
-static void four_billion_tensors(struct forgery *forgery)
-{
-    forgery->lease.tensor_count = UINT32_MAX;
-}
-
-static void more_bytes_than_the_frame_has(struct forgery *forgery)
-{
-    forgery->lease.packed_bytes += 8;
-}
-
-static void bytes_without_end(struct forgery *forgery)
-{
-    forgery->lease.packed_bytes = UINT64_MAX;
-}
-
-static void body_shorter_than_a_lease_head(struct forgery *forgery)
-{
-    forgery->cut = forgery->packed ? 1 : sizeof(struct bxi_tensor_head) + 2 * sizeof(int64_t) + 8 + 1;
-}
-
-static void descriptor_cut_short(struct forgery *forgery)
-{
-    forgery->cut = 8 + 2 * sizeof(int64_t) + 1;
-    forgery->lease.packed_bytes -= forgery->cut;
-}
-
-static void shape_cut_short(struct forgery *forgery)
-{
-    forgery->cut = 8 + 1;
-    forgery->lease.packed_bytes -= forgery->cut;
-}
-
-static void strides_cut_short(struct forgery *forgery)
-{
-    forgery->tensor.flags = BXI_STRIDED;
-}
-
-static void offset_outside(struct forgery *forgery)
-{
-    forgery->tensor.offset = ARENA_BYTES + 64;
-}
-
-static void offset_at_the_end(struct forgery *forgery)
-{
-    forgery->tensor.offset = ARENA_BYTES;
-}
-
-static void last_element_outside(struct forgery *forgery)
-{
-    forgery->tensor.offset = ARENA_BYTES - 20;
-}
-
-static void offset_that_overflows(struct forgery *forgery)
-{
-    forgery->tensor.offset = UINT64_MAX - 15;
-}
-
-static void offset_between_elements(struct forgery *forgery)
-{
-    forgery->tensor.offset += 2;
-}
-
-static void dtype_zero(struct forgery *forgery)
-{
-    forgery->tensor.dtype = 0;
-}
-
-static void dtype_beyond_the_last(struct forgery *forgery)
-{
-    forgery->tensor.dtype = BX_C128 + 1;
-}
-
-static void device_zero(struct forgery *forgery)
-{
-    forgery->tensor.device = 0;
-}
-
-static void device_that_is_no_host_memory(struct forgery *forgery)
-{
-    forgery->tensor.device = BX_CUDA;
-}
-
-static void nine_dimensions(struct forgery *forgery)
-{
-    forgery->tensor.ndim = BX_DIMS_MAX + 1;
-    forgery->dim_count = BX_DIMS_MAX + 1;
-    for (int i = 0; i <= BX_DIMS_MAX; i++)
-        forgery->dims[i] = 1;
-    forgery->lease.packed_bytes += (BX_DIMS_MAX - 1) * sizeof(int64_t);
-}
-
-static void many_dimensions(struct forgery *forgery)
-{
-    forgery->tensor.ndim = 255;
-}
-
-static void dimension_below_zero(struct forgery *forgery)
-{
-    forgery->dims[0] = -1;
-}
-
-static void dimensions_below_zero(struct forgery *forgery)
-{
-    forgery->dims[0] = -2;
-    forgery->dims[1] = -3;
-}
-
-static void least_dimension(struct forgery *forgery)
-{
-    forgery->dims[1] = INT64_MIN;
-}
-
-static void elements_that_overflow(struct forgery *forgery)
-{
-    forgery->dims[0] = forgery->dims[1] = INT64_C(1) << 32;
-}
-
-static void bytes_that_overflow(struct forgery *forgery)
-{
-    forgery->dims[0] = INT64_C(1) << 61;
-    forgery->dims[1] = 2;
-}
-
 static void strided(struct forgery *forgery, int64_t stride0, int64_t stride1)
 {
     forgery->tensor.flags = BXI_STRIDED;
@@ -390,56 +247,6 @@ static void strided(struct forgery *forgery, int64_t stride0, int64_t stride1)
     forgery->dims[3] = stride1;
     forgery->dim_count = 4;
     forgery->lease.packed_bytes += 2 * sizeof(int64_t);
-}
-
-static void stride_below_zero(struct forgery *forgery)
-{
-    strided(forgery, 3, -1);
-}
-
-static void stride_beyond_the_arena(struct forgery *forgery)
-{
-    strided(forgery, (int64_t)(ARENA_BYTES / 4), 1);
-}
-
-static void stride_that_overflows(struct forgery *forgery)
-{
-    strided(forgery, INT64_MAX, 1);
-}
-
-static void strides_that_overflow_together(struct forgery *forgery)
-{
-    strided(forgery, INT64_MAX / 4 - 1, INT64_MAX / 8);
-}
-
-static void flags_unknown(struct forgery *forgery)
-{
-    forgery->tensor.flags = 2;
-}
-
-static void flags_all(struct forgery *forgery)
-{
-    forgery->tensor.flags = 255;
-}
-
-static void packed_outside(struct forgery *forgery)
-{
-    forgery->lease.packed_offset = ARENA_BYTES + 64;
-}
-
-static void packed_over_the_end(struct forgery *forgery)
-{
-    forgery->lease.packed_offset = ARENA_BYTES - 16;
-}
-
-static void packed_so_that_it_overflows(struct forgery *forgery)
-{
-    forgery->lease.packed_bytes = UINT64_MAX - forgery->lease.packed_offset + 64;
-}
-
-static void packed_nearly_here(struct forgery *forgery)
-{
-    forgery->lease.packed_offset = BXI_PACKED_HERE - 1;
 }
 
 static void (*forge)(struct forgery *forgery);
@@ -467,56 +274,72 @@ static void cuts_off(void (*how)(struct forgery *forgery), bool packed)
     }
 }
 
-#define CUTS_OFF(how) \
+/* A function that forges, and the test that its frames cut worker 1 off: in the frame, in the arena, in both. */
+#define FORGES(how, ...) \
+    static void how(struct forgery *forgery) \
+    { \
+        __VA_ARGS__; \
+    }
+#define TEST_HERE(how) \
     Test(lease_input, how##_cuts_off, .timeout = 60) { cuts_off(how, false); }
-#define CUTS_OFF_PACKED(how) \
+#define TEST_PACKED(how) \
     Test(lease_input, how##_cuts_off_in_the_arena, .timeout = 60) { cuts_off(how, true); }
-CUTS_OFF(slot_beyond_the_ledger)
-CUTS_OFF(slot_of_all_ones)
-CUTS_OFF(generation_zero)
-CUTS_OFF(one_tensor_too_many)
-CUTS_OFF(four_billion_tensors)
-CUTS_OFF(more_bytes_than_the_frame_has)
-CUTS_OFF(bytes_without_end)
-CUTS_OFF(body_shorter_than_a_lease_head)
-CUTS_OFF(descriptor_cut_short)
-CUTS_OFF(shape_cut_short)
-CUTS_OFF(strides_cut_short)
-CUTS_OFF(offset_outside)
-CUTS_OFF(offset_at_the_end)
-CUTS_OFF(last_element_outside)
-CUTS_OFF(offset_that_overflows)
-CUTS_OFF(offset_between_elements)
-CUTS_OFF(dtype_zero)
-CUTS_OFF(dtype_beyond_the_last)
-CUTS_OFF(device_zero)
-CUTS_OFF(device_that_is_no_host_memory)
-CUTS_OFF(nine_dimensions)
-CUTS_OFF(many_dimensions)
-CUTS_OFF(dimension_below_zero)
-CUTS_OFF(dimensions_below_zero)
-CUTS_OFF(least_dimension)
-CUTS_OFF(elements_that_overflow)
-CUTS_OFF(bytes_that_overflow)
-CUTS_OFF(stride_below_zero)
-CUTS_OFF(stride_beyond_the_arena)
-CUTS_OFF(stride_that_overflows)
-CUTS_OFF(strides_that_overflow_together)
-CUTS_OFF(flags_unknown)
-CUTS_OFF(flags_all)
-CUTS_OFF_PACKED(slot_beyond_the_ledger)
-CUTS_OFF_PACKED(one_tensor_too_many)
-CUTS_OFF_PACKED(four_billion_tensors)
-CUTS_OFF_PACKED(bytes_without_end)
-CUTS_OFF_PACKED(body_shorter_than_a_lease_head)
-CUTS_OFF_PACKED(offset_outside)
-CUTS_OFF_PACKED(dtype_zero)
-CUTS_OFF_PACKED(nine_dimensions)
-CUTS_OFF_PACKED(stride_beyond_the_arena)
-CUTS_OFF_PACKED(packed_outside)
-CUTS_OFF_PACKED(packed_over_the_end)
-CUTS_OFF_PACKED(packed_so_that_it_overflows)
-CUTS_OFF_PACKED(packed_nearly_here)
+#define CUTS_OFF(how, ...) FORGES(how, __VA_ARGS__) TEST_HERE(how)
+#define CUTS_OFF_PACKED(how, ...) FORGES(how, __VA_ARGS__) TEST_PACKED(how)
+#define CUTS_OFF_BOTH(how, ...) FORGES(how, __VA_ARGS__) TEST_HERE(how) TEST_PACKED(how)
+
+CUTS_OFF_BOTH(slot_beyond_the_ledger, forgery->lease.slot = BXI_LEASE_MAX)
+CUTS_OFF(slot_of_all_ones, forgery->lease.slot = UINT32_MAX)
+CUTS_OFF(generation_zero, forgery->lease.generation = 0)
+CUTS_OFF_BOTH(one_tensor_too_many, forgery->lease.tensor_count++)
+CUTS_OFF_BOTH(four_billion_tensors, forgery->lease.tensor_count = UINT32_MAX)
+CUTS_OFF(more_bytes_than_the_frame_has, forgery->lease.packed_bytes += 8)
+CUTS_OFF_BOTH(bytes_without_end, forgery->lease.packed_bytes = UINT64_MAX)
+CUTS_OFF_BOTH(body_shorter_than_a_lease_head,
+              forgery->cut = forgery->packed ? 1 : sizeof(struct bxi_tensor_head) + 2 * sizeof(int64_t) + 8 + 1)
+CUTS_OFF(descriptor_cut_short,
+         forgery->cut = 8 + 2 * sizeof(int64_t) + 1;
+         forgery->lease.packed_bytes -= forgery->cut)
+CUTS_OFF(shape_cut_short,
+         forgery->cut = 8 + 1;
+         forgery->lease.packed_bytes -= forgery->cut)
+CUTS_OFF(strides_cut_short, forgery->tensor.flags = BXI_STRIDED)
+CUTS_OFF_BOTH(offset_outside, forgery->tensor.offset = ARENA_BYTES + 64)
+CUTS_OFF(offset_at_the_end, forgery->tensor.offset = ARENA_BYTES)
+CUTS_OFF(last_element_outside, forgery->tensor.offset = ARENA_BYTES - 20)
+CUTS_OFF(offset_that_overflows, forgery->tensor.offset = UINT64_MAX - 15)
+CUTS_OFF(offset_between_elements, forgery->tensor.offset += 2)
+CUTS_OFF_BOTH(dtype_zero, forgery->tensor.dtype = 0)
+CUTS_OFF(dtype_beyond_the_last, forgery->tensor.dtype = BX_C128 + 1)
+CUTS_OFF(device_zero, forgery->tensor.device = 0)
+CUTS_OFF(device_that_is_no_host_memory, forgery->tensor.device = BX_CUDA)
+CUTS_OFF_BOTH(nine_dimensions,
+              forgery->tensor.ndim = BX_DIMS_MAX + 1;
+              forgery->dim_count = BX_DIMS_MAX + 1;
+              for (int i = 0; i <= BX_DIMS_MAX; i++)
+                  forgery->dims[i] = 1;
+              forgery->lease.packed_bytes += (BX_DIMS_MAX - 1) * sizeof(int64_t))
+CUTS_OFF(many_dimensions, forgery->tensor.ndim = 255)
+CUTS_OFF(dimension_below_zero, forgery->dims[0] = -1)
+CUTS_OFF(dimensions_below_zero,
+         forgery->dims[0] = -2;
+         forgery->dims[1] = -3)
+CUTS_OFF(least_dimension, forgery->dims[1] = INT64_MIN)
+CUTS_OFF(elements_that_overflow, forgery->dims[0] = forgery->dims[1] = INT64_C(1) << 32)
+CUTS_OFF(bytes_that_overflow,
+         forgery->dims[0] = INT64_C(1) << 61;
+         forgery->dims[1] = 2)
+CUTS_OFF(stride_below_zero, strided(forgery, 3, -1))
+CUTS_OFF_BOTH(stride_beyond_the_arena, strided(forgery, (int64_t)(ARENA_BYTES / 4), 1))
+CUTS_OFF(stride_that_overflows, strided(forgery, INT64_MAX, 1))
+CUTS_OFF(strides_that_overflow_together, strided(forgery, INT64_MAX / 4 - 1, INT64_MAX / 8))
+CUTS_OFF(flags_unknown, forgery->tensor.flags = 2)
+CUTS_OFF(flags_all, forgery->tensor.flags = 255)
+CUTS_OFF_PACKED(packed_outside, forgery->lease.packed_offset = ARENA_BYTES + 64)
+CUTS_OFF_PACKED(packed_over_the_end, forgery->lease.packed_offset = ARENA_BYTES - 16)
+CUTS_OFF_PACKED(packed_so_that_it_overflows,
+                forgery->lease.packed_bytes = UINT64_MAX - forgery->lease.packed_offset + 64)
+CUTS_OFF_PACKED(packed_nearly_here, forgery->lease.packed_offset = BXI_PACKED_HERE - 1)
 
 /* A reply with an error must not have a lease. */
 static void error_that_lends(struct bx_job *job)

@@ -124,8 +124,7 @@ static void lets_go_when_it_sleeps(struct bx_job *job)
             bx_progress(job);
             sched_yield();
         }
-        while (!is_asleep(job, 0))
-            sched_yield();
+        HARNESS_WAIT_WHILE(!is_asleep(job, 0));
         bx_tensor_release(taken);
     }
 }
@@ -346,9 +345,8 @@ static void has_its_tensors_refused(struct bx_job *job)
     HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
     for (int i = 0; i < 3; i++)
         HARNESS_EQ(bx_rpc_async(job, "worker1", "verify", args, NULL, &future[i]), 0);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++)
         harness_end(future[i], BX_E_REFUSED);
-    }
     HARNESS_EQ(bx_rpc_oneway(job, "worker1", "verify", args, NULL), 0);
     HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
     HARNESS_EQ(loans_of(job, 1).granted, 5);

@@ -81,8 +81,7 @@ HARNESS_TEST(tensor_life, is_kept_beyond_its_future, 20, .size = 2, .setup = loa
         HARNESS_CHECK(loans_hold(view, 1));
         bx_tensor_release(view);
         /* The thread that completed the call may not have dropped its own reference yet. */
-        while (loans_of(job, to).borrowed != 0)
-            sched_yield();
+        HARNESS_WAIT_WHILE(loans_of(job, to).borrowed != 0);
     }
 }
 
@@ -150,11 +149,8 @@ static void outlives_its_job(struct bx_job *job)
     bx_tensor_release(view);
 }
 
-Test(tensor_life, is_kept_beyond_the_job, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup,
-                                         .body = { outlives_its_job, outlives_its_job } });
-}
+HARNESS_WORLD(tensor_life, is_kept_beyond_the_job, 20, .size = 2, .setup = loans_setup,
+              .body = { outlives_its_job, outlives_its_job });
 
 /* The worker that left had borrowed from this one, and had lent it what it keeps. */
 static void is_left_with_it(struct bx_job *job)
@@ -286,19 +282,13 @@ static void lends_and_forgets(struct bx_job *job)
     HARNESS_EQ(info.used_bytes, 0);
 }
 
-Test(tensor_life, keeps_its_memory_until_the_last_lease_is_returned, .timeout = 120)
-{
-    harness_run(&(struct harness_world){
-        .size = 3, .setup = setup_stress, .options = { .arena_bytes = 64 << 20 },
-        .body = { lends_and_forgets, lends_and_forgets, lends_and_forgets } });
-}
+HARNESS_WORLD(tensor_life, keeps_its_memory_until_the_last_lease_is_returned, 120, .size = 3, .setup = setup_stress,
+              .options = { .arena_bytes = 64 << 20 },
+              .body = { lends_and_forgets, lends_and_forgets, lends_and_forgets });
 
-Test(tensor_life, keeps_its_memory_until_the_last_lease_is_returned_asleep, .timeout = 120)
-{
-    harness_run(&(struct harness_world){
-        .size = 3, .setup = setup_stress, .options = { .arena_bytes = 64 << 20, .no_spin = true },
-        .body = { lends_and_forgets, lends_and_forgets, lends_and_forgets } });
-}
+HARNESS_WORLD(tensor_life, keeps_its_memory_until_the_last_lease_is_returned_asleep, 120, .size = 3,
+              .setup = setup_stress, .options = { .arena_bytes = 64 << 20, .no_spin = true },
+              .body = { lends_and_forgets, lends_and_forgets, lends_and_forgets });
 
 /* Several threads of each worker lend to all workers and wait for their leases at the same time. */
 static void lends_on_a_thread(struct bx_job *job, int index)

@@ -275,9 +275,8 @@ static void call_async(struct bx_job *job, const char *to, const char *function,
     HARNESS_CHECK(times <= 64);
     for (int i = 0; i < times; i++)
         HARNESS_EQ(bx_rpc_async(job, to, function, args, NULL, &futures[i]), 0);
-    for (int i = 0; i < times; i++) {
+    for (int i = 0; i < times; i++)
         harness_end(futures[i], 0);
-    }
     bx_msg_destroy(args);
 }
 
@@ -431,9 +430,8 @@ static void waits_behind_another(struct bx_job *job)
     futures[1] = harness_async(job, "worker1", "holds_all");
     sleep_some();
     harness_post(GO);
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++)
         harness_end(futures[i], 0);
-    }
     expect(job, 1, "holds_all", 2);
     hist = hist_of(job, 1, "holds_all");
     HARNESS_CHECK(bxi_load_relaxed((bxi_a64 *)&hist->max_ns[BXI_LEG_QUEUE]) >= SLEEP_NS);
@@ -508,9 +506,8 @@ static void calls_with_a_full_ring(struct bx_job *job)
 
     for (int round = 0; round < BURSTS; round++) {
         call(job, "worker0", "burst", 1);
-        for (int i = 0; i < BURST; i++) {
+        for (int i = 0; i < BURST; i++)
             harness_end(burst_futures[i], 0);
-        }
     }
     HARNESS_CHECK(harness_counter(job, "queued_frames") > BURSTS * BURST / 2);
     hist = hist_of(job, 0, "echo");

@@ -270,7 +270,7 @@ HARNESS_TEST(inflight_calls, that_were_given_up_are_marked_until_their_late_repl
 {
     for (uint32_t round = 1; round <= 2; round++) {
         struct bx_msg *args = harness_msg_i64(round);
-        struct bx_call_options options = { .timeout_ns = round == 1 ? 1000 * HARNESS_MS : BX_FOREVER };
+        struct bx_call_options options = { .timeout_ns = round == 1 ? 50 * HARNESS_MS : BX_FOREVER };
         struct bx_future *future = NULL;
         struct bxi_call_row *row;
         uint64_t id;
@@ -557,8 +557,7 @@ HARNESS_TEST(inflight_now, shows_the_handler_while_it_runs, 20, .size = 2, .setu
         harness_post(HANDLER_GO);
         finish(future, 0);
     }
-    while (bxi_load_relaxed(&now->since_ns) != 0)
-        sched_yield();
+    HARNESS_WAIT_WHILE(bxi_load_relaxed(&now->since_ns) != 0);
     expect_all_free(job, 1);
 }
 
@@ -580,8 +579,7 @@ static struct bxi_wait_row *await_wait(struct bx_job *job, int rank, enum bxi_fo
 {
     struct bxi_wait_row *row;
 
-    while ((row = waits_for(job, rank, reason)) == NULL)
-        sched_yield();
+    HARNESS_WAIT_WHILE((row = waits_for(job, rank, reason)) == NULL);
     return row;
 }
 
@@ -635,8 +633,7 @@ static void waits_among_many(struct bx_job *job, int index)
         return;
     }
     for (int i = 0; i < BXI_WAITS_MAX; i++)
-        while (bxi_load_relaxed(&bxi_tables(job->control)->wait[i].thread) == 0)
-            sched_yield();
+        HARNESS_WAIT_WHILE(bxi_load_relaxed(&bxi_tables(job->control)->wait[i].thread) == 0);
     HARNESS_EQ(bx_future_set(waited, NULL), 0);
 }
 

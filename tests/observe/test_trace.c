@@ -33,8 +33,11 @@ static void trace_into_file(void)
     unsetenv("BX_TRACE_EVENTS");
 }
 
+static struct json *root;
+
 static void remove_file(void)
 {
+    json_free(root);
     unlink(path);
 }
 
@@ -89,6 +92,13 @@ static int setup(struct bx_job *job)
     return 0;
 }
 
+/* Runs two workers, worker 0 with that body, and reads the file. */
+static void traced(harness_fn body)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { body } });
+    root = trace_read(path, 2);
+}
+
 /* ---- Calls --------------------------------------------------------------------------------------- */
 
 static void call_five_times(struct bx_job *job)
@@ -99,9 +109,8 @@ static void call_five_times(struct bx_job *job)
 
 Test(trace, shows_each_call_with_its_handler_and_its_reply)
 {
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_five_times } });
+    traced(call_five_times);
 
-    struct json *root = trace_read(path, 2);
     const struct json *handler = next_of(root, NULL, (struct wanted){ 'X', "handler", "twice", 1 });
     const struct json *call = next_of(root, NULL, (struct wanted){ 'X', "call", "twice", 0 });
 
@@ -120,7 +129,6 @@ Test(trace, shows_each_call_with_its_handler_and_its_reply)
     cr_expect_null(arg(handler, "code"));
     cr_expect_str_eq(json_text(arg(call, "to")), "worker1");
     cr_expect_str_eq(json_text(arg(call, "call")), "0-1-65536", "the name that shmstat gives it");
-    json_free(root);
 }
 
 static void call_oneself(struct bx_job *job)
@@ -131,14 +139,12 @@ static void call_oneself(struct bx_job *job)
 
 Test(trace, shows_calls_to_oneself_inside_the_wait_for_them)
 {
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_oneself } });
+    traced(call_oneself);
 
-    struct json *root = trace_read(path, 2);
 
     cr_expect_eq(COUNT(root, 'X', "call", "twice", 0), 3);
     cr_expect_eq(COUNT(root, 'X', "handler", "twice", 0), 3);
     calls_run_forward(root, "twice");
-    json_free(root);
 }
 
 static void call_back_and_forth(struct bx_job *job)
@@ -148,9 +154,8 @@ static void call_back_and_forth(struct bx_job *job)
 
 Test(trace, shows_a_blocking_handler_and_its_own_call_on_a_thread_of_the_pool)
 {
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_back_and_forth } });
+    traced(call_back_and_forth);
 
-    struct json *root = trace_read(path, 2);
     const struct json *handler = next_of(root, NULL, (struct wanted){ 'X', "handler", "back", 1 });
     const struct json *call = next_of(root, NULL, (struct wanted){ 'X', "call", "twice", 1 });
 
@@ -161,7 +166,6 @@ Test(trace, shows_a_blocking_handler_and_its_own_call_on_a_thread_of_the_pool)
     cr_expect_eq(COUNT(root, 'X', "handler", "twice", 0), 1);
     calls_run_forward(root, "twice");
     calls_run_forward(root, "back");
-    json_free(root);
 }
 
 /* ---- Async calls, one-way calls ---------------------------------------------------------------------- */
@@ -176,16 +180,14 @@ static void call_async(struct bx_job *job)
         HARNESS_EQ(bx_rpc_async(job, "worker1", i < 3 ? "twice" : "again", args, NULL, &futures[i]), 0);
         bx_msg_destroy(args);
     }
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 4; i++)
         harness_end(futures[i], 0);
-    }
 }
 
 Test(trace, shows_async_calls_as_spans_and_async_handlers_until_their_futures_are_done)
 {
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_async } });
+    traced(call_async);
 
-    struct json *root = trace_read(path, 2);
 
     spans_end(root);
     cr_expect_eq(COUNT(root, 'X', "call", "send twice", 0), 3);
@@ -199,7 +201,6 @@ Test(trace, shows_async_calls_as_spans_and_async_handlers_until_their_futures_ar
     cr_expect_eq(COUNT(root, 'X', "handler", "twice", 1), 3);
     cr_expect_eq(COUNT(root, 'X', "handler", "twice", 0), 1);
     cr_expect_eq(COUNT(root, 's', "arrow", "reply", ANY), 5);
-    json_free(root);
 }
 
 static void call_pooled(struct bx_job *job)
@@ -209,16 +210,14 @@ static void call_pooled(struct bx_job *job)
 
 Test(trace, shows_async_handlers_on_the_pool_like_the_others)
 {
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_pooled } });
+    traced(call_pooled);
 
-    struct json *root = trace_read(path, 2);
 
     spans_end(root);
     cr_expect_eq(COUNT(root, 'X', "handler", "pooled", 1), 1);
     cr_expect_eq(COUNT(root, 'b', "async handler", "pooled", 1), 1);
     cr_expect_eq(COUNT(root, 's', "arrow", "reply", ANY), 2);
     calls_run_forward(root, "pooled");
-    json_free(root);
 }
 
 static void call_oneway(struct bx_job *job)
@@ -239,30 +238,26 @@ static void call_together(struct bx_job *job)
 
     for (int round = 0; round < 2; round++) {
         HARNESS_EQ(bx_rpc_many(job, "worker1", "twice", 8, args, NULL, futures), 0);
-        for (int i = 0; i < 8; i++) {
+        for (int i = 0; i < 8; i++)
             harness_end(futures[i], 0);
-        }
     }
     bx_msg_destroy(one);
 }
 
 Test(trace, shows_calls_that_are_sent_together_inside_one_another)
 {
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_together } });
+    traced(call_together);
 
-    struct json *root = trace_read(path, 2);
 
     cr_expect_eq(COUNT(root, 's', "arrow", "request", 0), 16);
     cr_expect_eq(COUNT(root, 'X', "handler", "twice", 1), 16);
     slices_nest(root);
-    json_free(root);
 }
 
 Test(trace, joins_one_way_calls_to_their_handlers)
 {
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_oneway } });
+    traced(call_oneway);
 
-    struct json *root = trace_read(path, 2);
 
     cr_expect_eq(COUNT(root, 'X', "call", "send twice", 0), 2);
     cr_expect_eq(COUNT(root, 'X', "call", "send refuse", 0), 1);
@@ -271,7 +266,6 @@ Test(trace, joins_one_way_calls_to_their_handlers)
     cr_expect_eq(COUNT(root, 's', "arrow", "request", 0), 4);
     cr_expect_eq(COUNT(root, 's', "arrow", "reply", 1), 1);
     cr_expect_eq(COUNT(root, 'X', "handler", "answer ", 1), 1);
-    json_free(root);
 }
 
 /* ---- Batches ----------------------------------------------------------------------------------------- */
@@ -297,7 +291,7 @@ Test(trace, shows_each_batch_with_its_rows_and_an_arrow_from_every_one)
     harness_run(&(struct harness_world){ .size = 4, .setup = setup_batch,
                                          .body = { NULL, send_rows, send_rows, send_rows } });
 
-    struct json *root = trace_read(path, 4);
+    root = trace_read(path, 4);
     const struct json *body = NULL, *end = NULL;
 
     cr_expect_eq(COUNT(root, 'X', "batch", "rows", 0), 4);
@@ -313,7 +307,6 @@ Test(trace, shows_each_batch_with_its_rows_and_an_arrow_from_every_one)
     cr_expect_eq(COUNT(root, 'X', "handler", "answer rows", 0), 12);
     for (int rank = 1; rank < 4; rank++)
         cr_expect_eq(COUNT(root, 'X', "call", "rows", rank), 4);
-    json_free(root);
 }
 
 /* ---- Errors ------------------------------------------------------------------------------------------ */
@@ -334,9 +327,8 @@ static void call_in_vain(struct bx_job *job)
 
 Test(trace, shows_how_calls_failed)
 {
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_in_vain } });
+    traced(call_in_vain);
 
-    struct json *root = trace_read(path, 2);
     const struct json *refused[] = { next_of(root, NULL, (struct wanted){ 'X', "call", "refuse", 0 }),
                                      next_of(root, NULL, (struct wanted){ 'X', "call", "reply refuse", 0 }),
                                      next_of(root, NULL, (struct wanted){ 'X', "handler", "refuse", 1 }),
@@ -353,7 +345,6 @@ Test(trace, shows_how_calls_failed)
     cr_expect_geq(of(waited, "dur"), 20000);
     cr_expect_eq(json_number(arg(unsent, "code")), BX_E_NO_FUNCTION);
     cr_expect_eq(COUNT(root, 'X', "call", "late reply", 0), COUNT(root, 'X', "handler", "answer wait", 1));
-    json_free(root);
 }
 
 /* ---- Sleeps, threads, names -------------------------------------------------------------------------- */
@@ -374,7 +365,7 @@ Test(trace, shows_which_thread_sleeps_and_how)
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { sleep_and_tell },
                                          .options = { .wait = BX_WAIT_EPOLL, .no_spin = true } });
 
-    struct json *root = trace_read(path, 2);
+    root = trace_read(path, 2);
     const struct json *sleeper = NULL;
     int leader = 0, by_epoll = 0;
 
@@ -386,7 +377,6 @@ Test(trace, shows_which_thread_sleeps_and_how)
     }
     cr_expect_geq(leader, 1);
     cr_expect_geq((uint64_t)by_epoll, harness_load(SLEPT), "a sleep for each that was counted");
-    json_free(root);
 }
 
 static void call_odd(struct bx_job *job)
@@ -399,12 +389,9 @@ Test(trace, escapes_any_name_that_a_function_may_have)
     harness_run(&(struct harness_world){
         .size = 2, .handlers = { { "a \"name\"\\\n\x01 of \xff\xc3\xa4", BX_INLINE, harness_twice } },
         .body = { call_odd } });
-
-    struct json *root = trace_read(path, 2);
-
+    root = trace_read(path, 2);
     cr_expect_eq(COUNT(root, 'X', "call", "a \"name\"\\\n\x01 of ???", 0), 1);     /* json.h reads \u00ff as '?' */
     cr_expect_eq(COUNT(root, 'X', "handler", "a \"name\"\\\n\x01 of ???", 1), 1);
-    json_free(root);
 }
 
 /* ---- Many events ------------------------------------------------------------------------------------- */
@@ -423,9 +410,7 @@ static void call_much_on_threads(struct bx_job *job)
 Test(trace, loses_no_event_of_many_threads)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_much_on_threads } });
-
-    struct json *root = json_load(path);    /* not trace_read: its time is quadratic in the number of events */
-
+    root = json_load(path);    /* not trace_read: its time is quadratic in the number of events */
     cr_assert_not_null(root);
     cr_expect_eq(COUNT(root, 'X', "call", "twice", 0), 2800);
     cr_expect_eq(COUNT(root, 'X', "call", "reply twice", 0), 2800);
@@ -434,7 +419,6 @@ Test(trace, loses_no_event_of_many_threads)
     cr_expect_eq(COUNT(root, 's', "arrow", NULL, ANY), 5600);
     cr_expect_eq(COUNT(root, 'f', "arrow", NULL, ANY), 5600);
     cr_expect_eq(COUNT(root, 'i', NULL, NULL, ANY), 0);
-    json_free(root);
 }
 
 static void call_hundred(struct bx_job *job)
@@ -447,9 +431,7 @@ Test(trace, keeps_the_bound_on_events_and_counts_those_left_out)
 {
     setenv("BX_TRACE_EVENTS", "30", 1);
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_hundred } });
-
-    struct json *root = json_load(path);
-
+    root = json_load(path);
     cr_assert_not_null(root);
     for (int rank = 0; rank < 2; rank++) {
         const struct json *note = next_of(root, NULL, (struct wanted){ 'i', "trace", NULL, rank });
@@ -459,7 +441,6 @@ Test(trace, keeps_the_bound_on_events_and_counts_those_left_out)
         cr_expect_str_eq(json_text(json_get(note, "name")), "from here on events are left out");
         cr_expect_geq(json_number(arg(note, "left_out")), 200 - 30);
     }
-    json_free(root);
 }
 
 /* ---- Deaths and forks -------------------------------------------------------------------------------- */
@@ -494,14 +475,11 @@ Test(trace, is_a_whole_array_after_a_worker_was_killed)
 {
     harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1,
                                          .body = { call_and_be_killed, serve_until_a_death } });
-
-    struct json *root = json_load(path);
-
+    root = json_load(path);
     cr_assert_not_null(root, "no JSON");
     workers_are_named(root, 3);
     cr_expect_eq(COUNT(root, 'X', "handler", "twice", 1), 100, "the survivor lost nothing");
     slices_nest(root);
-    json_free(root);
 }
 
 static void fork_a_child(struct bx_job *job)
@@ -523,13 +501,11 @@ static void fork_a_child(struct bx_job *job)
 
 Test(trace, has_no_events_of_a_forked_child)
 {
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { fork_a_child } });
+    traced(fork_a_child);
 
-    struct json *root = trace_read(path, 2);
 
     cr_expect_eq(COUNT(root, 'X', "call", "twice", 0), 5, "and what the worker noted is there once");
     cr_expect_eq(COUNT(root, 'i', NULL, NULL, ANY), 0);
-    json_free(root);
 }
 
 /* ---- Files that cannot be written -------------------------------------------------------------------- */
@@ -654,11 +630,8 @@ Test(trace, begins_the_file_anew_with_each_job)
 {
     for (int i = 0; i < 2; i++)
         harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_five_times } });
-
-    struct json *root = trace_read(path, 2);      /* checks the job's name */
-
+    root = trace_read(path, 2);      /* checks the job's name */
     cr_expect_eq(COUNT(root, 'X', "call", "twice", ANY), 5);
-    json_free(root);
 }
 
 Test(trace, puts_the_jobs_name_into_the_name_of_the_file)

@@ -16,7 +16,7 @@
 #include <sched.h>
 
 enum { READY, ARRIVED, BODY_ENTERED, BODY_GO, TOUCHED, DONE };      /* gates */
-enum { RUNS, FAIL_CODE, BODY_WAITS, PID, RECORD = 16 };             /* values */
+enum { RUNS, FAIL_CODE, BODY_WAITS, RECORD = 16 };                  /* values */
 
 /* The body of "sum". Each run notes its callers and answers each row with the sum of all. */
 static inline int add_up(struct bx_batch *batch, void *context)
@@ -56,8 +56,7 @@ static inline int arrived(const struct bx_request *request, struct bx_reader *ar
 /* Waits until the owner has counted that many batched requests. */
 static inline void await_arrived(struct bx_job *job, int64_t rows)
 {
-    while (harness_call_i64(job, "worker0", "arrived", 0) < rows)
-        sched_yield();
+    HARNESS_WAIT_WHILE(harness_call_i64(job, "worker0", "arrived", 0) < rows);
 }
 
 /* In the owner: the batch, with the ranks from 1 to `members` as members. */
@@ -75,24 +74,7 @@ static inline int setup_with(struct bx_job *job, const struct bx_batch_options *
 /* Calls "sum". timeout_ns: 0 for the job's. */
 static inline struct bx_future *begin(struct bx_job *job, int64_t value, uint64_t timeout_ns)
 {
-    struct bx_call_options options = { .timeout_ns = timeout_ns };
-    struct bx_msg *args = harness_msg_i64(value);
-    struct bx_future *future = NULL;
-
-    HARNESS_EQ(bx_rpc_async(job, "worker0", "sum", args, &options, &future), 0);
-    bx_msg_destroy(args);
-    return future;
-}
-
-static inline int64_t sum_of(struct bx_future *future)
-{
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
-
-    struct bx_reader reader = bx_msg_reader(bx_future_value(future));
-    int64_t sum = bx_read_i64(&reader);
-
-    bx_future_release(future);
-    return sum;
+    return harness_start(job, "worker0", "sum", harness_msg_i64(value), timeout_ns);
 }
 
 #endif

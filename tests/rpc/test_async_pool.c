@@ -224,10 +224,8 @@ static void waits_and_answers(struct bx_job *job)
     HARNESS_EQ(harness_call_i64(job, "worker1", "work", NESTED_CALL), 42);
 }
 
-Test(async_pool, a_handler_may_call_and_wait_before_it_has_a_future)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { waits_and_answers } });
-}
+HARNESS_WORLD(async_pool, a_handler_may_call_and_wait_before_it_has_a_future, 30, .size = 2, .setup = setup,
+              .body = { waits_and_answers });
 
 static void counts_it_as_blocking(struct bx_job *job)
 {
@@ -254,12 +252,7 @@ HARNESS_TEST(async_pool, a_handler_runs_on_a_thread_of_the_pool_and_its_request_
 
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "set", args, NULL, NULL), 0);
     bx_msg_destroy(args);
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
-
-    struct bx_reader reader = bx_msg_reader(bx_future_value(future));
-
-    HARNESS_EQ(bx_read_i64(&reader), 77);
-    bx_future_release(future);
+    HARNESS_EQ(harness_end_i64(future), 77);
     HARNESS_EQ(count_at(job, BXI_AT_FUTURE), 0);
 }
 
@@ -443,8 +436,7 @@ static void sees_it_die(struct bx_job *job)
 /* Its handler goes on once this worker has closed the caller: calls to it fail. */
 static void lets_it_go_on(struct bx_job *job)
 {
-    while (bx_rpc_oneway(job, "worker0", "twice", NULL, NULL) != BX_E_PEER_DEAD)
-        sched_yield();
+    HARNESS_WAIT_WHILE(bx_rpc_oneway(job, "worker0", "twice", NULL, NULL) != BX_E_PEER_DEAD);
     harness_post(GO);
     harness_serve(job);
 }
@@ -481,8 +473,7 @@ static void leaves_or_releases(struct bx_job *job, int index)
         HARNESS_EQ(bx_job_shutdown(job, 50 * HARNESS_MS), BX_E_TIMEOUT);
         return;
     }
-    while (!pool_is_stopping(job))
-        sched_yield();
+    HARNESS_WAIT_WHILE(!pool_is_stopping(job));
     harness_post(GO);
 }
 
@@ -512,8 +503,7 @@ HARNESS_TEST(async_pool, one_way_calls_have_no_answer, 30, .size = 2, .setup = s
     args = harness_msg_i64(2);
     HARNESS_EQ(bx_rpc_oneway(job, "worker1", "quick", args, NULL), 0);
     bx_msg_destroy(args);
-    while (harness_load(RAN) < 2)
-        sched_yield();
+    HARNESS_WAIT_WHILE(harness_load(RAN) < 2);
 }
 
 /* ---- Races ------------------------------------------------------------------------------------ */

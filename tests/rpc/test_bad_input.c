@@ -244,7 +244,7 @@ Test(bad_directory, that_may_not_be_written_to_is_an_error_with_its_name, .init 
 /* ---- A stopped consumer -------------------------------------------------------------------------------- */
 
 enum gate { OPEN_GATE = 0 };
-enum value { PID = 0, ONEWAYS = 8 };
+enum value { ONEWAYS = 8 };
 
 HARNESS_HANDLER(count)
 {
@@ -260,7 +260,6 @@ HARNESS_HANDLER(wait_at_the_gate)
 
 static int setup(struct bx_job *job)
 {
-    harness_store(PID + bx_job_rank(job), (uint64_t)getpid());
     if (bx_register(job, "echo", BX_INLINE, harness_echo, NULL) < 0 ||
         bx_register(job, "count", BX_INLINE, count, NULL) < 0)
         return -1;
@@ -285,7 +284,7 @@ HARNESS_TEST(bad_peer, that_is_stopped_misses_deadlines_but_loses_no_request, 30
     struct bx_msg *args = large();
 
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
-    harness_stop((pid_t)harness_load(PID + 1));
+    harness_stop_worker(1);
     for (int i = 0; i < 64; i++)
         HARNESS_EQ(bx_rpc_async(job, "worker1", "count", args, i % 2 ? &quick : &patient, &future[i]), 0);
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "count", args, &quick, NULL), BX_E_TIMEOUT);
@@ -299,7 +298,7 @@ HARNESS_TEST(bad_peer, that_is_stopped_misses_deadlines_but_loses_no_request, 30
     HARNESS_EQ(harness_call_i64(job, "worker2", "echo", 7), 7);
     HARNESS_CHECK(harness_counter(job, "queued_frames") > 0);
 
-    HARNESS_EQ(harness_kill((pid_t)harness_load(PID + 1), SIGCONT), 0);
+    harness_signal(1, SIGCONT);
     for (int i = 0; i < 64; i += 2)
         HARNESS_EQ(bx_future_wait(future[i], BX_FOREVER), 0);
     for (int i = 0; i < 64; i++)
@@ -317,11 +316,11 @@ HARNESS_TEST(bad_peer, that_is_stopped_is_named_by_the_shutdown, 30, .size = 2, 
 {
     harness_leaves_by_itself();
     harness_check_rescued(job);
-    harness_stop((pid_t)harness_load(PID + 1));
+    harness_stop_worker(1);
     HARNESS_EQ(bx_job_shutdown(job, 50 * HARNESS_MS), BX_E_TIMEOUT);
     HARNESS_HAS(bx_error_text(), "'worker1' (rank 1");
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "echo", NULL, NULL, NULL), BX_E_SHUTDOWN);
-    HARNESS_EQ(harness_kill((pid_t)harness_load(PID + 1), SIGCONT), 0);
+    harness_signal(1, SIGCONT);
     bx_job_destroy(job);
 }
 
@@ -332,12 +331,12 @@ HARNESS_TEST(bad_peer, that_was_stopped_runs_every_one_way_call_afterwards, 30, 
     int rc;
 
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
-    harness_stop((pid_t)harness_load(PID + 1));
+    harness_stop_worker(1);
     while ((rc = bx_rpc_oneway(job, "worker1", "count", args, &(struct bx_call_options){ .no_wait = true })) == 0)
         sent++;
     HARNESS_EQ(rc, -EAGAIN);
     HARNESS_HAS(bx_error_text(), "ring is full");
-    HARNESS_EQ(harness_kill((pid_t)harness_load(PID + 1), SIGCONT), 0);
+    harness_signal(1, SIGCONT);
     for (int i = 0; i < 100; i++, sent++)
         HARNESS_EQ(bx_rpc_oneway(job, "worker1", "count", args, NULL), 0);
     /* This call is behind all of them. */
@@ -410,9 +409,8 @@ static void is_refused(struct bx_job *job)
     for (int i = 0; i < 3; i++)
         HARNESS_EQ(bx_rpc_async(job, "worker1", "echo", args, NULL, &future[i]), 0);
     HARNESS_EQ(bx_rpc_many(job, "worker1", "echo", 20, NULL, NULL, future + 3), 0);
-    for (int i = 0; i < 23; i++) {
+    for (int i = 0; i < 23; i++)
         harness_end(future[i], BX_E_REFUSED);
-    }
     HARNESS_EQ(bx_rpc_oneway(job, "worker1", "count", NULL, NULL), 0);
     remount_shm(8192);
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 5), 5);

@@ -71,10 +71,10 @@ static void call_twice_first(struct bx_job *job)
     await_arrived(job, 2);
     HARNESS_EQ(harness_load(RUNS), 0);
     harness_post(READY);
-    HARNESS_EQ(sum_of(first), 3);
+    HARNESS_EQ(harness_end_i64(first), 3);
     HARNESS_CHECK(!bx_future_done(second));
     harness_post(ARRIVED);
-    HARNESS_EQ(sum_of(second), 300);
+    HARNESS_EQ(harness_end_i64(second), 300);
 }
 
 static void call_twice_second(struct bx_job *job)
@@ -106,8 +106,7 @@ static bool needs_others(const struct bx_future *future)
 
 static void await_need(const struct bx_future *future)
 {
-    while (!needs_others(future))
-        sched_yield();
+    HARNESS_WAIT_WHILE(!needs_others(future));
 }
 
 static void see_the_batch(struct bx_job *job)
@@ -128,14 +127,14 @@ static void see_the_batch(struct bx_job *job)
     harness_await(BODY_ENTERED, 1);
     HARNESS_CHECK(!needs_others(row));              /* the body runs */
     harness_post(BODY_GO);
-    HARNESS_EQ(sum_of(row), 3);
+    HARNESS_EQ(harness_end_i64(row), 3);
     harness_end(other, 0);
     harness_store(BODY_WAITS, 0);
     harness_await(DONE, 1);
     row = begin(job, 10, 0);
     await_arrived(job, 3);
     harness_post(ARRIVED);
-    HARNESS_EQ(sum_of(row), 30);
+    HARNESS_EQ(harness_end_i64(row), 30);
 }
 
 static void complete_the_batch(struct bx_job *job)
@@ -150,18 +149,15 @@ static void complete_the_batch(struct bx_job *job)
     harness_post(DONE);
     harness_await(ARRIVED, 1);
     HARNESS_CHECK(!needs_others(row));              /* another row of this worker would complete it */
-    HARNESS_EQ(sum_of(row), 3);
+    HARNESS_EQ(harness_end_i64(row), 3);
     HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 20), 30);
 }
 
-Test(batch, is_seen_by_the_callers_of_its_rows, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 3, .setup = setup_two, .body = { NULL, see_the_batch, complete_the_batch } });
-}
+HARNESS_WORLD(batch, is_seen_by_the_callers_of_its_rows, 20, .size = 3, .setup = setup_two,
+              .body = { NULL, see_the_batch, complete_the_batch });
 
 /* A batch of two rows, of any workers. */
-static int setup_pairs(struct bx_job *job)
+static int setup_rows_of_two(struct bx_job *job)
 {
     return setup_with(job, &(struct bx_batch_options){ .max_rows = 2 }, 0);
 }
@@ -174,7 +170,7 @@ static void see_half_a_pair(struct bx_job *job)
     row = begin(job, 1, 0);
     await_need(row);
     harness_post(READY);
-    HARNESS_EQ(sum_of(row), 3);
+    HARNESS_EQ(harness_end_i64(row), 3);
 }
 
 static void complete_the_pair(struct bx_job *job)
@@ -183,11 +179,8 @@ static void complete_the_pair(struct bx_job *job)
     HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 2), 3);
 }
 
-Test(batch, without_members_is_seen_by_the_callers_of_its_rows, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 3, .setup = setup_pairs, .body = { NULL, see_half_a_pair, complete_the_pair } });
-}
+HARNESS_WORLD(batch, without_members_is_seen_by_the_callers_of_its_rows, 20, .size = 3, .setup = setup_rows_of_two,
+              .body = { NULL, see_half_a_pair, complete_the_pair });
 
 static void call_as_owner(struct bx_job *job)
 {
@@ -196,7 +189,7 @@ static void call_as_owner(struct bx_job *job)
     HARNESS_EQ(bx_batch_add_member(job, "sum", 0), 0);
     harness_post(READY);
     future = begin(job, 10, 0);
-    HARNESS_EQ(sum_of(future), 13);
+    HARNESS_EQ(harness_end_i64(future), 13);
 }
 
 static void call_after_owner(struct bx_job *job)
@@ -219,7 +212,7 @@ static void call_as_a_guest(struct bx_job *job)
     await_arrived(job, 1);
     HARNESS_EQ(harness_load(RUNS), 0);          /* no member has called */
     harness_post(READY);
-    HARNESS_EQ(sum_of(future), 103);
+    HARNESS_EQ(harness_end_i64(future), 103);
 }
 
 static void call_after_the_guest(struct bx_job *job)
@@ -238,11 +231,6 @@ Test(batch, takes_rows_of_other_workers_with_those_of_its_members, .timeout = 20
 }
 
 /* ---- max_rows, flush_after, no member -------------------------------------------------------- */
-
-static int setup_rows_of_two(struct bx_job *job)
-{
-    return setup_with(job, &(struct bx_batch_options){ .max_rows = 2 }, 0);
-}
 
 static void call_and_wait(struct bx_job *job)
 {
@@ -339,7 +327,7 @@ static void wait_for_a_leaver(struct bx_job *job)
     await_arrived(job, 1);
     HARNESS_EQ(harness_load(RUNS), 0);
     harness_post(READY);
-    HARNESS_EQ(sum_of(future), 5);
+    HARNESS_EQ(harness_end_i64(future), 5);
     /* This worker is the only member now. */
     HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 6), 6);
     harness_post(DONE);
@@ -406,10 +394,8 @@ static void join_wrongly(struct bx_job *job)
     HARNESS_EQ(bx_batch_join(job, "nobody", "sum"), BX_E_NO_WORKER);
 }
 
-Test(batch, can_be_joined_only_if_it_exists, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_alone, .body = { NULL, join_wrongly } });
-}
+HARNESS_WORLD(batch, can_be_joined_only_if_it_exists, 20, .size = 2, .setup = setup_alone,
+              .body = { NULL, join_wrongly });
 
 /* ---- Dead members ---------------------------------------------------------------------------- */
 
@@ -418,15 +404,14 @@ static void outlive(struct bx_job *job)
     struct bx_future *future = begin(job, 4, 0);
 
     harness_await(READY, 2);            /* both other workers are ready, one of them with a row */
-    HARNESS_EQ(harness_kill((pid_t)harness_load(PID), SIGKILL), 0);
-    HARNESS_EQ(sum_of(future), harness_load(PID + 1) + 4);
+    harness_signal(2, SIGKILL);
+    HARNESS_EQ(harness_end_i64(future), 4);
     HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 5), 5);
 }
 
 static void die_without_a_row(struct bx_job *job)
 {
     harness_leaves_by_itself();
-    harness_store(PID, (uint64_t)getpid());
     await_arrived(job, 1);
     harness_post(READY);
     harness_post(READY);
@@ -459,7 +444,6 @@ static void die_when_told(struct bx_job *job)
 {
     (void)job;
     harness_leaves_by_itself();
-    harness_store(PID, (uint64_t)getpid());
     harness_post(READY);
     pause();
 }
@@ -476,14 +460,13 @@ HARNESS_TEST(batch, has_no_member_that_died_while_it_was_added, 20, .size = 3, .
         HARNESS_EQ(bx_register_batch(job, name, add_up, NULL, NULL), 0);
         rc = bx_batch_add_member(job, name, 2);
         if (i == BATCHES / 2)
-            HARNESS_EQ(harness_kill((pid_t)harness_load(PID), SIGKILL), 0);
+            harness_signal(2, SIGKILL);
         added += rc == 0;
         HARNESS_CHECK(rc == 0 || rc == BX_E_PEER_DEAD);
     }
     HARNESS_CHECK(added > BATCHES / 2);
     HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
-    while ((rc = bx_batch_add_member(job, "batch0", 2)) == 0)
-        sched_yield();
+    HARNESS_WAIT_WHILE((rc = bx_batch_add_member(job, "batch0", 2)) == 0);
     HARNESS_EQ(rc, BX_E_PEER_DEAD);
     HARNESS_EQ(count_the_dead(job), 0);
     /* As a thread that checked that the worker is alive before it died, and adds it now. */
@@ -494,8 +477,6 @@ HARNESS_TEST(batch, has_no_member_that_died_while_it_was_added, 20, .size = 3, .
 static void die_with_a_row(struct bx_job *job)
 {
     harness_leaves_by_itself();
-    harness_store(PID, (uint64_t)getpid());
-    harness_store(PID + 1, 100);
     bx_future_release(begin(job, 100, 0));
     await_arrived(job, 2);
     harness_post(READY);
@@ -507,8 +488,7 @@ static void live_without_a_row(struct bx_job *job)
     await_arrived(job, 2);
     harness_post(READY);
     /* Calls only after the death has been seen, so the dead worker's row must have been kept. */
-    while (bx_worker_alive(job, 3))
-        sched_yield();
+    HARNESS_WAIT_WHILE(bx_worker_alive(job, 3));
     harness_await(DONE, 1);
     HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 1000), 1104);
 }
@@ -527,8 +507,8 @@ static void outlive_and_sum(struct bx_job *job)
     struct bx_future *future = begin(job, 4, 0);
 
     harness_await(READY, 2);
-    HARNESS_EQ(harness_kill((pid_t)harness_load(PID), SIGKILL), 0);
-    HARNESS_EQ(sum_of(future), 1104);
+    harness_signal(3, SIGKILL);
+    HARNESS_EQ(harness_end_i64(future), 1104);
 }
 
 Test(batch, keeps_the_rows_that_a_dead_member_had_sent, .timeout = 20)
@@ -607,12 +587,8 @@ static void see_one_s_own_row(struct bx_job *job)
     }
 }
 
-Test(batch, may_fail_single_rows, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 4, .setup = setup_fail_some,
-        .body = { NULL, see_one_s_own_row, see_one_s_own_row, see_one_s_own_row } });
-}
+HARNESS_WORLD(batch, may_fail_single_rows, 20, .size = 4, .setup = setup_fail_some,
+              .body = { NULL, see_one_s_own_row, see_one_s_own_row, see_one_s_own_row });
 
 /* ---- Deadlines and cancelling ---------------------------------------------------------------- */
 
@@ -627,7 +603,7 @@ static void expire_and_call_again(struct bx_job *job)
     harness_call_i64(job, "worker0", "arrived", 0);
     HARNESS_EQ(harness_load(RUNS), 0);
     harness_post(READY);
-    HARNESS_EQ(sum_of(future), 12);
+    HARNESS_EQ(harness_end_i64(future), 12);
     await_ends(job);
 }
 
@@ -663,7 +639,7 @@ static void cancel_and_call_again(struct bx_job *job)
     await_arrived(job, 1);
     harness_post(READY);
     future = begin(job, 10, 0);
-    HARNESS_EQ(sum_of(future), 12);
+    HARNESS_EQ(harness_end_i64(future), 12);
     await_ends(job);
 }
 
@@ -715,10 +691,10 @@ static void call_while_it_runs(struct bx_job *job)
     HARNESS_EQ(harness_load(RUNS), 1);
     HARNESS_CHECK(!bx_future_done(first));
     harness_post(BODY_GO);
-    HARNESS_EQ(sum_of(first), 3);
+    HARNESS_EQ(harness_end_i64(first), 3);
     harness_await(BODY_ENTERED, 2);
     harness_post(BODY_GO);
-    HARNESS_EQ(sum_of(second), 30);
+    HARNESS_EQ(harness_end_i64(second), 30);
 }
 
 static void call_while_it_runs_too(struct bx_job *job)
@@ -729,8 +705,8 @@ static void call_while_it_runs_too(struct bx_job *job)
 
     harness_await(READY, 1);
     second = begin(job, 20, 0);
-    HARNESS_EQ(sum_of(first), 3);
-    HARNESS_EQ(sum_of(second), 30);
+    HARNESS_EQ(harness_end_i64(first), 3);
+    HARNESS_EQ(harness_end_i64(second), 30);
 }
 
 Test(batch, keeps_calls_that_arrive_while_its_body_runs_for_the_next_batch, .timeout = 20)
@@ -772,8 +748,5 @@ static void be_called_back(struct bx_job *job)
         HARNESS_EQ(harness_call_i64(job, "worker0", "back", 0), 1000 + bx_job_rank(job));
 }
 
-Test(batch, may_call_and_wait_in_a_blocking_body, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 3, .setup = setup_call_back, .body = { NULL, be_called_back, be_called_back } });
-}
+HARNESS_WORLD(batch, may_call_and_wait_in_a_blocking_body, 20, .size = 3, .setup = setup_call_back,
+              .body = { NULL, be_called_back, be_called_back });

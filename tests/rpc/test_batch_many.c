@@ -60,12 +60,10 @@ static void send_from(struct bx_job *job, enum function function, const int *ran
 
     for (int i = 0; i < count; i++) {
         HARNESS_EQ(bx_rpc_async(job, bx_worker_name(job, ranks[i]), "send", args, NULL, &futures[i]), 0);
-        while (harness_counter(job, "requests_batched") < before + (uint64_t)i + 1)
-            sched_yield();
+        HARNESS_WAIT_WHILE(harness_counter(job, "requests_batched") < before + (uint64_t)i + 1);
     }
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < count; i++)
         harness_end(futures[i], 0);
-    }
     bx_msg_destroy(args);
 }
 

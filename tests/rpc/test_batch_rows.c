@@ -30,7 +30,7 @@ static void call_meanwhile(struct bx_job *job)
 
     await_arrived(job, 6);
     harness_post(BODY_GO);
-    HARNESS_EQ(sum_of(future), 2);
+    HARNESS_EQ(harness_end_i64(future), 2);
 }
 
 Test(batch_rows, are_never_more_than_max_rows, .timeout = 20)
@@ -203,8 +203,7 @@ HARNESS_TEST(batch_rows, that_are_cancelled_or_run_clear_the_flush_timer, 20, .s
     harness_post(TOUCHED);              /* worker 3 cancels */
     await_rows(job, 0, -1);
     harness_post(DONE);                 /* both members call */
-    while (harness_load(RUNS) == 0)
-        sched_yield();
+    HARNESS_WAIT_WHILE(harness_load(RUNS) == 0);
     await_rows(job, 0, -1);
     HARNESS_EQ(bx_job_serve(job), 0);
 }
@@ -229,10 +228,8 @@ static void call_overflow(struct bx_job *job)
     HARNESS_EQ(bx_rpc_sync(job, "worker0", "overflow", NULL, NULL, NULL), -ENOMEM);
 }
 
-Test(batch_rows, whose_reply_cannot_be_made_fail, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_overflow, .body = { NULL, call_overflow } });
-}
+HARNESS_WORLD(batch_rows, whose_reply_cannot_be_made_fail, 20, .size = 2, .setup = setup_overflow,
+              .body = { NULL, call_overflow });
 
 /* ---- Members that are dead ---------------------------------------------------------------------- */
 

@@ -59,8 +59,7 @@ HARNESS_TEST(bell, of_a_sleeping_peer_is_checked_within_32_frames_of_busy_rings,
              .body = { NULL, call_and_sleep, send_many, send_many, send_many, send_many, send_many, send_many })
 {
     harness_await(SENT, BUSY);
-    while ((bxi_load_seq_cst((bxi_a64 *)job->rpc->peers[1]->bell.word) & 3) != BXI_WHO_LEADER)
-        sched_yield();
+    HARNESS_WAIT_WHILE((bxi_load_seq_cst((bxi_a64 *)job->rpc->peers[1]->bell.word) & 3) != BXI_WHO_LEADER);
     while (harness_load(BEFORE) + harness_load(AFTER) < BUSY * FRAMES)
         HARNESS_CHECK(bx_progress(job) >= 0);
     HARNESS_CHECK(harness_load(BEFORE) <= BXI_DEFER_FRAMES + 8);

@@ -105,11 +105,8 @@ static void call_each_kind(struct bx_job *job)
                 HARNESS_EQ(harness_call_i64(job, bx_worker_name(job, to), doublers[kind], i), 2 * i);
 }
 
-Test(call, reaches_every_kind_of_handler_at_another_worker_and_at_oneself, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .body = { call_each_kind, call_each_kind } });
-}
+HARNESS_WORLD(call, reaches_every_kind_of_handler_at_another_worker_and_at_oneself, 20, .size = 2, .setup = setup,
+              .body = { call_each_kind, call_each_kind });
 
 static void ask_who(struct bx_job *job)
 {
@@ -129,10 +126,8 @@ static void ask_who(struct bx_job *job)
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "who_calls", NULL, NULL, NULL), 0);
 }
 
-Test(call, gives_the_handler_its_caller_function_and_deadline, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { ask_who, NULL, ask_who } });
-}
+HARNESS_WORLD(call, gives_the_handler_its_caller_function_and_deadline, 20, .size = 3, .setup = setup,
+              .body = { ask_who, NULL, ask_who });
 
 HARNESS_TEST(call, asynchronous_gives_a_future_of_the_reply, 20, .size = 2, .setup = setup)
 {
@@ -151,10 +146,7 @@ HARNESS_TEST(call, asynchronous_gives_a_future_of_the_reply, 20, .size = 2, .set
 
         harness_end(all, 0);
         for (int i = 0; i < MANY; i++) {
-            struct bx_reader reader = bx_msg_reader(bx_future_value(futures[i]));
-
-            HARNESS_EQ(bx_read_i64(&reader), 2 * i);
-            bx_future_release(futures[i]);
+            HARNESS_EQ(harness_end_i64(futures[i]), 2 * i);
         }
     }
     bx_msg_destroy(args);
@@ -234,12 +226,8 @@ static void call_mixed_from_threads(struct bx_job *job)
     harness_threads(job, 6, call_mixed);
 }
 
-Test(call, runs_while_other_workers_call_in_all_directions, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 3, .setup = setup,
-        .body = { call_mixed_from_threads, call_mixed_from_threads, call_mixed_from_threads } });
-}
+HARNESS_WORLD(call, runs_while_other_workers_call_in_all_directions, 20, .size = 3, .setup = setup,
+              .body = { call_mixed_from_threads, call_mixed_from_threads, call_mixed_from_threads });
 
 /* ---- Order ----------------------------------------------------------------------------------- */
 
@@ -277,11 +265,8 @@ static void send_in_order(struct bx_job *job)
     bx_msg_destroy(args);
 }
 
-Test(call, requests_of_a_pair_arrive_in_the_order_sent, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 3, .handlers = { { "in_order", BX_INLINE, in_order } }, .body = { send_in_order, send_in_order } });
-}
+HARNESS_WORLD(call, requests_of_a_pair_arrive_in_the_order_sent, 20, .size = 3,
+              .handlers = { { "in_order", BX_INLINE, in_order } }, .body = { send_in_order, send_in_order });
 
 /* ---- Errors ---------------------------------------------------------------------------------- */
 

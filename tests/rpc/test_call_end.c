@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 enum { ENTERED, RELEASED, READY };                      /* gates */
-enum { TIMES_COUNTED, PID };                            /* values */
+enum { TIMES_COUNTED };                                 /* values */
 
 HARNESS_HANDLER(stuck)
 {
@@ -245,9 +245,8 @@ static void fill_the_pool(struct bx_job *job, struct bx_future **futures)
 static void empty_the_pool(struct bx_future **futures)
 {
     harness_post(RELEASED);
-    for (int i = 0; i < BXI_POOL_READY; i++) {
+    for (int i = 0; i < BXI_POOL_READY; i++)
         harness_end(futures[i], 0);
-    }
 }
 
 HARNESS_TEST(call_end, whose_deadline_passes_in_the_queue_is_not_run, 20, .size = 2, .setup = setup)
@@ -323,9 +322,8 @@ static void fill_the_slots(struct bx_job *job)
 static void empty_the_slots(struct bx_job *job)
 {
     send_let_go(job, BXI_CALLS_MAX);
-    for (int i = 0; i < BXI_CALLS_MAX; i++) {
+    for (int i = 0; i < BXI_CALLS_MAX; i++)
         harness_end(in_flight[i], 0);
-    }
 }
 
 HARNESS_TEST(call_end, with_eagain_if_1024_are_in_flight_and_it_may_not_wait, 20, .size = 2, .setup = setup)
@@ -398,41 +396,16 @@ HARNESS_TEST(call_end, with_eagain_in_a_callback_which_may_not_wait, 20, .size =
 
 /* ---- A consumer that is stopped -------------------------------------------------------------- */
 
-static char state_of(uint64_t pid)
-{
-    char path[64], state = '?';
-    FILE *file;
-
-    snprintf(path, sizeof(path), "/proc/%lu/stat", (unsigned long)pid);
-    file = fopen(path, "re");
-    HARNESS_CHECK(file != NULL && fscanf(file, "%*d (%*[^)]) %c", &state) == 1);
-    fclose(file);
-    return state;
-}
-
-static void serve_with_pid(struct bx_job *job)
-{
-    harness_store(PID, (uint64_t)getpid());
-    harness_post(READY);
-    HARNESS_EQ(bx_job_serve(job), 0);
-}
-
-HARNESS_TEST(call_end, by_its_deadline_if_the_callee_is_stopped_and_its_ring_full, 20, .size = 2, .setup = setup,
-             .body = { NULL, serve_with_pid })
+HARNESS_TEST(call_end, by_its_deadline_if_the_callee_is_stopped_and_its_ring_full, 20, .size = 2, .setup = setup)
 {
     static const unsigned char filler[4000];
     struct bx_call_options no_wait = { .no_wait = true }, hasty = { .timeout_ns = 10 * HARNESS_MS };
     struct bx_msg *args = harness_msg_i64(0);
     struct bx_future *queued;
-    uint64_t pid;
     int rc = 0, sent = 0;
 
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "let_go", args, NULL, NULL), 0);
-    harness_await(READY, 1);
-    pid = harness_load(PID);
-    HARNESS_EQ(harness_kill((pid_t)pid, SIGSTOP), 0);
-    while (state_of(pid) != 'T')
-        sched_yield();
+    harness_stop_worker(1);
     bx_msg_put_bytes(args, filler, sizeof(filler));
     while ((rc = bx_rpc_oneway(job, "worker1", "let_go", args, &no_wait)) == 0)
         HARNESS_CHECK(++sent < 1000);
@@ -446,7 +419,7 @@ HARNESS_TEST(call_end, by_its_deadline_if_the_callee_is_stopped_and_its_ring_ful
     HARNESS_EQ(bx_rpc_async(job, "worker1", "let_go", args, NULL, &queued), 0);
     HARNESS_CHECK(harness_counter(job, "queued_frames") >= 2);
     HARNESS_CHECK(bx_worker_alive(job, 1));
-    HARNESS_EQ(harness_kill((pid_t)pid, SIGCONT), 0);
+    harness_signal(1, SIGCONT);
     HARNESS_EQ(bx_future_wait(queued, BX_FOREVER), 0);
     HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 4), 8);
     bx_future_release(queued);
@@ -473,12 +446,9 @@ static void call_with_large_frames(struct bx_job *job)
     bx_msg_destroy(args);
 }
 
-Test(call_end, by_their_replies_though_the_rings_of_both_sides_are_full, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .handlers = { { "echo", BX_INLINE, harness_echo_bytes } },
-        .body = { call_with_large_frames, call_with_large_frames } });
-}
+HARNESS_WORLD(call_end, by_their_replies_though_the_rings_of_both_sides_are_full, 20, .size = 2,
+              .handlers = { { "echo", BX_INLINE, harness_echo_bytes } },
+              .body = { call_with_large_frames, call_with_large_frames });
 
 /* ---- Races ----------------------------------------------------------------------------------- */
 

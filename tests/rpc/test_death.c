@@ -57,17 +57,11 @@ HARNESS_HANDLER(echo_until_ten)
 
 static int setup(struct bx_job *job)
 {
-    harness_store(PID + bx_job_rank(job), (uint64_t)getpid());
     bx_on_death(job, bx_job_rank(job) == 0 ? on_death : NULL, NULL);
     if (bx_register(job, "echo", BX_INLINE, harness_echo, NULL) < 0 ||
         bx_register(job, "echo_until_ten", BX_INLINE, echo_until_ten, NULL) < 0)
         return -1;
     return bx_register_async(job, "hold", hold, NULL);
-}
-
-static void signal_worker(int rank, int signal_number)
-{
-    HARNESS_EQ(harness_kill((pid_t)harness_load(PID + rank), signal_number), 0);
 }
 
 static void expect_dead(struct bx_future *future, const char *name)
@@ -86,7 +80,7 @@ static void kills_its_callee(struct bx_job *job)
     for (int i = 0; i < MANY; i++)
         future[i] = harness_start(job, "worker1", "hold", harness_msg_i64(i), 0);
     harness_await(HELD, MANY);
-    signal_worker(1, SIGKILL);
+    harness_signal(1, SIGKILL);
     for (int i = 0; i < MANY; i++)
         expect_dead(future[i], "worker 'worker1' (rank 1");
     HARNESS_EQ(harness_call_i64(job, "worker2", "echo", 7), 7);
@@ -101,25 +95,15 @@ static void kills_its_callee(struct bx_job *job)
     HARNESS_EQ(harness_load(DEAD_RANK), 1);
 }
 
-Test(death, fails_every_call_in_flight_with_the_name_of_the_worker, .timeout = 30)
-{
-    harness_run(&(struct harness_world){
-        .size = 3, .setup = setup, .body = { kills_its_callee }, .dies = 1u << 1 });
-}
+HARNESS_WORLD(death, fails_every_call_in_flight_with_the_name_of_the_worker, 30, .size = 3, .setup = setup,
+              .body = { kills_its_callee }, .dies = 1u << 1);
 
 /* The same without a background thread, and with another way to sleep. */
-Test(death, is_seen_by_a_worker_with_own_loop, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .options = { .own_loop = true },
-                                         .body = { kills_its_callee }, .dies = 1u << 1 });
-}
+HARNESS_WORLD(death, is_seen_by_a_worker_with_own_loop, 30, .size = 3, .setup = setup, .options = { .own_loop = true },
+              .body = { kills_its_callee }, .dies = 1u << 1);
 
-Test(death, is_seen_in_epoll, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup,
-                                         .options = { .wait = BX_WAIT_EPOLL, .no_spin = true },
-                                         .body = { kills_its_callee }, .dies = 1u << 1 });
-}
+HARNESS_WORLD(death, is_seen_in_epoll, 30, .size = 3, .setup = setup,
+              .options = { .wait = BX_WAIT_EPOLL, .no_spin = true }, .body = { kills_its_callee }, .dies = 1u << 1);
 
 static void waits_for_a_callee_that_dies(struct bx_job *job, int index)
 {
@@ -134,7 +118,7 @@ static void kills_when_three_are_held(struct bx_job *job)
 {
     (void)job;
     harness_await(HELD, 3);
-    signal_worker(1, SIGKILL);
+    harness_signal(1, SIGKILL);
 }
 
 HARNESS_TEST(death, ends_the_wait_of_every_thread, 30, .size = 3, .setup = setup, .dies = 1u << 1,
@@ -159,17 +143,11 @@ static void collects_what_was_published(struct bx_job *job)
         expect_dead(future[i], "'worker1'");
 }
 
-Test(death, keeps_the_replies_that_were_published_before_it, .timeout = 30)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .body = { collects_what_was_published }, .dies = 1u << 1 });
-}
+HARNESS_WORLD(death, keeps_the_replies_that_were_published_before_it, 30, .size = 2, .setup = setup,
+              .body = { collects_what_was_published }, .dies = 1u << 1);
 
-Test(death, keeps_the_replies_that_were_published_before_it_asleep, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .options = { .no_spin = true },
-                                         .body = { collects_what_was_published }, .dies = 1u << 1 });
-}
+HARNESS_WORLD(death, keeps_the_replies_that_were_published_before_it_asleep, 30, .size = 2, .setup = setup,
+              .options = { .no_spin = true }, .body = { collects_what_was_published }, .dies = 1u << 1);
 
 /* ---- Stopped first -------------------------------------------------------------------------------- */
 
@@ -205,7 +183,7 @@ static void starts_waiting(struct bx_job *job, int index)
     else {
         harness_await(GO, 1);
         /* The ring is full and all slots are taken. Whether the threads wait already makes no difference. */
-        signal_worker(1, SIGKILL);
+        harness_signal(1, SIGKILL);
     }
 }
 
@@ -214,7 +192,7 @@ HARNESS_TEST(death, of_a_stopped_worker_fails_calls_that_wait_for_room, 30, .siz
     struct bx_future **future = calloc(BXI_CALLS_MAX, sizeof(struct bx_future *));
 
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
-    harness_stop((pid_t)harness_load(PID + 1));
+    harness_stop_worker(1);
     for (int i = 0; i < BXI_CALLS_MAX; i++)
         future[i] = harness_start(job, "worker1", "echo", harness_msg_i64(i), 0);
     HARNESS_EQ(bx_rpc_async(job, "worker1", "echo", NULL, &(struct bx_call_options){ .no_wait = true },
@@ -234,8 +212,8 @@ HARNESS_TEST(death, of_all_others_leaves_the_last_one_working, 30, .size = 3, .s
     struct bx_future *all = bx_future_all(job, future, 2);
 
     harness_await(HELD, 2);
-    signal_worker(1, SIGKILL);
-    signal_worker(2, SIGKILL);
+    harness_signal(1, SIGKILL);
+    harness_signal(2, SIGKILL);
     harness_end(all, BX_E_PEER_DEAD);
     expect_dead(future[0], "'worker1'");
     expect_dead(future[1], "'worker2'");
@@ -246,7 +224,7 @@ HARNESS_TEST(death, of_all_others_leaves_the_last_one_working, 30, .size = 3, .s
 
 static void kills_and_calls(struct bx_job *job)
 {
-    signal_worker(1, SIGKILL);
+    harness_signal(1, SIGKILL);
     harness_await(SERVED, 1);
     for (int i = 0; i < 1000; i++)
         HARNESS_EQ(harness_call_i64(job, "worker0", "echo", i), i);
@@ -280,7 +258,7 @@ HARNESS_TEST(death, fails_a_nested_call, 30, .size = 3, .setup = setup_chain, .d
     struct bx_future *future = harness_start(job, "worker1", "ask_worker2", harness_msg_i64(1), 0);
 
     harness_await(HELD, 1);
-    signal_worker(2, SIGKILL);
+    harness_signal(2, SIGKILL);
     HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_PEER_DEAD);
     HARNESS_HAS(bx_future_error_text(future), "worker 'worker1', function 'ask_worker2': worker 'worker2'");
     bx_future_release(future);
@@ -305,7 +283,7 @@ static void calls_until_six_are_dead(struct bx_job *job)
         }
         if (i == 20 && bx_job_rank(job) == 0)
             for (int rank = 2; rank < 8; rank++)
-                signal_worker(rank, SIGKILL);
+                harness_signal(rank, SIGKILL);
     }
 }
 
@@ -332,7 +310,7 @@ static int count_rows(struct bx_batch *batch, void *context)
 /* Kills rank 3, which has a row in this batch, and answers when the death has been seen. */
 static int kill_a_caller(struct bx_batch *batch, void *context)
 {
-    signal_worker(3, SIGKILL);
+    harness_signal(3, SIGKILL);
     harness_await(DEATH_SEEN, 1);
     return count_rows(batch, context);
 }
@@ -379,23 +357,17 @@ static void saw_three_rows(struct bx_job *job)
     } while (bx_job_serve(job) == BX_E_PEER_DEAD);
 }
 
-Test(death, of_a_batch_member_is_not_waited_for_but_its_row_counts, .timeout = 30)
-{
-    harness_run(&(struct harness_world){
-        .size = 5, .setup = setup_batch, .dies = 1u << 3 | 1u << 4,
-        .body = { saw_three_rows, gathers, gathers, sends_a_row_and_dies, dies_without_a_row } });
-}
+HARNESS_WORLD(death, of_a_batch_member_is_not_waited_for_but_its_row_counts, 30, .size = 5, .setup = setup_batch,
+              .dies = 1u << 3 | 1u << 4,
+              .body = { saw_three_rows, gathers, gathers, sends_a_row_and_dies, dies_without_a_row });
 
 static void is_answered(struct bx_job *job)
 {
     HARNESS_EQ(harness_call_i64(job, "worker0", "killer", 0), bx_job_rank(job));
 }
 
-Test(death, of_a_caller_while_the_body_runs_harms_no_other, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 4, .setup = setup_batch, .dies = 1u << 3,
-                                         .body = { saw_three_rows, is_answered, is_answered, is_answered } });
-}
+HARNESS_WORLD(death, of_a_caller_while_the_body_runs_harms_no_other, 30, .size = 4, .setup = setup_batch,
+              .dies = 1u << 3, .body = { saw_three_rows, is_answered, is_answered, is_answered });
 
 /* ---- Truncation ----------------------------------------------------------------------------------- */
 
@@ -439,7 +411,7 @@ static void truncates_what_it_reads(struct bx_job *job)
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
     truncate_segment(job, 1, 0);
     expect_corrupt(job);
-    signal_worker(1, SIGKILL);
+    harness_signal(1, SIGKILL);
 }
 
 static void truncates_the_rings(struct bx_job *job)
@@ -447,14 +419,14 @@ static void truncates_the_rings(struct bx_job *job)
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
     truncate_segment(job, 1, BXI_CONTROL_BYTES);
     expect_corrupt(job);
-    signal_worker(1, SIGKILL);
+    harness_signal(1, SIGKILL);
 }
 
 static void truncates_before_the_first_call(struct bx_job *job)
 {
     truncate_segment(job, 1, 0);
     expect_corrupt(job);
-    signal_worker(1, SIGKILL);
+    harness_signal(1, SIGKILL);
 }
 
 static void truncate_world(harness_fn body)
@@ -524,7 +496,7 @@ static int name_is_there(struct bx_job *job, int rank)
 HARNESS_TEST(death, is_cleaned_up_by_a_survivor, 30, .size = 2, .setup = setup, .dies = 1u << 1)
 {
     HARNESS_CHECK(name_is_there(job, 1));
-    signal_worker(1, SIGKILL);
+    harness_signal(1, SIGKILL);
     harness_await(DEATH_SEEN, 1);
     HARNESS_CHECK(!name_is_there(job, 1));
     HARNESS_CHECK(name_is_there(job, 0));
@@ -537,7 +509,7 @@ HARNESS_TEST(death, of_a_worker_that_was_cut_off_is_cleaned_up_too, 30, .size = 
     truncate_segment(job, 1, 0);
     expect_corrupt(job);
     HARNESS_CHECK(name_is_there(job, 1));
-    signal_worker(1, SIGKILL);
+    harness_signal(1, SIGKILL);
     while (name_is_there(job, 1))
         HARNESS_EQ(harness_call_i64(job, "worker2", "echo", 7), 7);
     HARNESS_EQ(harness_load(DEATHS), 1);
@@ -578,6 +550,7 @@ static int serves_for_ever(const struct bx_options *options, void *context)
     struct bx_job *job = NULL;
 
     (void)context;
+    harness_store(PID + options->rank, (uint64_t)getpid());
     HARNESS_EQ(bx_job_create(options, &job), 0);
     HARNESS_EQ(setup(job), 0);
     HARNESS_EQ(bx_job_start(job), 0);
@@ -625,7 +598,7 @@ Test(death_in_start, of_the_launcher_ends_a_stopped_worker_when_it_continues)
     kill(launcher, SIGKILL);
     cr_assert_eq(waitpid(launcher, &status, 0), launcher);
     cr_assert_eq(waitpid((pid_t)harness_load(PID), &status, 0), (pid_t)harness_load(PID));
-    signal_worker(1, SIGCONT);
+    HARNESS_EQ(harness_kill((pid_t)harness_load(PID + 1), SIGCONT), 0);
     cr_assert_eq(waitpid((pid_t)harness_load(PID + 1), &status, 0), (pid_t)harness_load(PID + 1));
     cr_expect_eq(segments_of(""), 0);
     bxi_bootstrap_sweep(job_name);

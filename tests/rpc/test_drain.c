@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 enum { READY, STALLED, SENT, ENTERED, DONE };           /* gates */
-enum { PID, COUNTED, DEATHS };                          /* values */
+enum { COUNTED, DEATHS };                               /* values */
 
 HARNESS_HANDLER(count)
 {
@@ -29,7 +29,6 @@ static void count_death(struct bx_job *job, int rank, void *context)
 
 static int setup(struct bx_job *job)
 {
-    harness_store(PID + 16 + bx_job_rank(job), (uint64_t)getpid());
     HARNESS_EQ(bx_register(job, "count", BX_INLINE, count, NULL), 0);
     HARNESS_EQ(bx_on_death(job, count_death, NULL), 0);
     return bx_register(job, "stall", BX_INLINE, stall, NULL);
@@ -37,7 +36,7 @@ static int setup(struct bx_job *job)
 
 static void kill_worker1(struct bx_job *job)
 {
-    HARNESS_EQ(harness_kill((pid_t)harness_load(PID + 16 + 1), SIGKILL), 0);
+    harness_signal(1, SIGKILL);
     see_death(job, 1);
 }
 
@@ -74,8 +73,7 @@ HARNESS_TEST(drain, drops_the_requests_of_a_dead_worker, 20, .size = 2, .setup =
     while_stalled = wait_and_kill;
     harness_await(READY, 1);                /* worker 1's ring is open here, and is read before the own one */
     stall_oneself(job);
-    while (bx_worker_alive(job, 1))
-        sched_yield();
+    HARNESS_WAIT_WHILE(bx_worker_alive(job, 1));
     HARNESS_EQ(harness_counter(job, "peers_dead"), 1);
     HARNESS_EQ(harness_counter(job, "requests_dropped"), 40);
     HARNESS_EQ(harness_load(COUNTED), 1);
@@ -113,8 +111,7 @@ static void hear_and_kill(struct bx_job *job)
 {
     last_reply = harness_async(job, "worker1", "count");
     bxi_bells_flush(job);
-    while (!bxi_ring_ready(&job->rpc->peers[1]->in))
-        sched_yield();
+    HARNESS_WAIT_WHILE(!bxi_ring_ready(&job->rpc->peers[1]->in));
     kill_worker1(job);
 }
 
@@ -150,8 +147,7 @@ HARNESS_TEST(drain, counts_a_worker_that_left_and_then_died_as_left, 20, .size =
              .body = { NULL, leave_and_be_killed })
 {
     HARNESS_EQ(bx_job_serve(job), 0);
-    while (bx_worker_alive(job, 1))
-        sched_yield();
+    HARNESS_WAIT_WHILE(bx_worker_alive(job, 1));
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "count", NULL, NULL, NULL), BX_E_SHUTDOWN);
     HARNESS_EQ(harness_counter(job, "peers_dead"), 0);
     HARNESS_EQ(harness_load(DEATHS), 0);
@@ -171,8 +167,7 @@ HARNESS_HANDLER(call_back)
     struct bx_job *job = bx_request_job(request);
 
     harness_post(ENTERED);
-    while (!is_leaving(job, 1))
-        sched_yield();
+    HARNESS_WAIT_WHILE(!is_leaving(job, 1));
     for (int i = 0; i < 3000; i++)
         HARNESS_EQ(bx_rpc_sync(job, "worker1", "count", NULL, NULL, NULL), 0);
     return 0;
@@ -188,8 +183,7 @@ static void leave(struct bx_job *job)
 /* Calls one-way, so this worker has no call in flight when it leaves. */
 static void ask_the_leaver(struct bx_job *job)
 {
-    while (!is_leaving(job, 0))
-        sched_yield();
+    HARNESS_WAIT_WHILE(!is_leaving(job, 0));
     HARNESS_EQ(bx_rpc_oneway(job, "worker0", "call_back", NULL, NULL), 0);
     harness_await(ENTERED, 1);
     leave(job);
@@ -218,8 +212,7 @@ static void send_laps(struct bx_job *job)
     HARNESS_EQ(bx_msg_put_bytes(args, payload, sizeof(payload)), 0);
     future = harness_async(job, "worker1", "count");
     bxi_bells_flush(job);
-    while (!bxi_ring_ready(&job->rpc->peers[1]->in))
-        sched_yield();
+    HARNESS_WAIT_WHILE(!bxi_ring_ready(&job->rpc->peers[1]->in));
     for (uint64_t sent = 0; sent < laps;) {
         rc = bx_rpc_oneway(job, "worker1", "count", args, &at_once);
         HARNESS_CHECK(rc == 0 || rc == -EAGAIN);

@@ -23,8 +23,7 @@ static void await_leaving(struct bx_job *job, int rank)
 {
     const struct bxi_control *theirs = job->rpc->peers[rank]->view.control;
 
-    while (bxi_load_acquire((bxi_a32 *)&theirs->header.state) < BXI_LEAVING)
-        sched_yield();
+    HARNESS_WAIT_WHILE(bxi_load_acquire((bxi_a32 *)&theirs->header.state) < BXI_LEAVING);
 }
 
 static void leave(struct bx_job *job)

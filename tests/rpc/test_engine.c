@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 enum { READY, OPEN_GATE, SENT, TIMED_OUT, DONE };       /* gates */
-enum { COUNTED, PID };                                  /* values */
+enum { COUNTED };                                       /* values */
 
 TestSuite(engine, .timeout = 60);
 
@@ -69,7 +69,6 @@ HARNESS_ASYNC_HANDLER(promise_nothing)
 
 static int setup(struct bx_job *job)
 {
-    harness_store(PID + bx_job_rank(job), (uint64_t)getpid());
     HARNESS_EQ(bx_register(job, "count", BX_INLINE, count, NULL), 0);
     HARNESS_EQ(bx_register(job, "gate", BX_BLOCKING, gate, NULL), 0);
     HARNESS_EQ(bx_register(job, "large", BX_INLINE, large, NULL), 0);
@@ -179,7 +178,7 @@ HARNESS_TEST(engine, frees_the_slots_of_calls_to_a_dead_worker, 60, .size = 2, .
         future[i] = harness_start(job, "worker1", "hold", NULL, i < 2 ? 20 * HARNESS_MS : BX_FOREVER);
     for (int i = 0; i < 2; i++)
         HARNESS_EQ(bx_future_wait(future[i], BX_FOREVER), BX_E_TIMEOUT);
-    HARNESS_EQ(harness_kill((pid_t)harness_load(PID + 1), SIGKILL), 0);
+    harness_signal(1, SIGKILL);
     for (int i = 2; i < 4; i++)
         HARNESS_EQ(bx_future_wait(future[i], BX_FOREVER), BX_E_PEER_DEAD);
     for (int i = 0; i < 4; i++)
@@ -200,12 +199,10 @@ static void ask_for_more_than_1024(struct bx_job *job)
     send_one_ways(job, 1100);
     harness_post(SENT);
     harness_await(OPEN_GATE, 1);
-    while (harness_load(COUNTED) < 1024)
-        sched_yield();
+    HARNESS_WAIT_WHILE(harness_load(COUNTED) < 1024);
     /* Requests that have run make room. */
     send_one_ways(job, 100);
-    while (harness_load(COUNTED) < 1124)
-        sched_yield();
+    HARNESS_WAIT_WHILE(harness_load(COUNTED) < 1124);
 }
 
 static void serve_no_more_than_1024(struct bx_job *job)
@@ -258,14 +255,13 @@ HARNESS_TEST(engine, cuts_off_a_worker_with_more_than_1024_calls_in_flight, 60, 
              .dies = 1u << 1, .body = { NULL, ask_for_1025_answers })
 {
     harness_await(SENT, 1);
-    while (harness_counter(job, "requests_blocking") < 1024)
-        sched_yield();
+    HARNESS_WAIT_WHILE(harness_counter(job, "requests_blocking") < 1024);
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
     harness_post(READY);
     HARNESS_EQ(bx_job_serve(job), BX_E_CORRUPT);
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 1);
     harness_post(OPEN_GATE);
-    HARNESS_EQ(harness_kill((pid_t)harness_load(PID + 1), SIGKILL), 0);
+    harness_signal(1, SIGKILL);
 }
 
 /* ---- Names -------------------------------------------------------------------------------------- */
@@ -289,7 +285,7 @@ HARNESS_TEST(engine, leaves_no_names_in_dev_shm, 60, .size = 2, .setup = setup, 
     harness_leaves_by_itself();
     harness_await(READY, 1);
     HARNESS_CHECK(names_exist(job, 0) && names_exist(job, 1));
-    HARNESS_EQ(harness_kill((pid_t)harness_load(PID + 1), SIGKILL), 0);
+    harness_signal(1, SIGKILL);
     HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
     HARNESS_CHECK(!names_exist(job, 1));
     HARNESS_EQ(bx_job_shutdown(job, 0), 0);
@@ -347,8 +343,7 @@ HARNESS_TEST(engine, ends_the_wait_of_a_thread_that_serves, 60, .size = 2, .setu
     harness_leaves_by_itself();
     HARNESS_EQ(pthread_create(&thread, NULL, serve, job), 0);
     harness_await(READY, 1);
-    while (bxi_load_seq_cst(&job->run->waiting) == 0)
-        sched_yield();
+    HARNESS_WAIT_WHILE(bxi_load_seq_cst(&job->run->waiting) == 0);
     HARNESS_EQ(bx_job_shutdown(job, 50 * HARNESS_MS), BX_E_TIMEOUT);
     pthread_join(thread, NULL);
     harness_post(DONE);
@@ -378,7 +373,7 @@ HARNESS_TEST(engine, is_woken_by_a_death_once, 60, .size = 4, .setup = setup, .d
     uint64_t before;
 
     harness_await(READY, 1);
-    HARNESS_EQ(harness_kill((pid_t)harness_load(PID + 1), SIGKILL), 0);
+    harness_signal(1, SIGKILL);
     HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
     before = harness_counter(job, "wakeups");
     harness_post(SENT);
@@ -410,7 +405,7 @@ HARNESS_TEST(engine, leaves_nothing_due_in_own_loop_after_a_death, 60, .size = 2
     }
     HARNESS_EQ(bx_future_error(future), BX_E_TIMEOUT);
     bx_future_release(future);
-    HARNESS_EQ(harness_kill((pid_t)harness_load(PID + 1), SIGKILL), 0);
+    harness_signal(1, SIGKILL);
     while (bx_worker_alive(job, 1)) {
         poll(&loop, 1, -1);
         HARNESS_CHECK(bx_progress(job) >= 0);
@@ -430,8 +425,7 @@ static void call_beyond_63(struct bx_job *job)
     for (int i = 1; i < 20; i++) {
         uint64_t rung = harness_counter(job, "doorbells_rung");
 
-        while ((bxi_load_seq_cst(armed) & 3) == BXI_AWAKE)
-            sched_yield();
+        HARNESS_WAIT_WHILE((bxi_load_seq_cst(armed) & 3) == BXI_AWAKE);
         HARNESS_EQ(bx_rpc_sync(job, "worker65", "count", NULL, NULL, NULL), 0);
         HARNESS_CHECK(harness_counter(job, "doorbells_rung") > rung);
     }

@@ -585,8 +585,7 @@ static void wait_or_complete(struct bx_job *job, int index)
     for (int i = 0; i < ROUNDS; i++) {
         if (index == 0) {
             /* Every second future is completed perhaps before any thread waits for it. */
-            while (i % 2 == 0 && bxi_load_seq_cst(&arrived[i]) < WAITERS)
-                sched_yield();
+            HARNESS_WAIT_WHILE(i % 2 == 0 && bxi_load_seq_cst(&arrived[i]) < WAITERS);
             HARNESS_EQ(bx_future_set(awaited[i], number(i)), 0);
         } else {
             bxi_add(&arrived[i], 1);

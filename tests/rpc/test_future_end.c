@@ -123,11 +123,8 @@ static void leave_with_a_held_future(struct bx_job *job)
     bx_future_release(held);
 }
 
-Test(future_end, answers_requests_whose_future_a_handler_still_holds, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .body = { call_held, leave_with_a_held_future } });
-}
+HARNESS_WORLD(future_end, answers_requests_whose_future_a_handler_still_holds, 20, .size = 2, .setup = setup,
+              .body = { call_held, leave_with_a_held_future });
 
 /* The answer is a future that the job does not know: it has no job, or belongs to another job of this process. */
 HARNESS_ASYNC_HANDLER(hold_foreign)
@@ -138,12 +135,8 @@ HARNESS_ASYNC_HANDLER(hold_foreign)
     return 0;
 }
 
-Test(future_end, fails_a_future_without_a_job_that_was_to_be_an_answer, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .handlers = { { "hold", .async = hold_foreign } },
-        .body = { call_held, leave_with_a_held_future } });
-}
+HARNESS_WORLD(future_end, fails_a_future_without_a_job_that_was_to_be_an_answer, 20, .size = 2,
+              .handlers = { { "hold", .async = hold_foreign } }, .body = { call_held, leave_with_a_held_future });
 
 /* ---- Memory that all and any leave ------------------------------------------------------------- */
 
@@ -172,7 +165,16 @@ static void take_turns(turn_fn turn)
     bx_future_release(slow);
 }
 
-static void any_that_is_done(struct bx_future *slow)
+/* A test that leaves nothing behind, however often what follows is done, with `slow`. */
+#define TAKES_TURNS(name) \
+    static void name(struct bx_future *slow); \
+    Test(future_end, name, .timeout = 60) \
+    { \
+        take_turns(name); \
+    } \
+    static void name(struct bx_future *slow)
+
+TAKES_TURNS(any_that_is_done_leaves_nothing_at_a_pending_future)
 {
     struct bx_future *quick = bx_future_create(NULL), *both[2] = { slow, quick };
     struct bx_future *any = bx_future_any(NULL, both, 2);
@@ -183,7 +185,7 @@ static void any_that_is_done(struct bx_future *slow)
     bx_future_release(quick);
 }
 
-static void any_of_one_that_was_done(struct bx_future *slow)
+TAKES_TURNS(any_that_was_done_at_once_leaves_nothing_at_pending_futures)
 {
     struct bx_future *quick = bx_future_create(NULL), *three[3] = { slow, quick, slow };
     struct bx_future *any;
@@ -195,12 +197,12 @@ static void any_of_one_that_was_done(struct bx_future *slow)
     bx_future_release(quick);
 }
 
-static void any_that_is_released(struct bx_future *slow)
+TAKES_TURNS(any_that_is_released_leaves_nothing_behind)
 {
     bx_future_release(bx_future_any(NULL, &slow, 1));
 }
 
-static void any_that_is_cancelled(struct bx_future *slow)
+TAKES_TURNS(any_that_is_cancelled_leaves_nothing_behind)
 {
     struct bx_future *any = bx_future_any(NULL, &slow, 1);
 
@@ -208,7 +210,7 @@ static void any_that_is_cancelled(struct bx_future *slow)
     bx_future_release(any);
 }
 
-static void all_that_is_released(struct bx_future *slow)
+TAKES_TURNS(all_that_is_released_leaves_nothing_behind)
 {
     struct bx_future *quick = bx_future_create(NULL), *both[2] = { quick, slow };
     struct bx_future *all = bx_future_all(NULL, both, 2);
@@ -219,43 +221,13 @@ static void all_that_is_released(struct bx_future *slow)
     bx_future_release(quick);
 }
 
-static void any_of_any(struct bx_future *slow)
+TAKES_TURNS(any_of_any_leaves_nothing_behind)
 {
     struct bx_future *inner = bx_future_any(NULL, &slow, 1), *outer = bx_future_any(NULL, &inner, 1);
 
     bx_future_release(inner);           /* the outer any depends on it */
     cr_assert_not_null(bxi_load_seq_cst(&slow->callbacks));
     bx_future_release(outer);
-}
-
-Test(future_end, any_that_is_done_leaves_nothing_at_a_pending_future, .timeout = 60)
-{
-    take_turns(any_that_is_done);
-}
-
-Test(future_end, any_that_was_done_at_once_leaves_nothing_at_pending_futures, .timeout = 60)
-{
-    take_turns(any_of_one_that_was_done);
-}
-
-Test(future_end, any_that_is_released_leaves_nothing_behind, .timeout = 60)
-{
-    take_turns(any_that_is_released);
-}
-
-Test(future_end, any_that_is_cancelled_leaves_nothing_behind, .timeout = 60)
-{
-    take_turns(any_that_is_cancelled);
-}
-
-Test(future_end, all_that_is_released_leaves_nothing_behind, .timeout = 60)
-{
-    take_turns(all_that_is_released);
-}
-
-Test(future_end, any_of_any_leaves_nothing_behind, .timeout = 60)
-{
-    take_turns(any_of_any);
 }
 
 Test(future_end, any_of_many_nested_ones_ends_without_recursion, .timeout = 60)

@@ -22,7 +22,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-enum value { PID = 0, SEED = 8, RUN };
+enum value { SEED = 8, RUN };
 
 /* The id of the call that held_call leaves in flight: the first slot, used for the second time. */
 #define HELD_ID (2 << 16)
@@ -46,7 +46,6 @@ static int setup(struct bx_job *job)
 {
     static const struct bx_batch_options quick = { .flush_after_ns = HARNESS_MS };
 
-    harness_store(PID + bx_job_rank(job), (uint64_t)getpid());
     if (bx_register(job, "echo", BX_INLINE, harness_echo, NULL) < 0 ||
         bx_register(job, "slow", BX_BLOCKING, harness_echo, NULL) < 0 ||
         bx_register_batch(job, "batch", count_rows, NULL, &quick) < 0)
@@ -82,127 +81,21 @@ static uint64_t word_here(struct bx_job *job, uint32_t length)
     return (uint64_t)(uint32_t)(job->rpc->peers[0]->out.write_pos / BXI_LINE + 1) << 32 | length;
 }
 
-static void wrong_sequence(struct bx_job *job)
-{
-    struct bxi_frame frame = frame_of(BXI_REPLY, 1 << 16);
-
-    put_record(job, 0, &frame, word_here(job, sizeof(frame)) + (UINT64_C(1) << 32));
-}
-
-static void length_of_a_whole_ring(struct bx_job *job)
-{
-    struct bxi_frame frame = frame_of(BXI_REPLY, 1 << 16);
-
-    put_record(job, 0, &frame, word_here(job, BXI_RING_BYTES));
-}
-
-static void length_just_over_the_most(struct bx_job *job)
-{
-    struct bxi_frame frame = frame_of(BXI_REPLY, 1 << 16);
-
-    put_record(job, 0, &frame, word_here(job, BXI_FRAME_MAX + 1));
-}
-
-static void shorter_than_a_head(struct bx_job *job)
-{
-    struct bxi_frame frame = frame_of(BXI_REPLY, 1 << 16);
-
-    put_record(job, 0, &frame, word_here(job, sizeof(frame) - 1));
-}
-
-/* The record is complete, but shorter than the head of a frame. */
-static void cut_short(struct bx_job *job, uint8_t kind)
-{
-    struct bxi_frame frame = frame_of(kind, HELD_ID);
-
-    put_record(job, 0, &frame, word_here(job, sizeof(frame) - 1));
-}
-
-static void one_way_call_cut_short(struct bx_job *job)
-{
-    cut_short(job, BXI_ONEWAY);
-}
-
-static void request_cut_short(struct bx_job *job)
-{
-    cut_short(job, BXI_REQUEST);
-}
-
-static void cancel_cut_short(struct bx_job *job)
-{
-    cut_short(job, BXI_CANCEL);
-}
-
-static void padding_to_nowhere(struct bx_job *job)
-{
-    struct bxi_frame frame = frame_of(BXI_REPLY, 1 << 16);
-
-    put_record(job, 0, &frame, word_here(job, 0x80000000u | 4096));
-}
-
 static void put_frame(struct bx_job *job, struct bxi_frame frame)
 {
     put_record(job, 0, &frame, 0);
 }
 
-static void kind_zero(struct bx_job *job)
+static void put_frame_of_length(struct bx_job *job, uint8_t kind, uint64_t word)
 {
-    put_frame(job, frame_of(0, 0));
+    struct bxi_frame frame = frame_of(kind, HELD_ID);
+
+    put_record(job, 0, &frame, word);
 }
 
-static void kind_255(struct bx_job *job)
+static void put_state(struct bx_job *job, uint32_t state)
 {
-    put_frame(job, frame_of(255, 0));
-}
-
-static void reply_with_an_unknown_slot(struct bx_job *job)
-{
-    put_frame(job, frame_of(BXI_REPLY, 1 << 16 | 0xffff));
-}
-
-static void reply_for_a_free_slot(struct bx_job *job)
-{
-    put_frame(job, frame_of(BXI_REPLY, 1 << 16 | 15));
-}
-
-static void reply_of_another_generation(struct bx_job *job)
-{
-    put_frame(job, frame_of(BXI_REPLY, UINT64_C(77) << 16));
-}
-
-static void reply_with_a_positive_code(struct bx_job *job)
-{
-    struct bxi_frame frame = frame_of(BXI_REPLY, HELD_ID);
-
-    frame.code = 1;
-    put_frame(job, frame);
-}
-
-static void read_what_was_never_sent(struct bx_job *job)
-{
-    struct bxi_frame frame = frame_of(BXI_REPLY, HELD_ID);
-
-    frame.consumed = UINT64_C(1) << 40;
-    put_frame(job, frame);
-}
-
-static void request_that_read_what_was_never_sent(struct bx_job *job)
-{
-    struct bxi_frame frame = frame_of(BXI_REQUEST, 7 << 16);
-
-    frame.consumed = UINT64_C(1) << 40;
-    put_frame(job, frame);
-}
-
-static void state_goes_back(struct bx_job *job)
-{
-    bxi_store_release(&job->control->header.state, BXI_STARTING);
-    bxi_bell_ring(job->rpc->peers[0]->bell.fd[0]);
-}
-
-static void state_from_nowhere(struct bx_job *job)
-{
-    bxi_store_release(&job->control->header.state, 1000);
+    bxi_store_release(&job->control->header.state, state);
     bxi_bell_ring(job->rpc->peers[0]->bell.fd[0]);
 }
 
@@ -241,25 +134,41 @@ static void cuts_off(void (*how)(struct bx_job *job))
                                          .body = { expect_cut_off, is_hostile, harness_serve } });
 }
 
-#define CUTS_OFF(how) Test(fuzz, how##_cuts_off, .timeout = 30) { cuts_off(how); }
-CUTS_OFF(wrong_sequence)
-CUTS_OFF(length_of_a_whole_ring)
-CUTS_OFF(length_just_over_the_most)
-CUTS_OFF(shorter_than_a_head)
-CUTS_OFF(one_way_call_cut_short)
-CUTS_OFF(request_cut_short)
-CUTS_OFF(cancel_cut_short)
-CUTS_OFF(padding_to_nowhere)
-CUTS_OFF(kind_zero)
-CUTS_OFF(kind_255)
-CUTS_OFF(reply_with_an_unknown_slot)
-CUTS_OFF(reply_for_a_free_slot)
-CUTS_OFF(reply_of_another_generation)
-CUTS_OFF(reply_with_a_positive_code)
-CUTS_OFF(read_what_was_never_sent)
-CUTS_OFF(request_that_read_what_was_never_sent)
-CUTS_OFF(state_goes_back)
-CUTS_OFF(state_from_nowhere)
+/* What worker 1 does in `job`; worker 0 cuts it off. */
+#define CUTS_OFF(how, act) \
+    static void how(struct bx_job *job) \
+    { \
+        act; \
+    } \
+    Test(fuzz, how##_cuts_off, .timeout = 30) \
+    { \
+        cuts_off(how); \
+    }
+#define CUTS_OFF_FRAME(how, ...) \
+    CUTS_OFF(how, put_frame(job, ((struct bxi_frame){ .deadline_ns = BX_FOREVER, __VA_ARGS__ })))
+/* The record is complete, but `word` has another length or place. */
+#define CUTS_OFF_WORD(how, frame_kind, word) CUTS_OFF(how, put_frame_of_length(job, frame_kind, word))
+
+CUTS_OFF_WORD(wrong_sequence, BXI_REPLY, word_here(job, sizeof(struct bxi_frame)) + (UINT64_C(1) << 32))
+CUTS_OFF_WORD(length_of_a_whole_ring, BXI_REPLY, word_here(job, BXI_RING_BYTES))
+CUTS_OFF_WORD(length_just_over_the_most, BXI_REPLY, word_here(job, BXI_FRAME_MAX + 1))
+CUTS_OFF_WORD(padding_to_nowhere, BXI_REPLY, word_here(job, 0x80000000u | 4096))
+/* Shorter than the head of a frame. */
+CUTS_OFF_WORD(shorter_than_a_head, BXI_REPLY, word_here(job, sizeof(struct bxi_frame) - 1))
+CUTS_OFF_WORD(one_way_call_cut_short, BXI_ONEWAY, word_here(job, sizeof(struct bxi_frame) - 1))
+CUTS_OFF_WORD(request_cut_short, BXI_REQUEST, word_here(job, sizeof(struct bxi_frame) - 1))
+CUTS_OFF_WORD(cancel_cut_short, BXI_CANCEL, word_here(job, sizeof(struct bxi_frame) - 1))
+CUTS_OFF_FRAME(kind_zero, .kind = 0)
+CUTS_OFF_FRAME(kind_255, .kind = 255)
+CUTS_OFF_FRAME(reply_with_an_unknown_slot, .kind = BXI_REPLY, .id = 1 << 16 | 0xffff)
+CUTS_OFF_FRAME(reply_for_a_free_slot, .kind = BXI_REPLY, .id = 1 << 16 | 15)
+CUTS_OFF_FRAME(reply_of_another_generation, .kind = BXI_REPLY, .id = UINT64_C(77) << 16)
+CUTS_OFF_FRAME(reply_with_a_positive_code, .kind = BXI_REPLY, .id = HELD_ID, .code = 1)
+CUTS_OFF_FRAME(read_what_was_never_sent, .kind = BXI_REPLY, .id = HELD_ID, .consumed = UINT64_C(1) << 40)
+CUTS_OFF_FRAME(request_that_read_what_was_never_sent, .kind = BXI_REQUEST, .id = 7 << 16,
+               .consumed = UINT64_C(1) << 40)
+CUTS_OFF(state_goes_back, put_state(job, BXI_STARTING))
+CUTS_OFF(state_from_nowhere, put_state(job, 1000))
 
 /* ---- Nonsense without effect -------------------------------------------------------------------------- */
 
@@ -474,30 +383,22 @@ Test(fuzz, credit_that_goes_back_is_ignored, .timeout = 30)
 
 /* ---- Seeds ------------------------------------------------------------------------------------------ */
 
-static uint64_t next_random(uint64_t *state)
-{
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    return *state;
-}
-
 /* A value that is nearly right, which does more harm than a random one. */
 static uint64_t plausible(struct bx_job *job, uint64_t *seed)
 {
-    uint64_t random = next_random(seed);
+    uint64_t random = harness_random(seed);
 
     switch (random % 6) {
     case 0:
-        return next_random(seed);
+        return harness_random(seed);
     case 1:
-        return next_random(seed) % 4;
+        return harness_random(seed) % 4;
     case 2:
-        return next_random(seed) % (4 * BXI_RING_BYTES) & ~(uint64_t)(BXI_LINE - 1);
+        return harness_random(seed) % (4 * BXI_RING_BYTES) & ~(uint64_t)(BXI_LINE - 1);
     case 3:
-        return word_here(job, (uint32_t)(next_random(seed) % (2 * BXI_FRAME_MAX)));
+        return word_here(job, (uint32_t)(harness_random(seed) % (2 * BXI_FRAME_MAX)));
     case 4:
-        return UINT64_C(1) << next_random(seed) % 64;
+        return UINT64_C(1) << harness_random(seed) % 64;
     default:
         return job->rpc->peers[0]->out.write_pos;
     }
@@ -507,7 +408,7 @@ static void scribble_once(struct bx_job *job, uint64_t *seed)
 {
     struct bxi_control *control = job->control;
     unsigned char *ring = bxi_segment_ring(&job->segment, 0);
-    uint64_t value = plausible(job, seed), at = next_random(seed);
+    uint64_t value = plausible(job, seed), at = harness_random(seed);
 
     switch (at % 10) {
     case 0:
@@ -535,7 +436,7 @@ static void scribble_once(struct bx_job *job, uint64_t *seed)
 static struct bxi_frame random_frame(uint64_t *seed)
 {
     struct bxi_frame frame;
-    uint64_t word[4] = { next_random(seed), next_random(seed), next_random(seed), next_random(seed) };
+    uint64_t word[4] = { harness_random(seed), harness_random(seed), harness_random(seed), harness_random(seed) };
 
     memcpy(&frame, word, sizeof(frame));
     if (word[0] % 8 != 0) {
@@ -556,7 +457,7 @@ static struct bxi_frame random_frame(uint64_t *seed)
 static void put_random_body(unsigned char *body, uint64_t *seed)
 {
     for (size_t at = 0; at < BODY_BYTES; at += 8) {
-        uint64_t word = next_random(seed);
+        uint64_t word = harness_random(seed);
 
         if (word % 8 != 0)
             word = word / 8 % 4 << 32 | word / 64 % 20 << 16 | word / 2048 % 10;

@@ -58,8 +58,7 @@ static bool background_sleeps(struct bx_job *job)
 /* Until a thread of this worker leads, and sleeps. */
 static void await_leader(struct bx_job *job)
 {
-    while ((bxi_load_seq_cst(&job->control->header.armed) & 3) != BXI_WHO_LEADER)
-        sched_yield();
+    HARNESS_WAIT_WHILE((bxi_load_seq_cst(&job->control->header.armed) & 3) != BXI_WHO_LEADER);
 }
 
 /* No thread of the program waits in the library: the background thread sleeps and is woken for each new deadline. */
@@ -69,8 +68,7 @@ static void time_out_unwatched(struct bx_job *job)
     for (uint32_t i = 1; i <= 3; i++) {
         struct bx_future *future;
 
-        while (!background_sleeps(job))
-            sched_yield();
+        HARNESS_WAIT_WHILE(!background_sleeps(job));
         future = begin(job, "hold", DEADLINE_NS);
         HARNESS_EQ(bx_future_on_done(future, note_timeout, NULL), 0);
         bx_future_release(future);
@@ -165,14 +163,12 @@ HARNESS_TEST(late, a_deadline_that_could_not_be_reported_in_time_is_not_counted,
     uint64_t due_ns;
 
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
-    while ((role = bxi_take_role(job->run)) == NULL)
-        sched_yield();
+    HARNESS_WAIT_WHILE((role = bxi_take_role(job->run)) == NULL);
     bxi_bell_arm(&job->run->bell, BXI_WHO_LEADER);
     future = begin(job, "hold", DEADLINE_NS);
     due_ns = bxi_next_timer_ns(job->run);
     bxi_lock(&job->run->lock);
-    while (bxi_now_ns() < due_ns + DEADLINE_NS)
-        sched_yield();
+    HARNESS_WAIT_WHILE(bxi_now_ns() < due_ns + DEADLINE_NS);
     bxi_unlock(&job->run->lock);
     bxi_count_late(job->run, BX_FOREVER, job->run->bell_fd[1], NULL);
     HARNESS_EQ(harness_counter(job, "timers_late"), 0);

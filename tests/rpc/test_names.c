@@ -46,14 +46,8 @@ static void look_up_workers(struct bx_job *job)
 
 TestSuite(names, .timeout = 120);
 
-Test(names, of_workers_are_found_by_name_and_rank, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 4,
-        .names = given_names,
-        .body = { look_up_workers, look_up_workers, look_up_workers, look_up_workers },
-    });
-}
+HARNESS_WORLD(names, of_workers_are_found_by_name_and_rank, 20, .size = 4, .names = given_names,
+              .body = { look_up_workers, look_up_workers, look_up_workers, look_up_workers });
 
 Test(names, of_128_workers_are_all_found)
 {

@@ -52,8 +52,7 @@ HARNESS_HANDLER(stay)
 {
     harness_add(RUNNING, 1);
     harness_post(ENTERED);
-    while (!bx_request_cancelled(request))
-        usleep(200);
+    HARNESS_WAIT_WHILE(!bx_request_cancelled(request));
     harness_add(RUNNING, (uint64_t)-1);
     harness_post(LEFT);
     /* This answer may come before its caller has looked at the clock. */
@@ -367,8 +366,7 @@ HARNESS_HANDLER(call_for_oneway)
     struct bx_job *job = bx_request_job(request);
 
     harness_post(ENTERED);
-    while (bx_worker_alive(job, 0))
-        sched_yield();
+    HARNESS_WAIT_WHILE(bx_worker_alive(job, 0));
     HARNESS_CHECK(!bx_request_cancelled(request));
     note_end(bx_rpc_sync(job, "worker2", "echo", NULL, NULL, NULL), "");
     return 0;
@@ -401,9 +399,8 @@ HARNESS_HANDLER(call_often)
         HARNESS_EQ(bx_rpc_sync(bx_request_job(request), "worker0", "echo", NULL, NULL, NULL), 0);
     HARNESS_CHECK(waiting->call_capacity > 0 && waiting->call_capacity <= 4);
     HARNESS_EQ(bx_rpc_many(bx_request_job(request), "worker0", "echo", MANY, NULL, NULL, futures), 0);
-    for (int i = 0; i < MANY; i++) {
+    for (int i = 0; i < MANY; i++)
         harness_end(futures[i], 0);
-    }
     HARNESS_CHECK(waiting->call_capacity <= 4 * MANY);
     return 0;
 }
@@ -427,8 +424,7 @@ HARNESS_HANDLER(call_on)
     struct bx_rref *rref = NULL, *made = NULL;
 
     harness_post(ENTERED);
-    while (!bx_request_cancelled(request))
-        usleep(200);
+    HARNESS_WAIT_WHILE(!bx_request_cancelled(request));
     HARNESS_EQ(bx_rref_create(job, &type, NULL, &rref), 0);
     HARNESS_EQ(bx_rpc_sync(job, "worker2", "echo", NULL, NULL, NULL), BX_E_CANCELLED);
     HARNESS_HAS(bx_error_text(), "'call_on' by worker 'worker0', which cancelled it");
@@ -489,8 +485,7 @@ static void wait_or_watch(struct bx_job *job, int index)
         return;
     }
     harness_await(ENTERED, 2);
-    while (bxi_load_relaxed(&job->rpc->pool.blocked) == 0 || bxi_load_relaxed(&job->run->followers) == 0)
-        sched_yield();
+    HARNESS_WAIT_WHILE(bxi_load_relaxed(&job->rpc->pool.blocked) == 0 || bxi_load_relaxed(&job->run->followers) == 0);
     harness_post(DONE);
 }
 
@@ -526,8 +521,7 @@ HARNESS_HANDLER(look)
 /* The deadline with which the last call has come; `looks` calls have. */
 static uint64_t seen(uint64_t looks)
 {
-    while (harness_load(LOOKS) < looks)
-        sched_yield();
+    HARNESS_WAIT_WHILE(harness_load(LOOKS) < looks);
     HARNESS_EQ(harness_load(LOOKS), looks);
     harness_store(LOOKS, 0);
     return harness_load(DEADLINE);
@@ -535,9 +529,8 @@ static uint64_t seen(uint64_t looks)
 
 static void end(struct bx_future **futures, int count)
 {
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < count; i++)
         harness_end(futures[i], 0);
-    }
 }
 
 HARNESS_HANDLER(call_all_ways)

@@ -20,19 +20,7 @@
 #define MAGIC 0x5a5a5a5au
 
 enum { ENTERED, CANCELLED, DONE, IN_HOOK };     /* gates */
-enum { HOOKS, PID, FREED, ON_TIME };            /* values */
-
-static struct bx_future *begin(struct bx_job *job, const char *function)
-{
-    struct bx_future *future = harness_async(job, "worker1", function);
-
-    return future;
-}
-
-static void cancel(struct bx_future *future)
-{
-    harness_cancel(future);
-}
+enum { HOOKS, FREED, ON_TIME };                 /* values */
 
 /* Returns when worker 1 has read all that this worker has sent. */
 static void await_read(struct bx_job *job)
@@ -78,17 +66,17 @@ static int setup(struct bx_job *job)
 
 HARNESS_TEST(on_cancel, hook_ends_a_wait_of_the_program, 20, .size = 2, .setup = setup)
 {
-    struct bx_future *future = begin(job, "wait");
+    struct bx_future *future = harness_async(job, "worker1", "wait");
 
     harness_await(ENTERED, 1);
-    cancel(future);
+    harness_cancel(future);
     harness_await(DONE, 1);
 }
 
 static void dies(struct bx_job *job)
 {
     harness_leaves_by_itself();
-    bx_future_release(begin(job, "wait"));
+    bx_future_release(harness_async(job, "worker1", "wait"));
     harness_await(ENTERED, 1);
     raise(SIGKILL);
 }
@@ -104,20 +92,19 @@ static void stops_the_caller(struct bx_job *job)
 {
     (void)job;
     harness_await(ENTERED, 1);
-    harness_stop((pid_t)harness_load(PID));
+    harness_stop_worker(0);
     harness_await(DONE, 1);
     harness_post(CANCELLED);
-    HARNESS_EQ(harness_kill((pid_t)harness_load(PID), SIGCONT), 0);
+    harness_signal(0, SIGCONT);
 }
 
 /* Nobody sends a cancel: the caller is stopped. The hook runs at the deadline all the same. */
 HARNESS_TEST(on_cancel, hook_runs_at_the_deadline_of_a_caller_that_is_stopped, 20, .size = 3, .setup = setup,
              .body = { NULL, NULL, stops_the_caller })
 {
-    const struct bx_call_options options = { .timeout_ns = 1500 * HARNESS_MS };
+    const struct bx_call_options options = { .timeout_ns = 500 * HARNESS_MS };
     struct bx_future *future = NULL;
 
-    harness_store(PID, (uint64_t)getpid());
     HARNESS_EQ(bx_rpc_async(job, "worker1", "wait", NULL, &options, &future), 0);
     harness_await(CANCELLED, 1);
     bx_future_wait(future, BX_FOREVER);         /* its deadline and its answer have come meanwhile */
@@ -139,10 +126,8 @@ HARNESS_HANDLER(replace_and_remove)
         HARNESS_EQ(bx_request_on_cancel(request, NULL, NULL), 0);
     harness_post(ENTERED);
     harness_await(CANCELLED, 1);
-    while (!bx_request_cancelled(request))
-        usleep(200);
-    while (context == NULL && harness_load(HOOKS + 11) == 0)
-        usleep(200);
+    HARNESS_WAIT_WHILE(!bx_request_cancelled(request));
+    HARNESS_WAIT_WHILE(context == NULL && harness_load(HOOKS + 11) == 0);
     harness_post(DONE);
     return 0;
 }
@@ -165,10 +150,10 @@ static int setup_removing(struct bx_job *job)
 
 static void cancels_and_reads(struct bx_job *job, const char *function)
 {
-    struct bx_future *future = begin(job, function);
+    struct bx_future *future = harness_async(job, "worker1", function);
 
     harness_await(ENTERED, 1);
-    cancel(future);
+    harness_cancel(future);
     await_read(job);
     harness_post(CANCELLED);
     harness_await(DONE, 1);
@@ -272,8 +257,7 @@ static void outlast(void *context)
     (void)context;
     bxi_store_release(&in_hook, 1);             /* [test.in_hook] release, pairs with the acquire in return_early */
     harness_post(IN_HOOK);
-    while (bxi_load_relaxed(&has_returned) == 0)
-        sched_yield();
+    HARNESS_WAIT_WHILE(bxi_load_relaxed(&has_returned) == 0);
     for (int i = 0; i < 1000; i++)
         sched_yield();
     bxi_store_release(&in_hook, 0);             /* [test.in_hook] release, pairs with the acquire in freed */
@@ -328,10 +312,10 @@ static int setup_outlast(struct bx_job *job)
 
 static void cancel_early(struct bx_job *job, const char *function)
 {
-    struct bx_future *future = begin(job, function);
+    struct bx_future *future = harness_async(job, "worker1", function);
 
     harness_await(ENTERED, 1);
-    cancel(future);
+    harness_cancel(future);
     harness_await(DONE, 1);
     HARNESS_EQ(harness_load(ON_TIME), 1);
 }
@@ -358,8 +342,7 @@ HARNESS_HANDLER(survive)
 {
     HARNESS_EQ(bx_request_on_cancel(request, leave, NULL), 0);
     harness_post(ENTERED);
-    while (harness_load(HOOKS) == 0)
-        usleep(200);
+    HARNESS_WAIT_WHILE(harness_load(HOOKS) == 0);
     HARNESS_EQ(bx_request_on_cancel(request, NULL, NULL), 0);
     harness_post(DONE);
     return 0;
@@ -368,10 +351,10 @@ HARNESS_HANDLER(survive)
 HARNESS_TEST(on_cancel, hook_may_end_its_thread, 20, .size = 2, .setup = setup,
              .handlers = { { "survive", BX_BLOCKING, survive } })
 {
-    struct bx_future *future = begin(job, "survive");
+    struct bx_future *future = harness_async(job, "worker1", "survive");
 
     harness_await(ENTERED, 1);
-    cancel(future);
+    harness_cancel(future);
     harness_await(DONE, 1);
     await_read(job);
 }

@@ -341,10 +341,8 @@ static void late(struct bx_job *job)
     release(50);
 }
 
-Test(packed, replies_that_come_too_late_are_dropped_and_counted, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { late } });
-}
+HARNESS_WORLD(packed, replies_that_come_too_late_are_dropped_and_counted, 30, .size = 2, .setup = setup,
+              .body = { late });
 
 /* Threads of one worker make synchronous calls while others send many together: their replies share frames. */
 static void call_in_all_ways(struct bx_job *job, int index)
@@ -389,9 +387,8 @@ HARNESS_TEST(packed, a_reply_does_not_wait_for_handlers_that_take_long, 60, .siz
         args[i] = harness_msg_i64(0);
     for (int round = 0; round < 20; round++) {
         send(job, "worker1", "slow", 100);
-        for (int i = 0; i < 100; i++) {
+        for (int i = 0; i < 100; i++)
             harness_end(futures[i], 0);
-        }
     }
     for (int i = 0; i < 100; i++) {
         bx_msg_destroy(args[i]);
@@ -620,8 +617,7 @@ static void expect_answer_and_cut_off(struct bx_job *job)
     future = harness_async(job, "worker1", "never");
     harness_post(HELD);
     harness_end(future, 0);
-    while (harness_counter(job, "peers_corrupt") == 0)
-        sched_yield();
+    HARNESS_WAIT_WHILE(harness_counter(job, "peers_corrupt") == 0);
     HARNESS_EQ(harness_call_i64(job, "worker2", "twice", 7), 14);
     harness_post(FINISHED);
 }

@@ -112,15 +112,11 @@ HARNESS_TEST(parked, an_async_handler_learns_that_its_caller_timed_out, 20, .siz
     check_end(BX_E_CANCELLED);
 }
 
-Test(parked, an_async_handler_learns_that_its_caller_cancelled, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { cancels } });
-}
+HARNESS_WORLD(parked, an_async_handler_learns_that_its_caller_cancelled, 20, .size = 2, .setup = setup,
+              .body = { cancels });
 
-Test(parked, an_async_handler_learns_that_its_caller_died, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u, .body = { dies, NULL, sees_it_die } });
-}
+HARNESS_WORLD(parked, an_async_handler_learns_that_its_caller_died, 20, .size = 3, .setup = setup, .dies = 1u,
+              .body = { dies, NULL, sees_it_die });
 
 HARNESS_TEST(parked, learns_that_the_caller_of_a_oneway_died, 20, .size = 3, .setup = setup, .dies = 1u,
              .body = { NULL, NULL, sees_it_die })

@@ -141,8 +141,7 @@ static void send_one_more(struct bx_job *job, int index)
     if (index == 0) {
         HARNESS_EQ(bx_rpc_oneway(job, "worker1", "take", args, NULL), 0);
     } else {
-        while (want_credit(job) == 0)
-            sched_yield();
+        HARNESS_WAIT_WHILE(want_credit(job) == 0);
         harness_post(HANDLER_GO);
     }
     bx_msg_destroy(args);

@@ -107,9 +107,8 @@ HARNESS_TEST(pool, has_sixteen_threads_for_handlers_that_do_not_wait_in_boxcar, 
         futures[i] = harness_async(job, "worker1", "stay");
     harness_await(ENTERED, 16);
     harness_post(RELEASED);
-    for (int i = 0; i < 40; i++) {
+    for (int i = 0; i < 40; i++)
         harness_end(futures[i], 0);
-    }
     HARNESS_EQ(harness_gate(ENTERED), 40);
     HARNESS_CHECK(harness_load(MOST_AT_ONCE) <= 16);
 }
@@ -156,9 +155,8 @@ HARNESS_TEST(pool, does_not_count_threads_that_wait_for_a_future, 20, .size = 2,
         futures[i] = harness_async(job, "worker1", "wait_for_it");
     harness_await(ENTERED, 40);
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "set_it", NULL, NULL, NULL), 0);
-    for (int i = 0; i < 40; i++) {
+    for (int i = 0; i < 40; i++)
         harness_end(futures[i], 0);
-    }
     bx_future_release(awaited);
 }
 
@@ -304,9 +302,8 @@ HARNESS_TEST(pool, refuses_every_queued_batch_when_its_only_thread_waits, 20, .s
         rows[i] = harness_async(job, "worker1", "batch");
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "look", NULL, NULL, NULL), 0);
     harness_post(RELEASED);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++)
         harness_end(rows[i], -EAGAIN);
-    }
     harness_await(ENTERED, 2);
     bx_future_set(promise, NULL);
     bx_future_release(promise);

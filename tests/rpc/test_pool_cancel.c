@@ -208,8 +208,7 @@ static void stop_or_release(struct bx_job *job, int index)
         bxi_pool_stop(job);
         return;
     }
-    while (!is_stopping(job))
-        sched_yield();
+    HARNESS_WAIT_WHILE(!is_stopping(job));
     harness_post(RELEASED);
 }
 

@@ -53,9 +53,8 @@ static void start_calls(struct bx_job *job, struct bx_future **futures, int firs
 
 static void end_calls(struct bx_future **futures, int count)
 {
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < count; i++)
         harness_end(futures[i], 0);
-    }
 }
 
 static void meet_all(struct bx_job *job)
@@ -68,11 +67,8 @@ static void meet_all(struct bx_job *job)
     HARNESS_EQ(harness_gate(ENTERED), CALLS);
 }
 
-Test(pool_stuck, runs_as_many_handlers_at_a_time_as_the_option_allows, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .body = { meet_all }, .options = { .pool_threads = CALLS } });
-}
+HARNESS_WORLD(pool_stuck, runs_as_many_handlers_at_a_time_as_the_option_allows, 20, .size = 2, .setup = setup,
+              .body = { meet_all }, .options = { .pool_threads = CALLS });
 
 Test(pool_stuck, runs_as_many_handlers_at_a_time_as_the_environment_allows, .timeout = 20)
 {
@@ -130,8 +126,7 @@ HARNESS_TEST(pool_stuck, queue_that_stands_still_is_logged_and_shown, 60, .size 
     start_calls(job, futures, BXI_POOL_READY, CALLS);
     harness_await(LOGGED, 1);
     /* Worker 1 renews the number each second; it may not have read all four requests at first. */
-    while (shown(job, offsetof(struct bxi_now, pool_waiting)) < CALLS - BXI_POOL_READY)
-        sched_yield();
+    HARNESS_WAIT_WHILE(shown(job, offsetof(struct bxi_now, pool_waiting)) < CALLS - BXI_POOL_READY);
     HARNESS_CHECK(shown(job, offsetof(struct bxi_now, pool_stuck_ns)) != 0);
     HARNESS_EQ(shown(job, offsetof(struct bxi_now, pool_busy)), BXI_POOL_READY);
     explain(job, futures[CALLS - 1]);
@@ -155,8 +150,7 @@ HARNESS_TEST(pool_stuck, queue_that_was_cancelled_no_longer_stands_still, 60, .s
         HARNESS_EQ(bx_future_cancel(futures[i]), 0);
         bx_future_release(futures[i]);
     }
-    while (shown(job, offsetof(struct bxi_now, pool_stuck_ns)) != 0)
-        sched_yield();
+    HARNESS_WAIT_WHILE(shown(job, offsetof(struct bxi_now, pool_stuck_ns)) != 0);
     for (int i = BXI_POOL_READY; i < CALLS; i++)
         harness_post(ENTERED);
     end_calls(futures, BXI_POOL_READY);

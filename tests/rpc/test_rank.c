@@ -74,10 +74,8 @@ static void call_each_rank(struct bx_job *job)
     HARNESS_EQ(harness_load(SUM), 0x010101);
 }
 
-Test(rank, reaches_its_worker_by_every_kind_of_call, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { NULL, call_each_rank } });
-}
+HARNESS_WORLD(rank, reaches_its_worker_by_every_kind_of_call, 30, .size = 3, .setup = setup,
+              .body = { NULL, call_each_rank });
 
 HARNESS_TEST(rank, outside_of_the_world_is_no_worker, 20, .size = 2, .setup = setup)
 {

@@ -249,8 +249,7 @@ static void call_until_the_end(struct bx_job *job, int index)
             bxi_add(&called, 1);
         return;
     }
-    while (bxi_load_relaxed(&called) < 1000)
-        usleep(100);
+    HARNESS_WAIT_WHILE(bxi_load_relaxed(&called) < 1000);
     bx_job_shutdown(job, HARNESS_MS);
 }
 
@@ -393,9 +392,8 @@ static void call_and_end(struct bx_job *job, int index)
     (void)index;
     for (int i = 0; i < HELD; i++)
         futures[i] = harness_async(job, "worker1", "nothing");
-    for (int i = 0; i < HELD; i++) {
+    for (int i = 0; i < HELD; i++)
         harness_end(futures[i], 0);
-    }
 }
 
 static void make_thousand(struct bx_job *job)
@@ -465,9 +463,8 @@ static struct bx_future *start(struct bx_job *job, const char *function)
 
 static void finish(struct bx_future *const *futures, int count)
 {
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < count; i++)
         harness_end(futures[i], 0);
-    }
 }
 
 /* The callee stands still in the first call, so no reply can be read while the others are sent; and in the third. */

@@ -128,16 +128,10 @@ static void send_many(struct bx_job *job)
     HARNESS_EQ(harness_counter(job, "calls_sent"), 2 * (1 + 2 + 63 + 64 + 65 + 200 + MOST) + 2 * 8);
 }
 
-Test(rpc_many, arrive_in_order_and_are_answered_each, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { send_many } });
-}
+HARNESS_WORLD(rpc_many, arrive_in_order_and_are_answered_each, 60, .size = 2, .setup = setup, .body = { send_many });
 
-Test(rpc_many, arrive_in_order_though_the_callee_sleeps, .timeout = 60)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .body = { send_many }, .options = { .no_spin = true } });
-}
+HARNESS_WORLD(rpc_many, arrive_in_order_though_the_callee_sleeps, 60, .size = 2, .setup = setup, .body = { send_many },
+              .options = { .no_spin = true });
 
 /* Of every third message 40,000 bytes, which need a lease; of every seventh nothing. */
 HARNESS_TEST(rpc_many, may_need_leases_or_have_no_arguments, 30, .size = 2, .setup = setup)
@@ -208,9 +202,8 @@ HARNESS_TEST(rpc_many, more_than_may_be_in_flight_are_refused_where_nothing_may_
 HARNESS_TEST(rpc_many, that_wait_for_room_get_their_deadlines_then, 60, .size = 2, .setup = setup)
 {
     HARNESS_EQ(bx_rpc_many(job, "worker1", "later", 1400, NULL, NULL, futures), 0);
-    for (int i = 0; i < 1400; i++) {
+    for (int i = 0; i < 1400; i++)
         harness_end(futures[i], 0);
-    }
 }
 
 /* The caller does not enter the library again until all have arrived. A bell that is due would wait for the background
@@ -262,9 +255,8 @@ HARNESS_TEST(rpc_many, fail_with_the_death_of_their_callee, 30, .size = 2, .setu
              .body = { NULL, dies })
 {
     HARNESS_EQ(bx_rpc_many(job, "worker1", "hold", 50, NULL, NULL, futures), 0);
-    for (int i = 0; i < 50; i++) {
+    for (int i = 0; i < 50; i++)
         harness_end(futures[i], BX_E_PEER_DEAD);
-    }
     HARNESS_EQ(bx_rpc_many(job, "worker1", "hold", 50, NULL, NULL, futures), BX_E_PEER_DEAD);
     expect_sent(0, 50);
 }

@@ -26,8 +26,7 @@ static inline int64_t alive(void)
 
 static inline void await_alive(int64_t count)
 {
-    while (alive() != count)
-        usleep(200);
+    HARNESS_WAIT_WHILE(alive() != count);
 }
 
 static inline void destroy_counter(void *object)

@@ -125,9 +125,7 @@ HARNESS_TEST(rref, is_called_and_fetched_before_the_object_is_made, 60, .size = 
     HARNESS_CHECK(!bx_future_done(futures[0]));
     harness_post(MAY_BE_MADE);
     for (int i = 0; i < 20; i++) {
-        HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), 0);
-        HARNESS_EQ(number_in(bx_future_value(futures[i])), 11 + i);     /* in order */
-        bx_future_release(futures[i]);
+        HARNESS_EQ(harness_end_i64(futures[i]), 11 + i);     /* in order */
     }
     HARNESS_EQ(bx_future_wait(value, BX_FOREVER), 0);
     HARNESS_EQ(number_in(bx_future_value(value)), 10);
@@ -154,9 +152,7 @@ HARNESS_TEST(rref, is_called_with_a_tensor_before_the_object_is_made, 60, .size 
     bx_msg_put_bytes(large, ones, sizeof(ones));
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "new_nothing", large, NULL, NULL), 0);
     harness_post(MAY_BE_MADE);
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
-    HARNESS_EQ(number_in(bx_future_value(future)), 42);
-    bx_future_release(future);
+    HARNESS_EQ(harness_end_i64(future), 42);
     bx_tensor_release(tensor);
     bx_msg_destroy(args);
     bx_msg_destroy(large);
@@ -225,8 +221,7 @@ HARNESS_TEST(rref, whose_object_comes_too_late_fails_and_the_object_is_destroyed
     harness_post(MAY_BE_MADE);              /* it is made after all, and destroyed with the reference */
     bx_msg_destroy(args);
     bx_rref_release(rref);
-    while (harness_load(MADE) < harness_gate(BEING_MADE))
-        usleep(200);
+    HARNESS_WAIT_WHILE(harness_load(MADE) < harness_gate(BEING_MADE));
     await_alive(0);
 }
 

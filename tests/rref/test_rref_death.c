@@ -14,29 +14,12 @@
 
 TestSuite(rref_death, .timeout = 60);
 
-enum { PID = 8, CALLERS = 20 };                 /* values; PID + rank */
+enum { CALLERS = 20 };                          /* values */
 enum { HELD = 8, SENT, REPLIED, KILLED, USED, ASKED };   /* gates */
-
-static void signal_worker(int rank, int signal_number)
-{
-    HARNESS_EQ(harness_kill((pid_t)harness_load(PID + rank), signal_number), 0);
-}
-
-static void stop_worker(int rank)
-{
-    harness_stop((pid_t)harness_load(PID + rank));
-}
 
 static void await_death(struct bx_job *job, int rank)
 {
-    while (bx_worker_alive(job, rank))
-        usleep(200);
-}
-
-static int setup_death(struct bx_job *job)
-{
-    harness_store(PID + bx_job_rank(job), (uint64_t)getpid());
-    return setup(job);
+    HARNESS_WAIT_WHILE(bx_worker_alive(job, rank));
 }
 
 static struct bx_rref *own_counter(struct bx_job *job, int64_t value)
@@ -106,36 +89,36 @@ static void holder_dies(struct bx_job *job)
     give(job, "worker1", rref, true);
     HARNESS_EQ(use_of(job, "worker1"), 2);
     HARNESS_EQ(alive(), 1);
-    signal_worker(1, SIGKILL);
+    harness_signal(1, SIGKILL);
     nothing_is_left(job);
 }
 
 Test(rref_death, of_a_holder_destroys_the_object)
 {
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup_death, .dies = 1u << 1,
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
                                          .body = { holder_dies, NULL, harness_serve } });
     harness_reset();
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_death, .dies = 1u << 1,
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .dies = 1u << 1,
                                          .body = { holder_dies } });
 }
 
 /* worker1 is stopped, so it never reads the message. */
 HARNESS_TEST(rref_death, of_a_worker_that_has_not_read_a_message_drops_its_references, 60, .size = 3,
-             .setup = setup_death, .dies = 1u << 1, .body = { NULL, NULL, harness_serve })
+             .setup = setup, .dies = 1u << 1, .body = { NULL, NULL, harness_serve })
 {
     struct bx_rref *rref = own_counter(job, 1), *third = remote(job, "worker2", "new_counter", 2);
     struct bx_msg *args = msg_of(rref);
 
     HARNESS_EQ(harness_call(job, "worker1", "new_nothing", NULL), 1);
     HARNESS_EQ(add_to(third, 1), 3);
-    stop_worker(1);
+    harness_stop_worker(1);
     bx_msg_put_rref(args, third);
     HARNESS_EQ(bx_rpc_oneway(job, "worker1", "keep", args, NULL), 0);
     bx_msg_destroy(args);
     bx_rref_release(rref);
     bx_rref_release(third);
     stays(2);
-    signal_worker(1, SIGKILL);
+    harness_signal(1, SIGKILL);
     nothing_is_left(job);
 }
 
@@ -166,7 +149,7 @@ static int setup_passing(struct bx_job *job)
     HARNESS_EQ(bx_register(job, "pass_kept_to_2", BX_INLINE, pass_kept_to_2, NULL), 0);
     HARNESS_EQ(bx_register(job, "reply_kept", BX_INLINE, reply_kept, NULL), 0);
     HARNESS_EQ(bx_register(job, "die", BX_INLINE, die, NULL), 0);
-    return setup_death(job);
+    return setup(job);
 }
 
 /* The request is read before the death: worker2 enters, worker1 may die before its KEPT. */
@@ -178,7 +161,7 @@ static void passer_dies(struct bx_job *job)
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "pass_kept_to_2", NULL, NULL, NULL), 0);
     while (harness_gate(HELD) == 0)             /* worker2 has it */
         usleep(100);
-    signal_worker(1, SIGKILL);
+    harness_signal(1, SIGKILL);
     await_death(job, 1);
     for (int i = 0; i < 20; i++)
         HARNESS_EQ(use_of(job, "worker2"), 11 + i);
@@ -189,8 +172,7 @@ static void passer_dies(struct bx_job *job)
 
 static void waits_for_what_is_kept(struct bx_job *job)
 {
-    while (__atomic_load_n(&kept_rref, __ATOMIC_ACQUIRE) == NULL)
-        usleep(100);
+    HARNESS_WAIT_WHILE(__atomic_load_n(&kept_rref, __ATOMIC_ACQUIRE) == NULL);
     harness_post(HELD);
     harness_serve(job);
 }
@@ -231,24 +213,30 @@ static void asks_for_it(struct bx_job *job)
     harness_serve(job);
 }
 
-HARNESS_TEST(rref_death, of_the_one_that_replied_with_it_counts_until_the_reply_is_read, 60, .size = 4,
-             .setup = setup_passing, .dies = 1u << 1, .body = { NULL, NULL, asks_for_it, harness_serve })
+/* worker1 replies to worker2, which is stopped, with a reference to an object of worker0, and dies. */
+static void replies_and_dies(struct bx_job *job)
 {
     struct bx_rref *rref = own_counter(job, 10);
 
     HARNESS_EQ(harness_call(job, "worker2", "new_nothing", NULL), 1);      /* it reads this ring first */
     give(job, "worker1", rref, true);
-    stop_worker(1);
+    harness_stop_worker(1);
     harness_post(HELD);
     harness_await(SENT, 1);
-    stop_worker(2);
-    signal_worker(1, SIGCONT);
+    harness_stop_worker(2);
+    harness_signal(1, SIGCONT);
     harness_await(REPLIED, 1);
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "die", NULL, NULL, NULL), BX_E_PEER_DEAD);
     await_death(job, 1);
+}
+
+HARNESS_TEST(rref_death, of_the_one_that_replied_with_it_counts_until_the_reply_is_read, 60, .size = 4,
+             .setup = setup_passing, .dies = 1u << 1, .body = { NULL, NULL, asks_for_it, harness_serve })
+{
+    replies_and_dies(job);
     stays(1);                       /* worker2 has not answered ASK: what worker1 held still counts */
     harness_post(KILLED);
-    signal_worker(2, SIGCONT);
+    harness_signal(2, SIGCONT);
     harness_await(USED, 1);
     nothing_is_left(job);
     HARNESS_EQ(harness_load(CALLERS), 1);
@@ -258,20 +246,9 @@ HARNESS_TEST(rref_death, of_the_one_that_replied_with_it_counts_until_the_reply_
 HARNESS_TEST(rref_death, of_a_second_worker_within_the_round_begins_another, 60, .size = 4, .setup = setup_passing,
              .dies = 1u << 1 | 1u << 2, .body = { NULL, NULL, asks_for_it, harness_serve })
 {
-    struct bx_rref *rref = own_counter(job, 10);
-
-    HARNESS_EQ(harness_call(job, "worker2", "new_nothing", NULL), 1);      /* it reads this ring first */
-    give(job, "worker1", rref, true);
-    stop_worker(1);
-    harness_post(HELD);
-    harness_await(SENT, 1);
-    stop_worker(2);
-    signal_worker(1, SIGCONT);
-    harness_await(REPLIED, 1);
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "die", NULL, NULL, NULL), BX_E_PEER_DEAD);
-    await_death(job, 1);
+    replies_and_dies(job);
     stays(1);
-    signal_worker(2, SIGKILL);
+    harness_signal(2, SIGKILL);
     nothing_is_left(job);
     HARNESS_EQ(harness_call(job, "worker3", "new_nothing", NULL), 1);
 }
@@ -284,18 +261,18 @@ HARNESS_TEST(rref_death, of_the_third_before_it_has_entered_takes_the_pin_away, 
 
     give(job, "worker1", rref, true);
     HARNESS_EQ(harness_call(job, "worker2", "new_nothing", NULL), 1);
-    stop_worker(2);
+    harness_stop_worker(2);
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "pass_kept_to_2", NULL, NULL, NULL), 0);
     drop_of(job, "worker1");
     stays(1);                       /* the message to worker2 is not read */
-    signal_worker(2, SIGKILL);
+    harness_signal(2, SIGKILL);
     nothing_is_left(job);
 }
 
 /* ---- The maker dies --------------------------------------------------------------------------------------- */
 
-/* worker1 makes an object in worker0, passes the reference to worker2 and dies. worker0 stalls meanwhile, so it sees the
- * death before it reads the request, and drops that. */
+/* worker1 makes an object in worker0, passes the reference to worker2 and dies. worker0 stalls meanwhile, so it sees
+ * the death before it reads the request, and drops that. */
 static void makes_and_dies(struct bx_job *job)
 {
     struct bx_rref *rref;
@@ -337,7 +314,7 @@ static void uses_what_never_comes(struct bx_job *job)
 }
 
 HARNESS_TEST(rref_death, of_the_maker_before_its_request_is_read_fails_what_it_passed_on, 60, .size = 3,
-             .setup = setup_death, .handlers = { { "stall", BX_INLINE, stall } }, .dies = 1u << 1,
+             .setup = setup, .handlers = { { "stall", BX_INLINE, stall } }, .dies = 1u << 1,
              .body = { NULL, makes_and_dies, uses_what_never_comes })
 {
     while_stalled = stalls_until_the_maker_is_dead;
@@ -369,20 +346,16 @@ static void uses_what_comes_late(struct bx_job *job)
     HARNESS_EQ(harness_call(job, "worker0", "new_nothing", NULL), 1);
     harness_post(MAY_BE_MADE);
     for (int i = 0; i < 5; i++) {
-        HARNESS_EQ(bx_future_wait(future[i], BX_FOREVER), 0);
-        HARNESS_EQ(number_in(bx_future_value(future[i])), 6 + i);
-        bx_future_release(future[i]);
+        HARNESS_EQ(harness_end_i64(future[i]), 6 + i);
     }
     bx_msg_destroy(args);
     bx_rref_release(kept_rref);
     nothing_is_left(job);
 }
 
-Test(rref_death, of_the_maker_while_the_object_is_made_leaves_it_to_the_others)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup_death, .dies = 1u << 1,
-                                         .body = { harness_serve, makes_slowly_and_dies, uses_what_comes_late } });
-}
+HARNESS_WORLD(rref_death, of_the_maker_while_the_object_is_made_leaves_it_to_the_others, 60, .size = 3,
+              .setup = setup, .dies = 1u << 1,
+              .body = { harness_serve, makes_slowly_and_dies, uses_what_comes_late });
 
 /* worker1 makes Y by a method of X, which is to come from worker2's request, and dies; then X is made. Calls on Y,
  * which worker2 has been passed, fail at the death: nobody makes it. */
@@ -414,11 +387,9 @@ static void makes_the_first(struct bx_job *job)
     nothing_is_left(job);
 }
 
-Test(rref_death, of_the_maker_whose_request_waits_for_another_object_fails_its_own)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup_death, .dies = 1u << 1,
-                                         .body = { harness_serve, makes_of_what_is_to_come, makes_the_first } });
-}
+HARNESS_WORLD(rref_death, of_the_maker_whose_request_waits_for_another_object_fails_its_own, 60, .size = 3,
+              .setup = setup, .dies = 1u << 1,
+              .body = { harness_serve, makes_of_what_is_to_come, makes_the_first });
 
 /* ---- The owner dies --------------------------------------------------------------------------------------- */
 
@@ -477,14 +448,14 @@ static void kills_the_owner(struct bx_job *job)
 {
     harness_await(HELD, 1);
     usleep(20000);                              /* mostly worker0 sleeps in bx_rref_wait then */
-    signal_worker(1, SIGKILL);
+    harness_signal(1, SIGKILL);
     harness_serve(job);
 }
 
 static void run_owner_dies(struct bx_options options)
 {
     harness_reset();
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup_death, .dies = 1u << 1, .options = options,
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1, .options = options,
                                          .body = { owner_dies, NULL, kills_the_owner } });
 }
 
@@ -499,8 +470,7 @@ Test(rref_death, of_the_owner_fails_every_use)
 static void enters_in_vain(struct bx_job *job)
 {
     harness_await(HELD, 1);
-    while (__atomic_load_n(&kept_rref, __ATOMIC_ACQUIRE) == NULL)
-        usleep(100);
+    HARNESS_WAIT_WHILE(__atomic_load_n(&kept_rref, __ATOMIC_ACQUIRE) == NULL);
     HARNESS_CHECK(!bx_rref_is_confirmed(kept_rref));
     HARNESS_EQ(bx_rref_wait(kept_rref, 5 * HARNESS_MS), BX_E_TIMEOUT);
     HARNESS_HAS(bx_error_text(), "'worker1' did not confirm");
@@ -512,23 +482,23 @@ static void enters_in_vain(struct bx_job *job)
 }
 
 HARNESS_TEST(rref_death, of_the_owner_ends_the_wait_of_one_that_has_not_been_confirmed, 60, .size = 3,
-             .setup = setup_death, .dies = 1u << 1, .body = { NULL, NULL, enters_in_vain })
+             .setup = setup, .dies = 1u << 1, .body = { NULL, NULL, enters_in_vain })
 {
     struct bx_rref *rref = remote(job, "worker1", "new_counter", 1);
 
     HARNESS_EQ(add_to(rref, 1), 2);
-    stop_worker(1);
+    harness_stop_worker(1);
     give(job, "worker2", rref, true);
     harness_post(HELD);
     harness_await(SENT, 1);
-    signal_worker(1, SIGKILL);
+    harness_signal(1, SIGKILL);
     await_death(job, 1);
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
 }
 
 /* ---- Stopped workers -------------------------------------------------------------------------------------- */
 
-HARNESS_TEST(rref_death, is_not_what_a_stopped_worker_is_taken_for, 60, .size = 3, .setup = setup_death,
+HARNESS_TEST(rref_death, is_not_what_a_stopped_worker_is_taken_for, 60, .size = 3, .setup = setup,
              .body = { NULL, NULL, waits_for_what_is_kept })
 {
     struct bx_rref *rref = remote(job, "worker1", "new_counter", 1);
@@ -536,23 +506,22 @@ HARNESS_TEST(rref_death, is_not_what_a_stopped_worker_is_taken_for, 60, .size = 
 
     HARNESS_EQ(add_to(rref, 1), 2);
     HARNESS_EQ(harness_call(job, "worker2", "new_nothing", NULL), 1);
-    stop_worker(2);
+    harness_stop_worker(2);
     HARNESS_EQ(bx_rpc_oneway(job, "worker2", "keep", args, NULL), 0);
     bx_msg_destroy(args);
     bx_rref_release(rref);
     stays(1);
-    signal_worker(2, SIGCONT);
-    while (harness_gate(HELD) == 0)
-        usleep(100);
+    harness_signal(2, SIGCONT);
+    HARNESS_WAIT_WHILE(harness_gate(HELD) == 0);
     HARNESS_EQ(use_of(job, "worker2"), 3);
-    stop_worker(1);
-    signal_worker(1, SIGCONT);
+    harness_stop_worker(1);
+    harness_signal(1, SIGCONT);
     drop_of(job, "worker2");
     nothing_is_left(job);
 }
 
 /* More references than the ring to the owner has room for LEAVEs: the rest is queued until it continues. */
-HARNESS_TEST(rref_death, is_not_feared_of_a_stopped_owner_and_leaves_are_queued, 60, .size = 2, .setup = setup_death)
+HARNESS_TEST(rref_death, is_not_feared_of_a_stopped_owner_and_leaves_are_queued, 60, .size = 2, .setup = setup)
 {
     enum { MANY = 6000 };
     static struct bx_rref *rref[MANY];
@@ -563,12 +532,12 @@ HARNESS_TEST(rref_death, is_not_feared_of_a_stopped_owner_and_leaves_are_queued,
     for (int i = 0; i < MANY; i++)
         HARNESS_EQ(bx_rref_wait(rref[i], BX_FOREVER), 0);
     HARNESS_EQ(alive(), MANY);
-    stop_worker(1);
+    harness_stop_worker(1);
     for (int i = 0; i < MANY; i++)
         bx_rref_release(rref[i]);
     HARNESS_CHECK(harness_counter(job, "queued_frames") > 0);
     stays(MANY);
-    signal_worker(1, SIGCONT);
+    harness_signal(1, SIGCONT);
     nothing_is_left(job);
 }
 
@@ -576,7 +545,7 @@ static void continues_it(struct bx_job *job)
 {
     harness_await(SENT, 1);
     usleep(20000);                              /* mostly worker0 waits in the shutdown then */
-    signal_worker(1, SIGCONT);
+    harness_signal(1, SIGCONT);
     harness_serve(job);
 }
 
@@ -591,7 +560,7 @@ static void finds_none_leaked(struct bx_job *job)
 }
 
 /* The same, and this worker leaves while the LEAVEs are queued: they go out before it is quiet. */
-HARNESS_TEST(rref_death, is_not_feared_of_a_stopped_owner_at_the_shutdown, 60, .size = 3, .setup = setup_death,
+HARNESS_TEST(rref_death, is_not_feared_of_a_stopped_owner_at_the_shutdown, 60, .size = 3, .setup = setup,
              .body = { NULL, finds_none_leaked, continues_it })
 {
     enum { MANY = 6000 };
@@ -601,7 +570,7 @@ HARNESS_TEST(rref_death, is_not_feared_of_a_stopped_owner_at_the_shutdown, 60, .
         rref[i] = remote(job, "worker1", "new_counter", i);
     for (int i = 0; i < MANY; i++)
         HARNESS_EQ(bx_rref_wait(rref[i], BX_FOREVER), 0);
-    stop_worker(1);
+    harness_stop_worker(1);
     for (int i = 0; i < MANY; i++)
         bx_rref_release(rref[i]);
     harness_post(SENT);

@@ -24,8 +24,7 @@ static void expect_given_up(struct bx_job *job, const char *owner)
     HARNESS_EQ(bx_rref_to_here(rref, &forever, NULL), BX_E_TIMEOUT);
     HARNESS_EQ(harness_load(MADE), 0);
     harness_post(MAY_BE_MADE);
-    while (harness_load(MADE) == 0)
-        usleep(200);
+    HARNESS_WAIT_WHILE(harness_load(MADE) == 0);
     await_alive(0);
     bx_future_release(value);
     bx_rref_release(rref);

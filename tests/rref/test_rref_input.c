@@ -468,19 +468,11 @@ Test(rref_input, of_an_id_that_the_receiver_has_not_made_fails_its_use)
 
 /* ---- Seeds ------------------------------------------------------------------------------------------------ */
 
-static uint64_t next_random(uint64_t *state)
-{
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    return *state;
-}
-
 static uint64_t random_id(uint64_t *seed)
 {
-    uint64_t random = next_random(seed);
+    uint64_t random = harness_random(seed);
 
-    return random % 4 == 0 ? X : random % 32 == 1 ? next_random(seed)
+    return random % 4 == 0 ? X : random % 32 == 1 ? harness_random(seed)
                                                   : ID_OF(random / 32 % 3, random / 128 % 3, 1 + random / 512 % 20);
 }
 
@@ -489,7 +481,7 @@ static void scribbles(struct bx_job *job)
     uint64_t seed = harness_load(SEED) * UINT64_C(0x9e3779b97f4a7c15) + 1;
 
     for (int i = 0; i < 300; i++) {
-        uint64_t random = next_random(&seed);
+        uint64_t random = harness_random(&seed);
         struct forgery forgery = { .kind = random % 3 == 0 ? BXI_RREF : BXI_REQUEST, .id = random_id(&seed) };
 
         if (forgery.kind == BXI_RREF) {

@@ -221,11 +221,8 @@ static void gets_it_back(struct bx_job *job)
     HARNESS_EQ(harness_counter(job, "peers_dead"), 0);
 }
 
-Test(rref_leak, of_a_worker_that_destroys_its_job_at_once_is_none)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup_noting,
-                                         .body = { gets_it_back, leaves_without_shutdown, gets_it_back } });
-}
+HARNESS_WORLD(rref_leak, of_a_worker_that_destroys_its_job_at_once_is_none, 60, .size = 3, .setup = setup_noting,
+              .body = { gets_it_back, leaves_without_shutdown, gets_it_back });
 
 /* Calls on an object that is to come are still kept when the job is destroyed. */
 static void makes_slowly(struct bx_job *job)

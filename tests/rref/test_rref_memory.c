@@ -19,7 +19,7 @@
 TestSuite(rref_memory, .timeout = 120);
 
 /* Values; the first two + rank. */
-enum { FAILS_IN = 8, PID = 16, COMPLAINTS = 24, VICTIM, OPERATION, REFUSED, NTH };
+enum { FAILS_IN = 8, COMPLAINTS = 24, VICTIM, OPERATION, REFUSED, NTH };
 
 typedef int (*operation_fn)(struct bx_job *job);
 
@@ -109,7 +109,6 @@ static void note_complaint(int level, const char *text, void *context)
 static int setup_memory(struct bx_job *job)
 {
     memory_fails_value = FAILS_IN + bx_job_rank(job);
-    harness_store(PID + bx_job_rank(job), (uint64_t)getpid());
     bx_set_log(note_complaint, NULL);
     HARNESS_EQ(bx_register(job, "make", BX_INLINE, make_seven, NULL), 0);
     HARNESS_EQ(bx_register(job, "make_blocking", BX_BLOCKING, make_seven, NULL), 0);
@@ -326,8 +325,7 @@ static void all_is_settled(struct bx_job *job)
         HARNESS_EQ(bx_rpc_sync(job, workers[i], "drop", NULL, NULL, NULL), 0);
     await_alive(0);
     for (int i = 0; i < 3; i++)
-        while (harness_call(job, workers[i], "is_settled", NULL) == 0)
-            usleep(100);
+        HARNESS_WAIT_WHILE(harness_call(job, workers[i], "is_settled", NULL) == 0);
     HARNESS_EQ(harness_load(COMPLAINTS), 0);
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
 }
@@ -394,7 +392,7 @@ Test(rref_memory, of_any_operation_may_be_out_once)
 /* worker1 is stopped, and the ring to it is full: what is sent to it is queued. */
 static void fill_the_ring_of_1(struct bx_job *job)
 {
-    harness_stop((pid_t)harness_load(PID + 1));
+    harness_stop_worker(1);
     while (bx_rpc_oneway(job, "worker1", "drop", NULL, &(struct bx_call_options){ .no_wait = true }) == 0)
         ;
 }
@@ -470,12 +468,10 @@ HARNESS_TEST(rref_memory, of_the_queue_of_a_full_ring_may_be_out, 120, .size = 3
     HARNESS_CHECK(n > 3);
     lack_memory_at(job, 0);
     HARNESS_EQ(harness_load(DESTROYED), 0);
-    HARNESS_EQ(harness_kill((pid_t)harness_load(PID + 1), SIGCONT), 0);
+    harness_signal(1, SIGCONT);
     HARNESS_EQ(read_through(again), 0);
     bx_rref_release(again);
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
-    HARNESS_EQ(number_in(bx_future_value(future)), 7);
-    bx_future_release(future);
+    HARNESS_EQ(harness_end_i64(future), 7);
     all_is_settled(job);
 }
 
@@ -496,7 +492,7 @@ static void loses_a_holder(struct bx_job *job)
     HARNESS_EQ(send_rref(job, "worker3", "hold", ours), 0);
     HARNESS_EQ(send_rref(job, "worker1", "use", ours), 0);
     harness_store(value, harness_load(NTH));
-    HARNESS_EQ(harness_kill((pid_t)harness_load(PID + 3), SIGKILL), 0);
+    harness_signal(3, SIGKILL);
     bx_rref_release(ours);
     bx_rref_release(theirs);
     while (harness_load(DESTROYED) == 0)                /* worker0's: the round is over */

@@ -61,9 +61,8 @@ static void expect_type(const struct bxi_object_row *row, const char *name)
 
 static void expect_holders(const struct bxi_object_row *row, uint64_t ranks, uint64_t entries)
 {
-    while (bxi_load_relaxed((bxi_a64 *)&row->holders[0]) != ranks ||
-           bxi_load_relaxed((bxi_a64 *)&row->entries) != entries)
-        usleep(200);
+    HARNESS_WAIT_WHILE(bxi_load_relaxed((bxi_a64 *)&row->holders[0]) != ranks ||
+                       bxi_load_relaxed((bxi_a64 *)&row->entries) != entries);
     HARNESS_EQ(bxi_load_relaxed((bxi_a64 *)&row->holders[1]), 0);
 }
 
@@ -107,8 +106,7 @@ HARNESS_TEST(rref_show, tells_an_object_that_is_to_come_from_one_that_is_there_o
     struct bx_rref *rref = remote(job, "worker1", "new_slow", 1), *never = NULL;
     struct bxi_object_row *row;
 
-    while ((row = find(job, rref)) == NULL)
-        usleep(200);
+    HARNESS_WAIT_WHILE((row = find(job, rref)) == NULL);
     HARNESS_EQ(bxi_load_acquire(&row->state), BXI_OBJECT_TO_COME);
     expect_type(row, "");
     expect_holders(row, 1, 1);
@@ -122,8 +120,7 @@ HARNESS_TEST(rref_show, tells_an_object_that_is_to_come_from_one_that_is_there_o
     bx_rref_release(never);
     bx_rref_release(rref);
     await_alive(0);
-    while (shown(job, 1) > 0)
-        usleep(200);
+    HARNESS_WAIT_WHILE(shown(job, 1) > 0);
 }
 
 #define MORE 10

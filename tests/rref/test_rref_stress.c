@@ -22,7 +22,7 @@ TestSuite(rref_stress, .timeout = 120);
 #define PLACES 12
 #define NOBODY WORLD
 
-enum { PID = 8, SEED = 20, VICTIM, USED };
+enum { SEED = 20, VICTIM, USED };
 enum { MADE_BY = 30, GONE_BY = 40 };
 enum { ALL_STOPPED = 8, ALL_DROPPED };                          /* gates */
 
@@ -35,14 +35,6 @@ static uint64_t now_ns(void)
 
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
-}
-
-static uint64_t next_random(uint64_t *state)
-{
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    return *state;
 }
 
 /* ---- Objects: where they live is counted by rank ---------------------------------------------------------- */
@@ -130,7 +122,6 @@ HARNESS_HANDLER(swap)
 
 static int setup_stress(struct bx_job *job)
 {
-    harness_store(PID + bx_job_rank(job), (uint64_t)getpid());
     HARNESS_EQ(bx_register(job, "new_thing", BX_INLINE, new_thing, NULL), 0);
     HARNESS_EQ(bx_register(job, "new_thing_slowly", BX_BLOCKING, new_thing, NULL), 0);
     HARNESS_EQ(bx_register_method(job, &thing_type, "touch", BX_INLINE, touch, NULL), 0);
@@ -230,7 +221,7 @@ static void pass_some(struct bx_job *job, uint64_t random)
 static void live(struct bx_job *job, uint64_t *seed, int steps)
 {
     for (int i = 0; i < steps; i++) {
-        uint64_t random = next_random(seed);
+        uint64_t random = harness_random(seed);
 
         switch (random >> 60) {
         case 0: case 1: case 2:

@@ -86,10 +86,8 @@ static void asking_survivor(struct bx_job *job)
 {
     give_all(job);
     harness_post(GIVEN);
-    while (bx_worker_alive(job, FIRST_DEAD) || bx_worker_alive(job, VICTIM))
-        usleep(100);
-    while (harness_load(DESTROYED) != 2)
-        usleep(100);
+    HARNESS_WAIT_WHILE(bx_worker_alive(job, FIRST_DEAD) || bx_worker_alive(job, VICTIM));
+    HARNESS_WAIT_WHILE(harness_load(DESTROYED) != 2);
     check_held();
     HARNESS_EQ(bx_loans_wait(job, -1, 0, BX_FOREVER), 0);
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);

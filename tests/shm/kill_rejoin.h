@@ -151,8 +151,7 @@ static void hears_in_order(struct bx_job *job)
 {
     if (bx_job_rank(job) == 1)
         return;
-    while (bxi_load_acquire(&joins_heard) < 1 || bxi_load_acquire(&deaths_heard) < 2)
-        sched_yield();
+    HARNESS_WAIT_WHILE(bxi_load_acquire(&joins_heard) < 1 || bxi_load_acquire(&deaths_heard) < 2);
     HARNESS_EQ(deaths_at_join, 1);
     harness_post(BACK);
 }
@@ -259,8 +258,7 @@ static void run_paused_before_it_drops(void)
     harness_store(STEP_COUNT, 1);
     begin_lives(3, (struct life){ .body = aims_and_publishes });
     harness_await(GO_ON, 3);
-    while ((rehello.instance = harness_load(STEP_COUNT + 1)) == 0)
-        sched_yield();
+    HARNESS_WAIT_WHILE((rehello.instance = harness_load(STEP_COUNT + 1)) == 0);
     start_is_killed(1);
     cr_assert_eq(bxi_boot_paths(job_name, &paths), 0);
     cr_assert_eq(bxi_door_path(path, &paths, job_name, &(struct bxi_door_id){ rehello.instance, 2, 1 }), 0);

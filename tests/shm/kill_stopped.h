@@ -16,8 +16,7 @@ static void starves(struct bx_job *job)
     uint64_t sent = 0;
 
     harness_await(ASLEEP, 1);       /* the background thread would recheck too */
-    HARNESS_EQ(harness_kill((pid_t)harness_load(PID + 1), SIGSTOP), 0);
-    harness_await_stopped((pid_t)harness_load(PID + 1));
+    harness_stop_worker(1);
     while (bx_rpc_oneway(job, "worker1", "bytes", msg, &(struct bx_call_options){ .no_wait = true }) == 0)
         sent++;
     harness_store(SENT, sent);
@@ -34,13 +33,13 @@ static void starves(struct bx_job *job)
 static void drains_behind_its_back(struct bx_job *job)
 {
     harness_await(FULL, 1);
-    harness_await_stopped((pid_t)harness_load(PID + 0));
+    harness_await_stopped(harness_pid(0));
     HARNESS_EQ(harness_gate(HIT), 1);
-    HARNESS_EQ(harness_kill((pid_t)harness_load(PID + 1), SIGCONT), 0);
+    harness_signal(1, SIGCONT);
     while (harness_load(ONEWAYS) < harness_load(SENT))
         HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 2), 2);
-    HARNESS_EQ(harness_kill((pid_t)harness_load(PID + 0), SIGCONT), 0);
+    harness_signal(0, SIGCONT);
     harness_await(SENT_ALL, 1);     /* leaving would ring worker 0 */
 }
 
@@ -69,8 +68,7 @@ static const bxi_a64 *armed_word;       /* of worker 1 */
 static void let_it_sleep(void)
 {
     harness_post(GOES);
-    while ((bxi_load_relaxed(armed_word) & 3) == BXI_AWAKE)
-        sched_yield();
+    HARNESS_WAIT_WHILE((bxi_load_relaxed(armed_word) & 3) == BXI_AWAKE);
 }
 
 /* Worker 1 is awake at the first look of the second call and armed at its second one: for all that the caller knows,

@@ -99,8 +99,7 @@ Test(fork, waits_until_what_is_being_opened_is_noted)
     bxi_unshared_begin();
     number = open("/dev/null", O_RDONLY | O_CLOEXEC);
     cr_assert_eq(pthread_create(&thread, NULL, fork_in_thread, &child_has), 0);
-    while (bxi_load_acquire(&forks_now) == 0)
-        sched_yield();
+    HARNESS_WAIT_WHILE(bxi_load_acquire(&forks_now) == 0);
     cr_assert_eq(bxi_unshared_end(number), number);
     pthread_join(thread, NULL);
     cr_expect_eq(child_has, 0);

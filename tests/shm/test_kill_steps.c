@@ -106,7 +106,7 @@
 #define PAYLOAD 8000
 
 enum gate { HIT = 0, FULL, SENT_ALL, ASLEEP, HELLO, PASSED_ALL, STAYS, GOES };
-enum value { PID = 0, STEP_COUNT = 8, ONEWAYS, SENT, MADE, DESTROYED };
+enum value { STEP_COUNT = 8, ONEWAYS, SENT, MADE, DESTROYED };
 
 /* ---- Taking aim ------------------------------------------------------------------------------------- */
 
@@ -162,7 +162,6 @@ HARNESS_HANDLER(check_bytes)
 
 static int setup(struct bx_job *job)
 {
-    harness_store(PID + bx_job_rank(job), (uint64_t)getpid());
     if (bx_register(job, "bytes", BX_INLINE, check_bytes, NULL) < 0 ||
         bx_register(job, "nothing", BX_INLINE, harness_nothing, NULL) < 0)
         return -1;
@@ -203,9 +202,8 @@ static void all_that_a_worker_does(struct bx_job *job)
         one = harness_async(job, "worker3", "nothing");
         harness_end(one, 0);
         HARNESS_EQ(bx_rpc_many(job, "worker0", "bytes", 3, (const struct bx_msg *[]){ msg, msg, msg }, NULL, many), 0);
-        for (int i = 0; i < 3; i++) {
+        for (int i = 0; i < 3; i++)
             harness_end(many[i], 0);
-        }
         bx_msg_destroy(msg);
     }
     harness_failed(__FILE__, __LINE__, "step %s was not reached %d times", aim.step,

@@ -74,6 +74,12 @@ static int send(uint64_t bytes, int fill)
     return 0;
 }
 
+static void fill_up(void)
+{
+    while (send(56, 0) == 0)
+        ;
+}
+
 /* Reads one frame and checks that it is `bytes` times `fill`. Returns the result of bxi_ring_advance. */
 static bool take(uint64_t bytes, int fill)
 {
@@ -447,8 +453,7 @@ Test(ring, refuses_a_credit_beyond_what_was_written)
 {
     for (size_t s = 0; s < COUNT(starts); s++) {
         set_up(1024, starts[s]);
-        while (send(56, 0) == 0)
-            ;
+        fill_up();
         bxi_store_relaxed(&rig.credit, rig.writer.write_pos + 64);
         cr_assert_eq(send(56, 0), -EPROTO);
         cr_assert_eq(rig.writer.credit, starts[s]);
@@ -458,8 +463,7 @@ Test(ring, refuses_a_credit_beyond_what_was_written)
 Test(ring, refuses_a_credit_that_is_no_record_boundary)
 {
     set_up(1024, 0);
-    while (send(56, 0) == 0)
-        ;
+    fill_up();
     bxi_store_relaxed(&rig.credit, 65);
     cr_assert_eq(send(56, 0), -EPROTO);
 }
@@ -468,8 +472,7 @@ Test(ring, refuses_a_credit_more_than_a_lap_behind)
 {
     for (size_t s = 0; s < COUNT(starts); s++) {
         set_up(1024, starts[s]);
-        while (send(56, 0) == 0)
-            ;
+        fill_up();
         bxi_store_relaxed(&rig.credit, starts[s] - 1024 - 64);
         cr_assert_eq(send(56, 0), -EPROTO);
     }
@@ -479,8 +482,7 @@ Test(ring, takes_credit_from_a_hint)
 {
     for (size_t s = 0; s < COUNT(starts); s++) {
         set_up(1024, starts[s]);
-        while (send(56, 0) == 0)
-            ;
+        fill_up();
         cr_assert_eq(bxi_ring_credit_hint(&rig.writer, starts[s] + 128), 0);
         cr_assert_eq(rig.writer.credit, starts[s] + 128);
         cr_assert_eq(send(56, 0), 0);
@@ -515,8 +517,7 @@ Test(ring, refuses_a_hint_that_is_impossible)
 Test(ring, keeps_want_credit_when_there_is_still_no_room)
 {
     set_up(1024, 0);
-    while (send(56, 0) == 0)
-        ;
+    fill_up();
     cr_assert_not(bxi_ring_wanted(&rig.reader));
     cr_assert_not(bxi_ring_want(&rig.writer, 56));
     cr_assert(bxi_ring_wanted(&rig.reader));
@@ -525,8 +526,7 @@ Test(ring, keeps_want_credit_when_there_is_still_no_room)
 Test(ring, clears_want_credit_when_room_came_meanwhile)
 {
     set_up(1024, 0);
-    while (send(56, 0) == 0)
-        ;
+    fill_up();
     take(56, 0);
     cr_assert(bxi_ring_publish(&rig.reader));
     cr_assert(bxi_ring_want(&rig.writer, 56));
@@ -537,8 +537,7 @@ Test(ring, clears_want_credit_when_room_came_meanwhile)
 Test(ring, keeps_want_credit_when_the_room_that_came_is_too_small)
 {
     set_up(1024, 0);
-    while (send(56, 0) == 0)
-        ;
+    fill_up();
     take(56, 0);
     cr_assert(bxi_ring_publish(&rig.reader));
     cr_assert_not(bxi_ring_want(&rig.writer, 128));

@@ -36,9 +36,7 @@ HARNESS_HANDLER(bad)
 
 static int fail_then(struct bx_future *in, struct bx_msg *out, void *context)
 {
-    (void)in;
-    (void)out;
-    (void)context;
+    (void)in, (void)out, (void)context;
     return bx_fail(-EIO, "of the callback");
 }
 
@@ -106,9 +104,7 @@ HARNESS_TEST(error_kept, sentence_is_kept_over_calls_that_succeed, 20, .size = 2
 
 static int fail_without_a_sentence(struct bx_future *in, struct bx_msg *out, void *context)
 {
-    (void)in;
-    (void)out;
-    (void)context;
+    (void)in, (void)out, (void)context;
     return -EPERM;
 }
 
@@ -130,8 +126,7 @@ Test(error_kept, sentence_of_one_callback_is_not_that_of_the_next, .timeout = 20
 
 static void end_with_a_sentence(struct bx_future *future, void *context)
 {
-    (void)future;
-    (void)context;
+    (void)future, (void)context;
     bx_fail(-EIO, "of the callback");
 }
 
@@ -171,8 +166,7 @@ Test(error_kept, callbacks_may_nest_deeper_than_sentences_are_kept, .timeout = 2
 
 static int end_well(const struct bx_options *options, void *context)
 {
-    (void)options;
-    (void)context;
+    (void)options, (void)context;
     return 0;
 }
 

@@ -22,24 +22,19 @@ static void is_refused(const char *call, int rc)
 
 static int then(struct bx_future *in, struct bx_msg *out, void *context)
 {
-    (void)in;
-    (void)out;
-    (void)context;
+    (void)in, (void)out, (void)context;
     harness_failed(__FILE__, __LINE__, "a callback of the parent's runs in the child");
 }
 
 static int chain(struct bx_future *in, struct bx_future **next, void *context)
 {
-    (void)in;
-    (void)next;
-    (void)context;
+    (void)in, (void)next, (void)context;
     harness_failed(__FILE__, __LINE__, "a callback of the parent's runs in the child");
 }
 
 static void call_back(struct bx_future *future, void *context)
 {
-    (void)future;
-    (void)context;
+    (void)future, (void)context;
     harness_failed(__FILE__, __LINE__, "a callback of the parent's runs in the child");
 }
 

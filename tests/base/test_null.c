@@ -13,17 +13,13 @@
 
 static int then(struct bx_future *in, struct bx_msg *out, void *context)
 {
-    (void)in;
-    (void)out;
-    (void)context;
+    (void)in, (void)out, (void)context;
     return 0;
 }
 
 static int chain(struct bx_future *in, struct bx_future **next, void *context)
 {
-    (void)in;
-    (void)next;
-    (void)context;
+    (void)in, (void)next, (void)context;
     return 0;
 }
 

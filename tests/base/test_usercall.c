@@ -71,23 +71,20 @@ HARNESS_ASYNC_HANDLER(exit_in_async)
 
 static int exit_in_body(struct bx_batch *batch, void *context)
 {
-    (void)batch;
-    (void)context;
+    (void)batch, (void)context;
     pthread_exit(NULL);
 }
 
 static void exit_in_callback(struct bx_future *future, void *context)
 {
-    (void)future;
-    (void)context;
+    (void)future, (void)context;
     harness_add(CALLBACKS, 1);
     pthread_exit(NULL);
 }
 
 static void count_callback(struct bx_future *future, void *context)
 {
-    (void)future;
-    (void)context;
+    (void)future, (void)context;
     harness_add(CALLBACKS, 1);
 }
 
@@ -120,15 +117,12 @@ static int setup(struct bx_job *job)
 {
     static const struct bx_batch_options blocking = { .blocking = true };
 
-    HARNESS_EQ(bx_register(job, "inline", BX_INLINE, exit_in_handler, NULL), 0);
-    HARNESS_EQ(bx_register(job, "blocking", BX_BLOCKING, exit_in_handler, NULL), 0);
-    HARNESS_EQ(bx_register(job, "nested", BX_BLOCKING, call_inline_here, NULL), 0);
-    HARNESS_EQ(bx_register_async(job, "async", exit_in_async, NULL), 0);
-    HARNESS_EQ(bx_register_async(job, "callback", exit_after_answer, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_INLINE("inline", exit_in_handler), HARNESS_BLOCKING("blocking", exit_in_handler),
+                     HARNESS_BLOCKING("nested", call_inline_here), HARNESS_ASYNC("async", exit_in_async),
+                     HARNESS_ASYNC("callback", exit_after_answer));
     HARNESS_EQ(bx_register_batch(job, "batch", exit_in_body, NULL, NULL), 0);
     HARNESS_EQ(bx_register_batch(job, "blocking_batch", exit_in_body, NULL, &blocking), 0);
-    HARNESS_EQ(bx_register(job, "stay", BX_BLOCKING, stay, NULL), 0);
-    return bx_register(job, "twice", BX_INLINE, harness_twice, NULL);
+    return HARNESS_REGISTER(job, HARNESS_BLOCKING("stay", stay), HARNESS_INLINE("twice", harness_twice));
 }
 
 static void call_those_that_leave(struct bx_job *job)
@@ -269,7 +263,7 @@ HARNESS_HANDLER(forbid_threads)
 
 /* The background thread of worker 1 leaves in a handler, and no other thread can be made. */
 HARNESS_TEST(usercall, does_not_end_the_background_thread_if_no_other_can_be_made, 20, .size = 2, .setup = setup,
-             .handlers = { { "forbid_threads", BX_INLINE, forbid_threads } })
+             .handlers = { HARNESS_INLINE("forbid_threads", forbid_threads) })
 {
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "forbid_threads", NULL, NULL, NULL), 0);
     for (int i = 0; i < 3; i++) {
@@ -284,8 +278,7 @@ static _Thread_local bool waits;
 /* Leaves, if it runs on the thread that waits for the promise. On the background thread it completes the promise. */
 static void leave_the_wait(struct bx_future *future, void *context)
 {
-    (void)future;
-    (void)context;
+    (void)future, (void)context;
     if (waits)
         pthread_exit(NULL);
     bx_future_set(promise, NULL);

@@ -243,12 +243,14 @@ static void check_names(const struct bx_job *job)
     }
 }
 
-static void add_handler(struct bx_job *job, const struct harness_handler *handler)
+int harness_register(struct bx_job *job, const struct harness_handler *handlers)
 {
-    if (handler->async != NULL)
-        HARNESS_EQ(bx_register_async(job, handler->name, handler->async, handler->context), 0);
-    else
-        HARNESS_EQ(bx_register(job, handler->name, handler->kind, handler->fn, handler->context), 0);
+    for (const struct harness_handler *at = handlers; at->name != NULL; at++)
+        if (at->async != NULL)
+            HARNESS_EQ(bx_register_async(job, at->name, at->async, at->context), 0);
+        else
+            HARNESS_EQ(bx_register(job, at->name, at->kind, at->fn, at->context), 0);
+    return 0;
 }
 
 static int run_worker(const struct bx_options *options, void *context)
@@ -259,8 +261,7 @@ static int run_worker(const struct bx_options *options, void *context)
 
     bxi_store_release(&shared->pid[rank], (uint32_t)getpid());
     HARNESS_EQ(bx_job_create(options, &job), 0);
-    for (int i = 0; i < HARNESS_HANDLERS && world->handlers[i].name != NULL; i++)
-        add_handler(job, &world->handlers[i]);
+    harness_register(job, world->handlers);
     if (world->setup != NULL)
         HARNESS_EQ(world->setup(job), 0);
     HARNESS_EQ(bx_job_start(job), 0);

@@ -37,22 +37,32 @@
 typedef void (*harness_fn)(struct bx_job *job);
 
 struct harness_handler {
-    const char *name;                   /* NULL: none */
+    const char *name;                   /* NULL: the end */
     enum bx_kind kind;
     bx_handler_fn fn;
     bx_async_fn async;                  /* instead of fn */
     void *context;
 };
 
+/* Rows of a table of handlers without a context. */
+#define HARNESS_INLINE(name, fn) { name, BX_INLINE, fn, NULL, NULL }
+#define HARNESS_BLOCKING(name, fn) { name, BX_BLOCKING, fn, NULL, NULL }
+#define HARNESS_ASYNC(name, fn) { name, BX_INLINE, NULL, fn, NULL }
+
 struct harness_world {
     int size;
     int (*setup)(struct bx_job *job);   /* between create and start, in every worker; < 0 fails the worker */
-    struct harness_handler handlers[HARNESS_HANDLERS];  /* registered before setup is called */
+    struct harness_handler handlers[HARNESS_HANDLERS + 1];      /* registered before setup is called */
     harness_fn body[HARNESS_BODIES];    /* by rank; NULL: serves until another worker shuts down */
     struct bx_options options;          /* of every worker: wait, spin, timeouts */
     const char *const *names;
     uint32_t dies;                      /* bit r: rank r ends badly on purpose */
 };
+
+/* Registers what the table names. Returns 0; an error ends the worker. */
+int harness_register(struct bx_job *job, const struct harness_handler *handlers);
+#define HARNESS_REGISTER(job, ...) \
+    harness_register(job, (const struct harness_handler[]){ __VA_ARGS__, HARNESS_INLINE(NULL, NULL) })
 
 /* Runs the world and asserts the list above. One test may run several worlds, one after the other. */
 void harness_run(const struct harness_world *world);

@@ -46,8 +46,7 @@ HARNESS_HANDLER(busy)
 
 static int setup_taking(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "take", BX_INLINE, take, NULL), 0);
-    HARNESS_EQ(bx_register(job, "busy", BX_INLINE, busy, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_INLINE("take", take), HARNESS_INLINE("busy", busy));
     return loans_setup(job);
 }
 
@@ -191,9 +190,8 @@ HARNESS_ASYNC_HANDLER(answers_foreign_async)
 
 static int setup_foreign(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "answer", BX_INLINE, answers_foreign, NULL), 0);
-    HARNESS_EQ(bx_register(job, "drop_it", BX_INLINE, drops_foreign, NULL), 0);
-    HARNESS_EQ(bx_register_async(job, "answer_async", answers_foreign_async, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_INLINE("answer", answers_foreign), HARNESS_INLINE("drop_it", drops_foreign),
+                     HARNESS_ASYNC("answer_async", answers_foreign_async));
     return loans_setup(job);
 }
 
@@ -578,10 +576,8 @@ HARNESS_HANDLER(answers_leases)
 
 static int setup_large(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "large", BX_INLINE, answers_large, NULL), 0);
-    HARNESS_EQ(bx_register(job, "large_blocking", BX_BLOCKING, answers_large, NULL), 0);
-    HARNESS_EQ(bx_register(job, "capacity", BX_INLINE, answers_capacity, NULL), 0);
-    HARNESS_EQ(bx_register(job, "leases", BX_INLINE, answers_leases, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_INLINE("large", answers_large), HARNESS_BLOCKING("large_blocking", answers_large),
+                     HARNESS_INLINE("capacity", answers_capacity), HARNESS_INLINE("leases", answers_leases));
     return loans_setup(job);
 }
 

@@ -70,8 +70,8 @@ HARNESS_HANDLER(lends_where_it_may_not_wait)
 }
 
 HARNESS_TEST(loans_wait, is_refused_where_a_thread_may_not_wait, 20, .size = 2, .setup = loans_setup,
-             .handlers = { { "wait", BX_INLINE, waits_where_it_may_not },
-                           { "lend", BX_INLINE, lends_where_it_may_not_wait } },
+             .handlers = { HARNESS_INLINE("wait", waits_where_it_may_not),
+                           HARNESS_INLINE("lend", lends_where_it_may_not_wait) },
              .options = { .loan_bytes_max = 600 << 10 })
 {
     HARNESS_EQ(harness_call(job, "worker1", "keep", loans_msg(job, 1, 1, HALF)), 1);
@@ -132,7 +132,7 @@ static void lets_go_when_it_sleeps(struct bx_job *job)
 static void run_asleep(const struct bx_options *options)
 {
     harness_run(&(struct harness_world){
-        .size = 2, .setup = loans_setup, .handlers = { { "take", BX_INLINE, take } }, .options = *options,
+        .size = 2, .setup = loans_setup, .handlers = { HARNESS_INLINE("take", take) }, .options = *options,
         .body = { waits_asleep, lets_go_when_it_sleeps } });
 }
 
@@ -242,7 +242,7 @@ HARNESS_HANDLER(many_bytes)
 }
 
 HARNESS_TEST(arena_full, fails_a_reply_with_the_same_code, 20, .size = 2, .setup = loans_setup,
-             .handlers = { { "make_a_lot", BX_INLINE, make_a_lot }, { "many_bytes", BX_INLINE, many_bytes } },
+             .handlers = { HARNESS_INLINE("make_a_lot", make_a_lot), HARNESS_INLINE("many_bytes", many_bytes) },
              .options = { .arena_bytes = 4 * MEGABYTE })
 {
     static const char *const functions[] = { "make_a_lot", "many_bytes" };

@@ -61,8 +61,7 @@ HARNESS_HANDLER(fetch)
 
 static int setup(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "pass_on", BX_BLOCKING, pass_on, NULL), 0);
-    HARNESS_EQ(bx_register(job, "fetch", BX_BLOCKING, fetch, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_BLOCKING("pass_on", pass_on), HARNESS_BLOCKING("fetch", fetch));
     return loans_setup(job);
 }
 

@@ -231,8 +231,7 @@ static int setup_stress(struct bx_job *job)
 {
     lender_seed = (uint64_t)bx_job_rank(job) + 7;
     keeper_seed = (uint64_t)bx_job_rank(job) + 77;
-    HARNESS_EQ(bx_register(job, "replace", BX_INLINE, replace, NULL), 0);
-    HARNESS_EQ(bx_register(job, "empty", BX_INLINE, empty, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_INLINE("replace", replace), HARNESS_INLINE("empty", empty));
     return loans_setup(job);
 }
 

@@ -169,9 +169,8 @@ HARNESS_HANDLER(too_much)
 
 static int setup_large(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "bytes", BX_INLINE, harness_echo_bytes, NULL), 0);
-    HARNESS_EQ(bx_register(job, "bytes_blocking", BX_BLOCKING, harness_echo_bytes, NULL), 0);
-    HARNESS_EQ(bx_register(job, "too_much", BX_BLOCKING, too_much, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_INLINE("bytes", harness_echo_bytes),
+                     HARNESS_BLOCKING("bytes_blocking", harness_echo_bytes), HARNESS_BLOCKING("too_much", too_much));
     return loans_setup(job);
 }
 
@@ -270,7 +269,7 @@ static void sends_view(struct bx_job *job, const char *to, struct bx_tensor *vie
 }
 
 HARNESS_TEST(tensor_rpc, that_are_strided_views_keep_their_strides, 20, .size = 2, .setup = loans_setup,
-             .handlers = { { "strided", BX_INLINE, read_strided } })
+             .handlers = { HARNESS_INLINE("strided", read_strided) })
 {
     static const int64_t shape[] = { 6, 10 }, again[] = { 4, 5 }, none[] = { 0, 1 };
     struct bx_tensor *tensor = NULL, *view = NULL;

@@ -186,15 +186,11 @@ static int setup(struct bx_job *job)
 {
     struct bx_batch_options here = { .max_rows = 1 }, there = { .max_rows = 1, .blocking = true };
 
-    HARNESS_EQ(bx_register(job, "echo", BX_INLINE, harness_echo, NULL), 0);
-    HARNESS_EQ(bx_register(job, "echo_blocking", BX_BLOCKING, harness_echo, NULL), 0);
-    HARNESS_EQ(bx_register(job, "fails", BX_INLINE, fails, NULL), 0);
-    HARNESS_EQ(bx_register(job, "sleeps", BX_INLINE, sleeps, NULL), 0);
-    HARNESS_EQ(bx_register(job, "sleeps_blocking", BX_BLOCKING, sleeps, NULL), 0);
-    HARNESS_EQ(bx_register(job, "holds", BX_BLOCKING, holds, NULL), 0);
-    HARNESS_EQ(bx_register(job, "holds_all", BX_INLINE, holds, NULL), 0);
-    HARNESS_EQ(bx_register_async(job, "at_once", at_once, NULL), 0);
-    HARNESS_EQ(bx_register_async(job, "later", later, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_INLINE("echo", harness_echo), HARNESS_BLOCKING("echo_blocking", harness_echo),
+                     HARNESS_INLINE("fails", fails), HARNESS_INLINE("sleeps", sleeps),
+                     HARNESS_BLOCKING("sleeps_blocking", sleeps), HARNESS_BLOCKING("holds", holds),
+                     HARNESS_INLINE("holds_all", holds), HARNESS_ASYNC("at_once", at_once),
+                     HARNESS_ASYNC("later", later));
     HARNESS_EQ(bx_register_batch(job, "rows", harness_no_rows, NULL, &here), 0);
     HARNESS_EQ(bx_register_batch(job, "rows_blocking", harness_no_rows, NULL, &there), 0);
     HARNESS_EQ(bx_register_batch(job, "slow_rows", slow_rows, NULL, &here), 0);
@@ -520,7 +516,7 @@ Test(hist, has_about_one_in_64_of_the_calls_that_find_a_full_ring, .timeout = 60
 {
     unsetenv("BX_HIST");
     harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .handlers = { { "burst", BX_INLINE, burst } },
+        .size = 2, .setup = setup, .handlers = { HARNESS_INLINE("burst", burst) },
         .body = { calls_with_a_full_ring } });
 }
 

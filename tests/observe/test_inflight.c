@@ -105,12 +105,9 @@ static int setup(struct bx_job *job)
 {
     struct bx_batch_options on_pool = { .max_rows = 2, .blocking = true }, here = { .max_rows = 2 };
 
-    HARNESS_EQ(bx_register(job, "stay", BX_BLOCKING, stay, NULL), 0);
-    HARNESS_EQ(bx_register_async(job, "park", park, NULL), 0);
-    HARNESS_EQ(bx_register(job, "answer", BX_INLINE, answer, NULL), 0);
-    HARNESS_EQ(bx_register(job, "free_rows", BX_INLINE, free_rows, NULL), 0);
-    HARNESS_EQ(bx_register(job, "look", BX_INLINE, look, NULL), 0);
-    HARNESS_EQ(bx_register_async(job, "look_async", look_async, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_BLOCKING("stay", stay), HARNESS_ASYNC("park", park), HARNESS_INLINE("answer", answer),
+                     HARNESS_INLINE("free_rows", free_rows), HARNESS_INLINE("look", look),
+                     HARNESS_ASYNC("look_async", look_async));
     HARNESS_EQ(bx_register_batch(job, "gather", body, NULL, &on_pool), 0);
     HARNESS_EQ(bx_register_batch(job, "gather_here", body, NULL, &here), 0);
     return loans_setup(job);

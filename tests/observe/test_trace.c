@@ -83,11 +83,9 @@ static int count_rows(struct bx_batch *batch, void *context)
 
 static int setup(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "twice", BX_INLINE, harness_twice, NULL), 0);
-    HARNESS_EQ(bx_register(job, "refuse", BX_INLINE, refuse, NULL), 0);
-    HARNESS_EQ(bx_register(job, "wait", BX_BLOCKING, wait_for_go, NULL), 0);
-    HARNESS_EQ(bx_register(job, "back", BX_BLOCKING, call_back, NULL), 0);
-    HARNESS_EQ(bx_register_async(job, "again", ask_again, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_INLINE("twice", harness_twice), HARNESS_INLINE("refuse", refuse),
+                     HARNESS_BLOCKING("wait", wait_for_go), HARNESS_BLOCKING("back", call_back),
+                     HARNESS_ASYNC("again", ask_again));
     HARNESS_EQ(bx_register_async_blocking(job, "pooled", ask_again, NULL), 0);
     return 0;
 }
@@ -387,7 +385,7 @@ static void call_odd(struct bx_job *job)
 Test(trace, escapes_any_name_that_a_function_may_have)
 {
     harness_run(&(struct harness_world){
-        .size = 2, .handlers = { { "a \"name\"\\\n\x01 of \xff\xc3\xa4", BX_INLINE, harness_twice } },
+        .size = 2, .handlers = { HARNESS_INLINE("a \"name\"\\\n\x01 of \xff\xc3\xa4", harness_twice) },
         .body = { call_odd } });
     root = trace_read(path, 2);
     cr_expect_eq(COUNT(root, 'X', "call", "a \"name\"\\\n\x01 of ???", 0), 1);     /* json.h reads \u00ff as '?' */

@@ -48,8 +48,7 @@ static inline int add_up(struct bx_batch *batch, void *context)
 /* Answers how many batched requests the owner has counted. */
 static inline int arrived(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
-    (void)args;
-    (void)context;
+    (void)args, (void)context;
     return bx_msg_put_i64(reply, (int64_t)harness_counter(bx_request_job(request), "requests_batched"));
 }
 

@@ -5,9 +5,25 @@
 #ifndef TESTS_FUTURE_FIXTURE_H
 #define TESTS_FUTURE_FIXTURE_H
 
+#include "boxcar.h"
+
 #include <criterion/criterion.h>
 #include <pthread.h>
 #include <stdint.h>
+
+/* INT64_MIN if there is none. */
+static inline int64_t number_in(const struct bx_msg *value)
+{
+    struct bx_reader reader = bx_msg_reader(value);
+    int64_t number = bx_read_i64(&reader);
+
+    return reader.error < 0 ? INT64_MIN : number;
+}
+
+static inline int64_t number_of(const struct bx_future *future)
+{
+    return number_in(bx_future_value(future));
+}
 
 /* Runs fn(&result) on a thread whose stack is too small for a recursion over a chain; returns the result. */
 static inline int64_t on_a_small_stack(void *(*fn)(void *))

@@ -167,10 +167,8 @@ static int setup(struct bx_job *job)
     HARNESS_EQ(bx_register_async_blocking(job, "work", work, NULL), -EEXIST);
     HARNESS_EQ(bx_register_async_blocking(job, "descend", descend, NULL), 0);
     HARNESS_EQ(bx_register_async_blocking(job, "quick", quick, NULL), 0);
-    HARNESS_EQ(bx_register_async(job, "park", park_here, NULL), 0);
-    HARNESS_EQ(bx_register(job, "set", BX_INLINE, set_parked, NULL), 0);
-    HARNESS_EQ(bx_register(job, "twice", BX_INLINE, harness_twice, NULL), 0);
-    HARNESS_EQ(bx_register(job, "make_counter", BX_INLINE, make_counter, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_ASYNC("park", park_here), HARNESS_INLINE("set", set_parked),
+                     HARNESS_INLINE("twice", harness_twice), HARNESS_INLINE("make_counter", make_counter));
     return bx_register_method_async_blocking(job, &counter, "count", count, NULL);
 }
 

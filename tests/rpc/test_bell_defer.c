@@ -37,8 +37,7 @@ HARNESS_HANDLER(count)
 
 static int setup(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "answer", BX_INLINE, answer, NULL), 0);
-    return bx_register(job, "count", BX_INLINE, count, NULL);
+    return HARNESS_REGISTER(job, HARNESS_INLINE("answer", answer), HARNESS_INLINE("count", count));
 }
 
 static void call_and_sleep(struct bx_job *job)

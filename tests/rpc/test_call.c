@@ -77,20 +77,14 @@ HARNESS_ASYNC_HANDLER(refuse)
 
 static int setup(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "twice", BX_INLINE, harness_twice, NULL), 0);
-    HARNESS_EQ(bx_register(job, "twice_blocking", BX_BLOCKING, harness_twice, NULL), 0);
-    HARNESS_EQ(bx_register_async(job, "twice_async", at_once, NULL), 0);
-    HARNESS_EQ(bx_register_async(job, "park", park, NULL), 0);
-    HARNESS_EQ(bx_register(job, "unpark", BX_INLINE, unpark, NULL), 0);
-    HARNESS_EQ(bx_register_async(job, "refuse", refuse, NULL), 0);
-    HARNESS_EQ(bx_register(job, "who_calls", BX_INLINE, who_calls, NULL), 0);
-    HARNESS_EQ(bx_register(job, "echo", BX_INLINE, harness_echo_bytes, NULL), 0);
-    HARNESS_EQ(bx_register(job, "echo_blocking", BX_BLOCKING, harness_echo_bytes, NULL), 0);
-    HARNESS_EQ(bx_register(job, "fail", BX_INLINE, fail, NULL), 0);
-    HARNESS_EQ(bx_register(job, "fail_blocking", BX_BLOCKING, fail, NULL), 0);
-    HARNESS_EQ(bx_register(job, "grow", BX_INLINE, grow, NULL), 0);
-    HARNESS_EQ(bx_register(job, "grow_blocking", BX_BLOCKING, grow, NULL), 0);
-    return 0;
+    return HARNESS_REGISTER(job, HARNESS_INLINE("twice", harness_twice),
+                            HARNESS_BLOCKING("twice_blocking", harness_twice), HARNESS_ASYNC("twice_async", at_once),
+                            HARNESS_ASYNC("park", park), HARNESS_INLINE("unpark", unpark),
+                            HARNESS_ASYNC("refuse", refuse), HARNESS_INLINE("who_calls", who_calls),
+                            HARNESS_INLINE("echo", harness_echo_bytes),
+                            HARNESS_BLOCKING("echo_blocking", harness_echo_bytes), HARNESS_INLINE("fail", fail),
+                            HARNESS_BLOCKING("fail_blocking", fail), HARNESS_INLINE("grow", grow),
+                            HARNESS_BLOCKING("grow_blocking", grow));
 }
 
 static const char *const doublers[] = { "twice", "twice_blocking", "twice_async" };
@@ -173,7 +167,7 @@ HARNESS_HANDLER(tick)
 }
 
 HARNESS_TEST(call, one_way_waits_for_a_full_ring_and_brings_no_reply, 20, .size = 2,
-             .handlers = { { "tick", BX_INLINE, tick } })
+             .handlers = { HARNESS_INLINE("tick", tick) })
 {
     enum { MANY = 20000 };
     struct bx_msg *args = harness_msg_i64(1);
@@ -266,7 +260,7 @@ static void send_in_order(struct bx_job *job)
 }
 
 HARNESS_WORLD(call, requests_of_a_pair_arrive_in_the_order_sent, 20, .size = 3,
-              .handlers = { { "in_order", BX_INLINE, in_order } }, .body = { send_in_order, send_in_order });
+              .handlers = { HARNESS_INLINE("in_order", in_order) }, .body = { send_in_order, send_in_order });
 
 /* ---- Errors ---------------------------------------------------------------------------------- */
 

@@ -62,13 +62,9 @@ HARNESS_HANDLER(let_go)
 
 static int setup(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "stuck", BX_BLOCKING, stuck, NULL), 0);
-    HARNESS_EQ(bx_register(job, "count", BX_BLOCKING, count, NULL), 0);
-    HARNESS_EQ(bx_register(job, "twice", BX_INLINE, harness_twice, NULL), 0);
-    HARNESS_EQ(bx_register(job, "counter", BX_INLINE, counter, NULL), 0);
-    HARNESS_EQ(bx_register_async(job, "hold", hold, NULL), 0);
-    HARNESS_EQ(bx_register(job, "let_go", BX_INLINE, let_go, NULL), 0);
-    return 0;
+    return HARNESS_REGISTER(job, HARNESS_BLOCKING("stuck", stuck), HARNESS_BLOCKING("count", count),
+                            HARNESS_INLINE("twice", harness_twice), HARNESS_INLINE("counter", counter),
+                            HARNESS_ASYNC("hold", hold), HARNESS_INLINE("let_go", let_go));
 }
 
 static int64_t counter_of(struct bx_job *job, const char *worker, const char *name)
@@ -447,7 +443,7 @@ static void call_with_large_frames(struct bx_job *job)
 }
 
 HARNESS_WORLD(call_end, by_their_replies_though_the_rings_of_both_sides_are_full, 20, .size = 2,
-              .handlers = { { "echo", BX_INLINE, harness_echo_bytes } },
+              .handlers = { HARNESS_INLINE("echo", harness_echo_bytes) },
               .body = { call_with_large_frames, call_with_large_frames });
 
 /* ---- Races ----------------------------------------------------------------------------------- */

@@ -254,16 +254,12 @@ static int setup_checked(struct bx_job *job)
 {
     const struct bx_batch_options at_once = { .max_rows = 1 };
 
-    HARNESS_EQ(bx_register(job, "inline", BX_INLINE, wants_i64, NULL), 0);
-    HARNESS_EQ(bx_register(job, "blocking", BX_BLOCKING, wants_i64, NULL), 0);
-    HARNESS_EQ(bx_register_async(job, "async", wants_i64_later, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_INLINE("inline", wants_i64), HARNESS_BLOCKING("blocking", wants_i64),
+                     HARNESS_ASYNC("async", wants_i64_later));
     HARNESS_EQ(bx_register_batch(job, "rows", wants_i64_rows, NULL, &at_once), 0);
-    HARNESS_EQ(bx_register_async(job, "passes_on", passes_on, NULL), 0);
-    HARNESS_EQ(bx_register(job, "answers", BX_INLINE, answers_f64, NULL), 0);
-    HARNESS_EQ(bx_register(job, "large", BX_INLINE, answers_large, NULL), 0);
-    HARNESS_EQ(bx_register(job, "tensor", BX_INLINE, answers_tensor, NULL), 0);
-    HARNESS_EQ(bx_register(job, "tensor_blocking", BX_BLOCKING, answers_tensor, NULL), 0);
-    HARNESS_EQ(bx_register(job, "new_f64", BX_BLOCKING, new_f64, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_ASYNC("passes_on", passes_on), HARNESS_INLINE("answers", answers_f64),
+                     HARNESS_INLINE("large", answers_large), HARNESS_INLINE("tensor", answers_tensor),
+                     HARNESS_BLOCKING("tensor_blocking", answers_tensor), HARNESS_BLOCKING("new_f64", new_f64));
     HARNESS_EQ(bx_register_method(job, &f64_type, "method", BX_INLINE, wants_i64, NULL), 0);
     HARNESS_EQ(bx_register_method(job, &f64_type, "tensor_method", BX_INLINE, answers_tensor, NULL), 0);
     return 0;
@@ -508,7 +504,7 @@ HARNESS_ASYNC_HANDLER(passes_on_more)
 Test(checked_calls, carry_kinds_of_answers_that_are_passed_on, .init = check, .timeout = 60)
 {
     harness_run(&(struct harness_world){
-        .size = 3, .setup = setup_checked, .handlers = { { "passes_on_more", .async = passes_on_more } },
+        .size = 3, .setup = setup_checked, .handlers = { HARNESS_ASYNC("passes_on_more", passes_on_more) },
         .body = { call_through } });
 }
 

@@ -251,6 +251,6 @@ static void dies_afterwards(struct bx_job *job)
 Test(checked_input, of_an_answer_cuts_the_callee_off, .init = check, .timeout = 60)
 {
     harness_run(&(struct harness_world){
-        .size = 3, .handlers = { { "nonsense", BX_INLINE, answers_nonsense }, { "inline", BX_INLINE, wants_i64 } },
+        .size = 3, .handlers = { HARNESS_INLINE("nonsense", answers_nonsense), HARNESS_INLINE("inline", wants_i64) },
         .dies = 1 << 1, .body = { gets_nonsense, dies_afterwards, harness_serve } });
 }

@@ -30,8 +30,7 @@ enum value { PID = 0, DEATHS = 16, DEAD_RANK, ROWS };     /* PID + rank */
 
 static void on_death(struct bx_job *job, int rank, void *context)
 {
-    (void)job;
-    (void)context;
+    (void)job, (void)context;
     harness_add(DEATHS, 1);
     harness_store(DEAD_RANK, (uint64_t)rank);
     harness_post(DEATH_SEEN);

@@ -192,7 +192,7 @@ static void ask_the_leaver(struct bx_job *job)
 Test(drain, waits_for_a_handler_that_began_after_its_worker_began_to_leave, .timeout = 30)
 {
     harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .handlers = { { "call_back", BX_BLOCKING, call_back } },
+        .size = 2, .setup = setup, .handlers = { HARNESS_BLOCKING("call_back", call_back) },
         .body = { leave, ask_the_leaver } });
     cr_expect_eq(harness_load(COUNTED), 3000);
 }

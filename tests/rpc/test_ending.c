@@ -141,7 +141,7 @@ Test(ending, runs_what_a_handler_sends_while_all_are_leaving, .timeout = 60)
 {
     for (int i = 1; i <= RUNS; i++) {
         harness_run(&(struct harness_world){
-            .size = 2, .handlers = { { "send_late", BX_BLOCKING, send_late }, { "count", BX_INLINE, count } },
+            .size = 2, .handlers = { HARNESS_BLOCKING("send_late", send_late), HARNESS_INLINE("count", count) },
             .body = { leave_at_once, ask_the_leaver_and_leave } });
         cr_assert_eq(harness_load(COUNTED), (uint64_t)i * LATE);
     }
@@ -231,7 +231,7 @@ static void make_it_serve_and_leave(struct bx_job *job)
 Test(ending, a_thread_may_call_as_long_as_a_request_is_served, .timeout = 20)
 {
     harness_run(&(struct harness_world){
-        .size = 2, .setup = setup_count, .handlers = { { "stuck", BX_BLOCKING, stuck } },
+        .size = 2, .setup = setup_count, .handlers = { HARNESS_BLOCKING("stuck", stuck) },
         .body = { shut_down_beside_a_caller, make_it_serve_and_leave } });
     cr_expect_eq(harness_load(COUNTED), harness_load(SENT) + 1);
 }

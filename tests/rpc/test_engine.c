@@ -69,14 +69,10 @@ HARNESS_ASYNC_HANDLER(promise_nothing)
 
 static int setup(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "count", BX_INLINE, count, NULL), 0);
-    HARNESS_EQ(bx_register(job, "gate", BX_BLOCKING, gate, NULL), 0);
-    HARNESS_EQ(bx_register(job, "large", BX_INLINE, large, NULL), 0);
-    HARNESS_EQ(bx_register(job, "capacity", BX_INLINE, capacity, NULL), 0);
-    HARNESS_EQ(bx_register(job, "overflow", BX_INLINE, overflow, NULL), 0);
-    HARNESS_EQ(bx_register(job, "overflow_blocking", BX_BLOCKING, overflow, NULL), 0);
-    HARNESS_EQ(bx_register_async(job, "promise_nothing", promise_nothing, NULL), 0);
-    return bx_register_async(job, "hold", harness_never, NULL);
+    return HARNESS_REGISTER(job, HARNESS_INLINE("count", count), HARNESS_BLOCKING("gate", gate),
+                            HARNESS_INLINE("large", large), HARNESS_INLINE("capacity", capacity),
+                            HARNESS_INLINE("overflow", overflow), HARNESS_BLOCKING("overflow_blocking", overflow),
+                            HARNESS_ASYNC("promise_nothing", promise_nothing), HARNESS_ASYNC("hold", harness_never));
 }
 
 /* ---- Answers ------------------------------------------------------------------------------------ */

@@ -14,22 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static struct bx_msg *number(int64_t value)
-{
-    struct bx_msg *msg = bx_msg_create(8);
-
-    bx_msg_put_i64(msg, value);
-    return msg;
-}
-
-static int64_t number_of(const struct bx_future *future)
-{
-    struct bx_reader reader = bx_msg_reader(bx_future_value(future));
-    int64_t value = bx_read_i64(&reader);
-
-    return reader.error < 0 ? INT64_MIN : value;
-}
-
 static void count(struct bx_future *future, void *context)
 {
     (void)future;
@@ -55,10 +39,10 @@ Test(future, is_set_once)
     cr_expect_eq(bx_future_error(future), 0);
     cr_expect_str_eq(bx_future_error_text(future), "");
     cr_expect_null(bx_future_value(future));
-    cr_expect_eq(bx_future_set(future, number(7)), 0);
+    cr_expect_eq(bx_future_set(future, harness_msg_i64(7)), 0);
     cr_expect(bx_future_done(future));
     cr_expect_eq(number_of(future), 7);
-    cr_expect_eq(bx_future_set(future, number(8)), -EALREADY);
+    cr_expect_eq(bx_future_set(future, harness_msg_i64(8)), -EALREADY);
     cr_expect_eq(bx_future_fail(future, -EIO, "late"), -EALREADY);
     cr_expect_eq(bx_future_cancel(future), -EALREADY);
     cr_expect_eq(number_of(future), 7);
@@ -79,7 +63,7 @@ Test(future, is_failed_once_with_its_code_and_text)
     cr_expect_str_eq(bx_future_error_text(future), "the wagon is off the rails");
     cr_expect_null(bx_future_value(future));
     cr_expect_eq(bx_future_fail(future, -EPERM, NULL), -EALREADY);
-    cr_expect_eq(bx_future_set(future, number(1)), -EALREADY);
+    cr_expect_eq(bx_future_set(future, harness_msg_i64(1)), -EALREADY);
     cr_expect_eq(bx_future_wait(future, 0), -EIO);
     cr_expect_str_eq(bx_error_text(), "the wagon is off the rails");
     bx_future_release(future);
@@ -116,8 +100,7 @@ Test(future, set_with_a_message_in_error_fails_with_that_error)
 
 static int put_too_much(struct bx_future *in, struct bx_msg *out, void *context)
 {
-    (void)in;
-    (void)context;
+    (void)in, (void)context;
     bx_msg_put_bytes(out, "x", SIZE_MAX - 64);
     return 0;
 }
@@ -127,7 +110,7 @@ Test(future, then_that_leaves_its_message_in_error_fails_with_that_error)
     struct bx_future *future = bx_future_create(NULL);
     struct bx_future *child = bx_future_then(future, put_too_much, NULL);
 
-    cr_assert_eq(bx_future_set(future, number(1)), 0);
+    cr_assert_eq(bx_future_set(future, harness_msg_i64(1)), 0);
     cr_expect_eq(bx_future_error(child), -ENOMEM);
     cr_expect_null(bx_future_value(child));
     bx_future_release(child);
@@ -187,7 +170,7 @@ Test(future, then_makes_a_new_value)
     struct bx_future *last = bx_future_then(next, add_one, NULL);
 
     cr_expect(!bx_future_done(last));
-    bx_future_set(future, number(40));
+    bx_future_set(future, harness_msg_i64(40));
     cr_expect_eq(number_of(future), 40);
     cr_expect_eq(number_of(next), 41);
     cr_expect_eq(number_of(last), 42);
@@ -230,7 +213,7 @@ Test(future, then_any_gets_values_and_may_replace_errors)
     struct bx_future *kept = bx_future_then_any(set, mend, NULL);
 
     bx_future_fail(failed, -EIO, NULL);
-    bx_future_set(set, number(5));
+    bx_future_set(set, harness_msg_i64(5));
     cr_expect_eq(bx_future_error(mended), 0);
     cr_expect_eq(number_of(mended), -1);
     cr_expect_eq(number_of(kept), 5);
@@ -242,17 +225,13 @@ Test(future, then_any_gets_values_and_may_replace_errors)
 
 static int fail_with_text(struct bx_future *in, struct bx_msg *out, void *context)
 {
-    (void)in;
-    (void)out;
-    (void)context;
+    (void)in, (void)out, (void)context;
     return bx_fail(-ERANGE, "car %d does not exist", 9);
 }
 
 static int fail_without_text(struct bx_future *in, struct bx_msg *out, void *context)
 {
-    (void)in;
-    (void)out;
-    (void)context;
+    (void)in, (void)out, (void)context;
     return -ERANGE;
 }
 
@@ -283,7 +262,7 @@ Test(future, then_that_fails_without_a_text_gets_no_older_text)
 
 static void complete_other(struct bx_future *future, void *context)
 {
-    bx_future_set(context, number(number_of(future) * 2));
+    bx_future_set(context, harness_msg_i64(number_of(future) * 2));
 }
 
 Test(future, may_be_completed_inside_a_callback)
@@ -293,7 +272,7 @@ Test(future, may_be_completed_inside_a_callback)
 
     bx_future_on_done(second, count, &counted);
     bx_future_on_done(first, complete_other, second);
-    bx_future_set(first, number(21));
+    bx_future_set(first, harness_msg_i64(21));
     cr_expect_eq(number_of(second), 42);
     cr_expect_eq(counted, 1);
     bx_future_release(second);
@@ -314,7 +293,7 @@ static void *run_chain(void *context)
         bx_future_release(last);
         last = next;
     }
-    bx_future_set(first, number(0));
+    bx_future_set(first, harness_msg_i64(0));
     *(int64_t *)context = number_of(last);
     bx_future_release(last);
     bx_future_release(first);
@@ -369,7 +348,7 @@ Test(future, lives_as_long_as_one_reference)
     cr_expect_eq(bx_future_acquire(future), future);
     bx_future_release(future);
     cr_expect(!bx_future_done(future));
-    bx_future_set(future, number(3));
+    bx_future_set(future, harness_msg_i64(3));
     cr_expect_eq(number_of(future), 3);
     bx_future_release(future);
     bx_future_release(NULL);
@@ -381,7 +360,7 @@ Test(future, then_runs_though_its_future_was_released)
     int ran = 0;
 
     bx_future_release(bx_future_then(future, add_one, &ran));
-    bx_future_set(future, number(1));
+    bx_future_set(future, harness_msg_i64(1));
     cr_expect_eq(ran, 1);
     bx_future_release(future);
 }
@@ -401,7 +380,7 @@ Test(future, may_be_released_for_the_last_time_by_a_callback_of_its_completion)
         struct bx_future *future = bx_future_create(NULL);
 
         bx_future_on_done(future, drop, &ran);
-        cr_expect_eq(bx_future_set(future, number(i)), 0);
+        cr_expect_eq(bx_future_set(future, harness_msg_i64(i)), 0);
         cr_expect_eq(ran, i);
     }
 }
@@ -432,7 +411,7 @@ Test(future, all_is_done_with_the_last_future)
 
     for (int i = GATHERED - 1; i >= 0; i--) {
         cr_expect(!bx_future_done(all));
-        bx_future_set(futures[i], number(i));
+        bx_future_set(futures[i], harness_msg_i64(i));
     }
     cr_expect(bx_future_done(all));
     cr_expect_eq(bx_future_error(all), 0);
@@ -533,15 +512,14 @@ static bxi_a32 won, called;
 static void *race(void *context)
 {
     for (int i = 0; i < RACES; i++)
-        if (bx_future_set(raced[i], number(i)) == 0)
+        if (bx_future_set(raced[i], harness_msg_i64(i)) == 0)
             bxi_add(&won, 1);
     return context;
 }
 
 static void count_call(struct bx_future *future, void *context)
 {
-    (void)future;
-    (void)context;
+    (void)future, (void)context;
     bxi_add(&called, 1);
 }
 
@@ -586,7 +564,7 @@ static void wait_or_complete(struct bx_job *job, int index)
         if (index == 0) {
             /* Every second future is completed perhaps before any thread waits for it. */
             HARNESS_WAIT_WHILE(i % 2 == 0 && bxi_load_seq_cst(&arrived[i]) < WAITERS);
-            HARNESS_EQ(bx_future_set(awaited[i], number(i)), 0);
+            HARNESS_EQ(bx_future_set(awaited[i], harness_msg_i64(i)), 0);
         } else {
             bxi_add(&arrived[i], 1);
             HARNESS_EQ(bx_future_wait(awaited[i], BX_FOREVER), 0);
@@ -609,7 +587,7 @@ static void complete_when_told(struct bx_job *job, int index)
     (void)job;
     if (index == 0) {
         harness_await(0, WAITERS);
-        bx_future_set(awaited[0], number(1));
+        bx_future_set(awaited[0], harness_msg_i64(1));
         return;
     }
     harness_post(0);
@@ -630,7 +608,7 @@ HARNESS_TEST(future, stays_pending_when_a_wait_for_it_timed_out, 20, .size = 2)
     HARNESS_EQ(bx_future_wait(future, 0), BX_E_TIMEOUT);
     HARNESS_EQ(bx_future_wait(future, 5 * HARNESS_MS), BX_E_TIMEOUT);
     HARNESS_CHECK(!bx_future_done(future));
-    HARNESS_EQ(bx_future_set(future, number(1)), 0);
+    HARNESS_EQ(bx_future_set(future, harness_msg_i64(1)), 0);
     HARNESS_EQ(bx_future_wait(future, 0), 0);
     bx_future_release(future);
 }

@@ -16,14 +16,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int64_t number_of(const struct bx_future *future)
-{
-    struct bx_reader reader = bx_msg_reader(bx_future_value(future));
-    int64_t value = bx_read_i64(&reader);
-
-    return reader.error < 0 ? INT64_MIN : value;
-}
-
 /* ---- Contexts ---------------------------------------------------------------------------------- */
 
 struct context {
@@ -303,34 +295,38 @@ static void release(struct chained *chained)
     bx_future_release(chained->inner);
 }
 
-Test(future_chain, has_the_value_of_the_inner_future_without_a_copy)
-{
-    struct chained chained;
+static struct chained the_chain;
 
-    chain(&chained);
-    bx_future_set(chained.first, NULL);
-    expect_calls(&chained.context, 1, 1);
-    cr_expect(!bx_future_done(chained.result));
-    bx_future_set(chained.inner, harness_msg_i64(42));
-    cr_expect_eq(bx_future_error(chained.result), 0);
-    cr_expect_eq(bx_future_value(chained.result), bx_future_value(chained.inner));
-    bx_future_release(chained.inner);
-    chained.inner = NULL;
-    cr_expect_eq(number_of(chained.result), 42);
-    release(&chained);
+static void make_the_chain(void)
+{
+    chain(&the_chain);
 }
 
-Test(future_chain, has_the_code_and_the_text_of_the_inner_future)
+static void end_the_chain(void)
 {
-    struct chained chained;
+    release(&the_chain);
+}
 
-    chain(&chained);
-    bx_future_set(chained.first, NULL);
-    bx_future_fail(chained.inner, -EIO, "broken axle");
-    cr_expect_eq(bx_future_error(chained.result), -EIO);
-    cr_expect_str_eq(bx_future_error_text(chained.result), "broken axle");
-    cr_expect_null(bx_future_value(chained.result));
-    release(&chained);
+Test(future_chain, has_the_value_of_the_inner_future_without_a_copy, .init = make_the_chain, .fini = end_the_chain)
+{
+    bx_future_set(the_chain.first, NULL);
+    expect_calls(&the_chain.context, 1, 1);
+    cr_expect(!bx_future_done(the_chain.result));
+    bx_future_set(the_chain.inner, harness_msg_i64(42));
+    cr_expect_eq(bx_future_error(the_chain.result), 0);
+    cr_expect_eq(bx_future_value(the_chain.result), bx_future_value(the_chain.inner));
+    bx_future_release(the_chain.inner);
+    the_chain.inner = NULL;
+    cr_expect_eq(number_of(the_chain.result), 42);
+}
+
+Test(future_chain, has_the_code_and_the_text_of_the_inner_future, .init = make_the_chain, .fini = end_the_chain)
+{
+    bx_future_set(the_chain.first, NULL);
+    bx_future_fail(the_chain.inner, -EIO, "broken axle");
+    cr_expect_eq(bx_future_error(the_chain.result), -EIO);
+    cr_expect_str_eq(bx_future_error_text(the_chain.result), "broken axle");
+    cr_expect_null(bx_future_value(the_chain.result));
 }
 
 Test(future_chain, takes_an_inner_future_that_is_done_or_is_the_first_one)
@@ -365,17 +361,13 @@ Test(future_chain, fails_without_an_inner_future)
     bx_future_release(first);
 }
 
-Test(future_chain, releases_the_inner_future_of_a_function_that_failed)
+Test(future_chain, releases_the_inner_future_of_a_function_that_failed, .init = make_the_chain, .fini = end_the_chain)
 {
-    struct chained chained;
-
-    chain(&chained);
-    bx_future_release(chained.inner);           /* what is left is what fn returns */
-    chained.context.code = -ERANGE;
-    bx_future_set(chained.first, NULL);
-    cr_expect_eq(bx_future_error(chained.result), -ERANGE);
-    chained.inner = NULL;
-    release(&chained);
+    bx_future_release(the_chain.inner);           /* what is left is what fn returns */
+    the_chain.context.code = -ERANGE;
+    bx_future_set(the_chain.first, NULL);
+    cr_expect_eq(bx_future_error(the_chain.result), -ERANGE);
+    the_chain.inner = NULL;
 }
 
 Test(future_chain, refuses_to_wait_for_itself)
@@ -393,84 +385,63 @@ Test(future_chain, refuses_to_wait_for_itself)
 }
 
 /* The chain has the last reference, but nobody who could complete the future. */
-Test(future_chain, fails_when_the_inner_future_is_abandoned)
+Test(future_chain, fails_when_the_inner_future_is_abandoned, .init = make_the_chain, .fini = end_the_chain)
 {
-    struct chained chained;
-
-    chain(&chained);
-    bx_future_set(chained.first, NULL);
-    bx_future_release(chained.inner);
-    chained.inner = NULL;
-    cr_expect_eq(bx_future_error(chained.result), BX_E_ABANDONED);
-    release(&chained);
+    bx_future_set(the_chain.first, NULL);
+    bx_future_release(the_chain.inner);
+    the_chain.inner = NULL;
+    cr_expect_eq(bx_future_error(the_chain.result), BX_E_ABANDONED);
 }
 
-Test(future_chain, goes_on_when_its_result_is_released)
+Test(future_chain, goes_on_when_its_result_is_released, .init = make_the_chain, .fini = end_the_chain)
 {
-    struct chained chained;
-
-    chain(&chained);
-    bx_future_release(chained.result);
-    chained.result = NULL;
-    bx_future_set(chained.first, NULL);
-    expect_calls(&chained.context, 1, 1);
-    cr_expect_not_null(bxi_load_seq_cst(&chained.inner->callbacks));
-    bx_future_set(chained.inner, NULL);
-    release(&chained);
+    bx_future_release(the_chain.result);
+    the_chain.result = NULL;
+    bx_future_set(the_chain.first, NULL);
+    expect_calls(&the_chain.context, 1, 1);
+    cr_expect_not_null(bxi_load_seq_cst(&the_chain.inner->callbacks));
+    bx_future_set(the_chain.inner, NULL);
 }
 
 /* ---- Its result is done first -------------------------------------------------------------------- */
 
-Test(future_chain, that_is_cancelled_early_frees_its_context_and_leaves_nothing_at_the_first_future)
+Test(future_chain, that_is_cancelled_early_frees_its_context_and_leaves_nothing_at_the_first_future,
+     .init = make_the_chain, .fini = end_the_chain)
 {
-    struct chained chained;
-
-    chain(&chained);
-    cr_expect_eq(bx_future_cancel(chained.result), 0);
-    expect_calls(&chained.context, 0, 1);
-    cr_expect_null(bxi_load_seq_cst(&chained.first->callbacks));
-    bx_future_set(chained.first, NULL);
-    expect_calls(&chained.context, 0, 1);
-    cr_expect(!bx_future_done(chained.inner));
-    release(&chained);
+    cr_expect_eq(bx_future_cancel(the_chain.result), 0);
+    expect_calls(&the_chain.context, 0, 1);
+    cr_expect_null(bxi_load_seq_cst(&the_chain.first->callbacks));
+    bx_future_set(the_chain.first, NULL);
+    expect_calls(&the_chain.context, 0, 1);
+    cr_expect(!bx_future_done(the_chain.inner));
 }
 
-Test(future_chain, that_is_cancelled_cancels_its_inner_future)
+Test(future_chain, that_is_cancelled_cancels_its_inner_future, .init = make_the_chain, .fini = end_the_chain)
 {
-    struct chained chained;
-
-    chain(&chained);
-    bx_future_set(chained.first, NULL);
-    cr_expect_eq(bx_future_cancel(chained.result), 0);
-    cr_expect_eq(bx_future_error(chained.inner), BX_E_CANCELLED);
-    cr_expect_eq(bx_future_set(chained.inner, harness_msg_i64(1)), -EALREADY);
-    cr_expect_eq(bx_future_error(chained.result), BX_E_CANCELLED);
-    release(&chained);
+    bx_future_set(the_chain.first, NULL);
+    cr_expect_eq(bx_future_cancel(the_chain.result), 0);
+    cr_expect_eq(bx_future_error(the_chain.inner), BX_E_CANCELLED);
+    cr_expect_eq(bx_future_set(the_chain.inner, harness_msg_i64(1)), -EALREADY);
+    cr_expect_eq(bx_future_error(the_chain.result), BX_E_CANCELLED);
 }
 
-Test(future_chain, that_is_cancelled_by_its_function_cancels_what_that_returns)
+Test(future_chain, that_is_cancelled_by_its_function_cancels_what_that_returns,
+     .init = make_the_chain, .fini = end_the_chain)
 {
-    struct chained chained;
-
-    chain(&chained);
-    chained.context.result = chained.result;
-    bx_future_set(chained.first, NULL);
-    expect_calls(&chained.context, 1, 1);
-    cr_expect_eq(bx_future_error(chained.result), BX_E_CANCELLED);
-    cr_expect_eq(bx_future_error(chained.inner), BX_E_CANCELLED);
-    release(&chained);
+    the_chain.context.result = the_chain.result;
+    bx_future_set(the_chain.first, NULL);
+    expect_calls(&the_chain.context, 1, 1);
+    cr_expect_eq(bx_future_error(the_chain.result), BX_E_CANCELLED);
+    cr_expect_eq(bx_future_error(the_chain.inner), BX_E_CANCELLED);
 }
 
-Test(future_chain, that_the_program_sets_keeps_that_value_and_cancels_its_inner_future)
+Test(future_chain, that_the_program_sets_keeps_that_value_and_cancels_its_inner_future,
+     .init = make_the_chain, .fini = end_the_chain)
 {
-    struct chained chained;
-
-    chain(&chained);
-    bx_future_set(chained.first, NULL);
-    cr_expect_eq(bx_future_set(chained.result, harness_msg_i64(9)), 0);
-    cr_expect_eq(bx_future_error(chained.inner), BX_E_CANCELLED);
-    cr_expect_eq(number_of(chained.result), 9);
-    release(&chained);
+    bx_future_set(the_chain.first, NULL);
+    cr_expect_eq(bx_future_set(the_chain.result, harness_msg_i64(9)), 0);
+    cr_expect_eq(bx_future_error(the_chain.inner), BX_E_CANCELLED);
+    cr_expect_eq(number_of(the_chain.result), 9);
 }
 
 /* ---- Many of them ---------------------------------------------------------------------------------- */
@@ -633,10 +604,9 @@ HARNESS_ASYNC_HANDLER(forward_twice)
 
 static int setup(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "twice", BX_INLINE, harness_twice, NULL), 0);
-    HARNESS_EQ(bx_register_async(job, "park", park, NULL), 0);
-    HARNESS_EQ(bx_register_async(job, "forward", forward_twice, NULL), 0);
-    return bx_register_async(job, "forward_and_park", forward_twice, "park");
+    return HARNESS_REGISTER(job, HARNESS_INLINE("twice", harness_twice), HARNESS_ASYNC("park", park),
+                            HARNESS_ASYNC("forward", forward_twice),
+                            { "forward_and_park", BX_INLINE, NULL, forward_twice, "park" });
 }
 
 HARNESS_TEST(future_chain, of_calls_makes_one_after_the_other, 60, .size = 3, .setup = setup)

@@ -33,8 +33,7 @@ static void count(struct bx_future *future, void *context)
 
 static int never(struct bx_future *in, struct bx_msg *out, void *context)
 {
-    (void)in;
-    (void)out;
+    (void)in, (void)out;
     ++*(int *)context;
     return 0;
 }
@@ -136,7 +135,7 @@ HARNESS_ASYNC_HANDLER(hold_foreign)
 }
 
 HARNESS_WORLD(future_end, fails_a_future_without_a_job_that_was_to_be_an_answer, 20, .size = 2,
-              .handlers = { { "hold", .async = hold_foreign } }, .body = { call_held, leave_with_a_held_future });
+              .handlers = { HARNESS_ASYNC("hold", hold_foreign) }, .body = { call_held, leave_with_a_held_future });
 
 /* ---- Memory that all and any leave ------------------------------------------------------------- */
 
@@ -285,8 +284,7 @@ static bxi_a32 hung, called;
 
 static void count_call(struct bx_future *future, void *context)
 {
-    (void)future;
-    (void)context;
+    (void)future, (void)context;
     bxi_add(&called, 1);
 }
 

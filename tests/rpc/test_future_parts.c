@@ -3,6 +3,8 @@
  * lib/rpc/gather.c: which future ended an any (bx_future_index), and what the futures of an all became
  * (bx_future_all_value, bx_future_all_error).
  */
+#include "future_fixture.h"
+
 #include "tests/harness/harness.h"
 
 #include "rpc/rpc.h"
@@ -14,14 +16,6 @@
 #include <stdlib.h>
 
 #define PARTS 4
-
-static int64_t number_in(const struct bx_msg *value)
-{
-    struct bx_reader reader = bx_msg_reader(value);
-    int64_t number = bx_read_i64(&reader);
-
-    return reader.error < 0 ? INT64_MIN : number;
-}
 
 static void make(struct bx_future **parts)
 {

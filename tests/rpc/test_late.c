@@ -31,9 +31,8 @@ HARNESS_HANDLER(answer_slowly)
 
 static int setup(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "echo", BX_INLINE, harness_echo, NULL), 0);
-    HARNESS_EQ(bx_register(job, "slow", BX_BLOCKING, answer_slowly, NULL), 0);
-    return bx_register_async(job, "hold", harness_never, NULL);
+    return HARNESS_REGISTER(job, HARNESS_INLINE("echo", harness_echo), HARNESS_BLOCKING("slow", answer_slowly),
+                            HARNESS_ASYNC("hold", harness_never));
 }
 
 static void note_timeout(struct bx_future *future, void *context)

@@ -180,14 +180,12 @@ static int setup(struct bx_job *job)
     static char to_stay[] = "stay", to_relay[] = "relay_sync";
     bool last = bx_job_rank(job) + 2 >= bx_job_world_size(job);
 
-    HARNESS_EQ(bx_register(job, "stay", BX_BLOCKING, stay, NULL), 0);
-    HARNESS_EQ(bx_register(job, "stay_on", BX_BLOCKING, stay_on, NULL), 0);
-    HARNESS_EQ(bx_register(job, "echo", BX_INLINE, harness_nothing, NULL), 0);
-    HARNESS_EQ(bx_register_async(job, "hold", hold, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_BLOCKING("stay", stay), HARNESS_BLOCKING("stay_on", stay_on),
+                     HARNESS_INLINE("echo", harness_nothing), HARNESS_ASYNC("hold", hold));
     HARNESS_EQ(bx_register(job, "relay_sync", BX_BLOCKING, relay_sync, last ? to_stay : to_relay), 0);
-    HARNESS_EQ(bx_register(job, "relay_many", BX_BLOCKING, relay_many, to_stay), 0);
-    HARNESS_EQ(bx_register_async(job, "relay_async", relay_async, to_stay), 0);
-    return bx_register_async(job, "relay_later", relay_later, NULL);
+    return HARNESS_REGISTER(job, { "relay_many", BX_BLOCKING, relay_many, NULL, to_stay },
+                            { "relay_async", BX_INLINE, NULL, relay_async, to_stay },
+                            HARNESS_ASYNC("relay_later", relay_later));
 }
 
 /* ---- why the request is given up ------------------------------------------------------------------- */
@@ -325,8 +323,8 @@ HARNESS_HANDLER(call_and_leave)
 
 static int setup_going_on(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "detached", BX_BLOCKING, call_detached, NULL), 0);
-    HARNESS_EQ(bx_register(job, "leave_behind", BX_BLOCKING, call_and_leave, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_BLOCKING("detached", call_detached),
+                     HARNESS_BLOCKING("leave_behind", call_and_leave));
     return setup(job);
 }
 
@@ -380,7 +378,7 @@ static void awaits_the_relay(struct bx_job *job)
 }
 
 HARNESS_TEST(nested, calls_of_a_oneway_request_go_on_when_its_caller_is_dead, 20, .size = 3, .setup = setup,
-             .handlers = { { "oneway", BX_BLOCKING, call_for_oneway } }, .dies = 1u << 0,
+             .handlers = { HARNESS_BLOCKING("oneway", call_for_oneway) }, .dies = 1u << 0,
              .body = { NULL, awaits_the_relay, harness_serve })
 {
     harness_leaves_by_itself();
@@ -406,7 +404,7 @@ HARNESS_HANDLER(call_often)
 }
 
 HARNESS_TEST(nested, list_of_calls_forgets_those_that_have_ended, 20, .size = 2, .setup = setup,
-             .handlers = { { "often", BX_BLOCKING, call_often } })
+             .handlers = { HARNESS_BLOCKING("often", call_often) })
 {
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "often", NULL, NULL, NULL), 0);
 }
@@ -495,7 +493,7 @@ static void watches_the_pool(struct bx_job *job)
 }
 
 HARNESS_TEST(nested, wait_for_room_ends_with_the_request, 20, .size = 3, .setup = setup,
-             .handlers = { { "room", BX_BLOCKING, wait_for_room } }, .body = { NULL, watches_the_pool })
+             .handlers = { HARNESS_BLOCKING("room", wait_for_room) }, .body = { NULL, watches_the_pool })
 {
     struct bx_future *future = NULL;
 
@@ -640,16 +638,12 @@ HARNESS_HANDLER(call_once)
 
 static int setup_deadlines(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "once", BX_BLOCKING, call_once, NULL), 0);
-    HARNESS_EQ(bx_register(job, "stay_on", BX_BLOCKING, stay_on, NULL), 0);
-    HARNESS_EQ(bx_register(job, "answered", BX_BLOCKING, call_when_answered, NULL), 0);
-    HARNESS_EQ(bx_register(job, "look", BX_INLINE, look, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_BLOCKING("once", call_once), HARNESS_BLOCKING("stay_on", stay_on),
+                     HARNESS_BLOCKING("answered", call_when_answered), HARNESS_INLINE("look", look));
     HARNESS_EQ(bx_register_method(job, &type, "method", BX_INLINE, look, NULL), 0);
-    HARNESS_EQ(bx_register(job, "bounce", BX_BLOCKING, bounce, NULL), 0);
-    HARNESS_EQ(bx_register(job, "call_for_none", BX_INLINE, call_for_none, NULL), 0);
-    HARNESS_EQ(bx_register(job, "all_ways", BX_BLOCKING, call_all_ways, NULL), 0);
-    HARNESS_EQ(bx_register(job, "options", BX_BLOCKING, call_with_options, NULL), 0);
-    return bx_register(job, "wait", BX_BLOCKING, wait_while_others_call, NULL);
+    return HARNESS_REGISTER(job, HARNESS_BLOCKING("bounce", bounce), HARNESS_INLINE("call_for_none", call_for_none),
+                            HARNESS_BLOCKING("all_ways", call_all_ways), HARNESS_BLOCKING("options", call_with_options),
+                            HARNESS_BLOCKING("wait", wait_while_others_call));
 }
 
 static void calls(struct bx_job *job)

@@ -60,8 +60,7 @@ HARNESS_HANDLER(wait_elsewhere)
 
 static int setup(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "nothing", BX_INLINE, harness_nothing, NULL), 0);
-    return bx_register(job, "wait", BX_BLOCKING, wait_elsewhere, NULL);
+    return HARNESS_REGISTER(job, HARNESS_INLINE("nothing", harness_nothing), HARNESS_BLOCKING("wait", wait_elsewhere));
 }
 
 HARNESS_TEST(on_cancel, hook_ends_a_wait_of_the_program, 20, .size = 2, .setup = setup)
@@ -232,7 +231,7 @@ HARNESS_HANDLER(race)
 }
 
 HARNESS_TEST(on_cancel, hook_and_its_removal_race, 60, .size = 2, .setup = setup,
-             .handlers = { { "race", BX_BLOCKING, race } })
+             .handlers = { HARNESS_BLOCKING("race", race) })
 {
     for (int i = 0; i < RACES; i++) {
         struct bx_msg *args = harness_msg_i64(i);
@@ -305,8 +304,8 @@ HARNESS_HANDLER(remove_early)
 
 static int setup_outlast(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "remove_early", BX_BLOCKING, remove_early, NULL), 0);
-    HARNESS_EQ(bx_register(job, "return_early", BX_BLOCKING, return_early, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_BLOCKING("remove_early", remove_early),
+                     HARNESS_BLOCKING("return_early", return_early));
     return setup(job);
 }
 
@@ -349,7 +348,7 @@ HARNESS_HANDLER(survive)
 }
 
 HARNESS_TEST(on_cancel, hook_may_end_its_thread, 20, .size = 2, .setup = setup,
-             .handlers = { { "survive", BX_BLOCKING, survive } })
+             .handlers = { HARNESS_BLOCKING("survive", survive) })
 {
     struct bx_future *future = harness_async(job, "worker1", "survive");
 
@@ -392,9 +391,8 @@ HARNESS_HANDLER(inline_stays)
 
 static int setup_asking(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "inline_asks", BX_INLINE, inline_asks, NULL), 0);
-    HARNESS_EQ(bx_register_async(job, "async_asks", async_asks, NULL), 0);
-    HARNESS_EQ(bx_register(job, "stays", BX_INLINE, inline_stays, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_INLINE("inline_asks", inline_asks), HARNESS_ASYNC("async_asks", async_asks),
+                     HARNESS_INLINE("stays", inline_stays));
     return setup(job);
 }
 

@@ -88,14 +88,10 @@ static int rows_twice(struct bx_batch *batch, void *context)
 static int setup(struct bx_job *job)
 {
     HARNESS_EQ(bx_register(job, "nothing", BX_INLINE, harness_nothing, NULL), 0);      /* the function of forgeries */
-    HARNESS_EQ(bx_register(job, "in_order", BX_INLINE, in_order, NULL), 0);
-    HARNESS_EQ(bx_register(job, "hold", BX_INLINE, hold, NULL), 0);
-    HARNESS_EQ(bx_register(job, "moody", BX_INLINE, moody, NULL), 0);
-    HARNESS_EQ(bx_register(job, "slow", BX_INLINE, slow, NULL), 0);
-    HARNESS_EQ(bx_register(job, "twice", BX_INLINE, harness_twice, NULL), 0);
-    HARNESS_EQ(bx_register(job, "on the pool", BX_BLOCKING, harness_twice, NULL), 0);
-    HARNESS_EQ(bx_register_async(job, "later", twice_later, NULL), 0);
-    HARNESS_EQ(bx_register_async(job, "never", harness_never, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_INLINE("in_order", in_order), HARNESS_INLINE("hold", hold),
+                     HARNESS_INLINE("moody", moody), HARNESS_INLINE("slow", slow),
+                     HARNESS_INLINE("twice", harness_twice), HARNESS_BLOCKING("on the pool", harness_twice),
+                     HARNESS_ASYNC("later", twice_later), HARNESS_ASYNC("never", harness_never));
     return bx_register_batch(job, "rows", rows_twice, NULL,
                              &(struct bx_batch_options){ .flush_after_ns = 1 * HARNESS_MS });
 }
@@ -415,7 +411,7 @@ static int post_and_hold(const struct bx_request *request, struct bx_reader *val
 }
 
 HARNESS_TEST(packed, replies_are_sent_before_a_handler_that_is_not_inline_runs, 30, .size = 2, .setup = setup,
-             .handlers = { { "post", .async = post_and_hold } })
+             .handlers = { HARNESS_ASYNC("post", post_and_hold) })
 {
     struct bx_future *first, *last;
 
@@ -464,7 +460,7 @@ static void asks_and_serves(struct bx_job *job)
 }
 
 HARNESS_TEST(packed, replies_are_sent_before_a_callback_runs, 30, .size = 2, .setup = setup,
-             .handlers = { { "owe", .async = owe } }, .body = { NULL, asks_and_serves })
+             .handlers = { HARNESS_ASYNC("owe", owe) }, .body = { NULL, asks_and_serves })
 {
     struct bx_future *first;
 

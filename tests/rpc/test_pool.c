@@ -99,7 +99,7 @@ static void expect_16_threads(struct bx_job *job)
 }
 
 HARNESS_TEST(pool, has_sixteen_threads_for_handlers_that_do_not_wait_in_boxcar, 20, .size = 2,
-             .handlers = { { "stay", BX_BLOCKING, enter_and_stay } }, .body = { NULL, expect_16_threads })
+             .handlers = { HARNESS_BLOCKING("stay", enter_and_stay) }, .body = { NULL, expect_16_threads })
 {
     struct bx_future *futures[40];
 
@@ -133,8 +133,7 @@ HARNESS_HANDLER(set_it)
 
 static int setup_wait(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "wait_for_it", BX_BLOCKING, wait_for_it, NULL), 0);
-    HARNESS_EQ(bx_register(job, "set_it", BX_BLOCKING, set_it, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_BLOCKING("wait_for_it", wait_for_it), HARNESS_BLOCKING("set_it", set_it));
     awaited = bx_future_create(job);
     return 0;
 }
@@ -171,7 +170,7 @@ HARNESS_HANDLER(blocked_signals)
 }
 
 HARNESS_TEST(pool, leaves_signals_to_the_threads_of_the_program, 20, .size = 2,
-             .handlers = { { "blocked", BX_BLOCKING, blocked_signals } })
+             .handlers = { HARNESS_BLOCKING("blocked", blocked_signals) })
 {
     sigset_t mask;
 

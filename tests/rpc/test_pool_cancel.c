@@ -28,9 +28,8 @@ HARNESS_HANDLER(note)
 
 static int setup(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "stay", BX_BLOCKING, stay, NULL), 0);
-    HARNESS_EQ(bx_register(job, "note", BX_BLOCKING, note, NULL), 0);
-    return bx_register(job, "look", BX_INLINE, harness_nothing, NULL);
+    return HARNESS_REGISTER(job, HARNESS_BLOCKING("stay", stay), HARNESS_BLOCKING("note", note),
+                            HARNESS_INLINE("look", harness_nothing));
 }
 
 static struct bx_future *begin(struct bx_job *job, const char *function, int64_t value)

@@ -31,9 +31,8 @@ HARNESS_HANDLER(make)
 
 static int setup(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "where", BX_INLINE, where, NULL), 0);
-    HARNESS_EQ(bx_register(job, "count", BX_INLINE, count, NULL), 0);
-    return bx_register(job, "make", BX_INLINE, make, NULL);
+    return HARNESS_REGISTER(job, HARNESS_INLINE("where", where), HARNESS_INLINE("count", count),
+                            HARNESS_INLINE("make", make));
 }
 
 static int64_t value_of(struct bx_future *future)

@@ -66,12 +66,9 @@ static int setup(struct bx_job *job)
 {
     for (int i = 0; i < BYTES_MOST; i++)
         bytes[i] = (unsigned char)(i * 7 + 1);
-    HARNESS_EQ(bx_register(job, "echo", BX_INLINE, harness_echo_bytes, NULL), 0);
-    HARNESS_EQ(bx_register(job, "moody", BX_INLINE, moody, NULL), 0);
-    HARNESS_EQ(bx_register(job, "swell", BX_INLINE, swell, NULL), 0);
-    HARNESS_EQ(bx_register(job, "streams", BX_INLINE, streams, NULL), 0);
-    HARNESS_EQ(bx_register(job, "hold", BX_INLINE, hold, NULL), 0);
-    return bx_register(job, "nothing", BX_INLINE, harness_nothing, NULL);
+    return HARNESS_REGISTER(job, HARNESS_INLINE("echo", harness_echo_bytes), HARNESS_INLINE("moody", moody),
+                            HARNESS_INLINE("swell", swell), HARNESS_INLINE("streams", streams),
+                            HARNESS_INLINE("hold", hold), HARNESS_INLINE("nothing", harness_nothing));
 }
 
 /* What echo gets, and answers: so many bytes, from an offset that differs from call to call. */
@@ -230,7 +227,7 @@ HARNESS_HANDLER(make_two_calls)
 }
 
 HARNESS_TEST(reply, a_callback_cancels_a_call_whose_reply_has_come, 30, .size = 2, .setup = setup,
-             .handlers = { { "two", BX_INLINE, make_two_calls } })
+             .handlers = { HARNESS_INLINE("two", make_two_calls) })
 {
     HARNESS_EQ(bx_rpc_sync(job, "worker0", "two", NULL, NULL, NULL), 0);
     HARNESS_EQ(bx_future_wait(first, BX_FOREVER), 0);
@@ -270,7 +267,7 @@ Test(reply, calls_end_once_when_the_job_ends, .timeout = 60)
 
 /* A deadline that is the first to come, and one before that of another call: the peer's timer must be set for both. */
 HARNESS_TEST(reply, async_calls_end_at_their_deadlines, 60, .size = 2, .setup = setup,
-             .handlers = { { "never", .async = harness_never } }, .options = { .call_timeout_ns = 20 * HARNESS_MS })
+             .handlers = { HARNESS_ASYNC("never", harness_never) }, .options = { .call_timeout_ns = 20 * HARNESS_MS })
 {
     struct bx_future *patient, *future;
 
@@ -354,7 +351,7 @@ HARNESS_HANDLER(ask_deadlines)
 }
 
 HARNESS_TEST(reply, calls_of_a_handler_have_the_deadline_of_its_request, 30, .size = 2,
-             .handlers = { { "deadline", BX_INLINE, tell_deadline }, { "ask", BX_BLOCKING, ask_deadlines } })
+             .handlers = { HARNESS_INLINE("deadline", tell_deadline), HARNESS_BLOCKING("ask", ask_deadlines) })
 {
     const struct bx_call_options options = { .timeout_ns = 30000 * HARNESS_MS };
 
@@ -368,7 +365,7 @@ HARNESS_HANDLER(come)
     return 0;
 }
 
-HARNESS_TEST(reply, an_async_call_wakes_its_callee, 30, .size = 2, .handlers = { { "come", BX_INLINE, come } })
+HARNESS_TEST(reply, an_async_call_wakes_its_callee, 30, .size = 2, .handlers = { HARNESS_INLINE("come", come) })
 {
     uint64_t before_ns = bxi_now_ns();
 

@@ -63,11 +63,9 @@ HARNESS_ASYNC_HANDLER(hold)
 
 static int setup(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "number", BX_INLINE, number, NULL), 0);
-    HARNESS_EQ(bx_register(job, "start", BX_INLINE, start_again, NULL), 0);
-    HARNESS_EQ(bx_register(job, "size", BX_INLINE, size_of, NULL), 0);
-    HARNESS_EQ(bx_register(job, "later", BX_INLINE, later, NULL), 0);
-    return bx_register_async(job, "hold", hold, NULL);
+    return HARNESS_REGISTER(job, HARNESS_INLINE("number", number), HARNESS_INLINE("start", start_again),
+                            HARNESS_INLINE("size", size_of), HARNESS_INLINE("later", later),
+                            HARNESS_ASYNC("hold", hold));
 }
 
 /* ---- The caller -------------------------------------------------------------------------------------- */

@@ -37,8 +37,7 @@ HARNESS_HANDLER(fail)
 static int set_up(struct bx_job *job)
 {
     bx_set_log(take_log, NULL);
-    HARNESS_EQ(bx_register(job, "fail_late", BX_BLOCKING, fail_late, NULL), 0);
-    HARNESS_EQ(bx_register(job, "fail", BX_INLINE, fail, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_BLOCKING("fail_late", fail_late), HARNESS_INLINE("fail", fail));
     return setup(job);
 }
 

@@ -85,13 +85,10 @@ static const struct bx_type counter = { .name = "counter" };
 
 static int setup(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "add", BX_INLINE, add, NULL), 0);
-    HARNESS_EQ(bx_register(job, "echo", BX_INLINE, echo_all, NULL), 0);
-    HARNESS_EQ(bx_register(job, "echo_in_lines", BX_BLOCKING, echo_in_lines, NULL), 0);
-    HARNESS_EQ(bx_register(job, "count", BX_INLINE, count, NULL), 0);
-    HARNESS_EQ(bx_register(job, "give", BX_INLINE, give, NULL), 0);
-    HARNESS_EQ(bx_register(job, "bytes", BX_INLINE, harness_echo_bytes, NULL), 0);
-    HARNESS_EQ(bx_register_async(job, "never", harness_never, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_INLINE("add", add), HARNESS_INLINE("echo", echo_all),
+                     HARNESS_BLOCKING("echo_in_lines", echo_in_lines), HARNESS_INLINE("count", count),
+                     HARNESS_INLINE("give", give), HARNESS_INLINE("bytes", harness_echo_bytes),
+                     HARNESS_ASYNC("never", harness_never));
     return bx_register_method(job, &counter, "add_to", BX_INLINE, add_to, NULL);
 }
 
@@ -413,7 +410,7 @@ static void *call_and_leave(void *context)
 }
 
 HARNESS_TEST(values, are_released_by_a_thread_that_leaves_in_the_call, 60, .size = 2,
-             .handlers = { { "leave", BX_INLINE, leave } })
+             .handlers = { HARNESS_INLINE("leave", leave) })
 {
     for (int i = 0; i < 20; i++) {
         pthread_t thread;

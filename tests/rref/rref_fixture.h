@@ -268,26 +268,20 @@ static inline int setup(struct bx_job *job)
 {
     const struct bx_batch_options at_once = { .max_rows = 1 }, blocking = { .max_rows = 1, .blocking = true };
 
-    HARNESS_EQ(bx_register(job, "new_counter", BX_INLINE, new_counter, NULL), 0);
-    HARNESS_EQ(bx_register(job, "new_valueless", BX_INLINE, new_valueless, NULL), 0);
-    HARNESS_EQ(bx_register(job, "new_slow", BX_BLOCKING, new_slow, NULL), 0);
-    HARNESS_EQ(bx_register(job, "new_failing", BX_BLOCKING, new_failing, NULL), 0);
-    HARNESS_EQ(bx_register(job, "new_nothing", BX_INLINE, new_nothing, NULL), 0);
-    HARNESS_EQ(bx_register_async(job, "new_async_failing", new_async_failing, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_INLINE("new_counter", new_counter), HARNESS_INLINE("new_valueless", new_valueless),
+                     HARNESS_BLOCKING("new_slow", new_slow), HARNESS_BLOCKING("new_failing", new_failing),
+                     HARNESS_INLINE("new_nothing", new_nothing), HARNESS_ASYNC("new_async_failing", new_async_failing));
     HARNESS_EQ(bx_register_method(job, &counter_type, "add", BX_INLINE, add, NULL), 0);
     HARNESS_EQ(bx_register_method(job, &counter_type, "add_blocking", BX_BLOCKING, add, NULL), 0);
     HARNESS_EQ(bx_register_method_async(job, &counter_type, "add_async", add_async, NULL), 0);
     HARNESS_EQ(bx_register_method_batch(job, &counter_type, "add_batch", add_batch, NULL, &at_once), 0);
     HARNESS_EQ(bx_register_method(job, &counter_type, "twin", BX_INLINE, twin, NULL), 0);
     HARNESS_EQ(bx_register_method(job, &valueless_type, "other_method", BX_INLINE, add, NULL), 0);
-    HARNESS_EQ(bx_register(job, "use", BX_BLOCKING, use_blocking, NULL), 0);
-    HARNESS_EQ(bx_register(job, "use_blocking", BX_BLOCKING, use_blocking, NULL), 0);
-    HARNESS_EQ(bx_register_async(job, "use_async", use_async, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_BLOCKING("use", use_blocking), HARNESS_BLOCKING("use_blocking", use_blocking),
+                     HARNESS_ASYNC("use_async", use_async));
     HARNESS_EQ(bx_register_batch(job, "use_batch", use_batch, NULL, &blocking), 0);
-    HARNESS_EQ(bx_register(job, "keep", BX_INLINE, keep, NULL), 0);
-    HARNESS_EQ(bx_register(job, "use_kept", BX_BLOCKING, use_kept, NULL), 0);
-    HARNESS_EQ(bx_register(job, "drop_kept", BX_INLINE, drop_kept, NULL), 0);
-    return 0;
+    return HARNESS_REGISTER(job, HARNESS_INLINE("keep", keep), HARNESS_BLOCKING("use_kept", use_kept),
+                            HARNESS_INLINE("drop_kept", drop_kept));
 }
 
 /* ---- Callers ---------------------------------------------------------------------------------------------- */

@@ -146,9 +146,8 @@ HARNESS_HANDLER(die)
 
 static int setup_passing(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "pass_kept_to_2", BX_INLINE, pass_kept_to_2, NULL), 0);
-    HARNESS_EQ(bx_register(job, "reply_kept", BX_INLINE, reply_kept, NULL), 0);
-    HARNESS_EQ(bx_register(job, "die", BX_INLINE, die, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_INLINE("pass_kept_to_2", pass_kept_to_2), HARNESS_INLINE("reply_kept", reply_kept),
+                     HARNESS_INLINE("die", die));
     return setup(job);
 }
 
@@ -314,7 +313,7 @@ static void uses_what_never_comes(struct bx_job *job)
 }
 
 HARNESS_TEST(rref_death, of_the_maker_before_its_request_is_read_fails_what_it_passed_on, 60, .size = 3,
-             .setup = setup, .handlers = { { "stall", BX_INLINE, stall } }, .dies = 1u << 1,
+             .setup = setup, .handlers = { HARNESS_INLINE("stall", stall) }, .dies = 1u << 1,
              .body = { NULL, makes_and_dies, uses_what_never_comes })
 {
     while_stalled = stalls_until_the_maker_is_dead;

@@ -102,10 +102,8 @@ HARNESS_HANDLER(note)
 
 static int setup_input(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "take", BX_INLINE, take_and_count, NULL), 0);
-    HARNESS_EQ(bx_register(job, "note", BX_INLINE, note, NULL), 0);
-    HARNESS_EQ(bx_register_async(job, "hold", harness_never, NULL), 0);
-    HARNESS_EQ(bx_register(job, "echo", BX_INLINE, harness_echo, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_INLINE("take", take_and_count), HARNESS_INLINE("note", note),
+                     HARNESS_ASYNC("hold", harness_never), HARNESS_INLINE("echo", harness_echo));
     return setup(job);
 }
 
@@ -453,8 +451,7 @@ static int setup_passing_on(struct bx_job *job)
 {
     if (bx_job_rank(job) != 0)
         return setup_input(job);
-    HARNESS_EQ(bx_register(job, "take", BX_INLINE, pass_to_2, NULL), 0);
-    HARNESS_EQ(bx_register(job, "note", BX_INLINE, note, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_INLINE("take", pass_to_2), HARNESS_INLINE("note", note));
     return setup(job);
 }
 

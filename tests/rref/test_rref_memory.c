@@ -110,13 +110,9 @@ static int setup_memory(struct bx_job *job)
 {
     memory_fails_value = FAILS_IN + bx_job_rank(job);
     bx_set_log(note_complaint, NULL);
-    HARNESS_EQ(bx_register(job, "make", BX_INLINE, make_seven, NULL), 0);
-    HARNESS_EQ(bx_register(job, "make_blocking", BX_BLOCKING, make_seven, NULL), 0);
-    HARNESS_EQ(bx_register(job, "hold", BX_INLINE, hold, NULL), 0);
-    HARNESS_EQ(bx_register(job, "held", BX_INLINE, held, NULL), 0);
-    HARNESS_EQ(bx_register(job, "drop", BX_INLINE, drop_kept, NULL), 0);
-    HARNESS_EQ(bx_register(job, "use", BX_BLOCKING, use_it, NULL), 0);
-    HARNESS_EQ(bx_register(job, "is_settled", BX_INLINE, is_settled, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_INLINE("make", make_seven), HARNESS_BLOCKING("make_blocking", make_seven),
+                     HARNESS_INLINE("hold", hold), HARNESS_INLINE("held", held), HARNESS_INLINE("drop", drop_kept),
+                     HARNESS_BLOCKING("use", use_it), HARNESS_INLINE("is_settled", is_settled));
     HARNESS_EQ(bx_register_method(job, &seven, "read", BX_INLINE, read_seven, NULL), 0);
     HARNESS_EQ(bx_register_method(job, &seven, "twin", BX_BLOCKING, make_seven, NULL), 0);
     return 0;

@@ -52,8 +52,7 @@ HARNESS_HANDLER(give_back)
 
 static int setup_threads(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "take", BX_BLOCKING, take, NULL), 0);
-    HARNESS_EQ(bx_register(job, "give_back", BX_INLINE, give_back, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_BLOCKING("take", take), HARNESS_INLINE("give_back", give_back));
     return setup(job);
 }
 
@@ -146,7 +145,7 @@ HARNESS_HANDLER(give_many)
 
 /* More than BXI_RREF_COUNTED_MAX, while one reference is held. */
 HARNESS_TEST(rref_race, count_does_not_grow_with_the_messages, 60, .size = 2, .setup = setup,
-             .handlers = { { "give_many", BX_INLINE, give_many } })
+             .handlers = { HARNESS_INLINE("give_many", give_many) })
 {
     struct bx_rref *rref = remote(job, "worker1", "new_counter", 7);
     struct bx_msg *args = bx_msg_create(0);
@@ -251,7 +250,7 @@ static void make_in_callback(struct bx_future *future, void *context)
 }
 
 HARNESS_TEST(rref_race, is_made_and_passed_where_one_may_not_wait, 60, .size = 3, .setup = setup,
-             .handlers = { { "make_inline", BX_INLINE, make_inline } })
+             .handlers = { HARNESS_INLINE("make_inline", make_inline) })
 {
     for (int i = 0; i < 50; i++) {
         struct bx_msg *args = number(i), *reply = NULL;
@@ -343,8 +342,8 @@ HARNESS_HANDLER(leave_thread)
 }
 
 HARNESS_TEST(rref_race, whose_maker_ends_its_thread_fails_with_handler, 60, .size = 2, .setup = setup,
-             .handlers = { { "leave_inline", BX_INLINE, leave_thread },
-                           { "leave_blocking", BX_BLOCKING, leave_thread } })
+             .handlers = { HARNESS_INLINE("leave_inline", leave_thread),
+                           HARNESS_BLOCKING("leave_blocking", leave_thread) })
 {
     static const char *const makers[] = { "leave_inline", "leave_blocking" };
 
@@ -384,7 +383,7 @@ static void *release_in_thread(void *rref)
 }
 
 HARNESS_TEST(rref_race, whose_destructor_ends_its_thread_harms_no_other, 60, .size = 2, .setup = setup,
-             .handlers = { { "new_leaving", BX_INLINE, new_leaving } })
+             .handlers = { HARNESS_INLINE("new_leaving", new_leaving) })
 {
     struct bx_rref *rref = NULL;
     pthread_t thread;

@@ -204,5 +204,5 @@ Test(rref_show, counts_a_call_for_a_value_as_no_functions)
 {
     setenv("BX_HIST", "all", 1);
     harness_run(&(struct harness_world){
-        .size = 3, .setup = setup, .handlers = { { "fetch", BX_BLOCKING, fetch } }, .body = { let_fetch } });
+        .size = 3, .setup = setup, .handlers = { HARNESS_BLOCKING("fetch", fetch) }, .body = { let_fetch } });
 }

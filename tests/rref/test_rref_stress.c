@@ -122,13 +122,11 @@ HARNESS_HANDLER(swap)
 
 static int setup_stress(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "new_thing", BX_INLINE, new_thing, NULL), 0);
-    HARNESS_EQ(bx_register(job, "new_thing_slowly", BX_BLOCKING, new_thing, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_INLINE("new_thing", new_thing), HARNESS_BLOCKING("new_thing_slowly", new_thing));
     HARNESS_EQ(bx_register_method(job, &thing_type, "touch", BX_INLINE, touch, NULL), 0);
     HARNESS_EQ(bx_register_method(job, &thing_type, "touch_slowly", BX_BLOCKING, touch, NULL), 0);
     HARNESS_EQ(bx_register_method(job, &thing_type, "another", BX_INLINE, new_thing, NULL), 0);
-    HARNESS_EQ(bx_register(job, "swap", BX_INLINE, swap, NULL), 0);
-    return bx_register(job, "swap_slowly", BX_BLOCKING, swap, NULL);
+    return HARNESS_REGISTER(job, HARNESS_INLINE("swap", swap), HARNESS_BLOCKING("swap_slowly", swap));
 }
 
 /* ---- A worker's life -------------------------------------------------------------------------------------- */

@@ -43,9 +43,8 @@ HARNESS_HANDLER(hold_object)
 
 static int setup_asking(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "pass_tensor", BX_INLINE, pass_tensor, NULL), 0);
-    HARNESS_EQ(bx_register(job, "hold_tensor", BX_INLINE, hold_tensor, NULL), 0);
-    HARNESS_EQ(bx_register(job, "hold_object", BX_INLINE, hold_object, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_INLINE("pass_tensor", pass_tensor), HARNESS_INLINE("hold_tensor", hold_tensor),
+                     HARNESS_INLINE("hold_object", hold_object));
     return setup(job);
 }
 

@@ -236,8 +236,7 @@ static void *volatile chained_address;
 
 static void old_info_handler(int signal_number, siginfo_t *info, void *context)
 {
-    (void)signal_number;
-    (void)context;
+    (void)signal_number, (void)context;
     chained++;
     chained_address = info->si_addr;
     siglongjmp(escape, 1);
@@ -380,8 +379,7 @@ static void repairing_handler(int signal_number, siginfo_t *info, void *context)
     uintptr_t page = (uintptr_t)info->si_addr & ~(uintptr_t)(BXI_PAGE - 1);
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
 
-    (void)signal_number;
-    (void)context;
+    (void)signal_number, (void)context;
     chained++;
     if (mmap((void *)page, BXI_PAGE, PROT_READ, flags, -1, 0) == MAP_FAILED)
         _exit(1);

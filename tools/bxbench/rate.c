@@ -155,7 +155,7 @@ static int end(struct bench_caller *caller, int status)
 static double ucx_rate(const struct bench_options *options)
 {
     static const char script[] =
-        "exec 2>/dev/null; command -v ucx_perftest >/dev/null || exit 127; export UCX_TLS=shm,self\n"
+        "exec 2>/dev/null; command -v ucx_perftest >/dev/null || exit 127\n"
         "taskset -c %d timeout 60 ucx_perftest -p %d -t ucp_am_bw >/dev/null & server=$!\n"
         "for try in $(seq 50); do sleep 0.1; kill -0 $server || exit 1\n"
         "  taskset -c %d timeout 30 ucx_perftest 127.0.0.1 -p %d -t ucp_am_bw -n 1000000 -s 64 |\n"
@@ -168,6 +168,7 @@ static double ucx_rate(const struct bench_options *options)
     FILE *pipe;
 
     snprintf(command, sizeof command, script, options->cpus[1], port, options->cpus[0], port);
+    setenv("UCX_TLS", "shm,self", 1);
     pipe = popen(command, "r");
     if (pipe == NULL || fscanf(pipe, "%lf", &rate) != 1)
         rate = 0;

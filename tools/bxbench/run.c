@@ -138,8 +138,8 @@ static int pin(const struct bench_run *run, const struct bench_caller *caller)
     return rc < 0 ? bench_fail("sched_setaffinity", rc) : 0;
 }
 
-/* A worker that calls is pinned when it has its job: with one core it would not spin. Where all call, all are pinned
- * before, because jobs measure their cores. */
+/* A worker with a core of its own is pinned behind bx_job_create: a job that is created with one core does not spin.
+ * Workers that share all cores are pinned before it, so that their jobs count these. */
 static int start_worker(const struct bench_run *run, const struct bx_options *options, struct bench_caller *caller)
 {
     int rc;

@@ -54,10 +54,11 @@
  *           the job and on its pending futures, and must not use them in any other way. It does not keep the job or its
  *           memory: the library closes what the child got of them (pthread_atfork). A child of a bare system call that
  *           goes on without exec keeps them: the job's name stays taken until it ends.
- * Versions. Options structs begin with struct_bytes: sizeof the struct in this header, or 0 for its size in version
- *           0.1. So set struct_bytes to use a field whose comment says "since 0.2": with 0 it is not read. Every other
- *           field left at 0 means the default. If the header is newer than the library, fields that the library
- *           does not know must be 0, else BX_E_VERSION. lib/ABI.md has the rules.
+ * Versions. Options structs begin with struct_bytes: 0, or sizeof the struct in the header that the program is compiled
+ *           with. Every other field left at 0 means the default. If the header is newer than the library, fields that
+ *           the library does not know must be 0, else BX_E_VERSION. A program that finds functions by dlsym sets
+ *           struct_bytes, or finds NAME_0_2 (BX_SINCE_0_2): for NAME, 0 is the size of version 0.1, and newer fields
+ *           are not read. lib/ABI.md has the rules.
  */
 #ifndef BOXCAR_H
 #define BOXCAR_H
@@ -85,6 +86,10 @@
 #else
 #define BX_PRINTF(text, first)
 #endif
+
+/* Of a function that takes options with fields since 0.2: its symbol, NAME_0_2. There a struct_bytes of 0 stands for
+ * the size in this header. The symbol NAME is for programs compiled with 0.1: there 0 stands for the size of 0.1. */
+#define BX_SINCE_0_2(name) __asm__(#name "_0_2")
 
 #ifdef __cplusplus
 extern "C" {
@@ -302,7 +307,7 @@ struct bx_options {
  * calls shmstat's histograms measure. BX_TRACE=FILE, with BX_TRACE_EVENTS, writes a timeline of all workers
  * (boxcar_trace.h); a job that cannot write it starts all the same. A program with more rights than its caller
  * (set-user-ID and the like) ignores BX_LOG and what names a file. */
-int bx_job_create(const struct bx_options *options, struct bx_job **job);
+int bx_job_create(const struct bx_options *options, struct bx_job **job) BX_SINCE_0_2(bx_job_create);
 
 /* Meets the other workers. Blocks until all world_size workers are there, at most start_timeout_ns. Call it once.
  * BX_E_RANK_MISSING: the sentence names the ranks that did not come. BX_E_NAME_TAKEN, BX_E_RANK_TAKEN: also by a job
@@ -531,26 +536,27 @@ enum bx_call_flag {         /* any other bit: -EINVAL */
  * -EAGAIN. -EAGAIN and -ENOMEM also come from a callee that cannot create a thread for a blocking handler (the
  * sentence says so). BX_E_WOULD_DEADLOCK: called where nothing may wait. */
 int bx_rpc_sync(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
-                const struct bx_call_options *options, struct bx_msg **reply);
+                const struct bx_call_options *options, struct bx_msg **reply) BX_SINCE_0_2(bx_rpc_sync);
 
 /* As bx_rpc_sync, without the wait: *future is the caller's to release, and gets the codes of the call. Blocks only for
  * room. Releasing the future does not end the call: cancel it, or this worker's shutdown waits for its answer. Returned
  * at once, without a future: BX_E_NO_WORKER, BX_E_NO_FUNCTION, BX_E_TOO_LARGE, BX_E_PEER_DEAD, BX_E_CORRUPT,
  * BX_E_NO_SPACE, BX_E_ARENA_FULL, BX_E_ON_LOAN, -EAGAIN, -ENOMEM; BX_E_TIMEOUT: no room until the deadline. */
 int bx_rpc_async(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
-                 const struct bx_call_options *options, struct bx_future **future);
+                 const struct bx_call_options *options, struct bx_future **future) BX_SINCE_0_2(bx_rpc_async);
 
 /* count calls of one function, as bx_rpc_async with args[i] and futures[i] in turn, but sent together, in groups of up
  * to 64: a group costs one lock and one bell, and the callee sees it at once. What needs a lease or has references goes
  * by itself. args, or any args[i], may be NULL. 0, or the code of the first that could not be sent: those before it are
  * under way, its future and all behind it are NULL. */
 int bx_rpc_many(struct bx_job *job, const char *to, const char *function, size_t count,
-                const struct bx_msg *const *args, const struct bx_call_options *options, struct bx_future **futures);
+                const struct bx_msg *const *args, const struct bx_call_options *options, struct bx_future **futures)
+    BX_SINCE_0_2(bx_rpc_many);
 
 /* Sends a request without a reply; no error of the callee comes back. 0: the frame is in the ring. Blocks only for room
  * in the ring, with -EAGAIN as above. Codes as bx_rpc_async. */
 int bx_rpc_oneway(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
-                  const struct bx_call_options *options);
+                  const struct bx_call_options *options) BX_SINCE_0_2(bx_rpc_oneway);
 
 /* Call the worker of a rank, as bx_rpc_sync, bx_rpc_async, bx_rpc_many and bx_rpc_oneway call the worker of a name.
  * BX_E_NO_WORKER: the world has no such rank. */
@@ -716,7 +722,7 @@ struct bx_spawn_report {
  * see as a death; the sentence and report say who and how. BX_E_INTERRUPTED: a signal ended the job. -EINVAL,
  * BX_E_WORLD_SIZE, BX_E_NAME_TAKEN, BX_E_VERSION; -errno of fork or mmap. */
 int bx_spawn(const struct bx_spawn_options *options, bx_worker_fn fn, void *context,
-             struct bx_spawn_report *report);
+             struct bx_spawn_report *report) BX_SINCE_0_2(bx_spawn);
 
 #if defined(__GNUC__)
 #pragma GCC visibility pop

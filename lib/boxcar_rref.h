@@ -52,7 +52,7 @@ int bx_msg_put_object(struct bx_job *job, struct bx_msg *msg, const struct bx_ty
  * wait for the object too; an object that is made after that is destroyed. If no use was told of it, it is logged when
  * the reference is released. Blocks only for room; codes as bx_rpc_async. */
 int bx_remote(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
-              const struct bx_call_options *options, struct bx_rref **rref);
+              const struct bx_call_options *options, struct bx_rref **rref) BX_SINCE_0_2(bx_remote);
 /* Makes an object in the worker of a rank, as bx_remote does in that of a name. BX_E_NO_WORKER: the world has no such
  * rank. */
 int bx_remote_rank(struct bx_job *job, int rank, const char *function, const struct bx_msg *args,
@@ -74,19 +74,21 @@ int bx_rref_local(const struct bx_rref *rref, const struct bx_type *type, void *
 /* Fetches the object's value, which its type writes (bx_type.value), also before the object is made. *value is the
  * caller's. Gradients stop here, also of a parameter (boxcar_dist.h); bx_msg_put_var carries them. Blocks. Codes of
  * bx_rpc_sync; BX_E_TYPE: the type has no value. */
-int bx_rref_to_here(struct bx_rref *rref, const struct bx_call_options *options, struct bx_msg **value);
-int bx_rref_to_here_async(struct bx_rref *rref, const struct bx_call_options *options, struct bx_future **future);
+int bx_rref_to_here(struct bx_rref *rref, const struct bx_call_options *options, struct bx_msg **value)
+    BX_SINCE_0_2(bx_rref_to_here);
+int bx_rref_to_here_async(struct bx_rref *rref, const struct bx_call_options *options, struct bx_future **future)
+    BX_SINCE_0_2(bx_rref_to_here_async);
 
 /* Call a method on the object: as bx_rpc_sync, bx_rpc_async, bx_rpc_oneway and bx_remote. BX_E_TYPE: the function is no
  * method, or one of another type; BX_E_NO_OBJECT; the error with which the object could not be made. */
 int bx_rref_sync(struct bx_rref *rref, const char *method, const struct bx_msg *args,
-                 const struct bx_call_options *options, struct bx_msg **reply);
+                 const struct bx_call_options *options, struct bx_msg **reply) BX_SINCE_0_2(bx_rref_sync);
 int bx_rref_async(struct bx_rref *rref, const char *method, const struct bx_msg *args,
-                  const struct bx_call_options *options, struct bx_future **future);
+                  const struct bx_call_options *options, struct bx_future **future) BX_SINCE_0_2(bx_rref_async);
 int bx_rref_oneway(struct bx_rref *rref, const char *method, const struct bx_msg *args,
-                   const struct bx_call_options *options);
+                   const struct bx_call_options *options) BX_SINCE_0_2(bx_rref_oneway);
 int bx_rref_remote(struct bx_rref *rref, const char *method, const struct bx_msg *args,
-                   const struct bx_call_options *options, struct bx_rref **made);
+                   const struct bx_call_options *options, struct bx_rref **made) BX_SINCE_0_2(bx_rref_remote);
 
 /* As bx_register, bx_register_async, bx_register_async_blocking and bx_register_batch, for calls on an object of the
  * type. Names are shared with functions. A method that is called without an object fails with BX_E_TYPE. */

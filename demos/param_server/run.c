@@ -48,7 +48,7 @@ int ps_run(const struct ps_run *run)
 {
     struct worker_names names;
     struct bx_options worker = { .start_timeout_ns = START_NS };
-    struct bx_spawn_options options = { .struct_bytes = sizeof(options), .world_size = run->flags->trainers + 1,
+    struct bx_spawn_options options = { .world_size = run->flags->trainers + 1,
                                         .names = names.at, .grace_ns = BX_FOREVER, .options = &worker,
                                         .restart = run->flags->restart };
     struct bx_spawn_report report = { .failed_rank = -1 };

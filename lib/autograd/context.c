@@ -304,7 +304,7 @@ static void joined_ended(struct bx_future *future, void *argument)
 static int join(struct bx_context *context)
 {
     /* It outlives the request of a handler that runs this. */
-    const struct bx_call_options options = { sizeof options, .timeout_ns = BX_FOREVER, .flags = BX_CALL_DETACHED };
+    const struct bx_call_options options = { .timeout_ns = BX_FOREVER, .flags = BX_CALL_DETACHED };
     struct bx_job *job = context->dist->job;
     struct bx_msg *args = bx_msg_create(8);
     struct bx_future *future = NULL;

@@ -155,7 +155,7 @@ int bx_var_custom(struct bx_tape *tape, const struct bx_custom *custom, struct b
         outputs[i] = NULL;
     if (bxi_tape_stops(tape, "custom", NULL, 0))
         return tape == NULL ? -EINVAL : tape->error;
-    rc = bxi_options_copy(&given, sizeof given, sizeof given, custom, "bx_custom");
+    rc = bxi_options_copy(&given, sizeof given, custom, "bx_custom");
     if (rc == 0)
         rc = record(tape, &given, outputs);
     if (rc < 0)

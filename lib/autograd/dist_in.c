@@ -150,7 +150,7 @@ static bool has_work(struct bx_context *context)
 static void hand_over(struct bx_context *context)
 {
     /* It outlives the request of a handler that runs this. */
-    const struct bx_call_options options = { sizeof options, .timeout_ns = BX_FOREVER, .flags = BX_CALL_DETACHED };
+    const struct bx_call_options options = { .timeout_ns = BX_FOREVER, .flags = BX_CALL_DETACHED };
     struct bx_job *job = context->dist->job;
     struct bx_msg *args = NULL;
     struct bx_future *future = NULL;

@@ -67,7 +67,7 @@ static int send_to(struct bx_context *context, int rank)
     struct bx_msg *args = bx_msg_create(256);
     struct bx_future *future = NULL;
     /* They belong to the pass, not to the request of a handler that runs it. */
-    const struct bx_call_options options = { sizeof options, .flags = BX_CALL_DETACHED };
+    const struct bx_call_options options = { .flags = BX_CALL_DETACHED };
     int32_t count = 0;
     int rc;
 

@@ -496,7 +496,7 @@ int bx_var_lstm(struct bx_tape *tape, struct bx_var *input, const struct bx_lstm
     *result = (struct bx_lstm_result){ NULL, NULL, NULL };
     if (bxi_tape_stops(tape, lstm_op.name, &input, 1))
         return tape == NULL ? -EINVAL : tape->error;
-    rc = bxi_options_copy(&given, sizeof given, sizeof given, lstm, "bx_lstm");
+    rc = bxi_options_copy(&given, sizeof given, lstm, "bx_lstm");
     if (rc == 0)
         rc = measure(&shape, input, &given);
     if (rc == 0) {

@@ -77,7 +77,7 @@ int bx_optim_sgd_create(const struct bx_optim_sgd *options, struct bx_var *const
                         struct bx_optim **optim)
 {
     struct bx_optim_sgd chosen = { .struct_bytes = sizeof chosen };
-    int rc = bxi_options_copy(&chosen, sizeof chosen, sizeof chosen, options, "bx_optim_sgd");
+    int rc = bxi_options_copy(&chosen, sizeof chosen, options, "bx_optim_sgd");
 
     if (rc == 0 && (options == NULL || !is_rate(chosen.lr) || !is_rate(chosen.momentum) ||
                     !is_rate(chosen.weight_decay)))
@@ -94,7 +94,7 @@ int bx_optim_adam_create(const struct bx_optim_adam *options, struct bx_var *con
                          struct bx_optim **optim)
 {
     struct bx_optim_adam chosen = { .struct_bytes = sizeof chosen };
-    int rc = bxi_options_copy(&chosen, sizeof chosen, sizeof chosen, options, "bx_optim_adam");
+    int rc = bxi_options_copy(&chosen, sizeof chosen, options, "bx_optim_adam");
 
     chosen.lr = chosen.lr != 0 ? chosen.lr : 1e-3;
     chosen.beta1 = chosen.beta1 != 0 ? chosen.beta1 : 0.9;

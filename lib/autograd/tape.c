@@ -14,7 +14,7 @@
 int bx_tape_create(const struct bx_tape_options *options, struct bx_tape **tape)
 {
     struct bx_tape_options chosen = { .struct_bytes = sizeof chosen };
-    int rc = bxi_options_copy(&chosen, sizeof chosen, sizeof chosen, options, "bx_tape_options");
+    int rc = bxi_options_copy(&chosen, sizeof chosen, options, "bx_tape_options");
 
     if (rc < 0)
         return rc;

@@ -12,16 +12,10 @@
 
 #define BXI_OPTIONS_MAX 1024u       /* bytes that no version of a struct of options has */
 
-/* Sizes that structs had in version 0.1. A program that left struct_bytes 0 may have been compiled with its header, so
- * 0 stands for these. A struct that is not here has not grown. */
-#define BXI_OPTIONS_0_1 96u
-#define BXI_SPAWN_OPTIONS_0_1 48u
-#define BXI_CALL_OPTIONS_0_1 24u
-
 /* Copies what the program gave over `to`, which holds the defaults and keeps them if given is NULL. struct_bytes 0
- * stands for first_bytes. What a newer header has behind to_bytes must be zero. 0, or BX_E_VERSION with a sentence
- * that names the struct. */
-static inline int bxi_options_copy(void *to, size_t to_bytes, size_t first_bytes, const void *given, const char *name)
+ * stands for to_bytes. What a newer header has behind to_bytes must be zero. 0, or BX_E_VERSION with a sentence that
+ * names the struct. */
+static inline int bxi_options_copy(void *to, size_t to_bytes, const void *given, const char *name)
 {
     size_t bytes;
 
@@ -29,7 +23,7 @@ static inline int bxi_options_copy(void *to, size_t to_bytes, size_t first_bytes
         return 0;
     memcpy(&bytes, given, sizeof bytes);
     if (bytes == 0)
-        bytes = first_bytes;
+        bytes = to_bytes;
     for (size_t i = to_bytes; i < bytes; i++)
         if (bytes > BXI_OPTIONS_MAX || ((const unsigned char *)given)[i] != 0)
             return bx_fail(BX_E_VERSION, "struct %s has %zu bytes, this library knows %zu: it is older than the header",

@@ -150,7 +150,7 @@ int bxi_job_options(struct bx_job *job, const struct bx_options *given)
 {
     int rc;
 
-    rc = bxi_options_copy(&job->options, sizeof job->options, BXI_OPTIONS_0_1, given, "bx_options");
+    rc = bxi_options_copy(&job->options, sizeof job->options, given, "bx_options");
     if (rc < 0)
         return rc;
     if (job->options.world_size == 0 && (rc = options_from_environment(&job->options)) < 0)

@@ -178,7 +178,9 @@ static _Noreturn void run_worker(const struct launch *launch, int rank)
 
     become_worker(launch, rank);
     snprintf(name, sizeof(name), "worker%d", rank);
-    options.struct_bytes = sizeof(options);
+    /* A program of 0.1 may copy these options: they do not claim to be larger than its own. It sets no restart. */
+    if (launch->options.restart > 0 || options.struct_bytes > sizeof(options))
+        options.struct_bytes = sizeof(options);
     options.job = launch->job_name;
     options.name = launch->options.names != NULL ? launch->options.names[rank] : name;
     options.rank = rank;
@@ -223,9 +225,9 @@ static int read_options(struct launch *launch, const struct bx_spawn_options *gi
 
     if (given == NULL || launch->fn == NULL)
         return bx_fail(-EINVAL, "bx_spawn needs options and a function");
-    int rc = bxi_options_copy(options, sizeof(*options), BXI_SPAWN_OPTIONS_0_1, given, "bx_spawn_options");
+    int rc = bxi_options_copy(options, sizeof(*options), given, "bx_spawn_options");
     if (rc == 0)
-        rc = bxi_options_copy(&launch->base, sizeof(launch->base), BXI_OPTIONS_0_1, options->options,
+        rc = bxi_options_copy(&launch->base, sizeof(launch->base), options->options,
                               "bx_options");
     if (rc < 0)
         return rc;

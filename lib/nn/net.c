@@ -26,7 +26,7 @@ int bx_net_create(const struct bx_net_options *options, struct bx_net **net)
 
     if (net == NULL)
         return bx_fail(-EINVAL, "bx_net_create needs a place for the net");
-    if ((error = bxi_options_copy(&given, sizeof given, sizeof given, options, "bx_net_options")) < 0)
+    if ((error = bxi_options_copy(&given, sizeof given, options, "bx_net_options")) < 0)
         return error;
     if (given.threads < 0)
         return bx_fail(-EINVAL, "a net cannot compute with %d threads; 0 means one", given.threads);

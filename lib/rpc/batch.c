@@ -375,7 +375,7 @@ static int register_batch(struct bx_job *job, const char *name, bx_batch_fn fn, 
 
     if (fn == NULL)
         return bx_fail(-EINVAL, "there is no body to register as '%s'", bxi_brief(name).text);
-    if ((rc = bxi_options_copy(&given, sizeof given, sizeof given, options, "bx_batch_options")) < 0)
+    if ((rc = bxi_options_copy(&given, sizeof given, options, "bx_batch_options")) < 0)
         return rc;
     batcher = calloc(1, sizeof *batcher);
     if (batcher == NULL)

@@ -68,7 +68,7 @@ static int take_flags(struct bxi_plan *plan, uint64_t flags)
 BXI_COLD static int take_options(struct bxi_plan *plan, const struct bx_call_options *options)
 {
     struct bx_call_options given = { 0 };
-    int rc = bxi_options_copy(&given, sizeof given, BXI_CALL_OPTIONS_0_1, options, "bx_call_options");
+    int rc = bxi_options_copy(&given, sizeof given, options, "bx_call_options");
 
     if (rc < 0)
         return rc;

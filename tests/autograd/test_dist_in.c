@@ -205,7 +205,7 @@ Test(dist_in, fails_the_pass_if_the_pool_of_another_worker_refuses_the_work)
 /* The gradient of x is queued at worker 0, the maker, and its pool is busy. */
 static void take_too_long(struct bx_job *job)
 {
-    const struct bx_call_options forever = { sizeof forever, .timeout_ns = BX_FOREVER };
+    const struct bx_call_options forever = { .timeout_ns = BX_FOREVER };
     struct bx_future *held = NULL;
     struct product product;
 

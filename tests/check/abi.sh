@@ -45,6 +45,13 @@ declarations()
                     gsub(/\( /, "(", text)
                     sub(/^ /, "", text)
                     sub(/ ?;$/, "", text)
+                    gsub(/" "/, "", text)
+                    if (match(text, / ?__asm__\("[a-z0-9_]+"\)$/)) {  # its symbol, which programs have
+                        symbol = substr(text, RSTART, RLENGTH)
+                        text = substr(text, 1, RSTART - 1)
+                        gsub(/^ ?__asm__\("|"\)$/, "", symbol)
+                        sub(/bxi?_[a-z0-9_]+\(/, symbol "(", text)
+                    }
                     if (text !~ /bxi_/)
                         print text
                     text = ""
@@ -134,6 +141,10 @@ list()
         for header in $headers; do
             declarations "$header"
         done >"$work/declarations"
+        # The symbols of older versions, which the headers give to other functions now.
+        if [ "$1" = libboxcar ]; then
+            declarations lib/job/old.h >>"$work/declarations"
+        fi
         for header in $headers; do
             macros "$header"
         done >"$work/macros"

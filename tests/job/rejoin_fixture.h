@@ -27,7 +27,6 @@ struct life {
 static inline void live(struct start *start, const struct life *life)
 {
     struct bx_options options = {
-        .struct_bytes = sizeof(options),
         .job = job_name,
         .rank = life->rank,
         .name = life->name,

@@ -160,7 +160,7 @@ Test(door_files, a_joiner_that_finds_no_door_says_where_it_searched)
 /* That a name cannot be opened is no death either: then there would be no job, and a second one would begin. */
 Test(door_files, a_process_without_descriptors_does_not_decide_who_lives)
 {
-    struct bx_options options = { .struct_bytes = sizeof(options), .job = job_name, .rank = 0, .world_size = 2,
+    struct bx_options options = { .job = job_name, .rank = 0, .world_size = 2,
                                   .rejoin = 1 };
     struct rlimit limit, none;
     struct bx_job *job = NULL;

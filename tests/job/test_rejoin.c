@@ -364,7 +364,7 @@ static void may_leave_its_thread(struct bx_job *job)
 /* The background thread of rank 0 ends, and the next one watches the pidfds anew, also that of the dead worker 1. */
 static void ends_a_background_thread(struct bx_job *job)
 {
-    const struct bx_call_options options = { .struct_bytes = sizeof(options), .timeout_ns = 5000 * HARNESS_MS };
+    const struct bx_call_options options = { .timeout_ns = 5000 * HARNESS_MS };
 
     struct bx_msg *args = bx_msg_create(8);
 

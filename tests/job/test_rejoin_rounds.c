@@ -371,7 +371,7 @@ static void posts_back_alone(struct bx_job *job)
 static void expect_on_loan(struct bx_job *job, int rank, uint64_t leases)
 {
     const struct bxi_loans *shown = &bxi_tables(job->control)->loans[1];
-    struct bx_loans loans = { .struct_bytes = sizeof(loans) };
+    struct bx_loans loans = { 0 };
 
     HARNESS_EQ(bx_job_loans(job, rank, &loans), 0);
     HARNESS_EQ(loans.leases, leases);

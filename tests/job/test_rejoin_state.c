@@ -392,8 +392,7 @@ static int call_with(struct bx_job *job, uint64_t flags, uint64_t timeout_ns, bo
 
     bx_msg_put_i64(args, 1);
     rc = bx_rpc_sync(job, "worker1", "lend", args,
-                     &(struct bx_call_options){ .struct_bytes = sizeof(struct bx_call_options),
-                                                .timeout_ns = timeout_ns, .no_wait = no_wait, .flags = flags }, NULL);
+                     &(struct bx_call_options){ .timeout_ns = timeout_ns, .no_wait = no_wait, .flags = flags }, NULL);
     bx_msg_destroy(args);
     return rc;
 }

@@ -6,6 +6,8 @@
  */
 #include "spawn_fixture.h"
 
+#include "job/old.h"
+
 #include <sys/prctl.h>
 #include <time.h>
 
@@ -47,7 +49,7 @@ TestSuite(spawn_restart, .init = restart_set_up, .fini = place_tear_down, .timeo
 static int spawn_again(bx_worker_fn fn, const struct life *life)
 {
     static struct life shared;          /* a copy that outlives the caller's, for the workers */
-    struct bx_spawn_options options = { .struct_bytes = sizeof(options), .job = job_name, .world_size = WORLD,
+    struct bx_spawn_options options = { .job = job_name, .world_size = WORLD,
                                         .grace_ns = life->grace_ns != 0 ? life->grace_ns : SHORT_NS,
                                         .restart = life->restart };
 
@@ -485,8 +487,10 @@ Test(spawn_restart, is_not_read_of_a_struct_of_the_first_version)
     struct bx_spawn_options options = { .job = job_name, .world_size = WORLD, .grace_ns = SHORT_NS, .restart = 99 };
     struct life life = { .deaths = 1, .signal_number = SIGKILL };
 
-    cr_expect_eq(bx_spawn(&options, comes_back, &life, &seen->report), BX_E_WORKER_FAILED);
+    cr_expect_eq(bxi_old_spawn(&options, comes_back, &life, &seen->report), BX_E_WORKER_FAILED);
     cr_expect_eq(seen->runs[RANK], 1);
+    cr_expect_eq(bx_spawn(&options, comes_back, &life, &seen->report), -EINVAL);
+    cr_expect_str_eq(bx_error_text(), "restart is 99, not one of 0 to 31");
 }
 
 /* ---- A real job ---------------------------------------------------------------------------------- */

@@ -75,8 +75,7 @@ HARNESS_ASYNC_HANDLER(work)
     case FORWARD:
         harness_await(GO, 1);
         return bx_rpc_async(job, "worker2", "park", NULL,
-                            &(struct bx_call_options){ .struct_bytes = sizeof(struct bx_call_options),
-                                                       .flags = BX_CALL_DETACHED }, reply);
+                            &(struct bx_call_options){ .flags = BX_CALL_DETACHED }, reply);
     case FAIL:
         return bx_fail(-ERANGE, "car %d does not exist", 9);
     case RETURN_NOTHING:

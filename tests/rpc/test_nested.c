@@ -303,7 +303,7 @@ Test(nested, calls_are_cancelled_when_the_caller_leaves, .timeout = 60)
 
 HARNESS_HANDLER(call_detached)
 {
-    const struct bx_call_options own = { sizeof own, .timeout_ns = BX_FOREVER, .flags = BX_CALL_DETACHED };
+    const struct bx_call_options own = { .timeout_ns = BX_FOREVER, .flags = BX_CALL_DETACHED };
     int rc;
 
     /* The slot of a call for the request that has ended. */
@@ -416,7 +416,7 @@ static const struct bx_type type = { .name = "thing" };
 /* Calls of all kinds when the request is over. */
 HARNESS_HANDLER(call_on)
 {
-    const struct bx_call_options own = { sizeof own, .flags = BX_CALL_DETACHED };
+    const struct bx_call_options own = { .flags = BX_CALL_DETACHED };
     struct bx_job *job = bx_request_job(request);
     struct bx_future *futures[2] = { NULL, NULL };
     struct bx_rref *rref = NULL, *made = NULL;
@@ -459,7 +459,7 @@ HARNESS_TEST(nested, call_fails_at_once_when_the_request_is_over, 20, .size = 3,
 /* Fills the callee's slots with calls that are not for the request, then waits for room for one that is. */
 HARNESS_HANDLER(wait_for_room)
 {
-    const struct bx_call_options own = { sizeof own, .timeout_ns = BX_FOREVER, .flags = BX_CALL_DETACHED };
+    const struct bx_call_options own = { .timeout_ns = BX_FOREVER, .flags = BX_CALL_DETACHED };
     static struct bx_future *futures[BXI_CALLS_MAX - 1];
     struct bx_job *job = bx_request_job(request);
 
@@ -566,9 +566,8 @@ HARNESS_HANDLER(call_all_ways)
 HARNESS_HANDLER(call_with_options)
 {
     const struct bx_call_options hasty = { .timeout_ns = LONG_NS / 2 }, forever = { .timeout_ns = BX_FOREVER },
-                                 detached = { sizeof detached, .flags = BX_CALL_DETACHED },
-                                 old = { .flags = BX_CALL_DETACHED },
-                                 unknown = { sizeof unknown, .flags = UINT64_C(1) << 63 | BX_CALL_DETACHED };
+                                 detached = { .flags = BX_CALL_DETACHED },
+                                 unknown = { .flags = UINT64_C(1) << 63 | BX_CALL_DETACHED };
     uint64_t own_ns = bx_request_deadline_ns(request);
     struct bx_job *job = bx_request_job(request);
 
@@ -578,8 +577,6 @@ HARNESS_HANDLER(call_with_options)
     HARNESS_CHECK(seen(1) < own_ns);
     HARNESS_EQ(bx_rpc_sync(job, "worker0", "look", NULL, &detached, NULL), 0);
     HARNESS_CHECK(seen(1) > own_ns);
-    HARNESS_EQ(bx_rpc_sync(job, "worker0", "look", NULL, &old, NULL), 0);       /* a program of 0.1 has no flags */
-    HARNESS_EQ(seen(1), own_ns);
     HARNESS_EQ(bx_rpc_sync(job, "worker0", "look", NULL, &unknown, NULL), -EINVAL);
     HARNESS_HAS(bx_error_text(), "0x8000000000000000");
     return 0;

@@ -11,8 +11,8 @@ TestSuite(rref_given_up, .timeout = 60);
 
 static void expect_given_up(struct bx_job *job, const char *owner)
 {
-    const struct bx_call_options soon = { sizeof soon, .timeout_ns = 50 * HARNESS_MS };
-    const struct bx_call_options forever = { sizeof forever, .timeout_ns = BX_FOREVER };
+    const struct bx_call_options soon = { .timeout_ns = 50 * HARNESS_MS };
+    const struct bx_call_options forever = { .timeout_ns = BX_FOREVER };
     struct bx_msg *args = number(1);
     struct bx_future *value = NULL;
     struct bx_rref *rref = NULL;

@@ -34,7 +34,7 @@ HARNESS_HANDLER(read_object)
 static int read_through(struct bx_rref *rref)
 {
     /* Not for the request in which it is called: that one's caller may be the victim. */
-    const struct bx_call_options options = { .struct_bytes = sizeof(options), .flags = BX_CALL_DETACHED };
+    const struct bx_call_options options = { .flags = BX_CALL_DETACHED };
     struct bx_msg *reply = NULL;
     int rc = bx_rref_sync(rref, "read", NULL, &options, &reply);
 

@@ -161,7 +161,7 @@ static void lends_three_times(struct bx_job *job)
     HARNESS_EQ(harness_call(job, "worker1", "drop", harness_msg_i64(2)), 4);
 
     struct bx_loans loans = loans_of(job, 1);
-    struct bx_arena_info arena = { .struct_bytes = sizeof(arena) };
+    struct bx_arena_info arena = { 0 };
     struct stat_run run = show();
     const struct json *lent = stat_run_row(stat_run_worker(&run, 0), "loans", "peer", 1);
     const struct json *held = stat_run_row(stat_run_worker(&run, 1), "loans", "peer", 0);

@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The symbols of version 0.1; old.h says what they are. Each calls the function of today. Any thread.
+ */
+#include "old.h"
+
+#include <string.h>
+
+/* Sizes of 0.1. */
+#define OPTIONS_BYTES 96u
+#define SPAWN_OPTIONS_BYTES 48u
+#define CALL_OPTIONS_BYTES 24u
+
+/* Returns the options with a size: in `sized`, if they have none. */
+static const void *sized(const void *given, void *sized, size_t bytes)
+{
+    size_t has;
+
+    if (given == NULL)
+        return NULL;
+    memcpy(&has, given, sizeof has);
+    if (has != 0)
+        return given;
+    memcpy(sized, given, bytes);
+    memcpy(sized, &bytes, sizeof bytes);
+    return sized;
+}
+
+int bxi_old_job_create(const struct bx_options *options, struct bx_job **job)
+{
+    struct bx_options room;
+
+    return bx_job_create(sized(options, &room, OPTIONS_BYTES), job);
+}
+
+int bxi_old_spawn(const struct bx_spawn_options *options, bx_worker_fn fn, void *context,
+                  struct bx_spawn_report *report)
+{
+    struct bx_spawn_options room;
+    struct bx_options worker;
+
+    if (options == NULL || options->struct_bytes != 0)
+        return bx_spawn(options, fn, context, report);
+    options = sized(options, &room, SPAWN_OPTIONS_BYTES);
+    room.options = sized(options->options, &worker, OPTIONS_BYTES);
+    return bx_spawn(options, fn, context, report);
+}
+
+int bxi_old_rpc_sync(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
+                     const struct bx_call_options *options, struct bx_msg **reply)
+{
+    struct bx_call_options room;
+
+    return bx_rpc_sync(job, to, function, args, sized(options, &room, CALL_OPTIONS_BYTES), reply);
+}
+
+int bxi_old_rpc_async(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
+                      const struct bx_call_options *options, struct bx_future **future)
+{
+    struct bx_call_options room;
+
+    return bx_rpc_async(job, to, function, args, sized(options, &room, CALL_OPTIONS_BYTES), future);
+}
+
+int bxi_old_rpc_many(struct bx_job *job, const char *to, const char *function, size_t count,
+                     const struct bx_msg *const *args, const struct bx_call_options *options,
+                     struct bx_future **futures)
+{
+    struct bx_call_options room;
+
+    return bx_rpc_many(job, to, function, count, args, sized(options, &room, CALL_OPTIONS_BYTES), futures);
+}
+
+int bxi_old_rpc_oneway(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
+                       const struct bx_call_options *options)
+{
+    struct bx_call_options room;
+
+    return bx_rpc_oneway(job, to, function, args, sized(options, &room, CALL_OPTIONS_BYTES));
+}
+
+int bxi_old_remote(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
+                   const struct bx_call_options *options, struct bx_rref **rref)
+{
+    struct bx_call_options room;
+
+    return bx_remote(job, to, function, args, sized(options, &room, CALL_OPTIONS_BYTES), rref);
+}
+
+int bxi_old_rref_sync(struct bx_rref *rref, const char *method, const struct bx_msg *args,
+                      const struct bx_call_options *options, struct bx_msg **reply)
+{
+    struct bx_call_options room;
+
+    return bx_rref_sync(rref, method, args, sized(options, &room, CALL_OPTIONS_BYTES), reply);
+}
+
+int bxi_old_rref_async(struct bx_rref *rref, const char *method, const struct bx_msg *args,
+                       const struct bx_call_options *options, struct bx_future **future)
+{
+    struct bx_call_options room;
+
+    return bx_rref_async(rref, method, args, sized(options, &room, CALL_OPTIONS_BYTES), future);
+}
+
+int bxi_old_rref_oneway(struct bx_rref *rref, const char *method, const struct bx_msg *args,
+                        const struct bx_call_options *options)
+{
+    struct bx_call_options room;
+
+    return bx_rref_oneway(rref, method, args, sized(options, &room, CALL_OPTIONS_BYTES));
+}
+
+int bxi_old_rref_remote(struct bx_rref *rref, const char *method, const struct bx_msg *args,
+                        const struct bx_call_options *options, struct bx_rref **made)
+{
+    struct bx_call_options room;
+
+    return bx_rref_remote(rref, method, args, sized(options, &room, CALL_OPTIONS_BYTES), made);
+}
+
+int bxi_old_rref_to_here(struct bx_rref *rref, const struct bx_call_options *options, struct bx_msg **value)
+{
+    struct bx_call_options room;
+
+    return bx_rref_to_here(rref, sized(options, &room, CALL_OPTIONS_BYTES), value);
+}
+
+int bxi_old_rref_to_here_async(struct bx_rref *rref, const struct bx_call_options *options,
+                               struct bx_future **future)
+{
+    struct bx_call_options room;
+
+    return bx_rref_to_here_async(rref, sized(options, &room, CALL_OPTIONS_BYTES), future);
+}

@@ -376,6 +376,9 @@ int bx_job_world_size(const struct bx_job *job);                     /* how many
 const char *bx_job_name(const struct bx_job *job);                   /* this worker's name */
 const char *bx_worker_name(const struct bx_job *job, int rank);      /* of a rank; NULL: none, or before the start */
 int bx_worker_rank(const struct bx_job *job, const char *name);      /* the rank of a worker, or BX_E_NO_WORKER */
+/* Returns a name of the worker of a rank, in every job: "#3". A function that takes a worker's name takes it too, and so
+ * does bx_worker_rank. Never NULL; of a rank that is 0 to 127 the text is static, of another one it is the thread's. */
+const char *bx_rank(int rank);
 bool bx_worker_alive(const struct bx_job *job, int rank);            /* it has not died, left or been cut off */
 /* How many processes have had this rank, with the one that has it now: 1, or more if workers have come back
  * (options.rejoin). 0: it is not known, or before the start. -EINVAL: no such rank. Since 0.2. */
@@ -528,9 +531,9 @@ enum bx_call_flag {         /* any other bit: -EINVAL */
  * call waits until its deadline; with no_wait, or where nothing may wait, it returns -EAGAIN. A reply that reaches a
  * bound of leases fails at the caller with BX_E_ON_LOAN. */
 
-/* Calls a function of worker `to`, which may be the caller itself, and waits for the reply. args is borrowed and may be
- * NULL. *reply is owned by the caller; reply may be NULL. Calls run at most once and are never retried; requests of one
- * worker to another arrive in the order sent. Blocks.
+/* Calls a function of worker `to`, a name or bx_rank(n), and waits for the reply. That may be the caller itself. args
+ * is borrowed and may be NULL. *reply is owned by the caller; reply may be NULL. Calls run at most once and are never
+ * retried; requests of one worker to another arrive in the order sent. Blocks.
  * Returns what the handler returned, or BX_E_TIMEOUT, BX_E_PEER_DEAD, BX_E_NO_WORKER, BX_E_NO_FUNCTION,
  * BX_E_TOO_LARGE, BX_E_REFUSED, BX_E_NO_SPACE, BX_E_ARENA_FULL, BX_E_ON_LOAN, BX_E_BUSY, BX_E_CORRUPT, BX_E_SHUTDOWN,
  * -EAGAIN. -EAGAIN and -ENOMEM also come from a callee that cannot create a thread for a blocking handler (the
@@ -557,18 +560,6 @@ int bx_rpc_many(struct bx_job *job, const char *to, const char *function, size_t
  * in the ring, with -EAGAIN as above. Codes as bx_rpc_async. */
 int bx_rpc_oneway(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
                   const struct bx_call_options *options) BX_SINCE_0_2(bx_rpc_oneway);
-
-/* Call the worker of a rank, as bx_rpc_sync, bx_rpc_async, bx_rpc_many and bx_rpc_oneway call the worker of a name.
- * BX_E_NO_WORKER: the world has no such rank. */
-int bx_rpc_sync_rank(struct bx_job *job, int rank, const char *function, const struct bx_msg *args,
-                     const struct bx_call_options *options, struct bx_msg **reply);
-int bx_rpc_async_rank(struct bx_job *job, int rank, const char *function, const struct bx_msg *args,
-                      const struct bx_call_options *options, struct bx_future **future);
-int bx_rpc_many_rank(struct bx_job *job, int rank, const char *function, size_t count,
-                     const struct bx_msg *const *args, const struct bx_call_options *options,
-                     struct bx_future **futures);
-int bx_rpc_oneway_rank(struct bx_job *job, int rank, const char *function, const struct bx_msg *args,
-                       const struct bx_call_options *options);
 
 /* ---- Futures ----------------------------------------------------------------------------------- */
 

@@ -15,7 +15,7 @@
  *     int64_t sum;
  *     struct bx_tensor *model;
  *     int rc = bx_call(job, "worker1", "add", "ii>i", 40, 2, &sum);
- *     rc = bx_call(job, 1, "push", "sT>T", "layer1", gradient, &model);      by rank
+ *     rc = bx_call(job, bx_rank(1), "push", "sT>T", "layer1", gradient, &model);
  *     rc = bx_rref_call(counter, "add", "i>i", 5, &sum);                     a method
  *
  * and a handler that reads and writes its values so:
@@ -78,8 +78,8 @@ struct bx_value bx_bytes(const void *data, size_t bytes);
 struct bx_value bx_into(void *data, size_t bytes);
 
 #ifdef BXI_MANUAL           /* macros: these are the types that they take */
-/* Calls a function of a worker and waits for the reply, as bx_rpc_sync does. to is the worker's name, or an int: its
- * rank. "Calls in one line" in boxcar(7) has the letters of a format. bx_call_with takes options. Blocks.
+/* Calls a function of a worker and waits for the reply, as bx_rpc_sync does. "Calls in one line" in
+ * boxcar(7) has the letters of a format. bx_call_with takes options. Blocks.
  * Codes of bx_rpc_sync, and of the format: -EINVAL, -ERANGE; BX_E_SHORT_MESSAGE, -EMSGSIZE: the reply has other values;
  * -ENOMEM. */
 int bx_call(struct bx_job *job, const char *to, const char *function, const char *format, ...);
@@ -108,10 +108,10 @@ int bx_read(struct bx_reader *reader, const char *format, ...);
 #endif
 
 /* Call a function with an array of values, as bx_call and bx_call_async do. These are the functions behind the macros:
- * values ends with one of kind BX_VALUE_END, format need not be a literal, to is a text or an integer. */
-int bx_call_values(struct bx_job *job, struct bx_value to, const char *function,
+ * values ends with one of kind BX_VALUE_END, format need not be a literal. */
+int bx_call_values(struct bx_job *job, const char *to, const char *function,
                    const struct bx_call_options *options, const char *format, const struct bx_value *values);
-int bx_call_values_async(struct bx_job *job, struct bx_value to, const char *function,
+int bx_call_values_async(struct bx_job *job, const char *to, const char *function,
                          const struct bx_call_options *options, const char *format, const struct bx_value *values,
                          struct bx_future **future);
 /* Call a method with an array of values, as bx_rref_call and bx_rref_call_async do. */
@@ -130,12 +130,12 @@ int bx_read_values(struct bx_reader *reader, const char *format, const struct bx
  * of that type. BXI_EACH(m, format, a, b) is m(format, 1, a) m(format, 2, b). */
 
 #define bx_call(job, to, function, ...) bx_call_with(job, to, function, BXI_NULL, __VA_ARGS__)
-#define bx_call_with(job, to, function, options, ...)                                                   \
-    (BXI_CHECK(CALL, __VA_ARGS__)                                                                       \
-     bx_call_values(job, BXI_WORKER(to), function, options, BXI_VALUES(__VA_ARGS__)))
-#define bx_call_async(job, to, function, options, future, ...)                                          \
-    (BXI_CHECK(PUT, __VA_ARGS__)                                                                        \
-     bx_call_values_async(job, BXI_WORKER(to), function, options, BXI_VALUES(__VA_ARGS__), future))
+#define bx_call_with(job, to, function, options, ...) \
+    (BXI_CHECK(CALL, __VA_ARGS__) \
+         bx_call_values(job, to, function, options, BXI_VALUES(__VA_ARGS__)))
+#define bx_call_async(job, to, function, options, future, ...) \
+    (BXI_CHECK(PUT, __VA_ARGS__) \
+         bx_call_values_async(job, to, function, options, BXI_VALUES(__VA_ARGS__), future))
 #define bx_rref_call(rref, method, ...) bx_rref_call_with(rref, method, BXI_NULL, __VA_ARGS__)
 #define bx_rref_call_with(rref, method, options, ...)                                                   \
     (BXI_CHECK(CALL, __VA_ARGS__) bx_rref_call_values(rref, method, options, BXI_VALUES(__VA_ARGS__)))
@@ -230,17 +230,12 @@ extern "C++" {
 template <uint64_t letters> struct bxi_type {
     static const uint64_t fits = letters;
 };
-#define BXI_OVERLOAD(type, function, letters)                                                           \
-    inline struct bx_value bxi_value(type x)                                                            \
-    {                                                                                                   \
-        return function(x);                                                                             \
-    }                                                                                                   \
+#define BXI_OVERLOAD(type, function, letters) \
+    inline struct bx_value bxi_value(type x) \
+    { \
+        return function(x); \
+    } \
     bxi_type<letters> bxi_type_of(type x);
-#define BXI_WORKER_OVERLOAD(type, function)                                                             \
-    inline struct bx_value bxi_worker(type x)                                                           \
-    {                                                                                                   \
-        return function(x);                                                                             \
-    }
 BXI_OVERLOAD(int, bxi_value_int, BXI_FITS_INTEGER)
 BXI_OVERLOAD(long, bxi_value_int, BXI_FITS_INTEGER)
 BXI_OVERLOAD(long long, bxi_value_int, BXI_FITS_INTEGER)
@@ -264,13 +259,7 @@ BXI_OVERLOAD(char **, bxi_value_to_text, BXI_FITS_TO_TEXT)
 BXI_OVERLOAD(const char **, bxi_value_to_str, BXI_FITS_TO_STR)
 BXI_OVERLOAD(struct bx_tensor **, bxi_value_to_tensor, BXI_FITS_TO_TENSOR)
 BXI_OVERLOAD(struct bx_rref **, bxi_value_to_rref, BXI_FITS_TO_RREF)
-BXI_WORKER_OVERLOAD(const char *, bxi_value_text)
-BXI_WORKER_OVERLOAD(int, bxi_value_int)
-BXI_WORKER_OVERLOAD(long, bxi_value_int)
-BXI_WORKER_OVERLOAD(unsigned, bxi_value_uint)
-BXI_WORKER_OVERLOAD(unsigned long, bxi_value_uint)
 #undef BXI_OVERLOAD
-#undef BXI_WORKER_OVERLOAD
 /* The temporary array lives until the end of the whole expression. */
 template <size_t count> inline const struct bx_value *bxi_array(const struct bx_value (&values)[count])
 {
@@ -279,7 +268,6 @@ template <size_t count> inline const struct bx_value *bxi_array(const struct bx_
 }
 #define BXI_FITS(x) decltype(bxi_type_of(x))::fits
 #define BXI_VALUE(x) bxi_value(x)
-#define BXI_WORKER(to) bxi_worker(to)
 #define BXI_ARRAY(...) bxi_array({ __VA_ARGS__ bxi_value_end() })
 static inline struct bx_value bxi_value_end(void)
 {
@@ -304,12 +292,9 @@ static inline struct bx_value bxi_value_end(void)
 #define BXI_VALUE(x)                                                                                    \
     BXI_SELECT(x, bxi_value_int, bxi_value_uint, bxi_value_float, bxi_value_real, bxi_value_same,       \
                bxi_value_text, BXI_FUNCTION_OF)(x)
-#define BXI_FITS(x)                                                                                     \
-    BXI_SELECT(x, BXI_FITS_INTEGER, BXI_FITS_INTEGER, BXI_FITS_REAL, BXI_FITS_REAL, BXI_FITS_ANY,       \
+#define BXI_FITS(x) \
+    BXI_SELECT(x, BXI_FITS_INTEGER, BXI_FITS_INTEGER, BXI_FITS_REAL, BXI_FITS_REAL, BXI_FITS_ANY, \
                BXI_FITS_TEXT, BXI_LETTERS_OF)
-#define BXI_WORKER(to)                                                                                  \
-    _Generic((to), char *: bxi_value_text, const char *: bxi_value_text, int: bxi_value_int,            \
-             long: bxi_value_int, unsigned: bxi_value_uint, unsigned long: bxi_value_uint)(to)
 #define BXI_ARRAY(...) (const struct bx_value[]){ __VA_ARGS__ { BX_VALUE_END, { 0 }, 0 } }
 #endif
 

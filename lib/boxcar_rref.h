@@ -53,10 +53,6 @@ int bx_msg_put_object(struct bx_job *job, struct bx_msg *msg, const struct bx_ty
  * the reference is released. Blocks only for room; codes as bx_rpc_async. */
 int bx_remote(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
               const struct bx_call_options *options, struct bx_rref **rref) BX_SINCE_0_2(bx_remote);
-/* Makes an object in the worker of a rank, as bx_remote does in that of a name. BX_E_NO_WORKER: the world has no such
- * rank. */
-int bx_remote_rank(struct bx_job *job, int rank, const char *function, const struct bx_msg *args,
-                   const struct bx_call_options *options, struct bx_rref **rref);
 
 struct bx_rref *bx_rref_acquire(struct bx_rref *rref);          /* adds a reference; returns its argument */
 void bx_rref_release(struct bx_rref *rref);                     /* drops a reference; NULL is allowed */

@@ -25,7 +25,7 @@ static int ask_everybody(struct bx_job *job)
 {
     for (int rank = 1; rank < bx_job_world_size(job); rank++) {
         char *greeting;
-        int rc = bx_call(job, rank, "greet", ">s", &greeting);
+        int rc = bx_call(job, bx_rank(rank), "greet", ">s", &greeting);
 
         if (rc < 0)
             return rc;

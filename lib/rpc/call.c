@@ -89,7 +89,6 @@ static void aim(struct bx_job *job, struct bxi_plan *plan, const struct bxi_aim 
         return;
     plan->rrefs = (struct bxi_rref_out){ .makes = at->makes, .target = at->target, .value = at->value };
     plan->has_rrefs = true;
-    plan->peer = at->peer;
     if (at->target != NULL)
         plan->peer = job->rpc->peers[bxi_rref_id_owner(at->target->id)];
 }
@@ -117,15 +116,6 @@ int bx_rpc_sync(struct bx_job *job, const char *to, const char *function, const 
                 const struct bx_call_options *options, struct bx_msg **reply)
 {
     return bxi_out(bxi_rpc_sync(job, to, NULL, function, args, options, reply));
-}
-
-int bx_rpc_sync_rank(struct bx_job *job, int rank, const char *function, const struct bx_msg *args,
-                     const struct bx_call_options *options, struct bx_msg **reply)
-{
-    struct bxi_aim at = { .peer = NULL };
-    int rc = bxi_peer_of_rank(job, rank, &at.peer);
-
-    return bxi_out(rc < 0 ? rc : bxi_rpc_sync(job, NULL, &at, function, args, options, reply));
 }
 
 struct bxi_call *bxi_call_make(struct bx_job *job)
@@ -170,15 +160,6 @@ int bx_rpc_async(struct bx_job *job, const char *to, const char *function, const
     return bxi_out(bxi_rpc_async(job, to, NULL, function, args, options, future));
 }
 
-int bx_rpc_async_rank(struct bx_job *job, int rank, const char *function, const struct bx_msg *args,
-                      const struct bx_call_options *options, struct bx_future **future)
-{
-    struct bxi_aim at = { .peer = NULL };
-    int rc = bxi_peer_of_rank(job, rank, &at.peer);
-
-    return bxi_out(rc < 0 ? rc : bxi_rpc_async(job, NULL, &at, function, args, options, future));
-}
-
 int bxi_rpc_oneway(struct bx_job *job, const char *to, const struct bxi_aim *at, const char *function,
                    const struct bx_msg *args, const struct bx_call_options *options)
 {
@@ -199,15 +180,6 @@ int bx_rpc_oneway(struct bx_job *job, const char *to, const char *function, cons
                   const struct bx_call_options *options)
 {
     return bxi_rpc_oneway(job, to, NULL, function, args, options);
-}
-
-int bx_rpc_oneway_rank(struct bx_job *job, int rank, const char *function, const struct bx_msg *args,
-                       const struct bx_call_options *options)
-{
-    struct bxi_aim at = { .peer = NULL };
-    int rc = bxi_peer_of_rank(job, rank, &at.peer);
-
-    return rc < 0 ? rc : bxi_rpc_oneway(job, NULL, &at, function, args, options);
 }
 
 static int member_call(struct bx_job *job, const char *to, const char *function, uint8_t flags)

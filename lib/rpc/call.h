@@ -58,15 +58,13 @@ static inline const char *bxi_call_whose_time(const struct bxi_call *call)
     return call->inherits ? ", all that was left to the request for which it was called" : "";
 }
 
-/* What a call is for, besides a function: the worker, where it is not named; the object that it is called on, or is to
- * make. */
+/* What a call is for, besides a function: the object that it is called on, or is to make. */
 struct bxi_aim {
-    struct bxi_peer *peer;
     struct bx_rref *target;
     struct bx_rref *makes;
     bool value;                 /* bx_rref_to_here */
 };
-/* bx_rpc_sync, bx_rpc_async, bx_rpc_oneway; at may be NULL. With a peer or a target, `to` is not read. The caller ends
+/* bx_rpc_sync, bx_rpc_async, bx_rpc_oneway; at may be NULL. With a target, `to` is not read. The caller ends
  * with bxi_out after sync and async. */
 int bxi_rpc_sync(struct bx_job *job, const char *to, const struct bxi_aim *at, const char *function,
                  const struct bx_msg *args, const struct bx_call_options *options, struct bx_msg **reply);

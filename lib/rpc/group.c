@@ -108,7 +108,6 @@ static size_t send_group(struct bx_job *job, struct bxi_plan *plan, const struct
     return sent;
 }
 
-/* The request has a peer, or `to` names one. */
 static int send_many(struct bx_job *job, struct bxi_plan *plan, const char *to,
                      const struct bx_call_options *options, const struct group *all)
 {
@@ -124,8 +123,7 @@ static int send_many(struct bx_job *job, struct bxi_plan *plan, const char *to,
             bxi_plan_timeout(plan);     /* those before may have waited for room */
         sent = send_group(job, plan, &rest, &rc);
         if (sent == 0 && rc == -EAGAIN) {
-            rc = bxi_rpc_async(job, NULL, &(struct bxi_aim){ .peer = plan->peer }, plan->function,
-                               args_of(&rest, 0), options, rest.futures);
+            rc = bxi_rpc_async(job, to, NULL, plan->function, args_of(&rest, 0), options, rest.futures);
             sent = 1;
         } else if (sent > 0) {
             rc = 0;                 /* what stopped the group stops the next one, or is over */
@@ -150,17 +148,4 @@ int bx_rpc_many(struct bx_job *job, const char *to, const char *function, size_t
 
     bxi_plan_begin(&plan, BXI_REQUEST, function, NULL);
     return send_many(job, &plan, to, options, &all);
-}
-
-int bx_rpc_many_rank(struct bx_job *job, int rank, const char *function, size_t count,
-                     const struct bx_msg *const *args, const struct bx_call_options *options,
-                     struct bx_future **futures)
-{
-    struct bxi_plan plan;
-    struct group all = group_of(count, args, futures);
-    int rc;
-
-    bxi_plan_begin(&plan, BXI_REQUEST, function, NULL);
-    rc = bxi_peer_of_rank(job, rank, &plan.peer);
-    return rc < 0 ? rc : send_many(job, &plan, NULL, options, &all);
 }

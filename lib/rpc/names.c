@@ -42,6 +42,19 @@ void bxi_names_build(struct bx_job *job)
             put_in_bucket(job->rpc->name_bucket, job->rpc->peers[rank]->name, (uint8_t)rank);
 }
 
+/* NULL: text is no rank of the job. */
+static struct bxi_peer *of_rank(const struct bx_job *job, const char *text)
+{
+    int rank = 0;
+
+    do {
+        if (*text < '0' || *text > '9' || rank >= BX_WORLD_MAX)
+            return NULL;
+        rank = rank * 10 + *text++ - '0';
+    } while (*text != '\0');
+    return rank < job->world_size ? job->rpc->peers[rank] : NULL;
+}
+
 struct bxi_peer *bxi_peer_find(struct bx_job *job, const char *name)
 {
     /* Relaxed: a guess, which the comparison checks. */
@@ -49,6 +62,8 @@ struct bxi_peer *bxi_peer_find(struct bx_job *job, const char *name)
 
     if (strcmp(last->name, name) == 0)
         return last;
+    if (name[0] == '#')
+        return of_rank(job, name + 1);
     for (uint32_t at = hash_of(name);; at++) {
         uint8_t rank = job->rpc->name_bucket[at & 255];
 
@@ -61,17 +76,28 @@ struct bxi_peer *bxi_peer_find(struct bx_job *job, const char *name)
     }
 }
 
-int bxi_peer_of_rank(struct bx_job *job, int rank, struct bxi_peer **peer)
+BXI_COLD int bxi_no_worker(const struct bx_job *job, const char *name)
 {
-    int rc = bxi_job_check(job);
+    if (name[0] == '#')
+        return bx_fail(BX_E_NO_WORKER, "the job '%s' has no worker of rank %s: its ranks are 0 to %d", job->job_name,
+                       bxi_brief(name + 1).text, job->world_size - 1);
+    return bx_fail(BX_E_NO_WORKER, "the job '%s' has no worker '%s'", job->job_name, bxi_brief(name).text);
+}
 
-    if (rc < 0)
-        return rc;
-    if (rank < 0 || rank >= job->world_size)
-        return bx_fail(BX_E_NO_WORKER, "the job '%s' has no worker of rank %d: its ranks are 0 to %d", job->job_name,
-                       rank, job->world_size - 1);
-    *peer = job->rpc->peers[rank];
-    return 0;
+/* "#0" to "#127". */
+const char *bx_rank(int rank)
+{
+#define TEN(d) "#" #d "0", "#" #d "1", "#" #d "2", "#" #d "3", "#" #d "4", "#" #d "5", "#" #d "6", "#" #d "7", \
+               "#" #d "8", "#" #d "9"
+    static const char names[][5] = { "#0", "#1", "#2", "#3", "#4", "#5", "#6", "#7", "#8", "#9", TEN(1), TEN(2), TEN(3),
+                                     TEN(4), TEN(5), TEN(6), TEN(7), TEN(8), TEN(9), TEN(10), TEN(11), TEN(12) };
+#undef TEN
+    static _Thread_local char other[16]; /* no worker's, for the sentence */
+
+    if (rank >= 0 && rank < (int)(sizeof names / sizeof names[0]))
+        return names[rank];
+    snprintf(other, sizeof other, "#%d", rank);
+    return other;
 }
 
 int bx_worker_rank(const struct bx_job *job, const char *name)
@@ -87,8 +113,7 @@ int bx_worker_rank(const struct bx_job *job, const char *name)
     if (bxi_load_relaxed(&job->phase) == BXI_CREATED)
         return bx_fail(BX_E_STATE, "worker '%s' has not started; call bx_job_start first", job->name);
     peer = name[0] != '\0' ? bxi_peer_find((struct bx_job *)job, name) : NULL;
-    return peer != NULL ? peer->rank : bx_fail(BX_E_NO_WORKER, "the job '%s' has no worker '%s'",
-                                               job->job_name, bxi_brief(name).text);
+    return peer != NULL ? peer->rank : bxi_no_worker(job, name);
 }
 
 const char *bx_worker_name(const struct bx_job *job, int rank)

@@ -421,8 +421,7 @@ static void made(struct bx_future *future, void *context)
 
 struct making {
     struct bx_job *job;
-    const char *to;                 /* or: */
-    struct bxi_peer *peer;
+    const char *to; /* or: */
     struct bx_rref *target;
     const char *function;
     const struct bx_msg *args;
@@ -431,7 +430,7 @@ struct making {
 
 static int make(const struct making *making, struct bx_rref **out)
 {
-    struct bxi_aim aim = { .peer = making->peer, .target = making->target };
+    struct bxi_aim aim = { .target = making->target };
     struct bx_future *future = NULL;
     int rc;
 
@@ -463,16 +462,7 @@ int bx_remote(struct bx_job *job, const char *to, const char *function, const st
 {
     int rc = bxi_job_check(job);
 
-    return rc < 0 ? rc : make(&(struct making){ job, to, NULL, NULL, function, args, options }, rref);
-}
-
-int bx_remote_rank(struct bx_job *job, int rank, const char *function, const struct bx_msg *args,
-                   const struct bx_call_options *options, struct bx_rref **rref)
-{
-    struct bxi_peer *peer = NULL;
-    int rc = bxi_peer_of_rank(job, rank, &peer);
-
-    return rc < 0 ? rc : make(&(struct making){ job, NULL, peer, NULL, function, args, options }, rref);
+    return rc < 0 ? rc : make(&(struct making){ job, to, NULL, function, args, options }, rref);
 }
 
 int bx_rref_remote(struct bx_rref *rref, const char *method, const struct bx_msg *args,
@@ -480,8 +470,7 @@ int bx_rref_remote(struct bx_rref *rref, const char *method, const struct bx_msg
 {
     int rc = bxi_rref_check(rref, __func__);
 
-    return rc < 0 ? rc : make(&(struct making){ bxi_rref_job(rref), NULL, NULL, rref, method, args, options },
-                              made_rref);
+    return rc < 0 ? rc : make(&(struct making){ bxi_rref_job(rref), NULL, rref, method, args, options }, made_rref);
 }
 
 int bx_rref_sync(struct bx_rref *rref, const char *method, const struct bx_msg *args,

@@ -18,8 +18,7 @@ struct bxi_function_cache {     /* a peer's functions, copied from its segment *
 void bxi_names_clear(struct bx_job *job);       /* no worker is found */
 void bxi_names_build(struct bx_job *job);
 struct bxi_peer *bxi_peer_find(struct bx_job *job, const char *name);      /* NULL */
-/* 0, or what bxi_job_check returns, or BX_E_NO_WORKER; all with a sentence. */
-int bxi_peer_of_rank(struct bx_job *job, int rank, struct bxi_peer **peer);
+int bxi_no_worker(const struct bx_job *job, const char *name); /* BX_E_NO_WORKER, with a sentence */
 /* Index of a function of peer, or BX_E_NO_FUNCTION / BX_E_CORRUPT with a sentence. Lock. */
 int bxi_function_find(struct bx_job *job, struct bxi_peer *peer, const char *name);
 

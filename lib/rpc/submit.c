@@ -103,7 +103,7 @@ int bxi_plan(struct bx_job *job, struct bxi_plan *plan, const char *to, const st
     if (plan->args != NULL && (plan->args->error < 0 || plan->args->rref_count > 0) && (rc = check_args(job, plan)) < 0)
         return rc;
     if (plan->peer == NULL && (plan->peer = bxi_peer_find(job, to)) == NULL)
-        return bx_fail(BX_E_NO_WORKER, "the job '%s' has no worker '%s'", job->job_name, bxi_brief(to).text);
+        return bxi_no_worker(job, to);
     plan->peer = bxi_join_latest(job, plan->peer);
     bxi_plan_timeout(plan);
     return __builtin_expect(plan->waits_join, 0) ? bxi_join_wait(job, &plan->peer, plan->deadline_ns, plan->no_wait)

@@ -341,26 +341,12 @@ static int take_reply(const struct bx_msg *reply, const char *function, const ch
 
 /* ---- calls ------------------------------------------------------------------------------------------ */
 
-/* Who is called: the peer, or `to`, or rref. */
+/* What is called: rref, or a function of `to`. */
 struct callee {
     struct bx_job *job;
     const char *to;
     struct bxi_aim at;
 };
-
-static int find_worker(struct bx_job *job, const struct bx_value *to, struct callee *out)
-{
-    int64_t rank = to->of.i64;
-
-    *out = (struct callee){ .job = job };
-    if (to->kind == BX_VALUE_TEXT) {
-        out->to = to->of.in;
-        return 0;
-    }
-    if (to->kind != BX_VALUE_INT && to->kind != BX_VALUE_UINT)
-        return bx_fail(-EINVAL, "a worker is called by its name or its rank");
-    return bxi_peer_of_rank(job, rank == (int)rank ? (int)rank : -1, &out->at.peer);
-}
 
 static int find_object(struct bx_rref *rref, const char *function, struct callee *out)
 {
@@ -376,6 +362,11 @@ union stack_msg {
     unsigned char memory[sizeof(struct bx_msg) + ROOM_BYTES];
 };
 
+static const struct bxi_aim *aim_of(const struct callee *callee)
+{
+    return callee->at.target != NULL ? &callee->at : NULL;
+}
+
 static int call(const struct callee *callee, const char *function, const struct bx_call_options *options,
                 const char *format, const struct bx_value *values)
 {
@@ -387,7 +378,7 @@ static int call(const struct callee *callee, const char *function, const struct 
     if (rc < 0)
         return rc;
     put_values(bxi_msg_init(&args, ROOM_BYTES), &checked, values);
-    rc = bxi_rpc_sync(callee->job, callee->to, &callee->at, function, &args.msg, options,
+    rc = bxi_rpc_sync(callee->job, callee->to, aim_of(callee), function, &args.msg, options,
                       checked.has_places ? &reply : NULL);
     bxi_msg_fini(&args.msg);
     if (rc == 0 && checked.has_places)
@@ -403,18 +394,17 @@ static int call_async(const struct callee *callee, const char *function, const s
     int rc;
 
     put_values(bxi_msg_init(&args, ROOM_BYTES), checked, values);
-    rc = bxi_rpc_async(callee->job, callee->to, &callee->at, function, &args.msg, options, future);
+    rc = bxi_rpc_async(callee->job, callee->to, aim_of(callee), function, &args.msg, options, future);
     bxi_msg_fini(&args.msg);
     return rc;
 }
 
-int bx_call_values(struct bx_job *job, struct bx_value to, const char *function,
+int bx_call_values(struct bx_job *job, const char *to, const char *function,
                    const struct bx_call_options *options, const char *format, const struct bx_value *values)
 {
-    struct callee callee;
-    int rc = find_worker(job, &to, &callee);
+    struct callee callee = { .job = job, .to = to };
 
-    return bxi_out(rc < 0 ? rc : call(&callee, function, options, format, values));
+    return bxi_out(call(&callee, function, options, format, values));
 }
 
 int bx_rref_call_values(struct bx_rref *rref, const char *method, const struct bx_call_options *options,
@@ -426,16 +416,14 @@ int bx_rref_call_values(struct bx_rref *rref, const char *method, const struct b
     return bxi_out(rc < 0 ? rc : call(&callee, method, options, format, values));
 }
 
-int bx_call_values_async(struct bx_job *job, struct bx_value to, const char *function,
+int bx_call_values_async(struct bx_job *job, const char *to, const char *function,
                          const struct bx_call_options *options, const char *format, const struct bx_value *values,
                          struct bx_future **future)
 {
-    struct callee callee;
+    struct callee callee = { .job = job, .to = to };
     struct checked checked = { .given = 0 };
-    int rc = find_worker(job, &to, &callee);
+    int rc = check(format, values, PUT, &checked);
 
-    if (rc == 0)
-        rc = check(format, values, PUT, &checked);
     return bxi_out(rc < 0 ? rc : call_async(&callee, function, options, &checked, values, future));
 }
 

@@ -67,7 +67,7 @@ static void try_job(struct bx_job *job)
 
 static void try_functions(struct bx_job *job)
 {
-    const struct bx_value end = { .kind = BX_VALUE_END }, to = { .kind = BX_VALUE_INT, .of.i64 = 1 };
+    const struct bx_value end = { .kind = BX_VALUE_END };
     struct bx_future *future = NULL;
 
     REFUSED(bx_register(job, "f", BX_INLINE, harness_nothing, NULL));
@@ -83,14 +83,10 @@ static void try_functions(struct bx_job *job)
     REFUSED(bx_rpc_many(job, "worker1", "answer", 1, NULL, NULL, &future));
     REFUSED(bx_rpc_oneway(job, "worker1", "answer", NULL, NULL));
     REFUSED(bx_call(job, "worker1", "answer", ""));
-    REFUSED(bx_call_with(job, 1, "answer", NULL, ""));
+    REFUSED(bx_call_with(job, bx_rank(1), "answer", NULL, ""));
     REFUSED(bx_call_async(job, "worker1", "answer", NULL, &future, ""));
-    REFUSED(bx_call_values(job, to, "answer", NULL, "", &end));
-    REFUSED(bx_call_values_async(job, to, "answer", NULL, "", &end, &future));
-    REFUSED(bx_rpc_sync_rank(job, 1, "answer", NULL, NULL, NULL));
-    REFUSED(bx_rpc_async_rank(job, 1, "answer", NULL, NULL, &future));
-    REFUSED(bx_rpc_many_rank(job, 1, "answer", 1, NULL, NULL, &future));
-    REFUSED(bx_rpc_oneway_rank(job, 1, "answer", NULL, NULL));
+    REFUSED(bx_call_values(job, "worker1", "answer", NULL, "", &end));
+    REFUSED(bx_call_values_async(job, "worker1", "answer", NULL, "", &end, &future));
     HARNESS_CHECK(future == NULL);
 }
 
@@ -111,7 +107,6 @@ static void try_rrefs(struct bx_job *job, struct bx_rref *rref)
     REFUSED(bx_rref_create(job, &type, NULL, &made));
     REFUSED(bx_msg_put_object(job, msg, &type, NULL));
     REFUSED(bx_remote(job, "worker1", "answer", NULL, NULL, &made));
-    REFUSED(bx_remote_rank(job, 1, "answer", NULL, NULL, &made));
     HARNESS_CHECK(made == NULL);
     bx_msg_destroy(msg);
     if (rref == NULL)

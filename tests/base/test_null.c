@@ -170,9 +170,6 @@ static void try_rrefs(struct bx_job *job)
     REFUSED(bx_remote(job, NULL, "answer", NULL, NULL, &made));
     REFUSED(bx_remote(job, "worker1", NULL, NULL, NULL, &made));
     REFUSED(bx_remote(job, "worker1", "answer", NULL, NULL, NULL));
-    REFUSED(bx_remote_rank(NULL, 1, "answer", NULL, NULL, &made));
-    REFUSED(bx_remote_rank(job, 1, NULL, NULL, NULL, &made));
-    REFUSED(bx_remote_rank(job, 1, "answer", NULL, NULL, NULL));
     REFUSED(bx_rref_owner(NULL));
     IS_ZERO(bx_rref_is_owner(NULL));
     IS_ZERO(bx_rref_is_confirmed(NULL));
@@ -214,14 +211,6 @@ static void try_calls(struct bx_job *job)
     REFUSED(bx_rpc_many(job, NULL, "answer", 1, NULL, NULL, &future));
     REFUSED(bx_rpc_many(job, "worker1", NULL, 1, NULL, NULL, &future));
     REFUSED(bx_rpc_many(job, "worker1", "answer", 1, NULL, NULL, NULL));
-    REFUSED(bx_rpc_sync_rank(NULL, 1, "answer", NULL, NULL, NULL));
-    REFUSED(bx_rpc_sync_rank(job, 1, NULL, NULL, NULL, NULL));
-    REFUSED(bx_rpc_async_rank(NULL, 1, "answer", NULL, NULL, &future));
-    REFUSED(bx_rpc_async_rank(job, 1, "answer", NULL, NULL, NULL));
-    REFUSED(bx_rpc_many_rank(NULL, 1, "answer", 1, NULL, NULL, &future));
-    REFUSED(bx_rpc_many_rank(job, 1, "answer", 1, NULL, NULL, NULL));
-    REFUSED(bx_rpc_oneway_rank(NULL, 1, "answer", NULL, NULL));
-    REFUSED(bx_rpc_oneway_rank(job, 1, NULL, NULL, NULL));
     REFUSED(bx_rpc_oneway(NULL, "worker1", "answer", NULL, NULL));
     REFUSED(bx_rpc_oneway(job, NULL, "answer", NULL, NULL));
     REFUSED(bx_rpc_oneway(job, "worker1", NULL, NULL, NULL));
@@ -230,7 +219,7 @@ static void try_calls(struct bx_job *job)
 
 static void try_values(struct bx_job *job)
 {
-    const struct bx_value end = { .kind = BX_VALUE_END }, to = { .kind = BX_VALUE_INT, .of.i64 = 1 };
+    const struct bx_value end = { .kind = BX_VALUE_END };
     struct bx_future *future = NULL;
     struct bx_rref *rref = NULL;
     struct bx_msg *msg = bx_msg_create(0);
@@ -238,15 +227,15 @@ static void try_values(struct bx_job *job)
 
     HARNESS_EQ(bx_rref_create(job, &type, NULL, &rref), 0);
     REFUSED(bx_call(NULL, "worker1", "answer", ""));
-    REFUSED(bx_call(job, (const char *)NULL, "answer", ""));
-    REFUSED(bx_call_with(job, 1, NULL, NULL, ""));
-    REFUSED(bx_call_values(NULL, to, "answer", NULL, "", &end));
-    REFUSED(bx_call_values(job, to, "answer", NULL, NULL, &end));
-    REFUSED(bx_call_values(job, to, "answer", NULL, "", NULL));
-    REFUSED(bx_call_async(NULL, 1, "answer", NULL, &future, ""));
-    REFUSED(bx_call_values_async(NULL, to, "answer", NULL, "", &end, &future));
-    REFUSED(bx_call_values_async(job, to, "answer", NULL, "", NULL, &future));
-    REFUSED(bx_call_values_async(job, to, "answer", NULL, "", &end, NULL));
+    REFUSED(bx_call(job, NULL, "answer", ""));
+    REFUSED(bx_call_with(job, bx_rank(1), NULL, NULL, ""));
+    REFUSED(bx_call_values(NULL, "worker1", "answer", NULL, "", &end));
+    REFUSED(bx_call_values(job, "worker1", "answer", NULL, NULL, &end));
+    REFUSED(bx_call_values(job, "worker1", "answer", NULL, "", NULL));
+    REFUSED(bx_call_async(NULL, bx_rank(1), "answer", NULL, &future, ""));
+    REFUSED(bx_call_values_async(NULL, "worker1", "answer", NULL, "", &end, &future));
+    REFUSED(bx_call_values_async(job, "worker1", "answer", NULL, "", NULL, &future));
+    REFUSED(bx_call_values_async(job, "worker1", "answer", NULL, "", &end, NULL));
     REFUSED(bx_rref_call(NULL, "m", ""));
     REFUSED(bx_rref_call_with(rref, NULL, NULL, ""));
     REFUSED(bx_rref_call_async(NULL, "m", NULL, &future, ""));
@@ -260,8 +249,8 @@ static void try_values(struct bx_job *job)
     REFUSED(bx_read_values(NULL, "", &end));
     REFUSED(bx_read_values(&reader, "", NULL));
     HARNESS_EQ(reader.error, -EINVAL);
-    REFUSED(bx_call(job, 1, "answer", "b", bx_bytes(NULL, 4)));
-    REFUSED(bx_call(job, 1, "answer", ">b", bx_into(NULL, 4)));
+    REFUSED(bx_call(job, bx_rank(1), "answer", "b", bx_bytes(NULL, 4)));
+    REFUSED(bx_call(job, bx_rank(1), "answer", ">b", bx_into(NULL, 4)));
     HARNESS_CHECK(future == NULL);
     bx_msg_destroy(msg);
     bx_rref_release(rref);

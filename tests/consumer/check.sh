@@ -153,7 +153,7 @@ folded|bx_call(job, "w", "f", ">s", &str)
 folded|bx_read(reader, "s", &text)
 any|bx_call(job, "w", "f", "ii>i", 5, &i)
 any|bx_call(job, "w", "f", "i", (void *)bytes)
-any|bx_call(job, 2.5, "f", "")
+any|bx_call(job, "w", "f", "d", options)
 END
     done
 

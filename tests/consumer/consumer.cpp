@@ -42,7 +42,7 @@ static int call_in_one_line(struct bx_job *job)
 {
     std::int64_t sum = 0;
     char *text = nullptr;
-    int rc = bx_call(job, 1, "add", "ii>i", 40, 2, &sum);
+    int rc = bx_call(job, bx_rank(1), "add", "ii>i", 40, 2, &sum);
 
     if (rc == 0)
         rc = bx_call(job, "worker1", "repeat", "s>s", "twice ", &text);

@@ -28,9 +28,9 @@ int calls(struct bx_job *job, struct bx_rref *rref, struct bx_tensor *tensor, st
     const struct bx_call_options *options = 0;
     int rc = bx_call(job, "w", "f", "");
 
-    rc |= bx_call(job, 1, "f", ">");
+    rc |= bx_call(job, bx_rank(1), "f", ">");
     rc |= bx_call(job, name, "f", "iuwdfs>iuwdfs", kind, yes, byte, k, size, "x", &i, &u, &w, &d, &f, &text);
-    rc |= bx_call(job, size, "f", "sTRbi>TRbi", name, tensor, rref, bx_bytes(bytes, 2), 5, &tensors, &rrefs,
+    rc |= bx_call(job, "w", "f", "sTRbi>TRbi", name, tensor, rref, bx_bytes(bytes, 2), 5, &tensors, &rrefs,
                   bx_into(bytes, 2), &same);
     rc |= bx_call(job, "w", "f", "iiiiiiiiiiiiiii>i", 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, &i);
     rc |= bx_call_with(job, "w", "f", options, "d>i", 0.5f, &i);

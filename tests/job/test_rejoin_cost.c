@@ -72,7 +72,7 @@ static void use_and_outlive(struct bx_job *job, int rank, int generation)
     HARNESS_EQ(bx_worker_generation(job, rank), generation);
     HARNESS_EQ(bx_tensor_create(job, BX_F32, 1, (int64_t[]){ 5000 }, &tensor), 0);
     HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
-    HARNESS_EQ(bx_rpc_sync_rank(job, rank, "make", args, NULL, &reply), 0);
+    HARNESS_EQ(bx_rpc_sync(job, bx_rank(rank), "make", args, NULL, &reply), 0);
     harness_post(AGAIN);
     await_end_of(job, rank, generation);
     HARNESS_EQ(bx_loans_wait(job, rank, 0, BX_FOREVER), 0);

@@ -51,7 +51,7 @@ static void send_on(struct bx_job *job, int64_t hops)
 {
     struct bx_msg *args = harness_msg_i64(hops);
 
-    HARNESS_EQ(bx_rpc_oneway_rank(job, (bx_job_rank(job) + step) % bx_job_world_size(job), "hop", args, NULL), 0);
+    HARNESS_EQ(bx_rpc_oneway(job, bx_rank((bx_job_rank(job) + step) % bx_job_world_size(job)), "hop", args, NULL), 0);
     bx_msg_destroy(args);
 }
 

@@ -7,6 +7,8 @@
 
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <stdio.h>
+#include <string.h>
 
 #define SUM 0                   /* a value of the harness: what "count" has got */
 
@@ -54,15 +56,15 @@ static void call_each_rank(struct bx_job *job)
         struct bx_future *future = NULL, *futures[70];
         struct bx_rref *rref = NULL;
 
-        HARNESS_EQ(bx_rpc_sync_rank(job, rank, "where", NULL, NULL, &reply), 0);
+        HARNESS_EQ(bx_rpc_sync(job, bx_rank(rank), "where", NULL, NULL, &reply), 0);
         HARNESS_EQ(*(const int64_t *)bx_msg_data(reply), rank);
-        HARNESS_EQ(bx_rpc_async_rank(job, rank, "where", NULL, NULL, &future), 0);
+        HARNESS_EQ(bx_rpc_async(job, bx_rank(rank), "where", NULL, NULL, &future), 0);
         HARNESS_EQ(value_of(future), rank);
-        HARNESS_EQ(bx_rpc_many_rank(job, rank, "where", 70, NULL, NULL, futures), 0);
+        HARNESS_EQ(bx_rpc_many(job, bx_rank(rank), "where", 70, NULL, NULL, futures), 0);
         for (int i = 0; i < 70; i++)
             HARNESS_EQ(value_of(futures[i]), rank);
-        HARNESS_EQ(bx_rpc_oneway_rank(job, rank, "count", one, NULL), 0);
-        HARNESS_EQ(bx_remote_rank(job, rank, "make", NULL, NULL, &rref), 0);
+        HARNESS_EQ(bx_rpc_oneway(job, bx_rank(rank), "count", one, NULL), 0);
+        HARNESS_EQ(bx_remote(job, bx_rank(rank), "make", NULL, NULL, &rref), 0);
         HARNESS_EQ(bx_rref_wait(rref, BX_FOREVER), 0);
         HARNESS_EQ(bx_rref_owner(rref), rank);
         bx_rref_release(rref);
@@ -78,6 +80,7 @@ HARNESS_WORLD(rank, reaches_its_worker_by_every_kind_of_call, 30, .size = 3, .se
 
 HARNESS_TEST(rank, outside_of_the_world_is_no_worker, 20, .size = 2, .setup = setup)
 {
+    static const char *const texts[] = { "", "#", "#x", "#1x", "# 1", "#+1", "#-1", "#4294967297", "1" };
     static const int ranks[] = { -1, 2, 128, INT32_MAX, INT32_MIN };
 
     for (size_t i = 0; i < sizeof ranks / sizeof *ranks; i++) {
@@ -85,16 +88,28 @@ HARNESS_TEST(rank, outside_of_the_world_is_no_worker, 20, .size = 2, .setup = se
         struct bx_future *future = NULL, *futures[2] = { (struct bx_future *)job, (struct bx_future *)job };
         struct bx_rref *rref = NULL;
 
-        HARNESS_EQ(bx_rpc_sync_rank(job, ranks[i], "where", NULL, NULL, &reply), BX_E_NO_WORKER);
-        HARNESS_EQ(bx_rpc_async_rank(job, ranks[i], "where", NULL, NULL, &future), BX_E_NO_WORKER);
-        HARNESS_EQ(bx_rpc_many_rank(job, ranks[i], "where", 2, NULL, NULL, futures), BX_E_NO_WORKER);
-        HARNESS_EQ(bx_rpc_oneway_rank(job, ranks[i], "where", NULL, NULL), BX_E_NO_WORKER);
-        HARNESS_EQ(bx_remote_rank(job, ranks[i], "make", NULL, NULL, &rref), BX_E_NO_WORKER);
+        HARNESS_EQ(bx_rpc_sync(job, bx_rank(ranks[i]), "where", NULL, NULL, &reply), BX_E_NO_WORKER);
+        HARNESS_EQ(bx_rpc_async(job, bx_rank(ranks[i]), "where", NULL, NULL, &future), BX_E_NO_WORKER);
+        HARNESS_EQ(bx_rpc_many(job, bx_rank(ranks[i]), "where", 2, NULL, NULL, futures), BX_E_NO_WORKER);
+        HARNESS_EQ(bx_rpc_oneway(job, bx_rank(ranks[i]), "where", NULL, NULL), BX_E_NO_WORKER);
+        HARNESS_EQ(bx_remote(job, bx_rank(ranks[i]), "make", NULL, NULL, &rref), BX_E_NO_WORKER);
         HARNESS_CHECK(reply == NULL && future == NULL && rref == NULL);
         HARNESS_CHECK(futures[0] == NULL && futures[1] == NULL);
     }
-    HARNESS_EQ(bx_rpc_sync_rank(job, 2, "where", NULL, NULL, NULL), BX_E_NO_WORKER);
+    HARNESS_EQ(bx_rpc_sync(job, bx_rank(2), "where", NULL, NULL, NULL), BX_E_NO_WORKER);
     HARNESS_HAS(bx_error_text(), "has no worker of rank 2: its ranks are 0 to 1");
+    HARNESS_EQ(bx_rpc_sync(job, bx_rank(INT32_MIN), "where", NULL, NULL, NULL), BX_E_NO_WORKER);
+    HARNESS_HAS(bx_error_text(), "has no worker of rank -2147483648: its ranks are 0 to 1");
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        HARNESS_EQ(bx_rpc_sync(job, texts[i], "where", NULL, NULL, NULL), BX_E_NO_WORKER);
+    HARNESS_EQ(bx_worker_rank(job, bx_rank(1)), 1);
+    HARNESS_EQ(bx_worker_rank(job, bx_rank(2)), BX_E_NO_WORKER);
+    for (int rank = 0; rank < BX_WORLD_MAX; rank++) {
+        char text[8];
+
+        snprintf(text, sizeof text, "#%d", rank);
+        HARNESS_CHECK(strcmp(bx_rank(rank), text) == 0);
+    }
 }
 
 /* ---- Codes of applications --------------------------------------------------------------------- */
@@ -118,7 +133,7 @@ static int setup_shop(struct bx_job *job)
 static int buy(struct bx_job *job, int to, int code)
 {
     struct bx_msg *args = harness_msg_i64(code);
-    int rc = bx_rpc_sync_rank(job, to, "sell", args, NULL, NULL);
+    int rc = bx_rpc_sync(job, bx_rank(to), "sell", args, NULL, NULL);
 
     bx_msg_destroy(args);
     return rc;

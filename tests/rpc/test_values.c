@@ -103,16 +103,14 @@ HARNESS_TEST(values, call_in_one_line_by_name_and_by_rank, 20, .size = 2, .setup
     HARNESS_EQ(sum, 42);
     HARNESS_EQ(bx_call(job, name, "add", "ii>i", -40, -2, &sum), 0);
     HARNESS_EQ(sum, -42);
-    for (size_t rank = 0; rank < 2; rank++) {
-        HARNESS_EQ(bx_call(job, rank, "add", "ii>i", (short)1, 2u, &sum), 0);
+    for (int rank = 0; rank < 2; rank++) {
+        HARNESS_EQ(bx_call(job, bx_rank(rank), "add", "ii>i", (short)1, 2u, &sum), 0);
         HARNESS_EQ(sum, 3);
     }
-    HARNESS_EQ(bx_call(job, 2, "add", "ii>i", 40, 2, &sum), BX_E_NO_WORKER);
-    HARNESS_EQ(bx_call(job, -1, "add", "ii>i", 40, 2, &sum), BX_E_NO_WORKER);
-    HARNESS_EQ(bx_call(job, (int64_t)1 << 32, "add", "ii>i", 40, 2, &sum), BX_E_NO_WORKER);
+    HARNESS_EQ(bx_call(job, bx_rank(2), "add", "ii>i", 40, 2, &sum), BX_E_NO_WORKER);
+    HARNESS_EQ(bx_call(job, bx_rank(-1), "add", "ii>i", 40, 2, &sum), BX_E_NO_WORKER);
     HARNESS_EQ(bx_call(job, "nobody", "add", "ii>i", 40, 2, &sum), BX_E_NO_WORKER);
-    HARNESS_EQ(bx_call_values(job, (struct bx_value){ .kind = BX_VALUE_REAL }, "add", NULL, "", &end), -EINVAL);
-    HARNESS_EQ(bx_call(job, 1, "add", "i>i", 40, &sum), BX_E_SHORT_MESSAGE);
+    HARNESS_EQ(bx_call(job, bx_rank(1), "add", "i>i", 40, &sum), BX_E_SHORT_MESSAGE);
     HARNESS_EQ(sum, 3);
 }
 
@@ -132,7 +130,7 @@ HARNESS_TEST(values, of_every_letter_go_there_and_come_back, 20, .size = 2, .set
         char *text = NULL, bytes[4] = "...";
         struct bx_tensor *back = NULL;
 
-        HARNESS_EQ(bx_call(job, 1, functions[n], "iuwdfsbT>iuwdfsbT", INT64_MIN, UINT64_MAX, INT32_MIN, 0.1, 0.1f,
+        HARNESS_EQ(bx_call(job, bx_rank(1), functions[n], "iuwdfsbT>iuwdfsbT", INT64_MIN, UINT64_MAX, INT32_MIN, 0.1, 0.1f,
                            "a text", bx_bytes("xyz", 3), tensor, &i, &u, &w, &d, &f, &text, bx_into(bytes, 3), &back),
                    0);
         HARNESS_CHECK(i == INT64_MIN && u == UINT64_MAX && w == INT32_MIN && d == 0.1 && f == 0.1f);
@@ -151,7 +149,7 @@ HARNESS_TEST(values, of_a_reply_are_the_callers, 20, .size = 2, .setup = setup)
     struct bx_tensor *tensor = NULL;
     struct bx_rref *rref = NULL;
 
-    HARNESS_EQ(bx_call(job, 1, "give", ">ssiTR", &first, &second, &number, &tensor, &rref), 0);
+    HARNESS_EQ(bx_call(job, bx_rank(1), "give", ">ssiTR", &first, &second, &number, &tensor, &rref), 0);
     HARNESS_CHECK(strcmp(first, "first") == 0 && strcmp(second, "second") == 0);
     HARNESS_EQ(number, 7);
     HARNESS_EQ(bx_tensor_elements(tensor), 3);
@@ -160,7 +158,7 @@ HARNESS_TEST(values, of_a_reply_are_the_callers, 20, .size = 2, .setup = setup)
     free(second);
     bx_tensor_release(tensor);
     bx_rref_release(rref);
-    HARNESS_EQ(bx_call(job, 1, "give", ""), 0);         /* the reply is not read */
+    HARNESS_EQ(bx_call(job, bx_rank(1), "give", ""), 0); /* the reply is not read */
 }
 
 static void convert(struct bx_job *job)
@@ -183,16 +181,16 @@ HARNESS_TEST(values, are_integers_that_fit, 20, .size = 2, .setup = setup)
 {
     int64_t none = 0;
 
-    HARNESS_EQ(bx_call(job, 1, "count", "i", (uint64_t)INT64_MAX + 1), -ERANGE);
+    HARNESS_EQ(bx_call(job, bx_rank(1), "count", "i", (uint64_t)INT64_MAX + 1), -ERANGE);
     HARNESS_HAS(bx_error_text(), "value 1 of \"i\" does not fit i64");
-    HARNESS_EQ(bx_call(job, 1, "count", "iu", 1, -1), -ERANGE);
+    HARNESS_EQ(bx_call(job, bx_rank(1), "count", "iu", 1, -1), -ERANGE);
     HARNESS_HAS(bx_error_text(), "value 2 of \"iu\" does not fit u64");
-    HARNESS_EQ(bx_call(job, 1, "count", "w", (int64_t)INT32_MAX + 1), -ERANGE);
-    HARNESS_EQ(bx_call(job, 1, "count", "w", (int64_t)INT32_MIN - 1), -ERANGE);
-    HARNESS_EQ(bx_call(job, 1, "count", "w", (uint64_t)INT32_MAX + 1), -ERANGE);
-    HARNESS_EQ(bx_call(job, 1, "count", "w>i", UINT64_MAX, &none), -ERANGE);
+    HARNESS_EQ(bx_call(job, bx_rank(1), "count", "w", (int64_t)INT32_MAX + 1), -ERANGE);
+    HARNESS_EQ(bx_call(job, bx_rank(1), "count", "w", (int64_t)INT32_MIN - 1), -ERANGE);
+    HARNESS_EQ(bx_call(job, bx_rank(1), "count", "w", (uint64_t)INT32_MAX + 1), -ERANGE);
+    HARNESS_EQ(bx_call(job, bx_rank(1), "count", "w>i", UINT64_MAX, &none), -ERANGE);
     HARNESS_EQ(harness_load(RUNS), 0);
-    HARNESS_EQ(bx_call(job, 1, "count", "iuw", (uint64_t)INT64_MAX, 0, INT32_MIN), 0);
+    HARNESS_EQ(bx_call(job, bx_rank(1), "count", "iuw", (uint64_t)INT64_MAX, 0, INT32_MIN), 0);
     HARNESS_EQ(harness_load(RUNS), 1);
     convert(job);
 }
@@ -201,8 +199,7 @@ HARNESS_TEST(values, are_integers_that_fit, 20, .size = 2, .setup = setup)
 
 static void refuse(struct bx_job *job, const char *format, const struct bx_value *values, const char *why)
 {
-    HARNESS_EQ(bx_call_values(job, (struct bx_value){ .kind = BX_VALUE_INT, .of.i64 = 1 }, "count", NULL, format,
-                              values), -EINVAL);
+    HARNESS_EQ(bx_call_values(job, "worker1", "count", NULL, format, values), -EINVAL);
     HARNESS_HAS(bx_error_text(), why);
 }
 
@@ -238,7 +235,7 @@ HARNESS_TEST(values, that_do_not_fit_their_letters_are_refused_before_anything_i
     many[17] = end;
     refuse(job, "iiiiiiiiiiiiiiiii", many, "has more than 16 letters");
     HARNESS_EQ(harness_load(RUNS), 0);
-    HARNESS_EQ(bx_call(job, 1, "count", "bs", bx_bytes(NULL, 0), ""), 0);
+    HARNESS_EQ(bx_call(job, bx_rank(1), "count", "bs", bx_bytes(NULL, 0), ""), 0);
     HARNESS_EQ(harness_load(RUNS), 1);
 }
 
@@ -279,21 +276,21 @@ HARNESS_TEST(values, of_a_reply_that_does_not_fit_are_not_taken, 20, .size = 2, 
     struct bx_tensor *tensor = NULL;
     struct bx_rref *rref = NULL;
 
-    HARNESS_EQ(bx_call(job, 1, "add", "ii>ii", 1, 2, &a, &b), BX_E_SHORT_MESSAGE);
+    HARNESS_EQ(bx_call(job, bx_rank(1), "add", "ii>ii", 1, 2, &a, &b), BX_E_SHORT_MESSAGE);
     HARNESS_HAS(bx_error_text(), "the reply of 'add' has less than \"ii>ii\" reads: 8 bytes were read at byte 8");
-    HARNESS_EQ(bx_call(job, 1, "add", "ii>iT", 1, 2, &a, &tensor), BX_E_SHORT_MESSAGE);
-    HARNESS_EQ(bx_call(job, 1, "add", "ii>iR", 1, 2, &a, &rref), BX_E_SHORT_MESSAGE);
-    HARNESS_EQ(bx_call(job, 1, "add", "ii>", 1, 2), -EMSGSIZE);
+    HARNESS_EQ(bx_call(job, bx_rank(1), "add", "ii>iT", 1, 2, &a, &tensor), BX_E_SHORT_MESSAGE);
+    HARNESS_EQ(bx_call(job, bx_rank(1), "add", "ii>iR", 1, 2, &a, &rref), BX_E_SHORT_MESSAGE);
+    HARNESS_EQ(bx_call(job, bx_rank(1), "add", "ii>", 1, 2), -EMSGSIZE);
     HARNESS_HAS(bx_error_text(), "has more than \"ii>\" reads: 8 bytes, 0 tensors, 0 references");
-    HARNESS_EQ(bx_call(job, 1, "give", ">ssi", &first, &second, &a), -EMSGSIZE);
+    HARNESS_EQ(bx_call(job, bx_rank(1), "give", ">ssi", &first, &second, &a), -EMSGSIZE);
     HARNESS_HAS(bx_error_text(), "0 bytes, 1 tensors, 1 references");
-    HARNESS_EQ(bx_call(job, 1, "give", ">ssiT", &first, &second, &a, &tensor), -EMSGSIZE);
-    HARNESS_EQ(bx_call(job, 1, "bytes", "s>b", "x", bx_into(bytes, 5)), -EMSGSIZE);
-    HARNESS_EQ(bx_call(job, 1, "bytes", "s>b", "x", bx_into(bytes, 7)), BX_E_SHORT_MESSAGE);
-    HARNESS_EQ(bx_call(job, 1, "bytes", "s>b", "x", bx_into(bytes, 6)), 0);
+    HARNESS_EQ(bx_call(job, bx_rank(1), "give", ">ssiT", &first, &second, &a, &tensor), -EMSGSIZE);
+    HARNESS_EQ(bx_call(job, bx_rank(1), "bytes", "s>b", "x", bx_into(bytes, 5)), -EMSGSIZE);
+    HARNESS_EQ(bx_call(job, bx_rank(1), "bytes", "s>b", "x", bx_into(bytes, 7)), BX_E_SHORT_MESSAGE);
+    HARNESS_EQ(bx_call(job, bx_rank(1), "bytes", "s>b", "x", bx_into(bytes, 6)), 0);
     HARNESS_CHECK(memcmp(bytes, "\2\0\0\0x", 6) == 0);
-    HARNESS_EQ(bx_call(job, 1, "add", "ii>", 1, 2), -EMSGSIZE);
-    HARNESS_EQ(bx_call(job, 1, "count", "ii>", 1, 2), 0);
+    HARNESS_EQ(bx_call(job, bx_rank(1), "add", "ii>", 1, 2), -EMSGSIZE);
+    HARNESS_EQ(bx_call(job, bx_rank(1), "count", "ii>", 1, 2), 0);
     HARNESS_CHECK(a == 1 && b == 2 && first == NULL && second == NULL && tensor == NULL && rref == NULL);
 }
 
@@ -304,7 +301,7 @@ HARNESS_TEST(values, are_all_released_if_memory_is_out, 30, .size = 2, .setup = 
     static char large[1000];
     int failed = 0;
 
-    HARNESS_EQ(bx_call(job, 1, "give", ""), 0);         /* what is made once is there */
+    HARNESS_EQ(bx_call(job, bx_rank(1), "give", ""), 0); /* what is made once is there */
     for (int n = 1, left = 0; left == 0; n++) {
         char *first = NULL, *second = NULL;
         int64_t a = 1;
@@ -313,7 +310,7 @@ HARNESS_TEST(values, are_all_released_if_memory_is_out, 30, .size = 2, .setup = 
         int rc;
 
         memory_fails_in = n;
-        rc = bx_call(job, 1, "give", "b>ssiTR", bx_bytes(large, sizeof large), &first, &second, &a, &tensor, &rref);
+        rc = bx_call(job, bx_rank(1), "give", "b>ssiTR", bx_bytes(large, sizeof large), &first, &second, &a, &tensor, &rref);
         left = memory_fails_in;
         memory_fails_in = 0;
         failed += rc != 0;
@@ -341,8 +338,8 @@ HARNESS_TEST(values, calls_with_options_and_futures, 20, .size = 2, .setup = set
     int64_t sum = 0;
 
     HARNESS_EQ(bx_call_with(job, "worker1", "never", &brief, ">i", &sum), BX_E_TIMEOUT);
-    HARNESS_EQ(bx_call_with(job, 1, "never", &brief, ""), BX_E_TIMEOUT);
-    HARNESS_EQ(bx_call_async(job, 1, "never", &brief, &future, "s", "x"), 0);
+    HARNESS_EQ(bx_call_with(job, bx_rank(1), "never", &brief, ""), BX_E_TIMEOUT);
+    HARNESS_EQ(bx_call_async(job, bx_rank(1), "never", &brief, &future, "s", "x"), 0);
     harness_end(future, BX_E_TIMEOUT);
     HARNESS_EQ(bx_call_async(job, "worker1", "add", NULL, &future, "ii", 3, 4), 0);
     HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
@@ -351,7 +348,7 @@ HARNESS_TEST(values, calls_with_options_and_futures, 20, .size = 2, .setup = set
     HARNESS_EQ(sum, 7);
     bx_future_release(future);
     future = NULL;
-    HARNESS_EQ(bx_call_async(job, 5, "add", NULL, &future, "ii", 3, 4), BX_E_NO_WORKER);
+    HARNESS_EQ(bx_call_async(job, bx_rank(5), "add", NULL, &future, "ii", 3, 4), BX_E_NO_WORKER);
     HARNESS_CHECK(future == NULL);
 }
 
@@ -404,7 +401,7 @@ static void *call_and_leave(void *context)
     tensor = bx_tensor_acquire(bx_read_tensor(&reader));
     bx_msg_destroy(msg);
     pthread_cleanup_push((void (*)(void *))bx_tensor_release, tensor);
-    bx_call(job, 0, "leave", "Tb", tensor, bx_bytes(large, sizeof large));
+    bx_call(job, bx_rank(0), "leave", "Tb", tensor, bx_bytes(large, sizeof large));
     pthread_cleanup_pop(1);
     return NULL;
 }

@@ -121,8 +121,8 @@ if [ "$cores" -ge 2 ]; then
         'v["callers"]==3 v["unbatched_calls_per_s"]>0 v["batched_calls_per_s"]>0
         v["rows_per_batch"]>=1 v["rows_per_batch"]<=3' \
         batch --callers 3 --slices 2 --calls 100
-    check handover measures 'tensors bytes p50_us p99_us create_p50_us send_p50_us release_p50_us copied_bytes
-        cold_p50_us' \
+    check handover measures \
+        'tensors bytes p50_us p99_us create_p50_us send_p50_us release_p50_us copied_bytes cold_p50_us' \
         'v["tensors"]==23 v["bytes"]==9000001 v["p50_us"]>0 v["p99_us"]>0 v["create_p50_us"]>0
         v["send_p50_us"]>0 v["release_p50_us"]>0 v["copied_bytes"]==0 v["cold_p50_us"]>0' \
         handover --tensors 23 --bytes 9000001 --slices 2 --calls 20

@@ -4,14 +4,15 @@
 # lib/libboxcar.abi, lib/libboxcar_nn.abi and lib/libboxcar_autograd.abi list what compiled programs rely on: each
 # exported function with its version node and its types, each public struct with its size and the offset, size and
 # type of its fields, each constant. This check builds the same list from the headers and from the shared libraries,
-# and compares. lib/ABI.md has the rules that its sentences name. `abi.sh --list libboxcar` prints the new list of a
-# library.
+# and compares. No library exports anything else, and each has the SONAME that programs record. lib/ABI.md has the rules
+# that the sentences name. `abi.sh --list libboxcar` prints the new list of a library.
 set -u
 
 cd "${BX_SOURCE_DIR:-.}" || exit 1
 build=${BX_BUILD_DIR:-build}
 : "${CC:=cc}"
-failed=0
+# shellcheck source=tests/checks.sh
+. tests/checks.sh
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
@@ -232,26 +233,19 @@ node_of()       # node_of LIBRARY FIRST_NODE
     fi
 }
 
-check()
+promises()      # promises LIBRARY FIRST_NODE
 {
-    if ! list "$1" >"$work/made"; then
-        echo "not ok the ABI of $1"
-        failed=1
-        return
-    fi
-    found=$(differences "$1" "$(node_of "$1" "$2")" | LC_ALL=C sort)
+    list "$1" >"$work/made" || echo 'the list cannot be made' >"$work/made"
     # Each kind must be there, or a header that the check no longer understands would pass.
-    for kind in function struct field; do
-        grep -q "^$kind " "$work/made" || found="$found
-$kind: none was found in the headers of $1: this check does not understand them."
-    done
-    if [ -n "$found" ]; then
-        echo "$found"
-        echo "not ok the ABI of $1"
-        failed=1
-    else
-        echo "ok the ABI of $1"
-    fi
+    report "the ABI of $1" "$(differences "$1" "$(node_of "$1" "$2")" | LC_ALL=C sort
+        for kind in function struct field; do
+            grep -q "^$kind " "$work/made" || echo "$kind: none was found: this check does not know them"
+        done)"
+    grep '^function ' "$work/made" | grep -oE '\bbx_[a-z0-9_]*\(' | tr -d '(' | LC_ALL=C sort >"$work/declared"
+    cut -d' ' -f1 "$work/nodes" | LC_ALL=C sort | LC_ALL=C comm -13 "$work/declared" - >"$work/undeclared"
+    report "$1 exports nothing else" "$(cat "$work/undeclared")"
+    readelf -d "$build/lib/$1.so" >"$work/dynamic"
+    report "the SONAME of $1" "$(grep -q "SONAME.*\[$1\.so\.0\]" "$work/dynamic" || cat "$work/dynamic")"
 }
 
 if [ "${1:-}" = --list ]; then
@@ -264,7 +258,8 @@ if [ "${1:-}" = --list ]; then
     exit
 fi
 
-check libboxcar BOXCAR_0
-check libboxcar_nn BOXCAR_NN_0
-check libboxcar_autograd BOXCAR_AUTOGRAD_0
+promises libboxcar BOXCAR_0
+report 'libboxcar cannot be unloaded' "$(grep -q NODELETE "$work/dynamic" || cat "$work/dynamic")"
+promises libboxcar_nn BOXCAR_NN_0
+promises libboxcar_autograd BOXCAR_AUTOGRAD_0
 exit "$failed"

@@ -12,7 +12,8 @@ if ! clang --print-targets 2>/dev/null | grep -q nvptx64; then
     echo 'skip kernels: no clang with the target nvptx64 is installed'
     exit 77
 fi
-failed=0
+# shellcheck source=tests/checks.sh
+. tests/checks.sh
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
@@ -28,16 +29,6 @@ struct place {
 #define gridDim (place{ (unsigned)__nvvm_read_ptx_sreg_nctaid_x() })
 extern "C" __device__ float expf(float), sqrtf(float), log1pf(float), fabsf(float);
 END
-
-report()    # report NAME FINDINGS
-{
-    if [ -n "$2" ]; then
-        failed=1
-        printf '%s\nnot ok %s\n' "$2" "$1"
-    else
-        echo "ok $1"
-    fi
-}
 
 # compile CONTRACTION HEADER TEXT: PTX in $work/ptx, what the compiler says of the text in $work/said.
 # What it says of itself, such as of a toolkit that it did not find, begins otherwise.

@@ -11,6 +11,8 @@
 set -u
 
 cd "${BX_SOURCE_DIR:-.}" || exit 1
+# shellcheck source=tests/checks.sh
+. tests/checks.sh
 
 # FOLDER: the folders and single headers that it may include from. public: lib/boxcar*.h.
 table='
@@ -42,7 +44,6 @@ tools/gpucheck: gpu/cuda_api.h gpu/gpu.h gpu/shared.h lib/nn/cuda.h shm/atomic.h
 # The folders whose files have an order too.
 files='gpu shm lib/base lib/run lib/observe lib/lend lib/device lib/rref lib/job lib/autograd'
 objects=${BX_BUILD_DIR:-build/debug}/obj
-failed=0
 
 # The file that an include of $2, written in a file of folder $1, leads to; nothing for the system's headers.
 target()
@@ -96,18 +97,6 @@ references()
                     print part[1], definer[part[2]]
             }
         }'
-}
-
-# report NAME FINDINGS
-report()
-{
-    if [ -n "$2" ]; then
-        failed=1
-        echo "$2"
-        echo "not ok $1"
-    else
-        echo "ok $1"
-    fi
 }
 
 report 'the table of folders has no circle' "$(echo "$table" | awk -F: '

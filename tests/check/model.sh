@@ -138,6 +138,20 @@ control()
     report $? "control $*" "the checker did not find what was broken on purpose"
 }
 
+# controls KIND MODEL 'MACRO...' NAME...: a control for each NAME, with the macros.
+controls()
+{
+    found=$1
+    of=$2
+    with=$3
+    shift 3
+    for name; do
+        # Words on purpose.
+        # shellcheck disable=SC2086
+        control "$found" "$of" "-D$name" $with
+    done
+}
+
 all_models()
 {
     optimise=-O0
@@ -145,37 +159,21 @@ all_models()
 
     clean doorbell
     clean doorbell -DTHREADS
-    control wrong doorbell -DNO_FENCE_SLEEPER
-    control wrong doorbell -DNO_FENCE_PRODUCER
-    control wrong doorbell -DTHREADS -DNO_FENCE_PRODUCER
-    control wrong doorbell -DNO_RECHECK
-    control wrong doorbell -DNO_COUNT
-    control wrong doorbell -DREAD_LEFT
+    controls wrong doorbell '' NO_FENCE_SLEEPER NO_FENCE_PRODUCER NO_RECHECK NO_COUNT READ_LEFT
+    controls wrong doorbell '-DTHREADS' NO_FENCE_PRODUCER
 
     clean ring
     clean ring -DGROUP
-    control wrong ring -DGROUP -DNO_RELEASE
-    control hang ring -DGROUP -DGROUP_KEPT
-    control wrong ring -DNO_RELEASE
-    control wrong ring -DNO_ACQUIRE
-    control wrong ring -DNO_ZERO_NEXT
-    control wrong ring -DNO_ZERO_AT_WRAP
-    control wrong ring -DZERO_AFTER_COMMIT
-    control wrong ring -DNO_NEXT_IN_CREDIT
-    control wrong ring -DCREDIT_BEFORE_COPY
-    control hang ring -DNO_FENCE_WANT
-    control hang ring -DNO_FENCE_CREDIT
-    control hang ring -DNO_CREDIT_BEFORE_SLEEP
-    control hang ring -DNO_WISH_AGAIN
+    controls wrong ring '-DGROUP' NO_RELEASE
+    controls hang ring '-DGROUP' GROUP_KEPT
+    controls wrong ring '' NO_RELEASE NO_ACQUIRE NO_ZERO_NEXT NO_ZERO_AT_WRAP ZERO_AFTER_COMMIT NO_NEXT_IN_CREDIT \
+        CREDIT_BEFORE_COPY
+    controls hang ring '' NO_FENCE_WANT NO_FENCE_CREDIT NO_CREDIT_BEFORE_SLEEP NO_WISH_AGAIN
 
     clean timer
     clean timer -DOWN_LOOP
-    control wrong timer -DNO_NOTE
-    control wrong timer -DNO_RING_ADDED
-    control wrong timer -DNO_TIMERS_LOOK
-    control wrong timer -DUNTIL_WITHOUT_LOCK
-    control wrong timer -DUNTIL_WITHOUT_LOCK -DOWN_LOOP
-    control wrong timer -DNO_TELL_LOOP -DOWN_LOOP
+    controls wrong timer '' NO_NOTE NO_RING_ADDED NO_TIMERS_LOOK UNTIL_WITHOUT_LOCK
+    controls wrong timer '-DOWN_LOOP' UNTIL_WITHOUT_LOCK NO_TELL_LOOP
 
     optimise=-O1        # these search long enough for it to pay
     clean role -DAT_REST -DREQUESTS=1
@@ -191,33 +189,18 @@ all_models()
     clean role -DINTERRUPT -DPASSIVE -DSILENT
     clean role -DINTERRUPT -DOWN_LOOP -DSILENT
     optimise=-O0
-    control hang role -DNO_FENCE_LEADER
-    control wrong role -DNO_FENCE_LEAVE -DREQUESTS=1
-    control hang role -DNO_FENCE_PRODUCER
-    control wrong role -DNO_SECOND_LOOK -DREQUESTS=1
-    control hang role -DRELEASE_BEFORE_ARM -DREQUESTS=1
-    control wrong role -DNO_RING_ANYWAY -DREQUESTS=1
-    control hang role -DNO_SECOND_TRY
-    control hang role -DNO_OFFER
-    control hang role -DQUIET_NO_OFFER
-    control wrong role -DQUIET_DISARMS -DREQUESTS=1
-    control hang role -DKEEP_OFFER -DUSERS=3
-    control wrong role -DNO_TAKE -DREQUESTS=1
-    control wrong role -DNO_TELL -DREQUESTS=2
-    control wrong role -DNO_YIELD -DREQUESTS=2
-    control hang role -DLOOK_AT_RINGS_ONLY -DLOCAL
-    control hang role -DNO_FENCE_LOCAL -DLOCAL
-    control hang role -DNO_RING_LOCAL -DLOCAL
-    control hang role -DNO_WAKE -DPASSIVE
-    control hang role -DSIGNAL_STORE -DPASSIVE
-    control hang role -DNO_LOOK_EAGER -DEAGER
-    control hang role -DNO_SECOND_EAGER -DEAGER
-    control hang role -DNO_PASS_STOP -DEND -DSILENT
-    control hang role -DNO_STOP_IN_FOLLOW -DEND -DSILENT
-    control hang role -DNO_LOOK_END -DEND -DSILENT
-    control hang role -DNO_INTERRUPT_RING -DINTERRUPT -DSILENT
-    control hang role -DNO_INTERRUPT_IN_FOLLOW -DINTERRUPT -DPASSIVE -DSILENT
-    control hang role -DNO_SIGNAL_AGAIN -DINTERRUPT -DPASSIVE -DSILENT -DREQUESTS=1
+    controls hang role '' NO_FENCE_LEADER NO_FENCE_PRODUCER NO_SECOND_TRY NO_OFFER QUIET_NO_OFFER
+    controls wrong role '-DREQUESTS=1' NO_FENCE_LEAVE NO_SECOND_LOOK NO_RING_ANYWAY QUIET_DISARMS NO_TAKE
+    controls hang role '-DREQUESTS=1' RELEASE_BEFORE_ARM
+    controls hang role '-DUSERS=3' KEEP_OFFER
+    controls wrong role '-DREQUESTS=2' NO_TELL NO_YIELD
+    controls hang role '-DLOCAL' LOOK_AT_RINGS_ONLY NO_FENCE_LOCAL NO_RING_LOCAL
+    controls hang role '-DPASSIVE' NO_WAKE SIGNAL_STORE
+    controls hang role '-DEAGER' NO_LOOK_EAGER NO_SECOND_EAGER
+    controls hang role '-DEND -DSILENT' NO_PASS_STOP NO_STOP_IN_FOLLOW NO_LOOK_END
+    controls hang role '-DINTERRUPT -DSILENT' NO_INTERRUPT_RING
+    controls hang role '-DINTERRUPT -DPASSIVE -DSILENT' NO_INTERRUPT_IN_FOLLOW
+    controls hang role '-DINTERRUPT -DPASSIVE -DSILENT -DREQUESTS=1' NO_SIGNAL_AGAIN
 
     optimise=-O1
     clean rref -DPASSES=5
@@ -227,42 +210,24 @@ all_models()
     clean rref -DMAKE -DKILLS=2
     clean rref -DMAKE -DHOLDERS=3 -DPASSES=2 -DKILLS=2
     optimise=-O0
-    control wrong rref -DNO_PIN
-    control wrong rref -DLEAVE_ALL
-    control wrong rref -DKEPT_EARLY
-    control wrong rref -DENTERED_FOR_ALL
-    control wrong rref -DNO_TO_COME -DMAKE
-    control wrong rref -DUSE_TO_COME -DMAKE
-    control wrong rref -DTO_COME_STAYS -DMAKE -DKILLS=1
-    control wrong rref -DFORGET_PINS -DKILLS=1
-    control wrong rref -DFORGET_PINS -DHOLDERS=3 -DPASSES=3 -DKILLS=1
-    control wrong rref -DDROP_AT_ONCE -DKILLS=1
-    control wrong rref -DANSWER_EARLY -DKILLS=1
-    control wrong rref -DNO_OWN_END -DKILLS=1
-    control wrong rref -DPASSED_ONLY_COUNTS -DKILLS=1
-    control wrong rref -DONLY_NEW -DHOLDERS=3 -DPASSES=3 -DKILLS=2
-    control wrong rref -DOWN_ANSWERS -DHOLDERS=3 -DPASSES=3 -DKILLS=2
-    control wrong rref -DNO_ROUND -DHOLDERS=3 -DPASSES=3 -DKILLS=2
+    controls wrong rref '' NO_PIN LEAVE_ALL KEPT_EARLY ENTERED_FOR_ALL
+    controls wrong rref '-DMAKE' NO_TO_COME USE_TO_COME
+    controls wrong rref '-DMAKE -DKILLS=1' TO_COME_STAYS
+    controls wrong rref '-DKILLS=1' FORGET_PINS DROP_AT_ONCE ANSWER_EARLY NO_OWN_END PASSED_ONLY_COUNTS
+    controls wrong rref '-DHOLDERS=3 -DPASSES=3 -DKILLS=1' FORGET_PINS
+    controls wrong rref '-DHOLDERS=3 -DPASSES=3 -DKILLS=2' ONLY_NEW OWN_ANSWERS NO_ROUND
 
     clean ending
     clean ending -DKILLS=1
-    control wrong ending -DONE_ROUND
-    control wrong ending -DNO_SINCE
-    control wrong ending -DCONSUMED
-    control wrong ending -DNO_UNREAD
-    control wrong ending -DRINGS_FIRST
-    control wrong ending -DSEND_IDLE
-    control hang ending -DNO_RING
-    control hang ending -DWAIT_FOR_DEAD -DKILLS=1
+    controls wrong ending '' ONE_ROUND NO_SINCE CONSUMED NO_UNREAD RINGS_FIRST SEND_IDLE
+    controls hang ending '' NO_RING
+    controls hang ending '-DKILLS=1' WAIT_FOR_DEAD
 
     optimise=-O1
     clean lease
     optimise=-O0
-    control wrong lease -DAT_ONCE -DKILLS=1
-    control wrong lease -DANSWER_EARLY -DKILLS=1
-    control wrong lease -DANSWER_HOLDING -DKILLS=1
-    control wrong lease -DNO_JOIN
-    control wrong lease -DONLY_NEW
+    controls wrong lease '-DKILLS=1' AT_ONCE ANSWER_EARLY ANSWER_HOLDING
+    controls wrong lease '' NO_JOIN ONLY_NEW
 
     if [ "${BX_MODEL:-}" = long ]; then
         optimise=-O2

@@ -325,6 +325,13 @@ $(B)/tests/unit: $(call objects,$(unit_SRCS)) $(STATIC_LIB) $(STATIC_NN) $(STATI
 	$(call say,LINK,$@)
 	$(link) $(NO_LTO) $(WRAPPED) $(RUNNER_LIBS) $(LIBS)
 
+# For tests/mutants/mutants.py: these sources of the unit tests alone are compiled for gcov.
+ifneq ($(COVERED),)
+$(COVERED:%.c=$(O)/%.o): FLAGS_EXACT += --coverage
+$(B)/tests/unit: $(O)/tests/mutants/reach.o
+$(B)/tests/unit: WRAPPED += --coverage -Wl,--wrap=_exit,--wrap=criterion_internal_test_setup
+endif
+
 $(B)/gpu/unit: $(BARE_SRCS:%.c=$(O)/bare/%.o) $(STATIC_LIB)
 	$(call say,LINK,$@)
 	$(link) $(NO_LTO) $(WRAPPED) $(BARE_LIBS)
@@ -402,9 +409,12 @@ e2e: deps-test
 	@$(MAKE) --no-print-directory all tests
 	@$(TEST_ENV) tests/run_e2e.sh
 
-mutants: deps-unit
-	@BX_SOURCE_DIR='$(CURDIR)' BX_BUILD_DIR='$(abspath $(BUILD))' CC='$(CC)' MAKE='$(MAKE)' \
-		JEMALLOC='$(JEMALLOC)' tests/mutants/run.sh $(MUTANTS)
+# KEPT names mutants of the list kept by hand, or all; else generated ones of FILES.
+SINCE ?= HEAD
+FILES ?= $(shell git diff --name-only --diff-filter=d $(SINCE) -- 'shm/*.c' 'lib/*.c' 'gpu/*.c' 'tools/*.c' 'demos/*.c')
+mutants: deps-test
+	@BX_SOURCE_DIR='$(CURDIR)' BX_BUILD_DIR='$(abspath $(BUILD))' CC='$(CC)' JEMALLOC='$(JEMALLOC)' \
+		tests/mutants/mutants.py $(if $(KEPT),--kept $(filter-out all,$(KEPT)),$(FILES))
 
 coverage: deps-unit
 	@$(MAKE) --no-print-directory CONFIG=cov coverage-run
@@ -558,8 +568,8 @@ help:
 #? make e2e             the end-to-end tests alone
 #? make stress          ring and doorbell under load, without Criterion
 #? make soak            tensors of all sizes between four workers for SOAK_S=3600 seconds: does an arena leak?
-#? make mutants         puts faults into a copy of the sources: do the tests notice? See tests/mutants/README.md;
-#?                      MUTANTS='timer NAME' picks lists or mutants
+#? make mutants         puts faults into FILES (those that differ from SINCE, HEAD): do the tests notice? KEPT=all
+#?                      those of tests/mutants/protocol.mut; see tests/mutants/README.md
 #? make coverage        the lines and branches of lib/ and shm/ that the unit tests run, a line a file (gcov)
 #? make check           static checks: layers, atomics, kill steps, style, top level, documents, manual pages,
 #?                      exported symbols, ABI

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT
 #
 # `make lint`: builds everything with gcc and with clang, warnings as errors, each in a directory of its own; then
-# runs the analysers over the sources, and the formatter, which holds indentation. A tool that is not installed is
-# skipped and named. LINT_FULL=1 adds gcc's -fanalyzer, which takes minutes.
+# checks that the kept mutants apply, runs the analysers over the sources, and the formatter, which holds indentation. A
+# tool that is not installed is skipped and named. LINT_FULL=1 adds gcc's -fanalyzer, which takes minutes.
 set -u
 
 cd "${BX_SOURCE_DIR:?}" || exit 1
@@ -53,6 +53,8 @@ includes='-D_GNU_SOURCE -I. -Ilib -Ibuild/lint/gcc/obj/text'
 try gcc gcc build gcc gcc
 try clang clang build clang clang
 [ "${LINT_FULL:-0}" = 0 ] || try 'gcc -fanalyzer' gcc build gcc analyzer -fanalyzer
+
+try 'mutants of the list' python3 tests/mutants/mutants.py --check
 
 # Words on purpose, below: flags and lists of files.
 # shellcheck disable=SC2086

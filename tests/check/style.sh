@@ -11,7 +11,7 @@ cd "${BX_SOURCE_DIR:-.}" || exit 1
 
 code=$(find shm lib gpu tools demos tests -name '*.[ch]' -o -name '*.cu' | sort)
 all=$(find shm lib gpu tools demos tests .ci \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cpp' -o -name '*.sh' \
-    -o -name '*.pml' -o -name '*.awk' -o -path .ci/run \) | sort; echo Makefile)
+    -o -name '*.pml' -o -name '*.awk' -o -name '*.py' -o -name '*.mut' -o -path .ci/run \) | sort; echo Makefile)
 
 # No file name here holds a blank, so the lists are words on purpose.
 # shellcheck disable=SC2086

@@ -115,6 +115,14 @@ Test(quota, the_tightest_of_many_levels_are_kept)
     expect_limits("/sys/fs/cgroup/a/b/c", 1000, "/sys/fs/cgroup/a", 2000);
 }
 
+Test(quota, a_looser_level_below_a_tight_one_is_kept_too)
+{
+    put_proc("0::/a/b\n", V2);
+    put("/sys/fs/cgroup/a/cpu.max", "100000 100000");
+    put("/sys/fs/cgroup/a/b/cpu.max", "300000 100000");
+    expect_limits("/sys/fs/cgroup/a", 1000, "/sys/fs/cgroup/a/b", 3000);
+}
+
 Test(quota, a_level_without_the_controller_hides_none_above)
 {
     put_proc("0::/a/b\n", V2);
@@ -129,6 +137,9 @@ Test(quota, names_may_have_dots_spaces_and_colons)
     put("/my mount/..a/cpu.max", "200000 100000");
     put("/my mount/..a/b:c../cpu.max", "100000 100000");
     expect_limits("/my mount/..a/b:c..", 1000, "/my mount/..a", 2000);
+    put_proc("0::/a/..b\n", V2);
+    put("/sys/fs/cgroup/a/..b/cpu.max", "300000 100000");
+    expect_limits("/sys/fs/cgroup/a/..b", 3000, NULL, 0);
 }
 
 /* ---- Hierarchies by controller (v1), and both ------------------------------------------------------- */

@@ -154,10 +154,9 @@ void harness_cancel(struct bx_future *future);
 /* The next number after *state, which is not 0. */
 uint64_t harness_random(uint64_t *state);
 
-/* For what has no gate. */
-#define HARNESS_WAIT_WHILE(condition) \
-    while (condition) \
-        usleep(100)
+/* Waits for what has no gate. The thread sleeps between two looks, so that it leaves the processors to those that it
+ * waits for. */
+#define HARNESS_WAIT_WHILE(condition) while (condition) usleep(100)
 
 /* As kill, for a worker that is not a child of the caller: it may have ended, and its pid may be another process's by
  * now. Signals no process outside of this test's process group. 0, or -1. */

@@ -31,7 +31,7 @@ static size_t held_count;
 /* ---- Bytes ------------------------------------------------------------------------------------------ */
 
 /* Byte i is bits 24 to 31 of FIRST(number) + i * STEP: a sum for each byte, for tests fill gigabytes without -O. */
-#define FIRST(number) ((number) * 2654435761u)
+#define FIRST(number) (2654435761u * (number))
 #define STEP 0x9e3779b1u
 
 void loans_fill(struct bx_tensor *tensor, uint64_t number)

@@ -83,7 +83,7 @@ $(O)/demos/reinforce/policy.o $(O)/demos/reinforce/mlp.o $(O)/demos/reinforce/pr
 $(O)/demos/reinforce/learner.o:  FLAGS_EXACT := $(EXACT)
 $(O)/lib/nn/optim.o:   FLAGS_EXACT := $(EXACT)
 $(O)/demos/reinforce/policy.o $(O)/demos/reinforce/mlp.o $(O)/demos/reinforce/product.o: FLAGS_OWN := -O3
-$(O)/gpu/cuda_check.o $(O)/lib/nn/cuda_check.o $(O)/tools/gpucheck/driver_check.o: FLAGS_OWN := $(CUDA_H:%/cuda.h=-isystem %) $(if $(filter 1,$(CUDA)),-DBXI_CUDA_CHECKED)
+$(O)/gpu/cuda_check.o $(O)/lib/nn/cuda_check.o: FLAGS_OWN := $(CUDA_H:%/cuda.h=-isystem %) $(if $(filter 1,$(CUDA)),-DBXI_CUDA_CHECKED)
 $(O)/lib/nn/optim.o:   FLAGS_OWN := -O3
 $(O)/lib/autograd/loops_f32.o $(O)/lib/autograd/loops_f64.o: FLAGS_OWN := -O3
 # Link-time optimisation compiles the library once more for each program: 17 s of a core. Only those have it whose
@@ -115,7 +115,7 @@ ROOMS    := base run rref rpc lend device job observe
 LIB_SRCS := $(wildcard shm/*.c $(ROOMS:%=lib/%/*.c)) $(GPU_SRCS) $(if $(filter cov,$(CONFIG)),tests/cov/exit.c) \
 	$(if $(filter tsan,$(CONFIG)),tests/tsan/jemalloc.c)
 NN_SRCS  := $(if $(filter 0,$(CUDA)),$(filter-out lib/nn/cuda_%.c,$(wildcard lib/nn/*.c)) lib/nn/cuda_stub.c,\
-	$(filter-out lib/nn/cuda_stub.c,$(wildcard lib/nn/*.c)))
+	$(filter-out lib/nn/cuda_stub.c,$(wildcard lib/nn/*.c)) gpu/cuda_driver.c)
 AUTOGRAD_SRCS := $(wildcard lib/autograd/*.c)
 
 # Kernels are compiled when they are wanted, by NVRTC: their text is part of the program. What a text is made of;
@@ -139,7 +139,8 @@ pipeline_SRCS     := $(call sources,demos/pipeline,pipeline.c) $(COMMON) $(RESNE
 tensor_ipc_SRCS   := demos/tensor_ipc/tensor_ipc.c $(COMMON)
 bxbench_SRCS      := $(call sources,tools/bxbench,bxbench.c)
 shmstat_SRCS      := $(call sources,tools/shmstat,shmstat.c)
-gpucheck_SRCS     := $(call sources,tools/gpucheck,gpucheck.c) lib/nn/cuda_load.c $(if $(filter cov,$(CONFIG)),tests/cov/exit.c)
+gpucheck_SRCS     := $(call sources,tools/gpucheck,gpucheck.c) lib/nn/cuda_load.c gpu/cuda_driver.c \
+	$(if $(filter cov,$(CONFIG)),tests/cov/exit.c)
 # Need no library of the machine's but the C library, so that they run where there is nothing but the driver.
 BARE_PROGRAMS     := gpucheck
 LTO_PROGRAMS      := bxbench cartpole reinforce

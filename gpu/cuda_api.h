@@ -71,12 +71,20 @@ struct CUmemAccessDesc_st {
 
 /* The other numbers: attributes, modes and flags. */
 #define BXI_CU_NUMBERS(X)                                                                       \
+    X(CU_DEVICE_ATTRIBUTE_INTEGRATED, 18)                                                       \
     X(CU_DEVICE_ATTRIBUTE_COMPUTE_MODE, 20)                                                     \
     X(CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, 41)                                               \
     X(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 75)                                         \
     X(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 76)                                         \
+    X(CU_DEVICE_ATTRIBUTE_COMPUTE_PREEMPTION_SUPPORTED, 90)                                     \
+    X(CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, 91)                          \
+    X(CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, 99)                                          \
     X(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 102)                             \
     X(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 103)                     \
+    X(CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED, 113)                               \
+    X(CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, 122)                                   \
+    X(CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, 124)                                               \
+    X(CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED, 125)                                             \
     X(CU_COMPUTEMODE_PROHIBITED, 2)                                                             \
     X(CU_COMPUTEMODE_EXCLUSIVE_PROCESS, 3)                                                      \
     X(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, 2)                                                      \
@@ -193,10 +201,7 @@ enum bxi_cu_number { BXI_CU_NUMBERS(BXI_CU_ENUM) };
                                             unsigned long long flags))                          \
     OPTIONAL(cuMemImportFromShareableHandle, (unsigned long long *handle, void *shared, unsigned type)) \
     OPTIONAL(cuMemRetainAllocationHandle, (unsigned long long *handle, void *address))          \
-    OPTIONAL(cuMemGetAllocationPropertiesFromHandle, (struct CUmemAllocationProp_st *prop, unsigned long long handle))
-
-/* Further functions that lib/nn uses to compute; gpu/ launches no kernels. */
-#define BXI_CU_KERNEL_FUNCTIONS(REQUIRED)                                                       \
+    OPTIONAL(cuMemGetAllocationPropertiesFromHandle, (struct CUmemAllocationProp_st *prop, unsigned long long handle)) \
     REQUIRED(cuModuleLoadData, (struct CUmod_st **module, const void *image))                   \
     REQUIRED(cuModuleUnload, (struct CUmod_st *module))                                         \
     REQUIRED(cuModuleGetFunction, (struct CUfunc_st **function, struct CUmod_st *module, const char *name)) \
@@ -207,6 +212,7 @@ enum bxi_cu_number { BXI_CU_NUMBERS(BXI_CU_ENUM) };
 /* The functions of the loaded driver; an optional one may be NULL. */
 struct bxi_cuda {
     void *library;
+    const char *missing;                        /* a required function that the driver lacks; NULL: it has all */
 #define BXI_CU_FIELD(name, arguments) unsigned (*name) arguments;
     BXI_CU_FUNCTIONS(BXI_CU_FIELD, BXI_CU_FIELD)
 #undef BXI_CU_FIELD

@@ -24,7 +24,6 @@
                    #name " is as cuda.h has it");
 #define CHECK_NUMBER(name, value) _Static_assert((name) == (value), #name " is as cuda.h has it");
 BXI_CU_FUNCTIONS(CHECK_FUNCTION, CHECK_FUNCTION)
-BXI_CU_KERNEL_FUNCTIONS(CHECK_FUNCTION)
 BXI_CU_RESULTS(CHECK_NUMBER)
 BXI_CU_NUMBERS(CHECK_NUMBER)
 #endif

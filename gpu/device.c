@@ -150,12 +150,10 @@ int bxi_gpu_open(const struct bxi_gpu_options *options, struct bxi_gpu **out)
     if (rc < 0)
         goto close_gate;
 
-    const char *path = options->driver != NULL ? options->driver : secure_getenv("BX_CUDA_DRIVER");
-
-    rc = bxi_gpu_load(&gpu->cu, path != NULL && path[0] != '\0' ? path : "libcuda.so.1");
+    rc = bxi_gpu_load(&gpu->cu, options->driver);
     if (rc < 0)
         goto free_gpu;
-    gpu->is_fake = bxi_gpu_library_is_fake(&gpu->cu);
+    gpu->is_fake = bxi_cu_is_fake(&gpu->cu);
     gpu->region = options->region;
     gpu->wanted = order;
     gpu->export = export;
@@ -263,7 +261,6 @@ int bxi_gpu_close(struct bxi_gpu *gpu)
     pthread_cond_destroy(&gpu->grown);
     pthread_mutex_destroy(&gpu->lock);
     pthread_mutex_destroy(&gpu->opening);
-    bxi_gpu_unload(&gpu->cu);
     free(gpu);
     /* [gpu.open] release, pairs with the compare-and-swap in bxi_gpu_open. */
     bxi_store_release(&is_open, 0);

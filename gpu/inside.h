@@ -9,7 +9,7 @@
 
 #include "gpu.h"
 
-#include "cuda_api.h"
+#include "cuda_driver.h"
 
 #include <pthread.h>
 #include <time.h>
@@ -27,12 +27,7 @@ int bxi_gpu_fail(int code, const char *format, ...) __attribute__((format(printf
 /* The same for a failed call of the driver: appends the driver's text for result and returns the code of result. */
 int bxi_gpu_cuda_fail(const struct bxi_cuda *cu, unsigned result, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-int bxi_gpu_load(struct bxi_cuda *cu, const char *path);            /* dlopen, symbols, cuInit; -ENODEV, -EPERM */
-void bxi_gpu_unload(struct bxi_cuda *cu);
-bool bxi_gpu_library_is_fake(const struct bxi_cuda *cu);
-/* The hardware queues of each device that the environment asks for: CUDA_DEVICE_MAX_CONNECTIONS, or CUDA's default. */
-#define BXI_GPU_CONNECTIONS_LEAST 4             /* for words */
-int bxi_gpu_connections(void);
+int bxi_gpu_load(struct bxi_cuda *cu, const char *path);            /* as bxi_cu_load */
 bool bxi_gpu_forked(void);                                          /* sets the sentence if true */
 
 /* ---- helper.c: one thread for calls that take milliseconds ----------------------------------- */

@@ -409,7 +409,7 @@ static bool events_work(struct bxi_gpu_device *device)
 /* With few hardware queues a stream that waits holds up others: also the one that it waits for, and the side stream. */
 static bool has_queues(void)
 {
-    return bxi_gpu_connections() >= BXI_GPU_CONNECTIONS_LEAST;
+    return bxi_cu_connections() >= BXI_CU_CONNECTIONS_LEAST;
 }
 
 static bool order_works(struct probe *probe, enum bxi_gpu_order order)
@@ -442,7 +442,7 @@ static int choose(struct probe *probe)
     if (wanted <= BXI_GPU_DEVICE_WORDS && !has_queues())
         return bxi_gpu_fail(-ENOTSUP, "the order asked for (BX_GPU_ORDER, %d) needs CUDA_DEVICE_MAX_CONNECTIONS to be "
                             "%d or more, not %d: unset it, or leave the order at auto", (int)wanted,
-                            BXI_GPU_CONNECTIONS_LEAST, bxi_gpu_connections());
+                            BXI_CU_CONNECTIONS_LEAST, bxi_cu_connections());
     return bxi_gpu_fail(-ENOTSUP, "the order asked for (BX_GPU_ORDER, %d) does not work on device %d: leave it at auto",
                         (int)wanted, device->ordinal);
 }

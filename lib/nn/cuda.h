@@ -18,6 +18,7 @@
 
 #include "boxcar_cuda.h"
 #include "cuda_api.h"
+#include "gpu/cuda_driver.h"
 #include "kernels.h"
 #include "nn.h"
 
@@ -26,7 +27,7 @@
 #include <stdint.h>
 
 struct bx_cuda {
-    struct bxi_cuda_driver driver;
+    struct bxi_cuda cu;
     struct bxi_nvrtc nvrtc;
     struct bxi_cublas cublas;
     struct bxi_cudnn cudnn;
@@ -45,7 +46,7 @@ struct bx_cuda {
 /* ---- cuda_load.c ----------------------------------------------------------------------------------- */
 
 /* Each loads its library and finds its functions: 0, -ENODEV (driver), -ENOTSUP (the others), -EPERM (forked). */
-int bxi_cuda_load_driver(struct bxi_cuda_driver *driver);
+int bxi_cuda_load_driver(struct bxi_cuda *cu);
 int bxi_cuda_load_nvrtc(struct bx_cuda *cuda);
 int bxi_cuda_load_networks(struct bx_cuda *cuda);               /* cuBLAS and cuDNN */
 /* -EPERM in a child of the process that loaded the driver. */
@@ -53,8 +54,7 @@ int bxi_cuda_check_fork(void);
 
 /* ---- cuda_context.c -------------------------------------------------------------------------------- */
 
-/* The code for a CUresult. bxi_cuda_fail adds a sentence, with the driver's name and text for the result. */
-int bxi_cuda_code(unsigned result);
+/* The code for a CUresult, and a sentence with the driver's name and text for it. */
 int bxi_cuda_fail(const struct bx_cuda *cuda, unsigned result, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /* -EINVAL if cuda is NULL, -EPERM in a forked process, with a sentence that names `call`. */

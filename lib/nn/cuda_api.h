@@ -184,13 +184,4 @@ struct bxi_cudnn {
 };
 #undef BXI_LIBRARY_FIELD
 
-/* The driver's functions that lib/nn uses: the list of gpu/, most of which is needed here too, and those for kernels.
- */
-struct bxi_cuda_driver {
-    struct bxi_cuda cu;
-#define BXI_CU_FIELD(name, arguments) unsigned (*name) arguments;
-    BXI_CU_KERNEL_FUNCTIONS(BXI_CU_FIELD)
-#undef BXI_CU_FIELD
-};
-
 #endif

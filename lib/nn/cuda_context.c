@@ -22,32 +22,16 @@
 
 /* ---- Results ------------------------------------------------------------------------------------- */
 
-int bxi_cuda_code(unsigned result)
-{
-    switch (result) {
-    case CUDA_SUCCESS: return 0;
-    case CUDA_ERROR_INVALID_VALUE:
-    case CUDA_ERROR_INVALID_HANDLE: return -EINVAL;
-    case CUDA_ERROR_OUT_OF_MEMORY: return -ENOMEM;
-    case CUDA_ERROR_NOT_INITIALIZED: return -EPERM;
-    case CUDA_ERROR_NO_DEVICE:
-    case CUDA_ERROR_INVALID_DEVICE:
-    case CUDA_ERROR_DEVICE_UNAVAILABLE: return -ENODEV;
-    case CUDA_ERROR_NOT_SUPPORTED: return -ENOTSUP;
-    default: return -EIO;
-    }
-}
-
 int bxi_cuda_fail(const struct bx_cuda *cuda, unsigned result, const char *format, ...)
 {
-    const struct bxi_cuda *cu = &cuda->driver.cu;
+    const struct bxi_cuda *cu = &cuda->cu;
     char what[256];
     va_list arguments;
 
     va_start(arguments, format);
     vsnprintf(what, sizeof(what), format, arguments);
     va_end(arguments);
-    return bx_fail(bxi_cuda_code(result), "%s: %s (%u, %s)", what, bxi_cu_name(cu, result), result,
+    return bx_fail(bxi_cu_code(result), "%s: %s (%u, %s)", what, bxi_cu_name(cu, result), result,
                    bxi_cu_text(cu, result));
 }
 
@@ -60,7 +44,7 @@ int bxi_cuda_enter(const struct bx_cuda *cuda, const char *call)
 
     if (rc < 0)
         return rc;
-    result = cuda->driver.cu.cuCtxPushCurrent_v2(cuda->context);
+    result = cuda->cu.cuCtxPushCurrent_v2(cuda->context);
     return result == CUDA_SUCCESS ? 0 : bxi_cuda_fail(cuda, result, "%s: the context of device %d", call,
                                                       cuda->ordinal);
 }
@@ -69,7 +53,7 @@ void bxi_cuda_leave(const struct bx_cuda *cuda)
 {
     struct CUctx_st *popped;
 
-    (void)cuda->driver.cu.cuCtxPopCurrent_v2(&popped);
+    (void)cuda->cu.cuCtxPopCurrent_v2(&popped);
 }
 
 /* ---- Ending -------------------------------------------------------------------------------------- */
@@ -167,7 +151,7 @@ bool bxi_cuda_end(struct bx_cuda *cuda, void (*end)(void *object), void *object)
 
 int bxi_cuda_sync(const struct bx_cuda *cuda)
 {
-    unsigned result = cuda->driver.cu.cuStreamSynchronize(cuda->stream);
+    unsigned result = cuda->cu.cuStreamSynchronize(cuda->stream);
 
     return result == CUDA_SUCCESS ? 0 : bxi_cuda_fail(cuda, result, "device %d (%s), when its work was waited for",
                                                       cuda->ordinal, cuda->name);
@@ -176,7 +160,7 @@ int bxi_cuda_sync(const struct bx_cuda *cuda)
 int bxi_cuda_take(const struct bx_cuda *cuda, size_t bytes, void **memory)
 {
     unsigned long long address = 0;
-    unsigned result = cuda->driver.cu.cuMemAlloc_v2(&address, bytes);
+    unsigned result = cuda->cu.cuMemAlloc_v2(&address, bytes);
 
     if (result != CUDA_SUCCESS)
         return bxi_cuda_fail(cuda, result, "%zu bytes of device %d (%s)", bytes, cuda->ordinal, cuda->name);
@@ -189,13 +173,13 @@ static bool is_known(const struct bx_cuda *cuda, const void *address)
 {
     unsigned type = 0;
 
-    return cuda->driver.cu.cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (uintptr_t)address) ==
+    return cuda->cu.cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (uintptr_t)address) ==
         CUDA_SUCCESS;
 }
 
 int bxi_cuda_put_copy(const struct bx_cuda *cuda, void *to, const void *from, size_t bytes)
 {
-    const struct bxi_cuda *cu = &cuda->driver.cu;
+    const struct bxi_cuda *cu = &cuda->cu;
     bool knows_to = is_known(cuda, to), knows_from = is_known(cuda, from);
     unsigned result;
     int rc;

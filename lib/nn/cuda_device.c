@@ -17,7 +17,7 @@ _Static_assert(GRADS_MAX == BX_WORLD_MAX, "a gradient of each worker");
 static int count_devices(const struct bx_cuda *cuda)
 {
     int count = 0;
-    unsigned result = cuda->driver.cu.cuDeviceGetCount(&count);
+    unsigned result = cuda->cu.cuDeviceGetCount(&count);
 
     return result == CUDA_SUCCESS ? count : bxi_cuda_fail(cuda, result, "counting devices");
 }
@@ -25,14 +25,14 @@ static int count_devices(const struct bx_cuda *cuda)
 int bx_cuda_count(void)
 {
     struct bx_cuda cuda = { .context = NULL };
-    int rc = bxi_cuda_load_driver(&cuda.driver);
+    int rc = bxi_cuda_load_driver(&cuda.cu);
 
     return rc < 0 ? rc : count_devices(&cuda);
 }
 
 static int find_device(struct bx_cuda *cuda, int ordinal)
 {
-    const struct bxi_cuda *cu = &cuda->driver.cu;
+    const struct bxi_cuda *cu = &cuda->cu;
     int count = count_devices(cuda), major = 0, minor = 0;
     unsigned result;
 
@@ -57,7 +57,7 @@ static int find_device(struct bx_cuda *cuda, int ordinal)
 
 static int retain(struct bx_cuda *cuda)
 {
-    const struct bxi_cuda *cu = &cuda->driver.cu;
+    const struct bxi_cuda *cu = &cuda->cu;
     int mode = 0;
     unsigned result = cu->cuDevicePrimaryCtxRetain(&cuda->context, cuda->handle);
 
@@ -73,7 +73,7 @@ static int retain(struct bx_cuda *cuda)
 /* Makes the stream, the memory of the loss and the kernels; with the context entered. */
 static int init_device(struct bx_cuda *cuda)
 {
-    const struct bxi_cuda *cu = &cuda->driver.cu;
+    const struct bxi_cuda *cu = &cuda->cu;
     void *there = NULL, *here = NULL;
     unsigned result = cu->cuStreamCreate(&cuda->stream, CU_STREAM_NON_BLOCKING);
     int rc;
@@ -91,7 +91,7 @@ static int init_device(struct bx_cuda *cuda)
 /* Destroys what there is of that and the libraries' handles; with the context entered. */
 static void fini_device(struct bx_cuda *cuda)
 {
-    const struct bxi_cuda *cu = &cuda->driver.cu;
+    const struct bxi_cuda *cu = &cuda->cu;
 
     if (cuda->stream != NULL)
         (void)cu->cuStreamSynchronize(cuda->stream);
@@ -116,7 +116,7 @@ static void close_context(void *object)
         return;
     fini_device(cuda);
     bxi_cuda_leave(cuda);
-    (void)cuda->driver.cu.cuDevicePrimaryCtxRelease_v2(cuda->handle);
+    (void)cuda->cu.cuDevicePrimaryCtxRelease_v2(cuda->handle);
 }
 
 void bx_cuda_close(struct bx_cuda *cuda)
@@ -138,7 +138,7 @@ int bx_cuda_open(int ordinal, struct bx_cuda **cuda)
     made = calloc(1, sizeof(*made));
     if (made == NULL)
         return bx_fail(-ENOMEM, "no memory for a device's books");
-    rc = bxi_cuda_load_driver(&made->driver);
+    rc = bxi_cuda_load_driver(&made->cu);
     if (rc == 0)
         rc = find_device(made, ordinal);
     if (rc == 0)
@@ -212,7 +212,7 @@ int bx_cuda_alloc_host(struct bx_cuda *cuda, size_t bytes, void **memory)
 
     if (rc < 0)
         return rc;
-    result = cuda->driver.cu.cuMemHostAlloc(&address, bytes, CU_MEMHOSTALLOC_PORTABLE);
+    result = cuda->cu.cuMemHostAlloc(&address, bytes, CU_MEMHOSTALLOC_PORTABLE);
     if (result == CUDA_SUCCESS)
         *memory = address;
     else
@@ -226,7 +226,7 @@ void bx_cuda_free(struct bx_cuda *cuda, void *memory)
     if (memory == NULL || bxi_cuda_enter(cuda, "bx_cuda_free") < 0)
         return;
     (void)bxi_cuda_sync(cuda);
-    (void)cuda->driver.cu.cuMemFree_v2((uintptr_t)memory);
+    (void)cuda->cu.cuMemFree_v2((uintptr_t)memory);
     bxi_cuda_leave(cuda);
 }
 
@@ -235,7 +235,7 @@ void bx_cuda_free_host(struct bx_cuda *cuda, void *memory)
     if (memory == NULL || bxi_cuda_enter(cuda, "bx_cuda_free_host") < 0)
         return;
     (void)bxi_cuda_sync(cuda);
-    (void)cuda->driver.cu.cuMemFreeHost(memory);
+    (void)cuda->cu.cuMemFreeHost(memory);
     bxi_cuda_leave(cuda);
 }
 
@@ -264,7 +264,7 @@ int bx_cuda_zero(struct bx_cuda *cuda, void *memory, size_t bytes)
     if (rc < 0)
         return rc;
     if (bytes > 0)
-        result = cuda->driver.cu.cuMemsetD8Async((uintptr_t)memory, 0, bytes, cuda->stream);
+        result = cuda->cu.cuMemsetD8Async((uintptr_t)memory, 0, bytes, cuda->stream);
     if (result != CUDA_SUCCESS)
         rc = bxi_cuda_fail(cuda, result, "zeros in %zu bytes of device %d (%s)", bytes, cuda->ordinal, cuda->name);
     bxi_cuda_leave(cuda);

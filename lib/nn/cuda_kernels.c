@@ -135,7 +135,7 @@ static int make(struct bx_cuda *cuda, const char *name, const char *text, struct
     made->name = strdup(name);
     rc = made->name == NULL ? bx_fail(-ENOMEM, "no memory for the name %s", name) : compile(cuda, name, text, &code);
     if (rc == 0) {
-        unsigned result = cuda->driver.cuModuleLoadData(&made->module, code);
+        unsigned result = cuda->cu.cuModuleLoadData(&made->module, code);
 
         if (result != CUDA_SUCCESS) {
             made->module = NULL;
@@ -161,7 +161,7 @@ void bxi_kernels_end(void *object)
         return;
     if (bxi_cuda_enter(kernels->cuda, "bx_kernels_destroy") == 0) {
         (void)bxi_cuda_sync(kernels->cuda);
-        (void)kernels->cuda->driver.cuModuleUnload(kernels->module);
+        (void)kernels->cuda->cu.cuModuleUnload(kernels->module);
         bxi_cuda_leave(kernels->cuda);
     }
     free(kernels->entries);
@@ -192,7 +192,7 @@ static int find_kernel(struct bx_kernels *kernels, const char *kernel, struct CU
         return bx_fail(-EINVAL, "a kernel's name has at most %zu bytes, %s has %zu", sizeof(found.name) - 1, kernel,
                        strlen(kernel));
     strcpy(found.name, kernel);
-    result = kernels->cuda->driver.cuModuleGetFunction(&found.function, kernels->module, kernel);
+    result = kernels->cuda->cu.cuModuleGetFunction(&found.function, kernels->module, kernel);
     if (result == CUDA_ERROR_NOT_FOUND)
         return bx_fail(-EINVAL, "%s has no kernel %s; is it extern \"C\" and __global__?", kernels->name, kernel);
     if (result != CUDA_SUCCESS)
@@ -284,7 +284,7 @@ int bxi_kernel_put(struct bx_kernels *kernels, const char *kernel, size_t thread
     if (blocks > INT_MAX)
         return bx_fail(-EINVAL, "kernel %s of %s: %zu threads are more than a grid has", kernel, kernels->name,
                        threads);
-    result = cuda->driver.cuLaunchKernel(function, (unsigned)blocks, 1, 1, BLOCK, 1, 1, 0, cuda->stream, parameters,
+    result = cuda->cu.cuLaunchKernel(function, (unsigned)blocks, 1, 1, BLOCK, 1, 1, 0, cuda->stream, parameters,
                                          NULL);
     return result == CUDA_SUCCESS ? 0 : bxi_cuda_fail(cuda, result, "starting kernel %s of %s", kernel,
                                                       kernels->name);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Finds and loads the CUDA driver, NVRTC, cuBLAS and cuDNN when a call first needs them. Run by any thread.
- * gpu/cuda_load.c does the same for the driver, but belongs to another library.
+ * Finds and loads NVRTC, cuBLAS and cuDNN when a call first needs them, and the driver by gpu/cuda_driver.c. Run by any
+ * thread.
  *
  * Each is opened with RTLD_LOCAL, so that the program does not see its symbols, and is never closed: its threads and
  * its handlers would lose their code. NVRTC is loaded before cuBLAS, and cuBLAS before cuDNN: cuDNN opens these two by
@@ -16,16 +16,9 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <limits.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-struct symbol {
-    const char *name;
-    size_t offset;                  /* of the pointer, in the library's struct */
-    bool is_optional;
-};
 
 struct library {
     const char *what;
@@ -33,86 +26,58 @@ struct library {
     const char *names[4];           /* if it is not set: the first of these that is found */
     const char *advice;
     const char *oldest;
-    int code;                       /* of every failure */
     bool is_of_cuda;                /* its names end with CUDA's version */
-    const struct symbol *symbols;
+    const struct bxi_cu_symbol *symbols;
     size_t symbol_count;
 };
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
-#define REQUIRED(name, arguments) { #name, offsetof(struct bxi_cuda_driver, cu.name), false },
-#define OPTIONAL(name, arguments) { #name, offsetof(struct bxi_cuda_driver, cu.name), true },
-#define FOR_KERNELS(name, arguments) { #name, offsetof(struct bxi_cuda_driver, name), false },
-static const struct symbol driver_symbols[] = {
-    BXI_CU_FUNCTIONS(REQUIRED, OPTIONAL)
-    BXI_CU_KERNEL_FUNCTIONS(FOR_KERNELS)
-};
-
 #define OF_NVRTC(type, name, arguments) { #name, offsetof(struct bxi_nvrtc, name), false },
-static const struct symbol nvrtc_symbols[] = { BXI_NVRTC_FUNCTIONS(OF_NVRTC) };
+static const struct bxi_cu_symbol nvrtc_symbols[] = { BXI_NVRTC_FUNCTIONS(OF_NVRTC) };
 
 #define OF_CUBLAS(type, name, arguments) { #name, offsetof(struct bxi_cublas, name), false },
-static const struct symbol cublas_symbols[] = { BXI_CUBLAS_FUNCTIONS(OF_CUBLAS) };
+static const struct bxi_cu_symbol cublas_symbols[] = { BXI_CUBLAS_FUNCTIONS(OF_CUBLAS) };
 
 #define OF_CUDNN(type, name, arguments) { #name, offsetof(struct bxi_cudnn, name), false },
-static const struct symbol cudnn_symbols[] = { BXI_CUDNN_FUNCTIONS(OF_CUDNN) };
+static const struct bxi_cu_symbol cudnn_symbols[] = { BXI_CUDNN_FUNCTIONS(OF_CUDNN) };
 
-static const struct library driver_library = {
-    "CUDA driver", "BX_CUDA_DRIVER", { "libcuda.so.1" },
-    "install NVIDIA's driver, or start the container with --gpus all", "11.4 (470.42)", -ENODEV, false,
-    driver_symbols, COUNT(driver_symbols),
-};
 static const struct library nvrtc_library = {
     "NVRTC", "BX_NVRTC", { "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2" },
     "install CUDA's runtime compiler (part of the toolkit; pip: nvidia-cuda-nvrtc-cu12), and where it lies apart name "
-    "its directory in LD_LIBRARY_PATH, or the file in BX_NVRTC", "11.2", -ENOTSUP, true,
+    "its directory in LD_LIBRARY_PATH, or the file in BX_NVRTC", "11.2", true,
     nvrtc_symbols, COUNT(nvrtc_symbols),
 };
 static const struct library cublas_library = {
     "cuBLAS", "BX_CUBLAS", { "libcublas.so.13", "libcublas.so.12", "libcublas.so.11" },
     "install it (part of the toolkit; pip: nvidia-cublas-cu12), and where it lies apart name its directory in "
-    "LD_LIBRARY_PATH, or the file in BX_CUBLAS", "11", -ENOTSUP, true,
+    "LD_LIBRARY_PATH, or the file in BX_CUBLAS", "11", true,
     cublas_symbols, COUNT(cublas_symbols),
 };
 static const struct library cudnn_library = {
     "cuDNN", "BX_CUDNN", { "libcudnn.so.9", "libcudnn.so.8" },
     "install it (pip: nvidia-cudnn-cu12), and where it lies apart name its directory in LD_LIBRARY_PATH, or the file "
-    "in BX_CUDNN", "8", -ENOTSUP, false,
+    "in BX_CUDNN", "8", false,
     cudnn_symbols, COUNT(cudnn_symbols),
 };
 
 /* ---- Fork ---------------------------------------------------------------------------------------- */
 
-/* Written in a forked child while it has one thread; no thread reads it before. */
-static bool is_forked;
-
-static void in_child(void)
-{
-    is_forked = true;
-}
-
-static void watch_fork(void)
-{
-    pthread_atfork(NULL, NULL, in_child);
-}
-
 int bxi_cuda_check_fork(void)
 {
-    if (!is_forked)
-        return 0;
-    return bx_fail(-EPERM, "this process was forked after its parent opened a CUDA device, which CUDA does not "
-                   "survive: fork the workers first, then open it in each");
+    const char *sentence = bxi_cu_fork_text();
+
+    return sentence != NULL ? bx_fail(-EPERM, "%s", sentence) : 0;
 }
 
 /* ---- Libraries ----------------------------------------------------------------------------------- */
 
 /* The major version of CUDA that the driver is for; INT_MAX: it does not say. */
-static int driver_major(const struct bxi_cuda_driver *driver)
+static int driver_major(const struct bxi_cuda *cu)
 {
     int version = 0;
 
-    return driver->cu.cuDriverGetVersion(&version) == CUDA_SUCCESS ? version / 1000 : INT_MAX;
+    return cu->cuDriverGetVersion(&version) == CUDA_SUCCESS ? version / 1000 : INT_MAX;
 }
 
 static bool is_newer(const struct library *library, const char *name, int newest)
@@ -135,7 +100,7 @@ static int open_file(const struct library *library, int newest, void **handle, c
         *name = path;
         if (*handle != NULL)
             return 0;
-        return bx_fail(library->code, "no %s, where %s names it: %s", library->what, library->variable, dlerror());
+        return bx_fail(-ENOTSUP, "no %s, where %s names it: %s", library->what, library->variable, dlerror());
     }
     for (size_t i = 0; i < COUNT(library->names) && library->names[i] != NULL; i++) {
         if (is_newer(library, library->names[i], newest))
@@ -150,66 +115,33 @@ static int open_file(const struct library *library, int newest, void **handle, c
         if (reason[0] == '\0' && text != NULL)
             strncpy(reason, text, sizeof(reason) - 1);
     }
-    return bx_fail(library->code, "no %s: %s; %s", library->what, reason, library->advice);
-}
-
-static int find_symbols(const struct library *library, void *handle, const char *name, void *functions)
-{
-    for (size_t i = 0; i < library->symbol_count; i++) {
-        const struct symbol *symbol = &library->symbols[i];
-        void *address = dlsym(handle, symbol->name);
-
-        if (address == NULL && !symbol->is_optional)
-            return bx_fail(library->code, "%s has no function %s: it is too old, a %s of %s or later is wanted",
-                           name, symbol->name, library->what, library->oldest);
-        /* Copied as bytes: ISO C has no conversion from a pointer to an object to a pointer to a function. */
-        memcpy((char *)functions + symbol->offset, &address, sizeof(address));
-    }
-    return 0;
+    return bx_fail(-ENOTSUP, "no %s: %s; %s", library->what, reason, library->advice);
 }
 
 static int load(const struct library *library, int newest, void *functions)
 {
     void *handle = NULL;
-    const char *name = NULL;
+    const char *name = NULL, *missing;
     int rc = open_file(library, newest, &handle, &name);
 
-    return rc < 0 ? rc : find_symbols(library, handle, name, functions);
+    if (rc < 0)
+        return rc;
+    missing = bxi_cu_find(handle, library->symbols, library->symbol_count, functions);
+    return missing == NULL ? 0 : bx_fail(-ENOTSUP, "%s has no function %s: it is too old, a %s of %s or later is "
+                                         "wanted", name, missing, library->what, library->oldest);
 }
 
 /* ---- The driver ---------------------------------------------------------------------------------- */
 
-static int init_failed(const struct bxi_cuda *cu, unsigned result)
+int bxi_cuda_load_driver(struct bxi_cuda *cu)
 {
-    const char *advice = bxi_cu_start_advice(result);
+    char sentence[BXI_CU_TEXT_BYTES];
+    int rc = bxi_cuda_check_fork();
 
-    if (advice != NULL)
-        return bx_fail(result == CUDA_ERROR_NOT_INITIALIZED ? -EPERM : -ENODEV, "no GPU: %s", advice);
-    return bx_fail(-ENODEV, "no GPU: cuInit: %s (%u)", bxi_cu_name(cu, result), result);
-}
-
-int bxi_cuda_load_driver(struct bxi_cuda_driver *driver)
-{
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    const struct bxi_cuda *cu = &driver->cu;
-    int version = 0;
-    int rc;
-
-    rc = bxi_cuda_check_fork();
-    if (rc == 0)
-        rc = load(&driver_library, INT_MAX, driver);
     if (rc < 0)
         return rc;
-    if (cu->cuDriverGetVersion(&version) == CUDA_SUCCESS && version < BXI_CU_OLDEST)
-        return bx_fail(-ENODEV, "no GPU: the driver is too old: it is for CUDA %d.%d, 11.4 (driver 470.42) or later "
-                       "is wanted", version / 1000, version % 1000 / 10);
-
-    unsigned result = cu->cuInit(0);
-
-    if (result != CUDA_SUCCESS)
-        return init_failed(cu, result);
-    pthread_once(&once, watch_fork);
-    return 0;
+    rc = bxi_cu_load(cu, NULL, sentence);
+    return rc < 0 ? bx_fail(rc, "%s", sentence) : 0;
 }
 
 /* ---- What computes ------------------------------------------------------------------------------- */
@@ -245,7 +177,7 @@ static void open_builtins(const struct bxi_nvrtc *nvrtc, int major, int minor)
 
 int bxi_cuda_load_nvrtc(struct bx_cuda *cuda)
 {
-    int newest = driver_major(&cuda->driver), major = 0, minor = 0;
+    int newest = driver_major(&cuda->cu), major = 0, minor = 0;
     int rc = load(&nvrtc_library, newest, &cuda->nvrtc);
 
     if (rc < 0)
@@ -260,7 +192,7 @@ int bxi_cuda_load_nvrtc(struct bx_cuda *cuda)
 
 int bxi_cuda_load_networks(struct bx_cuda *cuda)
 {
-    int rc = load(&cublas_library, driver_major(&cuda->driver), &cuda->cublas);
+    int rc = load(&cublas_library, driver_major(&cuda->cu), &cuda->cublas);
 
     if (rc == 0)
         rc = load(&cudnn_library, INT_MAX, &cuda->cudnn);

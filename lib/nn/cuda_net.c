@@ -260,7 +260,7 @@ static int warm_up(struct bx_net *net)
         rc = warm_up_on(net, memory, grads);
         waited = bxi_cuda_sync(plan->cuda);
         rc = rc < 0 ? rc : waited;
-        (void)plan->cuda->driver.cu.cuMemFree_v2((uintptr_t)memory);
+        (void)plan->cuda->cu.cuMemFree_v2((uintptr_t)memory);
     }
     free(grads);
     return rc;
@@ -306,7 +306,7 @@ static void end_plan(void *object)
         for (int i = 0; i < plan->node_count && plan->work != NULL; i++)
             bxi_cuda_forget(plan, i);
         if (plan->memory != NULL)
-            (void)plan->cuda->driver.cu.cuMemFree_v2((uintptr_t)plan->memory);
+            (void)plan->cuda->cu.cuMemFree_v2((uintptr_t)plan->memory);
         bxi_cuda_leave(plan->cuda);
     }
     free(plan->work);

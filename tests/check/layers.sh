@@ -26,7 +26,7 @@ lib/device: lib/lend lib/run lib/observe lib/base shm gpu public
 lib/rref: lib/run lib/observe lib/base shm public
 lib/rpc: lib/rref lib/device lib/lend lib/run lib/observe lib/base shm gpu public
 lib/job: lib/rpc lib/rref lib/device lib/lend lib/run lib/observe lib/base shm gpu public
-lib/nn: public gpu/cuda_api.h lib/base/options.h
+lib/nn: public gpu/cuda_api.h gpu/cuda_driver.h lib/base/options.h
 lib/autograd: public shm/atomic.h shm/backoff.h lib/base/options.h
 lib/examples: public
 demos/common: public
@@ -39,7 +39,7 @@ demos/rnn: demos/common public
 demos/pipeline: demos/common public
 tools/shmstat: shm lib/observe/tables.h lib/rpc/frame.h gpu/shared.h public
 tools/bxbench: shm public
-tools/gpucheck: gpu/cuda_api.h gpu/gpu.h gpu/shared.h lib/nn/cuda.h shm/atomic.h public
+tools/gpucheck: gpu/cuda_api.h gpu/cuda_driver.h gpu/gpu.h gpu/shared.h lib/nn/cuda.h shm/atomic.h public
 '
 # The folders whose files have an order too.
 files='gpu shm lib/base lib/run lib/observe lib/lend lib/device lib/rref lib/job lib/autograd'

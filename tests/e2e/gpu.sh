@@ -110,7 +110,7 @@ done
 check 'two devices out of reach' ends 0 with_fake env FAKE_CUDA_NO_PEER=all "$demo" --bytes 4000000 --device 1
 check 'all on the second need no other' count 2 'copied 0 B +right$'
 check 'without a driver' ends 3 without "$demo"
-check 'a sentence says what to do' complains "^tensor_ipc: no GPU: no driver: .*install NVIDIA's driver, or start the"
+check 'a sentence says what to do' complains "^tensor_ipc: no GPU: no CUDA driver.*install NVIDIA's driver, or start"
 check 'once' test "$(wc -l <"$dir/err")" -eq 1
 check 'and nothing else is printed' test ! -s "$dir/out"
 check 'a device that is not there' ends 3 with_fake "$demo" --device 5

@@ -11,10 +11,6 @@
 
 FAKE_EXPORT const char *bx_fake_cuda(void);
 FAKE_EXPORT uint64_t bx_fake_figure(const char *name, int device);
-#define DECLARE(name, arguments) FAKE_EXPORT unsigned name arguments;
-BXI_CU_FUNCTIONS(DECLARE, DECLARE)
-#undef DECLARE
-
 struct fake_options fake_options;
 static struct CUctx_st contexts[FAKE_DEVICES];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;

@@ -8,10 +8,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#define DECLARE(name, arguments) FAKE_EXPORT unsigned name arguments;
-BXI_CU_FUNCTIONS(DECLARE, DECLARE)
-#undef DECLARE
-
 #define EVENT_MAGIC 0x544e5645u
 
 struct CUevent_st {

@@ -177,4 +177,8 @@ void fake_multiply(size_t rows, size_t columns, size_t inner, const struct fake_
 /* The value rounded to TF32. */
 float fake_tf32(float value);
 
+#define DECLARE(name, arguments) FAKE_EXPORT unsigned name arguments;
+BXI_CU_FUNCTIONS(DECLARE, DECLARE)
+#undef DECLARE
+
 #endif

@@ -17,10 +17,6 @@
 
 FAKE_EXPORT unsigned cuMemAllocManaged(unsigned long long *address, size_t bytes, unsigned flags);
 FAKE_EXPORT unsigned cuMemAllocAsync(unsigned long long *address, size_t bytes, struct CUstream_st *stream);
-#define DECLARE(name, arguments) FAKE_EXPORT unsigned name arguments;
-BXI_CU_FUNCTIONS(DECLARE, DECLARE)
-#undef DECLARE
-
 #define RANGES 4096
 #define HANDLE_MAGIC 0x454b4146u
 

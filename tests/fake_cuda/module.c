@@ -13,10 +13,6 @@
 #include <string.h>
 #include <time.h>
 
-#define DECLARE(name, arguments) FAKE_EXPORT unsigned name arguments;
-BXI_CU_KERNEL_FUNCTIONS(DECLARE)
-#undef DECLARE
-
 #define INVALID_IMAGE 200
 #define NO_BINARY_FOR_GPU 209
 #define ARGUMENT_BYTES 4096                     /* all of a kernel's, before CUDA 12.1 */

@@ -6,10 +6,6 @@
 
 #include <stdlib.h>
 
-#define DECLARE(name, arguments) FAKE_EXPORT unsigned name arguments;
-BXI_CU_FUNCTIONS(DECLARE, DECLARE)
-#undef DECLARE
-
 unsigned cuStreamCreate(struct CUstream_st **out, unsigned flags)
 {
     struct CUctx_st *context;

@@ -19,10 +19,6 @@
 #include <unistd.h>
 
 FAKE_EXPORT unsigned bx_fake_vmm_alloc(unsigned long long *address, size_t bytes);
-#define DECLARE(name, arguments) FAKE_EXPORT unsigned name arguments;
-BXI_CU_FUNCTIONS(DECLARE, DECLARE)
-#undef DECLARE
-
 #define ENTRIES 1024
 #define RANGES 1024
 #define GRANULE ((uint64_t)2 << 20)

@@ -65,7 +65,7 @@ static inline void fake_take(void *library, const char *name, void *to)
 }
 
 /* Loads the fake and takes the driver's functions; returns the library. */
-static inline void *fake_load(struct bxi_cuda_driver *driver)
+static inline void *fake_load(struct bxi_cuda *driver)
 {
     const char *build = getenv("BX_BUILD_DIR");
     void *library;
@@ -74,12 +74,9 @@ static inline void *fake_load(struct bxi_cuda_driver *driver)
     snprintf(path, sizeof path, "%s/tests/libfakecuda.so", build != NULL ? build : "build");
     library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     cr_assert(library != NULL, "%s", dlerror());
-#define TAKE_DRIVER(name, arguments) fake_take(library, #name, &driver->cu.name);
-#define TAKE_KERNEL(name, arguments) fake_take(library, #name, &driver->name);
-    BXI_CU_FUNCTIONS(TAKE_DRIVER, TAKE_DRIVER)
-    BXI_CU_KERNEL_FUNCTIONS(TAKE_KERNEL)
-#undef TAKE_DRIVER
-#undef TAKE_KERNEL
+#define TAKE(name, arguments) fake_take(library, #name, &driver->name);
+    BXI_CU_FUNCTIONS(TAKE, TAKE)
+#undef TAKE
     return library;
 }
 

@@ -18,7 +18,7 @@
 #define CHECK(condition) cr_assert(condition, "%s", #condition)
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
-static struct bxi_cuda_driver driver;
+static struct bxi_cuda driver;
 static struct bxi_nvrtc nvrtc;
 static struct bxi_cublas blas;
 static struct bxi_cudnn dnn;
@@ -50,12 +50,12 @@ static void begin(void)
     setenv("FAKE_CUDA_MACHINE", machine, 1);
     setenv("FAKE_CUDA_DIRTY", "1", 1);
     load();
-    CHECK(driver.cu.cuInit(0) == CUDA_SUCCESS);
+    CHECK(driver.cuInit(0) == CUDA_SUCCESS);
     CHECK(blas.cublasCreate_v2(&blas_handle) == 1);
     CHECK(dnn.cudnnCreate(&dnn_handle) == 1);
-    CHECK(driver.cu.cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS);
-    CHECK(driver.cu.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS);
-    CHECK(driver.cu.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+    CHECK(driver.cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS);
+    CHECK(driver.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS);
+    CHECK(driver.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
     CHECK(blas.cublasCreate_v2(&blas_handle) == 0);
     CHECK(blas.cublasSetStream_v2(blas_handle, stream) == 0);
     CHECK(dnn.cudnnCreate(&dnn_handle) == 0);
@@ -74,9 +74,9 @@ static float *array(size_t count, const float *values)
 {
     unsigned long long address = 0;
 
-    CHECK(driver.cu.cuMemAlloc_v2(&address, count * sizeof(float)) == CUDA_SUCCESS);
+    CHECK(driver.cuMemAlloc_v2(&address, count * sizeof(float)) == CUDA_SUCCESS);
     if (values != NULL)
-        CHECK(driver.cu.cuMemcpyHtoDAsync_v2(address, values, count * sizeof(float), stream) == CUDA_SUCCESS);
+        CHECK(driver.cuMemcpyHtoDAsync_v2(address, values, count * sizeof(float), stream) == CUDA_SUCCESS);
     return (float *)(uintptr_t)address;
 }
 #define ARRAY(...) array(COUNT(((float[]){ __VA_ARGS__ })), (float[]){ __VA_ARGS__ })
@@ -85,7 +85,7 @@ static void holds(const char *what, const float *device, size_t count, const flo
 {
     float *values = malloc(count * sizeof(float));
 
-    CHECK(driver.cu.cuMemcpyDtoHAsync_v2(values, (uintptr_t)device, count * sizeof(float), stream) == CUDA_SUCCESS);
+    CHECK(driver.cuMemcpyDtoHAsync_v2(values, (uintptr_t)device, count * sizeof(float), stream) == CUDA_SUCCESS);
     for (size_t i = 0; i < count; i++)
         cr_assert(fabsf(values[i] - expected[i]) <= 1e-6f * fabsf(expected[i]), "%s[%zu] is %.9g, not %.9g", what, i,
                   (double)values[i], (double)expected[i]);
@@ -97,7 +97,7 @@ static float first_of(const float *device)
 {
     float value = 0.0f;
 
-    CHECK(driver.cu.cuMemcpyDtoHAsync_v2(&value, (uintptr_t)device, sizeof value, stream) == CUDA_SUCCESS);
+    CHECK(driver.cuMemcpyDtoHAsync_v2(&value, (uintptr_t)device, sizeof value, stream) == CUDA_SUCCESS);
     return value;
 }
 
@@ -214,11 +214,11 @@ Test(fake_cuda, handles_belong_to_their_context)
     int version;
 
     CHECK(blas.cublasGetVersion_v2(blas_handle, &version) == 0 && version / 10000 == 12);
-    CHECK(driver.cu.cuDevicePrimaryCtxRetain(&context, 1) == CUDA_SUCCESS);
-    CHECK(driver.cu.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS);
+    CHECK(driver.cuDevicePrimaryCtxRetain(&context, 1) == CUDA_SUCCESS);
+    CHECK(driver.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS);
     CHECK(blas.cublasSetStream_v2(blas_handle, stream) == 1);
     CHECK(dnn.cudnnSetStream(dnn_handle, stream) == 3);
-    CHECK(driver.cu.cuCtxPopCurrent_v2(&context) == CUDA_SUCCESS);
+    CHECK(driver.cuCtxPopCurrent_v2(&context) == CUDA_SUCCESS);
     CHECK(blas.cublasDestroy_v2(blas_handle) == 0);
     CHECK(dnn.cudnnDestroy(dnn_handle) == 0);
 }
@@ -300,7 +300,7 @@ Test(fake_cuda, refuses_a_product_that_cublas_refuses)
     CHECK(blas.cublasSgemm_v2(blas_handle, 0, 0, 2, 2, 3, &one, a, 4, b, 3, &zero, c, 2) == 13);
     CHECK(multiply(nothing, 0, 0, (const float *[]){ host, b }, plain, c) == 7);
     CHECK(blas.cublasSgemm_v2(blas_handle, 0, 0, 0, 2, 3, &one, a, 1, b, 3, &zero, c, 1) == 0);
-    CHECK(driver.cu.cuCtxPopCurrent_v2(&context) == CUDA_SUCCESS);
+    CHECK(driver.cuCtxPopCurrent_v2(&context) == CUDA_SUCCESS);
     CHECK(multiply(mnk, 0, 0, (const float *[]){ a, b }, plain, c) == 1);
 }
 
@@ -314,15 +314,15 @@ Test(fake_cuda, multiplies_on_the_stream_and_rounds_for_tf32)
     struct CUstream_st *other = NULL;
     float value = 0.0f;
 
-    CHECK(driver.cu.cuStreamCreate(&other, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
-    CHECK(driver.cu.cuMemsetD8Async((uintptr_t)word, 0, 8, stream) == CUDA_SUCCESS);
-    CHECK(driver.cu.cuStreamSynchronize(stream) == CUDA_SUCCESS);      /* else it may come after the write of `other` */
-    CHECK(driver.cu.cuStreamWaitValue64_v2(stream, (uintptr_t)word, 1, CU_STREAM_WAIT_VALUE_GEQ) == CUDA_SUCCESS);
+    CHECK(driver.cuStreamCreate(&other, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+    CHECK(driver.cuMemsetD8Async((uintptr_t)word, 0, 8, stream) == CUDA_SUCCESS);
+    CHECK(driver.cuStreamSynchronize(stream) == CUDA_SUCCESS);      /* else it may come after the write of `other` */
+    CHECK(driver.cuStreamWaitValue64_v2(stream, (uintptr_t)word, 1, CU_STREAM_WAIT_VALUE_GEQ) == CUDA_SUCCESS);
     CHECK(multiply(mnk, 0, 0, ab, plain, c) == 0);
-    CHECK(driver.cu.cuMemcpyDtoHAsync_v2(&value, (uintptr_t)c, sizeof value, other) == CUDA_SUCCESS);
+    CHECK(driver.cuMemcpyDtoHAsync_v2(&value, (uintptr_t)c, sizeof value, other) == CUDA_SUCCESS);
     CHECK(isnan(value));
-    CHECK(driver.cu.cuStreamSynchronize(other) == CUDA_SUCCESS);
-    CHECK(driver.cu.cuStreamWriteValue64_v2(other, (uintptr_t)word, 1, 0) == CUDA_SUCCESS);
+    CHECK(driver.cuStreamSynchronize(other) == CUDA_SUCCESS);
+    CHECK(driver.cuStreamWriteValue64_v2(other, (uintptr_t)word, 1, 0) == CUDA_SUCCESS);
     HOLDS(c, 1.0001f);
     CHECK(blas.cublasSetMathMode(blas_handle, 3) == 0);
     CHECK(multiply(mnk, 0, 0, ab, plain, c) == 0);

@@ -29,7 +29,7 @@
 
 struct CUgraph_st;
 
-static struct bxi_cuda_driver driver;
+static struct bxi_cuda driver;
 static struct {
     unsigned (*begin)(struct CUstream_st *stream, unsigned mode);
     unsigned (*end)(struct CUstream_st *stream, struct CUgraph_st **graph);
@@ -80,12 +80,12 @@ TestSuite(fake_switches, .init = begin, .fini = end, .timeout = 60);
 /* Starts CUDA in this process, or reads the switches again. */
 static void start(void)
 {
-    CHECK(driver.cu.cuInit(0) == CUDA_SUCCESS);
+    CHECK(driver.cuInit(0) == CUDA_SUCCESS);
     if (context != NULL)
         return;
-    CHECK(driver.cu.cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS);
-    CHECK(driver.cu.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS);
-    CHECK(driver.cu.cuMemHostAlloc((void **)&word, BYTES, CU_MEMHOSTALLOC_PORTABLE) == CUDA_SUCCESS);
+    CHECK(driver.cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS);
+    CHECK(driver.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS);
+    CHECK(driver.cuMemHostAlloc((void **)&word, BYTES, CU_MEMHOSTALLOC_PORTABLE) == CUDA_SUCCESS);
     memset((void *)word, 0, BYTES);
 }
 
@@ -99,7 +99,7 @@ static struct CUstream_st *stream_made(void)
 {
     struct CUstream_st *stream = NULL;
 
-    CHECK(driver.cu.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+    CHECK(driver.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
     return stream;
 }
 
@@ -112,7 +112,7 @@ static void pause_ms(long ms)
 static void hold(struct CUstream_st *stream)
 {
     bxi_store_release(word, 0);
-    CHECK(driver.cu.cuStreamWaitValue64_v2(stream, (uintptr_t)word, 1, CU_STREAM_WAIT_VALUE_GEQ) == CUDA_SUCCESS);
+    CHECK(driver.cuStreamWaitValue64_v2(stream, (uintptr_t)word, 1, CU_STREAM_WAIT_VALUE_GEQ) == CUDA_SUCCESS);
 }
 
 static void release(void)
@@ -122,7 +122,7 @@ static void release(void)
 
 static void put_write(struct CUstream_st *stream, int index)
 {
-    CHECK(driver.cu.cuStreamWriteValue64_v2(stream, (uintptr_t)&word[index], 1, 0) == CUDA_SUCCESS);
+    CHECK(driver.cuStreamWriteValue64_v2(stream, (uintptr_t)&word[index], 1, 0) == CUDA_SUCCESS);
 }
 
 /* ---- Another process ------------------------------------------------------------------------- */
@@ -137,7 +137,7 @@ static struct peer *owner;
 
 static void own(void)
 {
-    const struct bxi_cuda *cu = &driver.cu;
+    const struct bxi_cuda *cu = &driver;
     struct CUevent_st *event = NULL;
     unsigned long long address = 0;
     struct CUstream_st *stream;
@@ -185,11 +185,11 @@ static bool last_runs(int count)
     hold(stream[0]);
     put_write(stream[count - 1], 1);
     pause_ms(50);
-    runs = driver.cu.cuStreamQuery(stream[count - 1]) == CUDA_SUCCESS;
+    runs = driver.cuStreamQuery(stream[count - 1]) == CUDA_SUCCESS;
     release();
-    CHECK(driver.cu.cuStreamSynchronize(stream[count - 1]) == CUDA_SUCCESS && bxi_load_acquire(&word[1]) == 1);
+    CHECK(driver.cuStreamSynchronize(stream[count - 1]) == CUDA_SUCCESS && bxi_load_acquire(&word[1]) == 1);
     for (int i = 0; i < count; i++)
-        CHECK(driver.cu.cuStreamDestroy_v2(stream[i]) == CUDA_SUCCESS);
+        CHECK(driver.cuStreamDestroy_v2(stream[i]) == CUDA_SUCCESS);
     return runs;
 }
 
@@ -246,7 +246,7 @@ static struct {
 
 static unsigned call_now(enum call call)
 {
-    const struct bxi_cuda *cu = &driver.cu;
+    const struct bxi_cuda *cu = &driver;
     unsigned long long address;
     struct CUfunc_st *function;
     struct CUstream_st *stream;
@@ -274,7 +274,7 @@ static unsigned call_now(enum call call)
 static void *call_apart(void *unused)
 {
     (void)unused;
-    calling.result = driver.cu.cuCtxPushCurrent_v2(context);
+    calling.result = driver.cuCtxPushCurrent_v2(context);
     if (calling.result == CUDA_SUCCESS)
         calling.result = call_now(calling.call);
     bxi_store_release(&calling.has_returned, 1);
@@ -301,7 +301,7 @@ static bool returns_at_once(enum call call, struct CUstream_st *stream)
 
 static void make_all(void)
 {
-    const struct bxi_cuda *cu = &driver.cu;
+    const struct bxi_cuda *cu = &driver;
 
     made.page = aligned_alloc(BYTES, BYTES);
     made.other_page = aligned_alloc(BYTES, BYTES);
@@ -344,8 +344,8 @@ Test(fake_switches, a_stream_of_another_device_blocks_no_call)
     struct CUstream_st *stream;
 
     start_with("FAKE_CUDA_BLOCKING", "1");
-    CHECK(driver.cu.cuDevicePrimaryCtxRetain(&other, 1) == CUDA_SUCCESS);
-    CHECK(driver.cu.cuCtxPushCurrent_v2(other) == CUDA_SUCCESS);
+    CHECK(driver.cuDevicePrimaryCtxRetain(&other, 1) == CUDA_SUCCESS);
+    CHECK(driver.cuCtxPushCurrent_v2(other) == CUDA_SUCCESS);
     stream = stream_made();
     CHECK(returns_at_once(CALL_ALLOC, stream));
 }
@@ -362,11 +362,11 @@ Test(fake_switches, a_call_that_blocks_waits_for_no_later_work)
     calling.call = CALL_ALLOC;
     CHECK(pthread_create(&thread, NULL, call_apart, NULL) == 0);
     pause_ms(50);
-    CHECK(driver.cu.cuStreamWaitValue64_v2(stream, (uintptr_t)&word[2], 1, CU_STREAM_WAIT_VALUE_GEQ) == CUDA_SUCCESS);
+    CHECK(driver.cuStreamWaitValue64_v2(stream, (uintptr_t)&word[2], 1, CU_STREAM_WAIT_VALUE_GEQ) == CUDA_SUCCESS);
     release();
     CHECK(pthread_join(thread, NULL) == 0 && calling.result == CUDA_SUCCESS);
     bxi_store_release(&word[2], 1);
-    CHECK(driver.cu.cuMemAlloc_v2(&address, BYTES) == CUDA_SUCCESS);
+    CHECK(driver.cuMemAlloc_v2(&address, BYTES) == CUDA_SUCCESS);
 }
 
 /* ---- Handles --------------------------------------------------------------------------------- */
@@ -376,15 +376,15 @@ static unsigned char first_byte(unsigned long long address)
     unsigned char byte = 0;
     struct CUstream_st *stream = stream_made();
 
-    CHECK(driver.cu.cuMemcpyDtoHAsync_v2(&byte, address, 1, stream) == CUDA_SUCCESS);
-    CHECK(driver.cu.cuStreamSynchronize(stream) == CUDA_SUCCESS);
-    CHECK(driver.cu.cuStreamDestroy_v2(stream) == CUDA_SUCCESS);
+    CHECK(driver.cuMemcpyDtoHAsync_v2(&byte, address, 1, stream) == CUDA_SUCCESS);
+    CHECK(driver.cuStreamSynchronize(stream) == CUDA_SUCCESS);
+    CHECK(driver.cuStreamDestroy_v2(stream) == CUDA_SUCCESS);
     return byte;
 }
 
 static unsigned open_first(unsigned long long *address)
 {
-    return driver.cu.cuIpcOpenMemHandle_v2(address, owner->handle[0], CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+    return driver.cuIpcOpenMemHandle_v2(address, owner->handle[0], CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
 }
 
 Test(fake_switches, a_second_open_is_refused)
@@ -394,8 +394,8 @@ Test(fake_switches, a_second_open_is_refused)
     fork_owner();
     start();
     CHECK(open_first(&address) == CUDA_SUCCESS && open_first(&again) == 208);
-    CHECK(driver.cu.cuIpcCloseMemHandle(address) == CUDA_SUCCESS);
-    CHECK(driver.cu.cuIpcCloseMemHandle(address) == CUDA_ERROR_INVALID_VALUE);
+    CHECK(driver.cuIpcCloseMemHandle(address) == CUDA_SUCCESS);
+    CHECK(driver.cuIpcCloseMemHandle(address) == CUDA_ERROR_INVALID_VALUE);
 }
 
 Test(fake_switches, a_second_open_returns_the_same_address_and_counts)
@@ -406,10 +406,10 @@ Test(fake_switches, a_second_open_returns_the_same_address_and_counts)
     start_with("FAKE_CUDA_SAME_OPEN", "1");
     CHECK(open_first(&address) == CUDA_SUCCESS && open_first(&again) == CUDA_SUCCESS);
     CHECK(address == again);
-    CHECK(driver.cu.cuIpcCloseMemHandle(address) == CUDA_SUCCESS);
+    CHECK(driver.cuIpcCloseMemHandle(address) == CUDA_SUCCESS);
     CHECK(first_byte(address) == FILLED);
-    CHECK(driver.cu.cuIpcCloseMemHandle(address) == CUDA_SUCCESS);
-    CHECK(driver.cu.cuIpcCloseMemHandle(address) == CUDA_ERROR_INVALID_VALUE);
+    CHECK(driver.cuIpcCloseMemHandle(address) == CUDA_SUCCESS);
+    CHECK(driver.cuIpcCloseMemHandle(address) == CUDA_ERROR_INVALID_VALUE);
 }
 
 Test(fake_switches, opens_fail_with_205)
@@ -420,7 +420,7 @@ Test(fake_switches, opens_fail_with_205)
     fork_owner();
     start_with("FAKE_CUDA_OPEN_205", "1");
     CHECK(open_first(&address) == CUDA_ERROR_MAP_FAILED);
-    CHECK(driver.cu.cuGetErrorName(205, &name) == CUDA_SUCCESS && strcmp(name, "CUDA_ERROR_MAP_FAILED") == 0);
+    CHECK(driver.cuGetErrorName(205, &name) == CUDA_SUCCESS && strcmp(name, "CUDA_ERROR_MAP_FAILED") == 0);
     unsetenv("FAKE_CUDA_OPEN_205");
     start();
     CHECK(open_first(&address) == CUDA_SUCCESS);
@@ -469,11 +469,11 @@ Test(fake_switches, a_stream_that_waits_for_a_killed_process_can_be_released)
     CHECK(open_first(&address) == CUDA_SUCCESS);
     stream = stream_made();
     side = stream_made();
-    CHECK(driver.cu.cuStreamWaitValue64_v2(stream, address, AFTER_BOTH, CU_STREAM_WAIT_VALUE_GEQ) == CUDA_SUCCESS);
+    CHECK(driver.cuStreamWaitValue64_v2(stream, address, AFTER_BOTH, CU_STREAM_WAIT_VALUE_GEQ) == CUDA_SUCCESS);
     kill_owner();
     pause_ms(20);
-    CHECK(driver.cu.cuStreamWriteValue64_v2(side, address, INT64_MAX, 0) == CUDA_SUCCESS);
-    CHECK(driver.cu.cuStreamSynchronize(stream) == CUDA_SUCCESS);
+    CHECK(driver.cuStreamWriteValue64_v2(side, address, INT64_MAX, 0) == CUDA_SUCCESS);
+    CHECK(driver.cuStreamSynchronize(stream) == CUDA_SUCCESS);
     CHECK(first_byte(address) == 0xFF);
 }
 
@@ -483,7 +483,7 @@ static int attribute_of(unsigned attribute)
 {
     int value = -1;
 
-    CHECK(driver.cu.cuDeviceGetAttribute(&value, attribute, 0) == CUDA_SUCCESS);
+    CHECK(driver.cuDeviceGetAttribute(&value, attribute, 0) == CUDA_SUCCESS);
     return value;
 }
 
@@ -493,11 +493,11 @@ Test(fake_switches, an_attribute_tells_whether_memory_can_be_registered_read_onl
 
     start();
     CHECK(attribute_of(READ_ONLY_SUPPORTED) == 1);
-    CHECK(driver.cu.cuMemHostRegister_v2(page, BYTES, CU_MEMHOSTREGISTER_READ_ONLY) == CUDA_SUCCESS);
-    CHECK(driver.cu.cuMemHostUnregister(page) == CUDA_SUCCESS);
+    CHECK(driver.cuMemHostRegister_v2(page, BYTES, CU_MEMHOSTREGISTER_READ_ONLY) == CUDA_SUCCESS);
+    CHECK(driver.cuMemHostUnregister(page) == CUDA_SUCCESS);
     start_with("FAKE_CUDA_NO_READ_ONLY", "1");
     CHECK(attribute_of(READ_ONLY_SUPPORTED) == 0);
-    CHECK(driver.cu.cuMemHostRegister_v2(page, BYTES, CU_MEMHOSTREGISTER_READ_ONLY) == CUDA_ERROR_NOT_SUPPORTED);
+    CHECK(driver.cuMemHostRegister_v2(page, BYTES, CU_MEMHOSTREGISTER_READ_ONLY) == CUDA_ERROR_NOT_SUPPORTED);
 }
 
 /* ---- Capture --------------------------------------------------------------------------------- */
@@ -522,9 +522,9 @@ Test(fake_switches, a_captured_stream_records_its_work_and_does_not_run_it)
     CHECK(capture.begin(stream, 0) == 401);
     put_write(stream, 1);
     CHECK(capture.end(stream, &graph) == CUDA_SUCCESS && status_of(stream) == 0);
-    CHECK(driver.cu.cuStreamSynchronize(stream) == CUDA_SUCCESS && bxi_load_acquire(&word[1]) == 0);
+    CHECK(driver.cuStreamSynchronize(stream) == CUDA_SUCCESS && bxi_load_acquire(&word[1]) == 0);
     put_write(stream, 1);
-    CHECK(driver.cu.cuStreamSynchronize(stream) == CUDA_SUCCESS && bxi_load_acquire(&word[1]) == 1);
+    CHECK(driver.cuStreamSynchronize(stream) == CUDA_SUCCESS && bxi_load_acquire(&word[1]) == 1);
 }
 
 Test(fake_switches, waiting_for_a_captured_stream_invalidates_its_capture)
@@ -535,8 +535,8 @@ Test(fake_switches, waiting_for_a_captured_stream_invalidates_its_capture)
     start();
     stream = stream_made();
     CHECK(capture.begin(stream, 2) == CUDA_SUCCESS);
-    CHECK(driver.cu.cuStreamQuery(stream) == 900 && status_of(stream) == 2);
-    CHECK(driver.cu.cuStreamWriteValue64_v2(stream, (uintptr_t)word, 1, 0) == 901);
+    CHECK(driver.cuStreamQuery(stream) == 900 && status_of(stream) == 2);
+    CHECK(driver.cuStreamWriteValue64_v2(stream, (uintptr_t)word, 1, 0) == 901);
     CHECK(capture.end(stream, &graph) == 901 && status_of(stream) == 0);
 }
 

@@ -24,7 +24,7 @@
 #define BOTH CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 #define FD CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
-static struct bxi_cuda_driver driver;
+static struct bxi_cuda driver;
 static uint64_t (*figure)(const char *name, int device);
 static struct CUstream_st *stream;
 static char machine[64];
@@ -48,10 +48,10 @@ static void start(void)
 {
     struct CUctx_st *context;
 
-    OK(driver.cu.cuInit(0));
-    OK(driver.cu.cuDevicePrimaryCtxRetain(&context, 0));
-    OK(driver.cu.cuCtxPushCurrent_v2(context));
-    OK(driver.cu.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    OK(driver.cuInit(0));
+    OK(driver.cuDevicePrimaryCtxRetain(&context, 0));
+    OK(driver.cuCtxPushCurrent_v2(context));
+    OK(driver.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
 }
 
 static struct CUmemAllocationProp_st prop_of(unsigned types)
@@ -65,7 +65,7 @@ static unsigned long long made(unsigned types)
     struct CUmemAllocationProp_st prop = prop_of(types);
     unsigned long long handle = 0;
 
-    OK(driver.cu.cuMemCreate(&handle, BYTES, &prop, 0));
+    OK(driver.cuMemCreate(&handle, BYTES, &prop, 0));
     return handle;
 }
 
@@ -73,8 +73,8 @@ static unsigned long long mapped(unsigned long long handle)
 {
     unsigned long long address = 0;
 
-    OK(driver.cu.cuMemAddressReserve(&address, BYTES, 0, 0, 0));
-    OK(driver.cu.cuMemMap(address, BYTES, 0, handle, 0));
+    OK(driver.cuMemAddressReserve(&address, BYTES, 0, 0, 0));
+    OK(driver.cuMemMap(address, BYTES, 0, handle, 0));
     return address;
 }
 
@@ -82,21 +82,21 @@ static unsigned allow(unsigned long long address, unsigned flags)
 {
     struct CUmemAccessDesc_st access = { { CU_MEM_LOCATION_TYPE_DEVICE, 0 }, flags };
 
-    return driver.cu.cuMemSetAccess(address, BYTES, &access, 1);
+    return driver.cuMemSetAccess(address, BYTES, &access, 1);
 }
 
 static void release(unsigned long long address)
 {
-    OK(driver.cu.cuStreamSynchronize(stream));
-    OK(driver.cu.cuMemUnmap(address, BYTES));
-    OK(driver.cu.cuMemAddressFree(address, BYTES));
+    OK(driver.cuStreamSynchronize(stream));
+    OK(driver.cuMemUnmap(address, BYTES));
+    OK(driver.cuMemAddressFree(address, BYTES));
 }
 
 static int exported(unsigned long long handle)
 {
     int fd = -1;
 
-    OK(driver.cu.cuMemExportToShareableHandle(&fd, handle, FD, 0));
+    OK(driver.cuMemExportToShareableHandle(&fd, handle, FD, 0));
     return fd;
 }
 
@@ -104,22 +104,22 @@ static unsigned long long imported(int fd)
 {
     unsigned long long handle = 0;
 
-    OK(driver.cu.cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)fd, FD));
+    OK(driver.cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)fd, FD));
     return handle;
 }
 
 static unsigned fill(unsigned long long address, unsigned char value)
 {
-    return driver.cu.cuMemsetD8Async(address, value, BYTES, stream);
+    return driver.cuMemsetD8Async(address, value, BYTES, stream);
 }
 
 static bool holds(unsigned long long address, unsigned char value)
 {
     unsigned char byte[2] = { 0 };
 
-    OK(driver.cu.cuMemcpyDtoHAsync_v2(&byte[0], address, 1, stream));
-    OK(driver.cu.cuMemcpyDtoHAsync_v2(&byte[1], address + BYTES - 1, 1, stream));
-    OK(driver.cu.cuStreamSynchronize(stream));
+    OK(driver.cuMemcpyDtoHAsync_v2(&byte[0], address, 1, stream));
+    OK(driver.cuMemcpyDtoHAsync_v2(&byte[1], address + BYTES - 1, 1, stream));
+    OK(driver.cuStreamSynchronize(stream));
     return byte[0] == value && byte[1] == value;
 }
 
@@ -135,11 +135,11 @@ Test(fake_vmm, gives_access_only_as_it_was_asked_for)
     CHECK(holds(address, 1));
     OK(allow(address, READ));
     CHECK(fill(address, 2) != CUDA_SUCCESS);
-    CHECK(driver.cu.cuMemcpyAsync(address, address, 8, stream) != CUDA_SUCCESS);
-    CHECK(driver.cu.cuStreamWriteValue64_v2(stream, address, 1, 0) != CUDA_SUCCESS);
+    CHECK(driver.cuMemcpyAsync(address, address, 8, stream) != CUDA_SUCCESS);
+    CHECK(driver.cuStreamWriteValue64_v2(stream, address, 1, 0) != CUDA_SUCCESS);
     CHECK(holds(address, 1));
     release(address);
-    OK(driver.cu.cuMemRelease(handle));
+    OK(driver.cuMemRelease(handle));
 }
 
 Test(fake_vmm, ends_a_program_that_writes_a_mapping_for_reading_only)
@@ -169,26 +169,26 @@ Test(fake_vmm, refuses_what_the_documentation_forbids)
     int fd = -1;
 
     start();
-    OK(driver.cu.cuMemGetAllocationGranularity(&granularity, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
+    OK(driver.cuMemGetAllocationGranularity(&granularity, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
     CHECK(granularity == BYTES);
-    CHECK(driver.cu.cuMemCreate(&handle, BYTES + 4096, &prop, 0) == CUDA_ERROR_INVALID_VALUE);
+    CHECK(driver.cuMemCreate(&handle, BYTES + 4096, &prop, 0) == CUDA_ERROR_INVALID_VALUE);
     plain = made(0);
-    CHECK(driver.cu.cuMemExportToShareableHandle(&fd, plain, FD, 0) == CUDA_ERROR_INVALID_VALUE);
+    CHECK(driver.cuMemExportToShareableHandle(&fd, plain, FD, 0) == CUDA_ERROR_INVALID_VALUE);
     address = mapped(plain);
-    CHECK(driver.cu.cuMemMap(address, BYTES, 0, plain, 0) == CUDA_ERROR_INVALID_VALUE);         /* it is mapped */
-    CHECK(driver.cu.cuMemUnmap(address, BYTES / 2) == CUDA_ERROR_INVALID_VALUE);
-    CHECK(driver.cu.cuMemAddressFree(address, BYTES) == CUDA_ERROR_INVALID_VALUE);
-    CHECK(driver.cu.cuMemFree_v2(address) == CUDA_ERROR_INVALID_VALUE);
-    OK(driver.cu.cuMemRetainAllocationHandle(&again, (void *)(uintptr_t)(address + 100)));
+    CHECK(driver.cuMemMap(address, BYTES, 0, plain, 0) == CUDA_ERROR_INVALID_VALUE);         /* it is mapped */
+    CHECK(driver.cuMemUnmap(address, BYTES / 2) == CUDA_ERROR_INVALID_VALUE);
+    CHECK(driver.cuMemAddressFree(address, BYTES) == CUDA_ERROR_INVALID_VALUE);
+    CHECK(driver.cuMemFree_v2(address) == CUDA_ERROR_INVALID_VALUE);
+    OK(driver.cuMemRetainAllocationHandle(&again, (void *)(uintptr_t)(address + 100)));
     CHECK(again == plain);
-    OK(driver.cu.cuMemGetAllocationPropertiesFromHandle(&prop, again));
+    OK(driver.cuMemGetAllocationPropertiesFromHandle(&prop, again));
     CHECK(prop.requestedHandleTypes == 0 && prop.location.id == 0);
-    OK(driver.cu.cuMemRelease(again));
-    OK(driver.cu.cuMemRelease(plain));
-    CHECK(driver.cu.cuMemRelease(plain) == CUDA_ERROR_INVALID_VALUE);
+    OK(driver.cuMemRelease(again));
+    OK(driver.cuMemRelease(plain));
+    CHECK(driver.cuMemRelease(plain) == CUDA_ERROR_INVALID_VALUE);
     release(address);
     fd = open("/dev/null", O_RDWR | O_CLOEXEC);
-    CHECK(driver.cu.cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)fd, FD) == CUDA_ERROR_INVALID_VALUE);
+    CHECK(driver.cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)fd, FD) == CUDA_ERROR_INVALID_VALUE);
     close(fd);
 }
 
@@ -203,14 +203,14 @@ Test(fake_vmm, keeps_memory_until_the_last_reference_is_gone)
     handle = made(FD);
     fd = exported(handle);
     own = mapped(handle);
-    OK(driver.cu.cuMemRelease(handle));
+    OK(driver.cuMemRelease(handle));
     OK(allow(own, BOTH));
     OK(fill(own, 3));
     CHECK(figure("used", 0) == before + BYTES);
     handle = imported(fd);
     CHECK(close(fd) == 0);
     other = mapped(handle);
-    OK(driver.cu.cuMemRelease(handle));
+    OK(driver.cuMemRelease(handle));
     OK(allow(other, READ));
     release(own);
     CHECK(figure("used", 0) == before + BYTES);
@@ -236,7 +236,7 @@ _Noreturn static void send_and_die(int socket)
     address = mapped(handle);
     OK(allow(address, BOTH));
     OK(fill(address, 4));
-    OK(driver.cu.cuStreamSynchronize(stream));
+    OK(driver.cuStreamSynchronize(stream));
     fd = exported(handle);
     *head = (struct cmsghdr){ .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof fd) };
     memcpy(CMSG_DATA(head), &fd, sizeof fd);
@@ -269,7 +269,7 @@ Test(fake_vmm, is_imported_from_a_descriptor_whose_sender_is_dead)
     handle = imported(fd);
     close(fd);
     address = mapped(handle);
-    OK(driver.cu.cuMemRelease(handle));
+    OK(driver.cuMemRelease(handle));
     OK(allow(address, READ));
     CHECK(holds(address, 4));
     CHECK(figure("used", 0) == before + BYTES);
@@ -285,9 +285,9 @@ Test(fake_vmm, is_refused_by_a_switch)
 
     setenv("FAKE_CUDA_NO_VMM", "1", 1);
     start();
-    CHECK(driver.cu.cuMemCreate(&handle, BYTES, &prop, 0) == CUDA_ERROR_NOT_SUPPORTED);
-    OK(driver.cu.cuDeviceGetAttribute(&value, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 0));
+    CHECK(driver.cuMemCreate(&handle, BYTES, &prop, 0) == CUDA_ERROR_NOT_SUPPORTED);
+    OK(driver.cuDeviceGetAttribute(&value, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 0));
     CHECK(value == 0);
-    OK(driver.cu.cuDeviceGetAttribute(&value, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 0));
+    OK(driver.cuDeviceGetAttribute(&value, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 0));
     CHECK(value == 0);
 }

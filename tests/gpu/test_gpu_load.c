@@ -27,7 +27,7 @@ static int try_open(const char *driver)
 static void without_driver(void)
 {
     GPU_EQ(try_open("/nonexistent/libcuda.so.1"), -ENODEV);
-    GPU_SAYS("no GPU: no driver");
+    GPU_SAYS("no GPU: no CUDA driver");
     GPU_SAYS("--gpus");
     GPU_EQ(try_open("libm.so.6"), -ENODEV);
     GPU_SAYS("has no function cu");

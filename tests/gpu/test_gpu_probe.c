@@ -162,7 +162,7 @@ static void few_connections(void)
     expect(NULL, BXI_GPU_HOST_WORDS);
     GPU_EQ(strcmp(getenv("CUDA_DEVICE_MAX_CONNECTIONS"), "4"), 0);
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "many", 1);       /* CUDA's default holds */
-    GPU_EQ(bxi_gpu_connections(), 8);
+    GPU_EQ(bxi_cu_connections(), 8);
 }
 
 Test(gpu_probe, chooses_no_words_where_there_are_few_connections, .timeout = 60)

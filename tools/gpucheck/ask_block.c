@@ -84,13 +84,13 @@ static unsigned open_event(struct site *site)
 
 static unsigned load_module(struct site *site)
 {
-    return site->side->driver.cuModuleLoadData != NULL
-        ? site->side->driver.cuModuleLoadData(&site->module, module_text) : CUDA_ERROR_NOT_SUPPORTED;
+    return site->side->cu->cuModuleLoadData != NULL
+        ? site->side->cu->cuModuleLoadData(&site->module, module_text) : CUDA_ERROR_NOT_SUPPORTED;
 }
 
 static unsigned unload_module(struct site *site)
 {
-    return site->side->driver.cuModuleUnload(site->module);
+    return site->side->cu->cuModuleUnload(site->module);
 }
 
 /* 8 bytes to memory that is not pinned, and back: both end before they return. */

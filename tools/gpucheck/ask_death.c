@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What is left when one of two processes dies, or is stopped. The survivor does what Boxcar's survivors do: it reads
+ * What is left when one of two processes dies. The survivor does what Boxcar's survivors do: it reads
  * the memory that it has open, and releases its streams by poisoning the words that they wait for.
  */
 #include "side.h"
@@ -273,106 +273,6 @@ const struct check_question check_kill_borrower = {
     .lines = {
         { "borrower", "Memory that a dead borrower had can be used again at once.",
           "Memory that a dead borrower had may still be written by its work: do not rely on it." },
-        { NULL, NULL, NULL },
-    },
-};
-
-/* ---- The owner is stopped ---------------------------------------------------------------------- */
-
-/* The owner's stream waits for the peer's word, in page 1, and then writes its own, in page 0. */
-static bool put_mark(struct check_side *side, struct CUstream_st *stream)
-{
-    unsigned long long own_at = 0, other_at = 0;
-
-    return check_register_page(side, check_page(side, 0, true), 0, &own_at) == CUDA_SUCCESS &&
-        check_register_page(side, check_page(side, 1, true), 0, &other_at) == CUDA_SUCCESS &&
-        check_wait_word(side, stream, other_at, 1) == CUDA_SUCCESS &&
-        check_write_word(side, stream, own_at, 1) == CUDA_SUCCESS;
-}
-
-static void stop_owner(struct check_side *side)
-{
-    struct CUstream_st *stream;
-
-    check_open(side);
-    stream = check_stream(side);
-    export_payload(side, 0, stream);
-    export_payload(side, 1, stream);
-    /* [check.number] release, pairs with the acquire in stop_peer. */
-    bxi_store_release(&side->shared->number[0], put_mark(side, stream));
-    check_reach(side, 1);
-    check_await(side, 2);
-}
-
-/* Stops the owner, and returns when it stands. */
-static void stop_other(struct check_side *side)
-{
-    char path[64], line[256];
-    int state = '?';
-
-    snprintf(path, sizeof(path), "/proc/%d/stat", (int)side->shared->pid[CHECK_OWNER]);
-    check_signal(side, CHECK_OWNER, SIGSTOP);
-    for (int i = 0; i < 1000 && state != 'T'; i++) {
-        FILE *file = fopen(path, "re");
-        const char *end;
-
-        check_sleep_ms(1);
-        if (file == NULL)
-            continue;
-        end = fgets(line, sizeof(line), file) != NULL ? strrchr(line, ')') : NULL;
-        state = end != NULL && end[1] == ' ' ? end[2] : '?';
-        fclose(file);
-    }
-    if (state != 'T')
-        check_give_up(side, "the owner does not stop");
-    check_sleep_ms(20);                 /* its other threads */
-}
-
-static void stop_peer(struct check_side *side)
-{
-    bxi_a64 *own = check_page(side, 1, true), *other = check_page(side, 0, true);
-    unsigned long long address, second = 0;
-    struct reader reader;
-    uint64_t end_ns;
-
-    check_open(side);
-    reader = make_reader(side);
-    check_await(side, 1);
-    address = check_borrow(side, 0);
-    stop_other(side);
-    if (check_read(side, address, BYTE, reader.stream, reader.copy) == 0)
-        check_answer(side, "stop.memory", CHECK_GOOD, "A stopped process's memory can be read.");
-    else
-        check_answer(side, "stop.memory", CHECK_BAD, "A stopped process's memory cannot be read.");
-    /* [check.number] acquire, pairs with the release in stop_owner. */
-    if (bxi_load_acquire(&side->shared->number[0]) == 0) {
-        check_answer(side, "stop.stream", CHECK_ABSENT, "Streams cannot wait for words in /dev/shm here.");
-    } else {
-        check_store_word(own, 1);
-        end_ns = check_now_ns() + CHECK_RELEASE_MS / 2 * UINT64_C(1000000);
-        while (check_load_word(other) != 1 && check_now_ns() < end_ns)
-            check_sleep_ms(1);
-        if (check_load_word(other) == 1)
-            check_answer(side, "stop.stream", CHECK_GOOD, "A stopped process's stream goes on and writes its word.");
-        else
-            check_answer(side, "stop.stream", CHECK_BAD, "A stopped process's stream stands still.");
-    }
-    check_done(side, "stop.close", side->cu->cuIpcCloseMemHandle(address), "Closing a stopped process's memory");
-    check_done(side, "stop.open", check_open_handle(side, 1, &second), "Opening a stopped process's memory");
-    check_signal(side, CHECK_OWNER, SIGCONT);
-    check_reach(side, 2);
-}
-
-const struct check_question check_stop = {
-    .name = "stop", .opens_handles = true, .limit_ms = 9000, .owner = stop_owner, .peer = stop_peer,
-    .lines = {
-        { "stop.memory", "Tensors of a worker that hangs can be read.", "A worker that hangs holds up its borrowers." },
-        { "stop.stream", "Marks that a worker has put on its streams come even if it hangs.",
-          "Streams that wait for a worker that hangs wait with it." },
-        { "stop.close", "Borrowers can close what a worker that hangs has lent.",
-          "A worker that hangs holds up the helper of its borrowers." },
-        { "stop.open", "A tensor of a worker that hangs can be mapped.",
-          "A worker that hangs holds up the helper of its borrowers." },
         { NULL, NULL, NULL },
     },
 };

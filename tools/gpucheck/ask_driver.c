@@ -5,7 +5,6 @@
  */
 #include "side.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,30 +12,23 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#define MPS_ENABLED 133                 /* CU_DEVICE_ATTRIBUTE_MPS_ENABLED, of CUDA 12.6 */
+
+/* Of a driver that may have failed to load. */
 static void answer_version(struct check_side *side)
 {
-    const char *missing = check_missing_function(&side->driver);
     int version = 0;
 
     if (side->cu->cuDriverGetVersion != NULL)
         (void)side->cu->cuDriverGetVersion(&version);
-    if (version < BXI_CU_OLDEST)
-        check_answer(side, "driver.version", CHECK_BAD, "The driver is for CUDA %d.%d.", version / 1000,
-                     version % 1000 / 10);
-    else
-        check_answer(side, "driver.version", CHECK_GOOD, "The driver is for CUDA %d.%d.", version / 1000,
-                     version % 1000 / 10);
-    if (missing != NULL)
-        check_answer(side, "driver.functions", CHECK_BAD, "The driver has no function %s.", missing);
+    check_answer(side, "driver.version", version < BXI_CU_OLDEST ? CHECK_BAD : CHECK_GOOD,
+                 "The driver is for CUDA %d.%d.", version / 1000, version % 1000 / 10);
+    if (side->cu->missing != NULL)
+        check_answer(side, "driver.functions", CHECK_BAD, "The driver has no function %s.", side->cu->missing);
     else if (side->cu->cuStreamWaitValue64_v2 == NULL || side->cu->cuStreamWriteValue64_v2 == NULL)
         check_answer(side, "driver.functions", CHECK_BAD, "The driver has all functions but waits for words.");
     else
         check_answer(side, "driver.functions", CHECK_GOOD, "The driver has every function.");
-    if (missing != NULL || version < BXI_CU_OLDEST) {
-        snprintf(side->shared->found.reason, CHECK_TEXT_BYTES, "the driver is too old: 11.4 (470.42) or later is "
-                 "wanted");
-        check_give_up(side, "the driver is too old");
-    }
 }
 
 /* ---- The box --------------------------------------------------------------------------------- */
@@ -70,7 +62,7 @@ static void answer_mps(struct check_side *side, int device)
     const char *folder = secure_getenv(variable);
     char path[256];
     int enabled = 0;
-    bool is_known = side->cu->cuDeviceGetAttribute(&enabled, CHECK_MPS_ENABLED, device) == CUDA_SUCCESS;
+    bool is_known = side->cu->cuDeviceGetAttribute(&enabled, MPS_ENABLED, device) == CUDA_SUCCESS;
 
     snprintf(path, sizeof(path), "%s/control", folder != NULL ? folder : "/tmp/nvidia-mps");
     check_answer(side, "driver.mps", CHECK_NOTE, "MPS: %s; its control pipe %s %s.",
@@ -93,9 +85,18 @@ static void answer_attributes(struct check_side *side, int device)
         const char *name;
         unsigned number;
     } attributes[] = {
-#define ENTRY(text, name, number) { text, number },
-        CHECK_ATTRIBUTES(ENTRY)
-#undef ENTRY
+        { "integrated", CU_DEVICE_ATTRIBUTE_INTEGRATED },
+        { "unified addressing", CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING },
+        { "preemption", CU_DEVICE_ATTRIBUTE_COMPUTE_PREEMPTION_SUPPORTED },
+        { "host pointers for registered memory", CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM },
+        { "host register", CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED },
+        { "virtual memory management", CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED },
+        { "memory as file descriptors", CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED },
+        { "read-only host register", CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED },
+        { "64-bit stream operations", CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS },
+        { "dma-buf", CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED },
+        { "events between processes", CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED },
+        { "MPS", MPS_ENABLED },
     };
     char text[CHECK_TEXT_BYTES - 8] = "";
     size_t bytes = 0;
@@ -145,28 +146,19 @@ static void answer_device(struct check_side *side, int device)
 static void ask_driver(struct check_side *side)
 {
     struct check_found *found = &side->shared->found;
-    const char *reason;
-    const char *advice;
+    char text[BXI_CU_TEXT_BYTES];
     int device = 0;
-    unsigned result;
+    int rc;
 
     answer_box(side);
-    reason = check_load(&side->driver);
-    if (reason != NULL) {
-        snprintf(found->reason, sizeof(found->reason), "%s", reason);
-        check_give_up(side, "%s", reason);
+    rc = check_load(side, text);
+    if (side->cu->library != NULL)
+        answer_version(side);
+    if (rc < 0) {
+        snprintf(found->reason, sizeof(found->reason), "%.350s", text);
+        check_give_up(side, "%s", text);
     }
-    side->cu = &side->driver.cu;
-    found->is_fake = check_is_fake(&side->driver);
-    answer_version(side);
-    check_set_connections(side->question);
-    result = side->cu->cuInit(0);
-    if (result != CUDA_SUCCESS) {
-        advice = bxi_cu_start_advice(result);
-        snprintf(found->reason, sizeof(found->reason), "cuInit failed with %s%s%s", check_name(side, result),
-                 advice != NULL ? ": " : "", advice != NULL ? advice : "");
-        check_give_up(side, "%s", found->reason);
-    }
+    found->is_fake = bxi_cu_is_fake(side->cu);
     check_need(side, side->cu->cuDeviceGetCount(&found->devices), "cuDeviceGetCount");
     if (side->cu->cuDeviceGet(&device, side->device) != CUDA_SUCCESS) {
         snprintf(found->reason, sizeof(found->reason), "there is no device %d: this process sees %d", side->device,

@@ -8,7 +8,7 @@
  * its time; together they end within a minute, whatever happens.
  *
  * gpucheck.c    flags, the list of questions, the minute
- * pair.c        a question's processes      side.c, load.c   what these use
+ * pair.c        a question's processes      side.c           what these use
  * ask_*.c       the questions               report.c         lines
  * verdict.c     which order Boxcar chooses, and whether that works
  */
@@ -37,8 +37,8 @@ static const struct check_question *const questions[] = {
     &check_register, &check_handle, &check_descriptor, &check_words_host, &check_words_read_only,
     &check_words_device, &check_events, &check_queues_32, &check_boxcar, &check_queues_8, &check_queues_1,
     &check_block,
-    &check_kill, &check_descriptor_dead, &check_kill_event, &check_stop, &check_kill_borrower, &check_share,
-    &check_devices, &check_capture, &check_nvrtc, &check_cublas, &check_cudnn,
+    &check_kill, &check_descriptor_dead, &check_kill_event, &check_kill_borrower, &check_share,
+    &check_devices, &check_nvrtc, &check_cublas, &check_cudnn,
 };
 
 static void help(void)
@@ -64,7 +64,7 @@ static void help(void)
          "  --device   which GPU (0)\n"
          "  --only     only the questions whose names begin with NAME: driver, register, handle,\n"
          "             descriptor, words.host, words.read_only, words.device, events, queues.32, boxcar, queues.8,\n"
-         "             queues.1, block, kill, stop, borrower, share, devices, capture, nvrtc, cublas, cudnn;\n"
+         "             queues.1, block, kill, borrower, share, devices, nvrtc, cublas, cudnn;\n"
          "             or order: those that decide which order is used\n"
          "  --json     one JSON object instead of the lines\n"
          "  --help, --version\n\n"

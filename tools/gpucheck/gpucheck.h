@@ -16,7 +16,6 @@
 #define CHECK_TEXT_BYTES 360
 #define CHECK_LANES_MIN 2               /* that must be able to wait at a time, or words are of no use: the probe has
                                          * a stream that waits and two that must go on */
-#define CHECK_CONNECTIONS_LEAST 4       /* as BXI_GPU_CONNECTIONS_LEAST */
 #define CHECK_PRINTF(text, arguments) __attribute__((format(printf, text, arguments)))
 
 enum check_verdict {
@@ -108,8 +107,7 @@ extern const struct check_question check_events;
 extern const struct check_question check_queues_1, check_queues_8, check_queues_32;             /* ask_queues.c */
 extern const struct check_question check_boxcar;                        /* ask_boxcar.c */
 extern const struct check_question check_block;                         /* ask_block.c */
-extern const struct check_question check_capture;                       /* ask_capture.c */
-extern const struct check_question check_kill, check_kill_event, check_kill_borrower, check_stop; /* ask_death.c */
+extern const struct check_question check_kill, check_kill_event, check_kill_borrower; /* ask_death.c */
 extern const struct check_question check_share;                         /* ask_share.c */
 extern const struct check_question check_devices;                       /* ask_devices.c */
 extern const struct check_question check_nvrtc, check_cublas, check_cudnn;                      /* ask_libraries.c */

@@ -90,13 +90,13 @@ static pid_t start_side(struct check_side *side, enum check_role role, unsigned 
 
 void check_keep_driver(void)
 {
-    struct check_driver driver;
+    char text[BXI_CU_TEXT_BYTES];
+    struct bxi_cuda cu;
 
     if (fork_bound() != 0)
         return;
-    if (check_load(&driver) == NULL && driver.cu.cuInit != NULL && driver.cu.cuInit(0) == CUDA_SUCCESS)
-        for (;;)
-            pause();
+    while (bxi_cu_load(&cu, NULL, text) == 0)
+        pause();
     _exit(0);
 }
 

@@ -5,7 +5,7 @@
 #ifndef CHECK_PAIR_H
 #define CHECK_PAIR_H
 
-#include "driver.h"
+#include "gpu/cuda_driver.h"
 #include "gpucheck.h"
 #include "shm/atomic.h"
 

@@ -6,6 +6,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -157,20 +158,24 @@ void check_await(struct check_side *side, unsigned step)
 
 /* ---- CUDA ------------------------------------------------------------------------------------ */
 
+int check_load(struct check_side *side, char text[BXI_CU_TEXT_BYTES])
+{
+    char number[16];
+
+    snprintf(number, sizeof(number), "%d", side->question->connections);
+    if (side->question->connections != 0)
+        setenv("CUDA_DEVICE_MAX_CONNECTIONS", number, 1);
+    side->cu = &side->driver;
+    return bxi_cu_load(&side->driver, NULL, text);
+}
+
 void check_open(struct check_side *side)
 {
-    const char *reason = check_load(&side->driver);
-    const char *missing;
+    char text[BXI_CU_TEXT_BYTES];
     int device = 0;
 
-    if (reason != NULL)
-        check_give_up(side, "%s", reason);
-    side->cu = &side->driver.cu;
-    missing = check_missing_function(&side->driver);
-    if (missing != NULL)
-        check_give_up(side, "the driver has no function %s", missing);
-    check_set_connections(side->question);
-    check_need(side, side->cu->cuInit(0), "cuInit");
+    if (check_load(side, text) < 0)
+        check_give_up(side, "%s", text);
     check_need(side, side->cu->cuDeviceGet(&device, side->device), "cuDeviceGet");
     check_need(side, side->cu->cuDevicePrimaryCtxRetain(&side->context, device), "opening the device");
     check_need(side, side->cu->cuCtxPushCurrent_v2(side->context), "cuCtxPushCurrent");

@@ -16,24 +16,14 @@
 struct check_side {
     const struct check_question *question;
     struct check_shared *shared;
-    struct check_driver driver;
-    const struct bxi_cuda *cu;          /* in driver */
+    struct bxi_cuda driver;             /* cu is its address, once it is loaded */
+    const struct bxi_cuda *cu;
     struct CUctx_st *context;
     enum check_role role;
     int device;
     int page_fd;
     int socket[2];                      /* by role: a pair, for descriptors */
 };
-
-/* ---- The driver (load.c) --------------------------------------------------------------------- */
-
-/* Loads the driver's file. NULL, or why it is not there, in a static buffer. */
-const char *check_load(struct check_driver *driver);
-bool check_is_fake(const struct check_driver *driver);
-/* The first function that Boxcar requires and the driver has not; NULL: it has all. */
-const char *check_missing_function(const struct check_driver *driver);
-/* Sets CUDA_DEVICE_MAX_CONNECTIONS as Boxcar does, or as the question wants; before cuInit. */
-void check_set_connections(const struct check_question *question);
 
 /* ---- Answers (side.c) ------------------------------------------------------------------------ */
 
@@ -62,7 +52,10 @@ void check_await(struct check_side *side, unsigned step);
 
 /* ---- CUDA ------------------------------------------------------------------------------------- */
 
-/* Opens the device: cuInit, its primary context, current on this thread. */
+/* Loads and starts the driver, with CUDA_DEVICE_MAX_CONNECTIONS as Boxcar sets it, or as the question wants. 0, or a
+ * code and a sentence. */
+int check_load(struct check_side *side, char text[BXI_CU_TEXT_BYTES]);
+/* Opens the device: the driver, its primary context, current on this thread. */
 void check_open(struct check_side *side);
 struct CUstream_st *check_stream(struct check_side *side);
 unsigned long long check_alloc(struct check_side *side, size_t bytes);

@@ -5,9 +5,10 @@
  */
 #include "gpucheck.h"
 
+#include "gpu/cuda_driver.h"
+
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 static bool is_good(const char *key)
 {
@@ -72,8 +73,8 @@ const char *check_order(char *why, size_t room)
 {
     double chosen = check_reported_value("boxcar.order");
     unsigned order = isfinite(chosen) ? (unsigned)chosen : 0;
-    const char *variable = "CUDA_DEVICE_MAX_CONNECTIONS", *text = getenv(variable), *line = line_of(order);
-    bool is_few = text != NULL && strtol(text, NULL, 10) >= 1 && strtol(text, NULL, 10) < CHECK_CONNECTIONS_LEAST;
+    const char *line = line_of(order);
+    bool is_few = bxi_cu_connections() < BXI_CU_CONNECTIONS_LEAST;
 
     if (check_is_refused())
         snprintf(why, room, "Processes cannot share this device's memory: %s.", reason_of_refusal());

@@ -83,6 +83,15 @@ static void remove_dir(void)
 
 TestSuite(load_cuda, .timeout = 60);
 
+/* Where the first open is not gpu/'s: CUDA reads the variable when it starts. */
+Test(load_cuda, asks_for_as_many_connections_as_there_can_be)
+{
+    device_world(DEVICE_FAKE);
+    unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
+    opens();
+    cr_expect_str_eq(getenv("CUDA_DEVICE_MAX_CONNECTIONS"), "32");
+}
+
 Test(load_cuda, an_nvrtc_off_the_linkers_path_finds_its_builtins)
 {
     want_builtins();

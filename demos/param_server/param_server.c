@@ -71,7 +71,7 @@ static int check(const struct flags *of)
 {
     if (flags.batch_size == 1 && flags.image <= 32)
         return flags_wrong(of, "one image of 32 x 32 leaves a single pixel, which cannot be normalised: "
-                           "--batch-size 2 or --image 33");
+                               "--batch-size 2 or --image 33");
     return 0;
 }
 

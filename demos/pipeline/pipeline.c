@@ -49,7 +49,7 @@ static int check_splits(const struct flags *of, unsigned long splits)
         return flags_wrong(of, "a batch of %lu images does not split into %lu equal parts", images, splits);
     if (flags.image <= 32 && images == splits)
         return flags_wrong(of, "a micro-batch of one image of 32 x 32 leaves a single pixel, which cannot be "
-                           "normalised: fewer splits or --image 33");
+                               "normalised: fewer splits or --image 33");
     return 0;
 }
 

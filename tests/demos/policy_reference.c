@@ -20,9 +20,9 @@ static const struct tensor {
     size_t offset;
     size_t columns;         /* not 0: policy_params has it transposed; this is the reference's row length */
 } TENSOR[TENSORS] = {
-    { "affine1.weight", POLICY_INPUTS * POLICY_UNITS, POLICY_W1, POLICY_INPUTS },
+    { "affine1.weight", POLICY_B1 - POLICY_W1, POLICY_W1, POLICY_INPUTS },
     { "affine1.bias", POLICY_UNITS, POLICY_B1, 0 },
-    { "affine2.weight", POLICY_ACTIONS * POLICY_UNITS, POLICY_W2, 0 },
+    { "affine2.weight", POLICY_B2 - POLICY_W2, POLICY_W2, 0 },
     { "affine2.bias", POLICY_ACTIONS, POLICY_B2, 0 },
 };
 

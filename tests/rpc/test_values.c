@@ -130,8 +130,8 @@ HARNESS_TEST(values, of_every_letter_go_there_and_come_back, 20, .size = 2, .set
         char *text = NULL, bytes[4] = "...";
         struct bx_tensor *back = NULL;
 
-        HARNESS_EQ(bx_call(job, bx_rank(1), functions[n], "iuwdfsbT>iuwdfsbT", INT64_MIN, UINT64_MAX, INT32_MIN, 0.1, 0.1f,
-                           "a text", bx_bytes("xyz", 3), tensor, &i, &u, &w, &d, &f, &text, bx_into(bytes, 3), &back),
+        HARNESS_EQ(bx_call(job, bx_rank(1), functions[n], "iuwdfsbT>iuwdfsbT", INT64_MIN, UINT64_MAX, INT32_MIN, 0.1,
+                           0.1f, "a text", bx_bytes("xyz", 3), tensor, &i, &u, &w, &d, &f, &text, bx_into(bytes, 3), &back),
                    0);
         HARNESS_CHECK(i == INT64_MIN && u == UINT64_MAX && w == INT32_MIN && d == 0.1 && f == 0.1f);
         HARNESS_CHECK(strcmp(text, "a text") == 0 && strcmp(bytes, "xyz") == 0);
@@ -310,7 +310,8 @@ HARNESS_TEST(values, are_all_released_if_memory_is_out, 30, .size = 2, .setup = 
         int rc;
 
         memory_fails_in = n;
-        rc = bx_call(job, bx_rank(1), "give", "b>ssiTR", bx_bytes(large, sizeof large), &first, &second, &a, &tensor, &rref);
+        rc = bx_call(job, bx_rank(1), "give", "b>ssiTR", bx_bytes(large, sizeof large), &first, &second, &a, &tensor,
+                     &rref);
         left = memory_fails_in;
         memory_fails_in = 0;
         failed += rc != 0;

@@ -87,8 +87,8 @@
 #define BX_PRINTF(text, first)
 #endif
 
-/* Of a function that takes options with fields since 0.2: its symbol, NAME_0_2. There a struct_bytes of 0 stands for
- * the size in this header. The symbol NAME is for programs compiled with 0.1: there 0 stands for the size of 0.1. */
+/* Of a function that has changed since 0.1: its symbol, NAME_0_2. For that a struct_bytes of 0 stands for the size in
+ * this header. The symbol NAME is the function of 0.1, for programs compiled with 0.1. */
 #define BX_SINCE_0_2(name) __asm__(#name "_0_2")
 
 #ifdef __cplusplus
@@ -376,8 +376,8 @@ int bx_job_world_size(const struct bx_job *job);                     /* how many
 const char *bx_job_name(const struct bx_job *job);                   /* this worker's name */
 const char *bx_worker_name(const struct bx_job *job, int rank);      /* of a rank; NULL: none, or before the start */
 int bx_worker_rank(const struct bx_job *job, const char *name);      /* the rank of a worker, or BX_E_NO_WORKER */
-/* Returns a name of the worker of a rank, in every job: "#3". A function that takes a worker's name takes it too, and
- * so does bx_worker_rank. Never NULL; of a rank that is 0 to 127 the text is static, of another one it is the thread's. */
+/* Returns a name of the worker of a rank, in every job: "#3". Each function that takes a worker's name takes it. Never
+ * NULL; of a rank that is 0 to 127 the text is static, of another one it is the thread's. */
 const char *bx_rank(int rank);
 bool bx_worker_alive(const struct bx_job *job, int rank);            /* it has not died, left or been cut off */
 /* How many processes have had this rank, with the one that has it now: 1, or more if workers have come back
@@ -601,20 +601,20 @@ int bx_future_on_done(struct bx_future *future, bx_done_fn fn, void *context);
 
 /* Returns a future of what fn makes of this one's value: fn writes `out` and returns 0, or a negative code. An error
  * skips fn and fails the new future too. then_any calls fn for errors as well (bx_future_error(in)), and fn may turn
- * them into a value. fn runs as in bx_future_on_done. NULL: out of memory, or the job ends. */
+ * them into a value. fn runs as in bx_future_on_done. free_context, which may be NULL, runs once with the context, when
+ * fn has returned or is skipped. The new future is done after that, unless the program completes or cancels it before.
+ * NULL: out of memory, or the job ends; then free_context does not run. */
 typedef int (*bx_then_fn)(struct bx_future *in, struct bx_msg *out, void *context);
-struct bx_future *bx_future_then(struct bx_future *future, bx_then_fn fn, void *context);
-struct bx_future *bx_future_then_any(struct bx_future *future, bx_then_fn fn, void *context);
-/* As bx_future_then, and frees the context: free_context, which may be NULL, runs once, when fn has returned or is
- * skipped. The new future is done after that, unless the program completes or cancels it before. If NULL is returned,
- * free_context does not run. */
-struct bx_future *bx_future_then_free(struct bx_future *future, bx_then_fn fn, void *context, bx_free_fn free_context);
+struct bx_future *bx_future_then(struct bx_future *future, bx_then_fn fn, void *context, bx_free_fn free_context)
+    BX_SINCE_0_2(bx_future_then);
+struct bx_future *bx_future_then_any(struct bx_future *future, bx_then_fn fn, void *context, bx_free_fn free_context)
+    BX_SINCE_0_2(bx_future_then_any);
 
 /* Returns a future of what fn begins with this one's value: fn makes a call, say, and returns 0 and the call's future
  * in *next; the library takes over the reference. The new future ends as *next does: with its value, which is not
  * copied, or its code and text. It fails with the error of `future` (fn is skipped) or of fn, and with BX_E_HANDLER if
  * *next is NULL. If it is cancelled, or the caller of the async handler that returned it gives up, fn is skipped, or
- * *next is cancelled, whoever else has it; `future` goes on. fn and free_context run as in bx_future_then_free. Two
+ * *next is cancelled, whoever else has it; `future` goes on. fn and free_context run as in bx_future_then. Two
  * futures that wait for each other are never done; *next that is the new future itself fails it with -EDEADLK. */
 typedef int (*bx_chain_fn)(struct bx_future *in, struct bx_future **next, void *context);
 struct bx_future *bx_future_chain(struct bx_future *future, bx_chain_fn fn, void *context, bx_free_fn free_context);

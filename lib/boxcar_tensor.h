@@ -123,20 +123,12 @@ int bx_tensor_copy_into(struct bx_tensor *to, const struct bx_tensor *from);
  * The unversioned struct (DLPack 0.6) cannot mark memory read-only: its consumer must not write to a borrowed tensor.
  * The versioned one sets DLPACK_FLAG_BITMASK_READ_ONLY. BX_BOOL becomes kDLBool there, 8-bit kDLUInt in the
  * unversioned one. The codes of BX_F8_E4M3FN and BX_F8_E5M2 are those of DLPack 1.1, in both: an older consumer knows
- * neither. from_dlpack: -ENOTSUP for lanes, sub-byte and unknown types, devices other than host memory and
- * CUDA, a major version other than 1; -EINVAL, -EOVERFLOW, -ENOMEM. to_dlpack: -EINVAL, -ENOMEM. */
-struct DLManagedTensor;
-struct DLManagedTensorVersioned;
-int bx_tensor_to_dlpack(struct bx_tensor *tensor, struct DLManagedTensor **managed);
-int bx_tensor_to_dlpack_versioned(struct bx_tensor *tensor, struct DLManagedTensorVersioned **managed);
-int bx_tensor_from_dlpack(struct DLManagedTensor *managed, struct bx_tensor **tensor);
-int bx_tensor_from_dlpack_versioned(struct DLManagedTensorVersioned *managed, struct bx_tensor **tensor);
-
-/* Convert to and from DLPack, ordered with a stream of the other library. A struct of DLPack carries no stream: the
- * consumer names one when it asks for the tensor, in Python by __dlpack__(stream=), and the producer makes that stream
- * wait for its work. stream is the number of that argument: -1, no order, as the functions above; 1, the legacy default
- * stream, which None means too; 2, the default stream of the calling thread; else a CUstream of the device's primary
- * context. Streams but 2 live until bx_job_shutdown. Tensors in host memory ignore it.
+ * neither.
+ *
+ * A struct of DLPack carries no stream: the consumer names one when it asks for the tensor, in Python by
+ * __dlpack__(stream=), and the producer makes that stream wait for its work. stream is the number of that argument: -1,
+ * no order; 1, the legacy default stream, which None means too; 2, the default stream of the calling thread; else a
+ * CUstream of the device's primary context. Streams but 2 live until bx_job_shutdown. Tensors in host memory ignore it.
  * to_dlpack: work that is put on the stream from now on waits until the tensor is written (by the stream of
  * bx_tensor_written_on, without that call by the job's own). When the struct is deleted and the tensor is released, its
  * memory is reused after the work that is on the stream then. If the consumer writes to the tensor, call
@@ -145,14 +137,20 @@ int bx_tensor_from_dlpack_versioned(struct DLManagedTensorVersioned *managed, st
  * it, as after bx_tensor_written_on. The deleter is called after that work and after all reads.
  * With 2 the host blocks until the stream's work is done. What the consumer puts there later holds no memory: it must
  * be done when the consumer calls the deleter.
- * -EINVAL: the stream is 0, which is ambiguous, or below -1; -ENOSPC: too many streams; BX_E_PEER_DEAD: a borrowed
- * tensor's owner died before it was written; else as the functions above. A struct that is refused is unchanged. */
-int bx_tensor_to_dlpack_on(struct bx_tensor *tensor, int64_t stream, struct DLManagedTensor **managed);
-int bx_tensor_to_dlpack_versioned_on(struct bx_tensor *tensor, int64_t stream,
-                                     struct DLManagedTensorVersioned **managed);
-int bx_tensor_from_dlpack_on(struct DLManagedTensor *from, int64_t stream, struct bx_tensor **tensor);
-int bx_tensor_from_dlpack_versioned_on(struct DLManagedTensorVersioned *from, int64_t stream,
-                                       struct bx_tensor **tensor);
+ * from_dlpack: -ENOTSUP for lanes, sub-byte and unknown types, devices other than host memory and CUDA, a major version
+ * other than 1; -EOVERFLOW. Both: -EINVAL: also a stream of 0, which is ambiguous, or below -1; -ENOSPC: too many
+ * streams; BX_E_PEER_DEAD: a borrowed tensor's owner died before it was written; -ENOMEM. A struct that is refused is
+ * unchanged. */
+struct DLManagedTensor;
+struct DLManagedTensorVersioned;
+int bx_tensor_to_dlpack(struct bx_tensor *tensor, int64_t stream, struct DLManagedTensor **managed)
+    BX_SINCE_0_2(bx_tensor_to_dlpack);
+int bx_tensor_to_dlpack_versioned(struct bx_tensor *tensor, int64_t stream, struct DLManagedTensorVersioned **managed)
+    BX_SINCE_0_2(bx_tensor_to_dlpack_versioned);
+int bx_tensor_from_dlpack(struct DLManagedTensor *managed, int64_t stream, struct bx_tensor **tensor)
+    BX_SINCE_0_2(bx_tensor_from_dlpack);
+int bx_tensor_from_dlpack_versioned(struct DLManagedTensorVersioned *managed, int64_t stream,
+                                    struct bx_tensor **tensor) BX_SINCE_0_2(bx_tensor_from_dlpack_versioned);
 
 /* ---- Device memory ----------------------------------------------------------------------------- */
 

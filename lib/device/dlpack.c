@@ -41,25 +41,25 @@ static int order_reader(struct bx_tensor *tensor, int64_t stream)
     return bxi_device_read_by(tensor, stream);
 }
 
-int bx_tensor_to_dlpack_on(struct bx_tensor *tensor, int64_t stream, struct DLManagedTensor **managed)
+int bx_tensor_to_dlpack(struct bx_tensor *tensor, int64_t stream, struct DLManagedTensor **managed)
 {
     int rc;
 
     if (tensor == NULL || managed == NULL)
-        return bx_fail(-EINVAL, "bx_tensor_to_dlpack_on needs a tensor and a place to put the struct");
+        return bx_fail(-EINVAL, "bx_tensor_to_dlpack needs a tensor and a place to put the struct");
     rc = order_reader(tensor, stream);
-    return rc < 0 ? rc : bx_tensor_to_dlpack(tensor, managed);
+    return rc < 0 ? rc : bxi_to_dlpack(tensor, managed);
 }
 
-int bx_tensor_to_dlpack_versioned_on(struct bx_tensor *tensor, int64_t stream,
-                                     struct DLManagedTensorVersioned **managed)
+int bx_tensor_to_dlpack_versioned(struct bx_tensor *tensor, int64_t stream,
+                                  struct DLManagedTensorVersioned **managed)
 {
     int rc;
 
     if (tensor == NULL || managed == NULL)
-        return bx_fail(-EINVAL, "bx_tensor_to_dlpack_versioned_on needs a tensor and a place to put the struct");
+        return bx_fail(-EINVAL, "bx_tensor_to_dlpack_versioned needs a tensor and a place to put the struct");
     rc = order_reader(tensor, stream);
-    return rc < 0 ? rc : bx_tensor_to_dlpack_versioned(tensor, managed);
+    return rc < 0 ? rc : bxi_to_dlpack_versioned(tensor, managed);
 }
 
 /* ---- In ---------------------------------------------------------------------------------------- */
@@ -141,35 +141,35 @@ static int order_writer(const struct bxi_dl_tensor *from, int64_t stream, struct
     return written_by(from->device_id, stream, point);
 }
 
-int bx_tensor_from_dlpack_on(struct DLManagedTensor *from, int64_t stream, struct bx_tensor **tensor)
+int bx_tensor_from_dlpack(struct DLManagedTensor *from, int64_t stream, struct bx_tensor **tensor)
 {
     const struct bxi_dl_managed *given = (const struct bxi_dl_managed *)(void *)from;
     struct bxi_gpu_point point;
     int rc;
 
     if (from == NULL || tensor == NULL)
-        return bx_fail(-EINVAL, "bx_tensor_from_dlpack_on needs a struct and a place to put the tensor");
+        return bx_fail(-EINVAL, "bx_tensor_from_dlpack needs a struct and a place to put the tensor");
     rc = order_writer(&given->tensor, stream, &point);
     if (rc == 0)
-        rc = bx_tensor_from_dlpack(from, tensor);
+        rc = bxi_from_dlpack(from, tensor);
     if (rc == 0)
         set_written(*tensor, &point);
     return rc;
 }
 
-int bx_tensor_from_dlpack_versioned_on(struct DLManagedTensorVersioned *from, int64_t stream,
-                                       struct bx_tensor **tensor)
+int bx_tensor_from_dlpack_versioned(struct DLManagedTensorVersioned *from, int64_t stream,
+                                    struct bx_tensor **tensor)
 {
     const struct bxi_dl_versioned *given = (const struct bxi_dl_versioned *)(void *)from;
     struct bxi_gpu_point point = { 0 };
     int rc;
 
     if (from == NULL || tensor == NULL)
-        return bx_fail(-EINVAL, "bx_tensor_from_dlpack_versioned_on needs a struct and a place to put the tensor");
-    /* Of another major version only the version is known; bx_tensor_from_dlpack_versioned refuses it. */
+        return bx_fail(-EINVAL, "bx_tensor_from_dlpack_versioned needs a struct and a place to put the tensor");
+    /* Of another major version only the version is known; bxi_from_dlpack_versioned refuses it. */
     rc = given->major != BXI_DL_MAJOR ? 0 : order_writer(&given->tensor, stream, &point);
     if (rc == 0)
-        rc = bx_tensor_from_dlpack_versioned(from, tensor);
+        rc = bxi_from_dlpack_versioned(from, tensor);
     if (rc == 0)
         set_written(*tensor, &point);
     return rc;

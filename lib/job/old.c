@@ -11,6 +11,8 @@
 #define SPAWN_OPTIONS_BYTES 48u
 #define CALL_OPTIONS_BYTES 24u
 
+/* ---- options without a size ---------------------------------------------------------------------- */
+
 /* Returns the options with a size: in `sized`, if they have none. */
 static const void *sized(const void *given, void *sized, size_t bytes)
 {
@@ -132,4 +134,36 @@ int bxi_old_rref_to_here_async(struct bx_rref *rref, const struct bx_call_option
     struct bx_call_options room;
 
     return bx_rref_to_here_async(rref, sized(options, &room, CALL_OPTIONS_BYTES), future);
+}
+
+/* ---- functions with fewer parameters ------------------------------------------------------------- */
+
+struct bx_future *bxi_old_future_then(struct bx_future *future, bx_then_fn fn, void *context)
+{
+    return bx_future_then(future, fn, context, NULL);
+}
+
+struct bx_future *bxi_old_future_then_any(struct bx_future *future, bx_then_fn fn, void *context)
+{
+    return bx_future_then_any(future, fn, context, NULL);
+}
+
+int bxi_old_to_dlpack(struct bx_tensor *tensor, struct DLManagedTensor **managed)
+{
+    return bx_tensor_to_dlpack(tensor, -1, managed);
+}
+
+int bxi_old_to_dlpack_versioned(struct bx_tensor *tensor, struct DLManagedTensorVersioned **managed)
+{
+    return bx_tensor_to_dlpack_versioned(tensor, -1, managed);
+}
+
+int bxi_old_from_dlpack(struct DLManagedTensor *managed, struct bx_tensor **tensor)
+{
+    return bx_tensor_from_dlpack(managed, -1, tensor);
+}
+
+int bxi_old_from_dlpack_versioned(struct DLManagedTensorVersioned *managed, struct bx_tensor **tensor)
+{
+    return bx_tensor_from_dlpack_versioned(managed, -1, tensor);
 }

@@ -39,6 +39,16 @@ int bxi_old_rref_to_here(struct bx_rref *rref, const struct bx_call_options *opt
     BXI_SYMBOL(bx_rref_to_here);
 int bxi_old_rref_to_here_async(struct bx_rref *rref, const struct bx_call_options *options,
                                struct bx_future **future) BXI_SYMBOL(bx_rref_to_here_async);
+struct bx_future *bxi_old_future_then(struct bx_future *future, bx_then_fn fn, void *context)
+    BXI_SYMBOL(bx_future_then);
+struct bx_future *bxi_old_future_then_any(struct bx_future *future, bx_then_fn fn, void *context)
+    BXI_SYMBOL(bx_future_then_any);
+int bxi_old_to_dlpack(struct bx_tensor *tensor, struct DLManagedTensor **managed) BXI_SYMBOL(bx_tensor_to_dlpack);
+int bxi_old_to_dlpack_versioned(struct bx_tensor *tensor, struct DLManagedTensorVersioned **managed)
+    BXI_SYMBOL(bx_tensor_to_dlpack_versioned);
+int bxi_old_from_dlpack(struct DLManagedTensor *managed, struct bx_tensor **tensor) BXI_SYMBOL(bx_tensor_from_dlpack);
+int bxi_old_from_dlpack_versioned(struct DLManagedTensorVersioned *managed, struct bx_tensor **tensor)
+    BXI_SYMBOL(bx_tensor_from_dlpack_versioned);
 #pragma GCC visibility pop
 
 #endif

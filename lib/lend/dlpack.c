@@ -97,11 +97,8 @@ static void describe(struct bxi_dl_tensor *to, struct exported *out)
     };
 }
 
-int bx_tensor_to_dlpack(struct bx_tensor *tensor, struct DLManagedTensor **managed)
+int bxi_to_dlpack(struct bx_tensor *tensor, struct DLManagedTensor **managed)
 {
-    if (tensor == NULL || managed == NULL)
-        return bx_fail(-EINVAL, "bx_tensor_to_dlpack needs a tensor and a place to put the struct");
-
     struct exported *out = export_tensor(tensor);
 
     if (out == NULL)
@@ -115,11 +112,8 @@ int bx_tensor_to_dlpack(struct bx_tensor *tensor, struct DLManagedTensor **manag
     return 0;
 }
 
-int bx_tensor_to_dlpack_versioned(struct bx_tensor *tensor, struct DLManagedTensorVersioned **managed)
+int bxi_to_dlpack_versioned(struct bx_tensor *tensor, struct DLManagedTensorVersioned **managed)
 {
-    if (tensor == NULL || managed == NULL)
-        return bx_fail(-EINVAL, "bx_tensor_to_dlpack_versioned needs a tensor and a place to put the struct");
-
     struct exported *out = export_tensor(tensor);
 
     if (out == NULL)
@@ -181,23 +175,19 @@ static int take(const struct bxi_dl_tensor *from, bx_free_fn free_fn, void *mana
                           tensor);
 }
 
-int bx_tensor_from_dlpack(struct DLManagedTensor *managed, struct bx_tensor **tensor)
+int bxi_from_dlpack(struct DLManagedTensor *managed, struct bx_tensor **tensor)
 {
     struct bxi_dl_managed *given = (struct bxi_dl_managed *)(void *)managed;
 
-    if (managed == NULL || tensor == NULL)
-        return bx_fail(-EINVAL, "bx_tensor_from_dlpack needs a struct and a place to put the tensor");
     return take(&given->tensor, end_managed, given, tensor);
 }
 
-int bx_tensor_from_dlpack_versioned(struct DLManagedTensorVersioned *managed, struct bx_tensor **tensor)
+int bxi_from_dlpack_versioned(struct DLManagedTensorVersioned *managed, struct bx_tensor **tensor)
 {
     struct bxi_dl_versioned *given = (struct bxi_dl_versioned *)(void *)managed;
     struct bx_tensor *made = NULL;
     int rc;
 
-    if (managed == NULL || tensor == NULL)
-        return bx_fail(-EINVAL, "bx_tensor_from_dlpack_versioned needs a struct and a place to put the tensor");
     if (given->major != BXI_DL_MAJOR)
         return bx_fail(-ENOTSUP, "the DLPack struct is of version %u.%u; version %u is understood", given->major,
                        given->minor, BXI_DL_MAJOR);

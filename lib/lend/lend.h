@@ -361,6 +361,14 @@ static inline struct bxi_lend_peer *bxi_owner_of(const struct bx_job *job, uint3
     return peer->generation == word >> 8 ? peer : NULL;
 }
 
+/* ---- dlpack.c ------------------------------------------------------------------------------------ */
+
+/* As the functions of boxcar_tensor.h, without a stream. Nothing is NULL. */
+int bxi_to_dlpack(struct bx_tensor *tensor, struct DLManagedTensor **managed);
+int bxi_to_dlpack_versioned(struct bx_tensor *tensor, struct DLManagedTensorVersioned **managed);
+int bxi_from_dlpack(struct DLManagedTensor *managed, struct bx_tensor **tensor);
+int bxi_from_dlpack_versioned(struct DLManagedTensorVersioned *managed, struct bx_tensor **tensor);
+
 /* ---- tensor.c -------------------------------------------------------------------------------------- */
 /* A block of the arena for a message's bytes, as a tensor; error sentences say "a message". */
 int bxi_tensor_for_bytes(struct bx_job *job, size_t bytes, struct bx_tensor **tensor);

@@ -701,17 +701,13 @@ static struct bx_future *add_then(struct bx_future *future, const struct bxi_cal
     return child;
 }
 
-struct bx_future *bx_future_then(struct bx_future *future, bx_then_fn fn, void *context)
-{
-    return add_then(future, &(struct bxi_callback){ .then = fn, .context = context });
-}
-
-struct bx_future *bx_future_then_free(struct bx_future *future, bx_then_fn fn, void *context, bx_free_fn free_context)
+struct bx_future *bx_future_then(struct bx_future *future, bx_then_fn fn, void *context, bx_free_fn free_context)
 {
     return add_then(future, &(struct bxi_callback){ .then = fn, .context = context, .free_context = free_context });
 }
 
-struct bx_future *bx_future_then_any(struct bx_future *future, bx_then_fn fn, void *context)
+struct bx_future *bx_future_then_any(struct bx_future *future, bx_then_fn fn, void *context, bx_free_fn free_context)
 {
-    return add_then(future, &(struct bxi_callback){ .then = fn, .context = context, .sees_errors = true });
+    return add_then(future, &(struct bxi_callback){ .then = fn, .context = context, .free_context = free_context,
+                                                    .sees_errors = true });
 }

@@ -44,7 +44,7 @@ static int fail_then(struct bx_future *in, struct bx_msg *out, void *context)
 HARNESS_HANDLER(bad_with_callback)
 {
     struct bx_future *future = bx_future_create(bx_request_job(request));
-    struct bx_future *then = bx_future_then(future, fail_then, NULL);
+    struct bx_future *then = bx_future_then(future, fail_then, NULL, NULL);
     int rc = bx_fail(-EPERM, "of the handler");
 
     HARNESS_EQ(bx_future_set(future, NULL), 0);
@@ -72,7 +72,8 @@ static void is_kept(const char *after)
 HARNESS_TEST(error_kept, sentence_is_kept_over_calls_that_succeed, 20, .size = 2, .setup = setup,
              .options = { .own_loop = true })
 {
-    struct bx_future *call = NULL, *future = bx_future_create(job), *then = bx_future_then(future, fail_then, NULL);
+    struct bx_future *call = NULL, *future = bx_future_create(job);
+    struct bx_future *then = bx_future_then(future, fail_then, NULL, NULL);
 
     bxi_clear_error();
     HARNESS_EQ(bx_rpc_sync(job, "worker0", "loud", NULL, NULL, NULL), 0);
@@ -112,8 +113,8 @@ static int fail_without_a_sentence(struct bx_future *in, struct bx_msg *out, voi
 Test(error_kept, sentence_of_one_callback_is_not_that_of_the_next, .timeout = 20)
 {
     struct bx_future *future = bx_future_create(NULL);
-    struct bx_future *first = bx_future_then(future, fail_then, NULL);
-    struct bx_future *second = bx_future_then(future, fail_without_a_sentence, NULL);
+    struct bx_future *first = bx_future_then(future, fail_then, NULL, NULL);
+    struct bx_future *second = bx_future_then(future, fail_without_a_sentence, NULL, NULL);
 
     cr_assert_eq(bx_future_set(future, NULL), 0);
     cr_expect_str_eq(bx_future_error_text(first), "of the callback");

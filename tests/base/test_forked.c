@@ -157,9 +157,9 @@ static void try_futures(struct bx_job *job, struct bx_future **pending, int coun
         REFUSED(bx_future_cancel(pending[i]));
         REFUSED(bx_future_wait(pending[i], BX_FOREVER));
         REFUSED(bx_future_on_done(pending[i], call_back, NULL));
-        IS_NULL(bx_future_then(pending[i], then, NULL));
-        IS_NULL(bx_future_then_any(pending[i], then, NULL));
-        IS_NULL(bx_future_then_free(pending[i], then, NULL, (bx_free_fn)abort));
+        IS_NULL(bx_future_then(pending[i], then, NULL, NULL));
+        IS_NULL(bx_future_then_any(pending[i], then, NULL, NULL));
+        IS_NULL(bx_future_then(pending[i], then, NULL, (bx_free_fn)abort));
         IS_NULL(bx_future_chain(pending[i], chain, NULL, (bx_free_fn)abort));
         HARNESS_CHECK(!bx_future_done(pending[i]));
     }
@@ -223,7 +223,7 @@ HARNESS_TEST(forked, child_after_the_start_is_refused_by_every_function_that_tak
 
     HARNESS_EQ(bx_rref_create(job, &type, NULL, &rref), 0);
     pending[1] = harness_async(job, "worker1", "hold");
-    pending[2] = bx_future_then(pending[0], then, NULL);
+    pending[2] = bx_future_then(pending[0], then, NULL, NULL);
     pending[3] = bx_future_any(job, pending, 2);
     HARNESS_CHECK(pending[0] != NULL && pending[2] != NULL && pending[3] != NULL);
     try_in_child(job, rref, pending, 4);

@@ -105,7 +105,7 @@ static void waits_for_the_writer(struct bx_job *job)
     struct bx_tensor *tensor = late_tensor(job, device, writer, &gate);
 
     HARNESS_EQ(bx_tensor_written_on(tensor, writer), 0);
-    HARNESS_EQ(bx_tensor_to_dlpack_on(tensor, number(stream), &managed), 0);
+    HARNESS_EQ(bx_tensor_to_dlpack(tensor, number(stream), &managed), 0);
     HARNESS_CHECK(!is_idle(job, stream));
     device_open_gate(gate);
     HARNESS_EQ(device_peek_wrong(job, stream, tensor, 0x33), 0);
@@ -127,7 +127,7 @@ static void waits_for_the_own_stream(struct bx_job *job)
     uint64_t *gate;
     struct bx_tensor *tensor = late_tensor(job, device, bx_gpu_stream(job, device), &gate);
 
-    HARNESS_EQ(bx_tensor_to_dlpack_versioned_on(tensor, number(stream), &managed), 0);
+    HARNESS_EQ(bx_tensor_to_dlpack_versioned(tensor, number(stream), &managed), 0);
     HARNESS_CHECK(!is_idle(job, stream));
     device_open_gate(gate);
     HARNESS_EQ(device_peek_wrong(job, stream, tensor, 0x33), 0);
@@ -150,10 +150,10 @@ static void none_and_legacy(struct bx_job *job)
     struct bx_tensor *tensor = late_tensor(job, device, writer, &gate);
 
     HARNESS_EQ(bx_tensor_written_on(tensor, writer), 0);
-    HARNESS_EQ(bx_tensor_to_dlpack_on(tensor, -1, &managed), 0);
+    HARNESS_EQ(bx_tensor_to_dlpack(tensor, -1, &managed), 0);
     HARNESS_CHECK(is_idle(job, LEGACY));
     give_back(managed);
-    HARNESS_EQ(bx_tensor_to_dlpack_on(tensor, 1, &managed), 0);
+    HARNESS_EQ(bx_tensor_to_dlpack(tensor, 1, &managed), 0);
     HARNESS_CHECK(!is_idle(job, LEGACY));
     device_open_gate(gate);
     HARNESS_EQ(device_peek_wrong(job, LEGACY, tensor, 0x33), 0);
@@ -180,7 +180,7 @@ static void waits_on_the_host(struct bx_job *job)
     HARNESS_EQ(bx_tensor_written_on(tensor, writer), 0);
     streams = bxi_devices_of(job)->stream_count;
     start_opener(&opener, job, gate);
-    HARNESS_EQ(bx_tensor_to_dlpack_on(tensor, 2, &managed), 0);
+    HARNESS_EQ(bx_tensor_to_dlpack(tensor, 2, &managed), 0);
     HARNESS_EQ(device_peek_wrong(job, other, tensor, 0x33), 0);
     HARNESS_EQ(bxi_devices_of(job)->stream_count, streams);
     pthread_join(opener.thread, NULL);
@@ -205,7 +205,7 @@ static void held_by_the_consumer(struct bx_job *job)
     struct DLManagedTensor *managed = NULL;
     uint64_t *gate;
 
-    HARNESS_EQ(bx_tensor_to_dlpack_on(tensor, number(stream), &managed), 0);
+    HARNESS_EQ(bx_tensor_to_dlpack(tensor, number(stream), &managed), 0);
     bx_tensor_release(tensor);
     gate = device_gate(job, stream);
     give_back(managed);
@@ -254,7 +254,7 @@ static struct foreign *make_foreign(struct bx_job *job)
 
 static int take(struct foreign *foreign, int64_t stream, struct bx_tensor **tensor)
 {
-    return bx_tensor_from_dlpack_on((struct DLManagedTensor *)(void *)&foreign->managed, stream, tensor);
+    return bx_tensor_from_dlpack((struct DLManagedTensor *)(void *)&foreign->managed, stream, tensor);
 }
 
 /* The other library fills its memory on the stream, behind the gate. */
@@ -329,9 +329,9 @@ static void refuses(struct bx_job *job)
     struct foreign *foreign = make_foreign(job);
     struct DLManagedTensor *managed = NULL;
 
-    HARNESS_EQ(bx_tensor_to_dlpack_on(tensor, 0, &managed), -EINVAL);
+    HARNESS_EQ(bx_tensor_to_dlpack(tensor, 0, &managed), -EINVAL);
     HARNESS_HAS(bx_error_text(), "ambiguous");
-    HARNESS_EQ(bx_tensor_to_dlpack_on(tensor, -2, &managed), -EINVAL);
+    HARNESS_EQ(bx_tensor_to_dlpack(tensor, -2, &managed), -EINVAL);
     HARNESS_EQ(take(foreign, 0, &taken), -EINVAL);
     HARNESS_EQ(take(foreign, -2, &taken), -EINVAL);
     foreign->managed.tensor.device_id = 1;
@@ -356,10 +356,10 @@ Test(device_dlpack, a_tensor_in_host_memory_has_no_stream, .timeout = 60)
     int64_t shape[1] = { 3 };
 
     cr_assert_eq(bx_tensor_create(NULL, BX_F32, 1, shape, &tensor), 0);
-    cr_assert_eq(bx_tensor_to_dlpack_on(tensor, 1, &managed), 0);
-    cr_assert_eq(bx_tensor_from_dlpack_on(managed, 7, &again), 0);
+    cr_assert_eq(bx_tensor_to_dlpack(tensor, 1, &managed), 0);
+    cr_assert_eq(bx_tensor_from_dlpack(managed, 7, &again), 0);
     cr_expect_eq(bx_tensor_data(again), bx_tensor_data(tensor));
-    cr_expect_eq(bx_tensor_to_dlpack_on(tensor, 0, &managed), -EINVAL);
+    cr_expect_eq(bx_tensor_to_dlpack(tensor, 0, &managed), -EINVAL);
     bx_tensor_release(again);
     bx_tensor_release(tensor);
 }

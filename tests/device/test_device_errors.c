@@ -576,7 +576,7 @@ static struct foreign *make_foreign(struct bx_job *job, const char *allocator, i
 
 static int take(struct foreign *foreign, struct bx_tensor **tensor)
 {
-    return bx_tensor_from_dlpack((struct DLManagedTensor *)(void *)&foreign->managed, tensor);
+    return bx_tensor_from_dlpack((struct DLManagedTensor *)(void *)&foreign->managed, -1, tensor);
 }
 
 static void wraps(struct bx_job *job)
@@ -741,7 +741,7 @@ static void goes_out(struct bx_job *job)
     struct bxi_dl_managed *managed;
 
     HARNESS_EQ(bx_tensor_slice(tensor, 0, 2, 12, 3, &view), 0);
-    HARNESS_EQ(bx_tensor_to_dlpack(view, &out), 0);
+    HARNESS_EQ(bx_tensor_to_dlpack(view, -1, &out), 0);
     bx_tensor_release(view);
     managed = (struct bxi_dl_managed *)(void *)out;
     HARNESS_EQ(managed->tensor.device_type, BXI_DL_CUDA);
@@ -752,7 +752,7 @@ static void goes_out(struct bx_job *job)
     HARNESS_CHECK((uintptr_t)managed->tensor.data + managed->tensor.byte_offset ==
                   (uintptr_t)bx_tensor_data(tensor) + 8);
     /* Back in: the memory is the pool's, which needs no wrapping. */
-    HARNESS_EQ(bx_tensor_from_dlpack(out, &again), -EINVAL);
+    HARNESS_EQ(bx_tensor_from_dlpack(out, -1, &again), -EINVAL);
     HARNESS_HAS(bx_error_text(), "part of this worker's own pool");
     bx_tensor_release(tensor);
     HARNESS_CHECK(harness_counter(job, "gpu_bytes_used") > 0);

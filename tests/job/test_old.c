@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * lib/job/old.c, and BX_SINCE_0_2 of boxcar.h: each function that takes options reads a field since 0.2 that is set,
- * with struct_bytes or without; its symbol of 0.1 reads none behind the struct of 0.1.
+ * with struct_bytes or without; its symbol of 0.1 reads none behind the struct of 0.1. The functions that had
+ * fewer parameters in 0.1.
  */
 #include "tests/harness/harness.h"
 
@@ -116,4 +117,46 @@ static void read_no_further(struct bx_job *job)
 Test(old, symbols_read_nothing_behind_a_struct_of_0_1, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { read_no_further } });
+}
+
+/* ---- Functions with fewer parameters ------------------------------------------------------------------ */
+
+static int add_one(struct bx_future *in, struct bx_msg *out, void *context)
+{
+    (void)context;
+    return bx_msg_put_i64(out, 1 + bx_future_error(in));
+}
+
+Test(old, then_has_no_function_to_free, .timeout = 20)
+{
+    struct bx_future *set = bx_future_create(NULL), *failed = bx_future_create(NULL);
+    struct bx_future *then = bxi_old_future_then(set, add_one, NULL);
+    struct bx_future *any = bxi_old_future_then_any(failed, add_one, NULL);
+
+    bx_future_set(set, NULL);
+    bx_future_fail(failed, -EIO, NULL);
+    cr_expect_eq(*(const int64_t *)bx_msg_data(bx_future_value(then)), 1);
+    cr_expect_eq(*(const int64_t *)bx_msg_data(bx_future_value(any)), 1 - EIO);
+    bx_future_release(any);
+    bx_future_release(then);
+    bx_future_release(failed);
+    bx_future_release(set);
+}
+
+Test(old, dlpack_has_no_stream, .timeout = 20)
+{
+    struct bx_tensor *tensor = NULL, *back = NULL, *again = NULL;
+    struct DLManagedTensor *managed = NULL;
+    struct DLManagedTensorVersioned *versioned = NULL;
+
+    cr_assert_eq(bx_tensor_create(NULL, BX_F32, 1, (const int64_t[]){ 3 }, &tensor), 0);
+    cr_expect_eq(bxi_old_to_dlpack(tensor, &managed), 0);
+    cr_expect_eq(bxi_old_to_dlpack_versioned(tensor, &versioned), 0);
+    cr_assert_eq(bxi_old_from_dlpack(managed, &back), 0);
+    cr_assert_eq(bxi_old_from_dlpack_versioned(versioned, &again), 0);
+    cr_expect_eq(bx_tensor_data(back), bx_tensor_data(tensor));
+    cr_expect_eq(bx_tensor_data(again), bx_tensor_data(tensor));
+    bx_tensor_release(again);
+    bx_tensor_release(back);
+    bx_tensor_release(tensor);
 }

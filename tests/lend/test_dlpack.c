@@ -117,7 +117,7 @@ static struct bx_tensor *take(struct theirs *theirs)
 {
     struct bx_tensor *tensor = NULL;
 
-    cr_assert_eq(bx_tensor_from_dlpack(&theirs->managed, &tensor), 0, "%s", bx_error_text());
+    cr_assert_eq(bx_tensor_from_dlpack(&theirs->managed, -1, &tensor), 0, "%s", bx_error_text());
     return tensor;
 }
 
@@ -145,7 +145,7 @@ Test(dlpack, exports_without_a_copy_and_keeps_the_memory)
     struct bx_tensor *tensor = wrapped(numbers, &freed);
     DLManagedTensor *managed = NULL;
 
-    cr_assert_eq(bx_tensor_to_dlpack(tensor, &managed), 0);
+    cr_assert_eq(bx_tensor_to_dlpack(tensor, -1, &managed), 0);
     bx_tensor_release(tensor);
     cr_expect_eq(managed->dl_tensor.data, numbers);
     cr_expect_eq(managed->dl_tensor.byte_offset, 0);
@@ -166,7 +166,7 @@ Test(dlpack, exports_versioned_without_a_copy_and_keeps_the_memory)
     struct bx_tensor *tensor = wrapped(numbers, &freed);
     struct DLManagedTensorVersioned *managed = NULL;
 
-    cr_assert_eq(bx_tensor_to_dlpack_versioned(tensor, &managed), 0);
+    cr_assert_eq(bx_tensor_to_dlpack_versioned(tensor, -1, &managed), 0);
     bx_tensor_release(tensor);
     cr_expect_eq(managed->version.major, 1);
     cr_expect_eq(managed->flags, 0);
@@ -187,7 +187,7 @@ Test(dlpack, exports_from_the_first_element_of_a_view)
 
     cr_assert_eq(bx_tensor_create(NULL, BX_F64, 2, shape, &tensor), 0);
     cr_assert_eq(bx_tensor_slice(tensor, 1, 2, 6, 2, &view), 0);
-    cr_assert_eq(bx_tensor_to_dlpack(view, &managed), 0);
+    cr_assert_eq(bx_tensor_to_dlpack(view, -1, &managed), 0);
     cr_expect_eq((char *)managed->dl_tensor.data + managed->dl_tensor.byte_offset,
                  (const char *)bx_tensor_data(tensor) + 16);
     are(managed->dl_tensor.strides, 2, DIMS(6, 2));
@@ -206,10 +206,10 @@ Test(dlpack, exports_a_tensor_without_elements_without_data)
     DLManagedTensor *managed = NULL;
 
     cr_assert_eq(bx_tensor_create(NULL, BX_F32, 2, DIMS(3, 0), &tensor), 0);
-    cr_assert_eq(bx_tensor_to_dlpack(tensor, &managed), 0);
+    cr_assert_eq(bx_tensor_to_dlpack(tensor, -1, &managed), 0);
     bx_tensor_release(tensor);
     cr_expect_null(managed->dl_tensor.data);
-    cr_assert_eq(bx_tensor_from_dlpack(managed, &back), 0);
+    cr_assert_eq(bx_tensor_from_dlpack(managed, -1, &back), 0);
     cr_expect_eq(bx_tensor_elements(back), 0);
     cr_expect_eq(bx_tensor_dim(back, 0), 3);
     bx_tensor_release(back);
@@ -240,21 +240,21 @@ Test(dlpack, keeps_every_dtype_in_a_round_trip)
 
         cr_assert_eq(bx_tensor_create(NULL, types[i].dtype, 3, DIMS(2, 3, 4), &tensor), 0);
         data = bx_tensor_data(tensor);
-        cr_assert_eq(bx_tensor_to_dlpack(tensor, &managed), 0);
-        cr_assert_eq(bx_tensor_to_dlpack_versioned(tensor, &versioned), 0);
+        cr_assert_eq(bx_tensor_to_dlpack(tensor, -1, &managed), 0);
+        cr_assert_eq(bx_tensor_to_dlpack_versioned(tensor, -1, &versioned), 0);
         bx_tensor_release(tensor);
 
         cr_expect_eq(managed->dl_tensor.dtype.code, types[i].code_unversioned);
         cr_expect_eq(managed->dl_tensor.dtype.bits, types[i].bits);
         cr_expect_eq(managed->dl_tensor.dtype.lanes, 1);
-        cr_assert_eq(bx_tensor_from_dlpack(managed, &back), 0);
+        cr_assert_eq(bx_tensor_from_dlpack(managed, -1, &back), 0);
         cr_expect_eq(bx_tensor_dtype(back), types[i].dtype == BX_BOOL ? BX_U8 : types[i].dtype);
         cr_expect_eq(bx_tensor_data_mut(back), data);
         bx_tensor_release(back);
 
         cr_expect_eq(versioned->dl_tensor.dtype.code, types[i].code);
         cr_expect_eq(versioned->dl_tensor.dtype.bits, types[i].bits);
-        cr_assert_eq(bx_tensor_from_dlpack_versioned(versioned, &back), 0);
+        cr_assert_eq(bx_tensor_from_dlpack_versioned(versioned, -1, &back), 0);
         cr_expect_eq(bx_tensor_dtype(back), types[i].dtype);
         cr_expect_eq(bx_tensor_data_mut(back), data);
         are(bx_tensor_shape(back), 3, DIMS(2, 3, 4));
@@ -270,9 +270,9 @@ Test(dlpack, keeps_a_scalar_in_a_round_trip)
 
     cr_assert_eq(bx_tensor_create(NULL, BX_I32, 0, NULL, &tensor), 0);
     *(int32_t *)bx_tensor_data_mut(tensor) = 42;
-    cr_assert_eq(bx_tensor_to_dlpack(tensor, &managed), 0);
+    cr_assert_eq(bx_tensor_to_dlpack(tensor, -1, &managed), 0);
     bx_tensor_release(tensor);
-    cr_assert_eq(bx_tensor_from_dlpack(managed, &back), 0);
+    cr_assert_eq(bx_tensor_from_dlpack(managed, -1, &back), 0);
     cr_expect_eq(bx_tensor_ndim(back), 0);
     cr_expect_eq(*(const int32_t *)bx_tensor_data(back), 42);
     bx_tensor_release(back);
@@ -311,7 +311,7 @@ Test(dlpack, imports_a_struct_without_a_deleter)
     theirs.managed.deleter = NULL;
     theirs.versioned.deleter = NULL;
     bx_tensor_release(take(&theirs));
-    cr_assert_eq(bx_tensor_from_dlpack_versioned(&theirs.versioned, &tensor), 0);
+    cr_assert_eq(bx_tensor_from_dlpack_versioned(&theirs.versioned, -1, &tensor), 0);
     bx_tensor_release(tensor);
     cr_expect_eq(theirs.deleted, 0);
 }
@@ -361,7 +361,7 @@ Test(dlpack, keeps_read_only_memory_read_only)
     make(&theirs, 2, DIMS(4, 6));
     theirs.versioned.flags = DLPACK_FLAG_BITMASK_READ_ONLY;
     theirs.versioned.version.minor = 7;
-    cr_assert_eq(bx_tensor_from_dlpack_versioned(&theirs.versioned, &tensor), 0);
+    cr_assert_eq(bx_tensor_from_dlpack_versioned(&theirs.versioned, -1, &tensor), 0);
     cr_expect_null(bx_tensor_data_mut(tensor));
     cr_expect_eq(bx_tensor_data(tensor), theirs.numbers);
 
@@ -372,12 +372,12 @@ Test(dlpack, keeps_read_only_memory_read_only)
     cr_expect_eq(bx_tensor_copy_into(view, copy), -EROFS);
     cr_expect_eq(theirs.numbers[1], 1);
 
-    cr_assert_eq(bx_tensor_to_dlpack_versioned(view, &out), 0);
+    cr_assert_eq(bx_tensor_to_dlpack_versioned(view, -1, &out), 0);
     cr_expect_eq(out->flags, DLPACK_FLAG_BITMASK_READ_ONLY);
     bx_tensor_release(copy);
     bx_tensor_release(view);
     bx_tensor_release(tensor);
-    cr_assert_eq(bx_tensor_from_dlpack_versioned(out, &again), 0);
+    cr_assert_eq(bx_tensor_from_dlpack_versioned(out, -1, &again), 0);
     cr_expect_null(bx_tensor_data_mut(again));
     cr_expect_eq(theirs.deleted, 0);
     bx_tensor_release(again);
@@ -392,9 +392,9 @@ static void refuses(struct theirs *theirs, int code, const char *part)
     struct bx_tensor *tensor = NULL;
 
     theirs->versioned.dl_tensor = theirs->managed.dl_tensor;
-    cr_expect_eq(bx_tensor_from_dlpack(&theirs->managed, &tensor), code, "%s", part);
+    cr_expect_eq(bx_tensor_from_dlpack(&theirs->managed, -1, &tensor), code, "%s", part);
     cr_expect_not_null(strstr(bx_error_text(), part), "%s", bx_error_text());
-    cr_expect_eq(bx_tensor_from_dlpack_versioned(&theirs->versioned, &tensor), code, "%s", part);
+    cr_expect_eq(bx_tensor_from_dlpack_versioned(&theirs->versioned, -1, &tensor), code, "%s", part);
     cr_expect_not_null(strstr(bx_error_text(), part), "%s", bx_error_text());
     cr_expect_null(tensor);
     cr_expect_eq(theirs->deleted, 0);
@@ -448,10 +448,10 @@ Test(dlpack, refuses_another_major_version)
 
     make(&theirs, 1, DIMS(2));
     theirs.versioned.version.major = 2;
-    cr_expect_eq(bx_tensor_from_dlpack_versioned(&theirs.versioned, &tensor), -ENOTSUP);
+    cr_expect_eq(bx_tensor_from_dlpack_versioned(&theirs.versioned, -1, &tensor), -ENOTSUP);
     cr_expect_not_null(strstr(bx_error_text(), "version 2.0"), "%s", bx_error_text());
     theirs.versioned.version.major = 0;
-    cr_expect_eq(bx_tensor_from_dlpack_versioned(&theirs.versioned, &tensor), -ENOTSUP);
+    cr_expect_eq(bx_tensor_from_dlpack_versioned(&theirs.versioned, -1, &tensor), -ENOTSUP);
     cr_expect_null(tensor);
     cr_expect_eq(theirs.deleted, 0);
 }
@@ -509,15 +509,15 @@ Test(dlpack, refuses_null)
     struct DLManagedTensorVersioned *versioned = NULL;
 
     make(&theirs, 1, DIMS(2));
-    cr_expect_eq(bx_tensor_from_dlpack(NULL, &tensor), -EINVAL);
-    cr_expect_eq(bx_tensor_from_dlpack(&theirs.managed, NULL), -EINVAL);
-    cr_expect_eq(bx_tensor_from_dlpack_versioned(NULL, &tensor), -EINVAL);
-    cr_expect_eq(bx_tensor_from_dlpack_versioned(&theirs.versioned, NULL), -EINVAL);
-    cr_expect_eq(bx_tensor_to_dlpack(NULL, &managed), -EINVAL);
-    cr_expect_eq(bx_tensor_to_dlpack_versioned(NULL, &versioned), -EINVAL);
+    cr_expect_eq(bx_tensor_from_dlpack(NULL, -1, &tensor), -EINVAL);
+    cr_expect_eq(bx_tensor_from_dlpack(&theirs.managed, -1, NULL), -EINVAL);
+    cr_expect_eq(bx_tensor_from_dlpack_versioned(NULL, -1, &tensor), -EINVAL);
+    cr_expect_eq(bx_tensor_from_dlpack_versioned(&theirs.versioned, -1, NULL), -EINVAL);
+    cr_expect_eq(bx_tensor_to_dlpack(NULL, -1, &managed), -EINVAL);
+    cr_expect_eq(bx_tensor_to_dlpack_versioned(NULL, -1, &versioned), -EINVAL);
     tensor = take(&theirs);
-    cr_expect_eq(bx_tensor_to_dlpack(tensor, NULL), -EINVAL);
-    cr_expect_eq(bx_tensor_to_dlpack_versioned(tensor, NULL), -EINVAL);
+    cr_expect_eq(bx_tensor_to_dlpack(tensor, -1, NULL), -EINVAL);
+    cr_expect_eq(bx_tensor_to_dlpack_versioned(tensor, -1, NULL), -EINVAL);
     cr_expect_null(managed);
     cr_expect_null(versioned);
     bx_tensor_release(tensor);

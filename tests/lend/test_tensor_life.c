@@ -98,7 +98,7 @@ static int make_larger(struct bx_future *in, struct bx_msg *out, void *context)
 HARNESS_TEST(tensor_life, is_passed_on_by_then, 20, .size = 2, .setup = loans_setup)
 {
     struct bx_future *future = loans_start(job, "worker1", "make", harness_msg_i64(2));
-    struct bx_future *then = bx_future_then(future, make_larger, NULL);
+    struct bx_future *then = bx_future_then(future, make_larger, NULL, NULL);
 
     bx_future_release(future);
     HARNESS_EQ(bx_future_wait(then, BX_FOREVER), 0);

@@ -108,7 +108,7 @@ static int put_too_much(struct bx_future *in, struct bx_msg *out, void *context)
 Test(future, then_that_leaves_its_message_in_error_fails_with_that_error)
 {
     struct bx_future *future = bx_future_create(NULL);
-    struct bx_future *child = bx_future_then(future, put_too_much, NULL);
+    struct bx_future *child = bx_future_then(future, put_too_much, NULL, NULL);
 
     cr_assert_eq(bx_future_set(future, harness_msg_i64(1)), 0);
     cr_expect_eq(bx_future_error(child), -ENOMEM);
@@ -166,8 +166,8 @@ Test(future, runs_callbacks_in_the_order_given)
 Test(future, then_makes_a_new_value)
 {
     struct bx_future *future = bx_future_create(NULL);
-    struct bx_future *next = bx_future_then(future, add_one, NULL);
-    struct bx_future *last = bx_future_then(next, add_one, NULL);
+    struct bx_future *next = bx_future_then(future, add_one, NULL, NULL);
+    struct bx_future *last = bx_future_then(next, add_one, NULL, NULL);
 
     cr_expect(!bx_future_done(last));
     bx_future_set(future, harness_msg_i64(40));
@@ -175,7 +175,7 @@ Test(future, then_makes_a_new_value)
     cr_expect_eq(number_of(next), 41);
     cr_expect_eq(number_of(last), 42);
 
-    struct bx_future *late = bx_future_then(last, add_one, NULL);
+    struct bx_future *late = bx_future_then(last, add_one, NULL, NULL);
 
     cr_expect_eq(number_of(late), 43);
     bx_future_release(late);
@@ -188,8 +188,8 @@ Test(future, error_passes_through_then)
 {
     struct bx_future *future = bx_future_create(NULL);
     int ran = 0;
-    struct bx_future *next = bx_future_then(future, add_one, &ran);
-    struct bx_future *last = bx_future_then(next, add_one, &ran);
+    struct bx_future *next = bx_future_then(future, add_one, &ran, NULL);
+    struct bx_future *last = bx_future_then(next, add_one, &ran, NULL);
 
     bx_future_fail(future, -EIO, "broken axle");
     cr_expect_eq(bx_future_error(last), -EIO);
@@ -209,8 +209,8 @@ static int mend(struct bx_future *in, struct bx_msg *out, void *context)
 Test(future, then_any_gets_values_and_may_replace_errors)
 {
     struct bx_future *failed = bx_future_create(NULL), *set = bx_future_create(NULL);
-    struct bx_future *mended = bx_future_then_any(failed, mend, NULL);
-    struct bx_future *kept = bx_future_then_any(set, mend, NULL);
+    struct bx_future *mended = bx_future_then_any(failed, mend, NULL, NULL);
+    struct bx_future *kept = bx_future_then_any(set, mend, NULL, NULL);
 
     bx_future_fail(failed, -EIO, NULL);
     bx_future_set(set, harness_msg_i64(5));
@@ -238,7 +238,7 @@ static int fail_without_text(struct bx_future *in, struct bx_msg *out, void *con
 Test(future, then_that_fails_fails_its_future)
 {
     struct bx_future *future = bx_future_create(NULL);
-    struct bx_future *next = bx_future_then(future, fail_with_text, NULL);
+    struct bx_future *next = bx_future_then(future, fail_with_text, NULL, NULL);
 
     bx_future_set(future, NULL);
     cr_expect_eq(bx_future_error(next), -ERANGE);
@@ -250,7 +250,7 @@ Test(future, then_that_fails_fails_its_future)
 Test(future, then_that_fails_without_a_text_gets_no_older_text)
 {
     struct bx_future *future = bx_future_create(NULL);
-    struct bx_future *next = bx_future_then(future, fail_without_text, NULL);
+    struct bx_future *next = bx_future_then(future, fail_without_text, NULL, NULL);
 
     bx_fail(-EIO, "something else went wrong long ago");
     bx_future_set(future, NULL);
@@ -288,7 +288,7 @@ static void *run_chain(void *context)
     struct bx_future *first = bx_future_create(NULL), *last = bx_future_acquire(first);
 
     for (int i = 0; i < CHAIN; i++) {
-        struct bx_future *next = bx_future_then(last, add_one, NULL);
+        struct bx_future *next = bx_future_then(last, add_one, NULL, NULL);
 
         bx_future_release(last);
         last = next;
@@ -305,7 +305,7 @@ static void *abandon_chain(void *context)
     struct bx_future *first = bx_future_create(NULL), *last = bx_future_acquire(first);
 
     for (int i = 0; i < CHAIN / 4; i++) {
-        struct bx_future *next = bx_future_then(last, add_one, NULL);
+        struct bx_future *next = bx_future_then(last, add_one, NULL, NULL);
 
         bx_future_release(last);
         last = next;
@@ -331,7 +331,7 @@ Test(future, abandons_a_long_chain_without_growing_the_stack, .timeout = 20)
 Test(future, without_references_fails_the_futures_that_depend_on_it)
 {
     struct bx_future *future = bx_future_create(NULL);
-    struct bx_future *next = bx_future_then(future, add_one, NULL);
+    struct bx_future *next = bx_future_then(future, add_one, NULL, NULL);
     int counted = 0;
 
     bx_future_on_done(next, count, &counted);
@@ -359,7 +359,7 @@ Test(future, then_runs_though_its_future_was_released)
     struct bx_future *future = bx_future_create(NULL);
     int ran = 0;
 
-    bx_future_release(bx_future_then(future, add_one, &ran));
+    bx_future_release(bx_future_then(future, add_one, &ran, NULL));
     bx_future_set(future, harness_msg_i64(1));
     cr_expect_eq(ran, 1);
     bx_future_release(future);

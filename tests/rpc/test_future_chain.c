@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * bx_future_then_free (lib/rpc/future.c) and bx_future_chain (lib/rpc/gather.c): the context is freed once, whatever
+ * bx_future_then (lib/rpc/future.c) and bx_future_chain (lib/rpc/gather.c): the context is freed once, whatever
  * happens; a chain ends as its inner future does, and cancels it if it ends before.
  */
 #include "future_fixture.h"
@@ -59,7 +59,7 @@ static int next(struct bx_future *in, struct bx_future **inner, void *context)
 
 static struct bx_future *add_then(struct bx_future *future, struct context *context)
 {
-    return bx_future_then_free(future, then, context, free_it);
+    return bx_future_then(future, then, context, free_it);
 }
 
 static struct bx_future *add_chain(struct bx_future *future, struct context *context)
@@ -187,7 +187,7 @@ Test(future_context, needs_no_free_function)
 {
     struct bx_future *future = bx_future_create(NULL);
     struct context contexts[2] = { { 0 }, { .inner = bx_future_acquire(future) } };
-    struct bx_future *a = bx_future_then_free(future, then, &contexts[0], NULL);
+    struct bx_future *a = bx_future_then(future, then, &contexts[0], NULL);
     struct bx_future *b = bx_future_chain(future, next, &contexts[1], NULL);
 
     bx_future_set(future, harness_msg_i64(4));

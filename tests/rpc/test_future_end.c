@@ -52,7 +52,7 @@ Test(future_end, fails_pending_futures_when_the_job_is_destroyed, .timeout = 20)
     struct bx_job *job = make_job();
     struct bx_future *made = bx_future_create(job), *set = bx_future_create(job), *released = bx_future_create(job);
     int called = 0, ran = 0;
-    struct bx_future *then = bx_future_then(made, never, &ran);
+    struct bx_future *then = bx_future_then(made, never, &ran, NULL);
     struct bx_future *all = bx_future_all(job, &made, 1), *any = bx_future_any(job, &made, 1);
 
     bx_future_on_done(made, count, &called);
@@ -76,7 +76,7 @@ static void make_another(struct bx_future *future, void *context)
 
     cr_expect_null(bx_future_create(job));
     cr_expect_not_null(strstr(bx_error_text(), "worker0"), "%s", bx_error_text());
-    cr_expect_null(bx_future_then(future, never, NULL));
+    cr_expect_null(bx_future_then(future, never, NULL, NULL));
 }
 
 Test(future_end, refuses_new_futures_in_callbacks_while_the_job_is_destroyed, .timeout = 20)

@@ -170,7 +170,7 @@ HARNESS_ASYNC_HANDLER(relay_later)
 
     *reply = answer(request);
     first = harness_async(job, "worker2", "echo");
-    bx_future_release(bx_future_then(first, call_again, job));
+    bx_future_release(bx_future_then(first, call_again, job, NULL));
     bx_future_release(first);
     return 0;
 }

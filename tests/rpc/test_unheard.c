@@ -75,7 +75,7 @@ HARNESS_TEST(unheard, error_of_a_future_that_was_released_unread_is_logged_once,
     HARNESS_EQ(harness_gate(LOGGED), 2);
 
     future = call(job, "fail");
-    then = bx_future_then(future, pass_on, NULL);       /* it is told, and fails itself */
+    then = bx_future_then(future, pass_on, NULL, NULL); /* it is told, and fails itself */
     bx_future_release(future);
     await_done(then);
     HARNESS_EQ(harness_gate(LOGGED), 2);

@@ -214,7 +214,7 @@ static inline int use_async(const struct bx_request *request, struct bx_reader *
     bx_msg_destroy(one);
     if (rc < 0)
         return rc;
-    *reply = bx_future_then_any(future, reply_with, bx_rref_acquire(rref));
+    *reply = bx_future_then_any(future, reply_with, bx_rref_acquire(rref), NULL);
     bx_future_release(future);
     return 0;
 }

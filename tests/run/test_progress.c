@@ -106,7 +106,7 @@ static void provoke_waiting(struct bx_job *job)
     }
     HARNESS_EQ(harness_gate(CHECKED), 6);
     HARNESS_EQ(bx_rpc_async(job, "worker1", "twice", args, NULL, &call), 0);
-    then = bx_future_then(call, wait_in_then, job);
+    then = bx_future_then(call, wait_in_then, job, NULL);
     HARNESS_EQ(bx_future_on_done(call, wait_in_callback, job), 0);
     HARNESS_EQ(bx_future_wait(then, BX_FOREVER), 0);
     harness_await(CHECKED, 8);

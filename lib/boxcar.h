@@ -18,11 +18,13 @@
  *     rc = bx_job_shutdown(job, 0);                              // all leave together
  *     bx_job_destroy(job);
  *
- * Errors.   A function that returns int returns 0 or a count, or a negative code: -errno, one of BX_ERRORS, or what a
- *           handler returned (BX_E_APPLICATION). Outputs are set on success only. bx_error_text() is a sentence about
- *           the last failure in the calling thread; a failed future keeps a sentence of its own. The library never
- *           exits or aborts. Its messages go to the log hook. It prints on stderr only what the environment asks for:
- *           these messages (BX_LOG), and why a worker is not traced (BX_TRACE).
+ * Errors.   A function that returns int returns 0, a count or a negative code. That is -errno where the call itself is
+ *           at fault, as the C library would say it: an argument, the memory, a limit, or the object that it was given
+ *           (-EALREADY, -EREMOTE). It is one of BX_ERRORS for what becomes of a job, a worker, a call or a message. A
+ *           handler may have codes of its own (BX_E_APPLICATION). Outputs are set on success only. bx_error_text() is
+ *           a sentence about the last failure in the calling thread; a failed future keeps a sentence of its own. The
+ *           library never exits or aborts. Its messages go to the log hook. It prints on stderr only what the
+ *           environment asks for: these messages (BX_LOG), and why a worker is not traced (BX_TRACE).
  *           Common codes, not repeated below: -EINVAL for a NULL that is not documented as allowed (functions that
  *           return a pointer, bool, number or text return NULL, false, 0 or ""; void functions do nothing). BX_E_FORKED
  *           (below). Of functions that need a running job: BX_E_STATE before bx_job_start, BX_E_SHUTDOWN after the end
@@ -142,7 +144,8 @@ typedef void (*bx_free_fn)(void *context);
     X(BX_E_ON_LOAN, -10029, "as much is on loan to other workers as may be")                        \
     X(BX_E_ARENA_FULL, -10030, "the worker's arena is full")                                        \
     X(BX_E_TYPE, -10031, "an object or a value is of another type")                                 \
-    X(BX_E_NO_OBJECT, -10032, "the object is gone, or was never made")
+    X(BX_E_NO_OBJECT, -10032, "the object is gone, or was never made")                              \
+    X(BX_E_LONG_MESSAGE, -10033, "a message has more than was to be read")
 
 enum bx_error {
 #define BX_ERROR_ENUM(name, value, text) name = value,
@@ -494,11 +497,11 @@ typedef int (*bx_async_fn)(const struct bx_request *request, struct bx_reader *a
  * -EINVAL: the name, or no function. */
 int bx_register(struct bx_job *job, const char *name, enum bx_kind kind, bx_handler_fn fn,
                 void *context);
-int bx_register_async(struct bx_job *job, const char *name, bx_async_fn fn, void *context);
-/* As bx_register_async, for a handler that computes, calls or waits before it has a future: fn runs on the pool, as a
- * BX_BLOCKING handler, and its thread is free once it has returned. The library fails the future as it does that of an
- * async handler. If the reason comes while fn still runs, the future fails as soon as fn returns it. */
-int bx_register_async_blocking(struct bx_job *job, const char *name, bx_async_fn fn, void *context);
+/* As bx_register. BX_BLOCKING: for a handler that computes, calls or waits before it has a future: fn runs on the pool,
+ * and its thread is free once it has returned. If the library fails the future while fn still runs, it fails as soon as
+ * fn returns it. */
+int bx_register_async(struct bx_job *job, const char *name, enum bx_kind kind, bx_async_fn fn, void *context)
+    BX_SINCE_0_2(bx_register_async);
 
 /* ---- Calls ------------------------------------------------------------------------------------- */
 

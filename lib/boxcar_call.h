@@ -43,8 +43,9 @@
  * "value 3 of "ii>i" is a place for an i32, the format has an i64". -ERANGE: the integer does not fit.
  *
  * Places are set if the call returns 0, all of them. With a '>' the reply must have these values and nothing else: one
- * with fewer is BX_E_SHORT_MESSAGE, one with more -EMSGSIZE; the function has run all the same. Without a '>' the reply
- * is not read. What a call hands out is the caller's: a text is to be freed, a tensor and a reference to be released.
+ * with fewer is BX_E_SHORT_MESSAGE, one with more BX_E_LONG_MESSAGE; the function has run all the same. Without a '>'
+ * the reply is not read. What a call hands out is the caller's: a text is to be freed, a tensor and a reference to be
+ * released.
  * bx_read leaves them to the message, as bx_read_str, bx_read_tensor and bx_read_rref do.
  *
  * bx_call and its like are macros, for C11 and C++11.
@@ -80,8 +81,8 @@ struct bx_value bx_into(void *data, size_t bytes);
 #ifdef BXI_MANUAL           /* macros: these are the types that they take */
 /* Calls a function of a worker and waits for the reply, as bx_rpc_sync does. "Calls in one line" in
  * boxcar(7) has the letters of a format. bx_call_with takes options. Blocks.
- * Codes of bx_rpc_sync, and of the format: -EINVAL, -ERANGE; BX_E_SHORT_MESSAGE, -EMSGSIZE: the reply has other values;
- * -ENOMEM. */
+ * Codes of bx_rpc_sync, and of the format: -EINVAL, -ERANGE; BX_E_SHORT_MESSAGE, BX_E_LONG_MESSAGE: the reply has
+ * other values; -ENOMEM. */
 int bx_call(struct bx_job *job, const char *to, const char *function, const char *format, ...);
 int bx_call_with(struct bx_job *job, const char *to, const char *function, const struct bx_call_options *options,
                  const char *format, ...);

@@ -86,14 +86,12 @@ int bx_rref_oneway(struct bx_rref *rref, const char *method, const struct bx_msg
 int bx_rref_remote(struct bx_rref *rref, const char *method, const struct bx_msg *args,
                    const struct bx_call_options *options, struct bx_rref **made) BX_SINCE_0_2(bx_rref_remote);
 
-/* As bx_register, bx_register_async, bx_register_async_blocking and bx_register_batch, for calls on an object of the
- * type. Names are shared with functions. A method that is called without an object fails with BX_E_TYPE. */
+/* As bx_register, bx_register_async and bx_register_batch, for calls on an object of the type. Names are shared with
+ * functions. A method that is called without an object fails with BX_E_TYPE. */
 int bx_register_method(struct bx_job *job, const struct bx_type *type, const char *name, enum bx_kind kind,
                        bx_handler_fn fn, void *context);
-int bx_register_method_async(struct bx_job *job, const struct bx_type *type, const char *name, bx_async_fn fn,
-                             void *context);
-int bx_register_method_async_blocking(struct bx_job *job, const struct bx_type *type, const char *name,
-                                      bx_async_fn fn, void *context);
+int bx_register_method_async(struct bx_job *job, const struct bx_type *type, const char *name, enum bx_kind kind,
+                             bx_async_fn fn, void *context) BX_SINCE_0_2(bx_register_method_async);
 void *bx_request_object(const struct bx_request *request);      /* NULL: the function is no method */
 
 #endif

@@ -19,11 +19,11 @@ int bx_dist_create(struct bx_job *job, struct bx_dist **out)
         return bx_fail(-ENOMEM, "no memory for distributed autograd");
     dist->job = job;
     pthread_mutex_init(&dist->lock, NULL);
-    rc = bx_register_async(job, "autograd.join", bxi_join_answer, dist);
+    rc = bx_register_async(job, "autograd.join", BX_INLINE, bxi_join_answer, dist);
     if (rc == 0)
-        rc = bx_register_async(job, "autograd.discover", bxi_dist_discover, dist);
+        rc = bx_register_async(job, "autograd.discover", BX_INLINE, bxi_dist_discover, dist);
     if (rc == 0)
-        rc = bx_register_async(job, "autograd.run", bxi_dist_run, dist);
+        rc = bx_register_async(job, "autograd.run", BX_INLINE, bxi_dist_run, dist);
     if (rc == 0)
         rc = bx_register(job, "autograd.grads", BX_INLINE, bxi_dist_grads, dist);
     if (rc == 0)

@@ -90,7 +90,7 @@ static int serve(struct bx_job *job, struct server *server)
     if (rc == 0)
         rc = bx_register(job, "fetch", BX_INLINE, fetch, server);
     if (rc == 0)
-        rc = bx_register_async(job, "push", push, server);
+        rc = bx_register_async(job, "push", BX_INLINE, push, server);
     bx_tensor_release(weight);
     bx_tensor_release(bias);
     return rc;

@@ -167,3 +167,14 @@ int bxi_old_from_dlpack_versioned(struct DLManagedTensorVersioned *managed, stru
 {
     return bx_tensor_from_dlpack_versioned(managed, -1, tensor);
 }
+
+int bxi_old_register_async(struct bx_job *job, const char *name, bx_async_fn fn, void *context)
+{
+    return bx_register_async(job, name, BX_INLINE, fn, context);
+}
+
+int bxi_old_register_method_async(struct bx_job *job, const struct bx_type *type, const char *name, bx_async_fn fn,
+                                  void *context)
+{
+    return bx_register_method_async(job, type, name, BX_INLINE, fn, context);
+}

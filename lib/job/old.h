@@ -49,6 +49,10 @@ int bxi_old_to_dlpack_versioned(struct bx_tensor *tensor, struct DLManagedTensor
 int bxi_old_from_dlpack(struct DLManagedTensor *managed, struct bx_tensor **tensor) BXI_SYMBOL(bx_tensor_from_dlpack);
 int bxi_old_from_dlpack_versioned(struct DLManagedTensorVersioned *managed, struct bx_tensor **tensor)
     BXI_SYMBOL(bx_tensor_from_dlpack_versioned);
+int bxi_old_register_async(struct bx_job *job, const char *name, bx_async_fn fn, void *context)
+    BXI_SYMBOL(bx_register_async);
+int bxi_old_register_method_async(struct bx_job *job, const struct bx_type *type, const char *name, bx_async_fn fn,
+                                  void *context) BXI_SYMBOL(bx_register_method_async);
 #pragma GCC visibility pop
 
 #endif

@@ -179,7 +179,7 @@ BXI_APART void bxi_answer(struct bx_request *request, int code, const char *text
 }
 
 /* It is nothing but bytes, and so is what it answers: its frame needs no more than itself. */
-static bool is_plain(const struct bx_request *request, const struct bx_msg *value)
+static bool is_bare(const struct bx_request *request, const struct bx_msg *value)
 {
     return !request->oneway && request->loan == NULL && request->in == NULL && request->begin_ns == 0 &&
            value->tensor_count + value->rref_count == 0 && value->bytes <= BXI_BODY_MAX &&
@@ -193,7 +193,7 @@ bool bxi_answer_plain(const struct bx_request *request, const struct bx_msg *val
     struct bxi_out out = { .head = &head, .body = value->data, .body_bytes = value->bytes, .slot = -1, .lease = -1 };
     bool sent;
 
-    if (!is_plain(request, value))
+    if (!is_bare(request, value))
         return false;
     if (bxi_packed_add(request, value))
         return true;

@@ -233,7 +233,7 @@ int bx_msg_put_str(struct bx_msg *msg, const char *text)
     uint32_t length = (uint32_t)bytes;
 
     if (bytes > UINT32_MAX)
-        return msg->error = -EMSGSIZE;
+        return msg->error = BX_E_TOO_LARGE;
     if (put(msg, &length, sizeof length, BXI_V_STR) < 0)
         return msg->error;
     return append(msg, text, bytes);

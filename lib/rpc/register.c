@@ -72,20 +72,22 @@ int bxi_check_type(const struct bx_type *type, const char *name)
     return bx_fail(-EINVAL, "the method '%s' needs a type, and the type a name", bxi_brief(name).text);
 }
 
-static int register_handler(struct bx_job *job, const struct bx_type *type, const char *name, enum bx_kind kind,
-                            bx_handler_fn fn, void *context)
+static int add(struct bx_job *job, const char *name, enum bx_kind kind, struct bxi_handler *handler)
 {
-    struct bxi_handler handler = { .kind = kind == BX_INLINE ? BXI_F_INLINE : BXI_F_BLOCKING, .fn = fn,
-                                   .context = context, .type = type };
-
-    if (fn == NULL || (kind != BX_INLINE && kind != BX_BLOCKING))
+    if ((handler->fn == NULL && handler->async == NULL) || (kind != BX_INLINE && kind != BX_BLOCKING))
         return bx_fail(-EINVAL, "a handler is a function and BX_INLINE or BX_BLOCKING");
-    return bxi_register(job, name, &handler);
+    handler->kind = kind == BX_BLOCKING ? BXI_F_BLOCKING : handler->async != NULL ? BXI_F_ASYNC : BXI_F_INLINE;
+    return bxi_register(job, name, handler);
 }
 
 int bx_register(struct bx_job *job, const char *name, enum bx_kind kind, bx_handler_fn fn, void *context)
 {
-    return register_handler(job, NULL, name, kind, fn, context);
+    return add(job, name, kind, &(struct bxi_handler){ .fn = fn, .context = context });
+}
+
+int bx_register_async(struct bx_job *job, const char *name, enum bx_kind kind, bx_async_fn fn, void *context)
+{
+    return add(job, name, kind, &(struct bxi_handler){ .async = fn, .context = context });
 }
 
 int bx_register_method(struct bx_job *job, const struct bx_type *type, const char *name, enum bx_kind kind,
@@ -93,43 +95,13 @@ int bx_register_method(struct bx_job *job, const struct bx_type *type, const cha
 {
     int rc = bxi_check_type(type, name);
 
-    return rc < 0 ? rc : register_handler(job, type, name, kind, fn, context);
+    return rc < 0 ? rc : add(job, name, kind, &(struct bxi_handler){ .fn = fn, .context = context, .type = type });
 }
 
-static int register_async(struct bx_job *job, const char *name, const struct bxi_handler *handler)
+int bx_register_method_async(struct bx_job *job, const struct bx_type *type, const char *name, enum bx_kind kind,
+                             bx_async_fn fn, void *context)
 {
-    if (handler->async == NULL)
-        return bx_fail(-EINVAL, "there is no function to register as '%s'", bxi_brief(name).text);
-    return bxi_register(job, name, handler);
-}
+    int rc = bxi_check_type(type, name);
 
-static int register_method_async(struct bx_job *job, const char *name, const struct bxi_handler *handler)
-{
-    int rc = bxi_check_type(handler->type, name);
-
-    return rc < 0 ? rc : register_async(job, name, handler);
-}
-
-int bx_register_async(struct bx_job *job, const char *name, bx_async_fn fn, void *context)
-{
-    return register_async(job, name, &(struct bxi_handler){ .kind = BXI_F_ASYNC, .async = fn, .context = context });
-}
-
-int bx_register_async_blocking(struct bx_job *job, const char *name, bx_async_fn fn, void *context)
-{
-    return register_async(job, name, &(struct bxi_handler){ .kind = BXI_F_BLOCKING, .async = fn, .context = context });
-}
-
-int bx_register_method_async(struct bx_job *job, const struct bx_type *type, const char *name, bx_async_fn fn,
-                             void *context)
-{
-    return register_method_async(job, name, &(struct bxi_handler){ .kind = BXI_F_ASYNC, .async = fn,
-                                                                   .context = context, .type = type });
-}
-
-int bx_register_method_async_blocking(struct bx_job *job, const struct bx_type *type, const char *name,
-                                      bx_async_fn fn, void *context)
-{
-    return register_method_async(job, name, &(struct bxi_handler){ .kind = BXI_F_BLOCKING, .async = fn,
-                                                                   .context = context, .type = type });
+    return rc < 0 ? rc : add(job, name, kind, &(struct bxi_handler){ .async = fn, .context = context, .type = type });
 }

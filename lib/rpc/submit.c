@@ -258,7 +258,7 @@ struct room_waiter {
     bool oneway;
 };
 
-static bool has_room(struct bxi_waiter *waiter)
+static bool slot_is_free(struct bxi_waiter *waiter)
 {
     struct room_waiter *room = (struct room_waiter *)(void *)waiter;
     bool ready;
@@ -292,7 +292,7 @@ static const char *lacked(struct bx_job *job, const struct bxi_plan *plan, bool 
 static int wait_for_room(struct bx_job *job, const struct bxi_plan *plan, bool oneway)
 {
     struct room_waiter room = {
-        .waiter = { .ready = has_room, .object = plan->peer, .deadline_ns = plan->deadline_ns,
+        .waiter = { .ready = slot_is_free, .object = plan->peer, .deadline_ns = plan->deadline_ns,
                     .shown = { .reason = BXI_FOR_ROOM, .to = (int16_t)plan->peer->rank } },
         .job = job,
         .peer = plan->peer,

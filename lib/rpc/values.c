@@ -328,7 +328,7 @@ static int take_reply(const struct bx_msg *reply, const char *function, const ch
         return bx_fail(rc, "the reply of '%s' has less than \"%s\" reads: %s", bxi_brief(function).text, format,
                        bx_error_text());
     if (bx_reader_left(&reader) + reader.tensor_count + reader.rref_count > 0)
-        return bx_fail(-EMSGSIZE,
+        return bx_fail(BX_E_LONG_MESSAGE,
                        "the reply of '%s' has more than \"%s\" reads: %zu bytes, %zu tensors, %zu references",
                        bxi_brief(function).text, format, bx_reader_left(&reader), reader.tensor_count,
                        reader.rref_count);

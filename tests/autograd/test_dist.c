@@ -128,7 +128,7 @@ static int setup(struct bx_job *job)
     HARNESS_EQ(bx_register(job, "dies", BX_BLOCKING, dist_custom, (void *)(uintptr_t)&dying), 0);
     HARNESS_EQ(bx_register(job, "stays", BX_BLOCKING, dist_custom, (void *)(uintptr_t)&staying), 0);
     HARNESS_EQ(bx_register(job, "holds_back", BX_BLOCKING, dist_custom, (void *)(uintptr_t)&holding), 0);
-    HARNESS_EQ(bx_register_async(job, "stay", harness_never, NULL), 0);
+    HARNESS_EQ(bx_register_async(job, "stay", BX_INLINE, harness_never, NULL), 0);
     HARNESS_EQ(bx_register(job, "get_param", BX_INLINE, get_param, NULL), 0);
     HARNESS_EQ(bx_register(job, "get_grad", BX_INLINE, get_grad, NULL), 0);
     HARNESS_EQ(bx_register(job, "count_contexts", BX_INLINE, count_contexts, NULL), 0);

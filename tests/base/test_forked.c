@@ -71,8 +71,8 @@ static void try_functions(struct bx_job *job)
     struct bx_future *future = NULL;
 
     REFUSED(bx_register(job, "f", BX_INLINE, harness_nothing, NULL));
-    REFUSED(bx_register_async(job, "f", answer_later, NULL));
-    REFUSED(bx_register_async_blocking(job, "f", answer_later, NULL));
+    REFUSED(bx_register_async(job, "f", BX_INLINE, answer_later, NULL));
+    REFUSED(bx_register_async(job, "f", BX_BLOCKING, answer_later, NULL));
     REFUSED(bx_register_batch(job, "f", harness_no_rows, NULL, NULL));
     REFUSED(bx_batch_add_member(job, "batch", 0));
     REFUSED(bx_batch_remove_member(job, "batch", 0));
@@ -101,8 +101,8 @@ static void try_rrefs(struct bx_job *job, struct bx_rref *rref)
     void *object = NULL;
 
     REFUSED(bx_register_method(job, &type, "m", BX_INLINE, harness_nothing, NULL));
-    REFUSED(bx_register_method_async(job, &type, "m", answer_later, NULL));
-    REFUSED(bx_register_method_async_blocking(job, &type, "m", answer_later, NULL));
+    REFUSED(bx_register_method_async(job, &type, "m", BX_INLINE, answer_later, NULL));
+    REFUSED(bx_register_method_async(job, &type, "m", BX_BLOCKING, answer_later, NULL));
     REFUSED(bx_register_method_batch(job, &type, "m", harness_no_rows, NULL, NULL));
     REFUSED(bx_rref_create(job, &type, NULL, &made));
     REFUSED(bx_msg_put_object(job, msg, &type, NULL));
@@ -201,7 +201,7 @@ HARNESS_ASYNC_HANDLER(hold)
 
 static int setup(struct bx_job *job)
 {
-    int rc = bx_register_async(job, "hold", hold, NULL);
+    int rc = bx_register_async(job, "hold", BX_INLINE, hold, NULL);
 
     return rc < 0 ? rc : bx_register_batch(job, "batch", harness_no_rows, NULL, NULL);
 }

@@ -117,7 +117,7 @@ static int setup(struct bx_job *job)
 {
     HARNESS_EQ(bx_register(job, "inline", BX_INLINE, look_now, NULL), 0);
     HARNESS_EQ(bx_register(job, "blocking", BX_BLOCKING, look_now, NULL), 0);
-    HARNESS_EQ(bx_register_async(job, "async", look_async, NULL), 0);
+    HARNESS_EQ(bx_register_async(job, "async", BX_INLINE, look_async, NULL), 0);
     HARNESS_EQ(bx_register_batch(job, "batch", look_batch, NULL, NULL), 0);
     HARNESS_EQ(bx_register(job, "once", BX_INLINE, look_once, NULL), 0);
     HARNESS_EQ(bx_register(job, "take", BX_INLINE, take, NULL), 0);

@@ -143,7 +143,7 @@ static int hang(const struct bx_request *request, struct bx_reader *args, struct
 static int setup_hang(struct bx_job *job)
 {
     HARNESS_EQ(setup(job), 0);
-    return bx_register_async(job, "hang", hang, NULL);
+    return bx_register_async(job, "hang", BX_INLINE, hang, NULL);
 }
 
 static void strikes(struct bx_job *job)

@@ -247,7 +247,7 @@ int harness_register(struct bx_job *job, const struct harness_handler *handlers)
 {
     for (const struct harness_handler *at = handlers; at->name != NULL; at++)
         if (at->async != NULL)
-            HARNESS_EQ(bx_register_async(job, at->name, at->async, at->context), 0);
+            HARNESS_EQ(bx_register_async(job, at->name, BX_INLINE, at->async, at->context), 0);
         else
             HARNESS_EQ(bx_register(job, at->name, at->kind, at->fn, at->context), 0);
     return 0;

@@ -223,10 +223,10 @@ int loans_setup(struct bx_job *job)
     harness_store(LOANS_PID + bx_job_rank(job), (uint64_t)getpid());
     HARNESS_EQ(bx_register(job, "verify", BX_INLINE, take, NULL), 0);
     HARNESS_EQ(bx_register(job, "verify_blocking", BX_BLOCKING, take, NULL), 0);
-    HARNESS_EQ(bx_register_async(job, "verify_async", take_async, NULL), 0);
+    HARNESS_EQ(bx_register_async(job, "verify_async", BX_INLINE, take_async, NULL), 0);
     HARNESS_EQ(bx_register(job, "keep", BX_INLINE, take, keeps), 0);
     HARNESS_EQ(bx_register(job, "keep_blocking", BX_BLOCKING, take, keeps), 0);
-    HARNESS_EQ(bx_register_async(job, "keep_async", take_async, keeps), 0);
+    HARNESS_EQ(bx_register_async(job, "keep_async", BX_INLINE, take_async, keeps), 0);
     HARNESS_EQ(bx_register_batch(job, "keep_batch", take_batch, keeps, NULL), 0);
     HARNESS_EQ(bx_register(job, "drop", BX_INLINE, drop, NULL), 0);
     HARNESS_EQ(bx_register(job, "peek", BX_INLINE, peek, NULL), 0);
@@ -234,7 +234,7 @@ int loans_setup(struct bx_job *job)
     HARNESS_EQ(bx_register(job, "back", BX_INLINE, back, NULL), 0);
     HARNESS_EQ(bx_register(job, "fail", BX_INLINE, fails, NULL), 0);
     HARNESS_EQ(bx_register(job, "echo", BX_INLINE, harness_echo, NULL), 0);
-    HARNESS_EQ(bx_register_async(job, "hold", hold, NULL), 0);
+    HARNESS_EQ(bx_register_async(job, "hold", BX_INLINE, hold, NULL), 0);
     return bx_register(job, "stuck", BX_BLOCKING, stuck, NULL);
 }
 

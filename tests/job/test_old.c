@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * lib/job/old.c, and BX_SINCE_0_2 of boxcar.h: each function that takes options reads a field since 0.2 that is set,
- * with struct_bytes or without; its symbol of 0.1 reads none behind the struct of 0.1. The functions that had
- * fewer parameters in 0.1.
+ * with struct_bytes or without; its symbol of 0.1 reads none behind the struct of 0.1. The functions that had fewer
+ * parameters in 0.1.
  */
 #include "tests/harness/harness.h"
 
@@ -141,6 +141,35 @@ Test(old, then_has_no_function_to_free, .timeout = 20)
     bx_future_release(then);
     bx_future_release(failed);
     bx_future_release(set);
+}
+
+static int later(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+{
+    (void)args, (void)context;
+    *reply = bx_future_create(bx_request_job(request));
+    return bx_future_set(*reply, NULL);
+}
+
+static int setup_async(struct bx_job *job)
+{
+    int rc = bxi_old_register_async(job, "later", later, NULL);
+
+    return rc < 0 ? rc : bxi_old_register_method_async(job, &type, "method", later, NULL);
+}
+
+static void call_async_handlers(struct bx_job *job)
+{
+    struct bx_rref *rref = NULL;
+
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "later", NULL, NULL, NULL), 0);
+    HARNESS_EQ(bx_rref_create(job, &type, NULL, &rref), 0);
+    HARNESS_EQ(bx_rref_sync(rref, "method", NULL, NULL, NULL), 0);
+    bx_rref_release(rref);
+}
+
+Test(old, async_handlers_have_no_kind, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_async, .body = { call_async_handlers } });
 }
 
 Test(old, dlpack_has_no_stream, .timeout = 20)

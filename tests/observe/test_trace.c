@@ -86,7 +86,7 @@ static int setup(struct bx_job *job)
     HARNESS_REGISTER(job, HARNESS_INLINE("twice", harness_twice), HARNESS_INLINE("refuse", refuse),
                      HARNESS_BLOCKING("wait", wait_for_go), HARNESS_BLOCKING("back", call_back),
                      HARNESS_ASYNC("again", ask_again));
-    HARNESS_EQ(bx_register_async_blocking(job, "pooled", ask_again, NULL), 0);
+    HARNESS_EQ(bx_register_async(job, "pooled", BX_BLOCKING, ask_again, NULL), 0);
     return 0;
 }
 

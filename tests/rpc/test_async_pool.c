@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Async handlers on the pool (bx_register_async_blocking, lib/rpc/handler.c): they compute, call and wait, and then
- * return a future. Their requests are cancelled in the queue, while the handler runs, and while the future is pending.
+ * Async handlers on the pool (bx_register_async with BX_BLOCKING, lib/rpc/handler.c): they compute, call and wait, and
+ * then return a future. Their requests are cancelled in the queue, while the handler runs, and while the future is
+ * pending.
  */
 #include "tests/harness/harness.h"
 #include "tests/harness/memory.h"
@@ -162,13 +163,13 @@ HARNESS_ASYNC_HANDLER(quick)
 
 static int setup(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register_async_blocking(job, "work", work, NULL), 0);
-    HARNESS_EQ(bx_register_async_blocking(job, "work", work, NULL), -EEXIST);
-    HARNESS_EQ(bx_register_async_blocking(job, "descend", descend, NULL), 0);
-    HARNESS_EQ(bx_register_async_blocking(job, "quick", quick, NULL), 0);
+    HARNESS_EQ(bx_register_async(job, "work", BX_BLOCKING, work, NULL), 0);
+    HARNESS_EQ(bx_register_async(job, "work", BX_BLOCKING, work, NULL), -EEXIST);
+    HARNESS_EQ(bx_register_async(job, "descend", BX_BLOCKING, descend, NULL), 0);
+    HARNESS_EQ(bx_register_async(job, "quick", BX_BLOCKING, quick, NULL), 0);
     HARNESS_REGISTER(job, HARNESS_ASYNC("park", park_here), HARNESS_INLINE("set", set_parked),
                      HARNESS_INLINE("twice", harness_twice), HARNESS_INLINE("make_counter", make_counter));
-    return bx_register_method_async_blocking(job, &counter, "count", count, NULL);
+    return bx_register_method_async(job, &counter, "count", BX_BLOCKING, count, NULL);
 }
 
 /* ---- Helpers --------------------------------------------------------------------------------- */

@@ -60,7 +60,7 @@ static int setup(struct bx_job *job)
     if (bx_register(job, "echo", BX_INLINE, harness_echo, NULL) < 0 ||
         bx_register(job, "echo_until_ten", BX_INLINE, echo_until_ten, NULL) < 0)
         return -1;
-    return bx_register_async(job, "hold", hold, NULL);
+    return bx_register_async(job, "hold", BX_INLINE, hold, NULL);
 }
 
 static void expect_dead(struct bx_future *future, const char *name)

@@ -103,7 +103,7 @@ HARNESS_ASYNC_HANDLER(hold)
 
 static int setup(struct bx_job *job)
 {
-    return bx_register_async(job, "hold", hold, NULL);
+    return bx_register_async(job, "hold", BX_INLINE, hold, NULL);
 }
 
 static void call_held(struct bx_job *job)

@@ -51,7 +51,7 @@ static int setup(struct bx_job *job)
         bx_register_batch(job, "batch", count_rows, NULL, &quick) < 0)
         return -1;
     /* In worker 1 "hold" never answers. In the others it does, because the hostile worker calls them too. */
-    return bx_job_rank(job) == 1 ? bx_register_async(job, "hold", harness_never, NULL)
+    return bx_job_rank(job) == 1 ? bx_register_async(job, "hold", BX_INLINE, harness_never, NULL)
                                  : bx_register(job, "hold", BX_INLINE, harness_echo, NULL);
 }
 

@@ -45,13 +45,13 @@ HARNESS_ASYNC_HANDLER(forward)
 
 static int setup(struct bx_job *job)
 {
-    int rc = bx_register_async(job, "fail", fails_with_corrupt, NULL);
+    int rc = bx_register_async(job, "fail", BX_INLINE, fails_with_corrupt, NULL);
 
     if (rc == 0)
-        rc = bx_register_async(job, "forward", forward, NULL);
+        rc = bx_register_async(job, "forward", BX_INLINE, forward, NULL);
     if (rc < 0)
         return rc;
-    return bx_register_async(job, "park", park, NULL);
+    return bx_register_async(job, "park", BX_INLINE, park, NULL);
 }
 
 static void check_end(int code)

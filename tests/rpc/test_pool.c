@@ -228,7 +228,7 @@ static int setup_threadless(struct bx_job *job)
     if (rc == 0)
         rc = bx_register(job, "end_thread", BX_BLOCKING, end_thread, NULL);
     if (rc == 0)
-        rc = bx_register_async(job, "answer_later", answer_later, NULL);
+        rc = bx_register_async(job, "answer_later", BX_INLINE, answer_later, NULL);
     return rc == 0 ? bx_register_batch(job, "batch", harness_no_rows, NULL, &blocking) : rc;
 }
 

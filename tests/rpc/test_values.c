@@ -280,16 +280,16 @@ HARNESS_TEST(values, of_a_reply_that_does_not_fit_are_not_taken, 20, .size = 2, 
     HARNESS_HAS(bx_error_text(), "the reply of 'add' has less than \"ii>ii\" reads: 8 bytes were read at byte 8");
     HARNESS_EQ(bx_call(job, bx_rank(1), "add", "ii>iT", 1, 2, &a, &tensor), BX_E_SHORT_MESSAGE);
     HARNESS_EQ(bx_call(job, bx_rank(1), "add", "ii>iR", 1, 2, &a, &rref), BX_E_SHORT_MESSAGE);
-    HARNESS_EQ(bx_call(job, bx_rank(1), "add", "ii>", 1, 2), -EMSGSIZE);
+    HARNESS_EQ(bx_call(job, bx_rank(1), "add", "ii>", 1, 2), BX_E_LONG_MESSAGE);
     HARNESS_HAS(bx_error_text(), "has more than \"ii>\" reads: 8 bytes, 0 tensors, 0 references");
-    HARNESS_EQ(bx_call(job, bx_rank(1), "give", ">ssi", &first, &second, &a), -EMSGSIZE);
+    HARNESS_EQ(bx_call(job, bx_rank(1), "give", ">ssi", &first, &second, &a), BX_E_LONG_MESSAGE);
     HARNESS_HAS(bx_error_text(), "0 bytes, 1 tensors, 1 references");
-    HARNESS_EQ(bx_call(job, bx_rank(1), "give", ">ssiT", &first, &second, &a, &tensor), -EMSGSIZE);
-    HARNESS_EQ(bx_call(job, bx_rank(1), "bytes", "s>b", "x", bx_into(bytes, 5)), -EMSGSIZE);
+    HARNESS_EQ(bx_call(job, bx_rank(1), "give", ">ssiT", &first, &second, &a, &tensor), BX_E_LONG_MESSAGE);
+    HARNESS_EQ(bx_call(job, bx_rank(1), "bytes", "s>b", "x", bx_into(bytes, 5)), BX_E_LONG_MESSAGE);
     HARNESS_EQ(bx_call(job, bx_rank(1), "bytes", "s>b", "x", bx_into(bytes, 7)), BX_E_SHORT_MESSAGE);
     HARNESS_EQ(bx_call(job, bx_rank(1), "bytes", "s>b", "x", bx_into(bytes, 6)), 0);
     HARNESS_CHECK(memcmp(bytes, "\2\0\0\0x", 6) == 0);
-    HARNESS_EQ(bx_call(job, bx_rank(1), "add", "ii>", 1, 2), -EMSGSIZE);
+    HARNESS_EQ(bx_call(job, bx_rank(1), "add", "ii>", 1, 2), BX_E_LONG_MESSAGE);
     HARNESS_EQ(bx_call(job, bx_rank(1), "count", "ii>", 1, 2), 0);
     HARNESS_CHECK(a == 1 && b == 2 && first == NULL && second == NULL && tensor == NULL && rref == NULL);
 }

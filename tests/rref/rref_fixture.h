@@ -273,7 +273,7 @@ static inline int setup(struct bx_job *job)
                      HARNESS_INLINE("new_nothing", new_nothing), HARNESS_ASYNC("new_async_failing", new_async_failing));
     HARNESS_EQ(bx_register_method(job, &counter_type, "add", BX_INLINE, add, NULL), 0);
     HARNESS_EQ(bx_register_method(job, &counter_type, "add_blocking", BX_BLOCKING, add, NULL), 0);
-    HARNESS_EQ(bx_register_method_async(job, &counter_type, "add_async", add_async, NULL), 0);
+    HARNESS_EQ(bx_register_method_async(job, &counter_type, "add_async", BX_INLINE, add_async, NULL), 0);
     HARNESS_EQ(bx_register_method_batch(job, &counter_type, "add_batch", add_batch, NULL, &at_once), 0);
     HARNESS_EQ(bx_register_method(job, &counter_type, "twin", BX_INLINE, twin, NULL), 0);
     HARNESS_EQ(bx_register_method(job, &valueless_type, "other_method", BX_INLINE, add, NULL), 0);

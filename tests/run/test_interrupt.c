@@ -61,7 +61,7 @@ static int setup(struct bx_job *job)
     HARNESS_EQ(bx_register(job, "halt", BX_INLINE, halt, NULL), 0);
     HARNESS_EQ(bx_register(job, "call_back", BX_BLOCKING, call_back, NULL), 0);
     HARNESS_EQ(bx_register_batch(job, "batch", harness_no_rows, NULL, NULL), 0);
-    HARNESS_EQ(bx_register_async(job, "never", never, NULL), 0);
+    HARNESS_EQ(bx_register_async(job, "never", BX_INLINE, never, NULL), 0);
     return loans_setup(job);
 }
 

@@ -52,7 +52,7 @@ static int never(const struct bx_request *request, struct bx_reader *args, struc
 static int setup(struct bx_job *job)
 {
     HARNESS_EQ(bx_register(job, "ping", BX_INLINE, harness_nothing, NULL), 0);
-    return bx_register_async(job, "never", never, NULL);
+    return bx_register_async(job, "never", BX_INLINE, never, NULL);
 }
 
 static void note_end(struct bx_future *future, void *context)

@@ -89,7 +89,7 @@ static int setup_waiting(struct bx_job *job)
 {
     HARNESS_EQ(bx_register(job, "twice", BX_INLINE, harness_twice, NULL), 0);
     HARNESS_EQ(bx_register(job, "inline", BX_INLINE, wait_inline, NULL), 0);
-    HARNESS_EQ(bx_register_async(job, "async", wait_async, NULL), 0);
+    HARNESS_EQ(bx_register_async(job, "async", BX_INLINE, wait_async, NULL), 0);
     HARNESS_EQ(bx_register_batch(job, "gather", wait_in_body, job, NULL), 0);
     return 0;
 }
@@ -172,7 +172,7 @@ static int forward(const struct bx_request *request, struct bx_reader *args, str
 static int setup_forward(struct bx_job *job)
 {
     HARNESS_EQ(bx_register(job, "twice", BX_INLINE, harness_twice, NULL), 0);
-    return bx_register_async(job, "forward", forward, NULL);
+    return bx_register_async(job, "forward", BX_INLINE, forward, NULL);
 }
 
 static void call_forward(struct bx_job *job)

@@ -5,6 +5,7 @@
  */
 #include "stat_run.h"
 
+#include <criterion/criterion.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,6 +46,22 @@ struct stat_run stat_run(const char *format, ...)
         give_up(command);
     run.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     run.json = json_parse(run.text);
+    return run;
+}
+
+struct stat_run stat_run_json(const char *command, const char *job)
+{
+    struct stat_run run = stat_run("%s %s --json", command, job);
+
+    cr_assert_not_null(run.json, "%s", run.text);
+    return run;
+}
+
+struct stat_run stat_run_fine(const char *command, const char *job)
+{
+    struct stat_run run = stat_run_json(command, job);
+
+    cr_assert_eq(run.status, 0, "%s", run.text);
     return run;
 }
 

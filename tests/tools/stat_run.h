@@ -15,6 +15,9 @@ struct stat_run {
 
 /* Runs it in a shell with these arguments. Ends the process if it cannot be run. */
 struct stat_run stat_run(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* "COMMAND JOB --json", whose output must be JSON; FINE: its status must be 0 besides. */
+struct stat_run stat_run_json(const char *command, const char *job);
+struct stat_run stat_run_fine(const char *command, const char *job);
 void stat_run_free(struct stat_run *run);
 
 /* The first job of the list. */

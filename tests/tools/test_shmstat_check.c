@@ -389,14 +389,6 @@ static const struct {
 
 #define WRONGS (sizeof(wrongs) / sizeof(wrongs[0]))
 
-static struct stat_run check(void)
-{
-    struct stat_run run = stat_run("check %s --json", plant.job);
-
-    cr_assert_not_null(run.json, "%s", run.text);
-    return run;
-}
-
 /* The first violation's number. */
 static int found(const struct stat_run *run)
 {
@@ -411,7 +403,7 @@ static void expect_each_wrong(bool alive)
             plant_kill(&plant, rank);
         wrongs[i].spoil();
 
-        struct stat_run run = check();
+        struct stat_run run = stat_run_json("check", plant.job);
 
         cr_expect_eq(run.status, 1, "%s: status %d", wrongs[i].what, run.status);
         cr_expect_eq(found(&run), wrongs[i].invariant, "%s: not found as I%d: %s", wrongs[i].what,
@@ -521,7 +513,7 @@ Test(shmstat_check, finds_words_that_shrink_and_may_only_grow, .timeout = 120, .
         int invariant = 0;
 
         while (invariant != changes[i].invariant) {
-            struct stat_run run = check();
+            struct stat_run run = stat_run_json("check", plant.job);
 
             invariant = found(&run);
             cr_assert(run.status == 0 || invariant == changes[i].invariant, "%s: %s", changes[i].what, run.text);
@@ -537,7 +529,7 @@ Test(shmstat_check, finds_words_that_shrink_and_may_only_grow, .timeout = 120, .
 
 static void expect_fine(const char *what)
 {
-    struct stat_run run = check();
+    struct stat_run run = stat_run_json("check", plant.job);
 
     cr_expect_eq(run.status, 0, "%s: %s", what, run.text);
     cr_expect_eq(json_number(json_get(stat_run_job(&run), "rings_unsettled")), 0, "%s: %s", what, run.text);
@@ -548,7 +540,7 @@ Test(shmstat_check, walks_the_records_between_credit_and_write_position, .timeou
 {
     make_plant(0);
 
-    struct stat_run run = check();
+    struct stat_run run = stat_run_json("check", plant.job);
 
     cr_assert_eq(run.status, 0, "%s", run.text);
     cr_expect_eq(json_number(json_get(stat_run_job(&run), "workers_checked")), 2);

@@ -22,14 +22,6 @@ static const struct json *gpu_of(const struct stat_run *run, int rank)
     return json_get(stat_run_worker(run, rank), "gpu");
 }
 
-static struct stat_run run_json(const char *command)
-{
-    struct stat_run run = stat_run("%s %s --json", command, gpu_plant.job);
-
-    cr_assert_not_null(run.json, "%s", run.text);
-    return run;
-}
-
 static void expect_owner(const struct json *gpu)
 {
     const struct json *device = stat_run_row(gpu, "devices", "device", 1);
@@ -79,7 +71,7 @@ Test(shmstat_gpu, shows_devices_slabs_lanes_and_who_has_slabs_open, .timeout = 2
 
     gpu_plant_make();
     for (int i = 0; i < 2; i++) {
-        struct stat_run run = run_json(commands[i]);
+        struct stat_run run = stat_run_json(commands[i], gpu_plant.job);
 
         cr_expect_eq(run.status, 0);
         expect_owner(gpu_of(&run, 0));
@@ -119,7 +111,7 @@ Test(shmstat_gpu, tells_generations_of_a_slab_apart, .timeout = 20, .fini = gpu_
     gpu_plant_make();
     gpu_set_slab(0, 0, GENERATION + 1, LIVE);
 
-    struct stat_run run = run_json("gpu");
+    struct stat_run run = stat_run_json("gpu", gpu_plant.job);
 
     cr_expect_eq(json_get(stat_run_row(gpu_of(&run, 0), "slabs", "slab", 0), "open_in")->count, 0);
     cr_expect_str_eq(TEXT(stat_run_row(gpu_of(&run, 1), "borrowed", "slab", 0), "state"), "");
@@ -133,7 +125,7 @@ Test(shmstat_gpu, shows_nothing_of_a_worker_without_an_open_gpu, .timeout = 20, 
     gpu_plant_make();
     gpu_set_open(0, 0);
 
-    struct stat_run run = run_json("gpu"), text = stat_run("gpu %s", gpu_plant.job);
+    struct stat_run run = stat_run_json("gpu", gpu_plant.job), text = stat_run("gpu %s", gpu_plant.job);
 
     cr_expect_eq(gpu_of(&run, 0)->type, JSON_NULL);
     cr_expect_str_eq(TEXT(stat_run_row(gpu_of(&run, 1), "borrowed", "slab", 0), "state"), "");
@@ -146,7 +138,7 @@ Test(shmstat_gpu, shows_nothing_of_a_worker_without_an_open_gpu, .timeout = 20, 
 
 static void expect_order(const char *order, bool is_fallback, const char *line)
 {
-    struct stat_run run = run_json("gpu"), text = stat_run("gpu %s", gpu_plant.job);
+    struct stat_run run = stat_run_json("gpu", gpu_plant.job), text = stat_run("gpu %s", gpu_plant.job);
     const struct json *device = stat_run_row(gpu_of(&run, 0), "devices", "device", 0);
 
     cr_expect_str_eq(TEXT(device, "order"), order);
@@ -174,7 +166,7 @@ Test(shmstat_gpu, shows_slabs_that_dead_workers_had_open, .timeout = 20, .fini =
     gpu_plant_make();
     plant_kill(&gpu_plant, 1);
 
-    struct stat_run run = run_json("gpu"), text = stat_run("gpu %s", gpu_plant.job);
+    struct stat_run run = stat_run_json("gpu", gpu_plant.job), text = stat_run("gpu %s", gpu_plant.job);
     const struct json *slab = stat_run_row(gpu_of(&run, 0), "slabs", "slab", 0);
 
     cr_expect_eq(json_get(slab, "open_in")->count, 0);
@@ -191,7 +183,7 @@ Test(shmstat_gpu, shows_how_far_a_poisoned_lane_had_come, .timeout = 20, .fini =
     plant_kill(&gpu_plant, 0);
     gpu_set(&gpu_region(0)->word[0].value, BXI_GPU_POISON + WORD);
 
-    struct stat_run run = run_json("gpu"), text = stat_run("gpu %s", gpu_plant.job);
+    struct stat_run run = stat_run_json("gpu", gpu_plant.job), text = stat_run("gpu %s", gpu_plant.job);
     const struct json *lane = stat_run_row(gpu_of(&run, 0), "lanes", "lane", 0);
 
     cr_expect_eq(NUMBER(lane, "word"), WORD);
@@ -356,7 +348,7 @@ Test(shmstat_gpu, an_invalid_region_is_reported_in_a_sentence, .timeout = 20, .f
     gpu_plant_make();
     gpu_set(&gpu_region(0)->head.magic, 0);
 
-    struct stat_run run = run_json("gpu"), text = stat_run("show %s", gpu_plant.job);
+    struct stat_run run = stat_run_json("gpu", gpu_plant.job), text = stat_run("show %s", gpu_plant.job);
 
     cr_expect_str_eq(TEXT(gpu_of(&run, 0), "problem"),
                      "it says that it has a GPU open, and its region of device memory is none");

@@ -22,14 +22,6 @@
 
 /* ---- What is wrong ------------------------------------------------------------------------------------- */
 
-static struct stat_run check(void)
-{
-    struct stat_run run = stat_run("check %s --json", gpu_plant.job);
-
-    cr_assert_not_null(run.json, "%s", run.text);
-    return run;
-}
-
 static void no_magic(void) { gpu_set(&gpu_region(0)->head.magic, 0); }
 static void other_layout(void) { gpu_region(0)->head.layout++; }
 static void too_many_devices(void) { bxi_store_relaxed(&gpu_region(0)->head.device_count, BXI_GPU_DEVICES + 1); }
@@ -79,7 +71,7 @@ struct wrong {
 
 static void expect_wrong(const struct wrong *wrong)
 {
-    struct stat_run run = check();
+    struct stat_run run = stat_run_json("check", gpu_plant.job);
     const struct json *violation = json_at(json_get(stat_run_job(&run), "violations"), 0);
 
     cr_expect_eq(run.status, 1, "%s: status %d: %s", wrong->what, run.status, run.text);
@@ -167,7 +159,7 @@ Test(shmstat_gpu_check, finds_a_wrong_device_open, .timeout = 20, .fini = gpu_pl
     gpu_plant_make();
     gpu_set_open(0, 2);
 
-    struct stat_run run = check();
+    struct stat_run run = stat_run_json("check", gpu_plant.job);
     const struct json *violation = json_at(json_get(stat_run_job(&run), "violations"), 0);
 
     cr_expect_eq(run.status, 1);
@@ -218,7 +210,7 @@ Test(shmstat_gpu_check, finds_words_that_shrink_or_change, .timeout = 120, .fini
         pid_t pid = plant_turn(changes[i].turn);
 
         while (!seen) {
-            struct stat_run run = check();
+            struct stat_run run = stat_run_json("check", gpu_plant.job);
             const struct json *violation = json_at(json_get(stat_run_job(&run), "violations"), 0);
             char name[16];
 
@@ -237,7 +229,7 @@ Test(shmstat_gpu_check, finds_words_that_shrink_or_change, .timeout = 120, .fini
 
 static void expect_fine(const char *what)
 {
-    struct stat_run run = check();
+    struct stat_run run = stat_run_json("check", gpu_plant.job);
 
     cr_expect_eq(run.status, 0, "%s: %s", what, run.text);
     stat_run_free(&run);

@@ -44,15 +44,6 @@ static void remove_plant(void)
     plant_remove(&plant);
 }
 
-static struct stat_run calls(void)
-{
-    struct stat_run run = stat_run("calls %s --json", plant.job);
-
-    cr_assert_eq(run.status, 0);
-    cr_assert_not_null(run.json);
-    return run;
-}
-
 /* 90 of 70 ns, nine of 1100 ns, one of 5 ms; handlers take nothing. */
 static struct bxi_hist *make_known(void)
 {
@@ -79,7 +70,7 @@ Test(shmstat_hist, places_quantiles_within_their_bucket, .timeout = 20, .fini = 
 
     make_known();
 
-    struct stat_run run = calls();
+    struct stat_run run = stat_run_fine("calls", plant.job);
     const struct json *row = row_of(&run, 1, "pick");
     const struct json *from = json_get(json_get(row, "queue"), "bucket_from_ns");
     const struct json *count = json_get(json_get(row, "queue"), "bucket_samples");
@@ -106,7 +97,7 @@ Test(shmstat_hist, merges_the_callers_of_a_function, .timeout = 20, .fini = remo
     plant_sample(plant_hist(&plant, 1, 1, 1), 10, 20, 30);      /* the callee calls itself */
     plant_hist(&plant, 1, 0, 2);
 
-    struct stat_run run = calls();
+    struct stat_run run = stat_run_fine("calls", plant.job);
     const struct json *row = row_of(&run, 1, "pick"), *none = row_of(&run, 0, "save");
     const struct json *callers = json_get(row, "callers");
 
@@ -156,7 +147,7 @@ Test(shmstat_hist, reads_histograms_of_a_dead_job, .timeout = 20, .fini = remove
     for (int rank = 0; rank < 2; rank++)
         plant_kill(&plant, rank);
 
-    struct stat_run run = calls();
+    struct stat_run run = stat_run_fine("calls", plant.job);
     const struct json *row = row_of(&run, 1, "pick");
 
     cr_expect_str_eq(json_text(json_get(stat_run_job(&run), "state")), "dead");
@@ -178,7 +169,7 @@ Test(shmstat_hist, ignores_pages_of_unknown_peers, .timeout = 20, .fini = remove
     plant_hist(&plant, 1, 1, 2);
     cr_assert_eq(bxi_load_relaxed(&plant_control(&plant, 1)->header.hist_count), BXI_HIST_MAX + 1);
 
-    struct stat_run run = calls(), lines = stat_run("show %s --prometheus", plant.job);
+    struct stat_run run = stat_run_fine("calls", plant.job), lines = stat_run("show %s --prometheus", plant.job);
 
     cr_expect_not_null(row_of(&run, 1, "pick"));
     cr_expect_null(row_of(&run, 1, "save"));

@@ -30,15 +30,6 @@ static void remove_plant(void)
     plant_remove(&plant);
 }
 
-static struct stat_run show(const char *job)
-{
-    struct stat_run run = stat_run("show %s --json", job);
-
-    cr_assert_eq(run.status, 0);
-    cr_assert_not_null(run.json);
-    return run;
-}
-
 /* ---- The oldest unread frame ------------------------------------------------------------------------ */
 
 static void put(struct bxi_frame frame, size_t bytes)
@@ -73,7 +64,7 @@ static void show_row(uint64_t id, uint64_t since_ns)
 /* The age that is shown; NAN if it is null. */
 static double age(void)
 {
-    struct stat_run run = show(plant.job);
+    struct stat_run run = stat_run_fine("show", plant.job);
     const struct json *ring = stat_run_row(stat_run_worker(&run, 0), "rings", "to", 1);
     const struct json *value = json_get(ring, "oldest_unread_seconds");
     double seconds = json_number(value);
@@ -209,7 +200,7 @@ Test(shmstat_rings, of_dead_workers_keep_unread_frames, .timeout = 20, .fini = r
 
 static void expect_activity(const char *activity)
 {
-    struct stat_run run = show(plant.job);
+    struct stat_run run = stat_run_fine("show", plant.job);
 
     cr_expect_str_eq(json_text(json_get(stat_run_worker(&run, 0), "activity")), activity);
     stat_run_free(&run);
@@ -233,7 +224,7 @@ Test(shmstat_rings, tell_a_worker_that_spins_from_one_that_sleeps_or_is_dead, .t
 
 static double pool(const char *key)
 {
-    struct stat_run run = show(plant.job);
+    struct stat_run run = stat_run_fine("show", plant.job);
     double value = json_number(json_get(json_get(stat_run_worker(&run, 0), "pool"), key));
 
     stat_run_free(&run);
@@ -274,7 +265,7 @@ static void is_left_unread(struct bx_job *job)
     loans_stop(1);
     future = loans_start(job, "worker1", "echo", harness_msg_i64(2));
 
-    struct stat_run run = show(harness_job_name()), text = stat_run("show %s", harness_job_name());
+    struct stat_run run = stat_run_fine("show", harness_job_name()), text = stat_run("show %s", harness_job_name());
     const struct json *ring = stat_run_row(stat_run_worker(&run, 0), "rings", "to", 1);
 
     seconds = json_number(json_get(ring, "oldest_unread_seconds"));
@@ -320,7 +311,7 @@ static int setup(struct bx_job *job)
 
 static double busy_of(int rank)
 {
-    struct stat_run run = show(harness_job_name());
+    struct stat_run run = stat_run_fine("show", harness_job_name());
     double value = json_number(json_get(json_get(stat_run_worker(&run, rank), "pool"), "busy"));
 
     stat_run_free(&run);
@@ -356,7 +347,7 @@ static void sees_the_other_spin(struct bx_job *job)
     for (bool is_so = false; !is_so;) {
         HARNESS_EQ(bx_rpc_sync(job, "worker1", "quick", NULL, NULL, NULL), 0);
 
-        struct stat_run run = show(harness_job_name());
+        struct stat_run run = stat_run_fine("show", harness_job_name());
 
         is_so = strcmp(json_text(json_get(stat_run_worker(&run, 1), "activity")), "spinning") == 0;
         stat_run_free(&run);

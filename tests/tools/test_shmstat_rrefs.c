@@ -29,15 +29,6 @@ static uint64_t ago(uint64_t seconds)
     return bxi_now_ns() - seconds * SECOND;
 }
 
-static struct stat_run run_json(const char *command, const char *job)
-{
-    struct stat_run run = stat_run("%s %s --json", command, job);
-
-    cr_assert_not_null(run.json, "%s", run.text);
-    cr_assert_eq(run.status, 0, "%s", run.text);
-    return run;
-}
-
 static const struct json *object_at(const struct stat_run *run, int rank, size_t index)
 {
     return json_at(json_get(stat_run_worker(run, rank), "objects"), index);
@@ -77,7 +68,7 @@ Test(shmstat_rrefs, shows_owner_type_state_holders_and_age, .timeout = 20, .fini
     struct stat_run run;
 
     plant_objects();
-    run = run_json("rrefs", plant.job);
+    run = stat_run_fine("rrefs", plant.job);
     cr_expect_eq(json_get(stat_run_worker(&run, 1), "objects")->count, 2);
     expect_text(object_at(&run, 1, 0), "object", "1-0-3");
     expect_text(object_at(&run, 1, 0), "owner_name", "callee");
@@ -166,7 +157,7 @@ Test(shmstat_rrefs, says_so_if_there_are_none, .timeout = 20, .fini = remove_pla
     cr_expect_not_null(strstr(run.text, ": running, 0 objects\n"), "%s", run.text);
     cr_expect_null(strstr(run.text, "OWNER"), "%s", run.text);
     stat_run_free(&run);
-    run = run_json("rrefs", plant.job);
+    run = stat_run_fine("rrefs", plant.job);
     cr_expect_eq(json_get(stat_run_worker(&run, 1), "objects")->count, 0);
     cr_expect_eq(sum_of(&run, 1, "count"), 0);
     stat_run_free(&run);
@@ -177,12 +168,12 @@ Test(shmstat_rrefs, says_so_if_there_are_none, .timeout = 20, .fini = remove_pla
 /* Repeats rrefs until the first object of worker 1 is in that state and has that many holders. */
 static struct stat_run rrefs_when(const char *state, size_t holders)
 {
-    struct stat_run run = run_json("rrefs", harness_job_name());
+    struct stat_run run = stat_run_fine("rrefs", harness_job_name());
 
     while (object_at(&run, 1, 0) == NULL || strcmp(json_text(json_get(object_at(&run, 1, 0), "state")), state) != 0 ||
            json_get(object_at(&run, 1, 0), "holders")->count != holders) {
         stat_run_free(&run);
-        run = run_json("rrefs", harness_job_name());
+        run = stat_run_fine("rrefs", harness_job_name());
     }
     return run;
 }
@@ -199,19 +190,19 @@ static const struct json *call_of(const struct stat_run *run, const char *functi
 
 static void expect_where(const char *function, const char *where)
 {
-    struct stat_run run = run_json("calls", harness_job_name());
+    struct stat_run run = stat_run_fine("calls", harness_job_name());
 
     while (call_of(&run, function) == NULL ||
            strcmp(json_text(json_get(call_of(&run, function), "where")), where) != 0) {
         stat_run_free(&run);
-        run = run_json("calls", harness_job_name());
+        run = stat_run_fine("calls", harness_job_name());
     }
     stat_run_free(&run);
 }
 
 static void expect_check_is_fine(void)
 {
-    struct stat_run run = run_json("check", harness_job_name());
+    struct stat_run run = stat_run_fine("check", harness_job_name());
 
     HARNESS_EQ(json_number(json_get(stat_run_job(&run), "violations_found")), 0);
     stat_run_free(&run);
@@ -220,7 +211,7 @@ static void expect_check_is_fine(void)
 /* The call that waits for the object leads to the call that makes it. */
 static void expect_because_of_the_maker(void)
 {
-    struct stat_run run = run_json("calls", harness_job_name()), why;
+    struct stat_run run = stat_run_fine("calls", harness_job_name()), why;
     const struct json *because;
 
     why = stat_run("why %s %s --json", json_text(json_get(call_of(&run, "bx_rref_to_here"), "call")),
@@ -278,7 +269,7 @@ static void live(struct bx_job *job)
     stat_run_free(&(struct stat_run[]){ rrefs_when("there", 1) }[0]);
     HARNESS_EQ(bx_rpc_sync(job, "worker2", "drop_kept", NULL, NULL, NULL), 0);
     await_alive(0);
-    run = run_json("rrefs", harness_job_name());
+    run = stat_run_fine("rrefs", harness_job_name());
     HARNESS_EQ(json_get(stat_run_worker(&run, 1), "objects")->count, 0);
     stat_run_free(&run);
 }
@@ -296,7 +287,7 @@ static void hold_many(struct bx_job *job)
 
     for (int i = 0; i < BXI_OBJECTS_MAX + MORE; i++)
         HARNESS_EQ(bx_rref_create(job, &counter_type, new_counter_of(i), &rrefs[i]), 0);
-    run = run_json("rrefs", harness_job_name());
+    run = stat_run_fine("rrefs", harness_job_name());
     HARNESS_EQ(json_get(stat_run_worker(&run, 0), "objects")->count, BXI_OBJECTS_MAX);
     HARNESS_EQ(sum_of(&run, 0, "count"), BXI_OBJECTS_MAX + MORE);
     stat_run_free(&run);

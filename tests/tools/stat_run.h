@@ -20,6 +20,9 @@ struct stat_run stat_run_json(const char *command, const char *job);
 struct stat_run stat_run_fine(const char *command, const char *job);
 void stat_run_free(struct stat_run *run);
 
+/* Its text has that part. */
+#define STAT_RUN_SAYS(run, part) cr_expect_not_null(strstr((run).text, (part)), "%s", (run).text)
+
 /* The first job of the list. */
 const struct json *stat_run_job(const struct stat_run *run);
 /* The first job's worker of that rank; in a list of a worker, the row whose key has that value. */

@@ -64,22 +64,13 @@ static int update(struct bx_batch *batch, void *context)
 
 static int setup(struct bx_job *job)
 {
-    int rc = bx_register(job, "chain", BX_BLOCKING, chain, NULL);
+    int rc = HARNESS_REGISTER(job, HARNESS_BLOCKING("chain", chain), HARNESS_BLOCKING("hold", hold),
+                              HARNESS_BLOCKING("stay", stay), HARNESS_INLINE("stay_here", stay),
+                              HARNESS_BLOCKING("stay_at_the_gate_1", stay),
+                              HARNESS_BLOCKING("wait_first", wait_first),
+                              { "close", BX_BLOCKING, call_on, NULL, "wait_first" },
+                              { "feed", BX_BLOCKING, call_on, NULL, "update" });
 
-    if (rc == 0)
-        rc = bx_register(job, "hold", BX_BLOCKING, hold, NULL);
-    if (rc == 0)
-        rc = bx_register(job, "stay", BX_BLOCKING, stay, NULL);
-    if (rc == 0)
-        rc = bx_register(job, "stay_here", BX_INLINE, stay, NULL);
-    if (rc == 0)
-        rc = bx_register(job, "stay_at_the_gate_1", BX_BLOCKING, stay, NULL);
-    if (rc == 0)
-        rc = bx_register(job, "close", BX_BLOCKING, call_on, "wait_first");
-    if (rc == 0)
-        rc = bx_register(job, "wait_first", BX_BLOCKING, wait_first, NULL);
-    if (rc == 0)
-        rc = bx_register(job, "feed", BX_BLOCKING, call_on, "update");
     if (rc == 0)
         rc = bx_register_batch(job, "update", update, NULL, NULL);
     for (int rank = 1; rc == 0 && rank < bx_job_world_size(job); rank++)

@@ -129,9 +129,8 @@ Test(shmstat_gpu, shows_nothing_of_a_worker_without_an_open_gpu, .timeout = 20, 
 
     cr_expect_eq(gpu_of(&run, 0)->type, JSON_NULL);
     cr_expect_str_eq(TEXT(stat_run_row(gpu_of(&run, 1), "borrowed", "slab", 0), "state"), "");
-    cr_expect_not_null(strstr(text.text, "\n  gpu       none is open\n"), "%s", text.text);
-    cr_expect_not_null(strstr(text.text, "\n  borrowed  0 caller: slab 0 (generation 3) slab 7 (generation 1)\n"), "%s",
-                       text.text);
+    STAT_RUN_SAYS(text, "\n  gpu       none is open\n");
+    STAT_RUN_SAYS(text, "\n  borrowed  0 caller: slab 0 (generation 3) slab 7 (generation 1)\n");
     stat_run_free(&run);
     stat_run_free(&text);
 }
@@ -143,7 +142,7 @@ static void expect_order(const char *order, bool is_fallback, const char *line)
 
     cr_expect_str_eq(TEXT(device, "order"), order);
     cr_expect_eq(NUMBER(device, "is_fallback"), is_fallback, "%s", order);
-    cr_expect_not_null(strstr(text.text, line), "%s", text.text);
+    STAT_RUN_SAYS(text, line);
     stat_run_free(&run);
     stat_run_free(&text);
 }
@@ -171,7 +170,7 @@ Test(shmstat_gpu, shows_slabs_that_dead_workers_had_open, .timeout = 20, .fini =
 
     cr_expect_eq(json_get(slab, "open_in")->count, 0);
     cr_expect_eq(json_number(json_at(json_get(slab, "was_open_in"), 0)), 1);
-    cr_expect_not_null(strstr(text.text, " on device 0, was open in 1: 1 callee\n"), "%s", text.text);
+    STAT_RUN_SAYS(text, " on device 0, was open in 1: 1 callee\n");
     expect_borrower(gpu_of(&run, 1));
     stat_run_free(&run);
     stat_run_free(&text);
@@ -188,7 +187,7 @@ Test(shmstat_gpu, shows_how_far_a_poisoned_lane_had_come, .timeout = 20, .fini =
 
     cr_expect_eq(NUMBER(lane, "word"), WORD);
     cr_expect_eq(NUMBER(lane, "poisoned"), 1);
-    cr_expect_not_null(strstr(text.text, "host_words, has come to 17 and is poisoned\n"), "%s", text.text);
+    STAT_RUN_SAYS(text, "host_words, has come to 17 and is poisoned\n");
     stat_run_free(&run);
     stat_run_free(&text);
 }

@@ -149,8 +149,7 @@ Test(shmstat_gpu_check, prints_the_letter_of_the_list, .timeout = 20, .fini = gp
 
     struct stat_run run = stat_run("check %s", gpu_plant.job);
 
-    cr_expect_not_null(strstr(run.text, "\n  G4        worker 1 callee - the word of lane 31 is poisoned at 1,"), "%s",
-                       run.text);
+    STAT_RUN_SAYS(run, "\n  G4        worker 1 callee - the word of lane 31 is poisoned at 1,");
     stat_run_free(&run);
 }
 

@@ -129,10 +129,9 @@ Test(shmstat_hist, prints_a_table_within_80_columns, .timeout = 20, .fini = remo
     struct stat_run run = stat_run("calls %s", plant.job);
 
     cr_assert_eq(run.status, 0);
-    cr_expect_not_null(strstr(run.text, "\npick of callee\n  called by caller 100\n"), "%s", run.text);
-    cr_expect_not_null(strstr(run.text, "\n  queue               100    73 ns    80 ns  1.28 us  5.00 ms  5.00 ms"
-                                        "  50.2 us\n"), "%s", run.text);
-    cr_expect_not_null(strstr(run.text, " 1.11 h\n"), "%s", run.text);
+    STAT_RUN_SAYS(run, "\npick of callee\n  called by caller 100\n");
+    STAT_RUN_SAYS(run, "\n  queue               100    73 ns    80 ns  1.28 us  5.00 ms  5.00 ms  50.2 us\n");
+    STAT_RUN_SAYS(run, " 1.11 h\n");
     for (const char *line = run.text; *line != '\0'; line = strchr(line, '\n') + 1)
         cr_expect_lt(strcspn(line, "\n"), 80, "%s", run.text);
     stat_run_free(&run);

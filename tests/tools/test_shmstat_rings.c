@@ -192,7 +192,7 @@ Test(shmstat_rings, of_dead_workers_keep_unread_frames, .timeout = 20, .fini = r
     cr_expect_geq(strtod(strstr(run.text, line) + strlen(line), NULL), 5);
     snprintf(line, sizeof(line), "\nboxcar_ring_oldest_unread_seconds{job=\"%s\",worker=\"callee\",rank=\"1\","
              "peer=\"0\"} 0\n", plant.job);
-    cr_expect_not_null(strstr(run.text, line), "%s", run.text);
+    STAT_RUN_SAYS(run, line);
     stat_run_free(&run);
 }
 
@@ -248,7 +248,7 @@ Test(shmstat_rings, count_each_busy_thread_of_a_pool_once, .timeout = 20, .fini 
 
     struct stat_run run = stat_run("show %s", plant.job);
 
-    cr_expect_not_null(strstr(run.text, "pool threads 2, busy 2"), "%s", run.text);
+    STAT_RUN_SAYS(run, "pool threads 2, busy 2");
     stat_run_free(&run);
 }
 

@@ -100,25 +100,24 @@ Test(shmstat_rrefs, prints_them_within_80_columns, .timeout = 20, .fini = remove
     plant_objects();
     run = stat_run("rrefs %s", plant.job);
     cr_expect_eq(run.status, 0);
-    cr_expect_not_null(strstr(run.text, ": running, 15 objects\n"), "%s", run.text);
-    cr_expect_not_null(strstr(run.text, "\nOBJECT         OWNER            TYPE             STATE           AGE "
-                                        "HOLDERS\n"), "%s", run.text);
-    cr_expect_not_null(strstr(run.text, "\n1-0-3          callee           a name of 16 by. there  "), "%s", run.text);
-    cr_expect_not_null(strstr(run.text, "\n  held by   caller (3 times)\n"), "%s", run.text);
-    cr_expect_not_null(strstr(run.text, "\n1-0-4          callee           ?                to come"), "%s", run.text);
-    cr_expect_not_null(strstr(run.text, "\n0-0-1          caller           net              failed "), "%s", run.text);
-    cr_expect_not_null(strstr(run.text, "\ncaller has 12 more, for which its segment has no row\n"), "%s", run.text);
+    STAT_RUN_SAYS(run, ": running, 15 objects\n");
+    STAT_RUN_SAYS(run, "\nOBJECT         OWNER            TYPE             STATE           AGE HOLDERS\n");
+    STAT_RUN_SAYS(run, "\n1-0-3          callee           a name of 16 by. there  ");
+    STAT_RUN_SAYS(run, "\n  held by   caller (3 times)\n");
+    STAT_RUN_SAYS(run, "\n1-0-4          callee           ?                to come");
+    STAT_RUN_SAYS(run, "\n0-0-1          caller           net              failed ");
+    STAT_RUN_SAYS(run, "\ncaller has 12 more, for which its segment has no row\n");
     for (const char *line = run.text; *line != '\0'; line += strcspn(line, "\n") + 1)
         cr_expect_leq(strcspn(line, "\n"), 80);
     stat_run_free(&run);
 
     plant_kill(&plant, 0);
     run = stat_run("rrefs %s", plant.job);
-    cr_expect_not_null(strstr(run.text, "\n  held by   caller (dead) (3 times)\n"), "%s", run.text);
+    STAT_RUN_SAYS(run, "\n  held by   caller (dead) (3 times)\n");
     stat_run_free(&run);
 
     run = stat_run("show %s", plant.job);
-    cr_expect_not_null(strstr(run.text, "  objects   2, held by others 1, to come 1, failed 0;"), "%s", run.text);
+    STAT_RUN_SAYS(run, "  objects   2, held by others 1, to come 1, failed 0;");
     stat_run_free(&run);
 }
 
@@ -154,7 +153,7 @@ Test(shmstat_rrefs, says_so_if_there_are_none, .timeout = 20, .fini = remove_pla
     plant_make(&plant, 0);
     run = stat_run("rrefs %s", plant.job);
     cr_expect_eq(run.status, 0);
-    cr_expect_not_null(strstr(run.text, ": running, 0 objects\n"), "%s", run.text);
+    STAT_RUN_SAYS(run, ": running, 0 objects\n");
     cr_expect_null(strstr(run.text, "OWNER"), "%s", run.text);
     stat_run_free(&run);
     run = stat_run_fine("rrefs", plant.job);

@@ -70,7 +70,7 @@ static int peer_row(const struct stat_job *job, const struct stat_worker *worker
 
 /* ---- Metrics ------------------------------------------------------------------------------------ */
 
-static const struct metric of_workers[] = {
+static const struct metric metrics[] = {
     { "worker_up", stat_worker_row, "alive", NULL, "1 while the worker lives (its owner lock is held)" },
     { "worker_state", stat_worker_row, ".state", NULL, "1 starting, 2 running, 3 leaving, 4 left, 5 gave up" },
     { "worker_generation", stat_worker_row, "generation", NULL, "1 for the first process of the rank, 2 for the next" },
@@ -95,9 +95,7 @@ static const struct metric of_workers[] = {
       "devices whose memory the worker found that it cannot map" },
     { "gpu_lanes_poisoned", stat_gpu_row, ".poisoned", NULL,
       "words of its streams that survivors of its death have ended" },
-};
 
-static const struct metric of_pairs[] = {
     { "ring_fill_bytes", stat_ring_row, "fill_bytes", NULL, "bytes of the ring to peer that it has not given free" },
     { "ring_high_water_bytes", stat_ring_row, "high_water_bytes", NULL, "most that the ring to peer ever held" },
     { "ring_oldest_unread_seconds", stat_ring_row, "oldest_unread_seconds", NULL,
@@ -116,9 +114,7 @@ static const struct metric of_pairs[] = {
     { "borrowed_total", stat_loan_row, "borrowed_total", "borrowed_total", "leases of peer that the worker ever held" },
     { "objects_held_by_peer", stat_held_row, "held", NULL, "objects of the worker that peer holds" },
     { "gpu_slabs_borrowed", peer_row, "slabs", "slabs", "slabs of peer's device memory that the worker has open" },
-};
 
-static const struct metric of_devices[] = {
     { "gpu_order_is_fallback", stat_device_row, "is_fallback", ".order",
       "1 if streams are not ordered by the first choice, and that was not asked for" },
     { "gpu_slabs", stat_device_row, ".slabs", NULL, "slabs of the device that the worker has made and not freed" },
@@ -148,7 +144,8 @@ static void put_device(const struct metric *metric, const struct stat_row *row)
 static void put_metric(const struct stat_job *job, const struct stat_worker *worker, const void *context)
 {
     const struct metric *metric = context;
-    bool is_pair = metric >= of_pairs && metric < of_pairs + sizeof(of_pairs) / sizeof(of_pairs[0]);
+    bool is_pair = metric->make == stat_ring_row || metric->make == peer_row || metric->make == stat_loan_row ||
+                   metric->make == stat_held_row;
     struct stat_row row;
 
     for (int i = 0, made = STAT_SKIP; made != STAT_END; i++) {
@@ -164,15 +161,13 @@ static void put_metric(const struct stat_job *job, const struct stat_worker *wor
     }
 }
 
-static void put_metrics(const struct stat_jobs *jobs, const struct metric *metrics, size_t count)
+static void put_samples(const struct stat_jobs *jobs, const struct metric *metric)
 {
-    for (size_t i = 0; i < count; i++) {
-        size_t length = strlen(metrics[i].name);
-        bool is_counter = length > 6 && strcmp(metrics[i].name + length - 6, "_total") == 0;
+    size_t length = strlen(metric->name);
+    bool is_counter = length > 6 && strcmp(metric->name + length - 6, "_total") == 0;
 
-        put_head(metrics[i].name, is_counter ? "counter" : "gauge", metrics[i].help);
-        each_worker(jobs, put_metric, &metrics[i]);
-    }
+    put_head(metric->name, is_counter ? "counter" : "gauge", metric->help);
+    each_worker(jobs, put_metric, metric);
 }
 
 /* Two of them are levels and not counters. */
@@ -182,7 +177,7 @@ static void put_counter(const struct stat_jobs *jobs, const char *counter, const
     char name[64];
 
     snprintf(name, sizeof(name), "%s%s", counter, is_level ? "" : "_total");
-    put_metrics(jobs, &(struct metric){ name, stat_counter_row, counter, NULL, help }, 1);
+    put_samples(jobs, &(struct metric){ name, stat_counter_row, counter, NULL, help });
 }
 
 /* ---- Histograms --------------------------------------------------------------------------------- */
@@ -242,9 +237,8 @@ static void put_hists(const struct stat_job *job, const struct stat_worker *work
 
 static void put_all(const struct stat_jobs *jobs)
 {
-    put_metrics(jobs, of_workers, sizeof(of_workers) / sizeof(of_workers[0]));
-    put_metrics(jobs, of_pairs, sizeof(of_pairs) / sizeof(of_pairs[0]));
-    put_metrics(jobs, of_devices, sizeof(of_devices) / sizeof(of_devices[0]));
+    for (size_t i = 0; i < sizeof(metrics) / sizeof(metrics[0]); i++)
+        put_samples(jobs, &metrics[i]);
     put_head("call_seconds", "histogram", "calls that the worker measured, of each function of peer, and their legs");
     each_worker(jobs, put_hists, NULL);
 #define PUT_COUNTER(name, domain, text) put_counter(jobs, #name, text);

@@ -8,6 +8,7 @@
 
 #include <criterion/criterion.h>
 #include <dlfcn.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -300,4 +301,46 @@ int device_pins(const struct bx_request *request, struct bx_reader *args, struct
     count = devices->pins;
     pthread_mutex_unlock(&devices->lock);
     return bx_msg_put_i64(reply, count);
+}
+
+/* ---- A worker that looks at what it borrows --------------------------------------------------- */
+
+/* i64 first, an i32 tensor, i64 first again. */
+static int look_at(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    int64_t first = bx_read_i64(args);
+    struct bx_tensor *tensor = bx_read_tensor(args);
+
+    (void)reply, (void)context;
+    HARNESS_EQ(bx_tensor_device(tensor).kind, BX_CUDA);
+    HARNESS_EQ(device_wrong(tensor, (int32_t)first), 0);
+    HARNESS_EQ(bx_tensor_read_on(tensor, NULL), 0);
+    HARNESS_EQ(bx_tensor_written_on(tensor, NULL), -EROFS);
+    HARNESS_HAS(bx_error_text(), "on loan from another worker");
+    HARNESS_EQ(bx_tensor_copy_into(tensor, tensor), -EROFS);
+    harness_store(DEVICE_INDEX, (uint64_t)bx_tensor_device(tensor).index);
+    harness_store(DEVICE_READER, ((struct bxi_loan *)tensor->storage)->device->parts[0].device);
+    harness_store(DEVICE_STAGED, harness_counter(bx_request_job(request), "gpu_staged_bytes"));
+    harness_store(DEVICE_BYTES_LEFT, args->bytes - args->pos);
+    return 0;
+}
+
+int device_setup(struct bx_job *job)
+{
+    struct bx_device device;
+
+    HARNESS_EQ(bx_gpu_open(job, 0, &device), BX_E_STATE);
+    HARNESS_HAS(bx_error_text(), "call bx_job_start first");
+    return bx_register(job, "look", BX_INLINE, look_at, NULL);
+}
+
+int device_look_at(struct bx_job *job, const char *to, struct bx_tensor *tensor, int64_t first)
+{
+    struct bx_msg *args = device_msg(tensor, first);
+    int rc;
+
+    HARNESS_EQ(bx_msg_put_i64(args, first), 0);
+    rc = bx_rpc_sync(job, to, "look", args, NULL, NULL);
+    bx_msg_destroy(args);
+    return rc;
 }

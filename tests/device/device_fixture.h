@@ -60,4 +60,10 @@ void device_open_gate(uint64_t *gate);
 /* A handler: how many of this worker's threads wait for a GPU. */
 int device_pins(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context);
 
+/* A worker that looks at what it borrows: the setup of all workers, and a call that sends an i32 tensor, numbered from
+ * `first`. The borrower checks it and leaves what it saw in these values (harness_load). */
+enum device_value { DEVICE_INDEX = 0, DEVICE_STAGED, DEVICE_BYTES_LEFT, DEVICE_READER };
+int device_setup(struct bx_job *job);
+int device_look_at(struct bx_job *job, const char *to, struct bx_tensor *tensor, int64_t first);
+
 #endif

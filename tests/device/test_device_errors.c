@@ -1,15 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Refusals of device tensors, with exact codes and a sentence with advice; machines on which something is missing;
- * memory of other libraries, in and out by DLPack; a process that forks with the GPU open.
+ * a process that forks with the GPU open. Memory of other libraries: test_device_foreign.c.
  */
 #include "device_fixture.h"
 #include "tests/gpu/fake_library.h"
 
-#include "lend/dlpack_abi.h"
-
 #include <criterion/criterion.h>
-#include <dlfcn.h>
 #include <errno.h>
 #include <sched.h>
 #include <stdio.h>
@@ -18,50 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum gate { OPEN = 0, FREED, DONE };
-enum value { INDEX = 0, STAGED, BYTES_LEFT, READER };
-
-/* ---- Handlers -------------------------------------------------------------------------------- */
-
-/* i64 first, an i32 tensor, i64 first again. */
-static int look(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    int64_t first = bx_read_i64(args);
-    struct bx_tensor *tensor = bx_read_tensor(args);
-
-    (void)reply, (void)context;
-    HARNESS_EQ(bx_tensor_device(tensor).kind, BX_CUDA);
-    HARNESS_EQ(device_wrong(tensor, (int32_t)first), 0);
-    HARNESS_EQ(bx_tensor_read_on(tensor, NULL), 0);
-    HARNESS_EQ(bx_tensor_written_on(tensor, NULL), -EROFS);
-    HARNESS_HAS(bx_error_text(), "on loan from another worker");
-    HARNESS_EQ(bx_tensor_copy_into(tensor, tensor), -EROFS);
-    harness_store(INDEX, (uint64_t)bx_tensor_device(tensor).index);
-    harness_store(READER, ((struct bxi_loan *)tensor->storage)->device->parts[0].device);
-    harness_store(STAGED, harness_counter(bx_request_job(request), "gpu_staged_bytes"));
-    harness_store(BYTES_LEFT, args->bytes - args->pos);
-    return 0;
-}
-
-static int setup(struct bx_job *job)
-{
-    struct bx_device device;
-
-    HARNESS_EQ(bx_gpu_open(job, 0, &device), BX_E_STATE);
-    HARNESS_HAS(bx_error_text(), "call bx_job_start first");
-    return bx_register(job, "look", BX_INLINE, look, NULL);
-}
-
-static int send(struct bx_job *job, const char *to, struct bx_tensor *tensor, int64_t first)
-{
-    struct bx_msg *args = device_msg(tensor, first);
-    int rc;
-
-    HARNESS_EQ(bx_msg_put_i64(args, first), 0);
-    rc = bx_rpc_sync(job, to, "look", args, NULL, NULL);
-    bx_msg_destroy(args);
-    return rc;
-}
+enum gate { OPEN = 0, DONE };
 
 /* ---- Refused --------------------------------------------------------------------------------- */
 
@@ -87,7 +41,7 @@ Test(device_errors, returns_an_error_without_a_driver_and_works_on_without, .tim
 {
     device_world(DEVICE_FAKE);
     setenv("BX_CUDA_DRIVER", "/nowhere/libcuda.so.1", 1);
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { without_a_driver, NULL } });
+    harness_run(&(struct harness_world){ .size = 2, .setup = device_setup, .body = { without_a_driver, NULL } });
 }
 
 static void on_one_device(struct bx_job *job)
@@ -120,10 +74,10 @@ static void on_one_device(struct bx_job *job)
     HARNESS_EQ(bx_tensor_copy(NULL, tensor, &host), -EINVAL);
     HARNESS_EQ(bx_tensor_written_on(host, NULL), -EINVAL);
     HARNESS_EQ(bx_tensor_read_on(host, NULL), -EINVAL);
-    HARNESS_EQ(send(job, "worker1", tensor, 1), -ENODEV);
+    HARNESS_EQ(device_look_at(job, "worker1", tensor, 1), -ENODEV);
     HARNESS_HAS(bx_error_text(), "worker 'worker1' has no GPU open");
     HARNESS_HAS(bx_error_text(), "call bx_gpu_open there");
-    HARNESS_EQ(send(job, "worker0", tensor, 1), 0);
+    HARNESS_EQ(device_look_at(job, "worker0", tensor, 1), 0);
     bx_tensor_release(view);
     bx_tensor_release(host);
 
@@ -142,7 +96,7 @@ static void on_one_device(struct bx_job *job)
 Test(device_errors, fail_with_a_code_and_advice, .timeout = 60)
 {
     device_world(DEVICE_FAKE);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { on_one_device, NULL } });
+    device_run(&(struct harness_world){ .size = 2, .setup = device_setup, .body = { on_one_device, NULL } });
 }
 
 /* A tensor of a job that has ended, sent by the next job of the same process. */
@@ -158,10 +112,10 @@ static void sends_what_is_over(struct bx_job *job)
     HARNESS_EQ(bx_job_shutdown(job, 0), 0);
     bx_job_destroy(job);
     HARNESS_EQ(bx_job_create(&options, &job), 0);
-    HARNESS_EQ(setup(job), 0);
+    HARNESS_EQ(device_setup(job), 0);
     HARNESS_EQ(bx_job_start(job), 0);
     mine = device_numbers(job, device_open(job, 0), 10, 1);
-    HARNESS_EQ(send(job, "a", old, 1), BX_E_SHUTDOWN);
+    HARNESS_EQ(device_look_at(job, "a", old, 1), BX_E_SHUTDOWN);
     HARNESS_HAS(bx_error_text(), "has shut down");
     bx_tensor_release(old);
     bx_tensor_release(mine);
@@ -172,7 +126,7 @@ static void sends_what_is_over(struct bx_job *job)
 Test(device_errors, does_not_lend_a_tensor_of_a_former_job, .timeout = 60)
 {
     device_world(DEVICE_ANY);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup,
+    device_run(&(struct harness_world){ .size = 2, .setup = device_setup,
                .body = { sends_what_is_over, sends_what_is_over } });
 }
 
@@ -202,14 +156,14 @@ static void forks(struct bx_job *job)
     pthread_mutex_unlock(&bxi_devices_of(job)->lock);
     HARNESS_EQ(waitpid(child, &status, 0), child);
     HARNESS_EQ(status, 0);
-    HARNESS_EQ(send(job, "worker0", tensor, 1), 0);
+    HARNESS_EQ(device_look_at(job, "worker0", tensor, 1), 0);
     bx_tensor_release(tensor);
 }
 
 Test(device_errors, gives_errors_to_a_child_of_a_fork, .timeout = 60)
 {
     device_world(DEVICE_ANY);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { forks, NULL } });
+    device_run(&(struct harness_world){ .size = 2, .setup = device_setup, .body = { forks, NULL } });
 }
 
 /* ---- Several devices -------------------------------------------------------------------------- */
@@ -222,10 +176,10 @@ static void uses_two(struct bx_job *job)
     HARNESS_EQ(bx_tensor_device(tensor).index, 1);
     HARNESS_CHECK(bx_gpu_stream(job, first) != bx_gpu_stream(job, second));
     harness_await(OPEN, 1);
-    HARNESS_EQ(send(job, "worker0", tensor, 4), 0);
-    HARNESS_EQ(harness_load(INDEX), 1);
-    HARNESS_EQ(send(job, "worker1", tensor, 4), 0);
-    HARNESS_EQ(harness_load(INDEX), 0);         /* its ordinal there */
+    HARNESS_EQ(device_look_at(job, "worker0", tensor, 4), 0);
+    HARNESS_EQ(harness_load(DEVICE_INDEX), 1);
+    HARNESS_EQ(device_look_at(job, "worker1", tensor, 4), 0);
+    HARNESS_EQ(harness_load(DEVICE_INDEX), 0);         /* its ordinal there */
     bx_tensor_release(tensor);
 }
 
@@ -240,7 +194,7 @@ static void sees_them_the_other_way_round(struct bx_job *job)
 Test(device_errors, identifies_devices_by_uuid_and_not_by_ordinal, .timeout = 60)
 {
     device_world(DEVICE_FAKE);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup,
+    device_run(&(struct harness_world){ .size = 2, .setup = device_setup,
                .body = { uses_two, sees_them_the_other_way_round } });
 }
 
@@ -251,12 +205,12 @@ static void lends_to_another_device(struct bx_job *job)
 
     harness_await(OPEN, 1);
     for (int i = 0; i < 3; i++) {
-        HARNESS_EQ(send(job, "worker1", tensor, 4), 0);
-        HARNESS_EQ(harness_load(BYTES_LEFT), 8);
+        HARNESS_EQ(device_look_at(job, "worker1", tensor, 4), 0);
+        HARNESS_EQ(harness_load(DEVICE_BYTES_LEFT), 8);
     }
     HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), before + 3 * 4000);
-    HARNESS_EQ(harness_load(STAGED), 6 * 4000);         /* in, and out again in the handler */
-    HARNESS_EQ(harness_load(INDEX), 1);
+    HARNESS_EQ(harness_load(DEVICE_STAGED), 6 * 4000);         /* in, and out again in the handler */
+    HARNESS_EQ(harness_load(DEVICE_INDEX), 1);
     bx_tensor_release(tensor);
 }
 
@@ -271,7 +225,7 @@ Test(device_errors, stages_between_devices_without_peer_access, .timeout = 60)
 {
     device_world(DEVICE_FAKE);
     setenv("FAKE_CUDA_NO_PEER", "all", 1);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup,
+    device_run(&(struct harness_world){ .size = 2, .setup = device_setup,
                .body = { lends_to_another_device, has_another_device } });
 }
 
@@ -293,12 +247,12 @@ static void lends_to_a_hidden_one(struct bx_job *job)
     uint64_t before, staged;
     struct bx_tensor *tensor = numbers_on_first_of(job, "0", &before);
 
-    HARNESS_EQ(send(job, "worker1", tensor, 4), 0);
+    HARNESS_EQ(device_look_at(job, "worker1", tensor, 4), 0);
     HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), before + 4000);    /* the borrower has not tried yet */
     do {
         staged = harness_counter(job, "gpu_staged_bytes");
-        HARNESS_EQ(send(job, "worker1", tensor, 4), 0);
-        HARNESS_EQ(harness_load(BYTES_LEFT), 8);
+        HARNESS_EQ(device_look_at(job, "worker1", tensor, 4), 0);
+        HARNESS_EQ(harness_load(DEVICE_BYTES_LEFT), 8);
         if (getenv("FAKE_CUDA_NO_PEER") != NULL && staged == before + 10 * 4000)
             break;                              /* it is staged every time */
     } while (harness_counter(job, "gpu_staged_bytes") != staged);
@@ -318,7 +272,7 @@ Test(device_errors, stages_to_a_hidden_device_until_the_borrower_has_tried, .tim
 {
     device_world(DEVICE_FAKE);
     fake_skip_under("FAKE_CUDA_NO_VMM", "the borrower has tried a handle when it opened its device");
-    device_run(&(struct harness_world){ .size = 2, .setup = setup,
+    device_run(&(struct harness_world){ .size = 2, .setup = device_setup,
                .body = { lends_to_a_hidden_one, is_a_hidden_one } });
 }
 
@@ -326,7 +280,7 @@ Test(device_errors, stages_to_a_hidden_device_without_peer_access_and_loses_noth
 {
     device_world(DEVICE_FAKE);
     setenv("FAKE_CUDA_NO_PEER", "all", 1);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup,
+    device_run(&(struct harness_world){ .size = 2, .setup = device_setup,
                .body = { lends_to_a_hidden_one, is_a_hidden_one } });
 }
 
@@ -337,8 +291,8 @@ static void lends_to_one_of_two(struct bx_job *job)
     struct bx_tensor *tensor = numbers_on_first_of(job, "0,1", &before);
 
     for (int i = 0; i < 5; i++) {
-        HARNESS_EQ(send(job, "worker1", tensor, 4), 0);
-        HARNESS_EQ(harness_load(READER), 1);
+        HARNESS_EQ(device_look_at(job, "worker1", tensor, 4), 0);
+        HARNESS_EQ(harness_load(DEVICE_READER), 1);
     }
     HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), before);
     bx_tensor_release(tensor);
@@ -359,7 +313,7 @@ Test(device_errors, maps_a_hidden_device_on_the_one_of_several_with_peer_access,
     device_world(DEVICE_FAKE);
     setenv("FAKE_CUDA_DEVICES", "3", 1);
     setenv("FAKE_CUDA_NO_PEER", "0-2", 1);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup,
+    device_run(&(struct harness_world){ .size = 2, .setup = device_setup,
                .body = { lends_to_one_of_two, has_one_of_two } });
 }
 
@@ -370,7 +324,7 @@ static void lends_unseen(struct bx_job *job)
     struct bx_tensor *tensor = numbers_on_first_of(job, "0", &before);
 
     for (int i = 0; i < 20; i++)
-        HARNESS_EQ(send(job, "worker1", tensor, 4), 0);
+        HARNESS_EQ(device_look_at(job, "worker1", tensor, 4), 0);
     HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), before + 4000);   /* only the first is staged */
     bx_tensor_release(tensor);
 }
@@ -387,7 +341,7 @@ static void sees_both(struct bx_job *job)
 Test(device_errors, stages_once_to_a_hidden_device_whose_worker_sees_the_senders, .timeout = 60)
 {
     device_world(DEVICE_FAKE);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { lends_unseen, sees_both } });
+    device_run(&(struct harness_world){ .size = 2, .setup = device_setup, .body = { lends_unseen, sees_both } });
 }
 
 /* Sends a view whose elements are numbered from `first`; it arrives contiguous. */
@@ -396,8 +350,8 @@ static void send_view(struct bx_job *job, struct bx_tensor *view, int32_t first)
     uint64_t staged = harness_counter(job, "gpu_staged_bytes"), copied = harness_counter(job, "tensor_bytes_copied");
     uint64_t bytes = (uint64_t)bx_tensor_bytes(view);
 
-    HARNESS_EQ(send(job, "worker1", view, first), 0);
-    HARNESS_EQ(harness_load(BYTES_LEFT), 8);
+    HARNESS_EQ(device_look_at(job, "worker1", view, first), 0);
+    HARNESS_EQ(harness_load(DEVICE_BYTES_LEFT), 8);
     HARNESS_EQ(harness_counter(job, "tensor_bytes_copied"), copied + bytes);
     HARNESS_CHECK(harness_counter(job, "gpu_staged_bytes") >= staged + bytes);
 }
@@ -445,7 +399,7 @@ Test(device_errors, packs_views_that_are_staged, .timeout = 60)
 {
     device_world(DEVICE_FAKE);
     setenv("FAKE_CUDA_NO_PEER", "all", 1);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup,
+    device_run(&(struct harness_world){ .size = 2, .setup = device_setup,
                .body = { lends_views_to_another_device, has_another_device } });
 }
 
@@ -455,9 +409,9 @@ static void lends_on_the_second(struct bx_job *job)
     uint64_t before = harness_counter(job, "gpu_staged_bytes");
 
     harness_await(OPEN, 1);
-    HARNESS_EQ(send(job, "worker1", tensor, 4), 0);
+    HARNESS_EQ(device_look_at(job, "worker1", tensor, 4), 0);
     HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), before);
-    HARNESS_EQ(harness_load(INDEX), 1);
+    HARNESS_EQ(harness_load(DEVICE_INDEX), 1);
     bx_tensor_release(tensor);
 }
 
@@ -473,7 +427,7 @@ Test(device_errors, maps_on_the_device_that_both_use, .timeout = 60)
 {
     device_world(DEVICE_FAKE);
     setenv("FAKE_CUDA_NO_PEER", "all", 1);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { lends_on_the_second, has_both } });
+    device_run(&(struct harness_world){ .size = 2, .setup = device_setup, .body = { lends_on_the_second, has_both } });
 }
 
 /* Of two devices there the first has no peer access to the tensor's, and the second has. */
@@ -483,10 +437,10 @@ static void lends_to_the_second(struct bx_job *job)
     uint64_t before = harness_counter(job, "gpu_staged_bytes");
 
     harness_await(OPEN, 1);
-    HARNESS_EQ(send(job, "worker1", tensor, 4), 0);
+    HARNESS_EQ(device_look_at(job, "worker1", tensor, 4), 0);
     HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), before);
-    HARNESS_EQ(harness_load(INDEX), 0);
-    HARNESS_EQ(harness_load(READER), 1);        /* the second that was opened there */
+    HARNESS_EQ(harness_load(DEVICE_INDEX), 0);
+    HARNESS_EQ(harness_load(DEVICE_READER), 1);        /* the second that was opened there */
     bx_tensor_release(tensor);
 }
 
@@ -503,7 +457,7 @@ Test(device_errors, maps_on_the_one_of_several_devices_with_peer_access, .timeou
     device_world(DEVICE_FAKE);
     setenv("FAKE_CUDA_DEVICES", "3", 1);
     setenv("FAKE_CUDA_NO_PEER", "0-1", 1);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup,
+    device_run(&(struct harness_world){ .size = 2, .setup = device_setup,
                .body = { lends_to_the_second, has_one_that_reaches } });
 }
 
@@ -522,7 +476,7 @@ static void lends_by_handle(struct bx_job *job)
     harness_post(OPEN);
     harness_await(OPEN, 2);
     before = harness_counter(job, "gpu_staged_bytes");
-    HARNESS_EQ(send(job, is_first ? "worker1" : "worker0", tensor, 4), 0);
+    HARNESS_EQ(device_look_at(job, is_first ? "worker1" : "worker0", tensor, 4), 0);
     HARNESS_CHECK(harness_counter(job, "gpu_staged_bytes") >= before + 4000);
     HARNESS_EQ(harness_counter(job, "gpu_slabs_opened"), 0);
     bx_tensor_release(tensor);
@@ -533,248 +487,6 @@ Test(device_errors, stages_from_the_first_loan_on_where_no_handle_can_be_opened,
     device_world(DEVICE_FAKE);
     setenv("BX_GPU_EXPORT", "handle", 1);
     setenv("FAKE_CUDA_OPEN_205", "1", 1);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { lends_by_handle, lends_by_handle } });
-}
-
-/* ---- Memory of other libraries ---------------------------------------------------------------- */
-
-struct foreign {
-    struct bxi_dl_managed managed;
-    int64_t shape[1];
-    unsigned long long base;
-    int ends;
-};
-
-static void end_foreign(struct bxi_dl_managed *self)
-{
-    ((struct foreign *)(void *)self)->ends++;
-    harness_post(FREED);
-}
-
-/* 100 elements from `offset` on of an allocation made without this library. */
-static struct foreign *make_foreign(struct bx_job *job, const char *allocator, int64_t offset)
-{
-    struct bxi_gpu_device *device = bxi_devices_of(job)->open[0].device;
-    unsigned (*allocate)(unsigned long long *address, size_t bytes, void *stream) = NULL;
-    struct foreign *foreign = calloc(1, sizeof *foreign);
-    void *symbol = dlsym(device->gpu->cu.library, allocator);
-
-    HARNESS_CHECK(foreign != NULL && symbol != NULL);
-    memcpy(&allocate, &symbol, sizeof symbol);
-    HARNESS_EQ(bxi_gpu_enter(device), 0);
-    HARNESS_EQ(allocate(&foreign->base, 1 << 20, (void *)1), CUDA_SUCCESS);
-    bxi_gpu_leave(device);
-    foreign->shape[0] = 100;
-    foreign->managed.tensor = (struct bxi_dl_tensor){
-        .data = (void *)(uintptr_t)foreign->base, .device_type = BXI_DL_CUDA, .ndim = 1,
-        .dtype = { .code = 0, .bits = 32, .lanes = 1 }, .shape = foreign->shape,
-        .byte_offset = (uint64_t)offset,
-    };
-    foreign->managed.deleter = end_foreign;
-    return foreign;
-}
-
-static int take(struct foreign *foreign, struct bx_tensor **tensor)
-{
-    return bx_tensor_from_dlpack((struct DLManagedTensor *)(void *)&foreign->managed, -1, tensor);
-}
-
-static void wraps(struct bx_job *job)
-{
-    struct foreign *foreign, *odd;
-    struct bx_tensor *tensor = NULL, *none = NULL;
-
-    device_open(job, 0);
-    harness_await(OPEN, 1);
-    foreign = make_foreign(job, "cuMemAlloc_v2", 4096);
-    HARNESS_EQ(take(foreign, &tensor), 0);
-    HARNESS_CHECK((uintptr_t)bx_tensor_data(tensor) == foreign->base + 4096);
-    HARNESS_EQ(bx_tensor_device(tensor).kind, BX_CUDA);
-    device_put_numbers(tensor, 8);
-    HARNESS_EQ(send(job, "worker1", tensor, 8), 0);
-    HARNESS_EQ(harness_counter(job, "tensor_bytes_copied"), 0);
-    HARNESS_EQ(foreign->ends, 0);
-    bx_tensor_release(tensor);
-    HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
-    while (harness_gate(FREED) == 0) {          /* when worker 1 has closed it */
-        bxi_devices_poll(job);
-        sched_yield();
-    }
-    HARNESS_EQ(foreign->ends, 1);
-
-    odd = make_foreign(job, "cuMemAlloc_v2", 4098);
-    HARNESS_EQ(take(odd, &none), -EINVAL);
-    HARNESS_HAS(bx_error_text(), "not a multiple of the 4 bytes");
-    odd->managed.tensor.byte_offset = 4096;
-    odd->managed.tensor.device_id = 1;
-    HARNESS_EQ(take(odd, &none), -ENODEV);
-    odd->managed.tensor.device_id = 0;
-    odd->shape[0] = 1 << 20;
-    HARNESS_EQ(take(odd, &none), -EINVAL);
-    HARNESS_EQ(odd->ends, 0);
-    harness_post(DONE);
-}
-
-/* With descriptors no handle is tried before the first foreign memory is lent: that loan fails. */
-static void lends_foreign_memory(struct bx_job *job)
-{
-    struct bx_tensor *own = device_numbers(job, device_open(job, 0), 100, 8), *tensor = NULL;
-    uint64_t before;
-
-    harness_await(OPEN, 1);
-    HARNESS_EQ(take(make_foreign(job, "cuMemAlloc_v2", 4096), &tensor), 0);
-    device_put_numbers(tensor, 8);
-    before = harness_counter(job, "gpu_staged_bytes");
-    HARNESS_EQ(send(job, "worker1", tensor, 8), -EXDEV);
-    HARNESS_HAS(bx_error_text(), "what it lends is staged through host memory");
-    HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), before);
-    HARNESS_EQ(send(job, "worker1", tensor, 8), 0);
-    HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), before + 400);
-    HARNESS_EQ(send(job, "worker1", own, 8), 0);
-    HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), before + 400);     /* the pool has descriptors */
-    bx_tensor_release(own);
-    bx_tensor_release(tensor);
-    HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
-    harness_post(DONE);
-}
-
-static void polls(struct bx_job *job)
-{
-    device_open(job, 0);
-    harness_post(OPEN);
-    while (harness_gate(DONE) == 0) {
-        bxi_devices_poll(job);
-        sched_yield();
-    }
-}
-
-Test(device_errors, stages_foreign_memory_alone_after_its_handle_could_not_be_opened, .timeout = 60)
-{
-    device_world(DEVICE_FAKE);
-    fake_skip_under("FAKE_CUDA_NO_VMM", "the pool is exported by handles too");
-    setenv("FAKE_CUDA_OPEN_205", "1", 1);
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { lends_foreign_memory, polls } });
-}
-
-Test(device_errors, wraps_foreign_memory_and_calls_back_when_no_borrower_reads_it, .timeout = 60)
-{
-    device_world(DEVICE_ANY);
-    fake_skip_under("FAKE_CUDA_OPEN_205", "foreign memory is lent by its handle");
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { wraps, polls } });
-}
-
-/* A tensor without elements may have no address, as DLPack allows. */
-static void takes_nothing(struct bx_job *job)
-{
-    struct foreign foreign = { .shape = { 0 } };
-    struct bx_tensor *tensor = NULL;
-
-    foreign.managed.deleter = end_foreign;
-    foreign.managed.tensor = (struct bxi_dl_tensor){
-        .device_type = BXI_DL_CUDA, .ndim = 1, .dtype = { .code = 0, .bits = 32, .lanes = 1 },
-        .shape = foreign.shape,
-    };
-    device_open(job, 0);
-    harness_await(OPEN, 1);
-    HARNESS_EQ(take(&foreign, &tensor), 0);
-    HARNESS_EQ(bx_tensor_device(tensor).kind, BX_CUDA);
-    HARNESS_EQ(bx_tensor_elements(tensor), 0);
-    HARNESS_EQ(send(job, "worker1", tensor, 1), 0);
-    HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
-    HARNESS_EQ(foreign.ends, 0);
-    bx_tensor_release(tensor);
-    HARNESS_EQ(foreign.ends, 1);
-    foreign.managed.tensor.device_id = 1;
-    HARNESS_EQ(take(&foreign, &tensor), -ENODEV);
-    foreign.managed.tensor.device_id = 0;
-    foreign.shape[0] = 1;
-    HARNESS_EQ(take(&foreign, &tensor), -EINVAL);
-    HARNESS_EQ(foreign.ends, 1);
-}
-
-static void has_the_same(struct bx_job *job)
-{
-    device_open(job, 0);
-    harness_post(OPEN);
-    HARNESS_EQ(bx_job_serve(job), 0);
-}
-
-Test(device_errors, wraps_a_tensor_without_elements_or_address, .timeout = 60)
-{
-    device_world(DEVICE_ANY);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { takes_nothing, has_the_same } });
-}
-
-static void refuses_pools(struct bx_job *job)
-{
-    static const struct {
-        const char *allocator, *says;
-    } kinds[] = {
-        { "cuMemAllocAsync", "cudaMallocAsync" },
-        { "cuMemAllocManaged", "cudaMallocManaged" },
-        { "bx_fake_vmm_alloc", "cuMemCreate" },
-    };
-    struct bx_tensor *tensor = NULL;
-
-    device_open(job, 0);
-    for (int i = 0; i < 3; i++) {
-        struct foreign *foreign = make_foreign(job, kinds[i].allocator, 0);
-
-        HARNESS_EQ(take(foreign, &tensor), -EOPNOTSUPP);
-        HARNESS_HAS(bx_error_text(), kinds[i].says);
-        HARNESS_HAS(bx_error_text(), "copy it to a tensor of the job's");
-        HARNESS_EQ(foreign->ends, 0);
-    }
-}
-
-Test(device_errors, refuses_memory_that_cannot_be_exported, .timeout = 60)
-{
-    device_world(DEVICE_FAKE);
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { refuses_pools, NULL } });
-}
-
-static void goes_out(struct bx_job *job)
-{
-    struct bx_device device = device_open(job, 0);
-    struct bx_tensor *tensor = device_numbers(job, device, 12, 1), *view = NULL, *again = NULL;
-    struct DLManagedTensor *out = NULL;
-    struct bxi_dl_managed *managed;
-
-    HARNESS_EQ(bx_tensor_slice(tensor, 0, 2, 12, 3, &view), 0);
-    HARNESS_EQ(bx_tensor_to_dlpack(view, -1, &out), 0);
-    bx_tensor_release(view);
-    managed = (struct bxi_dl_managed *)(void *)out;
-    HARNESS_EQ(managed->tensor.device_type, BXI_DL_CUDA);
-    HARNESS_EQ(managed->tensor.device_id, 0);
-    HARNESS_EQ(managed->tensor.ndim, 1);
-    HARNESS_EQ(managed->tensor.shape[0], 4);
-    HARNESS_EQ(managed->tensor.strides[0], 3);
-    HARNESS_CHECK((uintptr_t)managed->tensor.data + managed->tensor.byte_offset ==
-                  (uintptr_t)bx_tensor_data(tensor) + 8);
-    /* Back in: the memory is the pool's, which needs no wrapping. */
-    HARNESS_EQ(bx_tensor_from_dlpack(out, -1, &again), -EINVAL);
-    HARNESS_HAS(bx_error_text(), "part of this worker's own pool");
-    bx_tensor_release(tensor);
-    HARNESS_CHECK(harness_counter(job, "gpu_bytes_used") > 0);
-    managed->deleter(managed);
-}
-
-Test(device_errors, exports_by_dlpack_without_a_copy, .timeout = 60)
-{
-    device_world(DEVICE_ANY);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { goes_out, NULL } });
-}
-
-/* Memory of a device that no job has open cannot be wrapped. */
-Test(device_errors, wraps_nothing_without_an_open_device, .timeout = 60)
-{
-    struct foreign foreign = { .shape = { 100 } };
-    struct bx_tensor *tensor = NULL;
-
-    foreign.managed.tensor = (struct bxi_dl_tensor){
-        .data = (void *)4096, .device_type = BXI_DL_CUDA, .ndim = 1,
-        .dtype = { .code = 0, .bits = 32, .lanes = 1 }, .shape = foreign.shape,
-    };
-    cr_assert_eq(take(&foreign, &tensor), -ENODEV);
-    cr_assert_not_null(strstr(bx_error_text(), "call bx_gpu_open"));
+    device_run(&(struct harness_world){ .size = 2, .setup = device_setup,
+                                        .body = { lends_by_handle, lends_by_handle } });
 }

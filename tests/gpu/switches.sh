@@ -24,7 +24,8 @@ set -u
 cd "${BX_SOURCE_DIR:?}" || exit 1
 : "${BX_BUILD_DIR:?}"
 export BX_TEST_LIMIT_S="${BX_TEST_LIMIT_S:-110}"
-handles='device|device_errors|device_map|device_order|device_passed|gpu_death|gpu_devices|gpu_share|gpu_slab'
+handles='device|device_errors|device_foreign|device_map|device_order|device_passed|gpu_death|gpu_devices'
+handles="$handles|gpu_share|gpu_slab"
 deaths='device_death|device_passed|gpu_abandon|gpu_blocking|gpu_death|gpu_gate'
 words='device_death|device_order|gpu_abandon|gpu_blocking|gpu_capture|gpu_death|gpu_gate|gpu_load|gpu_probe|gpu_share'
 descriptors='gpu_door|gpu_export|gpu_vmm'
@@ -68,7 +69,7 @@ few | all)
     each 'gpu_death|gpu_share' "$words|$descriptors" CUDA_DEVICE_MAX_CONNECTIONS=4
     each 'device_death|gpu_abandon|gpu_blocking|gpu_death|gpu_gate' "$most|$descriptors" FAKE_CUDA_BLOCKING=1
     each 'device_map|gpu_slab' "$handles" FAKE_CUDA_SAME_OPEN=1
-    each 'device_errors|device_passed|gpu_export|gpu_slab' "$handles|$descriptors" FAKE_CUDA_OPEN_205=1
+    each 'device_errors|device_foreign|device_passed|gpu_export|gpu_slab' "$handles|$descriptors" FAKE_CUDA_OPEN_205=1
     each 'device_death|gpu_death' "$deaths" FAKE_CUDA_DROP_DEAD=1 FAKE_CUDA_NO_VMM=1
     each 'device_map|device_passed|gpu_share|gpu_slab' "$most" FAKE_CUDA_NO_VMM=1
     # Words of the switches on purpose.

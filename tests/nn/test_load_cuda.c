@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * How lib/nn finds NVRTC's builtins and passes over libraries that are too new for the driver; on the tests' driver and
- * its NVRTC. That NVRTC opens its builtins by name only where FAKE_NVRTC_BUILTINS is set, and the dynamic linker does
- * not find them.
+ * What lib/nn loads: errors if a device or a library is missing, how it finds NVRTC's builtins, and that it passes over
+ * libraries that are too new for the driver; mostly on the tests' driver and its NVRTC. That NVRTC opens its builtins
+ * by name only where FAKE_NVRTC_BUILTINS is set, and the dynamic linker does not find them.
  */
 #include "boxcar_cuda.h"
 #include "tests/device/device_fixture.h"
@@ -33,6 +33,14 @@ static void opens(void)
     cr_assert_eq(bx_cuda_open(0, &cuda), 0, "%s", bx_error_text());
     bx_cuda_close(cuda);
     cuda = NULL;
+}
+
+/* All that the device took is given back. */
+static void closes(void)
+{
+    bx_cuda_close(cuda);
+    if (!device_is_real())
+        cr_assert_eq(device_figure("used", 0), 0, "something was not given back");
 }
 
 static void want_builtins(void)
@@ -153,4 +161,99 @@ Test(load_cuda, libraries_newer_than_the_driver_are_not_tried)
     setenv("FAKE_CUDA_VERSION", "11080", 1);
     cr_expect_eq(bx_cuda_open(0, &cuda), -ENOTSUP);
     expect_text("no NVRTC: libnvrtc.so.11.2: ");
+}
+
+/* ---- Missing devices and libraries ------------------------------------------------------------------ */
+
+Test(load_cuda, a_device_that_does_not_exist_is_refused)
+{
+    int count;
+
+    device_world(DEVICE_ANY);
+    count = bx_cuda_count();
+    cr_assert_gt(count, 0);
+    cr_assert_eq(bx_cuda_open(count, &cuda), -ENODEV);
+    expect_text("there is no device");
+    cr_assert_eq(bx_cuda_open(-1, &cuda), -ENODEV);
+    cr_assert_eq(bx_cuda_open(0, NULL), -EINVAL);
+    cr_assert_eq(bx_cuda_wait(NULL), -EINVAL);
+    expect_text("bx_cuda_wait was given no device");
+    bx_cuda_close(NULL);
+}
+
+Test(load_cuda, without_a_driver_or_nvrtc_no_device_is_opened)
+{
+    device_world(DEVICE_ANY);
+    setenv("BX_NVRTC", "/nonexistent/libnvrtc.so", 1);
+    cr_assert_eq(bx_cuda_open(0, &cuda), -ENOTSUP);
+    expect_text("no NVRTC, where BX_NVRTC names it: /nonexistent/libnvrtc.so");
+    setenv("BX_NVRTC", "libm.so.6", 1);
+    cr_assert_eq(bx_cuda_open(0, &cuda), -ENOTSUP);
+    expect_text("libm.so.6 has no function nvrtcVersion");
+    setenv("BX_CUDA_DRIVER", "/nonexistent/libcuda.so", 1);
+    cr_assert_eq(bx_cuda_open(0, &cuda), -ENODEV);
+    expect_text("no CUDA driver, where BX_CUDA_DRIVER names it: /nonexistent/libcuda.so");
+    cr_assert_eq(bx_cuda_count(), -ENODEV);
+    setenv("BX_CUDA_DRIVER", "libm.so.6", 1);
+    cr_assert_eq(bx_cuda_open(0, &cuda), -ENODEV);
+    expect_text("libm.so.6 has no function cuInit");
+    cr_assert_null(cuda);
+}
+
+/* The device is opened without them. */
+Test(load_cuda, without_cublas_or_cudnn_no_net_is_made)
+{
+    struct bx_net_options options = { 0 };
+    const char *cublas;
+    struct bx_net *net = NULL;
+
+    device_world(DEVICE_ANY);
+    cublas = getenv("BX_CUBLAS");
+    cublas = cublas == NULL ? NULL : strdup(cublas);
+    setenv("BX_CUBLAS", "/nonexistent/libcublas.so", 1);
+    cr_assert_eq(bx_cuda_open(0, &cuda), 0, "%s", bx_error_text());
+    options.cuda = cuda;
+    cr_assert_eq(bx_net_create(&options, &net), -ENOTSUP);
+    expect_text("no cuBLAS, where BX_CUBLAS names it: /nonexistent/libcublas.so");
+    if (cublas == NULL)
+        unsetenv("BX_CUBLAS");
+    else
+        setenv("BX_CUBLAS", cublas, 1);
+    setenv("BX_CUDNN", "/nonexistent/libcudnn.so", 1);
+    cr_assert_eq(bx_net_create(&options, &net), -ENOTSUP);
+    expect_text("no cuDNN, where BX_CUDNN names it: /nonexistent/libcudnn.so");
+    setenv("BX_CUDNN", "libm.so.6", 1);
+    cr_assert_eq(bx_net_create(&options, &net), -ENOTSUP);
+    expect_text("libm.so.6 has no function cudnnGetVersion: it is too old");
+    cr_assert_null(net);
+    free((char *)cublas);
+    closes();
+}
+
+/* The file names that are tried without environment variables. */
+Test(load_cuda, a_library_that_is_not_installed_is_told_with_what_to_do)
+{
+    struct bx_net *net = NULL;
+
+    device_world(DEVICE_ANY);
+    unsetenv("BX_CUDNN");
+    if (dlopen("libcudnn.so.9", RTLD_LAZY) != NULL || dlopen("libcudnn.so.8", RTLD_LAZY) != NULL)
+        cr_skip_test("cuDNN is installed here");
+    cr_assert_eq(bx_cuda_open(0, &cuda), 0, "%s", bx_error_text());
+    cr_assert_eq(bx_net_create(&(struct bx_net_options){ .cuda = cuda }, &net), -ENOTSUP);
+    expect_text("no cuDNN: libcudnn.so.9:");
+    expect_text("LD_LIBRARY_PATH");
+    closes();
+}
+
+Test(load_cuda, an_nvrtc_that_does_not_know_the_device_is_too_old)
+{
+    device_world(DEVICE_ANY);
+    if (device_is_real())
+        cr_skip_test("only the tests' NVRTC can be told to be old");
+    setenv("FAKE_NVRTC_NEWEST", "86", 1);
+    cr_assert_eq(bx_cuda_open(0, &cuda), -ENOTSUP);
+    expect_text("NVRTC 12.4 does not know device 0");
+    expect_text("sm_90");
+    cr_assert_eq(device_figure("used", 0), 0);
 }

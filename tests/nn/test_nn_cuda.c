@@ -2,7 +2,7 @@
 /*
  * lib/nn on a GPU, or on the tests' driver (device_fixture.h), which fills new memory with NaN and delays its streams:
  * the tests of every backend (nn_cases.h), loss and optimizer with the CPU's bits, the caller's own kernels, memory,
- * order, and the errors if a library or a device is missing.
+ * and order. test_load_cuda.c has what is missing or too old.
  */
 #include "boxcar_cuda.h"
 #include "tests/device/device_fixture.h"
@@ -10,7 +10,6 @@
 #include "tests/harness/twin.h"
 
 #include <criterion/criterion.h>
-#include <dlfcn.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -630,100 +629,7 @@ GPU_TEST(a_text_that_does_not_compile_is_told_with_its_line)
     cr_assert_eq(bx_kernels_create(NULL, "bias.cu", BIAS, &kernels), -EINVAL);
 }
 
-/* ---- Missing devices and libraries ------------------------------------------------------------------ */
-
-Test(nn_cuda, a_device_that_does_not_exist_is_refused, .timeout = LIMIT_S)
-{
-    int count;
-
-    choose_driver();
-    count = bx_cuda_count();
-    cr_assert_gt(count, 0);
-    cr_assert_eq(bx_cuda_open(count, &cuda), -ENODEV);
-    expect_text("there is no device");
-    cr_assert_eq(bx_cuda_open(-1, &cuda), -ENODEV);
-    cr_assert_eq(bx_cuda_open(0, NULL), -EINVAL);
-    cr_assert_eq(bx_cuda_wait(NULL), -EINVAL);
-    expect_text("bx_cuda_wait was given no device");
-    bx_cuda_close(NULL);
-}
-
-Test(nn_cuda, without_a_driver_or_nvrtc_no_device_is_opened, .timeout = LIMIT_S)
-{
-    choose_driver();
-    setenv("BX_NVRTC", "/nonexistent/libnvrtc.so", 1);
-    cr_assert_eq(bx_cuda_open(0, &cuda), -ENOTSUP);
-    expect_text("no NVRTC, where BX_NVRTC names it: /nonexistent/libnvrtc.so");
-    setenv("BX_NVRTC", "libm.so.6", 1);
-    cr_assert_eq(bx_cuda_open(0, &cuda), -ENOTSUP);
-    expect_text("libm.so.6 has no function nvrtcVersion");
-    setenv("BX_CUDA_DRIVER", "/nonexistent/libcuda.so", 1);
-    cr_assert_eq(bx_cuda_open(0, &cuda), -ENODEV);
-    expect_text("no CUDA driver, where BX_CUDA_DRIVER names it: /nonexistent/libcuda.so");
-    cr_assert_eq(bx_cuda_count(), -ENODEV);
-    setenv("BX_CUDA_DRIVER", "libm.so.6", 1);
-    cr_assert_eq(bx_cuda_open(0, &cuda), -ENODEV);
-    expect_text("libm.so.6 has no function cuInit");
-    cr_assert_null(cuda);
-}
-
-/* The device is opened without them. */
-Test(nn_cuda, without_cublas_or_cudnn_no_net_is_made, .timeout = LIMIT_S)
-{
-    struct bx_net_options options = { 0 };
-    const char *cublas;
-    struct bx_net *net = NULL;
-
-    choose_driver();
-    cublas = getenv("BX_CUBLAS");
-    cublas = cublas == NULL ? NULL : strdup(cublas);
-    setenv("BX_CUBLAS", "/nonexistent/libcublas.so", 1);
-    cr_assert_eq(bx_cuda_open(0, &cuda), 0, "%s", bx_error_text());
-    options.cuda = cuda;
-    cr_assert_eq(bx_net_create(&options, &net), -ENOTSUP);
-    expect_text("no cuBLAS, where BX_CUBLAS names it: /nonexistent/libcublas.so");
-    if (cublas == NULL)
-        unsetenv("BX_CUBLAS");
-    else
-        setenv("BX_CUBLAS", cublas, 1);
-    setenv("BX_CUDNN", "/nonexistent/libcudnn.so", 1);
-    cr_assert_eq(bx_net_create(&options, &net), -ENOTSUP);
-    expect_text("no cuDNN, where BX_CUDNN names it: /nonexistent/libcudnn.so");
-    setenv("BX_CUDNN", "libm.so.6", 1);
-    cr_assert_eq(bx_net_create(&options, &net), -ENOTSUP);
-    expect_text("libm.so.6 has no function cudnnGetVersion: it is too old");
-    cr_assert_null(net);
-    free((char *)cublas);
-    end();
-}
-
-/* The file names that are tried without environment variables. */
-Test(nn_cuda, a_library_that_is_not_installed_is_told_with_what_to_do, .timeout = LIMIT_S)
-{
-    struct bx_net *net = NULL;
-
-    choose_driver();
-    unsetenv("BX_CUDNN");
-    if (dlopen("libcudnn.so.9", RTLD_LAZY) != NULL || dlopen("libcudnn.so.8", RTLD_LAZY) != NULL)
-        cr_skip_test("cuDNN is installed here");
-    cr_assert_eq(bx_cuda_open(0, &cuda), 0, "%s", bx_error_text());
-    cr_assert_eq(bx_net_create(&(struct bx_net_options){ .cuda = cuda }, &net), -ENOTSUP);
-    expect_text("no cuDNN: libcudnn.so.9:");
-    expect_text("LD_LIBRARY_PATH");
-    end();
-}
-
-Test(nn_cuda, an_nvrtc_that_does_not_know_the_device_is_too_old, .timeout = LIMIT_S)
-{
-    choose_driver();
-    if (device_is_real())
-        cr_skip_test("only the tests' NVRTC can be told to be old");
-    setenv("FAKE_NVRTC_NEWEST", "86", 1);
-    cr_assert_eq(bx_cuda_open(0, &cuda), -ENOTSUP);
-    expect_text("NVRTC 12.4 does not know device 0");
-    expect_text("sm_90");
-    cr_assert_eq(device_figure("used", 0), 0);
-}
+/* ---- An NVRTC that is older than the device ---------------------------------------------------------- */
 
 /* Code for the first device of a generation runs on the later ones. */
 Test(nn_cuda, an_nvrtc_that_knows_only_the_first_of_the_generation_is_enough, .timeout = LIMIT_S)

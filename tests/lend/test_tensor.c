@@ -731,18 +731,13 @@ Test(tensor, copy_writes_nothing_between_the_elements_of_its_target)
     }
 }
 
-static void count_the_end(void *context)
-{
-    ++*(int *)context;
-}
-
 Test(tensor, is_not_kept_by_a_view_that_was_refused)
 {
     float data[4] = { 0 };
     struct bx_tensor *tensor, *view = NULL;
-    int ends = 0;
+    bxi_a32 ends = 0;
 
-    cr_assert_eq(bx_tensor_wrap(data, BX_F32, 1, DIMS(4), NULL, count_the_end, &ends, &tensor), 0);
+    cr_assert_eq(bx_tensor_wrap(data, BX_F32, 1, DIMS(4), NULL, count, &ends, &tensor), 0);
     cr_expect_eq(bx_tensor_as_strided(tensor, 1, 1, DIMS(4), DIMS(1), &view), -EINVAL);
     cr_expect_eq(bx_tensor_reshape(tensor, 1, DIMS(5), &view), -EINVAL);
     cr_expect_null(view);

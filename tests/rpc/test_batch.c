@@ -184,12 +184,9 @@ HARNESS_WORLD(batch, without_members_is_seen_by_the_callers_of_its_rows, 20, .si
 
 static void call_as_owner(struct bx_job *job)
 {
-    struct bx_future *future;
-
     HARNESS_EQ(bx_batch_add_member(job, "sum", 0), 0);
     harness_post(READY);
-    future = begin(job, 10, 0);
-    HARNESS_EQ(harness_end_i64(future), 13);
+    HARNESS_EQ(harness_end_i64(begin(job, 10, 0)), 13);
 }
 
 static void call_after_owner(struct bx_job *job)
@@ -564,9 +561,7 @@ static int fail_some(struct bx_batch *batch, void *context)
 
 static int setup_fail_some(struct bx_job *job)
 {
-    int rc = bx_register_batch(job, "some", fail_some, NULL, &(struct bx_batch_options){ .max_rows = 3 });
-
-    return rc;
+    return bx_register_batch(job, "some", fail_some, NULL, &(struct bx_batch_options){ .max_rows = 3 });
 }
 
 static void see_one_s_own_row(struct bx_job *job)

@@ -380,7 +380,7 @@ const char *bx_job_name(const struct bx_job *job);                   /* this wor
 const char *bx_worker_name(const struct bx_job *job, int rank);      /* of a rank; NULL: none, or before the start */
 int bx_worker_rank(const struct bx_job *job, const char *name);      /* the rank of a worker, or BX_E_NO_WORKER */
 /* Returns a name of the worker of a rank, in every job: "#3". Each function that takes a worker's name takes it. Never
- * NULL; of a rank that is 0 to 127 the text is static, of another one it is the thread's. */
+ * NULL; of a rank that is 0 to 127 the text is static, of another one the thread's. */
 const char *bx_rank(int rank);
 bool bx_worker_alive(const struct bx_job *job, int rank);            /* it has not died, left or been cut off */
 /* How many processes have had this rank, with the one that has it now: 1, or more if workers have come back

@@ -219,7 +219,7 @@ static void goes_out(struct bx_job *job)
     struct bxi_dl_managed *managed;
 
     HARNESS_EQ(bx_tensor_slice(tensor, 0, 2, 12, 3, &view), 0);
-    HARNESS_EQ(bx_tensor_to_dlpack(view, &out), 0);
+    HARNESS_EQ(bx_tensor_to_dlpack(view, -1, &out), 0);
     bx_tensor_release(view);
     managed = (struct bxi_dl_managed *)(void *)out;
     HARNESS_EQ(managed->tensor.device_type, BXI_DL_CUDA);
@@ -230,7 +230,7 @@ static void goes_out(struct bx_job *job)
     HARNESS_CHECK((uintptr_t)managed->tensor.data + managed->tensor.byte_offset ==
                   (uintptr_t)bx_tensor_data(tensor) + 8);
     /* Back in: the memory is the pool's, which needs no wrapping. */
-    HARNESS_EQ(bx_tensor_from_dlpack(out, &again), -EINVAL);
+    HARNESS_EQ(bx_tensor_from_dlpack(out, -1, &again), -EINVAL);
     HARNESS_HAS(bx_error_text(), "part of this worker's own pool");
     bx_tensor_release(tensor);
     HARNESS_CHECK(harness_counter(job, "gpu_bytes_used") > 0);

@@ -131,7 +131,8 @@ HARNESS_TEST(values, of_every_letter_go_there_and_come_back, 20, .size = 2, .set
         struct bx_tensor *back = NULL;
 
         HARNESS_EQ(bx_call(job, bx_rank(1), functions[n], "iuwdfsbT>iuwdfsbT", INT64_MIN, UINT64_MAX, INT32_MIN, 0.1,
-                           0.1f, "a text", bx_bytes("xyz", 3), tensor, &i, &u, &w, &d, &f, &text, bx_into(bytes, 3), &back),
+                           0.1f, "a text", bx_bytes("xyz", 3), tensor, &i, &u, &w, &d, &f, &text, bx_into(bytes, 3),
+                           &back),
                    0);
         HARNESS_CHECK(i == INT64_MIN && u == UINT64_MAX && w == INT32_MIN && d == 0.1 && f == 0.1f);
         HARNESS_CHECK(strcmp(text, "a text") == 0 && strcmp(bytes, "xyz") == 0);

@@ -68,27 +68,34 @@ try 'mutants of the list' python3 tests/mutants/mutants.py --check
         -isystem "${JEMALLOC:-build/jemalloc}/include"
 }
 
-# Comments and tables stand in columns laid out by hand, so blanks inside a line are taken as one.
-blanks_as_one()
+# Breaks and columns are chosen by hand, so the formatter holds one thing only: how far a statement is indented.
+# without_blanks: each line with no blanks but those at its beginning.
+without_blanks()
 {
-    sed 's/\([^ ]\)   */\1 /g'
+    awk '{ match($0, /^ */); rest = substr($0, RLENGTH + 1); gsub(/ /, "", rest); print substr($0, 1, RLENGTH) rest }'
 }
 
-# Breaks are chosen by hand too, so the formatter holds one thing only: how far a line is indented.
-numbers()       # numbers DIFF_FLAG FILE: of the lines that differ from the formatter's
+# numbers FLAG FILE: of the lines that the formatter writes otherwise; -w: not only in blanks.
+numbers()
 {
-    blanks_as_one <"$2" | diff "$1" --unchanged-line-format= --new-line-format= --old-line-format='%dn
+    without_blanks <"$2" | diff "$1" --unchanged-line-format= --new-line-format= --old-line-format='%dn
 ' - "$out.formatted" | sort
 }
 
+# A statement ends with ; or { and stands behind a line that ends with ; { or }.
 misaligned()
 {
     found=0
     for file in $sources; do
-        clang-format "$file" | blanks_as_one >"$out.formatted"
+        clang-format "$file" | without_blanks >"$out.formatted"
         numbers -w "$file" >"$out.other"
-        numbers -a "$file" | comm -23 - "$out.other" | sed "s|.*|$file:&: error: clang-format indents it otherwise|" |
-            grep . && found=1
+        numbers -a "$file" | comm -23 - "$out.other" | awk -v file="$file" '
+            NR == FNR { differs[$1] = 1; next }
+            { code = $0; sub(/[ ]*(\/\*.*)?$/, "", code) }
+            differs[FNR] && before ~ /[;{}]$/ && code ~ /[;{]$/ {
+                print file ":" FNR ": error: clang-format indents it otherwise"
+            }
+            code != "" && code !~ /^ *\*/ { before = code }' - "$file" | grep . && found=1
     done
     return $found
 }

@@ -179,8 +179,9 @@ int nvrtcGetCUBINSize(struct _nvrtcProgram *program, size_t *bytes)
         return NVRTC_ERROR_INVALID_PROGRAM;
     if (bytes == NULL)
         return NVRTC_ERROR_INVALID_INPUT;
-    *bytes = program->architecture[0] == '\0' ? 0
-        : strlen(FAKE_CUBIN_MARK) + strlen(program->architecture) + 1 + strlen(program->source) + 1;
+    *bytes = 0;
+    if (program->architecture[0] != '\0')
+        *bytes = strlen(FAKE_CUBIN_MARK) + strlen(program->architecture) + 1 + strlen(program->source) + 1;
     return NVRTC_SUCCESS;
 }
 

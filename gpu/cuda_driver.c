@@ -65,7 +65,6 @@ const char *bxi_cu_fork_text(void)
 
 /* ---- Queues ---------------------------------------------------------------------------------- */
 
-#define CONNECTIONS "CUDA_DEVICE_MAX_CONNECTIONS"
 #define CONNECTIONS_MOST 32
 #define CONNECTIONS_DEFAULT 8
 
@@ -76,12 +75,12 @@ static void ask_for_connections(void)
     char text[8];
 
     snprintf(text, sizeof(text), "%d", CONNECTIONS_MOST);
-    setenv(CONNECTIONS, text, 0);
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", text, 0);
 }
 
 int bxi_cu_connections(void)
 {
-    const char *text = secure_getenv(CONNECTIONS);
+    const char *text = secure_getenv("CUDA_DEVICE_MAX_CONNECTIONS");
     long count = text != NULL ? strtol(text, NULL, 10) : 0;
 
     return count >= 1 && count <= CONNECTIONS_MOST ? (int)count : CONNECTIONS_DEFAULT;

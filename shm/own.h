@@ -16,6 +16,7 @@ enum bxi_own {
     BXI_OWN_TEXTS,      /* lib/base/error.c */
     BXI_OWN_GPU_TEXT,   /* gpu/cuda_load.c */
     BXI_OWN_GPU_MODE,   /* gpu/context.c */
+    BXI_OWN_RANK,       /* lib/rpc/names.c */
     BXI_OWN_COUNT
 };
 

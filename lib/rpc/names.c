@@ -6,6 +6,8 @@
  */
 #include "rpc.h"
 
+#include "shm/own.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -84,6 +86,8 @@ BXI_COLD int bxi_no_worker(const struct bx_job *job, const char *name)
     return bx_fail(BX_E_NO_WORKER, "the job '%s' has no worker '%s'", job->job_name, bxi_brief(name).text);
 }
 
+#define OTHER_BYTES 16
+
 /* "#0" to "#127". */
 const char *bx_rank(int rank)
 {
@@ -92,11 +96,14 @@ const char *bx_rank(int rank)
     static const char names[][5] = { "#0", "#1", "#2", "#3", "#4", "#5", "#6", "#7", "#8", "#9", TEN(1), TEN(2), TEN(3),
                                      TEN(4), TEN(5), TEN(6), TEN(7), TEN(8), TEN(9), TEN(10), TEN(11), TEN(12) };
 #undef TEN
-    static _Thread_local char other[16]; /* no worker's, for the sentence */
+    char *other;                        /* no worker's, for the sentence */
 
     if (rank >= 0 && rank < (int)(sizeof names / sizeof names[0]))
         return names[rank];
-    snprintf(other, sizeof other, "#%d", rank);
+    other = bxi_own_make(BXI_OWN_RANK, OTHER_BYTES);
+    if (other == NULL)
+        return "#";
+    snprintf(other, OTHER_BYTES, "#%d", rank);
     return other;
 }
 

@@ -319,7 +319,7 @@ Test(device_passed, tensors_come_back_so_with_events)
 static void middle_dies(struct bx_job *job, bool is_first)
 {
     struct bx_tensor *tensor = device_numbers(job, begin(job, 2), COUNT, 5);
-    struct bx_loans loans;
+    struct bx_loans loans = { 0 };
 
     HARNESS_EQ(by(job, tensor, 5, "2keep"), 0);
     bx_tensor_release(tensor);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * lib/rpc/peer.c: bxi_bell_own and bxi_bell_look_unlocked, with an armed word and an eventfd of the test in place of
- * the peer's. The callee of tests/shm/test_kill_steps.c falls asleep between the frame and the look of a whole call;
- * tests/model/doorbell.pml checks that the look loses no wake-up.
+ * the peer's. Worker 0 has own_loop: a background thread would flush what a test leaves due. The callee of
+ * tests/shm/test_kill_steps.c falls asleep between the frame and the look of a whole call; tests/model/doorbell.pml
+ * checks that the look loses no wake-up.
  */
 #include "tests/harness/harness.h"
 
@@ -67,7 +68,7 @@ static void look(struct bx_job *job)
 }
 
 /* The word is armed before the request goes into the ring, or after that. */
-HARNESS_TEST(bell_looks, ring_whoever_sleeps_by_the_time_of_the_look, 20, .size = 2)
+HARNESS_TEST(bell_looks, ring_whoever_sleeps_by_the_time_of_the_look, 20, .size = 2, .options = { .own_loop = true })
 {
     static const enum bxi_who who[] = { BXI_WHO_BACKGROUND, BXI_WHO_LEADER, BXI_WHO_LAZY };
     uint64_t rung_before, saved_before;
@@ -98,7 +99,7 @@ HARNESS_TEST(bell_looks, ring_whoever_sleeps_by_the_time_of_the_look, 20, .size 
     restore_bell(job);
 }
 
-HARNESS_TEST(bell_looks, ring_nobody_who_is_awake, 20, .size = 2)
+HARNESS_TEST(bell_looks, ring_nobody_who_is_awake, 20, .size = 2, .options = { .own_loop = true })
 {
     uint64_t saved_before;
 
@@ -114,7 +115,7 @@ HARNESS_TEST(bell_looks, ring_nobody_who_is_awake, 20, .size = 2)
 }
 
 /* Another thread's reply is due: it stays due, and a sleeper that no reply wakes is rung all the same. */
-HARNESS_TEST(bell_looks, are_for_a_request_whatever_is_due, 20, .size = 2)
+HARNESS_TEST(bell_looks, are_for_a_request_whatever_is_due, 20, .size = 2, .options = { .own_loop = true })
 {
     struct bxi_peer *peer = job->rpc->peers[1];
 

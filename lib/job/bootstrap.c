@@ -29,9 +29,7 @@
 #include "shm/step.h"
 
 #include <errno.h>
-#include <poll.h>
-#include <sys/socket.h>
-#include <sys/un.h>
+#include <stdio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -54,82 +52,44 @@ struct joiner {
     uint64_t log_ns;            /* when to log for whom this worker waits */
     bool has_waited;
     uint64_t verdict_ns;        /* when this worker stops waiting for a rank 0 that it has met */
-    int fd;                     /* to rank 0 */
-    struct bxi_boot_watch watch;
-    uint32_t root_pid;
-    char root_name[BXI_NAME_BYTES];
+    struct bxi_boot_asked root; /* fd: -1 before it is met */
+    int watch_fd;               /* bxi_boot_watch */
     struct bxi_boot_packet packet;
 };
 
 /* 0; -EAGAIN: rank 0 is not there (yet); else a failure with its sentence. */
 static int try_connect(struct joiner *joiner)
 {
-    struct sockaddr_un address = { .sun_family = AF_UNIX };
+    static const int absent[] = { -ENOENT, -ECONNREFUSED, -EAGAIN, -EINTR, -EPROTOTYPE };
+    int fd = BXI_UNSHARED(bxi_boot_connect(joiner->paths->socket, &joiner->root.pid));
 
-    memcpy(address.sun_path, joiner->paths->socket, sizeof(address.sun_path));
-    joiner->fd = BXI_UNSHARED(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (joiner->fd < 0 && (errno == EMFILE || errno == ENFILE))
-        return bxi_limits_no_descriptors(joiner->job);
-    if (joiner->fd < 0)
-        return bx_fail(-errno, "no socket can be made: %s", bx_strerror(-errno));
-    if (connect(joiner->fd, (struct sockaddr *)&address, sizeof(address)) == 0) {
-        if (bxi_boot_is_own(joiner->fd, &joiner->root_pid))
-            return 0;
-        return bx_fail(BX_E_SOCKET_DIR, "%s belongs to another user's process (%u)", joiner->paths->socket,
-                       joiner->root_pid);
-    }
-    if (errno == ENOENT || errno == ECONNREFUSED || errno == EAGAIN || errno == EINTR || errno == EPROTOTYPE)
-        return -EAGAIN;
-    return bx_fail(BX_E_SOCKET_DIR, "%s cannot be connected to: %s", joiner->paths->socket,
-                   bx_strerror(-errno));
+    for (size_t i = 0; i < sizeof(absent) / sizeof(*absent); i++)
+        if (fd == absent[i])
+            return -EAGAIN;
+    if (fd < 0)
+        return bxi_limits_no_file(joiner->job, "socket", joiner->paths->socket, fd);
+    joiner->root.fd = fd;
+    snprintf(joiner->root.who, sizeof(joiner->root.who), "rank 0 of job '%s' (pid %u)", joiner->job->job_name,
+             joiner->root.pid);
+    return 0;
 }
 
-/* Logs a NOTE: for whom rank 0 waits. False: the packet is none. */
-static bool take_note(const struct bx_job *job, struct bxi_boot_packet *packet)
-{
-    if (!bxi_boot_packet_is(packet, BXI_BOOT_NOTE, 0))
-        return false;
-    packet->as.note.text[BXI_TEXT_BYTES - 1] = '\0';
-    bxi_log(job, 1, "%s", packet->as.note.text);
-    return true;
-}
-
-/* Receives the next packet. 1; 0: rank 0 has hung up; a failure with its sentence, also one that rank 0 sent. */
+/* Receives the next packet that is no NOTE. 1; 0: rank 0 has hung up; a failure with its sentence. */
 static int next_packet(struct joiner *joiner, int fds_max)
 {
-    struct bx_job *job = joiner->job;
+    struct bxi_boot_note *note = &joiner->packet.as.note;
 
     for (;;) {
-        int rc = bxi_boot_wait_for(job, joiner->fd, joiner->verdict_ns);
-        if (rc == BX_E_INTERRUPTED)
-            return rc;
-        if (rc == 0)
-            return bx_fail(BX_E_RANK_MISSING, "rank 0 of job '%s' (pid %u) did not answer within %.1f s",
-                           job->job_name, joiner->root_pid, bxi_boot_seconds(joiner->start_ns));
-        if (rc > 0)
-            rc = bxi_boot_receive(joiner->fd, &joiner->packet, fds_max);
-        if (rc == -EAGAIN)
-            continue;
-        if (rc == -EMFILE)
-            return bxi_limits_no_descriptors(job);
-        if (rc < 0)
-            return bx_fail(rc, "rank 0 of job '%s' (pid %u) cannot be understood: %s", job->job_name,
-                           joiner->root_pid, bx_strerror(rc));
-        if (rc == 0)
-            return 0;
-        rc = bxi_boot_packet_failure(&joiner->packet);
-        if (rc < 0)
-            return rc;
-        if (!take_note(job, &joiner->packet))
-            return 1;
-    }
-}
+        int rc = bxi_boot_next(joiner->job, &joiner->root, &joiner->packet, fds_max, joiner->verdict_ns);
 
-static int nonsense(struct joiner *joiner)
-{
-    bxi_boot_packet_close(&joiner->packet);
-    return bx_fail(-EPROTO, "rank 0 of job '%s' (pid %u) sent what no rank 0 sends", joiner->job->job_name,
-                   joiner->root_pid);
+        if (rc == -ETIMEDOUT)
+            return bx_fail(BX_E_RANK_MISSING, "%s did not answer within %.1f s", joiner->root.who,
+                           bxi_boot_seconds(joiner->start_ns));
+        if (rc <= 0 || !bxi_boot_packet_is(&joiner->packet, BXI_BOOT_NOTE, 0))
+            return rc;
+        note->text[BXI_TEXT_BYTES - 1] = '\0';
+        bxi_log(joiner->job, 1, "%s", note->text);
+    }
 }
 
 /* Rank 0 has hung up before WELCOME: it has died, or its job is complete. The lock of the job's name tells which. The
@@ -138,72 +98,48 @@ static int root_hung_up(struct joiner *joiner)
 {
     const struct bx_job *job = joiner->job;
     uint64_t end_ns = bxi_now_ns() + VERDICT_NS;
-    bool is_dead = false;
-    int rc = 0;
 
-    while (!is_dead && rc == 0 && bxi_now_ns() < end_ns) {
-        rc = bxi_boot_watch_poll(&joiner->watch, job, joiner->paths);
-        is_dead = rc == 0 && bxi_boot_lock_is_left(joiner->paths->lock);
-        if (rc == 0 && !is_dead)
-            nap(RETRY_FIRST_NS);
+    while (bxi_now_ns() < end_ns) {
+        int rc = bxi_boot_watch(&joiner->watch_fd, job, joiner->paths);
+        if (rc < 0)
+            return rc;
+        if (bxi_boot_lock_is_left(joiner->paths->lock))
+            return bxi_spawn_died(job, 0, joiner->root.who);
+        nap(RETRY_FIRST_NS);
     }
-    if (rc < 0 || !is_dead)
-        return rc < 0 ? rc : -EAGAIN;
-    rc = bxi_spawn_how_ended(job, 0);
-    return rc < 0 ? rc : bx_fail(BX_E_PEER_DEAD, "rank 0 of job '%s' (pid %u) died while the job was starting",
-                                 job->job_name, joiner->root_pid);
+    return -EAGAIN;
 }
 
 /* One attempt: connect, HELLO, WELCOME. 0; -EAGAIN: rank 0 is not there; else a failure with its sentence. */
 static int try_meet(struct joiner *joiner)
 {
     struct bx_job *job = joiner->job;
-    struct bxi_boot_hello hello = {
-        .head = bxi_boot_head(BXI_BOOT_HELLO),
-        .rank = job->rank,
-        .world_size = job->world_size,
-        .pid = (uint32_t)getpid(),
-        .rejoin = job->options.rejoin != 0,
-    };
+    const struct bxi_boot_welcome *welcome = &joiner->packet.as.welcome;
 
     int rc = try_connect(joiner);
     if (rc < 0)
         return rc;
-    memcpy(hello.name, job->name, sizeof(hello.name));
-
-    uint64_t asked_ns = bxi_now_ns();
-
-    hello.left_ns = joiner->deadline_ns == BX_FOREVER ? BX_FOREVER
-                                                      : joiner->deadline_ns - bxi_least(asked_ns, joiner->deadline_ns);
-    /* Ignore the result: if rank 0 has hung up meanwhile, what it sent before that must still be read. */
-    bxi_boot_send(joiner->fd, &(struct bxi_boot_out){ .data = &hello, .bytes = sizeof(hello) },
-                  joiner->deadline_ns);
+    bxi_boot_ask(job, &joiner->root, BXI_BOOT_HELLO, NULL, joiner->deadline_ns);
     BXI_STEP("boot.hello_sent");
     rc = next_packet(joiner, 0);
-    if (rc < 0)
+    if (rc <= 0)
+        return rc < 0 ? rc : root_hung_up(joiner);
+    if ((rc = bxi_boot_check_welcome(job, &joiner->root, &joiner->packet, 0)) < 0)
         return rc;
-    if (rc == 0)
-        return root_hung_up(joiner);
-
-    struct bxi_boot_welcome *welcome = &joiner->packet.as.welcome;
-    if (!bxi_boot_packet_is(&joiner->packet, BXI_BOOT_WELCOME, 0) || welcome->instance == 0)
-        return nonsense(joiner);
     job->instance = welcome->instance;
-    memcpy(joiner->root_name, welcome->name, sizeof(joiner->root_name));
-    joiner->root_name[BXI_NAME_BYTES - 1] = '\0';
+    bxi_boot_who(joiner->root.who, welcome->known[0].name, 0, joiner->root.pid);
     BXI_STEP("boot.welcomed");
-    return bxi_boot_check_clock(job, joiner->root_name, 0, asked_ns, welcome->now_ns);
+    return 0;
 }
 
 static int root_never_came(const struct joiner *joiner)
 {
     const char *job_name = joiner->job->job_name;
-    long holder = bxi_boot_lock_holder(joiner->paths->lock);
-    char text[BXI_HOLDER_BYTES], other[BXI_OTHER_USER_BYTES];
+    char holder[BXI_HOLDER_BYTES], other[BXI_OTHER_USER_BYTES];
 
-    if (holder != 0)
+    if (bxi_boot_lock_holder(joiner->paths->lock, holder))
         return bx_fail(BX_E_JOB_RUNNING, "job '%s' has started without this worker (rank %d): its rank 0 is %s",
-                       job_name, joiner->job->rank, bxi_boot_holder_text(holder, text));
+                       job_name, joiner->job->rank, holder);
     return bx_fail(BX_E_RANK_MISSING, "rank 0 has not opened job '%s' within %.1f s (socket %s)%s", job_name,
                    bxi_boot_seconds(joiner->start_ns), joiner->paths->socket, bxi_boot_other_user(job_name, other));
 }
@@ -214,7 +150,7 @@ static void log_waiting(struct joiner *joiner)
 {
     const struct bx_job *job = joiner->job;
     uint64_t now_ns = bxi_now_ns();
-    char other[BXI_OTHER_USER_BYTES] = "";
+    char holder[BXI_HOLDER_BYTES], other[BXI_OTHER_USER_BYTES] = "";
     bool is_first = !joiner->has_waited;
 
     joiner->has_waited = true;
@@ -225,11 +161,9 @@ static void log_waiting(struct joiner *joiner)
     if (now_ns >= joiner->log_ns)
         joiner->log_ns = now_ns + BXI_BOOT_AGAIN_NS;
 
-    long holder = bxi_boot_lock_holder(joiner->paths->lock);
-    char text[BXI_HOLDER_BYTES];
-    if (holder != 0)
+    if (bxi_boot_lock_holder(joiner->paths->lock, holder))
         bxi_log(job, 1, "worker '%s' (rank %d) waits for the end of job '%s', which runs without it: its rank 0 is %s",
-                job->name, job->rank, job->job_name, bxi_boot_holder_text(holder, text));
+                job->name, job->rank, job->job_name, holder);
     else
         bxi_log(job, 1, "worker '%s' (rank %d) waits for rank 0 of job '%s', which has not come within %.1f s "
                         "(socket %s)%s", job->name, job->rank, job->job_name, bxi_boot_seconds(joiner->start_ns),
@@ -245,12 +179,12 @@ static int meet(struct joiner *joiner)
         int rc = try_meet(joiner);
         if (rc != -EAGAIN)
             return rc;
-        bxi_unshared_close(joiner->fd);
-        joiner->fd = -1;
+        bxi_unshared_close(joiner->root.fd);
+        joiner->root.fd = -1;
         rc = bxi_rejoin(joiner->job, joiner->paths, joiner->deadline_ns);
         if (rc != 0 && rc != -EAGAIN)
             return rc;
-        rc = bxi_boot_watch_poll(&joiner->watch, joiner->job, joiner->paths);
+        rc = bxi_boot_watch(&joiner->watch_fd, joiner->job, joiner->paths);
         if (rc < 0 || (rc = bxi_spawn_ended(joiner->job, -1)) < 0)
             return rc;
         log_waiting(joiner);
@@ -270,17 +204,16 @@ static int meet(struct joiner *joiner)
 static int send_join(struct joiner *joiner)
 {
     struct bx_job *job = joiner->job;
-    struct bxi_boot_head head = bxi_boot_head(BXI_BOOT_JOIN);
-    int fds[BXI_BOOT_FDS] = { [BXI_BOOT_BELL] = job->run->bell_fd[0], [BXI_BOOT_BELL_LEADER] = job->run->bell_fd[1],
-                              [BXI_BOOT_PIDFD] = job->boot->pidfd };
+    struct bxi_boot_entry self;
+    int fds[BXI_BOOT_FDS];
 
     int rc = bxi_boot_segment(job, &fds[BXI_BOOT_SEGMENT], &fds[BXI_BOOT_ARENA]);
     if (rc < 0)
         return rc;
     if ((rc = bxi_door_open(job)) < 0)
         goto close_fds;
-    rc = bxi_boot_send(joiner->fd, &(struct bxi_boot_out){ &head, sizeof(head), fds, BXI_BOOT_FDS },
-                       joiner->deadline_ns);
+    bxi_boot_describe_self(job, &self, fds);
+    rc = bxi_boot_ask(job, &joiner->root, BXI_BOOT_JOIN, fds, joiner->deadline_ns);
     BXI_STEP("boot.join_sent");
     if (rc == -EPIPE || rc == -ECONNRESET)
         rc = 0;             /* a hang-up: next_packet reports why */
@@ -298,24 +231,12 @@ close_fds:
 static int take_table(struct joiner *joiner)
 {
     struct bxi_boot_packet *packet = &joiner->packet;
-    int count = (int)packet->as.table.count;
-    char hint[BXI_MAP_HINT_BYTES];
+    int count = (int)packet->as.table.count, rc = 0;
 
-    for (int i = 0; i < count; i++) {
-        struct bxi_boot_entry *entry = &packet->as.table.entry[i];
-        int *fds = &packet->fds[i * BXI_BOOT_FDS];
-
-        int rc = bxi_boot_add_peer(joiner->job, entry, fds);
-        if (rc < 0) {
-            bxi_boot_packet_close(packet);
-            return bx_fail(rc, "worker '%s' (rank %d) cannot attach to '%.*s' (rank %d): %s%s", joiner->job->name,
-                           joiner->job->rank, BXI_NAME_BYTES - 1, entry->name, (int)entry->rank,
-                           bx_strerror(rc), bxi_limits_map_hint(joiner->job, rc, hint));
-        }
-        fds[BXI_BOOT_BELL] = fds[BXI_BOOT_BELL_LEADER] = fds[BXI_BOOT_PIDFD] = -1;
-    }
+    for (int i = 0; i < count && rc == 0; i++)
+        rc = bxi_boot_add_peer(joiner->job, &packet->as.table.entry[i], &packet->fds[i * BXI_BOOT_FDS]);
     bxi_boot_packet_close(packet);
-    return count;
+    return rc < 0 ? rc : count;
 }
 
 /* Rank 0 has opened the gate. Its segment is mapped, and stays as it was when rank 0 dies. */
@@ -332,8 +253,7 @@ static void wait_for_lock(const struct joiner *joiner)
 {
     uint64_t end_ns = bxi_now_ns() + VERDICT_NS;
 
-    /* Its pid is not compared: the file has it as rank 0's pid namespace counts. */
-    while (bxi_boot_lock_holder(joiner->paths->lock) != 0 && bxi_now_ns() < end_ns)
+    while (bxi_boot_lock_holder(joiner->paths->lock, NULL) && bxi_now_ns() < end_ns)
         nap(RETRY_FIRST_NS);
 }
 
@@ -353,14 +273,12 @@ static int gather(struct joiner *joiner)
         if (rc == 0) {
             wait_for_lock(joiner);
             bxi_boot_unlink_dead(job, 0);
-            rc = bxi_spawn_how_ended(job, 0);
-            return rc < 0 ? rc : bx_fail(BX_E_PEER_DEAD, "worker '%s' (rank 0, pid %u) died while the job was starting",
-                           joiner->root_name, joiner->root_pid);
+            return bxi_spawn_died(job, 0, joiner->root.who);
         }
         if (missing == 0 && bxi_boot_packet_is(&joiner->packet, BXI_BOOT_GO, 0))
             return 0;
         if (missing == 0 || !bxi_boot_packet_is(&joiner->packet, BXI_BOOT_TABLE, 0))
-            return nonsense(joiner);
+            return bxi_boot_nonsense(&joiner->root, &joiner->packet);
         rc = take_table(joiner);
         if (rc < 0)
             return rc;
@@ -368,7 +286,7 @@ static int gather(struct joiner *joiner)
         if (missing > 0)
             continue;
         BXI_STEP("boot.tabled");
-        bxi_boot_send(joiner->fd, &(struct bxi_boot_out){ .data = &attached, .bytes = sizeof(attached) },
+        bxi_boot_send(joiner->root.fd, &(struct bxi_boot_out){ .data = &attached, .bytes = sizeof(attached) },
                       joiner->deadline_ns);
         BXI_STEP("boot.attached_sent");
     }
@@ -384,14 +302,15 @@ static int join(struct bx_job *job, const struct bxi_boot_paths *paths, uint64_t
         .log_ns = now_ns + BXI_BOOT_LATE_NS,
         .deadline_ns = deadline_ns,
         .verdict_ns = deadline_ns > BX_FOREVER - VERDICT_NS ? BX_FOREVER : deadline_ns + VERDICT_NS,
-        .fd = -1,
-        .watch = { .fd = -1 },
+        .root = { .fd = -1 },
+        .watch_fd = -1,
     };
 
-    bxi_spawn_note_wait(job, paths);
+    bxi_spawn_note(job, BXI_NOTED_WAIT, paths->lock);
     int rc = meet(&joiner);
-    bxi_spawn_note_wait(job, NULL);
-    bxi_boot_watch_close(&joiner.watch);
+    bxi_spawn_note(job, BXI_NOTED_WAIT, NULL);
+    if (joiner.watch_fd >= 0)
+        close(joiner.watch_fd);
     if (rc == 0)
         rc = send_join(&joiner);
     if (rc == 0)
@@ -400,10 +319,9 @@ static int join(struct bx_job *job, const struct bxi_boot_paths *paths, uint64_t
     if (rc < 0 && job->control != NULL && bxi_load_relaxed(&job->control->header.state) == BXI_STARTING)
         /* [state] release, pairs with the acquire in look_state, of workers for which rank 0 still opens the gate. */
         bxi_store_release(&job->control->header.state, BXI_LEFT);
-    if (rc < 0 && joiner.fd >= 0)
-        bxi_boot_send_fail(joiner.fd, rc);
-    if (joiner.fd >= 0)
-        bxi_unshared_close(joiner.fd);
+    if (rc < 0 && joiner.root.fd >= 0)
+        bxi_boot_send_fail(joiner.root.fd, rc);
+    bxi_unshared_close(joiner.root.fd);
     return rc < 0 ? rc : 0;
 }
 
@@ -413,7 +331,8 @@ static int begin_or_rejoin(struct bx_job *job, const struct bxi_boot_paths *path
     int rc;
 
     while ((rc = bxi_rejoin(job, paths, deadline_ns)) == -EAGAIN)
-        nap(RETRY_LAST_NS);
+        if ((rc = bxi_boot_wait_for(job, -1, bxi_now_ns() + RETRY_LAST_NS)) < 0)
+            return rc;
     return rc == 0 ? bxi_boot_root(job, paths, deadline_ns) : rc < 0 ? rc : 0;
 }
 
@@ -423,7 +342,7 @@ static void clear_up(struct bx_job *job, const struct bxi_boot_paths *paths, int
     uint64_t instance = job->instance;      /* 0 if rank 0 never came: any */
 
     /* First, and with the code: a worker that has not met rank 0 does not know that rank 0 died. */
-    bxi_boot_sweep(paths, code == BX_E_PEER_DEAD || code == BX_E_WORKER_FAILED ? code : 0);
+    bxi_boot_sweep(paths->lock, code == BX_E_PEER_DEAD || code == BX_E_WORKER_FAILED ? code : 0);
     bxi_boot_clear_dead(job);
     bxi_boot_undo(job);
     bxi_object_reap(job->job_name, instance);

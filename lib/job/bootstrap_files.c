@@ -44,7 +44,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#define LOCK_ATTEMPTS 16
 #define GUARD_ATTEMPTS 5000             /* a millisecond each */
 #define SWEEP_ATTEMPTS 50               /* the same; if it is held for longer, a job begins */
 #define LINE_BYTES (BXI_TEXT_BYTES + 64)
@@ -148,16 +147,6 @@ static void write_line(const struct bx_job *job, const char *line)
         bxi_log(job, 1, "the lock file of job '%s' cannot be written: %s", job->job_name, bx_strerror(rc));
 }
 
-
-const char *bxi_boot_holder_text(long pid, char text[BXI_HOLDER_BYTES])
-{
-    if (pid > 0)
-        snprintf(text, BXI_HOLDER_BYTES, "process %ld", pid);
-    else
-        snprintf(text, BXI_HOLDER_BYTES, "a process that has not written its pid yet");
-    return text;
-}
-
 /* The pid that the lock file's line begins with, and whether byte 0 is held. 0: no line, or no file of that name. */
 static long look_at_lock(const char *lock_path, bool *held)
 {
@@ -176,12 +165,16 @@ static long look_at_lock(const char *lock_path, bool *held)
     return pid;
 }
 
-long bxi_boot_lock_holder(const char *lock_path)
+bool bxi_boot_lock_holder(const char *lock_path, char holder[BXI_HOLDER_BYTES])
 {
     bool held;
     long pid = look_at_lock(lock_path, &held);
 
-    return !held ? 0 : pid > 0 ? pid : -1;
+    if (holder != NULL && pid > 0)
+        snprintf(holder, BXI_HOLDER_BYTES, "process %ld", pid);
+    else if (holder != NULL)
+        snprintf(holder, BXI_HOLDER_BYTES, "a process that has not written its pid yet");
+    return held;
 }
 
 bool bxi_boot_lock_is_left(const char *lock_path)
@@ -218,42 +211,30 @@ static int open_lock_file(const char *path)
     return fd < 0 ? -errno : fd;
 }
 
-/* The descriptor of the lock file, with byte 0 locked; -EBUSY if another process has it; -errno. */
-static int take_lock(const char *path)
+static bool take_job_byte(int fd)
 {
-    for (int attempt = 0; attempt < LOCK_ATTEMPTS; attempt++) {
-        int fd = BXI_UNSHARED(open_lock_file(path));
-        if (fd < 0)
-            return fd;
-        if (!take_guard(fd, GUARD_ATTEMPTS) || !set_lock(fd, JOB_BYTE, F_WRLCK)) {
-            bxi_unshared_close(fd);
-            return -EBUSY;
-        }
-        set_lock(fd, GUARD_BYTE, F_UNLCK);
-        if (bxi_boot_leads_to(path, fd)) {
-            BXI_STEP("boot.locked");
-            return fd;
-        }
-        bxi_unshared_close(fd);     /* the last holder of byte 0 removed the name meanwhile */
-    }
-    return -EBUSY;
+    bool is_taken = take_guard(fd, GUARD_ATTEMPTS) && set_lock(fd, JOB_BYTE, F_WRLCK);
+
+    set_lock(fd, GUARD_BYTE, F_UNLCK);
+    return is_taken;
 }
 
 int bxi_boot_lock(struct bx_job *job, const struct bxi_boot_paths *paths)
 {
     char line[LINE_BYTES], holder[BXI_HOLDER_BYTES];
 
-    int fd = take_lock(paths->lock);
-    if (fd == -EBUSY)
+    int fd = bxi_file_lock(paths->lock, O_CREAT, take_job_byte);
+    if (fd == -EAGAIN) {
+        bxi_boot_lock_holder(paths->lock, holder);
         return bx_fail(BX_E_JOB_RUNNING, "a job named '%s' is running: its rank 0 is %s; wait for its end or choose "
-                                         "another name", job->job_name,
-                       bxi_boot_holder_text(bxi_boot_lock_holder(paths->lock), holder));
-    if (fd == -EMFILE || fd == -ENFILE)
-        return bxi_limits_no_descriptors(job);
+                                         "another name", job->job_name, holder);
+    }
     if (fd < 0)
-        return bx_fail(BX_E_SOCKET_DIR, "the lock file %s cannot be used: %s", paths->lock, bx_strerror(fd));
+        return bxi_limits_no_file(job, "lock file", paths->lock, fd);
+    BXI_STEP("boot.locked");
     job->boot->lock_fd = fd;
-    bxi_spawn_note_files(job, paths);
+    bxi_spawn_note(job, BXI_NOTED_SOCKET, paths->socket);
+    bxi_spawn_note(job, BXI_NOTED_LOCK, paths->lock);
     snprintf(line, sizeof(line), "%ld starting\n", (long)getpid());
     if (ftruncate(fd, 0) == 0)
         write_line(job, line);
@@ -272,7 +253,8 @@ void bxi_boot_lock_running(const struct bx_job *job)
 
 static void unlock_job(struct bx_job *job, const char *path)
 {
-    bxi_spawn_note_files(job, NULL);
+    bxi_spawn_note(job, BXI_NOTED_SOCKET, NULL);
+    bxi_spawn_note(job, BXI_NOTED_LOCK, NULL);
     if (bxi_boot_leads_to(path, job->boot->lock_fd))
         unlink(path);
     BXI_STEP("boot.lock_gone");
@@ -295,26 +277,28 @@ void bxi_bootstrap_release(struct bx_job *job)
         unlock_job(job, job->boot->paths.lock);
 }
 
-void bxi_boot_sweep(const struct bxi_boot_paths *paths, int code)
+void bxi_boot_sweep(const char *lock_path, int code)
 {
-    char line[LINE_BYTES];
+    char line[LINE_BYTES], socket_path[BXI_BOOT_PATH_BYTES];
     int fd;
 
+    memcpy(socket_path, lock_path, strlen(lock_path) + 1);
+    memcpy(strrchr(socket_path, '.'), ".sock", sizeof(".sock"));
     /* The lock file is made before the socket, and removed after it. */
-    if (access(paths->lock, F_OK) < 0 && access(paths->socket, F_OK) < 0)
+    if (access(lock_path, F_OK) < 0 && access(socket_path, F_OK) < 0)
         return;
-    fd = open_lock_file(paths->lock);
+    fd = open_lock_file(lock_path);
     if (fd < 0)
         return;
-    if (take_guard(fd, SWEEP_ATTEMPTS) && !is_held(fd) && bxi_boot_leads_to(paths->lock, fd)) {
+    if (take_guard(fd, SWEEP_ATTEMPTS) && !is_held(fd) && bxi_boot_leads_to(lock_path, fd)) {
         if (code < 0) {
             snprintf(line, sizeof(line), "0 failed %d %s\n", code, bx_error_text());
             /* Best effort: without this line the other workers wait until their time is over. */
             if (bxi_file_limit(strlen(line)) == 0 && pwrite(fd, line, strlen(line), 0) < 0)
-                bxi_log(NULL, 1, "%s cannot be written: %s", paths->lock, bx_strerror(-errno));
+                bxi_log(NULL, 1, "%s cannot be written: %s", lock_path, bx_strerror(-errno));
         }
-        unlink(paths->socket);
-        unlink(paths->lock);
+        unlink(socket_path);
+        unlink(lock_path);
     }
     /* A child may have the descriptor: forks do not wait for a signal handler. */
     set_lock(fd, GUARD_BYTE, F_UNLCK);
@@ -327,7 +311,7 @@ void bxi_bootstrap_sweep(const char *job_name)
 
     if (bxi_boot_paths(job_name, &paths) < 0)
         return;
-    bxi_boot_sweep(&paths, 0);
+    bxi_boot_sweep(paths.lock, 0);
     bxi_doors_sweep(&paths, job_name);
 }
 
@@ -374,8 +358,7 @@ static int check_rank(const struct bx_job *job, uint64_t instance)
         return 0;           /* rank 0 is ending, or dead */
     if (bxi_object_find_owner(job->job_name, instance, job->rank, &owner) < 0 || owner.state >= BXI_LEAVING)
         return 0;
-    return bx_fail(BX_E_RANK_TAKEN, "rank %d of job '%s' is taken by worker '%s' (pid %u), and the job runs", job->rank,
-                   job->job_name, owner.name, owner.pid);
+    return bxi_boot_rank_taken(job, job->rank, owner.name, owner.pid);
 }
 
 static int take_line(const struct bx_job *job, int fd)
@@ -393,29 +376,22 @@ static int take_line(const struct bx_job *job, int fd)
     return 0;
 }
 
-int bxi_boot_watch_poll(struct bxi_boot_watch *watch, const struct bx_job *job, const struct bxi_boot_paths *paths)
+int bxi_boot_watch(int *fd, const struct bx_job *job, const struct bxi_boot_paths *paths)
 {
-    if (watch->fd >= 0) {
+    if (*fd >= 0) {
         /* Looked at before the line is read: rank 0 writes the line, then removes the name. The other way round, a
          * line written between the two looks would be closed unread, and this worker would wait until its time is
          * over. */
-        bool is_named = bxi_boot_leads_to(paths->lock, watch->fd);
-        int rc = take_line(job, watch->fd);
+        bool is_named = bxi_boot_leads_to(paths->lock, *fd);
+        int rc = take_line(job, *fd);
         if (rc < 0 || is_named)
             return rc;
-        close(watch->fd);
+        close(*fd);
     }
     /* Create it if it does not exist, so that rank 0 writes to this file. */
-    watch->fd = open_lock_file(paths->lock);
+    *fd = open_lock_file(paths->lock);
     BXI_STEP("boot.waits");
-    return watch->fd < 0 ? 0 : take_line(job, watch->fd);
-}
-
-void bxi_boot_watch_close(struct bxi_boot_watch *watch)
-{
-    if (watch->fd >= 0)
-        close(watch->fd);
-    watch->fd = -1;
+    return *fd < 0 ? 0 : take_line(job, *fd);
 }
 
 /* ---- What dead workers left -------------------------------------------------------------------- */

@@ -153,20 +153,25 @@ void bxi_boot_describe_self(const struct bx_job *job, struct bxi_boot_entry *ent
     fds[BXI_BOOT_PIDFD] = job->boot->pidfd;
 }
 
-int bxi_boot_add_peer(struct bx_job *job, const struct bxi_boot_entry *entry, const int fds[BXI_BOOT_FDS])
+/* NULL: it is none of this job, or is attached already. */
+static struct bxi_peer *place_of(struct bx_job *job, const struct bxi_boot_entry *entry)
+{
+    if (entry->rank < 0 || entry->rank >= job->world_size || entry->rank == job->rank ||
+        job->rpc->peers[entry->rank]->view.control != NULL ||
+        memchr(entry->name, 0, sizeof(entry->name)) == NULL || !bxi_name_is_valid(entry->name))
+        return NULL;
+    return job->rpc->peers[entry->rank];
+}
+
+int bxi_boot_add_peer(struct bx_job *job, const struct bxi_boot_entry *entry, int fds[BXI_BOOT_FDS])
 {
     struct bxi_join join = { entry->rank, entry->generation, entry->pid, entry->name, fds };
+    struct bxi_peer *peer = place_of(job, entry);
+    int rc = peer != NULL ? bxi_peer_attach(job, peer, &join) : -EPROTO;
 
-    if (entry->rank < 0 || entry->rank >= job->world_size || entry->rank == job->rank)
-        return -EPROTO;
-    struct bxi_peer *peer = job->rpc->peers[entry->rank];
-    if (peer->view.control != NULL)
-        return -EPROTO;
-    if (memchr(entry->name, 0, sizeof(entry->name)) == NULL || !bxi_name_is_valid(entry->name))
-        return -EPROTO;
-    int rc = bxi_peer_attach(job, peer, &join);
     if (rc < 0)
-        return rc;
+        return bxi_boot_cannot_attach(job, entry->name, entry->rank, rc);
+    fds[BXI_BOOT_BELL] = fds[BXI_BOOT_BELL_LEADER] = fds[BXI_BOOT_PIDFD] = -1;
     bxi_join_set_generation(job, entry->rank, entry->generation);
     /* Relaxed: no other thread of the job exists yet. */
     bxi_store_relaxed(&peer->state, BXI_PEER_ALIVE);

@@ -185,32 +185,24 @@ bool bxi_boot_packet_is(const struct bxi_boot_packet *packet, enum bxi_boot_kind
 {
     const struct bxi_boot_head *head = &packet->as.head;
     const struct bxi_boot_table *table = &packet->as.table;
-    size_t bytes = sizeof(*head);
+    const size_t before_entries = offsetof(struct bxi_boot_table, entry);
+    size_t bytes[] = {
+        [BXI_BOOT_HELLO] = sizeof(packet->as.hello), [BXI_BOOT_WELCOME] = sizeof(packet->as.welcome),
+        [BXI_BOOT_JOIN] = sizeof(packet->as.hello),  [BXI_BOOT_TABLE] = 0,
+        [BXI_BOOT_ATTACHED] = sizeof(*head),         [BXI_BOOT_GO] = sizeof(*head),
+        [BXI_BOOT_FAIL] = sizeof(packet->as.fail),   [BXI_BOOT_NOTE] = sizeof(packet->as.note),
+    };
 
     if (packet->bytes < sizeof(*head) || head->magic != BXI_BOOT_MAGIC || head->kind != (uint32_t)kind)
         return false;
-    if (kind == BXI_BOOT_FAIL)      /* the same in every version */
-        return packet->bytes == sizeof(packet->as.fail) && packet->fd_count == fd_count;
-    if (head->protocol != BXI_BOOT_PROTOCOL || head->layout != BXI_LAYOUT_VERSION)
+    if (kind != BXI_BOOT_FAIL && (head->protocol != BXI_BOOT_PROTOCOL || head->layout != BXI_LAYOUT_VERSION))
         return false;
-    if (kind == BXI_BOOT_HELLO)
-        bytes = sizeof(packet->as.hello);
-    if (kind == BXI_BOOT_WELCOME)
-        bytes = sizeof(packet->as.welcome);
-    if (kind == BXI_BOOT_NOTE)
-        bytes = sizeof(packet->as.note);
-    if (kind == BXI_BOOT_REHELLO || kind == BXI_BOOT_REJOIN)
-        bytes = sizeof(packet->as.rehello);
-    if (kind == BXI_BOOT_REWELCOME)
-        bytes = sizeof(packet->as.rewelcome);
-    if (kind == BXI_BOOT_TABLE) {
-        bytes = offsetof(struct bxi_boot_table, entry);
-        if (packet->bytes < bytes || table->count < 1 || table->count > BXI_BOOT_TABLE_MAX)
-            return false;
-        bytes += table->count * sizeof(table->entry[0]);
+    if (kind == BXI_BOOT_TABLE && packet->bytes >= before_entries && table->count >= 1 &&
+        table->count <= BXI_BOOT_TABLE_MAX) {
+        bytes[kind] = before_entries + table->count * sizeof(table->entry[0]);
         fd_count = (int)table->count * BXI_BOOT_FDS;
     }
-    return packet->bytes == bytes && packet->fd_count == fd_count;
+    return packet->bytes == bytes[kind] && packet->fd_count == fd_count;
 }
 
 int bxi_boot_packet_failure(struct bxi_boot_packet *packet)
@@ -221,29 +213,4 @@ int bxi_boot_packet_failure(struct bxi_boot_packet *packet)
         return 0;
     fail->text[sizeof(fail->text) - 1] = '\0';
     return bx_fail(fail->code < 0 ? fail->code : -EPROTO, "%s", fail->text);
-}
-
-int bxi_boot_check_clock(const struct bx_job *job, const char *name, int rank, uint64_t asked_ns, uint64_t answered_ns)
-{
-    uint64_t now_ns = bxi_now_ns();
-    bool is_ahead = answered_ns > now_ns;
-    uint64_t by_ns = is_ahead ? answered_ns - now_ns : asked_ns - answered_ns;
-
-    if (asked_ns <= answered_ns && !is_ahead)
-        return 0;
-    return bx_fail(-EINVAL, "the clock (CLOCK_MONOTONIC) of worker '%.*s' (rank %d) is %.3f s %s that of worker '%s' "
-                            "(rank %d, pid %d), and deadlines are times of one clock; start all workers of job '%s' in "
-                            "one time namespace", BXI_NAME_BYTES - 1, name, rank, (double)by_ns / 1e9,
-                   is_ahead ? "ahead of" : "behind", job->name, job->rank, (int)getpid(), job->job_name);
-}
-
-bool bxi_boot_is_own(int fd, uint32_t *pid)
-{
-    struct ucred credentials;
-    socklen_t bytes = sizeof(credentials);
-
-    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &bytes) < 0 || bytes != sizeof(credentials))
-        return false;
-    *pid = (uint32_t)credentials.pid;
-    return credentials.uid == geteuid();
 }

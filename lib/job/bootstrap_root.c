@@ -28,13 +28,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/random.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
 #define CONNECTIONS_MAX (BXI_WORLD_MAX + 32)    /* the workers, and some connections without a HELLO */
-#define BACKLOG 256
 
 enum connection_state { UNUSED = 0, NEW, WELCOMED, JOINED, TABLED, ATTACHED };
 
@@ -43,7 +40,6 @@ struct connection {
     int fd;
     int rank;                           /* from WELCOMED on */
     uint32_t pid;
-    int segment_fd, arena_fd;           /* from JOINED on */
     uint64_t arrival;
     char name[BXI_NAME_BYTES];
 };
@@ -55,36 +51,14 @@ struct root {
     uint64_t deadline_ns;               /* the earliest of all workers that came */
     uint64_t note_ns;                   /* when to log for whom the job waits, and to send NOTE */
     int listener;
-    int segment_fd, arena_fd;           /* rank 0's own, read-only */
     int joined;
     uint64_t arrivals;
     const struct connection *awaited;   /* its ATTACHED is awaited */
     struct connection *by_rank[BXI_WORLD_MAX];
     struct connection connection[CONNECTIONS_MAX];
+    int fds[BXI_WORLD_MAX][BXI_BOOT_FDS];       /* of each that has joined; segment and arena are this file's, else -1 */
     struct bxi_boot_packet packet;
 };
-
-/* ---- The socket -------------------------------------------------------------------------------- */
-
-static int open_listener(struct root *root)
-{
-    struct sockaddr_un address = { .sun_family = AF_UNIX };
-
-    memcpy(address.sun_path, root->paths->socket, sizeof(address.sun_path));
-    root->listener = BXI_UNSHARED(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (root->listener < 0 && (errno == EMFILE || errno == ENFILE))
-        return bxi_limits_no_descriptors(root->job);
-    if (root->listener < 0)
-        return bx_fail(-errno, "no socket can be made: %s", bx_strerror(-errno));
-    /* This process holds the lock, so the process that made the socket is dead. */
-    if ((unlink(root->paths->socket) < 0 && errno != ENOENT) ||
-        bind(root->listener, (struct sockaddr *)&address, sizeof(address)) < 0 ||
-        listen(root->listener, BACKLOG) < 0)
-        return bx_fail(BX_E_SOCKET_DIR, "the socket %s cannot be opened: %s", root->paths->socket,
-                       bx_strerror(-errno));
-    BXI_STEP("boot.listening");
-    return 0;
-}
 
 /* ---- Connections ------------------------------------------------------------------------------- */
 
@@ -93,10 +67,6 @@ static void drop(struct root *root, struct connection *connection)
     bxi_unshared_close(connection->fd);
     if (connection->state >= WELCOMED)
         root->by_rank[connection->rank] = NULL;
-    if (connection->state >= JOINED) {
-        bxi_unshared_close(connection->segment_fd);
-        bxi_unshared_close(connection->arena_fd);
-    }
     memset(connection, 0, sizeof(*connection));
 }
 
@@ -121,24 +91,12 @@ static struct connection *free_connection(struct root *root)
 
 static int accept_all(struct root *root)
 {
-    for (int i = 0; i < BACKLOG; i++) {
+    for (int i = 0; i < BXI_BOOT_BACKLOG; i++) {
         uint32_t pid = 0;
+        int fd = bxi_boot_accept(root->job, root->listener, &pid);
 
-        int fd = BXI_UNSHARED(accept4(root->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK));
-        if (fd < 0 && errno == EAGAIN)
-            return 0;
-        if (fd < 0 && (errno == EINTR || errno == ECONNABORTED))
-            continue;
-        if (fd < 0 && (errno == EMFILE || errno == ENFILE))
-            return bxi_limits_no_descriptors(root->job);
         if (fd < 0)
-            return bx_fail(-errno, "the socket %s fails: %s", root->paths->socket, bx_strerror(-errno));
-        if (!bxi_boot_is_own(fd, &pid)) {
-            bxi_log(root->job, 1, "bootstrap of job '%s': process %u belongs to another user, dropped",
-                    root->job->job_name, pid);
-            bxi_unshared_close(fd);
-            continue;
-        }
+            return fd == -EAGAIN ? 0 : bxi_limits_no_file(root->job, "socket", root->paths->socket, fd);
         struct connection *connection = free_connection(root);
         *connection = (struct connection){ .state = NEW, .fd = fd, .pid = pid, .arrival = root->arrivals++ };
     }
@@ -146,22 +104,26 @@ static int accept_all(struct root *root)
 }
 
 /* Sends FAIL with this thread's sentence and drops the connection; the job goes on. */
-static void reject(struct root *root, struct connection *connection, int code)
+static int reject(struct root *root, struct connection *connection, int code)
 {
-    bxi_log(root->job, 1, "bootstrap of job '%s': process %u rejected: %s", root->job->job_name, connection->pid,
-            bx_error_text());
-    bxi_boot_send_fail(connection->fd, code);
+    bxi_boot_reject(root->job, connection->fd, connection->pid, code);
     drop(root, connection);
+    return 0;
+}
+
+static const char *who_is(const struct connection *connection, char who[BXI_WHO_BYTES])
+{
+    return bxi_boot_who(who, connection->name, connection->rank, connection->pid);
 }
 
 /* The connection sent nonsense. 0 if the job can go on. */
 static int nonsense(struct root *root, struct connection *connection)
 {
+    char who[BXI_WHO_BYTES];
+
     if (connection->state >= JOINED)
-        return bx_fail(BX_E_CORRUPT, "worker '%s' (rank %d, pid %u) sent nonsense while the job was starting",
-                       connection->name, connection->rank, connection->pid);
-    bxi_log(root->job, 1, "bootstrap of job '%s': process %u sent what no worker sends, dropped", root->job->job_name,
-            connection->pid);
+        return bx_fail(BX_E_CORRUPT, "%s sent nonsense while the job was starting", who_is(connection, who));
+    bxi_boot_log_nonsense(root->job, connection->pid);
     drop(root, connection);
     return 0;
 }
@@ -196,7 +158,7 @@ static int welcome(struct root *root, struct connection *connection, const struc
     connection->state = WELCOMED;
     root->by_rank[hello->rank] = connection;
     root->deadline_ns = bxi_least(root->deadline_ns, bxi_deadline_ns(hello->left_ns));
-    memcpy(reply.name, job->name, sizeof(reply.name));
+    memcpy(reply.known[0].name, job->name, sizeof(job->name));
     /* Ignore the result: if the worker has gone, its hang-up will be seen. */
     bxi_boot_send(connection->fd, &(struct bxi_boot_out){ .data = &reply, .bytes = sizeof(reply) },
                   root->deadline_ns);
@@ -207,42 +169,22 @@ static int welcome(struct root *root, struct connection *connection, const struc
 static int take_hello(struct root *root, struct connection *connection)
 {
     const struct bx_job *job = root->job;
-    struct bxi_boot_hello *hello = &root->packet.as.hello;
-    const struct bxi_boot_head *head = &hello->head;
+    const struct bxi_boot_hello *hello = &root->packet.as.hello;
 
-    if (root->packet.bytes >= sizeof(*head) && head->magic == BXI_BOOT_MAGIC &&
-        (head->protocol != BXI_BOOT_PROTOCOL || head->layout != BXI_LAYOUT_VERSION))
-        return bx_fail(BX_E_VERSION, "a worker of job '%s' (pid %u) speaks protocol %u with layout %u, rank 0 "
-                                     "(pid %u) protocol %u with layout %u; all must use the same version",
-                       job->job_name, connection->pid, head->protocol, head->layout, (unsigned)getpid(),
-                       BXI_BOOT_PROTOCOL, BXI_LAYOUT_VERSION);
-    if (!bxi_boot_packet_is(&root->packet, BXI_BOOT_HELLO, 0) ||
-        memchr(hello->name, 0, sizeof(hello->name)) == NULL || !bxi_name_is_valid(hello->name))
+    int rc = bxi_boot_check_hello(job, &root->packet, &connection->pid);
+    if (rc == -EBADMSG || (rc == 0 && hello->head.kind != BXI_BOOT_HELLO))
         return nonsense(root, connection);
-    if (connection->pid == 0)       /* of another pid namespace: take the pid of HELLO */
-        connection->pid = hello->pid;
-    if (hello->world_size != job->world_size)
-        return bx_fail(BX_E_WORLD_SIZE, "worker '%s' (rank %d, pid %u) of job '%s' was started for %d workers, "
-                                        "rank 0 for %d", hello->name, (int)hello->rank, connection->pid,
-                       job->job_name, (int)hello->world_size, job->world_size);
-    if (hello->rank < 0 || hello->rank >= job->world_size) {
-        reject(root, connection, bx_fail(-EINVAL, "rank %d is not one of 0..%d", (int)hello->rank,
-                                         job->world_size - 1));
-        return 0;
-    }
-    if ((hello->rejoin != 0) != (job->options.rejoin != 0))
-        return bx_fail(-EINVAL, "worker '%s' (rank %d, pid %u) of job '%s' was started with options.rejoin (BX_REJOIN) "
-                                "%s, rank 0 with %s; all must have the same", hello->name, (int)hello->rank,
-                       connection->pid, job->job_name, hello->rejoin ? "1" : "0", job->options.rejoin ? "1" : "0");
+    if (rc < 0)
+        return rc;
+    if (hello->rank < 0 || hello->rank >= job->world_size)
+        return reject(root, connection, bx_fail(-EINVAL, "rank %d is not one of 0..%d", (int)hello->rank,
+                                                job->world_size - 1));
     const struct connection *holder = root->by_rank[hello->rank];
-    if (hello->rank == 0 || holder != NULL) {
-        reject(root, connection,
-               bx_fail(BX_E_RANK_TAKEN, "rank %d of job '%s' is taken by worker '%s' (pid %u)",
-                       (int)hello->rank, job->job_name, holder == NULL ? job->name : holder->name,
-                       holder == NULL ? (unsigned)getpid() : holder->pid));
-        return 0;
-    }
-    int rc = check_name(root, hello, connection->pid);
+    if (hello->rank == 0 || holder != NULL)
+        return reject(root, connection,
+                      bxi_boot_rank_taken(job, hello->rank, holder == NULL ? job->name : holder->name,
+                                          holder == NULL ? (uint32_t)getpid() : holder->pid));
+    rc = check_name(root, hello, connection->pid);
     return rc < 0 ? rc : welcome(root, connection, hello);
 }
 
@@ -250,20 +192,20 @@ static int take_join(struct root *root, struct connection *connection)
 {
     struct bxi_boot_packet *packet = &root->packet;
     struct bxi_boot_entry entry = { .rank = connection->rank, .pid = connection->pid, .generation = 1 };
-    char hint[BXI_MAP_HINT_BYTES];
+    int fds[BXI_BOOT_FDS];
 
     if (!bxi_boot_packet_is(packet, BXI_BOOT_JOIN, BXI_BOOT_FDS))
         return nonsense(root, connection);
+    memcpy(fds, packet->fds, sizeof(fds));
     memcpy(entry.name, connection->name, sizeof(entry.name));
     int rc = bxi_boot_add_peer(root->job, &entry, packet->fds);
     if (rc == -EPROTO || rc == -EPROTONOSUPPORT || rc == -EACCES)
         return nonsense(root, connection);
     if (rc < 0)
-        return bx_fail(rc, "the segment of worker '%s' (rank %d, pid %u) cannot be attached: %s%s",
-                       connection->name, connection->rank, connection->pid, bx_strerror(rc),
-                       bxi_limits_map_hint(root->job, rc, hint));
-    connection->segment_fd = BXI_UNSHARED(packet->fds[BXI_BOOT_SEGMENT]);
-    connection->arena_fd = BXI_UNSHARED(packet->fds[BXI_BOOT_ARENA]);
+        return rc;
+    fds[BXI_BOOT_SEGMENT] = BXI_UNSHARED(fds[BXI_BOOT_SEGMENT]);
+    fds[BXI_BOOT_ARENA] = BXI_UNSHARED(fds[BXI_BOOT_ARENA]);
+    memcpy(root->fds[connection->rank], fds, sizeof(fds));
     packet->fd_count = 0;       /* taken, all five */
     connection->state = JOINED;
     root->joined++;
@@ -274,13 +216,12 @@ static int take_join(struct root *root, struct connection *connection)
 /* A worker's FAIL ends the start of all. */
 static int take_failure(struct root *root, struct connection *connection, int code)
 {
-    char text[BXI_TEXT_BYTES];
+    char text[BXI_TEXT_BYTES], who[BXI_WHO_BYTES];
 
     if (connection->state == NEW)
         return nonsense(root, connection);
     snprintf(text, sizeof(text), "%s", bx_error_text());
-    return bx_fail(code, "worker '%s' (rank %d, pid %u) could not start: %s", connection->name,
-                   connection->rank, connection->pid, text);
+    return bx_fail(code, "%s could not start: %s", who_is(connection, who), text);
 }
 
 static int take_packet(struct root *root, struct connection *connection)
@@ -301,11 +242,11 @@ static int take_packet(struct root *root, struct connection *connection)
 
 static int hung_up(struct root *root, struct connection *connection)
 {
+    char who[BXI_WHO_BYTES];
+
     if (connection->state != NEW) {
         bxi_boot_unlink_dead(root->job, connection->rank);
-        int rc = bxi_spawn_how_ended(root->job, connection->rank);
-        return rc < 0 ? rc : bx_fail(BX_E_PEER_DEAD, "worker '%s' (rank %d, pid %u) died while the job was starting",
-                       connection->name, connection->rank, connection->pid);
+        return bxi_spawn_died(root->job, connection->rank, who_is(connection, who));
     }
     drop(root, connection);
     return 0;
@@ -358,13 +299,13 @@ static int list_missing(const struct root *root, char *text, size_t bytes)
 
 static void write_awaited(const struct root *root, char text[BXI_TEXT_BYTES])
 {
-    char missing[BXI_TEXT_BYTES / 2], other[BXI_OTHER_USER_BYTES];
+    char missing[BXI_TEXT_BYTES / 2], other[BXI_OTHER_USER_BYTES], who[BXI_WHO_BYTES];
     double seconds = bxi_boot_seconds(root->start_ns);
     int count = list_missing(root, missing, sizeof(missing));
 
     if (count == 0 && root->awaited != NULL)
-        snprintf(text, BXI_TEXT_BYTES, "worker '%s' (rank %d, pid %u) came, but does not answer; %.1f s have passed",
-                 root->awaited->name, root->awaited->rank, root->awaited->pid, seconds);
+        snprintf(text, BXI_TEXT_BYTES, "%s came, but does not answer; %.1f s have passed", who_is(root->awaited, who),
+                 seconds);
     else
         snprintf(text, BXI_TEXT_BYTES, "rank%s %s of 0..%d did not come within %.1f s (job '%s' of user %u, socket %s)"
                                        "%s", count == 1 ? "" : "s", missing, root->job->world_size - 1, seconds,
@@ -444,23 +385,6 @@ static int poll_once(struct root *root)
     return entries[0].revents == 0 ? 0 : accept_all(root);
 }
 
-/* The descriptors and the entry of a rank. */
-static void describe(const struct root *root, int rank, struct bxi_boot_entry *entry, int fds[BXI_BOOT_FDS])
-{
-    const struct bx_job *job = root->job;
-    const struct bxi_peer *peer = job->rpc->peers[rank];
-
-    entry->rank = rank;
-    entry->pid = peer->pid;
-    entry->generation = 1;
-    memcpy(entry->name, peer->name, sizeof(entry->name));
-    fds[BXI_BOOT_SEGMENT] = rank == 0 ? root->segment_fd : root->by_rank[rank]->segment_fd;
-    fds[BXI_BOOT_ARENA] = rank == 0 ? root->arena_fd : root->by_rank[rank]->arena_fd;
-    fds[BXI_BOOT_BELL] = rank == 0 ? job->run->bell_fd[0] : peer->bell.fd[0];
-    fds[BXI_BOOT_BELL_LEADER] = rank == 0 ? job->run->bell_fd[1] : peer->bell.fd[1];
-    fds[BXI_BOOT_PIDFD] = rank == 0 ? job->boot->pidfd : peer->pidfd;
-}
-
 static int send_chunk(struct root *root, const struct connection *to, const struct bxi_boot_table *table,
                       const int *fds)
 {
@@ -470,6 +394,7 @@ static int send_chunk(struct root *root, const struct connection *to, const stru
         .fds = fds,
         .fd_count = (int)table->count * BXI_BOOT_FDS,
     };
+    char who[BXI_WHO_BYTES];
 
     int rc = bxi_boot_send(to->fd, &out, root->deadline_ns);
     BXI_STEP("boot.table_sent");
@@ -477,29 +402,32 @@ static int send_chunk(struct root *root, const struct connection *to, const stru
         return 0;           /* the next poll sees the hang-up, and reports it */
     if (rc == -ETIMEDOUT)
         return too_late(root);
-    return bx_fail(rc, "the descriptors cannot be passed to worker '%s' (rank %d, pid %u): %s", to->name,
-                   to->rank, to->pid, bx_strerror(rc));
+    return bx_fail(rc, "the descriptors cannot be passed to %s: %s", who_is(to, who), bx_strerror(rc));
 }
 
 /* Sends the descriptors of all others to one worker and waits until it has attached them. */
 static int serve(struct root *root, struct connection *to)
 {
     struct bxi_boot_table table = { .head = bxi_boot_head(BXI_BOOT_TABLE) };
-    int fds[BXI_BOOT_TABLE_MAX * BXI_BOOT_FDS];
+    int fds[BXI_BOOT_TABLE_MAX][BXI_BOOT_FDS];
     int left = root->job->world_size - 1;
     int rc;
 
     root->awaited = to;
     to->state = TABLED;
     for (int rank = 0; rank < root->job->world_size; rank++) {
+        const struct bxi_peer *peer = root->job->rpc->peers[rank];
+        struct bxi_boot_entry *entry = &table.entry[table.count];
+
         if (rank == to->rank)
             continue;
-        describe(root, rank, &table.entry[table.count], &fds[table.count * BXI_BOOT_FDS]);
-        table.count++;
+        *entry = (struct bxi_boot_entry){ .rank = rank, .pid = peer->pid, .generation = 1 };
+        memcpy(entry->name, peer->name, sizeof(entry->name));
+        memcpy(fds[table.count++], root->fds[rank], sizeof(root->fds[rank]));
         left--;
         if (left > 0 && table.count < BXI_BOOT_TABLE_MAX)
             continue;
-        rc = send_chunk(root, to, &table, fds);
+        rc = send_chunk(root, to, &table, fds[0]);
         if (rc < 0)
             return rc;
         table.count = 0;
@@ -541,13 +469,20 @@ static int read_once_more(struct root *root)
 static int run(struct root *root)
 {
     struct bx_job *job = root->job;
+    int *fds = root->fds[0], rc;
+    struct bxi_boot_entry self;
 
-    int rc = open_listener(root);
-    if (rc < 0 || (rc = bxi_boot_segment(job, &root->segment_fd, &root->arena_fd)) < 0)
+    /* This process holds the lock, so the process that made the socket is dead. */
+    root->listener = BXI_UNSHARED(bxi_boot_listen(root->paths->socket));
+    if (root->listener < 0)
+        return bxi_limits_no_file(job, "socket", root->paths->socket, root->listener);
+    BXI_STEP("boot.listening");
+    if ((rc = bxi_boot_segment(job, &fds[BXI_BOOT_SEGMENT], &fds[BXI_BOOT_ARENA])) < 0)
         return rc;
     /* Until the last worker has come: the program may fork meanwhile. */
-    root->segment_fd = BXI_UNSHARED(root->segment_fd);
-    root->arena_fd = BXI_UNSHARED(root->arena_fd);
+    fds[BXI_BOOT_SEGMENT] = BXI_UNSHARED(fds[BXI_BOOT_SEGMENT]);
+    fds[BXI_BOOT_ARENA] = BXI_UNSHARED(fds[BXI_BOOT_ARENA]);
+    bxi_boot_describe_self(job, &self, fds);
     if ((rc = bxi_door_open(job)) < 0)
         return rc;
     while (root->joined < job->world_size - 1)
@@ -577,14 +512,14 @@ static void fail_all(struct root *root, int code)
         bxi_boot_send_fail(root->connection[i].fd, code);
         drop(root, &root->connection[i]);
     }
-    for (int i = 0; root->listener >= 0 && i < BACKLOG; i++) {
-        int fd = accept4(root->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        if (fd < 0 && (errno == EINTR || errno == ECONNABORTED))
-            continue;
+    for (int i = 0; root->listener >= 0 && i < BXI_BOOT_BACKLOG; i++) {
+        uint32_t pid;
+        int fd = bxi_boot_accept(root->job, root->listener, &pid);
+
         if (fd < 0)
             break;
         bxi_boot_send_fail(fd, code);
-        close(fd);
+        bxi_unshared_close(fd);
     }
 }
 
@@ -593,9 +528,10 @@ static void close_all(struct root *root)
     for (int i = 0; i < CONNECTIONS_MAX; i++)
         if (root->connection[i].state != UNUSED)
             drop(root, &root->connection[i]);
+    for (int rank = 0; rank < root->job->world_size; rank++)
+        for (int i = BXI_BOOT_SEGMENT; i <= BXI_BOOT_ARENA; i++)
+            bxi_unshared_close(root->fds[rank][i]);
     bxi_unshared_close(root->listener);
-    bxi_unshared_close(root->segment_fd);
-    bxi_unshared_close(root->arena_fd);
 }
 
 int bxi_boot_root(struct bx_job *job, const struct bxi_boot_paths *paths, uint64_t deadline_ns)
@@ -610,7 +546,8 @@ int bxi_boot_root(struct bx_job *job, const struct bxi_boot_paths *paths, uint64
     root->start_ns = bxi_now_ns();
     root->note_ns = root->start_ns + BXI_BOOT_LATE_NS;
     root->deadline_ns = deadline_ns;
-    root->listener = root->segment_fd = root->arena_fd = -1;
+    root->listener = -1;
+    memset(root->fds, -1, sizeof(root->fds));
     if (getrandom(&job->instance, sizeof(job->instance), 0) != sizeof(job->instance))
         job->instance = bxi_now_ns() ^ ((uint64_t)getpid() << 40);
     job->instance |= 1;         /* 0 means any */

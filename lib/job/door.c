@@ -10,16 +10,11 @@
  * directory (XDG_RUNTIME_DIR), a cleaner its files. So the thread checks once a second that the name exists, and makes
  * another socket of that name otherwise. Why not inotify: a user may have 128 instances of it, and a host 128 workers.
  *
- * Each connection brings one question and takes one answer. No state is kept between two, so a joiner may ask again.
+ * Each connection brings one question and takes one answer: HELLO and WELCOME, or JOIN and TABLE (job.h). No state is
+ * kept between two, so a joiner may ask again. A joiner that has missed the answer asks again, also after it was
+ * attached: then it gets the same answer.
  *
- *     REHELLO    who it is                      ->
- *                                               <-  REWELCOME  the highest generation of each rank, its name
- *     REJOIN     generation, five descriptors   ->
- *                                               <-  TABLE      this worker and its five descriptors
- *
- * A joiner that has missed the answer asks again, also after it was attached: then it gets the same answer.
- *
- * FAIL, a code and a sentence, may be the answer to both. REWELCOME waits until the role has closed the dead worker and
+ * FAIL, a code and a sentence, may be the answer to both. WELCOME waits until the role has closed the dead worker and
  * removed its names: later no worker may remove names of that rank, for they are the joiner's. What a connection sends
  * is input. Nonsense is logged and ends the connection. A connection that is not answered ends after CONNECTION_NS, and
  * the joiner comes again; what it has sent by then is read first, for the machine may have paused.
@@ -42,13 +37,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
 #define CONNECTIONS_MAX 8
-#define BACKLOG 16
 #define CONNECTION_NS UINT64_C(3000000000)
 #define DEATH_POLL_NS UINT64_C(5000000)     /* while the role has yet to close a dead worker */
 #define NAME_NS UINT64_C(1000000000)        /* between two checks of the name */
@@ -57,8 +49,8 @@ struct connection {
     int fd;                             /* 0: unused */
     uint32_t pid;
     uint64_t until_ns;
-    bool asked;                         /* REHELLO has come, and waits for the role */
-    struct bxi_boot_rehello rehello;
+    bool asked;                         /* HELLO has come, and waits for the role */
+    struct bxi_boot_hello hello;
 };
 
 struct bxi_door {
@@ -74,49 +66,24 @@ struct bxi_door {
 
 /* ---- Opening ----------------------------------------------------------------------------------- */
 
-/* A socket that listens at boot->door_path. -errno. */
-static int listen_at_door(const struct bx_job *job)
-{
-    struct sockaddr_un address = { .sun_family = AF_UNIX };
-    int fd = BXI_UNSHARED(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-
-    if (fd < 0)
-        return -errno;
-    memcpy(address.sun_path, job->boot->door_path, sizeof(address.sun_path));
-    /* A name that is there was left by a process of the same generation that was killed before it had joined. */
-    if ((unlink(address.sun_path) < 0 && errno != ENOENT) ||
-        bind(fd, (struct sockaddr *)&address, sizeof(address)) < 0)
-        goto failed;
-    BXI_STEP("rejoin.bound");
-    if (listen(fd, BACKLOG) < 0)
-        goto failed;
-    BXI_STEP("rejoin.door");
-    return fd;
-
-failed:;
-    int rc = -errno;
-    bxi_unshared_close(fd);
-    return rc;
-}
-
 int bxi_door_open(struct bx_job *job)
 {
     const struct bxi_door_id id = { job->instance, job->rank, job->rpc->peers[job->rank]->generation };
+    struct bxi_boot *boot = job->boot;
     int rc;
 
     if (!job->options.rejoin)
         return 0;
-    rc = bxi_door_path(job->boot->door_path, &job->boot->paths, job->job_name, &id);
+    rc = bxi_door_path(boot->door_path, &boot->paths, job->job_name, &id);
     if (rc < 0)
         return rc;
-    bxi_spawn_note_door(job, job->boot->door_path);
-    rc = listen_at_door(job);
-    if (rc == -EMFILE || rc == -ENFILE)
-        return bxi_limits_no_descriptors(job);
+    bxi_spawn_note(job, BXI_NOTED_DOOR, boot->door_path);
+    /* A name that is there was left by a process of the same generation that was killed before it had joined. */
+    rc = BXI_UNSHARED(bxi_boot_listen(boot->door_path));
     if (rc < 0)
-        return bx_fail(BX_E_SOCKET_DIR, "the door of worker '%s' (rank %d) of job '%s', %s, cannot be opened: %s",
-                       job->name, job->rank, job->job_name, job->boot->door_path, bx_strerror(rc));
-    job->boot->door_fd = rc;
+        return bxi_limits_no_file(job, "door", boot->door_path, rc);
+    BXI_STEP("rejoin.door");
+    boot->door_fd = rc;
     return 0;
 }
 
@@ -131,7 +98,7 @@ static void keep_name(struct bxi_door *door, uint64_t now_ns)
     if (access(job->boot->door_path, F_OK) == 0)
         return;
     int rc = bxi_socket_dir_make(job->boot->paths.directory);
-    if (rc == 0 && (rc = listen_at_door(job)) >= 0) {
+    if (rc == 0 && (rc = BXI_UNSHARED(bxi_boot_listen(job->boot->door_path))) >= 0) {
         bxi_unshared_close(job->boot->door_fd);
         job->boot->door_fd = rc;
     }
@@ -173,34 +140,25 @@ static struct connection *free_connection(struct bxi_door *door)
 static void accept_one(struct bxi_door *door)
 {
     uint32_t pid = 0;
-    int fd = BXI_UNSHARED(accept4(door->job->boot->door_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    int fd = bxi_boot_accept(door->job, door->job->boot->door_fd, &pid);
 
-    if (fd < 0) {
-        if (errno == EMFILE || errno == ENFILE)     /* the connection stays in the queue: poll would return at once */
-            poll(&(struct pollfd){ .fd = door->wake_fd, .events = POLLIN }, 1, 100);
+    if (fd == -EMFILE || fd == -ENFILE)         /* the connection stays in the queue: poll would return at once */
+        poll(&(struct pollfd){ .fd = door->wake_fd, .events = POLLIN }, 1, 100);
+    if (fd < 0)
         return;
-    }
-    if (!bxi_boot_is_own(fd, &pid)) {
-        bxi_log(door->job, 1, "door of worker '%s': process %u belongs to another user, dropped", door->job->name, pid);
-        bxi_unshared_close(fd);
-        return;
-    }
     *free_connection(door) = (struct connection){ .fd = fd, .pid = pid, .until_ns = bxi_now_ns() + CONNECTION_NS };
     BXI_STEP("rejoin.accepted");
 }
 
 static void reject(const struct bxi_door *door, struct connection *connection, int code)
 {
-    bxi_log(door->job, 1, "door of worker '%s': process %u rejected: %s", door->job->name, connection->pid,
-            bx_error_text());
-    bxi_boot_send_fail(connection->fd, code);
+    bxi_boot_reject(door->job, connection->fd, connection->pid, code);
     drop(connection);
 }
 
 static void nonsense(const struct bxi_door *door, struct connection *connection)
 {
-    bxi_log(door->job, 1, "door of worker '%s': process %u sent what no worker sends, dropped", door->job->name,
-            connection->pid);
+    bxi_boot_log_nonsense(door->job, connection->pid);
     drop(connection);
 }
 
@@ -214,12 +172,12 @@ static bool has_ended(const struct bxi_peer *peer)
 }
 
 /* The joiner is attached here, and asks again, for it has missed the answer. */
-static bool is_attached(const struct bx_job *job, const struct bxi_boot_rehello *rehello)
+static bool is_attached(const struct bx_job *job, const struct bxi_boot_hello *hello)
 {
     /* [joining] acquire, as in bxi_join_waits. */
-    const struct bxi_peer *peer = bxi_load_acquire(&job->rpc->joins.joining[rehello->rank]);
+    const struct bxi_peer *peer = bxi_load_acquire(&job->rpc->joins.joining[hello->rank]);
 
-    return bxi_join_waits(job, rehello->rank) && peer->generation == rehello->generation && !has_ended(peer);
+    return bxi_join_waits(job, hello->rank) && peer->generation == hello->generation && !has_ended(peer);
 }
 
 /* 0: the rank is free. -EAGAIN: it will be in a moment. Else why not, with a sentence. */
@@ -235,29 +193,25 @@ static int is_free(const struct bx_job *job, int rank)
                        rank, peer->pid, job->job_name);
     if (rank != job->rank && (ended || has_ended(peer)))
         return ended && !bxi_join_waits(job, rank) ? 0 : -EAGAIN;
-    return bx_fail(BX_E_RANK_TAKEN, "rank %d of job '%s' is taken by worker '%s' (pid %u), and the job runs", rank,
-                   job->job_name, peer->name, peer->pid);
+    return bxi_boot_rank_taken(job, rank, peer->name, peer->pid);
 }
 
-static int may_join(const struct bx_job *job, const struct bxi_boot_rehello *rehello)
+static int may_join(const struct bx_job *job, const struct bxi_boot_hello *hello)
 {
-    if (rehello->world_size != job->world_size)
-        return bx_fail(BX_E_WORLD_SIZE, "job '%s' runs with %d workers, and worker '%s' was started for %d",
-                       job->job_name, job->world_size, rehello->name, (int)rehello->world_size);
-    if (rehello->rank < 0 || rehello->rank >= job->world_size)
-        return bx_fail(-EINVAL, "rank %d is not one of 0..%d", (int)rehello->rank, job->world_size - 1);
-    const struct bxi_peer *peer = job->rpc->peers[rehello->rank];
-    if (peer->name[0] != '\0' && strcmp(peer->name, rehello->name) != 0)
+    if (hello->rank < 0 || hello->rank >= job->world_size)
+        return bx_fail(-EINVAL, "rank %d is not one of 0..%d", (int)hello->rank, job->world_size - 1);
+    const struct bxi_peer *peer = job->rpc->peers[hello->rank];
+    if (peer->name[0] != '\0' && strcmp(peer->name, hello->name) != 0)
         return bx_fail(-EINVAL, "rank %d of job '%s' has the name '%s', and a worker that takes it must have it too, "
-                                "not '%s'", (int)rehello->rank, job->job_name, peer->name, rehello->name);
-    if (is_attached(job, rehello))
+                                "not '%s'", (int)hello->rank, job->job_name, peer->name, hello->name);
+    if (is_attached(job, hello))
         return 0;                       /* also if this worker has begun to leave since: then it waits for the joiner */
     if (bxi_load_relaxed(&job->phase) != BXI_STARTED)
         return bx_fail(BX_E_SHUTDOWN, "worker '%s' (rank %d, pid %u) is leaving job '%s'", job->name, job->rank,
                        (unsigned)getpid(), job->job_name);
-    int rc = is_free(job, rehello->rank);
-    if (rc == 0 && bxi_join_generation(job, rehello->rank) >= BXI_GENERATION_MAX)
-        return bx_fail(-EOVERFLOW, "rank %d of job '%s' was taken %d times, which is the most", (int)rehello->rank,
+    int rc = is_free(job, hello->rank);
+    if (rc == 0 && bxi_join_generation(job, hello->rank) >= BXI_GENERATION_MAX)
+        return bx_fail(-EOVERFLOW, "rank %d of job '%s' was taken %d times, which is the most", (int)hello->rank,
                        job->job_name, BXI_GENERATION_MAX);
     return rc;
 }
@@ -265,28 +219,32 @@ static int may_join(const struct bx_job *job, const struct bxi_boot_rehello *reh
 static void welcome(struct bxi_door *door, struct connection *connection)
 {
     struct bx_job *job = door->job;
-    struct bxi_boot_rewelcome reply = { .head = bxi_boot_head(BXI_BOOT_REWELCOME), .now_ns = bxi_now_ns() };
+    struct bxi_boot_welcome reply = {
+        .head = bxi_boot_head(BXI_BOOT_WELCOME),
+        .instance = job->instance,
+        .now_ns = bxi_now_ns(),
+    };
 
     for (int rank = 0; rank < job->world_size; rank++) {
         const struct bxi_peer *peer = job->rpc->peers[rank];
+        struct bxi_boot_known *known = &reply.known[rank];
 
-        reply.worker[rank].generation = (uint32_t)bxi_join_generation(job, rank);
-        reply.worker[rank].ran = bxi_join_ran(job, rank);
+        known->generation = (uint32_t)bxi_join_generation(job, rank);
+        known->ran = bxi_join_ran(job, rank);
         /* Relaxed, both: a late answer is asked for again. */
-        reply.worker[rank].lives = rank == job->rank ||
-                                   (bxi_load_relaxed((bxi_a32 *)&peer->ended) == 0 &&
-                                    bxi_load_relaxed(&peer->state) != BXI_PEER_LEFT && !has_ended(peer));
-        memcpy(reply.worker[rank].name, peer->name, sizeof(peer->name));
+        known->lives = rank == job->rank || (bxi_load_relaxed((bxi_a32 *)&peer->ended) == 0 &&
+                                             bxi_load_relaxed(&peer->state) != BXI_PEER_LEFT && !has_ended(peer));
+        memcpy(known->name, peer->name, sizeof(peer->name));
     }
     bxi_boot_send(connection->fd, &(struct bxi_boot_out){ .data = &reply, .bytes = sizeof(reply) }, 0);
     BXI_STEP("rejoin.welcomed");
     drop(connection);
 }
 
-/* REHELLO has come, now or before. */
+/* HELLO has come, now or before. */
 static void answer(struct bxi_door *door, struct connection *connection)
 {
-    int rc = may_join(door->job, &connection->rehello);
+    int rc = may_join(door->job, &connection->hello);
 
     if (rc == -EAGAIN && !connection->asked)
         connection->until_ns = bxi_now_ns() + CONNECTION_NS;
@@ -321,62 +279,44 @@ static int attach(struct bxi_door *door, const struct connection *connection)
 {
     struct bx_job *job = door->job;
     struct bxi_boot_packet *packet = &door->packet;
-    const struct bxi_boot_rehello *rejoin = &packet->as.rehello;
-    struct bxi_join join = { rejoin->rank, rejoin->generation, rejoin->pid, rejoin->name, packet->fds };
+    const struct bxi_boot_hello *hello = &packet->as.hello;
+    /* The pid of the connection is of this pid namespace. */
+    struct bxi_join join = { hello->rank, hello->generation, connection->pid, hello->name, packet->fds };
     struct bxi_peer *joiner = NULL;
-    char hint[BXI_MAP_HINT_BYTES];
 
-    int rc = may_join(job, rejoin);
-    if (rc == 0 && is_attached(job, rejoin))
+    int rc = may_join(job, hello);
+    if (rc == 0 && is_attached(job, hello))
         return send_table(door, connection);
-    if (rc == -EAGAIN || (rc == 0 && (int)rejoin->generation <= bxi_join_generation(job, rejoin->rank)))
-        return bx_fail(-EPROTO, "worker '%s' (rank %d) did not ask before it joined", rejoin->name, (int)rejoin->rank);
+    if (rc == -EAGAIN || (rc == 0 && (int)hello->generation <= bxi_join_generation(job, hello->rank)))
+        return bx_fail(-EPROTO, "worker '%s' (rank %d) did not ask before it joined", hello->name, (int)hello->rank);
     if (rc < 0)
         return rc;
-    if (connection->pid != 0)       /* 0: of another pid namespace */
-        join.pid = connection->pid;
     BXI_STEP("rejoin.came");
-    door->watched[rejoin->rank] = NULL;         /* one that has given up: it is replaced */
+    door->watched[hello->rank] = NULL;          /* one that has given up: it is replaced */
     rc = bxi_join_attach(job, &join, &joiner);
     if (rc < 0)
-        return bx_fail(rc, "worker '%s' (rank %d) cannot attach to '%s' (rank %d): %s%s", job->name, job->rank,
-                       rejoin->name, (int)rejoin->rank, bx_strerror(rc), bxi_limits_map_hint(job, rc, hint));
+        return bxi_boot_cannot_attach(job, hello->name, hello->rank, rc);
     packet->fds[BXI_BOOT_BELL] = packet->fds[BXI_BOOT_BELL_LEADER] = packet->fds[BXI_BOOT_PIDFD] = -1;
-    door->watched[rejoin->rank] = joiner;
+    door->watched[hello->rank] = joiner;
     BXI_STEP("rejoin.taken");
     return send_table(door, connection);
 }
 
 static void take_packet(struct bxi_door *door, struct connection *connection)
 {
-    struct bxi_boot_packet *packet = &door->packet;
-    const struct bxi_boot_head *head = &packet->as.head;
-    bool is_rejoin = bxi_boot_packet_is(packet, BXI_BOOT_REJOIN, BXI_BOOT_FDS);
+    const struct bxi_boot_hello *hello = &door->packet.as.hello;
+    int rc = bxi_boot_check_hello(door->job, &door->packet, &connection->pid);
 
-    if (packet->bytes >= sizeof(*head) && head->magic == BXI_BOOT_MAGIC &&
-        (head->protocol != BXI_BOOT_PROTOCOL || head->layout != BXI_LAYOUT_VERSION)) {
-        reject(door, connection, bx_fail(BX_E_VERSION, "a process (pid %u) wants to join job '%s' with protocol %u and "
-                                         "layout %u, and the job has protocol %u and layout %u", connection->pid,
-                                         door->job->job_name, head->protocol, head->layout, BXI_BOOT_PROTOCOL,
-                                         BXI_LAYOUT_VERSION));
-        return;
-    }
-    const struct bxi_boot_rehello *rehello = &packet->as.rehello;
-    if ((!is_rejoin && !bxi_boot_packet_is(packet, BXI_BOOT_REHELLO, 0)) || rehello->instance != door->job->instance ||
-        memchr(rehello->name, 0, sizeof(rehello->name)) == NULL || !bxi_name_is_valid(rehello->name)) {
+    if (rc == -EBADMSG) {
         nonsense(door, connection);
-        return;
-    }
-    if (!is_rejoin) {
-        connection->rehello = *rehello;
+    } else if (rc == 0 && hello->head.kind == BXI_BOOT_HELLO) {
+        connection->hello = *hello;
         answer(door, connection);
-        return;
-    }
-    int rc = attach(door, connection);
-    if (rc < 0)
+    } else if (rc < 0 || (rc = attach(door, connection)) < 0) {
         reject(door, connection, rc);
-    else
+    } else {
         drop(connection);
+    }
 }
 
 static void read_connection(struct bxi_door *door, struct connection *connection)

@@ -28,9 +28,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #define LOCK_ATTEMPTS 16                /* all but the last lost to a process that removed the name */
@@ -88,21 +86,6 @@ int bxi_doors_find(const char *directory, const char *job_name, bxi_door_fn *fou
     return 0;
 }
 
-int bxi_door_connect(const char *path, uint32_t *pid)
-{
-    struct sockaddr_un address = { .sun_family = AF_UNIX };
-    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), rc;
-
-    if (fd < 0)
-        return -errno;
-    snprintf(address.sun_path, sizeof(address.sun_path), "%s", path);
-    if (connect(fd, (struct sockaddr *)&address, sizeof(address)) == 0 && bxi_boot_is_own(fd, pid))
-        return fd;
-    rc = -errno;
-    close(fd);
-    return rc;
-}
-
 void bxi_door_close(struct bx_job *job)
 {
     if (job->boot->door_fd <= 0)
@@ -110,7 +93,7 @@ void bxi_door_close(struct bx_job *job)
     unlink(job->boot->door_path);
     bxi_unshared_close(job->boot->door_fd);
     job->boot->door_fd = 0;
-    bxi_spawn_note_door(job, NULL);
+    bxi_spawn_note(job, BXI_NOTED_DOOR, NULL);
 }
 
 /* ---- The mutex --------------------------------------------------------------------------------- */
@@ -123,29 +106,33 @@ bool bxi_boot_leads_to(const char *path, int fd)
            named.st_dev == held.st_dev;
 }
 
-/* The lock of the file, or -EAGAIN; flags: O_CREAT or 0. */
-static int lock_file(const char *path, int flags)
+int bxi_file_lock(const char *path, int flags, bool (*take)(int fd))
 {
-    struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
-
     for (int attempt = 0; attempt < LOCK_ATTEMPTS; attempt++) {
         int fd = BXI_UNSHARED(open(path, O_RDWR | flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600));
 
         if (fd < 0)
             return -errno;
-        if (fcntl(fd, F_OFD_SETLK, &lock) == 0 && bxi_boot_leads_to(path, fd))
+        bool is_taken = take(fd), is_named = bxi_boot_leads_to(path, fd);
+        if (is_taken && is_named)
             return fd;
-        bool is_held = bxi_boot_leads_to(path, fd);
         bxi_unshared_close(fd);
-        if (is_held)
+        if (is_named)
             return -EAGAIN;
     }
     return -EAGAIN;
 }
 
+static bool take_mutex(int fd)
+{
+    struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
+
+    return fcntl(fd, F_OFD_SETLK, &lock) == 0;
+}
+
 int bxi_joiners_lock(const char *path)
 {
-    return lock_file(path, O_CREAT);
+    return bxi_file_lock(path, O_CREAT, take_mutex);
 }
 
 void bxi_joiners_unlock(const char *path, int fd)
@@ -159,7 +146,7 @@ void bxi_joiners_release(struct bx_job *job)
 {
     if (job->boot->mutex_fd <= 0)
         return;
-    bxi_spawn_note_mutex(job, NULL);
+    bxi_spawn_note(job, BXI_NOTED_MUTEX, NULL);
     bxi_joiners_unlock(job->boot->paths.join, job->boot->mutex_fd);
     job->boot->mutex_fd = 0;
 }
@@ -179,7 +166,7 @@ static void sweep_one(void *context, const struct bxi_door_id *id)
 
     if (bxi_door_path(path, sweep->paths, sweep->job_name, id) < 0)
         return;
-    int fd = bxi_door_connect(path, &pid);
+    int fd = bxi_boot_connect(path, &pid);
     if (fd == -ECONNREFUSED)
         unlink(path);
     if (fd >= 0)
@@ -191,7 +178,7 @@ void bxi_doors_sweep(const struct bxi_boot_paths *paths, const char *job_name)
     struct sweep sweep = { paths, job_name };
 
     bxi_doors_find(paths->directory, job_name, sweep_one, &sweep);
-    int fd = lock_file(paths->join, 0);
+    int fd = bxi_file_lock(paths->join, 0, take_mutex);
     if (fd >= 0)
         bxi_joiners_unlock(paths->join, fd);
 }

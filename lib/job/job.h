@@ -3,27 +3,37 @@
  * The private header of the room job: its part of the job, the protocol of the bootstrap, and what each file offers to
  * the others. "Start" is the thread in bx_job_start, before any other thread of the job exists.
  *
- * The bootstrap's messages. Each is one packet of SOCK_SEQPACKET.
+ * How two processes of a job meet (bootstrap_meet.c). Each message is one packet of SOCK_SEQPACKET. The process that
+ * starts asks; the process that is asked is rank 0 in the first start, which gathers the others, and in a start that
+ * takes the place of a dead worker each worker that lives, at its door.
  *
- *     worker                                  rank 0
+ *     asks                                    is asked
  *     HELLO    who it is               ->
- *                                      <-     WELCOME  the instance
+ *                                      <-     WELCOME  the instance; generations and names of all ranks
  *     JOIN     its five descriptors    ->
- *                                      <-     TABLE    those of the others, in chunks, worker by worker
+ *                                      <-     TABLE    rank 0: those of the others, in chunks; a door: this worker's
+ *
+ * Rank 0 serves one worker after the other, and opens the gate when all have attached all:
+ *
  *     ATTACHED                         ->
- *                                      <-     GO       when all have attached
- *
- * A process that takes the place of a dead worker (rejoin.c) asks every worker that lives, at its door (door.c):
- *
- *     joiner                                  each worker
- *     REHELLO  who it is               ->
- *                                      <-     REWELCOME  the generations and names of all ranks
- *     REJOIN   its five descriptors    ->
- *                                      <-     TABLE      this worker's
+ *                                      <-     GO
  *
  * NOTE is a sentence for the log, from rank 0 to the workers that have come, if others do not come for long. FAIL, a
- * code and a sentence, may go either way at any time. From rank 0 it ends the start of that worker; from a worker it
- * ends the start of all.
+ * code and a sentence, may go either way at any time. From the process that is asked it ends the start of that worker;
+ * from a worker to rank 0 it ends the start of all.
+ *
+ * A start goes through these states. What a worker that is killed leaves: nothing before it has made names; then its
+ * names, which the process that sees the hang-up or the pidfd removes.
+ *
+ *     state      the worker has             waits for                 and is killed: who knows
+ *     alone      nothing                    rank 0's socket, or the   nobody; the lock file that it may have made is
+ *                                           joiners' mutex            taken by the next rank 0
+ *     asking     a connection (HELLO)       WELCOME                   rank 0 drops the connection; doors too
+ *     welcome    the instance, then names   TABLE                     rank 0 by the hang-up: the start of all fails;
+ *                in /dev/shm, JOIN sent                               nobody at doors: the next joiner removes the names
+ *     attached   all peers mapped           the gate: rank 0's state  as above; a worker that has attached it: its pidfd
+ *                                           (a joiner: its own)
+ *     running    passed the gate            -                         all, by its pidfd
  */
 #ifndef BXI_JOB_H
 #define BXI_JOB_H
@@ -69,7 +79,7 @@ struct bxi_whole_job {
 /* ---- bootstrap_packet.c: one message. Start, on both sides --------------------------------------- */
 
 #define BXI_BOOT_MAGIC UINT64_C(0x544f4f4252435842)     /* "BXCRBOOT" in memory, little endian */
-#define BXI_BOOT_PROTOCOL 5u
+#define BXI_BOOT_PROTOCOL 6u
 #define BXI_BOOT_TABLE_MAX 32           /* workers in one TABLE: 160 descriptors; the kernel takes 253 */
 
 enum bxi_boot_kind {
@@ -81,9 +91,6 @@ enum bxi_boot_kind {
     BXI_BOOT_GO,
     BXI_BOOT_FAIL,
     BXI_BOOT_NOTE,
-    BXI_BOOT_REHELLO,                   /* rejoin.c to door.c */
-    BXI_BOOT_REWELCOME,
-    BXI_BOOT_REJOIN,
 };
 
 /* The head and FAIL are the same in every version, so that two versions can report that they differ. */
@@ -94,20 +101,30 @@ struct bxi_boot_head {
     uint32_t kind;
     uint32_t reserved;
 };
+/* HELLO; with five descriptors JOIN. */
 struct bxi_boot_hello {
     struct bxi_boot_head head;
+    uint64_t instance;                  /* 0: not known yet */
     uint64_t left_ns;                   /* until this worker gives up; BX_FOREVER */
     int32_t rank;
     int32_t world_size;
     uint32_t pid;
+    uint32_t generation;                /* 1 while it has none yet */
     uint32_t rejoin;                    /* 1: options.rejoin */
+    uint32_t reserved;
     char name[BXI_NAME_BYTES];
 };
 struct bxi_boot_welcome {
     struct bxi_boot_head head;
     uint64_t instance;
-    uint64_t now_ns;                    /* rank 0's clock: bxi_boot_check_clock */
-    char name[BXI_NAME_BYTES];          /* rank 0's */
+    uint64_t now_ns;                    /* the clock of the one that answers: bxi_boot_check_welcome */
+    struct bxi_boot_known {             /* what a worker at its door knows of each rank; of rank 0 also rank 0 itself */
+        uint32_t generation;            /* the highest; 0: none */
+        uint32_t ran;                   /* of the last that ran */
+        uint32_t lives;                 /* it has not left, and its pidfd does not report its end */
+        uint32_t reserved;
+        char name[BXI_NAME_BYTES];      /* "": unknown */
+    } known[BXI_WORLD_MAX];
 };
 struct bxi_boot_table {
     struct bxi_boot_head head;
@@ -120,27 +137,6 @@ struct bxi_boot_table {
         uint32_t reserved;
         char name[BXI_NAME_BYTES];
     } entry[BXI_BOOT_TABLE_MAX];        /* the packet has `count` of them, with BXI_BOOT_FDS descriptors each */
-};
-/* REHELLO; with five descriptors REJOIN. */
-struct bxi_boot_rehello {
-    struct bxi_boot_head head;
-    uint64_t instance;
-    int32_t rank;
-    int32_t world_size;
-    uint32_t pid;
-    uint32_t generation;                /* that of the joiner; 1 while it has none yet */
-    char name[BXI_NAME_BYTES];
-};
-struct bxi_boot_rewelcome {
-    struct bxi_boot_head head;
-    uint64_t now_ns;                    /* the worker's clock: bxi_boot_check_clock */
-    struct bxi_boot_known {             /* what the worker knows of each rank, also of itself */
-        uint32_t generation;            /* the highest; 0: none */
-        uint32_t ran;                   /* of the last that ran */
-        uint32_t lives;                 /* it has not left, and its pidfd does not report its end */
-        uint32_t reserved;
-        char name[BXI_NAME_BYTES];      /* "": unknown */
-    } worker[BXI_WORLD_MAX];
 };
 struct bxi_boot_note {
     struct bxi_boot_head head;
@@ -162,8 +158,6 @@ struct bxi_boot_packet {
         struct bxi_boot_table table;
         struct bxi_boot_fail fail;
         struct bxi_boot_note note;
-        struct bxi_boot_rehello rehello;
-        struct bxi_boot_rewelcome rewelcome;
     } as;
     size_t bytes;
     int fds[BXI_BOOT_TABLE_MAX * BXI_BOOT_FDS];
@@ -198,18 +192,64 @@ int bxi_boot_wait(int fd, short events, uint64_t deadline_ns);
 int bxi_boot_wait_for(struct bx_job *job, int fd, uint64_t deadline_ns);
 /* The leader's eventfd is readable: BX_E_INTERRUPTED with a sentence; or 0, and it is no longer readable. */
 int bxi_boot_interrupted(struct bx_job *job);
-/* Compares the clocks (CLOCK_MONOTONIC) of this worker and of the one that answered it: asked_ns is when this one
- * asked, by its own clock, answered_ns when the other one answered, by the other's. 0; -EINVAL with a sentence: they
- * differ, for the two are in different time namespaces. Frames carry deadlines as times of that clock. A difference
- * shorter than the answer took is not seen. */
-int bxi_boot_check_clock(const struct bx_job *job, const char *name, int rank, uint64_t asked_ns,
-                         uint64_t answered_ns);
-/* The process at the other end belongs to this user. Sets its pid; 0: it is of another pid namespace. */
+
+/* ---- bootstrap_meet.c: the handshake. Start, the door ------------------------------------------------ */
+
+#define BXI_BOOT_BACKLOG 256
+/* A socket that listens at that path. A name that is there is replaced: the caller knows that its process is dead.
+ * -errno. */
+int bxi_boot_listen(const char *path);
+/* A connection, and the pid at the other end; 0: it is of another pid namespace. -ECONNREFUSED, -ENOENT: nobody is
+ * there; -EAGAIN: many wait; -EACCES: another user's; -errno. */
+int bxi_boot_connect(const char *path, uint32_t *pid);
+/* The next connection, as BXI_UNSHARED makes it; those of other users are dropped with a line in the log. -EAGAIN:
+ * there is none; -errno. */
+int bxi_boot_accept(const struct bx_job *job, int listener, uint32_t *pid);
+/* The process at the other end belongs to this user. Sets its pid. */
 bool bxi_boot_is_own(int fd, uint32_t *pid);
+
+/* "worker 'NAME' (rank R, pid P)", or what of it is known ("", 0). */
+#define BXI_WHO_BYTES (2 * BXI_NAME_BYTES + 64)
+const char *bxi_boot_who(char who[BXI_WHO_BYTES], const char *name, int rank, uint32_t pid);
+
+/* The side that asks: whom. */
+struct bxi_boot_asked {
+    int fd;
+    uint32_t pid;                       /* 0: of another pid namespace */
+    uint64_t asked_ns;                  /* the last question */
+    char who[BXI_WHO_BYTES];            /* for sentences */
+};
+/* Sends HELLO, or JOIN with fds. 0, as bxi_boot_send. A failure need not be looked at: a process that has hung up may
+ * have sent why, and bxi_boot_next reads that. */
+int bxi_boot_ask(const struct bx_job *job, struct bxi_boot_asked *asked, enum bxi_boot_kind kind, const int *fds,
+                 uint64_t deadline_ns);
+/* Waits for the next packet. 1; 0: the process has hung up, or has ended; -ETIMEDOUT; else a failure with its sentence,
+ * also one that was sent. */
+int bxi_boot_next(struct bx_job *job, const struct bxi_boot_asked *asked, struct bxi_boot_packet *packet, int fds_max,
+                  uint64_t until_ns);
+/* Closes the packet. -EPROTO with a sentence. */
+int bxi_boot_nonsense(const struct bxi_boot_asked *asked, struct bxi_boot_packet *packet);
+/* The packet is the WELCOME of that rank, and its clock (CLOCK_MONOTONIC) is this one's: frames carry deadlines as times
+ * of it. A difference shorter than the answer took is not seen. 0; -EPROTO, -EINVAL (the two are in different time
+ * namespaces) with a sentence. */
+int bxi_boot_check_welcome(const struct bx_job *job, const struct bxi_boot_asked *asked, struct bxi_boot_packet *packet,
+                           int rank);
+
+/* The side that is asked. The packet is a HELLO or a JOIN that fits to this job; its rank is not checked. Sets a pid
+ * that is 0. 0; -EBADMSG: nonsense; else a failure with its sentence. */
+int bxi_boot_check_hello(const struct bx_job *job, const struct bxi_boot_packet *packet, uint32_t *pid);
+int bxi_boot_rank_taken(const struct bx_job *job, int rank, const char *name, uint32_t pid);   /* BX_E_RANK_TAKEN */
+/* Logs that process pid is rejected, with this thread's sentence, and sends FAIL. */
+void bxi_boot_reject(const struct bx_job *job, int fd, uint32_t pid, int code);
+void bxi_boot_log_nonsense(const struct bx_job *job, uint32_t pid);
+/* rc with its sentence: the descriptors of that worker are wrong, or cannot be mapped. */
+int bxi_boot_cannot_attach(const struct bx_job *job, const char *name, int rank, int rc);
 
 /* ---- limits.c: what the system refuses, as a sentence that says what to do. Start ----------------- */
 
 int bxi_limits_no_descriptors(const struct bx_job *job);    /* BX_E_DESCRIPTORS */
+/* A file or a socket in the socket directory cannot be opened. BX_E_SOCKET_DIR; BX_E_DESCRIPTORS. */
+int bxi_limits_no_file(const struct bx_job *job, const char *what, const char *path, int rc);
 int bxi_limits_no_space(const struct bx_job *job);          /* BX_E_NO_SPACE: room in /dev/shm, or inodes */
 /* The segment or the arena could not be made, with rc. The code to fail with. */
 int bxi_limits_no_segment(const struct bx_job *job, const char *name, int rc);
@@ -309,36 +349,39 @@ bool bxi_spawn_is_worker(void);         /* safe in a signal handler */
 
 /* What SIGTERM removes of one job; a worker may have several. */
 #define BXI_NOTES_MAX 16
+enum bxi_noted {
+    BXI_NOTED_SEGMENT,
+    BXI_NOTED_ARENA,
+    BXI_NOTED_SOCKET,                   /* rank 0's, and its lock file */
+    BXI_NOTED_LOCK,
+    BXI_NOTED_DOOR,
+    BXI_NOTED_MUTEX,                    /* the joiners' */
+    BXI_NOTED_WAIT,                     /* the lock file that it has open, and may have made, while it waits for rank 0 */
+    BXI_NOTED_COUNT,
+};
 struct bxi_note {
     const struct bx_job *job;           /* NULL: free */
-    bxi_a32 has_names, has_files, waits, has_door, joins;       /* what of the following is there */
-    char segment[BXI_BOOT_PATH_BYTES], arena[BXI_BOOT_PATH_BYTES];
-    struct bxi_boot_paths paths;
-    char door[BXI_BOOT_PATH_BYTES];
+    bxi_a32 is_there[BXI_NOTED_COUNT];
+    char path[BXI_NOTED_COUNT][BXI_BOOT_PATH_BYTES];
 };
 /* Note i, below BXI_NOTES_MAX. spawn.c, in its signal handler. */
-struct bxi_note *bxi_spawn_note(int i);
+struct bxi_note *bxi_spawn_note_at(int i);
 
-/* Each of the following notes what SIGTERM has to remove, before it is made. Start; the files also at the end of the
+/* Notes what SIGTERM has to remove, before it is made. NULL: it is not this worker's any more. Start, the end of the
  * job. */
-/* Segment and arena; also for the launcher. */
+void bxi_spawn_note(const struct bx_job *job, enum bxi_noted what, const char *path);
+/* The same for segment and arena, of which it tells the launcher too. */
 void bxi_spawn_note_segment(const struct bx_job *job, const char *shm_name, const char *arena_name);
-/* Rank 0's socket and lock file. NULL: they are not its own any more. */
-void bxi_spawn_note_files(const struct bx_job *job, const struct bxi_boot_paths *paths);
-/* The lock file that a worker has open, and may have made, while it waits for rank 0. NULL: it waits no longer. */
-void bxi_spawn_note_wait(const struct bx_job *job, const struct bxi_boot_paths *paths);
-/* The door. NULL: it is closed. Start, the end of the job. */
-void bxi_spawn_note_door(const struct bx_job *job, const char *path);
-/* The joiners' mutex. NULL: it is released. */
-void bxi_spawn_note_mutex(const struct bx_job *job, const struct bxi_boot_paths *paths);
 /* The job is about to be freed: nothing of it is left to be removed. bx_job_destroy. */
 void bxi_spawn_forget(const struct bx_job *job);
 
 /* For a worker of the job that bx_spawn was asked for. BX_E_WORKER_FAILED with a sentence if the worker of that rank
  * has ended (-1: any worker; the first) and will not be started again; else 0. In a worker that was started again
- * itself: the job ends. bxi_spawn_how_ended waits for that up to a second: the worker has hung up. Start. */
+ * itself: the job ends. Start. */
 int bxi_spawn_ended(const struct bx_job *job, int rank);
-int bxi_spawn_how_ended(const struct bx_job *job, int rank);
+/* That worker has hung up in the start: as bxi_spawn_ended, for which it waits up to a second; else BX_E_PEER_DEAD with
+ * a sentence. Start. */
+int bxi_spawn_died(const struct bx_job *job, int rank, const char *who);
 /* The worker is in the job from here on, or has left it. bx_job_start; bxi_job_leave. */
 void bxi_spawn_in_job(const struct bx_job *job, bool is_in);
 
@@ -363,13 +406,12 @@ void bxi_boot_unlock_failed(struct bx_job *job, const struct bxi_boot_paths *pat
  * thread's sentence. */
 void bxi_bootstrap_release(struct bx_job *job);
 
-/* The pid of the process that holds the lock of the job's name; 0: none does; -1: its pid is unknown. Start. */
-long bxi_boot_lock_holder(const char *lock_path);
+/* Whether a process holds the lock of the job's name. holder: "process PID", or that its pid is unknown: a process
+ * writes it a moment after it has taken the lock; or NULL. Start. */
+#define BXI_HOLDER_BYTES 64
+bool bxi_boot_lock_holder(const char *lock_path, char holder[BXI_HOLDER_BYTES]);
 /* The last rank 0 was killed: the lock file has its line, and nobody holds the lock. Start. */
 bool bxi_boot_lock_is_left(const char *lock_path);
-/* "process PID", or that the pid is unknown: a process writes it a moment after it has taken the lock. */
-#define BXI_HOLDER_BYTES 64
-const char *bxi_boot_holder_text(long pid, char text[BXI_HOLDER_BYTES]);
 
 /* "", or that another user has a job of that name: it follows a sentence that somebody did not come. */
 #define BXI_OTHER_USER_BYTES 160
@@ -377,18 +419,14 @@ const char *bxi_boot_other_user(const char *job_name, char text[BXI_OTHER_USER_B
 
 /* Removes socket and lock file of a job whose rank 0 has gone, never those of a job that runs. code < 0: workers that
  * still wait for rank 0 fail with it and with this thread's sentence. Start, spawn.c's signal handler. */
-void bxi_boot_sweep(const struct bxi_boot_paths *paths, int code);
+void bxi_boot_sweep(const char *lock_path, int code);
 /* The same with code 0, and what bxi_doors_sweep removes. May set the thread's sentence. When rank 0 has died; the end
  * of a job with options.rejoin; the launcher. */
 void bxi_bootstrap_sweep(const char *job_name);
 
-/* The lock file, for a worker that waits for rank 0. fd is -1 at first. */
-struct bxi_boot_watch {
-    int fd;
-};
-/* 0: rank 0 may still come. Else its failure, or BX_E_RANK_TAKEN: this rank's worker of the job that runs lives. */
-int bxi_boot_watch_poll(struct bxi_boot_watch *watch, const struct bx_job *job, const struct bxi_boot_paths *paths);
-void bxi_boot_watch_close(struct bxi_boot_watch *watch);
+/* For a worker that waits for rank 0. *fd: the lock file, -1 at first; the caller closes it. 0: rank 0 may still come.
+ * Else its failure, or BX_E_RANK_TAKEN: this rank's worker of the job that runs lives. */
+int bxi_boot_watch(int *fd, const struct bx_job *job, const struct bxi_boot_paths *paths);
 
 /* Removes the names that a worker of this instance left when it died: segment, arena, door. Start; rpc/watch.c. */
 void bxi_boot_unlink_dead(const struct bx_job *job, int rank);
@@ -409,12 +447,13 @@ int bxi_door_path(char out[BXI_BOOT_PATH_BYTES], const struct bxi_boot_paths *pa
 /* Calls found for each name of a door of that job, also of dead workers. 0, -errno. */
 typedef void bxi_door_fn(void *context, const struct bxi_door_id *id);
 int bxi_doors_find(const char *directory, const char *job_name, bxi_door_fn *found, void *context);
-/* A connection. -ECONNREFUSED, -ENOENT: nobody is there; -EAGAIN: many wait; -errno. Sets pid as bxi_boot_is_own. */
-int bxi_door_connect(const char *path, uint32_t *pid);
 /* Closes this worker's door, if it has one, and removes its name. Nobody serves it (any more). */
 void bxi_door_close(struct bx_job *job);
 /* The name leads to the file of the descriptor. */
 bool bxi_boot_leads_to(const char *path, int fd);
+/* The descriptor of the file of that name, which take has locked. The holder may remove the name before it releases the
+ * lock. flags: O_CREAT or 0. -EAGAIN: it is not taken; -errno. */
+int bxi_file_lock(const char *path, int flags, bool (*take)(int fd));
 /* The descriptor of the mutex; -EAGAIN: another process has it; -errno. */
 int bxi_joiners_lock(const char *path);
 void bxi_joiners_unlock(const char *path, int fd);
@@ -455,10 +494,10 @@ int bxi_boot_early_arena(struct bx_job *job);
 void bxi_boot_fill_self(struct bx_job *job);
 /* The entry of this worker, and its descriptors but those of bxi_boot_readable. */
 void bxi_boot_describe_self(const struct bx_job *job, struct bxi_boot_entry *entry, int fds[BXI_BOOT_FDS]);
-/* Makes job->rpc->peers[entry->rank] of an entry and its descriptors. Bells and pidfd become the peer's, the others
- * stay the caller's. 0; -EPROTO or another -errno if something is wrong with them; no sentence. */
-int bxi_boot_add_peer(struct bx_job *job, const struct bxi_boot_entry *entry,
-                      const int fds[BXI_BOOT_FDS]);
+/* Makes job->rpc->peers[entry->rank] of an entry and its descriptors. Bells and pidfd become the peer's, and are -1 in
+ * fds then; the others stay the caller's. 0; -EPROTO or another -errno with a sentence if something is wrong with
+ * them. */
+int bxi_boot_add_peer(struct bx_job *job, const struct bxi_boot_entry *entry, int fds[BXI_BOOT_FDS]);
 void bxi_boot_undo(struct bx_job *job);     /* all that the bootstrap made of the job */
 
 /* ---- bootstrap.c, bootstrap_root.c: the two sides --------------------------------------------------- */

@@ -35,6 +35,14 @@ int bxi_limits_no_descriptors(const struct bx_job *job)
                    (unsigned long long)limit.rlim_cur);
 }
 
+int bxi_limits_no_file(const struct bx_job *job, const char *what, const char *path, int rc)
+{
+    if (rc == -EMFILE || rc == -ENFILE)
+        return bxi_limits_no_descriptors(job);
+    return bx_fail(BX_E_SOCKET_DIR, "the %s %s cannot be opened by worker '%s' (rank %d) of job '%s': %s", what, path,
+                   job->name, job->rank, job->job_name, bx_strerror(rc));
+}
+
 int bxi_limits_no_space(const struct bx_job *job)
 {
     struct statvfs status = { 0 };

@@ -8,10 +8,10 @@
  *     or a door (door_files.c) at which somebody listens. One of the two is enough. A logout may remove the names in
  *     /dev/shm and the socket directory; then the workers make their doors again (door.c).
  *  2. Take the joiners' mutex (door_files.c). While it is held, every other rank either runs or is dead.
- *  3. Ask the door of every worker that may live (REHELLO). Each says whether this rank is free, which ranks live, and
+ *  3. Ask the door of every worker that may live (HELLO). Each says whether this rank is free, which ranks live, and
  *     what it knows of them. Repeat that until each rank has answered or is dead.
  *  4. The generation is one more than any worker knows. Make the segment, with the generation in its header.
- *  5. Give each worker this one's descriptors (REJOIN), and get its own (TABLE). If one is not reached, do step 3 once
+ *  5. Give each worker this one's descriptors (JOIN), and get its own (TABLE). If one is not reached, do step 3 once
  *     more: then it is dead, or it is given them again.
  *  6. Open the gate: the state of this segment is RUNNING. From then on the others take it for alive.
  *
@@ -34,12 +34,10 @@
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #define INSTANCES_MAX 16
-#define AGAIN_NS 5000000                        /* between two rounds */
+#define AGAIN_NS UINT64_C(5000000)                        /* between two rounds */
 #define ANSWER_NS UINT64_C(3000000000)          /* for one answer: then the others are asked, and this one again */
 
 struct worker {
@@ -57,7 +55,7 @@ struct worker {
 struct rejoin {
     struct bx_job *job;
     uint64_t start_ns, deadline_ns;
-    uint64_t asked_ns;                  /* the last question */
+    struct bxi_boot_asked asked;        /* the last that was asked */
     uint64_t instance;
     int world_size;                     /* of the job that was found; 0: no header says it */
     bool runs, starts;                  /* a worker of it is RUNNING, or STARTING */
@@ -66,9 +64,10 @@ struct rejoin {
     struct bxi_boot_packet packet;
 };
 
-static void nap(long ns)
+/* Before the next round. 0; BX_E_INTERRUPTED with a sentence. */
+static int wait_a_while(const struct rejoin *rejoin)
 {
-    nanosleep(&(struct timespec){ .tv_nsec = ns }, NULL);
+    return bxi_boot_wait_for(rejoin->job, -1, bxi_now_ns() + AGAIN_NS);
 }
 
 /* ---- Finding the job --------------------------------------------------------------------------- */
@@ -85,21 +84,27 @@ static int door_path(const struct rejoin *rejoin, int rank, char path[BXI_BOOT_P
     return bxi_door_path(path, &rejoin->job->boot->paths, rejoin->job->job_name, &id);
 }
 
-/* A connection to a door. -EAGAIN: nobody is there; else a failure with its sentence. */
-static int connect_to(struct rejoin *rejoin, int rank, uint32_t *pid)
+/* A connection to a door: rejoin->asked. 0; -EAGAIN: nobody is there; else a failure with its sentence. */
+static int connect_to(struct rejoin *rejoin, int rank)
 {
+    struct worker *worker = &rejoin->worker[rank];
+    struct bxi_boot_asked *asked = &rejoin->asked;
     char path[BXI_BOOT_PATH_BYTES];
-    int fd = door_path(rejoin, rank, path);
+    int rc = door_path(rejoin, rank, path);
 
-    if (fd < 0)
-        return fd;
-    fd = bxi_door_connect(path, pid);
-    if (is_out_of_descriptors(fd))
+    if (rc < 0)
+        return rc;
+    asked->pid = 0;
+    asked->fd = bxi_boot_connect(path, &asked->pid);
+    if (is_out_of_descriptors(asked->fd))
         return bxi_limits_no_descriptors(rejoin->job);
-    rejoin->worker[rank].has_door = fd >= 0 || fd == -EAGAIN;
-    if (fd >= 0 && *pid != 0)
-        rejoin->worker[rank].pid = *pid;
-    return fd >= 0 ? fd : -EAGAIN;
+    worker->has_door = asked->fd >= 0 || asked->fd == -EAGAIN;
+    if (asked->fd < 0)
+        return -EAGAIN;
+    if (asked->pid != 0)
+        worker->pid = asked->pid;
+    bxi_boot_who(asked->who, worker->name, rank, worker->pid);
+    return 0;
 }
 
 static void take_door(void *context, const struct bxi_door_id *id)
@@ -115,16 +120,13 @@ static void take_door(void *context, const struct bxi_door_id *id)
 static int look_at_doors(struct rejoin *rejoin)
 {
     for (int rank = 0; rank < BXI_WORLD_MAX && !rejoin->runs; rank++) {
-        uint32_t pid;
-        int fd;
-
         if (rejoin->worker[rank].has_segment || rejoin->worker[rank].generation == 0)
             continue;
-        fd = connect_to(rejoin, rank, &pid);
-        if (fd >= 0)
-            close(fd);
-        else if (fd != -EAGAIN)
-            return fd;
+        int rc = connect_to(rejoin, rank);
+        if (rc == 0)
+            close(rejoin->asked.fd);
+        else if (rc != -EAGAIN)
+            return rc;
         rejoin->runs = rejoin->worker[rank].has_door;
     }
     return 0;
@@ -209,25 +211,15 @@ static int look(struct rejoin *rejoin)
     return 0;
 }
 
-/* For sentences: "'NAME' (rank R, pid P)", or what of it is known. */
-#define WHO_BYTES (BXI_NAME_BYTES + 40)
-static const char *who(const struct rejoin *rejoin, int rank, char text[WHO_BYTES])
+static const char *who(const struct rejoin *rejoin, int rank, char text[BXI_WHO_BYTES])
 {
-    const struct worker *worker = &rejoin->worker[rank];
-    int length = worker->name[0] != '\0' ? snprintf(text, WHO_BYTES, "'%s' (rank %d", worker->name, rank)
-                                         : snprintf(text, WHO_BYTES, "of rank %d (its segment has no name", rank);
-
-    if (worker->pid != 0)
-        snprintf(text + length, WHO_BYTES - (size_t)length, ", pid %u)", worker->pid);
-    else
-        snprintf(text + length, WHO_BYTES - (size_t)length, ")");
-    return text;
+    return bxi_boot_who(text, rejoin->worker[rank].name, rank, rejoin->worker[rank].pid);
 }
 
 int bxi_rejoin_check_none(const struct bx_job *job)
 {
     struct rejoin *rejoin = calloc(1, sizeof(*rejoin));
-    char text[WHO_BYTES];
+    char text[BXI_WHO_BYTES];
     int rc;
 
     if (rejoin == NULL)
@@ -236,7 +228,7 @@ int bxi_rejoin_check_none(const struct bx_job *job)
     rc = look(rejoin);
     for (int rank = 0; rc == 0 && rejoin->runs && rank < BXI_WORLD_MAX; rank++)
         if (rejoin->worker[rank].has_segment || rejoin->worker[rank].has_door)
-            rc = bx_fail(BX_E_JOB_RUNNING, "a job named '%s' is running without its rank 0: there is its worker %s; "
+            rc = bx_fail(BX_E_JOB_RUNNING, "a job named '%s' is running without its rank 0: there is its %s; "
                                            "wait for its end, join it (options.rejoin) or choose another name",
                          job->job_name, who(rejoin, rank, text));
     free(rejoin);
@@ -257,119 +249,59 @@ static int take_mutex(struct rejoin *rejoin)
             return bx_fail(BX_E_RANK_MISSING, "another worker is joining job '%s' (it has the lock of %s), and has not "
                                               "finished within %.1f s", job->job_name, path,
                            bxi_boot_seconds(rejoin->start_ns));
-        nap(AGAIN_NS);
+        int rc = wait_a_while(rejoin);
+        if (rc < 0)
+            return rc;
     }
-    if (is_out_of_descriptors(fd))
-        return bxi_limits_no_descriptors(job);
     if (fd < 0)
-        return bx_fail(BX_E_SOCKET_DIR, "worker '%s' (rank %d) cannot join job '%s': %s cannot be used: %s", job->name,
-                       job->rank, job->job_name, path, bx_strerror(fd));
+        return bxi_limits_no_file(job, "lock file", path, fd);
     job->boot->mutex_fd = fd;
-    bxi_spawn_note_mutex(job, &job->boot->paths);
+    bxi_spawn_note(job, BXI_NOTED_MUTEX, path);
     BXI_STEP("rejoin.mutex");
     return 0;
 }
 
 /* ---- One question and its answer --------------------------------------------------------------- */
 
-/* pid: of SO_PEERCRED, and so of this pid namespace; 0: of another. */
-static bool process_has_ended(uint32_t pid)
-{
-    int pidfd = pid == 0 ? -1 : (int)syscall(SYS_pidfd_open, (pid_t)pid, 0);
-    struct pollfd process = { .fd = pidfd, .events = POLLIN };
-    bool ended = (pid != 0 && pidfd < 0 && errno == ESRCH) || (pidfd >= 0 && poll(&process, 1, 0) == 1);
-
-    if (pidfd >= 0)
-        close(pidfd);
-    return ended;
-}
-
 static int no_answer(const struct rejoin *rejoin, int rank)
 {
-    char text[WHO_BYTES], path[BXI_BOOT_PATH_BYTES];
+    char text[BXI_WHO_BYTES], path[BXI_BOOT_PATH_BYTES];
 
     if (rejoin->worker[rank].has_door || door_path(rejoin, rank, path) < 0)
-        return bx_fail(BX_E_RANK_MISSING, "worker %s of job '%s', which runs, did not answer within %.1f s",
+        return bx_fail(BX_E_RANK_MISSING, "%s of job '%s', which runs, did not answer within %.1f s",
                        who(rejoin, rank, text), rejoin->job->job_name, bxi_boot_seconds(rejoin->start_ns));
-    return bx_fail(BX_E_RANK_MISSING, "worker %s of job '%s', which runs, was not reached within %.1f s: nobody "
+    return bx_fail(BX_E_RANK_MISSING, "%s of job '%s', which runs, was not reached within %.1f s: nobody "
                                       "listens at %s; is its XDG_RUNTIME_DIR another one, or was it removed by a "
                                       "logout?", who(rejoin, rank, text), rejoin->job->job_name,
                    bxi_boot_seconds(rejoin->start_ns), path);
 }
 
-/* Waits for the answer. 1; -EAGAIN: the worker has hung up or died, or takes long; a failure with its sentence, also
- * the worker's. */
-static int receive(struct rejoin *rejoin, int rank, int fd, uint32_t pid)
+/* 1: the answer is in rejoin->packet. -EAGAIN: the worker has hung up or died, or takes long; else a failure with its
+ * sentence, also the worker's. */
+static int ask(struct rejoin *rejoin, int rank, enum bxi_boot_kind kind)
 {
-    uint64_t end_ns = bxi_least(rejoin->deadline_ns, bxi_now_ns() + ANSWER_NS);
-    char text[WHO_BYTES];
+    struct bx_job *job = rejoin->job;
+    struct bxi_boot_asked *asked = &rejoin->asked;
+    int rc = connect_to(rejoin, rank);
 
-    for (;;) {
-        uint64_t until_ns = bxi_least(end_ns, bxi_now_ns() + BXI_BOOT_POLL_NS);
-        int rc = bxi_boot_wait(fd, POLLIN, until_ns);
-
-        if (rc > 0)
-            rc = bxi_boot_receive(fd, &rejoin->packet, BXI_BOOT_FDS);
-        /* A child that a dead worker has forked may have its door. */
-        else if (rc == 0)
-            rc = bxi_now_ns() >= end_ns || process_has_ended(pid) ? -EPIPE : -EAGAIN;
-        if (rc == -EAGAIN)
-            continue;
-        if (rc == 0 || rc == -EPIPE)
-            return -EAGAIN;
-        if (rc == -EMFILE)
-            return bxi_limits_no_descriptors(rejoin->job);
-        if (rc < 0)
-            return bx_fail(rc, "worker %s cannot be understood: %s", who(rejoin, rank, text), bx_strerror(rc));
-        rc = bxi_boot_packet_failure(&rejoin->packet);
-        return rc < 0 ? rc : 1;
-    }
-}
-
-/* As receive. fd_count: of rejoin->fds. */
-static int ask(struct rejoin *rejoin, int rank, enum bxi_boot_kind kind, int fd_count)
-{
-    const struct bx_job *job = rejoin->job;
-    struct bxi_boot_rehello rehello = {
-        .head = bxi_boot_head(kind),
-        .instance = job->instance,
-        .rank = job->rank,
-        .world_size = job->world_size,
-        .pid = (uint32_t)getpid(),
-        .generation = job->rpc->peers[job->rank]->generation,
-    };
-    struct bxi_boot_out out = { &rehello, sizeof(rehello), rejoin->fds, fd_count };
-    uint32_t pid = 0;
-    int fd = connect_to(rejoin, rank, &pid);
-
-    if (fd < 0)
-        return fd;
-    memcpy(rehello.name, job->name, sizeof(rehello.name));
-    rejoin->asked_ns = bxi_now_ns();
-    /* Ignore the result: if the worker has hung up, its answer must still be read. */
-    bxi_boot_send(fd, &out, rejoin->deadline_ns);
-    BXI_STEP(kind == BXI_BOOT_REHELLO ? "rejoin.asked" : "rejoin.sent");
-    int rc = receive(rejoin, rank, fd, pid);
-    close(fd);
-    return rc;
-}
-
-static int nonsense(struct rejoin *rejoin, int rank)
-{
-    char text[WHO_BYTES];
-
-    bxi_boot_packet_close(&rejoin->packet);
-    return bx_fail(-EPROTO, "worker %s sent what no worker sends", who(rejoin, rank, text));
+    if (rc < 0)
+        return rc;
+    bxi_boot_ask(job, asked, kind, kind == BXI_BOOT_JOIN ? rejoin->fds : NULL, rejoin->deadline_ns);
+    BXI_STEP(kind == BXI_BOOT_HELLO ? "rejoin.asked" : "rejoin.sent");
+    rc = bxi_boot_next(job, asked, &rejoin->packet, BXI_BOOT_FDS,
+                       bxi_least(rejoin->deadline_ns, bxi_now_ns() + ANSWER_NS));
+    close(asked->fd);
+    return rc == 0 || rc == -ETIMEDOUT ? -EAGAIN : rc;
 }
 
 /* ---- Asking all -------------------------------------------------------------------------------- */
 
 static void take_welcome(struct rejoin *rejoin)
 {
-    const struct bxi_boot_rewelcome *reply = &rejoin->packet.as.rewelcome;
+    const struct bxi_boot_welcome *reply = &rejoin->packet.as.welcome;
 
     for (int rank = 0; rank < rejoin->job->world_size; rank++) {
-        const struct bxi_boot_known *known = &reply->worker[rank];
+        const struct bxi_boot_known *known = &reply->known[rank];
         struct worker *worker = &rejoin->worker[rank];
 
         worker->is_said_dead |= !known->lives;
@@ -418,16 +350,10 @@ static int ask_all(struct rejoin *rejoin, int *in_doubt)
 
     for (int rank; (rank = next_to_ask(rejoin)) >= 0;) {
         rejoin->worker[rank].was_asked = true;
-        int rc = ask(rejoin, rank, BXI_BOOT_REHELLO, 0);
+        int rc = ask(rejoin, rank, BXI_BOOT_HELLO);
         if (rc == -EAGAIN)
             continue;
-        if (rc < 0)
-            return rc;
-        if (!bxi_boot_packet_is(&rejoin->packet, BXI_BOOT_REWELCOME, 0))
-            return nonsense(rejoin, rank);
-        rc = bxi_boot_check_clock(rejoin->job, rejoin->worker[rank].name, rank, rejoin->asked_ns,
-                                  rejoin->packet.as.rewelcome.now_ns);
-        if (rc < 0)
+        if (rc < 0 || (rc = bxi_boot_check_welcome(rejoin->job, &rejoin->asked, &rejoin->packet, rank)) < 0)
             return rc;
         rejoin->worker[rank].answered = true;
         take_welcome(rejoin);
@@ -462,7 +388,8 @@ static int gather_answers(struct rejoin *rejoin)
             return anybody_answered(rejoin);
         if (bxi_now_ns() >= rejoin->deadline_ns)
             return no_answer(rejoin, in_doubt);
-        nap(AGAIN_NS);
+        if ((rc = wait_a_while(rejoin)) < 0)
+            return rc;
     }
 }
 
@@ -481,22 +408,18 @@ static int meet(struct rejoin *rejoin, int rank)
     struct bx_job *job = rejoin->job;
     struct bxi_boot_packet *packet = &rejoin->packet;
     struct bxi_boot_entry *entry = &packet->as.table.entry[0];
-    char hint[BXI_MAP_HINT_BYTES], text[WHO_BYTES];
 
-    int rc = ask(rejoin, rank, BXI_BOOT_REJOIN, BXI_BOOT_FDS);
+    int rc = ask(rejoin, rank, BXI_BOOT_JOIN);
     if (rc < 0)
         return rc;
     if (!bxi_boot_packet_is(packet, BXI_BOOT_TABLE, BXI_BOOT_FDS) || entry->rank != rank)
-        return nonsense(rejoin, rank);
+        return bxi_boot_nonsense(&rejoin->asked, packet);
     if (rejoin->worker[rank].pid != 0)
         entry->pid = rejoin->worker[rank].pid;
     rc = bxi_boot_add_peer(job, entry, packet->fds);
-    if (rc == 0)
-        packet->fds[BXI_BOOT_BELL] = packet->fds[BXI_BOOT_BELL_LEADER] = packet->fds[BXI_BOOT_PIDFD] = -1;
     bxi_boot_packet_close(packet);
     if (rc < 0)
-        return bx_fail(rc, "worker '%s' (rank %d) cannot attach to %s: %s%s", job->name, job->rank,
-                       who(rejoin, rank, text), bx_strerror(rc), bxi_limits_map_hint(job, rc, hint));
+        return rc;
     BXI_STEP("rejoin.met");
     return 0;
 }

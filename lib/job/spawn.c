@@ -107,38 +107,28 @@ static struct bxi_worker_page *page_of(const struct launch *launch, int rank)
 
 /* ---- In a worker, before its function ------------------------------------------------------------ */
 
-static bool is_noted(bxi_a32 *flag)
-{
-    /* [noted] acquire, pairs with the releases in bxi_spawn_note_segment, bxi_spawn_note_door and note_paths: the paths
-     * are there. */
-    return bxi_load_acquire(flag) != 0;
-}
-
 /* unlink, not shm_unlink, which is not promised to be safe in a signal handler. All these names are this worker's own:
  * the instance in the segment's name is random, and the lock is held until this process ends. */
+static void remove_noted(struct bxi_note *note)
+{
+    for (int what = 0; what < BXI_NOTED_COUNT; what++) {
+        /* [noted] acquire, pairs with the release in bxi_spawn_note: the path is there. */
+        if (bxi_load_acquire(&note->is_there[what]) == 0)
+            continue;
+        if (what == BXI_NOTED_WAIT)
+            bxi_boot_sweep(note->path[what], 0);        /* makes system calls only: safe here */
+        else
+            unlink(note->path[what]);
+    }
+}
+
 static void on_term(int signal_number)
 {
     int error = errno;
 
     /* A child that the worker has forked inherits the handler, but no name is the child's. */
-    for (int i = 0; bxi_spawn_is_worker() && i < BXI_NOTES_MAX; i++) {
-        struct bxi_note *note = bxi_spawn_note(i);
-
-        if (is_noted(&note->has_names)) {
-            unlink(note->segment);
-            unlink(note->arena);
-        }
-        if (is_noted(&note->has_files)) {
-            unlink(note->paths.socket);
-            unlink(note->paths.lock);
-        }
-        if (is_noted(&note->has_door))
-            unlink(note->door);
-        if (is_noted(&note->joins))
-            unlink(note->paths.join);
-        if (is_noted(&note->waits))
-            bxi_boot_sweep(&note->paths, 0);        /* makes system calls only: safe here */
-    }
+    for (int i = 0; bxi_spawn_is_worker() && i < BXI_NOTES_MAX; i++)
+        remove_noted(bxi_spawn_note_at(i));
     /* SA_RESETHAND has restored the default: it ends the process when this returns. */
     raise(signal_number);
     errno = error;

@@ -43,7 +43,7 @@ bool bxi_spawn_is_worker(void)
     return self.page != NULL && getpid() == self_pid;
 }
 
-struct bxi_note *bxi_spawn_note(int i)
+struct bxi_note *bxi_spawn_note_at(int i)
 {
     return &noted[i];
 }
@@ -70,17 +70,15 @@ int bxi_spawn_ended(const struct bx_job *job, int rank)
                    board->end[rank].text, job->job_name);
 }
 
-int bxi_spawn_how_ended(const struct bx_job *job, int rank)
+int bxi_spawn_died(const struct bx_job *job, int rank, const char *who)
 {
     const struct timespec moment = { .tv_nsec = 1000000 };
     uint64_t deadline_ns = bxi_now_ns() + HOW_NS;
     int rc = 0;
 
-    if (!is_launched(job))
-        return 0;
-    while ((rc = bxi_spawn_ended(job, rank)) == 0 && bxi_now_ns() < deadline_ns)
+    while (is_launched(job) && (rc = bxi_spawn_ended(job, rank)) == 0 && bxi_now_ns() < deadline_ns)
         nanosleep(&moment, NULL);
-    return rc;
+    return rc < 0 ? rc : bx_fail(BX_E_PEER_DEAD, "%s died while the job was starting", who);
 }
 
 /* NULL: the launcher does not wait for this job. */
@@ -137,64 +135,29 @@ static struct bxi_note *noted_of(const struct bx_job *job)
     return found;
 }
 
-void bxi_spawn_note_segment(const struct bx_job *job, const char *shm_name, const char *arena_name)
-{
-    if (!bxi_spawn_is_worker())
-        return;
-    announce_names(job);
-    bxi_lock(&self_lock);
-    struct bxi_note *note = noted_of(job);
-    if (note != NULL) {
-        snprintf(note->segment, sizeof(note->segment), "/dev/shm%s", shm_name);
-        snprintf(note->arena, sizeof(note->arena), "/dev/shm%s", arena_name);
-        /* [noted] release, pairs with the acquire in on_term: the paths are there. */
-        bxi_store_release(&note->has_names, 1);
-    }
-    bxi_unlock(&self_lock);
-}
-
-/* flag_at: of the flag in the note. */
-static void note_paths(const struct bx_job *job, const struct bxi_boot_paths *paths, size_t flag_at)
-{
-    if (!bxi_spawn_is_worker())
-        return;
-    bxi_lock(&self_lock);
-    struct bxi_note *note = noted_of(job);
-    if (note != NULL && paths != NULL)
-        note->paths = *paths;
-    if (note != NULL)
-        /* [noted] release, pairs with the acquire in on_term: the paths are there. */
-        bxi_store_release((bxi_a32 *)(void *)((char *)note + flag_at), paths != NULL);
-    bxi_unlock(&self_lock);
-}
-
-void bxi_spawn_note_files(const struct bx_job *job, const struct bxi_boot_paths *paths)
-{
-    note_paths(job, paths, offsetof(struct bxi_note, has_files));
-}
-
-void bxi_spawn_note_wait(const struct bx_job *job, const struct bxi_boot_paths *paths)
-{
-    note_paths(job, paths, offsetof(struct bxi_note, waits));
-}
-
-void bxi_spawn_note_mutex(const struct bx_job *job, const struct bxi_boot_paths *paths)
-{
-    note_paths(job, paths, offsetof(struct bxi_note, joins));
-}
-
-void bxi_spawn_note_door(const struct bx_job *job, const char *path)
+void bxi_spawn_note(const struct bx_job *job, enum bxi_noted what, const char *path)
 {
     if (!bxi_spawn_is_worker())
         return;
     bxi_lock(&self_lock);
     struct bxi_note *note = noted_of(job);
     if (note != NULL && path != NULL)
-        memcpy(note->door, path, sizeof(note->door));
+        snprintf(note->path[what], sizeof(note->path[what]), "%s", path);
     if (note != NULL)
         /* [noted] release, pairs with the acquire in on_term: the path is there. */
-        bxi_store_release(&note->has_door, path != NULL);
+        bxi_store_release(&note->is_there[what], path != NULL);
     bxi_unlock(&self_lock);
+}
+
+void bxi_spawn_note_segment(const struct bx_job *job, const char *shm_name, const char *arena_name)
+{
+    char path[BXI_BOOT_PATH_BYTES];
+
+    announce_names(job);
+    snprintf(path, sizeof(path), "/dev/shm%s", shm_name);
+    bxi_spawn_note(job, BXI_NOTED_SEGMENT, path);
+    snprintf(path, sizeof(path), "/dev/shm%s", arena_name);
+    bxi_spawn_note(job, BXI_NOTED_ARENA, path);
 }
 
 void bxi_spawn_forget(const struct bx_job *job)
@@ -203,14 +166,10 @@ void bxi_spawn_forget(const struct bx_job *job)
         return;
     bxi_lock(&self_lock);
     struct bxi_note *note = noted_of(job);
-    if (note != NULL) {
+    for (int what = 0; note != NULL && what < BXI_NOTED_COUNT; what++)
         /* Relaxed: the names are gone, so it does not matter whether the handler still sees them. */
-        bxi_store_relaxed(&note->has_names, 0);
-        bxi_store_relaxed(&note->has_files, 0);
-        bxi_store_relaxed(&note->waits, 0);
-        bxi_store_relaxed(&note->has_door, 0);
-        bxi_store_relaxed(&note->joins, 0);
+        bxi_store_relaxed(&note->is_there[what], 0);
+    if (note != NULL)
         note->job = NULL;
-    }
     bxi_unlock(&self_lock);
 }

@@ -157,6 +157,7 @@ static inline struct bxi_boot_hello hello_of(int rank, int world_size)
 {
     struct bxi_boot_hello hello = {
         .head = bxi_boot_head(BXI_BOOT_HELLO),
+        .generation = 1,
         .left_ns = BX_FOREVER,
         .rank = rank,
         .world_size = world_size,
@@ -165,6 +166,15 @@ static inline struct bxi_boot_hello hello_of(int rank, int world_size)
 
     snprintf(hello.name, sizeof(hello.name), "raw%d", rank);
     return hello;
+}
+
+/* Sends the JOIN of that worker. */
+static inline void send_join(int fd, int rank, int world_size, const int *fds, int fd_count)
+{
+    struct bxi_boot_hello hello = hello_of(rank, world_size);
+
+    hello.head.kind = BXI_BOOT_JOIN;
+    send_raw(fd, &hello, sizeof(hello), fds, fd_count);
 }
 
 /* Sends HELLO and receives WELCOME. Returns the job's instance. */
@@ -216,7 +226,7 @@ static inline struct bxi_boot_welcome welcome_of(const char *name)
         .now_ns = bxi_now_ns(),
     };
 
-    snprintf(welcome.name, sizeof(welcome.name), "%s", name);
+    snprintf(welcome.known[0].name, sizeof(welcome.known[0].name), "%s", name);
     return welcome;
 }
 

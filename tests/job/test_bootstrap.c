@@ -422,7 +422,7 @@ Test(bootstrap, tells_all_that_versions_differ)
     int fd = connect_raw();
     send_raw(fd, &hello, sizeof(hello.head) + 8, NULL, 0);     /* another version's HELLO has another size */
     expect_fail_packet(fd, BX_E_VERSION);
-    expect_failure(&worker, BX_E_VERSION, "speaks protocol 6");
+    expect_failure(&worker, BX_E_VERSION, "speaks protocol 7");
 }
 
 /* ---- A worker that dies or fails ---------------------------------------------------------------- */
@@ -508,7 +508,6 @@ Test(bootstrap, drops_clients_that_send_nonsense)
 Test(bootstrap, frees_the_rank_of_a_worker_with_wrong_descriptors)
 {
     struct worker worker[2] = { 0 };
-    struct bxi_boot_head head = bxi_boot_head(BXI_BOOT_JOIN);
     int null = open("/dev/null", O_RDWR | O_CLOEXEC | O_NONBLOCK);
     int bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), blocking = eventfd(0, EFD_CLOEXEC);
     int me = (int)syscall(SYS_pidfd_open, getpid(), 0);
@@ -523,8 +522,7 @@ Test(bootstrap, frees_the_rank_of_a_worker_with_wrong_descriptors)
     for (size_t i = 0; i < sizeof(wrong) / sizeof(*wrong) + 2; i++) {
         bool is_count = i >= sizeof(wrong) / sizeof(*wrong);        /* three descriptors; then none */
         int fd = join_raw(1, 2);
-        send_raw(fd, &head, sizeof(head), wrong[is_count ? 0 : i],
-                 is_count ? (i % 2 == 0 ? 3 : 0) : BXI_BOOT_FDS);
+        send_join(fd, 1, 2, wrong[is_count ? 0 : i], is_count ? (i % 2 == 0 ? 3 : 0) : BXI_BOOT_FDS);
         expect_hang_up(fd, "");
     }
     begin(&worker[1], NULL, 1, 2);

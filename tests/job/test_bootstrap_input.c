@@ -55,11 +55,9 @@ static void begin_raw(struct raw *raw, int rank, int world_size)
     make_raw(raw, "raw", rank, world_size, say_hello(raw->socket, rank, world_size));
 }
 
-static void send_join(struct raw *raw)
+static void send_raw_join(struct raw *raw)
 {
-    struct bxi_boot_head head = bxi_boot_head(BXI_BOOT_JOIN);
-
-    send_raw(raw->socket, &head, sizeof(head), raw->fds, BXI_BOOT_FDS);
+    send_join(raw->socket, raw->job->rank, raw->job->world_size, raw->fds, BXI_BOOT_FDS);
 }
 
 static int pipe_end(int which)
@@ -102,7 +100,7 @@ Test(bootstrap_input, each_descriptor_of_a_worker_is_checked)
         begin_raw(&raw, 1, 2);
         int right = raw.fds[wrong[i].index];
         raw.fds[wrong[i].index] = wrong[i].fd;
-        send_join(&raw);
+        send_raw_join(&raw);
         expect_hang_up(raw.socket, wrong[i].what);
         raw.fds[wrong[i].index] = right;
         free_raw(&raw);
@@ -127,7 +125,7 @@ Test(bootstrap_input, a_segment_of_another_rank_or_instance_is_not_attached)
         raw.socket = connect_raw();
         uint64_t instance = say_hello(raw.socket, 1, 3);
         make_raw(&raw, "raw", i == 0 ? 2 : 1, 3, instance + (uint64_t)i * 2);
-        send_join(&raw);
+        send_raw_join(&raw);
         expect_hang_up(raw.socket, i == 0 ? "another rank" : "another instance");
         free_raw(&raw);
     }
@@ -150,7 +148,7 @@ Test(bootstrap_input, a_worker_that_says_attached_too_early_ends_the_start)
 
     begin(&worker, NULL, 0, 3);
     begin_raw(&raw, 1, 3);
-    send_join(&raw);
+    send_raw_join(&raw);
     send_head(raw.socket, BXI_BOOT_ATTACHED);
     expect_failure(&worker, BX_E_CORRUPT, "worker 'raw1' (rank 1, pid ");
     close(raw.socket);
@@ -341,9 +339,9 @@ static void welcome_again(int fd, struct raw *boss, struct bxi_boot_packet *join
 
 Test(bootstrap_input, a_message_out_of_turn_is_rejected)
 {
-    expect_nonsense(go_at_once, "sent what no rank 0 sends");
-    expect_nonsense(empty_table, "sent what no rank 0 sends");
-    expect_nonsense(welcome_again, "sent what no rank 0 sends");
+    expect_nonsense(go_at_once, "sent what no worker sends");
+    expect_nonsense(empty_table, "sent what no worker sends");
+    expect_nonsense(welcome_again, "sent what no worker sends");
 }
 
 /* In a world of 2 the first TABLE is the last one. */
@@ -362,7 +360,7 @@ Test(bootstrap_input, a_table_behind_the_last_is_rejected)
     cr_assert_eq(receive_raw(fd, &packet), 1);
     cr_assert(bxi_boot_packet_is(&packet, BXI_BOOT_ATTACHED, 0));
     send_table(fd, &entry, &boss.fds, 1);
-    expect_failure(&worker, -EPROTO, "sent what no rank 0 sends");
+    expect_failure(&worker, -EPROTO, "sent what no worker sends");
     close(fd);
     free_raw(&boss);
 }
@@ -382,7 +380,7 @@ Test(bootstrap_input, a_wrong_welcome_is_rejected)
         if (i == 2)
             welcome.head.protocol++;
         send_raw(fd, &welcome, sizeof(welcome), NULL, 0);
-        expect_failure(&worker, -EPROTO, "sent what no rank 0 sends");
+        expect_failure(&worker, -EPROTO, "sent what no worker sends");
         close(fd);
     }
 }
@@ -395,7 +393,7 @@ Test(bootstrap_input, an_unterminated_name_of_rank_0_is_cut_off)
     begin(&worker, NULL, 1, 2);
     int fd = pose_as_root();
     struct bxi_boot_welcome welcome = welcome_of("boss");
-    memset(welcome.name, 'x', sizeof(welcome.name));
+    memset(welcome.known[0].name, 'x', sizeof(welcome.known[0].name));
     send_raw(fd, &welcome, sizeof(welcome), NULL, 0);
     cr_assert_eq(receive_raw(fd, &join), 1);
     bxi_boot_packet_close(&join);

@@ -53,21 +53,21 @@ static const char *door_path(void)
 static int knock(void)
 {
     uint32_t pid = 0;
-    int fd = bxi_door_connect(door_path(), &pid);
+    int fd = bxi_boot_connect(door_path(), &pid);
 
     cr_assert_geq(fd, 0, "%s", strerror(-fd));
     cr_expect_eq(pid, (uint32_t)starts[0].pid);
     return fd;
 }
 
-static struct bxi_boot_rehello rehello_of(enum bxi_boot_kind kind)
+static struct bxi_boot_hello hello_of(enum bxi_boot_kind kind)
 {
-    struct bxi_boot_rehello rehello = {
+    struct bxi_boot_hello hello = {
         .head = bxi_boot_head(kind), .instance = instance, .rank = 1, .world_size = 2,
-        .pid = (uint32_t)getpid(), .generation = kind == BXI_BOOT_REJOIN ? 2 : 0, .name = "worker1",
+        .rejoin = 1, .pid = (uint32_t)getpid(), .generation = kind == BXI_BOOT_JOIN ? 2 : 0, .name = "worker1",
     };
 
-    return rehello;
+    return hello;
 }
 
 /* The next packet of the door: 1, or 0 if it hangs up. */
@@ -115,12 +115,12 @@ static void expect_that_one_can_join(void)
 
 Test(door, hangs_up_on_nonsense_and_serves_on)
 {
-    struct bxi_boot_rehello right = { 0 }, wrong;
+    struct bxi_boot_hello right = { 0 }, wrong;
     char huge[sizeof(packet.as) + 1] = { 0 };
 
     begin_two();
     start_is_killed(1);
-    right = rehello_of(BXI_BOOT_REHELLO);
+    right = hello_of(BXI_BOOT_HELLO);
     expect_hang_up("x", 1, NULL, 0);
     expect_hang_up(huge, sizeof(huge), NULL, 0);
     expect_hang_up(&right, sizeof(right) - 1, NULL, 0);
@@ -133,17 +133,17 @@ Test(door, hangs_up_on_nonsense_and_serves_on)
     memset(wrong.name, 'x', sizeof(wrong.name));
     expect_hang_up(&wrong, sizeof(wrong), NULL, 0);
     wrong = right;
-    wrong.head.kind = BXI_BOOT_REWELCOME;
+    wrong.head.kind = BXI_BOOT_WELCOME;
     expect_hang_up(&wrong, sizeof(wrong), NULL, 0);
     expect_that_one_can_join();
 }
 
 Test(door, refuses_with_a_code)
 {
-    struct bxi_boot_rehello right = { 0 }, wrong;
+    struct bxi_boot_hello right = { 0 }, wrong;
 
     begin_two();
-    right = rehello_of(BXI_BOOT_REHELLO);
+    right = hello_of(BXI_BOOT_HELLO);
     expect_failure(&right, sizeof(right), NULL, BX_E_RANK_TAKEN);
     start_is_killed(1);
     wrong = right;
@@ -173,23 +173,23 @@ Test(door, refuses_with_a_code)
 /* Descriptors that are no worker's. None is kept: the next joiner comes to the same door. */
 Test(door, attaches_nothing_that_is_wrong)
 {
-    struct bxi_boot_rehello rejoin = { 0 }, welcomed = { 0 };
+    struct bxi_boot_hello rejoin = { 0 }, welcomed = { 0 };
     int bell = (int)syscall(SYS_eventfd2, 0, O_NONBLOCK), null = open("/dev/null", O_RDWR | O_CLOEXEC);
     int self = (int)syscall(SYS_pidfd_open, getpid(), 0);
 
     begin_two();
     start_is_killed(1);
-    welcomed = rehello_of(BXI_BOOT_REHELLO);
+    welcomed = hello_of(BXI_BOOT_HELLO);
     int fd = knock();
     cr_assert_eq(bxi_boot_send(fd, &(struct bxi_boot_out){ &welcomed, sizeof(welcomed), NULL, 0 }, BX_FOREVER), 0);
     cr_expect_eq(receive(fd), 1);           /* the dead worker is closed there now */
-    cr_expect(bxi_boot_packet_is(&packet, BXI_BOOT_REWELCOME, 0));
-    cr_expect_eq(packet.as.rewelcome.worker[0].lives, 1);
-    cr_expect_eq(packet.as.rewelcome.worker[1].lives, 0);
-    cr_expect_eq(packet.as.rewelcome.worker[1].generation, 1);
-    cr_expect_str_eq(packet.as.rewelcome.worker[1].name, "worker1");
+    cr_expect(bxi_boot_packet_is(&packet, BXI_BOOT_WELCOME, 0));
+    cr_expect_eq(packet.as.welcome.known[0].lives, 1);
+    cr_expect_eq(packet.as.welcome.known[1].lives, 0);
+    cr_expect_eq(packet.as.welcome.known[1].generation, 1);
+    cr_expect_str_eq(packet.as.welcome.known[1].name, "worker1");
     close(fd);
-    rejoin = rehello_of(BXI_BOOT_REJOIN);
+    rejoin = hello_of(BXI_BOOT_JOIN);
     rejoin.generation = 1;
     expect_failure(&rejoin, sizeof(rejoin), (const int[]){ null, null, bell, bell, self }, -EPROTO);
     rejoin.generation = 2;
@@ -216,7 +216,7 @@ Test(door, silent_connections_keep_nobody_out)
     for (int i = 0; i < 32; i++) {
         uint32_t pid;
 
-        while ((silent[i] = bxi_door_connect(door_path(), &pid)) == -EAGAIN)
+        while ((silent[i] = bxi_boot_connect(door_path(), &pid)) == -EAGAIN)
             sched_yield();
         cr_expect_geq(silent[i], 0);
     }
@@ -228,7 +228,7 @@ Test(door, silent_connections_keep_nobody_out)
 /* 0, -errno. */
 static int connect_as_nobody(const char *path)
 {
-    struct bxi_boot_rehello rehello = rehello_of(BXI_BOOT_REHELLO);
+    struct bxi_boot_hello hello = hello_of(BXI_BOOT_HELLO);
     struct sockaddr_un address = { .sun_family = AF_UNIX };
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 
@@ -236,7 +236,7 @@ static int connect_as_nobody(const char *path)
     HARNESS_EQ(seteuid(NOBODY), 0);
     if (connect(fd, (struct sockaddr *)&address, sizeof(address)) < 0)
         return -errno;
-    send(fd, &rehello, sizeof(rehello), MSG_NOSIGNAL);          /* it may have hung up already */
+    send(fd, &hello, sizeof(hello), MSG_NOSIGNAL);          /* it may have hung up already */
     HARNESS_EQ(bxi_boot_wait(fd, POLLIN, BX_FOREVER), 1);
     HARNESS_EQ(bxi_boot_receive(fd, &packet, 0), 0);
     return 0;

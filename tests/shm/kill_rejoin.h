@@ -246,7 +246,7 @@ static void aims_and_publishes(struct bx_job *job)
 /* Here the test is the joiner, and does not ask again. */
 static void run_paused_before_it_drops(void)
 {
-    struct bxi_boot_rehello rehello = { .head = bxi_boot_head(BXI_BOOT_REHELLO), .rank = 1, .world_size = 3,
+    struct bxi_boot_hello hello = { .head = bxi_boot_head(BXI_BOOT_HELLO), .rank = 1, .world_size = 3, .rejoin = 1,
                                         .pid = (uint32_t)getpid(), .generation = 1, .name = "worker1" };
     static struct bxi_boot_packet packet;
     struct bxi_boot_paths paths;
@@ -258,18 +258,18 @@ static void run_paused_before_it_drops(void)
     harness_store(STEP_COUNT, 1);
     begin_lives(3, (struct life){ .body = aims_and_publishes });
     harness_await(GO_ON, 3);
-    HARNESS_WAIT_WHILE((rehello.instance = harness_load(STEP_COUNT + 1)) == 0);
+    HARNESS_WAIT_WHILE((hello.instance = harness_load(STEP_COUNT + 1)) == 0);
     start_is_killed(1);
     cr_assert_eq(bxi_boot_paths(job_name, &paths), 0);
-    cr_assert_eq(bxi_door_path(path, &paths, job_name, &(struct bxi_door_id){ rehello.instance, 2, 1 }), 0);
-    int fd = bxi_door_connect(path, &pid);
+    cr_assert_eq(bxi_door_path(path, &paths, job_name, &(struct bxi_door_id){ hello.instance, 2, 1 }), 0);
+    int fd = bxi_boot_connect(path, &pid);
     await_stopped(2);
-    cr_assert_eq(bxi_boot_send(fd, &(struct bxi_boot_out){ &rehello, sizeof(rehello), NULL, 0 }, BX_FOREVER), 0);
+    cr_assert_eq(bxi_boot_send(fd, &(struct bxi_boot_out){ &hello, sizeof(hello), NULL, 0 }, BX_FOREVER), 0);
     usleep(3100000);
     kill(starts[2].pid, SIGCONT);
     cr_assert_eq(bxi_boot_wait(fd, POLLIN, BX_FOREVER), 1);
     cr_expect_eq(bxi_boot_receive(fd, &packet, 0), 1);
-    cr_expect(bxi_boot_packet_is(&packet, BXI_BOOT_REWELCOME, 0));
+    cr_expect(bxi_boot_packet_is(&packet, BXI_BOOT_WELCOME, 0));
     close(fd);
     harness_post(LAST_WORD);
     start_succeeds(0);
@@ -340,7 +340,7 @@ Test(kill_rejoin, the_mutex_is_removed)
 
 Test(kill_rejoin, a_worker_at_its_first_door)
 {
-    run_killed_at_its_first_door("rejoin.bound");
+    run_killed_at_its_first_door("boot.bound");
     run_killed_at_its_first_door("rejoin.door");
 }
 

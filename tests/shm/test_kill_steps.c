@@ -591,7 +591,8 @@ static const struct left_step {
     uint32_t passages;
     int ranks;                          /* bits: 1 rank 0, 2 rank 1 */
 } left_steps[] = {
-    { "boot.locked", 1, 1 }, { "boot.lock_noted", 1, 1 }, { "boot.listening", 1, 1 }, { "segment.named", 1, 3 },
+    { "boot.locked", 1, 1 }, { "boot.lock_noted", 1, 1 }, { "boot.bound", 1, 1 }, { "boot.listening", 1, 1 },
+    { "segment.named", 1, 3 },
     { "segment.locked", 1, 3 }, { "segment.sized", 1, 3 }, { "segment.allocated", 1, 3 }, { "segment.written", 1, 3 },
     { "segment.named", 2, 3 }, { "arena.locked", 1, 3 }, { "arena.sized", 1, 3 }, { "object.unnamed", 1, 1 },
     { "object.linked", 1, 3 }, { "boot.welcome_sent", 1, 1 }, { "boot.welcome_sent", 2, 1 }, { "boot.joined", 1, 1 },
@@ -616,7 +617,8 @@ static void expect_nothing_left(int victim, const char *step, uint32_t passages,
 static enum when when_of(int victim, const char *step)
 {
     static const char *const unknown[] = {
-        "boot.locked", "boot.lock_noted", "boot.listening", "segment.named", "segment.locked", "segment.sized",
+        "boot.locked", "boot.lock_noted", "boot.bound", "boot.listening", "segment.named", "segment.locked",
+        "segment.sized",
         "segment.allocated", "segment.written", "arena.locked", "arena.sized", "object.unnamed", "object.linked",
     };
 
@@ -649,7 +651,7 @@ Test(kill_without_launcher, of_one_that_waits_for_rank_0_leaves_nothing)
 
 KILLED_JOINER(rejoin_mutex, "rejoin.mutex", 1)
 KILLED_JOINER(rejoin_asked, "rejoin.asked", 2)
-KILLED_JOINER(rejoin_bound, "rejoin.bound", 1)
+KILLED_JOINER(boot_bound, "boot.bound", 1)
 KILLED_JOINER(rejoin_door, "rejoin.door", 1)
 KILLED_JOINER(rejoin_made, "rejoin.made", 1)
 KILLED_JOINER(rejoin_sent, "rejoin.sent", 2)

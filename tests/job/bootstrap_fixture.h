@@ -114,6 +114,15 @@ static inline void expect_success(struct worker *worker)
     cr_expect_eq(end(worker), 0, "%s: %s", bx_error_name(worker->rc), worker->text);
 }
 
+/* All have started; then nothing is left of them. */
+static inline void all_succeed(struct worker *workers, int count)
+{
+    for (int i = 0; i < count; i++)
+        expect_success(&workers[i]);
+    for (int i = 0; i < count; i++)
+        free_job(workers[i].job);
+}
+
 /* ---- Sockets and messages by hand --------------------------------------------------------------- */
 
 static inline void socket_address(struct sockaddr_un *address)

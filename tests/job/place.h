@@ -6,6 +6,7 @@
 #ifndef TESTS_PLACE_H
 #define TESTS_PLACE_H
 
+#include "tests/harness/child.h"
 #include "tests/harness/harness.h"
 
 #include "rpc/rpc.h"

@@ -141,10 +141,7 @@ Test(bootstrap, replaces_what_a_dead_rank_0_left)
     close(fd);
     begin(&worker[1], NULL, 1, 2);
     begin(&worker[0], NULL, 0, 2);
-    expect_success(&worker[0]);
-    expect_success(&worker[1]);
-    free_job(worker[0].job);
-    free_job(worker[1].job);
+    all_succeed(worker, 2);
 }
 
 /* ---- A worker is missing, or is one too many ---------------------------------------------------- */
@@ -274,10 +271,7 @@ Test(bootstrap, refuses_ranks_outside_of_the_job_and_rank_0)
         expect_fail_packet(fd, wrong[i].code);
     }
     begin(&worker[1], NULL, 1, 2);
-    expect_success(&worker[0]);
-    expect_success(&worker[1]);
-    free_job(worker[0].job);
-    free_job(worker[1].job);
+    all_succeed(worker, 2);
 }
 
 Test(bootstrap, says_that_a_job_of_that_name_is_running)
@@ -308,10 +302,7 @@ Test(bootstrap, says_that_a_job_of_that_name_is_running)
     worker[0] = worker[1] = (struct worker){ 0 };
     begin(&worker[0], NULL, 0, 2);
     begin(&worker[1], NULL, 1, 2);
-    expect_success(&worker[0]);
-    expect_success(&worker[1]);
-    free_job(worker[0].job);
-    free_job(worker[1].job);
+    all_succeed(worker, 2);
 }
 
 /* Waits until a worker that waits for rank 0 has opened the lock file. */
@@ -369,10 +360,7 @@ Test(bootstrap, logs_in_every_worker_which_ranks_are_missing)
     await_logs(2);
     begin(&worker[1], NULL, 1, 4);
     begin(&worker[3], NULL, 3, 4);
-    for (int rank = 0; rank < 4; rank++)
-        expect_success(&worker[rank]);
-    for (int rank = 0; rank < 4; rank++)
-        free_job(worker[rank].job);
+    all_succeed(worker, 4);
     bx_set_log(NULL, NULL);
 }
 
@@ -386,10 +374,7 @@ Test(bootstrap, logs_that_it_waits_for_rank_0)
     begin(&worker[1], NULL, 1, 2);
     await_logs(1);
     begin(&worker[0], NULL, 0, 2);
-    expect_success(&worker[0]);
-    expect_success(&worker[1]);
-    free_job(worker[0].job);
-    free_job(worker[1].job);
+    all_succeed(worker, 2);
     bx_set_log(NULL, NULL);
 }
 
@@ -406,10 +391,7 @@ Test(bootstrap, a_sweeper_that_holds_the_lock_is_not_taken_for_rank_0)
     begin(&worker[0], NULL, 0, 2);
     begin(&worker[1], NULL, 1, 2);
     close(fd);
-    expect_success(&worker[0]);
-    expect_success(&worker[1]);
-    free_job(worker[0].job);
-    free_job(worker[1].job);
+    all_succeed(worker, 2);
 }
 
 Test(bootstrap, tells_all_that_versions_differ)
@@ -497,11 +479,8 @@ Test(bootstrap, drops_clients_that_send_nonsense)
     expect_hang_up(fd, "");
 
     begin(&worker[1], NULL, 1, 2);
-    expect_success(&worker[0]);
-    expect_success(&worker[1]);
+    all_succeed(worker, 2);
     expect_hang_up(silent, "");
-    free_job(worker[0].job);
-    free_job(worker[1].job);
     cr_expect_eq(open_fds(), open_before + 8);
 }
 
@@ -526,10 +505,7 @@ Test(bootstrap, frees_the_rank_of_a_worker_with_wrong_descriptors)
         expect_hang_up(fd, "");
     }
     begin(&worker[1], NULL, 1, 2);
-    expect_success(&worker[0]);
-    expect_success(&worker[1]);
-    free_job(worker[0].job);
-    free_job(worker[1].job);
+    all_succeed(worker, 2);
 }
 
 Test(bootstrap, rejects_a_table_that_is_wrong)

@@ -106,17 +106,14 @@ Test(bootstrap_input, each_descriptor_of_a_worker_is_checked)
         free_raw(&raw);
     }
     begin(&worker[1], NULL, 1, 2);
-    expect_success(&worker[0]);
-    expect_success(&worker[1]);
-    free_job(worker[0].job);
-    free_job(worker[1].job);
+    all_succeed(worker, 2);
     cr_expect_eq(open_fds(), before);
 }
 
 /* The segment was made for another rank, or for another instance of the job. */
 Test(bootstrap_input, a_segment_of_another_rank_or_instance_is_not_attached)
 {
-    struct worker worker[2] = { 0 };
+    struct worker worker[3] = { 0 };
 
     begin(&worker[0], NULL, 0, 3);
     for (int i = 0; i < 2; i++) {
@@ -129,15 +126,9 @@ Test(bootstrap_input, a_segment_of_another_rank_or_instance_is_not_attached)
         expect_hang_up(raw.socket, i == 0 ? "another rank" : "another instance");
         free_raw(&raw);
     }
-    struct worker others[2] = { 0 };
-    begin(&others[0], NULL, 1, 3);
-    begin(&others[1], NULL, 2, 3);
-    expect_success(&worker[0]);
-    expect_success(&others[0]);
-    expect_success(&others[1]);
-    free_job(worker[0].job);
-    free_job(others[0].job);
-    free_job(others[1].job);
+    begin(&worker[1], NULL, 1, 3);
+    begin(&worker[2], NULL, 2, 3);
+    all_succeed(worker, 3);
 }
 
 /* The worker says ATTACHED before it got a TABLE. */
@@ -165,10 +156,7 @@ Test(bootstrap_input, a_failure_from_a_client_without_a_hello_is_ignored)
     send_raw(fd, &fail, sizeof(fail), NULL, 0);
     expect_hang_up(fd, "a failure of nobody");
     begin(&worker[1], NULL, 1, 2);
-    expect_success(&worker[0]);
-    expect_success(&worker[1]);
-    free_job(worker[0].job);
-    free_job(worker[1].job);
+    all_succeed(worker, 2);
 }
 
 Test(bootstrap_input, a_worker_that_never_joins_is_reported_as_missing)
@@ -588,14 +576,7 @@ static int send_too_many_in_flight(void)
 
 Test(bootstrap_input, sending_too_many_descriptors_waits_until_the_deadline)
 {
-    int status = 0;
-
-    fflush(NULL);
-    pid_t pid = fork();
-    if (pid == 0)
-        _exit(send_too_many_in_flight());
-    cr_assert_eq(waitpid(pid, &status, 0), pid);
-    cr_expect_eq(status, 0);
+    expect_in_child(send_too_many_in_flight, NULL);
 }
 
 /* ---- The place ---------------------------------------------------------------------------------- */

@@ -76,22 +76,20 @@ Test(bootstrap_place, says_that_the_path_of_the_socket_is_too_long)
     cr_expect_eq(rmdir(path), 0);
 }
 
+static int (*ordinary)(void);
+
+static int run_as_ordinary_user(void)
+{
+    return geteuid() == 0 && (setgid(NOBODY) < 0 || setuid(NOBODY) < 0) ? 99 : ordinary();
+}
+
 /* Runs fn in a child, as an ordinary user if this is root. Returns the exit status, which is fn's result. */
 static int as_ordinary_user(int (*fn)(void))
 {
-    int status = 0;
-
     if (geteuid() == 0)
         cr_assert_eq(chown(directory, NOBODY, NOBODY), 0);
-    fflush(NULL);
-    pid_t pid = fork();
-    if (pid == 0) {
-        if (geteuid() == 0 && (setgid(NOBODY) < 0 || setuid(NOBODY) < 0))
-            _exit(99);
-        _exit(fn());
-    }
-    cr_assert_eq(waitpid(pid, &status, 0), pid);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    ordinary = fn;
+    return in_child(run_as_ordinary_user);
 }
 
 static int start_without_permission(void)
@@ -171,7 +169,7 @@ static int use_a_file_system_that_is_read_only(void)
 
     if (unshare(CLONE_NEWNS) < 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 ||
         mount("tmpfs", directory, "tmpfs", 0, "mode=700") < 0)
-        return 77;
+        return CHILD_SKIPS;
     if (bxi_socket_dir(path, sizeof(path)) < 0 ||
         mount(NULL, directory, NULL, MS_REMOUNT | MS_RDONLY, NULL) < 0)
         return 1;
@@ -183,16 +181,7 @@ static int use_a_file_system_that_is_read_only(void)
 
 Test(bootstrap_place, names_a_remedy_where_the_file_system_is_read_only)
 {
-    int status = 0;
-
-    fflush(NULL);
-    pid_t pid = fork();
-    if (pid == 0)
-        _exit(use_a_file_system_that_is_read_only());
-    cr_assert_eq(waitpid(pid, &status, 0), pid);
-    if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
-        cr_skip_test("needs the right to mount");
-    cr_expect_eq(status, 0, "%#x", (unsigned)status);
+    expect_in_child(use_a_file_system_that_is_read_only, "needs the right to mount");
 }
 
 /* All ranks are processes with 1024 open files each, the limit of most systems. Returns how many failed. */
@@ -268,7 +257,7 @@ static int start_in_little_memory(void)
 
     if (unshare(CLONE_NEWNS) < 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 ||
         mount("tmpfs", "/dev/shm", "tmpfs", 0, "size=96k") < 0)
-        return 77;
+        return CHILD_SKIPS;
     for (int rank = 0; rank < 2; rank++) {
         worker[rank].timeout_ns = LONG_NS;
         worker[rank].job = make_job(NULL, rank, 2);
@@ -282,14 +271,5 @@ static int start_in_little_memory(void)
 
 Test(bootstrap_place, tells_all_workers_that_dev_shm_is_full)
 {
-    int status = 0;
-
-    fflush(NULL);
-    pid_t pid = fork();
-    if (pid == 0)
-        _exit(start_in_little_memory());
-    cr_assert_eq(waitpid(pid, &status, 0), pid);
-    if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
-        cr_skip_test("needs the right to mount");
-    cr_expect_eq(status, 0);
+    expect_in_child(start_in_little_memory, "needs the right to mount");
 }

@@ -33,12 +33,6 @@ static void begin_two(void)
     instance = harness_load(0);
 }
 
-static void end_one(void)
-{
-    harness_post(LAST_WORD);
-    start_succeeds(0);
-}
-
 /* Of rank 0. */
 static const char *door_path(void)
 {
@@ -109,8 +103,7 @@ static void expect_that_one_can_join(void)
 {
     begin_life(2, (struct life){ .rank = 1, .world_size = 2, .body = is_the_second });
     harness_await(STARTED, 3);
-    end_one();
-    start_succeeds(2);
+    end_lives();
 }
 
 Test(door, hangs_up_on_nonsense_and_serves_on)

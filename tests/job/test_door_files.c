@@ -29,15 +29,6 @@ static uint64_t begin_job(int world_size)
     return harness_load(0);
 }
 
-static void end_job(int first, int second, int third)
-{
-    harness_post(LAST_WORD);
-    start_succeeds(first);
-    start_succeeds(second);
-    if (third >= 0)
-        start_succeeds(third);
-}
-
 /* As a logout does (RemoveIPC). */
 static void remove_shm_names(uint64_t instance, int rank)
 {
@@ -79,7 +70,7 @@ Test(door_files, a_worker_without_names_in_dev_shm_is_alive)
     cr_expect_eq(socket_files(), 3 + 1, "%d", socket_files());      /* doors of those that live, and rank 0's lock */
     begin_life(4, (struct life){ .rank = 1 });
     start_fails(4, BX_E_RANK_TAKEN, "is taken by worker 'worker1' (pid ");
-    end_job(0, 1, 3);
+    end_lives();
 }
 
 /* Its name is found in what the other says, its door by the generation that the other knows. */
@@ -98,7 +89,7 @@ Test(door_files, a_worker_is_asked_because_another_says_that_it_lives)
     begin_life(3, (struct life){ .rank = 2, .body = sees_all });
     harness_await(BACK, 1);
     cr_expect_eq(unlink(elsewhere), 0);
-    end_job(0, 1, 3);
+    end_lives();
 }
 
 Test(door_files, a_job_without_names_in_dev_shm_is_found)
@@ -112,7 +103,7 @@ Test(door_files, a_job_without_names_in_dev_shm_is_found)
     start_fails(3, BX_E_JOB_RUNNING, "running without its rank 0: there is its worker of rank 1");
     begin_life(4, (struct life){ .rank = 0, .body = sees_all });
     harness_await(BACK, 1);
-    end_job(1, 2, 4);
+    end_lives();
 }
 
 Test(door_files, doors_are_made_again)
@@ -129,7 +120,7 @@ Test(door_files, doors_are_made_again)
     start_is_killed(3);
     begin_life(4, (struct life){ .rank = 2, .body = sees_all });
     harness_await(BACK, 2);
-    end_job(0, 1, 4);
+    end_lives();
 }
 
 static char elsewhere[96];
@@ -154,7 +145,7 @@ Test(door_files, a_joiner_that_finds_no_door_says_where_it_searched)
     cr_expect_not_null(strstr(starts[3].text, "XDG_RUNTIME_DIR"), "%s", starts[3].text);
     snprintf(path, sizeof(path), "%s/boxcar", elsewhere);
     cr_expect(rmdir(path) == 0 && rmdir(elsewhere) == 0);
-    end_job(0, 1, -1);
+    end_lives();
 }
 
 /* That a name cannot be opened is no death either: then there would be no job, and a second one would begin. */
@@ -180,7 +171,7 @@ Test(door_files, a_process_without_descriptors_does_not_decide_who_lives)
     cr_expect_eq(segments_of(".1"), 1);
     cr_expect_eq(bxi_rejoin_check_none(job), BX_E_JOB_RUNNING);
     bx_job_destroy(job);
-    end_job(0, 1, -1);
+    end_lives();
 }
 
 /* ---- Names that another process has ------------------------------------------------------------ */
@@ -200,7 +191,7 @@ Test(door_files, abstract_names_keep_nobody_out)
     begin_life(2, (struct life){ .rank = 1, .world_size = 2, .body = sees_all, .timeout_ns = 2000 * HARNESS_MS });
     harness_await(BACK, 1);
     close(fd);
-    end_job(0, 2, -1);
+    end_lives();
 }
 
 Test(door_files, one_joins_at_a_time)
@@ -220,7 +211,7 @@ Test(door_files, one_joins_at_a_time)
     close(open(paths.join, O_CREAT | O_RDWR, 0600));        /* of one that was killed */
     begin_life(3, (struct life){ .rank = 1, .world_size = 2, .body = sees_all });
     harness_await(BACK, 1);
-    end_job(0, 3, -1);
+    end_lives();
 }
 
 Test(door_files, the_mutex_is_free_when_its_holder_is_dead_though_a_child_of_it_goes_on)

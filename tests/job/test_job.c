@@ -20,12 +20,8 @@
 enum { READY, DONE, ENTERED };          /* gates */
 enum { PID };                           /* values */
 
-static int never(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(never)
 {
-    (void)request;
-    (void)args;
-    (void)reply;
-    (void)context;
     harness_post(ENTERED);
     for (;;)
         pause();
@@ -156,7 +152,7 @@ Test(job, refuses_calls_before_its_start, .init = clear_environment)
     bx_job_destroy(NULL);
 }
 
-static void start_again(struct bx_job *job)
+HARNESS_TEST(job, starts_once, 20, .size = 2, .setup = setup)
 {
     uint64_t value = 7;
 
@@ -167,11 +163,6 @@ static void start_again(struct bx_job *job)
     HARNESS_EQ(value, 7);
     HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 4), 8);
     HARNESS_EQ(harness_counter(job, "calls_sent"), 1);
-}
-
-Test(job, starts_once, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { start_again } });
 }
 
 /* ---- Separate programs ----------------------------------------------------------------------- */
@@ -272,7 +263,7 @@ static int use_forked_job(struct bx_job *job, struct bx_future *pending)
     return 0;
 }
 
-static void fork_and_go_on(struct bx_job *job)
+HARNESS_TEST(job, is_refused_in_a_forked_child_and_goes_on_in_the_parent, 20, .size = 2, .setup = setup)
 {
     struct bx_future *pending = bx_future_create(job);
     int status = -1;
@@ -288,11 +279,6 @@ static void fork_and_go_on(struct bx_job *job)
     for (int64_t i = 0; i < 100; i++)
         HARNESS_EQ(harness_call_i64(job, "worker1", "twice", i), 2 * i);
     bx_future_release(pending);
-}
-
-Test(job, is_refused_in_a_forked_child_and_goes_on_in_the_parent, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { fork_and_go_on } });
 }
 
 /* ---- Deaths ---------------------------------------------------------------------------------- */
@@ -312,7 +298,15 @@ static void expect_dead(int rc)
     HARNESS_HAS(bx_error_text(), "'worker1'");
 }
 
-static void kill_worker1(struct bx_job *job)
+static void outlive_worker1(struct bx_job *job)
+{
+    expect_dead(bx_job_serve(job));
+    harness_post(DONE);
+    HARNESS_EQ(bx_job_serve(job), 0);           /* returns for the other worker's shutdown */
+}
+
+HARNESS_TEST(job, names_the_dead_worker_in_calls_that_fail, 20, .size = 3, .setup = setup,
+             .body = { [1] = tell_pid_and_serve, outlive_worker1 }, .dies = 1u << 1)
 {
     struct bx_future *futures[20], *then, *future = NULL;
 
@@ -341,20 +335,6 @@ static void kill_worker1(struct bx_job *job)
     harness_await(DONE, 1);
 }
 
-static void outlive_worker1(struct bx_job *job)
-{
-    expect_dead(bx_job_serve(job));
-    harness_post(DONE);
-    HARNESS_EQ(bx_job_serve(job), 0);           /* returns for the other worker's shutdown */
-}
-
-Test(job, names_the_dead_worker_in_calls_that_fail, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 3, .setup = setup, .body = { kill_worker1, tell_pid_and_serve, outlive_worker1 },
-        .dies = 1u << 1 });
-}
-
 static void answer_and_die(struct bx_job *job)
 {
     harness_leaves_by_itself();
@@ -363,7 +343,8 @@ static void answer_and_die(struct bx_job *job)
     raise(SIGKILL);
 }
 
-static void call_the_dying(struct bx_job *job)
+HARNESS_TEST(job, keeps_the_answers_that_a_worker_gave_before_it_died, 20, .size = 2, .setup = setup,
+             .body = { [1] = answer_and_die }, .dies = 1u << 1)
 {
     enum { MANY = 500 };
     struct bx_future *futures[MANY];
@@ -384,12 +365,6 @@ static void call_the_dying(struct bx_job *job)
     bx_msg_destroy(args);
 }
 
-Test(job, keeps_the_answers_that_a_worker_gave_before_it_died, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .body = { call_the_dying, answer_and_die }, .dies = 1u << 1 });
-}
-
 static void call_from_threads_until_dead(struct bx_job *job, int index)
 {
     int rc;
@@ -405,11 +380,6 @@ static void call_from_threads_until_dead(struct bx_job *job, int index)
     expect_dead(rc);
 }
 
-static void call_until_dead(struct bx_job *job)
-{
-    harness_threads(job, 4, call_from_threads_until_dead);
-}
-
 static void die_under_calls(struct bx_job *job)
 {
     (void)job;
@@ -418,21 +388,18 @@ static void die_under_calls(struct bx_job *job)
     raise(SIGKILL);
 }
 
-Test(job, fails_the_calls_of_every_thread_when_the_callee_dies, .timeout = 20)
+HARNESS_TEST(job, fails_the_calls_of_every_thread_when_the_callee_dies, 20, .size = 2, .setup = setup,
+             .body = { [1] = die_under_calls }, .dies = 1u << 1)
 {
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .body = { call_until_dead, die_under_calls }, .dies = 1u << 1 });
+    harness_threads(job, 4, call_from_threads_until_dead);
 }
 
 /* ---- Dead callers ---------------------------------------------------------------------------- */
 
 enum { LET_GO = 10 };                  /* gate */
 
-static int stuck(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(stuck)
 {
-    (void)request;
-    (void)args;
-    (void)context;
     harness_post(ENTERED);
     harness_await(LET_GO, 1);
     return bx_msg_put_i64(reply, 1);
@@ -466,16 +433,11 @@ static void call_and_die(struct bx_job *job)
     raise(SIGKILL);
 }
 
-static void serve_the_dying(struct bx_job *job)
+HARNESS_TEST(job, is_not_held_up_by_the_requests_of_a_dead_caller, 20, .size = 2, .setup = setup_stuck,
+             .body = { [1] = call_and_die }, .dies = 1u << 1)
 {
     expect_dead(bx_job_serve(job));
     harness_post(LET_GO);
     /* The row of the dead worker is still in the batch. */
     HARNESS_EQ(bx_rpc_sync(job, "worker0", "gather", NULL, NULL, NULL), 0);
-}
-
-Test(job, is_not_held_up_by_the_requests_of_a_dead_caller, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup_stuck, .body = { serve_the_dying, call_and_die }, .dies = 1u << 1 });
 }

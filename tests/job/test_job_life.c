@@ -30,9 +30,8 @@ static int mappings(void)
     return count;
 }
 
-static int add(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(add)
 {
-    (void)request, (void)context;
     return bx_msg_put_i64(reply, bx_read_i64(args) + 1);
 }
 

@@ -14,22 +14,19 @@
 enum { ENTERED, RELEASED };             /* gates */
 enum { RUN };                           /* values */
 
-static int stay(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(stay)
 {
-    (void)request, (void)args, (void)reply, (void)context;
     harness_post(ENTERED);
     harness_await(RELEASED, 1);
     return 0;
 }
 
 /* Its thread ends while the pool is being stopped. */
-static int end_in_the_stop(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                           void *context)
+HARNESS_HANDLER(end_in_the_stop)
 {
     struct bxi_pool *pool = &bx_request_job(request)->rpc->pool;
     bool stop = false;
 
-    (void)args, (void)reply, (void)context;
     harness_post(ENTERED);
     while (!stop) {
         sched_yield();
@@ -40,9 +37,8 @@ static int end_in_the_stop(const struct bx_request *request, struct bx_reader *a
     pthread_exit(NULL);
 }
 
-static int run(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(run)
 {
-    (void)request, (void)args, (void)reply, (void)context;
     harness_add(RUN, 1);
     return 0;
 }
@@ -73,7 +69,7 @@ static void let_the_reply_come(struct bx_future *future, void *context)
         sched_yield();
 }
 
-static void leave_before_the_reply(struct bx_job *job)
+HARNESS_TEST(leave, takes_a_reply_that_arrives_meanwhile_for_a_late_one, 20, .size = 2, .setup = setup)
 {
     struct bx_future *promise = bx_future_create(job), *call = NULL;
     pthread_t thread;
@@ -92,11 +88,6 @@ static void leave_before_the_reply(struct bx_job *job)
     bx_job_destroy(job);
 }
 
-Test(leave, takes_a_reply_that_arrives_meanwhile_for_a_late_one, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { leave_before_the_reply } });
-}
-
 /* ---- The queue of the pool ----------------------------------------------------------------------- */
 
 /* A request is counted before it is in the queue, so the counter does not tell. */
@@ -111,7 +102,8 @@ static bool one_is_queued(struct bx_job *job)
     return queued;
 }
 
-static void leave_with_a_queue(struct bx_job *job)
+HARNESS_TEST(leave, runs_the_queue_though_the_only_thread_of_the_pool_ends, 20, .size = 2, .setup = setup,
+             .options = { .pool_threads = 1 })
 {
     struct bx_future *first = NULL, *second = NULL;
 
@@ -126,10 +118,4 @@ static void leave_with_a_queue(struct bx_job *job)
     HARNESS_EQ(harness_load(RUN), 1);
     bx_future_release(first);
     bx_future_release(second);
-}
-
-Test(leave, runs_the_queue_though_the_only_thread_of_the_pool_ends, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { leave_with_a_queue },
-                                         .options = { .pool_threads = 1 } });
 }

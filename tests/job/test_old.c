@@ -19,9 +19,8 @@
 
 static const struct bx_type type = { .name = "thing" };
 
-static int make(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(make)
 {
-    (void)args, (void)context;
     return bx_msg_put_object(bx_request_job(request), reply, &type, NULL);
 }
 
@@ -86,7 +85,7 @@ static void call_each(struct bx_job *job, const struct calls *calls, const struc
     bx_rref_release(rref);
 }
 
-static void read_what_is_set(struct bx_job *job)
+HARNESS_TEST(old, a_field_that_is_set_is_read_with_or_without_a_size, 20, .size = 2, .setup = setup)
 {
     struct bx_call_options options = { .flags = UNKNOWN_FLAG };
 
@@ -96,13 +95,8 @@ static void read_what_is_set(struct bx_job *job)
     call_each(job, &old, &options, -EINVAL);
 }
 
-Test(old, a_field_that_is_set_is_read_with_or_without_a_size, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { read_what_is_set } });
-}
-
 /* The memory behind the struct of 0.1 cannot be read. */
-static void read_no_further(struct bx_job *job)
+HARNESS_TEST(old, symbols_read_nothing_behind_a_struct_of_0_1, 20, .size = 2, .setup = setup)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     char *pages = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -112,11 +106,6 @@ static void read_no_further(struct bx_job *job)
     call_each(job, &old, (struct bx_call_options *)(void *)(pages + page - CALL_BYTES_0_1), 0);
     call_each(job, &old, NULL, 0);
     munmap(pages, 2 * page);
-}
-
-Test(old, symbols_read_nothing_behind_a_struct_of_0_1, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { read_no_further } });
 }
 
 /* ---- Functions with fewer parameters ------------------------------------------------------------------ */
@@ -143,9 +132,8 @@ Test(old, then_has_no_function_to_free, .timeout = 20)
     bx_future_release(set);
 }
 
-static int later(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+HARNESS_ASYNC_HANDLER(later)
 {
-    (void)args, (void)context;
     *reply = bx_future_create(bx_request_job(request));
     return bx_future_set(*reply, NULL);
 }
@@ -157,7 +145,7 @@ static int setup_async(struct bx_job *job)
     return rc < 0 ? rc : bxi_old_register_method_async(job, &type, "method", later, NULL);
 }
 
-static void call_async_handlers(struct bx_job *job)
+HARNESS_TEST(old, async_handlers_have_no_kind, 20, .size = 2, .setup = setup_async)
 {
     struct bx_rref *rref = NULL;
 
@@ -165,11 +153,6 @@ static void call_async_handlers(struct bx_job *job)
     HARNESS_EQ(bx_rref_create(job, &type, NULL, &rref), 0);
     HARNESS_EQ(bx_rref_sync(rref, "method", NULL, NULL, NULL), 0);
     bx_rref_release(rref);
-}
-
-Test(old, async_handlers_have_no_kind, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_async, .body = { call_async_handlers } });
 }
 
 Test(old, dlpack_has_no_stream, .timeout = 20)

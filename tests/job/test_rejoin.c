@@ -13,13 +13,6 @@
 
 TestSuite(rejoin, .init = starts_set_up, .fini = place_tear_down, .timeout = 60);
 
-static void all_succeed(int first, int last)
-{
-    for (int index = first; index <= last; index++)
-        if (starts[index].pid > 0)
-            start_succeeds(index);
-}
-
 /* ---- Coming back ------------------------------------------------------------------------------- */
 
 /* Of ranks 0, 1 and 2. */
@@ -59,8 +52,7 @@ Test(rejoin, a_process_takes_the_place_of_a_dead_worker)
     start_is_killed(1);
     begin_life(3, (struct life){ .rank = 1, .body = comes_back_as_1 });
     harness_await(GO_ON, 2);
-    harness_post(LAST_WORD);
-    all_succeed(0, 3);
+    end_lives();
 }
 
 static void *interrupt_soon(void *job)
@@ -92,14 +84,7 @@ Test(rejoin, a_worker_that_is_back_is_served_like_the_others)
     start_is_killed(1);
     begin_life(3, (struct life){ .rank = 1, .body = NULL });
     harness_await(GO_ON, 2);
-    harness_post(LAST_WORD);
-    all_succeed(0, 3);
-}
-
-/* The others serve; what they see is checked by the one that came last. */
-static void stays(struct bx_job *job)
-{
-    (void)job;
+    end_lives();
 }
 
 static void await_generation(struct bx_job *job, int rank, int generation)
@@ -154,13 +139,12 @@ Test(rejoin, workers_come_back_to_workers_that_came_back)
     begin_life(5, (struct life){ .rank = 1, .body = sees_the_others });
     harness_await(GO_ON, 3);
     harness_await(BACK, 4);
-    harness_post(LAST_WORD);
-    all_succeed(0, 5);
+    end_lives();
 }
 
 Test(rejoin, rank_0_comes_back_and_holds_the_lock_again)
 {
-    begin_lives(3, (struct life){ .body = stays });
+    begin_lives(3, (struct life){ 0 });
     start_is_killed(0);
     begin_life(3, (struct life){ .rank = 0, .no_rejoin = true });
     start_fails(3, BX_E_JOB_RUNNING, "running without its rank 0");
@@ -170,21 +154,18 @@ Test(rejoin, rank_0_comes_back_and_holds_the_lock_again)
     start_fails(5, BX_E_JOB_RUNNING, "its rank 0 is process");
     begin_life(6, (struct life){ .rank = 0 });
     start_fails(6, BX_E_RANK_TAKEN, "rank 0 of job");
-    harness_post(LAST_WORD);
-    all_succeed(1, 2);
-    start_succeeds(4);
+    end_lives();
 }
 
 Test(rejoin, two_ranks_come_back_at_once)
 {
-    begin_lives(4, (struct life){ .body = stays });
+    begin_lives(4, (struct life){ 0 });
     start_is_killed(1);
     start_is_killed(2);
     begin_life(4, (struct life){ .rank = 1, .world_size = 4 });
     begin_life(5, (struct life){ .rank = 2, .world_size = 4 });
     harness_await(STARTED, 6);
-    harness_post(LAST_WORD);
-    all_succeed(0, 5);
+    end_lives();
 }
 
 /* All that live are known to the one that comes; nobody waits for those that are dead. */
@@ -199,19 +180,18 @@ static void is_alone_with_0(struct bx_job *job)
 
 Test(rejoin, one_comes_back_while_another_is_dead)
 {
-    begin_lives(3, (struct life){ .body = stays });
+    begin_lives(3, (struct life){ 0 });
     start_is_killed(1);
     start_is_killed(2);
     begin_life(3, (struct life){ .rank = 1, .body = is_alone_with_0 });
     harness_await(STARTED, 4);
-    harness_post(LAST_WORD);
-    all_succeed(0, 3);
+    end_lives();
 }
 
 /* One joins, the other is told so: by the segment, or by a worker. */
 Test(rejoin, two_processes_want_one_rank)
 {
-    begin_lives(3, (struct life){ .body = stays });
+    begin_lives(3, (struct life){ 0 });
     start_is_killed(1);
     begin_life(3, (struct life){ .rank = 1 });
     begin_life(4, (struct life){ .rank = 1 });
@@ -225,10 +205,8 @@ Test(rejoin, two_processes_want_one_rank)
     cr_expect_eq(status, 0);
     cr_expect_eq(starts[refused].rc, BX_E_RANK_TAKEN, "%s", starts[refused].text);
     cr_expect_not_null(strstr(starts[refused].text, "rank 1 of job"), "%s", starts[refused].text);
-    harness_post(LAST_WORD);
-    all_succeed(0, 0);
-    start_succeeds(2);
-    start_succeeds(7 - refused);
+    starts[refused].pid = 0;
+    end_lives();
 }
 
 /* ---- A program with a loop of its own ---------------------------------------------------------- */
@@ -248,8 +226,7 @@ Test(rejoin, works_with_programs_that_have_a_loop_of_their_own)
     start_is_killed(3);
     begin_life(4, (struct life){ .rank = 1, .body = sees_the_others });
     harness_await(BACK, 2);
-    harness_post(LAST_WORD);
-    all_succeed(0, 4);
+    end_lives();
 }
 
 /* The door waits for the role, which this program gives to nobody any more. */
@@ -281,16 +258,15 @@ Test(rejoin, the_end_of_a_job_does_not_wait_for_a_joiner)
 
 Test(rejoin, refuses_a_rank_that_lives)
 {
-    begin_lives(3, (struct life){ .body = stays });
+    begin_lives(3, (struct life){ 0 });
     begin_life(3, (struct life){ .rank = 2 });
     start_fails(3, BX_E_RANK_TAKEN, "is taken by worker 'worker2' (pid ");
-    harness_post(LAST_WORD);
-    all_succeed(0, 2);
+    end_lives();
 }
 
 Test(rejoin, refuses_a_process_with_another_clock)
 {
-    begin_lives(2, (struct life){ .body = stays });
+    begin_lives(2, (struct life){ 0 });
     start_is_killed(1);
     bool other = clock_of_children(100);
     if (other) {
@@ -298,23 +274,20 @@ Test(rejoin, refuses_a_process_with_another_clock)
         start_fails(2, -EINVAL, "the clock (CLOCK_MONOTONIC) of worker 'worker0' (rank 0) is ");
         cr_expect_not_null(strstr(starts[2].text, " s behind that of worker 'worker1' (rank 1"), "%s", starts[2].text);
     }
-    harness_post(LAST_WORD);
-    all_succeed(0, 0);
+    end_lives();
     if (!other)
         cr_skip_test("no time namespace can be made here");
 }
 
 Test(rejoin, refuses_another_name_and_another_world_size)
 {
-    begin_lives(3, (struct life){ .body = stays });
+    begin_lives(3, (struct life){ 0 });
     start_is_killed(1);
     begin_life(3, (struct life){ .rank = 1, .name = "worker7" });
     start_fails(3, -EINVAL, "has the name 'worker1', and a worker that takes it must have it too, not 'worker7'");
     begin_life(4, (struct life){ .rank = 1, .world_size = 4 });
     start_fails(4, BX_E_WORLD_SIZE, "runs with 3 workers, and worker 'worker1' was started for 4");
-    harness_post(LAST_WORD);
-    start_succeeds(0);
-    start_succeeds(2);
+    end_lives();
 }
 
 static void knows_63_generations(struct bx_job *job)
@@ -328,14 +301,13 @@ Test(rejoin, refuses_the_33rd_generation)
     start_is_killed(1);
     begin_life(3, (struct life){ .rank = 1, .world_size = 2 });
     start_fails(3, -EOVERFLOW, "was taken 32 times");
-    harness_post(LAST_WORD);
-    start_succeeds(0);
+    end_lives();
 }
 
 /* Its door is open, and it does not answer. */
 Test(rejoin, names_a_worker_that_is_stopped)
 {
-    begin_lives(3, (struct life){ .body = stays });
+    begin_lives(3, (struct life){ 0 });
     start_is_killed(1);
     harness_stop(starts[2].pid);
     begin_life(3, (struct life){ .rank = 1, .timeout_ns = 300 * HARNESS_MS });
@@ -343,16 +315,11 @@ Test(rejoin, names_a_worker_that_is_stopped)
     kill(starts[2].pid, SIGCONT);
     begin_life(4, (struct life){ .rank = 1, .body = sees_the_others });
     harness_await(BACK, 1);
-    harness_post(LAST_WORD);
-    start_succeeds(0);
-    start_succeeds(2);
-    start_succeeds(4);
+    end_lives();
 }
 
-static int leaves_its_thread(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                             void *context)
+HARNESS_HANDLER(leaves_its_thread)
 {
-    (void)request, (void)args, (void)reply, (void)context;
     pthread_exit(NULL);
 }
 
@@ -379,12 +346,11 @@ static void ends_a_background_thread(struct bx_job *job)
 
 Test(rejoin, a_new_background_thread_does_not_take_the_successor_for_dead)
 {
-    begin_lives(3, (struct life){ .body = stays, .setup = may_leave_its_thread });
+    begin_lives(3, (struct life){ .setup = may_leave_its_thread });
     start_is_killed(1);
     begin_life(3, (struct life){ .rank = 1, .body = ends_a_background_thread });
     harness_await(STARTED, 4);
-    harness_post(LAST_WORD);
-    all_succeed(0, 3);
+    end_lives();
 }
 
 /* Rank 2 leaves without the others, and destroys its job when the successor of worker 1 is there. */
@@ -413,9 +379,7 @@ Test(rejoin, one_that_has_left_does_not_remove_the_names_of_a_successor)
     begin_life(3, (struct life){ .rank = 1, .body = calls_worker_0 });
     start_succeeds(2);
     cr_expect_eq(segments_of(".1"), 1);
-    harness_post(LAST_WORD);
-    start_succeeds(0);
-    start_succeeds(3);
+    end_lives();
 }
 
 /* ---- Beside a shutdown ------------------------------------------------------------------------- */
@@ -458,9 +422,7 @@ Test(rejoin, refuses_to_join_a_job_that_is_ending)
     harness_await(BACK, 1);
     begin_life(3, (struct life){ .rank = 1 });
     start_fails(3, BX_E_SHUTDOWN, "'worker0' (rank 0, pid ");
-    harness_post(LAST_WORD);
-    start_succeeds(2);
-    start_succeeds(0);
+    end_lives();
 }
 
 /* The door has met the successor of rank 1, which those of lower ranks have attached, and waits for the role. */
@@ -492,9 +454,7 @@ Test(rejoin, a_joiner_that_one_refuses_gives_up_and_all_leave_without_it)
     start_is_killed(1);
     begin_life(3, (struct life){ .rank = 1 });
     start_fails(3, BX_E_SHUTDOWN, "worker2");
-    harness_post(LAST_WORD);
-    start_succeeds(0);
-    start_succeeds(2);
+    end_lives();
 }
 
 static void leaves_once_it_has_attached(struct bx_job *job)
@@ -534,10 +494,7 @@ Test(rejoin, a_joiner_that_all_have_attached_is_in_the_job_that_all_leave)
     begin_a_shutdown_beside_a_joiner(calls_those_that_leave);
     start_is_killed(3);
     harness_await(STARTED, 5);
-    harness_post(LAST_WORD);
-    start_succeeds(0);
-    start_succeeds(2);
-    start_succeeds(4);
+    end_lives();
 }
 
 /* Rank 0 has attached it, is stopped, and sees its last state alone. */
@@ -556,19 +513,14 @@ Test(rejoin, a_joiner_that_gave_up_has_not_left)
     kill(starts[0].pid, SIGCONT);
     begin_life(4, (struct life){ .rank = 1 });
     harness_await(STARTED, 4);
-    harness_post(LAST_WORD);
-    start_succeeds(0);
-    start_succeeds(4);
+    end_lives();
 }
 
 Test(rejoin, those_that_leave_do_not_wait_for_a_joiner_that_dies)
 {
     begin_a_shutdown_beside_a_joiner(NULL);
     start_is_killed(4);
-    harness_post(LAST_WORD);
-    start_succeeds(0);
-    start_succeeds(2);
-    start_succeeds(3);
+    end_lives();
 }
 
 
@@ -600,8 +552,7 @@ static void count_of(bool no_rejoin, bool own_loop, uint64_t threads, uint64_t d
 {
     harness_reset();
     begin_lives(2, (struct life){ .body = counts_threads_and_doors, .no_rejoin = no_rejoin, .own_loop = own_loop });
-    harness_post(LAST_WORD);
-    all_succeed(0, 1);
+    end_lives();
     for (int rank = 0; rank < 2; rank++) {
         cr_expect_eq(harness_load(2 * rank), threads, "%d threads", (int)harness_load(2 * rank));
         cr_expect_eq(harness_load(2 * rank + 1), doors, "%d doors", (int)harness_load(2 * rank + 1));

@@ -17,11 +17,10 @@ static struct bx_tensor *kept;
 
 static const struct bx_type thing_type = { .name = "thing" };
 
-static int make(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(make)
 {
     struct bx_tensor *tensor = NULL;
 
-    (void)context;
     kept = bx_tensor_acquire(bx_read_tensor(args));
     HARNESS_EQ(bx_tensor_create(bx_request_job(request), BX_F32, 1, (int64_t[]){ 5000 }, &tensor), 0);
     HARNESS_EQ(bx_msg_put_tensor(reply, tensor), 0);
@@ -120,7 +119,5 @@ Test(rejoin_cost, a_hundred_rejoins_leave_no_descriptor_and_no_mapping)
         begin_life(rank, (struct life){ .rank = rank, .world_size = WORLD, .body = survives, .setup = register_make });
     }
     harness_await(STARTED, WORLD + TIMES * (WORLD - 1));
-    harness_post(LAST_WORD);
-    for (int index = 0; index < WORLD; index++)
-        start_succeeds(index);
+    end_lives();
 }

@@ -29,29 +29,25 @@ static const struct bx_type thing_type = { .name = "thing", .destroy = destroy }
 
 /* ---- handlers of every worker -------------------------------------------------------------------- */
 
-static int make_thing(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(make_thing)
 {
-    (void)args, (void)context;
     return bx_msg_put_object(bx_request_job(request), reply, &thing_type, &objects[1]);
 }
 
-static int use_thing(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(use_thing)
 {
-    (void)request, (void)args, (void)context;
     return bx_msg_put_i64(reply, 1);
 }
 
-static int block(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(block)
 {
-    (void)args, (void)reply, (void)context;
     harness_post(BLOCKED);
     harness_await(FREE + bx_job_rank(bx_request_job(request)), 1);
     return 0;
 }
 
-static int keep(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(keep)
 {
-    (void)request, (void)reply, (void)context;
     if (args->rref_count > 0)
         kept_rref = bx_rref_acquire(bx_read_rref(args));
     else
@@ -59,9 +55,8 @@ static int keep(const struct bx_request *request, struct bx_reader *args, struct
     return 0;
 }
 
-static int drop(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(drop)
 {
-    (void)request, (void)args, (void)reply, (void)context;
     bx_tensor_release(kept_tensor);
     kept_tensor = NULL;
     return 0;
@@ -79,9 +74,8 @@ static int give_tensor(struct bx_job *job, const char *to, struct bx_tensor *ten
 }
 
 /* Keeps it, and passes it on to worker 3. */
-static int pass_on(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(pass_on)
 {
-    (void)reply, (void)context;
     kept_tensor = bx_tensor_acquire(bx_read_tensor(args));
     return give_tensor(bx_request_job(request), "worker3", kept_tensor);
 }
@@ -161,23 +155,6 @@ static void await_destroyed(int value)
         sched_yield();
 }
 
-static void kill_start(int index)
-{
-    start_is_killed(index);
-    starts[index].pid = 0;
-}
-
-static void end_with(int first, int second, int third, int fourth)
-{
-    harness_await(SEEN, 1);
-    harness_post(LAST_WORD);
-    start_succeeds(first);
-    start_succeeds(second);
-    start_succeeds(third);
-    if (fourth >= 0)
-        start_succeeds(fourth);
-}
-
 /* ---- one that joins is not in the set ------------------------------------------------------------ */
 
 /* Worker 3 dies while worker 4 joins: it is attached to 0 and 1, and waits for 2. Then 4 runs, and makes an object,
@@ -232,12 +209,13 @@ Test(rejoin_rounds, one_that_joins_is_not_in_the_set_of_a_round)
 {
     begin_lives(5, (struct life){ .body = owns_while_one_joins, .setup = register_all });
     harness_await(HELD, 3);
-    kill_start(4);
+    start_is_killed(4);
     harness_await(GO_ON, 1);
     begin_life(5, (struct life){ .rank = 4, .world_size = 5, .body = refers_and_lets_go, .setup = register_all });
     harness_await(JOINS, 1);
-    kill_start(3);
-    end_with(0, 1, 2, 5);
+    start_is_killed(3);
+    harness_await(SEEN, 1);
+    end_lives();
 }
 
 /* ---- a round ends though a rank in its set is taken again, and one that it awaits dies ----------- */
@@ -287,12 +265,13 @@ static void run_while_two_die(void)
 {
     begin_lives(4, (struct life){ .body = owns_while_two_die, .setup = register_all });
     harness_await(GO_ON, 1);
-    kill_start(1);
+    start_is_killed(1);
     begin_life(4, (struct life){ .rank = 1, .world_size = 4, .setup = register_all });
     harness_await(JOINS, 1);
-    kill_start(2);
+    start_is_killed(2);
     harness_await(STARTED, 5);              /* else the one that joins finds a job that is ending */
-    end_with(0, 3, 4, -1);
+    harness_await(SEEN, 1);
+    end_lives();
 }
 
 Test(rejoin_rounds, a_round_for_entries_ends_when_its_dead_is_back_and_another_dies)
@@ -347,17 +326,15 @@ static void posts_back(struct bx_job *job)
 Test(rejoin_rounds, a_joiner_answers_for_a_worker_that_died_before_they_met)
 {
     begin_lives(4, (struct life){ .body = dies_between_two_questions, .setup = register_all });
-    kill_start(3);
+    start_is_killed(3);
     harness_await(GO_ON, 1);
     begin_life(4, (struct life){ .rank = 3, .world_size = 4, .body = posts_back, .setup = register_all });
     harness_await(JOINS, 1);
-    kill_start(1);
+    start_is_killed(1);
     harness_await(OPEN, 1);
-    kill_start(0);
+    start_is_killed(0);
     harness_await(SEEN, 1);
-    harness_post(LAST_WORD);
-    start_succeeds(2);
-    start_succeeds(4);
+    end_lives();
 }
 
 /* ---- a lease of a former worker ------------------------------------------------------------------ */
@@ -407,9 +384,10 @@ Test(rejoin_rounds, a_lease_of_a_former_worker_is_counted_and_shown_until_it_is_
 {
     begin_lives(4, (struct life){ .body = lends_to_a_former_worker, .setup = register_all });
     harness_await(GO_ON, 1);
-    kill_start(1);
+    start_is_killed(1);
     begin_life(4, (struct life){ .rank = 1, .world_size = 4, .body = posts_back_alone, .setup = register_all });
-    end_with(0, 2, 3, 4);
+    harness_await(SEEN, 1);
+    end_lives();
 }
 
 /* ---- a call to one whose start has returned ------------------------------------------------------ */
@@ -446,8 +424,9 @@ static void calls_before_it_looks(struct bx_job *job)
 Test(rejoin_rounds, a_call_to_one_whose_start_has_returned_does_not_fail_for_the_one_before)
 {
     begin_lives(3, (struct life){ .body = calls_before_it_looks, .setup = register_all });
-    kill_start(1);
+    start_is_killed(1);
     harness_await(GO_ON, 1);
     begin_life(3, (struct life){ .rank = 1, .body = posts_back_alone, .setup = register_all });
-    end_with(0, 2, 3, -1);
+    harness_await(SEEN, 1);
+    end_lives();
 }

@@ -26,27 +26,24 @@ static const struct bx_type number_type = { .name = "number", .destroy = destroy
 
 /* ---- handlers of every worker -------------------------------------------------------------------- */
 
-static int make_number(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(make_number)
 {
-    (void)args, (void)context;
     return bx_msg_put_object(bx_request_job(request), reply, &number_type, &value);
 }
 
-static int read_number(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(read_number)
 {
-    (void)args, (void)context;
     return bx_msg_put_i64(reply, *(int *)bx_request_object(request));
 }
 
 /* Uses a reference that it is given: what the method returned. */
-static int use_number(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(use_number)
 {
     struct bx_rref *rref = bx_read_rref(args);
     struct bx_msg *answer = NULL;
     struct bx_reader reader;
     int rc = bx_rref_sync(rref, "read", NULL, NULL, &answer);
 
-    (void)request, (void)context;
     reader = bx_msg_reader(answer);
     rc = rc < 0 ? rc : bx_msg_put_i64(reply, bx_read_i64(&reader));
     bx_msg_destroy(answer);
@@ -69,21 +66,19 @@ static void expect_filled(const struct bx_tensor *tensor, float first)
         HARNESS_EQ(((const float *)bx_tensor_data(tensor))[i], first + (float)i);
 }
 
-static int lend(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(lend)
 {
     struct bx_tensor *tensor = filled(bx_request_job(request), (float)bx_read_i64(args));
     int rc = bx_msg_put_tensor(reply, tensor);
 
-    (void)context;
     bx_tensor_release(tensor);
     return rc;
 }
 
 static struct bx_tensor *kept;
 
-static int keep(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(keep)
 {
-    (void)request, (void)reply, (void)context;
     bx_tensor_release(kept);
     kept = bx_tensor_acquire(bx_read_tensor(args));
     return 0;
@@ -224,14 +219,10 @@ static void run_over_a_death(harness_fn body, int when, harness_fn then)
     begin_lives(3, (struct life){ .body = body, .setup = register_all });
     harness_await(GO_ON, 1);
     start_is_killed(1);
-    starts[1].pid = 0;
     harness_await(when, 1);
     begin_life(3, (struct life){ .rank = 1, .body = then, .setup = register_all });
     harness_await(SEEN, 1);
-    harness_post(LAST_WORD);
-    start_succeeds(0);
-    start_succeeds(2);
-    start_succeeds(3);
+    end_lives();
 }
 
 Test(rejoin_state, references_to_the_dead_fail_and_those_to_its_successor_do_not)
@@ -378,9 +369,7 @@ Test(rejoin_state, a_join_is_not_taken_for_a_worker_that_leaves)
 {
     begin_lives(3, (struct life){ .body = serves_meanwhile });
     harness_await(SEEN, 1);
-    harness_post(LAST_WORD);
-    for (int index = 0; index < 3; index++)
-        start_succeeds(index);
+    end_lives();
 }
 
 /* ---- calls that wait for it ------------------------------------------------------------------------ */
@@ -486,12 +475,8 @@ Test(rejoin_state, many_generations_of_a_worker_are_told_apart)
     for (uint32_t times = 1; times <= TIMES; times++) {
         harness_await(AGAIN, 2 * times);
         start_is_killed(times == 1 ? 1 : 3);
-        starts[times == 1 ? 1 : 3].pid = 0;
         begin_life(3, (struct life){ .rank = 1, .body = comes_again, .setup = register_all });
     }
     harness_await(SEEN, 2);
-    harness_post(LAST_WORD);
-    start_succeeds(0);
-    start_succeeds(2);
-    start_succeeds(3);
+    end_lives();
 }

@@ -16,31 +16,24 @@
 enum { ENTERED, RELEASED, READY, DONE };        /* gates */
 enum { ANSWERED, PID, COUNTED };                /* values */
 
-static int stuck(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(stuck)
 {
-    (void)request;
-    (void)args;
-    (void)context;
     harness_post(ENTERED);
     harness_await(RELEASED, 1);
     return bx_msg_put_i64(reply, 1);
 }
 
 /* Waits for RELEASED, then calls "twice" at worker 2. */
-static int stuck_then_call(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                           void *context)
+HARNESS_HANDLER(stuck_then_call)
 {
-    (void)args;
-    (void)context;
     harness_post(ENTERED);
     harness_await(RELEASED, 1);
     return bx_msg_put_i64(reply, harness_call_i64(bx_request_job(request), "worker2", "twice", 21));
 }
 
 /* Long enough for the other threads of its worker to go on meanwhile. */
-static int count_slowly(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(count_slowly)
 {
-    (void)request, (void)args, (void)reply, (void)context;
     usleep(200);
     harness_add(COUNTED, 1);
     return 0;
@@ -88,7 +81,14 @@ static void count_answer(struct bx_future *future, void *context)
     harness_add(ANSWERED, 1);
 }
 
-static void leave_with_calls_in_flight(struct bx_job *job)
+static void let_them_go(struct bx_job *job)
+{
+    (void)job;
+    harness_await(READY, 1);
+    harness_post(RELEASED);
+}
+
+HARNESS_TEST(shutdown, finishes_calls_in_flight_first, 20, .size = 3, .setup = setup, .body = { [2] = let_them_go })
 {
     harness_leaves_by_itself();
     for (int i = 0; i < 10; i++) {
@@ -101,19 +101,6 @@ static void leave_with_calls_in_flight(struct bx_job *job)
     harness_post(READY);
     shut_down(job);
     HARNESS_EQ(harness_load(ANSWERED), 10);
-}
-
-static void let_them_go(struct bx_job *job)
-{
-    (void)job;
-    harness_await(READY, 1);
-    harness_post(RELEASED);
-}
-
-Test(shutdown, finishes_calls_in_flight_first, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 3, .setup = setup, .body = { leave_with_calls_in_flight, NULL, let_them_go } });
 }
 
 static void leave_at_once(struct bx_job *job)
@@ -130,13 +117,11 @@ static void call_the_leaver(struct bx_job *job)
         HARNESS_EQ(harness_call_i64(job, "worker0", "twice", i), 2 * i);
 }
 
-Test(shutdown, serves_the_others_until_they_shut_down_too, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 3, .setup = setup, .body = { leave_at_once, call_the_leaver, call_the_leaver } });
-}
+HARNESS_WORLD(shutdown, serves_the_others_until_they_shut_down_too, 20, .size = 3, .setup = setup,
+              .body = { leave_at_once, call_the_leaver, call_the_leaver });
 
-static void leave_with_a_nested_call_to_come(struct bx_job *job)
+HARNESS_TEST(shutdown, waits_for_handlers_that_still_call, 20, .size = 3, .setup = setup,
+             .body = { [2] = leave_at_once })
 {
     struct bx_future *future = harness_start(job, "worker1", "stuck_then_call", NULL, BX_FOREVER);
 
@@ -147,36 +132,21 @@ static void leave_with_a_nested_call_to_come(struct bx_job *job)
     bx_future_release(future);
 }
 
-Test(shutdown, waits_for_handlers_that_still_call, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 3, .setup = setup,
-        .body = { leave_with_a_nested_call_to_come, NULL, leave_at_once } });
-}
-
 static void leave_without_the_dead(struct bx_job *job)
 {
     (void)job;
 }
 
-Test(shutdown, does_not_wait_for_the_dead, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 4, .setup = setup, .dies = 1u << 1 | 1u << 3,
-        .body = { leave_without_the_dead, harness_die, leave_without_the_dead, harness_die } });
-}
+HARNESS_WORLD(shutdown, does_not_wait_for_the_dead, 20, .size = 4, .setup = setup, .dies = 1u << 1 | 1u << 3,
+              .body = { leave_without_the_dead, harness_die, leave_without_the_dead, harness_die });
 
 static void leave_in_own_loop(struct bx_job *job)
 {
     harness_call_i64(job, bx_worker_name(job, 1 - bx_job_rank(job)), "twice", 1);
 }
 
-Test(shutdown, needs_no_background_thread, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .body = { leave_in_own_loop, leave_in_own_loop },
-        .options = { .own_loop = true } });
-}
+HARNESS_WORLD(shutdown, needs_no_background_thread, 20, .size = 2, .setup = setup,
+              .body = { leave_in_own_loop, leave_in_own_loop }, .options = { .own_loop = true });
 
 static void leave_and_look(struct bx_job *job)
 {
@@ -196,11 +166,8 @@ static void leave_and_look(struct bx_job *job)
     bx_job_destroy(job);
 }
 
-Test(shutdown, refuses_all_calls_afterwards, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .body = { leave_and_look, leave_and_look } });
-}
+HARNESS_WORLD(shutdown, refuses_all_calls_afterwards, 20, .size = 2, .setup = setup,
+              .body = { leave_and_look, leave_and_look });
 
 /* ---- Not together ---------------------------------------------------------------------------- */
 
@@ -226,19 +193,8 @@ static void come_late(struct bx_job *job)
     bx_job_destroy(job);
 }
 
-Test(shutdown, names_the_worker_that_does_not_come, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .body = { leave_without_worker1, come_late } });
-}
-
-static void stop_and_leave(struct bx_job *job)
-{
-    harness_await(READY, 1);
-    HARNESS_EQ(harness_kill((pid_t)harness_load(PID), SIGSTOP), 0);
-    leave_without_worker1(job);
-    HARNESS_EQ(harness_kill((pid_t)harness_load(PID), SIGCONT), 0);
-}
+HARNESS_WORLD(shutdown, names_the_worker_that_does_not_come, 20, .size = 2, .setup = setup,
+              .body = { leave_without_worker1, come_late });
 
 static void be_stopped(struct bx_job *job)
 {
@@ -246,13 +202,24 @@ static void be_stopped(struct bx_job *job)
     come_late(job);
 }
 
-Test(shutdown, names_the_worker_that_is_stopped, .timeout = 20)
+HARNESS_TEST(shutdown, names_the_worker_that_is_stopped, 20, .size = 2, .setup = setup, .body = { [1] = be_stopped })
 {
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .body = { stop_and_leave, be_stopped } });
+    harness_await(READY, 1);
+    HARNESS_EQ(harness_kill((pid_t)harness_load(PID), SIGSTOP), 0);
+    leave_without_worker1(job);
+    HARNESS_EQ(harness_kill((pid_t)harness_load(PID), SIGCONT), 0);
 }
 
-static void leave_with_a_call_that_never_ends(struct bx_job *job)
+static void serve_to_the_end(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    HARNESS_EQ(bx_job_serve(job), 0);
+    HARNESS_EQ(bx_job_shutdown(job, 0), 0);
+    bx_job_destroy(job);
+}
+
+HARNESS_TEST(shutdown, fails_calls_that_do_not_end_in_time, 20, .size = 2, .setup = setup,
+             .body = { [1] = serve_to_the_end })
 {
     struct bx_future *future;
 
@@ -265,20 +232,6 @@ static void leave_with_a_call_that_never_ends(struct bx_job *job)
     bx_future_release(future);
     bx_job_destroy(job);
     harness_post(RELEASED);
-}
-
-static void serve_to_the_end(struct bx_job *job)
-{
-    harness_leaves_by_itself();
-    HARNESS_EQ(bx_job_serve(job), 0);
-    HARNESS_EQ(bx_job_shutdown(job, 0), 0);
-    bx_job_destroy(job);
-}
-
-Test(shutdown, fails_calls_that_do_not_end_in_time, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .body = { leave_with_a_call_that_never_ends, serve_to_the_end } });
 }
 
 static void wait_for_ever(struct bx_job *job, int index)
@@ -299,18 +252,12 @@ static void wait_for_ever(struct bx_job *job, int index)
     bx_future_release(future);
 }
 
-static void shut_down_under_waiting_threads(struct bx_job *job)
+HARNESS_TEST(shutdown, ends_the_waits_of_other_threads, 20, .size = 2, .setup = setup)
 {
     harness_leaves_by_itself();
     harness_post(READY);
     harness_threads(job, 3, wait_for_ever);
     bx_job_destroy(job);
-}
-
-Test(shutdown, ends_the_waits_of_other_threads, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .body = { shut_down_under_waiting_threads } });
 }
 
 /* ---- Destroy without shutdown ---------------------------------------------------------------- */
@@ -323,7 +270,8 @@ static void go_without_a_word(struct bx_job *job)
     bx_job_destroy(job);
 }
 
-static void see_it_leave(struct bx_job *job)
+HARNESS_TEST(shutdown, is_not_needed_for_a_destroy_to_be_seen_as_leaving, 20, .size = 2, .setup = setup,
+             .body = { [1] = go_without_a_word })
 {
     struct bx_future *future = harness_start(job, "worker1", "stuck", NULL, BX_FOREVER), *none = NULL;
 
@@ -339,12 +287,6 @@ static void see_it_leave(struct bx_job *job)
     HARNESS_EQ(bx_job_serve(job), 0);           /* leaving does not count as a death */
     HARNESS_EQ(harness_counter(job, "peers_dead"), 0);
     HARNESS_EQ(harness_counter(job, "calls_peer_dead"), 0);
-}
-
-Test(shutdown, is_not_needed_for_a_destroy_to_be_seen_as_leaving, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .body = { see_it_leave, go_without_a_word } });
 }
 
 /* ---- In handlers, where it would wait for itself ---------------------------------------------- */
@@ -365,11 +307,8 @@ static int end_the_job(struct bx_job *job)
     return 0;
 }
 
-static int end_in_handler(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(end_in_handler)
 {
-    (void)args;
-    (void)reply;
-    (void)context;
     return end_the_job(bx_request_job(request));
 }
 
@@ -397,7 +336,7 @@ static int setup_ends(struct bx_job *job)
     return bx_register(job, "twice", BX_INLINE, harness_twice, NULL);
 }
 
-static void ask_for_ends(struct bx_job *job)
+HARNESS_TEST(shutdown, in_a_handler_of_any_kind_is_refused_at_once, 20, .size = 2, .setup = setup_ends)
 {
     static const char *const functions[] = { "inline", "blocking", "batch", "blocking_batch" };
     struct bx_future *future = bx_future_create(job);
@@ -413,11 +352,6 @@ static void ask_for_ends(struct bx_job *job)
     HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 2), 4);
 }
 
-Test(shutdown, in_a_handler_of_any_kind_is_refused_at_once, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_ends, .body = { ask_for_ends } });
-}
-
 static void shut_down_twice(struct bx_job *job, int index)
 {
     if (index == 0) {
@@ -431,23 +365,18 @@ static void shut_down_twice(struct bx_job *job, int index)
     harness_post(READY);
 }
 
-static void shut_down_in_two_threads(struct bx_job *job)
-{
-    harness_leaves_by_itself();
-    harness_threads(job, 2, shut_down_twice);
-    bx_job_destroy(job);
-}
-
 static void wait_for_the_second(struct bx_job *job)
 {
     (void)job;
     harness_await(READY, 1);
 }
 
-Test(shutdown, belongs_to_the_first_thread_that_asks, .timeout = 20)
+HARNESS_TEST(shutdown, belongs_to_the_first_thread_that_asks, 20, .size = 2, .setup = setup,
+             .body = { [1] = wait_for_the_second })
 {
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .body = { shut_down_in_two_threads, wait_for_the_second } });
+    harness_leaves_by_itself();
+    harness_threads(job, 2, shut_down_twice);
+    bx_job_destroy(job);
 }
 
 /* ---- While another thread drives -------------------------------------------------------------- */
@@ -455,24 +384,16 @@ Test(shutdown, belongs_to_the_first_thread_that_asks, .timeout = 20)
 enum { LEFT_HANDLER = 2, HANDLED };             /* values */
 
 /* Holds the progress role until RELEASED is posted. */
-static int stay(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(stay)
 {
-    (void)request;
-    (void)args;
-    (void)reply;
-    (void)context;
     harness_post(ENTERED);
     harness_await(RELEASED, 1);
     harness_add(LEFT_HANDLER, 1);
     return 0;
 }
 
-static int count_handled(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(count_handled)
 {
-    (void)request;
-    (void)args;
-    (void)reply;
-    (void)context;
     harness_add(HANDLED, 1);
     return 0;
 }
@@ -502,7 +423,18 @@ static void end_while_another_drives(struct bx_job *job, int index)
     }
 }
 
-static void shut_down_while_another_drives(struct bx_job *job)
+static void keep_it_in_a_handler(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    HARNESS_EQ(bx_rpc_oneway(job, "worker0", "stay", NULL, NULL), 0);
+    for (int i = 0; i < 100; i++)
+        HARNESS_EQ(bx_rpc_oneway(job, "worker0", "count", NULL, NULL), 0);
+    harness_await(READY, 1);
+    bx_job_destroy(job);
+}
+
+HARNESS_TEST(shutdown, waits_for_the_handler_that_another_thread_is_in, 20, .size = 2, .setup = setup_stay,
+             .body = { [1] = keep_it_in_a_handler }, .options = { .own_loop = true })
 {
     struct bx_future *future = bx_future_create(job);
 
@@ -517,21 +449,4 @@ static void shut_down_while_another_drives(struct bx_job *job)
     bx_future_release(future);
     bx_job_destroy(job);
     harness_post(READY);
-}
-
-static void keep_it_in_a_handler(struct bx_job *job)
-{
-    harness_leaves_by_itself();
-    HARNESS_EQ(bx_rpc_oneway(job, "worker0", "stay", NULL, NULL), 0);
-    for (int i = 0; i < 100; i++)
-        HARNESS_EQ(bx_rpc_oneway(job, "worker0", "count", NULL, NULL), 0);
-    harness_await(READY, 1);
-    bx_job_destroy(job);
-}
-
-Test(shutdown, waits_for_the_handler_that_another_thread_is_in, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup_stay, .body = { shut_down_while_another_drives, keep_it_in_a_handler },
-        .options = { .own_loop = true } });
 }

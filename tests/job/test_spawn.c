@@ -552,12 +552,8 @@ Test(spawn, tells_starting_workers_that_one_was_killed_while_it_waited)
 
 /* ---- A worker that exits while the job runs ------------------------------------------------------ */
 
-static int exits(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(exits)
 {
-    (void)request;
-    (void)args;
-    (void)reply;
-    (void)context;
     _exit(0);
 }
 

@@ -495,16 +495,14 @@ Test(spawn_restart, is_not_read_of_a_struct_of_the_first_version)
 
 /* ---- A real job ---------------------------------------------------------------------------------- */
 
-static int dies(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(dies)
 {
-    (void)request, (void)args, (void)reply, (void)context;
     raise(SIGKILL);
     return 0;
 }
 
-static int replies(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(replies)
 {
-    (void)request, (void)args, (void)context;
     return bx_msg_put_i64(reply, getpid());
 }
 

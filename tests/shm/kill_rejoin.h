@@ -10,11 +10,6 @@
 
 #include "tests/job/rejoin_fixture.h"
 
-static void stays(struct bx_job *job)
-{
-    (void)job;
-}
-
 static int aimed_signal;
 
 static void aims_as_rank_2(struct bx_job *job)
@@ -46,6 +41,7 @@ static void was_killed(int index, const char *step)
     int status = 0;
 
     cr_assert_eq(waitpid(starts[index].pid, &status, 0), starts[index].pid);
+    starts[index].pid = 0;
     cr_expect(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "step %s: status %#x", step, (unsigned)status);
 }
 
@@ -53,7 +49,7 @@ static void was_killed(int index, const char *step)
 static void run_killed_joiner(const char *step, uint32_t passages, int victim_rank)
 {
     harness_reset();
-    begin_lives(3, (struct life){ .body = stays });
+    begin_lives(3, (struct life){ 0 });
     start_is_killed(victim_rank);
     take_aim(step, passages, SIGKILL);      /* the forked joiner inherits it */
     begin_life(3, (struct life){ .rank = victim_rank });
@@ -61,11 +57,7 @@ static void run_killed_joiner(const char *step, uint32_t passages, int victim_ra
     was_killed(3, step);
     begin_life(4, (struct life){ .rank = victim_rank, .body = calls_and_is_called });
     harness_await(BACK, 1);
-    harness_post(LAST_WORD);
-    for (int rank = 0; rank < 3; rank++)
-        if (rank != victim_rank)
-            start_succeeds(rank);
-    start_succeeds(4);
+    end_lives();
     cr_expect_eq(segments_of("") + socket_files(), 0, "step %s", step);
 }
 
@@ -82,25 +74,21 @@ static void run_killed_welcoming(const char *step, uint32_t passages)
     begin_life(3, (struct life){ .rank = 1, .body = calls_0 });
     was_killed(2, step);
     harness_await(BACK, 1);
-    harness_post(LAST_WORD);
-    start_succeeds(0);
-    start_succeeds(3);
+    end_lives();
     cr_expect_eq(segments_of("") + socket_files(), 0, "step %s", step);
 }
 
 /* Nobody comes after it, and nobody had attached it: the workers remove its names when they end. */
 static void run_killed_alone(const char *step)
 {
-    begin_lives(3, (struct life){ .body = stays });
+    begin_lives(3, (struct life){ 0 });
     start_is_killed(1);
     take_aim(step, 1, SIGKILL);
     begin_life(3, (struct life){ .rank = 1 });
     aim.step = NULL;
     was_killed(3, step);
     cr_expect_eq(segments_of(".1"), 1);
-    harness_post(LAST_WORD);
-    start_succeeds(0);
-    start_succeeds(2);
+    end_lives();
     cr_expect_eq(segments_of("") + socket_files(), 0, "step %s", step);
 }
 
@@ -119,10 +107,7 @@ static void run_stopped_welcoming(void)
     kill(starts[2].pid, SIGCONT);
     begin_life(4, (struct life){ .rank = 1, .body = calls_and_is_called });
     harness_await(BACK, 1);
-    harness_post(LAST_WORD);
-    start_succeeds(0);
-    start_succeeds(2);
-    start_succeeds(4);
+    end_lives();
 }
 
 static bxi_a32 joins_heard, deaths_heard;
@@ -166,9 +151,7 @@ static void run_killed_before_it_rang(void)
     aim.step = NULL;
     was_killed(3, "rejoin.gate_open");
     harness_await(BACK, 2);
-    harness_post(LAST_WORD);
-    start_succeeds(0);
-    start_succeeds(2);
+    end_lives();
 }
 
 static void shuts_down_early(struct bx_job *job)
@@ -231,10 +214,7 @@ static void run_paused_before_it_reads(bool has_own_pids)
     usleep(3300000);
     kill(starts[2].pid, SIGCONT);
     harness_await(BACK, 1);
-    harness_post(LAST_WORD);
-    start_succeeds(0);
-    start_succeeds(2);
-    start_succeeds(3);
+    end_lives();
 }
 
 static void aims_and_publishes(struct bx_job *job)
@@ -271,9 +251,7 @@ static void run_paused_before_it_drops(void)
     cr_expect_eq(bxi_boot_receive(fd, &packet, 0), 1);
     cr_expect(bxi_boot_packet_is(&packet, BXI_BOOT_WELCOME, 0));
     close(fd);
-    harness_post(LAST_WORD);
-    start_succeeds(0);
-    start_succeeds(2);
+    end_lives();
 }
 
 /* Then another joiner may have the mutex too. */
@@ -281,7 +259,7 @@ static void run_mutex_removed(void)
 {
     char path[128];
 
-    begin_lives(3, (struct life){ .body = stays });
+    begin_lives(3, (struct life){ 0 });
     start_is_killed(1);
     take_aim("rejoin.met", 1, SIGSTOP);
     begin_life(3, (struct life){ .rank = 1 });
@@ -293,10 +271,7 @@ static void run_mutex_removed(void)
     start_fails(3, BX_E_SOCKET_DIR, ".join was removed while worker 'worker1' (rank 1) joined job");
     begin_life(4, (struct life){ .rank = 1, .body = calls_and_is_called });
     harness_await(BACK, 1);
-    harness_post(LAST_WORD);
-    start_succeeds(0);
-    start_succeeds(2);
-    start_succeeds(4);
+    end_lives();
 }
 
 /* The first start: the others remove the name of its door. */

@@ -128,8 +128,10 @@ int bxi_boot_ask(const struct bx_job *job, struct bxi_boot_asked *asked, enum bx
     memcpy(hello.name, job->name, sizeof(hello.name));
     asked->asked_ns = bxi_now_ns();
     hello.left_ns = deadline_ns == BX_FOREVER ? BX_FOREVER : deadline_ns - bxi_least(asked->asked_ns, deadline_ns);
-    return bxi_boot_send(asked->fd, &(struct bxi_boot_out){ &hello, sizeof(hello), fds, fds != NULL ? BXI_BOOT_FDS : 0 },
-                         deadline_ns);
+
+    struct bxi_boot_out out = { &hello, sizeof(hello), fds, fds != NULL ? BXI_BOOT_FDS : 0 };
+
+    return bxi_boot_send(asked->fd, &out, deadline_ns);
 }
 
 int bxi_boot_next(struct bx_job *job, const struct bxi_boot_asked *asked, struct bxi_boot_packet *packet, int fds_max,
@@ -245,9 +247,12 @@ void bxi_boot_log_nonsense(const struct bx_job *job, uint32_t pid)
 
 const char *bxi_boot_who(char who[BXI_WHO_BYTES], const char *name, int rank, uint32_t pid)
 {
-    int length = name[0] != '\0' ? snprintf(who, BXI_WHO_BYTES, "worker '%.*s' (rank %d", BXI_NAME_BYTES - 1, name, rank)
-                                 : snprintf(who, BXI_WHO_BYTES, "worker of rank %d (its segment has no name", rank);
+    int length;
 
+    if (name[0] != '\0')
+        length = snprintf(who, BXI_WHO_BYTES, "worker '%.*s' (rank %d", BXI_NAME_BYTES - 1, name, rank);
+    else
+        length = snprintf(who, BXI_WHO_BYTES, "worker of rank %d (its segment has no name", rank);
     if (pid != 0)
         length += snprintf(who + length, BXI_WHO_BYTES - (size_t)length, ", pid %u", pid);
     snprintf(who + length, BXI_WHO_BYTES - (size_t)length, ")");

@@ -56,7 +56,7 @@ struct root {
     const struct connection *awaited;   /* its ATTACHED is awaited */
     struct connection *by_rank[BXI_WORLD_MAX];
     struct connection connection[CONNECTIONS_MAX];
-    int fds[BXI_WORLD_MAX][BXI_BOOT_FDS];       /* of each that has joined; segment and arena are this file's, else -1 */
+    int fds[BXI_WORLD_MAX][BXI_BOOT_FDS];       /* of each rank that has joined, else -1; segment and arena are owned */
     struct bxi_boot_packet packet;
 };
 

@@ -25,15 +25,15 @@
  * A start goes through these states. What a worker that is killed leaves: nothing before it has made names; then its
  * names, which the process that sees the hang-up or the pidfd removes.
  *
- *     state      the worker has             waits for                 and is killed: who knows
- *     alone      nothing                    rank 0's socket, or the   nobody; the lock file that it may have made is
- *                                           joiners' mutex            taken by the next rank 0
- *     asking     a connection (HELLO)       WELCOME                   rank 0 drops the connection; doors too
- *     welcome    the instance, then names   TABLE                     rank 0 by the hang-up: the start of all fails;
- *                in /dev/shm, JOIN sent                               nobody at doors: the next joiner removes the names
- *     attached   all peers mapped           the gate: rank 0's state  as above; a worker that has attached it: its pidfd
- *                                           (a joiner: its own)
- *     running    passed the gate            -                         all, by its pidfd
+ *     state      the worker has             waits for                 is killed: who sees it
+ *     alone      nothing                    rank 0's socket, or the   nobody; the next rank 0 takes the lock file that
+ *                                           joiners' mutex            it may have made
+ *     asking     a connection (HELLO)       WELCOME                   rank 0 drops the connection; a door too
+ *     welcomed   the instance, then names   TABLE                     rank 0 by the hang-up: the start of all fails;
+ *                in /dev/shm, JOIN sent                               no door: the next joiner removes the names
+ *     attached   all peers mapped           the gate: rank 0's state  as above; each worker that has attached a joiner,
+ *                                           (a joiner: its own)       by its pidfd
+ *     running    passed the gate                                      all, by its pidfd
  */
 #ifndef BXI_JOB_H
 #define BXI_JOB_H
@@ -229,9 +229,9 @@ int bxi_boot_next(struct bx_job *job, const struct bxi_boot_asked *asked, struct
                   uint64_t until_ns);
 /* Closes the packet. -EPROTO with a sentence. */
 int bxi_boot_nonsense(const struct bxi_boot_asked *asked, struct bxi_boot_packet *packet);
-/* The packet is the WELCOME of that rank, and its clock (CLOCK_MONOTONIC) is this one's: frames carry deadlines as times
- * of it. A difference shorter than the answer took is not seen. 0; -EPROTO, -EINVAL (the two are in different time
- * namespaces) with a sentence. */
+/* The packet is the WELCOME of that rank, and its clock (CLOCK_MONOTONIC) is this one's: frames carry deadlines as
+ * times of it. A difference shorter than the answer took is not seen. 0; -EPROTO, -EINVAL (the two are in different
+ * time namespaces) with a sentence. */
 int bxi_boot_check_welcome(const struct bx_job *job, const struct bxi_boot_asked *asked, struct bxi_boot_packet *packet,
                            int rank);
 
@@ -356,7 +356,7 @@ enum bxi_noted {
     BXI_NOTED_LOCK,
     BXI_NOTED_DOOR,
     BXI_NOTED_MUTEX,                    /* the joiners' */
-    BXI_NOTED_WAIT,                     /* the lock file that it has open, and may have made, while it waits for rank 0 */
+    BXI_NOTED_WAIT,                     /* the lock file, which it may have made, while it waits for rank 0 */
     BXI_NOTED_COUNT,
 };
 struct bxi_note {

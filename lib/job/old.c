@@ -28,6 +28,9 @@ static const void *sized(const void *given, void *sized, size_t bytes)
     return sized;
 }
 
+/* The copy lives as long as the block in which this stands. */
+#define SIZED(options) sized(options, &(struct bx_call_options){ .timeout_ns = 0 }, CALL_OPTIONS_BYTES)
+
 int bxi_old_job_create(const struct bx_options *options, struct bx_job **job)
 {
     struct bx_options room;
@@ -51,89 +54,67 @@ int bxi_old_spawn(const struct bx_spawn_options *options, bx_worker_fn fn, void 
 int bxi_old_rpc_sync(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
                      const struct bx_call_options *options, struct bx_msg **reply)
 {
-    struct bx_call_options room;
-
-    return bx_rpc_sync(job, to, function, args, sized(options, &room, CALL_OPTIONS_BYTES), reply);
+    return bx_rpc_sync(job, to, function, args, SIZED(options), reply);
 }
 
 int bxi_old_rpc_async(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
                       const struct bx_call_options *options, struct bx_future **future)
 {
-    struct bx_call_options room;
-
-    return bx_rpc_async(job, to, function, args, sized(options, &room, CALL_OPTIONS_BYTES), future);
+    return bx_rpc_async(job, to, function, args, SIZED(options), future);
 }
 
 int bxi_old_rpc_many(struct bx_job *job, const char *to, const char *function, size_t count,
                      const struct bx_msg *const *args, const struct bx_call_options *options,
                      struct bx_future **futures)
 {
-    struct bx_call_options room;
-
-    return bx_rpc_many(job, to, function, count, args, sized(options, &room, CALL_OPTIONS_BYTES), futures);
+    return bx_rpc_many(job, to, function, count, args, SIZED(options), futures);
 }
 
 int bxi_old_rpc_oneway(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
                        const struct bx_call_options *options)
 {
-    struct bx_call_options room;
-
-    return bx_rpc_oneway(job, to, function, args, sized(options, &room, CALL_OPTIONS_BYTES));
+    return bx_rpc_oneway(job, to, function, args, SIZED(options));
 }
 
 int bxi_old_remote(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
                    const struct bx_call_options *options, struct bx_rref **rref)
 {
-    struct bx_call_options room;
-
-    return bx_remote(job, to, function, args, sized(options, &room, CALL_OPTIONS_BYTES), rref);
+    return bx_remote(job, to, function, args, SIZED(options), rref);
 }
 
 int bxi_old_rref_sync(struct bx_rref *rref, const char *method, const struct bx_msg *args,
                       const struct bx_call_options *options, struct bx_msg **reply)
 {
-    struct bx_call_options room;
-
-    return bx_rref_sync(rref, method, args, sized(options, &room, CALL_OPTIONS_BYTES), reply);
+    return bx_rref_sync(rref, method, args, SIZED(options), reply);
 }
 
 int bxi_old_rref_async(struct bx_rref *rref, const char *method, const struct bx_msg *args,
                        const struct bx_call_options *options, struct bx_future **future)
 {
-    struct bx_call_options room;
-
-    return bx_rref_async(rref, method, args, sized(options, &room, CALL_OPTIONS_BYTES), future);
+    return bx_rref_async(rref, method, args, SIZED(options), future);
 }
 
 int bxi_old_rref_oneway(struct bx_rref *rref, const char *method, const struct bx_msg *args,
                         const struct bx_call_options *options)
 {
-    struct bx_call_options room;
-
-    return bx_rref_oneway(rref, method, args, sized(options, &room, CALL_OPTIONS_BYTES));
+    return bx_rref_oneway(rref, method, args, SIZED(options));
 }
 
 int bxi_old_rref_remote(struct bx_rref *rref, const char *method, const struct bx_msg *args,
                         const struct bx_call_options *options, struct bx_rref **made)
 {
-    struct bx_call_options room;
-
-    return bx_rref_remote(rref, method, args, sized(options, &room, CALL_OPTIONS_BYTES), made);
+    return bx_rref_remote(rref, method, args, SIZED(options), made);
 }
 
 int bxi_old_rref_to_here(struct bx_rref *rref, const struct bx_call_options *options, struct bx_msg **value)
 {
-    struct bx_call_options room;
-
-    return bx_rref_to_here(rref, sized(options, &room, CALL_OPTIONS_BYTES), value);
+    return bx_rref_to_here(rref, SIZED(options), value);
 }
 
 int bxi_old_rref_to_here_async(struct bx_rref *rref, const struct bx_call_options *options,
                                struct bx_future **future)
 {
-    struct bx_call_options room;
-
-    return bx_rref_to_here_async(rref, sized(options, &room, CALL_OPTIONS_BYTES), future);
+    return bx_rref_to_here_async(rref, SIZED(options), future);
 }
 
 /* ---- functions with fewer parameters ------------------------------------------------------------- */

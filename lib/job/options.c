@@ -18,29 +18,40 @@
 #define ARENA_BYTES (UINT64_C(64) << 30)
 #define ARENA_BYTES_MAX (UINT64_C(1) << 40)     /* 128 of them fit an address space of 47 bits */
 
-static int number_from_environment(const char *variable, int *value)
+/* 1; 0: the variable is not set; -EINVAL with a sentence. */
+static int number_from_environment(const char *variable, uint64_t least, uint64_t most, uint64_t *value)
 {
     const char *text = getenv(variable);
     char *end = NULL;
 
     if (text == NULL || text[0] == '\0')
-        return bx_fail(-EINVAL, "%s is not set; bx_job_create was given no world_size, so BX_JOB, BX_RANK "
-                                "and BX_WORLD_SIZE must be", variable);
+        return 0;
     errno = 0;
 
-    long number = strtol(text, &end, 10);
+    uint64_t number = strtoull(text, &end, 10);
 
-    if (errno != 0 || *end != '\0' || number < 0 || number > 1000000)
-        return bx_fail(-EINVAL, "%s='%s' is not a number", variable, text);
+    if (errno != 0 || text[0] < '0' || text[0] > '9' || *end != '\0' || number < least || number > most)
+        return bx_fail(-EINVAL, "%s='%s' is not a number of %llu to %llu", variable, bxi_brief(text).text,
+                       (unsigned long long)least, (unsigned long long)most);
+    *value = number;
+    return 1;
+}
+
+static int must_have_number(const char *variable, int *value)
+{
+    uint64_t number = 0;
+    int rc = number_from_environment(variable, 0, 1000000, &number);
+
     *value = (int)number;
-    return 0;
+    return rc != 0 ? rc : bx_fail(-EINVAL, "%s is not set; bx_job_create was given no world_size, so BX_JOB, BX_RANK "
+                                           "and BX_WORLD_SIZE must be", variable);
 }
 
 static int options_from_environment(struct bx_options *options)
 {
-    int rc = number_from_environment("BX_WORLD_SIZE", &options->world_size);
+    int rc = must_have_number("BX_WORLD_SIZE", &options->world_size);
 
-    if (rc < 0 || (rc = number_from_environment("BX_RANK", &options->rank)) < 0)
+    if (rc < 0 || (rc = must_have_number("BX_RANK", &options->rank)) < 0)
         return rc;
     options->job = getenv("BX_JOB");
     if (options->job == NULL || options->job[0] == '\0')
@@ -51,41 +62,27 @@ static int options_from_environment(struct bx_options *options)
 
 static int arena_from_environment(struct bx_options *options)
 {
-    const char *text = getenv("BX_ARENA_BYTES");
-    char *end = NULL;
+    int rc = options->arena_bytes != 0 ? 0 : number_from_environment("BX_ARENA_BYTES", 1, ARENA_BYTES_MAX,
+                                                                     &options->arena_bytes);
 
-    if (options->arena_bytes == 0 && text != NULL && text[0] != '\0') {
-        errno = 0;
-        options->arena_bytes = strtoull(text, &end, 10);
-        if (errno != 0 || text[0] < '0' || text[0] > '9' || *end != '\0' || options->arena_bytes == 0)
-            return bx_fail(-EINVAL, "BX_ARENA_BYTES='%s' is not a number of bytes", text);
-    }
     if (options->arena_bytes == 0)
         options->arena_bytes = ARENA_BYTES;
-    if (options->arena_bytes > ARENA_BYTES_MAX)
+    if (rc >= 0 && options->arena_bytes > ARENA_BYTES_MAX)
         return bx_fail(-EINVAL, "arena_bytes is %llu, %llu is the most", (unsigned long long)options->arena_bytes,
                        (unsigned long long)ARENA_BYTES_MAX);
-    return 0;
+    return rc;
 }
 
 static int pool_from_environment(struct bx_options *options)
 {
-    const char *text = getenv("BX_POOL_THREADS");
-    char *end = NULL;
+    uint64_t number = BXI_POOL_READY;
+    int rc = options->pool_threads != 0 ? 0 : number_from_environment("BX_POOL_THREADS", 1, BXI_POOL_MAX, &number);
 
-    if (options->pool_threads == 0 && text != NULL && text[0] != '\0') {
-        long number = strtol(text, &end, 10);
-
-        if (*end != '\0' || number < 1 || number > BXI_POOL_MAX)
-            return bx_fail(-EINVAL, "BX_POOL_THREADS='%s' is not a number of 1 to %d", bxi_brief(text).text,
-                           BXI_POOL_MAX);
-        options->pool_threads = (int)number;
-    }
     if (options->pool_threads == 0)
-        options->pool_threads = BXI_POOL_READY;
+        options->pool_threads = (int)number;
     if (options->pool_threads < 1 || options->pool_threads > BXI_POOL_MAX)
         return bx_fail(-EINVAL, "pool_threads is %d, not one of 1 to %d", options->pool_threads, BXI_POOL_MAX);
-    return 0;
+    return rc;
 }
 
 static int wait_from_environment(struct bx_options *options)

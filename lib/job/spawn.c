@@ -67,6 +67,7 @@ struct end {
 
 /* The worker of one rank. */
 struct child {
+    char name[BXI_NAME_BYTES];
     pid_t pid;                          /* 0: not started, or reaped */
     uint64_t forked_ns;
     struct end end;                     /* of its last process */
@@ -83,8 +84,8 @@ struct launch {
     void *context;
     pid_t launcher;
     struct bxi_board *board;
-    unsigned char *pages;               /* one of page_bytes for each worker; read-only here */
-    size_t page_bytes;
+    unsigned char *pages;               /* behind it; one of page_bytes for each worker, read-only here */
+    size_t page_bytes, shared_bytes;
     struct child child[BXI_WORLD_MAX];
     char failed_text[BXI_END_BYTES];
     unsigned failed_pass;               /* the one that found it */
@@ -164,15 +165,13 @@ static void become_worker(const struct launch *launch, int rank)
 static _Noreturn void run_worker(const struct launch *launch, int rank)
 {
     struct bx_options options = launch->base;
-    char name[BXI_NAME_BYTES];
 
     become_worker(launch, rank);
-    snprintf(name, sizeof(name), "worker%d", rank);
     /* A program of 0.1 may copy these options: they do not claim to be larger than its own. It sets no restart. */
     if (launch->options.restart > 0 || options.struct_bytes > sizeof(options))
         options.struct_bytes = sizeof(options);
     options.job = launch->job_name;
-    options.name = launch->options.names != NULL ? launch->options.names[rank] : name;
+    options.name = launch->child[rank].name;
     options.rank = rank;
     options.world_size = launch->options.world_size;
 
@@ -186,24 +185,23 @@ static _Noreturn void run_worker(const struct launch *launch, int rank)
 
 /* ---- In the launcher --------------------------------------------------------------------------- */
 
-static const char *name_of(const struct launch *launch, int rank, char room[BXI_NAME_BYTES])
+static int take_names(struct launch *launch)
 {
-    if (launch->options.names != NULL)
-        return launch->options.names[rank];
-    snprintf(room, BXI_NAME_BYTES, "worker%d", rank);
-    return room;
-}
+    const char *const *names = launch->options.names;
 
-static int check_names(const char *const *names, int world_size)
-{
-    for (int rank = 0; names != NULL && rank < world_size; rank++) {
-        if (names[rank] == NULL || !bxi_name_is_valid(names[rank]))
+    for (int rank = 0; rank < launch->options.world_size; rank++) {
+        char *name = launch->child[rank].name;
+
+        if (names != NULL && (names[rank] == NULL || !bxi_name_is_valid(names[rank])))
             return bx_fail(-EINVAL, "the name '%s' of rank %d is not one: 1 to %d of A-Z a-z 0-9 _ - .",
                            bxi_brief(names[rank]).text, rank, BX_NAME_MAX);
+        if (names != NULL)
+            snprintf(name, BXI_NAME_BYTES, "%s", names[rank]);
+        else
+            snprintf(name, BXI_NAME_BYTES, "worker%d", rank);
         for (int other = 0; other < rank; other++)
-            if (strcmp(names[other], names[rank]) == 0)
-                return bx_fail(BX_E_NAME_TAKEN, "the name '%s' is given twice, to ranks %d and %d", names[rank],
-                               other, rank);
+            if (strcmp(launch->child[other].name, name) == 0)
+                return bx_fail(BX_E_NAME_TAKEN, "the name '%s' is given twice, to ranks %d and %d", name, other, rank);
     }
     return 0;
 }
@@ -239,7 +237,7 @@ static int read_options(struct launch *launch, const struct bx_spawn_options *gi
     if (options->restart > 0 && (rc = bxi_log_from_environment()) < 0)
         return rc;
     launch->base.rejoin |= options->restart > 0;
-    return check_names(options->names, options->world_size);
+    return take_names(launch);
 }
 
 static void block_signals(struct launch *launch)
@@ -269,39 +267,20 @@ static int no_memory_to_share(int rc)
     return bx_fail(rc, "no memory to share with the workers: %s", bx_strerror(rc));
 }
 
-static void unmap_shared(struct launch *launch)
-{
-    munmap(launch->board, sizeof(*launch->board));
-    munmap(launch->pages, (size_t)launch->options.world_size * launch->page_bytes);
-}
-
 static int map_shared(struct launch *launch)
 {
-    launch->page_bytes = (size_t)sysconf(_SC_PAGESIZE);
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), board_bytes = (sizeof(*launch->board) + page - 1) / page * page;
+    const size_t pages_bytes = (size_t)launch->options.world_size * page;
 
+    launch->page_bytes = page;
+    launch->shared_bytes = board_bytes + pages_bytes;
     /* cppcheck-suppress invalidFunctionArg ; -1 is what MAP_ANONYMOUS asks for */
-    launch->board = mmap(NULL, sizeof(*launch->board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (launch->board == MAP_FAILED)
+    void *shared = mmap(NULL, launch->shared_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (shared == MAP_FAILED)
         return no_memory_to_share(-errno);
-    /* cppcheck-suppress invalidFunctionArg ; the same */
-    launch->pages = mmap(NULL, (size_t)launch->options.world_size * launch->page_bytes, PROT_READ,
-                         MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (launch->pages == MAP_FAILED) {
-        int rc = -errno;
-        munmap(launch->board, sizeof(*launch->board));
-        return no_memory_to_share(rc);
-    }
-    return 0;
-}
-
-/* What the last process of the rank wrote. Relaxed: no process has the page but this one. */
-static void clear_page(struct bxi_worker_page *page)
-{
-    bxi_store_relaxed(&page->instance, 0);
-    bxi_store_relaxed(&page->rank, 0);
-    bxi_store_relaxed(&page->in_job, 0);
-    bxi_store_relaxed(&page->was_in_job, 0);
-    bxi_store_relaxed(&page->refused_errno, 0);
+    launch->board = shared;
+    launch->pages = (unsigned char *)shared + board_bytes;
+    return mprotect(launch->pages, pages_bytes, PROT_READ) < 0 ? no_memory_to_share(-errno) : 0;
 }
 
 /* The page of a rank is writable only while its worker is forked, and so in that worker alone. */
@@ -312,7 +291,7 @@ static int fork_worker(struct launch *launch, int rank)
     fflush(NULL);       /* or the worker would print what is still in the buffers */
     if (mprotect(page, launch->page_bytes, PROT_READ | PROT_WRITE) < 0)
         return no_memory_to_share(-errno);
-    clear_page(page);
+    memset(page, 0, sizeof(*page));     /* what the last process of the rank wrote; no process has it but this one */
     pid_t pid = fork();
     if (pid == 0)
         run_worker(launch, rank);
@@ -449,9 +428,10 @@ static bool is_bad(const struct end *end)
 static void describe_end(struct launch *launch, int rank, pid_t pid, int status)
 {
     struct end *end = &launch->child[rank].end;
-    char room[BXI_NAME_BYTES];
-    int used = snprintf(end->text, BXI_END_BYTES, "worker '%s' (rank %d, pid %ld) ", name_of(launch, rank, room), rank,
-                        (long)pid);
+    char name[BXI_NAME_BYTES];
+
+    memcpy(name, launch->child[rank].name, sizeof(name));
+    int used = snprintf(end->text, BXI_END_BYTES, "worker '%s' (rank %d, pid %ld) ", name, rank, (long)pid);
     size_t left = BXI_END_BYTES - (size_t)used;
     /* Relaxed: its writer has ended. */
     int refused = (int)bxi_load_relaxed(&page_of(launch, rank)->refused_errno);
@@ -674,17 +654,18 @@ int bx_spawn(const struct bx_spawn_options *options, bx_worker_fn fn, void *cont
         goto done;
     block_signals(&launch);
     int fork_rc = fork_workers(&launch);
-    char *fork_text = fork_rc < 0 ? bxi_text("%s", bx_error_text()) : NULL;
+    char text[BXI_TEXT_BYTES];
+    snprintf(text, sizeof(text), "%s", bx_error_text());
     if (fork_rc < 0)
         launch.next_signal_ns = 0;      /* the workers that exist cannot start: the end begins at once */
     wait_for_all(&launch);
     remove_names(&launch);
     restore_signals(&launch);
-    rc = fork_rc < 0 ? bx_fail(fork_rc, "%s", fork_text == NULL ? "" : fork_text) : verdict(&launch);
-    free(fork_text);
-    unmap_shared(&launch);
+    rc = fork_rc < 0 ? bx_fail(fork_rc, "%s", text) : verdict(&launch);
 
 done:
+    if (launch.board != NULL)
+        munmap(launch.board, launch.shared_bytes);
     if (report != NULL)
         *report = launch.report;
     return rc;

@@ -214,6 +214,36 @@ Test(door_files, one_joins_at_a_time)
     end_lives();
 }
 
+static void *interrupts_soon(void *job)
+{
+    usleep(50000);
+    bx_job_interrupt(job, true);
+    return NULL;
+}
+
+static void is_interrupted_soon(struct bx_job *job)
+{
+    pthread_t thread;
+
+    HARNESS_EQ(pthread_create(&thread, NULL, interrupts_soon, job), 0);
+    HARNESS_EQ(pthread_detach(thread), 0);
+}
+
+Test(door_files, a_joiner_that_waits_for_another_can_be_interrupted)
+{
+    struct bxi_boot_paths paths;
+
+    begin_job(2);
+    start_is_killed(1);
+    cr_assert_eq(bxi_boot_paths(job_name, &paths), 0);
+    int fd = bxi_joiners_lock(paths.join);
+    cr_assert_geq(fd, 0);
+    begin_life(2, (struct life){ .rank = 1, .world_size = 2, .setup = is_interrupted_soon });
+    start_fails(2, BX_E_INTERRUPTED, "bx_job_interrupt ended the start of worker 'worker1' (rank 1)");
+    bxi_joiners_unlock(paths.join, fd);
+    end_lives();
+}
+
 Test(door_files, the_mutex_is_free_when_its_holder_is_dead_though_a_child_of_it_goes_on)
 {
     struct bxi_boot_paths paths;

@@ -52,14 +52,7 @@ void learner_fini(struct learner *learner)
 
 int learner_use_gpu(struct learner *learner, int ordinal)
 {
-    const struct policy_gpu_room room = { .rows = learner->steps * learner->observers, .asks = LEARNER_ASKS };
-    int rc = policy_gpu_create(ordinal, &learner->policy, &room, &learner->gpu);
-
-    if (rc < 0)
-        return rc;
-    free(learner->rows);
-    learner->rows = NULL;
-    return 0;
+    return policy_gpu_create(ordinal, &learner->policy, LEARNER_ASKS, &learner->gpu);
 }
 
 int learner_use_mlp(struct learner *learner, const struct mlp_shape *shape)
@@ -100,14 +93,16 @@ static void decide_on_gpu(struct learner *learner, const struct due *due, size_t
 {
     struct policy_gpu_ask *on_gpu = policy_gpu_asks(learner->gpu);
 
+    _Static_assert(sizeof(struct policy_row) == sizeof(struct policy_gpu_row), "the same members, in other words");
     for (size_t i = 0; i < count; i++) {
-        memcpy(on_gpu[i].state, due[i].ask->state, sizeof(due[i].ask->state));
-        on_gpu[i].row = due[i].row;
+        memcpy(on_gpu[i].row.state, due[i].ask->state, sizeof(due[i].ask->state));
         on_gpu[i].row_key = due[i].key;
     }
     int rc = policy_gpu_act(learner->gpu, count);
-    for (size_t i = 0; i < count; i++)
-        due[i].ask->action = rc < 0 ? rc : on_gpu[i].action;
+    for (size_t i = 0; i < count; i++) {
+        memcpy(&learner->rows[due[i].row], &on_gpu[i].row, sizeof(on_gpu[i].row));
+        due[i].ask->action = rc < 0 ? rc : on_gpu[i].row.action;
+    }
 }
 
 /* One forward pass. */
@@ -187,15 +182,15 @@ int learner_update(struct learner *learner)
         if (learner->next_step[observer] != learner->steps)
             return -ERANGE;
     }
-    if (learner->gpu != NULL) {
-        rc = policy_gpu_learn(learner->gpu, &learner->policy, learner->weight, rows);
-    } else if (learner->mlp != NULL) {
+    if (learner->mlp != NULL) {
         mlp_backward(learner->mlp, learner->mlp_rows, learner->weight, rows);
         mlp_adam(learner->mlp);
     } else {
         policy_backward(&learner->policy, learner->rows, learner->weight, rows, &grad);
         policy_adam(&learner->policy, &grad);
     }
+    if (learner->gpu != NULL)
+        rc = policy_gpu_write(learner->gpu, &learner->policy);
     begin_episode(learner, learner->episode + 1);
     return rc;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * What the agent does in an episode: it decides for each observer, step by step, remembers the decisions, and updates
- * the policy at the end. On the CPU; after learner_use_gpu on a GPU; after learner_use_mlp with another network. Uses
- * no RPC. One thread at a time uses a learner.
+ * the policy at the end. After learner_use_gpu it decides on a GPU, after learner_use_mlp with another network. Uses no
+ * RPC. One thread at a time uses a learner.
  */
 #ifndef DEMOS_LEARNER_H
 #define DEMOS_LEARNER_H
@@ -12,8 +12,8 @@
 
 /* The policy, and the decisions and returns of one episode, each steps x observers. */
 struct learner {
-    struct policy policy;           /* with a GPU: as it was before the first episode, but for `updates` */
-    struct policy_gpu *gpu;         /* NULL: the CPU */
+    struct policy policy;
+    struct policy_gpu *gpu;         /* NULL: decides on the CPU */
     struct mlp *mlp;                /* not NULL: instead of `policy` */
     size_t observers;
     size_t steps;                   /* of an episode, for each observer */
@@ -21,7 +21,7 @@ struct learner {
     uint64_t episode;
     uint64_t episode_key;
     size_t *next_step;              /* by observer */
-    struct policy_row *rows;        /* NULL with a GPU or an MLP */
+    struct policy_row *rows;        /* NULL with an MLP */
     struct mlp_row *mlp_rows;       /* NULL without an MLP */
     float *weight;                  /* returns / observers */
 };
@@ -29,7 +29,7 @@ struct learner {
 /* 0 or -ENOMEM. learner_fini accepts an all-zero learner. */
 int learner_init(struct learner *learner, uint64_t seed, size_t observers, size_t steps);
 void learner_fini(struct learner *learner);
-/* Call it before the first decision: the learner then decides and learns on that GPU. 0 or a code of bx_cuda_*. */
+/* The learner then decides on that GPU. 0 or a code of bx_cuda_*. */
 int learner_use_gpu(struct learner *learner, int ordinal);
 /* Call it before the first decision: the learner then decides and learns with a network of these layers, on the CPU. 0
  * or -ENOMEM. */

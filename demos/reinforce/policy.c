@@ -247,19 +247,12 @@ void policy_backward(const struct policy *policy, const struct policy_row *rows,
     grad->v[POLICY_B2 + 1] = -grad->v[POLICY_B2];
 }
 
-void policy_adam_rates(uint64_t *updates, float *rate, float *unbias)
-{
-    double step = (double)++*updates;
-
-    *rate = (float)(POLICY_LEARNING_RATE / (1.0 - pow(0.9, step)));
-    *unbias = (float)sqrt(1.0 - pow(0.999, step));
-}
-
 void policy_adam_arrays(const struct policy_adam_arrays *arrays, uint64_t *updates)
 {
-    float rate, unbias;
+    double step = (double)++*updates;
+    float rate = (float)(POLICY_LEARNING_RATE / (1.0 - pow(0.9, step)));
+    float unbias = (float)sqrt(1.0 - pow(0.999, step));
 
-    policy_adam_rates(updates, &rate, &unbias);
     for (size_t i = 0; i < arrays->count; i++) {
         float g = arrays->grad[i];
         float mean = 0.9f * arrays->mean[i] + 0.1f * g;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The policy on a GPU. The kernels compute what policy.c computes, operation by operation and sum by sum in the same
- * order. Compiled without contraction they give the same bits, except in expf and log1pf, which CUDA rounds differently
- * for some arguments. This is text for NVRTC, compiled behind policy_kernels.h; and C for the tests' driver, which
- * defines the macros itself.
+ * The policy's decisions on a GPU. The kernel computes what policy.c computes, operation by operation and sum by sum in
+ * the same order. Compiled without contraction it gives the same bits, except in expf and log1pf, which CUDA rounds
+ * differently for some arguments. This is text for NVRTC, compiled behind policy_kernels.h; and C for the tests' driver,
+ * which defines the macros itself.
  *
  * One thread decides a whole row: 128 units take one thread 2 us, less than a second launch would cost, and rows are
- * few. The gradient has a thread for each unit of each 256 rows; the kernel of Adam adds these up.
+ * few.
  */
 #ifndef BXK_KERNEL
 #define BXK_KERNEL(name) extern "C" __global__ void name(struct name a)
@@ -46,21 +46,6 @@ BXK_DEVICE void policy_keep(unsigned long long threshold, unsigned long long row
     }
 }
 
-/* A hidden unit before ReLU and dropout. */
-BXK_DEVICE float policy_hidden(const float *v, unsigned unit, const float *state)
-{
-    float sum = v[POLICY_B1 + unit];
-
-    for (unsigned k = 0; k < POLICY_INPUTS; k++)
-        sum += v[POLICY_W1 + k * POLICY_UNITS + unit] * state[k];
-    return sum;
-}
-
-BXK_DEVICE int policy_passes(float hidden, const unsigned long long *keep, unsigned unit)
-{
-    return hidden > 0.0f && (keep[unit / 64] >> unit % 64 & 1) != 0;
-}
-
 /* The score of action 1 minus that of action 0: four sums an action, each of every fourth unit. */
 BXK_DEVICE float policy_score(const struct policy_gpu_act *a, const struct policy_gpu_row *row)
 {
@@ -69,9 +54,12 @@ BXK_DEVICE float policy_score(const struct policy_gpu_act *a, const struct polic
     float score[POLICY_ACTIONS];
 
     for (unsigned unit = 0; unit < POLICY_UNITS; unit++) {
-        float hidden = policy_hidden(v, unit, row->state);
+        int kept = (row->keep[unit / 64] >> unit % 64 & 1) != 0;
+        float hidden = v[POLICY_B1 + unit];
 
-        hidden = policy_passes(hidden, row->keep, unit) ? hidden : 0.0f;
+        for (unsigned k = 0; k < POLICY_INPUTS; k++)
+            hidden += v[POLICY_W1 + k * POLICY_UNITS + unit] * row->state[k];
+        hidden = kept && hidden > 0.0f ? hidden : 0.0f;
         for (unsigned k = 0; k < POLICY_ACTIONS; k++)
             sum[k][unit % 4] += v[POLICY_W2 + k * POLICY_UNITS + unit] * hidden;
     }
@@ -83,14 +71,12 @@ BXK_DEVICE float policy_score(const struct policy_gpu_act *a, const struct polic
 BXK_KERNEL(policy_gpu_act)
 {
     BXK_EACH(i, a.count) {
-        struct policy_gpu_ask *ask = &a.asks[i];
-        struct policy_gpu_row row;
+        unsigned long long key = a.asks[i].row_key;
+        struct policy_gpu_row row = a.asks[i].row;
         float log_prob[POLICY_ACTIONS], difference, ratio;
         int likely;
 
-        for (unsigned k = 0; k < POLICY_INPUTS; k++)
-            row.state[k] = ask->state[k];
-        policy_keep(a.keep_threshold, ask->row_key, row.keep);
+        policy_keep(a.keep_threshold, key, row.keep);
         difference = policy_score(&a, &row);
         likely = difference > 0.0f;
         ratio = expf(-fabsf(difference));
@@ -98,62 +84,8 @@ BXK_KERNEL(policy_gpu_act)
         row.prob[!likely] = ratio / (1.0f + ratio);
         log_prob[likely] = -log1pf(ratio);
         log_prob[!likely] = log_prob[likely] - fabsf(difference);
-        row.action = (float)(policy_draw(ask->row_key, POLICY_ACTION_DRAW) >> 40) * (1.0f / 16777216.0f) >= row.prob[0];
+        row.action = (float)(policy_draw(key, POLICY_ACTION_DRAW) >> 40) * (1.0f / 16777216.0f) >= row.prob[0];
         row.log_prob = log_prob[row.action];
-        a.rows[ask->row] = row;
-        ask->action = row.action;
-    }
-}
-
-BXK_KERNEL(policy_gpu_backward)
-{
-    BXK_EACH(i, a.count) {
-        unsigned unit = (unsigned)(i % POLICY_UNITS);
-        unsigned long long block = i / POLICY_UNITS, first = block * POLICY_BLOCK_ROWS;
-        unsigned long long end = a.row_count - first < POLICY_BLOCK_ROWS ? a.row_count : first + POLICY_BLOCK_ROWS;
-        float *to = a.partial + block * POLICY_PARAMS;
-        const float *w2 = a.params + POLICY_W2;
-        float spread = a.keep_scale * (w2[unit] - w2[POLICY_UNITS + unit]);
-        float bias = 0.0f, second = 0.0f, sum = 0.0f, weight[POLICY_INPUTS] = { 0.0f, 0.0f, 0.0f, 0.0f };
-
-        for (unsigned long long r = first; r < end; r++) {
-            const struct policy_gpu_row *row = &a.rows[r];
-            float slope = a.weight[r] * (row->action == 0 ? -row->prob[1] : row->prob[0]);
-            float hidden = policy_hidden(a.params, unit, row->state);
-            int passes = policy_passes(hidden, row->keep, unit);
-            float change = passes ? spread * slope : 0.0f;
-
-            sum += slope;
-            second += (passes ? hidden : 0.0f) * slope;
-            bias += change;
-            for (unsigned k = 0; k < POLICY_INPUTS; k++)
-                weight[k] += change * row->state[k];
-        }
-        to[POLICY_B1 + unit] = bias;
-        to[POLICY_W2 + unit] = second * a.keep_scale;
-        for (unsigned k = 0; k < POLICY_INPUTS; k++)
-            to[POLICY_W1 + k * POLICY_UNITS + unit] = weight[k];
-        if (unit == 0)
-            to[POLICY_B2] = sum;
-    }
-}
-
-BXK_KERNEL(policy_gpu_adam)
-{
-    BXK_EACH(i, POLICY_PARAMS) {
-        /* The gradient of action 1's parameters is that of action 0's with the opposite sign. */
-        int is_other = (i >= POLICY_W2 + POLICY_UNITS && i < POLICY_B2) || i == POLICY_B2 + 1;
-        unsigned long long from = i == POLICY_B2 + 1 ? POLICY_B2 : is_other ? i - POLICY_UNITS : i;
-        float g = 0.0f, mean, square;
-
-        for (unsigned long long block = 0; block < a.blocks; block++)
-            g += a.partial[block * POLICY_PARAMS + from];
-        g = is_other ? -g : g;
-        mean = 0.9f * a.mean[i] + 0.1f * g;
-        square = 0.999f * a.square[i] + 0.001f * g * g;
-        a.grad[i] = g;
-        a.mean[i] = mean;
-        a.square[i] = square;
-        a.params[i] -= a.rate * mean / (sqrtf(square) / a.unbias + 1e-8f);
+        a.asks[i].row = row;
     }
 }

@@ -4,9 +4,9 @@
  *
  *     Linear(4, 128) - dropout - ReLU - Linear(128, 2) - softmax
  *
- * in float32, trained by the policy gradient with Adam. policy.c computes it on the CPU; policy_cuda.c computes the
- * same on a GPU, with policy.c's formulas. mlp.c has networks of other sizes. learner.c chooses between the three. One
- * thread at a time uses a policy.
+ * in float32, trained by the policy gradient with Adam. policy.c computes it; policy_cuda.c makes the same
+ * decisions on a GPU, with policy.c's formulas. mlp.c has networks of other sizes. learner.c chooses between the three.
+ * One thread at a time uses a policy.
  */
 #ifndef DEMOS_POLICY_H
 #define DEMOS_POLICY_H
@@ -67,9 +67,6 @@ void policy_backward(const struct policy *policy, const struct policy_row *rows,
 
 /* One step of Adam (Kingma and Ba 2015): betas 0.9 and 0.999, eps 1e-8. */
 void policy_adam(struct policy *policy, const struct policy_params *grad);
-/* Counts a step of Adam, and computes its two factors that are the same for all parameters: *rate is the learning rate
- * over 1 - 0.9^updates, *unbias is sqrt(1 - 0.999^updates). */
-void policy_adam_rates(uint64_t *updates, float *rate, float *unbias);
 
 /* ---- Parts of the above, for networks of other sizes (mlp.c) -------------------------------------------- */
 
@@ -95,26 +92,15 @@ void policy_adam_arrays(const struct policy_adam_arrays *arrays, uint64_t *updat
  * The functions that return int return 0, or a code of bx_cuda_* after a sentence. All of them wait for the GPU. */
 
 struct policy_gpu;
-struct policy_gpu_room {
-    size_t rows;                    /* decisions of an episode */
-    size_t asks;                    /* most decisions at a time */
-};
-/* Allocates the memory and copies `policy` to the GPU. */
-int policy_gpu_create(int ordinal, const struct policy *policy, const struct policy_gpu_room *room,
-                      struct policy_gpu **gpu);
+/* Allocates memory for that many asks, and copies the parameters to the GPU. */
+int policy_gpu_create(int ordinal, const struct policy *policy, size_t asks, struct policy_gpu **gpu);
 void policy_gpu_destroy(struct policy_gpu *gpu);            /* NULL is fine */
 const char *policy_gpu_name(const struct policy_gpu *gpu);
+/* Copies the parameters to the GPU again. */
+int policy_gpu_write(struct policy_gpu *gpu, const struct policy *policy);
 
-/* The array of asks, room->asks of them: the caller fills in the first `count`, policy_gpu_act decides them. */
+/* The array of asks: the caller fills in state and key of the first `count`, policy_gpu_act does policy_act of them. */
 struct policy_gpu_ask *policy_gpu_asks(struct policy_gpu *gpu);
 int policy_gpu_act(struct policy_gpu *gpu, size_t count);
-/* policy_backward of the first `count` rows, then policy_adam. Of `policy` itself only `updates` changes. */
-int policy_gpu_learn(struct policy_gpu *gpu, struct policy *policy, const float *weight, size_t count);
-
-/* Copies between GPU and CPU: parameters and moments, the last gradient (grad may be NULL), rows. */
-int policy_gpu_write(struct policy_gpu *gpu, const struct policy *policy);
-int policy_gpu_read(struct policy_gpu *gpu, struct policy *policy, struct policy_params *grad);
-int policy_gpu_read_rows(struct policy_gpu *gpu, size_t first, size_t count, struct policy_row *rows);
-int policy_gpu_write_rows(struct policy_gpu *gpu, size_t first, size_t count, const struct policy_row *rows);
 
 #endif

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The policy's sizes, the layout of its parameters, and the arguments of its kernels on a GPU (policy.cu): one struct
- * each, passed by value, with the kernel's name. Compiled by the C compiler and, as the first part of the kernels'
- * text, by NVRTC, so it includes nothing and uses plain C types only. Arrays lie on the device; `asks` lies in pinned
- * host memory, which kernels reach by the same address.
+ * The policy's sizes, the layout of its parameters, and the argument of its kernel on a GPU (policy.cu): a struct with
+ * the kernel's name, passed by value. Compiled by the C compiler and, as the first part of the kernel's text, by NVRTC,
+ * so it includes nothing and uses plain C types only. `params` lies on the device, `asks` in pinned host memory, which
+ * the kernel reaches by the same address.
  */
 #ifndef DEMOS_POLICY_KERNELS_H
 #define DEMOS_POLICY_KERNELS_H
@@ -32,41 +32,17 @@ struct policy_gpu_row {             /* one decision; see struct policy_row */
     int action;
 };
 
-struct policy_gpu_ask {             /* a state, and the action for it */
-    float state[POLICY_INPUTS];
+struct policy_gpu_ask {             /* a state and its key; the kernel fills in the rest of the row */
+    struct policy_gpu_row row;
     unsigned long long row_key;
-    unsigned long long row;         /* index of the decision in `rows` */
-    int action;                     /* set by the kernel */
 };
 
 struct policy_gpu_act {             /* a thread an ask */
     struct policy_gpu_ask *asks;
-    struct policy_gpu_row *rows;
     const float *params;
     unsigned long long keep_threshold;
     float keep_scale;
     unsigned count;
-};
-
-struct policy_gpu_backward {        /* a thread for each unit of each block of rows */
-    const struct policy_gpu_row *rows;
-    const float *weight;
-    const float *params;
-    float *partial;                 /* blocks x POLICY_PARAMS; the parameters of action 1 are not written */
-    unsigned long long row_count;
-    unsigned long long count;       /* blocks * POLICY_UNITS */
-    float keep_scale;
-};
-
-struct policy_gpu_adam {            /* a thread a parameter: adds its gradient, block by block, and does its step */
-    const float *partial;
-    float *grad;
-    float *params;
-    float *mean;
-    float *square;
-    unsigned long long blocks;
-    float rate;                     /* the learning rate, over 1 - 0.9^updates */
-    float unbias;                   /* sqrt(1 - 0.999^updates) */
 };
 
 #endif

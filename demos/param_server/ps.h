@@ -180,14 +180,18 @@ enum ps_state {
     PS_BROKEN,          /* its training failed */
 };
 
-/* A trainer's time in seconds. The parts are disjoint; together they are all but the start of the pool's thread. */
-struct ps_seconds {
+/* What a trainer has spent: seconds, and bytes of tensors. The parts of `total` are disjoint; together they are all of it
+ * but the start of the pool's thread. */
+struct ps_spent {
+    double total;       /* from its first call to its end, or to its last report; a sum over its processes */
     double data;        /* drawing images */
     double repack;      /* repacking a version of the model into the network's own layout */
     double forward;
     double backward;
     double call;        /* sending the gradients, the update, receiving the model */
     double wait;        /* within the call, waiting for the other trainers */
+    uint64_t handed_bytes;      /* sent to and received from the server */
+    uint64_t copied_bytes;      /* of them, copied in transit */
 };
 
 struct ps_trainer_result {
@@ -195,19 +199,17 @@ struct ps_trainer_result {
     uint64_t batches;           /* gradients that the server received, of all its processes */
     uint64_t restarts;          /* processes that took the place of one that had died, and trained */
     uint64_t late;              /* of them, computed from an older version than the newest */
-    struct ps_seconds seconds;
-    double total_s;             /* from its first call to its end, or to its last report; a sum over its processes */
-    uint64_t handed_bytes;      /* tensors sent to and received from the server */
-    uint64_t copied_bytes;      /* of them, copied in transit */
+    struct ps_spent spent;
 };
 
+/* Numbers alone, because the report prints each as a column. */
 struct ps_update {
     double loss;                /* mean of its rows' losses */
     double seconds;             /* since the update before it, or since the start */
     double step_s;              /* of them, the server's arithmetic */
-    double beyond_compute_s;    /* the longest call of its trainers, without the wait; < 0: none reported it */
-    uint32_t rows;
-    uint32_t late;
+    double beyond_compute_s;    /* the longest call of its trainers, without the wait; NaN: none reported it */
+    double rows;
+    double late;
 };
 
 struct ps_result {
@@ -246,10 +248,7 @@ struct ps_result {
 struct ps_report {
     int64_t pid;
     uint64_t batch;             /* of the gradient that it comes with; 0 is the first */
-    double total_s;
-    struct ps_seconds seconds;
-    uint64_t handed_bytes;
-    uint64_t copied_bytes;
+    struct ps_spent spent;      /* by this process */
     uint64_t last_version;      /* returned by its last call; 0: none yet */
     double last_call_s;         /* duration of that call, without the wait */
 };

@@ -33,16 +33,16 @@ static int dead(const struct ps_flags *flags, const struct ps_result *result)
     return ps_count(flags, result, PS_DIED) + ps_count(flags, result, PS_GIVEN_UP);
 }
 
-static double compute_s(const struct ps_seconds *seconds)
+static double compute_s(const struct ps_spent *spent)
 {
-    return seconds->repack + seconds->forward + seconds->backward;
+    return spent->repack + spent->forward + spent->backward;
 }
 
 static double images_per_s(const struct ps_flags *flags, const struct ps_trainer_result *trainer)
 {
     double images = (double)trainer->batches * flags->batch_size;
 
-    return trainer->total_s > 0.0 ? images / trainer->total_s : 0.0;
+    return trainer->spent.total > 0.0 ? images / trainer->spent.total : 0.0;
 }
 
 /* Sums over all trainers. */
@@ -61,8 +61,8 @@ static struct sums add_up(const struct ps_flags *flags, const struct ps_result *
     for (int i = 0; i < flags->trainers; i++) {
         sums.batches += result->trainers[i].batches;
         sums.restarts += result->trainers[i].restarts;
-        sums.handed_bytes += result->trainers[i].handed_bytes;
-        sums.copied_bytes += result->trainers[i].copied_bytes;
+        sums.handed_bytes += result->trainers[i].spent.handed_bytes;
+        sums.copied_bytes += result->trainers[i].spent.copied_bytes;
     }
     if (result->total_s > 0.0)
         sums.images_per_s = (double)sums.batches * flags->batch_size / result->total_s;
@@ -76,7 +76,7 @@ static double median_beyond_compute(const struct ps_result *result)
     size_t count = 0;
 
     for (size_t i = 0; known != NULL && i < result->updates; i++) {
-        if (result->update[i].beyond_compute_s >= 0.0)
+        if (!isnan(result->update[i].beyond_compute_s))
             known[count++] = result->update[i].beyond_compute_s;
     }
     if (count > 0)
@@ -93,13 +93,13 @@ static void print_trainers(const struct ps_flags *flags, const struct ps_result 
            "call s", "wait s", "total s", "images/s", "end");
     for (int i = 0; i < flags->trainers; i++) {
         const struct ps_trainer_result *trainer = &result->trainers[i];
-        const struct ps_seconds *seconds = &trainer->seconds;
+        const struct ps_spent *spent = &trainer->spent;
         char name[24];
 
         snprintf(name, sizeof(name), "trainer%d", i + 1);
         printf("%-10s  %7llu  %9.3f  %8.3f  %8.3f  %8.3f  %8.3f  %8.1f  %s\n", name,
-               (unsigned long long)trainer->batches, compute_s(seconds), seconds->repack, seconds->call,
-               seconds->wait, trainer->total_s, images_per_s(flags, trainer), ps_state_name(trainer->state));
+               (unsigned long long)trainer->batches, compute_s(spent), spent->repack, spent->call,
+               spent->wait, trainer->spent.total, images_per_s(flags, trainer), ps_state_name(trainer->state));
     }
 }
 
@@ -130,35 +130,24 @@ void ps_print(const struct ps_flags *flags, const struct ps_result *result)
 
 /* ---- For programs ------------------------------------------------------------------------------------ */
 
-enum column { LOSSES, UPDATE_S, STEP_S, BEYOND_COMPUTE, GRADIENTS, LATE, COLUMNS };
-
-static double cell(const struct ps_update *update, enum column column)
-{
-    switch (column) {
-    case LOSSES:
-        return update->loss;
-    case UPDATE_S:
-        return update->seconds;
-    case STEP_S:
-        return update->step_s;
-    case BEYOND_COMPUTE:
-        return update->beyond_compute_s >= 0.0 ? update->beyond_compute_s : (double)NAN;
-    case GRADIENTS:
-        return update->rows;
-    default:
-        return update->late;
-    }
-}
-
 static void write_updates(const struct ps_result *result, struct json *json)
 {
-    static const char *const KEYS[COLUMNS] = { "losses", "update_s", "step_s", "beyond_compute", "gradients",
-                                               "late" };
+    static const struct {
+        const char *key;
+        size_t offset;
+    } COLUMNS[] = {
+        { "losses", offsetof(struct ps_update, loss) },
+        { "update_s", offsetof(struct ps_update, seconds) },
+        { "step_s", offsetof(struct ps_update, step_s) },
+        { "beyond_compute", offsetof(struct ps_update, beyond_compute_s) },
+        { "gradients", offsetof(struct ps_update, rows) },
+        { "late", offsetof(struct ps_update, late) },
+    };
 
-    for (int column = 0; column < COLUMNS; column++) {
-        json_list(json, KEYS[column]);
+    for (size_t column = 0; column < sizeof(COLUMNS) / sizeof(COLUMNS[0]); column++) {
+        json_list(json, COLUMNS[column].key);
         for (size_t i = 0; i < result->updates; i++)
-            json_real(json, NULL, cell(&result->update[i], (enum column)column));
+            json_real(json, NULL, *(const double *)((const char *)&result->update[i] + COLUMNS[column].offset));
         json_list_end(json);
     }
 }
@@ -168,25 +157,25 @@ static void write_trainers(const struct ps_flags *flags, const struct ps_result 
     json_list(json, "per_trainer");
     for (int i = 0; i < flags->trainers; i++) {
         const struct ps_trainer_result *trainer = &result->trainers[i];
-        const struct ps_seconds *seconds = &trainer->seconds;
+        const struct ps_spent *spent = &trainer->spent;
 
         json_item(json);
         json_put(json, "name", "\"trainer%d\"", i + 1);
         json_put(json, "end", "\"%s\"", ps_state_name(trainer->state));
         json_u64(json, "batches", trainer->batches);
-        json_real(json, "total_s", trainer->total_s);
-        json_real(json, "compute_s", compute_s(seconds));
-        json_real(json, "repack_s", seconds->repack);
-        json_real(json, "forward_s", seconds->forward);
-        json_real(json, "backward_s", seconds->backward);
-        json_real(json, "call_s", seconds->call);
-        json_real(json, "wait_s", seconds->wait);
-        json_real(json, "data_s", seconds->data);
+        json_real(json, "total_s", trainer->spent.total);
+        json_real(json, "compute_s", compute_s(spent));
+        json_real(json, "repack_s", spent->repack);
+        json_real(json, "forward_s", spent->forward);
+        json_real(json, "backward_s", spent->backward);
+        json_real(json, "call_s", spent->call);
+        json_real(json, "wait_s", spent->wait);
+        json_real(json, "data_s", spent->data);
         json_real(json, "images_per_s", images_per_s(flags, trainer));
         json_u64(json, "restarts", trainer->restarts);
         json_u64(json, "late_gradients", trainer->late);
-        json_u64(json, "handed_bytes", trainer->handed_bytes);
-        json_u64(json, "copied_bytes", trainer->copied_bytes);
+        json_u64(json, "handed_bytes", spent->handed_bytes);
+        json_u64(json, "copied_bytes", spent->copied_bytes);
         json_item_end(json);
     }
     json_list_end(json);

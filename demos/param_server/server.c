@@ -27,6 +27,7 @@
 #include "server.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -260,7 +261,7 @@ static void note_update(struct server *server, const struct rows *rows, uint64_t
     struct ps_update *update = &result->update[result->updates];
     uint64_t now_ns = clock_now_ns();
 
-    *update = (struct ps_update){ .beyond_compute_s = -1.0, .rows = (uint32_t)rows->count,
+    *update = (struct ps_update){ .beyond_compute_s = (double)NAN, .rows = (double)rows->count,
                                   .step_s = 1e-9 * (double)step_ns,
                                   .seconds = 1e-9 * (double)(now_ns - server->update_end_ns) };
     server->update_end_ns = now_ns;

@@ -28,7 +28,7 @@ struct trainer {
     bool is_away;               /* lock; it died and may come back */
     uint64_t away_ns;           /* since when */
     int deaths;
-    struct ps_trainer_result before;    /* sums over its processes that died */
+    struct ps_spent before;     /* by its processes that died */
 };
 
 struct server {

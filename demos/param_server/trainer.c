@@ -77,7 +77,7 @@ static int take_model(struct trainer *trainer, struct bx_msg *reply, uint64_t *w
     int rc = ps_read_set(&in, &trainer->learner.place, &trainer->params, "the server's model", trainer->model_params);
     if (rc < 0)
         return rc;
-    trainer->report.handed_bytes += ps_params_bytes(&trainer->params);
+    trainer->report.spent.handed_bytes += ps_params_bytes(&trainer->params);
     return 0;
 }
 
@@ -92,14 +92,14 @@ static int get_model(struct trainer *trainer)
 
 static void note_report(struct trainer *trainer)
 {
-    trainer->report.total_s = clock_seconds_since(trainer->start_ns);
-    trainer->report.copied_bytes = ps_place_copied(&trainer->learner.place);
+    trainer->report.spent.total = clock_seconds_since(trainer->start_ns);
+    trainer->report.spent.copied_bytes = ps_place_copied(&trainer->learner.place);
 }
 
 /* Sends the gradients and receives the next model. ready_s: the time that ready_grads took. */
 static int update_and_fetch_model(struct trainer *trainer, double loss, double ready_s)
 {
-    struct ps_seconds *seconds = &trainer->report.seconds;
+    struct ps_spent *spent = &trainer->report.spent;
     struct bx_msg *args = bx_msg_create(256), *reply = NULL;
     uint64_t start_ns = clock_now_ns(), waited_ns = 0;
 
@@ -122,11 +122,11 @@ static int update_and_fetch_model(struct trainer *trainer, double loss, double r
         return rc;
 
     double waited_s = 1e-9 * (double)waited_ns;
-    trainer->report.handed_bytes += ps_params_bytes(&trainer->params);
+    trainer->report.spent.handed_bytes += ps_params_bytes(&trainer->params);
     trainer->report.last_version = trainer->version;
     trainer->report.last_call_s = ready_s + clock_seconds_since(start_ns) - waited_s;
-    seconds->call += trainer->report.last_call_s;
-    seconds->wait += waited_s;
+    spent->call += trainer->report.last_call_s;
+    spent->wait += waited_s;
     return 0;
 }
 
@@ -143,20 +143,20 @@ static void add_time(double *seconds, uint64_t *start_ns)
 
 static int train_batch(struct trainer *trainer, uint64_t batch)
 {
-    struct ps_seconds *seconds = &trainer->report.seconds;
+    struct ps_spent *spent = &trainer->report.spent;
     uint64_t at_ns = clock_now_ns();
     double loss = 0.0, ready_s = 0.0;
 
     trainer->report.batch = batch;
     int rc = bx_net_set_params(trainer->learner.net, trainer->model_params);
     drop_model(trainer);
-    add_time(&seconds->repack, &at_ns);
+    add_time(&spent->repack, &at_ns);
     if (rc < 0)
         return rc;
     ps_learner_draw(&trainer->learner, batch);
-    add_time(&seconds->data, &at_ns);
+    add_time(&spent->data, &at_ns);
     rc = ps_learner_forward(&trainer->learner, &loss);
-    add_time(&seconds->forward, &at_ns);
+    add_time(&spent->forward, &at_ns);
     if (rc == 0)
         rc = ready_grads(trainer);
     add_time(&ready_s, &at_ns);
@@ -164,7 +164,7 @@ static int train_batch(struct trainer *trainer, uint64_t batch)
         rc = ps_learner_backward(&trainer->learner, trainer->grads.at);
     if (rc == 0)
         rc = ps_set_written(&trainer->grads, &trainer->learner.place);
-    add_time(&seconds->backward, &at_ns);
+    add_time(&spent->backward, &at_ns);
     return rc < 0 ? rc : update_and_fetch_model(trainer, loss, ready_s);
 }
 
@@ -183,7 +183,7 @@ static int train(const struct bx_request *request, struct bx_reader *args, struc
     int rc = ps_place_join(&trainer->learner.place, trainer->job);
     if (rc == 0)
         rc = get_model(trainer);
-    trainer->report.seconds.call += clock_seconds_since(trainer->start_ns);
+    trainer->report.spent.call += clock_seconds_since(trainer->start_ns);
     for (uint64_t batch = first; rc == 0 && batch < trainer->run->flags->num_batches; batch++)
         rc = train_batch(trainer, batch);
     drop_model(trainer);

@@ -13,6 +13,7 @@
 #include "server.h"
 
 #include <errno.h>
+#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/syscall.h>
@@ -59,30 +60,30 @@ void ps_keep_members(struct server *server)
 
 /* ---- From the start of the training to its end ----------------------------------------------------- */
 
-static struct ps_seconds add_seconds(const struct ps_seconds *a, const struct ps_seconds *b)
+static struct ps_spent add_spent(const struct ps_spent *a, const struct ps_spent *b)
 {
-    return (struct ps_seconds){ a->data + b->data,         a->repack + b->repack, a->forward + b->forward,
-                                a->backward + b->backward, a->call + b->call,     a->wait + b->wait };
+    return (struct ps_spent){
+        .total = a->total + b->total, .data = a->data + b->data, .repack = a->repack + b->repack,
+        .forward = a->forward + b->forward, .backward = a->backward + b->backward, .call = a->call + b->call,
+        .wait = a->wait + b->wait, .handed_bytes = a->handed_bytes + b->handed_bytes,
+        .copied_bytes = a->copied_bytes + b->copied_bytes,
+    };
 }
 
 void ps_note_report(struct trainer *trainer, const struct ps_report *report)
 {
     struct server *server = trainer->server;
-    struct ps_trainer_result *result = ps_result_of(trainer);
-    const struct ps_trainer_result *before = &trainer->before;
-    uint64_t update = report->last_version;
+    uint64_t version = report->last_version;
 
     pthread_mutex_lock(&server->lock);
     trainer->pid = report->pid;
     trainer->generation = bx_worker_generation(server->job, trainer->rank);
-    result->total_s = before->total_s + report->total_s;
-    result->seconds = add_seconds(&before->seconds, &report->seconds);
-    result->handed_bytes = before->handed_bytes + report->handed_bytes;
-    result->copied_bytes = before->copied_bytes + report->copied_bytes;
-    /* update[n - 1] made version n. */
-    if (update > 0 && update <= server->result->updates &&
-        server->result->update[update - 1].beyond_compute_s < report->last_call_s)
-        server->result->update[update - 1].beyond_compute_s = report->last_call_s;
+    ps_result_of(trainer)->spent = add_spent(&trainer->before, &report->spent);
+    if (version > 0 && version <= server->result->updates) {
+        double *beyond_s = &server->result->update[version - 1].beyond_compute_s;   /* that update made the version */
+
+        *beyond_s = fmax(*beyond_s, report->last_call_s);       /* NaN is no number: the other one */
+    }
     pthread_mutex_unlock(&server->lock);
 }
 
@@ -93,7 +94,7 @@ static void lose_trainer(struct trainer *trainer, enum ps_state state, bool is_a
 
     pthread_mutex_lock(&server->lock);
     ps_result_of(trainer)->state = state;
-    trainer->before = *ps_result_of(trainer);
+    trainer->before = ps_result_of(trainer)->spent;
     trainer->is_away = is_away;
     trainer->away_ns = clock_now_ns();
     trainer->pid = 0;

@@ -170,7 +170,7 @@ static struct ps_result *run_job(const struct ps_flags *flags)
     cr_expect_eq(run.result->leases_at_end, 0);
     cr_expect_eq(run.result->copied_bytes, 0);
     for (int k = 0; k < flags->trainers; k++)
-        cr_expect_eq(run.result->trainers[k].copied_bytes, 0);
+        cr_expect_eq(run.result->trainers[k].spent.copied_bytes, 0);
     return run.result;
 }
 
@@ -182,7 +182,7 @@ static void expect_same_as_alone(const struct ps_flags *flags)
     cr_assert_eq(result->updates, flags->num_batches);
     start_alone(&alone, flags);
     for (uint64_t batch = 0; batch < flags->num_batches; batch++) {
-        cr_expect_eq(result->update[batch].rows, (uint32_t)flags->trainers);
+        cr_expect_eq(result->update[batch].rows, flags->trainers);
         update_alone(&alone, batch);
         cr_expect_eq(alone.loss, result->update[batch].loss, "update %d", (int)batch);
     }
@@ -249,15 +249,15 @@ Test(param_server, accounts_for_every_tensor_and_second, .timeout = LIMIT_S)
     cr_expect_eq(params.count, 62);
     for (int k = 0; k < SMALL.trainers; k++) {
         const struct ps_trainer_result *trainer = &result->trainers[k];
-        const struct ps_seconds *s = &trainer->seconds;
+        const struct ps_spent *s = &trainer->spent;
         double sum = s->data + s->repack + s->forward + s->backward + s->call + s->wait;
 
         /* The first model, then gradients and a model for each batch. */
-        cr_expect_eq(trainer->handed_bytes, (1 + 2 * SMALL.num_batches) * ps_params_bytes(&params));
+        cr_expect_eq(s->handed_bytes, (1 + 2 * SMALL.num_batches) * ps_params_bytes(&params));
         cr_expect_eq(trainer->batches, SMALL.num_batches);
-        cr_expect_leq(sum, trainer->total_s);
-        cr_expect_leq(trainer->total_s, result->total_s);
-        cr_expect_geq(sum, 0.5 * trainer->total_s);
+        cr_expect_leq(sum, s->total);
+        cr_expect_leq(s->total, result->total_s);
+        cr_expect_geq(sum, 0.5 * s->total);
     }
     double seconds = 0.0;
     for (size_t i = 0; i < result->updates; i++) {

@@ -15,7 +15,6 @@
 #include <stdio.h>
 
 struct agent {
-    struct worker worker;
     const struct cp_run *run;
     struct cp_learner learner;
     struct observers observers;
@@ -74,13 +73,10 @@ static int register_methods(struct bx_job *job)
 
 /* ---- Start and end ------------------------------------------------------------------------------------- */
 
-static int start_agent(struct agent *agent)
+static int start_observers(struct agent *agent)
 {
-    int rc = register_methods(agent->worker.job);
-    struct bx_msg *args = rc == 0 ? bx_msg_create(16) : NULL;
+    struct bx_msg *args = bx_msg_create(16);
 
-    if (rc < 0)
-        return worker_fail(&agent->worker, rc, "the job does not start", bx_error_text());
     bx_msg_put_u64(args, agent->run->flags->seed);
     bx_msg_put_i32(args, agent->run->flags->pack);
     return observers_start(&agent->observers, &agent_type, agent, args);
@@ -102,7 +98,7 @@ static int finish_episode(struct agent *agent, double *last_reward)
     int rc = cp_learner_finish_episode(&agent->learner, last_reward);
 
     agent->run->result->learn_s += clock_seconds_since(start_ns);
-    return rc < 0 ? worker_fail(&agent->worker, rc, "finish_episode", bx_error_text()) : 0;
+    return rc;
 }
 
 /* ---- The training -------------------------------------------------------------------------------------- */
@@ -157,28 +153,32 @@ static int train(struct agent *agent)
     return rc;
 }
 
+static int live(struct worker *worker, void *context)
+{
+    struct agent *agent = context;
+    const struct cp_flags *flags = agent->run->flags;
+    const struct cp_learner_options learner = { .observers = (size_t)flags->world_size - 1,
+                                                .gamma = flags->gamma, .seed = flags->seed };
+    int rc = cp_learner_init(&agent->learner, &learner);
+
+    if (rc < 0)
+        return bx_fail(rc, "not enough memory for an episode");
+    agent->observers = (struct observers){ .job = worker->job, .count = learner.observers };
+    rc = register_methods(worker->job);
+    if (rc == 0)
+        rc = start_observers(agent);
+    if (rc == 0)
+        rc = train(agent);
+    observers_release(&agent->observers);
+    return rc;
+}
+
 int cp_agent(const struct bx_options *options, const struct cp_run *run)
 {
     static struct agent agent;
-    const struct cp_learner_options learner = { .observers = (size_t)run->flags->world_size - 1,
-                                                .gamma = run->flags->gamma, .seed = run->flags->seed };
-    int rc = worker_open(&agent.worker, CP_PROGRAM, options);
 
-    if (rc < 0)
-        goto close;
     agent.run = run;
-    agent.observers = (struct observers){ .worker = &agent.worker, .count = learner.observers };
-    rc = cp_learner_init(&agent.learner, &learner);
-    if (rc < 0) {
-        worker_fail(&agent.worker, rc, "start", "not enough memory for an episode");
-        goto close;
-    }
-    rc = start_agent(&agent);
-    if (rc == 0)
-        rc = train(&agent);
-    observers_release(&agent.observers);
-close:
-    rc = worker_close(&agent.worker, rc);
+    int status = worker_main(CP_PROGRAM, options, live, &agent);
     cp_learner_fini(&agent.learner);
-    return rc;
+    return status;
 }

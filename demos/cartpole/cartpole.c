@@ -59,13 +59,12 @@ static int run_worker(const struct bx_options *options, void *context)
     return options->rank == 0 ? cp_agent(options, context) : cp_observer(options);
 }
 
-static int run_job(void *result, bool *is_complete)
+static int run_job(void *result)
 {
     struct worker_names names;
     const struct bx_spawn_options options = { .world_size = flags.world_size, .names = names.at };
     struct cp_run run = { .flags = &flags, .result = result };
 
-    (void)is_complete;
     worker_name_all(&names, flags.world_size, CP_AGENT, "obs");
     return worker_spawn(CP_PROGRAM, &options, run_worker, &run) < 0 ? PROGRAM_WORKER : PROGRAM_OK;
 }

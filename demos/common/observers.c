@@ -10,7 +10,7 @@
 
 int observers_start(struct observers *observers, const struct bx_type *type, void *agent, struct bx_msg *args)
 {
-    struct bx_job *job = observers->worker->job;
+    struct bx_job *job = observers->job;
     int rc = bx_msg_error(args);
 
     if (rc == 0)
@@ -20,7 +20,7 @@ int observers_start(struct observers *observers, const struct bx_type *type, voi
     for (size_t i = 0; rc == 0 && i < observers->count; i++)
         rc = bx_remote(job, bx_worker_name(job, (int)i + 1), "new_observer", args, NULL, &observers->at[i]);
     bx_msg_destroy(args);
-    return rc < 0 ? worker_fail(observers->worker, rc, "the job does not start", bx_error_text()) : 0;
+    return rc;
 }
 
 void observers_release(struct observers *observers)
@@ -42,7 +42,7 @@ static int wait_for_all(struct observers *observers)
 
     memcpy(pending, observers->episodes, left * sizeof pending[0]);
     while (left > 0 && (rc == 0 || rc == BX_E_SHUTDOWN)) {
-        struct bx_future *any = bx_future_any(observers->worker->job, pending, left);
+        struct bx_future *any = bx_future_any(observers->job, pending, left);
         int code = bx_future_wait(any, BX_FOREVER);
         int64_t ended = bx_future_index(any);
 
@@ -64,9 +64,7 @@ int observers_run(struct observers *observers, struct bx_msg *args)
     for (size_t i = 0; rc == 0 && i < observers->count; i++)
         rc = bx_rref_async(observers->at[i], "run_episode", args, &options, &observers->episodes[i]);
     bx_msg_destroy(args);
-    if (rc == 0)
-        rc = wait_for_all(observers);
-    return rc < 0 ? worker_fail(observers->worker, rc, "run_episode", bx_error_text()) : 0;
+    return rc == 0 ? wait_for_all(observers) : rc;
 }
 
 void observers_forget(struct observers *observers)
@@ -79,8 +77,9 @@ void observers_forget(struct observers *observers)
 
 /* ---- An observer's side -------------------------------------------------------------------------------- */
 
-static int serve(struct worker *worker, const struct observer_functions *functions)
+static int serve(struct worker *worker, void *context)
 {
+    const struct observer_functions *functions = context;
     struct bx_job *job = worker->job;
     int rc = bx_register(job, "new_observer", BX_INLINE, functions->make, worker);
 
@@ -88,23 +87,12 @@ static int serve(struct worker *worker, const struct observer_functions *functio
         rc = bx_register_method(job, functions->type, "run_episode", BX_BLOCKING, functions->run_episode, NULL);
     if (rc == 0)
         rc = bx_job_start(job);
-    if (rc == 0)
-        rc = bx_job_serve(job);
-    if (rc == 0 && worker->dead != 0)
-        rc = BX_E_PEER_DEAD;
-    if (rc < 0)
-        worker_fail(worker, rc, "the job ends", bx_error_text());
-    return rc;
+    return rc < 0 ? rc : bx_job_serve(job);
 }
 
-int observer_main(const char *program, const struct bx_options *options, const struct observer_functions *functions)
+int observer_main(const char *program, const struct bx_options *options, struct observer_functions *functions)
 {
-    static struct worker worker;
-    int rc = worker_open(&worker, program, options);
-
-    if (rc == 0)
-        rc = serve(&worker, functions);
-    return worker_close(&worker, rc);
+    return worker_main(program, options, serve, functions);
 }
 
 int observer_ask(const struct worker *worker, struct bx_rref *agent, const char *method, const struct bx_msg *args)

@@ -13,7 +13,7 @@
 /* ---- The agent's side: its main thread ----------------------------------------------------------------- */
 
 struct observers {
-    struct worker *worker;      /* these two are the caller's to set */
+    struct bx_job *job;         /* these two are the caller's to set */
     size_t count;
     struct bx_rref *agent;
     struct bx_rref *at[BX_WORLD_MAX];
@@ -21,7 +21,7 @@ struct observers {
 };
 
 /* Starts the job, makes `agent` an object, and an observer in each other worker by "new_observer" with these args,
- * which are destroyed. 0, or a code after a sentence on stderr, as below. */
+ * which are destroyed. 0 or a code, as below. */
 int observers_start(struct observers *observers, const struct bx_type *type, void *agent, struct bx_msg *args);
 void observers_release(struct observers *observers);
 
@@ -38,7 +38,7 @@ struct observer_functions {
     bx_handler_fn run_episode;  /* blocking: it calls the agent */
 };
 /* Runs the worker from start to end. An exit status. */
-int observer_main(const char *program, const struct bx_options *options, const struct observer_functions *functions);
+int observer_main(const char *program, const struct bx_options *options, struct observer_functions *functions);
 
 /* Calls a method of the agent that replies with an action, 0 or 1, which it returns; or a code. */
 int observer_ask(const struct worker *worker, struct bx_rref *agent, const char *method, const struct bx_msg *args);

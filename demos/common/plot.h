@@ -19,8 +19,8 @@ struct plot {
     const void *context;
 };
 
-/* Checks, before the work starts, that a figure can be drawn to this path, which ends in .svg or .png. 0, or -1 after a
- * sentence on stderr. */
+/* Checks, before the work starts, that a figure can be drawn to this path, which ends in .svg or .png, and creates the
+ * file. 0, or -1 after a sentence on stderr. */
 int plot_check(const char *program, const char *path);
 
 /* Draws the figure. 0, or -1 after a sentence on stderr. */

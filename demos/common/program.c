@@ -78,12 +78,12 @@ static int run_and_report(const struct program *program, FILE *file)
 {
     size_t bytes = program->result_bytes();
     void *result = program_share(program->flags.program, bytes);
-    bool is_complete = false;
 
     if (result == NULL)
         return PROGRAM_FAILED;
-    int status = program->run(result, &is_complete);
-    if ((status == PROGRAM_OK || is_complete) && report(program, result, file) != PROGRAM_OK)
+    int status = program->run(result);
+    bool is_complete = status == PROGRAM_OK || (program->is_complete != NULL && program->is_complete(result));
+    if (is_complete && report(program, result, file) != PROGRAM_OK)
         status = PROGRAM_FAILED;
     munmap(result, bytes);
     return status;

@@ -29,8 +29,9 @@ struct program {
     /* What the table of flags does not check; may be NULL. 0, or -1 after a sentence. */
     int (*check)(const struct flags *flags);
     size_t (*result_bytes)(void);
-    /* Runs the job. An exit status; *is_complete: there are results all the same. */
-    int (*run)(void *result, bool *is_complete);
+    int (*run)(void *result);                   /* the job; an exit status */
+    /* There are results although run failed; may be NULL. */
+    bool (*is_complete)(const void *result);
     void (*print)(const void *result);          /* may be NULL */
     void (*write_json)(struct json *json, const void *result);      /* after the flags */
     struct plot (*figure)(const void *result);

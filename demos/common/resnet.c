@@ -141,25 +141,6 @@ int resnet_build(struct bx_net *net, enum resnet_kind kind, const struct resnet_
 
 /* ---- The first parameters ------------------------------------------------------------------------ */
 
-/* Two normal numbers from two uniform ones (Box and Muller 1958): each depends on its place alone. */
-static void fill_normal(float *to, size_t count, uint64_t key, double deviation)
-{
-    for (size_t i = 0; i < count; i += 2) {
-        double radius = deviation * sqrt(-2.0 * log(1.0 - rng_unit(rng_at(key, i))));
-        double angle = 2.0 * M_PI * rng_unit(rng_at(key, i + 1));
-
-        to[i] = (float)(radius * cos(angle));
-        if (i + 1 < count)
-            to[i + 1] = (float)(radius * sin(angle));
-    }
-}
-
-static void fill_uniform(float *to, size_t count, uint64_t key, double bound)
-{
-    for (size_t i = 0; i < count; i++)
-        to[i] = (float)(bound * (2.0 * rng_unit(rng_at(key, i)) - 1.0));
-}
-
 static void fill_all(float *to, size_t count, float value)
 {
     for (size_t i = 0; i < count; i++)
@@ -199,10 +180,10 @@ void resnet_init_part(const struct bx_net *net, size_t first, uint64_t seed, flo
         if (param->ndim == 2)
             bound = 1.0 / sqrt((double)param->shape[1]);
         if (param->ndim == 4)
-            fill_normal(params[i], param->elements, key,
-                        sqrt(2.0 / (double)(param->shape[0] * param->shape[2] * param->shape[3])));
+            rng_fill_normal(params[i], param->elements, key,
+                            sqrt(2.0 / (double)(param->shape[0] * param->shape[2] * param->shape[3])));
         else if (bound > 0.0)
-            fill_uniform(params[i], param->elements, key, bound);
+            rng_fill_uniform(params[i], param->elements, key, bound);
         else
             fill_all(params[i], param->elements, is_bias(param) ? 0.0f : 1.0f);
     }

@@ -10,6 +10,8 @@
 #ifndef DEMOS_RNG_H
 #define DEMOS_RNG_H
 
+#include <math.h>
+#include <stddef.h>
 #include <stdint.h>
 
 /* The first level under the seed, one number a use. All programs' uses are listed here, so that none is taken twice. */
@@ -43,6 +45,27 @@ static inline double rng_unit(uint64_t draw)
 static inline float rng_unit_f32(uint64_t draw)
 {
     return (float)(draw >> 40) * 0x1p-24f;
+}
+
+/* Draws 0 to count - 1 under the key, uniform in +-bound. */
+static inline void rng_fill_uniform(float *to, size_t count, uint64_t key, double bound)
+{
+    for (size_t i = 0; i < count; i++)
+        to[i] = (float)(bound * (2.0 * rng_unit(rng_at(key, i)) - 1.0));
+}
+
+/* The same, normal: two numbers from two uniform ones (Box and Muller 1958). If the count is odd, the last one uses the
+ * draw after the last. */
+static inline void rng_fill_normal(float *to, size_t count, uint64_t key, double deviation)
+{
+    for (size_t i = 0; i < count; i += 2) {
+        double radius = deviation * sqrt(-2.0 * log(1.0 - rng_unit(rng_at(key, i))));
+        double angle = 2.0 * M_PI * rng_unit(rng_at(key, i + 1));
+
+        to[i] = (float)(radius * cos(angle));
+        if (i + 1 < count)
+            to[i + 1] = (float)(radius * sin(angle));
+    }
 }
 
 #endif

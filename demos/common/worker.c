@@ -25,23 +25,6 @@ static void note_death(struct bx_job *job, int rank, void *context)
         worker->dead = rank + 1;
 }
 
-int worker_open(struct worker *worker, const char *program, const struct bx_options *options)
-{
-    worker->program = program;
-    worker->job = NULL;
-    worker->dead = 0;
-    snprintf(worker->name, sizeof(worker->name), "%s", options->name);
-    /* ^C at a terminal signals every process of the job; the launcher ends the workers. */
-    signal(SIGINT, SIG_IGN);
-
-    int rc = bx_job_create(options, &worker->job);
-    if (rc == 0)
-        rc = bx_on_death(worker->job, note_death, worker);
-    if (rc < 0)
-        worker_fail(worker, rc, "the job cannot be made", bx_error_text());
-    return rc;
-}
-
 /* 1 + the rank of the worker that died first, or 0. A call to a dead worker fails before the hook is called, and a
  * worker that stopped for that reason may be seen to leave before the death is: the hook is called a moment later. */
 static int await_dead(const struct worker *worker, int code)
@@ -53,12 +36,12 @@ static int await_dead(const struct worker *worker, int code)
     return worker->dead;
 }
 
-int worker_fail(struct worker *worker, int code, const char *what, const char *text)
+static void print_failure(const struct worker *worker, int code)
 {
     int dead = await_dead(worker, code);
 
     if (ending_is_unread())
-        return code;
+        return;
     /* If the launcher is ending all workers, its SIGTERM arrives within this time, and nothing is printed. */
     if (dead != 0)
         nanosleep(&(struct timespec){ .tv_nsec = 30000000 }, NULL);
@@ -68,23 +51,32 @@ int worker_fail(struct worker *worker, int code, const char *what, const char *t
         fprintf(stderr, "%s: %s: worker %s has died, so the training ends\n", worker->program, worker->name,
                 bx_worker_name(worker->job, dead - 1));
     else
-        fprintf(stderr, "%s: %s: %s: %s\n", worker->program, worker->name, what,
-                text != NULL && text[0] != '\0' ? text : bx_strerror(code));
-    return code;
+        fprintf(stderr, "%s: %s: %s\n", worker->program, worker->name,
+                bx_error_text()[0] != '\0' ? bx_error_text() : bx_strerror(code));
 }
 
-int worker_close(struct worker *worker, int code)
+int worker_main(const char *program, const struct bx_options *options,
+                int (*body)(struct worker *worker, void *context), void *context)
 {
-    if (code == 0) {
-        code = bx_job_shutdown(worker->job, 0);
-        if (code == 0 && worker->dead != 0)
-            code = BX_E_PEER_DEAD;
-        if (code < 0)
-            worker_fail(worker, code, "shutdown", bx_error_text());
-    }
-    bx_job_destroy(worker->job);
-    worker->job = NULL;
-    return code == 0 && ending_output(worker->program) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    static struct worker worker;
+
+    worker.program = program;
+    snprintf(worker.name, sizeof(worker.name), "%s", options->name);
+    /* ^C at a terminal signals every process of the job; the launcher ends the workers. */
+    signal(SIGINT, SIG_IGN);
+    int rc = bx_job_create(options, &worker.job);
+    if (rc == 0)
+        rc = bx_on_death(worker.job, note_death, &worker);
+    if (rc == 0)
+        rc = body(&worker, context);
+    if (rc == 0)
+        rc = worker.dead == 0 ? bx_job_shutdown(worker.job, 0) : BX_E_PEER_DEAD;
+    if (rc == 0 && worker.dead != 0)
+        rc = BX_E_PEER_DEAD;
+    if (rc < 0)
+        print_failure(&worker, rc);
+    bx_job_destroy(worker.job);
+    return rc == 0 && ending_output(program) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
 void worker_name_all(struct worker_names *names, int world_size, const char *first, const char *others)

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Start and end of a worker whose job ends when any of its workers dies. worker.c says why all survivors name the same
- * one.
+ * The life of a worker whose job ends when any of its workers dies. worker.c says why all survivors name the same one.
  */
 #ifndef DEMOS_WORKER_H
 #define DEMOS_WORKER_H
@@ -15,16 +14,12 @@ struct worker {
     _Atomic int dead;           /* 1 + the rank of the first worker that died; 0: all live */
 };
 
-/* Creates the job; the caller registers its functions and starts it. 0, or a code after a sentence on stderr. */
-int worker_open(struct worker *worker, const char *program, const struct bx_options *options);
-
-/* Prints on stderr what failed: the worker that died, if one did, else `what` and `text`. Nothing if stdout is a pipe
- * that nobody reads: that is the cause. Returns code. */
-int worker_fail(struct worker *worker, int code, const char *what, const char *text);
-
-/* Leaves the job; if code is 0, together with the other workers. Returns the exit status: EXIT_FAILURE if code is not
- * 0, leaving fails, or output was lost. */
-int worker_close(struct worker *worker, int code);
+/* Creates the job and runs `body`, which registers its functions, starts the job and returns 0 or a code after
+ * bx_fail; then leaves the job, after 0 together with the other workers. If something failed, prints on stderr the
+ * worker that died, if one did, else the sentence of the failure; nothing if stdout is a pipe that nobody reads: that
+ * is the cause. Returns the exit status: EXIT_FAILURE after a failure, or if output was lost. */
+int worker_main(const char *program, const struct bx_options *options,
+                int (*body)(struct worker *worker, void *context), void *context);
 
 /* The names of a job's workers: `first` of rank 0, and `others` with the rank behind it. */
 struct worker_names {

@@ -80,13 +80,14 @@ static size_t result_bytes(void)
     return ps_result_bytes(&flags);
 }
 
-static int run_job(void *result, bool *is_complete)
+static int run_job(void *result)
 {
-    struct ps_run run = { .flags = &flags, .result = result };
-    int status = ps_run(&run);
+    return ps_run(&(struct ps_run){ .flags = &flags, .result = result });
+}
 
-    *is_complete = run.result->ended;
-    return status;
+static bool is_complete(const void *result)
+{
+    return ((const struct ps_result *)result)->ended;
 }
 
 static void print(const void *result)
@@ -121,6 +122,7 @@ int main(int argc, char **argv)
         .check = check,
         .result_bytes = result_bytes,
         .run = run_job,
+        .is_complete = is_complete,
         .print = print,
         .write_json = write_json,
         .figure = figure,

@@ -133,23 +133,21 @@ void pl_batch_free(struct pl_batch *batch)
 struct flight {
     struct bx_context *context;
     struct bx_tape *tape;
-    struct bx_future **calls[PL_SHARDS];
-    struct bx_var **outputs;
+    struct bx_future *calls[PL_SHARDS][PL_IMAGES_MAX];
+    struct bx_var *outputs[PL_IMAGES_MAX];
 };
 
 /* Calls a shard's forward. The call ends with the context. */
-static int call_forward(const struct pl_pipeline *pipeline, const struct flight *flight, int shard, int micro_batch,
+static int call_forward(const struct pl_pipeline *pipeline, struct flight *flight, int shard, int micro_batch,
                         struct bx_var *input)
 {
     struct bx_future **call = &flight->calls[shard][micro_batch];
     struct bx_msg *args = bx_msg_create(64);
 
-    int rc = bx_msg_put_context(args, flight->context);
+    bx_msg_put_context(args, flight->context);
     bx_msg_put_i32(args, micro_batch);
-    if (rc == 0)
-        rc = bx_msg_put_var(args, flight->context, input);
-    if (rc == 0)
-        rc = bx_rref_async(pipeline->shards[shard], "forward", args, &PATIENT, call);
+    bx_msg_put_var(args, flight->context, input);
+    int rc = bx_rref_async(pipeline->shards[shard], "forward", args, &PATIENT, call);
     bx_msg_destroy(args);
     return rc < 0 ? rc : bx_context_call(flight->context, *call);
 }
@@ -167,7 +165,7 @@ static int await_output(const struct flight *flight, struct bx_future *call, str
 }
 
 /* Sends a part of the images to shard 1: a view, so nothing is copied. */
-static int send_images(const struct pl_pipeline *pipeline, const struct flight *flight, struct bx_tensor *images,
+static int send_images(const struct pl_pipeline *pipeline, struct flight *flight, struct bx_tensor *images,
                        int micro_batch)
 {
     const int64_t first = (int64_t)micro_batch * pipeline->images;
@@ -180,7 +178,7 @@ static int send_images(const struct pl_pipeline *pipeline, const struct flight *
     return rc;
 }
 
-static int send_forward(const struct pl_pipeline *pipeline, const struct flight *flight, struct bx_tensor *images)
+static int send_forward(const struct pl_pipeline *pipeline, struct flight *flight, struct bx_tensor *images)
 {
     struct bx_var *cut = NULL;
     int rc = 0;
@@ -197,7 +195,7 @@ static int send_forward(const struct pl_pipeline *pipeline, const struct flight 
     return rc;
 }
 
-static int run_pass(const struct pl_pipeline *pipeline, const struct flight *flight, const struct pl_batch *batch,
+static int run_pass(const struct pl_pipeline *pipeline, struct flight *flight, const struct pl_batch *batch,
                     double *loss)
 {
     struct bx_tape *tape = flight->tape;
@@ -212,31 +210,18 @@ static int run_pass(const struct pl_pipeline *pipeline, const struct flight *fli
     return rc;
 }
 
-static void free_flight(const struct flight *flight, size_t splits)
-{
-    for (int shard = 0; shard < PL_SHARDS; shard++) {
-        for (size_t i = 0; flight->calls[shard] != NULL && i < splits; i++)
-            bx_future_release(flight->calls[shard][i]);
-        free(flight->calls[shard]);
-    }
-    free(flight->outputs);
-    bx_tape_destroy(flight->tape);
-}
-
 int pl_pipeline_pass(struct pl_pipeline *pipeline, struct bx_context *context, const struct pl_batch *batch,
                      double *loss)
 {
-    size_t splits = (size_t)pipeline->splits;
-    struct flight flight = { .context = context, .outputs = calloc(splits, sizeof(struct bx_var *)) };
+    struct flight flight = { .context = context };
     int rc = bx_tape_create(&(struct bx_tape_options){ .job = pipeline->job }, &flight.tape);
 
-    for (int shard = 0; shard < PL_SHARDS; shard++)
-        flight.calls[shard] = calloc(splits, sizeof(struct bx_future *));
-    if (flight.outputs == NULL || flight.calls[0] == NULL || flight.calls[1] == NULL)
-        rc = bx_fail(-ENOMEM, "not enough memory for %d micro-batches", pipeline->splits);
     if (rc == 0)
         rc = run_pass(pipeline, &flight, batch, loss);
-    free_flight(&flight, splits);
+    for (int shard = 0; shard < PL_SHARDS; shard++)
+        for (int i = 0; i < pipeline->splits; i++)
+            bx_future_release(flight.calls[shard][i]);
+    bx_tape_destroy(flight.tape);
     return rc;
 }
 

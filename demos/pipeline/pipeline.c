@@ -2,7 +2,7 @@
 /*
  * pipeline - a ResNet-50 cut in two, the halves on two workers, micro-batches in flight on both at once.
  *
- * This file is the first process: flags, the job, and its results. The master prints the lines.
+ * This file is the first process: flags, the job with its workers, and its results. The master prints the lines.
  */
 #include "demos/common/program.h"
 #include "demos/common/worker.h"
@@ -35,7 +35,7 @@ static const char HELP[] =
 static const struct flag TABLE[] = {
     { "splits", FLAG_TEXT, .value = &splits_text },
     { "batches", FLAG_U64, &flags.batches, .least = 1, .most = PL_BATCHES_MAX },
-    { "batch-size", FLAG_INT, &flags.batch_size, .least = 1, .most = 1024 },
+    { "batch-size", FLAG_INT, &flags.batch_size, .least = 1, .most = PL_IMAGES_MAX },
     { "image", FLAG_INT, &flags.image, .least = 32, .most = 512 },
     { "seed", FLAG_U64, &flags.seed, .most = UINT64_MAX },
     { "json", FLAG_TEXT, .value = &flags.json },
@@ -72,20 +72,54 @@ static int read_splits(const struct flags *of)
     }
 }
 
+/* ---- The job ------------------------------------------------------------------------------------------- */
+
 static size_t result_bytes(void)
 {
     return sizeof(struct pl_result);
 }
 
-static int run_job(void *result, bool *is_complete)
+struct life {
+    struct pl_result *result;
+    struct bx_dist *dist;       /* outlives the job */
+};
+
+static int live(struct worker *worker, void *context)
+{
+    struct life *life = context;
+    struct bx_job *job = worker->job;
+    int rc = bx_dist_create(job, &life->dist);
+
+    if (rc == 0)
+        rc = pl_shard_register(job, life->dist);
+    if (rc == 0)
+        rc = bx_job_start(job);
+    if (rc < 0)
+        return rc;
+    return bx_job_rank(job) == 0 ? pl_train(job, life->dist, &flags, life->result) : bx_job_serve(job);
+}
+
+/* All workers end when one of them dies: half a network cannot train. */
+static int run_worker(const struct bx_options *options, void *result)
+{
+    struct bx_options own = *options;
+    struct life life = { result, NULL };
+
+    own.pool_threads = options->rank == 0 ? 0 : 1;      /* shard.c says why */
+    int status = worker_main("pipeline", &own, live, &life);
+    bx_dist_destroy(life.dist);
+    return status;
+}
+
+static int run_job(void *result)
 {
     static const char *const NAMES[PL_WORLD] = { "master", "worker1", "worker2" };
     const struct bx_spawn_options options = { .world_size = PL_WORLD, .names = NAMES };
-    struct pl_task task = { &flags, result };
 
-    (void)is_complete;
-    return worker_spawn("pipeline", &options, pl_worker, &task) < 0 ? PROGRAM_WORKER : PROGRAM_OK;
+    return worker_spawn("pipeline", &options, run_worker, result) < 0 ? PROGRAM_WORKER : PROGRAM_OK;
 }
+
+/* ---- Results ------------------------------------------------------------------------------------------- */
 
 static void write_json(struct json *json, const void *context)
 {

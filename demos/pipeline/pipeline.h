@@ -5,8 +5,7 @@
  *
  *     shard.c       half of the network, an object on a worker
  *     master.c      the worker that trains: calls on the two shards, the loss, the backward pass, the step
- *     worker.c      the life of each worker
- *     pipeline.c    the first process: flags, the job, results
+ *     pipeline.c    the first process: flags, the job with its workers, results
  */
 #ifndef DEMOS_PIPELINE_H
 #define DEMOS_PIPELINE_H
@@ -24,6 +23,7 @@
 #define PL_CLASSES 1000
 #define PL_RUNS_MAX 16              /* numbers in --splits */
 #define PL_BATCHES_MAX 100000
+#define PL_IMAGES_MAX 1024          /* of a batch */
 #define PL_LR 0.05
 
 struct pl_flags {
@@ -51,8 +51,8 @@ struct pl_shard {
     size_t param_count;
     struct bx_var **params;
     int splits;
-    struct bx_net **nets;           /* one for each micro-batch */
-    struct bx_net_op **ops;
+    struct bx_net *nets[PL_IMAGES_MAX];     /* one for each micro-batch */
+    struct bx_net_op *ops[PL_IMAGES_MAX];
 };
 
 extern const struct bx_type pl_shard_type;
@@ -100,14 +100,5 @@ struct pl_result {
 
 /* Trains once for each number of micro-batches, and prints a line for each. Codes of calls. */
 int pl_train(struct bx_job *job, struct bx_dist *dist, const struct pl_flags *flags, struct pl_result *result);
-
-/* ---- worker.c ------------------------------------------------------------------------------------------ */
-
-struct pl_task {
-    const struct pl_flags *flags;
-    struct pl_result *result;
-};
-/* Runs a worker from start to end, with a struct pl_task. An exit status. */
-int pl_worker(const struct bx_options *options, void *task);
 
 #endif

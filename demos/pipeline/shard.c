@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * A shard: half of the network as an object. Its methods are blocking handlers: they run on the pool of the worker,
- * which has one thread here (worker.c). So a worker computes one micro-batch at a time, in the order of the calls.
+ * which has one thread here (pipeline.c). So a worker computes one micro-batch at a time, in the order of the calls.
  *
  * The parameters are variables that the nets of all micro-batches use. The first net copies them into the layout of the
  * computations, when a step has changed them: once for each step. The others share that copy.
@@ -15,15 +15,13 @@ static void destroy_shard(void *object)
 {
     struct pl_shard *shard = object;
 
-    for (int i = 0; shard->ops != NULL && i < shard->splits; i++)
+    for (int i = 0; i < shard->splits; i++)
         bx_net_op_destroy(shard->ops[i]);
-    for (int i = shard->splits - 1; shard->nets != NULL && i >= 0; i--)
+    for (int i = shard->splits - 1; i >= 0; i--)
         bx_net_destroy(shard->nets[i]);                 /* the first one, which has the parameters, last */
     for (size_t i = 0; shard->params != NULL && i < shard->param_count; i++)
         bx_var_release(shard->params[i]);
     free(shard->params);
-    free(shard->nets);
-    free(shard->ops);
     free(shard);
 }
 
@@ -93,10 +91,6 @@ static int make_shard(struct bx_job *job, struct bx_dist *dist, const struct pla
         return bx_fail(-ENOMEM, "not enough memory for a shard");
     shard->dist = dist;
     shard->splits = plan->splits;
-    shard->nets = calloc((size_t)plan->splits, sizeof(*shard->nets));
-    shard->ops = calloc((size_t)plan->splits, sizeof(*shard->ops));
-    if (shard->nets == NULL || shard->ops == NULL)
-        rc = bx_fail(-ENOMEM, "not enough memory for %d nets", plan->splits);
     for (int i = 0; rc == 0 && i < plan->splits; i++)
         rc = make_net(shard, plan, i);
     if (rc == 0)
@@ -123,8 +117,9 @@ static int new_shard(const struct bx_request *request, struct bx_reader *args, s
     plan.seed = bx_read_u64(args);
     if (args->error < 0)
         return args->error;
-    if ((plan.part != RESNET_FRONT && plan.part != RESNET_BACK) || plan.splits < 1)
-        return bx_fail(-EINVAL, "a shard is the front or the back of the network, with one micro-batch or more");
+    if ((plan.part != RESNET_FRONT && plan.part != RESNET_BACK) || plan.splits < 1 || plan.splits > PL_IMAGES_MAX)
+        return bx_fail(-EINVAL, "a shard is the front or the back of the network, with 1 to %d micro-batches",
+                       PL_IMAGES_MAX);
     int rc = make_shard(job, context, &plan, &shard);
     if (rc < 0)
         return rc;

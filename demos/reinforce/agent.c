@@ -21,7 +21,7 @@
 #include <unistd.h>
 
 struct agent {
-    struct worker worker;
+    struct bx_job *job;
     const struct reinforce_run *run;
     struct learner learner;
     struct observers observers;
@@ -81,7 +81,7 @@ static int select_action_batch(struct bx_batch *batch, void *context)
 
 static int register_methods(struct agent *agent)
 {
-    struct bx_job *job = agent->worker.job;
+    struct bx_job *job = agent->job;
     int rc = bx_register_method(job, &agent_type, "select_action", BX_INLINE, select_action, NULL);
 
     if (rc == 0)
@@ -91,14 +91,11 @@ static int register_methods(struct agent *agent)
     return rc;
 }
 
-static int start_agent(struct agent *agent)
+static int start_observers(struct agent *agent)
 {
     const struct reinforce_flags *flags = agent->run->flags;
-    int rc = register_methods(agent);
-    struct bx_msg *args = rc == 0 ? bx_msg_create(32) : NULL;
+    struct bx_msg *args = bx_msg_create(32);
 
-    if (rc < 0)
-        return worker_fail(&agent->worker, rc, "the job does not start", bx_error_text());
     bx_msg_put_u64(args, flags->seed);
     bx_msg_put_f64(args, flags->gamma);
     bx_msg_put_i32(args, (int32_t)agent->run->mode);
@@ -145,7 +142,7 @@ static int take_replies(struct agent *agent, double *last_reward)
         int rc = take_rewards(agent, i, &reader);
 
         if (rc < 0)
-            return worker_fail(&agent->worker, rc, "the rewards of an episode", bx_error_text());
+            return rc;
         sum += (double)first_pole_steps;
     }
     *last_reward = sum / (double)observers;
@@ -195,8 +192,7 @@ static int run_episode(struct agent *agent, uint64_t episode)
     rc = learner_update(&agent->learner);
     agent->run->result->learn_seconds += clock_seconds_since(start_ns);
     if (rc < 0)
-        return worker_fail(&agent->worker, rc, "update", rc != -ERANGE ? bx_error_text()
-                           : "an observer did not ask for an action in every step");
+        return rc == -ERANGE ? bx_fail(rc, "an observer did not ask for an action in every step") : rc;
     agent->running_reward = 0.5 * last_reward + 0.5 * agent->running_reward;
     print_episode(agent, episode, last_reward);
     return 0;
@@ -215,11 +211,11 @@ static int train(struct agent *agent)
     show_progress(agent, agent->run->flags->episodes);
     result->train_seconds = clock_seconds_since(start_ns);
     if (rc == 0)
-        rc = bx_counter(agent->worker.job, "requests_batched", &result->requests_batched);
+        rc = bx_counter(agent->job, "requests_batched", &result->requests_batched);
     if (rc == 0)
-        rc = bx_counter(agent->worker.job, "requests_inline", &result->requests_inline);
+        rc = bx_counter(agent->job, "requests_inline", &result->requests_inline);
     if (rc == 0)
-        rc = bx_counter(agent->worker.job, "replies_sent", &result->replies_sent);
+        rc = bx_counter(agent->job, "replies_sent", &result->replies_sent);
     return rc;
 }
 
@@ -229,39 +225,48 @@ static int use_gpu(struct agent *agent)
     int rc = learner_use_gpu(&agent->learner, agent->run->flags->device);
 
     if (rc < 0)
-        return worker_fail(&agent->worker, rc, "the policy cannot be put on a GPU", bx_error_text());
+        return bx_fail(rc, "the policy cannot be put on a GPU: %s", bx_error_text());
     if (!agent->run->flags->quiet)
         printf("the policy is on cuda:%d, %s\n", agent->run->flags->device, policy_gpu_name(agent->learner.gpu));
     return 0;
 }
 
+static int make_learner(struct agent *agent)
+{
+    const struct reinforce_flags *flags = agent->run->flags;
+    int rc = learner_init(&agent->learner, flags->seed, agent->observers.count, flags->steps);
+
+    if (rc == 0 && reinforce_has_mlp(flags))
+        rc = learner_use_mlp(&agent->learner, &flags->hidden);
+    if (rc < 0)
+        return bx_fail(rc, "not enough memory for the steps of an episode and the network");
+    return flags->device != DEVICE_CPU ? use_gpu(agent) : 0;
+}
+
+static int live(struct worker *worker, void *context)
+{
+    struct agent *agent = context;
+    int rc;
+
+    agent->job = worker->job;
+    agent->observers = (struct observers){ .job = worker->job, .count = (size_t)agent->run->world_size - 1 };
+    rc = make_learner(agent);
+    if (rc == 0)
+        rc = register_methods(agent);
+    if (rc == 0)
+        rc = start_observers(agent);
+    if (rc == 0)
+        rc = train(agent);
+    observers_release(&agent->observers);
+    return rc;
+}
+
 int reinforce_agent(const struct bx_options *options, const struct reinforce_run *run)
 {
     static struct agent agent;
-    size_t observers = (size_t)run->world_size - 1;
-    int rc = worker_open(&agent.worker, "reinforce", options);
 
-    if (rc < 0)
-        goto close;
     agent.run = run;
-    agent.observers = (struct observers){ .worker = &agent.worker, .count = observers };
-    rc = learner_init(&agent.learner, run->flags->seed, observers, run->flags->steps);
-    if (rc == 0 && reinforce_has_mlp(run->flags))
-        rc = learner_use_mlp(&agent.learner, &run->flags->hidden);
-    if (rc < 0) {
-        worker_fail(&agent.worker, rc, "an episode", "not enough memory for its steps and the network");
-        goto close;
-    }
-    if (run->flags->device != DEVICE_CPU)
-        rc = use_gpu(&agent);
-    if (rc < 0)
-        goto close;
-    rc = start_agent(&agent);
-    if (rc == 0)
-        rc = train(&agent);
-    observers_release(&agent.observers);
-close:
-    rc = worker_close(&agent.worker, rc);
+    int status = worker_main("reinforce", options, live, &agent);
     learner_fini(&agent.learner);
-    return rc;
+    return status;
 }

@@ -50,7 +50,7 @@ static const char HELP[] =
     "  --mode MODE          both, batch or no-batch (both)\n"
     "  --hidden LIST        widths of the policy's 1 to 4 hidden layers, each a multiple of 16 up to\n"
     "                       4096 (128); other lists than 128 print the time of learning too\n"
-    "  --device DEVICE      where the policy decides and learns: cpu, cuda or cuda:N (cpu)\n"
+    "  --device DEVICE      where the policy decides: cpu, cuda or cuda:N (cpu)\n"
     "  --quiet              no line for each episode\n"
     "  --json FILE          the figures of all runs\n"
     "  --plot FILE          draws seconds over world size, FILE.svg or FILE.png (needs gnuplot)\n"
@@ -196,11 +196,10 @@ static int run_world_size(struct reinforce_result *result, int world_size)
     return PROGRAM_OK;
 }
 
-static int run_all(void *result, bool *is_complete)
+static int run_all(void *result)
 {
     int status = PROGRAM_OK;
 
-    (void)is_complete;
     for (int size = flags.min_world_size; status == PROGRAM_OK && size <= flags.max_world_size; size++)
         status = run_world_size(result, size);
     return status;

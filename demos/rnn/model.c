@@ -5,18 +5,12 @@
  */
 #include "rnn.h"
 
-#include <errno.h>
-#include <stdlib.h>
-
 int rnn_model_init(struct rnn_model *model, struct bx_job *job, struct bx_dist *dist, const struct rnn_flags *flags)
 {
     struct bx_msg *args = bx_msg_create(64);
-    int rc;
+    int rc = rnn_put_flags(args, flags);
 
     *model = (struct rnn_model){ .job = job, .dist = dist };
-    if (args == NULL)
-        return bx_fail(-ENOMEM, "not enough memory for a message");
-    rc = rnn_put_flags(args, flags);
     if (rc == 0)
         rc = bx_remote(job, RNN_PS, "new_table", args, NULL, &model->table);
     if (rc == 0)
@@ -42,142 +36,90 @@ void rnn_model_fini(struct rnn_model *model)
 
 /* ---- Parameters ------------------------------------------------------------------------------------------ */
 
-struct list {
-    struct bx_rref **at;
-    size_t count;
-};
-
-/* Takes the reference. */
-static int add(struct list *list, struct bx_rref *rref)
-{
-    struct bx_rref **more = realloc(list->at, (list->count + 1) * sizeof(*more));
-
-    if (more == NULL) {
-        bx_rref_release(rref);
-        return bx_fail(-ENOMEM, "not enough memory for %zu parameters", list->count + 1);
-    }
-    list->at = more;
-    list->at[list->count++] = rref;
-    return 0;
-}
-
-static int add_remote(struct list *list, struct bx_rref *part, const char *method)
+static int add_remote(struct rnn_params *params, struct bx_rref *part, const char *method)
 {
     struct bx_msg *reply = NULL;
     int rc = bx_rref_sync(part, method, NULL, NULL, &reply);
     struct bx_reader reader = bx_msg_reader(reply);
 
-    while (rc == 0 && reader.rref_count > 0)
-        rc = add(list, bx_rref_acquire(bx_read_rref(&reader)));
+    while (rc == 0 && reader.rref_count > 0 && params->count < RNN_PARAMS_MAX)
+        params->at[params->count++] = bx_rref_acquire(bx_read_rref(&reader));
     bx_msg_destroy(reply);
     return rc;
 }
 
-static int add_own(struct list *list, struct rnn_model *model)
+static int add_own(struct rnn_params *params, const struct rnn_model *model)
 {
     int rc = 0;
 
     for (size_t i = 0; rc == 0 && i < model->lstm->param_count; i++) {
-        struct bx_rref *rref = NULL;
-
-        rc = bx_param_rref(model->job, model->lstm->params[i], &rref);
+        rc = bx_param_rref(model->job, model->lstm->params[i], &params->at[params->count]);
         if (rc == 0)
-            rc = add(list, rref);
+            params->count++;
     }
     return rc;
 }
 
-int rnn_model_params(struct rnn_model *model, struct bx_rref ***params, size_t *count)
+int rnn_model_params(struct rnn_model *model, struct rnn_params *params)
 {
-    struct list list = { NULL, 0 };
-    int rc = add_remote(&list, model->table, "table.parameters");
+    params->count = 0;
+    int rc = add_remote(params, model->table, "table.parameters");
+    if (rc == 0)
+        rc = add_own(params, model);
+    return rc == 0 ? add_remote(params, model->decoder, "decoder.parameters") : rc;
+}
 
-    if (rc == 0)
-        rc = add_own(&list, model);
-    if (rc == 0)
-        rc = add_remote(&list, model->decoder, "decoder.parameters");
-    if (rc == 0) {
-        *params = list.at;
-        *count = list.count;
-        return 0;
-    }
-    for (size_t i = 0; i < list.count; i++)
-        bx_rref_release(list.at[i]);
-    free(list.at);
-    return rc;
+void rnn_params_release(struct rnn_params *params)
+{
+    for (size_t i = 0; i < params->count; i++)
+        bx_rref_release(params->at[i]);
+    params->count = 0;
 }
 
 /* ---- An iteration ------------------------------------------------------------------------------------------ */
 
-/* A call of forward on a part: its result becomes a variable of the model's tape. */
-struct call {
-    struct bx_context *context;
-    struct bx_msg *args;
-};
-
-static int begin_call(struct call *call, struct bx_context *context, uint64_t iteration)
+/* The arguments of a forward, but for what it is called with; errors are sticky. */
+static struct bx_msg *forward_args(struct bx_context *context, uint64_t iteration)
 {
-    int rc;
+    struct bx_msg *args = bx_msg_create(64);
 
-    *call = (struct call){ context, bx_msg_create(64) };
-    if (call->args == NULL)
-        return bx_fail(-ENOMEM, "not enough memory for a message");
-    rc = bx_msg_put_context(call->args, context);
-    return rc < 0 ? rc : bx_msg_put_u64(call->args, iteration);
+    bx_msg_put_context(args, context);
+    bx_msg_put_u64(args, iteration);
+    return args;
 }
 
-static int make_call(struct call *call, struct rnn_model *model, struct bx_rref *part, const char *method,
-                     struct bx_var **result)
+/* Calls a part and destroys the arguments. The result becomes a variable of the model's tape. */
+static int call_part(struct rnn_model *model, struct bx_context *context, struct bx_rref *part, const char *method,
+                     struct bx_msg *args, struct bx_var **result)
 {
     struct bx_msg *reply = NULL;
-    int rc = bx_rref_sync(part, method, call->args, NULL, &reply);
+    int rc = bx_rref_sync(part, method, args, NULL, &reply);
     struct bx_reader reader = bx_msg_reader(reply);
 
+    bx_msg_destroy(args);
     if (rc < 0)
         return rc;
-    *result = bx_read_var(call->context, model->tape, &reader);
+    *result = bx_read_var(context, model->tape, &reader);
     bx_msg_destroy(reply);
     return bx_tape_error(model->tape);
-}
-
-static int embed(struct rnn_model *model, struct bx_context *context, struct bx_tensor *indices, uint64_t iteration,
-                 struct bx_var **embedded)
-{
-    struct call call;
-    int rc = begin_call(&call, context, iteration);
-
-    if (rc == 0)
-        rc = bx_msg_put_tensor(call.args, indices);
-    if (rc == 0)
-        rc = make_call(&call, model, model->table, "table.forward", embedded);
-    bx_msg_destroy(call.args);
-    return rc;
-}
-
-static int decode(struct rnn_model *model, struct bx_context *context, struct bx_var *output, uint64_t iteration,
-                  struct bx_var **logits)
-{
-    struct call call;
-    int rc = begin_call(&call, context, iteration);
-
-    if (rc == 0)
-        rc = bx_msg_put_var(call.args, context, output);
-    if (rc == 0)
-        rc = make_call(&call, model, model->decoder, "decoder.forward", logits);
-    bx_msg_destroy(call.args);
-    return rc;
 }
 
 int rnn_model_forward(struct rnn_model *model, struct bx_context *context, struct bx_tensor *indices,
                       uint64_t iteration, struct bx_var **logits)
 {
+    struct bx_msg *args = forward_args(context, iteration);
     struct bx_var *embedded = NULL, *output;
-    int rc = embed(model, context, indices, iteration, &embedded);
 
+    bx_msg_put_tensor(args, indices);
+    int rc = call_part(model, context, model->table, "table.forward", args, &embedded);
     if (rc < 0)
         return rc;
     output = rnn_lstm_forward(model->lstm, model->tape, embedded, iteration);
-    return output != NULL ? decode(model, context, output, iteration, logits) : bx_tape_error(model->tape);
+    if (output == NULL)
+        return bx_tape_error(model->tape);
+    args = forward_args(context, iteration);
+    bx_msg_put_var(args, context, output);
+    return call_part(model, context, model->decoder, "decoder.forward", args, logits);
 }
 
 int rnn_model_train(struct rnn_model *model, struct bx_dist_optim *optim, const struct rnn_batch *batch,

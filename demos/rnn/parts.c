@@ -40,44 +40,56 @@ static int make_param(struct bx_job *job, int ndim, const int64_t *shape, uint64
 
     if (rc < 0)
         return rc;
-    for (int64_t i = 0; i < bx_tensor_elements(value); i++)
-        ((float *)bx_tensor_data_mut(value))[i] = (float)(limit * (2 * rng_unit(rng_at(key, (uint64_t)i)) - 1));
+    rng_fill_uniform(bx_tensor_data_mut(value), (size_t)bx_tensor_elements(value), key, limit);
     rc = bx_var_create(value, true, param);
     bx_tensor_release(value);
     return rc;
 }
 
-/* ---- The embedding table ------------------------------------------------------------------------------- */
+/* ---- The embedding table and the decoder --------------------------------------------------------------- */
 
-int rnn_table_create(struct bx_job *job, const struct rnn_flags *flags, struct rnn_table **out)
+static int make_part(struct bx_job *job, const struct rnn_flags *flags, enum place place, struct rnn_part **out)
 {
-    const int64_t shape[] = { flags->ntoken, flags->ninp };
-    struct rnn_table *table = calloc(1, sizeof(*table));
+    const int64_t shape[] = { flags->ntoken, place == TABLE ? flags->ninp : flags->nhid };
+    struct rnn_part *part = calloc(1, sizeof(*part));
     int rc;
 
-    if (table == NULL)
-        return bx_fail(-ENOMEM, "not enough memory for the embedding table");
-    table->dropout = flags->dropout;
-    table->draws = draws_key(flags, TABLE);
-    rc = make_param(job, 2, shape, weights_key(flags, TABLE, 0), 0.1, &table->weight);
+    if (part == NULL)
+        return bx_fail(-ENOMEM, "not enough memory for the embedding table or the decoder");
+    part->dropout = flags->dropout;
+    part->draws = draws_key(flags, place);
+    rc = make_param(job, 2, shape, weights_key(flags, place, 0), 0.1, &part->weight);
+    if (rc == 0 && place == DECODER)
+        rc = make_param(job, 1, shape, 0, 0, &part->bias);
     if (rc < 0)
-        rnn_table_destroy(table);
+        rnn_part_destroy(part);
     else
-        *out = table;
+        *out = part;
     return rc;
 }
 
-void rnn_table_destroy(void *object)
+int rnn_table_create(struct bx_job *job, const struct rnn_flags *flags, struct rnn_part **table)
 {
-    struct rnn_table *table = object;
-
-    if (table == NULL)
-        return;
-    bx_var_release(table->weight);
-    free(table);
+    return make_part(job, flags, TABLE, table);
 }
 
-struct bx_var *rnn_table_forward(const struct rnn_table *table, struct bx_tape *tape, struct bx_tensor *indices,
+int rnn_decoder_create(struct bx_job *job, const struct rnn_flags *flags, struct rnn_part **decoder)
+{
+    return make_part(job, flags, DECODER, decoder);
+}
+
+void rnn_part_destroy(void *object)
+{
+    struct rnn_part *part = object;
+
+    if (part == NULL)
+        return;
+    bx_var_release(part->weight);
+    bx_var_release(part->bias);
+    free(part);
+}
+
+struct bx_var *rnn_table_forward(const struct rnn_part *table, struct bx_tape *tape, struct bx_tensor *indices,
                                  uint64_t iteration)
 {
     struct bx_generator generator = generator_of(table->draws, iteration);
@@ -85,40 +97,7 @@ struct bx_var *rnn_table_forward(const struct rnn_table *table, struct bx_tape *
     return bx_var_dropout(tape, bx_var_embedding(tape, table->weight, indices), table->dropout, true, &generator);
 }
 
-/* ---- The decoder ------------------------------------------------------------------------------------------ */
-
-int rnn_decoder_create(struct bx_job *job, const struct rnn_flags *flags, struct rnn_decoder **out)
-{
-    const int64_t shape[] = { flags->ntoken, flags->nhid };
-    struct rnn_decoder *decoder = calloc(1, sizeof(*decoder));
-    int rc;
-
-    if (decoder == NULL)
-        return bx_fail(-ENOMEM, "not enough memory for the decoder");
-    decoder->dropout = flags->dropout;
-    decoder->draws = draws_key(flags, DECODER);
-    rc = make_param(job, 2, shape, weights_key(flags, DECODER, 0), 0.1, &decoder->weight);
-    if (rc == 0)
-        rc = make_param(job, 1, shape, 0, 0, &decoder->bias);
-    if (rc < 0)
-        rnn_decoder_destroy(decoder);
-    else
-        *out = decoder;
-    return rc;
-}
-
-void rnn_decoder_destroy(void *object)
-{
-    struct rnn_decoder *decoder = object;
-
-    if (decoder == NULL)
-        return;
-    bx_var_release(decoder->weight);
-    bx_var_release(decoder->bias);
-    free(decoder);
-}
-
-struct bx_var *rnn_decoder_forward(const struct rnn_decoder *decoder, struct bx_tape *tape, struct bx_var *output,
+struct bx_var *rnn_decoder_forward(const struct rnn_part *decoder, struct bx_tape *tape, struct bx_var *output,
                                    uint64_t iteration)
 {
     struct bx_generator generator = generator_of(decoder->draws, iteration);
@@ -147,20 +126,14 @@ static int make_layer(struct bx_job *job, const struct rnn_flags *flags, struct 
     return rc;
 }
 
-/* A state of normal numbers: two of each pair of uniform ones (Box and Muller 1958). */
 static int make_state(struct bx_job *job, const struct rnn_flags *flags, uint64_t index, struct bx_tensor **state)
 {
     const int64_t shape[] = { flags->nlayers, flags->nindices, flags->nhid };
-    uint64_t key = rng_at(rng_at(flags->seed, RNG_STATES), index);
     int rc = bx_tensor_create(job, BX_F32, 3, shape, state);
 
-    for (int64_t i = 0; rc == 0 && i < bx_tensor_elements(*state); i++) {
-        uint64_t pair = (uint64_t)i / 2;
-        double radius = sqrt(-2 * log(1 - rng_unit(rng_at(key, 2 * pair))));
-        double angle = 2 * M_PI * rng_unit(rng_at(key, 2 * pair + 1));
-
-        ((float *)bx_tensor_data_mut(*state))[i] = (float)(radius * (i % 2 == 0 ? cos(angle) : sin(angle)));
-    }
+    if (rc == 0)
+        rng_fill_normal(bx_tensor_data_mut(*state), (size_t)bx_tensor_elements(*state),
+                        rng_at(rng_at(flags->seed, RNG_STATES), index), 1.0);
     return rc;
 }
 

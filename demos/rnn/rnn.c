@@ -51,7 +51,7 @@ static const struct flag TABLE[] = {
     { "ninp", FLAG_INT, &flags.ninp, .least = 1, .most = 4096 },
     { "nhid", FLAG_INT, &flags.nhid, .least = 1, .most = 4096 },
     { "nindices", FLAG_INT, &flags.nindices, .least = 1, .most = 4096 },
-    { "nlayers", FLAG_INT, &flags.nlayers, .least = 1, .most = 64 },
+    { "nlayers", FLAG_INT, &flags.nlayers, .least = 1, .most = RNN_LAYERS_MAX },
     { "dropout", FLAG_REAL, &flags.dropout, .real_least = 0.0, .real_most = 1.0 },
     { "epochs", FLAG_INT, &flags.epochs, .least = 1, .most = 10000000 },
     { "lr", FLAG_REAL, &flags.lr, .real_least = 0.0, .real_most = 1000.0 },
@@ -78,13 +78,12 @@ static int run_worker(const struct bx_options *options, void *context)
     return rnn_worker(options, context);
 }
 
-static int run_job(void *result, bool *is_complete)
+static int run_job(void *result)
 {
     static const char *const NAMES[] = { RNN_PS, RNN_TRAINER };
     const struct bx_spawn_options options = { .world_size = 2, .names = NAMES };
     struct rnn_run run = { .flags = &flags, .result = result };
 
-    (void)is_complete;
     return worker_spawn("rnn", &options, run_worker, &run) < 0 ? PROGRAM_WORKER : PROGRAM_OK;
 }
 

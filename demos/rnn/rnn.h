@@ -33,6 +33,8 @@
 #define RNN_PS "ps"                 /* rank 0 */
 #define RNN_TRAINER "trainer"       /* rank 1 */
 #define RNN_BATCHES 5               /* of an epoch */
+#define RNN_LAYERS_MAX 64           /* of the LSTM; each has four parameters, table and decoder have three */
+#define RNN_PARAMS_MAX (4 * RNN_LAYERS_MAX + 3)
 
 /* tutorial: logits (batch, nindices, ntoken), with nindices as the classes, against (batch, ntoken) targets: this is
  * what the tutorial's shapes make of its loss. token: the next token, for each of the batch x nindices logits. */
@@ -60,28 +62,22 @@ struct rnn_flags {
  * Parameters, and results if the tape has a job, lie in the job's arena; a part without a job has them on the heap.
  * forward returns NULL after a sentence, as the operations on a tape do. */
 
-/* Embedding (ntoken, ninp), then dropout. */
-struct rnn_table {
+/* The table: an embedding (ntoken, ninp), then dropout. The decoder: dropout, then a linear layer (ntoken, nhid) with
+ * bias. */
+struct rnn_part {
     struct bx_var *weight;
+    struct bx_var *bias;        /* NULL: the table */
     double dropout;
     uint64_t draws;
 };
-int rnn_table_create(struct bx_job *job, const struct rnn_flags *flags, struct rnn_table **table);
-void rnn_table_destroy(void *table);                    /* NULL is allowed, as below */
+int rnn_table_create(struct bx_job *job, const struct rnn_flags *flags, struct rnn_part **table);
+int rnn_decoder_create(struct bx_job *job, const struct rnn_flags *flags, struct rnn_part **decoder);
+void rnn_part_destroy(void *part);                      /* NULL is allowed, as below */
 /* indices (batch, nindices), BX_I64; result (batch, nindices, ninp). */
-struct bx_var *rnn_table_forward(const struct rnn_table *table, struct bx_tape *tape, struct bx_tensor *indices,
+struct bx_var *rnn_table_forward(const struct rnn_part *table, struct bx_tape *tape, struct bx_tensor *indices,
                                  uint64_t iteration);
-
-/* Dropout, then a linear layer (ntoken, nhid) with bias. */
-struct rnn_decoder {
-    struct bx_var *weight, *bias;
-    double dropout;
-    uint64_t draws;
-};
-int rnn_decoder_create(struct bx_job *job, const struct rnn_flags *flags, struct rnn_decoder **decoder);
-void rnn_decoder_destroy(void *decoder);
 /* output (batch, nindices, nhid); result (batch, nindices, ntoken). */
-struct bx_var *rnn_decoder_forward(const struct rnn_decoder *decoder, struct bx_tape *tape, struct bx_var *output,
+struct bx_var *rnn_decoder_forward(const struct rnn_part *decoder, struct bx_tape *tape, struct bx_var *output,
                                    uint64_t iteration);
 
 /* nlayers of LSTM, with dropout between them. */
@@ -143,9 +139,14 @@ struct rnn_model {
 int rnn_model_init(struct rnn_model *model, struct bx_job *job, struct bx_dist *dist, const struct rnn_flags *flags);
 void rnn_model_fini(struct rnn_model *model);           /* accepts an all-zero model */
 
-/* References to all parameters, in order: of the table, the LSTM, the decoder. The caller releases them, and frees the
- * array. */
-int rnn_model_params(struct rnn_model *model, struct bx_rref ***params, size_t *count);
+/* References to all parameters, in order: of the table, the LSTM, the decoder. The caller releases them, also after a
+ * failure. */
+struct rnn_params {
+    struct bx_rref *at[RNN_PARAMS_MAX];
+    size_t count;
+};
+int rnn_model_params(struct rnn_model *model, struct rnn_params *params);
+void rnn_params_release(struct rnn_params *params);
 
 /* The logits (batch, nindices, ntoken), which the model's tape holds. */
 int rnn_model_forward(struct rnn_model *model, struct bx_context *context, struct bx_tensor *indices,

@@ -11,8 +11,8 @@
 
 #include <errno.h>
 
-static const struct bx_type table_type = { .name = "embedding table", .destroy = rnn_table_destroy };
-static const struct bx_type decoder_type = { .name = "decoder", .destroy = rnn_decoder_destroy };
+static const struct bx_type table_type = { .name = "embedding table", .destroy = rnn_part_destroy };
+static const struct bx_type decoder_type = { .name = "decoder", .destroy = rnn_part_destroy };
 
 /* ---- Making the parts ----------------------------------------------------------------------------------- */
 
@@ -35,38 +35,34 @@ static int read_flags(struct bx_reader *args, struct rnn_flags *flags)
     return args->error;
 }
 
-static int new_table(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+static int new_part(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                    int (*create)(struct bx_job *job, const struct rnn_flags *flags, struct rnn_part **part),
+                    const struct bx_type *type)
 {
     struct bx_job *job = bx_request_job(request);
-    struct rnn_table *table = NULL;
+    struct rnn_part *part = NULL;
     struct rnn_flags flags;
     int rc = read_flags(args, &flags);
 
-    (void)context;
     if (rc == 0)
-        rc = rnn_table_create(job, &flags, &table);
+        rc = create(job, &flags, &part);
     if (rc == 0)
-        rc = bx_msg_put_object(job, reply, &table_type, table);
+        rc = bx_msg_put_object(job, reply, type, part);
     if (rc < 0)
-        rnn_table_destroy(table);
+        rnn_part_destroy(part);
     return rc;
+}
+
+static int new_table(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)context;
+    return new_part(request, args, reply, rnn_table_create, &table_type);
 }
 
 static int new_decoder(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
-    struct bx_job *job = bx_request_job(request);
-    struct rnn_decoder *decoder = NULL;
-    struct rnn_flags flags;
-    int rc = read_flags(args, &flags);
-
     (void)context;
-    if (rc == 0)
-        rc = rnn_decoder_create(job, &flags, &decoder);
-    if (rc == 0)
-        rc = bx_msg_put_object(job, reply, &decoder_type, decoder);
-    if (rc < 0)
-        rnn_decoder_destroy(decoder);
-    return rc;
+    return new_part(request, args, reply, rnn_decoder_create, &decoder_type);
 }
 
 /* ---- Forward --------------------------------------------------------------------------------------------- */
@@ -141,23 +137,13 @@ static int put_param(const struct bx_request *request, struct bx_msg *reply, str
     return rc;
 }
 
-static int table_parameters(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                            void *context)
+static int parameters(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
-    const struct rnn_table *table = bx_request_object(request);
+    const struct rnn_part *part = bx_request_object(request);
+    int rc = put_param(request, reply, part->weight);
 
     (void)args, (void)context;
-    return put_param(request, reply, table->weight);
-}
-
-static int decoder_parameters(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                              void *context)
-{
-    const struct rnn_decoder *decoder = bx_request_object(request);
-    int rc = put_param(request, reply, decoder->weight);
-
-    (void)args, (void)context;
-    return rc == 0 ? put_param(request, reply, decoder->bias) : rc;
+    return rc == 0 && part->bias != NULL ? put_param(request, reply, part->bias) : rc;
 }
 
 int rnn_serve(struct bx_job *job, struct bx_dist *dist)
@@ -169,10 +155,10 @@ int rnn_serve(struct bx_job *job, struct bx_dist *dist)
     if (rc == 0)
         rc = bx_register_method(job, &table_type, "table.forward", BX_INLINE, table_forward, dist);
     if (rc == 0)
-        rc = bx_register_method(job, &table_type, "table.parameters", BX_INLINE, table_parameters, NULL);
+        rc = bx_register_method(job, &table_type, "table.parameters", BX_INLINE, parameters, NULL);
     if (rc == 0)
         rc = bx_register_method(job, &decoder_type, "decoder.forward", BX_INLINE, decoder_forward, dist);
     if (rc == 0)
-        rc = bx_register_method(job, &decoder_type, "decoder.parameters", BX_INLINE, decoder_parameters, NULL);
+        rc = bx_register_method(job, &decoder_type, "decoder.parameters", BX_INLINE, parameters, NULL);
     return rc;
 }

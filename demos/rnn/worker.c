@@ -10,7 +10,6 @@
 #include "rnn.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 
 /* ---- ps ---------------------------------------------------------------------------------------------------- */
 
@@ -35,15 +34,12 @@ struct training {
 static int make_optim(struct training *training, struct bx_dist *dist)
 {
     const struct bx_optim_sgd sgd = { .lr = training->run->flags->lr };
-    struct bx_rref **params = NULL;
-    size_t count = 0;
-    int rc = rnn_model_params(&training->model, &params, &count);
+    struct rnn_params params;
+    int rc = rnn_model_params(&training->model, &params);
 
     if (rc == 0)
-        rc = bx_dist_optim_create(dist, params, count, &sgd, NULL, &training->optim);
-    for (size_t i = 0; i < count; i++)
-        bx_rref_release(params[i]);
-    free(params);
+        rc = bx_dist_optim_create(dist, params.at, params.count, &sgd, NULL, &training->optim);
+    rnn_params_release(&params);
     return rc;
 }
 
@@ -125,21 +121,27 @@ static int run_trainer(struct bx_job *job, struct bx_dist *dist, const struct rn
 
 /* ---- Both --------------------------------------------------------------------------------------------------- */
 
-int rnn_worker(const struct bx_options *options, const struct rnn_run *run)
+struct life {
+    const struct rnn_run *run;
+    struct bx_dist *dist;       /* outlives the job */
+};
+
+static int live(struct worker *worker, void *context)
 {
-    static struct worker worker;
-    struct bx_dist *dist = NULL;
-    int rc = worker_open(&worker, "rnn", options);
+    struct life *life = context;
+    int rc = bx_dist_create(worker->job, &life->dist);
 
     if (rc < 0)
-        goto close;
-    rc = bx_dist_create(worker.job, &dist);
-    if (rc == 0)
-        rc = options->rank == 0 ? serve(worker.job, dist) : run_trainer(worker.job, dist, run);
-    if (rc < 0)
-        worker_fail(&worker, rc, "the job ends", bx_error_text());
-close:
-    rc = worker_close(&worker, rc);
-    bx_dist_destroy(dist);
-    return rc;
+        return rc;
+    return bx_job_rank(worker->job) == 0 ? serve(worker->job, life->dist)
+                                         : run_trainer(worker->job, life->dist, life->run);
+}
+
+int rnn_worker(const struct bx_options *options, const struct rnn_run *run)
+{
+    struct life life = { run, NULL };
+    int status = worker_main("rnn", options, live, &life);
+
+    bx_dist_destroy(life.dist);
+    return status;
 }

@@ -67,8 +67,8 @@ static void expect_normal(const struct bx_tensor *tensor)
 Test(rnn, begins_with_the_tutorials_values)
 {
     struct rnn_flags flags = TUTORIAL;
-    struct rnn_decoder *decoder = NULL;
-    struct rnn_table *table = NULL;
+    struct rnn_part *decoder = NULL;
+    struct rnn_part *table = NULL;
     struct rnn_lstm *lstm = NULL;
 
     flags.ntoken = 50;
@@ -88,9 +88,9 @@ Test(rnn, begins_with_the_tutorials_values)
     expect_normal(lstm->h);
     expect_normal(lstm->c);
     cr_expect_neq(((const float *)bx_tensor_data(lstm->h))[0], ((const float *)bx_tensor_data(lstm->c))[0]);
-    rnn_table_destroy(table);
+    rnn_part_destroy(table);
     rnn_lstm_destroy(lstm);
-    rnn_decoder_destroy(decoder);
+    rnn_part_destroy(decoder);
 }
 
 /* ---- Batches ------------------------------------------------------------------------------------------------- */
@@ -141,7 +141,7 @@ Test(rnn, the_token_after_i_is_the_next_number)
 /* ---- Dropout ------------------------------------------------------------------------------------------------- */
 
 /* What the table gives for `rows` times token 0. */
-static struct bx_var *embed(struct bx_tape *tape, const struct rnn_table *table, int64_t rows, uint64_t iteration)
+static struct bx_var *embed(struct bx_tape *tape, const struct rnn_part *table, int64_t rows, uint64_t iteration)
 {
     const int64_t token[] = { 0 };
     struct bx_tensor *one = indices(&(struct shape){ 1, { 1 } }, token), *tokens = NULL;
@@ -160,7 +160,7 @@ Test(rnn, drops_what_the_table_gives_and_scales_the_rest)
     enum { ROWS = 2000 };
     struct bx_tape *tape = new_tape();
     struct rnn_flags flags = TUTORIAL;
-    struct rnn_table *table = NULL;
+    struct rnn_part *table = NULL;
     struct bx_var *result, *again, *next;
     double dropped = 0;
 
@@ -179,7 +179,7 @@ Test(rnn, drops_what_the_table_gives_and_scales_the_rest)
     cr_expect_leq(fabs(dropped - 0.3), 5 * sqrt(0.3 * 0.7 / (2 * ROWS)));
     cr_expect_arr_eq(floats(result), floats(again), 2 * ROWS * sizeof(float));
     cr_expect_neq(memcmp(floats(result), floats(next), 2 * ROWS * sizeof(float)), 0);
-    rnn_table_destroy(table);
+    rnn_part_destroy(table);
     bx_tape_destroy(tape);
 }
 
@@ -202,7 +202,7 @@ Test(rnn, drops_what_the_decoder_is_given)
     enum { ROWS = 1000 };
     struct bx_tape *tape = new_tape();
     struct rnn_flags flags = TUTORIAL;
-    struct rnn_decoder *decoder = NULL;
+    struct rnn_part *decoder = NULL;
     struct bx_var *result;
     double dropped = 0;
 
@@ -218,7 +218,7 @@ Test(rnn, drops_what_the_decoder_is_given)
         cr_assert((is[0] == 0.0f && is[1] == 0.0f) || (is[0] == 2 * w[0] && is[1] == 2 * w[1]), "row %d", row);
     }
     cr_expect_leq(fabs(dropped / ROWS - 0.5), 5 * 0.5 / sqrt(ROWS));
-    rnn_decoder_destroy(decoder);
+    rnn_part_destroy(decoder);
     bx_tape_destroy(tape);
 }
 
@@ -257,17 +257,17 @@ Test(rnn, drops_between_the_layers_of_the_lstm_and_nowhere_else_in_it)
 
 Test(rnn, the_three_places_draw_different_numbers)
 {
-    struct rnn_decoder *decoder = NULL;
-    struct rnn_table *table = NULL;
+    struct rnn_part *decoder = NULL;
+    struct rnn_part *table = NULL;
     struct rnn_lstm *lstm = NULL;
 
     cr_assert_eq(rnn_table_create(NULL, &TUTORIAL, &table), 0);
     cr_assert_eq(rnn_lstm_create(NULL, &TUTORIAL, &lstm), 0);
     cr_assert_eq(rnn_decoder_create(NULL, &TUTORIAL, &decoder), 0);
     cr_expect(table->draws != lstm->draws && lstm->draws != decoder->draws && table->draws != decoder->draws);
-    rnn_table_destroy(table);
+    rnn_part_destroy(table);
     rnn_lstm_destroy(lstm);
-    rnn_decoder_destroy(decoder);
+    rnn_part_destroy(decoder);
 }
 
 /* ---- Over two processes ---------------------------------------------------------------------------------------- */
@@ -330,8 +330,7 @@ static void run_trainer(harness_fn body)
 
 struct trained {
     struct rnn_model model;
-    struct bx_rref **params;
-    size_t count;
+    struct rnn_params params;
     struct bx_dist_optim *optim;
 };
 
@@ -340,15 +339,13 @@ static void begin(struct trained *trained, struct bx_job *job, const struct rnn_
     const struct bx_optim_sgd sgd = { .lr = flags->lr };
 
     HARNESS_EQ(rnn_model_init(&trained->model, job, dist, flags), 0);
-    HARNESS_EQ(rnn_model_params(&trained->model, &trained->params, &trained->count), 0);
-    HARNESS_EQ(bx_dist_optim_create(dist, trained->params, trained->count, &sgd, NULL, &trained->optim), 0);
+    HARNESS_EQ(rnn_model_params(&trained->model, &trained->params), 0);
+    HARNESS_EQ(bx_dist_optim_create(dist, trained->params.at, trained->params.count, &sgd, NULL, &trained->optim), 0);
 }
 
 static void end(struct trained *trained)
 {
-    for (size_t i = 0; i < trained->count; i++)
-        bx_rref_release(trained->params[i]);
-    free(trained->params);
+    rnn_params_release(&trained->params);
     bx_dist_optim_destroy(trained->optim);
     rnn_model_fini(&trained->model);
 }
@@ -362,11 +359,11 @@ static struct bx_msg *ask_owner(struct trained *trained, size_t k, const char *f
 
     if (context != NULL)
         HARNESS_EQ(bx_msg_put_context(args, context), 0);
-    HARNESS_EQ(bx_msg_put_rref(args, trained->params[k]), 0);
+    HARNESS_EQ(bx_msg_put_rref(args, trained->params.at[k]), 0);
     if (value != NULL)
         HARNESS_EQ(bx_msg_put_tensor(args, value), 0);
-    HARNESS_EQ(bx_rpc_sync(job, bx_worker_name(job, bx_rref_owner(trained->params[k])), function, args, NULL, &reply),
-               0);
+    const char *owner = bx_worker_name(job, bx_rref_owner(trained->params.at[k]));
+    HARNESS_EQ(bx_rpc_sync(job, owner, function, args, NULL, &reply), 0);
     bx_msg_destroy(args);
     return reply;
 }
@@ -376,7 +373,7 @@ static struct bx_msg *value_of(struct trained *trained, size_t k)
 {
     struct bx_msg *value = NULL;
 
-    HARNESS_EQ(bx_rref_to_here(trained->params[k], NULL, &value), 0);
+    HARNESS_EQ(bx_rref_to_here(trained->params.at[k], NULL, &value), 0);
     return value;
 }
 
@@ -407,7 +404,7 @@ static void fill_params(struct trained *trained)
     struct rnn_lstm *lstm = trained->model.lstm;
     const int64_t state[] = { TUTORIAL.nlayers, TUTORIAL.nindices, TUTORIAL.nhid };
 
-    for (size_t k = 0; k < trained->count; k++) {
+    for (size_t k = 0; k < trained->params.count; k++) {
         struct bx_msg *value = value_of(trained, k);
         struct bx_tensor *tensor = filled(bx_tensor_ndim(tensor_of(value)), bx_tensor_shape(tensor_of(value)), k, 1);
 
@@ -461,8 +458,8 @@ static void check_tensor(const struct bx_tensor *tensor, size_t k, const struct 
 /* The gradients of the context, or, if it is NULL, the values. */
 static void check_params(struct trained *trained, struct bx_context *context, const struct json *wants)
 {
-    HARNESS_EQ(wants->count, trained->count);
-    for (size_t k = 0; k < trained->count; k++) {
+    HARNESS_EQ(wants->count, trained->params.count);
+    for (size_t k = 0; k < trained->params.count; k++) {
         struct bx_msg *msg = context != NULL ? ask_owner(trained, k, "get_grad", context, NULL) : value_of(trained, k);
         const struct json *want = json_at(wants, k);
         char what[96];
@@ -534,9 +531,9 @@ Test(reference, rnn_over_two_processes_with_a_loss_for_each_token, .timeout = LI
 
 /* The parts of one process, and an optimizer of all their parameters. */
 struct alone {
-    struct rnn_table *table;
+    struct rnn_part *table;
     struct rnn_lstm *lstm;
-    struct rnn_decoder *decoder;
+    struct rnn_part *decoder;
     struct bx_optim *optim;
     struct bx_grads *grads;
     struct bx_tape *tape;
@@ -577,9 +574,9 @@ static double train_alone(struct alone *alone, const struct rnn_batch *batch, ui
 
 static void end_alone(struct alone *alone)
 {
-    rnn_table_destroy(alone->table);
+    rnn_part_destroy(alone->table);
     rnn_lstm_destroy(alone->lstm);
-    rnn_decoder_destroy(alone->decoder);
+    rnn_part_destroy(alone->decoder);
     bx_optim_destroy(alone->optim);
     bx_grads_destroy(alone->grads);
     bx_tape_destroy(alone->tape);

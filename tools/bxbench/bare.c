@@ -4,7 +4,7 @@
  *
  * The area has one page of orders, one page with a line for each side, and two ring sides for each client. One
  * process writes the pages of a side, as in a job. The worker that measures forks the echo process, which runs on the
- * core of the Boxcar callee and sleeps on a futex outside of its slices, so that only one pair of processes runs at
+ * core of the Boxcar callee and sleeps on a semaphore outside of its slices, so that only one pair of processes runs at
  * any time. Whether a pause between two polls makes an echo faster depends on what a line costs: here it took 210
  * instead of 190 ns where a line takes 100, and 625 instead of 650 where a line takes 600. So an echo can be ordered
  * either way, and the faster of the two is the limit to compare with.
@@ -14,6 +14,7 @@
 #include "bxbench.h"
 
 #include <errno.h>
+#include <semaphore.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -26,7 +27,7 @@ struct ring_side {                          /* written by one process */
 };
 
 struct bench_bare {
-    bxi_a32 order;                          /* counts the orders */
+    sem_t ordered;                          /* posted for each order */
     uint32_t kind;
     uint64_t rounds;
     int clients;
@@ -156,9 +157,9 @@ static int run_echo(struct bench_bare *bare)
 
     for (int i = 0; i < bare->clients; i++)
         client_init(&echo[i], &bare->side[2 * i + 1], &bare->side[2 * i]);
-    for (uint32_t done = 0;; done++) {
-        if (!bench_sleep_while(&bare->order, done, UINT64_MAX / 2))
-            return 1;
+    for (;;) {
+        while (sem_wait(&bare->ordered) != 0)
+            ;       /* interrupted by a signal */
 
         int rc;
 
@@ -180,6 +181,7 @@ struct bench_bare *bench_bare_start(int clients, int cpu)
     pid_t pid;
 
     bare->clients = clients;
+    sem_init(&bare->ordered, 1, 0);
     pid = bench_fork();
     if (pid == 0) {
         int rc = bench_pin(&cpu, 1);
@@ -197,13 +199,11 @@ void bench_bare_order(struct bench_bare *bare, enum bench_bare_kind kind, uint64
     bare->kind = kind;
     bare->rounds = rounds;
     if (kind == BENCH_BARE_LINE) {
-        /* [bench.line] relaxed: both sides sleep or wait; the order below releases it. */
+        /* [bench.line] relaxed: both sides sleep or wait; the semaphore releases it. */
         bxi_store_relaxed(&bare->line_there, 0);
         bxi_store_relaxed(&bare->line_back, 0);
     }
-    /* [bench.word] release, pairs with the acquire in bench_sleep_while: the order is whole. */
-    bxi_store_release(&bare->order, bxi_load_relaxed(&bare->order) + 1);
-    bench_wake(&bare->order);
+    sem_post(&bare->ordered);
 }
 
 bool bench_bare_stop(struct bench_bare *bare, uint64_t timeout_ns)

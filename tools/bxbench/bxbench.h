@@ -16,6 +16,7 @@
 #include "shm/atomic.h"
 #include "shm/ring.h"
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -64,7 +65,7 @@ int bench_handover(struct bench_options *options);
 int bench_rref(struct bench_options *options);
 int bench_gpu(struct bench_options *options);
 
-/* ---- process.c: memory that processes share, cores, child processes, and how they wait ------------- */
+/* ---- process.c: memory that processes share, cores, child processes ---------------------------------- */
 
 /* Memory shared with children; zeroed, prefaulted, never freed. Ends the program if there is none, or if more than 1
  * GB is requested. */
@@ -77,16 +78,6 @@ uint64_t bench_shm_room(void);                  /* bytes free in /dev/shm; UINT6
 pid_t bench_fork(void);
 /* Waits for it at most timeout_ns, then kills it. Its exit status, or -1. */
 int bench_reap(pid_t pid, uint64_t timeout_ns);
-/* Sleeps while *word is value, at most timeout_ns; false after a timeout. */
-bool bench_sleep_while(bxi_a32 *word, uint32_t value, uint64_t timeout_ns);
-void bench_wake(bxi_a32 *word);
-/* All `count` processes wait until the last has come. 0, or 1 after a line on stderr. */
-struct bench_barrier {
-    bxi_a32 phase;
-    bxi_a32 arrived;
-};
-int bench_barrier_wait(struct bench_barrier *barrier, int count);
-
 /* ---- bare.c: what two processes reach over a cache line, or over two rings, without Boxcar --------- */
 
 enum bench_bare_kind {
@@ -182,7 +173,7 @@ struct bench_run {
     /* Made by bench_run_job, shared: */
     struct bench_series series[BENCH_SERIES_MAX];
     double (*values)[BX_WORLD_MAX + 1];         /* rows of what else a subcommand finds, often by rank */
-    struct bench_barrier *barrier;
+    pthread_barrier_t *barrier;     /* of the callers */
     struct bench_bare *bare;
 };
 

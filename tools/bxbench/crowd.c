@@ -73,18 +73,18 @@ static int run_slice(struct bench_caller *caller, int kind, int64_t slice)
 
     if (kind == BARE && caller->index == 0)
         bench_bare_order(run->bare, BENCH_BARE_ECHO, (uint64_t)((slice < 0 ? warm : run->calls) * run->callers));
-    if (bench_barrier_wait(run->barrier, run->callers) != 0)
-        return 1;
+    pthread_barrier_wait(run->barrier);
     run->values[BEGIN][caller->index] = (double)bench_now_ns();
     status = kind == BARE     ? bench_each(caller, warm, ticks, bench_echo_bare, NULL)
              : kind == INLINE ? bench_each(caller, warm, ticks, bench_echo, NULL)
                               : bench_each(caller, warm, ticks, call_batch, NULL);
     run->values[END][caller->index] = (double)bench_now_ns();
-    if (status == 0)
-        status = bench_barrier_wait(run->barrier, run->callers);
-    if (status == 0 && slice >= 0 && caller->index == 0)
+    if (status != 0)
+        return status;
+    pthread_barrier_wait(run->barrier);
+    if (slice >= 0 && caller->index == 0)
         note_slice(run, kind, slice);
-    return status;
+    return 0;
 }
 
 static int read_counters(struct bench_caller *caller, int status)

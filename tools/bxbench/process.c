@@ -2,13 +2,12 @@
 /*
  * Memory, cores and processes of bxbench.
  *
- * Children die with their parent (PR_SET_PDEATHSIG), and every wait has a timeout. So a bench that fails leaves no
- * process behind, and nothing of its own in /dev/shm, because its area has no name.
+ * Children die with their parent (PR_SET_PDEATHSIG). So a bench that fails leaves no process behind, and nothing of its
+ * own in /dev/shm, because its area has no name.
  */
 #include "bxbench.h"
 
 #include <errno.h>
-#include <linux/futex.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -18,7 +17,6 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/statvfs.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -118,45 +116,4 @@ int bench_reap(pid_t pid, uint64_t timeout_ns)
     kill(pid, SIGKILL);
     waitpid(pid, &status, 0);
     return -1;
-}
-
-bool bench_sleep_while(bxi_a32 *word, uint32_t value, uint64_t timeout_ns)
-{
-    uint64_t end_ns = bench_now_ns() + timeout_ns;
-    struct timespec end = { .tv_sec = (time_t)(end_ns / 1000000000), .tv_nsec = (long)(end_ns % 1000000000) };
-
-    for (;;) {
-        /* [bench.word] acquire, pairs with the releases of those who change the word: what they wrote
-         * before is read after it. */
-        if (bxi_load_acquire(word) != value)
-            return true;
-        /* BITSET: until a time of CLOCK_MONOTONIC, not for a time. */
-        if (syscall(SYS_futex, word, FUTEX_WAIT_BITSET, value, &end, NULL, FUTEX_BITSET_MATCH_ANY) != 0 &&
-            errno == ETIMEDOUT)
-            return false;
-    }
-}
-
-void bench_wake(bxi_a32 *word)
-{
-    syscall(SYS_futex, word, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
-}
-
-int bench_barrier_wait(struct bench_barrier *barrier, int count)
-{
-    /* [bench.word] acquire: the phase must be read before this process is counted in. */
-    uint32_t phase = bxi_load_acquire(&barrier->phase);
-
-    if (bxi_add(&barrier->arrived, 1) + 1 == (uint32_t)count) {
-        /* [bench.word] relaxed: before the release of the phase, which lets the others go. */
-        bxi_store_relaxed(&barrier->arrived, 0);
-        /* [bench.word] release, pairs with the acquire in bench_sleep_while. */
-        bxi_store_release(&barrier->phase, phase + 1);
-        bench_wake(&barrier->phase);
-        return 0;
-    }
-    if (bench_sleep_while(&barrier->phase, phase, BENCH_WAIT_NS))
-        return 0;
-    bench_say("a process did not come to the next slice within %d s", (int)(BENCH_WAIT_NS / 1000000000));
-    return 1;
 }

@@ -202,6 +202,18 @@ static int worker(const struct bx_options *options, void *context)
     return status;
 }
 
+/* A worker that fails leaves the others at it until the launcher ends them. */
+static pthread_barrier_t *make_barrier(int callers)
+{
+    pthread_barrier_t *barrier = bench_map(sizeof *barrier);
+    pthread_barrierattr_t attributes;
+
+    pthread_barrierattr_init(&attributes);
+    pthread_barrierattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+    pthread_barrier_init(barrier, &attributes, (unsigned)callers);
+    return barrier;
+}
+
 bool bench_run_job(struct bench_run *run)
 {
     struct bx_spawn_options options = { .world_size = run->workers, .options = &run->common };
@@ -212,7 +224,7 @@ bool bench_run_job(struct bench_run *run)
                           (run->means >> i & 1) != 0 ? 0 : (size_t)(run->callers * run->calls));
     if (run->values == NULL) {
         run->values = bench_map(BENCH_VALUES_MAX * sizeof *run->values);
-        run->barrier = bench_map(sizeof *run->barrier);
+        run->barrier = make_barrier(run->callers);
     }
     if (run->with_bare && (run->bare = bench_bare_start(run->callers, *callee_cpu(run))) == NULL)
         return false;

@@ -49,19 +49,18 @@ static int slice(struct bench_caller *caller, int kind, int64_t slice)
 
     (void)kind, (void)slice;
     run->values[READY_NS][rank] = (double)bench_now_ns();
-    if (bench_barrier_wait(run->barrier, run->workers) != 0)
-        return 1;
+    pthread_barrier_wait(run->barrier);
     if (rank == 0)
         run->values[BYTES][0] = job_bytes(caller->job_name);
     if (*with_pairs) {
-        if (bench_barrier_wait(run->barrier, run->workers) != 0 || bench_call_all(caller) < 0 ||
-            bench_barrier_wait(run->barrier, run->workers) != 0)
+        pthread_barrier_wait(run->barrier);
+        if (bench_call_all(caller) < 0)
             return 1;
+        pthread_barrier_wait(run->barrier);
         if (rank == 0)
             run->values[BYTES][1] = job_bytes(caller->job_name);
     }
-    if (bench_barrier_wait(run->barrier, run->workers) != 0)
-        return 1;
+    pthread_barrier_wait(run->barrier);
     run->values[LEAVE_NS][rank] = (double)bench_now_ns();
     return 0;
 }

@@ -77,6 +77,30 @@ has_keys()  # has_keys KEY...: in $dir/j
     done
 }
 
+# ---- Flags and files ---------------------------------------------------------------------------------
+
+check_program() # check_program [plot]: what every program prints and refuses; plot: it draws figures, too
+{
+    run --version
+    check 'version is one line' lines 1 "^${program##*/} [0-9]+\.[0-9]+\.[0-9]+\$" "$dir/out"
+    check 'refuses an empty number' refuses --seed ''
+    check 'refuses a negative number' refuses --seed -1
+    check 'refuses a number with a tail' refuses --seed 10x
+    check 'refuses a number too large' refuses --seed 18446744073709551616
+    check 'refuses an unknown flag' refuses --sead 3
+    check 'refuses a flag without its value' refuses --seed
+    check 'refuses a word' refuses train
+    check 'refuses an empty file name' refuses --json ''
+    check 'refuses a file in no directory' cannot 'No such file' --json "$dir/none/j"
+    check 'refuses a directory as file' cannot 'Is a directory' --json "$dir"
+    test "$*" = plot || return 0
+    check 'refuses a figure of unknown type' refuses --plot figure.gif
+    check 'refuses a figure in no directory' cannot 'No such file' --plot "$dir/none/f.svg"
+    run_path=$dir
+    check 'names the package of gnuplot' cannot 'gnuplot-nox' --plot "$dir/f.svg"
+    run_path=$PATH
+}
+
 # ---- Kills and signals -----------------------------------------------------------------------------
 
 soon()      # soon COMMAND...: within $soon_tries twentieths of a second and what the command takes

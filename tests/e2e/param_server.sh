@@ -27,33 +27,17 @@ run --help
 flags='trainers|batch-update-size|num-batches|batch-size|image|num-classes|model|lr|momentum|seed|threads'
 flags="$flags|device|patience-ms|restart|kill|json|plot"
 check 'help lists all flags' test "$status $(grep -cE -e "^  --($flags) " "$dir/out")" = '0 17'
-run --version
-check 'version is one line' lines 1 '^param_server [0-9]+\.[0-9]+\.[0-9]+$' "$dir/out"
+check_program plot
 check 'refuses 0 trainers' refuses --trainers 0
 check 'refuses 128 trainers' refuses --trainers 128
 check 'refuses updates of 0 gradients' refuses --batch-update-size 0
 check 'refuses 0 batches' refuses --num-batches 0
-check 'refuses a number with a tail' refuses --batch-size 4x
-check 'refuses a negative number' refuses --seed -1
 check 'refuses images that are too small' refuses --image 31
 check 'refuses a batch that cannot be normalised' refuses --image 32 --batch-size 1
 check 'refuses an unknown device' refuses --device gpu
 check 'refuses an unknown model' refuses --model resnet34
-check 'refuses a learning rate that is no number' refuses --lr nan
 check 'refuses momentum over 1' refuses --momentum 1.01
 check 'refuses no patience' refuses --patience-ms 0
-check 'refuses an unknown flag' refuses --batches 3
-check 'refuses a flag without its value' refuses --json
-check 'refuses an empty file name' refuses --json ''
-check 'refuses a word' refuses train
-check 'refuses a figure of unknown type' refuses --plot figure.gif
-
-check 'refuses a result in no directory' cannot 'No such file' --json "$dir/none/j"
-check 'refuses a directory as result' cannot 'Is a directory' --json "$dir"
-check 'refuses a figure in no directory' cannot 'No such file' --plot "$dir/none/f.svg"
-run_path=$dir
-check 'names the package of gnuplot' cannot 'gnuplot-nox' --plot "$dir/f.svg"
-run_path=$PATH
 
 # ---- Output ----------------------------------------------------------------------------------------
 

@@ -27,8 +27,7 @@ refuses_as() # refuses_as PATTERN FLAGS...: refuses them with that sentence
 run --help
 check 'help lists all flags' test \
     "$status $(grep -cE -e '^  --(splits|batches|batch-size|image|seed|json) ' "$dir/out")" = '0 6'
-run --version
-check 'version is one line' lines 1 '^pipeline [0-9]+\.[0-9]+\.[0-9]+$' "$dir/out"
+check_program
 check 'refuses splits that do not divide the batch' refuses_as 'batch of 16 images does not split into 3' --splits 1,3
 check 'refuses more splits than images' refuses_as 'batch of 4 images does not split into 8' --batch-size 4 --splits 8
 check 'the default splits are checked too' refuses_as 'batch of 4 images does not split into 8' --batch-size 4
@@ -44,10 +43,6 @@ check 'refuses a micro-batch that cannot be normalised' refuses_as 'cannot be no
 check 'refuses 0 batches' refuses_as 'batches' --batches 0
 check 'refuses an empty batch' refuses_as 'batch-size' --batch-size 0
 check 'refuses images that are too small' refuses_as 'image' --image 31
-check 'refuses an unknown flag' refuses_as 'trainers' --trainers 2
-check 'refuses a word' refuses_as 'train' train
-
-check 'refuses a result in no directory' cannot 'No such file' --json "$dir/none/j"
 
 # ---- Output ----------------------------------------------------------------------------------------
 

@@ -19,30 +19,13 @@ short='--epochs 1'
 run --help
 flags='batch|ntoken|ninp|nhid|nindices|nlayers|dropout|epochs|lr|seed|loss|json|plot'
 check 'help lists all flags' test "$status $(grep -cE -e "^  --($flags) " "$dir/out")" = '0 13'
-run --version
-check 'version is one line' lines 1 '^rnn [0-9]+\.[0-9]+\.[0-9]+$' "$dir/out"
+check_program plot
 check 'refuses a batch of 0' refuses --batch 0
 check 'refuses 0 tokens' refuses --ntoken 0
 check 'refuses 0 layers' refuses --nlayers 0
-check 'refuses a width with a tail' refuses --nhid 3x
-check 'refuses an empty number' refuses --ninp ''
-check 'refuses a negative number' refuses --seed -1
 check 'refuses dropout over 1' refuses --dropout 1.01
-check 'refuses dropout that is no number' refuses --dropout nan
 check 'refuses a negative learning rate' refuses --lr -0.1
 check 'refuses an unknown loss' refuses --loss mse
-check 'refuses an unknown flag' refuses --batches 3
-check 'refuses a flag without its value' refuses --json
-check 'refuses an empty file name' refuses --json ''
-check 'refuses a word' refuses train
-check 'refuses a figure of unknown type' refuses --plot figure.gif
-
-check 'refuses a result in no directory' cannot 'No such file' --json "$dir/none/j"
-check 'refuses a directory as result' cannot 'Is a directory' --json "$dir"
-check 'refuses a figure in no directory' cannot 'No such file' --plot "$dir/none/f.svg"
-run_path=$dir
-check 'names the package of gnuplot' cannot 'gnuplot-nox' --plot "$dir/f.svg"
-run_path=$PATH
 
 # ---- Output ----------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 #
 # What scripts of tests share; sourced, not run. The script that sources it ends with `exit "$failed"`. For all but
-# report() it has a directory $dir and a function evidence() that prints what helps to understand a failed check.
+# report() it has a directory $dir; it may have its own evidence(), which prints what helps to understand a failed check.
 
 failed=0
 
@@ -17,6 +17,11 @@ report()    # report NAME FINDINGS: the test is whether there are none
     fi
 }
 
+evidence()  # of a check that failed: what was printed last
+{
+    tail -n 20 "$dir"/out* "$dir/err" 2>/dev/null | sed 's/^/  /'
+}
+
 check()     # check NAME COMMAND...: the test is whether the command succeeds
 {
     name=$1
@@ -28,6 +33,35 @@ check()     # check NAME COMMAND...: the test is whether the command succeeds
         echo "not ok $name"
         evidence
     fi
+}
+
+says()      # says PATTERN: what was printed last has a line of it
+{
+    grep -qE "$1" "$dir/out"
+}
+
+narrow()    # no line of what was printed last goes beyond 80 columns
+{
+    awk 'length($0) > 80 { wide = 1; print } END { exit wide }' "$dir/out"
+}
+
+# Of shmstat; $source has the sources.
+
+keys()      # the keys of the JSON that was printed last, less those of counters
+{
+    sed -n 's/^ *"\([a-z_0-9]*\)":.*/\1/p' "$dir/out" | sort -u >"$dir/keys"
+    sed -n 's/^    X(\([a-z_]*\),.*/\1/p' "$source/lib/base/counters.h" | sort >"$dir/counters"
+    comm -23 "$dir/keys" "$dir/counters"
+}
+
+documented()    # each of the keys is in the manual page
+{
+    for key in $(keys); do
+        grep -qE "^\.(B|BR) ([a-z_0-9]+, )*$key( |\$|,)" "$source/tools/shmstat/shmstat.1" || {
+            echo "$key" >>"$dir/err"
+            return 1
+        }
+    done
 }
 
 end_own()   # end_own PID...: kills those that are children of this script; the pid of another may be reused

@@ -16,11 +16,6 @@ trap 'exit 130' INT TERM
 # shellcheck source=tests/checks.sh
 . "$(dirname "$0")/../checks.sh"
 
-evidence()  # of a check that failed
-{
-    tail -n 30 "$dir/out" "$dir/err" | sed 's/^/  /'
-}
-
 # measures "KEY..." "CONDITION..." SUBCOMMAND [FLAG]...: runs it with --json; every key must be there with a number (or
 # an array of numbers, of which v[KEY] is the first and n[KEY] the length), and each condition hold.
 measures()

@@ -24,11 +24,6 @@ trap 'exit 130' INT TERM
 # shellcheck source=tests/checks.sh
 . "$(dirname "$0")/../checks.sh"
 
-evidence()  # of a check that failed
-{
-    tail -n 20 "$dir/out" "$dir/err" | sed 's/^/  /'
-}
-
 run()       # run PROGRAM FLAGS...: status, $dir/out, $dir/err
 {
     program=$1

@@ -14,11 +14,6 @@ trap 'exit 130' INT TERM
 # shellcheck source=tests/checks.sh
 . "$(dirname "$0")/../checks.sh"
 
-evidence()  # of a check that failed
-{
-    tail -n 5 "$dir/out"
-}
-
 real=$(command -v pkg-config)
 mkdir "$dir/bin"
 cat >"$dir/bin/pkg-config" <<END

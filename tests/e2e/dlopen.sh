@@ -21,11 +21,6 @@ trap 'exit 130' INT TERM
 # shellcheck source=tests/checks.sh
 . "$(dirname "$0")/../checks.sh"
 
-evidence()  # of a check that failed
-{
-    tail -n 5 "$dir/out.0" "$dir/out.1"
-}
-
 pair()      # pair PYTHON [first|late]: both workers succeed
 {
     status=0

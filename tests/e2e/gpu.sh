@@ -28,11 +28,6 @@ trap 'exit 130' INT TERM
 # shellcheck source=tests/checks.sh
 . "$(dirname "$0")/../checks.sh"
 
-evidence()  # of a check that failed
-{
-    tail -n 20 "$dir/out" "$dir/err" | sed 's/^/  /'
-}
-
 ends()      # ends STATUS COMMAND...: it ends with it
 {
     status=$1
@@ -49,11 +44,6 @@ with_fake() # with_fake COMMAND...: with the tests' driver
 without()   # without COMMAND...: with no driver
 {
     BX_CUDA_DRIVER=$dir/libcuda.so.1 "$@"
-}
-
-says()      # says PATTERN: what was printed last has a line of it
-{
-    grep -qE "$1" "$dir/out"
 }
 
 complains() # complains PATTERN: so has standard error
@@ -78,7 +68,7 @@ nulls()         # nulls N KEYS: N of those keys, which are words with | between 
     test "$(grep -oE "\"($2)\": null" "$dir/out" | wc -l)" -eq "$1"
 }
 
-keys()          # of the JSON that was printed
+bench_keys()    # of the JSON that was printed
 {
     grep -oE '"[a-z0-9_]+": ' "$dir/out" | tr -d '": ' | sort -u
 }
@@ -147,26 +137,9 @@ shown()         # shown COMMAND PATTERN: until shmstat says it of the job
     done
 }
 
-narrow()        # no line of the last output goes beyond 80 columns
-{
-    awk 'length($0) > 80 { wide = 1; print } END { exit wide }' "$dir/out"
-}
-
 ordered()       # ordered ORDER WHY: a device of the last output is, and the next line says why
 {
     test "$(grep -A1 " ordered by $1\$" "$dir/out" | tail -n 1)" = "            ($2)"
-}
-
-documented()    # every key of the JSON that was printed, less those of counters, is in the manual page
-{
-    sed -n 's/^ *"\([a-z_0-9]*\)":.*/\1/p' "$dir/out" | sort -u >"$dir/keys"
-    sed -n 's/^    X(\([a-z_]*\),.*/\1/p' "$source/lib/base/counters.h" | sort >"$dir/counters"
-    for key in $(comm -23 "$dir/keys" "$dir/counters"); do
-        grep -qE "^\.(B|BR) ([a-z_0-9]+, )*$key( |\$|,)" "$source/tools/shmstat/shmstat.1" || {
-            echo "$key" >>"$dir/err"
-            return 1
-        }
-    done
 }
 
 # The last one takes an hour to open what it is sent.
@@ -225,7 +198,7 @@ check 'a dry run' ends 0 with_fake "$bench" gpu --dry-run --json --calls 20 --by
 check 'its times are null' nulls 5 'empty_us|open_us|close_us|ready_p50_us|ready_p99_us'
 check 'in each row as well' nulls 8 'p50_us|p99_us|copy_us|pinned_us'
 check 'what was copied is counted: nothing' test "$(grep -o '"copied_bytes": 0[,}]' "$dir/out" | wc -l)" -eq 2
-for key in $(keys); do
+for key in $(bench_keys); do
     check "the README has its key $key" grep -qE "\`$key\`" "$source/tools/README.md"
 done
 

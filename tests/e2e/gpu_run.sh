@@ -40,11 +40,6 @@ ends()      # ends STATUS STEPS [VARIABLE=VALUE...]: the script ends with it
     test "$?" -eq "$status"
 }
 
-says()      # says PATTERN: what was printed has a line of it
-{
-    grep -qE "$1" "$dir/out"
-}
-
 shows()     # shows PATTERN: so has the transcript
 {
     grep -qE "$1" "$file"

@@ -18,11 +18,6 @@ export XDG_RUNTIME_DIR
 # shellcheck source=tests/checks.sh
 . "$(dirname "$0")/../checks.sh"
 
-evidence()  # of a check that failed
-{
-    tail -n 5 "$dir"/out.*
-}
-
 # Worker 1 is killed by the call of worker 0, which runs under BX_LOG=$1.
 survive()
 {

@@ -20,13 +20,6 @@ export XDG_RUNTIME_DIR
 # shellcheck source=tests/checks.sh
 . "$(dirname "$0")/../checks.sh"
 
-evidence()  # of a check that failed
-{
-    for file in "$dir"/out.*; do
-        sed "s/^/  ${file##*/}: /" "$file" | tail -n 5
-    done
-}
-
 end()       # end RANK: its exit status
 {
     eval "wait \$pid_$1" 2>/dev/null

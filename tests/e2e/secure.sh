@@ -19,11 +19,6 @@ trap 'exit 130' INT TERM
 # shellcheck source=tests/checks.sh
 . "$(dirname "$0")/../checks.sh"
 
-evidence()  # of a check that failed
-{
-    tail -n 5 "$dir"/out.* | sed 's/^/  /'
-}
-
 secure()    # secure PROGRAM: a copy of it in $dir, with a group that is not the caller's own
 {
     copy=$dir/${1##*/}

@@ -24,11 +24,6 @@ export XDG_RUNTIME_DIR BX_HIST
 # shellcheck source=tests/checks.sh
 . "$(dirname "$0")/../checks.sh"
 
-evidence()  # of a check that failed
-{
-    tail -n 20 "$dir/out" "$dir/err" | sed 's/^/  /'
-}
-
 ends()      # ends STATUS ARGUMENTS...: shmstat ends with it
 {
     status=$1
@@ -37,19 +32,9 @@ ends()      # ends STATUS ARGUMENTS...: shmstat ends with it
     test "$?" -eq "$status"
 }
 
-says()      # says PATTERN: what was printed last has a line of it
-{
-    grep -qE "$1" "$dir/out"
-}
-
 names()     # names: what there is of the job in /dev/shm
 {
     find /dev/shm -maxdepth 1 -name "boxcar.*.$job.*"
-}
-
-narrow()    # no line of the last output goes beyond 80 columns
-{
-    awk 'length($0) > 80 { wide = 1; print } END { exit wide }' "$dir/out"
 }
 
 # ---- Usage ------------------------------------------------------------------------------------------
@@ -113,20 +98,6 @@ check 'one that is stopped is shown so' says "^worker 1 w1, pid $pid_1: running,
 check 'the others are not' test "$(grep -c stopped "$dir/out")" -eq 1
 
 # ---- Every key is in the page -----------------------------------------------------------------------
-
-keys()      # the keys of what was printed, less those of counters
-{
-    sed -n 's/^ *"\([a-z_0-9]*\)":.*/\1/p' "$dir/out" | sort -u >"$dir/keys"
-    sed -n 's/^    X(\([a-z_]*\),.*/\1/p' "$source/lib/base/counters.h" | sort >"$dir/counters"
-    comm -23 "$dir/keys" "$dir/counters"
-}
-
-documented()
-{
-    for key in $(keys); do
-        grep -qE "^\.(B|BR) ([a-z_0-9]+, )*$key( |\$|,)" "$page" || { echo "$key" >>"$dir/err"; return 1; }
-    done
-}
 
 for command in ls show calls why rrefs check reap; do
     ends 0 $command "$job" --json

@@ -25,11 +25,6 @@ unset NO_COLOR
 # shellcheck source=tests/checks.sh
 . "$(dirname "$0")/../checks.sh"
 
-evidence()  # of a check that failed
-{
-    tail -n 30 "$dir/out" "$dir/err" | sed 's/^/  /'
-}
-
 ends()      # ends STATUS ARGUMENTS...: shmstat top ends with it
 {
     status=$1
@@ -43,11 +38,6 @@ once()      # once ARGUMENTS...: one picture of the job
     ends 0 --once --interval 0.1 --width 80 --height 24 "$@" "$job"
 }
 
-says()      # says PATTERN: what was printed last has a line of it
-{
-    grep -qE "$1" "$dir/out"
-}
-
 fits()      # fits COLUMNS LINES: no line of the last output is longer, and there are no more
 {
     awk -v columns="$1" -v lines="$2" 'length($0) > columns { wide = 1 } END { exit wide || NR > lines }' "$dir/out"
@@ -57,13 +47,6 @@ keys()      # the keys of the JSON that was printed, and those of all columns
 {
     sed -n 's/^ *"\([a-z_0-9]*\)":.*/\1/p' "$dir/out"
     sed -n 's/^    { "[^"]*", "\([a-z_]*\)", [0-9].*/\1/p' "$source/tools/shmstat/top_columns.c"
-}
-
-documented()
-{
-    for key in $(keys); do
-        grep -qE "^\.(B|BR) ([a-z_]+, )*$key( |\$|,)" "$page" || { echo "$key" >>"$dir/err"; return 1; }
-    done
 }
 
 # ---- Usage ------------------------------------------------------------------------------------------

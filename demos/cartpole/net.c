@@ -35,19 +35,14 @@ static struct bx_tensor *param_of(const struct policy *policy, const struct plac
     return tensor;
 }
 
-int cp_net_take_policy(struct cp_net *net)
+static int make_params(struct cp_net *net)
 {
     int rc = 0;
 
     for (int i = 0; rc == 0 && i < CP_PARAMS; i++) {
         struct bx_tensor *value = param_of(&net->policy, &PLACES[i]);
 
-        if (value == NULL)
-            rc = -ENOMEM;
-        else if (net->params[i] != NULL)
-            rc = bx_var_set_value(net->params[i], value);
-        else
-            rc = bx_var_create(value, true, &net->params[i]);
+        rc = value != NULL ? bx_var_create(value, true, &net->params[i]) : -ENOMEM;
         bx_tensor_release(value);
     }
     return rc;
@@ -68,7 +63,7 @@ int cp_net_init(struct cp_net *net, uint64_t seed)
 
     memset(net, 0, sizeof(*net));
     policy_init(&net->policy, seed);
-    int rc = cp_net_take_policy(net);
+    int rc = make_params(net);
     if (rc == 0)
         rc = bx_tape_create(NULL, &net->tape);
     if (rc == 0)
@@ -95,7 +90,7 @@ void cp_net_fini(struct cp_net *net)
 /* What the rows give to the loss, a tensor each. */
 struct inputs {
     struct bx_tensor *states;       /* (rows, 4) */
-    struct bx_tensor *masks;        /* (rows, 128): keep_scale of a unit that was kept, else 0 */
+    struct bx_tensor *masks;        /* (rows, 128): dropout.scale of a unit that was kept, else 0 */
     struct bx_tensor *actions;      /* (rows, 1) */
     struct bx_tensor *weights;      /* (rows, 1): negative, because the loss is */
 };
@@ -164,7 +159,7 @@ struct bx_var *cp_net_loss(struct cp_net *net, const struct cp_rows *rows)
     struct bx_var *loss = NULL;
 
     if (create_inputs(rows->count, &inputs) == 0) {
-        fill_inputs(rows, net->policy.keep_scale, &inputs);
+        fill_inputs(rows, net->policy.dropout.scale, &inputs);
         struct bx_var *hidden = bx_var_add(tape, bx_var_matmul(tape, bx_tape_input(tape, inputs.states),
                                                                net->params[CP_W1]), net->params[CP_B1]);
         hidden = bx_var_relu(tape, bx_var_mul(tape, hidden, bx_tape_input(tape, inputs.masks)));

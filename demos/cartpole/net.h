@@ -24,8 +24,6 @@ struct cp_net {
 /* Draws the parameters as policy_init does. 0 or -ENOMEM. cp_net_fini accepts an all-zero net. */
 int cp_net_init(struct cp_net *net, uint64_t seed);
 void cp_net_fini(struct cp_net *net);
-/* Gives the parameters on the tape the values of net->policy. 0 or -ENOMEM. */
-int cp_net_take_policy(struct cp_net *net);
 
 /* Decisions, each with its kept units and its action, and their weights. */
 struct cp_rows {

@@ -152,15 +152,6 @@ void learner_decide(struct learner *learner, struct learner_ask *asks, size_t co
         decide_each(learner, due, left);
 }
 
-int learner_act(struct learner *learner, size_t observer, const float state[POLICY_INPUTS])
-{
-    struct learner_ask ask = { .observer = observer };
-
-    memcpy(ask.state, state, sizeof(ask.state));
-    learner_decide(learner, &ask, 1);
-    return ask.action;
-}
-
 int learner_returns(struct learner *learner, size_t observer, size_t first_step, const float *returns, size_t count)
 {
     if (observer >= learner->observers || first_step > learner->steps ||

@@ -46,8 +46,6 @@ struct learner_ask {
  * had all its steps, or there are more than LEARNER_ASKS asks; or a code of bx_cuda_*. The observers may come in any
  * order. */
 void learner_decide(struct learner *learner, struct learner_ask *asks, size_t count);
-/* learner_decide of one ask; returns its action. */
-int learner_act(struct learner *learner, size_t observer, const float state[POLICY_INPUTS]);
 
 /* Takes the returns of an observer's steps first_step .. first_step + count - 1. 0 or -ERANGE. */
 int learner_returns(struct learner *learner, size_t observer, size_t first_step, const float *returns, size_t count);

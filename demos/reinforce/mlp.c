@@ -127,7 +127,7 @@ struct mlp *mlp_create(const struct mlp_shape *shape, uint64_t seed)
         return NULL;
     }
     draw_params(mlp, seed);
-    mlp_set_dropout(mlp, POLICY_DROPOUT);
+    mlp->dropout = policy_dropout(POLICY_DROPOUT);
     return mlp;
 }
 
@@ -148,11 +148,6 @@ void mlp_destroy(struct mlp *mlp)
     free(mlp);
 }
 
-void mlp_set_dropout(struct mlp *mlp, double rate)
-{
-    policy_keep(rate, &mlp->keep_threshold, &mlp->keep_scale);
-}
-
 /* ---- Forward ------------------------------------------------------------------------------------------- */
 
 /* Dropout and ReLU of one row's first hidden layer. */
@@ -163,9 +158,9 @@ static void gate_first(const struct mlp *mlp, uint64_t row_key, float *out, size
 
     for (size_t unit = 0; unit < units; unit += LANES) {
         if (unit % 128 == 0)
-            policy_draw_kept(mlp->keep_threshold, rng_at(row_key, DROPOUT_DRAW + unit / 128), keep);
+            policy_draw_keep(mlp->dropout, rng_at(row_key, DROPOUT_DRAW + unit / 128), keep);
 
-        lanes_f32 *at = (lanes_f32 *)(out + unit), value = *at * mlp->keep_scale;
+        lanes_f32 *at = (lanes_f32 *)(out + unit), value = *at * mlp->dropout.scale;
         lanes_i32 kept = (BIT & (int32_t)(keep[unit / 64 % 2] >> unit % 64 & 15)) != 0;
         *at = where(value > 0.0f, where(kept, value));
     }
@@ -272,7 +267,7 @@ static void add_gradient(struct mlp *mlp, const struct mlp_layer *layer, const f
 static void pass_back(struct mlp *mlp, const struct mlp_layer *layer, float *const delta[2], size_t rows)
 {
     size_t stride = layer->inputs + STRIDE_EXTRA;
-    float scale = layer == &mlp->layer[1] ? mlp->keep_scale : 1.0f;
+    float scale = layer == &mlp->layer[1] ? mlp->dropout.scale : 1.0f;
 
     product(&(struct product){
         .rows = rows, .terms = layer->units, .panels = layer->inputs / PANEL,

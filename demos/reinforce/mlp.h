@@ -52,15 +52,12 @@ struct mlp {
     float *scores;                      /* of a block of rows, one panel each */
     float *delta[2];                    /* d(loss)/d(a layer's outputs), of a block of rows */
     uint64_t updates;                   /* Adam steps so far */
-    uint64_t keep_threshold;            /* as in struct policy */
-    float keep_scale;
+    struct policy_dropout dropout;      /* behind the first layer; mlp_create sets POLICY_DROPOUT */
 };
 
 /* A network with values drawn as by policy_init, or NULL: there is not enough memory. All memory is allocated here. */
 struct mlp *mlp_create(const struct mlp_shape *shape, uint64_t seed);
 void mlp_destroy(struct mlp *mlp);      /* NULL is fine */
-/* As policy_set_dropout. mlp_create sets POLICY_DROPOUT. */
-void mlp_set_dropout(struct mlp *mlp, double rate);
 
 /* Reads the state and the key of each row, and fills in the rest. A row's result depends only on the network, its state
  * and its key. */

@@ -18,8 +18,6 @@ struct observer {
     const char *method;         /* of the agent: select_action or select_action_batch */
     struct bx_rref *agent;      /* while an episode runs */
     struct bx_msg *args;        /* of each step's call; reused */
-    float *rewards;
-    size_t steps;
 };
 
 /* ---- An episode ---------------------------------------------------------------------------------------- */
@@ -35,21 +33,6 @@ static int ask_agent(const float state[4], void *context)
     return rc < 0 ? rc : observer_ask(observer->worker, observer->agent, observer->method, observer->args);
 }
 
-static int make_room(struct observer *observer, uint64_t steps)
-{
-    if (steps == 0 || steps > REINFORCE_STEPS_MAX)
-        return bx_fail(-EINVAL, "an episode of %llu steps", (unsigned long long)steps);
-    if (steps == observer->steps)
-        return 0;
-    float *rewards = realloc(observer->rewards, steps * sizeof(*rewards));
-
-    if (rewards == NULL)
-        return -ENOMEM;
-    observer->rewards = rewards;
-    observer->steps = steps;
-    return 0;
-}
-
 static int run_episode(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     struct observer *observer = bx_request_object(request);
@@ -59,14 +42,18 @@ static int run_episode(const struct bx_request *request, struct bx_reader *args,
     observer->agent = bx_read_rref(args);
     if (observer->agent == NULL)
         return args->error != 0 ? args->error : bx_fail(-EINVAL, "there is no reference to the agent");
-    int rc = make_room(observer, steps);
-    if (rc < 0)
-        return rc;
-    int first_pole_steps = cartpole_play(&observer->player, steps, observer->rewards, ask_agent, observer);
-    if (first_pole_steps < 0)
-        return first_pole_steps;
-    rc = bx_msg_put_i64(reply, first_pole_steps);
-    return rc < 0 ? rc : bx_msg_put_f32s(reply, observer->rewards, steps);
+    if (steps == 0 || steps > REINFORCE_STEPS_MAX)
+        return bx_fail(-EINVAL, "an episode of %llu steps", (unsigned long long)steps);
+    float *rewards = calloc(steps, sizeof(*rewards));
+    if (rewards == NULL)
+        return -ENOMEM;
+    int rc = cartpole_play(&observer->player, steps, rewards, ask_agent, observer);
+    if (rc >= 0)
+        rc = bx_msg_put_i64(reply, rc);
+    if (rc == 0)
+        rc = bx_msg_put_f32s(reply, rewards, steps);
+    free(rewards);
+    return rc;
 }
 
 /* ---- The object ---------------------------------------------------------------------------------------- */
@@ -76,7 +63,6 @@ static void destroy_observer(void *object)
     struct observer *observer = object;
 
     bx_msg_destroy(observer->args);
-    free(observer->rewards);
     free(observer);
 }
 

@@ -61,17 +61,11 @@ static inline lanes_i32 passes(lanes_f32 value, lanes_i32 kept)
     return (lanes_i32)(value > all(0.0f)) & kept;
 }
 
-void policy_keep(double rate, uint64_t *threshold, float *scale)
+struct policy_dropout policy_dropout(double rate)
 {
     double keep = 1.0 - rate;
 
-    *threshold = (uint64_t)llround(keep * 0x1p32);
-    *scale = (float)(1.0 / keep);
-}
-
-void policy_set_dropout(struct policy *policy, double rate)
-{
-    policy_keep(rate, &policy->keep_threshold, &policy->keep_scale);
+    return (struct policy_dropout){ .threshold = (uint64_t)llround(keep * 0x1p32), .scale = (float)(1.0 / keep) };
 }
 
 void policy_init(struct policy *policy, uint64_t seed)
@@ -84,36 +78,31 @@ void policy_init(struct policy *policy, uint64_t seed)
 
         policy->params.v[i] = (float)(bound * (2.0 * rng_unit(rng_at(key, i)) - 1.0));
     }
-    policy_set_dropout(policy, POLICY_DROPOUT);
+    policy->dropout = policy_dropout(POLICY_DROPOUT);
 }
 
 /* Each unit compares a uniform number of its own with the threshold, bit by bit from the top, 64 units at once (draw
  * 2 * level + word). A comparison is decided after two bits on average, so the loop ends after about nine of the 32
  * levels. One draw for each unit would cost three times as much. */
-void policy_draw_kept(uint64_t threshold, uint64_t row_key, uint64_t keep[2])
+void policy_draw_keep(struct policy_dropout dropout, uint64_t key, uint64_t keep[2])
 {
     uint64_t undecided[2] = { UINT64_MAX, UINT64_MAX };
 
     keep[0] = keep[1] = 0;
-    if (threshold >> 32 != 0) {
+    if (dropout.threshold >> 32 != 0) {
         keep[0] = keep[1] = UINT64_MAX;
         return;
     }
     for (uint64_t level = 0; level < 32 && (undecided[0] | undecided[1]) != 0; level++) {
-        uint64_t bit = -(threshold >> (31 - level) & 1);
+        uint64_t bit = -(dropout.threshold >> (31 - level) & 1);
 
         for (uint64_t word = 0; word < 2; word++) {
-            uint64_t draw = rng_at(row_key, 2 * level + word);
+            uint64_t draw = rng_at(key, 2 * level + word);
 
             keep[word] |= undecided[word] & bit & ~draw;
             undecided[word] &= ~(bit ^ draw);
         }
     }
-}
-
-void policy_draw_keep(const struct policy *policy, uint64_t row_key, uint64_t keep[2])
-{
-    policy_draw_kept(policy->keep_threshold, row_key, keep);
 }
 
 /* The hidden units of one group, before ReLU and dropout. */
@@ -141,35 +130,20 @@ static float score_difference(const struct policy *policy, const float *state, c
         for (size_t a = 0; a < POLICY_ACTIONS; a++)
             sum[a] += load(v + POLICY_W2 + a * POLICY_UNITS + unit) * hidden;
     }
-    return (policy->keep_scale * lanes_sum(sum[1]) + v[POLICY_B2 + 1]) -
-           (policy->keep_scale * lanes_sum(sum[0]) + v[POLICY_B2]);
+    return (policy->dropout.scale * lanes_sum(sum[1]) + v[POLICY_B2 + 1]) -
+           (policy->dropout.scale * lanes_sum(sum[0]) + v[POLICY_B2]);
 }
 
-/* Softmax over two scores; log_prob may be NULL. */
-static void softmax(float difference, float prob[POLICY_ACTIONS], float log_prob[POLICY_ACTIONS])
+/* Softmax over two scores. */
+int32_t policy_choose(float difference, uint64_t row_key, float prob[POLICY_ACTIONS], float *log_prob)
 {
     int likely = difference > 0.0f;
-    float ratio = expf(-fabsf(difference));
+    float ratio = expf(-fabsf(difference)), log_probs[POLICY_ACTIONS];
 
     prob[likely] = 1.0f / (1.0f + ratio);
     prob[!likely] = ratio / (1.0f + ratio);
-    if (log_prob == NULL)
-        return;
-    log_prob[likely] = -log1pf(ratio);
-    log_prob[!likely] = log_prob[likely] - fabsf(difference);
-}
-
-void policy_forward(const struct policy *policy, const float state[POLICY_INPUTS],
-                    const uint64_t keep[2], float prob[POLICY_ACTIONS])
-{
-    softmax(score_difference(policy, state, keep), prob, NULL);
-}
-
-int32_t policy_choose(float difference, uint64_t row_key, float prob[POLICY_ACTIONS], float *log_prob)
-{
-    float log_probs[POLICY_ACTIONS];
-
-    softmax(difference, prob, log_probs);
+    log_probs[likely] = -log1pf(ratio);
+    log_probs[!likely] = log_probs[likely] - fabsf(difference);
 
     int32_t action = rng_unit_f32(rng_at(row_key, POLICY_ACTION_DRAW)) >= prob[0];
     *log_prob = log_probs[action];
@@ -178,7 +152,7 @@ int32_t policy_choose(float difference, uint64_t row_key, float prob[POLICY_ACTI
 
 void policy_act(const struct policy *policy, uint64_t row_key, struct policy_row *row)
 {
-    policy_draw_keep(policy, row_key, row->keep);
+    policy_draw_keep(policy->dropout, row_key, row->keep);
     row->action = policy_choose(score_difference(policy, row->state, row->keep), row_key, row->prob, &row->log_prob);
 }
 
@@ -195,7 +169,7 @@ static void backward_group(const struct policy *policy, const struct block *bloc
 {
     const float *v = policy->params.v;
     size_t unit = group * LANES;
-    lanes_f32 spread = policy->keep_scale *
+    lanes_f32 spread = policy->dropout.scale *
                        (load(v + POLICY_W2 + unit) - load(v + POLICY_W2 + POLICY_UNITS + unit));
     lanes_f32 bias = all(0.0f), second = all(0.0f);
     lanes_f32 first[POLICY_INPUTS] = { all(0.0f), all(0.0f), all(0.0f), all(0.0f) };
@@ -212,7 +186,7 @@ static void backward_group(const struct policy *policy, const struct block *bloc
         for (size_t k = 0; k < POLICY_INPUTS; k++)
             first[k] += change * x[k];
     }
-    second *= policy->keep_scale;
+    second *= policy->dropout.scale;
     *(lanes_f32 *)(grad->v + POLICY_B1 + unit) += bias;
     *(lanes_f32 *)(grad->v + POLICY_W2 + unit) += second;
     for (size_t k = 0; k < POLICY_INPUTS; k++)

@@ -24,13 +24,17 @@ struct policy_params {
     float v[POLICY_PARAMS];
 };
 
+struct policy_dropout {
+    uint64_t threshold;                 /* P(a unit is kept) * 2^32 */
+    float scale;                        /* 1 / P(a unit is kept) */
+};
+
 struct policy {
     struct policy_params params;
     struct policy_params mean;          /* Adam's running mean of the gradient */
     struct policy_params square;        /* Adam's running mean of its square */
     uint64_t updates;                   /* Adam steps so far */
-    uint64_t keep_threshold;            /* P(a unit is kept) * 2^32 */
-    float keep_scale;                   /* 1 / P(a unit is kept) */
+    struct policy_dropout dropout;
 };
 
 /* One decision: the values that the gradient needs. */
@@ -47,15 +51,10 @@ struct policy_row {
 /* Draws every weight and bias uniformly from +-1/sqrt(fan in), as torch does. Sets the dropout to POLICY_DROPOUT. */
 void policy_init(struct policy *policy, uint64_t seed);
 
-/* Sets the fraction of units that are dropped, 0 to 0.999; 0 drops none and scales by 1. */
-void policy_set_dropout(struct policy *policy, double rate);
-
-/* Draws which units are kept in the row with this key. */
-void policy_draw_keep(const struct policy *policy, uint64_t row_key, uint64_t keep[2]);
-
-/* Computes the probabilities of the actions from `state` and `keep`. */
-void policy_forward(const struct policy *policy, const float state[POLICY_INPUTS],
-                    const uint64_t keep[2], float prob[POLICY_ACTIONS]);
+/* rate: the fraction of units that are dropped, 0 to 0.999; 0 drops none and scales by 1. */
+struct policy_dropout policy_dropout(double rate);
+/* Draws which of 128 units are kept under this key. */
+void policy_draw_keep(struct policy_dropout dropout, uint64_t key, uint64_t keep[2]);
 
 /* Reads row->state, draws the kept units and the action from row_key, and fills in the rest of the row. The result
  * depends only on the policy, the state and the key. */
@@ -70,10 +69,6 @@ void policy_adam(struct policy *policy, const struct policy_params *grad);
 
 /* ---- Parts of the above, for networks of other sizes (mlp.c) -------------------------------------------- */
 
-/* What policy_set_dropout sets. */
-void policy_keep(double rate, uint64_t *threshold, float *scale);
-/* policy_draw_keep with this threshold. */
-void policy_draw_kept(uint64_t threshold, uint64_t row_key, uint64_t keep[2]);
 /* Computes the probabilities from the score of action 1 minus that of action 0, and draws an action; *log_prob is its
  * logarithm. */
 int32_t policy_choose(float difference, uint64_t row_key, float prob[POLICY_ACTIONS], float *log_prob);

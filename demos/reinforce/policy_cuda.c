@@ -21,16 +21,14 @@ struct policy_gpu {
     struct bx_kernels *kernels;
     float *params;                      /* on the device */
     struct policy_gpu_ask *asks;
-    unsigned long long keep_threshold;
-    float keep_scale;
+    struct policy_dropout dropout;
 };
 
 int policy_gpu_write(struct policy_gpu *gpu, const struct policy *policy)
 {
     int rc = bx_cuda_copy(gpu->cuda, gpu->params, &policy->params, sizeof(policy->params));
 
-    gpu->keep_threshold = policy->keep_threshold;
-    gpu->keep_scale = policy->keep_scale;
+    gpu->dropout = policy->dropout;
     return rc < 0 ? rc : bx_cuda_wait(gpu->cuda);
 }
 
@@ -86,8 +84,8 @@ int policy_gpu_act(struct policy_gpu *gpu, size_t count)
     struct policy_gpu_act args = {
         .asks = gpu->asks,
         .params = gpu->params,
-        .keep_threshold = gpu->keep_threshold,
-        .keep_scale = gpu->keep_scale,
+        .keep_threshold = gpu->dropout.threshold,
+        .keep_scale = gpu->dropout.scale,
         .count = (unsigned)count,
     };
     int rc = count == 0 ? 0 : bx_kernel_launch(gpu->kernels, "policy_gpu_act", count, &args);

@@ -56,7 +56,7 @@ void check_near(double got, double want, double tolerance, const char *what)
 void reference_policy(const struct json *file, struct policy *policy)
 {
     policy_init(policy, 1);
-    policy_set_dropout(policy, 0.0);
+    policy->dropout = policy_dropout(0.0);
     for (size_t k = 0; k < TENSORS; k++)
         for (size_t i = 0; i < TENSOR[k].count; i++)
             policy->params.v[place_of(&TENSOR[k], i)] = (float)fill_at(k + reference_salt(file), i, 0.3);
@@ -109,4 +109,13 @@ void check_params_like(const struct json *file, const char *key, const struct po
         if (json_get(want, "dot") != NULL)
             check_near(dot, json_number(json_get(want, "dot")), TOLERANCE, tensor->name);
     }
+}
+
+int learner_act(struct learner *learner, size_t observer, const float state[POLICY_INPUTS])
+{
+    struct learner_ask ask = { .observer = observer };
+
+    memcpy(ask.state, state, sizeof(ask.state));
+    learner_decide(learner, &ask, 1);
+    return ask.action;
 }

@@ -6,7 +6,7 @@
 #ifndef TESTS_POLICY_REFERENCE_H
 #define TESTS_POLICY_REFERENCE_H
 
-#include "demos/reinforce/policy.h"
+#include "demos/reinforce/learner.h"
 #include "tests/harness/json.h"
 
 #define REFERENCE_ROWS 3
@@ -25,5 +25,8 @@ void check_probabilities(const struct json *file, size_t row, const float prob[P
 /* Compares with the file's tensors of that key ("grads", "after_adam"): names, norm, first four elements, last one, and
  * the dot product if the reference has it. */
 void check_params_like(const struct json *file, const char *key, const struct policy_params *params);
+
+/* learner_decide of one ask; returns its action. */
+int learner_act(struct learner *learner, size_t observer, const float state[POLICY_INPUTS]);
 
 #endif

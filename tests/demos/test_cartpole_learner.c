@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * demos/cartpole/learner.c: returns observer by observer, actions that depend on their place alone, calls that do not
- * fit the episode, and the training, with the observers in this process.
+ * demos/cartpole/learner.c: returns observer by observer, actions that depend on their place alone, and calls that do
+ * not fit the episode. tests/e2e/cartpole.sh has it learn.
  */
 #include "demos/cartpole/learner.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
-#include <math.h>
 #include <string.h>
 
 static const float STATE[POLICY_INPUTS] = { 0.3f, -0.2f, 0.05f, 0.4f };
@@ -183,51 +182,4 @@ Test(cartpole_learner, refuses_what_does_not_fit_the_episode)
     cr_assert_eq(cp_learner_select_action(&learner, 0, STATE), -ERANGE);
     cp_learner_fini(&learner);
     cp_learner_fini(&learner);
-}
-
-/* ---- The training -------------------------------------------------------------------------------------- */
-
-static void play(struct cp_learner *learner, size_t observer, uint64_t seed)
-{
-    struct cartpole pole;
-
-    cartpole_reset(&pole, seed, (int)observer + 1, learner->episode);
-    while (!pole.done) {
-        const double *s = pole.state;
-        const float state[] = { (float)s[0], (float)s[1], (float)s[2], (float)s[3] };
-
-        cartpole_step(&pole, cp_learner_select_action(learner, observer, state));
-        cr_assert_eq(cp_learner_report_reward(learner, observer, 1.0f), 0);
-    }
-}
-
-/* The episodes until it is solved, at most 2000. */
-static uint64_t train(size_t observers, uint64_t seed)
-{
-    struct cp_learner learner = make_learner(observers, 0.99, seed);
-    double min_reward;
-    uint64_t episodes;
-
-    while (learner.episode < 2000 && learner.running_reward <= 475.0) {
-        for (size_t o = 0; o < observers; o++)
-            play(&learner, o, seed);
-        cr_assert_eq(cp_learner_finish_episode(&learner, &min_reward), 0);
-    }
-    episodes = learner.episode;
-    cp_learner_fini(&learner);
-    return episodes;
-}
-
-Test(cartpole_learner, solves_most_seeds_with_one_observer)
-{
-    int solved = 0;
-
-    for (uint64_t seed = 1; seed <= 5; seed++)
-        solved += train(1, seed) < 2000;
-    cr_assert_geq(solved, 4);
-}
-
-Test(cartpole_learner, the_same_seed_gives_the_same_training)
-{
-    cr_assert_eq(train(1, 8), train(1, 8));
 }

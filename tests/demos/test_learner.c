@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * demos/reinforce/learner.c on the CPU: a decision depends on its place alone, requests that do not fit the episode are
- * refused, and the policy learns, with the observers in this process.
+ * refused, and an MLP learns, with the observers in this process. tests/e2e/reinforce.sh has the policy learn.
  */
 #include "demos/reinforce/cartpole.h"
-#include "demos/reinforce/learner.h"
+#include "tests/demos/policy_reference.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -121,8 +121,7 @@ static struct learned learn(uint64_t seed, const struct mlp_shape *shape)
     struct learned result = { 0 };
 
     cr_assert_eq(learner_init(&learner, seed, LEARN_OBSERVERS, LEARN_STEPS), 0);
-    if (shape != NULL)
-        cr_assert_eq(learner_use_mlp(&learner, shape), 0);
+    cr_assert_eq(learner_use_mlp(&learner, shape), 0);
     for (int i = 0; i < LEARN_OBSERVERS; i++)
         players[i] = (struct cartpole_player){ .seed = seed, .rank = i + 1, .gamma = 1.0 };
     for (int episode = 0; episode < LEARN_EPISODES; episode++) {
@@ -144,29 +143,6 @@ static struct learned learn(uint64_t seed, const struct mlp_shape *shape)
     }
     learner_fini(&learner);
     return result;
-}
-
-Test(learner, learns_to_balance_for_nine_seeds_of_ten)
-{
-    double last_ten = 0.0;
-    int doubled = 0;
-
-    for (uint64_t seed = 1; seed <= 10; seed++) {
-        struct learned result = learn(seed, NULL);
-
-        doubled += result.at_end >= 2.0 * result.at_5;
-        last_ten += result.last_ten / 10;
-    }
-    cr_assert_geq(doubled, 9);
-    cr_assert_geq(last_ten, 250.0);
-}
-
-Test(learner, the_same_seed_gives_the_same_training)
-{
-    struct learned one = learn(42, NULL), two = learn(42, NULL);
-
-    cr_assert_eq(one.at_end, two.at_end);
-    cr_assert_eq(one.last_ten, two.last_ten);
 }
 
 Test(learner, an_mlp_learns_to_balance)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * demos/reinforce/product.c and mlp.c: bits that do not depend on the number of rows, forward pass and gradient against
- * plain loops in double, and one layer of 128 units against policy.c.
+ * plain loops in double. Their Adam is policy.c's.
  */
 #include "demos/common/rng.h"
 #include "demos/reinforce/mlp.h"
@@ -150,7 +150,7 @@ static bool is_kept(const struct mlp *mlp, uint64_t key, size_t unit)
 {
     uint64_t keep[2];
 
-    policy_draw_kept(mlp->keep_threshold, rng_at(key, POLICY_ACTION_DRAW + 1 + unit / 128), keep);
+    policy_draw_keep(mlp->dropout, rng_at(key, POLICY_ACTION_DRAW + 1 + unit / 128), keep);
     return (keep[unit / 64 % 2] >> (unit % 64) & 1) != 0;
 }
 
@@ -168,7 +168,7 @@ static double forward_by_hand(const struct mlp *mlp, const struct mlp_row *row, 
             for (size_t k = 0; k < layer->inputs; k++)
                 sum += (double)mlp->params[place(layer, k, unit)] * hand->in[i][k];
             if (i == 0)
-                sum *= is_kept(mlp, row->key, unit) ? (double)mlp->keep_scale : 0.0;
+                sum *= is_kept(mlp, row->key, unit) ? (double)mlp->dropout.scale : 0.0;
             hand->in[i + 1][unit] = i + 1 < mlp->layers ? fmax(sum, 0.0) : sum;
         }
     }
@@ -196,7 +196,7 @@ static void backward_by_hand(const struct mlp *mlp, const struct mlp_row *row, d
             }
         }
         for (size_t k = 0; k < layer->inputs; k++)
-            delta[k] = before[k] * (i == 1 ? (double)mlp->keep_scale : 1.0);
+            delta[k] = before[k] * (i == 1 ? (double)mlp->dropout.scale : 1.0);
     }
 }
 
@@ -263,56 +263,6 @@ Test(mlp, gradient_agrees_with_plain_loops_in_double)
         free(want);
         mlp_destroy(mlp);
     }
-}
-
-/* ---- Beside policy.c ----------------------------------------------------------------------------------- */
-
-/* The place of a parameter of struct policy_params in a network with one layer of 128 units. */
-static size_t twin_place(const struct mlp *mlp, size_t i)
-{
-    if (i < POLICY_B1)
-        return place(&mlp->layer[0], i / POLICY_UNITS, i % POLICY_UNITS);
-    if (i < POLICY_W2)
-        return mlp->layer[0].biases + i - POLICY_B1;
-    if (i < POLICY_B2)
-        return place(&mlp->layer[1], (i - POLICY_W2) % POLICY_UNITS, (i - POLICY_W2) / POLICY_UNITS);
-    return mlp->layer[1].biases + i - POLICY_B2;
-}
-
-Test(mlp, one_layer_of_128_units_computes_what_policy_c_computes)
-{
-    static struct mlp_row rows[ROWS];
-    static struct policy_row twin_rows[ROWS];
-    static struct policy policy;
-    struct policy_params grad;
-    float weight[ROWS];
-    struct mlp *mlp = mlp_create(&(struct mlp_shape){ 1, { POLICY_UNITS } }, 5);
-
-    cr_assert_not_null(mlp);
-    policy_init(&policy, 6);
-    policy_set_dropout(&policy, 0.0);
-    mlp_set_dropout(mlp, 0.0);
-    for (size_t i = 0; i < POLICY_PARAMS; i++)
-        mlp->params[twin_place(mlp, i)] = policy.params.v[i];
-    for (int update = 0; update < 3; update++) {
-        make_rows(rows, weight, ROWS);
-        act(mlp, rows, ROWS);
-        for (size_t i = 0; i < ROWS; i++) {
-            memcpy(twin_rows[i].state, rows[i].state, sizeof(rows[i].state));
-            policy_act(&policy, rows[i].key, &twin_rows[i]);
-            cr_assert_float_eq(rows[i].prob[0], twin_rows[i].prob[0], 2e-6);
-            cr_assert_eq(rows[i].action, twin_rows[i].action);
-        }
-        mlp_backward(mlp, rows, weight, ROWS);
-        policy_backward(&policy, twin_rows, weight, ROWS, &grad);
-        mlp_adam(mlp);
-        policy_adam(&policy, &grad);
-        for (size_t i = 0; i < POLICY_PARAMS; i++) {
-            cr_assert_float_eq(mlp->grad[twin_place(mlp, i)], grad.v[i], 1e-4);
-            cr_assert_float_eq(mlp->params[twin_place(mlp, i)], policy.params.v[i], 1e-5);
-        }
-    }
-    mlp_destroy(mlp);
 }
 
 /* ---- First values and dropout -------------------------------------------------------------------------- */

@@ -19,7 +19,7 @@ static double drop_fraction(const struct policy *policy, uint64_t seed, size_t r
     for (uint64_t row = 0; row < rows; row++) {
         uint64_t keep[2];
 
-        policy_draw_keep(policy, rng_at(seed, row), keep);
+        policy_draw_keep(policy->dropout, rng_at(seed, row), keep);
         kept += (size_t)(__builtin_popcountll(keep[0]) + __builtin_popcountll(keep[1]));
     }
     return 1.0 - (double)kept / (double)(rows * POLICY_UNITS);
@@ -48,9 +48,9 @@ Test(policy, dropout_drops_six_units_in_ten)
     policy_init(&policy, 1);
     /* 1.28 million draws: a standard error of 0.00043. */
     cr_assert_float_eq(drop_fraction(&policy, 1, 10000), 0.6, 0.0022);
-    policy_set_dropout(&policy, 0.1);
+    policy.dropout = policy_dropout(0.1);
     cr_assert_float_eq(drop_fraction(&policy, 2, 10000), 0.1, 0.0014);
-    policy_set_dropout(&policy, 0.0);
+    policy.dropout = policy_dropout(0.0);
     cr_assert_eq(drop_fraction(&policy, 3, 100), 0.0);
 }
 
@@ -64,7 +64,7 @@ Test(policy, dropout_draws_each_unit_for_itself)
     for (int row = 0; row < rows; row++) {
         uint64_t keep[2];
 
-        policy_draw_keep(&policy, rng_at(9, (uint64_t)row), keep);
+        policy_draw_keep(policy.dropout, rng_at(9, (uint64_t)row), keep);
         for (int u = 0; u < POLICY_UNITS; u++) {
             int next = (u + 1) % POLICY_UNITS;
             int here = (int)(keep[u / 64] >> (u % 64) & 1);
@@ -91,7 +91,7 @@ static void forward_by_hand(const struct policy *policy, const float *state, con
 
         for (size_t k = 0; k < POLICY_INPUTS; k++)
             hidden += (double)v[POLICY_W1 + k * POLICY_UNITS + u] * state[k];
-        hidden *= (keep[u / 64] >> (u % 64) & 1) ? (double)policy->keep_scale : 0.0;
+        hidden *= (keep[u / 64] >> (u % 64) & 1) ? (double)policy->dropout.scale : 0.0;
         hidden = fmax(hidden, 0.0);
         for (size_t a = 0; a < POLICY_ACTIONS; a++)
             score[a] += hidden * v[POLICY_W2 + a * POLICY_UNITS + u];
@@ -103,19 +103,18 @@ static void forward_by_hand(const struct policy *policy, const float *state, con
 Test(policy, forward_scales_kept_units_and_zeroes_the_others)
 {
     struct policy policy;
-    uint64_t keep[2];
+    struct policy_row row;
 
     policy_init(&policy, 543);
-    cr_assert_float_eq(policy.keep_scale, 2.5, 1e-6);
+    cr_assert_float_eq(policy.dropout.scale, 2.5, 1e-6);
+    memcpy(row.state, STATE, sizeof(row.state));
     for (uint64_t key = 0; key < 100; key++) {
-        float prob[2];
         double want[2];
 
-        policy_draw_keep(&policy, rng_at(4, key), keep);
-        policy_forward(&policy, STATE, keep, prob);
-        forward_by_hand(&policy, STATE, keep, want);
-        cr_assert_float_eq(prob[0], want[0], 1e-6);
-        cr_assert_float_eq(prob[1], want[1], 1e-6);
+        policy_act(&policy, rng_at(4, key), &row);
+        forward_by_hand(&policy, STATE, row.keep, want);
+        cr_assert_float_eq(row.prob[0], want[0], 1e-6);
+        cr_assert_float_eq(row.prob[1], want[1], 1e-6);
     }
 }
 

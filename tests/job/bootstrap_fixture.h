@@ -138,8 +138,7 @@ static inline int connect_raw(void)
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 
     socket_address(&address);
-    while (connect(fd, (struct sockaddr *)&address, sizeof(address)) < 0)
-        sched_yield();
+    HARNESS_WAIT_WHILE(connect(fd, (struct sockaddr *)&address, sizeof(address)) < 0);
     return fd;
 }
 

@@ -94,6 +94,19 @@ static inline void begin_lives(int world_size, struct life life)
     harness_await(STARTED, (uint32_t)world_size);
 }
 
+static inline void publishes_its_instance(struct bx_job *job)
+{
+    harness_store(0, job->instance);
+}
+
+/* Begins such a job. Its instance. */
+static inline uint64_t begin_job(int world_size)
+{
+    begin_lives(world_size, (struct life){ .body = publishes_its_instance });
+    HARNESS_WAIT_WHILE(harness_load(0) == 0);
+    return harness_load(0);
+}
+
 /* All that have not ended leave together, and well. */
 static inline void end_lives(void)
 {
@@ -105,21 +118,28 @@ static inline void end_lives(void)
 
 static inline void await_alive(struct bx_job *job, int rank)
 {
-    while (!bx_worker_alive(job, rank))
-        sched_yield();
+    HARNESS_WAIT_WHILE(!bx_worker_alive(job, rank));
 }
 
 static inline void await_dead(struct bx_job *job, int rank)
 {
-    while (bx_worker_alive(job, rank))
-        sched_yield();
+    HARNESS_WAIT_WHILE(bx_worker_alive(job, rank));
 }
 
 /* Where nothing keeps the successor back: it may be there before anybody has looked. */
 static inline void await_end_of(struct bx_job *job, int rank, int generation)
 {
-    while (bx_worker_alive(job, rank) && bx_worker_generation(job, rank) == generation)
-        sched_yield();
+    HARNESS_WAIT_WHILE(bx_worker_alive(job, rank) && bx_worker_generation(job, rank) == generation);
+}
+
+/* A joiner is at the door, which waits for the role of this worker. */
+static inline void await_joiner_at_door(struct bx_job *job)
+{
+    for (bool waits = false; !waits; sched_yield()) {
+        bxi_lock(&job->run->lock);
+        waits = job->rpc->joins.peer != NULL;
+        bxi_unlock(&job->run->lock);
+    }
 }
 
 /* Calls every other worker, and they answer. */

@@ -79,8 +79,7 @@ static inline void expect_text(const char *format, int rank)
 static inline void meet(void)
 {
     bxi_add(&seen->running, 1);
-    while (bxi_load_seq_cst(&seen->running) < WORLD)
-        sched_yield();
+    HARNESS_WAIT_WHILE(bxi_load_seq_cst(&seen->running) < WORLD);
 }
 
 static inline void note(const struct bx_options *options)

@@ -109,8 +109,7 @@ static inline void start_is_killed(int index)
 /* Waits until a rank has a segment. Its worker has then met rank 0 and waits for the others. */
 static inline void start_wait_for_segment(const char *rank)
 {
-    while (segments_of(rank) == 0)
-        sched_yield();
+    HARNESS_WAIT_WHILE(segments_of(rank) == 0);
 }
 
 #endif

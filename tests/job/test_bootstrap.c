@@ -153,8 +153,7 @@ Test(bootstrap, names_the_missing_ranks_to_all_others)
     for (int rank = 0; rank < 7; rank++)
         if (rank != 3 && rank != 5)
             begin(&worker[rank], NULL, rank, 8);
-    while (segments_of("") < 2 * 5)
-        sched_yield();
+    HARNESS_WAIT_WHILE(segments_of("") < 2 * 5);
     /* The shortest timeout of all holds for all. */
     worker[7].timeout_ns = MEDIUM_NS;
     begin(&worker[7], NULL, 7, 8);
@@ -308,8 +307,7 @@ Test(bootstrap, says_that_a_job_of_that_name_is_running)
 /* Waits until a worker that waits for rank 0 has opened the lock file. */
 static void wait_for_lock_file(int files)
 {
-    while (socket_files() < files)
-        sched_yield();
+    HARNESS_WAIT_WHILE(socket_files() < files);
 }
 
 Test(bootstrap, tells_waiting_workers_that_rank_0_could_not_open_its_socket)

@@ -182,8 +182,7 @@ Test(bootstrap_input, a_flood_of_connections_keeps_no_worker_out)
 
     begin(&worker[0], NULL, 0, 3);
     begin(&worker[1], NULL, 1, 3);
-    while (segments_of("") < 2 * 2)
-        sched_yield();
+    HARNESS_WAIT_WHILE(segments_of("") < 2 * 2);
     for (int i = 0; i < FLOOD; i++)
         silent[i] = connect_raw();
     expect_hang_up(silent[0], "the oldest");
@@ -202,17 +201,6 @@ Test(bootstrap_input, a_flood_of_connections_keeps_no_worker_out)
 
 /* ---- A rank 0 by hand, towards a real worker ---------------------------------------------------- */
 
-/* Sends a TABLE of `count` entries with their descriptors. */
-static void send_table(int fd, const struct bxi_boot_entry *entries, int (*fds)[BXI_BOOT_FDS], uint32_t count)
-{
-    struct bxi_boot_table table = { .head = bxi_boot_head(BXI_BOOT_TABLE), .count = count };
-
-    if (count > 0)                  /* otherwise entries is NULL, which is undefined for memcpy */
-        memcpy(table.entry, entries, count * sizeof(*entries));
-    send_raw(fd, &table, offsetof(struct bxi_boot_table, entry) + count * sizeof(*entries), (const int *)fds,
-             (int)count * BXI_BOOT_FDS);
-}
-
 static struct bxi_boot_entry entry_of(int rank, const char *name)
 {
     struct bxi_boot_entry entry = { .rank = rank, .pid = (uint32_t)getpid(), .generation = 1 };
@@ -221,18 +209,23 @@ static struct bxi_boot_entry entry_of(int rank, const char *name)
     return entry;
 }
 
-/* Rank 1 of 3 sends JOIN, and a rank 0 by hand answers with act: the worker's start must fail with -EPROTO. */
-static void expect_nonsense(void (*act)(int fd, struct raw *boss, struct bxi_boot_packet *join), const char *part)
+/* Rank 1 of 3 sends JOIN, and a rank 0 by hand answers with these bytes, so often: the worker's start must fail. sets: of
+ * descriptors that come with them, rank 0's own or those of the JOIN. */
+static void expect_nonsense(const struct bxi_boot_out *answer, int times, int sets, bool returns_join, const char *part)
 {
     static struct bxi_boot_packet join;
     struct worker worker = { 0 };
     struct raw boss;
+    int fds[2][BXI_BOOT_FDS];
     int before = open_fds();
 
     make_raw(&boss, "boss", 0, 3, INSTANCE);
     begin(&worker, NULL, 1, 3);
     int fd = pose_until_join(&join);
-    act(fd, &boss, &join);
+    for (int i = 0; i < 2; i++)
+        memcpy(fds[i], returns_join ? join.fds : boss.fds, sizeof(fds[i]));
+    for (int i = 0; i < times; i++)
+        send_raw(fd, answer->data, answer->bytes, fds[0], sets * BXI_BOOT_FDS);
     bxi_boot_packet_close(&join);
     expect_failure(&worker, -EPROTO, part);
     close(fd);
@@ -240,102 +233,59 @@ static void expect_nonsense(void (*act)(int fd, struct raw *boss, struct bxi_boo
     cr_expect_eq(open_fds(), before);
 }
 
-static void same_rank_in_two_tables(int fd, struct raw *boss, struct bxi_boot_packet *join)
+/* The answer is a TABLE of so many workers, `times` times. */
+static void expect_wrong_table(const struct bxi_boot_entry *entries, int count, int times, const char *part)
 {
-    struct bxi_boot_entry entry = entry_of(0, "boss");
+    struct bxi_boot_table table = { .head = bxi_boot_head(BXI_BOOT_TABLE), .count = (uint32_t)count };
+    struct bxi_boot_out answer = { .data = &table, .bytes = sizeof(table) -
+                                   (size_t)(BXI_BOOT_TABLE_MAX - count) * sizeof(*entries) };
 
-    (void)join;
-    send_table(fd, &entry, &boss->fds, 1);
-    send_table(fd, &entry, &boss->fds, 1);
-}
-
-static void same_rank_twice_in_a_table(int fd, struct raw *boss, struct bxi_boot_packet *join)
-{
-    struct bxi_boot_entry entries[2] = { entry_of(0, "boss"), entry_of(0, "boss") };
-    int fds[2][BXI_BOOT_FDS];
-
-    (void)join;
-    memcpy(fds[0], boss->fds, sizeof(fds[0]));
-    memcpy(fds[1], boss->fds, sizeof(fds[1]));
-    send_table(fd, entries, fds, 2);
+    for (int i = 0; i < count; i++)
+        table.entry[i] = entries[i];
+    expect_nonsense(&answer, times, count, count > 0 && entries[0].rank == 1, part);
 }
 
 Test(bootstrap_input, a_table_with_the_same_rank_twice_is_rejected)
 {
-    expect_nonsense(same_rank_in_two_tables, "cannot attach to 'boss' (rank 0)");
-    expect_nonsense(same_rank_twice_in_a_table, "cannot attach to 'boss' (rank 0)");
+    struct bxi_boot_entry entries[2] = { entry_of(0, "boss"), entry_of(0, "boss") };
+
+    expect_wrong_table(entries, 1, 2, "cannot attach to 'boss' (rank 0)");
+    expect_wrong_table(entries, 2, 1, "cannot attach to 'boss' (rank 0)");
 }
 
-/* Sends the worker the descriptors of its own JOIN. */
-static void its_own_rank(int fd, struct raw *boss, struct bxi_boot_packet *join)
-{
-    struct bxi_boot_entry entry = entry_of(1, "worker1");
-    int fds[1][BXI_BOOT_FDS];
-
-    (void)boss;
-    memcpy(fds[0], join->fds, sizeof(fds[0]));
-    send_table(fd, &entry, fds, 1);
-}
-
+/* With the descriptors of its own JOIN. */
 Test(bootstrap_input, a_table_with_the_receivers_rank_is_rejected)
 {
-    expect_nonsense(its_own_rank, "cannot attach to 'worker1' (rank 1)");
-}
+    struct bxi_boot_entry entry = entry_of(1, "worker1");
 
-static void name_of_no_worker(int fd, struct raw *boss, struct bxi_boot_packet *join)
-{
-    struct bxi_boot_entry entry = entry_of(0, "../boss");
-
-    (void)join;
-    send_table(fd, &entry, &boss->fds, 1);
-}
-
-static void name_without_end(int fd, struct raw *boss, struct bxi_boot_packet *join)
-{
-    struct bxi_boot_entry entry = entry_of(0, "boss");
-
-    (void)join;
-    memset(entry.name, 'x', sizeof(entry.name));
-    send_table(fd, &entry, &boss->fds, 1);
+    expect_wrong_table(&entry, 1, 1, "cannot attach to 'worker1' (rank 1)");
 }
 
 Test(bootstrap_input, a_table_with_an_invalid_name_is_rejected)
 {
-    expect_nonsense(name_of_no_worker, "cannot attach to '../boss' (rank 0)");
-    expect_nonsense(name_without_end, "cannot attach to 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx' (rank 0)");
-}
+    struct bxi_boot_entry entry = entry_of(0, "../boss");
 
-static void go_at_once(int fd, struct raw *boss, struct bxi_boot_packet *join)
-{
-    (void)boss, (void)join;
-    send_head(fd, BXI_BOOT_GO);
-}
-
-static void empty_table(int fd, struct raw *boss, struct bxi_boot_packet *join)
-{
-    (void)boss, (void)join;
-    send_table(fd, NULL, NULL, 0);
-}
-
-static void welcome_again(int fd, struct raw *boss, struct bxi_boot_packet *join)
-{
-    struct bxi_boot_welcome welcome = welcome_of("boss");
-
-    (void)boss, (void)join;
-    send_raw(fd, &welcome, sizeof(welcome), NULL, 0);
+    expect_wrong_table(&entry, 1, 1, "cannot attach to '../boss' (rank 0)");
+    memset(entry.name, 'x', sizeof(entry.name));
+    expect_wrong_table(&entry, 1, 1, "cannot attach to 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx' (rank 0)");
 }
 
 Test(bootstrap_input, a_message_out_of_turn_is_rejected)
 {
-    expect_nonsense(go_at_once, "sent what no worker sends");
-    expect_nonsense(empty_table, "sent what no worker sends");
-    expect_nonsense(welcome_again, "sent what no worker sends");
+    struct bxi_boot_head go = bxi_boot_head(BXI_BOOT_GO);
+    struct bxi_boot_welcome again = welcome_of("boss");
+
+    expect_nonsense(&(struct bxi_boot_out){ .data = &go, .bytes = sizeof(go) }, 1, 0, false, "sent what no worker sends");
+    expect_wrong_table(NULL, 0, 1, "sent what no worker sends");
+    expect_nonsense(&(struct bxi_boot_out){ .data = &again, .bytes = sizeof(again) }, 1, 0, false,
+                    "sent what no worker sends");
 }
 
 /* In a world of 2 the first TABLE is the last one. */
 Test(bootstrap_input, a_table_behind_the_last_is_rejected)
 {
-    struct bxi_boot_entry entry = entry_of(0, "boss");
+    struct bxi_boot_table table = { .head = bxi_boot_head(BXI_BOOT_TABLE), .count = 1, .entry = { entry_of(0, "boss") } };
+    const size_t one = offsetof(struct bxi_boot_table, entry) + sizeof(table.entry[0]);
     static struct bxi_boot_packet packet;
     struct worker worker = { 0 };
     struct raw boss;
@@ -344,10 +294,10 @@ Test(bootstrap_input, a_table_behind_the_last_is_rejected)
     begin(&worker, NULL, 1, 2);
     int fd = pose_until_join(&packet);
     bxi_boot_packet_close(&packet);
-    send_table(fd, &entry, &boss.fds, 1);
+    send_raw(fd, &table, one, boss.fds, BXI_BOOT_FDS);
     cr_assert_eq(receive_raw(fd, &packet), 1);
     cr_assert(bxi_boot_packet_is(&packet, BXI_BOOT_ATTACHED, 0));
-    send_table(fd, &entry, &boss.fds, 1);
+    send_raw(fd, &table, one, boss.fds, BXI_BOOT_FDS);
     expect_failure(&worker, -EPROTO, "sent what no worker sends");
     close(fd);
     free_raw(&boss);

@@ -20,19 +20,6 @@ static struct bxi_boot_packet packet;
 
 static uint64_t instance;
 
-static void stays_until_the_end(struct bx_job *job)
-{
-    harness_store(0, job->instance);
-}
-
-static void begin_two(void)
-{
-    begin_lives(2, (struct life){ .body = stays_until_the_end });
-    while (harness_load(0) == 0)
-        sched_yield();
-    instance = harness_load(0);
-}
-
 /* Of rank 0. */
 static const char *door_path(void)
 {
@@ -111,7 +98,7 @@ Test(door, hangs_up_on_nonsense_and_serves_on)
     struct bxi_boot_hello right = { 0 }, wrong;
     char huge[sizeof(packet.as) + 1] = { 0 };
 
-    begin_two();
+    instance = begin_job(2);
     start_is_killed(1);
     right = hello_of(BXI_BOOT_HELLO);
     expect_hang_up("x", 1, NULL, 0);
@@ -135,7 +122,7 @@ Test(door, refuses_with_a_code)
 {
     struct bxi_boot_hello right = { 0 }, wrong;
 
-    begin_two();
+    instance = begin_job(2);
     right = hello_of(BXI_BOOT_HELLO);
     expect_failure(&right, sizeof(right), NULL, BX_E_RANK_TAKEN);
     start_is_killed(1);
@@ -170,7 +157,7 @@ Test(door, attaches_nothing_that_is_wrong)
     int bell = (int)syscall(SYS_eventfd2, 0, O_NONBLOCK), null = open("/dev/null", O_RDWR | O_CLOEXEC);
     int self = (int)syscall(SYS_pidfd_open, getpid(), 0);
 
-    begin_two();
+    instance = begin_job(2);
     start_is_killed(1);
     welcomed = hello_of(BXI_BOOT_HELLO);
     int fd = knock();
@@ -204,13 +191,12 @@ Test(door, silent_connections_keep_nobody_out)
 {
     int silent[32];
 
-    begin_two();
+    instance = begin_job(2);
     start_is_killed(1);
     for (int i = 0; i < 32; i++) {
         uint32_t pid;
 
-        while ((silent[i] = bxi_boot_connect(door_path(), &pid)) == -EAGAIN)
-            sched_yield();
+        HARNESS_WAIT_WHILE((silent[i] = bxi_boot_connect(door_path(), &pid)) == -EAGAIN);
         cr_expect_geq(silent[i], 0);
     }
     expect_that_one_can_join();
@@ -252,7 +238,7 @@ Test(door, serves_no_other_user)
 
     if (geteuid() != 0)
         cr_skip_test("needs root, to become another user");
-    begin_two();
+    instance = begin_job(2);
     start_is_killed(1);
     const char *path = door_path();
     expect_of_nobody(path, -EACCES);

@@ -15,20 +15,6 @@
 
 TestSuite(door_files, .init = starts_set_up, .fini = place_tear_down, .timeout = 60);
 
-static void publishes_its_instance(struct bx_job *job)
-{
-    harness_store(0, job->instance);
-}
-
-/* Ranks 0 to world_size - 1 run, as processes of the same numbers. The instance. */
-static uint64_t begin_job(int world_size)
-{
-    begin_lives(world_size, (struct life){ .body = publishes_its_instance });
-    while (harness_load(0) == 0)
-        sched_yield();
-    return harness_load(0);
-}
-
 /* As a logout does (RemoveIPC). */
 static void remove_shm_names(uint64_t instance, int rank)
 {
@@ -176,24 +162,6 @@ Test(door_files, a_process_without_descriptors_does_not_decide_who_lives)
 
 /* ---- Names that another process has ------------------------------------------------------------ */
 
-/* Anybody may take these, whatever his uid. */
-Test(door_files, abstract_names_keep_nobody_out)
-{
-    struct sockaddr_un address = { .sun_family = AF_UNIX };
-    uint64_t instance = begin_job(2);
-    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    int length = snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1, "boxcar-%u-%s-%016llx-%d.0",
-                          (unsigned)geteuid(), job_name, (unsigned long long)instance, BXI_WORLD_MAX);
-
-    cr_assert_eq(bind(fd, (struct sockaddr *)&address,
-                      (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length)), 0);
-    start_is_killed(1);
-    begin_life(2, (struct life){ .rank = 1, .world_size = 2, .body = sees_all, .timeout_ns = 2000 * HARNESS_MS });
-    harness_await(BACK, 1);
-    close(fd);
-    end_lives();
-}
-
 Test(door_files, one_joins_at_a_time)
 {
     struct bxi_boot_paths paths;
@@ -297,8 +265,7 @@ static void *takes_the_mutex(void *context)
     for (int i = 0; i < 5000; i++) {
         int fd;
 
-        while ((fd = bxi_joiners_lock(mutex_path)) == -EAGAIN)
-            sched_yield();
+        HARNESS_WAIT_WHILE((fd = bxi_joiners_lock(mutex_path)) == -EAGAIN);
         cr_assert_geq(fd, 0);
         cr_assert_eq(bxi_add(&holders, 1), 0);
         sched_yield();

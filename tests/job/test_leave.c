@@ -65,8 +65,7 @@ static void let_the_reply_come(struct bx_future *future, void *context)
 
     HARNESS_EQ(bx_future_error(future), BX_E_SHUTDOWN);
     harness_post(RELEASED);
-    while (harness_counter(job, "late_replies") + harness_counter(job, "peers_corrupt") == 0)
-        sched_yield();
+    HARNESS_WAIT_WHILE(harness_counter(job, "late_replies") + harness_counter(job, "peers_corrupt") == 0);
 }
 
 HARNESS_TEST(leave, takes_a_reply_that_arrives_meanwhile_for_a_late_one, 20, .size = 2, .setup = setup)

@@ -89,8 +89,7 @@ Test(rejoin, a_worker_that_is_back_is_served_like_the_others)
 
 static void await_generation(struct bx_job *job, int rank, int generation)
 {
-    while (bx_worker_generation(job, rank) != generation || !bx_worker_alive(job, rank))
-        sched_yield();
+    HARNESS_WAIT_WHILE(bx_worker_generation(job, rank) != generation || !bx_worker_alive(job, rank));
     HARNESS_EQ(harness_call_i64(job, bx_worker_name(job, rank), "echo", generation), generation);
 }
 
@@ -236,11 +235,7 @@ static void stops_looping(struct bx_job *job)
         return;
     while (bx_worker_alive(job, 1))
         HARNESS_CHECK(bx_progress(job) >= 0);
-    for (bool waits = false; !waits; sched_yield()) {
-        bxi_lock(&job->run->lock);
-        waits = job->rpc->joins.peer != NULL;
-        bxi_unlock(&job->run->lock);
-    }
+    await_joiner_at_door(job);
     bx_job_destroy(job);
     _exit(0);
 }
@@ -255,14 +250,6 @@ Test(rejoin, the_end_of_a_job_does_not_wait_for_a_joiner)
 }
 
 /* ---- Refused ----------------------------------------------------------------------------------- */
-
-Test(rejoin, refuses_a_rank_that_lives)
-{
-    begin_lives(3, (struct life){ 0 });
-    begin_life(3, (struct life){ .rank = 2 });
-    start_fails(3, BX_E_RANK_TAKEN, "is taken by worker 'worker2' (pid ");
-    end_lives();
-}
 
 Test(rejoin, refuses_a_process_with_another_clock)
 {
@@ -388,8 +375,7 @@ static void *tells_that_it_leaves(void *argument)
 {
     const struct bx_job *job = argument;
 
-    while (bxi_load_acquire((bxi_a32 *)&job->control->header.state) < BXI_LEAVING)
-        sched_yield();
+    HARNESS_WAIT_WHILE(bxi_load_acquire((bxi_a32 *)&job->control->header.state) < BXI_LEAVING);
     harness_post(BACK);
     return NULL;
 }
@@ -430,11 +416,7 @@ static void lets_a_joiner_wait(struct bx_job *job)
 {
     while (bx_worker_alive(job, 1))
         HARNESS_CHECK(bx_progress(job) >= 0);
-    for (bool waits = false; !waits; sched_yield()) {
-        bxi_lock(&job->run->lock);
-        waits = job->rpc->joins.peer != NULL;
-        bxi_unlock(&job->run->lock);
-    }
+    await_joiner_at_door(job);
     harness_post(GO_ON);
 }
 

@@ -100,8 +100,7 @@ static void survives(struct bx_job *job)
         }
     }
     /* While a worker joins, the door has descriptors of its own: they may be in the first count. */
-    while (files_in("/proc/self/fd", "", "") > descriptors || shared_mappings() > mappings)
-        sched_yield();
+    HARNESS_WAIT_WHILE(files_in("/proc/self/fd", "", "") > descriptors || shared_mappings() > mappings);
     expect_few_structs(job);
     for (int rank = 1; rank < WORLD; rank++)
         HARNESS_EQ(bx_worker_generation(job, rank), TIMES + 1);

@@ -129,15 +129,13 @@ static void block_worker(struct bx_job *job, const char *worker)
 /* This worker has closed it, and lets another take the rank. */
 static void await_ended(struct bx_job *job, int rank)
 {
-    while (bxi_load_acquire(&job->rpc->peers[rank]->ended) == 0)
-        sched_yield();
+    HARNESS_WAIT_WHILE(bxi_load_acquire(&job->rpc->peers[rank]->ended) == 0);
 }
 
 /* It is attached here, and does not run yet. */
 static void await_joiner(struct bx_job *job, int rank)
 {
-    while (!bxi_join_waits(job, rank))
-        sched_yield();
+    HARNESS_WAIT_WHILE(!bxi_join_waits(job, rank));
 }
 
 static void await_round(struct bx_job *job, enum bxi_round_kind kind, int awaited)
@@ -151,8 +149,7 @@ static void await_round(struct bx_job *job, enum bxi_round_kind kind, int awaite
 
 static void await_destroyed(int value)
 {
-    while (harness_load(value) == 0)
-        sched_yield();
+    HARNESS_WAIT_WHILE(harness_load(value) == 0);
 }
 
 /* ---- one that joins is not in the set ------------------------------------------------------------ */
@@ -296,11 +293,7 @@ static void dies_between_two_questions(struct bx_job *job)
     await_ended(job, 3);
     harness_post(CLOSED);
     if (bx_job_rank(job) == 0) {
-        for (bool waits = false; !waits; sched_yield()) {
-            bxi_lock(&job->run->lock);
-            waits = job->rpc->joins.peer != NULL;
-            bxi_unlock(&job->run->lock);
-        }
+        await_joiner_at_door(job);
         harness_post(JOINS);
     } else if (bx_job_rank(job) == 2) {
         harness_await(CLOSED, 3);

@@ -156,8 +156,7 @@ static int give(struct bx_job *job, const char *to, struct bx_tensor *tensor)
 static void await_join(struct bx_job *job, int rank, uint32_t times)
 {
     await_alive(job, rank);
-    while (bxi_load_relaxed(&back[rank]) < times)
-        sched_yield();
+    HARNESS_WAIT_WHILE(bxi_load_relaxed(&back[rank]) < times);
     HARNESS_EQ(bxi_load_relaxed(&back[rank]), times);
 }
 
@@ -318,8 +317,7 @@ static void waits_for_leases_over_a_death(struct bx_job *job)
     mine = filled(job, 7);
     HARNESS_EQ(give(job, "worker2", mine), 0);
     HARNESS_EQ(pthread_create(&thread, NULL, waits_for_leases, job), 0);
-    while (bxi_load_relaxed(&job->control->pair[1].want_lease) == 0)
-        sched_yield();
+    HARNESS_WAIT_WHILE(bxi_load_relaxed(&job->control->pair[1].want_lease) == 0);
     harness_post(GO_ON);
     harness_await(BACK, 1);
     await_join(job, 1, 1);

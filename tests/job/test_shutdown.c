@@ -358,8 +358,7 @@ static void shut_down_twice(struct bx_job *job, int index)
         HARNESS_EQ(bx_job_shutdown(job, 0), 0);
         return;
     }
-    while (bxi_load_seq_cst(&job->phase) == BXI_STARTED)
-        sched_yield();
+    HARNESS_WAIT_WHILE(bxi_load_seq_cst(&job->phase) == BXI_STARTED);
     HARNESS_EQ(bx_job_shutdown(job, 0), BX_E_STATE);
     HARNESS_HAS(bx_error_text(), "another thread");
     harness_post(READY);

@@ -204,8 +204,7 @@ static int ends_late(const struct bx_options *options, void *context)
     if (options->rank == 0)
         return 3;
     /* Ends by itself, within the grace, once rank 0 has been reaped. */
-    while (kill(seen->pid[0], 0) == 0)
-        sched_yield();
+    HARNESS_WAIT_WHILE(kill(seen->pid[0], 0) == 0);
     seen->runs[options->rank]++;
     return 5;
 }
@@ -248,8 +247,7 @@ static pid_t fork_launcher(void)
         spawn(holds_a_segment, NULL);
         _exit(segments_of("") == 0 ? 0 : 1);
     }
-    while (bxi_load_seq_cst(&seen->running) < WORLD)
-        sched_yield();
+    HARNESS_WAIT_WHILE(bxi_load_seq_cst(&seen->running) < WORLD);
     return pid;
 }
 
@@ -346,8 +344,7 @@ Test(spawn, leaves_no_segment_when_the_launcher_is_killed_early)
         pid_t pid = fork();
         if (pid == 0)
             _exit(spawn(starts, NULL) == 0 ? 0 : 1);
-        while (bxi_load_seq_cst(&seen->running) < 1 + (uint32_t)i % WORLD)
-            sched_yield();
+        HARNESS_WAIT_WHILE(bxi_load_seq_cst(&seen->running) < 1 + (uint32_t)i % WORLD);
         kill(pid, SIGKILL);
         while (wait(&status) > 0)
             ;
@@ -530,8 +527,7 @@ static int is_killed_when_it_waits(const struct bx_options *options, void *conte
 
     note(options);
     if (options->rank == 2) {
-        while (!has_segment(dying->rank))
-            sched_yield();
+        HARNESS_WAIT_WHILE(!has_segment(dying->rank));
         harness_kill(seen->pid[dying->rank], SIGKILL);
     }
     start_and_note(options, dying->started);

@@ -75,20 +75,6 @@ Test(spawn_end, writes_all_buffered_output)
     unlink(output);
 }
 
-/* A terminal sends these signals to all processes in the foreground. Only the launcher may act on them. */
-static int be_interrupted(const struct bx_options *options, void *context)
-{
-    (void)options, (void)context;
-    raise(SIGINT);
-    raise(SIGHUP);
-    return 0;
-}
-
-Test(spawn_end, does_not_come_from_a_terminals_signals)
-{
-    cr_expect_eq(spawn(be_interrupted, NULL), 0, "%s", bx_error_text());
-}
-
 /* Rank 0 has a lock file and a socket while the job starts; rank 1 never comes. */
 static int be_killed_in_the_start(const struct bx_options *options, void *context)
 {

@@ -9,7 +9,6 @@
 #include "job/old.h"
 
 #include <sys/prctl.h>
-#include <time.h>
 
 #define RANK 1                          /* that dies */
 
@@ -82,8 +81,7 @@ static void wait_for_death(int rank, int number)
 
 static void wait_for_runs(int rank, int number)
 {
-    while (__atomic_load_n(&seen->runs[rank], __ATOMIC_SEQ_CST) < number)
-        sched_yield();
+    HARNESS_WAIT_WHILE(__atomic_load_n(&seen->runs[rank], __ATOMIC_SEQ_CST) < number);
 }
 
 /* RANK dies so often; then all leave. */
@@ -144,21 +142,13 @@ Test(spawn_restart, starts_a_worker_again_that_returns_0_without_having_left)
                 "exited with status 0, but had not left the job");
 }
 
-static uint64_t now_ns(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
 Test(spawn_restart, waits_longer_from_death_to_death)
 {
-    uint64_t start_ns = now_ns();
+    uint64_t start_ns = bxi_now_ns();
 
     expect_back(&(struct life){ .restart = 31, .deaths = 4, .signal_number = SIGUSR1 },
                 "was killed by signal 10 (User defined signal 1)");
-    cr_expect_geq(now_ns() - start_ns, 700000000u);     /* 0, 100, 200 and 400 ms */
+    cr_expect_geq(bxi_now_ns() - start_ns, 700000000u);     /* 0, 100, 200 and 400 ms */
 }
 
 Test(spawn_restart, ends_the_job_when_the_restarts_are_used_up)
@@ -313,8 +303,7 @@ Test(spawn_restart, leaves_no_door_when_the_launcher_is_killed)
 
     if (pid == 0)
         _exit(spawn_again(waits_in_a_job, &(struct life){ .restart = 1 }) != 0);
-    while (bxi_load_seq_cst(&seen->running) < WORLD)
-        sched_yield();
+    HARNESS_WAIT_WHILE(bxi_load_seq_cst(&seen->running) < WORLD);
     cr_expect_eq(socket_files(), WORLD + 1, "%d", socket_files());     /* doors, and the lock file */
     kill(pid, SIGKILL);
     for (int i = 0; i < WORLD + 1; i++)
@@ -391,8 +380,7 @@ static int comes_too_late(const struct bx_options *options, void *context)
         if (asks_the_board(options) != 0)
             return 9;                   /* its own death must not end its start */
         __atomic_store_n(&seen->world_size[0], 1, __ATOMIC_SEQ_CST);
-        while ((seen->world_size[1] = asks_the_board(options)) == 0)
-            sched_yield();
+        HARNESS_WAIT_WHILE((seen->world_size[1] = asks_the_board(options)) == 0);
         snprintf(seen->text, sizeof(seen->text), "%s", bx_error_text());
         return 7;
     }
@@ -400,8 +388,7 @@ static int comes_too_late(const struct bx_options *options, void *context)
     meet();
     if (options->rank == RANK)
         raise(SIGKILL);
-    while (__atomic_load_n(&seen->world_size[0], __ATOMIC_SEQ_CST) == 0)
-        sched_yield();
+    HARNESS_WAIT_WHILE(__atomic_load_n(&seen->world_size[0], __ATOMIC_SEQ_CST) == 0);
     if (options->rank == 2)
         wait_for_death(0, 1);           /* so that the first end is rank 0's */
     leave();
@@ -446,8 +433,7 @@ static int goes_on_without_another(const struct bx_options *options, void *conte
     wait_for_death(2, 2);
     if (options->rank == RANK)
         __atomic_store_n(&seen->world_size[0], 1, __ATOMIC_SEQ_CST);
-    while (__atomic_load_n(&seen->world_size[0], __ATOMIC_SEQ_CST) == 0)
-        sched_yield();
+    HARNESS_WAIT_WHILE(__atomic_load_n(&seen->world_size[0], __ATOMIC_SEQ_CST) == 0);
     leave();
     return 0;
 }
@@ -512,8 +498,7 @@ static int kill_and_call(struct bx_job *job)
     for (int number = 1; number <= 4; number++) {
         struct bx_msg *reply = NULL;
 
-        while (bx_rpc_sync(job, "worker1", "replies", NULL, NULL, &reply) < 0)
-            sched_yield();
+        HARNESS_WAIT_WHILE(bx_rpc_sync(job, "worker1", "replies", NULL, NULL, &reply) < 0);
         struct bx_reader in = bx_msg_reader(reply);
         if (bx_read_i64(&in) != seen->pid[RANK] || bx_worker_generation(job, RANK) != number)
             return 8;

@@ -209,8 +209,8 @@ static struct bxi_boot_entry entry_of(int rank, const char *name)
     return entry;
 }
 
-/* Rank 1 of 3 sends JOIN, and a rank 0 by hand answers with these bytes, so often: the worker's start must fail. sets: of
- * descriptors that come with them, rank 0's own or those of the JOIN. */
+/* Rank 1 of 3 sends JOIN, and a rank 0 by hand answers with these bytes, so often: the worker's start must fail.
+ * sets: of descriptors that come with them, rank 0's own or those of the JOIN. */
 static void expect_nonsense(const struct bxi_boot_out *answer, int times, int sets, bool returns_join, const char *part)
 {
     static struct bxi_boot_packet join;
@@ -275,7 +275,8 @@ Test(bootstrap_input, a_message_out_of_turn_is_rejected)
     struct bxi_boot_head go = bxi_boot_head(BXI_BOOT_GO);
     struct bxi_boot_welcome again = welcome_of("boss");
 
-    expect_nonsense(&(struct bxi_boot_out){ .data = &go, .bytes = sizeof(go) }, 1, 0, false, "sent what no worker sends");
+    expect_nonsense(&(struct bxi_boot_out){ .data = &go, .bytes = sizeof(go) }, 1, 0, false,
+                    "sent what no worker sends");
     expect_wrong_table(NULL, 0, 1, "sent what no worker sends");
     expect_nonsense(&(struct bxi_boot_out){ .data = &again, .bytes = sizeof(again) }, 1, 0, false,
                     "sent what no worker sends");
@@ -284,7 +285,8 @@ Test(bootstrap_input, a_message_out_of_turn_is_rejected)
 /* In a world of 2 the first TABLE is the last one. */
 Test(bootstrap_input, a_table_behind_the_last_is_rejected)
 {
-    struct bxi_boot_table table = { .head = bxi_boot_head(BXI_BOOT_TABLE), .count = 1, .entry = { entry_of(0, "boss") } };
+    struct bxi_boot_table table = { .head = bxi_boot_head(BXI_BOOT_TABLE), .count = 1,
+                                    .entry = { entry_of(0, "boss") } };
     const size_t one = offsetof(struct bxi_boot_table, entry) + sizeof(table.entry[0]);
     static struct bxi_boot_packet packet;
     struct worker worker = { 0 };

@@ -45,9 +45,8 @@ HARNESS_HANDLER(run)
 
 static int setup(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "end_in_the_stop", BX_BLOCKING, end_in_the_stop, NULL), 0);
-    HARNESS_EQ(bx_register(job, "run", BX_BLOCKING, run, NULL), 0);
-    return bx_register(job, "stay", BX_BLOCKING, stay, NULL);
+    return HARNESS_REGISTER(job, HARNESS_BLOCKING("end_in_the_stop", end_in_the_stop), HARNESS_BLOCKING("run", run),
+                            HARNESS_BLOCKING("stay", stay));
 }
 
 /* ---- Replies that arrive while the worker leaves ------------------------------------------------- */

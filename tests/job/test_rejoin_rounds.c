@@ -82,12 +82,10 @@ HARNESS_HANDLER(pass_on)
 
 static void register_all(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "make", BX_INLINE, make_thing, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_INLINE("make", make_thing), HARNESS_INLINE("block", block),
+                     HARNESS_INLINE("keep", keep), HARNESS_INLINE("drop", drop),
+                     HARNESS_BLOCKING("pass on", pass_on));
     HARNESS_EQ(bx_register_method(job, &thing_type, "use", BX_INLINE, use_thing, NULL), 0);
-    HARNESS_EQ(bx_register(job, "block", BX_INLINE, block, NULL), 0);
-    HARNESS_EQ(bx_register(job, "keep", BX_INLINE, keep, NULL), 0);
-    HARNESS_EQ(bx_register(job, "drop", BX_INLINE, drop, NULL), 0);
-    HARNESS_EQ(bx_register(job, "pass on", BX_BLOCKING, pass_on, NULL), 0);
 }
 
 /* ---- what bodies do ------------------------------------------------------------------------------ */

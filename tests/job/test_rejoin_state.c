@@ -96,11 +96,9 @@ static void register_all(struct bx_job *job)
 {
     value = 100 + bx_job_rank(job);
     HARNESS_EQ(bx_on_join(job, note_join, NULL), 0);
-    HARNESS_EQ(bx_register(job, "make", BX_INLINE, make_number, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_INLINE("make", make_number), HARNESS_BLOCKING("use", use_number),
+                     HARNESS_INLINE("lend", lend), HARNESS_INLINE("keep", keep));
     HARNESS_EQ(bx_register_method(job, &number_type, "read", BX_INLINE, read_number, NULL), 0);
-    HARNESS_EQ(bx_register(job, "use", BX_BLOCKING, use_number, NULL), 0);
-    HARNESS_EQ(bx_register(job, "lend", BX_INLINE, lend, NULL), 0);
-    HARNESS_EQ(bx_register(job, "keep", BX_INLINE, keep, NULL), 0);
 }
 
 static struct bx_rref *make_at(struct bx_job *job, const char *worker)

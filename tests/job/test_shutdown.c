@@ -41,11 +41,9 @@ HARNESS_HANDLER(count_slowly)
 
 static int setup(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "count_slowly", BX_INLINE, count_slowly, NULL), 0);
-    HARNESS_EQ(bx_register(job, "stuck", BX_BLOCKING, stuck, NULL), 0);
-    HARNESS_EQ(bx_register(job, "stuck_then_call", BX_BLOCKING, stuck_then_call, NULL), 0);
-    HARNESS_EQ(bx_register(job, "twice", BX_INLINE, harness_twice, NULL), 0);
-    return 0;
+    return HARNESS_REGISTER(job, HARNESS_INLINE("count_slowly", count_slowly), HARNESS_BLOCKING("stuck", stuck),
+                            HARNESS_BLOCKING("stuck_then_call", stuck_then_call),
+                            HARNESS_INLINE("twice", harness_twice));
 }
 
 static void shut_down(struct bx_job *job)
@@ -329,11 +327,10 @@ static int setup_ends(struct bx_job *job)
     static const struct bx_batch_options blocking = { .blocking = true };
 
     bx_set_log(count_errors, NULL);
-    HARNESS_EQ(bx_register(job, "inline", BX_INLINE, end_in_handler, NULL), 0);
-    HARNESS_EQ(bx_register(job, "blocking", BX_BLOCKING, end_in_handler, NULL), 0);
     HARNESS_EQ(bx_register_batch(job, "batch", end_in_body, job, NULL), 0);
     HARNESS_EQ(bx_register_batch(job, "blocking_batch", end_in_body, job, &blocking), 0);
-    return bx_register(job, "twice", BX_INLINE, harness_twice, NULL);
+    return HARNESS_REGISTER(job, HARNESS_INLINE("inline", end_in_handler), HARNESS_BLOCKING("blocking", end_in_handler),
+                            HARNESS_INLINE("twice", harness_twice));
 }
 
 HARNESS_TEST(shutdown, in_a_handler_of_any_kind_is_refused_at_once, 20, .size = 2, .setup = setup_ends)

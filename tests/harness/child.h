@@ -33,6 +33,14 @@ static inline int in_child(int (*body)(void))
     return WIFEXITED(status) ? WEXITSTATUS(status) : 256 + WTERMSIG(status);
 }
 
+static inline void expect_ended_well(pid_t pid)
+{
+    int status = -1;
+
+    cr_expect_eq(waitpid(pid, &status, 0), pid);
+    cr_expect_eq(status, 0);
+}
+
 /* Runs body, which returns 0 or the number of the step that failed. `needs`: why it may skip; NULL: it may not. */
 static inline void expect_in_child(int (*body)(void), const char *needs)
 {

@@ -610,7 +610,7 @@ static int make_pair_as_nobody(int to)
 Test(bootstrap_input, a_socket_of_another_users_process_is_recognised)
 {
     uint32_t pid = 0;
-    int pair[2], status = 0;
+    int pair[2];
 
     if (geteuid() != 0)
         cr_skip_test("needs root, to be another user");
@@ -619,8 +619,7 @@ Test(bootstrap_input, a_socket_of_another_users_process_is_recognised)
     pid_t child = fork();
     if (child == 0)
         _exit(make_pair_as_nobody(pair[0]));
-    cr_assert_eq(waitpid(child, &status, 0), child);
-    cr_assert_eq(status, 0);
+    expect_ended_well(child);
     cr_assert_eq(bxi_boot_receive(pair[1], &packet, 1), 1);
     cr_expect_not(bxi_boot_is_own(packet.fds[0], &pid));
     cr_expect_eq(pid, (uint32_t)child);

@@ -238,15 +238,13 @@ static int start_with_few_descriptors(void)
 Test(bootstrap_place, tells_all_workers_that_rank_0_has_too_few_descriptors)
 {
     struct worker worker = { 0 };
-    int status = 0;
 
     fflush(NULL);
     pid_t pid = fork();
     if (pid == 0)
         _exit(start_with_few_descriptors());
     begin(&worker, NULL, 1, 2);
-    cr_expect_eq(waitpid(pid, &status, 0), pid);
-    cr_expect_eq(status, 0);
+    expect_ended_well(pid);
     expect_failure(&worker, BX_E_DESCRIPTORS, "rank 0 of a job of 2");
 }
 

@@ -3,6 +3,7 @@
  * lib/job (job.c, options.c, questions.c), lib/rpc/watch.c: options and environment, a job's phases, several jobs at
  * once, forks, and what the other workers see when one is killed.
  */
+#include "tests/harness/child.h"
 #include "tests/harness/harness.h"
 
 #include "job/old.h"
@@ -127,6 +128,59 @@ Test(job, reads_rejoin_only_of_a_struct_that_has_it, .init = clear_environment)
     expect_refused(&options, -EINVAL, "BX_REJOIN='yes' is neither 0 nor 1");
 }
 
+Test(job, takes_names_of_31_characters_that_do_not_begin_with_a_dot, .init = clear_environment)
+{
+    struct bx_options options = { .job = "j", .name = "a234567890123456789012345678901", .rank = 0, .world_size = 2 };
+    struct bx_job *job = NULL;
+
+    cr_assert_eq(strlen(options.name), BX_NAME_MAX);
+    cr_assert_eq(bx_job_create(&options, &job), 0, "%s", bx_error_text());
+    cr_expect_str_eq(bx_job_name(job), options.name);
+    bx_job_destroy(job);
+    options.name = "a2345678901234567890123456789012";
+    expect_refused(&options, -EINVAL, options.name);
+    options.name = ".hidden";
+    expect_refused(&options, -EINVAL, "'.hidden'");
+    options.name = NULL;
+    options.job = "..";
+    expect_refused(&options, -EINVAL, "'..'");
+}
+
+Test(job, takes_a_size_of_the_arena_that_is_a_number_of_bytes, .init = clear_environment)
+{
+    static const char *const wrong[] = { "-5", "+5", " 5", "5k", "0", "0x10", "99999999999999999999999", "many" };
+    struct bx_options options = { .job = "j", .rank = 0, .world_size = 2 };
+    struct bx_job *job = NULL;
+
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(*wrong); i++) {
+        setenv("BX_ARENA_BYTES", wrong[i], 1);
+        expect_refused(&options, -EINVAL, wrong[i]);
+    }
+    setenv("BX_ARENA_BYTES", "4194304", 1);
+    cr_assert_eq(bx_job_create(&options, &job), 0, "%s", bx_error_text());
+    cr_expect_eq(job->options.arena_bytes, 4194304);
+    bx_job_destroy(job);
+    unsetenv("BX_ARENA_BYTES");
+    options.arena_bytes = UINT64_C(1) << 40;
+    cr_assert_eq(bx_job_create(&options, &job), 0, "%s", bx_error_text());
+    bx_job_destroy(job);
+    job = NULL;
+    options.arena_bytes++;
+    expect_refused(&options, -EINVAL, "1099511627777");
+}
+
+Test(job, refuses_options_of_a_later_header, .init = clear_environment)
+{
+    struct { struct bx_options options; uint64_t more; } later = {
+        .options = { .struct_bytes = sizeof(later), .job = "j", .rank = 0, .world_size = 2 },
+        .more = 1,
+    };
+
+    expect_refused(&later.options, BX_E_VERSION, "older");
+    later.options.struct_bytes = sizeof(struct bx_options) + 1;
+    expect_refused(&later.options, BX_E_VERSION, "older");
+}
+
 /* ---- Phases ---------------------------------------------------------------------------------- */
 
 Test(job, refuses_calls_before_its_start, .init = clear_environment)
@@ -187,14 +241,6 @@ static _Noreturn void run_from_environment(const char *rank, const char *name)
     HARNESS_EQ(bx_job_shutdown(job, 0), 0);
     bx_job_destroy(job);
     _exit(0);
-}
-
-static void expect_ended_well(pid_t pid)
-{
-    int status = -1;
-
-    cr_expect_eq(waitpid(pid, &status, 0), pid);
-    cr_expect_eq(status, 0);
 }
 
 Test(job, starts_from_the_environment_in_separate_processes, .init = clear_environment, .timeout = 20)

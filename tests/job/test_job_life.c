@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/job/job.c, lib/job/options.c: a destroyed job leaves nothing in its process; which options and environments a
- * job accepts. Rank 0 is this process, rank 1 a child.
+ * lib/job/job.c: a destroyed job leaves nothing in its process. Rank 0 is this process, rank 1 a child.
  */
 #include "starts.h"
 
@@ -56,14 +55,6 @@ static pid_t fork_server(bool leaves_early)
         rc = bx_job_shutdown(job, 0);
     bx_job_destroy(job);
     _exit(rc == 0 ? 0 : 1);
-}
-
-static void expect_ended_well(pid_t pid)
-{
-    int status = 0;
-
-    cr_assert_eq(waitpid(pid, &status, 0), pid);
-    cr_expect_eq(status, 0);
 }
 
 /* A job from start to end, with calls that carry bytes and a tensor. It runs on a thread of its own, because a thread
@@ -275,15 +266,13 @@ Test(job_life, is_nothing_that_a_forked_child_keeps)
     struct bx_tensor *tensor = NULL;
     struct bx_job *job = NULL;
     pid_t server = fork_server(false), child;
-    int status = -1;
 
     cr_assert_eq(bx_job_create(&options, &job), 0, "%s", bx_error_text());
     cr_assert_eq(bx_job_start(job), 0, "%s", bx_error_text());
     cr_assert_eq(bx_tensor_create(job, BX_U8, 1, &(int64_t){ 5000 }, &tensor), 0, "%s", bx_error_text());
     if ((child = fork()) == 0)
         _exit(descriptors());
-    cr_assert_eq(waitpid(child, &status, 0), child);
-    cr_expect_eq(status, 0);
+    expect_ended_well(child);
     cr_expect_eq(descriptors(), 3);
     bx_tensor_release(tensor);
     cr_expect_eq(bx_job_shutdown(job, 0), 0, "%s", bx_error_text());
@@ -314,68 +303,4 @@ Test(job_life, ends_with_its_workers_though_helpers_of_theirs_go_on)
     close(gate[1]);
     for (int helper = 0; helper < 2; helper++)
         cr_expect_gt(wait(&status), 0);
-}
-
-/* ---- Options ------------------------------------------------------------------------------------ */
-
-static void expect_refused(const struct bx_options *options, int code, const char *part)
-{
-    struct bx_job *job = NULL;
-
-    cr_expect_eq(bx_job_create(options, &job), code, "%s: %s", part, bx_error_text());
-    cr_expect_not_null(strstr(bx_error_text(), part), "'%s' does not say '%s'", bx_error_text(), part);
-    cr_expect_null(job);
-}
-
-Test(job_life, takes_names_of_31_characters_that_do_not_begin_with_a_dot)
-{
-    struct bx_options options = { .job = "j", .name = "a234567890123456789012345678901", .rank = 0, .world_size = 2 };
-    struct bx_job *job = NULL;
-
-    cr_assert_eq(strlen(options.name), BX_NAME_MAX);
-    cr_assert_eq(bx_job_create(&options, &job), 0, "%s", bx_error_text());
-    cr_expect_str_eq(bx_job_name(job), options.name);
-    bx_job_destroy(job);
-    options.name = "a2345678901234567890123456789012";
-    expect_refused(&options, -EINVAL, options.name);
-    options.name = ".hidden";
-    expect_refused(&options, -EINVAL, "'.hidden'");
-    options.name = NULL;
-    options.job = "..";
-    expect_refused(&options, -EINVAL, "'..'");
-}
-
-Test(job_life, takes_a_size_of_the_arena_that_is_a_number_of_bytes)
-{
-    static const char *const wrong[] = { "-5", "+5", " 5", "5k", "0", "0x10", "99999999999999999999999", "many" };
-    struct bx_options options = { .job = "j", .rank = 0, .world_size = 2 };
-    struct bx_job *job = NULL;
-
-    for (size_t i = 0; i < sizeof(wrong) / sizeof(*wrong); i++) {
-        setenv("BX_ARENA_BYTES", wrong[i], 1);
-        expect_refused(&options, -EINVAL, wrong[i]);
-    }
-    setenv("BX_ARENA_BYTES", "4194304", 1);
-    cr_assert_eq(bx_job_create(&options, &job), 0, "%s", bx_error_text());
-    cr_expect_eq(job->options.arena_bytes, 4194304);
-    bx_job_destroy(job);
-    unsetenv("BX_ARENA_BYTES");
-    options.arena_bytes = UINT64_C(1) << 40;
-    cr_assert_eq(bx_job_create(&options, &job), 0, "%s", bx_error_text());
-    bx_job_destroy(job);
-    job = NULL;
-    options.arena_bytes++;
-    expect_refused(&options, -EINVAL, "1099511627777");
-}
-
-Test(job_life, refuses_options_of_a_later_header)
-{
-    struct { struct bx_options options; uint64_t more; } later = {
-        .options = { .struct_bytes = sizeof(later), .job = "j", .rank = 0, .world_size = 2 },
-        .more = 1,
-    };
-
-    expect_refused(&later.options, BX_E_VERSION, "older");
-    later.options.struct_bytes = sizeof(struct bx_options) + 1;
-    expect_refused(&later.options, BX_E_VERSION, "older");
 }

@@ -505,7 +505,6 @@ Test(rejoin, those_that_leave_do_not_wait_for_a_joiner_that_dies)
     end_lives();
 }
 
-
 /* ---- Options ----------------------------------------------------------------------------------- */
 
 Test(rejoin, all_workers_must_allow_it)

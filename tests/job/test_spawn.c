@@ -57,7 +57,7 @@ static int prints(const struct bx_options *options, void *context)
 Test(spawn, loses_no_buffered_output_and_prints_none_twice)
 {
     char text[64] = "", byte;
-    int count[256] = { 0 }, ends[2], status = 0;
+    int count[256] = { 0 }, ends[2];
 
     cr_assert_eq(pipe(ends), 0);
     fflush(NULL);
@@ -74,8 +74,7 @@ Test(spawn, loses_no_buffered_output_and_prints_none_twice)
     close(ends[1]);
     while (read(ends[0], &byte, 1) == 1)
         count[(unsigned char)byte]++;
-    cr_expect_eq(waitpid(pid, &status, 0), pid);
-    cr_expect_eq(status, 0);
+    expect_ended_well(pid);
     cr_expect_eq(count['x'], 1);
     cr_expect_eq(count['y'], 1);
     for (int rank = 0; rank < WORLD; rank++)
@@ -253,12 +252,10 @@ static pid_t fork_launcher(void)
 
 static void interrupt_launcher(int signal_number)
 {
-    int status = 0;
     pid_t pid = fork_launcher();
 
     kill(pid, signal_number);
-    cr_expect_eq(waitpid(pid, &status, 0), pid);
-    cr_expect_eq(status, 0);
+    expect_ended_well(pid);
     cr_expect_eq(seen->rc, BX_E_INTERRUPTED);
     expect_report(-1, 0, 0, signal_number);
     for (int rank = 0; rank < WORLD; rank++)
@@ -397,7 +394,6 @@ Test(spawn, forks_no_worker_if_the_options_are_wrong)
 Test(spawn, ends_its_workers_when_it_can_fork_no_more)
 {
     struct rlimit limit = { 2, 2 };     /* processes: the launcher and one worker */
-    int status = 0;
 
     if (geteuid() != 0)
         cr_skip_test("needs a user without any process");
@@ -411,8 +407,7 @@ Test(spawn, ends_its_workers_when_it_can_fork_no_more)
         bool is_said = strncmp(bx_error_text(), "worker 1 of 3 cannot be forked: ", 32) == 0;
         _exit(rc == -EAGAIN && is_said && waitpid(-1, NULL, WNOHANG) < 0 && segments_of("") == 0 ? 0 : 1);
     }
-    cr_expect_eq(waitpid(pid, &status, 0), pid);
-    cr_expect_eq(status, 0);
+    expect_ended_well(pid);
 }
 
 /* ---- An end while the job starts ---------------------------------------------------------------- */

@@ -94,6 +94,13 @@ static inline void begin_lives(int world_size, struct life life)
     harness_await(STARTED, (uint32_t)world_size);
 }
 
+/* The same; then that rank is killed. */
+static inline void begin_lives_but(int world_size, int rank, struct life life)
+{
+    begin_lives(world_size, life);
+    start_is_killed(rank);
+}
+
 static inline void publishes_its_instance(struct bx_job *job)
 {
     harness_store(0, job->instance);

@@ -48,8 +48,7 @@ static void comes_back_as_1(struct bx_job *job)
 
 Test(rejoin, a_process_takes_the_place_of_a_dead_worker)
 {
-    begin_lives(3, (struct life){ .body = survivor_of_1 });
-    start_is_killed(1);
+    begin_lives_but(3, 1, (struct life){ .body = survivor_of_1 });
     begin_life(3, (struct life){ .rank = 1, .body = comes_back_as_1 });
     harness_await(GO_ON, 2);
     end_lives();
@@ -80,8 +79,7 @@ static void serves_again(struct bx_job *job)
 
 Test(rejoin, a_worker_that_is_back_is_served_like_the_others)
 {
-    begin_lives(3, (struct life){ .body = serves_again });
-    start_is_killed(1);
+    begin_lives_but(3, 1, (struct life){ .body = serves_again });
     begin_life(3, (struct life){ .rank = 1, .body = NULL });
     harness_await(GO_ON, 2);
     end_lives();
@@ -125,8 +123,7 @@ static void sees_the_others_and_all_that_follow(struct bx_job *job)
 
 Test(rejoin, workers_come_back_to_workers_that_came_back)
 {
-    begin_lives(3, (struct life){ .body = sees_three_come_back });
-    start_is_killed(1);
+    begin_lives_but(3, 1, (struct life){ .body = sees_three_come_back });
     begin_life(3, (struct life){ .rank = 1, .body = sees_the_others });
     harness_await(GO_ON, 1);
     harness_await(BACK, 1);
@@ -143,8 +140,7 @@ Test(rejoin, workers_come_back_to_workers_that_came_back)
 
 Test(rejoin, rank_0_comes_back_and_holds_the_lock_again)
 {
-    begin_lives(3, (struct life){ 0 });
-    start_is_killed(0);
+    begin_lives_but(3, 0, (struct life){ 0 });
     begin_life(3, (struct life){ .rank = 0, .no_rejoin = true });
     start_fails(3, BX_E_JOB_RUNNING, "running without its rank 0");
     begin_life(4, (struct life){ .rank = 0, .body = sees_the_others });
@@ -158,8 +154,7 @@ Test(rejoin, rank_0_comes_back_and_holds_the_lock_again)
 
 Test(rejoin, two_ranks_come_back_at_once)
 {
-    begin_lives(4, (struct life){ 0 });
-    start_is_killed(1);
+    begin_lives_but(4, 1, (struct life){ 0 });
     start_is_killed(2);
     begin_life(4, (struct life){ .rank = 1, .world_size = 4 });
     begin_life(5, (struct life){ .rank = 2, .world_size = 4 });
@@ -179,8 +174,7 @@ static void is_alone_with_0(struct bx_job *job)
 
 Test(rejoin, one_comes_back_while_another_is_dead)
 {
-    begin_lives(3, (struct life){ 0 });
-    start_is_killed(1);
+    begin_lives_but(3, 1, (struct life){ 0 });
     start_is_killed(2);
     begin_life(3, (struct life){ .rank = 1, .body = is_alone_with_0 });
     harness_await(STARTED, 4);
@@ -190,8 +184,7 @@ Test(rejoin, one_comes_back_while_another_is_dead)
 /* One joins, the other is told so: by the segment, or by a worker. */
 Test(rejoin, two_processes_want_one_rank)
 {
-    begin_lives(3, (struct life){ 0 });
-    start_is_killed(1);
+    begin_lives_but(3, 1, (struct life){ 0 });
     begin_life(3, (struct life){ .rank = 1 });
     begin_life(4, (struct life){ .rank = 1 });
     harness_await(STARTED, 4);
@@ -218,8 +211,7 @@ static void loops(struct bx_job *job)
 
 Test(rejoin, works_with_programs_that_have_a_loop_of_their_own)
 {
-    begin_lives(3, (struct life){ .body = loops, .own_loop = true });
-    start_is_killed(1);
+    begin_lives_but(3, 1, (struct life){ .body = loops, .own_loop = true });
     begin_life(3, (struct life){ .rank = 1, .body = sees_the_others });
     harness_await(BACK, 1);
     start_is_killed(3);
@@ -242,8 +234,7 @@ static void stops_looping(struct bx_job *job)
 
 Test(rejoin, the_end_of_a_job_does_not_wait_for_a_joiner)
 {
-    begin_lives(2, (struct life){ .body = stops_looping, .own_loop = true });
-    start_is_killed(1);
+    begin_lives_but(2, 1, (struct life){ .body = stops_looping, .own_loop = true });
     begin_life(3, (struct life){ .rank = 1, .world_size = 2, .timeout_ns = UINT64_C(60000000000) });
     start_ends(0);
     start_fails(3, BX_E_SHUTDOWN, "worker0");
@@ -253,8 +244,7 @@ Test(rejoin, the_end_of_a_job_does_not_wait_for_a_joiner)
 
 Test(rejoin, refuses_a_process_with_another_clock)
 {
-    begin_lives(2, (struct life){ 0 });
-    start_is_killed(1);
+    begin_lives_but(2, 1, (struct life){ 0 });
     bool other = clock_of_children(100);
     if (other) {
         begin_life(2, (struct life){ .rank = 1, .world_size = 2 });
@@ -268,8 +258,7 @@ Test(rejoin, refuses_a_process_with_another_clock)
 
 Test(rejoin, refuses_another_name_and_another_world_size)
 {
-    begin_lives(3, (struct life){ 0 });
-    start_is_killed(1);
+    begin_lives_but(3, 1, (struct life){ 0 });
     begin_life(3, (struct life){ .rank = 1, .name = "worker7" });
     start_fails(3, -EINVAL, "has the name 'worker1', and a worker that takes it must have it too, not 'worker7'");
     begin_life(4, (struct life){ .rank = 1, .world_size = 4 });
@@ -284,8 +273,7 @@ static void knows_63_generations(struct bx_job *job)
 
 Test(rejoin, refuses_the_33rd_generation)
 {
-    begin_lives(2, (struct life){ .body = knows_63_generations });
-    start_is_killed(1);
+    begin_lives_but(2, 1, (struct life){ .body = knows_63_generations });
     begin_life(3, (struct life){ .rank = 1, .world_size = 2 });
     start_fails(3, -EOVERFLOW, "was taken 32 times");
     end_lives();
@@ -294,8 +282,7 @@ Test(rejoin, refuses_the_33rd_generation)
 /* Its door is open, and it does not answer. */
 Test(rejoin, names_a_worker_that_is_stopped)
 {
-    begin_lives(3, (struct life){ 0 });
-    start_is_killed(1);
+    begin_lives_but(3, 1, (struct life){ 0 });
     harness_stop(starts[2].pid);
     begin_life(3, (struct life){ .rank = 1, .timeout_ns = 300 * HARNESS_MS });
     start_fails(3, BX_E_RANK_MISSING, "worker 'worker2' (rank 2, pid ");
@@ -333,8 +320,7 @@ static void ends_a_background_thread(struct bx_job *job)
 
 Test(rejoin, a_new_background_thread_does_not_take_the_successor_for_dead)
 {
-    begin_lives(3, (struct life){ .setup = may_leave_its_thread });
-    start_is_killed(1);
+    begin_lives_but(3, 1, (struct life){ .setup = may_leave_its_thread });
     begin_life(3, (struct life){ .rank = 1, .body = ends_a_background_thread });
     harness_await(STARTED, 4);
     end_lives();
@@ -403,8 +389,7 @@ static void begins_its_shutdown(struct bx_job *job)
 
 Test(rejoin, refuses_to_join_a_job_that_is_ending)
 {
-    begin_lives(3, (struct life){ .body = begins_its_shutdown });
-    start_is_killed(1);
+    begin_lives_but(3, 1, (struct life){ .body = begins_its_shutdown });
     harness_await(BACK, 1);
     begin_life(3, (struct life){ .rank = 1 });
     start_fails(3, BX_E_SHUTDOWN, "'worker0' (rank 0, pid ");

@@ -316,8 +316,7 @@ static void posts_back(struct bx_job *job)
 
 Test(rejoin_rounds, a_joiner_answers_for_a_worker_that_died_before_they_met)
 {
-    begin_lives(4, (struct life){ .body = dies_between_two_questions, .setup = register_all });
-    start_is_killed(3);
+    begin_lives_but(4, 3, (struct life){ .body = dies_between_two_questions, .setup = register_all });
     harness_await(GO_ON, 1);
     begin_life(4, (struct life){ .rank = 3, .world_size = 4, .body = posts_back, .setup = register_all });
     harness_await(JOINS, 1);
@@ -414,8 +413,7 @@ static void calls_before_it_looks(struct bx_job *job)
 
 Test(rejoin_rounds, a_call_to_one_whose_start_has_returned_does_not_fail_for_the_one_before)
 {
-    begin_lives(3, (struct life){ .body = calls_before_it_looks, .setup = register_all });
-    start_is_killed(1);
+    begin_lives_but(3, 1, (struct life){ .body = calls_before_it_looks, .setup = register_all });
     harness_await(GO_ON, 1);
     begin_life(3, (struct life){ .rank = 1, .body = posts_back_alone, .setup = register_all });
     harness_await(SEEN, 1);

@@ -49,8 +49,7 @@ static void was_killed(int index, const char *step)
 static void run_killed_joiner(const char *step, uint32_t passages, int victim_rank)
 {
     harness_reset();
-    begin_lives(3, (struct life){ 0 });
-    start_is_killed(victim_rank);
+    begin_lives_but(3, victim_rank, (struct life){ 0 });
     take_aim(step, passages, SIGKILL);      /* the forked joiner inherits it */
     begin_life(3, (struct life){ .rank = victim_rank });
     aim.step = NULL;
@@ -81,8 +80,7 @@ static void run_killed_welcoming(const char *step, uint32_t passages)
 /* Nobody comes after it, and nobody had attached it: the workers remove its names when they end. */
 static void run_killed_alone(const char *step)
 {
-    begin_lives(3, (struct life){ 0 });
-    start_is_killed(1);
+    begin_lives_but(3, 1, (struct life){ 0 });
     take_aim(step, 1, SIGKILL);
     begin_life(3, (struct life){ .rank = 1 });
     aim.step = NULL;
@@ -144,8 +142,7 @@ static void hears_in_order(struct bx_job *job)
 /* It runs, and has rung nobody: the others learn from its pidfd that it came back. */
 static void run_killed_before_it_rang(void)
 {
-    begin_lives(3, (struct life){ .body = hears_in_order, .setup = has_hooks });
-    start_is_killed(1);
+    begin_lives_but(3, 1, (struct life){ .body = hears_in_order, .setup = has_hooks });
     take_aim("rejoin.gate_open", 1, SIGKILL);
     begin_life(3, (struct life){ .rank = 1 });
     aim.step = NULL;
@@ -171,8 +168,7 @@ static void run_shutdown_before_it_rang(void)
 {
     int status = 0;
 
-    begin_lives(2, (struct life){ .body = shuts_down_early });
-    start_is_killed(1);
+    begin_lives_but(2, 1, (struct life){ .body = shuts_down_early });
     take_aim("rejoin.gate_open", 1, SIGSTOP);
     begin_life(2, (struct life){ .rank = 1, .world_size = 2 });
     aim.step = NULL;
@@ -259,8 +255,7 @@ static void run_mutex_removed(void)
 {
     char path[128];
 
-    begin_lives(3, (struct life){ 0 });
-    start_is_killed(1);
+    begin_lives_but(3, 1, (struct life){ 0 });
     take_aim("rejoin.met", 1, SIGSTOP);
     begin_life(3, (struct life){ .rank = 1 });
     aim.step = NULL;

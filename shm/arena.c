@@ -40,6 +40,7 @@
 #include "arena.h"
 
 #include "arena_pages.h"
+#include "file.h"
 #include "fork.h"
 #include "guard.h"
 #include "layout.h"
@@ -100,12 +101,6 @@ static void set_high_water(struct bxi_arena *arena, uint64_t bytes)
     bxi_store_relaxed(&arena->pages.keep, bytes);
 }
 
-static uint64_t committed(const struct bxi_arena *arena)
-{
-    /* [arena.committed] relaxed: a statistic; any recent value is good. */
-    return bxi_load_relaxed(&arena->pages.committed);
-}
-
 /* Under lock. Writes the words in the owner's segment. */
 static void publish(struct bxi_arena *arena)
 {
@@ -113,7 +108,7 @@ static void publish(struct bxi_arena *arena)
     if (arena->words.used != NULL)
         bxi_store_relaxed(arena->words.used, arena->used);
     if (arena->words.committed != NULL)
-        bxi_store_relaxed(arena->words.committed, committed(arena));
+        bxi_store_relaxed(arena->words.committed, bxi_pages_committed(&arena->pages));
     if (arena->words.high_water != NULL)
         bxi_store_relaxed(arena->words.high_water, high_water(arena));
 }
@@ -215,7 +210,7 @@ static void count_used(struct bxi_arena *arena, size_t bytes)
 /* Under lock. True now and then, if much more is committed than was ever used. */
 static bool is_purge_due(struct bxi_arena *arena)
 {
-    uint64_t held = committed(arena);
+    uint64_t held = bxi_pages_committed(&arena->pages);
     uint64_t slack = high_water(arena) / 4 + SLACK_BYTES;
 
     if (held <= arena->purge_at || held <= high_water(arena) + slack)
@@ -242,7 +237,7 @@ static void book(struct bxi_arena *arena, unsigned class, void *block)
         return;
     bxi_pages_purge(&arena->pages);
     pthread_mutex_lock(&arena->lock);
-    arena->purge_at = committed(arena) + SLACK_BYTES + high_water(arena) / 4;
+    arena->purge_at = bxi_pages_committed(&arena->pages) + SLACK_BYTES + high_water(arena) / 4;
     publish(arena);
     pthread_mutex_unlock(&arena->lock);
 }
@@ -504,7 +499,7 @@ void bxi_arena_read(struct bxi_arena *arena, struct bxi_arena_stats *stats)
     pthread_mutex_lock(&arena->lock);
     stats->size_bytes = arena->pages.bytes;
     stats->used_bytes = arena->used;
-    stats->committed_bytes = committed(arena);
+    stats->committed_bytes = bxi_pages_committed(&arena->pages);
     stats->high_water_bytes = high_water(arena);
     pthread_mutex_unlock(&arena->lock);
 }

@@ -24,6 +24,7 @@ struct bxi_arena_view {             /* a peer's, or the own one a second time; r
     uint64_t bytes;
     bxi_a32 truncated;              /* set by the SIGBUS guard: the memory may read as zeroes */
     bxi_a32 refs;
+    uint32_t forks;                 /* bxi_forks when it was mapped */
 };
 
 struct bxi_arena_stats {

@@ -25,7 +25,7 @@
  * bxi_pages_start fails if jemalloc used the mapping for them anyway). Freed extents stay dirty in jemalloc and do not
  * decay; a purge decommits them. For jemalloc a decommit always succeeds; here it returns pages above `keep` bytes to
  * /dev/shm and keeps the others as spare pages, because the first touch of a new page costs three to five times a
- * touch of an allocated one. The commit hook zeroes a spare page, as it must. purge_lazy and purge_forced refuse:
+ * touch of an allocated one. The commit hook zeroes a spare page, as it must. There is no hook that purges:
  * MADV_DONTNEED does not zero shared pages, and a hole that jemalloc does not know of would raise SIGBUS.
  *
  * In a forked child, which does not have the mapping, the hooks refuse.
@@ -35,31 +35,19 @@
 #include "arena_pages.h"
 
 #include "arena.h"
-#include "cancel.h"
+#include "file.h"
 #include "fork.h"
 #include "layout.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #define SLOTS (sizeof(slots) / sizeof(slots[0]))
 #define CREATE_MIB "experimental.arenas_create_ext"
 #define RECORDS_BYTES ((size_t)8 << 20) /* more than jemalloc maps for records at first: 2 MiB, twice for alignment */
 #define CHUNK_PAGES 4096u               /* 16 MiB: a signal makes fallocate start anew */
-
-/* A thread that is cancelled in fallocate would leave the arena's lock held. */
-static int uncancelled_fallocate(int fd, int mode, off_t offset, off_t bytes)
-{
-    BXI_UNCANCELLED;
-
-    return fallocate(fd, mode, offset, bytes);
-}
-
-int (*bxi_pages_fallocate)(int fd, int mode, off_t offset, off_t bytes) = uncancelled_fallocate;
 
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 static pthread_mutex_t slots[] = { PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER,
@@ -129,13 +117,6 @@ bool bxi_pages_is_forked(const struct bxi_pages *pages)
     return bxi_load_relaxed(&bxi_forks) != pages->forks;
 }
 
-/* Under lock, or where any recent value is good. */
-static uint64_t committed(const struct bxi_pages *pages)
-{
-    /* [arena.committed] relaxed: lock orders it where the order matters. */
-    return bxi_load_relaxed(&pages->committed);
-}
-
 /* Under lock. */
 static void set_committed(struct bxi_pages *pages, uint64_t bytes)
 {
@@ -145,46 +126,16 @@ static void set_committed(struct bxi_pages *pages, uint64_t bytes)
 
 /* ---- Pages ----------------------------------------------------------------------------------- */
 
-/* Allocates pages [first, end): 0, or -errno. Keeps the size: a truncated object must not grow again, filled with
- * zeroes. */
+/* Allocates pages [first, end): 0, or -errno. */
 static int allocate_pages(struct bxi_pages *pages, uint64_t first, uint64_t end)
 {
-    uint64_t step = end - first;
-
-    while (first < end) {
-        off_t offset = (off_t)(first * BXI_PAGE);
-        off_t bytes = (off_t)(step * BXI_PAGE);
-
-        if (pages->fd < 0)
-            return -ESHUTDOWN;
-        int error = bxi_pages_fallocate(pages->fd, FALLOC_FL_KEEP_SIZE, offset, bytes) < 0 ? errno : 0;
-        if (error == EOPNOTSUPP)        /* not a tmpfs */
-            error = posix_fallocate(pages->fd, offset, bytes);
-        if (error != 0 && error != EINTR)
-            return -error;
-        if (error == 0)
-            first += step;
-        else if (step > 1)
-            step /= 2;                  /* a signal undoes the whole call: smaller calls succeed */
-        if (step > end - first)
-            step = end - first;
-    }
-    return 0;
+    return pages->fd < 0 ? -ESHUTDOWN : bxi_file_allocate(pages->fd, first * BXI_PAGE, (end - first) * BXI_PAGE);
 }
 
 /* False if that fails: then the pages are still allocated. */
 static bool punch_pages(struct bxi_pages *pages, uint64_t first, uint64_t end)
 {
-    const int mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
-    int rc;
-
-    if (pages->fd < 0)
-        return false;
-    do
-        rc = bxi_pages_fallocate(pages->fd, mode, (off_t)(first * BXI_PAGE),
-                                 (off_t)((end - first) * BXI_PAGE));
-    while (rc < 0 && errno == EINTR);
-    return rc == 0;
+    return pages->fd >= 0 && bxi_file_punch(pages->fd, first * BXI_PAGE, (end - first) * BXI_PAGE) == 0;
 }
 
 static bool is_spare(const struct bxi_pages *pages, uint64_t page)
@@ -253,7 +204,7 @@ static int commit_pages(struct bxi_pages *pages, uint64_t first, uint64_t end)
         flip_spare(pages, page, next);
         pages->spare_pages -= next - page;
     }
-    set_committed(pages, committed(pages) + added * BXI_PAGE);
+    set_committed(pages, bxi_pages_committed(pages) + added * BXI_PAGE);
     if (end > pages->top_page)
         pages->top_page = end;
     return 0;
@@ -264,7 +215,7 @@ static void decommit_pages(struct bxi_pages *pages, uint64_t first, uint64_t end
 {
     /* [arena.keep] relaxed: a bound on spare pages; any recent value is good. */
     uint64_t keep = bxi_load_relaxed(&pages->keep);
-    uint64_t held = committed(pages);
+    uint64_t held = bxi_pages_committed(pages);
     uint64_t above = held > keep ? (held - keep) / BXI_PAGE : 0;
 
     if (pages->pretends)
@@ -291,7 +242,7 @@ void bxi_pages_drop_spare(struct bxi_pages *pages)
             continue;
         flip_spare(pages, page, next);
         pages->spare_pages -= next - page;
-        set_committed(pages, committed(pages) - (next - page) * BXI_PAGE);
+        set_committed(pages, bxi_pages_committed(pages) - (next - page) * BXI_PAGE);
     }
     pthread_mutex_unlock(&pages->lock);
 }
@@ -326,27 +277,6 @@ static void *hook_alloc(extent_hooks_t *hooks, void *wanted, size_t bytes, size_
 unlock:
     pthread_mutex_unlock(&pages->lock);
     return extent;
-}
-
-/* Refuses: jemalloc keeps the extent, decommitted, for later. */
-static bool hook_dalloc(extent_hooks_t *hooks, void *extent, size_t bytes, bool is_committed, unsigned index)
-{
-    (void)hooks;
-    (void)extent;
-    (void)bytes;
-    (void)is_committed;
-    (void)index;
-    return true;
-}
-
-/* Nothing to do: the whole mapping is unmapped at once. */
-static void hook_destroy(extent_hooks_t *hooks, void *extent, size_t bytes, bool is_committed, unsigned index)
-{
-    (void)hooks;
-    (void)extent;
-    (void)bytes;
-    (void)is_committed;
-    (void)index;
 }
 
 /* The page at `offset` bytes of an extent. */
@@ -389,19 +319,6 @@ static bool hook_decommit(extent_hooks_t *hooks, void *extent, size_t bytes, siz
     return false;
 }
 
-/* Refuses, lazy and forced. */
-static bool hook_purge(extent_hooks_t *hooks, void *extent, size_t bytes, size_t offset, size_t length,
-                       unsigned index)
-{
-    (void)hooks;
-    (void)extent;
-    (void)bytes;
-    (void)offset;
-    (void)length;
-    (void)index;
-    return true;
-}
-
 /* One mapping: extents may be split anywhere. */
 static bool hook_split(extent_hooks_t *hooks, void *extent, size_t bytes, size_t first_bytes,
                        size_t second_bytes, bool is_committed, unsigned index)
@@ -429,14 +346,12 @@ static bool hook_merge(extent_hooks_t *hooks, void *first, size_t first_bytes, v
     return false;
 }
 
+/* The hooks that are NULL: jemalloc keeps an extent that it would give back (dalloc) decommitted, for later; it never
+ * purges (lazy, forced); and the whole mapping is unmapped at once (destroy). */
 static const extent_hooks_t arena_hooks = {
     .alloc = hook_alloc,
-    .dalloc = hook_dalloc,
-    .destroy = hook_destroy,
     .commit = hook_commit,
     .decommit = hook_decommit,
-    .purge_lazy = hook_purge,
-    .purge_forced = hook_purge,
     .split = hook_split,
     .merge = hook_merge,
 };

@@ -55,6 +55,12 @@ static inline size_t bxi_class_bytes(unsigned class)
     return lines * BXI_ARENA_ALIGN;
 }
 
+static inline uint64_t bxi_pages_committed(const struct bxi_pages *pages)
+{
+    /* [arena.committed] relaxed: pages.lock orders it where the order matters; else any recent value is good. */
+    return bxi_load_relaxed(&pages->committed);
+}
+
 /* Sets hooks, forks and lock; the caller sets the other fields. */
 void bxi_pages_init(struct bxi_pages *pages);
 
@@ -75,9 +81,6 @@ void bxi_pages_drop_spare(struct bxi_pages *pages);
 void bxi_pages_close(struct bxi_pages *pages);
 /* Destroys all blocks. The caller unmaps. */
 void bxi_pages_end(struct bxi_pages *pages, bool is_started);
-
-/* fallocate(2); tests replace it. */
-extern int (*bxi_pages_fallocate)(int fd, int mode, off_t offset, off_t bytes);
 
 bool bxi_pages_is_forked(const struct bxi_pages *pages);
 

@@ -36,7 +36,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -144,24 +143,6 @@ int bxi_object_link(int fd, const char *shm_name)
         return -errno;
     BXI_STEP("object.linked");
     return 0;
-}
-
-int bxi_file_limit(uint64_t bytes)
-{
-    struct rlimit limit;
-
-    if (getrlimit(RLIMIT_FSIZE, &limit) < 0 || limit.rlim_cur == RLIM_INFINITY || bytes <= limit.rlim_cur)
-        return 0;
-    return -EFBIG;
-}
-
-int bxi_file_resize(int fd, uint64_t bytes)
-{
-    int rc = bxi_file_limit(bytes);
-
-    if (rc == 0 && ftruncate(fd, (off_t)bytes) < 0)
-        rc = -errno;
-    return rc;
 }
 
 static bool is_locked(int fd)

@@ -34,12 +34,6 @@ int bxi_object_create(const char *shm_name, int *fd);
 int bxi_object_create_unnamed(int *fd);
 int bxi_object_link(int fd, const char *shm_name);
 
-/* 0, or -EFBIG: RLIMIT_FSIZE does not allow a file of that size. A thread that extends a file beyond the limit gets
- * SIGXFSZ, whose default action ends the process. */
-int bxi_file_limit(uint64_t bytes);
-/* ftruncate after that check. 0, -EFBIG, -errno. */
-int bxi_file_resize(int fd, uint64_t bytes);
-
 struct bxi_object_owner {
     uint32_t pid;
     uint32_t state;             /* enum bxi_state */

@@ -11,33 +11,17 @@
  */
 #include "segment.h"
 
-#include "cancel.h"
+#include "file.h"
 #include "fork.h"
 #include "guard.h"
 #include "step.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdbool.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
-
-/* Keeps the size: a truncated file must not grow again, filled with zeroes. */
-static int allocate(int fd, uint64_t offset, uint64_t bytes)
-{
-    BXI_UNCANCELLED;
-    int error;
-
-    do
-        error = fallocate(fd, FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes) < 0 ? errno : 0;
-    while (error == EINTR);
-    if (error == EOPNOTSUPP)        /* not a tmpfs */
-        error = posix_fallocate(fd, (off_t)offset, (off_t)bytes);
-    return -error;
-}
 
 static uint64_t realtime_ns(void)
 {
@@ -67,31 +51,20 @@ static void write_header(struct bxi_header *header, const char *job, const char 
 /* Sizes, allocates, maps and guards the file behind segment->fd. */
 static int map_own(struct bxi_segment *segment)
 {
+    void *base = NULL;
+
     BXI_STEP("segment.locked");
     int rc = bxi_file_resize(segment->fd, segment->bytes);
     if (rc < 0)
         return rc;
     BXI_STEP("segment.sized");
-    rc = allocate(segment->fd, 0, BXI_CONTROL_BYTES);
+    rc = bxi_file_allocate(segment->fd, 0, BXI_CONTROL_BYTES);
     if (rc < 0)
         return rc;
     BXI_STEP("segment.allocated");
-    void *base = mmap(NULL, segment->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, segment->fd, 0);
-    if (base == MAP_FAILED)
-        return -errno;
-    /* A forked child does not get the mapping: it must not write the worker's segment by mistake. */
-    if (madvise(base, segment->bytes, MADV_DONTFORK) < 0) {
-        rc = -errno;
-        goto unmap;
-    }
-    rc = bxi_guard_add(base, segment->bytes, true, &segment->truncated);
-    if (rc < 0)
-        goto unmap;
-    segment->control = base;
-    return 0;
-
-unmap:
-    munmap(base, segment->bytes);
+    rc = bxi_file_map(segment->fd, segment->bytes, true, &segment->truncated, &base);
+    if (rc == 0)
+        segment->control = base;
     return rc;
 }
 
@@ -135,31 +108,23 @@ int bxi_segment_open_ring(struct bxi_segment *segment, int to)
 {
     if (to < 0 || bxi_segment_bytes(to + 1) > segment->bytes)
         return -EINVAL;
-    return allocate(segment->fd, BXI_RINGS_OFFSET + (uint64_t)to * BXI_RING_STRIDE, BXI_OPEN_BYTES);
+    return bxi_file_allocate(segment->fd, BXI_RINGS_OFFSET + (uint64_t)to * BXI_RING_STRIDE, BXI_OPEN_BYTES);
 }
 
 int bxi_segment_forget_peer(struct bxi_segment *segment, int peer)
 {
-    BXI_UNCANCELLED;
-    struct bxi_pair *pair;
+    bxi_a64 *words;
     int rc;
 
     if (peer < 0 || bxi_segment_bytes(peer + 1) > segment->bytes)
         return -EINVAL;
-    pair = &segment->control->pair[peer];
-    do
-        rc = fallocate(segment->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-                       (off_t)(BXI_RINGS_OFFSET + (uint64_t)peer * BXI_RING_STRIDE), BXI_RING_STRIDE) < 0 ? -errno : 0;
-    while (rc == -EINTR);
+    words = (bxi_a64 *)&segment->control->pair[peer];
+    rc = bxi_file_punch(segment->fd, BXI_RINGS_OFFSET + (uint64_t)peer * BXI_RING_STRIDE, BXI_RING_STRIDE);
     if (rc < 0)
         return rc;
     /* Relaxed, all: no process of that rank reads them, and the next one maps them later. */
-    bxi_store_relaxed(&pair->open, 0);
-    bxi_store_relaxed(&pair->want_credit, 0);
-    bxi_store_relaxed(&pair->refused_through, 0);
-    bxi_store_relaxed(&pair->refused_errno, 0);
-    bxi_store_relaxed(&pair->want_lease, 0);
-    bxi_store_relaxed(&pair->given_back, 0);
+    for (size_t i = 0; i < sizeof(struct bxi_pair) / sizeof(*words); i++)
+        bxi_store_relaxed(&words[i], 0);
     bxi_store_relaxed(&segment->control->credit[peer].position, 0);
     return 0;
 }
@@ -168,15 +133,15 @@ int bxi_segment_allocate(struct bxi_segment *segment, uint64_t offset, uint64_t 
 {
     if (offset > segment->bytes || bytes > segment->bytes - offset)
         return -EINVAL;
-    return allocate(segment->fd, offset, bytes);
+    return bxi_file_allocate(segment->fd, offset, bytes);
 }
 
 int bxi_segment_open_device(struct bxi_segment *segment, int world_size)
 {
-    int rc = allocate(segment->fd, BXI_DEVICE_OFFSET, BXI_DEVICE_BYTES);
+    int rc = bxi_file_allocate(segment->fd, BXI_DEVICE_OFFSET, BXI_DEVICE_BYTES);
 
     for (int to = 0; rc == 0 && to < world_size; to++)
-        rc = allocate(segment->fd, bxi_device_pair_offset(to), BXI_DEVICE_PAIR_BYTES);
+        rc = bxi_file_allocate(segment->fd, bxi_device_pair_offset(to), BXI_DEVICE_PAIR_BYTES);
     return rc;
 }
 
@@ -246,43 +211,28 @@ static int check_header(const struct bxi_header *is, uint64_t instance, int rank
 int bxi_segment_attach(struct bxi_segment_view *view, int fd, uint64_t instance, int rank, int world_size)
 {
     struct bxi_header header;
-    struct stat status;
+    size_t bytes = bxi_segment_bytes(world_size);
+    void *base = NULL;
+    int rc;
 
     if (world_size < 1 || world_size > BXI_WORLD_MAX || rank < 0 || rank >= world_size)
         return -EINVAL;
     memset(view, 0, sizeof(*view));
-    if (fstat(fd, &status) < 0)
-        return -errno;
-    size_t bytes = bxi_segment_bytes(world_size);
-    if (!S_ISREG(status.st_mode) || status.st_size < 0 || (uint64_t)status.st_size != bytes)
-        return -EPROTO;
-
-    void *base = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
-    if (base == MAP_FAILED)
-        return -errno;
-    int rc = 0;
-    if (madvise(base, bytes, MADV_DONTFORK) < 0) {
-        rc = -errno;
-        goto unmap;
-    }
-    /* Before the first read: the file may have shrunk since fstat. */
-    rc = bxi_guard_add(base, bytes, false, &view->truncated);
+    /* Guarded before the first read: the file may shrink at any time. */
+    rc = bxi_file_map(fd, bytes, false, &view->truncated, &base);
     if (rc < 0)
-        goto unmap;
+        return rc;
     memset(&header, 0, sizeof(header));
     copy_words(&header, base, offsetof(struct bxi_header, state));
     rc = check_header(&header, instance, rank, world_size);
-    if (rc < 0)
-        goto drop;
+    if (rc < 0) {
+        bxi_guard_drop(base);
+        munmap(base, bytes);
+        return rc;
+    }
     view->control = base;
     view->bytes = bytes;
     return 0;
-
-drop:
-    bxi_guard_drop(base);
-unmap:
-    munmap(base, bytes);
-    return rc;
 }
 
 const unsigned char *bxi_segment_view_ring(const struct bxi_segment_view *view, int to)

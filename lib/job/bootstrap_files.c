@@ -31,6 +31,7 @@
  */
 #include "job.h"
 
+#include "shm/file.h"
 #include "shm/step.h"
 
 #include <dirent.h>

@@ -23,6 +23,8 @@
  */
 #include "trace.h"
 
+#include "shm/file.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>

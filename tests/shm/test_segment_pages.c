@@ -3,6 +3,7 @@
  * How shm/segment.c allocates pages: by fallocate(2), which a test may make fail, or by writing if the file system has
  * no fallocate. Also which offsets may be allocated, and that mappings and descriptors are released.
  */
+#include "fallocate.h"
 #include "shm/segment.h"
 #include "tests/harness/child.h"
 #include "tests/harness/harness.h"
@@ -15,7 +16,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #define INSTANCE UINT64_C(0x0123456789abcdef)
@@ -23,26 +23,6 @@
 static char job[BXI_NAME_BYTES];
 static struct bxi_segment segment;
 static struct bxi_segment_view view;
-
-static int interruptions;           /* of fallocate by a signal, still to happen */
-static bool has_none;               /* a file system without fallocate */
-static bxi_a32 calls;               /* other tests make them from several threads */
-
-/* Replaces the C library's, in this whole program. */
-int fallocate(int fd, int mode, off_t offset, off_t bytes)
-{
-    bxi_add(&calls, 1);
-    if (interruptions > 0) {
-        interruptions--;
-        errno = EINTR;
-        return -1;
-    }
-    if (has_none) {
-        errno = EOPNOTSUPP;
-        return -1;
-    }
-    return (int)syscall(SYS_fallocate, fd, mode, offset, bytes);
-}
 
 static void create_one(void)
 {
@@ -72,22 +52,22 @@ Test(segment_pages, are_allocated_however_many_signals_come)
 {
     blkcnt_t before = status_of(segment.fd).st_blocks;
 
-    interruptions = 1000;
+    fake_fallocate.interruptions = 1000;
     cr_assert_eq(bxi_segment_open_ring(&segment, 1), 0);
-    cr_assert_eq(interruptions, 0);
+    cr_assert_eq(fake_fallocate.interruptions, 0);
     cr_assert_geq(status_of(segment.fd).st_blocks - before, (blkcnt_t)(BXI_OPEN_BYTES / 512));
-    interruptions = 1000;
+    fake_fallocate.interruptions = 1000;
     cr_assert_eq(bxi_segment_allocate(&segment, BXI_CONTROL_BYTES, BXI_PAGE), 0);
-    cr_assert_eq(interruptions, 0);
+    cr_assert_eq(fake_fallocate.interruptions, 0);
 }
 
 Test(segment_pages, are_allocated_by_writing_where_the_file_system_cannot)
 {
     blkcnt_t before = status_of(segment.fd).st_blocks;
 
-    has_none = true;
+    fake_fallocate.has_none = true;
     cr_assert_eq(bxi_segment_open_ring(&segment, 1), 0);
-    cr_assert_gt(bxi_load_relaxed(&calls), 0);
+    cr_assert_gt(bxi_load_relaxed(&fake_fallocate.allocations), 0);
     cr_assert_geq(status_of(segment.fd).st_blocks - before, (blkcnt_t)(BXI_OPEN_BYTES / 512));
     cr_assert_eq((uint64_t)status_of(segment.fd).st_size, segment.bytes);
 }

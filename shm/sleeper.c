@@ -294,11 +294,9 @@ static void leave_epoll(struct bxi_sleeper *sleeper)
     sleeper->kind = BXI_SLEEPER_POLL;
 }
 
-/* From io_uring to epoll. Closes the ring first: that ends its polls, and epoll may need the descriptor. */
-static void leave_uring(struct bxi_sleeper *sleeper)
+/* From the start, or from io_uring. */
+static void take_epoll(struct bxi_sleeper *sleeper)
 {
-    io_uring_queue_exit(&sleeper->ring);
-    sleeper->idle_count = 0;
     sleeper->kind = BXI_SLEEPER_EPOLL;
     sleeper->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     bool is_complete = sleeper->epoll_fd >= 0;
@@ -311,24 +309,21 @@ static void leave_uring(struct bxi_sleeper *sleeper)
         leave_epoll(sleeper);
 }
 
-static int create_kind(struct bxi_sleeper *sleeper, enum bxi_sleeper_kind kind)
+/* Closes the ring first: that ends its polls, and epoll may need the descriptor. */
+static void leave_uring(struct bxi_sleeper *sleeper)
 {
-    int rc = -EINVAL;
+    io_uring_queue_exit(&sleeper->ring);
+    sleeper->idle_count = 0;
+    take_epoll(sleeper);
+}
 
-    if (kind == BXI_SLEEPER_POLL) {
-        sleeper->kind = kind;
-        return 0;
-    }
-    if (kind != BXI_SLEEPER_EPOLL) {
-        rc = uring_create(sleeper);
-        if (rc == 0)
-            sleeper->kind = BXI_SLEEPER_URING;
-    }
-    if (rc < 0 && kind != BXI_SLEEPER_URING) {
-        sleeper->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-        rc = sleeper->epoll_fd < 0 ? -errno : 0;
-        sleeper->kind = BXI_SLEEPER_EPOLL;
-    }
+int bxi_sleeper_probe_uring(void)
+{
+    struct bxi_sleeper probe;
+    int rc = uring_create(&probe);
+
+    if (rc == 0)
+        io_uring_queue_exit(&probe.ring);
     return rc;
 }
 
@@ -342,11 +337,9 @@ int bxi_sleeper_create(enum bxi_sleeper_kind kind, struct bxi_sleeper **sleeper)
     made->has_pwait2 = true;
     for (int slot = 0; slot < BXI_SLEEPER_FDS; slot++)
         made->watch[slot].token = FREE_TOKEN;
-    int rc = create_kind(made, kind);
-    if (rc < 0) {
-        free(made);
-        return rc;
-    }
+    made->kind = kind;
+    if (kind == BXI_SLEEPER_EPOLL || (kind == BXI_SLEEPER_URING && uring_create(made) < 0))
+        take_epoll(made);
     *sleeper = made;
     return 0;
 }

@@ -16,15 +16,16 @@
 
 #define BXI_SLEEPER_FDS 132         /* two bells, a launcher and 128 peers */
 
-enum bxi_sleeper_kind { BXI_SLEEPER_AUTO = 0, BXI_SLEEPER_URING = 1, BXI_SLEEPER_EPOLL = 2, BXI_SLEEPER_POLL = 3 };
+enum bxi_sleeper_kind { BXI_SLEEPER_URING, BXI_SLEEPER_EPOLL, BXI_SLEEPER_POLL };
 
 struct bxi_sleeper;
 
-/* 0, -ENOMEM; -errno of io_uring_setup, io_uring_enter or epoll_create1; POLL needs none of them. AUTO tries
- * io_uring, then epoll. */
+/* Of that kind, or of the next one that can be made: poll(2) needs nothing. 0, -ENOMEM. */
 int bxi_sleeper_create(enum bxi_sleeper_kind kind, struct bxi_sleeper **sleeper);
+/* Can one with io_uring be made? 0; -errno of io_uring_setup or io_uring_enter. */
+int bxi_sleeper_probe_uring(void);
 void bxi_sleeper_destroy(struct bxi_sleeper *sleeper);
-enum bxi_sleeper_kind bxi_sleeper_kind(const struct bxi_sleeper *sleeper);     /* the current kind; never AUTO */
+enum bxi_sleeper_kind bxi_sleeper_kind(const struct bxi_sleeper *sleeper);     /* the current kind */
 
 /* Adds a descriptor; bxi_sleeper_wait returns token (not UINT64_MAX) when it is readable. 0, -ENOSPC (there are
  * BXI_SLEEPER_FDS), -EEXIST, -EINVAL (the token), -EBADF. forget removes it; call it before you close the

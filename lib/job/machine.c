@@ -73,16 +73,13 @@ int bxi_machine_cpus(const struct bx_job *job)
 
 int bxi_machine_sleeper(struct bx_job *job)
 {
-    struct bxi_sleeper *probe = NULL;
-
     if (job->options.wait == BX_WAIT_EPOLL) {
         job->run->sleeper_kind = BXI_SLEEPER_EPOLL;
         return 0;
     }
 
-    int rc = bxi_sleeper_create(BXI_SLEEPER_URING, &probe);
+    int rc = bxi_sleeper_probe_uring();
 
-    bxi_sleeper_destroy(probe);
     if (rc < 0 && job->options.wait == BX_WAIT_URING)
         return bx_fail(BX_E_URING, "io_uring was asked for and the kernel refuses it (%s); see "
                                    "kernel.io_uring_disabled, seccomp and ulimit -l, or use BX_WAIT=epoll",

@@ -63,8 +63,7 @@ static uint64_t sleep_in_background(struct bxi_run *run, struct bxi_sleeper *sle
     uint64_t until_ns, now_ns, timeout_ns = BX_FOREVER;
     int count;
 
-    if (run->host->before_sleep != NULL)
-        run->host->before_sleep(run->context);
+    run->host->before_sleep(run->context);
     now_ns = run->system->now_ns();
     until_ns = bxi_least(bxi_until_when(run, now_ns), bxi_next_deadline_ns(run, now_ns));
     if (until_ns != BX_FOREVER)
@@ -82,7 +81,7 @@ static uint64_t sleep_in_background(struct bxi_run *run, struct bxi_sleeper *sle
         } else {
             run->system->forget(sleeper, tokens[i]);
             bxi_run_unwatch(run, tokens[i]);
-            bxi_tell_host(run, tokens[i]);
+            run->host->readable(run->context, tokens[i]);
         }
     }
     return count > 0 ? run->system->now_ns() - now_ns + 1 : 0;
@@ -145,8 +144,7 @@ static void *run_background(void *argument)
     int rc;
 
     bxi_cancel_off();               /* a handler may switch it on, and is stopped if it is cancelled */
-    if (run->host->thread_begins != NULL)
-        run->host->thread_begins(run->context);
+    run->host->thread_begins(run->context);
     rc = make_background_sleeper(run, &sleeper);
     if (rc < 0) {
         announce_ready(run, 1 + (uint32_t)-rc);
@@ -328,8 +326,7 @@ int bxi_run_once(struct bxi_run *run)
     } while (handled > 0 && total < 1024 && bxi_leaving == NULL);
     if (handled > 0)
         bxi_before_sleep(role, 0);      /* no deadline: what others wait for */
-    if (run->host->before_sleep != NULL)
-        run->host->before_sleep(run->context);
+    run->host->before_sleep(run->context);
     if (run->loop_fd >= 0)
         bxi_until_when(run, 0);
     bxi_leave_role(role, true);

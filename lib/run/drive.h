@@ -93,7 +93,7 @@ bool bxi_spin_on(const struct bxi_role *role, struct bxi_spin *spin, struct bxi_
 /* Another process of the job needs this CPU. */
 static inline bool bxi_is_crowded(const struct bxi_run *run)
 {
-    return run->host->is_crowded != NULL && run->host->is_crowded(run->context);
+    return run->host->is_crowded(run->context);
 }
 /* The budget allows a spin, no other process needs the CPU, and the next pass is no 256th, which does more. */
 static inline bool bxi_spin_may_begin(const struct bxi_run *run)
@@ -111,7 +111,7 @@ void bxi_adapt_spin(const struct bxi_role *role, uint64_t slept_ns);       /* a 
 
 /* ---- sleep.c --------------------------------------------------------------------------------------- */
 
-/* Makes a sleeper of the run's kind, or of the next that is available, that watches all of them. 0, -errno. */
+/* Makes a sleeper that watches all of them. 0, -errno. */
 int bxi_make_sleeper(const struct bxi_run *run, const struct bxi_watched *watched, int count,
                      struct bxi_sleeper **sleeper);
 /* One wait in it, counted, and shown to the host. A change of the sleeper's kind and a failure are logged, the latter
@@ -129,13 +129,6 @@ bool bxi_sleep_as_leader(const struct bxi_role *role, uint64_t timeout_ns);
 void bxi_count_late(struct bxi_run *run, uint64_t until_ns, int bell_fd, struct bxi_waiter *waiter);
 
 /* ---- watched.c ---------------------------------------------------------------------------------- */
-
-/* One of the watched descriptors is readable, and this thread watches it no more. */
-static inline void bxi_tell_host(struct bxi_run *run, uint64_t token)
-{
-    if (run->host->readable != NULL)
-        run->host->readable(run->context, token);
-}
 
 void bxi_run_unwatch(struct bxi_run *run, uint64_t token);     /* the background thread: it was readable */
 void bxi_read_loop(struct bxi_run *run);        /* own_loop: takes what its descriptor announces */

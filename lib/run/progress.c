@@ -102,7 +102,7 @@ static int pass_now_and_then(const struct bxi_role *role, struct bxi_waiter *wai
 
     BXI_FOR_SOURCES(run, now_and_then)
         source->ops->now_and_then(source->context, role, now_ns);
-    if (waiter != NULL && run->host->wait_lasts != NULL)
+    if (waiter != NULL)
         run->host->wait_lasts(run->context, waiter);
     return handled;
 }

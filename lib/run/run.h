@@ -124,7 +124,6 @@ struct bxi_source {
 enum bxi_sleeps { BXI_SLEEPS_BACKGROUND = 0, BXI_SLEEPS_LEADER = 1, BXI_SLEEPS_FOLLOWER = 2 };
 enum bxi_sleeps_by { BXI_SLEEPS_BY_URING = 0, BXI_SLEEPS_BY_EPOLL = 1, BXI_SLEEPS_BY_FUTEX = 2 };
 
-/* Each function may be NULL. */
 struct bxi_host {
     /* A descriptor of bxi_run_watch is readable; it is not watched any more by the thread that saw it. Without the
      * role, before the next pass; it may use bxi_note. */

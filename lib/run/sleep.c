@@ -57,30 +57,17 @@ const struct bxi_system bxi_real_system = {
 
 /* ---- sleepers ---------------------------------------------------------------------------------- */
 
-static int make_kind(const struct bxi_system *system, enum bxi_sleeper_kind kind, const struct bxi_watched *watched,
-                     int count, struct bxi_sleeper **sleeper)
-{
-    int rc = system->create(kind, sleeper);
-
-    for (int i = 0; rc == 0 && i < count; i++) {
-        rc = system->watch(*sleeper, watched[i].fd, watched[i].token);
-        if (rc < 0) {
-            system->destroy(*sleeper);
-            *sleeper = NULL;
-        }
-    }
-    return rc;
-}
-
 int bxi_make_sleeper(const struct bxi_run *run, const struct bxi_watched *watched, int count,
                      struct bxi_sleeper **sleeper)
 {
-    int rc = make_kind(run->system, run->sleeper_kind, watched, count, sleeper);
+    int rc = run->system->create(run->sleeper_kind, sleeper);
 
     if (rc < 0)
-        rc = make_kind(run->system, BXI_SLEEPER_EPOLL, watched, count, sleeper);
+        return rc;
+    for (int i = 0; rc == 0 && i < count; i++)
+        rc = run->system->watch(*sleeper, watched[i].fd, watched[i].token);
     if (rc < 0)
-        rc = make_kind(run->system, BXI_SLEEPER_POLL, watched, count, sleeper);
+        run->system->destroy(*sleeper);
     return rc;
 }
 
@@ -97,24 +84,18 @@ static void count_sleep(struct bxi_run *run, enum bxi_sleeper_kind kind)
     bxi_add(&run->counters[BXI_C_wakeups], 1);
 }
 
-static uint64_t show_sleep(struct bxi_run *run, enum bxi_sleeps who)
-{
-    return run->host->sleeps != NULL ? run->host->sleeps(run->context, who) : 0;
-}
-
 static void show_wake(struct bxi_run *run, enum bxi_sleeps who, enum bxi_sleeper_kind kind, bool rung,
                       uint64_t began_ns)
 {
-    if (run->host->woke != NULL)
-        run->host->woke(run->context, who, kind == BXI_SLEEPER_URING ? BXI_SLEEPS_BY_URING : BXI_SLEEPS_BY_EPOLL,
-                        rung, began_ns);
+    run->host->woke(run->context, who, kind == BXI_SLEEPER_URING ? BXI_SLEEPS_BY_URING : BXI_SLEEPS_BY_EPOLL, rung,
+                    began_ns);
 }
 
 int bxi_sleep(struct bxi_run *run, const struct bxi_sleep *sleep, uint64_t timeout_ns, uint64_t *tokens)
 {
     const struct bxi_system *system = run->system;
     enum bxi_sleeper_kind before = system->kind(sleep->sleeper), after;
-    uint64_t began_ns = show_sleep(run, sleep->who);
+    uint64_t began_ns = run->host->sleeps(run->context, sleep->who);
     int count = system->wait(sleep->sleeper, timeout_ns, tokens, BXI_SLEEPER_FDS);
 
     after = system->kind(sleep->sleeper);
@@ -196,7 +177,7 @@ static struct bxi_sleeper *own_sleeper(struct bxi_run *run)
 static bool poll_as_leader(struct bxi_run *run, uint64_t timeout_ns)
 {
     struct pollfd fds[] = { { .fd = run->bell_fd[1], .events = POLLIN }, { .fd = run->loop_fd, .events = POLLIN } };
-    uint64_t began_ns = show_sleep(run, BXI_SLEEPS_LEADER);
+    uint64_t began_ns = run->host->sleeps(run->context, BXI_SLEEPS_LEADER);
     int count = run->system->poll(fds, 2, timeout_ns / 1000000 < 1000 ? (int)(timeout_ns / 1000000) + 1 : 1000);
 
     bxi_bell_drain(run->bell_fd[1]);

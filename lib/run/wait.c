@@ -30,18 +30,6 @@ static bool ends_early(const struct bxi_run *run, const struct bxi_waiter *waite
     return bxi_is_interrupted(run) && !waiter->lasts;
 }
 
-static void show_wait(struct bxi_run *run, struct bxi_waiter *waiter)
-{
-    if (run->host->wait_lasts != NULL)
-        run->host->wait_lasts(run->context, waiter);
-}
-
-static void tell_of_sleep(struct bxi_run *run)
-{
-    if (run->host->before_sleep != NULL)
-        run->host->before_sleep(run->context);
-}
-
 /* ---- leading ----------------------------------------------------------------------------------- */
 
 /* One sleep of the leader, unless something turns up first. Not inlined: most waits need none. */
@@ -53,10 +41,10 @@ __attribute__((noinline)) static void sleep_as_leader(const struct bxi_role *rol
     bool rung;
 
     bxi_flush(run);
-    show_wait(run, waiter);
+    run->host->wait_lasts(run->context, waiter);
     if (bxi_before_sleep(role, run->system->now_ns()))
         return;
-    tell_of_sleep(run);
+    run->host->before_sleep(run->context);
     now_ns = run->system->now_ns();
     until_ns = bxi_least(waiter->deadline_ns, bxi_next_timer_ns(run));
     until_ns = bxi_least(until_ns, bxi_next_deadline_ns(run, now_ns));
@@ -207,19 +195,17 @@ static void unlink_waiter(struct bxi_run *run, struct bxi_waiter *waiter)
 static void sleep_in_futex(struct bxi_run *run, struct bxi_waiter *waiter)
 {
     uint32_t awake = 0;
-    uint64_t began_ns = 0;
+    uint64_t began_ns;
 
-    show_wait(run, waiter);
-    tell_of_sleep(run);
+    run->host->wait_lasts(run->context, waiter);
+    run->host->before_sleep(run->context);
     /* [waiter.signal] pairs with the exchange in bxi_signal_waiter: a signal before this is not slept over. */
     if (!bxi_cas(&waiter->signal, &awake, 1) && awake != 1)     /* 1: a futex wait that ended without cause */
         return;
-    if (run->host->sleeps != NULL)
-        began_ns = run->host->sleeps(run->context, BXI_SLEEPS_FOLLOWER);
+    began_ns = run->host->sleeps(run->context, BXI_SLEEPS_FOLLOWER);
     run->system->wait_while_1(&waiter->signal, waiter->deadline_ns);
-    if (run->host->woke != NULL)
-        run->host->woke(run->context, BXI_SLEEPS_FOLLOWER, BXI_SLEEPS_BY_FUTEX,
-                        bxi_load_relaxed(&waiter->signal) == 2, began_ns);
+    run->host->woke(run->context, BXI_SLEEPS_FOLLOWER, BXI_SLEEPS_BY_FUTEX, bxi_load_relaxed(&waiter->signal) == 2,
+                    began_ns);
 }
 
 /* Waits without the role. 0: ready. BX_E_TIMEOUT, BX_E_INTERRUPTED. 1: try the role. */

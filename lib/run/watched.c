@@ -48,7 +48,7 @@ void bxi_read_loop(struct bxi_run *run)
             bxi_note(run, BXI_EVENT_TIMER);
         } else {
             forget_in_loop(run, token);
-            bxi_tell_host(run, token);
+            run->host->readable(run->context, token);
         }
     }
 }

@@ -40,21 +40,21 @@
  *     lib/run/progress.c bxi_note 367006540
  *     lib/run/progress.c hand_out_events 2277967314
  *     lib/run/progress.c bxi_pass 1359410158
- *     lib/run/wait.c sleep_as_leader 2646301797
+ *     lib/run/wait.c sleep_as_leader 524864486
  *     lib/run/wait.c wait_straight 2597607637
  *     lib/run/wait.c take_and_lead 1255015221
  *     lib/run/wait.c lead 300795170
  *     lib/run/wait.c stop_leading 782445282
- *     lib/run/wait.c sleep_in_futex 2500460559
+ *     lib/run/wait.c sleep_in_futex 396767960
  *     lib/run/wait.c link_waiter 1154486896
  *     lib/run/wait.c unlink_waiter 647847995
  *     lib/run/wait.c follow 4292367560
  *     lib/run/wait.c bxi_role_end 2721500858
  *     lib/run/wait.c bxi_wait 3895056690
  *     lib/run/wait.c bxi_wake 370826772
- *     lib/run/background.c sleep_in_background 2823254406
+ *     lib/run/background.c sleep_in_background 2769333502
  *     lib/run/background.c drive_background 3289292399
- *     lib/run/background.c run_background 2228659629
+ *     lib/run/background.c run_background 2990481727
  *     lib/run/background.c bxi_waits_stop 2419194475
  *     lib/run/background.c bxi_progress_stop 569382327
  *     lib/run/drive.h bxi_unlock_waits 3807926301

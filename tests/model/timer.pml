@@ -24,13 +24,13 @@
  *     lib/run/timer.c bxi_timer_set 772283906
  *     lib/run/timer.c bxi_until_when 1155031724
  *     lib/run/timer.c bxi_timers_due 1302429288
- *     lib/run/watched.c bxi_read_loop 1830156787
- *     lib/run/background.c sleep_in_background 2823254406
+ *     lib/run/watched.c bxi_read_loop 1897439364
+ *     lib/run/background.c sleep_in_background 2769333502
  *     lib/run/background.c drive_background 3289292399
- *     lib/run/background.c run_background 2228659629
- *     lib/run/background.c bxi_run_once 1479198413
+ *     lib/run/background.c run_background 2990481727
+ *     lib/run/background.c bxi_run_once 1753786956
  *     lib/run/progress.c bxi_before_sleep 1067260592
- *     lib/run/wait.c sleep_as_leader 2646301797
+ *     lib/run/wait.c sleep_as_leader 524864486
  */
 #ifndef DEADLINES
 #define DEADLINES 2

@@ -174,6 +174,74 @@ static const struct bxi_system fake_system = {
     .wait = fake_wait, .poll = fake_poll, .wait_while_1 = fake_wait_while_1,
 };
 
+/* ---- A host that wants to know nothing ------------------------------------------------------------ */
+
+static inline void host_before_sleep(void *context)
+{
+    (void)context;
+}
+
+static inline void host_readable(void *context, uint64_t token)
+{
+    (void)context, (void)token;
+}
+
+static inline bool host_is_not_crowded(void *context)
+{
+    (void)context;
+    return false;
+}
+
+static inline void host_wait(void *context, struct bxi_waiter *waiter)
+{
+    (void)context, (void)waiter;
+}
+
+static inline uint64_t host_sleeps(void *context, enum bxi_sleeps who)
+{
+    (void)context, (void)who;
+    return 0;
+}
+
+static inline void host_woke(void *context, enum bxi_sleeps who, enum bxi_sleeps_by by, bool rung, uint64_t began_ns)
+{
+    (void)context, (void)who, (void)by, (void)rung, (void)began_ns;
+}
+
+static struct bxi_host fake_host = {
+    .readable = host_readable, .thread_begins = host_before_sleep, .is_crowded = host_is_not_crowded,
+    .wait_begins = host_wait, .wait_lasts = host_wait, .wait_ends = host_wait,
+    .before_sleep = host_before_sleep, .sleeps = host_sleeps, .woke = host_woke,
+};
+
+/* ---- A run without a job, and its sources ---------------------------------------------------------- */
+
+static struct bxi_run run;
+static bxi_a64 armed, spins, counters[BXI_COUNTER_COUNT];
+
+static inline void begin_run(struct bxi_run *one, const struct bxi_system *system, uint64_t spin_ns)
+{
+    bxi_bell_write = ring_and_tell;
+    fake.now_ns = 1;
+    bxi_run_init(one, &(struct bxi_run_setup){ .host = &fake_host, .system = system, .name = "fake", .serial = 1,
+                                               .counters = counters, .spin_ns = spin_ns });
+    cr_assert_eq(bxi_run_open_bells(one), 0);
+    bxi_run_attach(one, &armed, counters, &spins);
+    one->cpus = 1;
+}
+
+static inline void add_source(const struct bxi_source_ops *ops, void *context)
+{
+    bxi_lock(&run.lock);
+    bxi_run_add(&run, ops, context);
+    bxi_unlock(&run.lock);
+}
+
+static inline void end_run(void)
+{
+    bxi_run_fini(&run);
+}
+
 /* Until so many threads sleep in sleepers, the earliest of them until then (or whenever: 0). */
 static inline void await_sleepers(int count, uint64_t until_ns)
 {

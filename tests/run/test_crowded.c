@@ -6,9 +6,7 @@
  */
 #include "fake_system.h"
 
-static struct bxi_run run;
 static const struct bxi_role *role;
-static bxi_a64 armed, spins, counters[BXI_COUNTER_COUNT];
 static struct bxi_system ticking;
 static bool crowded = true;
 static int yields, peeks;
@@ -64,7 +62,6 @@ static bool needs_others(const struct bxi_waiter *waiter)
 
 static struct bxi_waiter waiter = { .ready = never, .needs_others = needs_others };
 
-static const struct bxi_host crowd = { .is_crowded = is_crowded };
 static const struct bxi_source_ops ops = { .peek = peek, .flush = flush };
 
 static void set_up(void)
@@ -74,14 +71,9 @@ static void set_up(void)
     ticking.thread_ns = thread_clock_ns;
     ticking.yield = yield;
     switch_ns = 1200;
-    fake.now_ns = 1;
-    bxi_run_init(&run, &(struct bxi_run_setup){ .host = &crowd, .system = &ticking, .name = "crowd", .serial = 1,
-                                                .counters = counters, .spin_ns = 100000 });
-    cr_assert_eq(bxi_run_open_bells(&run), 0);
-    bxi_run_attach(&run, &armed, counters, &spins);
-    bxi_lock(&run.lock);
-    bxi_run_add(&run, &ops, NULL);
-    bxi_unlock(&run.lock);
+    fake_host.is_crowded = is_crowded;
+    begin_run(&run, &ticking, 100000);
+    add_source(&ops, NULL);
     role = bxi_take_role(&run);
     cr_assert_not_null(role);
 }

@@ -8,9 +8,6 @@
 
 #include "base/usercall.h"
 
-static struct bxi_run run;
-static bxi_a64 armed, spins, counters[BXI_COUNTER_COUNT];
-static const struct bxi_host no_host;
 static struct {
     bxi_a32 frames;
     int handled;
@@ -49,24 +46,12 @@ static bool stream_is_ready(struct bxi_waiter *waiter)
 
 static void set_up(void)
 {
-    bxi_bell_write = ring_and_tell;
     fake.alone = true;
-    fake.now_ns = 1;
-    bxi_run_init(&run, &(struct bxi_run_setup){ .host = &no_host, .system = &fake_system, .name = "leave", .serial = 1,
-                                                .counters = counters });
-    cr_assert_eq(bxi_run_open_bells(&run), 0);
-    bxi_run_attach(&run, &armed, counters, &spins);
-    bxi_lock(&run.lock);
-    bxi_run_add(&run, &ops, &stream);
-    bxi_unlock(&run.lock);
+    begin_run(&run, &fake_system, 0);
+    add_source(&ops, &stream);
 }
 
-static void tear_down(void)
-{
-    bxi_run_fini(&run);
-}
-
-TestSuite(leave, .init = set_up, .fini = tear_down, .timeout = 20);
+TestSuite(leave, .init = set_up, .fini = end_run, .timeout = 20);
 
 static bool background_is_rung(void)
 {

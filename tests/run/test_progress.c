@@ -423,16 +423,6 @@ static void serve_in_uring(struct bx_job *job)
     expect_waits(job, "waits_uring", "waits_epoll");
 }
 
-static bool has_uring(void)
-{
-    struct bxi_sleeper *sleeper = NULL;
-
-    if (bxi_sleeper_create(BXI_SLEEPER_URING, &sleeper) < 0)
-        return false;
-    bxi_sleeper_destroy(sleeper);
-    return true;
-}
-
 static const struct harness_world epoll_world = {
     .size = 2, .setup = setup_loop, .body = { sleep_in_epoll, serve_in_epoll },
     .options = { .no_spin = true },
@@ -460,7 +450,7 @@ Test(progress, sleeps_in_epoll_if_the_options_ask_for_it, .timeout = 20)
 
 Test(progress, sleeps_in_io_uring_if_the_kernel_allows_it, .timeout = 20)
 {
-    if (!has_uring())
+    if (bxi_sleeper_probe_uring() < 0)
         cr_skip_test("the kernel refuses io_uring");
     unsetenv("BX_WAIT");
     harness_run(&uring_world);
@@ -504,7 +494,7 @@ Test(progress, fails_if_io_uring_is_asked_for_and_refused, .timeout = 20)
 
 Test(progress, goes_on_in_epoll_when_io_uring_is_refused_later, .timeout = 20)
 {
-    if (!has_uring())
+    if (bxi_sleeper_probe_uring() < 0)
         cr_skip_test("the kernel refuses io_uring");
     unsetenv("BX_WAIT");
     harness_run(&(struct harness_world){

@@ -11,9 +11,6 @@
 
 #include <stdio.h>
 
-static struct bxi_run run;
-static bxi_a64 armed, spins, counters[BXI_COUNTER_COUNT];
-static const struct bxi_host no_host;
 
 /* What the straight way finds, and does meanwhile. */
 static struct {
@@ -62,26 +59,13 @@ static bool go_straight(struct bxi_waiter *waiter, const struct bxi_role *role)
 
 static void set_up(void)
 {
-    bxi_bell_write = ring_and_tell;
-    fake.now_ns = 1;
-    bxi_run_init(&run, &(struct bxi_run_setup){ .host = &no_host, .system = &fake_system, .name = "quiet", .serial = 1,
-                                                .counters = counters, .spin_ns = 10000 });
-    cr_assert_eq(bxi_run_open_bells(&run), 0);
-    bxi_run_attach(&run, &armed, counters, &spins);
-    run.cpus = 1;
-    bxi_lock(&run.lock);
-    bxi_run_add(&run, &ops, NULL);
-    bxi_unlock(&run.lock);
+    begin_run(&run, &fake_system, 10000);
+    add_source(&ops, NULL);
     bxi_leave_role(bxi_take_role(&run), true);
     cr_assert_eq(bxi_load_relaxed(&armed) & 3, BXI_WHO_LAZY);
 }
 
-static void tear_down(void)
-{
-    bxi_run_fini(&run);
-}
-
-TestSuite(quiet, .init = set_up, .fini = tear_down, .timeout = 20);
+TestSuite(quiet, .init = set_up, .fini = end_run, .timeout = 20);
 
 /* What a synchronous call waits with. */
 static void wait_for_reply(void)

@@ -17,9 +17,6 @@
 
 /* ---- The run, and a source ---------------------------------------------------------------------- */
 
-static struct bxi_run run;
-static bxi_a64 armed, spins, counters[BXI_COUNTER_COUNT];
-static const struct bxi_host no_host;
 static char called[LOG_MAX];            /* a letter for each call, in order */
 
 static void note(char letter)
@@ -122,33 +119,15 @@ static const struct bxi_source_ops other_ops = { .events = 2, .handle = handle, 
 
 static struct source whole = { .letter = 'a' }, other = { .letter = 'b' };
 
-static void begin_run(struct bxi_run *one)
-{
-    bxi_run_init(one, &(struct bxi_run_setup){ .host = &no_host, .system = &fake_system, .name = "fake", .serial = 1,
-                                               .counters = counters });
-    cr_assert_eq(bxi_run_open_bells(one), 0);
-    bxi_run_attach(one, &armed, counters, &spins);
-    one->cpus = 1;
-}
-
 static void set_up(void)
 {
-    bxi_bell_write = ring_and_tell;
     fake.alone = true;
-    fake.now_ns = 1;
-    begin_run(&run);
-    bxi_lock(&run.lock);
-    bxi_run_add(&run, &whole_ops, &whole);
-    bxi_run_add(&run, &other_ops, &other);
-    bxi_unlock(&run.lock);
+    begin_run(&run, &fake_system, 0);
+    add_source(&whole_ops, &whole);
+    add_source(&other_ops, &other);
 }
 
-static void tear_down(void)
-{
-    bxi_run_fini(&run);
-}
-
-TestSuite(sources, .init = set_up, .fini = tear_down, .timeout = 20);
+TestSuite(sources, .init = set_up, .fini = end_run, .timeout = 20);
 
 /* ---- Waiters ------------------------------------------------------------------------------------- */
 
@@ -277,7 +256,7 @@ Test(sources, are_still_driven_after_the_role_of_another_job_was_had_meanwhile)
     static bxi_a64 second_armed = BXI_WHO_LAZY;
     const struct bxi_role *role = bxi_take_role(&run);
 
-    begin_run(&second);
+    begin_run(&second, &fake_system, 0);
     bxi_run_attach(&second, &second_armed, counters, &spins);
     bxi_more_eager(&second);
     cr_expect_eq(bxi_load_relaxed(&second_armed) & 3, BXI_WHO_BACKGROUND);
@@ -438,8 +417,6 @@ static bool crowded(void *context)
 
 Test(sources, are_left_to_a_waiter_that_goes_straight_but_for_one_time_in_256)
 {
-    static const struct bxi_host crowded_host = { .is_crowded = crowded };
-
     goes_straight = true;
     run.spin_ns = run.spin_most_ns = 10000;
     cr_expect_eq(wait_straight(1024), 4);
@@ -448,10 +425,10 @@ Test(sources, are_left_to_a_waiter_that_goes_straight_but_for_one_time_in_256)
     cr_expect_eq(wait_straight(10), 10);
     cr_expect_eq(straights, 10);
     goes_straight = true;
-    run.host = &crowded_host;
+    fake_host.is_crowded = crowded;
     cr_expect_eq(wait_straight(10), 10);
     cr_expect_eq(straights, 0);
-    run.host = &no_host;
+    fake_host.is_crowded = host_is_not_crowded;
     run.spin_ns = 0;
     cr_expect_eq(wait_straight(10), 10);
     cr_expect_eq(straights, 0);
@@ -572,9 +549,7 @@ static void add_a_source(void)
 {
     struct bxi_source_ops ops = { .events = wanted_events, .handle = handle };
 
-    bxi_lock(&run.lock);
-    bxi_run_add(&run, &ops, NULL);
-    bxi_unlock(&run.lock);
+    add_source(&ops, NULL);
 }
 
 Test(sources, cannot_take_an_event_that_has_an_owner)

@@ -513,7 +513,7 @@ static int run_threads(uint64_t count, void *(*body)(void *), enum bxi_sleeper_k
     for (int i = 0; i < 2; i++) {
         sides[i].run = &run;
         sides[i].index = i;
-        sides[i].kind = i == 0 ? BXI_SLEEPER_AUTO : second;
+        sides[i].kind = i == 0 ? BXI_SLEEPER_URING : second;
     }
     if (pthread_create(&thread, NULL, body, &sides[1]) != 0) {
         close_run(&run);
@@ -527,7 +527,7 @@ static int run_threads(uint64_t count, void *(*body)(void *), enum bxi_sleeper_k
 
 int bxi_stress_ring(uint64_t frames)
 {
-    return run_threads(frames, ring_side, BXI_SLEEPER_AUTO);
+    return run_threads(frames, ring_side, BXI_SLEEPER_URING);
 }
 
 int bxi_stress_doorbell(uint64_t rounds)
@@ -552,7 +552,7 @@ static int keep_to_own_pages(struct shared *shared, int index)
 
 static int run_process(struct run *run, int index)
 {
-    struct side side = { .run = run, .index = index, .kind = BXI_SLEEPER_AUTO };
+    struct side side = { .run = run, .index = index, .kind = BXI_SLEEPER_URING };
     int line = keep_to_own_pages(run->shared, index);
 
     if (line != 0)

@@ -57,9 +57,16 @@ int epoll_pwait2(int fd, struct epoll_event *events, int most, const struct time
 
 static struct bxi_sleeper *sleeper;
 
+static void create(enum bxi_sleeper_kind kind)
+{
+    if (kind == BXI_SLEEPER_URING && bxi_sleeper_probe_uring() < 0)
+        cr_skip_test("io_uring is refused here");
+    cr_assert_eq(bxi_sleeper_create(kind, &sleeper), 0);
+}
+
 static void create_epoll(void)
 {
-    cr_assert_eq(bxi_sleeper_create(BXI_SLEEPER_EPOLL, &sleeper), 0);
+    create(BXI_SLEEPER_EPOLL);
     is_noted = true;
 }
 
@@ -144,11 +151,7 @@ static void expect_no_descriptor_left(enum bxi_sleeper_kind kind)
     uint64_t token;
 
     for (int i = 0; i < 3; i++) {
-        int rc = bxi_sleeper_create(kind, &sleeper);
-
-        if (rc < 0 && kind == BXI_SLEEPER_URING)
-            cr_skip_test("io_uring is refused here");
-        cr_assert_eq(rc, 0);
+        create(kind);
         cr_assert_eq(bxi_sleeper_watch(sleeper, bell, 1), 0);
         cr_assert_eq(bxi_sleeper_wait(sleeper, 0, &token, 1), 0);
         bxi_sleeper_destroy(sleeper);
@@ -172,11 +175,8 @@ static void expect_hang_up_without_a_wait(enum bxi_sleeper_kind kind)
 {
     uint64_t token;
     int ends[2];
-    int rc = bxi_sleeper_create(kind, &sleeper);
 
-    if (rc < 0 && kind == BXI_SLEEPER_URING)
-        cr_skip_test("io_uring is refused here");
-    cr_assert_eq(rc, 0);
+    create(kind);
     signal(SIGPIPE, SIG_IGN);
     cr_assert_eq(pipe2(ends, O_NONBLOCK | O_CLOEXEC), 0);
     cr_assert_eq(bxi_sleeper_watch(sleeper, ends[0], 1), 0);

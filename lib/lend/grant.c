@@ -36,7 +36,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#define RELEASE_AT_ONCE 64      /* leases ended before the lock is released, for which others wait */
+#define RELEASE_AT_ONCE 64      /* leases ended: then the lock is released, for which others wait */
 
 /* ---- the grants to a peer (lock) ------------------------------------------------------------------------------ */
 
@@ -164,12 +164,9 @@ static void unlink_out(struct bxi_grants *grants, uint16_t index)
     grants->free = index;
 }
 
-/* Holds of leases that ended under run->lock, to be released without it. */
+/* Leases that ended under run->lock: what they held is released without it. */
 struct ended {
-    struct bxi_storage **holds[RELEASE_AT_ONCE];
-    uint32_t hold_count[RELEASE_AT_ONCE];
-    struct bxi_lend_peer *from[RELEASE_AT_ONCE];         /* whose point it is; NULL: returned without a point */
-    struct bxi_gpu_point point[RELEASE_AT_ONCE];
+    struct bxi_holds *first;
     uint32_t count;
 };
 
@@ -178,9 +175,9 @@ static void end_lease(struct bx_job *job, struct bxi_lend_peer *peer, uint16_t i
     struct bxi_grants *grants = &peer->grants;
     struct bxi_grant_slot *slot = &grants->slots[index];
 
-    ended->holds[ended->count] = slot->holds;
-    ended->from[ended->count] = NULL;
-    ended->hold_count[ended->count++] = slot->hold_count;
+    slot->holds->next = ended->first;
+    ended->first = slot->holds;
+    ended->count++;
     grants->count--;
     grants->bytes -= slot->bytes;
     job->lend->loan_bytes -= slot->bytes;
@@ -191,24 +188,27 @@ static void end_lease(struct bx_job *job, struct bxi_lend_peer *peer, uint16_t i
     unlink_out(grants, index);
 }
 
-static void drop_holds(struct bxi_storage **holds, uint32_t count)
+static void drop_holds(struct bxi_holds *holds)
 {
-    for (uint32_t i = 0; i < count; i++) {
-        bxi_add(&holds[i]->leases, (uint32_t)-1);
-        bxi_storage_release(holds[i]);
+    for (uint32_t i = 0; i < holds->count; i++) {
+        struct bxi_storage *storage = holds->storages[i];
+
+        if (holds->from != NULL && (storage->kind == BXI_STORE_DEVICE || storage->kind == BXI_STORE_LOAN))
+            bxi_device_ops()->until(storage, holds->from, &holds->point);
+        bxi_add(&storage->leases, (uint32_t)-1);
+        bxi_storage_release(storage);
     }
     free(holds);
 }
 
 static void drop_ended(struct ended *ended)
 {
-    for (uint32_t i = 0; i < ended->count; i++) {
-        for (uint32_t j = 0; ended->from[i] != NULL && j < ended->hold_count[i]; j++)
-            if (ended->holds[i][j]->kind == BXI_STORE_DEVICE || ended->holds[i][j]->kind == BXI_STORE_LOAN)
-                bxi_device_ops()->until(ended->holds[i][j], ended->from[i], &ended->point[i]);
-        drop_holds(ended->holds[i], ended->hold_count[i]);
+    while (ended->first != NULL) {
+        struct bxi_holds *holds = ended->first;
+
+        ended->first = holds->next;
+        drop_holds(holds);
     }
-    ended->count = 0;
 }
 
 /* The point returned with lease `index`. Call it after reading the lease word. */
@@ -229,8 +229,8 @@ static struct bxi_gpu_point point_of(const struct bx_job *job, const struct bxi_
 
 /* ---- collecting returns ------------------------------------------------------------------------------ */
 
-/* Reads one peer's words. True if `ended` is full: call again. */
-static bool collect_words(struct bx_job *job, struct bxi_lend_peer *peer, struct ended *ended)
+/* Reads one peer's words. */
+static void collect_words(struct bx_job *job, struct bxi_lend_peer *peer, struct ended *ended)
 {
     struct bxi_grants *grants = &peer->grants;
     const bxi_a64 *words = find_words(job, peer);
@@ -238,11 +238,12 @@ static bool collect_words(struct bx_job *job, struct bxi_lend_peer *peer, struct
     uint64_t given_back;
 
     if (words == NULL || peer->is_corrupt)
-        return false;
+        return;
     /* [lease.count] acquire, pairs with the release in give_back: the words that it counts are seen. */
     given_back = bxi_load_acquire((bxi_a64 *)grants->given_back);
     if (given_back == grants->given_back_seen)
-        return false;
+        return;
+    grants->given_back_seen = given_back;
     for (uint16_t index = grants->oldest, next; index != BXI_NO_LEASE; index = next) {
         struct bxi_grant_slot *slot = &grants->slots[index];
         /* [lease.word] acquire, pairs with the release in give_back: the borrower's last reads of the memory
@@ -260,23 +261,18 @@ static bool collect_words(struct bx_job *job, struct bxi_lend_peer *peer, struct
             bxi_error_leave();
             break;
         }
-        if (ended->count == RELEASE_AT_ONCE)
-            break;
         slot->word = word;
-        end_lease(job, peer, index, ended);
         if (slot->device) {
-            ended->from[ended->count - 1] = peer;
-            ended->point[ended->count - 1] = point_of(job, peer, index);
+            slot->holds->from = peer;
+            slot->holds->point = point_of(job, peer, index);
         }
+        end_lease(job, peer, index, ended);
     }
-    if (ended->count < RELEASE_AT_ONCE)
-        grants->given_back_seen = given_back;
     if (ended->count == before)
-        return false;
+        return;
     bxi_count(&bxi_tables(job->control)->loans[peer->rank].returned, ended->count - before);
     bxi_counter_add(job, BXI_C_leases_returned, ended->count - before);
     show_loans(job, peer->rank);
-    return ended->count == RELEASE_AT_ONCE;
 }
 
 /* Leases have ended: wakes all waiting threads, which are few; each rechecks its condition. */
@@ -297,13 +293,15 @@ static uint32_t reclaim(struct bx_job *job, int first, int last)
 
     /* Relaxed: this thread's grants are seen; those of other threads may be read later. */
     while (more && bxi_load_relaxed(&job->lend->loans_out) != 0) {
-        ended.count = 0;
+        ended = (struct ended){ .count = 0 };
         more = false;
         bxi_lock(&job->run->lock);
-        for (int rank = first; rank <= last; rank++)
-            for (struct bxi_lend_peer *peer = job->lend->peers[rank]; peer != NULL && !more; peer = peer->former)
+        for (int rank = first; rank <= last && !more; rank++) {
+            for (struct bxi_lend_peer *peer = job->lend->peers[rank]; peer != NULL; peer = peer->former)
                 if (peer->grants.count > 0)
-                    more = collect_words(job, peer, &ended);
+                    collect_words(job, peer, &ended);
+            more = ended.count >= RELEASE_AT_ONCE;
+        }
         bxi_unlock(&job->run->lock);
         total += ended.count;
         drop_ended(&ended);
@@ -326,31 +324,25 @@ struct range {                      /* of positions in a ring, both included */
 static void end_all(struct bx_job *job, struct bxi_lend_peer *peer, struct range range, enum bxi_counter counter)
 {
     struct bxi_loans *loans = &bxi_tables(job->control)->loans[peer->rank];
-    struct ended ended;
-    bool more, any = false;
+    struct ended ended = { .count = 0 };
 
-    do {
-        ended.count = 0;
-        bxi_lock(&job->run->lock);
-        for (uint16_t index = peer->grants.slots == NULL ? BXI_NO_LEASE : peer->grants.oldest, next;
-             index != BXI_NO_LEASE && ended.count < RELEASE_AT_ONCE; index = next) {
-            uint64_t end_pos = peer->grants.slots[index].end_pos;
+    bxi_lock(&job->run->lock);
+    for (uint16_t index = peer->grants.slots == NULL ? BXI_NO_LEASE : peer->grants.oldest, next; index != BXI_NO_LEASE;
+         index = next) {
+        uint64_t end_pos = peer->grants.slots[index].end_pos;
 
-            next = peer->grants.slots[index].next;
-            if (end_pos >= range.first_pos && end_pos <= range.last_pos)
-                end_lease(job, peer, index, &ended);
-        }
-        if (ended.count > 0) {
-            bxi_counter_add(job, counter, ended.count);
-            bxi_count(counter == BXI_C_leases_returned ? &loans->returned : &loans->taken_back, ended.count);
-            show_loans(job, peer->rank);
-        }
-        bxi_unlock(&job->run->lock);
-        any |= ended.count > 0;
-        more = ended.count == RELEASE_AT_ONCE;
-        drop_ended(&ended);
-    } while (more);
-    if (any)
+        next = peer->grants.slots[index].next;
+        if (end_pos >= range.first_pos && end_pos <= range.last_pos)
+            end_lease(job, peer, index, &ended);
+    }
+    if (ended.count > 0) {
+        bxi_counter_add(job, counter, ended.count);
+        bxi_count(counter == BXI_C_leases_returned ? &loans->returned : &loans->taken_back, ended.count);
+        show_loans(job, peer->rank);
+    }
+    bxi_unlock(&job->run->lock);
+    drop_ended(&ended);
+    if (ended.count > 0)
         wake_waiters(job);
 }
 
@@ -439,7 +431,6 @@ int bxi_grant_enter(struct bx_job *job, struct bxi_lend_peer *peer, struct bxi_g
     slot->bytes = grant->bytes;
     slot->end_pos = BX_FOREVER;
     slot->holds = grant->holds;
-    slot->hold_count = grant->hold_count;
     slot->device = grant->device;
     slot->passes = grant->passes;
     if (slot->passes)
@@ -477,14 +468,14 @@ void bxi_grant_undo(struct bx_job *job, struct bxi_lend_peer *peer, struct bxi_g
         return;
     peer->grants.slots[head->slot].generation--;
     end_lease(job, peer, (uint16_t)head->slot, &ended);
-    grant->holds = ended.holds[0];
+    grant->holds = ended.first;
     grant->granted = false;
 }
 
 void bxi_grant_drop(struct bxi_grant *grant)
 {
     if (grant->holds != NULL)
-        drop_holds(grant->holds, grant->hold_count);
+        drop_holds(grant->holds);
     free(grant->body);
     *grant = (struct bxi_grant){ 0 };
 }
@@ -619,7 +610,7 @@ void bxi_grants_destroy(struct bxi_lend_peer *peer)
 
     for (uint16_t i = 0; grants->slots != NULL && i < BXI_LEASE_MAX; i++)
         if (grants->slots[i].out)
-            drop_holds(grants->slots[i].holds, grants->slots[i].hold_count);
+            drop_holds(grants->slots[i].holds);
     free(grants->slots);
     grants->slots = NULL;
 }

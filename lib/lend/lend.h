@@ -165,12 +165,20 @@ const struct bxi_device_ops *bxi_device_ops(void);      /* NULL before that */
 #define BXI_TAIL_MAX(count) (8 * ((count) + 3))
 #define BXI_BODY_MAX (BXI_FRAME_MAX - BXI_HEAD_BYTES)      /* bytes of a frame after its head */
 
+/* The storages that one lease holds: one reference and one lease each. */
+struct bxi_holds {
+    struct bxi_holds *next;         /* of a list of leases that have ended */
+    struct bxi_lend_peer *from;     /* whose point it is; NULL: returned without a point */
+    struct bxi_gpu_point point;
+    uint32_t count;
+    struct bxi_storage *storages[];
+};
+
 /* What one message lends. pack.c makes it without run->lock; it is entered in the peer's grants under the lock. */
 struct bxi_grant {
     unsigned char *body;            /* malloc'ed: the frame's body; begins with the lease head */
     size_t body_bytes;
-    struct bxi_storage **holds;     /* one reference and one lease each */
-    uint32_t hold_count;
+    struct bxi_holds *holds;
     struct bxi_storage **table;     /* after the holds: hash table of them, to hold each once */
     size_t table_mask;
     bool granted;                   /* entered: the holds belong to the peer's grants */
@@ -189,8 +197,7 @@ struct bxi_grant_slot {             /* one slot of the grants to a peer */
     uint64_t since_ns;              /* CLOCK_MONOTONIC */
     uint64_t bytes;
     uint64_t end_pos;               /* where its frame ends in the ring; BX_FOREVER while the frame is queued */
-    struct bxi_storage **holds;
-    uint32_t hold_count;
+    struct bxi_holds *holds;
     uint16_t next, prev;            /* in the list of slots on loan, oldest first; or in that of free slots */
     bool out;
     bool device;                    /* is returned with a point */

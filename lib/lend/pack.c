@@ -92,7 +92,7 @@ static void hold(struct bxi_grant *grant, struct bxi_storage *storage)
         return;                 /* several tensors of one message share a storage: hold it once */
     bxi_storage_acquire(storage);
     bxi_add(&storage->leases, 1);
-    grant->holds[grant->hold_count++] = storage;
+    grant->holds->storages[grant->holds->count++] = storage;
     grant->bytes += storage->kind == BXI_STORE_LOAN ? 0 : storage->bytes;   /* a loan's memory is its owner's */
 }
 
@@ -204,10 +204,11 @@ static int make_holds(struct bxi_grant *grant, size_t most)
 
     while (table < 2 * most)
         table *= 2;
-    grant->holds = malloc((most + table) * sizeof *grant->holds);
+    grant->holds = malloc(sizeof *grant->holds + (most + table) * sizeof *grant->table);
     if (grant->holds == NULL)
         return bx_fail(-ENOMEM, "no memory for a message of %zu tensors", most - 1);
-    grant->table = grant->holds + most;
+    *grant->holds = (struct bxi_holds){ .count = 0 };
+    grant->table = grant->holds->storages + most;
     grant->table_mask = table - 1;
     memset(grant->table, 0, table * sizeof *grant->table);
     return 0;

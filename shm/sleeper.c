@@ -52,7 +52,6 @@ struct watch {
 struct bxi_sleeper {
     enum bxi_sleeper_kind kind;
     int epoll_fd;
-    bool has_pwait2;
     struct io_uring ring;
     int idle_count;
     uint8_t idle[BXI_SLEEPER_FDS];  /* slots of watches that the next wait has to arm */
@@ -194,41 +193,21 @@ static int uring_wait(struct bxi_sleeper *sleeper, uint64_t timeout_ns, uint64_t
 
 /* ---- epoll ----------------------------------------------------------------------------------- */
 
-/* Rounded up: a wake-up before the deadline would need another sleep. */
-static int timeout_ms_of(uint64_t timeout_ns)
+/* NULL: for ever. */
+static const struct timespec *timespec_of(uint64_t timeout_ns, struct timespec *timeout)
 {
-    uint64_t timeout_ms = timeout_ns / 1000000 + (timeout_ns % 1000000 != 0);
-
-    if (timeout_ns > LONGEST_NS)
-        return -1;
-    return timeout_ms > INT32_MAX ? INT32_MAX : (int)timeout_ms;
-}
-
-static int epoll_wait_ns(struct bxi_sleeper *sleeper, uint64_t timeout_ns,
-                         struct epoll_event *events, int most)
-{
-    bool is_finite = timeout_ns <= LONGEST_NS;
-
-    if (sleeper->has_pwait2) {
-        struct timespec timeout = { .tv_sec = (time_t)(timeout_ns / NS_PER_S),
-                                    .tv_nsec = (long)(timeout_ns % NS_PER_S) };
-        int count = epoll_pwait2(sleeper->epoll_fd, events, most, is_finite ? &timeout : NULL,
-                                 NULL);
-        /* Linux before 5.11 does not have it, and some filters refuse unknown system calls. */
-        if (count >= 0 || (errno != ENOSYS && errno != EPERM))
-            return count;
-        sleeper->has_pwait2 = false;
-    }
-    return epoll_wait(sleeper->epoll_fd, events, most, timeout_ms_of(timeout_ns));
+    *timeout = (struct timespec){ .tv_sec = (time_t)(timeout_ns / NS_PER_S), .tv_nsec = (long)(timeout_ns % NS_PER_S) };
+    return timeout_ns > LONGEST_NS ? NULL : timeout;
 }
 
 static int epoll_sleep(struct bxi_sleeper *sleeper, uint64_t timeout_ns, uint64_t *tokens, int most)
 {
     struct epoll_event events[BXI_SLEEPER_FDS];
+    struct timespec timeout;
 
     if (most > BXI_SLEEPER_FDS)
         most = BXI_SLEEPER_FDS;
-    int count = epoll_wait_ns(sleeper, timeout_ns, events, most);
+    int count = epoll_pwait2(sleeper->epoll_fd, events, most, timespec_of(timeout_ns, &timeout), NULL);
     if (count < 0)
         return errno == EINTR ? 0 : -errno;
     for (int i = 0; i < count; i++)
@@ -249,6 +228,7 @@ static int poll_sleep(struct bxi_sleeper *sleeper, uint64_t timeout_ns, uint64_t
 {
     struct pollfd polled[BXI_SLEEPER_FDS];
     uint64_t token[BXI_SLEEPER_FDS];
+    struct timespec timeout;
     nfds_t watched = 0;
     int count = 0;
 
@@ -258,7 +238,7 @@ static int poll_sleep(struct bxi_sleeper *sleeper, uint64_t timeout_ns, uint64_t
         polled[watched] = (struct pollfd){ .fd = sleeper->watch[slot].fd, .events = POLLIN };
         token[watched++] = sleeper->watch[slot].token;
     }
-    int rc = poll(polled, watched, timeout_ms_of(timeout_ns));
+    int rc = ppoll(polled, watched, timespec_of(timeout_ns, &timeout), NULL);
     int error = rc < 0 ? -errno : 0;
     if (error == -EINTR)
         return 0;
@@ -334,7 +314,6 @@ int bxi_sleeper_create(enum bxi_sleeper_kind kind, struct bxi_sleeper **sleeper)
     if (made == NULL)
         return -ENOMEM;
     made->epoll_fd = -1;
-    made->has_pwait2 = true;
     for (int slot = 0; slot < BXI_SLEEPER_FDS; slot++)
         made->watch[slot].token = FREE_TOKEN;
     made->kind = kind;

@@ -376,21 +376,6 @@ static bool fits(const struct bxi_rref_tail *tail, size_t bytes)
            (tail->flags & (BXI_RREF_TARGET | BXI_RREF_VALUE)) != BXI_RREF_VALUE;
 }
 
-/* Lock. There is no memory for any of them. */
-static void refuse_all(struct bx_job *job, int from, const struct bxi_rref_tail *tail, const uint64_t *ids,
-                       struct bxi_rref_after *after)
-{
-    if (tail->flags & BXI_RREF_MAKES)
-        refuse_makes(job, from, *ids++, after);
-    if (tail->flags & BXI_RREF_TARGET) {
-        if (from == job->rank)
-            bxi_rref_drop(job, bxi_rref_find(job, *ids), after);        /* the frame's; of another it counts nothing */
-        ids++;
-    }
-    for (uint32_t i = 0; i < tail->count; i++)
-        refuse(job, from, ids[i], after);
-}
-
 /* Lock. False: no memory for one of them. */
 static bool take_all(struct bx_job *job, int from, const struct bxi_rref_tail *tail, const uint64_t *ids,
                      struct bxi_rref_in *in, struct bxi_rref_after *after)
@@ -412,10 +397,7 @@ static bool take_all(struct bx_job *job, int from, const struct bxi_rref_tail *t
         if (rref != NULL)
             in->rrefs[in->count++] = rref;
     }
-    complete &= in->count == tail->count;
-    if (!complete && in->makes != NULL)
-        bxi_rref_made(job, in->makes, -ENOMEM, no_memory, NULL);
-    return complete;
+    return complete && in->count == tail->count;
 }
 
 static int take_tail(const void *body, size_t *body_bytes, struct bxi_rref_tail *tail)
@@ -436,44 +418,6 @@ int bxi_rref_skip(const void *body, size_t *body_bytes)
     return take_tail(body, body_bytes, &tail);
 }
 
-int bxi_rref_open(struct bx_job *job, int from, const void *body, size_t *body_bytes, struct bxi_rref_in **in)
-{
-    struct bxi_rref_after after = { .sent = false };
-    struct bxi_rref_tail tail;
-    struct bxi_rref_in *made;
-    uint64_t ids[BX_RREFS_MAX + 2];
-    bool complete;
-
-    if (take_tail(body, body_bytes, &tail) < 0)
-        return BX_E_CORRUPT;
-    memcpy(ids, (const unsigned char *)body + *body_bytes, id_count(&tail) * 8);
-    made = calloc(1, sizeof *made + tail.count * sizeof made->rrefs[0]);
-    bxi_lock(&job->run->lock);
-    if (!is_valid(job, from, &tail, ids)) {
-        bxi_unlock(&job->run->lock);
-        free(made);
-        return BX_E_CORRUPT;
-    }
-    if (in == NULL) {
-        tail.flags &= BXI_RREF_MAKES;
-        tail.count = 0;
-    }
-    complete = made != NULL && take_all(job, from, &tail, ids, made, &after);
-    if (made == NULL)
-        refuse_all(job, from, &tail, ids, &after);
-    bxi_unlock(&job->run->lock);
-    if (!complete)
-        bxi_wake(job->run, NULL);
-    bxi_rref_do_after(job, &after);
-    if (!complete || in == NULL) {
-        bxi_rref_in_release(made);
-        return complete ? 0 : -ENOMEM;
-    }
-    made->value = (tail.flags & BXI_RREF_VALUE) != 0;
-    *in = made;
-    return 0;
-}
-
 /* The request that makes it goes without an answer: its caller is cut off, or memory is out. */
 static void never_made(struct bx_rref *makes)
 {
@@ -491,16 +435,63 @@ static void never_made(struct bx_rref *makes)
         bxi_wake(job->run, makes);
 }
 
-void bxi_rref_in_release(struct bxi_rref_in *in)
+static void drop_taken(const struct bxi_rref_in *in)
 {
-    if (in == NULL)
-        return;
     if (in->makes != NULL)
         never_made(in->makes);
     bxi_rref_release_all(in->rrefs, in->count);
     bxi_rref_release(in->target);
     bxi_rref_release(in->makes);
+}
+
+void bxi_rref_in_release(struct bxi_rref_in *in)
+{
+    if (in == NULL)
+        return;
+    drop_taken(in);
     free(in);
+}
+
+int bxi_rref_open(struct bx_job *job, int from, const void *body, size_t *body_bytes, struct bxi_rref_in **in)
+{
+    struct bx_rref *rrefs[BX_RREFS_MAX];
+    struct bxi_rref_in taken = { .rrefs = rrefs }, *made;
+    struct bxi_rref_after after = { .sent = false };
+    struct bxi_rref_tail tail;
+    uint64_t ids[BX_RREFS_MAX + 2];
+    bool complete;
+
+    if (take_tail(body, body_bytes, &tail) < 0)
+        return BX_E_CORRUPT;
+    memcpy(ids, (const unsigned char *)body + *body_bytes, id_count(&tail) * 8);
+    made = malloc(sizeof *made + tail.count * sizeof *rrefs);
+    bxi_lock(&job->run->lock);
+    if (!is_valid(job, from, &tail, ids)) {
+        bxi_unlock(&job->run->lock);
+        free(made);
+        return BX_E_CORRUPT;
+    }
+    if (in == NULL) {
+        tail.flags &= BXI_RREF_MAKES;
+        tail.count = 0;
+    }
+    complete = take_all(job, from, &tail, ids, &taken, &after) && made != NULL;
+    if (!complete && taken.makes != NULL)
+        bxi_rref_made(job, taken.makes, -ENOMEM, no_memory, NULL);
+    bxi_unlock(&job->run->lock);
+    if (!complete)
+        bxi_wake(job->run, NULL);
+    bxi_rref_do_after(job, &after);
+    if (!complete || in == NULL) {
+        drop_taken(&taken);
+        free(made);
+        return complete ? 0 : -ENOMEM;
+    }
+    *made = taken;
+    made->value = (tail.flags & BXI_RREF_VALUE) != 0;
+    made->rrefs = memcpy(made + 1, rrefs, taken.count * sizeof *rrefs);
+    *in = made;
+    return 0;
 }
 
 /* ---- an object is made (lock) ---------------------------------------------------------------------------- */

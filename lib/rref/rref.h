@@ -277,7 +277,7 @@ struct bxi_rref_said {
 
 /* What a section of the lock leaves to be done without it. */
 struct bxi_rref_after {
-    struct bxi_rref_said *said;         /* the last one first */
+    struct bxi_rref_said *said, *last_said;
     struct bxi_object *destroy;
     bool sent;
     bool take_back;                     /* the leases that wait for a round */
@@ -411,7 +411,7 @@ struct bxi_rref_in {
     struct bx_rref *makes, *target;
     bool value;
     size_t count;
-    struct bx_rref *rrefs[];
+    struct bx_rref **rrefs;
 };
 /* Takes ids and tail of a body, which may lie in the ring, away from *body_bytes. 0; BX_E_CORRUPT. */
 int bxi_rref_skip(const void *body, size_t *body_bytes);

@@ -135,24 +135,20 @@ void bxi_rref_say(struct bxi_rref_after *after, int level, const char *format, .
     va_start(args, format);
     vsnprintf(said->text, sizeof said->text, format, args);
     va_end(args);
-    said->next = after->said;
-    after->said = said;
+    said->next = NULL;
+    if (after->said != NULL)
+        after->last_said->next = said;
+    else
+        after->said = said;
+    after->last_said = said;
 }
 
-static void log_said(const struct bx_job *job, struct bxi_rref_said *said)
+static void log_said(const struct bx_job *job, struct bxi_rref_after *after)
 {
-    struct bxi_rref_said *first = NULL;
+    while (after->said != NULL) {
+        struct bxi_rref_said *said = after->said;
 
-    while (said != NULL) {              /* in the order in which they were said */
-        struct bxi_rref_said *next = said->next;
-
-        said->next = first;
-        first = said;
-        said = next;
-    }
-    while (first != NULL) {
-        said = first;
-        first = said->next;
+        after->said = said->next;
         bxi_log(job, said->level, "%s", said->text);
         free(said);
     }
@@ -160,8 +156,7 @@ static void log_said(const struct bx_job *job, struct bxi_rref_said *said)
 
 void bxi_rref_do_after(struct bx_job *job, struct bxi_rref_after *after)
 {
-    log_said(job, after->said);
-    after->said = NULL;
+    log_said(job, after);
     if (after->sent && job != NULL)
         job->rrefs->ops->flush(job);
     while (after->destroy != NULL) {
@@ -405,16 +400,11 @@ int bx_rref_owner(const struct bx_rref *rref)
     return rref != NULL ? bxi_rref_id_owner(rref->id) : bxi_null(__func__, "the reference");
 }
 
-static bool is_owner(const struct bx_rref *rref)
+bool bx_rref_is_owner(const struct bx_rref *rref)
 {
     const struct bx_job *job = bxi_rref_job(rref);
 
     return job != NULL && bxi_rref_id_owner(rref->id) == job->rank;
-}
-
-bool bx_rref_is_owner(const struct bx_rref *rref)
-{
-    return rref != NULL && is_owner(rref);
 }
 
 bool bx_rref_is_confirmed(const struct bx_rref *rref)
@@ -430,7 +420,7 @@ int bx_rref_local(const struct bx_rref *rref, const struct bx_type *type, void *
         return rc;
     if (object == NULL)
         return bxi_null(__func__, "the place for the object");
-    if (!is_owner(rref))
+    if (!bx_rref_is_owner(rref))
         return bx_fail(-EREMOTE, "the object is in worker %d; call a method on it, or bx_rref_to_here",
                        bxi_rref_id_owner(rref->id));
     if (bxi_rref_state(rref) == BXI_RREF_TO_COME)
@@ -495,6 +485,16 @@ static void orphan(struct bx_job *job, struct bx_rref *rref, struct bxi_rref_aft
         free_rref(rref);
 }
 
+static void free_pins(struct bxi_pin **pins)
+{
+    while (*pins != NULL) {
+        struct bxi_pin *pin = *pins;
+
+        *pins = pin->next;
+        free(pin);
+    }
+}
+
 void bxi_rrefs_destroy(struct bx_job *job)
 {
     struct bxi_rrefs *rrefs = job->rrefs;
@@ -509,18 +509,8 @@ void bxi_rrefs_destroy(struct bx_job *job)
     free(rrefs->table);
     rrefs->table = NULL;
     rrefs->table_size = 0;
-    for (int rank = 0; rank < BX_WORLD_MAX; rank++) {
-        for (struct bxi_pin *pin = rrefs->pins[rank], *next; pin != NULL; pin = next) {
-            next = pin->next;
-            free(pin);
-        }
-        rrefs->pins[rank] = NULL;
-    }
-    while (rrefs->spare_pins != NULL) {
-        struct bxi_pin *pin = rrefs->spare_pins;
-
-        rrefs->spare_pins = pin->next;
-        free(pin);
-    }
+    for (int rank = 0; rank < BX_WORLD_MAX; rank++)
+        free_pins(&rrefs->pins[rank]);
+    free_pins(&rrefs->spare_pins);
     bxi_rref_do_after(NULL, &after);
 }

@@ -242,22 +242,17 @@ static int start_loop(struct bxi_run *run)
     return 0;
 }
 
-/* All but those that a fault raises: blocked, a SIGBUS in a truncated segment would end the process. */
-static void signals_of_threads(sigset_t *set)
-{
-    sigfillset(set);
-    sigdelset(set, SIGBUS);
-    sigdelset(set, SIGSEGV);
-    sigdelset(set, SIGFPE);
-    sigdelset(set, SIGILL);
-}
-
 int bxi_thread_create(pthread_t *thread, void *(*work)(void *), void *argument)
 {
     sigset_t blocked, before;
     int rc;
 
-    signals_of_threads(&blocked);
+    /* All but those that a fault raises: blocked, a SIGBUS in a truncated segment would end the process. */
+    sigfillset(&blocked);
+    sigdelset(&blocked, SIGBUS);
+    sigdelset(&blocked, SIGSEGV);
+    sigdelset(&blocked, SIGFPE);
+    sigdelset(&blocked, SIGILL);
     pthread_sigmask(SIG_SETMASK, &blocked, &before);
     rc = pthread_create(thread, NULL, work, argument);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -291,8 +286,7 @@ void bxi_waits_stop(struct bxi_run *run)
     atomic_store(&run->stop, 1);
     bxi_bell_ring(run->bell_fd[1]);
     bxi_lock(&run->wait_lock);
-    for (struct bxi_waiter *waiter = run->waiters; waiter != NULL; waiter = waiter->next)
-        bxi_signal_waiter(waiter);
+    bxi_signal_waiters(run, NULL);
     bxi_unlock_waits(run);
 }
 

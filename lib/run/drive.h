@@ -21,7 +21,8 @@ const struct bxi_role *bxi_take_role_or_tell(struct bxi_run *run);
 /* Gives it up. If there is work: false, with the role kept; with `anyway`, leaves the work to the background thread. */
 bool bxi_leave_role(const struct bxi_role *role, bool anyway);
 void bxi_offer_role(struct bxi_run *run);
-void bxi_signal_waiter(struct bxi_waiter *waiter);
+/* wait_lock. Those who wait for object; NULL: all. */
+void bxi_signal_waiters(struct bxi_run *run, const void *object);
 /* Signals all waiters if signal_all is set and wait_lock is free. */
 void bxi_signal_all(struct bxi_run *run);
 /* bxi_unlock for wait_lock: its holder does what bxi_run_interrupt could not do meanwhile. */

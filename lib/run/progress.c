@@ -220,11 +220,18 @@ void bxi_forget_role(void)
     driving = NULL;
 }
 
-void bxi_signal_waiter(struct bxi_waiter *waiter)
+static void signal_waiter(struct bxi_waiter *waiter)
 {
     /* [waiter.signal] pairs with the exchange in sleep_in_futex. */
     if (bxi_exchange(&waiter->signal, 2) == 1)
         syscall(SYS_futex, &waiter->signal, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+}
+
+void bxi_signal_waiters(struct bxi_run *run, const void *object)
+{
+    for (struct bxi_waiter *waiter = run->waiters; waiter != NULL; waiter = waiter->next)
+        if (object == NULL || waiter->object == object)
+            signal_waiter(waiter);
 }
 
 void bxi_signal_all(struct bxi_run *run)
@@ -234,8 +241,7 @@ void bxi_signal_all(struct bxi_run *run)
     while (bxi_load_acquire(&run->signal_all) != 0 && bxi_try_lock(&run->wait_lock)) {
         /* Relaxed: a request that comes behind this store is seen behind the fence below. */
         bxi_store_relaxed(&run->signal_all, 0);
-        for (struct bxi_waiter *waiter = run->waiters; waiter != NULL; waiter = waiter->next)
-            bxi_signal_waiter(waiter);
+        bxi_signal_waiters(run, NULL);
         bxi_unlock(&run->wait_lock);
         bxi_fence_seq_cst();        /* [signal_all] pairs with the fence in bxi_run_interrupt: as any holder */
     }
@@ -246,7 +252,7 @@ void bxi_offer_role(struct bxi_run *run)
     bxi_lock(&run->wait_lock);
     for (struct bxi_waiter *waiter = run->waiters; waiter != NULL; waiter = waiter->next) {
         if (!waiter->passive && bxi_load_relaxed(&waiter->signal) != 2) {
-            bxi_signal_waiter(waiter);
+            signal_waiter(waiter);
             break;
         }
     }

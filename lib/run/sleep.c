@@ -76,19 +76,14 @@ static const char *name_of(enum bxi_sleeper_kind kind)
     return kind == BXI_SLEEPER_URING ? "io_uring" : kind == BXI_SLEEPER_EPOLL ? "epoll" : "poll(2)";
 }
 
-static void count_sleep(struct bxi_run *run, enum bxi_sleeper_kind kind)
+/* Counts a sleep that has ended, and shows it to the host. */
+static void woke(struct bxi_run *run, enum bxi_sleeps who, enum bxi_sleeper_kind kind, bool rung, uint64_t began_ns)
 {
-    enum bxi_counter waits = kind == BXI_SLEEPER_URING ? BXI_C_waits_uring : BXI_C_waits_epoll;
+    bool uring = kind == BXI_SLEEPER_URING;
 
-    bxi_add(&run->counters[waits], 1);
+    run->host->woke(run->context, who, uring ? BXI_SLEEPS_BY_URING : BXI_SLEEPS_BY_EPOLL, rung, began_ns);
+    bxi_add(&run->counters[uring ? BXI_C_waits_uring : BXI_C_waits_epoll], 1);
     bxi_add(&run->counters[BXI_C_wakeups], 1);
-}
-
-static void show_wake(struct bxi_run *run, enum bxi_sleeps who, enum bxi_sleeper_kind kind, bool rung,
-                      uint64_t began_ns)
-{
-    run->host->woke(run->context, who, kind == BXI_SLEEPER_URING ? BXI_SLEEPS_BY_URING : BXI_SLEEPS_BY_EPOLL, rung,
-                    began_ns);
 }
 
 int bxi_sleep(struct bxi_run *run, const struct bxi_sleep *sleep, uint64_t timeout_ns, uint64_t *tokens)
@@ -99,8 +94,7 @@ int bxi_sleep(struct bxi_run *run, const struct bxi_sleep *sleep, uint64_t timeo
     int count = system->wait(sleep->sleeper, timeout_ns, tokens, BXI_SLEEPER_FDS);
 
     after = system->kind(sleep->sleeper);
-    show_wake(run, sleep->who, after, count > 0, began_ns);
-    count_sleep(run, after);
+    woke(run, sleep->who, after, count > 0, began_ns);
     if (after != before)
         bxi_log(NULL, 1, "a thread of worker '%s' sleeps with %s from now on: %s has failed", run->name, name_of(after),
                 name_of(before));
@@ -183,8 +177,7 @@ static bool poll_as_leader(struct bxi_run *run, uint64_t timeout_ns)
     bxi_bell_drain(run->bell_fd[1]);
     if (run->loop_fd >= 0)
         bxi_read_loop(run);
-    show_wake(run, BXI_SLEEPS_LEADER, BXI_SLEEPER_POLL, count > 0, began_ns);
-    count_sleep(run, BXI_SLEEPER_POLL);
+    woke(run, BXI_SLEEPS_LEADER, BXI_SLEEPER_POLL, count > 0, began_ns);
     return count > 0;
 }
 

@@ -165,14 +165,6 @@ uint64_t bxi_until_when(struct bxi_run *run, uint64_t now_ns)
 
 /* ---- firing (role) ----------------------------------------------------------------------------- */
 
-static void timers_fired(const struct bxi_role *role)
-{
-    struct bxi_run *run = bxi_run_of(role);
-
-    BXI_FOR_SOURCES(run, timers_fired)
-        source->ops->timers_fired(source->context, role);
-}
-
 bool bxi_fire_timers(const struct bxi_role *role, uint64_t now_ns)
 {
     struct bxi_run *run = bxi_run_of(role);
@@ -187,9 +179,11 @@ bool bxi_fire_timers(const struct bxi_role *role, uint64_t now_ns)
         fired = true;
     }
     bxi_unlock(&run->lock);
-    if (fired)
-        timers_fired(role);
-    return fired;
+    if (!fired)
+        return false;
+    BXI_FOR_SOURCES(run, timers_fired)
+        source->ops->timers_fired(source->context, role);
+    return true;
 }
 
 void bxi_timers_due(const struct bxi_role *role)

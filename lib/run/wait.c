@@ -199,7 +199,7 @@ static void sleep_in_futex(struct bxi_run *run, struct bxi_waiter *waiter)
 
     run->host->wait_lasts(run->context, waiter);
     run->host->before_sleep(run->context);
-    /* [waiter.signal] pairs with the exchange in bxi_signal_waiter: a signal before this is not slept over. */
+    /* [waiter.signal] pairs with the exchange in signal_waiter: a signal before this is not slept over. */
     if (!bxi_cas(&waiter->signal, &awake, 1) && awake != 1)     /* 1: a futex wait that ended without cause */
         return;
     began_ns = run->host->sleeps(run->context, BXI_SLEEPS_FOLLOWER);
@@ -332,8 +332,6 @@ void bxi_wake(struct bxi_run *run, const void *object)
     if (bxi_load_seq_cst(&run->waiting) == 0)
         return;
     bxi_lock(&run->wait_lock);
-    for (struct bxi_waiter *waiter = run->waiters; waiter != NULL; waiter = waiter->next)
-        if (object == NULL || waiter->object == object)
-            bxi_signal_waiter(waiter);
+    bxi_signal_waiters(run, object);
     bxi_unlock_waits(run);
 }

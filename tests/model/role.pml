@@ -32,7 +32,7 @@
  *     lib/run/progress.c bxi_leave_role_quietly 3524046041
  *     lib/run/progress.c arm_background 4035987527
  *     lib/run/progress.c bxi_leave_role 3758483164
- *     lib/run/progress.c bxi_offer_role 3891649595
+ *     lib/run/progress.c bxi_offer_role 2651237194
  *     lib/run/progress.c bxi_more_eager 158837606
  *     lib/run/progress.c bxi_take_role_or_tell 3763365352
  *     lib/run/progress.c bxi_event 887985305
@@ -51,14 +51,14 @@
  *     lib/run/wait.c follow 4292367560
  *     lib/run/wait.c bxi_role_end 2721500858
  *     lib/run/wait.c bxi_wait 3895056690
- *     lib/run/wait.c bxi_wake 370826772
+ *     lib/run/wait.c bxi_wake 1577119719
  *     lib/run/background.c sleep_in_background 2769333502
  *     lib/run/background.c drive_background 3289292399
  *     lib/run/background.c run_background 2990481727
- *     lib/run/background.c bxi_waits_stop 2419194475
+ *     lib/run/background.c bxi_waits_stop 2820694553
  *     lib/run/background.c bxi_progress_stop 569382327
  *     lib/run/drive.h bxi_unlock_waits 3807926301
- *     lib/run/progress.c bxi_signal_all 2093117853
+ *     lib/run/progress.c bxi_signal_all 2448155284
  *     lib/run/interrupt.c bxi_run_interrupt 1505701475
  *     lib/rpc/future.c set_done 3128289500
  *     lib/rpc/future.c bxi_future_complete_call 3870982795

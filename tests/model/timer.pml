@@ -18,7 +18,7 @@
  *
  * It stands for these functions. The numbers are checksums of their text (tests/check/model.sh):
  *     lib/run/timer.c bxi_next_timer_ns 1529509315
- *     lib/run/timer.c bxi_fire_timers 892758190
+ *     lib/run/timer.c bxi_fire_timers 1947505756
  *     lib/run/timer.c set_until 3718320712
  *     lib/run/timer.c wake_for_first 72134548
  *     lib/run/timer.c bxi_timer_set 772283906

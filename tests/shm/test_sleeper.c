@@ -457,11 +457,6 @@ static int without_uring_at_all(void)
     return without(SYS_io_uring_setup, ENOSYS);
 }
 
-static int without_pwait2(void)
-{
-    return refuse(SYS_epoll_pwait2, ENOSYS) ? epoll_works(BXI_SLEEPER_EPOLL) : 1;
-}
-
 /* The ring can be created, but not entered: some container runtimes' filters know only half of io_uring. */
 static int without_enter(void)
 {
@@ -631,11 +626,6 @@ Test(sleeper, fails_slowly_where_nothing_works)
 Test(sleeper, takes_epoll_where_the_kernel_has_no_uring)
 {
     expect_in_child(without_uring_at_all, NULL);
-}
-
-Test(sleeper, counts_in_milliseconds_where_the_kernel_has_no_better)
-{
-    expect_in_child(without_pwait2, NULL);
 }
 
 Test(sleeper, takes_poll_where_no_descriptor_is_left)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What shm/sleeper.c passes to the kernel: timeouts, their units, and the files that it holds. This file replaces the
- * two wait functions of epoll in the whole program: they record the timeout and then wait.
+ * What shm/sleeper.c passes to the kernel: timeouts, and the files that it holds. This file replaces epoll_pwait2 and
+ * ppoll in the whole program: they record the timeout and then wait.
  */
 #include "shm/sleeper.h"
 #include "tests/harness/child.h"
@@ -9,6 +9,7 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <string.h>
@@ -20,39 +21,39 @@
 
 #define MS UINT64_C(1000000)
 #define YEAR_NS (UINT64_C(365) * 86400 * 1000000000)
-#define NOTHING (-1000)
 
 static bool is_noted;               /* a test of this file runs: record, and return at once */
 static int pwait2_errno;            /* the error of epoll_pwait2; 0: it waits */
-static int asked_ms = NOTHING;
 static struct timespec asked;
 static bool asked_for_ever;
-static int pwait2_calls;
 
-int epoll_wait(int fd, struct epoll_event *events, int most, int timeout_ms)
+/* The timeout to wait with. */
+static const struct timespec *note(const struct timespec *timeout)
 {
-    if (is_noted) {
-        asked_ms = timeout_ms;
-        timeout_ms = 0;
-    }
-    return (int)syscall(SYS_epoll_pwait, fd, events, most, timeout_ms, NULL, 8);
+    static const struct timespec none;
+
+    if (!is_noted)
+        return timeout;
+    asked_for_ever = timeout == NULL;
+    asked = timeout == NULL ? none : *timeout;
+    return &none;
 }
 
 int epoll_pwait2(int fd, struct epoll_event *events, int most, const struct timespec *timeout, const sigset_t *mask)
 {
-    static const struct timespec none;
+    timeout = note(timeout);
+    errno = pwait2_errno;
+    return errno != 0 ? -1 : (int)syscall(SYS_epoll_pwait2, fd, events, most, timeout, mask, 8);
+}
 
-    if (is_noted) {
-        pwait2_calls++;
-        asked_for_ever = timeout == NULL;
-        asked = timeout == NULL ? none : *timeout;
-        timeout = &none;
-    }
-    if (pwait2_errno != 0) {
-        errno = pwait2_errno;
-        return -1;
-    }
-    return (int)syscall(SYS_epoll_pwait2, fd, events, most, timeout, mask, 8);
+int ppoll(struct pollfd *fds, nfds_t count, const struct timespec *timeout, const sigset_t *mask)
+{
+    struct timespec copy = { 0, 0 };
+
+    timeout = note(timeout);
+    if (timeout != NULL)
+        copy = *timeout;            /* the system call writes what was left of it */
+    return (int)syscall(SYS_ppoll, fds, count, timeout != NULL ? &copy : NULL, mask, 8);
 }
 
 static struct bxi_sleeper *sleeper;
@@ -64,12 +65,6 @@ static void create(enum bxi_sleeper_kind kind)
     cr_assert_eq(bxi_sleeper_create(kind, &sleeper), 0);
 }
 
-static void create_epoll(void)
-{
-    create(BXI_SLEEPER_EPOLL);
-    is_noted = true;
-}
-
 static void destroy(void)
 {
     bxi_sleeper_destroy(sleeper);
@@ -77,70 +72,58 @@ static void destroy(void)
 
 TestSuite(sleeper_time, .timeout = 20);
 
-/* The timeout in milliseconds, if the kernel has no epoll_pwait2. */
-static int ms_for(uint64_t timeout_ns)
+static void wait_for(uint64_t timeout_ns)
 {
     uint64_t token;
 
-    asked_ms = NOTHING;
     cr_assert_eq(bxi_sleeper_wait(sleeper, timeout_ns, &token, 1), 0);
-    return asked_ms;
 }
 
-static void expect_milliseconds(void)
+static void expect_nanoseconds(void)
 {
-    cr_expect_eq(ms_for(0), 0);
-    cr_expect_eq(ms_for(1), 1);
-    cr_expect_eq(ms_for(MS - 1), 1);
-    cr_expect_eq(ms_for(MS), 1);
-    cr_expect_eq(ms_for(MS + 1), 2);
-    cr_expect_eq(ms_for(250 * MS), 250);
-    cr_expect_eq(ms_for(YEAR_NS), INT32_MAX, "as long as it can");
-    cr_expect_eq(ms_for(YEAR_NS + 1), -1, "for ever");
-    cr_expect_eq(ms_for(UINT64_MAX), -1, "for ever");
-}
-
-Test(sleeper_time, in_milliseconds_is_rounded_up_and_not_by_more, .init = create_epoll, .fini = destroy)
-{
-    pwait2_errno = ENOSYS;
-    expect_milliseconds();
-    cr_expect_eq(pwait2_calls, 1, "it is asked for once");
-}
-
-/* Filters return this for unknown system calls. */
-Test(sleeper_time, is_in_milliseconds_where_a_filter_refuses_better, .init = create_epoll, .fini = destroy)
-{
-    pwait2_errno = EPERM;
-    expect_milliseconds();
-    cr_expect_eq(pwait2_calls, 1, "it is asked for once");
-}
-
-Test(sleeper_time, in_nanoseconds_is_what_was_asked_for, .init = create_epoll, .fini = destroy)
-{
-    cr_assert_eq(ms_for(3000000007), NOTHING);
+    is_noted = true;
+    wait_for(3000000007);
     cr_expect_eq(asked.tv_sec, 3);
     cr_expect_eq(asked.tv_nsec, 7);
-    ms_for(999999999);
+    wait_for(999999999);
     cr_expect_eq(asked.tv_sec, 0);
     cr_expect_eq(asked.tv_nsec, 999999999);
-    ms_for(YEAR_NS);
+    wait_for(YEAR_NS);
     cr_expect_not(asked_for_ever);
     cr_expect_eq(asked.tv_sec, (time_t)(YEAR_NS / 1000000000));
-    ms_for(YEAR_NS + 1);
+    wait_for(YEAR_NS + 1);
+    cr_expect(asked_for_ever);
+    wait_for(UINT64_MAX);
     cr_expect(asked_for_ever);
 }
 
-Test(sleeper_time, goes_on_after_a_signal_and_takes_poll_after_an_error, .init = create_epoll, .fini = destroy)
+Test(sleeper_time, is_what_was_asked_for_of_epoll, .fini = destroy)
 {
-    uint64_t token;
-
-    pwait2_errno = EINTR;
-    cr_expect_eq(bxi_sleeper_wait(sleeper, MS, &token, 1), 0);
+    create(BXI_SLEEPER_EPOLL);
+    expect_nanoseconds();
     cr_expect_eq(bxi_sleeper_kind(sleeper), BXI_SLEEPER_EPOLL);
-    pwait2_errno = EINVAL;
-    cr_expect_eq(bxi_sleeper_wait(sleeper, MS, &token, 1), 0);
-    cr_expect_eq(bxi_sleeper_kind(sleeper), BXI_SLEEPER_POLL);
-    cr_expect_eq(asked_ms, NOTHING);
+}
+
+/* Filters return EPERM or ENOSYS for system calls that they do not know. */
+Test(sleeper_time, is_what_was_asked_for_of_poll_after_an_error_of_epoll, .fini = destroy)
+{
+    static const int errors[] = { ENOSYS, EPERM, EINVAL };
+
+    for (int i = 0; i < 3; i++) {
+        destroy();
+        create(BXI_SLEEPER_EPOLL);
+        pwait2_errno = errors[i];
+        expect_nanoseconds();
+        cr_expect_eq(bxi_sleeper_kind(sleeper), BXI_SLEEPER_POLL);
+    }
+}
+
+Test(sleeper_time, goes_on_in_epoll_after_a_signal, .fini = destroy)
+{
+    create(BXI_SLEEPER_EPOLL);
+    pwait2_errno = EINTR;
+    wait_for(MS);
+    cr_expect_eq(bxi_sleeper_kind(sleeper), BXI_SLEEPER_EPOLL);
 }
 
 /* ---- What it holds ----------------------------------------------------------------------------- */

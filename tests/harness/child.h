@@ -82,16 +82,45 @@ static inline bool mount_small(const char *options)
            mount("boxcar-test", "/dev/shm", "tmpfs", 0, options) == 0;
 }
 
+/* The number of names in a directory, with its own two. */
+static inline int count_names(const char *path)
+{
+    DIR *names = opendir(path);
+    int count = 0;
+
+    cr_assert_not_null(names);
+    while (readdir(names) != NULL)
+        count++;
+    closedir(names);
+    return count;
+}
+
 /* The number of this process's descriptors, and a constant. */
 static inline int open_descriptors(void)
 {
-    DIR *directory = opendir("/proc/self/fd");
+    return count_names("/proc/self/fd");
+}
+
+/* Is there an object of that name in /dev/shm? */
+static inline bool is_in_shm(const char *shm_name)
+{
+    char path[128];
+
+    snprintf(path, sizeof(path), "/dev/shm%s", shm_name);
+    return access(path, F_OK) == 0;
+}
+
+/* This process's mappings of files with that name, of those with these rights only; rights "": with any. */
+static inline int mappings_of(const char *shm_name, const char *rights)
+{
+    FILE *maps = fopen("/proc/self/maps", "re");
+    char line[512];
     int count = 0;
 
-    cr_assert_not_null(directory);
-    while (readdir(directory) != NULL)
-        count++;
-    closedir(directory);
+    cr_assert_not_null(maps);
+    while (fgets(line, sizeof(line), maps) != NULL)
+        count += strstr(line, shm_name) != NULL && strstr(line, rights) != NULL;
+    fclose(maps);
     return count;
 }
 

@@ -3,17 +3,12 @@
 #ifndef TESTS_CLOCK_H
 #define TESTS_CLOCK_H
 
+#include "child.h"
+
 #include <sched.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <unistd.h>
-
-static inline bool clock_write(const char *path, const char *text)
-{
-    FILE *file = fopen(path, "we");
-
-    return file != NULL && (fputs(text, file) >= 0) + (fclose(file) == 0) == 2;
-}
 
 /* CLOCK_MONOTONIC of the children that this process forks from now on is so many seconds ahead of this process's. The
  * number may be negative. False: not possible here. */
@@ -24,11 +19,11 @@ static inline bool clock_of_children(int seconds)
 
     if (unshare(CLONE_NEWTIME) < 0) {       /* not privileged: it may be in a user namespace of its own */
         snprintf(text, sizeof(text), "%u %u 1", uid, uid);
-        if (unshare(CLONE_NEWUSER | CLONE_NEWTIME) < 0 || !clock_write("/proc/self/uid_map", text))
+        if (unshare(CLONE_NEWUSER | CLONE_NEWTIME) < 0 || !write_file("/proc/self/uid_map", text))
             return false;
     }
     snprintf(text, sizeof(text), "monotonic %d 0\n", seconds);
-    return clock_write("/proc/self/timens_offsets", text);
+    return write_file("/proc/self/timens_offsets", text);
 }
 
 #endif

@@ -205,6 +205,13 @@ void harness_check_rescued(const struct bx_job *job)
     HARNESS_EQ(harness_counter(job, "timers_late"), 0);
 }
 
+void harness_leave(struct bx_job *job)
+{
+    harness_check_rescued(job);
+    HARNESS_EQ(bx_job_shutdown(job, 0), 0);
+    bx_job_destroy(job);
+}
+
 void harness_check_loans(struct bx_job *job)
 {
     struct bx_loans loans = { 0 };
@@ -373,18 +380,23 @@ struct bx_msg *harness_msg_i64(int64_t value)
     return msg;
 }
 
-int64_t harness_call(struct bx_job *job, const char *to, const char *function, struct bx_msg *args)
+struct bx_msg *harness_ask(struct bx_job *job, const char *to, const char *function, struct bx_msg *args)
 {
     struct bx_msg *reply = NULL;
 
     HARNESS_EQ(bx_rpc_sync(job, to, function, args, NULL, &reply), 0);
+    bx_msg_destroy(args);
+    return reply;
+}
 
+int64_t harness_call(struct bx_job *job, const char *to, const char *function, struct bx_msg *args)
+{
+    struct bx_msg *reply = harness_ask(job, to, function, args);
     struct bx_reader reader = bx_msg_reader(reply);
     int64_t result = bx_read_i64(&reader);
 
     HARNESS_EQ(reader.error, 0);
     bx_msg_destroy(reply);
-    bx_msg_destroy(args);
     return result;
 }
 

@@ -102,6 +102,8 @@ int harness_try(const struct harness_world *world);
 /* A body calls this first if it shuts down and destroys its job itself, or if its process ends without that. Such a
  * body calls harness_check_rescued and harness_check_loans itself. */
 void harness_leaves_by_itself(void);
+/* What the last one does of that: checks the counters, shuts down and destroys the job. */
+void harness_leave(struct bx_job *job);
 /* Checks that the counters rescued and timers_late are zero. */
 void harness_check_rescued(const struct bx_job *job);
 /* Waits until this worker has nothing on loan. A borrower returns what it holds when it ends. */
@@ -136,7 +138,9 @@ void harness_threads(struct bx_job *job, int count, void (*fn)(struct bx_job *jo
 uint64_t harness_counter(const struct bx_job *job, const char *name);
 /* Calls, destroys args and returns the i64 of the reply; fails if the call does. */
 int64_t harness_call(struct bx_job *job, const char *to, const char *function, struct bx_msg *args);
-/* The same with one i64 as args. */
+/* The same, but returns the reply. */
+struct bx_msg *harness_ask(struct bx_job *job, const char *to, const char *function, struct bx_msg *args);
+/* harness_call with one i64 as args. */
 int64_t harness_call_i64(struct bx_job *job, const char *to, const char *function, int64_t value);
 struct bx_msg *harness_msg_i64(int64_t value);
 /* Begins a call, destroys args and returns its future. timeout_ns is that of struct bx_call_options. */

@@ -82,6 +82,15 @@ struct bx_msg *loans_msg(struct bx_job *job, int64_t value, int count, int64_t e
     return msg;
 }
 
+void loans_end(struct bx_msg *msg, uint64_t first, uint64_t count)
+{
+    struct bx_reader reader = bx_msg_reader(msg);
+
+    for (uint64_t i = 0; i < count; i++)
+        HARNESS_CHECK(loans_hold(bx_read_tensor(&reader), first + i));
+    bx_msg_destroy(msg);
+}
+
 /* ---- Handlers --------------------------------------------------------------------------------------- */
 
 static int64_t read_all(struct bx_reader *args, bool keep)
@@ -221,21 +230,15 @@ int loans_setup(struct bx_job *job)
     static char keeps[] = "keeps";
 
     harness_store(LOANS_PID + bx_job_rank(job), (uint64_t)getpid());
-    HARNESS_EQ(bx_register(job, "verify", BX_INLINE, take, NULL), 0);
-    HARNESS_EQ(bx_register(job, "verify_blocking", BX_BLOCKING, take, NULL), 0);
-    HARNESS_EQ(bx_register_async(job, "verify_async", BX_INLINE, take_async, NULL), 0);
-    HARNESS_EQ(bx_register(job, "keep", BX_INLINE, take, keeps), 0);
-    HARNESS_EQ(bx_register(job, "keep_blocking", BX_BLOCKING, take, keeps), 0);
-    HARNESS_EQ(bx_register_async(job, "keep_async", BX_INLINE, take_async, keeps), 0);
     HARNESS_EQ(bx_register_batch(job, "keep_batch", take_batch, keeps, NULL), 0);
-    HARNESS_EQ(bx_register(job, "drop", BX_INLINE, drop, NULL), 0);
-    HARNESS_EQ(bx_register(job, "peek", BX_INLINE, peek, NULL), 0);
-    HARNESS_EQ(bx_register(job, "make", BX_INLINE, make, NULL), 0);
-    HARNESS_EQ(bx_register(job, "back", BX_INLINE, back, NULL), 0);
-    HARNESS_EQ(bx_register(job, "fail", BX_INLINE, fails, NULL), 0);
-    HARNESS_EQ(bx_register(job, "echo", BX_INLINE, harness_echo, NULL), 0);
-    HARNESS_EQ(bx_register_async(job, "hold", BX_INLINE, hold, NULL), 0);
-    return bx_register(job, "stuck", BX_BLOCKING, stuck, NULL);
+    return HARNESS_REGISTER(job, { "keep", BX_INLINE, take, NULL, keeps },
+                            { "keep_blocking", BX_BLOCKING, take, NULL, keeps },
+                            { "keep_async", BX_INLINE, NULL, take_async, keeps },
+                            HARNESS_INLINE("verify", take), HARNESS_BLOCKING("verify_blocking", take),
+                            HARNESS_ASYNC("verify_async", take_async), HARNESS_INLINE("drop", drop),
+                            HARNESS_INLINE("peek", peek), HARNESS_INLINE("make", make), HARNESS_INLINE("back", back),
+                            HARNESS_INLINE("fail", fails), HARNESS_INLINE("echo", harness_echo),
+                            HARNESS_ASYNC("hold", hold), HARNESS_BLOCKING("stuck", stuck));
 }
 
 /* ---- Callers ----------------------------------------------------------------------------------------- */

@@ -39,6 +39,9 @@ struct bx_tensor *loans_tensor(struct bx_job *job, enum bx_dtype dtype, int64_t 
 /* The value, then `count` tensors of u8, numbered from value. The message has the only references to them. */
 struct bx_msg *loans_msg(struct bx_job *job, int64_t value, int count, int64_t elements);
 
+/* Checks that its first `count` tensors are numbered from `first`, and destroys the message. */
+void loans_end(struct bx_msg *msg, uint64_t first, uint64_t count);
+
 /* Begins a call without a deadline; args are destroyed. */
 struct bx_future *loans_start(struct bx_job *job, const char *to, const char *function, struct bx_msg *args);
 /* A sync call whose reply is dropped. Returns its code; args are destroyed. */

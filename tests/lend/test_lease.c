@@ -216,27 +216,22 @@ HARNESS_TEST(lease, of_a_parked_request_does_not_delay_a_shutdown, 20, .size = 2
     HARNESS_EQ(loans_of(job, 1).leases, 1);
     bx_future_cancel(future);
     bx_future_release(future);
-    harness_check_rescued(job);
-    HARNESS_EQ(bx_job_shutdown(job, 0), 0);
-    bx_job_destroy(job);
+    harness_leave(job);
 }
 
 /* Both workers keep what they borrowed until both have left. */
 static void leaves_with_all_it_holds(struct bx_job *job)
 {
     const char *other = bx_worker_name(job, 1 - bx_job_rank(job));
-    struct bx_msg *args = harness_msg_i64(3), *reply = NULL;
+    struct bx_msg *reply;
 
     harness_leaves_by_itself();
-    HARNESS_EQ(bx_rpc_sync(job, other, "make", args, NULL, &reply), 0);
-    bx_msg_destroy(args);
+    reply = harness_ask(job, other, "make", harness_msg_i64(3));
     harness_post(READY);
     harness_await(READY, 2);
     HARNESS_EQ(loans_of(job, -1).leases, 1);
     HARNESS_EQ(loans_of(job, -1).borrowed, 1);
-    harness_check_rescued(job);
-    HARNESS_EQ(bx_job_shutdown(job, 0), 0);
-    bx_job_destroy(job);
+    harness_leave(job);
     bx_msg_destroy(reply);
 }
 

@@ -140,8 +140,7 @@ HARNESS_TEST(lease_death, of_an_owner_leaves_its_tensors_readable, 30, .size = 3
     struct bx_msg *args = harness_msg_i64(500), *reply = NULL;
     struct bx_tensor *last;
 
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "make", args, NULL, &reply), 0);
-    bx_msg_destroy(args);
+    reply = harness_ask(job, "worker1", "make", args);
     loans_signal(1, SIGKILL);
     await_death(job, 1);
     HARNESS_EQ(loans_of(job, 1).borrowed, 1);
@@ -167,22 +166,14 @@ HARNESS_TEST(lease_death, of_an_owner_leaves_its_tensors_readable, 30, .size = 3
 HARNESS_TEST(lease_death, of_an_owner_leaves_its_tensors_readable_beyond_the_job, 30, .size = 3, .setup = loans_setup,
              .dies = 1u << 1)
 {
-    struct bx_msg *args = harness_msg_i64(3), *reply = NULL;
+    struct bx_msg *reply;
 
     harness_leaves_by_itself();
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "make", args, NULL, &reply), 0);
-    bx_msg_destroy(args);
+    reply = harness_ask(job, "worker1", "make", harness_msg_i64(3));
     loans_signal(1, SIGKILL);
     await_death(job, 1);
-    harness_check_rescued(job);
-    HARNESS_EQ(bx_job_shutdown(job, 0), 0);
-    bx_job_destroy(job);
-
-    struct bx_reader reader = bx_msg_reader(reply);
-
-    for (uint64_t i = 0; i < 3; i++)
-        HARNESS_CHECK(loans_hold(bx_read_tensor(&reader), i));
-    bx_msg_destroy(reply);
+    harness_leave(job);
+    loans_end(reply, 0, 3);
 }
 
 /* The caller dies while its calls wait in the callee's queue or run there. */
@@ -211,23 +202,17 @@ HARNESS_TEST(lease_death, of_a_caller_ends_the_leases_of_its_requests, 30, .size
 /* Each of the other workers has borrowed from worker 1 and has lent to it. */
 static void is_entangled(struct bx_job *job)
 {
-    struct bx_msg *args = harness_msg_i64(2), *reply = NULL;
+    struct bx_msg *reply;
 
     HARNESS_EQ(harness_call(job, "worker1", "keep", loans_msg(job, 1, 1, 5000)), 1);
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "make", args, NULL, &reply), 0);
-    bx_msg_destroy(args);
+    reply = harness_ask(job, "worker1", "make", harness_msg_i64(2));
     harness_post(READY);
     harness_await(READY, 2);
     if (bx_job_rank(job) == 0)
         loans_signal(1, SIGKILL);
     HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
     HARNESS_EQ(loans_of(job, 1).taken_back, 1);
-
-    struct bx_reader reader = bx_msg_reader(reply);
-
-    for (uint64_t i = 0; i < 2; i++)
-        HARNESS_CHECK(loans_hold(bx_read_tensor(&reader), i));
-    bx_msg_destroy(reply);
+    loans_end(reply, 0, 2);
 }
 
 HARNESS_WORLD(lease_death, of_a_worker_that_lent_and_borrowed_ends_both, 30, .size = 3, .setup = loans_setup,
@@ -259,20 +244,14 @@ HARNESS_TEST(lease_stopped, is_seen_by_its_age_and_delays_no_other, 30, .size = 
 /* Destroys the job without a shutdown, and keeps what it has borrowed. */
 static void leaves_holding(struct bx_job *job)
 {
-    struct bx_msg *args = harness_msg_i64(2), *reply = NULL;
+    struct bx_msg *reply;
 
     harness_leaves_by_itself();
-    HARNESS_EQ(bx_rpc_sync(job, "worker0", "make", args, NULL, &reply), 0);
-    bx_msg_destroy(args);
+    reply = harness_ask(job, "worker0", "make", harness_msg_i64(2));
     bx_job_destroy(job);
     harness_post(READY);
     harness_await(DONE, 1);
-
-    struct bx_reader reader = bx_msg_reader(reply);
-
-    HARNESS_CHECK(loans_hold(bx_read_tensor(&reader), 0));
-    HARNESS_CHECK(loans_hold(bx_read_tensor(&reader), 1));
-    bx_msg_destroy(reply);
+    loans_end(reply, 0, 2);
 }
 
 /* As long as the process that left lives it may read, so the memory must not be used again. */

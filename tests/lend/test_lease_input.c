@@ -441,56 +441,31 @@ static uint64_t some_number(uint64_t *state)
     }
 }
 
+#define FIELD(name) { offsetof(struct forgery, name), sizeof(((struct forgery *)0)->name) }
+
 static struct forgery some_forgery(uint64_t *state)
 {
+    static const struct {
+        size_t offset, bytes;
+    } fields[] = { FIELD(lease.slot), FIELD(lease.generation), FIELD(lease.tensor_count), FIELD(lease.packed_offset),
+                   FIELD(lease.packed_bytes), FIELD(tensor.offset), FIELD(tensor.dtype), FIELD(tensor.ndim),
+                   FIELD(tensor.flags) };
     static const uint8_t kinds[] = { BXI_ONEWAY, BXI_REQUEST, BXI_REPLY };
     struct forgery forgery = right_forgery(kinds[next_random(state) % 3], next_random(state) % 2 != 0);
     uint64_t which = next_random(state) % 16, number = some_number(state);
 
     forgery.lease.slot = (uint32_t)next_random(state) % BXI_LEASE_MAX;
-    switch (which) {
-    case 0:
-        forgery.lease.slot = (uint32_t)number;
-        break;
-    case 1:
-        forgery.lease.generation = number;
-        break;
-    case 2:
-        forgery.lease.tensor_count = (uint32_t)number;
-        break;
-    case 3:
-        forgery.lease.packed_offset = number;
-        break;
-    case 4:
-        forgery.lease.packed_bytes = number;
-        break;
-    case 5:
-        forgery.tensor.offset = number;
-        break;
-    case 6:
-        forgery.tensor.dtype = (uint8_t)number;
-        break;
-    case 7:
-        forgery.tensor.ndim = (uint8_t)number;
-        break;
-    case 8:
-        forgery.tensor.flags = (uint8_t)number;
-        break;
-    case 9:
+    if (which < sizeof fields / sizeof fields[0])
+        memcpy((unsigned char *)&forgery + fields[which].offset, &number, fields[which].bytes);
+    else if (which == 9)
         forgery.dims[number % 2] = (int64_t)some_number(state);
-        break;
-    case 10:
+    else if (which == 10)
         forgery.cut = number % sizeof(forgery.lease);
-        break;
-    case 11:
+    else if (which == 11)
         strided(&forgery, (int64_t)number, (int64_t)some_number(state));
-        break;
-    case 12:
+    else if (which == 12)
         forgery.frame.function = (uint16_t)number;
-        break;
-    default:                    /* a correct frame, whose lease later rounds can disturb */
-        break;
-    }
+    /* Else a correct frame, whose lease later rounds can disturb. */
     return forgery;
 }
 

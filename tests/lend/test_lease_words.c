@@ -156,11 +156,10 @@ static void writes_what_means_nothing(struct bx_job *job)
 
 static void is_not_disturbed(struct bx_job *job)
 {
-    struct bx_msg *args = harness_msg_i64(2), *reply = NULL;
+    struct bx_msg *reply;
 
     lends_to_it(job);
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "make", args, NULL, &reply), 0);
-    bx_msg_destroy(args);
+    reply = harness_ask(job, "worker1", "make", harness_msg_i64(2));
     strikes_now();
     bx_msg_destroy(reply);
     HARNESS_EQ(loans_of(job, 1).borrowed, 0);
@@ -234,12 +233,11 @@ static void expect_cut_off_by_truncation(struct bx_job *job)
 
 static void reads_what_is_gone(struct bx_job *job)
 {
-    struct bx_msg *args = harness_msg_i64(200), *reply = NULL;
+    struct bx_msg *reply;
     uint64_t sum = 0;
 
     harness_await(READY, 1);
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "make", args, NULL, &reply), 0);
-    bx_msg_destroy(args);
+    reply = harness_ask(job, "worker1", "make", harness_msg_i64(200));
     strikes_now();
 
     struct bx_reader reader = bx_msg_reader(reply);

@@ -120,11 +120,10 @@ static void outlives_its_job(struct bx_job *job)
 {
     const char *other = bx_worker_name(job, 1 - bx_job_rank(job));
     struct bx_tensor *own = loans_tensor(job, BX_F32, 100000, 70), *borrowed, *view = NULL;
-    struct bx_msg *args = harness_msg_i64(2), *reply = NULL;
+    struct bx_msg *reply;
 
     harness_leaves_by_itself();
-    HARNESS_EQ(bx_rpc_sync(job, other, "make", args, NULL, &reply), 0);
-    bx_msg_destroy(args);
+    reply = harness_ask(job, other, "make", harness_msg_i64(2));
 
     struct bx_reader reader = bx_msg_reader(reply);
 
@@ -171,14 +170,9 @@ HARNESS_TEST(tensor_life, is_kept_beyond_a_job_that_was_not_shut_down, 20, .size
     HARNESS_EQ(bx_msg_put_tensor(args, own), 0);
     HARNESS_EQ(harness_call(job, "worker1", "keep", args), 1);
     args = harness_msg_i64(1);
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "make", args, NULL, &reply), 0);
-    bx_msg_destroy(args);
+    reply = harness_ask(job, "worker1", "make", args);
     bx_job_destroy(job);
-
-    struct bx_reader reader = bx_msg_reader(reply);
-
-    HARNESS_CHECK(loans_hold(bx_read_tensor(&reader), 0));
-    bx_msg_destroy(reply);
+    loans_end(reply, 0, 1);
     HARNESS_CHECK(loans_hold(own, 72));
     bx_tensor_release(own);
     harness_post(RELEASED);
@@ -297,16 +291,10 @@ static void lends_on_a_thread(struct bx_job *job, int index)
         struct bx_msg *args = loans_msg(job, i, 2, 3000), *reply = NULL;
 
         HARNESS_EQ(bx_rpc_sync(job, to, verifiers[i % 3], args, NULL, NULL), 0);
-        HARNESS_EQ(bx_rpc_sync(job, to, "back", args, NULL, &reply), 0);
-        bx_msg_destroy(args);
-
-        struct bx_reader reader = bx_msg_reader(reply);
-
-        HARNESS_CHECK(loans_hold(bx_read_tensor(&reader), (uint64_t)i));
-        HARNESS_CHECK(loans_hold(bx_read_tensor(&reader), (uint64_t)i + 1));
+        reply = harness_ask(job, to, "back", args);
         if (i % 16 == index)
             HARNESS_EQ(bx_loans_wait(job, (i + index) % 3, 2, BX_FOREVER), 0);
-        bx_msg_destroy(reply);
+        loans_end(reply, (uint64_t)i, 2);
     }
 }
 

@@ -100,8 +100,7 @@ HARNESS_TEST(tensor_rpc, travel_10000_in_one_message, 60, .size = 2, .setup = lo
 
     for (int i = 0; i < 10000; i++)
         HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "back", args, NULL, &reply), 0);
-    bx_msg_destroy(args);
+    reply = harness_ask(job, "worker1", "back", args);
     bx_tensor_release(tensor);
 
     struct bx_reader reader = bx_msg_reader(reply);
@@ -128,8 +127,7 @@ HARNESS_TEST(tensor_rpc, travel_beside_the_bytes_of_their_message, 20, .size = 2
     HARNESS_EQ(harness_call(job, "worker1", "verify", args), 1);
 
     args = harness_msg_i64(2);
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "make", args, NULL, &reply), 0);
-    bx_msg_destroy(args);
+    reply = harness_ask(job, "worker1", "make", args);
     HARNESS_EQ(bx_msg_tensors(reply), 2);
     /* A received message can be extended and sent on. */
     HARNESS_EQ(bx_msg_put_tensor(reply, tensor), 0);
@@ -299,8 +297,7 @@ static struct bx_tensor *first_back(struct bx_job *job, struct bx_tensor *tensor
     struct bx_msg *args = bx_msg_create(0), *reply = NULL;
 
     HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "back", args, NULL, &reply), 0);
-    bx_msg_destroy(args);
+    reply = harness_ask(job, "worker1", "back", args);
 
     struct bx_reader reader = bx_msg_reader(reply);
     struct bx_tensor *other = bx_tensor_acquire(bx_read_tensor(&reader));
@@ -403,10 +400,7 @@ static bool write_faults(const void *place)
 HARNESS_TEST(tensor_rpc, on_loan_cannot_be_written_to, 20, .size = 2, .setup = loans_setup)
 {
     for (int to = 0; to < 2; to++) {
-        struct bx_msg *args = harness_msg_i64(1), *reply = NULL;
-
-        HARNESS_EQ(bx_rpc_sync(job, bx_worker_name(job, to), "make", args, NULL, &reply), 0);
-        bx_msg_destroy(args);
+        struct bx_msg *reply = harness_ask(job, bx_worker_name(job, to), "make", harness_msg_i64(1));
 
         struct bx_reader reader = bx_msg_reader(reply);
         struct bx_tensor *tensor = bx_read_tensor(&reader), *view = NULL;

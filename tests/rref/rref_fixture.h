@@ -68,46 +68,35 @@ static inline int put_counter(const struct bx_request *request, struct bx_msg *r
     return rc;
 }
 
-static inline int new_counter(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                              void *context)
+HARNESS_HANDLER(new_counter)
 {
-    (void)context;
     return put_counter(request, reply, &counter_type, bx_read_i64(args));
 }
 
-static inline int new_valueless(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                                void *context)
+HARNESS_HANDLER(new_valueless)
 {
-    (void)context;
     return put_counter(request, reply, &valueless_type, bx_read_i64(args));
 }
 
-static inline int new_slow(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                           void *context)
+HARNESS_HANDLER(new_slow)
 {
     harness_post(BEING_MADE);
     harness_await(MAY_BE_MADE, 1);
     return new_counter(request, args, reply, context);
 }
 
-static inline int new_failing(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                              void *context)
+HARNESS_HANDLER(new_failing)
 {
-    (void)request, (void)args, (void)reply, (void)context;
     return bx_fail(-EDOM, "no counters today");
 }
 
-static inline int new_nothing(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                              void *context)
+HARNESS_HANDLER(new_nothing)
 {
-    (void)request, (void)args, (void)context;
     return bx_msg_put_i64(reply, 1);
 }
 
-static inline int new_async_failing(const struct bx_request *request, struct bx_reader *args,
-                                    struct bx_future **reply, void *context)
+HARNESS_ASYNC_HANDLER(new_async_failing)
 {
-    (void)args, (void)context;
     *reply = bx_future_create(bx_request_job(request));
     return bx_future_fail(bx_future_acquire(*reply), -EDOM, "failed later");
 }
@@ -119,18 +108,15 @@ static inline int64_t add_and_get(struct counter *counter, struct bx_reader *arg
     return __atomic_add_fetch(&counter->value, bx_read_i64(args), __ATOMIC_SEQ_CST);
 }
 
-static inline int add(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(add)
 {
-    (void)context;
     return bx_msg_put_i64(reply, add_and_get(bx_request_object(request), args));
 }
 
-static inline int add_async(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply,
-                            void *context)
+HARNESS_ASYNC_HANDLER(add_async)
 {
     struct bx_msg *value = bx_msg_create(8);
 
-    (void)context;
     bx_msg_put_i64(value, add_and_get(bx_request_object(request), args));
     *reply = bx_future_create(bx_request_job(request));
     return bx_future_set(*reply, value);
@@ -147,11 +133,10 @@ static inline int add_batch(struct bx_batch *batch, void *context)
     return 0;
 }
 
-static inline int twin(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(twin)
 {
     const struct counter *counter = bx_request_object(request);
 
-    (void)args, (void)context;
     return put_counter(request, reply, &counter_type, counter->value);
 }
 
@@ -172,21 +157,27 @@ static inline int64_t number_in(const struct bx_msg *msg)
     return bx_read_i64(&reader);
 }
 
-/* Adds 1 to the counter, wherever it is, and sends the reference back. */
-static inline int use_blocking(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                               void *context)
+/* Adds 1 to the counter, wherever it is, and answers its value. */
+static inline int add_one(struct bx_rref *rref, struct bx_msg *reply)
 {
-    struct bx_rref *rref = bx_read_rref(args);
     struct bx_msg *one = number(1), *value = NULL;
     int rc = bx_rref_sync(rref, "add", one, NULL, &value);
 
-    (void)request, (void)context;
     bx_msg_destroy(one);
     if (rc < 0)
         return rc;
-    bx_msg_put_i64(reply, number_in(value));
+    rc = bx_msg_put_i64(reply, number_in(value));
     bx_msg_destroy(value);
-    return bx_msg_put_rref(reply, rref);
+    return rc;
+}
+
+/* The same, and sends the reference back. */
+HARNESS_HANDLER(use_blocking)
+{
+    struct bx_rref *rref = bx_read_rref(args);
+    int rc = add_one(rref, reply);
+
+    return rc < 0 ? rc : bx_msg_put_rref(reply, rref);
 }
 
 static inline int reply_with(struct bx_future *in, struct bx_msg *out, void *context)
@@ -202,15 +193,13 @@ static inline int reply_with(struct bx_future *in, struct bx_msg *out, void *con
     return rc;
 }
 
-static inline int use_async(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply,
-                            void *context)
+HARNESS_ASYNC_HANDLER(use_async)
 {
     struct bx_rref *rref = bx_read_rref(args);
     struct bx_future *future = NULL;
     struct bx_msg *one = number(1);
     int rc = bx_rref_async(rref, "add", one, NULL, &future);
 
-    (void)request, (void)context;
     bx_msg_destroy(one);
     if (rc < 0)
         return rc;
@@ -233,32 +222,19 @@ static inline int use_batch(struct bx_batch *batch, void *context)
 
 static struct bx_rref *kept_rref;
 
-static inline int keep(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(keep)
 {
-    (void)request, (void)reply, (void)context;
     kept_rref = bx_rref_acquire(bx_read_rref(args));
     return 0;
 }
 
-static inline int use_kept(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                           void *context)
+HARNESS_HANDLER(use_kept)
 {
-    struct bx_msg *one = number(1), *value = NULL;
-    int rc = bx_rref_sync(kept_rref, "add", one, NULL, &value);
-
-    (void)request, (void)args, (void)context;
-    bx_msg_destroy(one);
-    if (rc < 0)
-        return rc;
-    rc = bx_msg_put_i64(reply, number_in(value));
-    bx_msg_destroy(value);
-    return rc;
+    return add_one(kept_rref, reply);
 }
 
-static inline int drop_kept(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                            void *context)
+HARNESS_HANDLER(drop_kept)
 {
-    (void)request, (void)args, (void)reply, (void)context;
     bx_rref_release(kept_rref);
     kept_rref = NULL;
     return 0;
@@ -317,6 +293,43 @@ static inline int64_t value_of(struct bx_rref *rref)
     value = number_in(reply);
     bx_msg_destroy(reply);
     return value;
+}
+
+static inline struct bx_rref *own_counter(struct bx_job *job, int64_t value)
+{
+    struct bx_rref *rref = NULL;
+
+    HARNESS_EQ(bx_rref_create(job, &counter_type, new_counter_of(value), &rref), 0);
+    return rref;
+}
+
+static inline struct bx_msg *msg_of(struct bx_rref *rref)
+{
+    struct bx_msg *msg = bx_msg_create(0);
+
+    HARNESS_EQ(bx_msg_put_rref(msg, rref), 0);
+    return msg;
+}
+
+/* Calls "keep" of another worker; drops the reference if `drops`. */
+static inline void give(struct bx_job *job, const char *to, struct bx_rref *rref, bool drops)
+{
+    struct bx_msg *args = msg_of(rref);
+
+    HARNESS_EQ(bx_rpc_sync(job, to, "keep", args, NULL, NULL), 0);
+    bx_msg_destroy(args);
+    if (drops)
+        bx_rref_release(rref);
+}
+
+static inline int64_t use_of(struct bx_job *job, const char *worker)
+{
+    return harness_call(job, worker, "use_kept", NULL);
+}
+
+static inline void drop_of(struct bx_job *job, const char *worker)
+{
+    HARNESS_EQ(bx_rpc_sync(job, worker, "drop_kept", NULL, NULL, NULL), 0);
 }
 
 #endif

@@ -260,14 +260,13 @@ static void pass_in_calls(struct bx_job *job)
     struct bx_rref *own = NULL, *theirs = remote(job, "worker1", "new_counter", 100),
                    *third = remote(job, "worker2", "new_counter", 200);
 
-    HARNESS_EQ(bx_rref_create(job, &counter_type, new_counter_of(0), &own), 0);
+    own = own_counter(job, 0);
     for (int i = 0; i < 40; i++) {
         struct bx_rref *const passed[] = { own, theirs, third };
         int64_t before = value_of(passed[i % 3]);
-        struct bx_msg *args = bx_msg_create(0), *reply = NULL;
+        struct bx_msg *reply = harness_ask(job, i % 2 == 0 ? "worker1" : "worker2", methods[i % 4],
+                                           msg_of(passed[i % 3]));
 
-        bx_msg_put_rref(args, passed[i % 3]);
-        HARNESS_EQ(bx_rpc_sync(job, i % 2 == 0 ? "worker1" : "worker2", methods[i % 4], args, NULL, &reply), 0);
         HARNESS_EQ(number_in(reply), before + 1);
         HARNESS_EQ(bx_msg_rrefs(reply), 1);
 
@@ -277,7 +276,6 @@ static void pass_in_calls(struct bx_job *job)
         HARNESS_CHECK(back == passed[i % 3]);
         HARNESS_EQ(add_to(back, 1), before + 2);
         bx_msg_destroy(reply);
-        bx_msg_destroy(args);
     }
     bx_rref_release(own);
     bx_rref_release(theirs);
@@ -298,21 +296,17 @@ HARNESS_TEST(rref, goes_beside_tensors_and_in_messages_larger_than_a_frame, 60, 
     static const int64_t shape[] = { 1000 };
     struct bx_rref *rref = remote(job, "worker2", "new_counter", 7);
     struct bx_tensor *tensor = NULL;
-    struct bx_msg *args, *reply = NULL;
     static unsigned char large[20000];
 
     HARNESS_EQ(bx_tensor_create(job, BX_F32, 1, shape, &tensor), 0);
     memset(bx_tensor_data_mut(tensor), 0, bx_tensor_bytes(tensor));
     for (int i = 0; i < 4; i++) {
-        args = bx_msg_create(0);
-        bx_msg_put_rref(args, rref);
+        struct bx_msg *args = msg_of(rref);
+
         if (i % 2 == 0)
             bx_msg_put_tensor(args, tensor);
         bx_msg_put_bytes(args, large, i < 2 ? 100 : sizeof large);
-        HARNESS_EQ(bx_rpc_sync(job, "worker1", "use", args, NULL, &reply), 0);
-        HARNESS_EQ(number_in(reply), 8 + i);
-        bx_msg_destroy(reply);
-        bx_msg_destroy(args);
+        HARNESS_EQ(harness_call(job, "worker1", "use", args), 8 + i);
     }
     bx_tensor_release(tensor);
     bx_rref_release(rref);
@@ -340,20 +334,17 @@ HARNESS_TEST(rref, passed_to_a_third_worker_keeps_the_object_alive_until_that_dr
 {
     for (int i = 0; i < 50; i++) {
         struct bx_rref *rref = remote(job, "worker2", "new_counter", i);
-        struct bx_msg *args = bx_msg_create(0), *reply = NULL;
+        struct bx_msg *args = msg_of(rref);
 
-        bx_msg_put_rref(args, rref);
         if (i % 2 == 0)
             HARNESS_EQ(bx_rpc_sync(job, "worker1", "keep", args, NULL, NULL), 0);
         else
             HARNESS_EQ(bx_rpc_oneway(job, "worker1", "keep", args, NULL), 0);
         bx_msg_destroy(args);
         bx_rref_release(rref);                  /* perhaps before worker1 has entered */
-        HARNESS_EQ(bx_rpc_sync(job, "worker1", "use_kept", NULL, NULL, &reply), 0);
-        HARNESS_EQ(number_in(reply), i + 1);
-        bx_msg_destroy(reply);
+        HARNESS_EQ(use_of(job, "worker1"), i + 1);
         HARNESS_EQ(alive(), 1);
-        HARNESS_EQ(bx_rpc_sync(job, "worker1", "drop_kept", NULL, NULL, NULL), 0);
+        drop_of(job, "worker1");
         await_alive(0);
     }
 }

@@ -22,49 +22,6 @@ static void await_death(struct bx_job *job, int rank)
     HARNESS_WAIT_WHILE(bx_worker_alive(job, rank));
 }
 
-static struct bx_rref *own_counter(struct bx_job *job, int64_t value)
-{
-    struct bx_rref *rref = NULL;
-
-    HARNESS_EQ(bx_rref_create(job, &counter_type, new_counter_of(value), &rref), 0);
-    return rref;
-}
-
-static struct bx_msg *msg_of(struct bx_rref *rref)
-{
-    struct bx_msg *msg = bx_msg_create(0);
-
-    HARNESS_EQ(bx_msg_put_rref(msg, rref), 0);
-    return msg;
-}
-
-/* Calls "keep" of another worker; drops the reference if `drops`. */
-static void give(struct bx_job *job, const char *to, struct bx_rref *rref, bool drops)
-{
-    struct bx_msg *args = msg_of(rref);
-
-    HARNESS_EQ(bx_rpc_sync(job, to, "keep", args, NULL, NULL), 0);
-    bx_msg_destroy(args);
-    if (drops)
-        bx_rref_release(rref);
-}
-
-static int64_t use_of(struct bx_job *job, const char *worker)
-{
-    struct bx_msg *reply = NULL;
-    int64_t value;
-
-    HARNESS_EQ(bx_rpc_sync(job, worker, "use_kept", NULL, NULL, &reply), 0);
-    value = number_in(reply);
-    bx_msg_destroy(reply);
-    return value;
-}
-
-static void drop_of(struct bx_job *job, const char *worker)
-{
-    HARNESS_EQ(bx_rpc_sync(job, worker, "drop_kept", NULL, NULL, NULL), 0);
-}
-
 /* It stays alive for a while: nothing is on its way that would destroy it. */
 static void stays(int64_t count)
 {

@@ -122,15 +122,12 @@ static uint64_t held_id(struct bx_job *job)
 
 static struct bx_rref *prepare(struct bx_job *job, struct bx_future **held)
 {
-    struct bx_rref *rref = NULL;
-    struct bx_msg *args = bx_msg_create(0);
+    struct bx_rref *rref;
 
     harness_await(READY, 1);
-    HARNESS_EQ(bx_rref_create(job, &counter_type, new_counter_of(1), &rref), 0);
-    bx_msg_put_rref(args, rref);
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "keep", args, NULL, NULL), 0);
-    HARNESS_EQ(bx_rpc_sync(job, "worker2", "keep", args, NULL, NULL), 0);
-    bx_msg_destroy(args);
+    rref = own_counter(job, 1);
+    give(job, "worker1", rref, false);
+    give(job, "worker2", rref, false);
     *held = harness_start(job, "worker1", "hold", NULL, 0);
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 3), 3);
     harness_store(ID, rref->id);
@@ -141,15 +138,11 @@ static struct bx_rref *prepare(struct bx_job *job, struct bx_future **held)
 /* The bystander uses the object, and drops the last reference to it. */
 static void others_go_on(struct bx_job *job, struct bx_rref *rref)
 {
-    struct bx_msg *reply = NULL;
-
     HARNESS_EQ(add_to(rref, 1), 2);
     bx_rref_release(rref);
-    HARNESS_EQ(bx_rpc_sync(job, "worker2", "use_kept", NULL, NULL, &reply), 0);
-    HARNESS_EQ(number_in(reply), 3);
+    HARNESS_EQ(use_of(job, "worker2"), 3);
     HARNESS_EQ(alive(), 1);
-    bx_msg_destroy(reply);
-    HARNESS_EQ(bx_rpc_sync(job, "worker2", "drop_kept", NULL, NULL, NULL), 0);
+    drop_of(job, "worker2");
     await_alive(0);
 }
 
@@ -507,16 +500,13 @@ static void survives(struct bx_job *job)
 {
     struct bx_future *held = NULL;
     struct bx_rref *rref = prepare(job, &held);
-    struct bx_msg *reply = NULL;
 
     strikes_now();
     for (int i = 0; i < 20; i++)
         HARNESS_EQ(add_to(rref, 1), i + 2);
-    HARNESS_EQ(bx_rpc_sync(job, "worker2", "use_kept", NULL, NULL, &reply), 0);
-    HARNESS_EQ(number_in(reply), 22);
+    HARNESS_EQ(use_of(job, "worker2"), 22);
     HARNESS_EQ(alive(), 1);
-    bx_msg_destroy(reply);
-    HARNESS_EQ(bx_rpc_sync(job, "worker2", "drop_kept", NULL, NULL, NULL), 0);
+    drop_of(job, "worker2");
     harness_post(FINISHED);
     HARNESS_CHECK(bx_future_wait(held, BX_FOREVER) < 0);
     bx_future_release(held);

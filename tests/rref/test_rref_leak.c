@@ -173,12 +173,10 @@ Test(rref_leak, is_not_what_was_passed_on_just_before_the_shutdown)
 /* A one-way call to itself holds its references until it has run. */
 static void calls_itself_and_leaves(struct bx_job *job)
 {
-    struct bx_rref *rref = NULL;
-    struct bx_msg *args = bx_msg_create(0);
+    struct bx_rref *rref = own_counter(job, 1);
+    struct bx_msg *args = msg_of(rref);
 
     harness_leaves_by_itself();
-    HARNESS_EQ(bx_rref_create(job, &counter_type, new_counter_of(1), &rref), 0);
-    bx_msg_put_rref(args, rref);
     HARNESS_EQ(bx_rpc_oneway(job, "worker0", "use_async", args, NULL), 0);
     bx_msg_destroy(args);
     bx_rref_release(rref);

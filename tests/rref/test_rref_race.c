@@ -80,10 +80,7 @@ static void drops_and_gets(struct bx_job *job, int index)
 {
     (void)index;
     for (int i = 0; i < 1000; i++) {
-        struct bx_msg *reply = NULL;
-
-        HARNESS_EQ(bx_rpc_sync(job, "worker1", "give_kept", NULL, NULL, &reply), 0);
-
+        struct bx_msg *reply = harness_ask(job, "worker1", "give_kept", NULL);
         struct bx_reader reader = bx_msg_reader(reply);
         struct bx_rref *rref = bx_rref_acquire(bx_read_rref(&reader));
 
@@ -109,16 +106,10 @@ static int setup_giving(struct bx_job *job)
 /* owner: of the object that worker1 keeps. */
 static void drop_while_it_comes(struct bx_job *job, const char *owner)
 {
-    struct bx_rref *rref = remote(job, owner, "new_counter", 7);
-    struct bx_msg *args = bx_msg_create(0);
-
-    bx_msg_put_rref(args, rref);
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "keep", args, NULL, NULL), 0);
-    bx_msg_destroy(args);
-    bx_rref_release(rref);
+    give(job, "worker1", remote(job, owner, "new_counter", 7), true);
     harness_threads(job, 3, drops_and_gets);
     HARNESS_EQ(alive(), 1);
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "drop_kept", NULL, NULL, NULL), 0);
+    drop_of(job, "worker1");
     await_alive(0);
 }
 
@@ -148,15 +139,11 @@ HARNESS_TEST(rref_race, count_does_not_grow_with_the_messages, 60, .size = 2, .s
              .handlers = { HARNESS_INLINE("give_many", give_many) })
 {
     struct bx_rref *rref = remote(job, "worker1", "new_counter", 7);
-    struct bx_msg *args = bx_msg_create(0);
 
-    bx_msg_put_rref(args, rref);
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "keep", args, NULL, NULL), 0);
-    bx_msg_destroy(args);
+    give(job, "worker1", rref, false);
     for (uint32_t got = 0; got <= 2 * BXI_RREF_COUNTED_MAX; got += BX_RREFS_MAX) {
-        struct bx_msg *reply = NULL;
+        struct bx_msg *reply = harness_ask(job, "worker1", "give_many", NULL);
 
-        HARNESS_EQ(bx_rpc_sync(job, "worker1", "give_many", NULL, NULL, &reply), 0);
         HARNESS_EQ(bx_msg_rrefs(reply), BX_RREFS_MAX);
         bx_msg_destroy(reply);
         bxi_lock(&job->run->lock);
@@ -165,7 +152,7 @@ HARNESS_TEST(rref_race, count_does_not_grow_with_the_messages, 60, .size = 2, .s
     }
     HARNESS_EQ(value_of(rref), 7);
     bx_rref_release(rref);
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "drop_kept", NULL, NULL, NULL), 0);
+    drop_of(job, "worker1");
     await_alive(0);
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
 }
@@ -301,7 +288,6 @@ static const struct bx_type link_type = { .name = "link", .destroy = destroy_lin
 HARNESS_TEST(rref_race, destructor_may_release_other_references_and_call, 60, .size = 2, .setup = setup)
 {
     struct bx_rref *rref = remote(job, "worker1", "new_counter", 1);
-    struct bx_msg *args = bx_msg_create(0);
 
     home = job;
     for (int i = 0; i < 100; i++) {
@@ -311,12 +297,9 @@ HARNESS_TEST(rref_race, destructor_may_release_other_references_and_call, 60, .s
         harness_add(MADE, 1);
         HARNESS_EQ(bx_rref_create(job, &link_type, link, &rref), 0);
     }
-    bx_msg_put_rref(args, rref);
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "keep", args, NULL, NULL), 0);
-    bx_msg_destroy(args);
-    bx_rref_release(rref);
+    give(job, "worker1", rref, true);
     HARNESS_EQ(alive(), 101);
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "drop_kept", NULL, NULL, NULL), 0);
+    drop_of(job, "worker1");
     await_alive(0);
 }
 

@@ -96,8 +96,8 @@ static void is_refused_and_accepted(struct bx_job *job)
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "keep", args, NULL, NULL), 0);
     bx_msg_destroy(args);
     bx_rref_release(rref[0]);
-    HARNESS_EQ(harness_call(job, "worker1", "use_kept", NULL), 2);
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "drop_kept", NULL, NULL, NULL), 0);
+    HARNESS_EQ(use_of(job, "worker1"), 2);
+    drop_of(job, "worker1");
     await_alive(1);
     bx_rref_release(rref[1]);
     await_alive(0);

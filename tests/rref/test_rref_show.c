@@ -72,7 +72,6 @@ HARNESS_TEST(rref_show, tells_who_holds_an_object_and_since_when, 60, .size = 3,
 {
     uint64_t began_ns = bxi_now_ns(), since_ns;
     struct bx_rref *rref = NULL;
-    struct bx_msg *args;
     struct bxi_object_row *row;
 
     HARNESS_EQ(shown(job, 0), 0);
@@ -85,17 +84,14 @@ HARNESS_TEST(rref_show, tells_who_holds_an_object_and_since_when, 60, .size = 3,
     expect_type(row, "counter");
     expect_holders(row, 0, 0);
     for (int rank = 1; rank < 3; rank++) {
-        args = bx_msg_create(0);
-        HARNESS_EQ(bx_msg_put_rref(args, rref), 0);
-        HARNESS_EQ(bx_rpc_sync(job, rank == 1 ? "worker1" : "worker2", "keep", args, NULL, NULL), 0);
-        bx_msg_destroy(args);
+        give(job, bx_worker_name(job, rank), rref, false);
         expect_holders(row, rank == 1 ? 2 : 6, (uint64_t)rank);
     }
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "drop_kept", NULL, NULL, NULL), 0);
+    drop_of(job, "worker1");
     expect_holders(row, 4, 1);
     bx_rref_release(rref);
     HARNESS_EQ(shown(job, 0), 1);
-    HARNESS_EQ(bx_rpc_sync(job, "worker2", "drop_kept", NULL, NULL, NULL), 0);
+    drop_of(job, "worker2");
     await_alive(0);
     HARNESS_EQ(shown(job, 0), 0);
     HARNESS_EQ(bxi_load_relaxed(&tables_of(job, 0)->objects_unshown), 0);
@@ -189,13 +185,8 @@ HARNESS_HANDLER(fetch)
 static void let_fetch(struct bx_job *job)
 {
     struct bx_rref *rref = remote(job, "worker1", "new_slow", 42);
-    struct bx_msg *args = bx_msg_create(0), *reply = NULL;
 
-    HARNESS_EQ(bx_msg_put_rref(args, rref), 0);
-    HARNESS_EQ(bx_rpc_sync(job, "worker2", "fetch", args, NULL, &reply), 0);
-    HARNESS_EQ(number_in(reply), 42);
-    bx_msg_destroy(reply);
-    bx_msg_destroy(args);
+    HARNESS_EQ(harness_call(job, "worker2", "fetch", msg_of(rref)), 42);
     bx_rref_release(rref);
     await_alive(0);
 }

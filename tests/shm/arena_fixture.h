@@ -106,14 +106,6 @@ static inline uint64_t pages_bytes(void)
     return (uint64_t)status.st_blocks * 512;
 }
 
-static inline bool name_exists(void)
-{
-    char path[128];
-
-    snprintf(path, sizeof(path), "/dev/shm%s", name);
-    return access(path, F_OK) == 0;
-}
-
 static inline bool is_all(const void *block, unsigned char value, size_t bytes)
 {
     const unsigned char *at = block;

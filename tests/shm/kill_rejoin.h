@@ -36,6 +36,14 @@ static void calls_0(struct bx_job *job)
     harness_post(BACK);
 }
 
+/* The process inherits the aim. */
+static void begin_aimed(int index, struct life life, const char *step, uint32_t passages, int signal_number)
+{
+    take_aim(step, passages, signal_number);
+    begin_life(index, life);
+    aim.step = NULL;
+}
+
 static void was_killed(int index, const char *step)
 {
     int status = 0;
@@ -50,9 +58,7 @@ static void run_killed_joiner(const char *step, uint32_t passages, int victim_ra
 {
     harness_reset();
     begin_lives_but(3, victim_rank, (struct life){ 0 });
-    take_aim(step, passages, SIGKILL);      /* the forked joiner inherits it */
-    begin_life(3, (struct life){ .rank = victim_rank });
-    aim.step = NULL;
+    begin_aimed(3, (struct life){ .rank = victim_rank }, step, passages, SIGKILL);
     was_killed(3, step);
     begin_life(4, (struct life){ .rank = victim_rank, .body = calls_and_is_called });
     harness_await(BACK, 1);
@@ -81,9 +87,7 @@ static void run_killed_welcoming(const char *step, uint32_t passages)
 static void run_killed_alone(const char *step)
 {
     begin_lives_but(3, 1, (struct life){ 0 });
-    take_aim(step, 1, SIGKILL);
-    begin_life(3, (struct life){ .rank = 1 });
-    aim.step = NULL;
+    begin_aimed(3, (struct life){ .rank = 1 }, step, 1, SIGKILL);
     was_killed(3, step);
     cr_expect_eq(segments_of(".1"), 1);
     end_lives();
@@ -143,9 +147,7 @@ static void hears_in_order(struct bx_job *job)
 static void run_killed_before_it_rang(void)
 {
     begin_lives_but(3, 1, (struct life){ .body = hears_in_order, .setup = has_hooks });
-    take_aim("rejoin.gate_open", 1, SIGKILL);
-    begin_life(3, (struct life){ .rank = 1 });
-    aim.step = NULL;
+    begin_aimed(3, (struct life){ .rank = 1 }, "rejoin.gate_open", 1, SIGKILL);
     was_killed(3, "rejoin.gate_open");
     harness_await(BACK, 2);
     end_lives();
@@ -169,9 +171,7 @@ static void run_shutdown_before_it_rang(void)
     int status = 0;
 
     begin_lives_but(2, 1, (struct life){ .body = shuts_down_early });
-    take_aim("rejoin.gate_open", 1, SIGSTOP);
-    begin_life(2, (struct life){ .rank = 1, .world_size = 2 });
-    aim.step = NULL;
+    begin_aimed(2, (struct life){ .rank = 1, .world_size = 2 }, "rejoin.gate_open", 1, SIGSTOP);
     cr_assert_eq(waitpid(starts[2].pid, &status, WUNTRACED), starts[2].pid);
     cr_assert(WIFSTOPPED(status));
     harness_post(GO_ON);
@@ -256,9 +256,7 @@ static void run_mutex_removed(void)
     char path[128];
 
     begin_lives_but(3, 1, (struct life){ 0 });
-    take_aim("rejoin.met", 1, SIGSTOP);
-    begin_life(3, (struct life){ .rank = 1 });
-    aim.step = NULL;
+    begin_aimed(3, (struct life){ .rank = 1 }, "rejoin.met", 1, SIGSTOP);
     await_stopped(3);
     snprintf(path, sizeof(path), "%s/boxcar/%s.join", directory, job_name);
     cr_assert_eq(unlink(path), 0);
@@ -274,9 +272,7 @@ static void run_killed_at_its_first_door(const char *step)
 {
     begin_life(0, (struct life){ .rank = 0 });
     begin_life(2, (struct life){ .rank = 2 });
-    take_aim(step, 1, SIGKILL);
-    begin_life(1, (struct life){ .rank = 1 });
-    aim.step = NULL;
+    begin_aimed(1, (struct life){ .rank = 1 }, step, 1, SIGKILL);
     was_killed(1, step);
     start_fails(0, BX_E_PEER_DEAD, "'worker1' (rank 1");
     start_fails(2, BX_E_PEER_DEAD, "'worker1' (rank 1");

@@ -43,12 +43,4 @@ static inline void create_first_of_two(void)
     create_one(0, 2);
 }
 
-static inline bool name_exists(const char *shm_name)
-{
-    char path[128];
-
-    snprintf(path, sizeof(path), "/dev/shm%s", shm_name);
-    return access(path, F_OK) == 0;
-}
-
 #endif

@@ -45,7 +45,7 @@ Test(arena, has_a_size_that_is_a_multiple_of_2_mib, .init = make_name, .fini = r
 {
     cr_assert_eq(bxi_arena_create(name, 0, NULL, &arena), -EINVAL);
     cr_assert_eq(bxi_arena_create(name, UINT64_MAX, NULL, &arena), -EFBIG);
-    cr_assert_not(name_exists());
+    cr_assert_not(is_in_shm(name));
     cr_assert_eq(bxi_arena_create(name, 2 * MIB + 1, NULL, &arena), 0);
     cr_assert_eq(bxi_arena_bytes(arena), 4 * MIB);
 }
@@ -56,7 +56,7 @@ Test(arena, is_not_created_over_another_of_its_name, .init = create_small, .fini
 
     cr_assert_eq(bxi_arena_create(name, MIB, NULL, &second), -EEXIST);
     cr_assert_null(second);
-    cr_assert(name_exists());
+    cr_assert(is_in_shm(name));
 }
 
 static int create_beyond_the_file_limit(void)
@@ -67,7 +67,7 @@ static int create_beyond_the_file_limit(void)
         return 1;
     if (bxi_arena_create(name, 16 * MIB, NULL, &arena) != -EFBIG)
         return 2;
-    if (name_exists())
+    if (is_in_shm(name))
         return 3;
     return bxi_arena_create(name, 8 * MIB, NULL, &arena) == 0 ? 0 : 4;
 }
@@ -90,12 +90,12 @@ static int create_and_die(void)
 Test(arena, is_reaped_when_its_owner_was_killed_and_not_before, .init = make_name, .fini = release)
 {
     cr_assert_eq(in_child(create_and_die), 256 + SIGKILL);
-    cr_assert(name_exists());
+    cr_assert(is_in_shm(name));
     cr_assert_eq(bxi_object_reap(job, INSTANCE), 1);
-    cr_assert_not(name_exists());
+    cr_assert_not(is_in_shm(name));
     create(16 * MIB);
     cr_assert_eq(bxi_object_reap(job, INSTANCE), 0);
-    cr_assert(name_exists());
+    cr_assert(is_in_shm(name));
 }
 
 /* ---- Blocks ---------------------------------------------------------------------------------- */
@@ -213,7 +213,7 @@ static int use_in_child(void)
     bxi_arena_release(arena);
     if (stats().used_bytes != 0)
         return 2;
-    if (!name_exists() || fcntl(bxi_arena_fd(arena), F_GETFD) >= 0)
+    if (!is_in_shm(name) || fcntl(bxi_arena_fd(arena), F_GETFD) >= 0)
         return 3;
     /* The child may have mapped something else there. */
     void *fixed = mmap((void *)(uintptr_t)bxi_arena_base(arena), BXI_PAGE, PROT_READ | PROT_WRITE,
@@ -221,12 +221,6 @@ static int use_in_child(void)
     if (fixed == MAP_FAILED)
         return 4;
     bxi_arena_release(arena);
-    *(volatile char *)fixed = 1;
-    fixed = mmap((void *)(uintptr_t)view->base, BXI_PAGE, PROT_READ | PROT_WRITE,
-                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
-    if (fixed == MAP_FAILED)
-        return 5;
-    bxi_arena_view_release(view);
     *(volatile char *)fixed = 1;
     return 0;
 }
@@ -236,23 +230,15 @@ static int read_in_child(void)
     return *(volatile char *)blocks[0];
 }
 
-static int read_view_in_child(void)
-{
-    return *(const volatile unsigned char *)view->base;
-}
-
 Test(arena, is_left_alone_by_a_forked_child, .init = create_small, .fini = release)
 {
     blocks[0] = alloc(MIB);
-    cr_assert_eq(bxi_arena_attach(&view, bxi_arena_fd(arena), bxi_arena_bytes(arena)), 0);
     memset(blocks[0], 5, MIB);
     cr_assert_eq(in_child(use_in_child), 0);
     cr_assert_eq(in_child(read_in_child), 256 + SIGSEGV);
-    cr_assert_eq(in_child(read_view_in_child), 256 + SIGSEGV);
     cr_assert(is_all(blocks[0], 5, MIB));
     cr_assert_eq(stats().used_bytes, MIB);
     alloc(MIB);
-    bxi_arena_view_release(view);
 }
 
 /* ---- Views and truncation -------------------------------------------------------------------- */
@@ -295,24 +281,6 @@ Test(arena, cannot_be_written_by_a_peer, .init = create_small, .fini = release)
     close(passed_fd);
 }
 
-Test(arena, is_refused_when_the_file_has_another_size, .init = create_small, .fini = release)
-{
-    int fd = bxi_arena_fd(arena);
-    int pipes[2];
-
-    cr_assert_eq(bxi_arena_attach(&view, fd, 64 * MIB - 1), -EPROTO);
-    cr_assert_eq(bxi_arena_attach(&view, fd, 0), -EPROTO);
-    cr_assert_eq(bxi_arena_attach(&view, fd, UINT64_MAX), -EPROTO);
-    cr_assert_eq(ftruncate(fd, 64 * MIB - 1), 0);
-    cr_assert_eq(bxi_arena_attach(&view, fd, 64 * MIB), -EPROTO);
-    cr_assert_eq(pipe(pipes), 0);
-    cr_assert_eq(bxi_arena_attach(&view, pipes[0], 64 * MIB), -EPROTO);
-    close(pipes[0]);
-    close(pipes[1]);
-    cr_assert_eq(bxi_arena_attach(&view, pipes[0], 64 * MIB), -EBADF);
-    cr_assert_null(view);
-}
-
 Test(arena, survives_its_truncation_and_says_so, .init = create_large, .fini = release)
 {
     volatile unsigned char *block = alloc(MIB);
@@ -345,7 +313,7 @@ Test(arena, lets_blocks_live_on_when_it_is_closed, .init = create_small, .fini =
     int fd = bxi_arena_fd(arena);
     cr_assert_eq(bxi_arena_acquire(arena), arena);
     bxi_arena_close(arena);
-    cr_assert_not(name_exists());
+    cr_assert_not(is_in_shm(name));
     cr_assert_eq(fcntl(fd, F_GETFD), -1);
     bxi_arena_close(arena);             /* a second close does nothing */
     bxi_arena_release(arena);           /* the job's */
@@ -370,7 +338,7 @@ Test(arena, leaves_nothing_behind_when_the_last_reference_goes)
         int fd = bxi_arena_fd(arena);
         bxi_arena_release(arena);
         arena = NULL;
-        cr_assert_not(name_exists());
+        cr_assert_not(is_in_shm(name));
         cr_assert_eq(fcntl(fd, F_GETFD), -1);
         cr_assert_eq(msync((void *)(uintptr_t)base, BXI_PAGE, MS_ASYNC), -1);
         cr_assert_eq(errno, ENOMEM, "it is still mapped");
@@ -492,51 +460,4 @@ Test(arena, is_closed_while_another_thread_allocates, .init = make_name)
         pthread_barrier_destroy(&barrier);
     }
     arena = NULL;
-}
-
-/* ---- The ledger by size class ---------------------------------------------------------------- */
-
-/* Checks the class with blocks of block_bytes. */
-static struct bxi_arena_class ledger_of(size_t block_bytes)
-{
-    struct bxi_arena_class class = { 0 };
-
-    for (unsigned i = 0; bxi_arena_read_class(arena, i, &class); i++)
-        if (class.block_bytes == block_bytes)
-            return class;
-    return (struct bxi_arena_class){ 0 };
-}
-
-static void expect_ledger(size_t block_bytes, uint64_t used, uint64_t shelved)
-{
-    struct bxi_arena_class class = ledger_of(block_bytes);
-
-    cr_expect_eq(class.used, used, "%zu: %zu", block_bytes, (size_t)class.used);
-    cr_expect_eq(class.shelved, shelved, "%zu: %zu", block_bytes, (size_t)class.shelved);
-}
-
-Test(arena, counts_the_blocks_of_each_size_class, .init = create_small, .fini = release)
-{
-    void *small[3], *large = NULL;
-
-    for (int i = 0; i < 3; i++)
-        cr_assert_eq(bxi_arena_alloc(arena, 200, &small[i]), 0);
-    cr_assert_eq(bxi_arena_alloc(arena, 100000, &large), 0);
-    size_t large_bytes = bxi_je_sallocx(large, 0);
-    expect_ledger(256, 3, 0);
-    expect_ledger(large_bytes, 1, 0);
-    bxi_arena_free(arena, small[0]);
-    bxi_arena_free(arena, small[1]);
-    expect_ledger(256, 1, 2);
-    cr_assert_eq(bxi_arena_alloc(arena, 250, &small[0]), 0);
-    expect_ledger(256, 2, 1);
-    bxi_arena_trim(arena);
-    expect_ledger(256, 2, 0);
-    bxi_arena_free(arena, small[0]);
-    bxi_arena_free(arena, small[2]);
-    expect_ledger(256, 0, 2);
-    bxi_arena_close(arena);
-    expect_ledger(256, 0, 0);
-    bxi_arena_free(arena, large);
-    expect_ledger(large_bytes, 0, 0);
 }

@@ -23,32 +23,10 @@ static void create_and_fill(void)
     memset(alloc(MIB), 0x5a, MIB);
 }
 
-/* Mappings of files whose name has `part` in it. */
-static int mappings_of(const char *part)
-{
-    FILE *maps = fopen("/proc/self/maps", "re");
-    char line[512];
-    int count = 0;
-
-    cr_assert_not_null(maps);
-    while (fgets(line, sizeof(line), maps) != NULL)
-        count += strstr(line, part) != NULL;
-    fclose(maps);
-    return count;
-}
-
 /* Views are read-only: the owner's own mapping is not counted. */
 static int views_mapped(void)
 {
-    FILE *maps = fopen("/proc/self/maps", "re");
-    char line[512];
-    int count = 0;
-
-    cr_assert_not_null(maps);
-    while (fgets(line, sizeof(line), maps) != NULL)
-        count += strstr(line, name) != NULL && strstr(line, " r--s ") != NULL;
-    fclose(maps);
-    return count;
+    return mappings_of(name, " r--s ");
 }
 
 static int attach(struct bxi_arena_view **view, uint64_t bytes)
@@ -65,6 +43,9 @@ Test(arena_view, of_another_size_than_its_file_is_refused, .init = create_and_fi
     cr_expect_eq(attach(&view, 0), -EPROTO);
     cr_expect_eq(attach(&view, VIEW_BYTES - BXI_PAGE), -EPROTO);
     cr_expect_eq(attach(&view, VIEW_BYTES + BXI_PAGE), -EPROTO);
+    cr_expect_eq(attach(&view, UINT64_MAX), -EPROTO);
+    cr_assert_eq(ftruncate(bxi_arena_fd(arena), (off_t)VIEW_BYTES - 1), 0);
+    cr_expect_eq(attach(&view, VIEW_BYTES), -EPROTO);
     cr_expect_null(view);
     cr_expect_eq(views_mapped(), 0);
 }
@@ -97,7 +78,10 @@ Test(arena_view, of_what_is_no_file_is_refused)
     struct bxi_arena_view *view = NULL;
     char path[] = "/tmp/bxtest-XXXXXX";
     struct stat status;
+    int pipes[2];
 
+    cr_assert_eq(pipe2(pipes, O_CLOEXEC), 0);
+    cr_expect_eq(bxi_arena_attach(&view, pipes[0], VIEW_BYTES), -EPROTO);
     cr_assert_not_null(mkdtemp(path));
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     cr_assert_eq(fstat(fd, &status), 0);
@@ -180,7 +164,7 @@ static int child_of_a_view(void)
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE;
     void *place = (void *)(uintptr_t)inherited->base;
 
-    if (mappings_of(name) != 0)
+    if (mappings_of(name, "") != 0)
         return 1;
     unsigned char *own = mmap(place, VIEW_BYTES, PROT_READ | PROT_WRITE, flags, -1, 0);
     if (own == MAP_FAILED)

@@ -42,22 +42,21 @@ static ssize_t fake_write(int fd, const void *data, size_t bytes)
     return (ssize_t)bytes;
 }
 
+static struct bxi_bell bell = { .word = &word };
+static struct bxi_bell_peer peer = { .word = &word, .fd = { BACKGROUND_FD, LEADER_FD } };
+
+static ssize_t (*real_write)(int fd, const void *data, size_t bytes);
+
 static void replace_write(void)
 {
+    real_write = bxi_bell_write;
     bxi_bell_write = fake_write;
 }
 
-static struct bxi_bell_peer peer_of_word(void)
+TestSuite(doorbell, .init = replace_write, .timeout = 120);
+
+Test(doorbell, puts_the_count_above_who)
 {
-    return (struct bxi_bell_peer){ .word = &word, .fd = { BACKGROUND_FD, LEADER_FD } };
-}
-
-TestSuite(doorbell, .timeout = 120);
-
-Test(doorbell, puts_the_count_above_who, .init = replace_write)
-{
-    struct bxi_bell bell = { .word = &word };
-
     bxi_bell_arm(&bell, BXI_WHO_BACKGROUND);
     cr_assert_eq(bxi_load_relaxed(&word), 1u << 2 | BXI_WHO_BACKGROUND);
     bxi_bell_arm(&bell, BXI_WHO_LEADER);
@@ -66,11 +65,8 @@ Test(doorbell, puts_the_count_above_who, .init = replace_write)
     cr_assert_eq(bxi_load_relaxed(&word) & 3, BXI_AWAKE);
 }
 
-Test(doorbell, is_not_rung_while_its_owner_is_awake, .init = replace_write)
+Test(doorbell, is_not_rung_while_its_owner_is_awake)
 {
-    struct bxi_bell bell = { .word = &word };
-    struct bxi_bell_peer peer = peer_of_word();
-
     cr_assert_eq(bxi_bell_look(&peer, false), 0);
     bxi_bell_arm(&bell, BXI_WHO_LEADER);
     bxi_bell_disarm(&bell);
@@ -78,11 +74,8 @@ Test(doorbell, is_not_rung_while_its_owner_is_awake, .init = replace_write)
     cr_assert_eq(rung_background + rung_leader + rung_other, 0);
 }
 
-Test(doorbell, rings_whoever_sleeps, .init = replace_write)
+Test(doorbell, rings_whoever_sleeps)
 {
-    struct bxi_bell bell = { .word = &word };
-    struct bxi_bell_peer peer = peer_of_word();
-
     bxi_bell_arm(&bell, BXI_WHO_BACKGROUND);
     cr_assert_eq(bxi_bell_look(&peer, false), 1);
     cr_assert_eq(rung_background, 1);
@@ -93,11 +86,8 @@ Test(doorbell, rings_whoever_sleeps, .init = replace_write)
     cr_assert_eq(rung_leader, 1);
 }
 
-Test(doorbell, is_rung_once_for_each_arming, .init = replace_write)
+Test(doorbell, is_rung_once_for_each_arming)
 {
-    struct bxi_bell bell = { .word = &word };
-    struct bxi_bell_peer peer = peer_of_word();
-
     for (int round = 1; round <= 5; round++) {
         bxi_bell_arm(&bell, BXI_WHO_LEADER);
         cr_assert_eq(bxi_bell_look(&peer, false), 1);
@@ -109,11 +99,8 @@ Test(doorbell, is_rung_once_for_each_arming, .init = replace_write)
     }
 }
 
-Test(doorbell, is_rung_again_when_it_was_armed_again_unseen, .init = replace_write)
+Test(doorbell, is_rung_again_when_it_was_armed_again_unseen)
 {
-    struct bxi_bell bell = { .word = &word };
-    struct bxi_bell_peer peer = peer_of_word();
-
     bxi_bell_arm(&bell, BXI_WHO_BACKGROUND);
     cr_assert_eq(bxi_bell_look(&peer, false), 1);
     bxi_bell_disarm(&bell);
@@ -122,11 +109,9 @@ Test(doorbell, is_rung_again_when_it_was_armed_again_unseen, .init = replace_wri
     cr_assert_eq(rung_background, 2);
 }
 
-Test(doorbell, may_be_rung_once_by_each_of_two_producers, .init = replace_write)
+Test(doorbell, may_be_rung_once_by_each_of_two_producers)
 {
-    struct bxi_bell bell = { .word = &word };
-    struct bxi_bell_peer first = peer_of_word();
-    struct bxi_bell_peer second = peer_of_word();
+    struct bxi_bell_peer first = peer, second = peer;
 
     bxi_bell_arm(&bell, BXI_WHO_LEADER);
     cr_assert_eq(bxi_bell_look(&first, false), 1);
@@ -136,11 +121,9 @@ Test(doorbell, may_be_rung_once_by_each_of_two_producers, .init = replace_write)
     cr_assert_eq(rung_leader, 2);
 }
 
-Test(doorbell, knows_a_new_arming_when_the_count_is_near_its_end, .init = replace_write)
+Test(doorbell, knows_a_new_arming_when_the_count_is_near_its_end)
 {
-    struct bxi_bell bell = { .word = &word, .count = (UINT64_C(1) << 32) - 1 };
-    struct bxi_bell_peer peer = peer_of_word();
-
+    bell.count = (UINT64_C(1) << 32) - 1;
     bxi_bell_arm(&bell, BXI_WHO_LEADER);
     cr_assert_eq(bxi_load_relaxed(&word), UINT64_C(1) << 34 | BXI_WHO_LEADER);
     cr_assert_eq(bxi_bell_look(&peer, false), 1);
@@ -151,11 +134,8 @@ Test(doorbell, knows_a_new_arming_when_the_count_is_near_its_end, .init = replac
     cr_assert_eq(bxi_bell_look(&peer, false), 1);
 }
 
-Test(doorbell, does_not_wake_a_lazy_sleeper_for_replies, .init = replace_write)
+Test(doorbell, does_not_wake_a_lazy_sleeper_for_replies)
 {
-    struct bxi_bell_peer peer = peer_of_word();
-    struct bxi_bell bell = { .word = &word };
-
     bxi_bell_arm(&bell, BXI_WHO_LAZY);
     cr_assert_eq(bxi_bell_look(&peer, true), 0);
     cr_assert_eq(rung_background + rung_leader + rung_other, 0);
@@ -165,7 +145,7 @@ Test(doorbell, does_not_wake_a_lazy_sleeper_for_replies, .init = replace_write)
     cr_assert_eq(bxi_bell_look(&peer, false), 0);
 }
 
-Test(doorbell, tries_again_when_a_signal_interrupts_the_write, .init = replace_write)
+Test(doorbell, tries_again_when_a_signal_interrupts_the_write)
 {
     failures_left = 3;
     failure_errno = EINTR;
@@ -173,7 +153,7 @@ Test(doorbell, tries_again_when_a_signal_interrupts_the_write, .init = replace_w
     cr_assert_eq(rung_background, 1);
 }
 
-Test(doorbell, leaves_a_full_eventfd_as_it_is, .init = replace_write)
+Test(doorbell, leaves_a_full_eventfd_as_it_is)
 {
     failures_left = 1;
     failure_errno = EAGAIN;
@@ -186,6 +166,7 @@ Test(doorbell, fills_and_empties_a_real_eventfd)
     uint64_t value = 0;
     int fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
 
+    bxi_bell_write = real_write;
     cr_assert_geq(fd, 0);
     bxi_bell_ring(fd);
     bxi_bell_ring(fd);

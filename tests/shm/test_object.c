@@ -73,7 +73,7 @@ Test(object, is_not_reaped_while_its_owner_lives, .init = create_first_of_two,
 {
     leave_dead(INSTANCE, 1);
     cr_assert_eq(bxi_object_reap(job, 0), 1);
-    cr_assert(name_exists(segment.shm_name));
+    cr_assert(is_in_shm(segment.shm_name));
 }
 
 Test(object, of_another_job_is_not_reaped, .init = make_job_name, .fini = remove_names)
@@ -135,7 +135,7 @@ Test(object, is_reaped_when_its_owner_died_before_it_took_the_lock, .init = make
     bxi_object_name(name, geteuid(), job, INSTANCE, 1);
     close(shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600));
     cr_assert_eq(bxi_object_reap(job, INSTANCE), 1);
-    cr_assert_not(name_exists(name));
+    cr_assert_not(is_in_shm(name));
 }
 
 Test(object, is_reaped_together_with_the_arena_of_its_worker, .init = make_job_name,
@@ -149,11 +149,11 @@ Test(object, is_reaped_together_with_the_arena_of_its_worker, .init = make_job_n
     cr_assert_eq(bxi_object_create(name, &fd), 0);
     cr_assert_eq(bxi_object_create(name, &fd), -EEXIST);
     cr_assert_eq(bxi_object_reap(job, INSTANCE), 1, "its owner lives");
-    cr_assert(name_exists(name));
+    cr_assert(is_in_shm(name));
     close(fd);
     cr_assert_eq(bxi_object_reap(job, INSTANCE + 1), 0);
     cr_assert_eq(bxi_object_reap(job, INSTANCE), 1);
-    cr_assert_not(name_exists(name));
+    cr_assert_not(is_in_shm(name));
 }
 
 /* A reaper between the name and the lock must fail or make the owner start again. */
@@ -170,7 +170,7 @@ Test(object, is_never_reaped_while_it_is_created, .init = make_job_name, .fini =
     int failed = 0;
     for (int i = 0; i < 1500 && failed == 0; i++) {
         int rc = bxi_segment_create(&segment, job, "agent", INSTANCE, 0, 2);
-        if (rc != 0 || !name_exists(segment.shm_name))
+        if (rc != 0 || !is_in_shm(segment.shm_name))
             failed = rc != 0 ? rc : 1;
         bxi_segment_destroy(&segment);
     }

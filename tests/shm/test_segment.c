@@ -5,7 +5,6 @@
  */
 #include "segment_fixture.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -135,7 +134,7 @@ Test(segment, is_not_created_over_another_of_its_name, .init = create_first_of_t
     struct bxi_segment second;
 
     cr_assert_eq(bxi_segment_create(&second, job, "other", INSTANCE, 0, 2), -EEXIST);
-    cr_assert(name_exists(segment.shm_name));
+    cr_assert(is_in_shm(segment.shm_name));
     cr_assert_str_eq(segment.control->header.name, "agent");
 }
 
@@ -158,9 +157,9 @@ Test(segment, leaves_nothing_behind_when_it_is_destroyed, .init = create_first_o
     int fd = segment.fd;
 
     memcpy(shm_name, segment.shm_name, sizeof(shm_name));
-    cr_assert(name_exists(shm_name));
+    cr_assert(is_in_shm(shm_name));
     bxi_segment_destroy(&segment);
-    cr_assert_not(name_exists(shm_name));
+    cr_assert_not(is_in_shm(shm_name));
     cr_assert_eq(fcntl(fd, F_GETFD), -1);
     cr_assert_null(segment.control);
     bxi_segment_destroy(&segment);      /* twice is once */
@@ -183,20 +182,10 @@ Test(segment, holds_the_owner_lock_while_it_lives, .init = create_first_of_two,
     close(fd);
 }
 
-static int read_own(void)
-{
-    return *(volatile char *)segment.control->header.name;
-}
-
 static int write_view(void)
 {
     ((volatile char *)(uintptr_t)view.control->header.name)[0] = 'x';
     return 0;
-}
-
-Test(segment, is_not_mapped_in_a_forked_child, .init = create_first_of_two, .fini = remove_names)
-{
-    cr_assert_eq(in_child(read_own), 256 + SIGSEGV);
 }
 
 /* ---- attach ---------------------------------------------------------------------------------- */
@@ -293,18 +282,6 @@ Test(segment, is_refused_when_the_descriptor_is_no_file)
 
 /* ---- A full /dev/shm ------------------------------------------------------------------------- */
 
-static int count_names(void)
-{
-    DIR *directory = opendir("/dev/shm");
-    int count = 0;
-
-    while (directory != NULL && readdir(directory) != NULL)
-        count++;
-    if (directory != NULL)
-        closedir(directory);
-    return count - 2;
-}
-
 /* SIGXFSZ would end the process. */
 static int create_beyond_the_file_limit(void)
 {
@@ -318,7 +295,7 @@ static int create_beyond_the_file_limit(void)
         return 1;
     if (bxi_segment_create(&segment, job, "agent", INSTANCE, 0, 2) != -EFBIG)
         return 2;
-    if (segment.fd != -1 || segment.control != NULL || name_exists(segment.shm_name))
+    if (segment.fd != -1 || segment.control != NULL || is_in_shm(segment.shm_name))
         return 3;
     limit.rlim_cur = bxi_segment_bytes(2);
     if (setrlimit(RLIMIT_FSIZE, &limit) < 0)
@@ -340,7 +317,7 @@ static int create_without_room(void)
         return 1;
     if (segment.fd != -1 || segment.control != NULL)
         return 2;
-    return count_names() == 0 ? 0 : 3;
+    return count_names("/dev/shm") == 2 ? 0 : 3;
 }
 
 static int open_ring_without_room(void)
@@ -355,7 +332,7 @@ static int open_ring_without_room(void)
         return 3;
     memset(bxi_segment_ring(&segment, 7), 1, BXI_RING_BYTES);
     bxi_segment_destroy(&segment);
-    return count_names() == 0 ? 0 : 4;
+    return count_names("/dev/shm") == 2 ? 0 : 4;
 }
 
 static void expect_in_own_shm(int (*body)(void))

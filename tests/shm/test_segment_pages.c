@@ -97,15 +97,7 @@ Test(segment_pages, are_allocated_up_to_the_end_of_the_segment_and_not_beyond)
 
 static int mappings(void)
 {
-    FILE *maps = fopen("/proc/self/maps", "re");
-    char line[512];
-    int count = 0;
-
-    cr_assert_not_null(maps);
-    while (fgets(line, sizeof(line), maps) != NULL)
-        count += strstr(line, segment.shm_name) != NULL;
-    fclose(maps);
-    return count;
+    return mappings_of(segment.shm_name, "");
 }
 
 Test(segment_pages, of_a_peer_are_unmapped_when_it_is_detached_or_refused)
@@ -123,7 +115,7 @@ Test(segment_pages, of_a_peer_are_unmapped_when_it_is_detached_or_refused)
     cr_assert_eq(mappings(), 0);
 }
 
-Test(segment_pages, of_a_peer_are_not_mapped_in_a_forked_child)
+Test(segment_pages, are_not_mapped_in_a_forked_child)
 {
     cr_assert_eq(bxi_segment_attach(&view, segment.fd, INSTANCE, 0, 2), 0);
     cr_assert_eq(in_child(mappings), 0);

@@ -63,7 +63,6 @@ struct shelf {                          /* freed blocks of one class, last in, f
     uint32_t count;
     uint32_t capacity;
     size_t block_bytes;                 /* of the class, once a block of it was made */
-    uint64_t made;                      /* blocks from jemalloc: shelved and used */
 };
 
 struct bxi_arena {
@@ -140,7 +139,6 @@ static int unshelve(struct bxi_arena *arena, uint64_t keep, void *batch[BATCH])
         if (shelf->count == 0)
             continue;
         batch[count++] = shelf->blocks[--shelf->count];
-        shelf->made--;
         arena->shelved -= shelf->block_bytes;
     }
     return count;
@@ -229,7 +227,6 @@ static void book(struct bxi_arena *arena, unsigned class, void *block)
     if (shelf->block_bytes == 0)
         shelf->block_bytes = bxi_pages_block_bytes(block);
     arena->class_of_page[page] = (uint8_t)class;
-    shelf->made++;
     count_used(arena, shelf->block_bytes);
     bool is_due = is_purge_due(arena);
     pthread_mutex_unlock(&arena->lock);
@@ -310,8 +307,6 @@ void bxi_arena_free(struct bxi_arena *arena, void *block)
     arena->used -= shelf->block_bytes;
     if (is_shelved)
         arena->shelved += shelf->block_bytes;
-    else
-        shelf->made--;
     publish(arena);
     pthread_mutex_unlock(&arena->lock);
     if (!is_shelved)
@@ -502,20 +497,4 @@ void bxi_arena_read(struct bxi_arena *arena, struct bxi_arena_stats *stats)
     stats->committed_bytes = bxi_pages_committed(&arena->pages);
     stats->high_water_bytes = high_water(arena);
     pthread_mutex_unlock(&arena->lock);
-}
-
-bool bxi_arena_read_class(struct bxi_arena *arena, unsigned class, struct bxi_arena_class *out)
-{
-    if (class >= BXI_CLASSES)
-        return false;
-    memset(out, 0, sizeof(*out));
-    if (bxi_pages_is_forked(&arena->pages))
-        return true;
-    const struct shelf *shelf = &arena->shelves[class];
-    pthread_mutex_lock(&arena->lock);
-    out->block_bytes = shelf->block_bytes;
-    out->used = shelf->made - shelf->count;
-    out->shelved = shelf->count;
-    pthread_mutex_unlock(&arena->lock);
-    return true;
 }

@@ -34,13 +34,6 @@ struct bxi_arena_stats {
     uint64_t high_water_bytes;      /* maximum of used_bytes since the start or the last trim; a full /dev/shm trims */
 };
 
-/* The blocks of one size class: handed out, and free on its shelf. */
-struct bxi_arena_class {
-    size_t block_bytes;             /* 0: the class never had a block */
-    uint64_t used;
-    uint64_t shelved;
-};
-
 /* The words to which the arena writes its figures for inspectors (relaxed), until bxi_arena_close. */
 struct bxi_arena_words {
     bxi_a64 *used, *committed, *high_water;
@@ -69,8 +62,6 @@ void bxi_arena_free(struct bxi_arena *arena, void *block);
 /* Returns unused pages to /dev/shm and resets the high-water mark to what is used. */
 void bxi_arena_trim(struct bxi_arena *arena);
 void bxi_arena_read(struct bxi_arena *arena, struct bxi_arena_stats *stats);
-/* Classes are numbered from 0. False: there is no class of this number. */
-bool bxi_arena_read_class(struct bxi_arena *arena, unsigned class, struct bxi_arena_class *out);
 bool bxi_arena_truncated(const struct bxi_arena *arena);
 
 struct bxi_arena *bxi_arena_acquire(struct bxi_arena *arena);

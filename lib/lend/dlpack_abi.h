@@ -2,13 +2,12 @@
 /*
  * The structs of DLPack as they lie in memory, written from its specification, under names of our own so
  * that a program may include <dlpack/dlpack.h> of any version beside boxcar.h: the unversioned struct of
- * 0.6 (DLManagedTensor), and the one that 1.0 puts beside it (DLManagedTensorVersioned). Layout only.
+ * 0.6 (DLManagedTensor), and the one that 1.0 puts beside it (DLManagedTensorVersioned). Layout only;
+ * tests/lend/test_dlpack.c compares it with that header.
  */
 #ifndef BXI_DLPACK_ABI_H
 #define BXI_DLPACK_ABI_H
 
-#include <assert.h>
-#include <stddef.h>
 #include <stdint.h>
 
 #define BXI_DL_MAJOR 1u
@@ -20,7 +19,6 @@ enum bxi_dl_code {
     BXI_DL_INT = 0,
     BXI_DL_UINT = 1,
     BXI_DL_FLOAT = 2,
-    BXI_DL_OPAQUE = 3,
     BXI_DL_BFLOAT = 4,
     BXI_DL_COMPLEX = 5,
     BXI_DL_BOOL = 6,            /* since 1.0 */
@@ -29,7 +27,6 @@ enum bxi_dl_code {
 };
 
 #define BXI_DL_READ_ONLY (UINT64_C(1) << 0)
-#define BXI_DL_IS_COPIED (UINT64_C(1) << 1)
 
 struct bxi_dl_type {
     uint8_t code;               /* enum bxi_dl_code */
@@ -61,24 +58,5 @@ struct bxi_dl_versioned {       /* struct DLManagedTensorVersioned */
     uint64_t flags;
     struct bxi_dl_tensor tensor;
 };
-
-#if UINTPTR_MAX == UINT64_MAX
-static_assert(sizeof(struct bxi_dl_type) == 4, "DLDataType");
-static_assert(sizeof(struct bxi_dl_tensor) == 48, "DLTensor");
-static_assert(offsetof(struct bxi_dl_tensor, device_type) == 8, "DLTensor.device");
-static_assert(offsetof(struct bxi_dl_tensor, ndim) == 16, "DLTensor.ndim");
-static_assert(offsetof(struct bxi_dl_tensor, dtype) == 20, "DLTensor.dtype");
-static_assert(offsetof(struct bxi_dl_tensor, shape) == 24, "DLTensor.shape");
-static_assert(offsetof(struct bxi_dl_tensor, strides) == 32, "DLTensor.strides");
-static_assert(offsetof(struct bxi_dl_tensor, byte_offset) == 40, "DLTensor.byte_offset");
-static_assert(sizeof(struct bxi_dl_managed) == 64, "DLManagedTensor");
-static_assert(offsetof(struct bxi_dl_managed, context) == 48, "DLManagedTensor.manager_ctx");
-static_assert(offsetof(struct bxi_dl_managed, deleter) == 56, "DLManagedTensor.deleter");
-static_assert(sizeof(struct bxi_dl_versioned) == 80, "DLManagedTensorVersioned");
-static_assert(offsetof(struct bxi_dl_versioned, context) == 8, "DLManagedTensorVersioned.manager_ctx");
-static_assert(offsetof(struct bxi_dl_versioned, deleter) == 16, "DLManagedTensorVersioned.deleter");
-static_assert(offsetof(struct bxi_dl_versioned, flags) == 24, "DLManagedTensorVersioned.flags");
-static_assert(offsetof(struct bxi_dl_versioned, tensor) == 32, "DLManagedTensorVersioned.dl_tensor");
-#endif
 
 #endif

@@ -44,13 +44,6 @@ bool bxi_refs_drop(bxi_a32 *refs)
     return bxi_add(refs, (uint32_t)-1) == 1;
 }
 
-static void free_foreign(struct bxi_storage *storage)
-{
-    BXI_UNCANCELLED;
-
-    storage->free_fn(storage->context);
-}
-
 static void storage_free(struct bxi_storage *storage)
 {
     switch (storage->kind) {
@@ -65,8 +58,10 @@ static void storage_free(struct bxi_storage *storage)
         free(storage->base);
         break;
     case BXI_STORE_FOREIGN:
-        if (storage->free_fn != NULL)
-            free_foreign(storage);
+        if (storage->free_fn != NULL) {
+            BXI_UNCANCELLED;
+            storage->free_fn(storage->context);
+        }
         break;
     case BXI_STORE_DEVICE:
         if (bxi_load_relaxed(&bxi_forks) == storage->fork_generation)

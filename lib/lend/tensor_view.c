@@ -15,16 +15,17 @@
 
 /* ---- Views ------------------------------------------------------------------------------------- */
 
-static int view_create(struct bx_tensor *tensor, unsigned char *data, const struct bxi_shape *shape,
-                       struct bx_tensor **view)
+/* Of the tensor's dtype. */
+static int view_create(struct bx_tensor *tensor, unsigned char *data, struct bxi_shape shape, struct bx_tensor **view)
 {
     uint64_t extent_bytes;
     struct bx_tensor *made = malloc(sizeof *made);
 
     if (made == NULL)
         return bx_fail(-ENOMEM, "no memory for a view's %zu bytes of description", sizeof *made);
+    shape.dtype = (enum bx_dtype)tensor->dtype;
 
-    int rc = bxi_tensor_shape(made, shape, &extent_bytes);
+    int rc = bxi_tensor_shape(made, &shape, &extent_bytes);
 
     if (rc < 0) {
         free(made);
@@ -46,11 +47,6 @@ static unsigned char *place(const struct bx_tensor *tensor, int64_t offset)
     if (offset == 0)
         return tensor->data;        /* may be NULL if the tensor is empty: do not add to it */
     return tensor->data + (size_t)offset * bx_dtype_bytes((enum bx_dtype)tensor->dtype);
-}
-
-static struct bxi_shape shape_of(const struct bx_tensor *tensor, const int64_t *shape, const int64_t *strides)
-{
-    return (struct bxi_shape){ (enum bx_dtype)tensor->dtype, tensor->ndim, shape, strides };
 }
 
 static int check_view(const struct bx_tensor *tensor, int dim, struct bx_tensor *const *view)
@@ -82,10 +78,10 @@ int bx_tensor_slice(struct bx_tensor *tensor, int dim, int64_t start, int64_t en
     if (shape[dim] > 1 && !__builtin_mul_overflow(strides[dim], step, &stride))
         strides[dim] = stride;
 
-    struct bxi_shape given = shape_of(tensor, shape, strides);
     bool empty = shape[dim] == 0 || tensor->elements == 0;
 
-    return view_create(tensor, empty ? tensor->data : place(tensor, start * tensor->strides[dim]), &given, view);
+    return view_create(tensor, empty ? tensor->data : place(tensor, start * tensor->strides[dim]),
+                       (struct bxi_shape){ .ndim = tensor->ndim, .shape = shape, .strides = strides }, view);
 }
 
 int bx_tensor_select(struct bx_tensor *tensor, int dim, int64_t index, struct bx_tensor **view)
@@ -105,11 +101,8 @@ int bx_tensor_select(struct bx_tensor *tensor, int dim, int64_t index, struct bx
         strides[to++] = tensor->strides[i];
     }
 
-    struct bxi_shape given = shape_of(tensor, shape, strides);
-
-    given.ndim--;
     return view_create(tensor, tensor->elements == 0 ? tensor->data : place(tensor, index * tensor->strides[dim]),
-                       &given, view);
+                       (struct bxi_shape){ .ndim = tensor->ndim - 1, .shape = shape, .strides = strides }, view);
 }
 
 int bx_tensor_transpose(struct bx_tensor *tensor, int dim0, int dim1, struct bx_tensor **view)
@@ -128,9 +121,8 @@ int bx_tensor_transpose(struct bx_tensor *tensor, int dim0, int dim1, struct bx_
     strides[dim0] = tensor->strides[dim1];
     strides[dim1] = tensor->strides[dim0];
 
-    struct bxi_shape given = shape_of(tensor, shape, strides);
-
-    return view_create(tensor, tensor->data, &given, view);
+    return view_create(tensor, tensor->data,
+                       (struct bxi_shape){ .ndim = tensor->ndim, .shape = shape, .strides = strides }, view);
 }
 
 int bx_tensor_reshape(struct bx_tensor *tensor, int ndim, const int64_t *shape, struct bx_tensor **view)
@@ -140,9 +132,8 @@ int bx_tensor_reshape(struct bx_tensor *tensor, int ndim, const int64_t *shape, 
     if (!tensor->contiguous)
         return bx_fail(-EINVAL, "a tensor with gaps, or not row-major, cannot be reshaped; copy it first");
 
-    struct bxi_shape given = { (enum bx_dtype)tensor->dtype, ndim, shape, NULL };
     struct bx_tensor *made = NULL;
-    int rc = view_create(tensor, tensor->data, &given, &made);
+    int rc = view_create(tensor, tensor->data, (struct bxi_shape){ .ndim = ndim, .shape = shape }, &made);
 
     if (rc < 0)
         return rc;
@@ -180,9 +171,9 @@ int bx_tensor_as_strided(struct bx_tensor *tensor, int64_t offset, int ndim, con
         return bx_fail(-EINVAL, "element %lld is not within the tensor's %lld", (long long)offset,
                        (long long)reach);
 
-    struct bxi_shape given = { (enum bx_dtype)tensor->dtype, ndim, shape, strides };
     struct bx_tensor *made = NULL;
-    int rc = view_create(tensor, place(tensor, offset), &given, &made);
+    int rc = view_create(tensor, place(tensor, offset),
+                         (struct bxi_shape){ .ndim = ndim, .shape = shape, .strides = strides }, &made);
 
     if (rc < 0)
         return rc;

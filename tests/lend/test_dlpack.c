@@ -7,6 +7,7 @@
 #include "lend/dlpack_abi.h"
 #include "boxcar.h"
 
+#include <assert.h>
 #include <criterion/criterion.h>
 #include <dlpack/dlpack.h>
 #include <errno.h>

@@ -12,8 +12,8 @@
  * At the end of a round all workers stop, release what they hold and wait until every lease is returned. Then no block
  * may be in use: a block in use has leaked. The arena's committed bytes may not exceed the bound that arena.c promises:
  * the high-water mark of the bytes in use at a time, a quarter more, and 16 MiB. Each worker prints a line (CSV, sizes
- * in KiB): the most bytes in use in the round, the high-water mark, the committed bytes, those of them in shelved
- * blocks, private memory. The last round prints the ledger by size class, trims, and checks that the arena is empty.
+ * in KiB): the most bytes in use in the round, the high-water mark, the committed bytes, private memory. The last round
+ * trims, and checks that the arena is empty.
  *
  * Run by `make soak`, not by the tests. Exit status 0, or 1 if something leaked.
  */
@@ -177,26 +177,6 @@ static uint64_t private_kib(void)
     return kib;
 }
 
-static void print_ledger(const struct worker *worker)
-{
-    struct bxi_arena_class ledger;
-
-    for (unsigned class = 0; bxi_arena_read_class(worker->job->lend->arena, class, &ledger); class++)
-        if (ledger.block_bytes != 0)
-            printf("ledger,%d,%zu,%" PRIu64 ",%" PRIu64 "\n", bx_job_rank(worker->job), ledger.block_bytes,
-                   ledger.used, ledger.shelved);
-}
-
-static uint64_t shelved_bytes(const struct worker *worker)
-{
-    struct bxi_arena_class ledger;
-    uint64_t sum = 0;
-
-    for (unsigned class = 0; bxi_arena_read_class(worker->job->lend->arena, class, &ledger); class++)
-        sum += ledger.block_bytes * ledger.shelved;
-    return sum;
-}
-
 /* Runs when all workers have released everything. */
 static int check_round(struct worker *worker, int round)
 {
@@ -207,14 +187,13 @@ static int check_round(struct worker *worker, int round)
         fprintf(stderr, "rank %d: %s\n", bx_job_rank(worker->job), bx_error_text());
         return rc;
     }
-    printf("round,%d,%" PRIu64 ",%d,%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu64
+    printf("round,%d,%" PRIu64 ",%d,%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu64
            "\n", round, (bxi_now_ns() - worker->plan->begin_ns) / 1000000000, bx_job_rank(worker->job), worker->calls,
            worker->used_most >> 10, info.high_water_bytes >> 10, info.committed_bytes >> 10,
-           worker->arena_most >> 10, shelved_bytes(worker) >> 10, private_kib());
+           worker->arena_most >> 10, private_kib());
     worker->used_most = 0;
     if (info.used_bytes != 0) {
         fprintf(stderr, "rank %d: %" PRIu64 " bytes leaked\n", bx_job_rank(worker->job), info.used_bytes);
-        print_ledger(worker);
         return -EBUSY;
     }
     if (worker->arena_most > info.high_water_bytes + info.high_water_bytes / 4 + SLACK_BYTES + BLOCK_BYTES_MAX) {
@@ -260,7 +239,6 @@ static int end(struct worker *worker)
 {
     struct bx_arena_info info = { 0 };
 
-    print_ledger(worker);
     int rc = bx_arena_trim(worker->job);
     if (rc == 0)
         rc = bx_job_arena(worker->job, &info);
@@ -315,7 +293,7 @@ int main(int argc, char **argv)
     pthread_barrierattr_init(&shared);
     pthread_barrierattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);
     pthread_barrier_init(&plan->barrier, &shared, (unsigned)plan->world_size);
-    printf("round,number,seconds,rank,calls,used_most,high_water,committed,committed_most,shelved,private\n");
+    printf("round,number,seconds,rank,calls,used_most,high_water,committed,committed_most,private\n");
     fflush(stdout);
     int rc = bx_spawn(&(struct bx_spawn_options){ .world_size = plan->world_size }, work, plan, NULL);
     if (rc < 0)

@@ -27,18 +27,16 @@ enum { ENDED, TID, PID };               /* values */
 /* ---- What worker 1 has --------------------------------------------------------------------------- */
 
 /* Holds the progress role of its worker: nothing is answered meanwhile. */
-static int halt(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(halt)
 {
-    (void)request, (void)args, (void)reply, (void)context;
     harness_post(HALTED);
     harness_await(GO_ON, harness_gate(HALTED));
     return 0;
 }
 
 /* A blocking handler, which waits for a call of its own. */
-static int call_back(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(call_back)
 {
-    (void)args, (void)reply, (void)context;
     harness_post(CALLED);
     return bx_rpc_sync(bx_request_job(request), "worker0", "never", NULL, NULL, NULL);
 }
@@ -49,9 +47,8 @@ static void let_go(struct bx_future *future, void *context)
     bx_future_release(future);          /* the reference that the handler acquired */
 }
 
-static int never(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+HARNESS_ASYNC_HANDLER(never)
 {
-    (void)args, (void)context;
     *reply = bx_future_create(bx_request_job(request));
     return *reply == NULL ? -ENOMEM : bx_future_on_done(bx_future_acquire(*reply), let_go, NULL);
 }
@@ -318,16 +315,11 @@ static void follow_a_handler(struct bx_job *job, int index)
     }
 }
 
-static void interrupted_behind_a_handler(struct bx_job *job)
+HARNESS_TEST(interrupt, ends_a_wait_while_the_driving_thread_is_in_a_handler, 60, .size = 2, .setup = setup)
 {
     pending = bx_future_create(job);
     harness_threads(job, 3, follow_a_handler);
     bx_future_release(pending);
-}
-
-Test(interrupt, ends_a_wait_while_the_driving_thread_is_in_a_handler, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { interrupted_behind_a_handler } });
 }
 
 /* ---- From a signal handler ------------------------------------------------------------------------ */
@@ -432,7 +424,7 @@ static void *serve_until_interrupted(void *job)
 }
 
 /* As a handler that interrupts the thread that holds the lock. */
-static void interrupted_under_the_lock(struct bx_job *job)
+HARNESS_TEST(interrupt, is_passed_on_by_the_holder_of_the_lock, 60, .size = 2, .setup = setup)
 {
     pthread_t thread;
 
@@ -442,11 +434,6 @@ static void interrupted_under_the_lock(struct bx_job *job)
     bx_job_interrupt(job, true);
     bxi_unlock_waits(job->run);
     pthread_join(thread, NULL);
-}
-
-Test(interrupt, is_passed_on_by_the_holder_of_the_lock, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { interrupted_under_the_lock } });
 }
 
 /* ---- At any moment --------------------------------------------------------------------------------- */
@@ -541,14 +528,11 @@ static void interrupt_the_pool(struct bx_job *job)
     harness_serve(job);
 }
 
-Test(interrupt, ends_the_wait_of_a_blocking_handler, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup,
-                                         .body = { call_a_handler_that_waits, interrupt_the_pool },
-                                         .options = { .no_spin = true } });
-}
+HARNESS_WORLD(interrupt, ends_the_wait_of_a_blocking_handler, 60, .size = 2, .setup = setup,
+              .body = { call_a_handler_that_waits, interrupt_the_pool }, .options = { .no_spin = true });
 
-static void interrupted_in_its_loop(struct bx_job *job)
+HARNESS_TEST(interrupt, makes_the_descriptor_of_an_own_loop_readable, 60, .size = 2, .setup = setup,
+             .options = { .own_loop = true, .no_spin = true })
 {
     struct pollfd readable = { .fd = bx_job_fd(job), .events = POLLIN };
 
@@ -560,12 +544,6 @@ static void interrupted_in_its_loop(struct bx_job *job)
         HARNESS_CHECK(bx_progress(job) >= 0);
     bx_job_interrupt(job, false);
     HARNESS_EQ(poll(&readable, 1, 0), 0);
-}
-
-Test(interrupt, makes_the_descriptor_of_an_own_loop_readable, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { interrupted_in_its_loop },
-                                         .options = { .own_loop = true, .no_spin = true } });
 }
 
 /* ---- The start --------------------------------------------------------------------------------------- */
@@ -616,12 +594,8 @@ static int interrupted_before_the_start(struct bx_job *job)
     return setup(job);
 }
 
-static void call_once(struct bx_job *job)
+HARNESS_TEST(interrupt, that_was_switched_off_does_not_end_the_start, 60, .size = 2,
+             .setup = interrupted_before_the_start)
 {
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 7), 7);
-}
-
-Test(interrupt, that_was_switched_off_does_not_end_the_start, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = interrupted_before_the_start, .body = { call_once } });
 }

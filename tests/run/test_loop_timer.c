@@ -39,10 +39,8 @@ static void let_go(struct bx_future *future, void *context)
 }
 
 /* Never answers. The future ends when the caller cancels the call or its deadline passes. */
-static int never(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+HARNESS_ASYNC_HANDLER(never)
 {
-    (void)args;
-    (void)context;
     *reply = bx_future_create(bx_request_job(request));
     if (*reply == NULL)
         return -ENOMEM;
@@ -132,7 +130,8 @@ static void call_when_let(struct bx_job *job, int index)
     }
 }
 
-static void two_threads_call(struct bx_job *job)
+HARNESS_TEST(loop_timer, is_not_moved_to_a_later_call, 20, .size = 2, .setup = setup, .body = { NULL, serve_warm_up },
+             .options = { .own_loop = true })
 {
     trapped_job = job;
     warm_up(job);
@@ -141,12 +140,6 @@ static void two_threads_call(struct bx_job *job)
     harness_post(DONE);
     harness_leaves_by_itself();
     bx_job_destroy(job);            /* the call with a deadline in an hour is still in flight */
-}
-
-Test(loop_timer, is_not_moved_to_a_later_call, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .body = { two_threads_call, serve_warm_up }, .options = { .own_loop = true } });
 }
 
 static void call_or_loop(struct bx_job *job, int index)
@@ -163,7 +156,8 @@ static void call_or_loop(struct bx_job *job, int index)
     }
 }
 
-static void loop_while_another_calls(struct bx_job *job)
+HARNESS_TEST(loop_timer, is_not_disarmed_after_a_new_call_has_set_it, 20, .size = 2, .setup = setup,
+             .body = { NULL, serve_warm_up }, .options = { .own_loop = true })
 {
     trapped_job = job;
     warm_up(job);
@@ -171,16 +165,10 @@ static void loop_while_another_calls(struct bx_job *job)
     harness_post(DONE);
 }
 
-Test(loop_timer, is_not_disarmed_after_a_new_call_has_set_it, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .body = { loop_while_another_calls, serve_warm_up },
-        .options = { .own_loop = true } });
-}
-
 /* ---- A waiting thread reads the timerfd ------------------------------------------------------- */
 
-static void wait_then_loop(struct bx_job *job)
+HARNESS_TEST(loop_timer, is_set_again_after_a_waiting_thread_has_read_it, 20, .size = 2, .setup = setup,
+             .body = { NULL, serve_warm_up }, .options = { .own_loop = true, .no_spin = true })
 {
     struct bx_future *promise = bx_future_create(job);
 
@@ -194,13 +182,6 @@ static void wait_then_loop(struct bx_job *job)
     }
     bx_future_release(promise);
     harness_post(DONE);
-}
-
-Test(loop_timer, is_set_again_after_a_waiting_thread_has_read_it, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .body = { wait_then_loop, serve_warm_up },
-        .options = { .own_loop = true, .no_spin = true } });
 }
 
 /* ---- A leader sleeps --------------------------------------------------------------------------- */
@@ -226,17 +207,12 @@ static void lead_or_call(struct bx_job *job, int index)
     }
 }
 
-static void call_beside_a_leader(struct bx_job *job)
+HARNESS_TEST(loop_timer, of_a_call_beside_a_sleeping_leader_wakes_the_leader, 20, .size = 2, .setup = setup,
+             .body = { NULL, serve_warm_up }, .options = { .no_spin = true })
 {
     warm_up(job);
     led = bx_future_create(job);
     harness_threads(job, 2, lead_or_call);
     bx_future_release(led);
     harness_post(DONE);
-}
-
-Test(loop_timer, of_a_call_beside_a_sleeping_leader_wakes_the_leader, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .body = { call_beside_a_leader, serve_warm_up }, .options = { .no_spin = true } });
 }

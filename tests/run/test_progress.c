@@ -45,20 +45,14 @@ static void expect_no_waiting(struct bx_job *job)
     harness_post(CHECKED);
 }
 
-static int wait_inline(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(wait_inline)
 {
-    (void)args;
-    (void)reply;
-    (void)context;
     expect_no_waiting(bx_request_job(request));
     return 0;
 }
 
-static int wait_async(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply,
-                      void *context)
+HARNESS_ASYNC_HANDLER(wait_async)
 {
-    (void)args;
-    (void)context;
     expect_no_waiting(bx_request_job(request));
     *reply = bx_future_create(bx_request_job(request));
     return bx_future_set(*reply, NULL);
@@ -94,7 +88,7 @@ static int setup_waiting(struct bx_job *job)
     return 0;
 }
 
-static void provoke_waiting(struct bx_job *job)
+HARNESS_TEST(progress, refuses_to_wait_in_handlers_bodies_and_callbacks, 20, .size = 2, .setup = setup_waiting)
 {
     struct bx_msg *args = harness_msg_i64(1);
     struct bx_future *call = NULL, *then;
@@ -115,11 +109,6 @@ static void provoke_waiting(struct bx_job *job)
     bx_future_release(then);
     bx_future_release(call);
     bx_msg_destroy(args);
-}
-
-Test(progress, refuses_to_wait_in_handlers_bodies_and_callbacks, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_waiting, .body = { provoke_waiting } });
 }
 
 static void count_death(struct bx_job *job, int rank, void *context)
@@ -150,21 +139,17 @@ static void see_a_death(struct bx_job *job)
     HARNESS_EQ(harness_load(DEATHS), 2);                /* one callback in each of the two workers */
 }
 
-Test(progress, reports_a_death_once_where_a_thread_may_not_wait, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 3, .setup = setup_death, .body = { see_a_death, see_a_death, harness_die }, .dies = 1u << 2 });
-}
+HARNESS_WORLD(progress, reports_a_death_once_where_a_thread_may_not_wait, 20, .size = 3, .setup = setup_death,
+              .body = { see_a_death, see_a_death, harness_die }, .dies = 1u << 2);
 
 /* ---- Passing a call on without a thread ------------------------------------------------------ */
 
 /* "forward": calls "twice" at worker 2 and answers with its reply. */
-static int forward(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+HARNESS_ASYNC_HANDLER(forward)
 {
     struct bx_msg *inner = harness_msg_i64(bx_read_i64(args));
     int rc = bx_rpc_async(bx_request_job(request), "worker2", "twice", inner, NULL, reply);
 
-    (void)context;
     bx_msg_destroy(inner);
     return rc;
 }
@@ -175,27 +160,18 @@ static int setup_forward(struct bx_job *job)
     return bx_register_async(job, "forward", BX_INLINE, forward, NULL);
 }
 
-static void call_forward(struct bx_job *job)
+HARNESS_TEST(progress, passes_a_call_on_without_holding_a_thread, 20, .size = 3, .setup = setup_forward)
 {
     for (int64_t i = 0; i < 500; i++)
         HARNESS_EQ(harness_call_i64(job, "worker1", "forward", i), 2 * i);
-}
-
-Test(progress, passes_a_call_on_without_holding_a_thread, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup_forward, .body = { call_forward } });
 }
 
 /* ---- own_loop -------------------------------------------------------------------------------- */
 
 static bool asked_to_quit;
 
-static int quit(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(quit)
 {
-    (void)request;
-    (void)args;
-    (void)reply;
-    (void)context;
     asked_to_quit = true;
     return 0;
 }
@@ -238,32 +214,19 @@ static void call_a_loop(struct bx_job *job)
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "quit", NULL, NULL, NULL), 0);
 }
 
-Test(progress, with_own_loop_serves_by_poll_without_a_background_thread, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup_loop, .body = { call_a_loop, loop_until_quit },
-        .options = { .own_loop = true } });
-}
+HARNESS_WORLD(progress, with_own_loop_serves_by_poll_without_a_background_thread, 20, .size = 2, .setup = setup_loop,
+              .body = { call_a_loop, loop_until_quit }, .options = { .own_loop = true });
 
-Test(progress, with_own_loop_needs_no_io_uring, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup_loop, .body = { call_a_loop, loop_until_quit },
-        .options = { .own_loop = true, .wait = BX_WAIT_EPOLL, .no_spin = true } });
-}
+HARNESS_WORLD(progress, with_own_loop_needs_no_io_uring, 20, .size = 2, .setup = setup_loop,
+              .body = { call_a_loop, loop_until_quit },
+              .options = { .own_loop = true, .wait = BX_WAIT_EPOLL, .no_spin = true });
 
-static void call_for_a_flush(struct bx_job *job)
+HARNESS_TEST(progress, with_own_loop_is_due_at_a_deadline, 20, .size = 2, .setup = setup_loop,
+             .body = { NULL, loop_until_quit }, .options = { .own_loop = true })
 {
     for (int i = 0; i < 5; i++)
         HARNESS_EQ(harness_call_i64(job, "worker1", "alone", 0), 1);
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "quit", NULL, NULL, NULL), 0);
-}
-
-Test(progress, with_own_loop_is_due_at_a_deadline, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup_loop, .body = { call_for_a_flush, loop_until_quit },
-        .options = { .own_loop = true } });
 }
 
 static void note_time_out(struct bx_future *future, void *context)
@@ -293,14 +256,11 @@ static void do_not_loop(struct bx_job *job)
     harness_await(DONE, 1);
 }
 
-Test(progress, with_own_loop_times_calls_out, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup_loop, .body = { loop_until_a_call_times_out, do_not_loop },
-        .options = { .own_loop = true } });
-}
+HARNESS_WORLD(progress, with_own_loop_times_calls_out, 20, .size = 2, .setup = setup_loop,
+              .body = { loop_until_a_call_times_out, do_not_loop }, .options = { .own_loop = true });
 
-static void loop_until_a_death(struct bx_job *job)
+HARNESS_TEST(progress, with_own_loop_sees_deaths, 20, .size = 2, .setup = setup_loop, .body = { NULL, harness_die },
+             .dies = 1u << 1, .options = { .own_loop = true })
 {
     struct pollfd readable = { .fd = bx_job_fd(job), .events = POLLIN };
 
@@ -310,13 +270,6 @@ static void loop_until_a_death(struct bx_job *job)
     }
     HARNESS_EQ(harness_load(DEAD_RANK), 1);
     HARNESS_EQ(harness_load(DEATHS), 1);
-}
-
-Test(progress, with_own_loop_sees_deaths, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup_loop, .body = { loop_until_a_death, harness_die }, .dies = 1u << 1,
-        .options = { .own_loop = true } });
 }
 
 static void call_once_and_rest(struct bx_job *job)
@@ -341,12 +294,8 @@ static void loop_until_nothing_is_there(struct bx_job *job)
     harness_post(DONE);
 }
 
-Test(progress, with_own_loop_is_not_due_without_frames_or_deadlines, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup_loop, .body = { call_once_and_rest, loop_until_nothing_is_there },
-        .options = { .own_loop = true } });
-}
+HARNESS_WORLD(progress, with_own_loop_is_not_due_without_frames_or_deadlines, 20, .size = 2, .setup = setup_loop,
+              .body = { call_once_and_rest, loop_until_nothing_is_there }, .options = { .own_loop = true });
 
 static void progress_beside_the_background(struct bx_job *job)
 {
@@ -357,12 +306,8 @@ static void progress_beside_the_background(struct bx_job *job)
         HARNESS_EQ(harness_call_i64(job, "worker1", "twice", i), 2 * i);
 }
 
-Test(progress, may_be_called_beside_the_background_thread, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup_loop,
-        .body = { progress_beside_the_background, progress_beside_the_background } });
-}
+HARNESS_WORLD(progress, may_be_called_beside_the_background_thread, 20, .size = 2, .setup = setup_loop,
+              .body = { progress_beside_the_background, progress_beside_the_background });
 
 /* ---- io_uring and epoll ---------------------------------------------------------------------- */
 
@@ -509,7 +454,8 @@ Test(progress, sleeps_in_poll_when_epoll_is_refused_too, .timeout = 20)
 }
 
 /* The program takes all thread-specific keys that are left. The library has none and must not use another's. */
-static void call_without_a_key(struct bx_job *job)
+HARNESS_TEST(progress, sleeps_where_no_thread_specific_key_is_left, 20, .size = 2, .setup = setup_loop,
+             .options = { .no_spin = true })
 {
     static int mine;
     pthread_key_t keys[PTHREAD_KEYS_MAX];
@@ -522,10 +468,4 @@ static void call_without_a_key(struct bx_job *job)
     for (int i = 0; i < count; i++)
         HARNESS_CHECK(pthread_getspecific(keys[i]) == &mine);
     HARNESS_CHECK(count > 0);
-}
-
-Test(progress, sleeps_where_no_thread_specific_key_is_left, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup_loop, .body = { call_without_a_key }, .options = { .no_spin = true } });
 }

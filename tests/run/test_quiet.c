@@ -209,10 +209,8 @@ static void asks(struct bx_job *job)
     harness_post(DONE);
 }
 
-Test(quiet_job, waits_are_not_after_a_request_has_rung, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { is_asked, asks } });
-}
+HARNESS_WORLD(quiet_job, waits_are_not_after_a_request_has_rung, 20, .size = 2, .setup = setup,
+              .body = { is_asked, asks });
 
 /* Everybody calls everybody, with pauses in which the others' calls are quiet: each request is served, none waits for
  * the watchdog. */
@@ -232,7 +230,5 @@ static void calls_all(struct bx_job *job)
     harness_await(DONE, 3);
 }
 
-Test(quiet_job, calls_in_all_directions_are_answered, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { calls_all, calls_all, calls_all } });
-}
+HARNESS_WORLD(quiet_job, calls_in_all_directions_are_answered, 60, .size = 3, .setup = setup,
+              .body = { calls_all, calls_all, calls_all });

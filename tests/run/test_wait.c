@@ -17,12 +17,8 @@
 enum { RELEASED };                      /* gates */
 enum { TID, LOOPS };                    /* values */
 
-static int stay(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(stay)
 {
-    (void)request;
-    (void)args;
-    (void)reply;
-    (void)context;
     harness_await(RELEASED, 1);
     return 0;
 }
@@ -137,7 +133,7 @@ Test(wait, sleeps_in_a_destructor_that_runs_after_that_of_the_library, .timeout 
 
 /* ---- Rows of waiting threads -------------------------------------------------------------------- */
 
-static void leave_no_row(struct bx_job *job)
+HARNESS_TEST(wait, leaves_no_row_behind, 20, .size = 2, .options = { .no_spin = true })
 {
     struct bx_future *future = bx_future_create(job);
 
@@ -151,16 +147,10 @@ static void leave_no_row(struct bx_job *job)
     bx_future_release(future);
 }
 
-Test(wait, leaves_no_row_behind, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .body = { leave_no_row }, .options = { .no_spin = true } });
-}
-
-static void fork_and_compare(struct bx_job *job)
+HARNESS_TEST(wait, in_a_forked_child_has_the_childs_thread_id, 20, .size = 2)
 {
     int status = -1;
 
-    (void)job;
     HARNESS_EQ(bxi_thread_id(), (uint64_t)gettid());
 
     pid_t child = fork();
@@ -169,9 +159,4 @@ static void fork_and_compare(struct bx_job *job)
         _exit(bxi_thread_id() == (uint64_t)gettid() ? 0 : 1);
     HARNESS_EQ(waitpid(child, &status, 0), child);
     HARNESS_EQ(status, 0);
-}
-
-Test(wait, in_a_forked_child_has_the_childs_thread_id, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .body = { fork_and_compare } });
 }

@@ -250,8 +250,7 @@ int bx_context_create(struct bx_dist *dist, struct bx_context **out)
     return 0;
 }
 
-/* The maker: a worker that had joined is gone, or the context ended before (then nobody listens). */
-static void member_gone(struct bx_future *future, void *argument)
+static void needed_done(struct bx_future *future, void *argument)
 {
     struct bx_context *context = argument;
     int code = bx_future_error(future);
@@ -259,6 +258,15 @@ static void member_gone(struct bx_future *future, void *argument)
     if (code < 0)
         bxi_context_finish(context, code, bx_future_error_text(future));
     bx_context_release(context);
+}
+
+int bxi_context_needs(struct bx_context *context, struct bx_future *future)
+{
+    int rc = bx_future_on_done(future, needed_done, bx_context_acquire(context));
+
+    if (rc < 0)
+        bx_context_release(context);
+    return rc;
 }
 
 int bxi_join_answer(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *argument)
@@ -283,8 +291,8 @@ int bxi_join_answer(const struct bx_request *request, struct bx_reader *args, st
     if (rc == 0)
         context->joins[context->join_count++] = bx_future_acquire(future);
     pthread_mutex_unlock(&context->lock);
-    if (rc == 0 && (rc = bx_future_on_done(future, member_gone, bx_context_acquire(context))) < 0)
-        bx_context_release(context);
+    if (rc == 0)
+        rc = bxi_context_needs(context, future);    /* fails if the worker that joined is gone */
     if (rc < 0)
         bx_future_release(future);
     else

@@ -136,6 +136,8 @@ void bxi_context_finish(struct bx_context *context, int code, const char *text);
 /* 0, or why it ended, with the sentence. */
 int bxi_context_check(struct bx_context *context);
 int bxi_context_rank(const struct bx_context *context);         /* the maker's */
+/* If the future fails, so does the context. */
+int bxi_context_needs(struct bx_context *context, struct bx_future *future);
 /* Makes room for one more in an array of pointers. */
 int bxi_room(void *array, size_t count, size_t *capacity, size_t bytes);
 int bxi_join_answer(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *dist);

@@ -387,73 +387,26 @@ int bxi_dist_run(const struct bx_request *request, struct bx_reader *args, struc
 
 /* ---- the maker --------------------------------------------------------------------------------------------- */
 
-/* What bx_context_backward waits for: the parts of all workers, its own too. Each is a call of autograd.run, with a
- * deadline. */
-struct root {
-    bxi_a32 refs;
-    bxi_a32 open;
-    struct bx_context *context;
-    struct bx_future *finished;
-};
-
-static void release_root(struct root *root)
-{
-    if (bxi_add_seq_cst(&root->refs, (uint32_t)-1) != 1)
-        return;
-    bx_future_error(root->finished);        /* as in release_search */
-    bx_future_release(root->finished);
-    bx_context_release(root->context);
-    free(root);
-}
-
-static void close_root(struct root *root)
-{
-    if (bxi_add_seq_cst(&root->open, (uint32_t)-1) == 1)
-        bx_future_set(root->finished, NULL);
-}
-
-static void part_done(struct bx_future *future, void *argument)
-{
-    struct root *root = argument;
-
-    if (bx_future_error(future) < 0)
-        bx_future_fail(root->finished, bx_future_error(future), bx_future_error_text(future));
-    else
-        close_root(root);
-    release_root(root);
-}
-
-/* Ties a part to the root: its future is released. */
-static int await_part(struct root *root, struct bx_future *part)
-{
-    int rc;
-
-    bxi_add(&root->refs, 1);
-    bxi_add(&root->open, 1);
-    rc = bx_future_on_done(part, part_done, root);
-    if (rc < 0)
-        release_root(root);
-    bx_future_release(part);
-    return rc;
-}
-
-static int run_parts(struct root *root, const struct wave *wave, const uint64_t *ranks)
+/* Asks each of the set to run its part. Each is a call with a deadline, tied to the context: if a part fails, so does
+ * the context, and the other calls are cancelled. */
+static int run_parts(struct bx_context *context, const struct wave *wave, const uint64_t *ranks,
+                     struct bx_future *parts[BX_WORLD_MAX])
 {
     const struct bx_call_options options = { .timeout_ns = wave->timeout_ns };
-    struct bx_job *job = root->context->dist->job;
+    struct bx_job *job = context->dist->job;
     struct bx_msg *args = bx_msg_create(16);
     int rc = args == NULL ? bx_fail(-ENOMEM, "no memory for a message") : 0;
 
-    bx_msg_put_u64(args, root->context->id);
+    bx_msg_put_u64(args, context->id);
     bx_msg_put_u64(args, wave->number);
     for (int rank = 0; rc == 0 && rank < bx_job_world_size(job); rank++) {
-        struct bx_future *part = NULL;
-
         if ((ranks[rank / 64] >> rank % 64 & 1) == 0)
             continue;
-        rc = bx_rpc_async(job, bx_worker_name(job, rank), "autograd.run", args, &options, &part);
+        rc = bx_rpc_async(job, bx_worker_name(job, rank), "autograd.run", args, &options, &parts[rank]);
         if (rc == 0)
-            rc = await_part(root, part);
+            rc = bx_context_call(context, parts[rank]);
+        if (rc == 0)
+            rc = bxi_context_needs(context, parts[rank]);
     }
     bx_msg_destroy(args);
     return rc;
@@ -510,28 +463,21 @@ static int give_roots(struct bx_context *context, struct bx_var *const *roots, s
 static int run_all(struct bx_context *context, const struct wave *wave, struct bx_var *const *roots,
                    struct bx_tensor *const *root_grads, size_t count, const uint64_t *ranks)
 {
-    struct bx_job *job = context->dist->job;
-    struct root *root = calloc(1, sizeof *root);
+    struct bx_future *parts[BX_WORLD_MAX] = { NULL };
     int rc;
 
-    if (root == NULL || (root->finished = bx_future_create(job)) == NULL) {
-        free(root);
-        return bx_fail(-ENOMEM, "no memory for a backward pass");
-    }
-    atomic_init(&root->refs, 1);
-    atomic_init(&root->open, 1);
-    root->context = bx_context_acquire(context);
     pthread_mutex_lock(&context->running);
-    rc = run_parts(root, wave, ranks);
+    rc = run_parts(context, wave, ranks, parts);
     if (rc == 0)
         rc = give_roots(context, roots, root_grads, count);
     bxi_dist_unlock_running(context);
     if (rc == 0)
         bxi_dist_run_queue(context, false);     /* what came while the roots' part ran */
-    close_root(root);
-    if (rc == 0)
-        rc = bx_future_wait(root->finished, BX_FOREVER);
-    release_root(root);
+    for (int rank = 0; rank < BX_WORLD_MAX; rank++) {
+        if (rc == 0 && parts[rank] != NULL)
+            rc = bx_future_wait(parts[rank], BX_FOREVER);
+        bx_future_release(parts[rank]);
+    }
     return rc;
 }
 

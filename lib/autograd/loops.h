@@ -11,7 +11,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* c (m x n) = a b, or += with `add`. a is m x k, or k x m if transpose_a; b is k x n, or n x k if transpose_b. */
+/* c (m x n) = a b, or += with `add`. a is m x k, or k x m if transpose_a; b is k x n, or n x k if transpose_b. Not both
+ * are transposed. */
 struct bxi_gemm {
     bool transpose_a, transpose_b, add;
     int64_t m, n, k;
@@ -27,7 +28,11 @@ struct bxi_walk {
 };
 
 enum bxi_binary { BXI_ADD, BXI_SUB, BXI_MUL };
-enum bxi_unary { BXI_EXP, BXI_LOG, BXI_RELU, BXI_TANH, BXI_SIGMOID };
+enum bxi_unary { BXI_EXP, BXI_LOG, BXI_RELU, BXI_TANH, BXI_SIGMOID, BXI_SCALE, BXI_NEG };
+struct bxi_function {
+    enum bxi_unary kind;
+    double factor;                      /* of BXI_SCALE; of BXI_NEG -1 */
+};
 
 /* Positions over which a class is chosen: outer x classes x inner. */
 struct bxi_classes {
@@ -76,12 +81,12 @@ struct bxi_loops {
     void (*binary)(enum bxi_binary kind, const struct bxi_walk *walk, const void *a, const void *b, void *to);
     /* to[walk a] += factor * from[walk b] over the whole walk. */
     void (*reduce)(const struct bxi_walk *walk, const void *from, double factor, void *to);
-    void (*scale)(int64_t count, const void *from, double factor, void *to);
     void (*fill)(int64_t count, double value, void *to);
     double (*first)(const void *from);
-    /* saved: the result, but of log the argument. */
-    void (*unary)(enum bxi_unary kind, int64_t count, const void *from, void *to);
-    void (*unary_back)(enum bxi_unary kind, int64_t count, const void *saved, const void *grad, void *to);
+    /* saved: the result; of log the argument, of scale and neg nothing. */
+    void (*unary)(const struct bxi_function *function, int64_t count, const void *from, void *to);
+    void (*unary_back)(const struct bxi_function *function, int64_t count, const void *saved, const void *grad,
+                       void *to);
     /* mask: 0 or 1 / (1 - p); draws are those of the generator from `drawn` on. */
     void (*mask)(int64_t count, double p, const struct bx_generator *generator, void *mask);
     void (*softmax)(int64_t rows, int64_t width, const void *from, void *to);

@@ -11,8 +11,6 @@
  */
 
 #define LANES 16
-#define PACKED 2048             /* elements of a matrix that is transposed on the stack */
-#define SHORT 32                /* up to this length a row is not worth a dot product */
 
 /* ---- Matrix products ----------------------------------------------------------------------------- */
 
@@ -69,7 +67,7 @@ static void add_rows(const struct span *span, const real *f, int64_t f_step, con
         add_times(span->count, f[p * f_step], rows + p * span->row_step, to);
 }
 
-/* c += a b^T by dot products: for one row, or long ones. */
+/* c += a b^T by dot products. */
 static void gemm_dots(const struct bxi_gemm *g)
 {
     const real *a = g->a, *b = g->b;
@@ -78,55 +76,6 @@ static void gemm_dots(const struct bxi_gemm *g)
     for (int64_t i = 0; i < g->m; i++)
         for (int64_t j = 0; j < g->n; j++)
             c[i * g->n + j] += dot(g->k, a + i * g->k, b + j * g->k);
-}
-
-/* c += a b^T for short rows: as many columns as fit are transposed into `packed`, then rows are added. */
-static void gemm_packed(const struct bxi_gemm *g)
-{
-    const real *a = g->a, *b = g->b;
-    real *c = g->c, packed[PACKED];
-    const int64_t columns = PACKED / g->k;
-
-    for (int64_t first = 0; first < g->n; first += columns) {
-        const int64_t count = g->n - first < columns ? g->n - first : columns;
-        const struct span span = { g->k, count, count };
-
-        for (int64_t j = 0; j < count; j++)
-            for (int64_t p = 0; p < g->k; p++)
-                packed[p * count + j] = b[(first + j) * g->k + p];
-        for (int64_t i = 0; i < g->m; i++)
-            add_rows(&span, a + i * g->k, 1, packed, c + i * g->n + first);
-    }
-}
-
-/* c += a^T b where b is narrow: its transpose, whose rows are long, is added up in `packed`. */
-static void gemm_narrow(const struct bxi_gemm *g)
-{
-    const real *a = g->a, *b = g->b;
-    real *c = g->c, packed[PACKED];
-    const struct span span = { g->k, g->m, g->m };
-
-    for (int64_t j = 0; j < g->n; j++) {
-        real *row = packed + j * g->m;
-
-        for (int64_t i = 0; i < g->m; i++)
-            row[i] = 0;
-        add_rows(&span, b + j, g->n, a, row);
-    }
-    for (int64_t i = 0; i < g->m; i++)
-        for (int64_t j = 0; j < g->n; j++)
-            c[i * g->n + j] += packed[j * g->m + i];
-}
-
-static void gemm_both_transposed(const struct bxi_gemm *g)
-{
-    const real *a = g->a, *b = g->b;
-    real *c = g->c;
-
-    for (int64_t i = 0; i < g->m; i++)
-        for (int64_t j = 0; j < g->n; j++)
-            for (int64_t p = 0; p < g->k; p++)
-                c[i * g->n + j] += a[i + p * g->m] * b[j * g->k + p];
 }
 
 static void gemm(const struct bxi_gemm *g)
@@ -138,14 +87,8 @@ static void gemm(const struct bxi_gemm *g)
     if (!g->add)
         for (int64_t i = 0; i < g->m * g->n; i++)
             c[i] = 0;
-    if (g->transpose_a && g->transpose_b)
-        gemm_both_transposed(g);
-    else if (g->transpose_b && (g->m == 1 || g->k == 0 || g->k > SHORT))
+    if (g->transpose_b)
         gemm_dots(g);
-    else if (g->transpose_b)
-        gemm_packed(g);
-    else if (g->transpose_a && g->n < g->m && g->k > 1 && g->n <= SHORT && g->n * g->m <= PACKED)
-        gemm_narrow(g);
     else
         for (int64_t i = 0; i < g->m; i++)
             add_rows(&span, a + i * (g->transpose_a ? 1 : g->k), g->transpose_a ? g->m : 1, g->b, c + i * g->n);
@@ -287,12 +230,12 @@ static real choose(bool first, real a, real b)
 }
 
 /* relu: the comparison is false for a NaN, so that a NaN is passed on. */
-static void unary(enum bxi_unary kind, int64_t count, const void *source, void *result)
+static void unary(const struct bxi_function *function, int64_t count, const void *source, void *result)
 {
     const real *restrict x = source;
     real *restrict y = result;
 
-    switch (kind) {
+    switch (function->kind) {
     case BXI_EXP:
         for (int64_t i = 0; i < count; i++)
             y[i] = REAL(exp)(x[i]);
@@ -313,15 +256,20 @@ static void unary(enum bxi_unary kind, int64_t count, const void *source, void *
         for (int64_t i = 0; i < count; i++)
             y[i] = sigmoid_of(x[i]);
         break;
+    case BXI_SCALE:
+    case BXI_NEG:
+        scale(count, source, function->factor, result);
+        break;
     }
 }
 
-static void unary_back(enum bxi_unary kind, int64_t count, const void *saved, const void *grad, void *result)
+static void unary_back(const struct bxi_function *function, int64_t count, const void *saved, const void *grad,
+                       void *result)
 {
     const real *restrict s = saved, *restrict g = grad;
     real *restrict to = result;
 
-    switch (kind) {
+    switch (function->kind) {
     case BXI_EXP:
         for (int64_t i = 0; i < count; i++)
             to[i] = g[i] * s[i];
@@ -341,6 +289,10 @@ static void unary_back(enum bxi_unary kind, int64_t count, const void *saved, co
     case BXI_SIGMOID:
         for (int64_t i = 0; i < count; i++)
             to[i] = g[i] * s[i] * (1 - s[i]);
+        break;
+    case BXI_SCALE:
+    case BXI_NEG:
+        scale(count, grad, function->factor, result);
         break;
     }
 }
@@ -607,7 +559,6 @@ const struct bxi_loops TABLE = {
     .gemm = gemm,
     .binary = binary,
     .reduce = reduce,
-    .scale = scale,
     .fill = fill,
     .first = first,
     .unary = unary,

@@ -9,14 +9,14 @@
 
 /* ---- One argument -------------------------------------------------------------------------------- */
 
+/* saved: the result; of log the argument, of scale and neg nothing. */
 static int unary_backward(struct bxi_node *node, struct bxi_pass *pass)
 {
-    const enum bxi_unary kind = *(const enum bxi_unary *)node->extra;
     struct bx_tensor *grad = bxi_grad_of(node), *to = bxi_tensor_make_like(pass->grads->job, grad);
 
     if (to == NULL)
         return -ENOMEM;
-    bxi_loops(bx_tensor_dtype(grad))->unary_back(kind, bx_tensor_elements(grad), bx_tensor_data(node->saved[0]),
+    bxi_loops(bx_tensor_dtype(grad))->unary_back(node->extra, bx_tensor_elements(grad), bx_tensor_data(node->saved[0]),
                                                  bx_tensor_data(grad), bx_tensor_data_mut(to));
     bxi_deliver(pass, node, 0, to, true);
     return 0;
@@ -28,12 +28,16 @@ static const struct bxi_op unary_ops[] = {
     [BXI_RELU] = { "relu", unary_backward, NULL },
     [BXI_TANH] = { "tanh", unary_backward, NULL },
     [BXI_SIGMOID] = { "sigmoid", unary_backward, NULL },
+    [BXI_SCALE] = { "scale", unary_backward, NULL },
+    [BXI_NEG] = { "neg", unary_backward, NULL },
 };
 
-static struct bx_var *unary(struct bx_tape *tape, struct bx_var *a, enum bxi_unary kind)
+/* factor: of scale and neg. */
+static struct bx_var *unary(struct bx_tape *tape, struct bx_var *a, enum bxi_unary kind, double factor)
 {
+    const struct bxi_function function = { kind, factor };
     const struct bxi_op *op = &unary_ops[kind];
-    struct bx_tensor *x, *y;
+    struct bx_tensor *x, *y, *saved;
     struct bx_var *result;
 
     if (bxi_tape_stops(tape, op->name, &a, 1))
@@ -41,76 +45,48 @@ static struct bx_var *unary(struct bx_tape *tape, struct bx_var *a, enum bxi_una
     x = bxi_var_dense(a);
     y = bxi_tensor_make_like(tape->job, x);
     if (y != NULL)
-        bxi_loops(a->dtype)->unary(kind, bx_tensor_elements(x), bx_tensor_data(x), bx_tensor_data_mut(y));
+        bxi_loops(a->dtype)->unary(&function, bx_tensor_elements(x), bx_tensor_data(x), bx_tensor_data_mut(y));
+    saved = kind == BXI_LOG ? x : kind >= BXI_SCALE ? NULL : y;
     result = bxi_tape_result(tape, y, (struct bxi_record){
-        .op = op, .inputs = &a, .input_count = 1, .saved = kind == BXI_LOG ? &x : &y, .saved_count = 1, .extra = &kind,
-        .extra_bytes = sizeof kind });
+        .op = op, .inputs = &a, .input_count = 1, .saved = &saved, .saved_count = 1, .extra = &function,
+        .extra_bytes = sizeof function });
     bx_tensor_release(x);
     return result;
 }
 
 struct bx_var *bx_var_exp(struct bx_tape *tape, struct bx_var *a)
 {
-    return unary(tape, a, BXI_EXP);
+    return unary(tape, a, BXI_EXP, 1);
 }
 
 struct bx_var *bx_var_log(struct bx_tape *tape, struct bx_var *a)
 {
-    return unary(tape, a, BXI_LOG);
+    return unary(tape, a, BXI_LOG, 1);
 }
 
 struct bx_var *bx_var_relu(struct bx_tape *tape, struct bx_var *a)
 {
-    return unary(tape, a, BXI_RELU);
+    return unary(tape, a, BXI_RELU, 1);
 }
 
 struct bx_var *bx_var_tanh(struct bx_tape *tape, struct bx_var *a)
 {
-    return unary(tape, a, BXI_TANH);
+    return unary(tape, a, BXI_TANH, 1);
 }
 
 struct bx_var *bx_var_sigmoid(struct bx_tape *tape, struct bx_var *a)
 {
-    return unary(tape, a, BXI_SIGMOID);
-}
-
-static int scale_backward(struct bxi_node *node, struct bxi_pass *pass)
-{
-    struct bx_tensor *grad = bxi_grad_of(node), *to = bxi_tensor_make_like(pass->grads->job, grad);
-
-    if (to == NULL)
-        return -ENOMEM;
-    bxi_loops(bx_tensor_dtype(grad))->scale(bx_tensor_elements(grad), bx_tensor_data(grad),
-                                            *(const double *)node->extra, bx_tensor_data_mut(to));
-    bxi_deliver(pass, node, 0, to, true);
-    return 0;
-}
-
-static const struct bxi_op scale_op = { "scale", scale_backward, NULL }, neg_op = { "neg", scale_backward, NULL };
-
-static struct bx_var *scale(struct bx_tape *tape, struct bx_var *a, double factor, const struct bxi_op *op)
-{
-    struct bx_tensor *x, *y;
-
-    if (bxi_tape_stops(tape, op->name, &a, 1))
-        return NULL;
-    x = bxi_var_dense(a);
-    y = bxi_tensor_make_like(tape->job, x);
-    if (y != NULL)
-        bxi_loops(a->dtype)->scale(bx_tensor_elements(x), bx_tensor_data(x), factor, bx_tensor_data_mut(y));
-    bx_tensor_release(x);
-    return bxi_tape_result(tape, y, (struct bxi_record){ .op = op, .inputs = &a, .input_count = 1, .extra = &factor,
-                                                         .extra_bytes = sizeof factor });
+    return unary(tape, a, BXI_SIGMOID, 1);
 }
 
 struct bx_var *bx_var_scale(struct bx_tape *tape, struct bx_var *a, double factor)
 {
-    return scale(tape, a, factor, &scale_op);
+    return unary(tape, a, BXI_SCALE, factor);
 }
 
 struct bx_var *bx_var_neg(struct bx_tape *tape, struct bx_var *a)
 {
-    return scale(tape, a, -1, &neg_op);
+    return unary(tape, a, BXI_NEG, -1);
 }
 
 /* ---- Two arguments ------------------------------------------------------------------------------- */
@@ -244,34 +220,15 @@ struct bx_var *bx_var_mul(struct bx_tape *tape, struct bx_var *a, struct bx_var 
 
 /* ---- Dropout ------------------------------------------------------------------------------------- */
 
-static void multiply(const struct bx_tensor *a, const struct bx_tensor *b, struct bx_tensor *to)
-{
-    const struct bxi_walk walk = { .ndim = 1, .shape = { bx_tensor_elements(to) }, .a = { 1 }, .b = { 1 } };
-
-    bxi_loops(bx_tensor_dtype(to))->binary(BXI_MUL, &walk, bx_tensor_data(a), bx_tensor_data(b),
-                                           bx_tensor_data_mut(to));
-}
-
-/* saved: the mask. */
-static int dropout_backward(struct bxi_node *node, struct bxi_pass *pass)
-{
-    struct bx_tensor *to = bxi_tensor_make_like(pass->grads->job, bxi_grad_of(node));
-
-    if (to == NULL)
-        return -ENOMEM;
-    multiply(bxi_grad_of(node), node->saved[0], to);
-    bxi_deliver(pass, node, 0, to, true);
-    return 0;
-}
-
+/* A product with a mask. */
 struct bx_var *bx_var_dropout(struct bx_tape *tape, struct bx_var *a, double p, bool training,
                               struct bx_generator *generator)
 {
-    static const struct bxi_op op = { "dropout", dropout_backward, NULL };
-    struct bx_tensor *x, *y, *mask;
-    struct bx_var *result;
+    struct bx_tensor *mask;
+    struct bxi_like like;
+    struct bx_var *factor;
 
-    if (bxi_tape_stops(tape, op.name, &a, 1))
+    if (bxi_tape_stops(tape, "dropout", &a, 1))
         return NULL;
     if (!(p >= 0 && p <= 1))
         return bxi_tape_fail(tape, bx_fail(-EINVAL, "the probability of 'dropout' is %g; it must be 0 to 1", p));
@@ -279,22 +236,15 @@ struct bx_var *bx_var_dropout(struct bx_tape *tape, struct bx_var *a, double p, 
         return a;
     if (generator == NULL)
         return bxi_tape_fail(tape, bx_fail(-EINVAL, "'dropout' needs a generator"));
-    x = bxi_var_dense(a);
-    y = bxi_tensor_make_like(tape->job, x);
-    mask = bxi_tensor_make_like(tape->job, y);
-    if (mask != NULL) {
-        bxi_loops(a->dtype)->mask(bx_tensor_elements(x), p, generator, bx_tensor_data_mut(mask));
-        generator->drawn += (uint64_t)bx_tensor_elements(x);
-        multiply(x, mask, y);
-    } else {
-        bx_tensor_release(y);
-        y = NULL;
-    }
-    result = bxi_tape_result(tape, y, (struct bxi_record){ .op = &op, .inputs = &a, .input_count = 1, .saved = &mask,
-                                                           .saved_count = 1 });
+    like = bxi_var_like(a);
+    mask = bxi_tensor_make(tape->job, &like);
+    if (mask == NULL)
+        return bxi_tape_fail(tape, -ENOMEM);
+    bxi_loops(a->dtype)->mask(bx_tensor_elements(mask), p, generator, bx_tensor_data_mut(mask));
+    generator->drawn += (uint64_t)bx_tensor_elements(mask);
+    factor = bx_tape_input(tape, mask);
     bx_tensor_release(mask);
-    bx_tensor_release(x);
-    return result;
+    return factor != NULL ? bx_var_mul(tape, a, factor) : NULL;
 }
 
 /* ---- Sums ---------------------------------------------------------------------------------------- */
@@ -325,36 +275,34 @@ static int sum_backward(struct bxi_node *node, struct bxi_pass *pass)
 
 static const struct bxi_op sum_op = { "sum", sum_backward, NULL }, mean_op = { "mean", sum_backward, NULL };
 
-/* Sums up over the walk into y, whose reference is taken; NULL: there was no memory for it. x: the value of a; its
- * reference is taken. */
-static struct bx_var *sum_up(struct bx_tape *tape, struct bx_var *a, const struct bxi_op *op, struct bx_tensor *x,
-                             struct bx_tensor *y, const struct sum *sum)
+/* Sums up over `count` dimensions from `first` on, which are dropped. */
+static struct bx_var *sum_dims(struct bx_tape *tape, struct bx_var *a, const struct bxi_op *op, int first, int count)
 {
+    struct sum sum = { .in = bxi_var_like(a), .factor = 1 };
+    struct bxi_like out = sum.in, kept = sum.in;
+    struct bx_tensor *x = bxi_var_dense(a), *y;
+
+    if (op == &mean_op)
+        sum.factor = 1 / (double)bxi_elements(&sum.in);
+    for (int i = first; i < first + count; i++)
+        kept.shape[i] = 1;
+    out.ndim -= count;
+    for (int i = first; i < out.ndim; i++)
+        out.shape[i] = out.shape[i + count];
+    sum.walk = bxi_walk(&sum.in, &kept, &sum.in);
+    y = x == NULL ? NULL : bxi_tensor_zeros(tape->job, &out);
     if (y != NULL)
-        bxi_loops(a->dtype)->reduce(&sum->walk, bx_tensor_data(x), sum->factor, bx_tensor_data_mut(y));
+        bxi_loops(a->dtype)->reduce(&sum.walk, bx_tensor_data(x), sum.factor, bx_tensor_data_mut(y));
     if (y != NULL && op == &mean_op && bx_tensor_elements(x) == 0)
         bxi_loops(a->dtype)->fill(1, (double)NAN, bx_tensor_data_mut(y));
     bx_tensor_release(x);
-    return bxi_tape_result(tape, y, (struct bxi_record){ .op = op, .inputs = &a, .input_count = 1, .extra = sum,
-                                                         .extra_bytes = sizeof *sum });
+    return bxi_tape_result(tape, y, (struct bxi_record){ .op = op, .inputs = &a, .input_count = 1, .extra = &sum,
+                                                         .extra_bytes = sizeof sum });
 }
 
 static struct bx_var *sum_all(struct bx_tape *tape, struct bx_var *a, const struct bxi_op *op)
 {
-    struct sum sum = { .factor = 1 };
-    struct bx_tensor *x, *y;
-    int64_t count;
-
-    if (bxi_tape_stops(tape, op->name, &a, 1))
-        return NULL;
-    x = bxi_var_dense(a);
-    sum.in = bxi_like(x);
-    y = x == NULL ? NULL : bxi_tensor_zeros(tape->job, &(struct bxi_like){ .dtype = a->dtype });
-    count = bxi_elements(&sum.in);
-    if (op == &mean_op)
-        sum.factor = 1 / (double)count;
-    sum.walk = (struct bxi_walk){ .ndim = 1, .shape = { count }, .a = { 0 }, .b = { 1 } };
-    return sum_up(tape, a, op, x, y, &sum);
+    return bxi_tape_stops(tape, op->name, &a, 1) ? NULL : sum_dims(tape, a, op, 0, bxi_var_like(a).ndim);
 }
 
 struct bx_var *bx_var_sum(struct bx_tape *tape, struct bx_var *a)
@@ -369,22 +317,7 @@ struct bx_var *bx_var_mean(struct bx_tape *tape, struct bx_var *a)
 
 struct bx_var *bx_var_sum_dim(struct bx_tape *tape, struct bx_var *a, int dim)
 {
-    struct sum sum = { .factor = 1 };
-    struct bxi_like out, kept;
-    struct bx_tensor *x, *y;
-
-    if (bxi_tape_stops(tape, sum_op.name, &a, 1))
+    if (bxi_tape_stops(tape, sum_op.name, &a, 1) || !bxi_find_dim(tape, sum_op.name, bxi_var_like(a).ndim, &dim))
         return NULL;
-    sum.in = bxi_var_like(a);
-    if (!bxi_find_dim(tape, sum_op.name, sum.in.ndim, &dim))
-        return NULL;
-    kept = out = sum.in;
-    kept.shape[dim] = 1;
-    out.ndim--;
-    for (int i = dim; i < out.ndim; i++)
-        out.shape[i] = out.shape[i + 1];
-    x = bxi_var_dense(a);
-    y = x == NULL ? NULL : bxi_tensor_zeros(tape->job, &out);
-    sum.walk = bxi_walk(&sum.in, &kept, &sum.in);
-    return sum_up(tape, a, &sum_op, x, y, &sum);
+    return sum_dims(tape, a, &sum_op, dim, 1);
 }

@@ -28,11 +28,6 @@ static size_t bytes_of(struct bxi_place place)
     return place.count * sizeof(float);
 }
 
-static size_t elements_of(const struct bxi_node *node)
-{
-    return (size_t)node->dims[0] * (size_t)node->dims[1] * (size_t)node->dims[2] * (size_t)node->dims[3];
-}
-
 /* The buffers of gradients, while the backward pass is simulated. */
 struct pool {
     struct bxi_place place;
@@ -78,10 +73,10 @@ static void plan_node_grads(struct bxi_cuda_plan *plan, struct pool *pool, int i
             continue;
         work->adds[k] = grad->count != 0;
         if (!work->adds[k])
-            *grad = take(plan, pool, elements_of(&nodes[node->in[k]]));
+            *grad = take(plan, pool, bxi_node_elements(&nodes[node->in[k]]));
     }
     if (node->op == BXI_NN_BATCH_NORM && !nodes[node->in[0]].grad) {
-        work->input_grad = take(plan, pool, elements_of(node));
+        work->input_grad = take(plan, pool, bxi_node_elements(node));
         give_back(pool, work->input_grad);
     }
     give_back(pool, work->grad);
@@ -96,7 +91,7 @@ static int plan_grads(struct bxi_cuda_plan *plan)
     if (pool == NULL)
         return bx_fail(-ENOMEM, "no memory to plan the net");
     if (net->nodes[last].grad)
-        plan->work[last].grad = take(plan, pool, elements_of(&net->nodes[last]));
+        plan->work[last].grad = take(plan, pool, bxi_node_elements(&net->nodes[last]));
     for (int i = last; i > 0; i--)
         if (net->nodes[i].grad)
             plan_node_grads(plan, pool, i);
@@ -127,7 +122,7 @@ static int plan_memory(struct bxi_cuda_plan *plan)
         const struct bxi_algorithm *const all[] = { &work->forward, &work->backward_data, &work->backward_weights };
 
         if (net->nodes[i].op != BXI_NN_INPUT)
-            work->out = reserve(plan, elements_of(&net->nodes[i]));
+            work->out = reserve(plan, bxi_node_elements(&net->nodes[i]));
         for (int k = 0; k < BXI_STATISTICS && net->nodes[i].op == BXI_NN_BATCH_NORM; k++)
             work->statistics[k] = reserve(plan, (size_t)net->nodes[i].dims[1]);
         for (int k = 0; k < 3; k++)
@@ -229,7 +224,7 @@ static int backward(struct bx_net *net, const float *output_grad, float *const *
 static int warm_up_on(struct bx_net *net, float *memory, float **grads)
 {
     const struct bxi_cuda_plan *plan = net->plan;
-    float *input = memory + plan->param_floats, *output = input + elements_of(&net->nodes[0]);
+    float *input = memory + plan->param_floats, *output = input + bxi_node_elements(&net->nodes[0]);
     int rc = 0;
 
     for (size_t i = 0; i < net->param_count; i++)
@@ -248,7 +243,7 @@ static int warm_up_on(struct bx_net *net, float *memory, float **grads)
 static int warm_up(struct bx_net *net)
 {
     const struct bxi_cuda_plan *plan = net->plan;
-    size_t floats = plan->param_floats + elements_of(&net->nodes[0]) + elements_of(&net->nodes[net->node_count - 1]);
+    size_t floats = plan->param_floats + bxi_node_elements(&net->nodes[0]) + bxi_node_elements(&net->nodes[net->node_count - 1]);
     float **grads = calloc(net->param_count + 1, sizeof(*grads));
     float *memory;
     int rc, waited;

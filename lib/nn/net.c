@@ -114,13 +114,16 @@ static int add_node(struct bx_net *net, const struct bxi_node *node)
     return net->node_count++;
 }
 
-/* A node with the shape of `in`. */
-static struct bxi_node node_like(const struct bx_net *net, enum bxi_nn_op op, int in)
+/* Begins a node that reads node `in`, with the shape of that. 0, or a negative code. */
+static int begin_node(const struct bx_net *net, enum bxi_nn_op op, int in, struct bxi_node *node)
 {
-    struct bxi_node node = { .op = op, .in = { in, -1 }, .param = -1 };
+    int result = may_add(net, in);
 
-    memcpy(node.dims, net->nodes[in].dims, sizeof node.dims);
-    return node;
+    if (result != 0)
+        return result;
+    *node = (struct bxi_node){ .op = op, .in = { in, -1 }, .param = -1 };
+    memcpy(node->dims, net->nodes[in].dims, sizeof node->dims);
+    return 0;
 }
 
 int bx_net_input(struct bx_net *net, int n, int c, int h, int w)
@@ -225,7 +228,8 @@ static int set_window(const struct bx_net *net, struct bxi_node *node, const cha
 
 int bx_net_conv(struct bx_net *net, int in, const struct bx_conv *conv)
 {
-    int result = may_add(net, in);
+    struct bxi_node node;
+    int result = begin_node(net, BXI_NN_CONV, in, &node);
 
     if (result != 0)
         return result;
@@ -233,9 +237,6 @@ int bx_net_conv(struct bx_net *net, int in, const struct bx_conv *conv)
         return bx_fail(-EINVAL, "a convolution needs a name");
     if (conv->out_channels < 1)
         return bx_fail(-EINVAL, "%s: %d is no number of channels", conv->name, conv->out_channels);
-
-    struct bxi_node node = node_like(net, BXI_NN_CONV, in);
-
     node.kernel = conv->kernel;
     node.stride = conv->stride;
     node.padding = conv->padding;
@@ -250,12 +251,12 @@ int bx_net_conv(struct bx_net *net, int in, const struct bx_conv *conv)
 
 int bx_net_batch_norm(struct bx_net *net, int in, const char *name, bool relu)
 {
-    int result = may_add(net, in);
+    struct bxi_node node;
+    int result = begin_node(net, BXI_NN_BATCH_NORM, in, &node);
 
     if (result != 0)
         return result;
 
-    struct bxi_node node = node_like(net, BXI_NN_BATCH_NORM, in);
     size_t channels = (size_t)node.dims[1];
 
     node.relu = relu;
@@ -274,29 +275,26 @@ int bx_net_batch_norm(struct bx_net *net, int in, const char *name, bool relu)
 
 int bx_net_relu(struct bx_net *net, int in)
 {
-    int result = may_add(net, in);
+    struct bxi_node node;
+    int result = begin_node(net, BXI_NN_RELU, in, &node);
 
     if (result != 0)
         return result;
-
-    struct bxi_node node = node_like(net, BXI_NN_RELU, in);
-
     node.relu = true;
     return add_node(net, &node);
 }
 
 int bx_net_add(struct bx_net *net, int a, int b, bool relu)
 {
-    int result = may_add(net, a);
+    struct bxi_node node;
+    const int *other;
+    int result = begin_node(net, BXI_NN_ADD, a, &node);
 
     if (result == 0)
         result = may_add(net, b);
     if (result != 0)
         return result;
-
-    struct bxi_node node = node_like(net, BXI_NN_ADD, a);
-    const int *other = net->nodes[b].dims;
-
+    other = net->nodes[b].dims;
     if (memcmp(node.dims, other, sizeof node.dims) != 0)
         return bx_fail(-EINVAL, "node %d is %d x %d x %d x %d and node %d is %d x %d x %d x %d; they cannot be added",
                        a, node.dims[0], node.dims[1], node.dims[2], node.dims[3],
@@ -308,13 +306,11 @@ int bx_net_add(struct bx_net *net, int a, int b, bool relu)
 
 int bx_net_max_pool(struct bx_net *net, int in, int kernel, int stride, int padding)
 {
-    int result = may_add(net, in);
+    struct bxi_node node;
+    int result = begin_node(net, BXI_NN_MAX_POOL, in, &node);
 
     if (result != 0)
         return result;
-
-    struct bxi_node node = node_like(net, BXI_NN_MAX_POOL, in);
-
     node.kernel = kernel;
     node.stride = stride;
     node.padding = padding;
@@ -329,27 +325,25 @@ int bx_net_max_pool(struct bx_net *net, int in, int kernel, int stride, int padd
 
 int bx_net_global_avg_pool(struct bx_net *net, int in)
 {
-    int result = may_add(net, in);
+    struct bxi_node node;
+    int result = begin_node(net, BXI_NN_GLOBAL_AVG_POOL, in, &node);
 
     if (result != 0)
         return result;
-
-    struct bxi_node node = node_like(net, BXI_NN_GLOBAL_AVG_POOL, in);
-
     node.dims[2] = node.dims[3] = 1;
     return add_node(net, &node);
 }
 
 int bx_net_linear(struct bx_net *net, int in, const char *name, int out_features, bool bias)
 {
-    int result = may_add(net, in);
+    struct bxi_node node;
+    int result = begin_node(net, BXI_NN_LINEAR, in, &node);
 
     if (result != 0)
         return result;
     if (out_features < 1)
         return bx_fail(-EINVAL, "%s: %d is no number of features", name == NULL ? "linear" : name, out_features);
 
-    struct bxi_node node = node_like(net, BXI_NN_LINEAR, in);
     const int *dims = net->nodes[in].dims;
 
     node.bias = bias;
@@ -360,13 +354,11 @@ int bx_net_linear(struct bx_net *net, int in, const char *name, int out_features
 
 int bx_net_softmax(struct bx_net *net, int in)
 {
-    int result = may_add(net, in);
+    struct bxi_node node;
+    int result = begin_node(net, BXI_NN_SOFTMAX, in, &node);
 
     if (result != 0)
         return result;
-
-    struct bxi_node node = node_like(net, BXI_NN_SOFTMAX, in);
-
     if (node.dims[2] != 1 || node.dims[3] != 1)
         return bx_fail(-EINVAL, "softmax is over the channels of an N x C x 1 x 1, not of %d x %d x %d x %d",
                        node.dims[0], node.dims[1], node.dims[2], node.dims[3]);
@@ -463,22 +455,12 @@ size_t bx_net_param_elements(const struct bx_net *net)
 
 size_t bx_net_input_elements(const struct bx_net *net)
 {
-    if (net == NULL || net->node_count == 0)
-        return 0;
-
-    const int *dims = net->nodes[0].dims;
-
-    return (size_t)dims[0] * (size_t)dims[1] * (size_t)dims[2] * (size_t)dims[3];
+    return net == NULL || net->node_count == 0 ? 0 : bxi_node_elements(&net->nodes[0]);
 }
 
 size_t bx_net_output_elements(const struct bx_net *net)
 {
-    if (net == NULL || net->node_count == 0)
-        return 0;
-
-    const int *dims = net->nodes[net->node_count - 1].dims;
-
-    return (size_t)dims[0] * (size_t)dims[1] * (size_t)dims[2] * (size_t)dims[3];
+    return net == NULL || net->node_count == 0 ? 0 : bxi_node_elements(&net->nodes[net->node_count - 1]);
 }
 
 int bx_net_running(struct bx_net *net, const char *name, float **mean, float **var, size_t *channels)

@@ -64,6 +64,12 @@ struct bxi_node {
     float *mean, *var;          /* running statistics of a batch normalisation; on a GPU, their first values */
 };
 
+/* Elements of its output. */
+static inline size_t bxi_node_elements(const struct bxi_node *node)
+{
+    return (size_t)node->dims[0] * (size_t)node->dims[1] * (size_t)node->dims[2] * (size_t)node->dims[3];
+}
+
 /* What a backend does. The functions that return int return 0, or a negative code after bx_fail. */
 struct bxi_nn_backend {
     const char *(*version)(void);

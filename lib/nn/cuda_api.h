@@ -43,8 +43,11 @@ enum bxi_cudnn_number {
     BXI_CUDNN_DEFAULT_MATH = 0,                 /* as the descriptor allows; if it allows all, TF32 */
     BXI_CUDNN_FMA_MATH = 3,                     /* float32, no TF32 */
     BXI_CUDNN_BATCHNORM_SPATIAL = 1,
+    BXI_CUDNN_POOLING_AVERAGE = 2,              /* without the padding */
     BXI_CUDNN_POOLING_MAX_DETERMINISTIC = 3,
     BXI_CUDNN_NOT_PROPAGATE_NAN = 0,
+    BXI_CUDNN_SOFTMAX_ACCURATE = 1,             /* the largest value is subtracted first */
+    BXI_CUDNN_SOFTMAX_INSTANCE = 0,             /* over C, H and W */
     BXI_CUDNN_DETERMINISTIC = 1,
     BXI_CUDNN_ALLOC_FAILED = 2,                 /* a status of version 8 */
     BXI_CUDNN_NOT_SUPPORTED = 9,                /* another; from 9 on statuses have four digits: */
@@ -170,7 +173,15 @@ struct bxi_cudnn_perf {
       (struct cudnnContext *handle, struct cudnnPoolingStruct *pooling, const void *alpha,      \
        struct cudnnTensorStruct *y_desc, const void *y, struct cudnnTensorStruct *dy_desc, const void *dy, \
        struct cudnnTensorStruct *x_desc, const void *x, const void *beta, struct cudnnTensorStruct *dx_desc, \
-       void *dx))
+       void *dx))                                                                               \
+    X(bxi_enum, cudnnSoftmaxForward,                                                            \
+      (struct cudnnContext *handle, bxi_enum algorithm, bxi_enum mode, const void *alpha,       \
+       struct cudnnTensorStruct *x_desc, const void *x, const void *beta, struct cudnnTensorStruct *y_desc, \
+       void *y))                                                                                \
+    X(bxi_enum, cudnnSoftmaxBackward,                                                           \
+      (struct cudnnContext *handle, bxi_enum algorithm, bxi_enum mode, const void *alpha,       \
+       struct cudnnTensorStruct *y_desc, const void *y, struct cudnnTensorStruct *dy_desc, const void *dy, \
+       const void *beta, struct cudnnTensorStruct *dx_desc, void *dx))
 
 #define BXI_LIBRARY_FIELD(type, name, arguments) type(*name) arguments;
 struct bxi_nvrtc {

@@ -308,8 +308,7 @@ int bx_kernel_launch(struct bx_kernels *kernels, const char *kernel, size_t thre
 int bxi_kernels_own(struct bx_cuda *cuda)
 {
     static const char *const names[] = {
-        "bxk_bias", "bxk_column_sum", "bxk_sum", "bxk_mask", "bxk_average", "bxk_average_back", "bxk_softmax",
-        "bxk_softmax_back", "bxk_mse", "bxk_sgd",
+        "bxk_sum", "bxk_mask", "bxk_mse", "bxk_sgd",
     };
     struct CUfunc_st *function = NULL;
     int rc = make(cuda, "kernels.cu", source, &cuda->own);

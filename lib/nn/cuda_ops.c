@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * How each kind of operation is computed on a GPU (cuda.h): convolution, batch normalisation and pooling by cuDNN,
- * matrix products by cuBLAS, the rest by kernels.cu. Run by the thread that uses the net, with the context entered.
+ * How each kind of operation is computed on a GPU (cuda.h): convolution, batch normalisation, pooling, softmax and
+ * biases by cuDNN, matrix products by cuBLAS, sums and ReLU by kernels.cu. Run by the thread that uses the net, with the
+ * context entered.
  *
  * All of it is float32: convolutions ask for FMA arithmetic and cuBLAS has its default; neither rounds to TF32. A
  * convolution's algorithm is chosen once, by cuDNN's heuristics, without trying any: the first of its list that is
@@ -164,14 +165,19 @@ static int describe_conv(const struct bxi_cudnn *dnn, const struct bxi_node *nod
     return status;
 }
 
-static int describe_pool(const struct bxi_cudnn *dnn, const struct bxi_node *node, struct bxi_cuda_work *work)
+/* The windows of the mean over an image are the image. */
+static int describe_pool(const struct bxi_cudnn *dnn, const struct bxi_node *node, const int in[4],
+                         struct bxi_cuda_work *work)
 {
+    bool is_max = node->op == BXI_NN_MAX_POOL;
+    int height = is_max ? node->kernel : in[2], width = is_max ? node->kernel : in[3];
+    int stride = is_max ? node->stride : 1;
     int status = dnn->cudnnCreatePoolingDescriptor(&work->pool);
 
     if (status == 0)
-        status = dnn->cudnnSetPooling2dDescriptor(work->pool, BXI_CUDNN_POOLING_MAX_DETERMINISTIC,
-                                                  BXI_CUDNN_NOT_PROPAGATE_NAN, node->kernel, node->kernel,
-                                                  node->padding, node->padding, node->stride, node->stride);
+        status = dnn->cudnnSetPooling2dDescriptor(
+            work->pool, is_max ? BXI_CUDNN_POOLING_MAX_DETERMINISTIC : BXI_CUDNN_POOLING_AVERAGE,
+            BXI_CUDNN_NOT_PROPAGATE_NAN, height, width, node->padding, node->padding, stride, stride);
     return status;
 }
 
@@ -231,12 +237,12 @@ int bxi_cuda_describe(struct bxi_cuda_plan *plan, int index)
     struct bxi_cuda_work *work = &plan->work[index];
     int status = describe_tensor(dnn, node->dims, &work->shape);
 
-    if (status == 0 && (node->op == BXI_NN_BATCH_NORM || (node->op == BXI_NN_CONV && node->bias)))
+    if (status == 0 && node->bias)
         status = describe_tensor(dnn, (const int[4]){ 1, node->dims[1], 1, 1 }, &work->vector);
     if (status == 0 && node->op == BXI_NN_CONV)
         status = describe_conv(dnn, node, plan->net->nodes[node->in[0]].dims[1], work);
-    if (status == 0 && node->op == BXI_NN_MAX_POOL)
-        status = describe_pool(dnn, node, work);
+    if (status == 0 && (node->op == BXI_NN_MAX_POOL || node->op == BXI_NN_GLOBAL_AVG_POOL))
+        status = describe_pool(dnn, node, plan->net->nodes[node->in[0]].dims, work);
     if (status != 0)
         return dnn_result(plan, index, status, "description");
     return node->op == BXI_NN_CONV ? choose_algorithms(plan, index) : 0;
@@ -279,7 +285,7 @@ struct arrays {
     float *y, *dy;
     float *dx;                      /* NULL: not needed */
     const float *beta;              /* of dx: 1 to add to it, 0 to write it */
-    unsigned long long in_count, out_count;
+    unsigned long long out_count;
     unsigned in_row, out_row;       /* elements of an image */
 };
 
@@ -310,8 +316,7 @@ static struct arrays arrays_of(const struct bxi_cuda_plan *plan, int index)
     a.beta = work->adds[0] ? &ONE : &ZERO;
     a.in_row = row_of(from);
     a.out_row = row_of(node);
-    a.in_count = (unsigned long long)from->dims[0] * a.in_row;
-    a.out_count = (unsigned long long)node->dims[0] * a.out_row;
+    a.out_count = bxi_node_elements(node);
     return a;
 }
 
@@ -331,6 +336,12 @@ static int put_sum(const struct bxi_cuda_plan *plan, const struct arrays *a, con
     return put(plan, "bxk_sum", args.count, &args);
 }
 
+static int forward_bias(const struct bxi_cuda_plan *plan, const struct arrays *a)
+{
+    return a->bias == NULL ? 0 : plan->cuda->cudnn.cudnnAddTensor(plan->cuda->dnn, &ONE, a->work->vector, a->bias, &ONE,
+                                                                  a->work->shape, a->y);
+}
+
 static int forward_conv(const struct bxi_cuda_plan *plan, int index, const struct arrays *a)
 {
     const struct bxi_cudnn *dnn = &plan->cuda->cudnn;
@@ -339,8 +350,8 @@ static int forward_conv(const struct bxi_cuda_plan *plan, int index, const struc
                                               a->work->conv, algorithm->number, bxi_cuda_at(plan, plan->workspace),
                                               algorithm->workspace_bytes, &ZERO, a->work->shape, a->y);
 
-    if (status == 0 && a->bias != NULL)
-        status = dnn->cudnnAddTensor(plan->cuda->dnn, &ONE, a->work->vector, a->bias, &ONE, a->work->shape, a->y);
+    if (status == 0)
+        status = forward_bias(plan, a);
     return dnn_result(plan, index, status, "forward pass");
 }
 
@@ -366,7 +377,7 @@ static int forward_norm(const struct bxi_cuda_plan *plan, int index, const struc
     return put_sum(plan, a, a->y, NULL);
 }
 
-static int forward_max_pool(const struct bxi_cuda_plan *plan, int index, const struct arrays *a)
+static int forward_pool(const struct bxi_cuda_plan *plan, int index, const struct arrays *a)
 {
     return dnn_result(plan, index, plan->cuda->cudnn.cudnnPoolingForward(
         plan->cuda->dnn, a->work->pool, &ONE, a->in->shape, a->x, &ZERO, a->work->shape, a->y), "forward pass");
@@ -375,31 +386,19 @@ static int forward_max_pool(const struct bxi_cuda_plan *plan, int index, const s
 /* A row-major N x O matrix is a column-major O x N one: y' = W x', where W, row-major O x I, is passed transposed. */
 static int forward_linear(const struct bxi_cuda_plan *plan, int index, const struct arrays *a)
 {
-    const struct bxk_bias bias = { .y = a->y, .bias = a->bias, .count = a->out_count, .columns = a->out_row };
     int in = (int)a->in_row, out = (int)a->out_row;
     int rc = blas_result(plan, index, plan->cuda->cublas.cublasSgemm_v2(
         plan->cuda->blas, BXI_CUBLAS_OP_T, BXI_CUBLAS_OP_N, out, a->node->dims[0], in, &ONE, a->weight, in, a->x, in,
         &ZERO, a->y, out), "forward pass");
 
-    return rc < 0 || a->bias == NULL ? rc : put(plan, "bxk_bias", bias.count, &bias);
+    return rc < 0 ? rc : dnn_result(plan, index, forward_bias(plan, a), "forward pass");
 }
 
-static int forward_average(const struct bxi_cuda_plan *plan, const struct arrays *a)
+static int forward_softmax(const struct bxi_cuda_plan *plan, int index, const struct arrays *a)
 {
-    const struct bxk_average args = {
-        .y = a->y, .x = a->x, .count = a->out_count, .pixels = (unsigned)(a->in_count / a->out_count),
-    };
-
-    return put(plan, "bxk_average", args.count, &args);
-}
-
-static int forward_softmax(const struct bxi_cuda_plan *plan, const struct arrays *a)
-{
-    const struct bxk_softmax args = {
-        .y = a->y, .x = a->x, .rows = (unsigned)a->node->dims[0], .columns = a->out_row,
-    };
-
-    return put(plan, "bxk_softmax", args.rows, &args);
+    return dnn_result(plan, index, plan->cuda->cudnn.cudnnSoftmaxForward(
+        plan->cuda->dnn, BXI_CUDNN_SOFTMAX_ACCURATE, BXI_CUDNN_SOFTMAX_INSTANCE, &ONE, a->in->shape, a->x, &ZERO,
+        a->work->shape, a->y), "forward pass");
 }
 
 int bxi_cuda_forward(const struct bxi_cuda_plan *plan, int index)
@@ -412,10 +411,10 @@ int bxi_cuda_forward(const struct bxi_cuda_plan *plan, int index)
     case BXI_NN_BATCH_NORM: return forward_norm(plan, index, &a);
     case BXI_NN_RELU: return put_sum(plan, &a, a.x, NULL);
     case BXI_NN_ADD: return put_sum(plan, &a, a.x, output_of(plan, a.node->in[1]));
-    case BXI_NN_MAX_POOL: return forward_max_pool(plan, index, &a);
-    case BXI_NN_GLOBAL_AVG_POOL: return forward_average(plan, &a);
+    case BXI_NN_MAX_POOL:
+    case BXI_NN_GLOBAL_AVG_POOL: return forward_pool(plan, index, &a);
     case BXI_NN_LINEAR: return forward_linear(plan, index, &a);
-    case BXI_NN_SOFTMAX: return forward_softmax(plan, &a);
+    case BXI_NN_SOFTMAX: return forward_softmax(plan, index, &a);
     }
     return 0;
 }
@@ -431,6 +430,12 @@ static int put_mask(const struct bxi_cuda_plan *plan, const struct arrays *a, fl
     return put(plan, "bxk_mask", args.count, &args);
 }
 
+static int backward_bias(const struct bxi_cuda_plan *plan, const struct arrays *a)
+{
+    return a->bias == NULL ? 0 : plan->cuda->cudnn.cudnnConvolutionBackwardBias(
+        plan->cuda->dnn, &ONE, a->work->shape, a->dy, &ZERO, a->work->vector, plan->grads[a->node->param + 1]);
+}
+
 static int backward_conv(const struct bxi_cuda_plan *plan, int index, const struct arrays *a)
 {
     const struct bxi_cudnn *dnn = &plan->cuda->cudnn;
@@ -441,9 +446,8 @@ static int backward_conv(const struct bxi_cuda_plan *plan, int index, const stru
                                                      weights->workspace_bytes, &ZERO, a->work->filter,
                                                      plan->grads[a->node->param]);
 
-    if (status == 0 && a->bias != NULL)
-        status = dnn->cudnnConvolutionBackwardBias(plan->cuda->dnn, &ONE, a->work->shape, a->dy, &ZERO,
-                                                   a->work->vector, plan->grads[a->node->param + 1]);
+    if (status == 0)
+        status = backward_bias(plan, a);
     if (status == 0 && a->dx != NULL)
         status = dnn->cudnnConvolutionBackwardData(plan->cuda->dnn, &ONE, a->work->filter, a->weight, a->work->shape,
                                                    a->dy, a->work->conv, data->number, workspace,
@@ -465,7 +469,7 @@ static int backward_norm(const struct bxi_cuda_plan *plan, int index, const stru
         bxi_cuda_statistic(plan, index, BXI_BATCH_INVERSE)), "backward pass");
 }
 
-static int backward_max_pool(const struct bxi_cuda_plan *plan, int index, const struct arrays *a)
+static int backward_pool(const struct bxi_cuda_plan *plan, int index, const struct arrays *a)
 {
     return dnn_result(plan, index, plan->cuda->cudnn.cudnnPoolingBackward(
         plan->cuda->dnn, a->work->pool, &ONE, a->work->shape, a->y, a->work->shape, a->dy, a->in->shape, a->x, a->beta,
@@ -483,34 +487,16 @@ static int backward_linear(const struct bxi_cuda_plan *plan, int index, const st
     if (status == 0 && a->dx != NULL)
         status = blas->cublasSgemm_v2(plan->cuda->blas, BXI_CUBLAS_OP_N, BXI_CUBLAS_OP_N, in, images, out, &ONE,
                                       a->weight, in, a->dy, out, a->beta, a->dx, in);
-    if (status != 0 || a->bias == NULL)
+    if (status != 0)
         return blas_result(plan, index, status, "backward pass");
-
-    const struct bxk_column_sum sum = {
-        .sum = plan->grads[a->node->param + 1], .x = a->dy, .columns = a->out_row, .rows = (unsigned)images,
-    };
-
-    return put(plan, "bxk_column_sum", sum.columns, &sum);
+    return dnn_result(plan, index, backward_bias(plan, a), "backward pass");
 }
 
-static int backward_average(const struct bxi_cuda_plan *plan, const struct arrays *a)
+static int backward_softmax(const struct bxi_cuda_plan *plan, int index, const struct arrays *a)
 {
-    const struct bxk_average_back args = {
-        .dx = a->dx, .dy = a->dy, .count = a->in_count, .pixels = (unsigned)(a->in_count / a->out_count),
-        .add = a->work->adds[0],
-    };
-
-    return put(plan, "bxk_average_back", args.count, &args);
-}
-
-static int backward_softmax(const struct bxi_cuda_plan *plan, const struct arrays *a)
-{
-    const struct bxk_softmax_back args = {
-        .dx = a->dx, .dy = a->dy, .y = a->y, .rows = (unsigned)a->node->dims[0], .columns = a->out_row,
-        .add = a->work->adds[0],
-    };
-
-    return put(plan, "bxk_softmax_back", args.rows, &args);
+    return dnn_result(plan, index, plan->cuda->cudnn.cudnnSoftmaxBackward(
+        plan->cuda->dnn, BXI_CUDNN_SOFTMAX_ACCURATE, BXI_CUDNN_SOFTMAX_INSTANCE, &ONE, a->work->shape, a->y,
+        a->work->shape, a->dy, a->beta, a->in->shape, a->dx), "backward pass");
 }
 
 /* To each input that needs it. */
@@ -535,10 +521,10 @@ int bxi_cuda_backward(const struct bxi_cuda_plan *plan, int index)
     case BXI_NN_BATCH_NORM: return backward_norm(plan, index, &a);
     case BXI_NN_RELU: return put_mask(plan, &a, a.dx, a.work->adds[0]);
     case BXI_NN_ADD: return backward_add(plan, &a);
-    case BXI_NN_MAX_POOL: return backward_max_pool(plan, index, &a);
-    case BXI_NN_GLOBAL_AVG_POOL: return backward_average(plan, &a);
+    case BXI_NN_MAX_POOL:
+    case BXI_NN_GLOBAL_AVG_POOL: return backward_pool(plan, index, &a);
     case BXI_NN_LINEAR: return backward_linear(plan, index, &a);
-    case BXI_NN_SOFTMAX: return backward_softmax(plan, &a);
+    case BXI_NN_SOFTMAX: return backward_softmax(plan, index, &a);
     }
     return 0;
 }

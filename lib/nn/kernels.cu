@@ -5,8 +5,8 @@
  * them on the device's stream. The tests' driver has them compiled as plain C, so they use nothing of C++, no shared
  * memory and no barrier.
  *
- * A thread computes one element, or one row or column where a sum has an order. The arrays are small, and so the result
- * depends only on the input. The compiler must not contract a * b + c.
+ * A thread computes one element; the squares of a loss are added by one thread, in their order. So the result depends
+ * only on the input. The compiler must not contract a * b + c.
  */
 #ifndef BXK_KERNEL
 #define BXK_KERNEL(name) extern "C" __global__ void name(struct name a)
@@ -14,24 +14,6 @@
     for (unsigned long long i = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x; i < (count);   \
          i += (unsigned long long)gridDim.x * blockDim.x)
 #endif
-
-BXK_KERNEL(bxk_bias)
-{
-    BXK_EACH(i, a.count) {
-        a.y[i] += a.bias[i % a.columns];
-    }
-}
-
-BXK_KERNEL(bxk_column_sum)
-{
-    BXK_EACH(column, a.columns) {
-        float sum = 0.0f;
-
-        for (unsigned row = 0; row < a.rows; row++)
-            sum += a.x[row * a.columns + column];
-        a.sum[column] = sum;
-    }
-}
 
 BXK_KERNEL(bxk_sum)
 {
@@ -48,63 +30,6 @@ BXK_KERNEL(bxk_mask)
         float grad = a.y == 0 || a.y[i] > 0.0f ? a.grad[i] : 0.0f;
 
         a.to[i] = a.add ? a.to[i] + grad : grad;
-    }
-}
-
-BXK_KERNEL(bxk_average)
-{
-    BXK_EACH(i, a.count) {
-        const float *x = a.x + i * a.pixels;
-        float sum = 0.0f;
-
-        for (unsigned pixel = 0; pixel < a.pixels; pixel++)
-            sum += x[pixel];
-        a.y[i] = sum / (float)a.pixels;
-    }
-}
-
-BXK_KERNEL(bxk_average_back)
-{
-    BXK_EACH(i, a.count) {
-        float part = a.dy[i / a.pixels] / (float)a.pixels;
-
-        a.dx[i] = a.add ? a.dx[i] + part : part;
-    }
-}
-
-/* The largest value is subtracted first: e to the power of a hundred does not fit a float. */
-BXK_KERNEL(bxk_softmax)
-{
-    BXK_EACH(row, a.rows) {
-        const float *x = a.x + row * a.columns;
-        float *y = a.y + row * a.columns;
-        float largest = x[0], sum = 0.0f;
-
-        for (unsigned i = 1; i < a.columns; i++)
-            largest = x[i] > largest ? x[i] : largest;
-        for (unsigned i = 0; i < a.columns; i++) {
-            y[i] = expf(x[i] - largest);
-            sum += y[i];
-        }
-        for (unsigned i = 0; i < a.columns; i++)
-            y[i] /= sum;
-    }
-}
-
-BXK_KERNEL(bxk_softmax_back)
-{
-    BXK_EACH(row, a.rows) {
-        const float *dy = a.dy + row * a.columns, *y = a.y + row * a.columns;
-        float *dx = a.dx + row * a.columns;
-        float sum = 0.0f;
-
-        for (unsigned i = 0; i < a.columns; i++)
-            sum += dy[i] * y[i];
-        for (unsigned i = 0; i < a.columns; i++) {
-            float part = y[i] * (dy[i] - sum);
-
-            dx[i] = a.add ? dx[i] + part : part;
-        }
     }
 }
 

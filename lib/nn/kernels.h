@@ -18,20 +18,6 @@
 #ifndef BXI_NN_KERNELS_H
 #define BXI_NN_KERNELS_H
 
-struct bxk_bias {                       /* y[row][column] += bias[column] */
-    float *y;
-    const float *bias;
-    unsigned long long count;           /* rows * columns, a thread each */
-    unsigned columns;
-};
-
-struct bxk_column_sum {                 /* sum[column] = the sum of x[row][column] over the rows, in their order */
-    float *sum;
-    const float *x;
-    unsigned long long columns;         /* a thread each */
-    unsigned rows;
-};
-
 struct bxk_sum {                        /* to = a + b; b may be NULL; relu: max(0, a + b) */
     float *to;
     const float *a, *b;
@@ -43,36 +29,6 @@ struct bxk_mask {                       /* to = grad if y > 0, else 0; add: to +
     float *to;
     const float *grad, *y;              /* y NULL: no mask */
     unsigned long long count;
-    int add;
-};
-
-struct bxk_average {                    /* y[i] = the mean of x[i][0 .. pixels - 1] */
-    float *y;
-    const float *x;
-    unsigned long long count;           /* images * channels, a thread each */
-    unsigned pixels;
-};
-
-struct bxk_average_back {               /* dx[i] = dy[i / pixels] / pixels; add: dx += that */
-    float *dx;
-    const float *dy;
-    unsigned long long count;           /* of dx */
-    unsigned pixels;
-    int add;
-};
-
-struct bxk_softmax {                    /* of each row */
-    float *y;
-    const float *x;
-    unsigned long long rows;            /* a thread each */
-    unsigned columns;
-};
-
-struct bxk_softmax_back {               /* dx = y * (dy - sum(dy * y)); add: dx += that */
-    float *dx;
-    const float *dy, *y;
-    unsigned long long rows;
-    unsigned columns;
     int add;
 };
 

@@ -258,8 +258,10 @@ int cudnnSetPooling2dDescriptor(struct cudnnPoolingStruct *pooling, int mode, in
     if (pooling == NULL || pooling->kind != DNN_POOLING || window_h <= 0 || window_w <= 0 || pad_h < 0 || pad_w < 0 ||
         pad_h >= window_h || pad_w >= window_w || stride_h <= 0 || stride_w <= 0 || nan_opt < 0 || nan_opt > 1)
         return CUDNN_STATUS_BAD_PARAM;
-    if (mode != BXI_CUDNN_POOLING_MAX_DETERMINISTIC || nan_opt != BXI_CUDNN_NOT_PROPAGATE_NAN)
+    if ((mode != BXI_CUDNN_POOLING_MAX_DETERMINISTIC && mode != BXI_CUDNN_POOLING_AVERAGE) ||
+        nan_opt != BXI_CUDNN_NOT_PROPAGATE_NAN)
         return CUDNN_STATUS_NOT_SUPPORTED;
+    pooling->mode = mode;
     pooling->window = (struct fake_window){
         .h = (size_t)window_h,
         .w = (size_t)window_w,

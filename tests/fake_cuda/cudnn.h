@@ -44,6 +44,7 @@ struct cudnnConvolutionStruct {
 };
 struct cudnnPoolingStruct {
     enum fake_dnn_kind kind;
+    int mode;
     struct fake_window window;
 };
 

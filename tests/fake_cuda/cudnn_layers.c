@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The rest of the fake cuDNN: bias, batch normalisation, pooling.
+ * The rest of the fake cuDNN: bias, batch normalisation, pooling, softmax.
  */
 #include "cudnn.h"
 
@@ -293,62 +293,90 @@ int cudnnBatchNormalizationBackward(struct cudnnContext *handle, int mode, const
 struct pool {
     struct fake_dims x, y;
     struct fake_window window;
+    bool is_mean;
     const float *input, *dy;
     float *to;                                  /* y or dx */
     struct fake_blend blend;
 };
 
-/* The first maximum in the window at a place, by row; positions outside of the image are ignored. */
-static size_t find_greatest(const struct pool *job, const float *image, size_t p, size_t q)
+/* Pixel `k` of the window at a place, by row; SIZE_MAX: outside of the image. */
+static size_t pixel_of(const struct pool *job, size_t p, size_t q, size_t k)
 {
     const struct fake_window *window = &job->window;
-    size_t best = SIZE_MAX;
+    size_t h = p * window->stride_h + k / window->w - window->pad_h;
+    size_t w = q * window->stride_w + k % window->w - window->pad_w;
 
-    for (size_t r = 0; r < window->h; r++) {
-        for (size_t s = 0; s < window->w; s++) {
-            size_t h = p * window->stride_h + r - window->pad_h, w = q * window->stride_w + s - window->pad_w;
+    return h < job->x.h && w < job->x.w ? h * job->x.w + w : SIZE_MAX;
+}
 
-            if (h < job->x.h && w < job->x.w && (best == SIZE_MAX || image[h * job->x.w + w] > image[best]))
-                best = h * job->x.w + w;
-        }
+/* Of each pixel its share in the window's result: the first maximum, or all pixels alike. */
+static void share(const struct pool *job, const float *image, size_t p, size_t q, double *shares)
+{
+    size_t best = SIZE_MAX, count = 0;
+
+    for (size_t k = 0; k < job->window.h * job->window.w; k++) {
+        size_t at = pixel_of(job, p, q, k);
+
+        shares[k] = 0.0;
+        if (at == SIZE_MAX)
+            continue;
+        count++;
+        if (best == SIZE_MAX || image[at] > image[pixel_of(job, p, q, best)])
+            best = k;
     }
-    return best;
+    if (!job->is_mean)
+        shares[best] = 1.0;
+    for (size_t k = 0; k < job->window.h * job->window.w && job->is_mean; k++)
+        shares[k] = pixel_of(job, p, q, k) == SIZE_MAX ? 0.0 : 1.0 / (double)count;
+}
+
+static double *numbers(size_t count)
+{
+    double *zeros = calloc(count, sizeof(double));
+
+    if (zeros == NULL)
+        abort();
+    return zeros;
 }
 
 static void run_pool(const void *argument)
 {
     const struct pool *job = argument;
+    size_t count = job->window.h * job->window.w;
+    double *shares = numbers(count);
     float *to = job->to;
 
-    for (size_t image = 0; image < job->x.n * job->x.c; image++) {
-        const float *input = job->input + image * job->x.h * job->x.w;
+    for (size_t at = 0; at < job->x.n * job->x.c * job->y.h * job->y.w; at++) {
+        size_t p = at / job->y.w % job->y.h, q = at % job->y.w;
+        const float *image = job->input + at / (job->y.h * job->y.w) * job->x.h * job->x.w;
+        double sum = 0.0;
 
-        for (size_t p = 0; p < job->y.h; p++)
-            for (size_t q = 0; q < job->y.w; q++)
-                fake_blend(job->blend, to++, (double)input[find_greatest(job, input, p, q)]);
+        share(job, image, p, q, shares);
+        for (size_t k = 0; k < count; k++)
+            if (shares[k] > 0.0)
+                sum += shares[k] * (double)image[pixel_of(job, p, q, k)];
+        fake_blend(job->blend, to++, sum);
     }
+    free(shares);
 }
 
 static void run_pool_back(const void *argument)
 {
     const struct pool *job = argument;
-    size_t pixels = job->x.h * job->x.w;
-    double *sums = malloc(pixels * sizeof(double));
-    const float *dy = job->dy;
+    size_t pixels = job->x.h * job->x.w, count = job->window.h * job->window.w;
+    double *sums = numbers(job->x.n * job->x.c * pixels), *shares = numbers(count);
 
-    if (sums == NULL)
-        abort();
-    for (size_t image = 0; image < job->x.n * job->x.c; image++) {
-        const float *input = job->input + image * pixels;
+    for (size_t at = 0; at < job->x.n * job->x.c * job->y.h * job->y.w; at++) {
+        size_t p = at / job->y.w % job->y.h, q = at % job->y.w, image = at / (job->y.h * job->y.w) * pixels;
 
-        for (size_t i = 0; i < pixels; i++)
-            sums[i] = 0.0;
-        for (size_t p = 0; p < job->y.h; p++)
-            for (size_t q = 0; q < job->y.w; q++)
-                sums[find_greatest(job, input, p, q)] += (double)*dy++;
-        for (size_t i = 0; i < pixels; i++)
-            fake_blend(job->blend, &job->to[image * pixels + i], sums[i]);
+        share(job, job->input + image, p, q, shares);
+        for (size_t k = 0; k < count; k++)
+            if (shares[k] > 0.0)
+                sums[image + pixel_of(job, p, q, k)] += shares[k] * (double)job->dy[at];
     }
+    for (size_t i = 0; i < job->x.n * job->x.c * pixels; i++)
+        fake_blend(job->blend, &job->to[i], sums[i]);
+    free(shares);
     free(sums);
 }
 
@@ -362,6 +390,7 @@ static bool read_pool(const struct cudnnPoolingStruct *pooling, const struct cud
     job->x = x->dims;
     job->y = y->dims;
     job->window = pooling->window;
+    job->is_mean = pooling->mode == BXI_CUDNN_POOLING_AVERAGE;
     return x->dims.n == y->dims.n && x->dims.c == y->dims.c &&
         y->dims.h == fake_dnn_places(x->dims.h, window->h, window->pad_h, window->stride_h, 1) &&
         y->dims.w == fake_dnn_places(x->dims.w, window->w, window->pad_w, window->stride_w, 1);
@@ -398,4 +427,85 @@ int cudnnPoolingBackward(struct cudnnContext *handle, struct cudnnPoolingStruct 
         !fake_dnn_may_write(dx, &job.x))
         return CUDNN_STATUS_EXECUTION_FAILED;
     return fake_dnn_put(handle, run_pool_back, &job, sizeof(job));
+}
+
+/* ---- Softmax --------------------------------------------------------------------------------- */
+
+struct softmax {
+    struct fake_dims dims;
+    const float *input, *dy;                    /* x, or y of the backward pass */
+    float *to;                                  /* y or dx */
+    struct fake_blend blend;
+};
+
+static void run_softmax(const void *argument)
+{
+    const struct softmax *job = argument;
+    size_t row = job->dims.c * job->dims.h * job->dims.w;
+
+    for (size_t n = 0; n < job->dims.n; n++) {
+        const float *x = job->input + n * row;
+        double sum = 0.0, largest = (double)x[0];
+
+        for (size_t i = 1; i < row; i++)
+            largest = fmax(largest, (double)x[i]);
+        for (size_t i = 0; i < row; i++)
+            sum += exp((double)x[i] - largest);
+        for (size_t i = 0; i < row; i++)
+            fake_blend(job->blend, &job->to[n * row + i], exp((double)x[i] - largest) / sum);
+    }
+}
+
+static void run_softmax_back(const void *argument)
+{
+    const struct softmax *job = argument;
+    size_t row = job->dims.c * job->dims.h * job->dims.w;
+
+    for (size_t n = 0; n < job->dims.n; n++) {
+        const float *y = job->input + n * row, *dy = job->dy + n * row;
+        double sum = 0.0;
+
+        for (size_t i = 0; i < row; i++)
+            sum += (double)dy[i] * (double)y[i];
+        for (size_t i = 0; i < row; i++)
+            fake_blend(job->blend, &job->to[n * row + i], (double)y[i] * ((double)dy[i] - sum));
+    }
+}
+
+static bool may_softmax(const struct cudnnContext *handle, int algorithm, int mode,
+                        const struct cudnnTensorStruct *from, const struct cudnnTensorStruct *to)
+{
+    return fake_dnn_is_handle(handle) && algorithm == BXI_CUDNN_SOFTMAX_ACCURATE &&
+        mode == BXI_CUDNN_SOFTMAX_INSTANCE && fake_dnn_are_tensors(from, to) && fake_dnn_same(&from->dims, &to->dims);
+}
+
+int cudnnSoftmaxForward(struct cudnnContext *handle, int algorithm, int mode, const void *alpha,
+                        struct cudnnTensorStruct *x_desc, const void *x, const void *beta,
+                        struct cudnnTensorStruct *y_desc, void *y)
+{
+    struct softmax job = { .input = x, .to = y };
+
+    if (!may_softmax(handle, algorithm, mode, x_desc, y_desc) || alpha == NULL || beta == NULL)
+        return CUDNN_STATUS_BAD_PARAM;
+    job.dims = x_desc->dims;
+    job.blend = (struct fake_blend){ *(const float *)alpha, *(const float *)beta };
+    if (!fake_dnn_may_read(x, &job.dims) || !fake_dnn_may_write(y, &job.dims))
+        return CUDNN_STATUS_EXECUTION_FAILED;
+    return fake_dnn_put(handle, run_softmax, &job, sizeof(job));
+}
+
+int cudnnSoftmaxBackward(struct cudnnContext *handle, int algorithm, int mode, const void *alpha,
+                         struct cudnnTensorStruct *y_desc, const void *y, struct cudnnTensorStruct *dy_desc,
+                         const void *dy, const void *beta, struct cudnnTensorStruct *dx_desc, void *dx)
+{
+    struct softmax job = { .input = y, .dy = dy, .to = dx };
+
+    if (!may_softmax(handle, algorithm, mode, y_desc, dx_desc) ||
+        !may_softmax(handle, algorithm, mode, y_desc, dy_desc) || alpha == NULL || beta == NULL)
+        return CUDNN_STATUS_BAD_PARAM;
+    job.dims = y_desc->dims;
+    job.blend = (struct fake_blend){ *(const float *)alpha, *(const float *)beta };
+    if (!fake_dnn_may_read(y, &job.dims) || !fake_dnn_may_read(dy, &job.dims) || !fake_dnn_may_write(dx, &job.dims))
+        return CUDNN_STATUS_EXECUTION_FAILED;
+    return fake_dnn_put(handle, run_softmax_back, &job, sizeof(job));
 }

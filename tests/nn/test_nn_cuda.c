@@ -431,20 +431,20 @@ GPU_TEST(no_pass_waits_for_the_device)
 }
 
 /* It has the name of a kernel that the tests' driver has compiled. */
-struct bias_args {
-    float *y;
-    const float *bias;
+struct sum_args {
+    float *to;
+    const float *a, *b;
     unsigned long long count;
-    unsigned columns;
+    int relu;
 };
 
-static const char BIAS[] =
-    "struct args { float *y; const float *bias; unsigned long long count; unsigned columns; };\n"
-    "extern \"C\" __global__ void bxk_bias(args a)\n"
+static const char SUM[] =
+    "struct args { float *to; const float *a, *b; unsigned long long count; int relu; };\n"
+    "extern \"C\" __global__ void bxk_sum(args a)\n"
     "{\n"
     "    unsigned long long i = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x;\n"
     "    if (i < a.count)\n"
-    "        a.y[i] += a.bias[i % a.columns];\n"
+    "        a.to[i] = a.a[i] + a.b[i];\n"
     "}\n";
 
 /* ---- A stream that waits for another process --------------------------------------------------------- */
@@ -483,19 +483,19 @@ static void begin_blocking(void)
 /* A driver that waits for all streams where it makes a handle or loads a kernel would never return from these calls. */
 Test(nn_cuda, a_net_and_a_kernel_are_started_beside_a_stream_that_waits, .timeout = LIMIT_S)
 {
-    static const float BIASES[2] = { 1.0f, 2.0f };
-    struct bias_args args = { .count = 2, .columns = 2 };
+    static const float TERMS[2] = { 1.0f, 2.0f };
+    struct sum_args args = { .count = 2 };
     struct bx_kernels *kernels = NULL;
     struct bx_net *net = NULL;
     struct stuck stuck;
 
     begin_blocking();
-    args.y = twin_alloc(2 * sizeof(float));
-    args.bias = copy_there(BIASES, 2);
-    cr_assert_eq(bx_kernels_create(cuda, "bias.cu", BIAS, &kernels), 0, "%s", bx_error_text());
+    args.to = twin_alloc(2 * sizeof(float));
+    args.a = args.b = copy_there(TERMS, 2);
+    cr_assert_eq(bx_kernels_create(cuda, "sum.cu", SUM, &kernels), 0, "%s", bx_error_text());
     stuck = get_stuck(NULL);
     cr_assert_eq(bx_net_create(&(struct bx_net_options){ .cuda = cuda }, &net), 0, "%s", bx_error_text());
-    cr_assert_eq(bx_kernel_launch(kernels, "bxk_bias", 2, &args), 0, "%s", bx_error_text());
+    cr_assert_eq(bx_kernel_launch(kernels, "bxk_sum", 2, &args), 0, "%s", bx_error_text());
     cr_assert_eq(bx_cuda_wait(cuda), 0, "%s", bx_error_text());
     cr_assert_eq(stuck.cu->cuStreamQuery(stuck.stream), CUDA_ERROR_NOT_READY);
     device_open_gate(stuck.gate);
@@ -513,7 +513,7 @@ Test(nn_cuda, closing_ends_while_its_stream_waits, .timeout = LIMIT_S)
 
     begin();
     make_arrays(&a, 1);
-    cr_assert_eq(bx_kernels_create(cuda, "bias.cu", BIAS, &kernels), 0, "%s", bx_error_text());
+    cr_assert_eq(bx_kernels_create(cuda, "sum.cu", SUM, &kernels), 0, "%s", bx_error_text());
     stuck = get_stuck(bx_cuda_stream(cuda));
     put_work(&a);
     bx_net_destroy(a.net);
@@ -575,45 +575,47 @@ GPU_TEST(two_devices_compute_side_by_side)
 GPU_TEST(kernels_of_one_s_own_run_in_order_with_copied_arguments)
 {
     enum { COUNT = 1000 };
-    static const float BIASES[2] = { 1.0f, 2.0f };
-    float *y = twin_alloc(COUNT * sizeof(*y)), *bias = copy_there(BIASES, 2), got[COUNT];
-    struct bias_args args = { .y = y, .bias = bias, .count = COUNT, .columns = 2 };
+    float terms[COUNT], *y = twin_alloc(COUNT * sizeof(*y)), got[COUNT];
+    struct sum_args args = { .to = y, .a = y };
     struct bx_kernels *kernels = NULL;
 
-    cr_assert_eq(bx_kernels_create(cuda, "bias.cu", BIAS, &kernels), 0, "%s", bx_error_text());
+    for (size_t i = 0; i < COUNT; i++)
+        terms[i] = i % 2 == 0 ? 1.0f : 2.0f;
+    args.b = copy_there(terms, COUNT);
+    cr_assert_eq(bx_kernels_create(cuda, "sum.cu", SUM, &kernels), 0, "%s", bx_error_text());
     cr_assert_eq(bx_cuda_zero(cuda, y, COUNT * sizeof(*y)), 0, "%s", bx_error_text());
     for (int i = 0; i < 5; i++) {
         args.count = COUNT;
-        cr_assert_eq(bx_kernel_launch(kernels, "bxk_bias", COUNT, &args), 0, "%s", bx_error_text());
+        cr_assert_eq(bx_kernel_launch(kernels, "bxk_sum", COUNT, &args), 0, "%s", bx_error_text());
         memset(&args.count, 0xff, sizeof(args.count));
     }
-    cr_assert_eq(bx_kernel_launch(kernels, "bxk_bias", 0, &args), 0, "%s", bx_error_text());
+    cr_assert_eq(bx_kernel_launch(kernels, "bxk_sum", 0, &args), 0, "%s", bx_error_text());
     twin_get(got, y, sizeof(got));
     for (size_t i = 0; i < COUNT; i++)
         cr_assert_eq(got[i], i % 2 == 0 ? 5.0f : 10.0f, "%zu", i);
     bx_kernels_destroy(kernels);
     bx_kernels_destroy(NULL);
     twin_free(y);
-    twin_free(bias);
+    twin_free((float *)args.b);
 }
 
 GPU_TEST(a_kernel_that_there_is_not_is_named)
 {
     char long_name[100];
     struct bx_kernels *kernels = NULL;
-    struct bias_args args = { .count = 0, .columns = 1 };
+    struct sum_args args = { .count = 0 };
 
     memset(long_name, 'k', sizeof(long_name) - 1);
     long_name[sizeof(long_name) - 1] = '\0';
-    cr_assert_eq(bx_kernels_create(cuda, "bias.cu", BIAS, &kernels), 0, "%s", bx_error_text());
-    cr_assert_eq(bx_kernel_launch(kernels, "bxk_bia", 1, &args), -EINVAL);
-    expect_text("bias.cu has no kernel bxk_bia");
-    cr_assert_eq(bx_kernel_launch(kernels, "bxk_bia", 0, &args), -EINVAL);
+    cr_assert_eq(bx_kernels_create(cuda, "sum.cu", SUM, &kernels), 0, "%s", bx_error_text());
+    cr_assert_eq(bx_kernel_launch(kernels, "bxk_su", 1, &args), -EINVAL);
+    expect_text("sum.cu has no kernel bxk_su");
+    cr_assert_eq(bx_kernel_launch(kernels, "bxk_su", 0, &args), -EINVAL);
     cr_assert_eq(bx_kernel_launch(kernels, long_name, 1, &args), -EINVAL);
     expect_text("63 bytes");
-    cr_assert_eq(bx_kernel_launch(kernels, "bxk_bias", (size_t)1 << 39, &args), -EINVAL);
-    cr_assert_eq(bx_kernel_launch(kernels, "bxk_bias", 1, NULL), -EINVAL);
-    cr_assert_eq(bx_kernel_launch(NULL, "bxk_bias", 1, &args), -EINVAL);
+    cr_assert_eq(bx_kernel_launch(kernels, "bxk_sum", (size_t)1 << 39, &args), -EINVAL);
+    cr_assert_eq(bx_kernel_launch(kernels, "bxk_sum", 1, NULL), -EINVAL);
+    cr_assert_eq(bx_kernel_launch(NULL, "bxk_sum", 1, &args), -EINVAL);
     bx_kernels_destroy(kernels);
 }
 
@@ -624,9 +626,9 @@ GPU_TEST(a_text_that_does_not_compile_is_told_with_its_line)
     cr_assert_eq(bx_kernels_create(cuda, "wrong.cu", "\n\n}\n", &kernels), -EINVAL);
     expect_text("wrong.cu(3)");
     cr_assert_null(kernels);
-    cr_assert_eq(bx_kernels_create(cuda, NULL, BIAS, &kernels), -EINVAL);
+    cr_assert_eq(bx_kernels_create(cuda, NULL, SUM, &kernels), -EINVAL);
     cr_assert_eq(bx_kernels_create(cuda, "bias.cu", NULL, &kernels), -EINVAL);
-    cr_assert_eq(bx_kernels_create(NULL, "bias.cu", BIAS, &kernels), -EINVAL);
+    cr_assert_eq(bx_kernels_create(NULL, "sum.cu", SUM, &kernels), -EINVAL);
 }
 
 /* ---- An NVRTC that is older than the device ---------------------------------------------------------- */

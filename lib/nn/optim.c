@@ -3,18 +3,14 @@
  * Losses and optimizers: pure functions of their arguments, without oneDNN. Run by any thread.
  *
  * A step of SGD does a handful of operations for each 4 * (grad_count + 4) bytes that it moves, so memory limits its
- * speed. Three things bring it to that limit:
+ * speed. Two things bring it near that limit:
  *  - It writes `to`, when that is another block than `from`, with non-temporal stores. That leaves the caches to data
  *    that is read again, and saves reading the lines first.
- *  - It keeps few streams open at once. With eight of them (five gradients, from, velocity, to) the obvious loop
- *    reached two thirds of the speed of a copy: the processor's prefetchers follow fewer streams and restart in each
- *    page. So it works in blocks that stay in the first-level cache, and adds two gradients at a time to a block's sum.
- *  - It prefetches the block's part of the next two streams meanwhile, which no hardware prefetcher could predict.
- * One gradient needs none of that.
+ *  - It keeps few streams open at once: the processor's prefetchers follow few of them, and restart in each page. So it
+ *    works in blocks that stay in the first-level cache, and adds one gradient after the other to a block's sum.
  *
- * The vector code and the plain loop for the ends do the same operations in the same order, each rounded to float. This
- * file must be compiled without contraction of a * b + c (-ffp-contract=off), or a processor with fused operations
- * would compute other bits than one without.
+ * Each operation is rounded to float, in the same order everywhere. This file must be compiled without contraction of
+ * a * b + c (-ffp-contract=off), or a processor with fused operations would compute other bits than one without.
  */
 #include "boxcar_nn.h"
 
@@ -27,7 +23,7 @@
 
 #define LANES 4
 #define LINE 16                 /* floats in a cache line */
-#define BLOCK 512               /* floats; 256 to 512 were measured best, 1024 a twentieth slower */
+#define BLOCK 512               /* floats, of which the first-level cache holds several blocks */
 
 /* GNU C vectors, so that every processor runs the same code; aligned(4): at any float. */
 typedef float lanes_f32 __attribute__((vector_size(16), aligned(4), may_alias));
@@ -37,23 +33,13 @@ static inline lanes_f32 load(const float *at)
     return *(const lanes_f32 *)at;
 }
 
-static inline void store(float *at, lanes_f32 value)
-{
-    *(lanes_f32 *)at = value;
-}
-
-static inline lanes_f32 all(float value)
-{
-    return (lanes_f32){ value, value, value, value };
-}
-
 /* A non-temporal store; `at` is aligned to 16 bytes. */
 static inline void stream(float *at, lanes_f32 value)
 {
 #ifdef __SSE2__
     _mm_stream_ps(at, value);
 #else
-    store(at, value);
+    *(lanes_f32 *)at = value;
 #endif
 }
 
@@ -83,140 +69,91 @@ double bx_mse_loss(const float *output, const float *target, size_t count, float
     return sum / (double)count;
 }
 
-static void step_plain(const struct bx_sgd *step, size_t begin, size_t end)
+static void add(float *restrict sum, const float *restrict x, const float *restrict y, size_t count)
 {
-    for (size_t i = begin; i < end; i++) {
-        float g = step->grads[0][i];
+    for (size_t i = 0; i < count; i++)
+        sum[i] = x[i] + y[i];
+}
 
-        for (size_t k = 1; k < step->grad_count; k++)
-            g += step->grads[k][i];
-        g /= (float)step->grad_count;
-        g = step->momentum * step->velocity[i] + g;
-        step->velocity[i] = g;
-        step->to[i] = step->from[i] - step->lr * g;
+static void add_to(float *restrict sum, const float *restrict x, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        sum[i] += x[i];
+}
+
+/* The mean of several gradients of a block. */
+static void mean_block(const struct bx_sgd *step, size_t at, size_t count, float mean[BLOCK])
+{
+    const float grads = (float)step->grad_count;
+
+    add(mean, step->grads[0] + at, step->grads[1] + at, count);
+    for (size_t k = 2; k < step->grad_count; k++)
+        add_to(mean, step->grads[k] + at, count);
+    for (size_t i = 0; i < count; i++)
+        mean[i] /= grads;
+}
+
+/* The rest of the formula over `count` elements, given their gradient. */
+static void move(const struct bx_sgd *step, size_t at, size_t count, const float *gradient)
+{
+    for (size_t i = at; i < at + count; i++) {
+        float v = step->momentum * step->velocity[i] + gradient[i - at];
+
+        step->velocity[i] = v;
+        step->to[i] = step->from[i] - step->lr * v;
     }
 }
 
-static inline void fetch(const float *const *streams, size_t count, size_t at)
+/* The same for a whole block that begins on a line, past the caches. */
+static void move_past_caches(const struct bx_sgd *step, size_t at, const float *gradient)
 {
-    for (size_t k = 0; k < count; k++)
-        __builtin_prefetch(streams[k] + at);
-}
-
-/* sum = x + y over a block. */
-static void add_one(float *sum, const float *x, const float *y, const float *const next[2])
-{
-    for (size_t line = 0; line < BLOCK; line += LINE) {
-        fetch(next, 2, line);
-        for (size_t i = line; i < line + LINE; i += LANES)
-            store(sum + i, load(x + i) + load(y + i));
-    }
-}
-
-/* sum = (x + y) + z over a block. */
-static void add_two(float *sum, const float *x, const float *const yz[2], const float *const next[2])
-{
-    for (size_t line = 0; line < BLOCK; line += LINE) {
-        fetch(next, 2, line);
-        for (size_t i = line; i < line + LINE; i += LANES)
-            store(sum + i, load(x + i) + load(yz[0] + i) + load(yz[1] + i));
-    }
-}
-
-/* Adds the gradients of a block, at least two, in their order. */
-static void add_block(const struct bx_sgd *step, size_t at, float *sum)
-{
-    const float *x = step->grads[0] + at;
-    size_t count = step->grad_count, k = 1;
-
-    while (k < count) {
-        size_t after = k + (count - k >= 2 ? 2 : 1);
-        const float *streams[4] = { step->grads[k] + at };
-
-        if (after == k + 2)
-            streams[1] = step->grads[k + 1] + at;
-        streams[2] = (after < count ? step->grads[after] : step->from) + at;
-        streams[3] = (after + 1 < count ? step->grads[after + 1] : step->velocity) + at;
-        if (after == k + 2)
-            add_two(sum, x, streams, streams + 2);
-        else
-            add_one(sum, x, streams[0], streams + 2);
-        x = sum;
-        k = after;
-    }
-}
-
-/* The rest of the formula over a block, given the sum of its gradients. If there are several gradients, prefetches
- * `next`, the streams that the next block begins with. */
-static inline __attribute__((always_inline)) void move_block(const struct bx_sgd *step, size_t at,
-                                                             const float *sum, const float *const next[3],
-                                                             bool past_caches)
-{
-    lanes_f32 count = all((float)step->grad_count), momentum = all(step->momentum), lr = all(step->lr);
+    const lanes_f32 momentum = { step->momentum, step->momentum, step->momentum, step->momentum };
+    const lanes_f32 lr = { step->lr, step->lr, step->lr, step->lr };
     const float *from = step->from + at;
     float *to = step->to + at, *velocity = step->velocity + at;
-    bool several = step->grad_count > 1;
 
     for (size_t i = 0; i < BLOCK; i += LANES) {
-        lanes_f32 g = load(sum + i);
+        lanes_f32 v = momentum * load(velocity + i) + load(gradient + i);
 
-        if (several && i % LINE == 0)
-            fetch(next, 3, i);
-        if (several)
-            g /= count;
-        g = momentum * load(velocity + i) + g;
-        store(velocity + i, g);
-        g = load(from + i) - lr * g;
-        if (past_caches)
-            stream(to + i, g);
-        else
-            store(to + i, g);
+        *(lanes_f32 *)(velocity + i) = v;
+        stream(to + i, load(from + i) - lr * v);
     }
 }
 
-static void step_block(const struct bx_sgd *step, size_t at, bool past_caches)
+static void step_block(const struct bx_sgd *step, size_t at, size_t count)
 {
-    float sum[BLOCK];
+    float mean[BLOCK];
     const float *gradient = step->grads[0] + at;
-    size_t ahead = step->elements - at >= 2 * BLOCK ? at + BLOCK : at;
-    size_t count = step->grad_count;
-    const float *next[3] = { step->grads[0] + ahead, NULL, NULL };
 
-    if (count > 1) {
-        next[1] = step->grads[1] + ahead;
-        next[2] = (count > 2 ? step->grads[2] : step->from) + ahead;
-        add_block(step, at, sum);
-        gradient = sum;
+    if (step->grad_count > 1) {
+        mean_block(step, at, count, mean);
+        gradient = mean;
     }
-    if (past_caches)
-        move_block(step, at, gradient, next, true);
+    if (step->to != step->from && count == BLOCK)
+        move_past_caches(step, at, gradient);
     else
-        move_block(step, at, gradient, next, false);
+        move(step, at, count, gradient);
 }
 
 /* The elements of `to` before its first whole cache line: a line that is streamed in two parts is written twice. */
 static size_t before_line(const struct bx_sgd *step)
 {
-    size_t past = (uintptr_t)step->to / sizeof(float) % LINE;
+    size_t past = (uintptr_t)step->to / sizeof(float) % LINE, before = past == 0 ? 0 : LINE - past;
 
-    return past == 0 ? 0 : LINE - past;
+    return before < step->elements ? before : step->elements;
 }
 
 void bx_sgd_step(const struct bx_sgd *step)
 {
-    bool past_caches;
-    size_t at;
-
     if (step == NULL || step->from == NULL || step->to == NULL || step->velocity == NULL || step->grads == NULL)
         return;
-    past_caches = step->to != step->from;
-    at = before_line(step);
-    if (at > step->elements)
-        at = step->elements;
-    step_plain(step, 0, at);
-    for (; step->elements - at >= BLOCK; at += BLOCK)
-        step_block(step, at, past_caches);
-    step_plain(step, at, step->elements);
-    if (past_caches)
-        end_streams();
+
+    size_t count = before_line(step);
+
+    for (size_t at = 0; at < step->elements; at += count, count = BLOCK) {
+        if (count > step->elements - at)
+            count = step->elements - at;
+        step_block(step, at, count);
+    }
+    end_streams();
 }

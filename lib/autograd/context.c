@@ -397,25 +397,23 @@ static void call_done(struct bx_future *call, void *argument)
 
 int bx_context_call(struct bx_context *context, struct bx_future *call)
 {
-    int rc = context != NULL && call != NULL ? bxi_context_check(context)
-                                             : bx_fail(-EINVAL, "bx_context_call needs a context and a call");
+    bool ended;
+    int rc = 0;
 
-    if (rc < 0) {
-        if (context != NULL && call != NULL)
-            bx_future_cancel(call);
-        return rc;
-    }
+    if (context == NULL || call == NULL)
+        return bx_fail(-EINVAL, "bx_context_call needs a context and a call");
     pthread_mutex_lock(&context->lock);
-    if (context->ended)
-        rc = context->code;
-    else
+    ended = context->ended;
+    if (!ended)
         rc = bxi_room(&context->calls, context->call_count, &context->call_capacity, sizeof(struct bx_future *));
-    if (rc == 0)
+    if (!ended && rc == 0)
         context->calls[context->call_count++] = bx_future_acquire(call);
     pthread_mutex_unlock(&context->lock);
+    if (ended)
+        rc = bxi_context_check(context);
     if (rc < 0) {
         bx_future_cancel(call);
-        return bxi_context_check(context) < 0 ? bxi_context_check(context) : rc;
+        return rc;
     }
     rc = bx_future_on_done(call, call_done, bx_context_acquire(context));
     if (rc < 0)

@@ -40,12 +40,6 @@ struct bxi_classes {
     const int64_t *targets;             /* outer x inner, each within the classes */
 };
 
-/* Rows of a matrix and which of them: count indices into rows of `width`. */
-struct bxi_rows {
-    int64_t rows, width, count;
-    const int64_t *indices;
-};
-
 /* One step of one LSTM layer. gates: batch x 4 hidden, with x W^T + h W^T on entry, i f g o after their functions on
  * return. The others: batch x hidden. */
 struct bxi_cell {
@@ -101,8 +95,9 @@ struct bxi_loops {
     void (*cross_entropy_back)(const struct bxi_classes *classes, const void *probs, double grad, void *to);
     double (*mse)(int64_t count, const void *a, const void *b);
     void (*mse_back)(int64_t count, const void *a, const void *b, double factor, void *to);
-    void (*embedding)(const struct bxi_rows *rows, const void *weight, void *to);
-    void (*embedding_back)(const struct bxi_rows *rows, const void *grad, void *to);
+    /* to (picks x width) from (rows x width); back adds to zeros. */
+    void (*embedding)(const int64_t extent[3], const void *weight, const int64_t *index, void *to);
+    void (*embedding_back)(const int64_t extent[3], const void *grad, const int64_t *index, void *to);
     void (*cell)(const struct bxi_cell *cell);
     void (*cell_back)(const struct bxi_cell_back *cell);
     void (*sgd)(int64_t count, const struct bxi_sgd *step);

@@ -458,18 +458,18 @@ static void mse_back(int64_t count, const void *a, const void *b, double factor,
         to[i] = (real)factor * (x[i] - y[i]);
 }
 
-static void embedding(const struct bxi_rows *rows, const void *weight, void *to)
+static void embedding(const int64_t extent[3], const void *weight, const int64_t *index, void *to)
 {
-    const size_t bytes = (size_t)rows->width * sizeof(real);
+    const size_t bytes = (size_t)extent[1] * sizeof(real);
 
-    for (int64_t i = 0; i < rows->count && bytes > 0; i++)
-        memcpy((real *)to + i * rows->width, (const real *)weight + rows->indices[i] * rows->width, bytes);
+    for (int64_t i = 0; i < extent[2] && bytes > 0; i++)
+        memcpy((real *)to + i * extent[1], (const real *)weight + index[i] * extent[1], bytes);
 }
 
-static void embedding_back(const struct bxi_rows *rows, const void *grad, void *to)
+static void embedding_back(const int64_t extent[3], const void *grad, const int64_t *index, void *to)
 {
-    for (int64_t i = 0; i < rows->count; i++)
-        add_times(rows->width, 1, (const real *)grad + i * rows->width, (real *)to + rows->indices[i] * rows->width);
+    for (int64_t i = 0; i < extent[2]; i++)
+        add_times(extent[1], 1, (const real *)grad + i * extent[1], (real *)to + index[i] * extent[1]);
 }
 
 /* ---- LSTM ---------------------------------------------------------------------------------------- */

@@ -101,6 +101,7 @@ static struct bx_tensor *open_indices(struct bx_tape *tape, const char *name, st
 /* What the operations with indices remember. saved[0]: the indices; of cross_entropy saved[1]: the probabilities. */
 struct chosen {
     struct bxi_like in;
+    bool of_rows;               /* of embedding */
     int64_t extent[3];
 };
 
@@ -113,40 +114,58 @@ static struct bx_var *record(struct bx_tape *tape, struct bx_var *a, const struc
                                                          .extra_bytes = sizeof *chosen });
 }
 
-static int gather_backward(struct bxi_node *node, struct bxi_pass *pass)
+static int choice_backward(struct bxi_node *node, struct bxi_pass *pass)
 {
     const struct chosen *chosen = node->extra;
+    const struct bxi_loops *loops = bxi_loops(chosen->in.dtype);
     struct bx_tensor *to = bxi_tensor_zeros(pass->grads->job, &chosen->in);
 
     if (to == NULL)
         return -ENOMEM;
-    bxi_loops(chosen->in.dtype)->gather_back(chosen->extent, bx_tensor_data(bxi_grad_of(node)),
-                                             bx_tensor_data(node->saved[0]), bx_tensor_data_mut(to));
+    (chosen->of_rows ? loops->embedding_back : loops->gather_back)(
+        chosen->extent, bx_tensor_data(bxi_grad_of(node)), bx_tensor_data(node->saved[0]), bx_tensor_data_mut(to));
     bxi_deliver(pass, node, 0, to, true);
     return 0;
 }
 
-struct bx_var *bx_var_gather(struct bx_tape *tape, struct bx_var *a, struct bx_tensor *index)
+static const struct bxi_op gather_op = { "gather", choice_backward, NULL };
+static const struct bxi_op embedding_op = { "embedding", choice_backward, NULL };
+
+/* Takes the elements or rows that the indices, whose reference is taken, choose from a: a result like `out`. */
+static struct bx_var *choose(struct bx_tape *tape, struct bx_var *a, const struct chosen *chosen,
+                             struct bx_tensor *indices, const struct bxi_like *out)
 {
-    static const struct bxi_op op = { "gather", gather_backward, NULL };
-    char is[BXI_SHAPE_TEXT], wanted[BXI_SHAPE_TEXT];
-    struct bx_tensor *x, *dense, *y;
-    struct chosen chosen;
-    struct bxi_like out;
+    const struct bxi_loops *loops = bxi_loops(out->dtype);
+    struct bx_tensor *x = bxi_var_dense(a), *y = x == NULL ? NULL : bxi_tensor_make(tape->job, out);
     struct bx_var *result;
 
-    if (bxi_tape_stops(tape, op.name, &a, 1))
+    if (y != NULL)
+        (chosen->of_rows ? loops->embedding : loops->gather)(chosen->extent, bx_tensor_data(x),
+                                                             bx_tensor_data(indices), bx_tensor_data_mut(y));
+    bx_tensor_release(x);
+    result = record(tape, a, chosen->of_rows ? &embedding_op : &gather_op, y, chosen,
+                    (struct bx_tensor *const[2]){ indices, NULL });
+    bx_tensor_release(indices);
+    return result;
+}
+
+/* extent: rows, their width, picks of a row. */
+struct bx_var *bx_var_gather(struct bx_tape *tape, struct bx_var *a, struct bx_tensor *index)
+{
+    char is[BXI_SHAPE_TEXT], wanted[BXI_SHAPE_TEXT];
+    struct bx_tensor *dense;
+    struct chosen chosen = { .of_rows = false };
+    struct bxi_like out, same;
+
+    if (bxi_tape_stops(tape, gather_op.name, &a, 1))
         return NULL;
     chosen.in = bxi_var_like(a);
     last_dim(&chosen.in, chosen.extent);
-    dense = open_indices(tape, op.name, index, chosen.extent[1]);
+    dense = open_indices(tape, gather_op.name, index, chosen.extent[1]);
     if (dense == NULL)
         return NULL;
-    out = bxi_like(dense);
+    same = out = bxi_like(dense);
     chosen.extent[2] = out.ndim > 0 ? out.shape[out.ndim - 1] : 1;
-
-    struct bxi_like same = out;
-
     if (same.ndim > 0)
         same.shape[same.ndim - 1] = chosen.extent[1];
     if (!bxi_same_shape(&same, &chosen.in) || out.ndim == 0) {
@@ -155,55 +174,29 @@ struct bx_var *bx_var_gather(struct bx_tape *tape, struct bx_var *a, struct bx_t
                                            bxi_shape_text(wanted, &out), bxi_shape_text(is, &chosen.in)));
     }
     out.dtype = a->dtype;
-    x = bxi_var_dense(a);
-    y = x == NULL ? NULL : bxi_tensor_make(tape->job, &out);
-    if (y != NULL)
-        bxi_loops(a->dtype)->gather(chosen.extent, bx_tensor_data(x), bx_tensor_data(dense), bx_tensor_data_mut(y));
-    bx_tensor_release(x);
-    result = record(tape, a, &op, y, &chosen, (struct bx_tensor *const[2]){ dense, NULL });
-    bx_tensor_release(dense);
-    return result;
+    return choose(tape, a, &chosen, dense, &out);
 }
 
-static struct bxi_rows rows_of(const struct chosen *chosen, const struct bx_tensor *indices)
-{
-    return (struct bxi_rows){ chosen->extent[0], chosen->extent[1], bx_tensor_elements(indices),
-                              bx_tensor_data(indices) };
-}
-
-static int embedding_backward(struct bxi_node *node, struct bxi_pass *pass)
-{
-    const struct chosen *chosen = node->extra;
-    const struct bxi_rows rows = rows_of(chosen, node->saved[0]);
-    struct bx_tensor *to = bxi_tensor_zeros(pass->grads->job, &chosen->in);
-
-    if (to == NULL)
-        return -ENOMEM;
-    bxi_loops(chosen->in.dtype)->embedding_back(&rows, bx_tensor_data(bxi_grad_of(node)), bx_tensor_data_mut(to));
-    bxi_deliver(pass, node, 0, to, true);
-    return 0;
-}
-
+/* extent: rows, their width, how many are picked. */
 struct bx_var *bx_var_embedding(struct bx_tape *tape, struct bx_var *weight, struct bx_tensor *indices)
 {
-    static const struct bxi_op op = { "embedding", embedding_backward, NULL };
     char is[BXI_SHAPE_TEXT];
-    struct bx_tensor *w, *dense, *y;
-    struct bx_var *result;
-    struct chosen chosen;
+    struct bx_tensor *dense;
+    struct chosen chosen = { .of_rows = true };
     struct bxi_like out;
 
-    if (bxi_tape_stops(tape, op.name, &weight, 1))
+    if (bxi_tape_stops(tape, embedding_op.name, &weight, 1))
         return NULL;
     chosen.in = bxi_var_like(weight);
     if (chosen.in.ndim != 2)
         return bxi_tape_fail(tape, bx_fail(-EINVAL, "the weight of 'embedding' has the shape %s; it must be a matrix",
                                            bxi_shape_text(is, &chosen.in)));
     last_dim(&chosen.in, chosen.extent);
-    dense = open_indices(tape, op.name, indices, chosen.extent[0]);
+    dense = open_indices(tape, embedding_op.name, indices, chosen.extent[0]);
     if (dense == NULL)
         return NULL;
     out = bxi_like(dense);
+    chosen.extent[2] = bxi_elements(&out);
     if (out.ndim == BX_DIMS_MAX) {
         bx_tensor_release(dense);
         return bxi_tape_fail(tape, bx_fail(-EINVAL, "the indices of 'embedding' have %d dimensions, at most %d fit",
@@ -211,17 +204,7 @@ struct bx_var *bx_var_embedding(struct bx_tape *tape, struct bx_var *weight, str
     }
     out.dtype = weight->dtype;
     out.shape[out.ndim++] = chosen.extent[1];
-    w = bxi_var_dense(weight);
-    y = w == NULL ? NULL : bxi_tensor_make(tape->job, &out);
-    if (y != NULL) {
-        const struct bxi_rows rows = rows_of(&chosen, dense);
-
-        bxi_loops(out.dtype)->embedding(&rows, bx_tensor_data(w), bx_tensor_data_mut(y));
-    }
-    bx_tensor_release(w);
-    result = record(tape, weight, &op, y, &chosen, (struct bx_tensor *const[2]){ dense, NULL });
-    bx_tensor_release(dense);
-    return result;
+    return choose(tape, weight, &chosen, dense, &out);
 }
 
 /* ---- Losses -------------------------------------------------------------------------------------- */

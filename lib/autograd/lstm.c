@@ -35,31 +35,20 @@ struct lstm {
 
 /* Where the arrays of a layer begin, in elements. */
 struct offsets {
-    int64_t gates, h, c, tanh_c, mask, x, end;
+    int64_t gates, h, c, tanh_c, mask, x;
 };
 
 static struct offsets offsets_of(const struct lstm *lstm, int layer)
 {
     const int64_t state = lstm->batch * lstm->hidden, all = lstm->seq * state;
-    struct offsets to;
+    const int64_t dropped = lstm->dropout > 0 ? all : 0;
+    struct offsets to = { .gates = layer * (4 * all + 2 * (all + state) + all + 2 * dropped) };
 
-    to.gates = 0;
     to.h = to.gates + 4 * all;
     to.c = to.h + all + state;
     to.tanh_c = to.c + all + state;
     to.mask = to.tanh_c + all;
-    to.x = to.mask + (lstm->dropout > 0 ? all : 0);
-    to.end = to.x + (lstm->dropout > 0 ? all : 0);
-
-    const int64_t before = layer * to.end;
-
-    to.gates += before;
-    to.h += before;
-    to.c += before;
-    to.tanh_c += before;
-    to.mask += before;
-    to.x += before;
-    to.end += before;
+    to.x = to.mask + dropped;
     return to;
 }
 

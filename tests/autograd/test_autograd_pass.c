@@ -85,15 +85,22 @@ static int count_calls(void *context, const struct bx_node_grads *grads)
     return 0;
 }
 
-static struct bx_var *counted(struct bx_tape *tape, struct bx_var *a, int *calls)
+/* A node with a's value and that backward function. */
+static struct bx_var *node_of(struct bx_tape *tape, struct bx_var *a, struct bx_custom custom)
 {
     struct bx_tensor *value = bx_var_value(a);
     struct bx_var *out = NULL;
 
-    cr_assert_eq(bx_var_custom(tape, &(struct bx_custom){ .name = "counted", .inputs = &a, .input_count = 1,
-                                                          .values = &value, .output_count = 1,
-                                                          .backward = count_calls, .context = calls }, &out), 0);
+    custom.inputs = &a;
+    custom.input_count = custom.output_count = 1;
+    custom.values = &value;
+    cr_assert_eq(bx_var_custom(tape, &custom, &out), 0, "%s", bx_error_text());
     return out;
+}
+
+static struct bx_var *counted(struct bx_tape *tape, struct bx_var *a, int *calls)
+{
+    return node_of(tape, a, (struct bx_custom){ .name = "counted", .backward = count_calls, .context = calls });
 }
 
 /* The node is reached by a short way and by long ones, and as a root; it must run once, with the whole gradient. */
@@ -192,16 +199,21 @@ static void *run_chain(void *context)
     return NULL;
 }
 
-Test(autograd_pass, a_million_nodes_in_a_chain_need_no_stack, .timeout = 120)
+static void on_small_stack(void *(*run)(void *context))
 {
     pthread_attr_t small;
     pthread_t thread;
 
     cr_assert_eq(pthread_attr_init(&small), 0);
     cr_assert_eq(pthread_attr_setstacksize(&small, 128 << 10), 0);
-    cr_assert_eq(pthread_create(&thread, &small, run_chain, NULL), 0);
+    cr_assert_eq(pthread_create(&thread, &small, run, NULL), 0);
     cr_assert_eq(pthread_join(thread, NULL), 0);
     pthread_attr_destroy(&small);
+}
+
+Test(autograd_pass, a_million_nodes_in_a_chain_need_no_stack, .timeout = 120)
+{
+    on_small_stack(run_chain);
 }
 
 /* A chain that hangs together by the contexts of custom nodes: their free_fn releases the variable before. */
@@ -241,14 +253,7 @@ static void *run_held_chain(void *context)
 
 Test(autograd_pass, freeing_does_not_recurse_through_free_functions)
 {
-    pthread_attr_t small;
-    pthread_t thread;
-
-    cr_assert_eq(pthread_attr_init(&small), 0);
-    cr_assert_eq(pthread_attr_setstacksize(&small, 128 << 10), 0);
-    cr_assert_eq(pthread_create(&thread, &small, run_held_chain, NULL), 0);
-    cr_assert_eq(pthread_join(thread, NULL), 0);
-    pthread_attr_destroy(&small);
+    on_small_stack(run_held_chain);
 }
 
 /* ---- Retaining ----------------------------------------------------------------------------------- */
@@ -297,31 +302,25 @@ static void note_free(void *context)
     freed++;
 }
 
-static struct bx_var *freed_node(struct bx_tape *tape, struct bx_var *a, bx_backward_fn backward)
+static struct bx_var *freed_node(struct bx_tape *tape, struct bx_var *a)
 {
-    struct bx_tensor *value = bx_var_value(a);
-    struct bx_var *out = NULL;
-
-    cr_assert_eq(bx_var_custom(tape, &(struct bx_custom){ .name = "freed", .inputs = &a, .input_count = 1,
-                                                          .values = &value, .output_count = 1, .backward = backward,
-                                                          .context = &freed, .free_fn = note_free }, &out), 0);
-    return out;
+    return node_of(tape, a, (struct bx_custom){ .name = "freed", .backward = no_gradient, .free_fn = note_free });
 }
 
 Test(autograd_pass, what_a_node_keeps_is_freed_once_after_its_pass)
 {
     struct world w = begin();
-    struct bx_var *y = freed_node(w.tape, w.a, no_gradient), *constant;
+    struct bx_var *y = freed_node(w.tape, w.a), *constant;
 
     cr_assert_eq(bx_backward(&y, NULL, 1, true, w.grads), 0);
     cr_expect_eq(freed, 0, "it was retained");
     cr_assert_eq(bx_backward(&y, NULL, 1, false, w.grads), 0);
     cr_expect_eq(freed, 1);
     cr_expect_eq(bx_grads_count(w.grads), 0, "a node that gives no gradient gives none to its inputs");
-    freed_node(w.tape, w.b, no_gradient);
+    freed_node(w.tape, w.b);
     cr_expect_eq(freed, 1);
     constant = bx_tape_input(w.tape, bx_var_value(w.a));
-    cr_expect_not(bx_var_requires_grad(freed_node(w.tape, constant, no_gradient)));
+    cr_expect_not(bx_var_requires_grad(freed_node(w.tape, constant)));
     cr_expect_eq(freed, 2, "no node was recorded");
     bx_tape_clear(w.tape);
     cr_expect_eq(freed, 3);
@@ -377,7 +376,7 @@ Test(autograd_pass, a_node_without_any_gradient_is_passed_over)
 {
     struct world w = begin();
     int calls = 0;
-    struct bx_var *x = counted(w.tape, w.a, &calls), *y = freed_node(w.tape, bx_var_neg(w.tape, x), no_gradient);
+    struct bx_var *x = counted(w.tape, w.a, &calls), *y = freed_node(w.tape, bx_var_neg(w.tape, x));
     struct bx_var *roots[] = { y, bx_var_scale(w.tape, w.b, 2) };
 
     cr_assert_eq(bx_backward(roots, NULL, 2, false, w.grads), 0, "%s", bx_error_text());
@@ -411,13 +410,7 @@ static int wrong_dtype(void *context, const struct bx_node_grads *grads)
 
 static struct bx_var *failing(struct bx_tape *tape, struct bx_var *a, bx_backward_fn backward, int *code)
 {
-    struct bx_tensor *value = bx_var_value(a);
-    struct bx_var *out = NULL;
-
-    cr_assert_eq(bx_var_custom(tape, &(struct bx_custom){ .name = "failing", .inputs = &a, .input_count = 1,
-                                                          .values = &value, .output_count = 1, .backward = backward,
-                                                          .context = code }, &out), 0);
-    return out;
+    return node_of(tape, a, (struct bx_custom){ .name = "failing", .backward = backward, .context = code });
 }
 
 Test(autograd_pass, an_error_of_a_backward_function_fails_the_pass_and_frees_its_claims)
@@ -471,12 +464,10 @@ static int begin_another(void *context, const struct bx_node_grads *grads)
 Test(autograd_pass, a_node_takes_part_in_one_pass_at_a_time)
 {
     struct world w = begin();
-    struct bx_var *x = bx_var_neg(w.tape, w.a), *roots[3] = { x, bx_var_scale(w.tape, w.a, 7), w.a }, *y = NULL;
-    struct bx_tensor *value = bx_var_value(w.a);
+    struct bx_var *x = bx_var_neg(w.tape, w.a), *roots[3] = { x, bx_var_scale(w.tape, w.a, 7), w.a };
+    struct bx_var *y = node_of(w.tape, x, (struct bx_custom){ .name = "begins", .backward = begin_another,
+                                                              .context = roots });
 
-    cr_assert_eq(bx_var_custom(w.tape, &(struct bx_custom){ .name = "begins", .inputs = &x, .input_count = 1,
-                                                            .values = &value, .output_count = 1,
-                                                            .backward = begin_another, .context = roots }, &y), 0);
     cr_assert_eq(bx_backward(&y, NULL, 1, false, w.grads), 0, "%s", bx_error_text());
     cr_expect_eq(grad_of(w.grads, w.a), -1);
     end(&w);

@@ -243,7 +243,8 @@ static int warm_up_on(struct bx_net *net, float *memory, float **grads)
 static int warm_up(struct bx_net *net)
 {
     const struct bxi_cuda_plan *plan = net->plan;
-    size_t floats = plan->param_floats + bxi_node_elements(&net->nodes[0]) + bxi_node_elements(&net->nodes[net->node_count - 1]);
+    size_t floats = plan->param_floats + bxi_node_elements(&net->nodes[0]) +
+        bxi_node_elements(&net->nodes[net->node_count - 1]);
     float **grads = calloc(net->param_count + 1, sizeof(*grads));
     float *memory;
     int rc, waited;

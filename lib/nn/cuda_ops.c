@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * How each kind of operation is computed on a GPU (cuda.h): convolution, batch normalisation, pooling, softmax and
- * biases by cuDNN, matrix products by cuBLAS, sums and ReLU by kernels.cu. Run by the thread that uses the net, with the
- * context entered.
+ * biases by cuDNN, matrix products by cuBLAS, sums and ReLU by kernels.cu. Run by the thread that uses the net, with
+ * the context entered.
  *
  * All of it is float32: convolutions ask for FMA arithmetic and cuBLAS has its default; neither rounds to TF32. A
  * convolution's algorithm is chosen once, by cuDNN's heuristics, without trying any: the first of its list that is

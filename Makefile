@@ -94,14 +94,11 @@ $(O)/tests/fake_cuda/%.o:     FLAGS_OWN := -O3 $(NO_LTO)
 $(O)/tests/fake_cuda/%.o:     FLAGS_EXACT := $(EXACT)
 
 PACKAGES := liburing
-# What shmstat's live view needs besides.
-SCREEN_PACKAGES := ncursesw
 
 # Expanded when something is linked, not before: `make deps` may just have installed them.
 LIBS = $(shell $(PKG_CONFIG) --libs $(PACKAGES)) -lm
 # What the networks need; oneDNN's OpenMP is gcc's, whoever compiles.
 NN_LIBS := -Wl,--as-needed -ldnnl -l:libgomp.so.1
-SCREEN_LIBS = $(shell $(PKG_CONFIG) --libs $(SCREEN_PACKAGES))
 
 # ---- What is built from what ---------------------------------------------------------------------
 
@@ -309,7 +306,7 @@ endef
 $(foreach p,$(filter-out $(BARE_PROGRAMS),$(PROGRAMS)),$(eval $(call PROGRAM_RULE,$(p))))
 $(patsubst %,$(B)/bin/%,$(filter-out $(BARE_PROGRAMS),$(PROGRAMS))):
 	$(call say,LINK,$@)
-	$(link) $(if $(filter $(LTO_PROGRAMS),$(@F)),,$(NO_LTO)) $(LIBS) $(if $(filter %/shmstat,$@),$(SCREEN_LIBS))
+	$(link) $(if $(filter $(LTO_PROGRAMS),$(@F)),,$(NO_LTO)) $(LIBS)
 
 $(foreach p,$(BARE_PROGRAMS),$(eval $(B)/bin/$(p): $(call objects,$($(p)_SRCS)) $(STATIC_LIB)))
 $(BARE_PROGRAMS:%=$(B)/bin/%):

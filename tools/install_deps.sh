@@ -68,7 +68,6 @@ build pkg-config have_program pkg-config
 build liburing-dev have_library liburing
 build dpkg-dev have_jemalloc_or dpkg-source
 build libdnnl-dev have_dnnl
-build libncurses-dev have_library ncursesw
 unit libcriterion-dev have_library criterion
 unit libdlpack-dev have_header dlpack/dlpack.h
 test g++ have_cxx

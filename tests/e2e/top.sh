@@ -35,7 +35,7 @@ ends()      # ends STATUS ARGUMENTS...: shmstat top ends with it
 
 once()      # once ARGUMENTS...: one picture of the job
 {
-    ends 0 --once --interval 0.1 --width 80 --height 24 "$@" "$job"
+    ends 0 --once --interval 0.1 --width 80 "$@" "$job"
 }
 
 fits()      # fits COLUMNS LINES: no line of the last output is longer, and there are no more
@@ -56,7 +56,7 @@ check 'that is said' grep -q "there is no job '$job'" "$dir/err"
 check 'no terminal is wrong usage' ends 2
 check 'that is said too' grep -q 'top needs a terminal' "$dir/err"
 check 'an interval of nothing' ends 2 --once --interval 0
-for flag in --once --batch -n --interval --stuck --width --height --view --sort --filter --json; do
+for flag in --once --batch -n --interval --stuck --width --view --sort --filter --json; do
     # A flag is written with \- in the page.
     check "the page has $flag" grep -qF -- "$(echo "$flag" | sed 's/-/\\-/g')" "$page"
 done
@@ -71,7 +71,7 @@ check 'three of three' says '^3 workers: 3 alive'
 check 'each with its pid' says "^ +1 w1 +$pid_1 [a-z]+ +0 +0 "
 check 'and says which rows' says '^workers 1-3 of 3 by RANK$'
 check 'it fits' fits 80 24
-check 'a wider one' ends 0 --once --interval 0.1 --width 160 --height 50 "$job"
+check 'a wider one' ends 0 --once --interval 0.1 --width 160 "$job"
 check 'has more columns' says ' WAKE/s BELL/s ARENA '
 check 'it fits too' fits 160 50
 check 'three of them' ends 0 --batch -n 3 --interval 0.1 "$job"
@@ -113,7 +113,7 @@ kill -9 $pid_0 $pid_1 $pid_2
 wait 2>/dev/null
 pids=
 check 'a job that was killed' once
-check 'it has ended' says "^$job\.[0-9a-f]{16}: has ended, nobody lives"
+check 'it is dead' says "^$job\.[0-9a-f]{16}: dead, up "
 check 'all are dead' says '^3 workers: 0 alive, 3 dead$'
 "$program" reap "$job" --yes >"$dir/out" 2>"$dir/err"
 check 'after it was removed it is not there' ends 3 --once "$job"

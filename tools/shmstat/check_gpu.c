@@ -217,7 +217,7 @@ static bool is_still_held(const struct stat_worker *worker, const struct stat_bo
 /* True if a living borrower holds it, and for longer than a borrower takes to check the stamp. */
 static bool is_kept(const struct stat_worker *worker, const struct stat_borrow *borrow)
 {
-    if (!stat_worker_alive(worker) || worker->process == 'T' || worker->process == 't')
+    if (!stat_worker_alive(worker) || stat_is_stopped(worker))
         return false;
     for (int look = 0; look < LOOKS; look++) {
         if (!is_still_held(worker, borrow))

@@ -68,7 +68,6 @@ struct stat_job {
     struct stat_call *calls;    /* after stat_calls_read, the oldest first */
     size_t call_count;
     struct stat_findings *findings;     /* of check, while it prints them */
-    uint64_t gone_ns;           /* of top: when it was found removed; 0: it is there */
 };
 
 struct stat_jobs {

@@ -11,7 +11,6 @@
 #include "boxcar.h"
 #include "shm/layout.h"
 #include "text.h"
-#include "top_view.h"
 
 #include <math.h>
 #include <stddef.h>
@@ -48,10 +47,9 @@ static const struct flag {
     { "--once", stat_top, OPTION(top.once), SWITCH, 0, 0 },
     { "--batch", stat_top, OPTION(top.batch), SWITCH, 0, 0 },
     { "-n", stat_top, OPTION(top.count), WHOLE, 1, 1e9 },
-    { "--interval", stat_top, OPTION(top.interval_s), NUMBER, TOP_INTERVAL_MIN, TOP_INTERVAL_MAX },
+    { "--interval", stat_top, OPTION(top.interval_s), NUMBER, 0.1, 60 },
     { "--stuck", stat_top, OPTION(top.stuck_s), NUMBER, 0.001, 1e9 },
-    { "--width", stat_top, OPTION(top.width), WHOLE, 1, TOP_WIDTH_MAX },
-    { "--height", stat_top, OPTION(top.height), WHOLE, 1, TOP_HEIGHT_MAX },
+    { "--width", stat_top, OPTION(top.width), WHOLE, 1, 1000 },
     { "--view", stat_top, OPTION(top.view), WORD, 0, 0 },
     { "--sort", stat_top, OPTION(top.sort), WORD, 0, 0 },
     { "--filter", stat_top, OPTION(top.filter), WORD, 0, 0 },
@@ -64,9 +62,9 @@ static const char usage[] =
     "  show    what each worker of a job, or of all jobs, does: sleep, wake-ups,\n"
     "          doorbells, handlers, rings, arena, loans, objects; --prometheus prints\n"
     "          the text exposition format\n"
-    "  top     the same, live, as rates; h lists its keys, --once prints one picture;\n"
-    "          --batch [-n COUNT], --interval S, --stuck S, --width N, --height N,\n"
-    "          --view workers|rings|calls, --sort COLUMN, --filter TEXT\n"
+    "  top     the same, live, as rates; --once prints one picture; --batch [-n COUNT],\n"
+    "          --interval S, --stuck S, --width N, --view workers|rings|calls,\n"
+    "          --sort COLUMN, --filter TEXT\n"
     "  calls   the calls in flight: how old, and where each is now\n"
     "  why     why [WORKER|CALL] [JOB]: what it waits for, in sentences, and what\n"
     "          that waits for; names a cycle if there is one; without a worker or\n"

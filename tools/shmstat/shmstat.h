@@ -18,7 +18,7 @@ enum stat_exit {
 struct stat_top_options {
     bool batch, once;           /* text on stdout, and no keys */
     double count;               /* the same, so many pictures; else until a signal */
-    double width, height;       /* 0: the terminal's, else 80 and 24 */
+    double width;               /* 0: the terminal's, else 80 */
     double interval_s;          /* 0: 1 s */
     double stuck_s;             /* 0: 10 s */
     const char *view, *sort, *filter;

@@ -52,6 +52,11 @@ bool stat_is_joining(const struct stat_worker *worker)
     return worker->state == BXI_STARTING && stat_generation(worker) > 1;
 }
 
+bool stat_is_stopped(const struct stat_worker *worker)
+{
+    return worker->process == 'T' || worker->process == 't';
+}
+
 bool stat_job_alive(const struct stat_job *job)
 {
     for (struct stat_worker *worker = NULL; (worker = stat_next(job, worker)) != NULL;)
@@ -142,7 +147,7 @@ const char *stat_activity(const struct stat_worker *worker)
 {
     if (!stat_worker_alive(worker))
         return "dead";
-    if (worker->process == 'T' || worker->process == 't')
+    if (stat_is_stopped(worker))
         return "stopped";
     if (worker->control == NULL)
         return "unknown";

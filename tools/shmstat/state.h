@@ -17,6 +17,7 @@ bool stat_worker_alive(const struct stat_worker *worker);
 uint32_t stat_generation(const struct stat_worker *worker);
 /* Its rank had a process before, and it has not joined the job yet, which runs. */
 bool stat_is_joining(const struct stat_worker *worker);
+bool stat_is_stopped(const struct stat_worker *worker);      /* by a signal, or a debugger */
 bool stat_job_alive(const struct stat_job *job);
 const char *stat_job_state(const struct stat_job *job);
 /* The number of workers, from the first readable one; else as many as were found. */

@@ -1,115 +1,64 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * shmstat top: the workers, rings or calls of jobs, live and as rates. This file has the two forms that need no
- * terminal: the same picture as lines of text (--once, --batch), and one sample as JSON. top_rates.h names the
- * other parts.
+ * terminal: the same lines as text (--once, --batch), and one sample as JSON. top.h names the other parts.
  */
+#include "top.h"
+
 #include "describe.h"
 #include "json.h"
 #include "list.h"
-#include "screen.h"
-#include "shmstat.h"
 #include "text.h"
-#include "top_columns.h"
-#include "top_view.h"
 
 #include <errno.h>
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <time.h>
 #include <unistd.h>
 
-#define DEFAULT_WIDTH 80
-#define DEFAULT_HEIGHT 24
-#define DEFAULT_INTERVAL_S 1.0
 #define DEFAULT_STUCK_S 10.0
-
-/* ---- What is shown first ------------------------------------------------------------------------- */
-
-static bool parse_view(const char *name, enum top_view *view)
-{
-    for (int i = 0; i < TOP_VIEWS; i++) {
-        if (strcmp(name, top_view_name((enum top_view)i)) == 0) {
-            *view = (enum top_view)i;
-            return true;
-        }
-    }
-    return false;
-}
-
-static bool parse_sort(const char *title, enum top_view view, int *sort)
-{
-    int count;
-    const struct top_column *columns = top_columns(view, &count);
-
-    for (int i = 0; i < count; i++) {
-        if (strcasecmp(columns[i].title, title) == 0) {
-            *sort = i;
-            return true;
-        }
-    }
-    return false;
-}
 
 static bool is_batch(const struct stat_top_options *options)
 {
     return options->batch || options->once || options->count > 0;
 }
 
-/* Sets what is shown first, from the flags. */
-static bool begin_state(const struct stat_top_options *options, struct top_state *state)
+static int misused(const char *sentence)
 {
-    top_state_init(state, options->interval_s > 0 ? options->interval_s : DEFAULT_INTERVAL_S);
-    state->batch = is_batch(options);
-    if (options->view != NULL && !parse_view(options->view, &state->view)) {
-        fprintf(stderr, "shmstat: --view is workers, rings or calls\n");
-        return false;
-    }
-    if (options->sort != NULL && !parse_sort(options->sort, state->view, &state->sort[state->view])) {
-        fprintf(stderr, "shmstat: --sort is the title of a column of the %s\n", top_view_name(state->view));
-        return false;
-    }
-    if (options->filter != NULL && strlen(options->filter) >= sizeof(state->filter)) {
-        fprintf(stderr, "shmstat: --filter is a text of at most %zu characters\n", sizeof(state->filter) - 1);
-        return false;
-    }
-    if (options->filter != NULL)
-        strcpy(state->filter, options->filter);
-    return true;
+    fprintf(stderr, "shmstat: %s; the manual page has more\n", sentence);
+    return STAT_USAGE;
+}
+
+/* Sets what is shown first, from the flags: STAT_FINE, or STAT_USAGE after a line on stderr. */
+static int begin_state(const struct stat_options *options, struct top_state *state)
+{
+    const struct stat_top_options *top = &options->top;
+    int view = 0;
+
+    top_state_init(state);
+    while (top->view != NULL && view < TOP_VIEWS && strcmp(top->view, top_view_name((enum top_view)view)) != 0)
+        view++;
+    if (view == TOP_VIEWS)
+        return misused("--view is workers, rings or calls");
+    state->view = (enum top_view)view;
+    if (top->interval_s > 0)
+        state->interval_s = top->interval_s;
+    if (top->sort != NULL && (state->sort[view] = top_column_named(state->view, top->sort)) < 0)
+        return misused("--sort is the title of a column of the view");
+    if (top->filter != NULL && strlen(top->filter) >= sizeof(state->filter))
+        return misused("--filter is a text of at most 31 characters");
+    strcpy(state->filter, top->filter != NULL ? top->filter : "");
+    if (options->json && is_batch(top))
+        return misused("choose one of --json and --batch");
+    if (options->json && state->view == TOP_CALLS)
+        return misused("shmstat calls --json has the calls; --view is workers or rings here");
+    if (!options->json && !is_batch(top) && (!isatty(STDIN_FILENO) || !isatty(STDOUT_FILENO)))
+        return misused("top needs a terminal to show it in and for its keys; --once, --batch and --json need none");
+    return STAT_FINE;
 }
 
 /* ---- Text ---------------------------------------------------------------------------------------- */
-
-static int grid_for(const struct stat_top_options *options, struct top_grid *grid)
-{
-    struct winsize size = { 0 };
-    int width = DEFAULT_WIDTH, height = DEFAULT_HEIGHT;
-
-    if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 && size.ws_row > 0) {
-        width = size.ws_col;
-        height = size.ws_row;
-    }
-    return top_grid_init(grid, options->width > 0 ? (int)options->width : width,
-                         options->height > 0 ? (int)options->height : height);
-}
-
-/* Without the blanks at the end of lines, and without empty lines. */
-static void print_grid(const struct top_grid *grid)
-{
-    for (int line = 0; line < grid->height; line++) {
-        const char *text = top_grid_line(grid, line);
-        int length = grid->width;
-
-        while (length > 0 && text[length - 1] == ' ')
-            length--;
-        if (length > 0)
-            printf("%.*s\n", length, text);
-    }
-    fflush(stdout);
-}
 
 static void pause_for(double seconds)
 {
@@ -120,7 +69,7 @@ static void pause_for(double seconds)
 }
 
 /* The first picture needs two samples, an interval apart. */
-static int next_sample(struct top_model *model, const struct top_state *state)
+static int next_rows(struct top_model *model, const struct top_state *state)
 {
     int rc = 0;
 
@@ -129,36 +78,32 @@ static int next_sample(struct top_model *model, const struct top_state *state)
     if (rc < 0)
         return rc;
     pause_for(state->interval_s);
-    return top_sample(model, state->view, stat_now_ns(CLOCK_MONOTONIC));
+    rc = top_sample(model, state->view, stat_now_ns(CLOCK_MONOTONIC));
+    return rc < 0 ? rc : top_rows(model, state->view);
 }
 
 static int run_batch(struct top_model *model, struct top_state *state, const struct stat_top_options *options)
 {
     double count = options->once ? 1 : options->count > 0 ? options->count : INFINITY;
-    struct top_grid grid = { 0 };
-    int rc = grid_for(options, &grid);
+    struct winsize size = { .ws_col = 80 };
+    struct top_page page = { .out = stdout };
+    int rc = 0;
 
-    for (double i = 0; rc == 0 && i < count && !ferror(stdout); i++) {
-        rc = next_sample(model, state);
+    ioctl(STDOUT_FILENO, TIOCGWINSZ, &size);
+    page.width = options->width > 0 ? (int)options->width : size.ws_col;
+    for (double i = 0; i < count && !ferror(stdout); i++) {
+        rc = next_rows(model, state);
         if (rc < 0)
             break;
-        top_render(model, state, &grid);
         if (i > 0)
             putchar('\n');
-        print_grid(&grid);
+        top_render(model, state, &page);
+        fflush(stdout);
     }
-    top_grid_free(&grid);
     return rc;
 }
 
 /* ---- JSON ---------------------------------------------------------------------------------------- */
-
-/* Not a rate, an age or a share. */
-static bool is_whole(int source)
-{
-    return source == TOP_FLIGHT || source == TOP_SERVED || source == TOP_POOL || source == TOP_UNREAD ||
-           source == TOP_ARENA || source == TOP_LOAN;
-}
 
 /* Sums of garbage words may exceed 64 bits. */
 static uint64_t whole(double value)
@@ -177,33 +122,33 @@ static void json_columns(const struct top_row *row, enum top_view view)
         if (column->key == NULL)
             continue;
         if (column->format == TOP_TEXT)
-            stat_json_text(column->key, top_text(row, column->source));
+            stat_json_text(column->key, row->text[column->source]);
         else if (isnan(row->number[column->source]))
             stat_json_null(column->key);
-        else if (is_whole(column->source))
+        else if (column->format == TOP_COUNT || column->format == TOP_BYTES)
             stat_json_u64(column->key, whole(row->number[column->source]));
         else
             stat_json_seconds(column->key, row->number[column->source]);
     }
 }
 
-static void json_rows(const struct top_model *model, const struct stat_job *job)
+static void json_rows(const struct top_model *model, const struct stat_job *job, enum top_view view)
 {
-    stat_json_open(top_view_name(model->view), '[');
+    stat_json_open(top_view_name(view), '[');
     for (size_t i = 0; i < model->count; i++) {
         const struct top_row *row = &model->rows[i];
 
         if (row->job != job)
             continue;
         stat_json_open(NULL, '{');
-        if (model->view == TOP_WORKERS) {
+        if (view == TOP_WORKERS) {
             stat_json_worker(job->workers[(int)row->number[TOP_RANK]]);
             stat_json_bool("stuck", row->cause > 0);
         } else {
             stat_json_u64("from", (uint64_t)row->number[TOP_RANK]);
             stat_json_u64("to", (uint64_t)row->number[TOP_PEER]);
         }
-        json_columns(row, model->view);
+        json_columns(row, view);
         stat_json_close('}');
     }
     stat_json_close(']');
@@ -212,7 +157,7 @@ static void json_rows(const struct top_model *model, const struct stat_job *job)
 /* The workers or, with --view rings, the rings. */
 static int run_json(struct top_model *model, const struct top_state *state)
 {
-    int rc = next_sample(model, state);
+    int rc = next_rows(model, state);
 
     if (rc < 0)
         return rc;
@@ -223,7 +168,7 @@ static int run_json(struct top_model *model, const struct top_state *state)
     for (size_t i = 0; i < model->now.jobs.count; i++) {
         stat_json_open(NULL, '{');
         stat_json_job(&model->now.jobs.list[i]);
-        json_rows(model, &model->now.jobs.list[i]);
+        json_rows(model, &model->now.jobs.list[i], state->view);
         stat_json_close('}');
     }
     stat_json_close(']');
@@ -254,24 +199,10 @@ int stat_top(const struct stat_options *options)
     };
     struct top_state state;
     struct stat_jobs jobs;
-    int status;
+    int status = begin_state(options, &state);
 
-    if (options->json && is_batch(&options->top)) {
-        fprintf(stderr, "shmstat: choose one of --json and '--batch'; shmstat --help lists what there is\n");
-        return STAT_USAGE;
-    }
-    if (!begin_state(&options->top, &state))
-        return STAT_USAGE;
-    if (options->json && state.view == TOP_CALLS) {
-        fprintf(stderr, "shmstat: shmstat calls --json has the calls; --view is workers or rings here\n");
-        return STAT_USAGE;
-    }
-    if (!options->json && !is_batch(&options->top) && (!isatty(STDIN_FILENO) || !isatty(STDOUT_FILENO))) {
-        fprintf(stderr, "shmstat: top needs a terminal to show it in and for its keys; --once, --batch and --json "
-                        "need none\n");
-        return STAT_USAGE;
-    }
-    status = stat_find(&jobs, options);
+    if (status == STAT_FINE)
+        status = stat_find(&jobs, options);
     if (status != STAT_FINE)
         return status;
     stat_jobs_free(&jobs);

@@ -1,122 +1,136 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shmstat top: draws rows into a grid of characters with attributes. It depends on the rows, on what the user chose and
- * on the size alone, not on a terminal or a job.
- *
- * Columns are chosen by importance until the width is used up; then the rest of the width goes to texts that are cut.
- * So a wider terminal shows more columns and longer names. The column by which rows are sorted is always shown.
+ * shmstat top: what the user chose, what each key changes of it, and the lines that follow from it. It needs no
+ * terminal and no job: the caller passes rows and keys in. In a terminal each picture is printed over the one before.
  */
-#include "top_view.h"
-
 #include "state.h"
 #include "text.h"
-#include "top_columns.h"
+#include "top.h"
 
-#include <errno.h>
+#include <ctype.h>
+#include <limits.h>
 #include <math.h>
 #include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #define COLUMNS_MAX 32
-#define HEADER_MAX 4
-#define JOB_MAX 16
+#define TEXT_MAX 16             /* a text column is no wider, except the last */
+#define HEADER_LINES 3
 
-/* ---- The grid ------------------------------------------------------------------------------------ */
+/* ---- Keys ---------------------------------------------------------------------------------------- */
 
-static int bounded(int value, int least, int most)
+void top_state_init(struct top_state *state)
 {
-    return value < least ? least : value > most ? most : value;
+    *state = (struct top_state){
+        .sort = { top_column_named(TOP_WORKERS, "RANK"), top_column_named(TOP_RINGS, "OUT/s"),
+                  top_column_named(TOP_CALLS, "AGE") },
+        .interval_s = 1, .page = 1,
+    };
 }
 
-int top_grid_init(struct top_grid *grid, int width, int height)
+/* Enter keeps the text, Esc forgets it. */
+static void type_filter(struct top_state *state, int key)
 {
-    size_t bytes;
+    size_t length = strlen(state->filter);
 
-    grid->width = bounded(width, 1, TOP_WIDTH_MAX);
-    grid->height = bounded(height, 1, TOP_HEIGHT_MAX);
-    bytes = (size_t)(grid->width + 1) * (size_t)grid->height;
-    grid->text = malloc(bytes);
-    grid->attribute = malloc(bytes);
-    if (grid->text != NULL && grid->attribute != NULL)
-        return 0;
-    top_grid_free(grid);
-    return -ENOMEM;
-}
-
-void top_grid_free(struct top_grid *grid)
-{
-    free(grid->text);
-    free(grid->attribute);
-    *grid = (struct top_grid){ 0 };
-}
-
-const char *top_grid_line(const struct top_grid *grid, int line)
-{
-    return grid->text + (size_t)line * (size_t)(grid->width + 1);
-}
-
-const unsigned char *top_grid_attributes(const struct top_grid *grid, int line)
-{
-    return grid->attribute + (size_t)line * (size_t)(grid->width + 1);
-}
-
-static void clear(struct top_grid *grid)
-{
-    size_t line_bytes = (size_t)(grid->width + 1);
-
-    memset(grid->text, ' ', line_bytes * (size_t)grid->height);
-    memset(grid->attribute, TOP_PLAIN, line_bytes * (size_t)grid->height);
-    for (int line = 0; line < grid->height; line++)
-        grid->text[(size_t)line * line_bytes + (size_t)grid->width] = '\0';
-}
-
-/* Cuts the text at the grid's edge. A name from /dev/shm may hold any bytes: unprintable ones become '?'. */
-static int put(struct top_grid *grid, int line, int column, enum top_attribute attribute, const char *text)
-{
-    size_t start = (size_t)line * (size_t)(grid->width + 1);
-
-    if (line < 0 || line >= grid->height)
-        return column;
-    for (; *text != '\0' && column < grid->width; text++, column++) {
-        char shown = *text;
-
-        if (shown < ' ' || shown >= 0x7f)
-            shown = '?';
-        grid->text[start + (size_t)column] = shown;
-        grid->attribute[start + (size_t)column] = (unsigned char)attribute;
+    state->first = 0;
+    if (key == '\r' || key == '\n' || key == '\033') {
+        state->typing = false;
+        state->filter[key == '\033' ? 0 : length] = '\0';
+    } else if ((key == '\b' || key == 0x7f) && length > 0) {
+        state->filter[length - 1] = '\0';
+    } else if (key < 0x7f && isprint(key) && length + 1 < sizeof(state->filter)) {
+        state->filter[length] = (char)key;
+        state->filter[length + 1] = '\0';
     }
-    return column;
 }
 
-static int __attribute__((format(printf, 5, 6)))
-put_format(struct top_grid *grid, int line, int column, enum top_attribute attribute, const char *format, ...)
+static void sort_by(struct top_state *state, int step)
 {
-    char text[TOP_WIDTH_MAX + 1];
+    int count;
+
+    top_columns(state->view, &count);
+    state->sort[state->view] = (state->sort[state->view] + step + count) % count;
+}
+
+/* Up if rows is negative; top_render bounds it below. */
+static void scroll(struct top_state *state, long rows)
+{
+    long first = (long)state->first;
+
+    state->first = (size_t)(rows < -first ? 0 : rows > LONG_MAX / 2 - first ? LONG_MAX / 2 : first + rows);
+}
+
+bool top_key(struct top_state *state, int key)
+{
+    static const char views[] = { [TOP_WORKERS] = 'w', [TOP_RINGS] = 'r', [TOP_CALLS] = 'c' };
+
+    if (state->typing) {
+        type_filter(state, key);
+        return true;
+    }
+    for (int i = 0; i < TOP_VIEWS; i++) {
+        if (views[i] == key) {
+            state->view = (enum top_view)i;
+            state->first = 0;
+        }
+    }
+    switch (key) {
+    case 'q': return false;
+    case '<': sort_by(state, -1); break;
+    case '>': sort_by(state, 1); break;
+    case '/': state->typing = true; break;
+    case '\033': state->filter[0] = '\0'; break;
+    case TOP_KEY_UP: scroll(state, -1); break;
+    case TOP_KEY_DOWN: scroll(state, 1); break;
+    case TOP_KEY_PAGE_UP: scroll(state, -(long)state->page); break;
+    case TOP_KEY_PAGE_DOWN: scroll(state, (long)state->page); break;
+    case TOP_KEY_HOME: scroll(state, -LONG_MAX); break;
+    case TOP_KEY_END: scroll(state, LONG_MAX); break;
+    default: break;
+    }
+    return true;
+}
+
+/* ---- Lines --------------------------------------------------------------------------------------- */
+
+enum style { PLAIN, BOLD, TITLE, SORTED, CAUTION, ALARM };
+
+/* One piece of the line, cut at the page's width. */
+static void __attribute__((format(printf, 3, 4)))
+put(struct top_page *page, enum style style, const char *format, ...)
+{
+    static const char *const colours[] = { "", "1", "7", "1;4;7", "33", "1;31" };
+    static const char *const plain[] = { "", "1", "7", "1;4;7", "1", "1;7" };
+    char text[512], shown[512];
+    size_t room = page->column < page->width ? (size_t)(page->width - page->column) : 0;
     va_list args;
 
+    if (page->height > 0 && page->line >= page->height)
+        return;
     va_start(args, format);
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    return put(grid, line, column, attribute, text);
+    stat_printable(shown, room + 1 < sizeof(shown) ? room + 1 : sizeof(shown), text, sizeof(text));
+    if (style != PLAIN && page->is_terminal)
+        fprintf(page->out, "\033[%sm%s\033[0m", (page->has_colours ? colours : plain)[style], shown);
+    else
+        fputs(shown, page->out);
+    page->column += (int)strlen(shown);
 }
 
-static void put_right(struct top_grid *grid, int line, int from, enum top_attribute attribute, const char *text)
+/* The last line of a terminal has no end, which would scroll it. Each line is cleared before it is written. */
+static void end_line(struct top_page *page)
 {
-    int column = grid->width - (int)strlen(text);
-
-    if (column > from)
-        put(grid, line, column, attribute, text);
+    page->line++;
+    page->column = 0;
+    if (page->height == 0 || page->line < page->height)
+        fputs(page->is_terminal ? "\n\033[K" : "\n", page->out);
 }
 
 /* ---- Which rows, in which order ------------------------------------------------------------------ */
-
-struct order {
-    const struct top_column *column;
-    bool down;                          /* the largest first */
-};
 
 /* The model's order: by job, then rank. */
 static int by_place(const struct top_row *one, const struct top_row *other)
@@ -124,70 +138,48 @@ static int by_place(const struct top_row *one, const struct top_row *other)
     return (one > other) - (one < other);
 }
 
-static bool is_past(const struct top_row *row)
-{
-    return row->health == TOP_GONE || row->health == TOP_DEAD;
-}
-
-/* Living workers come before dead and gone ones, whatever the order. */
+/* The largest figures first, and the smallest texts and ranks. Living workers come before dead ones, and what is not
+ * known comes last. */
 static int compare_rows(const void *a, const void *b, void *context)
 {
     const struct top_row *one = *(struct top_row *const *)a, *other = *(struct top_row *const *)b;
-    const struct order *order = context;
-    const struct top_column *column = order->column;
+    const struct top_column *column = context;
+    double left, right;
     int sign;
 
-    if (is_past(one) != is_past(other))
-        return is_past(one) - is_past(other);
+    if ((one->health == TOP_DEAD) != (other->health == TOP_DEAD))
+        return one->health == TOP_DEAD ? 1 : -1;
     if (column->format == TOP_TEXT) {
-        sign = strverscmp(top_text(one, column->source), top_text(other, column->source));
-    } else if (column->source == TOP_RANK) {
-        sign = by_place(one, other);
-    } else {
-        double left = one->number[column->source], right = other->number[column->source];
-
-        if (isnan(left) || isnan(right))            /* last, whatever the order */
-            return isnan(left) != isnan(right) ? isnan(left) - isnan(right) : by_place(one, other);
-        sign = (left > right) - (left < right);
+        sign = strverscmp(one->text[column->source], other->text[column->source]);
+        return sign != 0 ? sign : by_place(one, other);
     }
-    if (sign == 0)
+    left = one->number[column->source];
+    right = other->number[column->source];
+    if (column->source == TOP_RANK || left == right || (isnan(left) && isnan(right)))
         return by_place(one, other);
-    return order->down ? -sign : sign;
+    sign = isnan(left) || left < right ? 1 : -1;
+    if (column->format == TOP_WHOLE && !isnan(left) && !isnan(right))
+        sign = -sign;
+    return sign;
 }
 
 static bool has_text(const struct top_row *row, const char *filter)
 {
-    char pid[24];
-
-    for (int source = TOP_JOB; source <= TOP_WHY; source++)
-        if (strcasestr(top_text(row, source), filter) != NULL)
+    for (int i = 0; i < TOP_TEXTS; i++)
+        if (strcasestr(row->text[i], filter) != NULL)
             return true;
-    snprintf(pid, sizeof(pid), "%.0f", isnan(row->number[TOP_PID]) ? 0 : row->number[TOP_PID]);
-    return strstr(pid, filter) != NULL;
-}
-
-static bool is_wanted(const struct top_state *state, const struct top_row *row)
-{
-    if (state->only == TOP_ONLY_STUCK && row->health != TOP_STUCK)
-        return false;
-    if (state->only == TOP_ONLY_BUSY && row->health < TOP_BUSY)
-        return false;
-    return state->filter[0] == '\0' || has_text(row, state->filter);
+    return !isnan(row->number[TOP_PID]) && strstr(top_figure(row->number[TOP_PID], TOP_WHOLE), filter) != NULL;
 }
 
 static size_t choose_rows(struct top_model *model, const struct top_state *state)
 {
-    int count;
-    const struct top_column *column = top_columns(state->view, &count) + state->sort[state->view];
-    bool down = column->format != TOP_TEXT && column->format != TOP_WHOLE;
-    struct order order = { .column = column, .down = down != state->reverse[state->view] };
+    struct top_column column = top_columns(state->view, &(int){ 0 })[state->sort[state->view]];
     size_t shown = 0;
 
     for (size_t i = 0; i < model->count; i++)
-        if (is_wanted(state, &model->rows[i]))
+        if (has_text(&model->rows[i], state->filter))
             model->shown[shown++] = &model->rows[i];
-    if (shown > 1)
-        qsort_r(model->shown, shown, sizeof(struct top_row *), compare_rows, &order);
+    qsort_r(model->shown, shown, sizeof(struct top_row *), compare_rows, &column);
     return shown;
 }
 
@@ -200,306 +192,176 @@ struct layout {
     int width[COLUMNS_MAX];
 };
 
-static int used_width(const struct layout *layout)
+/* A text column is as wide as its longest text, between its own width and TEXT_MAX. */
+static int width_of(const struct top_column *column, const struct top_model *model, size_t shown)
 {
-    int used = 0;
+    size_t longest = (size_t)column->width;
 
-    for (int i = 0; i < layout->count; i++)
-        used += layout->width[i] > 0 ? layout->width[i] + 1 : 0;
-    return used - 1;
+    for (size_t i = 0; column->format == TOP_TEXT && i < shown; i++)
+        if (strlen(model->shown[i]->text[column->source]) > longest)
+            longest = strlen(model->shown[i]->text[column->source]);
+    return column->width > TEXT_MAX || longest < TEXT_MAX ? (int)longest : TEXT_MAX;
 }
 
-/* 0 if there is one job: the first line names it. Else room for the longest name, up to JOB_MAX, because names may
- * differ at their end only. */
-static int job_width(const struct top_model *model)
-{
-    size_t longest = 3;
-
-    for (size_t i = 0; i < model->now.jobs.count; i++)
-        if (strlen(model->now.jobs.list[i].name) > longest)
-            longest = strlen(model->now.jobs.list[i].name);
-    return model->totals.jobs < 2 ? 0 : longest < JOB_MAX ? (int)longest : JOB_MAX;
-}
-
+/* In the order of their importance, as long as they fit. The job's name is left out where there is one job: the first
+ * line has it. */
 static void choose_columns(struct layout *layout, const struct top_model *model, const struct top_state *state,
-                           int width)
+                           size_t shown, int room)
 {
-    int importance = 0;
     bool fits = true;
 
     layout->columns = top_columns(state->view, &layout->count);
-    for (int i = 0; i < layout->count; i++) {
-        bool always = layout->columns[i].importance == 0 || i == state->sort[state->view];
+    for (int importance = 0; importance < COLUMNS_MAX; importance++) {
+        for (int i = 0; i < layout->count; i++) {
+            const struct top_column *column = &layout->columns[i];
+            int width = width_of(column, model, shown);
+            bool is_forced = importance == 0 && (column->importance == 0 || i == state->sort[state->view]);
 
-        layout->width[i] = always ? layout->columns[i].width : 0;
-        if (layout->columns[i].format == TOP_TEXT && layout->columns[i].source == TOP_JOB)
-            layout->width[i] = job_width(model);
-    }
-    while (fits && importance++ < COLUMNS_MAX) {
-        for (int i = 0; i < layout->count && fits; i++) {
-            if (layout->columns[i].importance != importance || layout->width[i] > 0)
+            if (layout->width[i] > 0 || (column->importance != importance && !is_forced) ||
+                (column->source == TOP_JOB && column->format == TOP_TEXT && model->now.jobs.count < 2))
                 continue;
-            layout->width[i] = layout->columns[i].width;
-            fits = used_width(layout) <= width;
+            fits = fits && (is_forced || width <= room);
             if (!fits)
-                layout->width[i] = 0;
-        }
-    }
-}
-
-/* Gives the rest of the width to texts that are longer than their columns, one character each in turn. */
-static void widen(struct layout *layout, const struct top_model *model, size_t shown, int width)
-{
-    int need[COLUMNS_MAX] = { 0 }, left = width - used_width(layout);
-    bool grew = true;
-
-    for (int i = 0; i < layout->count; i++) {
-        for (size_t row = 0; layout->columns[i].format == TOP_TEXT && layout->width[i] > 0 && row < shown; row++) {
-            int length = (int)strlen(top_text(model->shown[row], layout->columns[i].source));
-
-            need[i] = length > need[i] ? length : need[i];
-        }
-    }
-    while (grew && left > 0) {
-        grew = false;
-        for (int i = 0; i < layout->count && left > 0; i++) {
-            if (layout->width[i] == 0 || layout->width[i] >= need[i])
                 continue;
-            layout->width[i]++;
-            left--;
-            grew = true;
+            layout->width[i] = width;
+            room -= width + 1;
         }
     }
 }
 
 /* ---- Drawing ------------------------------------------------------------------------------------- */
 
-/* Returns the column after it. */
-static int draw_job(const struct top_model *model, struct top_grid *grid)
+static void draw_job(const struct top_model *model, struct top_page *page)
 {
-    const struct stat_job *job = model->now.jobs.count == 1 ? &model->now.jobs.list[0] : NULL;
-    const struct top_totals *totals = &model->totals;
-    uint64_t started_ns = job != NULL ? stat_job_started_ns(job) : 0;
-    int column;
+    const struct stat_job *job = model->now.jobs.list;
 
-    if (totals->jobs == 0)
-        return put(grid, 0, 0, TOP_BOLD, "no jobs of this user: waiting for one");
-    if (job == NULL)
-        return put_format(grid, 0, 0, TOP_BOLD, "%zu jobs of this user", totals->jobs);
-    column = put_format(grid, 0, 0, TOP_BOLD, "%s.%016llx", job->name, (unsigned long long)job->instance);
-    if (totals->workers > 0 && totals->alive == 0)
-        return put(grid, 0, column, TOP_CAUTION,
-                   totals->gone == totals->workers ? ": has ended, left nothing" : ": has ended, nobody lives");
-    column = put_format(grid, 0, column, TOP_PLAIN, ": %s", stat_job_state(job));
-    if (started_ns != 0)
-        column = put_format(grid, 0, column, TOP_PLAIN, ", up %s",
-                            stat_span_text(stat_since(started_ns, CLOCK_REALTIME)));
-    return column;
+    if (model->now.jobs.count == 0)
+        put(page, BOLD, model->select != NULL ? "no job '%s': waiting for it" : "no jobs of this user", model->select);
+    else if (model->now.jobs.count > 1)
+        put(page, BOLD, "%zu jobs of this user", model->now.jobs.count);
+    else
+        put(page, BOLD, "%s.%016llx: %s", job->name, (unsigned long long)job->instance, stat_job_state(job));
+    if (model->now.jobs.count == 1 && stat_job_started_ns(job) != 0)
+        put(page, PLAIN, ", up %s", stat_span_text(stat_since(stat_job_started_ns(job), CLOCK_REALTIME)));
+    put(page, PLAIN, ", over %.1f s", top_span(model));
+    end_line(page);
 }
 
-/* The time over which rates are taken, or the interval. */
-static void draw_pace(const struct top_model *model, const struct top_state *state, struct top_grid *grid, int column)
+static void draw_workers(const struct top_model *model, struct top_page *page)
 {
-    char text[48];
+    const struct top_totals *totals = &model->totals;
+    const struct {
+        enum style style;
+        int count;
+        const char *what;
+    } counts[] = {
+        { CAUTION, totals->workers - totals->alive, "dead" }, { ALARM, totals->stopped, "stopped" },
+        { ALARM, totals->stuck - totals->stopped, "stuck" },
+    };
+    static const struct {
+        enum top_number number;
+        enum top_format format;
+        const char *what;
+    } sums[] = {
+        { TOP_CALLS_S, TOP_RATE, " calls/s" }, { TOP_FRAMES_OUT_S, TOP_RATE, " frames/s" },
+        { TOP_BYTES_OUT_S, TOP_BYTES_RATE, "B/s" }, { TOP_FLIGHT, TOP_COUNT, " in flight" },
+        { TOP_LOAN, TOP_BYTES, "B lent" },
+    };
 
-    if (state->paused) {
-        put_right(grid, 0, column, TOP_CAUTION, "paused");
+    put(page, PLAIN, "%d workers: %d alive", totals->workers, totals->alive);
+    for (int i = 0; i < 3; i++)
+        if (counts[i].count > 0)
+            put(page, counts[i].style, ", %d %s", counts[i].count, counts[i].what);
+    end_line(page);
+    for (size_t i = 0; i < sizeof(sums) / sizeof(sums[0]); i++)
+        put(page, PLAIN, "%s%s%s", i > 0 ? ", " : "", top_figure(totals->number[sums[i].number], sums[i].format),
+            sums[i].what);
+    end_line(page);
+    if (totals->reason == NULL)
         return;
-    }
-    snprintf(text, sizeof(text), state->batch ? "over %.1f s" : "every %.1f s",
-             state->batch ? top_span(model) : state->interval_s);
-    put_right(grid, 0, column, TOP_DIM, text);
+    put(page, ALARM, "%s", totals->reason->text[TOP_WHY]);
+    if (totals->stuck > 1)
+        put(page, PLAIN, " (and %d more)", totals->stuck - 1);
+    end_line(page);
 }
 
-static int put_count(struct top_grid *grid, int column, enum top_attribute attribute, const char *what, int count)
+/* Blanks up to the cell, which ends or begins at its column. */
+static void put_cell(struct top_page *page, const struct layout *layout, int i, enum style style, const char *text,
+                     int *start)
 {
-    return count > 0 ? put_format(grid, 1, column, attribute, ", %d %s", count, what) : column;
+    bool is_text = layout->columns[i].format == TOP_TEXT;
+    int width = layout->width[i], length = (int)strlen(text);
+    int left = is_text || length >= width ? 0 : width - length;
+
+    put(page, style, "%*s%.*s", *start + left - page->column, "", width, text);
+    *start += width + 1;
 }
 
-static void draw_workers(const struct top_model *model, struct top_grid *grid)
+/* The titles, if row is NULL. */
+static void draw_row(const struct layout *layout, const struct top_state *state, const struct top_row *row,
+                     struct top_page *page)
 {
-    const struct top_totals *totals = &model->totals;
-    int column = put_format(grid, 1, 0, TOP_PLAIN, "%d workers: %d alive", totals->workers, totals->alive);
+    int start = 0;
 
-    column = put_count(grid, column, TOP_CAUTION, "dead", totals->dead);
-    column = put_count(grid, column, TOP_DIM, "gone", totals->gone);
-    column = put_count(grid, column, TOP_PLAIN, "asleep", totals->asleep);
-    column = put_count(grid, column, TOP_PLAIN, "spinning", totals->spinning);
-    column = put_count(grid, column, TOP_ALARM, "stopped", totals->stopped);
-    put_count(grid, column, TOP_ALARM, "stuck", totals->stuck - totals->stopped);
-}
-
-/* A sum with its text, unless it does not fit; then no further one is drawn. */
-static int put_total(const struct top_model *model, struct top_grid *grid, int column, enum top_number number,
-                     const char *text)
-{
-    double value = model->totals.number[number];
-    bool is_bytes = number == TOP_BYTES_OUT_S || number == TOP_ARENA || number == TOP_LOAN;
-    bool is_rate = number >= TOP_CALLS_S && number <= TOP_FAILED_S;
-    const char *figure = top_figure(is_rate && top_span(model) <= 0 ? NAN : value, is_bytes ? TOP_BYTES : TOP_COUNT);
-    const char *between = column > 0 ? ", " : "";
-
-    if (column + (int)(strlen(between) + strlen(figure) + strlen(text)) > grid->width)
-        return grid->width;
-    column = put(grid, 2, column, TOP_PLAIN, between);
-    column = put(grid, 2, column, TOP_BOLD, figure);
-    return put(grid, 2, column, TOP_PLAIN, text);
-}
-
-static void draw_totals(const struct top_model *model, struct top_grid *grid)
-{
-    int column = put_total(model, grid, 0, TOP_CALLS_S, " calls/s");
-
-    column = put_total(model, grid, column, TOP_FRAMES_OUT_S, " frames/s");
-    column = put_total(model, grid, column, TOP_BYTES_OUT_S, "B/s");
-    column = put_total(model, grid, column, TOP_FLIGHT, " in flight");
-    column = put_total(model, grid, column, TOP_SERVED, " served");
-    column = put_total(model, grid, column, TOP_ARENA, "B in arenas");
-    put_total(model, grid, column, TOP_LOAN, "B lent");
-}
-
-/* Line 3, if a worker is stuck. Returns the next free line. */
-static int draw_reason(const struct top_model *model, struct top_grid *grid)
-{
-    int column;
-
-    if (model->totals.why[0] == '\0')
-        return 3;
-    column = put(grid, 3, 0, TOP_ALARM, model->totals.why);
-    if (model->totals.stuck > 1)
-        put_format(grid, 3, column, TOP_PLAIN, " (and %d more)", model->totals.stuck - 1);
-    return 4;
-}
-
-static void draw_titles(const struct layout *layout, const struct top_state *state, struct top_grid *grid, int line)
-{
-    char blanks[TOP_WIDTH_MAX + 1];
-    int column = 0;
-
-    memset(blanks, ' ', sizeof(blanks) - 1);
-    blanks[sizeof(blanks) - 1] = '\0';
-    put(grid, line, 0, TOP_TITLE, blanks);
     for (int i = 0; i < layout->count; i++) {
-        const struct top_column *title = &layout->columns[i];
+        const struct top_column *column = &layout->columns[i];
 
         if (layout->width[i] == 0)
             continue;
-        put_format(grid, line, column, i == state->sort[state->view] ? TOP_SORT : TOP_TITLE,
-                   title->format == TOP_TEXT ? "%-*s" : "%*s", layout->width[i], title->title);
-        column += layout->width[i] + 1;
-    }
-}
-
-static enum top_attribute attribute_of(const struct top_row *row, const struct top_column *column)
-{
-    if (row->health == TOP_STUCK)
-        return TOP_ALARM;
-    if (row->health == TOP_GONE)
-        return TOP_DIM;
-    if (row->health == TOP_DEAD)
-        return TOP_CAUTION;
-    if (column->format != TOP_TEXT && column->source == TOP_FILL && row->health == TOP_WARN)
-        return TOP_CAUTION;
-    if (column->format == TOP_TEXT && column->source == TOP_DOING)
-        return row->health == TOP_WARN ? TOP_CAUTION : row->health == TOP_BUSY ? TOP_GOOD : TOP_PLAIN;
-    if (column->format != TOP_TEXT && column->format != TOP_WHOLE &&
-        (isnan(row->number[column->source]) || row->number[column->source] == 0))
-        return TOP_DIM;
-    return TOP_PLAIN;
-}
-
-static void draw_row(const struct layout *layout, const struct top_row *row, struct top_grid *grid, int line)
-{
-    int column = 0;
-
-    for (int i = 0; i < layout->count; i++) {
-        const struct top_column *one = &layout->columns[i];
-        int width = layout->width[i];
-
-        if (width == 0)
-            continue;
-        if (one->format == TOP_TEXT)
-            put_format(grid, line, column, attribute_of(row, one), "%-*.*s", width, width, top_text(row, one->source));
+        if (row == NULL)
+            put_cell(page, layout, i, i == state->sort[state->view] ? SORTED : TITLE, column->title, &start);
         else
-            put_format(grid, line, column, attribute_of(row, one), "%*s", width,
-                       top_figure(row->number[one->source], one->format));
-        column += width + 1;
+            put_cell(page, layout, i,
+                     row->health == TOP_STUCK                              ? ALARM
+                     : row->health == TOP_DEAD || row->health == TOP_WARN ? CAUTION : PLAIN,
+                     column->format == TOP_TEXT ? row->text[column->source]
+                                                : top_figure(row->number[column->source], column->format), &start);
     }
+    end_line(page);
 }
 
-static void draw_footer(const struct top_model *model, const struct top_state *state, struct top_grid *grid,
-                        size_t shown)
+static void draw_footer(const struct top_model *model, const struct top_state *state, size_t shown,
+                        struct top_page *page)
 {
-    static const char *const onlys[] = { "", ", busy only", ", stuck only" };
-    int count, line = grid->height - 1;
-    const struct top_column *columns = top_columns(state->view, &count);
     size_t last = state->first + state->page < shown ? state->first + state->page : shown;
-    int column;
 
     if (state->typing) {
-        put_format(grid, line, 0, TOP_BOLD, "show rows with: %s_", state->filter);
-        put_right(grid, line, 50, TOP_DIM, "Enter keeps it, Esc ends it");
+        put(page, BOLD, "show rows with: %s_   Enter keeps it, Esc ends it", state->filter);
         return;
     }
-    column = put_format(grid, line, 0, TOP_BOLD, "%s %zu-%zu of %zu", top_view_name(state->view),
-                        shown > 0 ? state->first + 1 : 0, last, shown);
+    put(page, BOLD, "%s %zu-%zu of %zu", top_view_name(state->view), shown > 0 ? state->first + 1 : 0, last, shown);
     if (shown < model->count)
-        column = put_format(grid, line, column, TOP_PLAIN, " (%zu in all%s)", model->count, onlys[state->only]);
-    column = put_format(grid, line, column, TOP_PLAIN, " by %s%s", columns[state->sort[state->view]].title,
-                        state->reverse[state->view] ? " reversed" : "");
+        put(page, PLAIN, " (%zu in all)", model->count);
+    put(page, PLAIN, " by %s", top_columns(state->view, &(int){ 0 })[state->sort[state->view]].title);
     if (state->filter[0] != '\0')
-        column = put_format(grid, line, column, TOP_CAUTION, " with '%s'", state->filter);
-    if (!state->batch)
-        put_right(grid, line, column, TOP_DIM, "h help  q quit");
+        put(page, CAUTION, " with '%s'", state->filter);
+    if (page->is_terminal)
+        put(page, PLAIN, "   w r c: view  < >: sort  /: filter  q: quit");
 }
 
-static void draw_help(struct top_grid *grid)
-{
-    put(grid, 0, 0, TOP_BOLD, "shmstat top: keys");
-    for (size_t i = 0; top_help_line(i) != NULL; i++) {
-        const char *text = top_help_line(i);
-        int length = (int)strcspn(text, "\t");
-
-        put_format(grid, (int)i + 2, 2, TOP_BOLD, "%.*s", length, text);
-        put(grid, (int)i + 2, 11, TOP_PLAIN, text + length + 1);
-    }
-}
-
-static void bound_scroll(struct top_state *state, size_t shown, int room)
-{
-    size_t most;
-
-    state->page = room > 0 ? (size_t)room : 1;
-    most = shown > state->page ? shown - state->page : 0;
-    if (state->first > most)
-        state->first = most;
-}
-
-void top_render(struct top_model *model, struct top_state *state, struct top_grid *grid)
+void top_render(struct top_model *model, struct top_state *state, struct top_page *page)
 {
     struct layout layout = { 0 };
-    size_t shown = choose_rows(model, state);
-    int top = 0, room;
+    size_t shown = choose_rows(model, state), room = shown;
 
-    clear(grid);
+    page->line = page->column = 0;
+    fputs(page->is_terminal ? "\033[H\033[K" : "", page->out);
     /* A terminal of a few lines shows rows, and no more. */
-    if (grid->height > HEADER_MAX + 3) {
-        draw_pace(model, state, grid, draw_job(model, grid));
-        draw_workers(model, grid);
-        draw_totals(model, grid);
-        top = draw_reason(model, grid);
+    if (page->height == 0 || page->height > HEADER_LINES + 4) {
+        draw_job(model, page);
+        draw_workers(model, page);
     }
-    room = grid->height - top - 2;
-    bound_scroll(state, shown, room);
-    if (state->help) {
-        clear(grid);
-        draw_help(grid);
-        return;
-    }
-    choose_columns(&layout, model, state, grid->width);
-    widen(&layout, model, shown, grid->width);
-    draw_titles(&layout, state, grid, top);
-    for (size_t i = 0; (int)i < room && state->first + i < shown; i++)
-        draw_row(&layout, model->shown[state->first + i], grid, top + 1 + (int)i);
-    draw_footer(model, state, grid, shown);
+    if (page->height > 0)
+        room = page->height > page->line + 3 ? (size_t)(page->height - page->line - 2) : 1;
+    state->page = room;
+    if (state->first + room > shown)
+        state->first = shown > room ? shown - room : 0;
+    choose_columns(&layout, model, state, shown, page->width);
+    draw_row(&layout, state, NULL, page);
+    for (size_t i = 0; i < room && state->first + i < shown; i++)
+        draw_row(&layout, state, model->shown[state->first + i], page);
+    while (page->height > 0 && page->line < page->height - 1)
+        end_line(page);
+    draw_footer(model, state, shown, page);
+    fputs(page->is_terminal ? "" : "\n", page->out);
 }

@@ -191,7 +191,7 @@ static bool say_state(const struct chain *chain, int rank)
         say(chain, "%s is dead.", name_of(chain, rank));
         return true;
     }
-    if (worker->process == 'T' || worker->process == 't') {
+    if (stat_is_stopped(worker)) {
         say(chain, "%s (pid %u) is stopped: it goes on with SIGCONT.", name_of(chain, rank), worker->pid);
         return true;
     }

@@ -73,7 +73,7 @@ check 'ls of all jobs has it too' ends 0 ls
 check 'by its name' says "^$job +running"
 check 'show' ends 0 show "$job"
 check 'each worker' test "$(grep -c '^worker [0-2] w[0-2], pid [0-9]*: running, ' "$dir/out")" -eq 3
-check 'its functions' says '^  functions echo \(inline\)$'
+check 'its functions' says '^  functions echo inline$'
 check 'show fits 80 columns' narrow
 check 'calls' ends 0 calls "$job"
 check 'none is in flight' says '^job .*: running, 0 calls in flight$'

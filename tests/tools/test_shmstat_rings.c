@@ -248,7 +248,7 @@ Test(shmstat_rings, count_each_busy_thread_of_a_pool_once, .timeout = 20, .fini 
 
     struct stat_run run = stat_run("show %s", plant.job);
 
-    STAT_RUN_SAYS(run, "pool threads 2, busy 2");
+    STAT_RUN_SAYS(run, "  pool      threads 2, busy 2\n");
     stat_run_free(&run);
 }
 

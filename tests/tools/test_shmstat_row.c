@@ -37,7 +37,7 @@ static int make(const struct stat_job *job, const struct stat_worker *worker, in
 
     (void)job;
     (void)worker;
-    stat_put(row, "index", STAT_COUNT, (uint64_t)index);
+    stat_put(row, "index", STAT_ID, (uint64_t)index);
     stat_put(row, "bytes", STAT_BYTES, 1536);
     stat_put(row, "open", STAT_FLAG, 1);
     stat_put_if(row, false, "lost", STAT_COUNT, 7);
@@ -59,10 +59,10 @@ static void begin_row(struct stat_row *row)
     make(NULL, NULL, 0, row);
 }
 
+static const struct stat_part parts[] = { { .key = "rows", .shape = STAT_LIST_OF, .make = make }, { 0 } };
+
 Test(shmstat_row, json_has_all_names_without_a_dot_and_null_for_what_is_missing, .timeout = 10)
 {
-    static const struct stat_part parts[] = { { .key = "rows", .shape = STAT_LIST_OF, .make = make }, { 0 } };
-
     begin_output();
     stat_json_open(NULL, '{');
     stat_parts_json(parts, NULL, NULL);
@@ -74,34 +74,32 @@ Test(shmstat_row, json_has_all_names_without_a_dot_and_null_for_what_is_missing,
                               "   \"ranks\": [3, 5],\n   \"why\": \"because of this\"}]}");
 }
 
-Test(shmstat_row, a_pattern_leaves_out_the_pieces_whose_values_are_missing, .timeout = 10)
+Test(shmstat_row, a_line_leaves_out_zeroes_and_what_is_missing_and_is_broken_before_column_80, .timeout = 10)
 {
-    struct stat_row row;
-
-    begin_row(&row);
     begin_output();
-    stat_row_line("row {index}", "{bytes} for {age},|lost {lost}|{none}|{unclear}|{nobody}|{.hidden}: {ranks}|{took}",
-                  &row);
+    stat_parts_text(parts, NULL, NULL);
     end_output();
-    cr_expect_str_eq(printed, "  row 0     1.5 KiB for 12 s, 1 of 2: 2 1.23 us\n");
+    cr_expect_str_eq(printed, "  rows      index 0, bytes 1.5 KiB, open, age 12 s, took 1.23 us, a\"b, ranks 3\n"
+                              "            5, because of this\n");
 }
 
-Test(shmstat_row, a_line_is_broken_between_pieces_and_in_a_sentence_between_words, .timeout = 10)
+static int make_joined(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row)
 {
-    const char *piece = "twenty-eight characters here";
-    struct stat_row row;
+    (void)job;
+    (void)worker;
+    stat_put(row, "oldest_seconds", STAT_COUNT, (uint64_t)index);
+    stat_put_text(row, "name", index == 0 ? "one" : "other");
+    return index < 2 ? STAT_ROW : STAT_END;
+}
 
-    begin_row(&row);
+Test(shmstat_row, joined_rows_stand_in_one_line, .timeout = 10)
+{
+    static const struct stat_part joined[] = { { .key = "rows", .shape = STAT_JOINED, .make = make_joined }, { 0 } };
+
     begin_output();
-    stat_row_line("label", "twenty-eight characters here|twenty-eight characters here|{why...}", &row);
-    stat_row_line("label", "twenty-eight characters here|twenty-eight characters here|{why}", &row);
+    stat_parts_text(joined, NULL, NULL);
     end_output();
-
-    char expected[512];
-
-    snprintf(expected, sizeof(expected), "  label     %s %s because\n            of this\n"
-             "  label     %s %s\n            because of this\n", piece, piece, piece, piece);
-    cr_expect_str_eq(printed, expected);
+    cr_expect_str_eq(printed, "  rows      one, oldest 1 other\n");
 }
 
 Test(shmstat_row, a_table_tells_what_does_not_exist_from_what_is_not_known, .timeout = 10)

@@ -84,7 +84,7 @@ static int print_job(struct stat_job *job, const struct stat_options *options)
 {
     struct stat_table table = {
         .columns = columns, .count = sizeof(columns) / sizeof(columns[0]),
-        .label = "waits for", .pattern = "{.missing...}",
+        .label = "waits for", .names = ".missing",
     };
     int rc;
 
@@ -92,13 +92,13 @@ static int print_job(struct stat_job *job, const struct stat_options *options)
         stat_json_open(NULL, '{');
         stat_json_job(job);
         stat_parts_json(parts, job, NULL);
-        rc = stat_hists_json(job);
+        rc = stat_hists_print(job, true);
         stat_json_close('}');
     } else {
         stat_job_text(job);
         printf(", %zu call%s in flight\n", job->call_count, job->call_count == 1 ? "" : "s");
         stat_table_rows(&table, call_row, job, NULL);
-        rc = stat_hists_text(job);
+        rc = stat_hists_print(job, false);
     }
     return rc == 0 && stat_next_reader(job, NULL) != NULL ? STAT_FINE : STAT_NOTHING;
 }

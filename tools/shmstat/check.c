@@ -382,18 +382,12 @@ static int violation_row(const struct stat_job *job, const struct stat_worker *n
     (void)none;
     if ((size_t)index >= job->findings->count)
         return STAT_END;
-
-    const char *name = stat_peer_name(job, violation->rank);
-    const char *peer = violation->peer >= 0 ? stat_peer_name(job, violation->peer) : "";
-
     stat_put_format(row, "series", "%c", violation->invariant[0]);
     stat_put(row, "invariant", STAT_COUNT, strtoull(violation->invariant + 1, NULL, 10));
     stat_put(row, "rank", STAT_COUNT, (uint64_t)violation->rank);
-    stat_put_text(row, "name", name);
+    stat_put_text(row, "name", stat_peer_name(job, violation->rank));
     stat_put_if(row, violation->peer >= 0, "peer", STAT_COUNT, (uint64_t)violation->peer);
     stat_put_text(row, "text", violation->text);
-    stat_put_format(row, ".name", "%s%s", name[0] != '\0' ? " " : "", name);
-    stat_put_format(row, ".peer", "%s%s", peer[0] != '\0' ? " " : "", peer);
     return STAT_ROW;
 }
 
@@ -415,45 +409,59 @@ static int sums_row(const struct stat_job *job, const struct stat_worker *none, 
     stat_put(row, "records_checked", STAT_COUNT, found->records);
     stat_put(row, "rings_unsettled", STAT_COUNT, found->unsettled);
     stat_put(row, "violations_found", STAT_COUNT, found->count + found->dropped);
-    stat_put_text(row, ".unsettled", found->unsettled != 0 ? "" : NULL);
     return index == 0 ? STAT_ROW : STAT_END;
 }
 
 static const struct stat_part parts[] = {
-    { .key = "violations", .shape = STAT_LIST_OF, .make = violation_row, .label = "{series}{invariant}",
-      .pattern = "worker {rank}{.name}|and peer {peer}{.peer}|-|{text...}" },
-    { .key = "unchecked", .shape = STAT_LIST_OF, .make = unchecked_row, .label = "unchecked",
-      .pattern = "worker {rank} -|{problem...}" },
-    { .make = sums_row, .label = "unsettled",
-      .pattern = "{.unsettled}{rings_unsettled} rings moved each time they were looked at" },
+    { .key = "violations", .shape = STAT_LIST_OF, .make = violation_row },
+    { .key = "unchecked", .shape = STAT_LIST_OF, .make = unchecked_row },
     { 0 },
 };
 
-static void print_findings(const struct stat_job *job, bool json)
+static void json_findings(const struct stat_job *job)
 {
-    const struct stat_findings *found = job->findings;
     struct stat_row row;
 
-    if (json) {
-        stat_row_begin(&row);
-        sums_row(job, NULL, 0, &row);
-        stat_json_open(NULL, '{');
-        stat_json_job(job);
-        stat_row_json(&row);
-        stat_parts_json(parts, job, NULL);
-        stat_json_close('}');
-        return;
-    }
+    stat_row_begin(&row);
+    sums_row(job, NULL, 0, &row);
+    stat_json_open(NULL, '{');
+    stat_json_job(job);
+    stat_row_json(&row);
+    stat_parts_json(parts, job, NULL);
+    stat_json_close('}');
+}
+
+static void text_findings(const struct stat_job *job)
+{
+    const struct stat_findings *found = job->findings;
+    struct stat_flow flow;
+
     stat_job_text(job);
-    printf("\n  %llu workers, %llu rings, %llu records: ", (ull)found->workers, (ull)found->rings,
-           (ull)found->records);
+    printf("\n  %llu workers, %llu rings, %llu records, %llu rings that never settled: ", (ull)found->workers,
+           (ull)found->rings, (ull)found->records, (ull)found->unsettled);
     if (found->workers == 0 && found->count == 0)
         printf("nothing could be checked\n");
     else if (found->count == 0)
         printf("nothing wrong\n");
     else
         printf("%llu violations\n", (ull)(found->count + found->dropped));
-    stat_parts_text(parts, job, NULL);
+    for (size_t i = 0; i < found->count; i++) {
+        const struct stat_violation *violation = &found->list[i];
+
+        stat_flow_begin(&flow, violation->invariant);
+        stat_flow_add(&flow, "worker %d", violation->rank);
+        stat_flow_words(&flow, stat_peer_name(job, violation->rank));
+        if (violation->peer >= 0) {
+            stat_flow_add(&flow, "and peer %d", violation->peer);
+            stat_flow_words(&flow, stat_peer_name(job, violation->peer));
+        }
+        stat_flow_words(&flow, "-");
+        stat_flow_words(&flow, violation->text);
+        stat_flow_end(&flow);
+    }
+    for (struct stat_worker *worker = NULL; (worker = stat_next(job, worker)) != NULL;)
+        if (worker->control == NULL && worker->found != STAT_NOISE)
+            stat_problem_text(worker);
 }
 
 /* STAT_FINE, STAT_FOUND, or STAT_NOTHING if no worker of the job can be checked. */
@@ -468,7 +476,10 @@ static int check_job(struct stat_job *job, const struct stat_options *options)
     for (struct stat_worker *worker = NULL; (worker = stat_next(job, worker)) != NULL;)
         check_worker(&(struct stat_check){ .job = job, .worker = worker, .findings = findings });
     drop_about_new(job, findings);
-    print_findings(job, options->json);
+    if (options->json)
+        json_findings(job);
+    else
+        text_findings(job);
     status = findings->count + findings->dropped > 0 ? STAT_FOUND : findings->workers > 0 ? STAT_FINE : STAT_NOTHING;
     free(findings->list);
     free(findings);

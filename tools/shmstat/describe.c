@@ -14,7 +14,6 @@ int stat_job_row(const struct stat_job *job, const struct stat_worker *none, int
 {
     uint64_t started_ns = stat_job_started_ns(job), segments = 0, arenas = 0, missing[BXI_WORLD_MAX];
     uint64_t found = 0, alive = 0, size = (uint64_t)stat_job_size(job);
-    char text[1024];
 
     (void)none;
     if (index > 0)
@@ -38,7 +37,6 @@ int stat_job_row(const struct stat_job *job, const struct stat_worker *none, int
     stat_put(row, "arena_bytes", STAT_BYTES, arenas);
     stat_put(row, "shm_bytes", STAT_BYTES, segments + arenas);
     stat_put_format(row, ".workers", "%u/%u", (unsigned)alive, (unsigned)size);
-    stat_put_text(row, ".missing", stat_job_missing_text(job, text, sizeof(text)) ? text : NULL);
     return STAT_ROW;
 }
 
@@ -146,15 +144,24 @@ static void text_worker(const struct stat_worker *worker)
     printf("\n");
 }
 
+void stat_problem_text(const struct stat_worker *worker)
+{
+    struct stat_flow flow;
+
+    stat_flow_begin(&flow, "problem");
+    stat_flow_add(&flow, "worker %d -", worker->rank);
+    stat_flow_words(&flow, worker->problem);
+    stat_flow_end(&flow);
+}
+
 void stat_workers_text(const struct stat_job *job, const struct stat_part *parts)
 {
-    static const struct stat_part problem[] = {
-        { .make = stat_worker_row, .label = "problem", .pattern = "{problem...}" }, { 0 },
-    };
-
     for (struct stat_worker *worker = NULL; (worker = stat_next(job, worker)) != NULL;) {
         text_worker(worker);
-        stat_parts_text(worker->control != NULL ? parts : problem, job, worker);
+        if (worker->control != NULL)
+            stat_parts_text(parts, job, worker);
+        else
+            stat_problem_text(worker);
     }
 }
 
@@ -170,7 +177,6 @@ static int counter_row(const struct stat_worker *worker, int index, const char *
                  stat_counter(worker, BXI_C_##name));
     BXI_COUNTERS(PUT)
 #undef PUT
-    stat_put(row, ".busy", STAT_COUNT, (uint64_t)stat_pool_busy(worker));
     return STAT_ROW;
 }
 
@@ -187,6 +193,16 @@ int stat_gpu_counter_row(const struct stat_job *job, const struct stat_worker *w
     return counter_row(worker, index, "gpu_", row);
 }
 
+int stat_pool_row(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row)
+{
+    (void)job;
+    if (index > 0 || worker->control == NULL)
+        return STAT_END;
+    stat_put(row, "threads", STAT_COUNT, stat_counter(worker, BXI_C_pool_threads));
+    stat_put(row, "busy", STAT_COUNT, (uint64_t)stat_pool_busy(worker));
+    return STAT_ROW;
+}
+
 int stat_arena_row(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row)
 {
     const struct bxi_header *header = worker->control != NULL ? &worker->control->header : NULL;
@@ -199,8 +215,6 @@ int stat_arena_row(const struct stat_job *job, const struct stat_worker *worker,
     stat_put(row, "committed_bytes", STAT_BYTES, stat_word(&header->arena_committed));
     stat_put(row, "high_water_bytes", STAT_BYTES, stat_word(&header->arena_high_water));
     stat_put(row, "shm_bytes", STAT_BYTES, worker->arena.held);
-    stat_put(row, ".tensors_sent", STAT_COUNT, stat_counter(worker, BXI_C_tensors_sent));
-    stat_put(row, ".tensors_copied", STAT_COUNT, stat_counter(worker, BXI_C_tensors_copied));
     return STAT_ROW;
 }
 
@@ -219,7 +233,6 @@ int stat_function_row(const struct stat_job *job, const struct stat_worker *work
     stat_printable(name, sizeof(name), function->name, BXI_NAME_BYTES);
     stat_put_text(row, "name", name);
     stat_put_text(row, "kind", stat_kind_name(function->kind));
-    stat_put_text(row, ".comma", (uint32_t)index + 1 < count ? "," : "");
     return STAT_ROW;
 }
 
@@ -282,7 +295,7 @@ int stat_loan_row(const struct stat_job *job, const struct stat_worker *worker, 
     if (stat_word(&loans->granted) == 0 && stat_word(&loans->leases) == 0 && stat_word(&loans->borrowed_total) == 0 &&
         stat_word(&loans->borrowed) == 0)
         return STAT_SKIP;
-    stat_put(row, "peer", STAT_COUNT, (uint64_t)peer);
+    stat_put(row, "peer", STAT_ID, (uint64_t)peer);
     stat_put_text(row, "peer_name", stat_peer_name(job, peer));
     stat_put(row, "leases", STAT_COUNT, stat_word(&loans->leases));
     stat_put(row, "bytes", STAT_BYTES, stat_word(&loans->bytes));
@@ -293,6 +306,5 @@ int stat_loan_row(const struct stat_job *job, const struct stat_worker *worker, 
     stat_put(row, "taken_back", STAT_COUNT, stat_word(&loans->taken_back));
     stat_put(row, "borrowed", STAT_COUNT, stat_word(&loans->borrowed));
     stat_put(row, "borrowed_total", STAT_COUNT, stat_word(&loans->borrowed_total));
-    stat_put_text(row, ".name", peer == worker->rank ? "(itself)" : stat_peer_name(job, peer));
     return STAT_ROW;
 }

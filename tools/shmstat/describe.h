@@ -16,6 +16,7 @@ int stat_worker_row(const struct stat_job *job, const struct stat_worker *worker
 int stat_counter_row(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row);
 int stat_gpu_counter_row(const struct stat_job *job, const struct stat_worker *worker, int index,
                          struct stat_row *row);
+int stat_pool_row(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row);
 int stat_arena_row(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row);
 
 /* By function index; by peer: rings that are open, loans with peers to whom anything was ever lent or borrowed. */
@@ -33,6 +34,8 @@ void stat_json_worker(const struct stat_worker *worker);
 void stat_job_json(const struct stat_job *job, const struct stat_part *parts);
 /* "job NAME.INSTANCE: STATE", without the end of the line. */
 void stat_job_text(const struct stat_job *job);
+/* A line that says why the worker cannot be read. */
+void stat_problem_text(const struct stat_worker *worker);
 /* A blank line and one with rank, name, pid, state and activity of each worker; below it, these parts of a READABLE
  * one, or why it cannot be read. */
 void stat_workers_text(const struct stat_job *job, const struct stat_part *parts);

@@ -42,41 +42,30 @@ int stat_device_row(const struct stat_job *job, const struct stat_worker *worker
     uint32_t order = stat_gpu_order(gpu, (uint32_t)index);
     bool is_fallback = stat_gpu_is_fallback(worker, order);
 
-    stat_put(row, "device", STAT_COUNT, (uint64_t)index);
+    stat_put(row, "device", STAT_ID, (uint64_t)index);
     stat_put_text(row, "uuid", stat_uuid_text(gpu->region.head.device[index]));
     stat_put_text(row, "order", stat_order_name(order));
     stat_put(row, "is_fallback", STAT_FLAG, is_fallback);
     stat_put(row, ".order", STAT_COUNT, order);
-    stat_put_text(row, ".unordered", order == 0 ? "no stream of it is open" : NULL);
-    stat_put_text(row, ".why", order <= BXI_GPU_HOST_WORDS ? NULL : is_fallback ? "(a fallback)" : "(asked for)");
     stat_put(row, ".retiring", STAT_COUNT, sum_slabs(gpu, index, true, &bytes));
     stat_put(row, ".slabs", STAT_COUNT, sum_slabs(gpu, index, false, &bytes));
     stat_put(row, ".slab_bytes", STAT_BYTES, bytes);
     return STAT_ROW;
 }
 
-/* The list of those that have the slab open now, or were killed while they had; and its texts. Returns how many. */
-static size_t put_openers(struct stat_row *row, const struct stat_job *job, const struct stat_worker *worker, int slab,
-                          bool alive)
+/* The list of those that have the slab open now, or were killed while they had. */
+static void put_openers(struct stat_row *row, const struct stat_job *job, const struct stat_worker *worker, int slab,
+                        bool alive)
 {
     uint64_t ranks[BXI_WORLD_MAX];
-    size_t count = stat_gpu_openers(job, worker, (uint32_t)slab, alive, ranks);
 
-    stat_put_list(row, alive ? "open_in" : "was_open_in", ranks, count);
-    if (count > 0)
-        stat_put_format(row, alive ? ".open" : ".was_open", "%s in %zu:", alive ? "open" : "was open", count);
-    else
-        stat_put_text(row, alive ? ".open" : ".was_open", NULL);
-    stat_put_names(row, alive ? ".openers" : ".were_openers");
-    for (size_t i = 0; i < count; i++)
-        stat_add_name(row, "%d %s", (int)ranks[i], stat_peer_name(job, (int)ranks[i]));
-    return count;
+    stat_put_list(row, alive ? "open_in" : "was_open_in", ranks,
+                  stat_gpu_openers(job, worker, (uint32_t)slab, alive, ranks));
 }
 
 static int slab_row(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row)
 {
     const struct bxi_gpu_slab_row *slab = &worker->gpu->region.slab[index];
-    size_t openers;
     int device;
 
     if (index >= BXI_GPU_SLABS)
@@ -84,16 +73,14 @@ static int slab_row(const struct stat_job *job, const struct stat_worker *worker
     if (stat_slab_state(slab) == BXI_GPU_SLAB_EMPTY)
         return STAT_SKIP;
     device = stat_gpu_device_of(worker->gpu, slab);
-    stat_put(row, "slab", STAT_COUNT, (uint64_t)index);
+    stat_put(row, "slab", STAT_ID, (uint64_t)index);
     stat_put(row, "generation", STAT_COUNT, stat_slab_generation(slab));
     stat_put_text(row, "state", stat_slab_state_name(stat_slab_state(slab)));
     stat_put(row, "bytes", STAT_BYTES, slab->bytes);
     stat_put_text(row, "export", (slab->flags & BXI_GPU_SLAB_FD) != 0 ? "fd" : "handle");
-    stat_put_if(row, device >= 0, "device", STAT_COUNT, (uint64_t)device);
-    stat_put_text(row, ".unopened", device < 0 ? "on a device that is not open yet," : NULL);
-    openers = put_openers(row, job, worker, index, true);
-    openers += put_openers(row, job, worker, index, false);
-    stat_put_text(row, ".nowhere", openers == 0 ? "open nowhere else" : NULL);
+    stat_put_if(row, device >= 0, "device", STAT_ID, (uint64_t)device);
+    put_openers(row, job, worker, index, true);
+    put_openers(row, job, worker, index, false);
     return STAT_ROW;
 }
 
@@ -106,15 +93,11 @@ static int lane_row(const struct stat_job *job, const struct stat_worker *worker
         return STAT_END;
     if (stat_gpu_lane_order(gpu, index) == 0)
         return STAT_SKIP;
-
-    bool is_poisoned = stat_lane_is_poisoned(gpu, index);
-
-    stat_put(row, "lane", STAT_COUNT, (uint64_t)index);
-    stat_put(row, "device", STAT_COUNT, gpu->region.lane[index].device);
+    stat_put(row, "lane", STAT_ID, (uint64_t)index);
+    stat_put(row, "device", STAT_ID, gpu->region.lane[index].device);
     stat_put_text(row, "order", stat_order_name(stat_gpu_lane_order(gpu, index)));
     stat_put(row, "word", STAT_COUNT, stat_word(&gpu->region.word[index].value) & ~BXI_GPU_POISON);
-    stat_put(row, "poisoned", STAT_FLAG, is_poisoned);
-    stat_put_text(row, ".poisoned", is_poisoned ? "and is poisoned" : NULL);
+    stat_put(row, "poisoned", STAT_FLAG, stat_lane_is_poisoned(gpu, index));
     return STAT_ROW;
 }
 
@@ -126,17 +109,12 @@ static int borrow_row(const struct stat_job *job, const struct stat_worker *work
     if ((size_t)index >= worker->gpu->borrow_count)
         return STAT_END;
     slab = stat_gpu_row_of(job, borrow);
-    stat_put(row, "peer", STAT_COUNT, (uint64_t)borrow->peer);
+    stat_put(row, "peer", STAT_ID, (uint64_t)borrow->peer);
     stat_put_text(row, "peer_name", stat_peer_name(job, borrow->peer));
-    stat_put(row, "slab", STAT_COUNT, borrow->slab);
+    stat_put(row, "slab", STAT_ID, borrow->slab);
     stat_put(row, "generation", STAT_COUNT, borrow->generation);
     stat_put_text(row, "state", slab != NULL ? stat_slab_state_name(stat_slab_state(slab)) : NULL);
     stat_put_if(row, slab != NULL, "bytes", STAT_BYTES, slab != NULL ? slab->bytes : 0);
-    stat_put_text(row, ".unknown", slab != NULL ? NULL : "");
-    if (index == 0 || borrow[-1].peer != borrow->peer)
-        stat_put_format(row, ".owner", "%d %s:", borrow->peer, stat_peer_name(job, borrow->peer));
-    else
-        stat_put_text(row, ".owner", NULL);
     return STAT_ROW;
 }
 
@@ -160,7 +138,6 @@ int stat_gpu_row(const struct stat_job *job, const struct stat_worker *worker, i
     stat_put_text(row, "problem", gpu->problem);
     stat_put_if(row, gpu->problem == NULL, ".poisoned", STAT_COUNT, poisoned);
     stat_put_if(row, gpu->problem == NULL, ".refusals", STAT_COUNT, stat_gpu_refused(gpu));
-    stat_put_text(row, ".refused", stat_gpu_refused(gpu) > 0 ? "memory of these devices cannot be mapped:" : NULL);
     put_uuids(row, "known", gpu->region.head.known, stat_gpu_known(gpu));
     put_uuids(row, "refused", gpu->region.head.refused, stat_gpu_refused(gpu));
     return STAT_ROW;
@@ -169,37 +146,15 @@ int stat_gpu_row(const struct stat_job *job, const struct stat_worker *worker, i
 /* ---- Parts -------------------------------------------------------------------------------------- */
 
 const struct stat_part stat_gpu_parts[] = {
-    { .make = stat_gpu_row, .label = "gpu", .pattern = "{problem...}" },
-    { .key = "devices", .shape = STAT_LIST_OF, .make = stat_device_row, .label = "device {device}",
-      .pattern = "{uuid},|{.unordered}|ordered by {order}|{.why}" },
-    { .make = stat_gpu_counter_row, .label = "gpu",
-      .pattern = "{gpu_bytes} held,|{gpu_bytes_used} in tensors;|staged {gpu_staged_bytes}, copied {gpu_copied_bytes};|"
-                 "slabs opened {gpu_slabs_opened}, closed {gpu_slabs_closed}" },
-    { .make = stat_gpu_counter_row, .label = "streams",
-      .pattern = "marks {gpu_marks}, waits {gpu_waits}, saved {gpu_waits_saved};|host synchronises "
-                 "{gpu_host_synchronises}, word reads {gpu_word_reads}, fallbacks {gpu_fallbacks}" },
-    { .key = "slabs", .shape = STAT_LIST_OF, .make = slab_row, .label = "slab {slab}",
-      .pattern = "generation {generation}, {state},|{bytes}|on device {device},|{.unopened}|{.open}|{.openers...}|"
-                 "{.was_open}|{.were_openers...}|{.nowhere}" },
-    { .key = "lanes", .shape = STAT_LIST_OF, .make = lane_row, .label = "lane {lane}",
-      .pattern = "of device {device},|{order},|has come to {word}|{.poisoned}" },
-    { .key = "borrowed", .shape = STAT_GROUPED, .make = borrow_row, .label = "borrowed",
-      .pattern = "{.owner}|slab {slab}|(generation {generation}, {state}, {bytes})|"
-                 "(generation {generation}){.unknown}" },
-    { .make = stat_gpu_row, .label = "refused", .pattern = "{.refused...}|{refused...}" },
+    { .key = "devices", .shape = STAT_LIST_OF, .make = stat_device_row },
+    { .key = "slabs", .shape = STAT_LIST_OF, .make = slab_row },
+    { .key = "lanes", .shape = STAT_LIST_OF, .make = lane_row },
+    { .key = "borrowed", .shape = STAT_LIST_OF, .make = borrow_row },
     { 0 },
 };
 
-/* A worker that has no GPU open. */
-static int none_row(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row)
-{
-    (void)job, (void)row;
-    return worker->gpu == NULL && index == 0 ? STAT_ROW : STAT_END;
-}
-
 static const struct stat_part parts[] = {
     { .key = "counters", .make = stat_gpu_counter_row },
-    { .make = none_row, .label = "gpu", .pattern = "none is open" },
     { .key = "gpu", .make = stat_gpu_row, .inner = stat_gpu_parts },
     { 0 },
 };

@@ -221,7 +221,7 @@ static void make_row(const struct bxi_hist *hist, int leg, struct stat_row *row)
     stat_put_list(row, "bucket_samples", counts, count);
 }
 
-/* ---- Text ----------------------------------------------------------------------------------------- */
+/* ---- Forms ---------------------------------------------------------------------------------------- */
 
 /* Which function, and who calls it. */
 static void function_row(const struct stat_job *job, const struct rows *rows, size_t first, size_t end,
@@ -240,36 +240,22 @@ static void function_row(const struct stat_job *job, const struct rows *rows, si
                       (unsigned long long)stat_hist_samples(rows->list[i].hist, BXI_LEG_WHOLE));
 }
 
-int stat_hists_text(const struct stat_job *job)
+static void text_function(const struct stat_row *function, const struct bxi_hist *merged, struct stat_table *table)
 {
-    struct stat_table table = { .columns = columns };
-    struct bxi_hist merged;
+    const size_t all = sizeof(columns) / sizeof(columns[0]);
     struct stat_row row;
-    struct rows rows;
 
-    if (collect(job, &rows) < 0)
-        return -ENOMEM;
-    if (rows.count > 0)
-        printf("\n");
-    for (size_t first = 0, end; first < rows.count; first = end) {
-        end = merge(&rows, first, &merged);
-        stat_table_titles(&table, sizeof(columns) / sizeof(columns[0]));
-        function_row(job, &rows, first, end, &row);
-        printf("%s of %s\n", (const char *)stat_row_field(&row, "function")->at,
-               (const char *)stat_row_field(&row, "callee_name")->at);
-        stat_row_line("called by", "{.callers...}", &row);
-        for (int leg = 0; leg < BXI_LEGS; leg++) {
-            make_row(&merged, leg, &row);
-            /* A leg without samples has no further columns. */
-            table.count = stat_hist_samples(&merged, leg) > 0 ? sizeof(columns) / sizeof(columns[0]) : 2;
-            stat_table_row(&table, &row);
-        }
+    stat_table_titles(table, all);
+    printf("%s of %s\n", (const char *)stat_row_field(function, "function")->at,
+           (const char *)stat_row_field(function, "callee_name")->at);
+    stat_names_line("called by", stat_row_field(function, ".callers"));
+    for (int leg = 0; leg < BXI_LEGS; leg++) {
+        make_row(merged, leg, &row);
+        /* A leg without samples has no further columns. */
+        table->count = stat_hist_samples(merged, leg) > 0 ? all : 2;
+        stat_table_row(table, &row);
     }
-    free(rows.list);
-    return 0;
 }
-
-/* ---- JSON ----------------------------------------------------------------------------------------- */
 
 static void json_legs(const struct bxi_hist *hist)
 {
@@ -284,37 +270,50 @@ static void json_legs(const struct bxi_hist *hist)
     }
 }
 
-static void json_caller(const struct stat_job *job, const struct row *row)
+static void json_function(const struct stat_job *job, const struct rows *rows, size_t first, size_t end,
+                          const struct bxi_hist *merged)
 {
+    struct stat_row row;
+
     stat_json_open(NULL, '{');
-    stat_json_u64("caller", (uint64_t)row->caller);
-    stat_json_text("caller_name", stat_peer_name(job, row->caller));
-    json_legs(row->hist);
+    json_legs(merged);
+    function_row(job, rows, first, end, &row);
+    stat_row_json(&row);
+    stat_json_open("callers", '[');
+    for (size_t i = first; i < end; i++) {
+        stat_json_open(NULL, '{');
+        stat_json_u64("caller", (uint64_t)rows->list[i].caller);
+        stat_json_text("caller_name", stat_peer_name(job, rows->list[i].caller));
+        json_legs(rows->list[i].hist);
+        stat_json_close('}');
+    }
+    stat_json_close(']');
     stat_json_close('}');
 }
 
-int stat_hists_json(const struct stat_job *job)
+int stat_hists_print(const struct stat_job *job, bool json)
 {
+    struct stat_table table = { .columns = columns };
     struct bxi_hist merged;
     struct stat_row row;
     struct rows rows;
 
     if (collect(job, &rows) < 0)
         return -ENOMEM;
-    stat_json_open("latencies", '[');
+    if (json)
+        stat_json_open("latencies", '[');
+    else if (rows.count > 0)
+        printf("\n");
     for (size_t first = 0, end; first < rows.count; first = end) {
         end = merge(&rows, first, &merged);
-        stat_json_open(NULL, '{');
-        json_legs(&merged);
         function_row(job, &rows, first, end, &row);
-        stat_row_json(&row);
-        stat_json_open("callers", '[');
-        for (size_t i = first; i < end; i++)
-            json_caller(job, &rows.list[i]);
-        stat_json_close(']');
-        stat_json_close('}');
+        if (json)
+            json_function(job, &rows, first, end, &merged);
+        else
+            text_function(&row, &merged, &table);
     }
-    stat_json_close(']');
+    if (json)
+        stat_json_close(']');
     free(rows.list);
     return 0;
 }

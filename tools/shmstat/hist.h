@@ -16,8 +16,7 @@ void stat_hist_name(const struct bxi_hist *hist, char name[BXI_NAME_BYTES]);    
 const char *stat_leg_name(int leg);
 uint64_t stat_hist_samples(const struct bxi_hist *hist, int leg);
 
-/* How long calls took, by function: a table, and the list "latencies". 0, -ENOMEM. */
-int stat_hists_text(const struct stat_job *job);
-int stat_hists_json(const struct stat_job *job);
+/* How long calls took, by function: a table, or the list "latencies" of JSON. 0, -ENOMEM. */
+int stat_hists_print(const struct stat_job *job, bool json);
 
 #endif

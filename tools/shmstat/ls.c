@@ -6,36 +6,39 @@
 #include "list.h"
 #include "shmstat.h"
 
+#include <stdio.h>
+
 static const struct stat_column columns[] = {
     { "JOB", "job", -31 },  { "STATE", "state", -8 },      { "WORKERS", ".workers", 7 },
     { "UP", "age_seconds", 11 }, { "MEMORY", "shm_bytes", 10 },
 };
 
-/* A process, and which of its rank it is. */
-static int pid_row(const struct stat_job *job, const struct stat_worker *none, int rank, struct stat_row *row)
+static void text_job(const struct stat_job *job)
 {
-    const struct stat_worker *worker = rank < BXI_WORLD_MAX ? job->workers[rank] : NULL;
+    struct stat_flow flow;
+    char missing[1024];
 
-    (void)none;
-    if (worker == NULL || worker->pid == 0)
-        return rank < BXI_WORLD_MAX ? STAT_SKIP : STAT_END;
-    stat_put(row, "pid", STAT_COUNT, worker->pid);
-    stat_put_text(row, "dead", stat_worker_alive(worker) ? "" : "(dead)");
-    if (stat_generation(worker) > 1)
-        stat_put_format(row, "generation", "(gen %u)", stat_generation(worker));
-    else
-        stat_put_text(row, "generation", "");
-    return STAT_ROW;
+    stat_flow_begin(&flow, "instance");
+    stat_flow_add(&flow, "%016llx", (unsigned long long)job->instance);
+    stat_flow_end(&flow);
+    stat_flow_begin(&flow, "pids");
+    for (struct stat_worker *worker = NULL; (worker = stat_next(job, worker)) != NULL;) {
+        char generation[24] = "";
+
+        if (stat_generation(worker) > 1)
+            snprintf(generation, sizeof(generation), "(gen %u)", stat_generation(worker));
+        if (worker->pid != 0)
+            stat_flow_add(&flow, "%u%s%s", worker->pid, generation, stat_worker_alive(worker) ? "" : "(dead)");
+    }
+    stat_flow_end(&flow);
+    for (struct stat_worker *worker = NULL; (worker = stat_next(job, worker)) != NULL;)
+        if (worker->control == NULL)
+            stat_problem_text(worker);
+    stat_flow_begin(&flow, "waits");
+    if (stat_job_missing_text(job, missing, sizeof(missing)))
+        stat_flow_words(&flow, missing);
+    stat_flow_end(&flow);
 }
-
-static const struct stat_part parts[] = {
-    { .make = stat_job_row, .label = "instance",
-      .pattern = "{instance}, segments {segment_bytes}, arenas {arena_bytes}" },
-    { .shape = STAT_JOINED, .make = pid_row, .label = "pids", .pattern = "{pid}{generation}{dead}" },
-    { .make = stat_problem_row, .label = "problem", .pattern = "worker {rank} -|{problem...}" },
-    { .make = stat_job_row, .label = "waits", .pattern = "{.missing...}" },
-    { 0 },
-};
 
 static int print_job(struct stat_job *job, const struct stat_options *options)
 {
@@ -46,7 +49,7 @@ static int print_job(struct stat_job *job, const struct stat_options *options)
         return STAT_FINE;
     }
     stat_table_rows(&table, stat_job_row, job, NULL);
-    stat_parts_text(parts, job, NULL);
+    text_job(job);
     return STAT_FINE;
 }
 

@@ -163,6 +163,5 @@ int stat_objects_row(const struct stat_job *job, const struct stat_worker *worke
     stat_put(row, "unshown", STAT_COUNT, stat_objects_unshown(worker));
     stat_put_real(row, "oldest_seconds", STAT_SECONDS,
                   worker->object_count > 0 ? stat_since(stat_word(&worker->objects[0].since_ns), CLOCK_MONOTONIC) : -1);
-    stat_put_text(row, ".unshown", stat_objects_unshown(worker) > 0 ? "" : NULL);
     return STAT_ROW;
 }

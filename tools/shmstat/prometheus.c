@@ -78,7 +78,7 @@ static const struct metric metrics[] = {
     { "worker_spinning", stat_worker_row, ".spinning", NULL, "1 while a thread of it spins for work" },
     { "worker_stopped", stat_worker_row, ".stopped", NULL, "1 while its process is stopped by a signal" },
     { "worker_start_time_seconds", stat_worker_row, ".started", NULL, "when its segment was made, since the epoch" },
-    { "pool_threads_busy", stat_counter_row, ".busy", NULL, "threads of the pool that run a handler" },
+    { "pool_threads_busy", stat_pool_row, "busy", NULL, "threads of the pool that run a handler" },
     { "segment_shm_bytes", stat_worker_row, ".segment", NULL, "pages of /dev/shm that its segment takes" },
     { "arena_shm_bytes", stat_worker_row, ".arena", NULL, "pages of /dev/shm that its arena takes" },
     { "arena_size_bytes", stat_arena_row, "bytes", NULL, "most that its arena may take" },
@@ -124,15 +124,6 @@ static const struct metric metrics[] = {
 
 /* ---- All of it ---------------------------------------------------------------------------------- */
 
-typedef void (*visit_fn)(const struct stat_job *job, const struct stat_worker *worker, const void *context);
-
-static void each_worker(const struct stat_jobs *jobs, visit_fn visit, const void *context)
-{
-    for (size_t i = 0; i < jobs->count; i++)
-        for (struct stat_worker *worker = NULL; (worker = stat_next(&jobs->list[i], worker)) != NULL;)
-            visit(&jobs->list[i], worker, context);
-}
-
 /* The labels of a device; also its order, for the metric that is about the order. */
 static void put_device(const struct metric *metric, const struct stat_row *row)
 {
@@ -141,9 +132,8 @@ static void put_device(const struct metric *metric, const struct stat_row *row)
         printf(",order=\"%s\"", (const char *)stat_row_field(row, "order")->at);
 }
 
-static void put_metric(const struct stat_job *job, const struct stat_worker *worker, const void *context)
+static void put_metric(const struct metric *metric, const struct stat_job *job, const struct stat_worker *worker)
 {
-    const struct metric *metric = context;
     bool is_pair = metric->make == stat_ring_row || metric->make == peer_row || metric->make == stat_loan_row ||
                    metric->make == stat_held_row;
     struct stat_row row;
@@ -167,7 +157,9 @@ static void put_samples(const struct stat_jobs *jobs, const struct metric *metri
     bool is_counter = length > 6 && strcmp(metric->name + length - 6, "_total") == 0;
 
     put_head(metric->name, is_counter ? "counter" : "gauge", metric->help);
-    each_worker(jobs, put_metric, metric);
+    for (size_t i = 0; i < jobs->count; i++)
+        for (struct stat_worker *worker = NULL; (worker = stat_next(&jobs->list[i], worker)) != NULL;)
+            put_metric(metric, &jobs->list[i], worker);
 }
 
 /* Two of them are levels and not counters. */
@@ -223,15 +215,16 @@ static void put_leg(const struct series *series)
     printf("} %llu\n", (unsigned long long)samples);
 }
 
-static void put_hists(const struct stat_job *job, const struct stat_worker *worker, const void *context)
+static void put_hists(const struct stat_job *job)
 {
-    (void)context;
-    for (uint32_t i = 0; worker->control != NULL && i < worker->hist_count; i++) {
-        struct series series = { .job = job, .worker = worker, .hist = &worker->hists[i] };
+    for (struct stat_worker *worker = NULL; (worker = stat_next_reader(job, worker)) != NULL;) {
+        for (uint32_t i = 0; i < worker->hist_count; i++) {
+            struct series series = { .job = job, .worker = worker, .hist = &worker->hists[i] };
 
-        for (series.leg = 0; series.leg < BXI_LEGS; series.leg++)
-            if (stat_hist_callee(worker, series.hist, &series.peer))
-                put_leg(&series);
+            for (series.leg = 0; series.leg < BXI_LEGS; series.leg++)
+                if (stat_hist_callee(worker, series.hist, &series.peer))
+                    put_leg(&series);
+        }
     }
 }
 
@@ -240,7 +233,8 @@ static void put_all(const struct stat_jobs *jobs)
     for (size_t i = 0; i < sizeof(metrics) / sizeof(metrics[0]); i++)
         put_samples(jobs, &metrics[i]);
     put_head("call_seconds", "histogram", "calls that the worker measured, of each function of peer, and their legs");
-    each_worker(jobs, put_hists, NULL);
+    for (size_t i = 0; i < jobs->count; i++)
+        put_hists(&jobs->list[i]);
 #define PUT_COUNTER(name, domain, text) put_counter(jobs, #name, text);
     BXI_COUNTERS(PUT_COUNTER)
 #undef PUT_COUNTER

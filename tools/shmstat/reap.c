@@ -4,7 +4,7 @@
  *
  * Lists it; with --yes, removes it. No decision depends on a pid: bxi_object_reap unlinks an object of shared memory
  * under its owner lock, and a job's socket is unlinked under the lock of its lock file, which rank 0 holds while it
- * lives; so is the file of the joiners' mutex, under its own. The door of a worker is dead if connect(2) is refused. An
+ * lives; so is the lock file itself, and the file of the joiners' mutex under its own lock. The door of a worker is dead if connect(2) is refused. An
  * object that is locked again between the list and the removal stays. A job with a living worker is not touched: its
  * survivors remove what their dead left.
  */
@@ -17,6 +17,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,10 +27,6 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#define LOCK_SUFFIX ".lock"
-#define SOCKET_SUFFIX ".sock"
-#define JOIN_SUFFIX ".join"
-#define DOOR_SUFFIX ".door"
 #define PATH_BYTES 512
 
 struct reaping {
@@ -134,24 +131,24 @@ static bool exists(const char *path)
     return lstat(path, &status) == 0;
 }
 
-/* Takes the lock and removes a job's socket and lock file, as the next rank 0 of that name would. False if the lock is
- * held. */
-static bool sweep(const char *socket_path, const char *lock_path)
+/* Removes the file under the lock, and a lock file that was not there before. False if the lock is held. */
+static bool sweep(const char *path, const char *lock_path)
 {
     struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
+    bool had_lock = exists(lock_path);
     int fd = open(lock_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
     bool taken = fd >= 0 && fcntl(fd, F_OFD_SETLK, &lock) == 0 && leads_to(lock_path, fd);
 
-    if (taken) {
-        unlink(socket_path);
+    if (taken)
+        unlink(path);
+    if (taken && !had_lock)
         unlink(lock_path);
-    }
     if (fd >= 0)
         close(fd);
     return taken;
 }
 
-/* True if a rank 0 holds the lock. */
+/* True if somebody holds the lock. */
 static bool is_held(const char *lock_path)
 {
     struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
@@ -171,36 +168,6 @@ static bool has_living(const struct stat_jobs *jobs, const char *name)
     return false;
 }
 
-static void reap_socket(struct reaping *reaping, const char *directory, const char *job)
-{
-    char socket_path[PATH_BYTES], lock_path[PATH_BYTES];
-
-    snprintf(socket_path, sizeof(socket_path), "%s/%s" SOCKET_SUFFIX, directory, job);
-    snprintf(lock_path, sizeof(lock_path), "%s/%s" LOCK_SUFFIX, directory, job);
-    if (is_held(lock_path))
-        return;
-
-    bool had_socket = exists(socket_path), had_lock = exists(lock_path);
-    bool taken = reaping->options->yes && sweep(socket_path, lock_path);
-    bool yes = reaping->options->yes;
-
-    if (had_socket)
-        report(reaping, socket_path, 0, job, taken && exists(socket_path) ? EPERM : 0, yes && !exists(socket_path));
-    if (had_lock)
-        report(reaping, lock_path, 0, job, taken && exists(lock_path) ? EPERM : 0, yes && !exists(lock_path));
-}
-
-static void reap_mutex(struct reaping *reaping, const char *directory, const char *job)
-{
-    char path[PATH_BYTES];
-
-    snprintf(path, sizeof(path), "%s/%s" JOIN_SUFFIX, directory, job);
-    if (is_held(path))
-        return;
-    bool taken = reaping->options->yes && sweep(path, path);
-    report(reaping, path, 0, job, taken && exists(path) ? EPERM : 0, reaping->options->yes && !exists(path));
-}
-
 static bool nobody_listens(const char *path)
 {
     struct sockaddr_un address = { .sun_family = AF_UNIX };
@@ -215,49 +182,33 @@ static bool nobody_listens(const char *path)
     return is_refused;
 }
 
-static void reap_door(struct reaping *reaping, const char *directory, const char *file, const char *job)
+/* What the directory holds for a job. A file is dead if nobody has the lock of the job's file with that suffix; a door,
+ * if nobody listens at it. */
+static const struct kind {
+    const char *suffix, *lock_suffix;
+} kinds[] = {
+    { ".sock", ".lock" }, { ".lock", ".lock" }, { ".join", ".join" }, { ".door", NULL },
+};
+
+/* The kind of that file, and the job in its name: of a door in "JOB.INSTANCE.RANK.GENERATION.door". */
+static const struct kind *kind_of(const char *file, char job[NAME_MAX + 1])
 {
-    char path[PATH_BYTES];
-    int error = 0;
+    const char *suffix = strrchr(file, '.');
 
-    snprintf(path, sizeof(path), "%s/%s", directory, file);
-    if (!nobody_listens(path))
-        return;
-    if (reaping->options->yes && unlink(path) < 0 && errno != ENOENT)
-        error = errno;
-    report(reaping, path, 0, job, error, reaping->options->yes && error == 0);
-}
+    for (size_t i = 0; suffix != NULL && i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+        if (strcmp(suffix, kinds[i].suffix) != 0)
+            continue;
+        snprintf(job, NAME_MAX + 1, "%.*s", (int)(suffix - file), file);
+        for (int dots = kinds[i].lock_suffix == NULL ? 3 : 0; dots > 0; dots--) {
+            char *dot = strrchr(job, '.');
 
-/* file is `stem` and that suffix. */
-static bool has_suffix(const char *file, const char *suffix, char *stem, size_t bytes)
-{
-    size_t length = strlen(file), tail = strlen(suffix);
-
-    if (length <= tail || length - tail >= bytes || strcmp(file + length - tail, suffix) != 0)
-        return false;
-    memcpy(stem, file, length - tail);
-    stem[length - tail] = '\0';
-    return true;
-}
-
-/* The job of "JOB.INSTANCE.RANK.GENERATION.door". */
-static bool is_door(const char *file, char *job)
-{
-    char stem[256];
-
-    if (!has_suffix(file, DOOR_SUFFIX, stem, sizeof(stem)))
-        return false;
-    for (int i = 0; i < 3; i++) {
-        char *dot = strrchr(stem, '.');
-
-        if (dot == NULL)
-            return false;
-        *dot = '\0';
+            if (dot == NULL)
+                return NULL;
+            *dot = '\0';
+        }
+        return job[0] != '\0' && strlen(job) < BXI_NAME_BYTES ? &kinds[i] : NULL;
     }
-    if (stem[0] == '\0' || strlen(stem) >= BXI_NAME_BYTES)
-        return false;
-    strcpy(job, stem);
-    return true;
+    return NULL;
 }
 
 static bool is_selected(struct reaping *reaping, const struct stat_jobs *jobs, const char *job)
@@ -268,24 +219,22 @@ static bool is_selected(struct reaping *reaping, const struct stat_jobs *jobs, c
     return !has_living(jobs, job);
 }
 
-/* Socket and lock file are one entry: at the lock file, or at the socket if there is no lock file. */
 static void reap_file(struct reaping *reaping, const struct stat_jobs *jobs, const char *directory, const char *file)
 {
-    char job[BXI_NAME_BYTES], lock_path[PATH_BYTES];
+    char job[NAME_MAX + 1], path[PATH_BYTES], lock_path[PATH_BYTES] = "";
+    const struct kind *kind = kind_of(file, job);
+    bool taken = false;
 
-    if (has_suffix(file, LOCK_SUFFIX, job, sizeof(job))) {
-        if (is_selected(reaping, jobs, job))
-            reap_socket(reaping, directory, job);
-    } else if (has_suffix(file, SOCKET_SUFFIX, job, sizeof(job))) {
-        snprintf(lock_path, sizeof(lock_path), "%s/%s" LOCK_SUFFIX, directory, job);
-        if (!exists(lock_path) && is_selected(reaping, jobs, job))
-            reap_socket(reaping, directory, job);
-    } else if (has_suffix(file, JOIN_SUFFIX, job, sizeof(job))) {
-        if (is_selected(reaping, jobs, job))
-            reap_mutex(reaping, directory, job);
-    } else if (is_door(file, job) && is_selected(reaping, jobs, job)) {
-        reap_door(reaping, directory, file, job);
-    }
+    if (kind == NULL || !is_selected(reaping, jobs, job))
+        return;
+    snprintf(path, sizeof(path), "%s/%s", directory, file);
+    if (kind->lock_suffix != NULL)
+        snprintf(lock_path, sizeof(lock_path), "%s/%s%s", directory, job, kind->lock_suffix);
+    if (kind->lock_suffix != NULL ? is_held(lock_path) : !nobody_listens(path))
+        return;
+    if (reaping->options->yes)
+        taken = kind->lock_suffix != NULL ? sweep(path, lock_path) : unlink(path) == 0 || errno != ENOENT;
+    report(reaping, path, 0, job, taken && exists(path) ? EPERM : 0, reaping->options->yes && !exists(path));
 }
 
 static void reap_sockets(struct reaping *reaping, const struct stat_jobs *jobs)

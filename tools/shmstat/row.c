@@ -197,8 +197,6 @@ void stat_parts_json(const struct stat_part *parts, const struct stat_job *job, 
         bool is_list = part->shape != STAT_ONE;
         int index = 0;
 
-        if (part->key == NULL)
-            continue;
         if (is_list)
             stat_json_open(part->key, '[');
         while (next_row(part->make, job, worker, &index, &row)) {
@@ -233,101 +231,77 @@ static const char *field_text(const struct stat_field *field, char number[24])
     }
 }
 
-static bool ends_with(const char *text, size_t length, const char *end)
+static bool is_shown(const struct stat_field *field)
 {
-    return length >= strlen(end) && strncmp(text + length - strlen(end), end, strlen(end)) == 0;
+    if (field->name[0] == '.' || field->presence != STAT_PRESENT)
+        return false;
+    if (field->unit == STAT_TEXT)
+        return ((const char *)field->at)[0] != '\0';
+    return is_real(field) || field->unit == STAT_ID || field->count != 0;
 }
 
-/* Expands the pattern up to its end or a '|'; false if a value that it names is missing. */
-static bool expand(const char *pattern, const struct stat_row *row, char *to, size_t room)
+/* "oldest" of "oldest_seconds": the value has its unit. */
+static void spoken_name(const char *name, char spoken[32])
 {
-    bool is_whole = true;
-    size_t used = 0;
+    const char *unit = strstr(name, "_seconds");
 
-    to[0] = '\0';
-    while (*pattern != '\0' && *pattern != '|' && used < room) {
-        char name[32], number[24];
-        size_t length = strcspn(pattern, *pattern == '{' ? "}" : "{|");
+    snprintf(spoken, 32, "%.*s", unit != NULL ? (int)(unit - name) : 31, name);
+    for (char *at = spoken; (at = strchr(at, '_')) != NULL;)
+        *at = ' ';
+}
 
-        if (*pattern != '{') {
-            used += (size_t)snprintf(to + used, room - used, "%.*s", (int)length, pattern);
-            pattern += length;
+static void flow_field(struct stat_flow *flow, const struct stat_field *field)
+{
+    const char *text = field->at;
+    char name[32], number[24];
+
+    spoken_name(field->name, name);
+    stat_flow_words(flow, field->unit == STAT_TEXT ? text : name);
+    if (field->unit == STAT_LIST || field->unit == STAT_NAMES) {
+        for (uint64_t i = 0; i < field->count; i++) {
+            if (field->unit == STAT_LIST)
+                snprintf(number, sizeof(number), "%llu", (unsigned long long)((const uint64_t *)field->at)[i]);
+            stat_flow_add(flow, "%s", field->unit == STAT_LIST ? number : text);
+            text += field->unit == STAT_NAMES ? strlen(text) + 1 : 0;
+        }
+    } else if (field->unit != STAT_TEXT && field->unit != STAT_FLAG) {
+        stat_flow_add(flow, "%s", field_text(field, number));
+    }
+}
+
+/* Commas part the values; or the rows, if several stand in a line. */
+static void flow_row(struct stat_flow *flow, const struct stat_row *row, bool is_joined)
+{
+    bool is_first = true;
+
+    for (size_t i = 0; i < row->field_count; i++) {
+        if (!is_shown(&row->field[i]))
             continue;
-        }
-        snprintf(name, sizeof(name), "%.*s", (int)length - (ends_with(pattern, length, "...") ? 4 : 1), pattern + 1);
-        const struct stat_field *field = stat_row_field(row, name);
-        is_whole &= field->presence == STAT_PRESENT;
-        used += (size_t)snprintf(to + used, room - used, "%s", field_text(field, number));
-        pattern += length + 1;
+        flow->comma = is_first == is_joined;
+        flow_field(flow, &row->field[i]);
+        is_first = false;
     }
-    return is_whole;
-}
-
-static void flow_names(struct stat_flow *flow, const struct stat_field *field)
-{
-    const char *name = field->at;
-
-    for (uint64_t i = 0; i < field->count; i++, name += strlen(name) + 1)
-        stat_flow_add(flow, "%s%s", name, i + 1 < field->count ? "," : "");
-}
-
-static void flow_row(struct stat_flow *flow, const char *pattern, const struct stat_row *row)
-{
-    char piece[256], name[32];
-
-    for (;; pattern++) {
-        size_t length = strcspn(pattern, "|");
-        bool is_there = expand(pattern, row, piece, sizeof(piece)), is_broken = ends_with(pattern, length, "...}");
-        const struct stat_field *field = NULL;
-
-        if (is_there && is_broken) {
-            snprintf(name, sizeof(name), "%.*s", (int)length - 5, pattern + 1);
-            field = stat_row_field(row, name);
-        }
-        if (field != NULL && field->unit == STAT_NAMES)
-            flow_names(flow, field);
-        else if (field != NULL)
-            stat_flow_words(flow, piece);
-        else if (is_there)
-            stat_flow_add(flow, "%s", piece);
-        pattern += length;
-        if (*pattern == '\0')
-            return;
-    }
-}
-
-void stat_row_line(const char *label, const char *pattern, const struct stat_row *row)
-{
-    struct stat_flow flow;
-    char text[32];
-
-    expand(label, row, text, sizeof(text));
-    stat_flow_begin(&flow, text);
-    flow_row(&flow, pattern, row);
-    stat_flow_end(&flow);
 }
 
 static void part_text(const struct stat_part *part, const struct stat_job *job, const struct stat_worker *worker)
 {
-    bool is_joined = part->shape == STAT_JOINED || part->shape == STAT_GROUPED;
-    char head[256];
+    struct stat_table table = { .columns = part->columns, .count = part->column_count };
     struct stat_flow flow;
     struct stat_row row;
     int index = 0;
 
-    stat_flow_begin(&flow, part->label);
+    stat_flow_begin(&flow, part->key);
     while (next_row(part->make, job, worker, &index, &row)) {
-        if (part->shape == STAT_GROUPED && expand(part->pattern, &row, head, sizeof(head))) {
-            stat_flow_end(&flow);
-            stat_flow_begin(&flow, part->label);
+        if (part->columns != NULL) {
+            stat_table_row(&table, &row);
+            continue;
         }
-        if (is_joined)
-            flow_row(&flow, part->pattern, &row);
-        else
-            stat_row_line(part->label, part->pattern, &row);
+        flow_row(&flow, &row, part->shape == STAT_JOINED);
+        if (part->shape == STAT_LIST_OF) {
+            stat_flow_end(&flow);
+            stat_flow_begin(&flow, part->key);
+        }
     }
-    if (part->shape == STAT_JOINED && index == 1)
-        stat_flow_add(&flow, "none");
     stat_flow_end(&flow);
 }
 
@@ -337,10 +311,7 @@ void stat_parts_text(const struct stat_part *parts, const struct stat_job *job, 
     int index = 0;
 
     for (const struct stat_part *part = parts; part->make != NULL; part++, index = 0) {
-        if (part->label != NULL)
-            part_text(part, job, worker);
-        if (part->text != NULL)
-            part->text(job, worker);
+        part_text(part, job, worker);
         if (part->inner != NULL && next_row(part->make, job, worker, &index, &row))
             stat_parts_text(part->inner, job, worker);
     }
@@ -350,6 +321,17 @@ void stat_table_titles(struct stat_table *table, size_t count)
 {
     for (size_t i = 0; table->rows == 0 && i < count; i++)
         printf("%*s%c", table->columns[i].width, table->columns[i].title, i + 1 < count ? ' ' : '\n');
+}
+
+void stat_names_line(const char *label, const struct stat_field *field)
+{
+    const char *name = field->at;
+    struct stat_flow flow;
+
+    stat_flow_begin(&flow, label);
+    for (uint64_t i = 0; i < field->count; i++, name += strlen(name) + 1)
+        stat_flow_add(&flow, "%s%s", name, i + 1 < field->count ? "," : "");
+    stat_flow_end(&flow);
 }
 
 void stat_table_row(struct stat_table *table, const struct stat_row *row)
@@ -364,7 +346,7 @@ void stat_table_row(struct stat_table *table, const struct stat_row *row)
                i + 1 < table->count ? ' ' : '\n');
     table->rows++;
     if (table->label != NULL)
-        stat_row_line(table->label, table->pattern, row);
+        stat_names_line(table->label, stat_row_field(row, table->names));
 }
 
 void stat_table_rows(struct stat_table *table, stat_row_fn make, const struct stat_job *job,

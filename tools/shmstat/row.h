@@ -6,12 +6,12 @@
  * the value and its unit are written there, once. Each form then takes values out of the row by name:
  *
  *     JSON            all values in the row's order, except those whose name begins with a dot
- *     text            a line of 80 columns from a pattern, "on loan {leases}|of {bytes},"; or aligned columns
+ *     text            the same as lines of 80 columns: "peer 1 callee, leases 2, bytes 1.5 MiB"; or aligned columns
  *     Prometheus      one value as a number: stat_row_number; prometheus.c has the table of metrics
  *
  * The unit says how text prints a value ("1.5 MiB", "3 h 07 min"). A value may be missing: STAT_NONE if there is none
  * (no frame lies unread, a call has no deadline), STAT_NOT_KNOWN if it cannot be read. JSON prints null for both, text
- * columns "-" and "?"; a piece of a pattern that names such a value is left out; a metric takes NONE as 0.
+ * columns "-" and "?"; a line leaves such a value out, and zeroes too; a metric takes NONE as 0.
  *
  *     static int loan_row(const struct stat_job *job, const struct stat_worker *worker, int peer, struct stat_row *row)
  *     {
@@ -19,7 +19,7 @@
  *         stat_put(row, "bytes", STAT_BYTES, stat_word(&bxi_tables(worker->control)->loans[peer].bytes));
  *         return STAT_ROW;
  *     }
- *     { "loans", STAT_LIST_OF, loan_row, "loans", "on loan {leases}|of {bytes}" },
+ *     { .key = "loans", .shape = STAT_LIST_OF, .make = loan_row },
  *
  * The last line is a part (struct stat_part): what the JSON and the text of a subcommand have of a worker is a table of
  * parts, read by stat_parts_json and stat_parts_text.
@@ -38,13 +38,14 @@ struct stat_worker;
 
 enum stat_unit {
     STAT_COUNT,
+    STAT_ID,            /* as COUNT, but lines have it if it is 0 */
     STAT_BYTES,
     STAT_SECONDS,       /* text: "3 h 07 min" */
     STAT_INSTANT,       /* a time that may be short, in seconds; text: "1.23 us" */
     STAT_NS,            /* in nanoseconds, whole in JSON; text: "1.23 us" */
     STAT_FLAG,
-    STAT_TEXT,          /* "" is null in JSON */
-    STAT_LIST,          /* whole numbers; text: how many */
+    STAT_TEXT,          /* "" is null in JSON; a line has the text without its name */
+    STAT_LIST,          /* whole numbers; in a column: how many */
     STAT_NAMES,         /* a list of texts; text: parted by commas */
 };
 
@@ -98,9 +99,8 @@ typedef int (*stat_row_fn)(const struct stat_job *job, const struct stat_worker 
 
 void stat_row_json(const struct stat_row *row);         /* its keys, without a bracket */
 
-/* A line with a label, which is a pattern too. Pieces of a pattern are parted by '|'; a line is broken only between two
- * pieces. A piece "{name...}" is a sentence, or a list of names, which is broken between any two words, or names. */
-void stat_row_line(const char *label, const char *pattern, const struct stat_row *row);
+/* A line of NAMES, unless there are none. */
+void stat_names_line(const char *label, const struct stat_field *names);
 
 struct stat_column {
     const char *title;
@@ -111,7 +111,7 @@ struct stat_column {
 struct stat_table {
     const struct stat_column *columns;      /* parted by a blank */
     size_t count;
-    const char *label, *pattern;            /* of a line below each row; NULL: there is none */
+    const char *label, *names;              /* of a line below each row, of these NAMES unless there are none */
     size_t rows;                            /* printed so far: the titles come before the first */
 };
 
@@ -123,17 +123,16 @@ void stat_table_rows(struct stat_table *table, stat_row_fn make, const struct st
 
 /* What JSON and text have of one kind of row. A table of parts ends with an empty one. */
 struct stat_part {
-    const char *key;            /* NULL: it is not in JSON */
+    const char *key;            /* in JSON, and at the beginning of lines */
     enum stat_shape {
-        STAT_ONE,               /* JSON: an object, of the row at index 0 */
-        STAT_LIST_OF,           /* JSON: a list of objects */
-        STAT_JOINED,            /* the same; text: all rows in one line, "none" without a row */
-        STAT_GROUPED,           /* the same; text: a line begins with each row whose first piece is there */
+        STAT_ONE,               /* JSON: an object, of the row at index 0, or null; text: a line */
+        STAT_LIST_OF,           /* JSON: a list of objects; text: a line each, or a table */
+        STAT_JOINED,            /* the same; text: all rows in one line */
     } shape;
     stat_row_fn make;
-    const char *label, *pattern;            /* text: a line for each row; NULL: it is not in text */
-    const struct stat_part *inner;          /* of ONE: parts that follow the row, in its object; without a row null */
-    void (*text)(const struct stat_job *job, const struct stat_worker *worker);     /* instead of a pattern */
+    const struct stat_part *inner;          /* of ONE: parts that follow the row, in its object */
+    const struct stat_column *columns;      /* of a table */
+    size_t column_count;
 };
 
 void stat_parts_json(const struct stat_part *parts, const struct stat_job *job, const struct stat_worker *worker);

@@ -38,11 +38,6 @@ static void put_holders(struct stat_row *row, const struct stat_job *job, const 
         stat_add_name(row, "%s%s", stat_rank_name(job, (int)ranks[i]),
                       holder == NULL || !stat_worker_alive(holder) ? " (dead)" : "");
     }
-    /* Of one holder the sum is its own count. */
-    if (count > 0 && entries > count)
-        stat_put_format(row, ".times", "(%llu times)", (unsigned long long)entries);
-    else
-        stat_put_text(row, ".times", NULL);
 }
 
 /* By index: an object, the oldest first. */
@@ -84,12 +79,9 @@ static const struct stat_part parts[] = {
 
 static void text_job(const struct stat_job *job)
 {
-    static const struct stat_part problems[] = {
-        { .shape = STAT_LIST_OF, .make = stat_problem_row, .label = "worker {rank}", .pattern = "{problem...}" }, { 0 },
-    };
     struct stat_table table = {
         .columns = columns, .count = sizeof(columns) / sizeof(columns[0]),
-        .label = "held by", .pattern = "{.holders...}|{.times}",
+        .label = "held by", .names = ".holders",
     };
     uint64_t count = 0;
 
@@ -103,7 +95,9 @@ static void text_job(const struct stat_job *job)
         if (stat_objects_unshown(worker) > 0)
             printf("%s has %llu more, for which its segment has no row\n", worker->name,
                    (unsigned long long)stat_objects_unshown(worker));
-    stat_parts_text(problems, job, NULL);
+    for (struct stat_worker *worker = NULL; (worker = stat_next(job, worker)) != NULL;)
+        if (worker->control == NULL)
+            stat_problem_text(worker);
 }
 
 static int print_job(struct stat_job *job, const struct stat_options *options)

@@ -2,7 +2,7 @@
 /*
  * shmstat: shows from outside what the workers of a job do. It reads their segments (shm/LAYOUT.md) and does not
  * disturb them: it sends no message, takes no lock, writes and allocates no page of theirs. One exception: eu-stack,
- * which `why` runs, stops a thread while it reads the stack.
+ * which `why --stack` runs, stops a thread while it reads the stack.
  *
  * A subcommand is a row of `commands`.
  */
@@ -43,7 +43,6 @@ static const struct flag {
     { "--prometheus", stat_show, OPTION(prometheus), SWITCH, 0, 0 },
     { "--yes", stat_reap, OPTION(yes), SWITCH, 0, 0 },
     { "--stack", stat_why, OPTION(stack), SWITCH, 0, 0 },
-    { "--no-stack", stat_why, OPTION(no_stack), SWITCH, 0, 0 },
     { "--once", stat_top, OPTION(top.once), SWITCH, 0, 0 },
     { "--batch", stat_top, OPTION(top.batch), SWITCH, 0, 0 },
     { "-n", stat_top, OPTION(top.count), WHOLE, 1, 1e9 },
@@ -62,15 +61,15 @@ static const char usage[] =
     "  show    what each worker of a job, or of all jobs, does: sleep, wake-ups,\n"
     "          doorbells, handlers, rings, arena, loans, objects; --prometheus prints\n"
     "          the text exposition format\n"
-    "  top     the same, live, as rates; --once prints one picture; --batch [-n COUNT],\n"
-    "          --interval S, --stuck S, --width N, --view workers|rings|calls,\n"
-    "          --sort COLUMN, --filter TEXT\n"
+    "  top     the same, live, as rates; --once prints one picture;\n"
+    "          --batch [-n COUNT], --interval S, --stuck S, --width N,\n"
+    "          --view workers|rings|calls, --sort COLUMN, --filter TEXT\n"
     "  calls   the calls in flight: how old, and where each is now\n"
     "  why     why [WORKER|CALL] [JOB]: what it waits for, in sentences, and what\n"
     "          that waits for; names a cycle if there is one; without a worker or\n"
-    "          call, what has waited longest in each job; if eu-stack is installed,\n"
-    "          the stacks of the threads, which stop for some milliseconds: --stack\n"
-    "          shows those of short waits too, --no-stack none\n"
+    "          call, what has waited longest in each job; and the commands that show\n"
+    "          the stacks of the threads, or with --stack and eu-stack the stacks: the\n"
+    "          threads stop for some milliseconds\n"
     "  rrefs   the objects to which there are references: whose, of which type, since\n"
     "          when, and which workers hold them\n"
     "  gpu     the GPUs of each worker: how their streams are ordered, their memory\n"

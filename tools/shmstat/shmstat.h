@@ -30,8 +30,7 @@ struct stat_options {
     bool json;
     bool prometheus;
     bool yes;
-    bool stack, no_stack;       /* of why: the stacks of all threads that it names, of none; else in text, of threads
-                                 * that have waited for a second or more */
+    bool stack;                 /* of why: the stacks of the threads that it names, besides the commands */
     struct stat_top_options top;
 };
 

@@ -5,6 +5,7 @@
  */
 #include "stack.h"
 #include "json.h"
+#include "row.h"
 #include "text.h"
 
 #include <errno.h>
@@ -16,8 +17,6 @@
 #include <unistd.h>
 
 #define PROGRAM "eu-stack"
-#define STACKS_MAX 8                /* in one explanation: each may take seconds, if the program is large */
-#define OLD_S 1.0                   /* a wait that is younger is shown without its stack, unless that is asked for */
 
 bool stat_stack_can(void)
 {
@@ -71,9 +70,8 @@ void stat_stack_read(struct stat_stack *stack, uint64_t thread, uint64_t timeout
     stack->problem[0] = '\0';
     snprintf(command, sizeof(command), "exec timeout -s KILL %.3f " PROGRAM " -1 -n %d -p %llu 2>&1",
              (double)timeout_ns / 1e9, STAT_FRAMES_MAX, (unsigned long long)thread);
-    errno = ENOENT;
     if (!stat_stack_can() || (lines = popen(command, "re")) == NULL) {
-        snprintf(stack->problem, sizeof(stack->problem), PROGRAM " cannot be run: %s", strerror(errno));
+        snprintf(stack->problem, sizeof(stack->problem), PROGRAM " is not installed. It is in Debian's package elfutils");
         return;
     }
     while (fgets(line, sizeof(line), lines) != NULL)
@@ -94,89 +92,56 @@ void stat_stack_read(struct stat_stack *stack, uint64_t thread, uint64_t timeout
 
 /* ---- The threads of an explanation -------------------------------------------------------------------- */
 
-static struct stat_thread *append(struct stat_stacks *stacks, const struct stat_thread *thread)
+void stat_stacks_add(struct stat_stacks *stacks, int rank, uint32_t pid, uint64_t thread)
 {
-    for (size_t i = 0; i < stacks->count; i++)
-        if (stacks->list[i].pid == thread->pid && stacks->list[i].thread == thread->thread)
-            return NULL;
-    if (stacks->count == stacks->capacity) {
-        size_t capacity = stacks->capacity > 0 ? stacks->capacity * 2 : 16;
-        struct stat_thread *list = realloc(stacks->list, capacity * sizeof(*list));
-
-        if (list == NULL)
-            return NULL;
-        stacks->list = list;
-        stacks->capacity = capacity;
-    }
-    stacks->list[stacks->count] = *thread;
-    return &stacks->list[stacks->count++];
-}
-
-static bool is_to_read(const struct stat_stacks *stacks, const struct stat_thread *thread, double age_s)
-{
-    if (thread->thread == 0 || stacks->options->no_stack || stacks->read == STACKS_MAX || !stat_stack_can())
-        return false;
-    return stacks->options->stack || (!stacks->options->json && age_s >= OLD_S);
-}
-
-void stat_stacks_add(struct stat_stacks *stacks, const struct stat_thread *thread, double age_s)
-{
-    struct stat_thread *added = append(stacks, thread);
+    struct stat_thread *added = &stacks->list[stacks->count];
     char command[80];
 
-    if (added == NULL)
+    for (size_t i = 0; i < stacks->count; i++)
+        if (stacks->list[i].pid == pid && stacks->list[i].thread == thread)
+            return;
+    if (stacks->count == STAT_THREADS_MAX)
         return;
-    if (is_to_read(stacks, added, age_s) && (added->stack = malloc(sizeof(*added->stack))) != NULL) {
-        stacks->read++;
-        stat_stack_read(added->stack, added->thread, STAT_STACK_TIMEOUT_NS);
-    }
-    if (stacks->options->json)
+    stacks->count++;
+    added->rank = rank;
+    added->pid = pid;
+    added->thread = thread;
+    added->stack.count = 0;
+    added->stack.problem[0] = '\0';
+    if (stacks->are_wanted && thread != 0)
+        stat_stack_read(&added->stack, thread, STAT_STACK_TIMEOUT_NS);
+    if (stacks->json)
         return;
-    stat_stack_command(command, sizeof(command), added->pid, added->thread);
+    stat_stack_command(command, sizeof(command), pid, thread);
     printf("    %s\n", command);
-    for (size_t i = 0; added->stack != NULL && i < added->stack->count; i++)
-        printf("        %s\n", added->stack->frame[i]);
-    if (added->stack != NULL && added->stack->problem[0] != '\0')
-        printf("    No stack: %s.\n", added->stack->problem);
-    if (stacks->options->stack && !stacks->told && !stat_stack_can()) {
-        printf("    No stack: " PROGRAM " is not installed. It is in Debian's package elfutils.\n");
-        stacks->told = true;
-    }
+    for (size_t i = 0; i < added->stack.count; i++)
+        printf("        %s\n", added->stack.frame[i]);
+    if (added->stack.problem[0] != '\0')
+        printf("    No stack: %s.\n", added->stack.problem);
 }
 
 void stat_stacks_json(const struct stat_stacks *stacks)
 {
+    struct stat_row row;
+    char command[80];
+
     stat_json_open("threads", '[');
     for (size_t i = 0; i < stacks->count; i++) {
         const struct stat_thread *thread = &stacks->list[i];
-        const struct stat_stack *stack = thread->stack;
-        char command[80];
 
         stat_stack_command(command, sizeof(command), thread->pid, thread->thread);
+        stat_row_begin(&row);
+        stat_put(&row, "worker", STAT_ID, (uint64_t)thread->rank);
+        stat_put(&row, "pid", STAT_ID, thread->pid);
+        stat_put_if(&row, thread->thread != 0, "thread", STAT_ID, thread->thread);
+        stat_put_text(&row, "stack_command", command);
+        stat_put_names(&row, "stack");
+        for (size_t k = 0; k < thread->stack.count; k++)
+            stat_add_name(&row, "%s", thread->stack.frame[k]);
+        stat_put_text(&row, "stack_problem", thread->stack.problem);
         stat_json_open(NULL, '{');
-        stat_json_u64("worker", (uint64_t)thread->rank);
-        stat_json_u64("pid", thread->pid);
-        if (thread->thread != 0)
-            stat_json_u64("thread", thread->thread);
-        else
-            stat_json_null("thread");
-        stat_json_text("stack_command", command);
-        stat_json_open("stack", '[');
-        for (size_t k = 0; stack != NULL && k < stack->count; k++)
-            stat_json_text(NULL, stack->frame[k]);
-        stat_json_close(']');
-        stat_json_text("stack_problem", stack != NULL ? stack->problem
-                                        : stacks->options->stack && !stat_stack_can()
-                                            ? PROGRAM " is not installed. It is in Debian's package elfutils"
-                                            : NULL);
+        stat_row_json(&row);
         stat_json_close('}');
     }
     stat_json_close(']');
-}
-
-void stat_stacks_free(struct stat_stacks *stacks)
-{
-    for (size_t i = 0; i < stacks->count; i++)
-        free(stacks->list[i].stack);
-    free(stacks->list);
 }

@@ -5,12 +5,12 @@
 #ifndef TOOLS_STACK_H
 #define TOOLS_STACK_H
 
-#include "shmstat.h"
-
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #define STAT_FRAMES_MAX 32
+#define STAT_THREADS_MAX 128        /* two for each step of why */
 #define STAT_STACK_TIMEOUT_NS (UINT64_C(10) * 1000000000)
 
 struct stat_stack {
@@ -31,20 +31,18 @@ struct stat_thread {
     int rank;
     uint32_t pid;
     uint64_t thread;                /* 0: one of the process's, it is not known which */
-    struct stat_stack *stack;       /* NULL: it was not read */
+    struct stat_stack stack;
 };
 
 struct stat_stacks {
-    const struct stat_options *options;
-    bool told;                      /* that eu-stack is not installed */
-    size_t count, capacity;
-    size_t read;                    /* how many stacks */
-    struct stat_thread *list;
+    bool are_wanted;                /* else the commands only */
+    bool json;
+    size_t count;
+    struct stat_thread list[STAT_THREADS_MAX];
 };
 
-/* A thread has waited or run so long: prints the command and the stack, or keeps them for JSON. */
-void stat_stacks_add(struct stat_stacks *stacks, const struct stat_thread *thread, double age_s);
+/* Prints the command that shows the thread's stack, and the stack; or keeps them for JSON. */
+void stat_stacks_add(struct stat_stacks *stacks, int rank, uint32_t pid, uint64_t thread);
 void stat_stacks_json(const struct stat_stacks *stacks);    /* the list "threads" */
-void stat_stacks_free(struct stat_stacks *stacks);
 
 #endif

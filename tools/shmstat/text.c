@@ -12,7 +12,7 @@
 #include <string.h>
 #include <time.h>
 
-#define COLUMNS 79
+#define COLUMNS 78              /* and a comma */
 #define TEXTS 8
 
 /* ---- Figures ------------------------------------------------------------------------------------ */
@@ -128,6 +128,9 @@ void stat_flow_add(struct stat_flow *flow, const char *format, ...)
     va_end(args);
     if (length < 0)
         return;
+    if (flow->comma && flow->column > flow->indent)
+        flow->column += printf(",");
+    flow->comma = false;
     if (flow->column == 0)
         flow->indent = flow->column = printf("  %-10s", flow->label);
     if (flow->column > flow->indent && flow->column + 1 + length > COLUMNS) {

@@ -5,6 +5,7 @@
 #ifndef TOOLS_STAT_TEXT_H
 #define TOOLS_STAT_TEXT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -27,6 +28,7 @@ struct stat_flow {
     char label[32];
     int indent;
     int column;                 /* 0: nothing is printed yet */
+    bool comma;                 /* comes before the next piece, unless that is the first */
 };
 
 void stat_flow_begin(struct stat_flow *flow, const char *label);

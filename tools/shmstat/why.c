@@ -73,13 +73,12 @@ static const char *name_of(const struct chain *chain, int rank)
 }
 
 /* The stack of a thread of that worker; thread 0: of one that is not known. */
-static void show_stack(const struct chain *chain, int rank, uint64_t thread, double age_s)
+static void show_stack(const struct chain *chain, int rank, uint64_t thread)
 {
     const struct stat_worker *worker = stat_reader(chain->job, (uint32_t)rank);
 
     if (worker != NULL && stat_worker_alive(worker))
-        stat_stacks_add(chain->stacks, &(struct stat_thread){ .rank = rank, .pid = worker->pid, .thread = thread },
-                        age_s);
+        stat_stacks_add(chain->stacks, rank, worker->pid, thread);
 }
 
 /* ---- Which call --------------------------------------------------------------------------------------- */
@@ -220,7 +219,7 @@ static bool say_busy(const struct chain *chain, int rank)
         name_of(chain, rank), stat_function_name(chain->job, rank, (uint32_t)(stat_word(&now->who) >> 16)),
         stat_span_text(stat_since(since_ns, CLOCK_MONOTONIC)),
         name_of(chain, (int)(stat_word(&now->who) & (BXI_WORLD_MAX - 1))));
-    show_stack(chain, rank, 0, 0);
+    show_stack(chain, rank, 0);
     return true;
 }
 
@@ -434,7 +433,7 @@ static void say_where(const struct chain *chain, const struct stat_call *call)
     if (call->where == STAT_POOL)
         say_pool(chain, call->to);
     if (has_thread || call->where == STAT_INLINE)
-        show_stack(chain, call->to, call->thread, has_thread ? call->age_s : 0);
+        show_stack(chain, call->to, call->thread);
 }
 
 /* Prints where the call is. Returns the next step. */
@@ -496,7 +495,7 @@ static void say_call(const struct chain *chain, const struct stat_call *call)
         stat_span_text(call->age_s), stat_function_name(chain->job, call->to, call->function),
         name_of(chain, call->to), stat_call_name(call), thread, deadline);
     if (waiter != 0)
-        show_stack(chain, call->from, waiter, call->age_s);
+        show_stack(chain, call->from, waiter);
 }
 
 static void follow(struct chain *chain, const struct stat_call *call)
@@ -609,12 +608,13 @@ static bool explain(struct chain *chain, const char *subject)
 
 static int print_job(struct stat_job *job, const struct stat_options *options)
 {
-    struct stat_stacks stacks = { .options = options };
+    static struct stat_stacks stacks;
     struct chain chain = { .job = job, .json = options->json, .stacks = &stacks };
-    bool is_found = explain(&chain, options->subject);
 
-    stat_stacks_free(&stacks);
-    return is_found ? STAT_FINE : STAT_NOTHING;
+    stacks.are_wanted = options->stack;
+    stacks.json = options->json;
+    stacks.count = 0;
+    return explain(&chain, options->subject) ? STAT_FINE : STAT_NOTHING;
 }
 
 #define READS (STAT_READ_GPUS | STAT_READ_OBJECTS | STAT_READ_CALLS)

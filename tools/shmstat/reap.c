@@ -3,10 +3,10 @@
  * shmstat reap: what jobs without a living worker left in /dev/shm and in the directory of sockets.
  *
  * Lists it; with --yes, removes it. No decision depends on a pid: bxi_object_reap unlinks an object of shared memory
- * under its owner lock, and a job's socket is unlinked under the lock of its lock file, which rank 0 holds while it
- * lives; so is the lock file itself, and the file of the joiners' mutex under its own lock. The door of a worker is dead if connect(2) is refused. An
- * object that is locked again between the list and the removal stays. A job with a living worker is not touched: its
- * survivors remove what their dead left.
+ * under its owner lock. A job's socket is unlinked under the lock of its lock file, which rank 0 holds while it lives;
+ * so is the lock file itself, and the file of the joiners' mutex under its own lock. The door of a worker is dead if
+ * connect(2) is refused. An object that is locked again between the list and the removal stays. A job with a living
+ * worker is not touched: its survivors remove what their dead left.
  */
 #include "json.h"
 #include "list.h"

@@ -71,7 +71,8 @@ void stat_stack_read(struct stat_stack *stack, uint64_t thread, uint64_t timeout
     snprintf(command, sizeof(command), "exec timeout -s KILL %.3f " PROGRAM " -1 -n %d -p %llu 2>&1",
              (double)timeout_ns / 1e9, STAT_FRAMES_MAX, (unsigned long long)thread);
     if (!stat_stack_can() || (lines = popen(command, "re")) == NULL) {
-        snprintf(stack->problem, sizeof(stack->problem), PROGRAM " is not installed. It is in Debian's package elfutils");
+        snprintf(stack->problem, sizeof(stack->problem),
+                 PROGRAM " is not installed. It is in Debian's package elfutils");
         return;
     }
     while (fgets(line, sizeof(line), lines) != NULL)

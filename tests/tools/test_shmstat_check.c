@@ -3,8 +3,7 @@
  * shmstat check: each invariant of layout.h is broken in a planted job (stat_plant.h) and found with its number; states
  * that a kill or a full ring leaves are legal and accepted.
  */
-#include "stat_plant.h"
-#include "stat_run.h"
+#include "stat_check.h"
 
 #include <criterion/criterion.h>
 #include <fcntl.h>
@@ -35,6 +34,11 @@ static void make_plant(uint64_t pos)
     for (int i = 0; i < TAKEN; i++)
         cr_assert(plant_take(&plant, 1));
     bxi_ring_publish(&plant.reader[1]);
+}
+
+static void make_at_zero(void)
+{
+    make_plant(0);
 }
 
 static struct bxi_control *control(int rank)
@@ -71,25 +75,14 @@ static bxi_a64 *word_at_credit(void)
 
 static void other_magic(void) { control(0)->header.magic++; }
 static void other_uid(void) { control(0)->header.uid++; }
-static void other_rank(void) { control(0)->header.rank = 1; }
 static void other_instance(void) { control(0)->header.instance++; }
-static void other_world(void) { control(0)->header.world_size = 3; }
-static void no_world(void) { control(0)->header.world_size = 0; }
 static void other_rings(void) { control(0)->header.ring_bytes *= 2; }
 static void other_size(void) { control(0)->header.segment_bytes--; }
 static void other_job(void) { control(0)->header.job[0]++; }
 static void endless_name(void) { memset(control(0)->header.name, 'x', BXI_NAME_BYTES); }
-static void no_state(void) { bxi_store_relaxed(&control(0)->header.state, BXI_GAVE_UP + 1); }
-static void moved_in_a_round_to_come(void) { set(&control(0)->header.ending, UINT64_C(1) << 32 | 2); }
-static void opened_twice(void) { set(&control(0)->pair[1].open, 2); }
-static void open_to_nobody(void) { set(&control(0)->pair[2].open, 1); }
-static void sent_unopened(void) { set(&control(0)->pair[1].open, 0); }
-static void refused_within(void) { set(&control(1)->pair[0].refused_through, 65); }
-static void refused_for_nothing(void) { set(&control(1)->pair[0].refused_through, 64); }
 static void credit_ahead(void) { set(credit(), get(write_pos()) + 64); }
 static void credit_far_behind(void) { set(credit(), get(write_pos()) - 2 * BXI_RING_BYTES); }
 static void credit_within(void) { set(credit(), get(credit()) + 8); }
-static void credit_of_nobody(void) { set(&control(1)->credit[5].position, 64); }
 static void record_missing(void) { set(word_at_credit(), 0); }
 static void record_of_another_lap(void) { set(word_at_credit(), get(word_at_credit()) - (UINT64_C(2048) << 32)); }
 static void record_too_long(void) { set(word_at_credit(), get(word_at_credit()) + BXI_FRAME_MAX); }
@@ -101,14 +94,6 @@ static void told_too_much(void) { set(write_pos(), get(write_pos()) + 64); }
 static void told_within_a_record(void) { set(write_pos(), get(write_pos()) - 64); }
 static void write_within(void) { set(write_pos(), get(write_pos()) + 8); }
 static void short_padding(void) { set(word_at_credit(), get(word_at_credit()) | 0x80000000u); }
-static void many_functions(void) { bxi_store_relaxed(&control(0)->header.function_count, BXI_FUNCTION_MAX + 1); }
-static void nameless_function(void) { control(0)->function[1].name[0] = '\0'; }
-static void function_of_no_kind(void) { control(0)->function[1].kind = 9; }
-static void arena_overused(void) { set(&control(0)->header.arena_used, (1 << 20) + 1); }
-static void arena_overcommitted(void) { set(&control(0)->header.arena_committed, (1 << 20) + 1); }
-static void too_many_leases(void) { set(&bxi_tables(control(0))->loans[1].leases, BXI_LEASE_MAX + 1); }
-static void returned_more(void) { set(&bxi_tables(control(0))->loans[1].returned, 1); }
-static void borrowed_more(void) { set(&bxi_tables(control(1))->loans[0].borrowed, 2); }
 
 static void refused_ahead(void)
 {
@@ -181,23 +166,13 @@ static void call_of_another_slot(void)
 
 /* ---- What is served, and how long calls took ------------------------------------------------------- */
 
-static void waits_for_nothing(void)
-{
-    set(&bxi_tables(control(0))->wait[BXI_WAITS_MAX - 1].thread, 77 | (BXI_FOR_JOB + UINT64_C(1)) << 32);
-}
-
 static void waits_for_nobody(void)
 {
     set(&bxi_tables(control(0))->wait[5].to, 2);
     set(&bxi_tables(control(0))->wait[5].thread, 77 | (uint64_t)BXI_FOR_CALL << 32);
 }
 
-static void waits_by_nobody(void) { set(&bxi_tables(control(0))->wait[0].thread, (uint64_t)BXI_FOR_CALL << 32); }
 
-static void serving_nowhere(void) { set(&bxi_tables(control(0))->serving[40].where, BXI_AT_OBJECT + 1); }
-static void batch_of_nobody(void) { set(&bxi_tables(control(0))->batch[1].members[1], 1); }
-static void present_of_nobody(void) { set(&bxi_tables(control(0))->batch[1].present[0], 4); }
-static void body_runs_twice(void) { set(&bxi_tables(control(0))->batch[1].running, 3); }
 
 static void serving_for_nobody(void)
 {
@@ -242,16 +217,6 @@ static void hist_of_another_function(void) { measured()->who = 1 | 2 << 16; }
 static void longest_too_short(void) { set(&measured()->max_ns[BXI_LEG_QUEUE], 60); }
 static void longest_nowhere(void) { set(&measured()->max_ns[BXI_LEG_REPLY], 5000); }
 
-static void too_many_hists(void)
-{
-    bxi_store_relaxed(&control(0)->header.hist_count, BXI_HIST_MAX + 1);
-}
-
-static void hist_without_pages(void)
-{
-    bxi_store_relaxed(&control(0)->header.hist_count, BXI_HIST_MAX);
-}
-
 static void leg_counted_too_often(void)
 {
     struct bxi_hist *hist = measured();
@@ -283,7 +248,6 @@ static void object_in_state_0(void) { set(&object(OBJECT(0, 1, 5))->state, 0); }
 static void object_held_by_nobody(void) { set(&object(OBJECT(0, 1, 5))->holders[0], 1 << 2); }
 static void object_held_far_beyond(void) { set(&object(OBJECT(0, 1, 5))->holders[1], 1); }
 static void object_held_by_its_owner(void) { set(&object(OBJECT(0, 1, 5))->holders[0], 1 | 1 << 1); }
-static void objects_without_pages(void) { set(&bxi_tables(control(0))->object_rows, 1); }
 
 static void too_many_objects(void)
 {
@@ -298,138 +262,110 @@ static void object_in_two_rows(void)
     object(OBJECT(0, 1, 5));
 }
 
-static const struct {
-    const char *what;
-    void (*spoil)(void);
-    int invariant;
-} wrongs[] = {
-    { "another magic", other_magic, 1 },
-    { "another uid", other_uid, 1 },
-    { "another rank", other_rank, 1 },
-    { "another instance", other_instance, 1 },
-    { "another world size", other_world, 1 },
-    { "no world size", no_world, 1 },
-    { "another ring size", other_rings, 1 },
-    { "another segment size", other_size, 1 },
-    { "another job", other_job, 1 },
-    { "a name without end", endless_name, 1 },
-    { "a truncated file", truncated, 1 },
-    { "a state that is none", no_state, 2 },
-    { "rounds that are not published", moved_in_a_round_to_come, 2 },
-    { "open is 2", opened_twice, 4 },
-    { "open to no rank", open_to_nobody, 4 },
-    { "frames through a closed ring", sent_unopened, 4 },
-    { "an open ring without pages", open_without_pages, 4 },
-    { "refused within a record", refused_within, 5 },
-    { "refused for nothing", refused_for_nothing, 5 },
-    { "refused what was not sent", refused_ahead, 5 },
-    { "credit ahead", credit_ahead, 6 },
-    { "credit far behind", credit_far_behind, 6 },
-    { "credit within a line", credit_within, 6 },
-    { "credit of no rank", credit_of_nobody, 6 },
-    { "credit of a ring that is not open", credit_of_unopened, 6 },
-    { "a record is missing", record_missing, 7 },
-    { "a record of another lap", record_of_another_lap, 7 },
-    { "a record that is too long", record_too_long, 7 },
-    { "a record of nothing", record_empty, 7 },
-    { "nonsense at the write position", nonsense_next, 7 },
-    { "two records are not told", not_told, 7 },
-    { "a record is told that is not there", told_too_much, 7 },
-    { "the write position lies in a record", told_within_a_record, 7 },
-    { "the write position lies in a line", write_within, 8 },
-    { "padding in the middle", short_padding, 8 },
-    { "a record over the end", record_over_the_end, 8 },
-    { "too many functions", many_functions, 9 },
-    { "a function without name", nameless_function, 9 },
-    { "a function of no kind", function_of_no_kind, 9 },
-    { "a lease that was never granted", lease_never_granted, 10 },
-    { "more leases back than granted", leases_granted_less_often, 10 },
-    { "a lease counted and not written", leases_not_written, 10 },
-    { "more used than the arena has", arena_overused, 11 },
-    { "more committed than the arena has", arena_overcommitted, 11 },
-    { "more leases than there are slots", too_many_leases, 11 },
-    { "more returned than granted", returned_more, 11 },
-    { "more borrowed than ever", borrowed_more, 11 },
-    { "a thread that waits for nothing", waits_for_nothing, 11 },
-    { "a thread that waits for no rank", waits_for_nobody, 11 },
-    { "no thread that waits", waits_by_nobody, 11 },
-    { "a request served nowhere", serving_nowhere, 11 },
-    { "a request of no rank", serving_for_nobody, 11 },
-    { "a request for no function", serving_no_function, 11 },
-    { "a handler that runs for no rank", now_for_nobody, 11 },
-    { "a handler of no function that runs", now_no_function, 11 },
-    { "a batch that waits for no rank", batch_of_nobody, 11 },
-    { "a row of no rank in a batch", present_of_nobody, 11 },
-    { "a body that runs twice", body_runs_twice, 11 },
-    { "a call in another's row", call_of_another_slot, 12 },
-    { "more histograms than there is room for", too_many_hists, 13 },
-    { "histograms without pages", hist_without_pages, 4 },
-    { "a histogram without name", hist_without_name, 13 },
-    { "a histogram whose name does not end", hist_of_endless_name, 13 },
-    { "a histogram of no rank", hist_of_nobody, 13 },
-    { "a histogram of no function", hist_of_no_function, 13 },
-    { "a histogram of a function that the peer has not", hist_of_an_unknown_function, 13 },
-    { "a histogram of a function of another name", hist_of_another_function, 13 },
-    { "two samples longer than the longest", longest_too_short, 13 },
-    { "a longest that is in no bucket", longest_nowhere, 13 },
-    { "a handler counted twice", leg_counted_too_often, 13 },
-    { "a call counted twice", whole_counted_too_often, 13 },
-    { "an object of another worker", object_of_another, 15 },
-    { "an object that no rank made", object_of_no_maker, 15 },
-    { "an object without a number", object_without_number, 15 },
-    { "an object in no state", object_in_no_state, 15 },
-    { "an object in state 0", object_in_state_0, 15 },
-    { "an object held by no rank", object_held_by_nobody, 15 },
-    { "an object held by rank 64", object_held_far_beyond, 15 },
-    { "an object held by its owner", object_held_by_its_owner, 15 },
-    { "an object in two rows", object_in_two_rows, 15 },
-    { "more objects than there is room for", too_many_objects, 15 },
-    { "objects without pages", objects_without_pages, 4 },
+static const struct check_wrong wrongs[] = {
+    { "another magic", "I1", .spoil = other_magic },
+    { "another uid", "I1", .spoil = other_uid },
+    { "another rank", "I1", WORD_IS(0, control, header.rank, 1) },
+    { "another instance", "I1", .spoil = other_instance },
+    { "another world size", "I1", WORD_IS(0, control, header.world_size, 3) },
+    { "no world size", "I1", WORD_IS(0, control, header.world_size, 0) },
+    { "another ring size", "I1", .spoil = other_rings },
+    { "another segment size", "I1", .spoil = other_size },
+    { "another job", "I1", .spoil = other_job },
+    { "a name without end", "I1", .spoil = endless_name },
+    { "a truncated file", "I1", .spoil = truncated },
+    { "a state that is none", "I2", WORD_IS(0, control, header.state, BXI_GAVE_UP + 1) },
+    { "rounds that are not published", "I2", WORD_IS(0, control, header.ending, UINT64_C(1) << 32 | 2) },
+    { "open is 2", "I4", WORD_IS(0, control, pair[1].open, 2) },
+    { "open to no rank", "I4", WORD_IS(0, control, pair[2].open, 1) },
+    { "frames through a closed ring", "I4", WORD_IS(0, control, pair[1].open, 0) },
+    { "an open ring without pages", "I4", .spoil = open_without_pages },
+    { "refused within a record", "I5", WORD_IS(1, control, pair[0].refused_through, 65) },
+    { "refused for nothing", "I5", WORD_IS(1, control, pair[0].refused_through, 64) },
+    { "refused what was not sent", "I5", .spoil = refused_ahead },
+    { "credit ahead", "I6", .spoil = credit_ahead },
+    { "credit far behind", "I6", .spoil = credit_far_behind },
+    { "credit within a line", "I6", .spoil = credit_within },
+    { "credit of no rank", "I6", WORD_IS(1, control, credit[5].position, 64) },
+    { "credit of a ring that is not open", "I6", .spoil = credit_of_unopened },
+    { "a record is missing", "I7", .spoil = record_missing },
+    { "a record of another lap", "I7", .spoil = record_of_another_lap },
+    { "a record that is too long", "I7", .spoil = record_too_long },
+    { "a record of nothing", "I7", .spoil = record_empty },
+    { "nonsense at the write position", "I7", .spoil = nonsense_next },
+    { "two records are not told", "I7", .spoil = not_told },
+    { "a record is told that is not there", "I7", .spoil = told_too_much },
+    { "the write position lies in a record", "I7", .spoil = told_within_a_record },
+    { "the write position lies in a line", "I8", .spoil = write_within },
+    { "padding in the middle", "I8", .spoil = short_padding },
+    { "a record over the end", "I8", .spoil = record_over_the_end },
+    { "too many functions", "I9", WORD_IS(0, control, header.function_count, BXI_FUNCTION_MAX + 1) },
+    { "a function without name", "I9", WORD_IS(0, control, function[1].name[0], '\0') },
+    { "a function of no kind", "I9", WORD_IS(0, control, function[1].kind, 9) },
+    { "a lease that was never granted", "I10", .spoil = lease_never_granted },
+    { "more leases back than granted", "I10", .spoil = leases_granted_less_often },
+    { "a lease counted and not written", "I10", .spoil = leases_not_written },
+    { "more used than the arena has", "I11", WORD_IS(0, control, header.arena_used, (1 << 20) + 1) },
+    { "more committed than the arena has", "I11", WORD_IS(0, control, header.arena_committed, (1 << 20) + 1) },
+    { "more leases than there are slots", "I11", WORD_IS(0, tables, loans[1].leases, BXI_LEASE_MAX + 1) },
+    { "more returned than granted", "I11", WORD_IS(0, tables, loans[1].returned, 1) },
+    { "more borrowed than ever", "I11", WORD_IS(1, tables, loans[0].borrowed, 2) },
+    { "a thread that waits for nothing", "I11",
+      WORD_IS(0, tables, wait[BXI_WAITS_MAX - 1].thread, 77 | (BXI_FOR_JOB + UINT64_C(1)) << 32) },
+    { "a thread that waits for no rank", "I11", .spoil = waits_for_nobody },
+    { "no thread that waits", "I11", WORD_IS(0, tables, wait[0].thread, (uint64_t)BXI_FOR_CALL << 32) },
+    { "a request served nowhere", "I11", WORD_IS(0, tables, serving[40].where, BXI_AT_OBJECT + 1) },
+    { "a request of no rank", "I11", .spoil = serving_for_nobody },
+    { "a request for no function", "I11", .spoil = serving_no_function },
+    { "a handler that runs for no rank", "I11", .spoil = now_for_nobody },
+    { "a handler of no function that runs", "I11", .spoil = now_no_function },
+    { "a batch that waits for no rank", "I11", WORD_IS(0, tables, batch[1].members[1], 1) },
+    { "a row of no rank in a batch", "I11", WORD_IS(0, tables, batch[1].present[0], 4) },
+    { "a body that runs twice", "I11", WORD_IS(0, tables, batch[1].running, 3) },
+    { "a call in another's row", "I12", .spoil = call_of_another_slot },
+    { "more histograms than there is room for", "I13", WORD_IS(0, control, header.hist_count, BXI_HIST_MAX + 1) },
+    { "histograms without pages", "I4", WORD_IS(0, control, header.hist_count, BXI_HIST_MAX) },
+    { "a histogram without name", "I13", .spoil = hist_without_name },
+    { "a histogram whose name does not end", "I13", .spoil = hist_of_endless_name },
+    { "a histogram of no rank", "I13", .spoil = hist_of_nobody },
+    { "a histogram of no function", "I13", .spoil = hist_of_no_function },
+    { "a histogram of a function that the peer has not", "I13", .spoil = hist_of_an_unknown_function },
+    { "a histogram of a function of another name", "I13", .spoil = hist_of_another_function },
+    { "two samples longer than the longest", "I13", .spoil = longest_too_short },
+    { "a longest that is in no bucket", "I13", .spoil = longest_nowhere },
+    { "a handler counted twice", "I13", .spoil = leg_counted_too_often },
+    { "a call counted twice", "I13", .spoil = whole_counted_too_often },
+    { "an object of another worker", "I15", .spoil = object_of_another },
+    { "an object that no rank made", "I15", .spoil = object_of_no_maker },
+    { "an object without a number", "I15", .spoil = object_without_number },
+    { "an object in no state", "I15", .spoil = object_in_no_state },
+    { "an object in state 0", "I15", .spoil = object_in_state_0 },
+    { "an object held by no rank", "I15", .spoil = object_held_by_nobody },
+    { "an object held by rank 64", "I15", .spoil = object_held_far_beyond },
+    { "an object held by its owner", "I15", .spoil = object_held_by_its_owner },
+    { "an object in two rows", "I15", .spoil = object_in_two_rows },
+    { "more objects than there is room for", "I15", .spoil = too_many_objects },
+    { "objects without pages", "I4", WORD_IS(0, tables, object_rows, 1) },
 };
 
-#define WRONGS (sizeof(wrongs) / sizeof(wrongs[0]))
-
-/* The first violation's number. */
-static int found(const struct stat_run *run)
-{
-    return (int)json_number(json_get(json_at(json_get(stat_run_job(run), "violations"), 0), "invariant"));
-}
-
-static void expect_each_wrong(bool alive)
-{
-    for (size_t i = 0; i < WRONGS; i++) {
-        make_plant(0);
-        for (int rank = 0; rank < 2 && !alive; rank++)
-            plant_kill(&plant, rank);
-        wrongs[i].spoil();
-
-        struct stat_run run = stat_run_json("check", plant.job);
-
-        cr_expect_eq(run.status, 1, "%s: status %d", wrongs[i].what, run.status);
-        cr_expect_eq(found(&run), wrongs[i].invariant, "%s: not found as I%d: %s", wrongs[i].what,
-                     wrongs[i].invariant, run.text);
-        cr_expect_eq(json_number(json_get(stat_run_job(&run), "alive")), alive);
-        stat_run_free(&run);
-        plant_remove(&plant);
-    }
-}
+#define COUNT_OF(list) (sizeof(list) / sizeof((list)[0]))
 
 Test(shmstat_check, names_each_invariant_that_a_living_worker_breaks, .timeout = 60, .fini = remove_plant)
 {
-    expect_each_wrong(true);
+    check_each(&plant, make_at_zero, wrongs, COUNT_OF(wrongs), true);
 }
 
 Test(shmstat_check, names_each_invariant_that_a_dead_worker_breaks, .timeout = 60, .fini = remove_plant)
 {
-    expect_each_wrong(false);
+    check_each(&plant, make_at_zero, wrongs, COUNT_OF(wrongs), false);
 }
 
 Test(shmstat_check, prints_violations_with_their_number_within_80_columns, .timeout = 20, .fini = remove_plant)
 {
     make_plant(0);
     record_of_another_lap();
-    credit_of_nobody();
-    no_state();
+    set(&control(1)->credit[5].position, 64);
+    bxi_store_relaxed(&control(0)->header.state, BXI_GAVE_UP + 1);
 
     struct stat_run run = stat_run("check %s", plant.job);
 
@@ -479,60 +415,39 @@ static void change_hist(int up)
     bxi_tables_hist(&plant.segment[0], 0)->name[PLANT_NAME_END] = up ? 'a' : '\0';
 }
 
-static const struct {
-    const char *what;
-    void (*turn)(int up);
-    int invariant;
-} changes[] = {
-    { "the header", change_pid, 1 },
-    { "the state", shrink_state, 2 },
-    { "the rounds of the end", shrink_ending, 2 },
-    { "armed, by one that was armed", arm_uncounted, 3 },
-    { "the count of armed", shrink_armed, 3 },
-    { "open", shut, 4 },
-    { "refused_through", shrink_refused, 5 },
-    { "the number of functions", shrink_functions, 9 },
-    { "a function", change_function, 9 },
-    { "a histogram's sum", shrink_hist, 13 },
-    { "a histogram's name", change_hist, 13 },
-    { "the number of rows of objects", shrink_objects, 15 },
+static const struct check_change changes[] = {
+    { "the header", "I1", change_pid },
+    { "the state", "I2", shrink_state },
+    { "the rounds of the end", "I2", shrink_ending },
+    { "armed, by one that was armed", "I3", arm_uncounted },
+    { "the count of armed", "I3", shrink_armed },
+    { "open", "I4", shut },
+    { "refused_through", "I5", shrink_refused },
+    { "the number of functions", "I9", shrink_functions },
+    { "a function", "I9", change_function },
+    { "a histogram's sum", "I13", shrink_hist },
+    { "a histogram's name", "I13", change_hist },
+    { "the number of rows of objects", "I15", shrink_objects },
 };
+
+static void make_what_changes(void)
+{
+    make_plant(0);
+    plant_hist(&plant, 0, 1, 1);
+    object(OBJECT(0, 1, 5));
+    set(&control(1)->pair[0].refused_errno, 28);
+}
 
 Test(shmstat_check, finds_words_that_shrink_and_may_only_grow, .timeout = 120, .fini = remove_plant)
 {
-    for (size_t i = 0; i < sizeof(changes) / sizeof(changes[0]); i++) {
-        make_plant(0);
-        plant_hist(&plant, 0, 1, 1);
-        object(OBJECT(0, 1, 5));
-        set(&control(1)->pair[0].refused_errno, 28);
-        /* A fork does not inherit the mapping: map it again. */
-        for (int rank = 0; rank < 2; rank++)
-            cr_assert_eq(madvise(plant.segment[rank].control, plant.segment[rank].bytes, MADV_DOFORK), 0);
-        pid_t pid = plant_turn(changes[i].turn);
-        int invariant = 0;
-
-        while (invariant != changes[i].invariant) {
-            struct stat_run run = stat_run_json("check", plant.job);
-
-            invariant = found(&run);
-            cr_assert(run.status == 0 || invariant == changes[i].invariant, "%s: %s", changes[i].what, run.text);
-            stat_run_free(&run);
-        }
-        kill(pid, SIGKILL);
-        waitpid(pid, NULL, 0);
-        plant_remove(&plant);
-    }
+    check_changes(&plant, make_what_changes, changes, COUNT_OF(changes));
 }
 
 /* ---- What is right ----------------------------------------------------------------------------------- */
 
 static void expect_fine(const char *what)
 {
-    struct stat_run run = stat_run_json("check", plant.job);
-
-    cr_expect_eq(run.status, 0, "%s: %s", what, run.text);
-    cr_expect_eq(json_number(json_get(stat_run_job(&run), "rings_unsettled")), 0, "%s: %s", what, run.text);
-    stat_run_free(&run);
+    check_is_fine(&plant, what);
 }
 
 Test(shmstat_check, walks_the_records_between_credit_and_write_position, .timeout = 20, .fini = remove_plant)

@@ -4,21 +4,19 @@
  * found; states that a kill leaves are legal and accepted. The last test runs beside a job whose slabs come and go.
  */
 #include "tests/device/device_fixture.h"
+#include "stat_check.h"
 #include "stat_plant_gpu.h"
-#include "stat_run.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #define COUNT_OF(list) (sizeof(list) / sizeof((list)[0]))
 #define NUMBER(object, key) json_number(json_get(object, key))
-#define TEXT(object, key) json_text(json_get(object, key))
 
 /* ---- What is wrong ------------------------------------------------------------------------------------- */
 
@@ -63,83 +61,53 @@ static void word_beyond_its_slab(void) { set_device_word(0, GENERATION, 64 * MIB
 static void word_at_the_end_of_its_slab(void) { set_device_word(0, GENERATION, 64 * MIB); }
 static void word_across(void) { set_device_word(0, GENERATION, 4); }
 
-struct wrong {
-    const char *what;
-    void (*spoil)(void);
-    int invariant;
-};
-
-static void expect_wrong(const struct wrong *wrong)
-{
-    struct stat_run run = stat_run_json("check", gpu_plant.job);
-    const struct json *violation = json_at(json_get(stat_run_job(&run), "violations"), 0);
-
-    cr_expect_eq(run.status, 1, "%s: status %d: %s", wrong->what, run.status, run.text);
-    cr_expect_str_eq(TEXT(violation, "series"), "G", "%s: %s", wrong->what, run.text);
-    cr_expect_eq(NUMBER(violation, "invariant"), wrong->invariant, "%s: not found as G%d: %s", wrong->what,
-                 wrong->invariant, run.text);
-    cr_expect_eq(NUMBER(stat_run_job(&run), "violations_found"), 1, "%s: %s", wrong->what, run.text);
-    stat_run_free(&run);
-}
-
-static void expect_each(const struct wrong *wrongs, size_t count, bool alive)
-{
-    for (size_t i = 0; i < count; i++) {
-        gpu_plant_make();
-        for (int rank = 0; rank < 2 && !alive; rank++)
-            plant_kill(&gpu_plant, rank);
-        wrongs[i].spoil();
-        expect_wrong(&wrongs[i]);
-        gpu_plant_remove();
-    }
-}
-
 /* Violations by living and by dead workers. */
-static const struct wrong wrongs[] = {
-    { "a region of no magic", no_magic, 7 },
-    { "a region of another layout", other_layout, 7 },
-    { "too many devices", too_many_devices, 7 },
-    { "too many refused", too_many_refused, 7 },
-    { "too many known", too_many_known, 7 },
-    { "a stamp of no state", unknown_stamp, 1 },
-    { "a slab of no generation", no_generation, 1 },
-    { "a slab of no bytes", no_bytes, 1 },
-    { "a slab on no device", no_device, 1 },
-    { "a slab held that was never made", newer_than_its_row, 2 },
-    { "a row held that was never used", newer_than_an_unused_row, 2 },
-    { "a slab held of a worker without a GPU", peer_without_gpu, 2 },
-    { "a word in no slab", word_in_no_slab, 3 },
-    { "a word in a slab that retires", word_in_a_retiring_slab, 3 },
-    { "a word of another generation", word_of_another_generation, 3 },
-    { "a word beyond its slab", word_beyond_its_slab, 3 },
-    { "a word at the end of its slab", word_at_the_end_of_its_slab, 3 },
-    { "a word across two", word_across, 3 },
-    { "a word that no lane comes to", word_of_no_lane, 4 },
-    { "a slab of its own", one_of_its_own, 6 },
-    { "a lane of no order", unknown_order, 7 },
-    { "a lane of no device", lane_of_no_device, 7 },
+static const struct check_wrong wrongs[] = {
+    { "a region of no magic", "G7", .spoil = no_magic },
+    { "a region of another layout", "G7", .spoil = other_layout },
+    { "too many devices", "G7", .spoil = too_many_devices },
+    { "too many refused", "G7", .spoil = too_many_refused },
+    { "too many known", "G7", .spoil = too_many_known },
+    { "a stamp of no state", "G1", .spoil = unknown_stamp },
+    { "a slab of no generation", "G1", .spoil = no_generation },
+    { "a slab of no bytes", "G1", .spoil = no_bytes },
+    { "a slab on no device", "G1", .spoil = no_device },
+    { "a slab held that was never made", "G2", .spoil = newer_than_its_row },
+    { "a row held that was never used", "G2", .spoil = newer_than_an_unused_row },
+    { "a slab held of a worker without a GPU", "G2", .spoil = peer_without_gpu },
+    { "a word in no slab", "G3", .spoil = word_in_no_slab },
+    { "a word in a slab that retires", "G3", .spoil = word_in_a_retiring_slab },
+    { "a word of another generation", "G3", .spoil = word_of_another_generation },
+    { "a word beyond its slab", "G3", .spoil = word_beyond_its_slab },
+    { "a word at the end of its slab", "G3", .spoil = word_at_the_end_of_its_slab },
+    { "a word across two", "G3", .spoil = word_across },
+    { "a word that no lane comes to", "G4", .spoil = word_of_no_lane },
+    { "a slab of its own", "G6", .spoil = one_of_its_own },
+    { "a lane of no order", "G7", .spoil = unknown_order },
+    { "a lane of no device", "G7", .spoil = lane_of_no_device },
+    { "device_open that is none", "I14", WORD_IS(0, control, header.device_open, 2) },
 };
 
 /* Violations by living workers only: a kill may leave a dead worker so, or its owner does not ask it any more. */
-static const struct wrong wrongs_of_the_living[] = {
-    { "a slab freed while it is open", freed_while_open, 2 },
-    { "a row used again while its slab is open", reused_while_open, 2 },
-    { "a lane that is poisoned", poisoned_alive, 4 },
+static const struct check_wrong wrongs_of_the_living[] = {
+    { "a slab freed while it is open", "G2", .spoil = freed_while_open },
+    { "a row used again while its slab is open", "G2", .spoil = reused_while_open },
+    { "a lane that is poisoned", "G4", .spoil = poisoned_alive },
 };
 
 Test(shmstat_gpu_check, names_each_invariant_that_is_broken, .timeout = 60, .fini = gpu_plant_remove)
 {
-    expect_each(wrongs, COUNT_OF(wrongs), true);
+    check_each(&gpu_plant, gpu_plant_make, wrongs, COUNT_OF(wrongs), true);
 }
 
 Test(shmstat_gpu_check, names_each_that_a_dead_worker_breaks, .timeout = 60, .fini = gpu_plant_remove)
 {
-    expect_each(wrongs, COUNT_OF(wrongs), false);
+    check_each(&gpu_plant, gpu_plant_make, wrongs, COUNT_OF(wrongs), false);
 }
 
 Test(shmstat_gpu_check, names_each_that_only_a_living_worker_breaks, .timeout = 60, .fini = gpu_plant_remove)
 {
-    expect_each(wrongs_of_the_living, COUNT_OF(wrongs_of_the_living), true);
+    check_each(&gpu_plant, gpu_plant_make, wrongs_of_the_living, COUNT_OF(wrongs_of_the_living), true);
 }
 
 Test(shmstat_gpu_check, prints_the_letter_of_the_list, .timeout = 20, .fini = gpu_plant_remove)
@@ -150,20 +118,6 @@ Test(shmstat_gpu_check, prints_the_letter_of_the_list, .timeout = 20, .fini = gp
     struct stat_run run = stat_run("check %s", gpu_plant.job);
 
     STAT_RUN_SAYS(run, "\n  G4        worker 1 callee - the word of lane 31 is poisoned at 1,");
-    stat_run_free(&run);
-}
-
-Test(shmstat_gpu_check, finds_a_wrong_device_open, .timeout = 20, .fini = gpu_plant_remove)
-{
-    gpu_plant_make();
-    gpu_set_open(0, 2);
-
-    struct stat_run run = stat_run_json("check", gpu_plant.job);
-    const struct json *violation = json_at(json_get(stat_run_job(&run), "violations"), 0);
-
-    cr_expect_eq(run.status, 1);
-    cr_expect_str_eq(TEXT(violation, "series"), "I");
-    cr_expect_eq(NUMBER(violation, "invariant"), 14);
     stat_run_free(&run);
 }
 
@@ -182,56 +136,27 @@ static void shrink_open(int up)
     gpu_set_open(1, up ? 1 : 0);
 }
 
-static const struct {
-    const char *what;
-    void (*turn)(int up);
-    const char *name;
-} changes[] = {
-    { "the number of devices", shrink_devices, "G7" },
-    { "a device", change_device, "G7" },
-    { "the head", change_namespace, "G7" },
-    { "a generation", shrink_stamp, "G1" },
-    { "a slab comes to life again", revive_slab, "G1" },
-    { "a handle", change_handle, "G1" },
-    { "a lane's word", shrink_word, "G4" },
-    { "device_open", shrink_open, "I14" },
+static const struct check_change changes[] = {
+    { "the number of devices", "G7", shrink_devices },
+    { "a device", "G7", change_device },
+    { "the head", "G7", change_namespace },
+    { "a generation", "G1", shrink_stamp },
+    { "a slab comes to life again", "G1", revive_slab },
+    { "a handle", "G1", change_handle },
+    { "a lane's word", "G4", shrink_word },
+    { "device_open", "I14", shrink_open },
 };
 
 Test(shmstat_gpu_check, finds_words_that_shrink_or_change, .timeout = 120, .fini = gpu_plant_remove)
 {
-    for (size_t i = 0; i < COUNT_OF(changes); i++) {
-        bool seen = false;
-
-        gpu_plant_make();
-        /* A fork does not inherit the mapping: map it again. */
-        for (int rank = 0; rank < 2; rank++)
-            cr_assert_eq(madvise(gpu_plant.segment[rank].control, gpu_plant.segment[rank].bytes, MADV_DOFORK), 0);
-        pid_t pid = plant_turn(changes[i].turn);
-
-        while (!seen) {
-            struct stat_run run = stat_run_json("check", gpu_plant.job);
-            const struct json *violation = json_at(json_get(stat_run_job(&run), "violations"), 0);
-            char name[16];
-
-            snprintf(name, sizeof(name), "%s%d", TEXT(violation, "series"), (int)NUMBER(violation, "invariant"));
-            seen = run.status == 1 && strcmp(name, changes[i].name) == 0;
-            cr_assert(run.status == 0 || seen, "%s: %s", changes[i].what, run.text);
-            stat_run_free(&run);
-        }
-        kill(pid, SIGKILL);
-        waitpid(pid, NULL, 0);
-        gpu_plant_remove();
-    }
+    check_changes(&gpu_plant, gpu_plant_make, changes, COUNT_OF(changes));
 }
 
 /* ---- What is right ----------------------------------------------------------------------------------- */
 
 static void expect_fine(const char *what)
 {
-    struct stat_run run = stat_run_json("check", gpu_plant.job);
-
-    cr_expect_eq(run.status, 0, "%s: %s", what, run.text);
-    stat_run_free(&run);
+    check_is_fine(&gpu_plant, what);
 }
 
 Test(shmstat_gpu_check, accepts_what_a_kill_leaves, .timeout = 20, .fini = gpu_plant_remove)

@@ -79,8 +79,8 @@ Test(shmstat_row, a_line_leaves_out_zeroes_and_what_is_missing_and_is_broken_bef
     begin_output();
     stat_parts_text(parts, NULL, NULL);
     end_output();
-    cr_expect_str_eq(printed, "  rows      index 0, bytes 1.5 KiB, open, age 12 s, took 1.23 us, a\"b, ranks 3\n"
-                              "            5, because of this\n");
+    cr_expect_str_eq(printed, "  rows      index 0, bytes 1.5 KiB, open, age 12.2 s, took 1.23 us, a\"b, ranks\n"
+                              "            3 5, because of this\n");
 }
 
 static int make_joined(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row)
@@ -114,7 +114,7 @@ Test(shmstat_row, a_table_tells_what_does_not_exist_from_what_is_not_known, .tim
     begin_output();
     stat_table_row(&table, &row);
     end_output();
-    cr_expect_str_eq(printed, "NAME    LOST  NONE  AGE\na\"b        ?     -  12 s\n");
+    cr_expect_str_eq(printed, "NAME    LOST  NONE  AGE\na\"b        ?     -  12.2 s\n");
 }
 
 Test(shmstat_row, a_metric_is_exact_and_zero_for_what_does_not_exist, .timeout = 10)

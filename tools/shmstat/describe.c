@@ -277,7 +277,7 @@ int stat_ring_row(const struct stat_job *job, const struct stat_worker *worker, 
                 received != NULL ? stat_word(&received->frames_received) : 0);
     stat_put_if(row, received != NULL, "bytes_received", STAT_BYTES,
                 received != NULL ? stat_word(&received->bytes_received) : 0);
-    stat_put_real(row, "oldest_unread_seconds", STAT_INSTANT, worker->unread_s[to]);
+    stat_put_real(row, "oldest_unread_seconds", STAT_SECONDS, worker->unread_s[to]);
     snprintf(label, sizeof(label), "to %d %s", to, to == worker->rank ? "(itself)" : stat_peer_name(job, to));
     stat_put_format(row, ".to", "    %s", stat_cut_text(label, 16));
     return STAT_ROW;

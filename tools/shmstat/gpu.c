@@ -159,23 +159,16 @@ static const struct stat_part parts[] = {
     { 0 },
 };
 
-static int print_job(struct stat_job *job, const struct stat_options *options)
+static void text_job(const struct stat_job *job)
 {
-    static bool is_next;
-
-    if (options->json) {
-        stat_job_json(job, parts);
-    } else {
-        printf("%s", is_next ? "\n" : "");
-        stat_job_text(job);
-        printf(", %d workers\n", stat_job_size(job));
-        stat_workers_text(job, parts);
-        is_next = true;
-    }
-    return stat_next_reader(job, NULL) != NULL ? STAT_FINE : STAT_NOTHING;
+    stat_job_text(job);
+    printf(", %d workers\n", stat_job_size(job));
+    stat_workers_text(job, parts);
 }
 
 int stat_gpu(const struct stat_options *options)
 {
-    return stat_print_jobs(options, "gpu", STAT_READ_GPUS, print_job);
+    static const struct stat_command command = { "gpu", STAT_READ_GPUS, parts, text_job };
+
+    return stat_run_command(&command, options);
 }

@@ -214,18 +214,12 @@ set_problem(struct stat_worker *worker, enum stat_found found, const char *forma
 static void judge(const struct stat_job *job, struct stat_worker *worker)
 {
     const struct bxi_header *header = &HEADER(worker);
-    unsigned long long instance = header->instance, bytes = header->segment_bytes;
+    unsigned long long bytes = header->segment_bytes;
 
-    if (header->uid != (uint32_t)geteuid())
-        set_problem(worker, STAT_NOISE, "its header says uid %u", header->uid);
-    else if (header->rank != (uint32_t)worker->rank)
-        set_problem(worker, STAT_NOISE, "its header says rank %u", header->rank);
-    else if (header->instance != job->instance)
-        set_problem(worker, STAT_NOISE, "its header says instance %016llx", instance);
-    else if (memchr(header->name, 0, BXI_NAME_BYTES) == NULL || memchr(header->job, 0, BXI_NAME_BYTES) == NULL)
-        set_problem(worker, STAT_NOISE, "a name in its header has no end");
-    else if (strcmp(header->job, job->name) != 0)
-        set_problem(worker, STAT_NOISE, "its header names another job");
+    if (header->uid != (uint32_t)geteuid() || header->rank != (uint32_t)worker->rank ||
+        header->instance != job->instance || memchr(header->name, 0, BXI_NAME_BYTES) == NULL ||
+        strncmp(header->job, job->name, BXI_NAME_BYTES) != 0)
+        set_problem(worker, STAT_NOISE, "its header is not that of a worker of the file's name");
     else if (header->world_size < 1 || header->world_size > BXI_WORLD_MAX || header->rank >= header->world_size)
         set_problem(worker, STAT_NOISE, "its header says %u workers", header->world_size);
     else if (header->ring_bytes != BXI_RING_BYTES)

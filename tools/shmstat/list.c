@@ -4,6 +4,7 @@
  */
 #include "list.h"
 
+#include "describe.h"
 #include "device.h"
 #include "flight.h"
 #include "hist.h"
@@ -109,4 +110,21 @@ int stat_print_jobs(const struct stat_options *options, const char *command, uns
     stat_list_close(options);
     stat_jobs_free(&jobs);
     return status;
+}
+
+static const struct stat_command *running;
+
+static int print_parts(struct stat_job *job, const struct stat_options *options)
+{
+    if (options->json)
+        stat_job_json(job, running->parts);
+    else
+        running->text(job);
+    return stat_next_reader(job, NULL) != NULL ? STAT_FINE : STAT_NOTHING;
+}
+
+int stat_run_command(const struct stat_command *command, const struct stat_options *options)
+{
+    running = command;
+    return stat_print_jobs(options, command->name, command->reads, print_parts);
 }

@@ -6,6 +6,7 @@
 #define TOOLS_STAT_LIST_H
 
 #include "jobs.h"
+#include "row.h"
 #include "shmstat.h"
 
 /* What is read of a job besides its control pages. */
@@ -33,5 +34,14 @@ typedef int (*stat_print_fn)(struct stat_job *job, const struct stat_options *op
 int stat_each(struct stat_jobs *jobs, const struct stat_options *options, unsigned reads, stat_print_fn print);
 /* All of a subcommand. */
 int stat_print_jobs(const struct stat_options *options, const char *command, unsigned reads, stat_print_fn print);
+
+/* The same, of one whose JSON is each job with its workers and these parts of them. */
+struct stat_command {
+    const char *name;
+    unsigned reads;
+    const struct stat_part *parts;
+    void (*text)(const struct stat_job *job);
+};
+int stat_run_command(const struct stat_command *command, const struct stat_options *options);
 
 #endif

@@ -116,7 +116,7 @@ const struct stat_field *stat_row_field(const struct stat_row *row, const char *
 
 static bool is_real(const struct stat_field *field)
 {
-    return field->unit == STAT_SECONDS || field->unit == STAT_INSTANT || field->unit == STAT_NS;
+    return field->unit == STAT_SECONDS || field->unit == STAT_NS;
 }
 
 const char *stat_row_number(const struct stat_row *row, const char *name)
@@ -222,8 +222,7 @@ static const char *field_text(const struct stat_field *field, char number[24])
     switch (field->unit) {
     case STAT_TEXT: return field->at;
     case STAT_BYTES: return stat_bytes_text(field->count);
-    case STAT_SECONDS: return stat_span_text(field->real);
-    case STAT_INSTANT: return stat_time_text(field->real);
+    case STAT_SECONDS: return stat_time_text(field->real);
     case STAT_NS: return stat_time_text(1e-9 * field->real);
     default:
         snprintf(number, 24, "%llu", (unsigned long long)field->count);

@@ -9,7 +9,7 @@
  *     text            the same as lines of 80 columns: "peer 1 callee, leases 2, bytes 1.5 MiB"; or aligned columns
  *     Prometheus      one value as a number: stat_row_number; prometheus.c has the table of metrics
  *
- * The unit says how text prints a value ("1.5 MiB", "3 h 07 min"). A value may be missing: STAT_NONE if there is none
+ * The unit says how text prints a value ("1.5 MiB", "3.12 h"). A value may be missing: STAT_NONE if there is none
  * (no frame lies unread, a call has no deadline), STAT_NOT_KNOWN if it cannot be read. JSON prints null for both, text
  * columns "-" and "?"; a line leaves such a value out, and zeroes too; a metric takes NONE as 0.
  *
@@ -40,8 +40,7 @@ enum stat_unit {
     STAT_COUNT,
     STAT_ID,            /* as COUNT, but lines have it if it is 0 */
     STAT_BYTES,
-    STAT_SECONDS,       /* text: "3 h 07 min" */
-    STAT_INSTANT,       /* a time that may be short, in seconds; text: "1.23 us" */
+    STAT_SECONDS,       /* text: "1.23 us", "3.12 h" */
     STAT_NS,            /* in nanoseconds, whole in JSON; text: "1.23 us" */
     STAT_FLAG,
     STAT_TEXT,          /* "" is null in JSON; a line has the text without its name */
@@ -58,7 +57,7 @@ struct stat_field {
     enum stat_unit unit;
     enum stat_presence presence;
     uint64_t count;             /* of a LIST and of NAMES: how many */
-    double real;                /* of SECONDS, INSTANT and NS */
+    double real;                /* of SECONDS and NS */
     const void *at;             /* of TEXT and LIST; of NAMES the first, the others behind it */
 };
 

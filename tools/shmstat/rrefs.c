@@ -100,16 +100,9 @@ static void text_job(const struct stat_job *job)
             stat_problem_text(worker);
 }
 
-static int print_job(struct stat_job *job, const struct stat_options *options)
-{
-    if (options->json)
-        stat_job_json(job, parts);
-    else
-        text_job(job);
-    return stat_next_reader(job, NULL) != NULL ? STAT_FINE : STAT_NOTHING;
-}
-
 int stat_rrefs(const struct stat_options *options)
 {
-    return stat_print_jobs(options, "rrefs", STAT_READ_OBJECTS, print_job);
+    static const struct stat_command command = { "rrefs", STAT_READ_OBJECTS, parts, text_job };
+
+    return stat_run_command(&command, options);
 }

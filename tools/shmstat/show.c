@@ -38,30 +38,18 @@ static void text_job(const struct stat_job *job)
     stat_job_text(job);
     printf(", %d workers", stat_job_size(job));
     if (stat_job_started_ns(job) != 0)
-        printf(", %s", stat_span_text(stat_since(stat_job_started_ns(job), CLOCK_REALTIME)));
+        printf(", %s", stat_time_text(stat_since(stat_job_started_ns(job), CLOCK_REALTIME)));
     printf("\n");
     if (stat_job_missing_text(job, missing, sizeof(missing)))
         printf("it is starting: %s\n", missing);
     stat_workers_text(job, parts);
 }
 
-static int print_job(struct stat_job *job, const struct stat_options *options)
-{
-    static bool is_next;
-
-    if (options->json) {
-        stat_job_json(job, parts);
-    } else {
-        printf("%s", is_next ? "\n" : "");
-        text_job(job);
-        is_next = true;
-    }
-    return stat_next_reader(job, NULL) != NULL ? STAT_FINE : STAT_NOTHING;
-}
-
 int stat_show(const struct stat_options *options)
 {
-    if (options->prometheus)
-        return stat_prometheus(options);
-    return stat_print_jobs(options, "show", STAT_READ_UNREAD | STAT_READ_GPUS | STAT_READ_OBJECTS, print_job);
+    static const struct stat_command command = {
+        "show", STAT_READ_UNREAD | STAT_READ_GPUS | STAT_READ_OBJECTS, parts, text_job,
+    };
+
+    return options->prometheus ? stat_prometheus(options) : stat_run_command(&command, options);
 }

@@ -38,24 +38,6 @@ const char *stat_bytes_text(uint64_t bytes)
     return text;
 }
 
-const char *stat_span_text(double seconds)
-{
-    char *text = next_text();
-    unsigned long whole = seconds < 1e12 ? (unsigned long)seconds : 0;
-
-    if (seconds < 10)
-        snprintf(text, 32, "%.1f s", seconds);
-    else if (whole < 60)
-        snprintf(text, 32, "%lu s", whole);
-    else if (whole < 3600)
-        snprintf(text, 32, "%lu min %02lu s", whole / 60, whole % 60);
-    else if (whole < 86400)
-        snprintf(text, 32, "%lu h %02lu min", whole / 3600, whole / 60 % 60);
-    else
-        snprintf(text, 32, "%lu d %02lu h", whole / 86400, whole / 3600 % 24);
-    return text;
-}
-
 const char *stat_time_text(double seconds)
 {
     static const struct {

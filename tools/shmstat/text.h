@@ -11,7 +11,6 @@
 
 /* Each returns static memory that is valid until the eighth call after. */
 const char *stat_bytes_text(uint64_t bytes);                /* "1.5 MiB" */
-const char *stat_span_text(double seconds);                 /* "12 s", "3 h 07 min" */
 const char *stat_time_text(double seconds);                 /* "1.23 us", "20.1 ms": at most eight characters */
 /* A name in at most so many characters; if it is cut, the last two are "..". */
 const char *stat_cut_text(const char *name, size_t most);

@@ -132,7 +132,7 @@ const struct top_column *top_columns(enum top_view view, int *count);
 /* The index of the column of that title, -1 if there is none. */
 int top_column_named(enum top_view view, const char *title);
 const char *top_view_name(enum top_view view);
-/* A figure in at most five characters, unless it is WHOLE. Valid until the next call. */
+/* A figure in at most five characters, unless it is WHOLE or SECONDS. Valid until the next call. */
 const char *top_figure(double value, enum top_format format);
 
 /* ---- View --------------------------------------------------------------------------------------- */

@@ -5,6 +5,8 @@
  */
 #include "top.h"
 
+#include "text.h"
+
 #include <ctype.h>
 #include <math.h>
 #include <stdio.h>
@@ -24,7 +26,7 @@ static const struct top_column worker_columns[] = {
     { "FLIGHT", "calls_in_flight", 6, 3, TOP_COUNT, TOP_FLIGHT },
     { "SERVED", "requests_served", 6, 7, TOP_COUNT, TOP_SERVED },
     { "RING%", "ring_fill_percent", 5, 8, TOP_PERCENT, TOP_FILL },
-    { "AGE", "oldest_call_seconds", 5, 9, TOP_SECONDS, TOP_AGE },
+    { "AGE", "oldest_call_seconds", 8, 9, TOP_SECONDS, TOP_AGE },
     { "POOL", "pool_busy", 4, 13, TOP_COUNT, TOP_POOL },
     { "WAKE/s", "wakeups_per_second", 6, 10, TOP_RATE, TOP_WAKEUPS_S },
     { "BELL/s", "bells_per_second", 6, 11, TOP_RATE, TOP_BELLS_S },
@@ -47,7 +49,7 @@ static const struct top_column ring_columns[] = {
     { "RING%", "fill_percent", 5, 1, TOP_PERCENT, TOP_FILL },
     { "HIGH%", "high_water_percent", 5, 5, TOP_PERCENT, TOP_HIGH },
     { "UNREAD", "unread_bytes", 6, 4, TOP_BYTES, TOP_UNREAD },
-    { "AGE", "oldest_unread_seconds", 5, 4, TOP_SECONDS, TOP_AGE },
+    { "AGE", "oldest_unread_seconds", 8, 4, TOP_SECONDS, TOP_AGE },
     { "SENT/s", "frames_per_second", 6, 2, TOP_RATE, TOP_FRAMES_OUT_S },
     { "OUT/s", "bytes_per_second", 5, 3, TOP_BYTES_RATE, TOP_BYTES_OUT_S },
     { "FULL/s", "times_full_per_second", 6, 6, TOP_RATE, TOP_FULL_S },
@@ -60,8 +62,8 @@ static const struct top_column call_columns[] = {
     { "FROM", NULL, 8, 0, TOP_TEXT, TOP_NAME },
     { "TO", NULL, 8, 0, TOP_TEXT, TOP_PEER_NAME },
     { "FUNCTION", NULL, 8, 1, TOP_TEXT, TOP_FUNCTION },
-    { "AGE", NULL, 5, 2, TOP_SECONDS, TOP_AGE },
-    { "LEFT", NULL, 5, 4, TOP_SECONDS, TOP_LEFT },
+    { "AGE", NULL, 8, 2, TOP_SECONDS, TOP_AGE },
+    { "LEFT", NULL, 8, 4, TOP_SECONDS, TOP_LEFT },
     { "WHERE", NULL, 8, 3, TOP_TEXT, TOP_DOING },
 };
 
@@ -114,20 +116,6 @@ static void scaled(char *text, size_t bytes, double value, double base)
                  base > 1000 ? toupper((unsigned char)units[unit]) : units[unit]);
 }
 
-static void span(char *text, size_t bytes, double seconds)
-{
-    if (seconds < 9.95)
-        snprintf(text, bytes, "%.1fs", seconds);
-    else if (seconds < 599.5)
-        snprintf(text, bytes, "%.0fs", seconds);
-    else if (seconds < 36000)
-        snprintf(text, bytes, "%.0fm", seconds / 60);
-    else if (seconds < 864000)
-        snprintf(text, bytes, "%.0fh", seconds / 3600);
-    else
-        snprintf(text, bytes, "%.0fd", seconds < 8.6e8 ? seconds / 86400 : 9999);
-}
-
 const char *top_figure(double value, enum top_format format)
 {
     static char text[24];
@@ -139,7 +127,7 @@ const char *top_figure(double value, enum top_format format)
     else if (format == TOP_BYTES || format == TOP_BYTES_RATE)
         scaled(text, sizeof(text), value, 1024);
     else if (format == TOP_SECONDS)
-        span(text, sizeof(text), value);
+        return stat_time_text(value);
     else
         snprintf(text, sizeof(text), "%.0f", value);
     return text;

@@ -186,12 +186,12 @@ static void set_stuck(const struct top_model *model, const struct stat_worker *w
         row->cause = 2;
         snprintf(row->why, sizeof(row->why), "%s has run '%s' for %s for %s, %s", worker->name,
                  stat_function_name(row->job, worker->rank, (uint32_t)(who >> 16)),
-                 stat_rank_name(row->job, (int)(who & 0xffff)), stat_span_text(age_s), place);
+                 stat_rank_name(row->job, (int)(who & 0xffff)), stat_time_text(age_s), place);
     } else if (oldest != NULL && oldest->age_s >= model->stuck_s) {
         row->cause = 1;
         snprintf(row->why, sizeof(row->why), "%s has waited for '%s' of %s for %s (call %s)", worker->name,
                  stat_function_name(row->job, oldest->to, oldest->function), stat_rank_name(row->job, oldest->to),
-                 stat_span_text(oldest->age_s), stat_call_name(oldest));
+                 stat_time_text(oldest->age_s), stat_call_name(oldest));
     }
 }
 

@@ -242,7 +242,7 @@ static void draw_job(const struct top_model *model, struct top_page *page)
     else
         put(page, BOLD, "%s.%016llx: %s", job->name, (unsigned long long)job->instance, stat_job_state(job));
     if (model->now.jobs.count == 1 && stat_job_started_ns(job) != 0)
-        put(page, PLAIN, ", up %s", stat_span_text(stat_since(stat_job_started_ns(job), CLOCK_REALTIME)));
+        put(page, PLAIN, ", up %s", stat_time_text(stat_since(stat_job_started_ns(job), CLOCK_REALTIME)));
     put(page, PLAIN, ", over %.1f s", top_span(model));
     end_line(page);
 }

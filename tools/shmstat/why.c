@@ -217,7 +217,7 @@ static bool say_busy(const struct chain *chain, int rank)
     say(chain, "%s has been running its handler '%s' for %s where it makes progress, for a request of %s: until that "
                "returns it reads neither requests nor replies.",
         name_of(chain, rank), stat_function_name(chain->job, rank, (uint32_t)(stat_word(&now->who) >> 16)),
-        stat_span_text(stat_since(since_ns, CLOCK_MONOTONIC)),
+        stat_time_text(stat_since(since_ns, CLOCK_MONOTONIC)),
         name_of(chain, (int)(stat_word(&now->who) & (BXI_WORLD_MAX - 1))));
     show_stack(chain, rank, 0);
     return true;
@@ -395,7 +395,7 @@ static void say_pool(const struct chain *chain, int rank)
     busy = stat_word(&now->pool_busy);
     waiting = stat_word(&now->pool_waiting);
     say(chain, "For %s all %llu threads of its pool are busy, %llu %s. If its handlers wait for each other, it needs "
-               "more: options.pool_threads, BX_POOL_THREADS.", stat_span_text(stat_since(since_ns, CLOCK_MONOTONIC)),
+               "more: options.pool_threads, BX_POOL_THREADS.", stat_time_text(stat_since(since_ns, CLOCK_MONOTONIC)),
         busy, waiting, waiting == 1 ? "request waits" : "requests wait");
 }
 
@@ -483,16 +483,16 @@ static void say_call(const struct chain *chain, const struct stat_call *call)
                    "taken until the late reply comes.",
             name_of(chain, call->from), stat_call_name(call),
             stat_function_name(chain->job, call->to, call->function), name_of(chain, call->to),
-            stat_span_text(call->age_s));
+            stat_time_text(call->age_s));
         return;
     }
     if (waiter != 0)
         snprintf(thread, sizeof(thread), ", in thread %llu", (unsigned long long)waiter);
     if (call->has_deadline)
         snprintf(deadline, sizeof(deadline), ", and for at most %s more",
-                 stat_span_text(call->left_s > 0 ? call->left_s : 0));
+                 stat_time_text(call->left_s > 0 ? call->left_s : 0));
     say(chain, "%s has waited for %s for '%s' of %s (call %s)%s%s.", name_of(chain, call->from),
-        stat_span_text(call->age_s), stat_function_name(chain->job, call->to, call->function),
+        stat_time_text(call->age_s), stat_function_name(chain->job, call->to, call->function),
         name_of(chain, call->to), stat_call_name(call), thread, deadline);
     if (waiter != 0)
         show_stack(chain, call->from, waiter);

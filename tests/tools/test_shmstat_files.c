@@ -204,14 +204,6 @@ static void expect_other_version(int version)
     stat_run_free(&run);
 }
 
-Test(shmstat_files, a_worker_of_another_layout_is_listed_with_its_version, .timeout = 20, .fini = remove_plant)
-{
-    plant_make(&plant, 0);
-    for (int rank = 0; rank < 2; rank++)
-        plant_control(&plant, rank)->header.layout_version = 77;
-    expect_other_version(77);
-}
-
 /* As in version 3: rings follow the control pages, and the file has that size. */
 Test(shmstat_files, a_worker_of_an_older_layout_is_listed_with_its_version, .timeout = 20, .fini = remove_plant)
 {
@@ -276,18 +268,6 @@ static void expect_both(bool there)
     }
 }
 
-Test(shmstat_files, reap_removes_nothing_without_yes, .timeout = 20, .fini = remove_plant)
-{
-    use_own_sockets();
-    plant_make(&plant, 0);
-    for (int rank = 0; rank < 2; rank++)
-        plant_kill(&plant, rank);
-    expect_reaped("", 2, 0);
-    expect_both(true);
-    expect_reaped("--yes", 2, 2);
-    expect_both(false);
-}
-
 Test(shmstat_files, reap_says_that_there_is_no_such_job, .timeout = 20)
 {
     static const char *const flags[] = { "", "--yes", "--json 2>&1 >/dev/null" };
@@ -303,34 +283,26 @@ Test(shmstat_files, reap_says_that_there_is_no_such_job, .timeout = 20)
 }
 
 /* The header has the pid of this process, which is alive: pids do not matter. */
-Test(shmstat_files, reap_does_not_depend_on_a_pid, .timeout = 20, .fini = remove_plant)
+Test(shmstat_files, reap_removes_with_yes_what_a_job_without_a_living_worker_left, .timeout = 20, .fini = remove_plant)
 {
     use_own_sockets();
     plant_make(&plant, 0);
-    for (int rank = 0; rank < 2; rank++) {
-        cr_assert_eq(plant_control(&plant, rank)->header.pid, (uint32_t)getpid());
-        plant_kill(&plant, rank);
-    }
+    cr_assert_eq(plant_control(&plant, 0)->header.pid, (uint32_t)getpid());
+    expect_reaped("--yes", 0, 0);
+    plant_kill(&plant, 1);
+    expect_reaped("--yes", 0, 0);
+    expect_both(true);
+    plant_kill(&plant, 0);
 
     struct stat_run run = stat_run("ls %s --json", plant.job);
 
     cr_expect_str_eq(json_text(json_get(stat_run_job(&run), "state")), "dead");
     cr_expect_eq(json_number(json_get(stat_run_job(&run), "workers_alive")), 0);
     stat_run_free(&run);
-    expect_reaped("--yes", 2, 2);
-}
-
-Test(shmstat_files, reap_does_not_touch_a_job_with_a_living_worker, .timeout = 20, .fini = remove_plant)
-{
-    use_own_sockets();
-    plant_make(&plant, 0);
-    expect_reaped("--yes", 0, 0);
+    expect_reaped("", 2, 0);
     expect_both(true);
-    plant_kill(&plant, 1);
-    expect_reaped("--yes", 0, 0);
-    expect_both(true);
-    plant_kill(&plant, 0);
     expect_reaped("--yes", 2, 2);
+    expect_both(false);
 }
 
 static void make_file(const char *name, const char *suffix, char path[128])

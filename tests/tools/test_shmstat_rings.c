@@ -21,8 +21,6 @@
 #define SLOT 5
 #define ID (UINT64_C(9) << 16 | SLOT)
 
-enum gate { HELD = 0, LOOSE };
-
 static struct plant plant;
 
 static void remove_plant(void)
@@ -289,14 +287,6 @@ Test(shmstat_rings, show_a_request_that_a_stopped_worker_leaves_unread, .timeout
     harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup, .body = { is_left_unread } });
 }
 
-static int hold(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    (void)request, (void)args, (void)reply, (void)context;
-    harness_post(HELD);
-    harness_await(LOOSE, 1);
-    return 0;
-}
-
 static int quick(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     (void)request, (void)args, (void)reply, (void)context;
@@ -305,40 +295,7 @@ static int quick(const struct bx_request *request, struct bx_reader *args, struc
 
 static int setup(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "quick", BX_INLINE, quick, NULL), 0);
-    return bx_register(job, "hold", BX_BLOCKING, hold, NULL);
-}
-
-static double busy_of(int rank)
-{
-    struct stat_run run = stat_run_fine("show", harness_job_name());
-    double value = json_number(json_get(json_get(stat_run_worker(&run, rank), "pool"), "busy"));
-
-    stat_run_free(&run);
-    return value;
-}
-
-static void keeps_three_busy(struct bx_job *job)
-{
-    struct bx_future *futures[3] = { NULL };
-
-    for (int i = 0; i < 3; i++)
-        HARNESS_EQ(bx_rpc_async(job, "worker1", "hold", NULL, NULL, &futures[i]), 0);
-    harness_await(HELD, 3);
-    HARNESS_EQ(busy_of(1), 3);
-    HARNESS_EQ(busy_of(0), 0);
-    harness_post(LOOSE);
-    for (int i = 0; i < 3; i++) {
-        HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), 0);
-        bx_future_release(futures[i]);
-    }
-    while (busy_of(1) != 0)
-        ;
-}
-
-Test(shmstat_rings, show_how_many_threads_of_the_pool_are_busy, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { keeps_three_busy } });
+    return bx_register(job, "quick", BX_INLINE, quick, NULL);
 }
 
 /* It spins for a second after each call; a run may fall between two spins. */

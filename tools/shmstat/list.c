@@ -43,24 +43,6 @@ int stat_find(struct stat_jobs *jobs, const struct stat_options *options)
     return STAT_NOTHING;
 }
 
-void stat_list_open(const struct stat_jobs *jobs, const struct stat_options *options, const char *command)
-{
-    if (options->json) {
-        stat_json_begin(command);
-        stat_json_open("jobs", '[');
-    } else if (jobs->count == 0) {
-        printf("no jobs of this user\n");
-    }
-}
-
-void stat_list_close(const struct stat_options *options)
-{
-    if (!options->json)
-        return;
-    stat_json_close(']');
-    stat_json_end();
-}
-
 int stat_read(struct stat_job *job, unsigned reads)
 {
     int rc = stat_job_read(job);
@@ -81,7 +63,7 @@ int stat_read(struct stat_job *job, unsigned reads)
     return STAT_NOTHING;
 }
 
-int stat_each(struct stat_jobs *jobs, const struct stat_options *options, unsigned reads, stat_print_fn print)
+static int print_each(struct stat_jobs *jobs, const struct stat_options *options, unsigned reads, stat_print_fn print)
 {
     int all = STAT_NOTHING;
 
@@ -104,10 +86,18 @@ int stat_print_jobs(const struct stat_options *options, const char *command, uns
 
     if (status != STAT_FINE)
         return status;
-    stat_list_open(&jobs, options, command);
-    if (jobs.count > 0)
-        status = stat_each(&jobs, options, reads, print);
-    stat_list_close(options);
+    if (options->json) {
+        stat_json_begin(command);
+        stat_json_open("jobs", '[');
+    } else if (jobs.count == 0) {
+        printf("no jobs of this user\n");
+    }
+    if (jobs.count > 0 || options->subject != NULL)
+        status = print_each(&jobs, options, reads, print);
+    if (options->json) {
+        stat_json_close(']');
+        stat_json_end();
+    }
     stat_jobs_free(&jobs);
     return status;
 }

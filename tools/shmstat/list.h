@@ -24,15 +24,10 @@ int stat_find(struct stat_jobs *jobs, const struct stat_options *options);
 /* Its descriptors stay open. STAT_FINE; STAT_NOTHING after a line on stderr: there was no memory. */
 int stat_read(struct stat_job *job, unsigned reads);
 
-/* What stands before and behind a list of jobs. */
-void stat_list_open(const struct stat_jobs *jobs, const struct stat_options *options, const char *command);
-void stat_list_close(const struct stat_options *options);
-
 /* Prints a job that was read; STAT_FINE, STAT_FOUND, or STAT_NOTHING if nothing of it could be read. */
 typedef int (*stat_print_fn)(struct stat_job *job, const struct stat_options *options);
-/* Reads and prints one job after the other: STAT_FOUND if one of them is, STAT_NOTHING if all are or there is none. */
-int stat_each(struct stat_jobs *jobs, const struct stat_options *options, unsigned reads, stat_print_fn print);
-/* All of a subcommand. */
+/* All of a subcommand: reads and prints one job after the other. STAT_FOUND if one of them is, STAT_NOTHING if all are
+ * or the subject is nowhere. */
 int stat_print_jobs(const struct stat_options *options, const char *command, unsigned reads, stat_print_fn print);
 
 /* The same, of one whose JSON is each job with its workers and these parts of them. */

@@ -617,34 +617,32 @@ static int print_job(struct stat_job *job, const struct stat_options *options)
     return explain(&chain, options->subject) ? STAT_FINE : STAT_NOTHING;
 }
 
-#define READS (STAT_READ_GPUS | STAT_READ_OBJECTS | STAT_READ_CALLS)
+/* One word that is a job's name is the job; else it is the subject. */
+static bool is_job(const struct stat_options *options)
+{
+    struct stat_jobs jobs;
+    bool is_one = options->subject != NULL && options->select == NULL &&
+                  stat_jobs_find(&jobs, options->subject) == 0 && jobs.count > 0;
+
+    if (options->subject != NULL && options->select == NULL)
+        stat_jobs_free(&jobs);
+    return is_one;
+}
 
 int stat_why(const struct stat_options *options)
 {
-    struct stat_jobs jobs;
-    int status = stat_find(&jobs, options);
+    struct stat_options chosen = *options;
+    char asked[64];
+    int status;
 
-    if (status != STAT_FINE)
+    if (is_job(options)) {
+        chosen.select = options->subject;
+        chosen.subject = NULL;
+    }
+    status = stat_print_jobs(&chosen, "why", STAT_READ_GPUS | STAT_READ_OBJECTS | STAT_READ_CALLS, print_job);
+    if (status == STAT_FINE || chosen.subject == NULL)
         return status;
-    stat_list_open(&jobs, options, "why");
-    status = jobs.count == 0 && options->subject == NULL ? STAT_FINE : stat_each(&jobs, options, READS, print_job);
-    if (status != STAT_FINE && options->subject != NULL && options->select == NULL) {
-        /* `why JOB`: a name that no worker has may be a job's. */
-        stat_jobs_free(&jobs);
-        struct stat_options whole = *options;
-
-        whole.subject = NULL;
-        if (stat_jobs_find(&jobs, options->subject) == 0)
-            status = stat_each(&jobs, &whole, READS,
-                               print_job);
-    }
-    if (status != STAT_FINE && options->subject != NULL) {
-        char asked[64];
-
-        stat_printable(asked, sizeof(asked), options->subject, strlen(options->subject));
-        fprintf(stderr, "shmstat: there is no worker, no call and no job '%s'; shmstat calls lists them\n", asked);
-    }
-    stat_list_close(options);
-    stat_jobs_free(&jobs);
+    stat_printable(asked, sizeof(asked), chosen.subject, strlen(chosen.subject));
+    fprintf(stderr, "shmstat: there is no worker, no call and no job '%s'; shmstat calls lists them\n", asked);
     return status;
 }

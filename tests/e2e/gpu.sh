@@ -153,7 +153,8 @@ check 'its generation, state and size' says '^  slabs     slab 0, generation 1, 
 check 'the owner by words in host memory' says '^  devices   device 0, GPU-[0-9a-f-]{36}, host_words$'
 check 'a fallback as such' tells ', device_words, is fallback$'
 check 'what was asked for is none' tells ', events$'
-check 'what is borrowed, by each of three' count 3 '^  borrowed  peer 0, w0, slab 0, generation 1, live, bytes 64\.0 MiB$'
+check 'what is borrowed, by each of three' \
+    count 3 '^  borrowed  peer 0, w0, slab 0, generation 1, live, bytes 64\.0 MiB$'
 check 'how far a stream has come' says '^  lanes     lane 0, device 0, host_words, word [1-9]'
 check 'the bytes in tensors' tells ' gpu bytes 64\.0 MiB, gpu bytes used 3\.8 MiB'
 check 'within 80 columns' narrow

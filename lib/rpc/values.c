@@ -10,147 +10,194 @@
 #include "rpc.h"
 
 #include <errno.h>
+#include <stdarg.h>
 #include <stdlib.h>
 
 #define ROOM_BYTES 256          /* of a message on the stack; what is longer gets memory of its own */
 
-enum way { CALL, PUT, READ };
-
-#define KIND(kind) (UINT32_C(1) << BX_VALUE_##kind)
-
-/* Kinds that a letter takes as value, as a place of a call, and as a place of bx_read. */
-static const struct letter {
+static const struct {
     char letter;
+    const char *type;
+} letters[32] = {
+    ['i' & 31] = { 'i', "i64" }, ['u' & 31] = { 'u', "u64" }, ['w' & 31] = { 'w', "i32" },
+    ['d' & 31] = { 'd', "f64" }, ['f' & 31] = { 'f', "f32" }, ['s' & 31] = { 's', "text" },
+    ['b' & 31] = { 'b', "number of bytes" }, ['T' & 31] = { 'T', "tensor" }, ['R' & 31] = { 'R', "reference" },
+};
+
+static const struct {
+    int kind;
     const char *name;
-    uint32_t values;
-    uint32_t places[3];
-} letters[] = {
-    { 'i', "i64", KIND(INT) | KIND(UINT), { KIND(TO_I64), 0, KIND(TO_I64) } },
-    { 'u', "u64", KIND(INT) | KIND(UINT), { KIND(TO_U64), 0, KIND(TO_U64) } },
-    { 'w', "i32", KIND(INT) | KIND(UINT), { KIND(TO_I32), 0, KIND(TO_I32) } },
-    { 'd', "f64", KIND(INT) | KIND(UINT) | KIND(REAL), { KIND(TO_F64), 0, KIND(TO_F64) } },
-    { 'f', "f32", KIND(INT) | KIND(UINT) | KIND(REAL), { KIND(TO_F32), 0, KIND(TO_F32) } },
-    { 's', "text", KIND(TEXT), { KIND(TO_TEXT), 0, KIND(TO_STR) } },
-    { 'b', "number of bytes", KIND(BYTES), { KIND(TO_BYTES), 0, KIND(TO_BYTES) } },
-    { 'T', "tensor", KIND(TENSOR), { KIND(TO_TENSOR), 0, KIND(TO_TENSOR) } },
-    { 'R', "reference", KIND(RREF), { KIND(TO_RREF), 0, KIND(TO_RREF) } },
+} kinds_known[] = {
+    { BX_VALUE_INT, "an integer" }, { BX_VALUE_UINT, "an integer" }, { BX_VALUE_LONG, "an integer" },
+    { BX_VALUE_ULONG, "an integer" }, { BX_VALUE_REAL, "a real number" }, { BX_VALUE_TEXT, "a text" },
+    { BX_VALUE_BYTES, "bytes" }, { BX_VALUE_TENSOR, "a tensor" }, { BX_VALUE_RREF, "a reference" },
+    { BX_VALUE_TO_I64, "a place for an i64" }, { BX_VALUE_TO_U64, "a place for a u64" },
+    { BX_VALUE_TO_I32, "a place for an i32" }, { BX_VALUE_TO_F64, "a place for an f64" },
+    { BX_VALUE_TO_F32, "a place for an f32" }, { BX_VALUE_TO_TEXT, "a place for a text to free" },
+    { BX_VALUE_TO_STR, "a place for a text of a message" }, { BX_VALUE_TO_BYTES, "a place for bytes" },
+    { BX_VALUE_TO_TENSOR, "a place for a tensor" }, { BX_VALUE_TO_RREF, "a place for a reference" },
 };
 
-static const char *const kinds[] = {
-    [BX_VALUE_INT] = "an integer", [BX_VALUE_UINT] = "an integer", [BX_VALUE_REAL] = "a real number",
-    [BX_VALUE_TEXT] = "a text", [BX_VALUE_BYTES] = "bytes", [BX_VALUE_TENSOR] = "a tensor",
-    [BX_VALUE_RREF] = "a reference", [BX_VALUE_TO_I64] = "a place for an i64",
-    [BX_VALUE_TO_U64] = "a place for a u64", [BX_VALUE_TO_I32] = "a place for an i32",
-    [BX_VALUE_TO_F64] = "a place for an f64", [BX_VALUE_TO_F32] = "a place for an f32",
-    [BX_VALUE_TO_TEXT] = "a place for a text to free", [BX_VALUE_TO_STR] = "a place for a text of a message",
-    [BX_VALUE_TO_BYTES] = "a place for bytes", [BX_VALUE_TO_TENSOR] = "a place for a tensor",
-    [BX_VALUE_TO_RREF] = "a place for a reference",
-};
-#define KINDS (sizeof kinds / sizeof *kinds)
-
-struct bx_value bx_bytes(const void *data, size_t bytes)
+struct bx_view bx_bytes(const void *data, size_t bytes)
 {
-    return (struct bx_value){ .kind = BX_VALUE_BYTES, .of.in = data, .bytes = bytes };
+    return (struct bx_view){ .data = data, .bytes = bytes };
 }
 
-struct bx_value bx_into(void *data, size_t bytes)
+struct bx_space bx_into(void *data, size_t bytes)
 {
-    return (struct bx_value){ .kind = BX_VALUE_TO_BYTES, .of.out = data, .bytes = bytes };
+    return (struct bx_space){ .data = data, .bytes = bytes };
 }
 
 /* ---- checking --------------------------------------------------------------------------------------- */
 
-/* What the check found: the letters without the '>'. The first `given` are of values, the others of places. */
-struct checked {
-    char letter[BX_VALUES_MAX];
-    int given;
-    int count;
-    bool has_places;            /* there is a '>' */
+struct value {
+    char letter;
+    union {
+        int64_t i64;
+        uint64_t u64;
+        double f64;
+        const void *in;         /* a text, bytes */
+        void *out;              /* a tensor, a reference, a place */
+    } of;
+    size_t bytes;               /* of a 'b' */
 };
 
-static bool fits_integer(char letter, const struct bx_value *value)
-{
-    bool is_signed = value->kind == BX_VALUE_INT;
+/* What stands behind a format: values, then places. */
+struct values {
+    const char *format;
+    int side;                   /* of enum bxi_value_bit: what may stand here */
+    int given;                  /* how many are values */
+    int count;
+    struct value at[BX_VALUES_MAX];
+};
 
-    if (letter == 'i')
-        return is_signed || value->of.u64 <= INT64_MAX;
-    if (letter == 'u')
-        return !is_signed || value->of.i64 >= 0;
-    if (letter == 'w')
-        return is_signed ? value->of.i64 >= INT32_MIN && value->of.i64 <= INT32_MAX : value->of.u64 <= INT32_MAX;
-    return true;
+static bool has_places(const struct values *values)
+{
+    return values->side != BXI_GIVEN;
 }
 
-static int check_value(const char *format, int number, const struct letter *letter, uint32_t wanted,
-                       const struct bx_value *value)
+/* Why a letter and the kind of its value do not fit. */
+static int refuse(const struct values *values, char letter, int kind)
 {
-    uint32_t kind = (uint32_t)value->kind;
-    bool is_place = wanted != letter->values;
+    const char *name = "of no kind";
 
-    if (kind >= KINDS || (wanted >> kind & 1) == 0)
-        return bx_fail(-EINVAL, "value %d of \"%s\" is %s, the format has %s%s", number, format,
-                       kind > 0 && kind < KINDS ? kinds[kind] : "of no kind", is_place ? "a place, " : "",
-                       letter->name);
-    if (kind >= BX_VALUE_TEXT && value->of.in == NULL &&
-        (value->bytes > 0 || (kind != BX_VALUE_BYTES && kind != BX_VALUE_TO_BYTES)))
-        return bx_fail(-EINVAL, "value %d of \"%s\" is NULL", number, format);
-    if (kind < BX_VALUE_REAL && !fits_integer(letter->letter, value))
-        return bx_fail(-ERANGE, "value %d of \"%s\" does not fit %s", number, format, letter->name);
+    if (letter != letters[letter & 31].letter)
+        return bx_fail(-EINVAL, "the format \"%s\" has '%c', which is no letter of values here", values->format, letter);
+    if (values->count == BX_VALUES_MAX)
+        return bx_fail(-EINVAL, "the format \"%s\" has more than %d letters", values->format, BX_VALUES_MAX);
+    if (kind == BX_VALUE_END)
+        return bx_fail(-EINVAL, "the format \"%s\" has more letters than there are values, %d", values->format,
+                       values->count);
+    for (size_t i = 0; i < sizeof kinds_known / sizeof *kinds_known; i++)
+        if (kinds_known[i].kind == kind)
+            name = kinds_known[i].name;
+    return bx_fail(-EINVAL, "value %d of \"%s\" is %s, the format has %s%s", values->count + 1, values->format, name,
+                   has_places(values) ? "a place, " : "", letters[letter & 31].type);
+}
+
+/* Takes the next argument. False: it is NULL. */
+static bool take_argument(struct value *value, int kind, va_list *arguments)
+{
+    struct bx_view view;
+    struct bx_space space;
+
+    switch (kind) {
+    case BX_VALUE_INT:
+        value->of.i64 = va_arg(*arguments, int);
+        return true;
+    case BX_VALUE_UINT:
+        value->of.u64 = va_arg(*arguments, unsigned int);
+        return true;
+    case BX_VALUE_LONG:
+        value->of.i64 = va_arg(*arguments, int64_t);
+        return true;
+    case BX_VALUE_ULONG:
+        value->of.u64 = va_arg(*arguments, uint64_t);
+        return true;
+    case BX_VALUE_REAL:
+        value->of.f64 = va_arg(*arguments, double);
+        return true;
+    case BX_VALUE_BYTES:
+        view = va_arg(*arguments, struct bx_view);
+        value->of.in = view.data;
+        value->bytes = view.bytes;
+        return view.data != NULL || view.bytes == 0;
+    case BX_VALUE_TO_BYTES:
+        space = va_arg(*arguments, struct bx_space);
+        value->of.out = space.data;
+        value->bytes = space.bytes;
+        return space.data != NULL || space.bytes == 0;
+    default:
+        value->of.out = va_arg(*arguments, void *);
+        return value->of.out != NULL;
+    }
+}
+
+/* Makes an integer what its letter says. False: it does not fit. */
+static bool fit_integer(struct value *value, bool is_signed)
+{
+    switch (value->letter) {
+    case 'i':
+        return is_signed || value->of.u64 <= INT64_MAX;
+    case 'u':
+        return !is_signed || value->of.i64 >= 0;
+    case 'w':
+        return is_signed ? value->of.i64 >= INT32_MIN && value->of.i64 <= INT32_MAX : value->of.u64 <= INT32_MAX;
+    default:
+        value->of.f64 = is_signed ? (double)value->of.i64 : (double)value->of.u64;
+        return true;
+    }
+}
+
+static int add_value(struct values *values, char letter, int kind, va_list *arguments)
+{
+    struct value *value = &values->at[values->count];
+    int bits = values->side | 1 << (letter & 31);
+
+    if (letter != letters[letter & 31].letter || values->count == BX_VALUES_MAX || (kind & bits) != bits)
+        return refuse(values, letter, kind);
+    value->letter = letter;
+    if (!take_argument(value, kind, arguments))
+        return bx_fail(-EINVAL, "value %d of \"%s\" is NULL", values->count + 1, values->format);
+    if ((kind & BX_VALUE_INT) == BX_VALUE_INT && !fit_integer(value, (kind & BXI_UNSIGNED) == 0))
+        return bx_fail(-ERANGE, "value %d of \"%s\" does not fit %s", values->count + 1, values->format,
+                       letters[letter & 31].type);
+    values->count++;
     return 0;
 }
 
-static const struct letter *find_letter(char letter)
+/* Takes the arguments behind a format and checks them. sides: what may stand in it; with BXI_PLACE, behind a '>'. */
+static int take_arguments(struct values *values, int sides, const int *kinds, const char *format, va_list *arguments)
 {
-    for (size_t i = 0; i < sizeof letters / sizeof *letters; i++)
-        if (letters[i].letter == letter)
-            return &letters[i];
-    return NULL;
-}
-
-static int check(const char *format, const struct bx_value *values, enum way way, struct checked *out)
-{
-    int count = 0, rc;
-
-    *out = (struct checked){ .has_places = way == READ };
-    if (format == NULL || values == NULL)
-        return bxi_null("the call", format == NULL ? "the format" : "the values");
+    values->format = format;
+    values->side = sides & ~BXI_PLACE;
+    values->given = values->count = 0;
+    if (format == NULL || kinds == NULL)
+        return bxi_null("the call", format == NULL ? "the format" : "the kinds");
     for (const char *at = format; *at != '\0'; at++) {
-        const struct letter *letter = find_letter(*at);
+        int rc;
 
-        if (*at == '>' && way == CALL && !out->has_places) {
-            out->has_places = true;
+        if (*at == '>' && (sides & BXI_PLACE) != 0 && values->side == BXI_GIVEN) {
+            values->side = BXI_PLACE;
+            values->given = values->count;
             continue;
         }
-        if (letter == NULL)
-            return bx_fail(-EINVAL, "the format \"%s\" has '%c', which is no letter of values here", format, *at);
-        if (count == BX_VALUES_MAX)
-            return bx_fail(-EINVAL, "the format \"%s\" has more than %d letters", format, BX_VALUES_MAX);
-        if (values[count].kind == BX_VALUE_END)
-            return bx_fail(-EINVAL, "the format \"%s\" has more letters than there are values, %d", format, count);
-        rc = check_value(format, count + 1, letter, out->has_places ? letter->places[way] : letter->values,
-                         &values[count]);
+        rc = add_value(values, *at, kinds[values->count], arguments);
         if (rc < 0)
             return rc;
-        out->letter[count++] = *at;
-        out->given += !out->has_places;
     }
-    out->count = count;
-    if (values[count].kind != BX_VALUE_END)
-        return bx_fail(-EINVAL, "the format \"%s\" has %d letters, and there are more values", format, count);
+    if (kinds[values->count] != BX_VALUE_END)
+        return bx_fail(-EINVAL, "the format \"%s\" has %d letters, and there are more values", format, values->count);
+    if (!has_places(values))
+        values->given = values->count;
     return 0;
 }
 
 /* ---- into a message --------------------------------------------------------------------------------- */
 
-static double number_of(const struct bx_value *value)
+static int put_value(struct bx_msg *msg, const struct value *value)
 {
-    return value->kind == BX_VALUE_REAL ? value->of.f64
-           : value->kind == BX_VALUE_INT ? (double)value->of.i64 : (double)value->of.u64;
-}
-
-static int put_value(struct bx_msg *msg, char letter, const struct bx_value *value)
-{
-    switch (letter) {
+    switch (value->letter) {
     case 'i':
         return bx_msg_put_i64(msg, value->of.i64);
     case 'u':
@@ -158,9 +205,9 @@ static int put_value(struct bx_msg *msg, char letter, const struct bx_value *val
     case 'w':
         return bx_msg_put_i32(msg, (int32_t)value->of.i64);
     case 'd':
-        return bx_msg_put_f64(msg, number_of(value));
+        return bx_msg_put_f64(msg, value->of.f64);
     case 'f':
-        return bx_msg_put_f32(msg, (float)number_of(value));
+        return bx_msg_put_f32(msg, (float)value->of.f64);
     case 's':
         return bx_msg_put_str(msg, value->of.in);
     case 'b':
@@ -173,23 +220,26 @@ static int put_value(struct bx_msg *msg, char letter, const struct bx_value *val
 }
 
 /* An error is sticky: what is behind it is not written. */
-static void put_values(struct bx_msg *msg, const struct checked *checked, const struct bx_value *values)
+static void put_values(struct bx_msg *msg, const struct values *values)
 {
-    for (int i = 0; i < checked->given; i++)
-        put_value(msg, checked->letter[i], &values[i]);
+    for (int i = 0; i < values->given; i++)
+        put_value(msg, &values->at[i]);
 }
 
-int bx_msg_put_values(struct bx_msg *msg, const char *format, const struct bx_value *values)
+int bx_msg_put_typed(struct bx_msg *msg, const int *kinds, const char *format, ...)
 {
-    struct checked checked = { .given = 0 };
+    struct values values;
+    va_list arguments;
 
     if (msg == NULL)
         return bxi_null(__func__, "the message");
     if (msg->error < 0)
         return msg->error;
-    msg->error = check(format, values, PUT, &checked);
+    va_start(arguments, format);
+    msg->error = take_arguments(&values, BXI_GIVEN, kinds, format, &arguments);
+    va_end(arguments);
     if (msg->error == 0)
-        put_values(msg, &checked, values);
+        put_values(msg, &values);
     return msg->error;
 }
 
@@ -206,9 +256,9 @@ union got {
     void *object;
 };
 
-static void read_value(struct bx_reader *reader, char letter, const struct bx_value *place, union got *got)
+static void read_value(struct bx_reader *reader, const struct value *place, union got *got)
 {
-    switch (letter) {
+    switch (place->letter) {
     case 'i':
         got->i64 = bx_read_i64(reader);
         break;
@@ -239,11 +289,11 @@ static void read_value(struct bx_reader *reader, char letter, const struct bx_va
     }
 }
 
-static void set_place(char letter, const struct bx_value *place, const union got *got, bool acquire)
+static void set_place(const struct value *place, const union got *got, bool acquire)
 {
     void *out = place->of.out;
 
-    switch (letter) {
+    switch (place->letter) {
     case 'i':
         *(int64_t *)out = got->i64;
         break;
@@ -276,66 +326,67 @@ static void set_place(char letter, const struct bx_value *place, const union got
 }
 
 /* Replaces texts of the message by copies. 0, or -ENOMEM and there are none. */
-static int copy_texts(const struct checked *checked, union got *got)
+static int copy_texts(const struct values *values, union got *got)
 {
-    for (int i = checked->given; i < checked->count; i++) {
-        if (checked->letter[i] != 's' || (got[i].text = strdup(got[i].in)) != NULL)
+    for (int i = values->given; i < values->count; i++) {
+        if (values->at[i].letter != 's' || (got[i].text = strdup(got[i].in)) != NULL)
             continue;
-        while (--i >= checked->given)
-            if (checked->letter[i] == 's')
+        while (--i >= values->given)
+            if (values->at[i].letter == 's')
                 free(got[i].text);
         return bx_fail(-ENOMEM, "no memory for a text of a reply");
     }
     return 0;
 }
 
-static int take_values(struct bx_reader *reader, const struct checked *checked, const struct bx_value *places,
-                       union got *got)
+static int read_places(struct bx_reader *reader, const struct values *values, union got *got)
 {
-    for (int i = checked->given; i < checked->count; i++)
-        read_value(reader, checked->letter[i], &places[i], &got[i]);
+    for (int i = values->given; i < values->count; i++)
+        read_value(reader, &values->at[i], &got[i]);
     return reader->error;
 }
 
-int bx_read_values(struct bx_reader *reader, const char *format, const struct bx_value *places)
+int bx_read_typed(struct bx_reader *reader, const int *kinds, const char *format, ...)
 {
-    struct checked checked = { .given = 0 };
+    struct values values;
     union got got[BX_VALUES_MAX];
+    va_list arguments;
     int rc;
 
     if (reader == NULL)
         return bxi_null(__func__, "the reader");
     if (reader->error < 0)
         return reader->error;
-    rc = check(format, places, READ, &checked);
-    if (rc < 0)
-        return reader->error = rc;
-    rc = take_values(reader, &checked, places, got);
-    for (int i = 0; rc == 0 && i < checked.count; i++)
-        set_place(checked.letter[i], &places[i], &got[i], false);
+    va_start(arguments, format);
+    reader->error = take_arguments(&values, BXI_READ, kinds, format, &arguments);
+    va_end(arguments);
+    if (reader->error < 0)
+        return reader->error;
+    rc = read_places(reader, &values, got);
+    for (int i = 0; rc == 0 && i < values.count; i++)
+        set_place(&values.at[i], &got[i], false);
     return rc;
 }
 
 /* The values of a reply, which has no others. */
-static int take_reply(const struct bx_msg *reply, const char *function, const char *format,
-                      const struct checked *checked, const struct bx_value *values)
+static int take_reply(const struct bx_msg *reply, const char *function, const struct values *values)
 {
     struct bx_reader reader = bx_msg_reader(reply);
     union got got[BX_VALUES_MAX];
-    int rc = take_values(&reader, checked, values, got);
+    int rc = read_places(&reader, values, got);
 
     if (rc < 0)
-        return bx_fail(rc, "the reply of '%s' has less than \"%s\" reads: %s", bxi_brief(function).text, format,
-                       bx_error_text());
+        return bx_fail(rc, "the reply of '%s' has less than \"%s\" reads: %s", bxi_brief(function).text,
+                       values->format, bx_error_text());
     if (bx_reader_left(&reader) + reader.tensor_count + reader.rref_count > 0)
         return bx_fail(BX_E_LONG_MESSAGE,
                        "the reply of '%s' has more than \"%s\" reads: %zu bytes, %zu tensors, %zu references",
-                       bxi_brief(function).text, format, bx_reader_left(&reader), reader.tensor_count,
+                       bxi_brief(function).text, values->format, bx_reader_left(&reader), reader.tensor_count,
                        reader.rref_count);
-    if ((rc = copy_texts(checked, got)) < 0)
+    if ((rc = copy_texts(values, got)) < 0)
         return rc;
-    for (int i = checked->given; i < checked->count; i++)
-        set_place(checked->letter[i], &values[i], &got[i], true);
+    for (int i = values->given; i < values->count; i++)
+        set_place(&values->at[i], &got[i], true);
     return 0;
 }
 
@@ -368,73 +419,91 @@ static const struct bxi_aim *aim_of(const struct callee *callee)
 }
 
 static int call(const struct callee *callee, const char *function, const struct bx_call_options *options,
-                const char *format, const struct bx_value *values)
+                const struct values *values)
 {
-    struct checked checked = { .given = 0 };
     union stack_msg args;
     struct bx_msg *reply = NULL;
-    int rc = check(format, values, CALL, &checked);
+    int rc;
 
-    if (rc < 0)
-        return rc;
-    put_values(bxi_msg_init(&args, ROOM_BYTES), &checked, values);
+    put_values(bxi_msg_init(&args, ROOM_BYTES), values);
     rc = bxi_rpc_sync(callee->job, callee->to, aim_of(callee), function, &args.msg, options,
-                      checked.has_places ? &reply : NULL);
+                      has_places(values) ? &reply : NULL);
     bxi_msg_fini(&args.msg);
-    if (rc == 0 && checked.has_places)
-        rc = take_reply(reply, function, format, &checked, values);
+    if (rc == 0 && has_places(values))
+        rc = take_reply(reply, function, values);
     bx_msg_destroy(reply);
     return rc;
 }
 
 static int call_async(const struct callee *callee, const char *function, const struct bx_call_options *options,
-                      const struct checked *checked, const struct bx_value *values, struct bx_future **future)
+                      const struct values *values, struct bx_future **future)
 {
     union stack_msg args;
     int rc;
 
-    put_values(bxi_msg_init(&args, ROOM_BYTES), checked, values);
+    put_values(bxi_msg_init(&args, ROOM_BYTES), values);
     rc = bxi_rpc_async(callee->job, callee->to, aim_of(callee), function, &args.msg, options, future);
     bxi_msg_fini(&args.msg);
     return rc;
 }
 
-int bx_call_values(struct bx_job *job, const char *to, const char *function,
-                   const struct bx_call_options *options, const char *format, const struct bx_value *values)
+int bx_call_typed(struct bx_job *job, const char *to, const char *function, const struct bx_call_options *options,
+                  const int *kinds, const char *format, ...)
 {
     struct callee callee = { .job = job, .to = to };
+    struct values values;
+    va_list arguments;
+    int rc;
 
-    return bxi_out(call(&callee, function, options, format, values));
+    va_start(arguments, format);
+    rc = take_arguments(&values, BXI_GIVEN | BXI_PLACE, kinds, format, &arguments);
+    va_end(arguments);
+    return bxi_out(rc < 0 ? rc : call(&callee, function, options, &values));
 }
 
-int bx_rref_call_values(struct bx_rref *rref, const char *method, const struct bx_call_options *options,
-                        const char *format, const struct bx_value *values)
+int bx_rref_call_typed(struct bx_rref *rref, const char *method, const struct bx_call_options *options,
+                       const int *kinds, const char *format, ...)
 {
     struct callee callee;
+    struct values values;
+    va_list arguments;
     int rc = find_object(rref, __func__, &callee);
 
-    return bxi_out(rc < 0 ? rc : call(&callee, method, options, format, values));
+    if (rc < 0)
+        return bxi_out(rc);
+    va_start(arguments, format);
+    rc = take_arguments(&values, BXI_GIVEN | BXI_PLACE, kinds, format, &arguments);
+    va_end(arguments);
+    return bxi_out(rc < 0 ? rc : call(&callee, method, options, &values));
 }
 
-int bx_call_values_async(struct bx_job *job, const char *to, const char *function,
-                         const struct bx_call_options *options, const char *format, const struct bx_value *values,
-                         struct bx_future **future)
+int bx_call_async_typed(struct bx_job *job, const char *to, const char *function,
+                        const struct bx_call_options *options, struct bx_future **future, const int *kinds,
+                        const char *format, ...)
 {
     struct callee callee = { .job = job, .to = to };
-    struct checked checked = { .given = 0 };
-    int rc = check(format, values, PUT, &checked);
+    struct values values;
+    va_list arguments;
+    int rc;
 
-    return bxi_out(rc < 0 ? rc : call_async(&callee, function, options, &checked, values, future));
+    va_start(arguments, format);
+    rc = take_arguments(&values, BXI_GIVEN, kinds, format, &arguments);
+    va_end(arguments);
+    return bxi_out(rc < 0 ? rc : call_async(&callee, function, options, &values, future));
 }
 
-int bx_rref_call_values_async(struct bx_rref *rref, const char *method, const struct bx_call_options *options,
-                              const char *format, const struct bx_value *values, struct bx_future **future)
+int bx_rref_call_async_typed(struct bx_rref *rref, const char *method, const struct bx_call_options *options,
+                             struct bx_future **future, const int *kinds, const char *format, ...)
 {
     struct callee callee;
-    struct checked checked = { .given = 0 };
+    struct values values;
+    va_list arguments;
     int rc = find_object(rref, __func__, &callee);
 
-    if (rc == 0)
-        rc = check(format, values, PUT, &checked);
-    return bxi_out(rc < 0 ? rc : call_async(&callee, method, options, &checked, values, future));
+    if (rc < 0)
+        return bxi_out(rc);
+    va_start(arguments, format);
+    rc = take_arguments(&values, BXI_GIVEN, kinds, format, &arguments);
+    va_end(arguments);
+    return bxi_out(rc < 0 ? rc : call_async(&callee, method, options, &values, future));
 }

@@ -67,7 +67,7 @@ static void try_job(struct bx_job *job)
 
 static void try_functions(struct bx_job *job)
 {
-    const struct bx_value end = { .kind = BX_VALUE_END };
+    const int end[] = { BX_VALUE_END };
     struct bx_future *future = NULL;
 
     REFUSED(bx_register(job, "f", BX_INLINE, harness_nothing, NULL));
@@ -85,8 +85,8 @@ static void try_functions(struct bx_job *job)
     REFUSED(bx_call(job, "worker1", "answer", ""));
     REFUSED(bx_call_with(job, bx_rank(1), "answer", NULL, ""));
     REFUSED(bx_call_async(job, "worker1", "answer", NULL, &future, ""));
-    REFUSED(bx_call_values(job, "worker1", "answer", NULL, "", &end));
-    REFUSED(bx_call_values_async(job, "worker1", "answer", NULL, "", &end, &future));
+    REFUSED(bx_call_typed(job, "worker1", "answer", NULL, end, ""));
+    REFUSED(bx_call_async_typed(job, "worker1", "answer", NULL, &future, end, ""));
     HARNESS_CHECK(future == NULL);
 }
 

@@ -219,7 +219,7 @@ static void try_calls(struct bx_job *job)
 
 static void try_values(struct bx_job *job)
 {
-    const struct bx_value end = { .kind = BX_VALUE_END };
+    const int end[] = { BX_VALUE_END };
     struct bx_future *future = NULL;
     struct bx_rref *rref = NULL;
     struct bx_msg *msg = bx_msg_create(0);
@@ -229,25 +229,25 @@ static void try_values(struct bx_job *job)
     REFUSED(bx_call(NULL, "worker1", "answer", ""));
     REFUSED(bx_call(job, NULL, "answer", ""));
     REFUSED(bx_call_with(job, bx_rank(1), NULL, NULL, ""));
-    REFUSED(bx_call_values(NULL, "worker1", "answer", NULL, "", &end));
-    REFUSED(bx_call_values(job, "worker1", "answer", NULL, NULL, &end));
-    REFUSED(bx_call_values(job, "worker1", "answer", NULL, "", NULL));
+    REFUSED(bx_call_typed(NULL, "worker1", "answer", NULL, end, ""));
+    REFUSED(bx_call_typed(job, "worker1", "answer", NULL, end, NULL));
+    REFUSED(bx_call_typed(job, "worker1", "answer", NULL, NULL, ""));
     REFUSED(bx_call_async(NULL, bx_rank(1), "answer", NULL, &future, ""));
-    REFUSED(bx_call_values_async(NULL, "worker1", "answer", NULL, "", &end, &future));
-    REFUSED(bx_call_values_async(job, "worker1", "answer", NULL, "", NULL, &future));
-    REFUSED(bx_call_values_async(job, "worker1", "answer", NULL, "", &end, NULL));
+    REFUSED(bx_call_async_typed(NULL, "worker1", "answer", NULL, &future, end, ""));
+    REFUSED(bx_call_async_typed(job, "worker1", "answer", NULL, &future, NULL, ""));
+    REFUSED(bx_call_async_typed(job, "worker1", "answer", NULL, NULL, end, ""));
     REFUSED(bx_rref_call(NULL, "m", ""));
     REFUSED(bx_rref_call_with(rref, NULL, NULL, ""));
     REFUSED(bx_rref_call_async(NULL, "m", NULL, &future, ""));
-    REFUSED(bx_rref_call_values(NULL, "m", NULL, "", &end));
-    REFUSED(bx_rref_call_values_async(NULL, "m", NULL, "", &end, &future));
+    REFUSED(bx_rref_call_typed(NULL, "m", NULL, end, ""));
+    REFUSED(bx_rref_call_async_typed(NULL, "m", NULL, &future, end, ""));
     REFUSED(bx_msg_put(NULL, ""));
-    REFUSED(bx_msg_put_values(NULL, "", &end));
-    REFUSED(bx_msg_put_values(msg, NULL, &end));
+    REFUSED(bx_msg_put_typed(NULL, end, ""));
+    REFUSED(bx_msg_put_typed(msg, end, NULL));
     HARNESS_EQ(bx_msg_error(msg), -EINVAL);
     REFUSED(bx_read(NULL, ""));
-    REFUSED(bx_read_values(NULL, "", &end));
-    REFUSED(bx_read_values(&reader, "", NULL));
+    REFUSED(bx_read_typed(NULL, end, ""));
+    REFUSED(bx_read_typed(&reader, NULL, ""));
     HARNESS_EQ(reader.error, -EINVAL);
     REFUSED(bx_call(job, bx_rank(1), "answer", "b", bx_bytes(NULL, 4)));
     REFUSED(bx_call(job, bx_rank(1), "answer", ">b", bx_into(NULL, 4)));

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * lib/rpc/values.c, boxcar_call.h: calls in one line. What the compiler refuses is tested by tests/consumer/check.sh;
- * here the arrays of values are made by hand where it would refuse them.
+ * here the functions behind the macros are called where it would refuse a call.
  */
 #include "tests/harness/harness.h"
 #include "tests/harness/memory.h"
@@ -15,8 +15,6 @@
 #include <string.h>
 
 #define RUNS 0                  /* a value of the harness: how often "count" ran */
-
-static const struct bx_value end = { .kind = BX_VALUE_END };
 
 HARNESS_HANDLER(add)
 {
@@ -198,43 +196,43 @@ HARNESS_TEST(values, are_integers_that_fit, 20, .size = 2, .setup = setup)
 
 /* ---- What is refused at run time -------------------------------------------------------------------- */
 
-static void refuse(struct bx_job *job, const char *format, const struct bx_value *values, const char *why)
-{
-    HARNESS_EQ(bx_call_values(job, "worker1", "count", NULL, format, values), -EINVAL);
-    HARNESS_HAS(bx_error_text(), why);
-}
+/* A call with a format and values that the compiler does not check. */
+#define REFUSE(why, ...)                                                                                \
+    do {                                                                                                \
+        HARNESS_EQ(bx_call_typed(job, "worker1", "count", NULL, BXI_KINDS(__VA_ARGS__), __VA_ARGS__), -EINVAL); \
+        HARNESS_HAS(bx_error_text(), why);                                                              \
+    } while (0)
 
 HARNESS_TEST(values, that_do_not_fit_their_letters_are_refused_before_anything_is_sent, 20, .size = 2, .setup = setup)
 {
-    int64_t to = 0;
+    int64_t to = 0, *no_place = NULL;
     int32_t to_32 = 0;
     const char *str = NULL;
-    const struct bx_value one = bxi_value_int(1), text = bxi_value_text("x"), place = bxi_value_to_i64(&to);
-    struct bx_value many[18];
+    struct bx_tensor *none = NULL;
+    const int no_kind[] = { BX_VALUE_TO_RREF | BX_VALUE_TO_TENSOR, BX_VALUE_END }, zero[] = { 0, BX_VALUE_END };
 
-    refuse(job, "ii>i", (struct bx_value[]){ one, text, place, end },
-           "value 2 of \"ii>i\" is a text, the format has i64");
-    refuse(job, "ii>i", (struct bx_value[]){ one, one, bxi_value_to_i32(&to_32), end },
-           "value 3 of \"ii>i\" is a place for an i32, the format has a place, i64");
-    refuse(job, ">i", (struct bx_value[]){ one, end }, "value 1 of \">i\" is an integer, the format has a place, i64");
-    refuse(job, "i", (struct bx_value[]){ place, end }, "value 1 of \"i\" is a place for an i64, the format has i64");
-    refuse(job, ">s", (struct bx_value[]){ bxi_value_to_str(&str), end }, "is a place for a text of a message");
-    refuse(job, "i", (struct bx_value[]){ bxi_value_real(1), end }, "is a real number");
-    refuse(job, "i", (struct bx_value[]){ { .kind = BX_VALUE_TO_RREF + 1 }, end }, "is of no kind");
-    refuse(job, "i", (struct bx_value[]){ { .kind = (enum bx_value_kind)64 }, end }, "is of no kind");
-    refuse(job, "ii", (struct bx_value[]){ one, end }, "has more letters than there are values, 1");
-    refuse(job, "i", (struct bx_value[]){ one, one, end }, "has 1 letters, and there are more values");
-    refuse(job, "ix", (struct bx_value[]){ one, one, end }, "has 'x', which is no letter");
-    refuse(job, "i>>i", (struct bx_value[]){ one, place, end }, "has '>', which is no letter");
-    refuse(job, "s", (struct bx_value[]){ bxi_value_text(NULL), end }, "value 1 of \"s\" is NULL");
-    refuse(job, "T", (struct bx_value[]){ bxi_value_tensor(NULL), end }, "is NULL");
-    refuse(job, ">i", (struct bx_value[]){ bxi_value_to_i64(NULL), end }, "is NULL");
-    refuse(job, "b", (struct bx_value[]){ bx_bytes(NULL, 1), end }, "is NULL");
-    refuse(job, ">b", (struct bx_value[]){ bx_into(NULL, 1), end }, "is NULL");
-    for (int i = 0; i < 17; i++)
-        many[i] = one;
-    many[17] = end;
-    refuse(job, "iiiiiiiiiiiiiiiii", many, "has more than 16 letters");
+    REFUSE("value 2 of \"ii>i\" is a text, the format has i64", "ii>i", 1, "x", &to);
+    REFUSE("value 3 of \"ii>i\" is a place for an i32, the format has a place, i64", "ii>i", 1, 1, &to_32);
+    REFUSE("value 1 of \">i\" is an integer, the format has a place, i64", ">i", 1);
+    REFUSE("value 1 of \"i\" is a place for an i64, the format has i64", "i", &to);
+    REFUSE("is a place for a text of a message", ">s", &str);
+    REFUSE("is a real number", "i", 1.0);
+    HARNESS_EQ(bx_call_typed(job, "worker1", "count", NULL, no_kind, "i", 1), -EINVAL);
+    HARNESS_HAS(bx_error_text(), "is of no kind");
+    HARNESS_EQ(bx_call_typed(job, "worker1", "count", NULL, zero, "i", 1), -EINVAL);
+    HARNESS_HAS(bx_error_text(), "is of no kind");
+    REFUSE("has more letters than there are values, 1", "ii", 1);
+    REFUSE("has 1 letters, and there are more values", "i", 1, 1);
+    REFUSE("has 'x', which is no letter", "ix", 1, 1);
+    REFUSE("has 'I', which is no letter", "I", 1);
+    REFUSE("has '>', which is no letter", "i>>i", 1, &to);
+    REFUSE("value 1 of \"s\" is NULL", "s", (const char *)NULL);
+    REFUSE("is NULL", "T", none);
+    REFUSE("is NULL", ">i", no_place);
+    REFUSE("is NULL", "b", bx_bytes(NULL, 1));
+    REFUSE("is NULL", ">b", bx_into(NULL, 1));
+    REFUSE("has more than 16 letters", "iiiiiiiiiiiiiiiii", 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1);
+    REFUSE("has 16 letters, and there are more", "iiiiiiiiiiiiiiii", 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1);
     HARNESS_EQ(harness_load(RUNS), 0);
     HARNESS_EQ(bx_call(job, bx_rank(1), "count", "bs", bx_bytes(NULL, 0), ""), 0);
     HARNESS_EQ(harness_load(RUNS), 1);
@@ -245,10 +243,8 @@ HARNESS_TEST(values, are_put_and_read_all_or_not_at_all, 20, .size = 2, .setup =
     struct bx_msg *msg = bx_msg_create(0);
     struct bx_reader reader;
     int64_t a = 1, b = 2;
-    const struct bx_value values[] = { bxi_value_int(1), bxi_value_int(2), end };
-    const struct bx_value places[] = { bxi_value_to_i64(&a), bxi_value_to_i64(&b), end };
 
-    HARNESS_EQ(bx_msg_put_values(msg, "i>i", values), -EINVAL);
+    HARNESS_EQ(bx_msg_put_typed(msg, BXI_KINDS("i>i", 1, 2), "i>i", 1, 2), -EINVAL);
     HARNESS_EQ(bx_msg_bytes(msg), 0);
     HARNESS_EQ(bx_msg_put_i64(msg, 1), -EINVAL);
     bx_msg_clear(msg);
@@ -257,7 +253,7 @@ HARNESS_TEST(values, are_put_and_read_all_or_not_at_all, 20, .size = 2, .setup =
     HARNESS_EQ(bx_read(&reader, "ii", &a, &b), BX_E_SHORT_MESSAGE);
     HARNESS_CHECK(a == 1 && b == 2 && reader.error == BX_E_SHORT_MESSAGE);
     reader = bx_msg_reader(msg);
-    HARNESS_EQ(bx_read_values(&reader, "is", places), -EINVAL);
+    HARNESS_EQ(bx_read_typed(&reader, BXI_KINDS("is", &a, &b), "is", &a, &b), -EINVAL);
     HARNESS_CHECK(a == 1 && reader.error == -EINVAL && bx_read_i64(&reader) == 0);
     reader = bx_msg_reader(msg);
     HARNESS_EQ(bx_msg_put(msg, "i", 8), 0);

@@ -348,6 +348,7 @@ static void fails_at_each(struct bx_job *job)
 {
     uint64_t n = 1;
 
+    all_is_settled(job);            /* all threads of all workers have begun */
     while (fails_at(job, n) && n < 200)
         n++;
     harness_store(NTH, n);

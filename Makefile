@@ -71,7 +71,8 @@ endif
 ALL_CPPFLAGS := -D_GNU_SOURCE $(if $(filter tsan,$(CONFIG)),-isystem tests/tsan) -I. -Ilib -I$(O)/text \
 	-isystem $(JEMALLOC)/include -DBXI_CUDA=$(if $(filter 0,$(CUDA)),0,1) \
 	$(if $(filter release,$(CONFIG)),,-DBXI_LOCK_OWNERS) $(CPPFLAGS)
-ALL_CFLAGS   := -std=gnu11 $(OPTIMISE_$(CONFIG)) -fPIC -fvisibility=hidden -ftls-model=initial-exec -fno-semantic-interposition -pthread $(WARNINGS)
+ALL_CFLAGS   := -std=gnu11 $(OPTIMISE_$(CONFIG)) -fPIC -fvisibility=hidden -ftls-model=initial-exec \
+	-fno-semantic-interposition -pthread $(WARNINGS)
 ALL_LDFLAGS  := -pthread $(filter -fsanitize=% --coverage -Wl% -flto% -O2,$(OPTIMISE_$(CONFIG))) $(CFLAGS) $(LDFLAGS)
 
 # Flags of single objects. EXACT ones come last and so win over the caller's: they are about
@@ -83,7 +84,8 @@ $(O)/demos/reinforce/policy.o $(O)/demos/reinforce/mlp.o $(O)/demos/reinforce/pr
 $(O)/demos/reinforce/learner.o:  FLAGS_EXACT := $(EXACT)
 $(O)/lib/nn/optim.o:   FLAGS_EXACT := $(EXACT)
 $(O)/demos/reinforce/policy.o $(O)/demos/reinforce/mlp.o $(O)/demos/reinforce/product.o: FLAGS_OWN := -O3
-$(O)/gpu/cuda_check.o $(O)/lib/nn/cuda_check.o: FLAGS_OWN := $(CUDA_H:%/cuda.h=-isystem %) $(if $(filter 1,$(CUDA)),-DBXI_CUDA_CHECKED)
+$(O)/gpu/cuda_check.o $(O)/lib/nn/cuda_check.o: FLAGS_OWN := $(CUDA_H:%/cuda.h=-isystem %) \
+	$(if $(filter 1,$(CUDA)),-DBXI_CUDA_CHECKED)
 $(O)/lib/nn/optim.o:   FLAGS_OWN := -O3
 $(O)/lib/autograd/loops_f32.o $(O)/lib/autograd/loops_f64.o: FLAGS_OWN := -O3
 # Link-time optimisation compiles the library once more for each program: 17 s of a core. Only those have it whose
@@ -160,7 +162,8 @@ unit_SRCS   := $(filter-out tests/shm/stress_main.c $(if $(filter 0,$(CUDA)),$(G
 # What runs on a bare machine with a GPU: linked statically but for the C library, whose dlopen loads the driver.
 # Criterion's own libraries are many, so tests/tsan/ runs these tests too. oneDNN has no static library in Debian, so
 # the networks are not here.
-BARE_SRCS   := $(if $(filter 0,$(CUDA)),,$(filter-out tests/gpu/test_gpu_stub.c,$(wildcard tests/gpu/*.c tests/device/*.c)) \
+BARE_SRCS   := $(if $(filter 0,$(CUDA)),, \
+	$(filter-out tests/gpu/test_gpu_stub.c,$(wildcard tests/gpu/*.c tests/device/*.c)) \
 	$(filter-out tests/harness/twin.c tests/harness/test_%,$(wildcard tests/harness/*.c)) tests/tsan/criterion.c)
 BARE_LIBS   := -static-libgcc -l:liburing.a -lm
 BARE        := $(if $(and $(BARE_SRCS),$(filter release debug,$(CONFIG))),$(B)/gpu/unit $(B)/gpu/tensor_ipc)
@@ -185,12 +188,14 @@ STATIC_AUTOGRAD := $(B)/lib/libboxcar_autograd.a
 SHARED_AUTOGRAD := $(B)/lib/libboxcar_autograd.so.$(VERSION)
 SONAME_AUTOGRAD := libboxcar_autograd.so.$(firstword $(subst ., ,$(VERSION)))
 # kill_steps is the library once more, with a hook at every step of what it does to shared memory.
-steps_OBJS := $(patsubst %.c,$(O)/steps/%.o,$(LIB_SRCS) tests/harness/harness.c tests/harness/crash.c tests/shm/test_kill_steps.c)
+steps_OBJS := $(patsubst %.c,$(O)/steps/%.o,$(LIB_SRCS) tests/harness/harness.c tests/harness/crash.c \
+	tests/shm/test_kill_steps.c)
 # What `make test` needs, and what is left for `make check-all`.
 TESTS_FIRST := $(B)/tests/unit $(B)/tests/prog_worker $(FAKE_CUDA)
 TESTS      := $(TESTS_FIRST) $(B)/tests/stress $(B)/tests/kill_steps $(PROG_SRCS:tests/prog/%.c=$(B)/tests/%) $(BARE)
 
-ALL_SRCS := $(sort $(LIB_SRCS) $(NN_SRCS) $(AUTOGRAD_SRCS) $(foreach p,$(PROGRAMS) unit stress,$($(p)_SRCS)) $(PROG_SRCS) $(FAKE_SRCS))
+ALL_SRCS := $(sort $(LIB_SRCS) $(NN_SRCS) $(AUTOGRAD_SRCS) \
+	$(foreach p,$(PROGRAMS) unit stress,$($(p)_SRCS)) $(PROG_SRCS) $(FAKE_SRCS))
 
 .DELETE_ON_ERROR:
 .SECONDARY:

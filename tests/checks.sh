@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: MIT
 #
 # What scripts of tests share; sourced, not run. The script that sources it ends with `exit "$failed"`. For all but
-# report() it has a directory $dir; it may have its own evidence(), which prints what helps to understand a failed check.
+# report() it has a directory $dir; it may have its own evidence(), which prints what helps to understand a failed
+# check.
 
 failed=0
 

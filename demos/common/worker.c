@@ -36,6 +36,11 @@ static int await_dead(const struct worker *worker, int code)
     return worker->dead;
 }
 
+const char *worker_reason(int code)
+{
+    return bx_error_text()[0] != '\0' ? bx_error_text() : bx_strerror(code);
+}
+
 static void print_failure(const struct worker *worker, int code)
 {
     int dead = await_dead(worker, code);
@@ -51,8 +56,7 @@ static void print_failure(const struct worker *worker, int code)
         fprintf(stderr, "%s: %s: worker %s has died, so the training ends\n", worker->program, worker->name,
                 bx_worker_name(worker->job, dead - 1));
     else
-        fprintf(stderr, "%s: %s: %s\n", worker->program, worker->name,
-                bx_error_text()[0] != '\0' ? bx_error_text() : bx_strerror(code));
+        fprintf(stderr, "%s: %s: %s\n", worker->program, worker->name, worker_reason(code));
 }
 
 int worker_main(const char *program, const struct bx_options *options,
@@ -90,17 +94,33 @@ void worker_name_all(struct worker_names *names, int world_size, const char *fir
     }
 }
 
+uint64_t worker_copied_bytes(struct bx_job *job)
+{
+    static const char *const COUNTERS[] = { "tensor_bytes_copied", "gpu_copied_bytes", "gpu_staged_bytes" };
+    uint64_t sum = 0, value;
+
+    for (size_t i = 0; i < sizeof(COUNTERS) / sizeof(COUNTERS[0]); i++) {
+        if (bx_counter(job, COUNTERS[i], &value) < 0)
+            return UINT64_MAX;
+        sum += value;
+    }
+    return sum;
+}
+
 int worker_spawn(const char *program, const struct bx_spawn_options *options, bx_worker_fn fn, void *context)
 {
     struct bx_spawn_report report = { .failed_rank = -1 };
     int rc = bx_spawn(options, fn, context, &report);
 
-    if (rc == 0)
-        return 0;
-    if (rc == BX_E_INTERRUPTED)
-        return ending_by(report.interrupt_signal, -1);
+    return rc == 0 ? 0 : worker_spawn_failed(program, rc, &report);
+}
+
+int worker_spawn_failed(const char *program, int code, const struct bx_spawn_report *report)
+{
+    if (code == BX_E_INTERRUPTED)
+        return ending_by(report->interrupt_signal, -1);
     if (ending_is_unread())
         return ending_by(SIGPIPE, -1);
-    fprintf(stderr, "%s: %s\n", program, bx_error_text()[0] != '\0' ? bx_error_text() : bx_strerror(rc));
+    fprintf(stderr, "%s: %s\n", program, worker_reason(code));
     return -1;
 }

@@ -42,19 +42,6 @@ void ps_place_close(struct ps_place *place)
     place->cuda = NULL;
 }
 
-uint64_t ps_place_copied(const struct ps_place *place)
-{
-    static const char *const COUNTERS[] = { "tensor_bytes_copied", "gpu_copied_bytes", "gpu_staged_bytes" };
-    uint64_t sum = 0, value;
-
-    for (size_t i = 0; i < sizeof(COUNTERS) / sizeof(COUNTERS[0]); i++) {
-        if (bx_counter(place->job, COUNTERS[i], &value) < 0)
-            return UINT64_MAX;
-        sum += value;
-    }
-    return sum;
-}
-
 int ps_place_alloc(const struct ps_place *place, size_t count, float **floats)
 {
     void *memory = NULL;

@@ -96,8 +96,6 @@ int ps_place_open(struct ps_place *place, const struct ps_flags *flags, int rank
 /* Call once the job has started: makes the place's memory lendable. 0 or a code of bx_gpu_open. */
 int ps_place_join(struct ps_place *place, struct bx_job *job);
 void ps_place_close(struct ps_place *place);            /* after the job has shut down */
-/* Bytes of tensors that this worker copied while sending or receiving them. UINT64_MAX: unknown. */
-uint64_t ps_place_copied(const struct ps_place *place);
 /* Allocates `count` zeros in the place; ps_place_free frees them. 0, -ENOMEM or a code of bx_cuda_*. */
 int ps_place_alloc(const struct ps_place *place, size_t count, float **floats);
 void ps_place_free(const struct ps_place *place, float *floats);
@@ -180,8 +178,8 @@ enum ps_state {
     PS_BROKEN,          /* its training failed */
 };
 
-/* What a trainer has spent: seconds, and bytes of tensors. The parts of `total` are disjoint; together they are all of it
- * but the start of the pool's thread. */
+/* What a trainer has spent: seconds, and bytes of tensors. The parts of `total` are disjoint; together they are all of
+ * it but the start of the pool's thread. */
 struct ps_spent {
     double total;       /* from its first call to its end, or to its last report; a sum over its processes */
     double data;        /* drawing images */

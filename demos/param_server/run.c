@@ -11,8 +11,6 @@
 #include "demos/common/worker.h"
 #include "ps.h"
 
-#include <signal.h>
-
 #define START_NS UINT64_C(120000000000)     /* long, because many networks may be planned on few cores */
 
 size_t ps_result_bytes(const struct ps_flags *flags)
@@ -27,21 +25,12 @@ static int run_worker(const struct bx_options *options, void *context)
     return ending_output("param_server") < 0 && status == 0 ? PROGRAM_FAILED : status;
 }
 
-/* The exit status of a job in which a worker failed. It is no failure if a trainer died and the server's result says
- * that the others reached the end of their training without it. */
-static int exit_status(const struct ps_run *run, int code, const struct bx_spawn_report *report)
+/* It is no failure if a trainer died and the server's result says that the others reached the end of their training
+ * without it. */
+static bool is_survived(const struct ps_run *run, int code, const struct bx_spawn_report *report)
 {
-    bool is_death = report->term_signal != 0 && report->failed_rank > 0;
-
-    if (code == BX_E_INTERRUPTED)
-        return ending_by(report->interrupt_signal, PROGRAM_WORKER);
-    if (ending_is_unread())
-        return ending_by(SIGPIPE, PROGRAM_WORKER);
-    if (code == BX_E_WORKER_FAILED && is_death && run->result->ended &&
-        ps_count(run->flags, run->result, PS_COMPLETED) > 0 && ps_count(run->flags, run->result, PS_BROKEN) == 0)
-        return PROGRAM_OK;
-    fprintf(stderr, "param_server: %s\n", bx_error_text()[0] != '\0' ? bx_error_text() : bx_strerror(code));
-    return PROGRAM_WORKER;
+    return code == BX_E_WORKER_FAILED && report->term_signal != 0 && report->failed_rank > 0 && run->result->ended &&
+           ps_count(run->flags, run->result, PS_COMPLETED) > 0 && ps_count(run->flags, run->result, PS_BROKEN) == 0;
 }
 
 int ps_run(const struct ps_run *run)
@@ -55,5 +44,8 @@ int ps_run(const struct ps_run *run)
 
     worker_name_all(&names, options.world_size, PS_SERVER, "trainer");
     int rc = bx_spawn(&options, run_worker, (void *)(uintptr_t)run, &report);
-    return rc < 0 ? exit_status(run, rc, &report) : PROGRAM_OK;
+    if (rc == 0 || is_survived(run, rc, &report))
+        return PROGRAM_OK;
+    worker_spawn_failed("param_server", rc, &report);
+    return PROGRAM_WORKER;
 }

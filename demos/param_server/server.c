@@ -24,6 +24,7 @@
  * take it, and nothing waits under it. Only the body writes the result's updates until the training has ended.
  */
 #include "demos/common/clock.h"
+#include "demos/common/worker.h"
 #include "server.h"
 
 #include <errno.h>
@@ -369,7 +370,7 @@ static int fill_in_result(struct server *server)
     int rc = bx_job_loans(server->job, -1, &loans);
     if (rc == 0)
         rc = bx_job_arena(server->job, &arena);
-    result->copied_bytes = ps_place_copied(&server->place);
+    result->copied_bytes = worker_copied_bytes(server->job);
     result->leases_at_end = loans.leases;
     result->arena_bytes = arena.high_water_bytes;
     if (rc == 0)
@@ -500,8 +501,7 @@ int ps_server(const struct bx_options *options, const struct ps_run *run)
     if (rc == 0)
         rc = bx_job_shutdown(server.job, 0);
     if (rc < 0)
-        fprintf(stderr, "param_server: %s: %s\n", options->name,
-                bx_error_text()[0] != '\0' ? bx_error_text() : bx_strerror(rc));
+        fprintf(stderr, "param_server: %s: %s\n", options->name, worker_reason(rc));
     bx_job_destroy(server.job);
     fini_server(&server);
     return rc == 0 ? EXIT_SUCCESS : EXIT_FAILURE;

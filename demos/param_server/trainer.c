@@ -14,6 +14,7 @@
  * number of the first batch whose gradient it lacks.
  */
 #include "demos/common/clock.h"
+#include "demos/common/worker.h"
 #include "ps.h"
 
 #include <errno.h>
@@ -93,7 +94,7 @@ static int get_model(struct trainer *trainer)
 static void note_report(struct trainer *trainer)
 {
     trainer->report.spent.total = clock_seconds_since(trainer->start_ns);
-    trainer->report.spent.copied_bytes = ps_place_copied(&trainer->learner.place);
+    trainer->report.spent.copied_bytes = worker_copied_bytes(trainer->job);
 }
 
 /* Sends the gradients and receives the next model. ready_s: the time that ready_grads took. */
@@ -218,8 +219,7 @@ static void init_or_note(struct trainer *trainer, int rank)
     trainer->init_rc = init_trainer(trainer, rank);
     trainer->rc = trainer->init_rc;
     if (trainer->init_rc < 0)
-        snprintf(trainer->why, sizeof(trainer->why), "%s",
-                 bx_error_text()[0] != '\0' ? bx_error_text() : bx_strerror(trainer->init_rc));
+        snprintf(trainer->why, sizeof(trainer->why), "%s", worker_reason(trainer->init_rc));
 }
 
 /* Serves until the server starts the shutdown. The server reports why a training failed and that a trainer died. */
@@ -259,8 +259,7 @@ int ps_trainer(const struct bx_options *options, const struct ps_run *run)
     if (rc == 0 && trainer.rc == BX_E_PEER_DEAD)    /* the server died, and the others left before this worker knew */
         rc = bx_fail(BX_E_PEER_DEAD, "worker '" PS_SERVER "' died");
     if (rc < 0)
-        fprintf(stderr, "param_server: %s: %s\n", options->name,
-                bx_error_text()[0] != '\0' ? bx_error_text() : bx_strerror(rc));
+        fprintf(stderr, "param_server: %s: %s\n", options->name, worker_reason(rc));
     bx_job_destroy(trainer.job);
     fini_trainer(&trainer);
     return rc == 0 && trainer.rc == 0 ? EXIT_SUCCESS : EXIT_FAILURE;

@@ -2,8 +2,8 @@
 /*
  * The policy's decisions on a GPU. The kernel computes what policy.c computes, operation by operation and sum by sum in
  * the same order. Compiled without contraction it gives the same bits, except in expf and log1pf, which CUDA rounds
- * differently for some arguments. This is text for NVRTC, compiled behind policy_kernels.h; and C for the tests' driver,
- * which defines the macros itself.
+ * differently for some arguments. This is text for NVRTC, compiled behind policy_kernels.h; and C for the tests'
+ * driver, which defines the macros itself.
  *
  * One thread decides a whole row: 128 units take one thread 2 us, less than a second launch would cost, and rows are
  * few.

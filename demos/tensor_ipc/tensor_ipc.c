@@ -15,6 +15,7 @@
 #include "demos/common/clock.h"
 #include "demos/common/ending.h"
 #include "demos/common/program.h"
+#include "demos/common/worker.h"
 
 #include <boxcar.h>
 
@@ -37,22 +38,12 @@ static int32_t element(int64_t i)
     return (int32_t)((uint32_t)i * 2654435761u);
 }
 
-static uint64_t copied_bytes(struct bx_job *job)
-{
-    static const char *const COUNTERS[] = { "tensor_bytes_copied", "gpu_staged_bytes", "gpu_copied_bytes" };
-    uint64_t sum = 0, value = 0;
-
-    for (size_t i = 0; i < sizeof(COUNTERS) / sizeof(COUNTERS[0]); i++)
-        sum += bx_counter(job, COUNTERS[i], &value) == 0 ? value : 0;
-    return sum;
-}
-
 /* ---- Handing it over ------------------------------------------------------------------------------ */
 
 /* Hands the tensor over, again and again, and prints what the other worker found. */
 static int hand_over(struct bx_job *job, const struct settings *settings, const char *to, struct bx_tensor *tensor)
 {
-    uint64_t address = 0, copied = 0, wrong = 0, before = copied_bytes(job);
+    uint64_t address = 0, copied = 0, wrong = 0, before = worker_copied_bytes(job);
     double us[1 + TIMES];
     int rc = bx_call(job, to, "open", "i", settings->device);
 
@@ -62,7 +53,7 @@ static int hand_over(struct bx_job *job, const struct settings *settings, const 
         rc = bx_call(job, to, "take", "T>uu", tensor, &address, &copied);
         us[i] = 1e6 * clock_seconds_since(begin_ns);
     }
-    copied += copied_bytes(job) - before;
+    copied += worker_copied_bytes(job) - before;
     if (rc == 0)
         rc = bx_call(job, to, "check", "T>u", tensor, &wrong);
     if (rc < 0)
@@ -126,7 +117,7 @@ static int take(const struct bx_request *request, struct bx_reader *args, struct
     (void)context;
     if (rc == 0)
         rc = bx_msg_put_u64(reply, (uint64_t)(uintptr_t)bx_tensor_data(tensor));
-    return rc == 0 ? bx_msg_put_u64(reply, copied_bytes(bx_request_job(request))) : rc;
+    return rc == 0 ? bx_msg_put_u64(reply, worker_copied_bytes(bx_request_job(request))) : rc;
 }
 
 /* Answers with the number of wrong elements. */

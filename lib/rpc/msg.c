@@ -138,16 +138,18 @@ void bx_msg_clear(struct bx_msg *msg)
         drop_rrefs(msg);
 }
 
-static int grow(struct bx_msg *msg, size_t needed)
+/* Room for so many bytes more. */
+BXI_COLD static int grow(struct bx_msg *msg, size_t bytes)
 {
-    size_t capacity = msg->capacity > 0 ? msg->capacity : ROOM_BYTES_DEFAULT;
+    size_t capacity = msg->capacity > 0 ? msg->capacity : ROOM_BYTES_DEFAULT, needed = msg->bytes + bytes;
+    bool inside = msg->data == msg->room || reads_the_loan(msg);
+    unsigned char *data;
 
+    if (needed < bytes)
+        return msg->error = -ENOMEM;
     while (capacity < needed)
         capacity = capacity > SIZE_MAX / 2 ? needed : capacity * 2;
-
-    bool inside = msg->data == msg->room || reads_the_loan(msg);
-    unsigned char *data = realloc(inside ? NULL : msg->data, capacity);
-
+    data = realloc(inside ? NULL : msg->data, capacity);
     if (data == NULL)
         return msg->error = -ENOMEM;
     if (inside)
@@ -158,11 +160,9 @@ static int grow(struct bx_msg *msg, size_t needed)
 }
 
 /* Bytes that belong to the value before them, or begin the next one. */
-static int append(struct bx_msg *msg, const void *data, size_t bytes)
+static inline int append(struct bx_msg *msg, const void *data, size_t bytes)
 {
-    if (bytes > SIZE_MAX - msg->bytes)
-        return msg->error = -ENOMEM;
-    if (msg->bytes + bytes > msg->capacity && grow(msg, msg->bytes + bytes) < 0)
+    if (__builtin_expect(bytes > msg->capacity - msg->bytes, 0) && grow(msg, bytes) < 0)
         return msg->error;
     if (bytes > 0)
         memcpy(msg->data + msg->bytes, data, bytes);
@@ -170,17 +170,25 @@ static int append(struct bx_msg *msg, const void *data, size_t bytes)
     return 0;
 }
 
-static int put(struct bx_msg *msg, const void *data, size_t bytes, enum bxi_value_kind kind)
+/* A value of this kind may not be put, or is noted first. 0, or an error. */
+BXI_COLD static int check_put(struct bx_msg *msg, const void *data, enum bxi_value_kind kind)
 {
     if (msg == NULL)
         return bxi_null("bx_msg_put_bytes", "the message");
     if (msg->error < 0)
         return msg->error;
-    if (data == NULL && bytes > 0)
+    if (data == NULL)
         return msg->error = bxi_null("bx_msg_put_bytes", "the bytes");
-    if (__builtin_expect(bxi_checked, 0) && bxi_kinds_add(msg, kind) < 0)
-        return msg->error;
-    return append(msg, data, bytes);
+    return bxi_checked ? bxi_kinds_add(msg, kind) : 0;
+}
+
+static inline int put(struct bx_msg *msg, const void *data, size_t bytes, enum bxi_value_kind kind)
+{
+    int rc = 0;
+
+    if (__builtin_expect(msg == NULL || msg->error < 0 || (data == NULL && bytes > 0) || bxi_checked, 0))
+        rc = check_put(msg, bytes > 0 ? data : "", kind);
+    return rc < 0 ? rc : append(msg, data, bytes);
 }
 
 int bx_msg_put_bytes(struct bx_msg *msg, const void *data, size_t bytes)

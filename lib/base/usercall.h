@@ -11,7 +11,8 @@ extern _Thread_local void *bxi_leaving;           /* not NULL: this thread ended
 
 /* Runs fn(context). Its value; or BX_E_HANDLER with a sentence if this thread ended in it: then bxi_leaving is set. */
 int bxi_call_user(int (*fn)(void *), void *context);
-/* The same for fn(a, b, c, d); fn may take fewer arguments, all pointers. */
+/* The same for fn(a, b, c, d). fn may take fewer arguments, all pointers, and may return nothing: then the value means
+ * nothing. */
 typedef void (*bxi_user_fn)(void);
 int bxi_call_user_with(const void *a, void *b, void *c, void *d, bxi_user_fn fn);
 _Noreturn void bxi_leave_now(void);             /* ends this thread; bxi_leaving is set */

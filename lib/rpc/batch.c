@@ -31,14 +31,22 @@ static void put_bit(uint64_t *bits, int rank, bool value)
 
 /* ---- the list (lock) --------------------------------------------------------------------------- */
 
+/* It has so many rows as it may have at most; of workers with several rows one counts. */
+static bool is_full(const struct bxi_batcher *batcher)
+{
+    const uint64_t *present = batcher->present;
+
+    return batcher->max_rows > 0 && batcher->waiting >= batcher->max_rows &&
+           (size_t)(__builtin_popcountll(present[0]) + __builtin_popcountll(present[1])) >= batcher->max_rows;
+}
+
 static bool is_ready(const struct bxi_batcher *batcher)
 {
     const uint64_t *members = batcher->members, *present = batcher->present;
-    size_t rows = (size_t)(__builtin_popcountll(present[0]) + __builtin_popcountll(present[1]));
 
     if (batcher->running || batcher->head == NULL)
         return false;
-    if (batcher->due || (batcher->max_rows > 0 && rows >= batcher->max_rows))
+    if (batcher->due || is_full(batcher))
         return true;
     if ((members[0] | members[1]) != 0)
         return (members[0] & ~present[0]) == 0 && (members[1] & ~present[1]) == 0;
@@ -101,20 +109,36 @@ static void append(struct bxi_batcher *batcher, struct bxi_waiting *row)
     put_bit(batcher->present, row->request.peer->rank, true);
 }
 
+/* The rows, as a list; the batcher has none then. */
+static struct bxi_waiting *take_all(struct bxi_batcher *batcher)
+{
+    struct bxi_waiting *rows = batcher->head;
+
+    batcher->head = batcher->tail = NULL;
+    batcher->waiting = 0;
+    batcher->present[0] = batcher->present[1] = 0;
+    return rows;
+}
+
+/* The rows of a batch in the order of their workers' ranks. */
+static void order_rows(struct bx_batch *batch, struct bxi_waiting *const *by_rank, const uint64_t *ranks)
+{
+    for (int i = 0; i < BXI_WORLD_MAX / 64; i++)
+        for (uint64_t bits = ranks[i]; bits != 0; bits &= bits - 1)
+            batch->rows[batch->count++] = by_rank[i * 64 + __builtin_ctzll(bits)];
+}
+
 /* Takes the rows of one batch out of the list; those whose deadline passed go to *expired. */
 static void take_rows(struct bx_job *job, struct bxi_batcher *batcher, struct bx_batch *batch,
                       struct bxi_waiting **expired)
 {
-    struct bxi_waiting *by_rank[BXI_WORLD_MAX] = { NULL };
-    struct bxi_waiting *row = batcher->head;
-    uint64_t now_ns = bxi_now_ns();
+    struct bxi_waiting *by_rank[BXI_WORLD_MAX], *row = take_all(batcher);
+    uint64_t ranks[BXI_WORLD_MAX / 64] = { 0 }, now_ns = bxi_now_ns();
+    size_t count = 0;
 
     batch->batcher = batcher;
     batch->count = 0;
     *expired = NULL;
-    batcher->head = batcher->tail = NULL;
-    batcher->waiting = 0;
-    batcher->present[0] = batcher->present[1] = 0;
     while (row != NULL) {
         struct bxi_waiting *next = row->next_row;
         int rank = row->request.peer->rank;
@@ -123,18 +147,17 @@ static void take_rows(struct bx_job *job, struct bxi_batcher *batcher, struct bx
         if (row->request.deadline_ns <= now_ns) {
             row->next_row = *expired;
             *expired = row;
-        } else if (by_rank[rank] == NULL && (batcher->max_rows == 0 || batch->count < batcher->max_rows)) {
+        } else if ((ranks[rank / 64] >> rank % 64 & 1) == 0 &&
+                   (batcher->max_rows == 0 || count < batcher->max_rows)) {
+            put_bit(ranks, rank, true);
             by_rank[rank] = row;
-            batch->count++;
+            count++;
         } else {
             append(batcher, row);
         }
         row = next;
     }
-    batch->count = 0;
-    for (int rank = 0; rank < job->world_size; rank++)
-        if (by_rank[rank] != NULL)
-            batch->rows[batch->count++] = by_rank[rank];
+    order_rows(batch, by_rank, ranks);
     set_flush_timer(job, batcher);
     bxi_batch_show(job, batcher);
 }
@@ -154,13 +177,6 @@ static void finish_expired(struct bx_job *job, struct bxi_waiting *expired)
     }
 }
 
-static int call_body(void *context)
-{
-    struct bx_batch *batch = context;
-
-    return batch->batcher->fn(batch, batch->batcher->handler->context);
-}
-
 static void run_body(struct bx_job *job, struct bx_batch *batch)
 {
     for (size_t i = 0; i < batch->count; i++) {
@@ -170,7 +186,8 @@ static void run_body(struct bx_job *job, struct bx_batch *batch)
     bxi_clear_error();
 
     uint64_t traced_ns = bxi_trace_batch_begins(job, batch->batcher, batch->count);
-    int code = bxi_call_user(call_body, batch);
+    int code = bxi_call_user_with(batch, batch->batcher->handler->context, NULL, NULL,
+                                  (bxi_user_fn)batch->batcher->fn);
     char *text = code < 0 ? strdup(bx_error_text()) : NULL;
 
     bxi_trace_batch_ends(job, batch->batcher, traced_ns, batch->count, code);
@@ -317,11 +334,8 @@ void bxi_batches_look(struct bx_job *job)
 void bxi_batch_take(struct bx_job *job, struct bxi_waiting *taken)
 {
     struct bxi_batcher *batcher = taken->request.handler->batcher;
-    struct bxi_waiting *row = batcher->head;
+    struct bxi_waiting *row = take_all(batcher);
 
-    batcher->head = batcher->tail = NULL;
-    batcher->waiting = 0;
-    batcher->present[0] = batcher->present[1] = 0;
     while (row != NULL) {
         struct bxi_waiting *next = row->next_row;
 

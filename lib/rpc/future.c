@@ -26,11 +26,6 @@
 static _Thread_local struct bxi_callback *queue_head, *queue_tail;
 static _Thread_local bool queue_runs;
 
-void bxi_future_init(struct bx_future *future, struct bx_job *job)
-{
-    *future = (struct bx_future){ .refs = 1, .job = job };
-}
-
 /* A pending future touches its job, which a forked child must not. One that is done may have outlived it. */
 static int may_touch(const struct bx_future *future)
 {
@@ -82,12 +77,12 @@ struct bx_future *bx_future_create(struct bx_job *job)
 
     if (job != NULL && bxi_job_check_any(job) < 0)
         return NULL;
-    made = calloc(1, sizeof *made);
+    made = malloc(sizeof *made);
     if (made == NULL) {
         bx_fail(-ENOMEM, "no memory for a future");
         return NULL;
     }
-    bxi_future_init(&made->future, job);
+    *made = (struct bxi_made){ .future = { .refs = 1, .job = job } };
     if (job != NULL && !enlist(job, made)) {
         bx_fail(BX_E_SHUTDOWN, "worker '%s' has shut down: it makes no more futures", job->name);
         free(made);
@@ -139,7 +134,8 @@ void bxi_future_fini(struct bx_future *future)
 {
     if (!future->is_call || future->value != bxi_call_small((struct bxi_call *)(void *)future))
         bx_msg_destroy(future->value);
-    free(future->text);
+    if (future->text != NULL)       /* else a call is saved */
+        free(future->text);
 }
 
 static void note_heard(const struct bx_future *future)
@@ -576,35 +572,13 @@ bool bxi_callback_remove(struct bx_future *future, struct bxi_callback *callback
     return found;
 }
 
-/* A callback that a handler added is run for the handler's request. */
-static int call_back(struct bxi_callback *callback, int (*fn)(void *), void *context)
+int bxi_callback_call(const struct bxi_callback *callback, struct bx_future *future, void *b, void *c, bxi_user_fn fn)
 {
     struct bxi_nesting before = bxi_nested_enter(callback->made_for);
-    int rc = bxi_call_user(fn, context);
+    int rc = bxi_call_user_with(future, b, c, NULL, fn);
 
     bxi_nested_leave(before);
     return rc;
-}
-
-struct callback_call {
-    const struct bxi_callback *callback;
-    struct bx_future *future;
-    struct bx_msg *out;             /* of a `then` */
-};
-
-static int call_done(void *context)
-{
-    const struct callback_call *call = context;
-
-    call->callback->done(call->future, call->callback->context);
-    return 0;
-}
-
-static int call_then(void *context)
-{
-    const struct callback_call *call = context;
-
-    return call->callback->then(call->future, call->out, call->callback->context);
 }
 
 static void free_callback(struct bxi_callback *callback)
@@ -615,7 +589,7 @@ static void free_callback(struct bxi_callback *callback)
 
 static void run_done(struct bx_future *future, struct bxi_callback *callback)
 {
-    call_back(callback, call_done, &(struct callback_call){ callback, future, NULL });
+    bxi_callback_call(callback, future, callback->context, NULL, (bxi_user_fn)callback->done);
     free_callback(callback);
 }
 
@@ -626,13 +600,11 @@ int bxi_future_on_done(struct bx_future *future, bx_done_fn fn, void *context)
 
     if (rc < 0)
         return rc;
-    callback = calloc(1, sizeof *callback);
+    callback = malloc(sizeof *callback);
     if (callback == NULL)
         return bx_fail(-ENOMEM, "no memory for a callback");
-    callback->run = run_done;
-    callback->done = fn;
-    callback->context = context;
-    callback->made_for = bxi_waiting_acquire(bxi_nested_in());
+    *callback = (struct bxi_callback){ .run = run_done, .done = fn, .context = context,
+                                       .made_for = bxi_waiting_acquire(bxi_nested_in()) };
     bxi_callback_add(future, callback);
     return 0;
 }
@@ -655,7 +627,7 @@ static void run_then(struct bx_future *future, struct bxi_callback *callback)
         out = bx_msg_create(0);
         bxi_clear_error();          /* else a code without a sentence would get an older sentence */
         rc = out == NULL ? -ENOMEM
-                         : call_back(callback, call_then, &(struct callback_call){ callback, future, out });
+                         : bxi_callback_call(callback, future, out, callback->context, (bxi_user_fn)callback->then);
         if (rc >= 0)
             rc = bx_msg_error(out);
         if (rc < 0) {

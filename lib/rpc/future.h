@@ -51,6 +51,8 @@ int bxi_future_check_callback(const struct bx_future *future, bool has_fn, const
 
 /* Adds a callback, or runs it at once. */
 void bxi_callback_add(struct bx_future *future, struct bxi_callback *callback);
+/* Calls fn(future, b, c), the program's, for the request of the handler that added the callback. As bxi_call_user. */
+int bxi_callback_call(const struct bxi_callback *callback, struct bx_future *future, void *b, void *c, bxi_user_fn fn);
 /* Removes it from a future of which the caller has a reference. False: it has run, or will. */
 bool bxi_callback_remove(struct bx_future *future, struct bxi_callback *callback);
 

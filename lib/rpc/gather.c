@@ -104,6 +104,20 @@ void bxi_gather_release(struct bxi_gather *gather)
 
 /* ---- the end ----------------------------------------------------------------------------------- */
 
+/* The child, if the caller is to complete it or to release it; else NULL. hook: its callback runs; or NULL. */
+static struct bx_future *take_child(struct bxi_gather *gather, struct hook *hook)
+{
+    struct bx_future *child;
+
+    bxi_lock(&gather->lock);
+    if (hook != NULL)
+        hook->future = NULL;
+    child = gather->child;
+    gather->child = NULL;
+    bxi_unlock(&gather->lock);
+    return child;
+}
+
 /* The future that has the hook's callback, with a reference; NULL if the callback runs, or is about to. */
 static struct bx_future *take_hook(struct bxi_gather *gather, struct hook *hook)
 {
@@ -153,12 +167,8 @@ static void end_all(struct bxi_gather *gather)
 
 void bxi_gather_end(struct bxi_gather *gather)
 {
-    struct bx_future *child;
+    struct bx_future *child = take_child(gather, NULL);
 
-    bxi_lock(&gather->lock);
-    child = gather->child;
-    gather->child = NULL;
-    bxi_unlock(&gather->lock);
     end_all(gather);
     bxi_future_release(child);
 }
@@ -189,23 +199,12 @@ bool bxi_gather_lends_value(const struct bxi_gather *gather)
 
 /* ---- all and any: the callbacks ----------------------------------------------------------------- */
 
-/* The callback of this hook runs. Lock. The child if the caller is to complete it now, else NULL. */
-static struct bx_future *begin_run(struct bxi_gather *gather, size_t index, bool last)
-{
-    struct bx_future *child = last ? gather->child : NULL;
-
-    gather->hook[index].future = NULL;
-    if (last)
-        gather->child = NULL;
-    return child;
-}
-
 static void run_all(struct bx_future *future, struct bxi_callback *callback)
 {
     struct bxi_gather *gather = callback->context;
+    struct hook *hook = &gather->hook[callback->index];
     struct bx_future *child;
-    char *text = NULL;
-    int code;
+    bool last;
 
     bxi_lock(&gather->lock);
     if (future->code < 0 && gather->code == 0) {
@@ -213,16 +212,15 @@ static void run_all(struct bx_future *future, struct bxi_callback *callback)
         gather->text = strdup(bx_future_error_text(future));
     }
     if (gather->child != NULL)
-        gather->hook[callback->index].kept = bx_future_acquire(future);
-    child = begin_run(gather, callback->index, --gather->left == 0);
-    code = gather->code;
+        hook->kept = bx_future_acquire(future);
+    hook->future = NULL;
+    last = --gather->left == 0;
+    bxi_unlock(&gather->lock);
+    child = last ? take_child(gather, NULL) : NULL;
     if (child != NULL) {
-        text = gather->text;
+        bxi_future_complete(child, gather->code, gather->text, gather->code == 0 ? bx_msg_create(0) : NULL);
         gather->text = NULL;
     }
-    bxi_unlock(&gather->lock);
-    if (child != NULL)
-        bxi_future_complete(child, code, text, code == 0 ? bx_msg_create(0) : NULL);
     bxi_future_release(child);
     bxi_gather_release(gather);
 }
@@ -230,12 +228,9 @@ static void run_all(struct bx_future *future, struct bxi_callback *callback)
 static void run_any(struct bx_future *future, struct bxi_callback *callback)
 {
     struct bxi_gather *gather = callback->context;
+    struct bx_future *child = take_child(gather, &gather->hook[callback->index]);
     struct bx_msg *value = NULL;
-    struct bx_future *child;
 
-    bxi_lock(&gather->lock);
-    child = begin_run(gather, callback->index, true);
-    bxi_unlock(&gather->lock);
     if (child != NULL && bxi_future_claim(child)) {
         gather->index = (int64_t)callback->index;
         if (future->code == 0 && (value = bx_msg_create(0)) != NULL)
@@ -276,14 +271,11 @@ static bool has_ended(struct bxi_gather *gather)
 static int call_fn(struct bxi_gather *gather, struct bx_future *first, struct bx_future **inner)
 {
     bx_chain_fn fn = gather->hook[0].callback.chain;
-    struct bxi_nesting before;
     bool is_child;
     int code;
 
     bxi_clear_error();
-    before = bxi_nested_enter(gather->hook[0].callback.made_for);
-    code = bxi_call_user_with(first, inner, gather->context, NULL, (bxi_user_fn)fn);
-    bxi_nested_leave(before);
+    code = bxi_callback_call(&gather->hook[0].callback, first, inner, gather->context, (bxi_user_fn)fn);
     if (code < 0)
         return code;
     if (*inner == NULL)
@@ -306,11 +298,8 @@ static struct bx_future *owner_of_value(struct bx_future *future)
 static void run_inner(struct bx_future *inner, struct bxi_callback *callback)
 {
     struct bxi_gather *gather = callback->context;
-    struct bx_future *child;
+    struct bx_future *child = take_child(gather, &gather->hook[0]);
 
-    bxi_lock(&gather->lock);
-    child = begin_run(gather, 0, true);
-    bxi_unlock(&gather->lock);
     if (child != NULL && bxi_future_claim(child)) {
         if (inner->code == 0)
             gather->hook[0].kept = bx_future_acquire(owner_of_value(inner));
@@ -336,11 +325,8 @@ static void follow(struct bxi_gather *gather, struct bx_future *inner)
 /* The child gets no inner future: it fails with code, or is done already. */
 static void end_early(struct bxi_gather *gather, int code, char *text)
 {
-    struct bx_future *child;
+    struct bx_future *child = take_child(gather, &gather->hook[0]);
 
-    bxi_lock(&gather->lock);
-    child = begin_run(gather, 0, true);
-    bxi_unlock(&gather->lock);
     if (child != NULL)
         bxi_future_complete(child, code, text, NULL);
     else

@@ -48,7 +48,8 @@ void bxi_waiting_release(struct bxi_waiting *waiting)
         /* [waiting.refs] release, pairs with the load above, and acquire, with the other threads' releases. */
         if (bxi_add(&waiting->refs, (uint32_t)-1) != 1)
             return;
-    free(waiting->calls);
+    if (waiting->calls != NULL)
+        free(waiting->calls);
     free(waiting);
 }
 
@@ -203,19 +204,11 @@ static void end_calls(struct bx_job *job, struct bxi_waiting *waiting)
 
 /* ---- the hook --------------------------------------------------------------------------------------- */
 
-static int call_hook(void *context)
-{
-    const struct bxi_hook *hook = context;
-
-    hook->fn(hook->context);
-    return 0;
-}
-
 static void run_hook(const struct bxi_hook *hook)
 {
     bxi_no_wait_enter();
     bxi_error_enter();
-    bxi_call_user(call_hook, (void *)(uintptr_t)hook);
+    bxi_call_user_with(hook->context, NULL, NULL, NULL, (bxi_user_fn)hook->fn);
     bxi_error_leave();
     bxi_no_wait_leave();
 }

@@ -30,6 +30,7 @@
 
 struct bxi_batcher;
 struct bxi_call;
+struct bxi_out;
 struct bxi_peer;
 struct bxi_waiting;
 
@@ -51,7 +52,6 @@ struct bx_future {
     bool is_call;                               /* the head of a struct bxi_call */
 };
 
-void bxi_future_init(struct bx_future *future, struct bx_job *job);
 /* For a public function: 0; -EINVAL (NULL), BX_E_FORKED with a sentence. */
 int bxi_future_check(const struct bx_future *future, const char *function);
 bool bxi_future_try_acquire(struct bx_future *future);     /* false if its last reference is gone */

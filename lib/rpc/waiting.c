@@ -56,11 +56,13 @@ static void unlink_it(struct bxi_waiting *waiting)
 
 struct bxi_waiting *bxi_waiting_create(const struct bx_request *request)
 {
-    struct bxi_waiting *waiting = calloc(1, sizeof *waiting);
+    /* Not calloc, which in glibc does not take the blocks that this thread has freed. */
+    struct bxi_waiting *waiting = malloc(sizeof *waiting);
 
     if (waiting == NULL)
         return NULL;
     waiting->request = *request;
+    memset((unsigned char *)waiting + sizeof waiting->request, 0, sizeof *waiting - sizeof waiting->request);
     if (request->in != NULL && request->in->makes != NULL)
         waiting->makes_id = request->in->makes->id;
     bxi_store_relaxed(&waiting->refs, 1);       /* relaxed: no other thread knows it yet */

@@ -27,9 +27,9 @@ static size_t error_body(char body[BXI_TEXT_BYTES], const struct bx_request *req
 struct reply {
     struct bxi_frame head;
     struct bxi_out out;
-    struct bxi_grant grant;
     struct bxi_rref_out rrefs;
-    unsigned char *body;            /* malloc'ed: the value and the tail of its references; or NULL */
+    struct bxi_body body;           /* if has_body */
+    bool has_body;                  /* it is more than the bytes of the value */
     uint64_t traced_ns;             /* if it is traced: when making it began */
     char text[BXI_TEXT_BYTES];
 };
@@ -58,35 +58,16 @@ static uint64_t answered_ns(const struct bx_request *request)
     return bxi_coarse_ns();
 }
 
-/* The kinds of the value's values. 0, or an error with its sentence. */
-static int add_kinds(struct reply *reply, const struct bx_msg *value)
+static int make_body(struct reply *reply, const struct bx_request *request, const struct bx_msg *value)
 {
-    reply->head.flags |= BXI_FLAG_KINDS;
-    if (reply->out.grant != NULL || value->rref_count > 0)
-        return 0;                   /* the grant has them; the references come with them */
-    reply->body = bxi_body_with_tails(value, &(struct bxi_rref_out){ .count = 0 }, &reply->out.body_bytes);
-    if (reply->body == NULL)
-        return bx_fail(-ENOMEM, "no memory for its reply");
-    reply->out.body = reply->body;
-    return 0;
-}
+    int rc;
 
-/* The references of the value. 0, or an error with its sentence. */
-static int add_rrefs(struct reply *reply, const struct bx_request *request, const struct bx_msg *value)
-{
-    reply->rrefs = (struct bxi_rref_out){ .rrefs = value->rrefs, .count = value->rref_count };
-    for (uint32_t i = 0; i < value->rref_count; i++)
-        if (atomic_load(&value->rrefs[i]->job) != request->job)
-            return bx_fail(-EINVAL, "its reply holds a reference of another job");
-    reply->out.rrefs = &reply->rrefs;
-    reply->head.flags |= BXI_FLAG_RREFS;
-    if (reply->out.grant != NULL)
-        return bxi_grant_add_rrefs(&reply->grant, &reply->rrefs);
-    reply->body = bxi_body_with_tails(value, &reply->rrefs, &reply->out.body_bytes);
-    if (reply->body == NULL)
-        return bx_fail(-ENOMEM, "no memory for the references of its reply");
-    reply->out.body = reply->body;
-    return 0;
+    reply->rrefs = (struct bxi_rref_out){ .count = 0 };
+    rc = bxi_body_make(request->job, request->peer, value, &reply->rrefs, &reply->body);
+    reply->has_body = rc == 0;
+    if (rc == 0)
+        bxi_body_put(&reply->body, &reply->out);
+    return rc;
 }
 
 static void make_reply(struct reply *reply, const struct bx_request *request, int code, const char *text,
@@ -96,16 +77,7 @@ static void make_reply(struct reply *reply, const struct bx_request *request, in
                                       .sent_ns = answered_ns(request) };
     reply->out = (struct bxi_out){ .head = &reply->head, .body = bx_msg_data(value),
                                    .body_bytes = bx_msg_bytes(value), .slot = -1, .may_queue = true };
-    if (code == 0 && !request->oneway &&
-        bxi_needs_lease(value, bx_msg_rrefs(value) > 0 ? BXI_TAIL_MAX(bx_msg_rrefs(value)) : 0)) {
-        code = bxi_grant_message(request->job, request->peer->lend, value, &reply->grant);
-        reply->out.grant = &reply->grant;
-        text = bx_error_text();
-        bxi_grants_reclaim(request->job);
-    }
-    if (code == 0 && !request->oneway && bxi_has_kinds(value) && (code = add_kinds(reply, value)) < 0)
-        text = bx_error_text();
-    if (code == 0 && !request->oneway && bx_msg_rrefs(value) > 0 && (code = add_rrefs(reply, request, value)) < 0)
+    if (code == 0 && !request->oneway && !bxi_msg_is_plain(value) && (code = make_body(reply, request, value)) < 0)
         text = bx_error_text();
     if (code < 0)
         make_error(reply, request, code, text);
@@ -142,8 +114,7 @@ BXI_APART void bxi_answer(struct bx_request *request, int code, const char *text
     int rc = 0;
 
     bxi_trace_answers(request, &reply.traced_ns);
-    reply.grant.body = NULL;
-    reply.body = NULL;
+    reply.has_body = false;
     if (request->in != NULL && request->in->makes != NULL) {
         code = bxi_object_made(request, code, &text, value);
         value = NULL;               /* the maker has its reference already */
@@ -167,9 +138,8 @@ BXI_APART void bxi_answer(struct bx_request *request, int code, const char *text
     }
     bxi_unlock(&job->run->lock);
     bxi_trace_answered(request, &reply.traced_ns, reply.head.code, bx_msg_bytes(value), sent);
-    if (reply.grant.body != NULL)
-        bxi_grant_drop(&reply.grant);
-    free(reply.body);
+    if (reply.has_body)
+        bxi_body_drop(&reply.body);
     if (request->counted)
         bxi_quiet_changed(job);
     if (rc < 0)
@@ -182,8 +152,7 @@ BXI_APART void bxi_answer(struct bx_request *request, int code, const char *text
 static bool is_bare(const struct bx_request *request, const struct bx_msg *value)
 {
     return !request->oneway && request->loan == NULL && request->in == NULL && request->begin_ns == 0 &&
-           value->tensor_count + value->rref_count == 0 && value->bytes <= BXI_BODY_MAX &&
-           value->capacity <= BXI_FRAME_MAX && !bxi_has_kinds(value) && !bxi_trace_is_on(request->job);
+           bxi_msg_is_plain(value) && value->capacity <= BXI_FRAME_MAX && !bxi_trace_is_on(request->job);
 }
 
 bool bxi_answer_plain(const struct bx_request *request, const struct bx_msg *value)

@@ -88,7 +88,7 @@ static void aim(struct bx_job *job, struct bxi_plan *plan, const struct bxi_aim 
     if (at == NULL)
         return;
     plan->rrefs = (struct bxi_rref_out){ .makes = at->makes, .target = at->target, .value = at->value };
-    plan->has_rrefs = true;
+    plan->has_aim = true;
     if (at->target != NULL)
         plan->peer = job->rpc->peers[bxi_rref_id_owner(at->target->id)];
 }

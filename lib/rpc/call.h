@@ -104,9 +104,16 @@ uint64_t bxi_call_began_ns(uint64_t deadline_ns, uint64_t timeout_ns);
 /* Handles the replies that lie in the peer's ring and are a few bytes, `most` of them at most, until another frame
  * comes. How many. */
 int bxi_replies_read(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, int most);
-/* The open call of such a reply, which has got its value; NULL: it needs more. Lock. And calls that were taken out of
- * their slots so: completes them, without the lock. */
-struct bxi_call *bxi_reply_value(struct bxi_peer *peer, uint64_t id, const void *body, size_t body_bytes);
+/* Takes the open call of such a reply out of its slot, with its value; NULL: it needs more. Lock. And calls that were
+ * taken so: completes them, without the lock. */
+struct bxi_call *bxi_reply_take(struct bx_job *job, struct bxi_peer *peer, uint64_t id, const void *body,
+                                size_t body_bytes);
+/* One that is taken: others are not taken with it, so that its callbacks find them not done. */
+static inline bool bxi_call_has_callbacks(const struct bxi_call *call)
+{
+    /* Relaxed: one that is added meanwhile runs all the same. */
+    return bxi_load_relaxed((_Atomic(struct bxi_callback *) *)&call->future.callbacks) != NULL;
+}
 void bxi_replies_complete(struct bx_job *job, struct bxi_call *const *calls, int count);
 /* Any reply. 0, BX_E_CORRUPT. body lies in the peer's ring. */
 int bxi_reply_arrived(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head,

@@ -58,61 +58,20 @@ bool bxi_way_back(struct bx_job *job, struct bxi_peer *peer, uint64_t requests)
     return false;
 }
 
-/* 1: the request goes on; 0: it was answered; BX_E_CORRUPT. */
-static int open_loan(struct bx_request *request, size_t body_bytes)
-{
-    struct bx_job *job = request->job;
-    int rc = bxi_loan_open(job, request->peer->lend, job->rpc->frame, body_bytes, &request->loan);
-
-    if (rc == 0)
-        rc = bxi_device_loan_error(request->loan);
-    if (rc == 0)
-        return 1;
-    if (rc == BX_E_CORRUPT) {
-        bxi_loan_release(request->loan);
-        bxi_rref_in_release(request->in);
-        return rc;
-    }
-    bxi_answer(request, rc, request->loan != NULL || rc == BX_E_PEER_DEAD ? bx_error_text()
-                            : rc == -ENODEV ? "it has no GPU open; call bx_gpu_open"
-                                            : "no memory for its tensors", NULL);
-    return 0;
-}
-
-/* Takes the kinds of the arguments off their end. 0, BX_E_CORRUPT. */
-static int take_kinds(struct bx_request *request, size_t *body_bytes)
-{
-    struct bxi_loan *loan = request->loan;
-    int rc = loan != NULL ? bxi_kinds_take(loan->data, &loan->bytes, &request->kind_count)
-                          : bxi_kinds_take(request->job->rpc->frame, body_bytes, &request->kind_count);
-
-    if (rc < 0) {
-        bxi_loan_release(loan);
-        bxi_rref_in_release(request->in);
-    }
-    return rc;
-}
-
-/* Opens what the request brought beside bytes. 1: it goes on; 0: it was answered, or refused; BX_E_CORRUPT. */
+/* Opens what the request brought beside bytes. 1: it goes on; 0: it was answered; BX_E_CORRUPT. */
 BXI_COLD static int open_more(struct bx_request *request, uint8_t flags, size_t *body_bytes)
 {
-    struct bx_job *job = request->job;
-    bool lacks_memory = false;
-    int rc;
+    struct bxi_brought brought = { .bytes = *body_bytes };
 
-    if (flags & BXI_FLAG_RREFS) {
-        rc = bxi_rref_open(job, request->peer->rank, job->rpc->frame, body_bytes, &request->in);
-        if (rc == BX_E_CORRUPT)
-            return rc;
-        lacks_memory = rc < 0;      /* its loan is opened all the same, so that it is returned */
-    }
-    if ((flags & BXI_FLAG_LEASE) && (rc = open_loan(request, *body_bytes)) != 1)
-        return rc;
-    if ((flags & BXI_FLAG_KINDS) && (rc = take_kinds(request, body_bytes)) < 0)
-        return rc;
-    if (!lacks_memory)
+    if (bxi_brought_open(request->job, request->peer, flags, &brought) < 0)
+        return BX_E_CORRUPT;
+    *body_bytes = brought.bytes;
+    request->loan = brought.loan;
+    request->in = brought.in;
+    request->kind_count = brought.kind_count;
+    if (brought.code == 0)
         return 1;
-    bxi_answer(request, -ENOMEM, "no memory for its references", NULL);
+    bxi_answer(request, brought.code, brought.text, NULL);
     return 0;
 }
 
@@ -156,7 +115,7 @@ BXI_FLAT int bxi_handle_request(struct bx_job *job, struct bxi_peer *peer, const
                                 size_t body_bytes)
 {
     struct bx_request request = request_of(job, peer, head);
-    const uint8_t more = head->flags & (BXI_FLAG_LEASE | BXI_FLAG_RREFS | BXI_FLAG_KINDS);
+    const uint8_t more = head->flags & BXI_FLAGS_MORE;
     int rc = 0;
 
     bxi_trace_request(&request);

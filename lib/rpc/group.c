@@ -5,7 +5,6 @@
  */
 #include "mark.h"
 #include "packed.h"
-#include "submit.h"
 
 #include <errno.h>
 
@@ -13,35 +12,15 @@
 #define GROUP_MAX 64                /* calls */
 #define GROUP_BYTES (BXI_RING_BYTES / 4)
 
-struct group {
-    const struct bx_msg *const *args;   /* or NULL */
-    struct bx_future **futures;         /* those that are sent get theirs, the others stay NULL */
-    size_t count;
-};
-
-/* It needs no lease, names no references and carries no kinds, so its frame depends on nothing but itself. */
+/* Its frame depends on nothing but itself. */
 static inline bool is_plain(const struct bx_msg *args)
 {
-    return !bxi_needs_lease(args, 0) && bx_msg_rrefs(args) == 0 && bx_msg_error(args) == 0 && !bxi_has_kinds(args);
-}
-
-static const struct bx_msg *args_of(const struct group *group, size_t i)
-{
-    return group->args != NULL ? group->args[i] : NULL;
-}
-
-/* Sends the calls from `sent` on in one frame, as bxi_packed_send. Lock. */
-static int send_packed(struct bx_job *job, const struct bxi_plan *plan, const struct group *group, size_t sent,
-                       size_t made)
-{
-    return bxi_packed_send(job, plan->peer, &(struct bxi_packable){
-        .args = group->args != NULL ? group->args + sent : NULL, .futures = group->futures + sent,
-        .count = made - sent, .timeout_ns = plan->timeout_ns, .deadline_ns = plan->deadline_ns,
-        .function = (uint16_t)plan->function_index, .own_bell = plan->own_bell });
+    return bxi_msg_is_plain(args) && bx_msg_error(args) == 0;
 }
 
 /* Submits the first `made` calls, until one fails; how many. Lock. */
-static size_t submit_group(struct bx_job *job, struct bxi_plan *plan, const struct group *group, size_t made, int *rc)
+static size_t submit_group(struct bx_job *job, struct bxi_plan *plan, const struct bxi_group *group, size_t made,
+                           int *rc)
 {
     size_t sent = 0;
     bool packs;
@@ -54,16 +33,18 @@ static size_t submit_group(struct bx_job *job, struct bxi_plan *plan, const stru
         bxi_ring_group_begin(&plan->peer->out);
     packs = packs && plan->made_for == NULL;
     while (sent < made) {
-        int packed = packs ? send_packed(job, plan, group, sent, made) : 0;
+        struct bxi_group rest = { .args = group->args != NULL ? group->args + sent : NULL,
+                                  .futures = group->futures + sent, .count = made - sent };
+        int packed = packs ? bxi_packed_send(job, plan, &rest) : 0;
 
         packs = packs && packed >= 0;           /* a full ring does not get room under the lock */
         if (packed > 0) {
             sent += (size_t)packed;
             continue;
         }
-        plan->args = args_of(group, sent);
+        plan->args = bxi_group_args(group, sent);
         plan->sent_ns = bxi_hist_begin(job);
-        if ((*rc = bxi_put_request(job, plan, (struct bxi_call *)(void *)group->futures[sent])) < 0)
+        if ((*rc = bxi_put_request(job, plan, bxi_group_call(group, sent))) < 0)
             break;
         sent++;
     }
@@ -75,16 +56,19 @@ static size_t submit_group(struct bx_job *job, struct bxi_plan *plan, const stru
 
 /* Sends the first calls of a group together. How many; 0 with *rc: -EAGAIN if the first has to be sent by itself, or an
  * error with a sentence. */
-static size_t send_group(struct bx_job *job, struct bxi_plan *plan, const struct group *group, int *rc)
+static size_t send_group(struct bx_job *job, struct bxi_plan *plan, const struct bxi_group *group, int *rc)
 {
     size_t made = 0, bytes = 0, sent;
 
     *rc = -EAGAIN;
-    for (; made < group->count && made < GROUP_MAX && bytes < GROUP_BYTES && is_plain(args_of(group, made)); made++) {
-        struct bxi_call *call = bxi_call_make(job);
+    for (; made < group->count && made < GROUP_MAX && bytes < GROUP_BYTES; made++) {
+        const struct bx_msg *args = bxi_group_args(group, made);
+        struct bxi_call *call;
 
-        bytes += bx_msg_bytes(args_of(group, made));
-
+        if (!is_plain(args))
+            break;
+        bytes += bx_msg_bytes(args);
+        call = bxi_call_make(job);
         if (call == NULL) {
             *rc = -ENOMEM;
             break;
@@ -100,22 +84,22 @@ static size_t send_group(struct bx_job *job, struct bxi_plan *plan, const struct
     if (sent > 0 && plan->own_bell)
         bxi_bell_look_unlocked(job, plan->peer);
     for (size_t i = sent; i > 0; i--)   /* backwards: slices of one thread nest, or do not overlap */
-        bxi_trace_async_sent((struct bxi_call *)(void *)group->futures[i - 1]);
+        bxi_trace_async_sent(bxi_group_call(group, i - 1));
     for (size_t i = sent; i < made; i++) {
-        bxi_call_free((struct bxi_call *)(void *)group->futures[i]);
+        bxi_call_free(bxi_group_call(group, i));
         group->futures[i] = NULL;
     }
     return sent;
 }
 
 static int send_many(struct bx_job *job, struct bxi_plan *plan, const char *to,
-                     const struct bx_call_options *options, const struct group *all)
+                     const struct bx_call_options *options, const struct bxi_group *all)
 {
     int rc = all->futures != NULL || all->count == 0 ? bxi_plan(job, plan, to, options)
                                                      : bxi_null("the calls", "the place for the futures");
 
     for (size_t done = 0; rc >= 0 && done < all->count;) {
-        struct group rest = { .args = all->args != NULL ? all->args + done : NULL, .futures = all->futures + done,
+        struct bxi_group rest = { .args = all->args != NULL ? all->args + done : NULL, .futures = all->futures + done,
                               .count = all->count - done };
         size_t sent;
 
@@ -123,7 +107,7 @@ static int send_many(struct bx_job *job, struct bxi_plan *plan, const char *to,
             bxi_plan_timeout(plan);     /* those before may have waited for room */
         sent = send_group(job, plan, &rest, &rc);
         if (sent == 0 && rc == -EAGAIN) {
-            rc = bxi_rpc_async(job, to, NULL, plan->function, args_of(&rest, 0), options, rest.futures);
+            rc = bxi_rpc_async(job, to, NULL, plan->function, bxi_group_args(&rest, 0), options, rest.futures);
             sent = 1;
         } else if (sent > 0) {
             rc = 0;                 /* what stopped the group stops the next one, or is over */
@@ -133,18 +117,18 @@ static int send_many(struct bx_job *job, struct bxi_plan *plan, const char *to,
     return bxi_out(rc);
 }
 
-static struct group group_of(size_t count, const struct bx_msg *const *args, struct bx_future **futures)
+static struct bxi_group group_of(size_t count, const struct bx_msg *const *args, struct bx_future **futures)
 {
     for (size_t i = 0; futures != NULL && i < count; i++)
         futures[i] = NULL;
-    return (struct group){ .args = args, .futures = futures, .count = count };
+    return (struct bxi_group){ .args = args, .futures = futures, .count = count };
 }
 
 int bx_rpc_many(struct bx_job *job, const char *to, const char *function, size_t count,
                 const struct bx_msg *const *args, const struct bx_call_options *options, struct bx_future **futures)
 {
     struct bxi_plan plan;
-    struct group all = group_of(count, args, futures);
+    struct bxi_group all = group_of(count, args, futures);
 
     bxi_plan_begin(&plan, BXI_REQUEST, function, NULL);
     return send_many(job, &plan, to, options, &all);

@@ -204,13 +204,6 @@ BXI_APART static int run_async(struct bx_request *read, size_t body_bytes)
 
 /* ---- handlers that run later --------------------------------------------------------------------- */
 
-/* Where the kinds of the arguments lie, if it has any. */
-static const unsigned char *kinds_behind(const struct bx_request *request, size_t body_bytes)
-{
-    return request->loan != NULL ? request->loan->data + request->loan->bytes
-                                 : request->job->rpc->frame + body_bytes;
-}
-
 /* The request with a copy or the loan of its arguments; NULL when memory is out. */
 static struct bxi_waiting *keep(const struct bx_request *request, size_t body_bytes)
 {
@@ -218,12 +211,11 @@ static struct bxi_waiting *keep(const struct bx_request *request, size_t body_by
 
     if (waiting == NULL)
         return NULL;
-    waiting->args = request->loan != NULL ? bxi_msg_of_loan(request->loan)
-                                          : bxi_msg_copy(request->job->rpc->frame, body_bytes);
-    if (waiting->args != NULL && bxi_msg_take_rrefs(waiting->args, request->in) == 0 &&
-        bxi_kinds_copy(waiting->args, kinds_behind(request, body_bytes), request->kind_count) == 0)
+    waiting->args = bxi_brought_message(request->job->rpc->frame,
+                                        &(struct bxi_brought){ .bytes = body_bytes, .loan = request->loan,
+                                                               .in = request->in, .kind_count = request->kind_count });
+    if (waiting->args != NULL)
         return waiting;
-    bx_msg_destroy(waiting->args);
     free(waiting);
     return NULL;
 }

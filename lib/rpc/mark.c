@@ -4,12 +4,6 @@
  */
 #include "mark.h"
 
-/* The reply that this thread reads: one at a time, because no callback may wait. */
-static _Thread_local struct {
-    uint64_t begin_ns;
-    uint16_t function;
-} reply;
-
 static const char *name_worker(const struct bx_job *job, int rank)
 {
     return job->rpc->peers[rank]->name;
@@ -44,20 +38,11 @@ void bxi_note_call(const struct bxi_call *call, enum bxi_mark_kind kind, int cod
                                             .caller = (uint8_t)job->rank, .callee = (uint8_t)call->peer->rank });
 }
 
-void bxi_note_reply_begins(void)
+void bxi_note_reply(struct bx_job *job, const struct bxi_peer *peer, const struct bxi_frame *head, uint64_t read_ns,
+                    uint16_t function)
 {
-    reply.begin_ns = bxi_now_ns();
-}
-
-void bxi_note_reply_of(const struct bxi_call *call)
-{
-    reply.function = call != NULL ? call->function : BXI_MARK_NO_FUNCTION;
-}
-
-void bxi_note_reply_ends(struct bx_job *job, const struct bxi_peer *peer, const struct bxi_frame *head)
-{
-    bxi_trace_mark(job, &(struct bxi_mark){ .kind = BXI_MARK_REPLY, .begin_ns = reply.begin_ns, .id = head->id,
-                                            .code = head->code, .function = reply.function,
+    bxi_trace_mark(job, &(struct bxi_mark){ .kind = BXI_MARK_REPLY, .begin_ns = read_ns, .id = head->id,
+                                            .code = head->code, .function = function,
                                             .caller = (uint8_t)job->rank, .callee = (uint8_t)peer->rank });
 }
 

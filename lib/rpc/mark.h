@@ -57,27 +57,14 @@ static inline void bxi_trace_waited(struct bxi_call *call, struct bxi_peer *peer
     bxi_note_call(call, BXI_MARK_CALL, code);
 }
 
-/* A reply is being read; which call it is for, NULL if nobody waits any more; and its future has been completed.
- * One at a time in a thread: no callback may wait. Role. */
-BXI_COLD void bxi_note_reply_begins(void);
-BXI_COLD void bxi_note_reply_of(const struct bxi_call *call);
-BXI_COLD void bxi_note_reply_ends(struct bx_job *job, const struct bxi_peer *peer, const struct bxi_frame *head);
-static inline void bxi_trace_reply_begins(const struct bx_job *job)
+/* A reply was read, from read_ns on, and its call's future has been completed. Role. */
+BXI_COLD void bxi_note_reply(struct bx_job *job, const struct bxi_peer *peer, const struct bxi_frame *head,
+                             uint64_t read_ns, uint16_t function);
+static inline void bxi_trace_reply(struct bx_job *job, const struct bxi_peer *peer, const struct bxi_frame *head,
+                                   uint64_t read_ns, uint16_t function)
 {
     if (bxi_trace_is_on(job))
-        bxi_note_reply_begins();
-}
-
-static inline void bxi_trace_reply_of(const struct bx_job *job, const struct bxi_call *call)
-{
-    if (bxi_trace_is_on(job))
-        bxi_note_reply_of(call);
-}
-
-static inline void bxi_trace_reply_ends(struct bx_job *job, const struct bxi_peer *peer, const struct bxi_frame *head)
-{
-    if (bxi_trace_is_on(job))
-        bxi_note_reply_ends(job, peer, head);
+        bxi_note_reply(job, peer, head, read_ns, function);
 }
 
 /* A request has been read: where its arrow ends is still open. Role. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Messages, and the kinds of their values with BX_CHECKED. A part of rpc.h, which includes it.
+ * Messages, the kinds of their values with BX_CHECKED, and the bodies of frames. A part of rpc.h, which includes it.
  */
 #ifndef BXI_MSG_H
 #define BXI_MSG_H
@@ -73,5 +73,50 @@ static inline bool bxi_needs_lease(const struct bx_msg *msg, size_t tail_bytes)
     return msg != NULL && (msg->tensor_count > 0 ||
                            msg->bytes + (bxi_checked ? bxi_kinds_bytes(msg) : 0) > BXI_BODY_MAX - tail_bytes);
 }
+
+/* True if a frame with the message has nothing but its bytes behind the head. Of NULL too. */
+static inline bool bxi_msg_is_plain(const struct bx_msg *msg)
+{
+    return msg == NULL || (msg->rref_count == 0 && !bxi_needs_lease(msg, 0) && !bxi_has_kinds(msg));
+}
+
+/* ---- body.c: bodies that are more than a message's bytes ------------------------------------------- */
+
+struct bxi_body {
+    uint8_t flags;                      /* of its frame: kinds and references */
+    bool lends;
+    const struct bxi_rref_out *rrefs;   /* whose tail it ends with; or NULL */
+    union {
+        struct bxi_grant grant;         /* if it lends */
+        struct {
+            unsigned char *data;        /* malloc'ed */
+            size_t bytes;
+        };
+    };
+};
+/* Makes it of msg (or NULL) and of what rrefs says besides, which gets the references of msg, and stays the caller's.
+ * Without run->lock. 0, or an error with a sentence. */
+int bxi_body_make(struct bx_job *job, struct bxi_peer *peer, const struct bx_msg *msg, struct bxi_rref_out *rrefs,
+                  struct bxi_body *body);
+void bxi_body_drop(struct bxi_body *body);                      /* without run->lock */
+void bxi_body_put(struct bxi_body *body, struct bxi_out *out);     /* makes it the body of a frame */
+/* The bytes of msg (or NULL), the kinds of its values and the tail of rrefs (or NULL), malloc'ed; NULL: no memory. */
+unsigned char *bxi_body_with_tails(const struct bx_msg *msg, const struct bxi_rref_out *rrefs, size_t *bytes);
+
+struct bxi_brought {            /* what a frame had behind its head */
+    size_t bytes;               /* of the message, if it has no loan */
+    struct bxi_loan *loan;      /* one reference; or NULL */
+    struct bxi_rref_in *in;     /* likewise */
+    uint32_t kind_count;        /* records of the kinds of the message's values, which lie behind its bytes */
+    int code;                   /* 0, or why it cannot be used */
+    const char *text;           /* its sentence */
+};
+/* Opens the body, of brought->bytes, that lies in job->rpc->frame. 0, with brought->code; BX_E_CORRUPT, and nothing is
+ * left open. Role. */
+int bxi_brought_open(struct bx_job *job, struct bxi_peer *peer, uint8_t flags, struct bxi_brought *brought);
+void bxi_brought_drop(const struct bxi_brought *brought);
+/* A message of its own; data: of one without a loan. NULL: no memory. */
+struct bx_msg *bxi_brought_message(const unsigned char *data, const struct bxi_brought *brought);
+#define BXI_FLAGS_MORE (BXI_FLAG_LEASE | BXI_FLAG_RREFS | BXI_FLAG_KINDS)  /* of a frame that is to be opened */
 
 #endif

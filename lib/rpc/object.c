@@ -89,60 +89,6 @@ const struct bxi_rref_ops bxi_rref_ops = {
     .unpark = unpark, .is_before = is_before, .holds_passed = holds_passed, .take_back = bxi_grants_take_back_waiting,
 };
 
-/* ---- bodies with references, and with kinds of values ------------------------------------------------------ */
-
-unsigned char *bxi_body_with_tails(const struct bx_msg *msg, const struct bxi_rref_out *out, size_t *bytes)
-{
-    size_t kinds_bytes = bxi_has_kinds(msg) ? bxi_kinds_bytes(msg) : 0;
-    unsigned char *body;
-
-    *bytes = bx_msg_bytes(msg) + kinds_bytes + bxi_rref_tail_bytes(out);
-    body = malloc(*bytes);
-    if (body == NULL)
-        return NULL;
-    if (bx_msg_bytes(msg) > 0)
-        memcpy(body, bx_msg_data(msg), bx_msg_bytes(msg));
-    if (kinds_bytes > 0)
-        bxi_kinds_write(msg, body + bx_msg_bytes(msg));
-    if (bxi_rref_tail_bytes(out) > 0)
-        bxi_rref_write_tail(out, body + *bytes);
-    return body;
-}
-
-int bxi_grant_message(struct bx_job *job, struct bxi_lend_peer *peer, const struct bx_msg *msg,
-                      struct bxi_grant *grant)
-{
-    struct bx_reader message = bx_msg_reader(msg);
-    unsigned char *body = NULL;
-    int rc;
-
-    if (bxi_has_kinds(msg)) {
-        body = bxi_body_with_tails(msg, &(struct bxi_rref_out){ .count = 0 }, &message.bytes);
-        if (body == NULL)
-            return bx_fail(-ENOMEM, "no memory for a message of %zu bytes", message.bytes);
-        message.data = body;
-    }
-    rc = bxi_grant_pack(job, peer, &message, grant);
-    free(body);
-    return rc;
-}
-
-int bxi_grant_add_rrefs(struct bxi_grant *grant, const struct bxi_rref_out *out)
-{
-    size_t bytes = grant->body_bytes + bxi_rref_tail_bytes(out);
-    unsigned char *body;
-
-    if (bytes == grant->body_bytes)
-        return 0;
-    body = realloc(grant->body, bytes);
-    if (body == NULL)
-        return bx_fail(-ENOMEM, "no memory for the references of a message");
-    grant->body = body;
-    grant->body_bytes = bytes;
-    bxi_rref_write_tail(out, body + bytes);
-    return 0;
-}
-
 /* ---- a request on an object (role) --------------------------------------------------------------------------- */
 
 /* The list in which it waits. Lock. */

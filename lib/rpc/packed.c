@@ -17,11 +17,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct bxi_body {
-    const void *data;           /* in the peer's ring */
-    size_t bytes;
-};
-
 #define LIMIT_MOST 32u              /* replies in a frame */
 #define SOON_NS 1000u               /* replies that took less are followed by twice as many */
 #define LATE_NS 2000u               /* replies that took longer, by half as many */
@@ -72,21 +67,17 @@ static void describe(struct bxi_frame *head, struct bxi_out *out, const struct b
 
 /* ---- requests ------------------------------------------------------------------------------------ */
 
-static struct bxi_call *call_of(const struct bxi_packable *calls, size_t i)
-{
-    return (struct bxi_call *)(void *)calls->futures[i];
-}
-
 /* Takes slots for the first calls, and makes items of them. How many. */
-BXI_FLAT static size_t pack(struct bx_job *job, struct bxi_peer *peer, const struct bxi_packable *calls,
+BXI_FLAT static size_t pack(struct bx_job *job, const struct bxi_plan *plan, const struct bxi_group *calls,
                             struct bxi_items *items)
 {
+    struct bxi_peer *peer = plan->peer;
     size_t n = 0;
 
     clear(items);
     for (; n < calls->count; n++) {
-        const struct bx_msg *args = calls->args != NULL ? calls->args[n] : NULL;
-        struct bxi_call *call = call_of(calls, n);
+        const struct bx_msg *args = bxi_group_args(calls, n);
+        struct bxi_call *call = bxi_group_call(calls, n);
 
         if (!has_room(items, bx_msg_bytes(args)) || peer->free_slot == peer->slot_count)
             break;
@@ -96,38 +87,40 @@ BXI_FLAT static size_t pack(struct bx_job *job, struct bxi_peer *peer, const str
             break;
         }
         bxi_slot_take(job, peer, call);
-        call->timeout_ns = calls->timeout_ns;
-        call->function = calls->function;
+        call->timeout_ns = plan->timeout_ns;
+        call->function = (uint16_t)plan->function_index;
         call->id = peer->slots[call->slot].generation << 16 | call->slot;
         add_item(items, call->id, bx_msg_data(args), bx_msg_bytes(args));
     }
     return n;
 }
 
-int bxi_packed_send(struct bx_job *job, struct bxi_peer *peer, const struct bxi_packable *calls)
+int bxi_packed_send(struct bx_job *job, const struct bxi_plan *plan, const struct bxi_group *calls)
 {
+    struct bxi_peer *peer = plan->peer;
     struct bxi_items *items = &job->rpc->packed->requests;
-    struct bxi_frame head = { .kind = BXI_REQUESTS, .function = calls->function, .deadline_ns = calls->deadline_ns };
+    struct bxi_frame head = { .kind = BXI_REQUESTS, .function = (uint16_t)plan->function_index,
+                              .deadline_ns = plan->deadline_ns };
     struct bxi_out out;
     size_t count, undo;
 
-    if (!bxi_deadline_is_watched(peer, calls->deadline_ns))
+    if (!bxi_deadline_is_watched(peer, plan->deadline_ns))
         return 0;
     if (peer->queue_head != NULL)
         return -EAGAIN;
-    count = pack(job, peer, calls, items);
+    count = pack(job, plan, calls, items);
     describe(&head, &out, items);
-    out.own_bell = calls->own_bell;
+    out.own_bell = plan->own_bell;
     if (count < 2 || !bxi_peer_send_plain(job, peer, &out)) {
         for (undo = count; undo > 0; undo--)
-            bxi_slot_free(peer, call_of(calls, undo - 1)->slot);
+            bxi_slot_free(peer, bxi_group_call(calls, undo - 1)->slot);
         return count < 2 ? 0 : -EAGAIN;
     }
     for (size_t i = 0; i < count; i++) {
-        struct bxi_call *call = call_of(calls, i);
+        struct bxi_call *call = bxi_group_call(calls, i);
         struct bxi_slot *slot = &peer->slots[call->slot];
 
-        slot->deadline_ns = calls->deadline_ns;
+        slot->deadline_ns = plan->deadline_ns;
         slot->end_pos = peer->out.write_pos;
         head.id = call->id;
         bxi_call_shown(job, call, &head);
@@ -172,15 +165,15 @@ static int handle_each(struct bx_job *job, struct bxi_peer *peer, const struct b
 }
 
 static int requests_arrived(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer,
-                            const struct bxi_frame *head, const struct bxi_body *body)
+                            const struct bxi_frame *head, struct bxi_cursor *items)
 {
-    struct bxi_cursor items = { .data = job->rpc->frame, .bytes = body->bytes };
     int rc;
 
-    memcpy(job->rpc->frame, body->data, body->bytes);
+    memcpy(job->rpc->frame, items->data, items->bytes);
+    items->data = job->rpc->frame;
     if (bxi_truncated(peer))
         return BX_E_CORRUPT;
-    bxi_frame_taken(role, job, peer, (uint32_t)(sizeof *head + body->bytes));
+    bxi_frame_taken(role, job, peer, (uint32_t)(sizeof *head + items->bytes));
     if (peer->draining) {
         bxi_counter_add(job, BXI_C_requests_dropped, (uint64_t)head->code);
         return 0;
@@ -188,7 +181,7 @@ static int requests_arrived(const struct bxi_role *role, struct bx_job *job, str
     if (!bxi_way_back(job, peer, (uint64_t)head->code))
         return 0;
     job->rpc->packed->peer = peer;
-    rc = handle_each(job, peer, head, &items);
+    rc = handle_each(job, peer, head, items);
     bxi_packed_flush(job);
     return rc;
 }
@@ -288,23 +281,21 @@ BXI_APART void bxi_packed_flush(struct bx_job *job)
 
 /* ---- replies that were read ------------------------------------------------------------------------ */
 
-/* Takes calls with their values out of their slots, until one needs more than a copy. How many. Lock. */
+/* Takes calls with their values out of their slots, until one needs more than a copy, or has a callback: that runs
+ * before the next call ends. How many. Lock. */
 BXI_FLAT static int take_calls(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head,
                                struct bxi_cursor *items, struct bxi_call **calls)
 {
     struct bxi_cursor item = *items;
     int taken = 0;
 
-    if (peer->in_flight == BXI_CALLS_MAX)
-        return 0;
     while (taken < head->code && bxi_item_next(&item)) {
-        struct bxi_call *call = bxi_reply_value(peer, item.id, item.body, item.body_bytes);
-
-        /* Relaxed: a callback that is added meanwhile runs all the same. It runs behind the call's own end. */
-        if (call == NULL || bxi_load_relaxed(&call->future.callbacks) != NULL || bxi_truncated(peer))
+        calls[taken] = bxi_reply_take(job, peer, item.id, item.body, item.body_bytes);
+        if (calls[taken] == NULL)
             break;
-        calls[taken++] = bxi_call_take(job, peer, call->slot, false);
         *items = item;
+        if (bxi_call_has_callbacks(calls[taken++]))
+            break;
     }
     return taken;
 }
@@ -326,9 +317,8 @@ static int rest_arrived(struct bx_job *job, struct bxi_peer *peer, const struct 
 }
 
 static int replies_arrived(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer,
-                           const struct bxi_frame *head, const struct bxi_body *body)
+                           const struct bxi_frame *head, struct bxi_cursor *items)
 {
-    struct bxi_cursor items = { .data = body->data, .bytes = body->bytes };
     struct bxi_call *calls[BXI_ITEMS_MAX];
     int taken = 0;
     bool possible;
@@ -336,39 +326,37 @@ static int replies_arrived(const struct bxi_role *role, struct bx_job *job, stru
     bxi_lock(&job->run->lock);
     possible = bxi_peer_consumed(job, peer, head->consumed) == 0;
     if (possible && !bxi_trace_is_on(job))
-        taken = take_calls(job, peer, head, &items, calls);
+        taken = take_calls(job, peer, head, items, calls);
     bxi_counter_add(job, BXI_C_calls_completed, (uint64_t)taken);
     bxi_peer_note_stream(peer);
     bxi_unlock(&job->run->lock);
-    if (items.at != items.bytes) {      /* callbacks may run: the record is to be gone by then */
-        memcpy(job->rpc->frame, body->data, body->bytes);
-        items.data = job->rpc->frame;
+    if (items->at != items->bytes) {    /* callbacks may run: the record is to be gone by then */
+        memcpy(job->rpc->frame, items->data, items->bytes);
+        items->data = job->rpc->frame;
     }
-    bxi_frame_taken(role, job, peer, (uint32_t)(sizeof *head + body->bytes));
+    bxi_frame_taken(role, job, peer, (uint32_t)(sizeof *head + items->bytes));
     bxi_replies_complete(job, calls, taken);
     if (!possible || bxi_truncated(peer))
         return BX_E_CORRUPT;
-    return rest_arrived(job, peer, head, &items, taken);
+    return rest_arrived(job, peer, head, items, taken);
 }
 
 int bxi_packed_arrived(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, const void *payload,
                        uint32_t payload_bytes)
 {
-    struct bxi_body body = { (const unsigned char *)payload + sizeof(struct bxi_frame),
-                             payload_bytes - sizeof(struct bxi_frame) };
+    struct bxi_cursor items = { .data = (const unsigned char *)payload + sizeof(struct bxi_frame),
+                                .bytes = payload_bytes - sizeof(struct bxi_frame) };
     struct bxi_frame head;
-    int rc = BX_E_CORRUPT;
+    int rc;
 
     if (payload_bytes < sizeof head)
         return BX_E_CORRUPT;
     memcpy(&head, payload, sizeof head);
-    if (head.flags != 0 || head.code < 1 || head.code > BXI_ITEMS_MAX || body.bytes > BXI_PACKED_BYTES)
+    if (head.flags != 0 || head.code < 1 || head.code > BXI_ITEMS_MAX || items.bytes > BXI_PACKED_BYTES)
         return BX_E_CORRUPT;
     if (peer->lend->held != NULL)       /* it was a frame with device memory when it was read first */
         return BX_E_CORRUPT;
-    if (head.kind == BXI_REQUESTS)
-        rc = requests_arrived(role, job, peer, &head, &body);
-    else if (head.kind == BXI_REPLIES)
-        rc = replies_arrived(role, job, peer, &head, &body);
+    rc = head.kind == BXI_REQUESTS ? requests_arrived(role, job, peer, &head, &items)
+                                   : replies_arrived(role, job, peer, &head, &items);
     return rc < 0 ? rc : head.code;
 }

@@ -18,7 +18,7 @@
 #ifndef BXI_PACKED_H
 #define BXI_PACKED_H
 
-#include "rpc.h"
+#include "submit.h"
 
 #include <string.h>
 
@@ -95,18 +95,23 @@ struct bxi_packed *bxi_packed_create(void);        /* NULL: no memory; free free
 /* ---- requests ------------------------------------------------------------------------------------ */
 
 /* Calls of one function, whose arguments are nothing but bytes. */
-struct bxi_packable {
+struct bxi_group {
     const struct bx_msg *const *args;   /* or NULL */
-    struct bx_future **futures;     /* of the calls, which are initialised */
+    struct bx_future **futures;         /* those that are sent get theirs, the others stay NULL */
     size_t count;
-    uint64_t timeout_ns;
-    uint64_t deadline_ns;
-    uint16_t function;
-    bool own_bell;                  /* as in struct bxi_out */
 };
-/* Sends the first calls in one frame, as many as are small. How many, at least two. 0: fewer are, or nobody watches
- * their deadline; -EAGAIN: the ring has no room for the frame. Then nothing was done. Lock; the ring is open. */
-int bxi_packed_send(struct bx_job *job, struct bxi_peer *peer, const struct bxi_packable *calls);
+static inline const struct bx_msg *bxi_group_args(const struct bxi_group *group, size_t i)
+{
+    return group->args != NULL ? group->args[i] : NULL;
+}
+static inline struct bxi_call *bxi_group_call(const struct bxi_group *group, size_t i)
+{
+    return (struct bxi_call *)(void *)group->futures[i];
+}
+/* Sends the first calls, which are initialised, in one frame, as many as are small. How many, at least two. 0: fewer
+ * are, or nobody watches their deadline; -EAGAIN: the ring has no room for the frame. Then nothing was done. Lock; the
+ * ring is open. */
+int bxi_packed_send(struct bx_job *job, const struct bxi_plan *plan, const struct bxi_group *calls);
 
 /* Handles a frame of kind BXI_REQUESTS or BXI_REPLIES that lies in the peer's ring. How many items; BX_E_CORRUPT. */
 int bxi_packed_arrived(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, const void *payload,

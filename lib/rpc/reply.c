@@ -20,7 +20,8 @@
 
 /* ---- replies of a few bytes ----------------------------------------------------------------------------- */
 
-struct bxi_call *bxi_reply_value(struct bxi_peer *peer, uint64_t id, const void *body, size_t body_bytes)
+/* The open call of a reply that is nothing but these bytes, which has got them as its value; NULL: it needs more. */
+static struct bxi_call *give_value(struct bxi_peer *peer, uint64_t id, const void *body, size_t body_bytes)
 {
     uint16_t index = (uint16_t)(id & 0xffff);
     const struct bxi_slot *slot;
@@ -39,6 +40,17 @@ struct bxi_call *bxi_reply_value(struct bxi_peer *peer, uint64_t id, const void 
     call->value->bytes = body_bytes;
     bxi_copy_small(call->value->data, body, body_bytes);
     return call;
+}
+
+struct bxi_call *bxi_reply_take(struct bx_job *job, struct bxi_peer *peer, uint64_t id, const void *body,
+                                size_t body_bytes)
+{
+    struct bxi_call *call = give_value(peer, id, body, body_bytes);
+
+    /* With all slots taken, threads may wait for one: bxi_reply_arrived wakes them. */
+    if (call == NULL || peer->in_flight == BXI_CALLS_MAX || bxi_truncated(peer))
+        return NULL;
+    return bxi_call_take(job, peer, call->slot, false);
 }
 
 void bxi_replies_complete(struct bx_job *job, struct bxi_call *const *calls, int count)
@@ -77,12 +89,13 @@ BXI_FLAT static bool next_call(struct bx_job *job, struct bxi_peer *peer, struct
         return false;
     memcpy(&head, payload, sizeof head);
     if (head.kind != BXI_REPLY || head.flags != 0 || head.code != 0 || head.consumed % BXI_LINE != 0 ||
-        peer->out.write_pos - head.consumed > INT64_MAX || peer->in_flight == BXI_CALLS_MAX)
+        peer->out.write_pos - head.consumed > INT64_MAX)
         return false;
-    call = bxi_reply_value(peer, head.id, (const unsigned char *)payload + sizeof head, payload_bytes - sizeof head);
-    if (call == NULL || bxi_truncated(peer))
+    call = bxi_reply_take(job, peer, head.id, (const unsigned char *)payload + sizeof head,
+                          payload_bytes - sizeof head);
+    if (call == NULL)
         return false;
-    replies->calls[replies->count++] = bxi_call_take(job, peer, call->slot, false);
+    replies->calls[replies->count++] = call;
     replies->bytes += payload_bytes;
     replies->consumed = head.consumed;
     replies->published |= bxi_ring_advance(&peer->in, payload_bytes);
@@ -109,10 +122,9 @@ int bxi_replies_read(const struct bxi_role *role, struct bx_job *job, struct bxi
     replies.bytes = replies.consumed = 0;
     replies.published = false;
     bxi_lock(&job->run->lock);
-    /* Callbacks run behind the last: a call that they find not done can still be cancelled, and counts as open.
-     * Relaxed: one that is added meanwhile runs all the same. */
+    /* Callbacks run behind the last: a call that they find not done can still be cancelled, and counts as open. */
     while (replies.count < most && replies.count < REPLIES_MAX && next_call(job, peer, &replies))
-        if (bxi_load_relaxed(&replies.calls[replies.count - 1]->future.callbacks) != NULL)
+        if (bxi_call_has_callbacks(replies.calls[replies.count - 1]))
             break;
     if (replies.count > 0)
         note_replies(job, peer, &replies);
@@ -167,151 +179,112 @@ bool bxi_reply_poll(struct bxi_waiter *waiter, const struct bxi_role *role)
 
 /* ---- any other reply -------------------------------------------------------------------------------------- */
 
-/* True if the slot of this id waits for a reply: checked before anything else in the reply is used. */
-static bool is_awaited(struct bx_job *job, struct bxi_peer *peer, uint64_t id)
+/* True if the slot of this id waits for a reply. Lock. */
+static bool is_awaited(const struct bxi_peer *peer, uint64_t id)
 {
     uint16_t index = (uint16_t)(id & 0xffff);
-    bool is;
+
+    return index < peer->slot_count && peer->slots[index].state != BXI_SLOT_FREE &&
+           peer->slots[index].generation == id >> 16;
+}
+
+/* Opens what the reply brought beside bytes. 0, with brought->code; or BX_E_CORRUPT, and nothing is left open. */
+BXI_COLD static int open_more(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head,
+                              const void *body, struct bxi_brought *brought)
+{
+    bool awaited;
 
     bxi_lock(&job->run->lock);
-    is = index < peer->slot_count && peer->slots[index].state != BXI_SLOT_FREE &&
-         peer->slots[index].generation == id >> 16;
+    awaited = is_awaited(peer, head->id);       /* before anything else in the reply is used */
     bxi_unlock(&job->run->lock);
-    return is;
-}
-
-/* The body of a reply, and what came with it. */
-struct brought {
-    const void *body;
-    size_t bytes;
-    struct bxi_loan *loan;
-    struct bxi_rref_in *in;
-    uint32_t kind_count;        /* records of the kinds of the values, which lie behind the bytes */
-    int code;
-};
-
-static void drop_brought(struct brought *brought)
-{
-    bxi_loan_release(brought->loan);
-    bxi_rref_in_release(brought->in);
-}
-
-/* Takes the kinds of the values off their end. 0, BX_E_CORRUPT. */
-static int take_kinds(struct brought *brought)
-{
-    struct bxi_loan *loan = brought->loan;
-
-    return loan != NULL ? bxi_kinds_take(loan->data, &loan->bytes, &brought->kind_count)
-                        : bxi_kinds_take(brought->body, &brought->bytes, &brought->kind_count);
-}
-
-/* Opens loan, references and kinds. 0, with brought->code; or BX_E_CORRUPT, and nothing is left open. */
-static int open_brought(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head,
-                        struct brought *brought)
-{
-    int rc = 0;
-
-    if ((head->flags & (BXI_FLAG_LEASE | BXI_FLAG_RREFS | BXI_FLAG_KINDS)) == 0)
-        return 0;
-    if (brought->code != 0 || !is_awaited(job, peer, head->id))
+    if (head->code != 0 || !awaited)
         return BX_E_CORRUPT;
-    memcpy(job->rpc->frame, brought->body, brought->bytes);     /* parsed in private memory only */
-    brought->body = job->rpc->frame;
-    if (head->flags & BXI_FLAG_RREFS)
-        brought->code = bxi_rref_open(job, peer->rank, brought->body, &brought->bytes, &brought->in);
-    if (brought->in != NULL && (brought->in->makes != NULL || brought->in->target != NULL))
-        brought->code = BX_E_CORRUPT;               /* they are of requests */
-    if (brought->code != BX_E_CORRUPT && (head->flags & BXI_FLAG_LEASE))   /* opened, it is returned in any case */
-        rc = bxi_loan_open(job, peer->lend, job->rpc->frame, brought->bytes, &brought->loan);
-    if (rc == 0 && brought->loan != NULL)
-        rc = bxi_device_loan_error(brought->loan);
-    if (rc == 0 && brought->code != BX_E_CORRUPT && (head->flags & BXI_FLAG_KINDS))
-        rc = take_kinds(brought);
-    if (brought->code == 0 || rc == BX_E_CORRUPT) {
-        brought->code = rc;
-    } else {
-        bxi_loan_release(brought->loan);
-        brought->loan = NULL;
-    }
-    if (brought->code != BX_E_CORRUPT)
+    memcpy(job->rpc->frame, body, brought->bytes);              /* parsed in private memory only */
+    if (bxi_brought_open(job, peer, head->flags, brought) < 0)
+        return BX_E_CORRUPT;
+    if (brought->in == NULL || (brought->in->makes == NULL && brought->in->target == NULL))
         return 0;
-    drop_brought(brought);
+    bxi_brought_drop(brought);                                  /* they are of requests */
     return BX_E_CORRUPT;
 }
 
-static struct bx_msg *value_of(const struct brought *brought)
+/* Takes the reply's call out of its slot; *call is NULL if nobody waits for it any more. 0, BX_E_CORRUPT. */
+static int take_call(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head, struct bxi_call **call)
 {
-    const struct bxi_loan *loan = brought->loan;
-    const unsigned char *data = loan != NULL ? loan->data : brought->body;
-    size_t bytes = loan != NULL ? loan->bytes : brought->bytes;
-    struct bx_msg *value = loan != NULL ? bxi_msg_of_loan(brought->loan) : bxi_msg_copy(data, bytes);
-
-    if (value != NULL && bxi_msg_take_rrefs(value, brought->in) == 0 &&
-        bxi_kinds_copy(value, data + bytes, brought->kind_count) == 0)
-        return value;
-    bx_msg_destroy(value);
-    return NULL;
-}
-
-int bxi_reply_arrived(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head,
-                      const void *body, size_t body_bytes)
-{
-    struct brought brought = { .body = body, .bytes = body_bytes, .code = head->code };
     uint16_t index = (uint16_t)(head->id & 0xffff);
-    struct bxi_call *call = NULL;
-    struct bx_msg *value = NULL;
-    char *text = NULL;
     bool was_full;
 
-    bxi_trace_reply_begins(job);
-    if (open_brought(job, peer, head, &brought) < 0)
-        return BX_E_CORRUPT;
     bxi_lock(&job->run->lock);
-    if (index >= peer->slot_count || peer->slots[index].state == BXI_SLOT_FREE ||
-        peer->slots[index].generation != head->id >> 16 || brought.code > 0 ||
-        bxi_peer_consumed(job, peer, head->consumed) < 0) {
+    if (!is_awaited(peer, head->id) || head->code > 0 || bxi_peer_consumed(job, peer, head->consumed) < 0) {
         bxi_unlock(&job->run->lock);
-        drop_brought(&brought);
         return BX_E_CORRUPT;
     }
     was_full = peer->in_flight == BXI_CALLS_MAX;
     if (peer->slots[index].state == BXI_SLOT_LIVE) {
-        call = bxi_call_take(job, peer, index, false);
+        *call = bxi_call_take(job, peer, index, false);
         bxi_counter_add(job, BXI_C_calls_completed, 1);
-        if (call->sent_ns != 0 && (head->flags & BXI_FLAG_TIMED))
-            bxi_mark_measured(call, head);
+        if ((*call)->sent_ns != 0 && (head->flags & BXI_FLAG_TIMED))
+            bxi_mark_measured(*call, head);
     } else {
+        *call = NULL;
         bxi_slot_free(peer, index);
         bxi_counter_add(job, BXI_C_late_replies, 1);
     }
     bxi_peer_note_stream(peer);
     bxi_unlock(&job->run->lock);
-
     if (was_full)
         bxi_wake(job->run, peer);
-    bxi_trace_reply_of(job, call);
-    if (call == NULL) {
-        drop_brought(&brought);
-        bxi_trace_reply_ends(job, peer, head);
-        return 0;
-    }
+    return 0;
+}
+
+/* Ends the call with what the reply brought: the body is a sentence if its head has an error. */
+static void end_call(struct bxi_call *call, const struct bxi_frame *head, const void *body, struct bxi_brought *brought)
+{
+    struct bxi_peer *peer = call->peer;
+    struct bx_msg *value = NULL;
+    char *text = NULL;
+
     if (head->code < 0)
-        text = strndup(body_bytes > 0 ? body : "", body_bytes < BXI_TEXT_BYTES ? body_bytes : BXI_TEXT_BYTES);
-    else if (brought.code < 0)
-        text = strdup(brought.loan != NULL || brought.code == BX_E_PEER_DEAD ? bx_error_text()
-                                                                             : bx_strerror(brought.code));
-    else if (call->wants_value && (value = value_of(&brought)) == NULL)
-        brought.code = -ENOMEM;
-    drop_brought(&brought);
+        text = strndup(brought->bytes > 0 ? body : "",
+                       brought->bytes < BXI_TEXT_BYTES ? brought->bytes : BXI_TEXT_BYTES);
+    else if (brought->code < 0)
+        text = strdup(brought->text);
+    else if (call->wants_value && (value = bxi_brought_message(body, brought)) == NULL)
+        brought->code = -ENOMEM;
+    bxi_brought_drop(brought);
     if (bxi_truncated(peer)) {
         bx_msg_destroy(value);
         free(text);
         value = NULL;
-        brought.code = BX_E_CORRUPT;
-        text = bxi_peer_text(job, peer, brought.code);
+        brought->code = BX_E_CORRUPT;
+        text = bxi_peer_text(call->future.job, peer, brought->code);
     }
-    bxi_call_complete(call, brought.code, text, value);
-    bxi_trace_reply_ends(job, peer, head);
-    return 0;
+    bxi_call_complete(call, brought->code, text, value);
 }
 
+int bxi_reply_arrived(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head,
+                      const void *body, size_t body_bytes)
+{
+    struct bxi_brought brought = { .bytes = body_bytes, .code = head->code };
+    uint64_t read_ns = bxi_trace_now(job);
+    uint16_t function = BXI_MARK_NO_FUNCTION;
+    struct bxi_call *call;
+
+    if (head->flags & BXI_FLAGS_MORE) {
+        if (open_more(job, peer, head, body, &brought) < 0)
+            return BX_E_CORRUPT;
+        body = job->rpc->frame;
+    }
+    if (take_call(job, peer, head, &call) < 0) {
+        bxi_brought_drop(&brought);
+        return BX_E_CORRUPT;
+    }
+    if (call != NULL) {
+        function = call->function;
+        end_call(call, head, body, &brought);
+    } else {
+        bxi_brought_drop(&brought);
+    }
+    bxi_trace_reply(job, peer, head, read_ns, function);
+    return 0;
+}

@@ -23,12 +23,6 @@ int bxi_check_type(const struct bx_type *type, const char *name);      /* 0, -EI
 
 /* ---- object.c: calls on objects ------------------------------------------------------------------- */
 
-/* The bytes of msg (or NULL), the kinds of its values and the tail of its references, malloc'ed; NULL: no memory. */
-unsigned char *bxi_body_with_tails(const struct bx_msg *msg, const struct bxi_rref_out *out, size_t *bytes);
-/* bxi_grant_pack of a message, with the kinds of its values. */
-int bxi_grant_message(struct bx_job *job, struct bxi_lend_peer *peer, const struct bx_msg *msg,
-                      struct bxi_grant *grant);
-int bxi_grant_add_rrefs(struct bxi_grant *grant, const struct bxi_rref_out *out);      /* the tail; 0, -ENOMEM */
 /* The object of a request that is called on one. 0: run the handler. 1: the request was kept until the object is made.
  * An error, with *text: answer with it. Role. */
 int bxi_object_check(struct bx_request *request, size_t body_bytes, const char **text);

@@ -18,21 +18,6 @@
 
 /* ---- names and options ------------------------------------------------------------------------- */
 
-/* The references of the arguments; the body with its tail is made later. */
-BXI_COLD static int plan_rrefs(struct bx_job *job, struct bxi_plan *out)
-{
-    if (!out->has_rrefs)
-        out->rrefs = (struct bxi_rref_out){ .count = 0 };
-    out->has_rrefs = true;
-    out->rrefs.rrefs = out->args != NULL ? out->args->rrefs : NULL;
-    out->rrefs.count = bx_msg_rrefs(out->args);
-    for (size_t i = 0; i < out->rrefs.count; i++)
-        if (atomic_load(&out->rrefs.rrefs[i]->job) != job)
-            return bx_fail(-EINVAL, "the arguments for '%s' hold a reference of another job, or of one that has ended",
-                           bxi_brief(out->function).text);
-    return 0;
-}
-
 /* The deadline of the request for which the call is made, if that is earlier. */
 BXI_COLD static void inherit_deadline(struct bxi_plan *plan)
 {
@@ -78,13 +63,10 @@ BXI_COLD static int take_options(struct bxi_plan *plan, const struct bx_call_opt
     return given.flags != 0 ? take_flags(plan, given.flags) : 0;
 }
 
-/* The arguments could not be written, or hold references. */
-BXI_COLD static int check_args(struct bx_job *job, struct bxi_plan *plan)
+BXI_COLD static int fail_with_args(const struct bxi_plan *plan)
 {
-    if (plan->args->error < 0)
-        return bx_fail(plan->args->error, "the arguments for '%s' could not be written: %s",
-                       bxi_brief(plan->function).text, bx_strerror(plan->args->error));
-    return plan_rrefs(job, plan);
+    return bx_fail(plan->args->error, "the arguments for '%s' could not be written: %s",
+                   bxi_brief(plan->function).text, bx_strerror(plan->args->error));
 }
 
 int bxi_plan(struct bx_job *job, struct bxi_plan *plan, const char *to, const struct bx_call_options *options)
@@ -100,8 +82,8 @@ int bxi_plan(struct bx_job *job, struct bxi_plan *plan, const char *to, const st
     plan->made_for = bxi_nested_in();
     if (options != NULL && (rc = take_options(plan, options)) < 0)
         return rc;
-    if (plan->args != NULL && (plan->args->error < 0 || plan->args->rref_count > 0) && (rc = check_args(job, plan)) < 0)
-        return rc;
+    if (plan->args != NULL && plan->args->error < 0)
+        return fail_with_args(plan);
     if (plan->peer == NULL && (plan->peer = bxi_peer_find(job, to)) == NULL)
         return bxi_no_worker(job, to);
     plan->peer = bxi_join_latest(job, plan->peer);
@@ -128,7 +110,7 @@ int bxi_resolve(struct bx_job *job, struct bxi_plan *plan)
         return bx_fail(BX_E_CORRUPT, "the segment of worker '%s' itself was truncated", job->name);
     if (bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE)
         return fail_with_peer(job, peer, peer->close_code);
-    plan->function_index = plan->has_rrefs && plan->rrefs.value ? BXI_FUNCTION_VALUE
+    plan->function_index = plan->has_aim && plan->rrefs.value ? BXI_FUNCTION_VALUE
                                                                 : bxi_function_find(job, peer, plan->function);
     /* Relaxed: set by the handler of SIGBUS, mostly in this thread and just now. */
     if (bxi_load_relaxed(&peer->view.truncated) != 0)
@@ -141,21 +123,14 @@ int bxi_resolve(struct bx_job *job, struct bxi_plan *plan)
 /* ---- frame, slot, record ------------------------------------------------------------------------- */
 
 /* The body, if it is not the bytes of the arguments alone. A reference to be made gets its id in the tail. */
-BXI_COLD static void put_tails(struct bx_job *job, const struct bxi_plan *plan, struct bxi_frame *head,
-                               struct bxi_out *out)
+BXI_COLD static void put_body(struct bx_job *job, const struct bxi_plan *plan, struct bxi_out *out)
 {
-    if (plan->body != NULL) {
-        out->body = plan->body;
-        out->body_bytes = plan->body_bytes;
-    }
-    if (!plan->has_rrefs || bxi_rref_tail_bytes(&plan->rrefs) == 0)
-        return;
-    head->flags |= BXI_FLAG_RREFS;
-    out->rrefs = &plan->rrefs;
+    struct bxi_body *body = plan->body;
+
+    bxi_body_put(body, out);
     if (plan->rrefs.makes != NULL)
         bxi_rref_name(job, plan->peer->rank, &plan->rrefs,
-                      plan->grant != NULL ? plan->grant->body + plan->grant->body_bytes
-                                          : plan->body + plan->body_bytes);
+                      body->lends ? body->grant.body + body->grant.body_bytes : body->data + body->bytes);
 }
 
 static int put_oneway(struct bx_job *job, const struct bxi_plan *plan, struct bxi_out *out)
@@ -177,11 +152,11 @@ static int put_request(struct bx_job *job, const struct bxi_plan *plan, struct b
     struct bxi_frame head = { .kind = plan->kind, .flags = plan->flags, .function = (uint16_t)plan->function_index,
                               .deadline_ns = plan->deadline_ns };
     struct bxi_out out = { .head = &head, .body = bx_msg_data(plan->args), .body_bytes = bx_msg_bytes(plan->args),
-                           .slot = -1, .may_queue = call != NULL, .own_bell = plan->own_bell, .grant = plan->grant };
+                           .slot = -1, .may_queue = call != NULL, .own_bell = plan->own_bell };
     int rc;
 
-    if (__builtin_expect(plan->body != NULL || plan->grant != NULL, 0))
-        put_tails(job, plan, &head, &out);
+    if (__builtin_expect(plan->body != NULL, 0))
+        put_body(job, plan, &out);
     if (call == NULL)
         return put_oneway(job, plan, &out);
     if ((rc = bxi_slot_take(job, peer, call)) < 0)
@@ -258,6 +233,12 @@ struct room_waiter {
     bool oneway;
 };
 
+/* What the call lends, or NULL. */
+static const struct bxi_grant *grant_of(const struct bxi_plan *plan)
+{
+    return plan->body != NULL && plan->body->lends ? &plan->body->grant : NULL;
+}
+
 static bool slot_is_free(struct bxi_waiter *waiter)
 {
     struct room_waiter *room = (struct room_waiter *)(void *)waiter;
@@ -281,10 +262,11 @@ static_assert(BXI_CALLS_MAX == 1024, "the sentences below name it");
 /* Why a submission got -EAGAIN: part of a sentence. */
 static const char *lacked(struct bx_job *job, const struct bxi_plan *plan, bool oneway)
 {
+    const struct bxi_grant *grant = grant_of(plan);
     bool loans;
 
     bxi_lock(&job->run->lock);
-    loans = plan->grant != NULL && !bxi_grant_is_allowed(job, plan->peer->lend, plan->grant);
+    loans = grant != NULL && !bxi_grant_is_allowed(job, plan->peer->lend, grant);
     bxi_unlock(&job->run->lock);
     return loans ? "as much as may be is on loan" : oneway ? "the ring is full" : "1024 calls are in flight";
 }
@@ -296,20 +278,20 @@ static int wait_for_room(struct bx_job *job, const struct bxi_plan *plan, bool o
                     .shown = { .reason = BXI_FOR_ROOM, .to = (int16_t)plan->peer->rank } },
         .job = job,
         .peer = plan->peer,
-        .grant = plan->grant,
+        .grant = grant_of(plan),
         .made_for = plan->made_for,
         .oneway = oneway,
     };
     int rc;
 
-    if (plan->grant != NULL)
+    if (room.grant != NULL)
         bxi_grants_want(job);
     if (plan->made_for != NULL)
         bxi_add(&plan->made_for->room_waits, 1);
     rc = bxi_wait(job->run, &room.waiter);
     if (plan->made_for != NULL)
         bxi_add(&plan->made_for->room_waits, (uint32_t)-1);
-    if (plan->grant != NULL)
+    if (room.grant != NULL)
         bxi_grants_unwant(job);
     if (rc == BX_E_TIMEOUT)
         return bx_fail(rc, "%s to worker '%s', and it stayed so for %.3f s; the worker is stopped or too slow",
@@ -343,53 +325,28 @@ static inline int submit_or_wait(struct bx_job *job, struct bxi_plan *plan, stru
     return __builtin_expect(rc != -EAGAIN, 1) ? rc : submit_again(job, plan, call);
 }
 
-/* ---- what comes behind the bytes of the arguments ------------------------------------------------- */
+/* ---- a body that is more than the bytes of the arguments ------------------------------------------- */
 
-BXI_COLD static int submit_lending(struct bx_job *job, struct bxi_plan *plan, struct bxi_call *call)
+BXI_COLD static int submit_body(struct bx_job *job, struct bxi_plan *plan, struct bxi_call *call)
 {
-    struct bxi_grant grant;
-    int rc = bxi_grant_message(job, plan->peer->lend, plan->args, &grant);
-
-    if (rc < 0)
-        return rc;
-    if (plan->has_rrefs && (rc = bxi_grant_add_rrefs(&grant, &plan->rrefs)) < 0) {
-        bxi_grant_drop(&grant);
-        return rc;
-    }
-    bxi_grants_reclaim(job);
-    /* cppcheck-suppress autoVariables; taken out again below */
-    plan->grant = &grant;
-    rc = submit_or_wait(job, plan, call);
-    plan->grant = NULL;
-    bxi_grant_drop(&grant);
-    return rc;
-}
-
-BXI_COLD static int submit_with_tails(struct bx_job *job, struct bxi_plan *plan, struct bxi_call *call,
-                                      size_t tail_bytes)
-{
+    struct bxi_body body;
     int rc;
 
-    if (!plan->has_rrefs)
+    if (!plan->has_aim)
         plan->rrefs = (struct bxi_rref_out){ .count = 0 };
-    plan->body = bxi_body_with_tails(plan->args, &plan->rrefs, &plan->body_bytes);
-    if (plan->body == NULL)
-        return bx_fail(-ENOMEM, "no memory for the %s of a call", tail_bytes > 0 ? "references" : "arguments");
+    rc = bxi_body_make(job, plan->peer, plan->args, &plan->rrefs, &body);
+    if (rc < 0)
+        return rc;
+    /* cppcheck-suppress autoVariables; taken out again below */
+    plan->body = &body;
     rc = submit_or_wait(job, plan, call);
-    free(plan->body);
+    plan->body = NULL;
+    bxi_body_drop(&body);
     return rc;
 }
 
 int bxi_submit(struct bx_job *job, struct bxi_plan *plan, struct bxi_call *call)
 {
-    size_t tail_bytes = plan->has_rrefs ? bxi_rref_tail_bytes(&plan->rrefs) : 0;
-    bool has_kinds = bxi_has_kinds(plan->args);
-
-    if (has_kinds)
-        plan->flags |= BXI_FLAG_KINDS;
-    if (__builtin_expect(bxi_needs_lease(plan->args, tail_bytes), 0))
-        return submit_lending(job, plan, call);
-    if (__builtin_expect(tail_bytes > 0 || has_kinds, 0))
-        return submit_with_tails(job, plan, call, tail_bytes);
-    return submit_or_wait(job, plan, call);
+    return __builtin_expect(!plan->has_aim && bxi_msg_is_plain(plan->args), 1) ? submit_or_wait(job, plan, call)
+                                                                               : submit_body(job, plan, call);
 }

@@ -16,20 +16,18 @@ struct bxi_plan {                   /* what is to be sent, checked */
     struct bxi_peer *peer;
     const char *function;
     const struct bx_msg *args;
-    struct bxi_grant *grant;        /* what args lend; NULL if they lend nothing */
+    struct bxi_body *body;          /* of args and rrefs; NULL: it is the bytes of args */
     uint64_t timeout_ns;
     uint64_t deadline_ns;
     uint64_t sent_ns;               /* if the call is measured */
     uint64_t traced_ns;             /* if it is a one-way call, and traced: when the program called */
-    struct bxi_rref_out rrefs;      /* the references of args, and what the call is for; set if has_rrefs */
+    struct bxi_rref_out rrefs;      /* what the call is for, if has_aim; and the references of args, if it has a body */
     struct bxi_waiting *made_for;   /* the request for which it is made, or NULL */
-    unsigned char *body;            /* malloc'ed: the bytes of args and what comes behind them, if anything does */
-    size_t body_bytes;
     int function_index;             /* bxi_resolve */
     bool own_bell;                  /* as in struct bxi_out; set where it is submitted */
     bool no_wait;
     bool waits_join;                /* BX_CALL_WAIT_JOIN */
-    bool has_rrefs;
+    bool has_aim;
     uint8_t kind;
     uint8_t flags;
 };
@@ -39,10 +37,9 @@ static inline void bxi_plan_begin(struct bxi_plan *plan, uint8_t kind, const cha
     plan->peer = NULL;
     plan->function = function;
     plan->args = args;
-    plan->grant = NULL;
     plan->sent_ns = plan->traced_ns = 0;
     plan->body = NULL;
-    plan->waits_join = plan->has_rrefs = false;
+    plan->waits_join = plan->has_aim = false;
     plan->kind = kind;
     plan->flags = 0;
 }

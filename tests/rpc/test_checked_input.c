@@ -21,7 +21,7 @@ static unsigned char *packed(const char *letters, size_t *bytes)
     unsigned char *body;
 
     put_letters(msg, letters);
-    body = bxi_body_with_tails(msg, &(struct bxi_rref_out){ .count = 0 }, bytes);
+    body = bxi_body_with_tails(msg, NULL, bytes);
     bx_msg_destroy(msg);
     return body;
 }

@@ -55,7 +55,7 @@ static inline void bxi_unlock(struct bxi_lock *lock)
     bxi_store_relaxed(&lock->owner, 0);                 /* relaxed: as in bxi_lock */
 #endif
     /* [lock] release, pairs with the compare-and-swap in bxi_lock. It stays an exchange: on x86 it is the full fence
-     * between a frame and bxi_bell_look_unlocked (rpc/peer.c) too. */
+     * between a frame and bxi_bell_look_unlocked (rpc/bell.c) too. */
     if (bxi_exchange(&lock->word, 0) == 2)
         bxi_unlock_slow(lock);
 }

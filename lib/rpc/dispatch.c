@@ -194,7 +194,7 @@ void bxi_frames_note(struct bx_job *job, struct bxi_peer *peer, uint64_t frames,
 {
     struct bxi_pair_counters *counters = &bxi_tables(job->control)->pair_counters[peer->rank];
 
-    /* [peer.consumed] release, pairs with the acquire in put (peer.c): the bytes have been copied. */
+    /* [peer.consumed] release, pairs with the acquire in put (out.c): the bytes have been copied. */
     bxi_store_release(&peer->consumed, peer->in.read_pos);
     bxi_count(&counters->frames_received, frames);
     bxi_count(&counters->bytes_received, payload_bytes);

@@ -66,10 +66,8 @@ struct bxi_joins {
     struct bxi_peer *spare[BXI_WORLD_MAX];      /* lock: structs for the next ones of that rank, by lend->former */
 };
 
-/* ---- peer.c and names.c, for join.c -------------------------------------------------------------- */
+/* ---- names.c, for join.c --------------------------------------------------------------------------- */
 
-void bxi_peer_renew(struct bxi_peer *peer);         /* as bxi_peer_init; rank, name and memory stay. Lock */
-struct bxi_peer *bxi_peer_former(const struct bxi_peer *peer);      /* of lend->former; NULL. Lock */
 void bxi_functions_clear(struct bxi_function_cache *cache);         /* lock */
 
 #endif

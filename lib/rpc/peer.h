@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Peers: their names and functions, the ring to each and the bells, the ring from each and what happens to its worker.
+ * Peers: their names and functions, the ring to each, the bells, the ring from each and what happens to its worker.
  * A part of rpc.h, which includes it.
  */
 #ifndef BXI_PEER_H
@@ -22,7 +22,7 @@ int bxi_no_worker(const struct bx_job *job, const char *name); /* BX_E_NO_WORKER
 /* Index of a function of peer, or BX_E_NO_FUNCTION / BX_E_CORRUPT with a sentence. Lock. */
 int bxi_function_find(struct bx_job *job, struct bxi_peer *peer, const char *name);
 
-/* ---- peer.c: frames out (lock), bells ------------------------------------------------------------ */
+/* ---- peer.c --------------------------------------------------------------------------------------- */
 
 enum bxi_peer_state {           /* atomic; role, but for the bootstrap */
     BXI_PEER_ALIVE = 1,
@@ -98,13 +98,54 @@ struct bxi_peer {
                                              * may take the rank. The door reads it */
 };
 
-/* Opens the ring to a peer if it is not open. 0, BX_E_NO_SPACE. */
-int bxi_peer_open_out(struct bx_job *job, struct bxi_peer *peer);
 /* Zeroes what rpc and lend know of a peer, and links the two. */
 void bxi_peer_init(struct bx_job *job, int rank);
 struct bxi_peer *bxi_peer_create(int rank);         /* one more, as bxi_peer_init leaves it. NULL: no memory */
 /* Allocates the peers, each as bxi_peer_init leaves it. 0, -ENOMEM. */
 int bxi_peers_create(struct bx_job *job);
+void bxi_peer_renew(struct bxi_peer *peer);         /* as bxi_peer_init; rank, name and memory stay. Lock */
+struct bxi_peer *bxi_peer_former(const struct bxi_peer *peer);      /* of lend->former; NULL. Lock */
+/* The peer's memory holds nonsense: the role will cut it off. Returns BX_E_CORRUPT with a sentence. */
+BXI_COLD int bxi_peer_suspect(struct bx_job *job, struct bxi_peer *peer, const char *what);
+
+/* ---- Sets of peers (lock; read without it only to skip taking it) --------------------------------- */
+
+/* Its word for this one. Unsigned: no correction of a negative rank. */
+static inline bxi_a64 *bxi_peers_word(bxi_a64 *peers, const struct bxi_peer *peer)
+{
+    return &peers[(unsigned)peer->rank / 64];
+}
+static inline uint64_t bxi_peers_bit(const struct bxi_peer *peer)
+{
+    return UINT64_C(1) << ((unsigned)peer->rank % 64);
+}
+static inline void bxi_peers_add(bxi_a64 *peers, const struct bxi_peer *peer)
+{
+    bxi_a64 *word = bxi_peers_word(peers, peer);
+
+    /* Relaxed, here and in the next three: written under the lock. */
+    bxi_store_relaxed(word, bxi_load_relaxed(word) | bxi_peers_bit(peer));
+}
+static inline void bxi_peers_remove(bxi_a64 *peers, const struct bxi_peer *peer)
+{
+    bxi_a64 *word = bxi_peers_word(peers, peer);
+
+    bxi_store_relaxed(word, bxi_load_relaxed(word) & ~bxi_peers_bit(peer));
+}
+static inline bool bxi_peers_have(bxi_a64 *peers, const struct bxi_peer *peer)
+{
+    return (bxi_load_relaxed(bxi_peers_word(peers, peer)) & bxi_peers_bit(peer)) != 0;
+}
+static inline bool bxi_peers_any(bxi_a64 *peers)
+{
+    return (bxi_load_relaxed(&peers[0]) | bxi_load_relaxed(&peers[1])) != 0;
+}
+
+/* ---- out.c: frames out (lock) ---------------------------------------------------------------------- */
+
+int bxi_spares_create(struct bx_job *job);          /* the spare frames. 0, -ENOMEM with a sentence. Start */
+/* Opens the ring to a peer if it is not open. 0, BX_E_NO_SPACE. */
+int bxi_peer_open_out(struct bx_job *job, struct bxi_peer *peer);
 struct bxi_out {
     struct bxi_frame *head;
     const void *body;
@@ -136,22 +177,26 @@ bool bxi_peer_flush_queue(struct bx_job *job, struct bxi_peer *peer);
  * bell. True if anything moved. */
 bool bxi_queues_move_any(struct bx_job *job, bool before_sleep);
 bool bxi_queues_are_empty(const struct bx_job *job);        /* no frame waits for room; lock */
+void bxi_peer_drop_queue(struct bx_job *job, struct bxi_peer *peer);
+/* A frame of the peer says how far it has read: takes the credit, and drops the bell that is due if all that it is for
+ * has been read. 0, BX_E_CORRUPT. Lock. */
+int bxi_peer_consumed(struct bx_job *job, struct bxi_peer *peer, uint64_t consumed);
+
+/* ---- bell.c ----------------------------------------------------------------------------------------- */
+
+void bxi_bell_due(struct bx_job *job, struct bxi_peer *peer, bool reply);  /* for the frame that was just put; lock */
 void bxi_bells_pass(struct bx_job *job);        /* role, after a pass: flushes if the bells were deferred long enough */
 /* Checks the bells that are due and rings those whose owners sleep: one fence for all. Takes the lock. */
 void bxi_bells_flush(struct bx_job *job);
 /* The same for requests that were just sent to one peer: under the lock, then behind the unlock, which is the fence. */
 void bxi_bell_own(struct bx_job *job, struct bxi_peer *peer);
 void bxi_bell_look_unlocked(struct bx_job *job, struct bxi_peer *peer);
-/* A frame of the peer says how far it has read: takes the credit, and drops the bell that is due if all that it is for
- * has been read. 0, BX_E_CORRUPT. Lock. */
-int bxi_peer_consumed(struct bx_job *job, struct bxi_peer *peer, uint64_t consumed);
+/* Rings the peer if it sleeps. Lock, behind a fence. True if it did. */
+bool bxi_bell_ring_sleeper(struct bx_job *job, struct bxi_peer *peer);
 /* Rings every living peer's background eventfd: this worker's state has changed. Without the lock. */
 void bxi_ring_all(struct bx_job *job);
 /* After credit was published: rings the producers that wait for it. Role. */
 void bxi_wanted_look(struct bx_job *job);
-void bxi_peer_drop_queue(struct bx_job *job, struct bxi_peer *peer);
-/* The peer's memory holds nonsense: the role will cut it off. Returns BX_E_CORRUPT with a sentence. */
-BXI_COLD int bxi_peer_suspect(struct bx_job *job, struct bxi_peer *peer, const char *what);
 
 /* ---- watch.c: what happens to peers (role) ------------------------------------------------------- */
 

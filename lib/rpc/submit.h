@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * A call's way out, in stages: the callee's name becomes a peer and the function's name an index (bxi_plan, submit.c;
- * names.c), the call gets a slot (slot.c), a frame is made and becomes a record in the ring (submit.c, peer.c), and the
- * bell is rung if the callee sleeps (peer.c). Any thread that calls.
+ * names.c), the call gets a slot (slot.c), a frame is made and becomes a record in the ring (submit.c, out.c), and the
+ * bell is rung if the callee sleeps (bell.c). Any thread that calls.
  *
  * All calls take this way. What few of them have (options, references, loans, a request that they are made for, no room
  * in the ring) is a branch in its stage.

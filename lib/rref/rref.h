@@ -83,7 +83,7 @@
  * Without memory. A message is not sent unless all that it counts has room. One that cannot be taken in is undone, so
  * that its sender counts as if it had been read and released: LEAVE to its owner, KEPT for a pin; of the object to make
  * only the number is kept (unmade), because its maker's LEAVE will come. Frames of the protocol that find the ring full
- * have room of their own in the queue (rpc/peer.c).
+ * have room of their own in the queue (rpc/out.c).
  *
  * A worker that has no room in /dev/shm for its ring to the sender refuses messages (rpc/dispatch.c). It can send
  * neither LEAVE nor KEPT, so it takes no references in, and the sender undoes what the refused messages have counted.

@@ -17,8 +17,8 @@
  *     shm/doorbell.c bxi_bell_look 3524188235
  *     shm/doorbell.c bxi_bell_drain 1416603929
  *     shm/doorbell.h bxi_bell_armed 3707922074
- *     lib/rpc/peer.c bxi_bells_flush 153434239
- *     lib/rpc/peer.c bxi_bell_look_unlocked 1123712138
+ *     lib/rpc/bell.c bxi_bells_flush 1201521504
+ *     lib/rpc/bell.c bxi_bell_look_unlocked 2996824002
  *     lib/base/lock.h bxi_unlock 2144668998
  *     shm/atomic.h bxi_fence_seq_cst_behind_exchange 904744734
  *     lib/run/progress.c bxi_work_waits 3277565899

@@ -35,16 +35,16 @@
  *     shm/ring.c bxi_ring_put 377978229
  *     shm/ring.c bxi_ring_want 2539634253
  *     shm/ring.c bxi_ring_unwant 1281251113
- *     lib/rpc/peer.c send_or_queue 1991143398
- *     lib/rpc/peer.c queue_or_want 3324204979
- *     lib/rpc/peer.c ask_for_room 232861278
- *     lib/rpc/peer.c move_queue 388530665
+ *     lib/rpc/out.c send_or_queue 1991143398
+ *     lib/rpc/out.c queue_or_want 2297038140
+ *     lib/rpc/out.c ask_for_room 232861278
+ *     lib/rpc/out.c move_queue 388530665
  *     shm/ring.c checked_length 1264521318
  *     shm/ring.c bxi_ring_peek 284209940
  *     shm/ring.c bxi_ring_publish 2936451198
  *     shm/ring.c bxi_ring_advance 2143990827
  *     shm/ring.c bxi_ring_wanted 3848625304
- *     lib/rpc/peer.c bxi_wanted_look 2274881712
+ *     lib/rpc/bell.c bxi_wanted_look 2044485759
  */
 #ifndef RECORDS
 #define RECORDS 5

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/rpc/peer.c, lib/rpc/watch.c: how long a bell may be deferred. Worker 0 has own_loop and reads no ring until all
+ * lib/rpc/bell.c, lib/rpc/watch.c: how long a bell may be deferred. Worker 0 has own_loop and reads no ring until all
  * frames are in its rings, so that one call of bx_progress reads them in the order of the ranks.
  */
 #include "tests/harness/harness.h"

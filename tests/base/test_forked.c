@@ -6,7 +6,7 @@
  */
 #include "functions.h"
 
-#include "tests/harness/harness.h"
+#include "tests/harness/held.h"
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -189,30 +189,11 @@ static void try_in_child(struct bx_job *job, struct bx_rref *rref, struct bx_fut
     HARNESS_EQ(status, 0);
 }
 
-static struct bx_future *held;
-
-HARNESS_ASYNC_HANDLER(hold)
-{
-    held = bx_future_create(bx_request_job(request));
-    *reply = bx_future_acquire(held);
-    harness_post(0);
-    return 0;
-}
-
 static int setup(struct bx_job *job)
 {
     int rc = bx_register_async(job, "hold", BX_INLINE, hold, NULL);
 
     return rc < 0 ? rc : bx_register_batch(job, "batch", harness_no_rows, NULL, NULL);
-}
-
-static void answer_when_told(struct bx_job *job)
-{
-    (void)job;
-    harness_await(0, 1);
-    harness_await(1, 1);
-    HARNESS_EQ(bx_future_set(held, NULL), 0);
-    bx_future_release(held);
 }
 
 HARNESS_TEST(forked, child_after_the_start_is_refused_by_every_function_that_takes_a_job, 60, .size = 2, .setup = setup,

@@ -5,7 +5,9 @@
 #ifndef TESTS_FUTURE_FIXTURE_H
 #define TESTS_FUTURE_FIXTURE_H
 
-#include "boxcar.h"
+#include "tests/harness/harness.h"
+
+#include "shm/atomic.h"
 
 #include <criterion/criterion.h>
 #include <pthread.h>
@@ -23,6 +25,30 @@ static inline int64_t number_in(const struct bx_msg *value)
 static inline int64_t number_of(const struct bx_future *future)
 {
     return number_in(bx_future_value(future));
+}
+
+static inline struct bx_job *make_job(void)
+{
+    struct bx_options options = { .job = harness_job_name(), .world_size = 2 };
+    struct bx_job *job = NULL;
+
+    cr_assert_eq(bx_job_create(&options, &job), 0, "%s", bx_error_text());
+    return job;
+}
+
+/* Callbacks: they count in an int that is the context; or, from many threads, in `times_called`. */
+static inline void count(struct bx_future *future, void *context)
+{
+    (void)future;
+    ++*(int *)context;
+}
+
+static bxi_a32 times_called;
+
+static inline void count_call(struct bx_future *future, void *context)
+{
+    (void)future, (void)context;
+    bxi_add(&times_called, 1);
 }
 
 /* Runs fn(&result) on a thread whose stack is too small for a recursion over a chain; returns the result. */

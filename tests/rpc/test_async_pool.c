@@ -4,7 +4,8 @@
  * then return a future. Their requests are cancelled in the queue, while the handler runs, and while the future is
  * pending.
  */
-#include "tests/harness/harness.h"
+#include "parked_fixture.h"
+
 #include "tests/harness/memory.h"
 
 #include "rpc/rpc.h"
@@ -16,33 +17,14 @@
 #include <signal.h>
 #include <unistd.h>
 
-enum gate { ENTERED, GO, ENDED, ASKED };
-enum value { CODE, SET_AFTERWARDS, RAN };
+enum gate { ENTERED, GO, ASKED };
+enum value { RAN };
 
 /* ---- The handler ----------------------------------------------------------------------------- */
 
 /* What "work" is to do. */
 enum what { NESTED_CALL, PARK, STAY_AND_PARK, FORWARD, FAIL, RETURN_NOTHING, READ_TOO_MUCH, LEAVE, LEAVE_A_FUTURE,
             NO_MEMORY };
-
-static struct bx_future *parked;
-
-static void note_end(struct bx_future *future, void *context)
-{
-    (void)context;
-    harness_store(CODE, (uint64_t)-bx_future_error(future));
-    harness_store(SET_AFTERWARDS, (uint64_t)-bx_future_set(future, NULL));
-    bx_future_release(future);      /* the reference that the handler acquired */
-    harness_post(ENDED);
-}
-
-static int park(struct bx_job *job, struct bx_future **reply)
-{
-    *reply = bx_future_acquire(bx_future_create(job));
-    HARNESS_EQ(bx_future_on_done(*reply, note_end, NULL), 0);
-    parked = *reply;
-    return 0;
-}
 
 /* It calls its caller, and waits for the answer, before it has a future. */
 static int call_back(const struct bx_request *request, struct bx_future **reply)
@@ -179,11 +161,6 @@ static struct bx_future *begin(struct bx_job *job, enum what what, uint64_t time
     return harness_start(job, "worker1", "work", harness_msg_i64(what), timeout_ns);
 }
 
-static void end(struct bx_future *future, int code)
-{
-    harness_end(future, code);
-}
-
 /* Worker 1 has read all that this worker has sent, while its handler stays on the pool. */
 static void await_read(struct bx_job *job)
 {
@@ -204,13 +181,6 @@ static void await_pending(struct bx_job *job)
 {
     while (count_at(job, BXI_AT_FUTURE) == 0)
         await_read(job);
-}
-
-static void check_end(int code)
-{
-    harness_await(ENDED, 1);
-    HARNESS_EQ(harness_load(CODE), -code);
-    HARNESS_EQ(harness_load(SET_AFTERWARDS), EALREADY);
 }
 
 /* ---- Answers --------------------------------------------------------------------------------- */
@@ -263,7 +233,7 @@ HARNESS_TEST(async_pool, a_pending_future_holds_no_thread, 30, .size = 2, .setup
     waits_and_answers(job);
     HARNESS_CHECK(!bx_future_done(first));
     HARNESS_EQ(bx_future_cancel(first), 0);
-    end(first, BX_E_CANCELLED);
+    harness_end(first, BX_E_CANCELLED);
     check_end(BX_E_CANCELLED);
 }
 
@@ -347,10 +317,10 @@ HARNESS_TEST(async_pool, a_request_that_is_cancelled_in_the_queue_is_not_run, 30
     second = begin(job, PARK, BX_FOREVER);
     await_read(job);
     HARNESS_EQ(bx_future_cancel(second), 0);
-    end(second, BX_E_CANCELLED);
+    harness_end(second, BX_E_CANCELLED);
     await_read(job);
     HARNESS_EQ(bx_future_cancel(first), 0);
-    end(first, BX_E_CANCELLED);
+    harness_end(first, BX_E_CANCELLED);
     harness_post(GO);
     check_end(BX_E_CANCELLED);
     waits_and_answers(job);
@@ -364,12 +334,12 @@ HARNESS_TEST(async_pool, a_request_whose_deadline_passes_in_the_queue_is_not_run
 
     harness_await(ENTERED, 1);
     second = begin(job, PARK, HARNESS_MS);
-    end(second, BX_E_TIMEOUT);
+    harness_end(second, BX_E_TIMEOUT);
     harness_post(GO);
     await_pending(job);
     HARNESS_EQ(harness_load(RAN), 1);
     HARNESS_EQ(bx_future_cancel(first), 0);
-    end(first, BX_E_CANCELLED);
+    harness_end(first, BX_E_CANCELLED);
 }
 
 HARNESS_TEST(async_pool, a_cancel_while_the_handler_runs_fails_the_future_that_it_returns, 30, .size = 2,
@@ -379,7 +349,7 @@ HARNESS_TEST(async_pool, a_cancel_while_the_handler_runs_fails_the_future_that_i
 
     harness_await(ENTERED, 1);
     HARNESS_EQ(bx_future_cancel(future), 0);
-    end(future, BX_E_CANCELLED);
+    harness_end(future, BX_E_CANCELLED);
     await_read(job);
     HARNESS_EQ(harness_gate(ENDED), 0);
     harness_post(GO);
@@ -393,7 +363,7 @@ HARNESS_TEST(async_pool, a_deadline_while_the_handler_runs_fails_the_future_that
 
     /* Repeated until a handler runs in time. */
     do
-        end(begin(job, STAY_AND_PARK, timeout_ns *= 2), BX_E_TIMEOUT);
+        harness_end(begin(job, STAY_AND_PARK, timeout_ns *= 2), BX_E_TIMEOUT);
     while (harness_gate(ENTERED) == 0);
     await_read(job);
     harness_post(GO);
@@ -406,7 +376,7 @@ HARNESS_TEST(async_pool, a_cancel_while_the_future_is_pending_fails_it, 30, .siz
 
     await_pending(job);
     HARNESS_EQ(bx_future_cancel(future), 0);
-    end(future, BX_E_CANCELLED);
+    harness_end(future, BX_E_CANCELLED);
     check_end(BX_E_CANCELLED);
 }
 
@@ -417,7 +387,7 @@ HARNESS_TEST(async_pool, a_call_whose_future_a_cancelled_handler_returns_is_canc
 
     harness_await(ENTERED, 1);
     HARNESS_EQ(bx_future_cancel(future), 0);
-    end(future, BX_E_CANCELLED);
+    harness_end(future, BX_E_CANCELLED);
     await_read(job);
     harness_post(GO);
     check_end(BX_E_CANCELLED);
@@ -489,7 +459,7 @@ static void leaves_with_a_handler_at_work(struct bx_job *job)
 HARNESS_TEST(async_pool, a_future_that_is_pending_when_the_job_is_destroyed_fails, 30, .size = 2, .setup = setup,
              .body = { NULL, leaves_with_a_handler_at_work })
 {
-    end(begin(job, STAY_AND_PARK, BX_FOREVER), BX_E_SHUTDOWN);
+    harness_end(begin(job, STAY_AND_PARK, BX_FOREVER), BX_E_SHUTDOWN);
 }
 
 HARNESS_TEST(async_pool, one_way_calls_have_no_answer, 30, .size = 2, .setup = setup)

@@ -235,15 +235,6 @@ Test(future_context, of_then_is_freed_though_the_result_was_released_or_cancelle
     bx_future_release(future);
 }
 
-static struct bx_job *make_job(void)
-{
-    struct bx_options options = { .job = harness_job_name(), .world_size = 2 };
-    struct bx_job *job = NULL;
-
-    cr_assert_eq(bx_job_create(&options, &job), 0, "%s", bx_error_text());
-    return job;
-}
-
 /* One chain waits for its first future, one for its inner one. */
 Test(future_context, is_freed_when_the_job_is_destroyed)
 {

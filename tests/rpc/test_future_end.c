@@ -3,7 +3,9 @@
  * lib/rpc/future.c and lib/rpc/gather.c: futures that are never completed. bx_job_destroy fails pending futures, which
  * may be released afterwards; an all or any that is done or released leaves no memory at the futures it waited for.
  */
-#include "tests/harness/harness.h"
+#include "future_fixture.h"
+
+#include "tests/harness/held.h"
 
 #include "rpc/rpc.h"
 
@@ -15,21 +17,6 @@
 #include <string.h>
 
 /* ---- The job ends ---------------------------------------------------------------------------- */
-
-static struct bx_job *make_job(void)
-{
-    struct bx_options options = { .job = harness_job_name(), .world_size = 2 };
-    struct bx_job *job = NULL;
-
-    cr_assert_eq(bx_job_create(&options, &job), 0, "%s", bx_error_text());
-    return job;
-}
-
-static void count(struct bx_future *future, void *context)
-{
-    (void)future;
-    ++*(int *)context;
-}
 
 static int never(struct bx_future *in, struct bx_msg *out, void *context)
 {
@@ -89,23 +76,13 @@ Test(future_end, refuses_new_futures_in_callbacks_while_the_job_is_destroyed, .t
     check_ended(future);
 }
 
-/* An async handler holds its future when its worker leaves: the request is answered, and the handler may release the
- * future after the end of the job. */
-static struct bx_future *held;
-
-HARNESS_ASYNC_HANDLER(hold)
-{
-    held = bx_future_create(bx_request_job(request));
-    *reply = bx_future_acquire(held);
-    harness_post(0);
-    return 0;
-}
-
 static int setup(struct bx_job *job)
 {
     return bx_register_async(job, "hold", BX_INLINE, hold, NULL);
 }
 
+/* An async handler holds its future when its worker leaves: the request is answered, and the handler may release the
+ * future after the end of the job. */
 static void call_held(struct bx_job *job)
 {
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "hold", NULL, NULL, NULL), BX_E_SHUTDOWN);
@@ -280,13 +257,7 @@ Test(future_end, all_that_is_released_still_runs_its_callback, .timeout = 20)
 #define THREADS 4
 
 static struct bx_future *raced[ROUNDS];
-static bxi_a32 hung, called;
-
-static void count_call(struct bx_future *future, void *context)
-{
-    (void)future, (void)context;
-    bxi_add(&called, 1);
-}
+static bxi_a32 hung;
 
 static void *gather_and_release(void *context)
 {
@@ -323,23 +294,14 @@ Test(future_end, loses_no_callback_while_others_are_removed, .timeout = 60)
     for (int i = 0; i < THREADS; i++)
         pthread_join(threads[i], NULL);
     cr_expect_eq(bxi_load_seq_cst(&hung), (THREADS - 1) * (ROUNDS - 1));
-    cr_expect_eq(bxi_load_seq_cst(&called), bxi_load_seq_cst(&hung));
+    cr_expect_eq(bxi_load_seq_cst(&times_called), bxi_load_seq_cst(&hung));
     for (int i = 0; i < ROUNDS; i++)
         bx_future_release(raced[i]);
 }
 
-static void complete_when_told(struct bx_job *job)
-{
-    (void)job;
-    harness_await(0, 1);
-    harness_await(1, 1);
-    HARNESS_EQ(bx_future_set(held, NULL), 0);
-    bx_future_release(held);
-}
-
 /* While a call has a callback, job->run->eager counts it: its reply must wake a thread at once. */
 HARNESS_TEST(future_end, any_that_is_released_makes_its_call_lazy_again, 20, .size = 2, .setup = setup,
-             .body = { NULL, complete_when_told })
+             .body = { NULL, answer_when_told })
 {
     struct bx_future *call = NULL;
     struct bx_future *any, *both[2];

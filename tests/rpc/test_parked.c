@@ -3,7 +3,7 @@
  * Async handlers whose future is not done when their caller times out, cancels or dies: the future fails, so that the
  * handler learns of it, and no shutdown waits for its answer. Also an async handler that fails at once.
  */
-#include "tests/harness/harness.h"
+#include "parked_fixture.h"
 
 #include <criterion/criterion.h>
 
@@ -11,24 +11,14 @@
 #include <signal.h>
 #include <unistd.h>
 
-enum gate { PARKED = 0, ENDED };
-enum value { CODE = 0, SET_AFTERWARDS };
+enum gate { PARKED };
 
-static void note_end(struct bx_future *future, void *context)
+HARNESS_ASYNC_HANDLER(park_here)
 {
-    (void)context;
-    harness_store(CODE, (uint64_t)-bx_future_error(future));
-    harness_store(SET_AFTERWARDS, (uint64_t)-bx_future_set(future, NULL));
-    bx_future_release(future);      /* the reference that the handler acquired */
-    harness_post(ENDED);
-}
+    int rc = park(bx_request_job(request), reply);
 
-HARNESS_ASYNC_HANDLER(park)
-{
-    *reply = bx_future_acquire(bx_future_create(bx_request_job(request)));
-    bx_future_on_done(*reply, note_end, NULL);
     harness_post(PARKED);
-    return 0;
+    return rc;
 }
 
 /* Fails with an error that it might have got from another call. */
@@ -45,20 +35,8 @@ HARNESS_ASYNC_HANDLER(forward)
 
 static int setup(struct bx_job *job)
 {
-    int rc = bx_register_async(job, "fail", BX_INLINE, fails_with_corrupt, NULL);
-
-    if (rc == 0)
-        rc = bx_register_async(job, "forward", BX_INLINE, forward, NULL);
-    if (rc < 0)
-        return rc;
-    return bx_register_async(job, "park", BX_INLINE, park, NULL);
-}
-
-static void check_end(int code)
-{
-    harness_await(ENDED, 1);
-    HARNESS_EQ(harness_load(CODE), -code);
-    HARNESS_EQ(harness_load(SET_AFTERWARDS), EALREADY);
+    return HARNESS_REGISTER(job, HARNESS_ASYNC("fail", fails_with_corrupt), HARNESS_ASYNC("forward", forward),
+                            HARNESS_ASYNC("park", park_here));
 }
 
 /* Calls worker 1, and returns when the request is parked there or behind it. */

@@ -37,11 +37,6 @@ static struct bx_future *begin(struct bx_job *job, const char *function, int64_t
     return harness_start(job, "worker0", function, harness_msg_i64(value), BX_FOREVER);
 }
 
-static void end(struct bx_future *future, int code)
-{
-    harness_end(future, code);
-}
-
 /* Waits until worker 0 has read all that this worker has sent. */
 static void await_read(struct bx_job *job)
 {
@@ -51,7 +46,7 @@ static void await_read(struct bx_job *job)
 static void cancel(struct bx_job *job, struct bx_future *future)
 {
     HARNESS_EQ(bx_future_cancel(future), 0);
-    end(future, BX_E_CANCELLED);
+    harness_end(future, BX_E_CANCELLED);
     await_read(job);
 }
 
@@ -66,7 +61,7 @@ static void keep_the_thread_busy(struct bx_job *job)
 
     harness_await(CANCELLED, 1);
     harness_post(RELEASED);
-    end(future, 0);
+    harness_end(future, 0);
 }
 
 /* ---- A cancel ----------------------------------------------------------------------------------- */
@@ -80,7 +75,7 @@ static void queue_first(struct bx_job *job)
     harness_store(ID, id_of(future));
     await_read(job);
     harness_post(QUEUED);
-    end(future, 0);
+    harness_end(future, 0);
 }
 
 static void queue_second_and_cancel(struct bx_job *job)
@@ -116,8 +111,8 @@ static void cancel_the_last(struct bx_job *job)
     third = begin(job, "note", 3);
     await_read(job);
     harness_post(CANCELLED);
-    end(first, 0);
-    end(third, 0);
+    harness_end(first, 0);
+    harness_end(third, 0);
 }
 
 Test(pool_cancel, of_the_last_request_leaves_a_queue_that_accepts_more, .timeout = 20)
@@ -144,7 +139,7 @@ static void cancel_one_of_many(struct bx_job *job)
     harness_post(CANCELLED);
     for (int i = 0; i < MANY; i++)
         if (i != MANY / 2)
-            end(futures[i], 0);
+            harness_end(futures[i], 0);
 }
 
 Test(pool_cancel, finds_one_of_many, .timeout = 20)
@@ -176,7 +171,7 @@ static void let_oneways_expire(struct bx_job *job)
     while (bxi_now_ns() <= deadline_ns + hasty.timeout_ns)      /* the call's own deadline began a little later */
         sched_yield();
     harness_post(CANCELLED);
-    end(begin(job, "note", 2), 0);
+    harness_end(begin(job, "note", 2), 0);
 }
 
 Test(pool_cancel, is_not_needed_where_the_deadline_passes_in_the_queue, .timeout = 20)
@@ -217,7 +212,7 @@ static void stop_with_a_queue(struct bx_job *job)
 
     harness_await(QUEUED, 1);
     harness_threads(job, 2, stop_or_release);
-    end(future, 0);
+    harness_end(future, 0);
     harness_post(STOPPED);
 }
 
@@ -229,9 +224,9 @@ static void ask_before_and_after(struct bx_job *job)
     future = begin(job, "note", 1);
     await_read(job);
     harness_post(QUEUED);
-    end(future, 0);
+    harness_end(future, 0);
     harness_await(STOPPED, 1);
-    end(begin(job, "note", 2), BX_E_SHUTDOWN);
+    harness_end(begin(job, "note", 2), BX_E_SHUTDOWN);
 }
 
 Test(pool_stop, runs_queued_requests_and_refuses_later_ones, .timeout = 20)

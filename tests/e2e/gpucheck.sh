@@ -148,7 +148,6 @@ ask queues order FAKE_CUDA_QUEUES=1
 ask three order FAKE_CUDA_QUEUES=3
 ask connections order CUDA_DEVICE_MAX_CONNECTIONS=2
 ask blocking block FAKE_CUDA_BLOCKING=1
-ask same_open handle FAKE_CUDA_SAME_OPEN=1
 ask drop_dead kill FAKE_CUDA_DROP_DEAD=1
 ask open_205 order FAKE_CUDA_OPEN_205=1
 ask no_ipc order FAKE_CUDA_NO_IPC=1
@@ -181,8 +180,6 @@ for key in register.owner register.read_only register.writable handle.export han
 done
 check 'a free waits for the stream' says bad block.free 'returned only when the stream was released'
 check 'so does a close' says bad block.close 'returned only when the stream was released'
-check 'a second open is refused with 208' says note handle.twice 'refused: CUDA_ERROR_ALREADY_MAPPED'
-check 'its own handle with 201' says note handle.own 'CUDA_ERROR_INVALID_CONTEXT'
 check 'one queue: a stream that waits holds up the others' says bad queues.1 '0 streams may wait'
 check 'eight queues' says note queues.8 '7 streams may wait'
 check 'a borrower cannot write' says good descriptor.read_only 'CUDA_ERROR_INVALID_VALUE \(1\).*no byte has changed'
@@ -243,8 +240,6 @@ for key in alloc free stream register unregister open close event module; do
     check "a driver that synchronises: block.$key" says bad "block.$key" 'returned only when the stream was released'
 done
 check 'copies and writes go on' says good block.write
-run=same_open
-check 'a second open gives the same address' says note handle.twice 'succeeds, at the same address'
 run=drop_dead
 check 'memory of a dead owner is gone' says bad kill.memory '1048576 of 1048576 bytes'
 check 'words in /dev/shm are not' says good kill.host_word

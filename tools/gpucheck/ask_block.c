@@ -2,13 +2,11 @@
 /*
  * Which calls do not return while one stream of the process waits. For each call: what it needs is prepared, the stream
  * is made to wait, a thread makes the call; if it has not returned after CHECK_PATIENCE_MS it is blocked, the stream is
- * released, and the call must return. The peer owns the memory that is opened and closed here.
+ * released, and the call must return. The other process owns the memory that is opened and closed here.
  */
-#include "side.h"
+#include "gpucheck.h"
 
 #include <pthread.h>
-#include <stdio.h>
-#include <string.h>
 
 #define SCRATCH_BYTES ((size_t)4 << 20)
 
@@ -16,102 +14,101 @@
 static const char module_text[] =
     ".version 6.4\n.target sm_50\n.address_size 64\n.visible .entry gpucheck()\n{\n    ret;\n}\n";
 
-struct site {
-    struct check_side *side;
-    struct check_gate gate;
+/* What the calls use. */
+static struct {
+    struct check_parcel peers;          /* a handle and an event of the other process */
+    struct check_hold hold;
     struct CUstream_st *waiting, *other;
     unsigned long long scratch, block, opened, word_at;
     bxi_a64 *word;                      /* pinned */
     bxi_a64 *page;
     struct CUmod_st *module;
     uint64_t value;
-};
+} site;
 
 struct call {
     const char *key;
     const char *what;                   /* in a sentence: WHAT returned */
-    unsigned (*prepare)(struct site *site);     /* NULL: nothing */
-    unsigned (*make)(struct site *site);
-    unsigned (*clean)(struct site *site);       /* after it succeeded; NULL: nothing */
+    unsigned (*prepare)(void);     /* NULL: nothing */
+    unsigned (*make)(void);
+    unsigned (*clean)(void);       /* after it succeeded; NULL: nothing */
 };
 
 /* ---- The calls ------------------------------------------------------------------------------- */
 
-static unsigned alloc(struct site *site)
+static unsigned alloc(void)
 {
-    return site->side->cu->cuMemAlloc_v2(&site->block, SCRATCH_BYTES);
+    return cu.cuMemAlloc_v2(&site.block, SCRATCH_BYTES);
 }
 
-static unsigned free_block(struct site *site)
+static unsigned free_block(void)
 {
-    return site->side->cu->cuMemFree_v2(site->block);
+    return cu.cuMemFree_v2(site.block);
 }
 
-static unsigned create_stream(struct site *site)
+static unsigned create_stream(void)
 {
     struct CUstream_st *stream;
 
-    return site->side->cu->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING);
+    return cu.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING);
 }
 
-static unsigned register_page(struct site *site)
+static unsigned register_page(void)
 {
-    return site->side->cu->cuMemHostRegister_v2((void *)site->page, CHECK_PAGE_BYTES,
+    return cu.cuMemHostRegister_v2((void *)site.page, CHECK_PAGE_BYTES,
                                                 CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
 }
 
-static unsigned unregister_page(struct site *site)
+static unsigned unregister_page(void)
 {
-    return site->side->cu->cuMemHostUnregister((void *)site->page);
+    return cu.cuMemHostUnregister((void *)site.page);
 }
 
-static unsigned open_handle(struct site *site)
+static unsigned open_handle(void)
 {
-    return check_open_handle(site->side, 0, &site->opened);
+    return check_open_handle(site.peers.handle, &site.opened);
 }
 
-static unsigned close_handle(struct site *site)
+static unsigned close_handle(void)
 {
-    return site->side->cu->cuIpcCloseMemHandle(site->opened);
+    return cu.cuIpcCloseMemHandle(site.opened);
 }
 
-static unsigned open_event(struct site *site)
+static unsigned open_event(void)
 {
     struct CUevent_st *event;
 
-    return site->side->cu->cuIpcOpenEventHandle(&event, site->side->shared->event);
+    return cu.cuIpcOpenEventHandle(&event, site.peers.event);
 }
 
-static unsigned load_module(struct site *site)
+static unsigned load_module(void)
 {
-    return site->side->cu->cuModuleLoadData != NULL
-        ? site->side->cu->cuModuleLoadData(&site->module, module_text) : CUDA_ERROR_NOT_SUPPORTED;
+    return cu.cuModuleLoadData(&site.module, module_text);
 }
 
-static unsigned unload_module(struct site *site)
+static unsigned unload_module(void)
 {
-    return site->side->cu->cuModuleUnload(site->module);
+    return cu.cuModuleUnload(site.module);
 }
 
 /* 8 bytes to memory that is not pinned, and back: both end before they return. */
-static unsigned copy_small(struct site *site)
+static unsigned copy_small(void)
 {
-    const struct bxi_cuda *cu = site->side->cu;
     uint64_t value = 0;
-    unsigned result = cu->cuMemcpyHtoDAsync_v2(site->scratch, &value, sizeof(value), site->other);
+    unsigned result = cu.cuMemcpyHtoDAsync_v2(site.scratch, &value, sizeof(value), site.other);
 
     if (result == CUDA_SUCCESS)
-        result = cu->cuMemcpyDtoHAsync_v2(&value, site->scratch, sizeof(value), site->other);
-    return result == CUDA_SUCCESS ? cu->cuStreamSynchronize(site->other) : result;
+        result = cu.cuMemcpyDtoHAsync_v2(&value, site.scratch, sizeof(value), site.other);
+    return result == CUDA_SUCCESS ? cu.cuStreamSynchronize(site.other) : result;
 }
 
 /* Until the host sees it. */
-static unsigned write_word(struct site *site)
+static unsigned write_word(void)
 {
-    unsigned result = check_write_word(site->side, site->other, site->word_at, ++site->value);
+    unsigned result = check_write_word(site.other, site.word_at, ++site.value);
     uint64_t end_ns = check_now_ns() + UINT64_C(5000000000);
 
-    while (result == CUDA_SUCCESS && check_load_word(site->word) != site->value) {
+    while (result == CUDA_SUCCESS && check_load_word(site.word) != site.value) {
         if (check_now_ns() > end_ns)
             return CUDA_ERROR_NOT_READY;
         bxi_pause();
@@ -137,7 +134,6 @@ static const struct call calls[] = {
 
 /* One call in a thread of its own. The last one of a process may never end. */
 struct attempt {
-    struct site *site;
     const struct call *call;
     unsigned result;
     uint64_t ns;
@@ -147,13 +143,12 @@ struct attempt {
 static void *make_call(void *context)
 {
     struct attempt *attempt = context;
-    struct check_side *side = attempt->site->side;
     uint64_t start_ns;
 
-    attempt->result = side->cu->cuCtxPushCurrent_v2(side->context);
+    attempt->result = cu.cuCtxPushCurrent_v2(check_context);
     start_ns = check_now_ns();
     if (attempt->result == CUDA_SUCCESS)
-        attempt->result = attempt->call->make(attempt->site);
+        attempt->result = attempt->call->make();
     attempt->ns = check_now_ns() - start_ns;
     /* [check.done] release, pairs with the acquire in is_done_within. */
     bxi_store_release(&attempt->is_done, 1);
@@ -174,102 +169,94 @@ static bool is_done_within(struct attempt *attempt, unsigned ms)
 }
 
 /* Without a stream that waits. It also has the driver do what it does once only. */
-static double baseline_ms(struct site *site, const struct call *call, unsigned *result)
+static double baseline_ms(const struct call *call, unsigned *result)
 {
     uint64_t start_ns;
 
-    *result = call->prepare != NULL ? call->prepare(site) : CUDA_SUCCESS;
+    *result = call->prepare != NULL ? call->prepare() : CUDA_SUCCESS;
     start_ns = check_now_ns();
     if (*result == CUDA_SUCCESS)
-        *result = call->make(site);
+        *result = call->make();
     start_ns = check_now_ns() - start_ns;
     if (*result == CUDA_SUCCESS && call->clean != NULL)
-        *result = call->clean(site);
+        *result = call->clean();
     return (double)start_ns / 1e6;
 }
 
-static void answer_call(struct site *site, const struct call *call, struct attempt *attempt)
+static void answer_call(const struct call *call, struct attempt *attempt)
 {
-    struct check_side *side = site->side;
     unsigned result;
-    double usual_ms = baseline_ms(site, call, &result);
+    double usual_ms = baseline_ms(call, &result);
     bool is_blocked;
     pthread_t thread;
 
     if (result != CUDA_SUCCESS) {
-        check_answer(side, call->key, CHECK_ABSENT, "%s fails here even while no stream waits: %s.", call->what,
-                     check_name(side, result));
+        check_answer(call->key, CHECK_ABSENT, "%s fails here even while no stream waits: %s.", call->what,
+                     check_name(result));
         return;
     }
     if (call->prepare != NULL)
-        check_need(side, call->prepare(site), call->what);
-    check_gate_shut(side, &site->gate, site->waiting);
-    *attempt = (struct attempt){ .site = site, .call = call };
+        check_need(call->prepare(), call->what);
+    check_hold_begin(&site.hold, site.waiting);
+    *attempt = (struct attempt){ .call = call };
     if (pthread_create(&thread, NULL, make_call, attempt) != 0)
-        check_give_up(side, "a thread cannot be made");
+        check_give_up("a thread cannot be made");
     is_blocked = !is_done_within(attempt, CHECK_PATIENCE_MS + (unsigned)(3 * usual_ms));
-    check_gate_open(&site->gate);
+    check_hold_end(&site.hold);
     if (!is_done_within(attempt, CHECK_RELEASE_MS)) {
-        check_answer(side, call->key, CHECK_BAD, "%s did not return while a stream waited, nor after its release.",
+        check_answer(call->key, CHECK_BAD, "%s did not return while a stream waited, nor after its release.",
                      call->what);
-        check_give_up(side, "%s hangs", call->what);
+        check_give_up("%s hangs", call->what);
     }
     pthread_join(thread, NULL);
     if (attempt->result != CUDA_SUCCESS)
-        check_answer(side, call->key, CHECK_BAD, "%s failed while a stream waited: %s.", call->what,
-                     check_name(side, attempt->result));
+        check_answer(call->key, CHECK_BAD, "%s failed while a stream waited: %s.", call->what,
+                     check_name(attempt->result));
     else if (is_blocked)
-        check_answer(side, call->key, CHECK_BAD, "%s returned only when the stream was released (else %.2f ms).",
+        check_answer(call->key, CHECK_BAD, "%s returned only when the stream was released (else %.2f ms).",
                      call->what, usual_ms);
     else
-        check_answer(side, call->key, CHECK_GOOD, "%s returned while a stream waited, in %.2f ms (else %.2f ms).",
+        check_answer(call->key, CHECK_GOOD, "%s returned while a stream waited, in %.2f ms (else %.2f ms).",
                      call->what, (double)attempt->ns / 1e6, usual_ms);
-    if (!check_idles(side, site->waiting, CHECK_RELEASE_MS))
-        check_give_up(side, "the stream that waited did not go on");
+    if (!check_idles(site.waiting, CHECK_RELEASE_MS))
+        check_give_up("the stream that waited did not go on");
     if (attempt->result == CUDA_SUCCESS && call->clean != NULL)
-        check_need(side, call->clean(site), call->what);
+        check_need(call->clean(), call->what);
 }
 
-static void block_owner(struct check_side *side)
-{
-    static struct attempt attempt;
-    static struct site site;
-
-    check_open(side);
-    check_await(side, 1);
-    site.side = side;
-    site.waiting = check_stream(side);
-    site.other = check_stream(side);
-    site.scratch = check_alloc(side, CHECK_PAGE_BYTES);
-    site.word = check_pinned(side, CHECK_PAGE_BYTES, &site.word_at);
-    site.page = check_page(side, 0, true);
-    site.gate = check_gate_make(side);
-    /* Whether streams can wait at all, before the first call. */
-    check_gate_shut(side, &site.gate, site.waiting);
-    check_gate_open(&site.gate);
-    if (!check_idles(side, site.waiting, CHECK_RELEASE_MS))
-        check_give_up(side, "a stream goes on waiting for a word of pinned memory that the host has stored");
-    for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++)
-        answer_call(&site, &calls[i], &attempt);
-    check_reach(side, 2);
-}
-
-/* Owns what the other side opens. Handles that it cannot make are zeros: opening them fails, which is said. */
-static void block_peer(struct check_side *side)
+/* In the other process. Handles that it cannot make are zeros: opening them fails, which is said. */
+static void lend(struct check_parcel *parcel)
 {
     struct CUevent_st *event = NULL;
 
-    check_open(side);
-    (void)side->cu->cuIpcGetMemHandle(&side->shared->handle[0], check_alloc(side, SCRATCH_BYTES));
-    (void)check_lend_event(side, &event);
-    check_reach(side, 1);
-    check_await(side, 2);
+    (void)cu.cuIpcGetMemHandle(&parcel->handle, check_alloc(SCRATCH_BYTES));
+    (void)check_export_event(&event, &parcel->event);
+}
+
+static void ask_block(void)
+{
+    static struct attempt attempt;
+
+    check_there(lend, &site.peers);
+    site.waiting = check_stream();
+    site.other = check_stream();
+    site.scratch = check_alloc(CHECK_PAGE_BYTES);
+    site.word = check_pinned(CHECK_PAGE_BYTES, &site.word_at);
+    site.page = check_page(0, true);
+    site.hold = check_hold_make();
+    /* Whether streams can wait at all, before the first call. */
+    check_hold_begin(&site.hold, site.waiting);
+    check_hold_end(&site.hold);
+    if (!check_idles(site.waiting, CHECK_RELEASE_MS))
+        check_give_up("a stream goes on waiting for a word of pinned memory that the host has stored");
+    for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++)
+        answer_call(&calls[i], &attempt);
 }
 
 #define HELPER_BAD "The helper makes this call when every lane has been seen idle, so memory comes back later."
 
 const struct check_question check_block = {
-    .name = "block", .opens_handles = true, .limit_ms = 14000, .owner = block_owner, .peer = block_peer,
+    .name = "block", .ask = ask_block, .has_other = true, .opens_handles = true, .limit_ms = 14000,
     .lines = {
         { "block.alloc", "A tensor can be made while a lane waits.",
           "Boxcar allocates without its lock, so a peer's death can still release the lane; the caller waits." },

@@ -2,184 +2,127 @@
 /*
  * Memory of cuMemCreate that is exported as a file descriptor: whether another process that gets the descriptor by
  * SCM_RIGHTS reads it through a mapping for reading only, is kept from writing, and still reads it when the process
- * that made it was killed. What gpu/vmm.c and gpu/door.c do, in as few calls.
+ * that made it was killed. What Boxcar does, in as few calls. The other process makes the memory.
  */
-#include "side.h"
-
-#include <errno.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/socket.h>
-#include <unistd.h>
+#include "gpucheck.h"
 
 #define BYTES ((size_t)2 << 20)
 #define FILLED 0x3c
 
-/* ---- The descriptor's way --------------------------------------------------------------------- */
+enum { ALIVE, DEAD };                   /* variants: what becomes of the other process */
 
-union control {
-    struct cmsghdr head;
-    unsigned char bytes[CMSG_SPACE(sizeof(int))];
-};
-
-static void send_fd(struct check_side *side, int fd)
+static unsigned map(unsigned long long handle, unsigned rights, unsigned long long *address)
 {
-    union control control = { .head = { .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS,
-                                        .cmsg_len = CMSG_LEN(sizeof(fd)) } };
-    struct iovec part = { .iov_base = (void *)"f", .iov_len = 1 };
-    struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control,
-                              .msg_controllen = sizeof(control) };
-
-    memcpy(CMSG_DATA(&control.head), &fd, sizeof(fd));
-    if (sendmsg(side->socket[CHECK_OWNER], &message, MSG_NOSIGNAL) != 1)
-        check_give_up(side, "sending the descriptor: %s", strerror(errno));
-}
-
-static int receive_fd(struct check_side *side)
-{
-    union control control;
-    char byte;
-    struct iovec part = { .iov_base = &byte, .iov_len = 1 };
-    struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control,
-                              .msg_controllen = sizeof(control) };
-    int fd = -1;
-
-    if (recvmsg(side->socket[CHECK_PEER], &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT) != 1 ||
-        CMSG_FIRSTHDR(&message) == NULL || control.head.cmsg_type != SCM_RIGHTS)
-        check_give_up(side, "the descriptor did not come: %s", strerror(errno));
-    memcpy(&fd, CMSG_DATA(&control.head), sizeof(fd));
-    return fd;
-}
-
-/* ---- The memory -------------------------------------------------------------------------------- */
-
-static bool has_functions(const struct bxi_cuda *cu)
-{
-    return cu->cuMemCreate != NULL && cu->cuMemExportToShareableHandle != NULL &&
-           cu->cuMemImportFromShareableHandle != NULL && cu->cuMemAddressReserve != NULL && cu->cuMemMap != NULL &&
-           cu->cuMemSetAccess != NULL;
-}
-
-static unsigned map(struct check_side *side, unsigned long long handle, unsigned rights, unsigned long long *address)
-{
-    struct CUmemAccessDesc_st access = { { CU_MEM_LOCATION_TYPE_DEVICE, side->device }, rights };
-    unsigned result = side->cu->cuMemAddressReserve(address, BYTES, 0, 0, 0);
+    struct CUmemAccessDesc_st access = { { CU_MEM_LOCATION_TYPE_DEVICE, check_device }, rights };
+    unsigned result = cu.cuMemAddressReserve(address, BYTES, 0, 0, 0);
 
     if (result == CUDA_SUCCESS)
-        result = side->cu->cuMemMap(*address, BYTES, 0, handle, 0);
-    return result == CUDA_SUCCESS ? side->cu->cuMemSetAccess(*address, BYTES, &access, 1) : result;
+        result = cu.cuMemMap(*address, BYTES, 0, handle, 0);
+    return result == CUDA_SUCCESS ? cu.cuMemSetAccess(*address, BYTES, &access, 1) : result;
 }
 
-/* Makes memory, fills it, and sends its descriptor. */
-static unsigned long long lend(struct check_side *side)
+/* ---- The other process ---------------------------------------------------------------------------- */
+
+static unsigned long long lent;
+
+static bool has_functions(void)
+{
+    return cu.cuMemCreate != NULL && cu.cuMemExportToShareableHandle != NULL &&
+           cu.cuMemImportFromShareableHandle != NULL && cu.cuMemAddressReserve != NULL && cu.cuMemMap != NULL &&
+           cu.cuMemSetAccess != NULL;
+}
+
+/* Makes memory, fills it, and brings back its descriptor. */
+static void lend(struct check_parcel *parcel)
 {
     struct CUmemAllocationProp_st prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
                                            .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-                                           .location = { CU_MEM_LOCATION_TYPE_DEVICE, side->device } };
-    unsigned long long handle = 0, address = 0;
+                                           .location = { CU_MEM_LOCATION_TYPE_DEVICE, check_device } };
+    unsigned long long handle = 0;
     struct CUstream_st *stream;
     unsigned result;
-    int fd = -1;
 
-    check_open(side);
-    if (!has_functions(side->cu))
-        check_skip(side, "the driver has no cuMemCreate, or no function that belongs to it");
-    result = side->cu->cuMemCreate(&handle, BYTES, &prop, 0);
+    if (!has_functions())
+        check_skip("the driver has no cuMemCreate, or no function that belongs to it");
+    result = cu.cuMemCreate(&handle, BYTES, &prop, 0);
     if (result == CUDA_SUCCESS)
-        result = map(side, handle, CU_MEM_ACCESS_FLAGS_PROT_READWRITE, &address);
+        result = map(handle, CU_MEM_ACCESS_FLAGS_PROT_READWRITE, &lent);
     if (result == CUDA_SUCCESS)
-        result = side->cu->cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
-    if (result != CUDA_SUCCESS && side->question->variant == 0)
-        check_answer(side, "descriptor.export", CHECK_BAD, "The driver makes no memory that can be exported so: %s.",
-                     check_name(side, result));
+        result = cu.cuMemExportToShareableHandle(&parcel->fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    if (result != CUDA_SUCCESS && check_question->variant == ALIVE)
+        check_answer("descriptor.export", CHECK_BAD, "The driver makes no memory that can be exported so: %s.",
+                     check_name(result));
     if (result != CUDA_SUCCESS)
-        check_skip(side, "there is no descriptor");
-    if (side->question->variant == 0)
-        check_answer(side, "descriptor.export", CHECK_GOOD, "The driver gave a descriptor.");
-    stream = check_stream(side);
-    check_fill(side, address, FILLED, stream);
-    check_finish(side, stream, "filling 1 MiB");
-    send_fd(side, fd);
-    check_reach(side, 1);
-    return address;
+        check_skip("there is no descriptor");
+    if (check_question->variant == ALIVE)
+        check_answer("descriptor.export", CHECK_GOOD, "The driver gave a descriptor.");
+    stream = check_stream();
+    check_fill(lent, FILLED, CHECK_PAYLOAD_BYTES, stream);
+    check_finish(stream, "filling 1 MiB");
 }
 
-/* Gets the descriptor and maps the memory for reading. 0: it was refused, with that result. */
-static unsigned long long borrow(struct check_side *side, unsigned *result)
+static void count_changed(struct check_parcel *parcel)
 {
-    unsigned long long handle = 0, address = 0;
+    struct check_reader reader = check_reader_make();
 
-    check_open(side);
-    check_await(side, 1);
-    *result = side->cu->cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)receive_fd(side),
-                                                       CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
-    if (*result == CUDA_SUCCESS)
-        *result = map(side, handle, CU_MEM_ACCESS_FLAGS_PROT_READ, &address);
-    return *result == CUDA_SUCCESS ? address : 0;
+    parcel->number = check_read(&reader, lent, FILLED);
 }
 
-/* How many of the bytes are not as they were filled; CHECK_UNREAD. */
-static size_t differing(struct check_side *side, unsigned long long address)
-{
-    return check_read(side, address, FILLED, check_stream(side), check_pinned(side, CHECK_PAYLOAD_BYTES, NULL));
-}
+/* ---- The asking process --------------------------------------------------------------------------- */
 
-/* ---- descriptor -------------------------------------------------------------------------------- */
-
-static void descriptor_owner(struct check_side *side)
+/* Gets the descriptor and maps the memory for reading. The result of the driver. */
+static unsigned borrow(unsigned long long *address)
 {
-    unsigned long long address = lend(side);
+    struct check_parcel parcel = { 0 };
+    unsigned long long handle = 0;
     unsigned result;
-    size_t changed;
 
-    check_await(side, 2);
-    result = (unsigned)check_load_word(&side->shared->number[1]);
-    changed = differing(side, address);
-    if (changed != 0)
-        check_answer(side, "descriptor.read_only", CHECK_BAD, "The other process could write: %zu of 1048576 bytes "
-                     "have changed.", changed);
-    else if (result == CUDA_SUCCESS)
-        check_answer(side, "descriptor.read_only", CHECK_NOTE, "The other process's write changed nothing, and the "
-                     "driver reported no error.");
-    else
-        check_answer(side, "descriptor.read_only", CHECK_GOOD, "The other process's write failed (%s), and no byte has "
-                     "changed.", check_name(side, result));
+    check_there(lend, &parcel);
+    result = cu.cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)parcel.fd,
+                                               CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    return result == CUDA_SUCCESS ? map(handle, CU_MEM_ACCESS_FLAGS_PROT_READ, address) : result;
 }
 
 /* Writes where it may only read. On a real device that ends its context. */
-static unsigned write_result(struct check_side *side, unsigned long long address)
+static unsigned write_result(unsigned long long address)
 {
-    struct CUstream_st *stream = check_stream(side);
-    unsigned result = side->cu->cuMemsetD8Async(address, (unsigned char)~FILLED, CHECK_PAYLOAD_BYTES, stream);
+    struct CUstream_st *stream = check_stream();
+    unsigned result = cu.cuMemsetD8Async(address, (unsigned char)~FILLED, CHECK_PAYLOAD_BYTES, stream);
 
     if (result == CUDA_SUCCESS)
-        (void)check_idles(side, stream, CHECK_RELEASE_MS);
-    return result == CUDA_SUCCESS ? side->cu->cuStreamQuery(stream) : result;
+        (void)check_idles(stream, CHECK_RELEASE_MS);
+    return result == CUDA_SUCCESS ? cu.cuStreamQuery(stream) : result;
 }
 
-static void descriptor_peer(struct check_side *side)
+static void ask_descriptor(void)
 {
-    unsigned result;
-    unsigned long long address = borrow(side, &result);
-    size_t wrong;
+    struct check_reader reader = check_reader_make();
+    struct check_parcel parcel = { 0 };
+    unsigned long long address = 0;
+    unsigned result = borrow(&address);
 
-    if (address == 0) {
-        check_answer(side, "descriptor.contents", CHECK_BAD, "Another process cannot map it for reading: %s.",
-                     check_name(side, result));
-        check_skip(side, "the memory cannot be mapped");
+    if (result != CUDA_SUCCESS) {
+        check_answer("descriptor.contents", CHECK_BAD, "Another process cannot map it for reading: %s.",
+                     check_name(result));
+        check_skip("the memory cannot be mapped");
     }
-    wrong = differing(side, address);
-    check_answer(side, "descriptor.contents", wrong == 0 ? CHECK_GOOD : CHECK_BAD, wrong == 0
-                 ? "The other process reads the 1 MiB that the owner wrote, by a mapping for reading only."
-                 : "What the other process reads is not what the owner wrote.");
-    check_store_word(&side->shared->number[1], write_result(side, address));
-    check_reach(side, 2);
+    check_answer_read("descriptor.contents", "The other process's memory", &reader, address, FILLED);
+    result = write_result(address);
+    check_there(count_changed, &parcel);
+    if (parcel.number != 0)
+        check_answer("descriptor.read_only", CHECK_BAD, "The other process could write: %zu of 1048576 bytes have "
+                     "changed.", (size_t)parcel.number);
+    else if (result == CUDA_SUCCESS)
+        check_answer("descriptor.read_only", CHECK_NOTE, "The other process's write changed nothing, and the driver "
+                     "reported no error.");
+    else
+        check_answer("descriptor.read_only", CHECK_GOOD, "The other process's write failed (%s), and no byte has "
+                     "changed.", check_name(result));
 }
 
 const struct check_question check_descriptor = {
-    .name = "descriptor", .decides = true, .limit_ms = 9000, .owner = descriptor_owner, .peer = descriptor_peer,
+    .name = "descriptor", .ask = ask_descriptor, .has_other = true, .decides = true, .limit_ms = 9000,
+    .variant = ALIVE,
     .lines = {
         { "descriptor.export", "Boxcar can make memory that needs no common IPC and PID namespaces.",
           "Boxcar uses handles of CUDA IPC." },
@@ -190,36 +133,20 @@ const struct check_question check_descriptor = {
     },
 };
 
-/* ---- descriptor.dead --------------------------------------------------------------------------- */
-
-static void dead_owner(struct check_side *side)
+static void ask_dead(void)
 {
-    (void)lend(side);
-    for (;;)                            /* until it is killed, or by its alarm */
-        pause();
-}
+    struct check_reader reader = check_reader_make();
+    unsigned long long address = 0;
 
-static void dead_peer(struct check_side *side)
-{
-    unsigned result;
-    unsigned long long address = borrow(side, &result);
-    size_t wrong;
-
-    if (address == 0)
-        check_skip(side, "the memory cannot be mapped");
-    check_signal(side, CHECK_OWNER, SIGKILL);
+    if (borrow(&address) != CUDA_SUCCESS)
+        check_skip("the memory cannot be mapped");
+    check_kill_other();
     check_sleep_ms(CHECK_PATIENCE_MS);
-    wrong = differing(side, address);
-    if (wrong == 0)
-        check_answer(side, "descriptor.dead", CHECK_GOOD, "A killed process's memory reads as before.");
-    else
-        check_answer(side, "descriptor.dead", CHECK_BAD, "A killed process's memory %s.",
-                     wrong == CHECK_UNREAD ? "cannot be read" : "has changed");
+    check_answer_read("descriptor.dead", "A killed process's memory", &reader, address, FILLED);
 }
 
 const struct check_question check_descriptor_dead = {
-    .name = "descriptor.dead", .limit_ms = 9000, .owner = dead_owner, .peer = dead_peer, .owner_dies = true,
-    .variant = 1,
+    .name = "descriptor.dead", .ask = ask_dead, .has_other = true, .limit_ms = 9000, .variant = DEAD,
     .lines = {
         { "descriptor.dead", "Tensors on loan from a dead worker stay readable until they are released.",
           "What is borrowed from a dead worker must not be read any more, whatever the documentation says." },

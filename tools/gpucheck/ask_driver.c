@@ -3,7 +3,7 @@
  * The driver, the device, and the box: versions, functions, attributes, the compute mode, MPS, the container. Asked
  * first; what it finds decides whether there is anything else to ask.
  */
-#include "side.h"
+#include "gpucheck.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,20 +15,20 @@
 #define MPS_ENABLED 133                 /* CU_DEVICE_ATTRIBUTE_MPS_ENABLED, of CUDA 12.6 */
 
 /* Of a driver that may have failed to load. */
-static void answer_version(struct check_side *side)
+static void answer_version(void)
 {
     int version = 0;
 
-    if (side->cu->cuDriverGetVersion != NULL)
-        (void)side->cu->cuDriverGetVersion(&version);
-    check_answer(side, "driver.version", version < BXI_CU_OLDEST ? CHECK_BAD : CHECK_GOOD,
+    if (cu.cuDriverGetVersion != NULL)
+        (void)cu.cuDriverGetVersion(&version);
+    check_answer("driver.version", version < BXI_CU_OLDEST ? CHECK_BAD : CHECK_GOOD,
                  "The driver is for CUDA %d.%d.", version / 1000, version % 1000 / 10);
-    if (side->cu->missing != NULL)
-        check_answer(side, "driver.functions", CHECK_BAD, "The driver has no function %s.", side->cu->missing);
-    else if (side->cu->cuStreamWaitValue64_v2 == NULL || side->cu->cuStreamWriteValue64_v2 == NULL)
-        check_answer(side, "driver.functions", CHECK_BAD, "The driver has all functions but waits for words.");
+    if (cu.missing != NULL)
+        check_answer("driver.functions", CHECK_BAD, "The driver has no function %s.", cu.missing);
+    else if (cu.cuStreamWaitValue64_v2 == NULL || cu.cuStreamWriteValue64_v2 == NULL)
+        check_answer("driver.functions", CHECK_BAD, "The driver has all functions but waits for words.");
     else
-        check_answer(side, "driver.functions", CHECK_GOOD, "The driver has every function.");
+        check_answer("driver.functions", CHECK_GOOD, "The driver has every function.");
 }
 
 /* ---- The box --------------------------------------------------------------------------------- */
@@ -38,7 +38,7 @@ static bool exists(const char *path)
     return access(path, F_OK) == 0;
 }
 
-static void answer_box(struct check_side *side)
+static void answer_box(void)
 {
     struct statvfs shm;
     char module[128] = "";
@@ -51,35 +51,35 @@ static void answer_box(struct check_side *side)
             module[strcspn(module, "\n")] = '\0';
         fclose(file);
     }
-    check_answer(side, "box", CHECK_NOTE, "%s, uid %u, /dev/shm of %.0f MiB; the kernel's driver: %s.",
+    check_answer("box", CHECK_NOTE, "%s, uid %u, /dev/shm of %.0f MiB; the kernel's driver: %s.",
                  in_container ? "In a container" : "No container is seen", (unsigned)getuid(), mib,
                  module[0] != '\0' ? module : "nothing in /proc/driver/nvidia/version");
 }
 
-static void answer_mps(struct check_side *side, int device)
+static void answer_mps(int device)
 {
     static const char variable[] = "CUDA_MPS_PIPE_DIRECTORY";
     const char *folder = secure_getenv(variable);
     char path[256];
     int enabled = 0;
-    bool is_known = side->cu->cuDeviceGetAttribute(&enabled, MPS_ENABLED, device) == CUDA_SUCCESS;
+    bool is_known = cu.cuDeviceGetAttribute(&enabled, MPS_ENABLED, device) == CUDA_SUCCESS;
 
     snprintf(path, sizeof(path), "%s/control", folder != NULL ? folder : "/tmp/nvidia-mps");
-    check_answer(side, "driver.mps", CHECK_NOTE, "MPS: %s; its control pipe %s %s.",
+    check_answer("driver.mps", CHECK_NOTE, "MPS: %s; its control pipe %s %s.",
                  !is_known ? "the driver does not say" : enabled != 0 ? "contexts are shared" : "no", path,
                  exists(path) ? "is there" : "is not there");
 }
 
 /* ---- The device ------------------------------------------------------------------------------ */
 
-static int attribute(struct check_side *side, unsigned number, int device)
+static int attribute(unsigned number, int device)
 {
     int value = -1;
 
-    return side->cu->cuDeviceGetAttribute(&value, number, device) == CUDA_SUCCESS ? value : -1;
+    return cu.cuDeviceGetAttribute(&value, number, device) == CUDA_SUCCESS ? value : -1;
 }
 
-static void answer_attributes(struct check_side *side, int device)
+static void answer_attributes(int device)
 {
     static const struct {
         const char *name;
@@ -101,79 +101,70 @@ static void answer_attributes(struct check_side *side, int device)
     char text[CHECK_TEXT_BYTES - 8] = "";
     size_t bytes = 0;
 
-    for (size_t i = 0; i < sizeof(attributes) / sizeof(attributes[0]); i++) {
-        int value = attribute(side, attributes[i].number, device);
-        int added = value < 0
-            ? snprintf(text + bytes, sizeof(text) - bytes, "%s%s ?", i > 0 ? ", " : "", attributes[i].name)
-            : snprintf(text + bytes, sizeof(text) - bytes, "%s%s %d", i > 0 ? ", " : "", attributes[i].name, value);
+    for (size_t i = 0; i < sizeof(attributes) / sizeof(attributes[0]) && bytes < sizeof(text); i++) {
+        int value = attribute(attributes[i].number, device);
+        char number[16] = "?";
 
-        if (added < 0 || (size_t)added >= sizeof(text) - bytes)
-            break;
-        bytes += (size_t)added;
+        if (value >= 0)
+            snprintf(number, sizeof(number), "%d", value);
+        bytes += (size_t)snprintf(text + bytes, sizeof(text) - bytes, "%s%s %s", i > 0 ? ", " : "",
+                                  attributes[i].name, number);
     }
-    check_answer(side, "driver.attributes", CHECK_NOTE, "%s.", text);
+    check_answer("driver.attributes", CHECK_NOTE, "%s.", text);
 }
 
-static void answer_mode(struct check_side *side, int device)
+static void answer_mode(int device)
 {
-    switch (attribute(side, CU_DEVICE_ATTRIBUTE_COMPUTE_MODE, device)) {
-    case 0: check_answer(side, "driver.mode", CHECK_GOOD, "Several processes may open the device."); return;
+    switch (attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_MODE, device)) {
+    case 0: check_answer("driver.mode", CHECK_GOOD, "Several processes may open the device."); return;
     case CU_COMPUTEMODE_EXCLUSIVE_PROCESS:
-        check_answer(side, "driver.mode", CHECK_BAD, "The device is in exclusive-process mode.");
+        check_answer("driver.mode", CHECK_BAD, "The device is in exclusive-process mode.");
         return;
     case CU_COMPUTEMODE_PROHIBITED:
-        check_answer(side, "driver.mode", CHECK_BAD, "The device is in prohibited mode.");
+        check_answer("driver.mode", CHECK_BAD, "The device is in prohibited mode.");
         return;
-    default: check_answer(side, "driver.mode", CHECK_NOTE, "The driver does not tell the device's mode."); return;
+    default: check_answer("driver.mode", CHECK_NOTE, "The driver does not tell the device's mode."); return;
     }
 }
 
-static void answer_device(struct check_side *side, int device)
+static void answer_device(int device, int devices)
 {
-    struct check_found *found = &side->shared->found;
+    char name[100] = "";
     size_t bytes = 0;
 
-    (void)side->cu->cuDeviceGetName(found->name, (int)sizeof(found->name), device);
-    (void)side->cu->cuDeviceTotalMem_v2(&bytes, device);
-    check_answer(side, "driver.device", CHECK_GOOD, "Device %d of %d: %.100s, compute capability %d.%d, %.1f GiB%s.",
-                 side->device, found->devices, found->name,
-                 attribute(side, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device),
-                 attribute(side, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device), (double)bytes / 1073741824.0,
-                 strstr(found->name, "MIG") != NULL ? ", a part of a GPU (MIG), which may refuse to export memory"
-                 : "");
+    (void)cu.cuDeviceGetName(name, (int)sizeof(name), device);
+    (void)cu.cuDeviceTotalMem_v2(&bytes, device);
+    check_answer("driver.device", CHECK_GOOD, "Device %d of %d: %s, compute capability %d.%d, %.1f GiB%s.",
+                 check_device, devices, name,
+                 attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device),
+                 attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device), (double)bytes / 1073741824.0,
+                 strstr(name, "MIG") != NULL ? ", a part of a GPU (MIG), which may refuse to export memory" : "");
+    check_name_device(name, bxi_cu_is_fake(&cu));
 }
 
-static void ask_driver(struct check_side *side)
+static void ask_driver(void)
 {
-    struct check_found *found = &side->shared->found;
     char text[BXI_CU_TEXT_BYTES];
-    int device = 0;
+    int device = 0, devices = 0;
     int rc;
 
-    answer_box(side);
-    rc = check_load(side, text);
-    if (side->cu->library != NULL)
-        answer_version(side);
-    if (rc < 0) {
-        snprintf(found->reason, sizeof(found->reason), "%.350s", text);
-        check_give_up(side, "%s", text);
-    }
-    found->is_fake = bxi_cu_is_fake(side->cu);
-    check_need(side, side->cu->cuDeviceGetCount(&found->devices), "cuDeviceGetCount");
-    if (side->cu->cuDeviceGet(&device, side->device) != CUDA_SUCCESS) {
-        snprintf(found->reason, sizeof(found->reason), "there is no device %d: this process sees %d", side->device,
-                 found->devices);
-        check_give_up(side, "%s", found->reason);
-    }
-    answer_device(side, device);
-    answer_mode(side, device);
-    answer_mps(side, device);
-    answer_attributes(side, device);
-    found->has_driver = true;
+    answer_box();
+    rc = check_load(text);
+    if (cu.library != NULL)
+        answer_version();
+    if (rc < 0)
+        check_give_up("%s", text);
+    check_need(cu.cuDeviceGetCount(&devices), "cuDeviceGetCount");
+    if (cu.cuDeviceGet(&device, check_device) != CUDA_SUCCESS)
+        check_give_up("there is no device %d: this process sees %d", check_device, devices);
+    answer_mode(device);
+    answer_mps(device);
+    answer_attributes(device);
+    answer_device(device, devices);
 }
 
-const struct check_question check_driver_question = {
-    .name = "driver", .limit_ms = 20000, .owner = ask_driver,
+const struct check_question check_driver = {
+    .name = "driver", .ask = ask_driver, .is_bare = true, .limit_ms = 20000,
     .lines = {
         { "box", "Workers must see one another's processes and /dev/shm: containers need shared IPC and PID "
           "namespaces.", NULL },

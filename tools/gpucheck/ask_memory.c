@@ -1,91 +1,77 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What both sides may register of a page in /dev/shm, and what a handle of device memory gives to another process.
+ * What both sides may register of a page in /dev/shm, and what a handle of device memory gives to another process. The
+ * other process owns the page and the memory.
  */
-#include "side.h"
-
-#include <stdio.h>
-#include <string.h>
-#include <sys/mman.h>
+#include "gpucheck.h"
 
 #define MARK 0x5aa5c33c0ff00110u
+#define FILLED 0x3c
 
 /* ---- register -------------------------------------------------------------------------------- */
 
 /* Whether a stream reads MARK through the address. */
-static bool stream_reads(struct check_side *side, unsigned long long address, struct CUstream_st *stream)
+static bool stream_reads(unsigned long long address, struct CUstream_st *stream)
 {
     unsigned long long copy_at;
-    bxi_a64 *copy = check_pinned(side, CHECK_PAGE_BYTES, &copy_at);
+    bxi_a64 *copy = check_pinned(CHECK_PAGE_BYTES, &copy_at);
 
-    return side->cu->cuMemcpyAsync(copy_at, address, sizeof(uint64_t), stream) == CUDA_SUCCESS &&
-        check_idles(side, stream, CHECK_RELEASE_MS) && check_load_word(copy) == MARK;
+    return cu.cuMemcpyAsync(copy_at, address, sizeof(uint64_t), stream) == CUDA_SUCCESS &&
+        check_idles(stream, CHECK_RELEASE_MS) && check_load_word(copy) == MARK;
 }
 
-/* refused: what it means if the driver refuses it. */
-static void answer_registered(struct check_side *side, const char *key, enum check_verdict refused, unsigned result,
-                              unsigned long long address)
+/* Returns whether it is registered. */
+static bool answer_register(const char *key, bxi_a64 *page, unsigned flags)
 {
-    struct CUstream_st *stream = check_stream(side);
+    unsigned long long address = 0;
+    unsigned result = check_register_page(page, flags, &address);
 
     if (result != CUDA_SUCCESS)
-        check_answer(side, key, refused, "The driver refused it: %s.", check_name(side, result));
-    else if (stream_reads(side, address, stream))
-        check_answer(side, key, CHECK_GOOD, "The driver took it, and a stream reads the page.");
+        check_answer(key, CHECK_BAD, "The driver refused it: %s.", check_name(result));
+    else if (stream_reads(address, check_stream()))
+        check_answer(key, CHECK_GOOD, "The driver took it, and a stream reads the page.");
     else
-        check_answer(side, key, CHECK_BAD, "The driver took it, but a stream does not read the page.");
+        check_answer(key, CHECK_BAD, "The driver took it, but a stream does not read the page.");
+    return result == CUDA_SUCCESS;
 }
 
-static void register_owner(struct check_side *side)
+static void register_own(struct check_parcel *parcel)
 {
-    bxi_a64 *page = check_page(side, 0, true);
-    unsigned long long address = 0;
-    unsigned result;
+    bxi_a64 *page = check_page(0, true);
 
+    (void)parcel;
     check_store_word(page, MARK);
-    check_open(side);
-    result = check_register_page(side, page, 0, &address);
-    answer_registered(side, "register.owner", CHECK_BAD, result, address);
-    check_reach(side, 1);
-    check_await(side, 2);
+    (void)answer_register("register.owner", page, 0);
 }
 
-static void register_peer(struct check_side *side)
+static void ask_register(void)
 {
     static const struct {
         const char *key;
         bool is_writable;
         unsigned flags;
-        enum check_verdict refused;
     } ways[] = {
-        { "register.read_only", false, CU_MEMHOSTREGISTER_READ_ONLY, CHECK_BAD },
-        { "register.bare", false, 0, CHECK_NOTE },
-        { "register.writable", true, 0, CHECK_BAD },
+        { "register.read_only", false, CU_MEMHOSTREGISTER_READ_ONLY },
+        { "register.writable", true, 0 },
     };
+    struct check_parcel parcel = { 0 };
 
-    check_open(side);
-    check_await(side, 1);
+    check_there(register_own, &parcel);
     for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++) {
-        bxi_a64 *page = check_page(side, 0, ways[i].is_writable);
-        unsigned long long address = 0;
-        unsigned result = check_register_page(side, page, ways[i].flags, &address);
+        bxi_a64 *page = check_page(0, ways[i].is_writable);
 
-        answer_registered(side, ways[i].key, ways[i].refused, result, address);
-        if (result == CUDA_SUCCESS)
-            (void)side->cu->cuMemHostUnregister((void *)page);
+        if (answer_register(ways[i].key, page, ways[i].flags))
+            (void)cu.cuMemHostUnregister((void *)page);
     }
-    check_reach(side, 2);
 }
 
 const struct check_question check_register = {
-    .name = "register", .decides = true, .limit_ms = 8000, .owner = register_owner, .peer = register_peer,
+    .name = "register", .ask = ask_register, .has_other = true, .decides = true, .limit_ms = 8000,
     .lines = {
         { "register.owner", "A worker's streams can write its words in /dev/shm (HOST_WORDS).",
           "HOST_WORDS is impossible." },
         { "register.read_only", "Peers wait through read-only mappings (HOST_WORDS).",
           "Peers register a writable mapping of the words' page instead, if the driver takes that." },
-        { "register.bare", "That is a read-only mapping without the flag, which Boxcar never tries.",
-          "Boxcar never tries that." },
         { "register.writable", "What peers use where the read-only flag is refused.",
           "HOST_WORDS needs the read-only flag." },
         { NULL, NULL, NULL },
@@ -94,32 +80,15 @@ const struct check_question check_register = {
 
 /* ---- handle ---------------------------------------------------------------------------------- */
 
-static void handle_owner(struct check_side *side)
+static void lend(struct check_parcel *parcel)
 {
-    unsigned long long address, again = 0;
-    struct CUstream_st *stream;
-    unsigned result;
+    unsigned result = cu.cuIpcGetMemHandle(&parcel->handle, check_payload(FILLED, check_stream()));
 
-    check_open(side);
-    stream = check_stream(side);
-    address = check_alloc(side, CHECK_PAYLOAD_BYTES);
-    check_fill(side, address, 0x3c, stream);
-    check_finish(side, stream, "filling 1 MiB");
-    result = side->cu->cuIpcGetMemHandle(&side->shared->handle[0], address);
     if (result != CUDA_SUCCESS) {
-        check_answer(side, "handle.export", CHECK_BAD, "The driver gives no handle: %s.", check_name(side, result));
-        check_skip(side, "there is no handle");
+        check_answer("handle.export", CHECK_BAD, "The driver gives no handle: %s.", check_name(result));
+        check_skip("there is no handle");
     }
-    check_answer(side, "handle.export", CHECK_GOOD, "The driver gave a handle.");
-    result = check_open_handle(side, 0, &again);
-    if (result == CUDA_SUCCESS)
-        check_answer(side, "handle.own", CHECK_NOTE, "A process can open its own handle, at %s address.",
-                     again == address ? "the same" : "another");
-    else
-        check_answer(side, "handle.own", CHECK_NOTE, "A process cannot open its own handle: %s.",
-                     check_name(side, result));
-    check_reach(side, 1);
-    check_await(side, 2);
+    check_answer("handle.export", CHECK_GOOD, "The driver gave a handle.");
 }
 
 static double ms_since(uint64_t start_ns)
@@ -127,82 +96,55 @@ static double ms_since(uint64_t start_ns)
     return (double)(check_now_ns() - start_ns) / 1e6;
 }
 
-static void open_twice(struct check_side *side, unsigned long long first)
+static void answer_close(struct CUipcMemHandle_st handle, unsigned long long address)
 {
-    unsigned long long second = 0;
-    unsigned result = check_open_handle(side, 0, &second);
+    uint64_t start_ns = check_now_ns();
+    unsigned result = cu.cuIpcCloseMemHandle(address);
+    double ms = ms_since(start_ns);
 
     if (result != CUDA_SUCCESS) {
-        check_answer(side, "handle.twice", CHECK_NOTE, "A second open in one process is refused: %s.",
-                     check_name(side, result));
+        check_answer("handle.close", CHECK_BAD, "It could not be closed: %s.", check_name(result));
         return;
     }
-    check_answer(side, "handle.twice", CHECK_NOTE, "A second open in one process succeeds, at %s address.",
-                 second == first ? "the same" : "another");
-    (void)side->cu->cuIpcCloseMemHandle(second);
+    result = check_open_handle(handle, &address);
+    check_figure(ms, "ms");
+    check_answer("handle.close", result == CUDA_SUCCESS ? CHECK_GOOD : CHECK_BAD,
+                 "It was closed in %.2f ms, and opened again: %s.", ms,
+                 result == CUDA_SUCCESS ? "yes" : check_name(result));
 }
 
-static void answer_contents(struct check_side *side, unsigned long long address)
+static void ask_handle(void)
 {
-    size_t differing = check_read(side, address, 0x3c, check_stream(side),
-                                  check_pinned(side, CHECK_PAYLOAD_BYTES, NULL));
-
-    if (differing == CHECK_UNREAD)
-        check_answer(side, "handle.contents", CHECK_BAD, "Reading 1 MiB of it did not end.");
-    else if (differing == 0)
-        check_answer(side, "handle.contents", CHECK_GOOD, "The other process reads the 1 MiB that the owner wrote.");
-    else
-        check_answer(side, "handle.contents", CHECK_BAD, "%zu of 1048576 bytes are not what the owner wrote.",
-                     differing);
-}
-
-static void handle_peer(struct check_side *side)
-{
+    struct check_reader reader = check_reader_make();
+    struct check_parcel parcel = { 0 };
     unsigned long long address = 0;
     uint64_t start_ns;
     unsigned result;
+    double ms;
 
-    check_open(side);
-    check_await(side, 1);
+    check_there(lend, &parcel);
     start_ns = check_now_ns();
-    result = check_open_handle(side, 0, &address);
+    result = check_open_handle(parcel.handle, &address);
+    ms = ms_since(start_ns);
     if (result != CUDA_SUCCESS) {
-        check_answer(side, "handle.open", CHECK_BAD, "Another process cannot open the handle: %s.",
-                     check_name(side, result));
-        check_skip(side, "the handle cannot be opened");
+        check_answer("handle.open", CHECK_BAD, "Another process cannot open the handle: %s.", check_name(result));
+        check_skip("the handle cannot be opened");
     }
-    check_figure(side, "handle.open", ms_since(start_ns), "ms");
-    check_answer(side, "handle.open", CHECK_GOOD, "Another process opened the handle in %.2f ms.",
-                 ms_since(start_ns));
-    answer_contents(side, address);
-    open_twice(side, address);
-    start_ns = check_now_ns();
-    result = side->cu->cuIpcCloseMemHandle(address);
-    if (result == CUDA_SUCCESS) {
-        double ms = ms_since(start_ns);
-
-        result = check_open_handle(side, 0, &address);
-        check_figure(side, "handle.close", ms, "ms");
-        check_answer(side, "handle.close", result == CUDA_SUCCESS ? CHECK_GOOD : CHECK_BAD,
-                     "It was closed in %.2f ms, and opened again: %s.", ms,
-                     result == CUDA_SUCCESS ? "yes" : check_name(side, result));
-    } else {
-        check_answer(side, "handle.close", CHECK_BAD, "It could not be closed: %s.", check_name(side, result));
-    }
-    check_reach(side, 2);
+    check_figure(ms, "ms");
+    check_answer("handle.open", CHECK_GOOD, "Another process opened the handle in %.2f ms.", ms);
+    check_answer_read("handle.contents", "The other process's memory", &reader, address, FILLED);
+    answer_close(parcel.handle, address);
 }
 
 const struct check_question check_handle = {
-    .name = "handle", .decides = true, .limit_ms = 10000, .owner = handle_owner, .peer = handle_peer,
+    .name = "handle", .ask = ask_handle, .has_other = true, .decides = true, .limit_ms = 10000,
     .lines = {
         { "handle.export", "Boxcar can export this device's memory.",
           "Memory of this device cannot be shared (MIG and some virtual GPUs): Boxcar refuses to open it." },
-        { "handle.own", "Boxcar never opens its own memory.", NULL },
         { "handle.open", "The first tensor of a slab of 64 MiB or more costs that once.",
           "Tensors go through pinned host memory. Containers must share the IPC and PID namespaces (--ipc=host "
           "--pid=host)." },
         { "handle.contents", "A tensor on loan is read in place.", "Nothing that this driver shares can be trusted." },
-        { "handle.twice", "Boxcar opens each slab once, so either will do.", NULL },
         { "handle.close", "A slab that comes back can be mapped anew.", "A slab can be mapped once only." },
         { NULL, NULL, NULL },
     },

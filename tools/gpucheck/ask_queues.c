@@ -7,7 +7,7 @@
  * because a driver may wait for all streams where it makes something. Then one after the other is made to wait. After
  * each, a write of 8 bytes by the side stream must end.
  */
-#include "side.h"
+#include "gpucheck.h"
 
 #include <stdio.h>
 
@@ -15,45 +15,41 @@
 #define WRITE_MS 400u
 
 /* Whether a write of 8 bytes on the stream ends. */
-static bool writes(struct check_side *side, struct CUstream_st *stream, unsigned long long scratch)
+static bool writes(struct CUstream_st *stream, unsigned long long scratch)
 {
-    check_need(side, side->cu->cuMemsetD8Async(scratch, 1, sizeof(uint64_t), stream), "cuMemsetD8Async");
-    return check_idles(side, stream, WRITE_MS);
+    check_fill(scratch, 1, sizeof(uint64_t), stream);
+    return check_idles(stream, WRITE_MS);
 }
 
-static void queues_owner(struct check_side *side)
+static void ask_queues(void)
 {
-    const char *key = side->question->name;
-    struct CUstream_st *side_stream, *streams[STREAMS];
-    unsigned long long scratch;
-    struct check_gate gate;
+    const char *key = check_question->name;
+    unsigned long long scratch = check_alloc(CHECK_PAGE_BYTES);
+    struct check_hold hold = check_hold_make();
+    struct CUstream_st *side_stream = check_stream(), *streams[STREAMS];
     unsigned held = 0;
 
-    check_open(side);
-    scratch = check_alloc(side, CHECK_PAGE_BYTES);
-    gate = check_gate_make(side);
-    side_stream = check_stream(side);
     for (int i = 0; i < STREAMS; i++)
-        streams[i] = check_stream(side);
+        streams[i] = check_stream();
     for (int i = 0; i < STREAMS; i++)
-        if (!writes(side, streams[i], scratch) || !writes(side, side_stream, scratch))
-            check_give_up(side, "a write of 8 bytes did not end, though no stream waited");
+        if (!writes(streams[i], scratch) || !writes(side_stream, scratch))
+            check_give_up("a write of 8 bytes did not end, though no stream waited");
     while (held < STREAMS) {
-        check_gate_shut(side, &gate, streams[held]);
-        if (!writes(side, side_stream, scratch))
+        check_hold_begin(&hold, streams[held]);
+        if (!writes(side_stream, scratch))
             break;
         held++;
     }
-    check_gate_open(&gate);
-    check_figure(side, key, held, "streams");
+    check_hold_end(&hold);
+    check_figure(held, "streams");
     if (held == STREAMS)
-        check_answer(side, key, CHECK_GOOD, "%u streams waited, and the side stream's writes ended.", held);
-    else
-        check_answer(side, key, held >= CHECK_LANES_MIN ? CHECK_NOTE : CHECK_BAD,
-                     "%u streams may wait; with %u, the side stream is held up.", held, held + 1);
-    if (held < STREAMS && !check_idles(side, side_stream, CHECK_RELEASE_MS))
-        check_answer(side, key, CHECK_BAD, "With %u streams that wait the side stream is held up, and not even their "
+        check_answer(key, CHECK_GOOD, "%u streams waited, and the side stream's writes ended.", held);
+    else if (!check_idles(side_stream, CHECK_RELEASE_MS))
+        check_answer(key, CHECK_BAD, "With %u streams that wait the side stream is held up, and not even their "
                      "release frees it.", held + 1);
+    else
+        check_answer(key, held >= CHECK_LANES_MIN ? CHECK_NOTE : CHECK_BAD,
+                     "%u streams may wait; with %u, the side stream is held up.", held, held + 1);
 }
 
 #define OF_USE "That many lanes may wait at a time. "
@@ -63,16 +59,16 @@ static void queues_owner(struct check_side *side)
 #define SETS_1 "Some training programs set 1."
 
 const struct check_question check_queues_32 = {
-    .name = "queues.32", .decides = true, .limit_ms = 6000, .owner = queues_owner, .connections = 32,
+    .name = "queues.32", .ask = ask_queues, .decides = true, .limit_ms = 6000, .connections = 32,
     .lines = { { "queues.32", OF_USE SETS_32, OF_NO_USE SETS_32 }, { NULL, NULL, NULL } },
 };
 
 const struct check_question check_queues_8 = {
-    .name = "queues.8", .limit_ms = 6000, .owner = queues_owner, .connections = 8,
+    .name = "queues.8", .ask = ask_queues, .limit_ms = 6000, .connections = 8,
     .lines = { { "queues.8", OF_USE SETS_8, OF_NO_USE SETS_8 }, { NULL, NULL, NULL } },
 };
 
 const struct check_question check_queues_1 = {
-    .name = "queues.1", .limit_ms = 6000, .owner = queues_owner, .connections = 1,
+    .name = "queues.1", .ask = ask_queues, .limit_ms = 6000, .connections = 1,
     .lines = { { "queues.1", OF_USE SETS_1, OF_NO_USE SETS_1 }, { NULL, NULL, NULL } },
 };

@@ -3,16 +3,16 @@
  * gpucheck: does CUDA IPC work on this box, in this container, as Boxcar relies on it?
  *
  * Run by a person, or before tests on a new machine. It needs the driver and nothing else: no toolkit, and of Boxcar
- * gpu/ alone, which is linked in. Each question is asked in new processes (pair.c), which a hanging or crashing
+ * gpu/ alone, which is linked in. Each question is asked in new processes (process.c), which a hanging or crashing
  * driver takes along, not this one: it never calls the driver itself. A question costs a start of the driver, most of
  * its time; together they end within a minute, whatever happens.
  *
  * gpucheck.c    flags, the list of questions, the minute
- * pair.c        a question's processes      side.c           what these use
+ * process.c     a question's processes      driver.c         what these call
  * ask_*.c       the questions               report.c         lines
  * verdict.c     which order Boxcar chooses, and whether that works
  */
-#include "pair.h"
+#include "gpucheck.h"
 
 #include "boxcar.h"
 
@@ -135,6 +135,7 @@ static const char *against(const struct check_question *question, bool handles_h
 /* Asks all that are wanted; returns how many. */
 static unsigned ask_all(const struct check_settings *settings, uint64_t start_ns)
 {
+    struct check_found found;
     bool handles_hang = false;
     unsigned asked = 0;
 
@@ -147,7 +148,7 @@ static unsigned ask_all(const struct check_settings *settings, uint64_t start_ns
             continue;
         asked++;
         if (reason == NULL)
-            check_ask(question, settings, left < question->limit_ms ? left : question->limit_ms, NULL);
+            check_ask(question, settings, left < question->limit_ms ? left : question->limit_ms, &found);
         else
             check_decline(question, reason);
         if (question == &check_handle)
@@ -159,17 +160,17 @@ static unsigned ask_all(const struct check_settings *settings, uint64_t start_ns
 
 /* What was found as a status, and in words. */
 static int conclude(const struct check_settings *settings, const struct check_found *found,
-                    struct check_ending *ending, char *why)
+                    struct check_ending *ending)
 {
-    if (!found->has_driver) {
-        snprintf(why, CHECK_TEXT_BYTES, "There is no GPU: %.280s. Boxcar works without, for memory of the host.",
-                 found->reason);
+    if (found->device[0] == '\0') {
+        snprintf(ending->why, sizeof(ending->why),
+                 "There is no GPU: %.280s. Boxcar works without, for memory of the host.", found->reason);
         return STATUS_NO_GPU;
     }
     if (settings->only == NULL || strcmp(settings->only, "order") == 0)
-        ending->order = check_order(why, CHECK_TEXT_BYTES);
+        ending->order = check_order(ending->why);
     else
-        snprintf(why, CHECK_TEXT_BYTES, "Not asked (--only).");
+        snprintf(ending->why, sizeof(ending->why), "Not asked (--only).");
     return check_is_refused() || check_reported_count(CHECK_UNKNOWN) > 0 ? STATUS_NOT_SHARED : 0;
 }
 
@@ -185,26 +186,26 @@ static int finish(int status)
 int main(int argc, char **argv)
 {
     struct check_settings settings = { .device = 0 };
-    struct check_found found = { .has_driver = false };
-    char why[CHECK_TEXT_BYTES];
-    struct check_ending ending = { .why = why };
+    struct check_found found;
+    struct check_ending ending = { .order = NULL };
     uint64_t start_ns = check_now_ns();
     int rc = read_flags(argc, argv, &settings);
 
     if (rc != 0)
         return finish(rc < 0 ? STATUS_WRONG_FLAGS : 0);
-    check_report_open(&settings);
-    check_ask(&check_driver_question, &settings, check_driver_question.limit_ms, &found);
-    check_report_found(&found);
-    if (found.has_driver) {
+    check_report_open(settings.json);
+    check_ask(&check_driver, &settings, check_driver.limit_ms, &found);
+    if (found.is_fake)
+        check_report_fake();
+    if (found.device[0] != '\0') {
         check_keep_driver();
-        if (ask_all(&settings, start_ns) == 0 && !is_wanted(&check_driver_question, &settings)) {
+        if (ask_all(&settings, start_ns) == 0 && !is_wanted(&check_driver, &settings)) {
             fprintf(stderr, "gpucheck: --only: no question's name begins with %s; see gpucheck --help\n",
                     settings.only);
             return STATUS_WRONG_FLAGS;
         }
     }
-    ending.status = conclude(&settings, &found, &ending, why);
+    ending.status = conclude(&settings, &found, &ending);
     ending.seconds = (double)(check_now_ns() - start_ns) / 1e9;
     check_report_close(&found, &ending);
     return finish(ending.status);

@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define KEPT 160
+#define KEPT 160                        /* lines of all questions, at most */
 
 #define TEXT_OF(number) #number
 #define STRING(number) TEXT_OF(number)
@@ -25,16 +25,10 @@ static struct {
     unsigned count;
 } report;
 
-static const char *word_of(enum check_verdict verdict)
-{
-    switch (verdict) {
-    case CHECK_GOOD: return "good";
-    case CHECK_BAD: return "bad";
-    case CHECK_NOTE: return "note";
-    case CHECK_ABSENT: return "absent";
-    default: return "unknown";
-    }
-}
+static const char *const words[CHECK_VERDICTS] = {
+    [CHECK_UNKNOWN] = "unknown", [CHECK_GOOD] = "good", [CHECK_BAD] = "bad", [CHECK_NOTE] = "note",
+    [CHECK_ABSENT] = "absent",
+};
 
 static void print_string(const char *text)
 {
@@ -56,18 +50,18 @@ static void print_member(const char *key, const char *text)
         fputs("null", stdout);
 }
 
-void check_report_open(const struct check_settings *settings)
+void check_report_open(bool is_json)
 {
-    report.json = settings->json;
+    report.json = is_json;
     if (report.json)
         printf("{\"gpucheck\": \"" STRING(BX_VERSION_MAJOR) "." STRING(BX_VERSION_MINOR) "." STRING(BX_VERSION_PATCH)
                "\", \"lines\": [");
     fflush(stdout);
 }
 
-void check_report_found(const struct check_found *found)
+void check_report_fake(void)
 {
-    if (found->is_fake && !report.json)
+    if (!report.json)
         puts("FAKE     The driver is the one of Boxcar's tests, and there is no GPU: the answers below tell how it is "
              "configured, and nothing about this machine.");
     fflush(stdout);
@@ -76,12 +70,7 @@ void check_report_found(const struct check_found *found)
 /* What a line means for Boxcar; NULL: nothing can be said. */
 static const char *meaning(const struct check_line *line, enum check_verdict verdict)
 {
-    switch (verdict) {
-    case CHECK_GOOD:
-    case CHECK_NOTE: return line->good;
-    case CHECK_BAD: return line->bad;
-    default: return NULL;
-    }
+    return verdict == CHECK_GOOD || verdict == CHECK_NOTE ? line->good : verdict == CHECK_BAD ? line->bad : NULL;
 }
 
 static void print_json(const struct check_line *line, const struct check_answer *answer)
@@ -89,7 +78,7 @@ static void print_json(const struct check_line *line, const struct check_answer 
     fputs(report.count > 0 ? ",\n  {" : "\n  {", stdout);
     print_member("key", line->key);
     fputs(", ", stdout);
-    print_member("verdict", word_of(answer->verdict));
+    print_member("verdict", words[answer->verdict]);
     fputs(", ", stdout);
     print_member("answer", answer->text);
     fputs(", ", stdout);
@@ -111,7 +100,7 @@ void check_report_line(const struct check_line *line, const struct check_answer 
     if (report.json)
         print_json(line, answer);
     else
-        printf("%-8s %-22s %s%s%s\n", word_of(answer->verdict), line->key, answer->text, means != NULL ? " " : "",
+        printf("%-8s %-22s %s%s%s\n", words[answer->verdict], line->key, answer->text, means != NULL ? " " : "",
                means != NULL ? means : "");
     fflush(stdout);
     if (report.count < KEPT) {
@@ -151,7 +140,7 @@ void check_report_close(const struct check_found *found, const struct check_endi
 {
     if (report.json) {
         printf("],\n \"fake\": %s, ", found->is_fake ? "true" : "false");
-        print_member("device", found->has_driver ? found->name : NULL);
+        print_member("device", found->device[0] != '\0' ? found->device : NULL);
         fputs(", ", stdout);
         print_member("order", ending->order);
         fputs(",\n ", stdout);

@@ -69,7 +69,7 @@ static const char *line_of(unsigned order)
     return lines[order];
 }
 
-const char *check_order(char *why, size_t room)
+const char *check_order(char why[CHECK_TEXT_BYTES])
 {
     double chosen = check_reported_value("boxcar.order");
     unsigned order = isfinite(chosen) ? (unsigned)chosen : 0;
@@ -77,18 +77,18 @@ const char *check_order(char *why, size_t room)
     bool is_few = bxi_cu_connections() < BXI_CU_CONNECTIONS_LEAST;
 
     if (check_is_refused())
-        snprintf(why, room, "Processes cannot share this device's memory: %s.", reason_of_refusal());
+        snprintf(why, CHECK_TEXT_BYTES, "Processes cannot share this device's memory: %s.", reason_of_refusal());
     else if (goes_by_fd() && !is_good("handle.contents"))
-        snprintf(why, room, "Processes can share this device's memory by file descriptors. Boxcar's trial chose %s; "
-                 "whether that works across processes is unknown here, because the questions about that need handles "
+        snprintf(why, CHECK_TEXT_BYTES, "Processes can share this device's memory by file descriptors. Boxcar's trial "
+                 "chose %s; whether that works across processes is unknown here, because the questions about that need handles "
                  "of CUDA IPC.", check_order_name(order));
     else if (!is_good("handle.contents"))
-        snprintf(why, room, "It is unknown whether processes can share this device's memory: handle.contents has no "
-                 "answer.");
+        snprintf(why, CHECK_TEXT_BYTES, "It is unknown whether processes can share this device's memory: "
+                 "handle.contents has no answer.");
     else if (order == 0)
-        snprintf(why, room, "Boxcar has chosen no order: see boxcar.order.");
+        snprintf(why, CHECK_TEXT_BYTES, "Boxcar has chosen no order: see boxcar.order.");
     else
-        snprintf(why, room, "Boxcar will use %s: %s.%s%s%s%s Memory goes %s.", check_order_name(order),
+        snprintf(why, CHECK_TEXT_BYTES, "Boxcar will use %s: %s.%s%s%s%s Memory goes %s.", check_order_name(order),
                  meaning_of(order), order > 2 && is_few ? " Not words: CUDA_DEVICE_MAX_CONNECTIONS is below 4." : "",
                  line != NULL && !is_good(line) ? " Not borne out across processes: see " : "",
                  line != NULL && !is_good(line) ? line : "", line != NULL && !is_good(line) ? "." : "",

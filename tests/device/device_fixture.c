@@ -131,6 +131,12 @@ void device_run(const struct harness_world *world)
     device_check_machine();
 }
 
+void device_pair(enum device_driver driver, device_setup_fn setup, harness_fn first, harness_fn second)
+{
+    device_world(driver);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { first, second } });
+}
+
 /* ---- Tensors --------------------------------------------------------------------------------- */
 
 struct bx_device device_open(struct bx_job *job, int ordinal)

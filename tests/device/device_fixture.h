@@ -12,8 +12,7 @@
  *
  *     Test(device, does_this, .timeout = 60)
  *     {
- *         device_world(DEVICE_ANY);
- *         device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { owner } });
+ *         device_pair(DEVICE_ANY, setup, owner, NULL);
  *     }
  *
  * device_run checks more than harness_run: with the fake, no memory was freed while a process had it open, and the
@@ -34,6 +33,8 @@ enum device_driver { DEVICE_ANY, DEVICE_FAKE };
 void device_world(enum device_driver driver);
 bool device_is_real(void);
 void device_run(const struct harness_world *world);
+typedef int (*device_setup_fn)(struct bx_job *job);
+void device_pair(enum device_driver driver, device_setup_fn setup, harness_fn first, harness_fn second);
 void device_check_machine(void);                /* the check of the machine in device_run */
 uint64_t device_figure(const char *name, int device);   /* in a worker: of the fake machine */
 

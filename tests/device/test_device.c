@@ -184,8 +184,7 @@ static void calls_each_kind(struct bx_job *job)
 
 Test(device, arrives_at_each_kind_of_handler_and_at_its_owner, .timeout = 60)
 {
-    device_world(DEVICE_ANY);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { calls_each_kind, reader } });
+    device_pair(DEVICE_ANY, setup, calls_each_kind, reader);
 }
 
 static void asks(struct bx_job *job)
@@ -214,8 +213,7 @@ static void asks(struct bx_job *job)
 
 Test(device, comes_back_in_a_reply_and_outlives_it, .timeout = 60)
 {
-    device_world(DEVICE_ANY);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { asks, reader } });
+    device_pair(DEVICE_ANY, setup, asks, reader);
 }
 
 /* ---- With references --------------------------------------------------------------------------- */
@@ -280,8 +278,7 @@ static void calls_objects(struct bx_job *job)
 
 Test(device, goes_to_objects_and_beside_references_both_ways, .timeout = 60)
 {
-    device_world(DEVICE_ANY);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup_objects, .body = { calls_objects, reader } });
+    device_pair(DEVICE_ANY, setup_objects, calls_objects, reader);
 }
 
 /* ---- Shapes ---------------------------------------------------------------------------------- */
@@ -353,8 +350,7 @@ static void sends_views(struct bx_job *job)
 
 Test(device, keeps_shape_strides_and_offset_of_views, .timeout = 60)
 {
-    device_world(DEVICE_ANY);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup_views, .body = { sends_views, reader } });
+    device_pair(DEVICE_ANY, setup_views, sends_views, reader);
 }
 
 /* ---- Messages of many ------------------------------------------------------------------------- */
@@ -452,8 +448,7 @@ static void sends_mixed(struct bx_job *job)
 
 Test(device, is_sent_beside_host_tensors_and_empty_ones, .timeout = 60)
 {
-    device_world(DEVICE_ANY);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup_mixed, .body = { sends_mixed, reader } });
+    device_pair(DEVICE_ANY, setup_mixed, sends_mixed, reader);
 }
 
 /* ---- Nothing is copied ------------------------------------------------------------------------ */
@@ -516,8 +511,7 @@ static void counts(struct bx_job *job)
 
 Test(device, counts_what_has_changed, .timeout = 60)
 {
-    device_world(DEVICE_ANY);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { counts, reader } });
+    device_pair(DEVICE_ANY, setup, counts, reader);
 }
 
 static void forwards(struct bx_job *job)
@@ -545,8 +539,7 @@ static void forwards(struct bx_job *job)
 
 Test(device, copies_a_forwarded_tensor_on_the_device, .timeout = 60)
 {
-    device_world(DEVICE_ANY);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { forwards, reader } });
+    device_pair(DEVICE_ANY, setup, forwards, reader);
 }
 
 /* ---- Copies of views -------------------------------------------------------------------------- */
@@ -626,6 +619,5 @@ static void copies_views(struct bx_job *job)
 
 Test(device, copies_views_through_the_host, .timeout = 60)
 {
-    device_world(DEVICE_ANY);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { copies_views, reader } });
+    device_pair(DEVICE_ANY, setup, copies_views, reader);
 }

@@ -26,8 +26,7 @@ static int setup(struct bx_job *job)
 
 static void run(void (*body)(struct bx_job *job))
 {
-    device_world(DEVICE_ANY);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { body, NULL } });
+    device_pair(DEVICE_ANY, setup, body, NULL);
 }
 
 static int64_t number(void *stream)

@@ -95,8 +95,7 @@ static void on_one_device(struct bx_job *job)
 
 Test(device_errors, fail_with_a_code_and_advice, .timeout = 60)
 {
-    device_world(DEVICE_FAKE);
-    device_run(&(struct harness_world){ .size = 2, .setup = device_setup, .body = { on_one_device, NULL } });
+    device_pair(DEVICE_FAKE, device_setup, on_one_device, NULL);
 }
 
 /* A tensor of a job that has ended, sent by the next job of the same process. */
@@ -125,9 +124,7 @@ static void sends_what_is_over(struct bx_job *job)
 
 Test(device_errors, does_not_lend_a_tensor_of_a_former_job, .timeout = 60)
 {
-    device_world(DEVICE_ANY);
-    device_run(&(struct harness_world){ .size = 2, .setup = device_setup,
-               .body = { sends_what_is_over, sends_what_is_over } });
+    device_pair(DEVICE_ANY, device_setup, sends_what_is_over, sends_what_is_over);
 }
 
 static void forks(struct bx_job *job)
@@ -162,8 +159,7 @@ static void forks(struct bx_job *job)
 
 Test(device_errors, gives_errors_to_a_child_of_a_fork, .timeout = 60)
 {
-    device_world(DEVICE_ANY);
-    device_run(&(struct harness_world){ .size = 2, .setup = device_setup, .body = { forks, NULL } });
+    device_pair(DEVICE_ANY, device_setup, forks, NULL);
 }
 
 /* ---- Several devices -------------------------------------------------------------------------- */
@@ -193,9 +189,7 @@ static void sees_them_the_other_way_round(struct bx_job *job)
 
 Test(device_errors, identifies_devices_by_uuid_and_not_by_ordinal, .timeout = 60)
 {
-    device_world(DEVICE_FAKE);
-    device_run(&(struct harness_world){ .size = 2, .setup = device_setup,
-               .body = { uses_two, sees_them_the_other_way_round } });
+    device_pair(DEVICE_FAKE, device_setup, uses_two, sees_them_the_other_way_round);
 }
 
 static void lends_to_another_device(struct bx_job *job)
@@ -340,8 +334,7 @@ static void sees_both(struct bx_job *job)
 
 Test(device_errors, stages_once_to_a_hidden_device_whose_worker_sees_the_senders, .timeout = 60)
 {
-    device_world(DEVICE_FAKE);
-    device_run(&(struct harness_world){ .size = 2, .setup = device_setup, .body = { lends_unseen, sees_both } });
+    device_pair(DEVICE_FAKE, device_setup, lends_unseen, sees_both);
 }
 
 /* Sends a view whose elements are numbered from `first`; it arrives contiguous. */

@@ -179,8 +179,7 @@ static void has_the_same(struct bx_job *job)
 
 Test(device_foreign, wraps_a_tensor_without_elements_or_address, .timeout = 60)
 {
-    device_world(DEVICE_ANY);
-    device_run(&(struct harness_world){ .size = 2, .setup = device_setup, .body = { takes_nothing, has_the_same } });
+    device_pair(DEVICE_ANY, device_setup, takes_nothing, has_the_same);
 }
 
 static void refuses_pools(struct bx_job *job)
@@ -239,8 +238,7 @@ static void goes_out(struct bx_job *job)
 
 Test(device_foreign, exports_by_dlpack_without_a_copy, .timeout = 60)
 {
-    device_world(DEVICE_ANY);
-    device_run(&(struct harness_world){ .size = 2, .setup = device_setup, .body = { goes_out, NULL } });
+    device_pair(DEVICE_ANY, device_setup, goes_out, NULL);
 }
 
 /* Memory of a device that no job has open cannot be wrapped. */

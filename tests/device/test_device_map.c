@@ -312,8 +312,7 @@ static void leaves_too(struct bx_job *job)
 
 Test(device_map, ends_without_error_when_all_leave_meanwhile, .timeout = 60)
 {
-    device_world(DEVICE_FAKE);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { leaves_meanwhile, leaves_too } });
+    device_pair(DEVICE_FAKE, setup, leaves_meanwhile, leaves_too);
 }
 
 /* ---- Slabs ----------------------------------------------------------------------------------- */
@@ -375,9 +374,7 @@ static void closes_what_is_retired(struct bx_job *job)
 
 Test(device_map, frees_slabs_that_no_worker_uses, .timeout = 60)
 {
-    device_world(DEVICE_ANY);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup,
-               .body = { makes_and_frees_slabs, closes_what_is_retired } });
+    device_pair(DEVICE_ANY, setup, makes_and_frees_slabs, closes_what_is_retired);
 }
 
 /* Both workers are always busy, and no call polls devices explicitly. */
@@ -406,8 +403,7 @@ static void serves_on(struct bx_job *job)
 
 Test(device_map, frees_slabs_under_constant_load, .timeout = 60)
 {
-    device_world(DEVICE_ANY);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { frees_slabs_and_calls_on, serves_on } });
+    device_pair(DEVICE_ANY, setup, frees_slabs_and_calls_on, serves_on);
 }
 
 /* Both leave at once, while each has the other's slab open and closing takes long: neither frees an open slab. */
@@ -430,8 +426,7 @@ static void lends_and_leaves(struct bx_job *job)
 
 Test(device_map, frees_no_open_slab_when_all_leave, .timeout = 60)
 {
-    device_world(DEVICE_FAKE);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { lends_and_leaves, lends_and_leaves } });
+    device_pair(DEVICE_FAKE, setup, lends_and_leaves, lends_and_leaves);
 }
 
 /* ---- Starts ---------------------------------------------------------------------------------- */

@@ -109,8 +109,7 @@ static void reads_early(struct bx_job *job)
 
 Test(device_order, makes_only_the_reader_wait_for_a_slow_writer, .timeout = 60)
 {
-    device_world(DEVICE_ANY);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { writes_late, reads_early } });
+    device_pair(DEVICE_ANY, setup, writes_late, reads_early);
 }
 
 /* The same with each order, and with a tensor that has no point of its own. */
@@ -246,8 +245,7 @@ Test(device_order, reuses_memory_when_its_readers_have_passed, .timeout = 60)
 {
     fake_skip_few_queues("the test uses a stream that shares a queue with one that it holds up");
     fake_skip_under("FAKE_CUDA_BLOCKING", "it uses memory before it ends waits of a peer's streams");
-    device_world(DEVICE_ANY);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { reuses, reads_late } });
+    device_pair(DEVICE_ANY, setup, reuses, reads_late);
 }
 
 Test(device_order, reuses_memory_with_words_in_device_memory, .timeout = 60)
@@ -297,8 +295,7 @@ static void serve(struct bx_job *job)
 Test(device_order, waits_for_own_work_too_before_memory_is_reused, .timeout = 60)
 {
     fake_skip_under("FAKE_CUDA_BLOCKING", "it allocates before it ends a wait of one of its streams");
-    device_world(DEVICE_ANY);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { reuses_alone, serve } });
+    device_pair(DEVICE_ANY, setup, reuses_alone, serve);
 }
 
 /* ---- A thread that waits for a GPU blocks no other --------------------------------------------- */
@@ -414,8 +411,7 @@ static void opens_two(struct bx_job *job)
 
 Test(device_order, makes_tensors_while_another_device_is_opened, .timeout = 60)
 {
-    device_world(DEVICE_FAKE);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { opens_two, NULL } });
+    device_pair(DEVICE_FAKE, setup, opens_two, NULL);
 }
 
 static struct bx_tensor *marked;
@@ -510,8 +506,7 @@ static void has_no_stream_left(struct bx_job *job)
 Test(device_order, blocks_no_other_thread_while_the_return_of_a_loan_waits, .timeout = 60)
 {
     fake_skip_under("FAKE_CUDA_BLOCKING", "it makes streams before it ends a wait of one");
-    device_world(DEVICE_FAKE);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { lends_once, has_no_stream_left } });
+    device_pair(DEVICE_FAKE, setup, lends_once, has_no_stream_left);
 }
 
 /* If a stream of the borrower cannot wait for the owner's words, its host waits. */

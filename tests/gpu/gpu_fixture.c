@@ -208,6 +208,23 @@ void gpu_run(int count, const gpu_fn *body)
     gpu_check_machine();
 }
 
+void gpu_pair(enum gpu_driver driver, gpu_fn first, gpu_fn second)
+{
+    gpu_world(driver);
+    gpu_run(2, (gpu_fn[]){ first, second });
+}
+
+void gpu_run_killed(gpu_fn dying, gpu_fn survivor, int ready, int killed)
+{
+    gpu_fork(0, dying);
+    gpu_fork(1, survivor);
+    gpu_await(ready, 1);
+    gpu_kill(0);
+    gpu_post(killed);
+    gpu_join(1);
+    gpu_check_machine();
+}
+
 /* ---- In a process ---------------------------------------------------------------------------- */
 
 static bool is_held(void *context, uint32_t slab, uint64_t generation)
@@ -275,6 +292,12 @@ struct bxi_gpu_peer *gpu_meet(int rank)
         GPU_EQ(rc, -EAGAIN);
         sched_yield();
     }
+}
+
+void gpu_start_beside(int rank, int other)
+{
+    gpu_start(rank);
+    gpu_meet(other);
 }
 
 void gpu_start_pair(int rank, enum bxi_gpu_order order, int met)

@@ -4,13 +4,12 @@
  * driver: a real one where there is one, else the fake of tests/fake_cuda. Tests of what only the fake can be
  * configured for (MIG, an old driver, no peer access) always use the fake.
  *
- *     static void owner(void) { gpu_start(0); ... gpu_post(0); gpu_await(1, 1); gpu_end(); }
- *     static void borrower(void) { gpu_start(1); gpu_await(0, 1); ... gpu_post(1); gpu_end(); }
+ *     static void owner(void) { gpu_start_beside(0, 1); ... gpu_post(0); gpu_await(1, 1); gpu_end(); }
+ *     static void borrower(void) { gpu_start_beside(1, 0); gpu_await(0, 1); ... gpu_post(1); gpu_end(); }
  *
  *     Test(gpu_share, does, .timeout = 60)
  *     {
- *         gpu_world(GPU_ANY);
- *         gpu_run(2, (gpu_fn[]){ owner, borrower });
+ *         gpu_pair(GPU_ANY, owner, borrower);
  *     }
  */
 #ifndef TESTS_GPU_FIXTURE_H
@@ -59,6 +58,9 @@ bool gpu_fake(void);
 /* Forks one process for each body, waits for all, and asserts that they exited with 0, that no memory was freed while
  * a process had it open, and that the devices have as much free memory as before. */
 void gpu_run(int count, const gpu_fn *body);
+void gpu_pair(enum gpu_driver driver, gpu_fn first, gpu_fn second);     /* gpu_world, and two of them */
+/* The first is killed when a process has posted to `ready`; `killed` is posted when it is dead. */
+void gpu_run_killed(gpu_fn dying, gpu_fn survivor, int ready, int killed);
 /* The same in steps; gpu_kill reaps the process that it kills. */
 void gpu_fork(int rank, gpu_fn body);
 void gpu_kill(int rank);
@@ -72,6 +74,7 @@ int gpu_open_fds(void);                             /* of this process */
 void gpu_start(int rank);
 void gpu_start_with(int rank, const struct bxi_gpu_options *options, int ordinal);
 struct bxi_gpu_peer *gpu_meet(int rank);
+void gpu_start_beside(int rank, int other);
 struct bxi_gpu_peer *gpu_try_meet(int rank, int *rc);
 /* One of two processes, ranks 0 and 1: opens device 0 with this order, and the other; returns when both have done that
  * and have posted to `met`. */

@@ -58,8 +58,7 @@ static void leaves_during_a_callback(void)
 
 Test(gpu_abandon, waits_for_a_callback_that_runs, .timeout = 30)
 {
-    gpu_world(GPU_FAKE);
-    gpu_run(2, (gpu_fn[]){ lends, leaves_during_a_callback });
+    gpu_pair(GPU_FAKE, lends, leaves_during_a_callback);
 }
 
 static void *waits(void *unused)
@@ -96,6 +95,5 @@ static void leaves_a_thread_that_waits(void)
 
 Test(gpu_abandon, ends_a_wait_of_the_host, .timeout = 30)
 {
-    gpu_world(GPU_FAKE);
-    gpu_run(2, (gpu_fn[]){ lends, leaves_a_thread_that_waits });
+    gpu_pair(GPU_FAKE, lends, leaves_a_thread_that_waits);
 }

@@ -220,13 +220,7 @@ static void releases_with_the_lock_taken(void)
 Test(gpu_blocking, streams_of_a_dead_peer_are_released_without_a_lock, .timeout = 30)
 {
     world(BXI_GPU_HOST_WORDS);
-    gpu_fork(0, owes);
-    gpu_fork(1, releases_with_the_lock_taken);
-    gpu_await(BLOCKED, 1);
-    gpu_kill(0);
-    gpu_post(KILLED);
-    gpu_join(1);
-    gpu_check_machine();
+    gpu_run_killed(owes, releases_with_the_lock_taken, BLOCKED, KILLED);
 }
 
 /* ---- A free, while a lane waits for a peer that waits for a mark ----------------------------- */

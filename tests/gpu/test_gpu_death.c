@@ -104,13 +104,7 @@ static void owner_dies_beside(void (*other)(void), enum bxi_gpu_order wanted)
 {
     gpu_world(GPU_ANY);
     order = wanted;
-    gpu_fork(0, dying_owner);
-    gpu_fork(1, other);
-    gpu_await(HELD, 1);
-    gpu_kill(0);
-    gpu_post(KILLED);
-    gpu_join(1);
-    gpu_check_machine();
+    gpu_run_killed(dying_owner, other, HELD, KILLED);
 }
 
 static void owner_dies(enum bxi_gpu_order wanted)
@@ -460,8 +454,7 @@ static void one_start(void)
     struct bxi_gpu_map *map;
 
     memset(&gpu_shared->held[1][0], 0, sizeof(gpu_shared->held[1][0]));
-    gpu_start(1);
-    gpu_meet(0);
+    gpu_start_beside(1, 0);
     (void)gpu_borrow(gpu_peer[0], &gpu_shared->ref[0], &map);
     GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &gpu_shared->ref[0].ready), 0);
     bxi_gpu_free(gpu_block(BYTES));

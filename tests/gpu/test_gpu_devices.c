@@ -332,8 +332,7 @@ static void borrower_that_sees(void)
 
 Test(gpu_devices, that_see_the_owners_need_not_try, .timeout = 60)
 {
-    gpu_world(GPU_FAKE);
-    gpu_run(2, (gpu_fn[]){ owner_that_is_seen, borrower_that_sees });
+    gpu_pair(GPU_FAKE, owner_that_is_seen, borrower_that_sees);
 }
 
 static void mig_owner(void)
@@ -367,8 +366,7 @@ static void mig_borrower(void)
 
 Test(gpu_devices, that_are_mig_instances_do_not_try, .timeout = 60)
 {
-    gpu_world(GPU_FAKE);
-    gpu_run(2, (gpu_fn[]){ mig_owner, mig_borrower });
+    gpu_pair(GPU_FAKE, mig_owner, mig_borrower);
 }
 
 _Noreturn static void owner_that_dies_early(void)
@@ -412,13 +410,7 @@ static void owner_dies_before_the_open(unsigned result)
     open_result = result;
     if (result != 0)
         setenv("BX_GPU_EXPORT", "handle", 1);       /* no descriptors come from a dead owner, so nothing is opened */
-    gpu_fork(0, owner_that_dies_early);
-    gpu_fork(1, borrower_that_tries_late);
-    gpu_await(HELD, 1);
-    gpu_kill(0);
-    gpu_post(KILLED);
-    gpu_join(1);
-    gpu_check_machine();
+    gpu_run_killed(owner_that_dies_early, borrower_that_tries_late, HELD, KILLED);
 }
 
 Test(gpu_devices, of_an_owner_that_dies_are_not_published_as_refused, .timeout = 60)
@@ -563,8 +555,7 @@ static void mig_instance(void)
 
 Test(gpu_devices, that_are_mig_instances_access_no_other, .timeout = 60)
 {
-    gpu_world(GPU_FAKE);
-    gpu_run(2, (gpu_fn[]){ mig_instance, mig_instance });
+    gpu_pair(GPU_FAKE, mig_instance, mig_instance);
 }
 
 static void stages_much(void)

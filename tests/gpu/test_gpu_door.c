@@ -61,8 +61,7 @@ static void lends(void)
 {
     struct bxi_gpu_block *block;
 
-    gpu_start(0);
-    gpu_meet(1);
+    gpu_start_beside(0, 1);
     block = lend(7);
     gpu_store(0, (uint64_t)getpid());
     gpu_post(LENT);
@@ -85,8 +84,7 @@ static void read_lent(unsigned char value)
 
 static void borrows(void)
 {
-    gpu_start(1);
-    gpu_meet(0);
+    gpu_start_beside(1, 0);
     gpu_await(LENT, 1);
     gpu_await(READY, 1);
     read_lent(7);
@@ -190,8 +188,7 @@ static void lends_another_while_it_is_asked(void)
     uint32_t slab;
     int silent = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 
-    gpu_start(0);
-    gpu_meet(1);
+    gpu_start_beside(0, 1);
     memcpy(door, head->door, sizeof(door));
     head->door[0] ^= 1;
     bytes = door_of(head->door, &name);
@@ -217,8 +214,7 @@ static void asks_for_both(void)
 {
     int before;
 
-    gpu_start(1);
-    gpu_meet(0);
+    gpu_start_beside(1, 0);
     gpu_await(LENT, 1);
     before = gpu_open_fds();
     GPU_EQ(bxi_gpu_map_begin(gpu_peer[0], &gpu_shared->ref[0], done, NULL), 0);
@@ -236,8 +232,7 @@ static void asks_for_both(void)
 
 Test(gpu_door, asks_anew_after_a_question_was_broken_off)
 {
-    gpu_world(GPU_FAKE);
-    gpu_run(2, (gpu_fn[]){ lends_another_while_it_is_asked, asks_for_both });
+    gpu_pair(GPU_FAKE, lends_another_while_it_is_asked, asks_for_both);
 }
 
 /* ---- An answer that comes late --------------------------------------------------------------- */
@@ -257,8 +252,7 @@ static void asks_one_that_dies(void)
     uint64_t address = 0;
     pid_t owner;
 
-    gpu_start(1);
-    gpu_meet(0);
+    gpu_start_beside(1, 0);
     gpu_await(LENT, 1);
     owner = stop_owner();
     GPU_EQ(bxi_gpu_map_begin(gpu_peer[0], &gpu_shared->ref[0], done, NULL), 0);
@@ -284,13 +278,7 @@ static void asks_one_that_dies(void)
 Test(gpu_door, takes_the_answer_of_an_owner_that_has_died_since)
 {
     gpu_world(GPU_FAKE);
-    gpu_fork(0, lends);
-    gpu_fork(1, asks_one_that_dies);
-    gpu_await(HELD, 1);
-    gpu_kill(0);
-    gpu_post(KILLED);
-    gpu_join(1);
-    gpu_check_machine();
+    gpu_run_killed(lends, asks_one_that_dies, HELD, KILLED);
 }
 
 /* It is killed before it answers. */
@@ -298,8 +286,7 @@ static void asks_one_that_is_killed(void)
 {
     int before;
 
-    gpu_start(1);
-    gpu_meet(0);
+    gpu_start_beside(1, 0);
     gpu_await(LENT, 1);
     before = gpu_open_fds();
     (void)stop_owner();
@@ -320,13 +307,7 @@ static void asks_one_that_is_killed(void)
 Test(gpu_door, is_not_asked_any_more_when_its_owner_is_dead)
 {
     gpu_world(GPU_FAKE);
-    gpu_fork(0, lends);
-    gpu_fork(1, asks_one_that_is_killed);
-    gpu_await(HELD, 1);
-    gpu_kill(0);
-    gpu_post(KILLED);
-    gpu_join(1);
-    gpu_check_machine();
+    gpu_run_killed(lends, asks_one_that_is_killed, HELD, KILLED);
 }
 
 /* What did not get into the owner's full queue is sent again when there is room. */
@@ -337,8 +318,7 @@ static void asks_where_the_queue_is_full(void)
     pid_t owner;
     int one;
 
-    gpu_start(1);
-    gpu_meet(0);
+    gpu_start_beside(1, 0);
     gpu_await(LENT, 1);
     owner = stop_owner();
     one = asker(false);
@@ -360,8 +340,7 @@ static void asks_where_the_queue_is_full(void)
 
 Test(gpu_door, is_asked_again_at_once_when_its_queue_was_full)
 {
-    gpu_world(GPU_FAKE);
-    gpu_run(2, (gpu_fn[]){ lends, asks_where_the_queue_is_full });
+    gpu_pair(GPU_FAKE, lends, asks_where_the_queue_is_full);
 }
 
 /* ---- Other users ----------------------------------------------------------------------------- */
@@ -422,8 +401,7 @@ static void lends_without_its_name(void)
     uint8_t door[BXI_GPU_DOOR_BYTES];
     struct bxi_gpu_block *block;
 
-    gpu_start(0);
-    gpu_meet(1);
+    gpu_start_beside(0, 1);
     memcpy(door, head->door, sizeof(door));
     memcpy(head->door, (uint8_t[BXI_GPU_DOOR_BYTES]){ 1 }, sizeof(door));
     gpu_await(HELD, 1);
@@ -441,8 +419,7 @@ static void borrows_from_the_right_one(void)
 {
     int before;
 
-    gpu_start(1);
-    gpu_meet(0);
+    gpu_start_beside(1, 0);
     gpu_await(LENT, 1);
     before = gpu_open_fds();
     read_lent(7);
@@ -480,8 +457,7 @@ static void borrows_as_effective(void)
 Test(gpu_door, goes_by_the_effective_user)
 {
     skip_unless_root();
-    gpu_world(GPU_FAKE);
-    gpu_run(2, (gpu_fn[]){ lends_as_effective, borrows_as_effective });
+    gpu_pair(GPU_FAKE, lends_as_effective, borrows_as_effective);
 }
 
 /* The real user of such a program is not its effective one. */
@@ -538,8 +514,7 @@ static void lends_among_garbage(void)
     struct bxi_gpu_block *block;
     int before;
 
-    gpu_start(0);
-    gpu_meet(1);
+    gpu_start_beside(0, 1);
     block = lend(7);
     before = gpu_open_fds();
     gpu_post(LENT);
@@ -659,8 +634,7 @@ static void refuses_wrong_answers(void)
 {
     int before;
 
-    gpu_start(1);
-    gpu_meet(0);
+    gpu_start_beside(1, 0);
     gpu_await(LENT, 1);
     before = gpu_open_fds();
     for (int i = 0; i < WRONG; i++) {
@@ -700,8 +674,7 @@ static void lends_without_room_for_descriptors(void)
     struct bxi_gpu_block *block;
     int before;
 
-    gpu_start(0);
-    gpu_meet(1);
+    gpu_start_beside(0, 1);
     block = lend(7);
     before = gpu_open_fds();
     limit_fds(0);
@@ -717,8 +690,7 @@ static void lends_without_room_for_descriptors(void)
 
 static void is_told_so(void)
 {
-    gpu_start(1);
-    gpu_meet(0);
+    gpu_start_beside(1, 0);
     gpu_await(LENT, 1);
     GPU_EQ(gpu_try_map(gpu_peer[0], &gpu_shared->ref[0]), -EMFILE);
     GPU_CHECK(strstr(gpu_map_text, "EMFILE") != NULL);
@@ -731,16 +703,14 @@ static void is_told_so(void)
 
 Test(gpu_door, says_that_its_owner_has_too_many_descriptors)
 {
-    gpu_world(GPU_FAKE);
-    gpu_run(2, (gpu_fn[]){ lends_without_room_for_descriptors, is_told_so });
+    gpu_pair(GPU_FAKE, lends_without_room_for_descriptors, is_told_so);
 }
 
 static void borrows_without_room_for_descriptors(void)
 {
     int before;
 
-    gpu_start(1);
-    gpu_meet(0);
+    gpu_start_beside(1, 0);
     gpu_await(LENT, 1);
     before = gpu_open_fds();
     limit_fds(1);                       /* for the socket */
@@ -757,6 +727,5 @@ static void borrows_without_room_for_descriptors(void)
 
 Test(gpu_door, loses_no_descriptor_where_the_borrower_has_too_many)
 {
-    gpu_world(GPU_FAKE);
-    gpu_run(2, (gpu_fn[]){ lends, borrows_without_room_for_descriptors });
+    gpu_pair(GPU_FAKE, lends, borrows_without_room_for_descriptors);
 }

@@ -62,8 +62,7 @@ static void lends_one(void)
 {
     struct bxi_gpu_block *block;
 
-    gpu_start(0);
-    gpu_meet(1);
+    gpu_start_beside(0, 1);
     block = lend(BYTES, 7, 0);
     gpu_post(LENT);
     gpu_await(HELD, 1);
@@ -78,8 +77,7 @@ static void writes_what_it_borrowed(void)
     struct bxi_gpu_map *map;
     uint64_t address;
 
-    gpu_start(1);
-    gpu_meet(0);
+    gpu_start_beside(1, 0);
     GPU_CHECK(has_fds());
     gpu_await(LENT, 1);
     address = borrow(0, 0, &map);
@@ -96,8 +94,7 @@ static void writes_what_it_borrowed(void)
 
 Test(gpu_export, lets_a_borrower_read_and_not_write, .timeout = 60)
 {
-    gpu_world(GPU_FAKE);
-    gpu_run(2, (gpu_fn[]){ lends_one, writes_what_it_borrowed });
+    gpu_pair(GPU_FAKE, lends_one, writes_what_it_borrowed);
 }
 
 /* ---- Namespaces ------------------------------------------------------------------------------ */
@@ -125,8 +122,7 @@ static void borrows_from_elsewhere(void)
 {
     setenv("FAKE_CUDA_NO_IPC", "1", 1);
     gpu_await(LENT, 1);
-    gpu_start(1);
-    gpu_meet(0);
+    gpu_start_beside(1, 0);
     read_lent(7, BYTES);
     gpu_end();
 }
@@ -134,8 +130,7 @@ static void borrows_from_elsewhere(void)
 Test(gpu_export, works_where_ipc_handles_do_not, .timeout = 60)
 {
     fake_skip_without_words("with events handles are opened, those of events");
-    gpu_world(GPU_FAKE);
-    gpu_run(2, (gpu_fn[]){ lends_from_elsewhere, borrows_from_elsewhere });
+    gpu_pair(GPU_FAKE, lends_from_elsewhere, borrows_from_elsewhere);
 }
 
 static void has_another_network(void)
@@ -156,8 +151,7 @@ static void finds_no_door(void)
 {
     int before;
 
-    gpu_start(1);
-    gpu_meet(0);
+    gpu_start_beside(1, 0);
     gpu_await(LENT, 1);
     before = gpu_open_fds();
     GPU_EQ(gpu_try_map(gpu_peer[0], &gpu_shared->ref[0]), -EIO);
@@ -171,8 +165,7 @@ static void finds_no_door(void)
 
 Test(gpu_export, says_that_the_network_namespace_differs, .timeout = 60)
 {
-    gpu_world(GPU_FAKE);
-    gpu_run(2, (gpu_fn[]){ has_another_network, finds_no_door });
+    gpu_pair(GPU_FAKE, has_another_network, finds_no_door);
 }
 
 /* ---- Many loans ------------------------------------------------------------------------------ */
@@ -184,8 +177,7 @@ static void lends_many(void)
 {
     int before = 0;
 
-    gpu_start(0);
-    gpu_meet(1);
+    gpu_start_beside(0, 1);
     for (uint32_t i = 1; i <= LOANS; i++) {
         struct bxi_gpu_block *block = lend(2 * GPU_MIB, (unsigned char)i, 0);
 
@@ -207,8 +199,7 @@ static void borrows_many(void)
 {
     int before = 0;
 
-    gpu_start(1);
-    gpu_meet(0);
+    gpu_start_beside(1, 0);
     for (uint32_t i = 1; i <= LOANS; i++) {
         struct bxi_gpu_map *map;
         uint64_t address;
@@ -248,8 +239,7 @@ _Noreturn static void wait_for_the_end(void)
 
 static void lends_and_dies(void)
 {
-    gpu_start(0);
-    gpu_meet(1);
+    gpu_start_beside(0, 1);
     (void)lend(BYTES, 5, 0);
     gpu_wait_passed(NULL, &gpu_shared->ref[0].ready);
     gpu_post(LENT);
@@ -262,8 +252,7 @@ static void reads_after_the_death(void)
     struct bxi_gpu_map *map;
     uint64_t address, used;
 
-    gpu_start(1);
-    gpu_meet(0);
+    gpu_start_beside(1, 0);
     used = gpu_used(0);
     gpu_await(LENT, 1);
     address = borrow(0, 0, &map);
@@ -281,13 +270,7 @@ Test(gpu_export, keeps_memory_of_a_dead_owner_while_it_is_mapped, .timeout = 60)
 {
     gpu_world(GPU_FAKE);
     setenv("FAKE_CUDA_DROP_DEAD", "1", 1);
-    gpu_fork(0, lends_and_dies);
-    gpu_fork(1, reads_after_the_death);
-    gpu_await(HELD, 1);
-    gpu_kill(0);
-    gpu_post(KILLED);
-    gpu_join(1);
-    gpu_check_machine();
+    gpu_run_killed(lends_and_dies, reads_after_the_death, HELD, KILLED);
 }
 
 /* The last work reads the map when it is put: the map is closed only behind that work. */
@@ -297,8 +280,7 @@ static void puts_while_work_reads(void)
     struct bxi_gpu_block *copy;
     uint64_t address;
 
-    gpu_start(1);
-    gpu_meet(0);
+    gpu_start_beside(1, 0);
     gpu_await(LENT, 1);
     copy = gpu_block(BYTES);
     address = borrow(0, 0, &map);
@@ -318,13 +300,7 @@ Test(gpu_export, closes_the_map_of_a_dead_owner_behind_the_work_that_reads_it, .
 {
     gpu_world(GPU_FAKE);
     setenv("FAKE_CUDA_DELAY_US", "20000", 1);
-    gpu_fork(0, lends_and_dies);
-    gpu_fork(1, puts_while_work_reads);
-    gpu_await(HELD, 1);
-    gpu_kill(0);
-    gpu_post(KILLED);
-    gpu_join(1);
-    gpu_check_machine();
+    gpu_run_killed(lends_and_dies, puts_while_work_reads, HELD, KILLED);
 }
 
 /* It lends to two, and the first dies with the memory mapped. */
@@ -333,8 +309,7 @@ static void lends_to_two(void)
     struct bxi_gpu_block *block;
     struct bxi_gpu_point point;
 
-    gpu_start(0);
-    gpu_meet(1);
+    gpu_start_beside(0, 1);
     gpu_meet(2);
     block = lend(BYTES, 6, 0);
     gpu_post(LENT);
@@ -353,8 +328,7 @@ static void maps_and_dies(void)
 {
     struct bxi_gpu_map *map;
 
-    gpu_start(1);
-    gpu_meet(0);
+    gpu_start_beside(1, 0);
     gpu_await(LENT, 1);
     (void)borrow(0, 0, &map);
     gpu_post(HELD);
@@ -367,8 +341,7 @@ static void gets_it_passed_on(void)
     struct bxi_gpu_map *map;
     uint64_t address;
 
-    gpu_start(2);
-    gpu_meet(0);
+    gpu_start_beside(2, 0);
     gpu_await(KILLED, 1);
     address = borrow(0, 0, &map);
     GPU_CHECK(gpu_holds(gpu_lane, address, 6, BYTES));
@@ -400,8 +373,7 @@ static void lends_and_is_stopped(void)
 {
     struct bxi_gpu_block *block;
 
-    gpu_start(0);
-    gpu_meet(1);
+    gpu_start_beside(0, 1);
     block = lend(BYTES, 5, 0);
     gpu_wait_passed(NULL, &gpu_shared->ref[0].ready);
     gpu_store(0, (uint64_t)getpid());
@@ -439,8 +411,7 @@ static void asks_a_stopped_owner(void)
     struct bxi_gpu_job other = { .run = ran };
     pid_t owner;
 
-    gpu_start(1);
-    gpu_meet(0);
+    gpu_start_beside(1, 0);
     gpu_await(LENT, 1);
     owner = (pid_t)gpu_load(0);
     stop(owner);
@@ -458,8 +429,7 @@ static void asks_a_stopped_owner(void)
 
 Test(gpu_export, waits_for_a_stopped_owner_without_holding_up_others, .timeout = 60)
 {
-    gpu_world(GPU_FAKE);
-    gpu_run(2, (gpu_fn[]){ lends_and_is_stopped, asks_a_stopped_owner });
+    gpu_pair(GPU_FAKE, lends_and_is_stopped, asks_a_stopped_owner);
 }
 
 static void gone(void *context, int rc)
@@ -474,8 +444,7 @@ static void closes_while_it_asks(void)
     uint64_t before;
     pid_t owner;
 
-    gpu_start(1);
-    gpu_meet(0);
+    gpu_start_beside(1, 0);
     gpu_await(LENT, 1);
     owner = (pid_t)gpu_load(0);
     stop(owner);
@@ -491,8 +460,7 @@ static void closes_while_it_asks(void)
 
 Test(gpu_export, closes_at_once_while_a_stopped_owner_is_asked, .timeout = 60)
 {
-    gpu_world(GPU_FAKE);
-    gpu_run(2, (gpu_fn[]){ lends_and_is_stopped, closes_while_it_asks });
+    gpu_pair(GPU_FAKE, lends_and_is_stopped, closes_while_it_asks);
 }
 
 /* ---- Foreign memory -------------------------------------------------------------------------- */
@@ -544,8 +512,7 @@ static void lends_a_segment(void)
     uint64_t base, at, bytes = 3 * GPU_MIB;
     int before;
 
-    gpu_start(0);
-    gpu_meet(1);
+    gpu_start_beside(0, 1);
     before = gpu_open_fds();
     base = segment(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
     at = base + GPU_MIB + 4096;
@@ -573,8 +540,7 @@ static void lends_a_segment(void)
 
 static void borrows_a_segment(void)
 {
-    gpu_start(1);
-    gpu_meet(0);
+    gpu_start_beside(1, 0);
     gpu_await(LENT, 1);
     read_lent(9, 3 * GPU_MIB);
     while (bxi_gpu_poll(gpu) == 0 && gpu_counters().maps > 0)
@@ -586,8 +552,7 @@ static void borrows_a_segment(void)
 
 Test(gpu_export, takes_in_memory_of_several_allocations_without_a_copy, .timeout = 60)
 {
-    gpu_world(GPU_FAKE);
-    gpu_run(2, (gpu_fn[]){ lends_a_segment, borrows_a_segment });
+    gpu_pair(GPU_FAKE, lends_a_segment, borrows_a_segment);
 }
 
 static void wraps_what_cannot_be_exported(void)
@@ -643,8 +608,7 @@ static void lends_as_chosen(void)
 {
     struct bxi_gpu_block *block;
 
-    gpu_start(0);
-    gpu_meet(1);
+    gpu_start_beside(0, 1);
     GPU_EQ(has_fds(), wants_fds);
     block = lend(BYTES, 7, 0);
     GPU_EQ((gpu_shared->region[0].slab[block->slab].flags & BXI_GPU_SLAB_FD) != 0, wants_fds);
@@ -656,8 +620,7 @@ static void lends_as_chosen(void)
 
 static void borrows_as_chosen(void)
 {
-    gpu_start(1);
-    gpu_meet(0);
+    gpu_start_beside(1, 0);
     gpu_await(LENT, 1);
     read_lent(7, BYTES);
     gpu_end();

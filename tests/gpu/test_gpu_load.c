@@ -132,8 +132,7 @@ static void second_in(void)
 
 Test(gpu_load, says_that_a_device_in_exclusive_mode_is_taken, .timeout = 60)
 {
-    gpu_world(GPU_FAKE);
-    gpu_run(2, (gpu_fn[]){ first_in, second_in });
+    gpu_pair(GPU_FAKE, first_in, second_in);
 }
 
 /* ---- Between containers ---------------------------------------------------------------------- */
@@ -152,8 +151,7 @@ static void this_container(void)
 {
     setenv("FAKE_CUDA_NO_IPC", "1", 1);
     gpu_await(0, 1);
-    gpu_start(1);
-    gpu_meet(0);
+    gpu_start_beside(1, 0);
     GPU_EQ(gpu_try_map(gpu_peer[0], &gpu_shared->ref[0]), -EIO);
     GPU_CHECK(strstr(gpu_map_text, "another PID namespace") != NULL);
     GPU_CHECK(strstr(gpu_map_text, "--ipc=host --pid=host") != NULL);

@@ -168,8 +168,7 @@ enum { LENT, READ, ENDED };
 /* Never polls: its fifteen slabs fill the device; all but one are empty, and open in another process for a while. */
 static void lends_and_drops(void)
 {
-    gpu_start(0);
-    gpu_meet(1);
+    gpu_start_beside(0, 1);
     for (uint32_t turn = 1; turn <= TURNS; turn++) {
         struct bxi_gpu_block *block = NULL;
 
@@ -186,8 +185,7 @@ static void lends_and_drops(void)
 
 static void reads_and_polls(void)
 {
-    gpu_start(1);
-    gpu_meet(0);
+    gpu_start_beside(1, 0);
     for (uint32_t turn = 1; turn <= TURNS; turn++) {
         struct bxi_gpu_map *map;
 
@@ -206,8 +204,7 @@ static void reads_and_polls(void)
 
 Test(gpu_slab, waits_for_slabs_that_are_being_freed_before_it_fails_for_lack_of_room, .timeout = 60)
 {
-    gpu_world(GPU_FAKE);
-    gpu_run(2, (gpu_fn[]){ lends_and_drops, reads_and_polls });
+    gpu_pair(GPU_FAKE, lends_and_drops, reads_and_polls);
 }
 
 static void spare_in_the_way(void)
@@ -336,8 +333,7 @@ static void foreign_owner(void)
     struct bxi_gpu_block *whole = NULL, *part = NULL;
     uint64_t memory;
 
-    gpu_start(0);
-    gpu_meet(1);
+    gpu_start_beside(0, 1);
     memory = driver_alloc(4 * GPU_MIB);
     GPU_EQ(bxi_gpu_wrap(gpu, &(struct bxi_gpu_foreign){ .address = memory, .bytes = 4 * GPU_MIB }, &whole), 0);
     GPU_EQ(bxi_gpu_wrap(gpu, &(struct bxi_gpu_foreign){ .address = memory + GPU_MIB, .bytes = GPU_MIB,
@@ -371,8 +367,7 @@ static void foreign_borrower(void)
     struct bxi_gpu_block *block = NULL;
     uint64_t address;
 
-    gpu_start(1);
-    gpu_meet(0);
+    gpu_start_beside(1, 0);
     gpu_await(WRAPPED, 1);
     address = gpu_borrow(gpu_peer[0], &gpu_shared->ref[0], &map);
     GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &gpu_shared->ref[0].ready), 0);
@@ -411,8 +406,7 @@ static void wraps_again(void)
     struct bxi_gpu_block *block[2] = { NULL };
     uint64_t memory;
 
-    gpu_start(0);
-    gpu_meet(1);
+    gpu_start_beside(0, 1);
     memory = driver_alloc(2 * GPU_MIB);
     for (int i = ONCE; i <= TWICE; i++) {
         GPU_EQ(bxi_gpu_wrap(gpu, &(struct bxi_gpu_foreign){ .address = memory, .bytes = 64 }, &block[i]), 0);
@@ -435,8 +429,7 @@ static void maps_again(void)
 {
     struct bxi_gpu_map *map;
 
-    gpu_start(1);
-    gpu_meet(0);
+    gpu_start_beside(1, 0);
     for (int i = ONCE; i <= TWICE; i++) {
         gpu_await(WRAPPED, (uint32_t)i + 1);
         (void)gpu_borrow(gpu_peer[0], &gpu_shared->ref[i], &map);       /* the second time without a poll between */

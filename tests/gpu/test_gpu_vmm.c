@@ -57,8 +57,7 @@ static void lends_and_retires(void)
 {
     struct bxi_gpu_block *block;
 
-    gpu_start(0);
-    gpu_meet(1);
+    gpu_start_beside(0, 1);
     block = gpu_block(BYTES);
     lend(block, 5);
     gpu_post(LENT);
@@ -173,8 +172,7 @@ static void closes_with_a_failed_context(void)
 
 Test(gpu_vmm, closes_a_map_when_the_context_has_failed)
 {
-    gpu_world(GPU_FAKE);
-    gpu_run(2, (gpu_fn[]){ lends_and_retires, closes_with_a_failed_context });
+    gpu_pair(GPU_FAKE, lends_and_retires, closes_with_a_failed_context);
 }
 
 /* ---- A driver that fails half-way ------------------------------------------------------------ */
@@ -342,8 +340,7 @@ static void lends_a_segment(void)
     struct bxi_gpu_block *block;
     uint64_t base;
 
-    gpu_start(0);
-    gpu_meet(1);
+    gpu_start_beside(0, 1);
     base = segment();
     block = lend_segment(base);
     gpu_post(LENT);
@@ -362,8 +359,7 @@ static void maps_where_the_driver_fails(void)
     uint64_t address;
     int before;
 
-    gpu_start(1);
-    gpu_meet(0);
+    gpu_start_beside(1, 0);
     gpu_await(LENT, 1);
     replace_calls();
     before = gpu_open_fds() + 1;            /* the tests' driver has one for what settling frees */
@@ -395,8 +391,7 @@ static void maps_where_the_driver_fails(void)
 
 Test(gpu_vmm, leaves_nothing_where_a_call_of_the_driver_fails)
 {
-    gpu_world(GPU_FAKE);
-    gpu_run(2, (gpu_fn[]){ lends_a_segment, maps_where_the_driver_fails });
+    gpu_pair(GPU_FAKE, lends_a_segment, maps_where_the_driver_fails);
 }
 
 /* Except the first slab, which was made when the device was opened. */
@@ -459,8 +454,7 @@ Test(gpu_vmm, leaves_nothing_where_memory_cannot_be_made_or_exported)
 /* Its program would use the memory again after freed. */
 static void closes_while_it_is_read(void)
 {
-    gpu_start(0);
-    gpu_meet(1);
+    gpu_start_beside(0, 1);
     (void)lend_segment(segment());
     gpu_post(LENT);
     gpu_await(HELD, 1);
@@ -475,8 +469,7 @@ static void reads_on(void)
     struct bxi_gpu_map *held;
     uint64_t address;
 
-    gpu_start(1);
-    gpu_meet(0);
+    gpu_start_beside(1, 0);
     gpu_await(LENT, 1);
     address = gpu_borrow(gpu_peer[0], &gpu_shared->ref[0], &held);
     gpu_post(HELD);
@@ -489,15 +482,13 @@ static void reads_on(void)
 
 Test(gpu_vmm, does_not_call_foreign_memory_free_that_is_held_when_its_owner_closes)
 {
-    gpu_world(GPU_FAKE);
-    gpu_run(2, (gpu_fn[]){ closes_while_it_is_read, reads_on });
+    gpu_pair(GPU_FAKE, closes_while_it_is_read, reads_on);
 }
 
 /* The borrower closes it meanwhile. */
 static void closes_while_it_is_given_back(void)
 {
-    gpu_start(0);
-    gpu_meet(1);
+    gpu_start_beside(0, 1);
     (void)lend_segment(segment());
     gpu_post(LENT);
     gpu_await(HELD, 1);
@@ -510,8 +501,7 @@ static void gives_back_later(void)
 {
     struct bxi_gpu_map *held;
 
-    gpu_start(1);
-    gpu_meet(0);
+    gpu_start_beside(1, 0);
     gpu_await(LENT, 1);
     (void)gpu_borrow(gpu_peer[0], &gpu_shared->ref[0], &held);
     gpu_post(HELD);
@@ -524,8 +514,7 @@ static void gives_back_later(void)
 
 Test(gpu_vmm, calls_foreign_memory_free_that_is_given_back_while_its_owner_closes)
 {
-    gpu_world(GPU_FAKE);
-    gpu_run(2, (gpu_fn[]){ closes_while_it_is_given_back, gives_back_later });
+    gpu_pair(GPU_FAKE, closes_while_it_is_given_back, gives_back_later);
 }
 
 /* ---- A trial that does not end --------------------------------------------------------------- */

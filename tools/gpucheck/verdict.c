@@ -80,8 +80,8 @@ const char *check_order(char why[CHECK_TEXT_BYTES])
         snprintf(why, CHECK_TEXT_BYTES, "Processes cannot share this device's memory: %s.", reason_of_refusal());
     else if (goes_by_fd() && !is_good("handle.contents"))
         snprintf(why, CHECK_TEXT_BYTES, "Processes can share this device's memory by file descriptors. Boxcar's trial "
-                 "chose %s; whether that works across processes is unknown here, because the questions about that need handles "
-                 "of CUDA IPC.", check_order_name(order));
+                 "chose %s; whether that works across processes is unknown here, because the questions about that need "
+                 "handles of CUDA IPC.", check_order_name(order));
     else if (!is_good("handle.contents"))
         snprintf(why, CHECK_TEXT_BYTES, "It is unknown whether processes can share this device's memory: "
                  "handle.contents has no answer.");

@@ -25,43 +25,40 @@ static bxi_a32 is_open;
 
 /* ---- Open and close -------------------------------------------------------------------------- */
 
-static const char *const order_names[] = { "auto", "host", "device", "events", "sync" };
-
-static const char *const export_names[] = { "auto", "fd", "handle" };
-
-static int read_export(enum bxi_gpu_export *export)
+/* The place of what the variable names in names, the first of which is for a variable that is not set. list has them in
+ * a sentence. */
+static int read_name(const char *variable, const char *const *names, const char *list)
 {
-    const char *text = getenv("BX_GPU_EXPORT");
+    const char *text = getenv(variable);
 
-    *export = BXI_GPU_EXPORT_AUTO;
-    for (unsigned i = 0; text != NULL && text[0] != '\0' && i < sizeof(export_names) / sizeof(export_names[0]); i++) {
-        if (strcmp(text, export_names[i]) == 0) {
-            *export = (enum bxi_gpu_export)i;
-            return 0;
-        }
-    }
-    return text == NULL || text[0] == '\0'
-        ? 0 : bxi_gpu_fail(-EINVAL, "BX_GPU_EXPORT=%s is none of auto, fd, handle", text);
+    if (text == NULL || text[0] == '\0')
+        return 0;
+    for (int i = 0; names[i] != NULL; i++)
+        if (strcmp(text, names[i]) == 0)
+            return i;
+    return bxi_gpu_fail(-EINVAL, "%s=%s is none of %s", variable, text, list);
 }
 
-static int read_options(const struct bxi_gpu_options *options, enum bxi_gpu_order *order)
+static int read_options(const struct bxi_gpu_options *options, enum bxi_gpu_order *order, enum bxi_gpu_export *export)
 {
-    const char *text = getenv("BX_GPU_ORDER");
+    static const char *const orders[] = { "auto", "host", "device", "events", "sync", NULL };
+    static const char *const exports[] = { "auto", "fd", "handle", NULL };
+    int wanted_order, wanted_export;
 
     if (options == NULL || options->region == NULL || (uintptr_t)options->region % 4096 != 0)
         return bxi_gpu_fail(-EINVAL, "the region has to begin on a page");
     if (options->order > BXI_GPU_HOST_SYNC)
         return bxi_gpu_fail(-EINVAL, "order %d is none", (int)options->order);
-    *order = options->order;
-    if (*order != BXI_GPU_ORDER_AUTO || text == NULL || text[0] == '\0')
-        return 0;
-    for (unsigned i = 0; i < sizeof(order_names) / sizeof(order_names[0]); i++) {
-        if (strcmp(text, order_names[i]) == 0) {
-            *order = (enum bxi_gpu_order)i;
-            return 0;
-        }
-    }
-    return bxi_gpu_fail(-EINVAL, "BX_GPU_ORDER=%s is none of auto, host, device, events, sync", text);
+    wanted_order = options->order != BXI_GPU_ORDER_AUTO
+        ? (int)options->order : read_name("BX_GPU_ORDER", orders, "auto, host, device, events, sync");
+    if (wanted_order < 0)
+        return wanted_order;
+    wanted_export = read_name("BX_GPU_EXPORT", exports, "auto, fd, handle");
+    if (wanted_export < 0)
+        return wanted_export;
+    *order = (enum bxi_gpu_order)wanted_order;
+    *export = (enum bxi_gpu_export)wanted_export;
+    return 0;
 }
 
 static int list_device(struct bxi_gpu *gpu, int ordinal)
@@ -130,16 +127,14 @@ static void publish_head(struct bxi_gpu *gpu)
 int bxi_gpu_open(const struct bxi_gpu_options *options, struct bxi_gpu **out)
 {
     enum bxi_gpu_order order = BXI_GPU_ORDER_AUTO;
-    enum bxi_gpu_export export;
+    enum bxi_gpu_export export = BXI_GPU_EXPORT_AUTO;
     struct bxi_gpu *gpu;
     uint32_t closed = 0;
     int rc;
 
     if (bxi_gpu_forked())
         return -EPERM;
-    rc = read_options(options, &order);
-    if (rc == 0)
-        rc = read_export(&export);
+    rc = read_options(options, &order, &export);
     if (rc < 0)
         return rc;
     /* [gpu.open] acquire and release, pairs with the release in bxi_gpu_close: one of several threads wins. */

@@ -265,13 +265,17 @@ static void set_word(struct bxi_gpu_lane *lane, uint64_t value)
     bxi_store_release(&lane->gpu->region->word[lane->index].value, value);
 }
 
-/* Failed work never completes: its points do not pass, but streams that wait for them are released. */
-static void poison_word(struct bxi_gpu_lane *lane)
+/* Under the lock: the word of a lane whose stream has ended, or is left. Failed work never completes: its points do not
+ * pass, but streams that wait for them are released, by the poison. */
+static void end_word(struct bxi_gpu_lane *lane, int rc)
 {
     bxi_a64 *value = &lane->gpu->region->word[lane->index].value;
 
-    /* [gpu.word] release, pairs with the acquire in host_word; the stream that also wrote it has ended. */
-    bxi_store_release(value, bxi_load_relaxed(value) | BXI_GPU_POISON);
+    if (rc == 0)
+        set_word(lane, lane->value);
+    else
+        /* [gpu.word] release, pairs with the acquire in host_word; the stream that also wrote it has ended. */
+        bxi_store_release(value, bxi_load_relaxed(value) | BXI_GPU_POISON);
 }
 
 /* Its stream has ended, with an error if rc is one. */
@@ -281,10 +285,7 @@ static void end_lane(struct bxi_gpu_lane *lane, int rc)
     struct bxi_gpu_device *device = lane->device;
 
     pthread_mutex_lock(&gpu->lock);
-    if (rc == 0)
-        set_word(lane, lane->value);
-    else
-        poison_word(lane);
+    end_word(lane, rc);
     /* [gpu.lane] release, pairs with the acquire in lane_of: its points have passed, or never will. */
     bxi_store_release(&gpu->region->lane[lane->index].order, 0);
     gpu->lane[lane->index] = NULL;
@@ -322,10 +323,7 @@ static int end_by(const struct bxi_gpu_lane *lane, uint64_t end_ns)
 static void leave(struct bxi_gpu_lane *lane, int rc)
 {
     pthread_mutex_lock(&lane->gpu->lock);
-    if (rc == 0)
-        set_word(lane, lane->value);
-    else
-        poison_word(lane);
+    end_word(lane, rc);
     pthread_mutex_unlock(&lane->gpu->lock);
 }
 

@@ -130,32 +130,6 @@ static unsigned open_handle(const struct bxi_cuda *cu, const struct CUipcMemHand
     return cu->cuIpcOpenMemHandle_v2(address, *handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
 }
 
-static int open_on(struct bxi_gpu_map *map, struct bxi_gpu_device *device, const struct CUipcMemHandle_st *handle,
-                   uint64_t bytes)
-{
-    struct bxi_gpu *gpu = map->peer->gpu;
-    unsigned long long address = 0;
-    int rc = bxi_gpu_enter(device);
-
-    if (rc < 0)
-        return rc;
-
-    uint64_t begin_ns = bxi_gpu_now_ns();
-    unsigned result = open_handle(&gpu->cu, handle, &address);
-
-    bxi_gpu_count(&gpu->figures.open_ns, (int64_t)(bxi_gpu_now_ns() - begin_ns));
-    rc = result == CUDA_SUCCESS ? check_range(map, address, bytes) : open_failed(map->peer, result);
-    if (rc < 0 && result == CUDA_SUCCESS)
-        (void)gpu->cu.cuIpcCloseMemHandle(address);
-    bxi_gpu_leave(device);
-    if (rc < 0)
-        return rc;
-    map->device = device;
-    map->address = address;
-    map->bytes = bytes;
-    return 0;
-}
-
 /* -EXDEV: as open_failed. The driver says that the device cannot access the memory, or that this process cannot
  * support it. */
 static int map_failed(const struct bxi_gpu_peer *peer, unsigned result)
@@ -168,29 +142,39 @@ static int map_failed(const struct bxi_gpu_peer *peer, unsigned result)
     return rc == -ENOMEM ? rc : -EIO;
 }
 
-static int map_on(struct bxi_gpu_map *map, struct bxi_gpu_device *device, bool is_writable, uint64_t bytes)
+/* Opens the slab on the device, from its descriptors or its handle. */
+static int open_on(struct bxi_gpu_map *map, struct bxi_gpu_device *device, const struct bxi_gpu_slab_row *row)
 {
     struct bxi_gpu *gpu = map->peer->gpu;
-    uint64_t address = 0;
+    struct CUipcMemHandle_st handle;
+    unsigned long long address = 0;
+    uint64_t begin_ns;
+    unsigned result;
     int rc = bxi_gpu_enter(device);
 
     if (rc < 0)
         return rc;
-
-    uint64_t begin_ns = bxi_gpu_now_ns();
-
-    bxi_gpu_vmm_init(device);
-
-    unsigned result = bxi_gpu_vmm_map(device, map->parts, is_writable, &address);
-
+    begin_ns = bxi_gpu_now_ns();
+    if (map->parts != NULL) {
+        bxi_gpu_vmm_init(device);
+        result = bxi_gpu_vmm_map(device, map->parts, (row->flags & BXI_GPU_SLAB_WORDS) != 0, &map->address);
+    } else {
+        memcpy(handle.reserved, row->handle, sizeof(handle.reserved));
+        result = open_handle(&gpu->cu, &handle, &address);
+        map->address = address;
+    }
     bxi_gpu_count(&gpu->figures.open_ns, (int64_t)(bxi_gpu_now_ns() - begin_ns));
-    rc = result == CUDA_SUCCESS ? 0 : map_failed(map->peer, result);
+    if (result != CUDA_SUCCESS)
+        rc = map->parts != NULL ? map_failed(map->peer, result) : open_failed(map->peer, result);
+    else if (map->parts == NULL)
+        rc = check_range(map, address, row->bytes);
+    if (rc < 0 && result == CUDA_SUCCESS)
+        (void)gpu->cu.cuIpcCloseMemHandle(address);
     bxi_gpu_leave(device);
     if (rc < 0)
         return rc;
     map->device = device;
-    map->address = address;
-    map->bytes = bytes;
+    map->bytes = row->bytes;
     return 0;
 }
 
@@ -227,35 +211,28 @@ static int open_slab(struct bxi_gpu_map *map)
 {
     struct bxi_gpu_peer *peer = map->peer;
     size_t index = (size_t)(map - peer->map);
-    const struct bxi_gpu_slab_row *row = &peer->options.region->slab[index];
     struct bxi_gpu_device *device[BXI_GPU_DEVICES];
-    struct CUipcMemHandle_st handle;
-    uint8_t uuid[BXI_GPU_UUID_BYTES];
-    uint64_t bytes;
-    uint32_t count, flags;
+    struct bxi_gpu_slab_row row;
+    uint32_t count;
     int rc;
 
     if (!hold_slab(peer, index, map->generation))
         return bxi_gpu_fail(-ESTALE, "slab %zu of %s has gone: nothing of it was on loan", index, peer->name);
-    bytes = row->bytes;
-    memcpy(handle.reserved, row->handle, sizeof(handle.reserved));
-    memcpy(uuid, row->uuid, sizeof(uuid));
-    flags = row->flags;
-    if (bytes == 0)
+    row = peer->options.region->slab[index];    /* a copy: another process writes it */
+    if (row.bytes == 0)
         return bxi_gpu_fail(-EPROTO, "slab %zu of %s says that it has no bytes", index, peer->name);
-    rc = (flags & BXI_GPU_SLAB_FD) != 0 ? fetch(map, bytes) : 0;
+    rc = (row.flags & BXI_GPU_SLAB_FD) != 0 ? fetch(map, row.bytes) : 0;
     if (rc < 0)
         return rc;
     pthread_mutex_lock(&peer->gpu->lock);
-    count = bxi_gpu_devices_for(peer, uuid, device);
+    count = bxi_gpu_devices_for(peer, row.uuid, device);
     pthread_mutex_unlock(&peer->gpu->lock);
     rc = -EXDEV;
     for (uint32_t i = 0; (rc == -EXDEV || rc == -ENOLINK) && i < count; i++)
-        rc = map->parts != NULL ? map_on(map, device[i], (flags & BXI_GPU_SLAB_WORDS) != 0, bytes)
-                                : open_on(map, device[i], &handle, bytes);
+        rc = open_on(map, device[i], &row);
     if (map->parts != NULL)
         bxi_gpu_parts_close(map->parts);        /* the mapping keeps the memory */
-    publish_result(map, uuid, rc);
+    publish_result(map, row.uuid, rc);
     if (rc == -EXDEV || rc == -ENOLINK)
         return bxi_gpu_fail(-EXDEV, "no device in use here can read the memory of %s's device (device %d): no peer "
                             "access, or the driver maps none; what it lends is staged through host memory", peer->name,
@@ -495,46 +472,46 @@ static int map_some(struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_B
     return -1;
 }
 
-void bxi_gpu_peer_try(struct bxi_gpu_peer *peer)
+/* Begins to map a slab of each of the peer's devices about which it is unknown whether that works here; handles:
+ * whether handles of it can be opened. Returns how many are being opened. */
+static int try_devices(struct bxi_gpu_peer *peer, bool handles)
 {
     const struct bxi_gpu_head *head = &peer->options.region->head;
     struct bxi_gpu *gpu = peer->gpu;
     /* [gpu.devices] acquire, pairs with the release in publish. */
     uint32_t count = bxi_load_acquire(&head->device_count);
     uint8_t uuid[BXI_GPU_UUID_BYTES];
-
-    if (bxi_gpu_forked() || bxi_gpu_peer_is_dead(peer))
-        return;
-    pthread_mutex_lock(&gpu->lock);
-    for (uint32_t i = 0; i < count && i < BXI_GPU_DEVICES; i++) {
-        memcpy(uuid, head->device[i], sizeof(uuid));
-        if (!bxi_gpu_reach_is_known(gpu, uuid) && bxi_gpu_device_for(peer, uuid) != NULL &&
-            map_some(peer, uuid, false) == 1)
-            bxi_gpu_reach_publish(gpu, uuid, true);
-    }
-    pthread_mutex_unlock(&gpu->lock);
-}
-
-int bxi_gpu_peer_try_handles(struct bxi_gpu_peer *peer, uint64_t end_ns)
-{
-    const struct bxi_gpu_head *head = &peer->options.region->head;
-    struct bxi_gpu *gpu = peer->gpu;
-    /* [gpu.devices] acquire, pairs with the release in publish. */
-    uint32_t count = bxi_load_acquire(&head->device_count);
-    uint8_t uuid[BXI_GPU_UUID_BYTES];
-    int tried = 0;
+    int opening = 0;
 
     if (bxi_gpu_forked() || bxi_gpu_peer_is_dead(peer))
         return 0;
     pthread_mutex_lock(&gpu->lock);
     for (uint32_t i = 0; i < count && i < BXI_GPU_DEVICES; i++) {
+        int is_mapped = -1;
+
         memcpy(uuid, head->device[i], sizeof(uuid));
-        if (!bxi_gpu_reach_has_tried(gpu, uuid) && bxi_gpu_device_for(peer, uuid) != NULL)
-            tried += map_some(peer, uuid, true) == 0;
+        if (!(handles ? bxi_gpu_reach_has_tried(gpu, uuid) : bxi_gpu_reach_is_known(gpu, uuid)) &&
+            bxi_gpu_device_for(peer, uuid) != NULL)
+            is_mapped = map_some(peer, uuid, handles);
+        if (is_mapped == 1 && !handles)
+            bxi_gpu_reach_publish(gpu, uuid, true);
+        opening += is_mapped == 0;
     }
     pthread_mutex_unlock(&gpu->lock);
+    return opening;
+}
+
+void bxi_gpu_peer_try(struct bxi_gpu_peer *peer)
+{
+    (void)try_devices(peer, false);
+}
+
+int bxi_gpu_peer_try_handles(struct bxi_gpu_peer *peer, uint64_t end_ns)
+{
+    int tried = try_devices(peer, true);
+
     if (tried > 0)
-        (void)bxi_gpu_helper_drain(&gpu->helper, end_ns);
+        (void)bxi_gpu_helper_drain(&peer->gpu->helper, end_ns);
     return tried;
 }
 

@@ -162,11 +162,18 @@ int bxi_devices_alloc(struct bxi_devices *devices, uint32_t device, uint64_t byt
 
 /* ---- streams ----------------------------------------------------------------------------------- */
 
-int bxi_devices_find(const struct bxi_devices *devices, int ordinal)
+int bxi_devices_index(const struct bxi_devices *devices, int ordinal)
 {
     for (uint32_t i = 0; i < devices->count; i++)
         if (devices->open[i].ordinal == ordinal)
             return (int)i;
+    return -1;
+}
+
+int bxi_devices_find(const struct bxi_devices *devices, int ordinal)
+{
+    if (bxi_devices_index(devices, ordinal) >= 0)
+        return bxi_devices_index(devices, ordinal);
     return bx_fail(-ENODEV, "device cuda:%d is not open in worker '%s'; call bx_gpu_open", ordinal,
                    devices->job->name);
 }
@@ -390,9 +397,7 @@ int bxi_devices_are_open(const struct bxi_devices *devices, const struct bxi_len
 {
     if (devices->count == 0)
         return bx_fail(-ENODEV, "worker '%s' has no GPU open; call bx_gpu_open", devices->job->name);
-    /* [device.open] acquire, pairs with the release in bx_gpu_open. */
-    if (peer->rank != devices->job->rank &&
-        bxi_load_acquire((bxi_a32 *)&peer->view->control->header.device_open) != 1)
+    if (peer->rank != devices->job->rank && !bxi_device_is_open(peer->view->control))
         return bx_fail(-ENODEV, "worker '%s' has no GPU open, and cannot have a tensor on one; call bx_gpu_open there",
                        peer->name);
     return 0;
@@ -437,10 +442,8 @@ bool bxi_devices_is_held(void *context, uint32_t slab, uint64_t generation)
         const struct bxi_control *control = rank == job->rank ? NULL : job->lend->peers[rank]->view->control;
         const struct bxi_gpu_held *held;
 
-        /* Relaxed: an earlier value keeps the slab longer.
-         * [device.open] acquire, pairs with the release in bx_gpu_open: the pages are there. */
-        if (control == NULL || bxi_load_relaxed(&devices->died[rank]) != 0 ||
-            bxi_load_acquire((bxi_a32 *)&control->header.device_open) != 1)
+        /* Relaxed: an earlier value keeps the slab longer. */
+        if (control == NULL || bxi_load_relaxed(&devices->died[rank]) != 0 || !bxi_device_is_open(control))
             continue;
         held = (const struct bxi_gpu_held *)(const void *)((const unsigned char *)control +
                                                            bxi_device_pair_offset(job->rank));
@@ -467,6 +470,16 @@ int bxi_devices_peer(struct bxi_devices *devices, struct bxi_lend_peer *peer, st
     return rc;
 }
 
+/* Before a peer's words are poisoned. */
+static struct bxi_gpu_word *release_words(struct bxi_devices *devices, int rank)
+{
+    if (devices->words[rank] == NULL)
+        devices->words[rank] = map_words(devices->words_fd[rank]);
+    /* Relaxed: who was released has seen the poison, which is stored after this with release. */
+    bxi_store_relaxed(&devices->released[rank], 1);
+    return devices->words[rank];
+}
+
 /* A peer that another thread opens at this moment is missed: bxi_devices_peer_died sees it, under the lock. */
 void bxi_devices_peer_release(struct bx_job *job, const struct bxi_lend_peer *peer)
 {
@@ -477,13 +490,8 @@ void bxi_devices_peer_release(struct bx_job *job, const struct bxi_lend_peer *pe
     if (devices != NULL && !is_forked(devices) && peer->generation == 0)
         /* [device.mortal] acquire, pairs with the release in open_peer. */
         mortal = bxi_load_acquire(&devices->mortal[peer->rank]);
-    if (mortal == NULL)
-        return;
-    if (devices->words[peer->rank] == NULL)
-        devices->words[peer->rank] = map_words(devices->words_fd[peer->rank]);
-    /* Relaxed: who was released has seen the poison, which is stored after this with release. */
-    bxi_store_relaxed(&devices->released[peer->rank], 1);
-    bxi_gpu_peer_release(mortal, devices->words[peer->rank]);       /* bxi_devices_peer_died logs what fails */
+    if (mortal != NULL)
+        bxi_gpu_peer_release(mortal, release_words(devices, peer->rank));   /* bxi_devices_peer_died logs what fails */
 }
 
 void bxi_devices_peer_died(struct bx_job *job, struct bxi_lend_peer *peer)
@@ -495,13 +503,8 @@ void bxi_devices_peer_died(struct bx_job *job, struct bxi_lend_peer *peer)
         return;
     bxi_store_relaxed(&devices->died[peer->rank], 1);
     bxi_devices_settle(devices);
-    if (peer->generation == 0 && devices->peers[peer->rank] != NULL) {
-        if (devices->words[peer->rank] == NULL)
-            devices->words[peer->rank] = map_words(devices->words_fd[peer->rank]);
-        /* Relaxed: as in bxi_devices_peer_release, which misses a peer that is opened at that moment. */
-        bxi_store_relaxed(&devices->released[peer->rank], 1);
-        rc = bxi_gpu_peer_died(devices->peers[peer->rank], devices->words[peer->rank]);
-    }
+    if (peer->generation == 0 && devices->peers[peer->rank] != NULL)
+        rc = bxi_gpu_peer_died(devices->peers[peer->rank], release_words(devices, peer->rank));
     bxi_devices_leave(devices);
     if (rc < 0)
         bxi_log(job, 1, "worker '%s' died, and GPU work here that waits for it cannot be released: %s", peer->name,

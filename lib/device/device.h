@@ -57,6 +57,13 @@ struct bxi_devices {
 #define BXI_THREADS_NUMBER 2            /* CU_STREAM_PER_THREAD: another stream on each thread */
 #define BXI_THREADS_STREAM ((void *)(uintptr_t)BXI_THREADS_NUMBER)
 
+/* Whether the worker shares device memory. */
+static inline bool bxi_device_is_open(const struct bxi_control *control)
+{
+    /* [device.open] acquire, pairs with the release in publish: the pages are there. */
+    return bxi_load_acquire((bxi_a32 *)&control->header.device_open) == 1;
+}
+
 /* A worker's region: what it publishes of its device memory, after its control pages. */
 static inline const struct bxi_gpu_region *bxi_device_region(const struct bxi_control *control)
 {
@@ -100,6 +107,7 @@ void bxi_devices_wait(struct bxi_devices *devices, uint32_t stream);
 /* A block of at least one byte. Errors of gpu/; BX_E_SHUTDOWN. */
 int bxi_devices_alloc(struct bxi_devices *devices, uint32_t device, uint64_t bytes, struct bxi_gpu_block **block);
 /* Index of the open device of that ordinal; -ENODEV with a sentence. */
+int bxi_devices_index(const struct bxi_devices *devices, int ordinal);      /* -1: it is not open here */
 int bxi_devices_find(const struct bxi_devices *devices, int ordinal);
 /* Index of the stream; NULL: the device's own. -EINVAL: the per-thread default stream; -ENOSPC, errors of gpu/; with a
  * sentence. */

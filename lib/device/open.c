@@ -165,14 +165,6 @@ static int load_and_enter(struct bx_job *job, struct bxi_devices **out)
     return rc;
 }
 
-static bool is_open(const struct bxi_devices *devices, int ordinal)
-{
-    for (uint32_t i = 0; i < devices->count; i++)
-        if (devices->open[i].ordinal == ordinal)
-            return true;
-    return false;
-}
-
 struct lanes {                          /* of a device that is being opened; NULL: none */
     struct bxi_gpu_lane *own, *staging, *joining;
 };
@@ -225,7 +217,7 @@ static int open_and_leave(struct bxi_devices *devices, int ordinal)
     struct bxi_gpu *gpu = devices->gpu;
     struct bxi_gpu_device *device;
     struct lanes lanes = { NULL, NULL, NULL };
-    bool known = is_open(devices, ordinal), is_first = devices->count == 0;
+    bool known = bxi_devices_index(devices, ordinal) >= 0, is_first = devices->count == 0;
     int rc = 0;
 
     bxi_devices_pin(devices);
@@ -236,18 +228,12 @@ static int open_and_leave(struct bxi_devices *devices, int ordinal)
     pthread_mutex_lock(&devices->lock);
     if (rc == 0 && devices->gpu == NULL)
         rc = bx_fail(BX_E_SHUTDOWN, "worker '%s' has shut down", devices->job->name);
-    if (rc == 0 && !is_open(devices, ordinal))
+    if (rc == 0 && bxi_devices_index(devices, ordinal) < 0)
         add_device(devices, device, &lanes);
     pthread_mutex_unlock(&devices->lock);
     close_lanes(&lanes);                /* another thread was faster, or the worker shuts down */
     bxi_devices_unpin(devices);
     return rc;
-}
-
-static bool is_open_there(const struct bxi_lend_peer *peer)
-{
-    /* [device.open] acquire, pairs with the release in bx_gpu_open. */
-    return bxi_load_acquire((bxi_a32 *)&peer->view->control->header.device_open) == 1;
 }
 
 static bool exports_handles(const struct bxi_lend_peer *peer)
@@ -276,8 +262,8 @@ static void try_handles(struct bx_job *job, struct bxi_devices *devices)
         struct bxi_lend_peer *peer = job->lend->peers[rank];
         struct bxi_gpu_peer *other = NULL;
 
-        if (rank == job->rank || !is_open_there(peer) || !bxi_devices_share(devices, peer) || !exports_handles(peer) ||
-            bxi_devices_peer(devices, peer, &other) < 0 || other == NULL)
+        if (rank == job->rank || !bxi_device_is_open(peer->view->control) || !bxi_devices_share(devices, peer) ||
+            !exports_handles(peer) || bxi_devices_peer(devices, peer, &other) < 0 || other == NULL)
             continue;
         bxi_devices_pin(devices);
         tried = bxi_gpu_peer_try_handles(other, end_ns);

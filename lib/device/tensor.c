@@ -344,36 +344,6 @@ static int reads(const struct bx_tensor *tensor, uint32_t stream, struct behind 
                                                      : reads_borrowed(tensor, stream, behind);
 }
 
-int bx_tensor_read_on(struct bx_tensor *tensor, void *stream)
-{
-    struct bxi_devices *devices;
-    struct behind behind;
-    int index, rc;
-
-    if (tensor == NULL)
-        return bxi_null(__func__, "the tensor");
-    if (!bxi_is_device(tensor))
-        return bx_fail(-EINVAL, "the tensor does not lie in device memory: no stream has to wait for it");
-    devices = devices_of(tensor);
-    if (!bxi_devices_enter(devices))
-        return bxi_devices_gone(devices);
-    index = bxi_devices_stream(devices, device_of(tensor), stream);
-    rc = index < 0 ? index : reads(tensor, (uint32_t)index, &behind);
-    bxi_devices_pin(devices);
-    if (rc == 0)
-        rc = put_behind(devices->streams[index].lane, &behind);
-    bxi_devices_unpin(devices);
-    return rc;
-}
-
-/* ---- readers of DLPack --------------------------------------------------------------------------- */
-
-/* The copy may have run too early: if the owner of the awaited point died, its waiters were released. */
-static int check_owner(const struct bxi_devices *devices, struct bxi_gpu_lane *lane, const struct behind *behind)
-{
-    return behind->peer != NULL && bxi_devices_released(devices, behind->owner) ? put_behind(lane, behind) : 0;
-}
-
 /* Under devices->lock. If the program set no point, the tensor was filled on the device's own stream. */
 static int filled_on_own(struct bxi_devices *devices, const struct bx_tensor *tensor, struct behind *behind)
 {
@@ -382,6 +352,44 @@ static int filled_on_own(struct bxi_devices *devices, const struct bx_tensor *te
     if (bxi_devices_mark(devices, devices->open[device_of(tensor)].stream, &behind->point) < 0)
         return bxi_devices_fail(-EIO, "a stream cannot be marked");
     return 0;
+}
+
+/* Called inside enter, leaves. may_be_own: as in filled_on_own. */
+static int read_and_leave(struct bxi_devices *devices, const struct bx_tensor *tensor, void *stream, bool may_be_own)
+{
+    struct behind behind;
+    int index = bxi_devices_stream(devices, device_of(tensor), stream);
+    int rc = index < 0 ? index : reads(tensor, (uint32_t)index, &behind);
+
+    if (rc == 0 && may_be_own)
+        rc = filled_on_own(devices, tensor, &behind);
+    bxi_devices_pin(devices);
+    if (rc == 0)
+        rc = put_behind(devices->streams[index].lane, &behind);
+    bxi_devices_unpin(devices);
+    return rc;
+}
+
+int bx_tensor_read_on(struct bx_tensor *tensor, void *stream)
+{
+    struct bxi_devices *devices;
+
+    if (tensor == NULL)
+        return bxi_null(__func__, "the tensor");
+    if (!bxi_is_device(tensor))
+        return bx_fail(-EINVAL, "the tensor does not lie in device memory: no stream has to wait for it");
+    devices = devices_of(tensor);
+    if (!bxi_devices_enter(devices))
+        return bxi_devices_gone(devices);
+    return read_and_leave(devices, tensor, stream, false);
+}
+
+/* ---- readers of DLPack --------------------------------------------------------------------------- */
+
+/* The copy may have run too early: if the owner of the awaited point died, its waiters were released. */
+static int check_owner(const struct bxi_devices *devices, struct bxi_gpu_lane *lane, const struct behind *behind)
+{
+    return behind->peer != NULL && bxi_devices_released(devices, behind->owner) ? put_behind(lane, behind) : 0;
 }
 
 /* Under devices->lock, which is released while the host waits. */
@@ -410,24 +418,14 @@ static int read_by_thread(struct bxi_devices *devices, const struct bx_tensor *t
 int bxi_device_read_by(struct bx_tensor *tensor, int64_t stream)
 {
     struct bxi_devices *devices = devices_of(tensor);
-    struct behind behind;
-    int index, rc;
+    int rc;
 
     if (!bxi_devices_enter(devices))
         return bxi_devices_gone(devices);
-    if (stream == BXI_THREADS_NUMBER) {
-        rc = read_by_thread(devices, tensor);
-        bxi_devices_leave(devices);
-        return rc;
-    }
-    index = bxi_devices_stream(devices, device_of(tensor), (void *)(intptr_t)stream);
-    rc = index < 0 ? index : reads(tensor, (uint32_t)index, &behind);
-    if (rc == 0)
-        rc = filled_on_own(devices, tensor, &behind);
-    bxi_devices_pin(devices);
-    if (rc == 0)
-        rc = put_behind(devices->streams[index].lane, &behind);
-    bxi_devices_unpin(devices);
+    if (stream != BXI_THREADS_NUMBER)
+        return read_and_leave(devices, tensor, (void *)(intptr_t)stream, true);
+    rc = read_by_thread(devices, tensor);
+    bxi_devices_leave(devices);
     return rc;
 }
 
@@ -437,42 +435,12 @@ int bxi_device_read_by(struct bx_tensor *tensor, int64_t stream)
 static int move_bytes(struct bxi_gpu_lane *lane, struct bx_tensor *to, const struct bx_tensor *from)
 {
     uint64_t bytes = (uint64_t)bx_tensor_bytes(from);
-    int rc;
 
     if (!bxi_is_device(to))
-        rc = bxi_gpu_stage_out(lane, to->data, address_of(from), bytes);
-    else if (!bxi_is_device(from))
-        rc = bxi_gpu_stage_in(lane, address_of(to), from->data, bytes);
-    else
-        rc = bxi_gpu_copy(lane, address_of(to), address_of(from), bytes);
-    return rc < 0 ? bxi_devices_fail(rc, "a copy from or to device memory failed") : 0;
-}
-
-/* Called inside enter, leaves. */
-static int copy_and_leave(struct bxi_devices *devices, uint32_t stream, struct bx_tensor *to,
-                          const struct bx_tensor *from)
-{
-    struct bxi_gpu_lane *lane = devices->streams[stream].lane;
-    struct behind first = { 0 }, second = { 0 };
-    int rc = bxi_is_device(from) ? reads(from, stream, &first) : 0;
-
-    if (rc == 0 && bxi_is_device(to))
-        rc = reads(to, stream, &second);        /* after the work that writes it already */
-    bxi_devices_pin(devices);
-    if (rc == 0)
-        rc = put_behind(lane, &first);
-    if (rc == 0)
-        rc = put_behind(lane, &second);
-    if (rc == 0)
-        rc = move_bytes(lane, to, from);
-    pthread_mutex_lock(&devices->lock);
-    if (rc == 0)
-        rc = check_owner(devices, lane, &first);
-    if (rc == 0 && bxi_is_device(to) && bxi_devices_mark(devices, stream, &to->storage->device->written) < 0)
-        rc = bxi_devices_fail(-EIO, "a stream cannot be marked");
-    pthread_mutex_unlock(&devices->lock);
-    bxi_devices_unpin(devices);
-    return rc;
+        return bxi_gpu_stage_out(lane, to->data, address_of(from), bytes);
+    if (!bxi_is_device(from))
+        return bxi_gpu_stage_in(lane, address_of(to), from->data, bytes);
+    return bxi_gpu_copy(lane, address_of(to), address_of(from), bytes);
 }
 
 /* A strided view in device memory is copied to the host in pieces of its span, one copy each, and made row-major there.
@@ -542,33 +510,54 @@ static int gather(struct bxi_gpu_lane *lane, struct bx_tensor *to, const struct 
     return rc;
 }
 
-/* Into host memory, of any strides. Without devices->lock. */
+/* Called inside enter, leaves. piece: PIECE_BYTES, for a copy to host memory of any strides; NULL: both are row-major,
+ * and at least one is in device memory. */
+static int copy_and_leave(struct bxi_devices *devices, uint32_t stream, struct bx_tensor *to,
+                          const struct bx_tensor *from, unsigned char *piece)
+{
+    struct bxi_gpu_lane *lane = devices->streams[stream].lane;
+    struct behind first = { 0 }, second = { 0 };
+    int rc = bxi_is_device(from) ? reads(from, stream, &first) : 0;
+
+    if (rc == 0 && bxi_is_device(to))
+        rc = reads(to, stream, &second);        /* after the work that writes it already */
+    bxi_devices_pin(devices);
+    if (rc == 0)
+        rc = put_behind(lane, &first);
+    if (rc == 0)
+        rc = put_behind(lane, &second);
+    if (rc == 0 && (rc = piece != NULL ? gather(lane, to, from, piece) : move_bytes(lane, to, from)) < 0)
+        rc = bxi_devices_fail(rc, "a copy from or to device memory failed");
+    pthread_mutex_lock(&devices->lock);
+    if (rc == 0)
+        rc = check_owner(devices, lane, &first);
+    if (rc == 0 && bxi_is_device(to) && bxi_devices_mark(devices, stream, &to->storage->device->written) < 0)
+        rc = bxi_devices_fail(-EIO, "a stream cannot be marked");
+    pthread_mutex_unlock(&devices->lock);
+    bxi_devices_unpin(devices);
+    return rc;
+}
+
+/* On the own stream of the device that there, one of the two, is on. */
+static int copy_on(const struct bx_tensor *there, struct bx_tensor *to, const struct bx_tensor *from,
+                   unsigned char *piece)
+{
+    struct bxi_devices *devices = devices_of(there);
+
+    if (!bxi_devices_enter(devices))
+        return bxi_devices_gone(devices);
+    return copy_and_leave(devices, devices->open[device_of(there)].stream, to, from, piece);
+}
+
+/* Into host memory, of any strides. */
 static int copy_to_host(struct bx_tensor *to, const struct bx_tensor *from)
 {
-    struct bxi_devices *devices = devices_of(from);
     unsigned char *piece = malloc(PIECE_BYTES);
-    struct behind behind;
-    uint32_t stream;
     int rc;
 
     if (piece == NULL)
         return bx_fail(-ENOMEM, "no memory for a copy of a view in device memory");
-    if (!bxi_devices_enter(devices)) {
-        free(piece);
-        return bxi_devices_gone(devices);
-    }
-    stream = devices->open[device_of(from)].stream;
-    rc = reads(from, stream, &behind);
-    bxi_devices_pin(devices);
-    if (rc == 0)
-        rc = put_behind(devices->streams[stream].lane, &behind);
-    if (rc == 0 && (rc = gather(devices->streams[stream].lane, to, from, piece)) < 0)
-        rc = bxi_devices_fail(rc, "a copy from device memory failed");
-    pthread_mutex_lock(&devices->lock);
-    if (rc == 0)
-        rc = check_owner(devices, devices->streams[stream].lane, &behind);
-    pthread_mutex_unlock(&devices->lock);
-    bxi_devices_unpin(devices);
+    rc = copy_on(from, to, from, piece);
     free(piece);
     return rc;
 }
@@ -588,17 +577,6 @@ static int copy_to_heap(const struct bx_tensor *from, struct bx_tensor **copy)
     return rc;
 }
 
-/* Both are row-major, at least one is in device memory. */
-static int copy_as_it_lies(struct bx_tensor *to, const struct bx_tensor *from)
-{
-    const struct bx_tensor *there = bxi_is_device(to) ? to : from;
-    struct bxi_devices *devices = devices_of(there);
-
-    if (!bxi_devices_enter(devices))
-        return bxi_devices_gone(devices);
-    return copy_and_leave(devices, devices->open[device_of(there)].stream, to, from);
-}
-
 int bxi_device_copy_into(struct bx_tensor *to, const struct bx_tensor *from)
 {
     struct bx_tensor *packed;
@@ -609,12 +587,12 @@ int bxi_device_copy_into(struct bx_tensor *to, const struct bx_tensor *from)
     if (bxi_is_device(to) && !to->contiguous)
         return bx_fail(-ENOTSUP, "a copy into device memory needs a tensor there that is row-major without gaps");
     if (to->contiguous && from->contiguous)
-        return copy_as_it_lies(to, from);
+        return copy_on(bxi_is_device(to) ? to : from, to, from, NULL);
     if (!bxi_is_device(to))
         return copy_to_host(to, from);
     rc = copy_to_heap(from, &packed);
     if (rc == 0) {
-        rc = copy_as_it_lies(to, packed);
+        rc = copy_on(to, to, packed, NULL);
         bx_tensor_release(packed);
     }
     return rc;

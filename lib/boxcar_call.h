@@ -112,8 +112,8 @@ int bx_rref_call_async_typed(struct bx_rref *rref, const char *method, const str
 int bx_msg_put_typed(struct bx_msg *msg, const int *kinds, const char *format, ...);
 int bx_read_typed(struct bx_reader *reader, const int *kinds, const char *format, ...);
 
-/* The kind of a value is a set of bits: one for each letter that it fits, and where it may stand: before the '>', behind
- * it, in bx_read. Kinds of integers differ by two bits more. */
+/* The kind of a value is a set of bits: one for each letter that it fits, and where it may stand: before the '>',
+ * behind it, in bx_read. Kinds of integers differ by two bits more. */
 enum bxi_value_bit {
     BXI_GIVEN = 1 << 1, BXI_PLACE = 1 << 3, BXI_READ = 1 << 5, BXI_LONG = 1 << 7, BXI_UNSIGNED = 1 << 8,
     BXI_AS_I = 1 << ('i' & 31), BXI_AS_U = 1 << ('u' & 31), BXI_AS_W = 1 << ('w' & 31), BXI_AS_D = 1 << ('d' & 31),

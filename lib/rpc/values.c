@@ -82,7 +82,8 @@ static int refuse(const struct values *values, char letter, int kind)
     const char *name = "of no kind";
 
     if (letter != letters[letter & 31].letter)
-        return bx_fail(-EINVAL, "the format \"%s\" has '%c', which is no letter of values here", values->format, letter);
+        return bx_fail(-EINVAL, "the format \"%s\" has '%c', which is no letter of values here", values->format,
+                       letter);
     if (values->count == BX_VALUES_MAX)
         return bx_fail(-EINVAL, "the format \"%s\" has more than %d letters", values->format, BX_VALUES_MAX);
     if (kind == BX_VALUE_END)

@@ -230,15 +230,15 @@ int loans_setup(struct bx_job *job)
     static char keeps[] = "keeps";
 
     harness_store(LOANS_PID + bx_job_rank(job), (uint64_t)getpid());
-    HARNESS_EQ(bx_register_batch(job, "keep_batch", take_batch, keeps, NULL), 0);
-    return HARNESS_REGISTER(job, { "keep", BX_INLINE, take, NULL, keeps },
-                            { "keep_blocking", BX_BLOCKING, take, NULL, keeps },
-                            { "keep_async", BX_INLINE, NULL, take_async, keeps },
-                            HARNESS_INLINE("verify", take), HARNESS_BLOCKING("verify_blocking", take),
-                            HARNESS_ASYNC("verify_async", take_async), HARNESS_INLINE("drop", drop),
-                            HARNESS_INLINE("peek", peek), HARNESS_INLINE("make", make), HARNESS_INLINE("back", back),
-                            HARNESS_INLINE("fail", fails), HARNESS_INLINE("echo", harness_echo),
-                            HARNESS_ASYNC("hold", hold), HARNESS_BLOCKING("stuck", stuck));
+    HARNESS_EQ(HARNESS_REGISTER(job, HARNESS_INLINE("verify", take), HARNESS_BLOCKING("verify_blocking", take),
+                                HARNESS_ASYNC("verify_async", take_async), { "keep", BX_INLINE, take, NULL, keeps },
+                                { "keep_blocking", BX_BLOCKING, take, NULL, keeps },
+                                { "keep_async", BX_INLINE, NULL, take_async, keeps }, HARNESS_INLINE("drop", drop),
+                                HARNESS_INLINE("peek", peek), HARNESS_INLINE("make", make),
+                                HARNESS_INLINE("back", back), HARNESS_INLINE("fail", fails),
+                                HARNESS_INLINE("echo", harness_echo), HARNESS_ASYNC("hold", hold),
+                                HARNESS_BLOCKING("stuck", stuck)), 0);
+    return bx_register_batch(job, "keep_batch", take_batch, keeps, NULL);
 }
 
 /* ---- Callers ----------------------------------------------------------------------------------------- */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Shared by the tests of async handlers whose future ends before they complete it. park makes the future, which note_end
- * watches. check_end waits for its end, and checks with which code; the handler could not complete it any more.
+ * Shared by the tests of async handlers whose future ends before they complete it. park makes the future, which
+ * note_end watches. check_end waits for its end, and checks with which code; the handler could not complete it any
+ * more.
  */
 #ifndef TESTS_PARKED_FIXTURE_H
 #define TESTS_PARKED_FIXTURE_H

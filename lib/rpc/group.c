@@ -100,7 +100,7 @@ static int send_many(struct bx_job *job, struct bxi_plan *plan, const char *to,
 
     for (size_t done = 0; rc >= 0 && done < all->count;) {
         struct bxi_group rest = { .args = all->args != NULL ? all->args + done : NULL, .futures = all->futures + done,
-                              .count = all->count - done };
+                                  .count = all->count - done };
         size_t sent;
 
         if (done > 0)

@@ -8,6 +8,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 const char *ps_state_name(enum ps_state state)
 {
@@ -146,8 +147,12 @@ static void write_updates(const struct ps_result *result, struct json *json)
 
     for (size_t column = 0; column < sizeof(COLUMNS) / sizeof(COLUMNS[0]); column++) {
         json_list(json, COLUMNS[column].key);
-        for (size_t i = 0; i < result->updates; i++)
-            json_real(json, NULL, *(const double *)((const char *)&result->update[i] + COLUMNS[column].offset));
+        for (size_t i = 0; i < result->updates; i++) {
+            double value;
+
+            memcpy(&value, (const char *)&result->update[i] + COLUMNS[column].offset, sizeof(value));
+            json_real(json, NULL, value);
+        }
         json_list_end(json);
     }
 }

@@ -262,7 +262,7 @@ struct bx_var *bx_var_cross_entropy(struct bx_tape *tape, struct bx_var *logits,
 {
     static const struct bxi_op op = { "cross_entropy", cross_entropy_backward, NULL };
     struct bx_tensor *x, *probs, *dense, *y = NULL;
-    struct chosen chosen;
+    struct chosen chosen = { .extent = { 0 } };
     struct bx_var *result;
     int rc;
 

@@ -135,13 +135,12 @@ static _Noreturn void leave(void)
     _exit(0);
 }
 
-static _Noreturn void leave_rest(enum check_verdict verdict, const char *format, va_list arguments)
+static void send_rest(enum check_verdict verdict, const char *format, va_list arguments)
 {
     struct message message = { .kind = REST, .answer = { .verdict = verdict } };
 
     vsnprintf(message.answer.text, CHECK_TEXT_BYTES, format, arguments);
     send_message(&message);
-    leave();
 }
 
 void check_give_up(const char *format, ...)
@@ -149,7 +148,9 @@ void check_give_up(const char *format, ...)
     va_list arguments;
 
     va_start(arguments, format);
-    leave_rest(CHECK_UNKNOWN, format, arguments);
+    send_rest(CHECK_UNKNOWN, format, arguments);
+    va_end(arguments);
+    leave();
 }
 
 void check_skip(const char *format, ...)
@@ -157,7 +158,9 @@ void check_skip(const char *format, ...)
     va_list arguments;
 
     va_start(arguments, format);
-    leave_rest(CHECK_ABSENT, format, arguments);
+    send_rest(CHECK_ABSENT, format, arguments);
+    va_end(arguments);
+    leave();
 }
 
 /* ---- Steps -------------------------------------------------------------------------------------- */

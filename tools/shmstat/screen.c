@@ -4,13 +4,13 @@
  * take.
  *
  * A signal that ends or stops the program restores the terminal in its handler (tcsetattr and write may be called
- * there), then takes its default effect, so that the caller's shell sees the cause.
+ * there), then takes its default effect, so that the caller's shell sees the cause. Signals are blocked but in the wait
+ * for a key: no handler runs beside other code, whose errno it would change.
  */
 #include "shmstat.h"
 #include "text.h"
 #include "top.h"
 
-#include <errno.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -23,6 +23,7 @@
 #define FIRST_S 0.25            /* the first interval is shorter */
 
 static struct termios before, mine;
+static sigset_t unblocked;      /* the signals of the program before this */
 
 /* ---- The terminal -------------------------------------------------------------------------------- */
 
@@ -48,8 +49,6 @@ static void restore_terminal(void)
 
 static void on_signal(int number)
 {
-    int error = errno;
-
     if (number == SIGCONT) {
         take_terminal();
     } else if (number == SIGTSTP) {
@@ -60,13 +59,13 @@ static void on_signal(int number)
         signal(number, SIG_DFL);
         raise(number);                          /* takes effect when the handler returns */
     }
-    errno = error;
 }
 
 static bool open_terminal(void)
 {
     static const int signals[] = { SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGCONT, SIGWINCH };
     const char *type = getenv("TERM");
+    sigset_t blocked;
 
     if (type == NULL || type[0] == '\0' || strcmp(type, "dumb") == 0 || tcgetattr(STDIN_FILENO, &before) < 0) {
         fprintf(stderr, "shmstat: a terminal of type '%s' (TERM) cannot show top; --batch can\n",
@@ -75,6 +74,10 @@ static bool open_terminal(void)
     }
     mine = before;
     mine.c_lflag &= ~(tcflag_t)(ICANON | ECHO);
+    sigemptyset(&blocked);
+    for (size_t i = 0; i < sizeof(signals) / sizeof(signals[0]); i++)
+        sigaddset(&blocked, signals[i]);
+    sigprocmask(SIG_BLOCK, &blocked, &unblocked);
     take_terminal();
     for (size_t i = 0; i < sizeof(signals) / sizeof(signals[0]); i++) {
         /* A signal that the caller ignores (nohup) stays ignored. */
@@ -112,11 +115,13 @@ static int key_of(const char *bytes, size_t *length)
 static bool take_keys(struct top_state *state, uint64_t until_ns)
 {
     uint64_t now_ns = stat_now_ns(CLOCK_MONOTONIC);
+    uint64_t left_ns = until_ns > now_ns ? until_ns - now_ns : 0;
+    struct timespec left = { .tv_sec = (time_t)(left_ns / 1000000000), .tv_nsec = (long)(left_ns % 1000000000) };
     struct pollfd input = { .fd = STDIN_FILENO, .events = POLLIN };
     char bytes[64];
     bool goes_on = true;
 
-    if (poll(&input, 1, until_ns > now_ns ? (int)((until_ns - now_ns) / 1000000) + 1 : 0) <= 0)
+    if (ppoll(&input, 1, &left, &unblocked) <= 0)
         return true;
     ssize_t got = read(STDIN_FILENO, bytes, sizeof(bytes) - 1);
     if (got <= 0) {
@@ -165,6 +170,7 @@ int top_screen_run(struct top_model *model, struct top_state *state)
             draw(model, state);
     } while (rc == 0 && take_keys(state, due_ns));
     restore_terminal();
+    sigprocmask(SIG_SETMASK, &unblocked, NULL);
     if (rc == 0)
         return STAT_FINE;
     fprintf(stderr, "shmstat: the jobs cannot be read: %s\n", strerror(-rc));

@@ -172,8 +172,10 @@ int bxi_devices_index(const struct bxi_devices *devices, int ordinal)
 
 int bxi_devices_find(const struct bxi_devices *devices, int ordinal)
 {
-    if (bxi_devices_index(devices, ordinal) >= 0)
-        return bxi_devices_index(devices, ordinal);
+    int index = bxi_devices_index(devices, ordinal);
+
+    if (index >= 0)
+        return index;
     return bx_fail(-ENODEV, "device cuda:%d is not open in worker '%s'; call bx_gpu_open", ordinal,
                    devices->job->name);
 }

@@ -111,7 +111,7 @@ int bxi_resolve(struct bx_job *job, struct bxi_plan *plan)
     if (bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE)
         return fail_with_peer(job, peer, peer->close_code);
     plan->function_index = plan->has_aim && plan->rrefs.value ? BXI_FUNCTION_VALUE
-                                                                : bxi_function_find(job, peer, plan->function);
+                                                              : bxi_function_find(job, peer, plan->function);
     /* Relaxed: set by the handler of SIGBUS, mostly in this thread and just now. */
     if (bxi_load_relaxed(&peer->view.truncated) != 0)
         return bxi_peer_suspect(job, peer, "its segment was truncated");

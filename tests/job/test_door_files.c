@@ -162,15 +162,22 @@ Test(door_files, a_process_without_descriptors_does_not_decide_who_lives)
 
 /* ---- Names that another process has ------------------------------------------------------------ */
 
+/* A job of two, rank 1 of which is dead, while somebody has the joiners' mutex: its descriptor. */
+static int begin_joined(struct bxi_boot_paths *paths)
+{
+    begin_job(2);
+    start_is_killed(1);
+    cr_assert_eq(bxi_boot_paths(job_name, paths), 0);
+    int fd = bxi_joiners_lock(paths->join);
+    cr_assert_geq(fd, 0);
+    return fd;
+}
+
 Test(door_files, one_joins_at_a_time)
 {
     struct bxi_boot_paths paths;
+    int fd = begin_joined(&paths);
 
-    begin_job(2);
-    start_is_killed(1);
-    cr_assert_eq(bxi_boot_paths(job_name, &paths), 0);
-    int fd = bxi_joiners_lock(paths.join);
-    cr_assert_geq(fd, 0);
     cr_expect_eq(bxi_joiners_lock(paths.join), -EAGAIN);
     begin_life(2, (struct life){ .rank = 1, .world_size = 2, .timeout_ns = 300 * HARNESS_MS });
     start_fails(2, BX_E_RANK_MISSING, "another worker is joining job");
@@ -200,12 +207,8 @@ static void is_interrupted_soon(struct bx_job *job)
 Test(door_files, a_joiner_that_waits_for_another_can_be_interrupted)
 {
     struct bxi_boot_paths paths;
+    int fd = begin_joined(&paths);
 
-    begin_job(2);
-    start_is_killed(1);
-    cr_assert_eq(bxi_boot_paths(job_name, &paths), 0);
-    int fd = bxi_joiners_lock(paths.join);
-    cr_assert_geq(fd, 0);
     begin_life(2, (struct life){ .rank = 1, .world_size = 2, .setup = is_interrupted_soon });
     start_fails(2, BX_E_INTERRUPTED, "bx_job_interrupt ended the start of worker 'worker1' (rank 1)");
     bxi_joiners_unlock(paths.join, fd);

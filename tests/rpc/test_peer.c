@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/rpc/peer.c: frames and calls that wait for room in a full ring, and the word want_credit, by which their worker
+ * lib/rpc/out.c: frames and calls that wait for room in a full ring, and the word want_credit, by which their worker
  * asks the consumer for a bell.
  *
  * Worker 1 stops in an inline handler while worker 0 fills the ring to it.

@@ -31,7 +31,7 @@
  *           or a failed start.
  * Threads.  A job, a future and a counter may be used from any thread. A message and a reader belong to one thread at a
  *           time. The library holds no lock while it runs the program's code.
- *           A thread that waits (bx_rpc_sync, bx_future_wait) or polls (bx_future_done) makes progress: inline and
+ *           A thread that waits (bx_rpc_sync, bx_future_wait) or polls (bx_future_is_done) makes progress: inline and
  *           async handlers, batch bodies and callbacks may run on it, so it must hold no lock that they take.
  * Blocking. A function does not block unless its comment says "Blocks". Inside inline and async handlers, batch bodies
  *           that are not blocking, and callbacks nothing may wait: a function that would have to wait there returns
@@ -321,7 +321,7 @@ int bx_job_create(const struct bx_options *options, struct bx_job **job) BX_SINC
  * With options.rejoin it first searches for a job of that name that runs and in which this worker's rank is dead. If
  * there is one, the worker joins it, under the same name: it meets the workers that live, and returns when all of them
  * have attached it. A call that another worker begins after that is to this one: it does not fail with BX_E_PEER_DEAD
- * for the worker before. bx_worker_alive and bx_on_join may be later. Nobody else fails if this does not succeed.
+ * for the worker before. bx_worker_is_alive and bx_on_join may be later. Nobody else fails if this does not succeed.
  * BX_E_RANK_TAKEN: the rank lives; BX_E_RANK_MISSING: the sentence names a worker that did not answer in time;
  * BX_E_SHUTDOWN: the job is ending; -EINVAL: another name than the rank had before; -EOVERFLOW: the rank was taken 32
  * times. Since 0.2.
@@ -382,7 +382,7 @@ int bx_worker_rank(const struct bx_job *job, const char *name);      /* the rank
 /* Returns a name of the worker of a rank, in every job: "#3". Each function that takes a worker's name takes it. Never
  * NULL; of a rank that is 0 to 127 the text is static, of another one the thread's. */
 const char *bx_rank(int rank);
-bool bx_worker_alive(const struct bx_job *job, int rank);            /* it has not died, left or been cut off */
+bool bx_worker_is_alive(const struct bx_job *job, int rank);            /* it has not died, left or been cut off */
 /* How many processes have had this rank, with the one that has it now: 1, or more if workers have come back
  * (options.rejoin). 0: it is not known, or before the start. -EINVAL: no such rank. Since 0.2. */
 int bx_worker_generation(const struct bx_job *job, int rank);
@@ -457,7 +457,7 @@ uint64_t bx_request_deadline_ns(const struct bx_request *request);       /* CLOC
  * blocking handler polls this in a long computation; it costs about the read of a clock. An inline handler learns of
  * the deadline only, since the thread that would read the cancel is its own. Always false for a one-way call, whose
  * caller does not wait. Since 0.2. */
-bool bx_request_cancelled(const struct bx_request *request);
+bool bx_request_is_cancelled(const struct bx_request *request);
 
 /* Sets the hook of a blocking handler, for example to end a wait in other code: fn runs once when the caller gives the
  * request up, on the thread that makes progress, or at once on this thread if that has happened. No lock is held; fn
@@ -521,7 +521,7 @@ enum bx_call_flag {         /* any other bit: -EINVAL */
 /* Calls for a request. A call of any kind that a blocking or async handler makes on its own thread is made for the
  * request that it answers. So is a call in a callback that was added there (bx_future_on_done, then), until the request
  * is answered. Such a call has the request's deadline if its own is later. When the caller gives the request up
- * (bx_request_cancelled), the calls for it that are not done fail, with a sentence that names the request: with
+ * (bx_request_is_cancelled), the calls for it that are not done fail, with a sentence that names the request: with
  * BX_E_TIMEOUT if its deadline has passed, else with BX_E_CANCELLED; so does each further one. Their callees are told,
  * and so it goes on through any number of workers. A thread that waits for such a call returns at once.
  * What is still under way when the request has been answered goes on, with the deadline that it has. A call that is to
@@ -592,7 +592,7 @@ int bx_future_cancel(struct bx_future *future);
  * not done, and lives on; BX_E_WOULD_DEADLOCK: it is not done and nothing may wait here. done makes progress before it
  * returns false. */
 int bx_future_wait(struct bx_future *future, uint64_t timeout_ns);
-bool bx_future_done(const struct bx_future *future);
+bool bx_future_is_done(const struct bx_future *future);
 int bx_future_error(const struct bx_future *future);            /* 0: set, or not done */
 const char *bx_future_error_text(const struct bx_future *future);  /* "" unless failed; the future owns it */
 const struct bx_msg *bx_future_value(const struct bx_future *future);  /* NULL unless set; the future owns it */

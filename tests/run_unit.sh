@@ -14,7 +14,7 @@ set -u
 . "$(dirname "$0")/tally.sh"
 : "${BX_SOURCE_DIR:?}" "${BX_BUILD_DIR:?}"
 export BX_SOURCE_DIR BX_BUILD_DIR
-limit_s=${BX_TEST_LIMIT_S:-900}
+limit_s=${BX_TEST_LIMIT_S:-3600}
 hung_after=4            # looks, 5 s apart
 stuck_after=40          # 200 s; no test has a timeout of more than 120 s
 # Criterion ends its test processes without freeing, so a leak check would only see that. A test

@@ -144,7 +144,7 @@ static void note_presence(struct server *server, const struct rows *rows)
         struct trainer *trainer = &server->trainers[i];
 
         if (trainer->has_row || !trainer->is_member || !ps_is_running(trainer) ||
-            !bx_worker_alive(server->job, trainer->rank))
+            !bx_worker_is_alive(server->job, trainer->rank))
             continue;
         printf("%s did not come within %llu ms: the others go on without it\n", ps_name_of(trainer),
                (unsigned long long)server->flags->patience_ms);

@@ -229,7 +229,7 @@ static int serve(struct trainer *trainer)
 
     do
         rc = bx_job_serve(trainer->job);
-    while (rc == BX_E_PEER_DEAD && bx_worker_alive(trainer->job, 0));
+    while (rc == BX_E_PEER_DEAD && bx_worker_is_alive(trainer->job, 0));
     return rc;
 }
 

@@ -188,7 +188,7 @@ static int attend_to(struct trainer *trainer)
     struct server *server = trainer->server;
 
     pthread_mutex_lock(&server->lock);
-    bool is_away = trainer->is_away, is_back = is_away && bx_worker_alive(server->job, trainer->rank);
+    bool is_away = trainer->is_away, is_back = is_away && bx_worker_is_alive(server->job, trainer->rank);
     bool is_lost = is_away && !is_back && clock_now_ns() - trainer->away_ns > AWAY_NS;
     uint64_t first = ps_result_of(trainer)->batches;
     if (is_back) {
@@ -218,7 +218,7 @@ static bool kill_trainer(const struct trainer *trainer)
     const struct bx_job *job = trainer->server->job;
     int pidfd = trainer->pid > 0 ? (int)syscall(SYS_pidfd_open, (pid_t)trainer->pid, 0) : -1;
     /* If the worker lives when the process has been opened, it is that process. */
-    bool lives = pidfd >= 0 && bx_worker_alive(job, trainer->rank) &&
+    bool lives = pidfd >= 0 && bx_worker_is_alive(job, trainer->rank) &&
                  bx_worker_generation(job, trainer->rank) == trainer->generation;
     bool is_killed = lives && syscall(SYS_pidfd_send_signal, pidfd, SIGKILL, NULL, 0) == 0;
 
@@ -273,7 +273,7 @@ static void give_up(struct server *server)
     for (size_t i = 0; i < server->trainer_count; i++) {
         struct trainer *trainer = &server->trainers[i];
 
-        if (trainer->future == NULL || bx_future_done(trainer->future) || trainer->is_given_up || trainer->pid <= 0)
+        if (trainer->future == NULL || bx_future_is_done(trainer->future) || trainer->is_given_up || trainer->pid <= 0)
             continue;
         printf("%s has been silent for %.0f s and is given up\n", ps_name_of(trainer), 1e-9 * (double)silence_ns);
         trainer->is_given_up = true;

@@ -159,3 +159,15 @@ int bxi_old_register_method_async(struct bx_job *job, const struct bx_type *type
 {
     return bx_register_method_async(job, type, name, BX_INLINE, fn, context);
 }
+
+/* ---- functions with another name ----------------------------------------------------------------- */
+
+bool bxi_old_worker_alive(const struct bx_job *job, int rank)
+{
+    return bx_worker_is_alive(job, rank);
+}
+
+bool bxi_old_future_done(const struct bx_future *future)
+{
+    return bx_future_is_done(future);
+}

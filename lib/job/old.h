@@ -53,6 +53,8 @@ int bxi_old_register_async(struct bx_job *job, const char *name, bx_async_fn fn,
     BXI_SYMBOL(bx_register_async);
 int bxi_old_register_method_async(struct bx_job *job, const struct bx_type *type, const char *name, bx_async_fn fn,
                                   void *context) BXI_SYMBOL(bx_register_method_async);
+bool bxi_old_worker_alive(const struct bx_job *job, int rank) BXI_SYMBOL(bx_worker_alive);
+bool bxi_old_future_done(const struct bx_future *future) BXI_SYMBOL(bx_future_done);
 #pragma GCC visibility pop
 
 #endif

@@ -28,7 +28,7 @@ const char *bx_job_name(const struct bx_job *job)
     return bxi_job_check_any(job) < 0 ? NULL : job->name;
 }
 
-bool bx_worker_alive(const struct bx_job *job, int rank)
+bool bx_worker_is_alive(const struct bx_job *job, int rank)
 {
     return bxi_job_check_any(job) == 0 && rank >= 0 && rank < job->world_size &&
            bxi_load_relaxed(&job->rpc->peers[rank]->state) == BXI_PEER_ALIVE;

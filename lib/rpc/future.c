@@ -399,7 +399,7 @@ int bx_future_fail(struct bx_future *future, int code, const char *text)
 
 /* ---- what it became ---------------------------------------------------------------------------- */
 
-bool bx_future_done(const struct bx_future *future)
+bool bx_future_is_done(const struct bx_future *future)
 {
     if (future == NULL)
         return false;

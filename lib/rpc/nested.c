@@ -299,7 +299,7 @@ void bxi_hook_end(struct bxi_waiting *waiting)
 
 /* ---- what a handler may ask ------------------------------------------------------------------------- */
 
-bool bx_request_cancelled(const struct bx_request *request)
+bool bx_request_is_cancelled(const struct bx_request *request)
 {
     if (request == NULL || request->oneway)
         return false;
@@ -319,7 +319,7 @@ static int set_hook(struct bxi_waiting *waiting, const struct bxi_hook *hook)
     int rc = 1;
 
     bxi_lock(&job->run->lock);
-    if (bx_request_cancelled(request))
+    if (bx_request_is_cancelled(request))
         rc = 0;
     else if (!request->oneway && request->deadline_ns != BX_FOREVER)
         rc = bxi_timer_set(job->run, &waiting->hook.timer, request->deadline_ns) < 0 ? -ENOMEM : 1;

@@ -589,7 +589,7 @@ static void misuse_optim(struct bx_job *job)
     bx_context_release(context);
     context = dist_context();
     harness_kill((pid_t)harness_load(0), SIGKILL);
-    while (bx_worker_alive(job, 1))
+    while (bx_worker_is_alive(job, 1))
         usleep(1000);
     HARNESS_EQ(bx_dist_optim_step(optim, context), BX_E_PEER_DEAD);
     bx_context_end(context);

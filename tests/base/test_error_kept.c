@@ -90,9 +90,9 @@ HARNESS_TEST(error_kept, sentence_is_kept_over_calls_that_succeed, 20, .size = 2
     HARNESS_CHECK(bx_progress(job) > 0);
     is_kept("bx_progress");
     call = harness_async(job, "worker0", "loud");
-    while (!bx_future_done(call))
+    while (!bx_future_is_done(call))
         ;
-    is_kept("bx_future_done");
+    is_kept("bx_future_is_done");
     bx_future_release(call);
 
     HARNESS_EQ(bx_rpc_sync(job, "worker0", "bad", NULL, NULL, NULL), -EPERM);

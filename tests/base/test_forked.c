@@ -52,7 +52,7 @@ static void try_job(struct bx_job *job)
     IS_NULL(bx_job_name(job));
     IS_NULL(bx_worker_name(job, 0));
     REFUSED(bx_worker_rank(job, "worker0"));
-    REFUSED(bx_worker_alive(job, 0) ? 0 : BX_E_FORKED);
+    REFUSED(bx_worker_is_alive(job, 0) ? 0 : BX_E_FORKED);
     REFUSED(bx_worker_generation(job, 0));
     REFUSED(bx_on_death(job, NULL, NULL));
     REFUSED(bx_on_join(job, NULL, NULL));
@@ -161,7 +161,7 @@ static void try_futures(struct bx_job *job, struct bx_future **pending, int coun
         IS_NULL(bx_future_then_any(pending[i], then, NULL, NULL));
         IS_NULL(bx_future_then(pending[i], then, NULL, (bx_free_fn)abort));
         IS_NULL(bx_future_chain(pending[i], chain, NULL, (bx_free_fn)abort));
-        HARNESS_CHECK(!bx_future_done(pending[i]));
+        HARNESS_CHECK(!bx_future_is_done(pending[i]));
     }
     for (int i = 0; i < count; i++)
         bx_future_release(pending[i]);

@@ -47,7 +47,7 @@ static void try_jobs(struct bx_job *job)
     IS_NULL(bx_worker_name(NULL, 0));
     REFUSED(bx_worker_rank(NULL, "worker0"));
     REFUSED(bx_worker_rank(job, NULL));
-    IS_ZERO(bx_worker_alive(NULL, 0));
+    IS_ZERO(bx_worker_is_alive(NULL, 0));
     REFUSED(bx_worker_generation(NULL, 0));
     REFUSED(bx_on_death(NULL, NULL, NULL));
     REFUSED(bx_on_join(NULL, NULL, NULL));
@@ -89,7 +89,7 @@ static void try_functions(struct bx_job *job)
     REFUSED(bx_request_caller(NULL));
     IS_NULL(bx_request_function(NULL));
     IS_ZERO(bx_request_deadline_ns(NULL));
-    IS_ZERO(bx_request_cancelled(NULL));
+    IS_ZERO(bx_request_is_cancelled(NULL));
     REFUSED(bx_request_on_cancel(NULL, (bx_cancel_fn)abort, NULL));
     REFUSED(bx_batch_add_member(NULL, "f", 0));
     REFUSED(bx_batch_add_member(job, NULL, 0));
@@ -266,7 +266,7 @@ static void try_futures(struct bx_job *job)
     REFUSED(bx_future_fail(NULL, -EIO, NULL));
     REFUSED(bx_future_cancel(NULL));
     REFUSED(bx_future_wait(NULL, 0));
-    IS_ZERO(bx_future_done(NULL));
+    IS_ZERO(bx_future_is_done(NULL));
     REFUSED(bx_future_error(NULL));
     IS_EMPTY(bx_future_error_text(NULL));
     IS_NULL(bx_future_value(NULL));

@@ -103,7 +103,7 @@ static void end_as_survivor(struct bx_job *job)
 {
     int64_t wrong;
 
-    while (bx_worker_alive(job, 0))
+    while (bx_worker_is_alive(job, 0))
         sched_yield();
     wrong = device_wrong(kept[0], 7);
     if (!fake_has("FAKE_CUDA_DROP_DEAD"))       /* it may hold anything then, but reading it does no harm */
@@ -293,7 +293,7 @@ static void outlives_one_that_was_cut_off(struct bx_job *job)
 
     HARNESS_EQ(bx_tensor_read_on(kept[1], stream), 0);
     harness_post(STARTED);
-    while (bx_worker_alive(job, 0)) {
+    while (bx_worker_is_alive(job, 0)) {
         bxi_event(job->run, BXI_EVENT_SCAN);
         sched_yield();
     }

@@ -74,10 +74,10 @@ static void is_struck(struct bx_job *job)
         HARNESS_EQ(bx_job_serve(job), BX_E_CORRUPT);
         HARNESS_EQ(harness_counter(job, "peers_corrupt"), 1);
     } else {
-        HARNESS_EQ(bx_worker_alive(job, 1), true);
+        HARNESS_EQ(bx_worker_is_alive(job, 1), true);
     }
     HARNESS_EQ(harness_gate(TAKEN), 1);
-    HARNESS_EQ(bx_worker_alive(job, 2), true);
+    HARNESS_EQ(bx_worker_is_alive(job, 2), true);
     HARNESS_EQ(bx_job_loans(job, 1, &loans), 0);
     HARNESS_EQ(loans.borrowed, 0);
     harness_post(FINISHED);
@@ -176,7 +176,7 @@ static void strikes(struct bx_job *job)
 static void stands_by(struct bx_job *job)
 {
     harness_await(FINISHED, 1);
-    HARNESS_EQ(bx_worker_alive(job, 0), true);
+    HARNESS_EQ(bx_worker_is_alive(job, 0), true);
     HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
 }
 

@@ -266,7 +266,7 @@ static void reads_the_last_reply(struct bx_job *job)
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "give", NULL, NULL, &reply), 0);
     bx_msg_destroy(reply);
     HARNESS_EQ(bx_rpc_async(job, "worker1", "last", NULL, NULL, &future), 0);
-    while (bx_worker_alive(job, 1))
+    while (bx_worker_is_alive(job, 1))
         sched_yield();
     HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
     in = bx_msg_reader(bx_future_value(future));

@@ -195,7 +195,7 @@ static int64_t by(struct bx_job *job, struct bx_tensor *tensor, int32_t first, c
 static void kill_worker(const struct bx_job *job, int rank)
 {
     harness_kill((pid_t)harness_load(PID + rank), SIGKILL);
-    while (bx_worker_alive(job, rank))
+    while (bx_worker_is_alive(job, rank))
         usleep(1000);
 }
 
@@ -395,7 +395,7 @@ static void outlives_the_owner(struct bx_job *job)
     device_open(job, 0);
     harness_post(OPEN);
     harness_await(DEAD, 1);
-    while (bx_worker_alive(job, 0))
+    while (bx_worker_is_alive(job, 0))
         usleep(1000);
     if (bx_job_rank(job) == 1) {
         wrong = harness_call_i64(job, "worker2", "drop", 5);

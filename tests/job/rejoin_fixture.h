@@ -125,18 +125,18 @@ static inline void end_lives(void)
 
 static inline void await_alive(struct bx_job *job, int rank)
 {
-    HARNESS_WAIT_WHILE(!bx_worker_alive(job, rank));
+    HARNESS_WAIT_WHILE(!bx_worker_is_alive(job, rank));
 }
 
 static inline void await_dead(struct bx_job *job, int rank)
 {
-    HARNESS_WAIT_WHILE(bx_worker_alive(job, rank));
+    HARNESS_WAIT_WHILE(bx_worker_is_alive(job, rank));
 }
 
 /* Where nothing keeps the successor back: it may be there before anybody has looked. */
 static inline void await_end_of(struct bx_job *job, int rank, int generation)
 {
-    HARNESS_WAIT_WHILE(bx_worker_alive(job, rank) && bx_worker_generation(job, rank) == generation);
+    HARNESS_WAIT_WHILE(bx_worker_is_alive(job, rank) && bx_worker_generation(job, rank) == generation);
 }
 
 /* A joiner is at the door, which waits for the role of this worker. */

@@ -38,7 +38,7 @@ static void remove_directory(void)
 static void sees_all(struct bx_job *job)
 {
     for (int rank = 0; rank < bx_job_world_size(job); rank++)
-        HARNESS_CHECK(bx_worker_alive(job, rank));
+        HARNESS_CHECK(bx_worker_is_alive(job, rank));
     call_all(job);
     harness_post(BACK);
 }

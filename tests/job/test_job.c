@@ -369,7 +369,7 @@ HARNESS_TEST(job, names_the_dead_worker_in_calls_that_fail, 20, .size = 3, .setu
         bx_future_release(futures[i]);
     }
     bx_future_release(then);
-    HARNESS_CHECK(!bx_worker_alive(job, 1));
+    HARNESS_CHECK(!bx_worker_is_alive(job, 1));
     expect_dead(bx_rpc_sync(job, "worker1", "twice", NULL, NULL, NULL));
     expect_dead(bx_rpc_async(job, "worker1", "twice", NULL, NULL, &future));
     expect_dead(bx_rpc_oneway(job, "worker1", "twice", NULL, NULL));

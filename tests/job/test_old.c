@@ -122,7 +122,9 @@ Test(old, then_has_no_function_to_free, .timeout = 20)
     struct bx_future *then = bxi_old_future_then(set, add_one, NULL);
     struct bx_future *any = bxi_old_future_then_any(failed, add_one, NULL);
 
+    cr_expect(!bxi_old_future_done(set));
     bx_future_set(set, NULL);
+    cr_expect(bxi_old_future_done(set));
     bx_future_fail(failed, -EIO, NULL);
     cr_expect_eq(*(const int64_t *)bx_msg_data(bx_future_value(then)), 1);
     cr_expect_eq(*(const int64_t *)bx_msg_data(bx_future_value(any)), 1 - EIO);
@@ -150,6 +152,8 @@ HARNESS_TEST(old, async_handlers_have_no_kind, 20, .size = 2, .setup = setup_asy
     struct bx_rref *rref = NULL;
 
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "later", NULL, NULL, NULL), 0);
+    HARNESS_CHECK(bxi_old_worker_alive(job, 1));
+    HARNESS_CHECK(!bxi_old_worker_alive(job, 2));
     HARNESS_EQ(bx_rref_create(job, &type, NULL, &rref), 0);
     HARNESS_EQ(bx_rref_sync(rref, "method", NULL, NULL, NULL), 0);
     bx_rref_release(rref);

@@ -40,7 +40,7 @@ static void comes_back_as_1(struct bx_job *job)
 {
     expect_generations(job, 1, 2, 1);
     HARNESS_EQ(strcmp(bx_worker_name(job, 0), "worker0"), 0);
-    HARNESS_CHECK(bx_worker_alive(job, 0) && bx_worker_alive(job, 2));
+    HARNESS_CHECK(bx_worker_is_alive(job, 0) && bx_worker_is_alive(job, 2));
     call_all(job);
     harness_post(BACK);
     harness_await(GO_ON, 2);
@@ -87,7 +87,7 @@ Test(rejoin, a_worker_that_is_back_is_served_like_the_others)
 
 static void await_generation(struct bx_job *job, int rank, int generation)
 {
-    HARNESS_WAIT_WHILE(bx_worker_generation(job, rank) != generation || !bx_worker_alive(job, rank));
+    HARNESS_WAIT_WHILE(bx_worker_generation(job, rank) != generation || !bx_worker_is_alive(job, rank));
     HARNESS_EQ(harness_call_i64(job, bx_worker_name(job, rank), "echo", generation), generation);
 }
 
@@ -166,7 +166,7 @@ Test(rejoin, two_ranks_come_back_at_once)
 static void is_alone_with_0(struct bx_job *job)
 {
     expect_generations(job, 1, 2, 1);
-    HARNESS_CHECK(!bx_worker_alive(job, 2));
+    HARNESS_CHECK(!bx_worker_is_alive(job, 2));
     HARNESS_EQ(strcmp(bx_worker_name(job, 2), "worker2"), 0);
     HARNESS_EQ(bx_rpc_sync(job, "worker2", "echo", NULL, NULL, NULL), BX_E_PEER_DEAD);
     HARNESS_EQ(harness_call_i64(job, "worker0", "echo", 5), 5);
@@ -225,7 +225,7 @@ static void stops_looping(struct bx_job *job)
 {
     if (bx_job_rank(job) == 1)
         return;
-    while (bx_worker_alive(job, 1))
+    while (bx_worker_is_alive(job, 1))
         HARNESS_CHECK(bx_progress(job) >= 0);
     await_joiner_at_door(job);
     bx_job_destroy(job);
@@ -399,7 +399,7 @@ Test(rejoin, refuses_to_join_a_job_that_is_ending)
 /* The door has met the successor of rank 1, which those of lower ranks have attached, and waits for the role. */
 static void lets_a_joiner_wait(struct bx_job *job)
 {
-    while (bx_worker_alive(job, 1))
+    while (bx_worker_is_alive(job, 1))
         HARNESS_CHECK(bx_progress(job) >= 0);
     await_joiner_at_door(job);
     harness_post(GO_ON);

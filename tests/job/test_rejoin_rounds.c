@@ -309,7 +309,7 @@ static void dies_between_two_questions(struct bx_job *job)
 
 static void posts_back(struct bx_job *job)
 {
-    HARNESS_CHECK(!bx_worker_alive(job, 1));
+    HARNESS_CHECK(!bx_worker_is_alive(job, 1));
     HARNESS_EQ(bx_worker_generation(job, 1), 1);
     harness_post(BACK);
 }

@@ -199,7 +199,7 @@ static void refers_over_a_death(struct bx_job *job)
     bx_rref_release(ours);
     while (destroyed == 0)                      /* the holders before and after the death have let go of it */
         sched_yield();
-    HARNESS_CHECK(bx_worker_alive(job, 1) && bx_worker_alive(job, 2));
+    HARNESS_CHECK(bx_worker_is_alive(job, 1) && bx_worker_is_alive(job, 2));
     harness_post(SEEN);
 }
 
@@ -275,7 +275,7 @@ static void lends_over_a_death(struct bx_job *job)
     expect_filled(fresh, 2000);
     bx_msg_destroy(reply);
     bx_tensor_release(mine);
-    HARNESS_CHECK(bx_worker_alive(job, 1) && bx_worker_alive(job, 2));
+    HARNESS_CHECK(bx_worker_is_alive(job, 1) && bx_worker_is_alive(job, 2));
     harness_post(SEEN);
 }
 

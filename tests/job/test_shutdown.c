@@ -281,7 +281,7 @@ HARNESS_TEST(shutdown, is_not_needed_for_a_destroy_to_be_seen_as_leaving, 20, .s
     HARNESS_HAS(bx_error_text(), "'worker1'");
     HARNESS_EQ(bx_rpc_async(job, "worker1", "twice", NULL, NULL, &none), BX_E_SHUTDOWN);
     HARNESS_EQ(bx_rpc_oneway(job, "worker1", "twice", NULL, NULL), BX_E_SHUTDOWN);
-    HARNESS_CHECK(!bx_worker_alive(job, 1));
+    HARNESS_CHECK(!bx_worker_is_alive(job, 1));
     HARNESS_EQ(bx_job_serve(job), 0);           /* leaving does not count as a death */
     HARNESS_EQ(harness_counter(job, "peers_dead"), 0);
     HARNESS_EQ(harness_counter(job, "calls_peer_dead"), 0);
@@ -438,7 +438,7 @@ HARNESS_TEST(shutdown, waits_for_the_handler_that_another_thread_is_in, 20, .siz
     harness_threads(job, 3, end_while_another_drives);
     /* No frame is read any more, although the rings have some. */
     HARNESS_EQ(bx_progress(job), BX_E_SHUTDOWN);
-    HARNESS_CHECK(!bx_future_done(future));
+    HARNESS_CHECK(!bx_future_is_done(future));
     HARNESS_EQ(bxi_load_seq_cst(&job->run->role), 1);
     HARNESS_EQ(bxi_load_seq_cst(&job->observe->wait_rows[0]), 0);
     HARNESS_EQ(harness_load(HANDLED), harness_load(ANSWERED));

@@ -251,7 +251,7 @@ static void forges_reply(struct bx_job *job)
 static void strikes_and_is_cut_off(struct bx_job *job)
 {
     harness_post(STRIKE);
-    while (bx_worker_alive(job, 1)) {       /* a reply that no thread waits for wakes none */
+    while (bx_worker_is_alive(job, 1)) {       /* a reply that no thread waits for wakes none */
         bx_progress(job);
         sched_yield();
     }

@@ -24,7 +24,7 @@ enum gate { READY = 0, DEAD, DONE };
 
 static void await_death(struct bx_job *job, int rank)
 {
-    while (bx_worker_alive(job, rank))
+    while (bx_worker_is_alive(job, rank))
         HARNESS_EQ(harness_call(job, bx_worker_name(job, bx_job_rank(job)), "echo", harness_msg_i64(1)), 1);
 }
 
@@ -85,7 +85,7 @@ HARNESS_TEST(lease_death, of_a_borrower_ends_the_leases_of_frames_in_the_rings, 
     loans_signal(1, SIGKILL);
     HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
     HARNESS_EQ(loans_of(job, 1).taken_back, 40);
-    HARNESS_CHECK(!bx_worker_alive(job, 1));
+    HARNESS_CHECK(!bx_worker_is_alive(job, 1));
 }
 
 static void waits_for_room_at_one_that_dies(struct bx_job *job)

@@ -504,7 +504,7 @@ static void survives(struct bx_job *job)
 
         if (bx_rpc_async(job, "worker1", functions[i % 5], args, &options, &future) == 0) {
             bx_future_wait(future, BX_FOREVER);
-            HARNESS_CHECK(bx_future_done(future));
+            HARNESS_CHECK(bx_future_is_done(future));
             bx_future_release(future);
         }
         bx_msg_destroy(args);

@@ -203,7 +203,7 @@ static void has_it_back_too_early(struct bx_job *job)
     for (int i = 0; i < 50; i++)
         others_go_on(job);
     harness_post(FINISHED);
-    while (bx_worker_alive(job, 1))
+    while (bx_worker_is_alive(job, 1))
         others_go_on(job);
     HARNESS_EQ(loans_of(job, 1).taken_back, 0);
 }

@@ -162,7 +162,7 @@ static void write_over_free_memory(struct bx_job *job)
 
 static void await_gone(const struct bx_job *job, int rank)
 {
-    while (bx_worker_alive(job, rank))
+    while (bx_worker_is_alive(job, rank))
         usleep(1000);
 }
 
@@ -268,7 +268,7 @@ static void pass_while_it_dies(struct bx_job *job)
         rc = bx_rpc_sync(job, "worker2", "verify", args, NULL, NULL);
         if (rc < 0)
             HARNESS_EQ(rc, BX_E_PEER_DEAD);
-        copied += !bx_worker_alive(job, 0);
+        copied += !bx_worker_is_alive(job, 0);
         bx_msg_destroy(args);
     }
     bx_msg_destroy(made);

@@ -430,7 +430,7 @@ HARNESS_TEST(inflight_requests, of_async_handlers_are_shown_at_their_future, 20,
 
         HARNESS_EQ(harness_call(job, "worker1", "echo", harness_msg_i64(1)), 1);
         row = served(job, 1, id);
-        HARNESS_CHECK(row != NULL || (how == 2 && bx_future_done(future)));
+        HARNESS_CHECK(row != NULL || (how == 2 && bx_future_is_done(future)));
         if (row != NULL && how < 2) {
             HARNESS_EQ(bxi_load_relaxed(&row->where), BXI_AT_FUTURE);
             HARNESS_EQ(bxi_load_relaxed(&row->who), who_is(job, 0, 1, "park"));

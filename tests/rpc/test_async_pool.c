@@ -214,7 +214,7 @@ HARNESS_TEST(async_pool, a_handler_runs_on_a_thread_of_the_pool_and_its_request_
     await_pending(job);
     HARNESS_EQ(count_at(job, BXI_AT_THREAD), 0);
     HARNESS_EQ(harness_call(job, "worker1", "twice", harness_msg_i64(1)), 2);
-    HARNESS_CHECK(!bx_future_done(future));
+    HARNESS_CHECK(!bx_future_is_done(future));
 
     struct bx_msg *args = harness_msg_i64(77);
 
@@ -231,7 +231,7 @@ HARNESS_TEST(async_pool, a_pending_future_holds_no_thread, 30, .size = 2, .setup
     struct bx_future *first = begin(job, PARK, BX_FOREVER);
 
     waits_and_answers(job);
-    HARNESS_CHECK(!bx_future_done(first));
+    HARNESS_CHECK(!bx_future_is_done(first));
     HARNESS_EQ(bx_future_cancel(first), 0);
     harness_end(first, BX_E_CANCELLED);
     check_end(BX_E_CANCELLED);
@@ -290,7 +290,7 @@ HARNESS_TEST(async_pool, arguments_are_given_back_before_the_future_is_done, 30,
     HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
     future = harness_start(job, "worker1", "work", args, BX_FOREVER);
     HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
-    HARNESS_CHECK(!bx_future_done(future));
+    HARNESS_CHECK(!bx_future_is_done(future));
     harness_cancel(future);
     check_end(BX_E_CANCELLED);
     bx_tensor_release(tensor);

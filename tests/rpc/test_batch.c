@@ -72,7 +72,7 @@ static void call_twice_first(struct bx_job *job)
     HARNESS_EQ(harness_load(RUNS), 0);
     harness_post(READY);
     HARNESS_EQ(harness_end_i64(first), 3);
-    HARNESS_CHECK(!bx_future_done(second));
+    HARNESS_CHECK(!bx_future_is_done(second));
     harness_post(ARRIVED);
     HARNESS_EQ(harness_end_i64(second), 300);
 }
@@ -485,7 +485,7 @@ static void live_without_a_row(struct bx_job *job)
     await_arrived(job, 2);
     harness_post(READY);
     /* Calls only after the death has been seen, so the dead worker's row must have been kept. */
-    HARNESS_WAIT_WHILE(bx_worker_alive(job, 3));
+    HARNESS_WAIT_WHILE(bx_worker_is_alive(job, 3));
     harness_await(DONE, 1);
     HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 1000), 1104);
 }
@@ -684,7 +684,7 @@ static void call_while_it_runs(struct bx_job *job)
     harness_post(READY);
     await_arrived(job, 4);              /* two rows of each member, while the first body runs */
     HARNESS_EQ(harness_load(RUNS), 1);
-    HARNESS_CHECK(!bx_future_done(first));
+    HARNESS_CHECK(!bx_future_is_done(first));
     harness_post(BODY_GO);
     HARNESS_EQ(harness_end_i64(first), 3);
     harness_await(BODY_ENTERED, 2);

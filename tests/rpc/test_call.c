@@ -312,7 +312,7 @@ HARNESS_TEST(call, to_an_async_handler_is_answered_when_its_future_is_done, 20, 
         future = harness_async(job, "worker1", "park");
         /* The handler has returned and holds no thread, so other calls are answered meanwhile. */
         HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 4), 8);
-        HARNESS_CHECK(!bx_future_done(future));
+        HARNESS_CHECK(!bx_future_is_done(future));
         HARNESS_EQ(bx_rpc_sync(job, "worker1", "unpark", args, NULL, NULL), 0);
         HARNESS_EQ(bx_future_wait(future, BX_FOREVER), value < 0 ? value : 0);
         if (value < 0)

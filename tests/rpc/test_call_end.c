@@ -187,7 +187,7 @@ HARNESS_TEST(call_end, never_by_itself_if_its_timeout_is_forever, 20, .size = 2,
     struct bx_future *hasty = harness_start(job, "worker1", "stuck", NULL, 15 * HARNESS_MS);
 
     HARNESS_EQ(bx_future_wait(hasty, BX_FOREVER), BX_E_TIMEOUT);
-    HARNESS_CHECK(!bx_future_done(patient));
+    HARNESS_CHECK(!bx_future_is_done(patient));
     harness_post(RELEASED);
     HARNESS_EQ(bx_future_wait(patient, BX_FOREVER), 0);
     bx_future_release(hasty);
@@ -414,7 +414,7 @@ HARNESS_TEST(call_end, by_its_deadline_if_the_callee_is_stopped_and_its_ring_ful
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "let_go", args, &hasty, NULL), BX_E_TIMEOUT);
     HARNESS_EQ(bx_rpc_async(job, "worker1", "let_go", args, NULL, &queued), 0);
     HARNESS_CHECK(harness_counter(job, "queued_frames") >= 2);
-    HARNESS_CHECK(bx_worker_alive(job, 1));
+    HARNESS_CHECK(bx_worker_is_alive(job, 1));
     harness_signal(1, SIGCONT);
     HARNESS_EQ(bx_future_wait(queued, BX_FOREVER), 0);
     HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 4), 8);

@@ -164,7 +164,7 @@ static void forge(struct bx_job *job)
 static bool is_alive(struct bx_job *job)
 {
     bx_progress(job);
-    return bx_worker_alive(job, 1);
+    return bx_worker_is_alive(job, 1);
 }
 
 static void sees_the_forger_cut_off(struct bx_job *job)
@@ -212,7 +212,7 @@ static void sees_it_accepted(struct bx_job *job)
     strikes_now();
     while (harness_counter(job, "requests_inline") == 0)
         bx_progress(job);
-    HARNESS_CHECK(bx_worker_alive(job, 1));
+    HARNESS_CHECK(bx_worker_is_alive(job, 1));
     harness_post(FINISHED);
     while (is_alive(job))
         ;

@@ -86,7 +86,7 @@ static void kills_its_callee(struct bx_job *job)
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "echo", NULL, NULL, NULL), BX_E_PEER_DEAD);
     HARNESS_HAS(bx_error_text(), "'worker1'");
     HARNESS_EQ(bx_rpc_oneway(job, "worker1", "echo", NULL, NULL), BX_E_PEER_DEAD);
-    HARNESS_CHECK(!bx_worker_alive(job, 1) && bx_worker_alive(job, 2));
+    HARNESS_CHECK(!bx_worker_is_alive(job, 1) && bx_worker_is_alive(job, 2));
     HARNESS_EQ(harness_counter(job, "calls_peer_dead"), MANY);
     HARNESS_EQ(harness_counter(job, "peers_dead"), 1);
     harness_await(DEATH_SEEN, 1);

@@ -73,7 +73,7 @@ HARNESS_TEST(drain, drops_the_requests_of_a_dead_worker, 20, .size = 2, .setup =
     while_stalled = wait_and_kill;
     harness_await(READY, 1);                /* worker 1's ring is open here, and is read before the own one */
     stall_oneself(job);
-    HARNESS_WAIT_WHILE(bx_worker_alive(job, 1));
+    HARNESS_WAIT_WHILE(bx_worker_is_alive(job, 1));
     HARNESS_EQ(harness_counter(job, "peers_dead"), 1);
     HARNESS_EQ(harness_counter(job, "requests_dropped"), 40);
     HARNESS_EQ(harness_load(COUNTED), 1);
@@ -97,7 +97,7 @@ HARNESS_TEST(drain, reads_a_ring_that_a_dead_worker_opened_last, 20, .size = 2, 
 {
     while_stalled = wait_and_kill;
     stall_oneself(job);
-    while (bx_worker_alive(job, 1))
+    while (bx_worker_is_alive(job, 1))
         HARNESS_CHECK(bx_progress(job) >= 0);
     HARNESS_EQ(harness_counter(job, "requests_dropped"), 3);
     HARNESS_EQ(harness_load(COUNTED), 0);
@@ -147,7 +147,7 @@ HARNESS_TEST(drain, counts_a_worker_that_left_and_then_died_as_left, 20, .size =
              .body = { NULL, leave_and_be_killed })
 {
     HARNESS_EQ(bx_job_serve(job), 0);
-    HARNESS_WAIT_WHILE(bx_worker_alive(job, 1));
+    HARNESS_WAIT_WHILE(bx_worker_is_alive(job, 1));
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "count", NULL, NULL, NULL), BX_E_SHUTDOWN);
     HARNESS_EQ(harness_counter(job, "peers_dead"), 0);
     HARNESS_EQ(harness_load(DEATHS), 0);

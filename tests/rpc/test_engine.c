@@ -395,14 +395,14 @@ HARNESS_TEST(engine, leaves_nothing_due_in_own_loop_after_a_death, 60, .size = 2
     while (harness_gate(READY) == 0)
         bx_progress(job);
     future = harness_start(job, "worker1", "hold", NULL, 20 * HARNESS_MS);
-    while (!bx_future_done(future)) {
+    while (!bx_future_is_done(future)) {
         poll(&loop, 1, -1);
         HARNESS_CHECK(bx_progress(job) >= 0);
     }
     HARNESS_EQ(bx_future_error(future), BX_E_TIMEOUT);
     bx_future_release(future);
     harness_signal(1, SIGKILL);
-    while (bx_worker_alive(job, 1)) {
+    while (bx_worker_is_alive(job, 1)) {
         poll(&loop, 1, -1);
         HARNESS_CHECK(bx_progress(job) >= 0);
     }

@@ -29,12 +29,12 @@ Test(future, is_set_once)
 {
     struct bx_future *future = bx_future_create(NULL);
 
-    cr_expect(!bx_future_done(future));
+    cr_expect(!bx_future_is_done(future));
     cr_expect_eq(bx_future_error(future), 0);
     cr_expect_str_eq(bx_future_error_text(future), "");
     cr_expect_null(bx_future_value(future));
     cr_expect_eq(bx_future_set(future, harness_msg_i64(7)), 0);
-    cr_expect(bx_future_done(future));
+    cr_expect(bx_future_is_done(future));
     cr_expect_eq(number_of(future), 7);
     cr_expect_eq(bx_future_set(future, harness_msg_i64(8)), -EALREADY);
     cr_expect_eq(bx_future_fail(future, -EIO, "late"), -EALREADY);
@@ -51,7 +51,7 @@ Test(future, is_failed_once_with_its_code_and_text)
 
     cr_expect_eq(bx_future_fail(future, 0, "no error"), -EINVAL);
     cr_expect_eq(bx_future_fail(future, 5, "no error"), -EINVAL);
-    cr_expect(!bx_future_done(future));
+    cr_expect(!bx_future_is_done(future));
     cr_expect_eq(bx_future_fail(future, -EIO, "the wagon is off the rails"), 0);
     cr_expect_eq(bx_future_error(future), -EIO);
     cr_expect_str_eq(bx_future_error_text(future), "the wagon is off the rails");
@@ -163,7 +163,7 @@ Test(future, then_makes_a_new_value)
     struct bx_future *next = bx_future_then(future, add_one, NULL, NULL);
     struct bx_future *last = bx_future_then(next, add_one, NULL, NULL);
 
-    cr_expect(!bx_future_done(last));
+    cr_expect(!bx_future_is_done(last));
     bx_future_set(future, harness_msg_i64(40));
     cr_expect_eq(number_of(future), 40);
     cr_expect_eq(number_of(next), 41);
@@ -341,7 +341,7 @@ Test(future, lives_as_long_as_one_reference)
 
     cr_expect_eq(bx_future_acquire(future), future);
     bx_future_release(future);
-    cr_expect(!bx_future_done(future));
+    cr_expect(!bx_future_is_done(future));
     bx_future_set(future, harness_msg_i64(3));
     cr_expect_eq(number_of(future), 3);
     bx_future_release(future);
@@ -404,10 +404,10 @@ Test(future, all_is_done_with_the_last_future)
     struct bx_future *all = bx_future_all(NULL, futures, GATHERED);
 
     for (int i = GATHERED - 1; i >= 0; i--) {
-        cr_expect(!bx_future_done(all));
+        cr_expect(!bx_future_is_done(all));
         bx_future_set(futures[i], harness_msg_i64(i));
     }
-    cr_expect(bx_future_done(all));
+    cr_expect(bx_future_is_done(all));
     cr_expect_eq(bx_future_error(all), 0);
     cr_expect_not_null(bx_future_value(all));
     cr_expect_eq(bx_msg_bytes(bx_future_value(all)), 0);
@@ -427,7 +427,7 @@ Test(future, all_fails_with_the_first_failure_once_all_are_done)
     bx_future_fail(futures[3], -EIO, "the first");
     bx_future_fail(futures[1], -EPERM, "the second");
     bx_future_set(futures[2], NULL);
-    cr_expect(!bx_future_done(all));
+    cr_expect(!bx_future_is_done(all));
     bx_future_set(futures[4], NULL);
     cr_expect_eq(bx_future_error(all), -EIO);
     cr_expect_str_eq(bx_future_error_text(all), "the first");
@@ -477,7 +477,7 @@ Test(future, all_and_any_take_futures_that_are_done_or_given_twice)
 
     struct bx_future *all = bx_future_all(NULL, same, 2), *any = bx_future_any(NULL, same, 2);
 
-    cr_expect(bx_future_done(all));
+    cr_expect(bx_future_is_done(all));
     cr_expect_eq(bx_future_error(all), 0);
     cr_expect_eq(number_of(any), 0);
     bx_future_release(any);
@@ -489,7 +489,7 @@ Test(future, all_of_none_is_done_and_any_of_none_is_null)
 {
     struct bx_future *all = bx_future_all(NULL, NULL, 0);
 
-    cr_expect(bx_future_done(all));
+    cr_expect(bx_future_is_done(all));
     cr_expect_eq(bx_future_error(all), 0);
     cr_expect_null(bx_future_any(NULL, NULL, 0));
     bx_future_release(all);
@@ -595,7 +595,7 @@ HARNESS_TEST(future, stays_pending_when_a_wait_for_it_timed_out, 20, .size = 2)
 
     HARNESS_EQ(bx_future_wait(future, 0), BX_E_TIMEOUT);
     HARNESS_EQ(bx_future_wait(future, 5 * HARNESS_MS), BX_E_TIMEOUT);
-    HARNESS_CHECK(!bx_future_done(future));
+    HARNESS_CHECK(!bx_future_is_done(future));
     HARNESS_EQ(bx_future_set(future, harness_msg_i64(1)), 0);
     HARNESS_EQ(bx_future_wait(future, 0), 0);
     bx_future_release(future);

@@ -252,7 +252,7 @@ Test(future_context, is_freed_when_the_job_is_destroyed)
     expect_calls(&waiting, 0, 1);
     expect_calls(&linked, 1, 1);
     expect_calls(&then_context, 0, 1);
-    cr_expect(bx_future_done(inner));
+    cr_expect(bx_future_is_done(inner));
     for (int i = 0; i < 3; i++) {
         cr_expect_eq(bx_future_error(results[i]), BX_E_SHUTDOWN);
         bx_future_release(results[i]);
@@ -302,7 +302,7 @@ Test(future_chain, has_the_value_of_the_inner_future_without_a_copy, .init = mak
 {
     bx_future_set(the_chain.first, NULL);
     expect_calls(&the_chain.context, 1, 1);
-    cr_expect(!bx_future_done(the_chain.result));
+    cr_expect(!bx_future_is_done(the_chain.result));
     bx_future_set(the_chain.inner, harness_msg_i64(42));
     cr_expect_eq(bx_future_error(the_chain.result), 0);
     cr_expect_eq(bx_future_value(the_chain.result), bx_future_value(the_chain.inner));
@@ -404,7 +404,7 @@ Test(future_chain, that_is_cancelled_early_frees_its_context_and_leaves_nothing_
     cr_expect_null(bxi_load_seq_cst(&the_chain.first->callbacks));
     bx_future_set(the_chain.first, NULL);
     expect_calls(&the_chain.context, 0, 1);
-    cr_expect(!bx_future_done(the_chain.inner));
+    cr_expect(!bx_future_is_done(the_chain.inner));
 }
 
 Test(future_chain, that_is_cancelled_cancels_its_inner_future, .init = make_the_chain, .fini = end_the_chain)
@@ -536,11 +536,11 @@ Test(future_chain, that_is_cancelled_at_any_time_ends_once_and_frees_its_context
         struct chained *chained = &raced[i];
         int code = bx_future_error(chained->result);
 
-        cr_assert(bx_future_done(chained->result));
+        cr_assert(bx_future_is_done(chained->result));
         cr_expect_eq(chained->context.freed, 1);
         cr_expect(i % 4 != 0 || code == 0);
         cr_expect(code == 0 ? number_of(chained->result) == i : code == BX_E_CANCELLED);
-        cr_expect(bx_future_done(chained->inner));
+        cr_expect(bx_future_is_done(chained->inner));
         release(chained);
     }
 }
@@ -620,7 +620,7 @@ HARNESS_TEST(future_chain, that_is_cancelled_cancels_its_inner_call_at_the_calle
 
     bx_future_release(first);
     while (harness_gate(PARKED) == 0)
-        HARNESS_CHECK(!bx_future_done(result));
+        HARNESS_CHECK(!bx_future_is_done(result));
     harness_cancel(result);
     harness_await(ENDED, 1);
     HARNESS_EQ(harness_load(CODE), -BX_E_CANCELLED);

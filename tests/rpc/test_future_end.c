@@ -27,7 +27,7 @@ static int never(struct bx_future *in, struct bx_msg *out, void *context)
 
 static void check_ended(struct bx_future *future)
 {
-    cr_expect(bx_future_done(future));
+    cr_expect(bx_future_is_done(future));
     cr_expect_eq(bx_future_error(future), BX_E_SHUTDOWN);
     cr_expect_eq(bx_future_wait(future, BX_FOREVER), BX_E_SHUTDOWN);
     cr_expect_not_null(strstr(bx_future_error_text(future), "worker0"), "%s", bx_future_error_text(future));
@@ -93,7 +93,7 @@ static void leave_with_a_held_future(struct bx_job *job)
     harness_leaves_by_itself();
     harness_await(0, 1);
     HARNESS_EQ(bx_job_shutdown(job, 50 * HARNESS_MS), BX_E_TIMEOUT);
-    HARNESS_CHECK(!bx_future_done(held));
+    HARNESS_CHECK(!bx_future_is_done(held));
     bx_job_destroy(job);
     HARNESS_EQ(bx_future_error(held), BX_E_SHUTDOWN);
     bx_future_release(held);
@@ -136,7 +136,7 @@ static void take_turns(turn_fn turn)
     for (int i = 0; i < TURNS; i++)
         turn(slow);
     cr_expect_lt(bytes_in_use(), before + TURNS, "%zu bytes, %zu before", bytes_in_use(), before);
-    cr_expect(!bx_future_done(slow));
+    cr_expect(!bx_future_is_done(slow));
     cr_expect_null(bxi_load_seq_cst(&slow->callbacks));
     bx_future_release(slow);
 }
@@ -156,7 +156,7 @@ TAKES_TURNS(any_that_is_done_leaves_nothing_at_a_pending_future)
     struct bx_future *any = bx_future_any(NULL, both, 2);
 
     bx_future_set(quick, NULL);
-    cr_assert(bx_future_done(any));
+    cr_assert(bx_future_is_done(any));
     bx_future_release(any);
     bx_future_release(quick);
 }
@@ -168,7 +168,7 @@ TAKES_TURNS(any_that_was_done_at_once_leaves_nothing_at_pending_futures)
 
     bx_future_set(quick, NULL);
     any = bx_future_any(NULL, three, 3);
-    cr_assert(bx_future_done(any));
+    cr_assert(bx_future_is_done(any));
     bx_future_release(any);
     bx_future_release(quick);
 }
@@ -192,7 +192,7 @@ TAKES_TURNS(all_that_is_released_leaves_nothing_behind)
     struct bx_future *all = bx_future_all(NULL, both, 2);
 
     bx_future_set(quick, NULL);
-    cr_assert(!bx_future_done(all));
+    cr_assert(!bx_future_is_done(all));
     bx_future_release(all);
     bx_future_release(quick);
 }

@@ -119,7 +119,7 @@ Test(future_parts, any_that_is_cancelled_while_it_ends_has_an_index_or_was_cance
     cr_assert_eq(pthread_create(&thread, NULL, set_parts, NULL), 0);
     for (int i = 0; i < RACES; i++) {
         bx_future_cancel(raced_any[i]);
-        if (bx_future_done(raced_any[i]))       /* else the other thread is about to complete it */
+        if (bx_future_is_done(raced_any[i]))       /* else the other thread is about to complete it */
             cr_expect_eq(bx_future_index(raced_any[i]), bx_future_error(raced_any[i]) == 0 ? 0 : -1);
     }
     pthread_join(thread, NULL);
@@ -215,7 +215,7 @@ static void *nest(void *context)
     }
     bx_future_set(first, NULL);
     bx_future_release(first);
-    *(bool *)context = bx_future_done(last);
+    *(bool *)context = bx_future_is_done(last);
     bx_future_release(last);
     return NULL;
 }

@@ -506,7 +506,7 @@ static void survives(struct bx_job *job)
 
         if (bx_rpc_async(job, "worker1", functions[i % 4], args, &options, &future) == 0) {
             bx_future_wait(future, BX_FOREVER);
-            HARNESS_CHECK(bx_future_done(future));
+            HARNESS_CHECK(bx_future_is_done(future));
             bx_future_release(future);
         }
         HARNESS_EQ(harness_call_i64(job, "worker2", "echo", i), i);

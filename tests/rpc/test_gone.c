@@ -31,7 +31,7 @@ static void die_when_it_had_left(struct bx_job *job)
 HARNESS_TEST(gone, workers_are_counted_by_how_far_they_had_left, 20, .size = 4, .dies = 0xe,
              .body = { NULL, harness_die, die_leaving, die_when_it_had_left })
 {
-    HARNESS_WAIT_WHILE(bxi_load_seq_cst(&job->rpc->deaths) < 2 || bx_worker_alive(job, 3));
+    HARNESS_WAIT_WHILE(bxi_load_seq_cst(&job->rpc->deaths) < 2 || bx_worker_is_alive(job, 3));
     HARNESS_EQ(bxi_load_seq_cst(&job->rpc->deaths), 2);
     HARNESS_EQ(bxi_load_seq_cst(&job->rpc->lost), 1);
     HARNESS_EQ(bxi_load_seq_cst(&job->rpc->leavers), 3);

@@ -30,15 +30,15 @@ static void look_up_workers(struct bx_job *job)
 
         HARNESS_CHECK(strcmp(bx_worker_name(job, rank), name) == 0);
         HARNESS_EQ(bx_worker_rank(job, name), rank);
-        HARNESS_CHECK(bx_worker_alive(job, rank));
+        HARNESS_CHECK(bx_worker_is_alive(job, rank));
         if (rank == bx_job_rank(job))
             HARNESS_CHECK(strcmp(bx_job_name(job), name) == 0);
     }
     HARNESS_CHECK(bx_worker_name(job, -1) == NULL);
     HARNESS_CHECK(bx_worker_name(job, 4) == NULL);
     HARNESS_CHECK(bx_worker_name(job, 200) == NULL);
-    HARNESS_CHECK(!bx_worker_alive(job, -1));
-    HARNESS_CHECK(!bx_worker_alive(job, 4));
+    HARNESS_CHECK(!bx_worker_is_alive(job, -1));
+    HARNESS_CHECK(!bx_worker_is_alive(job, 4));
     HARNESS_EQ(bx_worker_rank(job, "worker1"), BX_E_NO_WORKER);
     HARNESS_HAS(bx_error_text(), "'worker1'");
     HARNESS_EQ(bx_worker_rank(job, ""), BX_E_NO_WORKER);
@@ -137,7 +137,7 @@ HARNESS_TEST(names, that_are_empty_are_not_found_in_an_empty_table, 20, .size = 
 {
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "", NULL, NULL, NULL), BX_E_NO_FUNCTION);
     HARNESS_HAS(bx_error_text(), "it has: none");
-    HARNESS_CHECK(bx_worker_alive(job, 1));
+    HARNESS_CHECK(bx_worker_is_alive(job, 1));
 }
 
 enum { REGISTERED, CALLED };

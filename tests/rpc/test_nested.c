@@ -52,7 +52,7 @@ HARNESS_HANDLER(stay)
 {
     harness_add(RUNNING, 1);
     harness_post(ENTERED);
-    HARNESS_WAIT_WHILE(!bx_request_cancelled(request));
+    HARNESS_WAIT_WHILE(!bx_request_is_cancelled(request));
     harness_add(RUNNING, (uint64_t)-1);
     harness_post(LEFT);
     /* This answer may come before its caller has looked at the clock. */
@@ -64,7 +64,7 @@ HARNESS_HANDLER(stay_on)
 {
     harness_post(ENTERED);
     harness_await(RELEASED, 1);
-    harness_store(CANCELLED, bx_request_cancelled(request));
+    harness_store(CANCELLED, bx_request_is_cancelled(request));
     return 0;
 }
 
@@ -91,7 +91,7 @@ HARNESS_HANDLER(relay_sync)
     const struct bx_call_options patient = { .timeout_ns = BX_FOREVER };
     int rc = bx_rpc_sync(bx_request_job(request), far(request), context, NULL, &patient, NULL);
 
-    HARNESS_CHECK(bx_request_cancelled(request));
+    HARNESS_CHECK(bx_request_is_cancelled(request));
     note_end(rc, bx_error_text());
     return rc;
 }
@@ -309,7 +309,7 @@ HARNESS_HANDLER(call_detached)
     /* The slot of a call for the request that has ended. */
     HARNESS_EQ(bx_rpc_sync(bx_request_job(request), "worker2", "echo", NULL, NULL, NULL), 0);
     rc = bx_rpc_sync(bx_request_job(request), "worker2", "stay_on", NULL, &own, NULL);
-    HARNESS_CHECK(bx_request_cancelled(request));
+    HARNESS_CHECK(bx_request_is_cancelled(request));
     note_end(rc, "");
     return 0;
 }
@@ -364,8 +364,8 @@ HARNESS_HANDLER(call_for_oneway)
     struct bx_job *job = bx_request_job(request);
 
     harness_post(ENTERED);
-    HARNESS_WAIT_WHILE(bx_worker_alive(job, 0));
-    HARNESS_CHECK(!bx_request_cancelled(request));
+    HARNESS_WAIT_WHILE(bx_worker_is_alive(job, 0));
+    HARNESS_CHECK(!bx_request_is_cancelled(request));
     note_end(bx_rpc_sync(job, "worker2", "echo", NULL, NULL, NULL), "");
     return 0;
 }
@@ -422,7 +422,7 @@ HARNESS_HANDLER(call_on)
     struct bx_rref *rref = NULL, *made = NULL;
 
     harness_post(ENTERED);
-    HARNESS_WAIT_WHILE(!bx_request_cancelled(request));
+    HARNESS_WAIT_WHILE(!bx_request_is_cancelled(request));
     HARNESS_EQ(bx_rref_create(job, &type, NULL, &rref), 0);
     HARNESS_EQ(bx_rpc_sync(job, "worker2", "echo", NULL, NULL, NULL), BX_E_CANCELLED);
     HARNESS_HAS(bx_error_text(), "'call_on' by worker 'worker0', which cancelled it");

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/rpc/nested.c: bx_request_on_cancel, the hook of a blocking handler, and bx_request_cancelled. Worker 0 calls, the
- * handlers run at worker 1.
+ * lib/rpc/nested.c: bx_request_on_cancel, the hook of a blocking handler, and bx_request_is_cancelled. Worker 0 calls,
+ * the handlers run at worker 1.
  */
 #include "tests/harness/harness.h"
 
@@ -48,7 +48,7 @@ HARNESS_HANDLER(wait_elsewhere)
     harness_post(ENTERED);
     while (sem_wait(&sem) < 0)
         ;
-    HARNESS_CHECK(bx_request_cancelled(request));
+    HARNESS_CHECK(bx_request_is_cancelled(request));
     HARNESS_EQ(bx_request_on_cancel(request, NULL, NULL), 0);
     HARNESS_EQ(harness_load(HOOKS), 1);
     HARNESS_EQ(bx_request_on_cancel(request, wake, &sem), 0);       /* at once */
@@ -125,7 +125,7 @@ HARNESS_HANDLER(replace_and_remove)
         HARNESS_EQ(bx_request_on_cancel(request, NULL, NULL), 0);
     harness_post(ENTERED);
     harness_await(CANCELLED, 1);
-    HARNESS_WAIT_WHILE(!bx_request_cancelled(request));
+    HARNESS_WAIT_WHILE(!bx_request_is_cancelled(request));
     HARNESS_WAIT_WHILE(context == NULL && harness_load(HOOKS + 11) == 0);
     harness_post(DONE);
     return 0;
@@ -364,7 +364,7 @@ static int refuse(const struct bx_request *request)
 {
     HARNESS_EQ(bx_request_on_cancel(request, count, NULL), -EINVAL);
     HARNESS_HAS(bx_error_text(), bx_request_function(request));
-    HARNESS_CHECK(!bx_request_cancelled(request));
+    HARNESS_CHECK(!bx_request_is_cancelled(request));
     return 0;
 }
 
@@ -383,7 +383,7 @@ HARNESS_ASYNC_HANDLER(async_asks)
 /* It learns of the deadline, and of nothing else. */
 HARNESS_HANDLER(inline_stays)
 {
-    while (!bx_request_cancelled(request))
+    while (!bx_request_is_cancelled(request))
         bxi_pause();
     HARNESS_CHECK(bx_request_deadline_ns(request) <= bxi_now_ns());
     return 0;

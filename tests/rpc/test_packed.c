@@ -424,7 +424,7 @@ HARNESS_TEST(packed, replies_are_sent_before_a_handler_that_is_not_inline_runs, 
     harness_post(HELD);
     for (int i = 0; i < 100; i++)
         expect_same(i);                 /* while the callee stands in "post" */
-    HARNESS_CHECK(!bx_future_done(last));
+    HARNESS_CHECK(!bx_future_is_done(last));
     harness_post(HELD);
     HARNESS_EQ(bx_future_wait(last, BX_FOREVER), 0);
     bx_future_release(first);

@@ -75,7 +75,7 @@ HARNESS_TEST(parked, an_async_handler_that_fails_with_corrupt_cuts_off_no_worker
         HARNESS_EQ(bx_rpc_sync(job, "worker1", "fail", NULL, NULL, NULL), BX_E_CORRUPT);
         HARNESS_HAS(bx_error_text(), "somebody else was cut off");
     }
-    HARNESS_CHECK(bx_worker_alive(job, 1));
+    HARNESS_CHECK(bx_worker_is_alive(job, 1));
 }
 
 HARNESS_TEST(parked, an_async_handler_learns_that_its_caller_timed_out, 20, .size = 2, .setup = setup)
@@ -137,7 +137,7 @@ HARNESS_TEST(parked, the_program_cannot_complete_the_future_of_a_call, 20, .size
     HARNESS_HAS(bx_error_text(), "bx_future_cancel");
     HARNESS_EQ(bx_future_fail(future, -EIO, "not so"), -EINVAL);
     HARNESS_HAS(bx_error_text(), "bx_future_fail");
-    HARNESS_CHECK(!bx_future_done(future));
+    HARNESS_CHECK(!bx_future_is_done(future));
     HARNESS_EQ(bx_future_cancel(future), 0);
     HARNESS_EQ(bx_future_set(future, NULL), -EINVAL);
     bx_future_release(future);

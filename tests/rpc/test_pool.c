@@ -261,7 +261,7 @@ HARNESS_TEST(pool, refuses_queued_requests_when_its_only_thread_waits, 20, .size
     HARNESS_EQ(bx_future_wait(second, BX_FOREVER), -EAGAIN);
     HARNESS_HAS(bx_future_error_text(second), "no thread can be made for it");
     HARNESS_EQ(bx_future_wait(row, BX_FOREVER), -EAGAIN);
-    HARNESS_CHECK(!bx_future_done(first));
+    HARNESS_CHECK(!bx_future_is_done(first));
     harness_await(ENTERED, 2);
     bx_future_set(promise, NULL);
     bx_future_release(promise);

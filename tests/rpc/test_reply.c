@@ -123,7 +123,7 @@ static void hold_values(struct bx_job *job, const char *to)
         bx_msg_destroy(args);
         if (i % 50 == 49) {
             HARNESS_EQ(bx_rpc_sync(job, to, "nothing", NULL, NULL, NULL), 0);
-            HARNESS_CHECK(bx_future_done(futures[i]));
+            HARNESS_CHECK(bx_future_is_done(futures[i]));
         }
     }
     for (int i = 0; i < 3000; i++)
@@ -213,7 +213,7 @@ static void cancel_second(struct bx_future *future, void *context)
     bxi_lock(&job->run->lock);
     HARNESS_EQ(job->rpc->calls_open, 1);
     bxi_unlock(&job->run->lock);
-    HARNESS_CHECK(!bx_future_done(second));
+    HARNESS_CHECK(!bx_future_is_done(second));
     HARNESS_EQ(bx_future_cancel(second), 0);
 }
 
@@ -281,7 +281,7 @@ HARNESS_TEST(reply, async_calls_end_at_their_deadlines, 60, .size = 2, .setup = 
     future = harness_async(job, "worker1", "never");
     HARNESS_EQ(bx_future_wait(future, 10000 * HARNESS_MS), BX_E_TIMEOUT);
     HARNESS_EQ(bx_future_error(future), BX_E_TIMEOUT);
-    HARNESS_CHECK(!bx_future_done(patient));
+    HARNESS_CHECK(!bx_future_is_done(patient));
     HARNESS_EQ(bx_future_cancel(patient), 0);
     bx_future_release(future);
     bx_future_release(patient);

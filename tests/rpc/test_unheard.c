@@ -49,7 +49,7 @@ static struct bx_future *call(struct bx_job *job, const char *function)
 /* Without a question that tells of the error. */
 static void await_done(struct bx_future *future)
 {
-    HARNESS_WAIT_WHILE(!bx_future_done(future));
+    HARNESS_WAIT_WHILE(!bx_future_is_done(future));
 }
 
 static int pass_on(struct bx_future *in, struct bx_msg *out, void *context)

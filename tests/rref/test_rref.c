@@ -122,7 +122,7 @@ HARNESS_TEST(rref, is_called_and_fetched_before_the_object_is_made, 60, .size = 
         HARNESS_EQ(bx_rref_async(rref, i % 2 == 0 ? "add" : "add_async", args, NULL, &futures[i]), 0);
     HARNESS_CHECK(!bx_rref_is_confirmed(rref));
     HARNESS_EQ(bx_rref_wait(rref, 20 * HARNESS_MS), BX_E_TIMEOUT);
-    HARNESS_CHECK(!bx_future_done(futures[0]));
+    HARNESS_CHECK(!bx_future_is_done(futures[0]));
     harness_post(MAY_BE_MADE);
     for (int i = 0; i < 20; i++) {
         HARNESS_EQ(harness_end_i64(futures[i]), 11 + i);     /* in order */

@@ -19,7 +19,7 @@ enum { HELD = 8, SENT, REPLIED, KILLED, USED, ASKED };   /* gates */
 
 static void await_death(struct bx_job *job, int rank)
 {
-    HARNESS_WAIT_WHILE(bx_worker_alive(job, rank));
+    HARNESS_WAIT_WHILE(bx_worker_is_alive(job, rank));
 }
 
 /* It stays alive for a while: nothing is on its way that would destroy it. */

@@ -288,7 +288,7 @@ static void lives(struct bx_job *job)
     if (rank == victim)
         kill(getpid(), SIGKILL);
     live(job, &seed, 600);
-    while (victim != NOBODY && bx_worker_alive(job, victim))
+    while (victim != NOBODY && bx_worker_is_alive(job, victim))
         rest(job);
     meet(job, ALL_STOPPED);
     drop_all(job, victim);

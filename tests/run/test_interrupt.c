@@ -228,7 +228,7 @@ static void interrupted_while_it_waits(struct bx_job *job)
         bx_job_interrupt(job, false);
         HARNESS_EQ(harness_call_i64(job, "worker1", "echo", -1), -1);
     }
-    HARNESS_EQ(bx_future_done(pending), false);
+    HARNESS_EQ(bx_future_is_done(pending), false);
     bx_future_release(pending);
     borrow(job, false);
     bx_job_interrupt(job, true);        /* the shutdown goes on all the same */

@@ -117,7 +117,7 @@ static void count_death(struct bx_job *job, int rank, void *context)
     harness_store(DEAD_RANK, (uint64_t)rank);
     harness_add(DEATHS, 1);
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "twice", NULL, NULL, NULL), BX_E_WOULD_DEADLOCK);
-    HARNESS_CHECK(!bx_worker_alive(job, rank));
+    HARNESS_CHECK(!bx_worker_is_alive(job, rank));
     harness_post(DONE);
 }
 

@@ -85,7 +85,7 @@ static void asking_survivor(struct bx_job *job)
 {
     give_all(job);
     harness_post(GIVEN);
-    HARNESS_WAIT_WHILE(bx_worker_alive(job, FIRST_DEAD) || bx_worker_alive(job, VICTIM));
+    HARNESS_WAIT_WHILE(bx_worker_is_alive(job, FIRST_DEAD) || bx_worker_is_alive(job, VICTIM));
     HARNESS_WAIT_WHILE(harness_load(DESTROYED) != 2);
     check_held();
     HARNESS_EQ(bx_loans_wait(job, -1, 0, BX_FOREVER), 0);

@@ -22,7 +22,7 @@ static void aims_as_rank_2(struct bx_job *job)
 static void calls_and_is_called(struct bx_job *job)
 {
     for (int rank = 0; rank < 3; rank++)
-        if (bx_worker_alive(job, rank))
+        if (bx_worker_is_alive(job, rank))
             for (int i = 0; i < 20; i++)
                 HARNESS_EQ(harness_call_i64(job, bx_worker_name(job, rank), "echo", i), i);
     harness_post(BACK);
@@ -183,7 +183,7 @@ static void run_shutdown_before_it_rang(void)
 
 static void sees_all(struct bx_job *job)
 {
-    HARNESS_CHECK(bx_worker_alive(job, 0) && bx_worker_alive(job, 2));
+    HARNESS_CHECK(bx_worker_is_alive(job, 0) && bx_worker_is_alive(job, 2));
     calls_and_is_called(job);
 }
 

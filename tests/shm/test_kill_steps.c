@@ -255,7 +255,7 @@ static void survivor(struct bx_job *job)
 {
     for (int64_t value = 0; call_the_victim(job, value) == 0; value++)
         ;
-    HARNESS_CHECK(!bx_worker_alive(job, VICTIM));
+    HARNESS_CHECK(!bx_worker_is_alive(job, VICTIM));
     for (int i = 0; i < 50; i++)
         HARNESS_EQ(harness_call_i64(job, next_survivor(job), "echo", i), i);
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);

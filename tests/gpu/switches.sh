@@ -23,7 +23,7 @@ set -u
 
 cd "${BX_SOURCE_DIR:?}" || exit 1
 : "${BX_BUILD_DIR:?}"
-export BX_TEST_LIMIT_S="${BX_TEST_LIMIT_S:-110}"
+export BX_TEST_LIMIT_S="${BX_TEST_LIMIT_S:-330}"
 handles='device|device_errors|device_foreign|device_map|device_order|device_passed|gpu_death|gpu_devices'
 handles="$handles|gpu_share|gpu_slab"
 deaths='device_death|device_passed|gpu_abandon|gpu_blocking|gpu_death|gpu_gate'

@@ -143,7 +143,7 @@ int bxi_gpu_open(const struct bxi_gpu_options *options, struct bxi_gpu **out)
     gpu = calloc(1, sizeof(*gpu));
     rc = gpu == NULL ? bxi_gpu_fail(-ENOMEM, "no memory for the GPU's books") : 0;
     if (rc < 0)
-        goto close_gate;
+        goto close_admission;
 
     rc = bxi_gpu_load(&gpu->cu, options->driver);
     if (rc < 0)
@@ -170,7 +170,7 @@ int bxi_gpu_open(const struct bxi_gpu_options *options, struct bxi_gpu **out)
 
 free_gpu:
     free(gpu);
-close_gate:
+close_admission:
     /* [gpu.open] release, pairs with the compare-and-swap in bxi_gpu_open. */
     bxi_store_release(&is_open, 0);
     return rc;
@@ -194,7 +194,7 @@ static void close_device(struct bxi_gpu_device *device)
     if (held == 0 && !bxi_gpu_has_exported(device))
         (void)cu->cuDevicePrimaryCtxRelease_v2(device->handle);
     bxi_gpu_heap_fini(&device->heap);
-    bxi_gpu_gate_fini(&device->gate);
+    bxi_gpu_admission_fini(&device->admission);
     pthread_mutex_destroy(&device->bounce_lock);
     free(device);
 }
@@ -214,7 +214,7 @@ void bxi_gpu_abandon(struct bxi_gpu *gpu)
     pthread_mutex_unlock(&gpu->lock);
     /* [gpu.closing] release, pairs with the acquire in ask_again. */
     bxi_store_release(&gpu->is_closing, 1);
-    bxi_gpu_door_close(gpu);
+    bxi_gpu_fd_server_close(gpu);
     bxi_gpu_helper_leave(&gpu->helper);
     /* [gpu.open] release, pairs with the compare-and-swap in bxi_gpu_open. */
     bxi_store_release(&is_open, 0);
@@ -236,7 +236,7 @@ int bxi_gpu_close(struct bxi_gpu *gpu)
                             (int)(CLOSE_NS / UINT64_C(1000000000)));
     }
     bxi_gpu_slabs_wait(gpu);
-    bxi_gpu_door_close(gpu);
+    bxi_gpu_fd_server_close(gpu);
     bxi_gpu_helper_stop(&gpu->helper);
     bxi_gpu_blocks_forget(gpu);
     for (struct bxi_gpu_peer *peer = gpu->peers; peer != NULL; peer = peer->next)
@@ -325,7 +325,7 @@ static int choose_export(struct bxi_gpu_device *device)
     struct bxi_gpu *gpu = device->gpu;
 
     device->exports_fds = gpu->export != BXI_GPU_EXPORT_HANDLE && bxi_gpu_vmm_works(device) &&
-                          bxi_gpu_door_open(gpu) == 0;
+                          bxi_gpu_fd_server_open(gpu) == 0;
     if (device->exports_fds || gpu->export != BXI_GPU_EXPORT_FD)
         return 0;
     return bxi_gpu_fail(-ENOTSUP, "device %d (%s) does not export memory as file descriptors (BX_GPU_EXPORT=fd): leave "
@@ -378,7 +378,7 @@ static int start(struct bxi_gpu *gpu, int ordinal, struct bxi_gpu_device **out)
     device->handle = gpu->handle[ordinal];
     device->index = gpu->device_count;
     pthread_mutex_init(&device->bounce_lock, NULL);
-    bxi_gpu_gate_init(&device->gate);
+    bxi_gpu_admission_init(&device->admission);
     rc = retain(device);
     if (rc < 0)
         goto free_device;
@@ -395,7 +395,7 @@ static int start(struct bxi_gpu *gpu, int ordinal, struct bxi_gpu_device **out)
     return 0;
 
 free_device:
-    bxi_gpu_gate_fini(&device->gate);
+    bxi_gpu_admission_fini(&device->admission);
     pthread_mutex_destroy(&device->bounce_lock);
     free(device);
     return rc;

@@ -97,13 +97,13 @@ void bxi_gpu_stage_fini(struct bxi_gpu_device *device);
 
 /* ---- lane.c: lanes and marks ----------------------------------------------------------------- */
 
-struct bxi_gpu_awaited {                /* gate.c: a point that a stream waits for */
+struct bxi_gpu_awaited {                /* admission.c: a point that a stream waits for */
     const struct bxi_gpu_peer *peer;    /* NULL: of this process */
     uint16_t order;                     /* enum bxi_gpu_order */
     uint16_t lane;
     uint64_t value;
 };
-struct bxi_gpu_awaits {                 /* gate.c: under the gate's lock */
+struct bxi_gpu_awaits {                 /* admission.c: under admission's lock */
     struct bxi_gpu_awaited *list;       /* not known to have passed */
     uint32_t count, capacity;
     uint32_t putting;                   /* threads that are about to put a wait on the stream */
@@ -145,7 +145,7 @@ struct bxi_gpu_parts {                  /* vmm.c's */
     uint32_t count;
     struct bxi_gpu_part part[BXI_GPU_PARTS];
 };
-struct bxi_gpu_ask {                    /* door.c's; the helper's */
+struct bxi_gpu_ask {                    /* fd_server.c's; the helper's */
     bool is_asking;
     int socket;
     uint64_t begin_ns, repeat_ns;
@@ -190,23 +190,24 @@ bool bxi_gpu_peer_is_dead(const struct bxi_gpu_peer *peer);
 /* At the end: unregisters its words' page and destroys its events. */
 void bxi_gpu_peer_forget_driver(struct bxi_gpu_peer *peer);
 
-/* ---- gate.c: no free while a lane waits for another process ----------------------------------- */
+/* ---- admission.c: no free while a lane waits for another process ------------------------------ */
 
-struct bxi_gpu_gate {                   /* of a device */
+struct bxi_gpu_admission {              /* of a device */
     pthread_mutex_t lock;               /* guards the rest, and the awaits of the device's lanes */
     pthread_cond_t opened;
     bool is_closed;                     /* the helper frees or closes memory of the device */
     uint64_t busy_ns;                   /* the helper's: when attempts began to fail; 0: the last did not */
     uint64_t held_ns;                   /* the helper's: the last attempt that waited */
 };
-void bxi_gpu_gate_init(struct bxi_gpu_gate *gate);
-void bxi_gpu_gate_fini(struct bxi_gpu_gate *gate);
+void bxi_gpu_admission_init(struct bxi_gpu_admission *admission);
+void bxi_gpu_admission_fini(struct bxi_gpu_admission *admission);
 /* Around the call that puts a wait for the point on the lane's stream; without gpu->lock. 0, or -ENOMEM. */
-int bxi_gpu_gate_enter(struct bxi_gpu_lane *lane, const struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point);
-void bxi_gpu_gate_leave(struct bxi_gpu_lane *lane);
-/* Helper, without a lock: true if no lane of the device waits; then none will before bxi_gpu_gate_open. */
-bool bxi_gpu_gate_close(struct bxi_gpu_device *device);
-void bxi_gpu_gate_open(struct bxi_gpu_device *device);
+int bxi_gpu_admission_enter(struct bxi_gpu_lane *lane, const struct bxi_gpu_peer *peer,
+                            const struct bxi_gpu_point *point);
+void bxi_gpu_admission_leave(struct bxi_gpu_lane *lane);
+/* Helper, without a lock: true if no lane of the device waits; then none will before bxi_gpu_admission_open. */
+bool bxi_gpu_admission_close(struct bxi_gpu_device *device);
+void bxi_gpu_admission_open(struct bxi_gpu_device *device);
 
 /* ---- reach.c: which device can map memory of which; all under the lock ----------------------- */
 
@@ -230,20 +231,20 @@ uint32_t bxi_gpu_devices_for(const struct bxi_gpu_peer *peer, const uint8_t uuid
 /* An open succeeded on the device: if that UUID is hidden here, its other slabs will be mapped there too. */
 void bxi_gpu_reach_found(struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES], struct bxi_gpu_device *device);
 
-/* ---- door.c: where peers get the descriptors of slabs ------------------------------------------ */
+/* ---- fd_server.c: where peers get the descriptors of slabs ------------------------------------- */
 
-struct bxi_gpu_door {
+struct bxi_gpu_fd_server {
     bool is_open;
     int socket, stop;
     pthread_t thread;
 };
-int bxi_gpu_door_open(struct bxi_gpu *gpu);             /* again: 0 */
-void bxi_gpu_door_close(struct bxi_gpu *gpu);
+int bxi_gpu_fd_server_open(struct bxi_gpu *gpu);             /* again: 0 */
+void bxi_gpu_fd_server_close(struct bxi_gpu *gpu);
 /* Helper: asks the owner for the descriptors of a slab that is held. -EAGAIN: ask again later. Else it has ended. parts
  * is empty before; what it has after an error is closed. */
-int bxi_gpu_door_ask(const struct bxi_gpu_peer *peer, struct bxi_gpu_ask *ask, uint32_t slab, uint64_t generation,
+int bxi_gpu_fd_server_ask(const struct bxi_gpu_peer *peer, struct bxi_gpu_ask *ask, uint32_t slab, uint64_t generation,
                      struct bxi_gpu_parts *parts);
-void bxi_gpu_door_end(struct bxi_gpu_ask *ask);         /* ends what is asked, if it is: nobody wants the answer */
+void bxi_gpu_fd_server_end(struct bxi_gpu_ask *ask);         /* ends what is asked, if it is: nobody wants the answer */
 
 /* ---- vmm.c: memory that is exported as descriptors; without the lock, the context current ------ */
 
@@ -386,7 +387,7 @@ struct bxi_gpu_device {
     unsigned long long spare;           /* the helper's; vmm.c: freed to wait for the device; 0: none */
     bool registers_read_only;           /* the driver takes pages that are mapped read-only */
     struct bxi_gpu_block *word_block;   /* DEVICE_WORDS */
-    struct bxi_gpu_gate gate;
+    struct bxi_gpu_admission admission;
     struct bxi_gpu_heap heap;           /* gpu->lock */
     bool is_growing;                    /* gpu->lock; a thread makes a slab: gpu->grown when it is done */
     pthread_mutex_t bounce_lock;        /* guards the rest: stage.c's */
@@ -420,7 +421,7 @@ struct bxi_gpu {
     struct bxi_gpu_figures figures;
     struct bxi_gpu_helper helper;
     pthread_mutex_t opening;
-    struct bxi_gpu_door door;           /* opening; door.c's */
+    struct bxi_gpu_fd_server fd_server; /* opening; fd_server.c's */
     bxi_a32 is_closing;
     bool words_registered;              /* opening; the region's words' page, with the driver */
 

@@ -9,14 +9,15 @@
  * stored before the request).
  *
  * A slab that is exported as descriptors is mapped from these (vmm.c), for reading only, after its owner has sent them
- * (door.c). While they have not come the job goes to the end of the helper's queue again and again. A slab in which the
- * owner has words that streams here wait for is mapped writable: at the owner's death they are poisoned there, and to
- * change the rights then could wait for the very streams that wait (cuMemSetAccess may wait for the device).
+ * (fd_server.c). While they have not come the job goes to the end of the helper's queue again and again. A slab in
+ * which the owner has words that streams here wait for is mapped writable: at the owner's death they are poisoned
+ * there, and to change the rights then could wait for the very streams that wait (cuMemSetAccess may wait for the
+ * device).
  *
  * The device on which a slab is mapped depends only on the device that the slab is on (reach.c). So all slabs of one
  * device are opened in one context here, which CUDA requires.
  *
- * States: NONE -> OPENING (helper) -> OPEN <-> in use -> CLOSING (helper) -> NONE, or OPEN again (gate.c). The
+ * States: NONE -> OPENING (helper) -> OPEN <-> in use -> CLOSING (helper) -> NONE, or OPEN again (admission.c). The
  * lock covers what helper and callers share; in OPENING and CLOSING the address belongs to the helper.
  *
  * Killed while OPENING: the word in held stays, in a dead segment that no owner reads any more. Killed with maps open:
@@ -189,7 +190,7 @@ static int fetch(struct bxi_gpu_map *map, uint64_t bytes)
         map->parts = bxi_gpu_parts_new();
     if (map->parts == NULL)
         return -ENOMEM;
-    rc = bxi_gpu_door_ask(peer, &map->ask, (uint32_t)(map - peer->map), map->generation, map->parts);
+    rc = bxi_gpu_fd_server_ask(peer, &map->ask, (uint32_t)(map - peer->map), map->generation, map->parts);
     if (rc < 0)
         return rc;
     for (uint32_t i = 0; i < map->parts->count && rc == 0; i++) {
@@ -245,7 +246,7 @@ static void end_map(struct bxi_gpu_map *map)
 {
     struct bxi_gpu_peer *peer = map->peer;
 
-    bxi_gpu_door_end(&map->ask);        /* the slab was retired before its descriptors came */
+    bxi_gpu_fd_server_end(&map->ask);        /* the slab was retired before its descriptors came */
     bxi_gpu_parts_free(peer->gpu, map->parts);
     map->parts = NULL;
     map->state = BXI_GPU_MAP_NONE;
@@ -300,7 +301,7 @@ static void open_map(struct bxi_gpu_job *job)
         bxi_gpu_call_end(gpu);
 }
 
-/* With the gate closed: whether no work uses the mapping. Closing a handle waits for work by itself. */
+/* With admission closed: whether no work uses the mapping. Closing a handle waits for work by itself. */
 static bool settle(const struct bxi_gpu_map *map)
 {
     bool is_settled;
@@ -312,7 +313,7 @@ static bool settle(const struct bxi_gpu_map *map)
     return is_settled;
 }
 
-/* With the gate closed, and settled. */
+/* With admission closed, and settled. */
 static void close_map(struct bxi_gpu_map *map)
 {
     struct bxi_gpu *gpu = map->peer->gpu;
@@ -340,12 +341,12 @@ static void try_close(struct bxi_gpu_job *job)
     struct bxi_gpu_map *map = (struct bxi_gpu_map *)(void *)job;
     struct bxi_gpu_device *device = map->device;
 
-    if (bxi_gpu_gate_close(device)) {
+    if (bxi_gpu_admission_close(device)) {
         bool is_settled = settle(map);
 
         if (is_settled)
             close_map(map);
-        bxi_gpu_gate_open(device);
+        bxi_gpu_admission_open(device);
         if (is_settled)
             return;
     }

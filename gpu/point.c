@@ -252,12 +252,12 @@ static int after_own_event(struct bxi_gpu_lane *lane, const struct bxi_gpu_point
 
 static int after_event(struct bxi_gpu_lane *lane, struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point)
 {
-    int rc = bxi_gpu_gate_enter(lane, peer, point);
+    int rc = bxi_gpu_admission_enter(lane, peer, point);
 
     if (rc < 0)
         return rc;
     rc = peer != NULL ? after_peers_event(lane, peer, point) : after_own_event(lane, point);
-    bxi_gpu_gate_leave(lane);
+    bxi_gpu_admission_leave(lane);
     return rc;
 }
 
@@ -333,21 +333,21 @@ static bool is_apart(const struct bxi_gpu_lane *lane)
     const struct bxi_cuda *cu = &lane->gpu->cu;
     uint64_t at = device->pinned_at + (uint64_t)((uintptr_t)device->look - (uintptr_t)device->pinned);
     uint32_t first = 2 + 2 * lane->index;
-    bxi_a64 *gate = &device->look[first], *told = &device->look[first + 1];
-    uint64_t value = bxi_load_relaxed(gate) + 1, end_ns = bxi_gpu_now_ns() + APART_NS;  /* relaxed: hosts write it */
+    bxi_a64 *opened = &device->look[first], *told = &device->look[first + 1];
+    uint64_t value = bxi_load_relaxed(opened) + 1, end_ns = bxi_gpu_now_ns() + APART_NS;  /* relaxed: hosts write it */
     bool apart = false;
 
-    at += first * sizeof(*gate);
+    at += first * sizeof(*opened);
     if (device->pinned_at == 0 ||
         cu->cuStreamWaitValue64_v2(lane->stream, at, value, CU_STREAM_WAIT_VALUE_GEQ) != CUDA_SUCCESS)
         return false;
-    if (cu->cuStreamWriteValue64_v2(device->side, at + sizeof(*gate), value, CU_STREAM_WRITE_VALUE_DEFAULT) ==
+    if (cu->cuStreamWriteValue64_v2(device->side, at + sizeof(*opened), value, CU_STREAM_WRITE_VALUE_DEFAULT) ==
         CUDA_SUCCESS)
         /* [gpu.trial] acquire, pairs with the write of a stream. */
         while (!(apart = bxi_load_acquire(told) == value) && bxi_gpu_now_ns() < end_ns)
             sched_yield();
     /* [gpu.trial] release, pairs with the wait of a stream. */
-    bxi_store_release(gate, value);
+    bxi_store_release(opened, value);
     return apart;
 }
 
@@ -372,11 +372,11 @@ static int after_word(struct bxi_gpu_lane *lane, struct bxi_gpu_peer *peer, cons
         return rc;
     if (address == 0 || gpu->cu.cuStreamWaitValue64_v2 == NULL || !may_wait(lane, point))
         return wait_on_host(gpu, peer, point);
-    rc = bxi_gpu_gate_enter(lane, peer, point);
+    rc = bxi_gpu_admission_enter(lane, peer, point);
     if (rc < 0)
         return rc;
     result = gpu->cu.cuStreamWaitValue64_v2(lane->stream, address, point->value, CU_STREAM_WAIT_VALUE_GEQ);
-    bxi_gpu_gate_leave(lane);
+    bxi_gpu_admission_leave(lane);
     return result == CUDA_SUCCESS ? 0 : bxi_gpu_cuda_fail(&gpu->cu, result, "waiting for lane %u", point->lane);
 }
 

@@ -20,7 +20,7 @@
 #define BXI_GPU_LANES 32                /* of one worker at a time */
 #define BXI_GPU_RING 8                  /* events of a lane */
 #define BXI_GPU_REFUSED 32              /* rows of head.refused, .known, .unopened */
-#define BXI_GPU_DOOR_BYTES 16
+#define BXI_GPU_FD_SERVER_BYTES 16
 #define BXI_GPU_POISON (UINT64_C(1) << 62)      /* added to a word that has no writer any more */
 
 /* How streams of two processes are ordered, best first: chosen by the probe, or requested. */
@@ -51,8 +51,8 @@ struct bxi_gpu_head {
     uint8_t device[BXI_GPU_DEVICES][BXI_GPU_UUID_BYTES];
     uint8_t refused[BXI_GPU_REFUSED][BXI_GPU_UUID_BYTES];   /* devices whose memory it cannot map */
     uint8_t known[BXI_GPU_REFUSED][BXI_GPU_UUID_BYTES];     /* devices whose memory it can map, or has refused */
-    uint64_t net_namespace;             /* as the two above: door.c's socket needs the same */
-    uint8_t door[BXI_GPU_DOOR_BYTES];   /* the socket's name; set before a slab has BXI_GPU_SLAB_FD */
+    uint64_t net_namespace;             /* as the two above: fd_server.c's socket needs the same */
+    uint8_t fd_server[BXI_GPU_FD_SERVER_BYTES]; /* the socket's name; set before a slab has BXI_GPU_SLAB_FD */
     uint8_t unopened[BXI_GPU_REFUSED][BXI_GPU_UUID_BYTES];  /* devices whose handles of CUDA IPC it cannot open */
     bxi_a32 is_trying;                  /* 1: it is about to find that out; until it has, lend nothing by handles */
     uint32_t reserved;
@@ -76,7 +76,7 @@ struct bxi_gpu_lane_row {
 enum bxi_gpu_slab_state { BXI_GPU_SLAB_EMPTY = 0, BXI_GPU_SLAB_LIVE = 1, BXI_GPU_SLAB_RETIRING = 2 };
 
 enum bxi_gpu_slab_flags {
-    BXI_GPU_SLAB_FD = 1,                /* exported as descriptors, which door.c sends; else the handle is CUDA IPC's */
+    BXI_GPU_SLAB_FD = 1,                /* exported as descriptors (fd_server.c sends them); else the handle is CUDA IPC's */
     BXI_GPU_SLAB_WORDS = 2,             /* FD: has words of DEVICE_WORDS, so peers map it writable, to poison them */
 };
 

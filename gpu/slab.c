@@ -271,7 +271,7 @@ static void call_freed(struct bxi_gpu_last *last)
     }
 }
 
-/* With the gate closed; at the end, when no lane is left, without it. */
+/* With admission closed; at the end, when no lane is left, without it. */
 static void free_slab(struct bxi_gpu_slab *slab)
 {
     struct bxi_gpu *gpu = slab->device->gpu;
@@ -281,7 +281,7 @@ static void free_slab(struct bxi_gpu_slab *slab)
 
     pthread_mutex_lock(&gpu->lock);
     parts = slab->parts;
-    slab->parts = NULL;                 /* the door sends none of them any more */
+    slab->parts = NULL;                 /* the descriptor server sends none of them any more */
     pthread_mutex_unlock(&gpu->lock);
     if (bxi_gpu_enter(slab->device) == 0) {
         if (slab->is_foreign)
@@ -309,9 +309,9 @@ static void try_free(struct bxi_gpu_job *job)
 
     if (slab->is_foreign) {             /* its owner frees it */
         free_slab(slab);
-    } else if (bxi_gpu_gate_close(device)) {
+    } else if (bxi_gpu_admission_close(device)) {
         free_slab(slab);
-        bxi_gpu_gate_open(device);
+        bxi_gpu_admission_open(device);
     } else {
         pthread_mutex_lock(&device->gpu->lock);
         slab->is_freeing = false;

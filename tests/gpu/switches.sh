@@ -16,7 +16,7 @@
 #
 # FAKE_CUDA_DROP_DEAD drops what is exported by handles, so it is also run where all memory is.
 #
-# fake_* and the tests of programs are left out, which set the switches themselves; so are gpu_door, gpu_export and
+# fake_* and the tests of programs are left out, which set the switches themselves; so are gpu_fd_server, gpu_export and
 # gpu_vmm under FAKE_CUDA_NO_VMM, which they unset. Tests of more than three seconds are left out too. Each run has a
 # limit, and each test one of 20 s, so that a test that hangs under a switch costs no more.
 set -u
@@ -26,9 +26,10 @@ cd "${BX_SOURCE_DIR:?}" || exit 1
 export BX_TEST_LIMIT_S="${BX_TEST_LIMIT_S:-330}"
 handles='device|device_errors|device_foreign|device_map|device_order|device_passed|gpu_death|gpu_devices'
 handles="$handles|gpu_share|gpu_slab"
-deaths='device_death|device_passed|gpu_abandon|gpu_blocking|gpu_death|gpu_gate'
-words='device_death|device_order|gpu_abandon|gpu_blocking|gpu_capture|gpu_death|gpu_gate|gpu_load|gpu_probe|gpu_share'
-descriptors='gpu_door|gpu_export|gpu_vmm'
+deaths='device_death|device_passed|gpu_abandon|gpu_blocking|gpu_death|gpu_admission'
+words='device_death|device_order|gpu_abandon|gpu_admission|gpu_blocking|gpu_capture|gpu_death|gpu_load|gpu_probe'
+words="$words|gpu_share"
+descriptors='gpu_fd_server|gpu_export|gpu_vmm'
 most="$handles|$words|device_dlpack|device_input|device_rejoin"
 tests='!(many_starts_*|trusts_a_trial_*|is_not_caused_by_leaving_*)'
 mild='FAKE_CUDA_NO_READ_ONLY=1 FAKE_CUDA_SAME_OPEN=1 FAKE_CUDA_BLOCKING=1 FAKE_CUDA_DROP_DEAD=1'
@@ -67,14 +68,14 @@ few | all)
     each 'gpu_death|gpu_devices|gpu_load' "$words|$descriptors" CUDA_DEVICE_MAX_CONNECTIONS=1
     each 'device_death|gpu_export' "$words|$descriptors" CUDA_DEVICE_MAX_CONNECTIONS=2
     each 'gpu_death|gpu_share' "$words|$descriptors" CUDA_DEVICE_MAX_CONNECTIONS=4
-    each 'device_death|gpu_abandon|gpu_blocking|gpu_death|gpu_gate' "$most|$descriptors" FAKE_CUDA_BLOCKING=1
+    each 'device_death|gpu_abandon|gpu_blocking|gpu_death|gpu_admission' "$most|$descriptors" FAKE_CUDA_BLOCKING=1
     each 'device_map|gpu_slab' "$handles" FAKE_CUDA_SAME_OPEN=1
     each 'device_errors|device_foreign|device_passed|gpu_export|gpu_slab' "$handles|$descriptors" FAKE_CUDA_OPEN_205=1
     each 'device_death|gpu_death' "$deaths" FAKE_CUDA_DROP_DEAD=1 FAKE_CUDA_NO_VMM=1
     each 'device_map|device_passed|gpu_share|gpu_slab' "$most" FAKE_CUDA_NO_VMM=1
     # Words of the switches on purpose.
     # shellcheck disable=SC2086
-    each 'gpu_death|gpu_gate' "$most|$descriptors" $mild FAKE_CUDA_OPEN_205=1 CUDA_DEVICE_MAX_CONNECTIONS=4
+    each 'gpu_death|gpu_admission' "$most|$descriptors" $mild FAKE_CUDA_OPEN_205=1 CUDA_DEVICE_MAX_CONNECTIONS=4
     ;;
 *)
     under "$most|$descriptors" "$@"

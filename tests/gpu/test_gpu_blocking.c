@@ -335,26 +335,26 @@ static void *puts_a_wait(void *unused)
     return unused;
 }
 
-/* The test closes the gate in place of the helper. */
-static void waits_for_the_gate(void)
+/* The test closes admission in place of the helper. */
+static void waits_for_admission(void)
 {
     pthread_t thread;
 
     start(1);
     gpu_await(LENT, 1);
-    GPU_CHECK(bxi_gpu_gate_close(gpu_device));
+    GPU_CHECK(bxi_gpu_admission_close(gpu_device));
     GPU_EQ(pthread_create(&thread, NULL, puts_a_wait, NULL), 0);
     usleep(PAUSE_US);
     GPU_EQ(bxi_load_acquire(&is_done), 0);
-    bxi_gpu_gate_open(gpu_device);
+    bxi_gpu_admission_open(gpu_device);
     GPU_EQ(pthread_join(thread, NULL), 0);
-    GPU_CHECK(!bxi_gpu_gate_close(gpu_device));
+    GPU_CHECK(!bxi_gpu_admission_close(gpu_device));
     is_done = 0;
     gpu_post(BLOCKED);
     GPU_EQ(bxi_gpu_lane_wait(gpu_lane), 0);
-    GPU_CHECK(bxi_gpu_gate_close(gpu_device));  /* nobody opens it: a wait is not put off for ever */
+    GPU_CHECK(bxi_gpu_admission_close(gpu_device));  /* nobody opens it: a wait is not put off for ever */
     puts_a_wait(NULL);
-    bxi_gpu_gate_open(gpu_device);
+    bxi_gpu_admission_open(gpu_device);
     gpu_end();
 }
 
@@ -374,7 +374,7 @@ static void marks_late(void)
 Test(gpu_blocking, waits_are_put_off_while_memory_is_freed, .timeout = 30)
 {
     world(BXI_GPU_HOST_WORDS);
-    gpu_run(2, (gpu_fn[]){ marks_late, waits_for_the_gate });
+    gpu_run(2, (gpu_fn[]){ marks_late, waits_for_admission });
 }
 
 /* ---- Closing beside a stopped peer ----------------------------------------------------------- */

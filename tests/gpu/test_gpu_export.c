@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * gpu/: memory that is exported as file descriptors (vmm.c, door.c): who may write it, how long it lives, how the
+ * gpu/: memory that is exported as file descriptors (vmm.c, fd_server.c): who may write it, how long it lives, how the
  * descriptors travel, foreign memory of cuMemCreate, and the choice between descriptors and handles.
  */
 #include "fake_library.h"
@@ -139,7 +139,7 @@ static void has_another_network(void)
 
     gpu_start(0);
     gpu_shared->region[0].head.net_namespace ^= 1;
-    gpu_shared->region[0].head.door[0] ^= 1;            /* so its socket is not there */
+    gpu_shared->region[0].head.fd_server[0] ^= 1;            /* so its socket is not there */
     block = lend(BYTES, 7, 0);
     gpu_post(LENT);
     gpu_await(HELD, 1);
@@ -147,7 +147,7 @@ static void has_another_network(void)
     gpu_end();
 }
 
-static void finds_no_door(void)
+static void finds_no_fd_server(void)
 {
     int before;
 
@@ -165,7 +165,7 @@ static void finds_no_door(void)
 
 Test(gpu_export, says_that_the_network_namespace_differs, .timeout = 60)
 {
-    gpu_pair(GPU_FAKE, has_another_network, finds_no_door);
+    gpu_pair(GPU_FAKE, has_another_network, finds_no_fd_server);
 }
 
 /* ---- Many loans ------------------------------------------------------------------------------ */

@@ -581,7 +581,7 @@ static void gets_no_random_name(void)
     gpu_end();
 }
 
-Test(gpu_vmm, closes_no_descriptor_of_the_program_when_its_door_cannot_be_opened)
+Test(gpu_vmm, closes_no_descriptor_of_the_program_when_its_descriptor_server_cannot_be_opened)
 {
     gpu_world(GPU_FAKE);
     gpu_run(1, (gpu_fn[]){ gets_no_random_name });

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The door: where a borrower asks the owner of a slab for its descriptors, and gets them by SCM_RIGHTS. It needs no
- * common PID or IPC namespace; the network namespace must be the same, because the door is an abstract Unix socket.
+ * The descriptor server: a borrower asks the owner of a slab for its descriptors, and gets them by SCM_RIGHTS. No
+ * common PID or IPC namespace is needed; the network namespace must be the same, because the server's socket is an
+ * abstract Unix socket.
  *
  *     borrower: SOCK_DGRAM, a name of the kernel's        owner: SOCK_DGRAM, "boxcar-gpu-" and 32 digits
  *     question {slab, generation}                     ->
@@ -10,13 +11,13 @@
  * Who runs it: the owner's side is a thread of its own, which calls no function of the driver and only sends what the
  * slab has open, so it answers while the helper is in the driver. It takes gpu->lock for a moment. It starts with the
  * first device that exports descriptors, and ends with the GPU. The borrower's side is the helper, which never waits
- * for long: bxi_gpu_door_ask returns -EAGAIN, and the helper does other work before it asks again.
+ * for long: bxi_gpu_fd_server_ask returns -EAGAIN, and the helper does other work before it asks again.
  *
  * The name is random and in the owner's region, but it protects nothing: every user can read it in /proc/net/unix, and
  * can take it when its owner has gone. So each message has its sender's effective user, which the kernel checks. The
  * owner answers, and the borrower takes answers from, processes of their own user alone. A connected socket takes
- * answers from the door alone. The owner takes no descriptors, where the kernel can refuse them (Linux 6.16): to close
- * one that a stranger has sent may take as long as the stranger likes (SO_LINGER).
+ * answers from the descriptor server alone. The owner takes no descriptors, where the kernel can refuse them (Linux
+ * 6.16): to close one that a stranger has sent may take as long as the stranger likes (SO_LINGER).
  *
  * Between two questions the owner keeps nothing. Questions are repeated, because an answer may be lost (too many
  * descriptors in flight): a second answer ends with the borrower's socket, and its descriptors with it. The question is
@@ -63,14 +64,14 @@ struct answer {
     uint64_t bytes[BXI_GPU_PARTS];
 };
 
-static socklen_t name_of(const uint8_t door[BXI_GPU_DOOR_BYTES], struct sockaddr_un *name)
+static socklen_t name_of(const uint8_t fd_server[BXI_GPU_FD_SERVER_BYTES], struct sockaddr_un *name)
 {
     size_t used;
 
     *name = (struct sockaddr_un){ .sun_family = AF_UNIX };
     used = 1 + (size_t)snprintf(name->sun_path + 1, sizeof(name->sun_path) - 1, "boxcar-gpu-");
-    for (int i = 0; i < BXI_GPU_DOOR_BYTES; i++)
-        used += (size_t)snprintf(name->sun_path + used, sizeof(name->sun_path) - used, "%02x", door[i]);
+    for (int i = 0; i < BXI_GPU_FD_SERVER_BYTES; i++)
+        used += (size_t)snprintf(name->sun_path + used, sizeof(name->sun_path) - used, "%02x", fd_server[i]);
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + used);
 }
 
@@ -159,11 +160,11 @@ static void serve_one(struct bxi_gpu *gpu)
     int fd[BXI_GPU_PARTS];
 
     /* Descriptors that somebody sends do not fit into control, so the kernel drops them. */
-    if (recvmsg(gpu->door.socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC) != (ssize_t)sizeof(question) ||
+    if (recvmsg(gpu->fd_server.socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC) != (ssize_t)sizeof(question) ||
         !is_own(&message))
         return;
     look_up(gpu, &question, &answer, fd);
-    send_answer(gpu->door.socket, &from, message.msg_namelen, &answer, fd);
+    send_answer(gpu->fd_server.socket, &from, message.msg_namelen, &answer, fd);
     for (uint32_t i = 0; i < answer.count; i++)
         close(fd[i]);
 }
@@ -171,7 +172,7 @@ static void serve_one(struct bxi_gpu *gpu)
 static void *serve(void *context)
 {
     struct bxi_gpu *gpu = context;
-    struct pollfd entries[] = { { .fd = gpu->door.socket, .events = POLLIN }, { .fd = gpu->door.stop,
+    struct pollfd entries[] = { { .fd = gpu->fd_server.socket, .events = POLLIN }, { .fd = gpu->fd_server.stop,
                                                                                 .events = POLLIN } };
 
     while (entries[1].revents == 0) {
@@ -190,69 +191,69 @@ static int start_thread(struct bxi_gpu *gpu)
 
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, &before);
-    error = pthread_create(&gpu->door.thread, NULL, serve, gpu);
+    error = pthread_create(&gpu->fd_server.thread, NULL, serve, gpu);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return -error;
 }
 
-static int open_socket(struct bxi_gpu_door *door, uint8_t name[BXI_GPU_DOOR_BYTES])
+static int open_socket(struct bxi_gpu_fd_server *fd_server, uint8_t name[BXI_GPU_FD_SERVER_BYTES])
 {
     struct sockaddr_un address;
     socklen_t bytes;
     int on = 1, off = 0;
 
-    door->socket = door->stop = -1;
-    if (getrandom(name, BXI_GPU_DOOR_BYTES, 0) != BXI_GPU_DOOR_BYTES)
+    fd_server->socket = fd_server->stop = -1;
+    if (getrandom(name, BXI_GPU_FD_SERVER_BYTES, 0) != BXI_GPU_FD_SERVER_BYTES)
         return -EIO;
     bytes = name_of(name, &address);
-    door->stop = eventfd(0, EFD_CLOEXEC);
-    door->socket = BXI_UNSHARED(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (door->stop < 0 || door->socket < 0 ||
-        setsockopt(door->socket, SOL_SOCKET, SO_PASSCRED, &on, sizeof(on)) < 0 ||
-        bind(door->socket, (struct sockaddr *)&address, bytes) < 0)
+    fd_server->stop = eventfd(0, EFD_CLOEXEC);
+    fd_server->socket = BXI_UNSHARED(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (fd_server->stop < 0 || fd_server->socket < 0 ||
+        setsockopt(fd_server->socket, SOL_SOCKET, SO_PASSCRED, &on, sizeof(on)) < 0 ||
+        bind(fd_server->socket, (struct sockaddr *)&address, bytes) < 0)
         return -errno;
-    (void)setsockopt(door->socket, SOL_SOCKET, SO_PASSRIGHTS, &off, sizeof(off));
+    (void)setsockopt(fd_server->socket, SOL_SOCKET, SO_PASSRIGHTS, &off, sizeof(off));
     return 0;
 }
 
-static void close_both(struct bxi_gpu_door *door)
+static void close_both(struct bxi_gpu_fd_server *fd_server)
 {
-    bxi_unshared_close(door->socket);
-    if (door->stop >= 0)
-        close(door->stop);
-    door->socket = door->stop = -1;
+    bxi_unshared_close(fd_server->socket);
+    if (fd_server->stop >= 0)
+        close(fd_server->stop);
+    fd_server->socket = fd_server->stop = -1;
 }
 
 /* Under opening. */
-int bxi_gpu_door_open(struct bxi_gpu *gpu)
+int bxi_gpu_fd_server_open(struct bxi_gpu *gpu)
 {
-    uint8_t name[BXI_GPU_DOOR_BYTES];
+    uint8_t name[BXI_GPU_FD_SERVER_BYTES];
     int rc;
 
-    if (gpu->door.is_open)
+    if (gpu->fd_server.is_open)
         return 0;
-    rc = open_socket(&gpu->door, name);
+    rc = open_socket(&gpu->fd_server, name);
     if (rc == 0)
         rc = start_thread(gpu);
     if (rc < 0) {
-        close_both(&gpu->door);
+        close_both(&gpu->fd_server);
         return bxi_gpu_fail(rc, "the socket that sends descriptors of GPU memory: %s", strerrorname_np(-rc));
     }
-    gpu->door.is_open = true;
-    memcpy(gpu->region->head.door, name, sizeof(name));     /* before the device is published */
+    gpu->fd_server.is_open = true;
+    memcpy(gpu->region->head.fd_server, name, sizeof(name));     /* before the device is published */
     return 0;
 }
 
-void bxi_gpu_door_close(struct bxi_gpu *gpu)
+void bxi_gpu_fd_server_close(struct bxi_gpu *gpu)
 {
     uint64_t one = 1;
 
-    if (!gpu->door.is_open)
+    if (!gpu->fd_server.is_open)
         return;
-    (void)!write(gpu->door.stop, &one, sizeof(one));
-    pthread_join(gpu->door.thread, NULL);
-    close_both(&gpu->door);
-    gpu->door.is_open = false;
+    (void)!write(gpu->fd_server.stop, &one, sizeof(one));
+    pthread_join(gpu->fd_server.thread, NULL);
+    close_both(&gpu->fd_server);
+    gpu->fd_server.is_open = false;
 }
 
 /* ---- The borrower ---------------------------------------------------------------------------- */
@@ -261,7 +262,7 @@ static int open_ask(struct bxi_gpu_ask *ask, const struct bxi_gpu_head *head)
 {
     struct sockaddr_un own = { .sun_family = AF_UNIX };
     struct sockaddr_un name;
-    socklen_t bytes = name_of(head->door, &name);
+    socklen_t bytes = name_of(head->fd_server, &name);
     int on = 1;
 
     ask->socket = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -366,7 +367,7 @@ static int not_there(const struct bxi_gpu_peer *peer)
                         peer->name);
 }
 
-void bxi_gpu_door_end(struct bxi_gpu_ask *ask)
+void bxi_gpu_fd_server_end(struct bxi_gpu_ask *ask)
 {
     if (ask->is_asking && ask->socket >= 0)
         close(ask->socket);
@@ -390,7 +391,7 @@ static int ask_again(const struct bxi_gpu_peer *peer, struct bxi_gpu_ask *ask, i
     return -EAGAIN;
 }
 
-int bxi_gpu_door_ask(const struct bxi_gpu_peer *peer, struct bxi_gpu_ask *ask, uint32_t slab, uint64_t generation,
+int bxi_gpu_fd_server_ask(const struct bxi_gpu_peer *peer, struct bxi_gpu_ask *ask, uint32_t slab, uint64_t generation,
                      struct bxi_gpu_parts *parts)
 {
     struct question question = { .slab = slab, .generation = generation };
@@ -414,7 +415,7 @@ int bxi_gpu_door_ask(const struct bxi_gpu_peer *peer, struct bxi_gpu_ask *ask, u
                            strerrorname_np(-rc));
     }
     if (rc != -EAGAIN)
-        bxi_gpu_door_end(ask);
+        bxi_gpu_fd_server_end(ask);
     if (rc < 0)
         bxi_gpu_parts_close(parts);
     return rc;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * gpu/: the socket from which borrowers get the descriptors of slabs (door.c): questions that are broken off, answers
- * that come late, other users, garbage, and the limits on descriptors.
+ * gpu/: the socket from which borrowers get the descriptors of slabs (fd_server.c): questions that are broken off,
+ * answers that come late, other users, garbage, and the limits on descriptors.
  */
 #include "gpu_fixture.h"
 #include "tests/harness/harness.h"
@@ -31,7 +31,7 @@
 
 enum { LENT = 1, HELD, KILLED, LAST, READY };
 
-struct question {                       /* as door.c has them */
+struct question {                       /* as fd_server.c has them */
     uint32_t slab, reserved;
     uint64_t generation;
 };
@@ -42,7 +42,7 @@ struct answer {
     uint64_t bytes[BXI_GPU_PARTS];
 };
 
-TestSuite(gpu_door, .init = gpu_export_by_default, .timeout = 60);
+TestSuite(gpu_fd_server, .init = gpu_export_by_default, .timeout = 60);
 
 static struct bxi_gpu_block *lend(unsigned char value)
 {
@@ -104,12 +104,12 @@ static pid_t stop_owner(void)
 
 /* ---- The socket, without gpu/ ---------------------------------------------------------------- */
 
-static socklen_t door_of(const uint8_t door[BXI_GPU_DOOR_BYTES], struct sockaddr_un *name)
+static socklen_t fd_server_of(const uint8_t fd_server[BXI_GPU_FD_SERVER_BYTES], struct sockaddr_un *name)
 {
-    char text[2 * BXI_GPU_DOOR_BYTES + 1];
+    char text[2 * BXI_GPU_FD_SERVER_BYTES + 1];
 
-    for (int i = 0; i < BXI_GPU_DOOR_BYTES; i++)
-        snprintf(text + (size_t)i * 2, 3, "%02x", door[i]);
+    for (int i = 0; i < BXI_GPU_FD_SERVER_BYTES; i++)
+        snprintf(text + (size_t)i * 2, 3, "%02x", fd_server[i]);
     *name = (struct sockaddr_un){ .sun_family = AF_UNIX };
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 +
                        (size_t)snprintf(name->sun_path + 1, sizeof(name->sun_path) - 1, "boxcar-gpu-%s", text));
@@ -120,7 +120,7 @@ static int asker(bool has_name)
 {
     struct sockaddr_un own = { .sun_family = AF_UNIX };
     struct sockaddr_un name;
-    socklen_t bytes = door_of(gpu_read_only->region[0].head.door, &name);
+    socklen_t bytes = fd_server_of(gpu_read_only->region[0].head.fd_server, &name);
     int one = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 
     GPU_CHECK(one >= 0);
@@ -181,7 +181,7 @@ static void done(void *context, int rc)
 static void lends_another_while_it_is_asked(void)
 {
     struct bxi_gpu_head *head = &gpu_shared->region[0].head;
-    uint8_t door[BXI_GPU_DOOR_BYTES];
+    uint8_t fd_server[BXI_GPU_FD_SERVER_BYTES];
     struct sockaddr_un name;
     struct bxi_gpu_block *block;
     socklen_t bytes;
@@ -189,15 +189,15 @@ static void lends_another_while_it_is_asked(void)
     int silent = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 
     gpu_start_beside(0, 1);
-    memcpy(door, head->door, sizeof(door));
-    head->door[0] ^= 1;
-    bytes = door_of(head->door, &name);
+    memcpy(fd_server, head->fd_server, sizeof(fd_server));
+    head->fd_server[0] ^= 1;
+    bytes = fd_server_of(head->fd_server, &name);
     GPU_EQ(bind(silent, (struct sockaddr *)&name, bytes), 0);
     block = lend(1);
     slab = block->slab;
     gpu_post(LENT);
     gpu_await(HELD, 1);
-    memcpy(head->door, door, sizeof(door));
+    memcpy(head->fd_server, fd_server, sizeof(fd_server));
     bxi_gpu_free(block);
     bxi_gpu_trim(gpu_device);
     gpu_poll_until_nothing_is_left();
@@ -230,7 +230,7 @@ static void asks_for_both(void)
     gpu_end();
 }
 
-Test(gpu_door, asks_anew_after_a_question_was_broken_off)
+Test(gpu_fd_server, asks_anew_after_a_question_was_broken_off)
 {
     gpu_pair(GPU_FAKE, lends_another_while_it_is_asked, asks_for_both);
 }
@@ -275,7 +275,7 @@ static void asks_one_that_dies(void)
     gpu_end();
 }
 
-Test(gpu_door, takes_the_answer_of_an_owner_that_has_died_since)
+Test(gpu_fd_server, takes_the_answer_of_an_owner_that_has_died_since)
 {
     gpu_world(GPU_FAKE);
     gpu_run_killed(lends, asks_one_that_dies, HELD, KILLED);
@@ -304,7 +304,7 @@ static void asks_one_that_is_killed(void)
     gpu_end();
 }
 
-Test(gpu_door, is_not_asked_any_more_when_its_owner_is_dead)
+Test(gpu_fd_server, is_not_asked_any_more_when_its_owner_is_dead)
 {
     gpu_world(GPU_FAKE);
     gpu_run_killed(lends, asks_one_that_is_killed, HELD, KILLED);
@@ -338,7 +338,7 @@ static void asks_where_the_queue_is_full(void)
     gpu_end();
 }
 
-Test(gpu_door, is_asked_again_at_once_when_its_queue_was_full)
+Test(gpu_fd_server, is_asked_again_at_once_when_its_queue_was_full)
 {
     gpu_pair(GPU_FAKE, lends, asks_where_the_queue_is_full);
 }
@@ -364,7 +364,7 @@ static void asks_as_another_user(void)
     gpu_post(READY);
 }
 
-Test(gpu_door, gives_nothing_to_another_user)
+Test(gpu_fd_server, gives_nothing_to_another_user)
 {
     skip_unless_root();
     gpu_world(GPU_FAKE);
@@ -380,7 +380,7 @@ static void answers_as_another_user(void)
     int one = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0), null = open("/dev/null", O_RDWR | O_CLOEXEC);
 
     GPU_EQ(setresuid(STRANGER, STRANGER, STRANGER), 0);
-    bytes = door_of((const uint8_t[BXI_GPU_DOOR_BYTES]){ 1 }, &name);
+    bytes = fd_server_of((const uint8_t[BXI_GPU_FD_SERVER_BYTES]){ 1 }, &name);
     GPU_EQ(bind(one, (struct sockaddr *)&name, bytes), 0);
     gpu_post(HELD);
     for (int i = 0; i < 2; i++) {
@@ -398,17 +398,17 @@ static void answers_as_another_user(void)
 static void lends_without_its_name(void)
 {
     struct bxi_gpu_head *head = &gpu_shared->region[0].head;
-    uint8_t door[BXI_GPU_DOOR_BYTES];
+    uint8_t fd_server[BXI_GPU_FD_SERVER_BYTES];
     struct bxi_gpu_block *block;
 
     gpu_start_beside(0, 1);
-    memcpy(door, head->door, sizeof(door));
-    memcpy(head->door, (uint8_t[BXI_GPU_DOOR_BYTES]){ 1 }, sizeof(door));
+    memcpy(fd_server, head->fd_server, sizeof(fd_server));
+    memcpy(head->fd_server, (uint8_t[BXI_GPU_FD_SERVER_BYTES]){ 1 }, sizeof(fd_server));
     gpu_await(HELD, 1);
     block = lend(7);
     gpu_post(LENT);
     gpu_await(READY, 1);
-    memcpy(head->door, door, sizeof(door));
+    memcpy(head->fd_server, fd_server, sizeof(fd_server));
     gpu_post(KILLED);
     gpu_await(LAST, 1);
     bxi_gpu_free(block);
@@ -428,7 +428,7 @@ static void borrows_from_the_right_one(void)
     gpu_end();
 }
 
-Test(gpu_door, takes_no_answer_from_another_user)
+Test(gpu_fd_server, takes_no_answer_from_another_user)
 {
     skip_unless_root();
     gpu_world(GPU_FAKE);
@@ -454,14 +454,14 @@ static void borrows_as_effective(void)
     borrows();
 }
 
-Test(gpu_door, goes_by_the_effective_user)
+Test(gpu_fd_server, goes_by_the_effective_user)
 {
     skip_unless_root();
     gpu_pair(GPU_FAKE, lends_as_effective, borrows_as_effective);
 }
 
 /* The real user of such a program is not its effective one. */
-Test(gpu_door, gives_nothing_to_the_real_user_of_a_program_that_runs_as_another)
+Test(gpu_fd_server, gives_nothing_to_the_real_user_of_a_program_that_runs_as_another)
 {
     skip_unless_root();
     gpu_world(GPU_FAKE);
@@ -524,7 +524,7 @@ static void lends_among_garbage(void)
     gpu_end();
 }
 
-Test(gpu_door, goes_on_among_garbage)
+Test(gpu_fd_server, goes_on_among_garbage)
 {
     gpu_world(GPU_FAKE);
     gpu_run(3, (gpu_fn[]){ lends_among_garbage, borrows, sends_garbage });
@@ -556,15 +556,15 @@ static int lingering(int *other)
 static void sends_what_closes_slowly(void)
 {
     struct question question;
-    int other = -1, one = lingering(&other), door;
+    int other = -1, one = lingering(&other), fd_server;
     pid_t owner;
 
     gpu_await(LENT, 1);
     question = right_question();
     owner = stop_owner();
-    door = asker(false);
+    fd_server = asker(false);
     GPU_CHECK(one >= 0);
-    if (send_with(door, &question, sizeof(question), one) > 0)
+    if (send_with(fd_server, &question, sizeof(question), one) > 0)
         close(one);
     GPU_EQ(harness_kill(owner, SIGCONT), 0);
     usleep(50000);
@@ -573,7 +573,7 @@ static void sends_what_closes_slowly(void)
     close(other);                       /* unread data resets the connection: nobody waits */
 }
 
-Test(gpu_door, takes_no_descriptors_that_close_slowly)
+Test(gpu_fd_server, takes_no_descriptors_that_close_slowly)
 {
     int other = -1, off = 0, probe = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0), one = lingering(&other);
 
@@ -614,7 +614,7 @@ static void answers_wrongly(void)
 {
     int one = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0), null = open("/dev/null", O_RDWR | O_CLOEXEC);
     struct sockaddr_un name;
-    socklen_t bytes = door_of((const uint8_t[BXI_GPU_DOOR_BYTES]){ 1 }, &name);
+    socklen_t bytes = fd_server_of((const uint8_t[BXI_GPU_FD_SERVER_BYTES]){ 1 }, &name);
 
     GPU_EQ(bind(one, (struct sockaddr *)&name, bytes), 0);
     gpu_post(HELD);
@@ -649,7 +649,7 @@ static void refuses_wrong_answers(void)
     gpu_end();
 }
 
-Test(gpu_door, is_not_believed_in_everything)
+Test(gpu_fd_server, is_not_believed_in_everything)
 {
     gpu_world(GPU_FAKE);
     gpu_run(3, (gpu_fn[]){ lends_without_its_name, refuses_wrong_answers, answers_wrongly });
@@ -701,7 +701,7 @@ static void is_told_so(void)
     gpu_end();
 }
 
-Test(gpu_door, says_that_its_owner_has_too_many_descriptors)
+Test(gpu_fd_server, says_that_its_owner_has_too_many_descriptors)
 {
     gpu_pair(GPU_FAKE, lends_without_room_for_descriptors, is_told_so);
 }
@@ -725,7 +725,7 @@ static void borrows_without_room_for_descriptors(void)
     gpu_end();
 }
 
-Test(gpu_door, loses_no_descriptor_where_the_borrower_has_too_many)
+Test(gpu_fd_server, loses_no_descriptor_where_the_borrower_has_too_many)
 {
     gpu_pair(GPU_FAKE, lends, borrows_without_room_for_descriptors);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The gate of a device (gpu/gate.c), asked directly: the tests close it in place of the helper. One process opens the
- * GPU; a second one, where there is one, owns the words that are waited for.
+ * The admission of waits to a device (gpu/admission.c), asked directly: the tests close it in place of the helper. One
+ * process opens the GPU; a second one, where there is one, owns the words that are waited for.
  */
 #include "gpu_fixture.h"
 
@@ -32,18 +32,18 @@ static void puts_twice(void)
     struct bxi_gpu_point point = { .order = BXI_GPU_HOST_WORDS, .lane = 0, .value = 1 };
 
     start(1);
-    GPU_EQ(bxi_gpu_gate_enter(gpu_lane, gpu_peer[0], &point), 0);
-    GPU_EQ(bxi_gpu_gate_enter(gpu_lane, gpu_peer[0], &point), 0);
-    bxi_gpu_gate_leave(gpu_lane);
-    GPU_CHECK(!bxi_gpu_gate_close(gpu_device));         /* the other thread has not put its wait yet */
-    bxi_gpu_gate_leave(gpu_lane);
-    GPU_CHECK(bxi_gpu_gate_close(gpu_device));
-    bxi_gpu_gate_open(gpu_device);
+    GPU_EQ(bxi_gpu_admission_enter(gpu_lane, gpu_peer[0], &point), 0);
+    GPU_EQ(bxi_gpu_admission_enter(gpu_lane, gpu_peer[0], &point), 0);
+    bxi_gpu_admission_leave(gpu_lane);
+    GPU_CHECK(!bxi_gpu_admission_close(gpu_device));         /* the other thread has not put its wait yet */
+    bxi_gpu_admission_leave(gpu_lane);
+    GPU_CHECK(bxi_gpu_admission_close(gpu_device));
+    bxi_gpu_admission_open(gpu_device);
     gpu_post(SEEN);
     gpu_end();
 }
 
-Test(gpu_gate, stays_open_until_each_of_two_threads_has_put_its_wait, .timeout = 30)
+Test(gpu_admission, stays_open_until_each_of_two_threads_has_put_its_wait, .timeout = 30)
 {
     gpu_world(GPU_FAKE);
     order = BXI_GPU_HOST_WORDS;
@@ -61,22 +61,22 @@ static void sees_poison(void)
     start(1);
     stream = gpu_lane->stream;
     GPU_EQ(bxi_gpu_enter(gpu_device), 0);
-    GPU_EQ(bxi_gpu_gate_enter(gpu_lane, gpu_peer[0], &point), 0);
+    GPU_EQ(bxi_gpu_admission_enter(gpu_lane, gpu_peer[0], &point), 0);
     GPU_EQ(gpu->cu.cuStreamWaitValue64_v2(stream, gpu_lane->word_address + 128, 1, 0), CUDA_SUCCESS);
-    bxi_gpu_gate_leave(gpu_lane);
+    bxi_gpu_admission_leave(gpu_lane);
     bxi_store_release(word, BXI_GPU_POISON);
-    GPU_CHECK(!bxi_gpu_gate_close(gpu_device));
+    GPU_CHECK(!bxi_gpu_admission_close(gpu_device));
     GPU_EQ(gpu->cu.cuStreamWriteValue64_v2(gpu_device->side, gpu_lane->word_address + 128, 1, 0), CUDA_SUCCESS);
     bxi_gpu_leave(gpu_device);
     GPU_EQ(bxi_gpu_lane_wait(gpu_lane), 0);
-    GPU_CHECK(bxi_gpu_gate_close(gpu_device));
-    bxi_gpu_gate_open(gpu_device);
+    GPU_CHECK(bxi_gpu_admission_close(gpu_device));
+    bxi_gpu_admission_open(gpu_device);
     bxi_store_release(word, 0);
     gpu_post(SEEN);
     gpu_end();
 }
 
-Test(gpu_gate, stays_open_while_a_stream_waits_for_a_word_that_is_poisoned_for_hosts_alone, .timeout = 30)
+Test(gpu_admission, stays_open_while_a_stream_waits_for_a_word_that_is_poisoned_for_hosts_alone, .timeout = 30)
 {
     gpu_world(GPU_FAKE);
     order = BXI_GPU_DEVICE_WORDS;
@@ -92,7 +92,7 @@ static void waits_for_itself(void)
 
     gpu_start_with(0, &(struct bxi_gpu_options){ .order = order }, 0);
     GPU_EQ(bxi_gpu_lane_open(gpu_device, NULL, &other), 0);
-    GPU_CHECK(bxi_gpu_gate_close(gpu_device));
+    GPU_CHECK(bxi_gpu_admission_close(gpu_device));
     begin_ns = bxi_gpu_now_ns();
     for (int i = 0; i < 100; i++) {
         GPU_EQ(bxi_gpu_mark(other, &first), 0);
@@ -101,11 +101,11 @@ static void waits_for_itself(void)
         GPU_EQ(bxi_gpu_after(other, NULL, &second), 0);
     }
     GPU_CHECK(bxi_gpu_now_ns() - begin_ns < UINT64_C(900000000));
-    bxi_gpu_gate_open(gpu_device);
+    bxi_gpu_admission_open(gpu_device);
     gpu_end();
 }
 
-Test(gpu_gate, does_not_hold_up_waits_for_points_of_the_same_device, .timeout = 30)
+Test(gpu_admission, does_not_hold_up_waits_for_points_of_the_same_device, .timeout = 30)
 {
     gpu_world(GPU_FAKE);
     order = BXI_GPU_HOST_WORDS;
@@ -183,7 +183,7 @@ static void frees_beside_waits(void)
     gpu_post(SEEN);
 }
 
-Test(gpu_gate, lets_memory_be_freed_beside_streams_that_always_wait, .timeout = 40)
+Test(gpu_admission, lets_memory_be_freed_beside_streams_that_always_wait, .timeout = 40)
 {
     gpu_world(GPU_FAKE);
     order = BXI_GPU_HOST_WORDS;

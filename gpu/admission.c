@@ -1,24 +1,24 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The gate of a device: cuMemFree and cuIpcCloseMemHandle wait for the device, so they run only while no lane of it
- * waits for another process. Otherwise four things could wait for each other: the free for a lane, the lane for a
- * peer's word, the peer for a mark of this process, and the mark for the driver, which is busy with the free.
+ * The admission of waits to a device: cuMemFree and cuIpcCloseMemHandle wait for the device, so they run only while no
+ * lane of it waits for another process. Otherwise four things could wait for each other: the free for a lane, the lane
+ * for a peer's word, the peer for a mark of this process, and the mark for the driver, which is busy with the free.
  *
- * bxi_gpu_after enters the gate before it puts a wait on a lane's stream, records the point, and leaves it afterwards.
- * The helper closes the gate, checks that every recorded wait is satisfied (by the words, without the driver), or that
- * its lane is idle (cuStreamQuery), frees, and opens it. If one is not, it opens the gate at once, and a later poll
- * tries again. When that has failed for a second, an attempt every other second keeps the gate closed for 200 ms, until
- * the waits that are on the streams have ended: else a worker whose streams always wait would never free memory.
+ * bxi_gpu_after enters admission before it puts a wait on a lane's stream, records the point, and leaves it afterwards.
+ * The helper closes admission, checks that every recorded wait is satisfied (by the words, without the driver), or that
+ * its lane is idle (cuStreamQuery), frees, and opens it. If one is not, it opens admission at once, and a later poll
+ * tries again. When that has failed for a second, an attempt every other second keeps admission closed for 200 ms,
+ * until the waits that are on the streams have ended: else a worker whose streams always wait would never free memory.
  *
  * A free lasts no longer than the work that is on the device, and a wait that is put meanwhile is late by that. A
- * thread waits for the gate for a second at most, and then goes on: the gate prevents a circle that needs several
+ * thread waits for admission for a second at most, and then goes on: admission prevents a circle that needs several
  * processes, and must not be the reason for one.
  *
- * Waits for points of the same device's own lanes do not wait for the gate: the progress role puts them.
+ * Waits for points of the same device's own lanes do not wait for admission: the progress role puts them.
  *
  * Waits that a program puts on its streams by itself are unknown here.
  *
- * gate->lock is held for a few instructions, never over a call of the driver.
+ * admission->lock is held for a few instructions, never over a call of the driver.
  */
 #include "inside.h"
 
@@ -35,16 +35,16 @@
 #define PAUSE_NS 200000
 #define PER_THREAD 2                    /* CU_STREAM_PER_THREAD */
 
-void bxi_gpu_gate_init(struct bxi_gpu_gate *gate)
+void bxi_gpu_admission_init(struct bxi_gpu_admission *admission)
 {
-    pthread_mutex_init(&gate->lock, NULL);
-    bxi_gpu_cond_init(&gate->opened);
+    pthread_mutex_init(&admission->lock, NULL);
+    bxi_gpu_cond_init(&admission->opened);
 }
 
-void bxi_gpu_gate_fini(struct bxi_gpu_gate *gate)
+void bxi_gpu_admission_fini(struct bxi_gpu_admission *admission)
 {
-    pthread_cond_destroy(&gate->opened);
-    pthread_mutex_destroy(&gate->lock);
+    pthread_cond_destroy(&admission->opened);
+    pthread_mutex_destroy(&admission->lock);
 }
 
 /* As the stream compares: a poisoned word satisfies every wait. Only HOST_WORDS has streams that wait for this very
@@ -61,7 +61,7 @@ static bool is_satisfied(const struct bxi_gpu *gpu, const struct bxi_gpu_awaited
     return word >= awaited->value;
 }
 
-/* Under gate->lock: how many are left. */
+/* Under admission->lock: how many are left. */
 static uint32_t drop_satisfied(struct bxi_gpu_lane *lane)
 {
     struct bxi_gpu_awaits *awaits = &lane->awaits;
@@ -74,8 +74,8 @@ static uint32_t drop_satisfied(struct bxi_gpu_lane *lane)
     return left;
 }
 
-/* Under gate->lock. A later point of the same lane of the same peer takes the place of an earlier one, so the list has
- * a bound. */
+/* Under admission->lock. A later point of the same lane of the same peer takes the place of an earlier one, so the list
+ * has a bound. */
 static int record(struct bxi_gpu_lane *lane, const struct bxi_gpu_awaited *awaited)
 {
     struct bxi_gpu_awaits *awaits = &lane->awaits;
@@ -102,18 +102,18 @@ static int record(struct bxi_gpu_lane *lane, const struct bxi_gpu_awaited *await
     return 0;
 }
 
-/* Under gate->lock. */
-static void await_open(struct bxi_gpu_gate *gate)
+/* Under admission->lock. */
+static void await_open(struct bxi_gpu_admission *admission)
 {
     BXI_UNCANCELLED;
     struct timespec end = bxi_gpu_timespec(bxi_gpu_now_ns() + PATIENCE_NS);
     int late = 0;
 
-    while (gate->is_closed && late == 0)
-        late = pthread_cond_timedwait(&gate->opened, &gate->lock, &end);
+    while (admission->is_closed && late == 0)
+        late = pthread_cond_timedwait(&admission->opened, &admission->lock, &end);
 }
 
-/* Whether the point is of a lane of the same device here: that is quiet while the gate is closed, so the point comes
+/* Whether the point is of a lane of the same device here: that is quiet while admission is closed, so the point comes
  * without another process. Own rows change only while their lanes have no points. */
 static bool comes_from_here(const struct bxi_gpu_lane *lane, const struct bxi_gpu_peer *peer,
                             const struct bxi_gpu_point *point)
@@ -121,26 +121,27 @@ static bool comes_from_here(const struct bxi_gpu_lane *lane, const struct bxi_gp
     return peer == NULL && lane->gpu->region->lane[point->lane].device == lane->device->index;
 }
 
-int bxi_gpu_gate_enter(struct bxi_gpu_lane *lane, const struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point)
+int bxi_gpu_admission_enter(struct bxi_gpu_lane *lane, const struct bxi_gpu_peer *peer,
+                            const struct bxi_gpu_point *point)
 {
-    struct bxi_gpu_gate *gate = &lane->device->gate;
+    struct bxi_gpu_admission *admission = &lane->device->admission;
     struct bxi_gpu_awaited awaited = { peer, point->order, point->lane, point->value };
     int rc;
 
-    pthread_mutex_lock(&gate->lock);
-    if (gate->is_closed && !comes_from_here(lane, peer, point))
-        await_open(gate);
+    pthread_mutex_lock(&admission->lock);
+    if (admission->is_closed && !comes_from_here(lane, peer, point))
+        await_open(admission);
     rc = record(lane, &awaited);
     lane->awaits.putting += rc == 0;
-    pthread_mutex_unlock(&gate->lock);
+    pthread_mutex_unlock(&admission->lock);
     return rc;
 }
 
-void bxi_gpu_gate_leave(struct bxi_gpu_lane *lane)
+void bxi_gpu_admission_leave(struct bxi_gpu_lane *lane)
 {
-    pthread_mutex_lock(&lane->device->gate.lock);
+    pthread_mutex_lock(&lane->device->admission.lock);
     lane->awaits.putting--;
-    pthread_mutex_unlock(&lane->device->gate.lock);
+    pthread_mutex_unlock(&lane->device->admission.lock);
 }
 
 /* Whether the stream is idle, as far as the helper can ask: not a captured one, whose capture a query would invalidate,
@@ -152,30 +153,30 @@ static bool is_idle(const struct bxi_gpu_lane *lane)
         lane->gpu->cu.cuStreamQuery(lane->stream) == CUDA_SUCCESS;
 }
 
-/* Under gpu->lock, the gate is closed and the context current. */
+/* Under gpu->lock, admission is closed and the context current. */
 static bool is_quiet(struct bxi_gpu_lane *lane)
 {
-    struct bxi_gpu_gate *gate = &lane->device->gate;
+    struct bxi_gpu_admission *admission = &lane->device->admission;
     bool is_putting;
     uint32_t left;
 
-    pthread_mutex_lock(&gate->lock);
+    pthread_mutex_lock(&admission->lock);
     is_putting = lane->awaits.putting > 0;
     left = drop_satisfied(lane);
-    pthread_mutex_unlock(&gate->lock);
+    pthread_mutex_unlock(&admission->lock);
     if (is_putting || left == 0)
         return !is_putting;
     if (!is_idle(lane))
         return false;
-    pthread_mutex_lock(&gate->lock);
+    pthread_mutex_lock(&admission->lock);
     is_putting = lane->awaits.putting > 0 || lane->awaits.count != left;
     if (!is_putting)
         lane->awaits.count = 0;
-    pthread_mutex_unlock(&gate->lock);
+    pthread_mutex_unlock(&admission->lock);
     return !is_putting;
 }
 
-/* The gate is closed. */
+/* Admission is closed. */
 static bool are_quiet(struct bxi_gpu_device *device)
 {
     struct bxi_gpu *gpu = device->gpu;
@@ -192,44 +193,44 @@ static bool are_quiet(struct bxi_gpu_device *device)
     return are;
 }
 
-/* How long this attempt keeps the gate closed. Now and then one waits for the waits that are on the streams, while no
+/* How long this attempt keeps admission closed. Now and then one waits for the waits that are on the streams, while no
  * new ones are put: a worker whose streams wait all the time would never free anything. */
-static uint64_t attempt_end(struct bxi_gpu_gate *gate)
+static uint64_t attempt_end(struct bxi_gpu_admission *admission)
 {
     uint64_t now_ns = bxi_gpu_now_ns();
 
-    if (gate->busy_ns == 0)
-        gate->busy_ns = now_ns;
-    if (now_ns - gate->busy_ns < STARVED_NS || now_ns - gate->held_ns < PACE_NS)
+    if (admission->busy_ns == 0)
+        admission->busy_ns = now_ns;
+    if (now_ns - admission->busy_ns < STARVED_NS || now_ns - admission->held_ns < PACE_NS)
         return now_ns;
-    gate->held_ns = now_ns;
+    admission->held_ns = now_ns;
     return now_ns + HOLD_NS;
 }
 
-bool bxi_gpu_gate_close(struct bxi_gpu_device *device)
+bool bxi_gpu_admission_close(struct bxi_gpu_device *device)
 {
     BXI_UNCANCELLED;
-    struct bxi_gpu_gate *gate = &device->gate;
+    struct bxi_gpu_admission *admission = &device->admission;
     struct timespec pause = { .tv_nsec = PAUSE_NS };
-    uint64_t end_ns = attempt_end(gate);
+    uint64_t end_ns = attempt_end(admission);
     bool are;
 
-    pthread_mutex_lock(&gate->lock);
-    gate->is_closed = true;
-    pthread_mutex_unlock(&gate->lock);
+    pthread_mutex_lock(&admission->lock);
+    admission->is_closed = true;
+    pthread_mutex_unlock(&admission->lock);
     while (!(are = are_quiet(device)) && bxi_gpu_now_ns() < end_ns)
         nanosleep(&pause, NULL);
     if (are)
-        gate->busy_ns = 0;
+        admission->busy_ns = 0;
     else
-        bxi_gpu_gate_open(device);
+        bxi_gpu_admission_open(device);
     return are;
 }
 
-void bxi_gpu_gate_open(struct bxi_gpu_device *device)
+void bxi_gpu_admission_open(struct bxi_gpu_device *device)
 {
-    pthread_mutex_lock(&device->gate.lock);
-    device->gate.is_closed = false;
-    pthread_cond_broadcast(&device->gate.opened);
-    pthread_mutex_unlock(&device->gate.lock);
+    pthread_mutex_lock(&device->admission.lock);
+    device->admission.is_closed = false;
+    pthread_cond_broadcast(&device->admission.opened);
+    pthread_mutex_unlock(&device->admission.lock);
 }

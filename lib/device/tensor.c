@@ -286,15 +286,7 @@ struct behind {                         /* the point that work on a stream must 
     struct bxi_gpu_point point;         /* order 0: nothing */
 };
 
-/* Under devices->lock. Work added to the stream from now on reads an own tensor. */
-static int reads_own(struct bxi_device_block *block, uint32_t stream, struct behind *behind)
-{
-    block->streams |= UINT32_C(1) << stream;
-    behind->point = block->written;
-    return 0;
-}
-
-/* The same for a borrowed tensor: the return of its lease must wait for the stream. */
+/* Under devices->lock. Of a borrowed tensor: the return of its lease must wait for the stream. */
 static int reads_borrowed(const struct bx_tensor *tensor, uint32_t stream, struct behind *behind)
 {
     struct bxi_loan *loan = (struct bxi_loan *)tensor->storage;
@@ -336,12 +328,15 @@ static uint32_t device_of(const struct bx_tensor *tensor)
     return part != NULL ? part->device : 0;
 }
 
-/* Under devices->lock. */
+/* Under devices->lock. Work added to the stream from now on reads the tensor. */
 static int reads(const struct bx_tensor *tensor, uint32_t stream, struct behind *behind)
 {
     *behind = (struct behind){ 0 };
-    return tensor->storage->kind == BXI_STORE_DEVICE ? reads_own(tensor->storage->device, stream, behind)
-                                                     : reads_borrowed(tensor, stream, behind);
+    if (tensor->storage->kind != BXI_STORE_DEVICE)
+        return reads_borrowed(tensor, stream, behind);
+    tensor->storage->device->streams |= UINT32_C(1) << stream;
+    behind->point = tensor->storage->device->written;
+    return 0;
 }
 
 /* Under devices->lock. If the program set no point, the tensor was filled on the device's own stream. */
@@ -510,15 +505,22 @@ static int gather(struct bxi_gpu_lane *lane, struct bx_tensor *to, const struct 
     return rc;
 }
 
-/* Called inside enter, leaves. piece: PIECE_BYTES, for a copy to host memory of any strides; NULL: both are row-major,
- * and at least one is in device memory. */
-static int copy_and_leave(struct bxi_devices *devices, uint32_t stream, struct bx_tensor *to,
-                          const struct bx_tensor *from, unsigned char *piece)
+/* On the own stream of the device that there, one of the two, is on. piece: PIECE_BYTES, for a copy to host memory of
+ * any strides; NULL: both are row-major, and at least one is in device memory. */
+static int copy_on(const struct bx_tensor *there, struct bx_tensor *to, const struct bx_tensor *from,
+                   unsigned char *piece)
 {
-    struct bxi_gpu_lane *lane = devices->streams[stream].lane;
+    struct bxi_devices *devices = devices_of(there);
     struct behind first = { 0 }, second = { 0 };
-    int rc = bxi_is_device(from) ? reads(from, stream, &first) : 0;
+    struct bxi_gpu_lane *lane;
+    uint32_t stream;
+    int rc;
 
+    if (!bxi_devices_enter(devices))
+        return bxi_devices_gone(devices);
+    stream = devices->open[device_of(there)].stream;
+    lane = devices->streams[stream].lane;
+    rc = bxi_is_device(from) ? reads(from, stream, &first) : 0;
     if (rc == 0 && bxi_is_device(to))
         rc = reads(to, stream, &second);        /* after the work that writes it already */
     bxi_devices_pin(devices);
@@ -538,17 +540,6 @@ static int copy_and_leave(struct bxi_devices *devices, uint32_t stream, struct b
     return rc;
 }
 
-/* On the own stream of the device that there, one of the two, is on. */
-static int copy_on(const struct bx_tensor *there, struct bx_tensor *to, const struct bx_tensor *from,
-                   unsigned char *piece)
-{
-    struct bxi_devices *devices = devices_of(there);
-
-    if (!bxi_devices_enter(devices))
-        return bxi_devices_gone(devices);
-    return copy_and_leave(devices, devices->open[device_of(there)].stream, to, from, piece);
-}
-
 /* Into host memory, of any strides. */
 static int copy_to_host(struct bx_tensor *to, const struct bx_tensor *from)
 {
@@ -562,14 +553,14 @@ static int copy_to_host(struct bx_tensor *to, const struct bx_tensor *from)
     return rc;
 }
 
-/* A row-major copy on the heap. */
-static int copy_to_heap(const struct bx_tensor *from, struct bx_tensor **copy)
+/* A row-major copy in host memory: in the job's arena, or with NULL on the heap. */
+static int copy_to_new(struct bx_job *job, const struct bx_tensor *from, struct bx_tensor **copy)
 {
     struct bx_tensor *host = NULL;
-    int rc = bx_tensor_create(NULL, (enum bx_dtype)from->dtype, from->ndim, from->shape, &host);
+    int rc = bx_tensor_create(job, (enum bx_dtype)from->dtype, from->ndim, from->shape, &host);
 
-    if (rc == 0)
-        rc = bxi_is_device(from) ? copy_to_host(host, from) : bx_tensor_copy_into(host, from);
+    if (rc == 0 && from->elements > 0)
+        rc = bx_tensor_copy_into(host, from);
     if (rc < 0)
         bx_tensor_release(host);
     else
@@ -590,7 +581,7 @@ int bxi_device_copy_into(struct bx_tensor *to, const struct bx_tensor *from)
         return copy_on(bxi_is_device(to) ? to : from, to, from, NULL);
     if (!bxi_is_device(to))
         return copy_to_host(to, from);
-    rc = copy_to_heap(from, &packed);
+    rc = copy_to_new(NULL, from, &packed);
     if (rc == 0) {
         rc = copy_on(to, to, packed, NULL);
         bx_tensor_release(packed);
@@ -645,14 +636,10 @@ static int stage(struct bx_job *job, const struct bx_tensor *tensor, struct bxi_
                  struct bxi_storage **hold)
 {
     struct bx_tensor *host = NULL;
-    int rc = bx_tensor_create(job, (enum bx_dtype)tensor->dtype, tensor->ndim, tensor->shape, &host);
+    int rc = copy_to_new(job, tensor, &host);
 
-    if (rc == 0 && tensor->elements > 0)
-        rc = bxi_device_copy_into(host, tensor);
-    if (rc < 0) {
-        bx_tensor_release(host);
+    if (rc < 0)
         return rc;
-    }
     if (!tensor->contiguous) {
         head->flags &= (uint8_t)~BXI_STRIDED;
         bxi_add(&job->counters[BXI_C_tensors_copied], 1);

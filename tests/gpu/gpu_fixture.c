@@ -7,6 +7,7 @@
 
 #include "fake_library.h"
 #include "tests/harness/crash.h"
+#include "tests/harness/harness.h"
 
 #include <criterion/criterion.h>
 #include <dirent.h>
@@ -208,6 +209,18 @@ void gpu_run(int count, const gpu_fn *body)
     gpu_check_machine();
 }
 
+void gpu_alone(enum gpu_driver driver, gpu_fn body)
+{
+    gpu_world(driver);
+    gpu_run(1, &body);
+}
+
+void gpu_three(enum gpu_driver driver, gpu_fn first, gpu_fn second, gpu_fn third)
+{
+    gpu_world(driver);
+    gpu_run(3, (gpu_fn[]){ first, second, third });
+}
+
 void gpu_pair(enum gpu_driver driver, gpu_fn first, gpu_fn second)
 {
     gpu_world(driver);
@@ -300,6 +313,21 @@ void gpu_start_beside(int rank, int other)
     gpu_meet(other);
 }
 
+void gpu_meet_lender(int lent)
+{
+    gpu_start_beside(1, 0);
+    gpu_await(lent, 1);
+}
+
+pid_t gpu_stop_lender(void)
+{
+    pid_t lender = (pid_t)gpu_load(0);
+
+    GPU_EQ(harness_kill(lender, SIGSTOP), 0);
+    usleep(100000);
+    return lender;
+}
+
 void gpu_start_pair(int rank, enum bxi_gpu_order order, int met)
 {
     gpu_start_with(rank, &(struct bxi_gpu_options){ .order = order }, 0);
@@ -340,6 +368,26 @@ void gpu_end(void)
     gpu_forget();
 }
 
+void gpu_end_together(int gate)
+{
+    gpu_post(gate);
+    gpu_await(gate, 2);
+    gpu_end();
+}
+
+void gpu_end_lending(struct bxi_gpu_block *block, int gate)
+{
+    gpu_await(gate, 1);
+    bxi_gpu_free(block);
+    gpu_end();
+}
+
+void gpu_lend(const struct bxi_gpu_block *block, uint64_t bytes, int index)
+{
+    GPU_EQ(bxi_gpu_ref(block, 0, bytes, &gpu_shared->ref[index]), 0);
+    GPU_EQ(bxi_gpu_mark(gpu_lane, &gpu_shared->ref[index].ready), 0);
+}
+
 void gpu_fill(struct bxi_gpu_lane *lane, uint64_t address, unsigned char value, uint64_t bytes)
 {
     GPU_EQ(bxi_gpu_enter(lane->device), 0);
@@ -367,10 +415,10 @@ struct bxi_gpu_block *gpu_block(uint64_t bytes)
     return block;
 }
 
-struct mapped {
+static _Thread_local struct mapped {
     bxi_a32 done;
     int rc;
-};
+} begun;
 
 static void on_mapped(void *context, int rc)
 {
@@ -381,16 +429,33 @@ static void on_mapped(void *context, int rc)
     bxi_store_release(&mapped->done, 1);
 }
 
+void gpu_map_begin(struct bxi_gpu_peer *peer, const struct bxi_gpu_ref *ref)
+{
+    begun = (struct mapped){ 0 };
+    GPU_EQ(bxi_gpu_map_begin(peer, ref, on_mapped, &begun), 0);
+}
+
+bool gpu_map_has_ended(void)
+{
+    return bxi_load_acquire(&begun.done) != 0;
+}
+
+int gpu_map_end(void)
+{
+    while (!gpu_map_has_ended())
+        sched_yield();
+    return begun.rc;
+}
+
 int gpu_try_map(struct bxi_gpu_peer *peer, const struct bxi_gpu_ref *ref)
 {
-    struct mapped mapped = { 0 };
-    int rc = bxi_gpu_map_begin(peer, ref, on_mapped, &mapped);
+    int rc;
 
+    begun = (struct mapped){ 0 };
+    rc = bxi_gpu_map_begin(peer, ref, on_mapped, &begun);
     if (rc != 0)
         return rc == 1 ? 0 : rc;
-    while (bxi_load_acquire(&mapped.done) == 0)
-        sched_yield();
-    return mapped.rc;
+    return gpu_map_end();
 }
 
 uint64_t gpu_borrow(struct bxi_gpu_peer *peer, const struct bxi_gpu_ref *ref, struct bxi_gpu_map **map)

@@ -19,6 +19,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #define GPU_PROCESSES 4
 #define GPU_GATES 32
@@ -58,7 +59,10 @@ bool gpu_fake(void);
 /* Forks one process for each body, waits for all, and asserts that they exited with 0, that no memory was freed while
  * a process had it open, and that the devices have as much free memory as before. */
 void gpu_run(int count, const gpu_fn *body);
-void gpu_pair(enum gpu_driver driver, gpu_fn first, gpu_fn second);     /* gpu_world, and two of them */
+/* gpu_world, and one, two or three of them. */
+void gpu_alone(enum gpu_driver driver, gpu_fn body);
+void gpu_pair(enum gpu_driver driver, gpu_fn first, gpu_fn second);
+void gpu_three(enum gpu_driver driver, gpu_fn first, gpu_fn second, gpu_fn third);
 /* The first is killed when a process has posted to `ready`; `killed` is posted when it is dead. */
 void gpu_run_killed(gpu_fn dying, gpu_fn survivor, int ready, int killed);
 /* The same in steps; gpu_kill reaps the process that it kills. */
@@ -75,11 +79,16 @@ void gpu_start(int rank);
 void gpu_start_with(int rank, const struct bxi_gpu_options *options, int ordinal);
 struct bxi_gpu_peer *gpu_meet(int rank);
 void gpu_start_beside(int rank, int other);
+void gpu_meet_lender(int lent);                     /* process 1 meets process 0, and waits for its post to `lent` */
+/* Stops the process whose pid is value 0, with a pause until its threads have stopped too; harness_kill goes on. */
+pid_t gpu_stop_lender(void);
 struct bxi_gpu_peer *gpu_try_meet(int rank, int *rc);
 /* One of two processes, ranks 0 and 1: opens device 0 with this order, and the other; returns when both have done that
  * and have posted to `met`. */
 void gpu_start_pair(int rank, enum bxi_gpu_order order, int met);
 void gpu_end(void);                                 /* closes peers, lane, GPU */
+void gpu_end_together(int gate);                    /* when both of two processes are at their ends */
+void gpu_end_lending(struct bxi_gpu_block *block, int gate);    /* when the borrower has posted; frees the block */
 int gpu_reaches(int rank);                          /* whether it can map memory of gpu_device */
 int gpu_opens(int rank);                            /* the same of memory that is exported by a handle */
 void gpu_forget(void);                              /* forgets these handles, after the test's own bxi_gpu_close */
@@ -88,6 +97,12 @@ void gpu_forget(void);                              /* forgets these handles, af
 void gpu_fill(struct bxi_gpu_lane *lane, uint64_t address, unsigned char value, uint64_t bytes);
 bool gpu_holds(struct bxi_gpu_lane *lane, uint64_t address, unsigned char value, uint64_t bytes);
 struct bxi_gpu_block *gpu_block(uint64_t bytes);
+/* Names the block in gpu_shared->ref[index], ready behind the work on gpu_lane. */
+void gpu_lend(const struct bxi_gpu_block *block, uint64_t bytes, int index);
+/* Begins to map; the last waits until it is mapped or has failed, and returns the code. */
+void gpu_map_begin(struct bxi_gpu_peer *peer, const struct bxi_gpu_ref *ref);
+bool gpu_map_has_ended(void);
+int gpu_map_end(void);
 /* Maps, and waits until it is mapped; the second also gets. */
 int gpu_try_map(struct bxi_gpu_peer *peer, const struct bxi_gpu_ref *ref);
 uint64_t gpu_borrow(struct bxi_gpu_peer *peer, const struct bxi_gpu_ref *ref, struct bxi_gpu_map **map);

@@ -30,9 +30,7 @@ static void lends(void)
     block = gpu_block(BYTES);
     GPU_EQ(bxi_gpu_ref(block, 0, BYTES, &gpu_shared->ref[0]), 0);
     gpu_post(LENT);
-    gpu_await(SEEN, 1);
-    bxi_gpu_free(block);
-    gpu_end();
+    gpu_end_lending(block, SEEN);
 }
 
 static void lingers(void *context, int rc)

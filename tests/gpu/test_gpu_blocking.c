@@ -51,8 +51,7 @@ static void owes(void)
         bxi_gpu_leave(gpu_device);
     }
     gpu_fill(gpu_lane, block->address, 1, BYTES);
-    GPU_EQ(bxi_gpu_ref(block, 0, BYTES, &gpu_shared->ref[0]), 0);
-    GPU_EQ(bxi_gpu_mark(gpu_lane, &gpu_shared->ref[0].ready), 0);
+    gpu_lend(block, BYTES, 0);
     gpu_post(LENT);
     for (;;)
         pause();

@@ -390,12 +390,9 @@ static void leaving_owner(void)
     start(0);
     block = gpu_block(BYTES);
     gpu_fill(gpu_lane, block->address, 4, BYTES);
-    GPU_EQ(bxi_gpu_ref(block, 0, BYTES, &gpu_shared->ref[0]), 0);
-    GPU_EQ(bxi_gpu_mark(gpu_lane, &gpu_shared->ref[0].ready), 0);
+    gpu_lend(block, BYTES, 0);
     gpu_post(LENT);
-    gpu_await(HELD, 1);
-    bxi_gpu_free(block);
-    gpu_end();
+    gpu_end_lending(block, HELD);
     if (gpu_fake())
         gpu_store(0, gpu_figure("used", 0));
     gpu_post(KILLED);
@@ -472,8 +469,7 @@ static void steady_owner(void)
     gpu_start(0);
     block = gpu_block(BYTES);
     gpu_fill(gpu_lane, block->address, 3, BYTES);
-    GPU_EQ(bxi_gpu_ref(block, 0, BYTES, &gpu_shared->ref[0]), 0);
-    GPU_EQ(bxi_gpu_mark(gpu_lane, &gpu_shared->ref[0].ready), 0);
+    gpu_lend(block, BYTES, 0);
     GPU_EQ(bxi_gpu_lane_wait(gpu_lane), 0);
     used = gpu_used(0);
     gpu_post(LENT);

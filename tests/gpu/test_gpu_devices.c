@@ -49,8 +49,7 @@ static void owner_on_a_device(void)
     start_on(0, owners_devices, owners_ordinal);
     block = gpu_block(BYTES);
     gpu_fill(gpu_lane, block->address, 9, BYTES);
-    GPU_EQ(bxi_gpu_ref(block, 0, BYTES, &gpu_shared->ref[0]), 0);
-    GPU_EQ(bxi_gpu_mark(gpu_lane, &gpu_shared->ref[0].ready), 0);
+    gpu_lend(block, BYTES, 0);
     gpu_post(LENT);
     gpu_await(HELD, 1);
     if (gpu_reaches(1) == 0 || !gpu_opens(1)) {
@@ -59,9 +58,7 @@ static void owner_on_a_device(void)
         gpu_store(1, 1);
     }
     gpu_post(KILLED);
-    gpu_await(LAST, 1);
-    bxi_gpu_free(block);
-    gpu_end();
+    gpu_end_lending(block, LAST);
 }
 
 static void borrower_on_a_device(void)
@@ -243,9 +240,7 @@ static void owner_that_is_tried(void)
     block = gpu_block(BYTES);
     GPU_EQ(bxi_gpu_ref(block, 0, BYTES, &gpu_shared->ref[1]), 0);
     gpu_post(KILLED);
-    gpu_await(LAST, 1);
-    bxi_gpu_free(block);
-    gpu_end();
+    gpu_end_lending(block, LAST);
 }
 
 static void stay_busy(struct bxi_gpu_job *job)
@@ -511,8 +506,7 @@ static void owner_far_from_one(void)
     GPU_EQ(gpu_reaches(1), 1);
     block = gpu_block(BYTES);
     gpu_fill(gpu_lane, block->address, 9, BYTES);
-    GPU_EQ(bxi_gpu_ref(block, 0, BYTES, &gpu_shared->ref[0]), 0);
-    GPU_EQ(bxi_gpu_mark(gpu_lane, &gpu_shared->ref[0].ready), 0);
+    gpu_lend(block, BYTES, 0);
     gpu_post(LENT);
     gpu_await(BUSY, 1);
     GPU_EQ(bxi_gpu_mark(gpu_lane, &next), 0);
@@ -548,9 +542,7 @@ static void mig_instance(void)
     GPU_EQ(gpu_reaches(1 - gpu_rank), 1);
     gpu->info[0].is_mig = gpu->info[1].is_mig = true;
     GPU_EQ(gpu_reaches(1 - gpu_rank), 0);
-    gpu_post(HELD);
-    gpu_await(HELD, 2);
-    gpu_end();
+    gpu_end_together(HELD);
 }
 
 Test(gpu_devices, that_are_mig_instances_access_no_other, .timeout = 60)
@@ -578,6 +570,5 @@ static void stages_much(void)
 
 Test(gpu_devices, stage_more_bytes_than_a_buffer_has, .timeout = 60)
 {
-    gpu_world(GPU_ANY);
-    gpu_run(1, (gpu_fn[]){ stages_much });
+    gpu_alone(GPU_ANY, stages_much);
 }

@@ -32,8 +32,7 @@ static struct bxi_gpu_block *lend(uint64_t bytes, unsigned char value, int index
     struct bxi_gpu_block *block = gpu_block(bytes);
 
     gpu_fill(gpu_lane, block->address, value, bytes);
-    GPU_EQ(bxi_gpu_ref(block, 0, bytes, &gpu_shared->ref[index]), 0);
-    GPU_EQ(bxi_gpu_mark(gpu_lane, &gpu_shared->ref[index].ready), 0);
+    gpu_lend(block, bytes, index);
     return block;
 }
 
@@ -113,9 +112,7 @@ static void lends_from_elsewhere(void)
     is_in_other_namespaces();
     block = lend(BYTES, 7, 0);
     gpu_post(LENT);
-    gpu_await(HELD, 1);
-    bxi_gpu_free(block);
-    gpu_end();
+    gpu_end_lending(block, HELD);
 }
 
 static void borrows_from_elsewhere(void)
@@ -142,17 +139,14 @@ static void has_another_network(void)
     gpu_shared->region[0].head.fd_server[0] ^= 1;            /* so its socket is not there */
     block = lend(BYTES, 7, 0);
     gpu_post(LENT);
-    gpu_await(HELD, 1);
-    bxi_gpu_free(block);
-    gpu_end();
+    gpu_end_lending(block, HELD);
 }
 
 static void finds_no_fd_server(void)
 {
     int before;
 
-    gpu_start_beside(1, 0);
-    gpu_await(LENT, 1);
+    gpu_meet_lender(LENT);
     before = gpu_open_fds();
     GPU_EQ(gpu_try_map(gpu_peer[0], &gpu_shared->ref[0]), -EIO);
     GPU_CHECK(strstr(gpu_map_text, "another network namespace") != NULL);
@@ -280,8 +274,7 @@ static void puts_while_work_reads(void)
     struct bxi_gpu_block *copy;
     uint64_t address;
 
-    gpu_start_beside(1, 0);
-    gpu_await(LENT, 1);
+    gpu_meet_lender(LENT);
     copy = gpu_block(BYTES);
     address = borrow(0, 0, &map);
     gpu_post(HELD);
@@ -328,8 +321,7 @@ static void maps_and_dies(void)
 {
     struct bxi_gpu_map *map;
 
-    gpu_start_beside(1, 0);
-    gpu_await(LENT, 1);
+    gpu_meet_lender(LENT);
     (void)borrow(0, 0, &map);
     gpu_post(HELD);
     wait_for_the_end();
@@ -378,27 +370,10 @@ static void lends_and_is_stopped(void)
     gpu_wait_passed(NULL, &gpu_shared->ref[0].ready);
     gpu_store(0, (uint64_t)getpid());
     gpu_post(LENT);
-    gpu_await(LAST, 1);
-    bxi_gpu_free(block);
-    gpu_end();
+    gpu_end_lending(block, LAST);
 }
 
 /* With a pause, until its threads have stopped too. */
-static void stop(pid_t owner)
-{
-    GPU_EQ(harness_kill(owner, SIGSTOP), 0);
-    usleep(100000);
-}
-
-static bxi_a32 is_done;
-
-static void done(void *context, int rc)
-{
-    (void)context;
-    GPU_EQ(rc, 0);
-    bxi_store_release(&is_done, 1);
-}
-
 static void ran(struct bxi_gpu_job *job)
 {
     (void)job;
@@ -411,18 +386,15 @@ static void asks_a_stopped_owner(void)
     struct bxi_gpu_job other = { .run = ran };
     pid_t owner;
 
-    gpu_start_beside(1, 0);
-    gpu_await(LENT, 1);
-    owner = (pid_t)gpu_load(0);
-    stop(owner);
-    GPU_EQ(bxi_gpu_map_begin(gpu_peer[0], &gpu_shared->ref[0], done, NULL), 0);
+    gpu_meet_lender(LENT);
+    owner = gpu_stop_lender();
+    gpu_map_begin(gpu_peer[0], &gpu_shared->ref[0]);
     usleep(300000);
     bxi_gpu_helper_post(&gpu->helper, &other);
     gpu_await(HELD, 1);
-    GPU_EQ(bxi_load_acquire(&is_done), 0);
+    GPU_CHECK(!gpu_map_has_ended());
     GPU_EQ(harness_kill(owner, SIGCONT), 0);
-    while (bxi_load_acquire(&is_done) == 0)
-        sched_yield();
+    GPU_EQ(gpu_map_end(), 0);
     gpu_post(LAST);
     gpu_end();
 }
@@ -432,28 +404,19 @@ Test(gpu_export, waits_for_a_stopped_owner_without_holding_up_others, .timeout =
     gpu_pair(GPU_FAKE, lends_and_is_stopped, asks_a_stopped_owner);
 }
 
-static void gone(void *context, int rc)
-{
-    (void)context;
-    GPU_CHECK(rc < 0);
-    bxi_store_release(&is_done, 1);
-}
-
 static void closes_while_it_asks(void)
 {
     uint64_t before;
     pid_t owner;
 
-    gpu_start_beside(1, 0);
-    gpu_await(LENT, 1);
-    owner = (pid_t)gpu_load(0);
-    stop(owner);
-    GPU_EQ(bxi_gpu_map_begin(gpu_peer[0], &gpu_shared->ref[0], gone, NULL), 0);
+    gpu_meet_lender(LENT);
+    owner = gpu_stop_lender();
+    gpu_map_begin(gpu_peer[0], &gpu_shared->ref[0]);
     usleep(100000);
     before = bxi_gpu_now_ns();
     gpu_end();
     GPU_CHECK(bxi_gpu_now_ns() - before < UINT64_C(1500000000));
-    GPU_EQ(bxi_load_acquire(&is_done), 1);
+    GPU_CHECK(gpu_map_has_ended() && gpu_map_end() < 0);
     GPU_EQ(harness_kill(owner, SIGCONT), 0);
     gpu_post(LAST);
 }
@@ -521,8 +484,7 @@ static void lends_a_segment(void)
            0);
     GPU_EQ(bxi_gpu_wrap(gpu, &(struct bxi_gpu_foreign){ .address = base + 2 * GPU_MIB + 8, .bytes = 64 }, &part), 0);
     GPU_EQ(part->slab, block->slab);                    /* the same allocations are exported once */
-    GPU_EQ(bxi_gpu_ref(block, 0, bytes, &gpu_shared->ref[0]), 0);
-    GPU_EQ(bxi_gpu_mark(gpu_lane, &gpu_shared->ref[0].ready), 0);
+    gpu_lend(block, bytes, 0);
     gpu_post(LENT);
     gpu_await(HELD, 1);
     bxi_gpu_free(part);
@@ -540,8 +502,7 @@ static void lends_a_segment(void)
 
 static void borrows_a_segment(void)
 {
-    gpu_start_beside(1, 0);
-    gpu_await(LENT, 1);
+    gpu_meet_lender(LENT);
     read_lent(9, 3 * GPU_MIB);
     while (bxi_gpu_poll(gpu) == 0 && gpu_counters().maps > 0)
         sched_yield();
@@ -590,14 +551,12 @@ static void wraps_what_two_devices_have(void)
 
 Test(gpu_export, refuses_foreign_memory_of_two_devices, .timeout = 60)
 {
-    gpu_world(GPU_FAKE);
-    gpu_run(1, (gpu_fn[]){ wraps_what_two_devices_have });
+    gpu_alone(GPU_FAKE, wraps_what_two_devices_have);
 }
 
 Test(gpu_export, refuses_foreign_memory_that_was_not_made_for_it, .timeout = 60)
 {
-    gpu_world(GPU_FAKE);
-    gpu_run(1, (gpu_fn[]){ wraps_what_cannot_be_exported });
+    gpu_alone(GPU_FAKE, wraps_what_cannot_be_exported);
 }
 
 /* ---- The choice ------------------------------------------------------------------------------ */
@@ -613,15 +572,12 @@ static void lends_as_chosen(void)
     block = lend(BYTES, 7, 0);
     GPU_EQ((gpu_shared->region[0].slab[block->slab].flags & BXI_GPU_SLAB_FD) != 0, wants_fds);
     gpu_post(LENT);
-    gpu_await(HELD, 1);
-    bxi_gpu_free(block);
-    gpu_end();
+    gpu_end_lending(block, HELD);
 }
 
 static void borrows_as_chosen(void)
 {
-    gpu_start_beside(1, 0);
-    gpu_await(LENT, 1);
+    gpu_meet_lender(LENT);
     read_lent(7, BYTES);
     gpu_end();
 }

@@ -11,7 +11,6 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
-#include <sched.h>
 #include <signal.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -49,8 +48,7 @@ static struct bxi_gpu_block *lend(unsigned char value)
     struct bxi_gpu_block *block = gpu_block(BYTES);
 
     gpu_fill(gpu_lane, block->address, value, BYTES);
-    GPU_EQ(bxi_gpu_ref(block, 0, BYTES, &gpu_shared->ref[0]), 0);
-    GPU_EQ(bxi_gpu_mark(gpu_lane, &gpu_shared->ref[0].ready), 0);
+    gpu_lend(block, BYTES, 0);
     gpu_wait_passed(NULL, &gpu_shared->ref[0].ready);
     gpu_shared->ref[0].ready = (struct bxi_gpu_point){ 0 };     /* so the slab with its word is not mapped */
     return block;
@@ -65,9 +63,14 @@ static void lends(void)
     block = lend(7);
     gpu_store(0, (uint64_t)getpid());
     gpu_post(LENT);
-    gpu_await(LAST, 1);
-    bxi_gpu_free(block);
-    gpu_end();
+    gpu_end_lending(block, LAST);
+}
+
+/* Process 1 waits for the loan of process 0; how many descriptors are open then. */
+static int meet_lender(void)
+{
+    gpu_meet_lender(LENT);
+    return gpu_open_fds();
 }
 
 /* Borrows what process 0 lends, and reads it. */
@@ -82,24 +85,18 @@ static void read_lent(unsigned char value)
     bxi_gpu_map_put(map);
 }
 
-static void borrows(void)
+static void borrow_last(void)
 {
-    gpu_start_beside(1, 0);
-    gpu_await(LENT, 1);
-    gpu_await(READY, 1);
     read_lent(7);
     gpu_post(LAST);
     gpu_end();
 }
 
-/* With a pause, until its threads have stopped too. */
-static pid_t stop_owner(void)
+static void borrows(void)
 {
-    pid_t owner = (pid_t)gpu_load(0);
-
-    GPU_EQ(harness_kill(owner, SIGSTOP), 0);
-    usleep(100000);
-    return owner;
+    meet_lender();
+    gpu_await(READY, 1);
+    borrow_last();
 }
 
 /* ---- The socket, without gpu/ ---------------------------------------------------------------- */
@@ -113,6 +110,17 @@ static socklen_t fd_server_of(const uint8_t fd_server[BXI_GPU_FD_SERVER_BYTES], 
     *name = (struct sockaddr_un){ .sun_family = AF_UNIX };
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 +
                        (size_t)snprintf(name->sun_path + 1, sizeof(name->sun_path) - 1, "boxcar-gpu-%s", text));
+}
+
+/* A socket that has a server's name. */
+static int serve_as(const uint8_t fd_server[BXI_GPU_FD_SERVER_BYTES])
+{
+    struct sockaddr_un name;
+    socklen_t bytes = fd_server_of(fd_server, &name);
+    int one = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+
+    GPU_EQ(bind(one, (struct sockaddr *)&name, bytes), 0);
+    return one;
 }
 
 /* A socket that asks process 0. */
@@ -152,6 +160,16 @@ static ssize_t send_with(int socket, const void *data, size_t data_bytes, int fd
     return sendmsg(socket, &message, MSG_NOSIGNAL);
 }
 
+/* Receives a question, to which the answer is then, and connects to its sender. */
+static void take_question(int one, struct answer *answer)
+{
+    struct sockaddr_un name;
+    socklen_t bytes = sizeof(name);
+
+    GPU_EQ(recvfrom(one, &answer->to, sizeof(answer->to), 0, (struct sockaddr *)&name, &bytes), sizeof(answer->to));
+    GPU_EQ(connect(one, (struct sockaddr *)&name, bytes), 0);
+}
+
 /* Sends the question and waits for an answer, but not for long. */
 static bool is_answered(const struct question *question)
 {
@@ -167,14 +185,10 @@ static bool is_answered(const struct question *question)
 
 /* ---- A question that is broken off ----------------------------------------------------------- */
 
-static bxi_a32 is_done;
-static int done_rc;
-
-static void done(void *context, int rc)
+static void check_nothing_is_held(int fds)
 {
-    (void)context;
-    done_rc = rc;
-    bxi_store_release(&is_done, 1);
+    GPU_EQ(gpu_open_fds(), fds);
+    GPU_EQ(gpu_shared->held[1][0].generation[gpu_shared->ref[0].slab], 0);
 }
 
 /* Its socket does not answer. Then it retires the slab and lends another in the same row. */
@@ -182,17 +196,14 @@ static void lends_another_while_it_is_asked(void)
 {
     struct bxi_gpu_head *head = &gpu_shared->region[0].head;
     uint8_t fd_server[BXI_GPU_FD_SERVER_BYTES];
-    struct sockaddr_un name;
     struct bxi_gpu_block *block;
-    socklen_t bytes;
     uint32_t slab;
-    int silent = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    int silent;
 
     gpu_start_beside(0, 1);
     memcpy(fd_server, head->fd_server, sizeof(fd_server));
     head->fd_server[0] ^= 1;
-    bytes = fd_server_of(head->fd_server, &name);
-    GPU_EQ(bind(silent, (struct sockaddr *)&name, bytes), 0);
+    silent = serve_as(head->fd_server);
     block = lend(1);
     slab = block->slab;
     gpu_post(LENT);
@@ -204,30 +215,21 @@ static void lends_another_while_it_is_asked(void)
     block = lend(7);
     GPU_EQ(block->slab, slab);
     gpu_post(LENT);
-    gpu_await(LAST, 1);
-    bxi_gpu_free(block);
-    gpu_end();
+    gpu_end_lending(block, LAST);
     close(silent);
 }
 
 static void asks_for_both(void)
 {
-    int before;
+    int before = meet_lender();
 
-    gpu_start_beside(1, 0);
-    gpu_await(LENT, 1);
-    before = gpu_open_fds();
-    GPU_EQ(bxi_gpu_map_begin(gpu_peer[0], &gpu_shared->ref[0], done, NULL), 0);
+    gpu_map_begin(gpu_peer[0], &gpu_shared->ref[0]);
     usleep(50000);
     gpu_post(HELD);
-    while (bxi_load_acquire(&is_done) == 0)
-        sched_yield();
-    GPU_EQ(done_rc, -ESTALE);
+    GPU_EQ(gpu_map_end(), -ESTALE);
     GPU_EQ(gpu_open_fds(), before);
     gpu_await(LENT, 2);
-    read_lent(7);
-    gpu_post(LAST);
-    gpu_end();
+    borrow_last();
 }
 
 Test(gpu_fd_server, asks_anew_after_a_question_was_broken_off)
@@ -252,10 +254,9 @@ static void asks_one_that_dies(void)
     uint64_t address = 0;
     pid_t owner;
 
-    gpu_start_beside(1, 0);
-    gpu_await(LENT, 1);
-    owner = stop_owner();
-    GPU_EQ(bxi_gpu_map_begin(gpu_peer[0], &gpu_shared->ref[0], done, NULL), 0);
+    meet_lender();
+    owner = gpu_stop_lender();
+    gpu_map_begin(gpu_peer[0], &gpu_shared->ref[0]);
     usleep(50000);
     bxi_gpu_helper_post(&gpu->helper, &busy);
     usleep(50000);
@@ -264,9 +265,7 @@ static void asks_one_that_dies(void)
     GPU_EQ(poll(&entry, 1, 10000), 1);
     usleep(250000);                     /* until it is time to ask again */
     gpu_post(HELD);
-    while (bxi_load_acquire(&is_done) == 0)
-        sched_yield();
-    GPU_EQ(done_rc, 0);
+    GPU_EQ(gpu_map_end(), 0);
     GPU_EQ(bxi_gpu_map_get(gpu_peer[0], &gpu_shared->ref[0], &map, &address), 0);
     GPU_EQ(bxi_gpu_peer_died(gpu_peer[0], gpu_shared->region[0].word), 0);
     GPU_CHECK(gpu_holds(gpu_lane, address, 7, BYTES));
@@ -284,23 +283,17 @@ Test(gpu_fd_server, takes_the_answer_of_an_owner_that_has_died_since)
 /* It is killed before it answers. */
 static void asks_one_that_is_killed(void)
 {
-    int before;
+    int before = meet_lender();
 
-    gpu_start_beside(1, 0);
-    gpu_await(LENT, 1);
-    before = gpu_open_fds();
-    (void)stop_owner();
-    GPU_EQ(bxi_gpu_map_begin(gpu_peer[0], &gpu_shared->ref[0], done, NULL), 0);
+    (void)gpu_stop_lender();
+    gpu_map_begin(gpu_peer[0], &gpu_shared->ref[0]);
     usleep(50000);
     gpu_post(HELD);
     gpu_await(KILLED, 1);
     GPU_EQ(bxi_gpu_peer_died(gpu_peer[0], gpu_shared->region[0].word), 0);
     gpu_poll_until_nothing_is_left();
-    while (bxi_load_acquire(&is_done) == 0)
-        sched_yield();
-    GPU_EQ(done_rc, -EOWNERDEAD);
-    GPU_EQ(gpu_open_fds(), before);
-    GPU_EQ(gpu_shared->held[1][0].generation[gpu_shared->ref[0].slab], 0);
+    GPU_EQ(gpu_map_end(), -EOWNERDEAD);
+    check_nothing_is_held(before);
     gpu_end();
 }
 
@@ -318,21 +311,18 @@ static void asks_where_the_queue_is_full(void)
     pid_t owner;
     int one;
 
-    gpu_start_beside(1, 0);
-    gpu_await(LENT, 1);
-    owner = stop_owner();
+    meet_lender();
+    owner = gpu_stop_lender();
     one = asker(false);
     while (send(one, &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL) == 1)
         ;
     GPU_EQ(errno, EAGAIN);
-    GPU_EQ(bxi_gpu_map_begin(gpu_peer[0], &gpu_shared->ref[0], done, NULL), 0);
+    gpu_map_begin(gpu_peer[0], &gpu_shared->ref[0]);
     usleep(20000);
     GPU_EQ(harness_kill(owner, SIGCONT), 0);
     before = bxi_gpu_now_ns();
-    while (bxi_load_acquire(&is_done) == 0)
-        sched_yield();
+    GPU_EQ(gpu_map_end(), 0);
     GPU_CHECK(bxi_gpu_now_ns() - before < UINT64_C(120000000));
-    GPU_EQ(done_rc, 0);
     close(one);
     gpu_post(LAST);
     gpu_end();
@@ -367,26 +357,20 @@ static void asks_as_another_user(void)
 Test(gpu_fd_server, gives_nothing_to_another_user)
 {
     skip_unless_root();
-    gpu_world(GPU_FAKE);
-    gpu_run(3, (gpu_fn[]){ lends, borrows, asks_as_another_user });
+    gpu_three(GPU_FAKE, lends, borrows, asks_as_another_user);
 }
 
 /* Takes a name that the owner had, and answers each question with descriptors of its own. */
 static void answers_as_another_user(void)
 {
     struct answer answer = { .count = 1, .bytes = { 2 * GPU_MIB } };
-    struct sockaddr_un name;
-    socklen_t bytes;
-    int one = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0), null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    int one, null = open("/dev/null", O_RDWR | O_CLOEXEC);
 
     GPU_EQ(setresuid(STRANGER, STRANGER, STRANGER), 0);
-    bytes = fd_server_of((const uint8_t[BXI_GPU_FD_SERVER_BYTES]){ 1 }, &name);
-    GPU_EQ(bind(one, (struct sockaddr *)&name, bytes), 0);
+    one = serve_as((const uint8_t[BXI_GPU_FD_SERVER_BYTES]){ 1 });
     gpu_post(HELD);
     for (int i = 0; i < 2; i++) {
-        bytes = sizeof(name);
-        GPU_EQ(recvfrom(one, &answer.to, sizeof(answer.to), 0, (struct sockaddr *)&name, &bytes), sizeof(answer.to));
-        GPU_EQ(connect(one, (struct sockaddr *)&name, bytes), 0);
+        take_question(one, &answer);
         GPU_EQ(send_with(one, &answer, sizeof(answer), null), sizeof(answer));
         answer.code = -ESTALE;
     }
@@ -410,18 +394,13 @@ static void lends_without_its_name(void)
     gpu_await(READY, 1);
     memcpy(head->fd_server, fd_server, sizeof(fd_server));
     gpu_post(KILLED);
-    gpu_await(LAST, 1);
-    bxi_gpu_free(block);
-    gpu_end();
+    gpu_end_lending(block, LAST);
 }
 
 static void borrows_from_the_right_one(void)
 {
-    int before;
+    int before = meet_lender();
 
-    gpu_start_beside(1, 0);
-    gpu_await(LENT, 1);
-    before = gpu_open_fds();
     read_lent(7);
     GPU_EQ(gpu_open_fds(), before + 2);     /* of the tests' driver: for the map, and for what settling frees */
     gpu_post(LAST);
@@ -431,8 +410,7 @@ static void borrows_from_the_right_one(void)
 Test(gpu_fd_server, takes_no_answer_from_another_user)
 {
     skip_unless_root();
-    gpu_world(GPU_FAKE);
-    gpu_run(3, (gpu_fn[]){ lends_without_its_name, borrows_from_the_right_one, answers_as_another_user });
+    gpu_three(GPU_FAKE, lends_without_its_name, borrows_from_the_right_one, answers_as_another_user);
 }
 
 /* As in a program that its user may run as another (set-user-ID): the effective user owns what it makes. */
@@ -464,8 +442,7 @@ Test(gpu_fd_server, goes_by_the_effective_user)
 Test(gpu_fd_server, gives_nothing_to_the_real_user_of_a_program_that_runs_as_another)
 {
     skip_unless_root();
-    gpu_world(GPU_FAKE);
-    gpu_run(3, (gpu_fn[]){ lends_as_effective, borrows_as_effective, asks_as_another_user });
+    gpu_three(GPU_FAKE, lends_as_effective, borrows_as_effective, asks_as_another_user);
 }
 
 /* ---- Garbage --------------------------------------------------------------------------------- */
@@ -526,8 +503,7 @@ static void lends_among_garbage(void)
 
 Test(gpu_fd_server, goes_on_among_garbage)
 {
-    gpu_world(GPU_FAKE);
-    gpu_run(3, (gpu_fn[]){ lends_among_garbage, borrows, sends_garbage });
+    gpu_three(GPU_FAKE, lends_among_garbage, borrows, sends_garbage);
 }
 
 /* A connection whose close waits for a minute for its data to be read. -1: there is no such connection here. */
@@ -561,7 +537,7 @@ static void sends_what_closes_slowly(void)
 
     gpu_await(LENT, 1);
     question = right_question();
-    owner = stop_owner();
+    owner = gpu_stop_lender();
     fd_server = asker(false);
     GPU_CHECK(one >= 0);
     if (send_with(fd_server, &question, sizeof(question), one) > 0)
@@ -584,8 +560,7 @@ Test(gpu_fd_server, takes_no_descriptors_that_close_slowly)
     close(other);
     close(one);
     close(probe);
-    gpu_world(GPU_FAKE);
-    gpu_run(3, (gpu_fn[]){ lends, borrows, sends_what_closes_slowly });
+    gpu_three(GPU_FAKE, lends, borrows, sends_what_closes_slowly);
 }
 
 /* ---- Wrong answers --------------------------------------------------------------------------- */
@@ -612,18 +587,14 @@ static size_t make_wrong(int which, struct answer *answer)
 /* Of the same user, in the owner's place. */
 static void answers_wrongly(void)
 {
-    int one = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0), null = open("/dev/null", O_RDWR | O_CLOEXEC);
-    struct sockaddr_un name;
-    socklen_t bytes = fd_server_of((const uint8_t[BXI_GPU_FD_SERVER_BYTES]){ 1 }, &name);
+    int one = serve_as((const uint8_t[BXI_GPU_FD_SERVER_BYTES]){ 1 });
+    int null = open("/dev/null", O_RDWR | O_CLOEXEC);
 
-    GPU_EQ(bind(one, (struct sockaddr *)&name, bytes), 0);
     gpu_post(HELD);
     for (int i = 0; i < WRONG; i++) {
         struct answer answer = { .count = 1, .bytes = { 2 * GPU_MIB } };
 
-        bytes = sizeof(name);
-        GPU_EQ(recvfrom(one, &answer.to, sizeof(answer.to), 0, (struct sockaddr *)&name, &bytes), sizeof(answer.to));
-        GPU_EQ(connect(one, (struct sockaddr *)&name, bytes), 0);
+        take_question(one, &answer);
         GPU_CHECK(send_with(one, &answer, make_wrong(i, &answer), null) > 0);
         GPU_EQ(connect(one, &(struct sockaddr){ .sa_family = AF_UNSPEC }, sizeof(sa_family_t)), 0);
     }
@@ -632,27 +603,20 @@ static void answers_wrongly(void)
 
 static void refuses_wrong_answers(void)
 {
-    int before;
+    int before = meet_lender();
 
-    gpu_start_beside(1, 0);
-    gpu_await(LENT, 1);
-    before = gpu_open_fds();
     for (int i = 0; i < WRONG; i++) {
         GPU_EQ(gpu_try_map(gpu_peer[0], &gpu_shared->ref[0]), -EPROTO);
-        GPU_EQ(gpu_open_fds(), before);
-        GPU_EQ(gpu_shared->held[1][0].generation[gpu_shared->ref[0].slab], 0);
+        check_nothing_is_held(before);
     }
     gpu_post(READY);
     gpu_await(KILLED, 1);
-    read_lent(7);
-    gpu_post(LAST);
-    gpu_end();
+    borrow_last();
 }
 
 Test(gpu_fd_server, is_not_believed_in_everything)
 {
-    gpu_world(GPU_FAKE);
-    gpu_run(3, (gpu_fn[]){ lends_without_its_name, refuses_wrong_answers, answers_wrongly });
+    gpu_three(GPU_FAKE, lends_without_its_name, refuses_wrong_answers, answers_wrongly);
 }
 
 /* ---- Too many descriptors -------------------------------------------------------------------- */
@@ -683,22 +647,17 @@ static void lends_without_room_for_descriptors(void)
     limit_fds(1000);
     GPU_EQ(gpu_open_fds(), before);
     gpu_post(READY);
-    gpu_await(LAST, 1);
-    bxi_gpu_free(block);
-    gpu_end();
+    gpu_end_lending(block, LAST);
 }
 
 static void is_told_so(void)
 {
-    gpu_start_beside(1, 0);
-    gpu_await(LENT, 1);
+    meet_lender();
     GPU_EQ(gpu_try_map(gpu_peer[0], &gpu_shared->ref[0]), -EMFILE);
     GPU_CHECK(strstr(gpu_map_text, "EMFILE") != NULL);
     gpu_post(HELD);
     gpu_await(READY, 1);
-    read_lent(7);
-    gpu_post(LAST);
-    gpu_end();
+    borrow_last();
 }
 
 Test(gpu_fd_server, says_that_its_owner_has_too_many_descriptors)
@@ -708,21 +667,15 @@ Test(gpu_fd_server, says_that_its_owner_has_too_many_descriptors)
 
 static void borrows_without_room_for_descriptors(void)
 {
-    int before;
+    int before = meet_lender();
 
-    gpu_start_beside(1, 0);
-    gpu_await(LENT, 1);
-    before = gpu_open_fds();
     limit_fds(1);                       /* for the socket */
     GPU_EQ(gpu_try_map(gpu_peer[0], &gpu_shared->ref[0]), -EMFILE);
     limit_fds(0);
     GPU_EQ(gpu_try_map(gpu_peer[0], &gpu_shared->ref[0]), -EMFILE);
     limit_fds(1000);
-    GPU_EQ(gpu_open_fds(), before);
-    GPU_EQ(gpu_shared->held[1][0].generation[gpu_shared->ref[0].slab], 0);
-    read_lent(7);
-    gpu_post(LAST);
-    gpu_end();
+    check_nothing_is_held(before);
+    borrow_last();
 }
 
 Test(gpu_fd_server, loses_no_descriptor_where_the_borrower_has_too_many)

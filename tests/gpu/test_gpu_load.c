@@ -283,8 +283,7 @@ static void opens_two(void)
 
 Test(gpu_load, blocks_no_other_thread_while_a_device_is_probed, .timeout = 60)
 {
-    gpu_world(GPU_FAKE);
-    gpu_run(1, (gpu_fn[]){ opens_two });
+    gpu_alone(GPU_FAKE, opens_two);
 }
 
 /* ---- Fork ------------------------------------------------------------------------------------ */
@@ -331,6 +330,5 @@ static void forks(void)
 
 Test(gpu_load, refuses_a_forked_child, .timeout = 60)
 {
-    gpu_world(GPU_ANY);
-    gpu_run(1, (gpu_fn[]){ forks });
+    gpu_alone(GPU_ANY, forks);
 }

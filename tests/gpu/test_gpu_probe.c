@@ -31,8 +31,7 @@ static void expect(void (*replace)(struct bxi_cuda *cu), enum bxi_gpu_order orde
 
 static void run(gpu_fn body)
 {
-    gpu_world(GPU_FAKE);
-    gpu_run(1, (gpu_fn[]){ body });
+    gpu_alone(GPU_FAKE, body);
 }
 
 /* ---- Waits ------------------------------------------------------------------------------------- */

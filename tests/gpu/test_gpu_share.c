@@ -90,9 +90,7 @@ static void order_borrower(void)
     GPU_EQ(gpu_counters().opens, 1);
     GPU_EQ(gpu_counters().map_hits, ROUNDS - 1);
     bxi_gpu_free(mine);
-    gpu_post(LAST);
-    gpu_await(LAST, 2);
-    gpu_end();
+    gpu_end_together(LAST);
 }
 
 static void run_order(enum bxi_gpu_order wanted)
@@ -278,8 +276,7 @@ static void keeps_its_events(void)
 
 Test(gpu_share, destroys_no_event_that_a_peer_may_have_imported, .timeout = 60)
 {
-    gpu_world(GPU_ANY);
-    gpu_run(1, (gpu_fn[]){ keeps_its_events });
+    gpu_alone(GPU_ANY, keeps_its_events);
 }
 
 Test(gpu_share, identifies_events_by_the_generation_of_their_lane, .timeout = 60)
@@ -343,9 +340,7 @@ static void quiet_borrower(void)
     GPU_EQ(gpu_counters().d2d_copies, 0);
     gpu_wait_passed(NULL, &gpu_shared->point[0]);
     GPU_EQ(gpu_counters().word_reads, 0);
-    gpu_post(LAST);
-    gpu_await(LAST, 2);
-    gpu_end();
+    gpu_end_together(LAST);
 }
 
 Test(gpu_share, neither_copies_nor_blocks_the_host, .timeout = 120)
@@ -412,9 +407,7 @@ static void generations_owner(void)
     }
     GPU_EQ(gpu_shared->ref[1].slab, gpu_shared->ref[2].slab);
     GPU_CHECK(gpu_shared->ref[1].generation != gpu_shared->ref[2].generation);
-    gpu_post(LAST);
-    gpu_await(LAST, 2);
-    gpu_end();
+    gpu_end_together(LAST);
 }
 
 static void generations_borrower(void)
@@ -440,9 +433,7 @@ static void generations_borrower(void)
     GPU_EQ(gpu_try_map(gpu_peer[0], &gpu_shared->ref[1]), -ESTALE);
     GPU_EQ(gpu_counters().opens, 2);
     GPU_EQ(gpu_counters().maps, 0);
-    gpu_post(LAST);
-    gpu_await(LAST, 2);
-    gpu_end();
+    gpu_end_together(LAST);
 }
 
 Test(gpu_share, identifies_slabs_by_generation_not_by_the_bytes_of_a_handle, .timeout = 120)
@@ -478,9 +469,7 @@ static void retire_owner(void)
     GPU_EQ(gpu_counters().slabs_retired, 1);
     GPU_EQ(gpu_counters().slabs, 0);
     gpu_compare_used(0, 0, used - 1);
-    gpu_post(LAST);
-    gpu_await(LAST, 2);
-    gpu_end();
+    gpu_end_together(LAST);
 }
 
 static void retire_borrower(void)
@@ -499,9 +488,7 @@ static void retire_borrower(void)
     GPU_EQ(gpu_counters().closes, 1);
     gpu_post(PUT);
     GPU_EQ(gpu_try_map(gpu_peer[0], &gpu_shared->ref[0]), -ESTALE);
-    gpu_post(LAST);
-    gpu_await(LAST, 2);
-    gpu_end();
+    gpu_end_together(LAST);
 }
 
 Test(gpu_share, frees_a_slab_only_when_no_peer_has_it_open, .timeout = 120)
@@ -583,9 +570,7 @@ static void nonsense_borrower(void)
     gpu_await(HELD, 1);
     open_pair(1);
     GPU_EQ(gpu_try_map(gpu_peer[0], &ref), -EPROTO);
-    gpu_post(LAST);
-    gpu_await(LAST, 2);
-    gpu_end();
+    gpu_end_together(LAST);
 }
 
 Test(gpu_share, refuses_invalid_slabs_and_points, .timeout = 120)
@@ -675,8 +660,7 @@ static void stages_meanwhile(void)
 Test(gpu_share, stages_while_other_staging_waits_for_its_lane, .timeout = 60)
 {
     fake_skip_few_queues("staging waits in the queue of the lane that waits");
-    gpu_world(GPU_ANY);
-    gpu_run(1, (gpu_fn[]){ stages_meanwhile });
+    gpu_alone(GPU_ANY, stages_meanwhile);
 }
 
 static void itself(void)
@@ -698,6 +682,5 @@ static void itself(void)
 
 Test(gpu_share, never_opens_a_slab_of_this_process, .timeout = 60)
 {
-    gpu_world(GPU_ANY);
-    gpu_run(1, (gpu_fn[]){ itself });
+    gpu_alone(GPU_ANY, itself);
 }

@@ -107,8 +107,7 @@ static void blocks(void)
 
 Test(gpu_slab, hands_out_blocks_of_one_slab, .timeout = 60)
 {
-    gpu_world(GPU_ANY);
-    gpu_run(1, (gpu_fn[]){ blocks });
+    gpu_alone(GPU_ANY, blocks);
 }
 
 static void large_blocks(void)
@@ -137,8 +136,7 @@ static void large_blocks(void)
 
 Test(gpu_slab, makes_a_slab_as_large_as_a_block_needs_and_gives_slabs_back, .timeout = 60)
 {
-    gpu_world(GPU_ANY);
-    gpu_run(1, (gpu_fn[]){ large_blocks });
+    gpu_alone(GPU_ANY, large_blocks);
 }
 
 static void no_room(void)
@@ -156,8 +154,7 @@ static void no_room(void)
 
 Test(gpu_slab, returns_an_error_when_the_device_is_full, .timeout = 60)
 {
-    gpu_world(GPU_FAKE);
-    gpu_run(1, (gpu_fn[]){ no_room });
+    gpu_alone(GPU_FAKE, no_room);
 }
 
 #define TURNS 40
@@ -178,9 +175,7 @@ static void lends_and_drops(void)
         gpu_await(READ, turn);
         bxi_gpu_free(block);
     }
-    gpu_post(ENDED);
-    gpu_await(ENDED, 2);
-    gpu_end();
+    gpu_end_together(ENDED);
 }
 
 static void reads_and_polls(void)
@@ -197,9 +192,7 @@ static void reads_and_polls(void)
         bxi_gpu_map_put(map);
         gpu_post(READ);
     }
-    gpu_post(ENDED);
-    gpu_await(ENDED, 2);
-    gpu_end();
+    gpu_end_together(ENDED);
 }
 
 Test(gpu_slab, waits_for_slabs_that_are_being_freed_before_it_fails_for_lack_of_room, .timeout = 60)
@@ -225,8 +218,7 @@ static void spare_in_the_way(void)
 
 Test(gpu_slab, retires_an_empty_slab_that_is_too_small_where_there_is_no_room, .timeout = 60)
 {
-    gpu_world(GPU_FAKE);
-    gpu_run(1, (gpu_fn[]){ spare_in_the_way });
+    gpu_alone(GPU_FAKE, spare_in_the_way);
 }
 
 /* A block that waits for a point of a blocked lane is not handed out again. */
@@ -265,8 +257,7 @@ static void held_back(void)
 Test(gpu_slab, reuses_a_block_only_when_its_points_have_passed, .timeout = 60)
 {
     fake_skip_under("FAKE_CUDA_BLOCKING", "it allocates before it ends a wait of one of its streams");
-    gpu_world(GPU_ANY);
-    gpu_run(1, (gpu_fn[]){ held_back });
+    gpu_alone(GPU_ANY, held_back);
 }
 
 #define LEFT 4000
@@ -296,8 +287,7 @@ static void leaves_blocks_twice(void)
 
 Test(gpu_slab, frees_the_records_of_blocks_that_are_left, .timeout = 60)
 {
-    gpu_world(GPU_FAKE);
-    gpu_run(1, (gpu_fn[]){ leaves_blocks_twice });
+    gpu_alone(GPU_FAKE, leaves_blocks_twice);
 }
 
 /* ---- Foreign memory -------------------------------------------------------------------------- */
@@ -356,9 +346,7 @@ static void foreign_owner(void)
         sched_yield();
     }
     driver_free(memory);
-    gpu_post(LAST);
-    gpu_await(LAST, 2);
-    gpu_end();
+    gpu_end_together(LAST);
 }
 
 static void foreign_borrower(void)
@@ -377,9 +365,7 @@ static void foreign_borrower(void)
     gpu_await(FREED, 1);
     bxi_gpu_map_put(map);
     gpu_poll_until_nothing_is_left();
-    gpu_post(LAST);
-    gpu_await(LAST, 2);
-    gpu_end();
+    gpu_end_together(LAST);
 }
 
 Test(gpu_slab, lends_memory_that_another_library_allocated, .timeout = 60)
@@ -436,9 +422,7 @@ static void maps_again(void)
         bxi_gpu_map_put(map);
         gpu_post(MAPPED);
     }
-    gpu_post(LAST);
-    gpu_await(LAST, 2);
-    gpu_end();
+    gpu_end_together(LAST);
 }
 
 Test(gpu_slab, lends_foreign_memory_again_while_an_earlier_map_of_it_is_open, .timeout = 60)
@@ -468,8 +452,7 @@ static void same_place(void)
 
 Test(gpu_slab, distinguishes_a_new_allocation_from_an_old_one_at_the_same_address, .timeout = 60)
 {
-    gpu_world(GPU_FAKE);
-    gpu_run(1, (gpu_fn[]){ same_place });
+    gpu_alone(GPU_FAKE, same_place);
 }
 
 static void other_kinds(void)

@@ -359,8 +359,7 @@ static void maps_where_the_driver_fails(void)
     uint64_t address;
     int before;
 
-    gpu_start_beside(1, 0);
-    gpu_await(LENT, 1);
+    gpu_meet_lender(LENT);
     replace_calls();
     before = gpu_open_fds() + 1;            /* the tests' driver has one for what settling frees */
     for (int step = 0; step <= ALLOW; step++)
@@ -445,8 +444,7 @@ static void makes_where_the_driver_fails(void)
 
 Test(gpu_vmm, leaves_nothing_where_memory_cannot_be_made_or_exported)
 {
-    gpu_world(GPU_FAKE);
-    gpu_run(1, (gpu_fn[]){ makes_where_the_driver_fails });
+    gpu_alone(GPU_FAKE, makes_where_the_driver_fails);
 }
 
 /* ---- Foreign memory that is held when its owner closes --------------------------------------- */
@@ -469,8 +467,7 @@ static void reads_on(void)
     struct bxi_gpu_map *held;
     uint64_t address;
 
-    gpu_start_beside(1, 0);
-    gpu_await(LENT, 1);
+    gpu_meet_lender(LENT);
     address = gpu_borrow(gpu_peer[0], &gpu_shared->ref[0], &held);
     gpu_post(HELD);
     gpu_await(KILLED, 1);
@@ -501,8 +498,7 @@ static void gives_back_later(void)
 {
     struct bxi_gpu_map *held;
 
-    gpu_start_beside(1, 0);
-    gpu_await(LENT, 1);
+    gpu_meet_lender(LENT);
     (void)gpu_borrow(gpu_peer[0], &gpu_shared->ref[0], &held);
     gpu_post(HELD);
     usleep(300000);
@@ -552,8 +548,7 @@ static void tries_on_a_busy_device(void)
 
 Test(gpu_vmm, unmaps_nothing_that_the_work_of_a_trial_may_still_use)
 {
-    gpu_world(GPU_FAKE);
-    gpu_run(1, (gpu_fn[]){ tries_on_a_busy_device });
+    gpu_alone(GPU_FAKE, tries_on_a_busy_device);
 }
 
 /* ---- A door that cannot be opened ------------------------------------------------------------ */
@@ -583,6 +578,5 @@ static void gets_no_random_name(void)
 
 Test(gpu_vmm, closes_no_descriptor_of_the_program_when_its_descriptor_server_cannot_be_opened)
 {
-    gpu_world(GPU_FAKE);
-    gpu_run(1, (gpu_fn[]){ gets_no_random_name });
+    gpu_alone(GPU_FAKE, gets_no_random_name);
 }

@@ -222,7 +222,7 @@ static int train(struct agent *agent)
 /* Also prints the GPU's name: `make demo` does not know its machine. */
 static int use_gpu(struct agent *agent)
 {
-    int rc = learner_use_gpu(&agent->learner, agent->run->flags->device);
+    int rc = policy_gpu_create(agent->run->flags->device, &agent->learner.policy, LEARNER_ASKS, &agent->learner.gpu);
 
     if (rc < 0)
         return bx_fail(rc, "the policy cannot be put on a GPU: %s", bx_error_text());
@@ -236,8 +236,9 @@ static int make_learner(struct agent *agent)
     const struct reinforce_flags *flags = agent->run->flags;
     int rc = learner_init(&agent->learner, flags->seed, agent->observers.count, flags->steps);
 
-    if (rc == 0 && reinforce_has_mlp(flags))
-        rc = learner_use_mlp(&agent->learner, &flags->hidden);
+    if (rc == 0 && reinforce_has_mlp(flags) &&
+        (agent->learner.mlp = mlp_create(&flags->hidden, flags->seed)) == NULL)
+        rc = -ENOMEM;
     if (rc < 0)
         return bx_fail(rc, "not enough memory for the steps of an episode and the network");
     return flags->device != DEVICE_CPU ? use_gpu(agent) : 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * What the agent does in an episode: it decides for each observer, step by step, remembers the decisions, and updates
- * the policy at the end. After learner_use_gpu it decides on a GPU, after learner_use_mlp with another network. Uses no
+ * the policy at the end. With `gpu` it decides on a GPU, with `mlp` by another network. Uses no
  * RPC. One thread at a time uses a learner.
  */
 #ifndef DEMOS_LEARNER_H
@@ -14,26 +14,21 @@
 struct learner {
     struct policy policy;
     struct policy_gpu *gpu;         /* NULL: decides on the CPU */
-    struct mlp *mlp;                /* not NULL: instead of `policy` */
+    struct mlp *mlp;                /* not NULL: instead of `policy`, on the CPU */
     size_t observers;
     size_t steps;                   /* of an episode, for each observer */
     uint64_t seed;
     uint64_t episode;
     uint64_t episode_key;
     size_t *next_step;              /* by observer */
-    struct policy_row *rows;        /* NULL with an MLP */
-    struct mlp_row *mlp_rows;       /* NULL without an MLP */
+    struct policy_row *rows;
     float *weight;                  /* returns / observers */
 };
 
-/* 0 or -ENOMEM. learner_fini accepts an all-zero learner. */
+/* 0 or -ENOMEM. The caller may then set gpu or mlp, before the first decision; learner_fini, which accepts an all-zero
+ * learner, destroys them. */
 int learner_init(struct learner *learner, uint64_t seed, size_t observers, size_t steps);
 void learner_fini(struct learner *learner);
-/* The learner then decides on that GPU. 0 or a code of bx_cuda_*. */
-int learner_use_gpu(struct learner *learner, int ordinal);
-/* Call it before the first decision: the learner then decides and learns with a network of these layers, on the CPU. 0
- * or -ENOMEM. */
-int learner_use_mlp(struct learner *learner, const struct mlp_shape *shape);
 
 #define LEARNER_ASKS MLP_BLOCK_ROWS     /* decided at a time: more than there are observers */
 struct learner_ask {

@@ -176,7 +176,7 @@ static void relu(float *out, size_t units)
 }
 
 /* The scores of at most MLP_BLOCK_ROWS rows. The inputs of all layers stay in layer->in. */
-static void forward(struct mlp *mlp, const struct mlp_row *const *rows, size_t count)
+static void forward(struct mlp *mlp, const struct policy_row *const *rows, size_t count)
 {
     for (size_t row = 0; row < count; row++)
         memcpy(mlp->layer[0].in + row * mlp->layer[0].in_stride, rows[row]->state, sizeof(rows[row]->state));
@@ -202,14 +202,14 @@ static void forward(struct mlp *mlp, const struct mlp_row *const *rows, size_t c
     }
 }
 
-void mlp_act(struct mlp *mlp, struct mlp_row *const *rows, size_t count)
+void mlp_act(struct mlp *mlp, struct policy_row *const *rows, size_t count)
 {
     for (size_t done = 0; done < count; done += MLP_BLOCK_ROWS) {
         size_t block = min_size(count - done, MLP_BLOCK_ROWS);
 
-        forward(mlp, (const struct mlp_row *const *)rows + done, block);
+        forward(mlp, (const struct policy_row *const *)rows + done, block);
         for (size_t i = 0; i < block; i++) {
-            struct mlp_row *row = rows[done + i];
+            struct policy_row *row = rows[done + i];
             const float *score = mlp->scores + i * PANEL;
 
             row->action = policy_choose(score[1] - score[0], row->key, row->prob, &row->log_prob);
@@ -288,9 +288,9 @@ static void pass_back(struct mlp *mlp, const struct mlp_layer *layer, float *con
     }
 }
 
-static void backward_block(struct mlp *mlp, const struct mlp_row *rows, const float *weight, size_t count)
+static void backward_block(struct mlp *mlp, const struct policy_row *rows, const float *weight, size_t count)
 {
-    const struct mlp_row *row[MLP_BLOCK_ROWS];
+    const struct policy_row *row[MLP_BLOCK_ROWS];
     float *delta[2] = { mlp->delta[0], mlp->delta[1] };
 
     for (size_t i = 0; i < count; i++)
@@ -315,7 +315,7 @@ static void backward_block(struct mlp *mlp, const struct mlp_row *rows, const fl
     }
 }
 
-void mlp_backward(struct mlp *mlp, const struct mlp_row *rows, const float *weight, size_t count)
+void mlp_backward(struct mlp *mlp, const struct policy_row *rows, const float *weight, size_t count)
 {
     memset(mlp->grad, 0, mlp->count * sizeof(*mlp->grad));
     for (size_t i = 1; i < mlp->layers; i++)

@@ -24,15 +24,6 @@ struct mlp_shape {
     size_t units[MLP_HIDDEN_MAX];       /* multiples of MLP_UNITS_STEP, up to MLP_UNITS_MAX */
 };
 
-/* One decision. The units that dropout keeps are drawn from the key, once more for the gradient. */
-struct mlp_row {
-    float state[POLICY_INPUTS];
-    uint64_t key;
-    float prob[POLICY_ACTIONS];
-    float log_prob;                     /* of the action taken */
-    int32_t action;
-};
-
 /* A layer's parameters are in an array of `count` floats: at `weights` those of input k to unit u, at
  * weights + (u / PANEL * inputs + k) * PANEL + u % PANEL; at `biases` one for each unit. The last layer is one panel.
  * Two of its units are the scores of the actions; the parameters of the others are 0, and so is their gradient. */
@@ -59,12 +50,12 @@ struct mlp {
 struct mlp *mlp_create(const struct mlp_shape *shape, uint64_t seed);
 void mlp_destroy(struct mlp *mlp);      /* NULL is fine */
 
-/* Reads the state and the key of each row, and fills in the rest. A row's result depends only on the network, its state
- * and its key. */
-void mlp_act(struct mlp *mlp, struct mlp_row *const *rows, size_t count);
+/* Reads the state and the key of each row, and fills in the rest but for `keep`. A row's result depends only on the
+ * network, its state and its key. */
+void mlp_act(struct mlp *mlp, struct policy_row *const *rows, size_t count);
 
 /* Computes in mlp->grad the gradient of -sum(weight[i] * rows[i].log_prob). The rows are summed in their order. */
-void mlp_backward(struct mlp *mlp, const struct mlp_row *rows, const float *weight, size_t count);
+void mlp_backward(struct mlp *mlp, const struct policy_row *rows, const float *weight, size_t count);
 /* One step of Adam with mlp->grad. */
 void mlp_adam(struct mlp *mlp);
 

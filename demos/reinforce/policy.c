@@ -6,7 +6,7 @@
  * So the bits of a row do not depend on how many others share its batch, and a run repeats exactly. A matrix product
  * over all rows would be a little faster for large batches, but its order of summation would depend on their number.
  *
- * The gradient recomputes the hidden units from a row's state and mask (48 bytes) instead of storing their 512 bytes:
+ * The gradient recomputes the hidden units from a row's state and mask (32 bytes) instead of storing their 512 bytes:
  * one multiplication by four inputs costs less than that memory.
  */
 #include "policy.h"
@@ -152,6 +152,7 @@ int32_t policy_choose(float difference, uint64_t row_key, float prob[POLICY_ACTI
 
 void policy_act(const struct policy *policy, uint64_t row_key, struct policy_row *row)
 {
+    row->key = row_key;
     policy_draw_keep(policy->dropout, row_key, row->keep);
     row->action = policy_choose(score_difference(policy, row->state, row->keep), row_key, row->prob, &row->log_prob);
 }

@@ -71,12 +71,11 @@ BXK_DEVICE float policy_score(const struct policy_gpu_act *a, const struct polic
 BXK_KERNEL(policy_gpu_act)
 {
     BXK_EACH(i, a.count) {
-        unsigned long long key = a.asks[i].row_key;
-        struct policy_gpu_row row = a.asks[i].row;
+        struct policy_gpu_row row = a.rows[i];
         float log_prob[POLICY_ACTIONS], difference, ratio;
         int likely;
 
-        policy_keep(a.keep_threshold, key, row.keep);
+        policy_keep(a.keep_threshold, row.key, row.keep);
         difference = policy_score(&a, &row);
         likely = difference > 0.0f;
         ratio = expf(-fabsf(difference));
@@ -84,8 +83,8 @@ BXK_KERNEL(policy_gpu_act)
         row.prob[!likely] = ratio / (1.0f + ratio);
         log_prob[likely] = -log1pf(ratio);
         log_prob[!likely] = log_prob[likely] - fabsf(difference);
-        row.action = (float)(policy_draw(key, POLICY_ACTION_DRAW) >> 40) * (1.0f / 16777216.0f) >= row.prob[0];
+        row.action = (float)(policy_draw(row.key, POLICY_ACTION_DRAW) >> 40) * (1.0f / 16777216.0f) >= row.prob[0];
         row.log_prob = log_prob[row.action];
-        a.asks[i].row = row;
+        a.rows[i] = row;
     }
 }

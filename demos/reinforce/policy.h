@@ -40,7 +40,8 @@ struct policy {
 /* One decision: the values that the gradient needs. */
 struct policy_row {
     float state[POLICY_INPUTS];
-    uint64_t keep[POLICY_UNITS / 64];   /* bit u % 64 of word u / 64: unit u was kept */
+    uint64_t key;                       /* under which its random numbers are drawn */
+    uint64_t keep[POLICY_UNITS / 64];   /* bit u % 64 of word u / 64: unit u was kept; mlp.c draws it again instead */
     float prob[POLICY_ACTIONS];
     float log_prob;                     /* of the action taken */
     int32_t action;
@@ -56,8 +57,8 @@ struct policy_dropout policy_dropout(double rate);
 /* Draws which of 128 units are kept under this key. */
 void policy_draw_keep(struct policy_dropout dropout, uint64_t key, uint64_t keep[2]);
 
-/* Reads row->state, draws the kept units and the action from row_key, and fills in the rest of the row. The result
- * depends only on the policy, the state and the key. */
+/* Reads row->state, sets row->key, draws the kept units and the action from it, and fills in the rest of the row. The
+ * result depends only on the policy, the state and the key. */
 void policy_act(const struct policy *policy, uint64_t row_key, struct policy_row *row);
 
 /* Computes the gradient of -sum(weight[i] * rows[i].log_prob). The rows are summed in their order. */
@@ -87,15 +88,14 @@ void policy_adam_arrays(const struct policy_adam_arrays *arrays, uint64_t *updat
  * The functions that return int return 0, or a code of bx_cuda_* after a sentence. All of them wait for the GPU. */
 
 struct policy_gpu;
-/* Allocates memory for that many asks, and copies the parameters to the GPU. */
-int policy_gpu_create(int ordinal, const struct policy *policy, size_t asks, struct policy_gpu **gpu);
+/* Allocates memory for that many rows, and copies the parameters to the GPU. */
+int policy_gpu_create(int ordinal, const struct policy *policy, size_t rows, struct policy_gpu **gpu);
 void policy_gpu_destroy(struct policy_gpu *gpu);            /* NULL is fine */
 const char *policy_gpu_name(const struct policy_gpu *gpu);
 /* Copies the parameters to the GPU again. */
 int policy_gpu_write(struct policy_gpu *gpu, const struct policy *policy);
 
-/* The array of asks: the caller fills in state and key of the first `count`, policy_gpu_act does policy_act of them. */
-struct policy_gpu_ask *policy_gpu_asks(struct policy_gpu *gpu);
-int policy_gpu_act(struct policy_gpu *gpu, size_t count);
+/* policy_act of at most so many rows, whose states and keys the caller has filled in. */
+int policy_gpu_act(struct policy_gpu *gpu, struct policy_row *const *rows, size_t count);
 
 #endif

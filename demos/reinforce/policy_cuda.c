@@ -11,6 +11,7 @@
 #include <boxcar_cuda.h>
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 static const char source[] =
 #include "policy.inc"
@@ -20,7 +21,7 @@ struct policy_gpu {
     struct bx_cuda *cuda;
     struct bx_kernels *kernels;
     float *params;                      /* on the device */
-    struct policy_gpu_ask *asks;
+    struct policy_gpu_row *rows;        /* in pinned memory */
     struct policy_dropout dropout;
 };
 
@@ -32,7 +33,7 @@ int policy_gpu_write(struct policy_gpu *gpu, const struct policy *policy)
     return rc < 0 ? rc : bx_cuda_wait(gpu->cuda);
 }
 
-int policy_gpu_create(int ordinal, const struct policy *policy, size_t asks, struct policy_gpu **made)
+int policy_gpu_create(int ordinal, const struct policy *policy, size_t rows, struct policy_gpu **made)
 {
     struct policy_gpu *gpu = calloc(1, sizeof(*gpu));
     int rc;
@@ -43,7 +44,7 @@ int policy_gpu_create(int ordinal, const struct policy *policy, size_t asks, str
     if (rc == 0)
         rc = bx_kernels_create(gpu->cuda, "policy.cu", source, &gpu->kernels);
     if (rc == 0)
-        rc = bx_cuda_alloc_host(gpu->cuda, asks * sizeof(*gpu->asks), (void **)&gpu->asks);
+        rc = bx_cuda_alloc_host(gpu->cuda, rows * sizeof(*gpu->rows), (void **)&gpu->rows);
     if (rc == 0)
         rc = bx_cuda_alloc(gpu->cuda, sizeof(struct policy_params), (void **)&gpu->params);
     if (rc == 0)
@@ -62,7 +63,7 @@ void policy_gpu_destroy(struct policy_gpu *gpu)
         return;
     bx_kernels_destroy(gpu->kernels);
     if (gpu->cuda != NULL) {
-        bx_cuda_free_host(gpu->cuda, gpu->asks);
+        bx_cuda_free_host(gpu->cuda, gpu->rows);
         bx_cuda_free(gpu->cuda, gpu->params);
     }
     bx_cuda_close(gpu->cuda);
@@ -74,21 +75,26 @@ const char *policy_gpu_name(const struct policy_gpu *gpu)
     return bx_cuda_name(gpu->cuda);
 }
 
-struct policy_gpu_ask *policy_gpu_asks(struct policy_gpu *gpu)
-{
-    return gpu->asks;
-}
-
-int policy_gpu_act(struct policy_gpu *gpu, size_t count)
+int policy_gpu_act(struct policy_gpu *gpu, struct policy_row *const *rows, size_t count)
 {
     struct policy_gpu_act args = {
-        .asks = gpu->asks,
+        .rows = gpu->rows,
         .params = gpu->params,
         .keep_threshold = gpu->dropout.threshold,
         .keep_scale = gpu->dropout.scale,
         .count = (unsigned)count,
     };
-    int rc = count == 0 ? 0 : bx_kernel_launch(gpu->kernels, "policy_gpu_act", count, &args);
+    int rc;
 
-    return rc < 0 ? rc : bx_cuda_wait(gpu->cuda);
+    _Static_assert(sizeof(struct policy_row) == sizeof(struct policy_gpu_row), "the same members, in other words");
+    if (count == 0)
+        return 0;
+    for (size_t i = 0; i < count; i++)
+        memcpy(&gpu->rows[i], rows[i], sizeof(*gpu->rows));
+    rc = bx_kernel_launch(gpu->kernels, "policy_gpu_act", count, &args);
+    if (rc == 0)
+        rc = bx_cuda_wait(gpu->cuda);
+    for (size_t i = 0; rc == 0 && i < count; i++)
+        memcpy(rows[i], &gpu->rows[i], sizeof(*gpu->rows));
+    return rc;
 }

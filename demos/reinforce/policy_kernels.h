@@ -2,7 +2,7 @@
 /*
  * The policy's sizes, the layout of its parameters, and the argument of its kernel on a GPU (policy.cu): a struct with
  * the kernel's name, passed by value. Compiled by the C compiler and, as the first part of the kernel's text, by NVRTC,
- * so it includes nothing and uses plain C types only. `params` lies on the device, `asks` in pinned host memory, which
+ * so it includes nothing and uses plain C types only. `params` lies on the device, `rows` in pinned host memory, which
  * the kernel reaches by the same address.
  */
 #ifndef DEMOS_POLICY_KERNELS_H
@@ -24,21 +24,17 @@ enum {
     POLICY_PARAMS = POLICY_B2 + POLICY_ACTIONS,
 };
 
-struct policy_gpu_row {             /* one decision; see struct policy_row */
+struct policy_gpu_row {             /* struct policy_row: state and key are given, the kernel fills in the rest */
     float state[POLICY_INPUTS];
+    unsigned long long key;
     unsigned long long keep[POLICY_UNITS / 64];
     float prob[POLICY_ACTIONS];
     float log_prob;
     int action;
 };
 
-struct policy_gpu_ask {             /* a state and its key; the kernel fills in the rest of the row */
-    struct policy_gpu_row row;
-    unsigned long long row_key;
-};
-
-struct policy_gpu_act {             /* a thread an ask */
-    struct policy_gpu_ask *asks;
+struct policy_gpu_act {             /* a thread a row */
+    struct policy_gpu_row *rows;
     const float *params;
     unsigned long long keep_threshold;
     float keep_scale;

@@ -44,8 +44,9 @@ Test(learner, an_mlp_decides_the_same_alone_and_in_a_batch)
 
     cr_assert_eq(learner_init(&alone, 5, OBSERVERS, STEPS), 0);
     cr_assert_eq(learner_init(&batch, 5, OBSERVERS, STEPS), 0);
-    cr_assert_eq(learner_use_mlp(&alone, &SHAPE), 0);
-    cr_assert_eq(learner_use_mlp(&batch, &SHAPE), 0);
+    alone.mlp = mlp_create(&SHAPE, 5);
+    batch.mlp = mlp_create(&SHAPE, 5);
+    cr_assert(alone.mlp != NULL && batch.mlp != NULL);
     for (int episode = 0; episode < 3; episode++) {
         for (size_t step = 0; step < STEPS; step++) {
             for (size_t i = 0; i <= OBSERVERS; i++) {
@@ -59,7 +60,7 @@ Test(learner, an_mlp_decides_the_same_alone_and_in_a_batch)
                 cr_assert_eq(learner_act(&alone, asks[i].observer, asks[i].state), asks[i].action);
             returns[step] = 1.0f + (float)step;
         }
-        cr_assert_arr_eq(alone.mlp_rows, batch.mlp_rows, ROWS * sizeof(*alone.mlp_rows));
+        cr_assert_arr_eq(alone.rows, batch.rows, ROWS * sizeof(*alone.rows));
         for (size_t i = 0; i < OBSERVERS; i++) {
             cr_assert_eq(learner_returns(&alone, i, 0, returns, STEPS), 0);
             cr_assert_eq(learner_returns(&batch, i, 0, returns, STEPS), 0);
@@ -121,7 +122,8 @@ static struct learned learn(uint64_t seed, const struct mlp_shape *shape)
     struct learned result = { 0 };
 
     cr_assert_eq(learner_init(&learner, seed, LEARN_OBSERVERS, LEARN_STEPS), 0);
-    cr_assert_eq(learner_use_mlp(&learner, shape), 0);
+    learner.mlp = mlp_create(shape, seed);
+    cr_assert_not_null(learner.mlp);
     for (int i = 0; i < LEARN_OBSERVERS; i++)
         players[i] = (struct cartpole_player){ .seed = seed, .rank = i + 1, .gamma = 1.0 };
     for (int episode = 0; episode < LEARN_EPISODES; episode++) {

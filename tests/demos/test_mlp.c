@@ -88,7 +88,7 @@ Test(mlp, product_adds_the_terms_in_their_order_whatever_the_processor)
 
 /* ---- Rows ---------------------------------------------------------------------------------------------- */
 
-static void make_rows(struct mlp_row *rows, float *weight, size_t count)
+static void make_rows(struct policy_row *rows, float *weight, size_t count)
 {
     memset(rows, 0, count * sizeof(*rows));
     for (size_t i = 0; i < count; i++) {
@@ -99,9 +99,9 @@ static void make_rows(struct mlp_row *rows, float *weight, size_t count)
     }
 }
 
-static void act(struct mlp *mlp, struct mlp_row *rows, size_t count)
+static void act(struct mlp *mlp, struct policy_row *rows, size_t count)
 {
-    struct mlp_row *list[ROWS];
+    struct policy_row *list[ROWS];
 
     for (size_t i = 0; i < count; i++)
         list[i] = &rows[i];
@@ -110,7 +110,7 @@ static void act(struct mlp *mlp, struct mlp_row *rows, size_t count)
 
 Test(mlp, a_row_has_the_same_bits_whatever_the_number_of_rows)
 {
-    static struct mlp_row alone[ROWS], together[ROWS];
+    static struct policy_row alone[ROWS], together[ROWS];
     static float weight[ROWS];
 
     for (size_t shape = 0; shape < SHAPE_COUNT; shape++) {
@@ -155,7 +155,7 @@ static bool is_kept(const struct mlp *mlp, uint64_t key, size_t unit)
 }
 
 /* Returns the probability of action 1. */
-static double forward_by_hand(const struct mlp *mlp, const struct mlp_row *row, struct by_hand *hand)
+static double forward_by_hand(const struct mlp *mlp, const struct policy_row *row, struct by_hand *hand)
 {
     for (size_t k = 0; k < POLICY_INPUTS; k++)
         hand->in[0][k] = row->state[k];
@@ -175,7 +175,7 @@ static double forward_by_hand(const struct mlp *mlp, const struct mlp_row *row, 
     return 1.0 / (1.0 + exp(hand->in[mlp->layers][0] - hand->in[mlp->layers][1]));
 }
 
-static void backward_by_hand(const struct mlp *mlp, const struct mlp_row *row, double weight, double *grad)
+static void backward_by_hand(const struct mlp *mlp, const struct policy_row *row, double weight, double *grad)
 {
     static struct by_hand hand;
     double delta[UNITS_MOST] = { 0 }, before[UNITS_MOST];
@@ -202,7 +202,7 @@ static void backward_by_hand(const struct mlp *mlp, const struct mlp_row *row, d
 
 Test(mlp, forward_agrees_with_plain_loops_in_double)
 {
-    static struct mlp_row rows[ROWS];
+    static struct policy_row rows[ROWS];
     static struct by_hand hand;
     float weight[ROWS];
 
@@ -243,7 +243,7 @@ static void check_layer(const struct mlp *mlp, const struct mlp_layer *layer, co
 
 Test(mlp, gradient_agrees_with_plain_loops_in_double)
 {
-    static struct mlp_row rows[ROWS];
+    static struct policy_row rows[ROWS];
     float weight[ROWS];
 
     for (size_t shape = 0; shape < SHAPE_COUNT; shape++) {
@@ -296,7 +296,7 @@ Test(mlp, first_parameters_are_uniform_within_one_over_root_fan_in)
 
 Test(mlp, dropout_drops_six_of_ten_units_of_the_first_layer_only)
 {
-    static struct mlp_row rows[ROWS];
+    static struct policy_row rows[ROWS];
     float weight[ROWS];
     struct mlp *mlp = mlp_create(&(struct mlp_shape){ 2, { 256, 16 } }, 1);
     size_t kept[2] = { 0, 0 };

@@ -24,7 +24,7 @@ static void make(struct learner *learner, bool on_gpu)
 {
     cr_assert_eq(learner_init(learner, 11, OBSERVERS, STEPS), 0);
     if (on_gpu)
-        cr_assert_eq(learner_use_gpu(learner, 0), 0, "%s", bx_error_text());
+        cr_assert_eq(policy_gpu_create(0, &learner->policy, LEARNER_ASKS, &learner->gpu), 0, "%s", bx_error_text());
 }
 
 static void fill_state(uint64_t key, float state[POLICY_INPUTS])
@@ -153,7 +153,7 @@ Test(policy_cuda, gives_the_reason_if_there_is_no_gpu)
 
     device_world(DEVICE_FAKE);
     cr_assert_eq(learner_init(&learner, 11, OBSERVERS, STEPS), 0);
-    cr_assert_eq(learner_use_gpu(&learner, 7), -ENODEV);
+    cr_assert_eq(policy_gpu_create(7, &learner.policy, LEARNER_ASKS, &learner.gpu), -ENODEV);
     cr_assert_neq(bx_error_text()[0], '\0');
     cr_assert_null(learner.gpu);
     setenv("BX_CUDA_DRIVER", "/nonexistent/libcuda.so.1", 1);
@@ -168,19 +168,19 @@ Test(policy_cuda, agrees_with_the_reference)
     struct json *file = reference_load("policy.json");
     struct policy policy;
     struct policy_gpu *gpu = NULL;
+    struct policy_row rows[REFERENCE_ROWS], *list[REFERENCE_ROWS];
 
     device_world(DEVICE_ANY);
     reference_policy(file, &policy);
     cr_assert_eq(policy_gpu_create(0, &policy, REFERENCE_ROWS, &gpu), 0, "%s", bx_error_text());
     for (size_t r = 0; r < REFERENCE_ROWS; r++) {
-        struct policy_gpu_ask *ask = &policy_gpu_asks(gpu)[r];
-
-        reference_state(file, r, ask->row.state);
-        ask->row_key = r;
+        reference_state(file, r, rows[r].state);
+        rows[r].key = r;
+        list[r] = &rows[r];
     }
-    cr_assert_eq(policy_gpu_act(gpu, REFERENCE_ROWS), 0, "%s", bx_error_text());
+    cr_assert_eq(policy_gpu_act(gpu, list, REFERENCE_ROWS), 0, "%s", bx_error_text());
     for (size_t r = 0; r < REFERENCE_ROWS; r++)
-        check_probabilities(file, r, policy_gpu_asks(gpu)[r].row.prob);
+        check_probabilities(file, r, rows[r].prob);
     policy_gpu_destroy(gpu);
     json_free(file);
 }

@@ -76,7 +76,7 @@ struct bxi_gpu_lane_row {
 enum bxi_gpu_slab_state { BXI_GPU_SLAB_EMPTY = 0, BXI_GPU_SLAB_LIVE = 1, BXI_GPU_SLAB_RETIRING = 2 };
 
 enum bxi_gpu_slab_flags {
-    BXI_GPU_SLAB_FD = 1,                /* exported as descriptors (fd_server.c sends them); else the handle is CUDA IPC's */
+    BXI_GPU_SLAB_FD = 1,                /* exported as descriptors (fd_server.c); else the handle is CUDA IPC's */
     BXI_GPU_SLAB_WORDS = 2,             /* FD: has words of DEVICE_WORDS, so peers map it writable, to poison them */
 };
 

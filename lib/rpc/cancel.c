@@ -5,11 +5,10 @@
  * A cancel finds the request by its id and takes it out of the pool's queue or its batcher's list; it is answered,
  * for the caller's slot waits for the answer. A request whose handler runs goes on, but the calls that the handler has
  * made for it end, and its hook runs (nested.c). The object that it was to make has failed: calls that wait for it are
- * answered. A future that an async handler returned fails, so that the handler's
- * program learns of it; the future's callback answers. If an async handler still runs, on the pool, the future fails as
- * soon as it is returned. When a caller is gone, such futures and calls fail, and what
- * waits for an object ends, for that may never come. What it has in the queue or in a batch is run, and its answers are
- * dropped.
+ * answered. A future that an async handler returned fails, so that the handler's program learns of it; the future's
+ * callback answers. If an async handler still runs, on the pool, the future fails as soon as it is returned. When a
+ * caller is gone, such futures and calls fail, and what waits for an object ends, for that may never come. What it has
+ * in the queue or in a batch is run, and its answers are dropped.
  */
 #include "nested.h"
 

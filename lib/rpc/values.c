@@ -18,10 +18,17 @@
 static const struct {
     char letter;
     const char *type;
+    size_t place_bytes;         /* what it sets; 'b': as many as the program says */
 } letters[32] = {
-    ['i' & 31] = { 'i', "i64" }, ['u' & 31] = { 'u', "u64" }, ['w' & 31] = { 'w', "i32" },
-    ['d' & 31] = { 'd', "f64" }, ['f' & 31] = { 'f', "f32" }, ['s' & 31] = { 's', "text" },
-    ['b' & 31] = { 'b', "number of bytes" }, ['T' & 31] = { 'T', "tensor" }, ['R' & 31] = { 'R', "reference" },
+    ['i' & 31] = { 'i', "i64", sizeof(int64_t) },
+    ['u' & 31] = { 'u', "u64", sizeof(uint64_t) },
+    ['w' & 31] = { 'w', "i32", sizeof(int32_t) },
+    ['d' & 31] = { 'd', "f64", sizeof(double) },
+    ['f' & 31] = { 'f', "f32", sizeof(float) },
+    ['s' & 31] = { 's', "text", sizeof(char *) },
+    ['b' & 31] = { 'b', "number of bytes", 0 },
+    ['T' & 31] = { 'T', "tensor", sizeof(struct bx_tensor *) },
+    ['R' & 31] = { 'R', "reference", sizeof(struct bx_rref *) },
 };
 
 static const struct {
@@ -292,38 +299,14 @@ static void read_value(struct bx_reader *reader, const struct value *place, unio
 
 static void set_place(const struct value *place, const union got *got, bool acquire)
 {
-    void *out = place->of.out;
-
-    switch (place->letter) {
-    case 'i':
-        *(int64_t *)out = got->i64;
-        break;
-    case 'u':
-        *(uint64_t *)out = got->u64;
-        break;
-    case 'w':
-        *(int32_t *)out = got->i32;
-        break;
-    case 'd':
-        *(double *)out = got->f64;
-        break;
-    case 'f':
-        *(float *)out = got->f32;
-        break;
-    case 's':
-        *(const char **)out = got->in;
-        break;
-    case 'b':
-        if (place->bytes > 0)
-            memcpy(out, got->in, place->bytes);
-        break;
-    case 'T':
-        *(struct bx_tensor **)out = acquire ? bx_tensor_acquire(got->object) : got->object;
-        break;
-    default:
-        *(struct bx_rref **)out = acquire ? bx_rref_acquire(got->object) : got->object;
-        break;
-    }
+    if (acquire && place->letter == 'T')
+        bx_tensor_acquire(got->object);
+    if (acquire && place->letter == 'R')
+        bx_rref_acquire(got->object);
+    if (place->letter != 'b')
+        memcpy(place->of.out, got, letters[place->letter & 31].place_bytes);
+    else if (place->bytes > 0)
+        memcpy(place->of.out, got->in, place->bytes);
 }
 
 /* Replaces texts of the message by copies. 0, or -ENOMEM and there are none. */

@@ -50,7 +50,8 @@ checks=$checks,-bugprone-implicit-widening-of-multiplication-result
 # The kernels' texts are made by the builds below.
 includes='-D_GNU_SOURCE -I. -Ilib -Ibuild/lint/gcc/obj/text'
 
-try gcc gcc build gcc gcc
+# Some of gcc's warnings need the optimiser.
+try gcc gcc build gcc gcc -O2
 try clang clang build clang clang
 [ "${LINT_FULL:-0}" = 0 ] || try 'gcc -fanalyzer' gcc build gcc analyzer -fanalyzer
 

@@ -27,7 +27,10 @@ cp -r "$build/man" "$work/man" && rm "$work/man/made"
 {
     sed -n 's/_0_2(/(/; s/^function [^(]*[ *]\(bx_[a-z0-9_]*\)(.*/\1/p' lib/*.abi     # names, not symbols
     sed -n 's/^#define \(bx_[a-z0-9_]*\)(.*/\1/p' lib/boxcar*.h     # macros that are used as functions
-} | LC_ALL=C sort -u >"$work/functions"
+} | LC_ALL=C sort -u | while read -r name; do
+    # old.h has functions of 0.1 that have another name today.
+    grep -q "BXI_SYMBOL($name)" lib/job/old.h && ! grep -qw "$name" lib/boxcar*.h || echo "$name"
+done >"$work/functions"
 (cd "$work/man/man3" && ls) | sed 's/\.3$//' | LC_ALL=C sort >"$work/pages"
 report 'each public function has a page, and nothing else has' "$(
     [ "$(wc -l <"$work/functions")" -gt 100 ] || echo "no functions in lib/*.abi"

@@ -20,6 +20,7 @@
 #include "json.h"
 #include "list.h"
 #include "objects.h"
+#include "ring.h"
 #include "shmstat.h"
 #include "text.h"
 
@@ -64,12 +65,8 @@ static uint64_t fresh(const struct stat_worker *worker, size_t offset)
 {
     uint64_t word = 0;
 
-    stat_pread(&worker->segment, &word, sizeof(word), offset);
-    return word;
+    return stat_read_word(worker, offset, &word) ? word : 0;
 }
-
-#define ROW(of, table, row, field) \
-    (offsetof(struct bxi_##of, table) + (size_t)(row) * BXI_LINE + offsetof(struct bxi_##table, field))
 
 static int world_of(const struct stat_worker *worker)
 {
@@ -134,7 +131,7 @@ static void check_open(const struct stat_check *check, int to)
         stat_expect(check, open == 0 || to < world_of(worker), "I4", to,
                     "open is %llu for a rank that the job does not have", (ull)open))
         /* The ring is opened before the first frame is counted. */
-        stat_expect(check, open == 1 || sent == 0 || fresh(worker, ROW(control, pair, to, open)) != 0, "I4", to,
+        stat_expect(check, open == 1 || sent == 0 || fresh(worker, STAT_AT(control, pair, to, open)) != 0, "I4", to,
                     "%llu frames were sent through a ring that is not open", (ull)sent);
 }
 
@@ -169,7 +166,7 @@ static void check_refused(const struct stat_check *check, int peer)
         !stat_expect(check, through % BXI_LINE == 0, "I5", peer, "refused_through is %llu, where no record ends",
                      (ull)through) ||
         /* Read after refused_through: the owner writes it before. */
-        !stat_expect(check, fresh(worker, ROW(control, pair, peer, refused_errno)) != 0, "I5", peer,
+        !stat_expect(check, fresh(worker, STAT_AT(control, pair, peer, refused_errno)) != 0, "I5", peer,
                      "requests were refused up to %llu for no reason", (ull)through))
         return;
     if (stat_reader(check->job, (uint32_t)peer) != NULL && peer != worker->rank &&
@@ -185,7 +182,7 @@ static void check_credit(const struct stat_check *check, int peer)
 
     if (credit != 0 && stat_expect(check, peer < world_of(worker), "I6", peer,
                                    "credit is %llu for a rank that the job does not have", (ull)credit))
-        stat_expect(check, reader == NULL || fresh(reader, ROW(control, pair, worker->rank, open)) != 0, "I6", peer,
+        stat_expect(check, reader == NULL || fresh(reader, STAT_AT(control, pair, worker->rank, open)) != 0, "I6", peer,
                     "credit is %llu of a ring that the peer has not opened", (ull)credit);
 }
 
@@ -199,11 +196,12 @@ static void check_loans(const struct stat_check *check, int peer)
     stat_expect(check, stat_word(&loans->leases) <= BXI_LEASE_MAX, "I11", peer, "%llu leases are out, of %d at most",
                 (ull)stat_word(&loans->leases), BXI_LEASE_MAX);
     /* `granted` only grows and is never less: it is read again, later. */
-    stat_expect(check, ended <= granted || ended <= fresh(worker, ROW(tables, loans, peer, granted)), "I11", peer,
+    stat_expect(check, ended <= granted || ended <= fresh(worker, STAT_AT(tables, loans, peer, granted)), "I11", peer,
                 "%llu leases came back of %llu that were granted", ended, granted);
     /* One more is legal: the owner was killed, or copied, between the two words. */
-    stat_expect(check, borrowed <= ever + 1 || borrowed <= fresh(worker, ROW(tables, loans, peer, borrowed_total)) + 1,
-                "I11", peer, "%llu leases are held of %llu ever borrowed", borrowed, ever);
+    stat_expect(check, borrowed <= ever + 1 ||
+                           borrowed <= fresh(worker, STAT_AT(tables, loans, peer, borrowed_total)) + 1, "I11", peer,
+                "%llu leases are held of %llu ever borrowed", borrowed, ever);
 }
 
 /* ---- Two copies --------------------------------------------------------------------------------- */
@@ -223,10 +221,10 @@ static const struct growing {
     { "I13", "hist_count", OF_HEADER(hist_count), 4, 1 },
     { "I14", "device_open", OF_HEADER(device_open), 4, 1 },
     { "I15", "object_rows", offsetof(struct bxi_tables, object_rows), 8, 1 },
-    { "I4", "open", ROW(control, pair, 0, open), 8, BXI_WORLD_MAX },
-    { "I5", "refused_through", ROW(control, pair, 0, refused_through), 8, BXI_WORLD_MAX },
-    { "I6", "credit", ROW(control, credit, 0, position), 8, BXI_WORLD_MAX },
-    { "I7", "the write position", ROW(tables, pair_counters, 0, write_pos), 8, BXI_WORLD_MAX },
+    { "I4", "open", STAT_AT(control, pair, 0, open), 8, BXI_WORLD_MAX },
+    { "I5", "refused_through", STAT_AT(control, pair, 0, refused_through), 8, BXI_WORLD_MAX },
+    { "I6", "credit", STAT_AT(control, credit, 0, position), 8, BXI_WORLD_MAX },
+    { "I7", "the write position", STAT_AT(tables, pair_counters, 0, write_pos), 8, BXI_WORLD_MAX },
 };
 
 static void compare_words(const struct stat_check *check, const struct growing *word, const struct bxi_control *before,

@@ -155,7 +155,7 @@ static bool check_word(const struct stat_check *check, const struct stat_gpu *co
     return stat_expect(check, last < 2 * BXI_GPU_POISON, "G4", -1,
                        "the word of lane %u is %016llx, which no lane comes to", index, (ull)last) &&
            /* Asked after the word: a survivor poisons it only after it has seen the owner dead. */
-           stat_expect(check, (last & BXI_GPU_POISON) == 0 || !stat_is_locked(&check->worker->segment), "G4", -1,
+           stat_expect(check, (last & BXI_GPU_POISON) == 0 || !stat_is_locked(check->worker->segment.fd), "G4", -1,
                        "the word of lane %u is poisoned at %llu, and its owner lives", index,
                        (ull)(last - BXI_GPU_POISON));
 }
@@ -224,7 +224,7 @@ static bool is_kept(const struct stat_worker *worker, const struct stat_borrow *
             return false;
         nanosleep(&(struct timespec){ .tv_nsec = MOMENT_NS }, NULL);
     }
-    return is_still_held(worker, borrow) && stat_is_locked(&worker->segment);
+    return is_still_held(worker, borrow) && stat_is_locked(worker->segment.fd);
 }
 
 /* True if the peer has no GPU open even now. */

@@ -283,9 +283,7 @@ static void check_generations(const struct stat_check *check, int to, const uint
 
     /* Read after the words: it only grows. */
     if (lender == NULL ||
-        !stat_read_word(lender, offsetof(struct bxi_tables, loans) +
-                                    (uint64_t)check->worker->rank * sizeof(struct bxi_loans) +
-                                    offsetof(struct bxi_loans, granted), &granted))
+        !stat_read_word(lender, STAT_AT(tables, loans, check->worker->rank, granted), &granted))
         return;
     for (int slot = 0; slot < BXI_LEASE_MAX && is_right; slot++)
         is_right = stat_expect(check, words[slot] <= granted + 1, "I10", to,
@@ -304,8 +302,7 @@ void stat_check_leases(const struct stat_check *check, int to)
 
     /* The words of a worker's leases of itself lie in private memory. The count is read before the words: it lags. */
     if (to == worker->rank ||
-        !stat_read_word(worker, offsetof(struct bxi_control, pair) + (uint64_t)to * sizeof(struct bxi_pair) +
-                                    offsetof(struct bxi_pair, given_back), &given_back) ||
+        !stat_read_word(worker, STAT_AT(control, pair, to, given_back), &given_back) ||
         stat_pread(&worker->segment, before, sizeof(before), bxi_lease_offset(to)) < 0)
         return;
     stat_expect(check, given_back <= sum_of(before), "I10", to, "%llu leases were given back, and the words say %llu",

@@ -141,11 +141,11 @@ void stat_jobs_free(struct stat_jobs *jobs)
 
 /* ---- Objects ------------------------------------------------------------------------------------ */
 
-bool stat_is_locked(const struct stat_object *object)
+bool stat_is_locked(int fd)
 {
     struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
 
-    return fcntl(object->fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+    return fcntl(fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
 /* 0; -ENOENT if it has been removed meanwhile; -errno. */
@@ -163,7 +163,7 @@ static int open_object(struct stat_object *object, const char *shm_name)
         return -EPERM;
     }
     object->fd = fd;
-    object->alive = stat_is_locked(object);
+    object->alive = stat_is_locked(fd);
     object->bytes = (uint64_t)status.st_size;
     object->held = (uint64_t)status.st_blocks * 512;
     object->on_tmpfs = fstatfs(fd, &system) == 0 && system.f_type == TMPFS_MAGIC;
@@ -240,11 +240,11 @@ static void blank(struct stat_worker *worker)
                                                           : "its owner was killed while it made the segment");
 }
 
-/* The state letter in a stat file of /proc; 0 if it cannot be read. */
-static char state_letter(const char *path)
+char stat_thread_state(uint32_t pid, uint64_t thread)
 {
-    char text[512];
+    char path[96], text[512];
 
+    snprintf(path, sizeof(path), "/proc/%u/task/%llu/stat", pid, (unsigned long long)thread);
     FILE *file = fopen(path, "re");
     if (file == NULL)
         return 0;
@@ -258,29 +258,13 @@ static char state_letter(const char *path)
     return bracket[2];
 }
 
-static char process_state(uint32_t pid)
-{
-    char path[64];
-
-    snprintf(path, sizeof(path), "/proc/%u/stat", pid);
-    return state_letter(path);
-}
-
-char stat_thread_state(uint32_t pid, uint64_t thread)
-{
-    char path[96];
-
-    snprintf(path, sizeof(path), "/proc/%u/task/%llu/stat", pid, (unsigned long long)thread);
-    return state_letter(path);
-}
-
 /* These fields lie at the same place in every layout. */
 static void read_first_fields(struct stat_worker *worker)
 {
     worker->layout_version = HEADER(worker).layout_version;
     worker->pid = HEADER(worker).pid;
     if (worker->segment.alive)
-        worker->process = process_state(worker->pid);
+        worker->process = stat_thread_state(worker->pid, worker->pid);
 }
 
 /* The owner writes the magic, then the state. */

@@ -44,7 +44,7 @@ struct stat_worker {
     uint32_t layout_version;
     uint32_t pid;
     uint32_t state;             /* enum bxi_state; 0 if it is not known */
-    char process;               /* a letter of /proc/PID/stat; 0 if dead or not known */
+    char process;               /* a letter of stat_thread_state; 0 if dead or not known */
     char name[BXI_NAME_BYTES];  /* printable; "" if it is not known */
     struct bxi_control *control;                        /* a private copy; NULL unless READABLE */
     /* Copied after the controls of all workers: credit is never behind what control says was written. */
@@ -84,11 +84,11 @@ void stat_jobs_free(struct stat_jobs *jobs);
 int stat_job_read(struct stat_job *job);
 void stat_job_close(struct stat_job *job);
 
-/* Whether the owner lock of an open object is held now. */
-bool stat_is_locked(const struct stat_object *object);
+/* Whether the lock of an open file is held now: of an object, the owner lock. */
+bool stat_is_locked(int fd);
 /* Reads exactly that many bytes of an open object. 0, -ENODATA if it is shorter, -errno. */
 int stat_pread(const struct stat_object *object, void *to, uint64_t bytes, uint64_t offset);
-/* A letter of /proc/PID/task/THREAD/stat; 0 if it is not known. */
+/* A letter of /proc/PID/task/THREAD/stat; 0 if it is not known. The thread PID has that of the process. */
 char stat_thread_state(uint32_t pid, uint64_t thread);
 
 /* A word of a private copy. */

@@ -72,12 +72,11 @@ static void report_object(struct reaping *reaping, const struct stat_job *job, c
         return;
     snprintf(path, sizeof(path), "/dev/shm%s", shm_name);
     if (reaping->options->yes) {
-        struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
         int fd = shm_open(shm_name, O_RDONLY | O_NONBLOCK, 0);
 
         removed = fd < 0 && errno == ENOENT;
         /* It exists. Without an owner: it could not be removed. With one: a new owner has it, and it stays. */
-        if (fd >= 0 && (fcntl(fd, F_OFD_GETLK, &lock) < 0 || lock.l_type == F_UNLCK))
+        if (fd >= 0 && !stat_is_locked(fd))
             error = EPERM;
         if (fd >= 0)
             close(fd);
@@ -151,9 +150,8 @@ static bool sweep(const char *path, const char *lock_path)
 /* True if somebody holds the lock. */
 static bool is_held(const char *lock_path)
 {
-    struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
     int fd = open(lock_path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    bool held = fd >= 0 && fcntl(fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+    bool held = fd >= 0 && stat_is_locked(fd);
 
     if (fd >= 0)
         close(fd);

@@ -53,25 +53,19 @@ bool stat_read_ring_word(const struct stat_worker *worker, int to, uint64_t pos,
     return stat_read_word(worker, bxi_ring_offset(to) + (pos & (BXI_RING_BYTES - 1)), word);
 }
 
-static uint64_t counter_offset(int peer, size_t field)
-{
-    return offsetof(struct bxi_tables, pair_counters) + (uint64_t)peer * sizeof(struct bxi_pair_counters) + field;
-}
-
 bool stat_read_write_pos(const struct stat_worker *worker, int to, uint64_t *pos)
 {
-    return stat_read_word(worker, counter_offset(to, offsetof(struct bxi_pair_counters, write_pos)), pos);
+    return stat_read_word(worker, STAT_AT(tables, pair_counters, to, write_pos), pos);
 }
 
 bool stat_read_read_pos(const struct stat_worker *peer, int from, uint64_t *pos)
 {
-    return stat_read_word(peer, counter_offset(from, offsetof(struct bxi_pair_counters, read_pos)), pos);
+    return stat_read_word(peer, STAT_AT(tables, pair_counters, from, read_pos), pos);
 }
 
 bool stat_read_credit(const struct stat_worker *peer, int from, uint64_t *credit)
 {
-    return stat_read_word(peer, offsetof(struct bxi_control, credit) + (uint64_t)from * sizeof(struct bxi_credit),
-                          credit);
+    return stat_read_word(peer, STAT_AT(control, credit, from, position), credit);
 }
 
 /* ---- The oldest unread frame -------------------------------------------------------------------- */

@@ -19,6 +19,11 @@ enum stat_record {
 /* Of the commit word at pos, and how many bytes it covers. */
 enum stat_record stat_judge(uint64_t word, uint64_t pos, uint64_t *bytes);
 
+/* Where a field of a row of a table lies in the segment; of: control or tables. */
+#define STAT_AT(of, table, row, field) \
+    (offsetof(struct bxi_##of, table) + (size_t)(row) * sizeof(struct bxi_##table) + \
+     offsetof(struct bxi_##table, field))
+
 /* Words as they are now; false if they cannot be read. Positions: how far the worker has written its ring `to`; how far
  * the peer has read the ring of worker `from`: its own count (read_pos) and what it has published (credit). */
 bool stat_read_word(const struct stat_worker *worker, uint64_t offset, uint64_t *word);

@@ -81,8 +81,7 @@ static void check_header(const struct stat_check *check)
     const struct bxi_header *header = &worker->control->header;
     ull used = stat_word(&header->arena_used), committed = stat_word(&header->arena_committed);
     ull ending = stat_word(&header->ending);
-    /* Relaxed: a private copy. */
-    uint32_t device_open = bxi_load_relaxed((bxi_a32 *)&header->device_open);
+    uint32_t device_open = stat_word32(&header->device_open);
 
     stat_expect(check, world_of(worker) == stat_job_size(check->job), "I1", -1,
                 "its header says %u workers, where another of the job says %d", header->world_size,
@@ -101,8 +100,7 @@ static void check_header(const struct stat_check *check)
 
 static void check_functions(const struct stat_check *check)
 {
-    /* Relaxed: a private copy. */
-    uint32_t count = bxi_load_relaxed(&check->worker->control->header.function_count);
+    uint32_t count = stat_word32(&check->worker->control->header.function_count);
 
     if (!stat_expect(check, count <= BXI_FUNCTION_MAX, "I9", -1, "function_count is %u, and the table has %d rows",
                      count, BXI_FUNCTION_MAX))
@@ -144,12 +142,11 @@ static void check_pages(const struct stat_check *check)
     for (int to = 0; to < world_of(worker); to++)
         if (to != worker->rank && stat_word(&worker->control->pair[to].open) == 1)
             needed += BXI_OPEN_BYTES;
-    /* Relaxed: a private copy. */
-    if (bxi_load_relaxed(&worker->control->header.hist_count) <= BXI_HIST_MAX)
-        needed += bxi_load_relaxed(&worker->control->header.hist_count) * sizeof(struct bxi_hist);
+    if (stat_word32(&worker->control->header.hist_count) <= BXI_HIST_MAX)
+        needed += stat_word32(&worker->control->header.hist_count) * sizeof(struct bxi_hist);
     if (stat_word(&bxi_tables(worker->control)->object_rows) != 0)
         needed += BXI_OBJECTS_BYTES;
-    if (bxi_load_relaxed(&worker->control->header.device_open) == 1)
+    if (stat_word32(&worker->control->header.device_open) == 1)
         needed += BXI_DEVICE_BYTES + (uint64_t)world_of(worker) * BXI_DEVICE_PAIR_BYTES;
     if (worker->segment.on_tmpfs && fstat(worker->segment.fd, &status) == 0)
         stat_expect(check, (uint64_t)status.st_blocks * 512 >= needed, "I4", -1,
@@ -245,8 +242,7 @@ static void compare_headers(const struct stat_check *check, const struct bxi_con
                             const struct bxi_control *after)
 {
     const struct bxi_header *was = &before->header, *is = &after->header;
-    /* Relaxed: private copies. */
-    uint32_t old_state = bxi_load_relaxed((bxi_a32 *)&was->state);
+    uint32_t old_state = stat_word32(&was->state);
     ull old_armed = stat_word(&was->armed), new_armed = stat_word(&is->armed);
 
     stat_expect(check, memcmp(was, is, OF_HEADER(state)) == 0 &&
@@ -267,9 +263,8 @@ static void compare_headers(const struct stat_check *check, const struct bxi_con
 static void compare_functions(const struct stat_check *check, const struct bxi_control *before,
                               const struct bxi_control *after)
 {
-    /* Relaxed: a private copy. Rows below the first count: every later copy was read after that count, so these rows
-     * are complete. */
-    uint32_t count = bxi_load_relaxed(&check->worker->control->header.function_count);
+    /* Rows below the first count: every later copy was read after that count, so these rows are complete. */
+    uint32_t count = stat_word32(&check->worker->control->header.function_count);
 
     for (uint32_t i = 0; i < count && i < BXI_FUNCTION_MAX; i++)
         if (!stat_expect(check, memcmp(&before->function[i], &after->function[i], sizeof(before->function[i])) == 0,

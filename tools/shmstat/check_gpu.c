@@ -32,11 +32,10 @@ typedef const char *(*judge_fn)(const struct stat_gpu *gpu, uint32_t index);
 
 static void check_counts(const struct stat_check *check, const struct bxi_gpu_head *was, const struct bxi_gpu_head *is)
 {
-    /* Relaxed: private copies. */
-    uint32_t devices = bxi_load_relaxed((bxi_a32 *)&is->device_count);
-    uint32_t refused = bxi_load_relaxed((bxi_a32 *)&is->refused_count);
-    uint32_t known = bxi_load_relaxed((bxi_a32 *)&is->known_count);
-    uint32_t old_devices = bxi_load_relaxed((bxi_a32 *)&was->device_count);
+    uint32_t devices = stat_word32(&is->device_count);
+    uint32_t refused = stat_word32(&is->refused_count);
+    uint32_t known = stat_word32(&is->known_count);
+    uint32_t old_devices = stat_word32(&was->device_count);
 
     (void)(stat_expect(check, devices <= BXI_GPU_DEVICES, "G7", -1, "device_count is %u, and there is room for %d",
                        devices, BXI_GPU_DEVICES) &&
@@ -110,12 +109,9 @@ static bool check_slab(const struct stat_check *check, const struct stat_gpu *co
 
 /* ---- Lanes -------------------------------------------------------------------------------------- */
 
-/* Relaxed: private copies. */
-#define ORDER(gpu, index) bxi_load_relaxed((bxi_a32 *)&(gpu)->region.lane[index].order)
-
 static const char *judge_lane(const struct stat_gpu *gpu, uint32_t index)
 {
-    uint32_t order = ORDER(gpu, index);
+    uint32_t order = stat_word32(&gpu->region.lane[index].order);
 
     if (order > BXI_GPU_HOST_SYNC)
         return "its order is none";
@@ -130,7 +126,7 @@ static const char *judge_device_word(const struct stat_gpu *gpu, uint32_t index)
     const struct bxi_gpu_lane_row *lane = &gpu->region.lane[index];
     const struct bxi_gpu_slab_row *row = &gpu->region.slab[lane->slab % BXI_GPU_SLABS];
 
-    if (ORDER(gpu, index) != BXI_GPU_DEVICE_WORDS)
+    if (stat_word32(&lane->order) != BXI_GPU_DEVICE_WORDS)
         return NULL;
     if (lane->slab >= BXI_GPU_SLABS || stat_slab_state(row) != BXI_GPU_SLAB_LIVE ||
         stat_slab_generation(row) != lane->generation)

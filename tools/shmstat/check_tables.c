@@ -169,8 +169,8 @@ static bool check_leg(const struct stat_check *check, uint32_t index, const stru
 
 void stat_check_hists(const struct stat_check *check)
 {
-    /* Relaxed: a private copy. The pages are read after it. */
-    uint32_t count = bxi_load_relaxed(&check->worker->control->header.hist_count);
+    /* The pages are read after it. */
+    uint32_t count = stat_word32(&check->worker->control->header.hist_count);
     struct bxi_hist copies[2];
 
     if (!stat_expect(check, count <= BXI_HIST_MAX, "I13", -1, "hist_count is %u, and there is room for %d", count,

@@ -221,8 +221,7 @@ int stat_arena_row(const struct stat_job *job, const struct stat_worker *worker,
 int stat_function_row(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row)
 {
     const struct bxi_function *function = &worker->control->function[index];
-    /* Relaxed: a private copy. */
-    uint32_t count = bxi_load_relaxed(&worker->control->header.function_count);
+    uint32_t count = stat_word32(&worker->control->header.function_count);
     char name[BXI_NAME_BYTES];
 
     (void)job;

@@ -18,37 +18,22 @@
 
 /* ---- Reading ------------------------------------------------------------------------------------ */
 
-static int add_borrow(struct stat_worker *worker, const struct stat_borrow *borrow)
+/* Into worker->gpu, which has room for all. */
+static void read_held(struct stat_worker *worker)
 {
-    size_t count = worker->gpu->borrow_count;
-
-    if ((count & (count - 1)) == 0) {           /* full: it doubles */
-        size_t capacity = count == 0 ? 1 : 2 * count;
-        struct stat_gpu *larger = realloc(worker->gpu, sizeof(*larger) + capacity * sizeof(*borrow));
-
-        if (larger == NULL)
-            return -ENOMEM;
-        worker->gpu = larger;
-    }
-    worker->gpu->borrows[worker->gpu->borrow_count++] = *borrow;
-    return 0;
-}
-
-static int read_held(struct stat_worker *worker)
-{
+    struct stat_gpu *gpu = worker->gpu;
     struct bxi_gpu_held held;
 
     for (int peer = 0; peer < (int)worker->control->header.world_size; peer++) {
         if (stat_pread(&worker->segment, &held, sizeof(held), bxi_device_pair_offset(peer)) < 0)
-            return 0;
+            return;
         for (uint32_t slab = 0; slab < BXI_GPU_SLABS; slab++) {
-            struct stat_borrow borrow = { peer, slab, stat_word(&held.generation[slab]) };
+            uint64_t generation = stat_word(&held.generation[slab]);
 
-            if (borrow.generation != 0 && add_borrow(worker, &borrow) < 0)
-                return -ENOMEM;
+            if (generation != 0)
+                gpu->borrows[gpu->borrow_count++] = (struct stat_borrow){ peer, slab, generation };
         }
     }
-    return 0;
 }
 
 static void read_region(const struct stat_worker *worker)
@@ -68,12 +53,15 @@ static void read_region(const struct stat_worker *worker)
 int stat_gpus_read(struct stat_job *job)
 {
     for (struct stat_worker *worker = NULL; (worker = stat_next_reader(job, worker)) != NULL;) {
-        /* Relaxed: a private copy. The region is read only if it is 1. */
-        if (bxi_load_relaxed(&worker->control->header.device_open) != 1)
+        /* The region is read only if it is 1. */
+        if (stat_word32(&worker->control->header.device_open) != 1)
             continue;
-        worker->gpu = calloc(1, sizeof(*worker->gpu));
-        if (worker->gpu == NULL || read_held(worker) < 0)
+        /* Room for every slab of every peer: pages that are not written take no memory. */
+        worker->gpu = calloc(1, sizeof(*worker->gpu) + worker->control->header.world_size * BXI_GPU_SLABS *
+                                                           sizeof(worker->gpu->borrows[0]));
+        if (worker->gpu == NULL)
             return -ENOMEM;
+        read_held(worker);
     }
     for (struct stat_worker *worker = NULL; (worker = stat_next(job, worker)) != NULL;)
         if (worker->gpu != NULL)
@@ -92,28 +80,9 @@ const struct stat_gpu *stat_gpu_of(const struct stat_job *job, int rank)
 
 uint32_t stat_gpu_devices(const struct stat_gpu *gpu)
 {
-    /* Relaxed: a private copy. */
-    uint32_t count = bxi_load_relaxed((bxi_a32 *)&gpu->region.head.device_count);
+    uint32_t count = stat_word32(&gpu->region.head.device_count);
 
     return count < BXI_GPU_DEVICES ? count : BXI_GPU_DEVICES;
-}
-
-static uint32_t listed(const bxi_a32 *word)
-{
-    /* Relaxed: a private copy. */
-    uint32_t count = bxi_load_relaxed((bxi_a32 *)word);
-
-    return count < BXI_GPU_REFUSED ? count : BXI_GPU_REFUSED;
-}
-
-uint32_t stat_gpu_refused(const struct stat_gpu *gpu)
-{
-    return listed(&gpu->region.head.refused_count);
-}
-
-uint32_t stat_gpu_known(const struct stat_gpu *gpu)
-{
-    return listed(&gpu->region.head.known_count);
 }
 
 int stat_gpu_device_of(const struct stat_gpu *gpu, const struct bxi_gpu_slab_row *row)
@@ -124,17 +93,11 @@ int stat_gpu_device_of(const struct stat_gpu *gpu, const struct bxi_gpu_slab_row
     return -1;
 }
 
-uint32_t stat_gpu_lane_order(const struct stat_gpu *gpu, int lane)
-{
-    /* Relaxed: a private copy. */
-    return bxi_load_relaxed((bxi_a32 *)&gpu->region.lane[lane].order);
-}
-
 uint32_t stat_gpu_order(const struct stat_gpu *gpu, uint32_t device)
 {
     for (int i = 0; i < BXI_GPU_LANES; i++)
-        if (stat_gpu_lane_order(gpu, i) != 0 && gpu->region.lane[i].device == device)
-            return stat_gpu_lane_order(gpu, i);
+        if (stat_word32(&gpu->region.lane[i].order) != 0 && gpu->region.lane[i].device == device)
+            return stat_word32(&gpu->region.lane[i].order);
     return 0;
 }
 

@@ -40,13 +40,10 @@ static inline unsigned stat_slab_state(const struct bxi_gpu_slab_row *row)
     return (unsigned)(stat_word(&row->stamp) & 3);
 }
 
-/* How many entries the lists of the region have, bounded by their room. */
+/* How many devices are listed, bounded by the room for them. */
 uint32_t stat_gpu_devices(const struct stat_gpu *gpu);
-uint32_t stat_gpu_refused(const struct stat_gpu *gpu);
-uint32_t stat_gpu_known(const struct stat_gpu *gpu);
 /* The index of that slab's device; -1 if the device is not listed: its first slab is made before it is listed. */
 int stat_gpu_device_of(const struct stat_gpu *gpu, const struct bxi_gpu_slab_row *row);
-uint32_t stat_gpu_lane_order(const struct stat_gpu *gpu, int lane);
 /* The order of the device's lanes; 0 if none is open. */
 uint32_t stat_gpu_order(const struct stat_gpu *gpu, uint32_t device);
 /* True if the order is not the first choice and the user did not ask for it. */

@@ -91,11 +91,11 @@ static int lane_row(const struct stat_job *job, const struct stat_worker *worker
     (void)job;
     if (index >= BXI_GPU_LANES)
         return STAT_END;
-    if (stat_gpu_lane_order(gpu, index) == 0)
+    if (stat_word32(&gpu->region.lane[index].order) == 0)
         return STAT_SKIP;
     stat_put(row, "lane", STAT_ID, (uint64_t)index);
     stat_put(row, "device", STAT_ID, gpu->region.lane[index].device);
-    stat_put_text(row, "order", stat_order_name(stat_gpu_lane_order(gpu, index)));
+    stat_put_text(row, "order", stat_order_name(stat_word32(&gpu->region.lane[index].order)));
     stat_put(row, "word", STAT_COUNT, stat_word(&gpu->region.word[index].value) & ~BXI_GPU_POISON);
     stat_put(row, "poisoned", STAT_FLAG, stat_lane_is_poisoned(gpu, index));
     return STAT_ROW;
@@ -118,28 +118,34 @@ static int borrow_row(const struct stat_job *job, const struct stat_worker *work
     return STAT_ROW;
 }
 
-static void put_uuids(struct stat_row *row, const char *name, const uint8_t list[][BXI_GPU_UUID_BYTES], uint32_t count)
+static void put_uuids(struct stat_row *row, const char *name, const uint8_t list[BXI_GPU_REFUSED][BXI_GPU_UUID_BYTES],
+                      uint32_t count)
 {
     stat_put_names(row, name);
-    for (uint32_t i = 0; i < count; i++)
+    for (uint32_t i = 0; i < count && i < BXI_GPU_REFUSED; i++)
         stat_add_name(row, "%s", stat_uuid_text(list[i]));
 }
 
 int stat_gpu_row(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row)
 {
     const struct stat_gpu *gpu = worker->gpu;
+    const struct bxi_gpu_head *head;
+    uint32_t refused;
     uint64_t poisoned = 0;
 
     (void)job;
     if (gpu == NULL || index > 0)
         return STAT_END;
+    head = &gpu->region.head;
+    refused = stat_word32(&head->refused_count);
     for (int i = 0; i < BXI_GPU_LANES; i++)
         poisoned += stat_lane_is_poisoned(gpu, i);
     stat_put_text(row, "problem", gpu->problem);
     stat_put_if(row, gpu->problem == NULL, ".poisoned", STAT_COUNT, poisoned);
-    stat_put_if(row, gpu->problem == NULL, ".refusals", STAT_COUNT, stat_gpu_refused(gpu));
-    put_uuids(row, "known", gpu->region.head.known, stat_gpu_known(gpu));
-    put_uuids(row, "refused", gpu->region.head.refused, stat_gpu_refused(gpu));
+    stat_put_if(row, gpu->problem == NULL, ".refusals", STAT_COUNT,
+                refused < BXI_GPU_REFUSED ? refused : BXI_GPU_REFUSED);
+    put_uuids(row, "known", head->known, stat_word32(&head->known_count));
+    put_uuids(row, "refused", head->refused, refused);
     return STAT_ROW;
 }
 

@@ -38,8 +38,7 @@ struct rows {
 
 static int read_worker(struct stat_worker *worker)
 {
-    /* Relaxed: a private copy. */
-    uint32_t count = bxi_load_relaxed(&worker->control->header.hist_count);
+    uint32_t count = stat_word32(&worker->control->header.hist_count);
 
     if (count > BXI_HIST_MAX)
         count = BXI_HIST_MAX;

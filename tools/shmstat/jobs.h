@@ -98,6 +98,12 @@ static inline uint64_t stat_word(const bxi_a64 *word)
     return bxi_load_relaxed((bxi_a64 *)word);
 }
 
+static inline uint32_t stat_word32(const bxi_a32 *word)
+{
+    /* Relaxed: nobody else writes the copy. */
+    return bxi_load_relaxed((bxi_a32 *)word);
+}
+
 /* A counter of a READABLE worker. */
 static inline uint64_t stat_counter(const struct stat_worker *worker, enum bxi_counter which)
 {

@@ -90,7 +90,7 @@ static int print_job(struct stat_job *job, const struct stat_options *options)
 
     if (options->json) {
         stat_json_open(NULL, '{');
-        stat_json_job(job);
+        stat_first_json(stat_job_row, job, NULL);
         stat_parts_json(parts, job, NULL);
         rc = stat_hists_print(job, true);
         stat_json_close('}');

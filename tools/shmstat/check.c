@@ -413,13 +413,9 @@ static const struct stat_part parts[] = {
 
 static void json_findings(const struct stat_job *job)
 {
-    struct stat_row row;
-
-    stat_row_begin(&row);
-    sums_row(job, NULL, 0, &row);
     stat_json_open(NULL, '{');
-    stat_json_job(job);
-    stat_row_json(&row);
+    stat_first_json(stat_job_row, job, NULL);
+    stat_first_json(sums_row, job, NULL);
     stat_parts_json(parts, job, NULL);
     stat_json_close('}');
 }

@@ -86,32 +86,14 @@ int stat_problem_row(const struct stat_job *job, const struct stat_worker *none,
     return STAT_ROW;
 }
 
-void stat_json_job(const struct stat_job *job)
-{
-    struct stat_row row;
-
-    stat_row_begin(&row);
-    stat_job_row(job, NULL, 0, &row);
-    stat_row_json(&row);
-}
-
-void stat_json_worker(const struct stat_worker *worker)
-{
-    struct stat_row row;
-
-    stat_row_begin(&row);
-    stat_worker_row(NULL, worker, 0, &row);
-    stat_row_json(&row);
-}
-
 void stat_job_json(const struct stat_job *job, const struct stat_part *parts)
 {
     stat_json_open(NULL, '{');
-    stat_json_job(job);
+    stat_first_json(stat_job_row, job, NULL);
     stat_json_open("workers", '[');
     for (struct stat_worker *worker = NULL; (worker = stat_next(job, worker)) != NULL;) {
         stat_json_open(NULL, '{');
-        stat_json_worker(worker);
+        stat_first_json(stat_worker_row, job, worker);
         if (worker->control != NULL)
             stat_parts_json(parts, job, worker);
         stat_json_close('}');
@@ -163,6 +145,13 @@ void stat_workers_text(const struct stat_job *job, const struct stat_part *parts
         else
             stat_problem_text(worker);
     }
+}
+
+void stat_problems_text(const struct stat_job *job)
+{
+    for (struct stat_worker *worker = NULL; (worker = stat_next(job, worker)) != NULL;)
+        if (worker->control == NULL)
+            stat_problem_text(worker);
 }
 
 /* ---- Parts of a worker -------------------------------------------------------------------------- */
@@ -244,8 +233,9 @@ static bool is_end(const struct stat_worker *worker, int peer)
 int stat_ring_row(const struct stat_job *job, const struct stat_worker *worker, int to, struct stat_row *row)
 {
     const struct stat_worker *peer = stat_reader(job, (uint32_t)to);
-    const struct bxi_pair_counters *sent, *received = NULL;
-    uint64_t fill = 0, unread = 0, credit = 0;
+    const struct bxi_pair_counters *sent, *received;
+    uint64_t fill = 0, unread, credit;
+    bool is_known;
     char label[64];
 
     if (is_end(worker, to))
@@ -253,11 +243,10 @@ int stat_ring_row(const struct stat_job *job, const struct stat_worker *worker, 
     if (stat_word(&worker->control->pair[to].open) == 0)
         return STAT_SKIP;
     sent = &bxi_tables(worker->control)->pair_counters[to];
-    if (stat_ring_fill(job, worker, to, &fill)) {
-        received = &peer->received[worker->rank];
-        credit = stat_word(&peer->credit[worker->rank].position);
-        unread = stat_word(&sent->write_pos) - stat_word(&received->read_pos);
-    }
+    is_known = stat_ring_fill(job, worker, to, &fill);
+    received = is_known ? &peer->received[worker->rank] : sent;
+    credit = is_known ? stat_word(&peer->credit[worker->rank].position) : 0;
+    unread = stat_word(&sent->write_pos) - stat_word(&received->read_pos);
     stat_put(row, "from", STAT_COUNT, (uint64_t)worker->rank);
     stat_put_text(row, "from_name", worker->name);
     stat_put(row, "to", STAT_COUNT, (uint64_t)to);
@@ -269,13 +258,11 @@ int stat_ring_row(const struct stat_job *job, const struct stat_worker *worker, 
     stat_put(row, "high_water_bytes", STAT_BYTES, stat_word(&sent->high_water_bytes));
     stat_put(row, "write_pos", STAT_COUNT, stat_word(&sent->write_pos));
     stat_put(row, "wants_credit", STAT_FLAG, stat_word(&worker->control->pair[to].want_credit) != 0);
-    stat_put_if(row, received != NULL, "credit", STAT_COUNT, credit);
-    stat_put_if(row, received != NULL, "fill_bytes", STAT_BYTES, fill);
-    stat_put_if(row, received != NULL, "unread_bytes", STAT_BYTES, unread <= INT64_MAX ? unread : 0);
-    stat_put_if(row, received != NULL, "frames_received", STAT_COUNT,
-                received != NULL ? stat_word(&received->frames_received) : 0);
-    stat_put_if(row, received != NULL, "bytes_received", STAT_BYTES,
-                received != NULL ? stat_word(&received->bytes_received) : 0);
+    stat_put_if(row, is_known, "credit", STAT_COUNT, credit);
+    stat_put_if(row, is_known, "fill_bytes", STAT_BYTES, fill);
+    stat_put_if(row, is_known, "unread_bytes", STAT_BYTES, unread <= INT64_MAX ? unread : 0);
+    stat_put_if(row, is_known, "frames_received", STAT_COUNT, stat_word(&received->frames_received));
+    stat_put_if(row, is_known, "bytes_received", STAT_BYTES, stat_word(&received->bytes_received));
     stat_put_real(row, "oldest_unread_seconds", STAT_SECONDS, worker->unread_s[to]);
     snprintf(label, sizeof(label), "to %d %s", to, to == worker->rank ? "(itself)" : stat_peer_name(job, to));
     stat_put_format(row, ".to", "    %s", stat_cut_text(label, 16));

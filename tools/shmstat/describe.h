@@ -27,15 +27,13 @@ int stat_loan_row(const struct stat_job *job, const struct stat_worker *worker, 
 /* Workers that are not READABLE, by rank: "rank" and "problem". */
 int stat_problem_row(const struct stat_job *job, const struct stat_worker *none, int rank, struct stat_row *row);
 
-/* The keys of a job and of a worker, without their brackets; a job as an object with the list "workers", of which the
- * READABLE ones have these parts besides. */
-void stat_json_job(const struct stat_job *job);
-void stat_json_worker(const struct stat_worker *worker);
+/* A job as an object with the list "workers", of which the READABLE ones have these parts besides. */
 void stat_job_json(const struct stat_job *job, const struct stat_part *parts);
 /* "job NAME.INSTANCE: STATE", without the end of the line. */
 void stat_job_text(const struct stat_job *job);
-/* A line that says why the worker cannot be read. */
+/* A line that says why the worker cannot be read; one for each of the job that cannot. */
 void stat_problem_text(const struct stat_worker *worker);
+void stat_problems_text(const struct stat_job *job);
 /* A blank line and one with rank, name, pid, state and activity of each worker; below it, these parts of a READABLE
  * one, or why it cannot be read. */
 void stat_workers_text(const struct stat_job *job, const struct stat_part *parts);

@@ -31,9 +31,7 @@ static void text_job(const struct stat_job *job)
             stat_flow_add(&flow, "%u%s%s", worker->pid, generation, stat_worker_alive(worker) ? "" : "(dead)");
     }
     stat_flow_end(&flow);
-    for (struct stat_worker *worker = NULL; (worker = stat_next(job, worker)) != NULL;)
-        if (worker->control == NULL)
-            stat_problem_text(worker);
+    stat_problems_text(job);
     stat_flow_begin(&flow, "waits");
     if (stat_job_missing_text(job, missing, sizeof(missing)))
         stat_flow_words(&flow, missing);

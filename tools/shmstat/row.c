@@ -176,6 +176,15 @@ void stat_row_json(const struct stat_row *row)
             field_json(&row->field[i]);
 }
 
+void stat_first_json(stat_row_fn make, const struct stat_job *job, const struct stat_worker *worker)
+{
+    struct stat_row row;
+
+    stat_row_begin(&row);
+    make(job, worker, 0, &row);
+    stat_row_json(&row);
+}
+
 /* The next row from an index on; false if there is none. */
 static bool next_row(stat_row_fn make, const struct stat_job *job, const struct stat_worker *worker, int *index,
                      struct stat_row *row)

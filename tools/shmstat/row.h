@@ -96,7 +96,9 @@ typedef int (*stat_row_fn)(const struct stat_job *job, const struct stat_worker 
 
 /* ---- Forms -------------------------------------------------------------------------------------- */
 
-void stat_row_json(const struct stat_row *row);         /* its keys, without a bracket */
+/* The keys of a row, without a bracket: of one that was made, or of the first that `make` makes. */
+void stat_row_json(const struct stat_row *row);
+void stat_first_json(stat_row_fn make, const struct stat_job *job, const struct stat_worker *worker);
 
 /* A line of NAMES, unless there are none. */
 void stat_names_line(const char *label, const struct stat_field *names);

@@ -95,9 +95,7 @@ static void text_job(const struct stat_job *job)
         if (stat_objects_unshown(worker) > 0)
             printf("%s has %llu more, for which its segment has no row\n", worker->name,
                    (unsigned long long)stat_objects_unshown(worker));
-    for (struct stat_worker *worker = NULL; (worker = stat_next(job, worker)) != NULL;)
-        if (worker->control == NULL)
-            stat_problem_text(worker);
+    stat_problems_text(job);
 }
 
 int stat_rrefs(const struct stat_options *options)

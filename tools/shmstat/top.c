@@ -105,31 +105,24 @@ static int run_batch(struct top_model *model, struct top_state *state, const str
 
 /* ---- JSON ---------------------------------------------------------------------------------------- */
 
-/* Sums of garbage words may exceed 64 bits. */
-static uint64_t whole(double value)
-{
-    return value < 0x1p63 ? (uint64_t)value : UINT64_MAX;
-}
-
 static void json_columns(const struct top_row *row, enum top_view view)
 {
     int count;
     const struct top_column *columns = top_columns(view, &count);
+    struct stat_row keys;
 
+    stat_row_begin(&keys);
     for (int i = 0; i < count; i++) {
         const struct top_column *column = &columns[i];
+        /* A real even so: sums of garbage words may exceed 64 bits. */
+        bool is_whole = column->format == TOP_COUNT || column->format == TOP_BYTES;
 
-        if (column->key == NULL)
-            continue;
-        if (column->format == TOP_TEXT)
-            stat_json_text(column->key, row->text[column->source]);
-        else if (isnan(row->number[column->source]))
-            stat_json_null(column->key);
-        else if (column->format == TOP_COUNT || column->format == TOP_BYTES)
-            stat_json_u64(column->key, whole(row->number[column->source]));
-        else
-            stat_json_seconds(column->key, row->number[column->source]);
+        if (column->key != NULL && column->format == TOP_TEXT)
+            stat_put_text(&keys, column->key, row->text[column->source]);
+        else if (column->key != NULL)
+            stat_put_real(&keys, column->key, is_whole ? STAT_NS : STAT_SECONDS, row->number[column->source]);
     }
+    stat_row_json(&keys);
 }
 
 static void json_rows(const struct top_model *model, const struct stat_job *job, enum top_view view)
@@ -142,7 +135,7 @@ static void json_rows(const struct top_model *model, const struct stat_job *job,
             continue;
         stat_json_open(NULL, '{');
         if (view == TOP_WORKERS) {
-            stat_json_worker(job->workers[(int)row->number[TOP_RANK]]);
+            stat_first_json(stat_worker_row, job, job->workers[(int)row->number[TOP_RANK]]);
             stat_json_bool("stuck", row->cause > 0);
         } else {
             stat_json_u64("from", (uint64_t)row->number[TOP_RANK]);
@@ -167,7 +160,7 @@ static int run_json(struct top_model *model, const struct top_state *state)
     stat_json_open("jobs", '[');
     for (size_t i = 0; i < model->now.jobs.count; i++) {
         stat_json_open(NULL, '{');
-        stat_json_job(&model->now.jobs.list[i]);
+        stat_first_json(stat_job_row, &model->now.jobs.list[i], NULL);
         json_rows(model, &model->now.jobs.list[i], state->view);
         stat_json_close('}');
     }

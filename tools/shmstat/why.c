@@ -567,7 +567,7 @@ static void begin_job(const struct chain *chain, const char *subject)
 {
     if (chain->json) {
         stat_json_open(NULL, '{');
-        stat_json_job(chain->job);
+        stat_first_json(stat_job_row, chain->job, NULL);
         stat_json_text("subject", subject);
         stat_json_open("because", '[');
     } else {

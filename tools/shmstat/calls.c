@@ -25,13 +25,11 @@ static const struct stat_column columns[] = {
 /* The workers whose rows the call's batch waits for. */
 static void put_missing(struct stat_row *row, const struct stat_job *job, const struct stat_call *call)
 {
-    uint64_t missing[2], ranks[BXI_WORLD_MAX];
+    uint64_t ranks[BXI_WORLD_MAX];
     size_t count = 0;
 
-    if (call->where == STAT_BATCH && stat_batch_missing(job, call->to, call->function, missing)) {
-        for (uint64_t rank = 0; rank < BXI_WORLD_MAX; rank++)
-            if (missing[rank / 64] >> rank % 64 & 1)
-                ranks[count++] = rank;
+    if (call->where == STAT_BATCH) {
+        count = stat_batch_missing(job, call->to, call->function, ranks);
         stat_put_list(row, "waits_for", ranks, count);
     }
     stat_put_names(row, ".missing");

@@ -66,8 +66,8 @@ static void check_requests(const struct stat_check *check)
 
 static bool is_beyond(const bxi_a64 *bits, uint32_t world_size)
 {
-    for (uint32_t rank = world_size; rank < BXI_WORLD_MAX; rank++)
-        if (stat_word(&bits[rank / 64]) >> rank % 64 & 1)
+    for (int rank = (int)world_size; rank < BXI_WORLD_MAX; rank++)
+        if (stat_bit(bits, rank))
             return true;
     return false;
 }
@@ -206,7 +206,7 @@ static bool check_object(const struct stat_check *check, uint32_t index)
                        "object %s is in state %llu, which is none", stat_object_name(id), (ull)state) &&
            stat_expect(check, !is_beyond(row->holders, world_of(check)), "I15", -1,
                        "object %s is held by a rank that the job does not have", stat_object_name(id)) &&
-           stat_expect(check, (stat_word(&row->holders[worker->rank / 64]) >> worker->rank % 64 & 1) == 0, "I15", -1,
+           stat_expect(check, !stat_bit(row->holders, worker->rank), "I15", -1,
                        "object %s is held by its owner itself", stat_object_name(id)) &&
            stat_expect(check, is_single, "I15", -1, "object %s has two rows", stat_object_name(id));
 }

@@ -52,17 +52,19 @@ const char *stat_function_name(const struct stat_job *job, int rank, uint32_t fu
     return name[0] != '\0' ? name : "?";
 }
 
-bool stat_batch_missing(const struct stat_job *job, int rank, uint32_t function, uint64_t missing[2])
+size_t stat_batch_missing(const struct stat_job *job, int rank, uint32_t function, uint64_t missing[BXI_WORLD_MAX])
 {
     const struct stat_worker *worker = stat_reader(job, (uint32_t)rank);
     const struct bxi_batch_words *words;
+    size_t count = 0;
 
     if (worker == NULL || function >= BXI_FUNCTION_MAX || worker->control->function[function].kind != 4)
-        return false;
+        return 0;
     words = &bxi_tables(worker->control)->batch[function];
-    for (int i = 0; i < 2; i++)
-        missing[i] = stat_word(&words->members[i]) & ~stat_word(&words->present[i]);
-    return true;
+    for (int member = 0; member < BXI_WORLD_MAX; member++)
+        if (stat_bit(words->members, member) && !stat_bit(words->present, member))
+            missing[count++] = (uint64_t)member;
+    return count;
 }
 
 /* ---- Where a call is -------------------------------------------------------------------------------- */

@@ -47,7 +47,7 @@ const char *stat_call_name(const struct stat_call *call);
 /* A function's name, printable; "?" if it is not known. Valid until the next call. */
 const char *stat_function_name(const struct stat_job *job, int rank, uint32_t function);
 
-/* The workers whose rows the batch `function` of worker `rank` waits for, as bits by rank; false if it is no batch. */
-bool stat_batch_missing(const struct stat_job *job, int rank, uint32_t function, uint64_t missing[2]);
+/* The ranks whose rows the batch `function` of worker `rank` waits for: how many, into missing; 0 if it is no batch. */
+size_t stat_batch_missing(const struct stat_job *job, int rank, uint32_t function, uint64_t missing[BXI_WORLD_MAX]);
 
 #endif

@@ -98,6 +98,12 @@ static inline uint64_t stat_word(const bxi_a64 *word)
     return bxi_load_relaxed((bxi_a64 *)word);
 }
 
+/* Of a set of ranks, a bit each. */
+static inline bool stat_bit(const bxi_a64 *bits, int rank)
+{
+    return stat_word(&bits[rank / 64]) >> rank % 64 & 1;
+}
+
 static inline uint32_t stat_word32(const bxi_a32 *word)
 {
     /* Relaxed: nobody else writes the copy. */

@@ -109,17 +109,12 @@ uint64_t stat_objects_unshown(const struct stat_worker *worker)
     return stat_word(&bxi_tables(worker->control)->objects_unshown);
 }
 
-static bool is_held_by(const struct bxi_object_row *object, int rank)
-{
-    return (stat_word(&object->holders[rank / 64]) >> rank % 64 & 1) != 0;
-}
-
 size_t stat_object_holders(const struct bxi_object_row *object, uint64_t ranks[BXI_WORLD_MAX])
 {
     size_t count = 0;
 
     for (int rank = 0; rank < BXI_WORLD_MAX; rank++)
-        if (is_held_by(object, rank))
+        if (stat_bit(object->holders, rank))
             ranks[count++] = (uint64_t)rank;
     return count;
 }
@@ -132,7 +127,7 @@ int stat_held_row(const struct stat_job *job, const struct stat_worker *worker, 
     if (worker->control == NULL || peer >= (int)worker->control->header.world_size)
         return STAT_END;
     for (uint32_t i = 0; i < worker->object_count; i++)
-        held += is_held_by(&worker->objects[i], peer);
+        held += stat_bit(worker->objects[i].holders, peer);
     if (held == 0)
         return STAT_SKIP;
     stat_put(row, "held", STAT_COUNT, held);

@@ -105,17 +105,20 @@ static bool waits_are_full(const struct stat_worker *worker)
     return true;
 }
 
+static bool is_for_call(const struct bxi_wait_row *row, const struct stat_call *call)
+{
+    return stat_word(&row->id) == call->id && stat_word(&row->to) == (uint64_t)call->to;
+}
+
 /* The thread that waits for the call; 0 if none is shown. */
 static uint64_t waiter_of(const struct chain *chain, const struct stat_call *call)
 {
     const struct stat_worker *worker = stat_reader(chain->job, (uint32_t)call->from);
 
     for (int i = 0; worker != NULL && i < BXI_WAITS_MAX; i++) {
-        const struct bxi_wait_row *row = wait_row(worker, i);
-        uint64_t thread = stat_word(&row->thread);
+        uint64_t thread = stat_word(&wait_row(worker, i)->thread);
 
-        if (thread >> 32 == BXI_FOR_CALL && stat_word(&row->id) == call->id &&
-            stat_word(&row->to) == (uint64_t)call->to)
+        if (thread >> 32 == BXI_FOR_CALL && is_for_call(wait_row(worker, i), call))
             return (uint32_t)thread;
     }
     return 0;
@@ -123,25 +126,24 @@ static uint64_t waiter_of(const struct chain *chain, const struct stat_call *cal
 
 static const struct stat_call *call_of_row(const struct chain *chain, int from, const struct bxi_wait_row *row)
 {
-    for (size_t i = 0; i < chain->job->call_count; i++) {
-        const struct stat_call *call = &chain->job->calls[i];
-
-        if (call->from == from && (uint64_t)call->to == stat_word(&row->to) && call->id == stat_word(&row->id))
-            return call;
-    }
+    for (size_t i = 0; i < chain->job->call_count; i++)
+        if (chain->job->calls[i].from == from && is_for_call(row, &chain->job->calls[i]))
+            return &chain->job->calls[i];
     return NULL;
 }
 
 /* Which of a worker's calls: all, or those that no thread is shown to wait for. */
 enum which { ANY_CALL, NOT_WAITED_FOR };
 
-/* The worker's oldest call that was not given up; only calls to the worker `to`, unless that is < 0. */
+/* The oldest call that was not given up, of that worker or, if rank is < 0, of all living ones; only calls to the
+ * worker `to`, unless that is < 0. */
 static const struct stat_call *oldest_call(const struct chain *chain, int rank, int to, enum which which)
 {
     for (size_t i = 0; i < chain->job->call_count; i++) {
         const struct stat_call *call = &chain->job->calls[i];
 
-        if (call->from != rank || call->given_up || (to >= 0 && call->to != to))
+        if (call->given_up || (rank >= 0 ? call->from != rank : !stat_worker_alive(chain->job->workers[call->from])) ||
+            (to >= 0 && call->to != to))
             continue;
         if (which == ANY_CALL || waiter_of(chain, call) == 0)
             return call;
@@ -203,6 +205,18 @@ static bool say_state(const struct chain *chain, int rank)
         return true;
     }
     return false;
+}
+
+/* What the worker waits for; NULL, after a sentence: for no call. */
+static const struct stat_call *call_of_worker(const struct chain *chain, int rank)
+{
+    const struct stat_call *call = oldest_call(chain, rank, -1, ANY_CALL);
+
+    if (say_state(chain, rank))
+        return NULL;
+    if (call == NULL)
+        say(chain, "%s waits for no call of its own.", name_of(chain, rank));
+    return call;
 }
 
 /* The handler that runs with the worker's progress role. True, after a sentence, if there is one. */
@@ -324,30 +338,21 @@ static struct next follow_pool(const struct chain *chain, int rank)
 static struct next follow_batch(const struct chain *chain, const struct stat_call *call)
 {
     char names[300] = "";
-    uint64_t missing[2];
-    struct next next = { .guessed = true };
-    int first = -1;
+    uint64_t missing[BXI_WORLD_MAX];
+    size_t count = stat_batch_missing(chain->job, call->to, call->function, missing);
 
-    if (!stat_batch_missing(chain->job, call->to, call->function, missing) || (missing[0] | missing[1]) == 0) {
+    if (count == 0) {
         say(chain, "It waits in a batch of %s that no member is missing from: for more rows, or its flush time.",
             name_of(chain, call->to));
         return chain_ends;
     }
-    for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
+    for (size_t i = 0; i < count; i++) {
         size_t used = strlen(names);
 
-        if ((missing[rank / 64] >> rank % 64 & 1) == 0)
-            continue;
-        first = first < 0 ? rank : first;
-        snprintf(names + used, sizeof(names) - used, "%s%s", used > 0 ? ", " : "", name_of(chain, rank));
+        snprintf(names + used, sizeof(names) - used, "%s%s", used > 0 ? ", " : "", name_of(chain, (int)missing[i]));
     }
     say(chain, "It waits in a batch of %s for the rows of: %s.", name_of(chain, call->to), names);
-    if (say_state(chain, first))
-        return chain_ends;
-    next.call = oldest_call(chain, first, -1, ANY_CALL);
-    if (next.call == NULL)
-        say(chain, "%s waits for no call of its own.", name_of(chain, first));
-    return next;
+    return (struct next){ .call = call_of_worker(chain, (int)missing[0]), .guessed = true };
 }
 
 static struct next follow_body(const struct chain *chain, const struct stat_call *call)
@@ -498,6 +503,7 @@ static void say_call(const struct chain *chain, const struct stat_call *call)
         show_stack(chain, call->from, waiter);
 }
 
+/* NULL: nothing more is said. */
 static void follow(struct chain *chain, const struct stat_call *call)
 {
     struct next next = { .call = call };
@@ -512,18 +518,6 @@ static void follow(struct chain *chain, const struct stat_call *call)
         say_call(chain, next.call);
         next = follow_call(chain, next.call);
     }
-}
-
-static void follow_worker(struct chain *chain, int rank)
-{
-    const struct stat_call *call = oldest_call(chain, rank, -1, ANY_CALL);
-
-    if (say_state(chain, rank))
-        return;
-    if (call != NULL)
-        follow(chain, call);
-    else
-        say(chain, "%s waits for no call of its own.", name_of(chain, rank));
 }
 
 /* ---- The subject --------------------------------------------------------------------------------------- */
@@ -548,18 +542,6 @@ static const struct stat_call *find_call(const struct stat_job *job, const char 
     for (size_t i = 0; i < job->call_count; i++)
         if (strcmp(stat_call_name(&job->calls[i]), subject) == 0)
             return &job->calls[i];
-    return NULL;
-}
-
-/* The oldest call of a living worker that was not given up. */
-static const struct stat_call *longest(const struct chain *chain)
-{
-    for (size_t i = 0; i < chain->job->call_count; i++) {
-        const struct stat_call *call = &chain->job->calls[i];
-
-        if (!call->given_up && stat_worker_alive(chain->job->workers[call->from]))
-            return call;
-    }
     return NULL;
 }
 
@@ -590,18 +572,18 @@ static void end_job(const struct chain *chain)
  * worker nor a call of that name. */
 static bool explain(struct chain *chain, const char *subject)
 {
-    const struct stat_call *call = subject != NULL ? find_call(chain->job, subject) : longest(chain);
+    const struct stat_call *call = subject != NULL ? find_call(chain->job, subject)
+                                                   : oldest_call(chain, -1, -1, ANY_CALL);
     int rank = subject != NULL ? find_worker(chain->job, subject) : -1;
 
     if (subject != NULL && call == NULL && rank < 0)
         return false;
     begin_job(chain, subject);
-    if (call != NULL)
-        follow(chain, call);
-    else if (rank >= 0)
-        follow_worker(chain, rank);
-    else
+    if (call == NULL && rank >= 0)
+        call = call_of_worker(chain, rank);
+    else if (call == NULL)
         say(chain, "Nobody waits for a call.");
+    follow(chain, call);
     end_job(chain);
     return true;
 }
@@ -620,12 +602,11 @@ static int print_job(struct stat_job *job, const struct stat_options *options)
 /* One word that is a job's name is the job; else it is the subject. */
 static bool is_job(const struct stat_options *options)
 {
-    struct stat_jobs jobs;
+    struct stat_jobs jobs = { 0 };
     bool is_one = options->subject != NULL && options->select == NULL &&
                   stat_jobs_find(&jobs, options->subject) == 0 && jobs.count > 0;
 
-    if (options->subject != NULL && options->select == NULL)
-        stat_jobs_free(&jobs);
+    stat_jobs_free(&jobs);
     return is_one;
 }
 

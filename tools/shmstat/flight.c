@@ -97,23 +97,15 @@ static void find_call(const struct stat_job *job, struct stat_call *call, uint64
     const struct stat_worker *callee = stat_reader(job, (uint32_t)call->to);
     const struct bxi_now *now;
 
-    if (end_pos == UINT64_MAX) {
-        call->where = STAT_QUEUED;
-        return;
-    }
-    call->where = STAT_UNKNOWN;
-    if (callee == NULL)
-        return;
-    if (find_served(callee, call))
+    call->where = end_pos == UINT64_MAX ? STAT_QUEUED : STAT_UNKNOWN;
+    if (call->where == STAT_QUEUED || callee == NULL || find_served(callee, call))
         return;
     now = &bxi_tables(callee->control)->now;
     if (stat_word(&now->since_ns) != 0 && stat_word(&now->id) == call->id &&
-        (stat_word(&now->who) & 0xffff) == (uint64_t)call->from) {
+        (stat_word(&now->who) & 0xffff) == (uint64_t)call->from)
         call->where = STAT_INLINE;
-        return;
-    }
-    /* The read position was copied after the rows above. */
-    call->where = stat_word(&callee->received[call->from].read_pos) < end_pos ? STAT_IN_RING : STAT_ANSWERED;
+    else        /* the read position was copied after the rows above */
+        call->where = stat_word(&callee->received[call->from].read_pos) < end_pos ? STAT_IN_RING : STAT_ANSWERED;
 }
 
 /* ---- All calls -------------------------------------------------------------------------------------- */

@@ -53,19 +53,10 @@ int stat_device_row(const struct stat_job *job, const struct stat_worker *worker
     return STAT_ROW;
 }
 
-/* The list of those that have the slab open now, or were killed while they had. */
-static void put_openers(struct stat_row *row, const struct stat_job *job, const struct stat_worker *worker, int slab,
-                        bool alive)
-{
-    uint64_t ranks[BXI_WORLD_MAX];
-
-    stat_put_list(row, alive ? "open_in" : "was_open_in", ranks,
-                  stat_gpu_openers(job, worker, (uint32_t)slab, alive, ranks));
-}
-
 static int slab_row(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row)
 {
     const struct bxi_gpu_slab_row *slab = &worker->gpu->region.slab[index];
+    uint64_t ranks[BXI_WORLD_MAX];
     int device;
 
     if (index >= BXI_GPU_SLABS)
@@ -79,8 +70,8 @@ static int slab_row(const struct stat_job *job, const struct stat_worker *worker
     stat_put(row, "bytes", STAT_BYTES, slab->bytes);
     stat_put_text(row, "export", (slab->flags & BXI_GPU_SLAB_FD) != 0 ? "fd" : "handle");
     stat_put_if(row, device >= 0, "device", STAT_ID, (uint64_t)device);
-    put_openers(row, job, worker, index, true);
-    put_openers(row, job, worker, index, false);
+    stat_put_list(row, "open_in", ranks, stat_gpu_openers(job, worker, (uint32_t)index, true, ranks));
+    stat_put_list(row, "was_open_in", ranks, stat_gpu_openers(job, worker, (uint32_t)index, false, ranks));
     return STAT_ROW;
 }
 

@@ -269,15 +269,8 @@ static void json_legs(const struct bxi_hist *hist)
     }
 }
 
-static void json_function(const struct stat_job *job, const struct rows *rows, size_t first, size_t end,
-                          const struct bxi_hist *merged)
+static void json_callers(const struct stat_job *job, const struct rows *rows, size_t first, size_t end)
 {
-    struct stat_row row;
-
-    stat_json_open(NULL, '{');
-    json_legs(merged);
-    function_row(job, rows, first, end, &row);
-    stat_row_json(&row);
     stat_json_open("callers", '[');
     for (size_t i = first; i < end; i++) {
         stat_json_open(NULL, '{');
@@ -287,7 +280,6 @@ static void json_function(const struct stat_job *job, const struct rows *rows, s
         stat_json_close('}');
     }
     stat_json_close(']');
-    stat_json_close('}');
 }
 
 int stat_hists_print(const struct stat_job *job, bool json)
@@ -306,10 +298,15 @@ int stat_hists_print(const struct stat_job *job, bool json)
     for (size_t first = 0, end; first < rows.count; first = end) {
         end = merge(&rows, first, &merged);
         function_row(job, &rows, first, end, &row);
-        if (json)
-            json_function(job, &rows, first, end, &merged);
-        else
+        if (json) {
+            stat_json_open(NULL, '{');
+            json_legs(&merged);
+            stat_row_json(&row);
+            json_callers(job, &rows, first, end);
+            stat_json_close('}');
+        } else {
             text_function(&row, &merged, &table);
+        }
     }
     if (json)
         stat_json_close(']');

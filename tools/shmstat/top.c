@@ -115,7 +115,7 @@ static void json_columns(const struct top_row *row, enum top_view view)
     for (int i = 0; i < count; i++) {
         const struct top_column *column = &columns[i];
         /* A real even so: sums of garbage words may exceed 64 bits. */
-        bool is_whole = column->format == TOP_COUNT || column->format == TOP_BYTES;
+        bool is_whole = (column->format == TOP_COUNT || column->format == TOP_BYTES) && column->source >= TOP_RATES;
 
         if (column->key != NULL && column->format == TOP_TEXT)
             stat_put_text(&keys, column->key, row->text[column->source]);

@@ -117,10 +117,8 @@ struct top_column {
     enum top_format {
         TOP_TEXT,
         TOP_WHOLE,                      /* 1234 */
-        TOP_COUNT,                      /* 1.23k */
-        TOP_BYTES,                      /* 1.23K, by 1024 */
-        TOP_RATE,                       /* as COUNT and BYTES, and with a fraction in JSON */
-        TOP_BYTES_RATE,
+        TOP_COUNT,                      /* 1.23k; in JSON a rate has a fraction, another figure is whole */
+        TOP_BYTES,                      /* 1.23K, by 1024; so too */
         TOP_PERCENT,
         TOP_SECONDS,
     } format;

@@ -19,25 +19,25 @@ static const struct top_column worker_columns[] = {
     { "PID", NULL, 7, 6, TOP_WHOLE, TOP_PID },
     { "DOING", "doing", 8, 0, TOP_TEXT, TOP_DOING },
     { "STATE", NULL, 8, 18, TOP_TEXT, TOP_STATE },
-    { "CALLS/s", "calls_per_second", 7, 1, TOP_RATE, TOP_CALLS_S },
-    { "REQS/s", "requests_per_second", 6, 2, TOP_RATE, TOP_REQUESTS_S },
-    { "OUT/s", "bytes_out_per_second", 5, 4, TOP_BYTES_RATE, TOP_BYTES_OUT_S },
-    { "IN/s", "bytes_in_per_second", 5, 5, TOP_BYTES_RATE, TOP_BYTES_IN_S },
+    { "CALLS/s", "calls_per_second", 7, 1, TOP_COUNT, TOP_CALLS_S },
+    { "REQS/s", "requests_per_second", 6, 2, TOP_COUNT, TOP_REQUESTS_S },
+    { "OUT/s", "bytes_out_per_second", 5, 4, TOP_BYTES, TOP_BYTES_OUT_S },
+    { "IN/s", "bytes_in_per_second", 5, 5, TOP_BYTES, TOP_BYTES_IN_S },
     { "FLIGHT", "calls_in_flight", 6, 3, TOP_COUNT, TOP_FLIGHT },
     { "SERVED", "requests_served", 6, 7, TOP_COUNT, TOP_SERVED },
     { "RING%", "ring_fill_percent", 5, 8, TOP_PERCENT, TOP_FILL },
     { "AGE", "oldest_call_seconds", 8, 9, TOP_SECONDS, TOP_AGE },
     { "POOL", "pool_busy", 4, 13, TOP_COUNT, TOP_POOL },
-    { "WAKE/s", "wakeups_per_second", 6, 10, TOP_RATE, TOP_WAKEUPS_S },
-    { "BELL/s", "bells_per_second", 6, 11, TOP_RATE, TOP_BELLS_S },
+    { "WAKE/s", "wakeups_per_second", 6, 10, TOP_COUNT, TOP_WAKEUPS_S },
+    { "BELL/s", "bells_per_second", 6, 11, TOP_COUNT, TOP_BELLS_S },
     { "ARENA", "arena_used_bytes", 5, 12, TOP_BYTES, TOP_ARENA },
     { "LOAN", "on_loan_bytes", 5, 13, TOP_BYTES, TOP_LOAN },
-    { "TENS/s", "tensor_bytes_per_second", 6, 14, TOP_BYTES_RATE, TOP_TENSOR_BYTES_S },
-    { "FULL/s", "times_full_per_second", 6, 15, TOP_RATE, TOP_FULL_S },
-    { "FAIL/s", "failures_per_second", 6, 16, TOP_RATE, TOP_FAILED_S },
-    { "SENT/s", "frames_out_per_second", 6, 17, TOP_RATE, TOP_FRAMES_OUT_S },
-    { "RECV/s", "frames_in_per_second", 6, 17, TOP_RATE, TOP_FRAMES_IN_S },
-    { "SAVED/s", "bells_saved_per_second", 7, 19, TOP_RATE, TOP_SAVED_S },
+    { "TENS/s", "tensor_bytes_per_second", 6, 14, TOP_BYTES, TOP_TENSOR_BYTES_S },
+    { "FULL/s", "times_full_per_second", 6, 15, TOP_COUNT, TOP_FULL_S },
+    { "FAIL/s", "failures_per_second", 6, 16, TOP_COUNT, TOP_FAILED_S },
+    { "SENT/s", "frames_out_per_second", 6, 17, TOP_COUNT, TOP_FRAMES_OUT_S },
+    { "RECV/s", "frames_in_per_second", 6, 17, TOP_COUNT, TOP_FRAMES_IN_S },
+    { "SAVED/s", "bells_saved_per_second", 7, 19, TOP_COUNT, TOP_SAVED_S },
     { "GEN", NULL, 5, 19, TOP_WHOLE, TOP_GENERATION },
     { "WHY", "why", 30, 20, TOP_TEXT, TOP_WHY },
 };
@@ -50,9 +50,9 @@ static const struct top_column ring_columns[] = {
     { "HIGH%", "high_water_percent", 5, 5, TOP_PERCENT, TOP_HIGH },
     { "UNREAD", "unread_bytes", 6, 4, TOP_BYTES, TOP_UNREAD },
     { "AGE", "oldest_unread_seconds", 8, 4, TOP_SECONDS, TOP_AGE },
-    { "SENT/s", "frames_per_second", 6, 2, TOP_RATE, TOP_FRAMES_OUT_S },
-    { "OUT/s", "bytes_per_second", 5, 3, TOP_BYTES_RATE, TOP_BYTES_OUT_S },
-    { "FULL/s", "times_full_per_second", 6, 6, TOP_RATE, TOP_FULL_S },
+    { "SENT/s", "frames_per_second", 6, 2, TOP_COUNT, TOP_FRAMES_OUT_S },
+    { "OUT/s", "bytes_per_second", 5, 3, TOP_BYTES, TOP_BYTES_OUT_S },
+    { "FULL/s", "times_full_per_second", 6, 6, TOP_COUNT, TOP_FULL_S },
     { "READER", "reader_doing", 8, 7, TOP_TEXT, TOP_DOING },
 };
 
@@ -122,9 +122,9 @@ const char *top_figure(double value, enum top_format format)
 
     if (isnan(value))
         return "-";
-    if (format == TOP_COUNT || format == TOP_RATE)
+    if (format == TOP_COUNT)
         scaled(text, sizeof(text), value, 1000);
-    else if (format == TOP_BYTES || format == TOP_BYTES_RATE)
+    else if (format == TOP_BYTES)
         scaled(text, sizeof(text), value, 1024);
     else if (format == TOP_SECONDS)
         return stat_time_text(value);

@@ -247,31 +247,29 @@ static void draw_job(const struct top_model *model, struct top_page *page)
     end_line(page);
 }
 
+static void put_count(struct top_page *page, enum style style, int count, const char *what)
+{
+    if (count > 0)
+        put(page, style, ", %d %s", count, what);
+}
+
 static void draw_workers(const struct top_model *model, struct top_page *page)
 {
     const struct top_totals *totals = &model->totals;
-    const struct {
-        enum style style;
-        int count;
-        const char *what;
-    } counts[] = {
-        { CAUTION, totals->workers - totals->alive, "dead" }, { ALARM, totals->stopped, "stopped" },
-        { ALARM, totals->stuck - totals->stopped, "stuck" },
-    };
     static const struct {
         enum top_number number;
         enum top_format format;
         const char *what;
     } sums[] = {
-        { TOP_CALLS_S, TOP_RATE, " calls/s" }, { TOP_FRAMES_OUT_S, TOP_RATE, " frames/s" },
-        { TOP_BYTES_OUT_S, TOP_BYTES_RATE, "B/s" }, { TOP_FLIGHT, TOP_COUNT, " in flight" },
+        { TOP_CALLS_S, TOP_COUNT, " calls/s" }, { TOP_FRAMES_OUT_S, TOP_COUNT, " frames/s" },
+        { TOP_BYTES_OUT_S, TOP_BYTES, "B/s" }, { TOP_FLIGHT, TOP_COUNT, " in flight" },
         { TOP_LOAN, TOP_BYTES, "B lent" },
     };
 
     put(page, PLAIN, "%d workers: %d alive", totals->workers, totals->alive);
-    for (int i = 0; i < 3; i++)
-        if (counts[i].count > 0)
-            put(page, counts[i].style, ", %d %s", counts[i].count, counts[i].what);
+    put_count(page, CAUTION, totals->workers - totals->alive, "dead");
+    put_count(page, ALARM, totals->stopped, "stopped");
+    put_count(page, ALARM, totals->stuck - totals->stopped, "stuck");
     end_line(page);
     for (size_t i = 0; i < sizeof(sums) / sizeof(sums[0]); i++)
         put(page, PLAIN, "%s%s%s", i > 0 ? ", " : "", top_figure(totals->number[sums[i].number], sums[i].format),

@@ -379,32 +379,24 @@ static void free_rows(struct top_model *model)
     model->count = 0;
 }
 
-/* As many rows as there can be. Most of the rings' are never written, and take no memory. */
-static size_t most_rows(const struct stat_jobs *jobs, enum top_view view)
-{
-    size_t most = 1;
-
-    for (size_t i = 0; i < jobs->count; i++)
-        most += view == TOP_RINGS ? BXI_WORLD_MAX * BXI_WORLD_MAX : jobs->list[i].call_count;
-    return most;
-}
-
 int top_rows(struct top_model *model, enum top_view view)
 {
     const struct stat_jobs *jobs = &model->now.jobs;
+    size_t most = 1;
 
     free_rows(model);
     model->totals = (struct top_totals){ 0 };
     model->workers = model->rows = calloc(jobs->count * BXI_WORLD_MAX + 1, sizeof(*model->rows));
     if (model->workers == NULL)
         return -ENOMEM;
-    for (size_t i = 0; i < jobs->count; i++)
+    for (size_t i = 0; i < jobs->count; i++) {
         add_workers(model, &jobs->list[i]);
-    model->count = (size_t)model->totals.workers;
-    if (view != TOP_WORKERS) {
-        model->count = 0;
-        model->rows = calloc(most_rows(jobs, view), sizeof(*model->rows));
+        most += view == TOP_RINGS ? BXI_WORLD_MAX * BXI_WORLD_MAX : jobs->list[i].call_count;
     }
+    model->count = view == TOP_WORKERS ? (size_t)model->totals.workers : 0;
+    /* As many rows as there can be. Most of the rings' are never written, and take no memory. */
+    if (view != TOP_WORKERS)
+        model->rows = calloc(most, sizeof(*model->rows));
     for (size_t i = 0; i < jobs->count && view != TOP_WORKERS && model->rows != NULL; i++) {
         if (view == TOP_RINGS)
             add_rings(model, &jobs->list[i]);

@@ -164,6 +164,7 @@ static int take_block(struct bxi_gpu_device *device, uint64_t bytes, struct bxi_
 int bxi_gpu_alloc(struct bxi_gpu_device *device, uint64_t bytes, struct bxi_gpu_block **block)
 {
     struct bxi_gpu *gpu = device->gpu;
+    uint64_t freed;
     bool comes;
     int rc;
 
@@ -171,8 +172,12 @@ int bxi_gpu_alloc(struct bxi_gpu_device *device, uint64_t bytes, struct bxi_gpu_
         return -EPERM;
     for (int pauses = 0;; pauses++) {
         pthread_mutex_lock(&gpu->lock);
+        freed = bxi_gpu_figure(&gpu->figures.slabs_retired);
         rc = take_block(device, bytes, block);
-        comes = bytes <= gpu->info[device->ordinal].bytes && bxi_gpu_room_comes(gpu, device, rc);
+        comes = bxi_gpu_room_comes(gpu, device, rc);
+        if (rc == -ENOMEM)              /* a slab may have been freed since the driver refused */
+            comes = bytes <= gpu->info[device->ordinal].bytes &&
+                    (comes || freed != bxi_gpu_figure(&gpu->figures.slabs_retired));
         pthread_mutex_unlock(&gpu->lock);
         if (!comes || pauses == BXI_GPU_ROOM_PAUSES)
             return rc;

@@ -47,7 +47,7 @@ under()
         echo "ok $*:$(tail -n 1 "$out" | sed 's/.*)  *//; s/  */ /g; s/^/ /')"
     else
         cat "$out"
-        echo "not ok $*"
+        echo "not ok $*:$(sed -n 's/^\[FAIL\]\( [^ ]*\): .*/\1/p' "$out" | tr -d '\n')"
         failed=1
     fi
 }

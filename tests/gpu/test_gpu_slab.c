@@ -12,6 +12,7 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define MANY 64
 
@@ -219,6 +220,36 @@ static void spare_in_the_way(void)
 Test(gpu_slab, retires_an_empty_slab_that_is_too_small_where_there_is_no_room, .timeout = 60)
 {
     gpu_alone(GPU_FAKE, spare_in_the_way);
+}
+
+static unsigned (*alloc)(unsigned long long *address, size_t bytes);
+
+/* The spare is freed between the driver's refusal and its return; the first one, at which it is not yet retired, takes
+ * 100 ms. */
+static unsigned refuses_slowly(unsigned long long *address, size_t bytes)
+{
+    uint64_t freed = gpu_counters().slabs_retired;
+    unsigned result = alloc(address, bytes);
+
+    for (int i = 0; result != CUDA_SUCCESS && i < 100 && gpu_counters().slabs_retired == freed; i++)
+        usleep(1000);
+    return result;
+}
+
+static void freed_meanwhile(void)
+{
+    start_sync(0);
+    alloc = gpu->cu.cuMemAlloc_v2;
+    gpu->cu.cuMemAlloc_v2 = refuses_slowly;
+    bxi_gpu_free(gpu_block(500 * GPU_MIB));
+    bxi_gpu_free(gpu_block(600 * GPU_MIB));
+    gpu_end();
+}
+
+Test(gpu_slab, sees_that_a_slab_was_freed_while_the_driver_refused, .timeout = 60)
+{
+    setenv("FAKE_CUDA_NO_VMM", "1", 1);
+    gpu_alone(GPU_FAKE, freed_meanwhile);
 }
 
 /* A block that waits for a point of a blocked lane is not handed out again. */

@@ -145,24 +145,9 @@ int bxi_segment_open_device(struct bxi_segment *segment, int world_size)
     return rc;
 }
 
-void *bxi_segment_device(const struct bxi_segment *segment)
-{
-    return (unsigned char *)segment->control + BXI_DEVICE_OFFSET;
-}
-
-unsigned char *bxi_segment_device_pair(const struct bxi_segment *segment, int to)
-{
-    return (unsigned char *)segment->control + bxi_device_pair_offset(to);
-}
-
-unsigned char *bxi_segment_ring(const struct bxi_segment *segment, int to)
-{
-    return (unsigned char *)segment->control + bxi_ring_offset(to);
-}
-
 bxi_a64 *bxi_segment_leases(const struct bxi_segment *segment, int to)
 {
-    return (bxi_a64 *)((unsigned char *)segment->control + bxi_lease_offset(to));
+    return bxi_segment_at(segment, bxi_lease_offset(to));
 }
 
 void bxi_segment_destroy(struct bxi_segment *segment)
@@ -233,16 +218,6 @@ int bxi_segment_attach(struct bxi_segment_view *view, int fd, uint64_t instance,
     view->control = base;
     view->bytes = bytes;
     return 0;
-}
-
-const unsigned char *bxi_segment_view_ring(const struct bxi_segment_view *view, int to)
-{
-    return (const unsigned char *)view->control + bxi_ring_offset(to);
-}
-
-const bxi_a64 *bxi_segment_view_leases(const struct bxi_segment_view *view, int to)
-{
-    return (const bxi_a64 *)((const unsigned char *)view->control + bxi_lease_offset(to));
 }
 
 void bxi_segment_detach(struct bxi_segment_view *view)

@@ -47,9 +47,11 @@ int bxi_segment_allocate(struct bxi_segment *segment, uint64_t offset, uint64_t 
 /* Allocates the device region, and the words about device memory of each of world_size peers; pages already allocated
  * are kept. 0, -ENOSPC, -errno. */
 int bxi_segment_open_device(struct bxi_segment *segment, int world_size);
-void *bxi_segment_device(const struct bxi_segment *segment);
-unsigned char *bxi_segment_device_pair(const struct bxi_segment *segment, int to);
-unsigned char *bxi_segment_ring(const struct bxi_segment *segment, int to);
+/* What lies at an offset of layout.h or tables.h; beyond the control pages only once it is allocated. */
+static inline void *bxi_segment_at(const struct bxi_segment *segment, uint64_t offset)
+{
+    return (unsigned char *)segment->control + offset;
+}
 /* BXI_LEASE_MAX words by which the owner returns leases of peer `to`; only after bxi_segment_open_ring. */
 bxi_a64 *bxi_segment_leases(const struct bxi_segment *segment, int to);
 
@@ -59,8 +61,10 @@ void bxi_segment_destroy(struct bxi_segment *segment);
 /* Maps a peer's segment from its descriptor (which stays the caller's) and checks its header. -EPROTO: magic, sizes,
  * rank, world size, instance or uid are wrong; -EPROTONOSUPPORT: another layout version; -errno. */
 int bxi_segment_attach(struct bxi_segment_view *view, int fd, uint64_t instance, int rank, int world_size);
-const unsigned char *bxi_segment_view_ring(const struct bxi_segment_view *view, int to);
-const bxi_a64 *bxi_segment_view_leases(const struct bxi_segment_view *view, int to);
+static inline const void *bxi_segment_view_at(const struct bxi_segment_view *view, uint64_t offset)
+{
+    return (const unsigned char *)view->control + offset;
+}
 void bxi_segment_detach(struct bxi_segment_view *view);
 
 #endif

@@ -411,7 +411,7 @@ static int open_peer(struct bxi_devices *devices, const struct bxi_lend_peer *pe
     struct bxi_gpu_peer_options options = {
         .name = peer->name,
         .region = bxi_device_region(peer->view->control),
-        .held = (struct bxi_gpu_held *)(void *)bxi_segment_device_pair(&job->segment, peer->rank),
+        .held = bxi_segment_at(&job->segment, bxi_device_pair_offset(peer->rank)),
     };
     int rc;
 

@@ -106,7 +106,8 @@ static const struct bxi_source_ops device_source = {
 static int make_devices(struct bx_job *job, struct bxi_devices **out)
 {
     struct bxi_devices *devices = calloc(1, sizeof *devices);
-    struct bxi_gpu_options options = { .region = bxi_segment_device(&job->segment), .is_held = bxi_devices_is_held,
+    struct bxi_gpu_options options = { .region = bxi_segment_at(&job->segment, BXI_DEVICE_OFFSET),
+                                       .is_held = bxi_devices_is_held,
                                        .context = devices };
     int rc;
 

@@ -96,7 +96,7 @@ static const bxi_a64 *find_words(struct bx_job *job, struct bxi_lend_peer *peer)
     /* [pair.open] acquire, pairs with the release in bxi_peer_open_out: the pages of the words are there. */
     if (grants->words == NULL && peer->rank != job->rank &&
         bxi_load_acquire((bxi_a64 *)&peer->view->control->pair[job->rank].open) == 1) {
-        grants->words = bxi_segment_view_leases(peer->view, job->rank);
+        grants->words = bxi_segment_view_at(peer->view, bxi_lease_offset(job->rank));
         grants->given_back = &peer->view->control->pair[job->rank].given_back;
     }
     return grants->words;
@@ -217,8 +217,7 @@ static struct bxi_gpu_point point_of(const struct bx_job *job, const struct bxi_
     const bxi_a64 *words = peer->loop_words + BXI_LEASE_MAX + 1;
 
     if (peer->rank != job->rank)
-        words = (const bxi_a64 *)(const void *)((const unsigned char *)peer->view->control +
-                                                bxi_device_pair_offset(job->rank) + BXI_DEVICE_POINTS);
+        words = bxi_segment_view_at(peer->view, bxi_device_pair_offset(job->rank) + BXI_DEVICE_POINTS);
 
     /* Relaxed, both: after the acquire of the lease word, which was written after them. */
     uint64_t which = bxi_load_relaxed((bxi_a64 *)&words[2 * index]);

@@ -92,7 +92,7 @@ static void put_point(struct bxi_returns *returns, uint32_t slot, const struct b
     bxi_a64 *words = returns->words + BXI_LEASE_MAX + 1;         /* to oneself */
 
     if (rank != job->rank)
-        words = (bxi_a64 *)(void *)(bxi_segment_device_pair(&job->segment, rank) + BXI_DEVICE_POINTS);
+        words = bxi_segment_at(&job->segment, bxi_device_pair_offset(rank) + BXI_DEVICE_POINTS);
     /* Relaxed, both: published by the store of the lease word. */
     bxi_store_relaxed(&words[2 * slot], (uint64_t)point->order | (uint64_t)point->lane << 16);
     bxi_store_relaxed(&words[2 * slot + 1], point->value);

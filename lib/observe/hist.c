@@ -93,11 +93,12 @@ static struct bxi_hist *page_of(struct bx_job *job, struct bxi_hist ***pages, co
         return *pages != NULL ? (*pages)[measured->function] : NULL;
     /* Relaxed: written under the lock only. */
     count = bxi_load_relaxed(&job->control->header.hist_count);
-    if (bxi_tables_open_hist(&job->segment, count) < 0) {
+    if (count == BXI_HIST_MAX ||
+        bxi_segment_allocate(&job->segment, bxi_hist_offset(count), sizeof(struct bxi_hist)) < 0) {
         job->observe->hist_full = true;
         return NULL;
     }
-    hist = bxi_tables_hist(&job->segment, count);
+    hist = bxi_segment_at(&job->segment, bxi_hist_offset(count));
     memcpy(hist->name, measured->name, BXI_NAME_BYTES);
     hist->who = (uint64_t)measured->rank | (uint64_t)measured->function << 16;
     /* [hist] release, for inspectors in other processes: name and who are written. */

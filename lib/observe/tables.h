@@ -25,8 +25,6 @@
 #include "base/counters.h"
 #include "shm/layout.h"
 
-struct bxi_segment;
-
 #define BXI_CALLS_MAX 1024                              /* calls in flight from one worker to another */
 #define BXI_CALLS_FIRST 128                             /* of their rows, allocated with the ring */
 #define BXI_CALL_GIVEN_UP (UINT64_C(1) << 63)           /* in bxi_call_row.id: the caller no longer waits */
@@ -237,16 +235,6 @@ static inline const struct bxi_tables *bxi_tables_view(const struct bxi_control 
 {
     return (const struct bxi_tables *)(const void *)control;
 }
-
-/* Allocates the first `count` rows of the calls to `to`. 0, -EINVAL, -ENOSPC, -errno. */
-int bxi_tables_open_calls(struct bxi_segment *segment, int to, uint32_t count);
-struct bxi_call_row *bxi_tables_calls(const struct bxi_segment *segment, int to);
-/* Allocates the page of histogram i, all zero. 0, -EINVAL, -ENOSPC, -errno. */
-int bxi_tables_open_hist(struct bxi_segment *segment, uint32_t i);
-struct bxi_hist *bxi_tables_hist(const struct bxi_segment *segment, uint32_t i);
-/* Allocates all rows of objects, all zero. 0, -ENOSPC, -errno. */
-int bxi_tables_open_objects(struct bxi_segment *segment);
-struct bxi_object_row *bxi_tables_objects(const struct bxi_segment *segment);
 
 /* Offset of histogram i: between the control pages and the rows of objects. */
 static inline uint64_t bxi_hist_offset(uint32_t i)

@@ -106,7 +106,7 @@ BXI_COLD int bxi_peer_open_out(struct bx_job *job, struct bxi_peer *peer)
         if (rc < 0)
             return no_room(peer, rc);
         BXI_STEP("open.allocated");
-        base = bxi_segment_ring(&job->segment, peer->rank);
+        base = bxi_segment_at(&job->segment, bxi_ring_offset(peer->rank));
     }
     bxi_ring_writer_init(&peer->out, base, BXI_RING_BYTES, 0, &theirs->credit[job->rank].position,
                          &pair->want_credit);

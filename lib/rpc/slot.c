@@ -14,9 +14,11 @@
 /* Rows of the segment for the slots. Where the segment has no room for more, calls go on without. */
 BXI_COLD static void grow_rows(struct bx_job *job, struct bxi_peer *peer)
 {
-    if (bxi_tables_open_calls(&job->segment, peer->rank, peer->slot_count) < 0)
+    uint64_t offset = bxi_calls_offset(peer->rank);
+
+    if (bxi_segment_allocate(&job->segment, offset, peer->slot_count * sizeof(struct bxi_call_row)) < 0)
         return;
-    peer->rows = bxi_tables_calls(&job->segment, peer->rank);
+    peer->rows = bxi_segment_at(&job->segment, offset);
     peer->row_count = peer->slot_count;
 }
 

@@ -280,7 +280,8 @@ static void look_open(struct bx_job *job, struct bxi_peer *peer)
     /* [pair.open] acquire, pairs with the release in bxi_peer_open_out: the ring's pages are there. */
     if (peer->in_open || bxi_load_acquire((bxi_a64 *)&pair->open) != 1)
         return;
-    open_in(job, peer, self ? peer->loop : bxi_segment_view_ring(&peer->view, job->rank), &pair->want_credit);
+    open_in(job, peer, self ? peer->loop : bxi_segment_view_at(&peer->view, bxi_ring_offset(job->rank)),
+            &pair->want_credit);
     if (self)
         return;
     look_refused(job, peer);            /* what it had refused before; it refuses nothing any more */

@@ -31,7 +31,7 @@ void bxi_rref_show_state(const struct bx_rref *rref, enum bxi_rref_state state)
 static struct bxi_object_row *take_row(struct bx_job *job)
 {
     struct bxi_rrefs *rrefs = job->rrefs;
-    struct bxi_object_row *rows = bxi_tables_objects(&job->segment);
+    struct bxi_object_row *rows = bxi_segment_at(&job->segment, BXI_OBJECTS_OFFSET);
     bxi_a64 *used = &bxi_tables(job->control)->object_rows;
     uint64_t count = bxi_load_relaxed(used);        /* relaxed: written under the lock only */
 
@@ -39,7 +39,7 @@ static struct bxi_object_row *take_row(struct bx_job *job)
         return &rows[rrefs->free_rows[--rrefs->free_row_count]];
     if (count == BXI_OBJECTS_MAX || rrefs->rows_failed)
         return NULL;
-    if (count == 0 && bxi_tables_open_objects(&job->segment) < 0) {
+    if (count == 0 && bxi_segment_allocate(&job->segment, BXI_OBJECTS_OFFSET, BXI_OBJECTS_BYTES) < 0) {
         rrefs->rows_failed = true;
         return NULL;
     }
@@ -69,6 +69,8 @@ void bxi_rref_show(struct bx_job *job, struct bx_rref *rref)
 
 void bxi_rref_hide(struct bx_job *job, struct bx_rref *rref)
 {
+    const struct bxi_object_row *rows = bxi_segment_at(&job->segment, BXI_OBJECTS_OFFSET);
+
     if (!bxi_rref_is_ours(job, rref->id) || job->control == NULL)
         return;
     if (rref->row == NULL) {
@@ -76,8 +78,7 @@ void bxi_rref_hide(struct bx_job *job, struct bx_rref *rref)
         return;
     }
     bxi_store_relaxed(&rref->row->id, 0);       /* relaxed: for inspectors, which read the id before and after */
-    job->rrefs->free_rows[job->rrefs->free_row_count++] =
-        (uint16_t)(rref->row - bxi_tables_objects(&job->segment));
+    job->rrefs->free_rows[job->rrefs->free_row_count++] = (uint16_t)(rref->row - rows);
     rref->row = NULL;
 }
 

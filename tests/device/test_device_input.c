@@ -446,7 +446,7 @@ static void lies(struct bx_job *job)
     harness_post(OPEN);
     harness_await(STRUCK, 1);
     loan = (struct bxi_loan *)lent->storage;
-    words = (bxi_a64 *)(void *)(bxi_segment_device_pair(&job->segment, 0) + BXI_DEVICE_POINTS);
+    words = bxi_segment_at(&job->segment, bxi_device_pair_offset(0) + BXI_DEVICE_POINTS);
     bxi_store_relaxed(&words[2 * loan->slot], BXI_GPU_HOST_WORDS | UINT64_C(99) << 16);
     bxi_store_relaxed(&words[2 * loan->slot + 1], 1);
     bxi_store_release(&bxi_segment_leases(&job->segment, 0)[loan->slot], loan->generation);

@@ -210,7 +210,7 @@ static struct bxi_hist *hist_of(struct bx_job *job, int rank, const char *functi
     struct bxi_hist *found = NULL;
 
     for (uint32_t i = 0; i < hist_count(job); i++) {
-        struct bxi_hist *hist = bxi_tables_hist(&job->segment, i);
+        struct bxi_hist *hist = bxi_segment_at(&job->segment, bxi_hist_offset(i));
 
         if ((hist->who & 0xffff) != (uint64_t)rank || strcmp(hist->name, function) != 0)
             continue;

@@ -139,7 +139,7 @@ static uint64_t who_is(struct bx_job *job, int caller, int callee, const char *f
 /* The rows in use of this worker's calls to `to`, with those of calls that were given up. Returns how many. */
 static int rows_of(struct bx_job *job, int to, struct bxi_call_row **rows)
 {
-    struct bxi_call_row *all = bxi_tables_calls(&job->segment, to);
+    struct bxi_call_row *all = bxi_segment_at(&job->segment, bxi_calls_offset(to));
     int count = 0;
 
     for (uint32_t i = 0; i < job->rpc->peers[to]->row_count; i++)
@@ -233,14 +233,14 @@ static void sees_its_call(struct bx_job *job, int to, uint64_t timeout_ns)
 {
     uint64_t before_ns, after_ns, since_ns, deadline_ns;
     struct bx_future *future;
-    struct bxi_call_row *row;
+    struct bxi_call_row *all = bxi_segment_at(&job->segment, bxi_calls_offset(to)), *row;
 
     before_ns = bxi_coarse_ns();
     future = start_call(job, to, "park", timeout_ns);
     after_ns = bxi_now_ns();
     row = only_row(job, to);
     HARNESS_EQ(bxi_load_relaxed(&row->id), id_of(job, future, to));
-    HARNESS_CHECK(row == bxi_tables_calls(&job->segment, to) + (bxi_load_relaxed(&row->id) & 0xffff));
+    HARNESS_CHECK(row == all + (bxi_load_relaxed(&row->id) & 0xffff));
     HARNESS_EQ(bxi_load_relaxed(&row->since) & 0xff, function_of(job, to, "park"));
     since_ns = bxi_load_relaxed(&row->since) >> 8;
     HARNESS_CHECK(since_ns >= before_ns && since_ns <= after_ns);
@@ -339,7 +339,7 @@ HARNESS_TEST(inflight_calls, that_are_queued_have_no_position_in_the_ring, 20, .
 static void has_many_in_flight(struct bx_job *job, int to, int count)
 {
     static struct bx_future *futures[PARKED_MOST];
-    struct bxi_call_row *rows[BXI_CALLS_MAX], *first = bxi_tables_calls(&job->segment, to);
+    struct bxi_call_row *rows[BXI_CALLS_MAX], *first = bxi_segment_at(&job->segment, bxi_calls_offset(to));
     int at_callee = count < BXI_SERVING_MAX ? count : BXI_SERVING_MAX;
 
     for (int i = 0; i < count; i++)

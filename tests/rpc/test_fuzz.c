@@ -407,7 +407,7 @@ static uint64_t plausible(struct bx_job *job, uint64_t *seed)
 static void scribble_once(struct bx_job *job, uint64_t *seed)
 {
     struct bxi_control *control = job->control;
-    unsigned char *ring = bxi_segment_ring(&job->segment, 0);
+    unsigned char *ring = bxi_segment_at(&job->segment, bxi_ring_offset(0));
     uint64_t value = plausible(job, seed), at = harness_random(seed);
 
     switch (at % 10) {

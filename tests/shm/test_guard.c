@@ -148,10 +148,10 @@ Test(guard, lets_a_reader_survive_the_truncation_of_a_peers_segment)
     cr_assert_eq(bxi_segment_create(&segment, job, "peer", 1, 1, 2), 0);
     cr_assert_eq(bxi_segment_open_ring(&segment, 0), 0);
     cr_assert_eq(bxi_segment_attach(&view, segment.fd, 1, 1, 2), 0);
-    memset(bxi_segment_ring(&segment, 0), 1, BXI_RING_BYTES);
+    memset(bxi_segment_at(&segment, bxi_ring_offset(0)), 1, BXI_RING_BYTES);
     cr_assert_eq(ftruncate(segment.fd, 0), 0);
 
-    cr_assert_eq(read_byte(bxi_segment_view_ring(&view, 0)), 0);
+    cr_assert_eq(read_byte(bxi_segment_view_at(&view, bxi_ring_offset(0))), 0);
     cr_assert_eq(bxi_load_relaxed(&view.truncated), 1);
     cr_assert_eq(bxi_load_relaxed(&view.control->header.state), 0);
     cr_assert_eq(bxi_load_relaxed(&view.control->header.armed), 0);

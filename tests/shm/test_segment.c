@@ -68,7 +68,7 @@ Test(segment, allocates_a_ring_when_it_is_opened, .init = create_first_of_two, .
 {
     cr_assert_eq(bxi_segment_open_ring(&segment, 1), 0);
     cr_assert_eq(blocks_bytes(segment.fd), 73728 + 144 * 1024);
-    unsigned char *ring = bxi_segment_ring(&segment, 1);
+    unsigned char *ring = bxi_segment_at(&segment, bxi_ring_offset(1));
     cr_assert_eq((uint64_t)(ring - (unsigned char *)segment.control), bxi_ring_offset(1));
     for (size_t i = 0; i < BXI_RING_BYTES; i++)
         cr_assert_eq(ring[i], 0);
@@ -90,7 +90,7 @@ Test(segment, has_lease_words_behind_each_ring, .init = create_first_of_two, .fi
     }
     cr_assert_eq(blocks_bytes(segment.fd), 73728 + 144 * 1024);
     cr_assert_eq(bxi_segment_attach(&view, segment.fd, INSTANCE, 0, 2), 0);
-    const bxi_a64 *seen = bxi_segment_view_leases(&view, 1);
+    const bxi_a64 *seen = bxi_segment_view_at(&view, bxi_lease_offset(1));
     cr_assert_neq((const void *)seen, (const void *)words);
     cr_assert_eq(bxi_load_relaxed(&seen[0]), 1);
     cr_assert_eq(bxi_load_relaxed(&seen[BXI_LEASE_MAX - 1]), BXI_LEASE_MAX);
@@ -101,9 +101,10 @@ Test(segment, forgets_what_it_told_a_dead_peer, .init = create_first_of_two, .fi
 {
     struct bxi_pair *pair = &segment.control->pair[1];
     static const struct bxi_pair zero;
+    unsigned char *ring = bxi_segment_at(&segment, bxi_ring_offset(1));
 
     cr_assert_eq(bxi_segment_open_ring(&segment, 1), 0);
-    memset(bxi_segment_ring(&segment, 1), 1, BXI_RING_BYTES);
+    memset(ring, 1, BXI_RING_BYTES);
     bxi_store_relaxed(&bxi_segment_leases(&segment, 1)[BXI_LEASE_MAX - 1], 7);
     for (size_t word = 0; word < 6; word++)
         bxi_store_relaxed((bxi_a64 *)pair + word, word + 1);
@@ -115,7 +116,7 @@ Test(segment, forgets_what_it_told_a_dead_peer, .init = create_first_of_two, .fi
     cr_assert_eq(bxi_segment_open_ring(&segment, 1), 0);
     cr_assert_eq(blocks_bytes(segment.fd), 73728 + 144 * 1024);
     for (size_t i = 0; i < BXI_RING_BYTES; i++)
-        cr_assert_eq(bxi_segment_ring(&segment, 1)[i], 0);
+        cr_assert_eq(ring[i], 0);
     cr_assert_eq(bxi_load_relaxed(&bxi_segment_leases(&segment, 1)[BXI_LEASE_MAX - 1]), 0);
     cr_assert_eq(bxi_segment_forget_peer(&segment, 2), -EINVAL);
     cr_assert_eq(bxi_segment_forget_peer(&segment, -1), -EINVAL);
@@ -197,8 +198,9 @@ Test(segment, shows_a_peer_what_its_owner_writes, .init = create_first_of_two, .
     cr_assert_neq((const void *)view.control, (const void *)segment.control);
     cr_assert_eq(view.bytes, segment.bytes);
     cr_assert_str_eq(view.control->header.name, "agent");
-    bxi_segment_ring(&segment, 1)[77] = 42;
-    cr_assert_eq(bxi_segment_view_ring(&view, 1)[77], 42);
+    const unsigned char *seen = bxi_segment_view_at(&view, bxi_ring_offset(1));
+    ((unsigned char *)bxi_segment_at(&segment, bxi_ring_offset(1)))[77] = 42;
+    cr_assert_eq(seen[77], 42);
     bxi_segment_detach(&view);
     cr_assert_null(view.control);
     bxi_segment_detach(&view);          /* twice is once */
@@ -330,7 +332,7 @@ static int open_ring_without_room(void)
         return 2;
     if (bxi_segment_open_ring(&segment, 8) != -ENOSPC)
         return 3;
-    memset(bxi_segment_ring(&segment, 7), 1, BXI_RING_BYTES);
+    memset(bxi_segment_at(&segment, bxi_ring_offset(7)), 1, BXI_RING_BYTES);
     bxi_segment_destroy(&segment);
     return count_names("/dev/shm") == 2 ? 0 : 4;
 }

@@ -36,7 +36,7 @@ static void make_one(struct plant *plant, int rank)
 static void join(struct plant *plant, int from, uint64_t pos)
 {
     struct bxi_control *mine = plant_control(plant, from), *other = plant_control(plant, 1 - from);
-    unsigned char *ring = bxi_segment_ring(&plant->segment[from], 1 - from);
+    unsigned char *ring = bxi_segment_at(&plant->segment[from], bxi_ring_offset(1 - from));
 
     bxi_ring_writer_init(&plant->writer[from], ring, BXI_RING_BYTES, pos, &other->credit[from].position,
                          &mine->pair[1 - from].want_credit);
@@ -79,7 +79,7 @@ void plant_comes(struct plant *plant, int rank, uint32_t generation)
 void plant_joins(struct plant *plant, int rank)
 {
     memset((void *)plant_counters(plant, 1 - rank), 0, sizeof(struct bxi_pair_counters));
-    memset(bxi_segment_ring(&plant->segment[1 - rank], rank), 0, BXI_RING_BYTES);
+    memset(bxi_segment_at(&plant->segment[1 - rank], bxi_ring_offset(rank)), 0, BXI_RING_BYTES);
     join(plant, 1 - rank, 0);
     join(plant, rank, 0);
     bxi_store_relaxed(&plant_control(plant, rank)->header.state, BXI_RUNNING);
@@ -134,7 +134,7 @@ bool plant_take(struct plant *plant, int rank)
 struct bxi_hist *plant_hist(struct plant *plant, int rank, int peer, int function)
 {
     bxi_a32 *count = &plant_control(plant, rank)->header.hist_count;
-    struct bxi_hist *hist = bxi_tables_hist(&plant->segment[rank], bxi_load_relaxed(count));
+    struct bxi_hist *hist = bxi_segment_at(&plant->segment[rank], bxi_hist_offset(bxi_load_relaxed(count)));
 
     /* Writing allocates the page; a worker would have allocated it before. */
     memcpy(hist->name, plant_control(plant, peer)->function[function].name, BXI_NAME_BYTES);
@@ -158,7 +158,8 @@ void plant_sample(struct bxi_hist *hist, uint64_t queue_ns, uint64_t handler_ns,
 struct bxi_object_row *plant_object(struct plant *plant, int rank, uint64_t id, uint64_t since_ns)
 {
     bxi_a64 *rows = &bxi_tables(plant_control(plant, rank))->object_rows;
-    struct bxi_object_row *row = bxi_tables_objects(&plant->segment[rank]) + bxi_load_relaxed(rows);
+    struct bxi_object_row *all = bxi_segment_at(&plant->segment[rank], BXI_OBJECTS_OFFSET);
+    struct bxi_object_row *row = all + bxi_load_relaxed(rows);
 
     cr_assert_lt(bxi_load_relaxed(rows), BXI_OBJECTS_MAX);
     /* Writing allocates the pages; a worker would have allocated them before. */

@@ -17,12 +17,12 @@ void gpu_set(bxi_a64 *word, uint64_t value)
 
 struct bxi_gpu_region *gpu_region(int rank)
 {
-    return bxi_segment_device(&gpu_plant.segment[rank]);
+    return bxi_segment_at(&gpu_plant.segment[rank], BXI_DEVICE_OFFSET);
 }
 
 struct bxi_gpu_held *gpu_held(int rank, int owner)
 {
-    return (struct bxi_gpu_held *)(void *)bxi_segment_device_pair(&gpu_plant.segment[rank], owner);
+    return bxi_segment_at(&gpu_plant.segment[rank], bxi_device_pair_offset(owner));
 }
 
 bxi_a64 *gpu_counter(int rank, enum bxi_counter which)

@@ -407,12 +407,16 @@ static void shrink_objects(int up) { set(&bxi_tables(control(0))->object_rows, u
 
 static void shrink_hist(int up)
 {
-    set(&bxi_tables_hist(&plant.segment[0], 0)->sum_ns[BXI_LEG_QUEUE], up ? 9 : 8);
+    struct bxi_hist *hist = bxi_segment_at(&plant.segment[0], bxi_hist_offset(0));
+
+    set(&hist->sum_ns[BXI_LEG_QUEUE], up ? 9 : 8);
 }
 
 static void change_hist(int up)
 {
-    bxi_tables_hist(&plant.segment[0], 0)->name[PLANT_NAME_END] = up ? 'a' : '\0';
+    struct bxi_hist *hist = bxi_segment_at(&plant.segment[0], bxi_hist_offset(0));
+
+    hist->name[PLANT_NAME_END] = up ? 'a' : '\0';
 }
 
 static const struct check_change changes[] = {

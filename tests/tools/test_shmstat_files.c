@@ -115,8 +115,10 @@ static void make_noise(uint64_t seed)
     /* Noise in pages of histograms: in all, or in as many as hist_count names. */
     if (seed % 3 != 0)
         bxi_store_relaxed(&plant_control(&plant, 0)->header.hist_count, (uint32_t)(seed * 5 % (BXI_HIST_MAX + 2)));
+    struct bxi_hist *hists = bxi_segment_at(&plant.segment[0], bxi_hist_offset(0));
+
     for (uint32_t i = 0; i < BXI_HIST_MAX && seed % 4 < 2; i++)
-        bxi_tables_hist(&plant.segment[0], i)->who = (uint64_t)(seed % 2) | (uint64_t)(i % 8) << 16;
+        hists[i].who = (uint64_t)(seed % 2) | (uint64_t)(i % 8) << 16;
 }
 
 Test(shmstat_files, noise_is_no_crash, .timeout = 120, .fini = remove_plant)

@@ -223,7 +223,7 @@ Test(shmstat_gpu, exports_devices_slabs_and_borrowed_slabs, .timeout = 20, .fini
 /* A call by the caller, unread in the ring or read. */
 static void make_call(bool is_read)
 {
-    struct bxi_call_row *row = bxi_tables_calls(&gpu_plant.segment[0], 1) + 5;
+    struct bxi_call_row *rows = bxi_segment_at(&gpu_plant.segment[0], bxi_calls_offset(1)), *row = rows + 5;
 
     cr_assert(plant_put(&gpu_plant, 0, 100));
     plant_count(&gpu_plant, 0);

@@ -228,12 +228,12 @@ static int setup(struct bx_job *job)
 /* shmstat shows this worker's own pages, to the nanosecond. */
 static void expect_mine(struct bx_job *job, const struct json *caller, int callee)
 {
-    const struct bxi_hist *hist = NULL;
+    const struct bxi_hist *all = bxi_segment_at(&job->segment, bxi_hist_offset(0)), *hist = NULL;
     double sums = 0;
 
     for (uint32_t i = 0; i < bxi_load_acquire(&job->control->header.hist_count); i++)
-        if ((bxi_tables_hist(&job->segment, i)->who & 0xffff) == (uint64_t)callee)
-            hist = bxi_tables_hist(&job->segment, i);
+        if ((all[i].who & 0xffff) == (uint64_t)callee)
+            hist = &all[i];
     HARNESS_CHECK(hist != NULL);
     for (int leg = 0; leg < BXI_LEGS; leg++) {
         const struct json *shown = json_get(caller, legs[leg]);

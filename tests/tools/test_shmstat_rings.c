@@ -53,7 +53,7 @@ static void put_request(uint64_t id)
 
 static void show_row(uint64_t id, uint64_t since_ns)
 {
-    struct bxi_call_row *row = bxi_tables_calls(&plant.segment[0], 1) + SLOT;
+    struct bxi_call_row *rows = bxi_segment_at(&plant.segment[0], bxi_calls_offset(1)), *row = rows + SLOT;
 
     bxi_store_relaxed(&row->since, since_ns << 8 | 1);
     bxi_store_relaxed(&row->id, id);

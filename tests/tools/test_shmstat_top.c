@@ -121,7 +121,8 @@ Test(shmstat_top, shows_how_full_a_ring_is, .init = begin, .fini = end)
 /* Row `slot` of the caller's calls, begun that long before START. */
 static void plant_call(int caller, uint32_t slot, uint64_t age_ns, uint64_t flags)
 {
-    struct bxi_call_row *row = bxi_tables_calls(&plant.segment[caller], 1 - caller) + slot;
+    struct bxi_call_row *rows = bxi_segment_at(&plant.segment[caller], bxi_calls_offset(1 - caller));
+    struct bxi_call_row *row = rows + slot;
 
     bxi_store_relaxed(&row->since, (START - age_ns) << 8 | 1);
     bxi_store_relaxed(&row->deadline_ns, UINT64_MAX);
@@ -132,7 +133,7 @@ static void plant_call(int caller, uint32_t slot, uint64_t age_ns, uint64_t flag
 
 Test(shmstat_top, counts_the_calls_in_flight_wherever_their_rows_are, .init = begin, .fini = end)
 {
-    cr_assert_eq(bxi_tables_open_calls(&plant.segment[0], 1, BXI_CALLS_MAX), 0);
+    cr_assert_eq(bxi_segment_allocate(&plant.segment[0], bxi_calls_offset(1), BXI_CALLS_BYTES), 0);
     plant_call(0, 3, SECOND, 0);
     plant_call(0, 900, 4 * SECOND, 0);
     plant_call(0, 4, 5 * SECOND, BXI_CALL_GIVEN_UP);
@@ -425,7 +426,7 @@ Test(shmstat_top, shows_living_workers_before_dead_ones_in_any_order, .init = im
 
 Test(shmstat_top, a_call_of_a_dead_caller_is_not_stuck, .init = begin, .fini = end)
 {
-    cr_assert_eq(bxi_tables_open_calls(&plant.segment[0], 1, BXI_CALLS_MAX), 0);
+    cr_assert_eq(bxi_segment_allocate(&plant.segment[0], bxi_calls_offset(1), BXI_CALLS_BYTES), 0);
     plant_call(0, 3, 60 * SECOND, 0);
     sample(TOP_CALLS, START);
     cr_assert_eq(model.count, 1);

@@ -3,12 +3,13 @@
  * The trace of one worker (trace.h has what it shows): marks in memory, and when they are written. trace_text.c turns
  * marks into lines of JSON; trace_file.c has the file.
  *
- * Any thread records a mark of 48 bytes in the worker's chunk, under trace->lock, which is held only for that and may
- * be taken inside any other lock. The thread that holds the role writes full chunks after its pass. A thread that is
- * about to sleep, BATCH_NS after the last write or later, also writes a chunk that is not full. The end of the job
- * writes everything. So a worker that is killed loses what it recorded in its last 10 ms or, if it slept, before that
- * sleep: at most a chunk. One thread writes at a time; another one that comes skips the write. A thread that finds
- * another worker at the file leaves the marks in memory; BX_TRACE_EVENTS bounds them.
+ * Any thread records a mark of 48 bytes in an array, under trace->lock, which is held only for that and may be taken
+ * inside any other lock. The thread that holds the role writes after its pass if there are CHUNK_MARKS or more. A
+ * thread that is about to sleep, BATCH_NS after the last write or later, writes whatever there is. So does the end of
+ * the job. So a worker that is killed loses what it recorded in its last 10 ms or, if it slept, before that sleep: at
+ * most a chunk. The thread that writes takes the array and leaves the one that it wrote last in its place. One thread
+ * writes at a time; another one that comes skips the write. A thread that finds another worker at the file leaves the
+ * marks in memory; BX_TRACE_EVENTS bounds them.
  *
  * Why marks and not lines: making a line takes ten times as long as making a mark, and would delay an answer. Why X
  * events, recorded at their end, and not B and E: half the marks, and viewers can bind arrows to them. The cost: of a
@@ -35,10 +36,9 @@
 #define LAST_TRIES 2000             /* to lock the file when the job ends, a millisecond apart */
 #define PATH_BYTES 4096
 
-struct chunk {
-    struct chunk *next;
-    uint32_t count;
-    struct bxi_mark marks[CHUNK_MARKS];
+struct marks {
+    struct bxi_mark *all;
+    uint32_t count, capacity;
 };
 
 struct bxi_trace {
@@ -49,18 +49,16 @@ struct bxi_trace {
 
     struct bxi_lock lock;           /* of what follows; no other lock is taken under it */
     bxi_a32 off;
-    uint64_t marks;
+    uint64_t marks;                 /* recorded so far */
     uint64_t left_out;
     uint64_t left_out_ns;           /* when the first of them happened */
-    struct chunk *filling;
-    struct chunk *full_head, *full_tail;
-    struct chunk *spare;
-    bxi_a32 full;                   /* chunks in the list, to be read without the lock */
+    struct marks filling;
+    bxi_a32 filled;                 /* how many there are, to be read without the lock */
 
     bxi_a32 writing;                /* 1 while a thread owns what follows */
     bxi_a64 written_ns;
-    struct chunk *draining;
-    uint32_t drained;               /* of its marks */
+    struct marks draining;
+    uint32_t drained;               /* of them */
     size_t text_bytes;
     char text[TEXT_BYTES + BXI_TRACE_CLOSING];
 };
@@ -91,36 +89,21 @@ static struct bxi_mark name_thread(void)
 
 /* ---- marks (trace->lock) ----------------------------------------------------------------------- */
 
-static struct chunk *take_spare(struct bxi_trace *trace)
-{
-    struct chunk *chunk = trace->spare != NULL ? trace->spare : malloc(sizeof *chunk);
-
-    trace->spare = NULL;
-    if (chunk != NULL) {
-        chunk->next = NULL;
-        chunk->count = 0;
-    }
-    return chunk;
-}
-
-static void filling_is_full(struct bxi_trace *trace)
-{
-    if (trace->full_tail != NULL)
-        trace->full_tail->next = trace->filling;
-    else
-        trace->full_head = trace->filling;
-    trace->full_tail = trace->filling;
-    trace->filling = NULL;
-    bxi_add(&trace->full, 1);
-}
-
 static bool put_mark(struct bxi_trace *trace, const struct bxi_mark *mark)
 {
-    if (trace->filling == NULL && (trace->filling = take_spare(trace)) == NULL)
-        return false;
-    trace->filling->marks[trace->filling->count++] = *mark;
-    if (trace->filling->count == CHUNK_MARKS)
-        filling_is_full(trace);
+    struct marks *filling = &trace->filling;
+
+    if (filling->count == filling->capacity) {
+        uint32_t capacity = filling->capacity == 0 ? CHUNK_MARKS : 2 * filling->capacity;
+        struct bxi_mark *all = realloc(filling->all, capacity * sizeof *all);
+
+        if (all == NULL)
+            return false;
+        filling->all = all;
+        filling->capacity = capacity;
+    }
+    filling->all[filling->count++] = *mark;
+    bxi_store_relaxed(&trace->filled, filling->count);      /* relaxed: a guess is enough without the lock */
     return true;
 }
 
@@ -181,33 +164,20 @@ void bx_trace_end(struct bx_job *job, const struct bx_slice *slice, uint64_t beg
 
 /* ---- writing (trace->writing is held) ----------------------------------------------------------- */
 
-/* The next chunk to write; with `whole`, also one that is not full. NULL: there is none. */
-static struct chunk *next_chunk(struct bxi_trace *trace, bool whole)
+/* Takes the marks that were recorded; fewer than a chunk of them only with `whole`. False: there are none to take. */
+static bool take_filled(struct bxi_trace *trace, bool whole)
 {
-    struct chunk *chunk;
+    struct marks written = trace->draining;
 
     bxi_lock(&trace->lock);
-    if (trace->full_head == NULL && whole && trace->filling != NULL)
-        filling_is_full(trace);
-    chunk = trace->full_head;
-    if (chunk != NULL) {
-        trace->full_head = chunk->next;
-        trace->full_tail = trace->full_head != NULL ? trace->full_tail : NULL;
-        bxi_add(&trace->full, (uint32_t)-1);
+    if (trace->filling.count >= (whole ? 1 : CHUNK_MARKS)) {
+        trace->draining = trace->filling;
+        trace->filling = (struct marks){ .all = written.all, .capacity = written.capacity };
+        trace->drained = 0;
+        bxi_store_relaxed(&trace->filled, 0);       /* relaxed: as in put_mark */
     }
     bxi_unlock(&trace->lock);
-    return chunk;
-}
-
-static void give_spare(struct bxi_trace *trace, struct chunk *chunk)
-{
-    struct chunk *unneeded;
-
-    bxi_lock(&trace->lock);
-    unneeded = trace->spare;
-    trace->spare = chunk;
-    bxi_unlock(&trace->lock);
-    free(unneeded);
+    return trace->drained < trace->draining.count;
 }
 
 static int append_text(struct bxi_trace *trace)
@@ -224,8 +194,8 @@ static int write_marks(struct bx_job *job, bool whole)
     struct bxi_trace *trace = job->observe->trace;
     int rc;
 
-    while (trace->draining != NULL || (trace->draining = next_chunk(trace, whole)) != NULL) {
-        for (; trace->drained < trace->draining->count; trace->drained++) {
+    while (trace->drained < trace->draining.count || take_filled(trace, whole)) {
+        for (; trace->drained < trace->draining.count; trace->drained++) {
             char *at = trace->text + trace->text_bytes;
 
             if (TEXT_BYTES - trace->text_bytes < BXI_MARK_TEXT_MAX) {
@@ -233,12 +203,9 @@ static int write_marks(struct bx_job *job, bool whole)
                     return rc;
                 at = trace->text;
             }
-            at = bxi_trace_put_mark(at, job, trace->names, &trace->draining->marks[trace->drained]);
+            at = bxi_trace_put_mark(at, job, trace->names, &trace->draining.all[trace->drained]);
             trace->text_bytes = (size_t)(at - trace->text);
         }
-        give_spare(trace, trace->draining);
-        trace->draining = NULL;
-        trace->drained = 0;
     }
     return trace->text_bytes > 0 ? append_text(trace) : 0;
 }
@@ -278,7 +245,8 @@ void bxi_trace_write(struct bx_job *job, bool sleeps)
     int rc;
 
     /* Relaxed: guesses; a wrong one costs or delays a write. */
-    if (bxi_load_relaxed(&trace->full) == 0 && (!sleeps || now_ns - bxi_load_relaxed(&trace->written_ns) < BATCH_NS))
+    if (bxi_load_relaxed(&trace->filled) < CHUNK_MARKS &&
+        (!sleeps || now_ns - bxi_load_relaxed(&trace->written_ns) < BATCH_NS))
         return;
     if (bxi_job_is_forked(job) || bxi_load_relaxed(&trace->off) != 0 || !begin_writing(trace))
         return;
@@ -423,16 +391,8 @@ void bxi_trace_destroy(struct bx_job *job)
         return;
     job->observe->trace = NULL;
     close(trace->file.fd);
-    if (trace->filling != NULL)
-        filling_is_full(trace);
-    while (trace->full_head != NULL) {
-        struct chunk *chunk = trace->full_head;
-
-        trace->full_head = chunk->next;
-        free(chunk);
-    }
-    free(trace->draining);
-    free(trace->spare);
+    free(trace->filling.all);
+    free(trace->draining.all);
     free(trace->path);
     free(trace);
 }

@@ -102,13 +102,9 @@ static const bxi_a64 *find_words(struct bx_job *job, struct bxi_lend_peer *peer)
     return grants->words;
 }
 
-struct on_loan {
-    uint64_t leases, bytes, oldest_ns;      /* oldest_ns: 0 if there is none */
-};
-
 /* Adds what is on loan to a rank: to the worker that has it now, and to those before whose leases are not back yet. All
- * figures and waits are of this sum. */
-static void add_on_loan(const struct bx_job *job, int rank, struct on_loan *sum)
+ * figures and waits are of this sum. oldest_ns: when it was granted; 0: there is none. Lock. */
+static void add_on_loan(const struct bx_job *job, int rank, struct bx_loans *sum)
 {
     for (const struct bxi_lend_peer *peer = job->lend->peers[rank]; peer != NULL; peer = peer->former) {
         const struct bxi_grants *grants = &peer->grants;
@@ -124,7 +120,7 @@ static void add_on_loan(const struct bx_job *job, int rank, struct on_loan *sum)
 static void show_loans(struct bx_job *job, int rank)
 {
     struct bxi_loans *loans = &bxi_tables(job->control)->loans[rank];
-    struct on_loan sum = { 0 };
+    struct bx_loans sum = { 0 };
 
     add_on_loan(job, rank, &sum);
     /* Relaxed: for inspectors. */
@@ -488,23 +484,22 @@ static int check_rank(const struct bx_job *job, int rank)
     return 0;
 }
 
-static void add_counts(const struct bx_job *job, int rank, struct bx_loans *sum)
+/* rank: -1 for all. */
+static struct bx_loans loans_of(struct bx_job *job, int rank)
 {
-    struct bxi_loans *loans = &bxi_tables(job->control)->loans[rank];
+    struct bx_loans sum = { 0 };
 
-    sum->granted += bxi_load_relaxed(&loans->granted);          /* relaxed: written under the lock */
-    sum->returned += bxi_load_relaxed(&loans->returned);
-    sum->taken_back += bxi_load_relaxed(&loans->taken_back);
-    sum->borrowed += bxi_load_relaxed(&loans->borrowed);        /* relaxed: a recent value is enough */
-}
+    bxi_lock(&job->run->lock);
+    for (int r = rank < 0 ? 0 : rank; r <= (rank < 0 ? job->world_size - 1 : rank); r++) {
+        struct bxi_loans *loans = &bxi_tables(job->control)->loans[r];
 
-/* rank: -1 for all. Lock. */
-static struct on_loan on_loan_to(const struct bx_job *job, int rank)
-{
-    struct on_loan sum = { 0 };
-
-    for (int r = rank < 0 ? 0 : rank; r <= (rank < 0 ? job->world_size - 1 : rank); r++)
         add_on_loan(job, r, &sum);
+        sum.granted += bxi_load_relaxed(&loans->granted);       /* relaxed: written under the lock */
+        sum.returned += bxi_load_relaxed(&loans->returned);
+        sum.taken_back += bxi_load_relaxed(&loans->taken_back);
+        sum.borrowed += bxi_load_relaxed(&loans->borrowed);     /* relaxed: a recent value is enough */
+    }
+    bxi_unlock(&job->run->lock);
     return sum;
 }
 
@@ -519,8 +514,7 @@ static void reread_all_words(struct bx_job *job)
 
 int bx_job_loans(struct bx_job *job, int rank, struct bx_loans *loans)
 {
-    struct bx_loans sum = { 0 };
-    struct on_loan out;
+    struct bx_loans sum;
     int rc = bxi_job_check(job);
 
     if (rc < 0 || (rc = check_rank(job, rank)) < 0)
@@ -529,15 +523,9 @@ int bx_job_loans(struct bx_job *job, int rank, struct bx_loans *loans)
         return bxi_null(__func__, "the place for the figures");
     reread_all_words(job);
     bxi_grants_reclaim(job);
-    bxi_lock(&job->run->lock);
-    for (int r = rank < 0 ? 0 : rank; r <= (rank < 0 ? job->world_size - 1 : rank); r++)
-        add_counts(job, r, &sum);
-    out = on_loan_to(job, rank);
-    bxi_unlock(&job->run->lock);
-    sum.leases = out.leases;
-    sum.bytes = out.bytes;
-    if (out.oldest_ns != 0)
-        sum.oldest_ns = bxi_now_ns() - out.oldest_ns;
+    sum = loans_of(job, rank);
+    if (sum.oldest_ns != 0)
+        sum.oldest_ns = bxi_now_ns() - sum.oldest_ns;
     bxi_figures_copy(loans, &sum, sizeof sum);
     return 0;
 }
@@ -566,14 +554,9 @@ struct loans_waiter {
 static bool few_enough(struct bxi_waiter *waiter)
 {
     struct loans_waiter *loans = (struct loans_waiter *)(void *)waiter;
-    struct bx_job *job = loans->job;
-    uint64_t out;
 
-    bxi_grants_reclaim(job);
-    bxi_lock(&job->run->lock);
-    out = on_loan_to(job, loans->rank).leases;
-    bxi_unlock(&job->run->lock);
-    return out <= loans->leases;
+    bxi_grants_reclaim(loans->job);
+    return loans_of(loans->job, loans->rank).leases <= loans->leases;
 }
 
 int bx_loans_wait(struct bx_job *job, int rank, uint64_t leases, uint64_t timeout_ns)

@@ -341,20 +341,14 @@ static inline bool bxi_rref_is_made_by(const struct bx_job *job, int rank, uint6
 {
     return bxi_rref_id_maker(id) == rank && bxi_rref_id_maker_generation(id) == job->rrefs->generation[rank];
 }
-/* That worker runs or ran, as far as this one knows. Lock. */
-static inline bool bxi_rref_has_run(const struct bx_job *job, int rank, int generation)
-{
-    return generation <= job->rrefs->generation[rank] ||
-           (job->rrefs->ops->is_alive(job, rank) && generation <= job->rrefs->generation[rank]);
-}
 /* Names no worker that has not run. Lock. */
 static inline bool bxi_rref_is_id(const struct bx_job *job, uint64_t id)
 {
     int owner = bxi_rref_id_owner(id), maker = bxi_rref_id_maker(id);
 
     return owner < job->world_size && maker < job->world_size && (id & BXI_RREF_COUNT_MASK) != 0 &&
-           bxi_rref_has_run(job, owner, (int)bxi_rref_id_owner_generation(id)) &&
-           bxi_rref_has_run(job, maker, (int)bxi_rref_id_maker_generation(id));
+           bxi_rref_id_owner_generation(id) <= job->rrefs->generation[owner] &&
+           bxi_rref_id_maker_generation(id) <= job->rrefs->generation[maker];
 }
 /* Is a worker, a rank and a generation, closed for this process: has it read that one's ring to the end, and does it
  * send it nothing more? Of the rank, the first so many are; those that run, join or are to come are not. Lock. */

@@ -109,23 +109,15 @@ static void dies_first(struct bx_job *job)
     raise(SIGKILL);
 }
 
-static void run_killed_asking(const char *step, uint32_t passages)
-{
-    harness_reset();
-    target = step;
-    harness_store(STEP_COUNT, passages);
-    harness_run(&(struct harness_world){
-        .size = 4, .setup = setup_asking, .dies = 1u << VICTIM | 1u << FIRST_DEAD,
-        .body = { asking_survivor, asking_victim, asking_survivor, dies_first } });
-    cr_expect_eq(harness_gate(HIT), 1, "step %s was not reached", step);
-    cr_expect_eq(harness_load(MADE), 2);
-}
+static const struct roles asking = { setup_asking, asking_victim, asking_survivor, dies_first };
 
 #define KILLED_ASKING(test, step, passages)                                                         \
     Test(kill_step, test, .timeout = 60)                                                            \
     {                                                                                               \
-        for (uint32_t i = 1; i <= (passages); i++)                                                  \
-            run_killed_asking(step, i);                                                             \
+        for (uint32_t i = 1; i <= (passages); i++) {                                                \
+            run_killed(&asking, step, i, false);                                                    \
+            cr_expect_eq(harness_load(MADE), 2);                                                    \
+        }                                                                                           \
     }
 
 #endif

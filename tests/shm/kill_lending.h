@@ -107,25 +107,6 @@ static void lending_survivor(struct bx_job *job)
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
 }
 
-static void run_killed_lending(const char *step, uint32_t passages, bool no_spin)
-{
-    uint32_t hits = harness_gate(HIT);
-
-    target = step;
-    harness_store(STEP_COUNT, passages);
-    harness_run(&(struct harness_world){
-        .size = 4, .setup = setup_lending, .dies = 1u << VICTIM, .options = { .no_spin = no_spin },
-        .body = { lending_survivor, lending_victim, lending_survivor, lending_survivor } });
-    cr_expect_eq(harness_gate(HIT), hits + 1, "step %s was not reached", step);
-}
-
-#define KILLED_LENDING(test, step, later)                                                           \
-    Test(kill_step, test, .timeout = 60)                                                            \
-    {                                                                                               \
-        run_killed_lending(step, 1, false);                                                         \
-        run_killed_lending(step, later, false);                                                     \
-        run_killed_lending(step, 1, true);                                                          \
-        run_killed_lending(step, later, true);                                                      \
-    }
+static const struct roles lending = { setup_lending, lending_victim, lending_survivor, NULL };
 
 #endif

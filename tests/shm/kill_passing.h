@@ -109,24 +109,6 @@ static void passing_survivor(struct bx_job *job)
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
 }
 
-static void run_killed_passing(const char *step, uint32_t passages, bool no_spin)
-{
-    harness_reset();
-    target = step;
-    harness_store(STEP_COUNT, passages);
-    harness_run(&(struct harness_world){
-        .size = 4, .setup = setup_passing, .dies = 1u << VICTIM, .options = { .no_spin = no_spin },
-        .body = { passing_survivor, passing_victim, passing_survivor, passing_survivor } });
-    cr_expect_eq(harness_gate(HIT), 1, "step %s was not reached", step);
-}
-
-#define KILLED_PASSING(test, step, later)                                                           \
-    Test(kill_step, test, .timeout = 60)                                                            \
-    {                                                                                               \
-        run_killed_passing(step, 1, false);                                                         \
-        run_killed_passing(step, later, false);                                                     \
-        run_killed_passing(step, 1, true);                                                          \
-        run_killed_passing(step, later, true);                                                      \
-    }
+static const struct roles passing = { setup_passing, passing_victim, passing_survivor, NULL };
 
 #endif

@@ -261,59 +261,71 @@ static void survivor(struct bx_job *job)
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
 }
 
-static void run_killed(const char *step, uint32_t passages, bool no_spin, bool from_the_start)
-{
-    uint32_t hits = harness_gate(HIT);
+/* What the workers of a world of four do. */
+struct roles {
+    int (*setup)(struct bx_job *job);
+    void (*victim)(struct bx_job *job);         /* worker 1 */
+    void (*survivor)(struct bx_job *job);
+    void (*first)(struct bx_job *job);          /* worker 3, which dies before worker 1; NULL: it survives */
+};
 
+static const struct roles calling = { setup, victim, survivor, NULL };
+static const struct roles beginning = { setup_aiming, all_that_a_worker_does, survivor, NULL };
+
+/* Worker 1 is killed when it passes the step for that time. */
+static void run_killed(const struct roles *roles, const char *step, uint32_t passages, bool no_spin)
+{
+    harness_reset();
     target = step;
     harness_store(STEP_COUNT, passages);
     harness_run(&(struct harness_world){
-        .size = 4, .setup = from_the_start ? setup_aiming : setup, .dies = 1u << VICTIM,
-        .options = { .no_spin = no_spin },
-        .body = { survivor, from_the_start ? all_that_a_worker_does : victim, survivor, survivor } });
-    cr_expect_eq(harness_gate(HIT), hits + 1, "step %s was not reached", step);
+        .size = 4, .setup = roles->setup, .options = { .no_spin = no_spin },
+        .dies = 1u << VICTIM | (roles->first != NULL ? 1u << 3 : 0),
+        .body = { roles->survivor, roles->victim, roles->survivor,
+                  roles->first != NULL ? roles->first : roles->survivor } });
+    cr_expect_eq(harness_gate(HIT), 1, "step %s was not reached", step);
 }
 
-#define KILLED(test, step, later)                                                                   \
+#define KILLED(roles, test, step, later)                                                            \
     Test(kill_step, test, .timeout = 60)                                                            \
     {                                                                                               \
-        run_killed(step, 1, false, false);                                                          \
-        run_killed(step, later, false, false);                                                      \
-        run_killed(step, 1, true, false);                                                           \
-        run_killed(step, later, true, false);                                                       \
+        run_killed(&roles, step, 1, false);                                                         \
+        run_killed(&roles, step, later, false);                                                     \
+        run_killed(&roles, step, 1, true);                                                          \
+        run_killed(&roles, step, later, true);                                                      \
     }
 
 /* Steps that a spinning worker may not pass often enough. */
 #define KILLED_ASLEEP(test, step, later)                                                            \
     Test(kill_step, test, .timeout = 60)                                                            \
     {                                                                                               \
-        run_killed(step, 1, true, false);                                                           \
-        run_killed(step, later, true, false);                                                       \
+        run_killed(&calling, step, 1, true);                                                        \
+        run_killed(&calling, step, later, true);                                                    \
     }
 
-KILLED(ring_payload, "ring.payload", 23)
-KILLED(ring_next, "ring.next", 23)
-KILLED(ring_commit, "ring.commit", 23)
-KILLED(ring_group, "ring.group", 23)
-KILLED(ring_wrap, "ring.wrap", 3)
-KILLED(ring_padding, "ring.padding", 3)
+KILLED(calling, ring_payload, "ring.payload", 23)
+KILLED(calling, ring_next, "ring.next", 23)
+KILLED(calling, ring_commit, "ring.commit", 23)
+KILLED(calling, ring_group, "ring.group", 23)
+KILLED(calling, ring_wrap, "ring.wrap", 3)
+KILLED(calling, ring_padding, "ring.padding", 3)
 KILLED_ASLEEP(ring_want, "ring.want", 3)
-KILLED(ring_read, "ring.read", 5)
-KILLED(ring_credit, "ring.credit", 5)
+KILLED(calling, ring_read, "ring.read", 5)
+KILLED(calling, ring_credit, "ring.credit", 5)
 KILLED_ASLEEP(bell_arm_leader, "bell.arm_leader", 4)
 KILLED_ASLEEP(bell_arm_background, "bell.arm_background", 4)
 KILLED_ASLEEP(bell_armed, "bell.armed", 6)
 KILLED_ASLEEP(bell_sleep, "bell.sleep", 6)
 KILLED_ASLEEP(bell_disarmed, "bell.disarmed", 6)
-KILLED(bell_unlocked, "bell.unlocked", 4)
+KILLED(calling, bell_unlocked, "bell.unlocked", 4)
 KILLED_ASLEEP(bell_looked, "bell.looked", 4)
 KILLED_ASLEEP(bell_rung, "bell.rung", 4)
 
 #define KILLED_EARLY(test, step, later)                                                             \
     Test(kill_step, test, .timeout = 60)                                                            \
     {                                                                                               \
-        run_killed(step, 1, false, true);                                                           \
-        run_killed(step, later, true, true);                                                        \
+        run_killed(&beginning, step, 1, false);                                                     \
+        run_killed(&beginning, step, later, true);                                                  \
     }
 
 KILLED_EARLY(open_allocated, "open.allocated", 2)
@@ -326,20 +338,20 @@ KILLED_EARLY(state_running, "state.running", 1)
 
 #include "kill_lending.h"
 
-KILLED_LENDING(lease_granted, "lease.granted", 60)
-KILLED_LENDING(lease_sent, "lease.sent", 60)
-KILLED_LENDING(lease_borrowed, "lease.borrowed", 60)
-KILLED_LENDING(lease_read, "lease.read", 60)
-KILLED_LENDING(lease_returned, "lease.returned", 60)
+KILLED(lending, lease_granted, "lease.granted", 60)
+KILLED(lending, lease_sent, "lease.sent", 60)
+KILLED(lending, lease_borrowed, "lease.borrowed", 60)
+KILLED(lending, lease_read, "lease.read", 60)
+KILLED(lending, lease_returned, "lease.returned", 60)
 
 /* ---- References ---------------------------------------------------------------------------------------- */
 
 #include "kill_passing.h"
 
-KILLED_PASSING(rref_passed, "rref.passed", 40)
-KILLED_PASSING(rref_enter_sent, "rref.enter_sent", 20)
-KILLED_PASSING(rref_kept_sent, "rref.kept_sent", 20)
-KILLED_PASSING(rref_leave_sent, "rref.leave_sent", 40)
+KILLED(passing, rref_passed, "rref.passed", 40)
+KILLED(passing, rref_enter_sent, "rref.enter_sent", 20)
+KILLED(passing, rref_kept_sent, "rref.kept_sent", 20)
+KILLED(passing, rref_leave_sent, "rref.leave_sent", 40)
 
 #include "kill_asking.h"
 
@@ -362,19 +374,10 @@ static void calls_and_leaves(struct bx_job *job)
     }
 }
 
-static void run_killed_leaving(const char *step)
-{
-    uint32_t hits = harness_gate(HIT);
-
-    target = step;
-    harness_run(&(struct harness_world){
-        .size = 4, .setup = setup, .dies = 1u << VICTIM,
-        .body = { calls_and_leaves, leaves, calls_and_leaves, calls_and_leaves } });
-    cr_expect_eq(harness_gate(HIT), hits + 1, "step %s was not reached", step);
-}
+static const struct roles leaving = { setup, leaves, calls_and_leaves, NULL };
 
 #define KILLED_LEAVING(test, step) \
-    Test(kill_step, test, .timeout = 60) { run_killed_leaving(step); }
+    Test(kill_step, test, .timeout = 60) { run_killed(&leaving, step, 1, false); }
 
 KILLED_LEAVING(state_leaving, "state.leaving")
 KILLED_LEAVING(state_leaving_rung, "state.leaving_rung")

@@ -69,7 +69,7 @@ void bxi_rref_show(struct bx_job *job, struct bx_rref *rref)
 
 void bxi_rref_hide(struct bx_job *job, struct bx_rref *rref)
 {
-    const struct bxi_object_row *rows = bxi_segment_at(&job->segment, BXI_OBJECTS_OFFSET);
+    const struct bxi_object_row *rows;
 
     if (!bxi_rref_is_ours(job, rref->id) || job->control == NULL)
         return;
@@ -77,6 +77,7 @@ void bxi_rref_hide(struct bx_job *job, struct bx_rref *rref)
         bxi_count(&bxi_tables(job->control)->objects_unshown, (uint64_t)-1);
         return;
     }
+    rows = bxi_segment_at(&job->segment, BXI_OBJECTS_OFFSET);
     bxi_store_relaxed(&rref->row->id, 0);       /* relaxed: for inspectors, which read the id before and after */
     job->rrefs->free_rows[job->rrefs->free_row_count++] = (uint16_t)(rref->row - rows);
     rref->row = NULL;

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: MIT
 #
 # `run_all.sh test` is what `make test` runs after the build, what a user needs to know that his build works: the unit
-# tests, a program against the installed library, each demo and tool from end to end. `run_all.sh check-all` runs all
-# other tests: those that want the simulated GPU driver or train for long, kills, load, static checks, models, and what
-# saboteurs do. No test is in both. Continues after a failure. Prints the sum last.
+# tests, a program against the installed library, each demo and tool once. `run_all.sh check-all` runs all other tests:
+# those that want the simulated GPU driver or compute large networks, the programs from end to end, kills, load, static
+# checks, models, and what saboteurs do. No test is in both. Continues after a failure. Prints the sum last.
 set -u
 
 cd "${BX_SOURCE_DIR:?}" || exit 1
@@ -15,20 +15,9 @@ export BX_TALLY
 trap 'rm -f "$BX_TALLY"' EXIT
 trap 'exit 130' INT TERM
 
-# Suites on the simulated driver, and tests that train a network until it has learned.
-long='@(gpu_*|fake_*|device*|*_cuda|cuda_*|shmstat_gpu*)/*|resnet/*_learns_*|param_server/trains_*_on_gpus'
-scripts='bxbench cartpole log output param_server pipeline reinforce rnn shmstat top trace'
+# Suites on the simulated driver, and those that compute ResNet-50.
+long='@(gpu_*|fake_*|device*|*_cuda|cuda_*|shmstat_gpu*|pipeline|param_server|resnet)/*|reference/resnet50_*'
 
-# others: the end-to-end scripts that are not in $scripts.
-others()
-{
-    for script in tests/e2e/*.sh; do
-        name=$(basename "$script" .sh)
-        case " $scripts " in *" $name "*) ;; *) echo "$script" ;; esac
-    done
-}
-
-# unit ARGUMENTS...: the Criterion tests, which do not start under the thread sanitizer.
 unit()
 {
     if [ "${BX_CONFIG:-}" = tsan ]; then
@@ -39,17 +28,15 @@ unit()
     fi
 }
 
-# Lists of scripts are words on purpose.
-# shellcheck disable=SC2046
 case $1 in
 test)
     unit --filter "!(@($long))"
-    tests/run_scripts.sh tests/consumer/check.sh $(printf 'tests/e2e/%s.sh ' $scripts)
+    tests/run_scripts.sh tests/consumer/check.sh tests/programs.sh
     ;;
 check-all)
     unit --filter "@($long)"
     UNIT_PROGRAM=kill_steps unit
-    tests/run_scripts.sh "$BX_BUILD_DIR/tests/stress" tests/check/*.sh $(others)
+    tests/run_scripts.sh "$BX_BUILD_DIR/tests/stress" tests/check/*.sh tests/consumer/strict.sh tests/e2e/*.sh
     ;;
 esac
 

@@ -40,7 +40,8 @@ check 'param_server: three trainers, no copy' works '^tensors handed over: [1-9]
     param_server --model resnet18 --image 32 --batch-size 4 --num-classes 5 --trainers 3 --batch-update-size 3 \
     --num-batches 2
 check 'rnn: epochs over distributed autograd' works '^[0-9]+ iterations in ' rnn --epochs 1
-check 'pipeline: a network over two workers' works '^splits 1: [0-9.]+ s$' pipeline --batches 1 --batch-size 4 --image 32 --splits 1
+check 'pipeline: a network over two workers' works '^splits 1: [0-9.]+ s$' \
+    pipeline --batches 1 --batch-size 4 --image 32 --splits 1
 check 'bxbench: an empty call' works '^ *call_p50_ns ' bxbench pingpong --slices 2 --calls 1000
 check 'shmstat: no job, or jobs' works '' shmstat ls
 if ends 3 tensor_ipc; then

@@ -43,7 +43,7 @@ under()
 {
     suites=$1
     shift
-    if env BX_TALLY= "$@" tests/run_unit.sh -j4 --timeout 20 --filter "@($suites)/$tests" >"$out" 2>&1; then
+    if env BX_TALLY= "$@" tests/run_unit.sh --timeout 20 --filter "@($suites)/$tests" >"$out" 2>&1; then
         echo "ok $*:$(tail -n 1 "$out" | sed 's/.*)  *//; s/  */ /g; s/^/ /')"
     else
         cat "$out"

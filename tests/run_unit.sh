@@ -45,8 +45,8 @@ run()
 {
     before='' silent=0
     : >"$log"           # both the runner and the watcher append to it
-    # Verbose, for only so does Criterion say what a test skipped. Two tests a core, for many wait. UNIT_ARGS is words on
-    # purpose.
+    # Verbose, for only so does Criterion say what a test skipped. Two tests a core, for many wait. UNIT_ARGS is words
+    # on purpose.
     # shellcheck disable=SC2086
     timeout -k 10 "$limit_s" "$BX_BUILD_DIR/tests/$program" --verbose -j$((2 * $(nproc))) "$@" ${UNIT_ARGS:-} \
         >>"$log" 2>&1 </dev/null &

@@ -235,7 +235,7 @@ static void shows_the_process(struct bx_job *job)
 
     (void)job;
     harness_await(HELD, 1);
-    run = why_with("--stack", " -batch -ex bt\n    No stack: eu-stack is not installed.");      /* once the caller waits */
+    run = why_with("--stack", " -batch -ex bt\n    No stack: eu-stack is not installed.");  /* once the caller waits */
     HARNESS_HAS(run.text, "where progress is made.\n    gdb -p ");
     HARNESS_HAS(run.text, " -batch -ex 'thread apply all bt'\n");
     stat_run_free(&run);

@@ -202,7 +202,7 @@ ALL_SRCS := $(sort $(LIB_SRCS) $(NN_SRCS) $(AUTOGRAD_SRCS) \
 .DELETE_ON_ERROR:
 .SECONDARY:
 .PHONY: all tests demo test check-all unit e2e check stress soak switches test-gpu test-reference mutants lint \
-	size coverage coverage-run deps deps-unit deps-test deps-lint man built install uninstall deb test-deb clean help FORCE
+	size coverage coverage-run deps deps-unit deps-test deps-python deps-lint python test-python man built install uninstall deb test-deb clean help FORCE
 
 all: $(STATIC_LIB) $(SHARED_LIB) $(STATIC_NN) $(SHARED_NN) $(STATIC_AUTOGRAD) $(SHARED_AUTOGRAD) \
 	$(PROGRAMS:%=$(B)/bin/%)
@@ -362,6 +362,21 @@ $(B)/tests/prog_%: $(O)/tests/prog/prog_%.o $(STATIC_LIB)
 	$(call say,LINK,$@)
 	$(link) $(NO_LTO) $(LIBS)
 
+# The extension of Python and the package around it; PYTHONPATH=build/python finds it.
+PYTHON     ?= python3
+PYTHON_SRCS := $(wildcard lib/python/boxcar/*.[ch] lib/python/boxcar/*.py lib/python/boxcar/*/*.py)
+python: deps-python
+	@$(MAKE) --no-print-directory $(B)/python/made
+
+$(B)/python/made: $(PYTHON_SRCS) $(SHARED_LIB)
+	$(call say,PYTHON,$(@D)/boxcar)
+	$(Q)rm -rf $(@D) && mkdir -p $(@D)/boxcar/rpc
+	$(Q)cp lib/python/boxcar/*.py $(@D)/boxcar && cp lib/python/boxcar/rpc/*.py $(@D)/boxcar/rpc
+	$(Q)$(CC) -shared -o $(@D)/boxcar/_boxcar$$($(PYTHON) -c 'import sysconfig as s; print(s.get_config_var("EXT_SUFFIX"))') \
+		-isystem $$($(PYTHON) -c 'import sysconfig as s; print(s.get_paths()["include"])') \
+		$(ALL_CPPFLAGS) $(ALL_CFLAGS) $(NO_LTO) $(filter %.c,$^) $(ALL_LDFLAGS) \
+		-L$(B)/lib -lboxcar -Wl,-rpath,'$$ORIGIN/../../lib' && touch $@
+
 # ---- The two commands ----------------------------------------------------------------------------
 
 DEMO_FLAGS ?= --min-world-size 11 --max-world-size 11 --mode batch --max-episodes 60
@@ -411,6 +426,9 @@ test-gpu: deps-unit
 	@$(MAKE) --no-print-directory all tests
 	@$(TEST_ENV) tests/gpu/run.sh
 
+test-python: python
+	@$(TEST_ENV) PYTHON='$(PYTHON)' tests/run_scripts.sh tests/python/run.sh
+
 e2e: deps-test
 	@$(MAKE) --no-print-directory all tests
 	@$(TEST_ENV) tests/run_e2e.sh
@@ -449,6 +467,9 @@ deps-unit:
 
 deps-test:
 	@CC='$(CC)' JEMALLOC='$(JEMALLOC)' tools/install_deps.sh build test
+
+deps-python:
+	@CC='$(CC)' JEMALLOC='$(JEMALLOC)' PYTHON='$(PYTHON)' tools/install_deps.sh build python
 
 deps-lint:
 	@CC='$(CC)' JEMALLOC='$(JEMALLOC)' tools/install_deps.sh build test lint
@@ -561,8 +582,9 @@ help:
 
 #? make demo            installs what is missing, builds, trains CartPole with ten simulators
 #? make test            installs what is missing, builds, tests what a user needs to know: the units, a program
-#?                      against the installed library, each demo and tool from end to end; 5 minutes
-#? make check-all       all other tests: those on the simulated GPU driver, kills, stress, models, static checks
+#?                      against the installed library, each demo and tool once; 5 minutes
+#? make check-all       all other tests: those on the simulated GPU driver, the programs from end to end, kills,
+#?                      stress, models, static checks
 #? make                 builds build/bin/* and the library; installs nothing
 #?
 #? make deps            installs what the build needs (apt-get, by sudo if not root)
@@ -572,6 +594,8 @@ help:
 #?                      tests/gpu/run.sh and build/gpu/ also serve on a machine with a driver and nothing else
 #? make switches        tests of GPU memory with a simulated driver that refuses more; no GPU needed
 #? make e2e             the end-to-end tests alone
+#? make python          the package boxcar of Python, in build/python; PYTHON=python3
+#? make test-python     its tests
 #? make stress          ring and doorbell under load, without Criterion
 #? make soak            tensors of all sizes between four workers for SOAK_S=3600 seconds: does an arena leak?
 #? make mutants         puts faults into FILES (those that differ from SINCE, HEAD): do the tests notice? KEPT=all
@@ -579,7 +603,7 @@ help:
 #? make coverage        the lines and branches of lib/ and shm/ that the unit tests run, a line a file (gcov)
 #? make check           static checks: layers, atomics, kill steps, style, top level, documents, manual pages,
 #?                      exported symbols, ABI
-#? make lint            gcc and clang with warnings as errors, clang-tidy, cppcheck, clang-format
+#? make lint            clang with warnings as errors, clang-tidy, cppcheck, clang-format
 #? make size            lines of code by room, without comments and blanks
 #? make man             manual pages of functions (3), words (7) and programs (1), in build/man
 #? make install         into $(DESTDIR)$(PREFIX), by default /usr/local; run ldconfig afterwards

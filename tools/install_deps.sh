@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT
 #
 # Installs what Boxcar needs and this machine lacks: `install_deps.sh GROUP...`, GROUP being build, unit
-# (what the unit tests are compiled with), test (that, and what the other tests run), lint, deb (what `make deb` runs)
-# or test-deb (what `make test-deb` runs besides). Run by `make deps`, `make deps-unit` and so on.
+# (what the unit tests are compiled with), test (that, and what the other tests run), python, lint, deb (what `make deb`
+# runs) or test-deb (what `make test-deb` runs besides). Run by `make deps`, `make deps-unit` and so on.
 #
 # `install_deps.sh --look GROUP...` installs nothing: it fails with a sentence that names what is missing.
 #
@@ -51,6 +51,13 @@ have_program()
     command -v "$1" >/dev/null 2>&1
 }
 
+# Of the interpreter for which the extension is built.
+have_python_headers()
+{
+    "${PYTHON:-python3}" -c 'import os, sysconfig as s
+exit(not os.path.exists(s.get_paths()["include"] + "/Python.h"))' 2>/dev/null
+}
+
 # The source of jemalloc, or the program that unpacks it.
 have_jemalloc_or()
 {
@@ -79,6 +86,7 @@ test cmake have_program cmake
 test man-db have_program man
 test mandoc have_program mandoc
 test python3 have_program python3
+python python3-dev have_python_headers
 deb debhelper have_program dh
 deb dpkg-dev have_program dpkg-buildpackage
 test-deb lintian have_program lintian

@@ -29,6 +29,7 @@ lib/job: lib/rpc lib/rref lib/device lib/lend lib/run lib/observe lib/base shm g
 lib/nn: public gpu/cuda_api.h gpu/cuda_driver.h lib/base/options.h
 lib/autograd: public shm/atomic.h shm/backoff.h lib/base/options.h
 lib/examples: public
+lib/python/boxcar: public
 demos/common: public
 demos/hello: public
 demos/tensor_ipc: demos/common public

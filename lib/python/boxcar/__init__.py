@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: MIT
+"""Workers on one host call each other's functions through shared memory.
+
+    import boxcar
+
+    def add(a, b):
+        return a + b
+
+    boxcar.init()                           # BX_JOB, BX_RANK, BX_WORLD_SIZE, BX_NAME
+    boxcar.call("worker1", add, (1, 2))     # 3, computed by worker1
+    boxcar.shutdown()                       # all leave together
+
+Functions travel by reference: each worker imports the module that has them. Arguments and results are pickled; buffers
+of 4 KiB or more (numpy arrays) are copied beside the pickle. An exception arrives as its type, and its message has the
+traceback of the worker that raised it. Handlers run on threads of a pool, at most `pool_threads` at a time, so a
+function that is called must be safe to run beside the rest of the program.
+
+Times are in seconds; None is the default of `init`. boxcar.rpc has the names of torch.distributed.rpc.
+"""
+import atexit
+import os
+import threading
+
+from . import _boxcar
+from ._errors import (ArenaFull, Busy, Cancelled, Corrupt, Error, NoObject, NoSpace, NoWorker, OnLoan, PeerDead,
+                      RankMissing, RemoteTraceback, Shutdown, Timeout, TooLarge, WouldDeadlock)
+from ._futures import Future
+from ._messages import Failure, dumps, loads
+from ._references import Ref
+
+__all__ = ["ArenaFull", "Busy", "Cancelled", "Corrupt", "Error", "Future", "NoObject", "NoSpace", "NoWorker", "OnLoan",
+           "PeerDead", "RankMissing", "Ref", "RemoteTraceback", "Shutdown", "Timeout", "TooLarge", "WouldDeadlock",
+           "async_function", "call", "call_async", "counter", "init", "is_alive", "leave", "name", "rank", "ref",
+           "remote", "shutdown", "worker_name", "worker_rank", "world_size"]
+
+__version__ = _boxcar.version
+
+FOREVER = 2**64 - 1     # nanoseconds, as the engine counts them
+CALL, MAKE, OBJECT = range(3)
+
+_job = None             # the job of this process, from init to shutdown
+_runner = None          # the thread that runs callbacks
+_here = threading.local()       # in_handler: this thread runs a handler
+
+
+# ---- The job -------------------------------------------------------------------------------------------------------
+
+def _nanoseconds(seconds):
+    if seconds is None:
+        return 0
+    if seconds == float("inf"):
+        return FOREVER
+    if seconds < 0:
+        raise ValueError(f"a timeout of {seconds} seconds is negative")
+    return max(1, int(seconds * 1e9))
+
+
+def _running():
+    if _job is None:
+        raise Shutdown("boxcar.init has not been called in this process, or boxcar.shutdown has")
+    return _job
+
+
+def _run_callbacks(job):
+    while True:
+        work = job.next()
+        if work is None:
+            return
+        try:
+            work[0](work[1])
+        except Exception as error:
+            threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__,
+                                                           threading.current_thread())))
+
+
+def _uninterrupted(job, wait):
+    """Runs `wait` on a thread of its own, so that Ctrl-C ends the wait of this one."""
+    outcome = Future()
+
+    def run():
+        try:
+            outcome.set_result(wait())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    thread = threading.Thread(target=run, name="boxcar waits", daemon=True)
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(0.05)
+    except BaseException:
+        job.interrupt(True)
+        thread.join()
+        raise
+    return outcome.result()
+
+
+def init(job=None, *, name=None, rank=0, world_size=0, start_timeout=None, call_timeout=None, pool_threads=0):
+    """Joins the job and returns when all its workers are there.
+
+    Without world_size, job, name, rank and world size come from the environment (BX_JOB, BX_NAME, BX_RANK,
+    BX_WORLD_SIZE). start_timeout: 30 s by default; call_timeout: 60 s, math.inf for none. After shutdown it may be
+    called again. Raises RankMissing, Error; ValueError: a worker of this process is already in a job.
+    """
+    global _job, _runner
+    if _job is not None:
+        raise ValueError("this process is in a job already; boxcar.shutdown leaves it")
+    started = _boxcar.Job(_dispatch, job, name, rank, world_size, _nanoseconds(start_timeout),
+                          _nanoseconds(call_timeout), pool_threads)
+    _runner = threading.Thread(target=_run_callbacks, args=(started,), name="boxcar callbacks", daemon=True)
+    _job = started              # a handler may run, and call, before start has returned
+    try:
+        _runner.start()
+        _uninterrupted(started, started.start)
+    except BaseException:
+        leave()
+        raise
+
+
+def shutdown(timeout=None):
+    """Leaves the job together with the others: returns when no call is under way in any worker.
+
+    timeout: 30 s by default; Timeout names the worker that did not come, and this worker has left all the same.
+    """
+    job = _running()
+    if getattr(_here, "in_handler", False):
+        raise WouldDeadlock("boxcar.shutdown waits for this handler's end")
+    try:
+        _uninterrupted(job, lambda: job.shutdown(_nanoseconds(timeout)))
+    finally:
+        leave()
+
+
+def leave():
+    """Leaves at once: the other workers get Shutdown from calls to this one. Waits of other threads end."""
+    global _job, _runner
+    if getattr(_here, "in_handler", False):
+        raise WouldDeadlock("boxcar.leave waits for this handler's end")
+    job, runner, _job, _runner = _job, _runner, None, None
+    if job is not None:
+        job.destroy()
+        if runner is not threading.current_thread() and runner.is_alive():
+            runner.join()
+
+
+def _forget():
+    global _job, _runner
+    if _job is not None:
+        _job.forget()
+    _job = _runner = None
+
+
+atexit.register(leave)
+os.register_at_fork(after_in_child=_forget)
+
+
+def rank():
+    """The rank of this worker."""
+    return _running().world()[0]
+
+
+def world_size():
+    """How many workers the job has, dead ones too."""
+    return _running().world()[1]
+
+
+def name():
+    """The name of this worker."""
+    job = _running()
+    return job.name_of(job.world()[0])
+
+
+def worker_name(rank):
+    """The name of the worker of a rank."""
+    return _running().name_of(rank)
+
+
+def worker_rank(name):
+    """The rank of the worker of a name. Raises NoWorker."""
+    return _running().rank_of(name)
+
+
+def is_alive(worker):
+    """Whether a worker, by its name or rank, has not died, left or been cut off."""
+    return _running().is_alive(worker if isinstance(worker, int) else worker_rank(worker))
+
+
+def counter(name):
+    """A counter of this worker by its name: "calls_sent", "tensor_bytes_sent" and the like."""
+    return _running().counter(name)
+
+
+# ---- Requests ------------------------------------------------------------------------------------------------------
+
+def async_function(fn):
+    """Marks a function whose result is a future: the caller gets its value, and no thread waits for it here."""
+    fn._boxcar_async = True
+    return fn
+
+
+def _is_async(fn):
+    return getattr(fn, "_boxcar_async", False)
+
+
+def _value_of(future):
+    return future.wait() if hasattr(future, "wait") else future.result()
+
+
+def _answer_later(future):
+    """The engine's future of a future of Python or torch."""
+    reply = _boxcar.Future(_running())
+
+    def done(future):
+        try:
+            answer = dumps(_value_of(future))
+        except BaseException as error:
+            answer = dumps(Failure.of(error))
+        try:
+            reply.set(*answer)
+        except Shutdown:                # nobody waits any more
+            pass
+
+    future.add_done_callback(done)
+    return reply
+
+
+def _dispatch(kind, caller, message, object):
+    """On a thread of the engine's pool: what a request gets."""
+    _here.in_handler = True
+    try:
+        fn, args, kwargs = loads(message)
+        if kind == OBJECT:
+            if isinstance(object, Failure):
+                return dumps(object)
+            if isinstance(fn, str):
+                fn = getattr(object, fn)
+            else:
+                args = (object, *args)
+        result = fn(*args, **kwargs)
+        if _is_async(fn):
+            if not hasattr(result, "add_done_callback"):
+                raise TypeError(f"{fn!r} is async, but it returned no future: {result!r}")
+            if kind != MAKE:
+                return _answer_later(result)
+            result = _value_of(result)
+        return result if kind == MAKE else dumps(result)
+    except BaseException as error:
+        failure = Failure.of(error)
+        return failure if kind == MAKE else dumps(failure)
+
+
+# ---- Calls ---------------------------------------------------------------------------------------------------------
+
+def _to(worker):
+    return f"#{worker}" if isinstance(worker, int) else worker
+
+
+def call_async(to, fn, args=(), kwargs=None, timeout=None):
+    """Calls fn(*args, **kwargs) in worker `to`, a name or rank, and returns a Future of its result."""
+    job = _running()
+    return Future._of(job.call(_to(to), *dumps((fn, tuple(args), kwargs or {})), _nanoseconds(timeout)), to, fn)
+
+
+def call(to, fn, args=(), kwargs=None, timeout=None):
+    """Calls fn(*args, **kwargs) in worker `to`, a name or rank, and returns its result.
+
+    Raises what fn raised, with the remote traceback in its message; PeerDead, Timeout, NoWorker, Shutdown, TooLarge.
+    """
+    return call_async(to, fn, args, kwargs, timeout).result()
+
+
+def remote(to, fn, args=(), kwargs=None, timeout=None):
+    """Makes fn(*args, **kwargs) in worker `to` and keeps it there. Returns a Ref to it at once; what fn raised is
+    raised by each use of the reference."""
+    return Ref(_running().remote(_to(to), *dumps((fn, tuple(args), kwargs or {})), _nanoseconds(timeout)))
+
+
+def ref(object):
+    """A Ref to an object of this worker."""
+    return Ref(_running().ref(object))

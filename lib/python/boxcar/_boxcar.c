@@ -1,0 +1,341 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * boxcar._boxcar: the engine for Python, without policy; __init__.py makes an interface of it. The job and the module.
+ */
+#include "boxpy.h"
+
+#include <errno.h>
+#include <time.h>
+
+/* ---- The job -------------------------------------------------------------------------------------------- */
+
+static PyObject *job_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+    static char *names[] = { "dispatch", "job", "name", "rank", "world_size", "start_timeout_ns", "call_timeout_ns",
+                             "pool_threads", NULL };
+    struct bx_options options = { 0 };
+    unsigned long long start_ns = 0, call_ns = 0;
+    PyObject *callable;
+    struct boxpy_job *job;
+    int rc;
+
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|zziiKKi", names, &callable, &options.job, &options.name,
+                                     &options.rank, &options.world_size, &start_ns, &call_ns, &options.pool_threads))
+        return NULL;
+    job = (struct boxpy_job *)type->tp_alloc(type, 0);
+    if (job == NULL)
+        return NULL;
+    Py_INCREF(callable);
+    job->dispatch = callable;
+    pthread_mutex_init(&job->lock, NULL);
+    pthread_cond_init(&job->more, NULL);
+    job->last = &job->first;
+    options.start_timeout_ns = start_ns;
+    options.call_timeout_ns = call_ns;
+    rc = bx_job_create(&options, &job->job);
+    if (rc == 0)
+        rc = boxpy_register(job);
+    if (rc == 0)
+        return (PyObject *)job;
+    (void)boxpy_fail(rc, bx_error_text());
+    Py_DECREF(job);
+    return NULL;
+}
+
+/* Threads that wait in the job come out first: no function of it may run while it is destroyed. */
+static void end(struct boxpy_job *job)
+{
+    struct timespec pause = { .tv_nsec = 1000000 };
+    struct bx_job *engine;
+
+    bx_job_interrupt(job->job, true);
+    while (job->inside > 0) {
+        Py_BEGIN_ALLOW_THREADS
+        nanosleep(&pause, NULL);
+        Py_END_ALLOW_THREADS
+    }
+    engine = job->job;
+    job->job = NULL;
+    Py_BEGIN_ALLOW_THREADS
+    bx_job_destroy(engine);
+    Py_END_ALLOW_THREADS
+    pthread_mutex_lock(&job->lock);
+    job->stops = true;
+    pthread_cond_broadcast(&job->more);
+    pthread_mutex_unlock(&job->lock);
+}
+
+static void job_dealloc(PyObject *self)
+{
+    struct boxpy_job *job = (struct boxpy_job *)self;
+    struct boxpy_item *item;
+
+    end(job);
+    while ((item = boxpy_take(job, false)) != NULL)
+        boxpy_free_item(item);
+    pthread_cond_destroy(&job->more);
+    pthread_mutex_destroy(&job->lock);
+    Py_DECREF(job->dispatch);
+    Py_TYPE(self)->tp_free(self);
+}
+
+static PyObject *job_start(PyObject *self, PyObject *unused)
+{
+    struct boxpy_job *job = (struct boxpy_job *)self;
+    int rc;
+
+    (void)unused;
+    if (!boxpy_lives(job))
+        return NULL;
+    BOXPY_ENTER(job)
+    rc = bx_job_start(job->job);
+    BOXPY_LEAVE(job)
+    if (rc < 0)
+        return boxpy_fail(rc, bx_error_text());
+    Py_RETURN_NONE;
+}
+
+static PyObject *job_shutdown(PyObject *self, PyObject *args)
+{
+    struct boxpy_job *job = (struct boxpy_job *)self;
+    unsigned long long timeout_ns;
+    int rc;
+
+    if (!PyArg_ParseTuple(args, "K", &timeout_ns) || !boxpy_lives(job))
+        return NULL;
+    BOXPY_ENTER(job)
+    rc = bx_job_shutdown(job->job, timeout_ns);
+    BOXPY_LEAVE(job)
+    if (rc < 0)
+        return boxpy_fail(rc, bx_error_text());
+    Py_RETURN_NONE;
+}
+
+static PyObject *job_destroy(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    end((struct boxpy_job *)self);
+    Py_RETURN_NONE;
+}
+
+static PyObject *job_forget(PyObject *self, PyObject *unused)
+{
+    struct boxpy_job *job = (struct boxpy_job *)self;
+
+    (void)unused;
+    job->job = NULL;
+    job->inside = 0;
+    job->is_forked = true;
+    pthread_mutex_init(&job->lock, NULL);       /* threads that are not here may have held it */
+    pthread_cond_init(&job->more, NULL);
+    Py_RETURN_NONE;
+}
+
+static PyObject *job_interrupt(PyObject *self, PyObject *on)
+{
+    bx_job_interrupt(((struct boxpy_job *)self)->job, PyObject_IsTrue(on) == 1);
+    Py_RETURN_NONE;
+}
+
+static PyObject *job_call(PyObject *self, PyObject *args)
+{
+    struct boxpy_call call;
+    const char *to;
+
+    if (!PyArg_ParseTuple(args, "s" BOXPY_CALL, &to, BOXPY_CALL_ARGUMENTS(&call)))
+        return NULL;
+    return boxpy_begin((struct boxpy_job *)self, to, NULL, &call);
+}
+
+static PyObject *job_remote(PyObject *self, PyObject *args)
+{
+    struct boxpy_job *job = (struct boxpy_job *)self;
+    struct bx_call_options options = { 0 };
+    struct bx_rref *made = NULL;
+    struct bx_msg *msg;
+    struct boxpy_call call;
+    const char *to;
+    int rc;
+
+    if (!PyArg_ParseTuple(args, "s" BOXPY_CALL, &to, BOXPY_CALL_ARGUMENTS(&call)))
+        return NULL;
+    msg = boxpy_pack(job, call.payload, call.buffers, call.refs);
+    if (msg == NULL)
+        return NULL;
+    options.timeout_ns = call.timeout_ns;
+    BOXPY_ENTER(job)
+    rc = bx_remote(job->job, to, "py.make", msg, &options, &made);
+    bx_msg_destroy(msg);
+    BOXPY_LEAVE(job)
+    return rc == 0 ? boxpy_new_ref(job, made) : boxpy_fail(rc, bx_error_text());
+}
+
+static PyObject *job_ref(PyObject *self, PyObject *what)
+{
+    struct boxpy_job *job = (struct boxpy_job *)self;
+    struct bx_rref *made = NULL;
+    struct boxpy_object *object;
+    int rc;
+
+    if (!boxpy_lives(job) || (object = boxpy_new_object(job, what)) == NULL)
+        return NULL;
+    rc = bx_rref_create(job->job, &boxpy_object_type, object, &made);
+    if (rc == 0)
+        return boxpy_new_ref(job, made);
+    boxpy_free_item(&object->item);
+    return boxpy_fail(rc, bx_error_text());
+}
+
+/* For the thread that Python lends: runs what came into the queue. */
+static PyObject *job_next(PyObject *self, PyObject *unused)
+{
+    struct boxpy_job *job = (struct boxpy_job *)self;
+    struct boxpy_item *item;
+    PyObject *work;
+
+    (void)unused;
+    for (;;) {
+        Py_BEGIN_ALLOW_THREADS
+        item = boxpy_take(job, true);
+        Py_END_ALLOW_THREADS
+        if (item == NULL)
+            Py_RETURN_NONE;
+        if (item->callable != NULL)
+            break;
+        boxpy_free_item(item);
+    }
+    work = Py_BuildValue("(OO)", item->callable, item->argument);
+    boxpy_free_item(item);
+    return work;
+}
+
+static PyObject *job_rank_of(PyObject *self, PyObject *args)
+{
+    struct boxpy_job *job = (struct boxpy_job *)self;
+    const char *name;
+    int rc;
+
+    if (!PyArg_ParseTuple(args, "s", &name) || !boxpy_lives(job))
+        return NULL;
+    rc = bx_worker_rank(job->job, name);
+    return rc >= 0 ? PyLong_FromLong(rc) : boxpy_fail(rc, bx_error_text());
+}
+
+static PyObject *job_name_of(PyObject *self, PyObject *args)
+{
+    struct boxpy_job *job = (struct boxpy_job *)self;
+    const char *name;
+    int rank;
+
+    if (!PyArg_ParseTuple(args, "i", &rank) || !boxpy_lives(job))
+        return NULL;
+    name = bx_worker_name(job->job, rank);
+    return name != NULL ? PyUnicode_FromString(name) : boxpy_fail(-EINVAL, "no worker has that rank");
+}
+
+static PyObject *job_is_alive(PyObject *self, PyObject *args)
+{
+    struct boxpy_job *job = (struct boxpy_job *)self;
+    int rank;
+
+    if (!PyArg_ParseTuple(args, "i", &rank) || !boxpy_lives(job))
+        return NULL;
+    return PyBool_FromLong(bx_worker_is_alive(job->job, rank));
+}
+
+static PyObject *job_counter(PyObject *self, PyObject *args)
+{
+    struct boxpy_job *job = (struct boxpy_job *)self;
+    const char *name;
+    uint64_t value = 0;
+    int rc;
+
+    if (!PyArg_ParseTuple(args, "s", &name) || !boxpy_lives(job))
+        return NULL;
+    rc = bx_counter(job->job, name, &value);
+    return rc == 0 ? PyLong_FromUnsignedLongLong(value) : boxpy_fail(rc, bx_error_text());
+}
+
+static PyObject *job_world(PyObject *self, PyObject *unused)
+{
+    struct boxpy_job *job = (struct boxpy_job *)self;
+
+    (void)unused;
+    if (!boxpy_lives(job))
+        return NULL;
+    return Py_BuildValue("(ii)", bx_job_rank(job->job), bx_job_world_size(job->job));
+}
+
+static PyMethodDef job_methods[] = {
+    { "start", job_start, METH_NOARGS, "start(): returns when every worker is there." },
+    { "shutdown", job_shutdown, METH_VARARGS, "shutdown(timeout_ns): leaves together with the others." },
+    { "destroy", job_destroy, METH_NOARGS, "destroy(): leaves, and ends Job.next." },
+    { "forget", job_forget, METH_NOARGS, "forget(): in the child of a fork, which must not touch the job." },
+    { "interrupt", job_interrupt, METH_O, "interrupt(on): ends waits." },
+    { "call", job_call, METH_VARARGS, "call(to, payload, buffers, refs, timeout_ns) -> Future" },
+    { "remote", job_remote, METH_VARARGS, "remote(to, payload, buffers, refs, timeout_ns) -> Ref" },
+    { "ref", job_ref, METH_O, "ref(object) -> Ref: to an object of this worker." },
+    { "next", job_next, METH_NOARGS, "next() -> (callable, future), or None when the job has ended. Waits." },
+    { "world", job_world, METH_NOARGS, "world() -> (rank, world_size)" },
+    { "rank_of", job_rank_of, METH_VARARGS, "rank_of(name) -> int" },
+    { "name_of", job_name_of, METH_VARARGS, "name_of(rank) -> str" },
+    { "is_alive", job_is_alive, METH_VARARGS, "is_alive(rank) -> bool" },
+    { "counter", job_counter, METH_VARARGS, "counter(name) -> int" },
+    { NULL, NULL, 0, NULL },
+};
+
+PyTypeObject boxpy_job_type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "boxcar._boxcar.Job",
+    .tp_doc = "Job(dispatch, job, name, rank, world_size, start_timeout_ns, call_timeout_ns, pool_threads)",
+    .tp_basicsize = sizeof(struct boxpy_job),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = job_new,
+    .tp_dealloc = job_dealloc,
+    .tp_methods = job_methods,
+};
+
+/* ---- The module ----------------------------------------------------------------------------------------- */
+
+static PyObject *set_make_error(PyObject *self, PyObject *callable)
+{
+    PyObject *before = boxpy_make_error;
+
+    (void)self;
+    Py_INCREF(callable);
+    boxpy_make_error = callable;
+    Py_XDECREF(before);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef functions[] = {
+    { "set_make_error", set_make_error, METH_O, "set_make_error(callable): (code, name, text) -> an exception." },
+    { NULL, NULL, 0, NULL },
+};
+
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "boxcar._boxcar",
+    .m_doc = "The engine, without policy.",
+    .m_size = -1,
+    .m_methods = functions,
+};
+
+PyMODINIT_FUNC PyInit__boxcar(void);
+
+PyMODINIT_FUNC PyInit__boxcar(void)
+{
+    PyObject *made;
+
+    if (PyType_Ready(&boxpy_future_type) < 0 || PyType_Ready(&boxpy_ref_type) < 0 || PyType_Ready(&boxpy_job_type) < 0)
+        return NULL;
+    made = PyModule_Create(&module);
+    if (made == NULL || PyModule_AddType(made, &boxpy_job_type) < 0 ||
+        PyModule_AddType(made, &boxpy_future_type) < 0 ||
+        PyModule_AddType(made, &boxpy_ref_type) < 0 ||
+        PyModule_AddStringConstant(made, "version", bx_version()) < 0) {
+        Py_XDECREF(made);
+        return NULL;
+    }
+    return made;
+}

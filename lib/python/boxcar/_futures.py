@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: MIT
+"""Futures: of calls, and those that a program makes itself."""
+import asyncio
+import concurrent.futures
+
+from ._errors import Error, Timeout
+from ._messages import Failure, loads
+
+FOREVER = 2**64 - 1
+
+
+class Future(concurrent.futures.Future):
+    """A value that is set once, or an exception. A program makes one with Future() and completes it with set_result or
+    set_exception; calls return others. result() raises Timeout when the time is over. Callbacks run on a thread of
+    Boxcar's own, or at once if the future is done. `await` works in any event loop."""
+
+    _engine = None      # of a call: the engine's future, which may be ahead of this one
+    _armed = False      # the engine tells when it is done
+
+    @classmethod
+    def _of(cls, engine, worker, function):
+        future = cls()
+        future._engine = engine
+        future._worker = worker
+        future._function = function
+        return future
+
+    def _pending(self):
+        """The engine's future, if that is not done; what it has is taken if it is."""
+        engine = self._engine
+        if engine is None or super().done():
+            return None
+        if not engine.done():
+            return engine
+        self._take(engine)
+        return None
+
+    def _take(self, engine):
+        try:
+            value, error = loads(engine.result()), None
+            if isinstance(value, Failure):
+                error = value.to_raise(self._worker)
+        except Exception as failed:             # of the engine, or of the pickle
+            value, error = None, failed
+            if isinstance(error, Error):
+                error.worker, error.function = self._worker, self._function
+        try:
+            if error is not None:
+                self.set_exception(error)
+            else:
+                self.set_result(value)
+        except concurrent.futures.InvalidStateError:    # another thread was faster
+            pass
+        self._engine = None                     # and the reply's memory
+
+    def _wait(self, timeout):
+        engine = self._pending()
+        if engine is None:
+            return
+        if not engine.wait(FOREVER if timeout is None else max(1, int(timeout * 1e9))):
+            raise Timeout(f"no answer of {self._worker} within {timeout} s")
+        self._take(engine)
+
+    def done(self):
+        self._pending()
+        return super().done()
+
+    def result(self, timeout=None):
+        self._wait(timeout)
+        return super().result(timeout)
+
+    def exception(self, timeout=None):
+        self._wait(timeout)
+        return super().exception(timeout)
+
+    def cancel(self):
+        """A request that still waits at the callee is not run. False: the future was done."""
+        engine = self._pending()
+        return engine.cancel() if engine is not None else super().cancel()
+
+    def add_done_callback(self, fn):
+        engine = self._pending()
+        if engine is not None and not self._armed:
+            self._armed = True
+            engine.on_done(self._take)
+        super().add_done_callback(fn)
+
+    def then(self, fn):
+        """A future of fn(self), which runs when this one is done."""
+        made = Future()
+
+        def run(future):
+            try:
+                made.set_result(fn(future))
+            except BaseException as error:
+                made.set_exception(error)
+
+        self.add_done_callback(run)
+        return made
+
+    def wait(self):
+        """result(), by torch's name."""
+        return self.result()
+
+    value = wait
+
+    def __await__(self):
+        return asyncio.wrap_future(self).__await__()

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: MIT
+"""Values as messages: a pickle, the large buffers beside it, and the references in it."""
+import pickle
+import threading
+import traceback
+
+from ._errors import RemoteTraceback
+
+OUT_OF_BAND = 4096      # bytes: a smaller buffer costs less inside the pickle
+
+_now = threading.local()        # refs: those of the message that this thread writes or reads
+
+
+def put_ref(ref):
+    """Adds a reference to the message that is being written; its index. None: no message is."""
+    refs = getattr(_now, "refs", None)
+    if refs is None:
+        return None
+    refs.append(ref)
+    return len(refs) - 1
+
+
+def get_ref(index):
+    return _now.refs[index]
+
+
+def dumps(value):
+    """(payload, buffers, refs) of a value."""
+    buffers, refs = [], []
+
+    def put_buffer(buffer):
+        try:
+            raw = buffer.raw()
+        except BufferError:             # it has gaps
+            return True
+        if raw.nbytes < OUT_OF_BAND:
+            return True
+        buffers.append(raw)
+        return False
+
+    before, _now.refs = getattr(_now, "refs", None), refs
+    try:
+        try:
+            return pickle.dumps(value, 5, buffer_callback=put_buffer), buffers, refs
+        except (pickle.PicklingError, AttributeError) as error:     # a lambda, a local function
+            try:
+                import cloudpickle
+            except ImportError:
+                raise error from None
+        buffers.clear()
+        refs.clear()
+        return cloudpickle.dumps(value, 5, buffer_callback=put_buffer), buffers, refs
+    finally:
+        _now.refs = before
+
+
+def loads(message):
+    payload, buffers, refs = message
+    before, _now.refs = getattr(_now, "refs", None), refs
+    try:
+        return pickle.loads(payload, buffers=buffers)
+    finally:
+        _now.refs = before
+
+
+class Failure:
+    """An exception on its way to the worker that is to get it."""
+
+    def __init__(self, error, text):
+        self.error = error              # None: it cannot be pickled
+        self.text = text
+
+    @classmethod
+    def of(cls, error):
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:               # also a constructor that wants more than `args`
+            error = None
+        return cls(error, text)
+
+    def to_raise(self, worker):
+        """The exception for a caller here."""
+        text = f"On {worker}:\n{self.text}"
+        error = self.error
+        if error is None:
+            return RuntimeError(text)
+        if error.args and isinstance(error.args[0], str):
+            error.args = (f"{error.args[0]}\n\n{text}", *error.args[1:])
+        elif not error.args:
+            error.args = (text,)
+        error.__cause__ = RemoteTraceback(text)
+        return error

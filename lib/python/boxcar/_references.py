@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: MIT
+"""References to objects of other workers."""
+from ._futures import Future
+from ._messages import Failure, dumps, get_ref, put_ref
+
+
+def _itself(object):
+    return object
+
+
+def _at(type, index):
+    return type(get_ref(index))
+
+
+class Ref:
+    """A reference to an object of a worker, its owner, who keeps the object until no worker refers to it. References
+    travel in arguments and results. Uses of one whose object is not made yet wait for it."""
+
+    def __init__(self, engine):
+        self._engine = engine
+
+    def __reduce__(self):
+        index = put_ref(self._engine)
+        if index is None:
+            raise TypeError("a reference can only be pickled in an argument or a result of a call")
+        return _at, (type(self), index)
+
+    @property
+    def owner(self):
+        """The owner's rank."""
+        return self._engine.owner()
+
+    def call_async(self, method, args=(), kwargs=None, timeout=None):
+        """Calls a method, by its name, on the object, or a function with the object as its first argument."""
+        from . import _nanoseconds
+        return Future._of(self._engine.call(*dumps((method, tuple(args), kwargs or {})), _nanoseconds(timeout)),
+                          f"worker {self.owner}", method)
+
+    def call(self, method, args=(), kwargs=None, timeout=None):
+        return self.call_async(method, args, kwargs, timeout).result()
+
+    def local(self):
+        """The object itself, for its owner. Raises what its maker raised."""
+        object = self._engine.local()
+        if isinstance(object, Failure):
+            raise object.to_raise("this worker")
+        return object
+
+    def get(self, timeout=None):
+        """A copy of the object."""
+        return self.call(_itself, timeout=timeout)

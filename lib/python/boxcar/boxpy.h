@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What the files of the extension share. _boxcar.c has the module and the job.
+ *
+ * A message is a pickle, buffers beside it (u8 tensors in the arena) and references; in Python a tuple (payload,
+ * buffers, refs) of bytes, a list of bytearrays and a list of Ref. The engine has room for 128 functions: all of
+ * Python's are one ("py.call"), all that make an object for a reference one ("py.make"), all uses of such an object one
+ * ("py.object"). Each passes its message to one callable, which the job was given.
+ *
+ * Threads. Handlers run on the engine's pool and take the GIL there. No Python runs on a thread that makes progress:
+ * callbacks, and objects whose last reference is gone, go into a queue, from which a thread of Python takes them
+ * (Job.next). The GIL is released around each function of the engine that may wait; the engine holds no lock when it
+ * calls this extension, so the others need not.
+ *
+ * Functions that return a pointer return NULL when a Python error is set.
+ */
+#ifndef BOXPY_H
+#define BOXPY_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "boxcar.h"
+
+#include <pthread.h>
+
+/* What has to wait for the GIL: callable(argument), or without a callable the end of argument. */
+struct boxpy_item {
+    struct boxpy_item *next;
+    PyObject *callable;
+    PyObject *argument;
+};
+
+struct boxpy_job {
+    PyObject_HEAD
+    struct bx_job *job;                 /* NULL after destroy */
+    int inside;                         /* threads of Python in functions of it that may wait; with the GIL */
+    PyObject *dispatch;                 /* (kind, caller, message, object) of a request -> a message or a Future */
+    pthread_mutex_t lock;               /* of what follows; nothing is called under it */
+    pthread_cond_t more;
+    struct boxpy_item *first, **last;
+    bool stops;
+    bool is_forked;                     /* in the child of a fork: nothing of the engine may be touched */
+};
+
+struct boxpy_ref {
+    PyObject_HEAD
+    struct boxpy_job *job;
+    struct bx_rref *rref;
+};
+
+struct boxpy_future {
+    PyObject_HEAD
+    struct boxpy_job *job;
+    struct bx_future *future;
+};
+
+/* What a reference refers to. */
+struct boxpy_object {
+    struct boxpy_item item;             /* its argument is the object */
+    struct boxpy_job *job;              /* borrowed: bx_job_destroy destroys every object */
+};
+
+/* Around a function of the engine that may wait; the job is not destroyed meanwhile. */
+#define BOXPY_ENTER(job)                                                                            \
+    (job)->inside++;                                                                                \
+    Py_BEGIN_ALLOW_THREADS
+#define BOXPY_LEAVE(job)                                                                            \
+    Py_END_ALLOW_THREADS                                                                            \
+    (job)->inside--;
+
+extern PyTypeObject boxpy_job_type, boxpy_future_type, boxpy_ref_type;
+extern const struct bx_type boxpy_object_type;
+
+/* ---- message.c ------------------------------------------------------------------------------------------ */
+
+extern PyObject *boxpy_make_error;      /* (code, name, text) -> an exception */
+void *boxpy_fail(int code, const char *text);           /* sets the error of a code; returns NULL */
+bool boxpy_lives(const struct boxpy_job *job);          /* else a Python error is set */
+struct bx_msg *boxpy_pack(struct boxpy_job *job, PyObject *payload, PyObject *buffers, PyObject *refs);
+PyObject *boxpy_unpack(struct boxpy_job *job, struct bx_reader in);
+
+/* ---- handler.c ------------------------------------------------------------------------------------------ */
+
+int boxpy_register(struct boxpy_job *job);
+struct boxpy_object *boxpy_new_object(struct boxpy_job *job, PyObject *what);   /* with a reference of its own */
+void boxpy_push(struct boxpy_job *job, struct boxpy_item *item);                /* without the GIL, or with it */
+/* The first of the queue; NULL: there is none, and with `waits` also that there will be none. */
+struct boxpy_item *boxpy_take(struct boxpy_job *job, bool waits);
+void boxpy_free_item(struct boxpy_item *item);          /* an object is its item */
+
+/* ---- future.c ------------------------------------------------------------------------------------------- */
+
+/* What each call is given: (payload, buffers, refs, timeout_ns). */
+struct boxpy_call {
+    PyObject *payload, *buffers, *refs;
+    unsigned long long timeout_ns;
+};
+#define BOXPY_CALL "OO!O!K"
+#define BOXPY_CALL_ARGUMENTS(call) \
+    &(call)->payload, &PyList_Type, &(call)->buffers, &PyList_Type, &(call)->refs, &(call)->timeout_ns
+
+/* A call of a function of worker `to`, or if rref is not NULL on its object. */
+PyObject *boxpy_begin(struct boxpy_job *job, const char *to, struct bx_rref *rref, const struct boxpy_call *call);
+PyObject *boxpy_new_ref(struct boxpy_job *job, struct bx_rref *rref);           /* takes the reference over */
+
+#endif

@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Futures, references, and the calls that make them.
+ */
+#include "boxpy.h"
+
+#include <errno.h>
+
+#define LOOK_NS UINT64_C(50000000)      /* a waiting main thread looks for signals */
+
+/* ---- Futures -------------------------------------------------------------------------------------------- */
+
+static PyObject *new_future(struct boxpy_job *job, struct bx_future *made)    /* takes the reference over */
+{
+    struct boxpy_future *future = PyObject_New(struct boxpy_future, &boxpy_future_type);
+
+    if (future == NULL) {
+        bx_future_release(made);
+        return NULL;
+    }
+    Py_INCREF(job);
+    future->job = job;
+    future->future = made;
+    return (PyObject *)future;
+}
+
+static PyObject *future_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+    struct bx_future *made;
+    PyObject *job;
+
+    (void)type, (void)keywords;
+    if (!PyArg_ParseTuple(args, "O!", &boxpy_job_type, &job) || !boxpy_lives((struct boxpy_job *)job))
+        return NULL;
+    made = bx_future_create(((struct boxpy_job *)job)->job);
+    return made != NULL ? new_future((struct boxpy_job *)job, made) : boxpy_fail(BX_E_SHUTDOWN, "the job has ended");
+}
+
+static void future_dealloc(PyObject *self)
+{
+    struct boxpy_future *future = (struct boxpy_future *)self;
+
+    if (!future->job->is_forked)
+        bx_future_release(future->future);
+    Py_DECREF(future->job);
+    PyObject_Free(self);
+}
+
+/* In slices, so that a signal's handler runs while the main thread waits; other threads wait likewise. */
+static PyObject *future_wait(PyObject *self, PyObject *args)
+{
+    struct bx_future *future = ((struct boxpy_future *)self)->future;
+    struct boxpy_job *job = ((struct boxpy_future *)self)->job;
+    unsigned long long left_ns;
+    int rc;
+
+    if (!PyArg_ParseTuple(args, "K", &left_ns))
+        return NULL;
+    do {
+        uint64_t slice_ns = left_ns < LOOK_NS ? left_ns : LOOK_NS;
+
+        if (job->job == NULL)           /* its end has completed every future */
+            Py_RETURN_TRUE;
+        BOXPY_ENTER(job)
+        rc = bx_future_wait(future, slice_ns);
+        BOXPY_LEAVE(job)
+        if (rc == 0 || bx_future_is_done(future))
+            Py_RETURN_TRUE;
+        if (rc != BX_E_TIMEOUT)
+            return boxpy_fail(rc, bx_error_text());
+        if (PyErr_CheckSignals() < 0)
+            return NULL;
+        left_ns -= left_ns == BX_FOREVER ? 0 : slice_ns;
+    } while (left_ns > 0);
+    Py_RETURN_FALSE;
+}
+
+static PyObject *future_done(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    return PyBool_FromLong(bx_future_is_done(((struct boxpy_future *)self)->future));
+}
+
+static PyObject *future_result(PyObject *self, PyObject *unused)
+{
+    struct boxpy_future *future = (struct boxpy_future *)self;
+    int rc = bx_future_error(future->future);
+
+    (void)unused;
+    if (rc < 0)
+        return boxpy_fail(rc, bx_future_error_text(future->future));
+    if (!bx_future_is_done(future->future))
+        return boxpy_fail(-EAGAIN, "the future is not done");
+    return boxpy_unpack(future->job, bx_msg_reader(bx_future_value(future->future)));
+}
+
+static void is_done(struct bx_future *future, void *context)
+{
+    struct boxpy_item *item = context;
+
+    (void)future;
+    boxpy_push(((struct boxpy_future *)item->argument)->job, item);
+}
+
+static PyObject *future_on_done(PyObject *self, PyObject *callable)
+{
+    struct boxpy_item *item;
+    int rc;
+
+    if (!boxpy_lives(((struct boxpy_future *)self)->job))
+        return NULL;
+    item = PyMem_RawCalloc(1, sizeof *item);
+    if (item == NULL)
+        return PyErr_NoMemory();
+    Py_INCREF(callable);
+    Py_INCREF(self);
+    item->callable = callable;
+    item->argument = self;
+    rc = bx_future_on_done(((struct boxpy_future *)self)->future, is_done, item);
+    if (rc == 0)
+        Py_RETURN_NONE;
+    boxpy_free_item(item);
+    return boxpy_fail(rc, bx_error_text());
+}
+
+static PyObject *future_cancel(PyObject *self, PyObject *unused)
+{
+    struct boxpy_future *future = (struct boxpy_future *)self;
+
+    (void)unused;
+    return PyBool_FromLong(future->job->job != NULL && bx_future_cancel(future->future) == 0);
+}
+
+static PyObject *future_set(PyObject *self, PyObject *args)
+{
+    struct boxpy_future *future = (struct boxpy_future *)self;
+    PyObject *payload, *buffers, *refs;
+    struct bx_msg *msg;
+
+    if (!PyArg_ParseTuple(args, "OO!O!", &payload, &PyList_Type, &buffers, &PyList_Type, &refs))
+        return NULL;
+    msg = boxpy_pack(future->job, payload, buffers, refs);
+    return msg != NULL ? PyBool_FromLong(bx_future_set(future->future, msg) == 0) : NULL;
+}
+
+static PyMethodDef future_methods[] = {
+    { "wait", future_wait, METH_VARARGS, "wait(timeout_ns) -> bool: whether the future is done." },
+    { "done", future_done, METH_NOARGS, "done() -> bool" },
+    { "result", future_result, METH_NOARGS, "result() -> (payload, buffers, refs) of a future that is done." },
+    { "on_done", future_on_done, METH_O, "on_done(callable): Job.next returns it when the future is done." },
+    { "cancel", future_cancel, METH_NOARGS, "cancel() -> bool: False: it was done." },
+    { "set", future_set, METH_VARARGS, "set(payload, buffers, refs) -> bool: False: it was done." },
+    { NULL, NULL, 0, NULL },
+};
+
+PyTypeObject boxpy_future_type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "boxcar._boxcar.Future",
+    .tp_doc = "Future(job): pending until set; calls make others.",
+    .tp_basicsize = sizeof(struct boxpy_future),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = future_new,
+    .tp_dealloc = future_dealloc,
+    .tp_methods = future_methods,
+};
+
+/* ---- Calls ---------------------------------------------------------------------------------------------- */
+
+/* Of a function of worker `to`, or of the object of an rref. NULL: a Python error is set. */
+PyObject *boxpy_begin(struct boxpy_job *job, const char *to, struct bx_rref *rref, const struct boxpy_call *call)
+{
+    struct bx_call_options options = { .timeout_ns = call->timeout_ns };
+    struct bx_msg *args = boxpy_pack(job, call->payload, call->buffers, call->refs);
+    struct bx_future *made = NULL;
+    int rc;
+
+    if (args == NULL)
+        return NULL;
+    BOXPY_ENTER(job)
+    rc = rref != NULL ? bx_rref_async(rref, "py.object", args, &options, &made)
+                      : bx_rpc_async(job->job, to, "py.call", args, &options, &made);
+    bx_msg_destroy(args);
+    BOXPY_LEAVE(job)
+    return rc == 0 ? new_future(job, made) : boxpy_fail(rc, bx_error_text());
+}
+
+/* ---- References ----------------------------------------------------------------------------------------- */
+
+PyObject *boxpy_new_ref(struct boxpy_job *job, struct bx_rref *rref)     /* takes the reference over */
+{
+    struct boxpy_ref *ref = PyObject_New(struct boxpy_ref, &boxpy_ref_type);
+
+    if (ref == NULL) {
+        bx_rref_release(rref);
+        return NULL;
+    }
+    Py_INCREF(job);
+    ref->job = job;
+    ref->rref = rref;
+    return (PyObject *)ref;
+}
+
+static void ref_dealloc(PyObject *self)
+{
+    struct boxpy_ref *ref = (struct boxpy_ref *)self;
+
+    if (!ref->job->is_forked)
+        bx_rref_release(ref->rref);
+    Py_DECREF(ref->job);
+    PyObject_Free(self);
+}
+
+static PyObject *ref_call(PyObject *self, PyObject *args)
+{
+    struct boxpy_ref *ref = (struct boxpy_ref *)self;
+    struct boxpy_call call;
+
+    if (!PyArg_ParseTuple(args, BOXPY_CALL, BOXPY_CALL_ARGUMENTS(&call)))
+        return NULL;
+    return boxpy_begin(ref->job, NULL, ref->rref, &call);
+}
+
+static PyObject *ref_owner(PyObject *self, PyObject *unused)
+{
+    struct boxpy_ref *ref = (struct boxpy_ref *)self;
+
+    (void)unused;
+    return boxpy_lives(ref->job) ? PyLong_FromLong(bx_rref_owner(ref->rref)) : NULL;
+}
+
+static PyObject *ref_confirmed(PyObject *self, PyObject *unused)
+{
+    struct boxpy_ref *ref = (struct boxpy_ref *)self;
+
+    (void)unused;
+    return boxpy_lives(ref->job) ? PyBool_FromLong(bx_rref_is_confirmed(ref->rref)) : NULL;
+}
+
+static PyObject *ref_local(PyObject *self, PyObject *unused)
+{
+    struct boxpy_ref *ref = (struct boxpy_ref *)self;
+    void *object = NULL;
+    int rc;
+
+    (void)unused;
+    if (!boxpy_lives(ref->job))
+        return NULL;
+    rc = bx_rref_local(ref->rref, &boxpy_object_type, &object);
+    if (rc < 0)
+        return boxpy_fail(rc, bx_error_text());
+    Py_INCREF(((struct boxpy_object *)object)->item.argument);
+    return ((struct boxpy_object *)object)->item.argument;
+}
+
+static PyMethodDef ref_methods[] = {
+    { "call", ref_call, METH_VARARGS, "call(payload, buffers, refs, timeout_ns) -> Future: of a call on the object." },
+    { "owner", ref_owner, METH_NOARGS, "owner() -> int: the owner's rank." },
+    { "confirmed", ref_confirmed, METH_NOARGS, "confirmed() -> bool" },
+    { "local", ref_local, METH_NOARGS, "local() -> the object, for its owner." },
+    { NULL, NULL, 0, NULL },
+};
+
+PyTypeObject boxpy_ref_type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "boxcar._boxcar.Ref",
+    .tp_doc = "A reference to an object of a worker.",
+    .tp_basicsize = sizeof(struct boxpy_ref),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_dealloc = ref_dealloc,
+    .tp_methods = ref_methods,
+};

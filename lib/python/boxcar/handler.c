@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Requests that come, what they make, and the queue of what must wait for the GIL.
+ */
+#include "boxpy.h"
+
+#include <errno.h>
+
+enum kind { CALL, MAKE, OBJECT };        /* dispatch gets it */
+
+/* ---- The queue ------------------------------------------------------------------------------------------ */
+
+void boxpy_push(struct boxpy_job *job, struct boxpy_item *item)
+{
+    item->next = NULL;
+    pthread_mutex_lock(&job->lock);
+    *job->last = item;
+    job->last = &item->next;
+    pthread_cond_signal(&job->more);
+    pthread_mutex_unlock(&job->lock);
+}
+
+/* NULL: there is none, and with `waits` also that there will be none. */
+struct boxpy_item *boxpy_take(struct boxpy_job *job, bool waits)
+{
+    struct boxpy_item *item;
+
+    pthread_mutex_lock(&job->lock);
+    while (job->first == NULL && waits && !job->stops)
+        pthread_cond_wait(&job->more, &job->lock);
+    item = job->first;
+    if (item != NULL)
+        job->first = item->next;
+    if (job->first == NULL)
+        job->last = &job->first;
+    pthread_mutex_unlock(&job->lock);
+    return item;
+}
+
+static void drop(void *context)         /* of an object: its last reference is gone */
+{
+    struct boxpy_object *object = context;
+
+    boxpy_push(object->job, &object->item);
+}
+
+const struct bx_type boxpy_object_type = { .name = "python object", .destroy = drop };
+
+/* ---- Handlers ------------------------------------------------------------------------------------------- */
+
+/* What Python answers to a request; NULL: a Python error is set. */
+static PyObject *dispatch(struct boxpy_job *job, enum kind kind, const struct bx_request *request,
+                          struct bx_reader *args)
+{
+    struct boxpy_object *object = bx_request_object(request);
+    PyObject *message = boxpy_unpack(job, *args), *answer = NULL;
+
+    if (message != NULL)
+        answer = PyObject_CallFunction(job->dispatch, "iiOO", (int)kind, bx_request_caller(request), message,
+                                       object != NULL ? object->item.argument : Py_None);
+    Py_XDECREF(message);
+    return answer;
+}
+
+/* The request fails with the text of the Python error. */
+static int fail_request(void)
+{
+    PyObject *type, *value, *trace, *text;
+    const char *said = NULL;
+    int rc;
+
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    text = value != NULL ? PyObject_Repr(value) : NULL;
+    said = text != NULL ? PyUnicode_AsUTF8(text) : NULL;
+    rc = bx_fail(BX_E_HANDLER, "%s", said != NULL ? said : "an exception that has no text");
+    Py_XDECREF(text);
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(trace);
+    PyErr_Clear();
+    return rc;
+}
+
+/* A future, which answers when it is done; or a message. */
+static int answer_with(struct boxpy_job *job, PyObject *answer, struct bx_future **reply)
+{
+    PyObject *payload, *buffers, *refs;
+    struct bx_msg *msg;
+
+    if (PyObject_TypeCheck(answer, &boxpy_future_type)) {
+        *reply = bx_future_acquire(((struct boxpy_future *)answer)->future);
+        return 0;
+    }
+    if (!PyArg_ParseTuple(answer, "OO!O!", &payload, &PyList_Type, &buffers, &PyList_Type, &refs))
+        return fail_request();
+    msg = boxpy_pack(job, payload, buffers, refs);
+    if (msg == NULL)
+        return fail_request();
+    *reply = bx_future_create(job->job);
+    if (*reply == NULL) {
+        bx_msg_destroy(msg);
+        return -ENOMEM;
+    }
+    return bx_future_set(*reply, msg);
+}
+
+static int answers(struct boxpy_job *job, enum kind kind, const struct bx_request *request, struct bx_reader *args,
+                   struct bx_future **reply)
+{
+    PyGILState_STATE state = PyGILState_Ensure();
+    PyObject *answer = dispatch(job, kind, request, args);
+    int rc = answer != NULL ? answer_with(job, answer, reply) : fail_request();
+
+    Py_XDECREF(answer);
+    PyGILState_Release(state);
+    return rc;
+}
+
+static int call_comes(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+{
+    return answers(context, CALL, request, args, reply);
+}
+
+static int object_is_used(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply,
+                          void *context)
+{
+    return answers(context, OBJECT, request, args, reply);
+}
+
+/* NULL: a Python error is set. Takes no reference to `what` over. */
+struct boxpy_object *boxpy_new_object(struct boxpy_job *job, PyObject *what)
+{
+    struct boxpy_object *object = PyMem_RawMalloc(sizeof *object);
+
+    if (object == NULL)
+        return (struct boxpy_object *)PyErr_NoMemory();
+    Py_INCREF(what);
+    *object = (struct boxpy_object){ .item = { .argument = what }, .job = job };
+    return object;
+}
+
+void boxpy_free_item(struct boxpy_item *item)    /* with the GIL */
+{
+    Py_XDECREF(item->callable);
+    Py_XDECREF(item->argument);
+    PyMem_RawFree(item);                /* of an object: its first member */
+}
+
+static int object_is_made(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    PyGILState_STATE state = PyGILState_Ensure();
+    struct boxpy_job *job = context;
+    PyObject *what = dispatch(job, MAKE, request, args);
+    struct boxpy_object *object = what != NULL ? boxpy_new_object(job, what) : NULL;
+    int rc = object != NULL ? bx_msg_put_object(job->job, reply, &boxpy_object_type, object) : fail_request();
+
+    if (rc < 0 && object != NULL)
+        boxpy_free_item(&object->item);
+    Py_XDECREF(what);
+    PyGILState_Release(state);
+    return rc;
+}
+
+int boxpy_register(struct boxpy_job *job)
+{
+    int rc = bx_register_async(job->job, "py.call", BX_BLOCKING, call_comes, job);
+
+    if (rc == 0)
+        rc = bx_register(job->job, "py.make", BX_BLOCKING, object_is_made, job);
+    if (rc == 0)
+        rc = bx_register_method_async(job->job, &boxpy_object_type, "py.object", BX_BLOCKING, object_is_used, job);
+    return rc;
+}

@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Errors and messages of the extension.
+ */
+#include "boxpy.h"
+
+#include <errno.h>
+#include <string.h>
+
+#define LARGE 65536                     /* bytes that are copied without the GIL */
+
+PyObject *boxpy_make_error;
+
+/* ---- Errors --------------------------------------------------------------------------------------------- */
+
+void *boxpy_fail(int code, const char *text)
+{
+    PyObject *error;
+
+    if (code == -ENOMEM)
+        return PyErr_NoMemory();
+    error = PyObject_CallFunction(boxpy_make_error, "iss", code, bx_error_name(code), text);
+    if (error != NULL)
+        PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+    Py_XDECREF(error);
+    return NULL;
+}
+
+bool boxpy_lives(const struct boxpy_job *job)
+{
+    if (job->job == NULL)
+        (void)boxpy_fail(BX_E_SHUTDOWN, "the job has ended");
+    return job->job != NULL;
+}
+
+/* ---- Messages ------------------------------------------------------------------------------------------- */
+
+static void copy(void *to, const void *from, size_t bytes)
+{
+    if (bytes < LARGE) {
+        memcpy(to, from, bytes);
+        return;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    memcpy(to, from, bytes);
+    Py_END_ALLOW_THREADS
+}
+
+/* False: a Python error is set, or the message has failed. */
+static bool put_buffer(struct boxpy_job *job, struct bx_msg *msg, PyObject *object)
+{
+    struct bx_tensor *tensor = NULL;
+    Py_buffer view;
+    int rc;
+
+    if (PyObject_GetBuffer(object, &view, PyBUF_SIMPLE) < 0)
+        return false;
+    rc = bx_tensor_create(job->job, BX_U8, 1, (int64_t[]){ view.len }, &tensor);
+    if (rc == 0) {
+        copy(bx_tensor_data_mut(tensor), view.buf, (size_t)view.len);
+        rc = bx_msg_put_tensor(msg, tensor);
+        bx_tensor_release(tensor);
+    }
+    PyBuffer_Release(&view);
+    if (rc < 0)
+        (void)boxpy_fail(rc, bx_error_text());
+    return rc == 0;
+}
+
+static bool put_all(struct boxpy_job *job, struct bx_msg *msg, PyObject *payload, PyObject *buffers, PyObject *refs)
+{
+    Py_buffer view;
+    int rc;
+
+    if (PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE) < 0)
+        return false;
+    rc = bx_msg_put_bytes(msg, view.buf, (size_t)view.len);
+    PyBuffer_Release(&view);
+    for (Py_ssize_t i = 0; rc == 0 && i < PyList_GET_SIZE(buffers); i++)
+        if (!put_buffer(job, msg, PyList_GET_ITEM(buffers, i)))
+            return false;
+    for (Py_ssize_t i = 0; rc == 0 && i < PyList_GET_SIZE(refs); i++) {
+        PyObject *ref = PyList_GET_ITEM(refs, i);
+
+        if (!PyObject_TypeCheck(ref, &boxpy_ref_type)) {
+            PyErr_SetString(PyExc_TypeError, "a message's references must be of type Ref");
+            return false;
+        }
+        rc = bx_msg_put_rref(msg, ((struct boxpy_ref *)ref)->rref);
+    }
+    if (rc < 0)
+        (void)boxpy_fail(rc, bx_error_text());
+    return rc == 0;
+}
+
+/* NULL: a Python error is set. */
+struct bx_msg *boxpy_pack(struct boxpy_job *job, PyObject *payload, PyObject *buffers, PyObject *refs)
+{
+    struct bx_msg *msg;
+
+    if (!boxpy_lives(job))
+        return NULL;
+    msg = bx_msg_create(0);
+    if (msg == NULL)
+        return (struct bx_msg *)PyErr_NoMemory();
+    if (put_all(job, msg, payload, buffers, refs))
+        return msg;
+    bx_msg_destroy(msg);
+    return NULL;
+}
+
+static PyObject *buffer_of(struct bx_tensor *tensor)
+{
+    size_t bytes = bx_tensor_bytes(tensor);
+    PyObject *buffer = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)bytes);
+
+    if (buffer != NULL && bytes > 0)
+        copy(PyByteArray_AS_STRING(buffer), bx_tensor_data(tensor), bytes);
+    return buffer;
+}
+
+static bool append(PyObject *list, PyObject *item)      /* takes item over; NULL: it could not be made */
+{
+    bool done = item != NULL && PyList_Append(list, item) == 0;
+
+    Py_XDECREF(item);
+    return done;
+}
+
+/* (payload, buffers, refs); NULL: a Python error is set. */
+PyObject *boxpy_unpack(struct boxpy_job *job, struct bx_reader in)
+{
+    size_t bytes = bx_reader_left(&in);
+    const char *data = bx_read_bytes(&in, bytes);
+    PyObject *payload = PyBytes_FromStringAndSize(bytes > 0 ? data : "", (Py_ssize_t)bytes);
+    PyObject *buffers = PyList_New(0), *refs = PyList_New(0);
+    bool good = payload != NULL && buffers != NULL && refs != NULL;
+
+    while (good && bx_reader_tensors_left(&in) > 0)
+        good = append(buffers, buffer_of(bx_read_tensor(&in)));
+    for (struct bx_rref *rref; good && (rref = bx_read_rref(&in)) != NULL;)
+        good = append(refs, boxpy_new_ref(job, bx_rref_acquire(rref)));
+    if (good)
+        return Py_BuildValue("(NNN)", payload, buffers, refs);
+    Py_XDECREF(payload);
+    Py_XDECREF(buffers);
+    Py_XDECREF(refs);
+    return NULL;
+}

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: MIT
+"""The names of torch.distributed.rpc, for workers of one host.
+
+    import boxcar.rpc as rpc        # was: import torch.distributed.rpc as rpc
+
+lib/python/README.md has a table of what is the same, what differs and what is not here. torch is not needed.
+"""
+import os
+import re
+from collections import namedtuple
+
+import boxcar
+from boxcar._messages import get_ref
+
+from . import functions
+
+__all__ = ["BackendType", "RRef", "RpcBackendOptions", "TensorPipeRpcBackendOptions", "WorkerInfo", "functions",
+           "get_worker_info", "init_rpc", "remote", "rpc_async", "rpc_sync", "shutdown"]
+
+UNSET_RPC_TIMEOUT = -1
+_FOREVER = float("inf")
+
+WorkerInfo = namedtuple("WorkerInfo", ["name", "id"])
+WorkerInfo.__doc__ = "The name and the id (rank) of a worker."
+
+
+class BackendType:
+    """There is one backend."""
+    TENSORPIPE = "TENSORPIPE"
+
+
+class RpcBackendOptions:
+    """rpc_timeout: seconds, 0: none; init_method: "env://" or "tcp://host:port", of which the job's name is made."""
+
+    def __init__(self, *, num_worker_threads=16, rpc_timeout=60, init_method="env://", device_maps=None, devices=None):
+        if device_maps or devices:
+            raise ValueError("device_maps and devices: tensors of GPUs are not passed by boxcar.rpc")
+        self.num_worker_threads = num_worker_threads
+        self.rpc_timeout = rpc_timeout
+        self.init_method = init_method
+
+
+TensorPipeRpcBackendOptions = RpcBackendOptions
+
+
+def _timeout(seconds):
+    return None if seconds == UNSET_RPC_TIMEOUT else _FOREVER if seconds == 0 else seconds
+
+
+def _from_environment(name):
+    value = os.environ.get(name)
+    if value is None:
+        raise ValueError(f"environment variable {name} expected, but not set")
+    return value
+
+
+def _job_name(init_method):
+    """What all workers of one meeting place share."""
+    if init_method is None or init_method.startswith("env:"):
+        place = f"{_from_environment('MASTER_ADDR')}-{_from_environment('MASTER_PORT')}"
+    else:
+        place = re.sub("^[a-z]+://", "", init_method)
+    return ("rpc-" + re.sub("[^A-Za-z0-9_.-]", "-", place))[:31]
+
+
+def init_rpc(name, backend=None, rank=-1, world_size=None, rpc_backend_options=None):
+    """Joins the job and returns when all its workers are there. rank and world_size: by default RANK and WORLD_SIZE of
+    the environment."""
+    options = rpc_backend_options or RpcBackendOptions()
+    rank = int(_from_environment("RANK")) if rank == -1 else rank
+    world_size = int(_from_environment("WORLD_SIZE")) if world_size is None else world_size
+    boxcar.init(_job_name(options.init_method), name=name, rank=rank, world_size=world_size,
+                call_timeout=_timeout(options.rpc_timeout), pool_threads=options.num_worker_threads)
+
+
+def shutdown(graceful=True, timeout=0):
+    """Leaves together with the others; with graceful=False at once. timeout: seconds, 0: none."""
+    if graceful:
+        boxcar.shutdown(_timeout(timeout))
+    else:
+        boxcar.leave()
+
+
+def get_worker_info(worker_name=None):
+    """The WorkerInfo of a name, or of this worker."""
+    if worker_name is None:
+        return WorkerInfo(boxcar.name(), boxcar.rank())
+    return WorkerInfo(worker_name, boxcar.worker_rank(worker_name))
+
+
+# ---- Calls ---------------------------------------------------------------------------------------------------------
+
+def _to(to):
+    return to.id if isinstance(to, WorkerInfo) else to
+
+
+def _arguments(args, kwargs):
+    return tuple(args) if args is not None else (), kwargs or {}
+
+
+def rpc_async(to, func, args=None, kwargs=None, timeout=UNSET_RPC_TIMEOUT):
+    """Calls func in worker `to`, a name, a rank or a WorkerInfo; returns a Future of its result."""
+    return boxcar.call_async(_to(to), func, *_arguments(args, kwargs), _timeout(timeout))
+
+
+def rpc_sync(to, func, args=None, kwargs=None, timeout=UNSET_RPC_TIMEOUT):
+    """Calls func in worker `to`, a name, a rank or a WorkerInfo; returns its result."""
+    return rpc_async(to, func, args, kwargs, timeout).result()
+
+
+def remote(to, func, args=None, kwargs=None, timeout=UNSET_RPC_TIMEOUT):
+    """Makes func(*args, **kwargs) in worker `to` and returns an RRef to it at once."""
+    return RRef._of(boxcar.remote(_to(to), func, *_arguments(args, kwargs), _timeout(timeout))._engine)
+
+
+def _nothing(object):
+    pass
+
+
+def _call_on(rref, method, args, kwargs):
+    return getattr(rref._wait_local(), method)(*args, **kwargs)
+
+
+class _Proxy:
+    """Attribute access gives the methods of the object."""
+
+    def __init__(self, call):
+        self._call = call
+
+    def __getattr__(self, method):
+        return lambda *args, **kwargs: self._call(method, args, kwargs)
+
+
+class RRef(boxcar.Ref):
+    """A reference to an object. RRef(value) is one to an object of this worker."""
+
+    def __init__(self, value, type_hint=None):
+        super().__init__(boxcar._running().ref(value))
+
+    @classmethod
+    def _of(cls, engine):
+        rref = cls.__new__(cls)
+        rref._engine = engine
+        return rref
+
+    def __reduce__(self):
+        return _rref_at, super().__reduce__()[1][1:]
+
+    def _wait_local(self, timeout=None):
+        self.call(_nothing, timeout=timeout)        # runs when the object is made
+        return self.local()
+
+    def owner(self):
+        return WorkerInfo(self.owner_name(), self._engine.owner())
+
+    def owner_name(self):
+        return boxcar.worker_name(self._engine.owner())
+
+    def is_owner(self):
+        return self._engine.owner() == boxcar.rank()
+
+    def confirmed_by_owner(self):
+        return self._engine.confirmed()
+
+    def local_value(self):
+        """The object itself, for its owner."""
+        if not self.is_owner():
+            raise RuntimeError(f"local_value is for the owner, worker {self.owner_name()}; to_here copies the object")
+        return self._wait_local()
+
+    def to_here(self, timeout=UNSET_RPC_TIMEOUT):
+        """A copy of the object; the owner gets the object itself."""
+        return self._wait_local(_timeout(timeout)) if self.is_owner() else self.get(_timeout(timeout))
+
+    def rpc_async(self, timeout=UNSET_RPC_TIMEOUT):
+        return _Proxy(lambda *call: self.call_async(*call, _timeout(timeout)))
+
+    def rpc_sync(self, timeout=UNSET_RPC_TIMEOUT):
+        return _Proxy(lambda *call: self.call(*call, _timeout(timeout)))
+
+    def remote(self, timeout=UNSET_RPC_TIMEOUT):
+        return _Proxy(lambda *call: remote(self._engine.owner(), _call_on, (self, *call), None, timeout))
+
+
+def _rref_at(index):
+    return RRef._of(get_ref(index))

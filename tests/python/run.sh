@@ -1,0 +1,13 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+#
+# The tests of lib/python: a line for each. `make test-python` builds the package and runs them.
+set -u
+
+out=$(mktemp)
+trap 'rm -f "$out"' EXIT
+PYTHONPATH=${BX_BUILD_DIR:?}/python "${PYTHON:-python3}" "${BX_SOURCE_DIR:?}/tests/python/test_boxcar.py" -v \
+    >"$out" 2>&1
+status=$?
+sed -E 's/^test_([a-z_]*) .*\.\.\. ok$/ok \1/; s/^(FAIL|ERROR): test_([a-z_]*) .*/not ok \2/' "$out"
+exit $status

@@ -1,0 +1,451 @@
+# SPDX-License-Identifier: MIT
+"""boxcar and boxcar.rpc from the outside: `python3 test_boxcar.py` runs each class Run* as a job of its own, whose
+workers run this file with the class's name; PYTHONPATH has the package. Nothing may be left in /dev/shm."""
+import asyncio
+import gc
+import importlib.util
+import math
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+import unittest
+
+import boxcar
+import boxcar.rpc as rpc
+
+CASE = unittest.TestCase()
+
+
+# ---- What workers call -------------------------------------------------------------------------------------------
+
+class Plain(Exception):
+    """Its constructor wants two arguments, so it cannot be pickled by `args`."""
+
+    def __init__(self, row, column):
+        super().__init__(f"row {row}, column {column}")
+
+
+class Counter:
+    living = 0
+
+    def __init__(self, value=0):
+        self.value = value
+        Counter.living += 1
+
+    def __del__(self):
+        Counter.living -= 1
+
+    def add(self, n=1):
+        self.value += n
+        return self.value
+
+    @boxcar.async_function
+    def later(self):
+        return after(0.01, self.value)
+
+    @staticmethod
+    @rpc.functions.async_execution
+    def static_later(ref, n):
+        return after(0.01, ref.local_value().value + n)
+
+
+class Large:
+    """Its bytes travel beside the pickle."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def __reduce_ex__(self, protocol):
+        return Large, (pickle.PickleBuffer(self.data),)
+
+
+def after(seconds, value):
+    future = boxcar.Future()
+    threading.Timer(seconds, lambda: future.set_result(value)).start()
+    return future
+
+
+def add(a, b=1):
+    return a + b
+
+
+def echo(value):
+    return value
+
+
+def raises(error):
+    raise error
+
+
+def makes_lambda():
+    return lambda: 1
+
+
+def raises_plain():
+    raise Plain(1, 2)
+
+
+def living():
+    gc.collect()
+    return Counter.living
+
+
+def add_on(ref, n):
+    return ref.call("add", (n,))
+
+
+def nested(depth):
+    other = (boxcar.rank() + 1) % boxcar.world_size()
+    return depth if depth == 0 else boxcar.call(other, nested, (depth - 1,)) + 1
+
+
+@boxcar.async_function
+def forgets():
+    return 1
+
+
+def flip(large):
+    large.data[0] = 7
+    return large
+
+
+# ---- Jobs -----------------------------------------------------------------------------------------------------------
+
+class Run:
+    """A job of `size` workers; first() runs in worker 0, other() in the others, after init."""
+    size = 2
+    status = {}             # of ranks, where it is not 0
+
+    def init(self):
+        boxcar.init(call_timeout=20)
+
+    def other(self):
+        pass
+
+    def leave(self):
+        boxcar.shutdown()
+
+
+class RunCalls(Run):
+    def first(self):
+        CASE.assertEqual(boxcar.call("worker1", add, (1, 2)), 3)
+        CASE.assertEqual(boxcar.call(1, add, ["a"], {"b": "b"}), "ab")
+        CASE.assertEqual(boxcar.call(0, add, (1,)), 2)
+        CASE.assertEqual(boxcar.call(1, max, ([3, 5],)), 5)
+        CASE.assertEqual(boxcar.call(1, nested, (8,)), 8)
+        knot = []
+        knot.append(knot)
+        back = boxcar.call(1, echo, (knot,))
+        CASE.assertIs(back[0], back)
+        futures = [boxcar.call_async(1, add, (i, i)) for i in range(2000)]
+        CASE.assertEqual([future.result() for future in futures], [2 * i for i in range(2000)])
+        CASE.assertGreaterEqual(boxcar.counter("calls_sent"), 2000)
+        CASE.assertTrue(boxcar.is_alive("worker1"))
+        with CASE.assertRaisesRegex(ValueError, "in a job already"):
+            boxcar.init()
+
+
+class RunErrors(Run):
+    def first(self):
+        for error in (KeyError("key"), OSError(2, "no file"), StopIteration(), SystemExit(3), ValueError("row 3")):
+            with CASE.assertRaises(type(error)) as raised:
+                boxcar.call(1, raises, (error,))
+            CASE.assertIn("in raises", str(raised.exception.__cause__))
+        CASE.assertRegex(str(raised.exception), "(?s)^row 3\n.*On 1:.*in raises")
+        with CASE.assertRaisesRegex(RuntimeError, "Plain: row 1, column 2"):
+            boxcar.call(1, raises_plain)
+        if importlib.util.find_spec("cloudpickle"):
+            CASE.assertEqual(boxcar.call(1, lambda: boxcar.call(0, makes_lambda)()), 1)
+        else:
+            for send in (lambda: boxcar.call(1, makes_lambda), lambda: boxcar.call(1, lambda: 1)):
+                with CASE.assertRaisesRegex((AttributeError, pickle.PicklingError), "lambda"):
+                    send()
+        with CASE.assertRaisesRegex(TypeError, "positional argument"):
+            boxcar.call(1, add, ())
+        with CASE.assertRaisesRegex(TypeError, "returned no future"):
+            boxcar.call(1, forgets)
+        with CASE.assertRaisesRegex(boxcar.NoWorker, "nobody"):
+            boxcar.call("nobody", add, (1,))
+        with CASE.assertRaises(boxcar.Timeout) as raised:
+            boxcar.call(1, time.sleep, (2,), timeout=0.1)
+        CASE.assertEqual((raised.exception.worker, raised.exception.function), (1, time.sleep))
+        with CASE.assertRaisesRegex(ValueError, "negative"):
+            boxcar.call(1, add, (1,), timeout=-2)
+        with CASE.assertRaises(boxcar.Timeout):
+            boxcar.call_async(1, time.sleep, (0.5,)).result(0.05)
+        late = boxcar.call_async(1, time.sleep, (5,))
+        CASE.assertTrue(late.cancel())
+        with CASE.assertRaises(boxcar.Cancelled):
+            late.result()
+        with CASE.assertRaisesRegex(boxcar.WouldDeadlock, "handler"):
+            boxcar.call(1, boxcar.shutdown)
+
+
+class RunBuffers(Run):
+    def first(self):
+        for size in (0, 1, 4095, 4096, 1 << 20, 1 << 26):
+            large = boxcar.call(1, echo, (Large(bytearray(size)),))
+            CASE.assertEqual(len(large.data), size)
+        mine = Large(bytearray(1 << 20))
+        CASE.assertEqual(bytes(boxcar.call(1, flip, (mine,)).data[:2]), b"\7\0")
+        CASE.assertEqual(mine.data[0], 0)
+        CASE.assertGreaterEqual(boxcar.counter("leases_granted"), 4)
+        CASE.assertEqual(len(boxcar.call(1, echo, (b"x" * (1 << 26),))), 1 << 26)
+
+
+class RunFutures(Run):
+    def first(self):
+        async def gather():
+            return await asyncio.gather(*[boxcar.call_async(1, add, (i,)) for i in range(50)])
+
+        CASE.assertEqual(asyncio.run(gather()), list(range(1, 51)))
+        CASE.assertEqual(boxcar.call(1, after_all, (20,)), 20)
+        CASE.assertEqual(boxcar.call_async(1, add, (1,)).then(lambda future: future.result() * 10).result(5), 20)
+        done = threading.Event()
+        failing = boxcar.call_async(1, raises, (KeyError("k"),))
+        failing.add_done_callback(lambda future: done.set())
+        CASE.assertTrue(done.wait(5))
+        CASE.assertIsInstance(failing.exception(), KeyError)
+
+        def call_often():
+            for i in range(200):
+                CASE.assertEqual(boxcar.call(1, add, (i,)), i + 1)
+            ended.append(1)
+
+        ended = []
+        threads = [threading.Thread(target=call_often) for _ in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        CASE.assertEqual(len(ended), 16)
+
+
+@boxcar.async_function
+def after_all(n):
+    """Its future is done when `n` calls of its own are."""
+    futures = [boxcar.call_async(0, add, (0,)) for _ in range(n)]
+    whole = boxcar.Future()
+    left = [n]
+
+    def one(future):
+        left[0] -= 1
+        if left[0] == 0:
+            whole.set_result(sum(future.result() for future in futures))
+
+    for future in futures:
+        future.add_done_callback(one)
+    return whole
+
+
+class RunReferences(Run):
+    size = 3
+
+    def first(self):
+        counter = boxcar.remote(1, Counter, (5,))
+        CASE.assertEqual(counter.call("add"), 6)
+        CASE.assertEqual(boxcar.call(2, add_on, (counter, 10)), 16)
+        CASE.assertEqual(boxcar.call(1, add_on, (counter, 10)), 26)
+        CASE.assertEqual(boxcar.call(2, echo, ([counter],))[0].call("add", kwargs={"n": 4}), 30)
+        CASE.assertEqual(counter.call("later"), 30)
+        CASE.assertEqual(counter.get().value, 30)
+        CASE.assertEqual(counter.owner, 1)
+        with CASE.assertRaisesRegex(AttributeError, "no_method"):
+            counter.call("no_method")
+        with CASE.assertRaises(boxcar.Error):
+            counter.local()
+        with CASE.assertRaisesRegex(TypeError, "only be pickled in"):
+            pickle.dumps(counter)
+        mine = boxcar.ref([1, 2])
+        CASE.assertEqual(boxcar.call(1, echo, (mine,)).local(), [1, 2])
+        failed = boxcar.remote(1, raises, (KeyError("unmade"),))
+        for use in (failed.get, lambda: failed.call("add")):
+            with CASE.assertRaisesRegex(KeyError, "unmade"):
+                use()
+        CASE.assertEqual(boxcar.call(1, living), 1)
+        del counter
+        deadline = time.monotonic() + 10
+        while boxcar.call(1, living) > 0:
+            CASE.assertLess(time.monotonic(), deadline)
+
+
+class RunRpc(Run):
+    size = 3
+
+    def init(self):
+        rank = int(os.environ["BX_RANK"])
+        options = rpc.TensorPipeRpcBackendOptions(num_worker_threads=4, rpc_timeout=20,
+                                                  init_method=f"tcp://localhost:{os.environ['BX_JOB']}")
+        rpc.init_rpc(("agent", "obs1", "obs2")[rank], rank=rank, world_size=3, rpc_backend_options=options)
+
+    def first(self):
+        obs1 = rpc.get_worker_info("obs1")
+        CASE.assertEqual(obs1, rpc.WorkerInfo("obs1", 1))
+        CASE.assertEqual(rpc.get_worker_info().name, "agent")
+        for to in ("obs1", 1, obs1):
+            CASE.assertEqual(rpc.rpc_sync(to, add, args=(1,), kwargs={"b": 2}), 3)
+        CASE.assertEqual(rpc.rpc_async("obs2", add, args=(1, 1)).wait(), 2)
+        mine = rpc.RRef(Counter(1))
+        CASE.assertTrue(mine.is_owner())
+        CASE.assertEqual(mine.local_value().value, 1)
+        CASE.assertIs(mine.to_here(), mine.local_value())
+        CASE.assertEqual(rpc.rpc_sync("obs1", on_proxy, args=(mine,)), 3)
+        counter = rpc.remote("obs1", Counter, args=(10,))
+        CASE.assertEqual(counter.to_here().value, 10)
+        CASE.assertEqual((counter.owner_name(), counter.owner(), counter.is_owner()), ("obs1", obs1, False))
+        CASE.assertEqual(counter.rpc_sync().add(), 11)
+        CASE.assertEqual(counter.rpc_async(timeout=5).add(n=2).wait(), 13)
+        CASE.assertEqual(counter.remote().add(2).to_here(), 15)
+        CASE.assertTrue(counter.confirmed_by_owner())
+        CASE.assertEqual(rpc.rpc_sync("obs1", Counter.static_later, args=(counter, 5)), 20)
+        CASE.assertEqual(rpc.rpc_sync("obs1", add, args=(1,), timeout=0), 2)
+        with CASE.assertRaisesRegex(RuntimeError, "for the owner, worker obs1"):
+            counter.local_value()
+        with CASE.assertRaisesRegex(ValueError, "unmade"):
+            rpc.remote("obs2", raises, args=(ValueError("unmade"),)).to_here()
+        with CASE.assertRaises(boxcar.Timeout):
+            rpc.rpc_sync("obs1", time.sleep, args=(3,), timeout=0.1)
+        with CASE.assertRaisesRegex(ValueError, "GPUs"):
+            rpc.TensorPipeRpcBackendOptions(device_maps={"obs1": {0: 0}})
+
+    def leave(self):
+        rpc.shutdown()
+
+
+def on_proxy(rref):
+    rref.rpc_sync().add()
+    return rref.rpc_sync().add()
+
+
+class RunDeath(Run):
+    size = 3
+    status = {1: -signal.SIGKILL}
+
+    def first(self):
+        pid = boxcar.call(1, os.getpid)
+        counter = boxcar.remote(1, Counter)
+        pending = boxcar.call_async(1, time.sleep, (60,))
+        os.kill(pid, signal.SIGKILL)
+        with CASE.assertRaisesRegex(boxcar.PeerDead, "worker1"):
+            pending.result()
+        with CASE.assertRaises(boxcar.PeerDead):
+            counter.call("add")
+        CASE.assertFalse(boxcar.is_alive(1))
+        CASE.assertEqual(boxcar.call(2, add, (1,)), 2)
+
+
+class RunEnds(Run):
+    """Ends with calls in flight, on threads that are not joined; a forked child; a second job; Ctrl-C."""
+
+    def first(self):
+        counter = boxcar.remote(1, Counter)
+        pending = boxcar.call_async(1, time.sleep, (0.5,))
+        child = os.fork()
+        if child == 0:
+            with CASE.assertRaises(boxcar.Shutdown):
+                boxcar.call(1, add, (1,))
+            with CASE.assertRaises(boxcar.Shutdown):
+                counter.call("add")
+            raise SystemExit(5)
+        CASE.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 5)
+        CASE.assertEqual(counter.call("add"), 1)
+        pending.result()
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        began = time.monotonic()
+        with CASE.assertRaises(KeyboardInterrupt):
+            boxcar.call(1, time.sleep, (2,))
+        CASE.assertLess(time.monotonic() - began, 1.5)
+        boxcar.shutdown()
+        with CASE.assertRaises(boxcar.Shutdown):
+            boxcar.rank()
+        boxcar.init(os.environ["BX_JOB"] + ".2", rank=0, world_size=2)
+        threading.Thread(target=boxcar.call, args=(1, time.sleep, (3,)), daemon=True).start()
+        boxcar.call_async(1, time.sleep, (3,)).add_done_callback(print)
+        time.sleep(0.2)
+
+    def other(self):
+        boxcar.shutdown()
+        boxcar.init(os.environ["BX_JOB"] + ".2", rank=1, world_size=2)
+        time.sleep(0.5)
+
+    def leave(self):
+        pass
+
+
+class RunFlat(Run):
+    """100,000 calls take no memory that stays."""
+
+    def first(self):
+        def resident():
+            gc.collect()
+            with open("/proc/self/statm") as file:
+                return int(file.read().split()[1]) * 4096
+
+        def calls(n):
+            for _ in range(n // 50):
+                for future in [boxcar.call_async(1, add, (1,)) for _ in range(50)]:
+                    future.result()
+            boxcar.remote(1, Counter)
+
+        calls(20000)
+        before = resident()
+        calls(100000)
+        CASE.assertLess(resident() - before, 4 << 20)
+
+
+# ---- The tests ------------------------------------------------------------------------------------------------------
+
+def segments(job):
+    return [name for name in os.listdir("/dev/shm") if job in name]
+
+
+def run_job(test, run):
+    job = f"py{os.getpid()}-{run.__name__}"[:28]
+    workers = [subprocess.Popen([sys.executable, os.path.abspath(__file__), "--worker", run.__name__],
+                                env={**os.environ, "BX_JOB": job, "BX_RANK": str(rank), "BX_WORLD_SIZE": str(run.size)},
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+               for rank in range(run.size)]
+    for rank, worker in enumerate(workers):
+        try:
+            output = worker.communicate(timeout=120)[0]
+        except subprocess.TimeoutExpired:
+            worker.kill()
+            output = worker.communicate()[0] + "(ran past 120 s)"
+        with test.subTest(rank=rank):
+            test.assertEqual(worker.returncode, run.status.get(rank, 0), output)
+    test.assertEqual(segments(job), [])
+
+
+class Tests(unittest.TestCase):
+    def test_without_a_job(self):
+        for use in (boxcar.rank, lambda: boxcar.call(0, add, (1,)), boxcar.shutdown):
+            with self.assertRaisesRegex(boxcar.Shutdown, "has not been called"):
+                use()
+        with self.assertRaisesRegex(boxcar.Error, "2 to 128 workers"):
+            boxcar.init("alone", world_size=1)
+        with self.assertRaises(boxcar.RankMissing):
+            boxcar.init(f"alone{os.getpid()}", world_size=2, start_timeout=0.2)
+        with self.assertRaisesRegex(ValueError, "MASTER_ADDR"):
+            rpc.init_rpc("agent", rank=0, world_size=2)
+        self.assertEqual(boxcar._nanoseconds(math.inf), boxcar.FOREVER)
+
+
+for run in Run.__subclasses__():
+    setattr(Tests, f"test_{run.__name__[3:].lower()}", lambda self, run=run: run_job(self, run))
+
+
+def work(run):
+    run.init()
+    run.first() if boxcar.rank() == 0 else run.other()
+    run.leave()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--worker"]:
+        work(globals()[sys.argv[2]]())
+    else:
+        unittest.main()

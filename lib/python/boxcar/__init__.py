@@ -24,7 +24,7 @@ import threading
 from . import _boxcar
 from ._errors import (ArenaFull, Busy, Cancelled, Corrupt, Error, NoObject, NoSpace, NoWorker, OnLoan, PeerDead,
                       RankMissing, RemoteTraceback, Shutdown, Timeout, TooLarge, WouldDeadlock)
-from ._futures import Future
+from ._futures import Future, settle
 from ._messages import Failure, dumps, loads
 from ._references import Ref
 
@@ -255,10 +255,13 @@ def _to(worker):
     return f"#{worker}" if isinstance(worker, int) else worker
 
 
+def _begin(to, fn, args, kwargs, timeout):
+    return _running().call(_to(to), *dumps((fn, tuple(args), kwargs or {})), _nanoseconds(timeout))
+
+
 def call_async(to, fn, args=(), kwargs=None, timeout=None):
     """Calls fn(*args, **kwargs) in worker `to`, a name or rank, and returns a Future of its result."""
-    job = _running()
-    return Future._of(job.call(_to(to), *dumps((fn, tuple(args), kwargs or {})), _nanoseconds(timeout)), to, fn)
+    return Future._of(_begin(to, fn, args, kwargs, timeout), to, fn)
 
 
 def call(to, fn, args=(), kwargs=None, timeout=None):
@@ -266,7 +269,12 @@ def call(to, fn, args=(), kwargs=None, timeout=None):
 
     Raises what fn raised, with the remote traceback in its message; PeerDead, Timeout, NoWorker, Shutdown, TooLarge.
     """
-    return call_async(to, fn, args, kwargs, timeout).result()
+    engine = _begin(to, fn, args, kwargs, timeout)
+    engine.wait(FOREVER)
+    value, error = settle(engine, to, fn)
+    if error is not None:
+        raise error
+    return value
 
 
 def remote(to, fn, args=(), kwargs=None, timeout=None):

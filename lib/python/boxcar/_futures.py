@@ -9,6 +9,17 @@ from ._messages import Failure, loads
 FOREVER = 2**64 - 1
 
 
+def settle(engine, worker, function):
+    """(value, None) or (None, exception) of an engine's future that is done."""
+    try:
+        value = loads(engine.result())
+    except Exception as error:              # of the engine, or of the pickle
+        if isinstance(error, Error):
+            error.worker, error.function = worker, function
+        return None, error
+    return (None, value.to_raise(worker)) if isinstance(value, Failure) else (value, None)
+
+
 class Future(concurrent.futures.Future):
     """A value that is set once, or an exception. A program makes one with Future() and completes it with set_result or
     set_exception; calls return others. result() raises Timeout when the time is over. Callbacks run on a thread of
@@ -36,14 +47,7 @@ class Future(concurrent.futures.Future):
         return None
 
     def _take(self, engine):
-        try:
-            value, error = loads(engine.result()), None
-            if isinstance(value, Failure):
-                error = value.to_raise(self._worker)
-        except Exception as failed:             # of the engine, or of the pickle
-            value, error = None, failed
-            if isinstance(error, Error):
-                error.worker, error.function = self._worker, self._function
+        value, error = settle(engine, self._worker, self._function)
         try:
             if error is not None:
                 self.set_exception(error)

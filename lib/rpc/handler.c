@@ -163,6 +163,7 @@ static int run_until_future(struct bxi_waiting *waiting, struct bx_reader *args)
     before = bxi_nested_enter(waiting);
     code = bxi_call_handler(request, args, NULL, &future);
     leave_handler(waiting, before);
+    bxi_pool_answers(request->job);
     bxi_trace_handler_ends(request, args->bytes, code);
     if (code >= 0 && args->error < 0)
         code = args->error;
@@ -270,6 +271,7 @@ static void run_blocking(struct bx_job *job, struct bxi_task *task)
     before = bxi_nested_enter(waiting);
     code = run_handler(&waiting->request, &args, waiting->reply);
     leave_handler(waiting, before);
+    bxi_pool_answers(job);
     bxi_waiting_answer(waiting, code, bx_error_text(), waiting->reply);
 }
 

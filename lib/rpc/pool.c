@@ -5,6 +5,12 @@
  * It runs tasks (struct bxi_task) and knows nothing else of them. A task is submitted by the role and run by a thread
  * of the pool.
  *
+ * A thread that has run a handler takes the role before it answers, if it is free, and drives the worker for the time
+ * of a spin: the caller's next request is then read and run by one thread, without a bell or a wake-up. It gives the
+ * role up before it runs the task. The bell is then armed for the background thread, which wakes if something comes
+ * meanwhile. A thread that finds nothing is parked, and the background thread hands the next task over. With
+ * options.own_loop all are parked at once, for the program drives there.
+ *
  * A thread is made when there is work and none is idle, up to options.pool_threads (16) that are not blocked in a wait.
  * A thread that waits does not count, so nested calls never starve. There are 256 threads at most: when all of them are
  * blocked in waits, a task is refused with BX_E_BUSY instead of being queued behind them for ever.
@@ -22,6 +28,7 @@
 #include <stdio.h>
 
 static _Thread_local struct bx_job *pool_job;       /* whose pool this thread belongs to */
+static _Thread_local const struct bxi_role *kept;   /* the role, from an answer until drive_on; else NULL */
 
 #define CHECK_NS UINT64_C(1000000000)
 
@@ -47,6 +54,7 @@ static void unqueue(struct bxi_pool *pool, struct bxi_task *task)
         pool->tail = task->prev;
     task->queued = false;
     pool->queued--;
+    bxi_store_relaxed(&pool->ready, pool->queued > 0);      /* relaxed: as in is_ready */
 }
 
 static struct bxi_task *take_task(struct bx_job *job)
@@ -61,6 +69,36 @@ static struct bxi_task *take_task(struct bx_job *job)
 }
 
 static bool may_leave_pool(struct bx_job *job);
+
+void bxi_pool_answers(struct bx_job *job)
+{
+    if (pool_job == job && kept == NULL && !job->options.own_loop)
+        kept = bxi_role_early(job->run);
+}
+
+static bool is_ready(struct bxi_waiter *waiter)
+{
+    bxi_a32 *ready = &((struct bxi_pool *)(uintptr_t)waiter->object)->ready;
+
+    return bxi_load_relaxed(ready) != 0;        /* relaxed: the queue is read under the lock */
+}
+
+/* pool.lock, which it releases meanwhile. */
+static void drive_on(struct bx_job *job)
+{
+    struct bxi_pool *pool = &job->rpc->pool;
+    struct bxi_waiter waiter = { .ready = is_ready, .object = pool, .deadline_ns = BX_FOREVER };
+
+    pool->idle++;
+    pool->one_drives = true;
+    pthread_mutex_unlock(&pool->lock);
+    bxi_drive_on(kept, &waiter);
+    kept = NULL;
+    bxi_cancel_off();               /* if a handler has switched it on */
+    pthread_mutex_lock(&pool->lock);
+    pool->one_drives = false;
+    pool->idle--;
+}
 
 static void *run_thread(void *argument)
 {
@@ -87,6 +125,8 @@ static void *run_thread(void *argument)
         task->run(job, task);
         bxi_cancel_off();           /* if the handler has switched it on */
         pthread_mutex_lock(&pool->lock);
+        if (kept != NULL)
+            drive_on(job);
         if (bxi_leaving != NULL && may_leave_pool(job))
             break;
     }
@@ -168,7 +208,8 @@ static int enqueue(struct bx_job *job, struct bxi_task *task)
         pool->head = task;
     pool->tail = task;
     task->queued = true;
-    if (pool->idle > 0)
+    bxi_store_relaxed(&pool->ready, 1);     /* relaxed: as in is_ready */
+    if (pool->idle > pool->one_drives && pool->queued > pool->one_drives)
         pthread_cond_signal(&pool->cond);
     return 0;
 }

@@ -86,11 +86,13 @@ struct bxi_task {               /* what the pool runs; a member of a struct bxi_
 };
 
 struct bxi_pool {
-    pthread_mutex_t lock;       /* all but blocked and timer; no other lock is taken inside */
+    pthread_mutex_t lock;       /* all but blocked and timer, ready to write; no other lock is taken inside */
     pthread_cond_t cond;
     struct bxi_task *head, *tail;
     uint32_t queued;
-    uint32_t idle;
+    bxi_a32 ready;              /* a task is queued: written under the lock */
+    uint32_t idle;              /* threads without a task */
+    bool one_drives;            /* one of these drives the worker, the others are parked */
     uint32_t threads;
     bxi_a32 blocked;            /* of the threads, in a wait */
     bool stop;
@@ -111,6 +113,8 @@ const char *bxi_pool_why(int rc, char text[BXI_POOL_WHY_BYTES]);
 bool bxi_pool_take(struct bx_job *job, struct bxi_task *task);
 bool bxi_pool_block(struct bx_job *job);        /* this thread begins to wait; true if it is the pool's */
 void bxi_pool_unblock(struct bx_job *job);
+/* A blocking handler has returned and is about to be answered: the thread of the pool takes the role. */
+void bxi_pool_answers(struct bx_job *job);
 bool bxi_pool_owns_thread(const struct bx_job *job);       /* true if this thread is one of the pool's */
 void bxi_pool_stop(struct bx_job *job);
 void bxi_pool_look(struct bx_job *job);         /* role: logs and shows a queue that has not moved for a second */

@@ -263,6 +263,12 @@ int bxi_thread_create(pthread_t *thread, void *(*work)(void *), void *argument);
 /* 0 when ready; BX_E_TIMEOUT, BX_E_WOULD_DEADLOCK, BX_E_SHUTDOWN, BX_E_INTERRUPTED, BX_E_HANDLER: this thread leaves
  * (without a sentence). */
 int bxi_wait(struct bxi_run *run, struct bxi_waiter *waiter);
+/* For a thread that is about to send what another worker answers at once: takes the role, so that this worker need not
+ * be rung for it. It ends with bxi_drive_on, before this thread waits or runs what may. NULL: another thread has it, or
+ * waits for it. */
+const struct bxi_role *bxi_role_early(struct bxi_run *run);
+/* Drives until ready, but only as long as a spin finds work and no thread waits for the role; gives the role up. */
+void bxi_drive_on(const struct bxi_role *role, struct bxi_waiter *waiter);
 /* From now on waits end with BX_E_INTERRUPTED, those under way too, until it is called with false. Safe in a signal
  * handler; changes errno. */
 void bxi_run_interrupt(struct bxi_run *run, bool on);

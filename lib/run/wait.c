@@ -307,6 +307,31 @@ int bxi_wait(struct bxi_run *run, struct bxi_waiter *waiter)
     return rc;
 }
 
+const struct bxi_role *bxi_role_early(struct bxi_run *run)
+{
+    /* Relaxed: a thread that begins to follow right now is offered the role when this one gives it up. */
+    return bxi_load_relaxed(&run->followers) == 0 ? bxi_take_role(run) : NULL;
+}
+
+void bxi_drive_on(const struct bxi_role *role, struct bxi_waiter *waiter)
+{
+    struct bxi_run *run = bxi_run_of(role);
+    struct bxi_spin spin = { 0 };
+
+    bxi_error_enter();
+    bxi_flush(run);
+    /* Relaxed: whoever begins to follow, or to stop the job, is seen in the next round. */
+    while (!waiter->ready(waiter) && bxi_load_relaxed(&run->followers) == 0 && bxi_load_relaxed(&run->stop) == 0 &&
+           bxi_leaving == NULL) {
+        if (bxi_pass(role, waiter) > 0)
+            bxi_spin_hit(role, &spin);
+        else if (!bxi_spin_on(role, &spin, waiter))
+            break;
+    }
+    stop_leading(role);
+    bxi_error_leave();
+}
+
 void bxi_poke(struct bxi_run *run)
 {
     const struct bxi_role *role;

@@ -7,6 +7,8 @@
 #include <errno.h>
 #include <time.h>
 
+#define SPIN_NS 200000u         /* Python needs 20 to 50 us between an answer and the next call: the default is too short */
+
 /* ---- The job -------------------------------------------------------------------------------------------- */
 
 static PyObject *job_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
@@ -30,6 +32,7 @@ static PyObject *job_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
     pthread_mutex_init(&job->lock, NULL);
     pthread_cond_init(&job->more, NULL);
     job->last = &job->first;
+    options.spin_ns = SPIN_NS;
     options.start_timeout_ns = start_ns;
     options.call_timeout_ns = call_ns;
     rc = bx_job_create(&options, &job->job);

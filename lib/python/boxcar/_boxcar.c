@@ -7,7 +7,7 @@
 #include <errno.h>
 #include <time.h>
 
-#define SPIN_NS 200000u         /* Python needs 20 to 50 us between an answer and the next call: the default is too short */
+#define SPIN_NS 200000u         /* Python takes 20 to 50 us from an answer to its next call: 50 us are too short */
 
 /* ---- The job -------------------------------------------------------------------------------------------- */
 

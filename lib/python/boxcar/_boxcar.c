@@ -52,16 +52,19 @@ static void end(struct boxpy_job *job)
     struct bx_job *engine;
 
     bx_job_interrupt(job->job, true);
-    while (job->inside > 0) {
+    while (job->inside > 0 && job->job != NULL) {
         Py_BEGIN_ALLOW_THREADS
         nanosleep(&pause, NULL);
         Py_END_ALLOW_THREADS
     }
     engine = job->job;
+    if (engine == NULL)                 /* another thread ends it */
+        return;
     job->job = NULL;
     Py_BEGIN_ALLOW_THREADS
     bx_job_destroy(engine);
     Py_END_ALLOW_THREADS
+    job->has_ended = true;
     pthread_mutex_lock(&job->lock);
     job->stops = true;
     pthread_cond_broadcast(&job->more);
@@ -136,7 +139,11 @@ static PyObject *job_forget(PyObject *self, PyObject *unused)
 
 static PyObject *job_interrupt(PyObject *self, PyObject *on)
 {
-    bx_job_interrupt(((struct boxpy_job *)self)->job, PyObject_IsTrue(on) == 1);
+    int is_on = PyObject_IsTrue(on);
+
+    if (is_on < 0)
+        return NULL;
+    bx_job_interrupt(((struct boxpy_job *)self)->job, is_on == 1);
     Py_RETURN_NONE;
 }
 

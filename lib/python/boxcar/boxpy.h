@@ -33,7 +33,8 @@ struct boxpy_item {
 
 struct boxpy_job {
     PyObject_HEAD
-    struct bx_job *job;                 /* NULL after destroy */
+    struct bx_job *job;                 /* NULL from destroy on */
+    bool has_ended;                     /* destroy is over: its futures may be read again; with the GIL */
     int inside;                         /* threads of Python in functions of it that may wait; with the GIL */
     PyObject *dispatch;                 /* (kind, caller, message, object) of a request -> a message or a Future */
     pthread_mutex_t lock;               /* of what follows; nothing is called under it */

@@ -46,6 +46,16 @@ static void future_dealloc(PyObject *self)
     PyObject_Free(self);
 }
 
+/* Whether it is done. While its job is destroyed it may only be looked at: bx_future_is_done would make progress. */
+static bool is_over(const struct boxpy_future *future)
+{
+    const struct boxpy_job *job = future->job;
+
+    if (job->job != NULL || job->has_ended)
+        return bx_future_is_done(future->future);
+    return job->is_forked || bx_future_error(future->future) < 0 || bx_future_value(future->future) != NULL;
+}
+
 /* In slices, so that a signal's handler runs while the main thread waits; other threads wait likewise. */
 static PyObject *future_wait(PyObject *self, PyObject *args)
 {
@@ -59,8 +69,10 @@ static PyObject *future_wait(PyObject *self, PyObject *args)
     do {
         uint64_t slice_ns = left_ns < LOOK_NS ? left_ns : LOOK_NS;
 
-        if (job->job == NULL)           /* its end has completed every future */
+        if (job->job == NULL && is_over((struct boxpy_future *)self))
             Py_RETURN_TRUE;
+        if (!boxpy_lives(job))
+            return NULL;
         BOXPY_ENTER(job)
         rc = bx_future_wait(future, slice_ns);
         BOXPY_LEAVE(job)
@@ -78,19 +90,22 @@ static PyObject *future_wait(PyObject *self, PyObject *args)
 static PyObject *future_done(PyObject *self, PyObject *unused)
 {
     (void)unused;
-    return PyBool_FromLong(bx_future_is_done(((struct boxpy_future *)self)->future));
+    return PyBool_FromLong(is_over((struct boxpy_future *)self));
 }
 
 static PyObject *future_result(PyObject *self, PyObject *unused)
 {
     struct boxpy_future *future = (struct boxpy_future *)self;
-    int rc = bx_future_error(future->future);
+    int rc;
 
     (void)unused;
+    if (future->job->is_forked)         /* the value's memory is the parent's */
+        return boxpy_fail(BX_E_SHUTDOWN, "the future is of the process that this one was forked from");
+    if (!is_over(future))
+        return boxpy_lives(future->job) ? boxpy_fail(-EAGAIN, "the future is not done") : NULL;
+    rc = bx_future_error(future->future);
     if (rc < 0)
         return boxpy_fail(rc, bx_future_error_text(future->future));
-    if (!bx_future_is_done(future->future))
-        return boxpy_fail(-EAGAIN, "the future is not done");
     return boxpy_unpack(future->job, bx_msg_reader(bx_future_value(future->future)));
 }
 

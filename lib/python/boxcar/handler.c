@@ -5,6 +5,7 @@
 #include "boxpy.h"
 
 #include <errno.h>
+#include <unistd.h>
 
 enum kind { CALL, MAKE, OBJECT };        /* dispatch gets it */
 
@@ -59,6 +60,8 @@ static PyObject *dispatch(struct boxpy_job *job, enum kind kind, const struct bx
         answer = PyObject_CallFunction(job->dispatch, "iiOO", (int)kind, bx_request_caller(request), message,
                                        object != NULL ? object->item.argument : Py_None);
     Py_XDECREF(message);
+    if (job->is_forked)                 /* the handler has forked, and this is the child: the request is the parent's */
+        _exit(1);
     return answer;
 }
 

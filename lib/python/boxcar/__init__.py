@@ -68,7 +68,7 @@ def _run_callbacks(job):
             return
         try:
             work[0](work[1])
-        except Exception as error:
+        except BaseException as error:      # SystemExit too: without this thread no future is ever done
             threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__,
                                                            threading.current_thread())))
 
@@ -148,6 +148,7 @@ def _forget():
     if _job is not None:
         _job.forget()
     _job = _runner = None
+    _here.in_handler = False        # the child of a fork in a handler has left that
 
 
 atexit.register(leave)
@@ -199,7 +200,7 @@ def async_function(fn):
 
 
 def _is_async(fn):
-    return getattr(fn, "_boxcar_async", False)
+    return getattr(fn, "_boxcar_async", False) is True      # a mock has every attribute
 
 
 def _value_of(future):
@@ -212,13 +213,11 @@ def _answer_later(future):
 
     def done(future):
         try:
-            answer = dumps(_value_of(future))
-        except BaseException as error:
-            answer = dumps(Failure.of(error))
-        try:
-            reply.set(*answer)
+            reply.set(*dumps(_value_of(future)))
         except Shutdown:                # nobody waits any more
             pass
+        except BaseException as error:  # of the future, the pickle, or the engine: it is too large
+            reply.set(*dumps(Failure.of(error)))
 
     future.add_done_callback(done)
     return reply

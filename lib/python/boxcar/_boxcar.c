@@ -35,6 +35,7 @@ static PyObject *job_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
     options.spin_ns = SPIN_NS;
     options.start_timeout_ns = start_ns;
     options.call_timeout_ns = call_ns;
+    job->call_timeout_ns = call_ns != 0 ? call_ns : UINT64_C(60000000000);
     rc = bx_job_create(&options, &job->job);
     if (rc == 0)
         rc = boxpy_register(job);
@@ -173,11 +174,16 @@ static PyObject *job_remote(PyObject *self, PyObject *args)
     if (msg == NULL)
         return NULL;
     options.timeout_ns = call.timeout_ns;
-    BOXPY_ENTER(job)
-    rc = bx_remote(job->job, to, "py.make", msg, &options, &made);
+    options.no_wait = true;
+    do {
+        BOXPY_ENTER(job)
+        rc = bx_remote(job->job, to, "py.make", msg, &options, &made);
+        BOXPY_LEAVE(job)
+    } while (rc == -EAGAIN && boxpy_again(job, &options));
     bx_msg_destroy(msg);
-    BOXPY_LEAVE(job)
-    return rc == 0 ? boxpy_new_ref(job, made) : boxpy_fail(rc, bx_error_text());
+    if (rc == 0)
+        return boxpy_new_ref(job, made);
+    return PyErr_Occurred() ? NULL : boxpy_fail(rc, bx_error_text());
 }
 
 static PyObject *job_ref(PyObject *self, PyObject *what)

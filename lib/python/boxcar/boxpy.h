@@ -36,6 +36,7 @@ struct boxpy_job {
     struct bx_job *job;                 /* NULL from destroy on */
     bool has_ended;                     /* destroy is over: its futures may be read again; with the GIL */
     int inside;                         /* threads of Python in functions of it that may wait; with the GIL */
+    uint64_t call_timeout_ns;           /* of calls without one of their own */
     PyObject *dispatch;                 /* (kind, caller, message, object) of a request -> a message or a Future */
     pthread_mutex_t lock;               /* of what follows; nothing is called under it */
     pthread_cond_t more;
@@ -101,6 +102,9 @@ struct boxpy_call {
 #define BOXPY_CALL_ARGUMENTS(call) \
     &(call)->payload, &PyList_Type, &(call)->buffers, &PyList_Type, &(call)->refs, &(call)->timeout_ns
 
+/* Whether to try again: the call found no room (-EAGAIN), of which the main thread waits in slices that let Ctrl-C in.
+ * The options began with no_wait. False: a Python error is set, or the code stands. */
+bool boxpy_again(struct boxpy_job *job, struct bx_call_options *options);
 /* A call of a function of worker `to`, or if rref is not NULL on its object. */
 PyObject *boxpy_begin(struct boxpy_job *job, const char *to, struct bx_rref *rref, const struct boxpy_call *call);
 PyObject *boxpy_new_ref(struct boxpy_job *job, struct bx_rref *rref);           /* takes the reference over */

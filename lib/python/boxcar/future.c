@@ -5,6 +5,9 @@
 #include "boxpy.h"
 
 #include <errno.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
 
 #define LOOK_NS UINT64_C(50000000)      /* a waiting main thread looks for signals */
 
@@ -181,22 +184,60 @@ PyTypeObject boxpy_future_type = {
 
 /* ---- Calls ---------------------------------------------------------------------------------------------- */
 
+static uint64_t now_ns(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+bool boxpy_again(struct boxpy_job *job, struct bx_call_options *options)
+{
+    struct timespec pause = { .tv_nsec = 200000 };
+    uint64_t began_ns = now_ns(), passed_ns;
+
+    if (!options->no_wait)
+        return false;
+    if (syscall(SYS_gettid) != getpid()) {      /* not the main thread, to which signals go */
+        options->no_wait = false;
+        return true;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    nanosleep(&pause, NULL);
+    Py_END_ALLOW_THREADS
+    if (PyErr_CheckSignals() < 0 || !boxpy_lives(job))
+        return false;
+    if (options->timeout_ns == 0)
+        options->timeout_ns = job->call_timeout_ns;
+    passed_ns = now_ns() - began_ns;
+    if (options->timeout_ns == BX_FOREVER)
+        return true;
+    options->no_wait = options->timeout_ns > passed_ns;
+    options->timeout_ns = options->no_wait ? options->timeout_ns - passed_ns : 1;   /* it fails as it would have */
+    return true;
+}
+
 /* Of a function of worker `to`, or of the object of an rref. NULL: a Python error is set. */
 PyObject *boxpy_begin(struct boxpy_job *job, const char *to, struct bx_rref *rref, const struct boxpy_call *call)
 {
-    struct bx_call_options options = { .timeout_ns = call->timeout_ns };
+    struct bx_call_options options = { .timeout_ns = call->timeout_ns, .no_wait = true };
     struct bx_msg *args = boxpy_pack(job, call->payload, call->buffers, call->refs);
     struct bx_future *made = NULL;
     int rc;
 
     if (args == NULL)
         return NULL;
-    BOXPY_ENTER(job)
-    rc = rref != NULL ? bx_rref_async(rref, "py.object", args, &options, &made)
-                      : bx_rpc_async(job->job, to, "py.call", args, &options, &made);
+    do {
+        BOXPY_ENTER(job)
+        rc = rref != NULL ? bx_rref_async(rref, "py.object", args, &options, &made)
+                          : bx_rpc_async(job->job, to, "py.call", args, &options, &made);
+        BOXPY_LEAVE(job)
+    } while (rc == -EAGAIN && boxpy_again(job, &options));
     bx_msg_destroy(args);
-    BOXPY_LEAVE(job)
-    return rc == 0 ? new_future(job, made) : boxpy_fail(rc, bx_error_text());
+    if (rc == 0)
+        return new_future(job, made);
+    return PyErr_Occurred() ? NULL : boxpy_fail(rc, bx_error_text());
 }
 
 /* ---- References ----------------------------------------------------------------------------------------- */

@@ -255,6 +255,8 @@ class RunErrors(Run):
             boxcar.call(1, add, (1,), timeout=-2)
         with CASE.assertRaises(boxcar.Timeout):
             boxcar.call_async(1, time.sleep, (0.5,)).result(0.05)
+        with CASE.assertRaises(boxcar.Timeout):
+            boxcar.Future().result(0.05)
         late = boxcar.call_async(1, time.sleep, (5,))
         CASE.assertTrue(late.cancel())
         with CASE.assertRaises(boxcar.Cancelled):

@@ -50,6 +50,7 @@ static PyObject *job_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 static void end(struct boxpy_job *job)
 {
     struct timespec pause = { .tv_nsec = 1000000 };
+    struct boxpy_late *late;
     struct bx_job *engine;
 
     bx_job_interrupt(job->job, true);
@@ -66,6 +67,11 @@ static void end(struct boxpy_job *job)
     bx_job_destroy(engine);
     Py_END_ALLOW_THREADS
     job->has_ended = true;
+    while ((late = job->late) != NULL) {
+        job->late = late->next;
+        boxpy_release(job, late->future, late->rref);
+        PyMem_RawFree(late);
+    }
     pthread_mutex_lock(&job->lock);
     job->stops = true;
     pthread_cond_broadcast(&job->more);

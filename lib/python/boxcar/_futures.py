@@ -84,6 +84,9 @@ class Future(concurrent.futures.Future):
     def _wait(self, timeout):
         engine = self._pending()
         if engine is None:
+            if timeout is not None and not super().done() and not concurrent.futures.wait(
+                    [self], min(timeout, threading.TIMEOUT_MAX)).done:
+                raise Timeout(f"the future was not done within {timeout} s")
             return
         if not engine.wait(FOREVER if timeout is None else max(1, int(min(timeout, 1e9) * 1e9))):
             raise Timeout(f"no answer of {self._worker} within {timeout} s")

@@ -36,6 +36,7 @@ struct boxpy_job {
     struct bx_job *job;                 /* NULL from destroy on */
     bool has_ended;                     /* destroy is over: its futures may be read again; with the GIL */
     int inside;                         /* threads of Python in functions of it that may wait; with the GIL */
+    struct boxpy_late *late;            /* what was dropped while destroy ran; with the GIL */
     uint64_t call_timeout_ns;           /* of calls without one of their own */
     PyObject *dispatch;                 /* (kind, caller, message, object) of a request -> a message or a Future */
     pthread_mutex_t lock;               /* of what follows; nothing is called under it */
@@ -55,6 +56,12 @@ struct boxpy_future {
     PyObject_HEAD
     struct boxpy_job *job;
     struct bx_future *future;
+};
+
+struct boxpy_late {
+    struct boxpy_late *next;
+    struct bx_future *future;
+    struct bx_rref *rref;
 };
 
 /* What a reference refers to. */
@@ -92,6 +99,9 @@ struct boxpy_item *boxpy_take(struct boxpy_job *job, bool waits);
 void boxpy_free_item(struct boxpy_item *item);          /* an object is its item */
 
 /* ---- future.c ------------------------------------------------------------------------------------------- */
+
+/* Releases the future or the reference; if the job is being destroyed, when that is over. */
+void boxpy_release(struct boxpy_job *job, struct bx_future *future, struct bx_rref *rref);
 
 /* What each call is given: (payload, buffers, refs, timeout_ns). */
 struct boxpy_call {

@@ -13,6 +13,24 @@
 
 /* ---- Futures -------------------------------------------------------------------------------------------- */
 
+void boxpy_release(struct boxpy_job *job, struct bx_future *future, struct bx_rref *rref)
+{
+    struct boxpy_late *late;
+
+    if (job->is_forked)                 /* they are the parent's */
+        return;
+    if (job->job != NULL || job->has_ended) {
+        bx_future_release(future);
+        bx_rref_release(rref);
+        return;
+    }
+    late = PyMem_RawMalloc(sizeof *late);
+    if (late == NULL)                   /* then they stay */
+        return;
+    *late = (struct boxpy_late){ .next = job->late, .future = future, .rref = rref };
+    job->late = late;
+}
+
 static PyObject *new_future(struct boxpy_job *job, struct bx_future *made)    /* takes the reference over */
 {
     struct boxpy_future *future = PyObject_New(struct boxpy_future, &boxpy_future_type);
@@ -43,8 +61,7 @@ static void future_dealloc(PyObject *self)
 {
     struct boxpy_future *future = (struct boxpy_future *)self;
 
-    if (!future->job->is_forked)
-        bx_future_release(future->future);
+    boxpy_release(future->job, future->future, NULL);
     Py_DECREF(future->job);
     PyObject_Free(self);
 }
@@ -260,8 +277,7 @@ static void ref_dealloc(PyObject *self)
 {
     struct boxpy_ref *ref = (struct boxpy_ref *)self;
 
-    if (!ref->job->is_forked)
-        bx_rref_release(ref->rref);
+    boxpy_release(ref->job, NULL, ref->rref);
     Py_DECREF(ref->job);
     PyObject_Free(self);
 }

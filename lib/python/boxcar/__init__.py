@@ -143,6 +143,7 @@ def shutdown(timeout=None):
             leave()
         else:               # nothing ends the engine's shutdown before its time: it is left to its thread
             _job = _runner = None
+            atexit.register(over.wait, 1)       # s: if the others leave too it is soon done, and removes its files
 
 
 def leave():

@@ -2,6 +2,7 @@
 """boxcar and boxcar.rpc from the outside: `python3 test_boxcar.py` runs each class Run* as a job of its own, whose
 workers run this file with the class's name; PYTHONPATH has the package. Nothing may be left in /dev/shm."""
 import asyncio
+import concurrent.futures
 import gc
 import importlib.util
 import math
@@ -27,6 +28,42 @@ class Plain(Exception):
 
     def __init__(self, row, column):
         super().__init__(f"row {row}, column {column}")
+
+
+class NoException(Exception):
+    """Its pickle is of no exception."""
+
+    def __reduce__(self):
+        return str, ("text",)
+
+
+class Fixed(Exception):
+    """Its args cannot be set."""
+    args = property(lambda self: ("fixed",))
+
+
+class Unpicklable(Exception):
+    def __reduce__(self):
+        raise SystemExit("no pickle")
+
+
+class Ends:
+    """To read its pickle ends the thread."""
+
+    def __reduce__(self):
+        return sys.exit, (3,)
+
+
+class Lenient:
+    """A mock: it has every attribute."""
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return "any"
+
+    def __call__(self):
+        return 5
 
 
 class Counter:
@@ -87,6 +124,33 @@ def makes_lambda():
 
 def raises_plain():
     raise Plain(1, 2)
+
+
+def raises_new(type):
+    raise type()
+
+
+def makes(type):
+    return type()
+
+
+@boxcar.async_function
+def much_later():
+    """Its value has more references than a message may."""
+    return after(0.01, [boxcar.ref(1) for _ in range(1025)])
+
+
+def forks(leaves):
+    """What a child of a handler ends with: it leaves, or returns from the handler."""
+    child = os.fork()
+    if child == 0:
+        if not leaves:
+            return None
+        try:
+            boxcar.leave()
+        finally:
+            os._exit(5 if sys.exc_info()[0] is None else 6)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def living():
@@ -158,6 +222,20 @@ class RunErrors(Run):
         CASE.assertRegex(str(raised.exception), "(?s)^row 3\n.*On 1:.*in raises")
         with CASE.assertRaisesRegex(RuntimeError, "Plain: row 1, column 2"):
             boxcar.call(1, raises_plain)
+        for type_ in (NoException, Fixed, Unpicklable):
+            failing = boxcar.call_async(1, raises_new, (type_,))
+            done = threading.Event()
+            failing.add_done_callback(lambda future: done.set())
+            CASE.assertTrue(done.wait(5))
+            with CASE.assertRaisesRegex(RuntimeError, "in raises_new"):
+                failing.result()
+        with CASE.assertRaises(SystemExit):
+            boxcar.call_async(1, makes, (Ends,)).then(lambda future: future.result()).result(5)
+        with CASE.assertRaisesRegex(boxcar.NoWorker, "has no worker"):
+            boxcar.call("\u00e9" * 500, add, (1,))         # the engine cuts its sentence inside a character
+        with CASE.assertRaisesRegex((boxcar.TooLarge, RuntimeError), "1024 references"):
+            boxcar.call(1, much_later)
+        CASE.assertEqual(boxcar.call(1, Lenient()), 5)
         if importlib.util.find_spec("cloudpickle"):
             CASE.assertEqual(boxcar.call(1, lambda: boxcar.call(0, makes_lambda)()), 1)
         else:
@@ -177,6 +255,8 @@ class RunErrors(Run):
             boxcar.call(1, add, (1,), timeout=-2)
         with CASE.assertRaises(boxcar.Timeout):
             boxcar.call_async(1, time.sleep, (0.5,)).result(0.05)
+        with CASE.assertRaises(boxcar.Timeout):
+            boxcar.Future().result(0.05)
         late = boxcar.call_async(1, time.sleep, (5,))
         CASE.assertTrue(late.cancel())
         with CASE.assertRaises(boxcar.Cancelled):
@@ -205,6 +285,13 @@ class RunFutures(Run):
         CASE.assertEqual(asyncio.run(gather()), list(range(1, 51)))
         CASE.assertEqual(boxcar.call(1, after_all, (20,)), 20)
         CASE.assertEqual(boxcar.call_async(1, add, (1,)).then(lambda future: future.result() * 10).result(5), 20)
+        for wait in (concurrent.futures.wait, lambda futures, timeout: [set(
+                concurrent.futures.as_completed(futures, timeout))]):
+            futures = {boxcar.call_async(1, time.sleep, (0.1,)) for _ in range(3)}
+            CASE.assertEqual(wait(futures, timeout=5)[0], futures)
+        boxcar.call_async(1, time.sleep, (0.1,)).add_done_callback(lambda future: sys.exit(1))
+        time.sleep(0.2)
+        CASE.assertEqual(boxcar.call_async(1, add, (1,)).result(math.inf), 2)
         done = threading.Event()
         failing = boxcar.call_async(1, raises, (KeyError("k"),))
         failing.add_done_callback(lambda future: done.set())
@@ -266,6 +353,13 @@ class RunReferences(Run):
         for use in (failed.get, lambda: failed.call("add")):
             with CASE.assertRaisesRegex(KeyError, "unmade"):
                 use()
+        failed = boxcar.remote(0, raises, (ValueError("unmade"),))
+        with CASE.assertRaises(ValueError):
+            failed.get()
+        for _ in range(2):
+            with CASE.assertRaises(ValueError) as raised:
+                failed.local()
+            CASE.assertEqual(str(raised.exception).count("On this worker"), 1)
         CASE.assertEqual(boxcar.call(1, living), 1)
         del counter
         deadline = time.monotonic() + 10
@@ -343,9 +437,15 @@ class RunEnds(Run):
 
     def first(self):
         counter = boxcar.remote(1, Counter)
+        large = boxcar.call_async(1, echo, (Large(bytearray(1 << 20)),))
+        while not large._engine.done():
+            time.sleep(0.01)
         pending = boxcar.call_async(1, time.sleep, (0.5,))
         child = os.fork()
         if child == 0:
+            for future in (large, pending):
+                with CASE.assertRaises(boxcar.Shutdown):
+                    future.result(1)
             with CASE.assertRaises(boxcar.Shutdown):
                 boxcar.call(1, add, (1,))
             with CASE.assertRaises(boxcar.Shutdown):
@@ -353,6 +453,7 @@ class RunEnds(Run):
             raise SystemExit(5)
         CASE.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 5)
         CASE.assertEqual(counter.call("add"), 1)
+        CASE.assertEqual([boxcar.call(1, forks, (leaves,)) for leaves in (True, False)], [5, 1])
         pending.result()
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
         began = time.monotonic()
@@ -371,6 +472,30 @@ class RunEnds(Run):
         boxcar.shutdown()
         boxcar.init(os.environ["BX_JOB"] + ".2", rank=1, world_size=2)
         time.sleep(0.5)
+
+    def leave(self):
+        pass
+
+
+class RunInterrupts(Run):
+    """Ctrl-C ends a wait for room, and a shutdown to which nobody comes."""
+
+    def first(self):
+        def call_often():
+            while True:
+                boxcar.call_async(1, time.sleep, (1.5,))
+
+        for wait in (call_often, rpc.shutdown):
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+            began = time.monotonic()
+            with CASE.assertRaises(KeyboardInterrupt):
+                wait()
+            CASE.assertLess(time.monotonic() - began, 1.5)
+        with CASE.assertRaises(boxcar.Shutdown):
+            boxcar.rank()
+
+    def other(self):
+        time.sleep(2)
 
     def leave(self):
         pass

@@ -68,13 +68,13 @@ def _run_callbacks(job):
             return
         try:
             work[0](work[1])
-        except Exception as error:
+        except BaseException as error:      # SystemExit too: without this thread no future is ever done
             threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__,
                                                            threading.current_thread())))
 
 
-def _uninterrupted(job, wait):
-    """Runs `wait` on a thread of its own, so that Ctrl-C ends the wait of this one."""
+def _uninterrupted(job, wait, joins=True):
+    """Runs `wait` on a thread of its own, so that Ctrl-C ends the wait of this one. joins: job.interrupt ends it."""
     outcome = Future()
 
     def run():
@@ -89,8 +89,9 @@ def _uninterrupted(job, wait):
         while thread.is_alive():
             thread.join(0.05)
     except BaseException:
-        job.interrupt(True)
-        thread.join()
+        if joins:
+            job.interrupt(True)
+            thread.join()
         raise
     return outcome.result()
 
@@ -120,15 +121,29 @@ def init(job=None, *, name=None, rank=0, world_size=0, start_timeout=None, call_
 def shutdown(timeout=None):
     """Leaves the job together with the others: returns when no call is under way in any worker.
 
-    timeout: 30 s by default; Timeout names the worker that did not come, and this worker has left all the same.
+    timeout: 30 s by default; Timeout names the worker that did not come, and this worker has left all the same. After
+    Ctrl-C this process is in no job, and the others see it leave when the timeout is over or it ends.
     """
-    job = _running()
+    global _job, _runner
+    job, nanoseconds, over = _running(), _nanoseconds(timeout), threading.Event()
     if getattr(_here, "in_handler", False):
         raise WouldDeadlock("boxcar.shutdown waits for this handler's end")
+
+    def wait():
+        try:
+            job.shutdown(nanoseconds)
+        finally:
+            job.destroy()
+            over.set()
+
     try:
-        _uninterrupted(job, lambda: job.shutdown(_nanoseconds(timeout)))
+        _uninterrupted(job, wait, joins=False)
     finally:
-        leave()
+        if over.is_set():
+            leave()
+        else:               # nothing ends the engine's shutdown before its time: it is left to its thread
+            _job = _runner = None
+            atexit.register(over.wait, 1)       # s: if the others leave too it is soon done, and removes its files
 
 
 def leave():
@@ -148,6 +163,7 @@ def _forget():
     if _job is not None:
         _job.forget()
     _job = _runner = None
+    _here.in_handler = False        # the child of a fork in a handler has left that
 
 
 atexit.register(leave)
@@ -199,7 +215,7 @@ def async_function(fn):
 
 
 def _is_async(fn):
-    return getattr(fn, "_boxcar_async", False)
+    return getattr(fn, "_boxcar_async", False) is True      # a mock has every attribute
 
 
 def _value_of(future):
@@ -212,13 +228,11 @@ def _answer_later(future):
 
     def done(future):
         try:
-            answer = dumps(_value_of(future))
-        except BaseException as error:
-            answer = dumps(Failure.of(error))
-        try:
-            reply.set(*answer)
+            reply.set(*dumps(_value_of(future)))
         except Shutdown:                # nobody waits any more
             pass
+        except BaseException as error:  # of the future, the pickle, or the engine: it is too large
+            reply.set(*dumps(Failure.of(error)))
 
     future.add_done_callback(done)
     return reply

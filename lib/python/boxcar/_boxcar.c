@@ -35,6 +35,7 @@ static PyObject *job_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
     options.spin_ns = SPIN_NS;
     options.start_timeout_ns = start_ns;
     options.call_timeout_ns = call_ns;
+    job->call_timeout_ns = call_ns != 0 ? call_ns : UINT64_C(60000000000);
     rc = bx_job_create(&options, &job->job);
     if (rc == 0)
         rc = boxpy_register(job);
@@ -49,19 +50,28 @@ static PyObject *job_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 static void end(struct boxpy_job *job)
 {
     struct timespec pause = { .tv_nsec = 1000000 };
+    struct boxpy_late *late;
     struct bx_job *engine;
 
     bx_job_interrupt(job->job, true);
-    while (job->inside > 0) {
+    while (job->inside > 0 && job->job != NULL) {
         Py_BEGIN_ALLOW_THREADS
         nanosleep(&pause, NULL);
         Py_END_ALLOW_THREADS
     }
     engine = job->job;
+    if (engine == NULL)                 /* another thread ends it */
+        return;
     job->job = NULL;
     Py_BEGIN_ALLOW_THREADS
     bx_job_destroy(engine);
     Py_END_ALLOW_THREADS
+    job->has_ended = true;
+    while ((late = job->late) != NULL) {
+        job->late = late->next;
+        boxpy_release(job, late->future, late->rref);
+        PyMem_RawFree(late);
+    }
     pthread_mutex_lock(&job->lock);
     job->stops = true;
     pthread_cond_broadcast(&job->more);
@@ -136,7 +146,11 @@ static PyObject *job_forget(PyObject *self, PyObject *unused)
 
 static PyObject *job_interrupt(PyObject *self, PyObject *on)
 {
-    bx_job_interrupt(((struct boxpy_job *)self)->job, PyObject_IsTrue(on) == 1);
+    int is_on = PyObject_IsTrue(on);
+
+    if (is_on < 0)
+        return NULL;
+    bx_job_interrupt(((struct boxpy_job *)self)->job, is_on == 1);
     Py_RETURN_NONE;
 }
 
@@ -166,11 +180,16 @@ static PyObject *job_remote(PyObject *self, PyObject *args)
     if (msg == NULL)
         return NULL;
     options.timeout_ns = call.timeout_ns;
-    BOXPY_ENTER(job)
-    rc = bx_remote(job->job, to, "py.make", msg, &options, &made);
+    options.no_wait = true;
+    do {
+        BOXPY_ENTER(job)
+        rc = bx_remote(job->job, to, "py.make", msg, &options, &made);
+        BOXPY_LEAVE(job)
+    } while (rc == -EAGAIN && boxpy_again(job, &options));
     bx_msg_destroy(msg);
-    BOXPY_LEAVE(job)
-    return rc == 0 ? boxpy_new_ref(job, made) : boxpy_fail(rc, bx_error_text());
+    if (rc == 0)
+        return boxpy_new_ref(job, made);
+    return PyErr_Occurred() ? NULL : boxpy_fail(rc, bx_error_text());
 }
 
 static PyObject *job_ref(PyObject *self, PyObject *what)

@@ -81,8 +81,9 @@ class RemoteTraceback(Exception):
         return f'\n"""\n{self.args[0]}"""'
 
 
-_TYPES = {"BX_E_PEER_DEAD": PeerDead, "BX_E_SHUTDOWN": Shutdown, "BX_E_TIMEOUT": Timeout, "BX_E_CANCELLED": Cancelled,
-          "BX_E_NO_WORKER": NoWorker, "BX_E_NO_OBJECT": NoObject, "BX_E_RANK_MISSING": RankMissing,
+_TYPES = {"BX_E_PEER_DEAD": PeerDead, "BX_E_SHUTDOWN": Shutdown, "BX_E_INTERRUPTED": Shutdown,
+          "BX_E_TIMEOUT": Timeout, "BX_E_CANCELLED": Cancelled, "BX_E_NO_WORKER": NoWorker,
+          "BX_E_NO_OBJECT": NoObject, "BX_E_RANK_MISSING": RankMissing,
           "BX_E_WOULD_DEADLOCK": WouldDeadlock, "BX_E_BUSY": Busy, "BX_E_TOO_LARGE": TooLarge,
           "BX_E_ARENA_FULL": ArenaFull, "BX_E_NO_SPACE": NoSpace, "BX_E_ON_LOAN": OnLoan, "BX_E_CORRUPT": Corrupt}
 

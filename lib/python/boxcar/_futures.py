@@ -2,8 +2,9 @@
 """Futures: of calls, and those that a program makes itself."""
 import asyncio
 import concurrent.futures
+import threading
 
-from ._errors import Error, Timeout
+from ._errors import Error, Shutdown, Timeout
 from ._messages import Failure, loads
 
 FOREVER = 2**64 - 1
@@ -13,7 +14,9 @@ def settle(engine, worker, function):
     """(value, None) or (None, exception) of an engine's future that is done."""
     try:
         value = loads(engine.result())
-    except Exception as error:              # of the engine, or of the pickle
+    except KeyboardInterrupt:               # of this thread
+        raise
+    except BaseException as error:          # of the engine, or of the pickle
         if isinstance(error, Error):
             error.worker, error.function = worker, function
         return None, error
@@ -57,11 +60,35 @@ class Future(concurrent.futures.Future):
             pass
         self._engine = None                     # and the reply's memory
 
+    def _arm(self):
+        """Has _take called when the engine's future is done; not on this thread."""
+        engine = self._engine
+        if engine is None or self._armed or self._state != "PENDING":
+            return
+        self._armed = True
+        try:
+            engine.on_done(self._take)
+        except Shutdown:                        # of the job: it has no thread for callbacks any more
+            threading.Thread(target=self._take, args=(engine,), daemon=True).start()
+
+    @property
+    def _waiters(self):
+        """Of concurrent.futures.wait and as_completed, which ask nothing else of a future."""
+        self._arm()
+        return self._list_of_waiters
+
+    @_waiters.setter
+    def _waiters(self, waiters):
+        self._list_of_waiters = waiters
+
     def _wait(self, timeout):
         engine = self._pending()
         if engine is None:
+            if timeout is not None and not super().done() and not concurrent.futures.wait(
+                    [self], min(timeout, threading.TIMEOUT_MAX)).done:
+                raise Timeout(f"the future was not done within {timeout} s")
             return
-        if not engine.wait(FOREVER if timeout is None else max(1, int(timeout * 1e9))):
+        if not engine.wait(FOREVER if timeout is None else max(1, int(min(timeout, 1e9) * 1e9))):
             raise Timeout(f"no answer of {self._worker} within {timeout} s")
         self._take(engine)
 
@@ -83,10 +110,8 @@ class Future(concurrent.futures.Future):
         return engine.cancel() if engine is not None else super().cancel()
 
     def add_done_callback(self, fn):
-        engine = self._pending()
-        if engine is not None and not self._armed:
-            self._armed = True
-            engine.on_done(self._take)
+        if self._pending() is not None:
+            self._arm()
         super().add_done_callback(fn)
 
     def then(self, fn):

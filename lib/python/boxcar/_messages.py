@@ -67,27 +67,29 @@ class Failure:
     """An exception on its way to the worker that is to get it."""
 
     def __init__(self, error, text):
-        self.error = error              # None: it cannot be pickled
+        self.error = error              # its pickle; None: it has none
         self.text = text
 
     @classmethod
     def of(cls, error):
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         try:
-            pickle.loads(pickle.dumps(error))
-        except Exception:               # also a constructor that wants more than `args`
-            error = None
-        return cls(error, text)
+            return cls(pickle.dumps(error), text)
+        except BaseException:           # what a __reduce__ raises, SystemExit too
+            return cls(None, text)
 
     def to_raise(self, worker):
         """The exception for a caller here."""
         text = f"On {worker}:\n{self.text}"
-        error = self.error
-        if error is None:
+        if self.error is None:
             return RuntimeError(text)
-        if error.args and isinstance(error.args[0], str):
-            error.args = (f"{error.args[0]}\n\n{text}", *error.args[1:])
-        elif not error.args:
-            error.args = (text,)
-        error.__cause__ = RemoteTraceback(text)
-        return error
+        try:
+            error = pickle.loads(self.error)
+            if error.args and isinstance(error.args[0], str):
+                error.args = (f"{error.args[0]}\n\n{text}", *error.args[1:])
+            elif not error.args:
+                error.args = (text,)
+            error.__cause__ = RemoteTraceback(text)
+            return error if isinstance(error, BaseException) else RuntimeError(text)
+        except (Exception, SystemExit):     # a constructor wants more than `args`, the type is not here, or is frozen
+            return RuntimeError(text)

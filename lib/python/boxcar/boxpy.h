@@ -33,8 +33,11 @@ struct boxpy_item {
 
 struct boxpy_job {
     PyObject_HEAD
-    struct bx_job *job;                 /* NULL after destroy */
+    struct bx_job *job;                 /* NULL from destroy on */
+    bool has_ended;                     /* destroy is over: its futures may be read again; with the GIL */
     int inside;                         /* threads of Python in functions of it that may wait; with the GIL */
+    struct boxpy_late *late;            /* what was dropped while destroy ran; with the GIL */
+    uint64_t call_timeout_ns;           /* of calls without one of their own */
     PyObject *dispatch;                 /* (kind, caller, message, object) of a request -> a message or a Future */
     pthread_mutex_t lock;               /* of what follows; nothing is called under it */
     pthread_cond_t more;
@@ -53,6 +56,12 @@ struct boxpy_future {
     PyObject_HEAD
     struct boxpy_job *job;
     struct bx_future *future;
+};
+
+struct boxpy_late {
+    struct boxpy_late *next;
+    struct bx_future *future;
+    struct bx_rref *rref;
 };
 
 /* What a reference refers to. */
@@ -91,6 +100,9 @@ void boxpy_free_item(struct boxpy_item *item);          /* an object is its item
 
 /* ---- future.c ------------------------------------------------------------------------------------------- */
 
+/* Releases the future or the reference; if the job is being destroyed, when that is over. */
+void boxpy_release(struct boxpy_job *job, struct bx_future *future, struct bx_rref *rref);
+
 /* What each call is given: (payload, buffers, refs, timeout_ns). */
 struct boxpy_call {
     PyObject *payload, *buffers, *refs;
@@ -100,6 +112,9 @@ struct boxpy_call {
 #define BOXPY_CALL_ARGUMENTS(call) \
     &(call)->payload, &PyList_Type, &(call)->buffers, &PyList_Type, &(call)->refs, &(call)->timeout_ns
 
+/* Whether to try again: the call found no room (-EAGAIN), of which the main thread waits in slices that let Ctrl-C in.
+ * The options began with no_wait. False: a Python error is set, or the code stands. */
+bool boxpy_again(struct boxpy_job *job, struct bx_call_options *options);
 /* A call of a function of worker `to`, or if rref is not NULL on its object. */
 PyObject *boxpy_begin(struct boxpy_job *job, const char *to, struct bx_rref *rref, const struct boxpy_call *call);
 PyObject *boxpy_new_ref(struct boxpy_job *job, struct bx_rref *rref);           /* takes the reference over */

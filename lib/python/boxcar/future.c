@@ -5,10 +5,31 @@
 #include "boxpy.h"
 
 #include <errno.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
 
 #define LOOK_NS UINT64_C(50000000)      /* a waiting main thread looks for signals */
 
 /* ---- Futures -------------------------------------------------------------------------------------------- */
+
+void boxpy_release(struct boxpy_job *job, struct bx_future *future, struct bx_rref *rref)
+{
+    struct boxpy_late *late;
+
+    if (job->is_forked)                 /* they are the parent's */
+        return;
+    if (job->job != NULL || job->has_ended) {
+        bx_future_release(future);
+        bx_rref_release(rref);
+        return;
+    }
+    late = PyMem_RawMalloc(sizeof *late);
+    if (late == NULL)                   /* then they stay */
+        return;
+    *late = (struct boxpy_late){ .next = job->late, .future = future, .rref = rref };
+    job->late = late;
+}
 
 static PyObject *new_future(struct boxpy_job *job, struct bx_future *made)    /* takes the reference over */
 {
@@ -40,10 +61,19 @@ static void future_dealloc(PyObject *self)
 {
     struct boxpy_future *future = (struct boxpy_future *)self;
 
-    if (!future->job->is_forked)
-        bx_future_release(future->future);
+    boxpy_release(future->job, future->future, NULL);
     Py_DECREF(future->job);
     PyObject_Free(self);
+}
+
+/* Whether it is done. While its job is destroyed it may only be looked at: bx_future_is_done would make progress. */
+static bool is_over(const struct boxpy_future *future)
+{
+    const struct boxpy_job *job = future->job;
+
+    if (job->job != NULL || job->has_ended)
+        return bx_future_is_done(future->future);
+    return job->is_forked || bx_future_error(future->future) < 0 || bx_future_value(future->future) != NULL;
 }
 
 /* In slices, so that a signal's handler runs while the main thread waits; other threads wait likewise. */
@@ -59,8 +89,10 @@ static PyObject *future_wait(PyObject *self, PyObject *args)
     do {
         uint64_t slice_ns = left_ns < LOOK_NS ? left_ns : LOOK_NS;
 
-        if (job->job == NULL)           /* its end has completed every future */
+        if (job->job == NULL && is_over((struct boxpy_future *)self))
             Py_RETURN_TRUE;
+        if (!boxpy_lives(job))
+            return NULL;
         BOXPY_ENTER(job)
         rc = bx_future_wait(future, slice_ns);
         BOXPY_LEAVE(job)
@@ -78,19 +110,22 @@ static PyObject *future_wait(PyObject *self, PyObject *args)
 static PyObject *future_done(PyObject *self, PyObject *unused)
 {
     (void)unused;
-    return PyBool_FromLong(bx_future_is_done(((struct boxpy_future *)self)->future));
+    return PyBool_FromLong(is_over((struct boxpy_future *)self));
 }
 
 static PyObject *future_result(PyObject *self, PyObject *unused)
 {
     struct boxpy_future *future = (struct boxpy_future *)self;
-    int rc = bx_future_error(future->future);
+    int rc;
 
     (void)unused;
+    if (future->job->is_forked)         /* the value's memory is the parent's */
+        return boxpy_fail(BX_E_SHUTDOWN, "the future is of the process that this one was forked from");
+    if (!is_over(future))
+        return boxpy_lives(future->job) ? boxpy_fail(-EAGAIN, "the future is not done") : NULL;
+    rc = bx_future_error(future->future);
     if (rc < 0)
         return boxpy_fail(rc, bx_future_error_text(future->future));
-    if (!bx_future_is_done(future->future))
-        return boxpy_fail(-EAGAIN, "the future is not done");
     return boxpy_unpack(future->job, bx_msg_reader(bx_future_value(future->future)));
 }
 
@@ -166,22 +201,60 @@ PyTypeObject boxpy_future_type = {
 
 /* ---- Calls ---------------------------------------------------------------------------------------------- */
 
+static uint64_t now_ns(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+bool boxpy_again(struct boxpy_job *job, struct bx_call_options *options)
+{
+    struct timespec pause = { .tv_nsec = 200000 };
+    uint64_t began_ns = now_ns(), passed_ns;
+
+    if (!options->no_wait)
+        return false;
+    if (syscall(SYS_gettid) != getpid()) {      /* not the main thread, to which signals go */
+        options->no_wait = false;
+        return true;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    nanosleep(&pause, NULL);
+    Py_END_ALLOW_THREADS
+    if (PyErr_CheckSignals() < 0 || !boxpy_lives(job))
+        return false;
+    if (options->timeout_ns == 0)
+        options->timeout_ns = job->call_timeout_ns;
+    passed_ns = now_ns() - began_ns;
+    if (options->timeout_ns == BX_FOREVER)
+        return true;
+    options->no_wait = options->timeout_ns > passed_ns;
+    options->timeout_ns = options->no_wait ? options->timeout_ns - passed_ns : 1;   /* it fails as it would have */
+    return true;
+}
+
 /* Of a function of worker `to`, or of the object of an rref. NULL: a Python error is set. */
 PyObject *boxpy_begin(struct boxpy_job *job, const char *to, struct bx_rref *rref, const struct boxpy_call *call)
 {
-    struct bx_call_options options = { .timeout_ns = call->timeout_ns };
+    struct bx_call_options options = { .timeout_ns = call->timeout_ns, .no_wait = true };
     struct bx_msg *args = boxpy_pack(job, call->payload, call->buffers, call->refs);
     struct bx_future *made = NULL;
     int rc;
 
     if (args == NULL)
         return NULL;
-    BOXPY_ENTER(job)
-    rc = rref != NULL ? bx_rref_async(rref, "py.object", args, &options, &made)
-                      : bx_rpc_async(job->job, to, "py.call", args, &options, &made);
+    do {
+        BOXPY_ENTER(job)
+        rc = rref != NULL ? bx_rref_async(rref, "py.object", args, &options, &made)
+                          : bx_rpc_async(job->job, to, "py.call", args, &options, &made);
+        BOXPY_LEAVE(job)
+    } while (rc == -EAGAIN && boxpy_again(job, &options));
     bx_msg_destroy(args);
-    BOXPY_LEAVE(job)
-    return rc == 0 ? new_future(job, made) : boxpy_fail(rc, bx_error_text());
+    if (rc == 0)
+        return new_future(job, made);
+    return PyErr_Occurred() ? NULL : boxpy_fail(rc, bx_error_text());
 }
 
 /* ---- References ----------------------------------------------------------------------------------------- */
@@ -204,8 +277,7 @@ static void ref_dealloc(PyObject *self)
 {
     struct boxpy_ref *ref = (struct boxpy_ref *)self;
 
-    if (!ref->job->is_forked)
-        bx_rref_release(ref->rref);
+    boxpy_release(ref->job, NULL, ref->rref);
     Py_DECREF(ref->job);
     PyObject_Free(self);
 }

@@ -5,6 +5,7 @@
 #include "boxpy.h"
 
 #include <errno.h>
+#include <unistd.h>
 
 enum kind { CALL, MAKE, OBJECT };        /* dispatch gets it */
 
@@ -53,12 +54,17 @@ static PyObject *dispatch(struct boxpy_job *job, enum kind kind, const struct bx
                           struct bx_reader *args)
 {
     struct boxpy_object *object = bx_request_object(request);
-    PyObject *message = boxpy_unpack(job, *args), *answer = NULL;
+    PyObject *message, *answer = NULL;
 
+    if (!boxpy_lives(job))              /* destroy runs what was queued, but its callers are told already */
+        return NULL;
+    message = boxpy_unpack(job, *args);
     if (message != NULL)
         answer = PyObject_CallFunction(job->dispatch, "iiOO", (int)kind, bx_request_caller(request), message,
                                        object != NULL ? object->item.argument : Py_None);
     Py_XDECREF(message);
+    if (job->is_forked)                 /* the handler has forked, and this is the child: the request is the parent's */
+        _exit(1);
     return answer;
 }
 

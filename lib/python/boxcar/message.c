@@ -15,11 +15,14 @@ PyObject *boxpy_make_error;
 
 void *boxpy_fail(int code, const char *text)
 {
-    PyObject *error;
+    PyObject *error, *said;
 
     if (code == -ENOMEM)
         return PyErr_NoMemory();
-    error = PyObject_CallFunction(boxpy_make_error, "iss", code, bx_error_name(code), text);
+    said = PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");     /* the engine may have cut it */
+    if (said == NULL)
+        return NULL;
+    error = PyObject_CallFunction(boxpy_make_error, "isN", code, bx_error_name(code), said);
     if (error != NULL)
         PyErr_SetObject((PyObject *)Py_TYPE(error), error);
     Py_XDECREF(error);
@@ -35,15 +38,15 @@ bool boxpy_lives(const struct boxpy_job *job)
 
 /* ---- Messages ------------------------------------------------------------------------------------------- */
 
-static void copy(void *to, const void *from, size_t bytes)
+static void copy(struct boxpy_job *job, void *to, const void *from, size_t bytes)
 {
     if (bytes < LARGE) {
         memcpy(to, from, bytes);
         return;
     }
-    Py_BEGIN_ALLOW_THREADS
+    BOXPY_ENTER(job)
     memcpy(to, from, bytes);
-    Py_END_ALLOW_THREADS
+    BOXPY_LEAVE(job)
 }
 
 /* False: a Python error is set, or the message has failed. */
@@ -57,7 +60,7 @@ static bool put_buffer(struct boxpy_job *job, struct bx_msg *msg, PyObject *obje
         return false;
     rc = bx_tensor_create(job->job, BX_U8, 1, (int64_t[]){ view.len }, &tensor);
     if (rc == 0) {
-        copy(bx_tensor_data_mut(tensor), view.buf, (size_t)view.len);
+        copy(job, bx_tensor_data_mut(tensor), view.buf, (size_t)view.len);
         rc = bx_msg_put_tensor(msg, tensor);
         bx_tensor_release(tensor);
     }
@@ -109,13 +112,13 @@ struct bx_msg *boxpy_pack(struct boxpy_job *job, PyObject *payload, PyObject *bu
     return NULL;
 }
 
-static PyObject *buffer_of(struct bx_tensor *tensor)
+static PyObject *buffer_of(struct boxpy_job *job, struct bx_tensor *tensor)
 {
     size_t bytes = bx_tensor_bytes(tensor);
     PyObject *buffer = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)bytes);
 
     if (buffer != NULL && bytes > 0)
-        copy(PyByteArray_AS_STRING(buffer), bx_tensor_data(tensor), bytes);
+        copy(job, PyByteArray_AS_STRING(buffer), bx_tensor_data(tensor), bytes);
     return buffer;
 }
 
@@ -137,7 +140,7 @@ PyObject *boxpy_unpack(struct boxpy_job *job, struct bx_reader in)
     bool good = payload != NULL && buffers != NULL && refs != NULL;
 
     while (good && bx_reader_tensors_left(&in) > 0)
-        good = append(buffers, buffer_of(bx_read_tensor(&in)));
+        good = append(buffers, buffer_of(job, bx_read_tensor(&in)));
     for (struct bx_rref *rref; good && (rref = bx_read_rref(&in)) != NULL;)
         good = append(refs, boxpy_new_ref(job, bx_rref_acquire(rref)));
     if (good)

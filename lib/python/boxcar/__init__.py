@@ -25,7 +25,7 @@ from . import _boxcar
 from ._errors import (ArenaFull, Busy, Cancelled, Corrupt, Error, NoObject, NoSpace, NoWorker, OnLoan, PeerDead,
                       RankMissing, RemoteTraceback, Shutdown, Timeout, TooLarge, WouldDeadlock)
 from ._futures import Future, settle
-from ._messages import Failure, dumps, loads
+from ._messages import FOREVER, Failure, dumps, loads, nanoseconds, request
 from ._references import Ref
 
 __all__ = ["ArenaFull", "Busy", "Cancelled", "Corrupt", "Error", "Future", "NoObject", "NoSpace", "NoWorker", "OnLoan",
@@ -35,7 +35,6 @@ __all__ = ["ArenaFull", "Busy", "Cancelled", "Corrupt", "Error", "Future", "NoOb
 
 __version__ = _boxcar.version
 
-FOREVER = 2**64 - 1     # nanoseconds, as the engine counts them
 CALL, MAKE, OBJECT = range(3)
 
 _job = None             # the job of this process, from init to shutdown
@@ -44,16 +43,6 @@ _here = threading.local()       # in_handler: this thread runs a handler
 
 
 # ---- The job -------------------------------------------------------------------------------------------------------
-
-def _nanoseconds(seconds):
-    if seconds is None:
-        return 0
-    if seconds == float("inf"):
-        return FOREVER
-    if seconds < 0:
-        raise ValueError(f"a timeout of {seconds} seconds is negative")
-    return max(1, int(seconds * 1e9))
-
 
 def _running():
     if _job is None:
@@ -106,8 +95,8 @@ def init(job=None, *, name=None, rank=0, world_size=0, start_timeout=None, call_
     global _job, _runner
     if _job is not None:
         raise ValueError("this process is in a job already; boxcar.shutdown leaves it")
-    started = _boxcar.Job(_dispatch, job, name, rank, world_size, _nanoseconds(start_timeout),
-                          _nanoseconds(call_timeout), pool_threads)
+    started = _boxcar.Job(_dispatch, job, name, rank, world_size, nanoseconds(start_timeout),
+                          nanoseconds(call_timeout), pool_threads)
     _runner = threading.Thread(target=_run_callbacks, args=(started,), name="boxcar callbacks", daemon=True)
     _job = started              # a handler may run, and call, before start has returned
     try:
@@ -125,13 +114,13 @@ def shutdown(timeout=None):
     Ctrl-C this process is in no job, and the others see it leave when the timeout is over or it ends.
     """
     global _job, _runner
-    job, nanoseconds, over = _running(), _nanoseconds(timeout), threading.Event()
+    job, timeout_ns, over = _running(), nanoseconds(timeout), threading.Event()
     if getattr(_here, "in_handler", False):
         raise WouldDeadlock("boxcar.shutdown waits for this handler's end")
 
     def wait():
         try:
-            job.shutdown(nanoseconds)
+            job.shutdown(timeout_ns)
         finally:
             job.destroy()
             over.set()
@@ -270,7 +259,7 @@ def _to(worker):
 
 
 def _begin(to, fn, args, kwargs, timeout):
-    return _running().call(_to(to), *dumps((fn, tuple(args), kwargs or {})), _nanoseconds(timeout))
+    return _running().call(_to(to), *request(fn, args, kwargs, timeout))
 
 
 def call_async(to, fn, args=(), kwargs=None, timeout=None):
@@ -294,7 +283,7 @@ def call(to, fn, args=(), kwargs=None, timeout=None):
 def remote(to, fn, args=(), kwargs=None, timeout=None):
     """Makes fn(*args, **kwargs) in worker `to` and keeps it there. Returns a Ref to it at once; what fn raised is
     raised by each use of the reference."""
-    return Ref(_running().remote(_to(to), *dumps((fn, tuple(args), kwargs or {})), _nanoseconds(timeout)))
+    return Ref(_running().remote(_to(to), *request(fn, args, kwargs, timeout)))
 
 
 def ref(object):

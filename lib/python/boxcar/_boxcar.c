@@ -154,42 +154,24 @@ static PyObject *job_interrupt(PyObject *self, PyObject *on)
     Py_RETURN_NONE;
 }
 
-static PyObject *job_call(PyObject *self, PyObject *args)
+static PyObject *begin(PyObject *self, PyObject *args, bool makes)
 {
     struct boxpy_call call;
     const char *to;
 
     if (!PyArg_ParseTuple(args, "s" BOXPY_CALL, &to, BOXPY_CALL_ARGUMENTS(&call)))
         return NULL;
-    return boxpy_begin((struct boxpy_job *)self, to, NULL, &call);
+    return boxpy_begin((struct boxpy_job *)self, to, NULL, makes, &call);
+}
+
+static PyObject *job_call(PyObject *self, PyObject *args)
+{
+    return begin(self, args, false);
 }
 
 static PyObject *job_remote(PyObject *self, PyObject *args)
 {
-    struct boxpy_job *job = (struct boxpy_job *)self;
-    struct bx_call_options options = { 0 };
-    struct bx_rref *made = NULL;
-    struct bx_msg *msg;
-    struct boxpy_call call;
-    const char *to;
-    int rc;
-
-    if (!PyArg_ParseTuple(args, "s" BOXPY_CALL, &to, BOXPY_CALL_ARGUMENTS(&call)))
-        return NULL;
-    msg = boxpy_pack(job, call.payload, call.buffers, call.refs);
-    if (msg == NULL)
-        return NULL;
-    options.timeout_ns = call.timeout_ns;
-    options.no_wait = true;
-    do {
-        BOXPY_ENTER(job)
-        rc = bx_remote(job->job, to, "py.make", msg, &options, &made);
-        BOXPY_LEAVE(job)
-    } while (rc == -EAGAIN && boxpy_again(job, &options));
-    bx_msg_destroy(msg);
-    if (rc == 0)
-        return boxpy_new_ref(job, made);
-    return PyErr_Occurred() ? NULL : boxpy_fail(rc, bx_error_text());
+    return begin(self, args, true);
 }
 
 static PyObject *job_ref(PyObject *self, PyObject *what)

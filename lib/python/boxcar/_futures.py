@@ -5,9 +5,7 @@ import concurrent.futures
 import threading
 
 from ._errors import Error, Shutdown, Timeout
-from ._messages import Failure, loads
-
-FOREVER = 2**64 - 1
+from ._messages import FOREVER, Failure, loads
 
 
 def settle(engine, worker, function):

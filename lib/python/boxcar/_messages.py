@@ -8,6 +8,8 @@ from ._errors import RemoteTraceback
 
 OUT_OF_BAND = 4096      # bytes: a smaller buffer costs less inside the pickle
 
+FOREVER = 2**64 - 1     # nanoseconds, as the engine counts them
+
 _now = threading.local()        # refs: those of the message that this thread writes or reads
 
 
@@ -61,6 +63,21 @@ def loads(message):
         return pickle.loads(payload, buffers=buffers)
     finally:
         _now.refs = before
+
+
+def nanoseconds(seconds):
+    if seconds is None:
+        return 0
+    if seconds == float("inf"):
+        return FOREVER
+    if seconds < 0:
+        raise ValueError(f"a timeout of {seconds} seconds is negative")
+    return max(1, int(seconds * 1e9))
+
+
+def request(fn, args, kwargs, timeout):
+    """(payload, buffers, refs, timeout_ns): what each call of the engine is given."""
+    return (*dumps((fn, tuple(args), kwargs or {})), nanoseconds(timeout))
 
 
 class Failure:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """References to objects of other workers."""
 from ._futures import Future
-from ._messages import Failure, dumps, get_ref, put_ref
+from ._messages import Failure, get_ref, put_ref, request
 
 
 def _itself(object):
@@ -32,9 +32,7 @@ class Ref:
 
     def call_async(self, method, args=(), kwargs=None, timeout=None):
         """Calls a method, by its name, on the object, or a function with the object as its first argument."""
-        from . import _nanoseconds
-        return Future._of(self._engine.call(*dumps((method, tuple(args), kwargs or {})), _nanoseconds(timeout)),
-                          f"worker {self.owner}", method)
+        return Future._of(self._engine.call(*request(method, args, kwargs, timeout)), f"worker {self.owner}", method)
 
     def call(self, method, args=(), kwargs=None, timeout=None):
         return self.call_async(method, args, kwargs, timeout).result()

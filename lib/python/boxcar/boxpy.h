@@ -112,11 +112,10 @@ struct boxpy_call {
 #define BOXPY_CALL_ARGUMENTS(call) \
     &(call)->payload, &PyList_Type, &(call)->buffers, &PyList_Type, &(call)->refs, &(call)->timeout_ns
 
-/* Whether to try again: the call found no room (-EAGAIN), of which the main thread waits in slices that let Ctrl-C in.
- * The options began with no_wait. False: a Python error is set, or the code stands. */
-bool boxpy_again(struct boxpy_job *job, struct bx_call_options *options);
-/* A call of a function of worker `to`, or if rref is not NULL on its object. */
-PyObject *boxpy_begin(struct boxpy_job *job, const char *to, struct bx_rref *rref, const struct boxpy_call *call);
+/* A call of a function of worker `to`, or if rref is not NULL on its object: a Future. With `makes` the function's
+ * result stays there: a Ref. */
+PyObject *boxpy_begin(struct boxpy_job *job, const char *to, struct bx_rref *rref, bool makes,
+                      const struct boxpy_call *call);
 PyObject *boxpy_new_ref(struct boxpy_job *job, struct bx_rref *rref);           /* takes the reference over */
 
 #endif

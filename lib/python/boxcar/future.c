@@ -209,7 +209,9 @@ static uint64_t now_ns(void)
     return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
-bool boxpy_again(struct boxpy_job *job, struct bx_call_options *options)
+/* Whether to try again: the call found no room (-EAGAIN), for which the main thread waits in slices that let Ctrl-C in.
+ * The options began with no_wait. False: a Python error is set, or the code stands. */
+static bool tries_again(struct boxpy_job *job, struct bx_call_options *options)
 {
     struct timespec pause = { .tv_nsec = 200000 };
     uint64_t began_ns = now_ns(), passed_ns;
@@ -235,25 +237,27 @@ bool boxpy_again(struct boxpy_job *job, struct bx_call_options *options)
     return true;
 }
 
-/* Of a function of worker `to`, or of the object of an rref. NULL: a Python error is set. */
-PyObject *boxpy_begin(struct boxpy_job *job, const char *to, struct bx_rref *rref, const struct boxpy_call *call)
+PyObject *boxpy_begin(struct boxpy_job *job, const char *to, struct bx_rref *rref, bool makes,
+                      const struct boxpy_call *call)
 {
     struct bx_call_options options = { .timeout_ns = call->timeout_ns, .no_wait = true };
     struct bx_msg *args = boxpy_pack(job, call->payload, call->buffers, call->refs);
-    struct bx_future *made = NULL;
+    struct bx_future *future = NULL;
+    struct bx_rref *made = NULL;
     int rc;
 
     if (args == NULL)
         return NULL;
     do {
         BOXPY_ENTER(job)
-        rc = rref != NULL ? bx_rref_async(rref, "py.object", args, &options, &made)
-                          : bx_rpc_async(job->job, to, "py.call", args, &options, &made);
+        rc = makes          ? bx_remote(job->job, to, "py.make", args, &options, &made)
+             : rref != NULL ? bx_rref_async(rref, "py.object", args, &options, &future)
+                            : bx_rpc_async(job->job, to, "py.call", args, &options, &future);
         BOXPY_LEAVE(job)
-    } while (rc == -EAGAIN && boxpy_again(job, &options));
+    } while (rc == -EAGAIN && tries_again(job, &options));
     bx_msg_destroy(args);
     if (rc == 0)
-        return new_future(job, made);
+        return makes ? boxpy_new_ref(job, made) : new_future(job, future);
     return PyErr_Occurred() ? NULL : boxpy_fail(rc, bx_error_text());
 }
 
@@ -289,7 +293,7 @@ static PyObject *ref_call(PyObject *self, PyObject *args)
 
     if (!PyArg_ParseTuple(args, BOXPY_CALL, BOXPY_CALL_ARGUMENTS(&call)))
         return NULL;
-    return boxpy_begin(ref->job, NULL, ref->rref, &call);
+    return boxpy_begin(ref->job, NULL, ref->rref, false, &call);
 }
 
 static PyObject *ref_owner(PyObject *self, PyObject *unused)

@@ -174,10 +174,9 @@ int bxi_gpu_alloc(struct bxi_gpu_device *device, uint64_t bytes, struct bxi_gpu_
         pthread_mutex_lock(&gpu->lock);
         freed = bxi_gpu_figure(&gpu->figures.slabs_retired);
         rc = take_block(device, bytes, block);
-        comes = bxi_gpu_room_comes(gpu, device, rc);
-        if (rc == -ENOMEM)              /* a slab may have been freed since the driver refused */
-            comes = bytes <= gpu->info[device->ordinal].bytes &&
-                    (comes || freed != bxi_gpu_figure(&gpu->figures.slabs_retired));
+        comes = bytes <= gpu->info[device->ordinal].bytes &&
+                (bxi_gpu_room_comes(gpu, device, rc) ||     /* or a slab was freed since the driver refused */
+                 (rc == -ENOMEM && freed != bxi_gpu_figure(&gpu->figures.slabs_retired)));
         pthread_mutex_unlock(&gpu->lock);
         if (!comes || pauses == BXI_GPU_ROOM_PAUSES)
             return rc;

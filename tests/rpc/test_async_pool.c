@@ -17,7 +17,7 @@
 #include <signal.h>
 #include <unistd.h>
 
-enum gate { ENTERED, GO, ASKED };
+enum gate { ENTERED, GO, ASKED, LEFT };
 enum value { RAN };
 
 /* ---- The handler ----------------------------------------------------------------------------- */
@@ -451,15 +451,18 @@ static void leaves_with_a_handler_at_work(struct bx_job *job)
     harness_await(ENTERED, 1);
     harness_threads(job, 2, leaves_or_releases);
     HARNESS_EQ(harness_gate(ENDED), 0);
+    harness_post(LEFT);
     bx_job_destroy(job);
     check_end(BX_E_SHUTDOWN);
 }
 
-/* Worker 1 leaves while its handler runs: the handler's thread is joined, then the future fails. */
+/* Worker 1 leaves while its handler runs: the handler's thread is joined, then the future fails. Worker 0 stays until
+ * worker 1 has looked: the end of a caller fails the future too. */
 HARNESS_TEST(async_pool, a_future_that_is_pending_when_the_job_is_destroyed_fails, 30, .size = 2, .setup = setup,
              .body = { NULL, leaves_with_a_handler_at_work })
 {
     harness_end(begin(job, STAY_AND_PARK, BX_FOREVER), BX_E_SHUTDOWN);
+    harness_await(LEFT, 1);
 }
 
 HARNESS_TEST(async_pool, one_way_calls_have_no_answer, 30, .size = 2, .setup = setup)

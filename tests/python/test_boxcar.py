@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""boxcar and boxcar.rpc from the outside: `python3 test_boxcar.py` runs each class Run* as a job of its own, whose
-workers run this file with the class's name; PYTHONPATH has the package. Nothing may be left in /dev/shm."""
+"""boxcar and boxcar.rpc from the outside; jobs.py runs the classes Run*."""
 import asyncio
 import concurrent.futures
 import gc
@@ -9,7 +8,6 @@ import math
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -17,8 +15,7 @@ import unittest
 
 import boxcar
 import boxcar.rpc as rpc
-
-CASE = unittest.TestCase()
+from jobs import CASE, Run, main, segments
 
 
 # ---- What workers call -------------------------------------------------------------------------------------------
@@ -178,21 +175,6 @@ def flip(large):
 
 
 # ---- Jobs -----------------------------------------------------------------------------------------------------------
-
-class Run:
-    """A job of `size` workers; first() runs in worker 0, other() in the others, after init."""
-    size = 2
-    status = {}             # of ranks, where it is not 0
-
-    def init(self):
-        boxcar.init(call_timeout=20)
-
-    def other(self):
-        pass
-
-    def leave(self):
-        boxcar.shutdown()
-
 
 class RunCalls(Run):
     def first(self):
@@ -524,27 +506,6 @@ class RunFlat(Run):
 
 # ---- The tests ------------------------------------------------------------------------------------------------------
 
-def segments(job):
-    return [name for name in os.listdir("/dev/shm") if job in name]
-
-
-def run_job(test, run):
-    job = f"py{os.getpid()}-{run.__name__}"[:28]
-    workers = [subprocess.Popen([sys.executable, os.path.abspath(__file__), "--worker", run.__name__],
-                                env={**os.environ, "BX_JOB": job, "BX_RANK": str(rank), "BX_WORLD_SIZE": str(run.size)},
-                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-               for rank in range(run.size)]
-    for rank, worker in enumerate(workers):
-        try:
-            output = worker.communicate(timeout=120)[0]
-        except subprocess.TimeoutExpired:
-            worker.kill()
-            output = worker.communicate()[0] + "(ran past 120 s)"
-        with test.subTest(rank=rank):
-            test.assertEqual(worker.returncode, run.status.get(rank, 0), output)
-    test.assertEqual(segments(job), [])
-
-
 class Tests(unittest.TestCase):
     def test_without_a_job(self):
         for use in (boxcar.rank, lambda: boxcar.call(0, add, (1,)), boxcar.shutdown):
@@ -559,18 +520,5 @@ class Tests(unittest.TestCase):
         self.assertEqual(boxcar.nanoseconds(math.inf), boxcar.FOREVER)
 
 
-for run in Run.__subclasses__():
-    setattr(Tests, f"test_{run.__name__[3:].lower()}", lambda self, run=run: run_job(self, run))
-
-
-def work(run):
-    run.init()
-    run.first() if boxcar.rank() == 0 else run.other()
-    run.leave()
-
-
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--worker"]:
-        work(globals()[sys.argv[2]]())
-    else:
-        unittest.main()
+    main(Tests)

@@ -331,12 +331,14 @@ PyMODINIT_FUNC PyInit__boxcar(void)
 {
     PyObject *made;
 
-    if (PyType_Ready(&boxpy_future_type) < 0 || PyType_Ready(&boxpy_ref_type) < 0 || PyType_Ready(&boxpy_job_type) < 0)
+    if (PyType_Ready(&boxpy_future_type) < 0 || PyType_Ready(&boxpy_ref_type) < 0 || PyType_Ready(&boxpy_job_type) < 0 ||
+        PyType_Ready(&boxpy_buffer_type) < 0)
         return NULL;
     made = PyModule_Create(&module);
     if (made == NULL || PyModule_AddType(made, &boxpy_job_type) < 0 ||
         PyModule_AddType(made, &boxpy_future_type) < 0 ||
         PyModule_AddType(made, &boxpy_ref_type) < 0 ||
+        PyModule_AddType(made, &boxpy_buffer_type) < 0 ||
         PyModule_AddStringConstant(made, "version", bx_version()) < 0) {
         Py_XDECREF(made);
         return NULL;

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Values as messages: a pickle, the large buffers beside it, and the references in it."""
+import io
 import pickle
+import sys
 import threading
 import traceback
 
@@ -26,6 +28,15 @@ def get_ref(index):
     return _now.refs[index]
 
 
+def _dump(pickler, value, put_buffer):
+    if "torch" in sys.modules:
+        from ._tensors import with_tensors
+        pickler = with_tensors(pickler)
+    file = io.BytesIO()
+    pickler(file, 5, buffer_callback=put_buffer).dump(value)
+    return file.getvalue()
+
+
 def dumps(value):
     """(payload, buffers, refs) of a value."""
     buffers, refs = [], []
@@ -43,7 +54,7 @@ def dumps(value):
     before, _now.refs = getattr(_now, "refs", None), refs
     try:
         try:
-            return pickle.dumps(value, 5, buffer_callback=put_buffer), buffers, refs
+            return _dump(pickle.Pickler, value, put_buffer), buffers, refs
         except (pickle.PicklingError, AttributeError) as error:     # a lambda, a local function
             try:
                 import cloudpickle
@@ -51,7 +62,7 @@ def dumps(value):
                 raise error from None
         buffers.clear()
         refs.clear()
-        return cloudpickle.dumps(value, 5, buffer_callback=put_buffer), buffers, refs
+        return _dump(cloudpickle.CloudPickler, value, put_buffer), buffers, refs
     finally:
         _now.refs = before
 

@@ -58,6 +58,13 @@ struct boxpy_future {
     struct bx_future *future;
 };
 
+struct boxpy_buffer {
+    PyObject_HEAD
+    PyObject *owner;
+    void *data;
+    Py_ssize_t bytes;
+};
+
 struct boxpy_late {
     struct boxpy_late *next;
     struct bx_future *future;
@@ -78,7 +85,7 @@ struct boxpy_object {
     Py_END_ALLOW_THREADS                                                                            \
     (job)->inside--;
 
-extern PyTypeObject boxpy_job_type, boxpy_future_type, boxpy_ref_type;
+extern PyTypeObject boxpy_job_type, boxpy_future_type, boxpy_ref_type, boxpy_buffer_type;
 extern const struct bx_type boxpy_object_type;
 
 /* ---- message.c ------------------------------------------------------------------------------------------ */

@@ -150,3 +150,51 @@ PyObject *boxpy_unpack(struct boxpy_job *job, struct bx_reader in)
     Py_XDECREF(refs);
     return NULL;
 }
+
+/* ---- Memory of Python objects --------------------------------------------------------------------------- */
+
+static PyObject *buffer_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+    struct boxpy_buffer *buffer;
+    unsigned long long address;
+    Py_ssize_t bytes;
+    PyObject *owner;
+
+    (void)keywords;
+    if (!PyArg_ParseTuple(args, "OKn", &owner, &address, &bytes))
+        return NULL;
+    buffer = (struct boxpy_buffer *)type->tp_alloc(type, 0);
+    if (buffer == NULL)
+        return NULL;
+    Py_INCREF(owner);
+    buffer->owner = owner;
+    buffer->data = (void *)(uintptr_t)address;
+    buffer->bytes = bytes;
+    return (PyObject *)buffer;
+}
+
+static void buffer_dealloc(PyObject *self)
+{
+    Py_XDECREF(((struct boxpy_buffer *)self)->owner);
+    Py_TYPE(self)->tp_free(self);
+}
+
+static int buffer_get(PyObject *self, Py_buffer *view, int flags)
+{
+    struct boxpy_buffer *buffer = (struct boxpy_buffer *)self;
+
+    return PyBuffer_FillInfo(view, self, buffer->data, buffer->bytes, 0, flags);
+}
+
+static PyBufferProcs buffer_procs = { .bf_getbuffer = buffer_get };
+
+PyTypeObject boxpy_buffer_type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "boxcar._boxcar.Buffer",
+    .tp_doc = "Buffer(owner, address, nbytes): memory that an object keeps, for those that want a buffer.",
+    .tp_basicsize = sizeof(struct boxpy_buffer),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = buffer_new,
+    .tp_dealloc = buffer_dealloc,
+    .tp_as_buffer = &buffer_procs,
+};

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: MIT
+"""Tensors of torch in messages: the type, the shape and requires_grad in the pickle, the elements beside it.
+
+_messages imports this once the program has imported torch.
+"""
+import copyreg
+import functools
+import pickle
+from collections import ChainMap
+
+import torch
+
+from ._boxcar import Buffer
+
+
+def _reduce(tensor):
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        return tensor.__reduce_ex__(5)
+    if tensor.device.type != "cpu":
+        raise TypeError(f"a tensor on {tensor.device}: boxcar sends those in host memory, so send tensor.cpu()")
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    buffer = Buffer(plain, plain.data_ptr(), plain.numel() * plain.element_size())
+    return make, (pickle.PickleBuffer(buffer), str(tensor.dtype)[6:], tuple(tensor.shape), tensor.requires_grad)
+
+
+def make(buffer, dtype, shape, requires_grad):
+    """A tensor over the memory of a buffer."""
+    dtype = getattr(torch, dtype)
+    tensor = (torch.frombuffer(buffer, dtype=dtype) if len(buffer) > 0 else torch.empty(0, dtype=dtype)).reshape(shape)
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+@functools.lru_cache
+def with_tensors(pickler):
+    """The class of a pickler that takes tensors out."""
+    table = copyreg.dispatch_table if pickler is pickle.Pickler else pickler.dispatch_table
+    return type(pickler.__name__, (pickler,), {"dispatch_table": ChainMap({torch.Tensor: _reduce}, table)})

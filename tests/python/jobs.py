@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: MIT
+"""Runs each class Run* of a test's file as a job of its own, whose workers run that file with the class's name;
+PYTHONPATH has the package. Nothing may be left in /dev/shm."""
+import os
+import subprocess
+import sys
+import unittest
+
+import boxcar
+
+CASE = unittest.TestCase()
+
+
+class Run:
+    """A job of `size` workers; first() runs in worker 0, other() in the others, after init."""
+    size = 2
+    status = {}             # of ranks, where it is not 0
+
+    def init(self):
+        boxcar.init(call_timeout=20)
+
+    def other(self):
+        pass
+
+    def leave(self):
+        boxcar.shutdown()
+
+
+def segments(job):
+    return [name for name in os.listdir("/dev/shm") if job in name]
+
+
+def run_job(test, run):
+    job = f"py{os.getpid()}-{run.__name__}"[:28]
+    workers = [subprocess.Popen([sys.executable, os.path.abspath(sys.argv[0]), "--worker", run.__name__],
+                                env={**os.environ, "BX_JOB": job, "BX_RANK": str(rank), "BX_WORLD_SIZE": str(run.size)},
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+               for rank in range(run.size)]
+    for rank, worker in enumerate(workers):
+        try:
+            output = worker.communicate(timeout=120)[0]
+        except subprocess.TimeoutExpired:
+            worker.kill()
+            output = worker.communicate()[0] + "(ran past 120 s)"
+        with test.subTest(rank=rank):
+            test.assertEqual(worker.returncode, run.status.get(rank, 0), output)
+    test.assertEqual(segments(job), [])
+
+
+def main(tests):
+    """Runs a worker, or the tests of a TestCase and one test for each class Run*."""
+    runs = {run.__name__: run for run in Run.__subclasses__()}
+    if sys.argv[1:2] == ["--worker"]:
+        run = runs[sys.argv[2]]()
+        run.init()
+        run.first() if boxcar.rank() == 0 else run.other()
+        run.leave()
+        return
+    for name, run in runs.items():
+        setattr(tests, f"test_{name[3:].lower()}", lambda self, run=run: run_job(self, run))
+    unittest.main()

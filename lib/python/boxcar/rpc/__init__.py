@@ -5,6 +5,7 @@
 
 lib/python/README.md has a table of what is the same, what differs and what is not here. torch is not needed.
 """
+import errno
 import os
 import re
 from collections import namedtuple
@@ -147,6 +148,11 @@ class RRef(boxcar.Ref):
         return _rref_at, super().__reduce__()[1][1:]
 
     def _wait_local(self, timeout=None):
+        try:
+            return self.local()
+        except boxcar.Error as error:
+            if error.code != -errno.EAGAIN:
+                raise
         self.call(_nothing, timeout=timeout)        # runs when the object is made
         return self.local()
 

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: MIT
 """Programs of torch over boxcar.rpc; jobs.py runs the classes Run*."""
 import sys
+import threading
 import unittest
 
 try:
     import torch
+    from torch.futures import collect_all, wait_all     # before boxcar, which they are to know all the same
 except ImportError:
     print("skip torch is not installed")
     sys.exit(0)
@@ -27,6 +29,36 @@ def doubled_in_place(tensor):
 
 def described(tensor):
     return type(tensor), tensor.dtype, tuple(tensor.shape), tensor.requires_grad, tensor.is_leaf, tensor.tolist()
+
+
+def fails():
+    raise KeyError("no such thing")
+
+
+class Batch:
+    """Answers when as many calls have come as it waits for, as the tutorials' batches do."""
+
+    def __init__(self, size):
+        self.size = size
+        self.rows = []
+        self.future = torch.futures.Future()
+        self.lock = threading.Lock()
+
+    @staticmethod
+    @rpc.functions.async_execution
+    def add(rref, value):
+        self = rref.local_value()
+        with self.lock:
+            index = len(self.rows)
+            self.rows.append(value)
+            row = self.future.then(lambda future: future.wait()[index])
+            if index + 1 == self.size:
+                future, self.future = self.future, torch.futures.Future()
+                future.set_result(torch.stack(self.rows) * 2)
+        return row.then(lambda row: row.value() + 1)
+
+    def size_of(self):
+        return self.size
 
 
 class Tests(unittest.TestCase):
@@ -63,6 +95,29 @@ class RunTensors(Run):
         CASE.assertIs(back[0], back[1])
         back = rpc.rpc_sync("worker1", torch.add, args=(torch.ones(3), 2))
         CASE.assertEqual(back.tolist(), [3, 3, 3])
+
+
+class RunFutures(Run):
+    def first(self):
+        future = rpc.rpc_async("worker1", echo, (3,))
+        CASE.assertIsInstance(future, boxcar.Future)
+        CASE.assertIsInstance(future, torch.futures.Future)
+        CASE.assertEqual((future.wait(), future.value()), (3, 3))
+        batch = rpc.remote("worker1", Batch, (3,))
+        own = torch.futures.Future()
+        futures = [own, future, batch.rpc_async().size_of(), future.then(lambda future: future.value() + 1)]
+        futures += [rpc.rpc_async(batch.owner(), Batch.add, (batch, torch.ones(2) * i)) for i in range(3)]
+        all = collect_all(futures)
+        CASE.assertFalse(all.done())
+        own.set_result(5)
+        CASE.assertEqual([future.value() for future in all.wait()][:4], [5, 3, 3, 4])
+        CASE.assertEqual([rows[0] for rows in wait_all(futures)[4:]], [1, 3, 5])
+        CASE.assertEqual(wait_all([collect_all(futures).then(lambda all: len(all.value()))]), [7])
+        failed = rpc.rpc_async("worker1", fails)
+        for _ in range(2):
+            with CASE.assertRaisesRegex(KeyError, "On worker1"):
+                wait_all([rpc.rpc_async("worker1", echo, (1,)), failed])
+        CASE.assertEqual(wait_all([]), [])
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ import threading
 from . import _boxcar
 from ._errors import (ArenaFull, Busy, Cancelled, Corrupt, Error, NoObject, NoSpace, NoWorker, OnLoan, PeerDead,
                       RankMissing, RemoteTraceback, Shutdown, Timeout, TooLarge, WouldDeadlock)
-from ._futures import Future, settle
-from ._messages import FOREVER, Failure, dumps, loads, nanoseconds, request
+from ._futures import Future, wait_for
+from ._messages import Failure, dumps, loads, nanoseconds, request
 from ._references import Ref
 
 __all__ = ["ArenaFull", "Busy", "Cancelled", "Corrupt", "Error", "Future", "NoObject", "NoSpace", "NoWorker", "OnLoan",
@@ -272,12 +272,7 @@ def call(to, fn, args=(), kwargs=None, timeout=None):
 
     Raises what fn raised, with the remote traceback in its message; PeerDead, Timeout, NoWorker, Shutdown, TooLarge.
     """
-    engine = _begin(to, fn, args, kwargs, timeout)
-    engine.wait(FOREVER)
-    value, error = settle(engine, to, fn)
-    if error is not None:
-        raise error
-    return value
+    return wait_for(_begin(to, fn, args, kwargs, timeout), to, fn)
 
 
 def remote(to, fn, args=(), kwargs=None, timeout=None):

@@ -106,7 +106,7 @@ def rpc_async(to, func, args=None, kwargs=None, timeout=UNSET_RPC_TIMEOUT):
 
 def rpc_sync(to, func, args=None, kwargs=None, timeout=UNSET_RPC_TIMEOUT):
     """Calls func in worker `to`, a name, a rank or a WorkerInfo; returns its result."""
-    return rpc_async(to, func, args, kwargs, timeout).result()
+    return boxcar.call(_to(to), func, *_arguments(args, kwargs), _timeout(timeout))
 
 
 def remote(to, func, args=None, kwargs=None, timeout=UNSET_RPC_TIMEOUT):

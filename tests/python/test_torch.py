@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Programs of torch over boxcar.rpc; jobs.py runs the classes Run*."""
+import json
+import os
+import socket
+import subprocess
 import sys
 import threading
 import unittest
@@ -61,8 +65,39 @@ class Batch:
         return self.size
 
 
+# ---- The tests ------------------------------------------------------------------------------------------------------
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return str(probe.getsockname()[1])
+
+
 class Tests(unittest.TestCase):
-    pass
+    def close(self, got, wanted):
+        """Whether numbers in lists are equal to 1e-6."""
+        if isinstance(wanted, list):
+            self.assertEqual(len(got), len(wanted))
+            for pair in zip(got, wanted):
+                self.close(*pair)
+        else:
+            self.assertAlmostEqual(got, wanted, delta=1e-6)
+
+    def test_rnn(self):
+        """Losses and gradients are those of one process, and of torch's RPC."""
+        program = os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), "rnn.py")
+        environment = {**os.environ, "MASTER_ADDR": "localhost", "MASTER_PORT": free_port()}
+        workers = [subprocess.Popen([sys.executable, program, *arguments], env=environment, text=True,
+                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                   for arguments in (["local"], ["boxcar", "1"], ["torch.distributed", "1"],
+                                     ["boxcar", "0"], ["torch.distributed", "0"])]
+        outputs = [worker.communicate(timeout=120) for worker in workers]
+        for worker, output in zip(workers, outputs):
+            self.assertEqual(worker.returncode, 0, output[1])
+        local, ours, torchs = (json.loads(output[0]) for output in outputs[:3])
+        self.assertEqual(len(local), 5)
+        self.close(ours, local)
+        self.close(ours, torchs)
 
 
 # ---- Jobs -----------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from . import _boxcar
 from ._errors import (ArenaFull, Busy, Cancelled, Corrupt, Error, NoObject, NoSpace, NoWorker, OnLoan, PeerDead,
                       RankMissing, RemoteTraceback, Shutdown, Timeout, TooLarge, WouldDeadlock)
 from ._futures import Future, wait_for
-from ._messages import Failure, dumps, loads, nanoseconds, request
+from ._messages import Failure, dumps, get_context, join_context, loads, nanoseconds, request, set_context
 from ._references import Ref
 
 __all__ = ["ArenaFull", "Busy", "Cancelled", "Corrupt", "Error", "Future", "NoObject", "NoSpace", "NoWorker", "OnLoan",
@@ -213,15 +213,19 @@ def _value_of(future):
 
 def _answer_later(future):
     """The engine's future of a future of Python or torch."""
-    reply = _boxcar.Future(_running())
+    reply, context = _boxcar.Future(_running()), get_context()
 
     def done(future):
+        before = get_context()
+        set_context(context)
         try:
             reply.set(*dumps(_value_of(future)))
         except Shutdown:                # nobody waits any more
             pass
         except BaseException as error:  # of the future, the pickle, or the engine: it is too large
             reply.set(*dumps(Failure.of(error)))
+        finally:
+            set_context(before)
 
     future.add_done_callback(done)
     return reply
@@ -231,7 +235,8 @@ def _dispatch(kind, caller, message, object):
     """On a thread of the engine's pool: what a request gets."""
     _here.in_handler = True
     try:
-        fn, args, kwargs = loads(message)
+        fn, args, kwargs, context_id = loads(message)
+        set_context(join_context(context_id))
         if kind == OBJECT:
             if isinstance(object, Failure):
                 return dumps(object)
@@ -250,6 +255,8 @@ def _dispatch(kind, caller, message, object):
     except BaseException as error:
         failure = Failure.of(error)
         return failure if kind == MAKE else dumps(failure)
+    finally:
+        set_context(None)
 
 
 # ---- Calls ---------------------------------------------------------------------------------------------------------
@@ -259,7 +266,7 @@ def _to(worker):
 
 
 def _begin(to, fn, args, kwargs, timeout):
-    return _running().call(_to(to), *request(fn, args, kwargs, timeout))
+    return _running().call(_to(to), *request(to, fn, args, kwargs, timeout))
 
 
 def call_async(to, fn, args=(), kwargs=None, timeout=None):
@@ -278,7 +285,7 @@ def call(to, fn, args=(), kwargs=None, timeout=None):
 def remote(to, fn, args=(), kwargs=None, timeout=None):
     """Makes fn(*args, **kwargs) in worker `to` and keeps it there. Returns a Ref to it at once; what fn raised is
     raised by each use of the reference."""
-    return Ref(_running().remote(_to(to), *request(fn, args, kwargs, timeout)))
+    return Ref(_running().remote(_to(to), *request(to, fn, args, kwargs, timeout)))
 
 
 def ref(object):

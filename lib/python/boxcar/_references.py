@@ -38,7 +38,8 @@ class Ref:
         return wait_for(*self._begin(method, args, kwargs, timeout))
 
     def _begin(self, method, args, kwargs, timeout):
-        return self._engine.call(*request(method, args, kwargs, timeout)), f"worker {self._engine.owner()}", method
+        owner = self._engine.owner()
+        return self._engine.call(*request(owner, method, args, kwargs, timeout)), f"worker {owner}", method
 
     def local(self):
         """The object itself, for its owner. Raises what its maker raised."""

@@ -11,6 +11,7 @@ from collections import ChainMap
 import torch
 
 from ._boxcar import Buffer
+from ._messages import put_tensor
 
 
 def _reduce(tensor):
@@ -20,7 +21,12 @@ def _reduce(tensor):
         raise TypeError(f"a tensor on {tensor.device}: boxcar sends those in host memory, so send tensor.cpu()")
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
     buffer = Buffer(plain, plain.data_ptr(), plain.numel() * plain.element_size())
-    return make, (pickle.PickleBuffer(buffer), str(tensor.dtype)[6:], tuple(tensor.shape), tensor.requires_grad)
+    parts = pickle.PickleBuffer(buffer), str(tensor.dtype)[6:], tuple(tensor.shape)
+    sent = put_tensor(tensor) if tensor.requires_grad and torch.is_grad_enabled() else None
+    if sent is None:
+        return make, (*parts, tensor.requires_grad)
+    from .autograd import receive
+    return receive, (*parts, *sent)
 
 
 def make(buffer, dtype, shape, requires_grad):

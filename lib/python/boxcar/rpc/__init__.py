@@ -118,6 +118,16 @@ def _nothing(object):
     pass
 
 
+def _backward(tensor, context_id, retain_graph):
+    if not hasattr(tensor, "backward"):
+        raise RuntimeError("RRef should contain a tensor for .backward()")
+    if context_id == -1:
+        tensor.backward(retain_graph=retain_graph)
+    else:
+        from boxcar.autograd import backward
+        backward(context_id, [tensor], retain_graph)
+
+
 def _call_on(rref, method, args, kwargs):
     return getattr(rref._wait_local(), method)(*args, **kwargs)
 
@@ -177,6 +187,15 @@ class RRef(boxcar.Ref):
     def to_here(self, timeout=UNSET_RPC_TIMEOUT):
         """A copy of the object; the owner gets the object itself."""
         return self._wait_local(_timeout(timeout)) if self.is_owner() else self.get(_timeout(timeout))
+
+    def backward(self, dist_autograd_ctx_id=-1, retain_graph=False):
+        """Runs backward from the tensor: its owner may do so without a context of boxcar.autograd."""
+        if self.is_owner():
+            _backward(self._wait_local(), dist_autograd_ctx_id, retain_graph)
+        elif dist_autograd_ctx_id == -1:
+            raise RuntimeError("User RRefs require 'dist_autograd_ctx_id' to be specified")
+        else:
+            self.call(_backward, (dist_autograd_ctx_id, retain_graph))
 
     def rpc_async(self, timeout=UNSET_RPC_TIMEOUT):
         return _Proxy(lambda *call: self.call_async(*call, _timeout(timeout)))

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: MIT
+"""Gradients of what several workers have computed: the names of torch.distributed.autograd.
+
+    import boxcar.autograd as dist_autograd     # was: import torch.distributed.autograd as dist_autograd
+
+    with dist_autograd.context() as context_id:
+        loss = rpc.rpc_sync("worker1", forward, args=(batch,)).sum()
+        dist_autograd.backward(context_id, [loss])
+        dist_autograd.get_gradients(context_id)     # {parameter of this worker: its gradient}
+
+How it works. A request that is made in a context carries the context's id, and its handler runs inside it, so the
+context spreads with the calls. Within one, a tensor that requires grad and is sent is a node of its own in the graphs
+of both sides: the sender keeps one under its message, and the receiver a leaf, of which it knows the sender, the
+message and the index.
+
+backward directs everything from its own thread; the others run what it asks for. First it asks from the roots on which
+messages each message was computed of, each level of messages in one call a worker. So what does not lead to the roots
+is never waited for. Then it runs torch's engine likewise, beginning with the roots: a message is run in its sender when
+every message that was computed of it has run, with the sum of its gradients. Gradients of parameters add up where the
+parameters are; those of received tensors come back as the call's result. An error, or the death of a worker, is the
+error of a call.
+
+The end of a context is told to the workers that were called in it, and by them to those that they called.
+"""
+import itertools
+import secrets
+import threading
+from collections import Counter, defaultdict
+
+import torch
+
+import boxcar
+
+from ._messages import get_context, set_context
+from ._tensors import make
+
+__all__ = ["backward", "context", "get_gradients"]
+
+RELEASED = 1000         # ids that are remembered: a request that was overtaken by the end of its context makes no other
+
+_contexts = {}
+_released = {}          # ids, oldest first
+_lock = threading.Lock()        # of both
+_numbers = itertools.count(secrets.randbits(40))    # of contexts and messages; an id of an earlier process is not ours
+
+
+# ---- Contexts and what was sent in them ----------------------------------------------------------------------------
+
+class _Alias(torch.autograd.Function):
+    """A tensor of the same memory that is a node of its own: writes to the other change neither its value's graph nor
+    the other's, and a write to a received tensor is no write to a leaf."""
+
+    @staticmethod
+    def forward(context, tensor):
+        return tensor.data
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient
+
+
+class _Sent:
+    """Tensors of a message, with their graphs."""
+
+    def __init__(self, tensors):
+        self.tensors = tensors
+        self.leaves = None              # that they were computed of; once they are asked for
+
+
+class _Context:
+    def __init__(self, id):
+        self.id = id
+        self.rank = boxcar.rank()       # of this worker
+        self.sent = {}                  # message: _Sent
+        self.received = {}              # leaf: (rank, message, index)
+        self.gradients = {}             # leaf: its gradient
+        self.called = set()             # workers that were called in it
+        self.has_ended = False
+        self.lock = threading.Lock()    # of gradients, called, has_ended
+
+    def carry_to(self, worker):
+        """What a request to a worker carries: the id, if the context has not ended."""
+        with self.lock:
+            if self.has_ended:
+                return None
+            self.called.add(worker)
+            return self.id
+
+    def send(self, tensor, message):
+        """Keeps a tensor of a message; message: None, or what this returned for another tensor of the same message.
+        Returns (context id, rank, message, index), what `receive` is to be given."""
+        number = next(_numbers) if message is None else message[2]
+        tensors = self.sent.setdefault(number, _Sent([])).tensors
+        tensors.append(_Alias.apply(tensor))
+        return self.id, self.rank, number, len(tensors) - 1
+
+
+def join(context_id):
+    """The context of an id that came in a message; None: it has ended."""
+    context = _contexts.get(context_id)
+    if context is not None or context_id >> 48 == boxcar.rank():
+        return context
+    with _lock:
+        for id in [id for id in _contexts if not boxcar.is_alive(id >> 48)]:    # nobody is left to end them
+            del _contexts[id]
+        return None if context_id in _released else _contexts.setdefault(context_id, _Context(context_id))
+
+
+def receive(buffer, dtype, shape, context_id, *place):
+    """A tensor that was sent in a context."""
+    leaf = make(buffer, dtype, shape, True)
+    context = join(context_id)
+    if context is None:
+        return leaf
+    context.received[leaf] = place
+    return _Alias.apply(leaf)
+
+
+def _release(context_id):
+    with _lock:
+        context = _contexts.pop(context_id, None)
+        _released[context_id] = None
+        if len(_released) > RELEASED:
+            del _released[next(iter(_released))]
+    if context is None:
+        return
+    with context.lock:
+        context.has_ended = True
+    for worker in context.called:
+        try:
+            boxcar.call_async(worker, _release, (context_id,))
+        except boxcar.Error:            # it has died or left
+            pass
+
+
+def _find(context_id):
+    context = _contexts.get(context_id)
+    if context is None:
+        raise RuntimeError(f"Could not find autograd context with id: {context_id}")
+    return context
+
+
+class context:
+    """`with context() as context_id:` calls of this thread, and what they call, are recorded for `backward`."""
+
+    def __enter__(self):
+        if get_context() is not None:
+            raise RuntimeError("this thread has an autograd context already")
+        self._id = boxcar.rank() << 48 | next(_numbers)
+        set_context(_contexts.setdefault(self._id, _Context(self._id)))
+        return self._id
+
+    def __exit__(self, *error):
+        set_context(None)
+        _release(self._id)
+
+
+# ---- Backward ------------------------------------------------------------------------------------------------------
+
+def _leaves(tensors):
+    """The leaves that tensors were computed of."""
+    leaves = dict.fromkeys(tensor for tensor in tensors if tensor.grad_fn is None)
+    seen = {tensor.grad_fn for tensor in tensors} - {None}
+    left = list(seen)
+    while left:
+        node = left.pop()
+        nexts = node.next_functions
+        if not nexts and hasattr(node, "variable"):
+            leaves[node.variable] = None
+        for below, _ in nexts:
+            if below is not None and below not in seen:
+                seen.add(below)
+                left.append(below)
+    return list(leaves)
+
+
+def _needs(context_id, messages):
+    """In their sender: {message: the messages that it was computed of}."""
+    context, needs = _find(context_id), {}
+    for message in messages:
+        sent = context.sent[message[1]]
+        if sent.leaves is None:
+            sent.leaves = _leaves(sent.tensors)
+        needs[message] = {context.received[leaf][:2] for leaf in sent.leaves if leaf in context.received}
+    return needs
+
+
+def _run(context_id, messages):
+    """In their sender, of {message: {index: gradient}}: the same of messages that they were computed of."""
+    context, leaves, outputs, gradients, results = _find(context_id), {}, [], [], defaultdict(dict)
+    for message, of_message in messages.items():
+        sent = context.sent[message[1]]
+        leaves.update(dict.fromkeys(sent.leaves))
+        outputs += [sent.tensors[index] for index in of_message]
+        gradients += of_message.values()
+    for leaf, gradient in zip(leaves, torch.autograd.grad(outputs, list(leaves), gradients, retain_graph=True,
+                                                          allow_unused=True)):
+        if gradient is None:
+            continue
+        if leaf in context.received:
+            *message, index = context.received[leaf]
+            results[tuple(message)][index] = gradient
+            continue
+        with context.lock:
+            before = context.gradients.get(leaf)
+            context.gradients[leaf] = gradient if before is None else before + gradient
+    return dict(results)
+
+
+def _at_senders(function, context, messages):
+    """function(context id, messages) in each of their senders, for its own; the list of results."""
+    by_rank = defaultdict(dict)
+    for message, value in messages.items():
+        by_rank[message[0]][message] = value
+    mine = by_rank.pop(context.rank, None)
+    futures = [boxcar.call_async(rank, function, (context.id, part)) for rank, part in by_rank.items()]
+    results = [function(context.id, mine)] if mine is not None else []
+    return results + [future.result() for future in futures]
+
+
+def backward(context_id, roots, retain_graph=False):
+    """Adds the gradients of the sum of roots, scalars of this worker, to those of the context in all its workers.
+
+    The graph is kept to the end of the context in any case. Raises what a worker raised; PeerDead.
+    """
+    context = _find(context_id)
+    if not roots:
+        raise RuntimeError("No tensors provided for gradient computation.")
+    for root in roots:
+        if not root.requires_grad:
+            raise RuntimeError("requires_grad not set on root")
+        if root.numel() != 1:
+            raise RuntimeError(f"{root.shape} is not a scalar, all roots need to be scalar")
+    start = context.rank, next(_numbers)            # as if the roots were a message
+    context.sent[start[1]] = _Sent(list(roots))
+    needs, found = {}, {start}
+    while found:
+        level = _at_senders(_needs, context, dict.fromkeys(found))
+        for part in level:
+            needs.update(part)
+        found = {message for part in level for of in part.values() for message in of} - needs.keys()
+    waits = Counter(message for of in needs.values() for message in of)
+    gradients, ready = {start: {index: torch.ones_like(root) for index, root in enumerate(roots)}}, [start]
+    while ready:
+        for part in _at_senders(_run, context, {message: gradients.pop(message) for message in ready
+                                                if message in gradients}):
+            for message, of_message in part.items():
+                sums = gradients.setdefault(message, {})
+                for index, gradient in of_message.items():
+                    sums[index] = sums[index] + gradient if index in sums else gradient
+        done = [message for message in ready for message in needs[message]]
+        waits.subtract(done)
+        ready = [message for message in dict.fromkeys(done) if waits[message] == 0]
+
+
+def get_gradients(context_id):
+    """{tensor of this worker: its gradient in the context}."""
+    context = _find(context_id)
+    with context.lock:
+        return dict(context.gradients)

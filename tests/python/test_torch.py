@@ -2,10 +2,13 @@
 """Programs of torch over boxcar.rpc; jobs.py runs the classes Run*."""
 import json
 import os
+import resource
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 import unittest
 
 try:
@@ -16,6 +19,7 @@ except ImportError:
     sys.exit(0)
 
 import boxcar
+import boxcar.autograd as dist_autograd
 import boxcar.rpc as rpc
 from jobs import CASE, Run, main
 
@@ -63,6 +67,126 @@ class Batch:
 
     def size_of(self):
         return self.size
+
+
+# ---- Computations over workers 0 to 2: with `remote` by calls, else in one process ----------------------------------
+
+WEIGHTS = [(torch.arange(3.) + rank + 1).requires_grad_() for rank in range(3)]
+
+
+def call(remote, rank, fn, *args):
+    if remote:
+        return boxcar.call(rank, fn, args)
+    return fn(*[value.clone() if isinstance(value, torch.Tensor) else value for value in args])
+
+
+def times(rank, x):
+    return x * WEIGHTS[rank]
+
+
+def chain(remote, x):
+    """0 -> 1 -> 2."""
+    return call(remote, 1, chain_on, remote, x) * WEIGHTS[0]
+
+
+def chain_on(remote, x):
+    return call(remote, 2, times, 2, x * WEIGHTS[1]) + x
+
+
+def ping_pong(remote, x, n=5, rank=0):
+    x = x * WEIGHTS[rank]
+    return call(remote, 1 - rank, ping_pong, remote, x, n - 1, 1 - rank) if n > 0 else x
+
+
+def diamond(remote, x):
+    """What 1 receives it sends to both 2 and 0."""
+    return call(remote, 1, diamond_on, remote, x * x)
+
+
+def diamond_on(remote, x):
+    return call(remote, 2, times, 2, x) * call(remote, 0, times, 0, x)
+
+
+def unused(remote, x):
+    """Of what was sent, and of what came back, little leads to the root."""
+    call(remote, 2, times, 2, x)
+    y, z = call(remote, 1, unused_on, remote, x, x * 2)
+    call(remote, 2, times, 2, z)
+    return y
+
+
+def unused_on(remote, x, y):
+    return x + call(remote, 2, times, 2, x), y * WEIGHTS[1]
+
+
+def written(remote, x):
+    """Writes after they were sent, and to what was received."""
+    x = x * 2
+    y = call(remote, 1, written_on, x)
+    x.mul_(5)
+    return x + y.mul_(7)
+
+
+def written_on(x):
+    x = x.mul_(3)
+    y = x * WEIGHTS[1]
+    return y
+
+
+def without_grad(remote, x):
+    with torch.no_grad():
+        y = call(remote, 1, times, 1, x)
+    return y.detach() * x * call(remote, 1, untracked, x)
+
+
+def untracked(x):
+    with torch.no_grad():
+        return x * WEIGHTS[1]
+
+
+def many(remote, x):
+    """Ten calls, whose gradients are ready at the same time; dicts and lists of tensors."""
+    return sum(call(remote, 1 + i % 2, many_on, 1 + i % 2, {"x": [x, x * i]})["sum"] for i in range(10))
+
+
+def many_on(rank, tensors):
+    x, y = tensors["x"]
+    return {"sum": (x * y).sigmoid() * WEIGHTS[rank]}
+
+
+def weight_gradient(rank, context_id):
+    return dist_autograd.get_gradients(context_id).get(WEIGHTS[rank])
+
+
+def contexts():
+    return len(dist_autograd._contexts), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def chain_wide(x):
+    return boxcar.call(2, torch.exp, (x * 2,))
+
+
+def chain_late(x):
+    """Calls when its context has ended."""
+    time.sleep(0.1)
+    return boxcar.call(2, torch.exp, (x * 2,))
+
+
+class Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x, how):
+        context.how = how
+        return x * 1
+
+    @staticmethod
+    def backward(context, gradient):
+        if context.how == "raises":
+            raise ValueError("fails in backward")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fails_backward(x, how):
+    return Fails.apply(x, how)
 
 
 # ---- The tests ------------------------------------------------------------------------------------------------------
@@ -153,6 +277,116 @@ class RunFutures(Run):
             with CASE.assertRaisesRegex(KeyError, "On worker1"):
                 wait_all([rpc.rpc_async("worker1", echo, (1,)), failed])
         CASE.assertEqual(wait_all([]), [])
+
+
+class RunAutograd(Run):
+    size = 3
+    status = {2: -signal.SIGKILL}
+
+    def check(self, program, backwards=1):
+        """The gradients of x and of all weights, beside those of one process."""
+        x = torch.rand(3, requires_grad=True)
+        with dist_autograd.context() as context_id:
+            root = program(True, x).sum()
+            for _ in range(backwards):
+                dist_autograd.backward(context_id, [root], retain_graph=True)
+            mine = dist_autograd.get_gradients(context_id)
+            got = [mine.get(x), mine.get(WEIGHTS[0])]
+            got += [boxcar.call(rank, weight_gradient, (rank, context_id)) for rank in (1, 2)]
+        wanted = torch.autograd.grad(program(False, x).sum(), [x, *WEIGHTS], allow_unused=True)
+        for one, other in zip(got, wanted):
+            CASE.assertEqual(one is None, other is None, program)
+            if one is not None:
+                torch.testing.assert_close(one, backwards * other, msg=program.__name__)
+        CASE.assertEqual([weight.grad for weight in WEIGHTS], [None] * 3)
+
+    def ended(self):
+        """The most memory of each worker, in KiB; waits until none has a context."""
+        deadline = time.monotonic() + 10
+        while True:
+            counts, memory = zip(*(boxcar.call(rank, contexts) if rank > 0 else contexts() for rank in range(3)))
+            if sum(counts) == 0:
+                return memory
+            CASE.assertLess(time.monotonic(), deadline, counts)
+            time.sleep(0.01)
+
+    def first(self):
+        programs = chain, ping_pong, diamond, unused, written, without_grad, many
+        for program in programs:
+            self.check(program)
+        self.check(diamond, backwards=2)
+        errors = []
+
+        def checks(program):
+            try:
+                for _ in range(10):
+                    self.check(program)
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=checks, args=(program,)) for program in programs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        CASE.assertEqual(errors, [])
+        self.rref_backward()
+        self.errors()
+        self.memory()
+        self.dies()
+
+    def rref_backward(self):
+        x = torch.ones(3, requires_grad=True)
+        with dist_autograd.context() as context_id:
+            rref = rpc.remote(1, times, (1, x))
+            total = rpc.remote(1, torch.sum, (rref.to_here(),))
+            total.backward(context_id)
+            CASE.assertEqual(dist_autograd.get_gradients(context_id)[x].tolist(), WEIGHTS[1].tolist())
+            with CASE.assertRaisesRegex(RuntimeError, "specified"):
+                total.backward()
+            with CASE.assertRaisesRegex(RuntimeError, "contain a tensor"):
+                rpc.RRef(3).backward(context_id)
+        rpc.RRef((x * 2).sum()).backward()
+        CASE.assertEqual(x.grad.tolist(), [2, 2, 2])
+
+    def errors(self):
+        x = torch.ones(3, requires_grad=True)
+        with CASE.assertRaisesRegex(RuntimeError, "Could not find autograd context with id: 100"):
+            dist_autograd.backward(100, [x.sum()])
+        with CASE.assertRaises(ZeroDivisionError), dist_autograd.context() as context_id:
+            for roots, text in (([], "No tensors"), ([x], "not a scalar"), ([torch.ones(1)], "requires_grad not set")):
+                with CASE.assertRaisesRegex(RuntimeError, text):
+                    dist_autograd.backward(context_id, roots)
+            with CASE.assertRaisesRegex(RuntimeError, "already"), dist_autograd.context():
+                pass
+            y = boxcar.call(1, times, (1, boxcar.call(2, fails_backward, (x, "raises"))))
+            with CASE.assertRaisesRegex(ValueError, r"(?s)fails in backward.*On 2:.*in backward"):
+                dist_autograd.backward(context_id, [y.sum()])
+            1 / 0
+        late = boxcar.call_async(1, chain_late, (x,))
+        with dist_autograd.context():
+            late = boxcar.call_async(1, chain_late, (x,))
+        late.result()
+
+    def memory(self):
+        x = torch.ones(10000, requires_grad=True)
+        for i in range(1100):
+            if i == 100:
+                before = self.ended()
+            with dist_autograd.context() as context_id:
+                y = boxcar.call(1, chain_wide, (x,))
+                if i % 2 == 0:
+                    dist_autograd.backward(context_id, [y.sum()])
+        grown = [after - first for first, after in zip(before, self.ended())]
+        CASE.assertLess(max(grown), 4096)               # KiB; a context has 120 of tensors in each worker
+
+    def dies(self):
+        with CASE.assertRaises(boxcar.PeerDead), dist_autograd.context() as context_id:
+            y = boxcar.call(1, times, (1, boxcar.call(2, fails_backward, (torch.ones(3, requires_grad=True), "dies"))))
+            dist_autograd.backward(context_id, [y.sum()])
+        with dist_autograd.context() as context_id:
+            dist_autograd.backward(context_id, [boxcar.call(1, times, (1, torch.ones(3))).sum()])
+            CASE.assertEqual(boxcar.call(1, weight_gradient, (1, context_id)).tolist(), [1, 1, 1])
 
 
 if __name__ == "__main__":

@@ -10,15 +10,15 @@
 
 How it works. A request that is made in a context carries the context's id, and its handler runs inside it, so the
 context spreads with the calls. Within one, a tensor that requires grad and is sent is a node of its own in the graphs
-of both sides: the sender keeps one under its message, and the receiver a leaf, of which it knows the sender, the
-message and the index.
+of both sides: the sender keeps one under its message, (its rank, a number); the receiver makes a leaf, for which it
+notes the message and the index there. The tensor carries which received messages it was computed of, its needs.
 
-backward directs everything from its own thread; the others run what it asks for. First it asks from the roots on which
-messages each message was computed of, each level of messages in one call a worker. So what does not lead to the roots
-is never waited for. Then it runs torch's engine likewise, beginning with the roots: a message is run in its sender when
-every message that was computed of it has run, with the sum of its gradients. Gradients of parameters add up where the
-parameters are; those of received tensors come back as the call's result. An error, or the death of a worker, is the
-error of a call.
+backward directs everything from its own thread; the others run what it asks for. First it collects the needs of all
+messages from the roots on, and asks the senders of those that did not pass this worker. So what does not lead to the
+roots is never waited for. Then it runs torch's engine, beginning with the roots: a message is run in its sender when
+every message that needs it has run, with the sum of its gradients; all that are ready at a time are one call a worker.
+Gradients of parameters add up where the parameters are; those of received tensors come back as the call's result. An
+error, or the death of a worker, is the error of a call.
 
 The end of a context is told to the workers that were called in it, and by them to those that they called.
 """
@@ -60,11 +60,28 @@ class _Alias(torch.autograd.Function):
 
 
 class _Sent:
-    """Tensors of a message, with their graphs."""
+    """Tensors of a message, and the leaves that they were computed of."""
 
-    def __init__(self, tensors):
-        self.tensors = tensors
-        self.leaves = None              # that they were computed of; once they are asked for
+    def __init__(self):
+        self.tensors = []
+        self.leaves = {}                # a set that keeps its order
+        self.seen = set()               # nodes of the graph
+
+    def add(self, tensor):
+        self.tensors.append(tensor)
+        if tensor.grad_fn is None:
+            self.leaves[tensor] = None
+            return
+        left = [tensor.grad_fn]
+        while left:
+            node = left.pop()
+            if node is None or node in self.seen:
+                continue
+            self.seen.add(node)
+            below = node.next_functions
+            left += [node for node, _ in below]
+            if not below and hasattr(node, "variable"):
+                self.leaves[node.variable] = None
 
 
 class _Context:
@@ -72,7 +89,8 @@ class _Context:
         self.id = id
         self.rank = boxcar.rank()       # of this worker
         self.sent = {}                  # message: _Sent
-        self.received = {}              # leaf: (rank, message, index)
+        self.received = {}              # leaf: (message, index)
+        self.needs = {}                 # message that was received: those that it was computed of
         self.gradients = {}             # leaf: its gradient
         self.called = set()             # workers that were called in it
         self.has_ended = False
@@ -86,13 +104,20 @@ class _Context:
             self.called.add(worker)
             return self.id
 
-    def send(self, tensor, message):
-        """Keeps a tensor of a message; message: None, or what this returned for another tensor of the same message.
-        Returns (context id, rank, message, index), what `receive` is to be given."""
-        number = next(_numbers) if message is None else message[2]
-        tensors = self.sent.setdefault(number, _Sent([])).tensors
-        tensors.append(_Alias.apply(tensor))
-        return self.id, self.rank, number, len(tensors) - 1
+    def send(self, tensor, before):
+        """Keeps a tensor of a message. before: what this returned for another tensor of the same message, or None.
+        Returns (context id, message, index, needs), what `receive` is to be given."""
+        message = before[1] if before is not None else (self.rank, next(_numbers))
+        sent = self.sent.setdefault(message, _Sent())
+        sent.add(_Alias.apply(tensor))
+        return self.id, message, len(sent.tensors) - 1, self.needs_of(message)
+
+    def needs_of(self, message):
+        """The messages that a message was computed of; None: that is not known here."""
+        sent = self.sent.get(message)
+        if sent is None:
+            return self.needs.get(message)
+        return {self.received[leaf][0] for leaf in sent.leaves if leaf in self.received}
 
 
 def join(context_id):
@@ -106,13 +131,14 @@ def join(context_id):
         return None if context_id in _released else _contexts.setdefault(context_id, _Context(context_id))
 
 
-def receive(buffer, dtype, shape, context_id, *place):
+def receive(buffer, dtype, shape, context_id, message, index, needs):
     """A tensor that was sent in a context."""
     leaf = make(buffer, dtype, shape, True)
     context = join(context_id)
     if context is None:
         return leaf
-    context.received[leaf] = place
+    context.received[leaf] = message, index
+    context.needs.setdefault(message, set()).update(needs)
     return _Alias.apply(leaf)
 
 
@@ -157,40 +183,24 @@ class context:
 
 # ---- Backward ------------------------------------------------------------------------------------------------------
 
-def _leaves(tensors):
-    """The leaves that tensors were computed of."""
-    leaves = dict.fromkeys(tensor for tensor in tensors if tensor.grad_fn is None)
-    seen = {tensor.grad_fn for tensor in tensors} - {None}
-    left = list(seen)
-    while left:
-        node = left.pop()
-        nexts = node.next_functions
-        if not nexts and hasattr(node, "variable"):
-            leaves[node.variable] = None
-        for below, _ in nexts:
-            if below is not None and below not in seen:
-                seen.add(below)
-                left.append(below)
-    return list(leaves)
-
-
 def _needs(context_id, messages):
-    """In their sender: {message: the messages that it was computed of}."""
-    context, needs = _find(context_id), {}
-    for message in messages:
-        sent = context.sent[message[1]]
-        if sent.leaves is None:
-            sent.leaves = _leaves(sent.tensors)
-        needs[message] = {context.received[leaf][:2] for leaf in sent.leaves if leaf in context.received}
+    """{message: its needs} of these messages, of their needs and so on, as far as is known here."""
+    context, needs, left = _find(context_id), {}, list(messages)
+    while left:
+        message = left.pop()
+        known = context.needs_of(message) if message not in needs else None
+        if known is not None:
+            needs[message] = known
+            left += known
     return needs
 
 
 def _run(context_id, messages):
-    """In their sender, of {message: {index: gradient}}: the same of messages that they were computed of."""
+    """In their sender, of {message: {index: gradient}}: the same of their needs."""
     context, leaves, outputs, gradients, results = _find(context_id), {}, [], [], defaultdict(dict)
     for message, of_message in messages.items():
-        sent = context.sent[message[1]]
-        leaves.update(dict.fromkeys(sent.leaves))
+        sent = context.sent[message]
+        leaves.update(sent.leaves)
         outputs += [sent.tensors[index] for index in of_message]
         gradients += of_message.values()
     for leaf, gradient in zip(leaves, torch.autograd.grad(outputs, list(leaves), gradients, retain_graph=True,
@@ -198,8 +208,8 @@ def _run(context_id, messages):
         if gradient is None:
             continue
         if leaf in context.received:
-            *message, index = context.received[leaf]
-            results[tuple(message)][index] = gradient
+            message, index = context.received[leaf]
+            results[message][index] = gradient
             continue
         with context.lock:
             before = context.gradients.get(leaf)
@@ -231,14 +241,14 @@ def backward(context_id, roots, retain_graph=False):
             raise RuntimeError("requires_grad not set on root")
         if root.numel() != 1:
             raise RuntimeError(f"{root.shape} is not a scalar, all roots need to be scalar")
-    start = context.rank, next(_numbers)            # as if the roots were a message
-    context.sent[start[1]] = _Sent(list(roots))
-    needs, found = {}, {start}
-    while found:
-        level = _at_senders(_needs, context, dict.fromkeys(found))
-        for part in level:
+    start, sent = (context.rank, next(_numbers)), _Sent()           # as if the roots were a message
+    for root in roots:
+        sent.add(root)
+    context.sent[start] = sent
+    needs = _needs(context_id, [start])
+    while unknown := {message for of in needs.values() for message in of} - needs.keys():
+        for part in _at_senders(_needs, context, dict.fromkeys(unknown)):
             needs.update(part)
-        found = {message for part in level for of in part.values() for message in of} - needs.keys()
     waits = Counter(message for of in needs.values() for message in of)
     gradients, ready = {start: {index: torch.ones_like(root) for index, root in enumerate(roots)}}, [start]
     while ready:

@@ -75,7 +75,8 @@ HARNESS_TEST(copy_on_write, keeps_the_loan_and_is_sent_as_it_was_written, 60, .s
 HARNESS_TEST(copy_on_write, of_others_is_a_copy, 60, .size = 2, .setup = loans_setup)
 {
     struct bx_msg *made = NULL;
-    struct bx_tensor *lent = borrowed(job, "worker1", &made), *view = NULL, *copy, *own = loans_tensor(job, BX_I64, ELEMENTS, 4);
+    struct bx_tensor *lent = borrowed(job, "worker1", &made), *own = loans_tensor(job, BX_I64, ELEMENTS, 4);
+    struct bx_tensor *view = NULL, *copy;
     const unsigned char *every_third;
 
     copy = copied(own);

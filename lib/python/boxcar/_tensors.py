@@ -13,20 +13,27 @@ import torch
 from ._boxcar import Buffer
 
 
+_NAMES = {type: name for name, type in vars(torch).items() if isinstance(type, torch.dtype)}
+
+
 def _reduce(tensor):
-    if tensor.layout != torch.strided or tensor.is_quantized:
-        return tensor.__reduce_ex__(5)
     if tensor.device.type != "cpu":
         raise TypeError(f"a tensor on {tensor.device}: boxcar sends those in host memory, so send tensor.cpu()")
-    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    buffer = Buffer(plain, plain.data_ptr(), plain.numel() * plain.element_size())
-    return make, (pickle.PickleBuffer(buffer), str(tensor.dtype)[6:], tuple(tensor.shape), tensor.requires_grad)
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        return tensor.__reduce_ex__(5)
+    plain = tensor
+    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    buffer = Buffer(plain, plain.data_ptr(), plain.nelement() * plain.element_size())
+    return make, (pickle.PickleBuffer(buffer), _NAMES[tensor.dtype], tuple(tensor.shape), tensor.requires_grad)
 
 
 def make(buffer, dtype, shape, requires_grad):
     """A tensor over the memory of a buffer."""
     dtype = getattr(torch, dtype)
-    tensor = (torch.frombuffer(buffer, dtype=dtype) if len(buffer) > 0 else torch.empty(0, dtype=dtype)).reshape(shape)
+    tensor = torch.frombuffer(buffer, dtype=dtype) if len(buffer) > 0 else torch.empty(0, dtype=dtype)
+    if tensor.shape != shape:
+        tensor = tensor.view(shape)
     return tensor.requires_grad_() if requires_grad else tensor
 
 

@@ -73,7 +73,8 @@ PyObject *boxpy_new_view(struct bx_tensor *lent)
     Py_END_ALLOW_THREADS
     if (rc < 0)
         return boxpy_fail(rc, bx_error_text());
-    buffer = new_buffer(NULL, copy, bx_tensor_acquire(lent), bx_tensor_data_mut(copy), (Py_ssize_t)bx_tensor_bytes(copy));
+    buffer = new_buffer(NULL, copy, bx_tensor_acquire(lent), bx_tensor_data_mut(copy),
+                        (Py_ssize_t)bx_tensor_bytes(copy));
     view = buffer != NULL ? PyMemoryView_FromObject(buffer) : NULL;
     Py_XDECREF(buffer);
     return view;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What calls of Python functions cost, beside torch's RPC: `PYTHONPATH=build/python /usr/bin/python3 lib/python/bench.py`.
+"""What calls of Python functions cost, beside torch's RPC: `PYTHONPATH=build/python python3 lib/python/bench.py`.
 
 Two workers, which are in a job of Boxcar's and in one of torch's at once; slices of both in turn, medians, the fastest
 and the slowest slice in brackets. The load of the machine is printed first. Without torch, calls alone.

@@ -12,11 +12,13 @@
 
 #include "atomic.h"
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #define BXI_ARENA_ALIGN 64u         /* of every block */
+#define BXI_ARENA_PATH_BYTES 128u
 
 struct bxi_arena;                   /* the worker's own, writable */
 struct bxi_arena_view {             /* a peer's, or the own one a second time; read-only */
@@ -25,6 +27,11 @@ struct bxi_arena_view {             /* a peer's, or the own one a second time; r
     bxi_a32 truncated;              /* set by the SIGBUS guard: the memory may read as zeroes */
     bxi_a32 refs;
     uint32_t forks;                 /* bxi_forks when it was mapped */
+    char path[BXI_ARENA_PATH_BYTES];    /* of its object, when it was mapped, and which file that was */
+    uint64_t device, inode;
+    pthread_mutex_t lock;           /* of what follows */
+    unsigned char *private_base;    /* the arena mapped once more, copy on write; NULL: not yet */
+    uint64_t *private_pages;        /* a bit for each page of it that is in use */
 };
 
 struct bxi_arena_stats {
@@ -76,5 +83,11 @@ void bxi_arena_close(struct bxi_arena *arena);
 int bxi_arena_attach(struct bxi_arena_view **view, int fd, uint64_t bytes);
 struct bxi_arena_view *bxi_arena_view_acquire(struct bxi_arena_view *view);
 void bxi_arena_view_release(struct bxi_arena_view *view);
+/* The address of memory of the view in a second mapping of the arena, which is writable and private: what is written
+ * there this process alone sees, until bxi_arena_view_forget with the same memory, which comes before the memory is
+ * given back. NULL: some of its pages are in use there already; or the first call found the object's name gone (its
+ * owner has left), or no descriptor, memory or address left. */
+void *bxi_arena_view_private(struct bxi_arena_view *view, const void *memory, size_t bytes);
+void bxi_arena_view_forget(struct bxi_arena_view *view, const void *memory, size_t bytes);
 
 #endif

@@ -2,6 +2,11 @@
 /*
  * A peer's arena, mapped read-only, so a borrower cannot write it. Any thread may run this; the last release unmaps.
  * A forked child does not have the mapping and may have mapped something else there, so a release in it does nothing.
+ *
+ * The private mapping is for borrowers that write. The kernel copies a page when it is written first. The page then
+ * stays this process's, whatever becomes of the file, so it is dropped (MADV_DONTNEED) before the memory is given back,
+ * and no two users have a page at the same time. Blocks of 16 KiB and more have their pages for themselves, so only
+ * small ones, and one that was lent twice, are refused. A kill leaves nothing: all of it is memory of this process.
  */
 #include "arena.h"
 
@@ -10,9 +15,28 @@
 #include "fork.h"
 #include "guard.h"
 
+#include "layout.h"
+
 #include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* What opens the file again, so that no descriptor is kept. */
+static void note_file(struct bxi_arena_view *view, int fd)
+{
+    char link[32];
+    struct stat status;
+
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    if (fstat(fd, &status) < 0 || readlink(link, view->path, sizeof view->path - 1) < 0)
+        return;
+    view->device = status.st_dev;
+    view->inode = status.st_ino;
+}
 
 int bxi_arena_attach(struct bxi_arena_view **view_out, int fd, uint64_t bytes)
 {
@@ -32,6 +56,8 @@ int bxi_arena_attach(struct bxi_arena_view **view_out, int fd, uint64_t bytes)
     view->forks = bxi_load_relaxed(&bxi_forks);
     view->base = base;
     view->bytes = bytes;
+    note_file(view, fd);
+    pthread_mutex_init(&view->lock, NULL);
     /* [arena.view_refs] relaxed: no other thread has the view yet. */
     bxi_store_relaxed(&view->refs, 1);
     *view_out = view;
@@ -56,5 +82,98 @@ void bxi_arena_view_release(struct bxi_arena_view *view)
     void *base = (void *)(uintptr_t)view->base;
     bxi_guard_drop(base);
     munmap(base, view->bytes);
+    if (view->private_base != NULL) {
+        bxi_guard_drop(view->private_base);
+        munmap(view->private_base, view->bytes);
+    }
+    free(view->private_pages);
     free(view);
+}
+
+/* ---- The private mapping ------------------------------------------------------------------------------- */
+
+/* The arena's file; -1: it has no name any more, or there is no descriptor left. */
+static int open_file(const struct bxi_arena_view *view)
+{
+    struct stat status;
+    int fd = open(view->path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+
+    if (fd < 0 || (fstat(fd, &status) == 0 && status.st_dev == view->device && status.st_ino == view->inode))
+        return fd;
+    close(fd);
+    return -1;
+}
+
+/* Under the view's lock. False: there is none. */
+static bool map_private(struct bxi_arena_view *view)
+{
+    void *base;
+    int fd;
+
+    if (view->private_base != NULL)
+        return true;
+    fd = open_file(view);
+    if (fd < 0)
+        return false;
+    view->private_pages = calloc(view->bytes / BXI_PAGE / 64 + 1, sizeof *view->private_pages);
+    base = mmap(NULL, view->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, fd, 0);
+    close(fd);
+    if (view->private_pages != NULL && base != MAP_FAILED &&
+        bxi_guard_add(base, view->bytes, true, &view->truncated) == 0) {
+        view->private_base = base;
+        return true;
+    }
+    if (base != MAP_FAILED)
+        munmap(base, view->bytes);
+    free(view->private_pages);
+    view->private_pages = NULL;
+    return false;
+}
+
+/* The pages of a range of the view: from the first, which is returned, to before *end. */
+static uint64_t pages_of(const struct bxi_arena_view *view, const void *memory, size_t bytes, uint64_t *end)
+{
+    uint64_t offset = (uint64_t)((const unsigned char *)memory - view->base);
+
+    *end = (offset + bytes + BXI_PAGE - 1) / BXI_PAGE;
+    return offset / BXI_PAGE;
+}
+
+static bool is_used(const struct bxi_arena_view *view, uint64_t page)
+{
+    return (view->private_pages[page / 64] >> page % 64 & 1) != 0;
+}
+
+static void mark(struct bxi_arena_view *view, uint64_t first, uint64_t end)
+{
+    for (uint64_t page = first; page < end; page++)
+        view->private_pages[page / 64] ^= UINT64_C(1) << page % 64;
+}
+
+void *bxi_arena_view_private(struct bxi_arena_view *view, const void *memory, size_t bytes)
+{
+    uint64_t end, first = pages_of(view, memory, bytes, &end);
+    bool is_free;
+
+    pthread_mutex_lock(&view->lock);
+    is_free = map_private(view);
+    for (uint64_t page = first; is_free && page < end; page++)
+        is_free = !is_used(view, page);
+    if (is_free)
+        mark(view, first, end);
+    pthread_mutex_unlock(&view->lock);
+    return is_free ? view->private_base + ((const unsigned char *)memory - view->base) : NULL;
+}
+
+void bxi_arena_view_forget(struct bxi_arena_view *view, const void *memory, size_t bytes)
+{
+    uint64_t end, first = pages_of(view, memory, bytes, &end);
+
+    /* [forks] relaxed: as in bxi_arena_attach. */
+    if (bxi_load_relaxed(&bxi_forks) != view->forks)
+        return;
+    madvise(view->private_base + first * BXI_PAGE, (end - first) * BXI_PAGE, MADV_DONTNEED);
+    pthread_mutex_lock(&view->lock);
+    mark(view, first, end);
+    pthread_mutex_unlock(&view->lock);
 }

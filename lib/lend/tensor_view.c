@@ -12,6 +12,7 @@
 #include <stdlib.h>
 
 #define TILE 16             /* rows and columns of a tile of a transposed copy */
+#define PRIVATE_BYTES 65536u    /* to copy less takes no longer than to change page tables, some 10 us */
 
 /* ---- Views ------------------------------------------------------------------------------------- */
 
@@ -356,4 +357,59 @@ int bx_tensor_copy(struct bx_job *job, const struct bx_tensor *tensor, struct bx
     }
     *copy = made;
     return 0;
+}
+
+/* ---- Copies on write --------------------------------------------------------------------------- */
+
+struct private {
+    struct bx_tensor *tensor;           /* keeps the loan, and that the view */
+    struct bxi_arena_view *view;
+};
+
+/* The arena in which a borrowed tensor lies. */
+static struct bxi_arena_view *view_of(const struct bx_tensor *tensor)
+{
+    const struct bxi_loan *loan = (const struct bxi_loan *)tensor->storage;
+    struct bxi_arena_view *view = loan->view;
+
+    for (struct bxi_passed *passed = loan->passed;
+         view == NULL || (uintptr_t)tensor->data - (uintptr_t)view->base >= view->bytes; passed = passed->next)
+        view = passed->view;
+    return view;
+}
+
+static void end_private(void *context)
+{
+    struct private *private = context;
+
+    bxi_arena_view_forget(private->view, private->tensor->data, bx_tensor_bytes(private->tensor));
+    bx_tensor_release(private->tensor);
+    free(private);
+}
+
+int bx_tensor_copy_on_write(struct bx_tensor *tensor, struct bx_tensor **copy)
+{
+    struct private *private;
+    void *memory;
+    int rc;
+
+    if (tensor == NULL || copy == NULL)
+        return bx_fail(-EINVAL, "a copy needs a tensor and a place to put it");
+    if (bxi_is_device(tensor) || !bx_tensor_is_borrowed(tensor) || !tensor->contiguous ||
+        bx_tensor_bytes(tensor) < PRIVATE_BYTES)
+        return bx_tensor_copy(NULL, tensor, copy);
+    private = malloc(sizeof *private);
+    if (private == NULL)
+        return bx_fail(-ENOMEM, "no memory for a copy's %zu bytes of description", sizeof *private);
+    *private = (struct private){ bx_tensor_acquire(tensor), view_of(tensor) };
+    memory = bxi_arena_view_private(private->view, tensor->data, bx_tensor_bytes(tensor));
+    rc = memory == NULL ? -EBUSY : bx_tensor_wrap(memory, (enum bx_dtype)tensor->dtype, tensor->ndim, tensor->shape,
+                                                  NULL, end_private, private, copy);
+    if (rc == 0)
+        return 0;
+    if (memory != NULL)
+        bxi_arena_view_forget(private->view, tensor->data, bx_tensor_bytes(tensor));
+    bx_tensor_release(tensor);
+    free(private);
+    return memory != NULL ? rc : bx_tensor_copy(NULL, tensor, copy);
 }

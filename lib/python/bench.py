@@ -1,79 +1,106 @@
 # SPDX-License-Identifier: MIT
-"""What calls of Python functions cost: `PYTHONPATH=build/python python3 lib/python/bench.py`.
+"""What calls of Python functions cost, beside torch's RPC: `PYTHONPATH=build/python python3 lib/python/bench.py`.
 
-Two workers; medians of slices, and the smallest and largest slice. The load of the machine is printed first.
+Two workers, which are in a job of Boxcar's and in one of torch's at once; slices of both in turn, medians, the fastest
+and the slowest slice in brackets. The load of the machine is printed first. Without torch, calls alone.
 """
 import argparse
 import os
-import pickle
+import socket
 import statistics
 import subprocess
 import sys
 import time
 
 sys.path.pop(0)         # this folder: its boxcar lacks the extension
-import boxcar
+import boxcar.rpc
 
-
-class Buffer:
-    """Bytes that travel beside the pickle, as those of a numpy array do."""
-
-    def __init__(self, data):
-        self.data = data
-
-    def __reduce_ex__(self, protocol):
-        return Buffer, (pickle.PickleBuffer(self.data),)
+try:
+    import torch
+    import torch.distributed.rpc
+except ImportError:
+    torch = None
 
 
 def nothing(*args):
     pass
 
 
-def one_at_a_time(n):
-    for _ in range(n):
-        boxcar.call(1, nothing)
+def one_at_a_time(rpc):
+    rpc.rpc_sync("worker1", nothing)
 
 
-def in_flight(n):
-    for _ in range(n // 64):
-        for future in [boxcar.call_async(1, nothing) for _ in range(64)]:
-            future.result()
+def sixty_four(rpc):
+    for future in [rpc.rpc_async("worker1", nothing) for _ in range(64)]:
+        future.wait()
 
 
-def sends(value):
-    def send(n):
-        for _ in range(n):
-            boxcar.call(1, nothing, (value,))
-    return send
+def sends(value, born=None):
+    """born: what Boxcar sends instead."""
+    return lambda rpc: rpc.rpc_sync("worker1", nothing, args=(born if born and rpc is boxcar.rpc else value,))
 
 
-def measure(name, work, n, slices):
-    work(n)
-    times = []
-    for _ in range(slices):
-        began = time.perf_counter()
-        work(n)
-        times.append((time.perf_counter() - began) / n * 1e6)
-    print(f"{name:28} {statistics.median(times):10.1f} us   [{min(times):.1f} .. {max(times):.1f}]")
+def in_arena(tensors):
+    return [boxcar.rpc.empty_like(tensor).copy_(tensor) for tensor in tensors]
+
+
+def subjects():
+    """(name, what is measured, how often in a slice, calls in one)"""
+    yield "empty call", one_at_a_time, 300, 1
+    yield "64 in flight, each", sixty_four, 8, 64
+    if torch is None:
+        return
+    for name, times, tensors in (("1 MB", 50, [torch.ones(1 << 18)]),
+                                 ("94 MB in 161", 3, [torch.ones(146000) for _ in range(161)])):
+        yield f"{name}, tensors", sends(tensors), times, 1
+        yield f"{name}, in the arena", sends(tensors, in_arena(tensors)), times, 1
+
+
+def measure(name, work, times, calls, slices):
+    stacks = [boxcar.rpc] if torch is None else [boxcar.rpc, torch.distributed.rpc]
+    took = {rpc: [] for rpc in stacks}
+    for _ in range(slices + 1):
+        for rpc in stacks:
+            began = time.perf_counter()
+            for _ in range(times):
+                work(rpc)
+            took[rpc].append((time.perf_counter() - began) / times / calls * 1e6)
+    line = f"{name:24}"
+    for rpc in stacks:
+        of = took[rpc][1:]              # the first warms up
+        line += f" {statistics.median(of):9.1f} us [{min(of):.1f} .. {max(of):.1f}]"
+    if torch is not None:
+        line += f"  1/{statistics.median(took[stacks[1]][1:]) / statistics.median(took[stacks[0]][1:]):.1f}"
+    print(line, flush=True)
+
+
+def work(rank, port, slices):
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=port)
+    boxcar.rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
+    if torch is not None:
+        torch.set_num_threads(1)
+        torch.distributed.rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
+    if rank == 0:
+        for subject in subjects():
+            measure(*subject, slices)
+    if torch is not None:
+        torch.distributed.rpc.shutdown()
+    boxcar.rpc.shutdown()
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--slices", type=int, default=7)
-    slices = parser.parse_args().slices
-    if "BX_RANK" not in os.environ:
-        print("load", *os.getloadavg())
-        workers = [subprocess.Popen([sys.executable, *sys.argv],
-                                    env={**os.environ, "BX_JOB": f"bench{os.getpid()}", "BX_WORLD_SIZE": "2",
-                                         "BX_RANK": str(rank)}) for rank in range(2)]
-        sys.exit(max(abs(worker.wait()) for worker in workers))
-    boxcar.init()
-    if boxcar.rank() == 0:
-        measure("empty call", one_at_a_time, 500, slices)
-        measure("64 in flight, each", in_flight, 1280, slices)
-        measure("1 MB", sends(Buffer(bytearray(1 << 20))), 50, slices)
-        measure("94 MB in 161 buffers", sends([Buffer(bytearray(584000)) for _ in range(161)]), 3, slices)
-    boxcar.shutdown()
+    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        work(int(options.worker[0]), options.worker[1], options.slices)
+        return
+    print("load", *os.getloadavg())
+    with socket.create_server(("localhost", 0)) as free:
+        port = str(free.getsockname()[1])
+    workers = [subprocess.Popen([sys.executable, *sys.argv, "--worker", str(rank), port]) for rank in range(2)]
+    sys.exit(max(abs(worker.wait()) for worker in workers))
 
 
 if __name__ == "__main__":

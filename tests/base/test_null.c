@@ -397,6 +397,8 @@ static void try_tensors(struct bx_job *job)
     REFUSED(bx_tensor_as_strided(tensor, 0, 1, &shape, NULL, NULL));
     REFUSED(bx_tensor_copy(job, NULL, &made));
     REFUSED(bx_tensor_copy(job, tensor, NULL));
+    REFUSED(bx_tensor_copy_on_write(NULL, &made));
+    REFUSED(bx_tensor_copy_on_write(tensor, NULL));
     REFUSED(bx_tensor_copy_into(NULL, tensor));
     REFUSED(bx_tensor_copy_into(tensor, NULL));
     REFUSED(bx_tensor_to_dlpack(NULL, -1, &managed));

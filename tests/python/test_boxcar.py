@@ -169,6 +169,25 @@ def forgets():
     return 1
 
 
+def first_of(large):
+    return large.data[0]
+
+
+def passes_on(large, writes):
+    if writes:
+        large.data[0] = 7
+    return boxcar.call(2, first_of, (large,)), boxcar.counter("tensors_passed_on")
+
+
+def keeps(large):
+    kept.data = large.data
+    return large.data[0]
+
+
+def kept(index):
+    return kept.data[index]
+
+
 def flip(large):
     large.data[0] = 7
     return large
@@ -257,6 +276,29 @@ class RunBuffers(Run):
         CASE.assertEqual(mine.data[0], 0)
         CASE.assertGreaterEqual(boxcar.counter("leases_granted"), 4)
         CASE.assertEqual(len(boxcar.call(1, echo, (b"x" * (1 << 26),))), 1 << 26)
+
+
+class RunLoans(Run):
+    """What lies in the arena is lent and passed on; what was written to since is copied."""
+    size = 3
+
+    def first(self):
+        CASE.assertEqual(boxcar.call(1, passes_on, (Large(bytearray(b"1" * (1 << 20))), False)), (ord("1"), 1))
+        CASE.assertEqual(boxcar.call(1, passes_on, (Large(bytearray(b"1" * (1 << 20))), True)), (7, 1))
+        mine = boxcar.empty(1 << 20)
+        mine[:2] = b"23"
+        CASE.assertEqual(boxcar.call(1, keeps, (Large(mine),)), ord("2"))
+        mine[0] = 9                             # it is lent, not copied
+        CASE.assertEqual(boxcar.call(1, kept, (0,)), 9)
+        CASE.assertEqual(boxcar.call(1, passes_on, (Large(mine[1:]), False)), (ord("3"), 1))
+        CASE.assertEqual(boxcar.call(1, kept, (1,)), ord("3"))
+        with CASE.assertRaises(boxcar.ArenaFull):
+            boxcar.empty(1 << 45)
+        CASE.assertEqual(len(boxcar.empty(0)), 0)
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if mine.nbytes == 1 << 20 and boxcar.empty else 1)
+        CASE.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
 
 
 class RunFutures(Run):

@@ -182,3 +182,87 @@ Test(arena_view, is_neither_mapped_nor_unmapped_in_a_forked_child, .init = creat
     cr_expect_eq(memchr(inherited->base, 0x5a, VIEW_BYTES) != NULL, true);
     bxi_arena_view_release(inherited);
 }
+
+/* ---- The private mapping ----------------------------------------------------------------------- */
+
+static int private_mappings(void)
+{
+    return mappings_of(name, " rw-p ");
+}
+
+Test(arena_view, is_written_privately, .init = create_and_fill)
+{
+    struct bxi_arena_view *view = NULL;
+    unsigned char *own = alloc(100 * KIB), *private;
+    const unsigned char *lent;
+
+    memset(own, 1, 100 * KIB);
+    cr_assert_eq(attach(&view, VIEW_BYTES), 0);
+    lent = view->base + (own - bxi_arena_base(arena));
+    for (int round = 1; round < 4; round++) {
+        private = bxi_arena_view_private(view, lent + 1, 100 * KIB - 1);
+        cr_assert_not_null(private);
+        cr_expect_eq(private_mappings(), 1);
+        cr_expect_eq(private[0], round, "what was written in the round before is gone");
+        cr_expect_eq(private[100 * KIB - 2], round);
+        memset(private, 77, 100 * KIB - 1);
+        cr_expect_eq(own[1], round);
+        cr_expect_eq(lent[1], round);
+        cr_expect_null(bxi_arena_view_private(view, lent + 100 * KIB - 1, 1), "the last page has a user");
+        cr_expect_not_null(bxi_arena_view_private(view, lent + 200 * KIB, 1));
+        bxi_arena_view_forget(view, lent + 200 * KIB, 1);
+        bxi_arena_view_forget(view, lent + 1, 100 * KIB - 1);
+        memset(own, round + 1, 100 * KIB);
+    }
+    bxi_arena_view_release(view);
+    cr_expect_eq(private_mappings(), 0);
+    cr_expect_eq(views_mapped(), 0);
+}
+
+static void set_last(struct bxi_arena_view *view, char c)
+{
+    view->path[strlen(view->path) - 1] = c;
+}
+
+/* Without the file's name, with another file of that name, or without a guard nothing is mapped; later it is. */
+Test(arena_view, that_cannot_be_written_privately_says_so, .init = create_and_fill)
+{
+    static bxi_a32 flag;
+    static unsigned char nowhere[GUARDS];
+    struct bxi_arena_view *view = NULL;
+    int guards = 0, fds = open_descriptors();
+
+    cr_assert_eq(attach(&view, VIEW_BYTES), 0);
+    char last = view->path[strlen(view->path) - 1];
+    set_last(view, '#');
+    cr_expect_null(bxi_arena_view_private(view, view->base, 1));
+    set_last(view, last);
+    view->inode++;
+    cr_expect_null(bxi_arena_view_private(view, view->base, 1));
+    view->inode--;
+    while (guards < GUARDS && bxi_guard_add(nowhere + guards, 1, false, &flag) == 0)
+        guards++;
+    cr_expect_null(bxi_arena_view_private(view, view->base, 1));
+    cr_expect_eq(private_mappings(), 0);
+    bxi_guard_drop(nowhere);
+    cr_expect_not_null(bxi_arena_view_private(view, view->base, 1));
+    cr_expect_eq(open_descriptors(), fds);
+    bxi_arena_view_release(view);
+    cr_expect_eq(private_mappings(), 0);
+}
+
+Test(arena_view, is_read_privately_after_its_file_was_truncated, .init = create_and_fill)
+{
+    struct bxi_arena_view *view = NULL;
+    unsigned char *private;
+
+    cr_assert_eq(attach(&view, VIEW_BYTES), 0);
+    private = bxi_arena_view_private(view, view->base, MIB);
+    private[0] = 1;
+    cr_assert_eq(ftruncate(bxi_arena_fd(arena), 0), 0);
+    cr_expect_eq(private[0] | private[MIB - 1], 0);
+    private[0] = 2;
+    cr_expect_eq(bxi_load_relaxed(&view->truncated), 1);
+    bxi_arena_view_forget(view, view->base, MIB);
+    bxi_arena_view_release(view);
+}

@@ -30,8 +30,8 @@ from ._references import Ref
 
 __all__ = ["ArenaFull", "Busy", "Cancelled", "Corrupt", "Error", "Future", "NoObject", "NoSpace", "NoWorker", "OnLoan",
            "PeerDead", "RankMissing", "Ref", "RemoteTraceback", "Shutdown", "Timeout", "TooLarge", "WouldDeadlock",
-           "async_function", "call", "call_async", "counter", "init", "is_alive", "leave", "name", "rank", "ref",
-           "remote", "shutdown", "worker_name", "worker_rank", "world_size"]
+           "async_function", "call", "call_async", "counter", "empty", "init", "is_alive", "leave", "name", "rank",
+           "ref", "remote", "shutdown", "worker_name", "worker_rank", "world_size"]
 
 __version__ = _boxcar.version
 
@@ -286,6 +286,15 @@ def remote(to, fn, args=(), kwargs=None, timeout=None):
     """Makes fn(*args, **kwargs) in worker `to` and keeps it there. Returns a Ref to it at once; what fn raised is
     raised by each use of the reference."""
     return Ref(_running().remote(_to(to), *request(to, fn, args, kwargs, timeout)))
+
+
+def empty(nbytes):
+    """Memory in this worker's arena, as a writable memoryview: numpy.frombuffer and torch.frombuffer take it.
+
+    Messages lend it and do not copy it, so write to it only before it is sent: receivers may see what is written later.
+    Raises ArenaFull, NoSpace.
+    """
+    return memoryview(_running().allocate(nbytes))
 
 
 def ref(object):

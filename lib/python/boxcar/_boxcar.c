@@ -270,6 +270,15 @@ static PyObject *job_world(PyObject *self, PyObject *unused)
     return Py_BuildValue("(ii)", bx_job_rank(job->job), bx_job_world_size(job->job));
 }
 
+static PyObject *job_allocate(PyObject *self, PyObject *args)
+{
+    Py_ssize_t bytes;
+
+    if (!PyArg_ParseTuple(args, "n", &bytes) || !boxpy_lives((struct boxpy_job *)self))
+        return NULL;
+    return boxpy_allocate((struct boxpy_job *)self, bytes);
+}
+
 static PyMethodDef job_methods[] = {
     { "start", job_start, METH_NOARGS, "start(): returns when every worker is there." },
     { "shutdown", job_shutdown, METH_VARARGS, "shutdown(timeout_ns): leaves together with the others." },
@@ -279,6 +288,7 @@ static PyMethodDef job_methods[] = {
     { "call", job_call, METH_VARARGS, "call(to, payload, buffers, refs, timeout_ns) -> Future" },
     { "remote", job_remote, METH_VARARGS, "remote(to, payload, buffers, refs, timeout_ns) -> Ref" },
     { "ref", job_ref, METH_O, "ref(object) -> Ref: to an object of this worker." },
+    { "allocate", job_allocate, METH_VARARGS, "allocate(nbytes) -> Buffer: memory of the arena, undefined." },
     { "next", job_next, METH_NOARGS, "next() -> (callable, future), or None when the job has ended. Waits." },
     { "world", job_world, METH_NOARGS, "world() -> (rank, world_size)" },
     { "rank_of", job_rank_of, METH_VARARGS, "rank_of(name) -> int" },
@@ -329,17 +339,13 @@ PyMODINIT_FUNC PyInit__boxcar(void);
 
 PyMODINIT_FUNC PyInit__boxcar(void)
 {
-    PyObject *made;
+    PyTypeObject *const types[] = { &boxpy_job_type, &boxpy_future_type, &boxpy_ref_type, &boxpy_buffer_type };
+    PyObject *made = PyModule_Create(&module);
+    int rc = made != NULL ? PyModule_AddStringConstant(made, "version", bx_version()) : -1;
 
-    if (PyType_Ready(&boxpy_future_type) < 0 || PyType_Ready(&boxpy_ref_type) < 0 || PyType_Ready(&boxpy_job_type) < 0 ||
-        PyType_Ready(&boxpy_buffer_type) < 0)
-        return NULL;
-    made = PyModule_Create(&module);
-    if (made == NULL || PyModule_AddType(made, &boxpy_job_type) < 0 ||
-        PyModule_AddType(made, &boxpy_future_type) < 0 ||
-        PyModule_AddType(made, &boxpy_ref_type) < 0 ||
-        PyModule_AddType(made, &boxpy_buffer_type) < 0 ||
-        PyModule_AddStringConstant(made, "version", bx_version()) < 0) {
+    for (size_t i = 0; rc == 0 && i < sizeof types / sizeof types[0]; i++)
+        rc = PyModule_AddType(made, types[i]);
+    if (rc < 0) {
         Py_XDECREF(made);
         return NULL;
     }

@@ -14,14 +14,19 @@ from ._boxcar import Buffer
 from ._messages import put_tensor
 
 
+_NAMES = {type: name for name, type in vars(torch).items() if isinstance(type, torch.dtype)}
+
+
 def _reduce(tensor):
-    if tensor.layout != torch.strided or tensor.is_quantized:
-        return tensor.__reduce_ex__(5)
     if tensor.device.type != "cpu":
         raise TypeError(f"a tensor on {tensor.device}: boxcar sends those in host memory, so send tensor.cpu()")
-    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    buffer = Buffer(plain, plain.data_ptr(), plain.numel() * plain.element_size())
-    parts = pickle.PickleBuffer(buffer), str(tensor.dtype)[6:], tuple(tensor.shape)
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        return tensor.__reduce_ex__(5)
+    plain = tensor
+    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    buffer = Buffer(plain, plain.data_ptr(), plain.nelement() * plain.element_size())
+    parts = pickle.PickleBuffer(buffer), _NAMES[tensor.dtype], tuple(tensor.shape)
     sent = put_tensor(tensor) if tensor.requires_grad and torch.is_grad_enabled() else None
     if sent is None:
         return make, (*parts, tensor.requires_grad)
@@ -32,7 +37,9 @@ def _reduce(tensor):
 def make(buffer, dtype, shape, requires_grad):
     """A tensor over the memory of a buffer."""
     dtype = getattr(torch, dtype)
-    tensor = (torch.frombuffer(buffer, dtype=dtype) if len(buffer) > 0 else torch.empty(0, dtype=dtype)).reshape(shape)
+    tensor = torch.frombuffer(buffer, dtype=dtype) if len(buffer) > 0 else torch.empty(0, dtype=dtype)
+    if tensor.shape != shape:
+        tensor = tensor.view(shape)
     return tensor.requires_grad_() if requires_grad else tensor
 
 

@@ -60,8 +60,10 @@ struct boxpy_future {
 
 struct boxpy_buffer {
     PyObject_HEAD
-    PyObject *owner;
-    void *data;
+    PyObject *owner;                    /* whose memory it is; or NULL */
+    struct bx_tensor *tensor;           /* a copy on write of what is lent; or NULL */
+    struct bx_tensor *lent;             /* what a message lends in place of the memory; or NULL */
+    unsigned char *data;
     Py_ssize_t bytes;
 };
 
@@ -95,6 +97,13 @@ void *boxpy_fail(int code, const char *text);           /* sets the error of a c
 bool boxpy_lives(const struct boxpy_job *job);          /* else a Python error is set */
 struct bx_msg *boxpy_pack(struct boxpy_job *job, PyObject *payload, PyObject *buffers, PyObject *refs);
 PyObject *boxpy_unpack(struct boxpy_job *job, struct bx_reader in);
+
+/* ---- buffer.c ------------------------------------------------------------------------------------------- */
+
+PyObject *boxpy_new_view(struct bx_tensor *lent);       /* a writable memoryview of a borrowed tensor */
+PyObject *boxpy_allocate(struct boxpy_job *job, Py_ssize_t bytes);      /* a Buffer in the arena */
+/* What a message lends instead of a copy of this memory: a new reference; NULL: it has to be copied. Or a code. */
+int boxpy_find_shared(const void *data, Py_ssize_t bytes, struct bx_tensor **tensor);
 
 /* ---- handler.c ------------------------------------------------------------------------------------------ */
 

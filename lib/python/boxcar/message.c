@@ -58,12 +58,15 @@ static bool put_buffer(struct boxpy_job *job, struct bx_msg *msg, PyObject *obje
 
     if (PyObject_GetBuffer(object, &view, PyBUF_SIMPLE) < 0)
         return false;
-    rc = bx_tensor_create(job->job, BX_U8, 1, (int64_t[]){ view.len }, &tensor);
-    if (rc == 0) {
-        copy(job, bx_tensor_data_mut(tensor), view.buf, (size_t)view.len);
-        rc = bx_msg_put_tensor(msg, tensor);
-        bx_tensor_release(tensor);
+    rc = boxpy_find_shared(view.buf, view.len, &tensor);
+    if (rc == 0 && tensor == NULL) {
+        rc = bx_tensor_create(job->job, BX_U8, 1, (int64_t[]){ view.len }, &tensor);
+        if (rc == 0)
+            copy(job, bx_tensor_data_mut(tensor), view.buf, (size_t)view.len);
     }
+    if (rc == 0)
+        rc = bx_msg_put_tensor(msg, tensor);
+    bx_tensor_release(tensor);
     PyBuffer_Release(&view);
     if (rc < 0)
         (void)boxpy_fail(rc, bx_error_text());
@@ -112,16 +115,6 @@ struct bx_msg *boxpy_pack(struct boxpy_job *job, PyObject *payload, PyObject *bu
     return NULL;
 }
 
-static PyObject *buffer_of(struct boxpy_job *job, struct bx_tensor *tensor)
-{
-    size_t bytes = bx_tensor_bytes(tensor);
-    PyObject *buffer = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)bytes);
-
-    if (buffer != NULL && bytes > 0)
-        copy(job, PyByteArray_AS_STRING(buffer), bx_tensor_data(tensor), bytes);
-    return buffer;
-}
-
 static bool append(PyObject *list, PyObject *item)      /* takes item over; NULL: it could not be made */
 {
     bool done = item != NULL && PyList_Append(list, item) == 0;
@@ -140,7 +133,7 @@ PyObject *boxpy_unpack(struct boxpy_job *job, struct bx_reader in)
     bool good = payload != NULL && buffers != NULL && refs != NULL;
 
     while (good && bx_reader_tensors_left(&in) > 0)
-        good = append(buffers, buffer_of(job, bx_read_tensor(&in)));
+        good = append(buffers, boxpy_new_view(bx_read_tensor(&in)));
     for (struct bx_rref *rref; good && (rref = bx_read_rref(&in)) != NULL;)
         good = append(refs, boxpy_new_ref(job, bx_rref_acquire(rref)));
     if (good)
@@ -150,51 +143,3 @@ PyObject *boxpy_unpack(struct boxpy_job *job, struct bx_reader in)
     Py_XDECREF(refs);
     return NULL;
 }
-
-/* ---- Memory of Python objects --------------------------------------------------------------------------- */
-
-static PyObject *buffer_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
-{
-    struct boxpy_buffer *buffer;
-    unsigned long long address;
-    Py_ssize_t bytes;
-    PyObject *owner;
-
-    (void)keywords;
-    if (!PyArg_ParseTuple(args, "OKn", &owner, &address, &bytes))
-        return NULL;
-    buffer = (struct boxpy_buffer *)type->tp_alloc(type, 0);
-    if (buffer == NULL)
-        return NULL;
-    Py_INCREF(owner);
-    buffer->owner = owner;
-    buffer->data = (void *)(uintptr_t)address;
-    buffer->bytes = bytes;
-    return (PyObject *)buffer;
-}
-
-static void buffer_dealloc(PyObject *self)
-{
-    Py_XDECREF(((struct boxpy_buffer *)self)->owner);
-    Py_TYPE(self)->tp_free(self);
-}
-
-static int buffer_get(PyObject *self, Py_buffer *view, int flags)
-{
-    struct boxpy_buffer *buffer = (struct boxpy_buffer *)self;
-
-    return PyBuffer_FillInfo(view, self, buffer->data, buffer->bytes, 0, flags);
-}
-
-static PyBufferProcs buffer_procs = { .bf_getbuffer = buffer_get };
-
-PyTypeObject boxpy_buffer_type = {
-    PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "boxcar._boxcar.Buffer",
-    .tp_doc = "Buffer(owner, address, nbytes): memory that an object keeps, for those that want a buffer.",
-    .tp_basicsize = sizeof(struct boxpy_buffer),
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_new = buffer_new,
-    .tp_dealloc = buffer_dealloc,
-    .tp_as_buffer = &buffer_procs,
-};

@@ -15,8 +15,8 @@ from boxcar._messages import get_ref
 
 from . import functions
 
-__all__ = ["BackendType", "RRef", "RpcBackendOptions", "TensorPipeRpcBackendOptions", "WorkerInfo", "functions",
-           "get_worker_info", "init_rpc", "remote", "rpc_async", "rpc_sync", "shutdown"]
+__all__ = ["BackendType", "RRef", "RpcBackendOptions", "TensorPipeRpcBackendOptions", "WorkerInfo",
+           "empty_like", "functions", "get_worker_info", "init_rpc", "remote", "rpc_async", "rpc_sync", "shutdown"]
 
 UNSET_RPC_TIMEOUT = -1
 _FOREVER = float("inf")
@@ -87,6 +87,13 @@ def get_worker_info(worker_name=None):
     if worker_name is None:
         return WorkerInfo(boxcar.name(), boxcar.rank())
     return WorkerInfo(worker_name, boxcar.worker_rank(worker_name))
+
+
+def empty_like(tensor):
+    """A tensor of torch of that shape and type, in boxcar.empty's memory: it is sent without a copy."""
+    from boxcar import _tensors
+    return _tensors.make(boxcar.empty(tensor.numel() * tensor.element_size()), str(tensor.dtype)[6:], tensor.shape,
+                         False)
 
 
 # ---- Calls ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Memory of tensors as buffers of Python: of the job's arena, of other workers, and of objects that have an address.
+ *
+ * What another worker sent is a copy on write (bx_tensor_copy_on_write), so Python may write to it. A tree of the
+ * ranges of memory in which a message may lend instead of copy, by which an address is recognised: the arena's, and
+ * copies on write of which no page has been written. With the GIL.
+ */
+#include "boxpy.h"
+
+#include <fcntl.h>
+#include <search.h>
+#include <unistd.h>
+
+/* Of an entry of /proc/self/pagemap. */
+#define PAGE_IS_THERE (UINT64_C(3) << 62)
+#define PAGE_IS_OF_FILE (UINT64_C(1) << 61)
+
+static void *ranges;
+
+/* Of two ranges; 0: they overlap. */
+static int compare(const void *left, const void *right)
+{
+    const struct boxpy_buffer *a = left, *b = right;
+
+    return (a->data >= b->data + b->bytes) - (b->data >= a->data + a->bytes);
+}
+
+/* Takes the references over. NULL: a Python error is set. */
+static PyObject *new_buffer(PyObject *owner, struct bx_tensor *tensor, struct bx_tensor *lent, void *data,
+                            Py_ssize_t bytes)
+{
+    struct boxpy_buffer *buffer = PyObject_New(struct boxpy_buffer, &boxpy_buffer_type);
+
+    if (buffer != NULL) {
+        buffer->owner = owner;
+        buffer->tensor = tensor;
+        buffer->lent = lent;
+        buffer->data = data;
+        buffer->bytes = bytes;
+        if (lent == NULL || bytes == 0 || tsearch(buffer, &ranges, compare) != NULL)
+            return (PyObject *)buffer;
+        buffer->lent = NULL;            /* no memory: it is copied */
+        bx_tensor_release(lent);
+        return (PyObject *)buffer;
+    }
+    Py_XDECREF(owner);
+    bx_tensor_release(tensor);
+    bx_tensor_release(lent);
+    return NULL;
+}
+
+static void buffer_dealloc(PyObject *self)
+{
+    struct boxpy_buffer *buffer = (struct boxpy_buffer *)self;
+
+    if (buffer->lent != NULL && buffer->bytes > 0)
+        tdelete(buffer, &ranges, compare);
+    bx_tensor_release(buffer->tensor);
+    bx_tensor_release(buffer->lent);
+    Py_XDECREF(buffer->owner);
+    PyObject_Free(self);
+}
+
+PyObject *boxpy_new_view(struct bx_tensor *lent)
+{
+    struct bx_tensor *copy = NULL;
+    PyObject *buffer, *view;
+    int rc;
+
+    Py_BEGIN_ALLOW_THREADS
+    rc = bx_tensor_copy_on_write(lent, &copy);
+    Py_END_ALLOW_THREADS
+    if (rc < 0)
+        return boxpy_fail(rc, bx_error_text());
+    buffer = new_buffer(NULL, copy, bx_tensor_acquire(lent), bx_tensor_data_mut(copy),
+                        (Py_ssize_t)bx_tensor_bytes(copy));
+    view = buffer != NULL ? PyMemoryView_FromObject(buffer) : NULL;
+    Py_XDECREF(buffer);
+    return view;
+}
+
+PyObject *boxpy_allocate(struct boxpy_job *job, Py_ssize_t bytes)
+{
+    struct bx_tensor *tensor = NULL;
+    int rc = bx_tensor_create(job->job, BX_U8, 1, (int64_t[]){ bytes }, &tensor);
+
+    if (rc < 0)
+        return boxpy_fail(rc, bx_error_text());
+    return new_buffer(NULL, NULL, tensor, bx_tensor_data_mut(tensor), bytes);
+}
+
+/* Whether a page of a copy on write may be the process's own. */
+static bool is_written(const unsigned char *data, size_t bytes)
+{
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uintptr_t at = (uintptr_t)data / page, end = ((uintptr_t)data + bytes + page - 1) / page;
+    int fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    uint64_t entries[512];
+    bool written = fd < 0;
+
+    while (!written && at < end) {
+        size_t want = end - at < 512 ? end - at : 512;
+
+        written = pread(fd, entries, want * sizeof entries[0], (off_t)(at * sizeof entries[0])) !=
+                  (ssize_t)(want * sizeof entries[0]);
+        for (size_t i = 0; i < want && !written; i++)
+            written = (entries[i] & PAGE_IS_THERE) != 0 && (entries[i] & PAGE_IS_OF_FILE) == 0;
+        at += want;
+    }
+    if (fd >= 0)
+        close(fd);
+    return written;
+}
+
+int boxpy_find_shared(const void *data, Py_ssize_t bytes, struct bx_tensor **tensor)
+{
+    const struct boxpy_buffer range = { .data = (unsigned char *)data, .bytes = bytes };
+    struct boxpy_buffer *const *found = tfind(&range, &ranges, compare);
+    const struct boxpy_buffer *buffer;
+
+    *tensor = NULL;
+    if (found == NULL)
+        return 0;
+    buffer = *found;
+    if (range.data < buffer->data || bytes > buffer->data + buffer->bytes - range.data)
+        return 0;
+    if (buffer->tensor != NULL && is_written(range.data, (size_t)bytes))
+        return 0;
+    return bx_tensor_as_strided(buffer->lent, range.data - buffer->data, 1, (int64_t[]){ bytes }, NULL, tensor);
+}
+
+/* ---- The type ------------------------------------------------------------------------------------------- */
+
+static PyObject *buffer_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+    unsigned long long address;
+    Py_ssize_t bytes;
+    PyObject *owner;
+
+    (void)type, (void)keywords;
+    if (!PyArg_ParseTuple(args, "OKn", &owner, &address, &bytes))
+        return NULL;
+    Py_INCREF(owner);
+    return new_buffer(owner, NULL, NULL, (void *)(uintptr_t)address, bytes);
+}
+
+static int buffer_get(PyObject *self, Py_buffer *view, int flags)
+{
+    struct boxpy_buffer *buffer = (struct boxpy_buffer *)self;
+
+    return PyBuffer_FillInfo(view, self, buffer->data, buffer->bytes, 0, flags);
+}
+
+static PyBufferProcs buffer_procs = { .bf_getbuffer = buffer_get };
+
+PyTypeObject boxpy_buffer_type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "boxcar._boxcar.Buffer",
+    .tp_doc = "Buffer(owner, address, nbytes): memory that an object keeps.",
+    .tp_basicsize = sizeof(struct boxpy_buffer),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = buffer_new,
+    .tp_dealloc = buffer_dealloc,
+    .tp_as_buffer = &buffer_procs,
+};

@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * bx_tensor_copy_on_write: a borrower writes, and nobody sees it; the loan lasts as long as the copy.
+ */
+#include "tests/harness/loans.h"
+
+#include <criterion/criterion.h>
+#include <string.h>
+
+#define ELEMENTS ((int64_t)1 << 20)         /* of u8 */
+#define SMALL 100
+
+TestSuite(copy_on_write, .timeout = 60);
+
+/* A tensor, numbered 5, of a message that the worker answers with. */
+static struct bx_tensor *borrowed(struct bx_job *job, const char *from, struct bx_msg **made)
+{
+    struct bx_msg *args = loans_msg(job, 5, 1, ELEMENTS);
+    struct bx_reader reader;
+
+    *made = harness_ask(job, from, "back", args);
+    reader = bx_msg_reader(*made);
+    return bx_read_tensor(&reader);
+}
+
+static struct bx_tensor *copied(struct bx_tensor *tensor)
+{
+    struct bx_tensor *copy = NULL;
+
+    HARNESS_EQ(bx_tensor_copy_on_write(tensor, &copy), 0);
+    HARNESS_CHECK(!bx_tensor_is_borrowed(copy) && bx_tensor_is_contiguous(copy));
+    HARNESS_EQ(bx_tensor_dtype(copy), bx_tensor_dtype(tensor));
+    HARNESS_EQ(bx_tensor_elements(copy), bx_tensor_elements(tensor));
+    return copy;
+}
+
+HARNESS_TEST(copy_on_write, is_written_and_nobody_sees_it, 60, .size = 2, .setup = loans_setup)
+{
+    struct bx_msg *made = NULL;
+    struct bx_tensor *lent = borrowed(job, "worker1", &made), *copy = copied(lent), *second = copied(lent);
+
+    HARNESS_CHECK(loans_hold(copy, 5) && loans_hold(second, 5));
+    memset(bx_tensor_data_mut(copy), 9, (size_t)ELEMENTS);
+    HARNESS_CHECK(loans_hold(lent, 5));
+    HARNESS_CHECK(loans_hold(second, 5));
+    memset(bx_tensor_data_mut(second), 8, (size_t)ELEMENTS);
+    HARNESS_EQ(((const unsigned char *)bx_tensor_data(copy))[ELEMENTS - 1], 9);
+    bx_tensor_release(copy);
+    copy = copied(lent);                    /* has what is lent, not what was written */
+    HARNESS_CHECK(loans_hold(copy, 5));
+    bx_tensor_release(copy);
+    bx_tensor_release(second);
+    bx_msg_destroy(made);
+}
+
+/* The copy is sent as what was written, and keeps the loan until it is released. */
+HARNESS_TEST(copy_on_write, keeps_the_loan_and_is_sent_as_it_was_written, 60, .size = 2, .setup = loans_setup)
+{
+    struct bx_msg *made = NULL, *args;
+    struct bx_tensor *copy = copied(borrowed(job, "worker0", &made));
+    uint64_t sent_copies = harness_counter(job, "tensors_copied");
+
+    bx_msg_destroy(made);
+    HARNESS_CHECK(loans_hold(copy, 5));
+    HARNESS_EQ(loans_of(job, 0).leases, 1);
+    loans_fill(copy, 6);
+    args = harness_msg_i64(6);
+    HARNESS_EQ(bx_msg_put_tensor(args, copy), 0);
+    HARNESS_EQ(harness_call(job, "worker1", "verify", args), 1);
+    HARNESS_EQ(harness_counter(job, "tensors_copied"), sent_copies + 1);
+    bx_tensor_release(copy);
+    loans_come_back(job, -1);
+}
+
+HARNESS_TEST(copy_on_write, of_others_is_a_copy, 60, .size = 2, .setup = loans_setup)
+{
+    struct bx_msg *made = NULL;
+    struct bx_tensor *lent = borrowed(job, "worker1", &made), *own = loans_tensor(job, BX_I64, ELEMENTS, 4);
+    struct bx_tensor *view = NULL, *copy;
+    const unsigned char *every_third;
+
+    copy = copied(own);
+    loans_fill(own, 5);
+    HARNESS_CHECK(loans_hold(copy, 4));
+    bx_tensor_release(copy);
+    bx_tensor_release(own);
+    HARNESS_EQ(bx_tensor_slice(lent, 0, 7, 7 + SMALL, 1, &view), 0);
+    copy = copied(view);
+    HARNESS_EQ(memcmp(bx_tensor_data(copy), bx_tensor_data(view), SMALL), 0);
+    memset(bx_tensor_data_mut(copy), 0, SMALL);
+    bx_tensor_release(copy);
+    bx_tensor_release(view);
+    HARNESS_EQ(bx_tensor_slice(lent, 0, 0, ELEMENTS, 3, &view), 0);
+    copy = copied(view);
+    every_third = bx_tensor_data(copy);
+    HARNESS_EQ(every_third[1000], ((const unsigned char *)bx_tensor_data(lent))[3000]);
+    bx_tensor_release(copy);
+    bx_tensor_release(view);
+    HARNESS_CHECK(loans_hold(lent, 5));
+    bx_msg_destroy(made);
+}

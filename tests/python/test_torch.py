@@ -21,6 +21,8 @@ except ImportError:
 import boxcar
 import boxcar.autograd as dist_autograd
 import boxcar.rpc as rpc
+from boxcar.nn import RemoteModule
+from boxcar.optim import DistributedOptimizer
 from jobs import CASE, Run, main
 
 
@@ -170,6 +172,20 @@ def chain_late(x):
     """Calls when its context has ended."""
     time.sleep(0.1)
     return boxcar.call(2, torch.exp, (x * 2,))
+
+
+def module_on(module):
+    return module(torch.ones(3))
+
+
+def slowly(module):
+    time.sleep(0.1)
+    return module
+
+
+def weight_of(rref, rrefs):
+    """Uses references before their objects are made."""
+    return rref.local_value().weight.sum().item() + rrefs[0].to_here()
 
 
 class Fails(torch.autograd.Function):
@@ -331,6 +347,7 @@ class RunAutograd(Run):
             thread.join()
         CASE.assertEqual(errors, [])
         self.rref_backward()
+        self.remote_module()
         self.errors()
         self.memory()
         self.dies()
@@ -348,6 +365,29 @@ class RunAutograd(Run):
                 rpc.RRef(3).backward(context_id)
         rpc.RRef((x * 2).sum()).backward()
         CASE.assertEqual(x.grad.tolist(), [2, 2, 2])
+
+    def remote_module(self):
+        module = RemoteModule("worker1/cpu", torch.nn.Linear, (3, 1), {"bias": False})
+        optimizer = DistributedOptimizer(torch.optim.SGD, module.remote_parameters(), lr=0.5)
+        before = [rref.to_here() for rref in module.remote_parameters()]
+        hybrid = torch.nn.Sequential(module, torch.nn.Linear(1, 1))
+        with dist_autograd.context() as context_id:
+            dist_autograd.backward(context_id, [module.forward_async(torch.ones(2, 3)).wait().sum() + hybrid[0].eval()(
+                torch.ones(1, 3)).sum()])
+            optimizer.step(context_id)
+        after = module.get_module_rref().to_here()
+        CASE.assertTrue(torch.allclose(before[0] - after.weight, torch.full((1, 3), 1.5)))
+        CASE.assertFalse(after.training)
+        CASE.assertTrue(torch.equal(boxcar.call(2, module_on, (module,)), after(torch.ones(3))))
+        with CASE.assertRaisesRegex(ValueError, "remote_parameters"):
+            hybrid[0].parameters()
+        with CASE.assertRaisesRegex(ValueError, "host memory"):
+            RemoteModule("rank:1/cuda:0", torch.nn.Linear, (3, 1))
+        with CASE.assertRaises(RuntimeError):
+            optimizer.step(100)
+        made = rpc.remote(1, slowly, (after,))
+        other = rpc.remote(2, slowly, (1.0,))
+        CASE.assertAlmostEqual(rpc.rpc_sync(1, weight_of, (made, [other])), after.weight.sum().item() + 1, places=5)
 
     def errors(self):
         x = torch.ones(3, requires_grad=True)

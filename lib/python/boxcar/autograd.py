@@ -31,6 +31,7 @@ import torch
 
 import boxcar
 
+from ._futures import wait_for
 from ._messages import get_context, set_context
 from ._tensors import make
 
@@ -154,7 +155,7 @@ def _release(context_id):
         context.has_ended = True
     for worker in context.called:
         try:
-            boxcar.call_async(worker, _release, (context_id,))
+            boxcar._begin(worker, _release, (context_id,), None, None)
         except boxcar.Error:            # it has died or left
             pass
 
@@ -223,9 +224,9 @@ def _at_senders(function, context, messages):
     for message, value in messages.items():
         by_rank[message[0]][message] = value
     mine = by_rank.pop(context.rank, None)
-    futures = [boxcar.call_async(rank, function, (context.id, part)) for rank, part in by_rank.items()]
+    calls = [(boxcar._begin(rank, function, (context.id, part), None, None), rank) for rank, part in by_rank.items()]
     results = [function(context.id, mine)] if mine is not None else []
-    return results + [future.result() for future in futures]
+    return results + [wait_for(*call, function) for call in calls]
 
 
 def backward(context_id, roots, retain_graph=False):

@@ -198,6 +198,7 @@ def flip(large):
 class RunCalls(Run):
     def first(self):
         CASE.assertEqual(boxcar.call("worker1", add, (1, 2)), 3)
+        CASE.assertEqual(boxcar.call("worker0", calls_itself, (2,)), 3)
         CASE.assertEqual(boxcar.call(1, add, ["a"], {"b": "b"}), "ab")
         CASE.assertEqual(boxcar.call(0, add, (1,)), 2)
         CASE.assertEqual(boxcar.call(1, max, ([3, 5],)), 5)
@@ -439,6 +440,32 @@ def on_proxy(rref):
     return rref.rpc_sync().add()
 
 
+class RunAlone(Run):
+    """A world of one, which calls itself; twice, and by boxcar.rpc."""
+    size = 1
+
+    def init(self):
+        boxcar.init(world_size=1)
+
+    def first(self):
+        for init in (lambda: boxcar.init(world_size=1), lambda: rpc.init_rpc(
+                "me", rank=0, world_size=1, rpc_backend_options=rpc.RpcBackendOptions(
+                    init_method=f"tcp://{os.environ['BX_JOB']}:1"))):
+            CASE.assertEqual(boxcar.call(0, calls_itself, (3,)), 6)
+            CASE.assertEqual(boxcar.call_async(boxcar.name(), after_all, (20,)).result(), 20)
+            CASE.assertEqual(boxcar.remote(0, Counter, (5,)).call("add"), 6)
+            with CASE.assertRaises(KeyError):
+                boxcar.call(0, raises, (KeyError("k"),))
+            boxcar.shutdown()
+            CASE.assertEqual(segments(f"alone-{os.getpid()}"), [])
+            init()
+        CASE.assertEqual(rpc.rpc_sync("me", add, args=(1,)), 2)
+
+
+def calls_itself(n):
+    return n + boxcar.call(boxcar.rank(), calls_itself, (n - 1,)) if n > 0 else 0
+
+
 class RunDeath(Run):
     size = 3
     status = {1: -signal.SIGKILL}
@@ -553,8 +580,8 @@ class Tests(unittest.TestCase):
         for use in (boxcar.rank, lambda: boxcar.call(0, add, (1,)), boxcar.shutdown):
             with self.assertRaisesRegex(boxcar.Shutdown, "has not been called"):
                 use()
-        with self.assertRaisesRegex(boxcar.Error, "2 to 128 workers"):
-            boxcar.init("alone", world_size=1)
+        with self.assertRaisesRegex(boxcar.Error, "1 to 128 workers"):
+            boxcar.init("many", world_size=129)
         with self.assertRaises(boxcar.RankMissing):
             boxcar.init(f"alone{os.getpid()}", world_size=2, start_timeout=0.2)
         with self.assertRaisesRegex(ValueError, "MASTER_ADDR"):

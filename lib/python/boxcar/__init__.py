@@ -90,11 +90,13 @@ def init(job=None, *, name=None, rank=0, world_size=0, start_timeout=None, call_
 
     Without world_size, job, name, rank and world size come from the environment (BX_JOB, BX_NAME, BX_RANK,
     BX_WORLD_SIZE). start_timeout: 30 s by default; call_timeout: 60 s, math.inf for none. After shutdown it may be
-    called again. Raises RankMissing, Error; ValueError: a worker of this process is already in a job.
+    called again. world_size=1 needs no job: this process calls itself. Raises RankMissing, Error; ValueError: a worker of this process is already in a job.
     """
     global _job, _runner
     if _job is not None:
         raise ValueError("this process is in a job already; boxcar.shutdown leaves it")
+    if job is None and world_size == 1:
+        job = f"alone-{os.getpid()}"
     started = _boxcar.Job(_dispatch, job, name, rank, world_size, nanoseconds(start_timeout),
                           nanoseconds(call_timeout), pool_threads)
     _runner = threading.Thread(target=_run_callbacks, args=(started,), name="boxcar callbacks", daemon=True)

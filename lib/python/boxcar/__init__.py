@@ -23,15 +23,16 @@ import threading
 
 from . import _boxcar
 from ._errors import (ArenaFull, Busy, Cancelled, Corrupt, Error, NoObject, NoSpace, NoWorker, OnLoan, PeerDead,
-                      RankMissing, RemoteTraceback, Shutdown, Timeout, TooLarge, WouldDeadlock)
+                      RankMissing, RemoteTraceback, Shutdown, Timeout, TooLarge, WorkerFailed, WouldDeadlock)
 from ._futures import Future, settle
 from ._messages import FOREVER, Failure, dumps, loads, nanoseconds, request
 from ._references import Ref
+from ._spawn import spawn
 
 __all__ = ["ArenaFull", "Busy", "Cancelled", "Corrupt", "Error", "Future", "NoObject", "NoSpace", "NoWorker", "OnLoan",
-           "PeerDead", "RankMissing", "Ref", "RemoteTraceback", "Shutdown", "Timeout", "TooLarge", "WouldDeadlock",
-           "async_function", "call", "call_async", "counter", "empty", "init", "is_alive", "leave", "name", "rank",
-           "ref", "remote", "shutdown", "worker_name", "worker_rank", "world_size"]
+           "PeerDead", "RankMissing", "Ref", "RemoteTraceback", "Shutdown", "Timeout", "TooLarge", "WorkerFailed",
+           "WouldDeadlock", "async_function", "call", "call_async", "counter", "empty", "init", "is_alive", "leave",
+           "name", "rank", "ref", "remote", "shutdown", "spawn", "worker_name", "worker_rank", "world_size"]
 
 __version__ = _boxcar.version
 
@@ -90,7 +91,8 @@ def init(job=None, *, name=None, rank=0, world_size=0, start_timeout=None, call_
 
     Without world_size, job, name, rank and world size come from the environment (BX_JOB, BX_NAME, BX_RANK,
     BX_WORLD_SIZE). start_timeout: 30 s by default; call_timeout: 60 s, math.inf for none. After shutdown it may be
-    called again. world_size=1 needs no job: this process calls itself. Raises RankMissing, Error; ValueError: a worker of this process is already in a job.
+    called again. world_size=1 needs no job: this process calls itself. Raises RankMissing, Error; ValueError: a worker
+    of this process is already in a job.
     """
     global _job, _runner
     if _job is not None:

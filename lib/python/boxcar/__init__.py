@@ -22,6 +22,7 @@ import os
 import threading
 
 from . import _boxcar
+from ._batches import batch
 from ._errors import (ArenaFull, Busy, Cancelled, Corrupt, Error, NoObject, NoSpace, NoWorker, OnLoan, PeerDead,
                       RankMissing, RemoteTraceback, Shutdown, Timeout, TooLarge, WorkerFailed, WouldDeadlock)
 from ._futures import Future, settle
@@ -31,8 +32,8 @@ from ._spawn import spawn
 
 __all__ = ["ArenaFull", "Busy", "Cancelled", "Corrupt", "Error", "Future", "NoObject", "NoSpace", "NoWorker", "OnLoan",
            "PeerDead", "RankMissing", "Ref", "RemoteTraceback", "Shutdown", "Timeout", "TooLarge", "WorkerFailed",
-           "WouldDeadlock", "async_function", "call", "call_async", "counter", "empty", "init", "is_alive", "leave",
-           "name", "rank", "ref", "remote", "shutdown", "spawn", "worker_name", "worker_rank", "world_size"]
+           "WouldDeadlock", "async_function", "batch", "call", "call_async", "counter", "empty", "init", "is_alive",
+           "leave", "name", "rank", "ref", "remote", "shutdown", "spawn", "worker_name", "worker_rank", "world_size"]
 
 __version__ = _boxcar.version
 

@@ -324,6 +324,7 @@ static PyObject *set_make_error(PyObject *self, PyObject *callable)
 
 static PyMethodDef functions[] = {
     { "set_make_error", set_make_error, METH_O, "set_make_error(callable): (code, name, text) -> an exception." },
+    { "detach", boxpy_detach, METH_O, "detach(on): calls of this thread are made for no request." },
     { NULL, NULL, 0, NULL },
 };
 

@@ -132,6 +132,7 @@ struct boxpy_call {
  * result stays there: a Ref. */
 PyObject *boxpy_begin(struct boxpy_job *job, const char *to, struct bx_rref *rref, bool makes,
                       const struct boxpy_call *call);
+PyObject *boxpy_detach(PyObject *self, PyObject *on);   /* this thread's calls are made for no request */
 PyObject *boxpy_new_ref(struct boxpy_job *job, struct bx_rref *rref);           /* takes the reference over */
 
 #endif

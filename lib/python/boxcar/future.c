@@ -237,10 +237,20 @@ static bool tries_again(struct boxpy_job *job, struct bx_call_options *options)
     return true;
 }
 
+static _Thread_local bool is_detached;
+
+PyObject *boxpy_detach(PyObject *self, PyObject *on)
+{
+    (void)self;
+    is_detached = PyObject_IsTrue(on) == 1;
+    Py_RETURN_NONE;
+}
+
 PyObject *boxpy_begin(struct boxpy_job *job, const char *to, struct bx_rref *rref, bool makes,
                       const struct boxpy_call *call)
 {
-    struct bx_call_options options = { .timeout_ns = call->timeout_ns, .no_wait = true };
+    struct bx_call_options options = { .timeout_ns = call->timeout_ns, .no_wait = true,
+                                       .flags = is_detached ? BX_CALL_DETACHED : 0 };
     struct bx_msg *args = boxpy_pack(job, call->payload, call->buffers, call->refs);
     struct bx_future *future = NULL;
     struct bx_rref *made = NULL;

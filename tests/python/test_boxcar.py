@@ -440,6 +440,41 @@ def on_proxy(rref):
     return rref.rpc_sync().add()
 
 
+class RunNames(Run):
+    """A trace shows the names of Python functions from their second call on."""
+
+    def init(self):
+        self.trace = os.environ["BX_TRACE"] = f"/tmp/{os.environ['BX_JOB']}.trace"
+        super().init()
+
+    def first(self):
+        for _ in range(2):
+            CASE.assertEqual(boxcar.remote(1, Counter, (4,)).call("add"), 5)
+        for i in range(130):                    # more than the engine has room for
+            for _ in range(2):
+                CASE.assertEqual(boxcar.call(1, Named(f"f{i}"), (i,)), i)
+        CASE.assertEqual([boxcar.call(1, add, (1,)) for _ in range(2)], [2, 2])
+
+    def leave(self):
+        super().leave()
+        if os.environ["BX_RANK"] == "0":
+            with open(self.trace) as file:
+                text = file.read()
+            os.unlink(self.trace)
+            names = ["py.call", "new Counter()", ".add()", "f0()", "f99()", "f129()", "add()"]
+            CASE.assertEqual([name for name in names if f'"{name}"' in text], names[:5])
+
+
+class Named:
+    """A function of a name of its own."""
+
+    def __init__(self, name):
+        self.__qualname__ = name
+
+    def __call__(self, value):
+        return value
+
+
 class RunAlone(Run):
     """A world of one, which calls itself; twice, and by boxcar.rpc."""
     size = 1

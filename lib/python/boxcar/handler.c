@@ -7,7 +7,7 @@
 #include <errno.h>
 #include <unistd.h>
 
-enum kind { CALL, MAKE, OBJECT };        /* dispatch gets it */
+const char *const boxpy_kinds[] = { "py.call", "py.make", "py.object" };
 
 /* ---- The queue ------------------------------------------------------------------------------------------ */
 
@@ -50,7 +50,7 @@ const struct bx_type boxpy_object_type = { .name = "python object", .destroy = d
 /* ---- Handlers ------------------------------------------------------------------------------------------- */
 
 /* What Python answers to a request; NULL: a Python error is set. */
-static PyObject *dispatch(struct boxpy_job *job, enum kind kind, const struct bx_request *request,
+static PyObject *dispatch(struct boxpy_job *job, enum boxpy_kind kind, const struct bx_request *request,
                           struct bx_reader *args)
 {
     struct boxpy_object *object = bx_request_object(request);
@@ -140,8 +140,8 @@ static PyGILState_STATE enter(void)
     return PyGILState_Ensure();
 }
 
-static int answers(struct boxpy_job *job, enum kind kind, const struct bx_request *request, struct bx_reader *args,
-                   struct bx_future **reply)
+static int answers(struct boxpy_job *job, enum boxpy_kind kind, const struct bx_request *request,
+                   struct bx_reader *args, struct bx_future **reply)
 {
     PyGILState_STATE state = enter();
     PyObject *answer = dispatch(job, kind, request, args);
@@ -154,13 +154,13 @@ static int answers(struct boxpy_job *job, enum kind kind, const struct bx_reques
 
 static int call_comes(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
 {
-    return answers(context, CALL, request, args, reply);
+    return answers(context, BOXPY_CALL, request, args, reply);
 }
 
 static int object_is_used(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply,
                           void *context)
 {
-    return answers(context, OBJECT, request, args, reply);
+    return answers(context, BOXPY_OBJECT, request, args, reply);
 }
 
 /* NULL: a Python error is set. Takes no reference to `what` over. */
@@ -186,7 +186,7 @@ static int object_is_made(const struct bx_request *request, struct bx_reader *ar
 {
     PyGILState_STATE state = enter();
     struct boxpy_job *job = context;
-    PyObject *what = dispatch(job, MAKE, request, args);
+    PyObject *what = dispatch(job, BOXPY_MAKE, request, args);
     struct boxpy_object *object = what != NULL ? boxpy_new_object(job, what) : NULL;
     int rc = object != NULL ? bx_msg_put_object(job->job, reply, &boxpy_object_type, object) : fail_request();
 
@@ -197,13 +197,18 @@ static int object_is_made(const struct bx_request *request, struct bx_reader *ar
     return rc;
 }
 
-int boxpy_register(struct boxpy_job *job)
+void boxpy_name(char out[BX_NAME_MAX + 1], enum boxpy_kind kind, const char *name)
 {
-    int rc = bx_register_async(job->job, "py.call", BX_BLOCKING, call_comes, job);
+    static const char *const before[] = { "", "new ", "." };
 
-    if (rc == 0)
-        rc = bx_register(job->job, "py.make", BX_BLOCKING, object_is_made, job);
-    if (rc == 0)
-        rc = bx_register_method_async(job->job, &boxpy_object_type, "py.object", BX_BLOCKING, object_is_used, job);
-    return rc;
+    snprintf(out, BX_NAME_MAX + 1, "%s%.24s()", before[kind], name);
+}
+
+int boxpy_register(struct boxpy_job *job, enum boxpy_kind kind, const char *name)
+{
+    if (kind == BOXPY_MAKE)
+        return bx_register(job->job, name, BX_BLOCKING, object_is_made, job);
+    if (kind == BOXPY_OBJECT)
+        return bx_register_method_async(job->job, &boxpy_object_type, name, BX_BLOCKING, object_is_used, job);
+    return bx_register_async(job->job, name, BX_BLOCKING, call_comes, job);
 }

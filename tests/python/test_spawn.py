@@ -46,6 +46,22 @@ def dies(rank):
     boxcar.call(1, time.sleep, (60,))
 
 
+def comes_back(rank, folder, times):
+    """Worker 1 dies at its first runs; worker 0 waits until it is there at last."""
+    if rank == 1:
+        path = pathlib.Path(folder, "runs")
+        with path.open("a") as file:
+            file.write("1")
+        if len(path.read_text()) <= times:
+            os.kill(os.getpid(), signal.SIGKILL)
+    until = time.monotonic() + 10
+    while rank == 0 and time.monotonic() < until:
+        try:
+            return boxcar.call(1, time.sleep, (0.2,))
+        except boxcar.PeerDead:
+            time.sleep(0.01)
+
+
 def stays(rank, busy):
     """Prints its pid, and never returns; worker 1 not even when it is asked to, if it is busy."""
     os.write(1, f"{os.getpid()}\n".encode())
@@ -84,6 +100,8 @@ class Spawn(unittest.TestCase):
         self.assertEqual(len(pids - {str(os.getpid())}), 3)
 
     def test_tells_of_an_exit_status(self):
+        with self.assertRaisesRegex(AttributeError, "pickle"):
+            boxcar.spawn(lambda rank: None, 2)
         with self.assertRaisesRegex(boxcar.WorkerFailed, "worker0 .* ended with status 9"):
             boxcar.spawn(leaves, 1)
 
@@ -96,6 +114,16 @@ class Spawn(unittest.TestCase):
     def test_names_the_worker_that_died(self):
         with self.assertRaisesRegex(boxcar.WorkerFailed, "worker1 .* was ended by SIGKILL"):
             boxcar.spawn(dies, 3)
+
+    def test_starts_a_worker_again(self):
+        for times, restart in ((2, 2), (2, 1)):
+            with tempfile.TemporaryDirectory() as folder:
+                if times <= restart:
+                    boxcar.spawn(comes_back, 2, (folder, times), restart=restart)
+                else:
+                    with self.assertRaisesRegex(boxcar.WorkerFailed, "worker1 .* SIGKILL"):
+                        boxcar.spawn(comes_back, 2, (folder, times), restart=restart)
+                self.assertEqual(len(pathlib.Path(folder, "runs").read_text()), restart + 1)
 
     def ends_with(self, cause, busy):
         """The workers end when a parent does: by Ctrl-C, which the terminal sends to all, or by SIGKILL."""

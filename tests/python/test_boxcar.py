@@ -291,6 +291,14 @@ class RunLoans(Run):
         CASE.assertEqual(boxcar.call(1, keeps, (Large(mine),)), ord("2"))
         mine[0] = 9                             # it is lent, not copied
         CASE.assertEqual(boxcar.call(1, kept, (0,)), 9)
+        until = time.monotonic() + 10           # for those of the calls before
+        while boxcar.loans().leases > 1 and time.monotonic() < until:
+            time.sleep(0.01)
+        for lent in (boxcar.loans(), boxcar.loans(1), boxcar.loans("worker1")):
+            CASE.assertEqual((lent.leases, lent.bytes, lent.taken_back, lent.borrowed), (1, 1 << 20, 0, 0))
+            CASE.assertTrue(0 < lent.oldest < 20 and lent.granted == lent.returned + 1)
+        CASE.assertEqual(boxcar.loans(2).leases, 0)
+        CASE.assertEqual(boxcar.call(1, boxcar.loans, (0,)).borrowed, 1)
         CASE.assertEqual(boxcar.call(1, passes_on, (Large(mine[1:]), False)), (ord("3"), 1))
         CASE.assertEqual(boxcar.call(1, kept, (1,)), ord("3"))
         with CASE.assertRaises(boxcar.ArenaFull):

@@ -20,6 +20,7 @@ Times are in seconds; None is the default of `init`. boxcar.rpc has the names of
 import atexit
 import os
 import threading
+from collections import namedtuple
 
 from . import _boxcar
 from ._batches import batch
@@ -30,10 +31,11 @@ from ._messages import FOREVER, Failure, dumps, loads, name_of, nanoseconds, req
 from ._references import Ref
 from ._spawn import spawn
 
-__all__ = ["ArenaFull", "Busy", "Cancelled", "Corrupt", "Error", "Future", "NoObject", "NoSpace", "NoWorker", "OnLoan",
-           "PeerDead", "RankMissing", "Ref", "RemoteTraceback", "Shutdown", "Timeout", "TooLarge", "WorkerFailed",
-           "WouldDeadlock", "async_function", "batch", "call", "call_async", "counter", "empty", "init", "is_alive",
-           "leave", "name", "rank", "ref", "remote", "shutdown", "spawn", "worker_name", "worker_rank", "world_size"]
+__all__ = ["ArenaFull", "Busy", "Cancelled", "Corrupt", "Error", "Future", "Loans", "NoObject", "NoSpace", "NoWorker",
+           "OnLoan", "PeerDead", "RankMissing", "Ref", "RemoteTraceback", "Shutdown", "Timeout", "TooLarge",
+           "WorkerFailed", "WouldDeadlock", "async_function", "batch", "call", "call_async", "counter", "empty", "init",
+           "is_alive", "leave", "loans", "name", "rank", "ref", "remote", "shutdown", "spawn", "worker_name",
+           "worker_rank", "world_size"]
 
 __version__ = _boxcar.version
 
@@ -200,6 +202,17 @@ def is_alive(worker):
 def counter(name):
     """A counter of this worker by its name: "calls_sent", "tensor_bytes_sent" and the like."""
     return _running().counter(name)
+
+
+Loans = namedtuple("Loans", "leases bytes oldest granted returned taken_back borrowed")
+Loans.__doc__ = """What a worker has lent to others: leases (one a message) and their bytes now, the age of the oldest
+in seconds; leases since the start: granted, returned, taken_back from the dead; and how many it has borrowed now."""
+
+
+def loans(worker=None):
+    """The Loans of this worker to another one, by its name or rank, or to all."""
+    rank = -1 if worker is None else worker if isinstance(worker, int) else worker_rank(worker)
+    return Loans(*_running().loans(rank))
 
 
 # ---- Requests ------------------------------------------------------------------------------------------------------

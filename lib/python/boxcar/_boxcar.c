@@ -275,6 +275,21 @@ static PyObject *job_counter(PyObject *self, PyObject *args)
     return rc == 0 ? PyLong_FromUnsignedLongLong(value) : boxpy_fail(rc, bx_error_text());
 }
 
+static PyObject *job_loans(PyObject *self, PyObject *args)
+{
+    struct boxpy_job *job = (struct boxpy_job *)self;
+    struct bx_loans loans = { 0 };
+    int rank, rc;
+
+    if (!PyArg_ParseTuple(args, "i", &rank) || !boxpy_lives(job))
+        return NULL;
+    rc = bx_job_loans(job->job, rank, &loans);
+    if (rc < 0)
+        return boxpy_fail(rc, bx_error_text());
+    return Py_BuildValue("(KKdKKKK)", loans.leases, loans.bytes, (double)loans.oldest_ns / 1e9, loans.granted,
+                         loans.returned, loans.taken_back, loans.borrowed);
+}
+
 static PyObject *job_world(PyObject *self, PyObject *unused)
 {
     struct boxpy_job *job = (struct boxpy_job *)self;
@@ -310,6 +325,7 @@ static PyMethodDef job_methods[] = {
     { "name_of", job_name_of, METH_VARARGS, "name_of(rank) -> str" },
     { "is_alive", job_is_alive, METH_VARARGS, "is_alive(rank) -> bool" },
     { "register", job_register, METH_VARARGS, "register(kind, name) -> int: 0, or why it has no name." },
+    { "loans", job_loans, METH_VARARGS, "loans(rank) -> (leases, bytes, oldest_s, and so on); rank -1: all." },
     { "counter", job_counter, METH_VARARGS, "counter(name) -> int" },
     { NULL, NULL, 0, NULL },
 };

@@ -30,10 +30,14 @@ def leaves(rank):
     sys.exit(9)
 
 
-def raises(rank):
+def raises(rank, leaves_first):
     if rank == 1:
+        if leaves_first:        # worker 0 raises Shutdown before this one raises its cause
+            boxcar.leave()
+            time.sleep(0.3)
         raise Wrong("row 7")
-    boxcar.call(1, time.sleep, (60,))
+    while True:                 # worker 1 leaves when its handlers have ended
+        boxcar.call(1, time.sleep, (0.01 if leaves_first else 60,))
 
 
 def dies(rank):
@@ -107,9 +111,10 @@ class Spawn(unittest.TestCase):
 
     def test_raises_what_a_worker_raised(self):
         began = time.monotonic()
-        with self.assertRaisesRegex(Wrong, "(?s)row 7.*On worker1.*in raises"):
-            boxcar.spawn(raises, 3)
-        self.assertLess(time.monotonic() - began, 10)
+        for leaves_first in (False, True):
+            with self.assertRaisesRegex(Wrong, "(?s)row 7.*On worker1.*in raises"):
+                boxcar.spawn(raises, 2, (leaves_first,))
+        self.assertLess(time.monotonic() - began, 15)
 
     def test_names_the_worker_that_died(self):
         with self.assertRaisesRegex(boxcar.WorkerFailed, "worker1 .* was ended by SIGKILL"):

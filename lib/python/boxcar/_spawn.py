@@ -9,8 +9,6 @@ import contextlib
 import glob
 import itertools
 import math
-import multiprocessing
-import multiprocessing.connection
 import os
 import signal
 import sys
@@ -87,6 +85,8 @@ def _follows(error):
 
 class _Launch:
     def __init__(self, fn, world_size, args, restart):
+        import multiprocessing.connection       # takes a third as long as all of boxcar
+        self._connections = multiprocessing.connection
         self._context = multiprocessing.get_context("spawn")
         self._job = f"python-{os.getpid()}-{next(_numbers)}"
         self._work = world_size, restart > 0, fn, args
@@ -137,7 +137,7 @@ class _Launch:
         first, until = None, math.inf
         while self._workers and (first is None or _follows(first)):
             timeout = None if first is None else max(0, until - time.monotonic())
-            ready = multiprocessing.connection.wait(self._workers, timeout)
+            ready = self._connections.wait(self._workers, timeout)
             if not ready:
                 break
             for pipe in ready:

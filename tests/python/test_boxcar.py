@@ -526,6 +526,26 @@ class RunDeath(Run):
         CASE.assertEqual(boxcar.call(2, add, (1,)), 2)
 
 
+class RunLeaves(Run):
+    """Calls whose handlers wait for the GIL when their worker leaves raise Shutdown."""
+
+    def first(self):
+        time.sleep(0.2)
+        futures = [boxcar.call_async(1, add, (1,)) for _ in range(100)]
+        CASE.assertEqual({type(future.exception()) for future in futures}, {boxcar.Shutdown})
+
+    def other(self):
+        sys.setswitchinterval(10)
+        until = time.monotonic() + 0.6
+        while time.monotonic() < until:
+            pass
+        boxcar.leave()
+
+    def leave(self):
+        if os.environ["BX_RANK"] == "0":
+            boxcar.shutdown()
+
+
 class RunEnds(Run):
     """Ends with calls in flight, on threads that are not joined; a forked child; a second job; Ctrl-C."""
 

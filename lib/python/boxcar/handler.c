@@ -56,7 +56,7 @@ static PyObject *dispatch(struct boxpy_job *job, enum boxpy_kind kind, const str
     struct boxpy_object *object = bx_request_object(request);
     PyObject *message, *answer = NULL;
 
-    if (!boxpy_lives(job))              /* destroy runs what was queued, but its callers are told already */
+    if (!boxpy_lives(job))
         return NULL;
     message = boxpy_unpack(job, *args);
     if (message != NULL)
@@ -68,8 +68,8 @@ static PyObject *dispatch(struct boxpy_job *job, enum boxpy_kind kind, const str
     return answer;
 }
 
-/* The request fails with the text of the Python error. */
-static int fail_request(void)
+/* The request fails with the text of the Python error. A job that is being destroyed runs what was queued. */
+static int fail_request(const struct boxpy_job *job)
 {
     PyObject *type, *value, *trace, *text;
     const char *said = NULL;
@@ -79,7 +79,8 @@ static int fail_request(void)
     PyErr_NormalizeException(&type, &value, &trace);
     text = value != NULL ? PyObject_Repr(value) : NULL;
     said = text != NULL ? PyUnicode_AsUTF8(text) : NULL;
-    rc = bx_fail(BX_E_HANDLER, "%s", said != NULL ? said : "an exception that has no text");
+    rc = bx_fail(job->job != NULL ? BX_E_HANDLER : BX_E_SHUTDOWN, "%s",
+                 said != NULL ? said : "an exception that has no text");
     Py_XDECREF(text);
     Py_XDECREF(type);
     Py_XDECREF(value);
@@ -99,10 +100,10 @@ static int answer_with(struct boxpy_job *job, PyObject *answer, struct bx_future
         return 0;
     }
     if (!PyArg_ParseTuple(answer, "OO!O!", &payload, &PyList_Type, &buffers, &PyList_Type, &refs))
-        return fail_request();
+        return fail_request(job);
     msg = boxpy_pack(job, payload, buffers, refs);
     if (msg == NULL)
-        return fail_request();
+        return fail_request(job);
     *reply = bx_future_create(job->job);
     if (*reply == NULL) {
         bx_msg_destroy(msg);
@@ -145,7 +146,7 @@ static int answers(struct boxpy_job *job, enum boxpy_kind kind, const struct bx_
 {
     PyGILState_STATE state = enter();
     PyObject *answer = dispatch(job, kind, request, args);
-    int rc = answer != NULL ? answer_with(job, answer, reply) : fail_request();
+    int rc = answer != NULL ? answer_with(job, answer, reply) : fail_request(job);
 
     Py_XDECREF(answer);
     PyGILState_Release(state);
@@ -188,7 +189,7 @@ static int object_is_made(const struct bx_request *request, struct bx_reader *ar
     struct boxpy_job *job = context;
     PyObject *what = dispatch(job, BOXPY_MAKE, request, args);
     struct boxpy_object *object = what != NULL ? boxpy_new_object(job, what) : NULL;
-    int rc = object != NULL ? bx_msg_put_object(job->job, reply, &boxpy_object_type, object) : fail_request();
+    int rc = object != NULL ? bx_msg_put_object(job->job, reply, &boxpy_object_type, object) : fail_request(job);
 
     if (rc < 0 && object != NULL)
         boxpy_free_item(&object->item);

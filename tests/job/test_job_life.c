@@ -57,6 +57,45 @@ static pid_t fork_server(bool leaves_early)
     _exit(rc == 0 ? 0 : 1);
 }
 
+HARNESS_HANDLER(calls_itself)
+{
+    struct bx_msg *more = bx_msg_create(0);
+    int rc;
+
+    bx_msg_put_i64(more, bx_read_i64(args));
+    rc = bx_rpc_sync(bx_request_job(request), bx_rank(0), "add", more, NULL, NULL);
+    bx_msg_destroy(more);
+    return rc < 0 ? rc : bx_msg_put_i64(reply, 7);
+}
+
+/* A job of one worker from start to end, twice. */
+static void *live_alone(void *unused)
+{
+    struct bx_options options = { .job = job_name, .world_size = 1, .call_timeout_ns = 20000000000 };
+
+    for (int i = 0; i < 2; i++) {
+        struct bx_msg *args = bx_msg_create(0), *reply = NULL;
+        struct bx_reader in;
+        struct bx_job *job = NULL;
+
+        cr_assert_eq(bx_job_create(&options, &job), 0, "%s", bx_error_text());
+        cr_assert_eq(bx_register(job, "add", BX_INLINE, add, NULL), 0);
+        cr_assert_eq(bx_register(job, "calls_itself", BX_BLOCKING, calls_itself, NULL), 0);
+        cr_assert_eq(bx_job_start(job), 0, "%s", bx_error_text());
+        cr_expect_eq(bx_job_serve(job), 0, "no other worker is left");
+        bx_msg_put_i64(args, 41);
+        cr_assert_eq(bx_rpc_sync(job, "worker0", "add", args, NULL, &reply), 0, "%s", bx_error_text());
+        in = bx_msg_reader(reply);
+        cr_expect_eq(bx_read_i64(&in), 42);
+        bx_msg_destroy(reply);
+        cr_assert_eq(bx_rpc_sync(job, "worker0", "calls_itself", args, NULL, NULL), 0, "%s", bx_error_text());
+        bx_msg_destroy(args);
+        cr_assert_eq(bx_job_shutdown(job, 0), 0, "%s", bx_error_text());
+        bx_job_destroy(job);
+    }
+    return unused;
+}
+
 /* A job from start to end, with calls that carry bytes and a tensor. It runs on a thread of its own, because a thread
  * that has waited keeps its sleeper's descriptor until it ends. */
 static void *live(void *own_loop)
@@ -102,6 +141,15 @@ Test(job_life, leaves_no_descriptor_and_no_mapping)
         cr_expect_eq(open_fds(), before, "after life %d", i);
         cr_expect_eq(mappings(), 0, "after life %d", i);
     }
+}
+
+Test(job_life, a_worker_is_a_job_alone)
+{
+    int before = open_fds();
+
+    in_a_thread(live_alone, NULL);
+    cr_expect_eq(open_fds(), before);
+    cr_expect_eq(mappings(), 0);
 }
 
 static void *outlive(void *argument)

@@ -198,6 +198,7 @@ def flip(large):
 class RunCalls(Run):
     def first(self):
         CASE.assertEqual(boxcar.call("worker1", add, (1, 2)), 3)
+        CASE.assertEqual(boxcar.call("worker0", calls_itself, (2,)), 3)
         CASE.assertEqual(boxcar.call(1, add, ["a"], {"b": "b"}), "ab")
         CASE.assertEqual(boxcar.call(0, add, (1,)), 2)
         CASE.assertEqual(boxcar.call(1, max, ([3, 5],)), 5)
@@ -290,6 +291,14 @@ class RunLoans(Run):
         CASE.assertEqual(boxcar.call(1, keeps, (Large(mine),)), ord("2"))
         mine[0] = 9                             # it is lent, not copied
         CASE.assertEqual(boxcar.call(1, kept, (0,)), 9)
+        until = time.monotonic() + 10           # for those of the calls before
+        while boxcar.loans().leases > 1 and time.monotonic() < until:
+            time.sleep(0.01)
+        for lent in (boxcar.loans(), boxcar.loans(1), boxcar.loans("worker1")):
+            CASE.assertEqual((lent.leases, lent.bytes, lent.taken_back, lent.borrowed), (1, 1 << 20, 0, 0))
+            CASE.assertTrue(0 < lent.oldest < 20 and lent.granted == lent.returned + 1)
+        CASE.assertEqual(boxcar.loans(2).leases, 0)
+        CASE.assertEqual(boxcar.call(1, boxcar.loans, (0,)).borrowed, 1)
         CASE.assertEqual(boxcar.call(1, passes_on, (Large(mine[1:]), False)), (ord("3"), 1))
         CASE.assertEqual(boxcar.call(1, kept, (1,)), ord("3"))
         with CASE.assertRaises(boxcar.ArenaFull):
@@ -439,6 +448,67 @@ def on_proxy(rref):
     return rref.rpc_sync().add()
 
 
+class RunNames(Run):
+    """A trace shows the names of Python functions from their second call on."""
+
+    def init(self):
+        self.trace = os.environ["BX_TRACE"] = f"/tmp/{os.environ['BX_JOB']}.trace"
+        super().init()
+
+    def first(self):
+        for _ in range(2):
+            CASE.assertEqual(boxcar.remote(1, Counter, (4,)).call("add"), 5)
+        for i in range(130):                    # more than the engine has room for
+            for _ in range(2):
+                CASE.assertEqual(boxcar.call(1, Named(f"f{i}"), (i,)), i)
+        CASE.assertEqual([boxcar.call(1, add, (1,)) for _ in range(2)], [2, 2])
+
+    def leave(self):
+        super().leave()
+        if os.environ["BX_RANK"] == "0":
+            with open(self.trace) as file:
+                text = file.read()
+            os.unlink(self.trace)
+            names = ["py.call", "new Counter()", ".add()", "f0()", "f99()", "f129()", "add()"]
+            CASE.assertEqual([name for name in names if f'"{name}"' in text], names[:5])
+
+
+class Named:
+    """A function of a name of its own."""
+
+    def __init__(self, name):
+        self.__qualname__ = name
+
+    def __call__(self, value):
+        return value
+
+
+class RunAlone(Run):
+    """A world of one, which calls itself; twice, and by boxcar.rpc."""
+    size = 1
+
+    def init(self):
+        boxcar.init(world_size=1)
+
+    def first(self):
+        for init in (lambda: boxcar.init(world_size=1), lambda: rpc.init_rpc(
+                "me", rank=0, world_size=1, rpc_backend_options=rpc.RpcBackendOptions(
+                    init_method=f"tcp://{os.environ['BX_JOB']}:1"))):
+            CASE.assertEqual(boxcar.call(0, calls_itself, (3,)), 6)
+            CASE.assertEqual(boxcar.call_async(boxcar.name(), after_all, (20,)).result(), 20)
+            CASE.assertEqual(boxcar.remote(0, Counter, (5,)).call("add"), 6)
+            with CASE.assertRaises(KeyError):
+                boxcar.call(0, raises, (KeyError("k"),))
+            boxcar.shutdown()
+            CASE.assertEqual(segments(f"alone-{os.getpid()}"), [])
+            init()
+        CASE.assertEqual(rpc.rpc_sync("me", add, args=(1,)), 2)
+
+
+def calls_itself(n):
+    return n + boxcar.call(boxcar.rank(), calls_itself, (n - 1,)) if n > 0 else 0
+
+
 class RunDeath(Run):
     size = 3
     status = {1: -signal.SIGKILL}
@@ -454,6 +524,26 @@ class RunDeath(Run):
             counter.call("add")
         CASE.assertFalse(boxcar.is_alive(1))
         CASE.assertEqual(boxcar.call(2, add, (1,)), 2)
+
+
+class RunLeaves(Run):
+    """Calls whose handlers wait for the GIL when their worker leaves raise Shutdown."""
+
+    def first(self):
+        time.sleep(0.2)
+        futures = [boxcar.call_async(1, add, (1,)) for _ in range(100)]
+        CASE.assertEqual({type(future.exception()) for future in futures}, {boxcar.Shutdown})
+
+    def other(self):
+        sys.setswitchinterval(10)
+        until = time.monotonic() + 0.6
+        while time.monotonic() < until:
+            pass
+        boxcar.leave()
+
+    def leave(self):
+        if os.environ["BX_RANK"] == "0":
+            boxcar.shutdown()
 
 
 class RunEnds(Run):
@@ -553,8 +643,8 @@ class Tests(unittest.TestCase):
         for use in (boxcar.rank, lambda: boxcar.call(0, add, (1,)), boxcar.shutdown):
             with self.assertRaisesRegex(boxcar.Shutdown, "has not been called"):
                 use()
-        with self.assertRaisesRegex(boxcar.Error, "2 to 128 workers"):
-            boxcar.init("alone", world_size=1)
+        with self.assertRaisesRegex(boxcar.Error, "1 to 128 workers"):
+            boxcar.init("many", world_size=129)
         with self.assertRaises(boxcar.RankMissing):
             boxcar.init(f"alone{os.getpid()}", world_size=2, start_timeout=0.2)
         with self.assertRaisesRegex(ValueError, "MASTER_ADDR"):

@@ -20,18 +20,22 @@ Times are in seconds; None is the default of `init`. boxcar.rpc has the names of
 import atexit
 import os
 import threading
+from collections import namedtuple
 
 from . import _boxcar
+from ._batches import batch
 from ._errors import (ArenaFull, Busy, Cancelled, Corrupt, Error, NoObject, NoSpace, NoWorker, OnLoan, PeerDead,
-                      RankMissing, RemoteTraceback, Shutdown, Timeout, TooLarge, WouldDeadlock)
+                      RankMissing, RemoteTraceback, Shutdown, Timeout, TooLarge, WorkerFailed, WouldDeadlock)
 from ._futures import Future, wait_for
-from ._messages import Failure, dumps, get_context, join_context, loads, nanoseconds, request, set_context
+from ._messages import Failure, dumps, get_context, join_context, loads, name_of, nanoseconds, request, set_context
 from ._references import Ref
+from ._spawn import spawn
 
-__all__ = ["ArenaFull", "Busy", "Cancelled", "Corrupt", "Error", "Future", "NoObject", "NoSpace", "NoWorker", "OnLoan",
-           "PeerDead", "RankMissing", "Ref", "RemoteTraceback", "Shutdown", "Timeout", "TooLarge", "WouldDeadlock",
-           "async_function", "call", "call_async", "counter", "empty", "init", "is_alive", "leave", "name", "rank",
-           "ref", "remote", "shutdown", "worker_name", "worker_rank", "world_size"]
+__all__ = ["ArenaFull", "Busy", "Cancelled", "Corrupt", "Error", "Future", "Loans", "NoObject", "NoSpace", "NoWorker",
+           "OnLoan", "PeerDead", "RankMissing", "Ref", "RemoteTraceback", "Shutdown", "Timeout", "TooLarge",
+           "WorkerFailed", "WouldDeadlock", "async_function", "batch", "call", "call_async", "counter", "empty", "init",
+           "is_alive", "leave", "loans", "name", "rank", "ref", "remote", "shutdown", "spawn", "worker_name",
+           "worker_rank", "world_size"]
 
 __version__ = _boxcar.version
 
@@ -39,6 +43,7 @@ CALL, MAKE, OBJECT = range(3)
 
 _job = None             # the job of this process, from init to shutdown
 _runner = None          # the thread that runs callbacks
+_named = set()          # of (kind, name): the functions that have a name in the engine
 _here = threading.local()       # in_handler: this thread runs a handler
 
 
@@ -90,11 +95,15 @@ def init(job=None, *, name=None, rank=0, world_size=0, start_timeout=None, call_
 
     Without world_size, job, name, rank and world size come from the environment (BX_JOB, BX_NAME, BX_RANK,
     BX_WORLD_SIZE). start_timeout: 30 s by default; call_timeout: 60 s, math.inf for none. After shutdown it may be
-    called again. Raises RankMissing, Error; ValueError: a worker of this process is already in a job.
+    called again. world_size=1 needs no job: this process calls itself. Raises RankMissing, Error; ValueError: a worker
+    of this process is already in a job.
     """
     global _job, _runner
     if _job is not None:
         raise ValueError("this process is in a job already; boxcar.shutdown leaves it")
+    if job is None and world_size == 1:
+        job = f"alone-{os.getpid()}"
+    _named.clear()
     started = _boxcar.Job(_dispatch, job, name, rank, world_size, nanoseconds(start_timeout),
                           nanoseconds(call_timeout), pool_threads)
     _runner = threading.Thread(target=_run_callbacks, args=(started,), name="boxcar callbacks", daemon=True)
@@ -195,6 +204,17 @@ def counter(name):
     return _running().counter(name)
 
 
+Loans = namedtuple("Loans", "leases bytes oldest granted returned taken_back borrowed")
+Loans.__doc__ = """What a worker has lent to others: leases (one a message) and their bytes now, the age of the oldest
+in seconds; leases since the start: granted, returned, taken_back from the dead; and how many it has borrowed now."""
+
+
+def loans(worker=None):
+    """The Loans of this worker to another one, by its name or rank, or to all."""
+    rank = -1 if worker is None else worker if isinstance(worker, int) else worker_rank(worker)
+    return Loans(*_running().loans(rank))
+
+
 # ---- Requests ------------------------------------------------------------------------------------------------------
 
 def async_function(fn):
@@ -231,12 +251,22 @@ def _answer_later(future):
     return reply
 
 
+def _give_name(kind, fn):
+    """Inspectors show later calls of the function by its name, if it is one of the first 125 here."""
+    key = kind, name_of(fn)
+    job = _job
+    if key not in _named and job is not None:
+        _named.add(key)
+        job.register(*key)
+
+
 def _dispatch(kind, caller, message, object):
     """On a thread of the engine's pool: what a request gets."""
     _here.in_handler = True
     try:
         fn, args, kwargs, context_id = loads(message)
         set_context(join_context(context_id))
+        _give_name(kind, fn)
         if kind == OBJECT:
             if isinstance(object, Failure):
                 return dumps(object)

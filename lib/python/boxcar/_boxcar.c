@@ -37,8 +37,8 @@ static PyObject *job_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
     options.call_timeout_ns = call_ns;
     job->call_timeout_ns = call_ns != 0 ? call_ns : UINT64_C(60000000000);
     rc = bx_job_create(&options, &job->job);
-    if (rc == 0)
-        rc = boxpy_register(job);
+    for (int kind = BOXPY_CALL; rc == 0 && kind <= BOXPY_OBJECT; kind++)
+        rc = boxpy_register(job, (enum boxpy_kind)kind, boxpy_kinds[kind]);
     if (rc == 0)
         return (PyObject *)job;
     (void)boxpy_fail(rc, bx_error_text());
@@ -159,7 +159,7 @@ static PyObject *begin(PyObject *self, PyObject *args, bool makes)
     struct boxpy_call call;
     const char *to;
 
-    if (!PyArg_ParseTuple(args, "s" BOXPY_CALL, &to, BOXPY_CALL_ARGUMENTS(&call)))
+    if (!PyArg_ParseTuple(args, "s" BOXPY_CALL_FORMAT, &to, BOXPY_CALL_ARGUMENTS(&call)))
         return NULL;
     return boxpy_begin((struct boxpy_job *)self, to, NULL, makes, &call);
 }
@@ -247,6 +247,21 @@ static PyObject *job_is_alive(PyObject *self, PyObject *args)
     return PyBool_FromLong(bx_worker_is_alive(job->job, rank));
 }
 
+/* It may have no more room, or a function of another module may have the name: then it is shown by that, or by its
+ * kind. */
+static PyObject *job_register(PyObject *self, PyObject *args)
+{
+    struct boxpy_job *job = (struct boxpy_job *)self;
+    char shown[BX_NAME_MAX + 1];
+    const char *name;
+    int kind;
+
+    if (!PyArg_ParseTuple(args, "is", &kind, &name) || !boxpy_lives(job))
+        return NULL;
+    boxpy_name(shown, (enum boxpy_kind)kind, name);
+    return PyLong_FromLong(boxpy_register(job, (enum boxpy_kind)kind, shown));
+}
+
 static PyObject *job_counter(PyObject *self, PyObject *args)
 {
     struct boxpy_job *job = (struct boxpy_job *)self;
@@ -258,6 +273,21 @@ static PyObject *job_counter(PyObject *self, PyObject *args)
         return NULL;
     rc = bx_counter(job->job, name, &value);
     return rc == 0 ? PyLong_FromUnsignedLongLong(value) : boxpy_fail(rc, bx_error_text());
+}
+
+static PyObject *job_loans(PyObject *self, PyObject *args)
+{
+    struct boxpy_job *job = (struct boxpy_job *)self;
+    struct bx_loans loans = { 0 };
+    int rank, rc;
+
+    if (!PyArg_ParseTuple(args, "i", &rank) || !boxpy_lives(job))
+        return NULL;
+    rc = bx_job_loans(job->job, rank, &loans);
+    if (rc < 0)
+        return boxpy_fail(rc, bx_error_text());
+    return Py_BuildValue("(KKdKKKK)", loans.leases, loans.bytes, (double)loans.oldest_ns / 1e9, loans.granted,
+                         loans.returned, loans.taken_back, loans.borrowed);
 }
 
 static PyObject *job_world(PyObject *self, PyObject *unused)
@@ -285,8 +315,8 @@ static PyMethodDef job_methods[] = {
     { "destroy", job_destroy, METH_NOARGS, "destroy(): leaves, and ends Job.next." },
     { "forget", job_forget, METH_NOARGS, "forget(): in the child of a fork, which must not touch the job." },
     { "interrupt", job_interrupt, METH_O, "interrupt(on): ends waits." },
-    { "call", job_call, METH_VARARGS, "call(to, payload, buffers, refs, timeout_ns) -> Future" },
-    { "remote", job_remote, METH_VARARGS, "remote(to, payload, buffers, refs, timeout_ns) -> Ref" },
+    { "call", job_call, METH_VARARGS, "call(to, payload, buffers, refs, timeout_ns, name) -> Future" },
+    { "remote", job_remote, METH_VARARGS, "remote(to, payload, buffers, refs, timeout_ns, name) -> Ref" },
     { "ref", job_ref, METH_O, "ref(object) -> Ref: to an object of this worker." },
     { "allocate", job_allocate, METH_VARARGS, "allocate(nbytes) -> Buffer: memory of the arena, undefined." },
     { "next", job_next, METH_NOARGS, "next() -> (callable, future), or None when the job has ended. Waits." },
@@ -294,6 +324,8 @@ static PyMethodDef job_methods[] = {
     { "rank_of", job_rank_of, METH_VARARGS, "rank_of(name) -> int" },
     { "name_of", job_name_of, METH_VARARGS, "name_of(rank) -> str" },
     { "is_alive", job_is_alive, METH_VARARGS, "is_alive(rank) -> bool" },
+    { "register", job_register, METH_VARARGS, "register(kind, name) -> int: 0, or why it has no name." },
+    { "loans", job_loans, METH_VARARGS, "loans(rank) -> (leases, bytes, oldest_s, and so on); rank -1: all." },
     { "counter", job_counter, METH_VARARGS, "counter(name) -> int" },
     { NULL, NULL, 0, NULL },
 };
@@ -324,6 +356,7 @@ static PyObject *set_make_error(PyObject *self, PyObject *callable)
 
 static PyMethodDef functions[] = {
     { "set_make_error", set_make_error, METH_O, "set_make_error(callable): (code, name, text) -> an exception." },
+    { "detach", boxpy_detach, METH_O, "detach(on): calls of this thread are made for no request." },
     { NULL, NULL, 0, NULL },
 };
 

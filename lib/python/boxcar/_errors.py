@@ -74,6 +74,10 @@ class Corrupt(Error):
     """The peer's shared memory holds nonsense, it was cut off."""
 
 
+class WorkerFailed(Error):
+    """A worker of boxcar.spawn ended badly."""
+
+
 class RemoteTraceback(Exception):
     """The cause of an exception that another worker raised: its traceback, as text."""
 
@@ -85,7 +89,8 @@ _TYPES = {"BX_E_PEER_DEAD": PeerDead, "BX_E_SHUTDOWN": Shutdown, "BX_E_INTERRUPT
           "BX_E_TIMEOUT": Timeout, "BX_E_CANCELLED": Cancelled, "BX_E_NO_WORKER": NoWorker,
           "BX_E_NO_OBJECT": NoObject, "BX_E_RANK_MISSING": RankMissing,
           "BX_E_WOULD_DEADLOCK": WouldDeadlock, "BX_E_BUSY": Busy, "BX_E_TOO_LARGE": TooLarge,
-          "BX_E_ARENA_FULL": ArenaFull, "BX_E_NO_SPACE": NoSpace, "BX_E_ON_LOAN": OnLoan, "BX_E_CORRUPT": Corrupt}
+          "BX_E_ARENA_FULL": ArenaFull, "BX_E_NO_SPACE": NoSpace, "BX_E_ON_LOAN": OnLoan, "BX_E_CORRUPT": Corrupt,
+          "BX_E_WORKER_FAILED": WorkerFailed}
 
 
 def _make(code, name, text):

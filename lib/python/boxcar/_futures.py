@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: MIT
 """Futures: of calls, and those that a program makes itself."""
-import asyncio
 import concurrent.futures
 import sys
 import threading
@@ -144,4 +143,5 @@ class Future(concurrent.futures.Future):
     value = wait
 
     def __await__(self):
+        import asyncio          # takes as long as all of boxcar
         return asyncio.wrap_future(self).__await__()

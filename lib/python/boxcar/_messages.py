@@ -12,6 +12,7 @@ OUT_OF_BAND = 4096      # bytes: a smaller buffer costs less inside the pickle
 
 FOREVER = 2**64 - 1     # nanoseconds, as the engine counts them
 
+_called = set()         # names of functions
 # refs: those of the message that this thread writes or reads; context: of autograd, for what this thread calls and
 # answers; tensor: what the context returned for the last one of the message that is written
 _now = threading.local()
@@ -115,11 +116,22 @@ def nanoseconds(seconds):
     return max(1, int(seconds * 1e9))
 
 
+def name_of(fn):
+    """By what inspectors show a function or the method of a name; "": by nothing."""
+    name = fn if isinstance(fn, str) else getattr(fn, "__qualname__", "")
+    return name if isinstance(name, str) else ""
+
+
 def request(to, fn, args, kwargs, timeout):
-    """(payload, buffers, refs, timeout_ns): what each call of the engine is given."""
+    """(payload, buffers, refs, timeout_ns, name): what each call of the engine is given. No callee has a name for a
+    function that was never called."""
     context = get_context()
     context_id = None if context is None else context.carry_to(to)
-    return (*dumps((fn, tuple(args), kwargs or {}, context_id)), nanoseconds(timeout))
+    name = name_of(fn)
+    if name not in _called:
+        _called.add(name)
+        name = ""
+    return (*dumps((fn, tuple(args), kwargs or {}, context_id)), nanoseconds(timeout), name)
 
 
 class Failure:

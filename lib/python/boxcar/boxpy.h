@@ -5,7 +5,9 @@
  * A message is a pickle, buffers beside it (u8 tensors in the arena) and references; in Python a tuple (payload,
  * buffers, refs) of bytes, a list of bytearrays and a list of Ref. The engine has room for 128 functions: all of
  * Python's are one ("py.call"), all that make an object for a reference one ("py.make"), all uses of such an object one
- * ("py.object"). Each passes its message to one callable, which the job was given.
+ * ("py.object"). Each passes its message to one callable, which the job was given. So that inspectors show the names of
+ * Python, a callee registers the same handlers again by the name of each function that was called, while there is room.
+ * A caller takes that name, or if the callee does not have it, the common one.
  *
  * Threads. Handlers run on the engine's pool and take the GIL there. No Python runs on a thread that makes progress:
  * callbacks, and objects whose last reference is gone, go into a queue, from which a thread of Python takes them
@@ -107,7 +109,11 @@ int boxpy_find_shared(const void *data, Py_ssize_t bytes, struct bx_tensor **ten
 
 /* ---- handler.c ------------------------------------------------------------------------------------------ */
 
-int boxpy_register(struct boxpy_job *job);
+enum boxpy_kind { BOXPY_CALL, BOXPY_MAKE, BOXPY_OBJECT };   /* dispatch gets it */
+extern const char *const boxpy_kinds[];                 /* the engine's function of each kind */
+/* The name by which inspectors show a function: "add()", "new Counter()", ".add()". A C function has no such name. */
+void boxpy_name(char out[BX_NAME_MAX + 1], enum boxpy_kind kind, const char *name);
+int boxpy_register(struct boxpy_job *job, enum boxpy_kind kind, const char *name);
 struct boxpy_object *boxpy_new_object(struct boxpy_job *job, PyObject *what);   /* with a reference of its own */
 void boxpy_push(struct boxpy_job *job, struct boxpy_item *item);                /* without the GIL, or with it */
 /* The first of the queue; NULL: there is none, and with `waits` also that there will be none. */
@@ -119,19 +125,22 @@ void boxpy_free_item(struct boxpy_item *item);          /* an object is its item
 /* Releases the future or the reference; if the job is being destroyed, when that is over. */
 void boxpy_release(struct boxpy_job *job, struct bx_future *future, struct bx_rref *rref);
 
-/* What each call is given: (payload, buffers, refs, timeout_ns). */
+/* What each call is given: (payload, buffers, refs, timeout_ns, name). */
 struct boxpy_call {
     PyObject *payload, *buffers, *refs;
     unsigned long long timeout_ns;
+    const char *name;
 };
-#define BOXPY_CALL "OO!O!K"
+#define BOXPY_CALL_FORMAT "OO!O!Ks"
 #define BOXPY_CALL_ARGUMENTS(call) \
-    &(call)->payload, &PyList_Type, &(call)->buffers, &PyList_Type, &(call)->refs, &(call)->timeout_ns
+    &(call)->payload, &PyList_Type, &(call)->buffers, &PyList_Type, &(call)->refs, &(call)->timeout_ns, \
+    &(call)->name
 
 /* A call of a function of worker `to`, or if rref is not NULL on its object: a Future. With `makes` the function's
  * result stays there: a Ref. */
 PyObject *boxpy_begin(struct boxpy_job *job, const char *to, struct bx_rref *rref, bool makes,
                       const struct boxpy_call *call);
+PyObject *boxpy_detach(PyObject *self, PyObject *on);   /* this thread's calls are made for no request */
 PyObject *boxpy_new_ref(struct boxpy_job *job, struct bx_rref *rref);           /* takes the reference over */
 
 #endif

@@ -237,24 +237,42 @@ static bool tries_again(struct boxpy_job *job, struct bx_call_options *options)
     return true;
 }
 
+static _Thread_local bool is_detached;
+
+PyObject *boxpy_detach(PyObject *self, PyObject *on)
+{
+    (void)self;
+    is_detached = PyObject_IsTrue(on) == 1;
+    Py_RETURN_NONE;
+}
+
 PyObject *boxpy_begin(struct boxpy_job *job, const char *to, struct bx_rref *rref, bool makes,
                       const struct boxpy_call *call)
 {
-    struct bx_call_options options = { .timeout_ns = call->timeout_ns, .no_wait = true };
+    struct bx_call_options options = { .timeout_ns = call->timeout_ns, .no_wait = true,
+                                       .flags = is_detached ? BX_CALL_DETACHED : 0 };
     struct bx_msg *args = boxpy_pack(job, call->payload, call->buffers, call->refs);
     struct bx_future *future = NULL;
     struct bx_rref *made = NULL;
+    enum boxpy_kind kind = makes ? BOXPY_MAKE : rref != NULL ? BOXPY_OBJECT : BOXPY_CALL;
+    char name[BX_NAME_MAX + 1];
+    const char *function = call->name[0] != '\0' ? name : boxpy_kinds[kind];
     int rc;
 
     if (args == NULL)
         return NULL;
-    do {
+    boxpy_name(name, kind, call->name);
+    for (;;) {
         BOXPY_ENTER(job)
-        rc = makes          ? bx_remote(job->job, to, "py.make", args, &options, &made)
-             : rref != NULL ? bx_rref_async(rref, "py.object", args, &options, &future)
-                            : bx_rpc_async(job->job, to, "py.call", args, &options, &future);
+        rc = makes          ? bx_remote(job->job, to, function, args, &options, &made)
+             : rref != NULL ? bx_rref_async(rref, function, args, &options, &future)
+                            : bx_rpc_async(job->job, to, function, args, &options, &future);
         BOXPY_LEAVE(job)
-    } while (rc == -EAGAIN && tries_again(job, &options));
+        if (rc == BX_E_NO_FUNCTION && function == name)         /* the callee has not given it the name yet */
+            function = boxpy_kinds[kind];
+        else if (rc != -EAGAIN || !tries_again(job, &options))
+            break;
+    }
     bx_msg_destroy(args);
     if (rc == 0)
         return makes ? boxpy_new_ref(job, made) : new_future(job, future);
@@ -291,7 +309,7 @@ static PyObject *ref_call(PyObject *self, PyObject *args)
     struct boxpy_ref *ref = (struct boxpy_ref *)self;
     struct boxpy_call call;
 
-    if (!PyArg_ParseTuple(args, BOXPY_CALL, BOXPY_CALL_ARGUMENTS(&call)))
+    if (!PyArg_ParseTuple(args, BOXPY_CALL_FORMAT, BOXPY_CALL_ARGUMENTS(&call)))
         return NULL;
     return boxpy_begin(ref->job, NULL, ref->rref, false, &call);
 }

@@ -7,7 +7,7 @@
 #include <errno.h>
 #include <unistd.h>
 
-enum kind { CALL, MAKE, OBJECT };        /* dispatch gets it */
+const char *const boxpy_kinds[] = { "py.call", "py.make", "py.object" };
 
 /* ---- The queue ------------------------------------------------------------------------------------------ */
 
@@ -50,13 +50,13 @@ const struct bx_type boxpy_object_type = { .name = "python object", .destroy = d
 /* ---- Handlers ------------------------------------------------------------------------------------------- */
 
 /* What Python answers to a request; NULL: a Python error is set. */
-static PyObject *dispatch(struct boxpy_job *job, enum kind kind, const struct bx_request *request,
+static PyObject *dispatch(struct boxpy_job *job, enum boxpy_kind kind, const struct bx_request *request,
                           struct bx_reader *args)
 {
     struct boxpy_object *object = bx_request_object(request);
     PyObject *message, *answer = NULL;
 
-    if (!boxpy_lives(job))              /* destroy runs what was queued, but its callers are told already */
+    if (!boxpy_lives(job))
         return NULL;
     message = boxpy_unpack(job, *args);
     if (message != NULL)
@@ -68,8 +68,8 @@ static PyObject *dispatch(struct boxpy_job *job, enum kind kind, const struct bx
     return answer;
 }
 
-/* The request fails with the text of the Python error. */
-static int fail_request(void)
+/* The request fails with the text of the Python error. A job that is being destroyed runs what was queued. */
+static int fail_request(const struct boxpy_job *job)
 {
     PyObject *type, *value, *trace, *text;
     const char *said = NULL;
@@ -79,7 +79,8 @@ static int fail_request(void)
     PyErr_NormalizeException(&type, &value, &trace);
     text = value != NULL ? PyObject_Repr(value) : NULL;
     said = text != NULL ? PyUnicode_AsUTF8(text) : NULL;
-    rc = bx_fail(BX_E_HANDLER, "%s", said != NULL ? said : "an exception that has no text");
+    rc = bx_fail(job->job != NULL ? BX_E_HANDLER : BX_E_SHUTDOWN, "%s",
+                 said != NULL ? said : "an exception that has no text");
     Py_XDECREF(text);
     Py_XDECREF(type);
     Py_XDECREF(value);
@@ -99,10 +100,10 @@ static int answer_with(struct boxpy_job *job, PyObject *answer, struct bx_future
         return 0;
     }
     if (!PyArg_ParseTuple(answer, "OO!O!", &payload, &PyList_Type, &buffers, &PyList_Type, &refs))
-        return fail_request();
+        return fail_request(job);
     msg = boxpy_pack(job, payload, buffers, refs);
     if (msg == NULL)
-        return fail_request();
+        return fail_request(job);
     *reply = bx_future_create(job->job);
     if (*reply == NULL) {
         bx_msg_destroy(msg);
@@ -140,12 +141,12 @@ static PyGILState_STATE enter(void)
     return PyGILState_Ensure();
 }
 
-static int answers(struct boxpy_job *job, enum kind kind, const struct bx_request *request, struct bx_reader *args,
-                   struct bx_future **reply)
+static int answers(struct boxpy_job *job, enum boxpy_kind kind, const struct bx_request *request,
+                   struct bx_reader *args, struct bx_future **reply)
 {
     PyGILState_STATE state = enter();
     PyObject *answer = dispatch(job, kind, request, args);
-    int rc = answer != NULL ? answer_with(job, answer, reply) : fail_request();
+    int rc = answer != NULL ? answer_with(job, answer, reply) : fail_request(job);
 
     Py_XDECREF(answer);
     PyGILState_Release(state);
@@ -154,13 +155,13 @@ static int answers(struct boxpy_job *job, enum kind kind, const struct bx_reques
 
 static int call_comes(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
 {
-    return answers(context, CALL, request, args, reply);
+    return answers(context, BOXPY_CALL, request, args, reply);
 }
 
 static int object_is_used(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply,
                           void *context)
 {
-    return answers(context, OBJECT, request, args, reply);
+    return answers(context, BOXPY_OBJECT, request, args, reply);
 }
 
 /* NULL: a Python error is set. Takes no reference to `what` over. */
@@ -186,9 +187,9 @@ static int object_is_made(const struct bx_request *request, struct bx_reader *ar
 {
     PyGILState_STATE state = enter();
     struct boxpy_job *job = context;
-    PyObject *what = dispatch(job, MAKE, request, args);
+    PyObject *what = dispatch(job, BOXPY_MAKE, request, args);
     struct boxpy_object *object = what != NULL ? boxpy_new_object(job, what) : NULL;
-    int rc = object != NULL ? bx_msg_put_object(job->job, reply, &boxpy_object_type, object) : fail_request();
+    int rc = object != NULL ? bx_msg_put_object(job->job, reply, &boxpy_object_type, object) : fail_request(job);
 
     if (rc < 0 && object != NULL)
         boxpy_free_item(&object->item);
@@ -197,13 +198,18 @@ static int object_is_made(const struct bx_request *request, struct bx_reader *ar
     return rc;
 }
 
-int boxpy_register(struct boxpy_job *job)
+void boxpy_name(char out[BX_NAME_MAX + 1], enum boxpy_kind kind, const char *name)
 {
-    int rc = bx_register_async(job->job, "py.call", BX_BLOCKING, call_comes, job);
+    static const char *const before[] = { "", "new ", "." };
 
-    if (rc == 0)
-        rc = bx_register(job->job, "py.make", BX_BLOCKING, object_is_made, job);
-    if (rc == 0)
-        rc = bx_register_method_async(job->job, &boxpy_object_type, "py.object", BX_BLOCKING, object_is_used, job);
-    return rc;
+    snprintf(out, BX_NAME_MAX + 1, "%s%.24s()", before[kind], name);
+}
+
+int boxpy_register(struct boxpy_job *job, enum boxpy_kind kind, const char *name)
+{
+    if (kind == BOXPY_MAKE)
+        return bx_register(job->job, name, BX_BLOCKING, object_is_made, job);
+    if (kind == BOXPY_OBJECT)
+        return bx_register_method_async(job->job, &boxpy_object_type, name, BX_BLOCKING, object_is_used, job);
+    return bx_register_async(job->job, name, BX_BLOCKING, call_comes, job);
 }

@@ -202,7 +202,8 @@ ALL_SRCS := $(sort $(LIB_SRCS) $(NN_SRCS) $(AUTOGRAD_SRCS) \
 .DELETE_ON_ERROR:
 .SECONDARY:
 .PHONY: all tests demo test check-all unit e2e check stress soak switches test-gpu test-reference mutants lint \
-	size coverage coverage-run deps deps-unit deps-test deps-python deps-lint python test-python man built install uninstall deb test-deb clean help FORCE
+	size coverage coverage-run deps deps-unit deps-test deps-python deps-test-python deps-lint python test-python \
+	man built install uninstall deb test-deb clean help FORCE
 
 all: $(STATIC_LIB) $(SHARED_LIB) $(STATIC_NN) $(SHARED_NN) $(STATIC_AUTOGRAD) $(SHARED_AUTOGRAD) \
 	$(PROGRAMS:%=$(B)/bin/%)
@@ -362,8 +363,9 @@ $(B)/tests/prog_%: $(O)/tests/prog/prog_%.o $(STATIC_LIB)
 	$(call say,LINK,$@)
 	$(link) $(NO_LTO) $(LIBS)
 
-# The extension of Python and the package around it; PYTHONPATH=build/python finds it.
-PYTHON     ?= python3
+# The extension of Python and the package around it; PYTHONPATH=build/python finds it. What apt-get installs is for
+# the distribution's Python.
+PYTHON     ?= $(firstword $(wildcard /usr/bin/python3) python3)
 PYTHON_SRCS := $(wildcard lib/python/boxcar/*.[ch] lib/python/boxcar/*.py lib/python/boxcar/*/*.py)
 python: deps-python
 	@$(MAKE) --no-print-directory $(B)/python/made
@@ -426,7 +428,8 @@ test-gpu: deps-unit
 	@$(MAKE) --no-print-directory all tests
 	@$(TEST_ENV) tests/gpu/run.sh
 
-test-python: python
+test-python: deps-test-python
+	@$(MAKE) --no-print-directory $(B)/python/made
 	@$(TEST_ENV) PYTHON='$(PYTHON)' tests/run_scripts.sh tests/python/run.sh
 
 e2e: deps-test
@@ -470,6 +473,9 @@ deps-test:
 
 deps-python:
 	@CC='$(CC)' JEMALLOC='$(JEMALLOC)' PYTHON='$(PYTHON)' tools/install_deps.sh build python
+
+deps-test-python:
+	@CC='$(CC)' JEMALLOC='$(JEMALLOC)' PYTHON='$(PYTHON)' tools/install_deps.sh build python test-python
 
 deps-lint:
 	@CC='$(CC)' JEMALLOC='$(JEMALLOC)' tools/install_deps.sh build test lint
@@ -594,7 +600,7 @@ help:
 #?                      tests/gpu/run.sh and build/gpu/ also serve on a machine with a driver and nothing else
 #? make switches        tests of GPU memory with a simulated driver that refuses more; no GPU needed
 #? make e2e             the end-to-end tests alone
-#? make python          the package boxcar of Python, in build/python; PYTHON=python3
+#? make python          the package boxcar of Python, in build/python; PYTHON=/usr/bin/python3
 #? make test-python     its tests
 #? make stress          ring and doorbell under load, without Criterion
 #? make soak            tensors of all sizes between four workers for SOAK_S=3600 seconds: does an arena leak?

@@ -366,14 +366,17 @@ $(B)/tests/prog_%: $(O)/tests/prog/prog_%.o $(STATIC_LIB)
 # The extension of Python and the package around it; PYTHONPATH=build/python finds it. What apt-get installs is for
 # the distribution's Python.
 PYTHON     ?= $(firstword $(wildcard /usr/bin/python3) python3)
-PYTHON_SRCS := $(wildcard lib/python/boxcar/*.[ch] lib/python/boxcar/*.py lib/python/boxcar/*/*.py)
+PYTHON_SRCS := $(wildcard lib/python/boxcar/*.[ch])
+PYTHON_FILES := lib/python/boxcar/py.typed $(foreach e,py pyi,$(wildcard lib/python/boxcar/*.$(e) \
+	lib/python/boxcar/*/*.$(e)))
 python: deps-python
 	@$(MAKE) --no-print-directory $(B)/python/made
 
-$(B)/python/made: $(PYTHON_SRCS) $(SHARED_LIB)
+$(B)/python/made: $(PYTHON_SRCS) $(PYTHON_FILES) $(SHARED_LIB)
 	$(call say,PYTHON,$(@D)/boxcar)
-	$(Q)rm -rf $(@D) && mkdir -p $(@D)/boxcar/rpc
-	$(Q)cp lib/python/boxcar/*.py $(@D)/boxcar && cp lib/python/boxcar/rpc/*.py $(@D)/boxcar/rpc
+	$(Q)rm -rf $(@D)
+	$(Q)for file in $(PYTHON_FILES:lib/python/%=%); do $(INSTALL) -D -m 644 lib/python/$$file $(@D)/$$file || \
+		exit 1; done
 	$(Q)$(CC) -shared -o $(@D)/boxcar/_boxcar$$($(PYTHON) -c 'import sysconfig as s; print(s.get_config_var("EXT_SUFFIX"))') \
 		-isystem $$($(PYTHON) -c 'import sysconfig as s; print(s.get_paths()["include"])') \
 		$(ALL_CPPFLAGS) $(ALL_CFLAGS) $(NO_LTO) $(filter %.c,$^) $(ALL_LDFLAGS) \

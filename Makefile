@@ -363,7 +363,8 @@ $(B)/tests/prog_%: $(O)/tests/prog/prog_%.o $(STATIC_LIB)
 	$(call say,LINK,$@)
 	$(link) $(NO_LTO) $(LIBS)
 
-# The extension of Python and the package around it; PYTHONPATH=build/python finds it. What apt-get installs is for
+# The extension of Python and the package around it; PYTHONPATH=build/python finds it. The extension looks for libboxcar
+# beside itself, where this package has a link to it, and then where the loader does. What apt-get installs is for
 # the distribution's Python.
 PYTHON     ?= $(firstword $(wildcard /usr/bin/python3) python3)
 PYTHON_SRCS := $(wildcard lib/python/boxcar/*.[ch])
@@ -380,7 +381,8 @@ $(B)/python/made: $(PYTHON_SRCS) $(PYTHON_FILES) $(SHARED_LIB)
 	$(Q)$(CC) -shared -o $(@D)/boxcar/_boxcar$$($(PYTHON) -c 'import sysconfig as s; print(s.get_config_var("EXT_SUFFIX"))') \
 		-isystem $$($(PYTHON) -c 'import sysconfig as s; print(s.get_paths()["include"])') \
 		$(ALL_CPPFLAGS) $(ALL_CFLAGS) $(NO_LTO) $(filter %.c,$^) $(ALL_LDFLAGS) \
-		-L$(B)/lib -lboxcar -Wl,-rpath,'$$ORIGIN/../../lib' && touch $@
+		-L$(B)/lib -lboxcar -Wl,-rpath,'$$ORIGIN'
+	$(Q)ln -s ../../lib/$(SONAME) $(@D)/boxcar && touch $@
 
 # ---- The two commands ----------------------------------------------------------------------------
 
@@ -526,6 +528,11 @@ INSTALLED := $(STATIC_LIB)=$(LIBDIR)/libboxcar.a \
 # For the shell: the pages of functions and words, and those of the programs that are installed.
 PAGES     := $(MAN)/man1/shmstat.1 $(MAN)/man1/gpucheck.1 $(MAN)/man3/*.3 $(MAN)/man7/*.7
 OWN_DIRS  := $(LIBDIR)/cmake/Boxcar $(DOCDIR)/examples $(DOCDIR) $(PREFIX)/share/boxcar
+# The package of Python is installed if it was built: into the directory under the prefix where that Python looks, or
+# would if the prefix were its own.
+PYTHON_DIR = $(if $(wildcard $(B)/python/made),$(shell $(PYTHON) -c 'import site, sysconfig; \
+	print(next((d for d in site.getsitepackages() if d.startswith("$(PREFIX)/lib")), \
+	sysconfig.get_path("platlib", "posix_prefix", {"platbase": "$(PREFIX)"})))'))
 LINKS     := $(SONAME) libboxcar.so $(SONAME_NN) libboxcar_nn.so $(SONAME_AUTOGRAD) libboxcar_autograd.so
 
 $(B)/%.pc: lib/%.pc.in FORCE
@@ -546,7 +553,7 @@ $(B)/%.cmake: lib/%.cmake.in FORCE
 		-e 's|@AUTOGRAD_PRIVATE@|$(call pc_words,boxcar_autograd,Libs.private)|' $< > $@
 
 # Everything that is built and then installed.
-built: $(MAN)/made $(MAN)/man1/gpucheck.1 $(filter $(B)/%,$(foreach i,$(INSTALLED),$(firstword $(subst =, ,$(i)))))
+built: $(MAN)/made $(MAN)/man1/gpucheck.1 $(wildcard $(B)/python/made) $(filter $(B)/%,$(foreach i,$(INSTALLED),$(firstword $(subst =, ,$(i)))))
 
 install: built
 	$(foreach i,$(INSTALLED),@$(INSTALL) -D -m 644 $(subst =, '$(DESTDIR),$(i))'$(newline))
@@ -559,12 +566,15 @@ install: built
 	@ln -sf $(SONAME_NN) '$(DESTDIR)$(LIBDIR)/libboxcar_nn.so'
 	@ln -sf $(notdir $(SHARED_AUTOGRAD)) '$(DESTDIR)$(LIBDIR)/$(SONAME_AUTOGRAD)'
 	@ln -sf $(SONAME_AUTOGRAD) '$(DESTDIR)$(LIBDIR)/libboxcar_autograd.so'
+	$(if $(PYTHON_DIR),@for file in $$(cd $(B)/python && find boxcar -type f ! -name '*.pyc'); do \
+		$(INSTALL) -D -m 644 $(B)/python/"$$file" '$(DESTDIR)$(PYTHON_DIR)'/"$$file" || exit 1; done)
 	@echo 'installed under $(DESTDIR)$(PREFIX)'
 
 uninstall: $(MAN)/made $(MAN)/man1/gpucheck.1
 	$(foreach i,$(INSTALLED),@rm -f '$(DESTDIR)$(lastword $(subst =, ,$(i)))'$(newline))
 	@for page in $(PAGES); do rm -f '$(DESTDIR)$(PREFIX)/share/man'/"$${page#$(MAN)/}"; done
 	@rm -f $(LINKS:%='$(DESTDIR)$(LIBDIR)/%')
+	$(if $(PYTHON_DIR),@rm -rf '$(DESTDIR)$(PYTHON_DIR)/boxcar')
 	@for dir in $(OWN_DIRS:%='$(DESTDIR)%'); do if test -d "$$dir"; then rmdir "$$dir"; fi; done
 
 define newline
@@ -615,7 +625,8 @@ help:
 #? make lint            clang with warnings as errors, clang-tidy, cppcheck, clang-format
 #? make size            lines of code by room, without comments and blanks
 #? make man             manual pages of functions (3), words (7) and programs (1), in build/man
-#? make install         into $(DESTDIR)$(PREFIX), by default /usr/local; run ldconfig afterwards
+#? make install         into $(DESTDIR)$(PREFIX), by default /usr/local; run ldconfig afterwards. After `make python`
+#?                      the package of Python too
 #? make uninstall       takes the same files away
 #? make deb             Debian packages in build/deb: libboxcar0, libboxcar-dev, boxcar-tools and others
 #? make test-deb        builds them, runs lintian, installs them into a directory, builds the examples, removes them

@@ -628,7 +628,7 @@ help:
 #? make install         into $(DESTDIR)$(PREFIX), by default /usr/local; run ldconfig afterwards. After `make python`
 #?                      the package of Python too
 #? make uninstall       takes the same files away
-#? make deb             Debian packages in build/deb: libboxcar0, libboxcar-dev, boxcar-tools and others
+#? make deb             Debian packages in build/deb: libboxcar0, libboxcar-dev, python3-boxcar and others
 #? make test-deb        builds them, runs lintian, installs them into a directory, builds the examples, removes them
 #? make clean           removes what is in build/, but for jemalloc's source and what is made of it
 #?

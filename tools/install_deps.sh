@@ -99,6 +99,8 @@ test-python python3-numpy have_python_module numpy
 test-python python3-cloudpickle have_python_module cloudpickle
 deb debhelper have_program dh
 deb dpkg-dev have_program dpkg-buildpackage
+deb dh-python have_program dh_python3
+deb python3-dev have_python_headers
 test-deb lintian have_program lintian
 test-deb fakeroot have_program fakeroot
 test-deb cmake have_program cmake

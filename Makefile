@@ -202,8 +202,8 @@ ALL_SRCS := $(sort $(LIB_SRCS) $(NN_SRCS) $(AUTOGRAD_SRCS) \
 .DELETE_ON_ERROR:
 .SECONDARY:
 .PHONY: all tests demo test check-all unit e2e check stress soak switches test-gpu test-reference mutants lint \
-	size coverage coverage-run deps deps-unit deps-test deps-python deps-test-python deps-lint python test-python \
-	man built install uninstall deb test-deb clean help FORCE
+	size coverage coverage-run deps deps-unit deps-test deps-python deps-wheel deps-test-python deps-lint python \
+	wheel test-python man built install uninstall deb test-deb clean help FORCE
 
 all: $(STATIC_LIB) $(SHARED_LIB) $(STATIC_NN) $(SHARED_NN) $(STATIC_AUTOGRAD) $(SHARED_AUTOGRAD) \
 	$(PROGRAMS:%=$(B)/bin/%)
@@ -373,7 +373,7 @@ PYTHON_FILES := lib/python/boxcar/py.typed $(foreach e,py pyi,$(wildcard lib/pyt
 python: deps-python
 	@$(MAKE) --no-print-directory $(B)/python/made
 
-$(B)/python/made: $(PYTHON_SRCS) $(PYTHON_FILES) $(SHARED_LIB)
+$(B)/python/made: Makefile $(PYTHON_SRCS) $(PYTHON_FILES) $(SHARED_LIB)
 	$(call say,PYTHON,$(@D)/boxcar)
 	$(Q)rm -rf $(@D)
 	$(Q)for file in $(PYTHON_FILES:lib/python/%=%); do $(INSTALL) -D -m 644 lib/python/$$file $(@D)/$$file || \
@@ -383,6 +383,10 @@ $(B)/python/made: $(PYTHON_SRCS) $(PYTHON_FILES) $(SHARED_LIB)
 		$(ALL_CPPFLAGS) $(ALL_CFLAGS) $(NO_LTO) $(filter %.c,$^) $(ALL_LDFLAGS) \
 		-L$(B)/lib -lboxcar -Wl,-rpath,'$$ORIGIN'
 	$(Q)ln -s ../../lib/$(SONAME) $(@D)/boxcar && touch $@
+
+wheel: deps-wheel
+	@$(MAKE) --no-print-directory $(B)/python/made
+	@JEMALLOC='$(JEMALLOC)' PYTHON='$(PYTHON)' tools/build_wheel.sh $(B)/python/boxcar $(B)/wheel
 
 # ---- The two commands ----------------------------------------------------------------------------
 
@@ -435,7 +439,7 @@ test-gpu: deps-unit
 
 test-python: deps-test-python
 	@$(MAKE) --no-print-directory $(B)/python/made
-	@$(TEST_ENV) PYTHON='$(PYTHON)' tests/run_scripts.sh tests/python/run.sh
+	@$(TEST_ENV) PYTHON='$(PYTHON)' tests/run_scripts.sh tests/python/*.sh
 
 e2e: deps-test
 	@$(MAKE) --no-print-directory all tests
@@ -478,6 +482,9 @@ deps-test:
 
 deps-python:
 	@CC='$(CC)' JEMALLOC='$(JEMALLOC)' PYTHON='$(PYTHON)' tools/install_deps.sh build python
+
+deps-wheel:
+	@CC='$(CC)' JEMALLOC='$(JEMALLOC)' PYTHON='$(PYTHON)' tools/install_deps.sh build python wheel
 
 deps-test-python:
 	@CC='$(CC)' JEMALLOC='$(JEMALLOC)' PYTHON='$(PYTHON)' tools/install_deps.sh build python test-python
@@ -614,6 +621,7 @@ help:
 #? make switches        tests of GPU memory with a simulated driver that refuses more; no GPU needed
 #? make e2e             the end-to-end tests alone
 #? make python          the package boxcar of Python, in build/python; PYTHON=/usr/bin/python3
+#? make wheel           a wheel of it, with the library, in build/wheel
 #? make test-python     its tests
 #? make stress          ring and doorbell under load, without Criterion
 #? make soak            tensors of all sizes between four workers for SOAK_S=3600 seconds: does an arena leak?

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: MIT
 #
 # Installs what Boxcar needs and this machine lacks: `install_deps.sh GROUP...`, GROUP being build, unit
-# (what the unit tests are compiled with), test (that, and what the other tests run), python (what
-# `make python` needs), test-python (what its tests need besides), lint, deb (what `make deb` runs) or test-deb (what
-# `make test-deb` runs besides). Run by `make deps`, `make deps-unit` and so on.
+# (what the unit tests are compiled with), test (that, and what the other tests run), python (what `make python` needs),
+# wheel (what `make wheel` needs besides), test-python (what the tests of Python need besides `python`), lint, deb (what
+# `make deb` runs) or test-deb (what `make test-deb` runs besides). Run by `make deps`, `make deps-unit` and so on.
 #
 # `install_deps.sh --look GROUP...` installs nothing: it fails with a sentence that names what is missing.
 #
@@ -94,6 +94,9 @@ test man-db have_program man
 test mandoc have_program mandoc
 test python3 have_program python3
 python python3-dev have_python_headers
+wheel python3-wheel have_python_module wheel
+test-python python3-wheel have_python_module wheel
+test-python python3-pip have_python_module pip
 test-python python3-torch have_python_module torch
 test-python python3-numpy have_python_module numpy
 test-python python3-cloudpickle have_python_module cloudpickle

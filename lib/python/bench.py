@@ -17,7 +17,11 @@ import boxcar.rpc
 
 try:
     import torch
+    import torch.distributed.autograd
+    import torch.distributed.optim
     import torch.distributed.rpc
+    import boxcar.autograd
+    import boxcar.optim
 except ImportError:
     torch = None
 
@@ -44,6 +48,48 @@ def in_arena(tensors):
     return [boxcar.rpc.empty_like(tensor).copy_(tensor) for tensor in tensors]
 
 
+def parts():
+    """The RPC tutorial's RNN: the embedding table, the LSTM, the decoder."""
+    return torch.nn.Embedding(10, 2), torch.nn.LSTM(2, 3, 4), torch.nn.Linear(3, 10)
+
+
+def loss_of(decoded):
+    return torch.nn.functional.cross_entropy(decoded, torch.zeros(5, 10, dtype=torch.long))
+
+
+def apply(rref, *args):
+    return rref.local_value()(*args)
+
+
+def parameters(package, rref):
+    return [sys.modules[package].rpc.RRef(parameter) for parameter in rref.local_value().parameters()]
+
+
+class Rnn:
+    """An iteration of it, with the table and the decoder in worker1."""
+
+    def __init__(self, package):
+        self.rpc, self.autograd = package.rpc, package.autograd
+        self.table, self.decoder = [self.rpc.remote("worker1", parts().__getitem__, (i,)) for i in (0, 2)]
+        self.lstm = parts()[1]
+        rrefs = parameters(package.__name__, self.rpc.RRef(self.lstm))
+        for rref in self.table, self.decoder:
+            rrefs += self.rpc.rpc_sync("worker1", parameters, args=(package.__name__, rref))
+        self.optimizer = package.optim.DistributedOptimizer(torch.optim.SGD, rrefs, lr=0.05)
+
+    def step(self):
+        with self.autograd.context() as context_id:
+            embedded = self.rpc.rpc_sync("worker1", apply, args=(self.table, torch.zeros(5, 3, dtype=torch.long)))
+            loss = loss_of(self.rpc.rpc_sync("worker1", apply, args=(self.decoder, self.lstm(embedded)[0])))
+            self.autograd.backward(context_id, [loss])
+            self.optimizer.step(context_id)
+
+
+def rnn():
+    models = {package.rpc: Rnn(package) for package in (boxcar, torch.distributed)}
+    return lambda rpc: models[rpc].step()
+
+
 def subjects():
     """(name, what is measured, how often in a slice, calls in one)"""
     yield "empty call", one_at_a_time, 300, 1
@@ -54,6 +100,7 @@ def subjects():
                                  ("94 MB in 161", 3, [torch.ones(146000) for _ in range(161)])):
         yield f"{name}, tensors", sends(tensors), times, 1
         yield f"{name}, in the arena", sends(tensors, in_arena(tensors)), times, 1
+    yield "RNN iteration", rnn(), 20, 1
 
 
 def measure(name, work, times, calls, slices):

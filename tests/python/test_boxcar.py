@@ -649,7 +649,7 @@ class Tests(unittest.TestCase):
             boxcar.init(f"alone{os.getpid()}", world_size=2, start_timeout=0.2)
         with self.assertRaisesRegex(ValueError, "MASTER_ADDR"):
             rpc.init_rpc("agent", rank=0, world_size=2)
-        self.assertEqual(boxcar.nanoseconds(math.inf), boxcar.FOREVER)
+        self.assertEqual(boxcar.nanoseconds(math.inf), boxcar._messages.FOREVER)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,28 @@
 # SPDX-License-Identifier: MIT
 """Programs of torch over boxcar.rpc; jobs.py runs the classes Run*."""
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
 import sys
+import threading
+import time
 import unittest
 
 try:
     import torch
+    from torch.futures import collect_all, wait_all     # before boxcar, which they are to know all the same
 except ImportError:
     print("skip torch is not installed")
     sys.exit(0)
 
 import boxcar
+import boxcar.autograd as dist_autograd
 import boxcar.rpc as rpc
+from boxcar.nn import RemoteModule
+from boxcar.optim import DistributedOptimizer
 from jobs import CASE, Run, main
 
 
@@ -29,8 +41,203 @@ def described(tensor):
     return type(tensor), tensor.dtype, tuple(tensor.shape), tensor.requires_grad, tensor.is_leaf, tensor.tolist()
 
 
+def fails():
+    raise KeyError("no such thing")
+
+
+class Batch:
+    """Answers when as many calls have come as it waits for, as the tutorials' batches do."""
+
+    def __init__(self, size):
+        self.size = size
+        self.rows = []
+        self.future = torch.futures.Future()
+        self.lock = threading.Lock()
+
+    @staticmethod
+    @rpc.functions.async_execution
+    def add(rref, value):
+        self = rref.local_value()
+        with self.lock:
+            index = len(self.rows)
+            self.rows.append(value)
+            row = self.future.then(lambda future: future.wait()[index])
+            if index + 1 == self.size:
+                future, self.future = self.future, torch.futures.Future()
+                future.set_result(torch.stack(self.rows) * 2)
+        return row.then(lambda row: row.value() + 1)
+
+    def size_of(self):
+        return self.size
+
+
+# ---- Computations over workers 0 to 2: with `remote` by calls, else in one process ----------------------------------
+
+WEIGHTS = [(torch.arange(3.) + rank + 1).requires_grad_() for rank in range(3)]
+
+
+def call(remote, rank, fn, *args):
+    if remote:
+        return boxcar.call(rank, fn, args)
+    return fn(*[value.clone() if isinstance(value, torch.Tensor) else value for value in args])
+
+
+def times(rank, x):
+    return x * WEIGHTS[rank]
+
+
+def chain(remote, x):
+    """0 -> 1 -> 2."""
+    return call(remote, 1, chain_on, remote, x) * WEIGHTS[0]
+
+
+def chain_on(remote, x):
+    return call(remote, 2, times, 2, x * WEIGHTS[1]) + x
+
+
+def ping_pong(remote, x, n=5, rank=0):
+    x = x * WEIGHTS[rank]
+    return call(remote, 1 - rank, ping_pong, remote, x, n - 1, 1 - rank) if n > 0 else x
+
+
+def diamond(remote, x):
+    """What 1 receives it sends to both 2 and 0."""
+    return call(remote, 1, diamond_on, remote, x * x)
+
+
+def diamond_on(remote, x):
+    return call(remote, 2, times, 2, x) * call(remote, 0, times, 0, x)
+
+
+def unused(remote, x):
+    """Of what was sent, and of what came back, little leads to the root."""
+    call(remote, 2, times, 2, x)
+    y, z = call(remote, 1, unused_on, remote, x, x * 2)
+    call(remote, 2, times, 2, z)
+    return y
+
+
+def unused_on(remote, x, y):
+    return x + call(remote, 2, times, 2, x), y * WEIGHTS[1]
+
+
+def written(remote, x):
+    """Writes after they were sent, and to what was received."""
+    x = x * 2
+    y = call(remote, 1, written_on, x)
+    x.mul_(5)
+    return x + y.mul_(7)
+
+
+def written_on(x):
+    x = x.mul_(3)
+    y = x * WEIGHTS[1]
+    return y
+
+
+def without_grad(remote, x):
+    with torch.no_grad():
+        y = call(remote, 1, times, 1, x)
+    return y.detach() * x * call(remote, 1, untracked, x)
+
+
+def untracked(x):
+    with torch.no_grad():
+        return x * WEIGHTS[1]
+
+
+def many(remote, x):
+    """Ten calls, whose gradients are ready at the same time; dicts and lists of tensors."""
+    return sum(call(remote, 1 + i % 2, many_on, 1 + i % 2, {"x": [x, x * i]})["sum"] for i in range(10))
+
+
+def many_on(rank, tensors):
+    x, y = tensors["x"]
+    return {"sum": (x * y).sigmoid() * WEIGHTS[rank]}
+
+
+def weight_gradient(rank, context_id):
+    return dist_autograd.get_gradients(context_id).get(WEIGHTS[rank])
+
+
+def contexts():
+    return len(dist_autograd._contexts), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def chain_wide(x):
+    return boxcar.call(2, torch.exp, (x * 2,))
+
+
+def chain_late(x):
+    """Calls when its context has ended."""
+    time.sleep(0.1)
+    return boxcar.call(2, torch.exp, (x * 2,))
+
+
+def module_on(module):
+    return module(torch.ones(3))
+
+
+def slowly(module):
+    time.sleep(0.1)
+    return module
+
+
+def weight_of(rref, rrefs):
+    """Uses references before their objects are made."""
+    return rref.local_value().weight.sum().item() + rrefs[0].to_here()
+
+
+class Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x, how):
+        context.how = how
+        return x * 1
+
+    @staticmethod
+    def backward(context, gradient):
+        if context.how == "raises":
+            raise ValueError("fails in backward")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fails_backward(x, how):
+    return Fails.apply(x, how)
+
+
+# ---- The tests ------------------------------------------------------------------------------------------------------
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return str(probe.getsockname()[1])
+
+
 class Tests(unittest.TestCase):
-    pass
+    def close(self, got, wanted):
+        """Whether numbers in lists are equal to 1e-6."""
+        if isinstance(wanted, list):
+            self.assertEqual(len(got), len(wanted))
+            for pair in zip(got, wanted):
+                self.close(*pair)
+        else:
+            self.assertAlmostEqual(got, wanted, delta=1e-6)
+
+    def test_rnn(self):
+        """Losses and gradients are those of one process, and of torch's RPC."""
+        program = os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), "rnn.py")
+        environment = {**os.environ, "MASTER_ADDR": "localhost", "MASTER_PORT": free_port()}
+        workers = [subprocess.Popen([sys.executable, program, *arguments], env=environment, text=True,
+                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                   for arguments in (["local"], ["boxcar", "1"], ["torch.distributed", "1"],
+                                     ["boxcar", "0"], ["torch.distributed", "0"])]
+        outputs = [worker.communicate(timeout=120) for worker in workers]
+        for worker, output in zip(workers, outputs):
+            self.assertEqual(worker.returncode, 0, output[1])
+        local, ours, torchs = (json.loads(output[0]) for output in outputs[:3])
+        self.assertEqual(len(local), 5)
+        self.close(ours, local)
+        self.close(ours, torchs)
 
 
 # ---- Jobs -----------------------------------------------------------------------------------------------------------
@@ -63,6 +270,163 @@ class RunTensors(Run):
         CASE.assertIs(back[0], back[1])
         back = rpc.rpc_sync("worker1", torch.add, args=(torch.ones(3), 2))
         CASE.assertEqual(back.tolist(), [3, 3, 3])
+
+
+class RunFutures(Run):
+    def first(self):
+        future = rpc.rpc_async("worker1", echo, (3,))
+        CASE.assertIsInstance(future, boxcar.Future)
+        CASE.assertIsInstance(future, torch.futures.Future)
+        CASE.assertEqual((future.wait(), future.value()), (3, 3))
+        batch = rpc.remote("worker1", Batch, (3,))
+        own = torch.futures.Future()
+        futures = [own, future, batch.rpc_async().size_of(), future.then(lambda future: future.value() + 1)]
+        futures += [rpc.rpc_async(batch.owner(), Batch.add, (batch, torch.ones(2) * i)) for i in range(3)]
+        all = collect_all(futures)
+        CASE.assertFalse(all.done())
+        own.set_result(5)
+        CASE.assertEqual([future.value() for future in all.wait()][:4], [5, 3, 3, 4])
+        CASE.assertEqual([rows[0] for rows in wait_all(futures)[4:]], [1, 3, 5])
+        CASE.assertEqual(wait_all([collect_all(futures).then(lambda all: len(all.value()))]), [7])
+        failed = rpc.rpc_async("worker1", fails)
+        for _ in range(2):
+            with CASE.assertRaisesRegex(KeyError, "On worker1"):
+                wait_all([rpc.rpc_async("worker1", echo, (1,)), failed])
+        CASE.assertEqual(wait_all([]), [])
+
+
+class RunAutograd(Run):
+    size = 3
+    status = {2: -signal.SIGKILL}
+
+    def check(self, program, backwards=1):
+        """The gradients of x and of all weights, beside those of one process."""
+        x = torch.rand(3, requires_grad=True)
+        with dist_autograd.context() as context_id:
+            root = program(True, x).sum()
+            for _ in range(backwards):
+                dist_autograd.backward(context_id, [root], retain_graph=True)
+            mine = dist_autograd.get_gradients(context_id)
+            got = [mine.get(x), mine.get(WEIGHTS[0])]
+            got += [boxcar.call(rank, weight_gradient, (rank, context_id)) for rank in (1, 2)]
+        wanted = torch.autograd.grad(program(False, x).sum(), [x, *WEIGHTS], allow_unused=True)
+        for one, other in zip(got, wanted):
+            CASE.assertEqual(one is None, other is None, program)
+            if one is not None:
+                torch.testing.assert_close(one, backwards * other, msg=program.__name__)
+        CASE.assertEqual([weight.grad for weight in WEIGHTS], [None] * 3)
+
+    def ended(self):
+        """The most memory of each worker, in KiB; waits until none has a context."""
+        deadline = time.monotonic() + 10
+        while True:
+            counts, memory = zip(*(boxcar.call(rank, contexts) if rank > 0 else contexts() for rank in range(3)))
+            if sum(counts) == 0:
+                return memory
+            CASE.assertLess(time.monotonic(), deadline, counts)
+            time.sleep(0.01)
+
+    def first(self):
+        programs = chain, ping_pong, diamond, unused, written, without_grad, many
+        for program in programs:
+            self.check(program)
+        self.check(diamond, backwards=2)
+        errors = []
+
+        def checks(program):
+            try:
+                for _ in range(10):
+                    self.check(program)
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=checks, args=(program,)) for program in programs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        CASE.assertEqual(errors, [])
+        self.rref_backward()
+        self.remote_module()
+        self.errors()
+        self.memory()
+        self.dies()
+
+    def rref_backward(self):
+        x = torch.ones(3, requires_grad=True)
+        with dist_autograd.context() as context_id:
+            rref = rpc.remote(1, times, (1, x))
+            total = rpc.remote(1, torch.sum, (rref.to_here(),))
+            total.backward(context_id)
+            CASE.assertEqual(dist_autograd.get_gradients(context_id)[x].tolist(), WEIGHTS[1].tolist())
+            with CASE.assertRaisesRegex(RuntimeError, "specified"):
+                total.backward()
+            with CASE.assertRaisesRegex(RuntimeError, "contain a tensor"):
+                rpc.RRef(3).backward(context_id)
+        rpc.RRef((x * 2).sum()).backward()
+        CASE.assertEqual(x.grad.tolist(), [2, 2, 2])
+
+    def remote_module(self):
+        module = RemoteModule("worker1/cpu", torch.nn.Linear, (3, 1), {"bias": False})
+        optimizer = DistributedOptimizer(torch.optim.SGD, module.remote_parameters(), lr=0.5)
+        before = [rref.to_here() for rref in module.remote_parameters()]
+        hybrid = torch.nn.Sequential(module, torch.nn.Linear(1, 1))
+        with dist_autograd.context() as context_id:
+            dist_autograd.backward(context_id, [module.forward_async(torch.ones(2, 3)).wait().sum() + hybrid[0].eval()(
+                torch.ones(1, 3)).sum()])
+            optimizer.step(context_id)
+        after = module.get_module_rref().to_here()
+        CASE.assertTrue(torch.allclose(before[0] - after.weight, torch.full((1, 3), 1.5)))
+        CASE.assertFalse(after.training)
+        CASE.assertTrue(torch.equal(boxcar.call(2, module_on, (module,)), after(torch.ones(3))))
+        with CASE.assertRaisesRegex(ValueError, "remote_parameters"):
+            hybrid[0].parameters()
+        with CASE.assertRaisesRegex(ValueError, "host memory"):
+            RemoteModule("rank:1/cuda:0", torch.nn.Linear, (3, 1))
+        with CASE.assertRaises(RuntimeError):
+            optimizer.step(100)
+        made = rpc.remote(1, slowly, (after,))
+        other = rpc.remote(2, slowly, (1.0,))
+        CASE.assertAlmostEqual(rpc.rpc_sync(1, weight_of, (made, [other])), after.weight.sum().item() + 1, places=5)
+
+    def errors(self):
+        x = torch.ones(3, requires_grad=True)
+        with CASE.assertRaisesRegex(RuntimeError, "Could not find autograd context with id: 100"):
+            dist_autograd.backward(100, [x.sum()])
+        with CASE.assertRaises(ZeroDivisionError), dist_autograd.context() as context_id:
+            for roots, text in (([], "No tensors"), ([x], "not a scalar"), ([torch.ones(1)], "requires_grad not set")):
+                with CASE.assertRaisesRegex(RuntimeError, text):
+                    dist_autograd.backward(context_id, roots)
+            with CASE.assertRaisesRegex(RuntimeError, "already"), dist_autograd.context():
+                pass
+            y = boxcar.call(1, times, (1, boxcar.call(2, fails_backward, (x, "raises"))))
+            with CASE.assertRaisesRegex(ValueError, r"(?s)fails in backward.*On 2:.*in backward"):
+                dist_autograd.backward(context_id, [y.sum()])
+            1 / 0
+        late = boxcar.call_async(1, chain_late, (x,))
+        with dist_autograd.context():
+            late = boxcar.call_async(1, chain_late, (x,))
+        late.result()
+
+    def memory(self):
+        x = torch.ones(10000, requires_grad=True)
+        for i in range(1100):
+            if i == 100:
+                before = self.ended()
+            with dist_autograd.context() as context_id:
+                y = boxcar.call(1, chain_wide, (x,))
+                if i % 2 == 0:
+                    dist_autograd.backward(context_id, [y.sum()])
+        grown = [after - first for first, after in zip(before, self.ended())]
+        CASE.assertLess(max(grown), 4096)               # KiB; a context has 120 of tensors in each worker
+
+    def dies(self):
+        with CASE.assertRaises(boxcar.PeerDead), dist_autograd.context() as context_id:
+            y = boxcar.call(1, times, (1, boxcar.call(2, fails_backward, (torch.ones(3, requires_grad=True), "dies"))))
+            dist_autograd.backward(context_id, [y.sum()])
+        with dist_autograd.context() as context_id:
+            dist_autograd.backward(context_id, [boxcar.call(1, times, (1, torch.ones(3))).sum()])
+            CASE.assertEqual(boxcar.call(1, weight_gradient, (1, context_id)).tolist(), [1, 1, 1])
 
 
 if __name__ == "__main__":

@@ -26,8 +26,8 @@ from . import _boxcar
 from ._batches import batch
 from ._errors import (ArenaFull, Busy, Cancelled, Corrupt, Error, NoObject, NoSpace, NoWorker, OnLoan, PeerDead,
                       RankMissing, RemoteTraceback, Shutdown, Timeout, TooLarge, WorkerFailed, WouldDeadlock)
-from ._futures import Future, settle
-from ._messages import FOREVER, Failure, dumps, loads, name_of, nanoseconds, request
+from ._futures import Future, wait_for
+from ._messages import Failure, dumps, get_context, join_context, loads, name_of, nanoseconds, request, set_context
 from ._references import Ref
 from ._spawn import spawn
 
@@ -233,15 +233,19 @@ def _value_of(future):
 
 def _answer_later(future):
     """The engine's future of a future of Python or torch."""
-    reply = _boxcar.Future(_running())
+    reply, context = _boxcar.Future(_running()), get_context()
 
     def done(future):
+        before = get_context()
+        set_context(context)
         try:
             reply.set(*dumps(_value_of(future)))
         except Shutdown:                # nobody waits any more
             pass
         except BaseException as error:  # of the future, the pickle, or the engine: it is too large
             reply.set(*dumps(Failure.of(error)))
+        finally:
+            set_context(before)
 
     future.add_done_callback(done)
     return reply
@@ -260,7 +264,8 @@ def _dispatch(kind, caller, message, object):
     """On a thread of the engine's pool: what a request gets."""
     _here.in_handler = True
     try:
-        fn, args, kwargs = loads(message)
+        fn, args, kwargs, context_id = loads(message)
+        set_context(join_context(context_id))
         _give_name(kind, fn)
         if kind == OBJECT:
             if isinstance(object, Failure):
@@ -280,6 +285,8 @@ def _dispatch(kind, caller, message, object):
     except BaseException as error:
         failure = Failure.of(error)
         return failure if kind == MAKE else dumps(failure)
+    finally:
+        set_context(None)
 
 
 # ---- Calls ---------------------------------------------------------------------------------------------------------
@@ -289,7 +296,7 @@ def _to(worker):
 
 
 def _begin(to, fn, args, kwargs, timeout):
-    return _running().call(_to(to), *request(fn, args, kwargs, timeout))
+    return _running().call(_to(to), *request(to, fn, args, kwargs, timeout))
 
 
 def call_async(to, fn, args=(), kwargs=None, timeout=None):
@@ -302,18 +309,13 @@ def call(to, fn, args=(), kwargs=None, timeout=None):
 
     Raises what fn raised, with the remote traceback in its message; PeerDead, Timeout, NoWorker, Shutdown, TooLarge.
     """
-    engine = _begin(to, fn, args, kwargs, timeout)
-    engine.wait(FOREVER)
-    value, error = settle(engine, to, fn)
-    if error is not None:
-        raise error
-    return value
+    return wait_for(_begin(to, fn, args, kwargs, timeout), to, fn)
 
 
 def remote(to, fn, args=(), kwargs=None, timeout=None):
     """Makes fn(*args, **kwargs) in worker `to` and keeps it there. Returns a Ref to it at once; what fn raised is
     raised by each use of the reference."""
-    return Ref(_running().remote(_to(to), *request(fn, args, kwargs, timeout)))
+    return Ref(_running().remote(_to(to), *request(to, fn, args, kwargs, timeout)))
 
 
 def empty(nbytes):

@@ -14,6 +14,7 @@ import boxcar
 
 from . import _boxcar
 from ._futures import Future
+from ._messages import get_context, set_context
 
 
 class _Batch:
@@ -70,7 +71,9 @@ class _Batch:
             self._run(rows)
 
     def _run(self, rows):
-        _boxcar.detach(True)            # the calls it makes are not made for the last row alone
+        context = get_context()         # the calls it makes are not made for the last row alone
+        set_context(None)
+        _boxcar.detach(True)
         try:
             results = list(self._fn([args for _, args, _ in rows]))
             if len(results) != len(rows):
@@ -79,6 +82,7 @@ class _Batch:
             results = [error] * len(rows)
         finally:
             _boxcar.detach(False)
+            set_context(context)
         with self._more:
             self._runs = False
             if self._waiting:

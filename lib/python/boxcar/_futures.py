@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Futures: of calls, and those that a program makes itself."""
 import concurrent.futures
+import sys
 import threading
 
 from ._errors import Error, Shutdown, Timeout
@@ -20,6 +21,15 @@ def settle(engine, worker, function):
     return (None, value.to_raise(worker)) if isinstance(value, Failure) else (value, None)
 
 
+def wait_for(engine, worker, function):
+    """The value of an engine's future, when that is done; raises its exception."""
+    engine.wait(FOREVER)
+    value, error = settle(engine, worker, function)
+    if error is not None:
+        raise error
+    return value
+
+
 class Future(concurrent.futures.Future):
     """A value that is set once, or an exception. A program makes one with Future() and completes it with set_result or
     set_exception; calls return others. result() raises Timeout when the time is over. Callbacks run on a thread of
@@ -30,6 +40,8 @@ class Future(concurrent.futures.Future):
 
     @classmethod
     def _of(cls, engine, worker, function):
+        if "torch" in sys.modules:
+            from ._torch_future import TorchFuture as cls
         future = cls()
         future._engine = engine
         future._worker = worker
@@ -113,7 +125,7 @@ class Future(concurrent.futures.Future):
 
     def then(self, fn):
         """A future of fn(self), which runs when this one is done."""
-        made = Future()
+        made = type(self)()
 
         def run(future):
             try:

@@ -13,7 +13,9 @@ OUT_OF_BAND = 4096      # bytes: a smaller buffer costs less inside the pickle
 FOREVER = 2**64 - 1     # nanoseconds, as the engine counts them
 
 _called = set()         # names of functions
-_now = threading.local()        # refs: those of the message that this thread writes or reads
+# refs: those of the message that this thread writes or reads; context: of autograd, for what this thread calls and
+# answers; tensor: what the context returned for the last one of the message that is written
+_now = threading.local()
 
 
 def put_ref(ref):
@@ -27,6 +29,33 @@ def put_ref(ref):
 
 def get_ref(index):
     return _now.refs[index]
+
+
+def get_context():
+    """The autograd context that this thread is in, or None."""
+    context = getattr(_now, "context", None)
+    return None if context is None or context.has_ended else context
+
+
+def set_context(context):
+    _now.context = context
+
+
+def join_context(context_id):
+    """The context that a request carries, or None."""
+    if context_id is None:
+        return None
+    from .autograd import join
+    return join(context_id)
+
+
+def put_tensor(tensor):
+    """Adds a tensor that requires grad to the context that this thread is in. None: it is in none."""
+    context = get_context()
+    if context is None:
+        return None
+    _now.tensor = context.send(tensor, _now.tensor)
+    return _now.tensor
 
 
 def _dump(pickler, value, put_buffer):
@@ -52,7 +81,7 @@ def dumps(value):
         buffers.append(raw)
         return False
 
-    before, _now.refs = getattr(_now, "refs", None), refs
+    before, _now.refs, _now.tensor = getattr(_now, "refs", None), refs, None
     try:
         try:
             return _dump(pickle.Pickler, value, put_buffer), buffers, refs
@@ -93,14 +122,16 @@ def name_of(fn):
     return name if isinstance(name, str) else ""
 
 
-def request(fn, args, kwargs, timeout):
+def request(to, fn, args, kwargs, timeout):
     """(payload, buffers, refs, timeout_ns, name): what each call of the engine is given. No callee has a name for a
     function that was never called."""
+    context = get_context()
+    context_id = None if context is None else context.carry_to(to)
     name = name_of(fn)
     if name not in _called:
         _called.add(name)
         name = ""
-    return (*dumps((fn, tuple(args), kwargs or {})), nanoseconds(timeout), name)
+    return (*dumps((fn, tuple(args), kwargs or {}, context_id)), nanoseconds(timeout), name)
 
 
 class Failure:

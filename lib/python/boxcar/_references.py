@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """References to objects of other workers."""
-from ._futures import Future
+from ._futures import Future, wait_for
 from ._messages import Failure, get_ref, put_ref, request
 
 
@@ -32,10 +32,14 @@ class Ref:
 
     def call_async(self, method, args=(), kwargs=None, timeout=None):
         """Calls a method, by its name, on the object, or a function with the object as its first argument."""
-        return Future._of(self._engine.call(*request(method, args, kwargs, timeout)), f"worker {self.owner}", method)
+        return Future._of(*self._begin(method, args, kwargs, timeout))
 
     def call(self, method, args=(), kwargs=None, timeout=None):
-        return self.call_async(method, args, kwargs, timeout).result()
+        return wait_for(*self._begin(method, args, kwargs, timeout))
+
+    def _begin(self, method, args, kwargs, timeout):
+        owner = self._engine.owner()
+        return self._engine.call(*request(owner, method, args, kwargs, timeout)), f"worker {owner}", method
 
     def local(self):
         """The object itself, for its owner. Raises what its maker raised."""

@@ -11,6 +11,7 @@ from collections import ChainMap
 import torch
 
 from ._boxcar import Buffer
+from ._messages import put_tensor
 
 
 _NAMES = {type: name for name, type in vars(torch).items() if isinstance(type, torch.dtype)}
@@ -25,7 +26,12 @@ def _reduce(tensor):
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
     buffer = Buffer(plain, plain.data_ptr(), plain.nelement() * plain.element_size())
-    return make, (pickle.PickleBuffer(buffer), _NAMES[tensor.dtype], tuple(tensor.shape), tensor.requires_grad)
+    parts = pickle.PickleBuffer(buffer), _NAMES[tensor.dtype], tuple(tensor.shape)
+    sent = put_tensor(tensor) if tensor.requires_grad and torch.is_grad_enabled() else None
+    if sent is None:
+        return make, (*parts, tensor.requires_grad)
+    from .autograd import receive
+    return receive, (*parts, *sent)
 
 
 def make(buffer, dtype, shape, requires_grad):

@@ -5,6 +5,7 @@
 
 lib/python/README.md has a table of what is the same, what differs and what is not here. torch is not needed.
 """
+import errno
 import os
 import re
 from collections import namedtuple
@@ -112,7 +113,7 @@ def rpc_async(to, func, args=None, kwargs=None, timeout=UNSET_RPC_TIMEOUT):
 
 def rpc_sync(to, func, args=None, kwargs=None, timeout=UNSET_RPC_TIMEOUT):
     """Calls func in worker `to`, a name, a rank or a WorkerInfo; returns its result."""
-    return rpc_async(to, func, args, kwargs, timeout).result()
+    return boxcar.call(_to(to), func, *_arguments(args, kwargs), _timeout(timeout))
 
 
 def remote(to, func, args=None, kwargs=None, timeout=UNSET_RPC_TIMEOUT):
@@ -122,6 +123,16 @@ def remote(to, func, args=None, kwargs=None, timeout=UNSET_RPC_TIMEOUT):
 
 def _nothing(object):
     pass
+
+
+def _backward(tensor, context_id, retain_graph):
+    if not hasattr(tensor, "backward"):
+        raise RuntimeError("RRef should contain a tensor for .backward()")
+    if context_id == -1:
+        tensor.backward(retain_graph=retain_graph)
+    else:
+        from boxcar.autograd import backward
+        backward(context_id, [tensor], retain_graph)
 
 
 def _call_on(rref, method, args, kwargs):
@@ -154,6 +165,11 @@ class RRef(boxcar.Ref):
         return _rref_at, super().__reduce__()[1][1:]
 
     def _wait_local(self, timeout=None):
+        try:
+            return self.local()
+        except boxcar.Error as error:
+            if error.code != -errno.EAGAIN:
+                raise
         self.call(_nothing, timeout=timeout)        # runs when the object is made
         return self.local()
 
@@ -178,6 +194,15 @@ class RRef(boxcar.Ref):
     def to_here(self, timeout=UNSET_RPC_TIMEOUT):
         """A copy of the object; the owner gets the object itself."""
         return self._wait_local(_timeout(timeout)) if self.is_owner() else self.get(_timeout(timeout))
+
+    def backward(self, dist_autograd_ctx_id=-1, retain_graph=False):
+        """Runs backward from the tensor: its owner may do so without a context of boxcar.autograd."""
+        if self.is_owner():
+            _backward(self._wait_local(), dist_autograd_ctx_id, retain_graph)
+        elif dist_autograd_ctx_id == -1:
+            raise RuntimeError("User RRefs require 'dist_autograd_ctx_id' to be specified")
+        else:
+            self.call(_backward, (dist_autograd_ctx_id, retain_graph))
 
     def rpc_async(self, timeout=UNSET_RPC_TIMEOUT):
         return _Proxy(lambda *call: self.call_async(*call, _timeout(timeout)))

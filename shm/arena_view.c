@@ -172,7 +172,8 @@ void bxi_arena_view_forget(struct bxi_arena_view *view, const void *memory, size
     /* [forks] relaxed: as in bxi_arena_attach. */
     if (bxi_load_relaxed(&bxi_forks) != view->forks)
         return;
-    madvise(view->private_base + first * BXI_PAGE, (end - first) * BXI_PAGE, MADV_DONTNEED);
+    if (madvise(view->private_base + first * BXI_PAGE, (end - first) * BXI_PAGE, MADV_DONTNEED) < 0)
+        return;                     /* the program has locked them (mlock), what was written stays: nobody gets them */
     pthread_mutex_lock(&view->lock);
     mark(view, first, end);
     pthread_mutex_unlock(&view->lock);

@@ -219,6 +219,22 @@ Test(arena_view, is_written_privately, .init = create_and_fill)
     cr_expect_eq(views_mapped(), 0);
 }
 
+/* The kernel drops no page that is locked. */
+Test(arena_view, has_pages_that_were_locked_for_nobody_else, .init = create_and_fill)
+{
+    struct bxi_arena_view *view = NULL;
+    unsigned char *private;
+
+    cr_assert_eq(attach(&view, VIEW_BYTES), 0);
+    private = bxi_arena_view_private(view, view->base, MIB);
+    memset(private, 77, MIB);
+    cr_assert_eq(mlock(private, 1), 0);
+    bxi_arena_view_forget(view, view->base, MIB);
+    private = bxi_arena_view_private(view, view->base, MIB);
+    cr_expect(private == NULL || private[0] == view->base[0]);
+    bxi_arena_view_release(view);
+}
+
 static void set_last(struct bxi_arena_view *view, char c)
 {
     view->path[strlen(view->path) - 1] = c;

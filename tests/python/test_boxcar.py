@@ -310,6 +310,15 @@ class RunLoans(Run):
         CASE.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
 
 
+class RunKept(Run):
+    """Whoever keeps what it got, of any size, leaves leases to calls."""
+
+    def first(self):
+        for size in (8 << 10, 64 << 10):
+            kept = [boxcar.call(1, echo, (Large(bytearray(size)),)) for _ in range(1500)]
+            CASE.assertEqual({len(large.data) for large in kept}, {size})
+
+
 class RunFutures(Run):
     def first(self):
         async def gather():

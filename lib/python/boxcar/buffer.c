@@ -15,6 +15,7 @@
 /* Of an entry of /proc/self/pagemap. */
 #define PAGE_IS_THERE (UINT64_C(3) << 62)
 #define PAGE_IS_OF_FILE (UINT64_C(1) << 61)
+#define PRIVATE_BYTES 65536             /* bx_tensor_copy_on_write copies less to the heap */
 
 static void *ranges;
 
@@ -62,34 +63,6 @@ static void buffer_dealloc(PyObject *self)
     PyObject_Free(self);
 }
 
-PyObject *boxpy_new_view(struct bx_tensor *lent)
-{
-    struct bx_tensor *copy = NULL;
-    PyObject *buffer, *view;
-    int rc;
-
-    Py_BEGIN_ALLOW_THREADS
-    rc = bx_tensor_copy_on_write(lent, &copy);
-    Py_END_ALLOW_THREADS
-    if (rc < 0)
-        return boxpy_fail(rc, bx_error_text());
-    buffer = new_buffer(NULL, copy, bx_tensor_acquire(lent), bx_tensor_data_mut(copy),
-                        (Py_ssize_t)bx_tensor_bytes(copy));
-    view = buffer != NULL ? PyMemoryView_FromObject(buffer) : NULL;
-    Py_XDECREF(buffer);
-    return view;
-}
-
-PyObject *boxpy_allocate(struct boxpy_job *job, Py_ssize_t bytes)
-{
-    struct bx_tensor *tensor = NULL;
-    int rc = bx_tensor_create(job->job, BX_U8, 1, (int64_t[]){ bytes }, &tensor);
-
-    if (rc < 0)
-        return boxpy_fail(rc, bx_error_text());
-    return new_buffer(NULL, NULL, tensor, bx_tensor_data_mut(tensor), bytes);
-}
-
 /* Whether a page of a copy on write may be the process's own. */
 static bool is_written(const unsigned char *data, size_t bytes)
 {
@@ -111,6 +84,37 @@ static bool is_written(const unsigned char *data, size_t bytes)
     if (fd >= 0)
         close(fd);
     return written;
+}
+
+PyObject *boxpy_new_view(struct bx_tensor *lent)
+{
+    struct bx_tensor *copy = NULL;
+    PyObject *buffer, *view;
+    Py_ssize_t bytes;
+    bool lends;
+    int rc;
+
+    Py_BEGIN_ALLOW_THREADS
+    rc = bx_tensor_copy_on_write(lent, &copy);
+    Py_END_ALLOW_THREADS
+    if (rc < 0)
+        return boxpy_fail(rc, bx_error_text());
+    bytes = (Py_ssize_t)bx_tensor_bytes(copy);
+    lends = bytes >= PRIVATE_BYTES && !is_written(bx_tensor_data(copy), 1);     /* else it is on the heap */
+    buffer = new_buffer(NULL, copy, lends ? bx_tensor_acquire(lent) : NULL, bx_tensor_data_mut(copy), bytes);
+    view = buffer != NULL ? PyMemoryView_FromObject(buffer) : NULL;
+    Py_XDECREF(buffer);
+    return view;
+}
+
+PyObject *boxpy_allocate(struct boxpy_job *job, Py_ssize_t bytes)
+{
+    struct bx_tensor *tensor = NULL;
+    int rc = bx_tensor_create(job->job, BX_U8, 1, (int64_t[]){ bytes }, &tensor);
+
+    if (rc < 0)
+        return boxpy_fail(rc, bx_error_text());
+    return new_buffer(NULL, NULL, tensor, bx_tensor_data_mut(tensor), bytes);
 }
 
 int boxpy_find_shared(const void *data, Py_ssize_t bytes, struct bx_tensor **tensor)

@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 import unittest
 
 import boxcar
@@ -193,6 +194,19 @@ def flip(large):
     return large
 
 
+def forked(run, *args):
+    """The pid of a child that ends with status 0 once run(*args) has returned."""
+    child = os.fork()
+    if child != 0:
+        return child
+    try:
+        run(*args)
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+    os._exit(1)
+
+
 # ---- Jobs -----------------------------------------------------------------------------------------------------------
 
 class RunCalls(Run):
@@ -308,6 +322,21 @@ class RunLoans(Run):
         if child == 0:
             os._exit(0 if mine.nbytes == 1 << 20 and boxcar.empty else 1)
         CASE.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
+
+
+class RunForkedLoans(Run):
+    """Children of a fork send what their parent got, in a job of their own."""
+
+    def child(self, rank, large):
+        boxcar.init(os.environ["BX_JOB"] + "c", rank=rank, world_size=2, call_timeout=20)
+        if rank == 0:
+            CASE.assertEqual(set(boxcar.call(1, echo, (large,)).data), {ord("1")})
+        boxcar.shutdown()
+
+    def first(self):
+        large = boxcar.call(1, echo, (Large(bytearray(b"1" * (1 << 20))),))
+        children = [forked(self.child, rank, large) for rank in range(2)]
+        CASE.assertEqual([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children], [0, 0])
 
 
 class RunKept(Run):

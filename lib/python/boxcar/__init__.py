@@ -158,6 +158,7 @@ def leave():
 
 def _forget():
     global _job, _runner
+    _boxcar.forget_buffers()
     if _job is not None:
         _job.forget()
     _job = _runner = None

@@ -41,9 +41,8 @@ static PyObject *new_buffer(PyObject *owner, struct bx_tensor *tensor, struct bx
         buffer->bytes = bytes;
         if (lent == NULL || bytes == 0 || tsearch(buffer, &ranges, compare) != NULL)
             return (PyObject *)buffer;
-        buffer->lent = NULL;            /* no memory: it is copied */
-        bx_tensor_release(lent);
-        return (PyObject *)buffer;
+        Py_DECREF(buffer);
+        return PyErr_NoMemory();
     }
     Py_XDECREF(owner);
     bx_tensor_release(tensor);
@@ -54,8 +53,9 @@ static PyObject *new_buffer(PyObject *owner, struct bx_tensor *tensor, struct bx
 static void buffer_dealloc(PyObject *self)
 {
     struct boxpy_buffer *buffer = (struct boxpy_buffer *)self;
+    struct boxpy_buffer *const *found = tfind(buffer, &ranges, compare);
 
-    if (buffer->lent != NULL && buffer->bytes > 0)
+    if (found != NULL && *found == buffer)      /* not after a fork, nor another one's at its address */
         tdelete(buffer, &ranges, compare);
     bx_tensor_release(buffer->tensor);
     bx_tensor_release(buffer->lent);
@@ -132,6 +132,13 @@ int boxpy_find_shared(const void *data, Py_ssize_t bytes, struct bx_tensor **ten
     if (buffer->tensor != NULL && is_written(range.data, (size_t)bytes))
         return 0;
     return bx_tensor_as_strided(buffer->lent, range.data - buffer->data, 1, (int64_t[]){ bytes }, NULL, tensor);
+}
+
+PyObject *boxpy_forget_buffers(PyObject *self, PyObject *unused)
+{
+    (void)self, (void)unused;
+    ranges = NULL;                      /* its nodes stay: the child has no more than these */
+    Py_RETURN_NONE;
 }
 
 /* ---- The type ------------------------------------------------------------------------------------------- */

@@ -325,7 +325,7 @@ class RunLoans(Run):
 
 
 class RunForkedLoans(Run):
-    """Children of a fork send what their parent got, in a job of their own."""
+    """Children of a fork send what their parent got, and read it when the parent has dropped it."""
 
     def child(self, rank, large):
         boxcar.init(os.environ["BX_JOB"] + "c", rank=rank, world_size=2, call_timeout=20)
@@ -333,10 +333,21 @@ class RunForkedLoans(Run):
             CASE.assertEqual(set(boxcar.call(1, echo, (large,)).data), {ord("1")})
         boxcar.shutdown()
 
+    def reads_later(self, begins, large):
+        os.read(begins, 1)
+        CASE.assertEqual(set(large.data), {ord("1")})
+
     def first(self):
         large = boxcar.call(1, echo, (Large(bytearray(b"1" * (1 << 20))),))
         children = [forked(self.child, rank, large) for rank in range(2)]
         CASE.assertEqual([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children], [0, 0])
+        begins, begin = os.pipe()
+        child = forked(self.reads_later, begins, large)
+        del large                           # its owner uses the memory again
+        for _ in range(50):
+            boxcar.call(1, echo, (Large(bytearray(b"2" * (1 << 20))),))
+        os.write(begin, b"!")
+        CASE.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
 
 
 class RunKept(Run):

@@ -166,7 +166,7 @@ def _forget():
 
 
 atexit.register(leave)
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(before=_boxcar.own_buffers, after_in_child=_forget)
 
 
 def rank():
@@ -321,7 +321,7 @@ def empty(nbytes):
     """Memory in this worker's arena, as a writable memoryview: numpy.frombuffer and torch.frombuffer take it.
 
     Messages lend it and do not copy it, so write to it only before it is sent: receivers may see what is written later.
-    Raises ArenaFull, NoSpace.
+    The child of a fork does not have it. Raises ArenaFull, NoSpace.
     """
     return memoryview(_running().allocate(nbytes))
 

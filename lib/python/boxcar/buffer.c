@@ -2,9 +2,12 @@
 /*
  * Memory of tensors as buffers of Python: of the job's arena, of other workers, and of objects that have an address.
  *
- * What another worker sent is a copy on write (bx_tensor_copy_on_write), so Python may write to it. A tree of the
- * ranges of memory in which a message may lend instead of copy, by which an address is recognised: the arena's, and
- * copies on write of which no page has been written. With the GIL.
+ * What another worker sent is a copy on write (bx_tensor_copy_on_write), so Python may write to it. A tree of these
+ * copies and of the arena's memory: by it an address is recognised in which a message may lend instead of copy, the
+ * arena's, and copies on write of which no page has been written. With the GIL.
+ *
+ * Forks. The child has the copies on write as they were, but not the loans: so the parent makes their pages its own
+ * before it forks, as if they had been written. The child does not have the arena.
  */
 #include "boxpy.h"
 
@@ -39,7 +42,7 @@ static PyObject *new_buffer(PyObject *owner, struct bx_tensor *tensor, struct bx
         buffer->lent = lent;
         buffer->data = data;
         buffer->bytes = bytes;
-        if (lent == NULL || bytes == 0 || tsearch(buffer, &ranges, compare) != NULL)
+        if (owner != NULL || bytes == 0 || tsearch(buffer, &ranges, compare) != NULL)
             return (PyObject *)buffer;
         Py_DECREF(buffer);
         return PyErr_NoMemory();
@@ -127,11 +130,36 @@ int boxpy_find_shared(const void *data, Py_ssize_t bytes, struct bx_tensor **ten
     if (found == NULL)
         return 0;
     buffer = *found;
-    if (range.data < buffer->data || bytes > buffer->data + buffer->bytes - range.data)
+    if (buffer->lent == NULL || range.data < buffer->data || bytes > buffer->data + buffer->bytes - range.data)
         return 0;
     if (buffer->tensor != NULL && is_written(range.data, (size_t)bytes))
         return 0;
     return bx_tensor_as_strided(buffer->lent, range.data - buffer->data, 1, (int64_t[]){ bytes }, NULL, tensor);
+}
+
+/* Of a node of the tree. */
+static void own_pages(const void *node, VISIT visit, int depth)
+{
+    const struct boxpy_buffer *buffer = *(struct boxpy_buffer *const *)node;
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    unsigned char *end = buffer->data + buffer->bytes;
+
+    (void)depth;
+    if (buffer->tensor == NULL || (visit != preorder && visit != leaf))
+        return;
+    for (unsigned char *at = buffer->data; at < end; at += page - (uintptr_t)at % page) {
+        unsigned char byte = *at;
+
+        /* Relaxed: a write that changes nothing, and loses none that another thread does meanwhile. */
+        __atomic_compare_exchange_n(at, &byte, byte, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+    }
+}
+
+PyObject *boxpy_own_buffers(PyObject *self, PyObject *unused)
+{
+    (void)self, (void)unused;
+    twalk(ranges, own_pages);
+    Py_RETURN_NONE;
 }
 
 PyObject *boxpy_forget_buffers(PyObject *self, PyObject *unused)

@@ -359,6 +359,15 @@ class RunKept(Run):
             CASE.assertEqual({len(large.data) for large in kept}, {size})
 
 
+class RunForbidsTorch(Run):
+    def init(self):
+        sys.modules["torch"] = None
+        super().init()
+
+    def first(self):
+        CASE.assertEqual(boxcar.call(1, add, (1, 2)), 3)
+
+
 class RunFutures(Run):
     def first(self):
         async def gather():

@@ -78,6 +78,24 @@ HARNESS_TEST(copy_on_write, keeps_the_loan_and_is_sent_as_it_was_written, 60, .s
     loans_come_back(job, -1);
 }
 
+static int make_the_arena_early(struct bx_job *job)
+{
+    bx_tensor_release(loans_tensor(job, BX_U8, SMALL, 1));
+    return loans_setup(job);
+}
+
+HARNESS_TEST(copy_on_write, of_an_arena_made_before_the_start_keeps_the_loan, 60, .size = 2,
+             .setup = make_the_arena_early)
+{
+    struct bx_msg *made = NULL;
+    struct bx_tensor *copy = copied(borrowed(job, "worker0", &made));
+
+    bx_msg_destroy(made);
+    HARNESS_EQ(loans_of(job, 0).leases, 1);
+    HARNESS_CHECK(loans_hold(copy, 5));
+    bx_tensor_release(copy);
+}
+
 HARNESS_TEST(copy_on_write, leaves_half_of_the_leases_to_calls, 60, .size = 2, .setup = loans_setup)
 {
     static struct bx_tensor *kept[MANY];

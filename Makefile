@@ -202,7 +202,8 @@ ALL_SRCS := $(sort $(LIB_SRCS) $(NN_SRCS) $(AUTOGRAD_SRCS) \
 .DELETE_ON_ERROR:
 .SECONDARY:
 .PHONY: all tests demo test check-all unit e2e check stress soak switches test-gpu test-reference mutants lint \
-	size coverage coverage-run deps deps-unit deps-test deps-python deps-lint python test-python man built install uninstall deb test-deb clean help FORCE
+	size coverage coverage-run deps deps-unit deps-test deps-python deps-wheel deps-test-python deps-lint python \
+	wheel test-python man built install uninstall deb test-deb clean help FORCE
 
 all: $(STATIC_LIB) $(SHARED_LIB) $(STATIC_NN) $(SHARED_NN) $(STATIC_AUTOGRAD) $(SHARED_AUTOGRAD) \
 	$(PROGRAMS:%=$(B)/bin/%)
@@ -362,20 +363,30 @@ $(B)/tests/prog_%: $(O)/tests/prog/prog_%.o $(STATIC_LIB)
 	$(call say,LINK,$@)
 	$(link) $(NO_LTO) $(LIBS)
 
-# The extension of Python and the package around it; PYTHONPATH=build/python finds it.
-PYTHON     ?= python3
-PYTHON_SRCS := $(wildcard lib/python/boxcar/*.[ch] lib/python/boxcar/*.py lib/python/boxcar/*/*.py)
+# The extension of Python and the package around it; PYTHONPATH=build/python finds it. The extension looks for libboxcar
+# beside itself, where this package has a link to it, and then where the loader does. What apt-get installs is for
+# the distribution's Python.
+PYTHON     ?= $(firstword $(wildcard /usr/bin/python3) python3)
+PYTHON_SRCS := $(wildcard lib/python/boxcar/*.[ch])
+PYTHON_FILES := lib/python/boxcar/py.typed $(foreach e,py pyi,$(wildcard lib/python/boxcar/*.$(e) \
+	lib/python/boxcar/*/*.$(e)))
 python: deps-python
 	@$(MAKE) --no-print-directory $(B)/python/made
 
-$(B)/python/made: $(PYTHON_SRCS) $(SHARED_LIB)
+$(B)/python/made: Makefile $(PYTHON_SRCS) $(PYTHON_FILES) $(SHARED_LIB)
 	$(call say,PYTHON,$(@D)/boxcar)
-	$(Q)rm -rf $(@D) && mkdir -p $(@D)/boxcar/rpc
-	$(Q)cp lib/python/boxcar/*.py $(@D)/boxcar && cp lib/python/boxcar/rpc/*.py $(@D)/boxcar/rpc
+	$(Q)rm -rf $(@D)
+	$(Q)for file in $(PYTHON_FILES:lib/python/%=%); do $(INSTALL) -D -m 644 lib/python/$$file $(@D)/$$file || \
+		exit 1; done
 	$(Q)$(CC) -shared -o $(@D)/boxcar/_boxcar$$($(PYTHON) -c 'import sysconfig as s; print(s.get_config_var("EXT_SUFFIX"))') \
 		-isystem $$($(PYTHON) -c 'import sysconfig as s; print(s.get_paths()["include"])') \
 		$(ALL_CPPFLAGS) $(ALL_CFLAGS) $(NO_LTO) $(filter %.c,$^) $(ALL_LDFLAGS) \
-		-L$(B)/lib -lboxcar -Wl,-rpath,'$$ORIGIN/../../lib' && touch $@
+		-L$(B)/lib -lboxcar -Wl,-rpath,'$$ORIGIN'
+	$(Q)ln -s ../../lib/$(SONAME) $(@D)/boxcar && touch $@
+
+wheel: deps-wheel
+	@$(MAKE) --no-print-directory $(B)/python/made
+	@JEMALLOC='$(JEMALLOC)' PYTHON='$(PYTHON)' tools/build_wheel.sh $(B)/python/boxcar $(B)/wheel
 
 # ---- The two commands ----------------------------------------------------------------------------
 
@@ -426,8 +437,9 @@ test-gpu: deps-unit
 	@$(MAKE) --no-print-directory all tests
 	@$(TEST_ENV) tests/gpu/run.sh
 
-test-python: python
-	@$(TEST_ENV) PYTHON='$(PYTHON)' tests/run_scripts.sh tests/python/run.sh
+test-python: deps-test-python
+	@$(MAKE) --no-print-directory $(B)/python/made
+	@$(TEST_ENV) PYTHON='$(PYTHON)' tests/run_scripts.sh tests/python/*.sh
 
 e2e: deps-test
 	@$(MAKE) --no-print-directory all tests
@@ -470,6 +482,12 @@ deps-test:
 
 deps-python:
 	@CC='$(CC)' JEMALLOC='$(JEMALLOC)' PYTHON='$(PYTHON)' tools/install_deps.sh build python
+
+deps-wheel:
+	@CC='$(CC)' JEMALLOC='$(JEMALLOC)' PYTHON='$(PYTHON)' tools/install_deps.sh build python wheel
+
+deps-test-python:
+	@CC='$(CC)' JEMALLOC='$(JEMALLOC)' PYTHON='$(PYTHON)' tools/install_deps.sh build python test-python
 
 deps-lint:
 	@CC='$(CC)' JEMALLOC='$(JEMALLOC)' tools/install_deps.sh build test lint
@@ -517,6 +535,11 @@ INSTALLED := $(STATIC_LIB)=$(LIBDIR)/libboxcar.a \
 # For the shell: the pages of functions and words, and those of the programs that are installed.
 PAGES     := $(MAN)/man1/shmstat.1 $(MAN)/man1/gpucheck.1 $(MAN)/man3/*.3 $(MAN)/man7/*.7
 OWN_DIRS  := $(LIBDIR)/cmake/Boxcar $(DOCDIR)/examples $(DOCDIR) $(PREFIX)/share/boxcar
+# The package of Python is installed if it was built: into the directory under the prefix where that Python looks, or
+# would if the prefix were its own.
+PYTHON_DIR = $(if $(wildcard $(B)/python/made),$(shell $(PYTHON) -c 'import site, sysconfig; \
+	print(next((d for d in site.getsitepackages() if d.startswith("$(PREFIX)/lib")), \
+	sysconfig.get_path("platlib", "posix_prefix", {"platbase": "$(PREFIX)"})))'))
 LINKS     := $(SONAME) libboxcar.so $(SONAME_NN) libboxcar_nn.so $(SONAME_AUTOGRAD) libboxcar_autograd.so
 
 $(B)/%.pc: lib/%.pc.in FORCE
@@ -537,7 +560,7 @@ $(B)/%.cmake: lib/%.cmake.in FORCE
 		-e 's|@AUTOGRAD_PRIVATE@|$(call pc_words,boxcar_autograd,Libs.private)|' $< > $@
 
 # Everything that is built and then installed.
-built: $(MAN)/made $(MAN)/man1/gpucheck.1 $(filter $(B)/%,$(foreach i,$(INSTALLED),$(firstword $(subst =, ,$(i)))))
+built: $(MAN)/made $(MAN)/man1/gpucheck.1 $(wildcard $(B)/python/made) $(filter $(B)/%,$(foreach i,$(INSTALLED),$(firstword $(subst =, ,$(i)))))
 
 install: built
 	$(foreach i,$(INSTALLED),@$(INSTALL) -D -m 644 $(subst =, '$(DESTDIR),$(i))'$(newline))
@@ -550,12 +573,15 @@ install: built
 	@ln -sf $(SONAME_NN) '$(DESTDIR)$(LIBDIR)/libboxcar_nn.so'
 	@ln -sf $(notdir $(SHARED_AUTOGRAD)) '$(DESTDIR)$(LIBDIR)/$(SONAME_AUTOGRAD)'
 	@ln -sf $(SONAME_AUTOGRAD) '$(DESTDIR)$(LIBDIR)/libboxcar_autograd.so'
+	$(if $(PYTHON_DIR),@for file in $$(cd $(B)/python && find boxcar -type f ! -name '*.pyc'); do \
+		$(INSTALL) -D -m 644 $(B)/python/"$$file" '$(DESTDIR)$(PYTHON_DIR)'/"$$file" || exit 1; done)
 	@echo 'installed under $(DESTDIR)$(PREFIX)'
 
 uninstall: $(MAN)/made $(MAN)/man1/gpucheck.1
 	$(foreach i,$(INSTALLED),@rm -f '$(DESTDIR)$(lastword $(subst =, ,$(i)))'$(newline))
 	@for page in $(PAGES); do rm -f '$(DESTDIR)$(PREFIX)/share/man'/"$${page#$(MAN)/}"; done
 	@rm -f $(LINKS:%='$(DESTDIR)$(LIBDIR)/%')
+	$(if $(PYTHON_DIR),@rm -rf '$(DESTDIR)$(PYTHON_DIR)/boxcar')
 	@for dir in $(OWN_DIRS:%='$(DESTDIR)%'); do if test -d "$$dir"; then rmdir "$$dir"; fi; done
 
 define newline
@@ -594,7 +620,8 @@ help:
 #?                      tests/gpu/run.sh and build/gpu/ also serve on a machine with a driver and nothing else
 #? make switches        tests of GPU memory with a simulated driver that refuses more; no GPU needed
 #? make e2e             the end-to-end tests alone
-#? make python          the package boxcar of Python, in build/python; PYTHON=python3
+#? make python          the package boxcar of Python, in build/python; PYTHON=/usr/bin/python3
+#? make wheel           a wheel of it, with the library, in build/wheel
 #? make test-python     its tests
 #? make stress          ring and doorbell under load, without Criterion
 #? make soak            tensors of all sizes between four workers for SOAK_S=3600 seconds: does an arena leak?
@@ -606,9 +633,10 @@ help:
 #? make lint            clang with warnings as errors, clang-tidy, cppcheck, clang-format
 #? make size            lines of code by room, without comments and blanks
 #? make man             manual pages of functions (3), words (7) and programs (1), in build/man
-#? make install         into $(DESTDIR)$(PREFIX), by default /usr/local; run ldconfig afterwards
+#? make install         into $(DESTDIR)$(PREFIX), by default /usr/local; run ldconfig afterwards. After `make python`
+#?                      the package of Python too
 #? make uninstall       takes the same files away
-#? make deb             Debian packages in build/deb: libboxcar0, libboxcar-dev, boxcar-tools and others
+#? make deb             Debian packages in build/deb: libboxcar0, libboxcar-dev, python3-boxcar and others
 #? make test-deb        builds them, runs lintian, installs them into a directory, builds the examples, removes them
 #? make clean           removes what is in build/, but for jemalloc's source and what is made of it
 #?

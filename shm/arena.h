@@ -32,6 +32,7 @@ struct bxi_arena_view {             /* a peer's, or the own one a second time; r
     pthread_mutex_t lock;           /* of what follows */
     unsigned char *private_base;    /* the arena mapped once more, copy on write; NULL: not yet */
     uint64_t *private_pages;        /* a bit for each page of it that is in use */
+    uint64_t private_left;          /* how many more may be */
 };
 
 struct bxi_arena_stats {
@@ -85,8 +86,9 @@ struct bxi_arena_view *bxi_arena_view_acquire(struct bxi_arena_view *view);
 void bxi_arena_view_release(struct bxi_arena_view *view);
 /* The address of memory of the view in a second mapping of the arena, which is writable and private: what is written
  * there this process alone sees, until bxi_arena_view_forget with the same memory, which comes before the memory is
- * given back. NULL: some of its pages are in use there already; or the first call found the object's name gone (its
- * owner has left), or no descriptor, memory or address left. */
+ * given back. NULL: some of its pages are in use there already, or with them more than a quarter of the arena or of
+ * /dev/shm would be; or the first call found the object's name gone (its owner has left), or no descriptor, memory or
+ * address left. */
 void *bxi_arena_view_private(struct bxi_arena_view *view, const void *memory, size_t bytes);
 void bxi_arena_view_forget(struct bxi_arena_view *view, const void *memory, size_t bytes);
 

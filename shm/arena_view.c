@@ -6,7 +6,9 @@
  * The private mapping is for borrowers that write. The kernel copies a page when it is written first. The page then
  * stays this process's, whatever becomes of the file, so it is dropped (MADV_DONTNEED) before the memory is given back,
  * and no two users have a page at the same time. Blocks of 16 KiB and more have their pages for themselves, so only
- * small ones, and one that was lent twice, are refused. A kill leaves nothing: all of it is memory of this process.
+ * small ones, and one that was lent twice, are refused. So is what would keep more than a part of the owner's memory
+ * from it: a borrower may keep what it got for as long as it likes. A kill leaves nothing: all of it is memory of this
+ * process.
  */
 #include "arena.h"
 
@@ -23,7 +25,10 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
+
+#define KEPT_SHARE 4u           /* the part of the arena, or of /dev/shm if that is smaller, that one borrower keeps */
 
 /* What opens the file again, so that no descriptor is kept. */
 static void note_file(struct bxi_arena_view *view, int fd)
@@ -104,6 +109,16 @@ static int open_file(const struct bxi_arena_view *view)
     return -1;
 }
 
+static uint64_t most_pages(const struct bxi_arena_view *view, int fd)
+{
+    struct statvfs place;
+    uint64_t bytes = view->bytes;
+
+    if (fstatvfs(fd, &place) == 0 && place.f_blocks != 0 && place.f_blocks < bytes / place.f_frsize)
+        bytes = place.f_blocks * place.f_frsize;
+    return bytes / BXI_PAGE / KEPT_SHARE;
+}
+
 /* Under the view's lock. False: there is none. */
 static bool map_private(struct bxi_arena_view *view)
 {
@@ -116,6 +131,7 @@ static bool map_private(struct bxi_arena_view *view)
     if (fd < 0)
         return false;
     view->private_pages = calloc(view->bytes / BXI_PAGE / 64 + 1, sizeof *view->private_pages);
+    view->private_left = most_pages(view, fd);
     base = mmap(NULL, view->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, fd, 0);
     close(fd);
     if (view->private_pages != NULL && base != MAP_FAILED &&
@@ -156,11 +172,13 @@ void *bxi_arena_view_private(struct bxi_arena_view *view, const void *memory, si
     bool is_free;
 
     pthread_mutex_lock(&view->lock);
-    is_free = map_private(view);
+    is_free = map_private(view) && end - first <= view->private_left;
     for (uint64_t page = first; is_free && page < end; page++)
         is_free = !is_used(view, page);
-    if (is_free)
+    if (is_free) {
         mark(view, first, end);
+        view->private_left -= end - first;
+    }
     pthread_mutex_unlock(&view->lock);
     return is_free ? view->private_base + ((const unsigned char *)memory - view->base) : NULL;
 }
@@ -172,8 +190,10 @@ void bxi_arena_view_forget(struct bxi_arena_view *view, const void *memory, size
     /* [forks] relaxed: as in bxi_arena_attach. */
     if (bxi_load_relaxed(&bxi_forks) != view->forks)
         return;
-    madvise(view->private_base + first * BXI_PAGE, (end - first) * BXI_PAGE, MADV_DONTNEED);
+    if (madvise(view->private_base + first * BXI_PAGE, (end - first) * BXI_PAGE, MADV_DONTNEED) < 0)
+        return;                     /* the program has locked them (mlock), what was written stays: nobody gets them */
     pthread_mutex_lock(&view->lock);
     mark(view, first, end);
+    view->private_left += end - first;
     pthread_mutex_unlock(&view->lock);
 }

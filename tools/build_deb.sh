@@ -18,7 +18,7 @@ export SOURCE_DATE_EPOCH
 jemalloc=${JEMALLOC:-build/jemalloc}
 # Variables and flags of the make that runs this script are not those of the packages.
 unset MAKEFLAGS MFLAGS MAKEOVERRIDES CFLAGS CPPFLAGS LDFLAGS CC CONFIG CUDA WERROR V BUILD PREFIX
-unset LIBDIR DESTDIR JEMALLOC
+unset LIBDIR DESTDIR JEMALLOC PYTHON
 
 source=$out/boxcar-$version
 rm -rf "$out"/boxcar-* "$out"/*.*deb "$out"/*.buildinfo "$out"/*.changes

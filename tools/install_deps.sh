@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: MIT
 #
 # Installs what Boxcar needs and this machine lacks: `install_deps.sh GROUP...`, GROUP being build, unit
-# (what the unit tests are compiled with), test (that, and what the other tests run), python, lint, deb (what `make deb`
-# runs) or test-deb (what `make test-deb` runs besides). Run by `make deps`, `make deps-unit` and so on.
+# (what the unit tests are compiled with), test (that, and what the other tests run), python (what `make python` needs),
+# wheel (what `make wheel` needs besides), test-python (what the tests of Python need besides `python`), lint, deb (what
+# `make deb` runs) or test-deb (what `make test-deb` runs besides). Run by `make deps`, `make deps-unit` and so on.
 #
 # `install_deps.sh --look GROUP...` installs nothing: it fails with a sentence that names what is missing.
 #
@@ -13,6 +14,7 @@
 set -eu
 
 cc=${CC:-cc}
+python=${PYTHON:-/usr/bin/python3}
 jemalloc=${JEMALLOC:-build/jemalloc}
 case " $* " in *' test '*) set -- "$@" unit ;; esac
 look=
@@ -54,8 +56,13 @@ have_program()
 # Of the interpreter for which the extension is built.
 have_python_headers()
 {
-    "${PYTHON:-python3}" -c 'import os, sysconfig as s
+    "$python" -c 'import os, sysconfig as s
 exit(not os.path.exists(s.get_paths()["include"] + "/Python.h"))' 2>/dev/null
+}
+
+have_python_module()
+{
+    "$python" -c "import importlib.util as u; exit(u.find_spec('$1') is None)" 2>/dev/null
 }
 
 # The source of jemalloc, or the program that unpacks it.
@@ -87,8 +94,16 @@ test man-db have_program man
 test mandoc have_program mandoc
 test python3 have_program python3
 python python3-dev have_python_headers
+wheel python3-wheel have_python_module wheel
+test-python python3-wheel have_python_module wheel
+test-python python3-pip have_python_module pip
+test-python python3-torch have_python_module torch
+test-python python3-numpy have_python_module numpy
+test-python python3-cloudpickle have_python_module cloudpickle
 deb debhelper have_program dh
 deb dpkg-dev have_program dpkg-buildpackage
+deb dh-python have_program dh_python3
+deb python3-dev have_python_headers
 test-deb lintian have_program lintian
 test-deb fakeroot have_program fakeroot
 test-deb cmake have_program cmake

@@ -8,15 +8,32 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
-/* A descriptor of the object that can only be read. Not by its name, which somebody may have removed. */
+static bool is_same_file(int fd, int other)
+{
+    struct stat one, two;
+
+    return fstat(fd, &one) == 0 && fstat(other, &two) == 0 && one.st_dev == two.st_dev && one.st_ino == two.st_ino;
+}
+
+/* A descriptor of the object that can only be read. By its name, which borrowers then find by the descriptor
+ * (shm/arena_view.c): the own one of an object that had none at first has no path. By that if somebody has removed the
+ * name. */
 static int open_readable(const struct bx_job *job, const char *name, int own_fd, int *readable_fd)
 {
     char path[32];
 
     snprintf(path, sizeof(path), "/proc/self/fd/%d", own_fd);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = shm_open(name, O_RDONLY | O_NONBLOCK, 0);
+    if (fd >= 0 && !is_same_file(fd, own_fd)) {
+        close(fd);
+        fd = -1;
+    }
+    if (fd < 0)
+        fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0 && (errno == EMFILE || errno == ENFILE))
         return bxi_limits_no_descriptors(job);
     if (fd < 0)

@@ -378,6 +378,15 @@ static struct bxi_arena_view *view_of(const struct bx_tensor *tensor)
     return view;
 }
 
+/* Whether half of the leases of its lender are out. A copy may be kept for long, and calls need the others. */
+static bool is_crowded(const struct bx_tensor *tensor)
+{
+    const struct bxi_loan *loan = (const struct bxi_loan *)tensor->storage;
+
+    /* Relaxed: a recent value is enough. Each loan has a reference. */
+    return bxi_load_relaxed(&loan->returns->refs) > BXI_LEASE_MAX / 2;
+}
+
 static void end_private(void *context)
 {
     struct private *private = context;
@@ -396,7 +405,7 @@ int bx_tensor_copy_on_write(struct bx_tensor *tensor, struct bx_tensor **copy)
     if (tensor == NULL || copy == NULL)
         return bx_fail(-EINVAL, "a copy needs a tensor and a place to put it");
     if (bxi_is_device(tensor) || !bx_tensor_is_borrowed(tensor) || !tensor->contiguous ||
-        bx_tensor_bytes(tensor) < PRIVATE_BYTES)
+        bx_tensor_bytes(tensor) < PRIVATE_BYTES || is_crowded(tensor))
         return bx_tensor_copy(NULL, tensor, copy);
     private = malloc(sizeof *private);
     if (private == NULL)

@@ -51,7 +51,8 @@ package()   # package NAME: the file. Ubuntu calls those of debug symbols .ddeb.
 
 has_packages()
 {
-    for name in libboxcar0 libboxcar-nn0 libboxcar-autograd0 libboxcar-dev libboxcar-nn-dev boxcar-tools; do
+    for name in libboxcar0 libboxcar-nn0 libboxcar-autograd0 libboxcar-dev libboxcar-nn-dev boxcar-tools \
+        python3-boxcar; do
         test "$(dpkg-deb -f "$(package $name)" Version)" = "$version-0.1" || return 1
     done
 }
@@ -86,7 +87,7 @@ try 'lintian' lintian --profile debian --allow-root --fail-on=error,warning "$di
 # An empty file system with the status of this machine, so that dpkg checks dependencies against it. Its warnings say
 # that the files of those packages are not there.
 mkdir -p "$root/var/lib/dpkg/info" "$root/var/lib/dpkg/updates" "$root/var/lib/dpkg/triggers"
-awk -v RS= -v ORS='\n\n' '!/^Package: (lib)?boxcar/' /var/lib/dpkg/status >"$root/var/lib/dpkg/status"
+awk -v RS= -v ORS='\n\n' '!/^Package: (lib|python3-)?boxcar/' /var/lib/dpkg/status >"$root/var/lib/dpkg/status"
 echo 1 >"$root/var/lib/dpkg/info/format"
 cp /var/lib/dpkg/arch "$root/var/lib/dpkg/" 2>/dev/null
 asroot=
@@ -106,7 +107,7 @@ paths()
 
 ours()
 {
-    dpkg-query --admindir="$root/var/lib/dpkg" -W -f '${Package} ${Status}\n' | grep -E '^(lib)?boxcar'
+    dpkg-query --admindir="$root/var/lib/dpkg" -W -f '${Package} ${Status}\n' | grep -E '^(lib|python3-)?boxcar'
 }
 
 installed_alike()
@@ -131,6 +132,13 @@ examples_run()      # examples_run DIRECTORY
 examples_by_cmake() # examples_by_cmake DIRECTORY
 {
     cmake -S "$dir/examples" -B "$dir/$1" -DCMAKE_PREFIX_PATH="$root/usr" && cmake --build "$dir/$1"
+}
+
+imports()
+{
+    PYTHONPATH=$root/usr/lib/python3/dist-packages PYTHONDONTWRITEBYTECODE=1 /usr/bin/python3 -c '
+import boxcar, boxcar.rpc
+assert boxcar.__file__.startswith("'"$root"'") and "'"$root"'/usr/lib/" in open("/proc/self/maps").read()'
 }
 
 refuses_headers()
@@ -159,6 +167,9 @@ try 'all but the one that needs them' test -x "$dir/few/call" -a -x "$dir/few/te
 try 'dpkg installs the other packages' dpkg_root -i "$(package libboxcar-nn0)" "$(package libboxcar-autograd0)" \
     "$(package libboxcar-nn-dev)"
 try 'they are installed too' installed_alike 6
+# Unpacked: the scripts that compile and remove its bytecode would run in this directory, where no shell is.
+try 'dpkg unpacks the package of Python' dpkg_root --unpack "$(package python3-boxcar)"
+try 'Python imports it' imports
 try 'all examples build by CMake' examples_by_cmake all
 try 'they run' examples_run "$dir/all"
 try 'all examples build by pkg-config' build_examples

@@ -9,18 +9,24 @@
 
 #define ELEMENTS ((int64_t)1 << 20)         /* of u8 */
 #define SMALL 100
+#define MANY 1500                           /* copies; one worker has at most 1024 leases of another */
 
 TestSuite(copy_on_write, .timeout = 60);
 
 /* A tensor, numbered 5, of a message that the worker answers with. */
-static struct bx_tensor *borrowed(struct bx_job *job, const char *from, struct bx_msg **made)
+static struct bx_tensor *borrowed_of(struct bx_job *job, const char *from, int64_t elements, struct bx_msg **made)
 {
-    struct bx_msg *args = loans_msg(job, 5, 1, ELEMENTS);
+    struct bx_msg *args = loans_msg(job, 5, 1, elements);
     struct bx_reader reader;
 
     *made = harness_ask(job, from, "back", args);
     reader = bx_msg_reader(*made);
     return bx_read_tensor(&reader);
+}
+
+static struct bx_tensor *borrowed(struct bx_job *job, const char *from, struct bx_msg **made)
+{
+    return borrowed_of(job, from, ELEMENTS, made);
 }
 
 static struct bx_tensor *copied(struct bx_tensor *tensor)
@@ -70,6 +76,39 @@ HARNESS_TEST(copy_on_write, keeps_the_loan_and_is_sent_as_it_was_written, 60, .s
     HARNESS_EQ(harness_counter(job, "tensors_copied"), sent_copies + 1);
     bx_tensor_release(copy);
     loans_come_back(job, -1);
+}
+
+static int make_the_arena_early(struct bx_job *job)
+{
+    bx_tensor_release(loans_tensor(job, BX_U8, SMALL, 1));
+    return loans_setup(job);
+}
+
+HARNESS_TEST(copy_on_write, of_an_arena_made_before_the_start_keeps_the_loan, 60, .size = 2,
+             .setup = make_the_arena_early)
+{
+    struct bx_msg *made = NULL;
+    struct bx_tensor *copy = copied(borrowed(job, "worker0", &made));
+
+    bx_msg_destroy(made);
+    HARNESS_EQ(loans_of(job, 0).leases, 1);
+    HARNESS_CHECK(loans_hold(copy, 5));
+    bx_tensor_release(copy);
+}
+
+HARNESS_TEST(copy_on_write, leaves_half_of_the_leases_to_calls, 60, .size = 2, .setup = loans_setup)
+{
+    static struct bx_tensor *kept[MANY];
+    struct bx_msg *made = NULL;
+
+    for (int i = 0; i < MANY; i++) {
+        kept[i] = copied(borrowed_of(job, "worker1", 65536, &made));
+        bx_msg_destroy(made);
+    }
+    for (int i = 0; i < MANY; i++) {
+        HARNESS_CHECK(loans_hold(kept[i], 5));
+        bx_tensor_release(kept[i]);
+    }
 }
 
 HARNESS_TEST(copy_on_write, of_others_is_a_copy, 60, .size = 2, .setup = loans_setup)

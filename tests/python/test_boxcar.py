@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 import unittest
 
 import boxcar
@@ -193,6 +194,19 @@ def flip(large):
     return large
 
 
+def forked(run, *args):
+    """The pid of a child that ends with status 0 once run(*args) has returned."""
+    child = os.fork()
+    if child != 0:
+        return child
+    try:
+        run(*args)
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+    os._exit(1)
+
+
 # ---- Jobs -----------------------------------------------------------------------------------------------------------
 
 class RunCalls(Run):
@@ -308,6 +322,50 @@ class RunLoans(Run):
         if child == 0:
             os._exit(0 if mine.nbytes == 1 << 20 and boxcar.empty else 1)
         CASE.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
+
+
+class RunForkedLoans(Run):
+    """Children of a fork send what their parent got, and read it when the parent has dropped it."""
+
+    def child(self, rank, large):
+        boxcar.init(os.environ["BX_JOB"] + "c", rank=rank, world_size=2, call_timeout=20)
+        if rank == 0:
+            CASE.assertEqual(set(boxcar.call(1, echo, (large,)).data), {ord("1")})
+        boxcar.shutdown()
+
+    def reads_later(self, begins, large):
+        os.read(begins, 1)
+        CASE.assertEqual(set(large.data), {ord("1")})
+
+    def first(self):
+        large = boxcar.call(1, echo, (Large(bytearray(b"1" * (1 << 20))),))
+        children = [forked(self.child, rank, large) for rank in range(2)]
+        CASE.assertEqual([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children], [0, 0])
+        begins, begin = os.pipe()
+        child = forked(self.reads_later, begins, large)
+        del large                           # its owner uses the memory again
+        for _ in range(50):
+            boxcar.call(1, echo, (Large(bytearray(b"2" * (1 << 20))),))
+        os.write(begin, b"!")
+        CASE.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
+
+
+class RunKept(Run):
+    """Whoever keeps what it got, of any size, leaves leases to calls."""
+
+    def first(self):
+        for size in (8 << 10, 64 << 10):
+            kept = [boxcar.call(1, echo, (Large(bytearray(size)),)) for _ in range(1500)]
+            CASE.assertEqual({len(large.data) for large in kept}, {size})
+
+
+class RunForbidsTorch(Run):
+    def init(self):
+        sys.modules["torch"] = None
+        super().init()
+
+    def first(self):
+        CASE.assertEqual(boxcar.call(1, add, (1, 2)), 3)
 
 
 class RunFutures(Run):

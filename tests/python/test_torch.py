@@ -253,6 +253,7 @@ class RunTensors(Run):
                              (tensor.dtype, tensor.shape, tensor.layout, tensor.requires_grad))
             CASE.assertTrue(torch.equal(back.detach().to_dense() if back.is_sparse else back.detach(),
                                         tensor.detach().to_dense() if back.is_sparse else tensor.detach()))
+            CASE.assertIs(back.detach_(), back)
         parameter = torch.nn.Parameter(torch.rand(3))
         CASE.assertEqual(boxcar.call(1, described, (parameter,)),
                          (torch.nn.Parameter, torch.float32, (3,), True, True, parameter.tolist()))

@@ -219,6 +219,35 @@ Test(arena_view, is_written_privately, .init = create_and_fill)
     cr_expect_eq(views_mapped(), 0);
 }
 
+Test(arena_view, is_a_quarter_private_at_most, .init = create_and_fill)
+{
+    struct bxi_arena_view *view = NULL;
+
+    cr_assert_eq(attach(&view, VIEW_BYTES), 0);
+    cr_expect_null(bxi_arena_view_private(view, view->base, MIB));
+    cr_expect_not_null(bxi_arena_view_private(view, view->base, VIEW_BYTES / 4));
+    cr_expect_null(bxi_arena_view_private(view, view->base + MIB, 1));
+    bxi_arena_view_forget(view, view->base, VIEW_BYTES / 4);
+    cr_expect_not_null(bxi_arena_view_private(view, view->base + MIB, VIEW_BYTES / 4));
+    bxi_arena_view_release(view);
+}
+
+/* The kernel drops no page that is locked. */
+Test(arena_view, has_pages_that_were_locked_for_nobody_else, .init = create_and_fill)
+{
+    struct bxi_arena_view *view = NULL;
+    unsigned char *private;
+
+    cr_assert_eq(attach(&view, VIEW_BYTES), 0);
+    private = bxi_arena_view_private(view, view->base, 100 * KIB);
+    memset(private, 77, 100 * KIB);
+    cr_assert_eq(mlock(private, 1), 0);
+    bxi_arena_view_forget(view, view->base, 100 * KIB);
+    private = bxi_arena_view_private(view, view->base, 100 * KIB);
+    cr_expect(private == NULL || private[0] == view->base[0]);
+    bxi_arena_view_release(view);
+}
+
 static void set_last(struct bxi_arena_view *view, char c)
 {
     view->path[strlen(view->path) - 1] = c;
@@ -257,12 +286,12 @@ Test(arena_view, is_read_privately_after_its_file_was_truncated, .init = create_
     unsigned char *private;
 
     cr_assert_eq(attach(&view, VIEW_BYTES), 0);
-    private = bxi_arena_view_private(view, view->base, MIB);
+    private = bxi_arena_view_private(view, view->base, 100 * KIB);
     private[0] = 1;
     cr_assert_eq(ftruncate(bxi_arena_fd(arena), 0), 0);
-    cr_expect_eq(private[0] | private[MIB - 1], 0);
+    cr_expect_eq(private[0] | private[100 * KIB - 1], 0);
     private[0] = 2;
     cr_expect_eq(bxi_load_relaxed(&view->truncated), 1);
-    bxi_arena_view_forget(view, view->base, MIB);
+    bxi_arena_view_forget(view, view->base, 100 * KIB);
     bxi_arena_view_release(view);
 }

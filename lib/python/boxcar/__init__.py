@@ -158,6 +158,7 @@ def leave():
 
 def _forget():
     global _job, _runner
+    _boxcar.forget_buffers()
     if _job is not None:
         _job.forget()
     _job = _runner = None
@@ -165,7 +166,7 @@ def _forget():
 
 
 atexit.register(leave)
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(before=_boxcar.own_buffers, after_in_child=_forget)
 
 
 def rank():
@@ -322,7 +323,7 @@ def empty(nbytes):
     """Memory in this worker's arena, as a writable memoryview: numpy.frombuffer and torch.frombuffer take it.
 
     Messages lend it and do not copy it, so write to it only before it is sent: receivers may see what is written later.
-    Raises ArenaFull, NoSpace.
+    The child of a fork does not have it. Raises ArenaFull, NoSpace.
     """
     return memoryview(_running().allocate(nbytes))
 

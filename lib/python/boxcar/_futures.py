@@ -40,7 +40,7 @@ class Future(concurrent.futures.Future):
 
     @classmethod
     def _of(cls, engine, worker, function):
-        if "torch" in sys.modules:
+        if sys.modules.get("torch") is not None:        # None: the program forbids its import
             from ._torch_future import TorchFuture as cls
         future = cls()
         future._engine = engine

@@ -59,7 +59,7 @@ def put_tensor(tensor):
 
 
 def _dump(pickler, value, put_buffer):
-    if "torch" in sys.modules:
+    if sys.modules.get("torch") is not None:        # None: the program forbids its import
         from ._tensors import with_tensors
         pickler = with_tensors(pickler)
     file = io.BytesIO()

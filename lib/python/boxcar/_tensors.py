@@ -39,7 +39,7 @@ def make(buffer, dtype, shape, requires_grad):
     dtype = getattr(torch, dtype)
     tensor = torch.frombuffer(buffer, dtype=dtype) if len(buffer) > 0 else torch.empty(0, dtype=dtype)
     if tensor.shape != shape:
-        tensor = tensor.view(shape)
+        tensor.resize_(shape)           # not view(): detach_ refuses views
     return tensor.requires_grad_() if requires_grad else tensor
 
 

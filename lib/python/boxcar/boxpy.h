@@ -106,6 +106,9 @@ PyObject *boxpy_new_view(struct bx_tensor *lent);       /* a writable memoryview
 PyObject *boxpy_allocate(struct boxpy_job *job, Py_ssize_t bytes);      /* a Buffer in the arena */
 /* What a message lends instead of a copy of this memory: a new reference; NULL: it has to be copied. Or a code. */
 int boxpy_find_shared(const void *data, Py_ssize_t bytes, struct bx_tensor **tensor);
+PyObject *boxpy_own_buffers(PyObject *self, PyObject *unused);     /* before a fork */
+/* In the child of a fork, where other memory has the addresses of the parent's. */
+PyObject *boxpy_forget_buffers(PyObject *self, PyObject *unused);
 
 /* ---- handler.c ------------------------------------------------------------------------------------------ */
 

@@ -2,9 +2,12 @@
 /*
  * Memory of tensors as buffers of Python: of the job's arena, of other workers, and of objects that have an address.
  *
- * What another worker sent is a copy on write (bx_tensor_copy_on_write), so Python may write to it. A tree of the
- * ranges of memory in which a message may lend instead of copy, by which an address is recognised: the arena's, and
- * copies on write of which no page has been written. With the GIL.
+ * What another worker sent is a copy on write (bx_tensor_copy_on_write), so Python may write to it. A tree of these
+ * copies and of the arena's memory: by it an address is recognised in which a message may lend instead of copy, the
+ * arena's, and copies on write of which no page has been written. With the GIL.
+ *
+ * Forks. The child has the copies on write as they were, but not the loans: so the parent makes their pages its own
+ * before it forks, as if they had been written. The child does not have the arena.
  */
 #include "boxpy.h"
 
@@ -15,6 +18,7 @@
 /* Of an entry of /proc/self/pagemap. */
 #define PAGE_IS_THERE (UINT64_C(3) << 62)
 #define PAGE_IS_OF_FILE (UINT64_C(1) << 61)
+#define PRIVATE_BYTES 65536             /* bx_tensor_copy_on_write copies less to the heap */
 
 static void *ranges;
 
@@ -38,11 +42,10 @@ static PyObject *new_buffer(PyObject *owner, struct bx_tensor *tensor, struct bx
         buffer->lent = lent;
         buffer->data = data;
         buffer->bytes = bytes;
-        if (lent == NULL || bytes == 0 || tsearch(buffer, &ranges, compare) != NULL)
+        if (owner != NULL || bytes == 0 || tsearch(buffer, &ranges, compare) != NULL)
             return (PyObject *)buffer;
-        buffer->lent = NULL;            /* no memory: it is copied */
-        bx_tensor_release(lent);
-        return (PyObject *)buffer;
+        Py_DECREF(buffer);
+        return PyErr_NoMemory();
     }
     Py_XDECREF(owner);
     bx_tensor_release(tensor);
@@ -53,41 +56,14 @@ static PyObject *new_buffer(PyObject *owner, struct bx_tensor *tensor, struct bx
 static void buffer_dealloc(PyObject *self)
 {
     struct boxpy_buffer *buffer = (struct boxpy_buffer *)self;
+    struct boxpy_buffer *const *found = tfind(buffer, &ranges, compare);
 
-    if (buffer->lent != NULL && buffer->bytes > 0)
+    if (found != NULL && *found == buffer)      /* not after a fork, nor another one's at its address */
         tdelete(buffer, &ranges, compare);
     bx_tensor_release(buffer->tensor);
     bx_tensor_release(buffer->lent);
     Py_XDECREF(buffer->owner);
     PyObject_Free(self);
-}
-
-PyObject *boxpy_new_view(struct bx_tensor *lent)
-{
-    struct bx_tensor *copy = NULL;
-    PyObject *buffer, *view;
-    int rc;
-
-    Py_BEGIN_ALLOW_THREADS
-    rc = bx_tensor_copy_on_write(lent, &copy);
-    Py_END_ALLOW_THREADS
-    if (rc < 0)
-        return boxpy_fail(rc, bx_error_text());
-    buffer = new_buffer(NULL, copy, bx_tensor_acquire(lent), bx_tensor_data_mut(copy),
-                        (Py_ssize_t)bx_tensor_bytes(copy));
-    view = buffer != NULL ? PyMemoryView_FromObject(buffer) : NULL;
-    Py_XDECREF(buffer);
-    return view;
-}
-
-PyObject *boxpy_allocate(struct boxpy_job *job, Py_ssize_t bytes)
-{
-    struct bx_tensor *tensor = NULL;
-    int rc = bx_tensor_create(job->job, BX_U8, 1, (int64_t[]){ bytes }, &tensor);
-
-    if (rc < 0)
-        return boxpy_fail(rc, bx_error_text());
-    return new_buffer(NULL, NULL, tensor, bx_tensor_data_mut(tensor), bytes);
 }
 
 /* Whether a page of a copy on write may be the process's own. */
@@ -113,6 +89,37 @@ static bool is_written(const unsigned char *data, size_t bytes)
     return written;
 }
 
+PyObject *boxpy_new_view(struct bx_tensor *lent)
+{
+    struct bx_tensor *copy = NULL;
+    PyObject *buffer, *view;
+    Py_ssize_t bytes;
+    bool lends;
+    int rc;
+
+    Py_BEGIN_ALLOW_THREADS
+    rc = bx_tensor_copy_on_write(lent, &copy);
+    Py_END_ALLOW_THREADS
+    if (rc < 0)
+        return boxpy_fail(rc, bx_error_text());
+    bytes = (Py_ssize_t)bx_tensor_bytes(copy);
+    lends = bytes >= PRIVATE_BYTES && !is_written(bx_tensor_data(copy), 1);     /* else it is on the heap */
+    buffer = new_buffer(NULL, copy, lends ? bx_tensor_acquire(lent) : NULL, bx_tensor_data_mut(copy), bytes);
+    view = buffer != NULL ? PyMemoryView_FromObject(buffer) : NULL;
+    Py_XDECREF(buffer);
+    return view;
+}
+
+PyObject *boxpy_allocate(struct boxpy_job *job, Py_ssize_t bytes)
+{
+    struct bx_tensor *tensor = NULL;
+    int rc = bx_tensor_create(job->job, BX_U8, 1, (int64_t[]){ bytes }, &tensor);
+
+    if (rc < 0)
+        return boxpy_fail(rc, bx_error_text());
+    return new_buffer(NULL, NULL, tensor, bx_tensor_data_mut(tensor), bytes);
+}
+
 int boxpy_find_shared(const void *data, Py_ssize_t bytes, struct bx_tensor **tensor)
 {
     const struct boxpy_buffer range = { .data = (unsigned char *)data, .bytes = bytes };
@@ -123,11 +130,43 @@ int boxpy_find_shared(const void *data, Py_ssize_t bytes, struct bx_tensor **ten
     if (found == NULL)
         return 0;
     buffer = *found;
-    if (range.data < buffer->data || bytes > buffer->data + buffer->bytes - range.data)
+    if (buffer->lent == NULL || range.data < buffer->data || bytes > buffer->data + buffer->bytes - range.data)
         return 0;
     if (buffer->tensor != NULL && is_written(range.data, (size_t)bytes))
         return 0;
     return bx_tensor_as_strided(buffer->lent, range.data - buffer->data, 1, (int64_t[]){ bytes }, NULL, tensor);
+}
+
+/* Of a node of the tree. */
+static void own_pages(const void *node, VISIT visit, int depth)
+{
+    const struct boxpy_buffer *buffer = *(struct boxpy_buffer *const *)node;
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    unsigned char *end = buffer->data + buffer->bytes;
+
+    (void)depth;
+    if (buffer->tensor == NULL || (visit != preorder && visit != leaf))
+        return;
+    for (unsigned char *at = buffer->data; at < end; at += page - (uintptr_t)at % page) {
+        unsigned char byte = *at;
+
+        /* Relaxed: a write that changes nothing, and loses none that another thread does meanwhile. */
+        __atomic_compare_exchange_n(at, &byte, byte, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+    }
+}
+
+PyObject *boxpy_own_buffers(PyObject *self, PyObject *unused)
+{
+    (void)self, (void)unused;
+    twalk(ranges, own_pages);
+    Py_RETURN_NONE;
+}
+
+PyObject *boxpy_forget_buffers(PyObject *self, PyObject *unused)
+{
+    (void)self, (void)unused;
+    ranges = NULL;                      /* its nodes stay: the child has no more than these */
+    Py_RETURN_NONE;
 }
 
 /* ---- The type ------------------------------------------------------------------------------------------- */

@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: MIT
+# The types of boxcar.optim's public names; tests/python/test_stubs.py compares them with the code.
+from typing import Any, Iterable, Type
+
+from torch.optim import Optimizer
+
+from .rpc import RRef
+
+class DistributedOptimizer:
+    def __init__(self, optimizer_class: Type[Optimizer], params_rref: Iterable[RRef], *args: Any,
+                 **kwargs: Any) -> None: ...
+    def step(self, context_id: int) -> None: ...

@@ -168,13 +168,20 @@ static int set_up_refusing(struct bx_job *job)
     return set_up(job);
 }
 
+/* A pass needs no pool if the gradients come while a thread of the worker still runs nodes: it takes them along. */
 static void expect_refusal(struct bx_job *job, const char *at)
 {
     struct product product;
+    int rc = 0;
 
-    forward(&product, job);
     HARNESS_EQ(bx_rpc_sync(job, at, "refuse", NULL, NULL, NULL), 0);
-    HARNESS_EQ(bx_context_backward(product.pass.context, &product.loss, NULL, 1, false, BX_FOREVER), -EAGAIN);
+    for (int i = 0; rc == 0 && i < 20; i++) {
+        if (i > 0)
+            end_product(&product);
+        forward(&product, job);
+        rc = bx_context_backward(product.pass.context, &product.loss, NULL, 1, false, BX_FOREVER);
+    }
+    HARNESS_EQ(rc, -EAGAIN);
     HARNESS_HAS(bx_error_text(), "no thread can be made");
     HARNESS_EQ(bx_context_error(product.pass.context), -EAGAIN);
     end_product(&product);

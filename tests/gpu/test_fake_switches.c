@@ -281,8 +281,9 @@ static void *call_apart(void *unused)
     return NULL;
 }
 
-/* Whether the call returns while a stream of its device waits; it succeeds in any case. */
-static bool returns_at_once(enum call call, struct CUstream_st *stream)
+/* Whether the call returns while a stream of its device waits, as is `expected`: then it has 10 s for it, the thread may
+ * get no CPU for long; else 50 ms show that it blocks. It succeeds in any case. */
+static bool returns_at_once(enum call call, struct CUstream_st *stream, bool expected)
 {
     pthread_t thread;
     bool at_once;
@@ -291,7 +292,8 @@ static bool returns_at_once(enum call call, struct CUstream_st *stream)
     calling.call = call;
     bxi_store_release(&calling.has_returned, 0);
     CHECK(pthread_create(&thread, NULL, call_apart, NULL) == 0);
-    pause_ms(50);
+    for (int ms = 0; ms < (expected ? 10000 : 50) && bxi_load_acquire(&calling.has_returned) == 0; ms++)
+        pause_ms(1);
     at_once = bxi_load_acquire(&calling.has_returned) == 1;
     release();
     CHECK(pthread_join(thread, NULL) == 0);
@@ -322,8 +324,11 @@ Test(fake_switches, only_what_cuda_says_synchronises_blocks)
     start();
     make_all();
     stream = stream_made();
-    for (enum call call = 0; call < CALLS; call++)
-        cr_assert_eq(returns_at_once(call, stream), call < CALL_FREE || call == CALL_UNLOAD, "call %d", (int)call);
+    for (enum call call = 0; call < CALLS; call++) {
+        bool expected = call < CALL_FREE || call == CALL_UNLOAD;
+
+        cr_assert_eq(returns_at_once(call, stream, expected), expected, "call %d", (int)call);
+    }
 }
 
 Test(fake_switches, calls_that_may_synchronise_block_while_a_stream_waits)
@@ -335,7 +340,7 @@ Test(fake_switches, calls_that_may_synchronise_block_while_a_stream_waits)
     make_all();
     stream = stream_made();
     for (enum call call = 0; call < CALLS; call++)
-        cr_assert(!returns_at_once(call, stream), "call %d returns while a stream waits", (int)call);
+        cr_assert(!returns_at_once(call, stream, false), "call %d returns while a stream waits", (int)call);
 }
 
 Test(fake_switches, a_stream_of_another_device_blocks_no_call)
@@ -347,7 +352,7 @@ Test(fake_switches, a_stream_of_another_device_blocks_no_call)
     CHECK(driver.cuDevicePrimaryCtxRetain(&other, 1) == CUDA_SUCCESS);
     CHECK(driver.cuCtxPushCurrent_v2(other) == CUDA_SUCCESS);
     stream = stream_made();
-    CHECK(returns_at_once(CALL_ALLOC, stream));
+    CHECK(returns_at_once(CALL_ALLOC, stream, true));
 }
 
 Test(fake_switches, a_call_that_blocks_waits_for_no_later_work)

@@ -281,8 +281,8 @@ static void *call_apart(void *unused)
     return NULL;
 }
 
-/* Whether the call returns while a stream of its device waits, as is `expected`: then it has 10 s for it, the thread may
- * get no CPU for long; else 50 ms show that it blocks. It succeeds in any case. */
+/* Whether the call returns while a stream of its device waits. It succeeds in any case. A call that is expected to
+ * return has 10 s for it, for its thread may get no CPU for long; 50 ms show that another one blocks. */
 static bool returns_at_once(enum call call, struct CUstream_st *stream, bool expected)
 {
     pthread_t thread;

@@ -195,9 +195,13 @@ def worker_rank(name):
     return _running().rank_of(name)
 
 
+def _rank_of(worker):
+    return worker if isinstance(worker, int) else worker_rank(worker)
+
+
 def is_alive(worker):
     """Whether a worker, by its name or rank, has not died, left or been cut off."""
-    return _running().is_alive(worker if isinstance(worker, int) else worker_rank(worker))
+    return _running().is_alive(_rank_of(worker))
 
 
 def counter(name):
@@ -212,8 +216,7 @@ in seconds; leases since the start: granted, returned, taken_back from the dead;
 
 def loans(worker=None):
     """The Loans of this worker to another one, by its name or rank, or to all."""
-    rank = -1 if worker is None else worker if isinstance(worker, int) else worker_rank(worker)
-    return Loans(*_running().loans(rank))
+    return Loans(*_running().loans(-1 if worker is None else _rank_of(worker)))
 
 
 # ---- Requests ------------------------------------------------------------------------------------------------------

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Futures: of calls, and those that a program makes itself."""
 import concurrent.futures
-import sys
 import threading
 
 from ._errors import Error, Shutdown, Timeout
-from ._messages import FOREVER, Failure, loads
+from ._messages import FOREVER, Failure, has_torch, loads
 
 
 def settle(engine, worker, function):
@@ -40,7 +39,7 @@ class Future(concurrent.futures.Future):
 
     @classmethod
     def _of(cls, engine, worker, function):
-        if sys.modules.get("torch") is not None:        # None: the program forbids its import
+        if has_torch():
             from ._torch_future import TorchFuture as cls
         future = cls()
         future._engine = engine

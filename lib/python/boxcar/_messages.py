@@ -58,8 +58,13 @@ def put_tensor(tensor):
     return _now.tensor
 
 
+def has_torch():
+    """Whether the program has imported torch."""
+    return sys.modules.get("torch") is not None     # None: it forbids the import
+
+
 def _dump(pickler, value, put_buffer):
-    if sys.modules.get("torch") is not None:        # None: the program forbids its import
+    if has_torch():
         from ._tensors import with_tensors
         pickler = with_tensors(pickler)
     file = io.BytesIO()

@@ -10,9 +10,10 @@ from collections import ChainMap
 
 import torch
 
+import boxcar
+
 from ._boxcar import Buffer
 from ._messages import put_tensor
-
 
 _NAMES = {type: name for name, type in vars(torch).items() if isinstance(type, torch.dtype)}
 
@@ -25,13 +26,17 @@ def _reduce(tensor):
     plain = tensor
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    buffer = Buffer(plain, plain.data_ptr(), plain.nelement() * plain.element_size())
+    buffer = Buffer(plain, plain.data_ptr(), _bytes(plain))
     parts = pickle.PickleBuffer(buffer), _NAMES[tensor.dtype], tuple(tensor.shape)
     sent = put_tensor(tensor) if tensor.requires_grad and torch.is_grad_enabled() else None
     if sent is None:
         return make, (*parts, tensor.requires_grad)
     from .autograd import receive
     return receive, (*parts, *sent)
+
+
+def _bytes(tensor):
+    return tensor.nelement() * tensor.element_size()
 
 
 def make(buffer, dtype, shape, requires_grad):
@@ -41,6 +46,11 @@ def make(buffer, dtype, shape, requires_grad):
     if tensor.shape != shape:
         tensor.resize_(shape)           # not view(): detach_ refuses views
     return tensor.requires_grad_() if requires_grad else tensor
+
+
+def empty_like(tensor):
+    """A tensor of that shape and type in boxcar.empty's memory."""
+    return make(boxcar.empty(_bytes(tensor)), _NAMES[tensor.dtype], tensor.shape, False)
 
 
 @functools.lru_cache

@@ -36,21 +36,21 @@ static PyObject *new_buffer(PyObject *owner, struct bx_tensor *tensor, struct bx
 {
     struct boxpy_buffer *buffer = PyObject_New(struct boxpy_buffer, &boxpy_buffer_type);
 
-    if (buffer != NULL) {
-        buffer->owner = owner;
-        buffer->tensor = tensor;
-        buffer->lent = lent;
-        buffer->data = data;
-        buffer->bytes = bytes;
-        if (owner != NULL || bytes == 0 || tsearch(buffer, &ranges, compare) != NULL)
-            return (PyObject *)buffer;
-        Py_DECREF(buffer);
-        return PyErr_NoMemory();
+    if (buffer == NULL) {
+        Py_XDECREF(owner);
+        bx_tensor_release(tensor);
+        bx_tensor_release(lent);
+        return NULL;
     }
-    Py_XDECREF(owner);
-    bx_tensor_release(tensor);
-    bx_tensor_release(lent);
-    return NULL;
+    buffer->owner = owner;
+    buffer->tensor = tensor;
+    buffer->lent = lent;
+    buffer->data = data;
+    buffer->bytes = bytes;
+    if (owner != NULL || bytes == 0 || tsearch(buffer, &ranges, compare) != NULL)
+        return (PyObject *)buffer;
+    Py_DECREF(buffer);
+    return PyErr_NoMemory();
 }
 
 static void buffer_dealloc(PyObject *self)

@@ -92,8 +92,7 @@ def get_worker_info(worker_name=None):
 def empty_like(tensor):
     """A tensor of torch of that shape and type, in boxcar.empty's memory: it is sent without a copy."""
     from boxcar import _tensors
-    return _tensors.make(boxcar.empty(tensor.numel() * tensor.element_size()), str(tensor.dtype)[6:], tensor.shape,
-                         False)
+    return _tensors.empty_like(tensor)
 
 
 # ---- Calls ---------------------------------------------------------------------------------------------------------

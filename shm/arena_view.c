@@ -16,7 +16,6 @@
 #include "file.h"
 #include "fork.h"
 #include "guard.h"
-
 #include "layout.h"
 
 #include <errno.h>

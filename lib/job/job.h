@@ -292,6 +292,7 @@ int bxi_quota_cpus(const struct bxi_quota *quotas, int count);
 /* Fills job->options, job_name, name and observe->hist_every; given may be NULL. bx_job_create. 0, or the codes of
  * bx_job_create for what is wrong, with a sentence. */
 int bxi_job_options(struct bx_job *job, const struct bx_options *given);
+int bxi_check_world_size(int world_size);       /* 0, or BX_E_WORLD_SIZE with a sentence */
 
 /* ---- spawned.c: in a worker of bx_spawn. In other processes these functions do nothing -------------- */
 

@@ -219,8 +219,9 @@ static int read_options(struct launch *launch, const struct bx_spawn_options *gi
                               "bx_options");
     if (rc < 0)
         return rc;
-    if (options->world_size < 1 || options->world_size > BX_WORLD_MAX)
-        return bx_fail(BX_E_WORLD_SIZE, "a job has 1 to %d workers, not %d", BX_WORLD_MAX, options->world_size);
+    rc = bxi_check_world_size(options->world_size);
+    if (rc < 0)
+        return rc;
     if (options->job != NULL && !bxi_name_is_valid(options->job))
         return bx_fail(-EINVAL, "'%s' is no name for a job: 1 to %d of A-Z a-z 0-9 _ - .",
                        bxi_brief(options->job).text, BX_NAME_MAX);

@@ -223,8 +223,7 @@ class Tests(unittest.TestCase):
         else:
             self.assertAlmostEqual(got, wanted, delta=1e-6)
 
-    def test_rnn(self):
-        """Losses and gradients are those of one process, and of torch's RPC."""
+    def test_rnn(self):            # losses and gradients are those of one process, and of torch's RPC
         program = os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), "rnn.py")
         environment = {**os.environ, "MASTER_ADDR": "localhost", "MASTER_PORT": free_port()}
         workers = [subprocess.Popen([sys.executable, program, *arguments], env=environment, text=True,

@@ -9,6 +9,8 @@
  */
 #include "rref_fixture.h"
 
+#include "base/base.h"
+
 #include <criterion/criterion.h>
 #include <pthread.h>
 #include <signal.h>
@@ -28,14 +30,6 @@ enum { ALL_STOPPED = 8, ALL_DROPPED };                          /* gates */
 
 static pthread_mutex_t places_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct bx_rref *places[PLACES];
-
-static uint64_t now_ns(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
-}
 
 /* ---- Objects: where they live is counted by rank ---------------------------------------------------------- */
 
@@ -264,13 +258,13 @@ static bool is_over(int victim)
 /* Until all objects of the living are gone. Again and again, for a one-way call may still put one into a place. */
 static void drop_all(struct bx_job *job, int victim)
 {
-    uint64_t until_ns = now_ns() + 20000 * HARNESS_MS;
+    uint64_t until_ns = bxi_now_ns() + 20000 * HARNESS_MS;
 
     while (!is_over(victim)) {
         for (uint64_t i = 0; i < PLACES; i++)
             put(i, NULL);
         rest(job);
-        if (now_ns() < until_ns)
+        if (bxi_now_ns() < until_ns)
             continue;
         for (int rank = 0; rank < WORLD; rank++)
             fprintf(stderr, "worker %d: made %lu objects, destroyed %lu\n", rank,

@@ -4,15 +4,9 @@
  */
 #include "shm/backoff.h"
 
+#include "base/base.h"
+
 #include <criterion/criterion.h>
-
-static int64_t now_ns(void)
-{
-    struct timespec now;
-
-    cr_assert_eq(clock_gettime(CLOCK_MONOTONIC, &now), 0);
-    return now.tv_sec * 1000000000LL + now.tv_nsec;
-}
 
 /*
  * Sleeps are told from yields by the time that they take at least. The kernel's count of sleeps (ru_nvcsw) tells less:
@@ -21,15 +15,15 @@ static int64_t now_ns(void)
 Test(backoff, sleeps_once_it_has_yielded_for_a_while, .timeout = 20)
 {
     uint32_t turns = 0;
-    int64_t before;
+    uint64_t before;
 
     for (uint32_t i = 0; i < BXI_BACKOFF_YIELDS; i++) {
         cr_expect_eq(turns, i);
         bxi_back_off(&turns);
     }
-    before = now_ns();
+    before = bxi_now_ns();
     for (int i = 0; i < 10; i++)
         bxi_back_off(&turns);
-    cr_expect_geq(now_ns() - before, 10 * BXI_BACKOFF_NS);
+    cr_expect_geq(bxi_now_ns() - before, 10u * BXI_BACKOFF_NS);
     cr_expect_eq(turns, BXI_BACKOFF_YIELDS);
 }

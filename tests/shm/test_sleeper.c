@@ -4,6 +4,7 @@
  */
 #include "shm/sleeper.h"
 
+#include "base/base.h"
 #include "tests/harness/child.h"
 #include "tests/harness/refuse.h"
 
@@ -73,14 +74,6 @@ static void drain(int fd)
     cr_assert_eq(read(fd, &value, sizeof(value)), (ssize_t)sizeof(value));
 }
 
-static uint64_t now_ns(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
 /* One token, or UINT64_MAX if there is none. */
 static uint64_t look(struct bxi_sleeper *sleeper)
 {
@@ -131,9 +124,9 @@ TEST_EACH(sleeps_for_at_least_the_timeout)
 
     cr_assert_eq(bxi_sleeper_watch(sleeper, fd, 1), 0);
     for (size_t i = 0; i < sizeof(timeouts) / sizeof(timeouts[0]); i++) {
-        uint64_t start = now_ns();
+        uint64_t start = bxi_now_ns();
         cr_assert_eq(bxi_sleeper_wait(sleeper, timeouts[i], &token, 1), 0);
-        cr_assert_geq(now_ns() - start, timeouts[i]);
+        cr_assert_geq(bxi_now_ns() - start, timeouts[i]);
     }
     close(fd);
 }
@@ -141,10 +134,10 @@ TEST_EACH(sleeps_for_at_least_the_timeout)
 TEST_EACH(sleeps_without_any_descriptor_too)
 {
     uint64_t token;
-    uint64_t start = now_ns();
+    uint64_t start = bxi_now_ns();
 
     cr_assert_eq(bxi_sleeper_wait(sleeper, 2 * MS, &token, 1), 0);
-    cr_assert_geq(now_ns() - start, 2 * MS);
+    cr_assert_geq(bxi_now_ns() - start, 2 * MS);
     cr_assert_eq(look(sleeper), UINT64_MAX);
 }
 
@@ -428,8 +421,8 @@ static int epoll_works(enum bxi_sleeper_kind kind)
         return 12;
     if (bxi_sleeper_watch(sleeper, fd, 3) != 0)
         return 13;
-    uint64_t start = now_ns();
-    if (bxi_sleeper_wait(sleeper, MS + 1, &token, 1) != 0 || now_ns() - start < MS + 1)
+    uint64_t start = bxi_now_ns();
+    if (bxi_sleeper_wait(sleeper, MS + 1, &token, 1) != 0 || bxi_now_ns() - start < MS + 1)
         return 14;
     if (write(fd, &one, sizeof(one)) != (ssize_t)sizeof(one))
         return 15;
@@ -481,10 +474,10 @@ static struct bxi_sleeper *slept_sleeper(int polling, int idle)
 static int goes_on_as(struct bxi_sleeper *sleeper, const int fd[2], enum bxi_sleeper_kind kind)
 {
     uint64_t token = 0;
-    uint64_t start = now_ns();
+    uint64_t start = bxi_now_ns();
     const uint64_t one = 1;
 
-    if (bxi_sleeper_wait(sleeper, MS + 1, &token, 1) != 0 || now_ns() - start < MS + 1)
+    if (bxi_sleeper_wait(sleeper, MS + 1, &token, 1) != 0 || bxi_now_ns() - start < MS + 1)
         return 21;
     if (bxi_sleeper_kind(sleeper) != kind)
         return 22;
@@ -565,12 +558,12 @@ static int nothing_is_left(void)
     struct bxi_sleeper *sleeper = NULL;
     int fd = eventfd(0, EFD_NONBLOCK);
     uint64_t token = 0;
-    uint64_t start = now_ns();
+    uint64_t start = bxi_now_ns();
 
     if (bxi_sleeper_create(BXI_SLEEPER_POLL, &sleeper) != 0 || bxi_sleeper_watch(sleeper, fd, 1) != 0)
         return 2;
     close(fd);
-    if (bxi_sleeper_wait(sleeper, FOREVER, &token, 1) != -EBADF || now_ns() - start < 5 * MS)
+    if (bxi_sleeper_wait(sleeper, FOREVER, &token, 1) != -EBADF || bxi_now_ns() - start < 5 * MS)
         return 3;
     return bxi_sleeper_wait(sleeper, MS, &token, 1) == -EBADF ? 0 : 4;
 }

@@ -198,6 +198,7 @@ void bxi_run_fini(struct bxi_run *run)
 
     if (run->system == NULL)        /* it was never begun */
         return;
+    bxi_drop_own_sleeper(run);
     for (size_t i = 0; i < sizeof fds / sizeof *fds; i++)
         if (fds[i] >= 0)
             close(fds[i]);

@@ -125,6 +125,7 @@ struct bxi_sleep {
 int bxi_sleep(struct bxi_run *run, const struct bxi_sleep *sleep, uint64_t timeout_ns, uint64_t *tokens);
 /* On the leader's eventfd, in a sleeper of this thread's own. True if a bell or an event ended it. */
 bool bxi_sleep_as_leader(const struct bxi_role *role, uint64_t timeout_ns);
+void bxi_drop_own_sleeper(const struct bxi_run *run);          /* of this thread, if it is for this run */
 /* After a sleep that nobody ended and that was to last until then: counts what the bell should have announced, unless
  * the bell is rung late. waiter: who slept as the leader; or NULL. */
 void bxi_count_late(struct bxi_run *run, uint64_t until_ns, int bell_fd, struct bxi_waiter *waiter);

@@ -4,7 +4,7 @@
  *
  * A leader sleeps in a sleeper of its own thread, because io_uring's rings belong to the thread that made them. The
  * thread-local `own` holds it; no other file can reach it. It is made for the job that the thread first leads, and made
- * again for another job.
+ * again for another job. It goes with its thread, or with the job if this thread destroys that.
  *
  *     NONE     there is no sleeper: before the first sleep, and after one could not be made
  *     USABLE   it watches the bell of the job `serial`
@@ -125,6 +125,12 @@ static void destroy_own(void)
     own.system->destroy(own.sleeper);
     own.sleeper = NULL;
     own.state = NONE;
+}
+
+void bxi_drop_own_sleeper(const struct bxi_run *run)
+{
+    if (own.serial == run->serial)
+        destroy_own();
 }
 
 /* The thread ends. */

@@ -68,41 +68,38 @@ HARNESS_HANDLER(calls_itself)
     return rc < 0 ? rc : bx_msg_put_i64(reply, 7);
 }
 
-/* A job of one worker from start to end, twice. */
-static void *live_alone(void *unused)
+/* A job of one worker from start to end. */
+static void live_alone(void)
 {
     struct bx_options options = { .job = job_name, .world_size = 1, .call_timeout_ns = 20000000000 };
 
-    for (int i = 0; i < 2; i++) {
-        struct bx_msg *args = bx_msg_create(0), *reply = NULL;
-        struct bx_reader in;
-        struct bx_job *job = NULL;
+    struct bx_msg *args = bx_msg_create(0), *reply = NULL;
+    struct bx_reader in;
+    struct bx_job *job = NULL;
 
-        cr_assert_eq(bx_job_create(&options, &job), 0, "%s", bx_error_text());
-        cr_assert_eq(bx_register(job, "add", BX_INLINE, add, NULL), 0);
-        cr_assert_eq(bx_register(job, "calls_itself", BX_BLOCKING, calls_itself, NULL), 0);
-        cr_assert_eq(bx_job_start(job), 0, "%s", bx_error_text());
-        cr_expect_eq(bx_job_serve(job), 0, "no other worker is left");
-        bx_msg_put_i64(args, 41);
-        cr_assert_eq(bx_rpc_sync(job, "worker0", "add", args, NULL, &reply), 0, "%s", bx_error_text());
-        in = bx_msg_reader(reply);
-        cr_expect_eq(bx_read_i64(&in), 42);
-        bx_msg_destroy(reply);
-        cr_assert_eq(bx_rpc_sync(job, "worker0", "calls_itself", args, NULL, NULL), 0, "%s", bx_error_text());
-        bx_msg_destroy(args);
-        cr_assert_eq(bx_job_shutdown(job, 0), 0, "%s", bx_error_text());
-        bx_job_destroy(job);
-    }
-    return unused;
+    cr_assert_eq(bx_job_create(&options, &job), 0, "%s", bx_error_text());
+    cr_assert_eq(bx_register(job, "add", BX_INLINE, add, NULL), 0);
+    cr_assert_eq(bx_register(job, "calls_itself", BX_BLOCKING, calls_itself, NULL), 0);
+    cr_assert_eq(bx_job_start(job), 0, "%s", bx_error_text());
+    cr_expect_eq(bx_job_serve(job), 0, "no other worker is left");
+    bx_msg_put_i64(args, 41);
+    cr_assert_eq(bx_rpc_sync(job, "worker0", "add", args, NULL, &reply), 0, "%s", bx_error_text());
+    in = bx_msg_reader(reply);
+    cr_expect_eq(bx_read_i64(&in), 42);
+    bx_msg_destroy(reply);
+    cr_assert_eq(bx_rpc_sync(job, "worker0", "calls_itself", args, NULL, NULL), 0, "%s", bx_error_text());
+    bx_msg_destroy(args);
+    cr_assert_eq(bx_job_shutdown(job, 0), 0, "%s", bx_error_text());
+    bx_job_destroy(job);
 }
 
-/* A job from start to end, with calls that carry bytes and a tensor. It runs on a thread of its own, because a thread
- * that has waited keeps its sleeper's descriptor until it ends. */
-static void *live(void *own_loop)
+/* A job from start to end, with calls that carry bytes and a tensor, and a wait that makes this thread's sleeper. */
+static void live(bool own_loop)
 {
-    struct bx_options options = { .job = job_name, .rank = 0, .world_size = 2, .own_loop = own_loop != NULL };
+    struct bx_options options = { .job = job_name, .rank = 0, .world_size = 2, .own_loop = own_loop };
     struct bx_msg *args = bx_msg_create(0), *reply = NULL;
     struct bx_tensor *tensor = NULL;
+    struct bx_future *never;
     struct bx_job *job = NULL;
     pid_t server = fork_server(false);
 
@@ -118,18 +115,12 @@ static void *live(void *own_loop)
     cr_assert_eq(bx_rpc_sync(job, "worker1", "add", args, NULL, &reply), 0, "%s", bx_error_text());
     bx_msg_destroy(args);
     bx_msg_destroy(reply);
+    never = bx_future_create(job);
+    cr_expect_eq(bx_future_wait(never, 20000000), BX_E_TIMEOUT);
+    bx_future_release(never);
     cr_assert_eq(bx_job_shutdown(job, 0), 0, "%s", bx_error_text());
     bx_job_destroy(job);
     expect_ended_well(server);
-    return NULL;
-}
-
-static void in_a_thread(void *(*body)(void *), void *argument)
-{
-    pthread_t thread;
-
-    cr_assert_eq(pthread_create(&thread, NULL, body, argument), 0);
-    pthread_join(thread, NULL);
 }
 
 Test(job_life, leaves_no_descriptor_and_no_mapping)
@@ -137,7 +128,7 @@ Test(job_life, leaves_no_descriptor_and_no_mapping)
     int before = open_fds();
 
     for (int i = 0; i < 4; i++) {
-        in_a_thread(live, i % 2 != 0 ? &before : NULL);
+        live(i % 2 != 0);
         cr_expect_eq(open_fds(), before, "after life %d", i);
         cr_expect_eq(mappings(), 0, "after life %d", i);
     }
@@ -147,33 +138,25 @@ Test(job_life, a_worker_is_a_job_alone)
 {
     int before = open_fds();
 
-    in_a_thread(live_alone, NULL);
+    live_alone();
+    live_alone();
     cr_expect_eq(open_fds(), before);
     cr_expect_eq(mappings(), 0);
 }
 
-static void *outlive(void *argument)
+/* The worker that is left alone must unmap what it has of the other. */
+Test(job_life, leaves_nothing_of_a_peer_that_left_first)
 {
     struct bx_options options = { .job = job_name, .rank = 0, .world_size = 2 };
     struct bx_job *job = NULL;
     pid_t server = fork_server(true);
-
-    (void)argument;
+    int before = open_fds();
 
     cr_assert_eq(bx_job_create(&options, &job), 0);
     cr_assert_eq(bx_job_start(job), 0, "%s", bx_error_text());
     expect_ended_well(server);
     cr_assert_eq(bx_job_serve(job), 0);
     bx_job_destroy(job);
-    return NULL;
-}
-
-/* The worker that is left alone must unmap what it has of the other. */
-Test(job_life, leaves_nothing_of_a_peer_that_left_first)
-{
-    int before = open_fds();
-
-    in_a_thread(outlive, NULL);
     cr_expect_eq(open_fds(), before);
     cr_expect_eq(mappings(), 0);
 }

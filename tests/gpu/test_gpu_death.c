@@ -69,8 +69,8 @@ static void survivor(void)
     uint64_t address, used;
 
     start(1);
-    used = gpu_used(0);
     gpu_await(LENT, 1);
+    used = gpu_used(0);
     GPU_EQ(bxi_gpu_lane_open(gpu_device, NULL, &waiter), 0);
     address = gpu_borrow(gpu_peer[0], &gpu_shared->ref[0], &map[0]);
     (void)gpu_borrow(gpu_peer[0], &gpu_shared->ref[1], &map[1]);

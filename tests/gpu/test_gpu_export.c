@@ -246,9 +246,8 @@ static void reads_after_the_death(void)
     struct bxi_gpu_map *map;
     uint64_t address, used;
 
-    gpu_start_beside(1, 0);
+    gpu_meet_lender(LENT);
     used = gpu_used(0);
-    gpu_await(LENT, 1);
     address = borrow(0, 0, &map);
     gpu_post(HELD);
     gpu_await(KILLED, 1);

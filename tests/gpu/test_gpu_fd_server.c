@@ -112,6 +112,15 @@ static socklen_t fd_server_of(const uint8_t fd_server[BXI_GPU_FD_SERVER_BYTES], 
                        (size_t)snprintf(name->sun_path + 1, sizeof(name->sun_path) - 1, "boxcar-gpu-%s", text));
 }
 
+/* A name that another process may take: of this test's processes alone, because tests run beside each other. */
+static void false_name(uint8_t fd_server[BXI_GPU_FD_SERVER_BYTES])
+{
+    pid_t test = getppid();
+
+    memset(fd_server, 0, BXI_GPU_FD_SERVER_BYTES);
+    memcpy(fd_server, &test, sizeof(test));
+}
+
 /* A socket that has a server's name. */
 static int serve_as(const uint8_t fd_server[BXI_GPU_FD_SERVER_BYTES])
 {
@@ -121,6 +130,15 @@ static int serve_as(const uint8_t fd_server[BXI_GPU_FD_SERVER_BYTES])
 
     GPU_EQ(bind(one, (struct sockaddr *)&name, bytes), 0);
     return one;
+}
+
+/* The same, with the false name. */
+static int serve_as_another(void)
+{
+    uint8_t fd_server[BXI_GPU_FD_SERVER_BYTES];
+
+    false_name(fd_server);
+    return serve_as(fd_server);
 }
 
 /* A socket that asks process 0. */
@@ -367,7 +385,7 @@ static void answers_as_another_user(void)
     int one, null = open("/dev/null", O_RDWR | O_CLOEXEC);
 
     GPU_EQ(setresuid(STRANGER, STRANGER, STRANGER), 0);
-    one = serve_as((const uint8_t[BXI_GPU_FD_SERVER_BYTES]){ 1 });
+    one = serve_as_another();
     gpu_post(HELD);
     for (int i = 0; i < 2; i++) {
         take_question(one, &answer);
@@ -387,7 +405,7 @@ static void lends_without_its_name(void)
 
     gpu_start_beside(0, 1);
     memcpy(fd_server, head->fd_server, sizeof(fd_server));
-    memcpy(head->fd_server, (uint8_t[BXI_GPU_FD_SERVER_BYTES]){ 1 }, sizeof(fd_server));
+    false_name(head->fd_server);
     gpu_await(HELD, 1);
     block = lend(7);
     gpu_post(LENT);
@@ -587,7 +605,7 @@ static size_t make_wrong(int which, struct answer *answer)
 /* Of the same user, in the owner's place. */
 static void answers_wrongly(void)
 {
-    int one = serve_as((const uint8_t[BXI_GPU_FD_SERVER_BYTES]){ 1 });
+    int one = serve_as_another();
     int null = open("/dev/null", O_RDWR | O_CLOEXEC);
 
     gpu_post(HELD);

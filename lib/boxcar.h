@@ -286,7 +286,7 @@ struct bx_options {
     int world_size;             /* 1 .. 128. 0: job, name, rank and world size come from the environment */
     uint64_t start_timeout_ns;  /* until all workers have come; default 30 s */
     uint64_t call_timeout_ns;   /* of calls without a timeout of their own; default 60 s; BX_FOREVER */
-    uint64_t spin_ns;           /* most that a thread spins before it sleeps; default 50 us, adapted */
+    uint64_t spin_ns;           /* most that a thread spins before it sleeps; default 100 us, adapted */
     bool no_spin;               /* sleep at once */
     enum bx_wait wait;
     bool own_loop;              /* no background thread: the program polls bx_job_fd and calls bx_progress */
@@ -475,6 +475,9 @@ enum bx_kind {
                          * condition variable, a pipe), options.pool_threads must be at least the number that wait at a
                          * time: further requests are queued. A queue that has not moved for a second is logged;
                          * shmstat why shows it */
+    BX_LOCKED = 3,      /* as BX_BLOCKING, for handlers that compute under one lock, as those of an interpreter do: no
+                         * thread of the pool is woken for a request while the thread that began the last one may be
+                         * back at once. It is after 0.1 ms, or when that thread waits for another call */
 };
 
 /* A handler reads args, writes reply and returns 0, or a negative code, with bx_fail for a text of its own. A code of

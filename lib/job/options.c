@@ -14,7 +14,7 @@
 
 #define START_TIMEOUT_NS (UINT64_C(30) * 1000000000)
 #define CALL_TIMEOUT_NS (UINT64_C(60) * 1000000000)
-#define SPIN_NS 50000
+#define SPIN_NS 100000
 #define ARENA_BYTES (UINT64_C(64) << 30)
 #define ARENA_BYTES_MAX (UINT64_C(1) << 40)     /* 128 of them fit an address space of 47 bits */
 

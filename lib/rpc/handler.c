@@ -296,6 +296,7 @@ BXI_APART static int submit_blocking(struct bx_request *request, size_t body_byt
     }
     waiting->task.run = run_blocking;
     waiting->task.refuse = refuse_blocking;
+    waiting->task.locked = request->handler->locked;
     bxi_lock(&job->run->lock);
     rc = bxi_waiting_begin(waiting, BXI_WAITS_FOR_THREAD);
     bxi_unlock(&job->run->lock);

@@ -15,9 +15,17 @@
  * A thread that waits does not count, so nested calls never starve. There are 256 threads at most: when all of them are
  * blocked in waits, a task is refused with BX_E_BUSY instead of being queued behind them for ever.
  *
+ * Tasks of BX_LOCKED handlers would only wait for each other's lock, so no thread is woken for one while another may be
+ * back soon: it has the role, or was woken for such a task or began one less than SOON_NS ago. The queue is then looked
+ * at after that time, by a timer. If no task was taken meanwhile, one more thread is woken, and the next look comes
+ * after twice the time: the program may hold that lock for long.
+ *
+ * The background thread that woke a thread of the pool does not spin: it would keep the role, which that thread takes
+ * when it answers, and perhaps its CPU.
+ *
  * Handlers that wait for each other in a way that the engine does not see may fill the pool, while the one that they
- * wait for is in the queue. So a queue that is not empty is checked once a second: if no task has been taken from it,
- * that is logged, once, and shown in the segment until one is taken.
+ * wait for is in the queue. So a queue that all threads are too busy for is looked at too: if no task has been taken
+ * from it for a second, that is logged, once, and shown in the segment until one is taken.
  */
 #include "rpc.h"
 
@@ -30,6 +38,8 @@
 static _Thread_local struct bx_job *pool_job;       /* whose pool this thread belongs to */
 static _Thread_local const struct bxi_role *kept;   /* the role, from an answer until drive_on; else NULL */
 
+#define SOON_NS UINT64_C(100000)
+#define LATE_NS UINT64_C(3200000)       /* the longest time between two looks while more threads are woken */
 #define CHECK_NS UINT64_C(1000000000)
 
 /* ---- tasks ------------------------------------------------------------------------------------- */
@@ -63,6 +73,7 @@ static struct bxi_task *take_task(struct bx_job *job)
     struct bxi_task *task = pool->head;
 
     pool->taken++;
+    pool->locked_ns = task->locked ? bxi_now_ns() : 0;
     show_moving(job);
     unqueue(pool, task);
     return task;
@@ -120,11 +131,14 @@ static void *run_thread(void *argument)
             break;
 
         struct bxi_task *task = take_task(job);
+        uint64_t mine = pool->taken;
 
         pthread_mutex_unlock(&pool->lock);
         task->run(job, task);
         bxi_cancel_off();           /* if the handler has switched it on */
         pthread_mutex_lock(&pool->lock);
+        if (pool->taken == mine)
+            pool->locked_ns = 0;
         if (kept != NULL)
             drive_on(job);
         if (bxi_leaving != NULL && may_leave_pool(job))
@@ -148,14 +162,19 @@ static int add_thread(struct bx_job *job)
     return 0;
 }
 
-/* Adds a thread if the queue needs one and it is allowed. 0; or an error if no thread is left that could run the queue:
- * why none could be made. */
-static int grow(struct bx_job *job)
+/* A thread for the queue, if it needs one more: wakes one, or makes one if that is allowed. 0; or an error if no thread
+ * is left that could run the queue: why none could be made. */
+static int call_thread(struct bx_job *job)
 {
     struct bxi_pool *pool = &job->rpc->pool;
     uint32_t blocked = bxi_load_relaxed(&pool->blocked);
     int rc = 0;
 
+    pool->locked_ns = bxi_now_ns();
+    if (bxi_is_driving(job->run))
+        job->run->handed_over = true;
+    if (pool->idle > pool->one_drives && pool->queued > pool->one_drives)
+        pthread_cond_signal(&pool->cond);
     if (pool->queued <= pool->idle || pool->stop)
         return 0;
     if (pool->threads < BXI_POOL_MAX && pool->threads - blocked < (uint32_t)job->options.pool_threads)
@@ -177,7 +196,7 @@ static bool may_leave_pool(struct bx_job *job)
         while (!pthread_equal(pool->thread[i], pthread_self()))
             i++;
         pool->thread[i] = pool->thread[--pool->threads];
-        if (grow(job) == 0) {
+        if (call_thread(job) == 0) {
             pthread_detach(pthread_self());
             return true;
         }
@@ -187,19 +206,19 @@ static bool may_leave_pool(struct bx_job *job)
     return false;
 }
 
-static int enqueue(struct bx_job *job, struct bxi_task *task)
+/* Whether a thread is about to look at the queue: none is woken for a locked task. */
+static bool one_comes_soon(const struct bxi_pool *pool)
+{
+    return pool->one_drives || (pool->locked_ns != 0 && bxi_now_ns() - pool->locked_ns < SOON_NS);
+}
+
+static int enqueue(struct bx_job *job, struct bxi_task *task, bool waits)
 {
     struct bxi_pool *pool = &job->rpc->pool;
-    int rc = pool->stop ? BX_E_SHUTDOWN : 0;
+    int rc;
 
-    if (rc < 0)
-        return rc;
-    pool->queued++;
-    rc = grow(job);
-    if (rc < 0) {
-        pool->queued--;
-        return rc;
-    }
+    if (pool->stop)
+        return BX_E_SHUTDOWN;
     task->next = NULL;
     task->prev = pool->tail;
     if (pool->tail != NULL)
@@ -208,10 +227,12 @@ static int enqueue(struct bx_job *job, struct bxi_task *task)
         pool->head = task;
     pool->tail = task;
     task->queued = true;
+    pool->queued++;
     bxi_store_relaxed(&pool->ready, 1);     /* relaxed: as in is_ready */
-    if (pool->idle > pool->one_drives && pool->queued > pool->one_drives)
-        pthread_cond_signal(&pool->cond);
-    return 0;
+    rc = waits ? 0 : call_thread(job);
+    if (rc < 0)
+        unqueue(pool, task);
+    return rc;
 }
 
 /* ---- a queue that does not move --------------------------------------------------------------------- */
@@ -224,13 +245,13 @@ static void check_due(void *context, struct bxi_timer *timer)
     bxi_event(job->run, BXI_EVENT_POOL);
 }
 
-static void watch_queue(struct bx_job *job)
+static void watch_queue(struct bx_job *job, uint64_t after_ns)
 {
-    uint64_t at_ns = bxi_now_ns() + CHECK_NS;
+    uint64_t at_ns = bxi_now_ns() + after_ns;
 
     bxi_lock(&job->run->lock);
     job->rpc->pool.timer.fire = check_due;
-    bxi_timer_set(job->run, &job->rpc->pool.timer, at_ns);     /* -ENOMEM: no check */
+    bxi_timer_set(job->run, &job->rpc->pool.timer, at_ns);     /* -ENOMEM: no look */
     bxi_unlock(&job->run->lock);
 }
 
@@ -248,55 +269,86 @@ static void show_stuck(struct bx_job *job, uint32_t busy)
     job->rpc->pool.stuck = true;
 }
 
+/* pool.lock. Looks at a queue that is not empty: a task that has waited since the last look gets one more thread, as
+ * long as that gives one. Returns when the next look is due. */
+static uint64_t next_look_ns(struct bx_job *job)
+{
+    struct bxi_pool *pool = &job->rpc->pool;
+    uint32_t before = pool->threads;
+
+    if (pool->look_ns >= CHECK_NS)
+        return CHECK_NS;
+    if (pool->taken != pool->taken_seen)
+        return SOON_NS;
+    if (pool->idle <= pool->one_drives && (call_thread(job) < 0 || pool->threads == before))
+        return CHECK_NS;
+    if (pool->idle > pool->one_drives)
+        pthread_cond_signal(&pool->cond);
+    return bxi_least(2 * pool->look_ns, LATE_NS);
+}
+
 void bxi_pool_look(struct bx_job *job)
 {
     struct bxi_pool *pool = &job->rpc->pool;
+    uint64_t now_ns = bxi_now_ns(), after_ns;
     uint32_t busy, waiting;
-    bool tell, watch;
+    bool stands, tell;
 
     pthread_mutex_lock(&pool->lock);
     waiting = pool->queued;
+    pool->look_ns = after_ns = waiting > 0 && !pool->stop ? next_look_ns(job) : 0;
     /* Relaxed: a thread that begins or ends to wait right now may be counted or not. */
     busy = pool->threads - pool->idle - bxi_load_relaxed(&pool->blocked);
-    tell = pool->taken == pool->taken_seen && waiting > 0 && !pool->stuck;
-    if (pool->taken == pool->taken_seen && waiting > 0)
+    if (pool->taken != pool->taken_seen)
+        pool->seen_ns = now_ns;
+    stands = waiting > 0 && now_ns - pool->seen_ns >= CHECK_NS;
+    tell = stands && !pool->stuck;
+    if (stands)
         show_stuck(job, busy);
     if (waiting == 0)
         show_moving(job);               /* the queue was cancelled */
     pool->taken_seen = pool->taken;
-    pool->watched = watch = waiting > 0 && !pool->stop;
     pthread_mutex_unlock(&pool->lock);
     if (tell)
         bxi_log(job, 1, "all %u threads of the pool of worker '%s' have been busy for a second, %u %s; if its "
                    "handlers wait for each other, give it more: options.pool_threads, BX_POOL_THREADS", busy,
                 job->name, waiting, waiting == 1 ? "request waits" : "requests wait");
-    if (watch)
-        watch_queue(job);
+    if (after_ns > 0)
+        watch_queue(job, after_ns);
 }
 
-/* pool.lock. True if the caller has to set the timer. */
-static bool begin_watch(struct bxi_pool *pool)
+/* pool.lock. The time after which the caller has to have the queue looked at; 0: that is not needed, or soon enough. */
+static uint64_t begin_watch(struct bxi_pool *pool, bool waits)
 {
-    if (pool->watched || pool->queued <= pool->idle)
-        return false;
-    pool->watched = true;
-    pool->taken_seen = pool->taken;
-    return true;
+    uint64_t after_ns = waits ? SOON_NS : pool->queued > pool->idle ? CHECK_NS : 0;
+
+    if (after_ns == 0 || (pool->look_ns != 0 && pool->look_ns <= after_ns))
+        return 0;
+    if (pool->look_ns == 0) {
+        pool->taken_seen = pool->taken;
+        pool->seen_ns = bxi_now_ns();
+    }
+    pool->look_ns = after_ns;
+    return after_ns;
 }
 
 /* ---- submitting ------------------------------------------------------------------------------------- */
 
 int bxi_pool_submit(struct bx_job *job, struct bxi_task *task)
 {
-    bool watch;
+    struct bxi_pool *pool = &job->rpc->pool;
+    uint64_t after_ns = 0;
+    bool waits;
     int rc;
 
-    pthread_mutex_lock(&job->rpc->pool.lock);
-    rc = enqueue(job, task);
-    watch = begin_watch(&job->rpc->pool);
-    pthread_mutex_unlock(&job->rpc->pool.lock);
-    if (watch)
-        watch_queue(job);
+    pthread_mutex_lock(&pool->lock);
+    waits = task->locked && one_comes_soon(pool);
+    rc = enqueue(job, task, waits);
+    if (rc == 0)
+        after_ns = begin_watch(pool, waits);
+    pthread_mutex_unlock(&pool->lock);
+    if (after_ns > 0)
+        watch_queue(job, after_ns);
     return rc;
 }
 
@@ -360,7 +412,8 @@ bool bxi_pool_block(struct bx_job *job)
         return false;
     bxi_add(&job->rpc->pool.blocked, 1);
     pthread_mutex_lock(&job->rpc->pool.lock);
-    int rc = grow(job);
+    job->rpc->pool.locked_ns = 0;
+    int rc = call_thread(job);
     struct bxi_task *stuck = rc < 0 ? take_all(&job->rpc->pool) : NULL;
     pthread_mutex_unlock(&job->rpc->pool.lock);
     refuse_all(job, stuck, rc);

@@ -74,9 +74,10 @@ int bxi_check_type(const struct bx_type *type, const char *name)
 
 static int add(struct bx_job *job, const char *name, enum bx_kind kind, struct bxi_handler *handler)
 {
-    if ((handler->fn == NULL && handler->async == NULL) || (kind != BX_INLINE && kind != BX_BLOCKING))
-        return bx_fail(-EINVAL, "a handler is a function and BX_INLINE or BX_BLOCKING");
-    handler->kind = kind == BX_BLOCKING ? BXI_F_BLOCKING : handler->async != NULL ? BXI_F_ASYNC : BXI_F_INLINE;
+    if ((handler->fn == NULL && handler->async == NULL) || kind < BX_INLINE || kind > BX_LOCKED)
+        return bx_fail(-EINVAL, "a handler is a function and BX_INLINE, BX_BLOCKING or BX_LOCKED");
+    handler->kind = kind != BX_INLINE ? BXI_F_BLOCKING : handler->async != NULL ? BXI_F_ASYNC : BXI_F_INLINE;
+    handler->locked = kind == BX_LOCKED;
     return bxi_register(job, name, handler);
 }
 

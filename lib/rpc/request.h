@@ -11,6 +11,7 @@ enum bxi_function_kind { BXI_F_INLINE = 1, BXI_F_BLOCKING = 2, BXI_F_ASYNC = 3, 
 struct bxi_handler {            /* never changes once handler_count counts it */
     char name[BXI_NAME_BYTES];
     enum bxi_function_kind kind;
+    bool locked;                    /* of a blocking one: BX_LOCKED */
     const struct bx_type *type;     /* of a method; else NULL */
     bx_handler_fn fn;
     void *context;

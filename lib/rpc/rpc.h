@@ -80,6 +80,7 @@ static inline bool bxi_future_is_done(const struct bx_future *future)
 struct bxi_task {               /* what the pool runs; a member of a struct bxi_waiting, or of a batcher */
     struct bxi_task *next, *prev;   /* pool.lock, with queued */
     bool queued;                    /* in the pool's queue */
+    bool locked;                    /* of a BX_LOCKED handler; before it is submitted */
     void (*run)(struct bx_job *job, struct bxi_task *task);     /* by a thread of the pool; may free the task */
     /* In place of run, when a task was queued and no thread is left that could run it. */
     void (*refuse)(struct bx_job *job, struct bxi_task *task, int code);
@@ -97,9 +98,13 @@ struct bxi_pool {
     bxi_a32 blocked;            /* of the threads, in a wait */
     bool stop;
     uint64_t taken;             /* tasks that threads have ever taken from the queue */
-    uint64_t taken_seen;        /* of them, at the last check whether the queue moves */
-    bool watched;               /* the timer is set, or about to be, or the check is due */
-    bool stuck;                 /* the queue has not moved from one check to the next: inspectors are shown that */
+    /* When a thread was woken last, or took a locked task; 0: it is back, or waits for a call. */
+    uint64_t locked_ns;
+    uint64_t taken_seen;        /* of them, at the last look whether the queue moves */
+    uint64_t seen_ns;           /* when that number was first seen */
+    uint64_t look_ns;           /* the next look is so long after the last one: the timer is set, or about to be, or the
+                                 * look is due. 0: there is none */
+    bool stuck;                 /* the queue has not moved for a second: inspectors are shown that */
     struct bxi_timer timer;     /* job->run->lock */
     pthread_t thread[BXI_POOL_MAX];
 };

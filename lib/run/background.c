@@ -36,6 +36,7 @@ static void drive_background(const struct bxi_role *role)
     const uint64_t began_ns = run->system->coarse_ns();
     struct bxi_spin spin = { 0 };
 
+    run->handed_over = false;
     for (;;) {
         if (bxi_pass(role, NULL) > 0) {
             bxi_spin_hit(role, &spin);
@@ -44,8 +45,8 @@ static void drive_background(const struct bxi_role *role)
             bxi_leave_role(role, true);
             return;
         }
-        /* A thread waits for this role: it is the one that should see the reply. */
-        if (bxi_load_relaxed(&run->followers) == 0 && bxi_load_relaxed(&run->stop) == 0 &&
+        /* A thread waits for this role: it is the one that should see the reply; or it needs it soon, and this CPU. */
+        if (bxi_load_relaxed(&run->followers) == 0 && bxi_load_relaxed(&run->stop) == 0 && !run->handed_over &&
             bxi_spin_on(role, &spin, NULL))
             continue;
         if (bxi_before_sleep(role, run->system->now_ns()))

@@ -209,6 +209,7 @@ struct bxi_run {
     uint32_t turn_hits;                         /* such peeks that found something since then */
     uint64_t yields;                            /* how often it did */
     uint64_t switch_ns;                         /* what that cost, as measured now and then (spin.c) */
+    bool handed_over;                           /* to a thread that drives when it has answered: it needs the role */
     uint64_t pass_ns;                           /* the coarse clock in this pass; 0: not read yet */
     bxi_a64 pass;                               /* counts passes */
     bxi_a64 *counters;                          /* written when the segment comes and goes, as job->counters */

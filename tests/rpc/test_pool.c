@@ -159,6 +159,97 @@ HARNESS_TEST(pool, does_not_count_threads_that_wait_for_a_future, 20, .size = 2,
     bx_future_release(awaited);
 }
 
+/* ---- Handlers under one lock ------------------------------------------------------------------ */
+
+#define BURST 32
+
+static bxi_a32 burst_threads;           /* that have run a handler of this burst */
+static bxi_a32 burst;
+
+/* Takes 20 us: the pool had time to wake another thread. */
+HARNESS_HANDLER(compute)
+{
+    static _Thread_local uint32_t last;
+    uint64_t until_ns = bxi_now_ns() + 20000;
+
+    if (last != bxi_load_seq_cst(&burst))
+        bxi_add_seq_cst(&burst_threads, 1);
+    last = bxi_load_seq_cst(&burst);
+    while (bxi_now_ns() < until_ns)
+        ;
+    return 0;
+}
+
+HARNESS_HANDLER(end_burst)
+{
+    bx_msg_put_i64(reply, (int64_t)bxi_load_seq_cst(&burst_threads));
+    bxi_store_relaxed(&burst_threads, 0);
+    bxi_add_seq_cst(&burst, 1);
+    return 0;
+}
+
+static int setup_locked(struct bx_job *job)
+{
+    bxi_store_relaxed(&burst, 1);
+    HARNESS_EQ(bx_register(job, "compute", BX_LOCKED, compute, NULL), 0);
+    HARNESS_EQ(bx_register(job, "end_burst", BX_INLINE, end_burst, NULL), 0);
+    HARNESS_EQ(bx_register(job, "stay", BX_LOCKED, enter_and_stay, NULL), 0);
+    HARNESS_EQ(bx_register(job, "inward", BX_LOCKED, descend, &burst), 0);
+    return 0;
+}
+
+static struct bx_future *futures[BURST];
+
+static void begin_calls(struct bx_job *job, const char *function, int count)
+{
+    for (int i = 0; i < count; i++)
+        futures[i] = harness_async(job, "worker1", function);
+}
+
+static void end_calls(int count)
+{
+    for (int i = 0; i < count; i++)
+        harness_end(futures[i], 0);
+}
+
+/* Of a hundred bursts of BX_BLOCKING handlers twelve ran on one thread or two. A machine that keeps the thread from
+ * running for 0.1 ms has another one woken. */
+HARNESS_TEST(pool, wakes_no_thread_for_locked_work_that_another_does, 60, .size = 2, .setup = setup_locked)
+{
+    int few = 0;
+
+    for (int round = 0; round < 10 && few < 50; round++) {
+        few = 0;
+        for (int i = 0; i < 100; i++) {
+            begin_calls(job, "compute", BURST);
+            end_calls(BURST);
+            few += harness_call_i64(job, "worker1", "end_burst", 0) <= 2;
+        }
+    }
+    HARNESS_CHECK(few >= 50);
+}
+
+/* Each of them by a look at the queue: the first after 0.1 ms, the last after 3.2. */
+HARNESS_TEST(pool, wakes_a_thread_where_a_locked_handler_stays, 20, .size = 2, .setup = setup_locked)
+{
+    uint64_t began_ns = bxi_now_ns();
+
+    begin_calls(job, "stay", 16);
+    harness_await(ENTERED, 16);
+    HARNESS_CHECK(bxi_now_ns() - began_ns < UINT64_C(2000000000));
+    harness_post(RELEASED);
+    end_calls(16);
+}
+
+HARNESS_TEST(pool, wakes_a_thread_where_a_locked_handler_waits_for_another, 20, .size = 2, .setup = setup_locked)
+{
+    struct bx_msg *args = harness_msg_i64(200);
+
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "inward", args, NULL, NULL), 0);
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "inward", args, NULL, NULL), 0);
+    bx_msg_destroy(args);
+}
+
 /* ---- Signals --------------------------------------------------------------------------------- */
 
 HARNESS_HANDLER(blocked_signals)

@@ -208,8 +208,8 @@ void boxpy_name(char out[BX_NAME_MAX + 1], enum boxpy_kind kind, const char *nam
 int boxpy_register(struct boxpy_job *job, enum boxpy_kind kind, const char *name)
 {
     if (kind == BOXPY_MAKE)
-        return bx_register(job->job, name, BX_BLOCKING, object_is_made, job);
+        return bx_register(job->job, name, BX_LOCKED, object_is_made, job);
     if (kind == BOXPY_OBJECT)
-        return bx_register_method_async(job->job, &boxpy_object_type, name, BX_BLOCKING, object_is_used, job);
-    return bx_register_async(job->job, name, BX_BLOCKING, call_comes, job);
+        return bx_register_method_async(job->job, &boxpy_object_type, name, BX_LOCKED, object_is_used, job);
+    return bx_register_async(job->job, name, BX_LOCKED, call_comes, job);
 }

@@ -119,7 +119,8 @@ int bx_tensor_copy(struct bx_job *job, const struct bx_tensor *tensor, struct bx
  * 64 KiB or more costs nothing until it is written: it has the owner's pages, the kernel copies each when it is written
  * first, and the tensor stays on loan. Others are copied to the heap, and so are those of which such a copy exists, and
  * all while 512 messages of the lender are on loan here or such copies have a quarter of the owner's arena or of
- * /dev/shm. A message that sends the copy copies it. Codes as bx_tensor_copy. */
+ * /dev/shm. A message that sends the copy copies it. 1: it has the owner's pages; 0: it is on the heap; codes as
+ * bx_tensor_copy. */
 int bx_tensor_copy_on_write(struct bx_tensor *tensor, struct bx_tensor **copy);
 /* Copies element by element. Both have one dtype and shape, and any strides. -EINVAL; -EROFS: `to` is read-only. */
 int bx_tensor_copy_into(struct bx_tensor *to, const struct bx_tensor *from);

@@ -415,7 +415,7 @@ int bx_tensor_copy_on_write(struct bx_tensor *tensor, struct bx_tensor **copy)
     rc = memory == NULL ? -EBUSY : bx_tensor_wrap(memory, (enum bx_dtype)tensor->dtype, tensor->ndim, tensor->shape,
                                                   NULL, end_private, private, copy);
     if (rc == 0)
-        return 0;
+        return 1;
     if (memory != NULL)
         bxi_arena_view_forget(private->view, tensor->data, bx_tensor_bytes(tensor));
     bx_tensor_release(tensor);

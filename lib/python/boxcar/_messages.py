@@ -5,12 +5,15 @@ import pickle
 import sys
 import threading
 import traceback
+import types
 
 from ._errors import RemoteTraceback
 
 OUT_OF_BAND = 4096      # bytes: a smaller buffer costs less inside the pickle
 
 FOREVER = 2**64 - 1     # nanoseconds, as the engine counts them
+
+ATOMS = frozenset((type(None), bool, int, float, str, bytes))      # no reference, tensor or buffer is in one
 
 _called = set()         # names of functions
 # refs: those of the message that this thread writes or reads; context: of autograd, for what this thread calls and
@@ -74,6 +77,8 @@ def _dump(pickler, value, put_buffer):
 
 def dumps(value):
     """(payload, buffers, refs) of a value."""
+    if type(value) in ATOMS:
+        return pickle.dumps(value, 5), [], []
     buffers, refs = [], []
 
     def put_buffer(buffer):
@@ -127,6 +132,16 @@ def name_of(fn):
     return name if isinstance(name, str) else ""
 
 
+def _dump_request(value):
+    fn, args, kwargs, _ = value
+    if type(fn) in (types.FunctionType, str) and not kwargs and ATOMS.issuperset(map(type, args)):
+        try:
+            return pickle.dumps(value, 5), [], []
+        except (pickle.PicklingError, AttributeError):      # as in dumps
+            pass
+    return dumps(value)
+
+
 def request(to, fn, args, kwargs, timeout):
     """(payload, buffers, refs, timeout_ns, name): what each call of the engine is given. No callee has a name for a
     function that was never called."""
@@ -136,7 +151,7 @@ def request(to, fn, args, kwargs, timeout):
     if name not in _called:
         _called.add(name)
         name = ""
-    return (*dumps((fn, tuple(args), kwargs or {}, context_id)), nanoseconds(timeout), name)
+    return (*_dump_request((fn, tuple(args), kwargs or {}, context_id)), nanoseconds(timeout), name)
 
 
 class Failure:

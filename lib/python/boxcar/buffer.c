@@ -18,7 +18,6 @@
 /* Of an entry of /proc/self/pagemap. */
 #define PAGE_IS_THERE (UINT64_C(3) << 62)
 #define PAGE_IS_OF_FILE (UINT64_C(1) << 61)
-#define PRIVATE_BYTES 65536             /* bx_tensor_copy_on_write copies less to the heap */
 
 static void *ranges;
 
@@ -93,8 +92,6 @@ PyObject *boxpy_new_view(struct bx_tensor *lent)
 {
     struct bx_tensor *copy = NULL;
     PyObject *buffer, *view;
-    Py_ssize_t bytes;
-    bool lends;
     int rc;
 
     Py_BEGIN_ALLOW_THREADS
@@ -102,9 +99,8 @@ PyObject *boxpy_new_view(struct bx_tensor *lent)
     Py_END_ALLOW_THREADS
     if (rc < 0)
         return boxpy_fail(rc, bx_error_text());
-    bytes = (Py_ssize_t)bx_tensor_bytes(copy);
-    lends = bytes >= PRIVATE_BYTES && !is_written(bx_tensor_data(copy), 1);     /* else it is on the heap */
-    buffer = new_buffer(NULL, copy, lends ? bx_tensor_acquire(lent) : NULL, bx_tensor_data_mut(copy), bytes);
+    buffer = new_buffer(NULL, copy, rc == 1 ? bx_tensor_acquire(lent) : NULL, bx_tensor_data_mut(copy),
+                        (Py_ssize_t)bx_tensor_bytes(copy));
     view = buffer != NULL ? PyMemoryView_FromObject(buffer) : NULL;
     Py_XDECREF(buffer);
     return view;

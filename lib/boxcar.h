@@ -223,8 +223,9 @@ int bx_msg_put_bytes(struct bx_msg *msg, const void *data, size_t bytes);
 /* Appends a tensor; the message holds a reference. Sending a tensor in the arena of the job that sends costs the same
  * for a kilobyte and a gigabyte, also a strided view; a view on loan keeps the whole block of its tensor. One that is
  * on loan from a third worker is passed on without a copy: this worker keeps its loan until the receiver has returned
- * its own (counters tensors_passed_on, passed_on_bytes). Any other is copied into that arena, or on its device, once
- * per send (tensors_copied, tensor_bytes_copied). -ENOMEM. */
+ * its own (counters tensors_passed_on, passed_on_bytes). One in host memory that is on loan from the receiver goes back
+ * without a copy too: the receiver gets a read-only view of its own memory, which it may write by its own tensor. Any
+ * other is copied into that arena, or on its device, once per send (tensors_copied, tensor_bytes_copied). -ENOMEM. */
 int bx_msg_put_tensor(struct bx_msg *msg, struct bx_tensor *tensor);
 
 /* Appends a reference to an object; the message holds a reference of its own. Sending the message passes it on: the

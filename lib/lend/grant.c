@@ -351,6 +351,27 @@ void bxi_grants_unsent(struct bx_job *job, struct bxi_lend_peer *peer)
     end_all(job, peer, (struct range){ BX_FOREVER, BX_FOREVER }, BXI_C_leases_returned);
 }
 
+struct bxi_storage *bxi_grants_find(struct bx_job *job, struct bxi_lend_peer *peer, uint32_t slot, uint64_t offset)
+{
+    const struct bxi_grants *grants = &peer->grants;
+    struct bxi_storage *found = NULL;
+    uint32_t count = 0;
+
+    bxi_lock(&job->run->lock);
+    if (grants->slots != NULL && slot < BXI_LEASE_MAX && grants->slots[slot].out)
+        count = grants->slots[slot].holds->count;
+    for (uint32_t i = 0; i < count && found == NULL; i++) {
+        struct bxi_storage *storage = grants->slots[slot].holds->storages[i];
+
+        if (storage->kind == BXI_STORE_ARENA && offset - bxi_storage_offset(job, storage) < storage->bytes)
+            found = storage;
+    }
+    if (found != NULL)
+        bxi_storage_acquire(found);
+    bxi_unlock(&job->run->lock);
+    return found;
+}
+
 bool bxi_grants_wait_for_round(struct bx_job *job, struct bxi_lend_peer *peer)
 {
     if (peer->rank == job->rank || peer->view->control == NULL || peer->grants.count == 0 ||

@@ -13,6 +13,10 @@
  * ends after C's to B. When B dies, A takes back its leases to B only when no worker holds a loan of B with tensors
  * that B passed on: A asks all (the rounds of rref/rref.h).
  *
+ * Passing back. B may also send the tensor back to A. The record names A and the slot of A's lease to B, in whose holds
+ * A finds the storage. A's loan has a reference to it, so a message whose tensors all came back returns its lease at
+ * once.
+ *
  * A frame that lends begins with struct bxi_lease_head and one struct bxi_tensor_head for each tensor. lend knows a
  * peer only as struct bxi_lend_peer. It reaches rings and bells through struct bxi_lend_ops and GPUs through struct
  * bxi_device_ops.
@@ -57,7 +61,9 @@ struct bxi_tensor_head {
     uint8_t ndim;               /* 0 to BX_DIMS_MAX */
     uint8_t device;             /* enum bx_device_kind */
     uint8_t flags;              /* BXI_STRIDED, BXI_STAGED, BXI_PASSED */
-    uint32_t owner;             /* with BXI_PASSED: bxi_owner_word of the worker in whose memory it lies; else 0 */
+    /* With BXI_PASSED: bxi_owner_word of the worker in whose memory it lies. To that worker itself: its rank, and the
+     * slot of its lease to the sender in place of the generation. Else 0. */
+    uint32_t owner;
 };
 #define BXI_STRIDED 1u
 #define BXI_STAGED 2u               /* meant for a device, sent through the arena: no path between the devices */
@@ -230,18 +236,20 @@ struct bxi_returns {
     const bxi_a64 *want;            /* not 0: the owner waits for leases; ring its bell */
 };
 
-/* The arena of a third worker, which a loan's tensors lie in. */
+/* The arena of a third worker, which a loan's tensors lie in; or a storage of this worker's own arena. */
 struct bxi_passed {
     struct bxi_passed *next;
     struct bxi_arena_view *view;
-    uint32_t owner;                 /* bxi_owner_word */
+    uint32_t owner;                 /* as in the record */
+    struct bxi_storage *storage;    /* one reference; NULL: it is a third worker's */
 };
 
 /* One message's tensors on loan. */
 struct bxi_loan {
     struct bxi_storage storage;     /* first */
     struct bxi_returns *returns;    /* one reference; NULL: the lease is returned */
-    struct bxi_arena_view *view;    /* one reference: keeps the memory mapped, even if the peer dies */
+    /* One reference: keeps the memory mapped, even if the peer dies. NULL: the lease is returned. */
+    struct bxi_arena_view *view;
     uint32_t slot;
     uint64_t generation;
     unsigned char *packed;          /* malloc'ed copy of records and bytes, if they are not in the frame; or NULL */
@@ -249,8 +257,9 @@ struct bxi_loan {
     size_t bytes;
     struct bxi_device_loan *device; /* of a message with device tensors; or NULL */
     bool passes;                    /* it has tensors that the lender passed on */
-    struct bxi_passed *passed;      /* the arenas of those in host memory; each with a reference to its view */
+    struct bxi_passed *passed;      /* of those in host memory; each with a reference to its view */
     uint32_t tensor_count;
+    uint32_t came_back;             /* of them, to this worker, their owner */
     struct bx_tensor **pointers;    /* to the tensors; stored after them */
     struct bx_tensor tensors[];
 };
@@ -328,6 +337,14 @@ static inline bool bxi_grants_reclaim_wanted(struct bx_job *job)
     /* [lease.waiters] sequentially consistent, pairs with the addition in want. */
     return bxi_load_seq_cst(&job->lend->lease_waiters) != 0 && bxi_grants_reclaim(job) > 0;
 }
+/* Of a storage of the own arena, in that. */
+static inline uint64_t bxi_storage_offset(const struct bx_job *job, const struct bxi_storage *storage)
+{
+    return (uint64_t)(storage->base - bxi_arena_base(job->lend->arena));
+}
+/* The storage of the own arena in which the offset lies, if that lease to the peer holds it, with a reference; or NULL.
+ * Without run->lock. */
+struct bxi_storage *bxi_grants_find(struct bx_job *job, struct bxi_lend_peer *peer, uint32_t slot, uint64_t offset);
 void bxi_grants_want(struct bx_job *job);       /* before a wait for leases; after it, unwant */
 void bxi_grants_unwant(struct bx_job *job);
 /* Ends the leases whose frames end at or before through_pos: the peer refused those frames unread. */

@@ -138,6 +138,8 @@ static void release_views(struct bxi_loan *loan)
 
         loan->passed = passed->next;
         bxi_arena_view_release(passed->view);
+        if (passed->storage != NULL)
+            bxi_storage_release(passed->storage);
         free(passed);
     }
 }
@@ -146,13 +148,15 @@ static void release_views(struct bxi_loan *loan)
 static void end_loan(void *context)
 {
     struct bxi_loan *loan = context;
-
     /* In the child of a fork loan and mapping are its parent's. */
-    if (loan->returns != NULL && bxi_load_relaxed(&bxi_forks) == loan->storage.fork_generation) {
+    bool ours = bxi_load_relaxed(&bxi_forks) == loan->storage.fork_generation;
+
+    if (ours)
+        release_views(loan);
+    if (ours && loan->returns != NULL) {
         struct bxi_gpu_point point;
         bool device = loan->device != NULL;
 
-        release_views(loan);
         bxi_arena_view_release(loan->view);
         if (device)
             bxi_device_ops()->loan_end(loan, &point);
@@ -178,9 +182,11 @@ static int take_passed(struct bxi_loan *loan, const struct bxi_tensor_head *head
     struct bx_job *job = loan->returns->job;
     int rank = (int)(head->owner & 0xff);
 
-    if ((head->flags & BXI_STAGED) || rank >= job->world_size || rank == job->rank || rank == lender->rank ||
-        lender->rank == job->rank)
+    if ((head->flags & BXI_STAGED) || rank >= job->world_size || rank == lender->rank || lender->rank == job->rank ||
+        (rank == job->rank && head->device != BX_CPU))
         return BX_E_CORRUPT;
+    if (rank == job->rank)
+        return 0;
     if (head->owner >> 8 > job->lend->peers[rank]->generation)
         job->lend->ops->look(job, rank);            /* the lender may know before this worker that it runs */
     if (head->owner >> 8 > job->lend->peers[rank]->generation)
@@ -195,22 +201,52 @@ static int take_passed(struct bxi_loan *loan, const struct bxi_tensor_head *head
     return 0;
 }
 
-/* The view of a third worker's arena, which the loan holds; NULL: no memory. */
-static const struct bxi_arena_view *view_of(struct bxi_loan *loan, uint32_t owner)
+/* Has the loan hold a view, and takes the reference to the storage over. NULL: no memory. */
+static const struct bxi_arena_view *hold_view(struct bxi_loan *loan, struct bxi_arena_view *view, uint32_t owner,
+                                              struct bxi_storage *storage)
 {
-    struct bxi_passed *passed = loan->passed;
+    struct bxi_passed *passed = malloc(sizeof *passed);
 
-    while (passed != NULL && passed->owner != owner)
-        passed = passed->next;
     if (passed == NULL) {
-        passed = malloc(sizeof *passed);
-        if (passed == NULL)
-            return NULL;
-        *passed = (struct bxi_passed){ loan->passed,
-                                       bxi_arena_view_acquire(bxi_owner_of(loan->returns->job, owner)->arena), owner };
-        loan->passed = passed;
+        if (storage != NULL)
+            bxi_storage_release(storage);
+        return NULL;
     }
+    *passed = (struct bxi_passed){ loan->passed, bxi_arena_view_acquire(view), owner, storage };
+    loan->passed = passed;
     return passed->view;
+}
+
+/* The view of the arena in which a tensor lies that the lender passed on, and where the memory ends in it. 0; -ENOMEM;
+ * BX_E_CORRUPT: this worker's own, and the lender did not have it on loan. */
+static int view_of(struct bxi_loan *loan, const struct bxi_tensor_head *head, const struct bxi_arena_view **view,
+                   uint64_t *end)
+{
+    struct bx_job *job = loan->returns->job;
+    struct bxi_passed *passed = loan->passed;
+    struct bxi_storage *storage;
+
+    if ((int)(head->owner & 0xff) == job->rank) {
+        storage = bxi_grants_find(job, loan->returns->peer, head->owner >> 8, head->offset);
+        if (storage == NULL)
+            return BX_E_CORRUPT;
+        *end = bxi_storage_offset(job, storage) + storage->bytes;
+        loan->came_back++;
+        if (passed != NULL && passed->storage == storage) {     /* as the tensor before it */
+            bxi_storage_release(storage);
+            *view = passed->view;
+            return 0;
+        }
+        *view = hold_view(loan, job->lend->peers[job->rank]->arena, head->owner, storage);
+        return *view == NULL ? -ENOMEM : 0;
+    }
+    while (passed != NULL && passed->owner != head->owner)
+        passed = passed->next;
+    *view = passed != NULL ? passed->view : hold_view(loan, bxi_owner_of(job, head->owner)->arena, head->owner, NULL);
+    if (*view == NULL)
+        return -ENOMEM;
+    *end = (*view)->bytes;
+    return 0;
 }
 
 /* Checks a record's head, of a tensor in device memory or in the arena. *room: bytes that the tensor may span from its
@@ -219,6 +255,7 @@ static int64_t parse_head(struct bxi_loan *loan, uint32_t index, const unsigned 
                           uint64_t *room)
 {
     const struct bxi_arena_view *view = loan->view;
+    uint64_t end = view->bytes;
     struct bxi_tensor_head head;
     struct bxi_gpu_ref ref;
     bool staged, named;
@@ -236,15 +273,15 @@ static int64_t parse_head(struct bxi_loan *loan, uint32_t index, const unsigned 
         return BX_E_CORRUPT;
     if ((head.flags & BXI_PASSED) && (rc = take_passed(loan, &head)) < 0)
         return rc;
-    if ((head.flags & BXI_PASSED) && !named && (view = view_of(loan, head.owner)) == NULL)
-        return -ENOMEM;
-    if (!named && head.offset > view->bytes)
+    if ((head.flags & BXI_PASSED) && !named && (rc = view_of(loan, &head, &view, &end)) < 0)
+        return rc;
+    if (!named && head.offset > end)
         return BX_E_CORRUPT;
     if (named)
         memcpy(&ref, at + sizeof head, sizeof ref);
     if (named && ref.offset % element != 0)
         return BX_E_CORRUPT;
-    *room = named ? ref.bytes : view->bytes - head.offset;
+    *room = named ? ref.bytes : end - head.offset;
     if (head.device == BX_CPU) {
         loan->tensors[index].data = (unsigned char *)(uintptr_t)view->base + head.offset;
         return sizeof head;
@@ -361,10 +398,11 @@ static struct bxi_loan *make_loan(struct bxi_lend_peer *peer, const struct bxi_l
     return loan;
 }
 
-/* A large message without tensors has been copied whole: return its lease at once. */
+/* A large message has been copied whole, and tensors that came back are held: return the lease at once. */
 static void settle(struct bxi_loan *loan)
 {
     bxi_arena_view_release(loan->view);
+    loan->view = NULL;
     give_back(loan->returns, loan->slot, loan->generation, NULL);
     returns_release(loan->returns);
     loan->returns = NULL;
@@ -428,7 +466,7 @@ int bxi_loan_open(struct bx_job *job, struct bxi_lend_peer *peer, const unsigned
         return rc;
     }
     BXI_STEP("lease.borrowed");
-    if (loan->tensor_count == 0)
+    if (loan->came_back == loan->tensor_count)
         settle(loan);
     *out = loan;
     return 0;

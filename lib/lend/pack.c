@@ -23,13 +23,14 @@ static bool is_ours(const struct bx_job *job, const struct bx_tensor *tensor)
 struct item {
     struct bx_tensor *tensor;
     int64_t owner;                          /* bxi_owner_word: on loan from it, and passed on; else -1 */
-    const struct bxi_arena_view *view;      /* passed on: the owner's arena */
+    const struct bxi_arena_view *view;      /* on loan, and not copied: the arena it lies in */
+    struct bxi_storage *own;                /* it came back: of this worker's arena; else NULL */
     struct bxi_gpu_ref ref;                 /* in device memory */
     struct bxi_storage *storage;            /* to hold; one reference */
 };
 
-/* The worker in whose arena the tensor lies, if it is on loan and can be passed on to peer, and the view of that arena;
- * else -1. */
+/* What the record says of the worker in whose arena the tensor lies, if it is on loan and can be passed on or back, and
+ * the view of that arena; else -1: a tensor without elements may lie at the end of its storage. */
 static int64_t owner_of(const struct bx_job *job, const struct bxi_lend_peer *peer, const struct bx_tensor *tensor,
                         const struct bxi_arena_view **view)
 {
@@ -47,13 +48,30 @@ static int64_t owner_of(const struct bx_job *job, const struct bxi_lend_peer *pe
         *view = passed->view;
         owner = passed->owner;
     }
-    /* Back to its owner, and of an owner that is gone, it is copied. Relaxed: if it is seen late, the receiver, which
-     * has closed the owner too, answers BX_E_PEER_DEAD. */
+    /* Of an owner that is gone it is copied, and back to an owner that did not lend it to this worker. Relaxed: if it
+     * is seen late, the receiver, which has closed the owner too, answers BX_E_PEER_DEAD. */
     lives = owner < 0 ? NULL : bxi_owner_of(job, (uint32_t)owner);
-    if (lives == NULL || lives->rank == peer->rank || lives->rank == job->rank ||
-        bxi_load_relaxed(&lives->is_gone) != 0)
+    if (lives == NULL || lives->rank == job->rank || bxi_load_relaxed(&lives->is_gone) != 0)
         return -1;
-    return owner;
+    if (lives->rank != peer->rank)
+        return owner;
+    return *view == loan->view && tensor->elements > 0 ? (int64_t)((uint32_t)lives->rank | loan->slot << 8) : -1;
+}
+
+/* Of a tensor that came back to this worker, which lends it again. */
+static void find_own(const struct bx_job *job, struct item *item)
+{
+    const struct bxi_loan *loan = (const struct bxi_loan *)(const void *)item->tensor->storage;
+    const struct bxi_passed *passed = item->tensor->storage->kind == BXI_STORE_LOAN ? loan->passed : NULL;
+
+    for (; passed != NULL && item->own == NULL; passed = passed->next) {
+        if (passed->storage == NULL || passed->storage->arena != job->lend->arena ||
+            (uint64_t)(item->tensor->data - passed->view->base) - bxi_storage_offset(job, passed->storage) >=
+                passed->storage->bytes)
+            continue;
+        item->own = passed->storage;
+        item->view = passed->view;
+    }
 }
 
 static int64_t find_owner(struct bx_job *job, struct bxi_grant *grant, struct item *item)
@@ -120,7 +138,7 @@ static int describe(struct bx_job *job, struct bxi_grant *grant, struct item *it
         if (rc < 0)
             return rc;
     } else {
-        item->storage = tensor->storage;
+        item->storage = item->own != NULL ? item->own : tensor->storage;
         bxi_storage_acquire(item->storage);
     }
     if (item->owner >= 0) {
@@ -131,8 +149,8 @@ static int describe(struct bx_job *job, struct bxi_grant *grant, struct item *it
         bxi_add(&job->counters[BXI_C_passed_on_bytes], bx_tensor_bytes(tensor));
     }
     if (!bxi_is_device(tensor))
-        head.offset = (uint64_t)(tensor->data - (item->owner >= 0 ? item->view->base
-                                                                  : bxi_arena_base(job->lend->arena)));
+        head.offset = (uint64_t)(tensor->data - (item->view != NULL ? item->view->base
+                                                                    : bxi_arena_base(job->lend->arena)));
     *to = put_bytes(*to, &head, sizeof head);
     if (bxi_is_device(tensor) && !(head.flags & BXI_STAGED))
         *to = put_bytes(*to, &item->ref, sizeof item->ref);
@@ -150,7 +168,11 @@ static int pack_one(struct bx_job *job, struct bxi_grant *grant, struct bx_tenso
     int rc;
 
     item.owner = find_owner(job, grant, &item);
-    if (item.owner < 0 && !is_ours(job, tensor)) {
+    if (item.owner < 0) {
+        item.view = NULL;
+        find_own(job, &item);
+    }
+    if (item.owner < 0 && item.own == NULL && !is_ours(job, tensor)) {
         rc = bx_tensor_copy(job, tensor, &copy);
         if (rc < 0)
             return rc;

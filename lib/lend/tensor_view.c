@@ -384,7 +384,7 @@ static bool is_crowded(const struct bx_tensor *tensor)
     const struct bxi_loan *loan = (const struct bxi_loan *)tensor->storage;
 
     /* Relaxed: a recent value is enough. Each loan has a reference. */
-    return bxi_load_relaxed(&loan->returns->refs) > BXI_LEASE_MAX / 2;
+    return loan->returns != NULL && bxi_load_relaxed(&loan->returns->refs) > BXI_LEASE_MAX / 2;
 }
 
 static void end_private(void *context)

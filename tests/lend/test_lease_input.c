@@ -21,7 +21,7 @@
 #include <unistd.h>
 
 enum gate { TAKEN };
-enum value { TAKEN_BYTES = 0, SEED };
+enum value { TAKEN_BYTES = 0, SEED, LENT_AT };
 
 #define ARENA_BYTES (UINT64_C(4) << 20)
 /* The id of the call of held_call: slot 0, after two earlier calls. */
@@ -138,14 +138,19 @@ static void has_a_block_and_is_hostile(struct bx_job *job)
     is_hostile(job);
 }
 
-/* Before the strike: one block is on loan to worker 1, and one call to it is in flight. */
+/* Before the strike: one block of 5000 bytes is on loan to worker 1, at LENT_AT in the arena, and one call to it is in
+ * flight. */
 static struct bx_future *held_call(struct bx_job *job)
 {
     struct bx_future *future;
+    struct bx_msg *lent = loans_msg(job, 1, 1, 5000);
+    struct bx_reader reader = bx_msg_reader(lent);
 
+    harness_store(LENT_AT, (uint64_t)((const unsigned char *)bx_tensor_data(bx_read_tensor(&reader)) -
+                                      bxi_arena_base(job->lend->arena)));
     harness_await(READY, 1);
     HARNESS_EQ(harness_call(job, "worker1", "echo", harness_msg_i64(1)), 1);
-    HARNESS_EQ(harness_call(job, "worker1", "keep", loans_msg(job, 1, 1, 5000)), 1);
+    HARNESS_EQ(harness_call(job, "worker1", "keep", lent), 1);
     future = loans_start(job, "worker1", "hold", harness_msg_i64(1));
     HARNESS_EQ(harness_call(job, "worker1", "echo", harness_msg_i64(2)), 2);
     return future;
@@ -197,8 +202,18 @@ static void run(void (*how)(struct bx_job *job), harness_fn body)
 
 /* ---- Correct frames are accepted ----------------------------------------------------------------------------- */
 
+/* What it has on loan in slot 0, it passes back. */
+static void pass_back(struct forgery *forgery)
+{
+    forgery->tensor.flags = BXI_PASSED;
+    forgery->tensor.owner = 0;
+    forgery->tensor.offset = harness_load(LENT_AT);
+}
+
 static void right_frames(struct bx_job *job)
 {
+    struct forgery back = right_forgery(BXI_ONEWAY, false);
+
     for (int packed = 0; packed < 2; packed++) {
         struct forgery forgery = right_forgery(BXI_ONEWAY, packed != 0);
 
@@ -216,6 +231,9 @@ static void right_frames(struct bx_job *job)
         HARNESS_CHECK(put_forgery(job, &forgery));
         harness_await(TAKEN, 3 * (uint32_t)packed + 3);
     }
+    pass_back(&back);
+    HARNESS_CHECK(put_forgery(job, &back));
+    harness_await(TAKEN, 7);
 }
 
 static void takes_them(struct bx_job *job)
@@ -223,7 +241,7 @@ static void takes_them(struct bx_job *job)
     struct bx_future *future = held_call(job);
 
     strikes_now();
-    HARNESS_EQ(harness_load(TAKEN_BYTES), 6 * 24);
+    HARNESS_EQ(harness_load(TAKEN_BYTES), 7 * 24);
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
     /* This answer is behind all of these frames. */
     HARNESS_EQ(harness_call(job, "worker1", "echo", harness_msg_i64(3)), 3);
@@ -309,6 +327,21 @@ CUTS_OFF(offset_at_the_end, forgery->tensor.offset = ARENA_BYTES)
 CUTS_OFF(last_element_outside, forgery->tensor.offset = ARENA_BYTES - 20)
 CUTS_OFF(offset_that_overflows, forgery->tensor.offset = UINT64_MAX - 15)
 CUTS_OFF(offset_between_elements, forgery->tensor.offset += 2)
+CUTS_OFF(back_from_a_free_slot,
+         pass_back(forgery);
+         forgery->tensor.owner = (BXI_LEASE_MAX - 1) << 8)
+CUTS_OFF(back_from_a_slot_beyond_the_ledger,
+         pass_back(forgery);
+         forgery->tensor.owner = UINT32_MAX << 8)
+CUTS_OFF(back_from_before_the_block,
+         pass_back(forgery);
+         forgery->tensor.offset -= sizeof(float))
+CUTS_OFF(back_from_behind_the_block,
+         pass_back(forgery);
+         forgery->tensor.offset += 5000)
+CUTS_OFF(back_and_longer,
+         pass_back(forgery);
+         forgery->dims[0] = 1000)
 CUTS_OFF_BOTH(dtype_zero, forgery->tensor.dtype = 0)
 CUTS_OFF(dtype_beyond_the_last, forgery->tensor.dtype = BX_C128 + 1)
 CUTS_OFF(device_zero, forgery->tensor.device = 0)

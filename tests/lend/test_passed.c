@@ -83,6 +83,15 @@ static void check_copied(struct bx_job *job, uint64_t passed)
     HARNESS_EQ(harness_counter(job, "tensors_passed_on"), passed);
 }
 
+static void write_over_free_memory(struct bx_job *job)
+{
+    for (int i = 0; i < 8; i++) {
+        struct bx_tensor *tensor = loans_tensor(job, BX_U8, ELEMENTS, 99);
+
+        bx_tensor_release(tensor);
+    }
+}
+
 /* ---- Nobody dies ------------------------------------------------------------------------------------------ */
 
 static void check_the_middle(struct bx_job *job)
@@ -122,13 +131,14 @@ HARNESS_TEST(passed, tensors_go_on_through_several_workers, 60, .size = 4, .setu
     harness_post(CHECKED);
 }
 
-HARNESS_TEST(passed, tensors_that_go_back_to_their_owner_are_copied, 60, .size = 2, .setup = setup)
+HARNESS_TEST(passed, tensors_go_back_to_their_owner_without_a_copy, 60, .size = 2, .setup = setup,
+             .body = { NULL, passed_one })
 {
-    struct bx_msg *args = by(job, 3, "0", 1000);
-
-    HARNESS_EQ(harness_call(job, "worker1", "pass_on", args), 1);       /* back to its owner: worker1 copies it */
-    HARNESS_EQ(harness_call_i64(job, "worker0", "drop", 1), 0);
-    loans_come_back(job, -1);
+    HARNESS_EQ(harness_call(job, "worker1", "pass_on", by(job, 3, "0", ELEMENTS)), 1);
+    loans_come_back(job, -1);                               /* the owner needs no lease for what came back */
+    write_over_free_memory(job);
+    HARNESS_EQ(harness_call_i64(job, "worker0", "drop", 1), 0);                /* checks it first */
+    harness_post(CHECKED);
 }
 
 static void passed_fifteen(struct bx_job *job)
@@ -136,6 +146,56 @@ static void passed_fifteen(struct bx_job *job)
     harness_await(CHECKED, 1);
     check_copied(job, 15);
     harness_serve(job);
+}
+
+/* Each time it is lent again, not copied. */
+HARNESS_TEST(passed, what_came_back_is_lent_again, 60, .size = 2, .setup = setup, .body = { NULL, passed_fifteen })
+{
+    struct bx_msg *args = loans_msg(job, 6, 1, ELEMENTS), *back;
+    struct bx_reader reader;
+
+    for (int i = 0; i < 15; i++) {
+        back = harness_ask(job, "worker1", "back", args);
+        reader = bx_msg_reader(back);
+        HARNESS_CHECK(loans_hold(bx_read_tensor(&reader), 6));
+        args = back;
+    }
+    loans_come_back(job, -1);
+    write_over_free_memory(job);
+    reader = bx_msg_reader(args);
+    HARNESS_CHECK(loans_hold(bx_read_tensor(&reader), 6));
+    bx_msg_destroy(args);
+    check_copied(job, 0);
+    harness_post(CHECKED);
+}
+
+/* The owner gets views of what it has lent, and one without elements, which is copied. */
+HARNESS_TEST(passed, parts_go_back_to_their_owner, 60, .size = 2, .setup = setup)
+{
+    struct bx_msg *args = harness_msg_i64(0), *back;
+    struct bx_tensor *whole = loans_tensor(job, BX_U8, 1000, 4), *part;
+    const unsigned char *data = bx_tensor_data(whole);
+    const int64_t begin[] = { 0, 100, 999, 1000 };
+    struct bx_reader reader;
+
+    for (int i = 0; i < 4; i++) {
+        HARNESS_EQ(bx_tensor_slice(whole, 0, begin[i], 1000, 3, &part), 0);
+        bx_msg_put_tensor(args, part);
+        bx_tensor_release(part);
+    }
+    back = harness_ask(job, "worker1", "back", args);
+    reader = bx_msg_reader(back);
+    for (int i = 0; i < 4; i++) {
+        struct bx_tensor *got = bx_read_tensor(&reader);
+
+        HARNESS_EQ(bx_tensor_elements(got), (1000 - begin[i] + 2) / 3);
+        HARNESS_CHECK(bx_tensor_is_borrowed(got) && bx_tensor_data_mut(got) == NULL);
+        for (int64_t j = 0; j < bx_tensor_elements(got); j++)
+            HARNESS_EQ(((const unsigned char *)bx_tensor_data(got))[3 * j], data[begin[i] + 3 * j]);
+    }
+    bx_msg_destroy(back);
+    bx_tensor_release(whole);
+    loans_come_back(job, -1);
 }
 
 HARNESS_TEST(passed, tensors_go_in_replies, 60, .size = 3, .setup = setup, .body = { NULL, passed_fifteen })
@@ -150,15 +210,6 @@ HARNESS_TEST(passed, tensors_go_in_replies, 60, .size = 3, .setup = setup, .body
 }
 
 /* ---- Deaths ------------------------------------------------------------------------------------------------- */
-
-static void write_over_free_memory(struct bx_job *job)
-{
-    for (int i = 0; i < 8; i++) {
-        struct bx_tensor *tensor = loans_tensor(job, BX_U8, ELEMENTS, 99);
-
-        bx_tensor_release(tensor);
-    }
-}
 
 static void await_gone(const struct bx_job *job, int rank)
 {
@@ -219,6 +270,19 @@ Test(passed, tensors_stay_though_two_in_the_middle_die)
     harness_run(&(struct harness_world){ .size = 4, .setup = setup, .dies = 1u << 1 | 1u << 2,
                                          .body = { later_middle_dies_first, NULL, NULL, harness_serve } });
 }
+
+/* The lease through which it came back is taken back; the memory stays. */
+static void keeps_what_came_back_from_the_dead(struct bx_job *job)
+{
+    HARNESS_EQ(harness_call(job, "worker1", "pass_on", by(job, 7, "0", ELEMENTS)), 1);
+    loans_signal(1, SIGKILL);
+    loans_come_back(job, -1);
+    write_over_free_memory(job);
+    HARNESS_EQ(harness_call_i64(job, "worker0", "drop", 1), 0);                /* checks it first */
+}
+
+HARNESS_WORLD(passed, tensors_that_came_back_stay_when_the_borrower_dies, 60, .size = 3, .setup = setup,
+              .body = { keeps_what_came_back_from_the_dead, NULL, harness_serve }, .dies = 1u << 1);
 
 HARNESS_TEST(passed, tensors_come_back_when_the_receiver_dies, 60, .size = 3, .setup = setup,
              .body = { NULL, harness_serve }, .dies = 1u << 2)

@@ -24,7 +24,7 @@ static void expect_copied(struct bx_job *job, uint64_t tensors, uint64_t bytes)
 
 /* ---- What arrives ------------------------------------------------------------------------------------ */
 
-/* Sends a tensor and gets it back: worker 1 copies it, because it may not lend what it has borrowed. */
+/* Sends a tensor and gets it back: a view of its own memory. */
 static void there_and_back(struct bx_job *job, enum bx_dtype dtype, uint64_t number)
 {
     static const int64_t shape[] = { 3, 1, 7 };
@@ -142,7 +142,7 @@ HARNESS_TEST(tensor_rpc, travel_beside_the_bytes_of_their_message, 20, .size = 2
     HARNESS_CHECK(loans_hold(bx_read_tensor(&reader), 1));
     HARNESS_CHECK(loans_hold(bx_read_tensor(&reader), 8));
     bx_msg_destroy(reply);
-    expect_copied(job, 2, 8000);
+    expect_copied(job, 0, 0);
     bx_msg_clear(args);
     HARNESS_EQ(bx_msg_tensors(args), 0);
     HARNESS_EQ(bx_msg_bytes(args), 0);

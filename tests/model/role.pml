@@ -53,7 +53,7 @@
  *     lib/run/wait.c bxi_wait 3895056690
  *     lib/run/wait.c bxi_wake 1577119719
  *     lib/run/background.c sleep_in_background 2769333502
- *     lib/run/background.c drive_background 3289292399
+ *     lib/run/background.c drive_background 2773332406
  *     lib/run/background.c run_background 2990481727
  *     lib/run/background.c bxi_waits_stop 2820694553
  *     lib/run/background.c bxi_progress_stop 569382327

@@ -26,7 +26,7 @@
  *     lib/run/timer.c bxi_timers_due 1302429288
  *     lib/run/watched.c bxi_read_loop 1897439364
  *     lib/run/background.c sleep_in_background 2769333502
- *     lib/run/background.c drive_background 3289292399
+ *     lib/run/background.c drive_background 2773332406
  *     lib/run/background.c run_background 2990481727
  *     lib/run/background.c bxi_run_once 1753786956
  *     lib/run/progress.c bxi_before_sleep 1067260592

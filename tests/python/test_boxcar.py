@@ -293,6 +293,29 @@ class RunBuffers(Run):
         CASE.assertEqual(len(boxcar.call(1, echo, (b"x" * (1 << 26),))), 1 << 26)
 
 
+class RunEchoes(Run):
+    """What goes back to its owner is not copied, unless it was written to; of the arena it is the same memory."""
+
+    def first(self):
+        large = Large(bytearray(b"1" * (1 << 20)))
+        for i in range(1, 6):
+            large = boxcar.call(1, echo, (large,))
+            CASE.assertEqual(boxcar.call(1, boxcar.counter, ("tensors_passed_on",)), i)
+            CASE.assertEqual(set(large.data), {ord("1")})
+        large.data[0] = 2
+        CASE.assertEqual(boxcar.call(1, echo, (large,)).data[0], 2)
+        CASE.assertEqual(boxcar.call(1, flip, (large,)).data[0], 7)
+        CASE.assertEqual(large.data[0], 2)
+        mine = boxcar.empty(1 << 20)
+        mine[:2] = b"34"
+        back = boxcar.call(1, echo, (Large(mine),))
+        mine[0] = ord("5")
+        CASE.assertEqual(bytes(back.data[:2]), b"54")
+        back.data[1] = 6
+        CASE.assertEqual(bytes(mine[:2]), b"54")
+        CASE.assertEqual(boxcar.counter("tensors_copied"), 0)
+
+
 class RunLoans(Run):
     """What lies in the arena is lent and passed on; what was written to since is copied."""
     size = 3

@@ -198,7 +198,7 @@ Test(names, of_functions_are_checked_when_registered)
     cr_expect_eq(bx_register(job, "", BX_INLINE, answer, NULL), -EINVAL);
     cr_expect_eq(bx_register(job, LONGEST "5", BX_INLINE, answer, NULL), -EINVAL);
     cr_expect_eq(bx_register(job, "add", BX_INLINE, NULL, NULL), -EINVAL);
-    cr_expect_eq(bx_register(job, "add", (enum bx_kind)3, answer, NULL), -EINVAL);
+    cr_expect_eq(bx_register(job, "add", (enum bx_kind)4, answer, NULL), -EINVAL);
     cr_expect_eq(bx_register_async(job, "add", BX_INLINE, NULL, NULL), -EINVAL);
     cr_expect_eq(bx_register_batch(job, "add", NULL, NULL, NULL), -EINVAL);
     cr_expect_eq(bx_register(job, LONGEST, BX_INLINE, answer, NULL), 0);

@@ -607,6 +607,27 @@ class RunDeath(Run):
         CASE.assertEqual(boxcar.call(2, add, (1,)), 2)
 
 
+class RunLog(Run):
+    """What no call reports; lines may come from threads that must not wait for Python."""
+    size = 3
+    status = {1: -signal.SIGKILL}
+
+    def init(self):
+        self.lines, self.came = [], threading.Event()
+        boxcar.init(call_timeout=20, log=self.log)
+
+    def log(self, level, line):
+        self.lines.append((level, line, boxcar.call(2, add, (1,)) if boxcar.rank() == 0 else 2))
+        self.came.set()
+
+    def first(self):
+        os.kill(boxcar.call(1, os.getpid), signal.SIGKILL)
+        CASE.assertTrue(self.came.wait(10))
+        CASE.assertRegex(self.lines[0][1], "worker1")
+        CASE.assertIn(self.lines[0][0], (0, 1, 2))
+        CASE.assertEqual(self.lines[0][2], 2)
+
+
 class RunLeaves(Run):
     """Calls whose handlers wait for the GIL when their worker leaves raise Shutdown."""
 

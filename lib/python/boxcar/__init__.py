@@ -90,13 +90,15 @@ def _uninterrupted(job, wait, joins=True):
     return outcome.result()
 
 
-def init(job=None, *, name=None, rank=0, world_size=0, start_timeout=None, call_timeout=None, pool_threads=0):
+def init(job=None, *, name=None, rank=0, world_size=0, start_timeout=None, call_timeout=None, pool_threads=0,
+         log=None):
     """Joins the job and returns when all its workers are there.
 
     Without world_size, job, name, rank and world size come from the environment (BX_JOB, BX_NAME, BX_RANK,
     BX_WORLD_SIZE). start_timeout: 30 s by default; call_timeout: 60 s, math.inf for none. After shutdown it may be
-    called again. world_size=1 needs no job: this process calls itself. Raises RankMissing, Error; ValueError: a worker
-    of this process is already in a job.
+    called again. world_size=1 needs no job: this process calls itself. log(level, line) gets what no call reports, like
+    the death of a worker, on the thread of the callbacks; level 0: an error, 1: a warning, 2: information. Raises
+    RankMissing, Error; ValueError: a worker of this process is already in a job.
     """
     global _job, _runner
     if _job is not None:
@@ -105,7 +107,7 @@ def init(job=None, *, name=None, rank=0, world_size=0, start_timeout=None, call_
         job = f"alone-{os.getpid()}"
     _named.clear()
     started = _boxcar.Job(_dispatch, job, name, rank, world_size, nanoseconds(start_timeout),
-                          nanoseconds(call_timeout), pool_threads)
+                          nanoseconds(call_timeout), pool_threads, log and (lambda line: log(*line)))
     _runner = threading.Thread(target=_run_callbacks, args=(started,), name="boxcar callbacks", daemon=True)
     _job = started              # a handler may run, and call, before start has returned
     try:

@@ -5,24 +5,51 @@
 #include "boxpy.h"
 
 #include <errno.h>
+#include <string.h>
 #include <time.h>
 
 #define SPIN_NS 200000u         /* Python takes 20 to 50 us from an answer to its next call: 50 us are too short */
 
 /* ---- The job -------------------------------------------------------------------------------------------- */
 
+/* Any thread of the engine, which may hold the role: Python gets the line later. The callable's reference is the
+ * job's, which outlives the queue. */
+static void log_line(int level, const char *line, void *context)
+{
+    struct boxpy_job *job = context;
+    struct boxpy_item *item = PyMem_RawCalloc(1, sizeof *item);
+    size_t bytes = strlen(line) + 1;
+
+    if (item != NULL)
+        item->line = PyMem_RawMalloc(bytes);
+    if (item == NULL || item->line == NULL) {
+        PyMem_RawFree(item);            /* the line is lost */
+        return;
+    }
+    memcpy(item->line, line, bytes);
+    item->level = level;
+    boxpy_push(job, item);
+}
+
+static void forget_log(const struct boxpy_job *job)
+{
+    if (job->log != NULL)
+        bx_set_log(NULL, NULL);
+}
+
 static PyObject *job_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
     static char *names[] = { "dispatch", "job", "name", "rank", "world_size", "start_timeout_ns", "call_timeout_ns",
-                             "pool_threads", NULL };
+                             "pool_threads", "log", NULL };
     struct bx_options options = { 0 };
     unsigned long long start_ns = 0, call_ns = 0;
-    PyObject *callable;
+    PyObject *callable, *log = Py_None;
     struct boxpy_job *job;
     int rc;
 
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|zziiKKi", names, &callable, &options.job, &options.name,
-                                     &options.rank, &options.world_size, &start_ns, &call_ns, &options.pool_threads))
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|zziiKKiO", names, &callable, &options.job, &options.name,
+                                     &options.rank, &options.world_size, &start_ns, &call_ns, &options.pool_threads,
+                                     &log))
         return NULL;
     job = (struct boxpy_job *)type->tp_alloc(type, 0);
     if (job == NULL)
@@ -32,6 +59,11 @@ static PyObject *job_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
     pthread_mutex_init(&job->lock, NULL);
     pthread_cond_init(&job->more, NULL);
     job->last = &job->first;
+    if (log != Py_None) {
+        Py_INCREF(log);
+        job->log = log;
+        bx_set_log(log_line, job);
+    }
     options.spin_ns = SPIN_NS;
     options.start_timeout_ns = start_ns;
     options.call_timeout_ns = call_ns;
@@ -42,6 +74,7 @@ static PyObject *job_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
     if (rc == 0)
         return (PyObject *)job;
     (void)boxpy_fail(rc, bx_error_text());
+    forget_log(job);
     Py_DECREF(job);
     return NULL;
 }
@@ -65,6 +98,7 @@ static void end(struct boxpy_job *job)
     job->job = NULL;
     Py_BEGIN_ALLOW_THREADS
     bx_job_destroy(engine);
+    forget_log(job);
     Py_END_ALLOW_THREADS
     job->has_ended = true;
     while ((late = job->late) != NULL) {
@@ -89,6 +123,7 @@ static void job_dealloc(PyObject *self)
     pthread_cond_destroy(&job->more);
     pthread_mutex_destroy(&job->lock);
     Py_DECREF(job->dispatch);
+    Py_XDECREF(job->log);
     Py_TYPE(self)->tp_free(self);
 }
 
@@ -139,6 +174,7 @@ static PyObject *job_forget(PyObject *self, PyObject *unused)
     job->job = NULL;
     job->inside = 0;
     job->is_forked = true;
+    forget_log(job);
     pthread_mutex_init(&job->lock, NULL);       /* threads that are not here may have held it */
     pthread_cond_init(&job->more, NULL);
     Py_RETURN_NONE;
@@ -204,11 +240,15 @@ static PyObject *job_next(PyObject *self, PyObject *unused)
         Py_END_ALLOW_THREADS
         if (item == NULL)
             Py_RETURN_NONE;
-        if (item->callable != NULL)
+        if (item->callable != NULL || item->line != NULL)
             break;
         boxpy_free_item(item);
     }
-    work = Py_BuildValue("(OO)", item->callable, item->argument);
+    if (item->line != NULL)
+        work = Py_BuildValue("(O(iN))", job->log, item->level,
+                             PyUnicode_DecodeUTF8(item->line, (Py_ssize_t)strlen(item->line), "replace"));
+    else
+        work = Py_BuildValue("(OO)", item->callable, item->argument);
     boxpy_free_item(item);
     return work;
 }
@@ -333,7 +373,7 @@ static PyMethodDef job_methods[] = {
 PyTypeObject boxpy_job_type = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "boxcar._boxcar.Job",
-    .tp_doc = "Job(dispatch, job, name, rank, world_size, start_timeout_ns, call_timeout_ns, pool_threads)",
+    .tp_doc = "Job(dispatch, job, name, rank, world_size, start_timeout_ns, call_timeout_ns, pool_threads, log)",
     .tp_basicsize = sizeof(struct boxpy_job),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_new = job_new,

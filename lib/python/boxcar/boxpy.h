@@ -31,6 +31,8 @@ struct boxpy_item {
     struct boxpy_item *next;
     PyObject *callable;
     PyObject *argument;
+    int level;                          /* of a line of the log: callable((level, line)) */
+    char *line;                         /* allocated; NULL: it is none */
 };
 
 struct boxpy_job {
@@ -41,6 +43,7 @@ struct boxpy_job {
     struct boxpy_late *late;            /* what was dropped while destroy ran; with the GIL */
     uint64_t call_timeout_ns;           /* of calls without one of their own */
     PyObject *dispatch;                 /* (kind, caller, message, object) of a request -> a message or a Future */
+    PyObject *log;                      /* ((level, line)), or NULL */
     pthread_mutex_t lock;               /* of what follows; nothing is called under it */
     pthread_cond_t more;
     struct boxpy_item *first, **last;

@@ -180,6 +180,7 @@ void boxpy_free_item(struct boxpy_item *item)    /* with the GIL */
 {
     Py_XDECREF(item->callable);
     Py_XDECREF(item->argument);
+    PyMem_RawFree(item->line);
     PyMem_RawFree(item);                /* of an object: its first member */
 }
 

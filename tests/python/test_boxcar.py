@@ -392,11 +392,37 @@ class RunForbidsTorch(Run):
 
 
 class RunFutures(Run):
+    def awaits(self):
+        async def one():
+            return await boxcar.call_async(1, add, (1,))
+
+        async def fails():
+            await boxcar.call_async(1, raises, (KeyError("k"),))
+
+        async def gives_up():
+            sleeping = boxcar.call_async(1, time.sleep, (0.5,))
+            with CASE.assertRaises(asyncio.TimeoutError):
+                await asyncio.wait_for(sleeping, 0.05)
+            with CASE.assertRaises((boxcar.Cancelled, concurrent.futures.CancelledError)):
+                sleeping.result(5)
+            done = boxcar.call_async(1, add, (2,))
+            done.result()
+            return await done + await done
+
+        with CASE.assertRaises(KeyError):
+            asyncio.run(fails())
+        CASE.assertEqual(asyncio.run(gives_up()), 6)
+        before = figures()[1]
+        CASE.assertEqual({asyncio.run(one()) for _ in range(50)}, {2})
+        gc.collect()
+        CASE.assertLess(figures()[1], before + 10)          # each loop has one descriptor of Boxcar's
+
     def first(self):
         async def gather():
             return await asyncio.gather(*[boxcar.call_async(1, add, (i,)) for i in range(50)])
 
         CASE.assertEqual(asyncio.run(gather()), list(range(1, 51)))
+        self.awaits()
         CASE.assertEqual(boxcar.call(1, after_all, (20,)), 20)
         CASE.assertEqual(boxcar.call_async(1, add, (1,)).then(lambda future: future.result() * 10).result(5), 20)
         for wait in (concurrent.futures.wait, lambda futures, timeout: [set(

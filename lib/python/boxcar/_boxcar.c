@@ -56,9 +56,7 @@ static PyObject *job_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
         return NULL;
     Py_INCREF(callable);
     job->dispatch = callable;
-    pthread_mutex_init(&job->lock, NULL);
-    pthread_cond_init(&job->more, NULL);
-    job->last = &job->first;
+    boxpy_items_init(&job->items);
     if (log != Py_None) {
         Py_INCREF(log);
         job->log = log;
@@ -106,22 +104,15 @@ static void end(struct boxpy_job *job)
         boxpy_release(job, late->future, late->rref);
         PyMem_RawFree(late);
     }
-    pthread_mutex_lock(&job->lock);
-    job->stops = true;
-    pthread_cond_broadcast(&job->more);
-    pthread_mutex_unlock(&job->lock);
+    boxpy_items_stop(&job->items);
 }
 
 static void job_dealloc(PyObject *self)
 {
     struct boxpy_job *job = (struct boxpy_job *)self;
-    struct boxpy_item *item;
 
     end(job);
-    while ((item = boxpy_take(job, false)) != NULL)
-        boxpy_free_item(item);
-    pthread_cond_destroy(&job->more);
-    pthread_mutex_destroy(&job->lock);
+    boxpy_items_fini(&job->items);
     Py_DECREF(job->dispatch);
     Py_XDECREF(job->log);
     Py_TYPE(self)->tp_free(self);
@@ -175,8 +166,7 @@ static PyObject *job_forget(PyObject *self, PyObject *unused)
     job->inside = 0;
     job->is_forked = true;
     forget_log(job);
-    pthread_mutex_init(&job->lock, NULL);       /* threads that are not here may have held it */
-    pthread_cond_init(&job->more, NULL);
+    boxpy_items_init(&job->items);      /* threads that are not here may have held the lock */
     Py_RETURN_NONE;
 }
 
@@ -230,26 +220,11 @@ static PyObject *job_ref(PyObject *self, PyObject *what)
 static PyObject *job_next(PyObject *self, PyObject *unused)
 {
     struct boxpy_job *job = (struct boxpy_job *)self;
-    struct boxpy_item *item;
-    PyObject *work;
+    PyObject *work = boxpy_next(&job->items, job, true);
 
     (void)unused;
-    for (;;) {
-        Py_BEGIN_ALLOW_THREADS
-        item = boxpy_take(job, true);
-        Py_END_ALLOW_THREADS
-        if (item == NULL)
-            Py_RETURN_NONE;
-        if (item->callable != NULL || item->line != NULL)
-            break;
-        boxpy_free_item(item);
-    }
-    if (item->line != NULL)
-        work = Py_BuildValue("(O(iN))", job->log, item->level,
-                             PyUnicode_DecodeUTF8(item->line, (Py_ssize_t)strlen(item->line), "replace"));
-    else
-        work = Py_BuildValue("(OO)", item->callable, item->argument);
-    boxpy_free_item(item);
+    if (work == NULL && !PyErr_Occurred())
+        Py_RETURN_NONE;
     return work;
 }
 
@@ -414,7 +389,8 @@ PyMODINIT_FUNC PyInit__boxcar(void);
 
 PyMODINIT_FUNC PyInit__boxcar(void)
 {
-    PyTypeObject *const types[] = { &boxpy_job_type, &boxpy_future_type, &boxpy_ref_type, &boxpy_buffer_type };
+    PyTypeObject *const types[] = { &boxpy_job_type, &boxpy_future_type, &boxpy_ref_type, &boxpy_buffer_type,
+                                    &boxpy_queue_type };
     PyObject *made = PyModule_Create(&module);
     int rc = made != NULL ? PyModule_AddStringConstant(made, "version", bx_version()) : -1;
 

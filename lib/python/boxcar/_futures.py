@@ -2,7 +2,9 @@
 """Futures: of calls, and those that a program makes itself."""
 import concurrent.futures
 import threading
+import weakref
 
+from ._boxcar import Queue
 from ._errors import Error, Shutdown, Timeout
 from ._messages import FOREVER, Failure, has_torch, loads
 
@@ -27,6 +29,22 @@ def wait_for(engine, worker, function):
     if error is not None:
         raise error
     return value
+
+
+_queues = weakref.WeakKeyDictionary()       # of event loops: what the engine tells them
+
+
+def _queue_of(loop):
+    queue = _queues.get(loop)
+    if queue is None:
+        queue = _queues[loop] = Queue()
+        loop.add_reader(queue.fileno(), _run_queue, queue)
+    return queue
+
+
+def _run_queue(queue):
+    for done, engine in queue.take():
+        done(engine)
 
 
 class Future(concurrent.futures.Future):
@@ -143,4 +161,19 @@ class Future(concurrent.futures.Future):
 
     def __await__(self):
         import asyncio          # takes as long as all of boxcar
-        return asyncio.wrap_future(self).__await__()
+        engine = self._pending()
+        if engine is not None:
+            loop = asyncio.get_running_loop()
+            waiter = loop.create_future()
+            try:
+                engine.on_done(lambda engine: waiter.done() or waiter.set_result(None), _queue_of(loop))
+            except Shutdown:
+                engine = None
+        if engine is None:
+            return (yield from asyncio.wrap_future(self).__await__())
+        try:
+            yield from waiter
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        return self.result()

@@ -29,10 +29,25 @@
 /* What has to wait for the GIL: callable(argument), or without a callable the end of argument. */
 struct boxpy_item {
     struct boxpy_item *next;
+    struct boxpy_queue *queue;          /* that it goes into, with a reference; NULL: the job's */
     PyObject *callable;
     PyObject *argument;
     int level;                          /* of a line of the log: callable((level, line)) */
     char *line;                         /* allocated; NULL: it is none */
+};
+
+/* Of what has come: the job's for a thread of Python, which waits; others for event loops, by an eventfd. */
+struct boxpy_items {
+    pthread_mutex_t lock;               /* of what follows; nothing is called under it */
+    pthread_cond_t more;
+    struct boxpy_item *first, **last;
+    bool stops;
+};
+
+struct boxpy_queue {
+    PyObject_HEAD
+    struct boxpy_items items;
+    int fd;                             /* readable: there are some */
 };
 
 struct boxpy_job {
@@ -44,10 +59,7 @@ struct boxpy_job {
     uint64_t call_timeout_ns;           /* of calls without one of their own */
     PyObject *dispatch;                 /* (kind, caller, message, object) of a request -> a message or a Future */
     PyObject *log;                      /* ((level, line)), or NULL */
-    pthread_mutex_t lock;               /* of what follows; nothing is called under it */
-    pthread_cond_t more;
-    struct boxpy_item *first, **last;
-    bool stops;
+    struct boxpy_items items;
     bool is_forked;                     /* in the child of a fork: nothing of the engine may be touched */
 };
 
@@ -92,7 +104,7 @@ struct boxpy_object {
     Py_END_ALLOW_THREADS                                                                            \
     (job)->inside--;
 
-extern PyTypeObject boxpy_job_type, boxpy_future_type, boxpy_ref_type, boxpy_buffer_type;
+extern PyTypeObject boxpy_job_type, boxpy_future_type, boxpy_ref_type, boxpy_buffer_type, boxpy_queue_type;
 extern const struct bx_type boxpy_object_type;
 
 /* ---- message.c ------------------------------------------------------------------------------------------ */
@@ -121,9 +133,16 @@ extern const char *const boxpy_kinds[];                 /* the engine's function
 void boxpy_name(char out[BX_NAME_MAX + 1], enum boxpy_kind kind, const char *name);
 int boxpy_register(struct boxpy_job *job, enum boxpy_kind kind, const char *name);
 struct boxpy_object *boxpy_new_object(struct boxpy_job *job, PyObject *what);   /* with a reference of its own */
-void boxpy_push(struct boxpy_job *job, struct boxpy_item *item);                /* without the GIL, or with it */
-/* The first of the queue; NULL: there is none, and with `waits` also that there will be none. */
-struct boxpy_item *boxpy_take(struct boxpy_job *job, bool waits);
+
+/* ---- queue.c -------------------------------------------------------------------------------------------- */
+
+void boxpy_items_init(struct boxpy_items *items);       /* in the child of a fork too: no item is freed */
+void boxpy_items_stop(struct boxpy_items *items);       /* none will come */
+void boxpy_items_fini(struct boxpy_items *items);       /* frees those that are left */
+void boxpy_push(struct boxpy_job *job, struct boxpy_item *item);        /* without the GIL, or with it */
+/* What the next one is to do, a tuple (callable, argument); with `waits` waits for one, without the GIL. NULL: there is
+ * none and, with `waits`, will be none; or a Python error is set. */
+PyObject *boxpy_next(struct boxpy_items *items, const struct boxpy_job *job, bool waits);
 void boxpy_free_item(struct boxpy_item *item);          /* an object is its item */
 
 /* ---- future.c ------------------------------------------------------------------------------------------- */

@@ -137,18 +137,22 @@ static void is_done(struct bx_future *future, void *context)
     boxpy_push(((struct boxpy_future *)item->argument)->job, item);
 }
 
-static PyObject *future_on_done(PyObject *self, PyObject *callable)
+static PyObject *future_on_done(PyObject *self, PyObject *args)
 {
+    PyObject *callable, *queue = NULL;
     struct boxpy_item *item;
     int rc;
 
-    if (!boxpy_lives(((struct boxpy_future *)self)->job))
+    if (!PyArg_ParseTuple(args, "O|O!", &callable, &boxpy_queue_type, &queue) ||
+        !boxpy_lives(((struct boxpy_future *)self)->job))
         return NULL;
     item = PyMem_RawCalloc(1, sizeof *item);
     if (item == NULL)
         return PyErr_NoMemory();
+    Py_XINCREF(queue);
     Py_INCREF(callable);
     Py_INCREF(self);
+    item->queue = (struct boxpy_queue *)queue;
     item->callable = callable;
     item->argument = self;
     rc = bx_future_on_done(((struct boxpy_future *)self)->future, is_done, item);
@@ -182,7 +186,7 @@ static PyMethodDef future_methods[] = {
     { "wait", future_wait, METH_VARARGS, "wait(timeout_ns) -> bool: whether the future is done." },
     { "done", future_done, METH_NOARGS, "done() -> bool" },
     { "result", future_result, METH_NOARGS, "result() -> (payload, buffers, refs) of a future that is done." },
-    { "on_done", future_on_done, METH_O, "on_done(callable): Job.next returns it when the future is done." },
+    { "on_done", future_on_done, METH_VARARGS, "on_done(callable, queue=the job's): comes there when this is done." },
     { "cancel", future_cancel, METH_NOARGS, "cancel() -> bool: False: it was done." },
     { "set", future_set, METH_VARARGS, "set(payload, buffers, refs) -> bool: False: it was done." },
     { NULL, NULL, 0, NULL },

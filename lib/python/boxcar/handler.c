@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Requests that come, what they make, and the queue of what must wait for the GIL.
+ * Requests that come, and what they make.
  */
 #include "boxpy.h"
 
@@ -9,34 +9,7 @@
 
 const char *const boxpy_kinds[] = { "py.call", "py.make", "py.object" };
 
-/* ---- The queue ------------------------------------------------------------------------------------------ */
-
-void boxpy_push(struct boxpy_job *job, struct boxpy_item *item)
-{
-    item->next = NULL;
-    pthread_mutex_lock(&job->lock);
-    *job->last = item;
-    job->last = &item->next;
-    pthread_cond_signal(&job->more);
-    pthread_mutex_unlock(&job->lock);
-}
-
-/* NULL: there is none, and with `waits` also that there will be none. */
-struct boxpy_item *boxpy_take(struct boxpy_job *job, bool waits)
-{
-    struct boxpy_item *item;
-
-    pthread_mutex_lock(&job->lock);
-    while (job->first == NULL && waits && !job->stops)
-        pthread_cond_wait(&job->more, &job->lock);
-    item = job->first;
-    if (item != NULL)
-        job->first = item->next;
-    if (job->first == NULL)
-        job->last = &job->first;
-    pthread_mutex_unlock(&job->lock);
-    return item;
-}
+/* ---- Objects -------------------------------------------------------------------------------------------- */
 
 static void drop(void *context)         /* of an object: its last reference is gone */
 {
@@ -174,14 +147,6 @@ struct boxpy_object *boxpy_new_object(struct boxpy_job *job, PyObject *what)
     Py_INCREF(what);
     *object = (struct boxpy_object){ .item = { .argument = what }, .job = job };
     return object;
-}
-
-void boxpy_free_item(struct boxpy_item *item)    /* with the GIL */
-{
-    Py_XDECREF(item->callable);
-    Py_XDECREF(item->argument);
-    PyMem_RawFree(item->line);
-    PyMem_RawFree(item);                /* of an object: its first member */
 }
 
 static int object_is_made(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)

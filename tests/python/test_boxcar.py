@@ -16,7 +16,7 @@ import unittest
 
 import boxcar
 import boxcar.rpc as rpc
-from jobs import CASE, Run, main, segments
+from jobs import CASE, Large, Run, figures, main, segments
 
 
 # ---- What workers call -------------------------------------------------------------------------------------------
@@ -86,16 +86,6 @@ class Counter:
     @rpc.functions.async_execution
     def static_later(ref, n):
         return after(0.01, ref.local_value().value + n)
-
-
-class Large:
-    """Its bytes travel beside the pickle."""
-
-    def __init__(self, data):
-        self.data = data
-
-    def __reduce_ex__(self, protocol):
-        return Large, (pickle.PickleBuffer(self.data),)
 
 
 def after(seconds, value):
@@ -631,54 +621,6 @@ class RunDeath(Run):
             counter.call("add")
         CASE.assertFalse(boxcar.is_alive(1))
         CASE.assertEqual(boxcar.call(2, add, (1,)), 2)
-
-
-class RunThreads(Run):
-    """16 threads of each worker call the other, which calls back."""
-
-    def calls(self, other):
-        for i in range(300):
-            CASE.assertEqual(boxcar.call(other, nested, (i % 4,)), i % 4)
-            CASE.assertEqual(boxcar.call_async(other, add, (i, 1)).result(), i + 1)
-
-    def first(self):
-        with concurrent.futures.ThreadPoolExecutor(16) as threads:
-            for done in [threads.submit(self.calls, 1 - boxcar.rank()) for _ in range(16)]:
-                done.result()
-
-    other = first
-
-
-def figures():
-    """KiB of memory, descriptors and threads of this process."""
-    with open("/proc/self/statm") as statm:
-        pages = int(statm.read().split()[1])
-    return pages * 4, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
-
-
-class RunFlat(Run):
-    """Calls leave no memory, descriptor or thread behind, here and there."""
-
-    def calls(self, n):
-        for i in range(n):
-            boxcar.call(1, add, (i, 1))
-            if i % 20 == 0:
-                boxcar.call(1, echo, (Large(bytearray(1 << 16)),))
-                boxcar.remote(1, Counter).call("add", (1,))
-                with CASE.assertRaises(ValueError):
-                    boxcar.call(1, raises, (ValueError("row 3"),))
-
-    def first(self):
-        self.calls(20000)
-        before = figures(), boxcar.call(1, figures)
-        self.calls(int(os.environ.get("FLAT_CALLS", 50000)))
-        for (memory, files, threads), was in zip((figures(), boxcar.call(1, figures)), before):
-            CASE.assertLess(memory, was[0] + 4096)
-            CASE.assertLess(files, was[1] + 16)         # a thread more, of the pool, is no leak
-            CASE.assertLess(threads, was[2] + 16)
-
-    def leave(self):
-        boxcar.shutdown(300)
 
 
 class RunLog(Run):

@@ -146,18 +146,19 @@ static void count_gone(struct bx_job *job, struct bxi_peer *peer, enum bxi_peer_
 {
     uint32_t state_word = peer->state_word;
 
-    /* Lost first: serve_ready must not take this one for a worker that leaves. */
+    if (state != BXI_PEER_LEFT) {
+        job->rpc->dead[bxi_load_relaxed(&job->rpc->deaths) % BXI_WORLD_MAX] = peer;
+        /* [deaths] sequentially consistent, pairs with the load in serve_ready: the rank is read after it. Before lost:
+         * bx_job_serve, which sees that the last other worker is lost, must see that it has died. */
+        bxi_add_seq_cst(&job->rpc->deaths, 1);
+    }
+    /* Lost before leavers: serve_ready must not take this one for a worker that leaves. */
     if (state_word < BXI_LEAVING && state != BXI_PEER_LEFT)
         bxi_add_seq_cst(&job->rpc->lost, 1);
-    /* Sequentially consistent, both: the load of `waiting` in bxi_wake is not made before them, so either a waiter that
+    /* Sequentially consistent, all: the load of `waiting` in bxi_wake is not made before them, so either a waiter that
      * counts itself sees them, or it is woken. */
     if (state_word < BXI_LEAVING)
         bxi_add_seq_cst(&job->rpc->leavers, 1);
-    if (state == BXI_PEER_LEFT)
-        return;
-    job->rpc->dead[bxi_load_relaxed(&job->rpc->deaths) % BXI_WORLD_MAX] = peer;
-    /* [deaths] sequentially consistent, pairs with the load in serve_ready: the rank is read after it. */
-    bxi_add_seq_cst(&job->rpc->deaths, 1);
 }
 
 struct hook_call {

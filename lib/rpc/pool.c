@@ -150,6 +150,14 @@ static void *run_thread(void *argument)
 
 /* ---- growth (pool.lock) ----------------------------------------------------------------------------- */
 
+/* A thread is about to come for a task. */
+static void note_called(struct bx_job *job)
+{
+    job->rpc->pool.locked_ns = bxi_now_ns();
+    if (bxi_is_driving(job->run))
+        job->run->handed_over = true;
+}
+
 static int add_thread(struct bx_job *job)
 {
     struct bxi_pool *pool = &job->rpc->pool;
@@ -157,6 +165,7 @@ static int add_thread(struct bx_job *job)
 
     if (rc != 0)
         return -rc;
+    note_called(job);
     pool->threads++;
     bxi_add(&job->counters[BXI_C_pool_threads], 1);
     return 0;
@@ -170,11 +179,10 @@ static int call_thread(struct bx_job *job)
     uint32_t blocked = bxi_load_relaxed(&pool->blocked);
     int rc = 0;
 
-    pool->locked_ns = bxi_now_ns();
-    if (bxi_is_driving(job->run))
-        job->run->handed_over = true;
-    if (pool->idle > pool->one_drives && pool->queued > pool->one_drives)
+    if (pool->idle > pool->one_drives && pool->queued > pool->one_drives) {
+        note_called(job);
         pthread_cond_signal(&pool->cond);
+    }
     if (pool->queued <= pool->idle || pool->stop)
         return 0;
     if (pool->threads < BXI_POOL_MAX && pool->threads - blocked < (uint32_t)job->options.pool_threads)

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: MIT
 """Programs of torch over boxcar.rpc; jobs.py runs the classes Run*."""
-import json
+import gc
 import os
 import resource
 import signal
-import socket
-import subprocess
 import sys
 import threading
 import time
 import unittest
+import weakref
 
 try:
     import torch
@@ -69,6 +68,15 @@ class Batch:
 
     def size_of(self):
         return self.size
+
+    def scaled(self, timeout):
+        return self.size * timeout
+
+    @rpc.functions.async_execution
+    def later(self, times):
+        future = torch.futures.Future()
+        future.set_result(self.size * times)
+        return future
 
 
 # ---- Computations over workers 0 to 2: with `remote` by calls, else in one process ----------------------------------
@@ -205,38 +213,8 @@ def fails_backward(x, how):
     return Fails.apply(x, how)
 
 
-# ---- The tests ------------------------------------------------------------------------------------------------------
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return str(probe.getsockname()[1])
-
-
 class Tests(unittest.TestCase):
-    def close(self, got, wanted):
-        """Whether numbers in lists are equal to 1e-6."""
-        if isinstance(wanted, list):
-            self.assertEqual(len(got), len(wanted))
-            for pair in zip(got, wanted):
-                self.close(*pair)
-        else:
-            self.assertAlmostEqual(got, wanted, delta=1e-6)
-
-    def test_rnn(self):            # losses and gradients are those of one process, and of torch's RPC
-        program = os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), "rnn.py")
-        environment = {**os.environ, "MASTER_ADDR": "localhost", "MASTER_PORT": free_port()}
-        workers = [subprocess.Popen([sys.executable, program, *arguments], env=environment, text=True,
-                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-                   for arguments in (["local"], ["boxcar", "1"], ["torch.distributed", "1"],
-                                     ["boxcar", "0"], ["torch.distributed", "0"])]
-        outputs = [worker.communicate(timeout=120) for worker in workers]
-        for worker, output in zip(workers, outputs):
-            self.assertEqual(worker.returncode, 0, output[1])
-        local, ours, torchs = (json.loads(output[0]) for output in outputs[:3])
-        self.assertEqual(len(local), 5)
-        self.close(ours, local)
-        self.close(ours, torchs)
+    pass
 
 
 # ---- Jobs -----------------------------------------------------------------------------------------------------------
@@ -293,6 +271,38 @@ class RunFutures(Run):
             with CASE.assertRaisesRegex(KeyError, "On worker1"):
                 wait_all([rpc.rpc_async("worker1", echo, (1,)), failed])
         CASE.assertEqual(wait_all([]), [])
+        self.first_error()
+        self.proxies(batch)
+
+    def first_error(self):
+        """collect_all ends at it, whatever else is under way, and keeps no future."""
+        pending, own = rpc.rpc_async("worker1", time.sleep, (1,)), torch.futures.Future()
+        futures = [pending, own, rpc.rpc_async("worker1", fails)]
+        with CASE.assertRaisesRegex(KeyError, "On worker1"):
+            wait_all(futures)
+        CASE.assertFalse(pending.done())
+        futures[2] = rpc.rpc_async("worker1", echo, (3,), timeout=0.2)
+        futures.append(rpc.rpc_async("worker1", time.sleep, (1,), timeout=0.2))
+        with CASE.assertRaises(boxcar.Timeout):
+            wait_all(futures)
+        CASE.assertFalse(pending.done())
+        CASE.assertIsNone(pending.wait())
+        kept = []
+        for _ in range(10):
+            futures = [rpc.rpc_async("worker1", echo, (3,)) for _ in range(2)]
+            kept += map(weakref.ref, futures)
+            CASE.assertEqual(wait_all(futures), [3, 3])
+        del futures
+        gc.collect()
+        CASE.assertLessEqual(sum(ref() is not None for ref in kept), 2)       # a callback's thread may have the last
+
+    def proxies(self, batch):
+        """Their methods can be sent; one that is async makes the value of its future."""
+        CASE.assertEqual(rpc.rpc_sync("worker1", batch.rpc_sync().size_of), 3)
+        CASE.assertEqual(rpc.rpc_async(batch.owner(), batch.rpc_sync(timeout=5).scaled, args=(7,)).wait(), 21)
+        CASE.assertEqual(batch.rpc_sync().scaled(timeout=7), 21)
+        CASE.assertEqual([batch.rpc_sync().later(2), batch.rpc_async().later(2).wait(), batch.remote().later(2).to_here()],
+                         [6] * 3)
 
 
 class RunAutograd(Run):

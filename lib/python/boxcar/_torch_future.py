@@ -22,20 +22,47 @@ def _raise(error):
     raise error
 
 
-def _set_half(future):
-    try:
-        value = future.result()
-    except BaseException as error:
-        torch._C.Future._set_unwrap_func(future, _raise)
+def _set(half, value, error):
+    """Completes torch's half of a future."""
+    if error is not None:
+        torch._C.Future._set_unwrap_func(half, _raise)
         value = error
-    torch._C.Future.set_result(future, value)
+    torch._C.Future.set_result(half, value)
 
 
 def _collect_all(futures):
-    for future in futures:
-        if isinstance(future, TorchFuture) and vars(future).setdefault("_collector", me := object()) is me:
-            future.add_done_callback(_set_half)
-    return _torch_collect_all(futures)
+    """As torch's, which ends at the first error, but does not see that a half has one."""
+    ours = {future for future in futures if isinstance(future, TorchFuture)}
+    collected = _torch_collect_all(futures)
+    if not ours:
+        return collected
+    result = torch.futures.Future()
+    left = [result]             # empty from its end on: the callbacks, which stay with the futures, are not to keep it
+
+    def end(value, error):
+        try:
+            _set(left.pop(), value, error)
+        except IndexError:
+            pass
+
+    def end_half(future):
+        error = future.exception()
+        if vars(future).setdefault("_completer", left) is left:
+            _set(future, None if error is not None else future.value(), error)
+        if error is not None:
+            end(None, error)
+
+    def end_all(collected):
+        try:
+            value, error = collected.value(), None
+        except BaseException as raised:         # by a future of torch
+            value, error = None, raised
+        end(value, error)
+
+    for future in ours:
+        future.add_done_callback(end_half)
+    collected.add_done_callback(end_all)
+    return result
 
 
 _torch_collect_all, torch._C._collect_all = torch._C._collect_all, _collect_all

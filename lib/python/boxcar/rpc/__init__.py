@@ -6,6 +6,7 @@
 lib/python/README.md has a table of what is the same, what differs and what is not here. torch is not needed.
 """
 import errno
+import functools
 import os
 import re
 from collections import namedtuple
@@ -134,18 +135,29 @@ def _backward(tensor, context_id, retain_graph):
         backward(context_id, [tensor], retain_graph)
 
 
-def _call_on(rref, method, args, kwargs):
-    return getattr(rref._wait_local(), method)(*args, **kwargs)
+def _make_on(rref, method, args, kwargs):
+    fn = getattr(rref._wait_local(), method)
+    result = fn(*args, **kwargs)
+    return boxcar._value_of(result) if boxcar._is_async(fn) else result
+
+
+def _make(rref, method, args, kwargs, timeout):
+    return RRef._of(boxcar.remote(rref._engine.owner(), _make_on, (rref, method, args, kwargs), None, timeout)._engine)
+
+
+def _use(begin, rref, timeout, method, /, *args, **kwargs):
+    return begin(rref, method, args, kwargs, _timeout(timeout))
 
 
 class _Proxy:
-    """Attribute access gives the methods of the object."""
+    """Attribute access gives the methods of the object. They can be pickled: the RPC tutorial calls one by rpc_async in
+    the owner."""
 
-    def __init__(self, call):
-        self._call = call
+    def __init__(self, begin, rref, timeout):
+        self._bound = begin, rref, timeout
 
     def __getattr__(self, method):
-        return lambda *args, **kwargs: self._call(method, args, kwargs)
+        return functools.partial(_use, *self._bound, method)
 
 
 class RRef(boxcar.Ref):
@@ -204,13 +216,14 @@ class RRef(boxcar.Ref):
             self.call(_backward, (dist_autograd_ctx_id, retain_graph))
 
     def rpc_async(self, timeout=UNSET_RPC_TIMEOUT):
-        return _Proxy(lambda *call: self.call_async(*call, _timeout(timeout)))
+        return _Proxy(RRef.call_async, self, timeout)
 
     def rpc_sync(self, timeout=UNSET_RPC_TIMEOUT):
-        return _Proxy(lambda *call: self.call(*call, _timeout(timeout)))
+        return _Proxy(RRef.call, self, timeout)
 
     def remote(self, timeout=UNSET_RPC_TIMEOUT):
-        return _Proxy(lambda *call: remote(self._engine.owner(), _call_on, (self, *call), None, timeout))
+        return _Proxy(_make, self, timeout)
+
 
 
 def _rref_at(index):

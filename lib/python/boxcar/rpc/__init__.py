@@ -225,6 +225,5 @@ class RRef(boxcar.Ref):
         return _Proxy(_make, self, timeout)
 
 
-
 def _rref_at(index):
     return RRef._of(get_ref(index))

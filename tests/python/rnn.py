@@ -1,15 +1,23 @@
 # SPDX-License-Identifier: MIT
 """The RPC tutorial's model: embedding table and decoder in a parameter server, LSTM in the trainer.
 
-`rnn.py PACKAGE RANK` runs it with PACKAGE.rpc, PACKAGE.autograd and PACKAGE.optim, where PACKAGE is boxcar or
-torch.distributed; `rnn.py local` in one process without RPC. The trainer, rank 1, prints the losses and gradients.
+`PACKAGE=boxcar rnn.py RANK 2 ITERATIONS` runs it with boxcar.rpc, boxcar.autograd and boxcar.optim,
+PACKAGE=torch.distributed with torch's, PACKAGE=local in one process (rank 0) without RPC. The trainer, rank 0, prints
+the loss and the gradients of each iteration.
 """
 import importlib
 import json
+import os
 import sys
 
 import torch
 from torch import nn, optim
+
+PACKAGE = os.environ["PACKAGE"]
+if PACKAGE != "local":
+    rpc = importlib.import_module(PACKAGE + ".rpc")
+    dist_autograd = importlib.import_module(PACKAGE + ".autograd")
+    DistributedOptimizer = importlib.import_module(PACKAGE + ".optim").DistributedOptimizer
 
 TOKENS, INPUTS, HIDDEN, INDICES, LAYERS, BATCH = 10, 2, 3, 3, 4, 5
 
@@ -18,7 +26,7 @@ def fill(parameters, seed):
     """By a generator of its own: the server makes both of its parts at a time."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in parameters:
-        parameter.data.uniform_(-0.1, 0.1, generator=generator)
+        parameter.data.uniform_(-1, 1, generator=generator)
 
 
 class EmbeddingTable(nn.Module):
@@ -82,17 +90,19 @@ class Model(nn.Module):
 def batches(n):
     torch.manual_seed(4)
     hidden = torch.randn(LAYERS, INDICES, HIDDEN), torch.randn(LAYERS, INDICES, HIDDEN)
-    return hidden, [(torch.randint(0, TOKENS, (BATCH, INDICES)), torch.randint(0, INDICES, (BATCH, TOKENS)))
-                    for _ in range(n)]
+    return hidden, ((torch.randint(0, TOKENS, (BATCH, INDICES)), torch.randint(0, INDICES, (BATCH, TOKENS)))
+                    for _ in range(n))
+
+
+def report(loss, gradients):
+    print(json.dumps([loss.item(), [gradient.tolist() for gradient in gradients]]), flush=True)
 
 
 def train(n):
-    """[(loss, [gradient of a parameter])] of n iterations."""
     model = Model(False)
     rrefs = model.rrefs()
     optimizer = DistributedOptimizer(optim.SGD, rrefs, lr=0.05)
     hidden, data = batches(n)
-    results = []
     for input, target in data:
         with dist_autograd.context() as context_id:
             hidden[0].detach_()
@@ -100,10 +110,8 @@ def train(n):
             output, hidden = model(input, hidden)
             loss = nn.CrossEntropyLoss()(output, target)
             dist_autograd.backward(context_id, [loss])
-            results.append((loss.item(), [rpc.rpc_sync(rref.owner(), gradient, args=(rref, context_id)).tolist()
-                                          for rref in rrefs]))
+            report(loss, [rpc.rpc_sync(rref.owner(), gradient, args=(rref, context_id)) for rref in rrefs])
             optimizer.step(context_id)
-    return results
 
 
 def train_local(n):
@@ -111,27 +119,25 @@ def train_local(n):
     parameters = [*model.table.parameters(), *model.rnn.parameters(), *model.decoder.parameters()]
     optimizer = optim.SGD(parameters, lr=0.05)
     hidden, data = batches(n)
-    results = []
     for input, target in data:
         output, hidden = model(input, [part.detach() for part in hidden])
         loss = nn.CrossEntropyLoss()(output, target)
         optimizer.zero_grad()
         loss.backward()
-        results.append((loss.item(), [parameter.grad.tolist() for parameter in parameters]))
+        report(loss, [parameter.grad for parameter in parameters])
         optimizer.step()
-    return results
+
+
+def main(rank, world_size, iterations):
+    torch.set_num_threads(1)
+    if PACKAGE == "local":
+        train_local(iterations)
+        return
+    rpc.init_rpc(("trainer", "ps")[rank], rank=rank, world_size=world_size)
+    if rank == 0:
+        train(iterations)
+    rpc.shutdown()
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    if sys.argv[1] == "local":
-        print(json.dumps(train_local(5)))
-    else:
-        rpc = importlib.import_module(sys.argv[1] + ".rpc")
-        dist_autograd = importlib.import_module(sys.argv[1] + ".autograd")
-        DistributedOptimizer = importlib.import_module(sys.argv[1] + ".optim").DistributedOptimizer
-        rank = int(sys.argv[2])
-        rpc.init_rpc(("ps", "trainer")[rank], rank=rank, world_size=2)
-        if rank == 1:
-            print(json.dumps(train(5)))
-        rpc.shutdown()
+    main(*map(int, sys.argv[1:]))

@@ -49,7 +49,7 @@ class Agent:
         self.rref = rpc.RRef(self)
         self.policy = nn.Sequential(nn.Linear(4, HIDDEN), nn.Dropout(DROPOUT), nn.ReLU(), nn.Linear(HIDDEN, 2))
         self.optimizer = optim.Adam(self.policy.parameters(), lr=1e-2)
-        self.observers = [rpc.remote(f"observer{rank}", Observer, args=(rank - 1,)) for rank in range(1, world_size)]
+        self.observers = [rpc.remote(f"worker{rank}", Observer, args=(rank - 1,)) for rank in range(1, world_size)]
         self.log_probs = []             # of each step, those of all observers
         self.lock = threading.Lock()
         self.states = {}                # of the observers that wait
@@ -75,25 +75,29 @@ class Agent:
         self.log_probs.append(chances.log_prob(actions))
         return actions.tolist()
 
-    def run_episode(self, steps):
-        """An episode of all observers and a step of the optimizer. Returns (lengths of the first poles, loss)."""
-        rewards, firsts = zip(*torch.futures.wait_all([observer.rpc_async(timeout=0).run_episode(self.rref, steps)
-                                                       for observer in self.observers]))
+    def play(self, steps):
+        """An episode of all observers. Returns their rewards, and the lengths of their first poles."""
+        return zip(*torch.futures.wait_all([observer.rpc_async(timeout=0).run_episode(self.rref, steps)
+                                            for observer in self.observers]))
+
+    def learn(self, rewards):
+        """A step of the optimizer. Returns the loss."""
         loss = -(torch.stack(self.log_probs, dim=1) * torch.stack(rewards)).sum() / len(rewards)
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
         self.log_probs.clear()
-        return firsts, loss.item()
+        return loss.item()
 
 
 def main(rank, world_size, episodes):
     torch.set_num_threads(1)
-    rpc.init_rpc("agent" if rank == 0 else f"observer{rank}", rank=rank, world_size=world_size)
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=world_size)
     if rank == 0:
         agent = Agent(world_size)
         for _ in range(episodes):
-            print(json.dumps(agent.run_episode(STEPS)), flush=True)
+            rewards, firsts = agent.play(STEPS)
+            print(json.dumps([firsts, agent.learn(rewards)]), flush=True)
     rpc.shutdown()
 
 

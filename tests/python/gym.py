@@ -37,7 +37,8 @@ class CartPole:
         for all steps, and a dict."""
         x, x_dot, theta, theta_dot = self.state
         cosine, sine = math.cos(theta), math.sin(theta)
-        pushed = ((FORCE if action == 1 else -FORCE) + POLE_MASS * HALF_LENGTH * theta_dot * theta_dot * sine) / TOTAL_MASS
+        force = FORCE if action == 1 else -FORCE
+        pushed = (force + POLE_MASS * HALF_LENGTH * theta_dot * theta_dot * sine) / TOTAL_MASS
         theta_acc = ((GRAVITY * sine - cosine * pushed) /
                      (HALF_LENGTH * (4 / 3 - POLE_MASS * cosine * cosine / TOTAL_MASS)))
         x_acc = pushed - POLE_MASS * HALF_LENGTH * theta_acc * cosine / TOTAL_MASS

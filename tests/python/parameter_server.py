@@ -32,8 +32,10 @@ def small_model():
 
 
 class ParameterServer:
-    def __init__(self, model, trainers):
+    def __init__(self, model, trainers, report):
+        """report: called with the model after each update."""
         self.model = model
+        self.report = report
         self.trainers = trainers
         self.optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         for parameter in model.parameters():
@@ -67,7 +69,7 @@ class ParameterServer:
             if self.waiting == self.trainers:
                 self.waiting, self.updated = 0, torch.futures.Future()
                 self.step()
-                report(self.model)
+                self.report(self.model)
                 updated.set_result(self.model)
         return updated
 
@@ -102,15 +104,15 @@ def train(server, trainer, updates):
 
 
 def serve(trainers, updates):
-    server = ParameterServer(small_model(), trainers)
-    losses = torch.futures.wait_all([rpc.rpc_async(f"trainer{i}", train, args=(rpc.RRef(server), i, updates), timeout=0)
+    server = ParameterServer(small_model(), trainers, report)
+    losses = torch.futures.wait_all([rpc.rpc_async(f"worker{i}", train, args=(rpc.RRef(server), i, updates), timeout=0)
                                      for i in range(1, trainers + 1)])
     return losses, server.model
 
 
 def train_local(trainers, updates):
     """The same in one process."""
-    server = ParameterServer(small_model(), trainers)
+    server = ParameterServer(small_model(), trainers, report)
     batches = [Batches(i) for i in range(1, trainers + 1)]
     losses = [[] for _ in batches]
     for _ in range(updates):
@@ -126,7 +128,7 @@ def train_local(trainers, updates):
 def main(rank, world_size, updates):
     torch.set_num_threads(1)
     if PACKAGE != "local":
-        rpc.init_rpc("server" if rank == 0 else f"trainer{rank}", rank=rank, world_size=world_size)
+        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=world_size)
     if rank == 0:
         losses, model = (train_local if PACKAGE == "local" else serve)(world_size - 1, updates)
         print(json.dumps([losses, [parameter.tolist() for parameter in model.parameters()]]), flush=True)

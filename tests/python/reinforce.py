@@ -53,7 +53,7 @@ class Agent:
         self.rref = rpc.RRef(self)
         self.policy = Policy()
         self.optimizer = optim.Adam(self.policy.parameters(), lr=1e-2)
-        workers = [rpc.get_worker_info(f"observer{rank}") for rank in range(1, world_size)]
+        workers = [rpc.get_worker_info(f"worker{rank}") for rank in range(1, world_size)]
         self.observers = [rpc.remote(worker, Observer) for worker in workers]
         self.generators = {worker.id: torch.Generator().manual_seed(SEED + worker.id) for worker in workers}
         self.log_probs = {worker.id: [] for worker in workers}
@@ -89,15 +89,19 @@ class Agent:
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
+        return self.forget(), loss.item()
+
+    def forget(self):
+        """Forgets the episode. Returns the reward of each observer."""
         totals = [sum(rewards) for rewards in self.rewards.values()]
         for kept in *self.log_probs.values(), *self.rewards.values():
             kept.clear()
-        return totals, loss.item()
+        return totals
 
 
 def main(rank, world_size, episodes):
     torch.set_num_threads(1)
-    rpc.init_rpc("agent" if rank == 0 else f"observer{rank}", rank=rank, world_size=world_size)
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=world_size)
     if rank == 0:
         agent = Agent(world_size)
         for _ in range(episodes):

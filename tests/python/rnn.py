@@ -72,8 +72,8 @@ class Model(nn.Module):
         if is_local:
             self.table, self.decoder = EmbeddingTable(), Decoder()
         else:
-            self.table = rpc.remote("ps", EmbeddingTable)
-            self.decoder = rpc.remote("ps", Decoder)
+            self.table = rpc.remote("worker1", EmbeddingTable)
+            self.decoder = rpc.remote("worker1", Decoder)
         self.rnn = nn.LSTM(INPUTS, HIDDEN, LAYERS)
         fill(self.rnn.parameters(), 3)
 
@@ -88,30 +88,45 @@ class Model(nn.Module):
 
 
 def batches(n):
-    torch.manual_seed(4)
-    hidden = torch.randn(LAYERS, INDICES, HIDDEN), torch.randn(LAYERS, INDICES, HIDDEN)
-    return hidden, ((torch.randint(0, TOKENS, (BATCH, INDICES)), torch.randint(0, INDICES, (BATCH, TOKENS)))
-                    for _ in range(n))
+    """The hidden state to begin with, and the inputs and targets of n iterations."""
+    own = torch.Generator().manual_seed(4)
+    hidden = [torch.randn(LAYERS, INDICES, HIDDEN, generator=own) for _ in range(2)]
+    return hidden, ((torch.randint(0, TOKENS, (BATCH, INDICES), generator=own),
+                     torch.randint(0, INDICES, (BATCH, TOKENS), generator=own)) for _ in range(n))
 
 
 def report(loss, gradients):
     print(json.dumps([loss.item(), [gradient.tolist() for gradient in gradients]]), flush=True)
 
 
-def train(n):
-    model = Model(False)
-    rrefs = model.rrefs()
-    optimizer = DistributedOptimizer(optim.SGD, rrefs, lr=0.05)
-    hidden, data = batches(n)
-    for input, target in data:
+class Trainer:
+    def __init__(self, hidden):
+        self.model = Model(False)
+        self.hidden = hidden
+        self.rrefs = self.model.rrefs()
+        self.optimizer = DistributedOptimizer(optim.SGD, self.rrefs, lr=0.05)
+
+    def iterate(self, input, target, look=lambda context_id, loss: None):
+        """look: called when the context has the gradients."""
         with dist_autograd.context() as context_id:
-            hidden[0].detach_()
-            hidden[1].detach_()
-            output, hidden = model(input, hidden)
+            for part in self.hidden:
+                part.detach_()
+            output, self.hidden = self.model(input, self.hidden)
             loss = nn.CrossEntropyLoss()(output, target)
             dist_autograd.backward(context_id, [loss])
-            report(loss, [rpc.rpc_sync(rref.owner(), gradient, args=(rref, context_id)) for rref in rrefs])
-            optimizer.step(context_id)
+            look(context_id, loss)
+            self.optimizer.step(context_id)
+
+
+def train(n):
+    hidden, data = batches(n)
+    trainer = Trainer(hidden)
+
+    def look(context_id, loss):
+        report(loss, [rpc.rpc_sync(rref.owner(), gradient, args=(rref, context_id)) for rref in trainer.rrefs])
+
+    for input, target in data:
+        trainer.iterate(input, target, look)
 
 
 def train_local(n):
@@ -133,7 +148,7 @@ def main(rank, world_size, iterations):
     if PACKAGE == "local":
         train_local(iterations)
         return
-    rpc.init_rpc(("trainer", "ps")[rank], rank=rank, world_size=world_size)
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=world_size)
     if rank == 0:
         train(iterations)
     rpc.shutdown()

@@ -44,10 +44,10 @@ class Program:
     def __init__(self, program, package, world_size, n):
         port = free_port()
         self.job = f"rpc-localhost-{port}"
-        self.workers = [subprocess.Popen([sys.executable, os.path.join(HERE, program), str(rank), str(world_size), str(n)],
-                                         env={**os.environ, "PACKAGE": package, "MASTER_ADDR": "localhost",
-                                              "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo"},
-                                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
+        environment = {**os.environ, "PACKAGE": package, "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+        self.workers = [subprocess.Popen([sys.executable, os.path.join(HERE, program),
+                                          str(rank), str(world_size), str(n)],
+                                         env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
                         for rank in range(1 if package == "local" else world_size)]
 
     def __enter__(self):
@@ -176,9 +176,7 @@ class Tests(unittest.TestCase):
         os.kill(run.workers[rank].pid, signal.SIGCONT)
         run.advance()
         run.workers[rank].kill()
-        began = time.monotonic()
-        errors = [worker.communicate(timeout=20)[1].decode() for worker in run.workers]
-        self.assertLess(time.monotonic() - began, 5)
+        errors = [worker.communicate(timeout=10)[1].decode() for worker in run.workers]
         for i, worker in enumerate(run.workers):
             if i == 0 and rank != 0:            # it waits for results of the others
                 self.assertEqual(worker.returncode, 1, errors[i])

@@ -301,8 +301,8 @@ class RunFutures(Run):
         CASE.assertEqual(rpc.rpc_sync("worker1", batch.rpc_sync().size_of), 3)
         CASE.assertEqual(rpc.rpc_async(batch.owner(), batch.rpc_sync(timeout=5).scaled, args=(7,)).wait(), 21)
         CASE.assertEqual(batch.rpc_sync().scaled(timeout=7), 21)
-        CASE.assertEqual([batch.rpc_sync().later(2), batch.rpc_async().later(2).wait(), batch.remote().later(2).to_here()],
-                         [6] * 3)
+        later = batch.rpc_sync().later(2), batch.rpc_async().later(2).wait(), batch.remote().later(2).to_here()
+        CASE.assertEqual(later, (6, 6, 6))
 
 
 class RunAutograd(Run):

@@ -25,7 +25,7 @@
 
 #define MANY 100
 
-enum gate { HELD = 0, DEATH_SEEN, SERVED, CALLED, RUNNING, GO, CUT, ENDED };
+enum gate { HELD = 0, DEATH_SEEN, SERVED, CALLED, RUNNING, GO, CUT, ENDED, SENT };
 enum value { PID = 0, DEATHS = 16, DEAD_RANK, ROWS };     /* PID + rank */
 
 static void on_death(struct bx_job *job, int rank, void *context)
@@ -49,8 +49,10 @@ HARNESS_HANDLER(echo_until_ten)
 {
     int64_t value = bx_read_i64(args);
 
-    if (value == 10)
+    if (value == 10) {
+        harness_await(SENT, 1);
         raise(SIGKILL);
+    }
     return bx_msg_put_i64(reply, value);
 }
 
@@ -132,6 +134,7 @@ static void collects_what_was_published(struct bx_job *job)
 
     for (int i = 0; i < 20; i++)
         future[i] = harness_start(job, "worker1", "echo_until_ten", harness_msg_i64(i), 0);
+    harness_post(SENT);
     for (int i = 0; i < 10; i++) {
         HARNESS_EQ(bx_future_wait(future[i], BX_FOREVER), 0);
         struct bx_reader reader = bx_msg_reader(bx_future_value(future[i]));

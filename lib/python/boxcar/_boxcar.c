@@ -8,8 +8,6 @@
 #include <string.h>
 #include <time.h>
 
-#define SPIN_NS 200000u         /* Python takes 20 to 50 us from an answer to its next call: 50 us are too short */
-
 /* ---- The job -------------------------------------------------------------------------------------------- */
 
 /* Any thread of the engine, which may hold the role: Python gets the line later. The callable's reference is the
@@ -62,7 +60,6 @@ static PyObject *job_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
         job->log = log;
         bx_set_log(log_line, job);
     }
-    options.spin_ns = SPIN_NS;
     options.start_timeout_ns = start_ns;
     options.call_timeout_ns = call_ns;
     job->call_timeout_ns = call_ns != 0 ? call_ns : UINT64_C(60000000000);

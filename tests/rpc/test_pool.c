@@ -212,7 +212,7 @@ static void end_calls(int count)
         harness_end(futures[i], 0);
 }
 
-/* Of a hundred bursts of BX_BLOCKING handlers twelve ran on one thread or two. A machine that keeps the thread from
+/* Of a hundred bursts of BX_BLOCKING handlers thirteen ran on one thread or two. A machine that keeps the thread from
  * running for 0.1 ms has another one woken. */
 HARNESS_TEST(pool, wakes_no_thread_for_locked_work_that_another_does, 60, .size = 2, .setup = setup_locked)
 {

@@ -288,10 +288,8 @@ static uint64_t next_look_ns(struct bx_job *job)
         return CHECK_NS;
     if (pool->taken != pool->taken_seen)
         return SOON_NS;
-    if (pool->idle <= pool->one_drives && (call_thread(job) < 0 || pool->threads == before))
+    if (call_thread(job) < 0 || (pool->idle <= pool->one_drives && pool->threads == before))
         return CHECK_NS;
-    if (pool->idle > pool->one_drives)
-        pthread_cond_signal(&pool->cond);
     return bxi_least(2 * pool->look_ns, LATE_NS);
 }
 

@@ -326,6 +326,16 @@ static void all_is_settled(struct bx_job *job)
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
 }
 
+/* What bx_job_start allocates, in threads that it starts too, is not refused. */
+static void all_have_started(struct bx_job *job)
+{
+    for (int rank = 1; rank < bx_job_world_size(job); rank++) {
+        const struct bxi_control *control = job->rpc->peers[rank]->view.control;
+
+        HARNESS_WAIT_WHILE(bxi_load_acquire(&control->header.state) != BXI_RUNNING);
+    }
+}
+
 /* True if the n-th allocation was made, and failed. */
 static bool fails_at(struct bx_job *job, uint64_t n)
 {
@@ -348,7 +358,8 @@ static void fails_at_each(struct bx_job *job)
 {
     uint64_t n = 1;
 
-    all_is_settled(job);            /* all threads of all workers have begun */
+    all_have_started(job);
+    all_is_settled(job);
     while (fails_at(job, n) && n < 200)
         n++;
     harness_store(NTH, n);
@@ -481,6 +492,7 @@ static void loses_a_holder(struct bx_job *job)
     int *object = new_seven();
     struct bx_rref *ours = NULL, *theirs = NULL;
 
+    all_have_started(job);
     HARNESS_EQ(bx_rref_create(job, &seven, object, &ours), 0);
     HARNESS_EQ(bx_remote(job, "worker1", "make", NULL, NULL, &theirs), 0);
     HARNESS_EQ(read_through(theirs), 0);
@@ -522,6 +534,7 @@ static void leaves_without_memory(struct bx_job *job)
 {
     struct bx_rref *rref = NULL;
 
+    all_have_started(job);
     HARNESS_EQ(bx_remote(job, "worker1", "make", NULL, NULL, &rref), 0);
     HARNESS_EQ(send_rref(job, "worker2", "hold", rref), 0);
     harness_store(FAILS_IN + (int)harness_load(VICTIM), harness_load(NTH));

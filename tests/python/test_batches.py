@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""boxcar.batch: `python3 test_batches.py` runs the jobs of jobs.py."""
+"""boxcar.batch, and one future as the answer to several requests: `python3 test_batches.py` runs the jobs of jobs.py."""
 import os
 import signal
 import threading
@@ -7,7 +7,7 @@ import time
 import unittest
 
 import boxcar
-from jobs import CASE, Run, main
+from jobs import CASE, Large, Run, main
 
 sizes = []          # of the batches that have run in this worker
 inside = []
@@ -89,6 +89,61 @@ class RunBatches(Run):
 
 
 answers = []
+
+
+class Counted(Large):
+    pickled = 0
+
+    def __reduce_ex__(self, protocol):
+        Counted.pickled += 1
+        return super().__reduce_ex__(protocol)
+
+
+MEGABYTES = 16 << 20
+asked = []
+answer = boxcar.Future()
+
+
+@boxcar.async_function
+def ask():
+    asked.append(1)
+    return answer
+
+
+def asked_here():
+    return len(asked)
+
+
+def complete():
+    """How often the answer was pickled. It changes at once."""
+    data = bytearray(b"x" * MEGABYTES)
+    answer.set_result((Counted(data), boxcar.ref(asked)))
+    data[0] = ord("y")
+    return Counted.pickled
+
+
+class RunOneAnswer(Run):
+    """Requests that get one future get one pickle and one copy, made when the future is done; each has its own loan and
+    reference. One that is given up leaves the others theirs. The arena has room for two."""
+
+    def init(self):
+        os.environ["BX_ARENA_BYTES"] = str(3 * MEGABYTES)
+        super().init()
+
+    def first(self):
+        futures = [boxcar.call_async(1, ask, timeout=0.2 if i == 3 else None) for i in range(6)]
+        given_up = futures.pop(3)
+        with CASE.assertRaises(boxcar.Timeout):
+            given_up.result()
+        while boxcar.call(1, asked_here) < 6:
+            time.sleep(0.001)
+        CASE.assertEqual(boxcar.call(1, complete), 1)
+        for future in futures:
+            large, ref = future.result()
+            CASE.assertEqual(bytes(large.data), b"x" * MEGABYTES)
+            CASE.assertEqual(ref.call("__len__"), 6)
+            large.data[1] = 0           # of this one's own
+        CASE.assertEqual(bytes(boxcar.call(1, ask)[0].data), b"y" + b"x" * (MEGABYTES - 1))
 
 
 class Tests(unittest.TestCase):

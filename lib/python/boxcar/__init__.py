@@ -20,6 +20,7 @@ Times are in seconds; None is the default of `init`. boxcar.rpc has the names of
 import atexit
 import os
 import threading
+import weakref
 from collections import namedtuple
 
 from . import _boxcar
@@ -44,6 +45,8 @@ CALL, MAKE, OBJECT = range(3)
 _job = None             # the job of this process, from init to shutdown
 _runner = None          # the thread that runs callbacks
 _named = set()          # of (kind, name): the functions that have a name in the engine
+_answers = weakref.WeakKeyDictionary()      # of futures that are not done: the engine's futures that are to get the value
+_answers_lock = threading.Lock()
 _here = threading.local()       # in_handler: this thread runs a handler
 
 
@@ -237,19 +240,45 @@ def _value_of(future):
     return future.wait() if hasattr(future, "wait") else future.result()
 
 
+def _answer(replies, future):
+    """Answers with the value of a future that is done: it is pickled and copied once, as it is now."""
+    try:
+        payload, buffers, refs = dumps(_value_of(future))
+        if len(replies) > 1:
+            buffers = [_running().place(buffer) for buffer in buffers]
+        while replies:
+            replies[-1].set(payload, buffers, refs)
+            replies.pop()
+    except Shutdown:                    # nobody waits any more
+        pass
+    except BaseException as error:      # of the future, the pickle, or the engine: it is too large
+        failure = dumps(Failure.of(error))
+        for reply in replies:
+            reply.set(*failure)
+
+
 def _answer_later(future):
-    """The engine's future of a future of Python or torch."""
+    """The engine's future of a future of Python or torch. Requests outside of contexts that get one future share what
+    is pickled."""
     reply, context = _boxcar.Future(_running()), get_context()
+    if context is not None:
+        replies = [reply]
+    else:
+        with _answers_lock:
+            replies = _answers.get(future)
+            if replies is not None:
+                replies.append(reply)
+                return reply
+            replies = _answers[future] = [reply]
 
     def done(future):
+        with _answers_lock:
+            if _answers.get(future) is replies:
+                del _answers[future]
         before = get_context()
         set_context(context)
         try:
-            reply.set(*dumps(_value_of(future)))
-        except Shutdown:                # nobody waits any more
-            pass
-        except BaseException as error:  # of the future, the pickle, or the engine: it is too large
-            reply.set(*dumps(Failure.of(error)))
+            _answer(replies, future)
         finally:
             set_context(before)
 

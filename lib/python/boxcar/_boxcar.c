@@ -321,6 +321,11 @@ static PyObject *job_allocate(PyObject *self, PyObject *args)
     return boxpy_allocate((struct boxpy_job *)self, bytes);
 }
 
+static PyObject *job_place(PyObject *self, PyObject *object)
+{
+    return boxpy_lives((struct boxpy_job *)self) ? boxpy_place((struct boxpy_job *)self, object) : NULL;
+}
+
 static PyMethodDef job_methods[] = {
     { "start", job_start, METH_NOARGS, "start(): returns when every worker is there." },
     { "shutdown", job_shutdown, METH_VARARGS, "shutdown(timeout_ns): leaves together with the others." },
@@ -331,6 +336,7 @@ static PyMethodDef job_methods[] = {
     { "remote", job_remote, METH_VARARGS, "remote(to, payload, buffers, refs, timeout_ns, name) -> Ref" },
     { "ref", job_ref, METH_O, "ref(object) -> Ref: to an object of this worker." },
     { "allocate", job_allocate, METH_VARARGS, "allocate(nbytes) -> Buffer: memory of the arena, undefined." },
+    { "place", job_place, METH_O, "place(buffer) -> a buffer that messages lend: itself, or a copy in the arena." },
     { "next", job_next, METH_NOARGS, "next() -> (callable, future), or None when the job has ended. Waits." },
     { "world", job_world, METH_NOARGS, "world() -> (rank, world_size)" },
     { "rank_of", job_rank_of, METH_VARARGS, "rank_of(name) -> int" },

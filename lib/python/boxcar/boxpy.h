@@ -114,6 +114,7 @@ void *boxpy_fail(int code, const char *text);           /* sets the error of a c
 bool boxpy_lives(const struct boxpy_job *job);          /* else a Python error is set */
 struct bx_msg *boxpy_pack(struct boxpy_job *job, PyObject *payload, PyObject *buffers, PyObject *refs);
 PyObject *boxpy_unpack(struct boxpy_job *job, struct bx_reader in);
+PyObject *boxpy_place(struct boxpy_job *job, PyObject *object); /* a buffer that messages lend: it, or a copy */
 
 /* ---- buffer.c ------------------------------------------------------------------------------------------- */
 

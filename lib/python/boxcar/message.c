@@ -73,6 +73,31 @@ static bool put_buffer(struct boxpy_job *job, struct bx_msg *msg, PyObject *obje
     return rc == 0;
 }
 
+PyObject *boxpy_place(struct boxpy_job *job, PyObject *object)
+{
+    struct bx_tensor *tensor = NULL;
+    PyObject *placed = NULL;
+    Py_buffer view;
+    int rc;
+
+    if (PyObject_GetBuffer(object, &view, PyBUF_SIMPLE) < 0)
+        return NULL;
+    rc = boxpy_find_shared(view.buf, view.len, &tensor);
+    if (rc < 0) {
+        (void)boxpy_fail(rc, bx_error_text());
+    } else if (tensor != NULL) {
+        Py_INCREF(object);
+        placed = object;
+    } else {
+        placed = boxpy_allocate(job, view.len);
+        if (placed != NULL)
+            copy(job, ((struct boxpy_buffer *)placed)->data, view.buf, (size_t)view.len);
+    }
+    bx_tensor_release(tensor);
+    PyBuffer_Release(&view);
+    return placed;
+}
+
 static bool put_all(struct boxpy_job *job, struct bx_msg *msg, PyObject *payload, PyObject *buffers, PyObject *refs)
 {
     Py_buffer view;

@@ -60,6 +60,11 @@ have_python_headers()
 exit(not os.path.exists(s.get_paths()["include"] + "/Python.h"))' 2>/dev/null
 }
 
+have_arm64_libc()
+{
+    printf 'int main(void) { return 0; }\n' | aarch64-linux-gnu-gcc -static -x c - -o /dev/null 2>/dev/null
+}
+
 have_python_module()
 {
     "$python" -c "import importlib.util as u; exit(u.find_spec('$1') is None)" 2>/dev/null
@@ -111,6 +116,9 @@ lint clang have_program clang
 lint clang-format have_program clang-format
 lint clang-tidy have_program clang-tidy
 lint cppcheck have_program cppcheck
+lint gcc-aarch64-linux-gnu have_program aarch64-linux-gnu-gcc
+lint libc6-dev-arm64-cross have_arm64_libc
+lint qemu-user have_program qemu-aarch64
 LIST
 }
 

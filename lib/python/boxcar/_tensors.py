@@ -6,7 +6,6 @@ _messages imports this once the program has imported torch.
 import copyreg
 import functools
 import pickle
-from collections import ChainMap
 
 import torch
 
@@ -19,7 +18,7 @@ _NAMES = {type: name for name, type in vars(torch).items() if isinstance(type, t
 
 
 def _reduce(tensor):
-    if tensor.device.type != "cpu":
+    if not tensor.is_cpu:
         raise TypeError(f"a tensor on {tensor.device}: boxcar sends those in host memory, so send tensor.cpu()")
     if tensor.layout != torch.strided or tensor.is_quantized:
         return tensor.__reduce_ex__(5)
@@ -53,8 +52,19 @@ def empty_like(tensor):
     return make(boxcar.empty(_bytes(tensor)), _NAMES[tensor.dtype], tensor.shape, False)
 
 
+class _Table(dict):
+    """Of reducers: that of tensors, then those of another table as it is when it is asked."""
+
+    def __init__(self, other):
+        super().__init__({torch.Tensor: _reduce})
+        self.other = other
+
+    def __missing__(self, type):
+        return self.other[type]
+
+
 @functools.lru_cache
 def with_tensors(pickler):
     """The class of a pickler that takes tensors out."""
     table = copyreg.dispatch_table if pickler is pickle.Pickler else pickler.dispatch_table
-    return type(pickler.__name__, (pickler,), {"dispatch_table": ChainMap({torch.Tensor: _reduce}, table)})
+    return type(pickler.__name__, (pickler,), {"dispatch_table": _Table(table)})

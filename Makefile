@@ -382,7 +382,11 @@ $(B)/python/made: Makefile $(PYTHON_SRCS) $(PYTHON_FILES) $(SHARED_LIB)
 		-isystem $$($(PYTHON) -c 'import sysconfig as s; print(s.get_paths()["include"])') \
 		$(ALL_CPPFLAGS) $(ALL_CFLAGS) $(NO_LTO) $(filter %.c,$^) $(ALL_LDFLAGS) \
 		-L$(B)/lib -lboxcar -Wl,-rpath,'$$ORIGIN'
-	$(Q)ln -s ../../lib/$(SONAME) $(@D)/boxcar && touch $@
+	$(Q)ln -s ../../lib/$(SONAME) $(@D)/boxcar && echo '$(PYTHON)' >$@
+# For another interpreter it is made anew.
+ifneq ($(PYTHON),$(file <$(B)/python/made))
+$(B)/python/made: FORCE
+endif
 
 wheel: deps-wheel
 	@$(MAKE) --no-print-directory $(B)/python/made

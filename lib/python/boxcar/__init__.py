@@ -45,7 +45,7 @@ CALL, MAKE, OBJECT = range(3)
 _job = None             # the job of this process, from init to shutdown
 _runner = None          # the thread that runs callbacks
 _named = set()          # of (kind, name): the functions that have a name in the engine
-_answers = weakref.WeakKeyDictionary()      # of futures that are not done: the engine's futures that are to get the value
+_answers = weakref.WeakKeyDictionary()      # of futures that are not done: the engine's that are to get the value
 _answers_lock = threading.Lock()
 _here = threading.local()       # in_handler: this thread runs a handler
 

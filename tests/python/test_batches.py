@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""boxcar.batch, and one future as the answer to several requests: `python3 test_batches.py` runs jobs as jobs.py says."""
+"""boxcar.batch, and one future as the answer to several requests: `python3 test_batches.py` runs the jobs."""
 import os
 import signal
 import threading

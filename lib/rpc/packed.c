@@ -112,8 +112,10 @@ int bxi_packed_send(struct bx_job *job, const struct bxi_plan *plan, const struc
     describe(&head, &out, items);
     out.own_bell = plan->own_bell;
     if (count < 2 || !bxi_peer_send_plain(job, peer, &out)) {
-        for (undo = count; undo > 0; undo--)
+        for (undo = count; undo > 0; undo--) {
             bxi_slot_free(peer, bxi_group_call(calls, undo - 1)->slot);
+            bxi_hist_again(job, 0);
+        }
         return count < 2 ? 0 : -EAGAIN;
     }
     for (size_t i = 0; i < count; i++) {

@@ -22,8 +22,8 @@ JEMALLOC ?= $(CURDIR)/build/jemalloc
 PKG_CONFIG ?= pkg-config
 INSTALL    ?= install
 
-ifeq ($(filter $(CONFIG),release debug asan ubsan tsan cov),)
-$(error CONFIG=$(CONFIG) is not one of release, debug, asan, ubsan, tsan, cov)
+ifeq ($(filter $(CONFIG),release debug asan ubsan tsan cov sim),)
+$(error CONFIG=$(CONFIG) is not one of release, debug, asan, ubsan, tsan, cov, sim)
 endif
 ifeq ($(filter $(CUDA),auto 0 1),)
 $(error CUDA=$(CUDA) is not one of auto, 0, 1)
@@ -60,6 +60,10 @@ OPTIMISE_asan    := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined 
 OPTIMISE_ubsan   := -O1 -g -fno-omit-frame-pointer -fsanitize=undefined -fno-sanitize-recover=all
 # ThreadSanitizer sees a copy only where it is a call.
 OPTIMISE_tsan    := -O1 -g -fno-omit-frame-pointer -fsanitize=thread -fno-builtin-memcpy
+# tests/sim/ has the functions that the compiler calls. Its fences are fences, so the library is not told of the
+# sanitizer; the compiler warns that its own do not know them.
+OPTIMISE_sim     := -O1 -g -fno-omit-frame-pointer -fsanitize=thread -U__SANITIZE_THREAD__ -Wno-tsan \
+	--param tsan-instrument-func-entry-exit=0 -fno-builtin-memcpy -fno-builtin-memmove -fno-builtin-memset
 # See tests/cov/exit.c.
 OPTIMISE_cov     := -O0 -g --coverage -Wl,--wrap=_exit
 
@@ -177,6 +181,11 @@ FAKE_CUDA    = $(B)/tests/libfakecuda.so
 # What that NVRTC opens by name when it compiles; empty.
 FAKE_BUILTINS = $(B)/tests/libnvrtc-builtins.so.12.4
 
+# The simulator: copies of the library, each with the programs, linked with what stands for the C library.
+SIM_SRCS   := $(filter-out tests/sim/room%.c,$(wildcard tests/sim/*.c))
+ROOM_SRCS  := $(wildcard tests/sim/room*.c)
+SIM_COPIES := 0 1
+
 objects = $(patsubst %.c,$(O)/%.o,$(1))
 
 # Not compiled for the sanitizers, nor for coverage; tests/tsan/jemalloc.c says why it has other mutexes for one.
@@ -258,7 +267,7 @@ $(O)/lib/nn/cuda_kernels.o: $(O)/text/kernels.inc
 $(O)/demos/reinforce/policy_cuda.o: $(O)/text/policy.inc
 $(O)/tools/bxbench/gpu.o: $(O)/text/bench_gpu.inc
 
--include $(patsubst %.o,%.d,$(call objects,$(ALL_SRCS)) $(steps_OBJS) $(BARE_SRCS:%.c=$(O)/bare/%.o))
+-include $(patsubst %.o,%.d,$(call objects,$(ALL_SRCS) $(SIM_SRCS) $(ROOM_SRCS)) $(steps_OBJS) $(BARE_SRCS:%.c=$(O)/bare/%.o))
 
 # Made anew each time: ar would keep the members of files that are no more.
 $(STATIC_LIB): $(call objects,$(LIB_SRCS)) $(JEMALLOC_OBJ)
@@ -358,6 +367,19 @@ $(FAKE_BUILTINS):
 $(B)/tests/stress: $(call objects,$(stress_SRCS)) $(STATIC_LIB)
 	$(call say,LINK,$@)
 	$(link) $(NO_LTO) $(LIBS)
+
+$(call objects,$(SIM_SRCS)): FLAGS_EXACT := -fno-sanitize=thread -O2
+
+# All of its names become local but that of its programs, and those of the C library that world.syms replaces.
+$(SIM_COPIES:%=$(O)/sim_copy_%.o): $(call objects,$(LIB_SRCS) $(ROOM_SRCS)) $(JEMALLOC_OBJ) tests/sim/world.syms
+	$(call say,COPY,$@)
+	$(Q)$(CC) -nostdlib -r -o $@ $(filter %.o,$^)
+	$(Q)objcopy --redefine-syms=tests/sim/world.syms --keep-global-symbol=sim_programs $@
+	$(Q)objcopy --redefine-sym sim_programs=sim_programs$(patsubst $(O)/sim_copy%.o,%,$@) $@
+
+$(B)/tests/sim: $(call objects,$(SIM_SRCS)) $(SIM_COPIES:%=$(O)/sim_copy_%.o)
+	$(call say,LINK,$@)
+	$(Q)mkdir -p $(@D) && $(CC) -no-pie -o $@ $^ -pthread $(CFLAGS) $(LDFLAGS) $(LIBS)
 
 $(B)/tests/prog_%: $(O)/tests/prog/prog_%.o $(STATIC_LIB)
 	$(call say,LINK,$@)

@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The command: runs schedules of programs in child processes, counts them, and prints what they find.
+ *
+ * A program that leaves no statics behind runs many schedules in one child; one that does has a child for each. A child
+ * that crashes is a finding too. All of a child's results are in a page that the parent shares with it.
+ */
+#include "sim.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define COPIES 2
+#define LINE_BYTES 4096
+
+extern const struct sim_program sim_programs_0[], sim_programs_1[];
+
+static struct results {
+    uint64_t seed, schedules, points, switches, hash;
+    bool found, complete;
+    char finding[1024];
+} *results;
+
+static struct {
+    const char *program;
+    uint64_t seed, schedules;
+    double seconds;
+    uint32_t preemptions;
+    bool has_seed, all, trace, hash;
+} options = { .schedules = UINT64_MAX, .seconds = 10 };
+
+static double seconds(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+/* ---- the child ------------------------------------------------------------------------------------- */
+
+static void run_some(const struct sim_program *const *copies, uint64_t seed, uint64_t most, double until)
+{
+    for (uint64_t i = 0; i < most && !results->found; i++) {
+        results->seed = seed + i;
+        sim_run(copies, seed + i);
+        results->schedules++;
+        results->points += sim_schedule.points;
+        results->switches += sim_schedule.switches;
+        results->hash = sim_schedule.hash;
+        results->found = sim_schedule.found;
+        memcpy(results->finding, sim_schedule.finding, sizeof results->finding);
+        if (options.all && !results->found && !sim_next_of_all()) {
+            results->complete = true;
+            return;
+        }
+        if ((i & 15) == 15 && seconds() > until)
+            return;
+    }
+}
+
+static int run_child(const struct sim_program *const *copies, uint64_t seed, uint64_t most, double until)
+{
+    int status = 0;
+    pid_t pid;
+
+    fflush(stdout);
+    pid = fork();
+    if (pid < 0) {
+        perror("sim: fork");
+        exit(2);
+    }
+    if (pid == 0) {
+        sim_schedule.trace = options.trace;
+        if (options.all)
+            sim_choose_all(options.preemptions);
+        run_some(copies, seed, most, until);
+        fflush(stdout);
+        _exit(0);
+    }
+    waitpid(pid, &status, 0);
+    if (!results->found && status != 0) {
+        results->found = true;
+        snprintf(results->finding, sizeof results->finding, "the process ends with %s %d",
+                 WIFSIGNALED(status) ? "signal" : "status", WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
+    }
+    return status;
+}
+
+/* ---- what a line says of places --------------------------------------------------------------------- */
+
+/* Prints a text; each "@0x401234" in it becomes the function and line of that address. */
+static void print_places(const char *text)
+{
+    const char *at;
+
+    while ((at = strstr(text, "@0x")) != NULL) {
+        char command[256], place[512] = "?";
+        char *end;
+        size_t address = strtoull(at + 1, &end, 16);
+        FILE *pipe;
+
+        printf("%.*s", (int)(at - text), text);
+        text = end;
+        snprintf(command, sizeof command, "addr2line -e /proc/%d/exe -fsp %#zx", (int)getpid(), address - 1);
+        pipe = popen(command, "r");
+        if (pipe != NULL) {
+            if (fgets(place, sizeof place, pipe) != NULL)
+                place[strcspn(place, "\n")] = '\0';
+            pclose(pipe);
+        }
+        printf("%s", place);
+    }
+    printf("%s\n", text);
+}
+
+static void print_finding(const struct sim_program *program)
+{
+    printf("FOUND %s: seed %llu: ", program->name, (unsigned long long)results->seed);
+    print_places(results->finding);
+    if (options.all)
+        printf("   in path %llu of the search with %u preemptions\n", (unsigned long long)results->schedules,
+               options.preemptions);
+    else
+        printf("   replay: build/sim/tests/sim --program %s --seed %llu --trace\n", program->name,
+               (unsigned long long)results->seed);
+}
+
+/* ---- one program ----------------------------------------------------------------------------------- */
+
+static bool run_program(int index)
+{
+    const struct sim_program *copies[COPIES] = { &sim_programs_0[index], &sim_programs_1[index] };
+    double began = seconds(), took;
+    uint64_t seed = options.seed;
+
+    memset(results, 0, sizeof *results);
+    while (results->schedules < options.schedules && !results->found && !results->complete &&
+           seconds() < began + options.seconds) {
+        uint64_t most = options.schedules - results->schedules, before = results->schedules;
+
+        run_child(copies, seed, copies[0]->forks ? 1 : most, began + options.seconds);
+        seed += results->schedules - before;
+    }
+    took = seconds() - began;
+    printf("%-6s seeds %llu..%llu: %llu schedules, %llu points, %llu switches in %.2f s (%.0f schedules/s, "
+           "%.2f M points/s)%s", copies[0]->name, (unsigned long long)options.seed,
+           (unsigned long long)(options.seed + results->schedules - 1), (unsigned long long)results->schedules,
+           (unsigned long long)results->points, (unsigned long long)results->switches, took,
+           (double)results->schedules / took, (double)results->points / took / 1e6,
+           results->complete ? ", all paths" : "");
+    if (options.hash)
+        printf(", hash %016llx", (unsigned long long)results->hash);
+    printf("\n");
+    if (results->found)
+        print_finding(copies[0]);
+    return !results->found;
+}
+
+/* ---- the command ----------------------------------------------------------------------------------- */
+
+static _Noreturn void usage(void)
+{
+    fprintf(stderr, "sim [--program NAME] [--seed N] [--schedules N] [--seconds S] [--trace] [--hash]\n"
+                    "    [--all PREEMPTIONS]   searches all paths with so many preemptions\n"
+                    "A seed without a number of schedules runs that one. Each program has S seconds.\n");
+    exit(2);
+}
+
+static void read_options(int count, char **words)
+{
+    for (int i = 1; i < count; i++) {
+        const char *word = words[i], *value = i + 1 < count ? words[i + 1] : NULL;
+
+        if (strcmp(word, "--trace") == 0)
+            options.trace = true;
+        else if (strcmp(word, "--hash") == 0)
+            options.hash = true;
+        else if (value == NULL)
+            usage();
+        else if (strcmp(word, "--program") == 0)
+            options.program = words[++i];
+        else if (strcmp(word, "--seed") == 0)
+            options.seed = strtoull(words[++i], NULL, 0), options.has_seed = true;
+        else if (strcmp(word, "--schedules") == 0)
+            options.schedules = strtoull(words[++i], NULL, 0);
+        else if (strcmp(word, "--seconds") == 0)
+            options.seconds = strtod(words[++i], NULL);
+        else if (strcmp(word, "--all") == 0)
+            options.preemptions = (uint32_t)strtoul(words[++i], NULL, 0), options.all = true;
+        else
+            usage();
+    }
+    if (options.has_seed && options.schedules == UINT64_MAX)
+        options.schedules = 1;
+    if (!options.has_seed && !options.all && getrandom(&options.seed, 5, 0) != 5)
+        options.seed = (uint64_t)time(NULL);
+}
+
+int main(int count, char **words)
+{
+    bool passed = true, any = false;
+
+    read_options(count, words);
+    results = mmap(NULL, sizeof *results, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (results == MAP_FAILED) {
+        perror("sim: mmap");
+        return 2;
+    }
+    for (int i = 0; sim_programs_0[i].name != NULL; i++) {
+        if (options.program != NULL && strcmp(options.program, sim_programs_0[i].name) != 0)
+            continue;
+        any = true;
+        passed = run_program(i) && passed;
+    }
+    if (!any)
+        usage();
+    printf(passed ? "ok nothing was found\n" : "not ok\n");
+    return passed ? 0 : 1;
+}

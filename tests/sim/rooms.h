@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The programs. They are compiled as the library is and linked into each copy of it: inline functions of its headers
+ * are watched there too, and the programs get the functions of world.syms.
+ */
+#ifndef TESTS_SIM_ROOMS_H
+#define TESTS_SIM_ROOMS_H
+
+#include "sim.h"
+
+#include <errno.h>
+
+void sim_room_ring(int worker);         /* room_ring.c */
+void sim_room_bell(int worker);
+
+#endif

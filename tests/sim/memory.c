@@ -23,6 +23,7 @@
 #define CELLS (1u << 18)
 #define SLOTS 5
 #define CLOCKS (1u << 15)
+#define NO_OTHER_FIBER 0x400000000000   /* above: thread variables, and what the C library has */
 enum { WRITE = 1, ATOMIC = 2 };
 
 struct slot {
@@ -253,7 +254,8 @@ void sim_plain(const void *address, size_t bytes, bool write, uintptr_t pc)
 {
     uint64_t key;
 
-    if (sim_self == NULL || (uintptr_t)address - sim_self->stack < sim_self->stack_end - sim_self->stack)
+    if (sim_self == NULL || (uintptr_t)address >= NO_OTHER_FIBER ||
+        (uintptr_t)address - sim_self->stack < sim_self->stack_end - sim_self->stack)
         return;
     key = sim_key(address);
     sim_point(write ? "write" : "read", key, pc);

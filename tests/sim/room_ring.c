@@ -73,6 +73,20 @@ static void announce(struct side *side)
     side->rings += (uint32_t)bxi_bell_look(&side->bell, false);
 }
 
+/* The truth of a side: how many frames may be seen. */
+static void may_be_seen(struct side *side, uint32_t frames)
+{
+    unsigned index = (unsigned)(side - room.sides);
+
+    sim_count(index, frames - (int64_t)sim_truth(index));
+}
+
+static void end_group(struct side *side)
+{
+    may_be_seen(side, side->put);
+    bxi_ring_group_end(&side->writer);
+}
+
 static void put(struct side *side, bool *in_group)
 {
     unsigned char body[BODY_MOST];
@@ -80,12 +94,15 @@ static void put(struct side *side, bool *in_group)
     int rc;
 
     fill(body, side->put);
+    if (!*in_group)
+        may_be_seen(side, side->put + 1);
     while ((rc = bxi_ring_put(&side->writer, &head, body, head.body_bytes)) != 0) {
         if (rc != -EAGAIN)
             sim_fail("put returns %d", rc);
         if (*in_group)
-            bxi_ring_group_end(&side->writer);
+            end_group(side);
         *in_group = false;
+        may_be_seen(side, side->put + 1);
         announce(side);
         if (!bxi_ring_want(&side->writer, BXI_HEAD_BYTES + head.body_bytes)) {
             sleep_on(side->room);
@@ -108,7 +125,7 @@ static void *produce(void *argument)
         for (uint32_t i = 0; i < burst && side->put < room.frames; i++)
             put(side, &in_group);
         if (in_group)
-            bxi_ring_group_end(&side->writer);
+            end_group(side);
         announce(side);
     }
     return NULL;
@@ -136,6 +153,8 @@ static int read_frames(struct side *side)
         memcpy(copy, payload, bytes);
         if (bytes != BXI_HEAD_BYTES + bytes_of(side->got) || head->number != side->got)
             sim_fail("frame %u of %u bytes arrives, expected was %u", head->number, bytes, side->got);
+        if (side->got >= sim_truth((unsigned)(side - room.sides)))
+            sim_fail("frame %u arrives before the end of its group", side->got);
         fill(body, side->got);
         if (memcmp(copy + BXI_HEAD_BYTES, body, bytes_of(side->got)) != 0)
             sim_fail("frame %u has wrong bytes", side->got);
@@ -236,6 +255,9 @@ static void run_room(uint32_t producers, uint32_t frames)
         fibers[1 + i] = sim_spawn(i == 0 ? "producer0" : "producer1", produce, &room.sides[i]);
     for (uint32_t i = 0; i <= producers; i++)
         sim_join(fibers[i]);
+    for (uint32_t i = 0; i < producers; i++)
+        if (bxi_load_relaxed(room.sides[i].want) != 0)
+            sim_fail("a producer that waits for no room asks for credit");
     for (uint32_t i = 0; i < producers; i++)
         if (room.sides[i].rings > room.bell.count)
             sim_fail("a producer has rung %u times for %u armings", room.sides[i].rings, (uint32_t)room.bell.count);

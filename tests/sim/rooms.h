@@ -12,5 +12,9 @@
 
 void sim_room_ring(int worker);         /* room_ring.c */
 void sim_room_bell(int worker);
+void sim_room_calls(int worker);        /* room_job.c */
+void sim_room_oneway(int worker);
+void sim_room_job_check(void);
+void sim_room_job_quiet(uint64_t ns);
 
 #endif

@@ -89,6 +89,18 @@ uint64_t sim_now(void)
     return sim_schedule.now_ns;
 }
 
+static uint64_t truths[SIM_TRUTHS];
+
+uint64_t sim_truth(unsigned index)
+{
+    return truths[index];
+}
+
+void sim_count(unsigned index, int64_t by)
+{
+    truths[index] += (uint64_t)by;
+}
+
 /* ---- findings and the trace ------------------------------------------------------------------------ */
 
 void sim_fail(const char *format, ...)
@@ -415,6 +427,7 @@ void sim_run(const struct sim_program *const *copies, uint64_t seed)
     flush_at = SIM_FOREVER;
     sim_next = 1;
     all.depth = all.preemptions = 0;
+    memset(truths, 0, sizeof truths);
     sim_fibers_reset();
     sim_memory_reset();
     sim_world_reset();

@@ -53,6 +53,10 @@ void sim_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));   
 void sim_note(const char *format, ...) __attribute__((format(printf, 1, 2)));     /* a line of the trace */
 uint32_t sim_choose(uint32_t most);         /* 0 .. most - 1 */
 uint64_t sim_now(void);
+/* The truth: counters of all workers, which no race is looked for in. 0 at the beginning. */
+#define SIM_TRUTHS 256
+uint64_t sim_truth(unsigned index);
+void sim_count(unsigned index, int64_t by);
 /* The program reads or writes memory of the library: a point, and an access that must be ordered. */
 void sim_access(const void *address, size_t bytes, bool write);
 /* Sleeps until can(argument), or until the time. False: the time came. can is asked again after each change. */

@@ -13,6 +13,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -214,12 +215,19 @@ int main(int count, char **words)
         perror("sim: mmap");
         return 2;
     }
+    snprintf(sim_directory, sizeof sim_directory, "/dev/shm/boxcar-sim.%d", (int)getpid());
+    if (mkdir(sim_directory, 0700) < 0) {
+        perror(sim_directory);
+        return 2;
+    }
     for (int i = 0; sim_programs_0[i].name != NULL; i++) {
         if (options.program != NULL && strcmp(options.program, sim_programs_0[i].name) != 0)
             continue;
         any = true;
         passed = run_program(i) && passed;
     }
+    sim_names_left();
+    rmdir(sim_directory);
     if (!any)
         usage();
     printf(passed ? "ok nothing was found\n" : "not ok\n");

@@ -10,9 +10,6 @@
 
 #include "boxcar.h"
 
-#include <stdio.h>
-#include <unistd.h>
-
 enum { HANDLED_0, HANDLED_1, SENT_TO_0, SENT_TO_1, STOPPED_0, STOPPED_1, UNDER_WAY };   /* of sim_truth */
 
 static void must(const struct bx_job *job, const char *what, int rc)
@@ -40,13 +37,11 @@ static int twice(const struct bx_request *request, struct bx_reader *args, struc
 
 static struct bx_job *begin(int rank)
 {
-    char name[BX_NAME_MAX + 1];
     struct bx_job *job = NULL;
-    struct bx_options options = { .job = name, .rank = rank, .world_size = 2, .arena_bytes = 16 << 20,
-                                  .no_spin = sim_choose(2) == 0, .spin_ns = 2000, .wait = BX_WAIT_EPOLL };
+    struct bx_options options = { .job = "sim", .rank = rank, .world_size = 2, .arena_bytes = 16 << 20,
+                                  .no_spin = sim_choose(4) != 0, .spin_ns = 1, .wait = BX_WAIT_EPOLL };
     int rc;
 
-    snprintf(name, sizeof name, "sim-%07d", (int)getpid());
     bx_set_log(log_line, NULL);
     rc = bx_job_create(&options, &job);
     if (rc < 0)

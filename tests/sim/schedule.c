@@ -438,4 +438,10 @@ void sim_run(const struct sim_program *const *copies, uint64_t seed)
     sim_fibers_run(&sim_fibers[sim_choose((uint32_t)program->workers)]);
     if (!sim_schedule.found && program->check != NULL)
         program->check();
+    if (program->forks) {
+        int names = sim_names_left();
+
+        if (!sim_schedule.found && names > 0)
+            sim_fail("%d names are left in /dev/shm or the directory of sockets", names);
+    }
 }

@@ -172,6 +172,8 @@ void sim_world_reset(void);
 void *sim_memory(size_t bytes);                 /* of the simulated heap, zeroed */
 /* A shared mapping: the object and the offset in it of an address; false: private. */
 bool sim_shared(uintptr_t address, uint64_t *key);
+extern char sim_directory[64];                  /* for names; of this run of the simulator */
+int sim_names_left(void);                       /* how many there are; removes them */
 extern uint64_t sim_changes;                    /* of descriptors: who sleeps on one looks again */
 
 #endif

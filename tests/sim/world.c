@@ -12,7 +12,9 @@
  */
 #include "sim.h"
 
+#include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <poll.h>
@@ -46,7 +48,13 @@ static struct {
     uint64_t offset;
 } mappings[MAPPINGS];
 static unsigned mapping_count;
-static unsigned keys;
+static struct {
+    dev_t device;
+    ino_t inode;
+} objects[MAPPINGS];                    /* an object's number is its index plus 1 */
+static unsigned object_count, keys;
+char sim_directory[64];
+static struct sim_clock messages;       /* what is sent and received orders all that was before, as the kernel's locks do */
 
 #define PC ((uintptr_t)__builtin_return_address(0))
 /* Begins each function here: a point, and a full fence. */
@@ -84,7 +92,8 @@ void sim_world_reset(void)
     memset(HEAP, 0, heap_used);
     memset(FREED, 0, heap_used / 16 + 1);
     heap_used = 0;
-    mapping_count = keys = 0;
+    mapping_count = object_count = keys = 0;
+    memset(&messages, 0, sizeof messages);
     sim_changes = 1;
 }
 
@@ -249,13 +258,29 @@ void *sim_memset(void *to, int value, size_t bytes)
     return memset(to, value, bytes);
 }
 
+/* Of a file; 0: it is none. */
+static uint64_t object_of(int fd)
+{
+    struct stat status;
+
+    if (fd < 0 || fstat(fd, &status) < 0)
+        return 0;
+    for (unsigned i = 0; i < object_count; i++)
+        if (objects[i].device == status.st_dev && objects[i].inode == status.st_ino)
+            return i + 1;
+    if (object_count == MAPPINGS)
+        return 0;
+    objects[object_count].device = status.st_dev;
+    objects[object_count++].inode = status.st_ino;
+    return object_count;
+}
+
 void *sim_mmap(void *address, size_t bytes, int protection, int flags, int fd, off_t offset);
 int sim_munmap(void *address, size_t bytes);
 
 void *sim_mmap(void *address, size_t bytes, int protection, int flags, int fd, off_t offset)
 {
-    uint64_t slot = ((uintptr_t)address - WINDOW) >> SLOT_BITS, object = 0;
-    struct stat status;
+    uint64_t slot = ((uintptr_t)address - WINDOW) >> SLOT_BITS, object = flags & MAP_SHARED ? object_of(fd) : 0;
 
     ENTER();
     if (!(flags & MAP_FIXED) && mapping_count < MAPPINGS) {
@@ -263,8 +288,6 @@ void *sim_mmap(void *address, size_t bytes, int protection, int flags, int fd, o
         address = (void *)(uintptr_t)(WINDOW + (slot << SLOT_BITS));
         flags |= MAP_FIXED;
     }
-    if (fd >= 0 && (flags & MAP_SHARED) && fstat(fd, &status) == 0)
-        object = 1 + status.st_ino % 0x3fffff;
     if (slot < MAPPINGS && (object != 0 || ((uintptr_t)address & ((UINT64_C(1) << SLOT_BITS) - 1)) == 0)) {
         mappings[slot].object = object;
         mappings[slot].offset = (uint64_t)offset;
@@ -278,6 +301,112 @@ int sim_munmap(void *address, size_t bytes)
     for (int i = 0; i < sim_fiber_count; i++)
         sim_flush(&sim_fibers[i]);
     return munmap(address, bytes);
+}
+
+/* ---- names ----------------------------------------------------------------------------------------- */
+
+/* All names are in a directory of this run of the simulator: those of /dev/shm and of the sockets. */
+static const char *own_path(const char *path, char *text)
+{
+    if (strncmp(path, sim_directory, strlen(sim_directory)) == 0)
+        return path;
+    if (strncmp(path, "/dev/shm", 8) == 0)
+        path += 8;
+    else if (path[0] != '/' || strchr(path + 1, '/') != NULL)
+        return path;
+    snprintf(text, PATH_MAX, "%s%s", sim_directory, path);
+    return text;
+}
+
+int sim_shm_open(const char *name, int flags, mode_t mode);
+int sim_shm_unlink(const char *name);
+DIR *sim_opendir(const char *path);
+int sim_unlink(const char *path);
+int sim_linkat(int from_fd, const char *from, int to_fd, const char *to, int flags);
+char *sim_getenv(const char *name);
+char *sim_secure_getenv(const char *name);
+int sim_getpid(void);
+
+int sim_shm_open(const char *name, int flags, mode_t mode)
+{
+    char text[PATH_MAX];
+
+    ENTER();
+    return open(own_path(name, text), flags | O_CLOEXEC | O_NOFOLLOW, mode);
+}
+
+int sim_shm_unlink(const char *name)
+{
+    char text[PATH_MAX];
+
+    ENTER();
+    return unlink(own_path(name, text));
+}
+
+int sim_unlink(const char *path)
+{
+    char text[PATH_MAX];
+
+    ENTER();
+    return unlink(own_path(path, text));
+}
+
+DIR *sim_opendir(const char *path)
+{
+    char text[PATH_MAX];
+
+    ENTER();
+    return opendir(own_path(path, text));
+}
+
+int sim_linkat(int from_fd, const char *from, int to_fd, const char *to, int flags)
+{
+    char text[PATH_MAX];
+
+    ENTER();
+    return linkat(from_fd, from, to_fd, own_path(to, text), flags);
+}
+
+char *sim_getenv(const char *name)
+{
+    return strcmp(name, "XDG_RUNTIME_DIR") == 0 ? sim_directory : NULL;
+}
+
+char *sim_secure_getenv(const char *name)
+{
+    return sim_getenv(name);
+}
+
+int sim_getpid(void)
+{
+    return 1000 + (sim_self != NULL ? sim_self->worker : 0);
+}
+
+/* Removes all names, those in the directory of the sockets too. How many there were. */
+static int remove_names(const char *path)
+{
+    DIR *directory = opendir(path);
+    struct dirent *entry;
+    int count = 0;
+
+    if (directory == NULL)
+        return 0;
+    while ((entry = readdir(directory)) != NULL) {
+        char name[PATH_MAX];
+
+        snprintf(name, sizeof name, "%s/%s", path, entry->d_name);
+        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0 && entry->d_type == DT_DIR)
+            count += remove_names(name), rmdir(name);
+        else if (entry->d_type != DT_DIR)
+            count += unlink(name) == 0;
+    }
+    closedir(directory);
+    return count;
+}
+
+int sim_names_left(void)
+{
+    return remove_names(sim_directory);
 }
 
 /* ---- time ------------------------------------------------------------------------------------------ */
@@ -691,9 +820,6 @@ int sim_close(int fd)
     ENTER_FD();
     return close(fd);
 }
-
-/* Messages order what was before them, as the kernel's locks do. */
-static struct sim_clock messages;
 
 ssize_t sim_sendmsg(int fd, const struct msghdr *message, int flags)
 {

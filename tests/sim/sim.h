@@ -87,8 +87,7 @@ struct sim_fiber {
     void *argument, *result;
     void *stack_pointer;
     uintptr_t stack, stack_end;
-    unsigned char *thread_data;             /* the library's thread variables while another fiber runs */
-    int error;                              /* errno, likewise */
+    unsigned char *thread_pointer;          /* its thread variables are below */
     bool (*can)(void *);
     void *can_argument;
     const char *why;

@@ -13,6 +13,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -36,6 +37,16 @@ static struct {
     uint32_t preemptions;
     bool has_seed, all, trace, hash;
 } options = { .schedules = UINT64_MAX, .seconds = 10 };
+
+/* CPU time of the children that have ended. */
+static double cpu_seconds(void)
+{
+    struct rusage used;
+
+    getrusage(RUSAGE_CHILDREN, &used);
+    return (double)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
+           (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec) / 1e6;
+}
 
 static double seconds(void)
 {
@@ -139,7 +150,7 @@ static void print_finding(const struct sim_program *program)
 static bool run_program(int index)
 {
     const struct sim_program *copies[COPIES] = { &sim_programs_0[index], &sim_programs_1[index] };
-    double began = seconds(), took;
+    double began = seconds(), cpu_began = cpu_seconds(), cpu;
     uint64_t seed = options.seed;
 
     memset(results, 0, sizeof *results);
@@ -150,12 +161,12 @@ static bool run_program(int index)
         run_child(copies, seed, copies[0]->forks ? 1 : most, began + options.seconds);
         seed += results->schedules - before;
     }
-    took = seconds() - began;
-    printf("%-6s seeds %llu..%llu: %llu schedules, %llu points, %llu switches in %.2f s (%.0f schedules/s, "
-           "%.2f M points/s)%s", copies[0]->name, (unsigned long long)options.seed,
+    cpu = cpu_seconds() - cpu_began;
+    printf("%-6s seeds %llu..%llu: %llu schedules, %llu points, %llu switches in %.2f s, %.2f of a core "
+           "(%.0f schedules and %.2f M points a second of it)%s", copies[0]->name, (unsigned long long)options.seed,
            (unsigned long long)(options.seed + results->schedules - 1), (unsigned long long)results->schedules,
-           (unsigned long long)results->points, (unsigned long long)results->switches, took,
-           (double)results->schedules / took, (double)results->points / took / 1e6,
+           (unsigned long long)results->points, (unsigned long long)results->switches, seconds() - began, cpu,
+           (double)results->schedules / cpu, (double)results->points / cpu / 1e6,
            results->complete ? ", all paths" : "");
     if (options.hash)
         printf(", hash %016llx", (unsigned long long)results->hash);

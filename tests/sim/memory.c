@@ -82,20 +82,20 @@ static bool releases(int order)
 
 /* ---- cells ----------------------------------------------------------------------------------------- */
 
-/* Neighbours in memory are neighbours here: a schedule that runs in a process of its own touches few pages. */
+/* The eight cells of a line of memory are neighbours: a schedule in a process of its own touches few pages. */
 static struct cell *cell_of(uint64_t key)
 {
-    uint64_t line = key >> 3, at = line + (line >> 12) * 0x9e3779b97f4a7c15;
+    uint64_t word = key >> 3, at = ((word >> 3) * 0x9e3779b97f4a7c15 >> 32) << 3 | (word & 7);
 
-    for (;; at++) {
+    for (;; at += 8) {
         struct cell *cell = &cells[at % CELLS];
 
-        if (cell->schedule == schedule && cell->key == line)
+        if (cell->schedule == schedule && cell->key == word)
             return cell;
         if (cell->schedule != schedule) {
-            if (++cell_count > CELLS / 2)   /* forgets all */
+            if (++cell_count > CELLS / 4)   /* forgets all */
                 schedule++, cell_count = 0;
-            *cell = (struct cell){ .key = line, .schedule = schedule };
+            *cell = (struct cell){ .key = word, .schedule = schedule };
             return cell;
         }
     }

@@ -182,9 +182,10 @@ FAKE_CUDA    = $(B)/tests/libfakecuda.so
 FAKE_BUILTINS = $(B)/tests/libnvrtc-builtins.so.12.4
 
 # The simulator: copies of the library, each with the programs, linked with what stands for the C library.
-SIM_SRCS   := $(filter-out tests/sim/room%.c,$(wildcard tests/sim/*.c))
-ROOM_SRCS  := $(wildcard tests/sim/room*.c)
+SIM_SRCS   := $(filter-out tests/sim/room%.c tests/sim/copy_%.c,$(wildcard tests/sim/*.c))
+COPY_SRCS  := tests/sim/copy_begin.c $(LIB_SRCS) $(wildcard tests/sim/room*.c) tests/sim/copy_end.c
 SIM_COPIES := 0 1
+SIM_NAMES  := sim_programs sim_data_begin sim_data_end sim_bss_begin sim_bss_end
 
 objects = $(patsubst %.c,$(O)/%.o,$(1))
 
@@ -267,7 +268,7 @@ $(O)/lib/nn/cuda_kernels.o: $(O)/text/kernels.inc
 $(O)/demos/reinforce/policy_cuda.o: $(O)/text/policy.inc
 $(O)/tools/bxbench/gpu.o: $(O)/text/bench_gpu.inc
 
--include $(patsubst %.o,%.d,$(call objects,$(ALL_SRCS) $(SIM_SRCS) $(ROOM_SRCS)) $(steps_OBJS) $(BARE_SRCS:%.c=$(O)/bare/%.o))
+-include $(patsubst %.o,%.d,$(call objects,$(ALL_SRCS) $(SIM_SRCS) $(COPY_SRCS)) $(steps_OBJS) $(BARE_SRCS:%.c=$(O)/bare/%.o))
 
 # Made anew each time: ar would keep the members of files that are no more.
 $(STATIC_LIB): $(call objects,$(LIB_SRCS)) $(JEMALLOC_OBJ)
@@ -371,11 +372,11 @@ $(B)/tests/stress: $(call objects,$(stress_SRCS)) $(STATIC_LIB)
 $(call objects,$(SIM_SRCS)): FLAGS_EXACT := -fno-sanitize=thread -O2
 
 # All of its names become local but that of its programs, and those of the C library that world.syms replaces.
-$(SIM_COPIES:%=$(O)/sim_copy_%.o): $(call objects,$(LIB_SRCS) $(ROOM_SRCS)) $(JEMALLOC_OBJ) tests/sim/world.syms
+$(SIM_COPIES:%=$(O)/sim_copy_%.o): $(call objects,$(COPY_SRCS)) tests/sim/world.syms $(JEMALLOC_OBJ)
 	$(call say,COPY,$@)
-	$(Q)$(CC) -nostdlib -r -o $@ $(filter %.o,$^)
-	$(Q)objcopy --redefine-syms=tests/sim/world.syms --keep-global-symbol=sim_programs $@
-	$(Q)objcopy --redefine-sym sim_programs=sim_programs$(patsubst $(O)/sim_copy%.o,%,$@) $@
+	$(Q)$(CC) -nostdlib -r -o $@ $(firstword $^) $(JEMALLOC_OBJ) $(filter-out $(firstword $^) $(JEMALLOC_OBJ),$(filter %.o,$^))
+	$(Q)objcopy --redefine-syms=tests/sim/world.syms $(SIM_NAMES:%=--keep-global-symbol=%) $@
+	$(Q)objcopy $(foreach n,$(SIM_NAMES),--redefine-sym $(n)=$(n)$(patsubst $(O)/sim_copy%.o,%,$@)) $@
 
 $(B)/tests/sim: $(call objects,$(SIM_SRCS)) $(SIM_COPIES:%=$(O)/sim_copy_%.o)
 	$(call say,LINK,$@)

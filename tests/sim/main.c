@@ -2,8 +2,7 @@
 /*
  * The command: runs schedules of programs in child processes, counts them, and prints what they find.
  *
- * A program that leaves no statics behind runs many schedules in one child; one that does has a child for each. A child
- * that crashes is a finding too. All of a child's results are in a page that the parent shares with it.
+ * A child runs many schedules. One that crashes is a finding too. Its results are in memory that the parent shares.
  */
 #include "sim.h"
 
@@ -18,11 +17,6 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-
-#define COPIES 2
-#define LINE_BYTES 4096
-
-extern const struct sim_program sim_programs_0[], sim_programs_1[];
 
 static struct results {
     uint64_t seed, schedules, points, switches, hash;
@@ -149,16 +143,18 @@ static void print_finding(const struct sim_program *program)
 
 static bool run_program(int index)
 {
-    const struct sim_program *copies[COPIES] = { &sim_programs_0[index], &sim_programs_1[index] };
+    const struct sim_program *copies[SIM_COPIES];
     double began = seconds(), cpu_began = cpu_seconds(), cpu;
     uint64_t seed = options.seed;
 
+    for (int copy = 0; copy < SIM_COPIES; copy++)
+        copies[copy] = &sim_copies[copy][index];
     memset(results, 0, sizeof *results);
     while (results->schedules < options.schedules && !results->found && !results->complete &&
            seconds() < began + options.seconds) {
         uint64_t most = options.schedules - results->schedules, before = results->schedules;
 
-        run_child(copies, seed, copies[0]->forks ? 1 : most, began + options.seconds);
+        run_child(copies, seed, most, began + options.seconds);
         seed += results->schedules - before;
     }
     cpu = cpu_seconds() - cpu_began;
@@ -221,6 +217,7 @@ int main(int count, char **words)
     bool passed = true, any = false;
 
     read_options(count, words);
+    sim_statics_keep();
     results = mmap(NULL, sizeof *results, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (results == MAP_FAILED) {
         perror("sim: mmap");
@@ -231,8 +228,8 @@ int main(int count, char **words)
         perror(sim_directory);
         return 2;
     }
-    for (int i = 0; sim_programs_0[i].name != NULL; i++) {
-        if (options.program != NULL && strcmp(options.program, sim_programs_0[i].name) != 0)
+    for (int i = 0; sim_copies[0][i].name != NULL; i++) {
+        if (options.program != NULL && strcmp(options.program, sim_copies[0][i].name) != 0)
             continue;
         any = true;
         passed = run_program(i) && passed;

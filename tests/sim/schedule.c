@@ -430,7 +430,9 @@ void sim_run(const struct sim_program *const *copies, uint64_t seed)
     memset(truths, 0, sizeof truths);
     sim_fibers_reset();
     sim_memory_reset();
-    sim_world_reset();
+    sim_world_reset(program->resets);
+    if (program->resets)
+        sim_statics_reset();
     for (int worker = program->workers - 1; worker >= 0; worker--) {
         first = sim_fiber_make(worker == 0 ? "main0" : "main1", worker, start, (void *)(uintptr_t)copies);
         set_priority(first);
@@ -438,7 +440,7 @@ void sim_run(const struct sim_program *const *copies, uint64_t seed)
     sim_fibers_run(&sim_fibers[sim_choose((uint32_t)program->workers)]);
     if (!sim_schedule.found && program->check != NULL)
         program->check();
-    if (program->forks) {
+    if (program->resets) {
         int names = sim_names_left();
 
         if (!sim_schedule.found && names > 0)

@@ -40,12 +40,12 @@ struct sim_program {
     const char *name;
     int workers;            /* copies of the library that it uses; worker 0 begins */
     uint32_t points;        /* about how many points a schedule has: where priorities change */
-    bool forks;             /* it leaves statics of the library behind: a process for each schedule */
+    bool resets;            /* it leaves statics of the library, descriptors and mappings behind */
     void (*start)(int worker);      /* in a fiber of that worker */
     void (*check)(void);            /* worker 0, when all fibers have ended. Or NULL */
     void (*quiet)(uint64_t ns);     /* nobody can run, and so much time would pass: a finding? Or NULL */
 };
-extern const struct sim_program sim_programs[];     /* of a copy of the library; ends with a NULL name */
+extern const struct sim_program sim_programs[];     /* of each copy of the library; ends with a NULL name */
 
 int sim_spawn(const char *name, void *(*work)(void *), void *argument);     /* a fiber of this worker; its number */
 void sim_join(int fiber);
@@ -165,9 +165,16 @@ void sim_clock_join(struct sim_clock *clock, const struct sim_clock *with);
 void sim_release_to(struct sim_clock *clock);   /* this fiber's clock, and begins the next of its times */
 
 
+/* ---- copies.c --------------------------------------------------------------------------------------- */
+
+#define SIM_COPIES 2
+extern const struct sim_program *const sim_copies[SIM_COPIES];      /* the tables of programs */
+void sim_statics_keep(void);
+void sim_statics_reset(void);
+
 /* ---- world.c ---------------------------------------------------------------------------------------- */
 
-void sim_world_reset(void);
+void sim_world_reset(bool all);                 /* all: descriptors and mappings too */
 void *sim_memory(size_t bytes);                 /* of the simulated heap, zeroed */
 /* A shared mapping: the object and the offset in it of an address; false: private. */
 bool sim_shared(uintptr_t address, uint64_t *key);

@@ -33,6 +33,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#define FILLED 256                      /* bytes of what malloc gives out that are no zeroes */
 #define HEAP ((unsigned char *)0x100000000000)
 #define HEAP_BYTES (UINT64_C(1) << 30)
 #define FREED ((unsigned char *)0x180000000000)     /* a byte for each 16 of the heap: 1 */
@@ -53,6 +54,7 @@ static struct {
     ino_t inode;
 } objects[MAPPINGS];                    /* an object's number is its index plus 1 */
 static unsigned object_count, keys;
+static int first_fd;
 char sim_directory[64];
 static struct sim_clock messages;       /* what is sent and received orders all that was before, as the kernel's locks do */
 
@@ -75,7 +77,7 @@ static void wake_all(void)
     sim_next = 1;
 }
 
-void sim_world_reset(void)
+void sim_world_reset(bool all)
 {
     static bool mapped;
 
@@ -87,7 +89,13 @@ void sim_world_reset(void)
             perror("sim: the heap");
             exit(2);
         }
+        first_fd = dup(0);
+        close(first_fd);
         mapped = true;
+    }
+    if (all) {
+        close_range((unsigned)first_fd, ~0u, 0);
+        munmap((void *)(uintptr_t)WINDOW, (size_t)mapping_count << SLOT_BITS);
     }
     memset(HEAP, 0, heap_used);
     memset(FREED, 0, heap_used / 16 + 1);
@@ -157,7 +165,7 @@ void *sim_malloc(size_t bytes)
     if (block == NULL)
         errno = ENOMEM;
     else
-        memset(block, 0xa5, bytes);
+        memset(block, 0xa5, bytes < FILLED ? bytes : FILLED);
     return block;
 }
 
@@ -170,7 +178,7 @@ void *sim_aligned_alloc(size_t align, size_t bytes)
 {
     void *block = take(align, bytes);
 
-    memset(block, 0xa5, bytes);
+    memset(block, 0xa5, bytes < FILLED ? bytes : FILLED);
     return block;
 }
 

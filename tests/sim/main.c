@@ -18,8 +18,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#define REPLAYED 64             /* schedules of each program that are run once more with --replay */
+
 static struct results {
-    uint64_t seed, schedules, points, switches, hash;
+    uint64_t seed, schedules, points, switches, hash, hashes[REPLAYED];
     bool found, complete;
     char finding[1024];
 } *results;
@@ -29,7 +31,7 @@ static struct {
     uint64_t seed, schedules;
     double seconds;
     uint32_t preemptions;
-    bool has_seed, all, trace, hash;
+    bool has_seed, all, trace, replay;
 } options = { .schedules = UINT64_MAX, .seconds = 10 };
 
 /* CPU time of the children that have ended. */
@@ -61,6 +63,8 @@ static void run_some(const struct sim_program *const *copies, uint64_t seed, uin
         results->points += sim_schedule.points;
         results->switches += sim_schedule.switches;
         results->hash = sim_schedule.hash;
+        if (results->schedules <= REPLAYED)
+            results->hashes[results->schedules - 1] = sim_schedule.hash;
         results->found = sim_schedule.found;
         memcpy(results->finding, sim_schedule.finding, sizeof results->finding);
         if (options.all && !results->found && !sim_next_of_all()) {
@@ -139,6 +143,22 @@ static void print_finding(const struct sim_program *program)
                (unsigned long long)results->seed);
 }
 
+/* The first seeds once more, each in a process of its own: have they the same traces? */
+static bool replays(const struct sim_program *const *copies)
+{
+    struct results first = *results;
+
+    for (uint64_t i = 0; i < first.schedules && i < REPLAYED; i++) {
+        memset(results, 0, sizeof *results);
+        run_child(copies, options.seed + i, 1, seconds() + 60);
+        if (results->hash != first.hashes[i]) {
+            printf("%s: two runs of seed %llu differ\n", copies[0]->name, (unsigned long long)(options.seed + i));
+            return false;
+        }
+    }
+    return true;
+}
+
 /* ---- one program ----------------------------------------------------------------------------------- */
 
 static bool run_program(int index)
@@ -164,19 +184,17 @@ static bool run_program(int index)
            (unsigned long long)results->points, (unsigned long long)results->switches, seconds() - began, cpu,
            (double)results->schedules / cpu, (double)results->points / cpu / 1e6,
            results->complete ? ", all paths" : "");
-    if (options.hash)
-        printf(", hash %016llx", (unsigned long long)results->hash);
     printf("\n");
     if (results->found)
         print_finding(copies[0]);
-    return !results->found;
+    return !results->found && (!options.replay || replays(copies));
 }
 
 /* ---- the command ----------------------------------------------------------------------------------- */
 
 static _Noreturn void usage(void)
 {
-    fprintf(stderr, "sim [--program NAME] [--seed N] [--schedules N] [--seconds S] [--trace] [--hash]\n"
+    fprintf(stderr, "sim [--program NAME] [--seed N] [--schedules N] [--seconds S] [--trace] [--replay]\n"
                     "    [--all PREEMPTIONS]   searches all paths with so many preemptions\n"
                     "A seed without a number of schedules runs that one. Each program has S seconds.\n");
     exit(2);
@@ -189,8 +207,8 @@ static void read_options(int count, char **words)
 
         if (strcmp(word, "--trace") == 0)
             options.trace = true;
-        else if (strcmp(word, "--hash") == 0)
-            options.hash = true;
+        else if (strcmp(word, "--replay") == 0)
+            options.replay = true;
         else if (value == NULL)
             usage();
         else if (strcmp(word, "--program") == 0)

@@ -42,7 +42,6 @@ static struct {
     struct side *sides;
     int fd[2];
 } room;
-static int fds[2 + PRODUCERS_MOST];     /* for all schedules: to make them takes long */
 
 static void sleep_on(int fd)
 {
@@ -234,21 +233,16 @@ static void run_room(uint32_t producers, uint32_t frames)
     static const uint64_t starts[] = { 0, (UINT64_C(1) << 38) - 512, UINT64_MAX - 511 };
     int fibers[PRODUCERS_MOST + 1];
 
-    for (int i = 0; i < 2 + PRODUCERS_MOST; i++) {
-        if (fds[i] == 0)
-            fds[i] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-        bxi_bell_drain(fds[i]);
-    }
     memset(&room, 0, sizeof room);
     room.producers = producers;
     room.frames = frames;
     room.armed = sim_memory(64);
     room.bell.word = room.armed;
     room.sides = sim_memory(sizeof *room.sides * PRODUCERS_MOST);
-    room.fd[0] = fds[0];
-    room.fd[1] = fds[1];
+    for (int i = 0; i < 2; i++)
+        room.fd[i] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     for (uint32_t i = 0; i < producers; i++)
-        begin_side(&room.sides[i], starts[sim_choose(3)], fds[2 + i]);
+        begin_side(&room.sides[i], starts[sim_choose(3)], eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     bxi_fence_seq_cst();
     fibers[0] = sim_spawn("consumer", consume, NULL);
     for (uint32_t i = 0; i < producers; i++)
@@ -261,6 +255,10 @@ static void run_room(uint32_t producers, uint32_t frames)
     for (uint32_t i = 0; i < producers; i++)
         if (room.sides[i].rings > room.bell.count)
             sim_fail("a producer has rung %u times for %u armings", room.sides[i].rings, (uint32_t)room.bell.count);
+    for (uint32_t i = 0; i < producers; i++)
+        close(room.sides[i].room);
+    close(room.fd[0]);
+    close(room.fd[1]);
 }
 
 void sim_room_ring(int worker)

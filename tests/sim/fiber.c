@@ -118,6 +118,7 @@ static void fiber_main(void)
     struct sim_fiber *self = sim_self;
 
     self->result = self->work(self->argument);
+    sim_thread_ends();
     sim_fiber_ends();
 }
 

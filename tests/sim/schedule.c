@@ -271,8 +271,10 @@ static void set_priority(struct sim_fiber *fiber)
 
 int sim_spawn(const char *name, void *(*work)(void *), void *argument)
 {
-    struct sim_fiber *fiber = sim_fiber_make(name, sim_self->worker, work, argument);
+    struct sim_fiber *fiber;
 
+    sim_flush(sim_self);
+    fiber = sim_fiber_make(name, sim_self->worker, work, argument);
     set_priority(fiber);
     sim_self->clock.at[sim_self->number]++;
     sim_next = 1;

@@ -180,6 +180,7 @@ void *sim_memory(size_t bytes);                 /* of the simulated heap, zeroed
 bool sim_shared(uintptr_t address, uint64_t *key);
 extern char sim_directory[64];                  /* for names; of this run of the simulator */
 int sim_names_left(void);                       /* how many there are; removes them */
+void sim_thread_ends(void);                     /* calls the destructors of its pthread_setspecific */
 extern uint64_t sim_changes;                    /* of descriptors: who sleeps on one looks again */
 
 #endif

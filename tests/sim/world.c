@@ -38,6 +38,7 @@
 #define HEAP_BYTES (UINT64_C(1) << 30)
 #define FREED ((unsigned char *)0x180000000000)     /* a byte for each 16 of the heap: 1 */
 #define SLOT_BITS 36
+#define KEYS 32
 #define WINDOW UINT64_C(0x200000000000)
 #define MAPPINGS 192
 #define NS_PER_S UINT64_C(1000000000)
@@ -54,6 +55,7 @@ static struct {
     ino_t inode;
 } objects[MAPPINGS];                    /* an object's number is its index plus 1 */
 static unsigned object_count, keys;
+static void (*destructors[KEYS])(void *);
 static int first_fd;
 char sim_directory[64];
 static struct sim_clock messages;       /* what is sent and received orders all that was before, as the kernel's locks do */
@@ -709,9 +711,22 @@ int sim_pthread_once(pthread_once_t *once, void (*function)(void))
 
 int sim_pthread_key_create(pthread_key_t *key, void (*destructor)(void *))
 {
-    (void)destructor;               /* README.md: not run */
+    if (keys == KEYS)
+        return EAGAIN;
+    destructors[keys] = destructor;
     *key = keys++;
-    return *key < sizeof sim_self->own / sizeof sim_self->own[0] ? 0 : EAGAIN;
+    return 0;
+}
+
+void sim_thread_ends(void)
+{
+    for (unsigned key = 0; key < keys; key++) {
+        void *value = sim_self->own[key];
+
+        sim_self->own[key] = NULL;
+        if (value != NULL && destructors[key] != NULL)
+            destructors[key](value);
+    }
 }
 
 int sim_pthread_setspecific(pthread_key_t key, const void *value)

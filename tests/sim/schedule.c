@@ -409,6 +409,7 @@ static void draw(uint64_t seed)
     if (s->way != SIM_ALL)
         s->way = sim_random() % 2 == 0 ? SIM_RANDOM : SIM_PRIORITIES;
     s->weak = s->way != SIM_ALL && sim_random() % 2 == 0;
+    s->tick_ns = sim_random() % 2 == 0 ? 20 : 3000;
     switch_mean = switch_means[sim_random() % 5];
     flush_mean = flush_means[sim_random() % 4];
     changes = 2 + (uint32_t)(sim_random() % (CHANGES_MOST - 1));

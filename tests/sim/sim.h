@@ -21,7 +21,7 @@
  *      address leave the buffer in their order; a release store leaves it after all that came before it.
  *  S4  The buffer is empty behind a full fence, a read-modify-write, and at each function of world.syms.
  *  S5  Simulated time passes only when no fiber can run: then it is set to the earliest deadline of a sleep. A read of
- *      the clock adds SIM_TICK_NS.
+ *      the clock adds tick_ns.
  */
 #ifndef TESTS_SIM_H
 #define TESTS_SIM_H
@@ -32,7 +32,6 @@
 
 #define SIM_FIBERS 16
 #define SIM_FOREVER UINT64_MAX
-#define SIM_TICK_NS 20
 
 /* ---- What a program uses ---------------------------------------------------------------------------- */
 
@@ -118,6 +117,7 @@ enum sim_way { SIM_RANDOM, SIM_PRIORITIES, SIM_ALL };
 struct sim_schedule {
     uint64_t seed, hash, points, switches, now_ns;
     enum sim_way way;
+    uint32_t tick_ns;                       /* by how much a read of the clock moves it */
     bool weak;                              /* stores may leave the buffer in another order */
     bool over, found, trace;
     char finding[1024];

@@ -211,7 +211,7 @@ ALL_SRCS := $(sort $(LIB_SRCS) $(NN_SRCS) $(AUTOGRAD_SRCS) \
 
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: all tests demo test check-all unit e2e check stress soak switches test-gpu test-reference mutants lint \
+.PHONY: all tests demo test check-all unit e2e check stress sim soak switches test-gpu test-reference mutants lint \
 	size coverage coverage-run deps deps-unit deps-test deps-python deps-wheel deps-test-python deps-lint python \
 	wheel test-python man built install uninstall deb test-deb clean help FORCE
 
@@ -445,6 +445,12 @@ stress: deps
 	@$(MAKE) --no-print-directory $(B)/tests/stress
 	@$(TEST_ENV) tests/run_scripts.sh $(B)/tests/stress
 
+# New seeds each time. SIM_ARGS='--program ring --seed 7 --trace' replays one.
+SIM_S ?= 300
+sim: deps
+	@$(MAKE) --no-print-directory CONFIG=sim CUDA=0 $(BUILD)/sim/tests/sim
+	@$(BUILD)/sim/tests/sim $(or $(SIM_ARGS),--seconds $(SIM_S))
+
 # Whether an arena grows for ever: an hour at a low duty, beside other work.
 SOAK_S ?= 3600
 soak: deps
@@ -647,6 +653,8 @@ help:
 #? make wheel           a wheel of it, with the library, in build/wheel
 #? make test-python     its tests
 #? make stress          ring and doorbell under load, without Criterion
+#? make sim             the engine in a simulator: schedules that a seed chooses, for SIM_S=300 seconds; prints the
+#?                      seeds. tests/sim/README.md
 #? make soak            tensors of all sizes between four workers for SOAK_S=3600 seconds: does an arena leak?
 #? make mutants         puts faults into FILES (those that differ from SINCE, HEAD): do the tests notice? KEPT=all
 #?                      those of tests/mutants/protocol.mut; see tests/mutants/README.md
@@ -663,7 +671,7 @@ help:
 #? make test-deb        builds them, runs lintian, installs them into a directory, builds the examples, removes them
 #? make clean           removes what is in build/, but for jemalloc's source and what is made of it
 #?
-#? CONFIG=release|debug|asan|ubsan|tsan|cov   each but release has a directory of its own in build/
+#? CONFIG=release|debug|asan|ubsan|tsan|cov|sim   each but release has a directory of its own in build/
 #? CUDA=auto|0|1        GPU code: auto builds it, no toolkit needed; 1 compares it with cuda.h besides
 #?                      (CUDA_HOME); 0 leaves it out. The driver is looked for when a program wants it
 #? WERROR=1             warnings are errors

@@ -32,7 +32,7 @@ static struct {
     double seconds;
     uint32_t preemptions;
     bool has_seed, all, trace, replay;
-} options = { .schedules = UINT64_MAX, .seconds = 10 };
+} options = { .schedules = UINT64_MAX, .seconds = 60 };
 
 /* CPU time of the children that have ended. */
 static double cpu_seconds(void)
@@ -196,7 +196,7 @@ static _Noreturn void usage(void)
 {
     fprintf(stderr, "sim [--program NAME] [--seed N] [--schedules N] [--seconds S] [--trace] [--replay]\n"
                     "    [--all PREEMPTIONS]   searches all paths with so many preemptions\n"
-                    "A seed without a number of schedules runs that one. Each program has S seconds.\n");
+                    "A seed without a number of schedules runs that one. S is for all programs together.\n");
     exit(2);
 }
 
@@ -230,9 +230,15 @@ static void read_options(int count, char **words)
         options.seed = (uint64_t)time(NULL);
 }
 
+static bool is_wanted(int index)
+{
+    return options.program == NULL || strcmp(options.program, sim_copies[0][index].name) == 0;
+}
+
 int main(int count, char **words)
 {
-    bool passed = true, any = false;
+    bool passed = true;
+    int programs = 0;
 
     read_options(count, words);
     sim_statics_keep();
@@ -246,15 +252,17 @@ int main(int count, char **words)
         perror(sim_directory);
         return 2;
     }
+    for (int i = 0; sim_copies[0][i].name != NULL; i++)
+        programs += is_wanted(i);
+    options.seconds /= programs > 0 ? programs : 1;
     for (int i = 0; sim_copies[0][i].name != NULL; i++) {
-        if (options.program != NULL && strcmp(options.program, sim_copies[0][i].name) != 0)
+        if (!is_wanted(i))
             continue;
-        any = true;
         passed = run_program(i) && passed;
     }
     sim_names_left();
     rmdir(sim_directory);
-    if (!any)
+    if (programs == 0)
         usage();
     printf(passed ? "ok nothing was found\n" : "not ok\n");
     return passed ? 0 : 1;

@@ -10,7 +10,7 @@
 
 #include "boxcar.h"
 
-enum { HANDLED_0, HANDLED_1, SENT_TO_0, SENT_TO_1, STOPPED_0, STOPPED_1, UNDER_WAY };   /* of sim_truth */
+enum { HANDLED_0, HANDLED_1, SENT_TO_0, SENT_TO_1, STOPPED_0, STOPPED_1, UNDER_WAY, CALLBACKS };  /* of sim_truth */
 
 static void must(const struct bx_job *job, const char *what, int rc)
 {
@@ -35,6 +35,35 @@ static int twice(const struct bx_request *request, struct bx_reader *args, struc
     return bx_msg_put_i64(reply, 2 * bx_read_i64(args));
 }
 
+static const char *const names[] = { "worker0", "worker1" };
+
+/* Answers with what the caller's "inline" makes of the value. */
+static int forward(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+{
+    struct bx_msg *inner = bx_msg_create(0);
+    int to = bx_request_caller(request), rc;
+
+    (void)context;
+    bx_msg_put_i64(inner, bx_read_i64(args));
+    sim_count(SENT_TO_0 + to, 1);
+    rc = bx_rpc_async(bx_request_job(request), names[to], "inline", inner, NULL, reply);
+    must(bx_request_job(request), "bx_rpc_async in a handler", rc);
+    bx_msg_destroy(inner);
+    return rc;
+}
+
+/* Sends the caller a one-way call. */
+static int echo(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    int to = bx_request_caller(request);
+
+    (void)args, (void)reply, (void)context;
+    sim_count(SENT_TO_0 + to, 1);
+    must(bx_request_job(request), "bx_rpc_oneway in a handler",
+         bx_rpc_oneway(bx_request_job(request), names[to], "inline", NULL, NULL));
+    return 0;
+}
+
 static struct bx_job *begin(int rank)
 {
     struct bx_job *job = NULL;
@@ -48,6 +77,8 @@ static struct bx_job *begin(int rank)
         sim_fail("bx_job_create returns %d: %s", rc, bx_error_text());
     must(job, "bx_register", bx_register(job, "inline", BX_INLINE, twice, NULL));
     must(job, "bx_register", bx_register(job, "blocking", BX_BLOCKING, twice, NULL));
+    must(job, "bx_register", bx_register_async(job, "forward", BX_INLINE, forward, NULL));
+    must(job, "bx_register", bx_register(job, "echo", BX_INLINE, echo, NULL));
     must(job, "bx_job_start", bx_job_start(job));
     return job;
 }
@@ -69,23 +100,60 @@ static void end(struct bx_job *job)
     bx_job_destroy(job);
 }
 
+static void expect(const struct bx_msg *reply, int64_t value)
+{
+    struct bx_reader reader = bx_msg_reader(reply);
+
+    if (bx_read_i64(&reader) != 2 * value)
+        sim_fail("twice %lld is wrong", (long long)value);
+}
+
+static void called_back(struct bx_future *future, void *value)
+{
+    if (bx_future_error(future) < 0)
+        sim_fail("a call of a callback fails: %s", bx_future_error_text(future));
+    expect(bx_future_value(future), (int64_t)(intptr_t)value);
+    sim_count(UNDER_WAY, -1);
+    sim_count(CALLBACKS, -1);
+}
+
+/* A call with a future, which is waited for, polled for, or has a callback. */
+static void call_async(struct bx_job *job, int to, const char *function, const struct bx_msg *args, int64_t value)
+{
+    struct bx_future *future = NULL;
+    uint32_t way = sim_choose(3);
+
+    must(job, "bx_rpc_async", bx_rpc_async(job, names[to], function, args, NULL, &future));
+    if (way == 0) {
+        sim_count(CALLBACKS, 1);
+        sim_count(UNDER_WAY, 1);
+        must(job, "bx_future_on_done", bx_future_on_done(future, called_back, (void *)(intptr_t)value));
+    } else {
+        for (int polls = 0; way == 2 && polls < 20 && !bx_future_is_done(future); polls++)
+            sim_yield();
+        must(job, "bx_future_wait", bx_future_wait(future, BX_FOREVER));
+        expect(bx_future_value(future), value);
+    }
+    bx_future_release(future);
+}
+
 static void call(struct bx_job *job, int64_t value)
 {
+    static const char *const functions[] = { "inline", "inline", "blocking", "forward", "echo" };
     int to = 1 - bx_job_rank(job);
-    const char *function = sim_choose(3) == 0 ? "blocking" : "inline";
+    const char *function = functions[sim_choose(5)];
     struct bx_msg *args = bx_msg_create(0), *reply = NULL;
-    struct bx_reader reader;
 
     bx_msg_put_i64(args, value);
-    sim_count(SENT_TO_0 + to, 1);
+    sim_count(SENT_TO_0 + to, function[0] == 'i' || function[0] == 'b');
     sim_count(UNDER_WAY, 1);
-    if (sim_choose(4) == 0) {
-        must(job, "bx_rpc_oneway", bx_rpc_oneway(job, to == 0 ? "worker0" : "worker1", function, args, NULL));
+    if (function[0] == 'e' || sim_choose(4) == 0) {
+        must(job, "bx_rpc_oneway", bx_rpc_oneway(job, names[to], function, args, NULL));
+    } else if (sim_choose(2) == 0) {
+        call_async(job, to, function, args, value);
     } else {
-        must(job, "bx_rpc_sync", bx_rpc_sync(job, to == 0 ? "worker0" : "worker1", function, args, NULL, &reply));
-        reader = bx_msg_reader(reply);
-        if (bx_read_i64(&reader) != 2 * value)
-            sim_fail("twice %lld is wrong", (long long)value);
+        must(job, "bx_rpc_sync", bx_rpc_sync(job, names[to], function, args, NULL, &reply));
+        expect(reply, value);
         bx_msg_destroy(reply);
     }
     sim_count(UNDER_WAY, -1);
@@ -120,14 +188,18 @@ void sim_room_oneway(int worker)
     uint32_t calls = worker == 0 ? 1 + sim_choose(4) : 0;
 
     for (uint32_t i = 0; i < calls; i++) {
-        sim_count(SENT_TO_1, 1);
-        must(job, "bx_rpc_oneway", bx_rpc_oneway(job, "worker1", "inline", NULL, NULL));
+        const char *function = sim_choose(3) == 0 ? "echo" : "inline";
+
+        sim_count(SENT_TO_1, function[0] == 'i');
+        must(job, "bx_rpc_oneway", bx_rpc_oneway(job, "worker1", function, NULL, NULL));
     }
     end(job);
 }
 
 void sim_room_job_check(void)
 {
+    if (sim_truth(CALLBACKS) != 0)
+        sim_fail("%lld callbacks did not run", (long long)sim_truth(CALLBACKS));
     for (int rank = 0; rank < 2; rank++)
         if (sim_truth(HANDLED_0 + rank) != sim_truth(SENT_TO_0 + rank))
             sim_fail("rank %d was called %llu times and has handled %llu", rank,

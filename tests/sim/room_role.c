@@ -18,7 +18,7 @@
 #define THREADS 3
 #define LATE_NS 1000000
 #define EVENT 8u
-enum { OWED, ASKED, DONE = ASKED + THREADS, EVENTS = DONE + THREADS, REQUESTS, ENDED, STOPPED, DUE };     /* of sim_truth */
+enum { OWED, ASKED, DONE = ASKED + THREADS, EVENTS = DONE + THREADS, REQUESTS, ENDED, STOPPED, DUE, OVER };     /* of sim_truth */
 
 struct thread {
     struct bxi_waiter waiter;           /* first */
@@ -37,7 +37,8 @@ static bxi_a64 counters[BXI_COUNTER_COUNT], spins, *armed;
 static struct thread threads[THREADS];
 static struct bxi_bell_peer bell;
 static bxi_a64 requests;                /* the peer's */
-static uint64_t requests_taken;         /* role */
+static uint64_t requests_taken;         /* role, with those below */
+static int parked, unparked;            /* requests that wait for the end of a spin; that the next pass handles */
 
 /* ---- the source ------------------------------------------------------------------------------------ */
 
@@ -74,8 +75,13 @@ static int pass(void *context, const struct bxi_role *role, struct bxi_waiter *w
     int handled = (int)(sent - requests_taken);
 
     (void)context, (void)role, (void)waiter;
-    sim_count(OWED, -handled);
+    if (sim_truth(OVER) > 0)
+        sim_fail("a pass after the end");
+    sim_count(OWED, -handled - unparked);
+    parked += handled;
     requests_taken = sent;
+    handled += unparked;
+    unparked = 0;
     for (int i = 0; i < THREADS; i++)
         handled += take_reply(&threads[i]);
     return handled;
@@ -105,6 +111,16 @@ static void handle(void *context, const struct bxi_role *role, uint32_t event)
     }
 }
 
+/* From here on what was parked is owed, and no thread but this knows of it. */
+static bool before_sleep(void *context, const struct bxi_role *role)
+{
+    (void)context, (void)role;
+    sim_count(OWED, parked);
+    unparked += parked;
+    parked = 0;
+    return unparked > 0;
+}
+
 static void flush(void *context)
 {
     (void)context;
@@ -122,7 +138,7 @@ static uint64_t next_deadline_ns(void *context, uint64_t now_ns)
 }
 
 static const struct bxi_source_ops ops = { .events = BXI_EVENT_SCAN | EVENT, .handle = handle, .pass = pass,
-                                           .peek = peek, .ready = ready, .flush = flush,
+                                           .peek = peek, .ready = ready, .flush = flush, .before_sleep = before_sleep,
                                            .next_deadline_ns = next_deadline_ns };
 
 /* ---- the host -------------------------------------------------------------------------------------- */
@@ -400,6 +416,8 @@ void sim_room_role(int worker)
         bxi_waits_stop(&run);
     bxi_progress_stop(&run);
     bxi_role_end(&run);
+    sim_count(OVER, 1);
+    bxi_run_once(&run);                 /* nobody gets the role any more */
     bxi_forget_role();
     sim_count(ENDED, 1);
     sim_join(peer);

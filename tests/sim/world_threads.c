@@ -14,11 +14,13 @@
 #define KEYS 32
 
 static unsigned keys;
+static struct sim_clock onces;         /* what was before any pthread_once ended */
 static void (*destructors[KEYS])(void *);
 
 void sim_threads_reset(void)
 {
     keys = 0;
+    memset(&onces, 0, sizeof onces);
 }
 
 /* ---- time ------------------------------------------------------------------------------------------ */
@@ -288,11 +290,22 @@ pthread_t sim_pthread_self(void)
     return sim_self == NULL ? 1 : (pthread_t)sim_self->number + 1;
 }
 
+static bool once_is_done(void *once)
+{
+    return *(pthread_once_t *)once == 2;
+}
+
 int sim_pthread_once(pthread_once_t *once, void (*function)(void))
 {
+    ENTER();
     if (*once == PTHREAD_ONCE_INIT) {
         *once = 1;
         function();
+        sim_release_to(&onces);
+        *once = 2;
+    } else {
+        sim_block("once", once_is_done, once, SIM_FOREVER);
+        sim_clock_join(&sim_self->clock, &onces);
     }
     return 0;
 }

@@ -13,5 +13,7 @@ const struct sim_program sim_programs[] = {
       .check = sim_room_job_check, .quiet = sim_room_job_quiet },
     { .name = "oneway", .workers = 2, .points = 50000, .resets = true, .start = sim_room_oneway,
       .check = sim_room_job_check, .quiet = sim_room_job_quiet },
+    { .name = "death", .workers = 2, .points = 50000, .resets = true, .start = sim_room_death,
+      .check = sim_room_job_check, .quiet = sim_room_job_quiet },
     { .name = NULL },
 };

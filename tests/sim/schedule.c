@@ -217,6 +217,8 @@ static void nobody_can_run(void)
     sim_fibers_leave();
 }
 
+static bool hear_of_death(void);
+
 /* This fiber cannot go on, or need not. */
 static void run_another(const char *why)
 {
@@ -224,7 +226,7 @@ static void run_another(const char *why)
     int count;
 
     while ((count = who_can(can, NULL)) == 0)
-        if (!pass_time())
+        if (!hear_of_death() && !pass_time())
             nobody_can_run();
     run(pick(can, count), why);
 }
@@ -295,6 +297,51 @@ void sim_yield(void)
 
 /* ---- points --------------------------------------------------------------------------------------- */
 
+static struct {
+    int worker;
+    bool dead;
+    uint64_t at, heard_at;          /* points; SIM_FOREVER: not yet, or done */
+} death;
+
+static void die(void)
+{
+    sim_note("worker %d dies", death.worker);
+    for (int i = 0; i < sim_fiber_count; i++)
+        if (sim_fibers[i].worker == death.worker && sim_fibers[i].state != SIM_ENDED) {
+            sim_flush(&sim_fibers[i]);
+            sim_fibers[i].state = SIM_DEAD;
+        }
+    death.dead = true;
+    death.at = SIM_FOREVER;
+    death.heard_at = sim_schedule.points + (sim_choose(2) == 0 ? 1 : sim_choose(5000));
+    sim_descriptors_close(death.worker);
+    if (sim_self->worker == death.worker)
+        run_another("dies");
+}
+
+/* False: there is nothing to be heard. */
+static bool hear_of_death(void)
+{
+    if (death.heard_at == SIM_FOREVER)
+        return false;
+    sim_note("the death of worker %d is heard of", death.worker);
+    death.heard_at = SIM_FOREVER;
+    sim_pidfd_ready(death.worker);
+    return true;
+}
+
+void sim_kill_later(int worker, uint32_t points)
+{
+    death.worker = worker;
+    death.at = sim_schedule.points + points;
+    sim_next = 1;
+}
+
+bool sim_is_dead(int worker)
+{
+    return death.dead && death.worker == worker;
+}
+
 static uint64_t gap(uint32_t mean)
 {
     return 1 + sim_random() % (2 * mean);
@@ -362,6 +409,10 @@ void sim_point_slow(void)
         point_of_all();
         return;
     }
+    if (s->points >= death.heard_at)
+        hear_of_death();
+    if (s->points >= death.at)
+        die();
     if (s->points >= flush_at)
         flush_some();
     if (s->way == SIM_RANDOM && s->points >= switch_at) {
@@ -387,6 +438,8 @@ void sim_point_slow(void)
         run(pick(can, count), "preempted");
     }
     next = switch_at < flush_at ? switch_at : flush_at;
+    next = death.at < next ? death.at : next;
+    next = death.heard_at < next ? death.heard_at : next;
     sim_next = next > s->points ? (int64_t)(next - s->points) : 1;
 }
 
@@ -431,6 +484,8 @@ void sim_run(const struct sim_program *const *copies, uint64_t seed)
     sim_next = 1;
     all.depth = all.preemptions = 0;
     memset(truths, 0, sizeof truths);
+    death.dead = false;
+    death.at = death.heard_at = SIM_FOREVER;
     sim_fibers_reset();
     sim_memory_reset();
     sim_world_reset(program->resets);

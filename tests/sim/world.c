@@ -25,7 +25,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#define FDS 1024
+
 uint64_t sim_changes;
+static uint8_t owners[FDS];             /* of descriptors: the worker plus 1 */
+static int pidfds[SIM_COPIES];
 char sim_directory[64];
 static struct sim_clock messages;       /* what is sent and received orders all before it, as the kernel's locks do */
 
@@ -42,7 +46,34 @@ void sim_world_reset(bool all)
     sim_mappings_reset(all);
     sim_threads_reset();
     memset(&messages, 0, sizeof messages);
+    memset(owners, 0, sizeof owners);
+    memset(pidfds, -1, sizeof pidfds);
     sim_changes = 1;
+}
+
+/* A new descriptor belongs to the worker that runs. */
+static int own(int fd)
+{
+    if (fd >= 0 && fd < FDS && sim_self != NULL)
+        owners[fd] = (uint8_t)(sim_self->worker + 1);
+    return fd;
+}
+
+void sim_descriptors_close(int worker)
+{
+    for (int fd = 0; fd < FDS; fd++)
+        if (owners[fd] == worker + 1 && fd != pidfds[worker])
+            close(fd);
+    wake_all();
+}
+
+void sim_pidfd_ready(int worker)
+{
+    uint64_t one = 1;
+
+    if (pidfds[worker] >= 0 && write(pidfds[worker], &one, sizeof one) < 0)
+        sim_fail("a pidfd cannot be written");
+    wake_all();
 }
 
 /* ---- names ----------------------------------------------------------------------------------------- */
@@ -74,7 +105,7 @@ int sim_shm_open(const char *name, int flags, mode_t mode)
     char text[PATH_MAX];
 
     ENTER();
-    return open(own_path(name, text), flags | O_CLOEXEC | O_NOFOLLOW, mode);
+    return own(open(own_path(name, text), flags | O_CLOEXEC | O_NOFOLLOW, mode));
 }
 
 int sim_shm_unlink(const char *name)
@@ -179,6 +210,10 @@ int sim_epoll_pwait2(int fd, struct epoll_event *events, int most, const struct 
                      const sigset_t *mask);
 int sim_epoll_ctl(int fd, int operation, int of, struct epoll_event *event);
 int sim_close(int fd);
+int sim_eventfd(unsigned count, int flags);
+int sim_epoll_create1(int flags);
+int sim_socket(int family, int type, int protocol);
+int sim_open(const char *path, int flags, ...);
 ssize_t sim_sendmsg(int fd, const struct msghdr *message, int flags);
 ssize_t sim_recvmsg(int fd, struct msghdr *message, int flags);
 int sim_connect(int fd, const struct sockaddr *address, socklen_t bytes);
@@ -228,9 +263,41 @@ int sim_epoll_ctl(int fd, int operation, int of, struct epoll_event *event)
     return epoll_ctl(fd, operation, of, event);
 }
 
+int sim_eventfd(unsigned count, int flags)
+{
+    ENTER();
+    return own(eventfd(count, flags));
+}
+
+int sim_epoll_create1(int flags)
+{
+    ENTER();
+    return own(epoll_create1(flags));
+}
+
+int sim_socket(int family, int type, int protocol)
+{
+    ENTER();
+    return own(socket(family, type, protocol));
+}
+
+int sim_open(const char *path, int flags, ...)
+{
+    va_list list;
+    mode_t mode;
+
+    va_start(list, flags);
+    mode = flags & O_CREAT ? va_arg(list, mode_t) : 0;
+    va_end(list);
+    ENTER();
+    return own(open(path, flags, mode));
+}
+
 int sim_close(int fd)
 {
     ENTER_FD();
+    if (fd >= 0 && fd < FDS)
+        owners[fd] = 0;
     return close(fd);
 }
 
@@ -243,9 +310,16 @@ ssize_t sim_sendmsg(int fd, const struct msghdr *message, int flags)
 
 ssize_t sim_recvmsg(int fd, struct msghdr *message, int flags)
 {
+    ssize_t got;
+
     ENTER_FD();
     sim_clock_join(&sim_self->clock, &messages);
-    return recvmsg(fd, message, flags);
+    got = recvmsg(fd, message, flags);
+    for (struct cmsghdr *part = got < 0 ? NULL : CMSG_FIRSTHDR(message); part != NULL; part = CMSG_NXTHDR(message, part))
+        if (part->cmsg_level == SOL_SOCKET && part->cmsg_type == SCM_RIGHTS)
+            for (size_t i = 0; i < (part->cmsg_len - CMSG_LEN(0)) / sizeof(int); i++)
+                own(((const int *)(const void *)CMSG_DATA(part))[i]);
+    return got;
 }
 
 int sim_connect(int fd, const struct sockaddr *address, socklen_t bytes)
@@ -257,7 +331,7 @@ int sim_connect(int fd, const struct sockaddr *address, socklen_t bytes)
 int sim_accept4(int fd, struct sockaddr *address, socklen_t *bytes, int flags)
 {
     ENTER_FD();
-    return accept4(fd, address, bytes, flags);
+    return own(accept4(fd, address, bytes, flags));
 }
 
 long sim_syscall(long number, ...)
@@ -274,8 +348,10 @@ long sim_syscall(long number, ...)
     switch (number) {
     case SYS_futex:
         return sim_futex((uint32_t *)a[0], (int)a[1], (uint32_t)a[2], (const struct timespec *)a[3]);
-    case SYS_pidfd_open:
-        return eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    case SYS_pidfd_open:                /* only of itself: SO_PEERCRED has another pid */
+        if (a[0] != sim_getpid())
+            return own(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+        return pidfds[sim_self->worker] = own(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     case SYS_pidfd_send_signal:
         return 0;
     case SYS_gettid:

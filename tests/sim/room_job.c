@@ -10,7 +10,7 @@
 
 #include "boxcar.h"
 
-enum { HANDLED_0, HANDLED_1, SENT_TO_0, SENT_TO_1, STOPPED_0, STOPPED_1, UNDER_WAY, CALLBACKS, STARTED };  /* of sim_truth */
+enum { HANDLED_0, HANDLED_1, SENT_TO_0, SENT_TO_1, STOPPED_0, STOPPED_1, UNDER_WAY, CALLBACKS, STARTED, UNAWARE };  /* of sim_truth */
 
 static bool other_is_dead(const struct bx_job *job)
 {
@@ -102,6 +102,7 @@ static void end(struct bx_job *job)
     if (rescued != 0 || late != 0)
         sim_fail("rescued %llu, timers_late %llu at rank %d", (unsigned long long)rescued, (unsigned long long)late,
                  rank);
+    sim_count(UNAWARE, !sim_is_heard_of());
     bx_job_destroy(job);
 }
 
@@ -228,6 +229,11 @@ static bool any_is_dead(void)
 
 void sim_room_job_check(void)
 {
+    int left = sim_names_left();
+
+    /* Nobody removes the names of a worker that dies when all others have left. */
+    if (left > 0 && !(any_is_dead() && sim_truth(UNAWARE) > 0))
+        sim_fail("%d names are left in /dev/shm or the directory of sockets", left);
     if (sim_truth(CALLBACKS) != 0 && !any_is_dead())
         sim_fail("%lld callbacks did not run", (long long)sim_truth(CALLBACKS));
     for (int rank = 0; rank < 2; rank++)

@@ -60,6 +60,8 @@ void sim_count(unsigned index, int64_t by);
  * descriptors are closed. Its pidfd becomes readable some points later, at most when nobody can run. */
 void sim_kill_later(int worker, uint32_t points);
 bool sim_is_dead(int worker);
+bool sim_is_heard_of(void);                 /* the death: the pidfd is readable */
+int sim_names_left(void);                   /* in /dev/shm and the directory of sockets; removes them */
 /* The program reads or writes memory of the library: a point, and an access that must be ordered. */
 void sim_access(const void *address, size_t bytes, bool write);
 /* Sleeps until can(argument), or until the time. False: the time came. can is asked again after each change. */
@@ -183,7 +185,6 @@ void *sim_memory(size_t bytes);                 /* of the simulated heap, zeroed
 /* A shared mapping: the object and the offset in it of an address; false: private. */
 bool sim_shared(uintptr_t address, uint64_t *key);
 extern char sim_directory[64];                  /* for names; of this run of the simulator */
-int sim_names_left(void);                       /* how many there are; removes them */
 void sim_descriptors_close(int worker);         /* it dies */
 void sim_pidfd_ready(int worker);               /* the others hear of it */
 void sim_thread_ends(void);                     /* calls the destructors of its pthread_setspecific */

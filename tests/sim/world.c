@@ -25,7 +25,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define FDS 1024
+#define FDS 900                         /* more are the simulator's own */
 
 uint64_t sim_changes;
 static uint8_t owners[FDS];             /* of descriptors: the worker plus 1 */
@@ -62,7 +62,7 @@ static int own(int fd)
 void sim_descriptors_close(int worker)
 {
     for (int fd = 0; fd < FDS; fd++)
-        if (owners[fd] == worker + 1 && fd != pidfds[worker])
+        if (owners[fd] == worker + 1)
             close(fd);
     wake_all();
 }
@@ -218,6 +218,7 @@ ssize_t sim_sendmsg(int fd, const struct msghdr *message, int flags);
 ssize_t sim_recvmsg(int fd, struct msghdr *message, int flags);
 int sim_connect(int fd, const struct sockaddr *address, socklen_t bytes);
 int sim_accept4(int fd, struct sockaddr *address, socklen_t *bytes, int flags);
+int sim_getsockopt(int fd, int level, int option, void *value, socklen_t *bytes);
 long sim_syscall(long number, ...);
 int sim_io_uring_queue_init_params(unsigned entries, void *ring, void *params);
 ssize_t sim_getrandom(void *to, size_t bytes, unsigned flags);
@@ -328,6 +329,17 @@ int sim_connect(int fd, const struct sockaddr *address, socklen_t bytes)
     return connect(fd, address, bytes);
 }
 
+/* SO_PEERCRED: the other worker's pid. */
+int sim_getsockopt(int fd, int level, int option, void *value, socklen_t *bytes)
+{
+    int rc = getsockopt(fd, level, option, value, bytes);
+
+    ENTER();
+    if (rc == 0 && level == SOL_SOCKET && option == SO_PEERCRED)
+        ((struct ucred *)value)->pid = 1000 + 1 - sim_self->worker;
+    return rc;
+}
+
 int sim_accept4(int fd, struct sockaddr *address, socklen_t *bytes, int flags)
 {
     ENTER_FD();
@@ -338,6 +350,7 @@ long sim_syscall(long number, ...)
 {
     va_list list;
     long a[6];
+    int fd;
 
     va_start(list, number);
     for (int i = 0; i < 6; i++)
@@ -351,7 +364,9 @@ long sim_syscall(long number, ...)
     case SYS_pidfd_open:                /* only of itself: SO_PEERCRED has another pid */
         if (a[0] != sim_getpid())
             return own(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-        return pidfds[sim_self->worker] = own(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+        fd = own(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+        pidfds[sim_self->worker] = fcntl(fd, F_DUPFD_CLOEXEC, FDS);
+        return fd;
     case SYS_pidfd_send_signal:
         return 0;
     case SYS_gettid:

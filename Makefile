@@ -60,10 +60,9 @@ OPTIMISE_asan    := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined 
 OPTIMISE_ubsan   := -O1 -g -fno-omit-frame-pointer -fsanitize=undefined -fno-sanitize-recover=all
 # ThreadSanitizer sees a copy only where it is a call.
 OPTIMISE_tsan    := -O1 -g -fno-omit-frame-pointer -fsanitize=thread -fno-builtin-memcpy
-# tests/sim/ has the functions that the compiler calls. Its fences are fences, so the library is not told of the
-# sanitizer; the compiler warns that its own do not know them.
-OPTIMISE_sim     := -O1 -g -fno-omit-frame-pointer -fsanitize=thread -U__SANITIZE_THREAD__ -Wno-tsan \
-	--param tsan-instrument-func-entry-exit=0 -fno-builtin-memcpy -fno-builtin-memmove -fno-builtin-memset
+# tests/sim/ has the functions that the compiler calls, so that each copy and each fence has to be a call too.
+OPTIMISE_sim     := -O1 -g -fno-omit-frame-pointer -fsanitize=thread --param tsan-instrument-func-entry-exit=0 \
+	-fno-builtin-memcpy -fno-builtin-memmove -fno-builtin-memset -include tests/sim/before.h
 # See tests/cov/exit.c.
 OPTIMISE_cov     := -O0 -g --coverage -Wl,--wrap=_exit
 
@@ -211,8 +210,8 @@ ALL_SRCS := $(sort $(LIB_SRCS) $(NN_SRCS) $(AUTOGRAD_SRCS) \
 
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: all tests demo test check-all unit e2e check stress sim soak switches test-gpu test-reference mutants lint \
-	size coverage coverage-run deps deps-unit deps-test deps-python deps-wheel deps-test-python deps-lint python \
+.PHONY: all tests demo test check-all unit e2e check stress sim soak switches test-gpu test-reference mutants \
+	lint size coverage coverage-run deps deps-unit deps-test deps-python deps-wheel deps-test-python deps-lint python \
 	wheel test-python man built install uninstall deb test-deb clean help FORCE
 
 all: $(STATIC_LIB) $(SHARED_LIB) $(STATIC_NN) $(SHARED_NN) $(STATIC_AUTOGRAD) $(SHARED_AUTOGRAD) \
@@ -374,7 +373,8 @@ $(call objects,$(SIM_SRCS)): FLAGS_EXACT := -fno-sanitize=thread -O2
 # All of its names become local but that of its programs, and those of the C library that world.syms replaces.
 $(SIM_COPIES:%=$(O)/sim_copy_%.o): $(call objects,$(COPY_SRCS)) tests/sim/world.syms $(JEMALLOC_OBJ)
 	$(call say,COPY,$@)
-	$(Q)$(CC) -nostdlib -r -o $@ $(firstword $^) $(JEMALLOC_OBJ) $(filter-out $(firstword $^) $(JEMALLOC_OBJ),$(filter %.o,$^))
+	$(Q)$(CC) -nostdlib -r -o $@ $(firstword $^) $(JEMALLOC_OBJ) \
+		$(filter-out $(firstword $^) $(JEMALLOC_OBJ),$(filter %.o,$^))
 	$(Q)objcopy --redefine-syms=tests/sim/world.syms $(SIM_NAMES:%=--keep-global-symbol=%) $@
 	$(Q)objcopy $(foreach n,$(SIM_NAMES),--redefine-sym $(n)=$(n)$(patsubst $(O)/sim_copy%.o,%,$@)) $@
 

@@ -409,7 +409,7 @@ def main(arguments):
             return all([mutate(path, found[path]) for path in arguments])
         tally, passes = {}, {}
         for mutant in kept():
-            if arguments[1:] and mutant["name"] not in arguments[1:]:
+            if (arguments[1:] and mutant["name"] not in arguments[1:]) or not set(KINDS) & set(dict(mutant["tests"])):
                 continue
             began = time.time()
             verdict, detail = try_kept(mutant, passes)

@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #define REPLAYED 64             /* schedules of each program that are run once more with --replay */
+#define PLACES 16384            /* more than one trace has */
 
 static struct results {
     uint64_t seed, schedules, points, switches, hash, hashes[REPLAYED];
@@ -52,6 +53,72 @@ static double seconds(void)
     return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
 }
 
+/* ---- what a line says of places --------------------------------------------------------------------- */
+
+static struct {
+    FILE *to, *from;
+    size_t address[PLACES];
+    char text[PLACES][96];
+} places;
+
+static void start_addr2line(void)
+{
+    int to[2], from[2];
+    char path[64];
+
+    snprintf(path, sizeof path, "/proc/%d/exe", (int)getpid());
+    if (pipe(to) < 0 || pipe(from) < 0)
+        exit(2);
+    if (fork() == 0) {
+        dup2(to[0], 0);
+        dup2(from[1], 1);
+        close(to[1]);
+        execlp("addr2line", "addr2line", "-e", path, "-fsp", (char *)NULL);
+        _exit(2);
+    }
+    close(to[0]);
+    close(from[1]);
+    places.to = fdopen(to[1], "w");
+    places.from = fdopen(from[0], "r");
+}
+
+/* Function and line of an address. */
+static const char *place_of(size_t address)
+{
+    size_t at = address * 0x9e3779b97f4a7c15 >> 32;
+    char *text;
+
+    while (places.address[at % PLACES] != 0 && places.address[at % PLACES] != address)
+        at++;
+    text = places.text[at % PLACES];
+    if (places.address[at % PLACES] == address)
+        return text;
+    if (places.to == NULL)
+        start_addr2line();
+    fprintf(places.to, "%#zx\n", address - 1);
+    fflush(places.to);
+    places.address[at % PLACES] = address;
+    if (fgets(text, sizeof places.text[0], places.from) == NULL)
+        snprintf(text, sizeof places.text[0], "%#zx", address);
+    text[strcspn(text, "\n(")] = '\0';
+    return text;
+}
+
+/* Prints a text; each "@0x401234" in it becomes a place. */
+static void print_places(const char *text)
+{
+    const char *at;
+
+    while ((at = strstr(text, "@0x")) != NULL) {
+        char *end;
+        size_t address = strtoull(at + 1, &end, 16);
+
+        printf("%.*s%s", (int)(at - text), text, place_of(address));
+        text = end;
+    }
+    fputs(text, stdout);
+}
+
 /* ---- the child ------------------------------------------------------------------------------------- */
 
 static void run_some(const struct sim_program *const *copies, uint64_t seed, uint64_t most, double until)
@@ -76,12 +143,25 @@ static void run_some(const struct sim_program *const *copies, uint64_t seed, uin
     }
 }
 
-static int run_child(const struct sim_program *const *copies, uint64_t seed, uint64_t most, double until)
+static void print_trace(int lines[2])
 {
-    int status = 0;
+    FILE *from = fdopen(lines[0], "r");
+    char line[2048];
+
+    close(lines[1]);
+    while (from != NULL && fgets(line, sizeof line, from) != NULL)
+        print_places(line);
+    fclose(from);
+}
+
+static void run_child(const struct sim_program *const *copies, uint64_t seed, uint64_t most, double until)
+{
+    int status = 0, lines[2] = { -1, -1 };
     pid_t pid;
 
     fflush(stdout);
+    if (options.trace && pipe(lines) < 0)
+        exit(2);
     pid = fork();
     if (pid < 0) {
         perror("sim: fork");
@@ -89,52 +169,30 @@ static int run_child(const struct sim_program *const *copies, uint64_t seed, uin
     }
     if (pid == 0) {
         sim_schedule.trace = options.trace;
+        if (options.trace)
+            dup2(lines[1], 1);
         if (options.all)
             sim_choose_all(options.preemptions);
         run_some(copies, seed, most, until);
         fflush(stdout);
         _exit(0);
     }
+    if (options.trace)
+        print_trace(lines);
     waitpid(pid, &status, 0);
     if (!results->found && status != 0) {
         results->found = true;
         snprintf(results->finding, sizeof results->finding, "the process ends with %s %d",
-                 WIFSIGNALED(status) ? "signal" : "status", WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
+                 WIFSIGNALED(status) ? "signal" : "status",
+                 WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
     }
-    return status;
-}
-
-/* ---- what a line says of places --------------------------------------------------------------------- */
-
-/* Prints a text; each "@0x401234" in it becomes the function and line of that address. */
-static void print_places(const char *text)
-{
-    const char *at;
-
-    while ((at = strstr(text, "@0x")) != NULL) {
-        char command[256], place[512] = "?";
-        char *end;
-        size_t address = strtoull(at + 1, &end, 16);
-        FILE *pipe;
-
-        printf("%.*s", (int)(at - text), text);
-        text = end;
-        snprintf(command, sizeof command, "addr2line -e /proc/%d/exe -fsp %#zx", (int)getpid(), address - 1);
-        pipe = popen(command, "r");
-        if (pipe != NULL) {
-            if (fgets(place, sizeof place, pipe) != NULL)
-                place[strcspn(place, "\n")] = '\0';
-            pclose(pipe);
-        }
-        printf("%s", place);
-    }
-    printf("%s\n", text);
 }
 
 static void print_finding(const struct sim_program *program)
 {
     printf("FOUND %s: seed %llu: ", program->name, (unsigned long long)results->seed);
     print_places(results->finding);
+    putchar('\n');
     if (options.all)
         printf("   in path %llu of the search with %u preemptions\n", (unsigned long long)results->schedules,
                options.preemptions);

@@ -17,7 +17,6 @@
  */
 #include "sim.h"
 
-#include <stdatomic.h>
 #include <string.h>
 
 #define CELLS (1u << 18)

@@ -10,7 +10,8 @@
 
 #include "boxcar.h"
 
-enum { HANDLED_0, HANDLED_1, SENT_TO_0, SENT_TO_1, STOPPED_0, STOPPED_1, UNDER_WAY, CALLBACKS, STARTED, UNAWARE };  /* of sim_truth */
+/* Of sim_truth. */
+enum { HANDLED_0, HANDLED_1, SENT_TO_0, SENT_TO_1, STOPPED_0, STOPPED_1, UNDER_WAY, CALLBACKS, STARTED, UNAWARE };
 
 static bool other_is_dead(const struct bx_job *job)
 {

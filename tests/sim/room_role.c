@@ -18,7 +18,8 @@
 #define THREADS 3
 #define LATE_NS 1000000
 #define EVENT 8u
-enum { OWED, ASKED, DONE = ASKED + THREADS, EVENTS = DONE + THREADS, REQUESTS, ENDED, STOPPED, DUE, OVER };     /* of sim_truth */
+/* Of sim_truth. */
+enum { OWED, ASKED, DONE = ASKED + THREADS, EVENTS = DONE + THREADS, REQUESTS, ENDED, STOPPED, DUE, OVER };
 
 struct thread {
     struct bxi_waiter waiter;           /* first */

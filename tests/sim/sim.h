@@ -16,7 +16,7 @@
  *
  * Invariants.
  *  S1  Between two points no other fiber runs, and no store of another fiber becomes visible.
- *  S2  Every choice comes from sim_choose or sim_random. So two runs of a seed have the same trace, hence the same hash.
+ *  S2  Every choice comes from sim_choose or sim_random. So two runs of a seed have the same trace, and the same hash.
  *  S3  A store of a fiber is in its store buffer or in memory. The fiber itself reads its own newest one. Stores to one
  *      address leave the buffer in their order; a release store leaves it after all that came before it.
  *  S4  The buffer is empty behind a full fence, a read-modify-write, and at each function of world.syms.

@@ -3,9 +3,9 @@
  * The world: what the copies of the library get instead of the functions of the C library that world.syms names. This
  * file has descriptors and names; world_memory.c has memory, world_threads.c time and threads.
  *
- * Descriptors are real, but never block: eventfds, epoll, sockets, shared memory. A function that would block lets other
- * fibers run, and asks the kernel again when some descriptor may have changed. io_uring is refused, so sleepers use
- * epoll. All fibers are one thread of one process, so what the kernel answers depends on the order of the calls alone.
+ * Descriptors are real, but never block: eventfds, epoll, sockets, shared memory. A function that would block lets
+ * other fibers run, and asks the kernel again when some descriptor may have changed. io_uring is refused, so sleepers
+ * use epoll. All fibers are one thread of one process, so what the kernel answers depends on the order of the calls alone.
  */
 #include "world.h"
 
@@ -316,7 +316,9 @@ ssize_t sim_recvmsg(int fd, struct msghdr *message, int flags)
     ENTER_FD();
     sim_clock_join(&sim_self->clock, &messages);
     got = recvmsg(fd, message, flags);
-    for (struct cmsghdr *part = got < 0 ? NULL : CMSG_FIRSTHDR(message); part != NULL; part = CMSG_NXTHDR(message, part))
+    if (got < 0)
+        return got;
+    for (struct cmsghdr *part = CMSG_FIRSTHDR(message); part != NULL; part = CMSG_NXTHDR(message, part))
         if (part->cmsg_level == SOL_SOCKET && part->cmsg_type == SCM_RIGHTS)
             for (size_t i = 0; i < (part->cmsg_len - CMSG_LEN(0)) / sizeof(int); i++)
                 own(((const int *)(const void *)CMSG_DATA(part))[i]);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The world's memory: malloc, copies, mappings. malloc never gives memory out twice in a schedule: a use of freed memory
- * is a finding. Each mapping lies in a slot of address space of its own, so an address leads to its object.
+ * The world's memory: malloc, copies, mappings. malloc never gives memory out twice in a schedule: a use of freed
+ * memory is a finding. Each mapping lies in a slot of address space of its own, so an address leads to its object.
  */
 #include "world.h"
 

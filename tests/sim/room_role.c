@@ -94,7 +94,7 @@ static bool ready(void *context, const struct bxi_role *role)
     for (int i = 0; i < THREADS; i++)
         if (has_reply(&threads[i]))
             return true;
-    return bxi_load_acquire(&requests) != requests_taken;
+    return unparked > 0 || bxi_load_acquire(&requests) != requests_taken;
 }
 
 static bool peek(void *context, int times)
@@ -112,7 +112,7 @@ static void handle(void *context, const struct bxi_role *role, uint32_t event)
     }
 }
 
-/* From here on what was parked is owed, and no thread but this knows of it. */
+/* From here on what was parked is owed. */
 static bool before_sleep(void *context, const struct bxi_role *role)
 {
     (void)context, (void)role;

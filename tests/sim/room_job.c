@@ -10,8 +10,12 @@
 
 #include "boxcar.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 /* Of sim_truth. */
-enum { HANDLED_0, HANDLED_1, SENT_TO_0, SENT_TO_1, STOPPED_0, STOPPED_1, UNDER_WAY, CALLBACKS, STARTED, UNAWARE };
+enum { HANDLED_0, HANDLED_1, SENT_TO_0, SENT_TO_1, STOPPED_0, STOPPED_1, UNDER_WAY, CALLBACKS, STARTED, UNAWARE,
+       ARRIVED_OF_0, ARRIVED_OF_1, ORDERED_OF_0, ORDERED_OF_1 };
 
 static bool other_is_dead(const struct bx_job *job)
 {
@@ -70,6 +74,8 @@ static int echo(const struct bx_request *request, struct bx_reader *args, struct
     return 0;
 }
 
+static int ordered(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context);
+
 static struct bx_job *begin(int rank)
 {
     struct bx_job *job = NULL;
@@ -84,6 +90,7 @@ static struct bx_job *begin(int rank)
     must(job, "bx_register", bx_register(job, "inline", BX_INLINE, twice, NULL));
     must(job, "bx_register", bx_register(job, "blocking", BX_BLOCKING, twice, NULL));
     must(job, "bx_register", bx_register_async(job, "forward", BX_INLINE, forward, NULL));
+    must(job, "bx_register", bx_register(job, "ordered", BX_INLINE, ordered, NULL));
     must(job, "bx_register", bx_register(job, "echo", BX_INLINE, echo, NULL));
     must(job, "bx_job_start", bx_job_start(job));
     return job;
@@ -210,6 +217,91 @@ void sim_room_oneway(int worker)
     end(job);
 }
 
+/* ---- full rings ------------------------------------------------------------------------------------- */
+
+static unsigned char letter_of(int64_t number)
+{
+    return (unsigned char)(number * 11 + 3);
+}
+
+/* Number, and so many bytes of its letter. Requests of one thread arrive in their order. */
+static int ordered(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    int from = bx_request_caller(request);
+    int64_t number = bx_read_i64(args), bytes = bx_read_i64(args);
+    const unsigned char *data = bx_read_bytes(args, (size_t)bytes);
+
+    (void)context;
+    if ((uint64_t)number != sim_truth(ARRIVED_OF_0 + from))
+        sim_fail("call %lld of rank %d arrives, expected was %llu", (long long)number, from,
+                 (unsigned long long)sim_truth(ARRIVED_OF_0 + from));
+    sim_count(ARRIVED_OF_0 + from, 1);
+    for (int64_t i = 0; i < bytes; i += 500)
+        if (data[i] != letter_of(number))
+            sim_fail("call %lld of rank %d has wrong bytes", (long long)number, from);
+    return bx_msg_put_i64(reply, 2 * number);
+}
+
+/* A frame may have 16 KiB, a ring 128: what is larger than a frame goes through the arena, on a lease. */
+static struct bx_msg *large(int64_t number)
+{
+    static const uint32_t sizes[] = { 0, 6000, 14000, 14000, 40000 };
+    uint32_t bytes = sizes[sim_choose(5)];
+    struct bx_msg *args = bx_msg_create(0);
+    unsigned char *data = malloc(bytes + 1);
+
+    memset(data, letter_of(number), bytes);
+    bx_msg_put_i64(args, number);
+    bx_msg_put_i64(args, bytes);
+    bx_msg_put_bytes(args, data, bytes);
+    free(data);
+    return args;
+}
+
+static int64_t send_group(struct bx_job *job, int64_t number)
+{
+    struct bx_future *futures[4] = { NULL };
+    struct bx_msg *args[4];
+    size_t count = 1 + sim_choose(4);
+
+    for (size_t i = 0; i < count; i++)
+        args[i] = large(number + (int64_t)i);
+    must(job, "bx_rpc_many", bx_rpc_many(job, names[1 - bx_job_rank(job)], "ordered", count,
+                                         (const struct bx_msg *const *)args, NULL, futures));
+    for (size_t i = 0; i < count; i++) {
+        bx_msg_destroy(args[i]);
+        must(job, "bx_future_wait", bx_future_wait(futures[i], BX_FOREVER));
+        expect(bx_future_value(futures[i]), number + (int64_t)i);
+        bx_future_release(futures[i]);
+    }
+    return number + (int64_t)count;
+}
+
+/* So many frames that rings are full, in one direction or in both. */
+void sim_room_full(int worker)
+{
+    struct bx_job *job = begin(worker);
+    int64_t count = worker == 0 || sim_choose(2) == 0 ? 12 + sim_choose(12) : 0, number = 0;
+
+    sim_count(UNDER_WAY, 1);
+    while (number < count) {
+        struct bx_msg *args;
+
+        if (sim_choose(8) == 0) {
+            number = send_group(job, number);
+            continue;
+        }
+        args = large(number++);
+        must(job, "bx_rpc_oneway", bx_rpc_oneway(job, names[1 - worker], "ordered", args, NULL));
+        bx_msg_destroy(args);
+    }
+    sim_count(UNDER_WAY, -1);
+    sim_count(ORDERED_OF_0 + worker, number);
+    end(job);
+}
+
+/* ---- death ------------------------------------------------------------------------------------------ */
+
 /* As calls; one of the two is killed after the start. */
 void sim_room_death(int worker)
 {
@@ -237,6 +329,10 @@ void sim_room_job_check(void)
         sim_fail("%d names are left in /dev/shm or the directory of sockets", left);
     if (sim_truth(CALLBACKS) != 0 && !any_is_dead())
         sim_fail("%lld callbacks did not run", (long long)sim_truth(CALLBACKS));
+    for (int rank = 0; rank < 2; rank++)
+        if (sim_truth(ARRIVED_OF_0 + rank) != sim_truth(ORDERED_OF_0 + rank))
+            sim_fail("%llu of %llu calls of rank %d arrived", (unsigned long long)sim_truth(ARRIVED_OF_0 + rank),
+                     (unsigned long long)sim_truth(ORDERED_OF_0 + rank), rank);
     for (int rank = 0; rank < 2; rank++)
         if (any_is_dead() ? sim_truth(HANDLED_0 + rank) > sim_truth(SENT_TO_0 + rank)
                           : sim_truth(HANDLED_0 + rank) != sim_truth(SENT_TO_0 + rank))

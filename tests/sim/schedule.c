@@ -44,6 +44,11 @@ uint64_t sim_random(void)
     return z ^ z >> 31;
 }
 
+bool sim_disturbs(void)
+{
+    return sim_schedule.disturbed && sim_random() % 16 == 0;
+}
+
 uint32_t sim_choose(uint32_t most)
 {
     if (most < 2)
@@ -481,6 +486,7 @@ static void draw(uint64_t seed)
         s->way = sim_random() % 2 == 0 ? SIM_RANDOM : SIM_PRIORITIES;
     s->weak = s->way != SIM_ALL && sim_random() % 2 == 0;
     s->tick_ns = sim_random() % 2 == 0 ? 20 : 3000;
+    s->disturbed = s->way != SIM_ALL && sim_random() % 4 == 0;
     switch_mean = switch_means[sim_random() % 5];
     flush_mean = flush_means[sim_random() % 4];
     changes = 2 + (uint32_t)(sim_random() % (CHANGES_MOST - 1));

@@ -124,6 +124,7 @@ struct sim_schedule {
     uint64_t seed, hash, points, switches, now_ns;
     enum sim_way way;
     uint32_t tick_ns;                       /* by how much a read of the clock moves it */
+    bool disturbed;                         /* sleeps may end without cause, or with EINTR */
     bool weak;                              /* stores may leave the buffer in another order */
     bool over, found, trace;
     char finding[1024];
@@ -137,6 +138,7 @@ void sim_point_slow(void);
 void sim_stored(void);                          /* a store has entered a buffer: chooses when it leaves */
 void sim_trace_point(const char *what, uint64_t key, uintptr_t pc);
 uint64_t sim_random(void);
+bool sim_disturbs(void);                        /* now and then, in some schedules */
 uint64_t sim_paths(void);
 
 /* Before each access: `what` for the trace. */

@@ -224,10 +224,18 @@ int sim_io_uring_queue_init_params(unsigned entries, void *ring, void *params);
 ssize_t sim_getrandom(void *to, size_t bytes, unsigned flags);
 _Noreturn void sim___assert_fail(const char *text, const char *file, unsigned line, const char *function);
 
+static int interrupted(void)
+{
+    errno = EINTR;
+    return -1;
+}
+
 static int poll_until(struct pollfd *fds, nfds_t count, uint64_t until_ns, const char *why)
 {
     struct look look = { .fds = fds, .count = count };
 
+    if (until_ns > sim_schedule.now_ns && sim_disturbs())
+        return interrupted();
     if (!is_ready(&look))
         sim_block(why, is_ready, &look, until_ns);
     return look.ready;
@@ -253,6 +261,8 @@ int sim_epoll_pwait2(int fd, struct epoll_event *events, int most, const struct 
 
     (void)mask;
     ENTER();
+    if (sim_disturbs())
+        return interrupted();
     if (!is_ready(&look))
         sim_block("epoll", is_ready, &look, until(ns_of(timeout)));
     return look.ready;

@@ -72,6 +72,8 @@ static bool is_signalled(void *fiber)
 /* Asleep on an address until wake. False: the time came. */
 static bool sleep_on(const void *address, const char *why, uint64_t until_ns)
 {
+    if (sim_disturbs())
+        return true;
     sim_self->signalled = false;
     sim_self->waits_on = address;
     return sim_block(why, is_signalled, sim_self, until_ns);

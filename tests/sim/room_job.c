@@ -9,6 +9,7 @@
 #include "rooms.h"
 
 #include "boxcar.h"
+#include "shm/atomic.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -75,6 +76,7 @@ static int echo(const struct bx_request *request, struct bx_reader *args, struct
 }
 
 static int ordered(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context);
+static int show(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context);
 
 static struct bx_job *begin(int rank)
 {
@@ -90,6 +92,7 @@ static struct bx_job *begin(int rank)
     must(job, "bx_register", bx_register(job, "inline", BX_INLINE, twice, NULL));
     must(job, "bx_register", bx_register(job, "blocking", BX_BLOCKING, twice, NULL));
     must(job, "bx_register", bx_register_async(job, "forward", BX_INLINE, forward, NULL));
+    must(job, "bx_register", bx_register(job, "show", BX_INLINE, show, NULL));
     must(job, "bx_register", bx_register(job, "ordered", BX_INLINE, ordered, NULL));
     must(job, "bx_register", bx_register(job, "echo", BX_INLINE, echo, NULL));
     must(job, "bx_job_start", bx_job_start(job));
@@ -297,6 +300,110 @@ void sim_room_full(int worker)
     }
     sim_count(UNDER_WAY, -1);
     sim_count(ORDERED_OF_0 + worker, number);
+    end(job);
+}
+
+/* ---- tensors ---------------------------------------------------------------------------------------- */
+
+#define KEPT 3
+static bxi_a64 kept[KEPT];              /* tensors of the other worker that this one keeps; the first byte tells all */
+
+/* A tensor of this worker's arena, all of whose bytes are `letter`. */
+static struct bx_tensor *make_tensor(struct bx_job *job, unsigned char letter)
+{
+    int64_t bytes = sim_choose(2) == 0 ? 100 : 5000;
+    struct bx_tensor *tensor = NULL;
+
+    must(job, "bx_tensor_create", bx_tensor_create(job, BX_U8, 1, &bytes, &tensor));
+    memset(bx_tensor_data_mut(tensor), letter, (size_t)bytes);
+    return tensor;
+}
+
+/* Each line of it, as no point: memory that is lent does not change. */
+static void check_tensor(const struct bx_tensor *tensor, int letter)
+{
+    const unsigned char *data = bx_tensor_data(tensor);
+    size_t bytes = bx_tensor_bytes(tensor);
+    unsigned char first = data[0];
+
+    for (size_t i = 0; i < bytes; i += 60)
+        if (data[i] != first || (letter >= 0 && first != letter))
+            sim_fail("a tensor that is lent has changed");
+}
+
+static void keep(struct bx_tensor *tensor)
+{
+    struct bx_tensor *before = (void *)(uintptr_t)bxi_exchange(&kept[sim_choose(KEPT)], (uint64_t)(uintptr_t)tensor);
+
+    if (before != NULL)
+        check_tensor(before, -1);
+    bx_tensor_release(before);
+}
+
+/* Keeps the tensor for a while, or not. Answers with it, or with one of its own. */
+static int show(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bx_tensor *tensor = bx_read_tensor(args), *own;
+    int letter = (int)bx_read_i64(args);
+
+    (void)context;
+    check_tensor(tensor, letter);
+    if (sim_choose(2) == 0)
+        keep(bx_tensor_acquire(tensor));
+    own = sim_choose(2) == 0 ? make_tensor(bx_request_job(request), (unsigned char)letter) : bx_tensor_acquire(tensor);
+    bx_msg_put_tensor(reply, own);
+    bx_tensor_release(own);
+    return 0;
+}
+
+static void lend(struct bx_job *job, unsigned char letter)
+{
+    struct bx_tensor *tensor = make_tensor(job, letter);
+    struct bx_msg *args = bx_msg_create(0), *reply = NULL;
+
+    bx_msg_put_tensor(args, tensor);
+    bx_msg_put_i64(args, letter);
+    bx_tensor_release(tensor);
+    sim_count(UNDER_WAY, 1);
+    must(job, "bx_rpc_sync", bx_rpc_sync(job, names[1 - bx_job_rank(job)], "show", args, NULL, &reply));
+    sim_count(UNDER_WAY, -1);
+    bx_msg_destroy(args);
+    if (reply == NULL)
+        return;
+
+    struct bx_reader reader = bx_msg_reader(reply);
+    struct bx_tensor *back = bx_read_tensor(&reader);
+
+    check_tensor(back, letter);
+    if (sim_choose(2) == 0)
+        keep(bx_tensor_acquire(back));
+    bx_msg_destroy(reply);
+}
+
+static void *lend_some(void *argument)
+{
+    struct bx_job *job = argument;
+    uint32_t count = 1 + sim_choose(5);
+
+    for (uint32_t i = 0; i < count; i++)
+        lend(job, (unsigned char)(1 + bx_job_rank(job) * 100 + sim_choose(90)));
+    return NULL;
+}
+
+/* Both lend tensors, keep those of the other, and return them in any order. In a third of the schedules one dies. */
+void sim_room_tensors(int worker)
+{
+    struct bx_job *job = begin(worker);
+    int other = sim_choose(2) == 0 ? sim_spawn(worker == 0 ? "lender0" : "lender1", lend_some, job) : -1;
+
+    sim_count(STARTED, 1);
+    if (sim_truth(STARTED) == 2 && sim_choose(3) == 0)
+        sim_kill_later((int)sim_choose(2), sim_choose(UINT32_C(1) << (4 + sim_choose(11))));
+    lend_some(job);
+    if (other >= 0)
+        sim_join(other);
+    for (int i = 0; i < KEPT; i++)
+        bx_tensor_release((void *)(uintptr_t)bxi_exchange(&kept[i], 0));
     end(job);
 }
 

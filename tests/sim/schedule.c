@@ -250,6 +250,22 @@ bool sim_block(const char *why, bool (*can)(void *argument), void *argument, uin
     return sim_self->can_now;
 }
 
+static struct {
+    int worker;
+    bool dead;
+    uint64_t at, heard_at;          /* points; SIM_FOREVER: not yet, or done */
+} death;
+
+/* Others hear that a process has ended. What its threads did is before that, for everybody. */
+static void hear_of_end(int worker)
+{
+    for (int i = 0; i < sim_fiber_count; i++)
+        for (int j = 0; j < sim_fiber_count && sim_fibers[i].worker == worker; j++)
+            if (sim_fibers[j].worker != worker)
+                sim_fibers[j].clock.at[i] = sim_fibers[i].clock.at[i];
+    sim_pidfd_ready(worker);
+}
+
 /* If this was the last fiber of a worker, its process ends. */
 static void end_process(int worker)
 {
@@ -258,7 +274,7 @@ static void end_process(int worker)
             return;
     if (program->resets) {
         sim_descriptors_close(worker);
-        sim_pidfd_ready(worker);
+        hear_of_end(worker);
     }
 }
 
@@ -315,12 +331,6 @@ void sim_yield(void)
 
 /* ---- points --------------------------------------------------------------------------------------- */
 
-static struct {
-    int worker;
-    bool dead;
-    uint64_t at, heard_at;          /* points; SIM_FOREVER: not yet, or done */
-} death;
-
 static void die(void)
 {
     sim_note("worker %d dies", death.worker);
@@ -344,7 +354,7 @@ static bool hear_of_death(void)
         return false;
     sim_note("the death of worker %d is heard of", death.worker);
     death.heard_at = SIM_FOREVER;
-    sim_pidfd_ready(death.worker);
+    hear_of_end(death.worker);
     return true;
 }
 

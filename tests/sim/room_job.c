@@ -16,7 +16,7 @@
 
 /* Of sim_truth. */
 enum { HANDLED_0, HANDLED_1, SENT_TO_0, SENT_TO_1, STOPPED_0, STOPPED_1, UNDER_WAY, CALLBACKS, STARTED, UNAWARE,
-       ARRIVED_OF_0, ARRIVED_OF_1, ORDERED_OF_0, ORDERED_OF_1 };
+       OBJECTS, ARRIVED_OF_0, ARRIVED_OF_1, ORDERED_OF_0, ORDERED_OF_1 };
 
 static bool other_is_dead(const struct bx_job *job)
 {
@@ -75,7 +75,21 @@ static int echo(const struct bx_request *request, struct bx_reader *args, struct
     return 0;
 }
 
+/* Answers each row as "inline" does. */
+static int gather(struct bx_batch *batch, void *job)
+{
+    for (size_t row = 0; row < bx_batch_rows(batch); row++) {
+        struct bx_reader args = bx_batch_args(batch, row);
+
+        sim_count(HANDLED_0 + bx_job_rank(job), 1);
+        bx_batch_reply_i64(batch, row, 2 * bx_read_i64(&args));
+    }
+    return 0;
+}
+
 static int ordered(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context);
+static int make(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context);
+static int look(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context);
 static int show(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context);
 
 static struct bx_job *begin(int rank)
@@ -92,6 +106,11 @@ static struct bx_job *begin(int rank)
     must(job, "bx_register", bx_register(job, "inline", BX_INLINE, twice, NULL));
     must(job, "bx_register", bx_register(job, "blocking", BX_BLOCKING, twice, NULL));
     must(job, "bx_register", bx_register_async(job, "forward", BX_INLINE, forward, NULL));
+    must(job, "bx_register_batch", bx_register_batch(job, "gather", gather, job,
+                                                     &(struct bx_batch_options){ .max_rows = 2,
+                                                                                 .flush_after_ns = 1000000 }));
+    must(job, "bx_register", bx_register(job, "make", BX_INLINE, make, NULL));
+    must(job, "bx_register", bx_register(job, "look", BX_INLINE, look, NULL));
     must(job, "bx_register", bx_register(job, "show", BX_INLINE, show, NULL));
     must(job, "bx_register", bx_register(job, "ordered", BX_INLINE, ordered, NULL));
     must(job, "bx_register", bx_register(job, "echo", BX_INLINE, echo, NULL));
@@ -162,13 +181,13 @@ static void call_async(struct bx_job *job, int to, const char *function, const s
 
 static void call(struct bx_job *job, int64_t value)
 {
-    static const char *const functions[] = { "inline", "inline", "blocking", "forward", "echo" };
+    static const char *const functions[] = { "inline", "inline", "blocking", "forward", "echo", "gather" };
     int to = 1 - bx_job_rank(job);
-    const char *function = functions[sim_choose(5)];
+    const char *function = functions[sim_choose(6)];
     struct bx_msg *args = bx_msg_create(0), *reply = NULL;
 
     bx_msg_put_i64(args, value);
-    sim_count(SENT_TO_0 + to, function[0] == 'i' || function[0] == 'b');
+    sim_count(SENT_TO_0 + to, strchr("ibg", function[0]) != NULL);
     sim_count(UNDER_WAY, 1);
     if (function[0] == 'e' || sim_choose(4) == 0) {
         must(job, "bx_rpc_oneway", bx_rpc_oneway(job, names[to], function, args, NULL));
@@ -407,6 +426,117 @@ void sim_room_tensors(int worker)
     end(job);
 }
 
+/* ---- references ------------------------------------------------------------------------------------- */
+
+static bxi_a64 kept_refs[KEPT];
+
+static void destroy_object(void *object)
+{
+    sim_count(OBJECTS, -1);
+    free(object);
+}
+
+static int write_value(void *object, struct bx_msg *value)
+{
+    return bx_msg_put_i64(value, *(int64_t *)object);
+}
+
+static const struct bx_type type = { .name = "object", .destroy = destroy_object, .value = write_value };
+
+static int64_t *new_object(int64_t value)
+{
+    int64_t *object = malloc(sizeof *object);
+
+    *object = value;
+    sim_count(OBJECTS, 1);
+    return object;
+}
+
+static int make(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)context;
+    return bx_msg_put_object(bx_request_job(request), reply, &type, new_object(bx_read_i64(args)));
+}
+
+static void keep_ref(struct bx_rref *rref)
+{
+    bx_rref_release((void *)(uintptr_t)bxi_exchange(&kept_refs[sim_choose(KEPT)], (uint64_t)(uintptr_t)rref));
+}
+
+/* Keeps the reference, or sends it back, or both. */
+static int look(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bx_rref *rref = bx_read_rref(args);
+
+    (void)request, (void)context;
+    if (sim_choose(2) == 0)
+        keep_ref(bx_rref_acquire(rref));
+    return sim_choose(2) == 0 ? bx_msg_put_rref(reply, rref) : 0;
+}
+
+static void use_ref(struct bx_job *job, int64_t value)
+{
+    const char *to = names[1 - bx_job_rank(job)];
+    struct bx_msg *args = bx_msg_create(0), *reply = NULL;
+    struct bx_rref *rref = NULL;
+
+    bx_msg_put_i64(args, value);
+    if (sim_choose(2) == 0)
+        must(job, "bx_remote", bx_remote(job, to, "make", args, NULL, &rref));
+    else
+        must(job, "bx_rref_create", bx_rref_create(job, &type, new_object(value), &rref));
+    bx_msg_destroy(args);
+    if (rref == NULL)
+        return;
+    args = bx_msg_create(0);
+    bx_msg_put_rref(args, rref);
+    if (sim_choose(2) == 0)
+        must(job, "bx_rpc_sync", bx_rpc_sync(job, to, "look", args, NULL, &reply));
+    else
+        must(job, "bx_rpc_oneway", bx_rpc_oneway(job, to, "look", args, NULL));
+    bx_msg_destroy(args);
+    bx_msg_destroy(reply);
+    reply = NULL;
+    if (sim_choose(2) == 0)
+        must(job, "bx_rref_to_here", bx_rref_to_here(rref, NULL, &reply));
+    if (reply != NULL) {
+        struct bx_reader reader = bx_msg_reader(reply);
+
+        if (bx_read_i64(&reader) != value)
+            sim_fail("an object has another value");
+    }
+    bx_msg_destroy(reply);
+    keep_ref(rref);
+}
+
+static void *use_refs(void *argument)
+{
+    uint32_t count = 1 + sim_choose(4);
+
+    sim_count(UNDER_WAY, 1);
+    for (uint32_t i = 0; i < count; i++)
+        use_ref(argument, i + 1);
+    sim_count(UNDER_WAY, -1);
+    return NULL;
+}
+
+/* Both make objects, pass references on and drop them. In a third of the schedules one dies. */
+void sim_room_rrefs(int worker)
+{
+    struct bx_job *job = begin(worker);
+    int other = sim_choose(2) == 0 ? sim_spawn(worker == 0 ? "user0" : "user1", use_refs, job) : -1;
+
+    sim_count(STARTED, 1);
+    if (sim_truth(STARTED) == 2 && sim_choose(3) == 0)
+        sim_kill_later((int)sim_choose(2), sim_choose(UINT32_C(1) << (4 + sim_choose(11))));
+    use_refs(job);
+    if (other >= 0)
+        sim_join(other);
+    for (int i = 0; i < KEPT; i++)
+        bx_rref_release((void *)(uintptr_t)bxi_exchange(&kept_refs[i], 0));
+    end(job);
+}
+
 /* ---- death ------------------------------------------------------------------------------------------ */
 
 /* As calls; one of the two is killed after the start. */
@@ -434,6 +564,8 @@ void sim_room_job_check(void)
     /* Nobody removes the names of a worker that dies when all others have left. */
     if (left > 0 && !(any_is_dead() && sim_truth(UNAWARE) > 0))
         sim_fail("%d names are left in /dev/shm or the directory of sockets", left);
+    if (sim_truth(OBJECTS) != 0 && !any_is_dead())
+        sim_fail("%lld objects are left", (long long)sim_truth(OBJECTS));
     if (sim_truth(CALLBACKS) != 0 && !any_is_dead())
         sim_fail("%lld callbacks did not run", (long long)sim_truth(CALLBACKS));
     for (int rank = 0; rank < 2; rank++)

@@ -17,6 +17,8 @@ const struct sim_program sim_programs[] = {
       .check = sim_room_job_check, .quiet = sim_room_job_quiet },
     { .name = "tensors", .workers = 2, .points = 100000, .resets = true, .start = sim_room_tensors,
       .check = sim_room_job_check, .quiet = sim_room_job_quiet },
+    { .name = "rrefs", .workers = 2, .points = 100000, .resets = true, .start = sim_room_rrefs,
+      .check = sim_room_job_check, .quiet = sim_room_job_quiet },
     { .name = "death", .workers = 2, .points = 50000, .resets = true, .start = sim_room_death,
       .check = sim_room_job_check, .quiet = sim_room_job_quiet },
     { .name = NULL },

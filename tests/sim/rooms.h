@@ -18,6 +18,7 @@ void sim_room_calls(int worker);        /* room_job.c */
 void sim_room_oneway(int worker);
 void sim_room_full(int worker);
 void sim_room_tensors(int worker);
+void sim_room_rrefs(int worker);
 void sim_room_death(int worker);
 void sim_room_job_check(void);
 void sim_room_job_quiet(uint64_t ns);

@@ -13,10 +13,11 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 /* Of sim_truth. */
 enum { HANDLED_0, HANDLED_1, SENT_TO_0, SENT_TO_1, STOPPED_0, STOPPED_1, UNDER_WAY, CALLBACKS, STARTED, UNAWARE,
-       OBJECTS, ARRIVED_OF_0, ARRIVED_OF_1, ORDERED_OF_0, ORDERED_OF_1 };
+       OBJECTS, OWED, ARRIVED_OF_0, ARRIVED_OF_1, ORDERED_OF_0, ORDERED_OF_1 };
 
 static bool other_is_dead(const struct bx_job *job)
 {
@@ -35,15 +36,24 @@ static void log_line(int level, const char *text, void *context)
     sim_note("log: %s", text);
 }
 
+/* An odd value: a thread waits for the answer, and needs no time to get it. */
+static int64_t answer_to(int64_t value)
+{
+    sim_count(OWED, value & 1);
+    return 2 * value;
+}
+
+/* Context, if any: takes some time. */
 static int twice(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     int rank = bx_job_rank(bx_request_job(request));
 
-    (void)context;
+    if (context != NULL)
+        nanosleep(&(struct timespec){ .tv_nsec = 20000000 }, NULL);
     sim_count(HANDLED_0 + rank, 1);
     if (sim_truth(STOPPED_0 + rank))
         sim_fail("a handler runs after the shutdown of rank %d", rank);
-    return bx_msg_put_i64(reply, 2 * bx_read_i64(args));
+    return bx_msg_put_i64(reply, answer_to(bx_read_i64(args)));
 }
 
 static const char *const names[] = { "worker0", "worker1" };
@@ -82,7 +92,7 @@ static int gather(struct bx_batch *batch, void *job)
         struct bx_reader args = bx_batch_args(batch, row);
 
         sim_count(HANDLED_0 + bx_job_rank(job), 1);
-        bx_batch_reply_i64(batch, row, 2 * bx_read_i64(&args));
+        bx_batch_reply_i64(batch, row, answer_to(bx_read_i64(&args)));
     }
     return 0;
 }
@@ -105,6 +115,7 @@ static struct bx_job *begin(int rank)
         sim_fail("bx_job_create returns %d: %s", rc, bx_error_text());
     must(job, "bx_register", bx_register(job, "inline", BX_INLINE, twice, NULL));
     must(job, "bx_register", bx_register(job, "blocking", BX_BLOCKING, twice, NULL));
+    must(job, "bx_register", bx_register(job, "slow", BX_BLOCKING, twice, job));
     must(job, "bx_register", bx_register_async(job, "forward", BX_INLINE, forward, NULL));
     must(job, "bx_register_batch", bx_register_batch(job, "gather", gather, job,
                                                      &(struct bx_batch_options){ .max_rows = 2,
@@ -181,20 +192,24 @@ static void call_async(struct bx_job *job, int to, const char *function, const s
 
 static void call(struct bx_job *job, int64_t value)
 {
-    static const char *const functions[] = { "inline", "inline", "blocking", "forward", "echo", "gather" };
+    static const char *const functions[] = { "inline", "inline", "blocking", "forward", "echo", "gather", "slow" };
     int to = 1 - bx_job_rank(job);
-    const char *function = functions[sim_choose(6)];
+    const char *function = functions[sim_choose(7)];
     struct bx_msg *args = bx_msg_create(0), *reply = NULL;
+    bool waits;
 
+    waits = function[0] != 'e' && sim_choose(2) == 0;
+    value = 2 * value + waits;
     bx_msg_put_i64(args, value);
-    sim_count(SENT_TO_0 + to, strchr("ibg", function[0]) != NULL);
+    sim_count(SENT_TO_0 + to, strchr("ibgs", function[0]) != NULL);
     sim_count(UNDER_WAY, 1);
-    if (function[0] == 'e' || sim_choose(4) == 0) {
+    if (!waits && (function[0] == 'e' || sim_choose(2) == 0)) {
         must(job, "bx_rpc_oneway", bx_rpc_oneway(job, names[to], function, args, NULL));
-    } else if (sim_choose(2) == 0) {
+    } else if (!waits) {
         call_async(job, to, function, args, value);
     } else {
         must(job, "bx_rpc_sync", bx_rpc_sync(job, names[to], function, args, NULL, &reply));
+        sim_count(OWED, -1);
         if (reply != NULL)
             expect(reply, value);
         bx_msg_destroy(reply);
@@ -583,4 +598,6 @@ void sim_room_job_quiet(uint64_t ns)
 {
     if (ns > 900000000 && sim_truth(UNDER_WAY) > 0 && !any_is_dead())
         sim_fail("nobody can run for %.3f s, and something is under way", (double)ns / 1e9);
+    if (ns > 0 && (int64_t)sim_truth(OWED) > 0 && !any_is_dead())
+        sim_fail("nobody can run for %.3f s, and an answer that a thread waits for is under way", (double)ns / 1e9);
 }

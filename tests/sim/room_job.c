@@ -129,7 +129,8 @@ static struct bx_job *begin(int rank)
     return job;
 }
 
-static void end(struct bx_job *job)
+/* The other thread may call until the job is destroyed. */
+static void end_with(struct bx_job *job, int other)
 {
     int rank = bx_job_rank(job);
     uint64_t rescued = 1, late = 1;
@@ -143,8 +144,15 @@ static void end(struct bx_job *job)
     if (rescued != 0 || late != 0)
         sim_fail("rescued %llu, timers_late %llu at rank %d", (unsigned long long)rescued, (unsigned long long)late,
                  rank);
+    if (other >= 0)
+        sim_join(other);
     sim_count(UNAWARE, !sim_is_heard_of());
     bx_job_destroy(job);
+}
+
+static void end(struct bx_job *job)
+{
+    end_with(job, -1);
 }
 
 static void expect(const struct bx_msg *reply, int64_t value)
@@ -240,10 +248,25 @@ void sim_room_calls(int worker)
     end(job);
 }
 
+/* Calls until the job does not take calls any more: what it took runs. */
+static void *call_to_the_end(void *job)
+{
+    int to = 1 - bx_job_rank(job), rc;
+
+    while ((rc = bx_rpc_oneway(job, names[to], "inline", NULL, NULL)) == 0) {
+        sim_count(SENT_TO_0 + to, 1);
+        sim_yield();
+    }
+    if (rc != BX_E_SHUTDOWN)
+        must(job, "bx_rpc_oneway", rc);
+    return NULL;
+}
+
 void sim_room_oneway(int worker)
 {
     struct bx_job *job = begin(worker);
     uint32_t calls = worker == 0 ? 1 + sim_choose(4) : 0;
+    int other = sim_choose(3) == 0 ? sim_spawn(worker == 0 ? "caller0" : "caller1", call_to_the_end, job) : -1;
 
     for (uint32_t i = 0; i < calls; i++) {
         const char *function = sim_choose(3) == 0 ? "echo" : "inline";
@@ -251,7 +274,9 @@ void sim_room_oneway(int worker)
         sim_count(SENT_TO_1, function[0] == 'i');
         must(job, "bx_rpc_oneway", bx_rpc_oneway(job, "worker1", function, NULL, NULL));
     }
-    end(job);
+    if (worker == 1 && sim_choose(2) == 0)
+        must(job, "bx_job_serve", bx_job_serve(job));
+    end_with(job, other);
 }
 
 /* ---- full rings ------------------------------------------------------------------------------------- */

@@ -133,7 +133,7 @@ static struct bx_job *begin(int rank)
 static void end_with(struct bx_job *job, int other)
 {
     int rank = bx_job_rank(job);
-    uint64_t rescued = 1, late = 1;
+    uint64_t rescued = 1, late = 1, deaths = 1;
 
     sim_count(UNDER_WAY, 1);
     must(job, "bx_job_shutdown", bx_job_shutdown(job, 0));
@@ -141,6 +141,9 @@ static void end_with(struct bx_job *job, int other)
     sim_count(STOPPED_0 + rank, 1);
     bx_counter(job, "rescued", &rescued);
     bx_counter(job, "timers_late", &late);
+    bx_counter(job, "peers_dead", &deaths);
+    if (deaths != 0 && !other_is_dead(job))
+        sim_fail("rank %d takes the other for dead", rank);
     if (rescued != 0 || late != 0)
         sim_fail("rescued %llu, timers_late %llu at rank %d", (unsigned long long)rescued, (unsigned long long)late,
                  rank);

@@ -5,7 +5,8 @@
  *
  * Descriptors are real, but never block: eventfds, epoll, sockets, shared memory. A function that would block lets
  * other fibers run, and asks the kernel again when some descriptor may have changed. io_uring is refused, so sleepers
- * use epoll. All fibers are one thread of one process, so what the kernel answers depends on the order of the calls alone.
+ * use epoll. All fibers are one thread of one process, so what the kernel answers depends on the order of the calls
+ * alone.
  */
 #include "world.h"
 

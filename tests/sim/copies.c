@@ -16,14 +16,16 @@
     extern const struct sim_program sim_programs_##copy[];
 STATICS(0)
 STATICS(1)
+STATICS(2)
 
 static struct {
     unsigned char *begin, *end, *kept;
 } statics[] = {
     { sim_data_begin_0, sim_data_end_0, NULL }, { sim_bss_begin_0, sim_bss_end_0, NULL },
     { sim_data_begin_1, sim_data_end_1, NULL }, { sim_bss_begin_1, sim_bss_end_1, NULL },
+    { sim_data_begin_2, sim_data_end_2, NULL }, { sim_bss_begin_2, sim_bss_end_2, NULL },
 };
-const struct sim_program *const sim_copies[SIM_COPIES] = { sim_programs_0, sim_programs_1 };
+const struct sim_program *const sim_copies[SIM_COPIES] = { sim_programs_0, sim_programs_1, sim_programs_2 };
 
 void sim_statics_keep(void)
 {
@@ -35,9 +37,9 @@ void sim_statics_keep(void)
     }
 }
 
-void sim_statics_reset(void)
+void sim_statics_reset(int copies)
 {
-    for (size_t i = 0; i < sizeof statics / sizeof statics[0]; i++)
+    for (int i = 0; i < 2 * copies; i++)
         memcpy(statics[i].begin, statics[i].kept, (size_t)(statics[i].end - statics[i].begin));
     signal(SIGBUS, SIG_DFL);            /* shm/guard.c chains what was there */
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Whole jobs of two workers: bootstrap, calls, shutdown, destruction.
+ * Whole jobs of two or three workers: bootstrap, calls, shutdown, destruction.
  *
  * Truth: each call ends once, with its answer; each handler runs as often as it was called, and never after
  * bx_job_shutdown has returned; what was accepted before the shutdown runs; `rescued` and `timers_late` are 0; nobody
@@ -16,17 +16,19 @@
 #include <time.h>
 
 /* Of sim_truth. */
-enum { HANDLED_0, HANDLED_1, SENT_TO_0, SENT_TO_1, STOPPED_0, STOPPED_1, UNDER_WAY, CALLBACKS, STARTED, UNAWARE,
-       OBJECTS, OWED, ARRIVED_OF_0, ARRIVED_OF_1, ORDERED_OF_0, ORDERED_OF_1 };
+#define WORKERS_MOST 3
+enum { UNDER_WAY, CALLBACKS, STARTED, UNAWARE, OBJECTS, OWED,
+       HANDLED_0, SENT_TO_0 = HANDLED_0 + WORKERS_MOST, STOPPED_0 = SENT_TO_0 + WORKERS_MOST,
+       ARRIVED_OF_0 = STOPPED_0 + WORKERS_MOST, ORDERED_OF_0 = ARRIVED_OF_0 + WORKERS_MOST };
 
-static bool other_is_dead(const struct bx_job *job)
+static bool any_is_dead(void)
 {
-    return sim_is_dead(1 - bx_job_rank(job));
+    return sim_is_dead(0) || sim_is_dead(1) || sim_is_dead(2);
 }
 
 static void must(const struct bx_job *job, const char *what, int rc)
 {
-    if (rc < 0 && !(rc == BX_E_PEER_DEAD && other_is_dead(job)))
+    if (rc < 0 && !(rc == BX_E_PEER_DEAD && any_is_dead()))
         sim_fail("%s of '%s' returns %d: %s", what, bx_job_name(job), rc, bx_error_text());
 }
 
@@ -56,7 +58,15 @@ static int twice(const struct bx_request *request, struct bx_reader *args, struc
     return bx_msg_put_i64(reply, answer_to(bx_read_i64(args)));
 }
 
-static const char *const names[] = { "worker0", "worker1" };
+static const char *const names[] = { "worker0", "worker1", "worker2" };
+
+/* Some other worker. */
+static int another(const struct bx_job *job)
+{
+    int size = bx_job_world_size(job);
+
+    return (bx_job_rank(job) + 1 + (int)sim_choose((uint32_t)size - 1)) % size;
+}
 
 /* Answers with what the caller's "inline" makes of the value. */
 static int forward(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
@@ -102,10 +112,10 @@ static int make(const struct bx_request *request, struct bx_reader *args, struct
 static int look(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context);
 static int show(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context);
 
-static struct bx_job *begin(int rank)
+static struct bx_job *begin(int rank, int workers)
 {
     struct bx_job *job = NULL;
-    struct bx_options options = { .job = "sim", .rank = rank, .world_size = 2, .arena_bytes = 16 << 20,
+    struct bx_options options = { .job = "sim", .rank = rank, .world_size = workers, .arena_bytes = 16 << 20,
                                   .no_spin = sim_choose(4) != 0, .spin_ns = 1, .wait = BX_WAIT_EPOLL };
     int rc;
 
@@ -142,7 +152,7 @@ static void end_with(struct bx_job *job, int other)
     bx_counter(job, "rescued", &rescued);
     bx_counter(job, "timers_late", &late);
     bx_counter(job, "peers_dead", &deaths);
-    if (deaths != 0 && !other_is_dead(job))
+    if (deaths != 0 && !any_is_dead())
         sim_fail("rank %d takes the other for dead", rank);
     if (rescued != 0 || late != 0)
         sim_fail("rescued %llu, timers_late %llu at rank %d", (unsigned long long)rescued, (unsigned long long)late,
@@ -170,7 +180,7 @@ static void called_back(struct bx_future *future, void *value)
 {
     int rc = bx_future_error(future);
 
-    if (rc < 0 && !(rc == BX_E_PEER_DEAD && sim_is_dead(0) | sim_is_dead(1)))
+    if (rc < 0 && !(rc == BX_E_PEER_DEAD && any_is_dead()))
         sim_fail("a call of a callback fails: %s", bx_future_error_text(future));
     if (rc == 0)
         expect(bx_future_value(future), (int64_t)(intptr_t)value);
@@ -204,7 +214,7 @@ static void call_async(struct bx_job *job, int to, const char *function, const s
 static void call(struct bx_job *job, int64_t value)
 {
     static const char *const functions[] = { "inline", "inline", "blocking", "forward", "echo", "gather", "slow" };
-    int to = 1 - bx_job_rank(job);
+    int to = another(job);
     const char *function = functions[sim_choose(7)];
     struct bx_msg *args = bx_msg_create(0), *reply = NULL;
     bool waits;
@@ -241,7 +251,7 @@ static void *call_some(void *argument)
 
 void sim_room_calls(int worker)
 {
-    struct bx_job *job = begin(worker);
+    struct bx_job *job = begin(worker, 2);
     int other = sim_choose(2) == 0 ? sim_spawn(worker == 0 ? "caller0" : "caller1", call_some, job) : -1;
 
     if (worker == 0 || sim_choose(2) == 0)
@@ -254,7 +264,7 @@ void sim_room_calls(int worker)
 /* Calls until the job does not take calls any more: what it took runs. */
 static void *call_to_the_end(void *job)
 {
-    int to = 1 - bx_job_rank(job), rc;
+    int to = another(job), rc;
 
     while ((rc = bx_rpc_oneway(job, names[to], "inline", NULL, NULL)) == 0) {
         sim_count(SENT_TO_0 + to, 1);
@@ -267,14 +277,14 @@ static void *call_to_the_end(void *job)
 
 void sim_room_oneway(int worker)
 {
-    struct bx_job *job = begin(worker);
+    struct bx_job *job = begin(worker, 2);
     uint32_t calls = worker == 0 ? 1 + sim_choose(4) : 0;
     int other = sim_choose(3) == 0 ? sim_spawn(worker == 0 ? "caller0" : "caller1", call_to_the_end, job) : -1;
 
     for (uint32_t i = 0; i < calls; i++) {
         const char *function = sim_choose(3) == 0 ? "echo" : "inline";
 
-        sim_count(SENT_TO_1, function[0] == 'i');
+        sim_count(SENT_TO_0 + 1, function[0] == 'i');
         must(job, "bx_rpc_oneway", bx_rpc_oneway(job, "worker1", function, NULL, NULL));
     }
     if (worker == 1 && sim_choose(2) == 0)
@@ -331,7 +341,7 @@ static int64_t send_group(struct bx_job *job, int64_t number)
 
     for (size_t i = 0; i < count; i++)
         args[i] = large(number + (int64_t)i);
-    must(job, "bx_rpc_many", bx_rpc_many(job, names[1 - bx_job_rank(job)], "ordered", count,
+    must(job, "bx_rpc_many", bx_rpc_many(job, names[another(job)], "ordered", count,
                                          (const struct bx_msg *const *)args, NULL, futures));
     for (size_t i = 0; i < count; i++) {
         bx_msg_destroy(args[i]);
@@ -345,7 +355,7 @@ static int64_t send_group(struct bx_job *job, int64_t number)
 /* So many frames that rings are full, in one direction or in both. */
 void sim_room_full(int worker)
 {
-    struct bx_job *job = begin(worker);
+    struct bx_job *job = begin(worker, 2);
     int64_t count = worker == 0 || sim_choose(2) == 0 ? 12 + sim_choose(12) : 0, number = 0;
 
     sim_count(UNDER_WAY, 1);
@@ -357,7 +367,7 @@ void sim_room_full(int worker)
             continue;
         }
         args = large(number++);
-        must(job, "bx_rpc_oneway", bx_rpc_oneway(job, names[1 - worker], "ordered", args, NULL));
+        must(job, "bx_rpc_oneway", bx_rpc_oneway(job, names[another(job)], "ordered", args, NULL));
         bx_msg_destroy(args);
     }
     sim_count(UNDER_WAY, -1);
@@ -427,7 +437,7 @@ static void lend(struct bx_job *job, unsigned char letter)
     bx_msg_put_i64(args, letter);
     bx_tensor_release(tensor);
     sim_count(UNDER_WAY, 1);
-    must(job, "bx_rpc_sync", bx_rpc_sync(job, names[1 - bx_job_rank(job)], "show", args, NULL, &reply));
+    must(job, "bx_rpc_sync", bx_rpc_sync(job, names[another(job)], "show", args, NULL, &reply));
     sim_count(UNDER_WAY, -1);
     bx_msg_destroy(args);
     if (reply == NULL)
@@ -452,15 +462,15 @@ static void *lend_some(void *argument)
     return NULL;
 }
 
-/* Both lend tensors, keep those of the other, and return them in any order. In a third of the schedules one dies. */
+/* All lend tensors, keep those of others, and return them in any order. In a third of the schedules one dies. */
 void sim_room_tensors(int worker)
 {
-    struct bx_job *job = begin(worker);
-    int other = sim_choose(2) == 0 ? sim_spawn(worker == 0 ? "lender0" : "lender1", lend_some, job) : -1;
+    struct bx_job *job = begin(worker, WORKERS_MOST);
+    int other = sim_choose(2) == 0 ? sim_spawn("lender", lend_some, job) : -1;
 
     sim_count(STARTED, 1);
-    if (sim_truth(STARTED) == 2 && sim_choose(3) == 0)
-        sim_kill_later((int)sim_choose(2), sim_choose(UINT32_C(1) << (4 + sim_choose(11))));
+    if (sim_truth(STARTED) == WORKERS_MOST && sim_choose(3) == 0)
+        sim_kill_later((int)sim_choose(WORKERS_MOST), sim_choose(UINT32_C(1) << (4 + sim_choose(11))));
     lend_some(job);
     if (other >= 0)
         sim_join(other);
@@ -519,7 +529,7 @@ static int look(const struct bx_request *request, struct bx_reader *args, struct
 
 static void use_ref(struct bx_job *job, int64_t value)
 {
-    const char *to = names[1 - bx_job_rank(job)];
+    const char *to = names[another(job)];
     struct bx_msg *args = bx_msg_create(0), *reply = NULL;
     struct bx_rref *rref = NULL;
 
@@ -563,15 +573,15 @@ static void *use_refs(void *argument)
     return NULL;
 }
 
-/* Both make objects, pass references on and drop them. In a third of the schedules one dies. */
+/* All make objects, pass references on and drop them. In a third of the schedules one dies. */
 void sim_room_rrefs(int worker)
 {
-    struct bx_job *job = begin(worker);
-    int other = sim_choose(2) == 0 ? sim_spawn(worker == 0 ? "user0" : "user1", use_refs, job) : -1;
+    struct bx_job *job = begin(worker, WORKERS_MOST);
+    int other = sim_choose(2) == 0 ? sim_spawn("user", use_refs, job) : -1;
 
     sim_count(STARTED, 1);
-    if (sim_truth(STARTED) == 2 && sim_choose(3) == 0)
-        sim_kill_later((int)sim_choose(2), sim_choose(UINT32_C(1) << (4 + sim_choose(11))));
+    if (sim_truth(STARTED) == WORKERS_MOST && sim_choose(3) == 0)
+        sim_kill_later((int)sim_choose(WORKERS_MOST), sim_choose(UINT32_C(1) << (4 + sim_choose(11))));
     use_refs(job);
     if (other >= 0)
         sim_join(other);
@@ -585,7 +595,7 @@ void sim_room_rrefs(int worker)
 /* As calls; one of the two is killed after the start. */
 void sim_room_death(int worker)
 {
-    struct bx_job *job = begin(worker);
+    struct bx_job *job = begin(worker, 2);
 
     sim_count(STARTED, 1);
     if (sim_truth(STARTED) == 2)
@@ -593,11 +603,6 @@ void sim_room_death(int worker)
     call_some(job);
     call_some(job);
     end(job);
-}
-
-static bool any_is_dead(void)
-{
-    return sim_is_dead(0) || sim_is_dead(1);
 }
 
 void sim_room_job_check(void)
@@ -611,11 +616,11 @@ void sim_room_job_check(void)
         sim_fail("%lld objects are left", (long long)sim_truth(OBJECTS));
     if (sim_truth(CALLBACKS) != 0 && !any_is_dead())
         sim_fail("%lld callbacks did not run", (long long)sim_truth(CALLBACKS));
-    for (int rank = 0; rank < 2; rank++)
+    for (int rank = 0; rank < WORKERS_MOST; rank++)
         if (sim_truth(ARRIVED_OF_0 + rank) != sim_truth(ORDERED_OF_0 + rank))
             sim_fail("%llu of %llu calls of rank %d arrived", (unsigned long long)sim_truth(ARRIVED_OF_0 + rank),
                      (unsigned long long)sim_truth(ORDERED_OF_0 + rank), rank);
-    for (int rank = 0; rank < 2; rank++)
+    for (int rank = 0; rank < WORKERS_MOST; rank++)
         if (any_is_dead() ? sim_truth(HANDLED_0 + rank) > sim_truth(SENT_TO_0 + rank)
                           : sim_truth(HANDLED_0 + rank) != sim_truth(SENT_TO_0 + rank))
             sim_fail("rank %d was called %llu times and has handled %llu", rank,

@@ -507,6 +507,7 @@ static void draw(uint64_t seed)
 void sim_run(const struct sim_program *const *copies, uint64_t seed)
 {
     const bool trace = sim_schedule.trace;
+    static const char *const mains[SIM_COPIES] = { "main0", "main1", "main2" };
     struct sim_fiber *first;
 
     program = copies[0];
@@ -524,9 +525,9 @@ void sim_run(const struct sim_program *const *copies, uint64_t seed)
     sim_memory_reset();
     sim_world_reset(program->resets);
     if (program->resets)
-        sim_statics_reset();
+        sim_statics_reset(program->workers);
     for (int worker = program->workers - 1; worker >= 0; worker--) {
-        first = sim_fiber_make(worker == 0 ? "main0" : "main1", worker, start, (void *)(uintptr_t)copies);
+        first = sim_fiber_make(mains[worker], worker, start, (void *)(uintptr_t)copies);
         set_priority(first);
     }
     sim_fibers_run(&sim_fibers[sim_choose((uint32_t)program->workers)]);

@@ -175,10 +175,10 @@ void sim_release_to(struct sim_clock *clock);   /* this fiber's clock, and begin
 
 /* ---- copies.c --------------------------------------------------------------------------------------- */
 
-#define SIM_COPIES 2
+#define SIM_COPIES 3
 extern const struct sim_program *const sim_copies[SIM_COPIES];      /* the tables of programs */
 void sim_statics_keep(void);
-void sim_statics_reset(void);
+void sim_statics_reset(int copies);             /* of the first so many */
 
 /* ---- world.c ---------------------------------------------------------------------------------------- */
 

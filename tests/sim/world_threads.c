@@ -266,9 +266,11 @@ int sim_pthread_cond_broadcast(pthread_cond_t *cond)
 
 int sim_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*work)(void *), void *argument)
 {
+    static const char *const names[SIM_COPIES] = { "thread0", "thread1", "thread2" };
+
     (void)attributes;
     ENTER();
-    *thread = (pthread_t)sim_spawn(sim_self->worker == 0 ? "thread0" : "thread1", work, argument) + 1;
+    *thread = (pthread_t)sim_spawn(names[sim_self->worker], work, argument) + 1;
     return 0;
 }
 

@@ -511,17 +511,42 @@ static int make(const struct bx_request *request, struct bx_reader *args, struct
     return bx_msg_put_object(bx_request_job(request), reply, &type, new_object(bx_read_i64(args)));
 }
 
-static void keep_ref(struct bx_rref *rref)
+/* A reference that a worker has leads to its object, while the owner lives and has not left. */
+static void fetched(struct bx_future *future, void *context)
 {
-    bx_rref_release((void *)(uintptr_t)bxi_exchange(&kept_refs[sim_choose(KEPT)], (uint64_t)(uintptr_t)rref));
+    int rc = bx_future_error(future);
+
+    (void)context;
+    if (rc < 0 && rc != BX_E_SHUTDOWN && !(rc == BX_E_PEER_DEAD && any_is_dead()))
+        sim_fail("a reference leads to no object: %d, %s", rc, bx_future_error_text(future));
 }
 
-/* Keeps the reference, or sends it back, or both. */
+static void fetch(struct bx_rref *rref)
+{
+    struct bx_future *future = NULL;
+
+    if (rref != NULL && bx_rref_to_here_async(rref, NULL, &future) == 0)
+        bx_future_on_done(future, fetched, NULL);
+    bx_future_release(future);
+}
+
+static void keep_ref(struct bx_rref *rref)
+{
+    struct bx_rref *before = (void *)(uintptr_t)bxi_exchange(&kept_refs[sim_choose(KEPT)], (uint64_t)(uintptr_t)rref);
+
+    if (sim_choose(2) == 0)
+        fetch(before);
+    bx_rref_release(before);
+}
+
+/* Keeps the reference, fetches its object, or sends it back, or all of these. */
 static int look(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     struct bx_rref *rref = bx_read_rref(args);
 
     (void)request, (void)context;
+    if (sim_choose(2) == 0)
+        fetch(rref);
     if (sim_choose(2) == 0)
         keep_ref(bx_rref_acquire(rref));
     return sim_choose(2) == 0 ? bx_msg_put_rref(reply, rref) : 0;

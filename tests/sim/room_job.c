@@ -568,6 +568,7 @@ static void use_ref(struct bx_job *job, int64_t value)
         return;
     args = bx_msg_create(0);
     bx_msg_put_rref(args, rref);
+    to = names[another(job)];               /* the owner, or a third worker */
     if (sim_choose(2) == 0)
         must(job, "bx_rpc_sync", bx_rpc_sync(job, to, "look", args, NULL, &reply));
     else
@@ -584,7 +585,10 @@ static void use_ref(struct bx_job *job, int64_t value)
             sim_fail("an object has another value");
     }
     bx_msg_destroy(reply);
-    keep_ref(rref);
+    if (sim_choose(2) == 0)
+        keep_ref(rref);
+    else
+        bx_rref_release(rref);
 }
 
 static void *use_refs(void *argument)

@@ -22,8 +22,8 @@ JEMALLOC ?= $(CURDIR)/build/jemalloc
 PKG_CONFIG ?= pkg-config
 INSTALL    ?= install
 
-ifeq ($(filter $(CONFIG),release debug asan ubsan tsan cov),)
-$(error CONFIG=$(CONFIG) is not one of release, debug, asan, ubsan, tsan, cov)
+ifeq ($(filter $(CONFIG),release debug asan ubsan tsan cov sim),)
+$(error CONFIG=$(CONFIG) is not one of release, debug, asan, ubsan, tsan, cov, sim)
 endif
 ifeq ($(filter $(CUDA),auto 0 1),)
 $(error CUDA=$(CUDA) is not one of auto, 0, 1)
@@ -60,6 +60,9 @@ OPTIMISE_asan    := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined 
 OPTIMISE_ubsan   := -O1 -g -fno-omit-frame-pointer -fsanitize=undefined -fno-sanitize-recover=all
 # ThreadSanitizer sees a copy only where it is a call.
 OPTIMISE_tsan    := -O1 -g -fno-omit-frame-pointer -fsanitize=thread -fno-builtin-memcpy
+# tests/sim/ has the functions that the compiler calls, so that each copy and each fence has to be a call too.
+OPTIMISE_sim     := -O1 -g -fno-omit-frame-pointer -fsanitize=thread --param tsan-instrument-func-entry-exit=0 \
+	-fno-builtin-memcpy -fno-builtin-memmove -fno-builtin-memset -include tests/sim/before.h
 # See tests/cov/exit.c.
 OPTIMISE_cov     := -O0 -g --coverage -Wl,--wrap=_exit
 
@@ -177,6 +180,12 @@ FAKE_CUDA    = $(B)/tests/libfakecuda.so
 # What that NVRTC opens by name when it compiles; empty.
 FAKE_BUILTINS = $(B)/tests/libnvrtc-builtins.so.12.4
 
+# The simulator: copies of the library, each with the programs, linked with what stands for the C library.
+SIM_SRCS   := $(filter-out tests/sim/room%.c tests/sim/copy_%.c,$(wildcard tests/sim/*.c))
+COPY_SRCS  := tests/sim/copy_begin.c $(LIB_SRCS) $(wildcard tests/sim/room*.c) tests/sim/copy_end.c
+SIM_COPIES := 0 1 2
+SIM_NAMES  := sim_programs sim_data_begin sim_data_end sim_bss_begin sim_bss_end
+
 objects = $(patsubst %.c,$(O)/%.o,$(1))
 
 # Not compiled for the sanitizers, nor for coverage; tests/tsan/jemalloc.c says why it has other mutexes for one.
@@ -201,8 +210,8 @@ ALL_SRCS := $(sort $(LIB_SRCS) $(NN_SRCS) $(AUTOGRAD_SRCS) \
 
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: all tests demo test check-all unit e2e check stress soak switches test-gpu test-reference mutants lint \
-	size coverage coverage-run deps deps-unit deps-test deps-python deps-wheel deps-test-python deps-lint python \
+.PHONY: all tests demo test check-all unit e2e check stress sim soak switches test-gpu test-reference mutants \
+	lint size coverage coverage-run deps deps-unit deps-test deps-python deps-wheel deps-test-python deps-lint python \
 	wheel test-python man built install uninstall deb test-deb clean help FORCE
 
 all: $(STATIC_LIB) $(SHARED_LIB) $(STATIC_NN) $(SHARED_NN) $(STATIC_AUTOGRAD) $(SHARED_AUTOGRAD) \
@@ -258,7 +267,7 @@ $(O)/lib/nn/cuda_kernels.o: $(O)/text/kernels.inc
 $(O)/demos/reinforce/policy_cuda.o: $(O)/text/policy.inc
 $(O)/tools/bxbench/gpu.o: $(O)/text/bench_gpu.inc
 
--include $(patsubst %.o,%.d,$(call objects,$(ALL_SRCS)) $(steps_OBJS) $(BARE_SRCS:%.c=$(O)/bare/%.o))
+-include $(patsubst %.o,%.d,$(call objects,$(ALL_SRCS) $(SIM_SRCS) $(COPY_SRCS)) $(steps_OBJS) $(BARE_SRCS:%.c=$(O)/bare/%.o))
 
 # Made anew each time: ar would keep the members of files that are no more.
 $(STATIC_LIB): $(call objects,$(LIB_SRCS)) $(JEMALLOC_OBJ)
@@ -359,6 +368,20 @@ $(B)/tests/stress: $(call objects,$(stress_SRCS)) $(STATIC_LIB)
 	$(call say,LINK,$@)
 	$(link) $(NO_LTO) $(LIBS)
 
+$(call objects,$(SIM_SRCS)): FLAGS_EXACT := -fno-sanitize=thread -O2
+
+# All of its names become local but that of its programs, and those of the C library that world.syms replaces.
+$(SIM_COPIES:%=$(O)/sim_copy_%.o): $(call objects,$(COPY_SRCS)) tests/sim/world.syms $(JEMALLOC_OBJ)
+	$(call say,COPY,$@)
+	$(Q)$(CC) -nostdlib -r -o $@ $(firstword $^) $(JEMALLOC_OBJ) \
+		$(filter-out $(firstword $^) $(JEMALLOC_OBJ),$(filter %.o,$^))
+	$(Q)objcopy --redefine-syms=tests/sim/world.syms $(SIM_NAMES:%=--keep-global-symbol=%) $@
+	$(Q)objcopy $(foreach n,$(SIM_NAMES),--redefine-sym $(n)=$(n)$(patsubst $(O)/sim_copy%.o,%,$@)) $@
+
+$(B)/tests/sim: $(call objects,$(SIM_SRCS)) $(SIM_COPIES:%=$(O)/sim_copy_%.o)
+	$(call say,LINK,$@)
+	$(Q)mkdir -p $(@D) && $(CC) -no-pie -o $@ $^ -pthread $(CFLAGS) $(LDFLAGS) $(LIBS)
+
 $(B)/tests/prog_%: $(O)/tests/prog/prog_%.o $(STATIC_LIB)
 	$(call say,LINK,$@)
 	$(link) $(NO_LTO) $(LIBS)
@@ -425,6 +448,12 @@ test-reference: deps-unit
 stress: deps
 	@$(MAKE) --no-print-directory $(B)/tests/stress
 	@$(TEST_ENV) tests/run_scripts.sh $(B)/tests/stress
+
+# New seeds each time. SIM_ARGS='--program ring --seed 7 --trace' replays one.
+SIM_S ?= 300
+sim: deps
+	@$(MAKE) --no-print-directory CONFIG=sim CUDA=0 $(BUILD)/sim/tests/sim
+	@$(BUILD)/sim/tests/sim $(or $(SIM_ARGS),--seconds $(SIM_S))
 
 # Whether an arena grows for ever: an hour at a low duty, beside other work.
 SOAK_S ?= 3600
@@ -628,6 +657,8 @@ help:
 #? make wheel           a wheel of it, with the library, in build/wheel
 #? make test-python     its tests
 #? make stress          ring and doorbell under load, without Criterion
+#? make sim             the engine in a simulator: schedules that a seed chooses, for SIM_S=300 seconds; prints the
+#?                      seeds. tests/sim/README.md
 #? make soak            tensors of all sizes between four workers for SOAK_S=3600 seconds: does an arena leak?
 #? make mutants         puts faults into FILES (those that differ from SINCE, HEAD): do the tests notice? KEPT=all
 #?                      those of tests/mutants/protocol.mut; see tests/mutants/README.md
@@ -644,7 +675,7 @@ help:
 #? make test-deb        builds them, runs lintian, installs them into a directory, builds the examples, removes them
 #? make clean           removes what is in build/, but for jemalloc's source and what is made of it
 #?
-#? CONFIG=release|debug|asan|ubsan|tsan|cov   each but release has a directory of its own in build/
+#? CONFIG=release|debug|asan|ubsan|tsan|cov|sim   each but release has a directory of its own in build/
 #? CUDA=auto|0|1        GPU code: auto builds it, no toolkit needed; 1 compares it with cuda.h besides
 #?                      (CUDA_HOME); 0 leaves it out. The driver is looked for when a program wants it
 #? WERROR=1             warnings are errors

@@ -32,6 +32,8 @@ JOBS = os.environ.get("BX_MUTANT_JOBS", "2")
 # Of generated mutants: seconds a file, and seconds that the suites may take for one.
 FILE_S = int(os.environ.get("BX_MUTANT_FILE_S", "600"))
 ONE_S = os.environ.get("BX_MUTANT_LIMIT_S", "120")
+SIM_S = os.environ.get("BX_MUTANT_SIM_S", "20")         # that the simulator has for a program
+KINDS = os.environ.get("BX_MUTANT_KINDS", "tests steps stress check script sim").split()
 SUITES = 12
 UNIT = ["build/debug/tests/unit", "build/debug/bin/shmstat", "build/debug/tests/libfakecuda.so"]
 
@@ -103,8 +105,8 @@ def units(patterns, program="unit", directory="build/debug", **variables):
 
 
 def who_saw(log):
-    found = re.search(r"^\[FAIL\] ([a-z0-9_]+::[a-z0-9_]+)|^not ok (.*)", log, re.M)
-    return (found.group(1) or found.group(2)) if found else "ran past its time, or crashed"
+    found = re.search(r"^\[FAIL\] ([a-z0-9_]+::[a-z0-9_]+)|^not ok (.*)|^FOUND (.*)", log, re.M)
+    return next(group for group in found.groups() if group) if found else "ran past its time, or crashed"
 
 
 # ---- The list kept by hand ---------------------------------------------------------------------------
@@ -127,7 +129,7 @@ def kept():
                 hunks[-1][1 if line[0] == "-" else 2].append(text)
             elif word == "in":
                 function = rest
-            elif word in ("file", "config", "tests", "steps", "stress", "check", "script"):
+            elif word in ("file", "config", "tests", "steps", "stress", "check", "script", "sim"):
                 if inside or word == "file":
                     head, inside = {"file": head.get("file"), "tests": []}, False
                 if word in ("file", "config"):
@@ -193,6 +195,9 @@ def run_kept(kind, argument, config):
     directory = "build" if config == "release" else "build/" + config
     if kind in ("tests", "steps"):
         return units([argument], "unit" if kind == "tests" else "kill_steps", directory, BX_CONFIG=config)
+    if kind == "sim":
+        return call([f"{TREE}/build/sim/tests/sim", "--program", argument, "--seed", "1", "--schedules", "1000000000",
+                     "--seconds", SIM_S])
     script = argument if kind != "stress" else f"{TREE}/{directory}/tests/stress"
     return call(["tests/run_scripts.sh", script], BX_SOURCE_DIR=TREE, BX_BUILD_DIR=f"{TREE}/{directory}",
                 BX_CONFIG=config, BX_TEST_LIMIT_S=ONE_S)
@@ -203,21 +208,24 @@ def try_kept(mutant, passes):
     directory = "build" if config == "release" else "build/" + config
     needs = {"tests": [target.replace("build/debug", directory) for target in UNIT], "script": ["all", "tests"],
              "steps": [directory + "/tests/kill_steps"], "stress": [directory + "/tests/stress"]}
-    targets = sorted({target for kind, _ in mutant["tests"] for target in needs.get(kind, [])})
+    tests = [test for test in mutant["tests"] if test[0] in KINDS]
+    targets = sorted({target for kind, _ in tests for target in needs.get(kind, [])})
+    simulator = ["build/sim/tests/sim"] if "sim" in dict(tests) else []
     base(targets, config=config)
-    for kind, argument in mutant["tests"]:
+    base(simulator, "CUDA=0", config="sim")
+    for kind, argument in tests:
         key = (kind, argument, config)
         if key not in passes:
             status, log = run_kept(*key)
-            passes[key] = status == 0 and bool(re.search(r"[1-9]\d* passed", log))
+            passes[key] = status == 0 and bool(re.search(r"[1-9]\d* passed|^ok nothing was found", log, re.M))
         if not passes[key]:
             return "unjudged", f"{kind} {argument} does not pass without the mutant"
     text = read(mutant["file"])
     try:
         write(mutant["file"], apply(mutant, text))
-        if make(targets, config=config)[0]:
+        if make(targets, config=config)[0] or make(simulator, "CUDA=0", config="sim")[0]:
             return "uncompiled", ""
-        for kind, argument in mutant["tests"]:
+        for kind, argument in tests:
             status, log = run_kept(kind, argument, config)
             if status:
                 return "killed", who_saw(log)
@@ -401,7 +409,7 @@ def main(arguments):
             return all([mutate(path, found[path]) for path in arguments])
         tally, passes = {}, {}
         for mutant in kept():
-            if arguments[1:] and mutant["name"] not in arguments[1:]:
+            if (arguments[1:] and mutant["name"] not in arguments[1:]) or not set(KINDS) & set(dict(mutant["tests"])):
                 continue
             began = time.time()
             verdict, detail = try_kept(mutant, passes)

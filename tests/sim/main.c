@@ -1,0 +1,327 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The command: runs schedules of programs in child processes, counts them, and prints what they find.
+ *
+ * A child runs many schedules. One that crashes is a finding too. Its results are in memory that the parent shares.
+ */
+#include "sim.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define REPLAYED 64             /* schedules of each program that are run once more with --replay */
+#define PLACES 16384            /* more than one trace has */
+
+static struct results {
+    uint64_t seed, schedules, points, switches, hash, hashes[REPLAYED];
+    bool found, complete;
+    char finding[1024];
+} *results;
+
+static struct {
+    const char *program;
+    uint64_t seed, schedules;
+    double seconds;
+    uint32_t preemptions;
+    bool has_seed, all, trace, replay;
+} options = { .schedules = UINT64_MAX, .seconds = 60 };
+
+/* CPU time of the children that have ended. */
+static double cpu_seconds(void)
+{
+    struct rusage used;
+
+    getrusage(RUSAGE_CHILDREN, &used);
+    return (double)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
+           (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec) / 1e6;
+}
+
+static double seconds(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+/* ---- what a line says of places --------------------------------------------------------------------- */
+
+static struct {
+    FILE *to, *from;
+    size_t address[PLACES];
+    char text[PLACES][96];
+} places;
+
+static void start_addr2line(void)
+{
+    int to[2], from[2];
+    char path[64];
+
+    snprintf(path, sizeof path, "/proc/%d/exe", (int)getpid());
+    if (pipe(to) < 0 || pipe(from) < 0)
+        exit(2);
+    if (fork() == 0) {
+        dup2(to[0], 0);
+        dup2(from[1], 1);
+        close(to[1]);
+        execlp("addr2line", "addr2line", "-e", path, "-fsp", (char *)NULL);
+        _exit(2);
+    }
+    close(to[0]);
+    close(from[1]);
+    places.to = fdopen(to[1], "w");
+    places.from = fdopen(from[0], "r");
+}
+
+/* Function and line of an address. */
+static const char *place_of(size_t address)
+{
+    size_t at = address * 0x9e3779b97f4a7c15 >> 32;
+    char *text;
+
+    while (places.address[at % PLACES] != 0 && places.address[at % PLACES] != address)
+        at++;
+    text = places.text[at % PLACES];
+    if (places.address[at % PLACES] == address)
+        return text;
+    if (places.to == NULL)
+        start_addr2line();
+    fprintf(places.to, "%#zx\n", address - 1);
+    fflush(places.to);
+    places.address[at % PLACES] = address;
+    if (fgets(text, sizeof places.text[0], places.from) == NULL)
+        snprintf(text, sizeof places.text[0], "%#zx", address);
+    text[strcspn(text, "\n(")] = '\0';
+    return text;
+}
+
+/* Prints a text; each "@0x401234" in it becomes a place. */
+static void print_places(const char *text)
+{
+    const char *at;
+
+    while ((at = strstr(text, "@0x")) != NULL) {
+        char *end;
+        size_t address = strtoull(at + 1, &end, 16);
+
+        printf("%.*s%s", (int)(at - text), text, place_of(address));
+        text = end;
+    }
+    fputs(text, stdout);
+}
+
+/* ---- the child ------------------------------------------------------------------------------------- */
+
+static void run_some(const struct sim_program *const *copies, uint64_t seed, uint64_t most, double until)
+{
+    for (uint64_t i = 0; i < most && !results->found; i++) {
+        results->seed = seed + i;
+        sim_run(copies, seed + i);
+        results->schedules++;
+        results->points += sim_schedule.points;
+        results->switches += sim_schedule.switches;
+        results->hash = sim_schedule.hash;
+        if (results->schedules <= REPLAYED)
+            results->hashes[results->schedules - 1] = sim_schedule.hash;
+        results->found = sim_schedule.found;
+        memcpy(results->finding, sim_schedule.finding, sizeof results->finding);
+        if (options.all && !results->found && !sim_next_of_all()) {
+            results->complete = true;
+            return;
+        }
+        if ((i & 15) == 15 && seconds() > until)
+            return;
+    }
+}
+
+static void print_trace(int lines[2])
+{
+    FILE *from = fdopen(lines[0], "r");
+    char line[2048];
+
+    close(lines[1]);
+    while (from != NULL && fgets(line, sizeof line, from) != NULL)
+        print_places(line);
+    fclose(from);
+}
+
+static void run_child(const struct sim_program *const *copies, uint64_t seed, uint64_t most, double until)
+{
+    int status = 0, lines[2] = { -1, -1 };
+    pid_t pid;
+
+    fflush(stdout);
+    if (options.trace && pipe(lines) < 0)
+        exit(2);
+    pid = fork();
+    if (pid < 0) {
+        perror("sim: fork");
+        exit(2);
+    }
+    if (pid == 0) {
+        sim_schedule.trace = options.trace;
+        if (options.trace)
+            dup2(lines[1], 1);
+        if (options.all)
+            sim_choose_all(options.preemptions);
+        run_some(copies, seed, most, until);
+        fflush(stdout);
+        _exit(0);
+    }
+    if (options.trace)
+        print_trace(lines);
+    waitpid(pid, &status, 0);
+    if (!results->found && status != 0) {
+        results->found = true;
+        snprintf(results->finding, sizeof results->finding, "the process ends with %s %d",
+                 WIFSIGNALED(status) ? "signal" : "status",
+                 WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
+    }
+}
+
+static void print_finding(const struct sim_program *program)
+{
+    printf("FOUND %s: seed %llu: ", program->name, (unsigned long long)results->seed);
+    print_places(results->finding);
+    putchar('\n');
+    if (options.all)
+        printf("   in path %llu of the search with %u preemptions\n", (unsigned long long)results->schedules,
+               options.preemptions);
+    else
+        printf("   replay: build/sim/tests/sim --program %s --seed %llu --trace\n", program->name,
+               (unsigned long long)results->seed);
+}
+
+/* The first seeds once more, each in a process of its own: have they the same traces? */
+static bool replays(const struct sim_program *const *copies)
+{
+    struct results first = *results;
+
+    for (uint64_t i = 0; i < first.schedules && i < REPLAYED; i++) {
+        memset(results, 0, sizeof *results);
+        run_child(copies, options.seed + i, 1, seconds() + 60);
+        if (results->hash != first.hashes[i]) {
+            printf("%s: two runs of seed %llu differ\n", copies[0]->name, (unsigned long long)(options.seed + i));
+            return false;
+        }
+    }
+    return true;
+}
+
+/* ---- one program ----------------------------------------------------------------------------------- */
+
+static bool run_program(int index)
+{
+    const struct sim_program *copies[SIM_COPIES];
+    double began = seconds(), cpu_began = cpu_seconds(), cpu;
+    uint64_t seed = options.seed;
+
+    for (int copy = 0; copy < SIM_COPIES; copy++)
+        copies[copy] = &sim_copies[copy][index];
+    memset(results, 0, sizeof *results);
+    while (results->schedules < options.schedules && !results->found && !results->complete &&
+           seconds() < began + options.seconds) {
+        uint64_t most = options.schedules - results->schedules, before = results->schedules;
+
+        run_child(copies, seed, most, began + options.seconds);
+        seed += results->schedules - before;
+    }
+    cpu = cpu_seconds() - cpu_began;
+    printf("%-6s seeds %llu..%llu: %llu schedules, %llu points, %llu switches in %.2f s, %.2f of a core "
+           "(%.0f schedules and %.2f M points a second of it)%s", copies[0]->name, (unsigned long long)options.seed,
+           (unsigned long long)(options.seed + results->schedules - 1), (unsigned long long)results->schedules,
+           (unsigned long long)results->points, (unsigned long long)results->switches, seconds() - began, cpu,
+           (double)results->schedules / cpu, (double)results->points / cpu / 1e6,
+           results->complete ? ", all paths" : "");
+    printf("\n");
+    if (results->found)
+        print_finding(copies[0]);
+    return !results->found && (!options.replay || replays(copies));
+}
+
+/* ---- the command ----------------------------------------------------------------------------------- */
+
+static _Noreturn void usage(void)
+{
+    fprintf(stderr, "sim [--program NAME] [--seed N] [--schedules N] [--seconds S] [--trace] [--replay]\n"
+                    "    [--all PREEMPTIONS]   searches all paths with so many preemptions\n"
+                    "A seed without a number of schedules runs that one. S is for all programs together.\n");
+    exit(2);
+}
+
+static void read_options(int count, char **words)
+{
+    for (int i = 1; i < count; i++) {
+        const char *word = words[i], *value = i + 1 < count ? words[i + 1] : NULL;
+
+        if (strcmp(word, "--trace") == 0)
+            options.trace = true;
+        else if (strcmp(word, "--replay") == 0)
+            options.replay = true;
+        else if (value == NULL)
+            usage();
+        else if (strcmp(word, "--program") == 0)
+            options.program = words[++i];
+        else if (strcmp(word, "--seed") == 0)
+            options.seed = strtoull(words[++i], NULL, 0), options.has_seed = true;
+        else if (strcmp(word, "--schedules") == 0)
+            options.schedules = strtoull(words[++i], NULL, 0);
+        else if (strcmp(word, "--seconds") == 0)
+            options.seconds = strtod(words[++i], NULL);
+        else if (strcmp(word, "--all") == 0)
+            options.preemptions = (uint32_t)strtoul(words[++i], NULL, 0), options.all = true;
+        else
+            usage();
+    }
+    if (options.has_seed && options.schedules == UINT64_MAX)
+        options.schedules = 1;
+    if (!options.has_seed && !options.all && getrandom(&options.seed, 5, 0) != 5)
+        options.seed = (uint64_t)time(NULL);
+}
+
+static bool is_wanted(int index)
+{
+    return options.program == NULL || strcmp(options.program, sim_copies[0][index].name) == 0;
+}
+
+int main(int count, char **words)
+{
+    bool passed = true;
+    int programs = 0;
+
+    read_options(count, words);
+    sim_statics_keep();
+    results = mmap(NULL, sizeof *results, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (results == MAP_FAILED) {
+        perror("sim: mmap");
+        return 2;
+    }
+    snprintf(sim_directory, sizeof sim_directory, "/dev/shm/boxcar-sim.%d", (int)getpid());
+    if (mkdir(sim_directory, 0700) < 0) {
+        perror(sim_directory);
+        return 2;
+    }
+    for (int i = 0; sim_copies[0][i].name != NULL; i++)
+        programs += is_wanted(i);
+    options.seconds /= programs > 0 ? programs : 1;
+    for (int i = 0; sim_copies[0][i].name != NULL; i++) {
+        if (!is_wanted(i))
+            continue;
+        passed = run_program(i) && passed;
+    }
+    sim_names_left();
+    rmdir(sim_directory);
+    if (programs == 0)
+        usage();
+    printf(passed ? "ok nothing was found\n" : "not ok\n");
+    return passed ? 0 : 1;
+}

@@ -1,0 +1,400 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The order of memory: what a fiber sees of the stores of others, and whether plain accesses are ordered.
+ *
+ * Visibility. Atomic stores that are not sequentially consistent wait in the fiber's store buffer (S3). A load reads
+ * the fiber's own newest buffered store, else memory. So a load may overtake an earlier store of its fiber, which a
+ * full fence forbids: Dekker's pairs need theirs. In a weak schedule stores leave the buffer in any order that their
+ * release order allows; in the others first in, first out, as on x86. Plain stores are visible at once: whoever sees
+ * one too early or too late without a race is ordered by an atomic store, which is buffered.
+ *
+ * Order. Each fiber has a vector clock. A release store carries the clock to the load that acquires it; a relaxed store
+ * carries that of the last release fence; a read-modify-write continues the release sequence. Each eight bytes that
+ * were accessed have a cell: the last accesses of several fibers (fiber, its time, bytes, write or read, atomic or
+ * plain). Two accesses that overlap, one of them a write, not both atomic, and neither behind the other, are a finding.
+ * A cell forgets the oldest of more than SLOTS accesses, so races may be missed but none is invented. The keys of cells
+ * are objects and offsets (sim_key), because a segment is mapped several times.
+ */
+#include "sim.h"
+
+#include <string.h>
+
+#define CELLS (1u << 18)
+#define SLOTS 5
+#define CLOCKS (1u << 15)
+#define NO_OTHER_FIBER 0x400000000000   /* above: thread variables, and what the C library has */
+enum { WRITE = 1, ATOMIC = 2 };
+
+struct slot {
+    uint32_t time, pc;
+    uint8_t fiber, bytes, kind;             /* bytes: a mask; 0: free */
+};
+struct cell {
+    uint64_t key;
+    uint32_t schedule;                      /* of another one: free */
+    uint16_t released[2];                   /* clocks of the two halves; 0: none yet */
+    struct slot slots[SLOTS];
+};
+
+static struct cell cells[CELLS];
+static struct sim_clock clocks[CLOCKS];
+static uint32_t clock_count, cell_count, schedule;
+
+void sim_memory_reset(void)
+{
+    schedule++;
+    clock_count = 1;
+    cell_count = 0;
+}
+
+uint64_t sim_key(const volatile void *address)
+{
+    uint64_t key;
+
+    return sim_shared((uintptr_t)address, &key) ? key : (uintptr_t)address;
+}
+
+/* ---- clocks ---------------------------------------------------------------------------------------- */
+
+void sim_clock_join(struct sim_clock *clock, const struct sim_clock *with)
+{
+    for (int i = 0; i < SIM_FIBERS; i++)
+        if (clock->at[i] < with->at[i])
+            clock->at[i] = with->at[i];
+}
+
+void sim_release_to(struct sim_clock *clock)
+{
+    sim_clock_join(clock, &sim_self->clock);
+    sim_self->clock.at[sim_self->number]++;
+}
+
+static bool acquires(int order)
+{
+    return order != __ATOMIC_RELAXED && order != __ATOMIC_RELEASE;
+}
+
+static bool releases(int order)
+{
+    return order == __ATOMIC_RELEASE || order == __ATOMIC_ACQ_REL || order == __ATOMIC_SEQ_CST;
+}
+
+/* ---- cells ----------------------------------------------------------------------------------------- */
+
+/* The eight cells of a line of memory are neighbours: a schedule in a process of its own touches few pages. */
+static struct cell *cell_of(uint64_t key)
+{
+    uint64_t word = key >> 3, at = ((word >> 3) * 0x9e3779b97f4a7c15 >> 32) << 3 | (word & 7);
+
+    for (;; at += 8) {
+        struct cell *cell = &cells[at % CELLS];
+
+        if (cell->schedule == schedule && cell->key == word)
+            return cell;
+        if (cell->schedule != schedule) {
+            if (++cell_count > CELLS / 4)   /* forgets all */
+                schedule++, cell_count = 0;
+            *cell = (struct cell){ .key = word, .schedule = schedule };
+            return cell;
+        }
+    }
+}
+
+static struct sim_clock *released_at(struct cell *cell, uint64_t key)
+{
+    uint16_t *index = &cell->released[key >> 2 & 1];
+
+    if (*index == 0) {
+        if (clock_count == CLOCKS)
+            sim_fail("the simulator has no clock left for another atomic variable");
+        memset(&clocks[clock_count], 0, sizeof clocks[0]);
+        *index = (uint16_t)clock_count++;
+    }
+    return &clocks[*index];
+}
+
+static const char *name_of(unsigned kind)
+{
+    static const char *const names[] = { "reads", "writes", "reads atomically", "writes atomically" };
+
+    return names[kind];
+}
+
+static void race(const struct slot *slot, unsigned kind, uint64_t key, uintptr_t pc)
+{
+    sim_fail("race: '%s' %s %#llx at @%#zx, not ordered behind '%s', which %s it at @%#zx", sim_self->name,
+             name_of(kind), (unsigned long long)key, (size_t)pc, sim_fibers[slot->fiber].name, name_of(slot->kind),
+             (size_t)slot->pc);
+}
+
+static void note_access(uint64_t key, unsigned mask, unsigned kind, uintptr_t pc)
+{
+    struct cell *cell = cell_of(key);
+    struct slot *place = NULL;
+
+    for (struct slot *slot = cell->slots; slot < cell->slots + SLOTS; slot++) {
+        if (slot->bytes == 0) {
+            place = place == NULL ? slot : place;
+            continue;
+        }
+        if (slot->fiber == sim_self->number) {
+            if (slot->kind == kind && (slot->bytes & ~mask) == 0)
+                place = slot;
+            continue;
+        }
+
+        bool before = slot->time <= sim_self->clock.at[slot->fiber];
+
+        if (!before && (slot->bytes & mask) && ((slot->kind | kind) & WRITE) && !(slot->kind & kind & ATOMIC))
+            race(slot, kind, key, pc);
+        /* This write stands for it from now on. */
+        if (before && (kind & WRITE) && (slot->bytes & ~mask) == 0 && (!(kind & ATOMIC) || (slot->kind & ATOMIC))) {
+            slot->bytes = 0;
+            place = place == NULL ? slot : place;
+        }
+    }
+    if (place == NULL)
+        place = &cell->slots[sim_schedule.points % SLOTS];
+    *place = (struct slot){ sim_self->clock.at[sim_self->number], (uint32_t)pc, (uint8_t)sim_self->number,
+                            (uint8_t)mask, (uint8_t)kind };
+}
+
+static void note_range(uint64_t key, size_t bytes, unsigned kind, uintptr_t pc)
+{
+    while (bytes > 0) {
+        size_t at = key & 7, count = bytes < 8 - at ? bytes : 8 - at;
+
+        note_access(key, (0xffu >> (8 - count)) << at, kind, pc);
+        key += count;
+        bytes -= count;
+    }
+}
+
+/* ---- store buffers --------------------------------------------------------------------------------- */
+
+static uint64_t read_memory(const volatile void *address, unsigned bytes)
+{
+    switch (bytes) {
+    case 1: return *(const volatile uint8_t *)address;
+    case 2: return *(const volatile uint16_t *)address;
+    case 4: return *(const volatile uint32_t *)address;
+    default: return *(const volatile uint64_t *)address;
+    }
+}
+
+static void write_memory(volatile void *address, unsigned bytes, uint64_t value)
+{
+    switch (bytes) {
+    case 1: *(volatile uint8_t *)address = (uint8_t)value; break;
+    case 2: *(volatile uint16_t *)address = (uint16_t)value; break;
+    case 4: *(volatile uint32_t *)address = (uint32_t)value; break;
+    default: *(volatile uint64_t *)address = value; break;
+    }
+}
+
+static bool overlaps(const struct sim_store *store, uint64_t key, size_t bytes)
+{
+    return store->key < key + bytes && key < store->key + store->bytes;
+}
+
+static void leave_buffer(struct sim_fiber *fiber, int index)
+{
+    struct sim_store *store = &fiber->buffer[index];
+
+    *released_at(cell_of(store->key), store->key) = store->clock;
+    write_memory(store->address, store->bytes, store->value);
+    if (sim_schedule.trace)
+        sim_note("a store of '%s' to %#llx becomes visible", fiber->name, (unsigned long long)store->key);
+    memmove(store, store + 1, (size_t)(--fiber->buffered - index) * sizeof *store);
+}
+
+void sim_flush(struct sim_fiber *fiber)
+{
+    while (fiber->buffered > 0)
+        leave_buffer(fiber, 0);
+}
+
+static bool may_leave(const struct sim_fiber *fiber, int index)
+{
+    const struct sim_store *store = &fiber->buffer[index];
+
+    if (index > 0 && store->release)
+        return false;
+    for (int i = 0; i < index; i++)
+        if (overlaps(&fiber->buffer[i], store->key, store->bytes))
+            return false;
+    return true;
+}
+
+void sim_flush_one(struct sim_fiber *fiber)
+{
+    int may[SIM_BUFFERED], count = 0;
+
+    for (int i = 0; i < fiber->buffered && (i == 0 || sim_schedule.weak); i++)
+        if (may_leave(fiber, i))
+            may[count++] = i;
+    if (count > 0)
+        leave_buffer(fiber, may[sim_choose((uint32_t)count)]);
+}
+
+/* A plain access sees this fiber's own atomic stores in their order. */
+static void flush_overlapping(uint64_t key, size_t bytes)
+{
+    for (int i = 0; i < sim_self->buffered; i++)
+        if (overlaps(&sim_self->buffer[i], key, bytes)) {
+            sim_flush(sim_self);
+            return;
+        }
+}
+
+/* ---- accesses -------------------------------------------------------------------------------------- */
+
+void sim_plain(const void *address, size_t bytes, bool write, uintptr_t pc)
+{
+    uint64_t key;
+
+    if (sim_self == NULL || (uintptr_t)address >= NO_OTHER_FIBER ||
+        (uintptr_t)address - sim_self->stack < sim_self->stack_end - sim_self->stack)
+        return;
+    key = sim_key(address);
+    sim_point(write ? "write" : "read", key, pc);
+    if (sim_self->buffered > 0)
+        flush_overlapping(key, bytes);
+    note_range(key, bytes, write ? WRITE : 0, pc);
+}
+
+void sim_access(const void *address, size_t bytes, bool write)
+{
+    sim_plain(address, bytes, write, (uintptr_t)__builtin_return_address(0));
+}
+
+uint64_t sim_load(const volatile void *address, unsigned bytes, int order, uintptr_t pc)
+{
+    uint64_t key;
+
+    if (sim_self == NULL)
+        return read_memory(address, bytes);
+    key = sim_key(address);
+    sim_point("load", key, pc);
+    note_range(key, bytes, ATOMIC, pc);
+    for (int i = sim_self->buffered - 1; i >= 0; i--) {
+        const struct sim_store *store = &sim_self->buffer[i];
+
+        if (store->key == key && store->bytes == bytes)
+            return store->value;
+        if (overlaps(store, key, bytes))
+            sim_flush(sim_self);
+    }
+    sim_clock_join(acquires(order) ? &sim_self->clock : &sim_self->acquired, released_at(cell_of(key), key));
+    return read_memory(address, bytes);
+}
+
+void sim_store(volatile void *address, unsigned bytes, uint64_t value, int order, uintptr_t pc)
+{
+    struct sim_store *store;
+    uint64_t key;
+
+    if (sim_self == NULL) {
+        write_memory(address, bytes, value);
+        return;
+    }
+    key = sim_key(address);
+    sim_point("store", key, pc);
+    note_range(key, bytes, ATOMIC | WRITE, pc);
+    if (sim_self->buffered == SIM_BUFFERED)
+        leave_buffer(sim_self, 0);
+    store = &sim_self->buffer[sim_self->buffered++];
+    *store = (struct sim_store){ key, (void *)(uintptr_t)address, value, (uint8_t)bytes, releases(order),
+                                 sim_self->released };
+    if (releases(order))
+        sim_release_to(&store->clock);
+    if (order == __ATOMIC_SEQ_CST)
+        sim_flush(sim_self);
+    else
+        sim_stored();
+}
+
+static uint64_t changed(enum sim_change change, uint64_t was, uint64_t value)
+{
+    switch (change) {
+    case SIM_ADD: return was + value;
+    case SIM_SUB: return was - value;
+    case SIM_AND: return was & value;
+    case SIM_OR: return was | value;
+    case SIM_XOR: return was ^ value;
+    case SIM_NAND: return ~(was & value);
+    default: return value;
+    }
+}
+
+/* The store of a read-modify-write. */
+static void store_now(volatile void *address, unsigned bytes, uint64_t key, uint64_t value, int order)
+{
+    struct sim_clock *released = released_at(cell_of(key), key);
+
+    sim_clock_join(released, &sim_self->released);
+    if (releases(order))
+        sim_release_to(released);
+    write_memory(address, bytes, value);
+}
+
+uint64_t sim_rmw(volatile void *address, unsigned bytes, enum sim_change change, uint64_t value, int order,
+                 uintptr_t pc)
+{
+    uint64_t key, was;
+
+    if (sim_self == NULL) {
+        was = read_memory(address, bytes);
+        write_memory(address, bytes, changed(change, was, value));
+        return was;
+    }
+    key = sim_key(address);
+    sim_point("change", key, pc);
+    sim_flush(sim_self);
+    note_range(key, bytes, ATOMIC | WRITE, pc);
+    sim_clock_join(acquires(order) ? &sim_self->clock : &sim_self->acquired, released_at(cell_of(key), key));
+    was = read_memory(address, bytes);
+    store_now(address, bytes, key, changed(change, was, value), order);
+    return was;
+}
+
+bool sim_cas(volatile void *address, unsigned bytes, uint64_t *expected, uint64_t value, int order, int failed,
+             uintptr_t pc)
+{
+    uint64_t key = 0, was;
+    bool same;
+
+    if (sim_self != NULL) {
+        key = sim_key(address);
+        sim_point("compare and swap", key, pc);
+        sim_flush(sim_self);
+    }
+    was = read_memory(address, bytes);
+    same = was == *expected;
+    *expected = was;
+    if (sim_self == NULL) {
+        if (same)
+            write_memory(address, bytes, value);
+        return same;
+    }
+    note_range(key, bytes, same ? ATOMIC | WRITE : ATOMIC, pc);
+    sim_clock_join(acquires(same ? order : failed) ? &sim_self->clock : &sim_self->acquired,
+                   released_at(cell_of(key), key));
+    if (same)
+        store_now(address, bytes, key, value, order);
+    return same;
+}
+
+void sim_fence(int order, uintptr_t pc)
+{
+    if (sim_self == NULL)
+        return;
+    sim_point("fence", 0, pc);
+    if (acquires(order))
+        sim_clock_join(&sim_self->clock, &sim_self->acquired);
+    sim_flush(sim_self);
+    if (releases(order)) {
+        sim_self->released = (struct sim_clock){ { 0 } };
+        sim_release_to(&sim_self->released);
+    }
+}

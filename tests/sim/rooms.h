@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The programs. They are compiled as the library is and linked into each copy of it: inline functions of its headers
+ * are watched there too, and the programs get the functions of world.syms.
+ */
+#ifndef TESTS_SIM_ROOMS_H
+#define TESTS_SIM_ROOMS_H
+
+#include "sim.h"
+
+#include <errno.h>
+
+void sim_room_ring(int worker);         /* room_ring.c */
+void sim_room_bell(int worker);
+void sim_room_role(int worker);         /* room_role.c */
+void sim_room_role_quiet(uint64_t ns);
+void sim_room_calls(int worker);        /* room_job.c */
+void sim_room_oneway(int worker);
+void sim_room_full(int worker);
+void sim_room_tensors(int worker);
+void sim_room_rrefs(int worker);
+void sim_room_death(int worker);
+void sim_room_job_check(void);
+void sim_room_job_quiet(uint64_t ns);
+
+#endif

@@ -1,0 +1,538 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Who runs next, when stores leave their buffers, when time passes, and how a schedule ends.
+ *
+ * SIM_RANDOM: after a random number of points any fiber that can run continues; the seed chooses the mean. This is a
+ * random walk. SIM_PRIORITIES (PCT, "probabilistic concurrency testing"): the fiber of the highest priority runs;
+ * priorities are random, and at 2 to 5 random points who runs gets the lowest one. A fault that needs d such changes
+ * in n points is found with a probability of about 1 / (fibers * n^(d - 1)) a schedule. A fiber that yields, or has run
+ * for SPIN_POINTS, gets the lowest priority too: it may wait for another one. SIM_ALL: a depth-first search through all
+ * choices with at most so many preemptions, an early exit of a store from its buffer counted as one.
+ */
+#include "sim.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SPIN_POINTS 20000
+#define POINTS_MOST 20000000u
+#define CHANGES_MOST 5
+#define PATH_MOST 4096
+#define FIRST_PRIORITY 1000000u
+
+struct sim_schedule sim_schedule;
+int64_t sim_next;
+
+static const struct sim_program *program;
+static uint64_t random_state, switch_at, flush_at, switched_at, change_at[CHANGES_MOST];
+static uint32_t switch_mean, flush_mean, lowest, changes;
+
+static struct {
+    uint32_t preemptions_most, preemptions, depth, length;
+    uint16_t choice[PATH_MOST], most[PATH_MOST];
+    uint64_t paths;
+} all;
+
+uint64_t sim_random(void)
+{
+    uint64_t z = random_state += 0x9e3779b97f4a7c15;
+
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
+    z = (z ^ z >> 27) * 0x94d049bb133111eb;
+    return z ^ z >> 31;
+}
+
+bool sim_disturbs(void)
+{
+    return sim_schedule.disturbed && sim_random() % 16 == 0;
+}
+
+uint32_t sim_choose(uint32_t most)
+{
+    if (most < 2)
+        return 0;
+    if (sim_schedule.way != SIM_ALL)
+        return (uint32_t)(sim_random() % most);
+    if (all.depth == PATH_MOST) {
+        sim_fail("a schedule of the exhaustive search has more than %d choices", PATH_MOST);
+        return 0;
+    }
+    if (all.depth == all.length) {
+        all.choice[all.length] = 0;
+        all.most[all.length++] = (uint16_t)most;
+    }
+    return all.choice[all.depth++];
+}
+
+void sim_choose_all(uint32_t preemptions)
+{
+    all.preemptions_most = preemptions;
+    all.length = 0;
+    sim_schedule.way = SIM_ALL;
+}
+
+bool sim_next_of_all(void)
+{
+    all.paths++;
+    while (all.length > 0 && all.choice[all.length - 1] + 1 == all.most[all.length - 1])
+        all.length--;
+    if (all.length == 0)
+        return false;
+    all.choice[all.length - 1]++;
+    return true;
+}
+
+uint64_t sim_paths(void)
+{
+    return all.paths;
+}
+
+uint64_t sim_now(void)
+{
+    return sim_schedule.now_ns;
+}
+
+static uint64_t truths[SIM_TRUTHS];
+
+uint64_t sim_truth(unsigned index)
+{
+    return truths[index];
+}
+
+void sim_count(unsigned index, int64_t by)
+{
+    truths[index] += (uint64_t)by;
+}
+
+/* ---- findings and the trace ------------------------------------------------------------------------ */
+
+void sim_fail(const char *format, ...)
+{
+    va_list arguments;
+
+    if (!sim_schedule.found) {
+        va_start(arguments, format);
+        vsnprintf(sim_schedule.finding, sizeof sim_schedule.finding, format, arguments);
+        va_end(arguments);
+        if (sim_schedule.trace)
+            printf("%6llu finding: %s\n", (unsigned long long)sim_schedule.points, sim_schedule.finding);
+    }
+    sim_schedule.found = sim_schedule.over = true;
+    if (sim_self != NULL)
+        sim_fibers_leave();
+}
+
+void sim_note(const char *format, ...)
+{
+    va_list arguments;
+
+    if (!sim_schedule.trace)
+        return;
+    printf("%6llu %-12s ", (unsigned long long)sim_schedule.points, sim_self != NULL ? sim_self->name : "");
+    va_start(arguments, format);
+    vprintf(format, arguments);
+    va_end(arguments);
+    putchar('\n');
+}
+
+void sim_trace_point(const char *what, uint64_t key, uintptr_t pc)
+{
+    if (pc != 0)
+        sim_note("%-16s %#llx @%#zx", what, (unsigned long long)key, (size_t)pc);
+    else
+        sim_note("%s", what);
+}
+
+/* ---- who runs ------------------------------------------------------------------------------------- */
+
+static bool can_run(struct sim_fiber *fiber)
+{
+    if (fiber->state == SIM_RUNS)
+        return true;
+    if (fiber->state != SIM_BLOCKED)
+        return false;
+    fiber->can_now = fiber->can(fiber->can_argument);
+    return fiber->can_now || fiber->until_ns <= sim_schedule.now_ns;
+}
+
+static int who_can(struct sim_fiber **can, const struct sim_fiber *but)
+{
+    int count = 0;
+
+    for (int i = 0; i < sim_fiber_count; i++)
+        if (&sim_fibers[i] != but && can_run(&sim_fibers[i]))
+            can[count++] = &sim_fibers[i];
+    return count;
+}
+
+static void run(struct sim_fiber *fiber, const char *why)
+{
+    if (fiber != sim_self) {
+        switched_at = sim_schedule.points;
+        if (sim_schedule.trace)
+            sim_note("-> %s (%s)", fiber->name, why);
+    }
+    fiber->state = SIM_RUNS;
+    sim_switch(fiber);
+}
+
+static struct sim_fiber *pick(struct sim_fiber **can, int count)
+{
+    struct sim_fiber *best = can[0];
+
+    if (sim_schedule.way != SIM_PRIORITIES)
+        return can[sim_choose((uint32_t)count)];
+    for (int i = 1; i < count; i++)
+        if (can[i]->priority > best->priority)
+            best = can[i];
+    return best;
+}
+
+/* Time passes. False: there is no deadline. */
+static bool pass_time(void)
+{
+    uint64_t next_ns = SIM_FOREVER;
+
+    for (int i = 0; i < sim_fiber_count; i++)
+        if (sim_fibers[i].state == SIM_BLOCKED && sim_fibers[i].until_ns < next_ns)
+            next_ns = sim_fibers[i].until_ns;
+    if (program->quiet != NULL)
+        program->quiet(next_ns == SIM_FOREVER ? next_ns : next_ns - sim_schedule.now_ns);
+    if (next_ns == SIM_FOREVER)
+        return false;
+    sim_note("nobody can run: time passes by %llu ns", (unsigned long long)(next_ns - sim_schedule.now_ns));
+    sim_schedule.now_ns = next_ns;
+    return true;
+}
+
+static void nobody_can_run(void)
+{
+    char text[700] = "";
+    size_t used = 0;
+
+    for (int i = 0; i < sim_fiber_count; i++)
+        if (sim_fibers[i].state == SIM_BLOCKED && used < sizeof text)
+            used += (size_t)snprintf(text + used, sizeof text - used, "%s '%s' (%s)", used > 0 ? "," : "",
+                                     sim_fibers[i].name, sim_fibers[i].why);
+    if (used > 0)
+        sim_fail("nobody can run:%s", text);
+    sim_schedule.over = true;
+    sim_fibers_leave();
+}
+
+static bool hear_of_death(void);
+
+/* This fiber cannot go on, or need not. */
+static void run_another(const char *why)
+{
+    struct sim_fiber *can[SIM_FIBERS];
+    int count;
+
+    while ((count = who_can(can, NULL)) == 0)
+        if (!hear_of_death() && !pass_time())
+            nobody_can_run();
+    run(pick(can, count), why);
+}
+
+bool sim_block(const char *why, bool (*can)(void *argument), void *argument, uint64_t until_ns)
+{
+    sim_flush(sim_self);
+    if (can(argument))
+        return true;
+    sim_self->can = can;
+    sim_self->can_argument = argument;
+    sim_self->until_ns = until_ns;
+    sim_self->why = why;
+    sim_self->state = SIM_BLOCKED;
+    run_another(why);
+    return sim_self->can_now;
+}
+
+static struct {
+    int worker;
+    bool dead;
+    uint64_t at, heard_at;          /* points; SIM_FOREVER: not yet, or done */
+} death;
+
+/* Others hear that a process has ended. What its threads did is before that, for everybody. */
+static void hear_of_end(int worker)
+{
+    for (int i = 0; i < sim_fiber_count; i++)
+        for (int j = 0; j < sim_fiber_count && sim_fibers[i].worker == worker; j++)
+            if (sim_fibers[j].worker != worker)
+                sim_fibers[j].clock.at[i] = sim_fibers[i].clock.at[i];
+    sim_pidfd_ready(worker);
+}
+
+/* If this was the last fiber of a worker, its process ends. */
+static void end_process(int worker)
+{
+    for (int i = 0; i < sim_fiber_count; i++)
+        if (sim_fibers[i].worker == worker && sim_fibers[i].state != SIM_ENDED)
+            return;
+    if (program->resets) {
+        sim_descriptors_close(worker);
+        hear_of_end(worker);
+    }
+}
+
+_Noreturn void sim_fiber_ends(void)
+{
+    sim_flush(sim_self);
+    sim_self->state = SIM_ENDED;
+    end_process(sim_self->worker);
+    run_another("the end");
+    __builtin_unreachable();
+}
+
+static bool has_ended(void *argument)
+{
+    const struct sim_fiber *fiber = argument;
+
+    return fiber->state == SIM_ENDED;
+}
+
+void sim_join(int fiber)
+{
+    sim_block("joins", has_ended, &sim_fibers[fiber], SIM_FOREVER);
+    sim_clock_join(&sim_self->clock, &sim_fibers[fiber].clock);
+}
+
+static void set_priority(struct sim_fiber *fiber)
+{
+    fiber->priority = FIRST_PRIORITY + (uint32_t)(sim_random() % FIRST_PRIORITY);
+}
+
+int sim_spawn(const char *name, void *(*work)(void *), void *argument)
+{
+    struct sim_fiber *fiber;
+
+    sim_flush(sim_self);
+    fiber = sim_fiber_make(name, sim_self->worker, work, argument);
+    set_priority(fiber);
+    sim_self->clock.at[sim_self->number]++;
+    sim_next = 1;
+    return fiber->number;
+}
+
+void sim_yield(void)
+{
+    struct sim_fiber *can[SIM_FIBERS];
+    int count;
+
+    sim_flush(sim_self);
+    sim_self->priority = lowest--;
+    /* Another one, so that a search of all paths ends. */
+    if ((count = who_can(can, sim_self)) > 0)
+        run(pick(can, count), "yields");
+}
+
+/* ---- points --------------------------------------------------------------------------------------- */
+
+static void die(void)
+{
+    sim_note("worker %d dies", death.worker);
+    for (int i = 0; i < sim_fiber_count; i++)
+        if (sim_fibers[i].worker == death.worker && sim_fibers[i].state != SIM_ENDED) {
+            sim_flush(&sim_fibers[i]);
+            sim_fibers[i].state = SIM_DEAD;
+        }
+    death.dead = true;
+    death.at = SIM_FOREVER;
+    death.heard_at = sim_schedule.points + (sim_choose(2) == 0 ? 1 : sim_choose(5000));
+    sim_descriptors_close(death.worker);
+    if (sim_self->worker == death.worker)
+        run_another("dies");
+}
+
+/* False: there is nothing to be heard. */
+static bool hear_of_death(void)
+{
+    if (death.heard_at == SIM_FOREVER)
+        return false;
+    sim_note("the death of worker %d is heard of", death.worker);
+    death.heard_at = SIM_FOREVER;
+    hear_of_end(death.worker);
+    return true;
+}
+
+void sim_kill_later(int worker, uint32_t points)
+{
+    death.worker = worker;
+    death.at = sim_schedule.points + points;
+    sim_next = 1;
+}
+
+bool sim_is_dead(int worker)
+{
+    return death.dead && death.worker == worker;
+}
+
+bool sim_is_heard_of(void)
+{
+    return death.dead && death.heard_at == SIM_FOREVER;
+}
+
+static uint64_t gap(uint32_t mean)
+{
+    return 1 + sim_random() % (2 * mean);
+}
+
+void sim_stored(void)
+{
+    if (flush_at == SIM_FOREVER) {
+        flush_at = sim_schedule.points + gap(flush_mean);
+        sim_next = 1;
+    }
+}
+
+static void flush_some(void)
+{
+    struct sim_fiber *with[SIM_FIBERS];
+    uint32_t count = 0;
+
+    for (int i = 0; i < sim_fiber_count; i++)
+        if (sim_fibers[i].buffered > 0)
+            with[count++] = &sim_fibers[i];
+    if (count > 0)
+        sim_flush_one(with[sim_choose(count)]);
+    flush_at = count > 0 ? sim_schedule.points + gap(flush_mean) : SIM_FOREVER;
+}
+
+static void point_of_all(void)
+{
+    struct sim_fiber *can[SIM_FIBERS];
+    uint32_t count, choice, flushes = 0;
+
+    sim_next = 1;
+    if (all.preemptions == all.preemptions_most)
+        return;
+    count = (uint32_t)who_can(can, sim_self);
+    for (int i = 0; i < sim_fiber_count; i++)
+        flushes += sim_fibers[i].buffered > 0;
+    choice = sim_choose(1 + count + flushes);
+    if (choice == 0)
+        return;
+    all.preemptions++;
+    if (choice <= count) {
+        run(can[choice - 1], "preempted");
+        return;
+    }
+    choice -= count + 1;
+    for (int i = 0; i < sim_fiber_count; i++)
+        if (sim_fibers[i].buffered > 0 && choice-- == 0) {
+            sim_flush_one(&sim_fibers[i]);
+            break;
+        }
+    point_of_all();
+}
+
+void sim_point_slow(void)
+{
+    struct sim_schedule *s = &sim_schedule;
+    struct sim_fiber *can[SIM_FIBERS];
+    uint64_t next;
+    int count;
+
+    if (s->points > POINTS_MOST)
+        sim_fail("the schedule does not end");
+    if (s->way == SIM_ALL) {
+        point_of_all();
+        return;
+    }
+    if (s->points >= death.heard_at)
+        hear_of_death();
+    if (s->points >= death.at)
+        die();
+    if (s->points >= flush_at)
+        flush_some();
+    if (s->way == SIM_RANDOM && s->points >= switch_at) {
+        switch_at = s->points + gap(switch_mean);
+        sim_next = 1;
+        count = who_can(can, NULL);
+        run(pick(can, count), "preempted");
+    } else if (s->way == SIM_PRIORITIES) {
+        for (uint32_t i = 0; i < changes; i++)
+            if (s->points >= change_at[i]) {
+                change_at[i] = SIM_FOREVER;
+                sim_self->priority = lowest--;
+            }
+        if (s->points - switched_at > SPIN_POINTS) {
+            sim_self->priority = lowest--;
+            switched_at = s->points;
+        }
+        switch_at = switched_at + SPIN_POINTS + 1;
+        for (uint32_t i = 0; i < changes; i++)
+            switch_at = change_at[i] < switch_at ? change_at[i] : switch_at;
+        sim_next = 1;
+        count = who_can(can, NULL);
+        run(pick(can, count), "preempted");
+    }
+    next = switch_at < flush_at ? switch_at : flush_at;
+    next = death.at < next ? death.at : next;
+    next = death.heard_at < next ? death.heard_at : next;
+    sim_next = next > s->points ? (int64_t)(next - s->points) : 1;
+}
+
+/* ---- one schedule --------------------------------------------------------------------------------- */
+
+static void *start(void *argument)
+{
+    const struct sim_program *const *copies = argument;
+
+    copies[sim_self->worker]->start(sim_self->worker);
+    return NULL;
+}
+
+static void draw(uint64_t seed)
+{
+    struct sim_schedule *s = &sim_schedule;
+    static const uint32_t switch_means[] = { 2, 8, 32, 128, 1024 }, flush_means[] = { 1, 8, 64, 1024 };
+
+    random_state = seed * 0xd1342543de82ef95 + 1;
+    if (s->way != SIM_ALL)
+        s->way = sim_random() % 2 == 0 ? SIM_RANDOM : SIM_PRIORITIES;
+    s->weak = s->way != SIM_ALL && sim_random() % 2 == 0;
+    s->tick_ns = sim_random() % 2 == 0 ? 20 : 3000;
+    s->disturbed = s->way != SIM_ALL && sim_random() % 4 == 0;
+    switch_mean = switch_means[sim_random() % 5];
+    flush_mean = flush_means[sim_random() % 4];
+    changes = 2 + (uint32_t)(sim_random() % (CHANGES_MOST - 1));
+    for (uint32_t i = 0; i < changes; i++)
+        change_at[i] = sim_random() % program->points;
+}
+
+void sim_run(const struct sim_program *const *copies, uint64_t seed)
+{
+    const bool trace = sim_schedule.trace;
+    static const char *const mains[SIM_COPIES] = { "main0", "main1", "main2" };
+    struct sim_fiber *first;
+
+    program = copies[0];
+    sim_schedule = (struct sim_schedule){ .seed = seed, .trace = trace, .way = sim_schedule.way, .now_ns = 1000000000 };
+    draw(seed);
+    lowest = FIRST_PRIORITY - 1;
+    switch_at = switched_at = 0;
+    flush_at = SIM_FOREVER;
+    sim_next = 1;
+    all.depth = all.preemptions = 0;
+    memset(truths, 0, sizeof truths);
+    death.dead = false;
+    death.at = death.heard_at = SIM_FOREVER;
+    sim_fibers_reset();
+    sim_memory_reset();
+    sim_world_reset(program->resets);
+    if (program->resets)
+        sim_statics_reset(program->workers);
+    for (int worker = program->workers - 1; worker >= 0; worker--) {
+        first = sim_fiber_make(mains[worker], worker, start, (void *)(uintptr_t)copies);
+        set_priority(first);
+    }
+    sim_fibers_run(&sim_fibers[sim_choose((uint32_t)program->workers)]);
+    if (!sim_schedule.found && program->check != NULL)
+        program->check();
+    if (program->resets)
+        sim_names_left();
+}

@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The simulator: the engine's real C, run where a seed chooses who runs, what is seen when, and when time passes.
+ *
+ * Real: every line of shm/ and of the engine's rooms, compiled with -fsanitize=thread but linked with the __tsan_*
+ * functions of tsan.c instead of the compiler's run-time library. Simulated: threads (fiber.c), the order in which they
+ * run (schedule.c), the order in which stores become visible (memory.c), and the functions of the C library that
+ * world.syms names (world.c). README.md says what follows from that.
+ *
+ *     program    a test: it spawns fibers, keeps the truth beside what they do, and calls sim_fail if they differ
+ *     fiber      a thread of the engine, or of a program. All fibers run on one thread of the process
+ *     point      where another fiber may run: before each access to memory that is not the fiber's own stack, and
+ *                before each function of world.syms
+ *     schedule   one run of a program from its beginning. A 64-bit seed decides everything in it
+ *     finding    what must not be. It ends the schedule, and is printed with the command that replays it
+ *
+ * Invariants.
+ *  S1  Between two points no other fiber runs, and no store of another fiber becomes visible.
+ *  S2  Every choice comes from sim_choose or sim_random. So two runs of a seed have the same trace, and the same hash.
+ *  S3  A store of a fiber is in its store buffer or in memory. The fiber itself reads its own newest one. Stores to one
+ *      address leave the buffer in their order; a release store leaves it after all that came before it.
+ *  S4  The buffer is empty behind a full fence, a read-modify-write, and at each function of world.syms.
+ *  S5  Simulated time passes only when no fiber can run: then it is set to the earliest deadline of a sleep. A read of
+ *      the clock adds tick_ns.
+ */
+#ifndef TESTS_SIM_H
+#define TESTS_SIM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define SIM_FIBERS 16
+#define SIM_FOREVER UINT64_MAX
+
+/* ---- What a program uses ---------------------------------------------------------------------------- */
+
+struct sim_program {
+    const char *name;
+    int workers;            /* copies of the library that it uses; worker 0 begins */
+    uint32_t points;        /* about how many points a schedule has: where priorities change */
+    bool resets;            /* it leaves statics of the library, descriptors and mappings behind */
+    void (*start)(int worker);      /* in a fiber of that worker */
+    void (*check)(void);            /* worker 0, when all fibers have ended. Or NULL */
+    void (*quiet)(uint64_t ns);     /* nobody can run, and so much time would pass: a finding? Or NULL */
+};
+extern const struct sim_program sim_programs[];     /* of each copy of the library; ends with a NULL name */
+
+int sim_spawn(const char *name, void *(*work)(void *), void *argument);     /* a fiber of this worker; its number */
+void sim_join(int fiber);
+void sim_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));     /* a finding */
+void sim_note(const char *format, ...) __attribute__((format(printf, 1, 2)));     /* a line of the trace */
+uint32_t sim_choose(uint32_t most);         /* 0 .. most - 1 */
+uint64_t sim_now(void);
+/* The truth: counters of all workers, which no race is looked for in. 0 at the beginning. */
+#define SIM_TRUTHS 256
+uint64_t sim_truth(unsigned index);
+void sim_count(unsigned index, int64_t by);
+/* The worker dies at the point that is so many points away: its fibers never run again, its memory stays as it is, its
+ * descriptors are closed. Its pidfd becomes readable some points later, at most when nobody can run. */
+void sim_kill_later(int worker, uint32_t points);
+bool sim_is_dead(int worker);
+bool sim_is_heard_of(void);                 /* the death: the pidfd is readable */
+int sim_names_left(void);                   /* in /dev/shm and the directory of sockets; removes them */
+/* The program reads or writes memory of the library: a point, and an access that must be ordered. */
+void sim_access(const void *address, size_t bytes, bool write);
+/* Sleeps until can(argument), or until the time. False: the time came. can is asked again after each change. */
+bool sim_block(const char *why, bool (*can)(void *argument), void *argument, uint64_t until_ns);
+void sim_yield(void);
+
+/* ---- fiber.c ---------------------------------------------------------------------------------------- */
+
+struct sim_clock {
+    uint32_t at[SIM_FIBERS];
+};
+
+struct sim_store {                          /* in a store buffer */
+    uint64_t key;
+    void *address;
+    uint64_t value;
+    uint8_t bytes;
+    bool release;
+    struct sim_clock clock;                 /* what a reader that acquires it is ordered behind */
+};
+#define SIM_BUFFERED 12
+
+struct sim_fiber {
+    const char *name;
+    int number, worker;
+    enum { SIM_FREE, SIM_RUNS, SIM_BLOCKED, SIM_ENDED, SIM_DEAD } state;
+    void *(*work)(void *);
+    void *argument, *result;
+    void *stack_pointer;
+    uintptr_t stack, stack_end;
+    unsigned char *thread_pointer;          /* its thread variables are below */
+    bool (*can)(void *);
+    void *can_argument;
+    const char *why;
+    uint64_t until_ns;
+    bool can_now;                           /* how the sleep ended */
+    bool signalled;                         /* of a futex or a condition variable, at: */
+    const void *waits_on;
+    uint32_t priority;
+    void *own[32];                          /* pthread_getspecific */
+    struct sim_clock clock, released, acquired;     /* acquired: by relaxed loads, for a fence */
+    int buffered;
+    struct sim_store buffer[SIM_BUFFERED];
+};
+
+extern struct sim_fiber sim_fibers[SIM_FIBERS], *sim_self;     /* sim_self: who runs */
+extern int sim_fiber_count;
+void sim_fibers_reset(void);
+struct sim_fiber *sim_fiber_make(const char *name, int worker, void *(*work)(void *), void *argument);
+void sim_switch(struct sim_fiber *to);
+_Noreturn void sim_fiber_ends(void);            /* schedule.c */
+void sim_fibers_run(struct sim_fiber *first);   /* returns when the schedule is over */
+_Noreturn void sim_fibers_leave(void);          /* to there */
+
+/* ---- schedule.c ------------------------------------------------------------------------------------- */
+
+enum sim_way { SIM_RANDOM, SIM_PRIORITIES, SIM_ALL };
+
+struct sim_schedule {
+    uint64_t seed, hash, points, switches, now_ns;
+    enum sim_way way;
+    uint32_t tick_ns;                       /* by how much a read of the clock moves it */
+    bool disturbed;                         /* sleeps may end without cause, or with EINTR */
+    bool weak;                              /* stores may leave the buffer in another order */
+    bool over, found, trace;
+    char finding[1024];
+};
+extern struct sim_schedule sim_schedule;
+extern int64_t sim_next;                    /* points to go until something is chosen */
+void sim_run(const struct sim_program *const *copies, uint64_t seed);
+bool sim_next_of_all(void);                 /* SIM_ALL: prepares the next path; false: there is none */
+void sim_choose_all(uint32_t preemptions);
+void sim_point_slow(void);
+void sim_stored(void);                          /* a store has entered a buffer: chooses when it leaves */
+void sim_trace_point(const char *what, uint64_t key, uintptr_t pc);
+uint64_t sim_random(void);
+bool sim_disturbs(void);                        /* now and then, in some schedules */
+uint64_t sim_paths(void);
+
+/* Before each access: `what` for the trace. */
+static inline void sim_point(const char *what, uint64_t key, uintptr_t pc)
+{
+    struct sim_schedule *s = &sim_schedule;
+
+    s->points++;
+    s->hash = (s->hash ^ (pc + (uint64_t)sim_self->number * 0x9e3779b9)) * 0x100000001b3;
+    if (__builtin_expect(s->trace, 0))
+        sim_trace_point(what, key, pc);
+    if (__builtin_expect(--sim_next <= 0, 0))
+        sim_point_slow();
+}
+
+/* ---- memory.c --------------------------------------------------------------------------------------- */
+
+void sim_memory_reset(void);
+uint64_t sim_key(const volatile void *address);     /* the same for all mappings of one byte */
+void sim_plain(const void *address, size_t bytes, bool write, uintptr_t pc);
+uint64_t sim_load(const volatile void *address, unsigned bytes, int order, uintptr_t pc);
+void sim_store(volatile void *address, unsigned bytes, uint64_t value, int order, uintptr_t pc);
+enum sim_change { SIM_SET, SIM_ADD, SIM_SUB, SIM_AND, SIM_OR, SIM_XOR, SIM_NAND };
+uint64_t sim_rmw(volatile void *address, unsigned bytes, enum sim_change change, uint64_t value, int order,
+                 uintptr_t pc);
+bool sim_cas(volatile void *address, unsigned bytes, uint64_t *expected, uint64_t value, int order, int failed,
+             uintptr_t pc);
+void sim_fence(int order, uintptr_t pc);
+void sim_flush(struct sim_fiber *fiber);        /* all of its stores become visible */
+void sim_flush_one(struct sim_fiber *fiber);    /* one of them, which the seed chooses */
+void sim_clock_join(struct sim_clock *clock, const struct sim_clock *with);
+void sim_release_to(struct sim_clock *clock);   /* this fiber's clock, and begins the next of its times */
+
+
+/* ---- copies.c --------------------------------------------------------------------------------------- */
+
+#define SIM_COPIES 3
+extern const struct sim_program *const sim_copies[SIM_COPIES];      /* the tables of programs */
+void sim_statics_keep(void);
+void sim_statics_reset(int copies);             /* of the first so many */
+
+/* ---- world.c ---------------------------------------------------------------------------------------- */
+
+void sim_world_reset(bool all);                 /* all: descriptors and mappings too */
+void *sim_memory(size_t bytes);                 /* of the simulated heap, zeroed */
+/* A shared mapping: the object and the offset in it of an address; false: private. */
+bool sim_shared(uintptr_t address, uint64_t *key);
+extern char sim_directory[64];                  /* for names; of this run of the simulator */
+void sim_descriptors_close(int worker);         /* it dies */
+void sim_pidfd_ready(int worker);               /* the others hear of it */
+void sim_thread_ends(void);                     /* calls the destructors of its pthread_setspecific */
+extern uint64_t sim_changes;                    /* of descriptors: who sleeps on one looks again */
+
+#endif

@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What gcc calls with -fsanitize=thread: before each plain access, and instead of each atomic one. The names and types
+ * are the compiler's.
+ */
+#include "sim.h"
+
+#define PC ((uintptr_t)__builtin_return_address(0))
+#define PLAIN(name, bytes, write)                                                                   \
+    void __tsan_##name(void *address);                                                              \
+    void __tsan_##name(void *address)                                                               \
+    {                                                                                               \
+        sim_plain(address, bytes, write, PC);                                                       \
+    }
+
+PLAIN(read1, 1, false)
+PLAIN(read2, 2, false)
+PLAIN(read4, 4, false)
+PLAIN(read8, 8, false)
+PLAIN(read16, 16, false)
+PLAIN(write1, 1, true)
+PLAIN(write2, 2, true)
+PLAIN(write4, 4, true)
+PLAIN(write8, 8, true)
+PLAIN(write16, 16, true)
+PLAIN(unaligned_read2, 2, false)
+PLAIN(unaligned_read4, 4, false)
+PLAIN(unaligned_read8, 8, false)
+PLAIN(unaligned_read16, 16, false)
+PLAIN(unaligned_write2, 2, true)
+PLAIN(unaligned_write4, 4, true)
+PLAIN(unaligned_write8, 8, true)
+PLAIN(unaligned_write16, 16, true)
+
+void __tsan_init(void);
+void __tsan_read_range(void *address, size_t bytes);
+void __tsan_write_range(void *address, size_t bytes);
+void __tsan_func_entry(void *caller);
+void __tsan_func_exit(void);
+void __tsan_atomic_thread_fence(int order);
+void __tsan_atomic_signal_fence(int order);
+
+void __tsan_init(void)
+{
+}
+
+void __tsan_read_range(void *address, size_t bytes)
+{
+    sim_plain(address, bytes, false, PC);
+}
+
+void __tsan_write_range(void *address, size_t bytes)
+{
+    sim_plain(address, bytes, true, PC);
+}
+
+void __tsan_func_entry(void *caller)
+{
+    (void)caller;
+}
+
+void __tsan_func_exit(void)
+{
+}
+
+void __tsan_atomic_thread_fence(int order)
+{
+    sim_fence(order, PC);
+}
+
+void __tsan_atomic_signal_fence(int order)
+{
+    (void)order;
+}
+
+#define RMW(bits, name, change)                                                                     \
+    uint##bits##_t __tsan_atomic##bits##_##name(volatile void *a, uint##bits##_t v, int order);     \
+    uint##bits##_t __tsan_atomic##bits##_##name(volatile void *a, uint##bits##_t v, int order)      \
+    {                                                                                               \
+        return (uint##bits##_t)sim_rmw(a, bits / 8, change, v, order, PC);                          \
+    }
+#define ATOMIC(bits)                                                                                \
+    uint##bits##_t __tsan_atomic##bits##_load(const volatile void *a, int order);                   \
+    void __tsan_atomic##bits##_store(volatile void *a, uint##bits##_t v, int order);                \
+    int __tsan_atomic##bits##_compare_exchange_strong(volatile void *a, uint##bits##_t *expected,   \
+                                                      uint##bits##_t v, int order, int failed);     \
+    int __tsan_atomic##bits##_compare_exchange_weak(volatile void *a, uint##bits##_t *expected,     \
+                                                    uint##bits##_t v, int order, int failed);       \
+    uint##bits##_t __tsan_atomic##bits##_load(const volatile void *a, int order)                    \
+    {                                                                                               \
+        return (uint##bits##_t)sim_load(a, bits / 8, order, PC);                                    \
+    }                                                                                               \
+    void __tsan_atomic##bits##_store(volatile void *a, uint##bits##_t v, int order)                 \
+    {                                                                                               \
+        sim_store(a, bits / 8, v, order, PC);                                                       \
+    }                                                                                               \
+    int __tsan_atomic##bits##_compare_exchange_strong(volatile void *a, uint##bits##_t *expected,   \
+                                                      uint##bits##_t v, int order, int failed)      \
+    {                                                                                               \
+        uint64_t was = *expected;                                                                   \
+        bool done = sim_cas(a, bits / 8, &was, v, order, failed, PC);                               \
+                                                                                                    \
+        *expected = (uint##bits##_t)was;                                                            \
+        return done;                                                                                \
+    }                                                                                               \
+    int __tsan_atomic##bits##_compare_exchange_weak(volatile void *a, uint##bits##_t *expected,     \
+                                                    uint##bits##_t v, int order, int failed)        \
+    {                                                                                               \
+        uint64_t was = *expected;                                                                   \
+        bool done = sim_cas(a, bits / 8, &was, v, order, failed, PC);                               \
+                                                                                                    \
+        *expected = (uint##bits##_t)was;                                                            \
+        return done;                                                                                \
+    }                                                                                               \
+    RMW(bits, exchange, SIM_SET)                                                                    \
+    RMW(bits, fetch_add, SIM_ADD)                                                                   \
+    RMW(bits, fetch_sub, SIM_SUB)                                                                   \
+    RMW(bits, fetch_and, SIM_AND)                                                                   \
+    RMW(bits, fetch_or, SIM_OR)                                                                     \
+    RMW(bits, fetch_xor, SIM_XOR)                                                                   \
+    RMW(bits, fetch_nand, SIM_NAND)
+
+ATOMIC(8)
+ATOMIC(16)
+ATOMIC(32)
+ATOMIC(64)

@@ -1,0 +1,411 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The world: what the copies of the library get instead of the functions of the C library that world.syms names. This
+ * file has descriptors and names; world_memory.c has memory, world_threads.c time and threads.
+ *
+ * Descriptors are real, but never block: eventfds, epoll, sockets, shared memory. A function that would block lets
+ * other fibers run, and asks the kernel again when some descriptor may have changed. io_uring is refused, so sleepers
+ * use epoll. All fibers are one thread of one process, so what the kernel answers depends on the order of the calls
+ * alone.
+ */
+#include "world.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define FDS 900                         /* more are the simulator's own */
+
+uint64_t sim_changes;
+static uint8_t owners[FDS];             /* of descriptors: the worker plus 1 */
+static int pidfds[SIM_COPIES];
+char sim_directory[64];
+static struct sim_clock messages;       /* what is sent and received orders all before it, as the kernel's locks do */
+
+void sim_world_reset(bool all)
+{
+    static int first_fd;
+
+    if (first_fd == 0) {
+        first_fd = dup(0);
+        close(first_fd);
+    }
+    if (all)
+        close_range((unsigned)first_fd, ~0u, 0);
+    sim_mappings_reset(all);
+    sim_threads_reset();
+    memset(&messages, 0, sizeof messages);
+    memset(owners, 0, sizeof owners);
+    memset(pidfds, -1, sizeof pidfds);
+    sim_changes = 1;
+}
+
+/* A new descriptor belongs to the worker that runs. */
+static int own(int fd)
+{
+    if (fd >= 0 && fd < FDS && sim_self != NULL)
+        owners[fd] = (uint8_t)(sim_self->worker + 1);
+    return fd;
+}
+
+void sim_descriptors_close(int worker)
+{
+    for (int fd = 0; fd < FDS; fd++)
+        if (owners[fd] == worker + 1)
+            close(fd);
+    wake_all();
+}
+
+void sim_pidfd_ready(int worker)
+{
+    uint64_t one = 1;
+
+    if (pidfds[worker] >= 0 && write(pidfds[worker], &one, sizeof one) < 0)
+        sim_fail("a pidfd cannot be written");
+    wake_all();
+}
+
+/* ---- names ----------------------------------------------------------------------------------------- */
+
+/* All names are in a directory of this run of the simulator: those of /dev/shm and of the sockets. */
+static const char *own_path(const char *path, char *text)
+{
+    if (strncmp(path, sim_directory, strlen(sim_directory)) == 0)
+        return path;
+    if (strncmp(path, "/dev/shm", 8) == 0)
+        path += 8;
+    else if (path[0] != '/' || strchr(path + 1, '/') != NULL)
+        return path;
+    snprintf(text, PATH_MAX, "%s%s", sim_directory, path);
+    return text;
+}
+
+int sim_shm_open(const char *name, int flags, mode_t mode);
+int sim_shm_unlink(const char *name);
+DIR *sim_opendir(const char *path);
+int sim_unlink(const char *path);
+int sim_linkat(int from_fd, const char *from, int to_fd, const char *to, int flags);
+char *sim_getenv(const char *name);
+char *sim_secure_getenv(const char *name);
+int sim_getpid(void);
+
+int sim_shm_open(const char *name, int flags, mode_t mode)
+{
+    char text[PATH_MAX];
+
+    ENTER();
+    return own(open(own_path(name, text), flags | O_CLOEXEC | O_NOFOLLOW, mode));
+}
+
+int sim_shm_unlink(const char *name)
+{
+    char text[PATH_MAX];
+
+    ENTER();
+    return unlink(own_path(name, text));
+}
+
+int sim_unlink(const char *path)
+{
+    char text[PATH_MAX];
+
+    ENTER();
+    return unlink(own_path(path, text));
+}
+
+DIR *sim_opendir(const char *path)
+{
+    char text[PATH_MAX];
+
+    ENTER();
+    return opendir(own_path(path, text));
+}
+
+int sim_linkat(int from_fd, const char *from, int to_fd, const char *to, int flags)
+{
+    char text[PATH_MAX];
+
+    ENTER();
+    return linkat(from_fd, from, to_fd, own_path(to, text), flags);
+}
+
+char *sim_getenv(const char *name)
+{
+    return strcmp(name, "XDG_RUNTIME_DIR") == 0 ? sim_directory : NULL;
+}
+
+char *sim_secure_getenv(const char *name)
+{
+    return sim_getenv(name);
+}
+
+int sim_getpid(void)
+{
+    return 1000 + (sim_self != NULL ? sim_self->worker : 0);
+}
+
+/* Removes all names, those in the directory of the sockets too. How many there were. */
+static int remove_names(const char *path)
+{
+    DIR *directory = opendir(path);
+    struct dirent *entry;
+    int count = 0;
+
+    if (directory == NULL)
+        return 0;
+    while ((entry = readdir(directory)) != NULL) {
+        char name[PATH_MAX];
+
+        snprintf(name, sizeof name, "%s/%s", path, entry->d_name);
+        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0 && entry->d_type == DT_DIR)
+            count += remove_names(name), rmdir(name);
+        else if (entry->d_type != DT_DIR)
+            count += unlink(name) == 0;
+    }
+    closedir(directory);
+    return count;
+}
+
+int sim_names_left(void)
+{
+    return remove_names(sim_directory);
+}
+
+/* ---- descriptors ----------------------------------------------------------------------------------- */
+
+struct look {
+    struct pollfd *fds;
+    nfds_t count;
+    int epoll, most, ready;
+    struct epoll_event *events;
+    uint64_t seen;                      /* of sim_changes, when the kernel was last asked */
+};
+
+static bool is_ready(void *argument)
+{
+    struct look *look = argument;
+
+    if (look->seen != sim_changes) {
+        look->seen = sim_changes;
+        look->ready = look->fds != NULL ? poll(look->fds, look->count, 0)
+                                        : epoll_wait(look->epoll, look->events, look->most, 0);
+    }
+    return look->ready != 0;
+}
+
+int sim_poll(struct pollfd *fds, nfds_t count, int timeout_ms);
+int sim_ppoll(struct pollfd *fds, nfds_t count, const struct timespec *timeout, const sigset_t *mask);
+int sim_epoll_pwait2(int fd, struct epoll_event *events, int most, const struct timespec *timeout,
+                     const sigset_t *mask);
+int sim_epoll_ctl(int fd, int operation, int of, struct epoll_event *event);
+int sim_close(int fd);
+int sim_eventfd(unsigned count, int flags);
+int sim_epoll_create1(int flags);
+int sim_socket(int family, int type, int protocol);
+int sim_open(const char *path, int flags, ...);
+ssize_t sim_sendmsg(int fd, const struct msghdr *message, int flags);
+ssize_t sim_recvmsg(int fd, struct msghdr *message, int flags);
+int sim_connect(int fd, const struct sockaddr *address, socklen_t bytes);
+int sim_accept4(int fd, struct sockaddr *address, socklen_t *bytes, int flags);
+int sim_getsockopt(int fd, int level, int option, void *value, socklen_t *bytes);
+long sim_syscall(long number, ...);
+int sim_io_uring_queue_init_params(unsigned entries, void *ring, void *params);
+ssize_t sim_getrandom(void *to, size_t bytes, unsigned flags);
+_Noreturn void sim___assert_fail(const char *text, const char *file, unsigned line, const char *function);
+
+static int interrupted(void)
+{
+    errno = EINTR;
+    return -1;
+}
+
+static int poll_until(struct pollfd *fds, nfds_t count, uint64_t until_ns, const char *why)
+{
+    struct look look = { .fds = fds, .count = count };
+
+    if (until_ns > sim_schedule.now_ns && sim_disturbs())
+        return interrupted();
+    if (!is_ready(&look))
+        sim_block(why, is_ready, &look, until_ns);
+    return look.ready;
+}
+
+int sim_poll(struct pollfd *fds, nfds_t count, int timeout_ms)
+{
+    ENTER();
+    return poll_until(fds, count, timeout_ms < 0 ? SIM_FOREVER : until((uint64_t)timeout_ms * 1000000), "poll");
+}
+
+int sim_ppoll(struct pollfd *fds, nfds_t count, const struct timespec *timeout, const sigset_t *mask)
+{
+    (void)mask;
+    ENTER();
+    return poll_until(fds, count, until(ns_of(timeout)), "ppoll");
+}
+
+int sim_epoll_pwait2(int fd, struct epoll_event *events, int most, const struct timespec *timeout,
+                     const sigset_t *mask)
+{
+    struct look look = { .epoll = fd, .events = events, .most = most };
+
+    (void)mask;
+    ENTER();
+    if (sim_disturbs())
+        return interrupted();
+    if (!is_ready(&look))
+        sim_block("epoll", is_ready, &look, until(ns_of(timeout)));
+    return look.ready;
+}
+
+int sim_epoll_ctl(int fd, int operation, int of, struct epoll_event *event)
+{
+    ENTER_FD();
+    return epoll_ctl(fd, operation, of, event);
+}
+
+int sim_eventfd(unsigned count, int flags)
+{
+    ENTER();
+    return own(eventfd(count, flags));
+}
+
+int sim_epoll_create1(int flags)
+{
+    ENTER();
+    return own(epoll_create1(flags));
+}
+
+int sim_socket(int family, int type, int protocol)
+{
+    ENTER();
+    return own(socket(family, type, protocol));
+}
+
+int sim_open(const char *path, int flags, ...)
+{
+    va_list list;
+    mode_t mode;
+
+    va_start(list, flags);
+    mode = flags & O_CREAT ? va_arg(list, mode_t) : 0;
+    va_end(list);
+    ENTER();
+    return own(open(path, flags, mode));
+}
+
+int sim_close(int fd)
+{
+    ENTER_FD();
+    if (fd >= 0 && fd < FDS)
+        owners[fd] = 0;
+    return close(fd);
+}
+
+ssize_t sim_sendmsg(int fd, const struct msghdr *message, int flags)
+{
+    ENTER_FD();
+    sim_release_to(&messages);
+    return sendmsg(fd, message, flags);
+}
+
+ssize_t sim_recvmsg(int fd, struct msghdr *message, int flags)
+{
+    ssize_t got;
+
+    ENTER_FD();
+    sim_clock_join(&sim_self->clock, &messages);
+    got = recvmsg(fd, message, flags);
+    if (got < 0)
+        return got;
+    for (struct cmsghdr *part = CMSG_FIRSTHDR(message); part != NULL; part = CMSG_NXTHDR(message, part))
+        if (part->cmsg_level == SOL_SOCKET && part->cmsg_type == SCM_RIGHTS)
+            for (size_t i = 0; i < (part->cmsg_len - CMSG_LEN(0)) / sizeof(int); i++)
+                own(((const int *)(const void *)CMSG_DATA(part))[i]);
+    return got;
+}
+
+int sim_connect(int fd, const struct sockaddr *address, socklen_t bytes)
+{
+    ENTER_FD();
+    return connect(fd, address, bytes);
+}
+
+/* SO_PEERCRED: all have one pid. Another one, so that runs do not differ. */
+int sim_getsockopt(int fd, int level, int option, void *value, socklen_t *bytes)
+{
+    int rc = getsockopt(fd, level, option, value, bytes);
+
+    ENTER();
+    if (rc == 0 && level == SOL_SOCKET && option == SO_PEERCRED)
+        ((struct ucred *)value)->pid = 1000;
+    return rc;
+}
+
+int sim_accept4(int fd, struct sockaddr *address, socklen_t *bytes, int flags)
+{
+    ENTER_FD();
+    return own(accept4(fd, address, bytes, flags));
+}
+
+long sim_syscall(long number, ...)
+{
+    va_list list;
+    long a[6];
+    int fd;
+
+    va_start(list, number);
+    for (int i = 0; i < 6; i++)
+        a[i] = va_arg(list, long);
+    va_end(list);
+    enter(number == SYS_futex ? "futex" : number == SYS_write ? "write a bell" : number == SYS_read ? "read a bell"
+                                                                                               : "syscall", PC);
+    switch (number) {
+    case SYS_futex:
+        return sim_futex((uint32_t *)a[0], (int)a[1], (uint32_t)a[2], (const struct timespec *)a[3]);
+    case SYS_pidfd_open:                /* only of itself: SO_PEERCRED has another pid */
+        if (a[0] != sim_getpid())
+            return own(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+        fd = own(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+        pidfds[sim_self->worker] = fcntl(fd, F_DUPFD_CLOEXEC, FDS);
+        return fd;
+    case SYS_pidfd_send_signal:
+        return 0;
+    case SYS_gettid:
+        return 1000 + sim_self->number;
+    default:
+        wake_all();
+        return syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+    }
+}
+
+int sim_io_uring_queue_init_params(unsigned entries, void *ring, void *params)
+{
+    (void)entries, (void)ring, (void)params;
+    return -EPERM;
+}
+
+ssize_t sim_getrandom(void *to, size_t bytes, unsigned flags)
+{
+    (void)flags;
+    for (size_t i = 0; i < bytes; i++)
+        ((unsigned char *)to)[i] = (unsigned char)sim_random();
+    return (ssize_t)bytes;
+}
+
+_Noreturn void sim___assert_fail(const char *text, const char *file, unsigned line, const char *function)
+{
+    sim_fail("%s:%u: %s: assertion '%s' fails", file, line, function, text);
+    abort();
+}

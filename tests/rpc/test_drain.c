@@ -27,9 +27,15 @@ static void count_death(struct bx_job *job, int rank, void *context)
     harness_add(DEATHS, 1);
 }
 
+HARNESS_HANDLER(refuse)
+{
+    return -EDOM;
+}
+
 static int setup(struct bx_job *job)
 {
     HARNESS_EQ(bx_register(job, "count", BX_INLINE, count, NULL), 0);
+    HARNESS_EQ(bx_register(job, "refuse", BX_INLINE, refuse, NULL), 0);
     HARNESS_EQ(bx_on_death(job, count_death, NULL), 0);
     return bx_register(job, "stall", BX_INLINE, stall, NULL);
 }
@@ -199,18 +205,19 @@ Test(drain, waits_for_a_handler_that_began_after_its_worker_began_to_leave, .tim
 
 /* ---- Old piggybacked credit --------------------------------------------------------------------- */
 
-/* A reply stays unread while one-way calls fill the other ring three times over. */
+/* Replies, a value and an error, stay unread while one-way calls fill the other ring three times over. */
 static void send_laps(struct bx_job *job)
 {
     static const char payload[8000];
     const uint64_t laps = 3 * BXI_RING_BYTES;
     const struct bx_call_options at_once = { .no_wait = true };
     struct bx_msg *args = bx_msg_create(sizeof(payload));
-    struct bx_future *future = NULL;
+    struct bx_future *value, *error;
     int rc;
 
     HARNESS_EQ(bx_msg_put_bytes(args, payload, sizeof(payload)), 0);
-    future = harness_async(job, "worker1", "count");
+    value = harness_async(job, "worker1", "count");
+    error = harness_async(job, "worker1", "refuse");
     bxi_bells_flush(job);
     HARNESS_WAIT_WHILE(!bxi_ring_ready(&job->rpc->peers[1]->in));
     for (uint64_t sent = 0; sent < laps;) {
@@ -221,7 +228,8 @@ static void send_laps(struct bx_job *job)
         sched_yield();
     }
     bx_msg_destroy(args);
-    bx_future_release(future);
+    bx_future_release(value);
+    bx_future_release(error);
 }
 
 HARNESS_TEST(drain, accepts_a_reply_whose_credit_is_laps_behind, 60, .size = 2, .setup = setup)

@@ -6,6 +6,8 @@
  */
 #include "sim.h"
 
+#include <errno.h>
+#include <glob.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -248,6 +250,29 @@ static bool run_program(int index)
     return !results->found && (!options.replay || replays(copies));
 }
 
+/* ---- directories of names ---------------------------------------------------------------------------- */
+
+#define DIRECTORIES "/dev/shm/boxcar-sim."
+
+/* A run that is killed leaves its directory. */
+static void remove_those_of_the_dead(void)
+{
+    glob_t found;
+
+    if (glob(DIRECTORIES "*", 0, NULL, &found) != 0)
+        return;
+    for (size_t i = 0; i < found.gl_pathc; i++) {
+        long pid = strtol(found.gl_pathv[i] + strlen(DIRECTORIES), NULL, 10);
+
+        if (pid <= 0 || kill((pid_t)pid, 0) == 0 || errno != ESRCH)
+            continue;
+        snprintf(sim_directory, sizeof sim_directory, DIRECTORIES "%ld", pid);
+        sim_names_left();
+        rmdir(sim_directory);
+    }
+    globfree(&found);
+}
+
 /* ---- the command ----------------------------------------------------------------------------------- */
 
 static _Noreturn void usage(void)
@@ -305,7 +330,8 @@ int main(int count, char **words)
         perror("sim: mmap");
         return 2;
     }
-    snprintf(sim_directory, sizeof sim_directory, "/dev/shm/boxcar-sim.%d", (int)getpid());
+    remove_those_of_the_dead();
+    snprintf(sim_directory, sizeof sim_directory, DIRECTORIES "%d", (int)getpid());
     if (mkdir(sim_directory, 0700) < 0) {
         perror(sim_directory);
         return 2;

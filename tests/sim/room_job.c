@@ -6,7 +6,7 @@
  * bx_job_shutdown has returned; what was accepted before the shutdown runs; `rescued` and `timers_late` are 0; nobody
  * waits for a watchdog (a second of simulated time) while a call is under way.
  */
-#include "rooms.h"
+#include "room_job.h"
 
 #include "boxcar.h"
 #include "shm/atomic.h"
@@ -15,20 +15,14 @@
 #include <string.h>
 #include <time.h>
 
-/* Of sim_truth. */
-#define WORKERS_MOST 3
-enum { UNDER_WAY, CALLBACKS, STARTED, UNAWARE, OBJECTS, OWED,
-       HANDLED_0, SENT_TO_0 = HANDLED_0 + WORKERS_MOST, STOPPED_0 = SENT_TO_0 + WORKERS_MOST,
-       ARRIVED_OF_0 = STOPPED_0 + WORKERS_MOST, ORDERED_OF_0 = ARRIVED_OF_0 + WORKERS_MOST };
-
-static bool any_is_dead(void)
+bool sim_any_is_dead(void)
 {
     return sim_is_dead(0) || sim_is_dead(1) || sim_is_dead(2);
 }
 
-static void must(const struct bx_job *job, const char *what, int rc)
+void sim_must(const struct bx_job *job, const char *what, int rc)
 {
-    if (rc < 0 && !(rc == BX_E_PEER_DEAD && any_is_dead()))
+    if (rc < 0 && !(rc == BX_E_PEER_DEAD && sim_any_is_dead()))
         sim_fail("%s of '%s' returns %d: %s", what, bx_job_name(job), rc, bx_error_text());
 }
 
@@ -58,7 +52,7 @@ static int twice(const struct bx_request *request, struct bx_reader *args, struc
     return bx_msg_put_i64(reply, answer_to(bx_read_i64(args)));
 }
 
-static const char *const names[] = { "worker0", "worker1", "worker2" };
+const char *const sim_names[] = { "worker0", "worker1", "worker2" };
 
 /* Some other worker. */
 static int another(const struct bx_job *job)
@@ -77,8 +71,8 @@ static int forward(const struct bx_request *request, struct bx_reader *args, str
     (void)context;
     bx_msg_put_i64(inner, bx_read_i64(args));
     sim_count(SENT_TO_0 + to, 1);
-    rc = bx_rpc_async(bx_request_job(request), names[to], "inline", inner, NULL, reply);
-    must(bx_request_job(request), "bx_rpc_async in a handler", rc);
+    rc = bx_rpc_async(bx_request_job(request), sim_names[to], "inline", inner, NULL, reply);
+    sim_must(bx_request_job(request), "bx_rpc_async in a handler", rc);
     bx_msg_destroy(inner);
     return rc;
 }
@@ -90,8 +84,8 @@ static int echo(const struct bx_request *request, struct bx_reader *args, struct
 
     (void)args, (void)reply, (void)context;
     sim_count(SENT_TO_0 + to, 1);
-    must(bx_request_job(request), "bx_rpc_oneway in a handler",
-         bx_rpc_oneway(bx_request_job(request), names[to], "inline", NULL, NULL));
+    sim_must(bx_request_job(request), "bx_rpc_oneway in a handler",
+         bx_rpc_oneway(bx_request_job(request), sim_names[to], "inline", NULL, NULL));
     return 0;
 }
 
@@ -112,7 +106,7 @@ static int make(const struct bx_request *request, struct bx_reader *args, struct
 static int look(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context);
 static int show(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context);
 
-static struct bx_job *begin(int rank, int workers)
+struct bx_job *sim_job_begin(int rank, int workers, void (*more)(struct bx_job *job))
 {
     struct bx_job *job = NULL;
     struct bx_options options = { .job = "sim", .rank = rank, .world_size = workers, .arena_bytes = 16 << 20,
@@ -123,36 +117,43 @@ static struct bx_job *begin(int rank, int workers)
     rc = bx_job_create(&options, &job);
     if (rc < 0)
         sim_fail("bx_job_create returns %d: %s", rc, bx_error_text());
-    must(job, "bx_register", bx_register(job, "inline", BX_INLINE, twice, NULL));
-    must(job, "bx_register", bx_register(job, "blocking", BX_BLOCKING, twice, NULL));
-    must(job, "bx_register", bx_register(job, "slow", BX_BLOCKING, twice, job));
-    must(job, "bx_register", bx_register_async(job, "forward", BX_INLINE, forward, NULL));
-    must(job, "bx_register_batch", bx_register_batch(job, "gather", gather, job,
+    sim_must(job, "bx_register", bx_register(job, "inline", BX_INLINE, twice, NULL));
+    sim_must(job, "bx_register", bx_register(job, "blocking", BX_BLOCKING, twice, NULL));
+    sim_must(job, "bx_register", bx_register(job, "slow", BX_BLOCKING, twice, job));
+    sim_must(job, "bx_register", bx_register_async(job, "forward", BX_INLINE, forward, NULL));
+    sim_must(job, "bx_register_batch", bx_register_batch(job, "gather", gather, job,
                                                      &(struct bx_batch_options){ .max_rows = 2,
                                                                                  .flush_after_ns = 1000000 }));
-    must(job, "bx_register", bx_register(job, "make", BX_INLINE, make, NULL));
-    must(job, "bx_register", bx_register(job, "look", BX_INLINE, look, NULL));
-    must(job, "bx_register", bx_register(job, "show", BX_INLINE, show, NULL));
-    must(job, "bx_register", bx_register(job, "ordered", BX_INLINE, ordered, NULL));
-    must(job, "bx_register", bx_register(job, "echo", BX_INLINE, echo, NULL));
-    must(job, "bx_job_start", bx_job_start(job));
+    sim_must(job, "bx_register", bx_register(job, "make", BX_INLINE, make, NULL));
+    sim_must(job, "bx_register", bx_register(job, "look", BX_INLINE, look, NULL));
+    sim_must(job, "bx_register", bx_register(job, "show", BX_INLINE, show, NULL));
+    sim_must(job, "bx_register", bx_register(job, "ordered", BX_INLINE, ordered, NULL));
+    sim_must(job, "bx_register", bx_register(job, "echo", BX_INLINE, echo, NULL));
+    if (more != NULL)
+        more(job);
+    sim_must(job, "bx_job_start", bx_job_start(job));
     return job;
 }
 
+static struct bx_job *begin(int rank, int workers)
+{
+    return sim_job_begin(rank, workers, NULL);
+}
+
 /* The other thread may call until the job is destroyed. */
-static void end_with(struct bx_job *job, int other)
+void sim_job_end(struct bx_job *job, int other)
 {
     int rank = bx_job_rank(job);
     uint64_t rescued = 1, late = 1, deaths = 1;
 
     sim_count(UNDER_WAY, 1);
-    must(job, "bx_job_shutdown", bx_job_shutdown(job, 0));
+    sim_must(job, "bx_job_shutdown", bx_job_shutdown(job, 0));
     sim_count(UNDER_WAY, -1);
     sim_count(STOPPED_0 + rank, 1);
     bx_counter(job, "rescued", &rescued);
     bx_counter(job, "timers_late", &late);
     bx_counter(job, "peers_dead", &deaths);
-    if (deaths != 0 && !any_is_dead())
+    if (deaths != 0 && !sim_any_is_dead())
         sim_fail("rank %d takes the other for dead", rank);
     if (rescued != 0 || late != 0)
         sim_fail("rescued %llu, timers_late %llu at rank %d", (unsigned long long)rescued, (unsigned long long)late,
@@ -165,7 +166,7 @@ static void end_with(struct bx_job *job, int other)
 
 static void end(struct bx_job *job)
 {
-    end_with(job, -1);
+    sim_job_end(job, -1);
 }
 
 static void expect(const struct bx_msg *reply, int64_t value)
@@ -180,7 +181,7 @@ static void called_back(struct bx_future *future, void *value)
 {
     int rc = bx_future_error(future);
 
-    if (rc < 0 && !(rc == BX_E_PEER_DEAD && any_is_dead()))
+    if (rc < 0 && !(rc == BX_E_PEER_DEAD && sim_any_is_dead()))
         sim_fail("a call of a callback fails: %s", bx_future_error_text(future));
     if (rc == 0)
         expect(bx_future_value(future), (int64_t)(intptr_t)value);
@@ -194,17 +195,17 @@ static void call_async(struct bx_job *job, int to, const char *function, const s
     struct bx_future *future = NULL;
     uint32_t way = sim_choose(3);
 
-    must(job, "bx_rpc_async", bx_rpc_async(job, names[to], function, args, NULL, &future));
+    sim_must(job, "bx_rpc_async", bx_rpc_async(job, sim_names[to], function, args, NULL, &future));
     if (future == NULL)
         return;
     if (way == 0) {
         sim_count(CALLBACKS, 1);
         sim_count(UNDER_WAY, 1);
-        must(job, "bx_future_on_done", bx_future_on_done(future, called_back, (void *)(intptr_t)value));
+        sim_must(job, "bx_future_on_done", bx_future_on_done(future, called_back, (void *)(intptr_t)value));
     } else {
         for (int polls = 0; way == 2 && polls < 20 && !bx_future_is_done(future); polls++)
             sim_yield();
-        must(job, "bx_future_wait", bx_future_wait(future, BX_FOREVER));
+        sim_must(job, "bx_future_wait", bx_future_wait(future, BX_FOREVER));
         if (bx_future_error(future) == 0)
             expect(bx_future_value(future), value);
     }
@@ -225,11 +226,11 @@ static void call(struct bx_job *job, int64_t value)
     sim_count(SENT_TO_0 + to, strchr("ibgs", function[0]) != NULL);
     sim_count(UNDER_WAY, 1);
     if (!waits && (function[0] == 'e' || sim_choose(2) == 0)) {
-        must(job, "bx_rpc_oneway", bx_rpc_oneway(job, names[to], function, args, NULL));
+        sim_must(job, "bx_rpc_oneway", bx_rpc_oneway(job, sim_names[to], function, args, NULL));
     } else if (!waits) {
         call_async(job, to, function, args, value);
     } else {
-        must(job, "bx_rpc_sync", bx_rpc_sync(job, names[to], function, args, NULL, &reply));
+        sim_must(job, "bx_rpc_sync", bx_rpc_sync(job, sim_names[to], function, args, NULL, &reply));
         sim_count(OWED, -1);
         if (reply != NULL)
             expect(reply, value);
@@ -239,7 +240,7 @@ static void call(struct bx_job *job, int64_t value)
     bx_msg_destroy(args);
 }
 
-static void *call_some(void *argument)
+void *sim_call_some(void *argument)
 {
     struct bx_job *job = argument;
     uint32_t calls = 1 + sim_choose(3);
@@ -252,10 +253,10 @@ static void *call_some(void *argument)
 void sim_room_calls(int worker)
 {
     struct bx_job *job = begin(worker, 2);
-    int other = sim_choose(2) == 0 ? sim_spawn(worker == 0 ? "caller0" : "caller1", call_some, job) : -1;
+    int other = sim_choose(2) == 0 ? sim_spawn(worker == 0 ? "caller0" : "caller1", sim_call_some, job) : -1;
 
     if (worker == 0 || sim_choose(2) == 0)
-        call_some(job);
+        sim_call_some(job);
     if (other >= 0)
         sim_join(other);
     end(job);
@@ -266,12 +267,12 @@ static void *call_to_the_end(void *job)
 {
     int to = another(job), rc;
 
-    while ((rc = bx_rpc_oneway(job, names[to], "inline", NULL, NULL)) == 0) {
+    while ((rc = bx_rpc_oneway(job, sim_names[to], "inline", NULL, NULL)) == 0) {
         sim_count(SENT_TO_0 + to, 1);
         sim_yield();
     }
     if (rc != BX_E_SHUTDOWN)
-        must(job, "bx_rpc_oneway", rc);
+        sim_must(job, "bx_rpc_oneway", rc);
     return NULL;
 }
 
@@ -285,11 +286,11 @@ void sim_room_oneway(int worker)
         const char *function = sim_choose(3) == 0 ? "echo" : "inline";
 
         sim_count(SENT_TO_0 + 1, function[0] == 'i');
-        must(job, "bx_rpc_oneway", bx_rpc_oneway(job, "worker1", function, NULL, NULL));
+        sim_must(job, "bx_rpc_oneway", bx_rpc_oneway(job, "worker1", function, NULL, NULL));
     }
     if (worker == 1 && sim_choose(2) == 0)
-        must(job, "bx_job_serve", bx_job_serve(job));
-    end_with(job, other);
+        sim_must(job, "bx_job_serve", bx_job_serve(job));
+    sim_job_end(job, other);
 }
 
 /* ---- full rings ------------------------------------------------------------------------------------- */
@@ -341,11 +342,11 @@ static int64_t send_group(struct bx_job *job, int64_t number)
 
     for (size_t i = 0; i < count; i++)
         args[i] = large(number + (int64_t)i);
-    must(job, "bx_rpc_many", bx_rpc_many(job, names[another(job)], "ordered", count,
+    sim_must(job, "bx_rpc_many", bx_rpc_many(job, sim_names[another(job)], "ordered", count,
                                          (const struct bx_msg *const *)args, NULL, futures));
     for (size_t i = 0; i < count; i++) {
         bx_msg_destroy(args[i]);
-        must(job, "bx_future_wait", bx_future_wait(futures[i], BX_FOREVER));
+        sim_must(job, "bx_future_wait", bx_future_wait(futures[i], BX_FOREVER));
         expect(bx_future_value(futures[i]), number + (int64_t)i);
         bx_future_release(futures[i]);
     }
@@ -367,7 +368,7 @@ void sim_room_full(int worker)
             continue;
         }
         args = large(number++);
-        must(job, "bx_rpc_oneway", bx_rpc_oneway(job, names[another(job)], "ordered", args, NULL));
+        sim_must(job, "bx_rpc_oneway", bx_rpc_oneway(job, sim_names[another(job)], "ordered", args, NULL));
         bx_msg_destroy(args);
     }
     sim_count(UNDER_WAY, -1);
@@ -386,7 +387,7 @@ static struct bx_tensor *make_tensor(struct bx_job *job, unsigned char letter)
     int64_t bytes = sim_choose(2) == 0 ? 100 : 5000;
     struct bx_tensor *tensor = NULL;
 
-    must(job, "bx_tensor_create", bx_tensor_create(job, BX_U8, 1, &bytes, &tensor));
+    sim_must(job, "bx_tensor_create", bx_tensor_create(job, BX_U8, 1, &bytes, &tensor));
     memset(bx_tensor_data_mut(tensor), letter, (size_t)bytes);
     return tensor;
 }
@@ -437,7 +438,7 @@ static void lend(struct bx_job *job, unsigned char letter)
     bx_msg_put_i64(args, letter);
     bx_tensor_release(tensor);
     sim_count(UNDER_WAY, 1);
-    must(job, "bx_rpc_sync", bx_rpc_sync(job, names[another(job)], "show", args, NULL, &reply));
+    sim_must(job, "bx_rpc_sync", bx_rpc_sync(job, sim_names[another(job)], "show", args, NULL, &reply));
     sim_count(UNDER_WAY, -1);
     bx_msg_destroy(args);
     if (reply == NULL)
@@ -462,6 +463,56 @@ static void *lend_some(void *argument)
     return NULL;
 }
 
+static bool all_have(unsigned truth_0)
+{
+    for (int rank = 0; rank < WORKERS_MOST; rank++)
+        if (sim_truth(truth_0 + (unsigned)rank) == 0 && !sim_is_dead(rank))
+            return false;
+    return true;
+}
+
+static bool all_are_done(void *unused)
+{
+    (void)unused;
+    return all_have(DONE_0);
+}
+
+static void release_kept(void)
+{
+    for (int i = 0; i < KEPT; i++)
+        bx_tensor_release((void *)(uintptr_t)bxi_exchange(&kept[i], 0));
+}
+
+/* Nobody keeps tensors any more: all leases return. With a death some calls of the dead one may still arrive. */
+static void get_all_back(struct bx_job *job)
+{
+    struct bx_loans loans = { .struct_bytes = sizeof loans };
+    unsigned mine = FREE_0 + (unsigned)bx_job_rank(job);
+    uint64_t began_ns = sim_now();
+
+    for (int i = 0; i < 60 && !all_have(FREE_0); i++) {
+        int rc;
+
+        release_kept();
+        rc = bx_loans_wait(job, -1, 0, sim_any_is_dead() ? 50000000 : 5000000000);
+        if (rc == 0 && sim_truth(mine) == 0)
+            sim_count(mine, 1);
+        if (rc != BX_E_TIMEOUT)
+            sim_must(job, "bx_loans_wait", rc);
+        if (!sim_any_is_dead())
+            break;
+        nanosleep(&(struct timespec){ .tv_nsec = 5000000 }, NULL);
+    }
+    bx_job_loans(job, -1, &loans);
+    if (loans.leases != 0 || loans.bytes != 0 || loans.granted != loans.returned + loans.taken_back)
+        sim_fail("%llu leases, %llu bytes are on loan at the end; %llu granted, %llu returned, %llu taken back",
+                 (unsigned long long)loans.leases, (unsigned long long)loans.bytes, (unsigned long long)loans.granted,
+                 (unsigned long long)loans.returned, (unsigned long long)loans.taken_back);
+    if (!sim_any_is_dead() && (loans.taken_back != 0 || sim_now() > began_ns + 500000000))
+        sim_fail("leases return after %.3f s, %llu are taken back", (double)(sim_now() - began_ns) / 1e9,
+                 (unsigned long long)loans.taken_back);
+}
+
 /* All lend tensors, keep those of others, and return them in any order. In a third of the schedules one dies. */
 void sim_room_tensors(int worker)
 {
@@ -474,8 +525,9 @@ void sim_room_tensors(int worker)
     lend_some(job);
     if (other >= 0)
         sim_join(other);
-    for (int i = 0; i < KEPT; i++)
-        bx_tensor_release((void *)(uintptr_t)bxi_exchange(&kept[i], 0));
+    sim_count(DONE_0 + (unsigned)worker, 1);
+    sim_block("the calls of the others", all_are_done, NULL, SIM_FOREVER);
+    get_all_back(job);
     end(job);
 }
 
@@ -517,7 +569,7 @@ static void fetched(struct bx_future *future, void *context)
     int rc = bx_future_error(future);
 
     (void)context;
-    if (rc < 0 && rc != BX_E_SHUTDOWN && !(rc == BX_E_PEER_DEAD && any_is_dead()))
+    if (rc < 0 && rc != BX_E_SHUTDOWN && !(rc == BX_E_PEER_DEAD && sim_any_is_dead()))
         sim_fail("a reference leads to no object: %d, %s", rc, bx_future_error_text(future));
 }
 
@@ -554,30 +606,30 @@ static int look(const struct bx_request *request, struct bx_reader *args, struct
 
 static void use_ref(struct bx_job *job, int64_t value)
 {
-    const char *to = names[another(job)];
+    const char *to = sim_names[another(job)];
     struct bx_msg *args = bx_msg_create(0), *reply = NULL;
     struct bx_rref *rref = NULL;
 
     bx_msg_put_i64(args, value);
     if (sim_choose(2) == 0)
-        must(job, "bx_remote", bx_remote(job, to, "make", args, NULL, &rref));
+        sim_must(job, "bx_remote", bx_remote(job, to, "make", args, NULL, &rref));
     else
-        must(job, "bx_rref_create", bx_rref_create(job, &type, new_object(value), &rref));
+        sim_must(job, "bx_rref_create", bx_rref_create(job, &type, new_object(value), &rref));
     bx_msg_destroy(args);
     if (rref == NULL)
         return;
     args = bx_msg_create(0);
     bx_msg_put_rref(args, rref);
-    to = names[another(job)];               /* the owner, or a third worker */
+    to = sim_names[another(job)];               /* the owner, or a third worker */
     if (sim_choose(2) == 0)
-        must(job, "bx_rpc_sync", bx_rpc_sync(job, to, "look", args, NULL, &reply));
+        sim_must(job, "bx_rpc_sync", bx_rpc_sync(job, to, "look", args, NULL, &reply));
     else
-        must(job, "bx_rpc_oneway", bx_rpc_oneway(job, to, "look", args, NULL));
+        sim_must(job, "bx_rpc_oneway", bx_rpc_oneway(job, to, "look", args, NULL));
     bx_msg_destroy(args);
     bx_msg_destroy(reply);
     reply = NULL;
     if (sim_choose(2) == 0)
-        must(job, "bx_rref_to_here", bx_rref_to_here(rref, NULL, &reply));
+        sim_must(job, "bx_rref_to_here", bx_rref_to_here(rref, NULL, &reply));
     if (reply != NULL) {
         struct bx_reader reader = bx_msg_reader(reply);
 
@@ -629,8 +681,8 @@ void sim_room_death(int worker)
     sim_count(STARTED, 1);
     if (sim_truth(STARTED) == 2)
         sim_kill_later((int)sim_choose(2), sim_choose(UINT32_C(1) << (4 + sim_choose(10))));
-    call_some(job);
-    call_some(job);
+    sim_call_some(job);
+    sim_call_some(job);
     end(job);
 }
 
@@ -639,18 +691,19 @@ void sim_room_job_check(void)
     int left = sim_names_left();
 
     /* Nobody removes the names of a worker that dies when all others have left. */
-    if (left > 0 && !(any_is_dead() && sim_truth(UNAWARE) > 0))
+    if (left > 0 && !(sim_any_is_dead() && sim_truth(UNAWARE) > 0))
         sim_fail("%d names are left in /dev/shm or the directory of sockets", left);
-    if (sim_truth(OBJECTS) != 0 && !any_is_dead())
+    if (sim_truth(OBJECTS) != 0 && !sim_any_is_dead())
         sim_fail("%lld objects are left", (long long)sim_truth(OBJECTS));
-    if (sim_truth(CALLBACKS) != 0 && !any_is_dead())
+    if (sim_truth(CALLBACKS) != 0 && !sim_any_is_dead())
         sim_fail("%lld callbacks did not run", (long long)sim_truth(CALLBACKS));
     for (int rank = 0; rank < WORKERS_MOST; rank++)
         if (sim_truth(ARRIVED_OF_0 + rank) != sim_truth(ORDERED_OF_0 + rank))
             sim_fail("%llu of %llu calls of rank %d arrived", (unsigned long long)sim_truth(ARRIVED_OF_0 + rank),
                      (unsigned long long)sim_truth(ORDERED_OF_0 + rank), rank);
     for (int rank = 0; rank < WORKERS_MOST; rank++)
-        if (any_is_dead() ? sim_truth(HANDLED_0 + rank) > sim_truth(SENT_TO_0 + rank)
+        if (sim_any_is_dead() || sim_truth(GIVEN_UP) > 0
+                ? sim_truth(HANDLED_0 + rank) > sim_truth(SENT_TO_0 + rank)
                           : sim_truth(HANDLED_0 + rank) != sim_truth(SENT_TO_0 + rank))
             sim_fail("rank %d was called %llu times and has handled %llu", rank,
                      (unsigned long long)sim_truth(SENT_TO_0 + rank), (unsigned long long)sim_truth(HANDLED_0 + rank));
@@ -658,8 +711,8 @@ void sim_room_job_check(void)
 
 void sim_room_job_quiet(uint64_t ns)
 {
-    if (ns > 900000000 && sim_truth(UNDER_WAY) > 0 && !any_is_dead())
+    if (ns > 900000000 && sim_truth(UNDER_WAY) > 0 && !sim_any_is_dead())
         sim_fail("nobody can run for %.3f s, and something is under way", (double)ns / 1e9);
-    if (ns > 0 && (int64_t)sim_truth(OWED) > 0 && !any_is_dead())
+    if (ns > 0 && (int64_t)sim_truth(OWED) > 0 && !sim_any_is_dead())
         sim_fail("nobody can run for %.3f s, and an answer that a thread waits for is under way", (double)ns / 1e9);
 }

@@ -60,7 +60,7 @@ void sim_count(unsigned index, int64_t by);
  * descriptors are closed. Its pidfd becomes readable some points later, at most when nobody can run. */
 void sim_kill_later(int worker, uint32_t points);
 bool sim_is_dead(int worker);
-bool sim_is_heard_of(void);                 /* the death: the pidfd is readable */
+int sim_deaths_heard_of(void);              /* so many pidfds are readable */
 int sim_names_left(void);                   /* in /dev/shm and the directory of sockets; removes them */
 /* The program reads or writes memory of the library: a point, and an access that must be ordered. */
 void sim_access(const void *address, size_t bytes, bool write);

@@ -221,7 +221,6 @@ void sim_room_end(int worker)
     sim_must(job, "bx_future_on_done", bx_future_on_done(pending, fails, NULL));
     sim_must(job, "bx_rpc_async", bx_rpc_async(job, sim_names[1 - worker], "inline", NULL, NULL, &call));
     sim_count(SENT_TO_0 + 1 - (unsigned)worker, 1);
-    releaser = sim_spawn("releaser", release, bx_future_acquire(call));
     if (registrar >= 0)
         sim_join(registrar);
     shut_down(job);
@@ -231,10 +230,11 @@ void sim_room_end(int worker)
     bx_counter(job, "rescued", &rescued);
     if (rescued != 0)
         sim_fail("rescued %llu at rank %d", (unsigned long long)rescued, worker);
+    releaser = sim_spawn("releaser", release, bx_future_acquire(call));
+    bx_future_release(call);
     bx_job_destroy(job);
     if (bx_future_error(pending) != BX_E_SHUTDOWN || bx_future_set(pending, NULL) != -EALREADY)
         sim_fail("a future that was pending has not ended with its job: %d", bx_future_error(pending));
     bx_future_release(pending);
-    bx_future_release(call);
     sim_join(releaser);
 }

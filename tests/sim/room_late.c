@@ -57,8 +57,8 @@ static void fulfil(struct bx_job *job, struct promise *promise)
     if (promise->object) {
         counter = calloc(1, sizeof *counter);
         sim_count(OBJECTS, 1);
-        if (bx_msg_put_object(job, value, &counter_type, counter) < 0)
-            sim_fail("bx_msg_put_object fails: %s", bx_error_text());
+        if (bx_msg_put_object(job, value, &counter_type, counter) < 0)      /* the job has ended */
+            counter_ends(counter);
     } else {
         bx_msg_put_i64(value, 2 * promise->value);
     }
@@ -125,6 +125,14 @@ static int watch(const struct bx_request *request, struct bx_reader *args, struc
     return -ECANCELED;
 }
 
+/* Hears of nothing. */
+static int drowsy(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)args, (void)reply, (void)context;
+    sleep_ns(800000000);
+    return -ECANCELED;
+}
+
 /* Asks the caller, and waits. */
 static int nested(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
@@ -175,6 +183,7 @@ static void add_functions(struct bx_job *job)
     sim_must(job, "bx_register_async", bx_register_async(job, "object", BX_INLINE, later, promises));
     sim_must(job, "bx_register_async", bx_register_async(job, "never", BX_INLINE, never, NULL));
     sim_must(job, "bx_register", bx_register(job, "watch", BX_BLOCKING, watch, NULL));
+    sim_must(job, "bx_register", bx_register(job, "drowsy", BX_BLOCKING, drowsy, NULL));
     sim_must(job, "bx_register", bx_register(job, "nested", BX_BLOCKING, nested, NULL));
     sim_must(job, "bx_register", bx_register(job, "quick", BX_INLINE, quick, NULL));
     sim_must(job, "bx_register", bx_register(job, "refuse", BX_INLINE, refuse, NULL));
@@ -204,7 +213,7 @@ static void ended(const struct late *late, struct bx_future *future)
         return;
     }
     if (!(rc == BX_E_TIMEOUT && sim_now() >= late->due_ns) && !(rc == BX_E_CANCELLED && late->cancelled) &&
-        !(rc == BX_E_APPLICATION(1) && late->refused) && !(rc == BX_E_PEER_DEAD && sim_any_is_dead()) &&
+        !(rc == BX_E_APPLICATION(1) && late->refused) && !sim_is_allowed(rc) &&
         !(rc == -ECANCELED && sim_now() >= late->due_ns))       /* of watch, whose answer was faster */
         sim_fail("a call ends with %d: %s", rc, bx_future_error_text(future));
     if (late->due_ns != SIM_FOREVER && sim_now() > late->due_ns + LATE_NS)
@@ -332,15 +341,15 @@ static void call_back(struct bx_job *job)
 /* Calls on an object that may never be made. */
 static void call_object(struct bx_job *job)
 {
-    const bool comes = sim_choose(2) == 0;
+    static const char *const functions[] = { "object", "object", "never", "drowsy" };
     struct bx_call_options options = { .timeout_ns = 20000000 };
     struct bx_rref *rref = NULL;
     struct bx_future *future = NULL;
     uint64_t due_ns = sim_now() + options.timeout_ns;
     int64_t calls = 1 + sim_choose(4);
 
-    sim_must(job, "bx_remote", bx_remote(job, sim_names[1 - bx_job_rank(job)], comes ? "object" : "never", NULL,
-                                         &options, &rref));
+    sim_must(job, "bx_remote", bx_remote(job, sim_names[1 - bx_job_rank(job)], functions[sim_choose(4)], NULL, &options,
+                                         &rref));
     if (rref == NULL)
         return;
     for (int64_t i = 0; i < calls; i++) {
@@ -349,7 +358,7 @@ static void call_object(struct bx_job *job)
         bx_msg_put_i64(args, i);
         if (i > 1)
             sleep_ns((long)sim_choose(3) * 1000000);
-        if (sim_choose(2) == 0)
+        if (sim_choose(4) != 0)
             bx_rref_oneway(rref, "step", args, NULL);
         else if (bx_rref_async(rref, "step", args, NULL, &future) == 0)
             bx_future_wait(future, BX_FOREVER);
@@ -385,11 +394,22 @@ static void *use(void *argument)
     return NULL;
 }
 
-/* In a quarter of the schedules one worker dies. */
+/* Keeps promises. */
+static void *complete(void *argument)
+{
+    for (int i = 0; i < 6; i++) {
+        sleep_ns((long)(1 + sim_choose(3)) * 1000000);
+        fulfil(argument, take(sim_choose(KEPT), NULL));
+    }
+    return NULL;
+}
+
+/* In a quarter of the schedules one worker dies, in some one leaves alone. */
 void sim_room_late(int worker)
 {
     struct bx_job *job = sim_job_begin(worker, 2, add_functions);
     int other = sim_choose(2) == 0 ? sim_spawn("user", use, job) : -1;
+    int completer = sim_spawn("completer", complete, job);
 
     sim_count(STARTED, 1);
     if (sim_truth(STARTED) == 2 && sim_choose(4) == 0)
@@ -397,7 +417,9 @@ void sim_room_late(int worker)
     use(job);
     if (other >= 0)
         sim_join(other);
-    sim_job_end(job, -1);
+    sim_join(completer);
+    if (!sim_leave_alone(job))
+        sim_job_end(job, -1);
     for (uint32_t i = 0; i < KEPT; i++) {
         struct promise *promise = take(i, NULL);
 
@@ -407,6 +429,7 @@ void sim_room_late(int worker)
     }
     while (never_count > 0)
         bx_future_release(nevers[--never_count]);
-    if (sim_truth(PENDING) != 0 && sim_truth(STOPPED_0) + sim_truth(STOPPED_0 + 1) == 2 && !sim_any_is_dead())
+    if (sim_truth(PENDING) != 0 && sim_truth(STOPPED_0) + sim_truth(STOPPED_0 + 1) == 2 &&
+        sim_truth(ALONE) == 0 && !sim_any_is_dead())
         sim_fail("%lld futures of handlers did not end", (long long)sim_truth(PENDING));
 }

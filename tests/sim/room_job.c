@@ -19,16 +19,10 @@ bool sim_any_is_dead(void)
     return sim_is_dead(0) || sim_is_dead(1) || sim_is_dead(2);
 }
 
-/* A fault that is known: bx_job_destroy alone sends LEAVE for an object whose request, of bx_remote, lies unread. A
- * peer that reads both behind LEFT drops the request without its reference (dispatch.c), takes LEAVE for nonsense, and
- * cuts off one that has left. 0 when it is mended. */
-#define SIM_KNOWN 1
-
 /* Because a worker has died, or has left alone. */
 bool sim_is_allowed(int rc)
 {
-    return (rc == BX_E_PEER_DEAD && sim_any_is_dead()) || (rc == BX_E_SHUTDOWN && sim_truth(ALONE) > 0) ||
-           (rc == BX_E_CORRUPT && sim_truth(ALONE) > 0 && SIM_KNOWN);
+    return (rc == BX_E_PEER_DEAD && sim_any_is_dead()) || (rc == BX_E_SHUTDOWN && sim_truth(ALONE) > 0);
 }
 
 void sim_must(const struct bx_job *job, const char *what, int rc)
@@ -170,12 +164,12 @@ void sim_job_end(struct bx_job *job, int other)
     bx_job_destroy(job);
 }
 
-/* Without a shutdown, in some schedules: the others go on. False: it does not. */
+/* Without a shutdown, in some schedules: the others go on. False: it does not. Only with --known: README.md. */
 bool sim_leave_alone(struct bx_job *job)
 {
     unsigned rank = (unsigned)bx_job_rank(job);
 
-    if (sim_truth(ALONE) > 0 || sim_choose(10) != 0)
+    if (!sim_known || sim_truth(ALONE) > 0 || sim_choose(10) != 0)
         return false;
     sim_count(ALONE, 1);
     sim_count(AWARE_0 + rank, 1 + sim_deaths_heard_of());

@@ -6,6 +6,8 @@
  */
 #include "sim.h"
 
+#include <errno.h>
+#include <glob.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,6 +28,8 @@ static struct results {
     bool found, complete;
     char finding[1024];
 } *results;
+
+bool sim_known;
 
 static struct {
     const char *program;
@@ -197,8 +201,8 @@ static void print_finding(const struct sim_program *program)
         printf("   in path %llu of the search with %u preemptions\n", (unsigned long long)results->schedules,
                options.preemptions);
     else
-        printf("   replay: build/sim/tests/sim --program %s --seed %llu --trace\n", program->name,
-               (unsigned long long)results->seed);
+        printf("   replay: build/sim/tests/sim --program %s --seed %llu%s --trace\n", program->name,
+               (unsigned long long)results->seed, sim_known ? " --known" : "");
 }
 
 /* The first seeds once more, each in a process of its own: have they the same traces? */
@@ -248,11 +252,34 @@ static bool run_program(int index)
     return !results->found && (!options.replay || replays(copies));
 }
 
+/* ---- directories of names ---------------------------------------------------------------------------- */
+
+#define DIRECTORIES "/dev/shm/boxcar-sim."
+
+/* A run that is killed leaves its directory. */
+static void remove_those_of_the_dead(void)
+{
+    glob_t found;
+
+    if (glob(DIRECTORIES "*", 0, NULL, &found) != 0)
+        return;
+    for (size_t i = 0; i < found.gl_pathc; i++) {
+        long pid = strtol(found.gl_pathv[i] + strlen(DIRECTORIES), NULL, 10);
+
+        if (pid <= 0 || kill((pid_t)pid, 0) == 0 || errno != ESRCH)
+            continue;
+        snprintf(sim_directory, sizeof sim_directory, DIRECTORIES "%ld", pid);
+        sim_names_left();
+        rmdir(sim_directory);
+    }
+    globfree(&found);
+}
+
 /* ---- the command ----------------------------------------------------------------------------------- */
 
 static _Noreturn void usage(void)
 {
-    fprintf(stderr, "sim [--program NAME] [--seed N] [--schedules N] [--seconds S] [--trace] [--replay]\n"
+    fprintf(stderr, "sim [--program NAME] [--seed N] [--schedules N] [--seconds S] [--trace] [--replay] [--known]\n"
                     "    [--all PREEMPTIONS]   searches all paths with so many preemptions\n"
                     "A seed without a number of schedules runs that one. S is for all programs together.\n");
     exit(2);
@@ -267,6 +294,8 @@ static void read_options(int count, char **words)
             options.trace = true;
         else if (strcmp(word, "--replay") == 0)
             options.replay = true;
+        else if (strcmp(word, "--known") == 0)
+            sim_known = true;
         else if (value == NULL)
             usage();
         else if (strcmp(word, "--program") == 0)
@@ -305,7 +334,8 @@ int main(int count, char **words)
         perror("sim: mmap");
         return 2;
     }
-    snprintf(sim_directory, sizeof sim_directory, "/dev/shm/boxcar-sim.%d", (int)getpid());
+    remove_those_of_the_dead();
+    snprintf(sim_directory, sizeof sim_directory, DIRECTORIES "%d", (int)getpid());
     if (mkdir(sim_directory, 0700) < 0) {
         perror(sim_directory);
         return 2;

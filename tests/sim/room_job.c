@@ -6,29 +6,28 @@
  * bx_job_shutdown has returned; what was accepted before the shutdown runs; `rescued` and `timers_late` are 0; nobody
  * waits for a watchdog (a second of simulated time) while a call is under way.
  */
-#include "rooms.h"
+#include "room_job.h"
 
 #include "boxcar.h"
-#include "shm/atomic.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-/* Of sim_truth. */
-#define WORKERS_MOST 3
-enum { UNDER_WAY, CALLBACKS, STARTED, UNAWARE, OBJECTS, OWED,
-       HANDLED_0, SENT_TO_0 = HANDLED_0 + WORKERS_MOST, STOPPED_0 = SENT_TO_0 + WORKERS_MOST,
-       ARRIVED_OF_0 = STOPPED_0 + WORKERS_MOST, ORDERED_OF_0 = ARRIVED_OF_0 + WORKERS_MOST };
-
-static bool any_is_dead(void)
+bool sim_any_is_dead(void)
 {
     return sim_is_dead(0) || sim_is_dead(1) || sim_is_dead(2);
 }
 
-static void must(const struct bx_job *job, const char *what, int rc)
+/* Because a worker has died, or has left alone. */
+bool sim_is_allowed(int rc)
 {
-    if (rc < 0 && !(rc == BX_E_PEER_DEAD && any_is_dead()))
+    return (rc == BX_E_PEER_DEAD && sim_any_is_dead()) || (rc == BX_E_SHUTDOWN && sim_truth(ALONE) > 0);
+}
+
+void sim_must(const struct bx_job *job, const char *what, int rc)
+{
+    if (rc < 0 && !sim_is_allowed(rc))
         sim_fail("%s of '%s' returns %d: %s", what, bx_job_name(job), rc, bx_error_text());
 }
 
@@ -58,10 +57,10 @@ static int twice(const struct bx_request *request, struct bx_reader *args, struc
     return bx_msg_put_i64(reply, answer_to(bx_read_i64(args)));
 }
 
-static const char *const names[] = { "worker0", "worker1", "worker2" };
+const char *const sim_names[] = { "worker0", "worker1", "worker2" };
 
 /* Some other worker. */
-static int another(const struct bx_job *job)
+int sim_another(const struct bx_job *job)
 {
     int size = bx_job_world_size(job);
 
@@ -77,8 +76,8 @@ static int forward(const struct bx_request *request, struct bx_reader *args, str
     (void)context;
     bx_msg_put_i64(inner, bx_read_i64(args));
     sim_count(SENT_TO_0 + to, 1);
-    rc = bx_rpc_async(bx_request_job(request), names[to], "inline", inner, NULL, reply);
-    must(bx_request_job(request), "bx_rpc_async in a handler", rc);
+    rc = bx_rpc_async(bx_request_job(request), sim_names[to], "inline", inner, NULL, reply);
+    sim_must(bx_request_job(request), "bx_rpc_async in a handler", rc);
     bx_msg_destroy(inner);
     return rc;
 }
@@ -90,8 +89,8 @@ static int echo(const struct bx_request *request, struct bx_reader *args, struct
 
     (void)args, (void)reply, (void)context;
     sim_count(SENT_TO_0 + to, 1);
-    must(bx_request_job(request), "bx_rpc_oneway in a handler",
-         bx_rpc_oneway(bx_request_job(request), names[to], "inline", NULL, NULL));
+    sim_must(bx_request_job(request), "bx_rpc_oneway in a handler",
+         bx_rpc_oneway(bx_request_job(request), sim_names[to], "inline", NULL, NULL));
     return 0;
 }
 
@@ -108,11 +107,8 @@ static int gather(struct bx_batch *batch, void *job)
 }
 
 static int ordered(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context);
-static int make(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context);
-static int look(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context);
-static int show(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context);
 
-static struct bx_job *begin(int rank, int workers)
+struct bx_job *sim_job_begin(int rank, int workers, void (*more)(struct bx_job *job))
 {
     struct bx_job *job = NULL;
     struct bx_options options = { .job = "sim", .rank = rank, .world_size = workers, .arena_bytes = 16 << 20,
@@ -123,49 +119,69 @@ static struct bx_job *begin(int rank, int workers)
     rc = bx_job_create(&options, &job);
     if (rc < 0)
         sim_fail("bx_job_create returns %d: %s", rc, bx_error_text());
-    must(job, "bx_register", bx_register(job, "inline", BX_INLINE, twice, NULL));
-    must(job, "bx_register", bx_register(job, "blocking", BX_BLOCKING, twice, NULL));
-    must(job, "bx_register", bx_register(job, "slow", BX_BLOCKING, twice, job));
-    must(job, "bx_register", bx_register_async(job, "forward", BX_INLINE, forward, NULL));
-    must(job, "bx_register_batch", bx_register_batch(job, "gather", gather, job,
+    sim_must(job, "bx_register", bx_register(job, "inline", BX_INLINE, twice, NULL));
+    sim_must(job, "bx_register", bx_register(job, "blocking", BX_BLOCKING, twice, NULL));
+    sim_must(job, "bx_register", bx_register(job, "slow", BX_BLOCKING, twice, job));
+    sim_must(job, "bx_register", bx_register_async(job, "forward", BX_INLINE, forward, NULL));
+    sim_must(job, "bx_register_batch", bx_register_batch(job, "gather", gather, job,
                                                      &(struct bx_batch_options){ .max_rows = 2,
                                                                                  .flush_after_ns = 1000000 }));
-    must(job, "bx_register", bx_register(job, "make", BX_INLINE, make, NULL));
-    must(job, "bx_register", bx_register(job, "look", BX_INLINE, look, NULL));
-    must(job, "bx_register", bx_register(job, "show", BX_INLINE, show, NULL));
-    must(job, "bx_register", bx_register(job, "ordered", BX_INLINE, ordered, NULL));
-    must(job, "bx_register", bx_register(job, "echo", BX_INLINE, echo, NULL));
-    must(job, "bx_job_start", bx_job_start(job));
+    sim_lend_register(job);
+    sim_must(job, "bx_register", bx_register(job, "ordered", BX_INLINE, ordered, NULL));
+    sim_must(job, "bx_register", bx_register(job, "echo", BX_INLINE, echo, NULL));
+    if (more != NULL)
+        more(job);
+    sim_must(job, "bx_job_start", bx_job_start(job));
     return job;
 }
 
+static struct bx_job *begin(int rank, int workers)
+{
+    return sim_job_begin(rank, workers, NULL);
+}
+
 /* The other thread may call until the job is destroyed. */
-static void end_with(struct bx_job *job, int other)
+void sim_job_end(struct bx_job *job, int other)
 {
     int rank = bx_job_rank(job);
     uint64_t rescued = 1, late = 1, deaths = 1;
 
     sim_count(UNDER_WAY, 1);
-    must(job, "bx_job_shutdown", bx_job_shutdown(job, 0));
+    sim_must(job, "bx_job_shutdown", bx_job_shutdown(job, 0));
     sim_count(UNDER_WAY, -1);
     sim_count(STOPPED_0 + rank, 1);
     bx_counter(job, "rescued", &rescued);
     bx_counter(job, "timers_late", &late);
     bx_counter(job, "peers_dead", &deaths);
-    if (deaths != 0 && !any_is_dead())
+    if (deaths != 0 && !sim_any_is_dead())
         sim_fail("rank %d takes the other for dead", rank);
     if (rescued != 0 || late != 0)
         sim_fail("rescued %llu, timers_late %llu at rank %d", (unsigned long long)rescued, (unsigned long long)late,
                  rank);
     if (other >= 0)
         sim_join(other);
-    sim_count(UNAWARE, !sim_is_heard_of());
+    sim_count(AWARE_0 + (unsigned)rank, 1 + sim_deaths_heard_of());
     bx_job_destroy(job);
+}
+
+/* Without a shutdown, in some schedules: the others go on. False: it does not. Only with --known: README.md. */
+bool sim_leave_alone(struct bx_job *job)
+{
+    unsigned rank = (unsigned)bx_job_rank(job);
+
+    if (!sim_known || sim_truth(ALONE) > 0 || sim_choose(10) != 0)
+        return false;
+    sim_count(ALONE, 1);
+    sim_count(AWARE_0 + rank, 1 + sim_deaths_heard_of());
+    bx_job_destroy(job);
+    sim_count(STOPPED_0 + rank, 1);
+    return true;
 }
 
 static void end(struct bx_job *job)
 {
-    end_with(job, -1);
+    if (!sim_leave_alone(job))
+        sim_job_end(job, -1);
 }
 
 static void expect(const struct bx_msg *reply, int64_t value)
@@ -180,7 +196,7 @@ static void called_back(struct bx_future *future, void *value)
 {
     int rc = bx_future_error(future);
 
-    if (rc < 0 && !(rc == BX_E_PEER_DEAD && any_is_dead()))
+    if (rc < 0 && !sim_is_allowed(rc))
         sim_fail("a call of a callback fails: %s", bx_future_error_text(future));
     if (rc == 0)
         expect(bx_future_value(future), (int64_t)(intptr_t)value);
@@ -194,17 +210,17 @@ static void call_async(struct bx_job *job, int to, const char *function, const s
     struct bx_future *future = NULL;
     uint32_t way = sim_choose(3);
 
-    must(job, "bx_rpc_async", bx_rpc_async(job, names[to], function, args, NULL, &future));
+    sim_must(job, "bx_rpc_async", bx_rpc_async(job, sim_names[to], function, args, NULL, &future));
     if (future == NULL)
         return;
     if (way == 0) {
         sim_count(CALLBACKS, 1);
         sim_count(UNDER_WAY, 1);
-        must(job, "bx_future_on_done", bx_future_on_done(future, called_back, (void *)(intptr_t)value));
+        sim_must(job, "bx_future_on_done", bx_future_on_done(future, called_back, (void *)(intptr_t)value));
     } else {
         for (int polls = 0; way == 2 && polls < 20 && !bx_future_is_done(future); polls++)
             sim_yield();
-        must(job, "bx_future_wait", bx_future_wait(future, BX_FOREVER));
+        sim_must(job, "bx_future_wait", bx_future_wait(future, BX_FOREVER));
         if (bx_future_error(future) == 0)
             expect(bx_future_value(future), value);
     }
@@ -214,7 +230,7 @@ static void call_async(struct bx_job *job, int to, const char *function, const s
 static void call(struct bx_job *job, int64_t value)
 {
     static const char *const functions[] = { "inline", "inline", "blocking", "forward", "echo", "gather", "slow" };
-    int to = another(job);
+    int to = sim_another(job);
     const char *function = functions[sim_choose(7)];
     struct bx_msg *args = bx_msg_create(0), *reply = NULL;
     bool waits;
@@ -225,11 +241,11 @@ static void call(struct bx_job *job, int64_t value)
     sim_count(SENT_TO_0 + to, strchr("ibgs", function[0]) != NULL);
     sim_count(UNDER_WAY, 1);
     if (!waits && (function[0] == 'e' || sim_choose(2) == 0)) {
-        must(job, "bx_rpc_oneway", bx_rpc_oneway(job, names[to], function, args, NULL));
+        sim_must(job, "bx_rpc_oneway", bx_rpc_oneway(job, sim_names[to], function, args, NULL));
     } else if (!waits) {
         call_async(job, to, function, args, value);
     } else {
-        must(job, "bx_rpc_sync", bx_rpc_sync(job, names[to], function, args, NULL, &reply));
+        sim_must(job, "bx_rpc_sync", bx_rpc_sync(job, sim_names[to], function, args, NULL, &reply));
         sim_count(OWED, -1);
         if (reply != NULL)
             expect(reply, value);
@@ -239,7 +255,7 @@ static void call(struct bx_job *job, int64_t value)
     bx_msg_destroy(args);
 }
 
-static void *call_some(void *argument)
+void *sim_call_some(void *argument)
 {
     struct bx_job *job = argument;
     uint32_t calls = 1 + sim_choose(3);
@@ -252,10 +268,10 @@ static void *call_some(void *argument)
 void sim_room_calls(int worker)
 {
     struct bx_job *job = begin(worker, 2);
-    int other = sim_choose(2) == 0 ? sim_spawn(worker == 0 ? "caller0" : "caller1", call_some, job) : -1;
+    int other = sim_choose(2) == 0 ? sim_spawn(worker == 0 ? "caller0" : "caller1", sim_call_some, job) : -1;
 
     if (worker == 0 || sim_choose(2) == 0)
-        call_some(job);
+        sim_call_some(job);
     if (other >= 0)
         sim_join(other);
     end(job);
@@ -264,14 +280,14 @@ void sim_room_calls(int worker)
 /* Calls until the job does not take calls any more: what it took runs. */
 static void *call_to_the_end(void *job)
 {
-    int to = another(job), rc;
+    int to = sim_another(job), rc;
 
-    while ((rc = bx_rpc_oneway(job, names[to], "inline", NULL, NULL)) == 0) {
+    while ((rc = bx_rpc_oneway(job, sim_names[to], "inline", NULL, NULL)) == 0) {
         sim_count(SENT_TO_0 + to, 1);
         sim_yield();
     }
     if (rc != BX_E_SHUTDOWN)
-        must(job, "bx_rpc_oneway", rc);
+        sim_must(job, "bx_rpc_oneway", rc);
     return NULL;
 }
 
@@ -285,11 +301,11 @@ void sim_room_oneway(int worker)
         const char *function = sim_choose(3) == 0 ? "echo" : "inline";
 
         sim_count(SENT_TO_0 + 1, function[0] == 'i');
-        must(job, "bx_rpc_oneway", bx_rpc_oneway(job, "worker1", function, NULL, NULL));
+        sim_must(job, "bx_rpc_oneway", bx_rpc_oneway(job, "worker1", function, NULL, NULL));
     }
     if (worker == 1 && sim_choose(2) == 0)
-        must(job, "bx_job_serve", bx_job_serve(job));
-    end_with(job, other);
+        sim_must(job, "bx_job_serve", bx_job_serve(job));
+    sim_job_end(job, other);
 }
 
 /* ---- full rings ------------------------------------------------------------------------------------- */
@@ -341,12 +357,15 @@ static int64_t send_group(struct bx_job *job, int64_t number)
 
     for (size_t i = 0; i < count; i++)
         args[i] = large(number + (int64_t)i);
-    must(job, "bx_rpc_many", bx_rpc_many(job, names[another(job)], "ordered", count,
+    sim_must(job, "bx_rpc_many", bx_rpc_many(job, sim_names[sim_another(job)], "ordered", count,
                                          (const struct bx_msg *const *)args, NULL, futures));
     for (size_t i = 0; i < count; i++) {
         bx_msg_destroy(args[i]);
-        must(job, "bx_future_wait", bx_future_wait(futures[i], BX_FOREVER));
-        expect(bx_future_value(futures[i]), number + (int64_t)i);
+        if (futures[i] == NULL)
+            continue;
+        sim_must(job, "bx_future_wait", bx_future_wait(futures[i], BX_FOREVER));
+        if (bx_future_error(futures[i]) == 0)
+            expect(bx_future_value(futures[i]), number + (int64_t)i);
         bx_future_release(futures[i]);
     }
     return number + (int64_t)count;
@@ -367,255 +386,11 @@ void sim_room_full(int worker)
             continue;
         }
         args = large(number++);
-        must(job, "bx_rpc_oneway", bx_rpc_oneway(job, names[another(job)], "ordered", args, NULL));
+        sim_must(job, "bx_rpc_oneway", bx_rpc_oneway(job, sim_names[sim_another(job)], "ordered", args, NULL));
         bx_msg_destroy(args);
     }
     sim_count(UNDER_WAY, -1);
     sim_count(ORDERED_OF_0 + worker, number);
-    end(job);
-}
-
-/* ---- tensors ---------------------------------------------------------------------------------------- */
-
-#define KEPT 3
-static bxi_a64 kept[KEPT];              /* tensors of the other worker that this one keeps; the first byte tells all */
-
-/* A tensor of this worker's arena, all of whose bytes are `letter`. */
-static struct bx_tensor *make_tensor(struct bx_job *job, unsigned char letter)
-{
-    int64_t bytes = sim_choose(2) == 0 ? 100 : 5000;
-    struct bx_tensor *tensor = NULL;
-
-    must(job, "bx_tensor_create", bx_tensor_create(job, BX_U8, 1, &bytes, &tensor));
-    memset(bx_tensor_data_mut(tensor), letter, (size_t)bytes);
-    return tensor;
-}
-
-/* Each line of it, as no point: memory that is lent does not change. */
-static void check_tensor(const struct bx_tensor *tensor, int letter)
-{
-    const unsigned char *data = bx_tensor_data(tensor);
-    size_t bytes = bx_tensor_bytes(tensor);
-    unsigned char first = data[0];
-
-    for (size_t i = 0; i < bytes; i += 60)
-        if (data[i] != first || (letter >= 0 && first != letter))
-            sim_fail("a tensor that is lent has changed");
-}
-
-static void keep(struct bx_tensor *tensor)
-{
-    struct bx_tensor *before = (void *)(uintptr_t)bxi_exchange(&kept[sim_choose(KEPT)], (uint64_t)(uintptr_t)tensor);
-
-    if (before != NULL)
-        check_tensor(before, -1);
-    bx_tensor_release(before);
-}
-
-/* Keeps the tensor for a while, or not. Answers with it, or with one of its own. */
-static int show(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    struct bx_tensor *tensor = bx_read_tensor(args), *own;
-    int letter = (int)bx_read_i64(args);
-
-    (void)context;
-    check_tensor(tensor, letter);
-    if (sim_choose(2) == 0)
-        keep(bx_tensor_acquire(tensor));
-    own = sim_choose(2) == 0 ? make_tensor(bx_request_job(request), (unsigned char)letter) : bx_tensor_acquire(tensor);
-    bx_msg_put_tensor(reply, own);
-    bx_tensor_release(own);
-    return 0;
-}
-
-static void lend(struct bx_job *job, unsigned char letter)
-{
-    struct bx_tensor *tensor = make_tensor(job, letter);
-    struct bx_msg *args = bx_msg_create(0), *reply = NULL;
-
-    bx_msg_put_tensor(args, tensor);
-    bx_msg_put_i64(args, letter);
-    bx_tensor_release(tensor);
-    sim_count(UNDER_WAY, 1);
-    must(job, "bx_rpc_sync", bx_rpc_sync(job, names[another(job)], "show", args, NULL, &reply));
-    sim_count(UNDER_WAY, -1);
-    bx_msg_destroy(args);
-    if (reply == NULL)
-        return;
-
-    struct bx_reader reader = bx_msg_reader(reply);
-    struct bx_tensor *back = bx_read_tensor(&reader);
-
-    check_tensor(back, letter);
-    if (sim_choose(2) == 0)
-        keep(bx_tensor_acquire(back));
-    bx_msg_destroy(reply);
-}
-
-static void *lend_some(void *argument)
-{
-    struct bx_job *job = argument;
-    uint32_t count = 1 + sim_choose(5);
-
-    for (uint32_t i = 0; i < count; i++)
-        lend(job, (unsigned char)(1 + bx_job_rank(job) * 100 + sim_choose(90)));
-    return NULL;
-}
-
-/* All lend tensors, keep those of others, and return them in any order. In a third of the schedules one dies. */
-void sim_room_tensors(int worker)
-{
-    struct bx_job *job = begin(worker, WORKERS_MOST);
-    int other = sim_choose(2) == 0 ? sim_spawn("lender", lend_some, job) : -1;
-
-    sim_count(STARTED, 1);
-    if (sim_truth(STARTED) == WORKERS_MOST && sim_choose(3) == 0)
-        sim_kill_later((int)sim_choose(WORKERS_MOST), sim_choose(UINT32_C(1) << (4 + sim_choose(11))));
-    lend_some(job);
-    if (other >= 0)
-        sim_join(other);
-    for (int i = 0; i < KEPT; i++)
-        bx_tensor_release((void *)(uintptr_t)bxi_exchange(&kept[i], 0));
-    end(job);
-}
-
-/* ---- references ------------------------------------------------------------------------------------- */
-
-static bxi_a64 kept_refs[KEPT];
-
-static void destroy_object(void *object)
-{
-    sim_count(OBJECTS, -1);
-    free(object);
-}
-
-static int write_value(void *object, struct bx_msg *value)
-{
-    return bx_msg_put_i64(value, *(int64_t *)object);
-}
-
-static const struct bx_type type = { .name = "object", .destroy = destroy_object, .value = write_value };
-
-static int64_t *new_object(int64_t value)
-{
-    int64_t *object = malloc(sizeof *object);
-
-    *object = value;
-    sim_count(OBJECTS, 1);
-    return object;
-}
-
-static int make(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    (void)context;
-    return bx_msg_put_object(bx_request_job(request), reply, &type, new_object(bx_read_i64(args)));
-}
-
-/* A reference that a worker has leads to its object, while the owner lives and has not left. */
-static void fetched(struct bx_future *future, void *context)
-{
-    int rc = bx_future_error(future);
-
-    (void)context;
-    if (rc < 0 && rc != BX_E_SHUTDOWN && !(rc == BX_E_PEER_DEAD && any_is_dead()))
-        sim_fail("a reference leads to no object: %d, %s", rc, bx_future_error_text(future));
-}
-
-static void fetch(struct bx_rref *rref)
-{
-    struct bx_future *future = NULL;
-
-    if (rref != NULL && bx_rref_to_here_async(rref, NULL, &future) == 0)
-        bx_future_on_done(future, fetched, NULL);
-    bx_future_release(future);
-}
-
-static void keep_ref(struct bx_rref *rref)
-{
-    struct bx_rref *before = (void *)(uintptr_t)bxi_exchange(&kept_refs[sim_choose(KEPT)], (uint64_t)(uintptr_t)rref);
-
-    if (sim_choose(2) == 0)
-        fetch(before);
-    bx_rref_release(before);
-}
-
-/* Keeps the reference, fetches its object, or sends it back, or all of these. */
-static int look(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    struct bx_rref *rref = bx_read_rref(args);
-
-    (void)request, (void)context;
-    if (sim_choose(2) == 0)
-        fetch(rref);
-    if (sim_choose(2) == 0)
-        keep_ref(bx_rref_acquire(rref));
-    return sim_choose(2) == 0 ? bx_msg_put_rref(reply, rref) : 0;
-}
-
-static void use_ref(struct bx_job *job, int64_t value)
-{
-    const char *to = names[another(job)];
-    struct bx_msg *args = bx_msg_create(0), *reply = NULL;
-    struct bx_rref *rref = NULL;
-
-    bx_msg_put_i64(args, value);
-    if (sim_choose(2) == 0)
-        must(job, "bx_remote", bx_remote(job, to, "make", args, NULL, &rref));
-    else
-        must(job, "bx_rref_create", bx_rref_create(job, &type, new_object(value), &rref));
-    bx_msg_destroy(args);
-    if (rref == NULL)
-        return;
-    args = bx_msg_create(0);
-    bx_msg_put_rref(args, rref);
-    to = names[another(job)];               /* the owner, or a third worker */
-    if (sim_choose(2) == 0)
-        must(job, "bx_rpc_sync", bx_rpc_sync(job, to, "look", args, NULL, &reply));
-    else
-        must(job, "bx_rpc_oneway", bx_rpc_oneway(job, to, "look", args, NULL));
-    bx_msg_destroy(args);
-    bx_msg_destroy(reply);
-    reply = NULL;
-    if (sim_choose(2) == 0)
-        must(job, "bx_rref_to_here", bx_rref_to_here(rref, NULL, &reply));
-    if (reply != NULL) {
-        struct bx_reader reader = bx_msg_reader(reply);
-
-        if (bx_read_i64(&reader) != value)
-            sim_fail("an object has another value");
-    }
-    bx_msg_destroy(reply);
-    if (sim_choose(2) == 0)
-        keep_ref(rref);
-    else
-        bx_rref_release(rref);
-}
-
-static void *use_refs(void *argument)
-{
-    uint32_t count = 1 + sim_choose(4);
-
-    sim_count(UNDER_WAY, 1);
-    for (uint32_t i = 0; i < count; i++)
-        use_ref(argument, i + 1);
-    sim_count(UNDER_WAY, -1);
-    return NULL;
-}
-
-/* All make objects, pass references on and drop them. In a third of the schedules one dies. */
-void sim_room_rrefs(int worker)
-{
-    struct bx_job *job = begin(worker, WORKERS_MOST);
-    int other = sim_choose(2) == 0 ? sim_spawn("user", use_refs, job) : -1;
-
-    sim_count(STARTED, 1);
-    if (sim_truth(STARTED) == WORKERS_MOST && sim_choose(3) == 0)
-        sim_kill_later((int)sim_choose(WORKERS_MOST), sim_choose(UINT32_C(1) << (4 + sim_choose(11))));
-    use_refs(job);
-    if (other >= 0)
-        sim_join(other);
-    for (int i = 0; i < KEPT; i++)
-        bx_rref_release((void *)(uintptr_t)bxi_exchange(&kept_refs[i], 0));
     end(job);
 }
 
@@ -629,9 +404,20 @@ void sim_room_death(int worker)
     sim_count(STARTED, 1);
     if (sim_truth(STARTED) == 2)
         sim_kill_later((int)sim_choose(2), sim_choose(UINT32_C(1) << (4 + sim_choose(10))));
-    call_some(job);
-    call_some(job);
+    sim_call_some(job);
+    sim_call_some(job);
     end(job);
+}
+
+/* One ended before it could hear of all deaths. */
+static bool one_was_unaware(void)
+{
+    uint64_t deaths = (uint64_t)sim_is_dead(0) + sim_is_dead(1) + sim_is_dead(2);
+
+    for (int rank = 0; rank < WORKERS_MOST; rank++)
+        if (sim_truth(AWARE_0 + (unsigned)rank) > 0 && sim_truth(AWARE_0 + (unsigned)rank) <= deaths)
+            return true;
+    return deaths > 0 && sim_truth(AWARE_0) + sim_truth(AWARE_0 + 1) + sim_truth(AWARE_0 + 2) == 0;
 }
 
 void sim_room_job_check(void)
@@ -639,27 +425,28 @@ void sim_room_job_check(void)
     int left = sim_names_left();
 
     /* Nobody removes the names of a worker that dies when all others have left. */
-    if (left > 0 && !(any_is_dead() && sim_truth(UNAWARE) > 0))
+    if (left > 0 && !one_was_unaware())
         sim_fail("%d names are left in /dev/shm or the directory of sockets", left);
-    if (sim_truth(OBJECTS) != 0 && !any_is_dead())
+    if (sim_truth(OBJECTS) != 0 && !sim_any_is_dead())
         sim_fail("%lld objects are left", (long long)sim_truth(OBJECTS));
-    if (sim_truth(CALLBACKS) != 0 && !any_is_dead())
+    if (sim_truth(CALLBACKS) != 0 && !sim_any_is_dead())
         sim_fail("%lld callbacks did not run", (long long)sim_truth(CALLBACKS));
     for (int rank = 0; rank < WORKERS_MOST; rank++)
-        if (sim_truth(ARRIVED_OF_0 + rank) != sim_truth(ORDERED_OF_0 + rank))
+        if (sim_truth(ARRIVED_OF_0 + rank) != sim_truth(ORDERED_OF_0 + rank) && sim_truth(ALONE) == 0)
             sim_fail("%llu of %llu calls of rank %d arrived", (unsigned long long)sim_truth(ARRIVED_OF_0 + rank),
                      (unsigned long long)sim_truth(ORDERED_OF_0 + rank), rank);
     for (int rank = 0; rank < WORKERS_MOST; rank++)
-        if (any_is_dead() ? sim_truth(HANDLED_0 + rank) > sim_truth(SENT_TO_0 + rank)
-                          : sim_truth(HANDLED_0 + rank) != sim_truth(SENT_TO_0 + rank))
+        if (sim_any_is_dead() || sim_truth(GIVEN_UP) + sim_truth(ALONE) > 0
+                ? sim_truth(HANDLED_0 + rank) > sim_truth(SENT_TO_0 + rank)
+                : sim_truth(HANDLED_0 + rank) != sim_truth(SENT_TO_0 + rank))
             sim_fail("rank %d was called %llu times and has handled %llu", rank,
                      (unsigned long long)sim_truth(SENT_TO_0 + rank), (unsigned long long)sim_truth(HANDLED_0 + rank));
 }
 
 void sim_room_job_quiet(uint64_t ns)
 {
-    if (ns > 900000000 && sim_truth(UNDER_WAY) > 0 && !any_is_dead())
+    if (ns > 900000000 && sim_truth(UNDER_WAY) > 0 && !sim_any_is_dead())
         sim_fail("nobody can run for %.3f s, and something is under way", (double)ns / 1e9);
-    if (ns > 0 && (int64_t)sim_truth(OWED) > 0 && !any_is_dead())
+    if (ns > 0 && (int64_t)sim_truth(OWED) > 0 && !sim_any_is_dead())
         sim_fail("nobody can run for %.3f s, and an answer that a thread waits for is under way", (double)ns / 1e9);
 }

@@ -21,5 +21,11 @@ const struct sim_program sim_programs[] = {
       .check = sim_room_job_check, .quiet = sim_room_job_quiet },
     { .name = "death", .workers = 2, .points = 50000, .resets = true, .start = sim_room_death,
       .check = sim_room_job_check, .quiet = sim_room_job_quiet },
+    { .name = "late", .workers = 2, .points = 60000, .resets = true, .start = sim_room_late,
+      .check = sim_room_job_check, .quiet = sim_room_job_quiet },
+    { .name = "serve", .workers = 3, .points = 100000, .resets = true, .start = sim_room_serve,
+      .check = sim_room_job_check, .quiet = sim_room_job_quiet },
+    { .name = "end", .workers = 2, .points = 50000, .resets = true, .start = sim_room_end,
+      .check = sim_room_job_check, .quiet = sim_room_job_quiet },
     { .name = NULL },
 };

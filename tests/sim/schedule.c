@@ -222,7 +222,7 @@ static void nobody_can_run(void)
     sim_fibers_leave();
 }
 
-static bool hear_of_death(void);
+static bool hear_of_deaths(uint64_t points);
 
 /* This fiber cannot go on, or need not. */
 static void run_another(const char *why)
@@ -231,7 +231,7 @@ static void run_another(const char *why)
     int count;
 
     while ((count = who_can(can, NULL)) == 0)
-        if (!hear_of_death() && !pass_time())
+        if (!hear_of_deaths(SIM_FOREVER - 1) && !pass_time())
             nobody_can_run();
     run(pick(can, count), why);
 }
@@ -250,11 +250,10 @@ bool sim_block(const char *why, bool (*can)(void *argument), void *argument, uin
     return sim_self->can_now;
 }
 
-static struct {
-    int worker;
+static struct death {
     bool dead;
     uint64_t at, heard_at;          /* points; SIM_FOREVER: not yet, or done */
-} death;
+} deaths[SIM_COPIES];
 
 /* Others hear that a process has ended. What its threads did is before that, for everybody. */
 static void hear_of_end(int worker)
@@ -331,48 +330,56 @@ void sim_yield(void)
 
 /* ---- points --------------------------------------------------------------------------------------- */
 
-static void die(void)
+static void die(int worker)
 {
-    sim_note("worker %d dies", death.worker);
+    sim_note("worker %d dies", worker);
     for (int i = 0; i < sim_fiber_count; i++)
-        if (sim_fibers[i].worker == death.worker && sim_fibers[i].state != SIM_ENDED) {
+        if (sim_fibers[i].worker == worker && sim_fibers[i].state != SIM_ENDED) {
             sim_flush(&sim_fibers[i]);
             sim_fibers[i].state = SIM_DEAD;
         }
-    death.dead = true;
-    death.at = SIM_FOREVER;
-    death.heard_at = sim_schedule.points + (sim_choose(2) == 0 ? 1 : sim_choose(5000));
-    sim_descriptors_close(death.worker);
-    if (sim_self->worker == death.worker)
+    deaths[worker].dead = true;
+    deaths[worker].at = SIM_FOREVER;
+    deaths[worker].heard_at = sim_schedule.points + (sim_choose(2) == 0 ? 1 : sim_choose(5000));
+    sim_descriptors_close(worker);
+    if (sim_self->worker == worker)
         run_another("dies");
 }
 
-/* False: there is nothing to be heard. */
-static bool hear_of_death(void)
+/* Of those that are heard of by so many points. False: there is none. */
+static bool hear_of_deaths(uint64_t points)
 {
-    if (death.heard_at == SIM_FOREVER)
-        return false;
-    sim_note("the death of worker %d is heard of", death.worker);
-    death.heard_at = SIM_FOREVER;
-    hear_of_end(death.worker);
-    return true;
+    bool any = false;
+
+    for (int worker = 0; worker < SIM_COPIES; worker++) {
+        if (deaths[worker].heard_at > points)
+            continue;
+        sim_note("the death of worker %d is heard of", worker);
+        deaths[worker].heard_at = SIM_FOREVER;
+        hear_of_end(worker);
+        any = true;
+    }
+    return any;
 }
 
 void sim_kill_later(int worker, uint32_t points)
 {
-    death.worker = worker;
-    death.at = sim_schedule.points + points;
+    deaths[worker].at = sim_schedule.points + points;
     sim_next = 1;
 }
 
 bool sim_is_dead(int worker)
 {
-    return death.dead && death.worker == worker;
+    return deaths[worker].dead;
 }
 
-bool sim_is_heard_of(void)
+int sim_deaths_heard_of(void)
 {
-    return death.dead && death.heard_at == SIM_FOREVER;
+    int count = 0;
+
+    for (int worker = 0; worker < SIM_COPIES; worker++)
+        count += deaths[worker].dead && deaths[worker].heard_at == SIM_FOREVER;
+    return count;
 }
 
 static uint64_t gap(uint32_t mean)
@@ -442,10 +449,10 @@ void sim_point_slow(void)
         point_of_all();
         return;
     }
-    if (s->points >= death.heard_at)
-        hear_of_death();
-    if (s->points >= death.at)
-        die();
+    hear_of_deaths(s->points);
+    for (int worker = 0; worker < SIM_COPIES; worker++)
+        if (s->points >= deaths[worker].at)
+            die(worker);
     if (s->points >= flush_at)
         flush_some();
     if (s->way == SIM_RANDOM && s->points >= switch_at) {
@@ -471,8 +478,10 @@ void sim_point_slow(void)
         run(pick(can, count), "preempted");
     }
     next = switch_at < flush_at ? switch_at : flush_at;
-    next = death.at < next ? death.at : next;
-    next = death.heard_at < next ? death.heard_at : next;
+    for (int worker = 0; worker < SIM_COPIES; worker++) {
+        next = deaths[worker].at < next ? deaths[worker].at : next;
+        next = deaths[worker].heard_at < next ? deaths[worker].heard_at : next;
+    }
     sim_next = next > s->points ? (int64_t)(next - s->points) : 1;
 }
 
@@ -519,8 +528,8 @@ void sim_run(const struct sim_program *const *copies, uint64_t seed)
     sim_next = 1;
     all.depth = all.preemptions = 0;
     memset(truths, 0, sizeof truths);
-    death.dead = false;
-    death.at = death.heard_at = SIM_FOREVER;
+    for (int worker = 0; worker < SIM_COPIES; worker++)
+        deaths[worker] = (struct death){ .at = SIM_FOREVER, .heard_at = SIM_FOREVER };
     sim_fibers_reset();
     sim_memory_reset();
     sim_world_reset(program->resets);

@@ -30,7 +30,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define SIM_FIBERS 16
+#define SIM_FIBERS 20
 #define SIM_FOREVER UINT64_MAX
 
 /* ---- What a program uses ---------------------------------------------------------------------------- */
@@ -52,6 +52,7 @@ void sim_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));   
 void sim_note(const char *format, ...) __attribute__((format(printf, 1, 2)));     /* a line of the trace */
 uint32_t sim_choose(uint32_t most);         /* 0 .. most - 1 */
 uint64_t sim_now(void);
+extern bool sim_known;                      /* --known: what leads to faults that are known, too */
 /* The truth: counters of all workers, which no race is looked for in. 0 at the beginning. */
 #define SIM_TRUTHS 256
 uint64_t sim_truth(unsigned index);
@@ -60,7 +61,7 @@ void sim_count(unsigned index, int64_t by);
  * descriptors are closed. Its pidfd becomes readable some points later, at most when nobody can run. */
 void sim_kill_later(int worker, uint32_t points);
 bool sim_is_dead(int worker);
-bool sim_is_heard_of(void);                 /* the death: the pidfd is readable */
+int sim_deaths_heard_of(void);              /* so many pidfds are readable */
 int sim_names_left(void);                   /* in /dev/shm and the directory of sockets; removes them */
 /* The program reads or writes memory of the library: a point, and an access that must be ordered. */
 void sim_access(const void *address, size_t bytes, bool write);

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What programs with whole jobs share; room_job.c has it.
+ */
+#ifndef TESTS_SIM_ROOM_JOB_H
+#define TESTS_SIM_ROOM_JOB_H
+
+#include "rooms.h"
+
+/* Of sim_truth. */
+#define WORKERS_MOST 3
+enum { UNDER_WAY, CALLBACKS, STARTED, OBJECTS, OWED, SIZE, LEAVERS, PENDING, GIVEN_UP, ALONE,
+       HANDLED_0, SENT_TO_0 = HANDLED_0 + WORKERS_MOST, STOPPED_0 = SENT_TO_0 + WORKERS_MOST,
+       ARRIVED_OF_0 = STOPPED_0 + WORKERS_MOST, ORDERED_OF_0 = ARRIVED_OF_0 + WORKERS_MOST,
+       HEARD_0 = ORDERED_OF_0 + WORKERS_MOST, FRESH_0 = HEARD_0 + WORKERS_MOST,
+       DONE_0 = FRESH_0 + WORKERS_MOST, FREE_0 = DONE_0 + WORKERS_MOST,
+       OBJECTS_0 = FREE_0 + WORKERS_MOST,
+       AWARE_0 = OBJECTS_0 + WORKERS_MOST };
+
+struct bx_job;
+extern const char *const sim_names[WORKERS_MOST];
+bool sim_any_is_dead(void);
+void sim_must(const struct bx_job *job, const char *what, int rc);      /* no error but that a worker has died */
+struct bx_job *sim_job_begin(int rank, int workers, void (*more)(struct bx_job *job));  /* more: before the start */
+void sim_job_end(struct bx_job *job, int other);        /* other: a fiber that may call until the end, or -1 */
+void *sim_call_some(void *job);
+int sim_another(const struct bx_job *job);              /* the rank of some other worker */
+bool sim_is_allowed(int rc);                            /* because a worker has died, or has left alone */
+bool sim_leave_alone(struct bx_job *job);               /* without a shutdown, in some schedules */
+void sim_lend_register(struct bx_job *job);             /* room_lend.c */
+
+#endif

@@ -1,0 +1,369 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Jobs of three workers that lend tensors and pass references on; some die, or leave alone.
+ *
+ * Truth: memory that is lent does not change; a reference leads to its object. When nobody keeps any more, all leases
+ * return, those of the dead too, and all objects of the living are destroyed.
+ */
+#include "room_job.h"
+
+#include "boxcar.h"
+#include "shm/atomic.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* When all have started: in a third of the schedules one dies, in some of them another one too. */
+static void kill_some(void)
+{
+    sim_count(STARTED, 1);
+    if (sim_truth(STARTED) != WORKERS_MOST || sim_choose(3) != 0)
+        return;
+    do
+        sim_kill_later((int)sim_choose(WORKERS_MOST), sim_choose(UINT32_C(1) << (4 + sim_choose(11))));
+    while (sim_choose(3) == 0);
+}
+
+/* ---- tensors ---------------------------------------------------------------------------------------- */
+
+#define KEPT 3
+static bxi_a64 kept[KEPT];              /* tensors of the other worker that this one keeps; the first byte tells all */
+
+/* A tensor of this worker's arena, all of whose bytes are `letter`. */
+static struct bx_tensor *make_tensor(struct bx_job *job, unsigned char letter)
+{
+    int64_t bytes = sim_choose(2) == 0 ? 100 : 5000;
+    struct bx_tensor *tensor = NULL;
+
+    sim_must(job, "bx_tensor_create", bx_tensor_create(job, BX_U8, 1, &bytes, &tensor));
+    if (tensor != NULL)                 /* else the job has ended */
+        memset(bx_tensor_data_mut(tensor), letter, (size_t)bytes);
+    return tensor;
+}
+
+/* Each line of it, as no point: memory that is lent does not change. */
+static void check_tensor(const struct bx_tensor *tensor, int letter)
+{
+    const unsigned char *data = bx_tensor_data(tensor);
+    size_t bytes = bx_tensor_bytes(tensor);
+    unsigned char first = data[0];
+
+    for (size_t i = 0; i < bytes; i += 60)
+        if (data[i] != first || (letter >= 0 && first != letter))
+            sim_fail("a tensor that is lent has changed");
+}
+
+static void keep(struct bx_tensor *tensor)
+{
+    struct bx_tensor *before = (void *)(uintptr_t)bxi_exchange(&kept[sim_choose(KEPT)], (uint64_t)(uintptr_t)tensor);
+
+    if (before != NULL)
+        check_tensor(before, -1);
+    bx_tensor_release(before);
+}
+
+/* Keeps the tensor for a while, or not. Answers with it, or with one of its own. */
+static int show(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bx_tensor *tensor = bx_read_tensor(args), *own;
+    int letter = (int)bx_read_i64(args);
+
+    (void)context;
+    check_tensor(tensor, letter);
+    if (sim_choose(2) == 0)
+        keep(bx_tensor_acquire(tensor));
+    own = sim_choose(2) == 0 ? make_tensor(bx_request_job(request), (unsigned char)letter) : bx_tensor_acquire(tensor);
+    if (own == NULL)
+        return BX_E_SHUTDOWN;
+    bx_msg_put_tensor(reply, own);
+    bx_tensor_release(own);
+    return 0;
+}
+
+static void lend(struct bx_job *job, unsigned char letter)
+{
+    struct bx_tensor *tensor = make_tensor(job, letter);
+    struct bx_msg *args = bx_msg_create(0), *reply = NULL;
+
+    bx_msg_put_tensor(args, tensor);
+    bx_msg_put_i64(args, letter);
+    bx_tensor_release(tensor);
+    sim_count(UNDER_WAY, 1);
+    sim_must(job, "bx_rpc_sync", bx_rpc_sync(job, sim_names[sim_another(job)], "show", args, NULL, &reply));
+    sim_count(UNDER_WAY, -1);
+    bx_msg_destroy(args);
+    if (reply == NULL)
+        return;
+
+    struct bx_reader reader = bx_msg_reader(reply);
+    struct bx_tensor *back = bx_read_tensor(&reader);
+
+    check_tensor(back, letter);
+    if (sim_choose(2) == 0)
+        keep(bx_tensor_acquire(back));
+    bx_msg_destroy(reply);
+}
+
+static void *lend_some(void *argument)
+{
+    struct bx_job *job = argument;
+    uint32_t count = 1 + sim_choose(5);
+
+    for (uint32_t i = 0; i < count; i++)
+        lend(job, (unsigned char)(1 + bx_job_rank(job) * 100 + sim_choose(90)));
+    return NULL;
+}
+
+static bool all_have(unsigned truth_0)
+{
+    for (int rank = 0; rank < WORKERS_MOST; rank++)
+        if (sim_truth(truth_0 + (unsigned)rank) == 0 && !sim_is_dead(rank))
+            return false;
+    return true;
+}
+
+static bool all_are_done(void *unused)
+{
+    (void)unused;
+    return all_have(DONE_0);
+}
+
+static void release_kept(void)
+{
+    for (int i = 0; i < KEPT; i++)
+        bx_tensor_release((void *)(uintptr_t)bxi_exchange(&kept[i], 0));
+}
+
+/* Nobody keeps tensors any more: all leases return. With a death some calls of the dead one may still arrive. */
+static void get_all_back(struct bx_job *job)
+{
+    struct bx_loans loans = { .struct_bytes = sizeof loans };
+    unsigned mine = FREE_0 + (unsigned)bx_job_rank(job);
+    uint64_t began_ns = sim_now();
+
+    for (int i = 0; i < 60 && !all_have(FREE_0); i++) {
+        int rc;
+
+        release_kept();
+        rc = bx_loans_wait(job, -1, 0, sim_any_is_dead() ? 50000000 : 5000000000);
+        if (rc == 0 && sim_truth(mine) == 0)
+            sim_count(mine, 1);
+        if (rc != BX_E_TIMEOUT)
+            sim_must(job, "bx_loans_wait", rc);
+        if (!sim_any_is_dead())
+            break;
+        nanosleep(&(struct timespec){ .tv_nsec = 5000000 }, NULL);
+    }
+    bx_job_loans(job, -1, &loans);
+    if (loans.leases != 0 || loans.bytes != 0 || loans.granted != loans.returned + loans.taken_back)
+        sim_fail("%llu leases, %llu bytes are on loan at the end; %llu granted, %llu returned, %llu taken back",
+                 (unsigned long long)loans.leases, (unsigned long long)loans.bytes, (unsigned long long)loans.granted,
+                 (unsigned long long)loans.returned, (unsigned long long)loans.taken_back);
+    if (!sim_any_is_dead() && ((loans.taken_back != 0 && sim_truth(ALONE) == 0) || sim_now() > began_ns + 500000000))
+        sim_fail("leases return after %.3f s, %llu are taken back", (double)(sim_now() - began_ns) / 1e9,
+                 (unsigned long long)loans.taken_back);
+}
+
+/* All lend tensors, keep those of others, and return them in any order. In a third of the schedules one dies. */
+void sim_room_tensors(int worker)
+{
+    struct bx_job *job = sim_job_begin(worker, WORKERS_MOST, NULL);
+    int other = sim_choose(2) == 0 ? sim_spawn("lender", lend_some, job) : -1;
+
+    kill_some();
+    lend_some(job);
+    if (other >= 0)
+        sim_join(other);
+    sim_count(DONE_0 + (unsigned)worker, 1);
+    if (sim_leave_alone(job)) {
+        sim_count(FREE_0 + (unsigned)worker, 1);
+        release_kept();
+        return;
+    }
+    sim_block("the calls of the others", all_are_done, NULL, SIM_FOREVER);
+    get_all_back(job);
+    sim_job_end(job, -1);
+}
+
+/* ---- references ------------------------------------------------------------------------------------- */
+
+static bxi_a64 kept_refs[KEPT];
+
+static void destroy_object(void *object)
+{
+    sim_note("object %p ends", object);
+    sim_count(OBJECTS, -1);
+    sim_count(OBJECTS_0 + (unsigned)sim_self->worker, -1);
+    free(object);
+}
+
+static int write_value(void *object, struct bx_msg *value)
+{
+    return bx_msg_put_i64(value, *(int64_t *)object);
+}
+
+static const struct bx_type type = { .name = "object", .destroy = destroy_object, .value = write_value };
+
+static int64_t *new_object(int64_t value)
+{
+    int64_t *object = malloc(sizeof *object);
+
+    *object = value;
+    sim_note("object %p", (void *)object);
+    sim_count(OBJECTS, 1);
+    sim_count(OBJECTS_0 + (unsigned)sim_self->worker, 1);
+    return object;
+}
+
+static int make(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    int64_t *object = new_object(bx_read_i64(args));
+    int rc = bx_msg_put_object(bx_request_job(request), reply, &type, object);
+
+    (void)context;
+    if (rc < 0)
+        destroy_object(object);
+    return rc;
+}
+
+/* A reference that a worker has leads to its object, while the owner lives and has not left. */
+static void fetched(struct bx_future *future, void *context)
+{
+    int rc = bx_future_error(future);
+
+    (void)context;
+    if (rc < 0 && rc != BX_E_SHUTDOWN && !sim_is_allowed(rc))
+        sim_fail("a reference leads to no object: %d, %s", rc, bx_future_error_text(future));
+}
+
+static void fetch(struct bx_rref *rref)
+{
+    struct bx_future *future = NULL;
+
+    if (rref != NULL && bx_rref_to_here_async(rref, NULL, &future) == 0)
+        bx_future_on_done(future, fetched, NULL);
+    bx_future_release(future);
+}
+
+static void keep_ref(struct bx_rref *rref)
+{
+    struct bx_rref *before = (void *)(uintptr_t)bxi_exchange(&kept_refs[sim_choose(KEPT)], (uint64_t)(uintptr_t)rref);
+
+    if (sim_choose(2) == 0)
+        fetch(before);
+    bx_rref_release(before);
+}
+
+/* Keeps the reference, fetches its object, or sends it back, or all of these. */
+static int look(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bx_rref *rref = bx_read_rref(args);
+
+    (void)request, (void)context;
+    if (sim_choose(2) == 0)
+        fetch(rref);
+    if (sim_choose(2) == 0)
+        keep_ref(bx_rref_acquire(rref));
+    return sim_choose(2) == 0 ? bx_msg_put_rref(reply, rref) : 0;
+}
+
+static void use_ref(struct bx_job *job, int64_t value)
+{
+    const char *to = sim_names[sim_another(job)];
+    struct bx_msg *args = bx_msg_create(0), *reply = NULL;
+    struct bx_rref *rref = NULL;
+
+    bx_msg_put_i64(args, value);
+    if (sim_choose(2) == 0)
+        sim_must(job, "bx_remote", bx_remote(job, to, "make", args, NULL, &rref));
+    else
+        sim_must(job, "bx_rref_create", bx_rref_create(job, &type, new_object(value), &rref));
+    bx_msg_destroy(args);
+    if (rref == NULL)
+        return;
+    args = bx_msg_create(0);
+    bx_msg_put_rref(args, rref);
+    to = sim_names[sim_another(job)];               /* the owner, or a third worker */
+    if (sim_choose(2) == 0)
+        sim_must(job, "bx_rpc_sync", bx_rpc_sync(job, to, "look", args, NULL, &reply));
+    else
+        sim_must(job, "bx_rpc_oneway", bx_rpc_oneway(job, to, "look", args, NULL));
+    bx_msg_destroy(args);
+    bx_msg_destroy(reply);
+    reply = NULL;
+    if (sim_choose(2) == 0)
+        sim_must(job, "bx_rref_to_here", bx_rref_to_here(rref, NULL, &reply));
+    if (reply != NULL) {
+        struct bx_reader reader = bx_msg_reader(reply);
+
+        if (bx_read_i64(&reader) != value)
+            sim_fail("an object has another value");
+    }
+    bx_msg_destroy(reply);
+    if (sim_choose(2) == 0)
+        keep_ref(rref);
+    else
+        bx_rref_release(rref);
+}
+
+static void *use_refs(void *argument)
+{
+    uint32_t count = 1 + sim_choose(4);
+
+    sim_count(UNDER_WAY, 1);
+    for (uint32_t i = 0; i < count; i++)
+        use_ref(argument, i + 1);
+    sim_count(UNDER_WAY, -1);
+    return NULL;
+}
+
+static void release_refs(void)
+{
+    for (int i = 0; i < KEPT; i++)
+        bx_rref_release((void *)(uintptr_t)bxi_exchange(&kept_refs[i], 0));
+}
+
+/* Nobody keeps references any more: all objects of the living are destroyed. Some calls of others may still arrive. */
+static void await_objects(void)
+{
+    unsigned worker = (unsigned)sim_self->worker;
+
+    for (int i = 0; i < 60 && !all_have(FREE_0); i++) {
+        release_refs();
+        if (sim_truth(OBJECTS_0 + worker) == 0 && sim_truth(FREE_0 + worker) == 0)
+            sim_count(FREE_0 + worker, 1);
+        nanosleep(&(struct timespec){ .tv_nsec = 5000000 }, NULL);
+    }
+    if (!all_have(FREE_0))
+        sim_fail("%lld objects of rank %u are left, and nobody refers to them",
+                 (long long)sim_truth(OBJECTS_0 + worker), worker);
+}
+
+/* All make objects, pass references on and drop them. In a third of the schedules one dies. */
+void sim_room_rrefs(int worker)
+{
+    struct bx_job *job = sim_job_begin(worker, WORKERS_MOST, NULL);
+    int other = sim_choose(2) == 0 ? sim_spawn("user", use_refs, job) : -1;
+
+    kill_some();
+    use_refs(job);
+    if (other >= 0)
+        sim_join(other);
+    sim_count(DONE_0 + (unsigned)worker, 1);
+    if (sim_leave_alone(job)) {
+        sim_count(FREE_0 + (unsigned)worker, 1);
+        release_refs();
+        return;
+    }
+    sim_block("the calls of the others", all_are_done, NULL, SIM_FOREVER);
+    await_objects();
+    sim_job_end(job, -1);
+}
+
+void sim_lend_register(struct bx_job *job)
+{
+    sim_must(job, "bx_register", bx_register(job, "show", BX_INLINE, show, NULL));
+    sim_must(job, "bx_register", bx_register(job, "make", BX_INLINE, make, NULL));
+    sim_must(job, "bx_register", bx_register(job, "look", BX_INLINE, look, NULL));
+}

@@ -661,7 +661,7 @@ help:
 #?                      seeds. tests/sim/README.md
 #? make soak            tensors of all sizes between four workers for SOAK_S=3600 seconds: does an arena leak?
 #? make mutants         puts faults into FILES (those that differ from SINCE, HEAD): do the tests notice? KEPT=all
-#?                      those of tests/mutants/protocol.mut; see tests/mutants/README.md
+#?                      those of tests/mutants/*.mut; see tests/mutants/README.md
 #? make coverage        the lines and branches of lib/ and shm/ that the unit tests run, a line a file (gcov)
 #? make check           static checks: layers, atomics, kill steps, style, top level, documents, manual pages,
 #?                      exported symbols, ABI

@@ -10,9 +10,6 @@
 
 #include "boxcar.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 /* ---- serve: one worker calls, the others serve; one may die -------------------------------------------- */
 
 static int round_body(struct bx_batch *batch, void *context)
@@ -52,14 +49,12 @@ static void take_part(struct bx_job *job)
 
     for (uint32_t i = 0; i < rounds; i++) {
         struct bx_msg *args = bx_msg_create(0), *reply = NULL;
-        struct bx_reader reader;
 
         bx_msg_put_i64(args, i);
         sim_must(job, "bx_rpc_sync", bx_rpc_sync(job, "worker0", "round", args, NULL, &reply));
         bx_msg_destroy(args);
-        reader = bx_msg_reader(reply);
-        if (reply != NULL && bx_read_i64(&reader) != 2 * (int64_t)i)
-            sim_fail("a row has a wrong answer");
+        if (reply != NULL)
+            sim_expect(reply, i);
         bx_msg_destroy(reply);
     }
     sim_must(job, "bx_batch_leave", bx_batch_leave(job, "worker0", "round"));
@@ -114,17 +109,11 @@ void sim_room_serve(int worker)
 
 /* ---- end: threads use the job while another one ends it ------------------------------------------------- */
 
-static int fresh(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    (void)request, (void)context;
-    return bx_msg_put_i64(reply, 2 * bx_read_i64(args));
-}
-
 static int registrar = -1;
 
 static void *add_fresh(void *job)
 {
-    sim_must(job, "bx_register", bx_register(job, "fresh", BX_INLINE, fresh, NULL));
+    sim_must(job, "bx_register", bx_register(job, "fresh", BX_INLINE, sim_double, NULL));
     sim_count(FRESH_0 + (unsigned)bx_job_rank(job), 1);
     return NULL;
 }

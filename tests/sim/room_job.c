@@ -19,7 +19,6 @@ bool sim_any_is_dead(void)
     return sim_is_dead(0) || sim_is_dead(1) || sim_is_dead(2);
 }
 
-/* Because a worker has died, or has left alone. */
 bool sim_is_allowed(int rc)
 {
     return (rc == BX_E_PEER_DEAD && sim_any_is_dead()) || (rc == BX_E_SHUTDOWN && sim_truth(ALONE) > 0);
@@ -44,6 +43,12 @@ static int64_t answer_to(int64_t value)
     return 2 * value;
 }
 
+int sim_double(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)context;
+    return bx_msg_put_i64(reply, 2 * bx_read_i64(args));
+}
+
 /* Context, if any: takes some time. */
 static int twice(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
@@ -59,7 +64,6 @@ static int twice(const struct bx_request *request, struct bx_reader *args, struc
 
 const char *const sim_names[] = { "worker0", "worker1", "worker2" };
 
-/* Some other worker. */
 int sim_another(const struct bx_job *job)
 {
     int size = bx_job_world_size(job);
@@ -135,12 +139,6 @@ struct bx_job *sim_job_begin(int rank, int workers, void (*more)(struct bx_job *
     return job;
 }
 
-static struct bx_job *begin(int rank, int workers)
-{
-    return sim_job_begin(rank, workers, NULL);
-}
-
-/* The other thread may call until the job is destroyed. */
 void sim_job_end(struct bx_job *job, int other)
 {
     int rank = bx_job_rank(job);
@@ -184,7 +182,7 @@ static void end(struct bx_job *job)
         sim_job_end(job, -1);
 }
 
-static void expect(const struct bx_msg *reply, int64_t value)
+void sim_expect(const struct bx_msg *reply, int64_t value)
 {
     struct bx_reader reader = bx_msg_reader(reply);
 
@@ -199,7 +197,7 @@ static void called_back(struct bx_future *future, void *value)
     if (rc < 0 && !sim_is_allowed(rc))
         sim_fail("a call of a callback fails: %s", bx_future_error_text(future));
     if (rc == 0)
-        expect(bx_future_value(future), (int64_t)(intptr_t)value);
+        sim_expect(bx_future_value(future), (int64_t)(intptr_t)value);
     sim_count(UNDER_WAY, -1);
     sim_count(CALLBACKS, -1);
 }
@@ -222,7 +220,7 @@ static void call_async(struct bx_job *job, int to, const char *function, const s
             sim_yield();
         sim_must(job, "bx_future_wait", bx_future_wait(future, BX_FOREVER));
         if (bx_future_error(future) == 0)
-            expect(bx_future_value(future), value);
+            sim_expect(bx_future_value(future), value);
     }
     bx_future_release(future);
 }
@@ -248,7 +246,7 @@ static void call(struct bx_job *job, int64_t value)
         sim_must(job, "bx_rpc_sync", bx_rpc_sync(job, sim_names[to], function, args, NULL, &reply));
         sim_count(OWED, -1);
         if (reply != NULL)
-            expect(reply, value);
+            sim_expect(reply, value);
         bx_msg_destroy(reply);
     }
     sim_count(UNDER_WAY, -1);
@@ -267,7 +265,7 @@ void *sim_call_some(void *argument)
 
 void sim_room_calls(int worker)
 {
-    struct bx_job *job = begin(worker, 2);
+    struct bx_job *job = sim_job_begin(worker, 2, NULL);
     int other = sim_choose(2) == 0 ? sim_spawn(worker == 0 ? "caller0" : "caller1", sim_call_some, job) : -1;
 
     if (worker == 0 || sim_choose(2) == 0)
@@ -293,7 +291,7 @@ static void *call_to_the_end(void *job)
 
 void sim_room_oneway(int worker)
 {
-    struct bx_job *job = begin(worker, 2);
+    struct bx_job *job = sim_job_begin(worker, 2, NULL);
     uint32_t calls = worker == 0 ? 1 + sim_choose(4) : 0;
     int other = sim_choose(3) == 0 ? sim_spawn(worker == 0 ? "caller0" : "caller1", call_to_the_end, job) : -1;
 
@@ -365,7 +363,7 @@ static int64_t send_group(struct bx_job *job, int64_t number)
             continue;
         sim_must(job, "bx_future_wait", bx_future_wait(futures[i], BX_FOREVER));
         if (bx_future_error(futures[i]) == 0)
-            expect(bx_future_value(futures[i]), number + (int64_t)i);
+            sim_expect(bx_future_value(futures[i]), number + (int64_t)i);
         bx_future_release(futures[i]);
     }
     return number + (int64_t)count;
@@ -374,7 +372,7 @@ static int64_t send_group(struct bx_job *job, int64_t number)
 /* So many frames that rings are full, in one direction or in both. */
 void sim_room_full(int worker)
 {
-    struct bx_job *job = begin(worker, 2);
+    struct bx_job *job = sim_job_begin(worker, 2, NULL);
     int64_t count = worker == 0 || sim_choose(2) == 0 ? 12 + sim_choose(12) : 0, number = 0;
 
     sim_count(UNDER_WAY, 1);
@@ -399,7 +397,7 @@ void sim_room_full(int worker)
 /* As calls; one of the two is killed after the start. */
 void sim_room_death(int worker)
 {
-    struct bx_job *job = begin(worker, 2);
+    struct bx_job *job = sim_job_begin(worker, 2, NULL);
 
     sim_count(STARTED, 1);
     if (sim_truth(STARTED) == 2)

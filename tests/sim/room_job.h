@@ -18,12 +18,18 @@ enum { UNDER_WAY, CALLBACKS, STARTED, OBJECTS, OWED, SIZE, LEAVERS, PENDING, GIV
        AWARE_0 = OBJECTS_0 + WORKERS_MOST };
 
 struct bx_job;
+struct bx_msg;
+struct bx_reader;
+struct bx_request;
 extern const char *const sim_names[WORKERS_MOST];
 bool sim_any_is_dead(void);
 void sim_must(const struct bx_job *job, const char *what, int rc);      /* no error but that a worker has died */
 struct bx_job *sim_job_begin(int rank, int workers, void (*more)(struct bx_job *job));  /* more: before the start */
 void sim_job_end(struct bx_job *job, int other);        /* other: a fiber that may call until the end, or -1 */
 void *sim_call_some(void *job);
+void sim_expect(const struct bx_msg *reply, int64_t value);     /* that it is twice the value */
+/* A handler that answers so; the world's truth counts none of its calls. */
+int sim_double(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context);
 int sim_another(const struct bx_job *job);              /* the rank of some other worker */
 bool sim_is_allowed(int rc);                            /* because a worker has died, or has left alone */
 bool sim_leave_alone(struct bx_job *job);               /* without a shutdown, in some schedules */

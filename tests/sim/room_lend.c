@@ -33,6 +33,45 @@ static bool all_wait(void)
     return sim_truth(SIZE) == 1;
 }
 
+static bool all_have(unsigned truth_0)
+{
+    for (int rank = 0; rank < WORKERS_MOST; rank++)
+        if (sim_truth(truth_0 + (unsigned)rank) == 0 && !sim_is_dead(rank))
+            return false;
+    return true;
+}
+
+static bool all_are_done(void *unused)
+{
+    (void)unused;
+    return all_have(DONE_0);
+}
+
+/* All work, some with two threads, and keep what others lend or refer to. `release` drops what this worker keeps; what
+ * it has given returns until `await_all` returns. In a third of the schedules one dies. */
+static void run(int worker, void *(*work)(void *), void (*await_all)(struct bx_job *), void (*release)(void))
+{
+    struct bx_job *job = sim_job_begin(worker, WORKERS_MOST, NULL);
+    int other = sim_choose(2) == 0 ? sim_spawn("other", work, job) : -1;
+
+    kill_some();
+    work(job);
+    if (other >= 0)
+        sim_join(other);
+    sim_count(DONE_0 + (unsigned)worker, 1);
+    if (sim_leave_alone(job)) {
+        sim_count(FREE_0 + (unsigned)worker, 1);
+        release();
+        return;
+    }
+    if (all_wait()) {
+        sim_block("the calls of the others", all_are_done, NULL, SIM_FOREVER);
+        await_all(job);
+    }
+    release();
+    sim_job_end(job, -1);
+}
+
 /* ---- tensors ---------------------------------------------------------------------------------------- */
 
 #define KEPT 3
@@ -123,20 +162,6 @@ static void *lend_some(void *argument)
     return NULL;
 }
 
-static bool all_have(unsigned truth_0)
-{
-    for (int rank = 0; rank < WORKERS_MOST; rank++)
-        if (sim_truth(truth_0 + (unsigned)rank) == 0 && !sim_is_dead(rank))
-            return false;
-    return true;
-}
-
-static bool all_are_done(void *unused)
-{
-    (void)unused;
-    return all_have(DONE_0);
-}
-
 static void release_kept(void)
 {
     for (int i = 0; i < KEPT; i++)
@@ -173,28 +198,9 @@ static void get_all_back(struct bx_job *job)
                  (unsigned long long)loans.taken_back);
 }
 
-/* All lend tensors, keep those of others, and return them in any order. In a third of the schedules one dies. */
 void sim_room_tensors(int worker)
 {
-    struct bx_job *job = sim_job_begin(worker, WORKERS_MOST, NULL);
-    int other = sim_choose(2) == 0 ? sim_spawn("lender", lend_some, job) : -1;
-
-    kill_some();
-    lend_some(job);
-    if (other >= 0)
-        sim_join(other);
-    sim_count(DONE_0 + (unsigned)worker, 1);
-    if (sim_leave_alone(job)) {
-        sim_count(FREE_0 + (unsigned)worker, 1);
-        release_kept();
-        return;
-    }
-    if (all_wait()) {
-        sim_block("the calls of the others", all_are_done, NULL, SIM_FOREVER);
-        get_all_back(job);
-    }
-    release_kept();
-    sim_job_end(job, -1);
+    run(worker, lend_some, get_all_back, release_kept);
 }
 
 /* ---- references ------------------------------------------------------------------------------------- */
@@ -336,10 +342,11 @@ static void release_refs(void)
 }
 
 /* Nobody keeps references any more: all objects of the living are destroyed. Some calls of others may still arrive. */
-static void await_objects(void)
+static void await_objects(struct bx_job *job)
 {
     unsigned worker = (unsigned)sim_self->worker;
 
+    (void)job;
     for (int i = 0; i < 60 && !all_have(FREE_0); i++) {
         release_refs();
         if (sim_truth(OBJECTS_0 + worker) == 0 && sim_truth(FREE_0 + worker) == 0)
@@ -351,28 +358,9 @@ static void await_objects(void)
                  (long long)sim_truth(OBJECTS_0 + worker), worker);
 }
 
-/* All make objects, pass references on and drop them. In a third of the schedules one dies. */
 void sim_room_rrefs(int worker)
 {
-    struct bx_job *job = sim_job_begin(worker, WORKERS_MOST, NULL);
-    int other = sim_choose(2) == 0 ? sim_spawn("user", use_refs, job) : -1;
-
-    kill_some();
-    use_refs(job);
-    if (other >= 0)
-        sim_join(other);
-    sim_count(DONE_0 + (unsigned)worker, 1);
-    if (sim_leave_alone(job)) {
-        sim_count(FREE_0 + (unsigned)worker, 1);
-        release_refs();
-        return;
-    }
-    if (all_wait()) {
-        sim_block("the calls of the others", all_are_done, NULL, SIM_FOREVER);
-        await_objects();
-    }
-    release_refs();
-    sim_job_end(job, -1);
+    run(worker, use_refs, await_objects, release_refs);
 }
 
 void sim_lend_register(struct bx_job *job)

@@ -79,13 +79,21 @@ void __tsan_atomic_signal_fence(int order)
     {                                                                                               \
         return (uint##bits##_t)sim_rmw(a, bits / 8, change, v, order, PC);                          \
     }
+#define CAS(bits, name)                                                                             \
+    int __tsan_atomic##bits##_compare_exchange_##name(volatile void *a, uint##bits##_t *expected,   \
+                                                      uint##bits##_t v, int order, int failed);     \
+    int __tsan_atomic##bits##_compare_exchange_##name(volatile void *a, uint##bits##_t *expected,   \
+                                                      uint##bits##_t v, int order, int failed)      \
+    {                                                                                               \
+        uint64_t was = *expected;                                                                   \
+        bool done = sim_cas(a, bits / 8, &was, v, order, failed, PC);                               \
+                                                                                                    \
+        *expected = (uint##bits##_t)was;                                                            \
+        return done;                                                                                \
+    }
 #define ATOMIC(bits)                                                                                \
     uint##bits##_t __tsan_atomic##bits##_load(const volatile void *a, int order);                   \
     void __tsan_atomic##bits##_store(volatile void *a, uint##bits##_t v, int order);                \
-    int __tsan_atomic##bits##_compare_exchange_strong(volatile void *a, uint##bits##_t *expected,   \
-                                                      uint##bits##_t v, int order, int failed);     \
-    int __tsan_atomic##bits##_compare_exchange_weak(volatile void *a, uint##bits##_t *expected,     \
-                                                    uint##bits##_t v, int order, int failed);       \
     uint##bits##_t __tsan_atomic##bits##_load(const volatile void *a, int order)                    \
     {                                                                                               \
         return (uint##bits##_t)sim_load(a, bits / 8, order, PC);                                    \
@@ -94,24 +102,8 @@ void __tsan_atomic_signal_fence(int order)
     {                                                                                               \
         sim_store(a, bits / 8, v, order, PC);                                                       \
     }                                                                                               \
-    int __tsan_atomic##bits##_compare_exchange_strong(volatile void *a, uint##bits##_t *expected,   \
-                                                      uint##bits##_t v, int order, int failed)      \
-    {                                                                                               \
-        uint64_t was = *expected;                                                                   \
-        bool done = sim_cas(a, bits / 8, &was, v, order, failed, PC);                               \
-                                                                                                    \
-        *expected = (uint##bits##_t)was;                                                            \
-        return done;                                                                                \
-    }                                                                                               \
-    int __tsan_atomic##bits##_compare_exchange_weak(volatile void *a, uint##bits##_t *expected,     \
-                                                    uint##bits##_t v, int order, int failed)        \
-    {                                                                                               \
-        uint64_t was = *expected;                                                                   \
-        bool done = sim_cas(a, bits / 8, &was, v, order, failed, PC);                               \
-                                                                                                    \
-        *expected = (uint##bits##_t)was;                                                            \
-        return done;                                                                                \
-    }                                                                                               \
+    CAS(bits, strong)                                                                               \
+    CAS(bits, weak)                                                                                 \
     RMW(bits, exchange, SIM_SET)                                                                    \
     RMW(bits, fetch_add, SIM_ADD)                                                                   \
     RMW(bits, fetch_sub, SIM_SUB)                                                                   \

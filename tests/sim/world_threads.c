@@ -129,6 +129,21 @@ static bool is_free(void *mutex)
     return ((struct mutex *)mutex)->holder == 0;
 }
 
+/* When it is free. */
+static void take(struct mutex *mutex)
+{
+    while (mutex->holder != 0)
+        sim_block("mutex", is_free, mutex, SIM_FOREVER);
+    mutex->holder = (uint32_t)sim_self->number + 1;
+    sim_clock_join(&sim_self->clock, mutex->clock);
+}
+
+static void give_back(struct mutex *mutex)
+{
+    sim_release_to(mutex->clock);
+    mutex->holder = 0;
+}
+
 static struct mutex *mutex_of(pthread_mutex_t *of)
 {
     struct mutex *mutex = (struct mutex *)(void *)of;
@@ -183,10 +198,7 @@ int sim_pthread_mutex_lock(pthread_mutex_t *of)
         return 0;
     if (mutex->holder == (uint32_t)sim_self->number + 1)
         sim_fail("'%s' locks a mutex that it holds", sim_self->name);
-    while (mutex->holder != 0)
-        sim_block("mutex", is_free, mutex, SIM_FOREVER);
-    mutex->holder = (uint32_t)sim_self->number + 1;
-    sim_clock_join(&sim_self->clock, mutex->clock);
+    take(mutex);
     return 0;
 }
 
@@ -199,8 +211,7 @@ int sim_pthread_mutex_trylock(pthread_mutex_t *of)
         return 0;
     if (mutex->holder != 0)
         return EBUSY;
-    mutex->holder = (uint32_t)sim_self->number + 1;
-    sim_clock_join(&sim_self->clock, mutex->clock);
+    take(mutex);
     return 0;
 }
 
@@ -211,8 +222,7 @@ int sim_pthread_mutex_unlock(pthread_mutex_t *of)
     ENTER();
     if (sim_self == NULL)
         return 0;
-    sim_release_to(mutex->clock);
-    mutex->holder = 0;
+    give_back(mutex);
     sim_next = 1;
     return 0;
 }
@@ -235,13 +245,9 @@ int sim_pthread_cond_timedwait(pthread_cond_t *cond, pthread_mutex_t *of, const 
     bool woken;
 
     ENTER();
-    sim_release_to(mutex->clock);
-    mutex->holder = 0;
+    give_back(mutex);
     woken = sleep_on(cond, "condition", ns_of(time));
-    while (mutex->holder != 0)
-        sim_block("mutex", is_free, mutex, SIM_FOREVER);
-    mutex->holder = (uint32_t)sim_self->number + 1;
-    sim_clock_join(&sim_self->clock, mutex->clock);
+    take(mutex);
     return woken ? 0 : ETIMEDOUT;
 }
 

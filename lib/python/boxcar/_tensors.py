@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Tensors of torch in messages: the type, the shape and requires_grad in the pickle, the elements beside it.
 
+Those on a GPU are copied there into memory of the job, and by the receiver out of it, since nobody may write to what is
+lent. Both copies run on the current streams, and no thread waits for them.
+
 _messages imports this once the program has imported torch.
 """
 import copyreg
@@ -11,22 +14,28 @@ import torch
 
 import boxcar
 
+from . import _gpus
 from ._boxcar import Buffer
-from ._messages import put_tensor
+from ._messages import destination, get_block, put_block, put_tensor
+
+_LEGACY = 1             # the CUstream of the default stream, whose handle is 0 in torch
 
 _NAMES = {type: name for name, type in vars(torch).items() if isinstance(type, torch.dtype)}
 
 
 def _reduce(tensor):
-    if not tensor.is_cpu:
-        raise TypeError(f"a tensor on {tensor.device}: boxcar sends those in host memory, so send tensor.cpu()")
     if tensor.layout != torch.strided or tensor.is_quantized:
         return tensor.__reduce_ex__(5)
+    if not tensor.is_cpu and not tensor.is_cuda:
+        raise TypeError(f"a tensor on {tensor.device}: boxcar sends those in the memory of hosts and of CUDA's GPUs")
     plain = tensor
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    buffer = Buffer(plain, plain.data_ptr(), _bytes(plain))
-    parts = pickle.PickleBuffer(buffer), _NAMES[tensor.dtype], tuple(tensor.shape)
+    if tensor.is_cuda:
+        elements = _gpus.place(destination(), tensor.device.index), _put_copy(plain.detach())
+    else:
+        elements = pickle.PickleBuffer(Buffer(plain, plain.data_ptr(), _bytes(plain)))
+    parts = elements, _NAMES[tensor.dtype], tuple(tensor.shape)
     sent = put_tensor(tensor) if tensor.requires_grad and torch.is_grad_enabled() else None
     if sent is None:
         return make, (*parts, tensor.requires_grad)
@@ -38,10 +47,31 @@ def _bytes(tensor):
     return tensor.nelement() * tensor.element_size()
 
 
-def make(buffer, dtype, shape, requires_grad):
-    """A tensor over the memory of a buffer."""
+def _put_copy(tensor):
+    """Adds a copy of the elements to the message; where it is. None: there is none."""
+    if tensor.nelement() == 0:
+        return None
+    with torch.cuda.device(tensor.device):
+        block = boxcar._running().allocate_on(tensor.device.index, _bytes(tensor))
+        torch.from_dlpack(block).copy_(tensor.reshape(-1).view(torch.uint8))
+        block.written_on(torch.cuda.current_stream().cuda_stream or _LEGACY)
+    return put_block(block)
+
+
+def _copy(gpu, index, dtype):
+    """A copy on a GPU of what came in the memory of one."""
+    if index is None:
+        return torch.empty(0, dtype=dtype, device=f"cuda:{gpu}")
+    return torch.from_dlpack(get_block(index)).view(dtype).to(f"cuda:{gpu}", copy=True)
+
+
+def make(elements, dtype, shape, requires_grad):
+    """A tensor over the memory of a buffer, or on a GPU."""
     dtype = getattr(torch, dtype)
-    tensor = torch.frombuffer(buffer, dtype=dtype) if len(buffer) > 0 else torch.empty(0, dtype=dtype)
+    if isinstance(elements, tuple):
+        tensor = _copy(*elements, dtype)
+    else:
+        tensor = torch.frombuffer(elements, dtype=dtype) if len(elements) > 0 else torch.empty(0, dtype=dtype)
     if tensor.shape != shape:
         tensor.resize_(shape)           # not view(): detach_ refuses views
     return tensor.requires_grad_() if requires_grad else tensor

@@ -17,7 +17,7 @@ os.environ["BX_CUDA_DRIVER"] = DRIVER
 import boxcar
 import boxcar.rpc as rpc
 from boxcar import _gpus
-from boxcar._messages import get_block, put_block
+from boxcar._messages import blocks
 from jobs import CASE, Large, Run, main
 
 BYTES = 100_000
@@ -28,11 +28,12 @@ class OnGpu:
         self.block = block
 
     def __reduce__(self):
-        return _on_gpu, (put_block(self.block),)
+        blocks().insert(0, lambda: self.block)
+        return _on_gpu, (-len(blocks()),)
 
 
 def _on_gpu(index):
-    return OnGpu(get_block(index))
+    return OnGpu(blocks()[index])
 
 
 def memory_of(block, **arguments):

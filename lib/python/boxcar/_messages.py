@@ -25,7 +25,7 @@ class _Message:
 
     def __init__(self, refs, blocks, to):
         self.refs = refs
-        self.blocks = blocks            # memory of GPUs: the last buffers, and the first one last
+        self.blocks = blocks            # memory of GPUs: the last buffers, the first one last; what makes it, at first
         self.to = to                    # the worker that is to get it, by its name or rank
         self.tensor = None              # what the autograd context returned for the last one
 
@@ -43,15 +43,10 @@ def get_ref(index):
     return _now.message.refs[index]
 
 
-def put_block(block):
-    """Adds memory of a GPU to the message that is being written; its index."""
-    blocks = _now.message.blocks
-    blocks.insert(0, block)
-    return -len(blocks)
-
-
-def get_block(index):
-    return _now.message.blocks[index]
+def blocks():
+    """Of the message that is written or read: Blocks, the first one last; of one that is written, functions that make
+    them when all else is there."""
+    return _now.message.blocks
 
 
 def destination():
@@ -102,6 +97,10 @@ def _dump(pickler, value, put_buffer):
     return file.getvalue()
 
 
+def _made(blocks):
+    return [block() for block in blocks]
+
+
 def dumps(value, to=None):
     """(payload, buffers, refs) of a value, for worker `to`."""
     if type(value) in ATOMS:
@@ -121,7 +120,7 @@ def dumps(value, to=None):
     before, _now.message = getattr(_now, "message", None), message
     try:
         try:
-            return _dump(pickle.Pickler, value, put_buffer), buffers + message.blocks, message.refs
+            return _dump(pickle.Pickler, value, put_buffer), buffers + _made(message.blocks), message.refs
         except (pickle.PicklingError, AttributeError) as error:     # a lambda, a local function
             try:
                 import cloudpickle
@@ -129,7 +128,7 @@ def dumps(value, to=None):
                 raise error from None
         buffers.clear()
         _now.message = message = _Message([], [], to)
-        return _dump(cloudpickle.CloudPickler, value, put_buffer), buffers + message.blocks, message.refs
+        return _dump(cloudpickle.CloudPickler, value, put_buffer), buffers + _made(message.blocks), message.refs
     finally:
         _now.message = before
 
@@ -141,6 +140,7 @@ def loads(message):
         return pickle.loads(payload, buffers=buffers)
     finally:
         _now.message = before
+        buffers.clear()                 # what nobody took is returned
 
 
 def nanoseconds(seconds):

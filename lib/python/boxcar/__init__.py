@@ -35,8 +35,8 @@ from ._spawn import spawn
 __all__ = ["ArenaFull", "Busy", "Cancelled", "Corrupt", "Error", "Future", "Loans", "NoObject", "NoSpace", "NoWorker",
            "OnLoan", "PeerDead", "RankMissing", "Ref", "RemoteTraceback", "Shutdown", "Timeout", "TooLarge",
            "WorkerFailed", "WouldDeadlock", "async_function", "batch", "call", "call_async", "counter", "empty", "init",
-           "is_alive", "leave", "loans", "map_gpus", "name", "rank", "ref", "remote", "shutdown", "spawn", "worker_name",
-           "worker_rank", "world_size"]
+           "is_alive", "leave", "loans", "map_gpus", "name", "rank", "ref", "remote", "shutdown", "spawn",
+           "worker_name", "worker_rank", "world_size"]
 
 __version__ = _boxcar.version
 
@@ -355,8 +355,8 @@ def remote(to, fn, args=(), kwargs=None, timeout=None):
 
 
 def map_gpus(to, gpus):
-    """Tensors of torch on a GPU here that are sent to worker `to`, a name or rank, arrive on a GPU there: {GPU here: GPU
-    there}, by the ordinals of CUDA. Those that it sends back take the way back, if it has not called this itself.
+    """Tensors of torch on a GPU here that are sent to worker `to`, a name or rank, arrive on a GPU there: {GPU here:
+    GPU there}, by the ordinals of CUDA. Those that it sends back take the way back, if it has not called this itself.
 
     Opens the GPUs, here and there; that takes up to seconds. Raises Error: there is no such GPU, or no driver.
     """

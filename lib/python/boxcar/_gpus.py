@@ -31,6 +31,6 @@ def place(to, here):
         boxcar._running().open_gpu(here)
         there = here
     if there is None:
-        raise RuntimeError(f"tensors on cuda:{here} have no place in worker {to}: boxcar.map_gpus, or set_device_map of "
-                           "the options of RPC, says on which GPU they arrive; or send tensor.cpu()")
+        raise RuntimeError(f"tensors on cuda:{here} have no place in worker {to}: boxcar.map_gpus, or set_device_map "
+                           "of the options of RPC, says on which GPU they arrive; or send tensor.cpu()")
     return there

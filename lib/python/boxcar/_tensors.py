@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Tensors of torch in messages: the type, the shape and requires_grad in the pickle, the elements beside it.
 
-Those on a GPU are copied there into one block of the job's memory, and by the receiver out of it, since nobody may write
-to what is lent. Both copies run on the current streams, and no thread waits for them.
+Those on a GPU are copied there into one block of the job's memory, and by the receiver out of it, since nobody may
+write to what is lent. Both copies run on the current streams, and no thread waits for them.
 
 _messages imports this once the program has imported torch.
 """

@@ -5,9 +5,9 @@
  * A message is a pickle, buffers beside it (u8 tensors in the arena or on a GPU) and references; in Python a tuple
  * (payload, buffers, refs) of bytes, a list of memoryviews and Blocks, and a list of Ref. The engine has room for 128
  * functions: all of Python's are one ("py.call"), all that make an object for a reference one ("py.make"), all uses of
- * such an object one ("py.object"). Each passes its message to one callable, which the job was given. So that inspectors
- * show the names of Python, a callee registers the same handlers again by the name of each function that was called,
- * while there is room. A caller takes that name, or if the callee does not have it, the common one.
+ * such an object one ("py.object"). Each passes its message to one callable, which the job was given. So that
+ * inspectors show the names of Python, a callee registers the same handlers again by the name of each function that was
+ * called, while there is room. A caller takes that name, or if the callee does not have it, the common one.
  *
  * Threads. Handlers run on the engine's pool and take the GIL there. No Python runs on a thread that makes progress:
  * callbacks, and objects whose last reference is gone, go into a queue, from which a thread of Python takes them

@@ -58,8 +58,12 @@ def summed(tensors):
 
 
 def on_own_stream(tensor):
-    with torch.cuda.stream(torch.cuda.Stream()):
-        return tensor + 1
+    before, stream = torch.cuda.current_stream(), torch.cuda.Stream()
+    stream.wait_stream(before)
+    with torch.cuda.stream(stream):
+        result = tensor + 1
+    before.wait_stream(stream)
+    return result
 
 
 def busy(tensor, times):
@@ -99,6 +103,7 @@ class RunTensors(CudaRun):
         CASE.assertEqual(rpc.rpc_sync("worker1", summed, (many,)).item(), 161 * 80)
         CASE.assertEqual(rpc.rpc_sync("worker1", summed, ([base.cpu(), torch.ones(10_000)],)).item(), 11770)
         CASE.assertTrue(equal(rpc.rpc_sync("worker1", on_own_stream, (base,)), base + 1))
+        torch.cuda.synchronize()
         with torch.cuda.stream(torch.cuda.Stream()):
             mine = base * 3
             CASE.assertTrue(equal(rpc.rpc_sync("worker1", echo, (mine,)), base * 3))
@@ -120,6 +125,12 @@ class RunOrder(CudaRun):
             future = rpc.rpc_async("worker1", busy, (late, 20))
             late.zero_()
             CASE.assertTrue(equal(future.wait(), tensor))
+        seen = []
+        rpc.rpc_async("worker1", busy, (tensor, 20)).then(lambda future: seen.append(future.value()))
+        while not seen:
+            time.sleep(0.01)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            CASE.assertTrue(bool((seen[0] == 5).all()))
         futures = [rpc.rpc_async("worker1", echo, (torch.full((100_000,), float(i), device="cuda:0"),))
                    for i in range(300)]
         for i, future in enumerate(futures):

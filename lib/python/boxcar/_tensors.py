@@ -9,6 +9,7 @@ _messages imports this once the program has imported torch.
 import copyreg
 import functools
 import pickle
+import threading
 
 import torch
 
@@ -90,7 +91,10 @@ def _copy(gpu, index, offset, end, dtype):
     known = blocks()
     if not isinstance(known[index], torch.Tensor):
         known[index] = torch.from_dlpack(known[index])
-    return known[index][offset:end].view(dtype).to(f"cuda:{gpu}", copy=True)
+    copied = known[index][offset:end].view(dtype).to(f"cuda:{gpu}", copy=True)
+    if threading.current_thread() is boxcar._runner:        # threads that use it may have other streams
+        torch.cuda.current_stream(copied.device).synchronize()
+    return copied
 
 
 def make(elements, dtype, shape, requires_grad):

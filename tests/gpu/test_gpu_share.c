@@ -502,8 +502,8 @@ static void nonsense_borrower(void)
     refuse_point(BXI_GPU_HOST_WORDS, BXI_GPU_LANES, 1);
     refuse_point(BXI_GPU_HOST_WORDS, 0, 0);
     refuse_point(BXI_GPU_HOST_WORDS, 0, BXI_GPU_POISON);
-    GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &(struct bxi_gpu_point){ .order = BXI_GPU_EVENTS, .value = 9 }),
-           -EPROTO);
+    GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &(struct bxi_gpu_point){ .order = BXI_GPU_EVENTS, .value = 9,
+                                                                           .lane = BXI_GPU_LANES - 1 }), -EPROTO);
     bxi_gpu_map_put(map);
     bxi_gpu_close(gpu);
     gpu_forget();

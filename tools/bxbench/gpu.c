@@ -15,8 +15,7 @@
  * tensor is ready, so this measures the device's part alone: the write of the ready word after one kernel, the wait of
  * another process's stream for it, the start of a kernel. No host thread waits.
  *
- * The tests' driver is refused, because its times mean nothing; --dry-run accepts it, and prints no figure. This has
- * not run on a GPU yet.
+ * The tests' driver is refused, because its times mean nothing; --dry-run accepts it, and prints no figure.
  */
 #include "bxbench.h"
 #include "gpu_kernels.h"

@@ -175,11 +175,11 @@ static void get_all_back(struct bx_job *job)
     unsigned mine = FREE_0 + (unsigned)bx_job_rank(job);
     uint64_t began_ns = sim_now();
 
-    for (int i = 0; i < 60 && !all_have(FREE_0); i++) {
+    for (uint64_t i = 0; i < 60 + sim_stopped_ns() / 5000000 && !all_have(FREE_0); i++) {
         int rc;
 
         release_kept();
-        rc = bx_loans_wait(job, -1, 0, sim_any_is_dead() ? 50000000 : 5000000000);
+        rc = bx_loans_wait(job, -1, 0, sim_any_is_dead() ? 50000000 : 5000000000 + sim_stopped_ns());
         if (rc == 0 && sim_truth(mine) == 0)
             sim_count(mine, 1);
         if (rc != BX_E_TIMEOUT)
@@ -193,7 +193,7 @@ static void get_all_back(struct bx_job *job)
         sim_fail("%llu leases, %llu bytes are on loan at the end; %llu granted, %llu returned, %llu taken back",
                  (unsigned long long)loans.leases, (unsigned long long)loans.bytes, (unsigned long long)loans.granted,
                  (unsigned long long)loans.returned, (unsigned long long)loans.taken_back);
-    if (!sim_any_is_dead() && ((loans.taken_back != 0 && sim_truth(ALONE) == 0) || sim_now() > began_ns + 500000000))
+    if (!sim_any_is_dead() && ((loans.taken_back != 0 && sim_truth(ALONE) == 0) || sim_now() > began_ns + 500000000 + sim_stopped_ns()))
         sim_fail("leases return after %.3f s, %llu are taken back", (double)(sim_now() - began_ns) / 1e9,
                  (unsigned long long)loans.taken_back);
 }
@@ -347,7 +347,7 @@ static void await_objects(struct bx_job *job)
     unsigned worker = (unsigned)sim_self->worker;
 
     (void)job;
-    for (int i = 0; i < 60 && !all_have(FREE_0); i++) {
+    for (uint64_t i = 0; i < 60 + sim_stopped_ns() / 5000000 && !all_have(FREE_0); i++) {
         release_refs();
         if (sim_truth(OBJECTS_0 + worker) == 0 && sim_truth(FREE_0 + worker) == 0)
             sim_count(FREE_0 + worker, 1);

@@ -149,6 +149,8 @@ void sim_trace_point(const char *what, uint64_t key, uintptr_t pc)
 
 static bool can_run(struct sim_fiber *fiber)
 {
+    if (sim_is_stopped(fiber->worker))
+        return false;
     if (fiber->state == SIM_RUNS)
         return true;
     if (fiber->state != SIM_BLOCKED)
@@ -193,12 +195,13 @@ static struct sim_fiber *pick(struct sim_fiber **can, int count)
 /* Time passes. False: there is no deadline. */
 static bool pass_time(void)
 {
-    uint64_t next_ns = SIM_FOREVER;
+    uint64_t next_ns = sim_stops_end_ns();
 
     for (int i = 0; i < sim_fiber_count; i++)
-        if (sim_fibers[i].state == SIM_BLOCKED && sim_fibers[i].until_ns < next_ns)
+        if (sim_fibers[i].state == SIM_BLOCKED && sim_fibers[i].until_ns < next_ns &&
+            !sim_is_stopped(sim_fibers[i].worker))
             next_ns = sim_fibers[i].until_ns;
-    if (program->quiet != NULL)
+    if (program->quiet != NULL && !sim_any_is_stopped())
         program->quiet(next_ns == SIM_FOREVER ? next_ns : next_ns - sim_schedule.now_ns);
     if (next_ns == SIM_FOREVER)
         return false;
@@ -440,7 +443,7 @@ void sim_point_slow(void)
 {
     struct sim_schedule *s = &sim_schedule;
     struct sim_fiber *can[SIM_FIBERS];
-    uint64_t next;
+    uint64_t next, stop_at;
     int count;
 
     if (s->points > POINTS_MOST)
@@ -453,6 +456,9 @@ void sim_point_slow(void)
     for (int worker = 0; worker < SIM_COPIES; worker++)
         if (s->points >= deaths[worker].at)
             die(worker);
+    stop_at = sim_stops_begin(s->points);
+    if (sim_is_stopped(sim_self->worker))
+        run_another("stopped");
     if (s->points >= flush_at)
         flush_some();
     if (s->way == SIM_RANDOM && s->points >= switch_at) {
@@ -478,6 +484,7 @@ void sim_point_slow(void)
         run(pick(can, count), "preempted");
     }
     next = switch_at < flush_at ? switch_at : flush_at;
+    next = stop_at < next ? stop_at : next;
     for (int worker = 0; worker < SIM_COPIES; worker++) {
         next = deaths[worker].at < next ? deaths[worker].at : next;
         next = deaths[worker].heard_at < next ? deaths[worker].heard_at : next;
@@ -522,6 +529,7 @@ void sim_run(const struct sim_program *const *copies, uint64_t seed)
     program = copies[0];
     sim_schedule = (struct sim_schedule){ .seed = seed, .trace = trace, .way = sim_schedule.way, .now_ns = 1000000000 };
     draw(seed);
+    sim_stops_reset(program);
     lowest = FIRST_PRIORITY - 1;
     switch_at = switched_at = 0;
     flush_at = SIM_FOREVER;

@@ -61,6 +61,10 @@ void sim_count(unsigned index, int64_t by);
  * descriptors are closed. Its pidfd becomes readable some points later, at most when nobody can run. */
 void sim_kill_later(int worker, uint32_t points);
 bool sim_is_dead(int worker);
+/* No fiber of it runs now; all stops of the schedule so far, together: what may take so much longer. */
+bool sim_is_stopped(int worker);
+bool sim_any_is_stopped(void);
+uint64_t sim_stopped_ns(void);
 int sim_deaths_heard_of(void);              /* so many pidfds are readable */
 int sim_names_left(void);                   /* in /dev/shm and the directory of sockets; removes them */
 /* The program reads or writes memory of the library: a point, and an access that must be ordered. */
@@ -173,6 +177,11 @@ void sim_flush_one(struct sim_fiber *fiber);    /* one of them, which the seed c
 void sim_clock_join(struct sim_clock *clock, const struct sim_clock *with);
 void sim_release_to(struct sim_clock *clock);   /* this fiber's clock, and begins the next of its times */
 
+/* ---- fate.c ----------------------------------------------------------------------------------------- */
+
+void sim_stops_reset(const struct sim_program *program);
+uint64_t sim_stops_begin(uint64_t points);
+uint64_t sim_stops_end_ns(void);
 
 /* ---- copies.c --------------------------------------------------------------------------------------- */
 

@@ -10,13 +10,13 @@
 
 #include <string.h>
 
-#define STOPS_MOST 2
+#define STOPS_MOST 2                    /* that the seed chooses; one more that a program asks for */
 
 static struct stop {
     uint64_t at;                    /* points; SIM_FOREVER: not any more */
     uint64_t ns;
     int worker;
-} stops[STOPS_MOST];
+} stops[STOPS_MOST + 1];
 static uint64_t until_ns[SIM_COPIES], stopped_ns;
 
 /* In a quarter of the schedules, at any point. All of them together are shorter than any limit of the library for a
@@ -28,11 +28,18 @@ void sim_stops_reset(const struct sim_program *program)
 
     memset(until_ns, 0, sizeof until_ns);
     stopped_ns = 0;
+    stops[STOPS_MOST].at = SIM_FOREVER;
     for (int i = 0; i < STOPS_MOST; i++) {
         stops[i].at = any && (i == 0 || sim_random() % 2 == 0) ? sim_random() % program->points : SIM_FOREVER;
         stops[i].ns = lengths_ns[sim_random() % 4];
         stops[i].worker = (int)(sim_random() % (uint64_t)program->workers);
     }
+}
+
+void sim_stop_later(int worker, uint32_t points, uint64_t ns)
+{
+    stops[STOPS_MOST] = (struct stop){ .at = sim_schedule.points + points, .ns = ns, .worker = worker };
+    sim_next = 1;
 }
 
 bool sim_is_stopped(int worker)
@@ -58,7 +65,7 @@ uint64_t sim_stops_begin(uint64_t points)
 {
     uint64_t next = SIM_FOREVER;
 
-    for (struct stop *stop = stops; stop < stops + STOPS_MOST; stop++) {
+    for (struct stop *stop = stops; stop <= stops + STOPS_MOST; stop++) {
         if (stop->at <= points) {
             sim_note("worker %d is stopped for %llu ns", stop->worker, (unsigned long long)stop->ns);
             stop->at = SIM_FOREVER;

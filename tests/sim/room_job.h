@@ -9,7 +9,7 @@
 
 /* Of sim_truth. */
 #define WORKERS_MOST 3
-enum { UNDER_WAY, CALLBACKS, STARTED, OBJECTS, OWED, SIZE, LEAVERS, PENDING, GIVEN_UP, ALONE,
+enum { UNDER_WAY, CALLBACKS, STARTED, BEGUN, OBJECTS, OWED, SIZE, LEAVERS, PENDING, GIVEN_UP, ALONE,
        HANDLED_0, SENT_TO_0 = HANDLED_0 + WORKERS_MOST, STOPPED_0 = SENT_TO_0 + WORKERS_MOST,
        ARRIVED_OF_0 = STOPPED_0 + WORKERS_MOST, ORDERED_OF_0 = ARRIVED_OF_0 + WORKERS_MOST,
        HEARD_0 = ORDERED_OF_0 + WORKERS_MOST, FRESH_0 = HEARD_0 + WORKERS_MOST,
@@ -23,6 +23,7 @@ struct bx_reader;
 struct bx_request;
 extern const char *const sim_names[WORKERS_MOST];
 bool sim_any_is_dead(void);
+bool sim_one_left(void);                                /* alone, or because another one was stopped for so long */
 void sim_must(const struct bx_job *job, const char *what, int rc);      /* no error but that a worker has died */
 struct bx_job *sim_job_begin(int rank, int workers, void (*more)(struct bx_job *job));  /* more: before the start */
 void sim_job_end(struct bx_job *job, int other);        /* other: a fiber that may call until the end, or -1 */

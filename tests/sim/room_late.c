@@ -424,6 +424,6 @@ void sim_room_late(int worker)
     while (never_count > 0)
         bx_future_release(nevers[--never_count]);
     if (sim_truth(PENDING) != 0 && sim_truth(STOPPED_0) + sim_truth(STOPPED_0 + 1) == 2 &&
-        sim_truth(ALONE) == 0 && !sim_any_is_dead())
+        !sim_one_left() && !sim_any_is_dead())
         sim_fail("%lld futures of handlers did not end", (long long)sim_truth(PENDING));
 }

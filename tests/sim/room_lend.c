@@ -184,7 +184,7 @@ static void get_all_back(struct bx_job *job)
             sim_count(mine, 1);
         if (rc != BX_E_TIMEOUT)
             sim_must(job, "bx_loans_wait", rc);
-        if (!sim_any_is_dead())
+        if (!sim_any_is_dead() && rc != BX_E_TIMEOUT)
             break;
         nanosleep(&(struct timespec){ .tv_nsec = 5000000 }, NULL);
     }
@@ -193,7 +193,7 @@ static void get_all_back(struct bx_job *job)
         sim_fail("%llu leases, %llu bytes are on loan at the end; %llu granted, %llu returned, %llu taken back",
                  (unsigned long long)loans.leases, (unsigned long long)loans.bytes, (unsigned long long)loans.granted,
                  (unsigned long long)loans.returned, (unsigned long long)loans.taken_back);
-    if (!sim_any_is_dead() && ((loans.taken_back != 0 && sim_truth(ALONE) == 0) || sim_now() > began_ns + 500000000 + sim_stopped_ns()))
+    if (!sim_any_is_dead() && ((loans.taken_back != 0 && !sim_one_left()) || sim_now() > began_ns + 500000000 + sim_stopped_ns()))
         sim_fail("leases return after %.3f s, %llu are taken back", (double)(sim_now() - began_ns) / 1e9,
                  (unsigned long long)loans.taken_back);
 }

@@ -61,6 +61,8 @@ void sim_count(unsigned index, int64_t by);
  * descriptors are closed. Its pidfd becomes readable some points later, at most when nobody can run. */
 void sim_kill_later(int worker, uint32_t points);
 bool sim_is_dead(int worker);
+/* The worker is stopped at the point that is so many points away, for so long. */
+void sim_stop_later(int worker, uint32_t points, uint64_t ns);
 /* No fiber of it runs now; all stops of the schedule so far, together: what may take so much longer. */
 bool sim_is_stopped(int worker);
 bool sim_any_is_stopped(void);

@@ -37,9 +37,15 @@ void sim_statics_keep(void)
     }
 }
 
+void sim_statics_reset_one(int copy)
+{
+    for (int i = 2 * copy; i < 2 * copy + 2; i++)
+        memcpy(statics[i].begin, statics[i].kept, (size_t)(statics[i].end - statics[i].begin));
+}
+
 void sim_statics_reset(int copies)
 {
-    for (int i = 0; i < 2 * copies; i++)
-        memcpy(statics[i].begin, statics[i].kept, (size_t)(statics[i].end - statics[i].begin));
+    for (int copy = 0; copy < copies; copy++)
+        sim_statics_reset_one(copy);
     signal(SIGBUS, SIG_DFL);            /* shm/guard.c chains what was there */
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Workers that are stopped and go on (SIGSTOP, SIGCONT).
+ * Workers that are stopped and go on (SIGSTOP, SIGCONT), and those that are started again when they have died.
  *
  * No fiber of a stopped worker runs, as long as simulated time has not come to the end of its stop. All else goes on:
  * its stores become visible, its descriptors take what others send, its pidfd is silent. Time passes only when nobody
@@ -19,9 +19,11 @@ static struct stop {
 } stops[STOPS_MOST + 1];
 static uint64_t until_ns[SIM_COPIES], stopped_ns;
 
+/* ---- stops ------------------------------------------------------------------------------------------ */
+
 /* In a quarter of the schedules, at any point. All of them together are shorter than any limit of the library for a
  * start, a call or a shutdown; some are longer than its watchdogs. */
-void sim_stops_reset(const struct sim_program *program)
+static void stops_reset(const struct sim_program *program)
 {
     static const uint64_t lengths_ns[] = { 2000000, 300000000, 3000000000, 12000000000 };
     bool any = program->workers > 1 && sim_random() % 4 == 0;
@@ -86,4 +88,66 @@ uint64_t sim_stops_end_ns(void)
         if (sim_is_stopped(worker) && until_ns[worker] < next_ns)
             next_ns = until_ns[worker];
     return next_ns;
+}
+
+/* ---- comebacks -------------------------------------------------------------------------------------- */
+
+static struct {
+    uint64_t after, at;             /* points; SIM_FOREVER: none */
+} comebacks[SIM_COPIES];
+
+void sim_fate_reset(const struct sim_program *program)
+{
+    stops_reset(program);
+    for (int worker = 0; worker < SIM_COPIES; worker++)
+        comebacks[worker].after = comebacks[worker].at = SIM_FOREVER;
+}
+
+void sim_start_again_later(int worker, uint32_t points)
+{
+    comebacks[worker].after = points;
+}
+
+/* Who starts processes again knows of the end of the old one before. */
+void sim_death_is_heard_of(int worker)
+{
+    if (comebacks[worker].after != SIM_FOREVER)
+        comebacks[worker].at = sim_schedule.points + comebacks[worker].after;
+    comebacks[worker].after = SIM_FOREVER;
+}
+
+bool sim_is_gone(int worker)
+{
+    return sim_is_dead(worker) && comebacks[worker].after == SIM_FOREVER && comebacks[worker].at == SIM_FOREVER;
+}
+
+uint64_t sim_comeback_at(int worker)
+{
+    return comebacks[worker].at;
+}
+
+static bool another_runs(int worker)
+{
+    for (int i = 0; i < sim_fiber_count; i++)
+        if (sim_fibers[i].worker != worker && (sim_fibers[i].state == SIM_RUNS || sim_fibers[i].state == SIM_BLOCKED))
+            return true;
+    return false;
+}
+
+/* Those that are due by so many points. False: there is none. */
+bool sim_comebacks_begin(uint64_t points)
+{
+    bool any = false;
+
+    for (int worker = 0; worker < SIM_COPIES; worker++) {
+        if (comebacks[worker].at > points)
+            continue;
+        comebacks[worker].at = SIM_FOREVER;
+        if (!another_runs(worker))
+            continue;
+        until_ns[worker] = 0;
+        sim_start_again(worker);
+        any = true;
+    }
+    return any;
 }

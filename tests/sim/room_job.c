@@ -16,7 +16,7 @@
 
 bool sim_any_is_dead(void)
 {
-    return sim_is_dead(0) || sim_is_dead(1) || sim_is_dead(2);
+    return sim_deaths(-1) > 0;
 }
 
 static bool deadlines_passed(void)
@@ -39,6 +39,34 @@ void sim_must(const struct bx_job *job, const char *what, int rc)
 {
     if (rc < 0 && !sim_is_allowed(rc))
         sim_fail("%s of '%s' returns %d: %s", what, bx_job_name(job), rc, bx_error_text());
+}
+
+uint64_t sim_life(int rank)
+{
+    return sim_truth(IN_0 + (unsigned)rank) > 0 && !sim_is_dead(rank) ? 1 + (uint64_t)sim_deaths(rank) : 0;
+}
+
+void sim_must_reach(const struct bx_job *job, const char *what, int rc, int to, uint64_t life)
+{
+    if (rc == BX_E_PEER_DEAD && life > 0 && life == sim_life(to))
+        sim_fail("%s of '%s' returns %d, and rank %d lives: %s", what, bx_job_name(job), rc, to, bx_error_text());
+    sim_must(job, what, rc);
+}
+
+void sim_job_kill(int rank, uint32_t points)
+{
+    sim_kill_later(rank, points);
+    if (sim_truth(REJOIN) == 2 && sim_deaths(rank) < 3 && sim_choose(3) != 0)
+        sim_start_again_later(rank, sim_choose(UINT32_C(1) << (2 + sim_choose(12))));
+}
+
+/* The truth of its life before is none of the new one. When all others are done, it does nothing but leave. */
+void sim_room_job_again(int rank)
+{
+    static const unsigned of[] = { STOPPED_0, AWARE_0, IN_0, OBJECTS_0, DONE_0, FREE_0 };
+
+    for (unsigned i = 0; i < (sim_truth(CLOSED) > 0 ? 4 : 6); i++)
+        sim_count(of[i] + (unsigned)rank, -(int64_t)sim_truth(of[i] + (unsigned)rank));
 }
 
 static void log_line(int level, const char *text, void *context)
@@ -126,6 +154,16 @@ static int gather(struct bx_batch *batch, void *job)
 
 static int ordered(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context);
 
+/* After some time. It may die once more, at any point. */
+static void come_back(int rank)
+{
+    static const long after_ns[] = { 0, 0, 2000000, 900000000 };
+
+    if (sim_choose(3) == 0)
+        sim_job_kill(rank, sim_choose(UINT32_C(1) << (4 + sim_choose(11))));
+    nanosleep(&(struct timespec){ .tv_nsec = after_ns[sim_choose(4)] }, NULL);
+}
+
 struct bx_job *sim_job_begin(int rank, int workers, void (*more)(struct bx_job *job))
 {
     struct bx_job *job = NULL;
@@ -133,6 +171,11 @@ struct bx_job *sim_job_begin(int rank, int workers, void (*more)(struct bx_job *
                                   .no_spin = sim_choose(4) != 0, .spin_ns = 1, .wait = BX_WAIT_EPOLL };
     int rc;
 
+    if (sim_truth(REJOIN) == 0)
+        sim_count(REJOIN, 1 + sim_choose(2));
+    options.rejoin = sim_truth(REJOIN) == 2;
+    if (sim_deaths(rank) > 0)
+        come_back(rank);
     bx_set_log(log_line, NULL);
     rc = bx_job_create(&options, &job);
     if (rc < 0)
@@ -149,7 +192,15 @@ struct bx_job *sim_job_begin(int rank, int workers, void (*more)(struct bx_job *
     sim_must(job, "bx_register", bx_register(job, "echo", BX_INLINE, echo, NULL));
     if (more != NULL)
         more(job);
-    sim_must(job, "bx_job_start", bx_job_start(job));
+    rc = bx_job_start(job);
+    if (sim_deaths(rank) > 0 && (rc == BX_E_SHUTDOWN || rc == BX_E_RANK_MISSING || rc == BX_E_PEER_DEAD)) {
+        sim_note("start: %d, %s", rc, bx_error_text());
+        bx_job_destroy(job);
+        return NULL;
+    }
+    if (rc < 0)
+        sim_fail("bx_job_start of rank %d returns %d: %s", rank, rc, bx_error_text());
+    sim_count(IN_0 + (unsigned)rank, 1);
     sim_count(BEGUN, 1);
     if (sim_known && sim_truth(BEGUN) == (uint64_t)workers && sim_choose(16) == 0)
         sim_stop_later((int)sim_choose((uint32_t)workers), sim_choose(UINT32_C(1) << (4 + sim_choose(12))),
@@ -163,6 +214,7 @@ void sim_job_end(struct bx_job *job, int other)
     uint64_t rescued = 1, late = 1, deaths = 1;
 
     sim_count(UNDER_WAY, 1);
+    sim_count(IN_0 + (unsigned)rank, -1);
     sim_must(job, "bx_job_shutdown", bx_job_shutdown(job, 0));
     sim_count(UNDER_WAY, -1);
     sim_count(STOPPED_0 + rank, 1);
@@ -188,6 +240,7 @@ bool sim_leave_alone(struct bx_job *job)
     if (!sim_known || sim_truth(ALONE) > 0 || sim_choose(10) != 0)
         return false;
     sim_count(ALONE, 1);
+    sim_count(IN_0 + rank, -1);
     sim_count(AWARE_0 + rank, 1 + sim_deaths_heard_of());
     bx_job_destroy(job);
     sim_count(STOPPED_0 + rank, 1);
@@ -225,8 +278,9 @@ static void call_async(struct bx_job *job, int to, const char *function, const s
 {
     struct bx_future *future = NULL;
     uint32_t way = sim_choose(3);
+    uint64_t life = sim_life(to);
 
-    sim_must(job, "bx_rpc_async", bx_rpc_async(job, sim_names[to], function, args, NULL, &future));
+    sim_must_reach(job, "bx_rpc_async", bx_rpc_async(job, sim_names[to], function, args, NULL, &future), to, life);
     if (future == NULL)
         return;
     if (way == 0) {
@@ -236,32 +290,34 @@ static void call_async(struct bx_job *job, int to, const char *function, const s
     } else {
         for (int polls = 0; way == 2 && polls < 20 && !bx_future_is_done(future); polls++)
             sim_yield();
-        sim_must(job, "bx_future_wait", bx_future_wait(future, BX_FOREVER));
+        sim_must_reach(job, "bx_future_wait", bx_future_wait(future, BX_FOREVER), to, life);
         if (bx_future_error(future) == 0)
             sim_expect(bx_future_value(future), value);
     }
     bx_future_release(future);
 }
 
-static void call(struct bx_job *job, int64_t value)
+static void call(struct bx_job *job)
 {
     static const char *const functions[] = { "inline", "inline", "blocking", "forward", "echo", "gather", "slow" };
     int to = sim_another(job);
     const char *function = functions[sim_choose(7)];
     struct bx_msg *args = bx_msg_create(0), *reply = NULL;
-    bool waits;
+    bool waits = function[0] != 'e' && sim_choose(2) == 0;
+    uint64_t life = sim_life(to);
+    int64_t value;
 
-    waits = function[0] != 'e' && sim_choose(2) == 0;
-    value = 2 * value + waits;
+    sim_count(SERIAL, 1);               /* no two calls have the same value */
+    value = 2 * (int64_t)sim_truth(SERIAL) + waits;
     bx_msg_put_i64(args, value);
     sim_count(SENT_TO_0 + to, strchr("ibgs", function[0]) != NULL);
     sim_count(UNDER_WAY, 1);
     if (!waits && (function[0] == 'e' || sim_choose(2) == 0)) {
-        sim_must(job, "bx_rpc_oneway", bx_rpc_oneway(job, sim_names[to], function, args, NULL));
+        sim_must_reach(job, "bx_rpc_oneway", bx_rpc_oneway(job, sim_names[to], function, args, NULL), to, life);
     } else if (!waits) {
         call_async(job, to, function, args, value);
     } else {
-        sim_must(job, "bx_rpc_sync", bx_rpc_sync(job, sim_names[to], function, args, NULL, &reply));
+        sim_must_reach(job, "bx_rpc_sync", bx_rpc_sync(job, sim_names[to], function, args, NULL, &reply), to, life);
         sim_count(OWED, -1);
         if (reply != NULL)
             sim_expect(reply, value);
@@ -277,7 +333,7 @@ void *sim_call_some(void *argument)
     uint32_t calls = 1 + sim_choose(3);
 
     for (uint32_t i = 0; i < calls; i++)
-        call(job, i + 1);
+        call(job);
     return NULL;
 }
 
@@ -414,23 +470,38 @@ void sim_room_full(int worker)
 
 /* ---- death ------------------------------------------------------------------------------------------ */
 
-/* As calls; one of the two is killed after the start. */
+static bool is_decided(void *rank)
+{
+    return sim_truth(IN_0 + (unsigned)(uintptr_t)rank) > 0 || sim_is_gone((int)(uintptr_t)rank) ||
+           sim_truth(LEAVERS) > 0;
+}
+
+/* As calls; one of the two is killed after the start, and may come back. */
 void sim_room_death(int worker)
 {
     struct bx_job *job = sim_job_begin(worker, 2, NULL);
 
+    if (job == NULL) {
+        sim_count(LEAVERS, 1);
+        return;
+    }
     sim_count(STARTED, 1);
     if (sim_truth(STARTED) == 2)
-        sim_kill_later((int)sim_choose(2), sim_choose(UINT32_C(1) << (4 + sim_choose(10))));
+        sim_job_kill((int)sim_choose(2), sim_choose(UINT32_C(1) << (4 + sim_choose(10))));
     sim_call_some(job);
     sim_call_some(job);
+    if (sim_choose(2) == 0) {
+        sim_block("the other one", is_decided, (void *)(uintptr_t)(1 - worker), SIM_FOREVER);
+        sim_call_some(job);
+    }
+    sim_count(LEAVERS, 1);
     end(job);
 }
 
 /* One ended before it could hear of all deaths. */
 static bool one_was_unaware(void)
 {
-    uint64_t deaths = (uint64_t)sim_is_dead(0) + sim_is_dead(1) + sim_is_dead(2);
+    uint64_t deaths = (uint64_t)sim_deaths(-1);
 
     for (int rank = 0; rank < WORKERS_MOST; rank++)
         if (sim_truth(AWARE_0 + (unsigned)rank) > 0 && sim_truth(AWARE_0 + (unsigned)rank) <= deaths)

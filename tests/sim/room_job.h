@@ -9,13 +9,15 @@
 
 /* Of sim_truth. */
 #define WORKERS_MOST 3
-enum { UNDER_WAY, CALLBACKS, STARTED, BEGUN, OBJECTS, OWED, SIZE, LEAVERS, PENDING, GIVEN_UP, ALONE,
+enum { UNDER_WAY, CALLBACKS, STARTED, BEGUN, OBJECTS, OWED, SIZE, LEAVERS, PENDING, GIVEN_UP, ALONE, REJOIN, CLOSED,
+       SERIAL,
        HANDLED_0, SENT_TO_0 = HANDLED_0 + WORKERS_MOST, STOPPED_0 = SENT_TO_0 + WORKERS_MOST,
        ARRIVED_OF_0 = STOPPED_0 + WORKERS_MOST, ORDERED_OF_0 = ARRIVED_OF_0 + WORKERS_MOST,
        HEARD_0 = ORDERED_OF_0 + WORKERS_MOST, FRESH_0 = HEARD_0 + WORKERS_MOST,
        DONE_0 = FRESH_0 + WORKERS_MOST, FREE_0 = DONE_0 + WORKERS_MOST,
        OBJECTS_0 = FREE_0 + WORKERS_MOST,
-       AWARE_0 = OBJECTS_0 + WORKERS_MOST };
+       AWARE_0 = OBJECTS_0 + WORKERS_MOST,
+       IN_0 = AWARE_0 + WORKERS_MOST };
 
 struct bx_job;
 struct bx_msg;
@@ -25,7 +27,12 @@ extern const char *const sim_names[WORKERS_MOST];
 bool sim_any_is_dead(void);
 bool sim_one_left(void);                                /* alone, or because another one was stopped for so long */
 void sim_must(const struct bx_job *job, const char *what, int rc);      /* no error but that a worker has died */
-struct bx_job *sim_job_begin(int rank, int workers, void (*more)(struct bx_job *job));  /* more: before the start */
+/* more: before the start. NULL: it has died before, and does not come back. */
+struct bx_job *sim_job_begin(int rank, int workers, void (*more)(struct bx_job *job));
+void sim_job_kill(int rank, uint32_t points);           /* it may be started again */
+uint64_t sim_life(int rank);                            /* of a worker that can be called; 0: it may be none */
+/* As sim_must, for a call to that worker, which began in that life. */
+void sim_must_reach(const struct bx_job *job, const char *what, int rc, int to, uint64_t life);
 void sim_job_end(struct bx_job *job, int other);        /* other: a fiber that may call until the end, or -1 */
 void *sim_call_some(void *job);
 void sim_expect(const struct bx_msg *reply, int64_t value);     /* that it is twice the value */

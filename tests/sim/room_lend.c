@@ -21,7 +21,7 @@ static void kill_some(void)
     if (sim_truth(STARTED) != WORKERS_MOST || sim_choose(3) != 0)
         return;
     do
-        sim_kill_later((int)sim_choose(WORKERS_MOST), sim_choose(UINT32_C(1) << (4 + sim_choose(11))));
+        sim_job_kill((int)sim_choose(WORKERS_MOST), sim_choose(UINT32_C(1) << (4 + sim_choose(11))));
     while (sim_choose(3) == 0);
 }
 
@@ -36,7 +36,7 @@ static bool all_wait(void)
 static bool all_have(unsigned truth_0)
 {
     for (int rank = 0; rank < WORKERS_MOST; rank++)
-        if (sim_truth(truth_0 + (unsigned)rank) == 0 && !sim_is_dead(rank))
+        if (sim_truth(truth_0 + (unsigned)rank) == 0 && !sim_is_gone(rank))
             return false;
     return true;
 }
@@ -52,6 +52,15 @@ static bool all_are_done(void *unused)
 static void run(int worker, void *(*work)(void *), void (*await_all)(struct bx_job *), void (*release)(void))
 {
     struct bx_job *job = sim_job_begin(worker, WORKERS_MOST, NULL);
+
+    if (job == NULL || sim_truth(CLOSED) > 0) {         /* it has come back too late */
+        sim_count(DONE_0 + (unsigned)worker, 1);
+        sim_count(FREE_0 + (unsigned)worker, 1);
+        if (job != NULL)
+            sim_job_end(job, -1);
+        return;
+    }
+
     int other = sim_choose(2) == 0 ? sim_spawn("other", work, job) : -1;
 
     kill_some();
@@ -65,7 +74,9 @@ static void run(int worker, void *(*work)(void *), void (*await_all)(struct bx_j
         return;
     }
     if (all_wait()) {
-        sim_block("the calls of the others", all_are_done, NULL, SIM_FOREVER);
+        while (!all_are_done(NULL))
+            sim_block("the calls of the others", all_are_done, NULL, SIM_FOREVER);
+        sim_count(CLOSED, 1);
         await_all(job);
     }
     release();

@@ -7,7 +7,7 @@
 /* Whole jobs. */
 #define JOB(of, count, about)                                                                       \
     { .name = #of, .workers = count, .points = about, .resets = true, .start = sim_room_##of,       \
-      .check = sim_room_job_check, .quiet = sim_room_job_quiet }
+      .check = sim_room_job_check, .again = sim_room_job_again, .quiet = sim_room_job_quiet }
 
 const struct sim_program sim_programs[] = {
     { .name = "ring", .workers = 1, .points = 3000, .start = sim_room_ring },

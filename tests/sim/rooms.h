@@ -24,6 +24,7 @@ void sim_room_late(int worker);         /* room_late.c */
 void sim_room_serve(int worker);        /* room_end.c */
 void sim_room_end(int worker);
 void sim_room_job_check(void);
+void sim_room_job_again(int worker);
 void sim_room_job_quiet(uint64_t ns);
 
 #endif

@@ -30,7 +30,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define SIM_FIBERS 20
+#define SIM_FIBERS 32
 #define SIM_FOREVER UINT64_MAX
 
 /* ---- What a program uses ---------------------------------------------------------------------------- */
@@ -42,6 +42,7 @@ struct sim_program {
     bool resets;            /* it leaves statics of the library, descriptors and mappings behind */
     void (*start)(int worker);      /* in a fiber of that worker */
     void (*check)(void);            /* worker 0, when all fibers have ended. Or NULL */
+    void (*again)(int worker);      /* worker 0, when one that died is started again: for the truth. Or NULL */
     void (*quiet)(uint64_t ns);     /* nobody can run, and so much time would pass: a finding? Or NULL */
 };
 extern const struct sim_program sim_programs[];     /* of each copy of the library; ends with a NULL name */
@@ -61,6 +62,10 @@ void sim_count(unsigned index, int64_t by);
  * descriptors are closed. Its pidfd becomes readable some points later, at most when nobody can run. */
 void sim_kill_later(int worker, uint32_t points);
 bool sim_is_dead(int worker);
+int sim_deaths(int worker);                 /* how often it has died; -1: all together */
+/* Its process is started again: so many points after its death is heard of, if another worker has not ended. */
+void sim_start_again_later(int worker, uint32_t points);
+bool sim_is_gone(int worker);               /* dead, and it is not started again */
 /* The worker is stopped at the point that is so many points away, for so long. */
 void sim_stop_later(int worker, uint32_t points, uint64_t ns);
 /* No fiber of it runs now; all stops of the schedule so far, together: what may take so much longer. */
@@ -108,7 +113,7 @@ struct sim_fiber {
     bool signalled;                         /* of a futex or a condition variable, at: */
     const void *waits_on;
     uint32_t priority;
-    void *own[32];                          /* pthread_getspecific */
+    void *own[48];                          /* pthread_getspecific */
     struct sim_clock clock, released, acquired;     /* acquired: by relaxed loads, for a fence */
     int buffered;
     struct sim_store buffer[SIM_BUFFERED];
@@ -147,6 +152,7 @@ void sim_trace_point(const char *what, uint64_t key, uintptr_t pc);
 uint64_t sim_random(void);
 bool sim_disturbs(void);                        /* now and then, in some schedules */
 uint64_t sim_paths(void);
+void sim_start_again(int worker);
 
 /* Before each access: `what` for the trace. */
 static inline void sim_point(const char *what, uint64_t key, uintptr_t pc)
@@ -181,7 +187,10 @@ void sim_release_to(struct sim_clock *clock);   /* this fiber's clock, and begin
 
 /* ---- fate.c ----------------------------------------------------------------------------------------- */
 
-void sim_stops_reset(const struct sim_program *program);
+void sim_fate_reset(const struct sim_program *program);
+void sim_death_is_heard_of(int worker);
+bool sim_comebacks_begin(uint64_t points);
+uint64_t sim_comeback_at(int worker);
 uint64_t sim_stops_begin(uint64_t points);
 uint64_t sim_stops_end_ns(void);
 
@@ -191,6 +200,7 @@ uint64_t sim_stops_end_ns(void);
 extern const struct sim_program *const sim_copies[SIM_COPIES];      /* the tables of programs */
 void sim_statics_keep(void);
 void sim_statics_reset(int copies);             /* of the first so many */
+void sim_statics_reset_one(int copy);
 
 /* ---- world.c ---------------------------------------------------------------------------------------- */
 
@@ -200,6 +210,7 @@ void *sim_memory(size_t bytes);                 /* of the simulated heap, zeroed
 bool sim_shared(uintptr_t address, uint64_t *key);
 extern char sim_directory[64];                  /* for names; of this run of the simulator */
 void sim_descriptors_close(int worker);         /* it dies */
+void sim_mappings_close(int worker);
 void sim_pidfd_ready(int worker);               /* the others hear of it */
 void sim_thread_ends(void);                     /* calls the destructors of its pthread_setspecific */
 extern uint64_t sim_changes;                    /* of descriptors: who sleeps on one looks again */

@@ -146,14 +146,15 @@ int sim_linkat(int from_fd, const char *from, int to_fd, const char *to, int fla
 FILE *sim_fopen(const char *path, const char *mode)
 {
     static char text[16];
-    int pid = 0;
+    int pid = 0, worker;
 
     ENTER();
-    if (sscanf(path, "/proc/%d/stat", &pid) != 1 || pid < 1000 || pid >= 1000 + SIM_COPIES)
+    if (sscanf(path, "/proc/%d/stat", &pid) != 1)
         return fopen(path, mode);
-    if (sim_is_dead(pid - 1000))
+    worker = pid % 10;
+    if (worker >= SIM_COPIES || sim_is_dead(worker) || pid != 1000 + worker + 10 * sim_deaths(worker))
         return NULL;
-    snprintf(text, sizeof text, "%d (sim) %c", pid, sim_is_stopped(pid - 1000) ? 'T' : 'S');
+    snprintf(text, sizeof text, "%d (sim) %c", pid, sim_is_stopped(worker) ? 'T' : 'S');
     return fmemopen(text, strlen(text), "r");
 }
 
@@ -169,7 +170,7 @@ char *sim_secure_getenv(const char *name)
 
 int sim_getpid(void)
 {
-    return 1000 + (sim_self != NULL ? sim_self->worker : 0);
+    return sim_self != NULL ? 1000 + sim_self->worker + 10 * sim_deaths(sim_self->worker) : 1000;
 }
 
 /* Removes all names, those in the directory of the sockets too. How many there were. */

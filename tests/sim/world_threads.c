@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define KEYS 32
+#define KEYS 48
 
 static unsigned keys;
 static struct sim_clock onces;         /* what was before any pthread_once ended */

@@ -67,6 +67,7 @@ void sim_room_job_again(int rank)
 
     for (unsigned i = 0; i < (sim_truth(CLOSED) > 0 ? 4 : 6); i++)
         sim_count(of[i] + (unsigned)rank, -(int64_t)sim_truth(of[i] + (unsigned)rank));
+    sim_count(EXTINCT, sim_life(0) == 0 && sim_life(1) == 0 && sim_life(2) == 0);
 }
 
 static void log_line(int level, const char *text, void *context)
@@ -513,8 +514,8 @@ void sim_room_job_check(void)
 {
     int left = sim_names_left();
 
-    /* Nobody removes the names of a worker that dies when all others have left. */
-    if (left > 0 && !one_was_unaware())
+    /* Nobody removes the names of a worker that dies when all others have left or died. */
+    if (left > 0 && !one_was_unaware() && sim_truth(EXTINCT) == 0)
         sim_fail("%d names are left in /dev/shm or the directory of sockets", left);
     if (sim_truth(OBJECTS) != 0 && !sim_any_is_dead())
         sim_fail("%lld objects are left", (long long)sim_truth(OBJECTS));

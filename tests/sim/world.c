@@ -189,7 +189,7 @@ static int remove_names(const char *path)
         if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0 && entry->d_type == DT_DIR)
             count += remove_names(name), rmdir(name);
         else if (entry->d_type != DT_DIR)
-            count += unlink(name) == 0;
+            sim_note("name %s", entry->d_name), count += unlink(name) == 0;
     }
     closedir(directory);
     return count;

@@ -109,6 +109,9 @@ void sim_room_serve(int worker)
         serve(job);
     } else {
         sim_call_some(job);
+        for (int rank = 1; rank < (int)sim_truth(SIZE) && sim_choose(2) == 0; rank++)
+            sim_await_decision(rank);           /* one that died may come back */
+        sim_call_some(job);
     }
     sim_count(LEAVERS, 1);
     sim_job_end(job, -1);

@@ -477,6 +477,11 @@ static bool is_decided(void *rank)
            sim_truth(LEAVERS) > 0;
 }
 
+void sim_await_decision(int rank)
+{
+    sim_block("one that may come back", is_decided, (void *)(uintptr_t)rank, SIM_FOREVER);
+}
+
 /* As calls; one of the two is killed after the start, and may come back. */
 void sim_room_death(int worker)
 {
@@ -492,7 +497,7 @@ void sim_room_death(int worker)
     sim_call_some(job);
     sim_call_some(job);
     if (sim_choose(2) == 0) {
-        sim_block("the other one", is_decided, (void *)(uintptr_t)(1 - worker), SIM_FOREVER);
+        sim_await_decision(1 - worker);
         sim_call_some(job);
     }
     sim_count(LEAVERS, 1);

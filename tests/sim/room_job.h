@@ -30,6 +30,7 @@ void sim_must(const struct bx_job *job, const char *what, int rc);      /* no er
 /* more: before the start. NULL: it has died before, and does not come back. */
 struct bx_job *sim_job_begin(int rank, int workers, void (*more)(struct bx_job *job));
 void sim_job_kill(int rank, uint32_t points);           /* it may be started again */
+void sim_await_decision(int rank);                      /* it is in the job, or will not come back, or one leaves */
 uint64_t sim_life(int rank);                            /* of a worker that can be called; 0: it may be none */
 /* As sim_must, for a call to that worker, which began in that life. */
 void sim_must_reach(const struct bx_job *job, const char *what, int rc, int to, uint64_t life);

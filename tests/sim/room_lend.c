@@ -41,6 +41,12 @@ static bool all_have(unsigned truth_0)
     return true;
 }
 
+/* So often a worker looks, each 5 ms, whether the others have given back all. One that comes back may take 30 s. */
+static uint64_t patience(void)
+{
+    return 60 + sim_stopped_ns() / 5000000 + (sim_truth(REJOIN) == 2 && sim_any_is_dead() ? 8000 : 0);
+}
+
 static bool all_are_done(void *unused)
 {
     (void)unused;
@@ -186,7 +192,7 @@ static void get_all_back(struct bx_job *job)
     unsigned mine = FREE_0 + (unsigned)bx_job_rank(job);
     uint64_t began_ns = sim_now();
 
-    for (uint64_t i = 0; i < 60 + sim_stopped_ns() / 5000000 && !all_have(FREE_0); i++) {
+    for (uint64_t i = 0; i < patience() && !all_have(FREE_0); i++) {
         int rc;
 
         release_kept();
@@ -358,7 +364,7 @@ static void await_objects(struct bx_job *job)
     unsigned worker = (unsigned)sim_self->worker;
 
     (void)job;
-    for (uint64_t i = 0; i < 60 + sim_stopped_ns() / 5000000 && !all_have(FREE_0); i++) {
+    for (uint64_t i = 0; i < patience() && !all_have(FREE_0); i++) {
         release_refs();
         if (sim_truth(OBJECTS_0 + worker) == 0 && sim_truth(FREE_0 + worker) == 0)
             sim_count(FREE_0 + worker, 1);

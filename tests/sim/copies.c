@@ -17,6 +17,8 @@
 STATICS(0)
 STATICS(1)
 STATICS(2)
+STATICS(3)
+STATICS(4)
 
 static struct {
     unsigned char *begin, *end, *kept;
@@ -24,8 +26,11 @@ static struct {
     { sim_data_begin_0, sim_data_end_0, NULL }, { sim_bss_begin_0, sim_bss_end_0, NULL },
     { sim_data_begin_1, sim_data_end_1, NULL }, { sim_bss_begin_1, sim_bss_end_1, NULL },
     { sim_data_begin_2, sim_data_end_2, NULL }, { sim_bss_begin_2, sim_bss_end_2, NULL },
+    { sim_data_begin_3, sim_data_end_3, NULL }, { sim_bss_begin_3, sim_bss_end_3, NULL },
+    { sim_data_begin_4, sim_data_end_4, NULL }, { sim_bss_begin_4, sim_bss_end_4, NULL },
 };
-const struct sim_program *const sim_copies[SIM_COPIES] = { sim_programs_0, sim_programs_1, sim_programs_2 };
+const struct sim_program *const sim_copies[SIM_COPIES] = { sim_programs_0, sim_programs_1, sim_programs_2,
+                                                           sim_programs_3, sim_programs_4 };
 
 void sim_statics_keep(void)
 {

@@ -66,7 +66,7 @@ uint64_t sim_key(const volatile void *address)
 
 void sim_clock_join(struct sim_clock *clock, const struct sim_clock *with)
 {
-    for (int i = 0; i < SIM_FIBERS; i++)
+    for (int i = 0; i < sim_fiber_count; i++)
         if (clock->at[i] < with->at[i])
             clock->at[i] = with->at[i];
 }

@@ -63,11 +63,14 @@ void sim_job_kill(int rank, uint32_t points)
 /* The truth of its life before is none of the new one. When all others are done, it does nothing but leave. */
 void sim_room_job_again(int rank)
 {
-    static const unsigned of[] = { STOPPED_0, AWARE_0, IN_0, OBJECTS_0, DONE_0, FREE_0 };
+    static const unsigned of[] = { STOPPED_0, AWARE_0, IN_0, OBJECTS_0, DONE_0, FREE_0, FREED_0 };
 
-    for (unsigned i = 0; i < (sim_truth(CLOSED) > 0 ? 4 : 6); i++)
+    for (unsigned i = 0; i < (sim_truth(CLOSED) > 0 ? 4 : 7); i++)
         sim_count(of[i] + (unsigned)rank, -(int64_t)sim_truth(of[i] + (unsigned)rank));
-    sim_count(EXTINCT, sim_life(0) == 0 && sim_life(1) == 0 && sim_life(2) == 0);
+    for (int other = 0; other < WORKERS_MOST; other++)
+        if (sim_life(other) != 0)
+            return;
+    sim_count(EXTINCT, 1);
 }
 
 static void log_line(int level, const char *text, void *context)
@@ -102,7 +105,7 @@ static int twice(const struct bx_request *request, struct bx_reader *args, struc
     return bx_msg_put_i64(reply, answer_to(bx_read_i64(args)));
 }
 
-const char *const sim_names[] = { "worker0", "worker1", "worker2" };
+const char *const sim_names[] = { "worker0", "worker1", "worker2", "worker3", "worker4" };
 
 int sim_another(const struct bx_job *job)
 {
@@ -298,7 +301,7 @@ static void call_async(struct bx_job *job, int to, const char *function, const s
     bx_future_release(future);
 }
 
-static void call(struct bx_job *job)
+void sim_call(struct bx_job *job)
 {
     static const char *const functions[] = { "inline", "inline", "blocking", "forward", "echo", "gather", "slow" };
     int to = sim_another(job);
@@ -334,20 +337,8 @@ void *sim_call_some(void *argument)
     uint32_t calls = 1 + sim_choose(3);
 
     for (uint32_t i = 0; i < calls; i++)
-        call(job);
+        sim_call(job);
     return NULL;
-}
-
-void sim_room_calls(int worker)
-{
-    struct bx_job *job = sim_job_begin(worker, 2, NULL);
-    int other = sim_choose(2) == 0 ? sim_spawn(worker == 0 ? "caller0" : "caller1", sim_call_some, job) : -1;
-
-    if (worker == 0 || sim_choose(2) == 0)
-        sim_call_some(job);
-    if (other >= 0)
-        sim_join(other);
-    end(job);
 }
 
 /* Calls until the job does not take calls any more: what it took runs. */
@@ -469,7 +460,7 @@ void sim_room_full(int worker)
     end(job);
 }
 
-/* ---- death ------------------------------------------------------------------------------------------ */
+/* ---- what must hold at the end ----------------------------------------------------------------------- */
 
 static bool is_decided(void *rank)
 {
@@ -482,37 +473,17 @@ void sim_await_decision(int rank)
     sim_block("one that may come back", is_decided, (void *)(uintptr_t)rank, SIM_FOREVER);
 }
 
-/* As calls; one of the two is killed after the start, and may come back. */
-void sim_room_death(int worker)
-{
-    struct bx_job *job = sim_job_begin(worker, 2, NULL);
-
-    if (job == NULL) {
-        sim_count(LEAVERS, 1);
-        return;
-    }
-    sim_count(STARTED, 1);
-    if (sim_truth(STARTED) == 2)
-        sim_job_kill((int)sim_choose(2), sim_choose(UINT32_C(1) << (4 + sim_choose(10))));
-    sim_call_some(job);
-    sim_call_some(job);
-    if (sim_choose(2) == 0) {
-        sim_await_decision(1 - worker);
-        sim_call_some(job);
-    }
-    sim_count(LEAVERS, 1);
-    end(job);
-}
-
 /* One ended before it could hear of all deaths. */
 static bool one_was_unaware(void)
 {
-    uint64_t deaths = (uint64_t)sim_deaths(-1);
+    uint64_t deaths = (uint64_t)sim_deaths(-1), ended = 0;
 
-    for (int rank = 0; rank < WORKERS_MOST; rank++)
+    for (int rank = 0; rank < WORKERS_MOST; rank++) {
+        ended += sim_truth(AWARE_0 + (unsigned)rank);
         if (sim_truth(AWARE_0 + (unsigned)rank) > 0 && sim_truth(AWARE_0 + (unsigned)rank) <= deaths)
             return true;
-    return deaths > 0 && sim_truth(AWARE_0) + sim_truth(AWARE_0 + 1) + sim_truth(AWARE_0 + 2) == 0;
+    }
+    return deaths > 0 && ended == 0;
 }
 
 void sim_room_job_check(void)

@@ -518,7 +518,7 @@ static void *start(void *argument)
 }
 
 static const struct sim_program *const *programs;
-static const char *const mains[SIM_COPIES] = { "main0", "main1", "main2" };
+static const char *const mains[SIM_COPIES] = { "main0", "main1", "main2", "main3", "main4" };
 
 /* A process with the memory of the program's beginning. It is behind all that the dead one did. */
 void sim_start_again(int worker)

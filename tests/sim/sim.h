@@ -31,7 +31,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define SIM_FIBERS 32
+#define SIM_FIBERS 64
 #define SIM_FOREVER UINT64_MAX
 
 /* ---- What a program uses ---------------------------------------------------------------------------- */
@@ -197,7 +197,7 @@ uint64_t sim_stops_end_ns(void);
 
 /* ---- copies.c --------------------------------------------------------------------------------------- */
 
-#define SIM_COPIES 3
+#define SIM_COPIES 5
 extern const struct sim_program *const sim_copies[SIM_COPIES];      /* the tables of programs */
 void sim_statics_keep(void);
 void sim_statics_reset(int copies);             /* of the first so many */

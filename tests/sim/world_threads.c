@@ -272,7 +272,7 @@ int sim_pthread_cond_broadcast(pthread_cond_t *cond)
 
 int sim_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*work)(void *), void *argument)
 {
-    static const char *const names[SIM_COPIES] = { "thread0", "thread1", "thread2" };
+    static const char *const names[SIM_COPIES] = { "thread0", "thread1", "thread2", "thread3", "thread4" };
 
     (void)attributes;
     ENTER();

@@ -7,11 +7,10 @@
  * full fence forbids: Dekker's pairs need theirs. In a weak schedule stores leave the buffer in any order that their
  * release order allows; in the others first in, first out, as on x86.
  *
- * A read-modify-write reads memory, so nothing comes between its load and its store. In a weak schedule its store waits
- * in the buffer too, unless it is sequentially consistent: a later load of the fiber may overtake it. Before it, only
- * those stores leave that are to the same address, or all if it releases. Another fiber's store or read-modify-write
- * there makes it visible first. So at most one fiber has one for an address, and nothing that came before it has to
- * leave with it. Plain stores are visible at once: whoever sees
+ * A read-modify-write reads memory, and nothing comes between its load and its store. In a weak schedule its store waits
+ * in the buffer too, unless it is sequentially consistent: a later load of the fiber may overtake it, and what came
+ * before it. While it waits, no other fiber has a store to that address in its buffer: those that are there become
+ * visible before it reads, and it does before the next one. Plain stores are visible at once: whoever sees
  * one too early or too late without a race is ordered by an atomic store, which is buffered.
  *
  * Order. Each fiber has a vector clock. A release store carries the clock to the load that acquires it; a relaxed store
@@ -205,30 +204,30 @@ static bool overlaps(const struct sim_store *store, uint64_t key, size_t bytes)
     return store->key < key + bytes && key < store->key + store->bytes;
 }
 
-static void leave_buffer(struct sim_fiber *fiber, int index);
-
-/* Those of other fibers to the same address. */
-static void show_changes(const struct sim_fiber *but, uint64_t key, size_t bytes)
-{
-    for (int i = 0; changes_buffered > 0 && i < sim_fiber_count; i++)
-        for (int j = 0; &sim_fibers[i] != but && j < sim_fibers[i].buffered; j++)
-            if (sim_fibers[i].buffer[j].change && overlaps(&sim_fibers[i].buffer[j], key, bytes))
-                leave_buffer(&sim_fibers[i], j--);
-}
-
 static void leave_buffer(struct sim_fiber *fiber, int index)
 {
     struct sim_store *store = &fiber->buffer[index];
 
-    if (store->change)
-        changes_buffered--;
-    else
-        show_changes(fiber, store->key, store->bytes);
+    changes_buffered -= store->change;
     *released_at(cell_of(store->key), store->key) = store->clock;
     write_memory(store->address, store->bytes, store->value);
     if (sim_schedule.trace)
         sim_note("a store of '%s' to %#llx becomes visible", fiber->name, (unsigned long long)store->key);
     memmove(store, store + 1, (size_t)(--fiber->buffered - index) * sizeof *store);
+}
+
+/* Of other fibers: all up to the last one to that address; or to the last read-modify-write's there. */
+static void show_others(uint64_t key, size_t bytes, bool any)
+{
+    for (int i = 0; (any || changes_buffered > 0) && i < sim_fiber_count; i++) {
+        struct sim_fiber *fiber = &sim_fibers[i];
+        int last = fiber == sim_self ? 0 : fiber->buffered;
+
+        while (last > 0 && !((any || fiber->buffer[last - 1].change) && overlaps(&fiber->buffer[last - 1], key, bytes)))
+            last--;
+        while (last-- > 0)
+            leave_buffer(fiber, 0);
+    }
 }
 
 void sim_flush(struct sim_fiber *fiber)
@@ -341,6 +340,7 @@ void sim_store(volatile void *address, unsigned bytes, uint64_t value, int order
     key = sim_key(address);
     sim_point("store", key, pc);
     note_range(key, bytes, ATOMIC | WRITE, pc);
+    show_others(key, bytes, false);
     put(address, bytes, key, value, order);
     if (order == __ATOMIC_SEQ_CST)
         sim_flush(sim_self);
@@ -367,12 +367,11 @@ static void begin_change(uint64_t key, unsigned bytes, int order)
     int first = 0;
 
     for (int i = 0; i < sim_self->buffered; i++)
-        if (!sim_schedule.weak || releases(order) || overlaps(&sim_self->buffer[i], key, bytes) ||
-            sim_self->buffer[i].fenced)
+        if (!sim_schedule.weak || order == __ATOMIC_SEQ_CST || overlaps(&sim_self->buffer[i], key, bytes))
             first = i + 1;
     while (first-- > 0)
         leave_buffer(sim_self, 0);
-    show_changes(sim_self, key, bytes);
+    show_others(key, bytes, true);
 }
 
 /* Its store, which goes on with what was released there. */

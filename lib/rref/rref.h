@@ -66,9 +66,9 @@
  * A rank that is taken again. An id names the generations of its owner and its maker, so an object of a worker that is
  * dead is never taken for one of its successor. ASK says for each rank how many of its generations must be closed. The
  * successor is not called before all workers have met it (rpc/join.c), so what comes from a worker names none that this
- * one has not met; that it runs, the sender may know first (bxi_rref_has_run). Entries of the dead that a round has not dropped yet, and those of a PASSED that comes late, are
- * counted for nobody in particular (entries[world_size]): all are of closed workers, and the next end of a round drops
- * them.
+ * one has not met; that it runs, the sender may know first (bxi_rref_has_run). Entries of the dead that a round has
+ * not dropped yet, and those of a PASSED that comes late, are counted for nobody in particular (entries[world_size]):
+ * all are of closed workers, and the next end of a round drops them.
  *
  * Leases have rounds of their own (BXI_ROUND_LEASES), with the same frames. A worker that had leased tensors to the
  * dead asks, if that one ever passed tensors on; a worker answers when it has closed each of the set and holds no loan

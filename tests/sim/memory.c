@@ -7,9 +7,9 @@
  * full fence forbids: Dekker's pairs need theirs. In a weak schedule stores leave the buffer in any order that their
  * release order allows; in the others first in, first out, as on x86.
  *
- * A read-modify-write reads memory, and nothing comes between its load and its store. In a weak schedule its store waits
- * in the buffer too, unless it is sequentially consistent: a later load of the fiber may overtake it, and what came
- * before it. While it waits, no other fiber has a store to that address in its buffer: those that are there become
+ * A read-modify-write reads memory, and nothing comes between its load and its store. In a weak schedule its store
+ * waits in the buffer too, unless it is sequentially consistent: a later load of the fiber may overtake it, and what
+ * came before it. While it waits, no other fiber has a store to that address in its buffer: those that are there become
  * visible before it reads, and it does before the next one. Plain stores are visible at once: whoever sees
  * one too early or too late without a race is ordered by an atomic store, which is buffered.
  *

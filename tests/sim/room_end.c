@@ -139,7 +139,8 @@ static void call_fresh(struct bx_job *job)
     bool is_there = sim_truth(FRESH_0 + (unsigned)to) > 0;
     int rc = bx_rpc_sync(job, sim_names[to], "fresh", NULL, NULL, NULL);
 
-    if (rc != BX_E_SHORT_MESSAGE && rc != BX_E_SHUTDOWN && rc != 0 && !sim_is_allowed(rc) && (is_there || rc != BX_E_NO_FUNCTION))
+    if (rc != BX_E_SHORT_MESSAGE && rc != BX_E_SHUTDOWN && rc != 0 && !sim_is_allowed(rc) &&
+        (is_there || rc != BX_E_NO_FUNCTION))
         sim_fail("a call of a function that is %s returns %d: %s", is_there ? "registered" : "new", rc,
                  bx_error_text());
 }

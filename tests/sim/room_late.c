@@ -342,7 +342,8 @@ void sim_call_object(struct bx_job *job)
     uint64_t due_ns = sim_now() + options.timeout_ns;
     int64_t calls = 1 + sim_choose(4);
 
-    sim_must(job, "bx_remote", bx_remote(job, sim_names[sim_another(job)], functions[sim_choose(4)], NULL, &options, &rref));
+    sim_must(job, "bx_remote", bx_remote(job, sim_names[sim_another(job)], functions[sim_choose(4)], NULL, &options,
+                                         &rref));
     if (rref == NULL)
         return;
     for (int64_t i = 0; i < calls; i++) {

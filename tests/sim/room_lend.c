@@ -143,7 +143,8 @@ void sim_get_all_back(struct bx_job *job, void (*release)(void))
         sim_fail("%llu leases, %llu bytes are on loan at the end; %llu granted, %llu returned, %llu taken back",
                  (unsigned long long)loans.leases, (unsigned long long)loans.bytes, (unsigned long long)loans.granted,
                  (unsigned long long)loans.returned, (unsigned long long)loans.taken_back);
-    if (!sim_any_is_dead() && ((loans.taken_back != 0 && !sim_one_left()) || sim_now() > began_ns + 500000000 + sim_stopped_ns()))
+    if (!sim_any_is_dead() && ((loans.taken_back != 0 && !sim_one_left()) ||
+                               sim_now() > began_ns + 500000000 + sim_stopped_ns()))
         sim_fail("leases return after %.3f s, %llu are taken back", (double)(sim_now() - began_ns) / 1e9,
                  (unsigned long long)loans.taken_back);
 }

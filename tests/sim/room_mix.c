@@ -26,7 +26,8 @@ struct mix {
 OPERATIONS(calls, sim_call);
 OPERATIONS(lends, sim_lend);
 OPERATIONS(refers, sim_refer);
-OPERATIONS(lates, sim_combine, sim_call_back, sim_call_object, sim_begin_and_await, sim_begin_and_await, sim_fulfil_one);
+OPERATIONS(lates, sim_combine, sim_call_back, sim_call_object, sim_begin_and_await, sim_begin_and_await,
+           sim_fulfil_one);
 OPERATIONS(all, sim_call, sim_call, sim_lend, sim_lend, sim_refer, sim_refer, sim_combine, sim_call_back,
            sim_call_object, sim_begin_and_await, sim_fulfil_one);
 #define OF(name) name, sizeof name / sizeof name[0]
@@ -53,7 +54,8 @@ static void kill_some(void)
     if (sim_truth(STARTED) != sim_truth(SIZE) || sim_choose(mix->dies_in) != mix->dies_in - 1)
         return;
     do
-        sim_job_kill((int)sim_choose((uint32_t)sim_truth(SIZE)), sim_choose(UINT32_C(1) << (4 + sim_choose(mix->points))));
+        sim_job_kill((int)sim_choose((uint32_t)sim_truth(SIZE)),
+                     sim_choose(UINT32_C(1) << (4 + sim_choose(mix->points))));
     while (sim_truth(SIZE) > 2 && sim_choose(3) == 0);
 }
 

@@ -2,16 +2,19 @@
 /*
  * The order of memory: what a fiber sees of the stores of others, and whether plain accesses are ordered.
  *
- * Visibility. Atomic stores that are not sequentially consistent wait in the fiber's store buffer (S3). A load reads
+ * Visibility. Atomic stores wait in the fiber's store buffer (S3). A load reads
  * the fiber's own newest buffered store, else memory. So a load may overtake an earlier store of its fiber, which a
  * full fence forbids: Dekker's pairs need theirs. In a weak schedule stores leave the buffer in any order that their
  * release order allows; in the others first in, first out, as on x86.
  *
+ * A sequentially consistent load or read-modify-write empties the buffer before it reads. In a weak schedule such a
+ * store waits in the buffer until then, or until a full fence, as a release store does: other loads overtake it.
+ *
  * A read-modify-write reads memory, and nothing comes between its load and its store. In a weak schedule its store
- * waits in the buffer too, unless it is sequentially consistent: a later load of the fiber may overtake it, and what
- * came before it. While it waits, no other fiber has a store to that address in its buffer: those that are there become
- * visible before it reads, and it does before the next one. Plain stores are visible at once: whoever sees
- * one too early or too late without a race is ordered by an atomic store, which is buffered.
+ * waits in the buffer too: a later load of the fiber may overtake it, and what came before it. While it waits, no other
+ * fiber has a store to that address in its buffer: those that are there become visible before it reads, and it does
+ * before the next one. Plain stores are visible at once: whoever sees one too early or too late without a race is
+ * ordered by an atomic store, which is buffered.
  *
  * Order. Each fiber has a vector clock. A release store carries the clock to the load that acquires it; a relaxed store
  * carries that of the last release fence; a read-modify-write continues the release sequence. Each eight bytes that
@@ -299,6 +302,8 @@ uint64_t sim_load(const volatile void *address, unsigned bytes, int order, uintp
     key = sim_key(address);
     sim_point("load", key, pc);
     note_range(key, bytes, ATOMIC, pc);
+    if (order == __ATOMIC_SEQ_CST)
+        sim_flush(sim_self);
     for (int i = sim_self->buffered - 1; i >= 0; i--) {
         const struct sim_store *store = &sim_self->buffer[i];
 
@@ -342,7 +347,7 @@ void sim_store(volatile void *address, unsigned bytes, uint64_t value, int order
     note_range(key, bytes, ATOMIC | WRITE, pc);
     show_others(key, bytes, false);
     put(address, bytes, key, value, order);
-    if (order == __ATOMIC_SEQ_CST)
+    if (order == __ATOMIC_SEQ_CST && !sim_schedule.weak)
         sim_flush(sim_self);
     else
         sim_stored();
@@ -380,7 +385,7 @@ static void end_change(volatile void *address, unsigned bytes, uint64_t key, uin
     struct sim_store *store = put(address, bytes, key, value, order);
 
     sim_clock_join(&store->clock, released_at(cell_of(key), key));
-    if (!sim_schedule.weak || order == __ATOMIC_SEQ_CST) {
+    if (!sim_schedule.weak) {
         sim_flush(sim_self);
         return;
     }

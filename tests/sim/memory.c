@@ -239,6 +239,17 @@ void sim_flush(struct sim_fiber *fiber)
         leave_buffer(fiber, 0);
 }
 
+void sim_flush_range(const void *address, size_t bytes)
+{
+    for (int i = 0; i < sim_fiber_count; i++)
+        for (int last = sim_fibers[i].buffered; last > 0; last--)
+            if ((uintptr_t)sim_fibers[i].buffer[last - 1].address - (uintptr_t)address < bytes) {
+                while (last-- > 0)
+                    leave_buffer(&sim_fibers[i], 0);
+                break;
+            }
+}
+
 static bool may_leave(const struct sim_fiber *fiber, int index)
 {
     const struct sim_store *store = &fiber->buffer[index];

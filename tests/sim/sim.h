@@ -19,8 +19,8 @@
  *  S2  Every choice comes from sim_choose or sim_random. So two runs of a seed have the same trace, and the same hash.
  *  S3  A store of a fiber is in its store buffer or in memory. The fiber itself reads its own newest one. Stores to one
  *      address leave the buffer in their order; a release store leaves it after all that came before it.
- *  S4  The buffer is empty behind a full fence, before a sequentially consistent load or read-modify-write reads, and at
- *      each function of world.syms; behind any read-modify-write, if the schedule is not weak.
+ *  S4  The buffer is empty behind a full fence, before a sequentially consistent load or read-modify-write reads, and
+ *      at each function of world.syms but those of the heap; behind any read-modify-write, if the schedule is not weak.
  *  S5  Simulated time passes only when no fiber can run: then it is set to the earliest deadline of a sleep. A read of
  *      the clock adds tick_ns.
  */
@@ -182,6 +182,7 @@ bool sim_cas(volatile void *address, unsigned bytes, uint64_t *expected, uint64_
              uintptr_t pc);
 void sim_fence(int order, uintptr_t pc);
 void sim_flush(struct sim_fiber *fiber);        /* all of its stores become visible */
+void sim_flush_range(const void *address, size_t bytes);        /* the stores of all to there, and those before them */
 void sim_flush_one(struct sim_fiber *fiber);    /* one of them, which the seed chooses */
 void sim_clock_join(struct sim_clock *clock, const struct sim_clock *with);
 void sim_release_to(struct sim_clock *clock);   /* this fiber's clock, and begins the next of its times */

@@ -148,8 +148,7 @@ void sim_free(void *block)
     }
     if (FREED[((uintptr_t)block - (uintptr_t)HEAP) / 16])
         sim_fail("'%s' frees memory twice", sim_self->name);
-    for (int i = 0; i < sim_fiber_count; i++)
-        sim_flush(&sim_fibers[i]);
+    sim_flush_range(block, bytes_of(block));
     memset(FREED + ((uintptr_t)block - (uintptr_t)HEAP) / 16, 1, (bytes_of(block) + 15) / 16);
 }
 
@@ -159,6 +158,7 @@ void *sim_realloc(void *block, size_t bytes)
 
     if (block == NULL || larger == NULL)
         return larger;
+    sim_flush_range(block, bytes_of(block));
     memcpy(larger, block, bytes_of(block) < bytes ? bytes_of(block) : bytes);
     sim_free(block);
     return larger;
@@ -265,7 +265,6 @@ void *sim_mmap(void *address, size_t bytes, int protection, int flags, int fd, o
 int sim_munmap(void *address, size_t bytes)
 {
     ENTER();
-    for (int i = 0; i < sim_fiber_count; i++)
-        sim_flush(&sim_fibers[i]);
+    sim_flush_range(address, bytes);
     return munmap(address, bytes);
 }

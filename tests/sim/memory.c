@@ -7,8 +7,8 @@
  * full fence forbids: Dekker's pairs need theirs. In a weak schedule stores leave the buffer in any order that their
  * release order allows; in the others first in, first out, as on x86.
  *
- * A sequentially consistent load or read-modify-write empties the buffer before it reads. In a weak schedule such a
- * store waits in the buffer until then, or until a full fence, as a release store does: other loads overtake it.
+ * Sequentially consistent stores are visible before the fiber's next such load or read-modify-write reads. Until then
+ * they wait, in a weak schedule, as release stores do: other loads overtake them, and such loads overtake other stores.
  *
  * A read-modify-write reads memory, and nothing comes between its load and its store. In a weak schedule its store
  * waits in the buffer too: a later load of the fiber may overtake it, and what came before it. While it waits, no other
@@ -273,6 +273,17 @@ void sim_flush_one(struct sim_fiber *fiber)
         leave_buffer(fiber, may[sim_choose((uint32_t)count)]);
 }
 
+/* Before a sequentially consistent load: all up to the last such store. */
+static void flush_total(int order)
+{
+    int last = order == __ATOMIC_SEQ_CST ? sim_self->buffered : 0;
+
+    while (last > 0 && !sim_self->buffer[last - 1].total)
+        last--;
+    while (last-- > 0)
+        leave_buffer(sim_self, 0);
+}
+
 /* A plain access sees this fiber's own atomic stores in their order. */
 static void flush_overlapping(uint64_t key, size_t bytes)
 {
@@ -313,8 +324,7 @@ uint64_t sim_load(const volatile void *address, unsigned bytes, int order, uintp
     key = sim_key(address);
     sim_point("load", key, pc);
     note_range(key, bytes, ATOMIC, pc);
-    if (order == __ATOMIC_SEQ_CST)
-        sim_flush(sim_self);
+    flush_total(order);
     for (int i = sim_self->buffered - 1; i >= 0; i--) {
         const struct sim_store *store = &sim_self->buffer[i];
 
@@ -339,7 +349,8 @@ static struct sim_store *put(volatile void *address, unsigned bytes, uint64_t ke
         leave_buffer(sim_self, 0);
     store = &sim_self->buffer[sim_self->buffered++];
     *store = (struct sim_store){ .key = key, .address = (void *)(uintptr_t)address, .value = value,
-                                 .bytes = (uint8_t)bytes, .release = releases(order), .clock = sim_self->released };
+                                 .bytes = (uint8_t)bytes, .release = releases(order),
+                                 .total = order == __ATOMIC_SEQ_CST, .clock = sim_self->released };
     if (releases(order))
         sim_release_to(&store->clock);
     return store;
@@ -382,8 +393,9 @@ static void begin_change(uint64_t key, unsigned bytes, int order)
 {
     int first = 0;
 
+    flush_total(order);
     for (int i = 0; i < sim_self->buffered; i++)
-        if (!sim_schedule.weak || order == __ATOMIC_SEQ_CST || overlaps(&sim_self->buffer[i], key, bytes))
+        if (!sim_schedule.weak || overlaps(&sim_self->buffer[i], key, bytes))
             first = i + 1;
     while (first-- > 0)
         leave_buffer(sim_self, 0);

@@ -19,8 +19,9 @@
  *  S2  Every choice comes from sim_choose or sim_random. So two runs of a seed have the same trace, and the same hash.
  *  S3  A store of a fiber is in its store buffer or in memory. The fiber itself reads its own newest one. Stores to one
  *      address leave the buffer in their order; a release store leaves it after all that came before it.
- *  S4  The buffer is empty behind a full fence, before a sequentially consistent load or read-modify-write reads, and
- *      at each function of world.syms but those of the heap; behind any read-modify-write, if the schedule is not weak.
+ *  S4  The buffer is empty behind a full fence, and at each function of world.syms but those of the heap; behind any
+ *      read-modify-write, if the schedule is not weak. Before a sequentially consistent load or read-modify-write, no
+ *      such store is left in it.
  *  S5  Simulated time passes only when no fiber can run: then it is set to the earliest deadline of a sleep. A read of
  *      the clock adds tick_ns.
  */
@@ -92,7 +93,7 @@ struct sim_store {                          /* in a store buffer */
     void *address;
     uint64_t value;
     uint8_t bytes;
-    bool release, fenced, change;           /* fenced: a release fence came behind it; change: a read-modify-write's */
+    bool release, fenced, change, total;    /* a release fence came behind it; a read-modify-write's; seq_cst */
     struct sim_clock clock;                 /* what a reader that acquires it is ordered behind */
 };
 #define SIM_BUFFERED 12

@@ -45,24 +45,38 @@ static void look(struct bx_job *job, struct bxi_peer *peer)
     bxi_counter_add(job, rang ? BXI_C_doorbells_rung : BXI_C_doorbells_saved, 1);
 }
 
+/* The bell of a frame that was counted as saved. Lock. */
+static void ring_own(struct bx_job *job, struct bxi_peer *peer)
+{
+    if (!bxi_bell_ring_sleeper(job, peer))
+        return;
+    peer->defer_bell = false;
+    bxi_counter_add(job, BXI_C_doorbells_saved, (uint64_t)-1);
+}
+
 void bxi_bell_own(struct bx_job *job, struct bxi_peer *peer)
 {
     peer->defer_bell = true;
     bxi_counter_add(job, BXI_C_doorbells_saved, 1);
+    if (!job->options.rejoin)
+        return;
+    /* Now: without the lock, the role may unmap the segment of one that died when its successor runs.
+     * [bell.armed] the producers' fence, as in bxi_bells_flush. */
+    bxi_fence_seq_cst();
+    ring_own(job, peer);
 }
 
 void bxi_bell_look_unlocked(struct bx_job *job, struct bxi_peer *peer)
 {
+    if (job->options.rejoin)
+        return;
     BXI_STEP("bell.unlocked");
     /* [bell.armed] the producers' fence, as in bxi_bells_flush: the exchange in bxi_unlock is one. */
     bxi_fence_seq_cst_behind_exchange();
     if (__builtin_expect(bxi_bell_armed(&peer->bell, false) == 0, 1))
         return;
     bxi_lock(&job->run->lock);
-    if (bxi_bell_ring_sleeper(job, peer)) {
-        peer->defer_bell = false;
-        bxi_counter_add(job, BXI_C_doorbells_saved, (uint64_t)-1);
-    }
+    ring_own(job, peer);
     bxi_unlock(&job->run->lock);
 }
 

@@ -442,5 +442,7 @@ void bxi_pool_stop(struct bx_job *job)
     pthread_mutex_unlock(&pool->lock);
     for (uint32_t i = 0; i < pool->threads; i++)
         pthread_join(pool->thread[i], NULL);
+    pthread_mutex_lock(&pool->lock);        /* the background thread may look at the queue */
     pool->threads = 0;
+    pthread_mutex_unlock(&pool->lock);
 }

@@ -66,9 +66,9 @@
  * A rank that is taken again. An id names the generations of its owner and its maker, so an object of a worker that is
  * dead is never taken for one of its successor. ASK says for each rank how many of its generations must be closed. The
  * successor is not called before all workers have met it (rpc/join.c), so what comes from a worker names none that this
- * one has not met. Entries of the dead that a round has not dropped yet, and those of a PASSED that comes late, are
- * counted for nobody in particular (entries[world_size]): all are of closed workers, and the next end of a round drops
- * them.
+ * one has not met; that it runs, the sender may know first (bxi_rref_has_run). Entries of the dead that a round has
+ * not dropped yet, and those of a PASSED that comes late, are counted for nobody in particular (entries[world_size]):
+ * all are of closed workers, and the next end of a round drops them.
  *
  * Leases have rounds of their own (BXI_ROUND_LEASES), with the same frames. A worker that had leased tensors to the
  * dead asks, if that one ever passed tensors on; a worker answers when it has closed each of the set and holds no loan
@@ -341,14 +341,20 @@ static inline bool bxi_rref_is_made_by(const struct bx_job *job, int rank, uint6
 {
     return bxi_rref_id_maker(id) == rank && bxi_rref_id_maker_generation(id) == job->rrefs->generation[rank];
 }
+/* Of the rank: it runs, or has run. Whoever names it may have seen that before this worker. Lock. */
+static inline bool bxi_rref_has_run(const struct bx_job *job, int rank, uint8_t generation)
+{
+    return generation <= job->rrefs->generation[rank] ||
+           (rank != job->rank && job->rrefs->ops->is_alive(job, rank) && generation <= job->rrefs->generation[rank]);
+}
 /* Names no worker that has not run. Lock. */
 static inline bool bxi_rref_is_id(const struct bx_job *job, uint64_t id)
 {
     int owner = bxi_rref_id_owner(id), maker = bxi_rref_id_maker(id);
 
     return owner < job->world_size && maker < job->world_size && (id & BXI_RREF_COUNT_MASK) != 0 &&
-           bxi_rref_id_owner_generation(id) <= job->rrefs->generation[owner] &&
-           bxi_rref_id_maker_generation(id) <= job->rrefs->generation[maker];
+           bxi_rref_has_run(job, owner, bxi_rref_id_owner_generation(id)) &&
+           bxi_rref_has_run(job, maker, bxi_rref_id_maker_generation(id));
 }
 /* Is a worker, a rank and a generation, closed for this process: has it read that one's ring to the end, and does it
  * send it nothing more? Of the rank, the first so many are; those that run, join or are to come are not. Lock. */

@@ -6,4 +6,6 @@
  */
 #undef __SANITIZE_THREAD__
 #define __atomic_thread_fence __tsan_atomic_thread_fence
+/* What an exchange of x86 makes needless, another processor has to do (bxi_fence_seq_cst_behind_exchange). */
+#define __atomic_signal_fence __tsan_atomic_thread_fence
 void __tsan_atomic_thread_fence(int order);

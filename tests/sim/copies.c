@@ -17,6 +17,8 @@
 STATICS(0)
 STATICS(1)
 STATICS(2)
+STATICS(3)
+STATICS(4)
 
 static struct {
     unsigned char *begin, *end, *kept;
@@ -24,8 +26,11 @@ static struct {
     { sim_data_begin_0, sim_data_end_0, NULL }, { sim_bss_begin_0, sim_bss_end_0, NULL },
     { sim_data_begin_1, sim_data_end_1, NULL }, { sim_bss_begin_1, sim_bss_end_1, NULL },
     { sim_data_begin_2, sim_data_end_2, NULL }, { sim_bss_begin_2, sim_bss_end_2, NULL },
+    { sim_data_begin_3, sim_data_end_3, NULL }, { sim_bss_begin_3, sim_bss_end_3, NULL },
+    { sim_data_begin_4, sim_data_end_4, NULL }, { sim_bss_begin_4, sim_bss_end_4, NULL },
 };
-const struct sim_program *const sim_copies[SIM_COPIES] = { sim_programs_0, sim_programs_1, sim_programs_2 };
+const struct sim_program *const sim_copies[SIM_COPIES] = { sim_programs_0, sim_programs_1, sim_programs_2,
+                                                           sim_programs_3, sim_programs_4 };
 
 void sim_statics_keep(void)
 {
@@ -37,9 +42,15 @@ void sim_statics_keep(void)
     }
 }
 
+void sim_statics_reset_one(int copy)
+{
+    for (int i = 2 * copy; i < 2 * copy + 2; i++)
+        memcpy(statics[i].begin, statics[i].kept, (size_t)(statics[i].end - statics[i].begin));
+}
+
 void sim_statics_reset(int copies)
 {
-    for (int i = 0; i < 2 * copies; i++)
-        memcpy(statics[i].begin, statics[i].kept, (size_t)(statics[i].end - statics[i].begin));
+    for (int copy = 0; copy < copies; copy++)
+        sim_statics_reset_one(copy);
     signal(SIGBUS, SIG_DFL);            /* shm/guard.c chains what was there */
 }

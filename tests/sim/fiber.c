@@ -124,12 +124,17 @@ static void fiber_main(void)
 
 struct sim_fiber *sim_fiber_make(const char *name, int worker, void *(*work)(void *), void *argument)
 {
-    if (sim_fiber_count == SIM_FIBERS) {
+    int free = sim_fiber_count;
+
+    for (int i = 0; i < sim_fiber_count; i++)           /* of its own life before: its times go on */
+        if (sim_fibers[i].state == SIM_DEAD && sim_fibers[i].worker == worker && &sim_fibers[i] != sim_self)
+            free = i;
+    if (free == SIM_FIBERS) {
         fprintf(stderr, "sim: more than %d fibers\n", SIM_FIBERS);
         exit(2);
     }
 
-    struct sim_fiber *fiber = &sim_fibers[sim_fiber_count++];
+    struct sim_fiber *fiber = &sim_fibers[free];
     const struct sim_fiber kept = *fiber;
     uintptr_t *top = (uintptr_t *)fiber->stack_end - 2;
 
@@ -147,7 +152,8 @@ struct sim_fiber *sim_fiber_make(const char *name, int worker, void *(*work)(voi
     fiber->stack_pointer = top;
     if (sim_self != NULL)
         fiber->clock = sim_self->clock;
-    fiber->clock.at[fiber->number] = 1;
+    fiber->clock.at[fiber->number] = 1 + (free < sim_fiber_count ? kept.clock.at[free] : 0);
+    sim_fiber_count += free == sim_fiber_count;
     return fiber;
 }
 

@@ -2,11 +2,19 @@
 /*
  * The order of memory: what a fiber sees of the stores of others, and whether plain accesses are ordered.
  *
- * Visibility. Atomic stores that are not sequentially consistent wait in the fiber's store buffer (S3). A load reads
+ * Visibility. Atomic stores wait in the fiber's store buffer (S3). A load reads
  * the fiber's own newest buffered store, else memory. So a load may overtake an earlier store of its fiber, which a
  * full fence forbids: Dekker's pairs need theirs. In a weak schedule stores leave the buffer in any order that their
- * release order allows; in the others first in, first out, as on x86. Plain stores are visible at once: whoever sees
- * one too early or too late without a race is ordered by an atomic store, which is buffered.
+ * release order allows; in the others first in, first out, as on x86.
+ *
+ * Sequentially consistent stores are visible before the fiber's next such load or read-modify-write reads. Until then
+ * they wait, in a weak schedule, as release stores do: other loads overtake them, and such loads overtake other stores.
+ *
+ * A read-modify-write reads memory, and nothing comes between its load and its store. In a weak schedule its store
+ * waits in the buffer too: a later load of the fiber may overtake it, and what came before it. While it waits, no other
+ * fiber has a store to that address in its buffer: those that are there become visible before it reads, and it does
+ * before the next one. Plain stores are visible at once: whoever sees one too early or too late without a race is
+ * ordered by an atomic store, which is buffered.
  *
  * Order. Each fiber has a vector clock. A release store carries the clock to the load that acquires it; a relaxed store
  * carries that of the last release fence; a read-modify-write continues the release sequence. Each eight bytes that
@@ -39,12 +47,14 @@ struct cell {
 static struct cell cells[CELLS];
 static struct sim_clock clocks[CLOCKS];
 static uint32_t clock_count, cell_count, schedule;
+static int changes_buffered;                /* stores of read-modify-writes */
 
 void sim_memory_reset(void)
 {
     schedule++;
     clock_count = 1;
     cell_count = 0;
+    changes_buffered = 0;
 }
 
 uint64_t sim_key(const volatile void *address)
@@ -58,7 +68,7 @@ uint64_t sim_key(const volatile void *address)
 
 void sim_clock_join(struct sim_clock *clock, const struct sim_clock *with)
 {
-    for (int i = 0; i < SIM_FIBERS; i++)
+    for (int i = 0; i < sim_fiber_count; i++)
         if (clock->at[i] < with->at[i])
             clock->at[i] = with->at[i];
 }
@@ -201,6 +211,7 @@ static void leave_buffer(struct sim_fiber *fiber, int index)
 {
     struct sim_store *store = &fiber->buffer[index];
 
+    changes_buffered -= store->change;
     *released_at(cell_of(store->key), store->key) = store->clock;
     write_memory(store->address, store->bytes, store->value);
     if (sim_schedule.trace)
@@ -208,10 +219,35 @@ static void leave_buffer(struct sim_fiber *fiber, int index)
     memmove(store, store + 1, (size_t)(--fiber->buffered - index) * sizeof *store);
 }
 
+/* Of other fibers: all up to the last one to that address; or to the last read-modify-write's there. */
+static void show_others(uint64_t key, size_t bytes, bool any)
+{
+    for (int i = 0; (any || changes_buffered > 0) && i < sim_fiber_count; i++) {
+        struct sim_fiber *fiber = &sim_fibers[i];
+        int last = fiber == sim_self ? 0 : fiber->buffered;
+
+        while (last > 0 && !((any || fiber->buffer[last - 1].change) && overlaps(&fiber->buffer[last - 1], key, bytes)))
+            last--;
+        while (last-- > 0)
+            leave_buffer(fiber, 0);
+    }
+}
+
 void sim_flush(struct sim_fiber *fiber)
 {
     while (fiber->buffered > 0)
         leave_buffer(fiber, 0);
+}
+
+void sim_flush_range(const void *address, size_t bytes)
+{
+    for (int i = 0; i < sim_fiber_count; i++)
+        for (int last = sim_fibers[i].buffered; last > 0; last--)
+            if ((uintptr_t)sim_fibers[i].buffer[last - 1].address - (uintptr_t)address < bytes) {
+                while (last-- > 0)
+                    leave_buffer(&sim_fibers[i], 0);
+                break;
+            }
 }
 
 static bool may_leave(const struct sim_fiber *fiber, int index)
@@ -221,7 +257,7 @@ static bool may_leave(const struct sim_fiber *fiber, int index)
     if (index > 0 && store->release)
         return false;
     for (int i = 0; i < index; i++)
-        if (overlaps(&fiber->buffer[i], store->key, store->bytes))
+        if (overlaps(&fiber->buffer[i], store->key, store->bytes) || (fiber->buffer[i].fenced && !store->fenced))
             return false;
     return true;
 }
@@ -235,6 +271,17 @@ void sim_flush_one(struct sim_fiber *fiber)
             may[count++] = i;
     if (count > 0)
         leave_buffer(fiber, may[sim_choose((uint32_t)count)]);
+}
+
+/* Before a sequentially consistent load: all up to the last such store. */
+static void flush_total(int order)
+{
+    int last = order == __ATOMIC_SEQ_CST ? sim_self->buffered : 0;
+
+    while (last > 0 && !sim_self->buffer[last - 1].total)
+        last--;
+    while (last-- > 0)
+        leave_buffer(sim_self, 0);
 }
 
 /* A plain access sees this fiber's own atomic stores in their order. */
@@ -277,11 +324,15 @@ uint64_t sim_load(const volatile void *address, unsigned bytes, int order, uintp
     key = sim_key(address);
     sim_point("load", key, pc);
     note_range(key, bytes, ATOMIC, pc);
+    flush_total(order);
     for (int i = sim_self->buffered - 1; i >= 0; i--) {
         const struct sim_store *store = &sim_self->buffer[i];
 
-        if (store->key == key && store->bytes == bytes)
+        if (store->key == key && store->bytes == bytes) {
+            if (store->change)          /* it goes on with what others have released there */
+                sim_clock_join(acquires(order) ? &sim_self->clock : &sim_self->acquired, &store->clock);
             return store->value;
+        }
         if (overlaps(store, key, bytes))
             sim_flush(sim_self);
     }
@@ -289,9 +340,24 @@ uint64_t sim_load(const volatile void *address, unsigned bytes, int order, uintp
     return read_memory(address, bytes);
 }
 
-void sim_store(volatile void *address, unsigned bytes, uint64_t value, int order, uintptr_t pc)
+/* A store of this fiber, of now. */
+static struct sim_store *put(volatile void *address, unsigned bytes, uint64_t key, uint64_t value, int order)
 {
     struct sim_store *store;
+
+    if (sim_self->buffered == SIM_BUFFERED)
+        leave_buffer(sim_self, 0);
+    store = &sim_self->buffer[sim_self->buffered++];
+    *store = (struct sim_store){ .key = key, .address = (void *)(uintptr_t)address, .value = value,
+                                 .bytes = (uint8_t)bytes, .release = releases(order),
+                                 .total = order == __ATOMIC_SEQ_CST, .clock = sim_self->released };
+    if (releases(order))
+        sim_release_to(&store->clock);
+    return store;
+}
+
+void sim_store(volatile void *address, unsigned bytes, uint64_t value, int order, uintptr_t pc)
+{
     uint64_t key;
 
     if (sim_self == NULL) {
@@ -301,14 +367,9 @@ void sim_store(volatile void *address, unsigned bytes, uint64_t value, int order
     key = sim_key(address);
     sim_point("store", key, pc);
     note_range(key, bytes, ATOMIC | WRITE, pc);
-    if (sim_self->buffered == SIM_BUFFERED)
-        leave_buffer(sim_self, 0);
-    store = &sim_self->buffer[sim_self->buffered++];
-    *store = (struct sim_store){ key, (void *)(uintptr_t)address, value, (uint8_t)bytes, releases(order),
-                                 sim_self->released };
-    if (releases(order))
-        sim_release_to(&store->clock);
-    if (order == __ATOMIC_SEQ_CST)
+    show_others(key, bytes, false);
+    put(address, bytes, key, value, order);
+    if (order == __ATOMIC_SEQ_CST && !sim_schedule.weak)
         sim_flush(sim_self);
     else
         sim_stored();
@@ -327,15 +388,33 @@ static uint64_t changed(enum sim_change change, uint64_t was, uint64_t value)
     }
 }
 
-/* The store of a read-modify-write. */
-static void store_now(volatile void *address, unsigned bytes, uint64_t key, uint64_t value, int order)
+/* Before a read-modify-write: what has to be visible. */
+static void begin_change(uint64_t key, unsigned bytes, int order)
 {
-    struct sim_clock *released = released_at(cell_of(key), key);
+    int first = 0;
 
-    sim_clock_join(released, &sim_self->released);
-    if (releases(order))
-        sim_release_to(released);
-    write_memory(address, bytes, value);
+    flush_total(order);
+    for (int i = 0; i < sim_self->buffered; i++)
+        if (!sim_schedule.weak || overlaps(&sim_self->buffer[i], key, bytes))
+            first = i + 1;
+    while (first-- > 0)
+        leave_buffer(sim_self, 0);
+    show_others(key, bytes, true);
+}
+
+/* Its store, which goes on with what was released there. */
+static void end_change(volatile void *address, unsigned bytes, uint64_t key, uint64_t value, int order)
+{
+    struct sim_store *store = put(address, bytes, key, value, order);
+
+    sim_clock_join(&store->clock, released_at(cell_of(key), key));
+    if (!sim_schedule.weak) {
+        sim_flush(sim_self);
+        return;
+    }
+    store->change = true;
+    changes_buffered++;
+    sim_stored();
 }
 
 uint64_t sim_rmw(volatile void *address, unsigned bytes, enum sim_change change, uint64_t value, int order,
@@ -350,11 +429,11 @@ uint64_t sim_rmw(volatile void *address, unsigned bytes, enum sim_change change,
     }
     key = sim_key(address);
     sim_point("change", key, pc);
-    sim_flush(sim_self);
+    begin_change(key, bytes, order);
     note_range(key, bytes, ATOMIC | WRITE, pc);
     sim_clock_join(acquires(order) ? &sim_self->clock : &sim_self->acquired, released_at(cell_of(key), key));
     was = read_memory(address, bytes);
-    store_now(address, bytes, key, changed(change, was, value), order);
+    end_change(address, bytes, key, changed(change, was, value), order);
     return was;
 }
 
@@ -367,7 +446,7 @@ bool sim_cas(volatile void *address, unsigned bytes, uint64_t *expected, uint64_
     if (sim_self != NULL) {
         key = sim_key(address);
         sim_point("compare and swap", key, pc);
-        sim_flush(sim_self);
+        begin_change(key, bytes, order);
     }
     was = read_memory(address, bytes);
     same = was == *expected;
@@ -381,7 +460,7 @@ bool sim_cas(volatile void *address, unsigned bytes, uint64_t *expected, uint64_
     sim_clock_join(acquires(same ? order : failed) ? &sim_self->clock : &sim_self->acquired,
                    released_at(cell_of(key), key));
     if (same)
-        store_now(address, bytes, key, value, order);
+        end_change(address, bytes, key, value, order);
     return same;
 }
 
@@ -392,7 +471,10 @@ void sim_fence(int order, uintptr_t pc)
     sim_point("fence", 0, pc);
     if (acquires(order))
         sim_clock_join(&sim_self->clock, &sim_self->acquired);
-    sim_flush(sim_self);
+    if (!sim_schedule.weak || order == __ATOMIC_SEQ_CST)
+        sim_flush(sim_self);
+    for (int i = 0; releases(order) && i < sim_self->buffered; i++)
+        sim_self->buffer[i].fenced = true;
     if (releases(order)) {
         sim_self->released = (struct sim_clock){ { 0 } };
         sim_release_to(&sim_self->released);

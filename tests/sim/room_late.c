@@ -118,7 +118,7 @@ static int watch(const struct bx_request *request, struct bx_reader *args, struc
 {
     (void)args, (void)reply, (void)context;
     for (int i = 0; !bx_request_is_cancelled(request); i++) {
-        if (i == 200)
+        if (i == 200 + (int)(sim_stopped_ns() / 5000000))
             sim_fail("a handler does not hear that nobody wants its answer");
         sleep_ns(5000000);
     }
@@ -171,7 +171,7 @@ static int step(const struct bx_request *request, struct bx_reader *args, struct
     return bx_msg_put_i64(reply, 2 * number);
 }
 
-static void add_functions(struct bx_job *job)
+void sim_late_register(struct bx_job *job)
 {
     sim_must(job, "bx_register_async", bx_register_async(job, "later", BX_INLINE, later, NULL));
     sim_must(job, "bx_register_async", bx_register_async(job, "object", BX_INLINE, later, promises));
@@ -210,7 +210,7 @@ static void ended(const struct late *late, struct bx_future *future)
         !(rc == BX_E_APPLICATION(1) && late->refused) && !sim_is_allowed(rc) &&
         !(rc == -ECANCELED && sim_now() >= late->due_ns))       /* of watch, whose answer was faster */
         sim_fail("a call ends with %d: %s", rc, bx_future_error_text(future));
-    if (late->due_ns != SIM_FOREVER && sim_now() > late->due_ns + LATE_NS)
+    if (late->due_ns != SIM_FOREVER && sim_now() > late->due_ns + LATE_NS + sim_stopped_ns())
         sim_fail("a call ends %.6f s after its deadline", (double)(sim_now() - late->due_ns) / 1e9);
 }
 
@@ -242,7 +242,7 @@ static struct late *begin_call(struct bx_job *job)
     uint32_t which = sim_choose(8), span = sim_choose(which < 4 ? 4 : 3);
     struct late *late = calloc(1, sizeof *late);
     struct bx_msg *args = bx_msg_create(0);
-    int to = 1 - bx_job_rank(job);
+    int to = sim_another(job);
 
     late->value = 2 * (1 + sim_choose(100));
     late->refused = which == 2;
@@ -283,7 +283,7 @@ static int add_one(struct bx_future *in, struct bx_msg *out, void *context)
 }
 
 /* Two calls, and what is made of them. */
-static void combine(struct bx_job *job)
+void sim_combine(struct bx_job *job)
 {
     struct late *a = begin_call(job), *b = begin_call(job);
     struct bx_future *both[2], *made;
@@ -314,7 +314,7 @@ static void combine(struct bx_job *job)
 }
 
 /* Callbacks that release the last references, and may cancel the next call. */
-static void call_back(struct bx_job *job)
+void sim_call_back(struct bx_job *job)
 {
     struct late *a = begin_call(job), *b = begin_call(job);
 
@@ -333,7 +333,7 @@ static void call_back(struct bx_job *job)
 }
 
 /* Calls on an object that may never be made. */
-static void call_object(struct bx_job *job)
+void sim_call_object(struct bx_job *job)
 {
     static const char *const functions[] = { "object", "object", "never", "drowsy" };
     struct bx_call_options options = { .timeout_ns = 20000000 };
@@ -342,7 +342,7 @@ static void call_object(struct bx_job *job)
     uint64_t due_ns = sim_now() + options.timeout_ns;
     int64_t calls = 1 + sim_choose(4);
 
-    sim_must(job, "bx_remote", bx_remote(job, sim_names[1 - bx_job_rank(job)], functions[sim_choose(4)], NULL, &options,
+    sim_must(job, "bx_remote", bx_remote(job, sim_names[sim_another(job)], functions[sim_choose(4)], NULL, &options,
                                          &rref));
     if (rref == NULL)
         return;
@@ -356,7 +356,7 @@ static void call_object(struct bx_job *job)
             bx_rref_oneway(rref, "step", args, NULL);
         else if (bx_rref_async(rref, "step", args, NULL, &future) == 0)
             bx_future_wait(future, BX_FOREVER);
-        if (sim_now() > due_ns + LATE_NS)
+        if (sim_now() > due_ns + LATE_NS + sim_stopped_ns())
             sim_fail("a call on an object waits for one that does not come");
         bx_future_release(future);
         future = NULL;
@@ -365,31 +365,21 @@ static void call_object(struct bx_job *job)
     bx_rref_release(rref);
 }
 
-static void *use(void *argument)
+void sim_begin_and_await(struct bx_job *job)
 {
-    struct bx_job *job = argument;
-    uint32_t count = 1 + sim_choose(3);
+    struct late *late = begin_call(job);
 
-    for (uint32_t i = 0; i < count; i++) {
-        uint32_t way = sim_choose(6);
-        struct late *late;
+    if (late != NULL)
+        await(job, late);
+}
 
-        if (way == 0)
-            combine(job);
-        else if (way == 1)
-            call_back(job);
-        else if (way == 2)
-            call_object(job);
-        else if ((late = begin_call(job)) != NULL)
-            await(job, late);
-        if (sim_choose(4) == 0)
-            fulfil(job, take(sim_choose(KEPT), NULL));
-    }
-    return NULL;
+void sim_fulfil_one(struct bx_job *job)
+{
+    fulfil(job, take(sim_choose(KEPT), NULL));
 }
 
 /* Keeps promises. */
-static void *complete(void *argument)
+void *sim_complete(void *argument)
 {
     for (int i = 0; i < 6; i++) {
         sleep_ns((long)(1 + sim_choose(3)) * 1000000);
@@ -398,22 +388,11 @@ static void *complete(void *argument)
     return NULL;
 }
 
-/* In a quarter of the schedules one worker dies, in some one leaves alone. */
-void sim_room_late(int worker)
+/* Behind the shutdown. */
+void sim_late_end(void)
 {
-    struct bx_job *job = sim_job_begin(worker, 2, add_functions);
-    int other = sim_choose(2) == 0 ? sim_spawn("user", use, job) : -1;
-    int completer = sim_spawn("completer", complete, job);
+    uint64_t stopped = 0;
 
-    sim_count(STARTED, 1);
-    if (sim_truth(STARTED) == 2 && sim_choose(4) == 0)
-        sim_kill_later((int)sim_choose(2), sim_choose(UINT32_C(1) << (4 + sim_choose(11))));
-    use(job);
-    if (other >= 0)
-        sim_join(other);
-    sim_join(completer);
-    if (!sim_leave_alone(job))
-        sim_job_end(job, -1);
     for (uint32_t i = 0; i < KEPT; i++) {
         struct promise *promise = take(i, NULL);
 
@@ -423,7 +402,8 @@ void sim_room_late(int worker)
     }
     while (never_count > 0)
         bx_future_release(nevers[--never_count]);
-    if (sim_truth(PENDING) != 0 && sim_truth(STOPPED_0) + sim_truth(STOPPED_0 + 1) == 2 &&
-        sim_truth(ALONE) == 0 && !sim_any_is_dead())
+    for (unsigned rank = 0; rank < WORKERS_MOST; rank++)
+        stopped += sim_truth(STOPPED_0 + rank);
+    if (sim_truth(PENDING) != 0 && stopped == sim_truth(SIZE) && !sim_one_left() && !sim_any_is_dead())
         sim_fail("%lld futures of handlers did not end", (long long)sim_truth(PENDING));
 }

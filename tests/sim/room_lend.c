@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Jobs of three workers that lend tensors and pass references on; some die, or leave alone.
+ * Workers lend tensors and pass references on.
  *
- * Truth: memory that is lent does not change; a reference leads to its object. When nobody keeps any more, all leases
- * return, those of the dead too, and all objects of the living are destroyed.
+ * Truth: memory that is lent does not change; a reference leads to its object.
  */
 #include "room_job.h"
 
@@ -14,62 +13,18 @@
 #include <string.h>
 #include <time.h>
 
-/* When all have started: in a third of the schedules one dies, in some of them another one too. */
-static void kill_some(void)
+bool sim_all_have(unsigned truth_0)
 {
-    sim_count(STARTED, 1);
-    if (sim_truth(STARTED) != WORKERS_MOST || sim_choose(3) != 0)
-        return;
-    do
-        sim_kill_later((int)sim_choose(WORKERS_MOST), sim_choose(UINT32_C(1) << (4 + sim_choose(11))));
-    while (sim_choose(3) == 0);
-}
-
-/* In half of the schedules: until nothing is out. In the others the shutdown comes while something is. */
-static bool all_wait(void)
-{
-    if (sim_truth(SIZE) == 0)
-        sim_count(SIZE, 1 + sim_choose(2));
-    return sim_truth(SIZE) == 1;
-}
-
-static bool all_have(unsigned truth_0)
-{
-    for (int rank = 0; rank < WORKERS_MOST; rank++)
-        if (sim_truth(truth_0 + (unsigned)rank) == 0 && !sim_is_dead(rank))
+    for (int rank = 0; rank < (int)sim_truth(SIZE); rank++)
+        if (sim_truth(truth_0 + (unsigned)rank) == 0 && !sim_is_gone(rank))
             return false;
     return true;
 }
 
-static bool all_are_done(void *unused)
+/* So often a worker looks, each 5 ms, whether the others have given back all. One that comes back may take 30 s. */
+static uint64_t patience(void)
 {
-    (void)unused;
-    return all_have(DONE_0);
-}
-
-/* All work, some with two threads, and keep what others lend or refer to. `release` drops what this worker keeps; what
- * it has given returns until `await_all` returns. In a third of the schedules one dies. */
-static void run(int worker, void *(*work)(void *), void (*await_all)(struct bx_job *), void (*release)(void))
-{
-    struct bx_job *job = sim_job_begin(worker, WORKERS_MOST, NULL);
-    int other = sim_choose(2) == 0 ? sim_spawn("other", work, job) : -1;
-
-    kill_some();
-    work(job);
-    if (other >= 0)
-        sim_join(other);
-    sim_count(DONE_0 + (unsigned)worker, 1);
-    if (sim_leave_alone(job)) {
-        sim_count(FREE_0 + (unsigned)worker, 1);
-        release();
-        return;
-    }
-    if (all_wait()) {
-        sim_block("the calls of the others", all_are_done, NULL, SIM_FOREVER);
-        await_all(job);
-    }
-    release();
-    sim_job_end(job, -1);
+    return 60 + sim_stopped_ns() / 5000000 + (sim_truth(REJOIN) == 2 && sim_any_is_dead() ? 8000 : 0);
 }
 
 /* ---- tensors ---------------------------------------------------------------------------------------- */
@@ -152,39 +107,34 @@ static void lend(struct bx_job *job, unsigned char letter)
     bx_msg_destroy(reply);
 }
 
-static void *lend_some(void *argument)
+void sim_lend(struct bx_job *job)
 {
-    struct bx_job *job = argument;
-    uint32_t count = 1 + sim_choose(5);
-
-    for (uint32_t i = 0; i < count; i++)
-        lend(job, (unsigned char)(1 + bx_job_rank(job) * 100 + sim_choose(90)));
-    return NULL;
+    lend(job, (unsigned char)(1 + bx_job_rank(job) * 40 + sim_choose(40)));
 }
 
-static void release_kept(void)
+void sim_release_tensors(void)
 {
     for (int i = 0; i < KEPT; i++)
         bx_tensor_release((void *)(uintptr_t)bxi_exchange(&kept[i], 0));
 }
 
 /* Nobody keeps tensors any more: all leases return. With a death some calls of the dead one may still arrive. */
-static void get_all_back(struct bx_job *job)
+void sim_get_all_back(struct bx_job *job, void (*release)(void))
 {
     struct bx_loans loans = { .struct_bytes = sizeof loans };
     unsigned mine = FREE_0 + (unsigned)bx_job_rank(job);
     uint64_t began_ns = sim_now();
 
-    for (int i = 0; i < 60 && !all_have(FREE_0); i++) {
+    for (uint64_t i = 0; i < patience() && !sim_all_have(FREE_0); i++) {
         int rc;
 
-        release_kept();
-        rc = bx_loans_wait(job, -1, 0, sim_any_is_dead() ? 50000000 : 5000000000);
+        release();
+        rc = bx_loans_wait(job, -1, 0, sim_any_is_dead() ? 50000000 : 5000000000 + sim_stopped_ns());
         if (rc == 0 && sim_truth(mine) == 0)
             sim_count(mine, 1);
         if (rc != BX_E_TIMEOUT)
             sim_must(job, "bx_loans_wait", rc);
-        if (!sim_any_is_dead())
+        if (!sim_any_is_dead() && rc != BX_E_TIMEOUT)
             break;
         nanosleep(&(struct timespec){ .tv_nsec = 5000000 }, NULL);
     }
@@ -193,14 +143,10 @@ static void get_all_back(struct bx_job *job)
         sim_fail("%llu leases, %llu bytes are on loan at the end; %llu granted, %llu returned, %llu taken back",
                  (unsigned long long)loans.leases, (unsigned long long)loans.bytes, (unsigned long long)loans.granted,
                  (unsigned long long)loans.returned, (unsigned long long)loans.taken_back);
-    if (!sim_any_is_dead() && ((loans.taken_back != 0 && sim_truth(ALONE) == 0) || sim_now() > began_ns + 500000000))
+    if (!sim_any_is_dead() && ((loans.taken_back != 0 && !sim_one_left()) ||
+                               sim_now() > began_ns + 500000000 + sim_stopped_ns()))
         sim_fail("leases return after %.3f s, %llu are taken back", (double)(sim_now() - began_ns) / 1e9,
                  (unsigned long long)loans.taken_back);
-}
-
-void sim_room_tensors(int worker)
-{
-    run(worker, lend_some, get_all_back, release_kept);
 }
 
 /* ---- references ------------------------------------------------------------------------------------- */
@@ -324,43 +270,34 @@ static void use_ref(struct bx_job *job, int64_t value)
         bx_rref_release(rref);
 }
 
-static void *use_refs(void *argument)
+void sim_refer(struct bx_job *job)
 {
-    uint32_t count = 1 + sim_choose(4);
-
     sim_count(UNDER_WAY, 1);
-    for (uint32_t i = 0; i < count; i++)
-        use_ref(argument, i + 1);
+    sim_count(SERIAL, 1);
+    use_ref(job, (int64_t)sim_truth(SERIAL));
     sim_count(UNDER_WAY, -1);
-    return NULL;
 }
 
-static void release_refs(void)
+void sim_release_refs(void)
 {
     for (int i = 0; i < KEPT; i++)
         bx_rref_release((void *)(uintptr_t)bxi_exchange(&kept_refs[i], 0));
 }
 
 /* Nobody keeps references any more: all objects of the living are destroyed. Some calls of others may still arrive. */
-static void await_objects(struct bx_job *job)
+void sim_await_objects(void (*release)(void))
 {
     unsigned worker = (unsigned)sim_self->worker;
 
-    (void)job;
-    for (int i = 0; i < 60 && !all_have(FREE_0); i++) {
-        release_refs();
-        if (sim_truth(OBJECTS_0 + worker) == 0 && sim_truth(FREE_0 + worker) == 0)
-            sim_count(FREE_0 + worker, 1);
+    for (uint64_t i = 0; i < patience() && !sim_all_have(FREED_0); i++) {
+        release();
+        if (sim_truth(OBJECTS_0 + worker) == 0 && sim_truth(FREED_0 + worker) == 0)
+            sim_count(FREED_0 + worker, 1);
         nanosleep(&(struct timespec){ .tv_nsec = 5000000 }, NULL);
     }
-    if (!all_have(FREE_0))
+    if (!sim_all_have(FREED_0))
         sim_fail("%lld objects of rank %u are left, and nobody refers to them",
                  (long long)sim_truth(OBJECTS_0 + worker), worker);
-}
-
-void sim_room_rrefs(int worker)
-{
-    run(worker, use_refs, await_objects, release_refs);
 }
 
 void sim_lend_register(struct bx_job *job)

@@ -14,16 +14,18 @@ void sim_room_ring(int worker);         /* room_ring.c */
 void sim_room_bell(int worker);
 void sim_room_role(int worker);         /* room_role.c */
 void sim_room_role_quiet(uint64_t ns);
-void sim_room_calls(int worker);        /* room_job.c */
-void sim_room_oneway(int worker);
+void sim_room_oneway(int worker);       /* room_job.c */
 void sim_room_full(int worker);
+void sim_room_calls(int worker);        /* room_mix.c */
 void sim_room_death(int worker);
-void sim_room_tensors(int worker);      /* room_lend.c */
+void sim_room_tensors(int worker);
 void sim_room_rrefs(int worker);
-void sim_room_late(int worker);         /* room_late.c */
+void sim_room_late(int worker);
+void sim_room_mix(int worker);
 void sim_room_serve(int worker);        /* room_end.c */
 void sim_room_end(int worker);
 void sim_room_job_check(void);
+void sim_room_job_again(int worker);
 void sim_room_job_quiet(uint64_t ns);
 
 #endif

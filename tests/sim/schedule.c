@@ -149,6 +149,8 @@ void sim_trace_point(const char *what, uint64_t key, uintptr_t pc)
 
 static bool can_run(struct sim_fiber *fiber)
 {
+    if (sim_is_stopped(fiber->worker))
+        return false;
     if (fiber->state == SIM_RUNS)
         return true;
     if (fiber->state != SIM_BLOCKED)
@@ -193,12 +195,13 @@ static struct sim_fiber *pick(struct sim_fiber **can, int count)
 /* Time passes. False: there is no deadline. */
 static bool pass_time(void)
 {
-    uint64_t next_ns = SIM_FOREVER;
+    uint64_t next_ns = sim_stops_end_ns();
 
     for (int i = 0; i < sim_fiber_count; i++)
-        if (sim_fibers[i].state == SIM_BLOCKED && sim_fibers[i].until_ns < next_ns)
+        if (sim_fibers[i].state == SIM_BLOCKED && sim_fibers[i].until_ns < next_ns &&
+            !sim_is_stopped(sim_fibers[i].worker))
             next_ns = sim_fibers[i].until_ns;
-    if (program->quiet != NULL)
+    if (program->quiet != NULL && !sim_any_is_stopped())
         program->quiet(next_ns == SIM_FOREVER ? next_ns : next_ns - sim_schedule.now_ns);
     if (next_ns == SIM_FOREVER)
         return false;
@@ -231,7 +234,7 @@ static void run_another(const char *why)
     int count;
 
     while ((count = who_can(can, NULL)) == 0)
-        if (!hear_of_deaths(SIM_FOREVER - 1) && !pass_time())
+        if (!hear_of_deaths(SIM_FOREVER - 1) && !sim_comebacks_begin(SIM_FOREVER - 1) && !pass_time())
             nobody_can_run();
     run(pick(can, count), why);
 }
@@ -252,6 +255,7 @@ bool sim_block(const char *why, bool (*can)(void *argument), void *argument, uin
 
 static struct death {
     bool dead;
+    int count;                      /* how often; a worker may be started again */
     uint64_t at, heard_at;          /* points; SIM_FOREVER: not yet, or done */
 } deaths[SIM_COPIES];
 
@@ -269,7 +273,7 @@ static void hear_of_end(int worker)
 static void end_process(int worker)
 {
     for (int i = 0; i < sim_fiber_count; i++)
-        if (sim_fibers[i].worker == worker && sim_fibers[i].state != SIM_ENDED)
+        if (sim_fibers[i].worker == worker && sim_fibers[i].state != SIM_ENDED && sim_fibers[i].state != SIM_DEAD)
             return;
     if (program->resets) {
         sim_descriptors_close(worker);
@@ -339,9 +343,11 @@ static void die(int worker)
             sim_fibers[i].state = SIM_DEAD;
         }
     deaths[worker].dead = true;
+    deaths[worker].count++;
     deaths[worker].at = SIM_FOREVER;
     deaths[worker].heard_at = sim_schedule.points + (sim_choose(2) == 0 ? 1 : sim_choose(5000));
     sim_descriptors_close(worker);
+    sim_mappings_close(worker);
     if (sim_self->worker == worker)
         run_another("dies");
 }
@@ -357,6 +363,7 @@ static bool hear_of_deaths(uint64_t points)
         sim_note("the death of worker %d is heard of", worker);
         deaths[worker].heard_at = SIM_FOREVER;
         hear_of_end(worker);
+        sim_death_is_heard_of(worker);
         any = true;
     }
     return any;
@@ -373,12 +380,21 @@ bool sim_is_dead(int worker)
     return deaths[worker].dead;
 }
 
+int sim_deaths(int worker)
+{
+    int count = 0;
+
+    for (int i = 0; i < SIM_COPIES; i++)
+        count += worker < 0 || worker == i ? deaths[i].count : 0;
+    return count;
+}
+
 int sim_deaths_heard_of(void)
 {
     int count = 0;
 
     for (int worker = 0; worker < SIM_COPIES; worker++)
-        count += deaths[worker].dead && deaths[worker].heard_at == SIM_FOREVER;
+        count += deaths[worker].count - (deaths[worker].dead && deaths[worker].heard_at != SIM_FOREVER);
     return count;
 }
 
@@ -440,7 +456,7 @@ void sim_point_slow(void)
 {
     struct sim_schedule *s = &sim_schedule;
     struct sim_fiber *can[SIM_FIBERS];
-    uint64_t next;
+    uint64_t next, stop_at;
     int count;
 
     if (s->points > POINTS_MOST)
@@ -451,8 +467,12 @@ void sim_point_slow(void)
     }
     hear_of_deaths(s->points);
     for (int worker = 0; worker < SIM_COPIES; worker++)
-        if (s->points >= deaths[worker].at)
+        if (s->points >= deaths[worker].at && !deaths[worker].dead)
             die(worker);
+    sim_comebacks_begin(s->points);
+    stop_at = sim_stops_begin(s->points);
+    if (sim_is_stopped(sim_self->worker))
+        run_another("stopped");
     if (s->points >= flush_at)
         flush_some();
     if (s->way == SIM_RANDOM && s->points >= switch_at) {
@@ -478,9 +498,11 @@ void sim_point_slow(void)
         run(pick(can, count), "preempted");
     }
     next = switch_at < flush_at ? switch_at : flush_at;
+    next = stop_at < next ? stop_at : next;
     for (int worker = 0; worker < SIM_COPIES; worker++) {
         next = deaths[worker].at < next ? deaths[worker].at : next;
         next = deaths[worker].heard_at < next ? deaths[worker].heard_at : next;
+        next = sim_comeback_at(worker) < next ? sim_comeback_at(worker) : next;
     }
     sim_next = next > s->points ? (int64_t)(next - s->points) : 1;
 }
@@ -493,6 +515,28 @@ static void *start(void *argument)
 
     copies[sim_self->worker]->start(sim_self->worker);
     return NULL;
+}
+
+static const struct sim_program *const *programs;
+static const char *const mains[SIM_COPIES] = { "main0", "main1", "main2", "main3", "main4" };
+
+/* A process with the memory of the program's beginning. It is behind all that the dead one did. */
+void sim_start_again(int worker)
+{
+    struct sim_fiber *first;
+
+    sim_note("worker %d is started again", worker);
+    sim_statics_reset_one(worker);
+    deaths[worker].dead = false;
+    deaths[worker].at = SIM_FOREVER;
+    if (program->again != NULL)
+        program->again(worker);
+    first = sim_fiber_make(mains[worker], worker, start, (void *)(uintptr_t)programs);
+    for (int i = 0; i < sim_fiber_count; i++)
+        if (sim_fibers[i].worker == worker && &sim_fibers[i] != first)
+            first->clock.at[i] = sim_fibers[i].clock.at[i];
+    set_priority(first);
+    sim_next = 1;
 }
 
 static void draw(uint64_t seed)
@@ -516,12 +560,13 @@ static void draw(uint64_t seed)
 void sim_run(const struct sim_program *const *copies, uint64_t seed)
 {
     const bool trace = sim_schedule.trace;
-    static const char *const mains[SIM_COPIES] = { "main0", "main1", "main2" };
     struct sim_fiber *first;
 
     program = copies[0];
+    programs = copies;
     sim_schedule = (struct sim_schedule){ .seed = seed, .trace = trace, .way = sim_schedule.way, .now_ns = 1000000000 };
     draw(seed);
+    sim_fate_reset(program);
     lowest = FIRST_PRIORITY - 1;
     switch_at = switched_at = 0;
     flush_at = SIM_FOREVER;

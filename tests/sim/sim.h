@@ -19,7 +19,9 @@
  *  S2  Every choice comes from sim_choose or sim_random. So two runs of a seed have the same trace, and the same hash.
  *  S3  A store of a fiber is in its store buffer or in memory. The fiber itself reads its own newest one. Stores to one
  *      address leave the buffer in their order; a release store leaves it after all that came before it.
- *  S4  The buffer is empty behind a full fence, a read-modify-write, and at each function of world.syms.
+ *  S4  The buffer is empty behind a full fence, and at each function of world.syms but those of the heap; behind any
+ *      read-modify-write, if the schedule is not weak. Before a sequentially consistent load or read-modify-write, no
+ *      such store is left in it.
  *  S5  Simulated time passes only when no fiber can run: then it is set to the earliest deadline of a sleep. A read of
  *      the clock adds tick_ns.
  */
@@ -30,7 +32,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define SIM_FIBERS 20
+#define SIM_FIBERS 64
 #define SIM_FOREVER UINT64_MAX
 
 /* ---- What a program uses ---------------------------------------------------------------------------- */
@@ -42,6 +44,7 @@ struct sim_program {
     bool resets;            /* it leaves statics of the library, descriptors and mappings behind */
     void (*start)(int worker);      /* in a fiber of that worker */
     void (*check)(void);            /* worker 0, when all fibers have ended. Or NULL */
+    void (*again)(int worker);      /* worker 0, when one that died is started again: for the truth. Or NULL */
     void (*quiet)(uint64_t ns);     /* nobody can run, and so much time would pass: a finding? Or NULL */
 };
 extern const struct sim_program sim_programs[];     /* of each copy of the library; ends with a NULL name */
@@ -61,6 +64,16 @@ void sim_count(unsigned index, int64_t by);
  * descriptors are closed. Its pidfd becomes readable some points later, at most when nobody can run. */
 void sim_kill_later(int worker, uint32_t points);
 bool sim_is_dead(int worker);
+int sim_deaths(int worker);                 /* how often it has died; -1: all together */
+/* Its process is started again: so many points after its death is heard of, if another worker has not ended. */
+void sim_start_again_later(int worker, uint32_t points);
+bool sim_is_gone(int worker);               /* dead, and it is not started again */
+/* The worker is stopped at the point that is so many points away, for so long. */
+void sim_stop_later(int worker, uint32_t points, uint64_t ns);
+/* No fiber of it runs now; all stops of the schedule so far, together: what may take so much longer. */
+bool sim_is_stopped(int worker);
+bool sim_any_is_stopped(void);
+uint64_t sim_stopped_ns(void);
 int sim_deaths_heard_of(void);              /* so many pidfds are readable */
 int sim_names_left(void);                   /* in /dev/shm and the directory of sockets; removes them */
 /* The program reads or writes memory of the library: a point, and an access that must be ordered. */
@@ -80,7 +93,7 @@ struct sim_store {                          /* in a store buffer */
     void *address;
     uint64_t value;
     uint8_t bytes;
-    bool release;
+    bool release, fenced, change, total;    /* a release fence came behind it; a read-modify-write's; seq_cst */
     struct sim_clock clock;                 /* what a reader that acquires it is ordered behind */
 };
 #define SIM_BUFFERED 12
@@ -102,7 +115,7 @@ struct sim_fiber {
     bool signalled;                         /* of a futex or a condition variable, at: */
     const void *waits_on;
     uint32_t priority;
-    void *own[32];                          /* pthread_getspecific */
+    void *own[48];                          /* pthread_getspecific */
     struct sim_clock clock, released, acquired;     /* acquired: by relaxed loads, for a fence */
     int buffered;
     struct sim_store buffer[SIM_BUFFERED];
@@ -141,6 +154,7 @@ void sim_trace_point(const char *what, uint64_t key, uintptr_t pc);
 uint64_t sim_random(void);
 bool sim_disturbs(void);                        /* now and then, in some schedules */
 uint64_t sim_paths(void);
+void sim_start_again(int worker);
 
 /* Before each access: `what` for the trace. */
 static inline void sim_point(const char *what, uint64_t key, uintptr_t pc)
@@ -169,17 +183,27 @@ bool sim_cas(volatile void *address, unsigned bytes, uint64_t *expected, uint64_
              uintptr_t pc);
 void sim_fence(int order, uintptr_t pc);
 void sim_flush(struct sim_fiber *fiber);        /* all of its stores become visible */
+void sim_flush_range(const void *address, size_t bytes);        /* the stores of all to there, and those before them */
 void sim_flush_one(struct sim_fiber *fiber);    /* one of them, which the seed chooses */
 void sim_clock_join(struct sim_clock *clock, const struct sim_clock *with);
 void sim_release_to(struct sim_clock *clock);   /* this fiber's clock, and begins the next of its times */
 
+/* ---- fate.c ----------------------------------------------------------------------------------------- */
+
+void sim_fate_reset(const struct sim_program *program);
+void sim_death_is_heard_of(int worker);
+bool sim_comebacks_begin(uint64_t points);
+uint64_t sim_comeback_at(int worker);
+uint64_t sim_stops_begin(uint64_t points);
+uint64_t sim_stops_end_ns(void);
 
 /* ---- copies.c --------------------------------------------------------------------------------------- */
 
-#define SIM_COPIES 3
+#define SIM_COPIES 5
 extern const struct sim_program *const sim_copies[SIM_COPIES];      /* the tables of programs */
 void sim_statics_keep(void);
 void sim_statics_reset(int copies);             /* of the first so many */
+void sim_statics_reset_one(int copy);
 
 /* ---- world.c ---------------------------------------------------------------------------------------- */
 
@@ -189,6 +213,7 @@ void *sim_memory(size_t bytes);                 /* of the simulated heap, zeroed
 bool sim_shared(uintptr_t address, uint64_t *key);
 extern char sim_directory[64];                  /* for names; of this run of the simulator */
 void sim_descriptors_close(int worker);         /* it dies */
+void sim_mappings_close(int worker);
 void sim_pidfd_ready(int worker);               /* the others hear of it */
 void sim_thread_ends(void);                     /* calls the destructors of its pthread_setspecific */
 extern uint64_t sim_changes;                    /* of descriptors: who sleeps on one looks again */

@@ -97,6 +97,7 @@ int sim_shm_unlink(const char *name);
 DIR *sim_opendir(const char *path);
 int sim_unlink(const char *path);
 int sim_linkat(int from_fd, const char *from, int to_fd, const char *to, int flags);
+FILE *sim_fopen(const char *path, const char *mode);
 char *sim_getenv(const char *name);
 char *sim_secure_getenv(const char *name);
 int sim_getpid(void);
@@ -141,6 +142,22 @@ int sim_linkat(int from_fd, const char *from, int to_fd, const char *to, int fla
     return linkat(from_fd, from, to_fd, own_path(to, text), flags);
 }
 
+/* The state of a worker; else what is there. */
+FILE *sim_fopen(const char *path, const char *mode)
+{
+    static char text[16];
+    int pid = 0, worker;
+
+    ENTER();
+    if (sscanf(path, "/proc/%d/stat", &pid) != 1)
+        return fopen(path, mode);
+    worker = pid % 10;
+    if (worker >= SIM_COPIES || sim_is_dead(worker) || pid != 1000 + worker + 10 * sim_deaths(worker))
+        return NULL;
+    snprintf(text, sizeof text, "%d (sim) %c", pid, sim_is_stopped(worker) ? 'T' : 'S');
+    return fmemopen(text, strlen(text), "r");
+}
+
 char *sim_getenv(const char *name)
 {
     return strcmp(name, "XDG_RUNTIME_DIR") == 0 ? sim_directory : NULL;
@@ -153,7 +170,7 @@ char *sim_secure_getenv(const char *name)
 
 int sim_getpid(void)
 {
-    return 1000 + (sim_self != NULL ? sim_self->worker : 0);
+    return sim_self != NULL ? 1000 + sim_self->worker + 10 * sim_deaths(sim_self->worker) : 1000;
 }
 
 /* Removes all names, those in the directory of the sockets too. How many there were. */
@@ -172,7 +189,7 @@ static int remove_names(const char *path)
         if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0 && entry->d_type == DT_DIR)
             count += remove_names(name), rmdir(name);
         else if (entry->d_type != DT_DIR)
-            count += unlink(name) == 0;
+            sim_note("name %s", entry->d_name), count += unlink(name) == 0;
     }
     closedir(directory);
     return count;

@@ -18,12 +18,13 @@
 #define FREED ((unsigned char *)0x180000000000)     /* a byte for each 16 of the heap: 1 */
 #define SLOT_BITS 36
 #define WINDOW UINT64_C(0x200000000000)
-#define MAPPINGS 192
+#define MAPPINGS 256
 
 static uint64_t heap_used;
 static struct {
     uint64_t object;                    /* 0: private */
     uint64_t offset;
+    int worker;
 } mappings[MAPPINGS];
 static unsigned mapping_count;
 static struct {
@@ -52,6 +53,14 @@ void sim_mappings_reset(bool all)
     memset(FREED, 0, heap_used / 16 + 1);
     heap_used = 0;
     mapping_count = object_count = 0;
+}
+
+/* With its process. */
+void sim_mappings_close(int worker)
+{
+    for (unsigned slot = 0; slot < mapping_count; slot++)
+        if (mappings[slot].worker == worker)
+            munmap((void *)(uintptr_t)(WINDOW + ((uint64_t)slot << SLOT_BITS)), UINT64_C(1) << SLOT_BITS);
 }
 
 /* ---- the heap -------------------------------------------------------------------------------------- */
@@ -139,8 +148,7 @@ void sim_free(void *block)
     }
     if (FREED[((uintptr_t)block - (uintptr_t)HEAP) / 16])
         sim_fail("'%s' frees memory twice", sim_self->name);
-    for (int i = 0; i < sim_fiber_count; i++)
-        sim_flush(&sim_fibers[i]);
+    sim_flush_range(block, bytes_of(block));
     memset(FREED + ((uintptr_t)block - (uintptr_t)HEAP) / 16, 1, (bytes_of(block) + 15) / 16);
 }
 
@@ -150,6 +158,7 @@ void *sim_realloc(void *block, size_t bytes)
 
     if (block == NULL || larger == NULL)
         return larger;
+    sim_flush_range(block, bytes_of(block));
     memcpy(larger, block, bytes_of(block) < bytes ? bytes_of(block) : bytes);
     sim_free(block);
     return larger;
@@ -242,6 +251,7 @@ void *sim_mmap(void *address, size_t bytes, int protection, int flags, int fd, o
     ENTER();
     if (!(flags & MAP_FIXED) && mapping_count < MAPPINGS) {
         slot = mapping_count++;
+        mappings[slot].worker = sim_self != NULL ? sim_self->worker : -1;
         address = (void *)(uintptr_t)(WINDOW + (slot << SLOT_BITS));
         flags |= MAP_FIXED;
     }
@@ -255,7 +265,6 @@ void *sim_mmap(void *address, size_t bytes, int protection, int flags, int fd, o
 int sim_munmap(void *address, size_t bytes)
 {
     ENTER();
-    for (int i = 0; i < sim_fiber_count; i++)
-        sim_flush(&sim_fibers[i]);
+    sim_flush_range(address, bytes);
     return munmap(address, bytes);
 }

@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define KEYS 32
+#define KEYS 48
 
 static unsigned keys;
 static struct sim_clock onces;         /* what was before any pthread_once ended */
@@ -272,7 +272,7 @@ int sim_pthread_cond_broadcast(pthread_cond_t *cond)
 
 int sim_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*work)(void *), void *argument)
 {
-    static const char *const names[SIM_COPIES] = { "thread0", "thread1", "thread2" };
+    static const char *const names[SIM_COPIES] = { "thread0", "thread1", "thread2", "thread3", "thread4" };
 
     (void)attributes;
     ENTER();

@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Random programs. Each thread of each worker runs a script: operations of the other rooms, in an order that the seed
+ * chooses. The truth lies beside the operations. `mix` has all of them, and two to five workers; `calls`, `death`,
+ * `tensors`, `rrefs` and `late` have some of them, and two or three workers. Workers die, come back, and leave alone.
+ *
+ * Truth: what each operation says. When nobody keeps anything any more, all leases return, those of the dead too, and
+ * all objects of the living are destroyed.
+ */
+#include "room_job.h"
+
+#include "boxcar.h"
+
+#include <time.h>
+
+struct mix {
+    int least, most;                    /* workers */
+    uint32_t longest;                   /* operations in a script */
+    uint32_t dies_in, points;           /* one dies in one of so many schedules, after at most 2^points points */
+    bool lends, refers, late;
+    sim_operation *const *operations;
+    uint32_t count;
+};
+
+#define OPERATIONS(name, ...) static sim_operation *const name[] = { __VA_ARGS__ }
+OPERATIONS(calls, sim_call);
+OPERATIONS(lends, sim_lend);
+OPERATIONS(refers, sim_refer);
+OPERATIONS(lates, sim_combine, sim_call_back, sim_call_object, sim_begin_and_await, sim_begin_and_await,
+           sim_fulfil_one);
+OPERATIONS(all, sim_call, sim_call, sim_lend, sim_lend, sim_refer, sim_refer, sim_combine, sim_call_back,
+           sim_call_object, sim_begin_and_await, sim_fulfil_one);
+#define OF(name) name, sizeof name / sizeof name[0]
+
+static const struct mix *mix;           /* of this worker */
+
+static void *script(void *job)
+{
+    uint32_t count = 1 + sim_choose(mix->longest);
+
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t which = sim_choose(mix->count);
+
+        sim_note("operation %u", which);
+        mix->operations[which](job);
+    }
+    return NULL;
+}
+
+/* When all have started one dies, in some of these schedules another one too. */
+static void kill_some(void)
+{
+    sim_count(STARTED, 1);
+    if (sim_truth(STARTED) != sim_truth(SIZE) || sim_choose(mix->dies_in) != mix->dies_in - 1)
+        return;
+    do
+        sim_job_kill((int)sim_choose((uint32_t)sim_truth(SIZE)),
+                     sim_choose(UINT32_C(1) << (4 + sim_choose(mix->points))));
+    while (sim_truth(SIZE) > 2 && sim_choose(3) == 0);
+}
+
+/* In half of the schedules: until nothing is out. In the others the shutdown comes while something is. */
+static bool all_wait(void)
+{
+    if (sim_truth(WAITS) == 0)
+        sim_count(WAITS, 1 + sim_choose(2));
+    return sim_truth(WAITS) == 1;
+}
+
+static bool all_are_done(void *unused)
+{
+    (void)unused;
+    return sim_all_have(DONE_0);
+}
+
+static void leave_at_once(int worker, struct bx_job *job)
+{
+    static const unsigned of[] = { DONE_0, FREE_0, FREED_0 };
+
+    for (unsigned i = 0; i < 3; i++)
+        sim_count(of[i] + (unsigned)worker, 1);
+    sim_count(LEAVERS, 1);
+    if (job != NULL)
+        sim_job_end(job, -1);
+}
+
+static void release_all(void)
+{
+    sim_release_tensors();
+    sim_release_refs();
+}
+
+static void end(int worker, struct bx_job *job)
+{
+    static const unsigned of[] = { FREE_0, FREED_0 };
+
+    sim_count(DONE_0 + (unsigned)worker, 1);
+    sim_count(LEAVERS, 1);
+    if (sim_leave_alone(job)) {
+        for (unsigned i = 0; i < 2; i++)
+            sim_count(of[i] + (unsigned)worker, 1);
+        release_all();
+    } else {
+        if ((mix->lends || mix->refers) && all_wait()) {
+            while (!all_are_done(NULL))
+                sim_block("the calls of the others", all_are_done, NULL, SIM_FOREVER);
+            sim_count(CLOSED, 1);
+            if (mix->lends)
+                sim_get_all_back(job, release_all);
+            if (mix->refers)
+                sim_await_objects(release_all);
+        }
+        release_all();
+        sim_job_end(job, -1);
+    }
+    if (mix->late)
+        sim_late_end();
+}
+
+static void run(int worker, const struct mix *of)
+{
+    struct bx_job *job;
+    int other = -1, completer = -1;
+
+    mix = of;
+    if (sim_truth(SIZE) == 0)
+        sim_count(SIZE, of->least + (int)sim_choose((uint32_t)(1 + of->most - of->least)));
+    if (worker >= (int)sim_truth(SIZE))
+        return;
+    job = sim_job_begin(worker, (int)sim_truth(SIZE), of->late ? sim_late_register : NULL);
+    if (job == NULL || sim_truth(CLOSED) > 0) {         /* it has come back too late */
+        leave_at_once(worker, job);
+        return;
+    }
+    if (sim_truth(SIZE) < 4 && sim_choose(2) == 0)
+        other = sim_spawn("other", script, job);
+    if (of->late && sim_truth(SIZE) < 4)
+        completer = sim_spawn("completer", sim_complete, job);
+    kill_some();
+    script(job);
+    if (other >= 0)
+        sim_join(other);
+    if (of->dies_in < 100 && sim_choose(2) == 0) {
+        sim_await_decision(sim_another(job));
+        script(job);
+    }
+    if (completer >= 0)
+        sim_join(completer);
+    end(worker, job);
+}
+
+void sim_room_calls(int worker)
+{
+    run(worker, &(struct mix){ 2, 2, 3, 1000, 1, false, false, false, OF(calls) });
+}
+
+void sim_room_death(int worker)
+{
+    run(worker, &(struct mix){ 2, 2, 6, 1, 10, false, false, false, OF(calls) });
+}
+
+void sim_room_tensors(int worker)
+{
+    run(worker, &(struct mix){ 3, 3, 5, 3, 11, true, false, false, OF(lends) });
+}
+
+void sim_room_rrefs(int worker)
+{
+    run(worker, &(struct mix){ 3, 3, 4, 3, 11, false, true, false, OF(refers) });
+}
+
+void sim_room_late(int worker)
+{
+    run(worker, &(struct mix){ 2, 2, 3, 4, 11, false, false, true, OF(lates) });
+}
+
+void sim_room_mix(int worker)
+{
+    run(worker, &(struct mix){ 2, 5, 6, 4, 12, true, true, true, OF(all) });
+}

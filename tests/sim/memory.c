@@ -249,12 +249,16 @@ static void flush_overlapping(uint64_t key, size_t bytes)
 
 /* ---- accesses -------------------------------------------------------------------------------------- */
 
+static bool is_on_own_stack(const volatile void *address)
+{
+    return (uintptr_t)address - sim_self->stack < sim_self->stack_end - sim_self->stack;
+}
+
 void sim_plain(const void *address, size_t bytes, bool write, uintptr_t pc)
 {
     uint64_t key;
 
-    if (sim_self == NULL || (uintptr_t)address >= NO_OTHER_FIBER ||
-        (uintptr_t)address - sim_self->stack < sim_self->stack_end - sim_self->stack)
+    if (sim_self == NULL || (uintptr_t)address >= NO_OTHER_FIBER || is_on_own_stack(address))
         return;
     key = sim_key(address);
     sim_point(write ? "write" : "read", key, pc);
@@ -308,7 +312,10 @@ void sim_store(volatile void *address, unsigned bytes, uint64_t value, int order
                                  sim_self->released };
     if (releases(order))
         sim_release_to(&store->clock);
-    if (order == __ATOMIC_SEQ_CST)
+    /* Of its own stack: plain writes there are not seen here, so a store that waited might come behind one. */
+    if (is_on_own_stack(address) && !releases(order))
+        leave_buffer(sim_self, sim_self->buffered - 1);
+    else if (order == __ATOMIC_SEQ_CST || is_on_own_stack(address))
         sim_flush(sim_self);
     else
         sim_stored();

@@ -451,9 +451,11 @@ stress: deps
 
 # New seeds each time. SIM_ARGS='--program ring --seed 7 --trace' replays one.
 SIM_S ?= 300
+SIM_FAIL_S ?= 60
 sim: deps
 	@$(MAKE) --no-print-directory CONFIG=sim CUDA=0 $(BUILD)/sim/tests/sim
 	@$(BUILD)/sim/tests/sim $(or $(SIM_ARGS),--seconds $(SIM_S))
+	@$(if $(SIM_ARGS),,$(BUILD)/sim/tests/sim --fail all --seconds $(SIM_FAIL_S))
 
 # Whether an arena grows for ever: an hour at a low duty, beside other work.
 SOAK_S ?= 3600
@@ -657,8 +659,8 @@ help:
 #? make wheel           a wheel of it, with the library, in build/wheel
 #? make test-python     its tests
 #? make stress          ring and doorbell under load, without Criterion
-#? make sim             the engine in a simulator: schedules that a seed chooses, for SIM_S=300 seconds; prints the
-#?                      seeds. tests/sim/README.md
+#? make sim             the engine in a simulator: schedules that a seed chooses, for SIM_S=300 seconds, and calls that
+#?                      fail, for SIM_FAIL_S=60; prints the seeds. tests/sim/README.md
 #? make soak            tensors of all sizes between four workers for SOAK_S=3600 seconds: does an arena leak?
 #? make mutants         puts faults into FILES (those that differ from SINCE, HEAD): do the tests notice? KEPT=all
 #?                      those of tests/mutants/*.mut; see tests/mutants/README.md

@@ -491,8 +491,9 @@ typedef int (*bx_handler_fn)(const struct bx_request *request, struct bx_reader 
 /* An async handler returns a future whose value becomes the reply; the library takes over the reference. It runs on the
  * thread that makes progress, must not wait, and holds no thread until the future is done. When the caller's deadline
  * passes, or the caller cancels, dies or leaves, the library fails the future with BX_E_CANCELLED, BX_E_PEER_DEAD or
- * BX_E_SHUTDOWN: bx_future_on_done reports that, and a later bx_future_set returns -EALREADY. The future may be that of
- * a call of the handler's own (bx_rpc_async): then that call is cancelled too. */
+ * BX_E_SHUTDOWN: bx_future_on_done reports that, and a later bx_future_set returns -EALREADY. So it does, with
+ * BX_E_CANCELLED, if the request fails otherwise: the handler returns an error as well, or memory is out. The future
+ * may be that of a call of the handler's own (bx_rpc_async): then that call is cancelled too. */
 typedef int (*bx_async_fn)(const struct bx_request *request, struct bx_reader *args,
                            struct bx_future **reply, void *context);
 

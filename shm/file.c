@@ -66,6 +66,22 @@ int bxi_file_punch(int fd, uint64_t offset, uint64_t bytes)
     return rc < 0 ? -errno : 0;
 }
 
+int bxi_file_lock(int fd, short type, uint64_t offset, uint64_t bytes)
+{
+    struct flock lock = { .l_type = type, .l_whence = SEEK_SET, .l_start = (off_t)offset, .l_len = (off_t)bytes };
+
+    if (fcntl(fd, F_OFD_SETLK, &lock) == 0)
+        return 0;
+    return errno == EACCES ? -EAGAIN : -errno;
+}
+
+bool bxi_file_is_locked(int fd, uint64_t offset, uint64_t bytes)
+{
+    struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)offset, .l_len = (off_t)bytes };
+
+    return fcntl(fd, F_OFD_GETLK, &lock) < 0 || lock.l_type != F_UNLCK;
+}
+
 int bxi_file_map(int fd, size_t bytes, bool writable, bxi_a32 *truncated, void **base_out)
 {
     struct stat status;

@@ -26,4 +26,11 @@ int bxi_file_punch(int fd, uint64_t offset, uint64_t bytes);
  * it by mistake. 0; -EPROTO: it is none, or has another size; -ENOSPC: too many guards; -errno. */
 int bxi_file_map(int fd, size_t bytes, bool writable, bxi_a32 *truncated, void **base);
 
+/* Sets or releases (F_UNLCK) a lock of this open file on some bytes, 0: on all; it ends with the open file. 0; -EAGAIN:
+ * another open file has it; -errno. */
+int bxi_file_lock(int fd, short type, uint64_t offset, uint64_t bytes);
+/* Another open file has a lock on them. True also if the kernel lacks the memory to say so: nobody who lives may be
+ * taken for dead. */
+bool bxi_file_is_locked(int fd, uint64_t offset, uint64_t bytes);
+
 #endif

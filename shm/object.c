@@ -24,6 +24,7 @@
 #include "object.h"
 
 #include "backoff.h"
+#include "file.h"
 #include "fork.h"
 #include "step.h"
 
@@ -60,16 +61,6 @@ void bxi_object_arena_name(char out[BXI_OBJECT_NAME_BYTES], uint32_t uid, const 
     memcpy(out + strlen(out), ARENA_SUFFIX, sizeof(ARENA_SUFFIX));
 }
 
-/* 0; -EAGAIN: another process has the lock; -errno. */
-static int lock_owner(int fd)
-{
-    struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
-
-    if (fcntl(fd, F_OFD_SETLK, &lock) == 0)
-        return 0;
-    return errno == EACCES ? -EAGAIN : -errno;
-}
-
 /* Creates the object and locks it. 0; -EAGAIN: a reaper was faster; -errno. */
 static int create_locked(const char *shm_name, int *fd_out)
 {
@@ -80,7 +71,7 @@ static int create_locked(const char *shm_name, int *fd_out)
     if (fd < 0)
         return -errno;
     BXI_STEP("segment.named");
-    rc = lock_owner(fd);
+    rc = bxi_file_lock(fd, F_WRLCK, 0, 0);
     if (rc < 0)
         goto close_fd;      /* the reaper that has the lock unlinks the name */
     if (fstat(fd, &status) < 0) {
@@ -123,7 +114,7 @@ int bxi_object_create_unnamed(int *fd_out)
         return errno == EISDIR ? -EOPNOTSUPP : -errno;
     BXI_STEP("object.unnamed");
 
-    int rc = lock_owner(fd);
+    int rc = bxi_file_lock(fd, F_WRLCK, 0, 0);
 
     if (rc < 0) {
         bxi_unshared_close(fd);
@@ -145,13 +136,6 @@ int bxi_object_link(int fd, const char *shm_name)
     return 0;
 }
 
-static bool is_locked(int fd)
-{
-    struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
-
-    return fcntl(fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
-}
-
 int bxi_object_find_owner(const char *job, uint64_t instance, int rank, struct bxi_object_owner *owner)
 {
     char shm_name[BXI_OBJECT_NAME_BYTES];
@@ -162,7 +146,7 @@ int bxi_object_find_owner(const char *job, uint64_t instance, int rank, struct b
     if (fd < 0)
         return -errno;
     /* Read, not mapped: the file may be truncated meanwhile. */
-    bool is_whole = is_locked(fd) && pread(fd, &header, sizeof(header), 0) == (ssize_t)sizeof(header) &&
+    bool is_whole = bxi_file_is_locked(fd, 0, 0) && pread(fd, &header, sizeof(header), 0) == (ssize_t)sizeof(header) &&
                     header.magic == BXI_MAGIC && header.layout_version == BXI_LAYOUT_VERSION;
     close(fd);
     if (!is_whole)
@@ -255,7 +239,7 @@ static int reap_one(const char *file_name)
     }
     if (!S_ISREG(status.st_mode) || status.st_uid != geteuid())
         goto close_fd;
-    if (lock_owner(fd) < 0)
+    if (bxi_file_lock(fd, F_WRLCK, 0, 0) < 0)
         goto close_fd;
     /* Unlinked before the lock was taken: then the name may lead to another object by now. */
     if (fstat(fd, &status) < 0 || status.st_nlink == 0)

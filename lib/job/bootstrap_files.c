@@ -115,18 +115,14 @@ int bxi_boot_paths(const char *job_name, struct bxi_boot_paths *paths)
 
 /* ---- The lock file ----------------------------------------------------------------------------- */
 
-static bool set_lock(int fd, enum lock_byte byte, short type)
+static int set_lock(int fd, enum lock_byte byte, short type)
 {
-    struct flock lock = { .l_type = type, .l_whence = SEEK_SET, .l_start = (off_t)byte, .l_len = 1 };
-
-    return fcntl(fd, F_OFD_SETLK, &lock) == 0;
+    return bxi_file_lock(fd, type, byte, 1);
 }
 
 static bool is_held(int fd)
 {
-    struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = JOB_BYTE, .l_len = 1 };
-
-    return fcntl(fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+    return bxi_file_is_locked(fd, JOB_BYTE, 1);
 }
 
 static void read_line(int fd, char line[LINE_BYTES])
@@ -192,17 +188,17 @@ static bool has_no_name(int fd)
     return fstat(fd, &status) == 0 && status.st_nlink == 0;
 }
 
-/* The guard is held for moments only; false if it is held through all attempts. */
-static bool take_guard(int fd, int attempts)
+/* The guard is held for moments only; -EAGAIN if it is held through all attempts. */
+static int take_guard(int fd, int attempts)
 {
     const struct timespec moment = { .tv_nsec = 1000000 };
+    int rc = set_lock(fd, GUARD_BYTE, F_WRLCK);
 
-    for (int attempt = 0; attempt < attempts; attempt++) {
-        if (set_lock(fd, GUARD_BYTE, F_WRLCK))
-            return true;
+    for (int attempt = 1; attempt < attempts && rc < 0; attempt++) {
         nanosleep(&moment, NULL);
+        rc = set_lock(fd, GUARD_BYTE, F_WRLCK);
     }
-    return false;
+    return rc;
 }
 
 static int open_lock_file(const char *path)
@@ -212,19 +208,21 @@ static int open_lock_file(const char *path)
     return fd < 0 ? -errno : fd;
 }
 
-static bool take_job_byte(int fd)
+static int take_job_byte(int fd)
 {
-    bool is_taken = take_guard(fd, GUARD_ATTEMPTS) && set_lock(fd, JOB_BYTE, F_WRLCK);
+    int rc = take_guard(fd, GUARD_ATTEMPTS);
 
+    if (rc == 0)
+        rc = set_lock(fd, JOB_BYTE, F_WRLCK);
     set_lock(fd, GUARD_BYTE, F_UNLCK);
-    return is_taken;
+    return rc;
 }
 
 int bxi_boot_lock(struct bx_job *job, const struct bxi_boot_paths *paths)
 {
     char line[LINE_BYTES], holder[BXI_HOLDER_BYTES];
 
-    int fd = bxi_file_lock(paths->lock, O_CREAT, take_job_byte);
+    int fd = bxi_boot_lock_file(paths->lock, O_CREAT, take_job_byte);
     if (fd == -EAGAIN) {
         bxi_boot_lock_holder(paths->lock, holder);
         return bx_fail(BX_E_JOB_RUNNING, "a job named '%s' is running: its rank 0 is %s; wait for its end or choose "
@@ -291,7 +289,7 @@ void bxi_boot_sweep(const char *lock_path, int code)
     fd = open_lock_file(lock_path);
     if (fd < 0)
         return;
-    if (take_guard(fd, SWEEP_ATTEMPTS) && !is_held(fd) && bxi_boot_leads_to(lock_path, fd)) {
+    if (take_guard(fd, SWEEP_ATTEMPTS) == 0 && !is_held(fd) && bxi_boot_leads_to(lock_path, fd)) {
         if (code < 0) {
             snprintf(line, sizeof(line), "0 failed %d %s\n", code, bx_error_text());
             /* Best effort: without this line the other workers wait until their time is over. */

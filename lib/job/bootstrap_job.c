@@ -212,11 +212,11 @@ void bxi_boot_undo(struct bx_job *job)
             bxi_arena_view_release(peer->lend->arena);
         bxi_peer_init(job, rank);
     }
+    bxi_lock(&job->run->lock);          /* another thread may register a function, or make a tensor */
     /* The pointers that adopt_segment set. */
     job->control = NULL;
     job->counters = job->observe->private_counters;
     bxi_run_attach(job->run, NULL, job->counters, NULL);
-    bxi_lock(&job->run->lock);
     arena = job->lend->arena;
     job->lend->arena = NULL;
     bxi_unlock(&job->run->lock);

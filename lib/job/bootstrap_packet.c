@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #define CROWDED_NS 1000000      /* between two attempts while other jobs have descriptors in flight */
+#define MEMORY_ATTEMPTS 100     /* while the kernel has no memory: who does not get the packet may wait for it long */
 
 struct bxi_boot_head bxi_boot_head(enum bxi_boot_kind kind)
 {
@@ -94,16 +95,17 @@ int bxi_boot_send(int fd, const struct bxi_boot_out *out, uint64_t deadline_ns)
         header->cmsg_len = CMSG_LEN(fd_bytes);
         memcpy(CMSG_DATA(header), out->fds, fd_bytes);
     }
-    for (;;) {
+    for (int short_of_memory = 0;;) {
         if (sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0)
             return 0;
         if (errno == EINTR)
             continue;
-        if (errno != EAGAIN && errno != ETOOMANYREFS)
+        bool lacks_memory = errno == ENOBUFS || errno == ENOMEM;
+        if (lacks_memory ? ++short_of_memory > MEMORY_ATTEMPTS : errno != EAGAIN && errno != ETOOMANYREFS)
             return -errno;
-        if (bxi_now_ns() >= deadline_ns)
+        if (!lacks_memory && bxi_now_ns() >= deadline_ns)
             return -ETIMEDOUT;
-        if (errno == ETOOMANYREFS)
+        if (errno != EAGAIN)
             nanosleep(&(struct timespec){ .tv_nsec = CROWDED_NS }, NULL);
         else
             bxi_boot_wait(fd, POLLOUT, deadline_ns);

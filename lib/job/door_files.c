@@ -21,6 +21,7 @@
  */
 #include "job.h"
 
+#include "shm/file.h"
 #include "shm/fork.h"
 
 #include <dirent.h>
@@ -106,33 +107,32 @@ bool bxi_boot_leads_to(const char *path, int fd)
            named.st_dev == held.st_dev;
 }
 
-int bxi_file_lock(const char *path, int flags, bool (*take)(int fd))
+int bxi_boot_lock_file(const char *path, int flags, int (*take)(int fd))
 {
     for (int attempt = 0; attempt < LOCK_ATTEMPTS; attempt++) {
         int fd = BXI_UNSHARED(open(path, O_RDWR | flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600));
 
         if (fd < 0)
             return -errno;
-        bool is_taken = take(fd), is_named = bxi_boot_leads_to(path, fd);
-        if (is_taken && is_named)
+        int rc = take(fd);
+        bool is_named = bxi_boot_leads_to(path, fd);
+        if (rc == 0 && is_named)
             return fd;
         bxi_unshared_close(fd);
         if (is_named)
-            return -EAGAIN;
+            return rc;
     }
     return -EAGAIN;
 }
 
-static bool take_mutex(int fd)
+static int take_mutex(int fd)
 {
-    struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
-
-    return fcntl(fd, F_OFD_SETLK, &lock) == 0;
+    return bxi_file_lock(fd, F_WRLCK, 0, 0);
 }
 
 int bxi_joiners_lock(const char *path)
 {
-    return bxi_file_lock(path, O_CREAT, take_mutex);
+    return bxi_boot_lock_file(path, O_CREAT, take_mutex);
 }
 
 void bxi_joiners_unlock(const char *path, int fd)
@@ -178,7 +178,7 @@ void bxi_doors_sweep(const struct bxi_boot_paths *paths, const char *job_name)
     struct sweep sweep = { paths, job_name };
 
     bxi_doors_find(paths->directory, job_name, sweep_one, &sweep);
-    int fd = bxi_file_lock(paths->join, 0, take_mutex);
+    int fd = bxi_boot_lock_file(paths->join, 0, take_mutex);
     if (fd >= 0)
         bxi_joiners_unlock(paths->join, fd);
 }

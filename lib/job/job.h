@@ -454,7 +454,7 @@ void bxi_door_close(struct bx_job *job);
 bool bxi_boot_leads_to(const char *path, int fd);
 /* The descriptor of the file of that name, which take has locked. The holder may remove the name before it releases the
  * lock. flags: O_CREAT or 0. -EAGAIN: it is not taken; -errno. */
-int bxi_file_lock(const char *path, int flags, bool (*take)(int fd));
+int bxi_boot_lock_file(const char *path, int flags, int (*take)(int fd));
 /* The descriptor of the mutex; -EAGAIN: another process has it; -errno. */
 int bxi_joiners_lock(const char *path);
 void bxi_joiners_unlock(const char *path, int fd);

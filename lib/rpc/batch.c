@@ -536,8 +536,8 @@ struct bx_msg *bx_batch_reply(struct bx_batch *batch, size_t row)
 {
     if (batch == NULL || row >= batch->count)
         return NULL;
-    if (batch->rows[row]->reply == NULL)
-        batch->rows[row]->reply = bx_msg_create(0);
+    if (batch->rows[row]->reply == NULL && (batch->rows[row]->reply = bx_msg_create(0)) == NULL)
+        batch->rows[row]->code = -ENOMEM;       /* sticky, as a message's error: the body may not look at it */
     return batch->rows[row]->reply;
 }
 

@@ -154,6 +154,7 @@ static int answer_when_done(struct bxi_waiting *waiting, struct bx_future *futur
 static int run_until_future(struct bxi_waiting *waiting, struct bx_reader *args)
 {
     struct bx_request *request = &waiting->request;
+    const struct bxi_peer *peer = request->peer;
     struct bx_future *future = NULL;
     struct bxi_nesting before;
     int code, rc = 0;
@@ -177,6 +178,8 @@ static int run_until_future(struct bxi_waiting *waiting, struct bx_reader *args)
         bxi_waiting_answer(waiting, code, bx_error_text(), NULL);
     else
         rc = answer_when_done(waiting, future);
+    if (future != NULL && (code < 0 || rc < 0))     /* the request has its answer: nobody wants another one */
+        bxi_waiting_fail_future(future, peer, BX_E_CANCELLED);
     bxi_no_wait_enter();            /* the value may hold tensors with a bx_free_fn */
     bxi_future_release(future);
     bxi_no_wait_leave();

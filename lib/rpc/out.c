@@ -283,10 +283,10 @@ int bxi_peer_send(struct bx_job *job, struct bxi_peer *peer, struct bxi_out *out
 {
     int rc;
 
-    /* Relaxed: written under the lock. */
-    if (__builtin_expect(!bxi_load_relaxed(&peer->out_open), 0) && (rc = bxi_peer_open_out(job, peer)) < 0)
-        return rc;
     out->lease = -1;
+    /* Relaxed: written under the lock. A frame of the references' protocol has no caller who could send it again. */
+    if (__builtin_expect(!bxi_load_relaxed(&peer->out_open), 0) && (rc = bxi_peer_open_out(job, peer)) < 0)
+        return out->head->kind == BXI_RREF ? enqueue(job, peer, out) : rc;
     return __builtin_expect(out->rrefs == NULL && out->grant == NULL, 1) ? send_or_queue(job, peer, out)
                                                                          : send_with_more(job, peer, out);
 }
@@ -297,7 +297,7 @@ bool bxi_peer_flush_queue(struct bx_job *job, struct bxi_peer *peer)
 {
     bool moved = false;
 
-    while (peer->queue_head != NULL && !has_left(job, peer)) {
+    while (peer->queue_head != NULL && bxi_load_relaxed(&peer->out_open) && !has_left(job, peer)) {
         struct bxi_queued *queued = peer->queue_head;
         struct bxi_frame head;
         struct bxi_out out = { .head = &head, .slot = queued->slot, .lease = queued->lease };
@@ -341,12 +341,18 @@ bool bxi_queues_are_empty(const struct bx_job *job)
 static void end_starvation(struct bx_job *job, struct bxi_peer *peer)
 {
     bxi_peers_remove(job->rpc->starved, peer);
-    bxi_ring_unwant(&peer->out);
+    if (bxi_load_relaxed(&peer->out_open))
+        bxi_ring_unwant(&peer->out);
 }
 
 /* One starved peer; true if a frame moved or a one-way caller may try again. */
 static bool move_queue(struct bx_job *job, struct bxi_peer *peer, bool before_sleep)
 {
+    /* Relaxed, here and above: written under the lock. The ring could not be opened when the first frame came. */
+    if (!bxi_load_relaxed(&peer->out_open) && bxi_load_relaxed(&peer->state) == BXI_PEER_ALIVE &&
+        bxi_peer_open_out(job, peer) < 0)
+        return false;
+
     bool moved = bxi_peer_flush_queue(job, peer);
     uint64_t wanted = peer->queue_head != NULL ? peer->queue_head->payload_bytes : peer->wanted_bytes;
     void *payload = NULL;

@@ -418,7 +418,7 @@ int bxi_rref_skip(const void *body, size_t *body_bytes)
     return take_tail(body, body_bytes, &tail);
 }
 
-/* The request that makes it goes without an answer: its caller is cut off, or memory is out. */
+/* The request that makes it goes without an answer: its caller has died or is cut off, or memory or room is out. */
 static void never_made(struct bx_rref *makes)
 {
     struct bx_job *job = atomic_load(&makes->job);
@@ -429,7 +429,9 @@ static void never_made(struct bx_rref *makes)
     bxi_lock(&job->run->lock);
     was_making = makes->is_making;
     if (was_making)
-        bxi_rref_made(job, makes, BX_E_PEER_DEAD, "the call that was to make the object did not run", NULL);
+        bxi_rref_made(job, makes, job->rrefs->ops->is_alive(job, bxi_rref_id_maker(makes->id)) ? BX_E_NO_OBJECT
+                                                                                                : BX_E_PEER_DEAD,
+                      "the call that was to make the object did not run", NULL);
     bxi_unlock(&job->run->lock);
     if (was_making)
         bxi_wake(job->run, makes);

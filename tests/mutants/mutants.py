@@ -196,8 +196,9 @@ def run_kept(kind, argument, config):
     if kind in ("tests", "steps"):
         return units([argument], "unit" if kind == "tests" else "kill_steps", directory, BX_CONFIG=config)
     if kind == "sim":
-        return call([f"{TREE}/build/sim/tests/sim", "--program", argument, "--seed", "1", "--schedules", "1000000000",
-                     "--seconds", SIM_S])
+        program, _, failing = argument.partition("/")
+        return call([f"{TREE}/build/sim/tests/sim", "--program", program, "--seed", "1", "--schedules", "1000000000",
+                     "--seconds", SIM_S] + (["--fail", "all"] if failing else []))
     script = argument if kind != "stress" else f"{TREE}/{directory}/tests/stress"
     return call(["tests/run_scripts.sh", script], BX_SOURCE_DIR=TREE, BX_BUILD_DIR=f"{TREE}/{directory}",
                 BX_CONFIG=config, BX_TEST_LIMIT_S=ONE_S)

@@ -4,6 +4,8 @@
  */
 #include "segment_fixture.h"
 
+#include "shm/file.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -34,6 +36,12 @@ Test(object, has_an_arena_of_its_own_name)
     bxi_object_arena_name(name, UINT32_MAX, "a23456789-123456789_12345678901", UINT64_MAX, 127);
     cr_assert_str_eq(name,
                      "/boxcar.4294967295.a23456789-123456789_12345678901.ffffffffffffffff.127.arena");
+}
+
+/* The kernel has no memory for the question, or here no file. */
+Test(object, a_lock_that_cannot_be_asked_for_is_held)
+{
+    cr_expect(bxi_file_is_locked(-1, 0, 0));
 }
 
 /* ---- reap ------------------------------------------------------------------------------------ */

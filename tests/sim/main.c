@@ -21,12 +21,14 @@
 #include <unistd.h>
 
 #define REPLAYED 64             /* schedules of each program that are run once more with --replay */
+#define STRIDE 7919             /* a prime: a run that ends early has tried all functions */
+#define FINDINGS 10             /* of a program, with --fail */
 #define PLACES 16384            /* more than one trace has */
 
 static struct results {
-    uint64_t seed, schedules, points, switches, hash, hashes[REPLAYED];
+    uint64_t index, seed, schedules, points, switches, hash, hashes[REPLAYED];
     bool found, complete;
-    char finding[1024];
+    char finding[1024], refusal[64];
 } *results;
 
 bool sim_known;
@@ -36,8 +38,14 @@ static struct {
     uint64_t seed, schedules;
     double seconds;
     uint32_t preemptions;
+    const char *refusal;            /* of --fail; "all" */
     bool has_seed, all, trace, replay;
 } options = { .schedules = UINT64_MAX, .seconds = 60 };
+
+static bool fails_all(void)
+{
+    return options.refusal != NULL && strcmp(options.refusal, "all") == 0;
+}
 
 /* CPU time of the children that have ended. */
 static double cpu_seconds(void)
@@ -147,6 +155,23 @@ static void run_some(const struct sim_program *const *copies, uint64_t seed, uin
     }
 }
 
+/* Each call that the schedule of the seed has fails, in a schedule of its own; from the index on. Their order is mixed.
+ */
+static void run_failing(const struct sim_program *const *copies, uint64_t seed, uint64_t index, double until)
+{
+    uint64_t count;
+
+    sim_refusals_choose(UINT64_MAX);
+    run_some(copies, seed, 1, until);
+    for (count = sim_refusals_plan(); index < count && !results->found && seconds() < until; index++) {
+        sim_refusals_choose((index * STRIDE + seed) % count);
+        sim_refusals_write(results->refusal, sizeof results->refusal);
+        results->index = index + 1;
+        run_some(copies, seed, 1, until);
+    }
+    results->complete = index >= count;
+}
+
 static void print_trace(int lines[2])
 {
     FILE *from = fdopen(lines[0], "r");
@@ -177,7 +202,12 @@ static void run_child(const struct sim_program *const *copies, uint64_t seed, ui
             dup2(lines[1], 1);
         if (options.all)
             sim_choose_all(options.preemptions);
-        run_some(copies, seed, most, until);
+        if (options.refusal != NULL && !fails_all())
+            snprintf(results->refusal, sizeof results->refusal, "%s", options.refusal);
+        if (fails_all())
+            run_failing(copies, seed, results->index, until);
+        else
+            run_some(copies, seed, most, until);
         fflush(stdout);
         _exit(0);
     }
@@ -185,6 +215,7 @@ static void run_child(const struct sim_program *const *copies, uint64_t seed, ui
         print_trace(lines);
     waitpid(pid, &status, 0);
     if (!results->found && status != 0) {
+        sim_names_left();
         results->found = true;
         snprintf(results->finding, sizeof results->finding, "the process ends with %s %d",
                  WIFSIGNALED(status) ? "signal" : "status",
@@ -201,8 +232,9 @@ static void print_finding(const struct sim_program *program)
         printf("   in path %llu of the search with %u preemptions\n", (unsigned long long)results->schedules,
                options.preemptions);
     else
-        printf("   replay: build/sim/tests/sim --program %s --seed %llu%s --trace\n", program->name,
-               (unsigned long long)results->seed, sim_known ? " --known" : "");
+        printf("   replay: build/sim/tests/sim --program %s --seed %llu%s%s%s --trace\n", program->name,
+               (unsigned long long)results->seed, sim_known ? " --known" : "",
+               results->refusal[0] != '\0' ? " --fail " : "", results->refusal);
 }
 
 /* The first seeds once more, each in a process of its own: have they the same traces? */
@@ -223,6 +255,30 @@ static bool replays(const struct sim_program *const *copies)
 
 /* ---- one program ----------------------------------------------------------------------------------- */
 
+/* --fail: each call of the seed, then those of the next one. Goes on behind a finding. */
+static bool run_failures(const struct sim_program *const *copies)
+{
+    double began = seconds();
+    uint64_t schedules = 0, seed = options.seed, findings = 0;
+
+    for (; seed - options.seed < options.schedules && seconds() < began + options.seconds; seed++) {
+        memset(results, 0, sizeof *results);
+        while (!results->complete && findings < FINDINGS && seconds() < began + options.seconds) {
+            run_child(copies, seed, 1, began + options.seconds);
+            if (results->found)
+                print_finding(copies[0]), findings++;
+            results->found = false;
+        }
+        schedules += results->schedules;
+        if (!results->complete)
+            break;
+    }
+    printf("%-7s seeds from %llu on: all calls of %llu%s: %llu schedules in %.2f s\n", copies[0]->name,
+           (unsigned long long)options.seed, (unsigned long long)(seed - options.seed),
+           results->complete ? "" : ", some of the next one", (unsigned long long)schedules, seconds() - began);
+    return findings == 0;
+}
+
 static bool run_program(int index)
 {
     const struct sim_program *copies[SIM_COPIES];
@@ -231,6 +287,8 @@ static bool run_program(int index)
 
     for (int copy = 0; copy < SIM_COPIES; copy++)
         copies[copy] = &sim_copies[copy][index];
+    if (fails_all())
+        return run_failures(copies);
     memset(results, 0, sizeof *results);
     while (results->schedules < options.schedules && !results->found && !results->complete &&
            seconds() < began + options.seconds) {
@@ -280,6 +338,8 @@ static void remove_those_of_the_dead(void)
 static _Noreturn void usage(void)
 {
     fprintf(stderr, "sim [--program NAME] [--seed N] [--schedules N] [--seconds S] [--trace] [--replay] [--known]\n"
+                    "    [--fail all]          each call that can fail does, in a schedule of its own\n"
+                    "    [--fail FUNCTION:N:ERROR]\n"
                     "    [--all PREEMPTIONS]   searches all paths with so many preemptions\n"
                     "A seed without a number of schedules runs that one. S is for all programs together.\n");
     exit(2);
@@ -298,6 +358,8 @@ static void read_options(int count, char **words)
             sim_known = true;
         else if (value == NULL)
             usage();
+        else if (strcmp(word, "--fail") == 0)
+            options.refusal = words[++i];
         else if (strcmp(word, "--program") == 0)
             options.program = words[++i];
         else if (strcmp(word, "--seed") == 0)
@@ -319,7 +381,11 @@ static void read_options(int count, char **words)
 
 static bool is_wanted(int index)
 {
-    return options.program == NULL || strcmp(options.program, sim_copies[0][index].name) == 0;
+    const struct sim_program *program = &sim_copies[0][index];
+
+    if (fails_all() && program->check == NULL)         /* no whole job */
+        return false;
+    return options.program == NULL || strcmp(options.program, program->name) == 0;
 }
 
 int main(int count, char **words)
@@ -328,6 +394,8 @@ int main(int count, char **words)
     int programs = 0;
 
     read_options(count, words);
+    if (options.refusal != NULL && !fails_all() && !sim_refusals_read(options.refusal))
+        usage();
     sim_statics_keep();
     results = mmap(NULL, sizeof *results, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (results == MAP_FAILED) {

@@ -296,12 +296,16 @@ static void flush_overlapping(uint64_t key, size_t bytes)
 
 /* ---- accesses -------------------------------------------------------------------------------------- */
 
+static bool is_on_own_stack(const volatile void *address)
+{
+    return (uintptr_t)address - sim_self->stack < sim_self->stack_end - sim_self->stack;
+}
+
 void sim_plain(const void *address, size_t bytes, bool write, uintptr_t pc)
 {
     uint64_t key;
 
-    if (sim_self == NULL || (uintptr_t)address >= NO_OTHER_FIBER ||
-        (uintptr_t)address - sim_self->stack < sim_self->stack_end - sim_self->stack)
+    if (sim_self == NULL || (uintptr_t)address >= NO_OTHER_FIBER || is_on_own_stack(address))
         return;
     key = sim_key(address);
     sim_point(write ? "write" : "read", key, pc);
@@ -369,7 +373,10 @@ void sim_store(volatile void *address, unsigned bytes, uint64_t value, int order
     note_range(key, bytes, ATOMIC | WRITE, pc);
     show_others(key, bytes, false);
     put(address, bytes, key, value, order);
-    if (order == __ATOMIC_SEQ_CST && !sim_schedule.weak)
+    /* Of its own stack: plain writes there are not seen here, so a store that waited might come behind one. */
+    if (is_on_own_stack(address) && !releases(order))
+        leave_buffer(sim_self, sim_self->buffered - 1);
+    else if ((order == __ATOMIC_SEQ_CST && !sim_schedule.weak) || is_on_own_stack(address))
         sim_flush(sim_self);
     else
         sim_stored();

@@ -35,11 +35,11 @@ static void heard(struct bx_job *job, int rank, void *context)
 
 static void add_round(struct bx_job *job)
 {
-    sim_must(job, "bx_on_death", bx_on_death(job, heard, NULL));
-    sim_must(job, "bx_register_batch", bx_register_batch(job, "round", round_body, NULL, NULL));
+    SIM_AGAIN(job, "bx_on_death", bx_on_death(job, heard, NULL));
+    SIM_AGAIN(job, "bx_register_batch", bx_register_batch(job, "round", round_body, NULL, NULL));
     if (bx_job_rank(job) == 0 && sim_deaths(-1) == 0)
         for (int rank = 1; rank < bx_job_world_size(job); rank++)
-            sim_must(job, "bx_batch_add_member", bx_batch_add_member(job, "round", rank));
+            SIM_AGAIN(job, "bx_batch_add_member", bx_batch_add_member(job, "round", rank));
 }
 
 /* A member makes some calls, then it leaves the batch. */
@@ -50,7 +50,7 @@ static void take_part(struct bx_job *job)
     if (sim_deaths((int)bx_job_rank(job)) > 0)
         sim_must(job, "bx_batch_join", bx_batch_join(job, "worker0", "round"));
     for (uint32_t i = 0; i < rounds; i++) {
-        struct bx_msg *args = bx_msg_create(0), *reply = NULL;
+        struct bx_msg *args = sim_msg(), *reply = NULL;
 
         bx_msg_put_i64(args, i);
         sim_must(job, "bx_rpc_sync", bx_rpc_sync(job, "worker0", "round", args, NULL, &reply));
@@ -59,7 +59,7 @@ static void take_part(struct bx_job *job)
             sim_expect(reply, i);
         bx_msg_destroy(reply);
     }
-    sim_must(job, "bx_batch_leave", bx_batch_leave(job, "worker0", "round"));
+    SIM_AGAIN(job, "bx_batch_leave", bx_batch_leave(job, "worker0", "round"));
 }
 
 static void serve(struct bx_job *job)
@@ -80,7 +80,8 @@ static void serve(struct bx_job *job)
             continue;
         }
         sim_must(job, "bx_job_serve", rc);
-        if (sim_truth(LEAVERS) == 0 && (reported == 0 || sim_deaths(-1) + 1 < bx_job_world_size(job)))
+        if (sim_truth(LEAVERS) + sim_truth(BEGINNING) == 0 &&
+            (reported == 0 || sim_deaths(-1) + 1 < bx_job_world_size(job)))
             sim_fail("bx_job_serve returns, and nobody leaves");
         return;
     }
@@ -119,11 +120,9 @@ void sim_room_serve(int worker)
 
 /* ---- end: threads use the job while another one ends it ------------------------------------------------- */
 
-static int registrar = -1;
-
 static void *add_fresh(void *job)
 {
-    sim_must(job, "bx_register", bx_register(job, "fresh", BX_INLINE, sim_double, NULL));
+    SIM_AGAIN(job, "bx_register", bx_register(job, "fresh", BX_INLINE, sim_double, NULL));
     sim_yield();                        /* its stores are visible: the truth orders nothing */
     sim_count(FRESH_0 + (unsigned)bx_job_rank(job), 1);
     return NULL;
@@ -131,7 +130,7 @@ static void *add_fresh(void *job)
 
 static void spawn_registrar(struct bx_job *job)
 {
-    registrar = sim_spawn("registrar", add_fresh, job);
+    sim_registrar = sim_spawn("registrar", add_fresh, job);
 }
 
 static void call_fresh(struct bx_job *job)
@@ -211,19 +210,19 @@ void sim_room_end(int worker)
 {
     struct bx_job *job = sim_job_begin(worker, 2, sim_choose(2) == 0 ? spawn_registrar : NULL);
     int others = sim_choose(2) == 0 ? sim_spawn("groups", groups_to_the_end, job) : -1, releaser;
-    struct bx_future *pending = bx_future_create(job), *call = NULL;
+    struct bx_future *pending = sim_future(job), *call = NULL;
     uint64_t rescued = 1;
 
-    if (registrar < 0)
+    if (sim_registrar < 0)
         add_fresh(job);
     if (sim_choose(2) == 0)
         call_fresh(job);
     sim_count(CALLBACKS, 1);
-    sim_must(job, "bx_future_on_done", bx_future_on_done(pending, fails, NULL));
+    SIM_AGAIN(job, "bx_future_on_done", bx_future_on_done(pending, fails, NULL));
     sim_must(job, "bx_rpc_async", bx_rpc_async(job, sim_names[1 - worker], "inline", NULL, NULL, &call));
     sim_count(SENT_TO_0 + 1 - (unsigned)worker, 1);
-    if (registrar >= 0)
-        sim_join(registrar);
+    if (sim_registrar >= 0)
+        sim_join(sim_registrar);
     shut_down(job);
     sim_count(STOPPED_0 + (unsigned)worker, 1);
     if (others >= 0)

@@ -10,7 +10,7 @@
 /* Of sim_truth. */
 #define WORKERS_MOST 5
 enum { UNDER_WAY, CALLBACKS, STARTED, BEGUN, OBJECTS, OWED, SIZE, LEAVERS, PENDING, GIVEN_UP, ALONE, REJOIN, CLOSED,
-       SERIAL, EXTINCT, WAITS,
+       SERIAL, EXTINCT, WAITS, BEGINNING, EXCUSED,
        HANDLED_0, SENT_TO_0 = HANDLED_0 + WORKERS_MOST, STOPPED_0 = SENT_TO_0 + WORKERS_MOST,
        ARRIVED_OF_0 = STOPPED_0 + WORKERS_MOST, ORDERED_OF_0 = ARRIVED_OF_0 + WORKERS_MOST,
        HEARD_0 = ORDERED_OF_0 + WORKERS_MOST, FRESH_0 = HEARD_0 + WORKERS_MOST,
@@ -29,6 +29,7 @@ bool sim_one_left(void);                                /* alone, or because ano
 void sim_must(const struct bx_job *job, const char *what, int rc);      /* no error but that a worker has died */
 /* more: before the start. NULL: it has died before, and does not come back. */
 struct bx_job *sim_job_begin(int rank, int workers, void (*more)(struct bx_job *job));
+extern int sim_registrar;                               /* a fiber that uses the job before it has started, or -1 */
 void sim_job_kill(int rank, uint32_t points);           /* it may be started again */
 void sim_await_decision(int rank);                      /* it is in the job, or will not come back, or one leaves */
 uint64_t sim_life(int rank);                            /* of a worker that can be called; 0: it may be none */
@@ -56,5 +57,19 @@ sim_operation sim_combine, sim_call_back, sim_call_object, sim_begin_and_await, 
 sim_operation sim_late_register;
 void *sim_complete(void *job);
 void sim_late_end(void);
+
+/* room_fail.c. With --fail a call of the world fails, once: what is made again succeeds. */
+bool sim_is_refusal(int rc);                            /* a code to which that leads */
+bool sim_is_refused_start(int rank, int rc);            /* the same of bx_job_start */
+struct bx_msg *sim_msg(void);                           /* an empty message */
+struct bx_future *sim_future(struct bx_job *job);
+#define SIM_AGAIN(job, what, call)              \
+    do {                                        \
+        int rc_ = call;                         \
+                                                \
+        if (rc_ < 0 && sim_refusal() != 0)      \
+            rc_ = call;                         \
+        sim_must(job, what, rc_);               \
+    } while (0)
 
 #endif

@@ -38,7 +38,7 @@ static struct bx_tensor *make_tensor(struct bx_job *job, unsigned char letter)
     int64_t bytes = sim_choose(2) == 0 ? 100 : 5000;
     struct bx_tensor *tensor = NULL;
 
-    sim_must(job, "bx_tensor_create", bx_tensor_create(job, BX_U8, 1, &bytes, &tensor));
+    SIM_AGAIN(job, "bx_tensor_create", bx_tensor_create(job, BX_U8, 1, &bytes, &tensor));
     if (tensor != NULL)                 /* else the job has ended */
         memset(bx_tensor_data_mut(tensor), letter, (size_t)bytes);
     return tensor;
@@ -86,7 +86,7 @@ static int show(const struct bx_request *request, struct bx_reader *args, struct
 static void lend(struct bx_job *job, unsigned char letter)
 {
     struct bx_tensor *tensor = make_tensor(job, letter);
-    struct bx_msg *args = bx_msg_create(0), *reply = NULL;
+    struct bx_msg *args = sim_msg(), *reply = NULL;
 
     bx_msg_put_tensor(args, tensor);
     bx_msg_put_i64(args, letter);
@@ -170,7 +170,7 @@ static const struct bx_type type = { .name = "object", .destroy = destroy_object
 
 static int64_t *new_object(int64_t value)
 {
-    int64_t *object = malloc(sizeof *object);
+    int64_t *object = sim_memory(sizeof *object);
 
     *object = value;
     sim_note("object %p", (void *)object);
@@ -234,18 +234,21 @@ static int look(const struct bx_request *request, struct bx_reader *args, struct
 static void use_ref(struct bx_job *job, int64_t value)
 {
     const char *to = sim_names[sim_another(job)];
-    struct bx_msg *args = bx_msg_create(0), *reply = NULL;
+    struct bx_msg *args = sim_msg(), *reply = NULL;
     struct bx_rref *rref = NULL;
+    int64_t *object;
+    int rc = 0;
 
     bx_msg_put_i64(args, value);
     if (sim_choose(2) == 0)
         sim_must(job, "bx_remote", bx_remote(job, to, "make", args, NULL, &rref));
-    else
-        sim_must(job, "bx_rref_create", bx_rref_create(job, &type, new_object(value), &rref));
+    else if (object = new_object(value), (rc = bx_rref_create(job, &type, object, &rref)) < 0)
+        destroy_object(object);
+    sim_must(job, "bx_rref_create", rc);
     bx_msg_destroy(args);
     if (rref == NULL)
         return;
-    args = bx_msg_create(0);
+    args = sim_msg();
     bx_msg_put_rref(args, rref);
     to = sim_names[sim_another(job)];               /* the owner, or a third worker */
     if (sim_choose(2) == 0)
@@ -302,7 +305,7 @@ void sim_await_objects(void (*release)(void))
 
 void sim_lend_register(struct bx_job *job)
 {
-    sim_must(job, "bx_register", bx_register(job, "show", BX_INLINE, show, NULL));
-    sim_must(job, "bx_register", bx_register(job, "make", BX_INLINE, make, NULL));
-    sim_must(job, "bx_register", bx_register(job, "look", BX_INLINE, look, NULL));
+    SIM_AGAIN(job, "bx_register", bx_register(job, "show", BX_INLINE, show, NULL));
+    SIM_AGAIN(job, "bx_register", bx_register(job, "make", BX_INLINE, make, NULL));
+    SIM_AGAIN(job, "bx_register", bx_register(job, "look", BX_INLINE, look, NULL));
 }

@@ -276,6 +276,8 @@ static void end_process(int worker)
         if (sim_fibers[i].worker == worker && sim_fibers[i].state != SIM_ENDED && sim_fibers[i].state != SIM_DEAD)
             return;
     if (program->resets) {
+        sim_descriptors_left(worker);
+        sim_memory_left(worker);
         sim_descriptors_close(worker);
         hear_of_end(worker);
     }

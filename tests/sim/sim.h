@@ -76,6 +76,10 @@ bool sim_any_is_stopped(void);
 uint64_t sim_stopped_ns(void);
 int sim_deaths_heard_of(void);              /* so many pidfds are readable */
 int sim_names_left(void);                   /* in /dev/shm and the directory of sockets; removes them */
+/* With --fail: the error of the call that has failed, or 0; of which function, and in which worker. */
+int sim_refusal(void);
+const char *sim_refused_function(void);
+int sim_refused_worker(void);
 /* The program reads or writes memory of the library: a point, and an access that must be ordered. */
 void sim_access(const void *address, size_t bytes, bool write);
 /* Sleeps until can(argument), or until the time. False: the time came. can is asked again after each change. */
@@ -209,6 +213,9 @@ void sim_statics_reset_one(int copy);
 
 void sim_world_reset(bool all);                 /* all: descriptors and mappings too */
 void *sim_memory(size_t bytes);                 /* of the simulated heap, zeroed */
+/* By a worker that ends: a finding. */
+void sim_memory_left(int worker);
+void sim_descriptors_left(int worker);
 /* A shared mapping: the object and the offset in it of an address; false: private. */
 bool sim_shared(uintptr_t address, uint64_t *key);
 extern char sim_directory[64];                  /* for names; of this run of the simulator */
@@ -217,5 +224,12 @@ void sim_mappings_close(int worker);
 void sim_pidfd_ready(int worker);               /* the others hear of it */
 void sim_thread_ends(void);                     /* calls the destructors of its pthread_setspecific */
 extern uint64_t sim_changes;                    /* of descriptors: who sleeps on one looks again */
+
+/* ---- world_fail.c ------------------------------------------------------------------------------------ */
+
+uint64_t sim_refusals_plan(void);               /* from the last schedule: how many calls can fail, in how many ways */
+void sim_refusals_choose(uint64_t index);       /* one of them, for the next schedule; UINT64_MAX: none */
+bool sim_refusals_read(const char *text);       /* FUNCTION:N:ERROR */
+void sim_refusals_write(char *text, size_t bytes);
 
 #endif

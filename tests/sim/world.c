@@ -30,6 +30,7 @@
 
 uint64_t sim_changes;
 static uint8_t owners[FDS];             /* of descriptors: the worker plus 1 */
+static uintptr_t makers[FDS];           /* where they were made */
 static int pidfds[SIM_COPIES];
 char sim_directory[64];
 static struct sim_clock messages;       /* what is sent and received orders all before it, as the kernel's locks do */
@@ -47,17 +48,28 @@ void sim_world_reset(bool all)
     sim_mappings_reset(all);
     sim_threads_reset();
     memset(&messages, 0, sizeof messages);
+    sim_refusals_reset();
     memset(owners, 0, sizeof owners);
     memset(pidfds, -1, sizeof pidfds);
     sim_changes = 1;
 }
 
 /* A new descriptor belongs to the worker that runs. */
-static int own(int fd)
+static int own_from(int fd, uintptr_t pc)
 {
-    if (fd >= 0 && fd < FDS && sim_self != NULL)
+    if (fd >= 0 && fd < FDS && sim_self != NULL) {
         owners[fd] = (uint8_t)(sim_self->worker + 1);
+        makers[fd] = pc;
+    }
     return fd;
+}
+#define own(fd) own_from(fd, PC)
+
+void sim_descriptors_left(int worker)
+{
+    for (int fd = 0; fd < FDS; fd++)
+        if (owners[fd] == worker + 1)
+            sim_fail("worker %d ends and leaves a descriptor that was made at @%#zx", worker, (size_t)makers[fd]);
 }
 
 void sim_descriptors_close(int worker)
@@ -107,6 +119,8 @@ int sim_shm_open(const char *name, int flags, mode_t mode)
     char text[PATH_MAX];
 
     ENTER();
+    if (sim_fails("shm_open"))
+        return -1;
     return own(open(own_path(name, text), flags | O_CLOEXEC | O_NOFOLLOW, mode));
 }
 
@@ -131,6 +145,8 @@ DIR *sim_opendir(const char *path)
     char text[PATH_MAX];
 
     ENTER();
+    if (sim_fails("opendir"))
+        return NULL;
     return opendir(own_path(path, text));
 }
 
@@ -139,6 +155,8 @@ int sim_linkat(int from_fd, const char *from, int to_fd, const char *to, int fla
     char text[PATH_MAX];
 
     ENTER();
+    if (sim_fails("linkat"))
+        return -1;
     return linkat(from_fd, from, to_fd, own_path(to, text), flags);
 }
 
@@ -229,6 +247,7 @@ int sim_epoll_pwait2(int fd, struct epoll_event *events, int most, const struct 
 int sim_epoll_ctl(int fd, int operation, int of, struct epoll_event *event);
 int sim_close(int fd);
 int sim_eventfd(unsigned count, int flags);
+int sim_pipe2(int ends[2], int flags);
 int sim_epoll_create1(int flags);
 int sim_socket(int family, int type, int protocol);
 int sim_open(const char *path, int flags, ...);
@@ -289,24 +308,42 @@ int sim_epoll_pwait2(int fd, struct epoll_event *events, int most, const struct 
 int sim_epoll_ctl(int fd, int operation, int of, struct epoll_event *event)
 {
     ENTER_FD();
+    if (operation == EPOLL_CTL_ADD && sim_fails("epoll_ctl"))
+        return -1;
     return epoll_ctl(fd, operation, of, event);
 }
 
 int sim_eventfd(unsigned count, int flags)
 {
     ENTER();
+    if (sim_fails("eventfd"))
+        return -1;
     return own(eventfd(count, flags));
+}
+
+int sim_pipe2(int ends[2], int flags)
+{
+    ENTER();
+    if (sim_fails("pipe2") || pipe2(ends, flags) < 0)
+        return -1;
+    own(ends[0]);
+    own(ends[1]);
+    return 0;
 }
 
 int sim_epoll_create1(int flags)
 {
     ENTER();
+    if (sim_fails("epoll_create1"))
+        return -1;
     return own(epoll_create1(flags));
 }
 
 int sim_socket(int family, int type, int protocol)
 {
     ENTER();
+    if (sim_fails("socket"))
+        return -1;
     return own(socket(family, type, protocol));
 }
 
@@ -319,6 +356,8 @@ int sim_open(const char *path, int flags, ...)
     mode = flags & O_CREAT ? va_arg(list, mode_t) : 0;
     va_end(list);
     ENTER();
+    if (sim_fails("open"))
+        return -1;
     return own(open(path, flags, mode));
 }
 
@@ -333,6 +372,8 @@ int sim_close(int fd)
 ssize_t sim_sendmsg(int fd, const struct msghdr *message, int flags)
 {
     ENTER_FD();
+    if (sim_fails("sendmsg"))
+        return -1;
     sim_release_to(&messages);
     return sendmsg(fd, message, flags);
 }
@@ -340,22 +381,33 @@ ssize_t sim_sendmsg(int fd, const struct msghdr *message, int flags)
 ssize_t sim_recvmsg(int fd, struct msghdr *message, int flags)
 {
     ssize_t got;
+    bool fails;
 
     ENTER_FD();
     sim_clock_join(&sim_self->clock, &messages);
+    fails = sim_fails("recvmsg");
+    if (fails && errno != EMFILE)
+        return -1;
     got = recvmsg(fd, message, flags);
     if (got < 0)
         return got;
     for (struct cmsghdr *part = CMSG_FIRSTHDR(message); part != NULL; part = CMSG_NXTHDR(message, part))
         if (part->cmsg_level == SOL_SOCKET && part->cmsg_type == SCM_RIGHTS)
             for (size_t i = 0; i < (part->cmsg_len - CMSG_LEN(0)) / sizeof(int); i++)
-                own(((const int *)(const void *)CMSG_DATA(part))[i]);
+                if (own(((const int *)(const void *)CMSG_DATA(part))[i]) >= 0 && fails)
+                    sim_close(((const int *)(const void *)CMSG_DATA(part))[i]);
+    if (fails && message->msg_controllen > 0) {         /* no room for its descriptors */
+        message->msg_controllen = 0;
+        message->msg_flags |= MSG_CTRUNC;
+    }
     return got;
 }
 
 int sim_connect(int fd, const struct sockaddr *address, socklen_t bytes)
 {
     ENTER_FD();
+    if (sim_fails("connect"))
+        return -1;
     return connect(fd, address, bytes);
 }
 
@@ -373,6 +425,8 @@ int sim_getsockopt(int fd, int level, int option, void *value, socklen_t *bytes)
 int sim_accept4(int fd, struct sockaddr *address, socklen_t *bytes, int flags)
 {
     ENTER_FD();
+    if (sim_fails("accept4"))
+        return -1;
     return own(accept4(fd, address, bytes, flags));
 }
 
@@ -392,6 +446,8 @@ long sim_syscall(long number, ...)
     case SYS_futex:
         return sim_futex((uint32_t *)a[0], (int)a[1], (uint32_t)a[2], (const struct timespec *)a[3]);
     case SYS_pidfd_open:                /* only of itself: SO_PEERCRED has another pid */
+        if (sim_fails("pidfd_open"))
+            return -1;
         if (a[0] != sim_getpid())
             return own(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
         fd = own(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));

@@ -42,6 +42,9 @@ static inline uint64_t until(uint64_t ns)
 }
 
 long sim_futex(uint32_t *word, int operation, uint32_t value, const struct timespec *time);    /* world_threads.c */
+/* world_fail.c. This call of the function fails: errno is set. */
+bool sim_fails(const char *name);
+void sim_refusals_reset(void);
 void sim_threads_reset(void);
 void sim_mappings_reset(bool all);      /* world_memory.c */
 

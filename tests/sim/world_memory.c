@@ -19,12 +19,23 @@
 #define SLOT_BITS 36
 #define WINDOW UINT64_C(0x200000000000)
 #define MAPPINGS 256
+#define BLOCKS 65536
+
+/* Of the library: memory that it has, or has given back. */
+struct owned {
+    const unsigned char *address;
+    uintptr_t pc;                       /* who took it */
+    int worker;
+};
 
 static uint64_t heap_used;
+static struct owned blocks[BLOCKS];
+static unsigned block_count;
 static struct {
     uint64_t object;                    /* 0: private */
     uint64_t offset;
     int worker;
+    struct owned owned;                 /* address NULL: it is unmapped */
 } mappings[MAPPINGS];
 static unsigned mapping_count;
 static struct {
@@ -51,7 +62,8 @@ void sim_mappings_reset(bool all)
         munmap((void *)(uintptr_t)WINDOW, (size_t)mapping_count << SLOT_BITS);
     memset(HEAP, 0, heap_used);
     memset(FREED, 0, heap_used / 16 + 1);
-    heap_used = 0;
+    heap_used = block_count = 0;
+    memset(mappings, 0, sizeof mappings);
     mapping_count = object_count = 0;
 }
 
@@ -95,6 +107,29 @@ static void *take(size_t align, size_t bytes)
     return HEAP + at;
 }
 
+/* For the library. */
+static void *take_owned(size_t align, size_t bytes, uintptr_t pc)
+{
+    void *block = sim_fails("malloc") ? NULL : take(align, bytes);
+
+    if (block == NULL)
+        errno = ENOMEM;
+    else if (sim_self != NULL && block_count < BLOCKS)
+        blocks[block_count++] = (struct owned){ block, pc, sim_self->worker };
+    return block;
+}
+
+void sim_memory_left(int worker)
+{
+    for (unsigned i = 0; i < block_count; i++)
+        if (blocks[i].worker == worker && !FREED[(blocks[i].address - HEAP) / 16])
+            sim_fail("worker %d ends and leaves memory that was taken at @%#zx", worker, (size_t)blocks[i].pc);
+    for (unsigned i = 0; i < mapping_count; i++)
+        if (mappings[i].owned.address != NULL && mappings[i].object != 0 && mappings[i].owned.worker == worker)
+            sim_fail("worker %d ends and leaves a mapping that was made at @%#zx", worker,
+                     (size_t)mappings[i].owned.pc);
+}
+
 void *sim_memory(size_t bytes)
 {
     return take(64, bytes);
@@ -118,25 +153,24 @@ char *sim_strndup(const char *text, size_t most);
 
 void *sim_malloc(size_t bytes)
 {
-    void *block = take(16, bytes);
+    void *block = take_owned(16, bytes, PC);
 
-    if (block == NULL)
-        errno = ENOMEM;
-    else
+    if (block != NULL)
         memset(block, 0xa5, bytes < FILLED ? bytes : FILLED);
     return block;
 }
 
 void *sim_calloc(size_t count, size_t bytes)
 {
-    return take(16, count * bytes);             /* the heap is zero, and given out once */
+    return take_owned(16, count * bytes, PC);   /* the heap is zero, and given out once */
 }
 
 void *sim_aligned_alloc(size_t align, size_t bytes)
 {
-    void *block = take(align, bytes);
+    void *block = take_owned(align, bytes, PC);
 
-    memset(block, 0xa5, bytes < FILLED ? bytes : FILLED);
+    if (block != NULL)
+        memset(block, 0xa5, bytes < FILLED ? bytes : FILLED);
     return block;
 }
 
@@ -169,8 +203,10 @@ char *sim_strndup(const char *text, size_t most)
     size_t bytes = strnlen(text, most);
     char *copy = sim_malloc(bytes + 1);
 
-    memcpy(copy, text, bytes);
-    copy[bytes] = '\0';
+    if (copy != NULL) {
+        memcpy(copy, text, bytes);
+        copy[bytes] = '\0';
+    }
     return copy;
 }
 
@@ -249,6 +285,8 @@ void *sim_mmap(void *address, size_t bytes, int protection, int flags, int fd, o
     uint64_t slot = ((uintptr_t)address - WINDOW) >> SLOT_BITS, object = flags & MAP_SHARED ? object_of(fd) : 0;
 
     ENTER();
+    if (sim_fails("mmap"))
+        return MAP_FAILED;
     if (!(flags & MAP_FIXED) && mapping_count < MAPPINGS) {
         slot = mapping_count++;
         mappings[slot].worker = sim_self != NULL ? sim_self->worker : -1;
@@ -259,6 +297,8 @@ void *sim_mmap(void *address, size_t bytes, int protection, int flags, int fd, o
         mappings[slot].object = object;
         mappings[slot].offset = (uint64_t)offset;
     }
+    if (slot < MAPPINGS && sim_self != NULL && ((uintptr_t)address & ((UINT64_C(1) << SLOT_BITS) - 1)) == 0)
+        mappings[slot].owned = (struct owned){ address, PC, sim_self->worker };
     return mmap(address, bytes, protection, flags, fd, offset);
 }
 
@@ -266,5 +306,8 @@ int sim_munmap(void *address, size_t bytes)
 {
     ENTER();
     sim_flush_range(address, bytes);
+    for (unsigned i = 0; i < mapping_count; i++)
+        if (mappings[i].owned.address == address)
+            mappings[i].owned.address = NULL;
     return munmap(address, bytes);
 }

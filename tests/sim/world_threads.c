@@ -276,6 +276,8 @@ int sim_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void
 
     (void)attributes;
     ENTER();
+    if (sim_fails("pthread_create"))
+        return EAGAIN;
     *thread = (pthread_t)sim_spawn(names[sim_self->worker], work, argument) + 1;
     return 0;
 }
@@ -322,7 +324,7 @@ int sim_pthread_once(pthread_once_t *once, void (*function)(void))
 
 int sim_pthread_key_create(pthread_key_t *key, void (*destructor)(void *))
 {
-    if (keys == KEYS)
+    if (sim_fails("pthread_key_create") || keys == KEYS)
         return EAGAIN;
     destructors[keys] = destructor;
     *key = keys++;

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What a program may see when one call of the world has failed (--fail).
+ *
+ * Truth: the call that was refused, and what waits for it, ends with the code that the header has for the error, and no
+ * more than EXCUSED_MOST calls do. What is made again succeeds. A worker whose start fails has left the job.
+ */
+#include "room_job.h"
+
+#include "boxcar.h"
+
+#include <string.h>
+
+#define EXCUSED_MOST 3
+
+static bool was_refused(const char *functions)
+{
+    return sim_refusal() != 0 && strstr(functions, sim_refused_function()) != NULL;
+}
+
+static bool is_code_of(int error, int rc)
+{
+    switch (rc) {
+    case -ENOMEM:
+        return error == ENOMEM || error == ENOBUFS;
+    case BX_E_DESCRIPTORS:
+        return error == EMFILE;
+    case BX_E_NO_SPACE:
+        return error == ENOSPC || was_refused("fallocate");
+    case BX_E_REFUSED:                  /* no ring for the reply */
+    case BX_E_NO_OBJECT:                /* bx_remote failed, and who uses the reference does not know why */
+        return was_refused("malloc fallocate");
+    default:
+        return rc == -error;
+    }
+}
+
+bool sim_is_refusal(int rc)
+{
+    if (sim_refusal() == 0)
+        return false;
+    if (rc == BX_E_SHUTDOWN)
+        return sim_truth(BEGINNING) > 0;
+    if (!is_code_of(sim_refusal(), rc))
+        return false;
+    sim_count(EXCUSED, 1);
+    return sim_truth(EXCUSED) <= EXCUSED_MOST;
+}
+
+bool sim_is_refused_start(int rank, int rc)
+{
+    return sim_is_refusal(rc) ||
+           (rc == BX_E_SOCKET_DIR && was_refused("open mkdir socket bind listen connect accept4 F_OFD_SETLK")) ||
+           (rc == BX_E_RANK_MISSING && sim_refusal() != 0 && sim_refused_worker() != rank);
+}
+
+struct bx_msg *sim_msg(void)
+{
+    struct bx_msg *msg = bx_msg_create(0);
+
+    return msg != NULL ? msg : bx_msg_create(0);
+}
+
+struct bx_future *sim_future(struct bx_job *job)
+{
+    struct bx_future *future = bx_future_create(job);
+
+    return future != NULL ? future : bx_future_create(job);
+}

@@ -296,16 +296,12 @@ static void flush_overlapping(uint64_t key, size_t bytes)
 
 /* ---- accesses -------------------------------------------------------------------------------------- */
 
-static bool is_on_own_stack(const volatile void *address)
-{
-    return (uintptr_t)address - sim_self->stack < sim_self->stack_end - sim_self->stack;
-}
-
 void sim_plain(const void *address, size_t bytes, bool write, uintptr_t pc)
 {
     uint64_t key;
 
-    if (sim_self == NULL || (uintptr_t)address >= NO_OTHER_FIBER || is_on_own_stack(address))
+    if (sim_self == NULL || (uintptr_t)address >= NO_OTHER_FIBER ||
+        (uintptr_t)address - sim_self->stack < sim_self->stack_end - sim_self->stack)
         return;
     key = sim_key(address);
     sim_point(write ? "write" : "read", key, pc);
@@ -344,6 +340,12 @@ uint64_t sim_load(const volatile void *address, unsigned bytes, int order, uintp
     return read_memory(address, bytes);
 }
 
+/* Such a store does not wait: its function may return, and the next one has other variables there. */
+static bool is_own_stack(const volatile void *address)
+{
+    return (uintptr_t)address - sim_self->stack < sim_self->stack_end - sim_self->stack;
+}
+
 /* A store of this fiber, of now. */
 static struct sim_store *put(volatile void *address, unsigned bytes, uint64_t key, uint64_t value, int order)
 {
@@ -373,10 +375,7 @@ void sim_store(volatile void *address, unsigned bytes, uint64_t value, int order
     note_range(key, bytes, ATOMIC | WRITE, pc);
     show_others(key, bytes, false);
     put(address, bytes, key, value, order);
-    /* Of its own stack: plain writes there are not seen here, so a store that waited might come behind one. */
-    if (is_on_own_stack(address) && !releases(order))
-        leave_buffer(sim_self, sim_self->buffered - 1);
-    else if ((order == __ATOMIC_SEQ_CST && !sim_schedule.weak) || is_on_own_stack(address))
+    if ((order == __ATOMIC_SEQ_CST && !sim_schedule.weak) || is_own_stack(address))
         sim_flush(sim_self);
     else
         sim_stored();
@@ -415,7 +414,7 @@ static void end_change(volatile void *address, unsigned bytes, uint64_t key, uin
     struct sim_store *store = put(address, bytes, key, value, order);
 
     sim_clock_join(&store->clock, released_at(cell_of(key), key));
-    if (!sim_schedule.weak) {
+    if (!sim_schedule.weak || is_own_stack(address)) {
         sim_flush(sim_self);
         return;
     }

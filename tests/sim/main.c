@@ -29,8 +29,6 @@ static struct results {
     char finding[1024];
 } *results;
 
-bool sim_known;
-
 static struct {
     const char *program;
     uint64_t seed, schedules;
@@ -201,8 +199,8 @@ static void print_finding(const struct sim_program *program)
         printf("   in path %llu of the search with %u preemptions\n", (unsigned long long)results->schedules,
                options.preemptions);
     else
-        printf("   replay: build/sim/tests/sim --program %s --seed %llu%s --trace\n", program->name,
-               (unsigned long long)results->seed, sim_known ? " --known" : "");
+        printf("   replay: build/sim/tests/sim --program %s --seed %llu --trace\n", program->name,
+               (unsigned long long)results->seed);
 }
 
 /* The first seeds once more, each in a process of its own: have they the same traces? */
@@ -279,7 +277,7 @@ static void remove_those_of_the_dead(void)
 
 static _Noreturn void usage(void)
 {
-    fprintf(stderr, "sim [--program NAME] [--seed N] [--schedules N] [--seconds S] [--trace] [--replay] [--known]\n"
+    fprintf(stderr, "sim [--program NAME] [--seed N] [--schedules N] [--seconds S] [--trace] [--replay]\n"
                     "    [--all PREEMPTIONS]   searches all paths with so many preemptions\n"
                     "A seed without a number of schedules runs that one. S is for all programs together.\n");
     exit(2);
@@ -294,8 +292,6 @@ static void read_options(int count, char **words)
             options.trace = true;
         else if (strcmp(word, "--replay") == 0)
             options.replay = true;
-        else if (strcmp(word, "--known") == 0)
-            sim_known = true;
         else if (value == NULL)
             usage();
         else if (strcmp(word, "--program") == 0)

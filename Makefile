@@ -471,7 +471,7 @@ test-gpu: deps-unit
 	@$(TEST_ENV) tests/gpu/run.sh
 
 test-python: deps-test-python
-	@$(MAKE) --no-print-directory $(B)/python/made
+	@$(MAKE) --no-print-directory $(B)/python/made $(FAKE_CUDA)
 	@$(TEST_ENV) PYTHON='$(PYTHON)' tests/run_scripts.sh tests/python/*.sh
 
 e2e: deps-test

@@ -24,9 +24,6 @@ struct CUuuid_st {
 struct CUipcMemHandle_st {
     char reserved[64];
 };
-struct CUipcEventHandle_st {
-    char reserved[64];
-};
 struct CUmemLocation_st {
     unsigned type;
     int id;
@@ -84,7 +81,6 @@ struct CUmemAccessDesc_st {
     X(CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED, 113)                               \
     X(CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, 122)                                   \
     X(CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, 124)                                               \
-    X(CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED, 125)                                             \
     X(CU_COMPUTEMODE_PROHIBITED, 2)                                                             \
     X(CU_COMPUTEMODE_EXCLUSIVE_PROCESS, 3)                                                      \
     X(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, 2)                                                      \
@@ -105,7 +101,6 @@ struct CUmemAccessDesc_st {
     X(CU_STREAM_CAPTURE_MODE_RELAXED, 2)                                                        \
     X(CU_STREAM_CAPTURE_STATUS_NONE, 0)                                                         \
     X(CU_EVENT_DISABLE_TIMING, 2)                                                               \
-    X(CU_EVENT_INTERPROCESS, 4)                                                                 \
     X(CU_STREAM_WAIT_VALUE_GEQ, 0)                                                              \
     X(CU_STREAM_WRITE_VALUE_DEFAULT, 0)                                                         \
     X(CU_MEMHOSTALLOC_PORTABLE, 1)                                                              \
@@ -169,6 +164,7 @@ enum bxi_cu_number { BXI_CU_NUMBERS(BXI_CU_ENUM) };
     REQUIRED(cuStreamIsCapturing, (struct CUstream_st *stream, unsigned *status))               \
     REQUIRED(cuThreadExchangeStreamCaptureMode, (unsigned *mode))                               \
     REQUIRED(cuStreamWaitEvent, (struct CUstream_st *stream, struct CUevent_st *event, unsigned flags)) \
+    REQUIRED(cuLaunchHostFunc, (struct CUstream_st *stream, void (*call)(void *context), void *context)) \
     OPTIONAL(cuStreamWriteValue64_v2, (struct CUstream_st *stream, unsigned long long address,  \
                                        uint64_t value, unsigned flags))                         \
     OPTIONAL(cuStreamWaitValue64_v2, (struct CUstream_st *stream, unsigned long long address,   \
@@ -176,14 +172,11 @@ enum bxi_cu_number { BXI_CU_NUMBERS(BXI_CU_ENUM) };
     REQUIRED(cuEventCreate, (struct CUevent_st **event, unsigned flags))                        \
     REQUIRED(cuEventDestroy_v2, (struct CUevent_st *event))                                     \
     REQUIRED(cuEventRecord, (struct CUevent_st *event, struct CUstream_st *stream))             \
-    REQUIRED(cuEventQuery, (struct CUevent_st *event))                                          \
     REQUIRED(cuEventSynchronize, (struct CUevent_st *event))                                    \
     REQUIRED(cuIpcGetMemHandle, (struct CUipcMemHandle_st *handle, unsigned long long address)) \
     REQUIRED(cuIpcOpenMemHandle_v2, (unsigned long long *address, struct CUipcMemHandle_st handle, \
                                      unsigned flags))                                           \
     REQUIRED(cuIpcCloseMemHandle, (unsigned long long address))                                 \
-    REQUIRED(cuIpcGetEventHandle, (struct CUipcEventHandle_st *handle, struct CUevent_st *event)) \
-    REQUIRED(cuIpcOpenEventHandle, (struct CUevent_st **event, struct CUipcEventHandle_st handle)) \
     OPTIONAL(cuMemGetAllocationGranularity, (size_t *granularity, const struct CUmemAllocationProp_st *prop, \
                                              unsigned option))                                  \
     OPTIONAL(cuMemCreate, (unsigned long long *handle, size_t bytes, const struct CUmemAllocationProp_st *prop, \

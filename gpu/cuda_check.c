@@ -29,6 +29,5 @@ BXI_CU_NUMBERS(CHECK_NUMBER)
 #endif
 _Static_assert(sizeof(struct CUuuid_st) == 16, "a UUID");
 _Static_assert(sizeof(struct CUipcMemHandle_st) == 64, "a memory handle");
-_Static_assert(sizeof(struct CUipcEventHandle_st) == 64, "an event handle");
 _Static_assert(sizeof(struct CUmemAllocationProp_st) == 32, "properties of an allocation");
 _Static_assert(sizeof(struct CUmemAccessDesc_st) == 12, "access to an allocation");

@@ -41,16 +41,16 @@ static int read_name(const char *variable, const char *const *names, const char 
 
 static int read_options(const struct bxi_gpu_options *options, enum bxi_gpu_order *order, enum bxi_gpu_export *export)
 {
-    static const char *const orders[] = { "auto", "host", "device", "events", "sync", NULL };
+    static const char *const orders[] = { "auto", "host", "device", "events", NULL };
     static const char *const exports[] = { "auto", "fd", "handle", NULL };
     int wanted_order, wanted_export;
 
     if (options == NULL || options->region == NULL || (uintptr_t)options->region % 4096 != 0)
         return bxi_gpu_fail(-EINVAL, "the region has to begin on a page");
-    if (options->order > BXI_GPU_HOST_SYNC)
+    if (options->order > BXI_GPU_EVENTS)
         return bxi_gpu_fail(-EINVAL, "order %d is none", (int)options->order);
     wanted_order = options->order != BXI_GPU_ORDER_AUTO
-        ? (int)options->order : read_name("BX_GPU_ORDER", orders, "auto, host, device, events, sync");
+        ? (int)options->order : read_name("BX_GPU_ORDER", orders, "auto, host, device, events");
     if (wanted_order < 0)
         return wanted_order;
     wanted_export = read_name("BX_GPU_EXPORT", exports, "auto, fd, handle");
@@ -177,7 +177,7 @@ close_admission:
 }
 
 /* Memory that a peer still has open stays, and so does its context, until this process ends: the end of a process does
- * not harm readers, a free does. So do events that a peer may have imported. */
+ * not harm readers, a free does. */
 static void close_device(struct bxi_gpu_device *device)
 {
     const struct bxi_cuda *cu = &device->gpu->cu;
@@ -191,7 +191,7 @@ static void close_device(struct bxi_gpu_device *device)
             (void)cu->cuStreamDestroy_v2(device->side);
         bxi_gpu_leave(device);
     }
-    if (held == 0 && !bxi_gpu_has_exported(device))
+    if (held == 0)
         (void)cu->cuDevicePrimaryCtxRelease_v2(device->handle);
     bxi_gpu_heap_fini(&device->heap);
     bxi_gpu_admission_fini(&device->admission);

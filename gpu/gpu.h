@@ -119,7 +119,7 @@ struct bxi_gpu_options {
     const char *driver;                 /* path; NULL: the environment's BX_CUDA_DRIVER, else libcuda.so.1 */
     struct bxi_gpu_region *region;      /* this process's own, writable; valid until bxi_gpu_close has returned */
     uint64_t slab_bytes;                /* rounded up to 2 MiB; 0: 64 MiB, larger as the pool grows */
-    enum bxi_gpu_order order;           /* AUTO: the environment's BX_GPU_ORDER=host|device|events|sync, else
+    enum bxi_gpu_order order;           /* AUTO: the environment's BX_GPU_ORDER=host|device|events, else
                                          * the probe's choice; -ENOTSUP: the requested order does not work */
     /* Whether a living process has that slab of this one open: its struct bxi_gpu_held has the generation (acquire).
      * Any thread, under a lock of gpu/. NULL: none ever has. */
@@ -235,22 +235,16 @@ void *bxi_gpu_lane_stream(const struct bxi_gpu_lane *lane);
  * poisoned. */
 void bxi_gpu_lane_close(struct bxi_gpu_lane *lane);
 
-/* Makes a point behind all work on the lane so far. Does not wait, except with HOST_SYNC, and with EVENTS when
- * BXI_GPU_RING points have not passed. One thread at a time on a lane. */
+/* Makes a point behind all work on the lane so far. Does not wait. One thread at a time on a lane. */
 int bxi_gpu_mark(struct bxi_gpu_lane *lane, struct bxi_gpu_point *point);
 
 /* The lane's last point; order 0: it has made none. */
 void bxi_gpu_lane_last(const struct bxi_gpu_lane *lane, struct bxi_gpu_point *point);
 
-/* Whether a mark would wait now, and that wait without the mark: for a caller that holds a lock and must release it
- * before it waits, because the thread that ends the wait (bxi_gpu_peer_died) may need that lock. Any thread, also while
- * another marks the lane. */
-bool bxi_gpu_mark_waits(struct bxi_gpu_lane *lane);
-void bxi_gpu_mark_wait(struct bxi_gpu_lane *lane);
-
 /* Work that is put on the lane from now on waits for this point of the peer (NULL: of this process). Blocks the calling
- * thread, counted as a fallback, if the lane's device cannot access the word. Waits a second at most while memory of
- * the device is freed, unless the point is of the same device of this process. -ECANCELED: bxi_gpu_abandon was called
+ * thread, counted as a fallback, for a peer's point of EVENTS and if the lane's device cannot access the word, until
+ * the point has passed or the peer has ended. Waits a second at most while memory of the device is freed, unless the
+ * point is of the same device of this process. -ECANCELED: bxi_gpu_abandon was called
  * meanwhile; -EOWNERDEAD: the peer is dead and the point had not passed, or with DEVICE_WORDS its word was not mapped
  * when the peer died, so that it is unknown; -EPROTO: an invalid point; -EAGAIN: with DEVICE_WORDS, the slab with the
  * word is not mapped yet (bxi_gpu_map_begin of the ref maps it too). */
@@ -279,6 +273,7 @@ struct bxi_gpu_peer_options {
     struct bxi_gpu_word *words;                 /* the page of its words, mapped writable: see bxi_gpu_wants_words; or
                                                  * NULL. Until bxi_gpu_close has returned */
     struct bxi_gpu_held *held;                  /* this process writes it: which of the peer's slabs it has open */
+    int process_fd;                             /* its pidfd, or what hangs up when it ends; 0 or less: none */
     struct bxi_gpu_device *device;              /* maps the peer's memory if the memory's own device is not open here
                                                  * and this one can access it: see bxi_gpu_map_device */
 };

@@ -108,7 +108,7 @@ struct bxi_gpu_awaits {                 /* admission.c: under admission's lock *
     uint32_t count, capacity;
     uint32_t putting;                   /* threads that are about to put a wait on the stream */
 };
-struct bxi_gpu_lane {                   /* the using thread's; with EVENTS under the lock, since polls move the word */
+struct bxi_gpu_lane {                   /* the using thread's */
     struct bxi_gpu *gpu;
     struct bxi_gpu_device *device;
     struct CUstream_st *stream;
@@ -116,22 +116,21 @@ struct bxi_gpu_lane {                   /* the using thread's; with EVENTS under
     enum bxi_gpu_order order;
     uint32_t index;
     uint64_t value;                     /* of the last mark */
-    uint64_t done;                      /* under the lock; EVENTS, or with a mirror: the value of the word */
+    uint64_t done;                      /* with a mirror, under the lock; EVENTS, tell's: the value of the word */
     uint64_t word_address;              /* that streams wait for, as the device sees it */
     uint64_t host_address;              /* DEVICE_WORDS: of the word that hosts look at, or of the mirror */
     bxi_a64 *mirror;                    /* a pinned word, from which polls move the one in the region; NULL: none */
     bxi_a64 marked;                     /* with a mirror: value, for polls */
-    struct CUevent_st *event[BXI_GPU_RING];     /* of exported in lane.c */
+    struct CUevent_st *event;           /* EVENTS: recorded with each mark, for other streams of this process */
+    bool is_closed;                     /* EVENTS: the word is not tell's any more */
     struct bxi_gpu_awaits awaits;
     enum { BXI_GPU_SIDE_UNKNOWN, BXI_GPU_SIDE_APART, BXI_GPU_SIDE_SHARED } side;    /* point.c: its hardware queue */
 };
 /* At the end: closes all lanes. False: not all are idle at end_ns; then none is closed, and the words of those that are
  * not idle are poisoned. */
 bool bxi_gpu_lanes_close(struct bxi_gpu *gpu, uint64_t end_ns);
-/* Under the lock: moves the words that the host writes (EVENTS, mirrors); how many such lanes have points under way. */
+/* Under the lock: moves the words that have mirrors; how many such lanes have points under way. */
 int bxi_gpu_lanes_poll(struct bxi_gpu *gpu);
-/* Whether peers may have imported events of the device: its context stays until the process ends. */
-bool bxi_gpu_has_exported(const struct bxi_gpu_device *device);
 
 /* ---- peer.c: the other processes ------------------------------------------------------------- */
 
@@ -166,10 +165,6 @@ struct bxi_gpu_map {                    /* map.c's; one slab of the peer */
     uint32_t users;
     struct bxi_gpu_wait *waiting;
 };
-struct bxi_gpu_event_cache {            /* point.c's: an event of the peer, opened here */
-    uint64_t generation;                /* of the lane */
-    struct CUevent_st *event;
-};
 struct bxi_gpu_peer {
     struct bxi_gpu_job job;             /* first: registers the words' page */
     struct bxi_gpu_peer *next;
@@ -184,10 +179,9 @@ struct bxi_gpu_peer {
     uint64_t last_word[BXI_GPU_LANES];  /* death.c: values that its device words had when it was found dead */
     uint32_t open_maps;                 /* map.c: how many are not NONE */
     struct bxi_gpu_map map[BXI_GPU_SLABS];
-    struct bxi_gpu_event_cache event[BXI_GPU_LANES][BXI_GPU_RING];
 };
 bool bxi_gpu_peer_is_dead(const struct bxi_gpu_peer *peer);
-/* At the end: unregisters its words' page and destroys its events. */
+/* At the end: unregisters its words' page. */
 void bxi_gpu_peer_forget_driver(struct bxi_gpu_peer *peer);
 
 /* ---- admission.c: no free while a lane waits for another process ------------------------------ */
@@ -378,7 +372,7 @@ struct bxi_gpu_device {
     struct CUctx_st *context;
     enum bxi_gpu_order order;
     struct CUstream_st *side;           /* free: nothing on it ever waits */
-    uint64_t host_words;                /* the region's words as this device sees them; 0: EVENTS, HOST_SYNC, mirrors */
+    uint64_t host_words;                /* the region's words as this device sees them; 0: EVENTS, mirrors */
     struct bxi_gpu_word *pinned;        /* the mirrors of its lanes' words, where the region is not registered */
     uint64_t pinned_at;                 /* as this device sees them */
     bxi_a64 *look;                      /* pinned; [0], under the lock: where a word of a dead peer is copied to;
@@ -440,7 +434,6 @@ struct bxi_gpu {
     struct bxi_gpu_block_inside *blocks, *waiting;
     struct bxi_gpu_lane *lane[BXI_GPU_LANES];
     uint64_t lane_value[BXI_GPU_LANES]; /* of closed ones: the next goes on from there */
-    uint64_t lanes_made;
     struct bxi_gpu_peer *peers;
 };
 

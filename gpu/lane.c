@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Lanes and marks: a mark lets a stream write a number to its lane's word behind the work so far. README.md has the
- * four orders side by side; probe.c chooses one; point.c is the side that waits.
+ * Lanes and marks: a mark writes a number to its lane's word behind the work so far. README.md has the three orders
+ * side by side; probe.c chooses one; point.c is the side that waits.
  *
- * bxi_gpu_mark runs on the hot path, in the thread that uses the lane, without the lock. Only EVENTS, a fallback, takes
- * it, because bxi_gpu_poll moves the word as well; it is released while a stream is waited for.
- *
- * The default write fences all earlier work of its stream for the whole system: whoever reads the number reads the
- * data too.
+ * bxi_gpu_mark runs on the hot path, in the thread that uses the lane, without the lock, and does not wait. With words
+ * the stream writes the number. Its default write fences all earlier work of its stream for the whole system: whoever
+ * reads the number reads the data too. With EVENTS the driver calls `tell` on a thread of its own when the work is done
+ * (cuLaunchHostFunc): the word moves whatever the threads of this process do, and no poll is needed.
  *
  * Killed before the word is written: it never comes, and peers poison it (bxi_gpu_peer_died).
  */
@@ -15,82 +14,8 @@
 
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
 /* ---- Lanes ----------------------------------------------------------------------------------- */
-
-/* The events of a device that peers may have imported. They are never destroyed: what a peer does with an imported
- * event after that is undefined (cuIpcOpenEventHandle), and no process knows who has imported one. The next lane of
- * that index records the same events, also when the GPU is opened again. The context stays with them. */
-struct exported {
-    struct exported *next;
-    void *library;                      /* the driver that made them */
-    uint8_t uuid[BXI_GPU_UUID_BYTES];
-    struct CUevent_st *event[BXI_GPU_LANES][BXI_GPU_RING];
-};
-static struct exported *exported;       /* gpu->lock; a process has one GPU open at a time */
-
-static struct exported *exported_of(const struct bxi_gpu_device *device)
-{
-    const uint8_t *uuid = device->gpu->info[device->ordinal].uuid;
-    struct exported *found = exported;
-
-    while (found != NULL && (found->library != device->gpu->cu.library ||
-                             memcmp(found->uuid, uuid, sizeof(found->uuid)) != 0))
-        found = found->next;
-    return found;
-}
-
-bool bxi_gpu_has_exported(const struct bxi_gpu_device *device)
-{
-    return exported_of(device) != NULL;
-}
-
-static struct exported *export_for(const struct bxi_gpu_device *device)
-{
-    struct exported *of;
-
-    pthread_mutex_lock(&device->gpu->lock);
-    of = exported_of(device);
-    if (of == NULL)
-        of = calloc(1, sizeof(*of));
-    if (of != NULL && of->library == NULL) {
-        of->library = device->gpu->cu.library;
-        memcpy(of->uuid, device->gpu->info[device->ordinal].uuid, sizeof(of->uuid));
-        of->next = exported;
-        exported = of;
-    }
-    pthread_mutex_unlock(&device->gpu->lock);
-    return of;
-}
-
-/* The context current. The row and its events are the lane's own, and no entry of the list goes away: so the driver
- * makes events without the lock. */
-static int make_events(struct bxi_gpu_lane *lane)
-{
-    const struct bxi_cuda *cu = &lane->gpu->cu;
-    struct exported *of = export_for(lane->device);
-
-    if (of == NULL)
-        return bxi_gpu_fail(-ENOMEM, "no memory for the events of a lane");
-    for (int i = 0; i < BXI_GPU_RING; i++) {
-        struct CUevent_st **event = &of->event[lane->index][i];
-        struct CUipcEventHandle_st handle;
-        unsigned result = CUDA_SUCCESS;
-
-        if (*event == NULL)
-            result = cu->cuEventCreate(event, CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS);
-        if (result != CUDA_SUCCESS)
-            *event = NULL;
-        else
-            result = cu->cuIpcGetEventHandle(&handle, *event);
-        if (result != CUDA_SUCCESS)
-            return bxi_gpu_cuda_fail(cu, result, "an interprocess event");
-        memcpy(lane->gpu->region->event[lane->index][i], handle.reserved, sizeof(handle.reserved));
-        lane->event[i] = *event;
-    }
-    return 0;
-}
 
 static void publish_lane(struct bxi_gpu_lane *lane)
 {
@@ -99,7 +24,7 @@ static void publish_lane(struct bxi_gpu_lane *lane)
 
     row->device = lane->device->index;
     row->slab = words != NULL ? words->slab : 0;
-    row->generation = words != NULL ? words->generation : ++lane->gpu->lanes_made;
+    row->generation = words != NULL ? words->generation : 0;
     row->offset = words != NULL ? words->offset + lane->index * sizeof(struct bxi_gpu_word) : 0;
     /* [gpu.lane] release, pairs with the acquire in lane_of: the row is complete. */
     bxi_store_release(&row->order, (uint32_t)lane->order);
@@ -132,8 +57,11 @@ static void free_lane(struct bxi_gpu_lane *lane)
 {
     if (lane->owns_stream && lane->stream != NULL)
         (void)lane->gpu->cu.cuStreamDestroy_v2(lane->stream);
+    if (lane->event != NULL)
+        (void)lane->gpu->cu.cuEventDestroy_v2(lane->event);
     free(lane->awaits.list);
-    free(lane);
+    if (lane->order != BXI_GPU_EVENTS || lane->done == lane->value)     /* else tell may still be called */
+        free(lane);
 }
 
 /* Takes an index. Until its order is set the lane is in nobody's way: it has no word, and no points. */
@@ -165,7 +93,9 @@ static int make_stream(struct bxi_gpu_lane *lane, void *stream)
         result = gpu->cu.cuStreamCreate(&lane->stream, CU_STREAM_NON_BLOCKING);
     if (result != CUDA_SUCCESS)
         return bxi_gpu_cuda_fail(&gpu->cu, result, "a stream of device %d", lane->device->ordinal);
-    return lane->device->order == BXI_GPU_EVENTS ? make_events(lane) : 0;
+    if (lane->device->order == BXI_GPU_EVENTS)
+        result = gpu->cu.cuEventCreate(&lane->event, CU_EVENT_DISABLE_TIMING);
+    return result == CUDA_SUCCESS ? 0 : bxi_gpu_cuda_fail(&gpu->cu, result, "an event");
 }
 
 static void fill_lane(struct bxi_gpu_lane *lane)
@@ -257,12 +187,27 @@ int bxi_gpu_lane_wait(struct bxi_gpu_lane *lane)
     return result == CUDA_SUCCESS ? 0 : bxi_gpu_cuda_fail(&gpu->cu, result, "waiting for lane %u", lane->index);
 }
 
-/* Writes the lane's word in host memory from this host: with EVENTS and HOST_SYNC, and when a lane closes. */
+/* Writes the lane's word in host memory from this host: with EVENTS, with a mirror, and when a lane closes. */
 static void set_word(struct bxi_gpu_lane *lane, uint64_t value)
 {
     lane->done = value;
     /* [gpu.word] release, pairs with the acquire in host_word: the work before it is done. */
     bxi_store_release(&lane->gpu->region->word[lane->index].value, value);
+}
+
+/* EVENTS, on a thread of the driver, behind the work before a mark. It must not call the driver, nor wait for a thread
+ * that does: telling is held for a few instructions only. Marks may still be under way when a lane closes whose stream
+ * could not be waited for: then nothing is told, and the lane's memory stays. */
+static pthread_mutex_t telling = PTHREAD_MUTEX_INITIALIZER;
+
+static void tell(void *context)
+{
+    struct bxi_gpu_lane *lane = context;
+
+    pthread_mutex_lock(&telling);
+    if (!lane->is_closed)
+        set_word(lane, lane->done + 1);
+    pthread_mutex_unlock(&telling);
 }
 
 /* Under the lock: the word of a lane whose stream has ended, or is left. Failed work never completes: its points do not
@@ -285,6 +230,9 @@ static void end_lane(struct bxi_gpu_lane *lane, int rc)
     struct bxi_gpu_device *device = lane->device;
 
     pthread_mutex_lock(&gpu->lock);
+    pthread_mutex_lock(&telling);
+    lane->is_closed = true;
+    pthread_mutex_unlock(&telling);
     end_word(lane, rc);
     /* [gpu.lane] release, pairs with the acquire in lane_of: its points have passed, or never will. */
     bxi_store_release(&gpu->region->lane[lane->index].order, 0);
@@ -349,18 +297,6 @@ bool bxi_gpu_lanes_close(struct bxi_gpu *gpu, uint64_t end_ns)
 
 /* ---- Marks ----------------------------------------------------------------------------------- */
 
-/* Under the lock, EVENTS: moves the word as far as events have completed. */
-static void advance(struct bxi_gpu_lane *lane)
-{
-    uint64_t done = lane->done;
-
-    while (done < lane->value &&
-           lane->gpu->cu.cuEventQuery(lane->event[(done + 1) % BXI_GPU_RING]) == CUDA_SUCCESS)
-        done++;
-    if (done != lane->done)
-        set_word(lane, done);
-}
-
 /* Under the lock: moves the word to where the stream has written its mirror. Whether it is behind the last mark. */
 static bool follow(struct bxi_gpu_lane *lane)
 {
@@ -382,87 +318,35 @@ int bxi_gpu_lanes_poll(struct bxi_gpu *gpu)
 
         if (lane != NULL && lane->mirror != NULL)
             left += follow(lane);
-        if (lane == NULL || lane->order != BXI_GPU_EVENTS || lane->done == lane->value)
-            continue;
-        if (bxi_gpu_enter(lane->device) == 0) {
-            advance(lane);
-            bxi_gpu_leave(lane->device);
-        }
-        left += lane->done != lane->value;
     }
     return left;
 }
 
-/* Under the lock, which is released while it waits: until an event is free for the next mark. An event is recorded
- * again only after its last record has passed, so that the word misses none. */
-static unsigned wait_for_event(struct bxi_gpu_lane *lane)
-{
-    struct bxi_gpu *gpu = lane->gpu;
-    unsigned result = CUDA_SUCCESS;
-
-    advance(lane);
-    while (result == CUDA_SUCCESS && lane->value - lane->done >= BXI_GPU_RING) {
-        struct CUevent_st *oldest = lane->event[(lane->value + 1) % BXI_GPU_RING];
-
-        bxi_gpu_count(&gpu->figures.host_synchronises, 1);
-        pthread_mutex_unlock(&gpu->lock);
-        result = gpu->cu.cuEventSynchronize(oldest);
-        pthread_mutex_lock(&gpu->lock);
-        advance(lane);
-    }
-    return result;
-}
-
-static unsigned wait_for_stream(struct bxi_gpu_lane *lane)
-{
-    const struct bxi_cuda *cu = &lane->gpu->cu;
-    unsigned result = cu->cuStreamQuery(lane->stream);
-
-    if (result != CUDA_ERROR_NOT_READY)
-        return result;
-    bxi_gpu_count(&lane->gpu->figures.host_synchronises, 1);
-    return cu->cuStreamSynchronize(lane->stream);
-}
-
+/* The event is for other streams of this process, the call for all hosts. */
 static unsigned mark_event(struct bxi_gpu_lane *lane)
 {
-    struct bxi_gpu *gpu = lane->gpu;
-    unsigned result;
+    const struct bxi_cuda *cu = &lane->gpu->cu;
+    unsigned result = cu->cuEventRecord(lane->event, lane->stream);
 
-    pthread_mutex_lock(&gpu->lock);
-    result = wait_for_event(lane);
     if (result == CUDA_SUCCESS)
-        result = gpu->cu.cuEventRecord(lane->event[(lane->value + 1) % BXI_GPU_RING], lane->stream);
+        result = cu->cuLaunchHostFunc(lane->stream, tell, lane);
     if (result == CUDA_SUCCESS)
         lane->value++;
-    pthread_mutex_unlock(&gpu->lock);
     return result;
 }
 
-static unsigned mark(struct bxi_gpu_lane *lane)
+static unsigned mark_word(struct bxi_gpu_lane *lane)
 {
     const struct bxi_cuda *cu = &lane->gpu->cu;
-    unsigned result;
+    unsigned result = cu->cuStreamWriteValue64_v2(lane->stream, lane->word_address, lane->value + 1,
+                                                  CU_STREAM_WRITE_VALUE_DEFAULT);
 
-    switch (lane->order) {
-    case BXI_GPU_HOST_WORDS:
-    case BXI_GPU_DEVICE_WORDS:
-        result = cu->cuStreamWriteValue64_v2(lane->stream, lane->word_address, lane->value + 1,
+    if (result == CUDA_SUCCESS && lane->host_address != 0)
+        result = cu->cuStreamWriteValue64_v2(lane->stream, lane->host_address, lane->value + 1,
                                              CU_STREAM_WRITE_VALUE_DEFAULT);
-        if (result == CUDA_SUCCESS && lane->host_address != 0)
-            result = cu->cuStreamWriteValue64_v2(lane->stream, lane->host_address, lane->value + 1,
-                                                 CU_STREAM_WRITE_VALUE_DEFAULT);
-        if (result == CUDA_SUCCESS)
-            bxi_store_relaxed(&lane->marked, ++lane->value);    /* relaxed: polls only count with it */
-        return result;
-    case BXI_GPU_EVENTS:
-        return mark_event(lane);
-    default:
-        result = wait_for_stream(lane);
-        if (result == CUDA_SUCCESS)
-            set_word(lane, ++lane->value);
-        return result;
-    }
+    if (result == CUDA_SUCCESS)
+        bxi_store_relaxed(&lane->marked, ++lane->value);        /* relaxed: polls only count with it */
+    return result;
 }
 
 int bxi_gpu_mark(struct bxi_gpu_lane *lane, struct bxi_gpu_point *point)
@@ -475,7 +359,7 @@ int bxi_gpu_mark(struct bxi_gpu_lane *lane, struct bxi_gpu_point *point)
         return rc;
     rc = bxi_gpu_refuse_capture(lane->device, lane->stream, "a mark on a lane");
     if (rc == 0)
-        result = mark(lane);
+        result = lane->order == BXI_GPU_EVENTS ? mark_event(lane) : mark_word(lane);
     bxi_gpu_leave(lane->device);
     if (rc < 0)
         return rc;
@@ -489,52 +373,4 @@ int bxi_gpu_mark(struct bxi_gpu_lane *lane, struct bxi_gpu_point *point)
         .value = lane->value,
     };
     return 0;
-}
-
-/* The lane is of an order whose marks wait, its context is current, and its stream is not captured: then leave must
- * follow. A captured stream must not be queried; its mark is refused without a wait. */
-static bool enter_to_wait(const struct bxi_gpu_lane *lane)
-{
-    if (lane->order <= BXI_GPU_DEVICE_WORDS || bxi_gpu_enter(lane->device) < 0)
-        return false;
-    if (bxi_gpu_refuse_capture(lane->device, lane->stream, "a mark on a lane") == 0)
-        return true;
-    bxi_gpu_leave(lane->device);
-    return false;
-}
-
-bool bxi_gpu_mark_waits(struct bxi_gpu_lane *lane)
-{
-    struct bxi_gpu *gpu = lane->gpu;
-    bool waits = false;
-
-    if (!enter_to_wait(lane))
-        return false;
-    pthread_mutex_lock(&gpu->lock);
-    if (lane->order == BXI_GPU_EVENTS) {
-        advance(lane);
-        waits = lane->value - lane->done >= BXI_GPU_RING;
-    } else {
-        waits = gpu->cu.cuStreamQuery(lane->stream) == CUDA_ERROR_NOT_READY;
-    }
-    pthread_mutex_unlock(&gpu->lock);
-    bxi_gpu_leave(lane->device);
-    return waits;
-}
-
-/* Errors are ignored: the mark that follows fails with the same error and returns it. */
-void bxi_gpu_mark_wait(struct bxi_gpu_lane *lane)
-{
-    struct bxi_gpu *gpu = lane->gpu;
-
-    if (!enter_to_wait(lane))
-        return;
-    if (lane->order == BXI_GPU_EVENTS) {
-        pthread_mutex_lock(&gpu->lock);
-        (void)wait_for_event(lane);
-        pthread_mutex_unlock(&gpu->lock);
-    } else {
-        (void)wait_for_stream(lane);
-    }
-    bxi_gpu_leave(lane->device);
 }

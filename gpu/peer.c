@@ -121,12 +121,6 @@ void bxi_gpu_peer_forget_driver(struct bxi_gpu_peer *peer)
 
     if (bxi_gpu_enter(peer->options.device) < 0)
         return;
-    for (int i = 0; i < BXI_GPU_LANES * BXI_GPU_RING; i++) {
-        struct CUevent_st *event = peer->event[i / BXI_GPU_RING][i % BXI_GPU_RING].event;
-
-        if (event != NULL)
-            (void)cu->cuEventDestroy_v2(event);
-    }
     if (peer->registered != NULL)
         (void)cu->cuMemHostUnregister(peer->registered);
     bxi_gpu_leave(peer->options.device);

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Points: whether work of this or another process has been done, and how a stream is put behind it without a host that
- * waits. bxi_gpu_after runs on the hot path, in the thread that uses the lane, without the lock (with EVENTS, a
- * fallback, under it); the rest under it.
+ * Points: whether work of this or another process has been done, and how a stream is put behind it, with words without
+ * a host that waits. bxi_gpu_after runs on the hot path, in the thread that uses the lane, without the lock; the rest
+ * under it.
  *
- * Why words, and not events alone: an event must be recorded before the consumer may even ask about it, each costs a
- * call of the driver to open, and the host needs another call to see whether it has passed. A word has one writer, as
- * everything shared here, and every host can read it.
+ * Why no stream waits for an event of another process: where that process is killed, the stream goes on waiting
+ * (README.md, Order). A word can be poisoned. It has one writer, as everything shared here, and every host can read it.
  *
  * The wait compares cyclically, (int64_t)(word - value) >= 0, so a word with the poison added satisfies every wait.
  * Below the poison stands how far the work really came.
@@ -14,10 +13,11 @@
 #include "inside.h"
 
 #include "shm/backoff.h"
+#include "shm/cancel.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <sched.h>
-#include <string.h>
 
 #define REGISTER_NS UINT64_C(1000000000)        /* for the registration of a peer's words */
 #define APART_NS UINT64_C(200000000)            /* for the side stream's write, microseconds as a rule */
@@ -64,7 +64,7 @@ static int bad_point(const struct bxi_gpu_peer *peer, const struct bxi_gpu_point
 /* 0, or -EPROTO. */
 static int check_point(const struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point)
 {
-    if (point->order > BXI_GPU_HOST_SYNC || point->lane >= BXI_GPU_LANES || point->value == 0 ||
+    if (point->order > BXI_GPU_EVENTS || point->lane >= BXI_GPU_LANES || point->value == 0 ||
         point->value >= BXI_GPU_POISON)
         return bad_point(peer, point);
     return 0;
@@ -136,8 +136,18 @@ static bool is_left(struct bxi_gpu *gpu)
     return is;
 }
 
+/* Whether the peer's process has ended, asked of the kernel: the thread that learns of deaths may be this one. */
+static bool has_ended(const struct bxi_gpu_peer *peer)
+{
+    BXI_UNCANCELLED;
+    struct pollfd process = { .fd = peer->options.process_fd, .events = POLLIN };
+
+    return process.fd > 0 && poll(&process, 1, 0) == 1 && (process.revents & (POLLIN | POLLHUP)) != 0;
+}
+
 /* The lane's stream cannot or must not wait for the word, so the host polls it until it reaches the value or its writer
- * dies, or until bxi_gpu_abandon: after that nobody tells this process of deaths. */
+ * dies, or until bxi_gpu_abandon: after that nobody tells this process of deaths. Polls of this process go on: its own
+ * marks may be what the other process waits for. */
 static int wait_on_host(struct bxi_gpu *gpu, struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point)
 {
     const struct bxi_gpu_region *region = region_of(gpu, peer);
@@ -150,9 +160,11 @@ static int wait_on_host(struct bxi_gpu *gpu, struct bxi_gpu_peer *peer, const st
             return after_death(gpu, peer, point);
         if (++looks % LOOKS == 0)
             bxi_sleep_a_moment();       /* the writer may be a host thread of lower priority */
+        if (looks % LOOKS == 0 && peer != NULL && has_ended(peer))
+            return after_death(gpu, peer, point);
         if (looks % LOOKS == 0 && is_left(gpu))
             return bxi_gpu_fail(-ECANCELED, "the GPU was closed while lane %u was waited for", point->lane);
-        if (peer == NULL && point->order == BXI_GPU_DEVICE_WORDS) {     /* its word may have a mirror */
+        if (point->order == BXI_GPU_DEVICE_WORDS) {     /* words may have mirrors */
             pthread_mutex_lock(&gpu->lock);
             (void)bxi_gpu_lanes_poll(gpu);
             pthread_mutex_unlock(&gpu->lock);
@@ -162,103 +174,24 @@ static int wait_on_host(struct bxi_gpu *gpu, struct bxi_gpu_peer *peer, const st
     return 0;
 }
 
-/* The peer's event of this point, as the cache has it. The key is the lane's generation, because a handle's bytes may
- * recur. */
-struct peer_event {
-    struct bxi_gpu_event_cache *cache;
-    uint64_t generation;
-    struct CUipcEventHandle_st handle;
-    struct CUevent_st *opened;          /* here, without the lock; or the one that it replaces: to be destroyed */
-};
-
-/* 1: the point has one; 0: the lane is closed, so all its points have passed. */
-static int find_event(struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point, struct peer_event *event)
-{
-    unsigned index = (unsigned)(point->value % BXI_GPU_RING);
-    struct bxi_gpu_lane_row row;
-
-    if (!lane_of(peer->options.region, point, &row))
-        return has_reached(host_word(peer->options.region, point->lane), point->value) ? 0 : bad_point(peer, point);
-    event->cache = &peer->event[point->lane][index];
-    event->generation = row.generation;
-    memcpy(event->handle.reserved, peer->options.region->event[point->lane][index], sizeof(event->handle.reserved));
-    return 1;
-}
-
-/* Opens the event without the lock, because cuIpcOpenEventHandle may wait for the device. Another thread may do the
- * same meanwhile: the first to have the lock puts its event into the cache. Takes the lock and keeps it if it returns
- * 0. The context is current. */
-static int lock_with_event(const struct bxi_gpu_peer *peer, struct peer_event *event)
-{
-    struct bxi_gpu *gpu = peer->gpu;
-    unsigned result = CUDA_SUCCESS;
-    struct CUevent_st *before;
-
-    pthread_mutex_lock(&gpu->lock);
-    if (event->cache->event != NULL && event->cache->generation == event->generation)
-        return 0;
-    pthread_mutex_unlock(&gpu->lock);
-    result = gpu->cu.cuIpcOpenEventHandle(&event->opened, event->handle);
-    if (result != CUDA_SUCCESS) {
-        event->opened = NULL;
-        return bxi_gpu_cuda_fail(&gpu->cu, result, "opening an event of %s", peer->name);
-    }
-    pthread_mutex_lock(&gpu->lock);
-    if (event->cache->event != NULL && event->cache->generation == event->generation)
-        return 0;
-    before = event->cache->event;
-    event->cache->event = event->opened;
-    event->cache->generation = event->generation;
-    event->opened = before;
-    return 0;
-}
-
-static int put_event(struct bxi_gpu_lane *lane, struct CUevent_st *event)
-{
-    unsigned result = event == NULL ? CUDA_SUCCESS : lane->gpu->cu.cuStreamWaitEvent(lane->stream, event, 0);
-
-    return result == CUDA_SUCCESS ? 0 : bxi_gpu_cuda_fail(&lane->gpu->cu, result, "waiting for an event");
-}
-
-static int after_peers_event(struct bxi_gpu_lane *lane, struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point)
-{
-    struct bxi_gpu *gpu = lane->gpu;
-    struct peer_event event = { 0 };
-    int rc = find_event(peer, point, &event);
-
-    if (rc <= 0)
-        return rc;
-    rc = lock_with_event(peer, &event);
-    if (rc == 0) {
-        rc = put_event(lane, event.cache->event);
-        pthread_mutex_unlock(&gpu->lock);
-    }
-    if (event.opened != NULL)
-        (void)gpu->cu.cuEventDestroy_v2(event.opened);
-    return rc;
-}
-
+/* Of a lane of this process. The event was recorded with this mark, or with a later one: then the stream waits longer
+ * than it needs to, for work that is on a stream already. */
 static int after_own_event(struct bxi_gpu_lane *lane, const struct bxi_gpu_point *point)
 {
     struct bxi_gpu *gpu = lane->gpu;
-    int rc;
-
-    pthread_mutex_lock(&gpu->lock);
-    rc = put_event(lane, gpu->lane[point->lane] == NULL ? NULL
-                                                        : gpu->lane[point->lane]->event[point->value % BXI_GPU_RING]);
-    pthread_mutex_unlock(&gpu->lock);
-    return rc;
-}
-
-static int after_event(struct bxi_gpu_lane *lane, struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point)
-{
-    int rc = bxi_gpu_admission_enter(lane, peer, point);
+    const struct bxi_gpu_lane *from;
+    unsigned result = CUDA_SUCCESS;
+    int rc = bxi_gpu_admission_enter(lane, NULL, point);
 
     if (rc < 0)
         return rc;
-    rc = peer != NULL ? after_peers_event(lane, peer, point) : after_own_event(lane, point);
+    pthread_mutex_lock(&gpu->lock);
+    from = gpu->lane[point->lane];
+    if (from != NULL && from->event != NULL)
+        result = gpu->cu.cuStreamWaitEvent(lane->stream, from->event, 0);
+    pthread_mutex_unlock(&gpu->lock);
     bxi_gpu_admission_leave(lane);
-    return rc;
+    return result == CUDA_SUCCESS ? 0 : bxi_gpu_cuda_fail(&gpu->cu, result, "waiting for an event");
 }
 
 static bool is_registered(const struct bxi_gpu_peer *peer)
@@ -313,6 +246,8 @@ static int word_for(struct bxi_gpu_lane *lane, const struct bxi_gpu_peer *peer, 
     *address = 0;
     if (!lane_of(region_of(gpu, peer), point, &row))    /* closed, so all its points have passed */
         return has_reached(host_word(region_of(gpu, peer), point->lane), point->value) ? 0 : bad_point(peer, point);
+    if (point->order == BXI_GPU_EVENTS)
+        return 0;
     pthread_mutex_lock(&gpu->lock);
     word = device_word(gpu, peer, point, &row);
     pthread_mutex_unlock(&gpu->lock);
@@ -401,14 +336,12 @@ int bxi_gpu_after(struct bxi_gpu_lane *lane, struct bxi_gpu_peer *peer, const st
     }
     if (peer != NULL && (bxi_gpu_peer_is_dead(peer) || (word & BXI_GPU_POISON) != 0))
         return after_death(gpu, peer, point);
-    if (point->order == BXI_GPU_HOST_SYNC)
-        return bad_point(peer, point);
     rc = bxi_gpu_enter(lane->device);
     if (rc < 0)
         return rc;
     rc = bxi_gpu_refuse_capture(lane->device, lane->stream, "a wait on a lane");
-    if (rc == 0 && point->order == BXI_GPU_EVENTS)
-        rc = lane->side == BXI_GPU_SIDE_SHARED ? wait_on_host(gpu, peer, point) : after_event(lane, peer, point);
+    if (rc == 0 && point->order == BXI_GPU_EVENTS && peer == NULL && lane->side != BXI_GPU_SIDE_SHARED)
+        rc = after_own_event(lane, point);
     else if (rc == 0)
         rc = after_word(lane, peer, point);
     bxi_gpu_leave(lane->device);

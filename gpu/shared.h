@@ -18,7 +18,6 @@
 #define BXI_GPU_DEVICES 8               /* open at a time in one worker */
 #define BXI_GPU_SLABS 256               /* of one worker at a time, on all its devices */
 #define BXI_GPU_LANES 32                /* of one worker at a time */
-#define BXI_GPU_RING 8                  /* events of a lane */
 #define BXI_GPU_REFUSED 32              /* rows of head.refused, .known, .unopened */
 #define BXI_GPU_FD_SERVER_BYTES 16
 #define BXI_GPU_POISON (UINT64_C(1) << 62)      /* added to a word that has no writer any more */
@@ -28,15 +27,14 @@ enum bxi_gpu_order {
     BXI_GPU_ORDER_AUTO = 0,             /* the first of these that works on the device */
     BXI_GPU_HOST_WORDS = 1,             /* streams write and wait for words in shared host memory */
     BXI_GPU_DEVICE_WORDS = 2,           /* words in a block of the owner's device */
-    BXI_GPU_EVENTS = 3,                 /* interprocess events */
-    BXI_GPU_HOST_SYNC = 4,              /* mark waits for its stream */
+    BXI_GPU_EVENTS = 3,                 /* the driver has the owner's host write the word; hosts of peers wait for it */
 };
 
 /* The region: one per process, in shared memory of its owner, page-aligned, initially zero. The owner writes it; its
  * GPU writes the words. Peers map it read-only; where their driver registers nothing read-only they map the words' page
  * alone writable too, and do not write it while the owner lives (G9). */
 #define BXI_GPU_MAGIC UINT64_C(0x3175706772616378)
-#define BXI_GPU_LAYOUT 4u
+#define BXI_GPU_LAYOUT 5u
 
 struct bxi_gpu_head {
     bxi_a64 magic;                      /* BXI_GPU_MAGIC; written last */
@@ -68,7 +66,7 @@ struct bxi_gpu_lane_row {
     uint32_t device;                    /* index into head.device */
     uint32_t slab;                      /* DEVICE_WORDS: which holds the word */
     uint32_t reserved;
-    uint64_t generation;                /* DEVICE_WORDS: of the slab; else of the lane and its events */
+    uint64_t generation;                /* DEVICE_WORDS: of the slab */
     uint64_t offset;
     uint8_t pad[32];
 };
@@ -95,7 +93,6 @@ struct bxi_gpu_region {
     struct bxi_gpu_word word[BXI_GPU_LANES];                /* one page, which peers register with their drivers */
     struct bxi_gpu_lane_row lane[BXI_GPU_LANES];
     uint8_t lane_pad[4096 - BXI_GPU_LANES * sizeof(struct bxi_gpu_lane_row)];
-    uint8_t event[BXI_GPU_LANES][BXI_GPU_RING][BXI_GPU_HANDLE_BYTES];
     struct bxi_gpu_slab_row slab[BXI_GPU_SLABS];
 };
 
@@ -110,9 +107,8 @@ static_assert(sizeof(struct bxi_gpu_lane_row) == 64, "a lane is a line");
 static_assert(sizeof(struct bxi_gpu_slab_row) == 128, "a slab");
 static_assert(offsetof(struct bxi_gpu_region, word) == 4096, "the words' page");
 static_assert(offsetof(struct bxi_gpu_region, lane) == 8192, "lanes");
-static_assert(offsetof(struct bxi_gpu_region, event) == 12288, "events");
-static_assert(offsetof(struct bxi_gpu_region, slab) == 28672, "slabs");
-static_assert(sizeof(struct bxi_gpu_region) == 61440, "region");
+static_assert(offsetof(struct bxi_gpu_region, slab) == 12288, "slabs");
+static_assert(sizeof(struct bxi_gpu_region) == 45056, "region");
 static_assert(sizeof(struct bxi_gpu_held) == 2048, "held");
 
 #endif

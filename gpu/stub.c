@@ -136,17 +136,6 @@ int bxi_gpu_mark(struct bxi_gpu_lane *lane, struct bxi_gpu_point *point)
     return none(lane, point);
 }
 
-bool bxi_gpu_mark_waits(struct bxi_gpu_lane *lane)
-{
-    (void)none(lane);
-    return false;
-}
-
-void bxi_gpu_mark_wait(struct bxi_gpu_lane *lane)
-{
-    (void)none(lane);
-}
-
 int bxi_gpu_after(struct bxi_gpu_lane *lane, struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point)
 {
     return none(lane, peer, point);

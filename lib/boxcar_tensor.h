@@ -203,9 +203,11 @@ int bx_tensor_create_on(struct bx_job *job, struct bx_device device, enum bx_dty
  * sending uses the job's own stream. -EINVAL: not in device memory, or the stream is CU_STREAM_PER_THREAD; -EROFS:
  * borrowed; -ENOSPC: too many streams. */
 int bx_tensor_written_on(struct bx_tensor *tensor, void *stream);
-/* Makes work that is put on the stream from now on wait until the tensor is written. A borrowed tensor is returned
- * after the work that is on the stream when it is released. -EINVAL: not in device memory, or the stream is
- * CU_STREAM_PER_THREAD; -ENOSPC: too many streams; BX_E_PEER_DEAD: its owner died before it was written. */
+/* Makes work that is put on the stream from now on wait until the tensor is written. Where streams cannot wait for
+ * those of other workers (BX_GPU_ORDER=events; counter gpu_fallbacks) it blocks until a borrowed tensor is written. A
+ * borrowed tensor is returned after the work that is on the stream when it is released. -EINVAL: not in device memory,
+ * or the stream is CU_STREAM_PER_THREAD; -ENOSPC: too many streams; BX_E_PEER_DEAD: its owner died before it was
+ * written. */
 int bx_tensor_read_on(struct bx_tensor *tensor, void *stream);
 
 /* The functions above on device tensors:

@@ -46,7 +46,7 @@
 #include <stdint.h>
 
 #define BXI_MAGIC UINT64_C(0x0000524143584f42)          /* "BOXCAR\0\0" in memory, little endian */
-#define BXI_LAYOUT_VERSION 10u
+#define BXI_LAYOUT_VERSION 11u
 
 #define BXI_WORLD_MAX 128
 #define BXI_NAME_BYTES 32
@@ -64,7 +64,7 @@
 /* The page is for the stagger (bxi_ring_offset). */
 #define BXI_RING_STRIDE (BXI_RING_BYTES + BXI_PAGE + BXI_LEASE_BYTES + BXI_CALLS_BYTES + BXI_DEVICE_PAIR_BYTES)
 #define BXI_OPEN_BYTES (BXI_RING_BYTES + BXI_PAGE + BXI_LEASE_BYTES + BXI_CALLS_OPEN_BYTES)
-#define BXI_DEVICE_BYTES 61440u                         /* region that describes a worker's device memory */
+#define BXI_DEVICE_BYTES 45056u                         /* region that describes a worker's device memory */
 #define BXI_DEVICE_PAIR_BYTES 20480u                    /* region about the device memory borrowed of one peer */
 #define BXI_DEVICE_POINTS 4096u                         /* offset in it of the points, one for each lease word */
 #define BXI_FRAME_MAX (BXI_RING_BYTES / 8)              /* payload bytes of the largest record */

@@ -122,19 +122,6 @@ void bxi_devices_reenter(struct bxi_devices *devices)
     devices->pins--;
 }
 
-/* Rechecks in a loop: while the lock was released another thread may have marked the stream or added work to it. */
-int bxi_devices_mark(struct bxi_devices *devices, uint32_t stream, struct bxi_gpu_point *point)
-{
-    struct bxi_gpu_lane *lane = devices->streams[stream].lane;
-
-    while (bxi_gpu_mark_waits(lane)) {
-        bxi_devices_pin(devices);
-        bxi_gpu_mark_wait(lane);
-        bxi_devices_reenter(devices);
-    }
-    return bxi_gpu_mark(lane, point);
-}
-
 void bxi_devices_wait(struct bxi_devices *devices, uint32_t stream)
 {
     bxi_devices_pin(devices);
@@ -412,6 +399,7 @@ static int open_peer(struct bxi_devices *devices, const struct bxi_lend_peer *pe
         .name = peer->name,
         .region = bxi_device_region(peer->view->control),
         .held = bxi_segment_at(&job->segment, bxi_device_pair_offset(peer->rank)),
+        .process_fd = job->lend->ops->process_fd(job, peer->rank),
     };
     int rc;
 

@@ -99,9 +99,12 @@ void bxi_devices_unpin(struct bxi_devices *devices);
 void bxi_devices_reenter(struct bxi_devices *devices);
 int bxi_devices_fail(int code, const char *what);       /* with gpu/'s sentence */
 /* The rest is called between enter and leave. */
-/* The next three release the lock while they wait, and then enter again as reenter does. */
 /* A point on the stream of that index. Errors of gpu/. */
-int bxi_devices_mark(struct bxi_devices *devices, uint32_t stream, struct bxi_gpu_point *point);
+static inline int bxi_devices_mark(struct bxi_devices *devices, uint32_t stream, struct bxi_gpu_point *point)
+{
+    return bxi_gpu_mark(devices->streams[stream].lane, point);
+}
+/* The next two release the lock while they wait, and then enter again as reenter does. */
 /* Waits until all work on the stream of that index is done. */
 void bxi_devices_wait(struct bxi_devices *devices, uint32_t stream);
 /* A block of at least one byte. Errors of gpu/; BX_E_SHUTDOWN. */

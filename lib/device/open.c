@@ -146,8 +146,6 @@ static int load(struct bx_job *job, struct bxi_devices **out)
 
     if (rc < 0)
         return rc;
-    if (bxi_load_relaxed(&job->phase) != BXI_STARTED)
-        return bx_fail(BX_E_STATE, "device memory is there between bx_job_start and bx_job_shutdown");
     pthread_mutex_lock(&loading);
     *out = bxi_devices_of(job);
     if (*out == NULL)

@@ -302,10 +302,12 @@ struct bxi_lend_ops {
     void (*look)(struct bx_job *job, int rank);
     /* The last loan with tensors that some worker had passed on has ended. Any thread. */
     void (*passed_ended)(struct bx_job *job);
+    /* Gets ready when the peer's process ends. It may be closed once the peer's death has been handled. */
+    int (*process_fd)(struct bx_job *job, int rank);
 };
 
 struct bxi_lend {
-    const struct bxi_lend_ops *ops;             /* start, all four */
+    const struct bxi_lend_ops *ops;             /* start, all five */
     _Atomic(struct bxi_lend_peer *) *peers;     /* world_size; a member of a struct that rpc allocates */
     struct bxi_arena *arena;                    /* one reference. Before the start: lock */
     /* The room job's: makes the arena before the start, if there is none. Lock. 0, or a code with its sentence. */

@@ -46,6 +46,14 @@ def sends(value, born=None):
     return lambda rpc: rpc.rpc_sync("worker1", nothing, args=(born if born and rpc is boxcar.rpc else value,))
 
 
+def sends_on_gpu(value):
+    def call(rpc):
+        rpc.rpc_sync("worker1", nothing, args=(value,))
+        torch.cuda.synchronize()
+
+    return call
+
+
 def in_arena(tensors):
     return [boxcar.rpc.empty_like(tensor).copy_(tensor) for tensor in tensors]
 
@@ -152,6 +160,8 @@ def rows_of_2():
                                  ("94 MB in 161", 3, [torch.ones(146000) for _ in range(161)])):
         yield f"{name}, tensors", sends(tensors), times
         yield f"{name}, in the arena", sends(tensors, in_arena(tensors)), times
+        if torch.cuda.is_available():
+            yield f"{name}, on a GPU", sends_on_gpu([tensor.cuda() for tensor in tensors]), times
     yield "RNN, an iteration", rnn(), 20
     yield "RL, a step of two calls", poles(), 10
 
@@ -206,7 +216,10 @@ def work(rank, world_size, port, slices):
         torch.set_num_threads(1)
         load_programs()
     for rpc in STACKS:
-        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=world_size)
+        options = rpc.TensorPipeRpcBackendOptions()
+        if world_size == 2 and torch is not None and torch.cuda.is_available():
+            options.set_device_map(f"worker{1 - rank}", {0: 0})
+        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=world_size, rpc_backend_options=options)
     if rank == 0:
         for row in ROWS[world_size]():
             measure(slices, *row)

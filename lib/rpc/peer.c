@@ -47,6 +47,11 @@ static void passed_ended(struct bx_job *job)
     bxi_event(job->run, BXI_EVENT_PASSED);
 }
 
+static int process_fd(struct bx_job *job, int rank)
+{
+    return job->rpc->peers[rank]->pidfd;
+}
+
 struct whole_peer {
     struct bxi_peer peer;       /* first */
     struct bxi_lend_peer lend;
@@ -115,7 +120,7 @@ static int make_peer(struct bx_job *job, int rank)
 
 int bxi_peers_create(struct bx_job *job)
 {
-    static const struct bxi_lend_ops operations = { suspect, ring, look_for_joiner, passed_ended };
+    static const struct bxi_lend_ops operations = { suspect, ring, look_for_joiner, passed_ended, process_fd };
 
     job->lend->ops = &operations;
     job->rpc->peers = calloc((size_t)job->world_size, sizeof *job->rpc->peers);

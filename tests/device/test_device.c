@@ -490,7 +490,7 @@ static void hands_over_often(struct bx_job *job)
 Test(device, copies_nothing_and_blocks_no_thread, .timeout = 60)
 {
     device_world(DEVICE_ANY);
-    fake_skip_without_words("with events hosts wait for records of their own");
+    fake_skip_without_words("with events hosts wait");
     device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { hands_over_often, reader } });
 }
 

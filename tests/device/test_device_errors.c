@@ -98,6 +98,44 @@ Test(device_errors, fail_with_a_code_and_advice, .timeout = 60)
     device_pair(DEVICE_FAKE, device_setup, on_one_device, NULL);
 }
 
+/* ---- While a worker shuts down --------------------------------------------------------------- */
+
+static int open_here(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bx_device device;
+
+    (void)request, (void)args, (void)reply;
+    return bx_gpu_open(context, 0, &device);
+}
+
+static int setup_that_opens(struct bx_job *job)
+{
+    int rc = device_setup(job);
+
+    return rc < 0 ? rc : bx_register(job, "open", BX_BLOCKING, open_here, job);
+}
+
+static void lends_to_one_that_only_serves(struct bx_job *job)
+{
+    struct bx_tensor *tensor = device_numbers(job, device_open(job, 0), 1000, 5);
+
+    HARNESS_WAIT_WHILE(bxi_load_acquire((bxi_a32 *)&job->rpc->peers[1]->view.control->header.state) < BXI_LEAVING);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "open", NULL, NULL, NULL), 0);
+    HARNESS_EQ(device_look_at(job, "worker1", tensor, 5), 0);
+    bx_tensor_release(tensor);
+}
+
+static void only_serves(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    HARNESS_EQ(bx_job_shutdown(job, 0), 0);
+}
+
+Test(device_errors, none_for_a_worker_that_opens_a_device_while_it_shuts_down, .timeout = 60)
+{
+    device_pair(DEVICE_ANY, setup_that_opens, lends_to_one_that_only_serves, only_serves);
+}
+
 /* A tensor of a job that has ended, sent by the next job of the same process. */
 static void sends_what_is_over(struct bx_job *job)
 {

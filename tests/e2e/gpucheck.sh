@@ -142,7 +142,6 @@ ask bare '' FAKE_CUDA_DEVICES=1 BX_NVRTC="$dir/none" BX_CUBLAS="$dir/none" BX_CU
 ask read_only order FAKE_CUDA_NO_READ_ONLY=1
 ask register order FAKE_CUDA_NO_HOST_REGISTER=1
 ask stream_ops order FAKE_CUDA_NO_STREAM_OPS=1
-ask events order FAKE_CUDA_NO_STREAM_OPS=1 FAKE_CUDA_NO_EVENT_IPC=1
 ask lost order FAKE_CUDA_LOST_WRITES=1
 ask queues order FAKE_CUDA_QUEUES=1
 ask three order FAKE_CUDA_QUEUES=3
@@ -174,7 +173,7 @@ for key in register.owner register.read_only register.writable handle.export han
     words.read_only.host words.read_only.seen words.read_only.poison words.device.stream words.device.copy \
     words.device.seen words.device.poison events block.alloc \
     block.stream block.register block.open block.module block.copy block.write kill.memory kill.host_word \
-    kill.device_word kill.close kill.event borrower devices.reach devices.handle \
+    kill.device_word kill.close borrower devices.reach devices.handle \
     devices.word nvrtc cublas cudnn; do
     check "$key is good" says good "$key"
 done
@@ -219,10 +218,8 @@ order register DEVICE_WORDS FAKE_CUDA_NO_HOST_REGISTER=1
 run=stream_ops
 check 'streams cannot wait' says bad words.device.stream 'cannot wait for the word'
 check 'then nothing is held up' says absent queues.32 'streams cannot wait for words here'
+check 'the driver calls the host' says good events 'which nothing held up'
 order stream_ops EVENTS FAKE_CUDA_NO_STREAM_OPS=1
-run=events
-check 'no events either' says bad events 'exports no event'
-order events HOST_SYNC FAKE_CUDA_NO_STREAM_OPS=1 FAKE_CUDA_NO_EVENT_IPC=1
 run=lost
 check 'writes of words are lost' says bad words.host.stream 'went on waiting for 2000 ms after the write'
 order lost EVENTS FAKE_CUDA_LOST_WRITES=1
@@ -236,7 +233,7 @@ run=connections
 check 'few connections, asked for: the reason is named' says order EVENTS 'CUDA_DEVICE_MAX_CONNECTIONS is below 4'
 order connections EVENTS CUDA_DEVICE_MAX_CONNECTIONS=2
 run=blocking
-for key in alloc free stream register unregister open close event module; do
+for key in alloc free stream register unregister open close module; do
     check "a driver that synchronises: block.$key" says bad "block.$key" 'returned only when the stream was released'
 done
 check 'copies and writes go on' says good block.write

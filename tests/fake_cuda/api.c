@@ -76,7 +76,6 @@ static void read_options(void)
         .no_stream_ops = number("FAKE_CUDA_NO_STREAM_OPS", 0),
         .no_host_register = number("FAKE_CUDA_NO_HOST_REGISTER", 0),
         .no_read_only = number("FAKE_CUDA_NO_READ_ONLY", 0),
-        .no_event_ipc = number("FAKE_CUDA_NO_EVENT_IPC", 0),
         .lost_writes = number("FAKE_CUDA_LOST_WRITES", 0),
         .dirty = number("FAKE_CUDA_DIRTY", 0),
         .queues = number("FAKE_CUDA_QUEUES", number("CUDA_DEVICE_MAX_CONNECTIONS", 0)),
@@ -227,7 +226,6 @@ static unsigned other_attribute(int *value, unsigned attribute, int device)
     case 115: *value = 1; break;                                        /* MEMORY_POOLS_SUPPORTED */
     case 119: *value = 0; break;                                        /* MEMPOOL_SUPPORTED_HANDLE_TYPES */
     case 122: *value = !fake_options.no_stream_ops; break;              /* CAN_USE_64_BIT_STREAM_MEM_OPS */
-    case 125: *value = !fake_options.no_event_ipc; break;               /* IPC_EVENT_SUPPORTED */
     default: return CUDA_ERROR_INVALID_VALUE;
     }
     return CUDA_SUCCESS;

@@ -6,7 +6,7 @@
  *
  * The model:
  *  - A machine of several devices is a file that its processes share (FAKE_CUDA_MACHINE, by default
- *    /dev/shm/bx-fake-cuda.<uid>): allocations, the processes that have them open, contexts, events between processes.
+ *    /dev/shm/bx-fake-cuda.<uid>): allocations, the processes that have them open, contexts.
  *  - Device memory is a memfd of its owner, which others open through /proc/<pid>/fd: it is freed with the last
  *    mapping, as with the real driver, and a dead process's handles cannot be opened any more.
  *  - A handle is {pid, slot}: after a free and an allocation it has the same bytes again.
@@ -34,15 +34,15 @@
  *    FAKE_CUDA_NO_PEER=0-1,...   devices without peer access, or "all"
  *    FAKE_CUDA_VERSION=12040     FAKE_CUDA_MIG=1, FAKE_CUDA_EXCLUSIVE=1, FAKE_CUDA_PROHIBITED=1,
  *    FAKE_CUDA_NO_IPC=1 (opens fail as in another PID namespace), FAKE_CUDA_NO_STREAM_OPS=1,
- *    FAKE_CUDA_NO_HOST_REGISTER=1, FAKE_CUDA_NO_EVENT_IPC=1,
+ *    FAKE_CUDA_NO_HOST_REGISTER=1,
  *    FAKE_CUDA_NO_READ_ONLY=1    CU_MEMHOSTREGISTER_READ_ONLY is refused with 801, and attribute 113 is 0
  *    FAKE_CUDA_LOST_WRITES=1     streams never write words: a probe must detect it
  *    FAKE_CUDA_QUEUES=N          streams of a device share N hardware queues in each process, at most 32, and take them
  *                                in turn: an item that waits holds up all items behind it. 0, the default: each stream
  *                                has its own. CUDA_DEVICE_MAX_CONNECTIONS means the same where this is not set.
  *    FAKE_CUDA_BLOCKING=1        a call that may synchronise the device waits for all work that this process has put
- *                                on its streams there: alloc, free, stream create, host register and unregister, event
- *                                open, IPC open and close, module load and unload, the search for a kernel (which loads
+ *                                on its streams there: alloc, free, stream create, host register and unregister, IPC
+ *                                open and close, module load and unload, the search for a kernel (which loads
  *                                it), cublasCreate, cudnnCreate
  *    FAKE_CUDA_SAME_OPEN=1       a second open of a handle in a process returns the same address and counts, not 208
  *    FAKE_CUDA_DROP_DEAD=1       memory of a process that is gone holds FAKE_POISON in those that have it open: the
@@ -68,7 +68,6 @@
 #define FAKE_ALLOCATIONS 512
 #define FAKE_OPENERS 16
 #define FAKE_CONTEXTS 512
-#define FAKE_EVENTS 1024
 #define FAKE_QUEUES 32
 #define FAKE_CONTEXT_BYTES ((uint64_t)16 << 20)
 #define FAKE_POISON 0xDB
@@ -94,12 +93,6 @@ struct fake_allocation {
     struct fake_process opener[FAKE_OPENERS];
 };
 
-struct fake_shared_event {
-    struct fake_process owner;
-    uint64_t serial;
-    bxi_a64 recorded, completed;
-};
-
 struct fake_machine {
     uint64_t serial;
     uint64_t freed_while_open, opens, closes;
@@ -108,14 +101,13 @@ struct fake_machine {
         struct fake_process owner;
         int32_t device;
     } context[FAKE_CONTEXTS];
-    struct fake_shared_event event[FAKE_EVENTS];
 };
 
 struct fake_options {
     int devices, delay_us, open_ms, open_gate, version, queues;
     uint64_t memory_bytes;
-    bool mig, exclusive, prohibited, no_ipc, no_stream_ops, no_host_register, no_read_only, no_event_ipc, lost_writes,
-        dirty, blocking, same_open, drop_dead, open_205, no_vmm;
+    bool mig, exclusive, prohibited, no_ipc, no_stream_ops, no_host_register, no_read_only, lost_writes, dirty,
+        blocking, same_open, drop_dead, open_205, no_vmm;
     bool reaches[FAKE_DEVICES][FAKE_DEVICES];
     int visible[FAKE_DEVICES];          /* physical devices, in this process's order */
     int visible_count;

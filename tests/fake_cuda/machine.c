@@ -96,9 +96,6 @@ static void sweep(void)
     for (int i = 0; i < FAKE_CONTEXTS; i++)
         if (fake_machine->context[i].owner.pid != 0 && !fake_is_alive(&fake_machine->context[i].owner))
             fake_machine->context[i].owner.pid = 0;
-    for (int i = 0; i < FAKE_EVENTS; i++)
-        if (fake_machine->event[i].owner.pid != 0 && !fake_is_alive(&fake_machine->event[i].owner))
-            fake_machine->event[i].owner.pid = 0;
 }
 
 void fake_lock(void)

@@ -85,6 +85,7 @@ static void run(const struct fake_work *work)
         work->call(work->argument);
         free(work->argument);
         break;
+    case WORK_HOST: work->host(work->argument); break;
     case WORK_END: break;
     }
 }
@@ -236,7 +237,8 @@ unsigned fake_put(struct CUstream_st *stream, const struct fake_work *work)
     if (capture == CAPTURE_INVALIDATED)
         return FAKE_CAPTURE_INVALIDATED;
     if (capture == CAPTURE_ACTIVE) {
-        free(work->argument);
+        if (work->kind == WORK_CALL)
+            free(work->argument);
         return CUDA_SUCCESS;
     }
     copy = malloc(sizeof(*copy));

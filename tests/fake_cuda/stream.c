@@ -139,7 +139,7 @@ unsigned cuMemcpyDtoHAsync_v2(void *to, unsigned long long from, size_t bytes, s
 unsigned cuStreamWriteValue64_v2(struct CUstream_st *stream, unsigned long long address, uint64_t value,
                                  unsigned flags)
 {
-    static struct fake_shared_event nowhere;
+    static struct CUevent_st nowhere;
     struct fake_work work = { .kind = WORK_WRITE, .to = address, .value = value, .event = &nowhere };
 
     if (fake_options.lost_writes)
@@ -148,6 +148,13 @@ unsigned cuStreamWriteValue64_v2(struct CUstream_st *stream, unsigned long long 
         return CUDA_ERROR_NOT_SUPPORTED;
     return flags == 0 && address % 8 == 0 && fake_may_touch(address, 8, true) ? fake_put(stream, &work)
         : CUDA_ERROR_INVALID_VALUE;
+}
+
+unsigned cuLaunchHostFunc(struct CUstream_st *stream, void (*call)(void *context), void *context)
+{
+    struct fake_work work = { .kind = WORK_HOST, .host = call, .argument = context };
+
+    return fake_put(stream, &work);
 }
 
 unsigned cuStreamWaitValue64_v2(struct CUstream_st *stream, unsigned long long address, uint64_t value,

@@ -8,16 +8,21 @@
 #include "fake.h"
 
 enum fake_work_kind { WORK_SET = 1, WORK_COPY, WORK_WRITE, WORK_WAIT, WORK_RECORD, WORK_WAIT_EVENT, WORK_CALL,
-    WORK_END };
+    WORK_HOST, WORK_END };
 
 struct fake_work {
     struct fake_work *next;
     struct CUstream_st *stream;
     enum fake_work_kind kind;
     uint64_t to, from, bytes, value;
-    struct fake_shared_event *event;
+    struct CUevent_st *event;
     fake_call_fn call;
-    void *argument;                     /* its own copy */
+    void (*host)(void *context);
+    void *argument;                     /* WORK_CALL: its own copy */
+};
+
+struct CUevent_st {
+    bxi_a64 recorded, completed;
 };
 
 struct fake_queue {                     /* a hardware queue: runs its items one after the other */

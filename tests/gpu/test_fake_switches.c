@@ -127,18 +127,16 @@ static void put_write(struct CUstream_st *stream, int index)
 
 /* ---- Another process ------------------------------------------------------------------------- */
 
-/* Has two allocations, filled, and an event, until it is killed. */
+/* Has two allocations, filled, until it is killed. */
 struct peer {
     bxi_a32 is_ready;
     struct CUipcMemHandle_st handle[2];
-    struct CUipcEventHandle_st event;
 };
 static struct peer *owner;
 
 static void own(void)
 {
     const struct bxi_cuda *cu = &driver;
-    struct CUevent_st *event = NULL;
     unsigned long long address = 0;
     struct CUstream_st *stream;
 
@@ -151,8 +149,6 @@ static void own(void)
         CHECK(cu->cuIpcGetMemHandle(&owner->handle[i], address) == CUDA_SUCCESS);
     }
     CHECK(cu->cuStreamSynchronize(stream) == CUDA_SUCCESS);
-    CHECK(cu->cuEventCreate(&event, CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS);
-    CHECK(cu->cuIpcGetEventHandle(&owner->event, event) == CUDA_SUCCESS);
     bxi_store_release(&owner->is_ready, 1);
     for (;;)
         pause();
@@ -224,8 +220,8 @@ Test(fake_switches, max_connections_means_the_same_as_queues_but_yields_to_it)
 
 /* ---- FAKE_CUDA_BLOCKING ---------------------------------------------------------------------- */
 
-enum call { CALL_ALLOC, CALL_HOST_ALLOC, CALL_CREATE, CALL_REGISTER, CALL_OPEN, CALL_OPEN_EVENT, CALL_LOAD, CALL_SEARCH,
-    CALL_FREE, CALL_FREE_HOST, CALL_UNREGISTER, CALL_CLOSE, CALL_UNLOAD, CALLS };
+enum call { CALL_ALLOC, CALL_HOST_ALLOC, CALL_CREATE, CALL_REGISTER, CALL_OPEN, CALL_LOAD, CALL_SEARCH, CALL_FREE,
+    CALL_FREE_HOST, CALL_UNREGISTER, CALL_CLOSE, CALL_UNLOAD, CALLS };
 
 static const char cubin[] = FAKE_CUBIN_MARK FAKE_CUBIN_ARCHITECTURE "\nbxk_sum\n";
 
@@ -234,7 +230,6 @@ static struct {
     unsigned long long memory, opened, other_opened;
     void *pinned, *page, *other_page;
     struct CUipcMemHandle_st handle[2];
-    struct CUipcEventHandle_st event;
     struct CUmod_st *module;
 } made;
 
@@ -250,7 +245,6 @@ static unsigned call_now(enum call call)
     unsigned long long address;
     struct CUfunc_st *function;
     struct CUstream_st *stream;
-    struct CUevent_st *event;
     struct CUmod_st *module;
     void *memory;
 
@@ -260,7 +254,6 @@ static unsigned call_now(enum call call)
     case CALL_CREATE: return cu->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING);
     case CALL_REGISTER: return cu->cuMemHostRegister_v2(made.page, BYTES, 0);
     case CALL_OPEN: return cu->cuIpcOpenMemHandle_v2(&made.opened, made.handle[0], 1);
-    case CALL_OPEN_EVENT: return cu->cuIpcOpenEventHandle(&event, made.event);
     case CALL_LOAD: return driver.cuModuleLoadData(&module, cubin);
     case CALL_SEARCH: return driver.cuModuleGetFunction(&function, made.module, "bxk_sum");
     case CALL_FREE: return cu->cuMemFree_v2(made.memory);
@@ -308,7 +301,6 @@ static void make_all(void)
     made.page = aligned_alloc(BYTES, BYTES);
     made.other_page = aligned_alloc(BYTES, BYTES);
     memcpy(made.handle, owner->handle, sizeof made.handle);
-    made.event = owner->event;
     CHECK(cu->cuMemAlloc_v2(&made.memory, BYTES) == CUDA_SUCCESS);
     CHECK(cu->cuMemHostAlloc(&made.pinned, BYTES, 0) == CUDA_SUCCESS);
     CHECK(cu->cuMemHostRegister_v2(made.other_page, BYTES, 0) == CUDA_SUCCESS);

@@ -3,6 +3,7 @@
  * gpu/ beside a program that captures streams into CUDA graphs. The fake driver refuses and invalidates what the
  * documentation says; a real one is not asked, because a capture there needs work that is worth a graph.
  */
+#include "fake_library.h"
 #include "gpu_fixture.h"
 
 #include <criterion/criterion.h>
@@ -63,8 +64,6 @@ static void marks_while_captured(void)
     GPU_EQ(bxi_gpu_copy(gpu_lane, block->address, block->address + sizeof(bytes), sizeof(bytes)), -EBUSY);
     GPU_EQ(bxi_gpu_stage_out(gpu_lane, bytes, block->address, sizeof(bytes)), -EBUSY);
     GPU_EQ(bxi_gpu_lane_wait(gpu_lane), -EBUSY);
-    GPU_CHECK(!bxi_gpu_mark_waits(gpu_lane));
-    bxi_gpu_mark_wait(gpu_lane);
     (void)bxi_gpu_poll(gpu);
     GPU_EQ(end_capture(gpu_lane->stream), CUDA_SUCCESS);
     GPU_EQ(bxi_gpu_mark(gpu_lane, &point), 0);
@@ -91,9 +90,49 @@ Test(gpu_capture, refuses_marks_of_events_and_stays_valid, .timeout = 60)
     run(BXI_GPU_EVENTS, marks_while_captured);
 }
 
-Test(gpu_capture, refuses_marks_that_wait_and_stays_valid, .timeout = 60)
+/* A lane with marks of events under way closes while its stream is captured, so nobody can wait for it. The marks come
+ * later: neither the word nor the next lane of that index sees them. */
+static void closes_while_captured(void)
 {
-    run(BXI_GPU_HOST_SYNC, marks_while_captured);
+    bxi_a64 *word = &gpu_shared->region[0].word[0].value;
+    unsigned long long address = 0;
+    struct CUstream_st *stream = NULL;
+    struct bxi_gpu_point point;
+    void *gate = NULL;
+
+    gpu_start_with(0, &(struct bxi_gpu_options){ .order = BXI_GPU_EVENTS }, 0);
+    bxi_gpu_lane_close(gpu_lane);
+    GPU_EQ(bxi_gpu_enter(gpu_device), 0);
+    GPU_EQ(gpu->cu.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    GPU_EQ(bxi_gpu_lane_open(gpu_device, stream, &gpu_lane), 0);
+    GPU_EQ(gpu->cu.cuMemHostAlloc(&gate, 4096, CU_MEMHOSTALLOC_PORTABLE), CUDA_SUCCESS);
+    GPU_EQ(gpu->cu.cuMemHostGetDevicePointer_v2(&address, gate, 0), CUDA_SUCCESS);
+    memset(gate, 0, 4096);
+    GPU_EQ(bxi_gpu_mark(gpu_lane, &point), 0);
+    gpu_wait_passed(NULL, &point);
+    GPU_EQ(gpu->cu.cuStreamWaitValue64_v2(stream, address, 1, CU_STREAM_WAIT_VALUE_GEQ), CUDA_SUCCESS);
+    for (int i = 0; i < 3; i++)
+        GPU_EQ(bxi_gpu_mark(gpu_lane, &point), 0);
+    begin_capture(stream, MODE_THREAD_LOCAL);
+    bxi_gpu_lane_close(gpu_lane);
+    GPU_EQ(bxi_load_acquire(word), BXI_GPU_POISON | 1);
+    GPU_EQ(bxi_gpu_lane_open(gpu_device, NULL, &gpu_lane), 0);
+    GPU_EQ(bxi_gpu_mark(gpu_lane, &point), 0);
+    GPU_EQ(point.value, 5);
+    gpu_wait_passed(NULL, &point);
+    bxi_store_release((bxi_a64 *)gate, 1);
+    GPU_EQ(end_capture(stream), CUDA_SUCCESS);
+    GPU_EQ(gpu->cu.cuStreamSynchronize(stream), CUDA_SUCCESS);
+    GPU_EQ(bxi_load_acquire(word), 5);
+    bxi_gpu_leave(gpu_device);
+    gpu_end();
+}
+
+Test(gpu_capture, of_a_lane_that_closes_with_marks_of_events_under_way, .timeout = 60)
+{
+    fake_skip_few_queues("the next lane shares a queue with the stream that is held up");
+    fake_skip_under("FAKE_CUDA_BLOCKING", "it makes a stream before it ends a wait of one");
+    run(BXI_GPU_EVENTS, closes_while_captured);
 }
 
 /* ---- Another stream, captured by the program in the default mode ------------------------------- */

@@ -297,7 +297,7 @@ static void borrower_of_retiring(void)
 Test(gpu_death, of_an_owner_that_was_retiring_a_slab, .timeout = 60)
 {
     gpu_world(GPU_ANY);
-    order = BXI_GPU_HOST_SYNC;
+    order = BXI_GPU_EVENTS;
     gpu_fork(0, owner_dies_retiring);
     gpu_fork(1, borrower_of_retiring);
     gpu_await(LENT, 2);

@@ -126,7 +126,6 @@ static void borrows_from_elsewhere(void)
 
 Test(gpu_export, works_where_ipc_handles_do_not, .timeout = 60)
 {
-    fake_skip_without_words("with events handles are opened, those of events");
     gpu_pair(GPU_FAKE, lends_from_elsewhere, borrows_from_elsewhere);
 }
 
@@ -201,7 +200,7 @@ static void borrows_many(void)
         gpu_await(LENT, i);
         address = borrow(0, 0, &map);
         GPU_CHECK(gpu_holds(gpu_lane, address, (unsigned char)i, 2 * GPU_MIB));
-        if (i > 10)     /* a stream of the tests' driver that waits for an event opens files, but none waits now */
+        if (i > 10)
             GPU_EQ(gpu_open_fds(), before + 1);     /* that of the tests' driver; a mapping needs none */
         bxi_gpu_map_put(map);
         gpu_post(HELD);
@@ -339,7 +338,7 @@ static void gets_it_passed_on(void)
     GPU_EQ(bxi_gpu_mark(gpu_lane, &gpu_shared->point[0]), 0);
     bxi_gpu_map_put(map);
     gpu_post(LAST);
-    gpu_wait_passed(NULL, &gpu_shared->point[0]);       /* with events only a poll writes the word */
+    gpu_wait_passed(NULL, &gpu_shared->point[0]);
     gpu_await(LAST, 2);
     gpu_end();
 }

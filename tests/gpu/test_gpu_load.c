@@ -216,11 +216,8 @@ static void all_orders(void)
     expect_order(BXI_GPU_DEVICE_WORDS, 1);
     setenv("FAKE_CUDA_NO_STREAM_OPS", "1", 1);
     expect_order(BXI_GPU_EVENTS, 1);
-    setenv("FAKE_CUDA_NO_EVENT_IPC", "1", 1);
-    expect_order(BXI_GPU_HOST_SYNC, 1);
-    unsetenv("FAKE_CUDA_NO_EVENT_IPC");
-    setenv("BX_GPU_ORDER", "sync", 1);
-    expect_order(BXI_GPU_HOST_SYNC, 0);
+    setenv("BX_GPU_ORDER", "events", 1);
+    expect_order(BXI_GPU_EVENTS, 0);
     setenv("BX_GPU_ORDER", "host", 1);
     GPU_EQ(try_open(gpu_driver_path()), 0);
     GPU_EQ(bxi_gpu_device_open(gpu, 0, &gpu_device), -ENOTSUP);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * gpu/: one process fills device memory, another reads it in place. Each of the four orders; the effect of a missing
+ * gpu/: one process fills device memory, another reads it in place. Each of the three orders; the effect of a missing
  * wait; slabs that are mapped once, and by generation; slabs that retire while a peer has them open.
  */
 #include "fake_library.h"
@@ -116,11 +116,6 @@ Test(gpu_share, orders_two_processes_by_events, .timeout = 120)
     run_order(BXI_GPU_EVENTS);
 }
 
-Test(gpu_share, orders_two_processes_by_waiting_on_the_host, .timeout = 120)
-{
-    run_order(BXI_GPU_HOST_SYNC);
-}
-
 /* The negative control: on the fake, whose streams are delayed, a missing wait gives wrong data. */
 Test(gpu_share, shows_wrong_data_when_the_wait_is_left_out, .timeout = 120)
 {
@@ -135,7 +130,7 @@ Test(gpu_share, shows_wrong_data_when_the_wait_is_left_out, .timeout = 120)
 static void order_borrower_without_words(void)
 {
     setenv("FAKE_CUDA_NO_HOST_REGISTER", "1", 1);
-    order = BXI_GPU_HOST_SYNC;
+    order = BXI_GPU_EVENTS;
     order_borrower();
 }
 
@@ -148,74 +143,55 @@ Test(gpu_share, waits_on_the_host_where_a_stream_cannot, .timeout = 120)
     cr_assert_eq(gpu_load(0), 0);
 }
 
-/* ---- Marks that wait ------------------------------------------------------------------------- */
+/* ---- Events ------------------------------------------------------------------------------------ */
 
-static void *marks(void *context)
-{
-    struct bxi_gpu_point point;
+#define MARKS 100
 
-    (void)context;
-    for (int i = 0; i <= BXI_GPU_RING; i++)
-        GPU_EQ(bxi_gpu_mark(gpu_lane, &point), 0);
-    return NULL;
-}
-
-/* A word of this host blocks the lane's stream, and the stream blocks the mark. */
-static void marks_and_goes_on(void)
+/* A word of this host holds the lane's stream up. No mark waits for it, and no host for a point of its own process. The
+ * driver's thread moves the word: nobody polls. */
+static void marks_what_is_late(void)
 {
     unsigned long long address = 0;
+    struct bxi_gpu_point point;
+    struct bxi_gpu_lane *other;
     void *gate = NULL;
-    pthread_t thread;
 
-    gpu_start_with(0, &(struct bxi_gpu_options){ .order = order }, 0);
+    gpu_start_with(0, &(struct bxi_gpu_options){ .order = BXI_GPU_EVENTS }, 0);
+    GPU_EQ(bxi_gpu_lane_open(gpu_device, NULL, &other), 0);
     GPU_EQ(bxi_gpu_enter(gpu_device), 0);
     GPU_EQ(gpu->cu.cuMemHostAlloc(&gate, 4096, CU_MEMHOSTALLOC_PORTABLE), CUDA_SUCCESS);
     GPU_EQ(gpu->cu.cuMemHostGetDevicePointer_v2(&address, gate, 0), CUDA_SUCCESS);
     memset(gate, 0, 4096);
-    GPU_CHECK(!bxi_gpu_mark_waits(gpu_lane));
     GPU_EQ(gpu->cu.cuStreamWaitValue64_v2(gpu_lane->stream, address, 1, CU_STREAM_WAIT_VALUE_GEQ), CUDA_SUCCESS);
-    GPU_EQ(pthread_create(&thread, NULL, marks, NULL), 0);
-    while (gpu_counters().host_synchronises == 0)
-        sched_yield();
-    GPU_CHECK(bxi_gpu_mark_waits(gpu_lane));
-    for (int i = 0; i < 10; i++) {              /* while it waits, other lanes open and close */
-        bxi_gpu_free(gpu_block(1));
-        (void)bxi_gpu_poll(gpu);
-    }
+    for (int i = 0; i < MARKS; i++)
+        GPU_EQ(bxi_gpu_mark(gpu_lane, &point), 0);
+    GPU_EQ(bxi_gpu_after(other, NULL, &point), 0);
+    GPU_EQ(bxi_gpu_passed(gpu, NULL, &point), 0);
+    GPU_EQ(gpu->cu.cuStreamQuery(other->stream), CUDA_ERROR_NOT_READY);
     bxi_store_release((bxi_a64 *)gate, 1);
-    GPU_EQ(pthread_join(thread, NULL), 0);
-    bxi_gpu_mark_wait(gpu_lane);
-    GPU_CHECK(!bxi_gpu_mark_waits(gpu_lane));
+    GPU_EQ(bxi_gpu_lane_wait(other), 0);
+    GPU_EQ(bxi_gpu_lane_wait(gpu_lane), 0);
+    GPU_EQ(bxi_gpu_passed(gpu, NULL, &point), 1);
+    GPU_EQ(gpu_shared->region[0].word[gpu_lane->index].value, MARKS);
+    GPU_EQ(gpu_counters().fallbacks, 0);
     bxi_gpu_leave(gpu_device);
     gpu_end();
 }
 
-static void mark_holds_up_nobody(enum bxi_gpu_order wanted)
+Test(gpu_share, blocks_no_host_for_marks_of_events_and_for_own_points, .timeout = 60)
 {
-    gpu_world(GPU_ANY);
-    order = wanted;
-    gpu_run(1, (gpu_fn[]){ marks_and_goes_on });
+    gpu_alone(GPU_ANY, marks_what_is_late);
 }
 
-Test(gpu_share, blocks_no_other_thread_while_a_mark_waits_for_an_event, .timeout = 60)
-{
-    mark_holds_up_nobody(BXI_GPU_EVENTS);
-}
-
-Test(gpu_share, blocks_no_other_thread_while_a_mark_waits_for_its_stream, .timeout = 60)
-{
-    mark_holds_up_nobody(BXI_GPU_HOST_SYNC);
-}
-
-/* A lane that was closed and opened again has new events, even if the bytes of their handles are the same. */
+/* A lane that was closed and opened again goes on from the word that the first has left. */
 static void reopens_a_lane(void)
 {
     open_pair(0);
     for (uint32_t round = 1; round <= 2; round++) {
         gpu_fill(gpu_lane, gpu_block(BYTES)->address, 1, BYTES);
-        for (int i = 0; i < BXI_GPU_RING; i++)          /* the last has the same index in the ring each time */
+        for (int i = 0; i < 8; i++)
             GPU_EQ(bxi_gpu_mark(gpu_lane, &gpu_shared->point[0]), 0);
-        gpu_store((int)round, gpu_shared->region[0].lane[0].generation);
+        GPU_EQ(gpu_shared->point[0].value, 8 * round);
         gpu_post(FILLED);
         gpu_await(READ_BACK, round);
         bxi_gpu_lane_close(gpu_lane);
@@ -227,59 +203,24 @@ static void reopens_a_lane(void)
 
 static void follows_a_lane(void)
 {
+    struct bxi_gpu_point beyond;
+
     open_pair(1);
     for (uint32_t round = 1; round <= 2; round++) {
         gpu_await(FILLED, round);
         GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &gpu_shared->point[0]), 0);
-        GPU_EQ(bxi_gpu_lane_wait(gpu_lane), 0);
-        GPU_EQ(gpu_peer[0]->event[0][gpu_shared->point[0].value % BXI_GPU_RING].generation, gpu_load((int)round));
+        GPU_EQ(bxi_gpu_passed(gpu, gpu_peer[0], &gpu_shared->point[0]), 1);     /* the host has waited */
         gpu_post(READ_BACK);
     }
-    GPU_CHECK(gpu_load(1) != gpu_load(2));
     gpu_await(LAST, 1);
     GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &gpu_shared->point[0]), 0);    /* lane closed, work done */
+    beyond = gpu_shared->point[0];
+    beyond.lane = BXI_GPU_LANES - 1;
+    GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &beyond), -EPROTO);             /* no such lane: nobody waits */
     gpu_end();
 }
 
-static struct CUevent_st *first[BXI_GPU_RING];
-static unsigned (*destroy)(struct CUevent_st *event);
-
-static unsigned refuse_to_destroy(struct CUevent_st *event)
-{
-    for (int i = 0; i < BXI_GPU_RING; i++)
-        if (event == first[i])
-            gpu_failed(__FILE__, __LINE__, "an event is destroyed that a peer may have imported");
-    return destroy(event);
-}
-
-/* Lanes come and go, and the GPU closes: no exported event is destroyed, and none is made twice. */
-static void keeps_its_events(void)
-{
-    struct bxi_gpu_point point;
-
-    for (int i = 0; i < 3; i++) {
-        gpu_start_with(0, &(struct bxi_gpu_options){ .order = BXI_GPU_EVENTS }, 0);
-        destroy = gpu->cu.cuEventDestroy_v2;
-        gpu->cu.cuEventDestroy_v2 = refuse_to_destroy;
-        for (int j = 0; j < 2; j++) {
-            GPU_EQ(bxi_gpu_mark(gpu_lane, &point), 0);
-            GPU_CHECK(first[0] == NULL || memcmp(gpu_lane->event, first, sizeof(first)) == 0);
-            memcpy(first, gpu_lane->event, sizeof(first));
-            bxi_gpu_lane_close(gpu_lane);
-            GPU_EQ(bxi_gpu_lane_open(gpu_device, NULL, &gpu_lane), 0);
-        }
-        gpu_end();
-    }
-    if (gpu_fake())
-        GPU_CHECK(gpu_figure("used", 0) >= 16 * GPU_MIB);       /* the context, without which there are no events */
-}
-
-Test(gpu_share, destroys_no_event_that_a_peer_may_have_imported, .timeout = 60)
-{
-    gpu_alone(GPU_ANY, keeps_its_events);
-}
-
-Test(gpu_share, identifies_events_by_the_generation_of_their_lane, .timeout = 60)
+Test(gpu_share, follows_a_lane_of_events_that_is_opened_again, .timeout = 60)
 {
     gpu_world(GPU_ANY);
     order = BXI_GPU_EVENTS;
@@ -494,7 +435,7 @@ static void retire_borrower(void)
 Test(gpu_share, frees_a_slab_only_when_no_peer_has_it_open, .timeout = 120)
 {
     gpu_world(GPU_ANY);
-    order = BXI_GPU_HOST_SYNC;                  /* no words in the slab */
+    order = BXI_GPU_EVENTS;                     /* no words in the slab */
     gpu_run(2, (gpu_fn[]){ retire_owner, retire_borrower });
 }
 
@@ -561,8 +502,8 @@ static void nonsense_borrower(void)
     refuse_point(BXI_GPU_HOST_WORDS, BXI_GPU_LANES, 1);
     refuse_point(BXI_GPU_HOST_WORDS, 0, 0);
     refuse_point(BXI_GPU_HOST_WORDS, 0, BXI_GPU_POISON);
-    GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &(struct bxi_gpu_point){ .order = BXI_GPU_HOST_SYNC, .value = 9 }),
-           -EPROTO);
+    GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &(struct bxi_gpu_point){ .order = BXI_GPU_EVENTS, .value = 9,
+                                                                           .lane = BXI_GPU_LANES - 1 }), -EPROTO);
     bxi_gpu_map_put(map);
     bxi_gpu_close(gpu);
     gpu_forget();

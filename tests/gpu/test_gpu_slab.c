@@ -74,9 +74,9 @@ Test(gpu_heap, finds_a_chunk_that_is_just_large_enough)
 
 /* ---- Blocks ---------------------------------------------------------------------------------- */
 
-static void start_sync(int rank)
+static void start_without_words(int rank)
 {
-    gpu_start_with(rank, &(struct bxi_gpu_options){ .order = BXI_GPU_HOST_SYNC }, 0);
+    gpu_start_with(rank, &(struct bxi_gpu_options){ .order = BXI_GPU_EVENTS }, 0);
 }
 
 static void blocks(void)
@@ -84,7 +84,7 @@ static void blocks(void)
     struct bxi_gpu_block *block[8];
     struct bxi_gpu_ref ref;
 
-    start_sync(0);
+    start_without_words(0);
     for (int i = 0; i < 8; i++) {
         block[i] = gpu_block(100000);
         GPU_EQ(block[i]->address % BXI_GPU_ALIGN, 0);
@@ -116,7 +116,7 @@ static void large_blocks(void)
     struct bxi_gpu_block *small, *large;
     uint64_t used;
 
-    start_sync(0);
+    start_without_words(0);
     used = gpu_used(0);
     small = gpu_block(1);
     large = gpu_block(5 * GPU_MIB + 1);
@@ -144,7 +144,7 @@ static void no_room(void)
 {
     struct bxi_gpu_block *block = NULL;
 
-    start_sync(0);
+    start_without_words(0);
     GPU_EQ(bxi_gpu_alloc(gpu_device, 4096 * GPU_MIB, &block), -ENOMEM);
     GPU_SAYS("no room for 4294967296 bytes");
     GPU_EQ(bxi_gpu_alloc(gpu_device, UINT64_MAX, &block), -ENOMEM);
@@ -205,7 +205,7 @@ static void spare_in_the_way(void)
 {
     struct bxi_gpu_block *small, *large;
 
-    start_sync(0);
+    start_without_words(0);
     small = gpu_block(1);
     bxi_gpu_free(gpu_block(500 * GPU_MIB));
     GPU_EQ(gpu_counters().slabs, 2);            /* the spare is kept */
@@ -238,7 +238,7 @@ static unsigned refuses_slowly(unsigned long long *address, size_t bytes)
 
 static void freed_meanwhile(void)
 {
-    start_sync(0);
+    start_without_words(0);
     alloc = gpu->cu.cuMemAlloc_v2;
     gpu->cu.cuMemAlloc_v2 = refuses_slowly;
     bxi_gpu_free(gpu_block(500 * GPU_MIB));
@@ -300,7 +300,7 @@ static size_t allocated_bytes(void)
 
 static void leaves_blocks(void)
 {
-    start_sync(0);
+    start_without_words(0);
     for (int i = 0; i < LEFT; i++)
         (void)gpu_block(BXI_GPU_ALIGN);
     gpu_end();

@@ -26,8 +26,6 @@
 #define bxi_gpu_lane_stream stub_gpu_lane_stream
 #define bxi_gpu_lane_close stub_gpu_lane_close
 #define bxi_gpu_mark stub_gpu_mark
-#define bxi_gpu_mark_waits stub_gpu_mark_waits
-#define bxi_gpu_mark_wait stub_gpu_mark_wait
 #define bxi_gpu_after stub_gpu_after
 #define bxi_gpu_passed stub_gpu_passed
 #define bxi_gpu_lane_wait stub_gpu_lane_wait

@@ -65,9 +65,16 @@ def run_job(test, run):
     test.assertEqual(segments(job), [])
 
 
+def _runs(of):
+    for run in of.__subclasses__():
+        if hasattr(run, "first"):
+            yield run
+        yield from _runs(run)
+
+
 def main(tests):
     """Runs a worker, or the tests of a TestCase and one test for each class Run*."""
-    runs = {run.__name__: run for run in Run.__subclasses__()}
+    runs = {run.__name__: run for run in _runs(Run)}
     if sys.argv[1:2] == ["--worker"]:
         run = runs[sys.argv[2]]()
         run.init()

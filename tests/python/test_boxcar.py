@@ -533,8 +533,6 @@ class RunRpc(Run):
             rpc.remote("obs2", raises, args=(ValueError("unmade"),)).to_here()
         with CASE.assertRaises(boxcar.Timeout):
             rpc.rpc_sync("obs1", time.sleep, args=(3,), timeout=0.1)
-        with CASE.assertRaisesRegex(ValueError, "GPUs"):
-            rpc.TensorPipeRpcBackendOptions(device_maps={"obs1": {0: 0}})
 
     def leave(self):
         rpc.shutdown()

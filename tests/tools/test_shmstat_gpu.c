@@ -144,10 +144,10 @@ static void expect_order(const char *order, bool is_fallback)
 Test(shmstat_gpu, tells_a_fallback_from_an_order_that_was_asked_for, .timeout = 20, .fini = gpu_plant_remove)
 {
     gpu_plant_make();
-    bxi_store_relaxed(&gpu_region(0)->lane[0].order, BXI_GPU_HOST_SYNC);
-    expect_order("host_sync", false);
+    bxi_store_relaxed(&gpu_region(0)->lane[0].order, BXI_GPU_EVENTS);
+    expect_order("events", false);
     gpu_set(gpu_counter(0, BXI_C_gpu_fallbacks), 1);
-    expect_order("host_sync", true);
+    expect_order("events", true);
     bxi_store_relaxed(&gpu_region(0)->lane[0].order, BXI_GPU_HOST_WORDS);
     expect_order("host_words", false);
     bxi_store_relaxed(&gpu_region(0)->lane[0].order, 0);

@@ -36,7 +36,7 @@ static void newer_than_an_unused_row(void) { gpu_set(&gpu_held(1, 0)->generation
 static void one_of_its_own(void) { gpu_set(&gpu_held(0, 0)->generation[0], GENERATION); }
 static void poisoned_alive(void) { gpu_set(&gpu_region(1)->word[31].value, BXI_GPU_POISON + 1); }
 static void word_of_no_lane(void) { gpu_set(&gpu_region(1)->word[0].value, 2 * BXI_GPU_POISON); }
-static void unknown_order(void) { bxi_store_relaxed(&gpu_region(0)->lane[0].order, BXI_GPU_HOST_SYNC + 1); }
+static void unknown_order(void) { bxi_store_relaxed(&gpu_region(0)->lane[0].order, BXI_GPU_EVENTS + 1); }
 static void lane_of_no_device(void) { gpu_region(0)->lane[1].device = 2; }
 
 static void peer_without_gpu(void)

@@ -16,7 +16,7 @@ static const char module_text[] =
 
 /* What the calls use. */
 static struct {
-    struct check_parcel peers;          /* a handle and an event of the other process */
+    struct check_parcel peers;          /* a handle of the other process */
     struct check_hold hold;
     struct CUstream_st *waiting, *other;
     unsigned long long scratch, block, opened, word_at;
@@ -74,13 +74,6 @@ static unsigned close_handle(void)
     return cu.cuIpcCloseMemHandle(site.opened);
 }
 
-static unsigned open_event(void)
-{
-    struct CUevent_st *event;
-
-    return cu.cuIpcOpenEventHandle(&event, site.peers.event);
-}
-
 static unsigned load_module(void)
 {
     return cu.cuModuleLoadData(&site.module, module_text);
@@ -124,7 +117,6 @@ static const struct call calls[] = {
     { "block.unregister", "cuMemHostUnregister", register_page, unregister_page, NULL },
     { "block.open", "cuIpcOpenMemHandle", NULL, open_handle, close_handle },
     { "block.close", "cuIpcCloseMemHandle", open_handle, close_handle, NULL },
-    { "block.event", "cuIpcOpenEventHandle", NULL, open_event, NULL },
     { "block.module", "cuModuleLoadData", NULL, load_module, unload_module },
     { "block.copy", "A copy of 8 bytes on another stream", NULL, copy_small, NULL },
     { "block.write", "A third thread's write of a word on another stream", NULL, write_word, NULL },
@@ -227,10 +219,7 @@ static void answer_call(const struct call *call, struct attempt *attempt)
 /* In the other process. Handles that it cannot make are zeros: opening them fails, which is said. */
 static void lend(struct check_parcel *parcel)
 {
-    struct CUevent_st *event = NULL;
-
     (void)cu.cuIpcGetMemHandle(&parcel->handle, check_alloc(SCRATCH_BYTES));
-    (void)check_export_event(&event, &parcel->event);
 }
 
 static void ask_block(void)
@@ -270,8 +259,6 @@ const struct check_question check_block = {
         { "block.open", "A peer's slab can be mapped while a lane waits.",
           "The helper makes this call; a tensor of a slab that is not mapped yet waits for the lane." },
         { "block.close", "A peer's slab can be unmapped at any time.", HELPER_BAD },
-        { "block.event", "EVENTS can open a peer's event at any time.",
-          "With EVENTS, the first wait for a peer may wait for a lane; Boxcar holds no lock meanwhile." },
         { "block.module", "Kernels can be loaded at any time.",
           "Networks load their kernels when they are created, not while they run." },
         { "block.copy", "DEVICE_WORDS can look at words while a lane waits.",

@@ -91,50 +91,6 @@ const struct check_question check_kill = {
     },
 };
 
-/* ---- An event of a killed process -------------------------------------------------------------- */
-
-static void lend_event(struct check_parcel *parcel)
-{
-    struct CUstream_st *stream = check_stream();
-    struct CUevent_st *event = NULL;
-    struct check_hold hold;
-    unsigned result = check_export_event(&event, &parcel->event);
-
-    if (result != CUDA_SUCCESS)
-        check_skip("the driver exports no event: %s", check_name(result));
-    hold = check_hold_make();
-    check_hold_begin(&hold, stream);
-    check_need(cu.cuEventRecord(event, stream), "cuEventRecord");
-}
-
-static void ask_kill_event(void)
-{
-    struct CUstream_st *stream = check_stream();
-    struct check_parcel parcel = { 0 };
-    unsigned result;
-
-    check_there(lend_event, &parcel);
-    result = check_wait_event(stream, parcel.event);
-    if (result != CUDA_SUCCESS)
-        check_skip("another process cannot wait for the event: %s", check_name(result));
-    check_sleep_ms(CHECK_PAUSE_MS);
-    if (!check_is_waiting(stream)) {
-        check_answer("kill.event", CHECK_BAD, "The stream did not wait for the other process's event.");
-        return;
-    }
-    check_kill_other();
-    check_answer_release("kill.event", stream, true);
-}
-
-const struct check_question check_kill_event = {
-    .name = "kill.event", .ask = ask_kill_event, .has_other = true, .limit_ms = 7000,
-    .lines = {
-        { "kill.event", "EVENTS: a death releases the streams that wait for the dead.",
-          "EVENTS: a worker's death may leave other workers' streams waiting for ever." },
-        { NULL, NULL, NULL },
-    },
-};
-
 /* ---- The borrower is killed -------------------------------------------------------------------- */
 
 /* Writes to the memory until it is killed. */

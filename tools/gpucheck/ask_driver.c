@@ -95,7 +95,6 @@ static void answer_attributes(int device)
         { "read-only host register", CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED },
         { "64-bit stream operations", CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS },
         { "dma-buf", CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED },
-        { "events between processes", CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED },
         { "MPS", MPS_ENABLED },
     };
     char text[CHECK_TEXT_BYTES - 8] = "";
@@ -170,7 +169,7 @@ const struct check_question check_driver = {
           "namespaces.", NULL },
         { "driver.version", "Boxcar needs 11.4 or later.", "Boxcar needs 11.4 (470.42) or later, and uses no GPU "
           "here." },
-        { "driver.functions", "Boxcar finds what it calls.", "Boxcar uses EVENTS or HOST_SYNC, or no GPU if a "
+        { "driver.functions", "Boxcar finds what it calls.", "Boxcar uses EVENTS, or no GPU if a "
           "required function is missing." },
         { "driver.device", "Boxcar can open it.", NULL },
         { "driver.mode", "Each worker opens it for itself.", "Only one worker can open it: \"nvidia-smi -c DEFAULT\" "

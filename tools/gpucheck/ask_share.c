@@ -163,8 +163,8 @@ const struct check_question check_share = {
     .name = "share", .ask = ask_share, .has_other = true, .limit_ms = 10000,
     .lines = {
         { "share.waiting", "A worker whose stream waits costs the others nothing.",
-          "A worker whose stream waits takes GPU time from the others: run MPS, or use HOST_SYNC "
-          "(BX_GPU_ORDER=sync)." },
+          "A worker whose stream waits takes GPU time from the others: run MPS, or use EVENTS "
+          "(BX_GPU_ORDER=events)." },
         { "share.handover", "That is what one hand-over between two workers' streams costs.",
           "HOST_WORDS hangs: use another order (BX_GPU_ORDER)." },
         { "share.busy", "The same while one worker keeps the GPU busy; milliseconds are slices of time, which MPS "

@@ -207,21 +207,6 @@ unsigned long long check_borrow(struct CUipcMemHandle_st handle)
     return address;
 }
 
-unsigned check_export_event(struct CUevent_st **event, struct CUipcEventHandle_st *handle)
-{
-    unsigned result = cu.cuEventCreate(event, CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS);
-
-    return result == CUDA_SUCCESS ? cu.cuIpcGetEventHandle(handle, *event) : result;
-}
-
-unsigned check_wait_event(struct CUstream_st *stream, struct CUipcEventHandle_st handle)
-{
-    struct CUevent_st *event = NULL;
-    unsigned result = cu.cuIpcOpenEventHandle(&event, handle);
-
-    return result == CUDA_SUCCESS ? cu.cuStreamWaitEvent(stream, event, 0) : result;
-}
-
 uint64_t check_load_word(bxi_a64 *word)
 {
     /* [check.word] acquire, pairs with the write of a stream. */

@@ -37,7 +37,7 @@ static const struct check_question *const questions[] = {
     &check_register, &check_handle, &check_descriptor, &check_words_host, &check_words_read_only,
     &check_words_device, &check_events, &check_queues_32, &check_boxcar, &check_queues_8, &check_queues_1,
     &check_block,
-    &check_kill, &check_descriptor_dead, &check_kill_event, &check_kill_borrower, &check_share,
+    &check_kill, &check_descriptor_dead, &check_kill_borrower, &check_share,
     &check_devices, &check_nvrtc, &check_cublas, &check_cudnn,
 };
 
@@ -54,7 +54,7 @@ static void help(void)
          "others.\n\n"
          "A line for each answer: a verdict, the question's name, what was found, and what it means for\n"
          "Boxcar. At the end, the order that Boxcar will use between streams of two processes\n"
-         "(HOST_WORDS, DEVICE_WORDS, EVENTS or HOST_SYNC), and why.\n\n"
+         "(HOST_WORDS, DEVICE_WORDS or EVENTS), and why.\n\n"
          "  good       as Boxcar expects\n"
          "  bad        not so; Boxcar does without, or works more slowly, as the line says\n"
          "  note       a fact or a figure\n"

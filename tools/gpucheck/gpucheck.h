@@ -118,7 +118,6 @@ struct check_parcel {
     unsigned result;                    /* of the driver */
     int fd;                             /* brought back by SCM_RIGHTS; 0: none */
     struct CUipcMemHandle_st handle;
-    struct CUipcEventHandle_st event;
 };
 typedef void (*check_step_fn)(struct check_parcel *parcel);
 /* Runs step in the other process, and returns when it has. Ends this process if the other one has ended. */
@@ -183,9 +182,6 @@ void check_answer_release(const char *key, struct CUstream_st *stream, bool has_
 struct CUipcMemHandle_st check_export(unsigned long long address);
 unsigned long long check_borrow(struct CUipcMemHandle_st handle);
 unsigned check_open_handle(struct CUipcMemHandle_st handle, unsigned long long *address);
-/* Exports a new event; makes a stream wait for it in the other process. The result. */
-unsigned check_export_event(struct CUevent_st **event, struct CUipcEventHandle_st *handle);
-unsigned check_wait_event(struct CUstream_st *stream, struct CUipcEventHandle_st handle);
 uint64_t check_load_word(bxi_a64 *word);
 void check_store_word(bxi_a64 *word, uint64_t value);
 
@@ -230,7 +226,7 @@ extern const struct check_question check_events;
 extern const struct check_question check_queues_1, check_queues_8, check_queues_32;             /* ask_queues.c */
 extern const struct check_question check_boxcar;                        /* ask_boxcar.c */
 extern const struct check_question check_block;                         /* ask_block.c */
-extern const struct check_question check_kill, check_kill_event, check_kill_borrower; /* ask_death.c */
+extern const struct check_question check_kill, check_kill_borrower; /* ask_death.c */
 extern const struct check_question check_share;                         /* ask_share.c */
 extern const struct check_question check_devices;                       /* ask_devices.c */
 extern const struct check_question check_nvrtc, check_cublas, check_cudnn;                      /* ask_libraries.c */

@@ -41,7 +41,7 @@ bool check_is_refused(void)
 
 const char *check_order_name(unsigned order)
 {
-    static const char *const names[] = { "none", "HOST_WORDS", "DEVICE_WORDS", "EVENTS", "HOST_SYNC" };
+    static const char *const names[] = { "none", "HOST_WORDS", "DEVICE_WORDS", "EVENTS" };
 
     return names[order < sizeof(names) / sizeof(names[0]) ? order : 0];
 }
@@ -50,20 +50,19 @@ static const char *meaning_of(unsigned order)
 {
     static const char *const meanings[] = {
         "", "streams of two processes wait for each other by words in /dev/shm, and no host waits",
-        "streams wait for words in device memory", "streams wait for events of other processes",
-        "the host waits for its stream before it sends",
+        "streams wait for words in device memory", "hosts wait for words that hosts write when the driver calls them",
     };
 
     return meanings[order];
 }
 
-/* The line that tells whether the order works across processes; NULL: it needs nothing. Peers register the words' page
+/* The line that tells whether the order works across processes; NULL: there is no order. Peers register the words' page
  * read-only if the driver takes that, whether the wait is then right or not; else writable. */
 static const char *line_of(unsigned order)
 {
     const char *const lines[] = {
         NULL, is_good("register.read_only") ? "words.read_only.stream" : "words.host.stream", "words.device.stream",
-        "events", NULL,
+        "events",
     };
 
     return lines[order];

@@ -113,7 +113,7 @@ static const char *judge_lane(const struct stat_gpu *gpu, uint32_t index)
 {
     uint32_t order = stat_word32(&gpu->region.lane[index].order);
 
-    if (order > BXI_GPU_HOST_SYNC)
+    if (order > BXI_GPU_EVENTS)
         return "its order is none";
     if (order != 0 && gpu->region.lane[index].device >= stat_gpu_devices(gpu))
         return "it is of a device that the worker has not taken into use";

@@ -113,9 +113,9 @@ bool stat_lane_is_poisoned(const struct stat_gpu *gpu, int lane)
 
 const char *stat_order_name(uint32_t order)
 {
-    static const char *const names[] = { NULL, "host_words", "device_words", "events", "host_sync" };
+    static const char *const names[] = { NULL, "host_words", "device_words", "events" };
 
-    return order <= BXI_GPU_HOST_SYNC ? names[order] : "unknown";
+    return order <= BXI_GPU_EVENTS ? names[order] : "unknown";
 }
 
 const char *stat_slab_state_name(unsigned state)

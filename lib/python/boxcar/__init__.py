@@ -23,7 +23,7 @@ import threading
 import weakref
 from collections import namedtuple
 
-from . import _boxcar
+from . import _boxcar, _gpus
 from ._batches import batch
 from ._errors import (ArenaFull, Busy, Cancelled, Corrupt, Error, NoObject, NoSpace, NoWorker, OnLoan, PeerDead,
                       RankMissing, RemoteTraceback, Shutdown, Timeout, TooLarge, WorkerFailed, WouldDeadlock)
@@ -35,8 +35,8 @@ from ._spawn import spawn
 __all__ = ["ArenaFull", "Busy", "Cancelled", "Corrupt", "Error", "Future", "Loans", "NoObject", "NoSpace", "NoWorker",
            "OnLoan", "PeerDead", "RankMissing", "Ref", "RemoteTraceback", "Shutdown", "Timeout", "TooLarge",
            "WorkerFailed", "WouldDeadlock", "async_function", "batch", "call", "call_async", "counter", "empty", "init",
-           "is_alive", "leave", "loans", "name", "rank", "ref", "remote", "shutdown", "spawn", "worker_name",
-           "worker_rank", "world_size"]
+           "is_alive", "leave", "loans", "map_gpus", "name", "rank", "ref", "remote", "shutdown", "spawn",
+           "worker_name", "worker_rank", "world_size"]
 
 __version__ = _boxcar.version
 
@@ -109,6 +109,7 @@ def init(job=None, *, name=None, rank=0, world_size=0, start_timeout=None, call_
     if job is None and world_size == 1:
         job = f"alone-{os.getpid()}"
     _named.clear()
+    _gpus.forget()
     started = _boxcar.Job(_dispatch, job, name, rank, world_size, nanoseconds(start_timeout),
                           nanoseconds(call_timeout), pool_threads, log and (lambda line: log(*line)))
     _runner = threading.Thread(target=_run_callbacks, args=(started,), name="boxcar callbacks", daemon=True)
@@ -240,10 +241,10 @@ def _value_of(future):
     return future.wait() if hasattr(future, "wait") else future.result()
 
 
-def _answer(replies, future):
+def _answer(replies, future, caller):
     """Answers with the value of a future that is done: it is pickled and copied once, as it is now."""
     try:
-        payload, buffers, refs = dumps(_value_of(future))
+        payload, buffers, refs = dumps(_value_of(future), caller)
         if len(replies) > 1:
             buffers = [_running().place(buffer) for buffer in buffers]
         while replies:
@@ -257,11 +258,11 @@ def _answer(replies, future):
             reply.set(*failure)
 
 
-def _answer_later(future):
-    """The engine's future of a future of Python or torch. Requests outside of contexts that get one future share what
-    is pickled."""
+def _answer_later(future, caller):
+    """The engine's future of a future of Python or torch. Requests that get one future share what is pickled, unless it
+    may differ by the caller: by its context, or its GPUs."""
     reply, context = _boxcar.Future(_running()), get_context()
-    if context is not None:
+    if context is not None or _gpus.has_map(caller):
         replies = [reply]
     else:
         with _answers_lock:
@@ -278,7 +279,7 @@ def _answer_later(future):
         before = get_context()
         set_context(context)
         try:
-            _answer(replies, future)
+            _answer(replies, future, caller)
         finally:
             set_context(before)
 
@@ -314,9 +315,9 @@ def _dispatch(kind, caller, message, object):
             if not hasattr(result, "add_done_callback"):
                 raise TypeError(f"{fn!r} is async, but it returned no future: {result!r}")
             if kind != MAKE:
-                return _answer_later(result)
+                return _answer_later(result, caller)
             result = _value_of(result)
-        return result if kind == MAKE else dumps(result)
+        return result if kind == MAKE else dumps(result, caller)
     except BaseException as error:
         failure = Failure.of(error)
         return failure if kind == MAKE else dumps(failure)
@@ -351,6 +352,16 @@ def remote(to, fn, args=(), kwargs=None, timeout=None):
     """Makes fn(*args, **kwargs) in worker `to` and keeps it there. Returns a Ref to it at once; what fn raised is
     raised by each use of the reference."""
     return Ref(_running().remote(_to(to), *request(to, fn, args, kwargs, timeout)))
+
+
+def map_gpus(to, gpus):
+    """Tensors of torch on a GPU here that are sent to worker `to`, a name or rank, arrive on a GPU there: {GPU here:
+    GPU there}, by the ordinals of CUDA. Those that it sends back take the way back, if it has not called this itself.
+
+    Opens the GPUs, here and there; that takes up to seconds. Raises Error: there is no such GPU, or no driver.
+    """
+    _gpus.use(_rank_of(to), gpus, True)
+    call(to, _gpus.use, (rank(), {there: here for here, there in gpus.items()}, False))
 
 
 def empty(nbytes):

@@ -326,6 +326,25 @@ static PyObject *job_place(PyObject *self, PyObject *object)
     return boxpy_lives((struct boxpy_job *)self) ? boxpy_place((struct boxpy_job *)self, object) : NULL;
 }
 
+static PyObject *job_open_gpu(PyObject *self, PyObject *args)
+{
+    int ordinal;
+
+    if (!PyArg_ParseTuple(args, "i", &ordinal) || !boxpy_lives((struct boxpy_job *)self))
+        return NULL;
+    return boxpy_open_gpu((struct boxpy_job *)self, ordinal);
+}
+
+static PyObject *job_allocate_on(PyObject *self, PyObject *args)
+{
+    Py_ssize_t bytes;
+    int ordinal;
+
+    if (!PyArg_ParseTuple(args, "in", &ordinal, &bytes) || !boxpy_lives((struct boxpy_job *)self))
+        return NULL;
+    return boxpy_allocate_on((struct boxpy_job *)self, ordinal, bytes);
+}
+
 static PyMethodDef job_methods[] = {
     { "start", job_start, METH_NOARGS, "start(): returns when every worker is there." },
     { "shutdown", job_shutdown, METH_VARARGS, "shutdown(timeout_ns): leaves together with the others." },
@@ -337,6 +356,8 @@ static PyMethodDef job_methods[] = {
     { "ref", job_ref, METH_O, "ref(object) -> Ref: to an object of this worker." },
     { "allocate", job_allocate, METH_VARARGS, "allocate(nbytes) -> Buffer: memory of the arena, undefined." },
     { "place", job_place, METH_O, "place(buffer) -> a buffer that messages lend: itself, or a copy in the arena." },
+    { "open_gpu", job_open_gpu, METH_VARARGS, "open_gpu(ordinal): blocks for up to seconds, the first time." },
+    { "allocate_on", job_allocate_on, METH_VARARGS, "allocate_on(ordinal, nbytes) -> Block: undefined bytes there." },
     { "next", job_next, METH_NOARGS, "next() -> (callable, future), or None when the job has ended. Waits." },
     { "world", job_world, METH_NOARGS, "world() -> (rank, world_size)" },
     { "rank_of", job_rank_of, METH_VARARGS, "rank_of(name) -> int" },
@@ -393,7 +414,7 @@ PyMODINIT_FUNC PyInit__boxcar(void);
 PyMODINIT_FUNC PyInit__boxcar(void)
 {
     PyTypeObject *const types[] = { &boxpy_job_type, &boxpy_future_type, &boxpy_ref_type, &boxpy_buffer_type,
-                                    &boxpy_queue_type };
+                                    &boxpy_block_type, &boxpy_queue_type };
     PyObject *made = PyModule_Create(&module);
     int rc = made != NULL ? PyModule_AddStringConstant(made, "version", bx_version()) : -1;
 

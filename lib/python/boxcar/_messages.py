@@ -16,22 +16,43 @@ FOREVER = 2**64 - 1     # nanoseconds, as the engine counts them
 ATOMS = frozenset((type(None), bool, int, float, str, bytes))      # no reference, tensor or buffer is in one
 
 _called = set()         # names of functions
-# refs: those of the message that this thread writes or reads; context: of autograd, for what this thread calls and
-# answers; tensor: what the context returned for the last one of the message that is written
+# message: the _Message that this thread writes or reads; context: of autograd, for what this thread calls and answers
 _now = threading.local()
+
+
+class _Message:
+    """What is beside a pickle."""
+
+    def __init__(self, refs, blocks, to):
+        self.refs = refs
+        self.blocks = blocks            # memory of GPUs: the last buffers, the first one last; what makes it, at first
+        self.to = to                    # the worker that is to get it, by its name or rank
+        self.tensor = None              # what the autograd context returned for the last one
 
 
 def put_ref(ref):
     """Adds a reference to the message that is being written; its index. None: no message is."""
-    refs = getattr(_now, "refs", None)
-    if refs is None:
+    message = getattr(_now, "message", None)
+    if message is None:
         return None
-    refs.append(ref)
-    return len(refs) - 1
+    message.refs.append(ref)
+    return len(message.refs) - 1
 
 
 def get_ref(index):
-    return _now.refs[index]
+    return _now.message.refs[index]
+
+
+def blocks():
+    """Of the message that is written or read: Blocks, the first one last; of one that is written, functions that make
+    them when all else is there."""
+    return _now.message.blocks
+
+
+def destination():
+    """The worker, by its name or rank, that is to get the message that is being written; None: no message is."""
+    message = getattr(_now, "message", None)
+    return None if message is None else message.to
 
 
 def get_context():
@@ -57,8 +78,9 @@ def put_tensor(tensor):
     context = get_context()
     if context is None:
         return None
-    _now.tensor = context.send(tensor, _now.tensor)
-    return _now.tensor
+    message = _now.message
+    message.tensor = context.send(tensor, message.tensor)
+    return message.tensor
 
 
 def has_torch():
@@ -75,11 +97,15 @@ def _dump(pickler, value, put_buffer):
     return file.getvalue()
 
 
-def dumps(value):
-    """(payload, buffers, refs) of a value."""
+def _made(blocks):
+    return [block() for block in blocks]
+
+
+def dumps(value, to=None):
+    """(payload, buffers, refs) of a value, for worker `to`."""
     if type(value) in ATOMS:
         return pickle.dumps(value, 5), [], []
-    buffers, refs = [], []
+    buffers, message = [], _Message([], [], to)
 
     def put_buffer(buffer):
         try:
@@ -91,29 +117,30 @@ def dumps(value):
         buffers.append(raw)
         return False
 
-    before, _now.refs, _now.tensor = getattr(_now, "refs", None), refs, None
+    before, _now.message = getattr(_now, "message", None), message
     try:
         try:
-            return _dump(pickle.Pickler, value, put_buffer), buffers, refs
+            return _dump(pickle.Pickler, value, put_buffer), buffers + _made(message.blocks), message.refs
         except (pickle.PicklingError, AttributeError) as error:     # a lambda, a local function
             try:
                 import cloudpickle
             except ImportError:
                 raise error from None
         buffers.clear()
-        refs.clear()
-        return _dump(cloudpickle.CloudPickler, value, put_buffer), buffers, refs
+        _now.message = message = _Message([], [], to)
+        return _dump(cloudpickle.CloudPickler, value, put_buffer), buffers + _made(message.blocks), message.refs
     finally:
-        _now.refs = before
+        _now.message = before
 
 
 def loads(message):
     payload, buffers, refs = message
-    before, _now.refs = getattr(_now, "refs", None), refs
+    before, _now.message = getattr(_now, "message", None), _Message(refs, buffers, None)
     try:
         return pickle.loads(payload, buffers=buffers)
     finally:
-        _now.refs = before
+        _now.message = before
+        buffers.clear()                 # what nobody took is returned
 
 
 def nanoseconds(seconds):
@@ -132,14 +159,14 @@ def name_of(fn):
     return name if isinstance(name, str) else ""
 
 
-def _dump_request(value):
+def _dump_request(value, to):
     fn, args, kwargs, _ = value
     if type(fn) in (types.FunctionType, str) and not kwargs and ATOMS.issuperset(map(type, args)):
         try:
             return pickle.dumps(value, 5), [], []
         except (pickle.PicklingError, AttributeError):      # as in dumps
             pass
-    return dumps(value)
+    return dumps(value, to)
 
 
 def request(to, fn, args, kwargs, timeout):
@@ -151,7 +178,7 @@ def request(to, fn, args, kwargs, timeout):
     if name not in _called:
         _called.add(name)
         name = ""
-    return (*_dump_request((fn, tuple(args), kwargs or {}, context_id)), nanoseconds(timeout), name)
+    return (*_dump_request((fn, tuple(args), kwargs or {}, context_id), to), nanoseconds(timeout), name)
 
 
 class Failure:

@@ -1,32 +1,43 @@
 # SPDX-License-Identifier: MIT
 """Tensors of torch in messages: the type, the shape and requires_grad in the pickle, the elements beside it.
 
+Those on a GPU are copied there into one block of the job's memory, and by the receiver out of it, since nobody may
+write to what is lent. Both copies run on the current streams, and no thread waits for them.
+
 _messages imports this once the program has imported torch.
 """
 import copyreg
 import functools
 import pickle
+import threading
 
 import torch
 
 import boxcar
 
+from . import _gpus
 from ._boxcar import Buffer
-from ._messages import put_tensor
+from ._messages import blocks, destination, put_tensor
+
+_ALIGNED = 512          # bytes, to which tensors in a block are aligned: as cudaMalloc
+_LEGACY = 1             # the CUstream of the default stream, whose handle is 0 in torch
 
 _NAMES = {type: name for name, type in vars(torch).items() if isinstance(type, torch.dtype)}
 
 
 def _reduce(tensor):
-    if not tensor.is_cpu:
-        raise TypeError(f"a tensor on {tensor.device}: boxcar sends those in host memory, so send tensor.cpu()")
     if tensor.layout != torch.strided or tensor.is_quantized:
         return tensor.__reduce_ex__(5)
+    if not tensor.is_cpu and not tensor.is_cuda:
+        raise TypeError(f"a tensor on {tensor.device}: boxcar sends those in the memory of hosts and of CUDA's GPUs")
     plain = tensor
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    buffer = Buffer(plain, plain.data_ptr(), _bytes(plain))
-    parts = pickle.PickleBuffer(buffer), _NAMES[tensor.dtype], tuple(tensor.shape)
+    if tensor.is_cuda:
+        elements = _gpus.place(destination(), tensor.device.index), *_put_copy(plain.detach())
+    else:
+        elements = pickle.PickleBuffer(Buffer(plain, plain.data_ptr(), _bytes(plain)))
+    parts = elements, _NAMES[tensor.dtype], tuple(tensor.shape)
     sent = put_tensor(tensor) if tensor.requires_grad and torch.is_grad_enabled() else None
     if sent is None:
         return make, (*parts, tensor.requires_grad)
@@ -38,10 +49,61 @@ def _bytes(tensor):
     return tensor.nelement() * tensor.element_size()
 
 
-def make(buffer, dtype, shape, requires_grad):
-    """A tensor over the memory of a buffer."""
+class _Copies:
+    """Of the tensors of a message that lie on one GPU; calling it makes their block."""
+
+    def __init__(self, gpu):
+        self.gpu = gpu
+        self.bytes = 0
+        self.parts = []                 # (offset, end, bytes of the tensor)
+
+    def add(self, tensor):
+        """Where it will be: (offset, end)."""
+        at = self.bytes, self.bytes + _bytes(tensor)
+        self.parts.append((*at, tensor.reshape(-1).view(torch.uint8)))
+        self.bytes = at[1] + -at[1] % _ALIGNED
+        return at
+
+    def __call__(self):
+        with torch.cuda.device(self.gpu):
+            block = boxcar._running().allocate_on(self.gpu, max(self.bytes, 1))
+            memory = torch.from_dlpack(block)
+            for offset, end, elements in self.parts:
+                memory[offset:end].copy_(elements)
+            block.written_on(torch.cuda.current_stream().cuda_stream or _LEGACY)
+        return block
+
+
+def _put_copy(tensor):
+    """Adds a tensor on a GPU to the message that is being written: (index of the block, offset, end)."""
+    known = blocks()
+    for index, copies in enumerate(known):
+        if copies.gpu == tensor.device.index:
+            break
+    else:
+        index, copies = 0, _Copies(tensor.device.index)
+        known.insert(0, copies)
+    return index - len(known), *copies.add(tensor)
+
+
+def _copy(gpu, index, offset, end, dtype):
+    """A copy on a GPU of what came in a block."""
+    known = blocks()
+    if not isinstance(known[index], torch.Tensor):
+        known[index] = torch.from_dlpack(known[index])
+    copied = known[index][offset:end].view(dtype).to(f"cuda:{gpu}", copy=True)
+    if threading.current_thread() is boxcar._runner:        # threads that use it may have other streams
+        torch.cuda.current_stream(copied.device).synchronize()
+    return copied
+
+
+def make(elements, dtype, shape, requires_grad):
+    """A tensor over the memory of a buffer, or on a GPU."""
     dtype = getattr(torch, dtype)
-    tensor = torch.frombuffer(buffer, dtype=dtype) if len(buffer) > 0 else torch.empty(0, dtype=dtype)
+    if isinstance(elements, tuple):
+        tensor = _copy(*elements, dtype)
+    else:
+        tensor = torch.frombuffer(elements, dtype=dtype) if len(elements) > 0 else torch.empty(0, dtype=dtype)
     if tensor.shape != shape:
         tensor.resize_(shape)           # not view(): detach_ refuses views
     return tensor.requires_grad_() if requires_grad else tensor

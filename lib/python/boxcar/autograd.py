@@ -132,9 +132,9 @@ def join(context_id):
         return None if context_id in _released else _contexts.setdefault(context_id, _Context(context_id))
 
 
-def receive(buffer, dtype, shape, context_id, message, index, needs):
+def receive(elements, dtype, shape, context_id, message, index, needs):
     """A tensor that was sent in a context."""
-    leaf = make(buffer, dtype, shape, True)
+    leaf = make(elements, dtype, shape, True)
     context = join(context_id)
     if context is None:
         return leaf

@@ -2,12 +2,12 @@
 /*
  * What the files of the extension share. _boxcar.c has the module and the job.
  *
- * A message is a pickle, buffers beside it (u8 tensors in the arena) and references; in Python a tuple (payload,
- * buffers, refs) of bytes, a list of bytearrays and a list of Ref. The engine has room for 128 functions: all of
- * Python's are one ("py.call"), all that make an object for a reference one ("py.make"), all uses of such an object one
- * ("py.object"). Each passes its message to one callable, which the job was given. So that inspectors show the names of
- * Python, a callee registers the same handlers again by the name of each function that was called, while there is room.
- * A caller takes that name, or if the callee does not have it, the common one.
+ * A message is a pickle, buffers beside it (u8 tensors in the arena or on a GPU) and references; in Python a tuple
+ * (payload, buffers, refs) of bytes, a list of memoryviews and Blocks, and a list of Ref. The engine has room for 128
+ * functions: all of Python's are one ("py.call"), all that make an object for a reference one ("py.make"), all uses of
+ * such an object one ("py.object"). Each passes its message to one callable, which the job was given. So that
+ * inspectors show the names of Python, a callee registers the same handlers again by the name of each function that was
+ * called, while there is room. A caller takes that name, or if the callee does not have it, the common one.
  *
  * Threads. Handlers run on the engine's pool and take the GIL there. No Python runs on a thread that makes progress:
  * callbacks, and objects whose last reference is gone, go into a queue, from which a thread of Python takes them
@@ -84,6 +84,11 @@ struct boxpy_buffer {
     Py_ssize_t bytes;
 };
 
+struct boxpy_block {
+    PyObject_HEAD
+    struct bx_tensor *tensor;           /* u8, one dimension */
+};
+
 struct boxpy_late {
     struct boxpy_late *next;
     struct bx_future *future;
@@ -104,7 +109,8 @@ struct boxpy_object {
     Py_END_ALLOW_THREADS                                                                            \
     (job)->inside--;
 
-extern PyTypeObject boxpy_job_type, boxpy_future_type, boxpy_ref_type, boxpy_buffer_type, boxpy_queue_type;
+extern PyTypeObject boxpy_job_type, boxpy_future_type, boxpy_ref_type, boxpy_buffer_type, boxpy_block_type,
+    boxpy_queue_type;
 extern const struct bx_type boxpy_object_type;
 
 /* ---- message.c ------------------------------------------------------------------------------------------ */
@@ -125,6 +131,12 @@ int boxpy_find_shared(const void *data, Py_ssize_t bytes, struct bx_tensor **ten
 PyObject *boxpy_own_buffers(PyObject *self, PyObject *unused);     /* before a fork */
 /* In the child of a fork, where other memory has the addresses of the parent's. */
 PyObject *boxpy_forget_buffers(PyObject *self, PyObject *unused);
+
+/* ---- gpu.c ---------------------------------------------------------------------------------------------- */
+
+PyObject *boxpy_new_block(struct bx_tensor *tensor);    /* takes the reference over */
+PyObject *boxpy_open_gpu(struct boxpy_job *job, int ordinal);
+PyObject *boxpy_allocate_on(struct boxpy_job *job, int ordinal, Py_ssize_t bytes);      /* a Block of undefined bytes */
 
 /* ---- handler.c ------------------------------------------------------------------------------------------ */
 

@@ -56,6 +56,10 @@ static bool put_buffer(struct boxpy_job *job, struct bx_msg *msg, PyObject *obje
     Py_buffer view;
     int rc;
 
+    if (PyObject_TypeCheck(object, &boxpy_block_type)) {
+        rc = bx_msg_put_tensor(msg, ((struct boxpy_block *)object)->tensor);
+        return rc == 0 || boxpy_fail(rc, bx_error_text()) != NULL;
+    }
     if (PyObject_GetBuffer(object, &view, PyBUF_SIMPLE) < 0)
         return false;
     rc = boxpy_find_shared(view.buf, view.len, &tensor);
@@ -80,6 +84,10 @@ PyObject *boxpy_place(struct boxpy_job *job, PyObject *object)
     Py_buffer view;
     int rc;
 
+    if (PyObject_TypeCheck(object, &boxpy_block_type)) {
+        Py_INCREF(object);
+        return object;
+    }
     if (PyObject_GetBuffer(object, &view, PyBUF_SIMPLE) < 0)
         return NULL;
     rc = boxpy_find_shared(view.buf, view.len, &tensor);
@@ -148,6 +156,12 @@ static bool append(PyObject *list, PyObject *item)      /* takes item over; NULL
     return done;
 }
 
+static PyObject *new_lent(struct bx_tensor *tensor)
+{
+    return bx_tensor_device(tensor).kind == BX_CPU ? boxpy_new_view(tensor)
+                                                   : boxpy_new_block(bx_tensor_acquire(tensor));
+}
+
 /* (payload, buffers, refs); NULL: a Python error is set. */
 PyObject *boxpy_unpack(struct boxpy_job *job, struct bx_reader in)
 {
@@ -158,7 +172,7 @@ PyObject *boxpy_unpack(struct boxpy_job *job, struct bx_reader in)
     bool good = payload != NULL && buffers != NULL && refs != NULL;
 
     while (good && bx_reader_tensors_left(&in) > 0)
-        good = append(buffers, boxpy_new_view(bx_read_tensor(&in)));
+        good = append(buffers, new_lent(bx_read_tensor(&in)));
     for (struct bx_rref *rref; good && (rref = bx_read_rref(&in)) != NULL;)
         good = append(refs, boxpy_new_ref(job, bx_rref_acquire(rref)));
     if (good)

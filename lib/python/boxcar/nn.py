@@ -4,6 +4,8 @@ import torch
 
 import boxcar.rpc as rpc
 
+from ._gpus import has_map
+
 __all__ = ["RemoteModule"]
 
 
@@ -15,24 +17,52 @@ def _train(rref, mode):
     rref.local_value().train(mode)
 
 
+def _moved(value, device):
+    """A value with all tensors in it on a device."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {key: _moved(item, device) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_moved(item, device) for item in value)
+    return value
+
+
+def _make_on(device, module_cls, args, kwargs):
+    return module_cls(*args, **kwargs).to(device)
+
+
+def _forward_on(module, device, back, args, kwargs):
+    result = module(*_moved(args, device), **_moved(kwargs, device))
+    return result if back is None else _moved(result, back)
+
+
 class RemoteModule(torch.nn.Module):
-    """A module that module_cls(*args, **kwargs) makes in another worker. remote_device: "worker1", "rank:1", and
-    "/cpu" behind it. It may be a part of local modules, and travels in arguments and results."""
+    """A module that module_cls(*args, **kwargs) makes in another worker. remote_device: "worker1", "rank:1", and behind
+    it "/cpu" or "/cuda:0". It may be a part of local modules, and travels in arguments and results. One on a GPU takes
+    tensors from host memory too; its results come back to host memory if GPUs of the two workers are not mapped."""
 
     def __init__(self, remote_device, module_cls, args=None, kwargs=None):
         super().__init__()
         worker, _, device = remote_device.partition("/")
-        if device not in ("", "cpu"):
-            raise ValueError(f"{remote_device}: boxcar sends tensors in host memory only")
         self.on = int(worker[5:]) if worker.startswith("rank:") else worker
-        self.module_rref = rpc.remote(self.on, module_cls, args, kwargs)
+        self.device = torch.device(device or "cpu")
+        if self.device.type == "cpu":
+            self.module_rref = rpc.remote(self.on, module_cls, args, kwargs)
+        else:
+            self.module_rref = rpc.remote(self.on, _make_on, (self.device, module_cls, args or (), kwargs or {}))
+
+    def _call_of(self, args, kwargs):
+        if self.device.type == "cpu":
+            return "forward", args, kwargs
+        return _forward_on, (self.device, None if has_map(self.module_rref.owner().id) else "cpu", args, kwargs), {}
 
     def forward(self, *args, **kwargs):
-        return self.module_rref.rpc_sync().forward(*args, **kwargs)
+        return self.module_rref.call(*self._call_of(args, kwargs))
 
     def forward_async(self, *args, **kwargs):
         """A future of forward's result."""
-        return self.module_rref.rpc_async().forward(*args, **kwargs)
+        return self.module_rref.call_async(*self._call_of(args, kwargs))
 
     def get_module_rref(self):
         return self.module_rref

@@ -31,15 +31,38 @@ class BackendType:
     TENSORPIPE = "TENSORPIPE"
 
 
+def _gpu(device):
+    """The ordinal of a GPU: 1, "cuda:1", torch.device("cuda", 1)."""
+    if isinstance(device, int):
+        return device
+    found = re.fullmatch("cuda:([0-9]+)", str(device))
+    if found is None:
+        raise ValueError(f"{device} is no GPU: 1, 'cuda:1' and torch.device('cuda', 1) are the second one")
+    return int(found[1])
+
+
 class RpcBackendOptions:
-    """rpc_timeout: seconds, 0: none; init_method: "env://" or "tcp://host:port", of which the job's name is made."""
+    """rpc_timeout: seconds, 0: none; init_method: "env://" or "tcp://host:port", of which the job's name is made.
+    device_maps: of workers' names, {GPU here: GPU there}, as boxcar.map_gpus; devices: GPUs that are opened besides."""
 
     def __init__(self, *, num_worker_threads=16, rpc_timeout=60, init_method="env://", device_maps=None, devices=None):
-        if device_maps or devices:
-            raise ValueError("device_maps and devices: tensors of GPUs are not passed by boxcar.rpc")
         self.num_worker_threads = num_worker_threads
         self.rpc_timeout = rpc_timeout
         self.init_method = init_method
+        self.device_maps = {}
+        for to, device_map in (device_maps or {}).items():
+            self.set_device_map(to, device_map)
+        self.set_devices(devices or [])
+
+    def set_device_map(self, to, device_map):
+        """Adds to the map for a worker."""
+        made = {**self.device_maps.get(to, {}), **{_gpu(here): _gpu(there) for here, there in device_map.items()}}
+        if len(set(made.values())) < len(made):
+            raise ValueError(f"two GPUs have one place in {to}: {made}")
+        self.device_maps[to] = made
+
+    def set_devices(self, devices):
+        self.devices = [_gpu(device) for device in devices]
 
 
 TensorPipeRpcBackendOptions = RpcBackendOptions
@@ -73,6 +96,14 @@ def init_rpc(name, backend=None, rank=-1, world_size=None, rpc_backend_options=N
     world_size = int(_from_environment("WORLD_SIZE")) if world_size is None else world_size
     boxcar.init(_job_name(options.init_method), name=name, rank=rank, world_size=world_size,
                 call_timeout=_timeout(options.rpc_timeout), pool_threads=options.num_worker_threads)
+    try:
+        for gpu in options.devices:
+            boxcar._running().open_gpu(gpu)
+        for to, device_map in options.device_maps.items():
+            boxcar.map_gpus(to, device_map)
+    except BaseException:
+        boxcar.leave()
+        raise
 
 
 def shutdown(graceful=True, timeout=0):

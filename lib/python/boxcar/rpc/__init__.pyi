@@ -15,6 +15,7 @@ class WorkerInfo(NamedTuple):
     id: int
 
 _Worker = Union[str, int, WorkerInfo]
+_Device = Any           # int, str, torch.device
 
 class BackendType:
     TENSORPIPE = "TENSORPIPE"
@@ -23,8 +24,13 @@ class RpcBackendOptions:
     num_worker_threads: int
     rpc_timeout: float
     init_method: str
+    device_maps: dict[str, dict[int, int]]
+    devices: list[int]
     def __init__(self, *, num_worker_threads: int = ..., rpc_timeout: float = ..., init_method: str = ...,
-                 device_maps: None = ..., devices: None = ...) -> None: ...
+                 device_maps: Optional[Mapping[str, Mapping[_Device, _Device]]] = ...,
+                 devices: Optional[Sequence[_Device]] = ...) -> None: ...
+    def set_device_map(self, to: str, device_map: Mapping[_Device, _Device]) -> None: ...
+    def set_devices(self, devices: Sequence[_Device]) -> None: ...
 
 TensorPipeRpcBackendOptions = RpcBackendOptions
 

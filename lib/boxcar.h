@@ -223,9 +223,11 @@ int bx_msg_put_bytes(struct bx_msg *msg, const void *data, size_t bytes);
 /* Appends a tensor; the message holds a reference. Sending a tensor in the arena of the job that sends costs the same
  * for a kilobyte and a gigabyte, also a strided view; a view on loan keeps the whole block of its tensor. One that is
  * on loan from a third worker is passed on without a copy: this worker keeps its loan until the receiver has returned
- * its own (counters tensors_passed_on, passed_on_bytes). One in host memory that is on loan from the receiver goes back
- * without a copy too: the receiver gets a read-only view of its own memory, which it may write by its own tensor. Any
- * other is copied into that arena, or on its device, once per send (tensors_copied, tensor_bytes_copied). -ENOMEM. */
+ * its own, or until its process ends if it leaves before (counters tensors_passed_on, passed_on_bytes). A call with it
+ * may fail with BX_E_PEER_DEAD or BX_E_SHUTDOWN if the owner dies or leaves meanwhile. One in host memory that is on
+ * loan from the receiver goes back without a copy too: the receiver gets a read-only view of its own memory, which it
+ * may write by its own tensor. Any other is copied into that arena, or on its device, once per send (tensors_copied,
+ * tensor_bytes_copied). -ENOMEM. */
 int bx_msg_put_tensor(struct bx_msg *msg, struct bx_tensor *tensor);
 
 /* Appends a reference to an object; the message holds a reference of its own. Sending the message passes it on: the
@@ -454,10 +456,11 @@ const char *bx_request_function(const struct bx_request *request);
 uint64_t bx_request_deadline_ns(const struct bx_request *request);       /* CLOCK_MONOTONIC, or BX_FOREVER */
 
 /* True once the caller has given the request up: it cancelled the call, the deadline has passed, or the caller has died
- * or left. Nobody gets the answer then, and the calls that the handler has made for the request end (below, Calls). A
- * blocking handler polls this in a long computation; it costs about the read of a clock. An inline handler learns of
- * the deadline only, since the thread that would read the cancel is its own. Always false for a one-way call, whose
- * caller does not wait. Since 0.2. */
+ * or left. The calls that the handler has made for the request end then (below, Calls), and its answer is dropped. Only
+ * an answer that comes before the caller's own timer has run at the deadline is still the call's result. A blocking
+ * handler polls this in a long computation; it costs about the read of a clock. An inline handler learns of the
+ * deadline only, since the thread that would read the cancel is its own. Always false for a one-way call, whose caller
+ * does not wait. Since 0.2. */
 bool bx_request_is_cancelled(const struct bx_request *request);
 
 /* Sets the hook of a blocking handler, for example to end a wait in other code: fn runs once when the caller gives the

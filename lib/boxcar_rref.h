@@ -29,8 +29,10 @@
  *
  * Death. References that a dead worker held are dropped, once every message that it had sent is read. Each use of a
  * reference whose owner has died fails with BX_E_PEER_DEAD; if it has left or was cut off, with the code of a call to
- * it. At bx_job_shutdown the owner logs each object that another worker still refers to (counter rrefs_leaked), and
- * destroys it; bx_job_destroy does the same for its own references, after which a reference can only be released.
+ * it. If the worker that called bx_remote is gone before the owner has read the call, each use of a reference to that
+ * object by others fails with the code of a call to that worker: BX_E_SHUTDOWN if it has left. At bx_job_shutdown the
+ * owner logs each object that another worker still refers to (counter rrefs_leaked), and destroys it; bx_job_destroy
+ * does the same for its own references, after which a reference can only be released.
  */
 /* Writes an object's value for bx_rref_to_here. It runs on the thread that makes progress, as an inline handler. */
 typedef int (*bx_value_fn)(void *object, struct bx_msg *value);

@@ -544,11 +544,3 @@ static void show(struct bxi_devices *devices)
         bxi_store_relaxed(&devices->job->counters[shown[i].counter], value);
     }
 }
-
-void bxi_devices_destroy(struct bx_job *job)
-{
-    struct bxi_devices *devices = bxi_devices_of(job);
-
-    if (devices != NULL)
-        bxi_devices_release(devices);
-}

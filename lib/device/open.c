@@ -377,8 +377,17 @@ void bxi_devices_close(struct bx_job *job)
         has_left = true;
         leave_all(job, devices, bxi_gpu_text());
     }
-    bxi_devices_passed_drop(devices->kept);
-    devices->kept = NULL;
     if (!has_left)
         bxi_devices_close_words(devices);
+}
+
+void bxi_devices_destroy(struct bx_job *job)
+{
+    struct bxi_devices *devices = bxi_devices_of(job);
+
+    if (devices == NULL)
+        return;
+    bxi_devices_passed_drop(devices->kept);
+    devices->kept = NULL;
+    bxi_devices_release(devices);
 }

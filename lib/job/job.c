@@ -41,7 +41,6 @@ static void init_locks(struct bx_job *job)
 static void free_peer(struct bx_job *job, struct bxi_peer *peer)
 {
     bxi_peer_drop_queue(job, peer);
-    bxi_returns_close(peer->lend);
     bxi_grants_destroy(peer->lend);
     if (peer->lend->arena != NULL)
         bxi_arena_view_release(peer->lend->arena);
@@ -72,6 +71,15 @@ static void free_peers(struct bx_job *job, struct bxi_peer *peer)
     }
 }
 
+/* Before what is on loan to others is dropped: a loan that was passed on ends with this process, for others may still
+ * read it. */
+static void close_returns(struct bx_job *job)
+{
+    for (int rank = 0; job->lend->peers != NULL && rank < job->world_size; rank++)
+        for (struct bxi_lend_peer *peer = job->lend->peers[rank]; peer != NULL; peer = peer->former)
+            bxi_returns_close(peer);
+}
+
 static void free_job(struct bx_job *job)
 {
     bxi_bootstrap_release(job);
@@ -88,6 +96,7 @@ static void free_job(struct bx_job *job)
         bxi_unshared_close(job->boot->lock_fd);
     bxi_batchers_destroy(job);
     bxi_rrefs_destroy(job);
+    close_returns(job);
     bxi_devices_destroy(job);
     for (int rank = 0; job->lend->peers != NULL && rank < job->world_size; rank++) {
         /* NULL: no memory for it, bx_job_create fails. */

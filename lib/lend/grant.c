@@ -374,14 +374,16 @@ struct bxi_storage *bxi_grants_find(struct bx_job *job, struct bxi_lend_peer *pe
 
 bool bxi_grants_wait_for_round(struct bx_job *job, struct bxi_lend_peer *peer)
 {
-    if (peer->rank == job->rank || peer->view->control == NULL || peer->grants.count == 0 ||
+    bool waits;
+
+    if (peer->rank == job->rank || peer->view->control == NULL ||
         /* Relaxed: it is dead, and what it had counted before it sent a frame is there. */
         bxi_load_relaxed((bxi_a64 *)&bxi_tables_view(peer->view->control)->counters[BXI_C_tensors_passed_on]) == 0)
         return false;
     bxi_lock(&job->run->lock);
-    peer->waits_for_round = true;
+    waits = peer->waits_for_round = peer->grants.count > 0;
     bxi_unlock(&job->run->lock);
-    return true;
+    return waits;
 }
 
 void bxi_grants_take_back(struct bx_job *job, struct bxi_lend_peer *peer)

@@ -280,6 +280,7 @@ struct bxi_lend_peer {
     bxi_a32 is_gone;                            /* written by the role: nothing is borrowed from its arena any more */
     bxi_a32 passed_loans;                       /* any thread: loans of it with tensors that it passed on */
     bool is_corrupt;                            /* lock: cut off; its lease words are ignored */
+    bool has_left;                              /* role */
     bool waits_for_round;                       /* lock: dead; its leases are taken back at the end of a round */
     struct bxi_grants grants;                   /* lock: what is on loan to it */
     struct bxi_lend_peer *former;               /* lock: the worker that had the rank before, while it is needed */

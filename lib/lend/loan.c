@@ -175,7 +175,7 @@ void bxi_loan_release(struct bxi_loan *loan)
         bxi_storage_release(&loan->storage);
 }
 
-/* A record of a tensor that the lender passed on. 0; BX_E_CORRUPT; BX_E_PEER_DEAD: its owner is gone. */
+/* A record of a tensor that the lender passed on. 0; BX_E_CORRUPT; BX_E_PEER_DEAD, BX_E_SHUTDOWN: its owner is gone. */
 static int take_passed(struct bxi_loan *loan, const struct bxi_tensor_head *head)
 {
     struct bxi_lend_peer *lender = loan->returns->peer, *owner;
@@ -193,8 +193,9 @@ static int take_passed(struct bxi_loan *loan, const struct bxi_tensor_head *head
         return BX_E_CORRUPT;
     owner = bxi_owner_of(job, head->owner);
     if (owner == NULL || owner->arena == NULL)
-        return bx_fail(BX_E_PEER_DEAD, "a tensor was passed on by worker '%s', and its owner, worker '%s', is gone",
-                       lender->name, job->lend->peers[rank]->name);
+        return bx_fail(owner != NULL && owner->has_left ? BX_E_SHUTDOWN : BX_E_PEER_DEAD,
+                       "a tensor was passed on by worker '%s', and its owner, worker '%s', is gone", lender->name,
+                       job->lend->peers[rank]->name);
     if (!loan->passes)
         bxi_add_seq_cst(&lender->passed_loans, 1);
     loan->passes = true;
@@ -250,7 +251,7 @@ static int view_of(struct bxi_loan *loan, const struct bxi_tensor_head *head, co
 }
 
 /* Checks a record's head, of a tensor in device memory or in the arena. *room: bytes that the tensor may span from its
- * first element. Returns the bytes of the record parsed, or BX_E_CORRUPT, BX_E_PEER_DEAD, -ENODEV, -ENOMEM. */
+ * first element. Returns the bytes of the record parsed, or an error: of take_passed, -ENODEV, -ENOMEM. */
 static int64_t parse_head(struct bxi_loan *loan, uint32_t index, const unsigned char *at, uint64_t left,
                           uint64_t *room)
 {

@@ -49,7 +49,7 @@ static int64_t owner_of(const struct bx_job *job, const struct bxi_lend_peer *pe
         owner = passed->owner;
     }
     /* Of an owner that is gone it is copied, and back to an owner that did not lend it to this worker. Relaxed: if it
-     * is seen late, the receiver, which has closed the owner too, answers BX_E_PEER_DEAD. */
+     * is seen late, the receiver, which has closed the owner too, answers so (take_passed). */
     lives = owner < 0 ? NULL : bxi_owner_of(job, (uint32_t)owner);
     if (lives == NULL || lives->rank == job->rank || bxi_load_relaxed(&lives->is_gone) != 0)
         return -1;

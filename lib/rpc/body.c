@@ -139,9 +139,9 @@ static int open_loan(struct bx_job *job, struct bxi_peer *peer, struct bxi_broug
     if (rc == 0)
         rc = bxi_device_loan_error(brought->loan);
     if (rc < 0)
-        brought->text = brought->loan != NULL || rc == BX_E_PEER_DEAD ? bx_error_text()
-                        : rc == -ENODEV                               ? "it has no GPU open; call bx_gpu_open"
-                                                                      : "no memory for its tensors";
+        brought->text = brought->loan != NULL || (rc != -ENODEV && rc != -ENOMEM) ? bx_error_text()
+                        : rc == -ENODEV ? "it has no GPU open; call bx_gpu_open"
+                                        : "no memory for its tensors";
     return rc;
 }
 

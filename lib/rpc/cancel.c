@@ -121,7 +121,7 @@ void bxi_waiting_peer_gone(struct bx_job *job, struct bxi_peer *peer, int code)
         if (waiting == NULL)
             return;
         if (taken)
-            bxi_waiting_answer(waiting, code, NULL, NULL);
+            bxi_waiting_answer(waiting, code, waiting->makes_id != 0 ? BXI_RREF_NO_MAKER : NULL, NULL);
         if (future != NULL)
             fail_taken(future, peer, code);
         if (given_up)

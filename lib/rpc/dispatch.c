@@ -58,6 +58,14 @@ bool bxi_way_back(struct bx_job *job, struct bxi_peer *peer, uint64_t requests)
     return false;
 }
 
+/* It is not run. Its maker's frames about the object that it makes may lie behind it. 0, BX_E_CORRUPT. */
+BXI_COLD static int drop(struct bx_job *job, struct bxi_peer *peer, uint8_t flags, size_t body_bytes)
+{
+    if (!(flags & BXI_FLAG_RREFS))
+        return 0;
+    return bxi_rref_drop_request(job, peer->rank, job->rpc->frame, body_bytes, peer->draining ? 0 : BX_E_REFUSED);
+}
+
 /* Opens what the request brought beside bytes. 1: it goes on; 0: it was answered; BX_E_CORRUPT. */
 BXI_COLD static int open_more(struct bx_request *request, uint8_t flags, size_t *body_bytes)
 {
@@ -116,19 +124,16 @@ BXI_FLAT int bxi_handle_request(struct bx_job *job, struct bxi_peer *peer, const
 {
     struct bx_request request = request_of(job, peer, head);
     const uint8_t more = head->flags & BXI_FLAGS_MORE;
-    int rc = 0;
+    int rc;
 
     bxi_trace_request(&request);
     if (peer->draining) {
         bxi_counter_add(job, BXI_C_requests_dropped, 1);
-        return 0;
+        return drop(job, peer, more, body_bytes);
     }
     /* The lease words, which give loans back, lie behind the ring. */
-    if ((!request.oneway || (more & (BXI_FLAG_LEASE | BXI_FLAG_RREFS))) && !bxi_way_back(job, peer, 1)) {
-        if (more & BXI_FLAG_RREFS)
-            rc = bxi_rref_open(job, peer->rank, job->rpc->frame, &body_bytes, NULL);
-        return rc == BX_E_CORRUPT ? rc : 0;
-    }
+    if ((!request.oneway || (more & (BXI_FLAG_LEASE | BXI_FLAG_RREFS))) && !bxi_way_back(job, peer, 1))
+        return drop(job, peer, more, body_bytes);
     if (__builtin_expect(more != 0, 0) && (rc = open_more(&request, more, &body_bytes)) != 1)
         return rc;
     if (__builtin_expect(request.in != NULL && request.in->value, 0))

@@ -317,8 +317,7 @@ int bxi_handler_run(struct bx_request *request, size_t body_bytes)
     struct bx_job *job = request->job;
 
     if (__builtin_expect(request->in != NULL || request->handler->type != NULL, 0)) {
-        const char *text = NULL;
-        int rc = bxi_object_check(request, body_bytes, &text);
+        int rc = bxi_object_check(request, body_bytes);
 
         if (rc == 1)
             return 0;
@@ -326,10 +325,6 @@ int bxi_handler_run(struct bx_request *request, size_t body_bytes)
             bxi_loan_release(request->loan);
             bxi_rref_in_release(request->in);
             return rc;
-        }
-        if (rc < 0) {
-            bxi_answer(request, rc, text, NULL);
-            return 0;
         }
         if (request->in != NULL && request->in->value) {
             bxi_object_value(request);

@@ -175,47 +175,53 @@ static int park(struct bx_request *request, size_t body_bytes)
     return rc;
 }
 
-static int check_type(const struct bx_request *request, const char **text)
+/* 1: the request was answered with that. */
+static int fail(struct bx_request *request, int code, const char *text)
+{
+    bxi_answer(request, code, text, NULL);
+    return 1;
+}
+
+static int check_type(struct bx_request *request)
 {
     const struct bx_type *type = request->in->target->object->type;
 
-    if (request->in->value && type->value == NULL)
-        *text = "the object's type has no value to send";
-    else if (request->in->value || request->handler->type == type)
+    if (request->in->value)
+        return type->value != NULL ? 0 : fail(request, BX_E_TYPE, "the object's type has no value to send");
+    if (request->handler->type == type)
         return 0;
-    else
-        *text = request->handler->type == NULL ? "it is no method, and was called on an object"
-                                               : "it is a method of another type than the object's";
-    return BX_E_TYPE;
+    return fail(request, BX_E_TYPE, request->handler->type == NULL
+                                        ? "it is no method, and was called on an object"
+                                        : "it is a method of another type than the object's");
 }
 
-BXI_APART int bxi_object_check(struct bx_request *request, size_t body_bytes, const char **text)
+/* As bxi_object_check, for a request on an object. */
+static int check_object(struct bx_request *request, size_t body_bytes)
 {
-    struct bx_rref *target = request->in != NULL ? request->in->target : NULL;
+    const struct bx_rref *target = request->in->target;
     bool wait;
     int rc;
 
-    if (target == NULL) {
-        if (request->handler->type == NULL)
-            return 0;
-        *text = "it is a method, and was not called on an object";
-        return BX_E_TYPE;
-    }
     bxi_lock(&request->job->run->lock);
     wait = must_wait(request);
     bxi_unlock(&request->job->run->lock);
-    if (wait) {
-        rc = park(request, body_bytes);
-        if (rc < 0)
-            *text = "no memory for a call on an object that is not made yet";
-        if (rc != 0)
-            return rc;
-    }
-    if (bxi_rref_state(target) == BXI_RREF_FAILED) {
-        *text = target->text;
-        return target->code;
-    }
-    return check_type(request, text);
+    rc = wait ? park(request, body_bytes) : 0;
+    if (rc == 1 || rc == BX_E_CORRUPT)
+        return rc;
+    if (rc < 0)
+        return fail(request, rc, "no memory for a call on an object that is not made yet");
+    if (bxi_rref_state(target) == BXI_RREF_FAILED)
+        return fail(request, target->code, target->text);       /* any code, for it may be a handler's */
+    return check_type(request);
+}
+
+BXI_APART int bxi_object_check(struct bx_request *request, size_t body_bytes)
+{
+    if (request->in != NULL && request->in->target != NULL)
+        return check_object(request, body_bytes);
+    if (request->handler->type == NULL)
+        return 0;
+    return fail(request, BX_E_TYPE, "it is a method, and was not called on an object");
 }
 
 static int call_value(void *object, struct bx_msg *value, int (*fn)(void *, struct bx_msg *))

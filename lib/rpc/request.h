@@ -24,9 +24,9 @@ int bxi_check_type(const struct bx_type *type, const char *name);      /* 0, -EI
 
 /* ---- object.c: calls on objects ------------------------------------------------------------------- */
 
-/* The object of a request that is called on one. 0: run the handler. 1: the request was kept until the object is made.
- * An error, with *text: answer with it. Role. */
-int bxi_object_check(struct bx_request *request, size_t body_bytes, const char **text);
+/* The object of a request that is called on one. 0: run the handler. 1: the request was answered, or kept until the
+ * object is made. BX_E_CORRUPT: its caller must be cut off. Role. */
+int bxi_object_check(struct bx_request *request, size_t body_bytes);
 void bxi_object_value(struct bx_request *request);         /* answers bx_rref_to_here. Role */
 /* A request that makes an object ends. Returns the code for its maker, *text likewise. */
 int bxi_object_made(struct bx_request *request, int code, const char **text, const struct bx_msg *value);

@@ -203,6 +203,7 @@ void bxi_peer_close(const struct bxi_role *role, struct bx_job *job, struct bxi_
     bxi_lock(&job->run->lock);
     peer->close_code = codes[state];
     peer->lend->is_corrupt = state == BXI_PEER_CORRUPT;
+    peer->lend->has_left = state == BXI_PEER_LEFT;
     bxi_store_relaxed(&peer->state, state);     /* relaxed: read under the lock where it matters */
     bxi_peer_drop_queue(job, peer);
     bxi_unlock(&job->run->lock);

@@ -203,7 +203,7 @@ struct bx_rref *bxi_rref_of_ours(struct bx_job *job, uint64_t id)
     if (is_gone(job, id))
         bxi_rref_fail(rref, BX_E_NO_OBJECT, NULL);
     else if (!job->rrefs->ops->is_alive(job, maker))
-        bxi_rref_fail(rref, BX_E_PEER_DEAD, "its maker was gone before the object could be made");
+        bxi_rref_lost_maker(job, rref);
     return rref;
 }
 
@@ -418,7 +418,7 @@ int bxi_rref_skip(const void *body, size_t *body_bytes)
     return take_tail(body, body_bytes, &tail);
 }
 
-/* The request that makes it goes without an answer: its caller has died or is cut off, or memory or room is out. */
+/* The request that makes it goes without an answer: its caller is cut off. */
 static void never_made(struct bx_rref *makes)
 {
     struct bx_job *job = atomic_load(&makes->job);
@@ -429,9 +429,7 @@ static void never_made(struct bx_rref *makes)
     bxi_lock(&job->run->lock);
     was_making = makes->is_making;
     if (was_making)
-        bxi_rref_made(job, makes, job->rrefs->ops->is_alive(job, bxi_rref_id_maker(makes->id)) ? BX_E_NO_OBJECT
-                                                                                                : BX_E_PEER_DEAD,
-                      "the call that was to make the object did not run", NULL);
+        bxi_rref_made(job, makes, BX_E_CORRUPT, BXI_RREF_NO_MAKER, NULL);
     bxi_unlock(&job->run->lock);
     if (was_making)
         bxi_wake(job->run, makes);
@@ -473,10 +471,6 @@ int bxi_rref_open(struct bx_job *job, int from, const void *body, size_t *body_b
         free(made);
         return BX_E_CORRUPT;
     }
-    if (in == NULL) {
-        tail.flags &= BXI_RREF_MAKES;
-        tail.count = 0;
-    }
     complete = take_all(job, from, &tail, ids, &taken, &after) && made != NULL;
     if (!complete && taken.makes != NULL)
         bxi_rref_made(job, taken.makes, -ENOMEM, no_memory, NULL);
@@ -484,16 +478,42 @@ int bxi_rref_open(struct bx_job *job, int from, const void *body, size_t *body_b
     if (!complete)
         bxi_wake(job->run, NULL);
     bxi_rref_do_after(job, &after);
-    if (!complete || in == NULL) {
+    if (!complete) {
         drop_taken(&taken);
         free(made);
-        return complete ? 0 : -ENOMEM;
+        return -ENOMEM;
     }
     *made = taken;
     made->value = (tail.flags & BXI_RREF_VALUE) != 0;
     made->rrefs = memcpy(made + 1, rrefs, taken.count * sizeof *rrefs);
     *in = made;
     return 0;
+}
+
+int bxi_rref_drop_request(struct bx_job *job, int from, const void *body, size_t body_bytes, int code)
+{
+    struct bxi_rref_after after = { .sent = false };
+    struct bx_rref *makes = NULL;
+    struct bxi_rref_tail tail;
+    uint64_t ids[BX_RREFS_MAX + 2];
+    bool valid;
+
+    if (take_tail(body, &body_bytes, &tail) < 0)
+        return BX_E_CORRUPT;
+    memcpy(ids, (const unsigned char *)body + body_bytes, id_count(&tail) * 8);
+    bxi_lock(&job->run->lock);
+    valid = is_valid(job, from, &tail, ids);
+    if (valid && (tail.flags & BXI_RREF_MAKES) && (makes = take_makes(job, from, ids[0], &after)) != NULL) {
+        makes->is_making = false;
+        if (code < 0)
+            bxi_rref_made(job, makes, code, "the call that was to make the object was refused", NULL);
+        bxi_rref_drop(job, makes, &after);
+    }
+    bxi_unlock(&job->run->lock);
+    if (makes != NULL)
+        bxi_wake(job->run, NULL);
+    bxi_rref_do_after(job, &after);
+    return valid ? 0 : BX_E_CORRUPT;
 }
 
 /* ---- an object is made (lock) ---------------------------------------------------------------------------- */
@@ -519,4 +539,9 @@ int bxi_rref_made(struct bx_job *job, struct bx_rref *makes, int code, const cha
     if (parked != NULL)
         job->rrefs->ops->unpark(job, parked);
     return code;
+}
+
+void bxi_rref_lost_maker(struct bx_job *job, struct bx_rref *makes)
+{
+    bxi_rref_made(job, makes, job->rrefs->ops->why_closed(job, bxi_rref_id_maker(makes->id)), BXI_RREF_NO_MAKER, NULL);
 }

@@ -386,7 +386,7 @@ static void fail_one(struct bx_job *job, struct bx_rref *rref, int rank, struct 
         bxi_rref_settle(job, rref, after);
     } else if (bxi_rref_is_ours(job, rref->id) && bxi_rref_id_maker(rref->id) == rank && !rref->is_making &&
                bxi_rref_state(rref) == BXI_RREF_TO_COME) {
-        bxi_rref_made(job, rref, BX_E_PEER_DEAD, "its maker was gone before the object could be made", NULL);
+        bxi_rref_lost_maker(job, rref);
     }
 }
 
@@ -531,11 +531,12 @@ static void report(struct bx_job *job, struct bx_rref *rref, int unused, struct 
     for (int rank = 0; rref->entries != NULL && rank < job->world_size; rank++) {
         if (rref->entries[rank] == 0)
             continue;
-        bxi_counter_add(job, BXI_C_rrefs_leaked, 1);
-        bxi_rref_say(after, 1, "worker '%s' still refers to an object of type '%s' of worker '%s', made %.1f s ago; it "
-                               "is destroyed", job->rrefs->ops->name(job, rank),
-                     rref->object != NULL ? rref->object->type->name : "?", job->name,
-                     (double)(bxi_now_ns() - rref->since_ns) / 1e9);
+        if (rref->object != NULL) {
+            bxi_counter_add(job, BXI_C_rrefs_leaked, 1);
+            bxi_rref_say(after, 1, "worker '%s' still refers to an object of type '%s' of worker '%s', made %.1f s "
+                                   "ago; it is destroyed", job->rrefs->ops->name(job, rank), rref->object->type->name,
+                         job->name, (double)(bxi_now_ns() - rref->since_ns) / 1e9);
+        }
         bxi_rref_add_entries(job, rref, rank, -(int64_t)rref->entries[rank]);
     }
     bxi_rref_settle(job, rref, after);

@@ -44,6 +44,8 @@
  * had of A, and its own ENTER may have died with it. For the same reason the set has all that died before A, in every
  * round: one of them may have had of A what a third has not read. When all have answered the round, the entries of the
  * set are dropped. The owner drops the entries of a worker that it cut off at once: others may never close that one.
+ * The requests that A has left unread at the owner are dropped, but the objects that they were to make are entered:
+ * A's other frames about these lie behind them. The same holds for a worker that has left.
  *
  * The set. A worker is a rank and a generation, and for each process it is open or closed. bxi_rref_closed says which,
  * and nothing else does: of a rank, generations are closed in ascending order, so it is a number. A round's set is
@@ -415,13 +417,19 @@ struct bxi_rref_in {
 };
 /* Takes ids and tail of a body, which may lie in the ring, away from *body_bytes. 0; BX_E_CORRUPT. */
 int bxi_rref_skip(const void *body, size_t *body_bytes);
-/* Reads the tail of a body in private memory and takes it away from *body_bytes. 0; BX_E_CORRUPT; -ENOMEM. Role.
- * in is NULL if the frame is refused for want of a ring to its sender, which then undoes what it has counted
- * (bxi_rref_refused); only the object that it makes counts, for its maker's LEAVE will come. */
+/* Reads the tail of a body in private memory and takes it away from *body_bytes. 0; BX_E_CORRUPT; -ENOMEM. Role. */
 int bxi_rref_open(struct bx_job *job, int from, const void *body, size_t *body_bytes, struct bxi_rref_in **in);
+/* The request is dropped: refused for want of a ring to its sender, which then undoes what it has counted
+ * (bxi_rref_refused), or its sender is gone. Only the object that it makes counts, for frames of its maker about it may
+ * come: LEAVE, or ENTER of a reference that came back. The object fails with code; 0: when its maker is closed. Returns
+ * 0, BX_E_CORRUPT. Role. */
+int bxi_rref_drop_request(struct bx_job *job, int from, const void *body, size_t body_bytes, int code);
 void bxi_rref_in_release(struct bxi_rref_in *in);       /* NULL is allowed */
 /* The owner: the request that makes *makes ended, with a value (or NULL). Returns the code for its maker. Lock. */
 int bxi_rref_made(struct bx_job *job, struct bx_rref *makes, int code, const char *text, struct bx_rref *object);
+#define BXI_RREF_NO_MAKER "its maker was gone before the object could be made"
+/* The same: its maker was closed before the request ran. Lock. */
+void bxi_rref_lost_maker(struct bx_job *job, struct bx_rref *makes);
 
 /* ---- protocol.c: frames of the protocol, and deaths (role) ---------------------------------------------- */
 

@@ -4,6 +4,7 @@
  * them.
  */
 #include "tests/harness/loans.h"
+#include "tests/harness/stall.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -12,7 +13,10 @@
 #include <unistd.h>
 
 #define ELEMENTS ((int64_t)(1 << 20))
-enum gate { HELD = 0, DEAD, CHECKED };
+enum gate { HELD = 0, DEAD, CHECKED, SEEN };
+
+static struct bx_tensor *kept;
+static struct bx_future *future;
 
 TestSuite(passed, .timeout = 60);
 
@@ -270,6 +274,76 @@ Test(passed, tensors_stay_though_two_in_the_middle_die)
     harness_run(&(struct harness_world){ .size = 4, .setup = setup, .dies = 1u << 1 | 1u << 2,
                                          .body = { later_middle_dies_first, NULL, NULL, harness_serve } });
 }
+
+/* ---- Workers that leave alone ------------------------------------------------------------------------------- */
+
+/* By bx_job_destroy; its process goes on. */
+static void leaves_alone(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    harness_await(HELD, 1);
+    bx_job_destroy(job);
+    harness_await(CHECKED, 1);
+}
+
+static void middle_leaves(struct bx_job *job)
+{
+    const char *holder = bx_job_rank(job) == 0 ? "2" : "0";
+
+    HARNESS_EQ(harness_call(job, "worker1", "pass_on", by(job, 7, holder, ELEMENTS)), 1);
+    harness_post(HELD);
+    await_gone(job, 1);
+    HARNESS_EQ(bx_loans_wait(job, 1, 0, 200 * HARNESS_MS), BX_E_TIMEOUT);      /* the holder reads it still */
+    write_over_free_memory(job);
+    HARNESS_EQ(harness_call_i64(job, bx_job_rank(job) == 0 ? "worker2" : "worker0", "drop", 1), 0);
+    harness_post(CHECKED);
+    loans_come_back(job, -1);
+}
+
+Test(passed, tensors_stay_though_the_middle_leaves_alone)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup,
+                                         .body = { middle_leaves, leaves_alone, harness_serve } });
+    harness_reset();
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup,
+                                         .body = { harness_serve, leaves_alone, middle_leaves } });
+}
+
+/* worker1 has not seen yet that the owner has left, worker2 has. */
+static void passes_on_what_is_gone(struct bx_job *job)
+{
+    struct bx_msg *args = harness_msg_i64(0);
+
+    harness_post(HELD);
+    harness_await(SEEN, 1);
+    bx_msg_put_tensor(args, kept);
+    future = harness_start(job, "worker2", "verify", args, 0);
+}
+
+static void keeps_the_tensor_of_one_that_leaves(struct bx_job *job)
+{
+    struct bx_msg *made = harness_ask(job, "worker0", "make", harness_msg_i64(1));
+    struct bx_reader reader = bx_msg_reader(made);
+
+    kept = bx_read_tensor(&reader);
+    while_stalled = passes_on_what_is_gone;
+    stall_oneself(job);
+    harness_end(future, BX_E_SHUTDOWN);
+    HARNESS_CHECK(loans_hold(kept, 0));
+    bx_msg_destroy(made);
+    harness_post(CHECKED);
+}
+
+static void sees_it_leave(struct bx_job *job)
+{
+    await_gone(job, 0);
+    harness_post(SEEN);
+    harness_serve(job);
+}
+
+HARNESS_WORLD(passed, tensors_whose_owner_has_left_are_refused_with_the_code_of_a_call_to_it, 60, .size = 3,
+              .setup = setup, .handlers = { HARNESS_INLINE("stall", stall) },
+              .body = { leaves_alone, keeps_the_tensor_of_one_that_leaves, sees_it_leave });
 
 /* The lease through which it came back is taken back; the memory stays. */
 static void keeps_what_came_back_from_the_dead(struct bx_job *job)

@@ -25,7 +25,7 @@
  *     lib/rref/protocol.c join_rounds 3572011416
  *     lib/rref/protocol.c bxi_rref_ask_for_leases 378905145
  *     lib/rpc/watch.c take_back 1307204467
- *     lib/lend/grant.c bxi_grants_wait_for_round 371229515
+ *     lib/lend/grant.c bxi_grants_wait_for_round 1122856105
  *     lib/lend/loan.c end_passed 762666818
  */
 #ifndef PASSES

@@ -178,10 +178,19 @@ HARNESS_TEST(rref, has_calls_that_give_up_before_the_object_is_made, 60, .size =
     await_alive(0);
 }
 
-HARNESS_TEST(rref, whose_object_could_not_be_made_fails_with_the_reason_for_ever, 60, .size = 2, .setup = setup)
+/* Of a call of its own, say. */
+HARNESS_HANDLER(new_corrupt)
+{
+    return bx_fail(BX_E_CORRUPT, "another one was cut off");
+}
+
+/* BX_E_CORRUPT too: whoever uses the reference is not cut off. */
+HARNESS_TEST(rref, whose_object_could_not_be_made_fails_with_the_reason_for_ever, 60, .size = 2, .setup = setup,
+             .handlers = { HARNESS_INLINE("new_corrupt", new_corrupt) })
 {
     static const struct { const char *function; int code; const char *text; } cases[] = {
         { "new_failing", -EDOM, "no counters today" },
+        { "new_corrupt", BX_E_CORRUPT, "another one was cut off" },
         { "new_nothing", BX_E_HANDLER, "no reference" },
         { "add_blocking", BX_E_TYPE, "not called on an object" },
         { "new_async_failing", -EDOM, "failed later" },

@@ -336,6 +336,7 @@ static void makes_the_first(struct bx_job *job)
     harness_post(HELD);
     harness_await(SENT, 1);
     HARNESS_EQ(bx_rref_sync(kept_rref, "add", NULL, NULL, &reply), BX_E_PEER_DEAD);
+    HARNESS_HAS(bx_error_text(), "its maker was gone before the object could be made");
     bx_rref_release(kept_rref);
     harness_post(MAY_BE_MADE);
     HARNESS_EQ(value_of(x), 5);

@@ -14,6 +14,8 @@
 
 TestSuite(rref_refused, .timeout = 60);
 
+enum { CALLED = 8 };                            /* a gate */
+
 static void resize_shm(uint64_t bytes)
 {
     char size[40];
@@ -104,18 +106,48 @@ static void is_refused_and_accepted(struct bx_job *job)
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
 }
 
-static void run(harness_fn body)
+/* worker2 has called worker1 before, and hears from it. */
+static void passes_on_what_was_refused(struct bx_job *job)
+{
+    struct bx_rref *made = NULL;
+
+    harness_await(CALLED, 1);
+    fill_shm(job);
+    HARNESS_EQ(bx_remote(job, "worker1", "new_counter", NULL, NULL, &made), 0);
+    HARNESS_EQ(bx_rref_wait(made, BX_FOREVER), BX_E_REFUSED);
+    give(job, "worker2", made, false);
+    HARNESS_EQ(bx_rpc_sync(job, "worker2", "use_kept", NULL, NULL, NULL), BX_E_REFUSED);
+    HARNESS_HAS(bx_error_text(), "was refused");
+    drop_of(job, "worker2");
+    bx_rref_release(made);
+    HARNESS_EQ(harness_load(MADE), 2);          /* of fill_shm */
+    HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
+}
+
+static void calls_worker1(struct bx_job *job)
+{
+    HARNESS_EQ(harness_call(job, "worker1", "new_nothing", NULL), 1);
+    harness_post(CALLED);
+    harness_serve(job);
+}
+
+static void run(harness_fn body, harness_fn third)
 {
     harness_mount_shm(8192);
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { body } });
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { body, NULL, third } });
 }
 
 Test(rref_refused, undoes_what_the_call_has_counted)
 {
-    run(calls_and_is_refused);
+    run(calls_and_is_refused, NULL);
 }
 
 Test(rref_refused, and_then_accepted_counts)
 {
-    run(is_refused_and_accepted);
+    run(is_refused_and_accepted, NULL);
+}
+
+Test(rref_refused, fails_what_the_call_was_to_make_for_a_third_worker_too)
+{
+    run(passes_on_what_was_refused, calls_worker1);
 }

@@ -31,7 +31,7 @@ static struct results {
     char finding[1024], refusal[64];
 } *results;
 
-bool sim_known;
+bool sim_long_stops;
 
 static struct {
     const char *program;
@@ -233,7 +233,7 @@ static void print_finding(const struct sim_program *program)
                options.preemptions);
     else
         printf("   replay: build/sim/tests/sim --program %s --seed %llu%s%s%s --trace\n", program->name,
-               (unsigned long long)results->seed, sim_known ? " --known" : "",
+               (unsigned long long)results->seed, sim_long_stops ? " --long-stops" : "",
                results->refusal[0] != '\0' ? " --fail " : "", results->refusal);
 }
 
@@ -337,7 +337,8 @@ static void remove_those_of_the_dead(void)
 
 static _Noreturn void usage(void)
 {
-    fprintf(stderr, "sim [--program NAME] [--seed N] [--schedules N] [--seconds S] [--trace] [--replay] [--known]\n"
+    fprintf(stderr, "sim [--program NAME] [--seed N] [--schedules N] [--seconds S] [--trace] [--replay]\n"
+                    "    [--long-stops]        workers are stopped for longer than calls may take\n"
                     "    [--fail all]          each call that can fail does, in a schedule of its own\n"
                     "    [--fail FUNCTION:N:ERROR]\n"
                     "    [--all PREEMPTIONS]   searches all paths with so many preemptions\n"
@@ -354,8 +355,8 @@ static void read_options(int count, char **words)
             options.trace = true;
         else if (strcmp(word, "--replay") == 0)
             options.replay = true;
-        else if (strcmp(word, "--known") == 0)
-            sim_known = true;
+        else if (strcmp(word, "--long-stops") == 0)
+            sim_long_stops = true;
         else if (value == NULL)
             usage();
         else if (strcmp(word, "--fail") == 0)

@@ -115,7 +115,8 @@ void sim_room_serve(int worker)
         sim_call_some(job);
     }
     sim_count(LEAVERS, 1);
-    sim_job_end(job, -1);
+    if (!sim_leave_alone(job))
+        sim_job_end(job, -1);
 }
 
 /* ---- end: threads use the job while another one ends it ------------------------------------------------- */

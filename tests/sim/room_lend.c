@@ -56,13 +56,13 @@ static void check_tensor(const struct bx_tensor *tensor, int letter)
             sim_fail("a tensor that is lent has changed");
 }
 
-static void keep(struct bx_tensor *tensor)
+static struct bx_tensor *put_kept(struct bx_tensor *tensor)
 {
     struct bx_tensor *before = (void *)(uintptr_t)bxi_exchange(&kept[sim_choose(KEPT)], (uint64_t)(uintptr_t)tensor);
 
     if (before != NULL)
         check_tensor(before, -1);
-    bx_tensor_release(before);
+    return before;
 }
 
 /* Keeps the tensor for a while, or not. Answers with it, or with one of its own. */
@@ -74,7 +74,7 @@ static int show(const struct bx_request *request, struct bx_reader *args, struct
     (void)context;
     check_tensor(tensor, letter);
     if (sim_choose(2) == 0)
-        keep(bx_tensor_acquire(tensor));
+        bx_tensor_release(put_kept(bx_tensor_acquire(tensor)));
     own = sim_choose(2) == 0 ? make_tensor(bx_request_job(request), (unsigned char)letter) : bx_tensor_acquire(tensor);
     if (own == NULL)
         return BX_E_SHUTDOWN;
@@ -83,11 +83,16 @@ static int show(const struct bx_request *request, struct bx_reader *args, struct
     return 0;
 }
 
+/* Its own, or one that it keeps of another worker. */
 static void lend(struct bx_job *job, unsigned char letter)
 {
-    struct bx_tensor *tensor = make_tensor(job, letter);
+    struct bx_tensor *tensor = sim_choose(3) == 0 ? put_kept(NULL) : NULL;
     struct bx_msg *args = sim_msg(), *reply = NULL;
 
+    if (tensor == NULL)
+        tensor = make_tensor(job, letter);
+    else
+        letter = *(const unsigned char *)bx_tensor_data(tensor);
     bx_msg_put_tensor(args, tensor);
     bx_msg_put_i64(args, letter);
     bx_tensor_release(tensor);
@@ -103,7 +108,7 @@ static void lend(struct bx_job *job, unsigned char letter)
 
     check_tensor(back, letter);
     if (sim_choose(2) == 0)
-        keep(bx_tensor_acquire(back));
+        bx_tensor_release(put_kept(bx_tensor_acquire(back)));
     bx_msg_destroy(reply);
 }
 

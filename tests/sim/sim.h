@@ -48,6 +48,7 @@ struct sim_program {
     void (*quiet)(uint64_t ns);     /* nobody can run, and so much time would pass: a finding? Or NULL */
 };
 extern const struct sim_program sim_programs[];     /* of each copy of the library; ends with a NULL name */
+extern bool sim_long_stops;                 /* --long-stops */
 
 int sim_spawn(const char *name, void *(*work)(void *), void *argument);     /* a fiber of this worker; its number */
 void sim_join(int fiber);
@@ -55,7 +56,6 @@ void sim_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));   
 void sim_note(const char *format, ...) __attribute__((format(printf, 1, 2)));     /* a line of the trace */
 uint32_t sim_choose(uint32_t most);         /* 0 .. most - 1 */
 uint64_t sim_now(void);
-extern bool sim_known;                      /* --known: what leads to faults that are known, too */
 /* The truth: counters of all workers, which no race is looked for in. 0 at the beginning. */
 #define SIM_TRUTHS 256
 uint64_t sim_truth(unsigned index);

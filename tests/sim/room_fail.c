@@ -11,7 +11,7 @@
 
 #include <string.h>
 
-#define EXCUSED_MOST 3
+#define EXCUSED_MOST WORKERS_MOST
 
 static bool was_refused(const char *functions)
 {

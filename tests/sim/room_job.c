@@ -207,6 +207,9 @@ struct bx_job *sim_job_begin(int rank, int workers, void (*more)(struct bx_job *
         if (sim_registrar >= 0)
             sim_join(sim_registrar);
         bx_job_destroy(job);
+        sim_release_tensors();
+        sim_release_refs();
+        sim_release_late();
         sim_count(STOPPED_0 + rank, 1);
         sim_count(ALONE, 1);
         sim_thread_ends();
@@ -263,6 +266,7 @@ bool sim_leave_alone(struct bx_job *job)
     sim_count(IN_0 + rank, -1);
     sim_count(AWARE_0 + rank, 1 + sim_deaths_heard_of());
     bx_job_destroy(job);
+    sim_memory_forget((int)rank);       /* what it had passed on is on loan until its process ends */
     sim_count(STOPPED_0 + rank, 1);
     return true;
 }
@@ -481,7 +485,7 @@ void sim_room_full(int worker)
 static bool is_decided(void *rank)
 {
     return sim_truth(IN_0 + (unsigned)(uintptr_t)rank) > 0 || sim_is_gone((int)(uintptr_t)rank) ||
-           sim_truth(LEAVERS) > 0;
+           sim_truth(LEAVERS) + sim_truth(ALONE) > 0;
 }
 
 void sim_await_decision(int rank)

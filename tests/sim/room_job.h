@@ -57,6 +57,7 @@ sim_operation sim_combine, sim_call_back, sim_call_object, sim_begin_and_await, 
 sim_operation sim_late_register;
 void *sim_complete(void *job);
 void sim_late_end(void);
+void sim_release_late(void);
 
 /* room_fail.c. With --fail a call of the world fails, once: what is made again succeeds. */
 bool sim_is_refusal(int rc);                            /* a code to which that leads */

@@ -394,10 +394,8 @@ void *sim_complete(void *argument)
 }
 
 /* Behind the shutdown. */
-void sim_late_end(void)
+void sim_release_late(void)
 {
-    uint64_t stopped = 0;
-
     for (uint32_t i = 0; i < KEPT; i++) {
         struct promise *promise = take(i, NULL);
 
@@ -407,6 +405,13 @@ void sim_late_end(void)
     }
     while (never_count > 0)
         bx_future_release(nevers[--never_count]);
+}
+
+void sim_late_end(void)
+{
+    uint64_t stopped = 0;
+
+    sim_release_late();
     for (unsigned rank = 0; rank < WORKERS_MOST; rank++)
         stopped += sim_truth(STOPPED_0 + rank);
     if (sim_truth(PENDING) != 0 && stopped == sim_truth(SIZE) && !sim_one_left() && !sim_any_is_dead())

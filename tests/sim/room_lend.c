@@ -16,7 +16,8 @@
 bool sim_all_have(unsigned truth_0)
 {
     for (int rank = 0; rank < (int)sim_truth(SIZE); rank++)
-        if (sim_truth(truth_0 + (unsigned)rank) == 0 && !sim_is_gone(rank))
+        if (sim_truth(truth_0 + (unsigned)rank) == 0 && !sim_is_gone(rank) &&
+            sim_truth(STOPPED_0 + (unsigned)rank) == 0)
             return false;
     return true;
 }

@@ -73,6 +73,12 @@ static bool all_are_done(void *unused)
     return sim_all_have(DONE_0);
 }
 
+static void release_all(void)
+{
+    sim_release_tensors();
+    sim_release_refs();
+}
+
 static void leave_at_once(int worker, struct bx_job *job)
 {
     static const unsigned of[] = { DONE_0, FREE_0, FREED_0 };
@@ -82,26 +88,22 @@ static void leave_at_once(int worker, struct bx_job *job)
     sim_count(LEAVERS, 1);
     if (job != NULL)
         sim_job_end(job, -1);
-}
-
-static void release_all(void)
-{
-    sim_release_tensors();
-    sim_release_refs();
+    release_all();
 }
 
 static void end(int worker, struct bx_job *job)
 {
     static const unsigned of[] = { FREE_0, FREED_0 };
+    bool waits = (mix->lends || mix->refers) && all_wait();
 
     sim_count(DONE_0 + (unsigned)worker, 1);
     sim_count(LEAVERS, 1);
-    if (sim_leave_alone(job)) {
+    if (!waits && sim_leave_alone(job)) {       /* what it had passed on comes back with the end of its process */
         for (unsigned i = 0; i < 2; i++)
             sim_count(of[i] + (unsigned)worker, 1);
         release_all();
     } else {
-        if ((mix->lends || mix->refers) && all_wait()) {
+        if (waits) {
             while (!all_are_done(NULL))
                 sim_block("the calls of the others", all_are_done, NULL, SIM_FOREVER);
             sim_count(CLOSED, 1);
@@ -112,6 +114,7 @@ static void end(int worker, struct bx_job *job)
         }
         release_all();
         sim_job_end(job, -1);
+        release_all();                  /* what came since */
     }
     if (mix->late)
         sim_late_end();

@@ -75,8 +75,10 @@ void sim_descriptors_left(int worker)
 void sim_descriptors_close(int worker)
 {
     for (int fd = 0; fd < FDS; fd++)
-        if (owners[fd] == worker + 1)
+        if (owners[fd] == worker + 1) {
             close(fd);
+            owners[fd] = 0;
+        }
     wake_all();
 }
 
@@ -167,6 +169,8 @@ FILE *sim_fopen(const char *path, const char *mode)
     int pid = 0, worker;
 
     ENTER();
+    if (sim_fails("fopen"))
+        return NULL;
     if (sscanf(path, "/proc/%d/stat", &pid) != 1)
         return fopen(path, mode);
     worker = pid % 10;

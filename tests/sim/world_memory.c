@@ -34,7 +34,6 @@ static unsigned block_count;
 static struct {
     uint64_t object;                    /* 0: private */
     uint64_t offset;
-    int worker;
     struct owned owned;                 /* address NULL: it is unmapped */
 } mappings[MAPPINGS];
 static unsigned mapping_count;
@@ -67,12 +66,23 @@ void sim_mappings_reset(bool all)
     mapping_count = object_count = 0;
 }
 
-/* With its process. */
+void sim_memory_forget(int worker)
+{
+    for (unsigned slot = 0; slot < mapping_count; slot++)
+        if (mappings[slot].owned.worker == worker)
+            mappings[slot].owned.worker = -1;
+    for (unsigned i = 0; i < block_count; i++)
+        if (blocks[i].worker == worker)
+            blocks[i].worker = -1;
+}
+
+/* With its process, which has died: nothing of it is left over, in its next one either. */
 void sim_mappings_close(int worker)
 {
     for (unsigned slot = 0; slot < mapping_count; slot++)
-        if (mappings[slot].worker == worker)
+        if (mappings[slot].owned.worker == worker)
             munmap((void *)(uintptr_t)(WINDOW + ((uint64_t)slot << SLOT_BITS)), UINT64_C(1) << SLOT_BITS);
+    sim_memory_forget(worker);
 }
 
 /* ---- the heap -------------------------------------------------------------------------------------- */
@@ -289,7 +299,7 @@ void *sim_mmap(void *address, size_t bytes, int protection, int flags, int fd, o
         return MAP_FAILED;
     if (!(flags & MAP_FIXED) && mapping_count < MAPPINGS) {
         slot = mapping_count++;
-        mappings[slot].worker = sim_self != NULL ? sim_self->worker : -1;
+        mappings[slot].owned.worker = sim_self != NULL ? sim_self->worker : -1;
         address = (void *)(uintptr_t)(WINDOW + (slot << SLOT_BITS));
         flags |= MAP_FIXED;
     }

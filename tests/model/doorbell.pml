@@ -18,7 +18,7 @@
  *     shm/doorbell.c bxi_bell_drain 1416603929
  *     shm/doorbell.h bxi_bell_armed 3707922074
  *     lib/rpc/bell.c bxi_bells_flush 1201521504
- *     lib/rpc/bell.c bxi_bell_look_unlocked 2996824002
+ *     lib/rpc/bell.c bxi_bell_look_unlocked 4049856614
  *     lib/base/lock.h bxi_unlock 2144668998
  *     shm/atomic.h bxi_fence_seq_cst_behind_exchange 904744734
  *     lib/run/progress.c bxi_work_waits 3277565899

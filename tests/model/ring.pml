@@ -38,7 +38,7 @@
  *     lib/rpc/out.c send_or_queue 1991143398
  *     lib/rpc/out.c queue_or_want 2297038140
  *     lib/rpc/out.c ask_for_room 232861278
- *     lib/rpc/out.c move_queue 388530665
+ *     lib/rpc/out.c move_queue 525238475
  *     shm/ring.c checked_length 1264521318
  *     shm/ring.c bxi_ring_peek 284209940
  *     shm/ring.c bxi_ring_publish 2936451198

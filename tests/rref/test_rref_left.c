@@ -73,13 +73,18 @@ static void stalls(struct bx_job *job)
     see_end(job);
 }
 
-static void calls_the_one_that_has_gone(struct bx_job *job)
+static void stall_until_it_has_gone(struct bx_job *job)
 {
     harness_await(READY, 1);
     while_stalled = stalls;
     stall_oneself(job);
     HARNESS_WAIT_WHILE(bx_worker_is_alive(job, 1));
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "new_nothing", NULL, NULL, NULL), code());
+}
+
+static void calls_the_one_that_has_gone(struct bx_job *job)
+{
+    stall_until_it_has_gone(job);
     HARNESS_EQ(harness_counter(job, "requests_dropped"), 1);
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
     HARNESS_EQ(harness_load(MADE), 0);
@@ -128,11 +133,7 @@ static void uses_what_never_comes(struct bx_job *job)
 
 static void serves_the_third(struct bx_job *job)
 {
-    harness_await(READY, 1);
-    while_stalled = stalls;
-    stall_oneself(job);
-    HARNESS_WAIT_WHILE(bx_worker_is_alive(job, 1));
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "new_nothing", NULL, NULL, NULL), code());
+    stall_until_it_has_gone(job);
     harness_serve(job);
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
 }

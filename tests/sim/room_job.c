@@ -207,8 +207,7 @@ struct bx_job *sim_job_begin(int rank, int workers, void (*more)(struct bx_job *
         if (sim_registrar >= 0)
             sim_join(sim_registrar);
         bx_job_destroy(job);
-        sim_release_tensors();
-        sim_release_refs();
+        sim_release_kept();
         sim_release_late();
         sim_count(STOPPED_0 + rank, 1);
         sim_count(ALONE, 1);

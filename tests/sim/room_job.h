@@ -48,11 +48,10 @@ typedef void sim_operation(struct bx_job *job);
 sim_operation sim_call;
 bool sim_all_have(unsigned truth_0);                    /* all workers that are there or come back; room_lend.c */
 sim_operation sim_lend, sim_refer, sim_lend_register;
-void sim_release_tensors(void);
-void sim_release_refs(void);
+void sim_release_kept(void);                            /* of others: tensors and references */
 /* Nobody keeps tensors or objects any more. */
-void sim_get_all_back(struct bx_job *job, void (*release)(void));
-void sim_await_objects(void (*release)(void));
+void sim_get_all_back(struct bx_job *job);
+void sim_await_objects(void);
 sim_operation sim_combine, sim_call_back, sim_call_object, sim_begin_and_await, sim_fulfil_one;    /* room_late.c */
 sim_operation sim_late_register;
 void *sim_complete(void *job);

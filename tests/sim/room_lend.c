@@ -118,14 +118,8 @@ void sim_lend(struct bx_job *job)
     lend(job, (unsigned char)(1 + bx_job_rank(job) * 40 + sim_choose(40)));
 }
 
-void sim_release_tensors(void)
-{
-    for (int i = 0; i < KEPT; i++)
-        bx_tensor_release((void *)(uintptr_t)bxi_exchange(&kept[i], 0));
-}
-
 /* Nobody keeps tensors any more: all leases return. With a death some calls of the dead one may still arrive. */
-void sim_get_all_back(struct bx_job *job, void (*release)(void))
+void sim_get_all_back(struct bx_job *job)
 {
     struct bx_loans loans = { .struct_bytes = sizeof loans };
     unsigned mine = FREE_0 + (unsigned)bx_job_rank(job);
@@ -134,7 +128,7 @@ void sim_get_all_back(struct bx_job *job, void (*release)(void))
     for (uint64_t i = 0; i < patience() && !sim_all_have(FREE_0); i++) {
         int rc;
 
-        release();
+        sim_release_kept();
         rc = bx_loans_wait(job, -1, 0, sim_any_is_dead() ? 50000000 : 5000000000 + sim_stopped_ns());
         if (rc == 0 && sim_truth(mine) == 0)
             sim_count(mine, 1);
@@ -287,19 +281,21 @@ void sim_refer(struct bx_job *job)
     sim_count(UNDER_WAY, -1);
 }
 
-void sim_release_refs(void)
+void sim_release_kept(void)
 {
+    for (int i = 0; i < KEPT; i++)
+        bx_tensor_release((void *)(uintptr_t)bxi_exchange(&kept[i], 0));
     for (int i = 0; i < KEPT; i++)
         bx_rref_release((void *)(uintptr_t)bxi_exchange(&kept_refs[i], 0));
 }
 
 /* Nobody keeps references any more: all objects of the living are destroyed. Some calls of others may still arrive. */
-void sim_await_objects(void (*release)(void))
+void sim_await_objects(void)
 {
     unsigned worker = (unsigned)sim_self->worker;
 
     for (uint64_t i = 0; i < patience() && !sim_all_have(FREED_0); i++) {
-        release();
+        sim_release_kept();
         if (sim_truth(OBJECTS_0 + worker) == 0 && sim_truth(FREED_0 + worker) == 0)
             sim_count(FREED_0 + worker, 1);
         nanosleep(&(struct timespec){ .tv_nsec = 5000000 }, NULL);

@@ -73,12 +73,6 @@ static bool all_are_done(void *unused)
     return sim_all_have(DONE_0);
 }
 
-static void release_all(void)
-{
-    sim_release_tensors();
-    sim_release_refs();
-}
-
 static void leave_at_once(int worker, struct bx_job *job)
 {
     static const unsigned of[] = { DONE_0, FREE_0, FREED_0 };
@@ -88,7 +82,7 @@ static void leave_at_once(int worker, struct bx_job *job)
     sim_count(LEAVERS, 1);
     if (job != NULL)
         sim_job_end(job, -1);
-    release_all();
+    sim_release_kept();
 }
 
 static void end(int worker, struct bx_job *job)
@@ -101,20 +95,20 @@ static void end(int worker, struct bx_job *job)
     if (!waits && sim_leave_alone(job)) {       /* what it had passed on comes back with the end of its process */
         for (unsigned i = 0; i < 2; i++)
             sim_count(of[i] + (unsigned)worker, 1);
-        release_all();
+        sim_release_kept();
     } else {
         if (waits) {
             while (!all_are_done(NULL))
                 sim_block("the calls of the others", all_are_done, NULL, SIM_FOREVER);
             sim_count(CLOSED, 1);
             if (mix->lends)
-                sim_get_all_back(job, release_all);
+                sim_get_all_back(job);
             if (mix->refers)
-                sim_await_objects(release_all);
+                sim_await_objects();
         }
-        release_all();
+        sim_release_kept();
         sim_job_end(job, -1);
-        release_all();                  /* what came since */
+        sim_release_kept();             /* what came since */
     }
     if (mix->late)
         sim_late_end();

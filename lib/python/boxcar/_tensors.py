@@ -34,7 +34,7 @@ def _reduce(tensor):
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
     if tensor.is_cuda:
-        elements = _gpus.place(destination(), tensor.device.index), *_put_copy(plain.detach())
+        elements = _put_copy(plain.detach())
     else:
         elements = pickle.PickleBuffer(Buffer(plain, plain.data_ptr(), _bytes(plain)))
     parts = elements, _NAMES[tensor.dtype], tuple(tensor.shape)
@@ -54,6 +54,7 @@ class _Copies:
 
     def __init__(self, gpu):
         self.gpu = gpu
+        self.there = _gpus.place(destination(), gpu)
         self.bytes = 0
         self.parts = []                 # (offset, end, bytes of the tensor)
 
@@ -75,7 +76,7 @@ class _Copies:
 
 
 def _put_copy(tensor):
-    """Adds a tensor on a GPU to the message that is being written: (index of the block, offset, end)."""
+    """Adds a tensor on a GPU to the message that is being written: (GPU there, index of the block, offset, end)."""
     known = blocks()
     for index, copies in enumerate(known):
         if copies.gpu == tensor.device.index:
@@ -83,7 +84,7 @@ def _put_copy(tensor):
     else:
         index, copies = 0, _Copies(tensor.device.index)
         known.insert(0, copies)
-    return index - len(known), *copies.add(tensor)
+    return copies.there, index - len(known), *copies.add(tensor)
 
 
 def _copy(gpu, index, offset, end, dtype):

@@ -229,34 +229,6 @@ void bxi_peer_close(const struct bxi_role *role, struct bx_job *job, struct bxi_
     bxi_wake(job->run, &job->rpc->leavers);
 }
 
-/* ---- the end of the job ------------------------------------------------------------------------ */
-
-void bxi_frames_unread(const struct bxi_role *role, struct bx_job *job)
-{
-    (void)role;
-    for (int i = 0; i < (int)bxi_load_relaxed(&job->rpc->in_count); i++) {
-        struct bxi_peer *peer = job->rpc->in_peers[i];
-        struct { struct bxi_frame frame; struct bxi_lease_head lease; } head;
-        const void *payload;
-        uint32_t bytes;
-
-        if (peer->lend->held != NULL && bxi_ring_peek(&peer->in, &payload, &bytes) == 1) {
-            bxi_ring_advance(&peer->in, bytes);         /* its lease goes back with the loan, once */
-            bxi_loan_drop_held(peer->lend);
-        }
-        /* A full ring holds 2048 frames at most; the bound is for a peer whose memory still changes. */
-        for (int frames = 0; frames < 4096 && bxi_ring_peek(&peer->in, &payload, &bytes) == 1; frames++) {
-            memcpy(&head, payload, bytes < sizeof head ? bytes : sizeof head);
-            bxi_ring_advance(&peer->in, bytes);
-            if (bytes >= sizeof head.frame && head.frame.kind == BXI_RREF)
-                bxi_rref_arrived(job, peer->rank, &(struct bxi_rref_frame){
-                    .op = (enum bxi_rref_op)head.frame.flags, .id = head.frame.id, .value = head.frame.code });
-            if (bytes >= sizeof head && (head.frame.flags & BXI_FLAG_LEASE) && bxi_load_relaxed(&peer->out_open))
-                bxi_loan_return_unread(job, peer->rank, head.lease.slot, head.lease.generation);
-        }
-    }
-}
-
 /* ---- a scan of all peers ----------------------------------------------------------------------- */
 
 static void look_refused(struct bx_job *job, struct bxi_peer *peer)
@@ -422,4 +394,48 @@ void bxi_rings_watchdog(const struct bxi_role *role, struct bx_job *job)
             peer->rescue_pos = 0;
         }
     }
+}
+
+/* ---- the end of the job ------------------------------------------------------------------------ */
+
+/* What a frame brought is left over otherwise. */
+static void leave_unread(struct bx_job *job, struct bxi_peer *peer, const void *payload, uint32_t bytes)
+{
+    struct { struct bxi_frame frame; struct bxi_lease_head lease; } head;
+
+    if (bytes < sizeof head.frame)
+        return;
+    memcpy(&head, payload, bytes < sizeof head ? bytes : sizeof head);
+    if (head.frame.kind == BXI_RREF)
+        bxi_rref_arrived(job, peer->rank, &(struct bxi_rref_frame){
+            .op = (enum bxi_rref_op)head.frame.flags, .id = head.frame.id, .value = head.frame.code });
+    else if (peer->rank == job->rank && (head.frame.flags & BXI_FLAG_RREFS))
+        bxi_rref_unread(job, (const unsigned char *)payload + sizeof head.frame, bytes - sizeof head.frame);
+    if (bytes >= sizeof head && (head.frame.flags & BXI_FLAG_LEASE) && bxi_load_relaxed(&peer->out_open))
+        bxi_loan_return_unread(job, peer->rank, head.lease.slot, head.lease.generation);
+}
+
+void bxi_frames_unread(const struct bxi_role *role, struct bx_job *job)
+{
+    struct bxi_peer *self = job->rpc->peers[job->rank];
+
+    (void)role;
+    look_open(job, self);
+    for (int i = 0; i < (int)bxi_load_relaxed(&job->rpc->in_count); i++) {
+        struct bxi_peer *peer = job->rpc->in_peers[i];
+        const void *payload;
+        uint32_t bytes;
+
+        if (peer->lend->held != NULL && bxi_ring_peek(&peer->in, &payload, &bytes) == 1) {
+            bxi_ring_advance(&peer->in, bytes);         /* its lease goes back with the loan, once */
+            bxi_loan_drop_held(peer->lend);
+        }
+        /* A full ring holds 2048 frames at most; the bound is for a peer whose memory still changes. */
+        for (int frames = 0; frames < 4096 && bxi_ring_peek(&peer->in, &payload, &bytes) == 1; frames++) {
+            bxi_ring_advance(&peer->in, bytes);
+            leave_unread(job, peer, payload, bytes);
+        }
+    }
+    for (const struct bxi_queued *queued = self->queue_head; queued != NULL; queued = queued->next)
+        leave_unread(job, self, queued->payload, queued->payload_bytes);
 }

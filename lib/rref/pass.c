@@ -193,16 +193,17 @@ static bool was_never_made(const struct bx_job *job, uint64_t id)
 struct bx_rref *bxi_rref_of_ours(struct bx_job *job, uint64_t id)
 {
     struct bx_rref *rref = bxi_rref_find(job, id);
-    int maker = bxi_rref_id_maker(id);
+    bool maker_lives;
 
     if (rref != NULL)
         return rref;
     rref = find_or_add(job, id);
     if (rref == NULL)
         return NULL;
+    maker_lives = job->rrefs->ops->is_alive(job, bxi_rref_id_maker(id));
     if (is_gone(job, id))
         bxi_rref_fail(rref, BX_E_NO_OBJECT, NULL);
-    else if (!job->rrefs->ops->is_alive(job, maker))
+    else if (!maker_lives)
         bxi_rref_lost_maker(job, rref);
     return rref;
 }
@@ -514,6 +515,22 @@ int bxi_rref_drop_request(struct bx_job *job, int from, const void *body, size_t
         bxi_wake(job->run, NULL);
     bxi_rref_do_after(job, &after);
     return valid ? 0 : BX_E_CORRUPT;
+}
+
+void bxi_rref_unread(struct bx_job *job, const void *body, size_t body_bytes)
+{
+    struct bxi_rref_after after = { .sent = false };
+    struct bxi_rref_tail tail;
+    uint64_t ids[BX_RREFS_MAX + 2];
+
+    if (take_tail(body, &body_bytes, &tail) < 0)
+        return;
+    memcpy(ids, (const unsigned char *)body + body_bytes, id_count(&tail) * 8);
+    bxi_lock(&job->run->lock);
+    for (size_t i = 0; i < id_count(&tail); i++)
+        bxi_rref_drop(job, bxi_rref_find(job, ids[i]), &after);
+    bxi_unlock(&job->run->lock);
+    bxi_rref_do_after(job, &after);
 }
 
 /* ---- an object is made (lock) ---------------------------------------------------------------------------- */

@@ -211,7 +211,8 @@ struct bxi_rref_ops {
     /* Puts a frame of the protocol into the ring to a worker, or its queue. Lock. 0, BX_E_NO_SPACE, -ENOMEM, ... */
     int (*send)(struct bx_job *job, int rank, const struct bxi_rref_frame *frame);
     void (*flush)(struct bx_job *job);          /* rings for what was sent; without the lock */
-    /* The last worker of the rank that ran is not closed. One that joins and runs takes the rank's place now. Lock. */
+    /* The last worker of the rank that ran is not closed. One that joins and runs takes the rank's place now,
+     * so generations are compared behind it. Lock. */
     bool (*is_alive)(const struct bx_job *job, int rank);
     /* Of one that is closed: BX_E_PEER_DEAD, BX_E_SHUTDOWN if it has left, BX_E_CORRUPT if it was cut off. */
     int (*why_closed)(const struct bx_job *job, int rank);
@@ -371,7 +372,7 @@ static inline bool bxi_rref_owner_lives(const struct bx_job *job, uint64_t id)
 {
     int owner = bxi_rref_id_owner(id);
 
-    return bxi_rref_is_of(job, owner, id) && job->rrefs->ops->is_alive(job, owner);
+    return job->rrefs->ops->is_alive(job, owner) && bxi_rref_is_of(job, owner, id);
 }
 
 /* `from` is the maker, and has not made it: no such object is entered or called. An id of another maker may be another
@@ -424,6 +425,8 @@ int bxi_rref_open(struct bx_job *job, int from, const void *body, size_t *body_b
  * come: LEAVE, or ENTER of a reference that came back. The object fails with code; 0: when its maker is closed. Returns
  * 0, BX_E_CORRUPT. Role. */
 int bxi_rref_drop_request(struct bx_job *job, int from, const void *body, size_t body_bytes, int code);
+/* The same of a frame to oneself that nobody will read: drops its references. The end of the job. */
+void bxi_rref_unread(struct bx_job *job, const void *body, size_t body_bytes);
 void bxi_rref_in_release(struct bxi_rref_in *in);       /* NULL is allowed */
 /* The owner: the request that makes *makes ended, with a value (or NULL). Returns the code for its maker. Lock. */
 int bxi_rref_made(struct bx_job *job, struct bx_rref *makes, int code, const char *text, struct bx_rref *object);

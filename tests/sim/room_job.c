@@ -265,7 +265,6 @@ bool sim_leave_alone(struct bx_job *job)
     sim_count(IN_0 + rank, -1);
     sim_count(AWARE_0 + rank, 1 + sim_deaths_heard_of());
     bx_job_destroy(job);
-    sim_memory_forget((int)rank);       /* what it had passed on is on loan until its process ends */
     sim_count(STOPPED_0 + rank, 1);
     return true;
 }

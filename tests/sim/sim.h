@@ -215,7 +215,6 @@ void sim_world_reset(bool all);                 /* all: descriptors and mappings
 void *sim_memory(size_t bytes);                 /* of the simulated heap, zeroed */
 /* By a worker that ends: a finding. */
 void sim_memory_left(int worker);
-void sim_memory_forget(int worker);             /* what it leaves is no finding */
 void sim_descriptors_left(int worker);
 /* A shared mapping: the object and the offset in it of an address; false: private. */
 bool sim_shared(uintptr_t address, uint64_t *key);

@@ -66,23 +66,17 @@ void sim_mappings_reset(bool all)
     mapping_count = object_count = 0;
 }
 
-void sim_memory_forget(int worker)
-{
-    for (unsigned slot = 0; slot < mapping_count; slot++)
-        if (mappings[slot].owned.worker == worker)
-            mappings[slot].owned.worker = -1;
-    for (unsigned i = 0; i < block_count; i++)
-        if (blocks[i].worker == worker)
-            blocks[i].worker = -1;
-}
-
 /* With its process, which has died: nothing of it is left over, in its next one either. */
 void sim_mappings_close(int worker)
 {
     for (unsigned slot = 0; slot < mapping_count; slot++)
-        if (mappings[slot].owned.worker == worker)
+        if (mappings[slot].owned.worker == worker) {
             munmap((void *)(uintptr_t)(WINDOW + ((uint64_t)slot << SLOT_BITS)), UINT64_C(1) << SLOT_BITS);
-    sim_memory_forget(worker);
+            mappings[slot].owned.worker = -1;
+        }
+    for (unsigned i = 0; i < block_count; i++)
+        if (blocks[i].worker == worker)
+            blocks[i].worker = -1;
 }
 
 /* ---- the heap -------------------------------------------------------------------------------------- */

@@ -182,7 +182,8 @@ FAKE_BUILTINS = $(B)/tests/libnvrtc-builtins.so.12.4
 
 # The simulator: copies of the library, each with the programs, linked with what stands for the C library.
 SIM_SRCS   := $(filter-out tests/sim/room%.c tests/sim/copy_%.c,$(wildcard tests/sim/*.c))
-COPY_SRCS  := tests/sim/copy_begin.c $(LIB_SRCS) $(wildcard tests/sim/room*.c) tests/sim/copy_end.c
+SIM_GRADS  := $(filter-out %/linear.c %/lstm.c %/matmul.c %/net.c,$(AUTOGRAD_SRCS))    # these compute by lib/nn
+COPY_SRCS  := tests/sim/copy_begin.c $(LIB_SRCS) $(SIM_GRADS) $(wildcard tests/sim/room*.c) tests/sim/copy_end.c
 SIM_COPIES := 0 1 2 3 4
 SIM_NAMES  := sim_programs sim_data_begin sim_data_end sim_bss_begin sim_bss_end
 

@@ -180,6 +180,9 @@ const char *bx_error_name(int code);
  * it: each has a sentence of its own. */
 const char *bx_error_text(void);
 
+/* The code of that failure, for functions that return NULL; 0 if there was none. */
+int bx_error_code(void);
+
 /* Sets this thread's sentence and returns code. A handler fails with a text of its own this way:
  * `return bx_fail(-EINVAL, "row %d has no state", row);`. */
 int bx_fail(int code, const char *format, ...) BX_PRINTF(2, 3);

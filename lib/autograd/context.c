@@ -280,8 +280,9 @@ int bxi_join_answer(const struct bx_request *request, struct bx_reader *args, st
         return bx_fail(BX_E_CANCELLED, "the context has ended");
     future = bx_future_create(bx_request_job(request));
     if (future == NULL) {
+        rc = bx_error_code();
         bx_context_release(context);
-        return bx_fail(-ENOMEM, "no memory for a context of distributed autograd");
+        return rc;
     }
     pthread_mutex_lock(&context->lock);
     if (context->ended)

@@ -94,7 +94,7 @@ static int take_grad(struct bx_context *context, struct bxi_dist_pass *pass, con
     else if (in->grad != NULL && !bxi_tensor_is_like(in->grad, &like))
         rc = bx_fail(-EPROTO, "a gradient of another shape came than that of the variable that was sent");
     else if (in->grad != NULL && (slot.grad = bxi_tensor_dense(context->dist->job, in->grad)) == NULL)
-        rc = -ENOMEM;
+        rc = bx_error_code();
     if (rc == 0) {
         pass->awaited--;
         rc = bxi_pass_give(&pass->pass, var, slot);

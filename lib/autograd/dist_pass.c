@@ -71,9 +71,10 @@ static struct search *enter_search(struct bx_context *context, bool *first)
     struct bx_future *reply = bx_future_create(job);
 
     if (made == NULL || reply == NULL) {
+        if (made == NULL)
+            bx_fail(-ENOMEM, "no memory for a backward pass");
         free(made);
         bx_future_release(reply);
-        bx_fail(-ENOMEM, "no memory for a backward pass");
         return NULL;
     }
     pthread_mutex_lock(&context->lock);
@@ -290,9 +291,11 @@ static int answer_now(struct bx_job *job, struct bx_future **reply)
     struct bx_future *future = bx_future_create(job);
 
     if (value == NULL || future == NULL) {
+        int rc = future == NULL ? bx_error_code() : bx_fail(-ENOMEM, "no memory for a backward pass");
+
         bx_msg_destroy(value);
         bx_future_release(future);
-        return bx_fail(-ENOMEM, "no memory for a backward pass");
+        return rc;
     }
     put_rank(ranks, bx_job_rank(job));
     bx_msg_put_bytes(value, ranks, sizeof ranks);
@@ -333,7 +336,7 @@ int bxi_dist_discover(const struct bx_request *request, struct bx_reader *args, 
     if (context == NULL)
         return bx_fail(BX_E_CANCELLED, "a backward pass came to a context that has ended here");
     search = enter_search(context, &first);
-    rc = search == NULL ? -ENOMEM : walk_and_tell(context, &wave, args, search);
+    rc = search == NULL ? bx_error_code() : walk_and_tell(context, &wave, args, search);
     if (search != NULL && first) {
         *reply = bx_future_acquire(search->reply);
         if (rc < 0)
@@ -357,12 +360,13 @@ int bxi_dist_run(const struct bx_request *request, struct bx_reader *args, struc
     struct bx_future *future = context != NULL ? bx_future_create(bx_request_job(request)) : NULL;
     uint64_t number = bx_read_u64(args);
     struct bxi_dist_pass *pass;
-    int rc = 0;
+    int rc = context == NULL ? bx_fail(BX_E_CANCELLED, "a backward pass came to a context that has ended here")
+             : future == NULL ? bx_error_code()
+                              : 0;
 
-    if (future == NULL) {
+    if (rc < 0) {
         bx_context_release(context);
-        return context == NULL ? bx_fail(BX_E_CANCELLED, "a backward pass came to a context that has ended here")
-                               : bx_fail(-ENOMEM, "no memory for a backward pass");
+        return rc;
     }
     pthread_mutex_lock(&context->lock);
     pass = context->pass;
@@ -455,7 +459,7 @@ static int give_roots(struct bx_context *context, struct bx_var *const *roots, s
     for (size_t i = 0; rc == 0 && i < count; i++) {
         struct bxi_slot slot = bxi_root_grad(&pass->pass, roots[i], root_grads != NULL ? root_grads[i] : NULL);
 
-        rc = slot.grad == NULL ? -ENOMEM : bxi_pass_give(&pass->pass, roots[i], slot);
+        rc = slot.grad == NULL ? bx_error_code() : bxi_pass_give(&pass->pass, roots[i], slot);
     }
     return rc == 0 ? bxi_dist_run_ready(context, false) : rc;
 }
@@ -513,7 +517,7 @@ static int find_ranks(struct bx_context *context, struct wave *wave, struct bx_v
         rc = bx_fail(BX_E_STATE, "another backward pass of the context runs");
     search = rc == 0 ? enter_search(context, &first) : NULL;
     if (search == NULL || !first) {
-        rc = rc < 0 ? rc : search == NULL ? -ENOMEM : bx_fail(BX_E_STATE, "another backward pass of the context runs");
+        rc = rc < 0 ? rc : search == NULL ? bx_error_code() : bx_fail(BX_E_STATE, "another backward pass of the context runs");
     } else {
         wave->number = ++context->passes;
         rc = discover_roots(context, wave, roots, count, &found);

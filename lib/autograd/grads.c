@@ -184,7 +184,7 @@ int bx_grads_add(struct bx_grads *grads, struct bx_var *var, struct bx_tensor *g
                        bxi_shape_text(wanted, &like), bx_dtype_name(given.dtype), bxi_shape_text(is, &given));
     dense = bxi_tensor_dense(grads->job, grad);
     if (dense == NULL)
-        return -ENOMEM;
+        return bx_error_code();
     return bxi_grads_put(grads, var, (struct bxi_slot){ dense, false });
 }
 

@@ -23,7 +23,7 @@ static int input_grad(struct bxi_node *node, struct bxi_pass *pass, const struct
     struct bx_tensor *to = bxi_tensor_make(pass->grads->job, &p->x);
 
     if (to == NULL)
-        return -ENOMEM;
+        return bx_error_code();
     bxi_gemm(p->x.dtype, &(struct bxi_gemm){ .transpose_b = !p->is_linear, .m = p->rows, .n = p->k, .k = p->m,
                                              .a = bx_tensor_data(bxi_grad_of(node)),
                                              .b = bx_tensor_data(node->saved[1]), .c = bx_tensor_data_mut(to) });
@@ -37,7 +37,7 @@ static int weight_grad(struct bxi_node *node, struct bxi_pass *pass, const struc
     const void *grad = bx_tensor_data(bxi_grad_of(node)), *x = bx_tensor_data(node->saved[0]);
 
     if (to == NULL)
-        return -ENOMEM;
+        return bx_error_code();
     bxi_gemm(p->x.dtype, &(struct bxi_gemm){ .transpose_a = true, .m = p->is_linear ? p->m : p->k,
                                              .n = p->is_linear ? p->k : p->m, .k = p->rows,
                                              .a = p->is_linear ? grad : x, .b = p->is_linear ? x : grad,
@@ -53,7 +53,7 @@ static int bias_grad(struct bxi_node *node, struct bxi_pass *pass, const struct 
     struct bx_tensor *to = bxi_tensor_zeros(pass->grads->job, &like);
 
     if (to == NULL)
-        return -ENOMEM;
+        return bx_error_code();
     bxi_loops(like.dtype)->reduce(&walk, bx_tensor_data(bxi_grad_of(node)), 1, bx_tensor_data_mut(to));
     bxi_deliver(pass, node, 2, to, true);
     return 0;
@@ -131,7 +131,7 @@ static struct bx_var *product(struct bx_tape *tape, struct bx_var *const inputs[
         return NULL;
     for (size_t i = 0; rc == 0 && i < count; i++) {
         value[i] = bxi_var_dense(inputs[i]);
-        rc = value[i] == NULL ? -ENOMEM : 0;
+        rc = value[i] == NULL ? bx_error_code() : 0;
     }
     if (rc == 0)
         rc = measure(&p, (const struct bx_tensor *const *)value);

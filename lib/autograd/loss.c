@@ -27,7 +27,7 @@ static int softmax_backward(struct bxi_node *node, struct bxi_pass *pass)
     int64_t extent[2];
 
     if (to == NULL)
-        return -ENOMEM;
+        return bx_error_code();
     last_dim(&like, extent);
     (is_log ? loops->log_softmax_back : loops->softmax_back)(extent, bx_tensor_data(node->saved[0]),
                                                              bx_tensor_data(bxi_grad_of(node)),
@@ -121,7 +121,7 @@ static int choice_backward(struct bxi_node *node, struct bxi_pass *pass)
     struct bx_tensor *to = bxi_tensor_zeros(pass->grads->job, &chosen->in);
 
     if (to == NULL)
-        return -ENOMEM;
+        return bx_error_code();
     (chosen->of_rows ? loops->embedding_back : loops->gather_back)(
         chosen->extent, bx_tensor_data(bxi_grad_of(node)), bx_tensor_data(node->saved[0]), bx_tensor_data_mut(to));
     bxi_deliver(pass, node, 0, to, true);
@@ -231,7 +231,7 @@ static int cross_entropy_backward(struct bxi_node *node, struct bxi_pass *pass)
     struct bx_tensor *to = bxi_tensor_make(pass->grads->job, &chosen->in);
 
     if (to == NULL)
-        return -ENOMEM;
+        return bx_error_code();
     loops->cross_entropy_back(&classes, bx_tensor_data(node->saved[1]),
                               loops->first(bx_tensor_data(bxi_grad_of(node))), bx_tensor_data_mut(to));
     bxi_deliver(pass, node, 0, to, true);
@@ -304,7 +304,7 @@ static int mse_backward(struct bxi_node *node, struct bxi_pass *pass)
             continue;
         to = bxi_tensor_make(pass->grads->job, &like);
         if (to == NULL)
-            return -ENOMEM;
+            return bx_error_code();
         loops->mse_back(bx_tensor_elements(to), bx_tensor_data(node->saved[i]), bx_tensor_data(node->saved[1 - i]),
                         2 * grad / (double)bx_tensor_elements(to), bx_tensor_data_mut(to));
         bxi_deliver(pass, node, i, to, true);

@@ -154,7 +154,7 @@ static int copy_results(struct bx_tape *tape, const struct lstm *lstm, struct bx
         to[i] = bxi_tensor_make(tape->job, &(struct bxi_like){ lstm->dtype, 3, { i == 0 ? lstm->seq : lstm->layers,
                                                                                 lstm->batch, lstm->hidden } });
         if (to[i] == NULL)
-            return -ENOMEM;
+            return bx_error_code();
     }
     for (int layer = 0; layer < lstm->layers && bytes > 0; layer++) {
         const struct offsets at = offsets_of(lstm, layer);
@@ -228,7 +228,7 @@ static int back_weight(const struct back *back, struct bxi_node *node, struct bx
         return 0;
     to = bxi_tensor_make(pass->grads->job, &(struct bxi_like){ lstm->dtype, 2, { 4 * lstm->hidden, width } });
     if (to == NULL)
-        return -ENOMEM;
+        return bx_error_code();
     bxi_gemm(lstm->dtype, &(struct bxi_gemm){
         .transpose_a = true, .m = 4 * lstm->hidden, .n = width, .k = lstm->seq * lstm->batch, .a = back->dgates,
         .b = which == 0 ? argument_of(lstm, back->layer, bx_tensor_data(node->saved[0])) :
@@ -251,7 +251,7 @@ static int back_bias(const struct back *back, struct bxi_node *node, struct bxi_
         return 0;
     to = bxi_tensor_zeros(pass->grads->job, &(struct bxi_like){ lstm->dtype, 1, { width } });
     if (to == NULL)
-        return -ENOMEM;
+        return bx_error_code();
     bxi_loops(lstm->dtype)->reduce(&walk, back->dgates, 1, bx_tensor_data_mut(to));
     bxi_deliver(pass, node, edge, to, true);
     return 0;
@@ -269,7 +269,7 @@ static int back_argument(const struct back *back, struct bxi_node *node, struct 
         to = bxi_tensor_make(pass->grads->job, &(struct bxi_like){ lstm->dtype, 3, { lstm->seq, lstm->batch,
                                                                                     lstm->in } });
         if (to == NULL)
-            return -ENOMEM;
+            return bx_error_code();
     }
     bxi_gemm(lstm->dtype, &(struct bxi_gemm){
         .m = lstm->seq * lstm->batch, .n = width_of(lstm, back->layer), .k = 4 * lstm->hidden, .a = back->dgates,
@@ -315,9 +315,9 @@ static int lstm_backward(struct bxi_node *node, struct bxi_pass *pass)
     else
         memset(back.dy, 0, bytes_of(lstm, all));
     if (bxi_needs(node, 1) && (back.h0 = bxi_tensor_make(pass->grads->job, &states)) == NULL)
-        rc = -ENOMEM;
+        rc = bx_error_code();
     if (bxi_needs(node, 2) && (back.c0 = bxi_tensor_make(pass->grads->job, &states)) == NULL)
-        rc = -ENOMEM;
+        rc = bx_error_code();
     if (rc == 0)
         rc = back_layers(&back, node, pass);
     free(block);
@@ -406,7 +406,7 @@ static int open_values(struct bx_var *const *inputs, size_t count, struct bx_ten
             continue;
         values[i] = bxi_var_dense(inputs[i]);
         if (values[i] == NULL)
-            return -ENOMEM;
+            return bx_error_code();
     }
     return 0;
 }

@@ -15,7 +15,7 @@ static int unary_backward(struct bxi_node *node, struct bxi_pass *pass)
     struct bx_tensor *grad = bxi_grad_of(node), *to = bxi_tensor_make_like(pass->grads->job, grad);
 
     if (to == NULL)
-        return -ENOMEM;
+        return bx_error_code();
     bxi_loops(bx_tensor_dtype(grad))->unary_back(node->extra, bx_tensor_elements(grad), bx_tensor_data(node->saved[0]),
                                                  bx_tensor_data(grad), bx_tensor_data_mut(to));
     bxi_deliver(pass, node, 0, to, true);
@@ -116,7 +116,7 @@ static int deliver_sum(struct bxi_node *node, struct bxi_pass *pass, size_t inde
         bxi_deliver(pass, node, index, to, true);
     }
     bx_tensor_release(grad.grad);
-    return to == NULL ? -ENOMEM : 0;
+    return to == NULL ? bx_error_code() : 0;
 }
 
 static int binary_backward(struct bxi_node *node, struct bxi_pass *pass)
@@ -141,7 +141,7 @@ static int binary_backward(struct bxi_node *node, struct bxi_pass *pass)
 
         part.grad = bxi_tensor_make(pass->grads->job, &over);
         if (part.grad == NULL)
-            return -ENOMEM;
+            return bx_error_code();
         bxi_loops(over.dtype)->binary(BXI_MUL, &walk, bx_tensor_data(grad), bx_tensor_data(node->saved[1 - i]),
                                       bx_tensor_data_mut(part.grad));
         rc = deliver_sum(node, pass, i, part, 1);
@@ -263,7 +263,7 @@ static int sum_backward(struct bxi_node *node, struct bxi_pass *pass)
     struct bxi_walk back = sum->walk;
 
     if (to == NULL)
-        return -ENOMEM;
+        return bx_error_code();
     for (int i = 0; i < back.ndim; i++) {
         back.a[i] = sum->walk.b[i];
         back.b[i] = sum->walk.a[i];

@@ -132,7 +132,7 @@ static int set_params(struct bx_net_op *op)
         struct bx_tensor *value = bxi_var_dense(op->inputs[i + 1]);
 
         if (value == NULL)
-            return -ENOMEM;
+            return bx_error_code();
         is_new |= value != op->values[i];
         bx_tensor_release(op->values[i]);
         op->values[i] = value;
@@ -157,7 +157,7 @@ static int forward(struct bx_tape *tape, struct bx_net_op *op, struct bx_tensor 
         return rc;
     *y = bxi_tensor_make(tape->job, &(struct bxi_like){ BX_F32, 2, { like.shape[0], outputs / like.shape[0] } });
     if (*y == NULL)
-        return -ENOMEM;
+        return bx_error_code();
     op->forwards++;
     rc = bx_net_forward(op->net, bx_tensor_data(x), bx_tensor_data_mut(*y));
     if (rc < 0)
@@ -180,7 +180,7 @@ static int deliver_input(struct bxi_node *node, struct bxi_pass *pass, const str
                        "options.input_grad");
     to = bxi_tensor_make(pass->grads->job, &like);
     if (to == NULL)
-        return -ENOMEM;
+        return bx_error_code();
     memcpy(bx_tensor_data_mut(to), from, bx_tensor_bytes(to));
     bxi_deliver(pass, node, 0, to, true);
     return 0;
@@ -197,7 +197,7 @@ static int run_backward(struct bxi_node *node, struct bxi_pass *pass, struct bx_
 
         grads[i] = bxi_tensor_make(pass->grads->job, &like);
         if (grads[i] == NULL)
-            return -ENOMEM;
+            return bx_error_code();
         data[i] = bx_tensor_data_mut(grads[i]);
     }
     rc = bx_net_backward(call->op->net, bx_tensor_data(bxi_grad_of(node)), data);
@@ -250,7 +250,7 @@ struct bx_var *bx_var_net(struct bx_tape *tape, struct bx_net_op *op, struct bx_
     if (op == NULL || input->dtype != BX_F32)
         return bxi_tape_fail(tape, bx_fail(-EINVAL, "'net' needs an object of bx_net_op_create, and an input of f32"));
     x = bxi_var_dense(input);
-    rc = x == NULL ? -ENOMEM : forward(tape, op, x, &y);
+    rc = x == NULL ? bx_error_code() : forward(tape, op, x, &y);
     if (rc < 0) {
         bx_tensor_release(x);
         return bxi_tape_fail(tape, rc);

@@ -166,7 +166,7 @@ static int step_one(const struct bx_optim *optim, struct bx_job *job, struct sta
 {
     struct bx_tensor *from = bxi_var_dense(state->param), *to;
     struct bxi_like like = bxi_like(from);
-    int rc = from == NULL ? -ENOMEM : make_state(optim, state, bx_tensor_bytes(from));
+    int rc = from == NULL ? bx_error_code() : make_state(optim, state, bx_tensor_bytes(from));
 
     if (rc == 0) {
         rc = bx_tensor_create(job, like.dtype, like.ndim, like.shape, &to);

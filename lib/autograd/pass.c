@@ -111,7 +111,7 @@ void bxi_deliver(struct bxi_pass *pass, struct bxi_node *node, size_t edge, stru
         bx_tensor_release(grad);
         fresh = true;
         if (dense == NULL && pass->error == 0)
-            pass->error = -ENOMEM;
+            pass->error = bx_error_code();
     }
     rc = arrive(pass, node->edges[edge], (struct bxi_slot){ dense, fresh });
     if (pass->error == 0)
@@ -259,7 +259,7 @@ int bx_backward(struct bx_var *const *roots, struct bx_tensor *const *root_grads
     for (size_t i = 0; rc == 0 && i < count; i++) {
         struct bxi_slot slot = bxi_root_grad(&pass, roots[i], root_grads != NULL ? root_grads[i] : NULL);
 
-        rc = slot.grad == NULL ? -ENOMEM : bxi_pass_give(&pass, roots[i], slot);
+        rc = slot.grad == NULL ? bx_error_code() : bxi_pass_give(&pass, roots[i], slot);
     }
     if (rc == 0)
         rc = bxi_pass_run(&pass);

@@ -120,7 +120,7 @@ static int slice_backward(struct bxi_node *node, struct bxi_pass *pass)
     int rc;
 
     if (to == NULL)
-        return -ENOMEM;
+        return bx_error_code();
     rc = bx_tensor_slice(to, place->dim, place->start, place->end, 1, &part);
     if (rc == 0)
         rc = bx_tensor_copy_into(part, bxi_grad_of(node));
@@ -255,7 +255,7 @@ static struct bx_var *join_vars(struct bx_tape *tape, struct bx_var *const *vars
     if (rc < 0)
         return bxi_tape_fail(tape, rc);
     to = bxi_tensor_make(tape->job, &like);
-    rc = to == NULL ? -ENOMEM : copy_parts(to, vars, count, join);
+    rc = to == NULL ? bx_error_code() : copy_parts(to, vars, count, join);
     if (rc < 0) {
         bx_tensor_release(to);
         return bxi_tape_fail(tape, rc);

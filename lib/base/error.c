@@ -20,9 +20,14 @@
 
 #define LEVELS 4                    /* a call, what its wait runs, what that completes, and one to spare */
 
+struct said {
+    int code;
+    char sentence[BXI_TEXT_BYTES];          /* "" if there is none, and the code is 0 */
+};
+
 struct texts {
-    char sentence[BXI_TEXT_BYTES];
-    char kept[LEVELS][BXI_TEXT_BYTES];      /* sentences of outer levels, "" if none */
+    struct said said;
+    struct said kept[LEVELS];               /* of outer levels */
     char code[128];                         /* of bx_strerror */
     char name[32];                          /* of bx_error_name */
 };
@@ -172,7 +177,24 @@ const char *bx_error_text(void)
         return "";
     if (has_no_room)
         return strerrordesc_np(ENOMEM);
-    return texts != NULL ? texts->sentence : "";
+    return texts != NULL ? texts->said.sentence : "";
+}
+
+int bx_error_code(void)
+{
+    const struct texts *texts = find_texts();
+
+    if (bxi_error_owner != bxi_error_level)
+        return 0;
+    if (has_no_room)
+        return -ENOMEM;
+    return texts != NULL ? texts->said.code : 0;
+}
+
+static void forget(struct said *said)
+{
+    said->code = 0;
+    said->sentence[0] = '\0';
 }
 
 void bxi_clear_error(void)
@@ -183,14 +205,14 @@ void bxi_clear_error(void)
         return;
     has_no_room = false;
     if ((texts = find_texts()) != NULL)
-        texts->sentence[0] = '\0';
+        forget(&texts->said);
 }
 
 /* The sentence belongs to an outer level: saves it. */
 static void keep_sentence(struct texts *texts)
 {
     if (bxi_error_owner < LEVELS)
-        memcpy(texts->kept[bxi_error_owner], texts->sentence, sizeof texts->sentence);
+        texts->kept[bxi_error_owner] = texts->said;
     bxi_error_owner = bxi_error_level;
 }
 
@@ -202,10 +224,10 @@ void bxi_error_restore(void)
     bxi_error_owner = bxi_error_level;
     if (texts == NULL)
         return;
-    texts->sentence[0] = '\0';
+    forget(&texts->said);
     if (bxi_error_level < LEVELS) {
-        memcpy(texts->sentence, texts->kept[bxi_error_level], sizeof texts->sentence);
-        texts->kept[bxi_error_level][0] = '\0';
+        texts->said = texts->kept[bxi_error_level];
+        forget(&texts->kept[bxi_error_level]);
     }
 }
 
@@ -222,7 +244,8 @@ int bxi_fail_v(int code, const char *format, va_list args)
     vsnprintf(text, sizeof text, format, args);
     if (bxi_error_owner != bxi_error_level)
         keep_sentence(texts);
-    memcpy(texts->sentence, text, sizeof texts->sentence);
+    texts->said.code = code;
+    memcpy(texts->said.sentence, text, sizeof text);
     return code;
 }
 

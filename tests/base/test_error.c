@@ -127,13 +127,15 @@ Test(error, codes_of_applications_are_registered_from_any_thread)
         cr_expect_eq(succeeded[i], REGISTERED);
 }
 
-Test(error, text_is_that_of_the_threads_last_failure)
+Test(error, text_and_code_are_those_of_the_threads_last_failure)
 {
     cr_expect_str_eq(bx_error_text(), "");
+    cr_expect_eq(bx_error_code(), 0);
     cr_expect_eq(bx_fail(-EINVAL, "row %d of %s", 3, "pick"), -EINVAL);
     cr_expect_str_eq(bx_error_text(), "row 3 of pick");
     bx_fail(-EINVAL, "again: %s", bx_error_text());
     cr_expect_str_eq(bx_error_text(), "again: row 3 of pick");
+    cr_expect_eq(bx_error_code(), -EINVAL);
 }
 
 Test(error, text_is_cut_and_terminated_when_it_is_too_long)

@@ -65,7 +65,7 @@ static int setup(struct bx_job *job)
 
 static void is_kept(const char *after)
 {
-    if (strcmp(bx_error_text(), "of the program") != 0)
+    if (strcmp(bx_error_text(), "of the program") != 0 || bx_error_code() != -ENOENT)
         harness_failed(__FILE__, __LINE__, "after %s it is '%s'", after, bx_error_text());
 }
 

@@ -209,6 +209,7 @@ struct bx_job *sim_job_begin(int rank, int workers, void (*more)(struct bx_job *
         bx_job_destroy(job);
         sim_release_kept();
         sim_release_late();
+        sim_grads_end();
         sim_count(STOPPED_0 + rank, 1);
         sim_count(ALONE, 1);
         sim_thread_ends();

@@ -54,6 +54,8 @@ void sim_get_all_back(struct bx_job *job);
 void sim_await_objects(void);
 sim_operation sim_combine, sim_call_back, sim_call_object, sim_begin_and_await, sim_fulfil_one;    /* room_late.c */
 sim_operation sim_late_register;
+sim_operation sim_pass, sim_grads_register;              /* room_grads.c */
+void sim_grads_end(void);                               /* the job has ended */
 void *sim_complete(void *job);
 void sim_late_end(void);
 void sim_release_late(void);

@@ -2,7 +2,7 @@
 /*
  * Random programs. Each thread of each worker runs a script: operations of the other rooms, in an order that the seed
  * chooses. The truth lies beside the operations. `mix` has all of them, and two to five workers; `calls`, `death`,
- * `tensors`, `rrefs` and `late` have some of them, and two or three workers. Workers die, come back, and leave alone.
+ * `tensors`, `rrefs` and `late` have some of them, `grads` has others, and two or three workers. Workers die, come back, and leave alone.
  *
  * Truth: what each operation says. When nobody keeps anything any more, all leases return, those of the dead too, and
  * all objects of the living are destroyed.
@@ -20,6 +20,7 @@ struct mix {
     bool lends, refers, late;
     sim_operation *const *operations;
     uint32_t count;
+    sim_operation *more;                /* before the start */
 };
 
 #define OPERATIONS(name, ...) static sim_operation *const name[] = { __VA_ARGS__ }
@@ -28,6 +29,7 @@ OPERATIONS(lends, sim_lend);
 OPERATIONS(refers, sim_refer);
 OPERATIONS(lates, sim_combine, sim_call_back, sim_call_object, sim_begin_and_await, sim_begin_and_await,
            sim_fulfil_one);
+OPERATIONS(passes, sim_pass);
 OPERATIONS(all, sim_call, sim_call, sim_lend, sim_lend, sim_refer, sim_refer, sim_combine, sim_call_back,
            sim_call_object, sim_begin_and_await, sim_fulfil_one);
 #define OF(name) name, sizeof name / sizeof name[0]
@@ -83,6 +85,7 @@ static void leave_at_once(int worker, struct bx_job *job)
     if (job != NULL)
         sim_job_end(job, -1);
     sim_release_kept();
+    sim_grads_end();
 }
 
 static void end(int worker, struct bx_job *job)
@@ -112,6 +115,7 @@ static void end(int worker, struct bx_job *job)
     }
     if (mix->late)
         sim_late_end();
+    sim_grads_end();
 }
 
 static void run(int worker, const struct mix *of)
@@ -124,7 +128,7 @@ static void run(int worker, const struct mix *of)
         sim_count(SIZE, of->least + (int)sim_choose((uint32_t)(1 + of->most - of->least)));
     if (worker >= (int)sim_truth(SIZE))
         return;
-    job = sim_job_begin(worker, (int)sim_truth(SIZE), of->late ? sim_late_register : NULL);
+    job = sim_job_begin(worker, (int)sim_truth(SIZE), of->more);
     if (job == NULL || sim_truth(CLOSED) > 0) {         /* it has come back too late */
         leave_at_once(worker, job);
         return;
@@ -148,30 +152,35 @@ static void run(int worker, const struct mix *of)
 
 void sim_room_calls(int worker)
 {
-    run(worker, &(struct mix){ 2, 2, 3, 1000, 1, false, false, false, OF(calls) });
+    run(worker, &(struct mix){ 2, 2, 3, 1000, 1, false, false, false, OF(calls), NULL });
 }
 
 void sim_room_death(int worker)
 {
-    run(worker, &(struct mix){ 2, 2, 6, 1, 10, false, false, false, OF(calls) });
+    run(worker, &(struct mix){ 2, 2, 6, 1, 10, false, false, false, OF(calls), NULL });
 }
 
 void sim_room_tensors(int worker)
 {
-    run(worker, &(struct mix){ 3, 3, 5, 3, 11, true, false, false, OF(lends) });
+    run(worker, &(struct mix){ 3, 3, 5, 3, 11, true, false, false, OF(lends), NULL });
 }
 
 void sim_room_rrefs(int worker)
 {
-    run(worker, &(struct mix){ 3, 3, 4, 3, 11, false, true, false, OF(refers) });
+    run(worker, &(struct mix){ 3, 3, 4, 3, 11, false, true, false, OF(refers), NULL });
 }
 
 void sim_room_late(int worker)
 {
-    run(worker, &(struct mix){ 2, 2, 3, 4, 11, false, false, true, OF(lates) });
+    run(worker, &(struct mix){ 2, 2, 3, 4, 11, false, false, true, OF(lates), sim_late_register });
+}
+
+void sim_room_grads(int worker)
+{
+    run(worker, &(struct mix){ 3, 3, 2, 3, 11, false, false, false, OF(passes), sim_grads_register });
 }
 
 void sim_room_mix(int worker)
 {
-    run(worker, &(struct mix){ 2, 5, 6, 4, 12, true, true, true, OF(all) });
+    run(worker, &(struct mix){ 2, 5, 6, 4, 12, true, true, true, OF(all), sim_late_register });
 }

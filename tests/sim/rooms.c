@@ -21,6 +21,7 @@ const struct sim_program sim_programs[] = {
     JOB(rrefs, 3, 100000),
     JOB(death, 2, 50000),
     JOB(late, 2, 60000),
+    JOB(grads, 3, 150000),
     JOB(mix, 5, 150000),
     JOB(serve, 3, 100000),
     JOB(end, 2, 50000),

@@ -21,6 +21,7 @@ void sim_room_death(int worker);
 void sim_room_tensors(int worker);
 void sim_room_rrefs(int worker);
 void sim_room_late(int worker);
+void sim_room_grads(int worker);
 void sim_room_mix(int worker);
 void sim_room_serve(int worker);        /* room_end.c */
 void sim_room_end(int worker);

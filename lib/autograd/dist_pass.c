@@ -517,7 +517,9 @@ static int find_ranks(struct bx_context *context, struct wave *wave, struct bx_v
         rc = bx_fail(BX_E_STATE, "another backward pass of the context runs");
     search = rc == 0 ? enter_search(context, &first) : NULL;
     if (search == NULL || !first) {
-        rc = rc < 0 ? rc : search == NULL ? bx_error_code() : bx_fail(BX_E_STATE, "another backward pass of the context runs");
+        rc = rc < 0           ? rc
+             : search == NULL ? bx_error_code()
+                              : bx_fail(BX_E_STATE, "another backward pass of the context runs");
     } else {
         wave->number = ++context->passes;
         rc = discover_roots(context, wave, roots, count, &found);

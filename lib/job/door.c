@@ -171,7 +171,7 @@ static bool has_ended(const struct bxi_peer *peer)
     return poll(&process, 1, 0) == 1;
 }
 
-/* The joiner is attached here, and asks again, for it has missed the answer. */
+/* The joiner is attached here, and asks again, for it has missed the answer. Lock, under which peers are let go. */
 static bool is_attached(const struct bx_job *job, const struct bxi_boot_hello *hello)
 {
     /* [joining] acquire, as in bxi_join_waits. */
@@ -180,7 +180,7 @@ static bool is_attached(const struct bx_job *job, const struct bxi_boot_hello *h
     return bxi_join_waits(job, hello->rank) && peer->generation == hello->generation && !has_ended(peer);
 }
 
-/* 0: the rank is free. -EAGAIN: it will be in a moment. Else why not, with a sentence. */
+/* 0: the rank is free. -EAGAIN: it will be in a moment. Else why not, with a sentence. Lock. */
 static int is_free(const struct bx_job *job, int rank)
 {
     const struct bxi_peer *peer = job->rpc->peers[rank];
@@ -196,7 +196,8 @@ static int is_free(const struct bx_job *job, int rank)
     return bxi_boot_rank_taken(job, rank, peer->name, peer->pid);
 }
 
-static int may_join(const struct bx_job *job, const struct bxi_boot_hello *hello)
+/* Lock. */
+static int judge(const struct bx_job *job, const struct bxi_boot_hello *hello, bool *attached)
 {
     if (hello->rank < 0 || hello->rank >= job->world_size)
         return bx_fail(-EINVAL, "rank %d is not one of 0..%d", (int)hello->rank, job->world_size - 1);
@@ -204,7 +205,8 @@ static int may_join(const struct bx_job *job, const struct bxi_boot_hello *hello
     if (peer->name[0] != '\0' && strcmp(peer->name, hello->name) != 0)
         return bx_fail(-EINVAL, "rank %d of job '%s' has the name '%s', and a worker that takes it must have it too, "
                                 "not '%s'", (int)hello->rank, job->job_name, peer->name, hello->name);
-    if (is_attached(job, hello))
+    *attached = is_attached(job, hello);
+    if (*attached)
         return 0;                       /* also if this worker has begun to leave since: then it waits for the joiner */
     if (bxi_load_relaxed(&job->phase) != BXI_STARTED)
         return bx_fail(BX_E_SHUTDOWN, "worker '%s' (rank %d, pid %u) is leaving job '%s'", job->name, job->rank,
@@ -213,6 +215,17 @@ static int may_join(const struct bx_job *job, const struct bxi_boot_hello *hello
     if (rc == 0 && bxi_join_generation(job, hello->rank) >= BXI_GENERATION_MAX)
         return bx_fail(-EOVERFLOW, "rank %d of job '%s' was taken %d times, which is the most", (int)hello->rank,
                        job->job_name, BXI_GENERATION_MAX);
+    return rc;
+}
+
+static int may_join(struct bx_job *job, const struct bxi_boot_hello *hello, bool *attached)
+{
+    int rc;
+
+    *attached = false;
+    bxi_lock(&job->run->lock);
+    rc = judge(job, hello, attached);
+    bxi_unlock(&job->run->lock);
     return rc;
 }
 
@@ -226,15 +239,18 @@ static void welcome(struct bxi_door *door, struct connection *connection)
     };
 
     for (int rank = 0; rank < job->world_size; rank++) {
-        const struct bxi_peer *peer = job->rpc->peers[rank];
         struct bxi_boot_known *known = &reply.known[rank];
+        const struct bxi_peer *peer;
 
         known->generation = (uint32_t)bxi_join_generation(job, rank);
         known->ran = bxi_join_ran(job, rank);
+        bxi_lock(&job->run->lock);      /* under which peers are let go */
+        peer = job->rpc->peers[rank];
         /* Relaxed, both: a late answer is asked for again. */
         known->lives = rank == job->rank || (bxi_load_relaxed((bxi_a32 *)&peer->ended) == 0 &&
                                              bxi_load_relaxed(&peer->state) != BXI_PEER_LEFT && !has_ended(peer));
         memcpy(known->name, peer->name, sizeof(peer->name));
+        bxi_unlock(&job->run->lock);
     }
     bxi_boot_send(connection->fd, &(struct bxi_boot_out){ .data = &reply, .bytes = sizeof(reply) }, 0);
     BXI_STEP("rejoin.welcomed");
@@ -244,7 +260,8 @@ static void welcome(struct bxi_door *door, struct connection *connection)
 /* HELLO has come, now or before. */
 static void answer(struct bxi_door *door, struct connection *connection)
 {
-    int rc = may_join(door->job, &connection->hello);
+    bool attached;
+    int rc = may_join(door->job, &connection->hello, &attached);
 
     if (rc == -EAGAIN && !connection->asked)
         connection->until_ns = bxi_now_ns() + CONNECTION_NS;
@@ -283,9 +300,10 @@ static int attach(struct bxi_door *door, const struct connection *connection)
     /* The pid of the connection is of this pid namespace. */
     struct bxi_join join = { hello->rank, hello->generation, connection->pid, hello->name, packet->fds };
     struct bxi_peer *joiner = NULL;
+    bool attached;
 
-    int rc = may_join(job, hello);
-    if (rc == 0 && is_attached(job, hello))
+    int rc = may_join(job, hello, &attached);
+    if (attached)
         return send_table(door, connection);
     if (rc == -EAGAIN || (rc == 0 && (int)hello->generation <= bxi_join_generation(job, hello->rank)))
         return bx_fail(-EPROTO, "worker '%s' (rank %d) did not ask before it joined", hello->name, (int)hello->rank);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Random programs. Each thread of each worker runs a script: operations of the other rooms, in an order that the seed
- * chooses. The truth lies beside the operations. `mix` has all of them, and two to five workers; `calls`, `death`,
- * `tensors`, `rrefs` and `late` have some of them, `grads` has others, and two or three workers. Workers die, come back, and leave alone.
+ * chooses. The truth lies beside the operations. `mix` has those of `calls`, `tensors`, `rrefs` and `late`, and two to
+ * five workers; these, `death` and `grads` have their own, and two or three. Workers die, come back, and leave alone.
  *
  * Truth: what each operation says. When nobody keeps anything any more, all leases return, those of the dead too, and
  * all objects of the living are destroyed.

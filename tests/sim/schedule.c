@@ -470,6 +470,20 @@ void sim_hold(void)
     sim_next = sim_self->to_hold ? 1 : sim_next;
 }
 
+/* What happens to the worker at some time may happen here. */
+static void come_to_place(void)
+{
+    int worker = sim_self->worker;
+
+    sim_self->to_hold = false;
+    if (deaths[worker].at != SIM_FOREVER && sim_random() % 4 == 0)
+        die(worker);
+    else if (sim_random() % 4 == 0 && sim_stop_early(worker))
+        return;
+    sim_self->held_until = sim_schedule.points + HELD_POINTS;
+    run_another("held");
+}
+
 void sim_point_slow(uintptr_t pc)
 {
     struct sim_schedule *s = &sim_schedule;
@@ -488,16 +502,13 @@ void sim_point_slow(uintptr_t pc)
         if (s->points >= deaths[worker].at && !deaths[worker].dead)
             die(worker);
     sim_comebacks_begin(s->points);
+    if (sim_self->to_hold || (sim_is_place(pc, 0) && sim_random() % held_one_in == 0))
+        come_to_place();
     stop_at = sim_stops_begin(s->points);
     if (sim_is_stopped(sim_self->worker))
         run_another("stopped");
     if (s->points >= flush_at)
         flush_some();
-    if (sim_self->to_hold || (sim_is_place(pc, 0) && sim_random() % held_one_in == 0)) {
-        sim_self->to_hold = false;
-        sim_self->held_until = s->points + HELD_POINTS;
-        run_another("held");
-    }
     if (s->way == SIM_RANDOM && s->points >= switch_at) {
         switch_at = s->points + gap(switch_mean);
         sim_next = 1;

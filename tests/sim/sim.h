@@ -210,6 +210,7 @@ bool sim_comebacks_begin(uint64_t points);
 uint64_t sim_comeback_at(int worker);
 uint64_t sim_stops_begin(uint64_t points);
 uint64_t sim_stops_end_ns(void);
+bool sim_stop_early(int worker);
 
 /* ---- copies.c --------------------------------------------------------------------------------------- */
 

@@ -2,6 +2,13 @@
 /*
  * Who runs next, when stores leave their buffers, when time passes, and how a schedule ends.
  *
+ * Places. In half of the schedules some points of the program are places: one of 32 to 1024, which a hash of the return
+ * address and the seed tell. A fiber that comes to one, in one of 1 to 64 cases, is held: it does not run, and its
+ * stores stay in its buffer, until no other fiber can run, or for HELD_POINTS. 16 times as many loads are places behind
+ * which a fiber is held whose store waits: that is how a fence is missed. So a line that runs once in a schedule is as
+ * likely to be the one where a thread is held up as a line that runs a thousand times. A worker that is to die or to be
+ * stopped may do so there.
+ *
  * SIM_RANDOM: after a random number of points any fiber that can run continues; the seed chooses the mean. This is a
  * random walk. SIM_PRIORITIES (PCT, "probabilistic concurrency testing"): the fiber of the highest priority runs;
  * priorities are random, and at 2 to 5 random points who runs gets the lowest one. A fault that needs d such changes

@@ -242,17 +242,6 @@ static bool has_left_with_us(const struct bx_job *job, int rank)
            job->rrefs->ops->why_closed(job, rank) == BX_E_SHUTDOWN;
 }
 
-/* This worker itself holds loans of the set with tensors that they passed on: it may have lent these to them. */
-static bool holds_passed(struct bx_job *job, enum bxi_round_kind kind)
-{
-    const struct bxi_round *round = &job->rrefs->rounds[kind];
-
-    for (int rank = 0; rank < job->world_size && kind == BXI_ROUND_LEASES; rank++)
-        if (round->closed[rank] > 0 && job->rrefs->ops->holds_passed(job, rank, round->closed[rank]))
-            return true;
-    return false;
-}
-
 /* Asks all living workers; a round that nobody must answer ends at once. All that are closed are in the set: what the
  * one that has died now had passed on, one that died before may have passed on. One that has left with us is not, but
  * others may still read the tensors that it has passed on. */
@@ -273,19 +262,7 @@ static void begin_round(struct bx_job *job, enum bxi_round_kind kind, struct bxi
     for (int rank = 0; rank < job->world_size; rank++)
         if (has(round->awaited, rank))
             bxi_rref_send(job, rank, &frame, after);
-    put(round->awaited, job->rank, holds_passed(job, kind));
     if (!is_open(job, kind))
-        end_round(job, kind, after);
-}
-
-static void take_answer(struct bx_job *job, enum bxi_round_kind kind, int from, struct bxi_rref_after *after)
-{
-    struct bxi_round *round = &job->rrefs->rounds[kind];
-
-    if (!has(round->awaited, from))
-        return;
-    put(round->awaited, from, false);
-    if (is_empty(round->awaited))
         end_round(job, kind, after);
 }
 
@@ -298,8 +275,11 @@ static int answer(struct bx_job *job, int from, const struct bxi_rref_frame *fra
     round = &job->rrefs->rounds[frame->value];
     if (frame->id > round->number)
         return BX_E_CORRUPT;
-    if (frame->id == round->number && from != job->rank)
-        take_answer(job, (enum bxi_round_kind)frame->value, from, after);
+    if (frame->id < round->number || !has(round->awaited, from))
+        return 0;
+    put(round->awaited, from, false);
+    if (is_empty(round->awaited))
+        end_round(job, (enum bxi_round_kind)frame->value, after);
     return 0;
 }
 
@@ -538,8 +518,6 @@ void bxi_rref_answer_rounds(struct bx_job *job)
 
     bxi_lock(&job->run->lock);
     answer_all(job, &after);
-    if (!holds_passed(job, BXI_ROUND_LEASES))
-        take_answer(job, BXI_ROUND_LEASES, job->rank, &after);
     bxi_unlock(&job->run->lock);
     bxi_rref_do_after(job, &after);
 }

@@ -74,10 +74,9 @@
  *
  * Leases have rounds of their own (BXI_ROUND_LEASES), with the same frames. A worker that had leased tensors to the
  * dead asks, if that one ever passed tensors on; a worker answers when it has closed each of the set and holds no loan
- * of them with tensors that they passed on. The round awaits the asker too, until it holds none. A worker that dies
- * meanwhile joins the set, and one that died before is in it, for it may have passed on what it had of the dead. Then
- * the leases are taken back that wait for it: the record of what a dead worker has on loan says so itself (lend/lend.h,
- * waits_for_round). tests/model/lease.pml.
+ * of them with tensors that they passed on. A worker that dies meanwhile joins the set, and one that died before is in
+ * it, for it may have passed on what it had of the dead. Then the leases are taken back that wait for it: the record of
+ * what a dead worker has on loan says so itself (lend/lend.h, waits_for_round). tests/model/lease.pml.
  *
  * Kill steps. A worker that dies after any frame of the protocol leaves what its published frames say: an ENTER without
  * KEPT leaves an entry that the rounds drop, and a pin that the sender drops when it closes the dead; a message without

@@ -6,8 +6,7 @@
  *
  * A message is a lease of its sender, the lender. The receiver's loan lasts until its program has dropped it and all
  * that it passed on is returned; then it returns the lease, which is a word that its lender reads. A worker that has
- * the block, and gets it again, returns the second lease at once. (The code keeps both, so that a worker whose round it
- * is may hold a loan of the dead itself: then it awaits itself too.) What a dead worker had on loan is taken back when
+ * the block, and gets it again, returns the second lease at once. What a dead worker had on loan is taken back when
  * the round is over, or at once if that one never passed anything on; every lender asks for its own leases.
  *
  * Frames, steps, and what a death takes away are as in rref.pml. The set of the dead stands for the number of the
@@ -21,8 +20,8 @@
  *     lib/rref/protocol.c answer_if_closed 2031823649
  *     lib/rref/protocol.c ask 3363957945
  *     lib/rref/protocol.c end_round 1469877235
- *     lib/rref/protocol.c begin_round 2600825593
- *     lib/rref/protocol.c answer 3963941118
+ *     lib/rref/protocol.c begin_round 3802660982
+ *     lib/rref/protocol.c answer 2452681940
  *     lib/rref/protocol.c join_rounds 3572011416
  *     lib/rref/protocol.c bxi_rref_ask_for_leases 378905145
  *     lib/rpc/watch.c take_back 1307204467

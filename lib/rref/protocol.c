@@ -243,7 +243,8 @@ static bool has_left_with_us(const struct bx_job *job, int rank)
 }
 
 /* Asks all living workers; a round that nobody must answer ends at once. All that are closed are in the set: what the
- * one that has died now had passed on, one that died before may have passed on. */
+ * one that has died now had passed on, one that died before may have passed on. One that has left with us is not, but
+ * others may still read the tensors that it has passed on. */
 static void begin_round(struct bx_job *job, enum bxi_round_kind kind, struct bxi_rref_after *after)
 {
     struct bxi_round *round = &job->rrefs->rounds[kind];
@@ -255,7 +256,7 @@ static void begin_round(struct bx_job *job, enum bxi_round_kind kind, struct bxi
 
         put(round->awaited, rank, alive && rank != job->rank);
         round->closed[rank] = rank == job->rank ? 0 : bxi_rref_closed(job, rank);
-        if (!alive && (has_left_with_us(job, rank) || is_cut_off(job, rank)))
+        if (!alive && ((kind == BXI_ROUND_ENTRIES && has_left_with_us(job, rank)) || is_cut_off(job, rank)))
             round->closed[rank]--;      /* one that this worker cut off, others may never close */
     }
     for (int rank = 0; rank < job->world_size; rank++)

@@ -63,9 +63,26 @@ HARNESS_HANDLER(fetch)
     return 0;
 }
 
+static void write_over_free_memory(struct bx_job *job)
+{
+    for (int i = 0; i < 8; i++) {
+        struct bx_tensor *tensor = loans_tensor(job, BX_U8, ELEMENTS, 99);
+
+        bx_tensor_release(tensor);
+    }
+}
+
+HARNESS_HANDLER(write_over)
+{
+    (void)args;
+    write_over_free_memory(bx_request_job(request));
+    return bx_msg_put_i64(reply, 0);
+}
+
 static int setup(struct bx_job *job)
 {
-    HARNESS_REGISTER(job, HARNESS_BLOCKING("pass_on", pass_on), HARNESS_BLOCKING("fetch", fetch));
+    HARNESS_REGISTER(job, HARNESS_BLOCKING("pass_on", pass_on), HARNESS_BLOCKING("write_over", write_over),
+                     HARNESS_BLOCKING("fetch", fetch));
     return loans_setup(job);
 }
 
@@ -85,15 +102,6 @@ static void check_copied(struct bx_job *job, uint64_t passed)
 {
     HARNESS_EQ(harness_counter(job, "tensors_copied"), 0);
     HARNESS_EQ(harness_counter(job, "tensors_passed_on"), passed);
-}
-
-static void write_over_free_memory(struct bx_job *job)
-{
-    for (int i = 0; i < 8; i++) {
-        struct bx_tensor *tensor = loans_tensor(job, BX_U8, ELEMENTS, 99);
-
-        bx_tensor_release(tensor);
-    }
 }
 
 /* ---- Nobody dies ------------------------------------------------------------------------------------------ */
@@ -284,6 +292,32 @@ static void leaves_alone(struct bx_job *job)
     harness_await(HELD, 1);
     bx_job_destroy(job);
     harness_await(CHECKED, 1);
+}
+
+/* The owner is in its shutdown by then. */
+static void leaves_and_ends(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    harness_await(HELD, 1);
+    usleep(100000);
+    bx_job_destroy(job);
+}
+
+static void holder_reads_on(struct bx_job *job)
+{
+    await_gone(job, 1);
+    usleep(200000);
+    HARNESS_EQ(harness_call_i64(job, "worker0", "write_over", 0), 0);
+    HARNESS_EQ(harness_call_i64(job, "worker2", "drop", 1), 0);                /* checks it first */
+}
+
+HARNESS_TEST(passed, tensors_stay_though_the_middle_ends_in_the_shutdown_of_their_owner, 60, .size = 3, .setup = setup,
+             .body = { NULL, leaves_and_ends, holder_reads_on })
+{
+    HARNESS_EQ(harness_call(job, "worker1", "pass_on", by(job, 7, "2", ELEMENTS)), 1);
+    harness_leaves_by_itself();
+    harness_post(HELD);
+    harness_leave(job);
 }
 
 static void middle_leaves(struct bx_job *job)

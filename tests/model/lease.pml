@@ -20,7 +20,7 @@
  *     lib/rref/protocol.c answer_if_closed 2031823649
  *     lib/rref/protocol.c ask 3363957945
  *     lib/rref/protocol.c end_round 1469877235
- *     lib/rref/protocol.c begin_round 2397056623
+ *     lib/rref/protocol.c begin_round 3802660982
  *     lib/rref/protocol.c answer 2452681940
  *     lib/rref/protocol.c join_rounds 3572011416
  *     lib/rref/protocol.c bxi_rref_ask_for_leases 378905145

@@ -62,6 +62,17 @@ uint64_t sim_stopped_ns(void)
     return stopped_ns;
 }
 
+/* One that the worker has before it begins now. False: it has none. */
+bool sim_stop_early(int worker)
+{
+    for (struct stop *stop = stops; stop <= stops + STOPS_MOST; stop++)
+        if (stop->at != SIM_FOREVER && stop->worker == worker) {
+            stop->at = 0;
+            return true;
+        }
+    return false;
+}
+
 /* Begins the stops whose point has come. The next such point. */
 uint64_t sim_stops_begin(uint64_t points)
 {

@@ -336,6 +336,8 @@ uint64_t sim_load(const volatile void *address, unsigned bytes, int order, uintp
         if (overlaps(store, key, bytes))
             sim_flush(sim_self);
     }
+    if (sim_self->buffered > 0 && sim_is_place(pc, 4))
+        sim_hold();
     sim_clock_join(acquires(order) ? &sim_self->clock : &sim_self->acquired, released_at(cell_of(key), key));
     return read_memory(address, bytes);
 }
@@ -405,7 +407,6 @@ static void begin_change(uint64_t key, unsigned bytes, int order)
             first = i + 1;
     while (first-- > 0)
         leave_buffer(sim_self, 0);
-    show_others(key, bytes, true);
 }
 
 /* Its store, which goes on with what was released there. */
@@ -436,6 +437,7 @@ uint64_t sim_rmw(volatile void *address, unsigned bytes, enum sim_change change,
     key = sim_key(address);
     sim_point("change", key, pc);
     begin_change(key, bytes, order);
+    show_others(key, bytes, true);
     note_range(key, bytes, ATOMIC | WRITE, pc);
     sim_clock_join(acquires(order) ? &sim_self->clock : &sim_self->acquired, released_at(cell_of(key), key));
     was = read_memory(address, bytes);
@@ -453,6 +455,9 @@ bool sim_cas(volatile void *address, unsigned bytes, uint64_t *expected, uint64_
         key = sim_key(address);
         sim_point("compare and swap", key, pc);
         begin_change(key, bytes, order);
+        /* One that fails is a load: it may read what is older. */
+        if (!sim_schedule.weak || read_memory(address, bytes) == *expected || sim_random() % 2 == 0)
+            show_others(key, bytes, true);
     }
     was = read_memory(address, bytes);
     same = was == *expected;

@@ -537,6 +537,6 @@ void sim_room_job_quiet(uint64_t ns)
     if (ns > 900000000 && sim_truth(UNDER_WAY) > 0 && strcmp(sim_refused_function(), "fallocate") != 0 &&
         !sim_any_is_dead())
         sim_fail("nobody can run for %.3f s, and something is under way", (double)ns / 1e9);
-    if (ns > 0 && (int64_t)sim_truth(OWED) > 0 && !sim_any_is_dead())
+    if (ns > SIM_NAP_NS && (int64_t)sim_truth(OWED) > 0 && !sim_any_is_dead())
         sim_fail("nobody can run for %.3f s, and an answer that a thread waits for is under way", (double)ns / 1e9);
 }

@@ -388,6 +388,13 @@ static void begin(void)
         sim_fail("no background thread");
 }
 
+static void *interrupt(void *unused)
+{
+    (void)unused;
+    bxi_run_interrupt(&run, true);
+    return NULL;
+}
+
 static bool owes_nothing(void *unused)
 {
     (void)unused;
@@ -396,7 +403,7 @@ static bool owes_nothing(void *unused)
 
 void sim_room_role(int worker)
 {
-    int fibers[THREADS], peer;
+    int fibers[THREADS], peer, other = -1;
 
     (void)worker;
     begin();
@@ -406,6 +413,9 @@ void sim_room_role(int worker)
     use_it(wait_for_ever, false, fibers);
     sim_count(OWED, THREADS);
     if (sim_choose(2) == 0) {
+        if (sim_choose(2) == 0)
+            other = sim_spawn("interrupter", interrupt, NULL);
+        bxi_run_interrupt(&run, false);
         bxi_run_interrupt(&run, true);
     } else {
         sim_count(STOPPED, 1);
@@ -413,6 +423,8 @@ void sim_room_role(int worker)
     }
     for (int i = 0; i < THREADS; i++)
         sim_join(fibers[i]);
+    if (other >= 0)
+        sim_join(other);
     if (sim_truth(STOPPED) == 0)
         bxi_waits_stop(&run);
     bxi_progress_stop(&run);
@@ -429,7 +441,7 @@ void sim_room_role(int worker)
 
 void sim_room_role_quiet(uint64_t ns)
 {
-    if (ns > 0 && sim_truth(OWED) + sim_truth(DUE) > 0)
+    if (ns > SIM_NAP_NS && sim_truth(OWED) + sim_truth(DUE) > 0)
         sim_fail("nobody can run for %.3f s, and something is %s", (double)ns / 1e9,
                  sim_truth(DUE) > 0 ? "not announced" : "published");
 }

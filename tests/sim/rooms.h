@@ -10,6 +10,8 @@
 
 #include <errno.h>
 
+#define SIM_NAP_NS 50000       /* of shm/backoff.h: for a thread that is held */
+
 void sim_room_ring(int worker);         /* room_ring.c */
 void sim_room_bell(int worker);
 void sim_room_role(int worker);         /* room_role.c */

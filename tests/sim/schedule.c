@@ -2,6 +2,13 @@
 /*
  * Who runs next, when stores leave their buffers, when time passes, and how a schedule ends.
  *
+ * Places. In half of the schedules some points of the program are places: one of 32 to 1024, which a hash of the return
+ * address and the seed tell. A fiber that comes to one, in one of 1 to 64 cases, is held: it does not run, and its
+ * stores stay in its buffer, until no other fiber can run, or for HELD_POINTS. 16 times as many loads are places behind
+ * which a fiber is held whose store waits: that is how a fence is missed. So a line that runs once in a schedule is as
+ * likely to be the one where a thread is held up as a line that runs a thousand times. A worker that is to die or to be
+ * stopped may do so there.
+ *
  * SIM_RANDOM: after a random number of points any fiber that can run continues; the seed chooses the mean. This is a
  * random walk. SIM_PRIORITIES (PCT, "probabilistic concurrency testing"): the fiber of the highest priority runs;
  * priorities are random, and at 2 to 5 random points who runs gets the lowest one. A fault that needs d such changes
@@ -17,6 +24,7 @@
 #include <string.h>
 
 #define SPIN_POINTS 20000
+#define HELD_POINTS 20000      /* at most; a fiber may spin for one that is held */
 #define POINTS_MOST 20000000u
 #define CHANGES_MOST 5
 #define PATH_MOST 4096
@@ -27,7 +35,7 @@ int64_t sim_next;
 
 static const struct sim_program *program;
 static uint64_t random_state, switch_at, flush_at, switched_at, change_at[CHANGES_MOST];
-static uint32_t switch_mean, flush_mean, lowest, changes;
+static uint32_t switch_mean, flush_mean, lowest, changes, held_one_in;
 
 static struct {
     uint32_t preemptions_most, preemptions, depth, length;
@@ -159,13 +167,16 @@ static bool can_run(struct sim_fiber *fiber)
     return fiber->can_now || fiber->until_ns <= sim_schedule.now_ns;
 }
 
+/* Those that are held only if no other can. */
 static int who_can(struct sim_fiber **can, const struct sim_fiber *but)
 {
     int count = 0;
 
-    for (int i = 0; i < sim_fiber_count; i++)
-        if (&sim_fibers[i] != but && can_run(&sim_fibers[i]))
-            can[count++] = &sim_fibers[i];
+    for (int held = 0; held < 2 && count == 0; held++)
+        for (int i = 0; i < sim_fiber_count; i++)
+            if (&sim_fibers[i] != but && (sim_fibers[i].held_until > sim_schedule.points) == held &&
+                can_run(&sim_fibers[i]))
+                can[count++] = &sim_fibers[i];
     return count;
 }
 
@@ -177,6 +188,7 @@ static void run(struct sim_fiber *fiber, const char *why)
             sim_note("-> %s (%s)", fiber->name, why);
     }
     fiber->state = SIM_RUNS;
+    fiber->held_until = 0;
     sim_switch(fiber);
 }
 
@@ -301,6 +313,7 @@ static bool has_ended(void *argument)
 
 void sim_join(int fiber)
 {
+    sim_point("join", 0, (uintptr_t)__builtin_return_address(0));
     sim_block("joins", has_ended, &sim_fibers[fiber], SIM_FOREVER);
     sim_clock_join(&sim_self->clock, &sim_fibers[fiber].clock);
 }
@@ -417,13 +430,16 @@ static void flush_some(void)
 {
     struct sim_fiber *with[SIM_FIBERS];
     uint32_t count = 0;
+    bool any = false;
 
-    for (int i = 0; i < sim_fiber_count; i++)
-        if (sim_fibers[i].buffered > 0)
+    for (int i = 0; i < sim_fiber_count; i++) {
+        any |= sim_fibers[i].buffered > 0;
+        if (sim_fibers[i].buffered > 0 && sim_fibers[i].held_until <= sim_schedule.points)
             with[count++] = &sim_fibers[i];
+    }
     if (count > 0)
         sim_flush_one(with[sim_choose(count)]);
-    flush_at = count > 0 ? sim_schedule.points + gap(flush_mean) : SIM_FOREVER;
+    flush_at = any ? sim_schedule.points + gap(flush_mean) : SIM_FOREVER;
 }
 
 static void point_of_all(void)
@@ -454,7 +470,28 @@ static void point_of_all(void)
     point_of_all();
 }
 
-void sim_point_slow(void)
+/* This fiber has read while its store waits: what if others do not see that for long? */
+void sim_hold(void)
+{
+    sim_self->to_hold = sim_random() % held_one_in == 0;
+    sim_next = sim_self->to_hold ? 1 : sim_next;
+}
+
+/* What happens to the worker at some time may happen here. */
+static void come_to_place(void)
+{
+    int worker = sim_self->worker;
+
+    sim_self->to_hold = false;
+    if (deaths[worker].at != SIM_FOREVER && sim_random() % 4 == 0)
+        die(worker);
+    else if (sim_random() % 4 == 0 && sim_stop_early(worker))
+        return;
+    sim_self->held_until = sim_schedule.points + HELD_POINTS;
+    run_another("held");
+}
+
+void sim_point_slow(uintptr_t pc)
 {
     struct sim_schedule *s = &sim_schedule;
     struct sim_fiber *can[SIM_FIBERS];
@@ -472,6 +509,8 @@ void sim_point_slow(void)
         if (s->points >= deaths[worker].at && !deaths[worker].dead)
             die(worker);
     sim_comebacks_begin(s->points);
+    if (sim_self->to_hold || (sim_is_place(pc, 0) && sim_random() % held_one_in == 0))
+        come_to_place();
     stop_at = sim_stops_begin(s->points);
     if (sim_is_stopped(sim_self->worker))
         run_another("stopped");
@@ -544,7 +583,7 @@ void sim_start_again(int worker)
 static void draw(uint64_t seed)
 {
     struct sim_schedule *s = &sim_schedule;
-    static const uint32_t switch_means[] = { 2, 8, 32, 128, 1024 }, flush_means[] = { 1, 8, 64, 1024 };
+    static const uint32_t switch_means[] = { 2, 8, 32, 128, 1024 }, flush_means[] = { 1, 8, 64, 1024, 16384 };
 
     random_state = seed * 0xd1342543de82ef95 + 1;
     if (s->way != SIM_ALL)
@@ -553,10 +592,13 @@ static void draw(uint64_t seed)
     s->tick_ns = sim_random() % 2 == 0 ? 20 : 3000;
     s->disturbed = s->way != SIM_ALL && sim_random() % 4 == 0;
     switch_mean = switch_means[sim_random() % 5];
-    flush_mean = flush_means[sim_random() % 4];
+    flush_mean = flush_means[sim_random() % 5];
     changes = 2 + (uint32_t)(sim_random() % (CHANGES_MOST - 1));
     for (uint32_t i = 0; i < changes; i++)
         change_at[i] = sim_random() % program->points;
+    s->places = s->way == SIM_ALL || sim_random() % 2 == 0 ? 0 : UINT32_C(1) << (27 - sim_random() % 6);
+    s->place_factor = (uint32_t)sim_random() | 1;
+    held_one_in = UINT32_C(1) << (sim_random() % 7);
 }
 
 void sim_run(const struct sim_program *const *copies, uint64_t seed)

@@ -100,7 +100,7 @@ struct sim_store {                          /* in a store buffer */
     bool release, fenced, change, total;    /* a release fence came behind it; a read-modify-write's; seq_cst */
     struct sim_clock clock;                 /* what a reader that acquires it is ordered behind */
 };
-#define SIM_BUFFERED 12
+#define SIM_BUFFERED 24
 
 struct sim_fiber {
     const char *name;
@@ -119,6 +119,8 @@ struct sim_fiber {
     bool signalled;                         /* of a futex or a condition variable, at: */
     const void *waits_on;
     uint32_t priority;
+    uint64_t held_until;                    /* points: others run first */
+    bool to_hold;                           /* at its next point */
     void *own[48];                          /* pthread_getspecific */
     struct sim_clock clock, released, acquired;     /* acquired: by relaxed loads, for a fence */
     int buffered;
@@ -144,6 +146,7 @@ struct sim_schedule {
     uint32_t tick_ns;                       /* by how much a read of the clock moves it */
     bool disturbed;                         /* sleeps may end without cause, or with EINTR */
     bool weak;                              /* stores may leave the buffer in another order */
+    uint32_t places, place_factor;          /* how many of 2^32 are places; which */
     bool over, found, trace;
     char finding[1024];
 };
@@ -152,13 +155,20 @@ extern int64_t sim_next;                    /* points to go until something is c
 void sim_run(const struct sim_program *const *copies, uint64_t seed);
 bool sim_next_of_all(void);                 /* SIM_ALL: prepares the next path; false: there is none */
 void sim_choose_all(uint32_t preemptions);
-void sim_point_slow(void);
+void sim_point_slow(uintptr_t pc);
+void sim_hold(void);
 void sim_stored(void);                          /* a store has entered a buffer: chooses when it leaves */
 void sim_trace_point(const char *what, uint64_t key, uintptr_t pc);
 uint64_t sim_random(void);
 bool sim_disturbs(void);                        /* now and then, in some schedules */
 uint64_t sim_paths(void);
 void sim_start_again(int worker);
+
+/* A place is where this schedule holds fibers up: some of the program's points, in all of their executions. */
+static inline bool sim_is_place(uintptr_t pc, uint32_t shift)
+{
+    return (uint32_t)pc * sim_schedule.place_factor < sim_schedule.places << shift;
+}
 
 /* Before each access: `what` for the trace. */
 static inline void sim_point(const char *what, uint64_t key, uintptr_t pc)
@@ -169,8 +179,8 @@ static inline void sim_point(const char *what, uint64_t key, uintptr_t pc)
     s->hash = (s->hash ^ (pc + (uint64_t)sim_self->number * 0x9e3779b9)) * 0x100000001b3;
     if (__builtin_expect(s->trace, 0))
         sim_trace_point(what, key, pc);
-    if (__builtin_expect(--sim_next <= 0, 0))
-        sim_point_slow();
+    if (__builtin_expect((--sim_next <= 0) | sim_is_place(pc, 0), 0))
+        sim_point_slow(pc);
 }
 
 /* ---- memory.c --------------------------------------------------------------------------------------- */
@@ -200,6 +210,7 @@ bool sim_comebacks_begin(uint64_t points);
 uint64_t sim_comeback_at(int worker);
 uint64_t sim_stops_begin(uint64_t points);
 uint64_t sim_stops_end_ns(void);
+bool sim_stop_early(int worker);
 
 /* ---- copies.c --------------------------------------------------------------------------------------- */
 

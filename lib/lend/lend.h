@@ -236,12 +236,14 @@ struct bxi_returns {
     const bxi_a64 *want;            /* not 0: the owner waits for leases; ring its bell */
 };
 
-/* The arena of a third worker, which a loan's tensors lie in; or a storage of this worker's own arena. */
+/* The arena of a third worker, which a loan's tensors lie in; a storage of this worker's own arena; or an older loan of
+ * the same memory that this worker has lent on: if that borrower dies, the lease to it is taken back, but the owner must
+ * not have the memory back before this loan ends. */
 struct bxi_passed {
     struct bxi_passed *next;
     struct bxi_arena_view *view;
     uint32_t owner;                 /* as in the record */
-    struct bxi_storage *storage;    /* one reference; NULL: it is a third worker's */
+    struct bxi_storage *storage;    /* one reference; NULL: it is a third worker's, and was not lent on */
 };
 
 /* One message's tensors on loan. */
@@ -348,6 +350,9 @@ static inline uint64_t bxi_storage_offset(const struct bx_job *job, const struct
 /* The storage of the own arena in which the offset lies, if that lease to the peer holds it, with a reference; or NULL.
  * Without run->lock. */
 struct bxi_storage *bxi_grants_find(struct bx_job *job, struct bxi_lend_peer *peer, uint32_t slot, uint64_t offset);
+/* A loan of this worker with a tensor in which the address lies, if a lease to anybody holds it, with a reference; or
+ * NULL. Without run->lock. */
+struct bxi_storage *bxi_grants_find_loan(struct bx_job *job, const unsigned char *at);
 void bxi_grants_want(struct bx_job *job);       /* before a wait for leases; after it, unwant */
 void bxi_grants_unwant(struct bx_job *job);
 /* Ends the leases whose frames end at or before through_pos: the peer refused those frames unread. */

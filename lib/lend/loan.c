@@ -295,6 +295,19 @@ static int64_t parse_head(struct bxi_loan *loan, uint32_t index, const unsigned 
     return rc < 0 ? rc : (int64_t)(sizeof head + (named ? sizeof ref : 0));
 }
 
+/* Has the loan hold an older one of the same memory that this worker has lent on. 0, -ENOMEM. */
+static int hold_older(struct bxi_loan *loan, const unsigned char *at, uint32_t owner)
+{
+    struct bx_job *job = loan->returns->job;
+    struct bxi_storage *older = bxi_grants_find_loan(job, at);
+
+    if (older != NULL && loan->passed != NULL && loan->passed->storage == older) {      /* as the tensor before it */
+        bxi_storage_release(older);
+        older = NULL;
+    }
+    return older == NULL || hold_view(loan, bxi_owner_of(job, owner)->arena, owner, older) != NULL ? 0 : -ENOMEM;
+}
+
 /* Parses one record of at most `left` bytes. Its length, or errors as parse_head. */
 static int64_t parse_tensor(struct bxi_loan *loan, uint32_t index, const unsigned char *at, uint64_t left)
 {
@@ -303,6 +316,7 @@ static int64_t parse_tensor(struct bxi_loan *loan, uint32_t index, const unsigne
     int64_t shape[BX_DIMS_MAX], strides[BX_DIMS_MAX], used;
     uint64_t row, extent, room = 0;
     bool strided;
+    int rc;
 
     if (left < sizeof head)
         return BX_E_CORRUPT;
@@ -328,6 +342,9 @@ static int64_t parse_tensor(struct bxi_loan *loan, uint32_t index, const unsigne
     tensor->read_only = true;
     tensor->device = (struct bx_device){ (enum bx_device_kind)head.device, 0 };
     tensor->storage = &loan->storage;
+    if ((head.flags & BXI_PASSED) && (int)(head.owner & 0xff) != loan->returns->job->rank &&
+        (rc = hold_older(loan, tensor->data, head.owner)) < 0)
+        return rc;
     return used + (int64_t)(row * (1 + strided));
 }
 

@@ -250,6 +250,24 @@ Test(passed, tensors_stay_until_the_last_holder_drops_them_though_the_middle_die
                                          .dies = 1u << 1, .options = { .no_spin = true } });
 }
 
+/* worker1 reads what worker2 sent back to it, when its lease to worker2 is taken back. */
+static void lender_is_the_holder(struct bx_job *job)
+{
+    HARNESS_EQ(harness_call(job, "worker1", "pass_on", by(job, 7, "21", ELEMENTS)), 1);
+    loans_signal(2, SIGKILL);
+    await_gone(job, 2);
+    HARNESS_EQ(bx_loans_wait(job, 1, 0, 200 * HARNESS_MS), BX_E_TIMEOUT);
+    write_over_free_memory(job);
+    HARNESS_EQ(harness_call_i64(job, "worker1", "drop", 1), 0);
+    loans_come_back(job, -1);
+}
+
+Test(passed, tensors_stay_until_their_lender_drops_what_the_dead_sent_back)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 2,
+                                         .body = { lender_is_the_holder, harness_serve } });
+}
+
 static void middles_die(struct bx_job *job, int first, int second)
 {
     HARNESS_EQ(harness_call(job, "worker1", "pass_on", by(job, 7, "23", ELEMENTS)), 1);

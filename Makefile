@@ -457,11 +457,11 @@ sim: deps
 	@$(BUILD)/sim/tests/sim $(or $(SIM_ARGS),--seconds $(SIM_S))
 	@$(if $(SIM_ARGS),,$(BUILD)/sim/tests/sim --fail all --seconds $(SIM_FAIL_S))
 
-# Whether an arena grows for ever: an hour at a low duty, beside other work.
+# Whether something grows for ever, or a payload changes: an hour, beside other work.
 SOAK_S ?= 3600
 soak: deps
-	@$(MAKE) --no-print-directory $(B)/tests/prog_soak
-	nice -n 19 $(B)/tests/prog_soak $(SOAK_S)
+	@$(MAKE) --no-print-directory all $(B)/tests/prog_soak
+	@$(TEST_ENV) nice -n 19 tests/prog/soak.sh $(SOAK_S)
 
 # The driver of the tests can refuse more than it does by default.
 switches: deps-unit
@@ -661,7 +661,8 @@ help:
 #? make stress          ring and doorbell under load, without Criterion
 #? make sim             the engine in a simulator: schedules that a seed chooses, for SIM_S=300 seconds, and calls that
 #?                      fail, for SIM_FAIL_S=60; prints the seeds. tests/sim/README.md
-#? make soak            tensors of all sizes between four workers for SOAK_S=3600 seconds: does an arena leak?
+#? make soak            all demos, and tensors of all sizes between four workers, for SOAK_S=3600 seconds: do memory,
+#?                      descriptors, arenas or /dev/shm grow, does a payload change?
 #? make mutants         puts faults into FILES (those that differ from SINCE, HEAD): do the tests notice? KEPT=all
 #?                      those of tests/mutants/*.mut; see tests/mutants/README.md
 #? make coverage        the lines and branches of lib/ and shm/ that the unit tests run, a line a file (gcov)

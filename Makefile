@@ -375,7 +375,7 @@ FUZZER := $(filter -fsanitize=fuzzer-no-link,$(CFLAGS))
 $(O)/tests/fuzz/%.o: FLAGS_OWN := $(if $(FUZZER),,-DFUZZ_REPLAY)
 $(B)/tests/fuzz: $(call objects,$(fuzz_SRCS)) $(STATIC_LIB)
 	$(call say,LINK,$@)
-	$(link) $(NO_LTO) $(FUZZER:%-no-link=%) $(LIBS)
+	$(link) $(NO_LTO) $(FUZZER:%-no-link=%) -Wl,--wrap=nanosleep $(LIBS)
 
 $(call objects,$(SIM_SRCS)): FLAGS_EXACT := -fno-sanitize=thread -O2
 

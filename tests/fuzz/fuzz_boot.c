@@ -56,17 +56,26 @@ static void make(void)
     closed_socket = pair[0];
 }
 
-/* A packet: its kind, how its head is wrong, how many descriptors come, of which worker; then what the input has. */
+/* A packet: its kind, how its head is wrong, how many descriptors come, of which worker, its bytes behind the head (0:
+ * as many as one of its kind has); then these. */
 static void take_input(struct fuzz_input *input, struct bxi_boot_packet *packet)
 {
+    static const size_t sizes[BXI_BOOT_NOTE + 2] = {
+        [BXI_BOOT_HELLO] = sizeof packet->as.hello - sizeof packet->as.head,
+        [BXI_BOOT_WELCOME] = sizeof packet->as.welcome - sizeof packet->as.head,
+        [BXI_BOOT_JOIN] = sizeof packet->as.hello - sizeof packet->as.head,
+        [BXI_BOOT_FAIL] = sizeof packet->as.fail - sizeof packet->as.head,
+        [BXI_BOOT_NOTE] = sizeof packet->as.note - sizeof packet->as.head,
+    };
     struct { uint8_t kind, wrong, fds, of; uint16_t bytes; } how;
 
     fuzz_take(input, &how, sizeof how);
     memset(packet, 0, sizeof *packet);
     packet->as.head = bxi_boot_head(how.kind % (BXI_BOOT_NOTE + 2));
-    packet->bytes = sizeof packet->as.head +
-        fuzz_take(input, (char *)&packet->as + sizeof packet->as.head,
-                  bxi_least(how.bytes, sizeof packet->as - sizeof packet->as.head));
+    size_t bytes = how.bytes != 0 ? bxi_least(how.bytes, sizeof packet->as - sizeof packet->as.head)
+                                  : sizes[packet->as.head.kind];
+    fuzz_take(input, (char *)&packet->as + sizeof packet->as.head, bytes);
+    packet->bytes = sizeof packet->as.head + bytes;
     switch (how.wrong) {
     case 1: packet->as.head.magic++; break;
     case 2: packet->as.head.protocol++; break;

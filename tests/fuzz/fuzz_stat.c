@@ -48,6 +48,15 @@ int stat_jobs_find(struct stat_jobs *jobs, const char *select)
     return rc;
 }
 
+/* What shmstat lets pass between two looks. */
+int __wrap_nanosleep(const struct timespec *time, struct timespec *left);
+
+int __wrap_nanosleep(const struct timespec *time, struct timespec *left)
+{
+    (void)time, (void)left;
+    return 0;
+}
+
 static void make(void)
 {
     fuzz_frame((struct fuzz_input){ NULL, 0 });             /* a call, and what it leaves */
@@ -95,7 +104,7 @@ void fuzz_stat(struct fuzz_input input)
         count++;
     }
     commands[how % 8](&(struct stat_options){ .json = (how & 8) != 0, .prometheus = (how & 24) == 16,
-                                              .top = { .once = true, .view = how & 8 ? "rings" : "calls" } });
+                                              .top = { .once = true, .interval_s = 1e-6, .view = how & 8 ? "rings" : "calls" } });
     while (count-- > 0)
         FUZZ_CHECK(pwrite(image[changes[count].which], &changes[count].was, 8, changes[count].at) == 8);
 }

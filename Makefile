@@ -473,13 +473,14 @@ FUZZ_CC ?= $(or $(firstword $(shell command -v clang-19 clang)),clang)
 fuzz: deps
 	@$(MAKE) --no-print-directory CONFIG=asan CC='$(FUZZ_CC)' BUILD='$(BUILD)/clang' CFLAGS=-fsanitize=fuzzer-no-link \
 		$(BUILD)/clang/asan/tests/fuzz
-	@for target in $(FUZZ); do mkdir -p $(BUILD)/fuzz/$$target && echo "== $$target" && BX_FUZZ=$$target \
+	@for target in $(FUZZ); do mkdir -p $(BUILD)/fuzz/$$target && echo "== $$target" && \
+		ASAN_OPTIONS=quarantine_size_mb=1:thread_local_quarantine_size_kb=64 BX_FUZZ=$$target \
 		$(BUILD)/clang/asan/tests/fuzz -max_total_time=$(FUZZ_S) -max_len=4096 -detect_leaks=0 -print_final_stats=1 \
 		-artifact_prefix=$(BUILD)/fuzz/$$target- $(BUILD)/fuzz/$$target tests/fuzz/corpus/$$target || exit 1; done
 
 fuzz-replay: deps
 	@$(MAKE) --no-print-directory $(B)/tests/fuzz
-	@$(TEST_ENV) tests/run_scripts.sh tests/fuzz/replay.sh
+	@$(TEST_ENV) tests/run_scripts.sh $(B)/tests/fuzz
 
 # Whether something grows for ever, or a payload changes: an hour, beside other work.
 SOAK_S ?= 3600
@@ -685,6 +686,9 @@ help:
 #? make stress          ring and doorbell under load, without Criterion
 #? make sim             the engine in a simulator: schedules that a seed chooses, for SIM_S=300 seconds, and calls that
 #?                      fail, for SIM_FAIL_S=60; prints the seeds. tests/sim/README.md
+#? make fuzz            fuzzes what reads other workers' memory, with libFuzzer (clang): FUZZ='boot frame lease stat', each
+#?                      for FUZZ_S=600 seconds; tests/fuzz/fuzz.c
+#? make fuzz-replay     the corpus of these once, without clang
 #? make soak            all demos, and tensors of all sizes between four workers, for SOAK_S=3600 seconds: do memory,
 #?                      descriptors, arenas or /dev/shm grow, does a payload change?
 #? make mutants         puts faults into FILES (those that differ from SINCE, HEAD): do the tests notice? KEPT=all

@@ -7,12 +7,13 @@
  *     lease   fuzz_frame.c    lease heads, tensors in them, and lease words
  *     stat    fuzz_stat.c     what shmstat reads of two segments
  *
- * `make fuzz` links them with libFuzzer: BX_FUZZ names the target. Without libFuzzer (FUZZ_REPLAY) the program runs
- * the files of corpus/TARGET/ in the directories that it is given: CI does that, with gcc's sanitizers.
+ * `make fuzz` links them with libFuzzer: BX_FUZZ names the target. `make fuzz-replay` links them without it
+ * (FUZZ_REPLAY), and runs the inputs in CORPUS once, from the project's root: CI does that, with gcc's sanitizers.
  */
 #include "fuzz.h"
 
 #include <dirent.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,6 +24,7 @@ static const struct target {
     const char *name;
     void (*run)(struct fuzz_input input);
 } targets[] = { { "boot", fuzz_boot }, { "frame", fuzz_frame }, { "lease", fuzz_lease }, { "stat", fuzz_stat } };
+#define CORPUS "tests/fuzz/corpus"
 #define TARGETS (sizeof targets / sizeof targets[0])
 
 struct bx_job *fuzz_job[2];
@@ -79,6 +81,8 @@ void fuzz_pair_end(void)
     }
 }
 
+#ifndef FUZZ_REPLAY
+
 static const struct target *find(const char *name)
 {
     for (size_t i = 0; name != NULL && i < TARGETS; i++)
@@ -86,8 +90,6 @@ static const struct target *find(const char *name)
             return &targets[i];
     return NULL;
 }
-
-#ifndef FUZZ_REPLAY
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
 
@@ -120,26 +122,26 @@ static void replay(const struct target *target, const char *path)
     free(data);
 }
 
-int main(int argc, char **argv)
+int main(void)
 {
-    for (size_t i = 0; argc == 2 && i < TARGETS; i++) {
-        char path[4096];
+    for (size_t i = 0; i < TARGETS; i++) {
+        char path[PATH_MAX];
         int count = 0;
 
-        snprintf(path, sizeof path, "%s/%s", argv[1], targets[i].name);
+        snprintf(path, sizeof path, CORPUS "/%s", targets[i].name);
         DIR *directory = opendir(path);
         FUZZ_CHECK(directory != NULL);
         for (struct dirent *entry; (entry = readdir(directory)) != NULL;) {
             if (entry->d_name[0] == '.')
                 continue;
-            snprintf(path, sizeof path, "%s/%s/%s", argv[1], targets[i].name, entry->d_name);
+            snprintf(path, sizeof path, CORPUS "/%s/%s", targets[i].name, entry->d_name);
             replay(&targets[i], path);
             count++;
         }
         closedir(directory);
-        printf("ok %s: %d inputs\n", targets[i].name, count);
+        fprintf(stderr, "ok fuzz corpus of %s: %d inputs\n", targets[i].name, count);
     }
-    return argc == 2 ? 0 : 2;
+    return 0;
 }
 
 #endif

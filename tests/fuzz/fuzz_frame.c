@@ -81,6 +81,8 @@ int fuzz_register(struct bx_job *job)
 /* ---- A run ------------------------------------------------------------------------------------------- */
 
 static struct bxi_arena_view *view;         /* of worker 1's arena, kept while it is closed */
+static struct bxi_pair right_pair;          /* of worker 1's words, as they are when they are right */
+static struct bxi_function right_functions[4];
 
 static struct run {
     const struct bxi_role *role;
@@ -101,6 +103,8 @@ static void begin_pair(void)
     FUZZ_CHECK(bx_rpc_oneway(fuzz_job[1], "worker0", "touch", args, NULL) == 0);
     bx_msg_destroy(args);
     bx_progress(fuzz_job[0]);
+    right_pair = fuzz_job[1]->control->pair[0];
+    memcpy(right_functions, fuzz_job[1]->control->function, sizeof right_functions);
     view = bxi_arena_view_acquire(fuzz_job[0]->lend->peers[1]->arena);
     bx_tensor_create(fuzz_job[0], BX_U8, 1, (int64_t[]){ 64 }, &run.lent);
 }
@@ -182,10 +186,23 @@ static void put(const void *record, size_t bytes)
     bxi_ring_commit(&run.out->out, bytes);
 }
 
+/* Takes back what set_word wrote. */
+static void right_words(void)
+{
+    struct bxi_control *control = fuzz_job[1]->control;
+
+    control->pair[0] = right_pair;
+    memcpy(control->function, right_functions, sizeof right_functions);
+    bxi_store_relaxed(&control->header.function_count, 3);
+    bxi_store_relaxed(&control->header.state, BXI_RUNNING);
+    bxi_store_relaxed(&control->header.armed, 0);
+    bxi_store_relaxed(&control->header.ending, 0);
+    run.in->refused_seen = 0;
+}
+
 /* Worker 1 was closed, and what was closed with it is gone: opens it again. A new job takes a hundred times as long. */
 static void open_again(void)
 {
-    bxi_store_relaxed(&fuzz_job[1]->control->header.state, BXI_RUNNING);
     bxi_store_relaxed(&fuzz_job[0]->rpc->leavers, 0);
     bxi_store_relaxed(&fuzz_job[0]->rpc->lost, 0);
     run.in->lend->arena = bxi_arena_view_acquire(view);
@@ -223,6 +240,7 @@ static void end(int rc)
     bool stays = !bx_future_is_done(run.call) || run.in->serving != 0 || run.in->serving_oneways != 0 ||
                  job->rrefs->count != 0 || job->rrefs->pending != 0;
     bx_future_release(run.call);
+    right_words();
     if (stays)
         end_pair();
     else if (closed)

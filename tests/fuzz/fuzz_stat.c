@@ -103,7 +103,7 @@ void fuzz_stat(struct fuzz_input input)
         FUZZ_CHECK(pwrite(image[changes[count].which], &value, 8, changes[count].at) == 8);
         count++;
     }
-    commands[how % 8](&(struct stat_options){ .json = (how & 8) != 0, .prometheus = (how & 24) == 16,
+    commands[how % 8](&(struct stat_options){ .json = (how & 8) != 0 && how % 8 != 7, .prometheus = (how & 24) == 16,
                                               .top = { .once = true, .interval_s = 1e-6, .view = how & 8 ? "rings" : "calls" } });
     while (count-- > 0)
         FUZZ_CHECK(pwrite(image[changes[count].which], &changes[count].was, 8, changes[count].at) == 8);

@@ -175,7 +175,7 @@ BARE        := $(if $(and $(BARE_SRCS),$(filter release debug,$(CONFIG))),$(B)/g
 stress_SRCS := tests/shm/stress_main.c tests/shm/stress_ring.c
 PROG_SRCS   := $(wildcard tests/prog/*.c)
 # tests/fuzz/fuzz_stat.c includes jobs.c, with another shm_open.
-fuzz_SRCS   := $(wildcard tests/fuzz/*.c) $(filter-out tools/shmstat/shmstat.c tools/shmstat/jobs.c,$(shmstat_SRCS))
+fuzz_SRCS   := $(wildcard tests/fuzz/*.c) tests/harness/json.c $(filter-out tools/shmstat/shmstat.c tools/shmstat/jobs.c,$(shmstat_SRCS))
 # A CUDA driver that is none, for the tests of gpu/, and NVRTC, cuBLAS and cuDNN likewise for those of lib/nn.
 FAKE_SRCS   := $(wildcard tests/fake_cuda/*.c)
 FAKE_CUDA    = $(B)/tests/libfakecuda.so

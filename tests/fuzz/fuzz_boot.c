@@ -87,7 +87,8 @@ static void take_input(struct fuzz_input *input, struct bxi_boot_packet *packet)
     for (int i = 0; i < packet->fd_count; i++) {
         int swap = how.wrong >= 16 && how.wrong % 16 == i;
 
-        packet->fds[i] = fcntl(good[(how.of + i / BXI_BOOT_FDS) % WORLD][(i + swap) % BXI_BOOT_FDS], F_DUPFD_CLOEXEC, 0);
+        packet->fds[i] = fcntl(good[(how.of + i / BXI_BOOT_FDS) % WORLD][(i + swap) % BXI_BOOT_FDS],
+                               F_DUPFD_CLOEXEC, 0);
         FUZZ_CHECK(packet->fds[i] >= 0);
     }
 }

@@ -337,7 +337,8 @@ void fuzz_lease(struct fuzz_input input)
         return;
     }
     record.frame = (struct bxi_frame){ .kind = (uint8_t[]){ BXI_REQUEST, BXI_ONEWAY, BXI_REPLY }[how % 4],
-                                       .flags = BXI_FLAG_LEASE | (how & (BXI_FLAG_DEVICE | BXI_FLAG_RREFS | BXI_FLAG_KINDS)),
+                                       .flags = BXI_FLAG_LEASE |
+                                                (how & (BXI_FLAG_DEVICE | BXI_FLAG_RREFS | BXI_FLAG_KINDS)),
                                        .id = how % 4 == 2 ? run.call_id : 7 << 16, .deadline_ns = BX_FOREVER };
     fuzz_take(&input, &lease, sizeof lease);
     if (how & 4) {              /* records in the arena */

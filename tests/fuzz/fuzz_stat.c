@@ -2,6 +2,7 @@
 /*
  * The target stat: what each command of shmstat reads of two segments in which words are changed. The segments are
  * copies of those of a job that has run calls, in memory files; jobs.c is included with a shm_open that leads there.
+ * Each command ends with a status that the manual page has, and what it prints for --json is JSON.
  */
 #include "tools/shmstat/jobs.h"
 
@@ -17,9 +18,10 @@ static int stat_jobs_find_by_name(struct stat_jobs *jobs, const char *select);
 
 #include "fuzz.h"
 
+#include "tests/harness/json.h"
 #include "tools/shmstat/shmstat.h"
 
-static int image[2], arena, null_output;
+static int image[2], arena;
 static uint64_t image_bytes;
 static struct bxi_object_parts parts;
 
@@ -74,9 +76,6 @@ static void make(void)
             FUZZ_CHECK(got > 0 && pwrite(image[rank], page, (size_t)got, (off_t)at) == got);
         }
     }
-    /* What the commands print is formatted, and not kept. */
-    null_output = open("/dev/null", O_WRONLY | O_CLOEXEC);
-    FUZZ_CHECK(null_output >= 0 && freopen("/dev/null", "w", stdout) != NULL);
 }
 
 #define CHANGES 64
@@ -103,8 +102,25 @@ void fuzz_stat(struct fuzz_input input)
         FUZZ_CHECK(pwrite(image[changes[count].which], &value, 8, changes[count].at) == 8);
         count++;
     }
-    commands[how % 8](&(struct stat_options){ .json = (how & 8) != 0 && how % 8 != 7, .prometheus = (how & 24) == 16,
-                                              .top = { .once = true, .interval_s = 1e-6, .view = how & 8 ? "rings" : "calls" } });
+    bool json = (how & 8) != 0 && commands[how % 8] != stat_top;
+    char *text = NULL;
+    size_t text_bytes;
+    FILE *out = stdout, *kept = open_memstream(&text, &text_bytes);
+
+    FUZZ_CHECK(kept != NULL);
+    stdout = kept;
+    int status = commands[how % 8](&(struct stat_options){ .json = json, .prometheus = (how & 24) == 16,
+                                                           .top = { .once = true, .interval_s = 1e-6,
+                                                                    .view = how & 8 ? "rings" : "calls" } });
+    stdout = out;
+    fclose(kept);
+    FUZZ_CHECK(status == STAT_FINE || status == STAT_NOTHING ||
+               (status == STAT_FOUND && commands[how % 8] == stat_check));
+    /* The comma before the second object of a process: shmstat prints one. */
+    struct json *parsed = json ? json_parse(text + (text[0] == ',')) : NULL;
+    FUZZ_CHECK(!json || parsed != NULL);
+    json_free(parsed);
+    free(text);
     while (count-- > 0)
         FUZZ_CHECK(pwrite(image[changes[count].which], &changes[count].was, 8, changes[count].at) == 8);
 }

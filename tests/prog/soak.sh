@@ -57,7 +57,8 @@ again()     # again PATTERN PROGRAM FLAGS...: what it prints by that pattern is 
 hello()
 {
     BX_JOB=soak-$$ BX_WORLD_SIZE=2 BX_RANK=1 "$build/bin/hello" >/dev/null 2>&1 </dev/null &
-    BX_JOB=soak-$$ BX_WORLD_SIZE=2 BX_RANK=0 "$build/bin/hello" >"$dir/out" 2>&1 && wait $! || fail 'hello failed'
+    BX_JOB=soak-$$ BX_WORLD_SIZE=2 BX_RANK=0 "$build/bin/hello" >"$dir/out" 2>&1 || fail 'hello failed'
+    wait $! || fail 'hello failed'
 }
 
 all_again()

@@ -135,7 +135,9 @@ while [ $(($(date +%s) - began)) -lt "$seconds" ]; do
         kill -STOP "-$pid"
     done
     all_again
-    measure >>"$dir/figures"
+    measure >"$dir/now"
+    test -n "$(ps --ppid "$soak" -o pid=)" || break         # prog_soak has ended by itself, maybe while this measured
+    cat "$dir/now" >>"$dir/figures"
     grew=$(compare) || fail "$grew"
 done
 wait "$soak" || fail "prog_soak ended with status $?"

@@ -60,6 +60,8 @@ void fuzz_pair_begin(void)
     char name[BX_NAME_MAX + 1];
     pthread_t thread;
 
+    if (pairs == 0)
+        atexit(fuzz_pair_end);          /* which removes its names */
     snprintf(name, sizeof name, "fuzz-%d-%u", (int)getpid(), pairs++);
     for (int rank = 0; rank < 2; rank++) {
         struct bx_options options = { .job = name, .rank = rank, .world_size = 2, .own_loop = true,

@@ -174,6 +174,8 @@ BARE_LIBS   := -static-libgcc -l:liburing.a -lm
 BARE        := $(if $(and $(BARE_SRCS),$(filter release debug,$(CONFIG))),$(B)/gpu/unit $(B)/gpu/tensor_ipc)
 stress_SRCS := tests/shm/stress_main.c tests/shm/stress_ring.c
 PROG_SRCS   := $(wildcard tests/prog/*.c)
+# tests/fuzz/fuzz_stat.c includes jobs.c, with another shm_open.
+fuzz_SRCS   := $(wildcard tests/fuzz/*.c) tests/harness/json.c $(filter-out tools/shmstat/shmstat.c tools/shmstat/jobs.c,$(shmstat_SRCS))
 # A CUDA driver that is none, for the tests of gpu/, and NVRTC, cuBLAS and cuDNN likewise for those of lib/nn.
 FAKE_SRCS   := $(wildcard tests/fake_cuda/*.c)
 FAKE_CUDA    = $(B)/tests/libfakecuda.so
@@ -207,11 +209,11 @@ TESTS_FIRST := $(B)/tests/unit $(B)/tests/prog_worker $(FAKE_CUDA)
 TESTS      := $(TESTS_FIRST) $(B)/tests/stress $(B)/tests/kill_steps $(PROG_SRCS:tests/prog/%.c=$(B)/tests/%) $(BARE)
 
 ALL_SRCS := $(sort $(LIB_SRCS) $(NN_SRCS) $(AUTOGRAD_SRCS) \
-	$(foreach p,$(PROGRAMS) unit stress,$($(p)_SRCS)) $(PROG_SRCS) $(FAKE_SRCS))
+	$(foreach p,$(PROGRAMS) unit stress fuzz,$($(p)_SRCS)) $(PROG_SRCS) $(FAKE_SRCS))
 
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: all tests demo test check-all unit e2e check stress sim soak switches test-gpu test-reference mutants \
+.PHONY: all tests demo test check-all unit e2e check stress sim fuzz fuzz-replay soak switches test-gpu test-reference mutants \
 	lint size coverage coverage-run deps deps-unit deps-test deps-python deps-wheel deps-test-python deps-lint python \
 	wheel test-python man built install uninstall deb test-deb clean help FORCE
 
@@ -369,6 +371,13 @@ $(B)/tests/stress: $(call objects,$(stress_SRCS)) $(STATIC_LIB)
 	$(call say,LINK,$@)
 	$(link) $(NO_LTO) $(LIBS)
 
+# Without libFuzzer, whose `make fuzz` says so, it replays the corpus.
+FUZZER := $(filter -fsanitize=fuzzer-no-link,$(CFLAGS))
+$(O)/tests/fuzz/%.o: FLAGS_OWN := $(if $(FUZZER),,-DFUZZ_REPLAY)
+$(B)/tests/fuzz: $(call objects,$(fuzz_SRCS)) $(STATIC_LIB)
+	$(call say,LINK,$@)
+	$(link) $(NO_LTO) $(FUZZER:%-no-link=%) -Wl,--wrap=nanosleep $(LIBS)
+
 $(call objects,$(SIM_SRCS)): FLAGS_EXACT := -fno-sanitize=thread -O2
 
 # All of its names become local but that of its programs, and those of the C library that world.syms replaces.
@@ -458,11 +467,27 @@ sim: deps
 	@$(BUILD)/sim/tests/sim $(or $(SIM_ARGS),--seconds $(SIM_S))
 	@$(if $(SIM_ARGS),,$(BUILD)/sim/tests/sim --fail all --seconds $(SIM_FAIL_S))
 
-# Whether an arena grows for ever: an hour at a low duty, beside other work.
+# Each target for so long; what it finds beyond the corpus stays in build/fuzz. A finding is a file there, too.
+FUZZ_S ?= 600
+FUZZ   ?= boot frame lease stat
+FUZZ_CC ?= $(or $(firstword $(shell command -v clang-19 clang)),clang)
+fuzz: deps
+	@$(MAKE) --no-print-directory CONFIG=asan CC='$(FUZZ_CC)' BUILD='$(BUILD)/clang' CFLAGS=-fsanitize=fuzzer-no-link \
+		$(BUILD)/clang/asan/tests/fuzz
+	@for target in $(FUZZ); do mkdir -p $(BUILD)/fuzz/$$target && echo "== $$target" && \
+		ASAN_OPTIONS=quarantine_size_mb=1:thread_local_quarantine_size_kb=64 BX_FUZZ=$$target \
+		$(BUILD)/clang/asan/tests/fuzz -max_total_time=$(FUZZ_S) -max_len=4096 -detect_leaks=0 -print_final_stats=1 \
+		-artifact_prefix=$(BUILD)/fuzz/$$target- $(BUILD)/fuzz/$$target tests/fuzz/corpus/$$target || exit 1; done
+
+fuzz-replay: deps
+	@$(MAKE) --no-print-directory $(B)/tests/fuzz
+	@$(TEST_ENV) tests/run_scripts.sh $(B)/tests/fuzz
+
+# Whether something grows for ever, or a payload changes: an hour, beside other work.
 SOAK_S ?= 3600
 soak: deps
-	@$(MAKE) --no-print-directory $(B)/tests/prog_soak
-	nice -n 19 $(B)/tests/prog_soak $(SOAK_S)
+	@$(MAKE) --no-print-directory all $(B)/tests/prog_soak
+	@$(TEST_ENV) nice -n 19 tests/prog/soak.sh $(SOAK_S)
 
 # The driver of the tests can refuse more than it does by default.
 switches: deps-unit
@@ -662,7 +687,11 @@ help:
 #? make stress          ring and doorbell under load, without Criterion
 #? make sim             the engine in a simulator: schedules that a seed chooses, for SIM_S=300 seconds, and calls that
 #?                      fail, for SIM_FAIL_S=60; prints the seeds. tests/sim/README.md
-#? make soak            tensors of all sizes between four workers for SOAK_S=3600 seconds: does an arena leak?
+#? make fuzz            fuzzes what reads other workers' memory, with libFuzzer (clang): FUZZ='boot frame lease stat', each
+#?                      for FUZZ_S=600 seconds; tests/fuzz/fuzz.c
+#? make fuzz-replay     the corpus of these once, without clang
+#? make soak            all demos, and tensors of all sizes between four workers, for SOAK_S=3600 seconds: do memory,
+#?                      descriptors, arenas or /dev/shm grow, does a payload change?
 #? make mutants         puts faults into FILES (those that differ from SINCE, HEAD): do the tests notice? KEPT=all
 #?                      those of tests/mutants/*.mut; see tests/mutants/README.md
 #? make coverage        the lines and branches of lib/ and shm/ that the unit tests run, a line a file (gcov)

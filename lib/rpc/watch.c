@@ -30,8 +30,7 @@ static void ring_overdue(struct bx_job *job, int handled)
         bxi_bells_flush(job);
 }
 
-/* Handles one frame, or some plain replies; *count says how many, the items of a packed frame. 0, BX_E_CORRUPT. */
-static int read_some(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, int most, int *count)
+int bxi_read_some(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, int most, int *count)
 {
     const void *payload;
     uint32_t payload_bytes;
@@ -65,7 +64,7 @@ int bxi_read_ring(const struct bxi_role *role, struct bx_job *job, struct bxi_pe
         return 0;
     bxi_packed_begin(job, peer);
     while (handled < most) {
-        int count, rc = read_some(role, job, peer, most - handled, &count);
+        int count, rc = bxi_read_some(role, job, peer, most - handled, &count);
 
         if (count == 0)
             break;

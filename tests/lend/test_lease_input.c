@@ -21,7 +21,7 @@
 #include <unistd.h>
 
 enum gate { TAKEN };
-enum value { TAKEN_BYTES = 0, SEED, LENT_AT };
+enum value { TAKEN_BYTES = 0, LENT_AT };
 
 #define ARENA_BYTES (UINT64_C(4) << 20)
 /* The id of the call of held_call: slot 0, after two earlier calls. */
@@ -449,115 +449,4 @@ static void ends_outside(struct bx_job *job)
 Test(lease_input, whose_bytes_end_outside_of_the_arena_cuts_off, .timeout = 30)
 {
     run(ends_outside, is_cut_off);
-}
-
-/* ---- Seeds ----------------------------------------------------------------------------------------------------*/
-
-static uint64_t next_random(uint64_t *state)
-{
-    *state = *state * 6364136223846793005u + 1442695040888963407u;
-    return *state >> 33;
-}
-
-static uint64_t some_number(uint64_t *state)
-{
-    static const uint64_t edges[] = { 0, 1, 2, 8, 255, 1023, 1024, 4096, INT64_MAX, UINT64_MAX, UINT64_C(1) << 63,
-                                      ARENA_BYTES, ARENA_BYTES - 1, UINT32_MAX, BX_MSG_MAX };
-
-    switch (next_random(state) % 3) {
-    case 0:
-        return edges[next_random(state) % (sizeof(edges) / sizeof(edges[0]))];
-    case 1:
-        return next_random(state) % ARENA_BYTES;
-    default:
-        return next_random(state) << 33 | next_random(state);
-    }
-}
-
-#define FIELD(name) { offsetof(struct forgery, name), sizeof(((struct forgery *)0)->name) }
-
-static struct forgery some_forgery(uint64_t *state)
-{
-    static const struct {
-        size_t offset, bytes;
-    } fields[] = { FIELD(lease.slot), FIELD(lease.generation), FIELD(lease.tensor_count), FIELD(lease.packed_offset),
-                   FIELD(lease.packed_bytes), FIELD(tensor.offset), FIELD(tensor.dtype), FIELD(tensor.ndim),
-                   FIELD(tensor.flags) };
-    static const uint8_t kinds[] = { BXI_ONEWAY, BXI_REQUEST, BXI_REPLY };
-    struct forgery forgery = right_forgery(kinds[next_random(state) % 3], next_random(state) % 2 != 0);
-    uint64_t which = next_random(state) % 16, number = some_number(state);
-
-    forgery.lease.slot = (uint32_t)next_random(state) % BXI_LEASE_MAX;
-    if (which < sizeof fields / sizeof fields[0])
-        memcpy((unsigned char *)&forgery + fields[which].offset, &number, fields[which].bytes);
-    else if (which == 9)
-        forgery.dims[number % 2] = (int64_t)some_number(state);
-    else if (which == 10)
-        forgery.cut = number % sizeof(forgery.lease);
-    else if (which == 11)
-        strided(&forgery, (int64_t)number, (int64_t)some_number(state));
-    else if (which == 12)
-        forgery.frame.function = (uint16_t)number;
-    /* Else a correct frame, whose lease later rounds can disturb. */
-    return forgery;
-}
-
-/* Writes frames of every kind, and words of leases that are on loan, were on loan and never were. */
-static void scribbles(struct bx_job *job)
-{
-    uint64_t state = harness_load(SEED);
-    bxi_a64 *words = (bxi_a64 *)(void *)((unsigned char *)job->control + bxi_lease_offset(0));
-
-    make_block(job);
-    harness_post(READY);
-    for (int round = 0; harness_gate(FINISHED) == 0; round++) {
-        struct forgery forgery = some_forgery(&state);
-
-        if (next_random(&state) % 2 == 0)
-            put_forgery(job, &forgery);
-        if (next_random(&state) % 64 == 0)
-            bxi_store_release(&words[next_random(&state) % 8], some_number(&state));
-        bxi_store_relaxed(&job->control->pair[0].want_lease, some_number(&state));
-        sched_yield();
-    }
-    harness_post(STRUCK);
-    raise(SIGKILL);
-}
-
-/* A call to the hostile worker may end in any way, but by its deadline. Tensors of other workers stay right. */
-static void survives(struct bx_job *job)
-{
-    static const char *const functions[] = { "keep", "make", "back", "hold", "verify_blocking" };
-    const struct bx_call_options options = { .timeout_ns = 5 * HARNESS_MS, .no_wait = true };
-
-    harness_await(READY, 1);
-    for (int i = 0; i < 40; i++) {
-        struct bx_msg *args = loans_msg(job, 1, 2, 500);
-        struct bx_future *future = NULL;
-
-        if (bx_rpc_async(job, "worker1", functions[i % 5], args, &options, &future) == 0) {
-            bx_future_wait(future, BX_FOREVER);
-            HARNESS_CHECK(bx_future_is_done(future));
-            bx_future_release(future);
-        }
-        bx_msg_destroy(args);
-        HARNESS_EQ(harness_call(job, "worker2", "verify", loans_msg(job, i, 3, 4000)), 3);
-    }
-    ends_it(job);
-}
-
-/* BX_FUZZ_SEEDS sets the number of seeds; the default is small. */
-Test(lease_input, random_nonsense_harms_no_other_worker, .timeout = 600)
-{
-    const char *more = getenv("BX_FUZZ_SEEDS");
-    uint64_t count = more != NULL ? strtoull(more, NULL, 10) : 10;
-
-    for (uint64_t seed = 1; seed <= count; seed++) {
-        harness_reset();
-        harness_store(SEED, seed);
-        harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
-                                             .body = { survives, scribbles, harness_serve },
-                                             .options = { .arena_bytes = ARENA_BYTES } });
-        cr_expect_eq(harness_gate(STRUCK), 1, "worker 1 did not live to the end");
-    }
 }

@@ -7,7 +7,8 @@
  *
  * In a round each worker keeps up to 48 tensors of its own, of 64 bytes to 512 KB (as many of each power of two),
  * sends one to four of them in a call each 4 ms, and keeps up to 48 tensors that it got from others, each for a
- * random time. So blocks, leases and size classes are freed in random order.
+ * random time. So blocks, leases and size classes are freed in random order. A tensor's words follow from its first
+ * one; each worker checks all of them when it gets the tensor, and again before it releases it.
  *
  * At the end of a round all workers stop, release what they hold and wait until every lease is returned. Then no block
  * may be in use: a block in use has leaked. The arena's committed bytes may not exceed the bound that arena.c promises:
@@ -15,7 +16,7 @@
  * in KiB): the most bytes in use in the round, the high-water mark, the committed bytes, private memory. The last round
  * trims, and checks that the arena is empty.
  *
- * Run by `make soak`, not by the tests. Exit status 0, or 1 if something leaked.
+ * Run by soak.sh, not by the tests. Exit status 0, or 1 if something leaked or a word was wrong.
  */
 #include "rpc/rpc.h"
 
@@ -31,6 +32,7 @@
 #define SENT_MAX 4
 #define LOG2_LEAST 6                    /* 64 bytes */
 #define LOG2_RANGE 13                   /* up to twice 2^18: 512 KB */
+#define STEP UINT64_C(0x9e3779b97f4a7c15)        /* between two words of a tensor */
 #define PAUSE_NS 4000000
 #define LEASES_TIMEOUT_NS (UINT64_C(60) * 1000000000)
 #define SLACK_BYTES (UINT64_C(16) << 20)
@@ -45,6 +47,7 @@ struct plan {                           /* shared by the workers */
 struct keeper {                         /* tensors that are kept; lock: only `got` needs it */
     pthread_mutex_t lock;
     struct bx_tensor *slot[KEPT];
+    uint64_t first[KEPT];               /* its first word */
     uint64_t random;
 };
 
@@ -60,7 +63,7 @@ struct worker {
 
 static uint64_t draw(uint64_t *state)
 {
-    *state += UINT64_C(0x9e3779b97f4a7c15);
+    *state += STEP;
     uint64_t z = *state;
     z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
     z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
@@ -74,26 +77,49 @@ static int64_t draw_bytes(uint64_t *random)
     return (int64_t)(least + draw(random) % least);
 }
 
-/* Puts a tensor, with its reference, into a random slot, and releases the one that was there. */
-static void keep(struct keeper *keeper, struct bx_tensor *tensor)
+static uint64_t first_word(const struct bx_tensor *tensor)
+{
+    return *(const uint64_t *)bx_tensor_data(tensor);
+}
+
+static void check_words(const struct bx_tensor *tensor, uint64_t first)
+{
+    const uint64_t *word = bx_tensor_data(tensor);
+
+    for (size_t i = 0; i < bx_tensor_bytes(tensor) / sizeof *word; i++) {
+        if (word[i] != first + i * STEP) {
+            fprintf(stderr, "word %zu of a tensor of %zu bytes is wrong\n", i, bx_tensor_bytes(tensor));
+            _exit(1);
+        }
+    }
+}
+
+/* Puts a tensor, with its reference (NULL: none), into a slot, and releases the one that was there. */
+static void put(struct keeper *keeper, uint64_t slot, struct bx_tensor *tensor)
 {
     pthread_mutex_lock(&keeper->lock);
-    struct bx_tensor **slot = &keeper->slot[draw(&keeper->random) % KEPT];
-    struct bx_tensor *old = *slot;
-    *slot = tensor;
+    struct bx_tensor *old = keeper->slot[slot];
+    uint64_t first = keeper->first[slot];
+    keeper->slot[slot] = tensor;
+    keeper->first[slot] = tensor != NULL ? first_word(tensor) : 0;
     pthread_mutex_unlock(&keeper->lock);
+    if (old != NULL)
+        check_words(old, first);
     bx_tensor_release(old);
+}
+
+static uint64_t draw_of(struct keeper *keeper)
+{
+    pthread_mutex_lock(&keeper->lock);
+    uint64_t drawn = draw(&keeper->random);
+    pthread_mutex_unlock(&keeper->lock);
+    return drawn;
 }
 
 static void let_go(struct keeper *keeper)
 {
-    for (int i = 0; i < KEPT; i++) {
-        pthread_mutex_lock(&keeper->lock);
-        struct bx_tensor *old = keeper->slot[i];
-        keeper->slot[i] = NULL;
-        pthread_mutex_unlock(&keeper->lock);
-        bx_tensor_release(old);
-    }
+    for (uint64_t i = 0; i < KEPT; i++)
+        put(keeper, i, NULL);
 }
 
 /* Keeps each tensor of the message with probability 1/2. A kept tensor keeps the whole lease. */
@@ -102,17 +128,22 @@ static void keep_some(struct keeper *keeper, struct bx_reader *reader)
     while (bx_reader_tensors_left(reader) > 0) {
         struct bx_tensor *tensor = bx_read_tensor(reader);
 
-        pthread_mutex_lock(&keeper->lock);
-        bool is_kept = draw(&keeper->random) % 2 == 0;
-        pthread_mutex_unlock(&keeper->lock);
-        if (is_kept)
-            keep(keeper, bx_tensor_acquire(tensor));
+        check_words(tensor, first_word(tensor));
+        if (draw_of(keeper) % 2 == 0)
+            put(keeper, draw_of(keeper) % KEPT, bx_tensor_acquire(tensor));
     }
 }
 
 static int make_tensor(struct bx_job *job, uint64_t *random, struct bx_tensor **tensor)
 {
-    return bx_tensor_create(job, BX_U8, 1, (int64_t[]){ draw_bytes(random) }, tensor);
+    int rc = bx_tensor_create(job, BX_U8, 1, (int64_t[]){ draw_bytes(random) }, tensor);
+
+    if (rc < 0)
+        return rc;
+    uint64_t *word = bx_tensor_data_mut(*tensor), first = draw(random);
+    for (size_t i = 0; i < bx_tensor_bytes(*tensor) / sizeof *word; i++)
+        word[i] = first + i * STEP;
+    return 0;
 }
 
 /* Keeps some of the tensors, and answers a new one. */
@@ -124,9 +155,7 @@ static int swap(const struct bx_request *request, struct bx_reader *args, struct
 
     (void)request;
     keep_some(&worker->got, args);
-    pthread_mutex_lock(&worker->got.lock);
-    seed = draw(&worker->got.random);
-    pthread_mutex_unlock(&worker->got.lock);
+    seed = draw_of(&worker->got);
     int rc = make_tensor(worker->job, &seed, &tensor);
     if (rc == 0)
         rc = bx_msg_put_tensor(reply, tensor);
@@ -145,7 +174,7 @@ static int call_once(struct worker *worker)
     int rc = make_tensor(worker->job, &own->random, &tensor);
 
     if (rc == 0)
-        keep(own, tensor);
+        put(own, draw(&own->random) % KEPT, tensor);
     for (uint64_t i = 0; i < count && rc == 0; i++) {
         tensor = own->slot[draw(&own->random) % KEPT];
         if (tensor != NULL)

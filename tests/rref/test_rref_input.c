@@ -20,7 +20,7 @@
 
 TestSuite(rref_input, .timeout = 120);
 
-enum { ID = 8, HELD_ID, FORGERY, SEED };        /* values */
+enum { ID = 8, HELD_ID, FORGERY };        /* values */
 enum { NOTED = 8 };                             /* gates */
 enum { TAKE, NOTE };                            /* functions, as they are registered */
 
@@ -454,75 +454,4 @@ Test(rref_input, of_an_id_that_the_receiver_has_not_made_fails_its_use)
     harness_reset();
     harness_run(&(struct harness_world){ .size = 3, .setup = setup_passing_on, .dies = 1u << 1,
                                          .body = { goes_on, is_hostile, harness_serve } });
-}
-
-/* ---- Seeds ------------------------------------------------------------------------------------------------ */
-
-static uint64_t random_id(uint64_t *seed)
-{
-    uint64_t random = harness_random(seed);
-
-    return random % 4 == 0 ? X : random % 32 == 1 ? harness_random(seed)
-                                                  : ID_OF(random / 32 % 3, random / 128 % 3, 1 + random / 512 % 20);
-}
-
-static void scribbles(struct bx_job *job)
-{
-    uint64_t seed = harness_load(SEED) * UINT64_C(0x9e3779b97f4a7c15) + 1;
-
-    for (int i = 0; i < 300; i++) {
-        uint64_t random = harness_random(&seed);
-        struct forgery forgery = { .kind = random % 3 == 0 ? BXI_RREF : BXI_REQUEST, .id = random_id(&seed) };
-
-        if (forgery.kind == BXI_RREF) {
-            forgery.flags = (uint8_t)(1 + random / 4 % 7);
-            forgery.code = (int32_t)(random / 64 % 4) - 1;
-            forgery.body_bytes = forgery.flags == BXI_RREF_ASK ? BXI_RREF_NEED_BYTES : 0;
-        } else {
-            forgery.flags = BXI_FLAG_RREFS;
-            forgery.id = random / 4 % 2000;
-            forgery.tail.flags = random / 65536 % 64 == 0 ? (uint8_t)(random / 128) : (uint8_t)(random / 128 % 8);
-            forgery.tail.count = (uint32_t)(random / 8192 % 3);
-            forgery.id_count = forgery.tail.count + (forgery.tail.flags & 1) + (forgery.tail.flags / 2 & 1);
-            forgery.id_count = forgery.id_count > IDS ? IDS : forgery.id_count;
-            for (size_t k = 0; k < forgery.id_count; k++)
-                forgery.ids[k] = random_id(&seed);
-            if ((forgery.tail.flags & BXI_RREF_MAKES) && random / 32768 % 8 != 0)
-                forgery.ids[0] = ID_OF(0, 1, i + 1);
-        }
-        put_forgery(job, &forgery);
-        sched_yield();
-    }
-}
-
-/* What it may have sent without being cut off it may also have meant: only the others must be unharmed. */
-static void survives(struct bx_job *job)
-{
-    struct bx_future *held = NULL;
-    struct bx_rref *rref = prepare(job, &held);
-
-    strikes_now();
-    for (int i = 0; i < 20; i++)
-        HARNESS_EQ(add_to(rref, 1), i + 2);
-    HARNESS_EQ(use_of(job, "worker2"), 22);
-    HARNESS_EQ(alive(), 1);
-    drop_of(job, "worker2");
-    harness_post(FINISHED);
-    HARNESS_CHECK(bx_future_wait(held, BX_FOREVER) < 0);
-    bx_future_release(held);
-    bx_rref_release(rref);
-}
-
-Test(rref_input, of_random_frames_harms_no_other_worker)
-{
-    const char *more = getenv("BX_FUZZ_SEEDS");
-    uint64_t count = more != NULL ? strtoull(more, NULL, 10) : 20;
-
-    strike = scribbles;
-    for (uint64_t seed = 1; seed <= count; seed++) {
-        harness_reset();
-        harness_store(SEED, seed);
-        harness_run(&(struct harness_world){ .size = 3, .setup = setup_input, .dies = 1u << 1,
-                                             .body = { survives, is_hostile, harness_serve } });
-    }
 }

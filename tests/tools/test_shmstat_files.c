@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shmstat and objects in /dev/shm that have a worker's name: noise, files too short and too large, another layout,
- * objects that are no files; and what `reap` removes and leaves. Each run ends with a known status and never by a
- * signal.
+ * shmstat and objects in /dev/shm that have a worker's name: files too short and too large, another layout, objects
+ * that are no files; and what `reap` removes and leaves. Each run ends with a known status and never by a signal. Noise
+ * in a segment is tests/fuzz/.
  */
 #include "stat_plant.h"
 #include "stat_run.h"
@@ -22,8 +22,6 @@
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#define SEEDS 60
 
 static struct plant plant;
 static char directory[64];          /* of sockets, for this process */
@@ -81,57 +79,6 @@ static void expect_statuses(const char *what, unsigned show, unsigned check)
         cr_expect(strstr(args, "--json") == NULL || run.json != NULL, "%s: shmstat %s: no JSON\n%.2000s", what, args,
                   run.text);
         stat_run_free(&run);
-    }
-}
-
-static uint64_t next_random(uint64_t *state)
-{
-    *state = *state * 6364136223846793005u + 1442695040888963407u;
-    return *state >> 11 ^ *state << 31;
-}
-
-/* Noise after a valid header, or everywhere; in a few words, or in all. */
-static void make_noise(uint64_t seed)
-{
-    unsigned char *bytes = (unsigned char *)plant_control(&plant, 0);
-    uint64_t first = seed % 3 == 0 ? 0 : offsetof(struct bxi_header, state);
-    uint64_t state = seed * 77777;
-
-    for (uint64_t at = first; at + 8 <= plant.segment[0].bytes; at += 8) {
-        uint64_t word = next_random(&state);
-
-        if (seed % 2 == 0 || word % 64 == 0)
-            memcpy(bytes + at, &word, sizeof(word));
-    }
-    /* So that the rest is read. */
-    if (seed % 3 != 0)
-        bxi_store_relaxed(&plant_control(&plant, 0)->header.state, (uint32_t)(1 + seed % 5));
-    if (seed % 3 == 1)
-        for (int rank = 0; rank < BXI_WORLD_MAX; rank++)
-            bxi_store_relaxed(&plant_control(&plant, 0)->pair[rank].open, 1);
-    /* Noise in rows of objects: object_rows is noise too, if anything is. */
-    if (seed % 3 != 0)
-        bxi_store_relaxed(&bxi_tables(plant_control(&plant, 0))->object_rows, seed * 7 % (BXI_OBJECTS_MAX + 2));
-    /* Noise in pages of histograms: in all, or in as many as hist_count names. */
-    if (seed % 3 != 0)
-        bxi_store_relaxed(&plant_control(&plant, 0)->header.hist_count, (uint32_t)(seed * 5 % (BXI_HIST_MAX + 2)));
-    struct bxi_hist *hists = bxi_segment_at(&plant.segment[0], bxi_hist_offset(0));
-
-    for (uint32_t i = 0; i < BXI_HIST_MAX && seed % 4 < 2; i++)
-        hists[i].who = (uint64_t)(seed % 2) | (uint64_t)(i % 8) << 16;
-}
-
-Test(shmstat_files, noise_is_no_crash, .timeout = 120, .fini = remove_plant)
-{
-    char what[32];
-
-    for (uint64_t seed = 1; seed <= SEEDS; seed++) {
-        plant_make(&plant, 0);
-        make_noise(seed);
-        snprintf(what, sizeof(what), "seed %d", (int)seed);
-        /* The other worker can be read. */
-        expect_statuses(what, 1u << 0, 1u << 1);
-        plant_remove(&plant);
     }
 }
 

@@ -275,26 +275,6 @@ Test(shmstat_top, a_job_that_begins_is_found_and_one_that_ended_is_waited_for, .
     cr_expect_eq(model.count, 2);
 }
 
-Test(shmstat_top, noise_in_words_changes_only_figures, .init = begin, .fini = end)
-{
-    unsigned seed = 1;
-
-    for (int round = 0; round < 20; round++) {
-        struct bxi_control *control = plant_control(&plant, round % 2);
-        uint64_t *word = (uint64_t *)(void *)bxi_tables(control)->counters;
-        size_t words = (BXI_CONTROL_BYTES - offsetof(struct bxi_tables, counters)) / 8;
-
-        for (size_t i = 0; i < words; i++)
-            word[i] = (uint64_t)rand_r(&seed) << 40 ^ (uint64_t)rand_r(&seed) << 20 ^ (uint64_t)rand_r(&seed);
-        for (int view = 0; view < TOP_VIEWS; view++) {
-            sample((enum top_view)view, START + (uint64_t)(round * 3 + view) * SECOND);
-            state.view = (enum top_view)view;
-            render(160, 50);
-            cr_expect_leq(strlen(text), 50 * 161);
-        }
-    }
-}
-
 /* ---- Rows and keys ----------------------------------------------------------------------------------- */
 
 /* Rows of 64 imagined workers of two jobs: worker i makes 10 * i calls a second. */

@@ -39,12 +39,11 @@ static void put_missing(struct stat_row *row, const struct stat_job *job, const 
 
 static int call_row(const struct stat_job *job, const struct stat_worker *none, int index, struct stat_row *row)
 {
-    const struct stat_call *call = &job->calls[index];
-
     (void)none;
     if ((size_t)index >= job->call_count)
         return STAT_END;
 
+    const struct stat_call *call = &job->calls[index];
     const char *from = stat_peer_name(job, call->from), *to = stat_peer_name(job, call->to);
     const char *function = stat_function_name(job, call->to, call->function), *where = stat_where_name(call->where);
     /* A short name leaves its room to the longer one. */

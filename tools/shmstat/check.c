@@ -370,11 +370,11 @@ static void drop_about_new(const struct stat_job *job, struct stat_findings *fin
 
 static int violation_row(const struct stat_job *job, const struct stat_worker *none, int index, struct stat_row *row)
 {
-    const struct stat_violation *violation = &job->findings->list[index];
-
     (void)none;
     if ((size_t)index >= job->findings->count)
         return STAT_END;
+
+    const struct stat_violation *violation = &job->findings->list[index];
     stat_put_format(row, "series", "%c", violation->invariant[0]);
     stat_put(row, "invariant", STAT_COUNT, strtoull(violation->invariant + 1, NULL, 10));
     stat_put(row, "rank", STAT_COUNT, (uint64_t)violation->rank);

@@ -43,13 +43,14 @@ static void put_holders(struct stat_row *row, const struct stat_job *job, const 
 /* By index: an object, the oldest first. */
 static int object_row(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row)
 {
-    const struct bxi_object_row *object = &worker->objects[index];
+    const struct bxi_object_row *object;
     uint64_t id, words[BXI_TYPE_BYTES / 8];
     char type[BXI_TYPE_BYTES + 1];
     const char *state;
 
     if (index >= (int)worker->object_count)
         return STAT_END;
+    object = &worker->objects[index];
     id = stat_word(&object->id);
     state = stat_object_state_name(stat_word(&object->state));
     for (size_t i = 0; i < BXI_TYPE_BYTES / 8; i++)

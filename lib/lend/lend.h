@@ -237,8 +237,8 @@ struct bxi_returns {
 };
 
 /* The arena of a third worker, which a loan's tensors lie in; a storage of this worker's own arena; or an older loan of
- * the same memory that this worker has lent on: if that borrower dies, the lease to it is taken back, but the owner must
- * not have the memory back before this loan ends. */
+ * the same memory that this worker has lent on: if that borrower dies, the lease to it is taken back, but the owner
+ * must not have the memory back before this loan ends. */
 struct bxi_passed {
     struct bxi_passed *next;
     struct bxi_arena_view *view;

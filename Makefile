@@ -198,7 +198,7 @@ SONAME_NN  := libboxcar_nn.so.$(firstword $(subst ., ,$(VERSION)))
 STATIC_AUTOGRAD := $(B)/lib/libboxcar_autograd.a
 SHARED_AUTOGRAD := $(B)/lib/libboxcar_autograd.so.$(VERSION)
 SONAME_AUTOGRAD := libboxcar_autograd.so.$(firstword $(subst ., ,$(VERSION)))
-# kill_steps is the library once more, with a hook at every step of what it does to shared memory.
+# kill_steps is the library once more, with a hook at every step of a worker's start, end and comeback.
 steps_OBJS := $(patsubst %.c,$(O)/steps/%.o,$(LIB_SRCS) tests/harness/harness.c tests/harness/crash.c \
 	tests/shm/test_kill_steps.c)
 # What `make test` needs, and what is left for `make check-all`.

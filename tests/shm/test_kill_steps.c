@@ -2,11 +2,11 @@
 /*
  * A worker is killed at each named step of its start, its end and its comeback; the others finish.
  *
- * shm/step.h calls bxi_step at the steps below only in the build with -DBXI_STEPS (build/tests/kill_steps); in other
- * builds this file has no test. The steps lie between system calls that leave names in /dev/shm, locks, sockets and what
- * the launcher knows: what the simulator (tests/sim) does not show, which kills a worker of a running job at any access
- * to memory. Each test checks that the step was reached, that the others hear of the death or go on, and that nothing is
- * left in /dev/shm. The table of deaths:
+ * shm/step.h calls bxi_step at the steps below only in the build with -DBXI_STEPS (build/tests/kill_steps); in
+ * other builds this file has no test. The steps lie between system calls that leave names in /dev/shm, locks, sockets
+ * and what the launcher knows: what the simulator (tests/sim) does not show, which kills a worker of a running job at
+ * any access to memory. Each test checks that the step was reached, that the others hear of the death or go on, and
+ * that nothing is left in /dev/shm. The table of deaths:
  *
  *   step                    killed when                      what is left, and what survivors see
  *   spawn.announced         the launcher told, no name yet   nothing: the start of all fails, with its name

@@ -16,13 +16,10 @@
 #include <signal.h>
 #include <stdio.h>
 #include <sys/time.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { HALTED, GO_ON, CALLED, ANSWERED, ENDS };        /* gates */
 enum { ENDED, TID, PID };               /* values */
-
-#define ROUNDS 1000
 
 /* ---- What worker 1 has --------------------------------------------------------------------------- */
 
@@ -434,77 +431,6 @@ HARNESS_TEST(interrupt, is_passed_on_by_the_holder_of_the_lock, 60, .size = 2, .
     bx_job_interrupt(job, true);
     bxi_unlock_waits(job->run);
     pthread_join(thread, NULL);
-}
-
-/* ---- At any moment --------------------------------------------------------------------------------- */
-
-static bxi_a32 begun, over;
-
-static void *interrupt_at_random(void *context)
-{
-    struct bx_job *job = context;
-    uint32_t random = 1;
-
-    for (uint32_t round = 1; round <= ROUNDS; round++) {
-        while (bxi_load_seq_cst(&begun) < round)
-            sched_yield();
-        random = random * 1664525 + 1013904223;
-        for (uint32_t i = 0; i < random >> 18; i++)
-            bxi_pause();
-        bx_job_interrupt(job, true);
-        while (bxi_load_seq_cst(&over) < round)
-            sched_yield();
-    }
-    return NULL;
-}
-
-static void *wait_each_round(void *context)
-{
-    struct bx_job *job = context;
-
-    for (uint32_t round = 1; round <= ROUNDS; round++) {
-        while (bxi_load_seq_cst(&begun) < round)
-            sched_yield();
-        HARNESS_EQ(bx_future_wait(pending, BX_FOREVER), BX_E_INTERRUPTED);
-        harness_add(ENDED, 1);
-        while (bxi_load_seq_cst(&over) < round)
-            sched_yield();
-    }
-    (void)job;
-    return NULL;
-}
-
-static void race(struct bx_job *job)
-{
-    pthread_t threads[2];
-
-    pending = bx_future_create(job);
-    HARNESS_EQ(pthread_create(&threads[0], NULL, interrupt_at_random, job), 0);
-    HARNESS_EQ(pthread_create(&threads[1], NULL, wait_each_round, job), 0);
-    for (uint32_t round = 1; round <= ROUNDS; round++) {
-        bx_job_interrupt(job, false);
-        bxi_add(&begun, 1);
-        HARNESS_EQ(wait_in_a_call(job), BX_E_INTERRUPTED);
-        while (harness_load(ENDED) < round)
-            sched_yield();
-        bxi_add(&over, 1);
-    }
-    pthread_join(threads[0], NULL);
-    pthread_join(threads[1], NULL);
-    bx_job_interrupt(job, false);
-    HARNESS_EQ(harness_counter(job, "calls_cancelled"), ROUNDS);
-    HARNESS_EQ(harness_counter(job, "calls_timed_out"), 0);
-    HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 6), 6);
-    bx_future_release(pending);
-}
-
-Test(interrupt, is_never_lost, .timeout = 100)
-{
-    for (int spins = 0; spins <= 1; spins++) {
-        harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { race },
-                                             .options = { .no_spin = spins == 0 } });
-        harness_reset();
-    }
 }
 
 /* ---- Handlers; the program's own loop --------------------------------------------------------------- */

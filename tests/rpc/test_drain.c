@@ -72,6 +72,30 @@ HARNESS_TEST(drain, drops_the_requests_of_a_dead_worker, 20, .size = 2, .setup =
     HARNESS_EQ(harness_load(COUNTED), 1);
 }
 
+static void open_a_ring_and_be_killed(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    harness_await(STALLED, 1);
+    for (int i = 0; i < 3; i++)
+        HARNESS_EQ(bx_rpc_oneway(job, "worker0", "count", NULL, NULL), 0);
+    harness_post(SENT);
+    for (;;)
+        pause();
+}
+
+/* Worker 1's first call opens its ring while worker 0 reads nothing and has no background thread that could notice it.
+ * Only the pass that handles the death finds the ring. */
+HARNESS_TEST(drain, reads_a_ring_that_a_dead_worker_opened_last, 20, .size = 2, .setup = setup, .dies = 1u << 1,
+             .body = { NULL, open_a_ring_and_be_killed }, .options = { .own_loop = true })
+{
+    while_stalled = wait_and_kill;
+    stall_oneself(job);
+    while (bx_worker_is_alive(job, 1))
+        HARNESS_CHECK(bx_progress(job) >= 0);
+    HARNESS_EQ(harness_counter(job, "requests_dropped"), 3);
+    HARNESS_EQ(harness_load(COUNTED), 0);
+}
+
 /* ---- Old piggybacked credit --------------------------------------------------------------------- */
 
 /* Replies, a value and an error, stay unread while one-way calls fill the other ring three times over. */

@@ -237,7 +237,6 @@ static void welcome(struct bxi_door *door, struct connection *connection)
         memcpy(known->name, peer->name, sizeof(peer->name));
     }
     bxi_boot_send(connection->fd, &(struct bxi_boot_out){ .data = &reply, .bytes = sizeof(reply) }, 0);
-    BXI_STEP("rejoin.welcomed");
     drop(connection);
 }
 
@@ -269,7 +268,6 @@ static int send_table(struct bxi_door *door, const struct connection *connection
     bxi_boot_send(connection->fd,
                   &(struct bxi_boot_out){ &table, offsetof(struct bxi_boot_table, entry) + sizeof(table.entry[0]), fds,
                                           BXI_BOOT_FDS }, bxi_now_ns() + CONNECTION_NS);
-    BXI_STEP("rejoin.tabled");
     close(fds[BXI_BOOT_SEGMENT]);
     close(fds[BXI_BOOT_ARENA]);
     return 0;
@@ -298,7 +296,6 @@ static int attach(struct bxi_door *door, const struct connection *connection)
         return bxi_boot_cannot_attach(job, hello->name, hello->rank, rc);
     packet->fds[BXI_BOOT_BELL] = packet->fds[BXI_BOOT_BELL_LEADER] = packet->fds[BXI_BOOT_PIDFD] = -1;
     door->watched[hello->rank] = joiner;
-    BXI_STEP("rejoin.taken");
     return send_table(door, connection);
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * More tests of leases, each for a fault that was found and fixed:
+ * - A waiting thread is woken, whichever thread finds the returned lease.
  * - A bx_free_fn that tries to wait where a thread may not is refused.
  * - A reply is accepted only for a call in flight.
  * - Leases of frames that a leaving worker never read, or that never reached it, are returned.
@@ -18,11 +19,22 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
-enum gate { READY = 0, BUSY, BUSY_GO, FREED, STRIKE, ANSWERED, STOPPED, LEFT, FINISHED };
+enum gate { READY = 0, BUSY, BUSY_GO, LET_GO, WOKEN, FREED, STRIKE, ANSWERED, STOPPED, LEFT, FINISHED };
 enum value { CODE = 0, FORGED_ID };
 
 #define MEGABYTE (UINT64_C(1) << 20)
+
+/* ---- A thread that finds a returned lease wakes the others -------------------------------------------- */
+
+static struct bx_tensor *taken;
+
+HARNESS_HANDLER(take)
+{
+    taken = bx_tensor_acquire(bx_read_tensor(args));
+    return 0;
+}
 
 /* Holds the progress role of its worker, so that no thread of it reads rings or lease words. */
 HARNESS_HANDLER(busy)
@@ -32,10 +44,73 @@ HARNESS_HANDLER(busy)
     return 0;
 }
 
-static int setup_busy(struct bx_job *job)
+static int setup_taking(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "busy", BX_INLINE, busy, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_INLINE("take", take), HARNESS_INLINE("busy", busy));
     return loans_setup(job);
+}
+
+/* Releases the tensor on the program's thread, without a frame, once gate LET_GO has reached its rank. */
+static void lets_go(struct bx_job *job)
+{
+    harness_await(LET_GO, (uint32_t)bx_job_rank(job));
+    bx_tensor_release(taken);
+    harness_serve(job);
+}
+
+static void lends(struct bx_job *job, const char *to)
+{
+    HARNESS_EQ(loans_try(job, to, "take", loans_msg(job, 1, 1, 5000), NULL), 0);
+}
+
+static void await_sleeping_follower(struct bx_job *job)
+{
+    bool sleeps = false;
+
+    while (!sleeps) {
+        sched_yield();
+        bxi_lock(&job->run->wait_lock);
+        for (struct bxi_waiter *waiter = job->run->waiters; waiter != NULL; waiter = waiter->next)
+            sleeps |= bxi_load_relaxed(&waiter->signal) == 1;
+        bxi_unlock(&job->run->wait_lock);
+    }
+}
+
+static struct bx_msg *second_msg;       /* with 5000 bytes, more than loan_bytes_max leaves beside the first 5000 */
+
+static void waits_and_others_look(struct bx_job *job, int index)
+{
+    if (index == 0) {
+        HARNESS_EQ(second_msg == NULL ? bx_loans_wait(job, -1, 0, BX_FOREVER)
+                                      : bx_rpc_oneway(job, "worker1", "verify", second_msg, NULL), 0);
+        harness_post(WOKEN);
+        return;
+    }
+    await_sleeping_follower(job);
+    harness_post(LET_GO);
+    while (loans_of(job, 1).returned == 0)      /* this thread reads the lease word, not the waiting one */
+        sched_yield();
+    harness_await(WOKEN, 1);
+    harness_post(BUSY_GO);
+}
+
+static void is_looked_at_by_another(struct bx_job *job)
+{
+    lends(job, "worker1");
+    HARNESS_EQ(bx_rpc_oneway(job, "worker0", "busy", NULL, NULL), 0);
+    harness_await(BUSY, 1);
+    harness_threads(job, 2, waits_and_others_look);
+}
+
+HARNESS_WORLD(lease_wait_again, is_woken_though_another_thread_found_the_returned_lease, 20, .size = 2,
+              .setup = setup_taking, .body = { is_looked_at_by_another, lets_go });
+
+HARNESS_TEST(lease_wait_again, of_a_call_for_room_ends_when_another_thread_finds_the_returned_lease, 20, .size = 2,
+             .setup = setup_taking, .options = { .loan_bytes_max = 9000 }, .body = { NULL, lets_go })
+{
+    second_msg = loans_msg(job, 2, 1, 5000);
+    is_looked_at_by_another(job);
+    bx_msg_destroy(second_msg);
 }
 
 /* ---- Memory that is freed where a thread may not wait ------------------------------------------------- */
@@ -309,7 +384,7 @@ static void has_all_back(struct bx_job *job, struct bx_tensor *tensor)
 
 /* Worker 1 is in "busy" until this worker has seen it leave. Frames that do not fit into its ring stay queued here. */
 HARNESS_TEST(lease_left_again, returns_the_leases_of_frames_queued_for_a_worker_that_left, 30, .size = 2,
-             .setup = setup_busy, .body = { NULL, leaves_and_lives_on })
+             .setup = setup_taking, .body = { NULL, leaves_and_lives_on })
 {
     struct bx_tensor *tensor = loans_tensor(job, BX_U8, 5000, 1);
     struct bx_future *first = NULL;
@@ -340,7 +415,7 @@ static void reads_once_and_leaves(struct bx_job *job)
 }
 
 HARNESS_TEST(lease_left_again, returns_the_leases_of_frames_that_a_worker_that_left_never_read, 30, .size = 2,
-             .setup = setup_busy, .options = { .own_loop = true }, .body = { NULL, reads_once_and_leaves })
+             .setup = setup_taking, .options = { .own_loop = true }, .body = { NULL, reads_once_and_leaves })
 {
     struct bx_tensor *tensor = loans_tensor(job, BX_U8, 5000, 1);
 
@@ -359,8 +434,6 @@ HARNESS_TEST(lease_left_again, returns_the_leases_of_frames_that_a_worker_that_l
 
 #define TWO_MEGABYTES ((int64_t)(2 << 20))
 #define MANY 100           /* a frame has room for four times as many descriptors */
-
-static struct bx_tensor *taken;
 
 static struct bx_msg *msg_of(struct bx_tensor *const *tensors, int count, int times)
 {

@@ -26,22 +26,11 @@
  *   arena.unlinked          all done                         nothing
  *   arena.locked .sized     the arena's name made and locked   removed as the segment's
  *   object.unnamed .linked  an arena of before the start, without and with its name: nothing; removed as the segment's
- *   rejoin.mutex            a joiner has the mutex           its file without a lock: the next one takes it, or the end
- *                                                            removes it
- *   rejoin.asked            it has asked a worker            the same
- *   rejoin.bound            its segment made, its door bound a name at which nobody listens: connect is refused; the
- *                                                            next joiner, or the end, removes it; at the first start
- *                                                            the others do
- *   rejoin.door .made       its door listens                 the same
- *   rejoin.sent .met        a worker has its descriptors,    that one sees its death, and removes its names; it never
- *                           or they have each other's        ran, and nobody is told of a death
- *   rejoin.gate_closed      all have attached it             the same
+ *   boot.bound .rejoin.door   the door bound, and listens   a name: the next joiner, or the end, removes it; at the
+ *                                                            first start the others do
+ *   rejoin.made .met        its door listens; met by others  nobody knows it: the workers remove its names at the end
  *   rejoin.gate_open        its state is RUNNING, no bell    it may count as a worker that came back and died
- *   rejoin.joined           the mutex is free                the same
- *   rejoin.accepted         a worker has read nothing yet    the joiner sees the hang-up, and the others say that the
- *                                                            worker is dead; they remove the name of its door
- *   rejoin.welcomed         a worker has answered            the same
- *   rejoin.came .taken .tabled   about to attach, attached, answered   the same; or it sees its pidfd
+ *   rejoin.accepted .came   a worker stops before it reads   the joiner waits, or gives up and the next one joins
  *
  * If rank 0 is killed while it makes its segment, no other worker knows the instance: a worker that waited for it
  * removes all that dead workers of that job name left. The last tests have no launcher: nothing is left at any step,
@@ -455,25 +444,9 @@ Test(kill_without_launcher, of_one_that_waits_for_rank_0_leaves_nothing)
 
 #include "kill_rejoin.h"
 
-KILLED_JOINER(rejoin_mutex, "rejoin.mutex", 1)
-KILLED_JOINER(rejoin_asked, "rejoin.asked", 2)
-KILLED_JOINER(boot_bound, "boot.bound", 1)
-KILLED_JOINER(rejoin_door, "rejoin.door", 1)
-KILLED_JOINER(rejoin_made, "rejoin.made", 1)
-KILLED_JOINER(rejoin_sent, "rejoin.sent", 2)
-KILLED_JOINER(rejoin_met, "rejoin.met", 2)
-KILLED_JOINER(rejoin_gate_closed, "rejoin.gate_closed", 1)
-KILLED_JOINER(rejoin_gate_open, "rejoin.gate_open", 1)
-KILLED_JOINER(rejoin_joined, "rejoin.joined", 1)
 Test(kill_rejoin, a_joiner_that_nobody_knows, .timeout = 60) { run_killed_alone("rejoin.made"); }
 Test(kill_rejoin, a_worker_stopped_while_it_attaches, .timeout = 60) { run_stopped_welcoming(); }
 Test(kill_rejoin, a_shutdown_waits_for_it, .timeout = 20) { run_shutdown_before_it_rang(); }
 Test(kill_rejoin, its_join_is_heard_before_its_death, .timeout = 60) { run_killed_before_it_rang(); }
-
-KILLED_WELCOMING(rejoin_accepted, "rejoin.accepted")
-KILLED_WELCOMING(rejoin_welcomed, "rejoin.welcomed")
-KILLED_WELCOMING(rejoin_came, "rejoin.came")
-KILLED_WELCOMING(rejoin_taken, "rejoin.taken")
-KILLED_WELCOMING(rejoin_tabled, "rejoin.tabled")
 
 #endif

@@ -19,7 +19,8 @@ without_comments()
 
 find shm lib gpu -name '*.[ch]' -exec cat {} + | without_comments | grep -A1 'BXI_STEP(' |
     grep -oE '"[a-z]+\.[a-z_]+"' | grep -v '\.h"$' | LC_ALL=C sort -u >"$work/code"
-cat "$test" tests/shm/kill_*.h | without_comments | grep -oE '"[a-z]+\.[a-z_]+"' | grep -v '\.h"$' | LC_ALL=C sort -u >"$work/test"
+cat "$test" tests/shm/kill_*.h | without_comments | grep -oE '"[a-z]+\.[a-z_]+"' | grep -v '\.h"$' |
+    LC_ALL=C sort -u >"$work/test"
 report 'each step has a test' "$(
     [ -s "$work/code" ] || echo 'no step was found in shm and lib: this check does not understand them'
     LC_ALL=C comm -23 "$work/code" "$work/test" | sed "s|.*|no test kills a worker at &: $test|"

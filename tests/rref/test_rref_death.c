@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Workers that die with references: what they held is dropped, and what they owned fails. Who dies between two frames
- * of what was passed on is the simulator's (rrefs, late). MADE and DESTROYED say when an object is destroyed; a use
- * after that is found by its value.
+ * Workers that die with references: what they held is dropped, what they passed on is not, and what they owned fails.
+ * Who else dies between two frames is the simulator's (rrefs, late). MADE and DESTROYED say when an object is destroyed;
+ * a use after that is found by its value. SIGSTOP holds a worker where nothing else can: between a message and its
+ * reading.
  */
 #include "rref_fixture.h"
 
@@ -11,7 +12,8 @@
 
 TestSuite(rref_death, .timeout = 60);
 
-enum { HELD = 8, SENT };                        /* gates */
+enum { CALLERS = 20 };                          /* values */
+enum { HELD = 8, SENT, REPLIED, KILLED, USED };        /* gates */
 
 static void await_death(struct bx_job *job, int rank)
 {
@@ -53,6 +55,118 @@ Test(rref_death, of_a_holder_destroys_the_object)
     harness_reset();
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .dies = 1u << 1,
                                          .body = { holder_dies } });
+}
+
+/* What worker1 passed on to worker2, which reads it only after worker1's death. */
+HARNESS_HANDLER(pass_kept_to_2)
+{
+    struct bx_msg *out = msg_of(kept_rref);
+
+    HARNESS_EQ(bx_rpc_oneway(bx_request_job(request), "worker2", "keep", out, NULL), 0);
+    bx_msg_destroy(out);
+    return 0;
+}
+
+HARNESS_HANDLER(reply_kept)
+{
+    harness_post(REPLIED);          /* the reply is sent before the next request is read */
+    return bx_msg_put_rref(reply, kept_rref);
+}
+
+HARNESS_HANDLER(die)
+{
+    raise(SIGKILL);
+    return 0;
+}
+
+static int setup_passing(struct bx_job *job)
+{
+    HARNESS_REGISTER(job, HARNESS_INLINE("pass_kept_to_2", pass_kept_to_2), HARNESS_INLINE("reply_kept", reply_kept),
+                     HARNESS_INLINE("die", die));
+    return setup(job);
+}
+
+/* worker2 is stopped while worker1 passes it the reference in a reply, and dies: replies of the dead are read. */
+static void asks_for_it(struct bx_job *job)
+{
+    struct bx_future *future = NULL;
+
+    harness_await(HELD, 1);
+    future = harness_async(job, "worker1", "reply_kept");
+    harness_post(SENT);
+    harness_await(KILLED, 1);
+    if (bx_future_wait(future, BX_FOREVER) == 0) {
+        struct bx_reader reader = bx_msg_reader(bx_future_value(future));
+        struct bx_rref *rref = bx_rref_acquire(bx_read_rref(&reader));
+
+        bx_future_release(future);
+        HARNESS_EQ(bx_rref_wait(rref, BX_FOREVER), 0);
+        HARNESS_EQ(add_to(rref, 1), 11);
+        HARNESS_EQ(alive(), 1);
+        bx_rref_release(rref);
+        harness_add(CALLERS, 1);
+    } else {
+        HARNESS_EQ(bx_future_error(future), BX_E_PEER_DEAD);
+        bx_future_release(future);
+    }
+    harness_post(USED);
+    harness_serve(job);
+}
+
+/* worker1 replies to worker2, which is stopped, with a reference to an object of worker0, and dies. */
+static void replies_and_dies(struct bx_job *job)
+{
+    struct bx_rref *rref = own_counter(job, 10);
+
+    HARNESS_EQ(harness_call(job, "worker2", "new_nothing", NULL), 1);      /* it reads this ring first */
+    give(job, "worker1", rref, true);
+    harness_stop_worker(1);
+    harness_post(HELD);
+    harness_await(SENT, 1);
+    harness_stop_worker(2);
+    harness_signal(1, SIGCONT);
+    harness_await(REPLIED, 1);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "die", NULL, NULL, NULL), BX_E_PEER_DEAD);
+    await_death(job, 1);
+}
+
+HARNESS_TEST(rref_death, of_the_one_that_replied_with_it_counts_until_the_reply_is_read, 60, .size = 4,
+             .setup = setup_passing, .dies = 1u << 1, .body = { NULL, NULL, asks_for_it, harness_serve })
+{
+    replies_and_dies(job);
+    stays(1);                       /* worker2 has not answered ASK: what worker1 held still counts */
+    harness_post(KILLED);
+    harness_signal(2, SIGCONT);
+    harness_await(USED, 1);
+    nothing_is_left(job);
+    HARNESS_EQ(harness_load(CALLERS), 1);
+}
+
+/* The same, and the one that is to read the reply dies too: the round begins again without it. */
+HARNESS_TEST(rref_death, of_a_second_worker_within_the_round_begins_another, 60, .size = 4, .setup = setup_passing,
+             .dies = 1u << 1 | 1u << 2, .body = { NULL, NULL, asks_for_it, harness_serve })
+{
+    replies_and_dies(job);
+    stays(1);
+    harness_signal(2, SIGKILL);
+    nothing_is_left(job);
+    HARNESS_EQ(harness_call(job, "worker3", "new_nothing", NULL), 1);
+}
+
+/* worker1 passes to worker2 an object of worker0; worker2 dies before its ENTER, and worker1 lives. */
+HARNESS_TEST(rref_death, of_the_third_before_it_has_entered_takes_the_pin_away, 60, .size = 4, .setup = setup_passing,
+             .dies = 1u << 2, .body = { NULL, NULL, NULL, harness_serve })
+{
+    struct bx_rref *rref = own_counter(job, 10);
+
+    give(job, "worker1", rref, true);
+    HARNESS_EQ(harness_call(job, "worker2", "new_nothing", NULL), 1);
+    harness_stop_worker(2);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "pass_kept_to_2", NULL, NULL, NULL), 0);
+    drop_of(job, "worker1");
+    stays(1);                       /* the message to worker2 is not read */
+    harness_signal(2, SIGKILL);
+    nothing_is_left(job);
 }
 
 /* ---- The maker dies --------------------------------------------------------------------------------------- */

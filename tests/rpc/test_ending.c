@@ -9,8 +9,21 @@
 
 #include <criterion/criterion.h>
 
-enum { RELEASED };                              /* gates */
-enum { COUNTED };                               /* values */
+enum { ENTERED, RELEASED };                     /* gates */
+enum { COUNTED, SENT };                         /* values */
+
+HARNESS_HANDLER(count)
+{
+    harness_add(COUNTED, 1);
+    return 0;
+}
+
+static void await_leaving(struct bx_job *job, int rank)
+{
+    const struct bxi_control *theirs = job->rpc->peers[rank]->view.control;
+
+    HARNESS_WAIT_WHILE(bxi_load_acquire((bxi_a32 *)&theirs->header.state) < BXI_LEAVING);
+}
 
 static void leave(struct bx_job *job)
 {
@@ -65,6 +78,53 @@ Test(ending, runs_chains_of_one_way_calls_to_their_ends, .timeout = 20)
         .size = 3, .handlers = { HARNESS_BLOCKING("hop", hop) },
         .body = { begin_chains_and_leave, leave_at_once, leave_at_once } });
     cr_expect_eq(harness_load(COUNTED), CHAINS * (HOPS + 1));
+}
+
+/* ---- A thread beside the shutdown ------------------------------------------------------------------ */
+
+HARNESS_HANDLER(stuck)
+{
+    harness_post(ENTERED);
+    harness_await(RELEASED, 1);
+    return 0;
+}
+
+/* Its call may be what the handler waits for. */
+static void call_for_a_handler(struct bx_job *job, int index)
+{
+    if (index == 0) {
+        HARNESS_EQ(bx_job_shutdown(job, 0), 0);
+        return;
+    }
+    harness_await(ENTERED, 1);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "count", NULL, NULL, NULL), 0);
+    harness_post(RELEASED);
+    while (bx_rpc_oneway(job, "worker1", "count", NULL, NULL) == 0)
+        harness_add(SENT, 1);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "count", NULL, NULL, NULL), BX_E_SHUTDOWN);
+}
+
+static void shut_down_beside_a_caller(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    harness_threads(job, 2, call_for_a_handler);
+    bx_job_destroy(job);
+}
+
+static void make_it_serve_and_leave(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    await_leaving(job, 0);
+    HARNESS_EQ(bx_rpc_oneway(job, "worker0", "stuck", NULL, NULL), 0);
+    leave(job);
+}
+
+Test(ending, a_thread_may_call_as_long_as_a_request_is_served, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .handlers = { HARNESS_BLOCKING("stuck", stuck), HARNESS_INLINE("count", count) },
+        .body = { shut_down_beside_a_caller, make_it_serve_and_leave } });
+    cr_expect_eq(harness_load(COUNTED), harness_load(SENT) + 1);
 }
 
 /* ---- Nonsense ------------------------------------------------------------------------------------- */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Workers that die with references: what they held is dropped, what they passed on is not, and what they owned fails.
- * Who else dies between two frames is the simulator's (rrefs, late). MADE and DESTROYED say when an object is destroyed;
- * a use after that is found by its value. SIGSTOP holds a worker where nothing else can: between a message and its
- * reading.
+ * Who else dies between two frames is the simulator's (rrefs, late). MADE and DESTROYED say when an object is
+ * destroyed; a use after that is found by its value. SIGSTOP holds a worker where nothing else can: between a message
+ * and its reading.
  */
 #include "rref_fixture.h"
 

@@ -152,15 +152,14 @@ NN_PROGRAMS       := cartpole reinforce param_server rnn pipeline bxbench
 AUTOGRAD_PROGRAMS := cartpole rnn pipeline
 
 # Tests: unit holds every Criterion test, with the parts of the programs that they test; stress is
-# the same bodies without Criterion, which does not start under ThreadSanitizer; prog_* are programs
-# that the shell tests run.
+# ring and doorbell under load; prog_* are programs that the shell tests run.
 # Criterion does not start under ThreadSanitizer: there tests/tsan/ runs the tests.
 RUNNER_SRCS := $(if $(filter tsan,$(CONFIG)),tests/tsan/criterion.c)
 RUNNER_LIBS  = $(if $(filter tsan,$(CONFIG)),,$(shell $(PKG_CONFIG) --libs criterion))
 # Without GPU code the tests of it have nothing to link with; test_gpu_stub.c says what there is instead.
 GPU_TESTS   := $(filter-out tests/gpu/test_gpu_stub.c,$(wildcard tests/gpu/*.c tests/device/*.c tests/*/test_*_cuda.c \
 	tests/tools/test_shmstat_gpu_check.c))
-unit_SRCS   := $(filter-out tests/shm/stress_main.c $(if $(filter 0,$(CUDA)),$(GPU_TESTS)),\
+unit_SRCS   := $(filter-out tests/shm/stress_%.c $(if $(filter 0,$(CUDA)),$(GPU_TESTS)),\
 	$(wildcard $(patsubst %,tests/%/*.c,shm gpu $(ROOMS) nn autograd demos tools harness))) \
 	$(filter-out $(foreach p,$(PROGRAMS),$(firstword $($(p)_SRCS))),$(wildcard demos/*/*.c)) \
 	$(filter-out $(patsubst %,tools/shmstat/%.c,shmstat top screen),$(shmstat_SRCS)) $(RUNNER_SRCS)
@@ -201,7 +200,7 @@ SONAME_NN  := libboxcar_nn.so.$(firstword $(subst ., ,$(VERSION)))
 STATIC_AUTOGRAD := $(B)/lib/libboxcar_autograd.a
 SHARED_AUTOGRAD := $(B)/lib/libboxcar_autograd.so.$(VERSION)
 SONAME_AUTOGRAD := libboxcar_autograd.so.$(firstword $(subst ., ,$(VERSION)))
-# kill_steps is the library once more, with a hook at every step of what it does to shared memory.
+# kill_steps is the library once more, with a hook at every step of a worker's start, end and comeback.
 steps_OBJS := $(patsubst %.c,$(O)/steps/%.o,$(LIB_SRCS) tests/harness/harness.c tests/harness/crash.c \
 	tests/shm/test_kill_steps.c)
 # What `make test` needs, and what is left for `make check-all`.

@@ -5,8 +5,6 @@
  */
 #include "doorbell.h"
 
-#include "step.h"
-
 #include <errno.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -21,19 +19,16 @@ ssize_t (*bxi_bell_write)(int fd, const void *data, size_t bytes) = plain_write;
 
 void bxi_bell_arm(struct bxi_bell *bell, enum bxi_who who)
 {
-    BXI_STEP(who == BXI_WHO_LEADER ? "bell.arm_leader" : "bell.arm_background");
     bell->count++;
     /* [bell.armed] relaxed, pairs with the load in bxi_bell_armed across the two full fences: either the producer
      * sees the word, or the sleeper's recheck sees what was published. */
     bxi_store_relaxed(bell->word, bell->count << 2 | (uint64_t)who);
-    BXI_STEP("bell.armed");
 }
 
 void bxi_bell_disarm(struct bxi_bell *bell)
 {
     /* [bell.armed] relaxed: a producer that still reads the old word rings once without need. */
     bxi_store_relaxed(bell->word, bell->count << 2 | BXI_AWAKE);
-    BXI_STEP("bell.disarmed");
 }
 
 int bxi_bell_look(struct bxi_bell_peer *peer, bool replies_only)
@@ -44,9 +39,7 @@ int bxi_bell_look(struct bxi_bell_peer *peer, bool replies_only)
         return 0;
     /* Relaxed: other threads only learn from it that this one rings. */
     bxi_store_relaxed(&peer->rang_for, word);
-    BXI_STEP("bell.looked");
     bxi_bell_ring(peer->fd[(word & 3) == BXI_WHO_LEADER]);
-    BXI_STEP("bell.rung");
     return 1;
 }
 

@@ -5,8 +5,6 @@
  */
 #include "ring.h"
 
-#include "step.h"
-
 #include <errno.h>
 #include <string.h>
 
@@ -118,7 +116,6 @@ void bxi_ring_group_end(struct bxi_ring_writer *ring)
     ring->in_group = false;
     if (ring->group_word == 0)
         return;
-    BXI_STEP("ring.group");
     bxi_order_sent();
     /* [ring.commit] release, pairs with the acquire in bxi_ring_peek: the whole group is written before it. */
     bxi_store_release(word_at(ring, ring->group_pos), ring->group_word);
@@ -142,9 +139,7 @@ static void publish_padding(struct bxi_ring_writer *ring)
 
     /* [ring.next] relaxed: ordered before the padding by the release in publish. */
     bxi_store_relaxed(word_at(ring, 0), 0);
-    BXI_STEP("ring.wrap");
     publish(ring, commit_word(ring->write_pos, (uint32_t)to_end | PADDING_BIT));
-    BXI_STEP("ring.padding");
     ring->write_pos += to_end;
 }
 
@@ -175,7 +170,6 @@ static inline void publish_record(struct bxi_ring_writer *ring, uint64_t payload
 {
     bxi_order_sent();
     publish(ring, commit_word(ring->write_pos, (uint32_t)payload_bytes));
-    BXI_STEP("ring.commit");
     ring->write_pos = next;
     fetch_ahead(ring);
 }
@@ -184,10 +178,8 @@ void bxi_ring_commit(struct bxi_ring_writer *ring, uint64_t payload_bytes)
 {
     uint64_t next = ring->write_pos + bxi_record_bytes(payload_bytes);
 
-    BXI_STEP("ring.payload");
     /* [ring.next] relaxed: ordered before this record by the release in publish. */
     bxi_store_relaxed(word_at(ring, next), 0);
-    BXI_STEP("ring.next");
     publish_record(ring, payload_bytes, next);
 }
 
@@ -208,7 +200,6 @@ int bxi_ring_put(struct bxi_ring_writer *ring, const void *head, const void *bod
      * transfer of the line. So everything behind the first line is written first. */
     /* [ring.next] relaxed: ordered before this record by the release in publish. */
     bxi_store_relaxed(word_at(ring, next), 0);
-    BXI_STEP("ring.next");
     if (body_bytes > beside)
         memcpy(to + beside, (const unsigned char *)body + beside, body_bytes - beside);
     memcpy(payload, head, BXI_HEAD_BYTES);
@@ -216,7 +207,6 @@ int bxi_ring_put(struct bxi_ring_writer *ring, const void *head, const void *bod
         memcpy(to, body, beside);
     else if (body_bytes > 0)
         memcpy(to, body, body_bytes);
-    BXI_STEP("ring.payload");
     publish_record(ring, payload_bytes, next);
     return 0;
 }
@@ -226,7 +216,6 @@ bool bxi_ring_want(struct bxi_ring_writer *ring, uint64_t payload_bytes)
     /* [ring.want] relaxed, pairs with the load in bxi_ring_wanted across the two full fences: either this
      * side sees the credit, or the consumer sees want_credit. */
     bxi_store_relaxed(ring->want_credit, 1);
-    BXI_STEP("ring.want");
     bxi_fence_seq_cst();
     if (refresh_credit(ring) < 0 || !has_room(ring, bytes_needed(ring, bxi_record_bytes(payload_bytes))))
         return false;
@@ -305,12 +294,10 @@ bool bxi_ring_publish(struct bxi_ring_reader *ring)
 {
     if (ring->published == ring->read_pos)
         return false;
-    BXI_STEP("ring.read");
     ring->published = ring->read_pos;
     /* [ring.credit] release, pairs with the acquire in refresh_credit: the producer overwrites only what has been
      * read. */
     bxi_store_release(ring->credit_word, ring->read_pos);
-    BXI_STEP("ring.credit");
     return true;
 }
 

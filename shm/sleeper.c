@@ -22,8 +22,6 @@
  */
 #include "sleeper.h"
 
-#include "step.h"
-
 #include <errno.h>
 #include <fcntl.h>
 #include <liburing.h>
@@ -384,7 +382,6 @@ int bxi_sleeper_wait(struct bxi_sleeper *sleeper, uint64_t timeout_ns, uint64_t 
 {
     if (most <= 0)
         return -EINVAL;
-    BXI_STEP("bell.sleep");
     if (sleeper->kind == BXI_SLEEPER_URING) {
         int rc = uring_wait(sleeper, timeout_ns, tokens, most);
         if (rc >= 0)

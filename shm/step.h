@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Named steps between the stores to shared memory. tests/shm/test_kill_steps.c kills a worker at each of them. They
+ * Named steps in a worker's start, end and comeback. tests/shm/test_kill_steps.c kills a worker at each of them. They
  * compile to nothing unless BXI_STEPS is defined; then bxi_step is the test's, and may kill or stop the process.
  */
 #ifndef BXI_STEP_H

@@ -253,7 +253,6 @@ static void welcome(struct bxi_door *door, struct connection *connection)
         bxi_unlock(&job->run->lock);
     }
     bxi_boot_send(connection->fd, &(struct bxi_boot_out){ .data = &reply, .bytes = sizeof(reply) }, 0);
-    BXI_STEP("rejoin.welcomed");
     drop(connection);
 }
 
@@ -286,7 +285,6 @@ static int send_table(struct bxi_door *door, const struct connection *connection
     bxi_boot_send(connection->fd,
                   &(struct bxi_boot_out){ &table, offsetof(struct bxi_boot_table, entry) + sizeof(table.entry[0]), fds,
                                           BXI_BOOT_FDS }, bxi_now_ns() + CONNECTION_NS);
-    BXI_STEP("rejoin.tabled");
     close(fds[BXI_BOOT_SEGMENT]);
     close(fds[BXI_BOOT_ARENA]);
     return 0;
@@ -316,7 +314,6 @@ static int attach(struct bxi_door *door, const struct connection *connection)
         return bxi_boot_cannot_attach(job, hello->name, hello->rank, rc);
     packet->fds[BXI_BOOT_BELL] = packet->fds[BXI_BOOT_BELL_LEADER] = packet->fds[BXI_BOOT_PIDFD] = -1;
     door->watched[hello->rank] = joiner;
-    BXI_STEP("rejoin.taken");
     return send_table(door, connection);
 }
 

@@ -257,7 +257,6 @@ static int take_mutex(struct rejoin *rejoin)
         return bxi_limits_no_file(job, "lock file", path, fd);
     job->boot->mutex_fd = fd;
     bxi_spawn_note(job, BXI_NOTED_MUTEX, path);
-    BXI_STEP("rejoin.mutex");
     return 0;
 }
 
@@ -287,7 +286,6 @@ static int ask(struct rejoin *rejoin, int rank, enum bxi_boot_kind kind)
     if (rc < 0)
         return rc;
     bxi_boot_ask(job, asked, kind, kind == BXI_BOOT_JOIN ? rejoin->fds : NULL, rejoin->deadline_ns);
-    BXI_STEP(kind == BXI_BOOT_HELLO ? "rejoin.asked" : "rejoin.sent");
     rc = bxi_boot_next(job, asked, &rejoin->packet, BXI_BOOT_FDS,
                        bxi_least(rejoin->deadline_ns, bxi_now_ns() + ANSWER_NS));
     close(asked->fd);
@@ -487,13 +485,11 @@ static int join(struct rejoin *rejoin, const struct bxi_boot_paths *paths)
                        job->name, job->rank, job->job_name);
     if (job->rank == 0)
         bxi_boot_lock_running(job);
-    BXI_STEP("rejoin.gate_closed");
     /* [state] release, pairs with the acquire in bxi_join_look: all workers that live have attached this one. */
     bxi_store_release(&job->control->header.state, BXI_RUNNING);
     BXI_STEP("rejoin.gate_open");
     bxi_ring_all(job);
     bxi_joiners_release(job);
-    BXI_STEP("rejoin.joined");
     bxi_log(job, 2, "worker '%s' (rank %d) has joined job '%s': generation %u", job->name, job->rank, job->job_name,
             job->rpc->peers[job->rank]->generation);
     return 1;

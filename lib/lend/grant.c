@@ -31,8 +31,6 @@
 
 #include "base/options.h"
 
-#include "shm/step.h"
-
 #include <errno.h>
 #include <stdlib.h>
 
@@ -516,7 +514,6 @@ void bxi_grant_sent(struct bx_job *job, struct bxi_lend_peer *peer, const struct
     bxi_counter_add(job, BXI_C_tensors_sent, head->tensor_count);
     bxi_counter_add(job, BXI_C_tensor_bytes_sent, grant->tensor_bytes);
     show_loans(job, peer->rank);
-    BXI_STEP("lease.sent");
 }
 
 void bxi_grant_undo(struct bx_job *job, struct bxi_lend_peer *peer, struct bxi_grant *grant)

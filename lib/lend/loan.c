@@ -12,8 +12,6 @@
  */
 #include "lend.h"
 
-#include "shm/step.h"
-
 #include <errno.h>
 #include <stdlib.h>
 
@@ -104,12 +102,10 @@ static void give_back(struct bxi_returns *returns, uint32_t slot, uint64_t gener
 {
     bxi_lock(&returns->lock);
     if (returns->job != NULL && returns->words != NULL) {
-        BXI_STEP("lease.read");
         if (point != NULL)
             put_point(returns, slot, point);
         /* [lease.word] release, pairs with the acquire in collect_words: reads of the memory come before. */
         bxi_store_release(&returns->words[slot], generation);
-        BXI_STEP("lease.returned");
         count_return(returns->given_back);
         bxi_count(&bxi_tables(returns->job->control)->loans[returns->peer->rank].borrowed, (uint64_t)-1);
         bxi_fence_seq_cst();        /* [lease.want] the borrower's fence, pairs with the one in want */
@@ -483,7 +479,6 @@ int bxi_loan_open(struct bx_job *job, struct bxi_lend_peer *peer, const unsigned
         bxi_loan_release(loan);
         return rc;
     }
-    BXI_STEP("lease.borrowed");
     if (loan->came_back == loan->tensor_count)
         settle(loan);
     *out = loan;

@@ -12,8 +12,6 @@
  */
 #include "rpc.h"
 
-#include "shm/step.h"
-
 void bxi_bell_due(struct bx_job *job, struct bxi_peer *peer, bool reply)
 {
     if (!bxi_peers_any(job->rpc->bells_due)) {
@@ -70,7 +68,6 @@ void bxi_bell_look_unlocked(struct bx_job *job, struct bxi_peer *peer)
 {
     if (job->options.rejoin)
         return;
-    BXI_STEP("bell.unlocked");
     /* [bell.armed] the producers' fence, as in bxi_bells_flush: the exchange in bxi_unlock is one. */
     bxi_fence_seq_cst_behind_exchange();
     if (__builtin_expect(bxi_bell_armed(&peer->bell, false) == 0, 1))

@@ -8,8 +8,6 @@
 #include "mark.h"
 #include "packed.h"
 
-#include "shm/step.h"
-
 #include <errno.h>
 
 /* ---- requests ---------------------------------------------------------------------------------- */
@@ -37,7 +35,6 @@ BXI_COLD static void refuse(struct bx_job *job, struct bxi_peer *peer, int code,
     bxi_store_relaxed(&pair->refused_errno, (uint64_t)(uint32_t)code);
     /* [pair.refused] release, pairs with the acquire in look_refused: the errno is read after it. */
     bxi_store_release(&pair->refused_through, peer->in.read_pos);
-    BXI_STEP("open.refused");
     bxi_bell_ring(peer->bell.fd[0]);
 }
 

@@ -20,7 +20,6 @@
  * then, and even before it published r - 1, for it did not move in between. Where nothing runs and nothing is unread,
  * nothing is sent any more (bxi_ending_may_send). With one round alone, a chain of one-way calls runs behind the reader
  * from worker to worker. A request that was read but waits for a thread of the pool keeps its worker from being quiet.
- * tests/model/ending.pml.
  *
  * Why it ends. While a worker moves it publishes no round, and nobody decides. When all are at rest for good, each
  * publishes the next round as soon as all have published the last one; after two of them `since` of all is below. Those

@@ -8,8 +8,6 @@
  */
 #include "rpc.h"
 
-#include "shm/step.h"
-
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/statvfs.h>
@@ -105,7 +103,6 @@ BXI_COLD int bxi_peer_open_out(struct bx_job *job, struct bxi_peer *peer)
 
         if (rc < 0)
             return no_room(peer, rc);
-        BXI_STEP("open.allocated");
         base = bxi_segment_at(&job->segment, bxi_ring_offset(peer->rank));
     }
     bxi_ring_writer_init(&peer->out, base, BXI_RING_BYTES, 0, &theirs->credit[job->rank].position,
@@ -115,12 +112,10 @@ BXI_COLD int bxi_peer_open_out(struct bx_job *job, struct bxi_peer *peer)
     bxi_store_release(&peer->out_open, 1);
     /* [pair.open] release, pairs with the acquire in look_open: the first commit word is zero before. */
     bxi_store_release(&pair->open, 1);
-    BXI_STEP("open.word");
     if (self)
         bxi_event(job->run, BXI_EVENT_SCAN);
     else
         bxi_bell_ring(peer->bell.fd[0]);
-    BXI_STEP("open.rung");
     return 0;
 }
 
@@ -264,7 +259,6 @@ BXI_COLD static int send_with_more(struct bx_job *job, struct bxi_peer *peer, st
         out->head->flags |= BXI_FLAG_LEASE | (out->grant->device || out->grant->staged ? BXI_FLAG_DEVICE : 0);
         out->body = out->grant->body;
         out->body_bytes = out->grant->body_bytes;
-        BXI_STEP("lease.granted");
     }
     rc = send_or_queue(job, peer, out);
     if (rc == 0 && out->rrefs != NULL)

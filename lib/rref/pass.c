@@ -9,8 +9,6 @@
  */
 #include "rref.h"
 
-#include "shm/step.h"
-
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -143,7 +141,6 @@ void bxi_rref_sent(struct bx_job *job, int to, const struct bxi_rref_out *out, u
         bxi_store_relaxed(&out->rrefs[i]->heard, 1);        /* relaxed: by those that the message goes to */
     for (size_t i = 0; i < out->count; i++)
         count_sent(job, to, &(struct bxi_pin){ .rref = out->rrefs[i], .call = call, .end_pos = end_pos });
-    BXI_STEP("rref.passed");
 }
 
 /* ---- the receiver (role; lock) -------------------------------------------------------------------------- */

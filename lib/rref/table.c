@@ -10,8 +10,6 @@
  */
 #include "rref.h"
 
-#include "shm/step.h"
-
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -178,21 +176,6 @@ void bxi_rref_do_after(struct bx_job *job, struct bxi_rref_after *after)
     after->take_back = false;
 }
 
-/* The frame is out, and nobody rung. */
-static void sent(enum bxi_rref_op op)
-{
-    if (op == BXI_RREF_ENTER)
-        BXI_STEP("rref.enter_sent");
-    if (op == BXI_RREF_KEPT)
-        BXI_STEP("rref.kept_sent");
-    if (op == BXI_RREF_LEAVE)
-        BXI_STEP("rref.leave_sent");
-    if (op == BXI_RREF_ASK)
-        BXI_STEP("rref.ask_sent");
-    if (op == BXI_RREF_ANSWER)
-        BXI_STEP("rref.answer_sent");
-}
-
 void bxi_rref_send(struct bx_job *job, int rank, const struct bxi_rref_frame *frame, struct bxi_rref_after *after)
 {
     int rc;
@@ -201,7 +184,6 @@ void bxi_rref_send(struct bx_job *job, int rank, const struct bxi_rref_frame *fr
         return;
     rc = job->rrefs->ops->send(job, rank, frame);
     after->sent = true;
-    sent(frame->op);
     if (rc < 0)
         bxi_rref_say(after, 0, "a reference of worker '%s' may outlive its last use: nothing can be sent to worker "
                                "'%s': %s", job->name, job->rrefs->ops->name(job, rank), bx_strerror(rc));

@@ -6,7 +6,7 @@
  * A thread that sleeps notes until when: the background thread, or own_loop's timer_fd, in background_until_ns. A
  * timer that is set earlier than that changes it under the same lock, and rings the background thread. A leader that
  * sleeps knows only of the timers that were there before; the background thread rings it when a later one is due
- * (BXI_EVENT_TIMER). tests/model/timer.pml checks this.
+ * (BXI_EVENT_TIMER). The simulator checks this (role), and tests/run/test_loop_timer.c of a loop.
  */
 #include "drive.h"
 

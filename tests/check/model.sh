@@ -170,11 +170,6 @@ all_models()
         CREDIT_BEFORE_COPY
     controls hang ring '' NO_FENCE_WANT NO_FENCE_CREDIT NO_CREDIT_BEFORE_SLEEP NO_WISH_AGAIN
 
-    clean timer
-    clean timer -DOWN_LOOP
-    controls wrong timer '' NO_NOTE NO_RING_ADDED NO_TIMERS_LOOK UNTIL_WITHOUT_LOCK
-    controls wrong timer '-DOWN_LOOP' UNTIL_WITHOUT_LOCK NO_TELL_LOOP
-
     optimise=-O1        # these search long enough for it to pay
     clean role -DAT_REST -DREQUESTS=1
     clean role -DAT_REST -DROUNDS=2
@@ -217,12 +212,6 @@ all_models()
     controls wrong rref '-DHOLDERS=3 -DPASSES=3 -DKILLS=1' FORGET_PINS
     controls wrong rref '-DHOLDERS=3 -DPASSES=3 -DKILLS=2' ONLY_NEW OWN_ANSWERS NO_ROUND
 
-    clean ending
-    clean ending -DKILLS=1
-    controls wrong ending '' ONE_ROUND NO_SINCE CONSUMED NO_UNREAD RINGS_FIRST SEND_IDLE
-    controls hang ending '' NO_RING
-    controls hang ending '-DKILLS=1' WAIT_FOR_DEAD
-
     optimise=-O1
     clean lease
     optimise=-O0
@@ -245,13 +234,11 @@ all_models()
         clean role -DEND -DOWN_LOOP
         clean role -DEND -DSILENT
         clean role -DINTERRUPT -DOWN_LOOP
-        clean timer -DDEADLINES=3
         clean rref -DPASSES=5 -DKILLS=2
         clean rref -DHOLDERS=3 -DPASSES=3 -DKILLS=3
         clean rref -DHOLDERS=3 -DKILLS=2
         clean rref -DMAKE -DHOLDERS=3 -DPASSES=3 -DKILLS=2
         clean lease -DPASSES=5
-        clean ending -DN=3 -DSENDERS=1 -DMESSAGES=2
     fi
 }
 

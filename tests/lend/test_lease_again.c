@@ -76,11 +76,6 @@ static void await_sleeping_follower(struct bx_job *job)
     }
 }
 
-static void await_sleeping_leader(const struct bx_job *job)
-{
-    HARNESS_WAIT_WHILE((bxi_load_seq_cst((bxi_a64 *)&job->control->header.armed) & 3) != BXI_WHO_LEADER);
-}
-
 static struct bx_msg *second_msg;       /* with 5000 bytes, more than loan_bytes_max leaves beside the first 5000 */
 
 static void waits_and_others_look(struct bx_job *job, int index)
@@ -116,32 +111,6 @@ HARNESS_TEST(lease_wait_again, of_a_call_for_room_ends_when_another_thread_finds
     second_msg = loans_msg(job, 2, 1, 5000);
     is_looked_at_by_another(job);
     bx_msg_destroy(second_msg);
-}
-
-/* Thread 0 leads and waits for worker 2's lease, thread 1 follows and waits for worker 1's. The latter is returned
- * first, and the leader finds it. */
-static void waits_for_its_own(struct bx_job *job, int index)
-{
-    if (index == 1)
-        await_sleeping_leader(job);
-    if (index == 2) {
-        await_sleeping_leader(job);
-        await_sleeping_follower(job);
-        harness_post(LET_GO);
-        harness_await(WOKEN, 1);
-        harness_post(LET_GO);
-        return;
-    }
-    HARNESS_EQ(bx_loans_wait(job, 2 - index, 0, BX_FOREVER), 0);
-    harness_post(WOKEN);
-}
-
-HARNESS_TEST(lease_wait_again, of_a_follower_ends_when_the_leader_finds_the_returned_lease, 20, .size = 3,
-             .setup = setup_taking, .options = { .no_spin = true }, .body = { NULL, lets_go, lets_go })
-{
-    lends(job, "worker1");
-    lends(job, "worker2");
-    harness_threads(job, 3, waits_for_its_own);
 }
 
 /* ---- Memory that is freed where a thread may not wait ------------------------------------------------- */
@@ -218,7 +187,6 @@ HARNESS_TEST(lease_free_again, after_an_async_reply_that_was_done_at_once_may_no
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "answer_async", NULL, NULL, NULL), 0);
     expect_would_deadlock(job, 1);
 }
-
 
 /* ---- A reply is accepted only for a call in flight ---------------------------------------------------- */
 

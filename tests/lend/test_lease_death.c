@@ -8,14 +8,9 @@
 #include "rpc/rpc.h"
 
 #include <criterion/criterion.h>
-#include <errno.h>
-#include <sched.h>
 #include <signal.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
-enum gate { READY = 0, DEAD, DONE };
+enum gate { READY = 0, DONE };
 
 #define MEGABYTE (UINT64_C(1) << 20)
 #define HALF ((int64_t)(512 << 10))
@@ -65,29 +60,6 @@ static void kills_its_borrower(struct bx_job *job)
 HARNESS_WORLD(lease_death, of_a_borrower_gives_its_leases_back, 30, .size = 3, .setup = loans_setup,
               .body = { kills_its_borrower }, .dies = 1u << 1);
 
-HARNESS_WORLD(lease_death, of_a_borrower_gives_its_leases_back_asleep, 30, .size = 3, .setup = loans_setup,
-              .body = { kills_its_borrower }, .dies = 1u << 1,
-              .options = { .no_spin = true, .arena_bytes = 4 * MEGABYTE });
-
-/* Kills the borrower while requests that it has not read, and replies to its own calls, are in the rings. */
-HARNESS_TEST(lease_death, of_a_borrower_ends_the_leases_of_frames_in_the_rings, 30, .size = 3, .setup = loans_setup,
-             .dies = 1u << 1)
-{
-    struct bx_msg *args = loans_msg(job, 1, 2, 5000);
-
-    loans_stop(1);
-    for (int i = 0; i < 20; i++) {
-        HARNESS_EQ(bx_rpc_oneway(job, "worker1", "keep", args, NULL), 0);
-        bx_future_release(loans_start(job, "worker1", "keep", loans_msg(job, i, 1, 100)));
-    }
-    HARNESS_EQ(loans_of(job, 1).leases, 40);
-    bx_msg_destroy(args);
-    loans_signal(1, SIGKILL);
-    HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
-    HARNESS_EQ(loans_of(job, 1).taken_back, 40);
-    HARNESS_CHECK(!bx_worker_is_alive(job, 1));
-}
-
 static void waits_for_room_at_one_that_dies(struct bx_job *job)
 {
     for (int64_t i = 0; i < 2; i++)
@@ -116,21 +88,6 @@ Test(lease_death, of_a_borrower_makes_room_for_a_call_to_another, .timeout = 30)
             .body = { waits_for_room_at_one_that_dies, NULL, kills_worker_1 },
             .options = { .loan_bytes_max = MEGABYTE, .no_spin = no_spin != 0 } });
     }
-}
-
-HARNESS_TEST(lease_death, of_a_borrower_ends_the_wait_for_its_lease, 60, .size = 3, .setup = loans_setup,
-             .dies = 1u << 1, .body = { NULL, NULL, kills_worker_1 })
-{
-    struct bx_msg *args = loans_msg(job, 1, 1, 64);
-
-    for (int i = 0; i < BX_LEASES_MAX; i++)
-        HARNESS_EQ(bx_rpc_sync(job, "worker1", "keep", args, NULL, NULL), 0);
-    harness_post(READY);
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "keep", args, NULL, NULL), BX_E_PEER_DEAD);
-    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "keep", args, NULL), BX_E_PEER_DEAD);
-    HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
-    HARNESS_EQ(loans_of(job, 1).taken_back, BX_LEASES_MAX);
-    bx_msg_destroy(args);
 }
 
 /* ---- The owner ------------------------------------------------------------------------------------------------- */
@@ -175,48 +132,6 @@ HARNESS_TEST(lease_death, of_an_owner_leaves_its_tensors_readable_beyond_the_job
     harness_leave(job);
     loans_end(reply, 0, 3);
 }
-
-/* The caller dies while its calls wait in the callee's queue or run there. */
-static void dies_with_calls_out(struct bx_job *job)
-{
-    for (int i = 0; i < 2 * BXI_POOL_READY; i++)
-        loans_start(job, "worker0", "stuck", loans_msg(job, i, 2, 20000));
-    loans_start(job, "worker0", "hold", loans_msg(job, 1, 2, 20000));
-    harness_await(LOANS_STUCK, BXI_POOL_READY);
-    harness_await(LOANS_HELD, 1);
-    raise(SIGKILL);
-}
-
-HARNESS_TEST(lease_death, of_a_caller_ends_the_leases_of_its_requests, 30, .size = 3, .setup = loans_setup,
-             .dies = 1u << 1, .body = { NULL, dies_with_calls_out })
-{
-    await_death(job, 1);
-    /* "stuck" has read its tensors before the death, "keep" reads them after it. */
-    HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
-    harness_post(LOANS_GO);
-    HARNESS_EQ(harness_call(job, "worker2", "verify", loans_msg(job, 1, 1, 100)), 1);
-    while (loans_of(job, 1).borrowed != 0)
-        HARNESS_EQ(harness_call(job, "worker2", "echo", harness_msg_i64(1)), 1);
-}
-
-/* Each of the other workers has borrowed from worker 1 and has lent to it. */
-static void is_entangled(struct bx_job *job)
-{
-    struct bx_msg *reply;
-
-    HARNESS_EQ(harness_call(job, "worker1", "keep", loans_msg(job, 1, 1, 5000)), 1);
-    reply = harness_ask(job, "worker1", "make", harness_msg_i64(2));
-    harness_post(READY);
-    harness_await(READY, 2);
-    if (bx_job_rank(job) == 0)
-        loans_signal(1, SIGKILL);
-    HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
-    HARNESS_EQ(loans_of(job, 1).taken_back, 1);
-    loans_end(reply, 0, 2);
-}
-
-HARNESS_WORLD(lease_death, of_a_worker_that_lent_and_borrowed_ends_both, 30, .size = 3, .setup = loans_setup,
-              .dies = 1u << 1, .body = { is_entangled, NULL, is_entangled });
 
 /* ---- Stopped, and gone ----------------------------------------------------------------------------------------- */
 

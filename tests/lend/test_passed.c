@@ -9,11 +9,10 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <signal.h>
-#include <string.h>
 #include <unistd.h>
 
 #define ELEMENTS ((int64_t)(1 << 20))
-enum gate { HELD = 0, DEAD, CHECKED, SEEN };
+enum gate { HELD = 0, CHECKED, SEEN };
 
 static struct bx_tensor *kept;
 static struct bx_future *future;
@@ -229,27 +228,6 @@ static void await_gone(const struct bx_job *job, int rank)
         usleep(1000);
 }
 
-static void middle_dies(struct bx_job *job)
-{
-    HARNESS_EQ(harness_call(job, "worker1", "pass_on", by(job, 7, "2", ELEMENTS)), 1);
-    loans_signal(1, SIGKILL);
-    await_gone(job, 1);
-    HARNESS_EQ(bx_loans_wait(job, 1, 0, 200 * HARNESS_MS), BX_E_TIMEOUT);      /* worker2 reads it still */
-    write_over_free_memory(job);
-    HARNESS_EQ(harness_call_i64(job, "worker2", "drop", 1), 0);                /* checks it first */
-    loans_come_back(job, -1);
-    HARNESS_EQ(loans_of(job, 1).taken_back, 1);
-}
-
-Test(passed, tensors_stay_until_the_last_holder_drops_them_though_the_middle_dies)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { middle_dies, NULL, harness_serve },
-                                         .dies = 1u << 1 });
-    harness_reset();
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { middle_dies, NULL, harness_serve },
-                                         .dies = 1u << 1, .options = { .no_spin = true } });
-}
-
 /* worker1 reads what worker2 sent back to it, when its lease to worker2 is taken back. */
 static void lender_is_the_holder(struct bx_job *job)
 {
@@ -396,81 +374,3 @@ static void sees_it_leave(struct bx_job *job)
 HARNESS_WORLD(passed, tensors_whose_owner_has_left_are_refused_with_the_code_of_a_call_to_it, 60, .size = 3,
               .setup = setup, .handlers = { HARNESS_INLINE("stall", stall) },
               .body = { leaves_alone, keeps_the_tensor_of_one_that_leaves, sees_it_leave });
-
-/* The lease through which it came back is taken back; the memory stays. */
-static void keeps_what_came_back_from_the_dead(struct bx_job *job)
-{
-    HARNESS_EQ(harness_call(job, "worker1", "pass_on", by(job, 7, "0", ELEMENTS)), 1);
-    loans_signal(1, SIGKILL);
-    loans_come_back(job, -1);
-    write_over_free_memory(job);
-    HARNESS_EQ(harness_call_i64(job, "worker0", "drop", 1), 0);                /* checks it first */
-}
-
-HARNESS_WORLD(passed, tensors_that_came_back_stay_when_the_borrower_dies, 60, .size = 3, .setup = setup,
-              .body = { keeps_what_came_back_from_the_dead, NULL, harness_serve }, .dies = 1u << 1);
-
-HARNESS_TEST(passed, tensors_come_back_when_the_receiver_dies, 60, .size = 3, .setup = setup,
-             .body = { NULL, harness_serve }, .dies = 1u << 2)
-{
-    HARNESS_EQ(harness_call(job, "worker1", "pass_on", by(job, 7, "2", ELEMENTS)), 1);
-    loans_signal(2, SIGKILL);
-    loans_come_back(job, -1);
-    HARNESS_EQ(loans_of(job, 1).returned, 1);
-}
-
-static void outlive_the_owner(struct bx_job *job)
-{
-    harness_await(HELD, 1);
-    await_gone(job, 0);
-    if (bx_job_rank(job) == 1) {
-        HARNESS_EQ(harness_call_i64(job, "worker2", "drop", 1), 0);            /* checks it first */
-        loans_come_back(job, -1);
-    } else {
-        harness_serve(job);
-    }
-}
-
-HARNESS_TEST(passed, tensors_are_read_after_the_owners_death, 60, .size = 3, .setup = setup, .dies = 1u << 0,
-             .body = { NULL, outlive_the_owner, outlive_the_owner })
-{
-    HARNESS_EQ(harness_call(job, "worker1", "pass_on", by(job, 7, "2", ELEMENTS)), 1);
-    harness_post(HELD);
-    harness_die(job);
-}
-
-static void pass_while_it_dies(struct bx_job *job)
-{
-    struct bx_msg *count = harness_msg_i64(1), *made = NULL;
-    struct bx_reader reader;
-    struct bx_tensor *tensor;
-    int copied = 0;
-
-    HARNESS_EQ(bx_rpc_sync(job, "worker0", "make", count, NULL, &made), 0);
-    reader = bx_msg_reader(made);
-    tensor = bx_read_tensor(&reader);
-    harness_post(HELD);
-    while (copied < 20) {
-        struct bx_msg *args = harness_msg_i64(0);
-        int rc;
-
-        bx_msg_put_tensor(args, tensor);
-        rc = bx_rpc_sync(job, "worker2", "verify", args, NULL, NULL);
-        if (rc < 0)
-            HARNESS_EQ(rc, BX_E_PEER_DEAD);
-        copied += !bx_worker_is_alive(job, 0);
-        bx_msg_destroy(args);
-    }
-    bx_msg_destroy(made);
-    bx_msg_destroy(count);
-    loans_come_back(job, -1);
-}
-
-/* worker1 passes on, over and over, while the owner dies: each answer is the tensor, or BX_E_PEER_DEAD. */
-HARNESS_TEST(passed, tensors_are_the_answer_or_the_death_of_their_owner_is, 60, .size = 3, .setup = setup,
-             .dies = 1u << 0, .body = { NULL, pass_while_it_dies, harness_serve })
-{
-    harness_await(HELD, 1);
-    usleep(2000);
-    harness_die(job);
-}

@@ -8,9 +8,6 @@
 #include "rpc/rpc.h"
 
 #include <criterion/criterion.h>
-#include <errno.h>
-#include <sched.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum gate { KEPT = 0, RELEASED, SHUT_DOWN };
@@ -180,138 +177,7 @@ HARNESS_TEST(tensor_life, is_kept_beyond_a_job_that_was_not_shut_down, 20, .size
 
 /* ---- Not used again before the last lease is back ----------------------------------------------------------- */
 
-#define POOL 24
-#define ROUNDS 1500
-
 struct item {
     struct bx_tensor *tensor;
     uint64_t number;
 };
-static struct item items[POOL];
-static uint64_t lender_seed, keeper_seed;       /* of the body and of the handler: they run on different threads */
-
-static uint64_t next_random(uint64_t *seed, uint64_t below)
-{
-    *seed = *seed * 6364136223846793005u + 1442695040888963407u;
-    return (*seed >> 33) % below;
-}
-
-/* Puts the tensor into a random place of the pool. Releases the one that was there; its bytes must be unchanged. */
-HARNESS_HANDLER(replace)
-{
-    while (bx_reader_tensors_left(args) > 0) {
-        struct item *item = &items[next_random(&keeper_seed, POOL)];
-
-        HARNESS_CHECK(item->tensor == NULL || loans_hold(item->tensor, item->number));
-        bx_tensor_release(item->tensor);
-        item->tensor = bx_tensor_acquire(bx_read_tensor(args));
-        item->number = bx_read_u64(args);
-        HARNESS_CHECK(loans_hold(item->tensor, item->number));
-    }
-    return 0;
-}
-
-HARNESS_HANDLER(empty)
-{
-    for (int i = 0; i < POOL; i++) {
-        HARNESS_CHECK(items[i].tensor == NULL || loans_hold(items[i].tensor, items[i].number));
-        bx_tensor_release(items[i].tensor);
-        items[i].tensor = NULL;
-    }
-    return 0;
-}
-
-static int setup_stress(struct bx_job *job)
-{
-    lender_seed = (uint64_t)bx_job_rank(job) + 7;
-    keeper_seed = (uint64_t)bx_job_rank(job) + 77;
-    HARNESS_REGISTER(job, HARNESS_INLINE("replace", replace), HARNESS_INLINE("empty", empty));
-    return loans_setup(job);
-}
-
-/* A size near that of a page or of a size class of jemalloc. */
-static int64_t some_size(void)
-{
-    if (next_random(&lender_seed, 3) == 0)
-        return (int64_t)next_random(&lender_seed, 60000) + 1;
-    return (int64_t)(next_random(&lender_seed, 4) * 4096 + next_random(&lender_seed, 130)) + 1;
-}
-
-static void lends_and_forgets(struct bx_job *job)
-{
-    uint64_t number = (uint64_t)bx_job_rank(job) << 32;
-
-    for (int round = 0; round < ROUNDS; round++) {
-        struct bx_msg *msg = bx_msg_create(0);
-
-        for (uint64_t i = next_random(&lender_seed, 4) + 1; i > 0; i--) {
-            struct bx_tensor *tensor = loans_tensor(job, BX_U8, some_size(), ++number);
-
-            HARNESS_EQ(bx_msg_put_tensor(msg, tensor), 0);
-            HARNESS_EQ(bx_msg_put_u64(msg, number), 0);
-            bx_tensor_release(tensor);
-        }
-        /* Many are lent to two workers: the block is free when both have returned it. */
-        for (uint64_t i = next_random(&lender_seed, 2) + 1; i > 0; i--) {
-            const char *to = bx_worker_name(job, (int)next_random(&lender_seed, 3));
-
-            HARNESS_EQ(bx_rpc_oneway(job, to, "replace", msg, NULL), 0);
-        }
-        bx_msg_destroy(msg);
-        if (round % 64 == 0)
-            HARNESS_EQ(harness_call(job, "worker2", "echo", harness_msg_i64(round)), round);
-    }
-    harness_post(KEPT);
-    harness_await(KEPT, 3);
-    for (int to = 0; to < 3; to++)
-        HARNESS_EQ(loans_try(job, bx_worker_name(job, to), "empty", NULL, NULL), 0);
-    loans_come_back(job, -1);
-    HARNESS_CHECK(loans_of(job, -1).granted >= ROUNDS);
-    HARNESS_EQ(loans_of(job, -1).taken_back, 0);
-
-    struct bx_arena_info info = { 0 };
-
-    HARNESS_EQ(bx_job_arena(job, &info), 0);
-    HARNESS_EQ(info.used_bytes, 0);
-}
-
-HARNESS_WORLD(tensor_life, keeps_its_memory_until_the_last_lease_is_returned, 120, .size = 3, .setup = setup_stress,
-              .options = { .arena_bytes = 64 << 20 },
-              .body = { lends_and_forgets, lends_and_forgets, lends_and_forgets });
-
-HARNESS_WORLD(tensor_life, keeps_its_memory_until_the_last_lease_is_returned_asleep, 120, .size = 3,
-              .setup = setup_stress, .options = { .arena_bytes = 64 << 20, .no_spin = true },
-              .body = { lends_and_forgets, lends_and_forgets, lends_and_forgets });
-
-/* Several threads of each worker lend to all workers and wait for their leases at the same time. */
-static void lends_on_a_thread(struct bx_job *job, int index)
-{
-    for (int i = 0; i < 100; i++) {
-        const char *to = bx_worker_name(job, (i + index) % 3);
-        struct bx_msg *args = loans_msg(job, i, 2, 3000), *reply = NULL;
-
-        HARNESS_EQ(bx_rpc_sync(job, to, verifiers[i % 3], args, NULL, NULL), 0);
-        reply = harness_ask(job, to, "back", args);
-        if (i % 16 == index)
-            HARNESS_EQ(bx_loans_wait(job, (i + index) % 3, 2, BX_FOREVER), 0);
-        loans_end(reply, (uint64_t)i, 2);
-    }
-}
-
-static void lends_on_threads(struct bx_job *job)
-{
-    harness_threads(job, 4, lends_on_a_thread);
-    harness_post(KEPT);
-    harness_await(KEPT, 3);         /* replies to other workers are on loan too */
-    loans_come_back(job, -1);
-}
-
-Test(tensor_life, is_counted_correctly_by_several_threads, .timeout = 60)
-{
-    for (int no_spin = 0; no_spin < 2; no_spin++) {
-        harness_reset();
-        harness_run(&(struct harness_world){
-            .size = 3, .setup = loans_setup, .options = { .no_spin = no_spin != 0 },
-            .body = { lends_on_threads, lends_on_threads, lends_on_threads } });
-    }
-}

@@ -27,13 +27,13 @@
  *     shm/ring.c refresh_credit 2227461877
  *     shm/ring.c publish 2336133097
  *     shm/ring.c bxi_ring_group_begin 2001958274
- *     shm/ring.c bxi_ring_group_end 877348370
- *     shm/ring.c publish_padding 284762529
+ *     shm/ring.c bxi_ring_group_end 986822389
+ *     shm/ring.c publish_padding 282696286
  *     shm/ring.c bxi_ring_reserve 2566588735
- *     shm/ring.c publish_record 2078520272
- *     shm/ring.c bxi_ring_commit 3252158779
- *     shm/ring.c bxi_ring_put 377978229
- *     shm/ring.c bxi_ring_want 2539634253
+ *     shm/ring.c publish_record 2849661543
+ *     shm/ring.c bxi_ring_commit 2349983223
+ *     shm/ring.c bxi_ring_put 2137244928
+ *     shm/ring.c bxi_ring_want 2778242919
  *     shm/ring.c bxi_ring_unwant 1281251113
  *     lib/rpc/out.c send_or_queue 1991143398
  *     lib/rpc/out.c queue_or_want 2297038140
@@ -41,7 +41,7 @@
  *     lib/rpc/out.c move_queue 525238475
  *     shm/ring.c checked_length 1264521318
  *     shm/ring.c bxi_ring_peek 284209940
- *     shm/ring.c bxi_ring_publish 2936451198
+ *     shm/ring.c bxi_ring_publish 1834386277
  *     shm/ring.c bxi_ring_advance 2143990827
  *     shm/ring.c bxi_ring_wanted 3848625304
  *     lib/rpc/bell.c bxi_wanted_look 2044485759

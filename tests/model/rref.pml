@@ -22,7 +22,7 @@
  *
  * It stands for the protocol at the head of lib/rref/rref.h, and for
  *     lib/rref/pass.c count_sent 724726851
- *     lib/rref/pass.c bxi_rref_sent 2546505870
+ *     lib/rref/pass.c bxi_rref_sent 1702792460
  *     lib/rref/pass.c is_passed 1220690981
  *     lib/rref/pass.c take 512031932
  *     lib/rref/pass.c take_makes 2317422208

@@ -13,7 +13,6 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -370,16 +369,6 @@ HARNESS_TEST(async_pool, a_deadline_while_the_handler_runs_fails_the_future_that
     check_end(BX_E_CANCELLED);
 }
 
-HARNESS_TEST(async_pool, a_cancel_while_the_future_is_pending_fails_it, 30, .size = 2, .setup = setup)
-{
-    struct bx_future *future = begin(job, PARK, BX_FOREVER);
-
-    await_pending(job);
-    HARNESS_EQ(bx_future_cancel(future), 0);
-    harness_end(future, BX_E_CANCELLED);
-    check_end(BX_E_CANCELLED);
-}
-
 /* The call is made after the cancel has come: it is cancelled as soon as the handler has returned. */
 HARNESS_TEST(async_pool, a_call_whose_future_a_cancelled_handler_returns_is_cancelled, 30, .size = 3, .setup = setup)
 {
@@ -414,14 +403,6 @@ HARNESS_TEST(async_pool, a_handler_whose_caller_dies_meanwhile_has_its_future_fa
 {
     begin(job, STAY_AND_PARK, BX_FOREVER);
     harness_await(ENTERED, 1);
-    kill(getpid(), SIGKILL);
-}
-
-HARNESS_TEST(async_pool, a_future_whose_caller_dies_fails, 30, .size = 3, .setup = setup, .dies = 1u,
-             .body = { NULL, NULL, sees_it_die })
-{
-    begin(job, PARK, BX_FOREVER);
-    await_pending(job);
     kill(getpid(), SIGKILL);
 }
 
@@ -475,29 +456,4 @@ HARNESS_TEST(async_pool, one_way_calls_have_no_answer, 30, .size = 2, .setup = s
     HARNESS_EQ(bx_rpc_oneway(job, "worker1", "quick", args, NULL), 0);
     bx_msg_destroy(args);
     HARNESS_WAIT_WHILE(harness_load(RAN) < 2);
-}
-
-/* ---- Races ------------------------------------------------------------------------------------ */
-
-#define RACES 1500
-
-/* Cancels come in the queue, while the handler runs, between its return and the callback, and while it is pending. The
- * shutdown at the end fails if a request was not answered. */
-HARNESS_TEST(async_pool, a_cancel_at_any_time_leaves_no_request_behind, 30, .size = 2, .setup = setup)
-{
-
-    for (int i = 0; i < RACES; i++) {
-        struct bx_future *future = harness_start(job, "worker1", "quick", harness_msg_i64(i), BX_FOREVER);
-
-        for (int spin = 0; spin < i % 64 * 8; spin++)
-            bxi_load_seq_cst(&job->run->eager);
-        if (i % 3 == 0)
-            sched_yield();
-        if (bx_future_cancel(future) == 0)
-            HARNESS_EQ(bx_future_error(future), BX_E_CANCELLED);
-        else
-            HARNESS_EQ(i % 2, 0);           /* the odd ones are never set */
-        bx_future_release(future);
-    }
-    await_read(job);
 }

@@ -45,25 +45,6 @@ HARNESS_TEST(batch, runs_when_every_member_has_a_row_and_orders_rows_by_rank, 20
         HARNESS_EQ(harness_load(RECORD + run), 123);
 }
 
-static void call_last(struct bx_job *job)
-{
-    await_arrived(job, 2);
-    HARNESS_EQ(harness_load(RUNS), 0);
-    HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 1), 6);
-}
-
-static void call_with_rank(struct bx_job *job)
-{
-    HARNESS_EQ(harness_call_i64(job, "worker0", "sum", bx_job_rank(job)), 6);
-}
-
-Test(batch, waits_for_the_last_member, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 4, .setup = setup_three, .body = { NULL, call_last, call_with_rank, call_with_rank } });
-    cr_expect_eq(harness_load(RUNS), 1);
-}
-
 static void call_twice_first(struct bx_job *job)
 {
     struct bx_future *first = begin(job, 1, 0), *second = begin(job, 100, 0);
@@ -242,19 +223,6 @@ Test(batch, runs_when_it_has_max_rows, .timeout = 20)
     cr_expect_eq(harness_load(RUNS), 2);
 }
 
-static int setup_members_and_two_rows(struct bx_job *job)
-{
-    return setup_with(job, &(struct bx_batch_options){ .max_rows = 2 }, 4);
-}
-
-Test(batch, runs_with_max_rows_though_members_are_missing, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 5, .setup = setup_members_and_two_rows,
-        .body = { NULL, call_and_wait, call_and_wait, call_and_wait, call_and_wait } });
-    cr_expect_eq(harness_load(RUNS), 2);
-}
-
 static int setup_alone(struct bx_job *job)
 {
     return setup_with(job, NULL, 0);
@@ -293,26 +261,6 @@ Test(batch, runs_when_its_oldest_row_has_waited_for_flush_after, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 3, .setup = setup_flush, .body = { NULL, call_and_be_flushed } });
     cr_expect_eq(harness_load(RUNS), 3);
-}
-
-Test(batch, is_flushed_by_a_worker_that_sleeps_in_epoll_too, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 3, .setup = setup_flush, .body = { NULL, call_and_be_flushed },
-        .options = { .wait = BX_WAIT_EPOLL, .no_spin = true } });
-    cr_expect_eq(harness_load(RUNS), 3);
-}
-
-static int setup_late_flush(struct bx_job *job)
-{
-    return setup_with(job, &(struct bx_batch_options){ .flush_after_ns = 3600000 * HARNESS_MS }, 2);
-}
-
-Test(batch, does_not_wait_for_the_flush_if_all_members_have_called, .timeout = 60)
-{
-    harness_run(&(struct harness_world){
-        .size = 3, .setup = setup_late_flush, .body = { NULL, call_twice_first, call_twice_second } });
-    cr_expect_eq(harness_load(RUNS), 2);
 }
 
 /* ---- Members that join and leave ------------------------------------------------------------- */

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * lib/rpc/bell.c: bxi_bell_own and bxi_bell_look_unlocked, with an armed word and an eventfd of the test in place of
- * the peer's. Worker 0 has own_loop: a background thread would flush what a test leaves due. The callee of
- * tests/shm/test_kill_steps.c falls asleep between the frame and the look of a whole call; tests/model/doorbell.pml
+ * the peer's. Worker 0 has own_loop: a background thread would flush what a test leaves due. tests/model/doorbell.pml
  * checks that the look loses no wake-up.
  */
 #include "tests/harness/harness.h"

@@ -146,19 +146,6 @@ HARNESS_TEST(call, asynchronous_gives_a_future_of_the_reply, 20, .size = 2, .set
     bx_msg_destroy(args);
 }
 
-HARNESS_TEST(call, runs_though_its_future_was_released, 20, .size = 2, .setup = setup)
-{
-    struct bx_msg *args = harness_msg_i64(3);
-
-    for (int i = 0; i < 2000; i++) {
-        struct bx_future *future = NULL;
-
-        HARNESS_EQ(bx_rpc_async(job, "worker1", "twice", args, NULL, &future), 0);
-        bx_future_release(future);
-    }
-    bx_msg_destroy(args);
-}
-
 HARNESS_HANDLER(tick)
 {
     harness_add(0, (uint64_t)bx_read_i64(args));
@@ -185,43 +172,6 @@ HARNESS_TEST(call, one_way_waits_for_a_full_ring_and_brings_no_reply, 20, .size 
     HARNESS_EQ(replies, 0);
     bx_msg_destroy(args);
 }
-
-/* ---- From several threads -------------------------------------------------------------------- */
-
-#define THREADS 8
-#define CALLS 10000
-
-static void call_many(struct bx_job *job, int index)
-{
-    for (int64_t i = 0; i < CALLS; i++) {
-        int64_t value = index * (int64_t)CALLS + i;
-
-        HARNESS_EQ(harness_call_i64(job, "worker1", "twice", value), 2 * value);
-    }
-}
-
-HARNESS_TEST(call, from_eight_threads_at_once_gives_each_its_own_reply, 20, .size = 2, .setup = setup)
-{
-    harness_threads(job, THREADS, call_many);
-    HARNESS_EQ(harness_counter(job, "calls_sent"), THREADS * CALLS);
-    HARNESS_EQ(harness_counter(job, "calls_completed"), THREADS * CALLS);
-}
-
-static void call_mixed(struct bx_job *job, int index)
-{
-    const char *to = bx_worker_name(job, (bx_job_rank(job) + index) % 3);
-
-    for (int64_t i = 0; i < 300; i++)
-        HARNESS_EQ(harness_call_i64(job, to, doublers[(index + i) % 3], i), 2 * i);
-}
-
-static void call_mixed_from_threads(struct bx_job *job)
-{
-    harness_threads(job, 6, call_mixed);
-}
-
-HARNESS_WORLD(call, runs_while_other_workers_call_in_all_directions, 20, .size = 3, .setup = setup,
-              .body = { call_mixed_from_threads, call_mixed_from_threads, call_mixed_from_threads });
 
 /* ---- Order ----------------------------------------------------------------------------------- */
 

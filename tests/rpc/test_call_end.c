@@ -9,10 +9,8 @@
 
 #include <criterion/criterion.h>
 #include <errno.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 enum { ENTERED, RELEASED, READY };                      /* gates */
@@ -445,82 +443,6 @@ static void call_with_large_frames(struct bx_job *job)
 HARNESS_WORLD(call_end, by_their_replies_though_the_rings_of_both_sides_are_full, 20, .size = 2,
               .handlers = { HARNESS_INLINE("echo", harness_echo_bytes) },
               .body = { call_with_large_frames, call_with_large_frames });
-
-/* ---- Races ----------------------------------------------------------------------------------- */
-
-#define RACES 2000
-#define RACERS 4
-
-enum { LATE = 20, ON_TIME };                            /* values */
-
-static void race_a_deadline(struct bx_job *job, int index)
-{
-    struct bx_msg *args = harness_msg_i64(index);
-
-    for (int i = 0; i < RACES; i++) {
-        struct bx_call_options hasty = { .timeout_ns = (uint64_t)(1000 + i * 37 % 60000) };
-        struct bx_msg *reply = NULL;
-        int rc = bx_rpc_sync(job, "worker1", "twice", args, &hasty, &reply);
-
-        HARNESS_CHECK(rc == 0 || rc == BX_E_TIMEOUT);
-        HARNESS_CHECK((reply != NULL) == (rc == 0));
-        bx_msg_destroy(reply);
-        harness_add(rc == 0 ? ON_TIME : LATE, 1);
-    }
-    bx_msg_destroy(args);
-}
-
-HARNESS_TEST(call_end, once_if_reply_and_deadline_race, 20, .size = 2, .setup = setup)
-{
-    harness_threads(job, RACERS, race_a_deadline);
-    /* Calls that timed out before they were sent have no reply. */
-    HARNESS_EQ(harness_load(ON_TIME) + harness_load(LATE), RACES * RACERS);
-    HARNESS_EQ(harness_counter(job, "calls_sent"),
-               harness_counter(job, "calls_completed") + harness_counter(job, "calls_timed_out"));
-    await_late_replies(job);
-}
-
-static void count_end(struct bx_future *future, void *context)
-{
-    (void)context;
-    HARNESS_CHECK(bx_future_error(future) == 0 || bx_future_error(future) == BX_E_CANCELLED ||
-                  bx_future_error(future) == BX_E_TIMEOUT);
-    harness_add(bx_future_error(future) == 0 ? ON_TIME : LATE, 1);
-}
-
-static void race_a_cancel(struct bx_job *job, int index)
-{
-    struct bx_msg *args = harness_msg_i64(index);
-
-    for (int i = 0; i < RACES; i++) {
-        struct bx_call_options hasty = { .timeout_ns = (uint64_t)(20000 + i * 37 % 60000) };
-        struct bx_future *future = NULL;
-        int rc = bx_rpc_async(job, "worker1", "twice", args, &hasty, &future);
-
-        if (rc == BX_E_TIMEOUT) {       /* no slot became free before the deadline */
-            harness_add(LATE, 1);
-            continue;
-        }
-        HARNESS_EQ(rc, 0);
-        HARNESS_EQ(bx_future_on_done(future, count_end, NULL), 0);
-        if (i % 3 != 0)
-            rc = bx_future_wait(future, (uint64_t)(i % 20) * 1000);
-        rc = bx_future_cancel(future);
-        HARNESS_CHECK(rc == 0 || rc == -EALREADY);
-        /* -EALREADY may mean that another thread is about to complete it. */
-        rc = bx_future_wait(future, BX_FOREVER);
-        HARNESS_CHECK(rc == 0 || rc == BX_E_CANCELLED || rc == BX_E_TIMEOUT);
-        bx_future_release(future);
-    }
-    bx_msg_destroy(args);
-}
-
-HARNESS_TEST(call_end, once_if_reply_cancel_and_deadline_race, 20, .size = 2, .setup = setup)
-{
-    harness_threads(job, RACERS, race_a_cancel);
-    await_late_replies(job);
-    HARNESS_EQ(harness_load(ON_TIME) + harness_load(LATE), RACES * RACERS);
-}
 
 /* ---- From callback to callback --------------------------------------------------------------- */
 

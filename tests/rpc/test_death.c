@@ -13,8 +13,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,7 +23,7 @@
 
 #define MANY 100
 
-enum gate { HELD = 0, DEATH_SEEN, SERVED, CALLED, RUNNING, GO, CUT, ENDED, SENT };
+enum gate { HELD = 0, DEATH_SEEN, SERVED, RUNNING, GO, CUT, ENDED, SENT };
 enum value { PID = 0, DEATHS = 16, DEAD_RANK, ROWS };     /* PID + rank */
 
 static void on_death(struct bx_job *job, int rank, void *context)
@@ -105,28 +103,6 @@ HARNESS_WORLD(death, is_seen_by_a_worker_with_own_loop, 30, .size = 3, .setup = 
 
 HARNESS_WORLD(death, is_seen_in_epoll, 30, .size = 3, .setup = setup,
               .options = { .wait = BX_WAIT_EPOLL, .no_spin = true }, .body = { kills_its_callee }, .dies = 1u << 1);
-
-static void waits_for_a_callee_that_dies(struct bx_job *job, int index)
-{
-    struct bx_msg *args = harness_msg_i64(index);
-
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "hold", args, NULL, NULL), BX_E_PEER_DEAD);
-    HARNESS_HAS(bx_error_text(), "'worker1'");
-    bx_msg_destroy(args);
-}
-
-static void kills_when_three_are_held(struct bx_job *job)
-{
-    (void)job;
-    harness_await(HELD, 3);
-    harness_signal(1, SIGKILL);
-}
-
-HARNESS_TEST(death, ends_the_wait_of_every_thread, 30, .size = 3, .setup = setup, .dies = 1u << 1,
-             .body = { NULL, NULL, kills_when_three_are_held })
-{
-    harness_threads(job, 3, waits_for_a_callee_that_dies);
-}
 
 static void collects_what_was_published(struct bx_job *job)
 {
@@ -224,25 +200,6 @@ HARNESS_TEST(death, of_all_others_leaves_the_last_one_working, 30, .size = 3, .s
     HARNESS_EQ(bx_job_serve(job), 0);       /* no other worker is left */
 }
 
-static void kills_and_calls(struct bx_job *job)
-{
-    harness_signal(1, SIGKILL);
-    harness_await(SERVED, 1);
-    for (int i = 0; i < 1000; i++)
-        HARNESS_EQ(harness_call_i64(job, "worker0", "echo", i), i);
-    harness_post(CALLED);
-}
-
-HARNESS_TEST(death, is_reported_once_and_serving_goes_on, 30, .size = 3, .setup = setup, .dies = 1u << 1,
-             .body = { NULL, NULL, kills_and_calls })
-{
-    HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
-    HARNESS_HAS(bx_error_text(), "'worker1'");
-    harness_post(SERVED);
-    HARNESS_EQ(bx_job_serve(job), 0);
-    HARNESS_EQ(harness_gate(CALLED), 1);
-}
-
 HARNESS_HANDLER(ask_worker2)
 {
     return bx_rpc_sync(bx_request_job(request), "worker2", "hold", NULL, NULL, NULL);
@@ -267,41 +224,14 @@ HARNESS_TEST(death, fails_a_nested_call, 30, .size = 3, .setup = setup_chain, .d
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 7), 7);
 }
 
-/* All workers call each other until most of them are dead. */
-static void calls_until_six_are_dead(struct bx_job *job)
-{
-    int dead = 0;
-
-    for (int i = 0; dead < 6; i++) {
-        dead = 0;
-        for (int rank = 0; rank < bx_job_world_size(job); rank++) {
-            struct bx_msg *args = harness_msg_i64(i);
-            int rc = bx_rpc_sync(job, bx_worker_name(job, rank), "echo", args, NULL, NULL);
-
-            bx_msg_destroy(args);
-            HARNESS_CHECK(rc == 0 || rc == BX_E_PEER_DEAD);
-            dead += rc == BX_E_PEER_DEAD;
-            HARNESS_CHECK(rc == 0 || rank >= 2);
-        }
-        if (i == 20 && bx_job_rank(job) == 0)
-            for (int rank = 2; rank < 8; rank++)
-                harness_signal(rank, SIGKILL);
-    }
-}
-
-Test(death, of_most_at_once_leaves_the_rest_working, .timeout = 30)
-{
-    const harness_fn all = calls_until_six_are_dead;
-
-    harness_run(&(struct harness_world){ .size = 8, .setup = setup, .dies = 0xfc,
-                                         .body = { all, all, all, all, all, all, all, all } });
-}
-
 /* ---- In a batch ----------------------------------------------------------------------------------- */
 
-static int count_rows(struct bx_batch *batch, void *context)
+/* Kills rank 3, which has a row in this batch, and answers when the death has been seen. */
+static int kill_a_caller(struct bx_batch *batch, void *context)
 {
     (void)context;
+    harness_signal(3, SIGKILL);
+    harness_await(DEATH_SEEN, 1);
     harness_store(ROWS, bx_batch_rows(batch));
     harness_post(RUNNING);
     for (size_t row = 0; row < bx_batch_rows(batch); row++)
@@ -309,46 +239,16 @@ static int count_rows(struct bx_batch *batch, void *context)
     return 0;
 }
 
-/* Kills rank 3, which has a row in this batch, and answers when the death has been seen. */
-static int kill_a_caller(struct bx_batch *batch, void *context)
-{
-    harness_signal(3, SIGKILL);
-    harness_await(DEATH_SEEN, 1);
-    return count_rows(batch, context);
-}
-
 static int setup_batch(struct bx_job *job)
 {
     int rc = setup(job);
 
     if (rc == 0)
-        rc = bx_register_batch(job, "gather", count_rows, NULL, NULL);
-    if (rc == 0)
         rc = bx_register_batch(job, "killer", kill_a_caller, NULL,
                                &(struct bx_batch_options){ .blocking = true });
     for (int rank = 1; rank < bx_job_world_size(job) && rc == 0 && bx_job_rank(job) == 0; rank++)
-        if ((rc = bx_batch_add_member(job, "gather", rank)) == 0)
-            rc = bx_batch_add_member(job, "killer", rank);
+        rc = bx_batch_add_member(job, "killer", rank);
     return rc;
-}
-
-static void gathers(struct bx_job *job)
-{
-    HARNESS_EQ(harness_call_i64(job, "worker0", "gather", 0), bx_job_rank(job));
-}
-
-static void sends_a_row_and_dies(struct bx_job *job)
-{
-    harness_start(job, "worker0", "gather", harness_msg_i64(0), 0);
-    /* This call is behind the row. */
-    HARNESS_EQ(harness_call_i64(job, "worker0", "echo", 3), 3);
-    raise(SIGKILL);
-}
-
-static void dies_without_a_row(struct bx_job *job)
-{
-    (void)job;
-    raise(SIGKILL);
 }
 
 static void saw_three_rows(struct bx_job *job)
@@ -358,10 +258,6 @@ static void saw_three_rows(struct bx_job *job)
     do {
     } while (bx_job_serve(job) == BX_E_PEER_DEAD);
 }
-
-HARNESS_WORLD(death, of_a_batch_member_is_not_waited_for_but_its_row_counts, 30, .size = 5, .setup = setup_batch,
-              .dies = 1u << 3 | 1u << 4,
-              .body = { saw_three_rows, gathers, gathers, sends_a_row_and_dies, dies_without_a_row });
 
 static void is_answered(struct bx_job *job)
 {

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/rpc/watch.c and lib/job/shutdown.c: which of the last frames of a worker that died or left are handled; and
- * frames that stay unread while many others are sent.
- * Worker 0 stalls (stall.h) while the others do their part.
+ * lib/rpc/watch.c: requests of a worker that died are dropped and counted; and frames that stay unread while many
+ * others are sent. Worker 0 stalls (stall.h) while the others do their part.
  */
 #include "tests/harness/stall.h"
 
@@ -12,19 +11,13 @@
 #include <signal.h>
 #include <unistd.h>
 
-enum { READY, STALLED, SENT, ENTERED, DONE };           /* gates */
-enum { COUNTED, DEATHS };                               /* values */
+enum { READY, STALLED, SENT };          /* gates */
+enum { COUNTED };                       /* values */
 
 HARNESS_HANDLER(count)
 {
     harness_add(COUNTED, 1);
     return 0;
-}
-
-static void count_death(struct bx_job *job, int rank, void *context)
-{
-    (void)job, (void)rank, (void)context;
-    harness_add(DEATHS, 1);
 }
 
 HARNESS_HANDLER(refuse)
@@ -36,14 +29,7 @@ static int setup(struct bx_job *job)
 {
     HARNESS_EQ(bx_register(job, "count", BX_INLINE, count, NULL), 0);
     HARNESS_EQ(bx_register(job, "refuse", BX_INLINE, refuse, NULL), 0);
-    HARNESS_EQ(bx_on_death(job, count_death, NULL), 0);
     return bx_register(job, "stall", BX_INLINE, stall, NULL);
-}
-
-static void kill_worker1(struct bx_job *job)
-{
-    harness_signal(1, SIGKILL);
-    see_death(job, 1);
 }
 
 /* ---- Requests of the dead ----------------------------------------------------------------------- */
@@ -52,7 +38,8 @@ static void wait_and_kill(struct bx_job *job)
 {
     harness_post(STALLED);
     harness_await(SENT, 1);
-    kill_worker1(job);
+    harness_signal(1, SIGKILL);
+    see_death(job, 1);
 }
 
 static void ask_and_be_killed(struct bx_job *job)
@@ -107,100 +94,6 @@ HARNESS_TEST(drain, reads_a_ring_that_a_dead_worker_opened_last, 20, .size = 2, 
         HARNESS_CHECK(bx_progress(job) >= 0);
     HARNESS_EQ(harness_counter(job, "requests_dropped"), 3);
     HARNESS_EQ(harness_load(COUNTED), 0);
-}
-
-/* ---- Replies of the dead ------------------------------------------------------------------------ */
-
-static struct bx_future *last_reply;
-
-static void hear_and_kill(struct bx_job *job)
-{
-    last_reply = harness_async(job, "worker1", "count");
-    bxi_bells_flush(job);
-    HARNESS_WAIT_WHILE(!bxi_ring_ready(&job->rpc->peers[1]->in));
-    kill_worker1(job);
-}
-
-static void answer_until_killed(struct bx_job *job)
-{
-    (void)job;
-    harness_leaves_by_itself();
-    for (;;)
-        pause();
-}
-
-HARNESS_TEST(drain, takes_the_replies_of_a_dead_worker, 20, .size = 2, .setup = setup, .dies = 1u << 1,
-             .body = { NULL, answer_until_killed })
-{
-    while_stalled = hear_and_kill;
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "count", NULL, NULL, NULL), 0);
-    stall_oneself(job);
-    harness_end(last_reply, 0);
-}
-
-/* ---- Left, then dead ---------------------------------------------------------------------------- */
-
-/* Dies after it has stored its state and before it rings: only the pidfd reports it. */
-static void leave_and_be_killed(struct bx_job *job)
-{
-    harness_leaves_by_itself();
-    HARNESS_EQ(bx_rpc_sync(job, "worker0", "count", NULL, NULL, NULL), 0);
-    bxi_store_release(&job->control->header.state, BXI_LEFT);
-    raise(SIGKILL);
-}
-
-HARNESS_TEST(drain, counts_a_worker_that_left_and_then_died_as_left, 20, .size = 2, .setup = setup, .dies = 1u << 1,
-             .body = { NULL, leave_and_be_killed })
-{
-    HARNESS_EQ(bx_job_serve(job), 0);
-    HARNESS_WAIT_WHILE(bx_worker_is_alive(job, 1));
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "count", NULL, NULL, NULL), BX_E_SHUTDOWN);
-    HARNESS_EQ(harness_counter(job, "peers_dead"), 0);
-    HARNESS_EQ(harness_load(DEATHS), 0);
-    HARNESS_EQ(bxi_load_seq_cst(&job->rpc->lost), 0);
-}
-
-/* ---- Quiet -------------------------------------------------------------------------------------- */
-
-static bool is_leaving(struct bx_job *job, int rank)
-{
-    return bxi_load_acquire((bxi_a32 *)&job->rpc->peers[rank]->view.control->header.state) >= BXI_LEAVING;
-}
-
-/* Runs at worker 0, which is leaving. Calls worker 1 after that has begun to leave too. */
-HARNESS_HANDLER(call_back)
-{
-    struct bx_job *job = bx_request_job(request);
-
-    harness_post(ENTERED);
-    HARNESS_WAIT_WHILE(!is_leaving(job, 1));
-    for (int i = 0; i < 3000; i++)
-        HARNESS_EQ(bx_rpc_sync(job, "worker1", "count", NULL, NULL, NULL), 0);
-    return 0;
-}
-
-static void leave(struct bx_job *job)
-{
-    harness_leaves_by_itself();
-    HARNESS_EQ(bx_job_shutdown(job, 0), 0);
-    bx_job_destroy(job);
-}
-
-/* Calls one-way, so this worker has no call in flight when it leaves. */
-static void ask_the_leaver(struct bx_job *job)
-{
-    HARNESS_WAIT_WHILE(!is_leaving(job, 0));
-    HARNESS_EQ(bx_rpc_oneway(job, "worker0", "call_back", NULL, NULL), 0);
-    harness_await(ENTERED, 1);
-    leave(job);
-}
-
-Test(drain, waits_for_a_handler_that_began_after_its_worker_began_to_leave, .timeout = 30)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .handlers = { HARNESS_BLOCKING("call_back", call_back) },
-        .body = { leave, ask_the_leaver } });
-    cr_expect_eq(harness_load(COUNTED), 3000);
 }
 
 /* ---- Old piggybacked credit --------------------------------------------------------------------- */

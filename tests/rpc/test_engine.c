@@ -16,7 +16,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-enum { READY, OPEN_GATE, SENT, TIMED_OUT, DONE };       /* gates */
+enum { READY, OPEN_GATE, SENT, DONE };       /* gates */
 enum { COUNTED };                                       /* values */
 
 TestSuite(engine, .timeout = 60);
@@ -133,25 +133,6 @@ HARNESS_TEST(engine, gives_each_use_of_a_slot_a_new_generation, 60, .size = 2, .
         HARNESS_EQ(bx_rpc_sync(job, "worker1", "count", NULL, NULL, NULL), 0);
         HARNESS_EQ(job->rpc->peers[1]->slots[0].generation, before + i);
     }
-}
-
-static void note_timeout(struct bx_future *future, void *context)
-{
-    (void)context;
-    HARNESS_EQ(bx_future_error(future), BX_E_TIMEOUT);
-    harness_post(TIMED_OUT);
-}
-
-/* A deadline in an hour, then one in 50 ms. */
-HARNESS_TEST(engine, meets_a_deadline_though_a_later_one_was_set_before, 20, .size = 2, .setup = setup)
-{
-    struct bx_future *slow = harness_start(job, "worker1", "hold", NULL, UINT64_C(3600000000000));
-    struct bx_future *quick = harness_start(job, "worker1", "hold", NULL, 50 * HARNESS_MS);
-
-    HARNESS_EQ(bx_future_on_done(quick, note_timeout, NULL), 0);
-    harness_await(TIMED_OUT, 1);
-    bx_future_release(quick);
-    harness_cancel(slow);
 }
 
 static void wait_to_be_killed(struct bx_job *job)

@@ -11,7 +11,6 @@
 
 #include <criterion/criterion.h>
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 static int add_one(struct bx_future *in, struct bx_msg *out, void *context)
@@ -495,99 +494,7 @@ Test(future, all_of_none_is_done_and_any_of_none_is_null)
     bx_future_release(all);
 }
 
-/* ---- Several threads ------------------------------------------------------------------------- */
-
-#define RACES 2000
-#define RACERS 4
-
-static struct bx_future *raced[RACES];
-static bxi_a32 won;
-
-static void *race(void *context)
-{
-    for (int i = 0; i < RACES; i++)
-        if (bx_future_set(raced[i], harness_msg_i64(i)) == 0)
-            bxi_add(&won, 1);
-    return context;
-}
-
-static void *hang_on(void *context)
-{
-    for (int i = 0; i < RACES; i++)
-        bx_future_on_done(raced[i], count_call, NULL);
-    return context;
-}
-
-Test(future, completed_by_many_threads_is_set_once_and_runs_each_callback_once, .timeout = 20)
-{
-    pthread_t threads[2 * RACERS];
-
-    for (int i = 0; i < RACES; i++)
-        raced[i] = bx_future_create(NULL);
-    for (int i = 0; i < 2 * RACERS; i++)
-        cr_assert_eq(pthread_create(&threads[i], NULL, i % 2 ? race : hang_on, NULL), 0);
-    for (int i = 0; i < 2 * RACERS; i++)
-        pthread_join(threads[i], NULL);
-    cr_expect_eq(bxi_load_seq_cst(&won), RACES);
-    cr_expect_eq(bxi_load_seq_cst(&times_called), RACES * RACERS);
-    for (int i = 0; i < RACES; i++) {
-        cr_expect_eq(number_of(raced[i]), i);
-        bx_future_release(raced[i]);
-    }
-}
-
 /* ---- Waiting, which needs a job -------------------------------------------------------------- */
-
-#define WAITERS 4
-#define ROUNDS 300
-
-static struct bx_future *awaited[ROUNDS];
-static bxi_a32 arrived[ROUNDS];
-
-/* Threads 1 to WAITERS wait: one of them leads and the others follow. Thread 0 completes the futures. */
-static void wait_or_complete(struct bx_job *job, int index)
-{
-    (void)job;
-    for (int i = 0; i < ROUNDS; i++) {
-        if (index == 0) {
-            /* Every second future is completed perhaps before any thread waits for it. */
-            HARNESS_WAIT_WHILE(i % 2 == 0 && bxi_load_seq_cst(&arrived[i]) < WAITERS);
-            HARNESS_EQ(bx_future_set(awaited[i], harness_msg_i64(i)), 0);
-        } else {
-            bxi_add(&arrived[i], 1);
-            HARNESS_EQ(bx_future_wait(awaited[i], BX_FOREVER), 0);
-            HARNESS_EQ(number_of(awaited[i]), i);
-        }
-    }
-}
-
-HARNESS_TEST(future, completed_by_any_thread_wakes_the_leader_and_the_followers, 20, .size = 2)
-{
-    for (int i = 0; i < ROUNDS; i++)
-        HARNESS_CHECK((awaited[i] = bx_future_create(job)) != NULL);
-    harness_threads(job, WAITERS + 1, wait_or_complete);
-    for (int i = 0; i < ROUNDS; i++)
-        bx_future_release(awaited[i]);
-}
-
-static void complete_when_told(struct bx_job *job, int index)
-{
-    (void)job;
-    if (index == 0) {
-        harness_await(0, WAITERS);
-        bx_future_set(awaited[0], harness_msg_i64(1));
-        return;
-    }
-    harness_post(0);
-    HARNESS_EQ(bx_future_wait(awaited[0], BX_FOREVER), 0);
-}
-
-HARNESS_TEST(future, wakes_threads_that_never_spin, 20, .size = 2, .options = { .no_spin = true })
-{
-    awaited[0] = bx_future_create(job);
-    harness_threads(job, WAITERS + 1, complete_when_told);
-    bx_future_release(awaited[0]);
-}
 
 HARNESS_TEST(future, stays_pending_when_a_wait_for_it_timed_out, 20, .size = 2)
 {

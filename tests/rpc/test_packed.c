@@ -9,7 +9,6 @@
 
 #include <criterion/criterion.h>
 #include <errno.h>
-#include <sched.h>
 #include <signal.h>
 #include <string.h>
 #include <unistd.h>
@@ -340,39 +339,6 @@ static void late(struct bx_job *job)
 HARNESS_WORLD(packed, replies_that_come_too_late_are_dropped_and_counted, 30, .size = 2, .setup = setup,
               .body = { late });
 
-/* Threads of one worker make synchronous calls while others send many together: their replies share frames. */
-static void call_in_all_ways(struct bx_job *job, int index)
-{
-    struct bx_future *mine[16];
-    const struct bx_msg *numbers[16];
-
-    for (int i = 0; i < 16; i++)
-        numbers[i] = harness_msg_i64(i);
-    for (int round = 0; round < 300; round++) {
-        if (index % 2 == 0) {
-            HARNESS_EQ(harness_call_i64(job, "worker1", "twice", round), 2 * round);
-            continue;
-        }
-        HARNESS_EQ(bx_rpc_many(job, "worker1", "twice", 16, numbers, NULL, mine), 0);
-        for (int i = 0; i < 16; i++) {
-            struct bx_reader value;
-
-            HARNESS_EQ(bx_future_wait(mine[i], BX_FOREVER), 0);
-            value = bx_msg_reader(bx_future_value(mine[i]));
-            HARNESS_EQ(bx_read_i64(&value), 2 * i);
-            bx_future_release(mine[i]);
-        }
-    }
-    for (int i = 0; i < 16; i++)
-        bx_msg_destroy((struct bx_msg *)(uintptr_t)numbers[i]);
-}
-
-HARNESS_TEST(packed, replies_to_several_threads_reach_each, 60, .size = 2, .setup = setup)
-{
-    harness_threads(job, 4, call_in_all_ways);
-    HARNESS_EQ(harness_counter(job, "calls_sent"), harness_counter(job, "calls_completed"));
-}
-
 /* Fast calls first, so that many replies wait for each other; then one hundred that take a millisecond each. The first
  * of these is answered long before the last has run. */
 HARNESS_TEST(packed, a_reply_does_not_wait_for_handlers_that_take_long, 60, .size = 2, .setup = setup)
@@ -508,21 +474,6 @@ HARNESS_TEST(packed, a_full_ring_delays_calls_and_loses_none, 60, .size = 2, .se
     }
     memset(futures, 0, sizeof futures);
     release(MOST);
-}
-
-/* The callee dies while packed requests lie unread: all fail; what it has answered counts. */
-HARNESS_TEST(packed, calls_fail_with_the_death_of_their_callee, 30, .size = 2, .setup = setup, .dies = 1u << 1)
-{
-    int done = 0;
-
-    make_args(100, eight);
-    send(job, "worker1", "never", 100);
-    HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 1), 2);
-    harness_kill((pid_t)job->rpc->peers[1]->pid, SIGKILL);
-    for (int i = 0; i < 100; i++)
-        done += bx_future_wait(futures[i], BX_FOREVER) == BX_E_PEER_DEAD;
-    HARNESS_EQ(done, 100);
-    release(100);
 }
 
 /* ---- Packed frames that no engine wrote ---------------------------------------------------------------- */

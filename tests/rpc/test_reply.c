@@ -18,24 +18,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #define BYTES_MOST 300
 #define HELD 200
 
 static unsigned char bytes[BYTES_MOST];
-
-/* Fails for every third number; for every fifth it reads more than there is. */
-HARNESS_HANDLER(moody)
-{
-    int64_t value = bx_read_i64(args);
-
-    if (value % 3 == 0)
-        return bx_fail(-EDOM, "%lld is a multiple of three", (long long)value);
-    if (value % 5 == 0)
-        bx_read_i64(args);
-    return bx_msg_put_i64(reply, value);
-}
 
 /* Writes 40,000 bytes, takes them back, and answers how much memory its reply had when it was called. */
 HARNESS_HANDLER(swell)
@@ -67,8 +54,8 @@ static int setup(struct bx_job *job)
 {
     for (int i = 0; i < BYTES_MOST; i++)
         bytes[i] = (unsigned char)(i * 7 + 1);
-    return HARNESS_REGISTER(job, HARNESS_INLINE("echo", harness_echo_bytes), HARNESS_INLINE("moody", moody),
-                            HARNESS_INLINE("swell", swell), HARNESS_INLINE("streams", streams),
+    return HARNESS_REGISTER(job, HARNESS_INLINE("echo", harness_echo_bytes), HARNESS_INLINE("swell", swell),
+                            HARNESS_INLINE("streams", streams),
                             HARNESS_INLINE("hold", hold), HARNESS_INLINE("nothing", harness_nothing));
 }
 
@@ -152,50 +139,6 @@ HARNESS_TEST(reply, values_stay_as_long_as_their_futures, 60, .size = 2, .setup 
                bxi_load_relaxed(&bxi_tables(peer1)->pair_counters[0].frames_sent));
 }
 
-static void expect_mood(int64_t i, int rc, const struct bx_msg *value, const char *text)
-{
-    if (i % 3 == 0) {
-        HARNESS_EQ(rc, -EDOM);
-        HARNESS_HAS(text, "is a multiple of three");
-    } else if (i % 5 == 0) {
-        HARNESS_EQ(rc, BX_E_SHORT_MESSAGE);
-        HARNESS_HAS(text, "8 bytes were read at byte 8");
-    } else {
-        struct bx_reader reader = bx_msg_reader(value);
-
-        HARNESS_EQ(rc, 0);
-        HARNESS_EQ(bx_read_i64(&reader), i);
-    }
-}
-
-static void moods(struct bx_job *job, const char *to)
-{
-    struct bx_future *futures[HELD];
-
-    for (int i = 0; i < HELD; i++) {
-        struct bx_msg *args = harness_msg_i64(i), *reply = NULL;
-        int rc;
-
-        HARNESS_EQ(bx_rpc_async(job, to, "moody", args, NULL, &futures[i]), 0);
-        rc = bx_rpc_sync(job, to, "moody", args, NULL, &reply);
-        expect_mood(i, rc, reply, bx_error_text());
-        bx_msg_destroy(reply);
-        bx_msg_destroy(args);
-    }
-    for (int i = 0; i < HELD; i++) {
-        int rc = bx_future_wait(futures[i], BX_FOREVER);
-
-        expect_mood(i, rc, bx_future_value(futures[i]), bx_future_error_text(futures[i]));
-        bx_future_release(futures[i]);
-    }
-}
-
-HARNESS_TEST(reply, failures_between_plain_replies_reach_their_callers, 60, .size = 2, .setup = setup)
-{
-    moods(job, "worker1");
-    moods(job, "worker0");
-}
-
 HARNESS_TEST(reply, a_reply_that_was_large_gives_its_memory_back, 30, .size = 2, .setup = setup)
 {
     for (int i = 0; i < 3; i++)
@@ -237,57 +180,6 @@ HARNESS_TEST(reply, a_callback_cancels_a_call_whose_reply_has_come, 30, .size = 
     bx_future_release(second);
 }
 
-/* The job ends while a thread polls for its reply: one of the two ends the call, not both. */
-static bxi_a32 called;
-
-static void call_until_the_end(struct bx_job *job, int index)
-{
-    if (index == 0) {
-        while (bx_rpc_sync(job, "worker1", "nothing", NULL, NULL, NULL) == 0)
-            bxi_add(&called, 1);
-        return;
-    }
-    HARNESS_WAIT_WHILE(bxi_load_relaxed(&called) < 1000);
-    bx_job_shutdown(job, HARNESS_MS);
-}
-
-static void end_while_calling(struct bx_job *job)
-{
-    harness_leaves_by_itself();
-    harness_threads(job, 2, call_until_the_end);
-    HARNESS_EQ(job->rpc->calls_open, 0);
-}
-
-Test(reply, calls_end_once_when_the_job_ends, .timeout = 60)
-{
-    for (int i = 0; i < 100; i++) {
-        harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { end_while_calling } });
-        harness_reset();
-    }
-}
-
-/* A deadline that is the first to come, and one before that of another call: the peer's timer must be set for both. */
-HARNESS_TEST(reply, async_calls_end_at_their_deadlines, 60, .size = 2, .setup = setup,
-             .handlers = { HARNESS_ASYNC("never", harness_never) }, .options = { .call_timeout_ns = 20 * HARNESS_MS })
-{
-    struct bx_future *patient, *future;
-
-    for (int i = 0; i < 3; i++) {
-        future = harness_async(job, "worker1", "never");
-        HARNESS_EQ(bx_future_wait(future, 10000 * HARNESS_MS), BX_E_TIMEOUT);
-        HARNESS_EQ(bx_future_error(future), BX_E_TIMEOUT);
-        bx_future_release(future);
-    }
-    patient = harness_start(job, "worker1", "never", NULL, 20000 * HARNESS_MS);
-    future = harness_async(job, "worker1", "never");
-    HARNESS_EQ(bx_future_wait(future, 10000 * HARNESS_MS), BX_E_TIMEOUT);
-    HARNESS_EQ(bx_future_error(future), BX_E_TIMEOUT);
-    HARNESS_CHECK(!bx_future_is_done(patient));
-    HARNESS_EQ(bx_future_cancel(patient), 0);
-    bx_future_release(future);
-    bx_future_release(patient);
-}
-
 /* Nobody has a reference when the reply comes: it frees the call. Callbacks run all the same. */
 static void count_done(struct bx_future *future, void *context)
 {
@@ -317,69 +209,6 @@ HARNESS_TEST(reply, calls_that_are_released_early_leave_nothing, 60, .size = 2, 
     HARNESS_EQ(job->rpc->calls_open, 0);
     HARNESS_CHECK(mallinfo2().uordblks < before + 1000000);
     bx_msg_destroy(args);
-}
-
-/* A handler's calls have the deadline of its request, however many it has made before. */
-HARNESS_HANDLER(tell_deadline)
-{
-    return bx_msg_put_u64(reply, bx_request_deadline_ns(request));
-}
-
-static uint64_t deadline_in(const struct bx_msg *value)
-{
-    struct bx_reader reader = bx_msg_reader(value);
-
-    return bx_read_u64(&reader);
-}
-
-HARNESS_HANDLER(ask_deadlines)
-{
-    struct bx_job *job = bx_request_job(request);
-
-    for (int i = 0; i < 5; i++) {
-        struct bx_future *future;
-        struct bx_msg *answer = NULL;
-
-        HARNESS_EQ(bx_rpc_sync(job, "worker0", "deadline", NULL, NULL, &answer), 0);
-        HARNESS_EQ(deadline_in(answer), bx_request_deadline_ns(request));
-        bx_msg_destroy(answer);
-        future = harness_async(job, "worker0", "deadline");
-        HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
-        HARNESS_EQ(deadline_in(bx_future_value(future)), bx_request_deadline_ns(request));
-        bx_future_release(future);
-    }
-    return 0;
-}
-
-HARNESS_TEST(reply, calls_of_a_handler_have_the_deadline_of_its_request, 30, .size = 2,
-             .handlers = { HARNESS_INLINE("deadline", tell_deadline), HARNESS_BLOCKING("ask", ask_deadlines) })
-{
-    const struct bx_call_options options = { .timeout_ns = 30000 * HARNESS_MS };
-
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "ask", NULL, &options, NULL), 0);
-}
-
-/* The callee sleeps, and the caller does not wait for its call: it is run all the same. */
-HARNESS_HANDLER(come)
-{
-    harness_post(0);
-    return 0;
-}
-
-HARNESS_TEST(reply, an_async_call_wakes_its_callee, 30, .size = 2, .handlers = { HARNESS_INLINE("come", come) })
-{
-    uint64_t before_ns = bxi_now_ns();
-
-    for (int i = 1; i <= 5; i++) {
-        struct bx_future *future;
-
-        usleep(20000);
-        future = harness_async(job, "worker1", "come");
-        harness_await(0, (uint32_t)i);
-        bx_future_release(future);
-    }
-    /* Without a bell the callee finds the frame when its watchdog looks, after a second. */
-    HARNESS_CHECK(bxi_now_ns() - before_ns < 2000 * HARNESS_MS);
 }
 
 /* A thread keeps some of the calls that it frees, and frees them when it ends. */

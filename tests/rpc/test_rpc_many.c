@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * bx_rpc_many (lib/rpc/call.c): calls that are sent together arrive in order, each with its own reply, and those that
- * cannot be sent leave no future. tests/shm/test_ring.c tests groups of records, tests/shm/test_kill_steps.c a death in
- * the middle of one.
+ * cannot be sent leave no future. tests/shm/test_ring.c tests groups of records.
  */
 #include "tests/harness/harness.h"
 #include "tests/harness/memory.h"

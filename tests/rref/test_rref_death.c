@@ -1,21 +1,19 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Workers that die with references: what they held is dropped, what they passed on is not, and what they owned fails.
- *
- * worker0 owns the objects, as a rule. MADE and DESTROYED say when an object is destroyed; a use after that is found by
- * its value. SIGSTOP holds a worker where nothing else can: between a message and its reading.
+ * Who else dies between two frames is the simulator's (rrefs, late). MADE and DESTROYED say when an object is
+ * destroyed; a use after that is found by its value. SIGSTOP holds a worker where nothing else can: between a message
+ * and its reading.
  */
 #include "rref_fixture.h"
-#include "tests/harness/stall.h"
 
 #include <criterion/criterion.h>
 #include <signal.h>
-#include <string.h>
 
 TestSuite(rref_death, .timeout = 60);
 
 enum { CALLERS = 20 };                          /* values */
-enum { HELD = 8, SENT, REPLIED, KILLED, USED, ASKED };   /* gates */
+enum { HELD = 8, SENT, REPLIED, KILLED, USED };        /* gates */
 
 static void await_death(struct bx_job *job, int rank)
 {
@@ -59,26 +57,6 @@ Test(rref_death, of_a_holder_destroys_the_object)
                                          .body = { holder_dies } });
 }
 
-/* worker1 is stopped, so it never reads the message. */
-HARNESS_TEST(rref_death, of_a_worker_that_has_not_read_a_message_drops_its_references, 60, .size = 3,
-             .setup = setup, .dies = 1u << 1, .body = { NULL, NULL, harness_serve })
-{
-    struct bx_rref *rref = own_counter(job, 1), *third = remote(job, "worker2", "new_counter", 2);
-    struct bx_msg *args = msg_of(rref);
-
-    HARNESS_EQ(harness_call(job, "worker1", "new_nothing", NULL), 1);
-    HARNESS_EQ(add_to(third, 1), 3);
-    harness_stop_worker(1);
-    bx_msg_put_rref(args, third);
-    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "keep", args, NULL), 0);
-    bx_msg_destroy(args);
-    bx_rref_release(rref);
-    bx_rref_release(third);
-    stays(2);
-    harness_signal(1, SIGKILL);
-    nothing_is_left(job);
-}
-
 /* What worker1 passed on to worker2, which reads it only after worker1's death. */
 HARNESS_HANDLER(pass_kept_to_2)
 {
@@ -106,40 +84,6 @@ static int setup_passing(struct bx_job *job)
     HARNESS_REGISTER(job, HARNESS_INLINE("pass_kept_to_2", pass_kept_to_2), HARNESS_INLINE("reply_kept", reply_kept),
                      HARNESS_INLINE("die", die));
     return setup(job);
-}
-
-/* The request is read before the death: worker2 enters, worker1 may die before its KEPT. */
-static void passer_dies(struct bx_job *job)
-{
-    struct bx_rref *rref = own_counter(job, 10);
-
-    give(job, "worker1", rref, true);
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "pass_kept_to_2", NULL, NULL, NULL), 0);
-    while (harness_gate(HELD) == 0)             /* worker2 has it */
-        usleep(100);
-    harness_signal(1, SIGKILL);
-    await_death(job, 1);
-    for (int i = 0; i < 20; i++)
-        HARNESS_EQ(use_of(job, "worker2"), 11 + i);
-    stays(1);
-    drop_of(job, "worker2");
-    nothing_is_left(job);
-}
-
-static void waits_for_what_is_kept(struct bx_job *job)
-{
-    HARNESS_WAIT_WHILE(__atomic_load_n(&kept_rref, __ATOMIC_ACQUIRE) == NULL);
-    harness_post(HELD);
-    harness_serve(job);
-}
-
-Test(rref_death, of_the_one_that_passed_it_leaves_it_to_the_third)
-{
-    for (int i = 0; i < 10; i++) {
-        harness_reset();
-        harness_run(&(struct harness_world){ .size = 4, .setup = setup_passing, .dies = 1u << 1,
-                                             .body = { passer_dies, NULL, waits_for_what_is_kept, harness_serve } });
-    }
 }
 
 /* worker2 is stopped while worker1 passes it the reference in a reply, and dies: replies of the dead are read. */
@@ -226,92 +170,6 @@ HARNESS_TEST(rref_death, of_the_third_before_it_has_entered_takes_the_pin_away, 
 }
 
 /* ---- The maker dies --------------------------------------------------------------------------------------- */
-
-/* worker1 makes an object in worker0, passes the reference to worker2 and dies. worker0 stalls meanwhile, so it sees
- * the death before it reads the request, and drops that. */
-static void makes_and_dies(struct bx_job *job)
-{
-    struct bx_rref *rref;
-
-    harness_await(HELD, 1);
-    rref = remote(job, "worker0", "new_counter", 5);
-    give(job, "worker2", rref, false);
-    harness_post(SENT);
-    raise(SIGKILL);
-}
-
-static void stalls_until_the_maker_is_dead(struct bx_job *job)
-{
-    harness_post(HELD);
-    harness_await(USED, 1);
-    see_death(job, 1);
-}
-
-static void uses_what_never_comes(struct bx_job *job)
-{
-    struct bx_msg *args = number(1), *reply = NULL;
-    struct bx_future *future = NULL;
-
-    HARNESS_EQ(harness_call(job, "worker0", "new_nothing", NULL), 1);
-    harness_post(ASKED);
-    harness_await(SENT, 1);
-    HARNESS_EQ(bx_rref_async(kept_rref, "add", args, NULL, &future), 0);
-    await_death(job, 1);
-    harness_post(USED);
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_PEER_DEAD);
-    HARNESS_HAS(bx_future_error_text(future), "its maker was gone before the object could be made");
-    HARNESS_EQ(bx_rref_sync(kept_rref, "add", args, NULL, &reply), BX_E_PEER_DEAD);
-    HARNESS_EQ(bx_rref_to_here(kept_rref, NULL, &reply), BX_E_PEER_DEAD);
-    HARNESS_EQ(harness_load(MADE), 0);
-    HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
-    bx_future_release(future);
-    bx_msg_destroy(args);
-    bx_rref_release(kept_rref);
-}
-
-HARNESS_TEST(rref_death, of_the_maker_before_its_request_is_read_fails_what_it_passed_on, 60, .size = 3,
-             .setup = setup, .handlers = { HARNESS_INLINE("stall", stall) }, .dies = 1u << 1,
-             .body = { NULL, makes_and_dies, uses_what_never_comes })
-{
-    while_stalled = stalls_until_the_maker_is_dead;
-    harness_await(ASKED, 1);
-    stall_oneself(job);
-    harness_serve(job);
-}
-
-/* The request runs when its maker dies: the object is made, for worker2 has a reference. */
-static void makes_slowly_and_dies(struct bx_job *job)
-{
-    struct bx_rref *rref = remote(job, "worker0", "new_slow", 5);
-
-    give(job, "worker2", rref, false);
-    HARNESS_EQ(harness_call(job, "worker0", "new_nothing", NULL), 1);
-    harness_post(SENT);
-    raise(SIGKILL);
-}
-
-static void uses_what_comes_late(struct bx_job *job)
-{
-    struct bx_msg *args = number(1);
-    struct bx_future *future[5];
-
-    harness_await(SENT, 1);
-    for (int i = 0; i < 5; i++)
-        HARNESS_EQ(bx_rref_async(kept_rref, "add", args, NULL, &future[i]), 0);
-    await_death(job, 1);
-    HARNESS_EQ(harness_call(job, "worker0", "new_nothing", NULL), 1);
-    harness_post(MAY_BE_MADE);
-    for (int i = 0; i < 5; i++) {
-        HARNESS_EQ(harness_end_i64(future[i]), 6 + i);
-    }
-    bx_msg_destroy(args);
-    bx_rref_release(kept_rref);
-    nothing_is_left(job);
-}
-
-HARNESS_WORLD(rref_death, of_the_maker_while_the_object_is_made_leaves_it_to_the_others, 60, .size = 3,
-              .setup = setup, .dies = 1u << 1,
-              .body = { harness_serve, makes_slowly_and_dies, uses_what_comes_late });
 
 /* worker1 makes Y by a method of X, which is to come from worker2's request, and dies; then X is made. Calls on Y,
  * which worker2 has been passed, fail at the death: nobody makes it. */
@@ -454,28 +312,6 @@ HARNESS_TEST(rref_death, of_the_owner_ends_the_wait_of_one_that_has_not_been_con
 }
 
 /* ---- Stopped workers -------------------------------------------------------------------------------------- */
-
-HARNESS_TEST(rref_death, is_not_what_a_stopped_worker_is_taken_for, 60, .size = 3, .setup = setup,
-             .body = { NULL, NULL, waits_for_what_is_kept })
-{
-    struct bx_rref *rref = remote(job, "worker1", "new_counter", 1);
-    struct bx_msg *args = msg_of(rref);
-
-    HARNESS_EQ(add_to(rref, 1), 2);
-    HARNESS_EQ(harness_call(job, "worker2", "new_nothing", NULL), 1);
-    harness_stop_worker(2);
-    HARNESS_EQ(bx_rpc_oneway(job, "worker2", "keep", args, NULL), 0);
-    bx_msg_destroy(args);
-    bx_rref_release(rref);
-    stays(1);
-    harness_signal(2, SIGCONT);
-    HARNESS_WAIT_WHILE(harness_gate(HELD) == 0);
-    HARNESS_EQ(use_of(job, "worker2"), 3);
-    harness_stop_worker(1);
-    harness_signal(1, SIGCONT);
-    drop_of(job, "worker2");
-    nothing_is_left(job);
-}
 
 /* More references than the ring to the owner has room for LEAVEs: the rest is queued until it continues. */
 HARNESS_TEST(rref_death, is_not_feared_of_a_stopped_owner_and_leaves_are_queued, 60, .size = 2, .setup = setup)

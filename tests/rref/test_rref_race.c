@@ -8,72 +8,13 @@
 
 #include <criterion/criterion.h>
 #include <pthread.h>
-#include <string.h>
 
 TestSuite(rref_race, .timeout = 60);
 
-enum { CALLED = 8, RAN, WRONG };                        /* values */
-enum { PARKED = 8, DONE, LEAVING };                     /* gates */
+enum { RAN = 8, WRONG };                        /* values */
+enum { DONE = 8 };                     /* gates */
 
 /* ---- Threads ---------------------------------------------------------------------------------------------- */
-
-static struct bx_rref *shared;
-
-static void acquire_call_pass_release(struct bx_job *job, int index)
-{
-    for (int i = 0; i < 300; i++) {
-        struct bx_rref *rref = bx_rref_acquire(shared);
-        struct bx_msg *args = bx_msg_create(0), *reply = NULL;
-        static const char *const to[] = { "worker0", "worker1", "worker2" };
-
-        HARNESS_CHECK(value_of(rref) >= 0);
-        bx_msg_put_rref(args, rref);
-        if ((i + index) % 4 == 3) {
-            HARNESS_EQ(bx_rpc_oneway(job, to[i % 3], "take", args, NULL), 0);
-        } else {
-            HARNESS_EQ(bx_rpc_sync(job, to[i % 3], "give_back", args, NULL, &reply), 0);
-            HARNESS_EQ(bx_msg_rrefs(reply), 1);
-        }
-        bx_rref_release(rref);
-        bx_msg_destroy(args);
-        bx_msg_destroy(reply);
-    }
-}
-
-HARNESS_HANDLER(take)
-{
-    return bx_read_rref(args) != NULL ? 0 : -EINVAL;
-}
-
-HARNESS_HANDLER(give_back)
-{
-    return bx_msg_put_rref(reply, bx_read_rref(args));
-}
-
-static int setup_threads(struct bx_job *job)
-{
-    HARNESS_REGISTER(job, HARNESS_BLOCKING("take", take), HARNESS_INLINE("give_back", give_back));
-    return setup(job);
-}
-
-static void threads_share(struct bx_job *job)
-{
-    shared = remote(job, "worker2", "new_counter", bx_job_rank(job));
-    harness_threads(job, 4, acquire_call_pass_release);
-    bx_rref_release(shared);
-    harness_post(DONE);
-    harness_await(DONE, 2);
-    await_alive(0);
-}
-
-Test(rref_race, many_threads_use_pass_and_drop_the_same_reference)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup_threads,
-                                         .body = { threads_share, threads_share } });
-    harness_reset();
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup_threads, .options = { .no_spin = true },
-                                         .body = { threads_share, threads_share } });
-}
 
 /* The last reference is dropped by one thread while the same object comes back in a reply to another. */
 static void drops_and_gets(struct bx_job *job, int index)

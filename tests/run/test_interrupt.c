@@ -16,13 +16,10 @@
 #include <signal.h>
 #include <stdio.h>
 #include <sys/time.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { HALTED, GO_ON, CALLED, ANSWERED, ENDS };        /* gates */
 enum { ENDED, TID, PID };               /* values */
-
-#define ROUNDS 1000
 
 /* ---- What worker 1 has --------------------------------------------------------------------------- */
 
@@ -262,66 +259,6 @@ Test(interrupt, ends_each_wait_without_a_background_thread, .timeout = 60)
     run_waits((struct bx_options){ .own_loop = true, .no_spin = true });
 }
 
-/* ---- Leaders and followers ----------------------------------------------------------------------- */
-
-#define CROWD 5
-
-static void wait_in_a_crowd(struct bx_job *job, int index)
-{
-    if (index == CROWD) {
-        await_waits(job, CROWD, true);
-        bx_job_interrupt(job, true);
-    } else if (index == 0 && !job->options.own_loop) {
-        HARNESS_EQ(bx_job_serve(job), BX_E_INTERRUPTED);
-    } else {
-        HARNESS_EQ(bx_future_wait(pending, BX_FOREVER), BX_E_INTERRUPTED);
-    }
-}
-
-static void interrupted_together(struct bx_job *job)
-{
-    pending = bx_future_create(job);
-    for (int round = 0; round < 20; round++) {
-        harness_threads(job, CROWD + 1, wait_in_a_crowd);
-        bx_job_interrupt(job, false);
-    }
-    HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 4), 4);
-    bx_future_release(pending);
-}
-
-Test(interrupt, ends_the_waits_of_a_leader_and_its_followers, .timeout = 60)
-{
-    for (int own_loop = 0; own_loop <= 1; own_loop++) {
-        harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { interrupted_together },
-                                             .options = { .no_spin = true, .own_loop = own_loop == 1 } });
-        harness_reset();
-    }
-}
-
-/* The role is in a handler: no thread drives that could pass a signal on. */
-static void follow_a_handler(struct bx_job *job, int index)
-{
-    if (index == 0) {
-        HARNESS_EQ(bx_rpc_oneway(job, "worker0", "halt", NULL, NULL), 0);
-    } else if (index == 1) {
-        harness_await(HALTED, 1);
-        HARNESS_EQ(bx_future_wait(pending, BX_FOREVER), BX_E_INTERRUPTED);
-        bx_job_interrupt(job, false);
-        harness_post(GO_ON);
-    } else {
-        harness_await(HALTED, 1);
-        await_waits(job, 1, true);
-        bx_job_interrupt(job, true);
-    }
-}
-
-HARNESS_TEST(interrupt, ends_a_wait_while_the_driving_thread_is_in_a_handler, 60, .size = 2, .setup = setup)
-{
-    pending = bx_future_create(job);
-    harness_threads(job, 3, follow_a_handler);
-    bx_future_release(pending);
-}
-
 /* ---- From a signal handler ------------------------------------------------------------------------ */
 
 static struct bx_job *of_handler;
@@ -413,96 +350,6 @@ Test(interrupt, ends_a_server_on_sigint, .timeout = 60)
     for (int wait = BX_WAIT_AUTO; wait <= BX_WAIT_EPOLL; wait += BX_WAIT_EPOLL - BX_WAIT_AUTO) {
         harness_run(&(struct harness_world){ .size = 2, .setup = setup, .options = { .wait = (enum bx_wait)wait },
                                              .body = { served_until_a_signal, send_a_signal } });
-        harness_reset();
-    }
-}
-
-static void *serve_until_interrupted(void *job)
-{
-    HARNESS_EQ(bx_job_serve(job), BX_E_INTERRUPTED);
-    return NULL;
-}
-
-/* As a handler that interrupts the thread that holds the lock. */
-HARNESS_TEST(interrupt, is_passed_on_by_the_holder_of_the_lock, 60, .size = 2, .setup = setup)
-{
-    pthread_t thread;
-
-    HARNESS_EQ(pthread_create(&thread, NULL, serve_until_interrupted, job), 0);
-    await_waits(job, 1, true);
-    bxi_lock(&job->run->wait_lock);
-    bx_job_interrupt(job, true);
-    bxi_unlock_waits(job->run);
-    pthread_join(thread, NULL);
-}
-
-/* ---- At any moment --------------------------------------------------------------------------------- */
-
-static bxi_a32 begun, over;
-
-static void *interrupt_at_random(void *context)
-{
-    struct bx_job *job = context;
-    uint32_t random = 1;
-
-    for (uint32_t round = 1; round <= ROUNDS; round++) {
-        while (bxi_load_seq_cst(&begun) < round)
-            sched_yield();
-        random = random * 1664525 + 1013904223;
-        for (uint32_t i = 0; i < random >> 18; i++)
-            bxi_pause();
-        bx_job_interrupt(job, true);
-        while (bxi_load_seq_cst(&over) < round)
-            sched_yield();
-    }
-    return NULL;
-}
-
-static void *wait_each_round(void *context)
-{
-    struct bx_job *job = context;
-
-    for (uint32_t round = 1; round <= ROUNDS; round++) {
-        while (bxi_load_seq_cst(&begun) < round)
-            sched_yield();
-        HARNESS_EQ(bx_future_wait(pending, BX_FOREVER), BX_E_INTERRUPTED);
-        harness_add(ENDED, 1);
-        while (bxi_load_seq_cst(&over) < round)
-            sched_yield();
-    }
-    (void)job;
-    return NULL;
-}
-
-static void race(struct bx_job *job)
-{
-    pthread_t threads[2];
-
-    pending = bx_future_create(job);
-    HARNESS_EQ(pthread_create(&threads[0], NULL, interrupt_at_random, job), 0);
-    HARNESS_EQ(pthread_create(&threads[1], NULL, wait_each_round, job), 0);
-    for (uint32_t round = 1; round <= ROUNDS; round++) {
-        bx_job_interrupt(job, false);
-        bxi_add(&begun, 1);
-        HARNESS_EQ(wait_in_a_call(job), BX_E_INTERRUPTED);
-        while (harness_load(ENDED) < round)
-            sched_yield();
-        bxi_add(&over, 1);
-    }
-    pthread_join(threads[0], NULL);
-    pthread_join(threads[1], NULL);
-    bx_job_interrupt(job, false);
-    HARNESS_EQ(harness_counter(job, "calls_cancelled"), ROUNDS);
-    HARNESS_EQ(harness_counter(job, "calls_timed_out"), 0);
-    HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 6), 6);
-    bx_future_release(pending);
-}
-
-Test(interrupt, is_never_lost, .timeout = 100)
-{
-    for (int spins = 0; spins <= 1; spins++) {
-        harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { race },
-                                             .options = { .no_spin = spins == 0 } });
         harness_reset();
     }
 }

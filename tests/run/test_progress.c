@@ -11,12 +11,11 @@
 #include <errno.h>
 #include <limits.h>
 #include <poll.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 enum { READY, DONE, CHECKED };          /* gates */
-enum { PID, DEATHS, DEAD_RANK };        /* values */
+enum { DEATHS, DEAD_RANK };        /* values */
 
 /* ---- Where a thread may not wait ------------------------------------------------------------- */
 
@@ -296,18 +295,6 @@ static void loop_until_nothing_is_there(struct bx_job *job)
 
 HARNESS_WORLD(progress, with_own_loop_is_not_due_without_frames_or_deadlines, 20, .size = 2, .setup = setup_loop,
               .body = { call_once_and_rest, loop_until_nothing_is_there }, .options = { .own_loop = true });
-
-static void progress_beside_the_background(struct bx_job *job)
-{
-    HARNESS_EQ(bx_job_fd(job), BX_E_STATE);
-    for (int i = 0; i < 2000; i++)
-        HARNESS_CHECK(bx_progress(job) >= 0);
-    for (int64_t i = 0; i < 200; i++)
-        HARNESS_EQ(harness_call_i64(job, "worker1", "twice", i), 2 * i);
-}
-
-HARNESS_WORLD(progress, may_be_called_beside_the_background_thread, 20, .size = 2, .setup = setup_loop,
-              .body = { progress_beside_the_background, progress_beside_the_background });
 
 /* ---- io_uring and epoll ---------------------------------------------------------------------- */
 

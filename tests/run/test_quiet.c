@@ -9,9 +9,6 @@
 
 #include "rpc/rpc.h"
 
-#include <stdio.h>
-
-
 /* What the straight way finds, and does meanwhile. */
 static struct {
     bool finds;                         /* its reply */
@@ -152,37 +149,6 @@ Test(quiet, wait_is_not_while_somebody_needs_every_reply)
     bxi_less_eager(&run);
 }
 
-/* The follower sleeps when the quiet wait ends. Nobody else makes its pass. */
-static struct reply_waiter follower = { .waiter = { .ready = reply_ready, .deadline_ns = BX_FOREVER } };
-static pthread_t following;
-
-static void *follow(void *argument)
-{
-    (void)argument;
-    cr_assert_eq(bxi_wait(&run, &follower.waiter), 0);
-    return NULL;
-}
-
-static void begin_to_follow(void)
-{
-    cr_assert_eq(pthread_create(&following, NULL, follow, NULL), 0);
-    await_followers(1);
-    leads = &follower;
-}
-
-Test(quiet, wait_offers_the_role_to_a_thread_that_has_come_meanwhile)
-{
-    struct reply_waiter reply = { .waiter = { .ready = reply_ready, .straight = go_straight,
-                                              .deadline_ns = BX_FOREVER } };
-
-    straight.finds = true;
-    straight.meanwhile = begin_to_follow;
-    cr_assert_eq(bxi_wait(&run, &reply.waiter), 0);
-    pthread_join(following, NULL);
-    cr_expect(follower.is_ready);
-    cr_expect_eq(straight.passes, 1);
-}
-
 /* ---- With other workers --------------------------------------------------------------------------- */
 
 enum { ASKED, DONE };                   /* gates */
@@ -211,24 +177,3 @@ static void asks(struct bx_job *job)
 
 HARNESS_WORLD(quiet_job, waits_are_not_after_a_request_has_rung, 20, .size = 2, .setup = setup,
               .body = { is_asked, asks });
-
-/* Everybody calls everybody, with pauses in which the others' calls are quiet: each request is served, none waits for
- * the watchdog. */
-static void calls_all(struct bx_job *job)
-{
-    bxi_store_relaxed(&job->run->cpus_are_shared, 0);
-    for (int i = 0; i < 3000; i++) {
-        int to = (bx_job_rank(job) + 1 + i % 2) % 3;
-        char name[16];
-
-        snprintf(name, sizeof name, "worker%d", to);
-        HARNESS_EQ(harness_call_i64(job, name, "twice", i), 2 * i);
-        if (i % 100 == bx_job_rank(job) * 7)
-            usleep(300);
-    }
-    harness_post(DONE);
-    harness_await(DONE, 3);
-}
-
-HARNESS_WORLD(quiet_job, calls_in_all_directions_are_answered, 60, .size = 3, .setup = setup,
-              .body = { calls_all, calls_all, calls_all });

@@ -298,49 +298,6 @@ Test(sources, that_find_work_before_a_sleep_are_passed_instead)
     cr_expect_str_eq(called, "ababab");             /* before each, and after the sleep */
 }
 
-/* The work came before the bell was armed: whoever brought it saw this thread awake, and did not ring. */
-Test(sources, that_get_work_before_the_bell_is_armed_are_asked_behind_it)
-{
-    whole.silent = true;
-    cr_expect_eq(wait_until(100), BX_E_TIMEOUT);
-    cr_expect_eq(fake.sleeps, 1);                   /* the second try */
-    cr_expect_eq(whole.before_sleeps, 2);
-}
-
-static void bring_work(void)
-{
-    bxi_exchange(&whole.work, 1);
-    cr_assert_eq(bxi_load_seq_cst(&armed) & 3, BXI_WHO_LEADER);
-    bxi_bell_ring(run.bell_fd[1]);
-}
-
-Test(sources, that_get_work_afterwards_end_the_sleep)
-{
-    fake.in_sleep = bring_work;
-    cr_expect_eq(wait_until(100), BX_E_TIMEOUT);
-    cr_expect_eq(fake.sleeps, 2);
-    cr_expect_eq(whole.watchdogs, 1);               /* of the second sleep, which nobody ended */
-    cr_expect_str_eq(called, "abababab");
-}
-
-static void set_event(void)
-{
-    bxi_event(&run, 2);
-}
-
-static void set_event_elsewhere(void)
-{
-    elsewhere(set_event);
-}
-
-Test(sources, get_an_event_of_another_thread_in_the_middle_of_a_sleep)
-{
-    fake.in_sleep = set_event_elsewhere;
-    cr_expect_eq(wait_until(100), BX_E_TIMEOUT);
-    cr_expect_eq(fake.sleeps, 2);
-    cr_expect_eq(other.events, 2);
-}
-
 /* ---- Spinning ------------------------------------------------------------------------------------ */
 
 static uint64_t ticking_ns(void)
@@ -472,33 +429,6 @@ Test(sources, see_deadlines_fire_in_their_order_and_at_their_time)
     cr_expect_eq(fake.sleeps, 4);
     for (int i = 0; i < 4; i++)
         cr_expect_eq(fake.slept_until_ns[i], i < 3 ? 10 * (uint64_t)(i + 1) : 100);
-}
-
-/* It sleeps for ever; the background thread, too. A third thread sets a deadline. */
-Test(sources, see_a_deadline_fire_that_is_set_while_a_leader_sleeps)
-{
-    struct flag_waiter leader;
-
-    fake.alone = false;
-    cr_assert_eq(bxi_progress_start(&run, false), 0);
-    await_sleepers(1, BX_FOREVER);
-    begin_wait(&leader, false);
-    await_sleepers(2, BX_FOREVER);
-    set_timer(0, 50);
-    await_sleepers(2, 50);
-    set_timer(1, 40);
-    await_sleepers(2, 40);
-    cr_expect_eq(bxi_load_seq_cst(&fired), 0);
-    move_clock(40);
-    await_sleepers(2, 50);
-    cr_expect_eq(fired_ns[1], 40);
-    move_clock(50);
-    await_sleepers(2, BX_FOREVER);
-    cr_expect_eq(fired_ns[0], 50);
-    make_ready(&leader);
-    cr_expect_eq(end_wait(&leader), 0);
-    bxi_waits_stop(&run);
-    bxi_progress_stop(&run);
 }
 
 static void set_timer_without_the_lock(void)
@@ -658,34 +588,6 @@ Test(sources, are_driven_by_a_follower_when_the_leader_is_ready)
     cr_expect_eq(fake.followed, 2);                 /* the other was not woken, to follow once more */
 }
 
-static void end_role(void)
-{
-    bxi_role_end(&run);
-    bxi_forget_role();
-}
-
-Test(sources, are_left_by_all_that_wait_when_the_job_stops)
-{
-    struct flag_waiter waiters[3];
-
-    fake.alone = false;
-    cr_assert_eq(bxi_progress_start(&run, false), 0);
-    await_sleepers(1, BX_FOREVER);
-    begin_wait(&waiters[0], false);
-    await_sleepers(2, BX_FOREVER);
-    for (int i = 1; i < 3; i++) {
-        begin_wait(&waiters[i], i == 2);            /* one is passive: nobody offers it the role */
-        await_followers(i);
-    }
-    bxi_waits_stop(&run);
-    for (int i = 0; i < 3; i++)
-        cr_expect_eq(end_wait(&waiters[i]), BX_E_SHUTDOWN);
-    bxi_progress_stop(&run);
-    elsewhere(end_role);
-    cr_expect_null(bxi_take_role(&run));            /* for good */
-    cr_expect_eq(wait_until(BX_FOREVER), BX_E_SHUTDOWN);
-}
-
 static void leave_in_background(int sleeps)
 {
     whole.leaves = true;
@@ -708,12 +610,4 @@ Test(sources, have_no_background_thread_left_at_the_end_though_two_left_in_handl
     bxi_progress_stop(&run);
     cr_expect_eq(fake.sleeper_count, 3);
     cr_expect_eq(bxi_load_relaxed(&fake.destroyed), 3);
-}
-
-Test(sources, are_not_waited_for_in_a_handler)
-{
-    bxi_no_wait_enter();
-    cr_expect_eq(wait_until(100), BX_E_WOULD_DEADLOCK);
-    bxi_no_wait_leave();
-    cr_expect_eq(fake.sleeps, 0);
 }

@@ -1,21 +1,19 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Part of test_kill_steps.c: killed while a process takes the place of a dead worker. Ranks 0 to 2 run; one is killed,
- * and another process joins in its place. No launcher: the workers remove what is left.
- *
- * The joiner dies: the others go on, and the next process joins. A worker dies: the joiner and the last worker go on.
+ * Part of test_kill_steps.c: killed or stopped while a process takes the place of a dead worker. Ranks 0 to 2 run; one
+ * is killed, and another process joins in its place. No launcher: the workers remove what is left. The simulator kills
+ * those that join and those that let them join at any access (death, mix); here is what needs a name, a namespace of
+ * pids, or a pause longer than the others wait.
  */
 #ifndef TESTS_KILL_REJOIN_H
 #define TESTS_KILL_REJOIN_H
 
 #include "tests/job/rejoin_fixture.h"
 
-static int aimed_signal;
-
 static void aims_as_rank_2(struct bx_job *job)
 {
     if (bx_job_rank(job) == 2)
-        take_aim(target, (uint32_t)harness_load(STEP_COUNT), aimed_signal);
+        take_aim(target, (uint32_t)harness_load(STEP_COUNT), SIGSTOP);
     harness_post(GO_ON);
 }
 
@@ -25,14 +23,6 @@ static void calls_and_is_called(struct bx_job *job)
         if (bx_worker_is_alive(job, rank))
             for (int i = 0; i < 20; i++)
                 HARNESS_EQ(harness_call_i64(job, bx_worker_name(job, rank), "echo", i), i);
-    harness_post(BACK);
-}
-
-static void calls_0(struct bx_job *job)
-{
-    for (int i = 0; i < 20; i++)
-        HARNESS_EQ(harness_call_i64(job, "worker0", "echo", i), i);
-    HARNESS_EQ(bx_worker_generation(job, 1), 2);
     harness_post(BACK);
 }
 
@@ -53,36 +43,6 @@ static void was_killed(int index, const char *step)
     cr_expect(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "step %s: status %#x", step, (unsigned)status);
 }
 
-/* victim_rank: of the joiner, which is then killed too. */
-static void run_killed_joiner(const char *step, uint32_t passages, int victim_rank)
-{
-    harness_reset();
-    begin_lives_but(3, victim_rank, (struct life){ 0 });
-    begin_aimed(3, (struct life){ .rank = victim_rank }, step, passages, SIGKILL);
-    was_killed(3, step);
-    begin_life(4, (struct life){ .rank = victim_rank, .body = calls_and_is_called });
-    harness_await(BACK, 1);
-    end_lives();
-    cr_expect_eq(segments_of("") + socket_files(), 0, "step %s", step);
-}
-
-/* Rank 2 dies while it lets rank 1 join. */
-static void run_killed_welcoming(const char *step, uint32_t passages)
-{
-    harness_reset();
-    target = step;
-    aimed_signal = SIGKILL;
-    harness_store(STEP_COUNT, passages);
-    begin_lives(3, (struct life){ .body = aims_as_rank_2 });
-    harness_await(GO_ON, 3);
-    start_is_killed(1);
-    begin_life(3, (struct life){ .rank = 1, .body = calls_0 });
-    was_killed(2, step);
-    harness_await(BACK, 1);
-    end_lives();
-    cr_expect_eq(segments_of("") + socket_files(), 0, "step %s", step);
-}
-
 /* Nobody comes after it, and nobody had attached it: the workers remove its names when they end. */
 static void run_killed_alone(const char *step)
 {
@@ -99,7 +59,6 @@ static void run_killed_alone(const char *step)
 static void run_stopped_welcoming(void)
 {
     target = "rejoin.came";
-    aimed_signal = SIGSTOP;
     harness_store(STEP_COUNT, 1);
     begin_lives(3, (struct life){ .body = aims_as_rank_2 });
     harness_await(GO_ON, 3);
@@ -200,7 +159,6 @@ static void await_stopped(int index)
 static void run_paused_before_it_reads(bool has_own_pids)
 {
     target = "rejoin.accepted";
-    aimed_signal = SIGSTOP;
     harness_store(STEP_COUNT, 2);
     begin_lives(3, (struct life){ .body = aims_as_rank_2 });
     harness_await(GO_ON, 3);
@@ -230,7 +188,6 @@ static void run_paused_before_it_drops(void)
     uint32_t pid;
 
     target = "rejoin.accepted";
-    aimed_signal = SIGSTOP;
     harness_store(STEP_COUNT, 1);
     begin_lives(3, (struct life){ .body = aims_and_publishes });
     harness_await(GO_ON, 3);
@@ -309,21 +266,5 @@ Test(kill_rejoin, a_worker_at_its_first_door)
     run_killed_at_its_first_door("boot.bound");
     run_killed_at_its_first_door("rejoin.door");
 }
-
-#define KILLED_JOINER(test, step, passages)                                                         \
-    Test(kill_rejoin, test, .timeout = 60)                                                          \
-    {                                                                                               \
-        for (uint32_t i = 1; i <= (passages); i++) {                                                \
-            run_killed_joiner(step, i, 1);                                                          \
-            run_killed_joiner(step, i, 0);                                                          \
-        }                                                                                           \
-    }
-
-#define KILLED_WELCOMING(test, step)                                                                \
-    Test(kill_rejoin, test, .timeout = 60)                                                          \
-    {                                                                                               \
-        for (int i = 0; i < 4; i++)                                                                 \
-            run_killed_welcoming(step, 1);                                                          \
-    }
 
 #endif

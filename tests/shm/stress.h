@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Ring and doorbell under load: two sides send, starve, sleep and wake each other as fast as they can, and check every
- * byte. Plain functions for two front ends: test_stress.c under Criterion, stress_main.c alone (Criterion does not
- * start under ThreadSanitizer).
+ * byte. stress_main.c runs them, also under ThreadSanitizer and in qemu.
  *
  * Each returns 0, or the line of stress_ring.c where it failed. A wake-up is lost if a side slept for seconds although
  * there was work, and the other side was not about to ring.

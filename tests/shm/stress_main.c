@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The front end of stress.h without Criterion, for ThreadSanitizer. Prints a line for each body, as the other test
+ * The front end of stress.h. Prints a line for each body, as the other test
  * programs do ("ok NAME", "not ok NAME"). Exits with 0 if all passed. An argument multiplies the work.
  */
 #include "stress.h"
@@ -35,6 +35,9 @@ int main(int argc, char **argv)
 
     failed += report("frames arrive whole and in order, no wake-up is lost",
                      bxi_stress_ring(FRAMES * times));
+#if !defined(__SANITIZE_THREAD__)       /* which does not see what two processes share */
+    failed += report("the same between two processes", bxi_stress_ring_processes(FRAMES * times));
+#endif
     failed += report("two threads wake each other in turn", bxi_stress_doorbell(ROUNDS * times));
     failed += report("who publishes sees who arms, or is seen",
                      bxi_stress_collision(COLLISIONS * times));

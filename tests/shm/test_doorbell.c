@@ -65,15 +65,6 @@ Test(doorbell, puts_the_count_above_who)
     cr_assert_eq(bxi_load_relaxed(&word) & 3, BXI_AWAKE);
 }
 
-Test(doorbell, is_not_rung_while_its_owner_is_awake)
-{
-    cr_assert_eq(bxi_bell_look(&peer, false), 0);
-    bxi_bell_arm(&bell, BXI_WHO_LEADER);
-    bxi_bell_disarm(&bell);
-    cr_assert_eq(bxi_bell_look(&peer, false), 0);
-    cr_assert_eq(rung_background + rung_leader + rung_other, 0);
-}
-
 Test(doorbell, rings_whoever_sleeps)
 {
     bxi_bell_arm(&bell, BXI_WHO_BACKGROUND);
@@ -97,28 +88,6 @@ Test(doorbell, is_rung_once_for_each_arming)
         bxi_bell_disarm(&bell);
         cr_assert_eq(bxi_bell_look(&peer, false), 0);
     }
-}
-
-Test(doorbell, is_rung_again_when_it_was_armed_again_unseen)
-{
-    bxi_bell_arm(&bell, BXI_WHO_BACKGROUND);
-    cr_assert_eq(bxi_bell_look(&peer, false), 1);
-    bxi_bell_disarm(&bell);
-    bxi_bell_arm(&bell, BXI_WHO_BACKGROUND);
-    cr_assert_eq(bxi_bell_look(&peer, false), 1);
-    cr_assert_eq(rung_background, 2);
-}
-
-Test(doorbell, may_be_rung_once_by_each_of_two_producers)
-{
-    struct bxi_bell_peer first = peer, second = peer;
-
-    bxi_bell_arm(&bell, BXI_WHO_LEADER);
-    cr_assert_eq(bxi_bell_look(&first, false), 1);
-    cr_assert_eq(bxi_bell_look(&second, false), 1);
-    cr_assert_eq(bxi_bell_look(&first, false), 0);
-    cr_assert_eq(bxi_bell_look(&second, false), 0);
-    cr_assert_eq(rung_leader, 2);
 }
 
 Test(doorbell, knows_a_new_arming_when_the_count_is_near_its_end)

@@ -1,36 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A worker is killed at every named step of every operation on shared memory; the others finish.
+ * A worker is killed at each named step of its start, its end and its comeback; the others finish.
  *
  * shm/step.h calls bxi_step at the steps below only in the build with -DBXI_STEPS (build/tests/kill_steps); in
- * other builds this file has no test. Four workers call each other; worker 1 kills itself the first or a
- * later time that it passes a step. Each test then checks that the step was reached; that calls to worker 1
- * have succeeded or fail with BX_E_PEER_DEAD and its name; that the others go on calling each other and
- * leave together; that no wake-up was rescued; and that nothing is left in /dev/shm. The table of deaths:
+ * other builds this file has no test. The steps lie between system calls that leave names in /dev/shm, locks, sockets
+ * and what the launcher knows: what the simulator (tests/sim) does not show, which kills a worker of a running job at
+ * any access to memory. Each test checks that the step was reached, that the others hear of the death or go on, and
+ * that nothing is left in /dev/shm. The table of deaths:
  *
  *   step                    killed when                      what is left, and what survivors see
- *   ring.payload            payload copied, not committed    commit word 0: the record does not exist
- *   ring.next               next commit word zeroed          the same; a zero where no record is
- *   ring.commit             record published, no bell        the record counts: a reply completes its call, a
- *                                                            request is dropped
- *   ring.group              a group, but for its first word  the group does not exist
- *   ring.wrap               zero at offset 0                 no padding yet: the ring ends before it
- *   ring.padding            padding published                an empty ring that begins again at offset 0
- *   ring.want               want_credit stored               want_credit without need: one spurious bell
- *   ring.read               frames read, no credit published the producer's ring fills; it sees the death
- *   ring.credit             published, want_credit not read  a starved producer sleeps; it sees the death
- *   open.allocated          a ring's pages allocated         unopened: nobody reads it
- *   open.word               ring opened, no bell             survivors recheck it when they see the death
- *   open.rung               ring opened and announced        an empty ring
- *   open.refused            refusal stored, no bell          the call fails by the death
- *   bell.arm_*              about to arm                     not armed: nobody rings
- *   bell.armed              armed, no recheck yet            others ring an eventfd that nobody reads
- *   bell.sleep              rechecked, about to sleep        the same
- *   bell.disarmed           awake                            nobody rings
- *   bell.unlocked           a call published and its lock    the same: a sleeper wakes by the death, and drops it
- *                           given back, word not read again
- *   bell.looked             word read, eventfd not written   the sleeper wakes by the death, and reads the ring
- *   bell.rung               eventfd written                  a wake-up
  *   spawn.announced         the launcher told, no name yet   nothing: the start of all fails, with its name
  *   segment.named           name made, no lock               an empty file; a worker that waits for it removes it
  *   segment.locked .sized   name made and locked             the lock goes with the process; the same
@@ -48,37 +26,11 @@
  *   arena.unlinked          all done                         nothing
  *   arena.locked .sized     the arena's name made and locked   removed as the segment's
  *   object.unnamed .linked  an arena of before the start, without and with its name: nothing; removed as the segment's
- *   lease.granted           in the grants, no frame yet      nothing was lent
- *   lease.sent              the frame is in the ring         a request is dropped, a reply counts: what it lends
- *                                                            stays readable for as long as it is held
- *   lease.borrowed          opened, no handler has seen it   its owner takes it back
- *   lease.read              released, the word not written   the same
- *   lease.returned          word written, owner not rung     the lease is back; an owner that waits for it wakes
- *                                                            by the death
- *   rref.passed             a message with a reference, no bell   its receiver enters what it reads; what it does not
- *                                                            read goes with the dead
- *   rref.enter_sent         its ENTER, no KEPT               an entry that a round drops; the pin goes with the dead
- *   rref.kept_sent          KEPT, no bell                    the one that passed it may leave
- *   rref.leave_sent         LEAVE, no bell                   nothing: it has no reference
- *   rref.ask_sent           ASK sent to some                 an answer to the dead is not sent
- *   rref.answer_sent        ANSWER, no bell                  the asker asks the others again: one more is dead
- *
- *   rejoin.mutex            a joiner has the mutex           its file without a lock: the next one takes it, or the end
- *                                                            removes it
- *   rejoin.asked            it has asked a worker            the same
- *   rejoin.bound            its segment made, its door bound a name at which nobody listens: connect is refused; the
- *                                                            next joiner, or the end, removes it; at the first start
- *                                                            the others do
- *   rejoin.door .made       its door listens                 the same
- *   rejoin.sent .met        a worker has its descriptors,    that one sees its death, and removes its names; it never
- *                           or they have each other's        ran, and nobody is told of a death
- *   rejoin.gate_closed      all have attached it             the same
+ *   boot.bound .rejoin.door   the door bound, and listens   a name: the next joiner, or the end, removes it; at the
+ *                                                            first start the others do
+ *   rejoin.made .met        its door listens; met by others  nobody knows it: the workers remove its names at the end
  *   rejoin.gate_open        its state is RUNNING, no bell    it may count as a worker that came back and died
- *   rejoin.joined           the mutex is free                the same
- *   rejoin.accepted         a worker has read nothing yet    the joiner sees the hang-up, and the others say that the
- *                                                            worker is dead; they remove the name of its door
- *   rejoin.welcomed         a worker has answered            the same
- *   rejoin.came .taken .tabled   about to attach, attached, answered   the same; or it sees its pidfd
+ *   rejoin.accepted .came   a worker stops before it reads   the joiner waits, or gives up and the next one joins
  *
  * If rank 0 is killed while it makes its segment, no other worker knows the instance: a worker that waited for it
  * removes all that dead workers of that job name left. The last tests have no launcher: nothing is left at any step,
@@ -102,11 +54,9 @@
 #include <string.h>
 
 #define VICTIM 1
-#define ROUNDS 400
-#define PAYLOAD 8000
 
-enum gate { HIT = 0, FULL, SENT_ALL, ASLEEP, HELLO, PASSED_ALL, STAYS, GOES };
-enum value { STEP_COUNT = 8, ONEWAYS, SENT, MADE, DESTROYED };
+enum gate { HIT = 0, HELLO };
+enum value { STEP_COUNT = 8 };
 
 /* ---- Taking aim ------------------------------------------------------------------------------------- */
 
@@ -114,16 +64,10 @@ static struct {
     const char *step;           /* NULL: at nothing */
     bxi_a32 left;               /* passages until the signal */
     int signal;
-    bool tells_of_sleep;
-    void (*at_second_look)(void);
 } aim;
 
 void bxi_step(const char *name)
 {
-    if (aim.tells_of_sleep && strcmp(name, "bell.sleep") == 0)
-        harness_post(ASLEEP);
-    if (aim.at_second_look != NULL && strcmp(name, "bell.unlocked") == 0)
-        aim.at_second_look();
     if (strcmp(name, "boot.hello_sent") == 0)
         harness_post(HELLO);
     if (aim.step == NULL || strcmp(aim.step, name) != 0 || bxi_add(&aim.left, (uint32_t)-1) != 1)
@@ -143,77 +87,17 @@ static void take_aim(const char *step, uint32_t passages, int signal_number)
 
 static const char *target;      /* the step of this world */
 
-HARNESS_HANDLER(echo)
-{
-    return bx_msg_put_i64(reply, bx_read_i64(args));
-}
-
-/* Checks every byte, to detect half a frame. */
-HARNESS_HANDLER(check_bytes)
-{
-    const unsigned char *bytes = bx_read_bytes(args, PAYLOAD);
-
-    HARNESS_CHECK(bytes != NULL);
-    for (int i = 1; i < PAYLOAD; i++)
-        HARNESS_EQ(bytes[i], (unsigned char)(bytes[0] + i));
-    harness_add(ONEWAYS, 1);
-    return 0;
-}
-
 static int setup(struct bx_job *job)
 {
-    if (bx_register(job, "bytes", BX_INLINE, check_bytes, NULL) < 0 ||
-        bx_register(job, "nothing", BX_INLINE, harness_nothing, NULL) < 0)
-        return -1;
-    return bx_register(job, "echo", BX_INLINE, echo, NULL);
+    return bx_register(job, "echo", BX_INLINE, harness_echo, NULL);
 }
 
-/* Aims from the start: these steps occur once or twice in a worker's life. */
+/* Aims from the start. */
 static int setup_aiming(struct bx_job *job)
 {
     if (bx_job_rank(job) == VICTIM)
-        take_aim(target, (uint32_t)harness_load(STEP_COUNT), SIGKILL);
+        take_aim(target, 1, SIGKILL);
     return setup(job);
-}
-
-static struct bx_msg *bytes_from(unsigned char first)
-{
-    unsigned char bytes[PAYLOAD];
-    struct bx_msg *msg = bx_msg_create(PAYLOAD);
-
-    for (int i = 0; i < PAYLOAD; i++)
-        bytes[i] = (unsigned char)(first + i);
-    HARNESS_EQ(bx_msg_put_bytes(msg, bytes, PAYLOAD), 0);
-    return msg;
-}
-
-/* More than a ring holds, so that it starves and wraps; calls, one and together, for replies; and others call it. */
-static void all_that_a_worker_does(struct bx_job *job)
-{
-    struct bx_future *many[3], *one;
-
-    for (int round = 0; round < ROUNDS; round++) {
-        struct bx_msg *msg = bytes_from((unsigned char)round);
-
-        for (int i = 0; i < 24; i++)
-            HARNESS_EQ(bx_rpc_oneway(job, "worker0", "bytes", msg, NULL), 0);
-        HARNESS_EQ(harness_call_i64(job, "worker2", "echo", round), round);
-        HARNESS_EQ(harness_call_i64(job, "worker3", "echo", round), round);
-        one = harness_async(job, "worker3", "nothing");
-        harness_end(one, 0);
-        HARNESS_EQ(bx_rpc_many(job, "worker0", "bytes", 3, (const struct bx_msg *[]){ msg, msg, msg }, NULL, many), 0);
-        for (int i = 0; i < 3; i++)
-            harness_end(many[i], 0);
-        bx_msg_destroy(msg);
-    }
-    harness_failed(__FILE__, __LINE__, "step %s was not reached %d times", aim.step,
-                   (int)harness_load(STEP_COUNT));
-}
-
-static void victim(struct bx_job *job)
-{
-    take_aim(target, (uint32_t)harness_load(STEP_COUNT), SIGKILL);
-    all_that_a_worker_does(job);
 }
 
 static const char *next_survivor(struct bx_job *job)
@@ -261,104 +145,25 @@ static void survivor(struct bx_job *job)
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
 }
 
-/* What the workers of a world of four do. */
-struct roles {
-    int (*setup)(struct bx_job *job);
-    void (*victim)(struct bx_job *job);         /* worker 1 */
-    void (*survivor)(struct bx_job *job);
-    void (*first)(struct bx_job *job);          /* worker 3, which dies before worker 1; NULL: it survives */
-};
-
-static const struct roles calling = { setup, victim, survivor, NULL };
-static const struct roles beginning = { setup_aiming, all_that_a_worker_does, survivor, NULL };
-
-/* Worker 1 is killed when it passes the step for that time. */
-static void run_killed(const struct roles *roles, const char *step, uint32_t passages, bool no_spin)
+/* Worker 1 is killed when it passes the step. */
+static void run_killed(int (*setup_of_all)(struct bx_job *job), harness_fn victim, harness_fn others, const char *step)
 {
     harness_reset();
     target = step;
-    harness_store(STEP_COUNT, passages);
-    harness_run(&(struct harness_world){
-        .size = 4, .setup = roles->setup, .options = { .no_spin = no_spin },
-        .dies = 1u << VICTIM | (roles->first != NULL ? 1u << 3 : 0),
-        .body = { roles->survivor, roles->victim, roles->survivor,
-                  roles->first != NULL ? roles->first : roles->survivor } });
+    harness_run(&(struct harness_world){ .size = 4, .setup = setup_of_all, .dies = 1u << VICTIM,
+                                         .body = { others, victim, others, others } });
     cr_expect_eq(harness_gate(HIT), 1, "step %s was not reached", step);
 }
 
-#define KILLED(roles, test, step, later)                                                            \
-    Test(kill_step, test, .timeout = 60)                                                            \
-    {                                                                                               \
-        run_killed(&roles, step, 1, false);                                                         \
-        run_killed(&roles, step, later, false);                                                     \
-        run_killed(&roles, step, 1, true);                                                          \
-        run_killed(&roles, step, later, true);                                                      \
-    }
+TestSuite(kill_step, .timeout = 60);
 
-/* Steps that a spinning worker may not pass often enough. */
-#define KILLED_ASLEEP(test, step, later)                                                            \
-    Test(kill_step, test, .timeout = 60)                                                            \
-    {                                                                                               \
-        run_killed(&calling, step, 1, true);                                                        \
-        run_killed(&calling, step, later, true);                                                    \
-    }
+Test(kill_step, of_the_start)
+{
+    static const char *const steps[] = { "spawn.in_job", "state.running" };
 
-KILLED(calling, ring_payload, "ring.payload", 23)
-KILLED(calling, ring_next, "ring.next", 23)
-KILLED(calling, ring_commit, "ring.commit", 23)
-KILLED(calling, ring_group, "ring.group", 23)
-KILLED(calling, ring_wrap, "ring.wrap", 3)
-KILLED(calling, ring_padding, "ring.padding", 3)
-KILLED_ASLEEP(ring_want, "ring.want", 3)
-KILLED(calling, ring_read, "ring.read", 5)
-KILLED(calling, ring_credit, "ring.credit", 5)
-KILLED_ASLEEP(bell_arm_leader, "bell.arm_leader", 4)
-KILLED_ASLEEP(bell_arm_background, "bell.arm_background", 4)
-KILLED_ASLEEP(bell_armed, "bell.armed", 6)
-KILLED_ASLEEP(bell_sleep, "bell.sleep", 6)
-KILLED_ASLEEP(bell_disarmed, "bell.disarmed", 6)
-KILLED(calling, bell_unlocked, "bell.unlocked", 4)
-KILLED_ASLEEP(bell_looked, "bell.looked", 4)
-KILLED_ASLEEP(bell_rung, "bell.rung", 4)
-
-#define KILLED_EARLY(test, step, later)                                                             \
-    Test(kill_step, test, .timeout = 60)                                                            \
-    {                                                                                               \
-        run_killed(&beginning, step, 1, false);                                                     \
-        run_killed(&beginning, step, later, true);                                                  \
-    }
-
-KILLED_EARLY(open_allocated, "open.allocated", 2)
-KILLED_EARLY(open_word, "open.word", 2)
-KILLED_EARLY(open_rung, "open.rung", 3)
-KILLED_EARLY(spawn_in_job, "spawn.in_job", 1)
-KILLED_EARLY(state_running, "state.running", 1)
-
-/* ---- Lending ------------------------------------------------------------------------------------------ */
-
-#include "kill_lending.h"
-
-KILLED(lending, lease_granted, "lease.granted", 60)
-KILLED(lending, lease_sent, "lease.sent", 60)
-KILLED(lending, lease_borrowed, "lease.borrowed", 60)
-KILLED(lending, lease_read, "lease.read", 60)
-KILLED(lending, lease_returned, "lease.returned", 60)
-
-/* ---- References ---------------------------------------------------------------------------------------- */
-
-#include "kill_passing.h"
-
-KILLED(passing, rref_passed, "rref.passed", 40)
-KILLED(passing, rref_enter_sent, "rref.enter_sent", 20)
-KILLED(passing, rref_kept_sent, "rref.kept_sent", 20)
-KILLED(passing, rref_leave_sent, "rref.leave_sent", 40)
-
-#include "kill_asking.h"
-
-KILLED_ASKING(rref_ask_sent, "rref.ask_sent", 4)
-KILLED_ASKING(rref_answer_sent, "rref.answer_sent", 3)
-
-/* ---- Leaving ----------------------------------------------------------------------------------------- */
+    for (int i = 0; i < 2; i++)
+        run_killed(setup_aiming, NULL, survivor, steps[i]);
+}
 
 static void leaves(struct bx_job *job)
 {
@@ -374,36 +179,15 @@ static void calls_and_leaves(struct bx_job *job)
     }
 }
 
-static const struct roles leaving = { setup, leaves, calls_and_leaves, NULL };
-
-#define KILLED_LEAVING(test, step) \
-    Test(kill_step, test, .timeout = 60) { run_killed(&leaving, step, 1, false); }
-
-KILLED_LEAVING(state_leaving, "state.leaving")
-KILLED_LEAVING(state_leaving_rung, "state.leaving_rung")
-KILLED_LEAVING(ending_round, "ending.round")
-KILLED_LEAVING(ending_round_rung, "ending.round_rung")
-KILLED_LEAVING(state_left, "state.left")
-KILLED_LEAVING(spawn_not_in_job, "spawn.not_in_job")
-KILLED_LEAVING(state_stopped, "state.stopped")
-KILLED_LEAVING(segment_unlinked, "segment.unlinked")
-KILLED_LEAVING(arena_unlinked, "arena.unlinked")
-
-/* ---- Refusing ---------------------------------------------------------------------------------------- */
-
-static void is_refused_by_a_dying_worker(struct bx_job *job)
+Test(kill_step, of_the_end)
 {
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "echo", NULL, NULL, NULL), BX_E_PEER_DEAD);
-}
+    static const char *const steps[] = {
+        "state.leaving", "state.leaving_rung", "ending.round", "ending.round_rung", "state.left", "spawn.not_in_job",
+        "state.stopped", "segment.unlinked", "arena.unlinked",
+    };
 
-Test(kill_step, open_refused, .timeout = 60)
-{
-    harness_mount_shm(320);
-    target = "open.refused";
-    harness_store(STEP_COUNT, 1);
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_aiming, .dies = 1u << VICTIM,
-                                         .body = { is_refused_by_a_dying_worker } });
-    cr_expect_eq(harness_gate(HIT), 1);
+    for (size_t i = 0; i < sizeof(steps) / sizeof(*steps); i++)
+        run_killed(setup, leaves, calls_and_leaves, steps[i]);
 }
 
 /* ---- Starting ----------------------------------------------------------------------------------------- */
@@ -532,6 +316,14 @@ Test(kill_start, a_worker_that_the_launcher_knows)
 #define LEFT_WORLD 3
 enum { DEAD = HARNESS_GATES - 1 };      /* the victim has ended */
 
+static void make_arena(struct bx_job *job)
+{
+    struct bx_tensor *tensor = NULL;
+
+    HARNESS_EQ(bx_tensor_create(job, BX_F32, 1, &(int64_t){ 3000 }, &tensor), 0);
+    bx_tensor_release(tensor);
+}
+
 /* A worker's whole life. It frees its job after the victim has ended, so that a survivor can clean up. */
 static void live_without_launcher(int rank, uint64_t timeout_ns, uint32_t deaths)
 {
@@ -541,7 +333,7 @@ static void live_without_launcher(int rank, uint64_t timeout_ns, uint32_t deaths
 
     HARNESS_EQ(bx_job_create(&options, &job), 0);
     if (aim.step != NULL && strncmp(aim.step, "object.", 7) == 0)
-        bx_msg_destroy(tensors_from(job, 0, 1));        /* makes the arena before the start */
+        make_arena(job);                                /* before the start */
     starts[rank].rc = bx_job_start(job);
     if (starts[rank].rc == 0)
         bx_job_shutdown(job, 0);
@@ -652,29 +444,9 @@ Test(kill_without_launcher, of_one_that_waits_for_rank_0_leaves_nothing)
 
 #include "kill_rejoin.h"
 
-KILLED_JOINER(rejoin_mutex, "rejoin.mutex", 1)
-KILLED_JOINER(rejoin_asked, "rejoin.asked", 2)
-KILLED_JOINER(boot_bound, "boot.bound", 1)
-KILLED_JOINER(rejoin_door, "rejoin.door", 1)
-KILLED_JOINER(rejoin_made, "rejoin.made", 1)
-KILLED_JOINER(rejoin_sent, "rejoin.sent", 2)
-KILLED_JOINER(rejoin_met, "rejoin.met", 2)
-KILLED_JOINER(rejoin_gate_closed, "rejoin.gate_closed", 1)
-KILLED_JOINER(rejoin_gate_open, "rejoin.gate_open", 1)
-KILLED_JOINER(rejoin_joined, "rejoin.joined", 1)
 Test(kill_rejoin, a_joiner_that_nobody_knows, .timeout = 60) { run_killed_alone("rejoin.made"); }
 Test(kill_rejoin, a_worker_stopped_while_it_attaches, .timeout = 60) { run_stopped_welcoming(); }
 Test(kill_rejoin, a_shutdown_waits_for_it, .timeout = 20) { run_shutdown_before_it_rang(); }
 Test(kill_rejoin, its_join_is_heard_before_its_death, .timeout = 60) { run_killed_before_it_rang(); }
-
-KILLED_WELCOMING(rejoin_accepted, "rejoin.accepted")
-KILLED_WELCOMING(rejoin_welcomed, "rejoin.welcomed")
-KILLED_WELCOMING(rejoin_came, "rejoin.came")
-KILLED_WELCOMING(rejoin_taken, "rejoin.taken")
-KILLED_WELCOMING(rejoin_tabled, "rejoin.tabled")
-
-/* ---- Stopped at a step --------------------------------------------------------------------------------- */
-
-#include "kill_stopped.h"
 
 #endif

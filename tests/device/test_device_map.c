@@ -338,40 +338,6 @@ static void lend_slabs(struct bx_job *job, struct bx_device device)
     HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
 }
 
-static void makes_and_frees_slabs(struct bx_job *job)
-{
-    struct bx_tensor *small = begin(job);
-    uint64_t first = harness_counter(job, "gpu_bytes"), used = harness_counter(job, "gpu_bytes_used");
-
-    lend_slabs(job, bx_tensor_device(small));
-    while (harness_counter(job, "gpu_bytes") > first + ((uint64_t)66 << 20)) {     /* one may stay as a spare */
-        bxi_devices_poll(job);
-        sched_yield();
-    }
-    HARNESS_EQ(harness_counter(job, "gpu_bytes_used"), used);
-    harness_post(FINISHED);
-    bx_tensor_release(small);
-}
-
-static void closes_what_is_retired(struct bx_job *job)
-{
-    device_open(job, 0);
-    harness_post(OPEN);
-    harness_await(SENT, 1);
-    while (harness_gate(FINISHED) == 0) {
-        bxi_devices_poll(job);
-        sched_yield();
-    }
-    HARNESS_CHECK(harness_counter(job, "gpu_slabs_opened") >= SLABS);
-    while (harness_counter(job, "gpu_slabs_closed") < SLABS - 1)
-        bxi_devices_poll(job);
-}
-
-Test(device_map, frees_slabs_that_no_worker_uses, .timeout = 60)
-{
-    device_pair(DEVICE_ANY, setup, makes_and_frees_slabs, closes_what_is_retired);
-}
-
 /* Both workers are always busy, and no call polls devices explicitly. */
 static void frees_slabs_and_calls_on(struct bx_job *job)
 {

@@ -252,45 +252,6 @@ Test(gpu_slab, sees_that_a_slab_was_freed_while_the_driver_refused, .timeout = 6
     gpu_alone(GPU_FAKE, freed_meanwhile);
 }
 
-/* A block that waits for a point of a blocked lane is not handed out again. */
-static void held_back(void)
-{
-    struct bxi_gpu_lane *gate;
-    struct bxi_gpu_block *first, *second;
-    struct bxi_gpu_point open, passed;
-    bxi_a64 *word = &gpu_shared->region[0].word[BXI_GPU_LANES - 1].value;
-
-    gpu_start_with(0, &(struct bxi_gpu_options){ .order = BXI_GPU_HOST_WORDS }, 0);
-    GPU_EQ(bxi_gpu_lane_open(gpu_device, NULL, &gate), 0);
-    first = gpu_block(2 * GPU_MIB);
-    open = (struct bxi_gpu_point){ .order = BXI_GPU_HOST_WORDS, .lane = BXI_GPU_LANES - 1, .value = 5 };
-    GPU_EQ(bxi_gpu_after(gate, NULL, &open), 0);
-    GPU_EQ(bxi_gpu_mark(gate, &passed), 0);
-    GPU_EQ(bxi_gpu_passed(gpu, NULL, &passed), 0);
-    GPU_EQ(bxi_gpu_block_until(first, NULL, &passed), 0);
-    GPU_EQ(bxi_gpu_block_until(first, NULL, &(struct bxi_gpu_point){ 0 }), 0);
-    bxi_gpu_free(first);
-    GPU_EQ(gpu_counters().blocks_waiting, 1);
-    GPU_EQ(bxi_gpu_trim(gpu_device), 0);
-    second = gpu_block(2 * GPU_MIB);
-    GPU_EQ(gpu_counters().slabs, 2);            /* it could not reuse the first block */
-    bxi_store_release(word, 5);                 /* the host ends the stream's wait */
-    gpu_wait_passed(NULL, &passed);
-    gpu_poll_until_nothing_is_left();
-    GPU_EQ(gpu_counters().blocks_waiting, 0);
-    first = gpu_block(2 * GPU_MIB);
-    GPU_EQ(gpu_counters().slabs, 2);
-    bxi_gpu_free(first);
-    bxi_gpu_free(second);
-    gpu_end();
-}
-
-Test(gpu_slab, reuses_a_block_only_when_its_points_have_passed, .timeout = 60)
-{
-    fake_skip_under("FAKE_CUDA_BLOCKING", "it allocates before it ends a wait of one of its streams");
-    gpu_alone(GPU_ANY, held_back);
-}
-
 #define LEFT 4000
 
 static size_t allocated_bytes(void)

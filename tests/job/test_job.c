@@ -380,65 +380,6 @@ HARNESS_TEST(job, names_the_dead_worker_in_calls_that_fail, 20, .size = 3, .setu
     harness_await(DONE, 1);
 }
 
-static void answer_and_die(struct bx_job *job)
-{
-    harness_leaves_by_itself();
-    (void)job;
-    harness_await(READY, 1);
-    raise(SIGKILL);
-}
-
-HARNESS_TEST(job, keeps_the_answers_that_a_worker_gave_before_it_died, 20, .size = 2, .setup = setup,
-             .body = { [1] = answer_and_die }, .dies = 1u << 1)
-{
-    enum { MANY = 500 };
-    struct bx_future *futures[MANY];
-    struct bx_msg *args = harness_msg_i64(4);
-
-    for (int i = 0; i < MANY; i++)
-        HARNESS_EQ(bx_rpc_async(job, "worker1", "twice", args, NULL, &futures[i]), 0);
-    harness_post(READY);
-    /* Calls that were answered before the death succeed; all later ones fail. None hangs. */
-    for (int i = 0, dead = 0; i < MANY; i++) {
-        int rc = bx_future_wait(futures[i], BX_FOREVER);
-
-        HARNESS_CHECK(rc == 0 || rc == BX_E_PEER_DEAD);
-        HARNESS_CHECK(!dead || rc != 0);
-        dead = rc != 0;
-        bx_future_release(futures[i]);
-    }
-    bx_msg_destroy(args);
-}
-
-static void call_from_threads_until_dead(struct bx_job *job, int index)
-{
-    int rc;
-
-    (void)index;
-    do {
-        struct bx_msg *args = harness_msg_i64(1);
-
-        rc = bx_rpc_sync(job, "worker1", "twice", args, NULL, NULL);
-        bx_msg_destroy(args);
-        harness_post(READY);
-    } while (rc == 0);
-    expect_dead(rc);
-}
-
-static void die_under_calls(struct bx_job *job)
-{
-    (void)job;
-    harness_leaves_by_itself();
-    harness_await(READY, 200);
-    raise(SIGKILL);
-}
-
-HARNESS_TEST(job, fails_the_calls_of_every_thread_when_the_callee_dies, 20, .size = 2, .setup = setup,
-             .body = { [1] = die_under_calls }, .dies = 1u << 1)
-{
-    harness_threads(job, 4, call_from_threads_until_dead);
-}
-
 /* ---- Dead callers ---------------------------------------------------------------------------- */
 
 enum { LET_GO = 10 };                  /* gate */

@@ -9,12 +9,9 @@
 
 #include <criterion/criterion.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #define CHECK(condition) cr_assert(condition, "%s", #condition)
@@ -123,44 +120,6 @@ static bool holds(unsigned long long address, unsigned char value)
     return byte[0] == value && byte[1] == value;
 }
 
-Test(fake_vmm, gives_access_only_as_it_was_asked_for)
-{
-    unsigned long long handle, address;
-
-    start();
-    address = mapped(handle = made(FD));
-    CHECK(fill(address, 1) != CUDA_SUCCESS);            /* mappings start with no access */
-    OK(allow(address, BOTH));
-    OK(fill(address, 1));
-    CHECK(holds(address, 1));
-    OK(allow(address, READ));
-    CHECK(fill(address, 2) != CUDA_SUCCESS);
-    CHECK(driver.cuMemcpyAsync(address, address, 8, stream) != CUDA_SUCCESS);
-    CHECK(driver.cuStreamWriteValue64_v2(stream, address, 1, 0) != CUDA_SUCCESS);
-    CHECK(holds(address, 1));
-    release(address);
-    OK(driver.cuMemRelease(handle));
-}
-
-Test(fake_vmm, ends_a_program_that_writes_a_mapping_for_reading_only)
-{
-    int status = 0;
-    pid_t child = fork();
-
-    if (child == 0) {
-        unsigned long long address;
-
-        signal(SIGSEGV, SIG_DFL);
-        start();
-        address = mapped(made(FD));
-        OK(allow(address, READ));
-        *(volatile unsigned char *)(uintptr_t)address = 1;      /* as a kernel would */
-        _exit(0);
-    }
-    CHECK(waitpid(child, &status, 0) == child);
-    CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
-}
-
 Test(fake_vmm, refuses_what_the_documentation_forbids)
 {
     struct CUmemAllocationProp_st prop = prop_of(FD);
@@ -218,76 +177,4 @@ Test(fake_vmm, keeps_memory_until_the_last_reference_is_gone)
     release(other);
     CHECK(figure("used", 0) == before);
     CHECK(figure("freed_while_open", 0) == 0);
-}
-
-/* Sends the descriptor of memory that holds 4, and is killed. */
-_Noreturn static void send_and_die(int socket)
-{
-    _Alignas(struct cmsghdr) unsigned char control[CMSG_SPACE(sizeof(int))] = { 0 };
-    struct iovec part = { .iov_base = (void *)"x", .iov_len = 1 };
-    struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = control,
-                              .msg_controllen = sizeof control };
-    struct cmsghdr *head = CMSG_FIRSTHDR(&message);
-    unsigned long long handle, address;
-    int fd;
-
-    start();
-    handle = made(FD);
-    address = mapped(handle);
-    OK(allow(address, BOTH));
-    OK(fill(address, 4));
-    OK(driver.cuStreamSynchronize(stream));
-    fd = exported(handle);
-    *head = (struct cmsghdr){ .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof fd) };
-    memcpy(CMSG_DATA(head), &fd, sizeof fd);
-    CHECK(sendmsg(socket, &message, 0) == 1);
-    raise(SIGKILL);
-    _exit(1);
-}
-
-Test(fake_vmm, is_imported_from_a_descriptor_whose_sender_is_dead)
-{
-    _Alignas(struct cmsghdr) unsigned char control[CMSG_SPACE(sizeof(int))];
-    char byte;
-    struct iovec part = { .iov_base = &byte, .iov_len = 1 };
-    struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = control,
-                              .msg_controllen = sizeof control };
-    unsigned long long handle, address;
-    uint64_t before;
-    int pair[2], fd, status;
-    pid_t child;
-
-    CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair) == 0);
-    child = fork();
-    if (child == 0)
-        send_and_die(pair[1]);
-    CHECK(waitpid(child, &status, 0) == child);
-    start();
-    before = figure("used", 0);
-    CHECK(recvmsg(pair[0], &message, MSG_CMSG_CLOEXEC) == 1);
-    memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof fd);
-    handle = imported(fd);
-    close(fd);
-    address = mapped(handle);
-    OK(driver.cuMemRelease(handle));
-    OK(allow(address, READ));
-    CHECK(holds(address, 4));
-    CHECK(figure("used", 0) == before + BYTES);
-    release(address);
-    CHECK(figure("used", 0) == before);
-}
-
-Test(fake_vmm, is_refused_by_a_switch)
-{
-    struct CUmemAllocationProp_st prop = prop_of(FD);
-    unsigned long long handle;
-    int value = 1;
-
-    setenv("FAKE_CUDA_NO_VMM", "1", 1);
-    start();
-    CHECK(driver.cuMemCreate(&handle, BYTES, &prop, 0) == CUDA_ERROR_NOT_SUPPORTED);
-    OK(driver.cuDeviceGetAttribute(&value, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 0));
-    CHECK(value == 0);
-    OK(driver.cuDeviceGetAttribute(&value, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 0));
-    CHECK(value == 0);
 }

@@ -273,6 +273,21 @@ static struct bx_tensor *numbers_on_first_of(struct bx_job *job, const char *vis
     return tensor;
 }
 
+/* A tensor in another slab: the borrower knows the device by now, and staged nothing for it. */
+static void lend_another_slab(struct bx_job *job, struct bx_device device)
+{
+    struct bx_tensor *tensor = device_tensor(job, device, INT64_C(66) << 18), *view = NULL;
+    uint64_t staged;
+
+    HARNESS_EQ(bx_tensor_slice(tensor, 0, 5, 9, 1, &view), 0);
+    device_put_numbers(view, 4);
+    staged = harness_counter(job, "gpu_staged_bytes");
+    HARNESS_EQ(device_look_at(job, "worker1", view, 4), 0);
+    HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), staged);
+    bx_tensor_release(view);
+    bx_tensor_release(tensor);
+}
+
 /* Neither sees the other's device. */
 static void lends_to_a_hidden_one(struct bx_job *job)
 {
@@ -288,6 +303,8 @@ static void lends_to_a_hidden_one(struct bx_job *job)
         if (getenv("FAKE_CUDA_NO_PEER") != NULL && staged == before + 10 * 4000)
             break;                              /* it is staged every time */
     } while (harness_counter(job, "gpu_staged_bytes") != staged);
+    if (getenv("FAKE_CUDA_NO_PEER") == NULL)
+        lend_another_slab(job, bx_tensor_device(tensor));
     bx_tensor_release(tensor);
 }
 
@@ -297,7 +314,7 @@ static void is_a_hidden_one(struct bx_job *job)
     device_open(job, 0);
     harness_post(OPEN);
     HARNESS_EQ(bx_job_serve(job), 0);
-    HARNESS_EQ(harness_counter(job, "gpu_slabs_opened"), getenv("FAKE_CUDA_NO_PEER") == NULL);
+    HARNESS_EQ(harness_counter(job, "gpu_slabs_opened"), getenv("FAKE_CUDA_NO_PEER") == NULL ? 2 : 0);
 }
 
 Test(device_errors, stages_to_a_hidden_device_until_the_borrower_has_tried, .timeout = 60)

@@ -395,6 +395,13 @@ Test(rejoin, a_joiner_that_gave_up_has_not_left)
     end_lives();
 }
 
+Test(rejoin, those_that_leave_do_not_wait_for_a_joiner_that_dies)
+{
+    begin_a_shutdown_beside_a_joiner(NULL);
+    start_is_killed(4);
+    end_lives();
+}
+
 /* ---- Options ----------------------------------------------------------------------------------- */
 
 Test(rejoin, all_workers_must_allow_it)

@@ -27,13 +27,12 @@ static double first_of(int rank)
 /* ---- Functions that take part --------------------------------------------------------------------------- */
 
 /* x * w, with worker2's product in between. */
-static int nested(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(nested)
 {
     struct pass pass;
     struct bx_var *x, *y;
     int rc = pass_open(args, &pass);
 
-    (void)context;
     if (rc == 0) {
         x = bx_read_var(pass.context, pass.tape, args);
         y = pass_call(bx_request_job(request), &pass, "worker2", "product", x, NULL);
@@ -83,12 +82,11 @@ static int tells(void *context, const struct bx_node_grads *grads)
     return pass_on(grads);
 }
 
-static int get_param(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(get_param)
 {
     struct bx_rref *rref = NULL;
     int rc = bx_param_rref(bx_request_job(request), w, &rref);
 
-    (void)args, (void)context;
     if (rc == 0)
         rc = bx_msg_put_rref(reply, rref);
     bx_rref_release(rref);
@@ -112,9 +110,8 @@ static int get_grad(const struct bx_request *request, struct bx_reader *args, st
     return rc;
 }
 
-static int count_contexts(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(count_contexts)
 {
-    (void)request, (void)args, (void)context;
     return bx_msg_put_i64(reply, (int64_t)bx_dist_contexts(dist));
 }
 

@@ -286,13 +286,12 @@ static struct bx_var *read_param(struct bx_reader *args)
     return param;
 }
 
-static int set_param(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(set_param)
 {
     struct bx_var *param = read_param(args);
     struct bx_tensor *own = NULL;
     int rc = bx_tensor_copy(NULL, bx_read_tensor(args), &own);
 
-    (void)request, (void)reply, (void)context;
     if (rc == 0)
         rc = bx_var_set_value(param, own);
     bx_tensor_release(own);

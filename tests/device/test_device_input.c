@@ -36,11 +36,10 @@ static int expected;                /* BX_E_CORRUPT: worker 1 is cut off; else t
 
 /* ---- Worker 0 --------------------------------------------------------------------------------- */
 
-static int touch(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(touch)
 {
     struct bx_tensor *tensor = bx_read_tensor(args);
 
-    (void)request, (void)reply, (void)context;
     HARNESS_EQ(device_wrong(tensor, 5), 0);
     harness_post(TAKEN);
     return 0;
@@ -128,12 +127,11 @@ static struct bx_future *fake_call(struct bx_job *job, struct forgery *forgery)
     return future;
 }
 
-static int hang(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+HARNESS_ASYNC_HANDLER(hang)
 {
     static struct bx_future *never[4];
     static int count;
 
-    (void)args, (void)context;
     *reply = never[count++] = bx_future_create(bx_request_job(request));
     bx_future_acquire(*reply);
     return 0;
@@ -250,10 +248,8 @@ Test(device_input, cuts_off_or_fails_for_each_forgery, .timeout = 120)
 static struct bx_tensor *lent;
 
 /* Worker 1 gives worker 0's tensor back with a point of a lane that does not exist. */
-static int give_back_wrongly(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                             void *context)
+HARNESS_HANDLER(give_back_wrongly)
 {
-    (void)request, (void)reply, (void)context;
     lent = bx_tensor_acquire(bx_read_tensor(args));
     return 0;
 }
@@ -261,23 +257,6 @@ static int give_back_wrongly(const struct bx_request *request, struct bx_reader 
 static int setup_points(struct bx_job *job)
 {
     return bx_register(job, "keep", BX_INLINE, give_back_wrongly, NULL);
-}
-
-static void lends_to_a_liar(struct bx_job *job)
-{
-    struct bx_tensor *tensor = device_numbers(job, device_open(job, 0), COUNT, 5);
-    struct bx_msg *args = bx_msg_create(0);
-
-    harness_await(OPEN, 1);
-    HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "keep", args, NULL, NULL), 0);
-    bx_msg_destroy(args);
-    harness_post(STRUCK);
-    HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
-    HARNESS_EQ(bx_job_serve(job), BX_E_CORRUPT);
-    HARNESS_HAS(bx_error_text(), "worker1");
-    bx_tensor_release(tensor);
-    harness_post(FINISHED);
 }
 
 static void lies(struct bx_job *job)
@@ -299,25 +278,25 @@ static void lies(struct bx_job *job)
     kill(getpid(), SIGKILL);
 }
 
-Test(device_input, cuts_off_for_an_invalid_point, .timeout = 60)
+DEVICE_TEST(device_input, cuts_off_for_an_invalid_point, 60, DEVICE_ANY, .size = 2, .setup = setup_points, .dies = 2,
+            .body = { [1] = lies })
 {
-    device_world(DEVICE_ANY);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup_points, .dies = 2,
-               .body = { lends_to_a_liar, lies } });
+    struct bx_tensor *tensor = device_numbers(job, device_open(job, 0), COUNT, 5);
+    struct bx_msg *args = bx_msg_create(0);
+
+    harness_await(OPEN, 1);
+    HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "keep", args, NULL, NULL), 0);
+    bx_msg_destroy(args);
+    harness_post(STRUCK);
+    HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
+    HARNESS_EQ(bx_job_serve(job), BX_E_CORRUPT);
+    HARNESS_HAS(bx_error_text(), "worker1");
+    bx_tensor_release(tensor);
+    harness_post(FINISHED);
 }
 
 /* ---- A receiver without a GPU ------------------------------------------------------------------- */
-
-/* The sender does not check whether worker 0 has one: the call is refused, and its lease is given back once. */
-static void has_none(struct bx_job *job)
-{
-    harness_post(OPEN);
-    harness_await(FINISHED, 1);
-    HARNESS_EQ(bxi_load_relaxed(&bxi_tables(job->control)->loans[1].borrowed), 0);
-    HARNESS_EQ(bxi_load_relaxed(&bxi_tables(job->control)->loans[1].borrowed_total), 1);
-    HARNESS_EQ(bxi_load_relaxed(&job->control->pair[1].given_back), 1);
-    harness_post(OVER);
-}
 
 static void does_not_ask(struct bx_job *job)
 {
@@ -336,9 +315,14 @@ static void does_not_ask(struct bx_job *job)
     kill(getpid(), SIGKILL);
 }
 
-Test(device_input, refuses_without_a_device_and_gives_the_lease_back_once, .timeout = 60)
+/* The sender does not check whether worker 0 has one: the call is refused, and its lease is given back once. */
+DEVICE_TEST(device_input, refuses_without_a_device_and_gives_the_lease_back_once, 60, DEVICE_FAKE, .size = 2,
+            .setup = setup_hang, .dies = 2, .body = { [1] = does_not_ask })
 {
-    device_world(DEVICE_FAKE);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup_hang, .dies = 2,
-               .body = { has_none, does_not_ask } });
+    harness_post(OPEN);
+    harness_await(FINISHED, 1);
+    HARNESS_EQ(bxi_load_relaxed(&bxi_tables(job->control)->loans[1].borrowed), 0);
+    HARNESS_EQ(bxi_load_relaxed(&bxi_tables(job->control)->loans[1].borrowed_total), 1);
+    HARNESS_EQ(bxi_load_relaxed(&job->control->pair[1].given_back), 1);
+    harness_post(OVER);
 }

@@ -30,7 +30,7 @@ static uint64_t *late;
 
 /* value, the way, a tensor. The way has ranks, and last a function: "23keep" for worker2, which passes it to worker3's
  * keep. "+" before a rank: only the elements from 100 on. Answers what the function answers. */
-static int pass_on(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(pass_on)
 {
     int64_t first = bx_read_i64(args), from = 0;
     const char *way = bx_read_str(args);
@@ -41,7 +41,6 @@ static int pass_on(const struct bx_request *request, struct bx_reader *args, str
     bool is_last;
     int rc;
 
-    (void)context;
     if (*way == '+') {
         from = 100;
         way++;
@@ -65,70 +64,63 @@ static int pass_on(const struct bx_request *request, struct bx_reader *args, str
 }
 
 /* Answers how many elements of the tensor are wrong. */
-static int look(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(look)
 {
     int32_t first = (int32_t)bx_read_i64(args);
 
-    (void)request, (void)context;
     return bx_msg_put_i64(reply, device_wrong(bx_read_tensor(args), first));
 }
 
-static int keep(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(keep)
 {
     (void)bx_read_i64(args);
     kept = bx_tensor_acquire(bx_read_tensor(args));
-    (void)request, (void)context;
     return bx_msg_put_i64(reply, 0);
 }
 
 /* Releases what is kept, with work on a stream that reads it and is not done before "open". */
-static int drop_late(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(drop_late)
 {
     struct bx_job *job = bx_request_job(request);
     void *stream = device_stream(job, bx_tensor_device(kept));
 
-    (void)args, (void)context;
     HARNESS_EQ(bx_tensor_read_on(kept, stream), 0);
     late = device_gate(job, stream);
     bx_tensor_release(kept);
     return bx_msg_put_i64(reply, 0);
 }
 
-static int open_gate(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(open_gate)
 {
-    (void)request, (void)args, (void)context;
     device_open_gate(late);
     return bx_msg_put_i64(reply, 0);
 }
 
-static int drop(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(drop)
 {
     int64_t wrong = device_wrong(kept, (int32_t)bx_read_i64(args));
 
-    (void)request, (void)context;
     bx_tensor_release(kept);
     return bx_msg_put_i64(reply, wrong);
 }
 
-static int make(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(make)
 {
     struct bx_job *job = bx_request_job(request);
     struct bx_tensor *tensor = device_numbers(job, device_open(job, 0), COUNT, (int32_t)bx_read_i64(args));
     int rc = bx_msg_put_tensor(reply, tensor);
 
-    (void)context;
     bx_tensor_release(tensor);
     return rc;
 }
 
 /* Answers with the tensor that worker2's make answers with. */
-static int fetch(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(fetch)
 {
     struct bx_msg *first = harness_msg_i64(bx_read_i64(args)), *made = NULL;
     int rc = bx_rpc_sync(bx_request_job(request), "worker2", "make", first, NULL, &made);
     struct bx_reader reader;
 
-    (void)context;
     bx_msg_destroy(first);
     if (rc < 0)
         return rc;
@@ -138,11 +130,10 @@ static int fetch(const struct bx_request *request, struct bx_reader *args, struc
     return rc;
 }
 
-static int count(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(count)
 {
     const struct bx_job *job = bx_request_job(request);
 
-    (void)args, (void)context;
     harness_store(PASSED, harness_counter(job, "tensors_passed_on"));
     harness_store(PASSED_BYTES, harness_counter(job, "passed_on_bytes"));
     harness_store(COPIED, device_copied(job));

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * tests/fake_cuda: FAKE_CUDA_SAME_OPEN with its control, and the capture of streams: calls of the driver itself, without
- * gpu/. What the other switches do is what gpucheck says under them (tests/e2e/gpucheck.sh).
+ * tests/fake_cuda: FAKE_CUDA_SAME_OPEN with its control, and the capture of streams: calls of the driver itself. What
+ * the other switches do is what gpucheck says under them (tests/e2e/gpucheck.sh).
  */
 #include "../fake_cuda/fake.h"
 #include "fake_library.h"

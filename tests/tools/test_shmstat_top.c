@@ -542,9 +542,8 @@ Test(shmstat_top, wrong_flags_and_a_missing_terminal_are_wrong_usage)
 /* The callee rank 0 answers 60 calls of rank 1 between two samples. */
 enum gate { SAMPLED = 0, CALLED };
 
-static int echo(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(echo)
 {
-    (void)request, (void)context;
     return bx_msg_put_i64(reply, bx_read_i64(args));
 }
 
@@ -579,7 +578,4 @@ static void shows_itself(struct bx_job *job)
     stat_run_free(&run);
 }
 
-Test(shmstat_top, shows_a_job_that_runs, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { NULL, shows_itself } });
-}
+HARNESS_WORLD(shmstat_top, shows_a_job_that_runs, 60, .size = 2, .setup = setup, .body = { NULL, shows_itself });

@@ -119,16 +119,13 @@ static int setup(struct bx_job *job)
 {
     static const bx_backward_fn failing = dist_fails, dying = dies, staying = stays, holding = holds_back;
 
-    HARNESS_EQ(bx_register(job, "product", BX_BLOCKING, dist_product, NULL), 0);
-    HARNESS_EQ(bx_register(job, "nested", BX_BLOCKING, nested, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_BLOCKING("product", dist_product), HARNESS_BLOCKING("nested", nested));
     HARNESS_EQ(bx_register(job, "fails", BX_BLOCKING, dist_custom, (void *)(uintptr_t)&failing), 0);
     HARNESS_EQ(bx_register(job, "dies", BX_BLOCKING, dist_custom, (void *)(uintptr_t)&dying), 0);
     HARNESS_EQ(bx_register(job, "stays", BX_BLOCKING, dist_custom, (void *)(uintptr_t)&staying), 0);
     HARNESS_EQ(bx_register(job, "holds_back", BX_BLOCKING, dist_custom, (void *)(uintptr_t)&holding), 0);
-    HARNESS_EQ(bx_register_async(job, "stay", BX_INLINE, harness_never, NULL), 0);
-    HARNESS_EQ(bx_register(job, "get_param", BX_INLINE, get_param, NULL), 0);
-    HARNESS_EQ(bx_register(job, "get_grad", BX_INLINE, get_grad, NULL), 0);
-    HARNESS_EQ(bx_register(job, "count_contexts", BX_INLINE, count_contexts, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_ASYNC("stay", harness_never), HARNESS_INLINE("get_param", get_param),
+                     HARNESS_INLINE("get_grad", get_grad), HARNESS_INLINE("count_contexts", count_contexts));
     return dist_set_up(job, WIDTH, first_of(bx_job_rank(job)), 0.1);
 }
 

@@ -35,8 +35,7 @@ static int answer_as_former(const struct bx_request *request, struct bx_reader *
 
 static int set_up(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "echo", BX_INLINE, harness_echo_bytes, NULL), 0);
-    HARNESS_EQ(bx_register(job, "former", BX_INLINE, answer_as_former, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_INLINE("echo", harness_echo_bytes), HARNESS_INLINE("former", answer_as_former));
     return dist_set_up(job, 1, 3, 0);
 }
 

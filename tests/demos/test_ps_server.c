@@ -205,9 +205,8 @@ static int live(const struct bx_options *options, void *context)
         return ps_server(options, context);
     }
     HARNESS_EQ(bx_job_create(options, &job), 0);
-    HARNESS_EQ(bx_register(job, "train", BX_BLOCKING, train, NULL), 0);
-    HARNESS_EQ(bx_register(job, "send_stray", BX_BLOCKING, sends_a_stray_row, NULL), 0);
-    HARNESS_EQ(bx_register(job, "is_refused", BX_BLOCKING, is_refused, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_BLOCKING("train", train), HARNESS_BLOCKING("send_stray", sends_a_stray_row),
+                     HARNESS_BLOCKING("is_refused", is_refused));
     HARNESS_EQ(bx_job_start(job), 0);
     HARNESS_EQ(bx_job_shutdown(job, 0), 0);
     bx_job_destroy(job);

@@ -314,8 +314,7 @@ static int set_up(struct bx_job *job)
 {
     int rc = bx_dist_create(job, &dist);
 
-    HARNESS_EQ(bx_register(job, "set_param", BX_INLINE, set_param, NULL), 0);
-    HARNESS_EQ(bx_register(job, "get_grad", BX_INLINE, get_grad, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_INLINE("set_param", set_param), HARNESS_INLINE("get_grad", get_grad));
     if (bx_job_rank(job) == 0)
         HARNESS_EQ(rnn_serve(job, dist), 0);
     return rc;

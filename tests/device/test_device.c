@@ -107,15 +107,12 @@ HARNESS_HANDLER(count_copied)
 
 static int setup(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "inline", BX_INLINE, look_now, NULL), 0);
-    HARNESS_EQ(bx_register(job, "blocking", BX_BLOCKING, look_now, NULL), 0);
-    HARNESS_EQ(bx_register_async(job, "async", BX_INLINE, look_async, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_INLINE("inline", look_now), HARNESS_BLOCKING("blocking", look_now),
+                     HARNESS_ASYNC("async", look_async));
     HARNESS_EQ(bx_register_batch(job, "batch", look_batch, NULL, NULL), 0);
-    HARNESS_EQ(bx_register(job, "once", BX_INLINE, look_once, NULL), 0);
-    HARNESS_EQ(bx_register(job, "take", BX_INLINE, take, NULL), 0);
-    HARNESS_EQ(bx_register(job, "give", BX_BLOCKING, give, NULL), 0);
-    HARNESS_EQ(bx_register(job, "forward", BX_INLINE, forward, NULL), 0);
-    HARNESS_EQ(bx_register(job, "counters", BX_INLINE, count_copied, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_INLINE("once", look_once), HARNESS_INLINE("take", take),
+                     HARNESS_BLOCKING("give", give), HARNESS_INLINE("forward", forward),
+                     HARNESS_INLINE("counters", count_copied));
     return 0;
 }
 
@@ -127,21 +124,6 @@ static void reader(struct bx_job *job)
     device_open(job, 0);
     harness_post(OPEN);
     HARNESS_EQ(bx_job_serve(job), 0);
-}
-
-static int64_t call(struct bx_job *job, const char *to, const char *function, struct bx_msg *args)
-{
-    struct bx_msg *reply = NULL;
-    int64_t value;
-
-    HARNESS_EQ(bx_rpc_sync(job, to, function, args, NULL, &reply), 0);
-
-    struct bx_reader in = bx_msg_reader(reply);
-
-    value = bx_read_i64(&in);
-    bx_msg_destroy(reply);
-    bx_msg_destroy(args);
-    return value;
 }
 
 static struct bx_device start(struct bx_job *job, uint32_t readers)
@@ -164,8 +146,8 @@ DEVICE_TEST(device, arrives_at_each_kind_of_handler_and_at_its_owner, 60, DEVICE
     HARNESS_CHECK(bx_tensor_is_shared(tensor) && !bx_tensor_is_borrowed(tensor));
     for (int to = 0; to < 2; to++)
         for (int i = 0; i < 4; i++)
-            HARNESS_EQ(call(job, bx_worker_name(job, to), kinds[i], device_msg(tensor, 5)), 0);
-    HARNESS_EQ(call(job, "worker1", "inline", device_msg(tensor, 6)), COUNT);      /* it checks the elements */
+            HARNESS_EQ(harness_call(job, bx_worker_name(job, to), kinds[i], device_msg(tensor, 5)), 0);
+    HARNESS_EQ(harness_call(job, "worker1", "inline", device_msg(tensor, 6)), COUNT);      /* it checks the elements */
 
     struct bx_msg *msg = device_msg(tensor, 5);
 
@@ -346,7 +328,7 @@ static void sends_many(struct bx_job *job)
 
         for (int i = 0; i < SOME; i++)
             HARNESS_EQ(bx_msg_put_tensor(msg, tensors[i]), 0);
-        HARNESS_EQ(call(job, bx_worker_name(job, to), "inline", msg), 0);
+        HARNESS_EQ(harness_call(job, bx_worker_name(job, to), "inline", msg), 0);
     }
     /* The descriptors alone are larger than a frame. */
     for (int to = 0; to < 2; to++) {
@@ -413,7 +395,7 @@ DEVICE_TEST(device, is_sent_beside_host_tensors_and_empty_ones, 60, DEVICE_ANY, 
 
         for (int i = 0; i < 4; i++)
             HARNESS_EQ(bx_msg_put_tensor(msg, tensors[i]), 0);
-        call(job, bx_worker_name(job, to), "mixed", msg);
+        harness_call(job, bx_worker_name(job, to), "mixed", msg);
     }
     for (int i = 0; i < 4; i++)
         bx_tensor_release(tensors[i]);
@@ -427,8 +409,8 @@ static void hands_over_often(struct bx_job *job)
     struct bx_tensor *tensor = device_numbers(job, device, COUNT, 5);
     uint64_t copied, synchronises, theirs[3];
 
-    call(job, "worker1", "inline", device_msg(tensor, 5));
-    call(job, "worker1", "counters", harness_msg_i64(0));
+    harness_call(job, "worker1", "inline", device_msg(tensor, 5));
+    harness_call(job, "worker1", "counters", harness_msg_i64(0));
     for (int i = 0; i < 3; i++)
         theirs[i] = harness_load(i);
     copied = device_copied(job);
@@ -442,14 +424,14 @@ static void hands_over_often(struct bx_job *job)
     }
     HARNESS_EQ(device_copied(job), copied);
     HARNESS_EQ(harness_counter(job, "gpu_host_synchronises"), synchronises);
-    call(job, "worker1", "counters", harness_msg_i64(0));
+    harness_call(job, "worker1", "counters", harness_msg_i64(0));
     HARNESS_EQ(harness_load(COPIED), theirs[COPIED]);
     HARNESS_EQ(harness_load(SYNCHRONISES), theirs[SYNCHRONISES]);
     HARNESS_EQ(harness_load(WAITS), theirs[WAITS] + 200);
 
     /* The counters do count. */
-    call(job, "worker1", "inline", device_msg(tensor, 5));
-    call(job, "worker1", "counters", harness_msg_i64(0));
+    harness_call(job, "worker1", "inline", device_msg(tensor, 5));
+    harness_call(job, "worker1", "counters", harness_msg_i64(0));
     HARNESS_EQ(harness_load(COPIED), theirs[COPIED] + COUNT * sizeof(int32_t));
     HARNESS_CHECK(harness_load(SYNCHRONISES) > theirs[SYNCHRONISES]);
     bx_tensor_release(tensor);
@@ -489,7 +471,7 @@ DEVICE_TEST(device, copies_a_forwarded_tensor_on_the_device, 60, DEVICE_ANY, .si
     in = bx_msg_reader(reply);
     HARNESS_EQ(bx_read_i64(&in), 5);
     HARNESS_EQ(device_wrong(bx_read_tensor(&in), 5), 0);
-    call(job, "worker1", "counters", harness_msg_i64(0));
+    harness_call(job, "worker1", "counters", harness_msg_i64(0));
     HARNESS_EQ(harness_load(COPIED), 2 * COUNT * sizeof(int32_t));      /* tensor_bytes_copied and gpu_copied_bytes */
     bx_msg_destroy(reply);
     bx_msg_destroy(args);

@@ -67,8 +67,7 @@ HARNESS_HANDLER(give)
 
 static int setup(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "note", BX_INLINE, note, NULL), 0);
-    HARNESS_EQ(bx_register(job, "give", BX_BLOCKING, give, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_INLINE("note", note), HARNESS_BLOCKING("give", give));
     return 0;
 }
 

@@ -44,10 +44,8 @@ HARNESS_HANDLER(drop)
 
 static int setup(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "keep", BX_INLINE, keep, NULL), 0);
-    HARNESS_EQ(bx_register(job, "take", BX_INLINE, take, NULL), 0);
-    HARNESS_EQ(bx_register(job, "drop", BX_INLINE, drop, NULL), 0);
-    HARNESS_EQ(bx_register(job, "pins", BX_INLINE, device_pins, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_INLINE("keep", keep), HARNESS_INLINE("take", take), HARNESS_INLINE("drop", drop),
+                     HARNESS_INLINE("pins", device_pins));
     return 0;
 }
 

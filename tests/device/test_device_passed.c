@@ -143,15 +143,10 @@ HARNESS_HANDLER(count)
 
 static int setup(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "pass_on", BX_BLOCKING, pass_on, NULL), 0);
-    HARNESS_EQ(bx_register(job, "look", BX_INLINE, look, NULL), 0);
-    HARNESS_EQ(bx_register(job, "keep", BX_INLINE, keep, NULL), 0);
-    HARNESS_EQ(bx_register(job, "drop_late", BX_BLOCKING, drop_late, NULL), 0);
-    HARNESS_EQ(bx_register(job, "open_gate", BX_INLINE, open_gate, NULL), 0);
-    HARNESS_EQ(bx_register(job, "drop", BX_BLOCKING, drop, NULL), 0);
-    HARNESS_EQ(bx_register(job, "make", BX_BLOCKING, make, NULL), 0);
-    HARNESS_EQ(bx_register(job, "fetch", BX_BLOCKING, fetch, NULL), 0);
-    HARNESS_EQ(bx_register(job, "count", BX_INLINE, count, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_BLOCKING("pass_on", pass_on), HARNESS_INLINE("look", look),
+                     HARNESS_INLINE("keep", keep), HARNESS_BLOCKING("drop_late", drop_late),
+                     HARNESS_INLINE("open_gate", open_gate), HARNESS_BLOCKING("drop", drop),
+                     HARNESS_BLOCKING("make", make), HARNESS_BLOCKING("fetch", fetch), HARNESS_INLINE("count", count));
     return 0;
 }
 

@@ -35,8 +35,7 @@ HARNESS_HANDLER(check)
 
 static void register_both(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "lend", BX_BLOCKING, lend, NULL), 0);
-    HARNESS_EQ(bx_register(job, "check", BX_BLOCKING, check, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_BLOCKING("lend", lend), HARNESS_BLOCKING("check", check));
 }
 
 static struct bx_tensor *borrow(struct bx_job *job, const char *from, int first)

@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -235,7 +236,7 @@ Test(device_input, cuts_off_or_fails_for_each_forgery, .timeout = 120)
 
     device_world(DEVICE_FAKE);
     for (chosen = 0; chosen < (int)(sizeof(forgeries) / sizeof(forgeries[0])); chosen++) {
-        cr_log_info("%s", forgeries[chosen].what);
+        fprintf(stderr, "device_input: %s\n", forgeries[chosen].what);      /* before the line of a worker that fails */
         expected = forgeries[chosen].code;
         harness_reset();
         device_run(&(struct harness_world){ .size = 3, .setup = setup_hang, .dies = 2,

@@ -315,7 +315,7 @@ Test(gpu_devices, that_are_mig_instances_access_no_other, .timeout = 60)
     gpu_pair(GPU_FAKE, mig_instance, mig_instance);
 }
 
-static void stages_much(void)
+GPU_ALONE(gpu_devices, stage_more_bytes_than_a_buffer_has, 60, GPU_ANY)
 {
     static unsigned char out[3 * GPU_MIB + 12345], back[sizeof(out)];
     struct bxi_gpu_block *block;
@@ -331,9 +331,4 @@ static void stages_much(void)
     GPU_EQ(gpu_counters().staged_bytes, 2 * sizeof(out));
     bxi_gpu_free(block);
     gpu_end();
-}
-
-Test(gpu_devices, stage_more_bytes_than_a_buffer_has, .timeout = 60)
-{
-    gpu_alone(GPU_ANY, stages_much);
 }

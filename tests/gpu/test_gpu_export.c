@@ -451,24 +451,7 @@ Test(gpu_export, takes_in_memory_of_several_allocations_without_a_copy, .timeout
     gpu_pair(GPU_FAKE, lends_a_segment, borrows_a_segment);
 }
 
-static void wraps_what_cannot_be_exported(void)
-{
-    struct bxi_gpu_block *block;
-    uint64_t base;
-
-    gpu_start(0);
-    base = segment(0, 0);
-    GPU_EQ(bxi_gpu_wrap(gpu, &(struct bxi_gpu_foreign){ .address = base, .bytes = 64 }, &block), -EOPNOTSUPP);
-    GPU_SAYS("CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR");
-    free_segment(base);
-    base = segment(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
-    GPU_EQ(bxi_gpu_wrap(gpu, &(struct bxi_gpu_foreign){ .address = base, .bytes = 7 * GPU_MIB }, &block), -EINVAL);
-    GPU_SAYS("leave");
-    free_segment(base);
-    gpu_end();
-}
-
-static void wraps_what_two_devices_have(void)
+GPU_ALONE(gpu_export, refuses_foreign_memory_of_two_devices, 60, GPU_FAKE)
 {
     struct bxi_gpu_block *block;
     uint64_t base;
@@ -484,14 +467,21 @@ static void wraps_what_two_devices_have(void)
     gpu_end();
 }
 
-Test(gpu_export, refuses_foreign_memory_of_two_devices, .timeout = 60)
+GPU_ALONE(gpu_export, refuses_foreign_memory_that_was_not_made_for_it, 60, GPU_FAKE)
 {
-    gpu_alone(GPU_FAKE, wraps_what_two_devices_have);
-}
+    struct bxi_gpu_block *block;
+    uint64_t base;
 
-Test(gpu_export, refuses_foreign_memory_that_was_not_made_for_it, .timeout = 60)
-{
-    gpu_alone(GPU_FAKE, wraps_what_cannot_be_exported);
+    gpu_start(0);
+    base = segment(0, 0);
+    GPU_EQ(bxi_gpu_wrap(gpu, &(struct bxi_gpu_foreign){ .address = base, .bytes = 64 }, &block), -EOPNOTSUPP);
+    GPU_SAYS("CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR");
+    free_segment(base);
+    base = segment(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    GPU_EQ(bxi_gpu_wrap(gpu, &(struct bxi_gpu_foreign){ .address = base, .bytes = 7 * GPU_MIB }, &block), -EINVAL);
+    GPU_SAYS("leave");
+    free_segment(base);
+    gpu_end();
 }
 
 /* ---- The choice ------------------------------------------------------------------------------ */

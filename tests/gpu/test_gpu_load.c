@@ -259,7 +259,7 @@ static void in_forked_child(void)
     _exit(0);
 }
 
-static void forks(void)
+GPU_ALONE(gpu_load, refuses_a_forked_child, 60, GPU_ANY)
 {
     int status = 0;
     pid_t child;
@@ -273,9 +273,4 @@ static void forks(void)
     GPU_EQ(status, 0);
     bxi_gpu_free(gpu_block(1));                 /* the parent is unaffected */
     gpu_end();
-}
-
-Test(gpu_load, refuses_a_forked_child, .timeout = 60)
-{
-    gpu_alone(GPU_ANY, forks);
 }

@@ -36,7 +36,7 @@ static void open_pair(int rank)
 
 /* A word of this host holds the lane's stream up. No mark waits for it, and no host for a point of its own process. The
  * driver's thread moves the word: nobody polls. */
-static void marks_what_is_late(void)
+GPU_ALONE(gpu_share, blocks_no_host_for_marks_of_events_and_for_own_points, 60, GPU_ANY)
 {
     unsigned long long address = 0;
     struct bxi_gpu_point point;
@@ -63,11 +63,6 @@ static void marks_what_is_late(void)
     GPU_EQ(gpu_counters().fallbacks, 0);
     bxi_gpu_leave(gpu_device);
     gpu_end();
-}
-
-Test(gpu_share, blocks_no_host_for_marks_of_events_and_for_own_points, .timeout = 60)
-{
-    gpu_alone(GPU_ANY, marks_what_is_late);
 }
 
 /* A lane that was closed and opened again goes on from the word that the first has left. */
@@ -438,7 +433,7 @@ Test(gpu_share, stages_while_other_staging_waits_for_its_lane, .timeout = 60)
     gpu_alone(GPU_ANY, stages_meanwhile);
 }
 
-static void itself(void)
+GPU_ALONE(gpu_share, never_opens_a_slab_of_this_process, 60, GPU_ANY)
 {
     struct bxi_gpu_peer *peer = NULL;
     int rc;
@@ -453,9 +448,4 @@ static void itself(void)
     (void)gpu_try_meet(1, &rc);
     GPU_EQ(rc, -EPROTO);
     gpu_end();
-}
-
-Test(gpu_share, never_opens_a_slab_of_this_process, .timeout = 60)
-{
-    gpu_alone(GPU_ANY, itself);
 }

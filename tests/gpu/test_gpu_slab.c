@@ -111,7 +111,7 @@ Test(gpu_slab, hands_out_blocks_of_one_slab, .timeout = 60)
     gpu_alone(GPU_ANY, blocks);
 }
 
-static void large_blocks(void)
+GPU_ALONE(gpu_slab, makes_a_slab_as_large_as_a_block_needs_and_gives_slabs_back, 60, GPU_ANY)
 {
     struct bxi_gpu_block *small, *large;
     uint64_t used;
@@ -135,12 +135,7 @@ static void large_blocks(void)
     gpu_end();
 }
 
-Test(gpu_slab, makes_a_slab_as_large_as_a_block_needs_and_gives_slabs_back, .timeout = 60)
-{
-    gpu_alone(GPU_ANY, large_blocks);
-}
-
-static void no_room(void)
+GPU_ALONE(gpu_slab, returns_an_error_when_the_device_is_full, 60, GPU_FAKE)
 {
     struct bxi_gpu_block *block = NULL;
 
@@ -151,11 +146,6 @@ static void no_room(void)
     GPU_CHECK(block == NULL);
     bxi_gpu_free(gpu_block(1));
     gpu_end();
-}
-
-Test(gpu_slab, returns_an_error_when_the_device_is_full, .timeout = 60)
-{
-    gpu_alone(GPU_FAKE, no_room);
 }
 
 #define TURNS 40
@@ -201,7 +191,7 @@ Test(gpu_slab, waits_for_slabs_that_are_being_freed_before_it_fails_for_lack_of_
     gpu_pair(GPU_FAKE, lends_and_drops, reads_and_polls);
 }
 
-static void spare_in_the_way(void)
+GPU_ALONE(gpu_slab, retires_an_empty_slab_that_is_too_small_where_there_is_no_room, 60, GPU_FAKE)
 {
     struct bxi_gpu_block *small, *large;
 
@@ -215,11 +205,6 @@ static void spare_in_the_way(void)
     bxi_gpu_free(large);
     bxi_gpu_free(small);
     gpu_end();
-}
-
-Test(gpu_slab, retires_an_empty_slab_that_is_too_small_where_there_is_no_room, .timeout = 60)
-{
-    gpu_alone(GPU_FAKE, spare_in_the_way);
 }
 
 static unsigned (*alloc)(unsigned long long *address, size_t bytes);
@@ -267,7 +252,7 @@ static void leaves_blocks(void)
     gpu_end();
 }
 
-static void leaves_blocks_twice(void)
+GPU_ALONE(gpu_slab, frees_the_records_of_blocks_that_are_left, 60, GPU_FAKE)
 {
     size_t bytes;
 
@@ -275,11 +260,6 @@ static void leaves_blocks_twice(void)
     bytes = allocated_bytes();
     leaves_blocks();
     GPU_CHECK(allocated_bytes() < bytes + LEFT * sizeof(struct bxi_gpu_block_inside) / 2);
-}
-
-Test(gpu_slab, frees_the_records_of_blocks_that_are_left, .timeout = 60)
-{
-    gpu_alone(GPU_FAKE, leaves_blocks_twice);
 }
 
 /* ---- Foreign memory -------------------------------------------------------------------------- */
@@ -424,7 +404,7 @@ Test(gpu_slab, lends_foreign_memory_again_while_an_earlier_map_of_it_is_open, .t
     gpu_run(2, (gpu_fn[]){ wraps_again, maps_again });
 }
 
-static void same_place(void)
+GPU_ALONE(gpu_slab, distinguishes_a_new_allocation_from_an_old_one_at_the_same_address, 60, GPU_FAKE)
 {
     struct bxi_gpu_block *before = NULL, *after = NULL;
     uint64_t memory;
@@ -440,11 +420,6 @@ static void same_place(void)
     bxi_gpu_free(after);
     driver_free(memory);
     gpu_end();
-}
-
-Test(gpu_slab, distinguishes_a_new_allocation_from_an_old_one_at_the_same_address, .timeout = 60)
-{
-    gpu_alone(GPU_FAKE, same_place);
 }
 
 static void other_kinds(void)

@@ -297,10 +297,8 @@ static void is_refused_without_rejoin(struct bx_job *job)
         HARNESS_EQ(call_with(job, BX_CALL_WAIT_JOIN, 0, false), -EINVAL);
 }
 
-Test(rejoin_state, a_call_cannot_wait_where_no_worker_comes_back)
-{
-    harness_run(&(struct harness_world){ .size = 2, .body = { is_refused_without_rejoin, is_refused_without_rejoin } });
-}
+HARNESS_WORLD(rejoin_state, a_call_cannot_wait_where_no_worker_comes_back, 60, .size = 2,
+              .body = { is_refused_without_rejoin, is_refused_without_rejoin });
 
 /* ---- again and again ----------------------------------------------------------------------------- */
 

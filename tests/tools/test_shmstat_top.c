@@ -263,18 +263,6 @@ Test(shmstat_top, a_killed_worker_is_dead_until_its_segment_is_removed, .init = 
     cr_expect_eq(model.rows[0].health, TOP_IDLE);
 }
 
-Test(shmstat_top, a_job_that_begins_is_found_and_one_that_ended_is_waited_for, .init = begin, .fini = end)
-{
-    plant_remove(&plant);
-    sample(TOP_WORKERS, START);
-    cr_expect_eq(model.count, 0);
-    render(80, 24);
-    cr_expect(line_has(0, ": waiting for it"));
-    plant_make(&plant, 0);
-    sample(TOP_WORKERS, START + SECOND);
-    cr_expect_eq(model.count, 2);
-}
-
 Test(shmstat_top, noise_in_words_changes_only_figures, .init = begin, .fini = end)
 {
     unsigned seed = 1;
@@ -474,18 +462,6 @@ Test(shmstat_top, a_name_with_control_characters_is_not_sent_to_the_terminal, .i
     model.rows[0].text[TOP_NAME] = "a\033[2Jb\xff";
     render(80, 24);
     cr_expect(line_has(4, "a?[2Jb?"));
-}
-
-Test(shmstat_top, keys_change_the_view_and_quit, .init = imagine_64, .fini = forget)
-{
-    press("r");
-    cr_expect_eq(state.view, TOP_RINGS);
-    press("c");
-    cr_expect_eq(state.view, TOP_CALLS);
-    press("w");
-    cr_expect_eq(state.view, TOP_WORKERS);
-    cr_expect(top_key(&state, 'x'));
-    cr_expect_not(top_key(&state, 'q'));
 }
 
 Test(shmstat_top, figures_take_five_characters)

@@ -37,7 +37,6 @@ struct gpu_shared {
     bxi_a64 value[GPU_VALUES];
     struct bxi_gpu_ref ref[GPU_VALUES];
     struct bxi_gpu_point point[GPU_VALUES];
-    unsigned char staged[4 * GPU_MIB];
 };
 
 typedef void (*gpu_fn)(void);

@@ -54,6 +54,37 @@ Test(rejoin, a_process_takes_the_place_of_a_dead_worker)
     end_lives();
 }
 
+static void *interrupt_soon(void *job)
+{
+    usleep(50000);
+    bx_job_interrupt(job, true);
+    return NULL;
+}
+
+/* If the worker that is back counted as gone, serving would end by itself. */
+static void serves_again(struct bx_job *job)
+{
+    pthread_t thread;
+
+    if (bx_job_rank(job) == 1)
+        return;
+    HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
+    await_alive(job, 1);
+    HARNESS_EQ(pthread_create(&thread, NULL, interrupt_soon, job), 0);
+    HARNESS_EQ(bx_job_serve(job), BX_E_INTERRUPTED);
+    pthread_join(thread, NULL);
+    bx_job_interrupt(job, false);
+    harness_post(GO_ON);
+}
+
+Test(rejoin, a_worker_that_is_back_is_served_like_the_others)
+{
+    begin_lives_but(3, 1, (struct life){ .body = serves_again });
+    begin_life(3, (struct life){ .rank = 1, .body = NULL });
+    harness_await(GO_ON, 2);
+    end_lives();
+}
+
 static void sees_the_others(struct bx_job *job)
 {
     call_all(job);

@@ -11,7 +11,7 @@
 
 TestSuite(rejoin_state, .init = starts_set_up, .fini = place_tear_down, .timeout = 60);
 
-enum { ELEMENTS = 5000 };
+enum { ELEMENTS = 5000, MANY = 300 };
 enum { HELD = 4, AGAIN = 5, SEEN = 6 };         /* gates behind those of the fixture */
 
 static int value;
@@ -172,6 +172,69 @@ static void run_over_a_death(harness_fn body, int when, harness_fn then)
 }
 
 /* ---- leases -------------------------------------------------------------------------------------- */
+
+static void lends_over_a_death(struct bx_job *job)
+{
+    struct bx_tensor *old = NULL, *fresh = NULL, *mine;
+    struct bx_loans loans = { 0 };
+    struct bx_msg *old_reply, *reply;
+
+    if (bx_job_rank(job) != 0) {
+        harness_post(HELD);
+        harness_await(SEEN, 1);
+        expect_filled(kept, 1000);                      /* by rank 2; rank 1 is dead */
+        bx_tensor_release(kept);
+        kept = NULL;
+        return;
+    }
+    harness_await(HELD, 2);
+    old_reply = borrow(job, "worker1", 1000, &old);
+    mine = filled(job, 7);
+    HARNESS_EQ(give(job, "worker1", mine), 0);
+    HARNESS_EQ(give(job, "worker2", old), 0);           /* passed on */
+    harness_post(GO_ON);
+    await_dead(job, 1);
+    harness_await(BACK, 1);
+    await_join(job, 1, 1);
+    expect_filled(old, 1000);
+    HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);        /* what the dead one had */
+    reply = borrow(job, "worker1", 2000, &fresh);
+    HARNESS_EQ(give(job, "worker2", fresh), 0);         /* of the same rank, in another arena */
+    HARNESS_EQ(give(job, "worker1", old), 0);           /* its owner is dead: copied */
+    HARNESS_EQ(give(job, "worker2", old), 0);           /* copied too, though its owner's rank lives */
+    for (int i = 0; i < MANY; i++) {
+        struct bx_tensor *more = NULL;
+        struct bx_msg *again = borrow(job, "worker1", i, &more);
+
+        HARNESS_EQ(give(job, "worker1", mine), 0);
+        if (i == MANY / 2) {
+            expect_filled(old, 1000);
+            bx_msg_destroy(old_reply);                  /* while leases of the new one are out */
+        }
+        bx_msg_destroy(again);
+    }
+    HARNESS_EQ(bx_job_loans(job, 1, &loans), 0);
+    HARNESS_EQ(loans.leases, 1);                        /* the last of `mine` */
+    HARNESS_EQ(loans.borrowed, 1);                      /* fresh */
+    expect_filled(fresh, 2000);
+    bx_msg_destroy(reply);
+    bx_tensor_release(mine);
+    HARNESS_CHECK(bx_worker_is_alive(job, 1) && bx_worker_is_alive(job, 2));
+    harness_post(SEEN);
+}
+
+static void comes_back_and_keeps(struct bx_job *job)
+{
+    comes_back(job);
+    expect_filled(kept, 7);
+    bx_tensor_release(kept);
+    kept = NULL;
+}
+
+Test(rejoin_state, tensors_of_the_dead_stay_and_its_leases_are_gone)
+{
+    run_over_a_death(lends_over_a_death, GO_ON, comes_back_and_keeps);
+}
 
 static void *waits_for_leases(void *argument)
 {

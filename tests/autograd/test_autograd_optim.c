@@ -28,21 +28,6 @@ static void check(const struct bx_var *param, double first, double second)
     cr_expect_float_eq(element(bx_var_value(param), 1), second, 1e-12, "%.15g", element(bx_var_value(param), 1));
 }
 
-Test(autograd_optim, sgd_subtracts_the_gradient)
-{
-    struct bx_var *p = parameter(values_of(BX_F64, &TWO, (double[]){ 1, -2 }));
-    struct bx_grads *grads = new_grads();
-    struct bx_optim *optim = NULL;
-
-    cr_assert_eq(bx_optim_sgd_create(&(struct bx_optim_sgd){ .lr = 0.1 }, &p, 1, &optim), 0, "%s", bx_error_text());
-    give(grads, p, (double[]){ 0.5, 3 });
-    cr_assert_eq(bx_optim_step(optim, NULL, grads), 0);
-    check(p, 0.95, -2.3);
-    bx_optim_destroy(optim);
-    bx_grads_destroy(grads);
-    bx_var_release(p);
-}
-
 /* g = (0.5, 3) + 0.1 p = (0.6, 2.8); v = g; p = (1, -2) - 0.1 v = (0.94, -2.28).
  * g = (1, 0) + 0.1 p = (1.094, -0.228); v = 0.9 v + g = (1.634, 2.292); p = p - 0.1 v = (0.7766, -2.5092). */
 Test(autograd_optim, sgd_has_momentum_and_weight_decay)

@@ -27,13 +27,12 @@ static double first_of(int rank)
 /* ---- Functions that take part --------------------------------------------------------------------------- */
 
 /* x * w, with worker2's product in between. */
-static int nested(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(nested)
 {
     struct pass pass;
     struct bx_var *x, *y;
     int rc = pass_open(args, &pass);
 
-    (void)context;
     if (rc == 0) {
         x = bx_read_var(pass.context, pass.tape, args);
         y = pass_call(bx_request_job(request), &pass, "worker2", "product", x, NULL);
@@ -83,12 +82,11 @@ static int tells(void *context, const struct bx_node_grads *grads)
     return pass_on(grads);
 }
 
-static int get_param(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(get_param)
 {
     struct bx_rref *rref = NULL;
     int rc = bx_param_rref(bx_request_job(request), w, &rref);
 
-    (void)args, (void)context;
     if (rc == 0)
         rc = bx_msg_put_rref(reply, rref);
     bx_rref_release(rref);
@@ -112,9 +110,8 @@ static int get_grad(const struct bx_request *request, struct bx_reader *args, st
     return rc;
 }
 
-static int count_contexts(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(count_contexts)
 {
-    (void)request, (void)args, (void)context;
     return bx_msg_put_i64(reply, (int64_t)bx_dist_contexts(dist));
 }
 
@@ -122,16 +119,13 @@ static int setup(struct bx_job *job)
 {
     static const bx_backward_fn failing = dist_fails, dying = dies, staying = stays, holding = holds_back;
 
-    HARNESS_EQ(bx_register(job, "product", BX_BLOCKING, dist_product, NULL), 0);
-    HARNESS_EQ(bx_register(job, "nested", BX_BLOCKING, nested, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_BLOCKING("product", dist_product), HARNESS_BLOCKING("nested", nested));
     HARNESS_EQ(bx_register(job, "fails", BX_BLOCKING, dist_custom, (void *)(uintptr_t)&failing), 0);
     HARNESS_EQ(bx_register(job, "dies", BX_BLOCKING, dist_custom, (void *)(uintptr_t)&dying), 0);
     HARNESS_EQ(bx_register(job, "stays", BX_BLOCKING, dist_custom, (void *)(uintptr_t)&staying), 0);
     HARNESS_EQ(bx_register(job, "holds_back", BX_BLOCKING, dist_custom, (void *)(uintptr_t)&holding), 0);
-    HARNESS_EQ(bx_register_async(job, "stay", BX_INLINE, harness_never, NULL), 0);
-    HARNESS_EQ(bx_register(job, "get_param", BX_INLINE, get_param, NULL), 0);
-    HARNESS_EQ(bx_register(job, "get_grad", BX_INLINE, get_grad, NULL), 0);
-    HARNESS_EQ(bx_register(job, "count_contexts", BX_INLINE, count_contexts, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_ASYNC("stay", harness_never), HARNESS_INLINE("get_param", get_param),
+                     HARNESS_INLINE("get_grad", get_grad), HARNESS_INLINE("count_contexts", count_contexts));
     return dist_set_up(job, WIDTH, first_of(bx_job_rank(job)), 0.1);
 }
 
@@ -175,7 +169,7 @@ static void await_no_context(struct bx_job *job, const char *worker)
 
 /* ---- Gradients --------------------------------------------------------------------------------------------- */
 
-static void across_two(struct bx_job *job)
+HARNESS_TEST(dist, gives_the_gradients_of_one_process, 60, .size = 2, .setup = setup)
 {
     struct pass pass = pass_begin();
     struct bx_var *y, *loss;
@@ -195,12 +189,8 @@ static void across_two(struct bx_job *job)
     HARNESS_EQ(bx_dist_contexts(dist), 0);
 }
 
-Test(dist, gives_the_gradients_of_one_process)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { across_two } });
-}
-
-static void unused_output(struct bx_job *job)
+/* torch's FAST mode would wait for ever (pytorch#23110), or send zeros (pytorch#26446). */
+HARNESS_TEST(dist, leaves_out_what_the_loss_does_not_use, 60, .size = 3, .setup = setup)
 {
     struct pass pass = pass_begin();
     struct bx_var *sum = NULL, *loss;
@@ -216,13 +206,7 @@ static void unused_output(struct bx_job *job)
     await_no_context(job, "worker2");
 }
 
-/* torch's FAST mode would wait for ever (pytorch#23110), or send zeros (pytorch#26446). */
-Test(dist, leaves_out_what_the_loss_does_not_use)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { unused_output } });
-}
-
-static void nested_calls(struct bx_job *job)
+HARNESS_TEST(dist, carries_the_context_into_nested_calls, 60, .size = 3, .setup = setup)
 {
     struct pass pass = pass_begin();
     struct bx_var *y, *z, *loss;
@@ -244,12 +228,7 @@ static void nested_calls(struct bx_job *job)
     await_no_context(job, "worker2");
 }
 
-Test(dist, carries_the_context_into_nested_calls)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { nested_calls } });
-}
-
-static void cross_often(struct bx_job *job)
+HARNESS_TEST(dist, crosses_between_workers_more_often_than_there_are_threads_or_leases, 60, .size = 2, .setup = setup)
 {
     struct pass pass = pass_begin();
     struct bx_var *y = w, *loss;
@@ -265,11 +244,6 @@ static void cross_often(struct bx_job *job)
     NEAR(grad_of(job, pass.context, "worker1", 0), TIMES / 2 * 0.5);
     pass_end(&pass);
     await_no_context(job, "worker1");
-}
-
-Test(dist, crosses_between_workers_more_often_than_there_are_threads_or_leases)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { cross_often } });
 }
 
 static void *one_of_many(void *argument)
@@ -299,12 +273,10 @@ static void many_contexts(struct bx_job *job)
     await_no_context(job, "worker1");
 }
 
-Test(dist, runs_several_contexts_of_several_threads_and_workers_at_once)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { many_contexts, NULL, many_contexts } });
-}
+HARNESS_WORLD(dist, runs_several_contexts_of_several_threads_and_workers_at_once, 60, .size = 3, .setup = setup,
+              .body = { many_contexts, NULL, many_contexts });
 
-static void retain_and_again(struct bx_job *job)
+HARNESS_TEST(dist, passes_twice_only_if_the_first_retains, 60, .size = 2, .setup = setup)
 {
     struct pass pass = pass_begin();
     struct bx_var *y = pass_call(job, &pass, "worker1", "product", w, NULL), *loss = bx_var_sum(pass.tape, y);
@@ -320,12 +292,7 @@ static void retain_and_again(struct bx_job *job)
     await_no_context(job, "worker1");
 }
 
-Test(dist, passes_twice_only_if_the_first_retains)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { retain_and_again } });
-}
-
-static void compute_side_by_side(struct bx_job *job)
+HARNESS_TEST(dist, sends_what_is_ready_before_a_slow_node_ends, 60, .size = 2, .setup = setup)
 {
     struct pass pass = pass_begin();
     struct bx_var *a = pass_call(job, &pass, "worker1", "holds_back", pass_custom(pass.tape, w, tells), NULL);
@@ -338,14 +305,9 @@ static void compute_side_by_side(struct bx_job *job)
     await_no_context(job, "worker1");
 }
 
-Test(dist, sends_what_is_ready_before_a_slow_node_ends)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { compute_side_by_side } });
-}
-
 /* ---- Failures ------------------------------------------------------------------------------------------------ */
 
-static void fail_in_backward(struct bx_job *job)
+HARNESS_TEST(dist, ends_everywhere_with_the_error_of_a_node, 60, .size = 3, .setup = setup)
 {
     struct pass pass = pass_begin();
     struct bx_var *loss = bx_var_sum(pass.tape, pass_call(job, &pass, "worker1", "fails", w, NULL));
@@ -360,12 +322,7 @@ static void fail_in_backward(struct bx_job *job)
     pass_end(&pass);
 }
 
-Test(dist, ends_everywhere_with_the_error_of_a_node)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { fail_in_backward } });
-}
-
-static void die_in_backward(struct bx_job *job)
+HARNESS_TEST(dist, ends_everywhere_when_a_worker_dies, 60, .size = 3, .setup = setup, .dies = 1u << 1)
 {
     struct pass pass = pass_begin();
     struct bx_var *loss = bx_var_sum(pass.tape, pass_call(job, &pass, "worker1", "dies", w, NULL));
@@ -378,19 +335,6 @@ static void die_in_backward(struct bx_job *job)
     HARNESS_EQ(bx_dist_contexts(dist), 0);
 }
 
-Test(dist, ends_everywhere_when_a_worker_dies)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { die_in_backward }, .dies = 1u << 1 });
-}
-
-static void make_and_die(struct bx_job *job)
-{
-    struct pass pass = pass_begin();
-
-    pass_call(job, &pass, "worker1", "nested", w, NULL);
-    kill(getpid(), SIGKILL);
-}
-
 static void outlive_the_maker(struct bx_job *job)
 {
     HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
@@ -400,13 +344,17 @@ static void outlive_the_maker(struct bx_job *job)
 }
 
 /* pytorch#26379 */
-Test(dist, frees_the_contexts_of_a_maker_that_dies)
+HARNESS_TEST(dist, frees_the_contexts_of_a_maker_that_dies, 60, .size = 3, .setup = setup, .dies = 1u << 0,
+             .body = { [1] = outlive_the_maker, outlive_the_maker })
 {
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 0,
-                                         .body = { make_and_die, outlive_the_maker, outlive_the_maker } });
+    struct pass pass = pass_begin();
+
+    pass_call(job, &pass, "worker1", "nested", w, NULL);
+    kill(getpid(), SIGKILL);
 }
 
-static void outlive_the_context(struct bx_job *job)
+/* pytorch#38513 */
+HARNESS_TEST(dist, cancels_a_call_that_outlives_its_context, 60, .size = 2, .setup = setup)
 {
     struct bx_context *context = dist_context();
     struct bx_future *call = NULL, *late = NULL;
@@ -425,12 +373,6 @@ static void outlive_the_context(struct bx_job *job)
     bx_context_release(context);
 }
 
-/* pytorch#38513 */
-Test(dist, cancels_a_call_that_outlives_its_context)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { outlive_the_context } });
-}
-
 static void *end_in_backward(void *context)
 {
     harness_await(IN_BACKWARD, 1);
@@ -438,7 +380,7 @@ static void *end_in_backward(void *context)
     return NULL;
 }
 
-static void end_while_it_runs(struct bx_job *job)
+HARNESS_TEST(dist, ends_a_pass_whose_context_is_ended, 60, .size = 2, .setup = setup)
 {
     struct pass pass = pass_begin();
     struct bx_var *loss = bx_var_sum(pass.tape, pass_call(job, &pass, "worker1", "stays", w, NULL));
@@ -453,12 +395,7 @@ static void end_while_it_runs(struct bx_job *job)
     await_no_context(job, "worker1");
 }
 
-Test(dist, ends_a_pass_whose_context_is_ended)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { end_while_it_runs } });
-}
-
-static void time_out(struct bx_job *job)
+HARNESS_TEST(dist, ends_everywhere_at_its_deadline, 60, .size = 2, .setup = setup)
 {
     struct pass pass = pass_begin();
     struct bx_var *loss = bx_var_sum(pass.tape, pass_call(job, &pass, "worker1", "stays", w, NULL));
@@ -469,12 +406,7 @@ static void time_out(struct bx_job *job)
     pass_end(&pass);
 }
 
-Test(dist, ends_everywhere_at_its_deadline)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { time_out } });
-}
-
-static void misuse(struct bx_job *job)
+HARNESS_TEST(dist, refuses_bad_input_with_a_sentence, 60, .size = 2, .setup = setup)
 {
     struct bx_context *other = dist_context(), *read = NULL;
     struct pass pass = pass_begin();
@@ -502,11 +434,6 @@ static void misuse(struct bx_job *job)
     bx_grads_destroy(grads);
     pass_end(&pass);
     await_no_context(job, "worker1");
-}
-
-Test(dist, refuses_bad_input_with_a_sentence)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { misuse } });
 }
 
 /* ---- Optimizers ------------------------------------------------------------------------------------------------ */
@@ -537,7 +464,7 @@ static double value_at(struct bx_rref *rref, int i)
     return is;
 }
 
-static void step_all(struct bx_job *job)
+HARNESS_TEST(dist, optimizer_steps_at_every_owner, 60, .size = 3, .setup = setup)
 {
     struct bx_rref *params[3] = { param_at(job, "worker0"), param_at(job, "worker1"), param_at(job, "worker2") };
     struct bx_dist_optim *optim = NULL;
@@ -565,12 +492,14 @@ static void step_all(struct bx_job *job)
         bx_rref_release(params[i]);
 }
 
-Test(dist, optimizer_steps_at_every_owner)
+static void be_killed(struct bx_job *job)
 {
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { step_all } });
+    harness_store(0, (uint64_t)getpid());
+    bx_job_serve(job);
 }
 
-static void misuse_optim(struct bx_job *job)
+HARNESS_TEST(dist, optimizer_refuses_bad_input_and_a_dead_owner, 60, .size = 3, .setup = setup, .dies = 1u << 1,
+             .body = { [1] = be_killed })
 {
     struct bx_rref *params[2] = { param_at(job, "worker1"), param_at(job, "worker1") };
     const struct bx_optim_sgd sgd = { .lr = 0.1 }, wrong = { .lr = -1 };
@@ -596,16 +525,4 @@ static void misuse_optim(struct bx_job *job)
     bx_dist_optim_destroy(optim);
     bx_rref_release(params[0]);
     bx_rref_release(params[1]);
-}
-
-static void be_killed(struct bx_job *job)
-{
-    harness_store(0, (uint64_t)getpid());
-    bx_job_serve(job);
-}
-
-Test(dist, optimizer_refuses_bad_input_and_a_dead_owner)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { misuse_optim, be_killed },
-                                         .dies = 1u << 1 });
 }

@@ -43,9 +43,8 @@ static int hold(const struct bx_request *request, struct bx_reader *args, struct
 
 static int set_up(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "hold", BX_BLOCKING, hold, NULL), 0);
-    HARNESS_EQ(bx_register(job, "product", BX_INLINE, dist_product, NULL), 0);
-    HARNESS_EQ(bx_register(job, "lend_all", BX_INLINE, lend_all, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_BLOCKING("hold", hold), HARNESS_INLINE("product", dist_product),
+                     HARNESS_INLINE("lend_all", lend_all));
     return dist_set_up(job, width, 3, 0);
 }
 

@@ -35,8 +35,7 @@ static int answer_as_former(const struct bx_request *request, struct bx_reader *
 
 static int set_up(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "echo", BX_INLINE, harness_echo_bytes, NULL), 0);
-    HARNESS_EQ(bx_register(job, "former", BX_INLINE, answer_as_former, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_INLINE("echo", harness_echo_bytes), HARNESS_INLINE("former", answer_as_former));
     return dist_set_up(job, 1, 3, 0);
 }
 
@@ -53,7 +52,7 @@ static void expect_unsent(struct bx_job *job, struct bx_msg *msg, int code)
     bx_msg_clear(msg);
 }
 
-static void write_what_has_ended(struct bx_job *job)
+HARNESS_TEST(send, message_that_could_not_be_written_is_not_sent, 60, .size = 2, .setup = set_up)
 {
     struct bx_context *context = dist_context(), *lives = dist_context();
     struct bx_msg *msg = bx_msg_create(0);
@@ -73,16 +72,10 @@ static void write_what_has_ended(struct bx_job *job)
     bx_context_end(lives);
 }
 
-Test(send, message_that_could_not_be_written_is_not_sent)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = set_up, .body = { write_what_has_ended } });
-}
-
-static void fail_twice(struct bx_job *job)
+HARNESS_TEST(send, message_keeps_its_first_failure, 60, .size = 2, .setup = set_up)
 {
     struct bx_msg *msg = bx_msg_create(0);
 
-    (void)job;
     HARNESS_EQ(bx_msg_fail(msg, 0), -EINVAL);
     HARNESS_EQ(bx_msg_error(msg), 0);
     HARNESS_EQ(bx_msg_fail(msg, -EIO), -EIO);
@@ -90,11 +83,6 @@ static void fail_twice(struct bx_job *job)
     HARNESS_EQ(bx_msg_fail(msg, 0), -EIO);
     HARNESS_EQ(bx_msg_put_var(msg, NULL, NULL), -EIO);
     bx_msg_destroy(msg);
-}
-
-Test(send, message_keeps_its_first_failure)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = set_up, .body = { fail_twice } });
 }
 
 /* ---- variables of a worker that has died and come back ------------------------------------------------------- */
@@ -121,15 +109,10 @@ static int pass_over(struct bx_job *job, int first, int last)
     return rc;
 }
 
-static void pass_to_former(struct bx_job *job)
+HARNESS_TEST(send, variable_of_a_former_worker_is_not_taken_for_one_of_its_successor, 60, .size = 2, .setup = set_up)
 {
     HARNESS_EQ(pass_over(job, 0, 0), 0);
     HARNESS_EQ(pass_over(job, 1, 1), BX_E_PEER_DEAD);
     HARNESS_HAS(bx_error_text(), "worker 'worker1', which has died and come back");
     HARNESS_EQ(pass_over(job, 0, 1), BX_E_PEER_DEAD);
-}
-
-Test(send, variable_of_a_former_worker_is_not_taken_for_one_of_its_successor)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = set_up, .body = { pass_to_former } });
 }

@@ -114,33 +114,6 @@ Test(cartpole_learner, an_action_does_not_depend_on_who_else_asks_or_when)
     cp_learner_fini(&in_turn);
 }
 
-static size_t units_kept(const struct policy_row *row)
-{
-    return (size_t)(__builtin_popcountll(row->keep[0]) + __builtin_popcountll(row->keep[1]));
-}
-
-Test(cartpole_learner, dropout_keeps_four_units_in_ten_and_other_ones_in_each_step)
-{
-    struct cp_learner learner = make_learner(4, 0.99, 3);
-    size_t kept = 0, repeated = 0;
-
-    for (size_t o = 0; o < 4; o++)
-        take_steps(&learner, o, CARTPOLE_POLE_STEPS);
-    for (size_t o = 0; o < 4; o++) {
-        for (size_t i = 0; i < CARTPOLE_POLE_STEPS; i++) {
-            const struct policy_row *row = &learner.tracks[o].rows[i];
-
-            kept += units_kept(row);
-            repeated += memcmp(row->keep, learner.tracks[(o + 1) % 4].rows[i].keep, sizeof(row->keep)) == 0;
-            repeated += i > 0 && memcmp(row->keep, row[-1].keep, sizeof(row->keep)) == 0;
-        }
-    }
-    /* 256,000 draws: a standard error of 0.00097. */
-    cr_assert_float_eq((double)kept / (4.0 * CARTPOLE_POLE_STEPS * POLICY_UNITS), 0.4, 0.005);
-    cr_assert_eq(repeated, 0);
-    cp_learner_fini(&learner);
-}
-
 Test(cartpole_learner, an_episode_draws_other_numbers_than_the_one_before)
 {
     struct cp_learner learner = make_learner(1, 0.99, 3);

@@ -103,44 +103,6 @@ Test(cartpole_net, gradient_equals_that_of_the_policy_by_hand)
     }
 }
 
-Test(cartpole_net, rows_recorded_one_by_one_give_the_same_gradient)
-{
-    static struct bx_var *losses[ROWS];
-    struct cp_net net = make_net(ROWS);
-    struct cp_rows all = some_rows(0, ROWS);
-    float together[POLICY_PARAMS], apart[POLICY_PARAMS];
-
-    cr_assert_eq(cp_net_backward(&net, &all), 0);
-    gradient_of(&net, together);
-    bx_grads_clear(net.grads);
-    for (size_t i = 0; i < ROWS; i++) {
-        struct cp_rows one = some_rows(i, 1);
-
-        losses[i] = cp_net_loss(&net, &one);
-    }
-    cr_assert_eq(bx_backward(losses, NULL, ROWS, false, net.grads), 0, "%s", bx_error_text());
-    bx_tape_clear(net.tape);
-    gradient_of(&net, apart);
-    cr_assert_lt(distance(together, apart), 1e-5);
-    cp_net_fini(&net);
-}
-
-Test(cartpole_net, gradients_of_several_passes_add_up)
-{
-    struct cp_net net = make_net(ROWS);
-    struct cp_rows all = some_rows(0, ROWS), first = some_rows(0, 100), second = some_rows(100, ROWS - 100);
-    float together[POLICY_PARAMS], apart[POLICY_PARAMS];
-
-    cr_assert_eq(cp_net_backward(&net, &all), 0);
-    gradient_of(&net, together);
-    bx_grads_clear(net.grads);
-    cr_assert_eq(cp_net_backward(&net, &first), 0);
-    cr_assert_eq(cp_net_backward(&net, &second), 0);
-    gradient_of(&net, apart);
-    cr_assert_lt(distance(together, apart), 1e-5);
-    cp_net_fini(&net);
-}
-
 Test(cartpole_net, steps_are_those_of_the_policys_adam)
 {
     struct cp_net net = make_net(ROWS);

@@ -310,7 +310,7 @@ static void destroy_behind(struct ps_set *set, uint64_t *gate)
     ps_set_destroy(&next);
 }
 
-static void destroys_a_set_whose_zeros_are_to_come(struct bx_job *job)
+DEVICE_TEST(param_server_cuda, memory_is_not_reused_before_it_is_zeroed, LIMIT_S, DEVICE_ANY, .size = 2)
 {
     struct ps_set set;
     uint64_t *gate;
@@ -321,7 +321,7 @@ static void destroys_a_set_whose_zeros_are_to_come(struct bx_job *job)
     destroy_behind(&set, gate);
 }
 
-static void destroys_a_set_that_is_to_be_read(struct bx_job *job)
+DEVICE_TEST(param_server_cuda, memory_is_not_reused_before_it_is_read, LIMIT_S, DEVICE_ANY, .size = 2)
 {
     struct ps_set set;
     uint64_t *gate;
@@ -332,18 +332,6 @@ static void destroys_a_set_that_is_to_be_read(struct bx_job *job)
     gate = device_gate(job, bx_cuda_stream(gpu.cuda));
     HARNESS_EQ(ps_set_read(&set, &gpu), 0);
     destroy_behind(&set, gate);
-}
-
-Test(param_server_cuda, memory_is_not_reused_before_it_is_zeroed, .timeout = LIMIT_S)
-{
-    device_world(DEVICE_ANY);
-    device_run(&(struct harness_world){ .size = 2, .body = { destroys_a_set_whose_zeros_are_to_come } });
-}
-
-Test(param_server_cuda, memory_is_not_reused_before_it_is_read, .timeout = LIMIT_S)
-{
-    device_world(DEVICE_ANY);
-    device_run(&(struct harness_world){ .size = 2, .body = { destroys_a_set_that_is_to_be_read } });
 }
 #endif
 

@@ -123,12 +123,10 @@ static void expect_one_step(const struct bx_msg *reply)
 /* ---- The workers --------------------------------------------------------------------------------------- */
 
 /* Run by rank 3. get_model is sent behind the row in one ring: when it returns, the row is in the batch. */
-static int sends_a_stray_row(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                             void *context)
+HARNESS_HANDLER(sends_a_stray_row)
 {
     struct bx_msg *row;
 
-    (void)request, (void)reply, (void)context;
     fetch_first_model(args);
     row = make_row(0, 1000, clock_now_ns());
     HARNESS_EQ(bx_rref_async(server, "update_and_fetch_model", row, NULL, &stray), 0);
@@ -136,9 +134,8 @@ static int sends_a_stray_row(const struct bx_request *request, struct bx_reader 
     return bx_rref_sync(server, "get_model", NULL, NULL, NULL);
 }
 
-static int is_refused(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(is_refused)
 {
-    (void)request, (void)args, (void)reply, (void)context;
     HARNESS_EQ(bx_future_wait(stray, BX_FOREVER), -EINVAL);
     HARNESS_HAS(bx_error_text(), "only trainers have gradients");
     bx_future_release(stray);
@@ -184,12 +181,11 @@ static void second_trainer(void)
     send_row(4, 1, -EINVAL, "4 updates");
 }
 
-static int train(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(train)
 {
     struct bx_job *job = bx_request_job(request);
     struct ps_report report = { .pid = getpid() };
 
-    (void)context;
     fetch_first_model(args);
     if (bx_job_rank(job) == 1)
         first_trainer(job);
@@ -209,9 +205,8 @@ static int live(const struct bx_options *options, void *context)
         return ps_server(options, context);
     }
     HARNESS_EQ(bx_job_create(options, &job), 0);
-    HARNESS_EQ(bx_register(job, "train", BX_BLOCKING, train, NULL), 0);
-    HARNESS_EQ(bx_register(job, "send_stray", BX_BLOCKING, sends_a_stray_row, NULL), 0);
-    HARNESS_EQ(bx_register(job, "is_refused", BX_BLOCKING, is_refused, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_BLOCKING("train", train), HARNESS_BLOCKING("send_stray", sends_a_stray_row),
+                     HARNESS_BLOCKING("is_refused", is_refused));
     HARNESS_EQ(bx_job_start(job), 0);
     HARNESS_EQ(bx_job_shutdown(job, 0), 0);
     bx_job_destroy(job);

@@ -286,13 +286,12 @@ static struct bx_var *read_param(struct bx_reader *args)
     return param;
 }
 
-static int set_param(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(set_param)
 {
     struct bx_var *param = read_param(args);
     struct bx_tensor *own = NULL;
     int rc = bx_tensor_copy(NULL, bx_read_tensor(args), &own);
 
-    (void)request, (void)reply, (void)context;
     if (rc == 0)
         rc = bx_var_set_value(param, own);
     bx_tensor_release(own);
@@ -315,8 +314,7 @@ static int set_up(struct bx_job *job)
 {
     int rc = bx_dist_create(job, &dist);
 
-    HARNESS_EQ(bx_register(job, "set_param", BX_INLINE, set_param, NULL), 0);
-    HARNESS_EQ(bx_register(job, "get_grad", BX_INLINE, get_grad, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_INLINE("set_param", set_param), HARNESS_INLINE("get_grad", get_grad));
     if (bx_job_rank(job) == 0)
         HARNESS_EQ(rnn_serve(job, dist), 0);
     return rc;

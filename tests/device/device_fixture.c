@@ -312,12 +312,11 @@ int device_pins(const struct bx_request *request, struct bx_reader *args, struct
 /* ---- A worker that looks at what it borrows --------------------------------------------------- */
 
 /* i64 first, an i32 tensor, i64 first again. */
-static int look_at(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(look_at)
 {
     int64_t first = bx_read_i64(args);
     struct bx_tensor *tensor = bx_read_tensor(args);
 
-    (void)reply, (void)context;
     HARNESS_EQ(bx_tensor_device(tensor).kind, BX_CUDA);
     HARNESS_EQ(device_wrong(tensor, (int32_t)first), 0);
     HARNESS_EQ(bx_tensor_read_on(tensor, NULL), 0);

@@ -3,16 +3,11 @@
  * Shared by the tests of device tensors: worlds as in harness.h whose workers have a CUDA driver, the fake one of
  * tests/fake_cuda/, or the system's where BX_TEST_REAL_GPU is set.
  *
- *     static void owner(struct bx_job *job)
+ *     DEVICE_TEST(device, does_this, 60, DEVICE_ANY, .size = 2, .setup = setup)
  *     {
- *         struct bx_device device = device_open(job, 0);
+ *         struct bx_device device = device_open(job, 0);                          // in worker 0
  *         struct bx_tensor *tensor = device_numbers(job, device, 1000, 7);      // 7, 8, 9, ...
  *         ...
- *     }
- *
- *     Test(device, does_this, .timeout = 60)
- *     {
- *         device_pair(DEVICE_ANY, setup, owner, NULL);
  *     }
  *
  * device_run checks more than harness_run: with the fake, no memory was freed while a process had it open, and the
@@ -35,6 +30,25 @@ bool device_is_real(void);
 void device_run(const struct harness_world *world);
 typedef int (*device_setup_fn)(struct bx_job *job);
 void device_pair(enum device_driver driver, device_setup_fn setup, harness_fn first, harness_fn second);
+/* As HARNESS_TEST and HARNESS_WORLD. */
+#define DEVICE_TEST(suite, name, timeout_s, driver, ...) \
+    static void suite##_##name##_in_worker_0(struct bx_job *job); \
+    Test(suite, name, .timeout = (timeout_s)) \
+    { \
+        struct harness_world world = { __VA_ARGS__ }; \
+\
+        world.body[0] = suite##_##name##_in_worker_0; \
+        device_world(driver); \
+        device_run(&world); \
+    } \
+    static void suite##_##name##_in_worker_0(__attribute__((unused)) struct bx_job *job)
+#define DEVICE_WORLD(suite, name, timeout_s, driver, ...) \
+    Test(suite, name, .timeout = (timeout_s)) \
+    { \
+        device_world(driver); \
+        device_run(&(struct harness_world){ __VA_ARGS__ }); \
+    } \
+    _Static_assert((timeout_s) > 0, "a test has a time limit")
 void device_check_machine(void);                /* the check of the machine in device_run */
 uint64_t device_figure(const char *name, int device);   /* in a worker: of the fake machine */
 

@@ -37,16 +37,13 @@ static int64_t look(struct bx_reader *args)
     return wrong;
 }
 
-static int look_now(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(look_now)
 {
-    (void)request, (void)context;
     return bx_msg_put_i64(reply, look(args));
 }
 
-static int look_async(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply,
-                      void *context)
+HARNESS_ASYNC_HANDLER(look_async)
 {
-    (void)context;
     *reply = bx_future_create(bx_request_job(request));
     return bx_future_set(*reply, harness_msg_i64(look(args)));
 }
@@ -62,51 +59,46 @@ static int look_batch(struct bx_batch *batch, void *context)
     return 0;
 }
 
-static int look_once(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(look_once)
 {
-    (void)request, (void)reply, (void)context;
     HARNESS_EQ(look(args), 0);
     harness_post(DONE);
     return 0;
 }
 
 /* Reads each on a stream; the return from the handler releases them. */
-static int take(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(take)
 {
-    (void)request, (void)reply, (void)context;
     while (bx_reader_tensors_left(args) > 0)
         HARNESS_EQ(bx_tensor_read_on(bx_read_tensor(args), NULL), 0);
     return 0;
 }
 
 /* Answers with a new tensor on its own device. */
-static int give(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(give)
 {
     struct bx_job *job = bx_request_job(request);
     int64_t first = bx_read_i64(args);
     struct bx_tensor *tensor = device_numbers(job, device_open(job, 0), COUNT, (int32_t)first);
     int rc = bx_msg_put_i64(reply, first);
 
-    (void)context;
     rc = rc == 0 ? bx_msg_put_tensor(reply, tensor) : rc;
     bx_tensor_release(tensor);
     return rc;
 }
 
 /* Answers with its argument: a borrowed tensor that is forwarded is copied on its device. */
-static int forward(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(forward)
 {
     int rc = bx_msg_put_i64(reply, bx_read_i64(args));
 
-    (void)request, (void)context;
     return rc == 0 ? bx_msg_put_tensor(reply, bx_read_tensor(args)) : rc;
 }
 
-static int count_copied(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(count_copied)
 {
     struct bx_job *job = bx_request_job(request);
 
-    (void)args, (void)context;
     harness_store(COPIED, device_copied(job));
     harness_store(SYNCHRONISES, harness_counter(job, "gpu_host_synchronises"));
     harness_store(WAITS, harness_counter(job, "gpu_waits") + harness_counter(job, "gpu_waits_saved"));
@@ -115,15 +107,12 @@ static int count_copied(const struct bx_request *request, struct bx_reader *args
 
 static int setup(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "inline", BX_INLINE, look_now, NULL), 0);
-    HARNESS_EQ(bx_register(job, "blocking", BX_BLOCKING, look_now, NULL), 0);
-    HARNESS_EQ(bx_register_async(job, "async", BX_INLINE, look_async, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_INLINE("inline", look_now), HARNESS_BLOCKING("blocking", look_now),
+                     HARNESS_ASYNC("async", look_async));
     HARNESS_EQ(bx_register_batch(job, "batch", look_batch, NULL, NULL), 0);
-    HARNESS_EQ(bx_register(job, "once", BX_INLINE, look_once, NULL), 0);
-    HARNESS_EQ(bx_register(job, "take", BX_INLINE, take, NULL), 0);
-    HARNESS_EQ(bx_register(job, "give", BX_BLOCKING, give, NULL), 0);
-    HARNESS_EQ(bx_register(job, "forward", BX_INLINE, forward, NULL), 0);
-    HARNESS_EQ(bx_register(job, "counters", BX_INLINE, count_copied, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_INLINE("once", look_once), HARNESS_INLINE("take", take),
+                     HARNESS_BLOCKING("give", give), HARNESS_INLINE("forward", forward),
+                     HARNESS_INLINE("counters", count_copied));
     return 0;
 }
 
@@ -137,21 +126,6 @@ static void reader(struct bx_job *job)
     HARNESS_EQ(bx_job_serve(job), 0);
 }
 
-static int64_t call(struct bx_job *job, const char *to, const char *function, struct bx_msg *args)
-{
-    struct bx_msg *reply = NULL;
-    int64_t value;
-
-    HARNESS_EQ(bx_rpc_sync(job, to, function, args, NULL, &reply), 0);
-
-    struct bx_reader in = bx_msg_reader(reply);
-
-    value = bx_read_i64(&in);
-    bx_msg_destroy(reply);
-    bx_msg_destroy(args);
-    return value;
-}
-
 static struct bx_device start(struct bx_job *job, uint32_t readers)
 {
     struct bx_device device = device_open(job, 0);
@@ -160,7 +134,8 @@ static struct bx_device start(struct bx_job *job, uint32_t readers)
     return device;
 }
 
-static void calls_each_kind(struct bx_job *job)
+DEVICE_TEST(device, arrives_at_each_kind_of_handler_and_at_its_owner, 60, DEVICE_ANY, .size = 2, .setup = setup,
+            .body = { [1] = reader })
 {
     static const char *const kinds[] = { "inline", "blocking", "async", "batch" };
     struct bx_device device = start(job, 1);
@@ -171,8 +146,8 @@ static void calls_each_kind(struct bx_job *job)
     HARNESS_CHECK(bx_tensor_is_shared(tensor) && !bx_tensor_is_borrowed(tensor));
     for (int to = 0; to < 2; to++)
         for (int i = 0; i < 4; i++)
-            HARNESS_EQ(call(job, bx_worker_name(job, to), kinds[i], device_msg(tensor, 5)), 0);
-    HARNESS_EQ(call(job, "worker1", "inline", device_msg(tensor, 6)), COUNT);      /* it checks the elements */
+            HARNESS_EQ(harness_call(job, bx_worker_name(job, to), kinds[i], device_msg(tensor, 5)), 0);
+    HARNESS_EQ(harness_call(job, "worker1", "inline", device_msg(tensor, 6)), COUNT);      /* it checks the elements */
 
     struct bx_msg *msg = device_msg(tensor, 5);
 
@@ -182,12 +157,8 @@ static void calls_each_kind(struct bx_job *job)
     bx_tensor_release(tensor);
 }
 
-Test(device, arrives_at_each_kind_of_handler_and_at_its_owner, .timeout = 60)
-{
-    device_pair(DEVICE_ANY, setup, calls_each_kind, reader);
-}
-
-static void asks(struct bx_job *job)
+DEVICE_TEST(device, comes_back_in_a_reply_and_outlives_it, 60, DEVICE_ANY, .size = 2, .setup = setup,
+            .body = { [1] = reader })
 {
     struct bx_msg *args[3], *reply = NULL;
     struct bx_tensor *kept[3];
@@ -211,30 +182,23 @@ static void asks(struct bx_job *job)
     }
 }
 
-Test(device, comes_back_in_a_reply_and_outlives_it, .timeout = 60)
-{
-    device_pair(DEVICE_ANY, setup, asks, reader);
-}
-
 /* ---- With references --------------------------------------------------------------------------- */
 
 static const struct bx_type spot_type = { .name = "spot" };
 
-static int make_spot(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(make_spot)
 {
     static char spot;
 
-    (void)args, (void)context;
     return bx_msg_put_object(bx_request_job(request), reply, &spot_type, &spot);
 }
 
 /* Answers how many elements are wrong, with the reference that came and a tensor of its own. */
-static int exchange(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(exchange)
 {
     struct bx_job *job = bx_request_job(request);
     struct bx_tensor *tensor = device_numbers(job, device_open(job, 0), COUNT, 7);
 
-    (void)context;
     HARNESS_EQ(bx_msg_put_i64(reply, look(args)), 0);
     HARNESS_EQ(bx_msg_put_rref(reply, bx_read_rref(args)), 0);
     HARNESS_EQ(bx_msg_put_tensor(reply, tensor), 0);
@@ -249,7 +213,8 @@ static int setup_objects(struct bx_job *job)
     return bx_register_method(job, &spot_type, "exchange", BX_BLOCKING, exchange, NULL);
 }
 
-static void calls_objects(struct bx_job *job)
+DEVICE_TEST(device, goes_to_objects_and_beside_references_both_ways, 60, DEVICE_ANY, .size = 2, .setup = setup_objects,
+            .body = { [1] = reader })
 {
     struct bx_tensor *tensor = device_numbers(job, start(job, 1), COUNT, 5);
 
@@ -276,11 +241,6 @@ static void calls_objects(struct bx_job *job)
     bx_tensor_release(tensor);
 }
 
-Test(device, goes_to_objects_and_beside_references_both_ways, .timeout = 60)
-{
-    device_pair(DEVICE_ANY, setup_objects, calls_objects, reader);
-}
-
 /* ---- Shapes ---------------------------------------------------------------------------------- */
 
 static int64_t find_dim(const int64_t *values, int ndim, int64_t sum)
@@ -291,12 +251,11 @@ static int64_t find_dim(const int64_t *values, int ndim, int64_t sum)
 }
 
 /* Answers {shape, strides, wrong elements} of one tensor; its first element is the i64. */
-static int measure(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(measure)
 {
     int64_t first = bx_read_i64(args);
     struct bx_tensor *tensor = bx_read_tensor(args);
 
-    (void)request, (void)context;
     bx_msg_put_i64(reply, find_dim(bx_tensor_shape(tensor), bx_tensor_ndim(tensor), 0));
     bx_msg_put_i64(reply, find_dim(bx_tensor_strides(tensor), bx_tensor_ndim(tensor), 0));
     return bx_msg_put_i64(reply, device_wrong(tensor, (int32_t)first));
@@ -325,7 +284,8 @@ static void expect_view(struct bx_job *job, struct bx_tensor *view, int64_t firs
     bx_tensor_release(view);
 }
 
-static void sends_views(struct bx_job *job)
+DEVICE_TEST(device, keeps_shape_strides_and_offset_of_views, 60, DEVICE_ANY, .size = 2, .setup = setup_views,
+            .body = { [1] = reader })
 {
     struct bx_device device = start(job, 1);
     struct bx_tensor *flat = device_numbers(job, device, 60, 0), *cube = NULL, *view = NULL;
@@ -348,11 +308,6 @@ static void sends_views(struct bx_job *job)
     bx_tensor_release(flat);
 }
 
-Test(device, keeps_shape_strides_and_offset_of_views, .timeout = 60)
-{
-    device_pair(DEVICE_ANY, setup_views, sends_views, reader);
-}
-
 /* ---- Messages of many ------------------------------------------------------------------------- */
 
 static void sends_many(struct bx_job *job)
@@ -373,7 +328,7 @@ static void sends_many(struct bx_job *job)
 
         for (int i = 0; i < SOME; i++)
             HARNESS_EQ(bx_msg_put_tensor(msg, tensors[i]), 0);
-        HARNESS_EQ(call(job, bx_worker_name(job, to), "inline", msg), 0);
+        HARNESS_EQ(harness_call(job, bx_worker_name(job, to), "inline", msg), 0);
     }
     /* The descriptors alone are larger than a frame. */
     for (int to = 0; to < 2; to++) {
@@ -397,11 +352,10 @@ Test(device, takes_161_tensors_and_thousands_in_one_message, .timeout = 120)
 }
 
 /* Device, host, empty device, host, and bytes after them. */
-static int mixed(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(mixed)
 {
     struct bx_tensor *tensors[4];
 
-    (void)request, (void)context;
     for (int i = 0; i < 4; i++)
         HARNESS_CHECK((tensors[i] = bx_read_tensor(args)) != NULL);
     HARNESS_EQ(bx_read_i64(args), 77);
@@ -425,7 +379,8 @@ static int setup_mixed(struct bx_job *job)
     return bx_register(job, "mixed", BX_INLINE, mixed, NULL);
 }
 
-static void sends_mixed(struct bx_job *job)
+DEVICE_TEST(device, is_sent_beside_host_tensors_and_empty_ones, 60, DEVICE_ANY, .size = 2, .setup = setup_mixed,
+            .body = { [1] = reader })
 {
     struct bx_device device = start(job, 1);
     struct bx_tensor *tensors[4] = { device_numbers(job, device, 100, 9) };
@@ -440,15 +395,10 @@ static void sends_mixed(struct bx_job *job)
 
         for (int i = 0; i < 4; i++)
             HARNESS_EQ(bx_msg_put_tensor(msg, tensors[i]), 0);
-        call(job, bx_worker_name(job, to), "mixed", msg);
+        harness_call(job, bx_worker_name(job, to), "mixed", msg);
     }
     for (int i = 0; i < 4; i++)
         bx_tensor_release(tensors[i]);
-}
-
-Test(device, is_sent_beside_host_tensors_and_empty_ones, .timeout = 60)
-{
-    device_pair(DEVICE_ANY, setup_mixed, sends_mixed, reader);
 }
 
 /* ---- Nothing is copied ------------------------------------------------------------------------ */
@@ -459,8 +409,8 @@ static void hands_over_often(struct bx_job *job)
     struct bx_tensor *tensor = device_numbers(job, device, COUNT, 5);
     uint64_t copied, synchronises, theirs[3];
 
-    call(job, "worker1", "inline", device_msg(tensor, 5));
-    call(job, "worker1", "counters", harness_msg_i64(0));
+    harness_call(job, "worker1", "inline", device_msg(tensor, 5));
+    harness_call(job, "worker1", "counters", harness_msg_i64(0));
     for (int i = 0; i < 3; i++)
         theirs[i] = harness_load(i);
     copied = device_copied(job);
@@ -474,14 +424,14 @@ static void hands_over_often(struct bx_job *job)
     }
     HARNESS_EQ(device_copied(job), copied);
     HARNESS_EQ(harness_counter(job, "gpu_host_synchronises"), synchronises);
-    call(job, "worker1", "counters", harness_msg_i64(0));
+    harness_call(job, "worker1", "counters", harness_msg_i64(0));
     HARNESS_EQ(harness_load(COPIED), theirs[COPIED]);
     HARNESS_EQ(harness_load(SYNCHRONISES), theirs[SYNCHRONISES]);
     HARNESS_EQ(harness_load(WAITS), theirs[WAITS] + 200);
 
     /* The counters do count. */
-    call(job, "worker1", "inline", device_msg(tensor, 5));
-    call(job, "worker1", "counters", harness_msg_i64(0));
+    harness_call(job, "worker1", "inline", device_msg(tensor, 5));
+    harness_call(job, "worker1", "counters", harness_msg_i64(0));
     HARNESS_EQ(harness_load(COPIED), theirs[COPIED] + COUNT * sizeof(int32_t));
     HARNESS_CHECK(harness_load(SYNCHRONISES) > theirs[SYNCHRONISES]);
     bx_tensor_release(tensor);
@@ -495,7 +445,7 @@ Test(device, copies_nothing_and_blocks_no_thread, .timeout = 60)
 }
 
 /* The counters that inspectors read are written when they have changed, and not with each tensor. */
-static void counts(struct bx_job *job)
+DEVICE_TEST(device, counts_what_has_changed, 60, DEVICE_ANY, .size = 2, .setup = setup, .body = { [1] = reader })
 {
     struct bx_device device = start(job, 1);
     struct bx_tensor *tensor = device_numbers(job, device, COUNT, 5);
@@ -509,12 +459,8 @@ static void counts(struct bx_job *job)
     bx_tensor_release(tensor);
 }
 
-Test(device, counts_what_has_changed, .timeout = 60)
-{
-    device_pair(DEVICE_ANY, setup, counts, reader);
-}
-
-static void forwards(struct bx_job *job)
+DEVICE_TEST(device, copies_a_forwarded_tensor_on_the_device, 60, DEVICE_ANY, .size = 2, .setup = setup,
+            .body = { [1] = reader })
 {
     struct bx_device device = start(job, 1);
     struct bx_tensor *tensor = device_numbers(job, device, COUNT, 5), *copy = NULL;
@@ -525,7 +471,7 @@ static void forwards(struct bx_job *job)
     in = bx_msg_reader(reply);
     HARNESS_EQ(bx_read_i64(&in), 5);
     HARNESS_EQ(device_wrong(bx_read_tensor(&in), 5), 0);
-    call(job, "worker1", "counters", harness_msg_i64(0));
+    harness_call(job, "worker1", "counters", harness_msg_i64(0));
     HARNESS_EQ(harness_load(COPIED), 2 * COUNT * sizeof(int32_t));      /* tensor_bytes_copied and gpu_copied_bytes */
     bx_msg_destroy(reply);
     bx_msg_destroy(args);
@@ -535,11 +481,6 @@ static void forwards(struct bx_job *job)
     bx_tensor_release(tensor);
     HARNESS_EQ(device_wrong(copy, 5), 0);
     bx_tensor_release(copy);
-}
-
-Test(device, copies_a_forwarded_tensor_on_the_device, .timeout = 60)
-{
-    device_pair(DEVICE_ANY, setup, forwards, reader);
 }
 
 /* ---- Copies of views -------------------------------------------------------------------------- */
@@ -605,7 +546,7 @@ static void copy_views(struct bx_job *job, struct bx_device device, int64_t rows
     bx_tensor_release(numbers);
 }
 
-static void copies_views(struct bx_job *job)
+DEVICE_TEST(device, copies_views_through_the_host, 60, DEVICE_ANY, .size = 2, .setup = setup, .body = { [1] = reader })
 {
     struct bx_device device = start(job, 1);
     uint64_t staged = harness_counter(job, "gpu_staged_bytes");
@@ -615,9 +556,4 @@ static void copies_views(struct bx_job *job)
     copy_views(job, device, 1, 1);
     copy_views(job, device, 2, 300001);         /* more than one piece, and parts of pieces */
     copy_views(job, device, 300001, 2);
-}
-
-Test(device, copies_views_through_the_host, .timeout = 60)
-{
-    device_pair(DEVICE_ANY, setup, copies_views, reader);
 }

@@ -25,9 +25,8 @@ enum gate { OPEN = 0, KEPT, STARTED, BLOCKED };
 static struct bx_tensor *kept[KEPT_MAX];
 static int kept_count;
 
-static int keep(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(keep)
 {
-    (void)request, (void)reply, (void)context;
     kept[kept_count++] = bx_tensor_acquire(bx_read_tensor(args));
     harness_post(KEPT);
     return 0;
@@ -35,18 +34,16 @@ static int keep(const struct bx_request *request, struct bx_reader *args, struct
 
 static bxi_a32 taken;                   /* worker 1: what reading returned, without its sign */
 
-static int take(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(take)
 {
-    (void)request, (void)reply, (void)context;
     bxi_store_release(&taken, (uint32_t)-bx_tensor_read_on(bx_read_tensor(args), NULL));
     return 0;
 }
 
 static int setup(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "keep", BX_INLINE, keep, NULL), 0);
-    HARNESS_EQ(bx_register(job, "take", BX_INLINE, take, NULL), 0);
-    HARNESS_EQ(bx_register(job, "pins", BX_INLINE, device_pins, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_INLINE("keep", keep), HARNESS_INLINE("take", take),
+                     HARNESS_INLINE("pins", device_pins));
     return 0;
 }
 
@@ -204,19 +201,11 @@ static void copies_of_views_are_ended(struct bx_job *job)
     copy_is_ended(job, 2);
 }
 
-Test(device_death, ends_a_copy_that_waits_for_a_dead_owner, .timeout = 60)
-{
-    device_world(DEVICE_ANY);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup, .dies = 1,
-               .body = { dies_owing, copies_are_ended } });
-}
+DEVICE_WORLD(device_death, ends_a_copy_that_waits_for_a_dead_owner, 60, DEVICE_ANY, .size = 2, .setup = setup,
+             .dies = 1, .body = { dies_owing, copies_are_ended });
 
-Test(device_death, ends_a_copy_of_a_view_that_waits_for_a_dead_owner, .timeout = 60)
-{
-    device_world(DEVICE_ANY);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup, .dies = 1,
-               .body = { dies_owing, copies_of_views_are_ended } });
-}
+DEVICE_WORLD(device_death, ends_a_copy_of_a_view_that_waits_for_a_dead_owner, 60, DEVICE_ANY, .size = 2, .setup = setup,
+             .dies = 1, .body = { dies_owing, copies_of_views_are_ended });
 
 struct copy {
     struct bx_tensor *to;
@@ -270,12 +259,8 @@ static void waits_are_ended(struct bx_job *job)
     end_as_survivor(job);
 }
 
-Test(device_death, ends_a_wait_of_the_host_for_a_dead_owner, .timeout = 60)
-{
-    device_world(DEVICE_FAKE);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup, .dies = 1,
-               .body = { dies_owing, waits_are_ended } });
-}
+DEVICE_WORLD(device_death, ends_a_wait_of_the_host_for_a_dead_owner, 60, DEVICE_FAKE, .size = 2, .setup = setup,
+             .dies = 1, .body = { dies_owing, waits_are_ended });
 
 /* With events a handler waits in the thread that has the role, which alone learns of deaths. */
 static void dies_awaited(struct bx_job *job)
@@ -375,7 +360,8 @@ static void dies_holding(struct bx_job *job)
     kill(getpid(), SIGKILL);
 }
 
-static void gets_everything_back(struct bx_job *job)
+DEVICE_TEST(device_death, takes_everything_back_from_a_dead_borrower, 60, DEVICE_ANY, .size = 2, .setup = setup,
+            .dies = 2, .body = { [1] = dies_holding })
 {
     struct bx_device device = device_open(job, 0);
     struct bx_tensor *first = device_tensor(job, device, LARGE), *second = device_tensor(job, device, LARGE);
@@ -402,13 +388,6 @@ static void gets_everything_back(struct bx_job *job)
         bxi_devices_poll(job);
         sched_yield();
     }
-}
-
-Test(device_death, takes_everything_back_from_a_dead_borrower, .timeout = 60)
-{
-    device_world(DEVICE_ANY);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup, .dies = 2,
-               .body = { gets_everything_back, dies_holding } });
 }
 
 /* ---- The owner is stopped ---------------------------------------------------------------------- */

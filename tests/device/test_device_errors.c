@@ -44,7 +44,7 @@ Test(device_errors, returns_an_error_without_a_driver_and_works_on_without, .tim
     harness_run(&(struct harness_world){ .size = 2, .setup = device_setup, .body = { without_a_driver, NULL } });
 }
 
-static void on_one_device(struct bx_job *job)
+DEVICE_TEST(device_errors, fail_with_a_code_and_advice, 60, DEVICE_FAKE, .size = 2, .setup = device_setup)
 {
     struct bx_device device, other = { BX_CUDA, 1 }, none = { BX_CUDA, 7 };
     struct bx_tensor *tensor = NULL, *view = NULL, *host = NULL;
@@ -93,18 +93,12 @@ static void on_one_device(struct bx_job *job)
     bx_tensor_release(tensor);          /* after its job, and after the driver was closed */
 }
 
-Test(device_errors, fail_with_a_code_and_advice, .timeout = 60)
-{
-    device_pair(DEVICE_FAKE, device_setup, on_one_device, NULL);
-}
-
 /* ---- While a worker shuts down --------------------------------------------------------------- */
 
-static int open_here(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(open_here)
 {
     struct bx_device device;
 
-    (void)request, (void)args, (void)reply;
     return bx_gpu_open(context, 0, &device);
 }
 
@@ -115,7 +109,14 @@ static int setup_that_opens(struct bx_job *job)
     return rc < 0 ? rc : bx_register(job, "open", BX_BLOCKING, open_here, job);
 }
 
-static void lends_to_one_that_only_serves(struct bx_job *job)
+static void only_serves(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    HARNESS_EQ(bx_job_shutdown(job, 0), 0);
+}
+
+DEVICE_TEST(device_errors, none_for_a_worker_that_opens_a_device_while_it_shuts_down, 60, DEVICE_ANY, .size = 2,
+            .setup = setup_that_opens, .body = { [1] = only_serves })
 {
     struct bx_tensor *tensor = device_numbers(job, device_open(job, 0), 1000, 5);
 
@@ -123,17 +124,6 @@ static void lends_to_one_that_only_serves(struct bx_job *job)
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "open", NULL, NULL, NULL), 0);
     HARNESS_EQ(device_look_at(job, "worker1", tensor, 5), 0);
     bx_tensor_release(tensor);
-}
-
-static void only_serves(struct bx_job *job)
-{
-    harness_leaves_by_itself();
-    HARNESS_EQ(bx_job_shutdown(job, 0), 0);
-}
-
-Test(device_errors, none_for_a_worker_that_opens_a_device_while_it_shuts_down, .timeout = 60)
-{
-    device_pair(DEVICE_ANY, setup_that_opens, lends_to_one_that_only_serves, only_serves);
 }
 
 /* A tensor of a job that has ended, sent by the next job of the same process. */
@@ -160,10 +150,8 @@ static void sends_what_is_over(struct bx_job *job)
     bx_job_destroy(job);
 }
 
-Test(device_errors, does_not_lend_a_tensor_of_a_former_job, .timeout = 60)
-{
-    device_pair(DEVICE_ANY, device_setup, sends_what_is_over, sends_what_is_over);
-}
+DEVICE_WORLD(device_errors, does_not_lend_a_tensor_of_a_former_job, 60, DEVICE_ANY, .size = 2, .setup = device_setup,
+             .body = { sends_what_is_over, sends_what_is_over });
 
 static void forks(struct bx_job *job)
 {
@@ -195,14 +183,21 @@ static void forks(struct bx_job *job)
     bx_tensor_release(tensor);
 }
 
-Test(device_errors, gives_errors_to_a_child_of_a_fork, .timeout = 60)
-{
-    device_pair(DEVICE_ANY, device_setup, forks, NULL);
-}
+DEVICE_WORLD(device_errors, gives_errors_to_a_child_of_a_fork, 60, DEVICE_ANY, .size = 2, .setup = device_setup,
+             .body = { forks, NULL });
 
 /* ---- Several devices -------------------------------------------------------------------------- */
 
-static void uses_two(struct bx_job *job)
+static void sees_them_the_other_way_round(struct bx_job *job)
+{
+    setenv("CUDA_VISIBLE_DEVICES", "1,0", 1);
+    device_open(job, 0);
+    harness_post(OPEN);
+    HARNESS_EQ(bx_job_serve(job), 0);
+}
+
+DEVICE_TEST(device_errors, identifies_devices_by_uuid_and_not_by_ordinal, 60, DEVICE_FAKE, .size = 2,
+            .setup = device_setup, .body = { [1] = sees_them_the_other_way_round })
 {
     struct bx_device first = device_open(job, 0), second = device_open(job, 1);
     struct bx_tensor *tensor = device_numbers(job, second, 100, 4);
@@ -215,19 +210,6 @@ static void uses_two(struct bx_job *job)
     HARNESS_EQ(device_look_at(job, "worker1", tensor, 4), 0);
     HARNESS_EQ(harness_load(DEVICE_INDEX), 0);         /* its ordinal there */
     bx_tensor_release(tensor);
-}
-
-static void sees_them_the_other_way_round(struct bx_job *job)
-{
-    setenv("CUDA_VISIBLE_DEVICES", "1,0", 1);
-    device_open(job, 0);
-    harness_post(OPEN);
-    HARNESS_EQ(bx_job_serve(job), 0);
-}
-
-Test(device_errors, identifies_devices_by_uuid_and_not_by_ordinal, .timeout = 60)
-{
-    device_pair(DEVICE_FAKE, device_setup, uses_two, sees_them_the_other_way_round);
 }
 
 static void lends_to_another_device(struct bx_job *job)
@@ -273,6 +255,21 @@ static struct bx_tensor *numbers_on_first_of(struct bx_job *job, const char *vis
     return tensor;
 }
 
+/* A tensor in another slab: the borrower knows the device by now, and staged nothing for it. */
+static void lend_another_slab(struct bx_job *job, struct bx_device device)
+{
+    struct bx_tensor *tensor = device_tensor(job, device, INT64_C(66) << 18), *view = NULL;
+    uint64_t staged;
+
+    HARNESS_EQ(bx_tensor_slice(tensor, 0, 5, 9, 1, &view), 0);
+    device_put_numbers(view, 4);
+    staged = harness_counter(job, "gpu_staged_bytes");
+    HARNESS_EQ(device_look_at(job, "worker1", view, 4), 0);
+    HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), staged);
+    bx_tensor_release(view);
+    bx_tensor_release(tensor);
+}
+
 /* Neither sees the other's device. */
 static void lends_to_a_hidden_one(struct bx_job *job)
 {
@@ -288,6 +285,8 @@ static void lends_to_a_hidden_one(struct bx_job *job)
         if (getenv("FAKE_CUDA_NO_PEER") != NULL && staged == before + 10 * 4000)
             break;                              /* it is staged every time */
     } while (harness_counter(job, "gpu_staged_bytes") != staged);
+    if (getenv("FAKE_CUDA_NO_PEER") == NULL)
+        lend_another_slab(job, bx_tensor_device(tensor));
     bx_tensor_release(tensor);
 }
 
@@ -297,7 +296,7 @@ static void is_a_hidden_one(struct bx_job *job)
     device_open(job, 0);
     harness_post(OPEN);
     HARNESS_EQ(bx_job_serve(job), 0);
-    HARNESS_EQ(harness_counter(job, "gpu_slabs_opened"), getenv("FAKE_CUDA_NO_PEER") == NULL);
+    HARNESS_EQ(harness_counter(job, "gpu_slabs_opened"), getenv("FAKE_CUDA_NO_PEER") == NULL ? 2 : 0);
 }
 
 Test(device_errors, stages_to_a_hidden_device_until_the_borrower_has_tried, .timeout = 60)
@@ -349,18 +348,6 @@ Test(device_errors, maps_a_hidden_device_on_the_one_of_several_with_peer_access,
                .body = { lends_to_one_of_two, has_one_of_two } });
 }
 
-/* Only the receiver sees the other's device. */
-static void lends_unseen(struct bx_job *job)
-{
-    uint64_t before;
-    struct bx_tensor *tensor = numbers_on_first_of(job, "0", &before);
-
-    for (int i = 0; i < 20; i++)
-        HARNESS_EQ(device_look_at(job, "worker1", tensor, 4), 0);
-    HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), before + 4000);   /* only the first is staged */
-    bx_tensor_release(tensor);
-}
-
 static void sees_both(struct bx_job *job)
 {
     setenv("CUDA_VISIBLE_DEVICES", "0,1", 1);
@@ -370,9 +357,17 @@ static void sees_both(struct bx_job *job)
     HARNESS_EQ(harness_counter(job, "gpu_slabs_opened"), 1);
 }
 
-Test(device_errors, stages_once_to_a_hidden_device_whose_worker_sees_the_senders, .timeout = 60)
+/* Only the receiver sees the other's device. */
+DEVICE_TEST(device_errors, stages_once_to_a_hidden_device_whose_worker_sees_the_senders, 60, DEVICE_FAKE, .size = 2,
+            .setup = device_setup, .body = { [1] = sees_both })
 {
-    device_pair(DEVICE_FAKE, device_setup, lends_unseen, sees_both);
+    uint64_t before;
+    struct bx_tensor *tensor = numbers_on_first_of(job, "0", &before);
+
+    for (int i = 0; i < 20; i++)
+        HARNESS_EQ(device_look_at(job, "worker1", tensor, 4), 0);
+    HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), before + 4000);   /* only the first is staged */
+    bx_tensor_release(tensor);
 }
 
 /* Sends a view whose elements are numbered from `first`; it arrives contiguous. */

@@ -141,8 +141,16 @@ Test(device_foreign, wraps_foreign_memory_and_calls_back_when_no_borrower_reads_
     harness_run(&(struct harness_world){ .size = 2, .setup = device_setup, .body = { wraps, polls } });
 }
 
+static void has_the_same(struct bx_job *job)
+{
+    device_open(job, 0);
+    harness_post(OPEN);
+    HARNESS_EQ(bx_job_serve(job), 0);
+}
+
 /* A tensor without elements may have no address, as DLPack allows. */
-static void takes_nothing(struct bx_job *job)
+DEVICE_TEST(device_foreign, wraps_a_tensor_without_elements_or_address, 60, DEVICE_ANY, .size = 2,
+            .setup = device_setup, .body = { [1] = has_the_same })
 {
     struct foreign foreign = { .shape = { 0 } };
     struct bx_tensor *tensor = NULL;
@@ -168,18 +176,6 @@ static void takes_nothing(struct bx_job *job)
     foreign.shape[0] = 1;
     HARNESS_EQ(take(&foreign, &tensor), -EINVAL);
     HARNESS_EQ(foreign.ends, 1);
-}
-
-static void has_the_same(struct bx_job *job)
-{
-    device_open(job, 0);
-    harness_post(OPEN);
-    HARNESS_EQ(bx_job_serve(job), 0);
-}
-
-Test(device_foreign, wraps_a_tensor_without_elements_or_address, .timeout = 60)
-{
-    device_pair(DEVICE_ANY, device_setup, takes_nothing, has_the_same);
 }
 
 static void refuses_pools(struct bx_job *job)
@@ -210,7 +206,7 @@ Test(device_foreign, refuses_memory_that_cannot_be_exported, .timeout = 60)
     harness_run(&(struct harness_world){ .size = 2, .setup = device_setup, .body = { refuses_pools, NULL } });
 }
 
-static void goes_out(struct bx_job *job)
+DEVICE_TEST(device_foreign, exports_by_dlpack_without_a_copy, 60, DEVICE_ANY, .size = 2, .setup = device_setup)
 {
     struct bx_device device = device_open(job, 0);
     struct bx_tensor *tensor = device_numbers(job, device, 12, 1), *view = NULL, *again = NULL;
@@ -234,11 +230,6 @@ static void goes_out(struct bx_job *job)
     bx_tensor_release(tensor);
     HARNESS_CHECK(harness_counter(job, "gpu_bytes_used") > 0);
     managed->deleter(managed);
-}
-
-Test(device_foreign, exports_by_dlpack_without_a_copy, .timeout = 60)
-{
-    device_pair(DEVICE_ANY, device_setup, goes_out, NULL);
 }
 
 /* Memory of a device that no job has open cannot be wrapped. */

@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -30,18 +31,16 @@ struct forgery {
     int64_t dims[1];
 };
 
-typedef void (*forge_fn)(struct forgery *forgery);
-
-static forge_fn forge;
+static int chosen;                  /* of FORGERIES */
+static void forge(struct forgery *forgery);
 static int expected;                /* BX_E_CORRUPT: worker 1 is cut off; else the code of the error reply */
 
 /* ---- Worker 0 --------------------------------------------------------------------------------- */
 
-static int touch(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(touch)
 {
     struct bx_tensor *tensor = bx_read_tensor(args);
 
-    (void)request, (void)reply, (void)context;
     HARNESS_EQ(device_wrong(tensor, 5), 0);
     harness_post(TAKEN);
     return 0;
@@ -129,12 +128,11 @@ static struct bx_future *fake_call(struct bx_job *job, struct forgery *forgery)
     return future;
 }
 
-static int hang(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+HARNESS_ASYNC_HANDLER(hang)
 {
     static struct bx_future *never[4];
     static int count;
 
-    (void)args, (void)context;
     *reply = never[count++] = bx_future_create(bx_request_job(request));
     bx_future_acquire(*reply);
     return 0;
@@ -180,226 +178,70 @@ static void stands_by(struct bx_job *job)
     HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
 }
 
-static void run(forge_fn fn, int code)
+/* ---- Forgeries -------------------------------------------------------------------------------- */
+
+/* First those that are detected in the frame: cut off. The block of a staged tensor has the bytes of its elements only,
+ * so it must not have strides. Then those detected when the memory is mapped: the call fails. */
+#define FORGERIES(X) \
+    X("an unknown flag", BX_E_CORRUPT, forgery->tensor.flags = 8) \
+    X("a tensor of its own that is passed on", BX_E_CORRUPT, forgery->tensor.flags = BXI_PASSED; \
+      forgery->tensor.owner = 1) \
+    X("the receiver's tensor that is passed on", BX_E_CORRUPT, forgery->tensor.flags = BXI_PASSED; \
+      forgery->tensor.owner = 0) \
+    X("a tensor of no worker that is passed on", BX_E_CORRUPT, forgery->tensor.flags = BXI_PASSED; \
+      forgery->tensor.owner = 3) \
+    X("a staged tensor that is passed on", BX_E_CORRUPT, forgery->tensor.flags = BXI_PASSED | BXI_STAGED; \
+      forgery->tensor.owner = 2; forgery->tensor.offset = 0) \
+    X("an invalid device", BX_E_CORRUPT, forgery->tensor.device = 3) \
+    X("an address in place of a ref", BX_E_CORRUPT, forgery->tensor.offset = 4096) \
+    X("a shape that exceeds the loan", BX_E_CORRUPT, forgery->dims[0] = COUNT + 1) \
+    X("elements that are not aligned", BX_E_CORRUPT, forgery->ref.offset += 2) \
+    X("a record that is cut short", BX_E_CORRUPT, forgery->lease.packed_bytes -= 8) \
+    X("an invalid type", BX_E_CORRUPT, forgery->tensor.dtype = 0) \
+    X("a frame without the device flag", BX_E_CORRUPT, forgery->frame.flags = BXI_FLAG_LEASE) \
+    X("a staged tensor outside of the arena", BX_E_CORRUPT, forgery->tensor.flags = BXI_STAGED; \
+      forgery->tensor.offset = UINT64_MAX - 7) \
+    X("a staged tensor with strides", BX_E_CORRUPT, forgery->tensor.flags = BXI_STAGED | BXI_STRIDED; \
+      forgery->ref = (struct bxi_gpu_ref)SHAPE_AND_STRIDE) \
+    X("a passed tensor of a worker without a GPU", -ENODEV, forgery->tensor.flags = BXI_PASSED; \
+      forgery->tensor.owner = 2) \
+    X("an invalid slab", -EPROTO, forgery->ref.slab = BXI_GPU_SLABS) \
+    X("a slab that does not exist", -ESTALE, forgery->ref.slab = 77) \
+    X("another generation", -ESTALE, forgery->ref.generation++) \
+    X("an offset that overflows", -EPROTO, forgery->ref.offset = UINT64_MAX - 127) \
+    X("more bytes than there are", -EPROTO, forgery->ref.bytes = UINT64_C(1) << 60)
+
+#define SHAPE_AND_STRIDE { .slab = COUNT, .generation = 2 }
+
+static void forge(struct forgery *forgery)
 {
+    int number = 0;
+
+#define APPLY(what, code, change) \
+    if (number++ == chosen) { \
+        change; \
+    }
+    FORGERIES(APPLY)
+#undef APPLY
+}
+
+Test(device_input, cuts_off_or_fails_for_each_forgery, .timeout = 120)
+{
+#define ROW(what, code, change) { what, code },
+    static const struct {
+        const char *what;
+        int code;
+    } forgeries[] = { FORGERIES(ROW) };
+#undef ROW
+
     device_world(DEVICE_FAKE);
-    forge = fn;
-    expected = code;
-    device_run(&(struct harness_world){ .size = 3, .setup = setup_hang, .dies = 2,
-               .body = { is_struck, strikes, stands_by } });
-}
-
-/* ---- Forgeries detected in the frame: cut off ------------------------------------------------------ */
-
-static void unknown_flag(struct forgery *forgery)
-{
-    forgery->tensor.flags = 8;
-}
-
-Test(device_input, cuts_off_for_an_unknown_flag, .timeout = 60)
-{
-    run(unknown_flag, BX_E_CORRUPT);
-}
-
-static void passed_on_of_its_own(struct forgery *forgery)
-{
-    forgery->tensor.flags = BXI_PASSED;
-    forgery->tensor.owner = 1;
-}
-
-Test(device_input, cuts_off_for_a_tensor_of_its_own_that_is_passed_on, .timeout = 60)
-{
-    run(passed_on_of_its_own, BX_E_CORRUPT);
-}
-
-static void passed_on_of_the_receiver(struct forgery *forgery)
-{
-    forgery->tensor.flags = BXI_PASSED;
-    forgery->tensor.owner = 0;
-}
-
-Test(device_input, cuts_off_for_the_receivers_tensor_that_is_passed_on, .timeout = 60)
-{
-    run(passed_on_of_the_receiver, BX_E_CORRUPT);
-}
-
-static void passed_on_of_nobody(struct forgery *forgery)
-{
-    forgery->tensor.flags = BXI_PASSED;
-    forgery->tensor.owner = 3;
-}
-
-Test(device_input, cuts_off_for_a_tensor_of_no_worker_that_is_passed_on, .timeout = 60)
-{
-    run(passed_on_of_nobody, BX_E_CORRUPT);
-}
-
-static void passed_on_and_staged(struct forgery *forgery)
-{
-    forgery->tensor.flags = BXI_PASSED | BXI_STAGED;
-    forgery->tensor.owner = 2;
-    forgery->tensor.offset = 0;
-}
-
-Test(device_input, cuts_off_for_a_staged_tensor_that_is_passed_on, .timeout = 60)
-{
-    run(passed_on_and_staged, BX_E_CORRUPT);
-}
-
-static void passed_on_without_a_gpu(struct forgery *forgery)
-{
-    forgery->tensor.flags = BXI_PASSED;
-    forgery->tensor.owner = 2;
-}
-
-Test(device_input, fails_for_a_passed_tensor_of_a_worker_without_a_gpu, .timeout = 60)
-{
-    run(passed_on_without_a_gpu, -ENODEV);
-}
-
-static void unknown_device(struct forgery *forgery)
-{
-    forgery->tensor.device = 3;
-}
-
-Test(device_input, cuts_off_for_an_invalid_device, .timeout = 60)
-{
-    run(unknown_device, BX_E_CORRUPT);
-}
-
-static void address_of_its_own(struct forgery *forgery)
-{
-    forgery->tensor.offset = 4096;
-}
-
-Test(device_input, cuts_off_for_an_address_in_place_of_a_ref, .timeout = 60)
-{
-    run(address_of_its_own, BX_E_CORRUPT);
-}
-
-static void larger_than_it_says(struct forgery *forgery)
-{
-    forgery->dims[0] = COUNT + 1;
-}
-
-Test(device_input, cuts_off_for_a_shape_that_exceeds_the_loan, .timeout = 60)
-{
-    run(larger_than_it_says, BX_E_CORRUPT);
-}
-
-static void crooked(struct forgery *forgery)
-{
-    forgery->ref.offset += 2;
-}
-
-Test(device_input, cuts_off_for_elements_that_are_not_aligned, .timeout = 60)
-{
-    run(crooked, BX_E_CORRUPT);
-}
-
-static void cut_short(struct forgery *forgery)
-{
-    forgery->lease.packed_bytes -= 8;
-}
-
-Test(device_input, cuts_off_for_a_record_that_is_cut_short, .timeout = 60)
-{
-    run(cut_short, BX_E_CORRUPT);
-}
-
-static void no_dtype(struct forgery *forgery)
-{
-    forgery->tensor.dtype = 0;
-}
-
-Test(device_input, cuts_off_for_an_invalid_type, .timeout = 60)
-{
-    run(no_dtype, BX_E_CORRUPT);
-}
-
-static void unannounced(struct forgery *forgery)
-{
-    forgery->frame.flags = BXI_FLAG_LEASE;
-}
-
-Test(device_input, cuts_off_for_a_frame_without_the_device_flag, .timeout = 60)
-{
-    run(unannounced, BX_E_CORRUPT);
-}
-
-static void staged_outside(struct forgery *forgery)
-{
-    forgery->tensor.flags = BXI_STAGED;
-    forgery->tensor.offset = UINT64_MAX - 7;
-}
-
-Test(device_input, cuts_off_for_a_staged_tensor_outside_of_the_arena, .timeout = 60)
-{
-    run(staged_outside, BX_E_CORRUPT);
-}
-
-/* The block of a staged tensor has the bytes of its elements only, so it must not have strides. */
-static void staged_with_gaps(struct forgery *forgery)
-{
-    forgery->tensor.flags = BXI_STAGED | BXI_STRIDED;
-    forgery->ref = (struct bxi_gpu_ref){ .slab = COUNT, .generation = 2 };      /* in its place are shape and strides */
-}
-
-Test(device_input, cuts_off_for_a_staged_tensor_with_strides, .timeout = 60)
-{
-    run(staged_with_gaps, BX_E_CORRUPT);
-}
-
-/* ---- Forgeries detected when the memory is mapped: the call fails ---------------------------------- */
-
-static void no_slab(struct forgery *forgery)
-{
-    forgery->ref.slab = BXI_GPU_SLABS;
-}
-
-Test(device_input, fails_for_an_invalid_slab, .timeout = 60)
-{
-    run(no_slab, -EPROTO);
-}
-
-static void other_slab(struct forgery *forgery)
-{
-    forgery->ref.slab = 77;
-}
-
-Test(device_input, fails_for_a_slab_that_does_not_exist, .timeout = 60)
-{
-    run(other_slab, -ESTALE);
-}
-
-static void other_generation(struct forgery *forgery)
-{
-    forgery->ref.generation++;
-}
-
-Test(device_input, fails_for_another_generation, .timeout = 60)
-{
-    run(other_generation, -ESTALE);
-}
-
-static void beyond_the_slab(struct forgery *forgery)
-{
-    forgery->ref.offset = UINT64_MAX - 127;
-}
-
-Test(device_input, fails_for_an_offset_that_overflows, .timeout = 60)
-{
-    run(beyond_the_slab, -EPROTO);
-}
-
-static void more_than_the_slab(struct forgery *forgery)
-{
-    forgery->ref.bytes = UINT64_C(1) << 60;
-}
-
-Test(device_input, fails_for_more_bytes_than_there_are, .timeout = 60)
-{
-    run(more_than_the_slab, -EPROTO);
+    for (chosen = 0; chosen < (int)(sizeof(forgeries) / sizeof(forgeries[0])); chosen++) {
+        fprintf(stderr, "device_input: %s\n", forgeries[chosen].what);      /* before the line of a worker that fails */
+        expected = forgeries[chosen].code;
+        harness_reset();
+        device_run(&(struct harness_world){ .size = 3, .setup = setup_hang, .dies = 2,
+                   .body = { is_struck, strikes, stands_by } });
+    }
 }
 
 /* ---- Points ------------------------------------------------------------------------------------ */
@@ -407,10 +249,8 @@ Test(device_input, fails_for_more_bytes_than_there_are, .timeout = 60)
 static struct bx_tensor *lent;
 
 /* Worker 1 gives worker 0's tensor back with a point of a lane that does not exist. */
-static int give_back_wrongly(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                             void *context)
+HARNESS_HANDLER(give_back_wrongly)
 {
-    (void)request, (void)reply, (void)context;
     lent = bx_tensor_acquire(bx_read_tensor(args));
     return 0;
 }
@@ -418,23 +258,6 @@ static int give_back_wrongly(const struct bx_request *request, struct bx_reader 
 static int setup_points(struct bx_job *job)
 {
     return bx_register(job, "keep", BX_INLINE, give_back_wrongly, NULL);
-}
-
-static void lends_to_a_liar(struct bx_job *job)
-{
-    struct bx_tensor *tensor = device_numbers(job, device_open(job, 0), COUNT, 5);
-    struct bx_msg *args = bx_msg_create(0);
-
-    harness_await(OPEN, 1);
-    HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "keep", args, NULL, NULL), 0);
-    bx_msg_destroy(args);
-    harness_post(STRUCK);
-    HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
-    HARNESS_EQ(bx_job_serve(job), BX_E_CORRUPT);
-    HARNESS_HAS(bx_error_text(), "worker1");
-    bx_tensor_release(tensor);
-    harness_post(FINISHED);
 }
 
 static void lies(struct bx_job *job)
@@ -456,25 +279,25 @@ static void lies(struct bx_job *job)
     kill(getpid(), SIGKILL);
 }
 
-Test(device_input, cuts_off_for_an_invalid_point, .timeout = 60)
+DEVICE_TEST(device_input, cuts_off_for_an_invalid_point, 60, DEVICE_ANY, .size = 2, .setup = setup_points, .dies = 2,
+            .body = { [1] = lies })
 {
-    device_world(DEVICE_ANY);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup_points, .dies = 2,
-               .body = { lends_to_a_liar, lies } });
+    struct bx_tensor *tensor = device_numbers(job, device_open(job, 0), COUNT, 5);
+    struct bx_msg *args = bx_msg_create(0);
+
+    harness_await(OPEN, 1);
+    HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "keep", args, NULL, NULL), 0);
+    bx_msg_destroy(args);
+    harness_post(STRUCK);
+    HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
+    HARNESS_EQ(bx_job_serve(job), BX_E_CORRUPT);
+    HARNESS_HAS(bx_error_text(), "worker1");
+    bx_tensor_release(tensor);
+    harness_post(FINISHED);
 }
 
 /* ---- A receiver without a GPU ------------------------------------------------------------------- */
-
-/* The sender does not check whether worker 0 has one: the call is refused, and its lease is given back once. */
-static void has_none(struct bx_job *job)
-{
-    harness_post(OPEN);
-    harness_await(FINISHED, 1);
-    HARNESS_EQ(bxi_load_relaxed(&bxi_tables(job->control)->loans[1].borrowed), 0);
-    HARNESS_EQ(bxi_load_relaxed(&bxi_tables(job->control)->loans[1].borrowed_total), 1);
-    HARNESS_EQ(bxi_load_relaxed(&job->control->pair[1].given_back), 1);
-    harness_post(OVER);
-}
 
 static void does_not_ask(struct bx_job *job)
 {
@@ -493,9 +316,14 @@ static void does_not_ask(struct bx_job *job)
     kill(getpid(), SIGKILL);
 }
 
-Test(device_input, refuses_without_a_device_and_gives_the_lease_back_once, .timeout = 60)
+/* The sender does not check whether worker 0 has one: the call is refused, and its lease is given back once. */
+DEVICE_TEST(device_input, refuses_without_a_device_and_gives_the_lease_back_once, 60, DEVICE_FAKE, .size = 2,
+            .setup = setup_hang, .dies = 2, .body = { [1] = does_not_ask })
 {
-    device_world(DEVICE_FAKE);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup_hang, .dies = 2,
-               .body = { has_none, does_not_ask } });
+    harness_post(OPEN);
+    harness_await(FINISHED, 1);
+    HARNESS_EQ(bxi_load_relaxed(&bxi_tables(job->control)->loans[1].borrowed), 0);
+    HARNESS_EQ(bxi_load_relaxed(&bxi_tables(job->control)->loans[1].borrowed_total), 1);
+    HARNESS_EQ(bxi_load_relaxed(&job->control->pair[1].given_back), 1);
+    harness_post(OVER);
 }

@@ -46,9 +46,8 @@ static void run_with_gate(const struct harness_world *world)
 /* ---- Handlers -------------------------------------------------------------------------------- */
 
 /* The position of a call in the order in which calls were handled. */
-static int note(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(note)
 {
-    (void)request, (void)reply, (void)context;
     harness_store((int)bx_read_i64(args), harness_add(SEQUENCE, 1) + 1);
     while (bx_reader_tensors_left(args) > 0)
         HARNESS_EQ(device_wrong(bx_read_tensor(args), 3), 0);
@@ -56,21 +55,19 @@ static int note(const struct bx_request *request, struct bx_reader *args, struct
 }
 
 /* Answers with a device tensor. */
-static int give(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(give)
 {
     struct bx_job *job = bx_request_job(request);
     struct bx_tensor *tensor = device_numbers(job, device_open(job, 0), 10, 3);
     int rc = bx_msg_put_tensor(reply, tensor);
 
-    (void)args, (void)context;
     bx_tensor_release(tensor);
     return rc;
 }
 
 static int setup(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "note", BX_INLINE, note, NULL), 0);
-    HARNESS_EQ(bx_register(job, "give", BX_BLOCKING, give, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_INLINE("note", note), HARNESS_BLOCKING("give", give));
     return 0;
 }
 
@@ -226,7 +223,7 @@ Test(device_map, survives_an_owner_that_dies_meanwhile, .timeout = 60)
 
 /* A reply in the ring whose slab is already mapped is delivered although its owner has died since; the tensor can be
  * read. */
-static int give_and_die(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(give_and_die)
 {
     struct bx_job *job = bx_request_job(request);
     int rc = give(request, args, reply, context);
@@ -280,20 +277,6 @@ Test(device_map, delivers_the_replies_of_a_dead_worker, .timeout = 60)
                .body = { reads_the_last_reply, dies_when_told } });
 }
 
-static void leaves_meanwhile(struct bx_job *job)
-{
-    struct bx_tensor *tensor = begin(job);
-    struct bx_msg *args = device_msg(tensor, DEVICE_AT);
-
-    harness_leaves_by_itself();
-    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "note", args, NULL), 0);
-    bx_msg_destroy(args);
-    bx_tensor_release(tensor);
-    harness_post(SENT);
-    HARNESS_EQ(bx_job_shutdown(job, 0), 0);
-    bx_job_destroy(job);
-}
-
 static void leaves_too(struct bx_job *job)
 {
     harness_leaves_by_itself();
@@ -305,9 +288,19 @@ static void leaves_too(struct bx_job *job)
     bx_job_destroy(job);
 }
 
-Test(device_map, ends_without_error_when_all_leave_meanwhile, .timeout = 60)
+DEVICE_TEST(device_map, ends_without_error_when_all_leave_meanwhile, 60, DEVICE_FAKE, .size = 2, .setup = setup,
+            .body = { [1] = leaves_too })
 {
-    device_pair(DEVICE_FAKE, setup, leaves_meanwhile, leaves_too);
+    struct bx_tensor *tensor = begin(job);
+    struct bx_msg *args = device_msg(tensor, DEVICE_AT);
+
+    harness_leaves_by_itself();
+    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "note", args, NULL), 0);
+    bx_msg_destroy(args);
+    bx_tensor_release(tensor);
+    harness_post(SENT);
+    HARNESS_EQ(bx_job_shutdown(job, 0), 0);
+    bx_job_destroy(job);
 }
 
 /* ---- Slabs ----------------------------------------------------------------------------------- */
@@ -338,52 +331,6 @@ static void lend_slabs(struct bx_job *job, struct bx_device device)
     HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
 }
 
-static void makes_and_frees_slabs(struct bx_job *job)
-{
-    struct bx_tensor *small = begin(job);
-    uint64_t first = harness_counter(job, "gpu_bytes"), used = harness_counter(job, "gpu_bytes_used");
-
-    lend_slabs(job, bx_tensor_device(small));
-    while (harness_counter(job, "gpu_bytes") > first + ((uint64_t)66 << 20)) {     /* one may stay as a spare */
-        bxi_devices_poll(job);
-        sched_yield();
-    }
-    HARNESS_EQ(harness_counter(job, "gpu_bytes_used"), used);
-    harness_post(FINISHED);
-    bx_tensor_release(small);
-}
-
-static void closes_what_is_retired(struct bx_job *job)
-{
-    device_open(job, 0);
-    harness_post(OPEN);
-    harness_await(SENT, 1);
-    while (harness_gate(FINISHED) == 0) {
-        bxi_devices_poll(job);
-        sched_yield();
-    }
-    HARNESS_CHECK(harness_counter(job, "gpu_slabs_opened") >= SLABS);
-    while (harness_counter(job, "gpu_slabs_closed") < SLABS - 1)
-        bxi_devices_poll(job);
-}
-
-Test(device_map, frees_slabs_that_no_worker_uses, .timeout = 60)
-{
-    device_pair(DEVICE_ANY, setup, makes_and_frees_slabs, closes_what_is_retired);
-}
-
-/* Both workers are always busy, and no call polls devices explicitly. */
-static void frees_slabs_and_calls_on(struct bx_job *job)
-{
-    struct bx_tensor *small = begin(job);
-    uint64_t first = harness_counter(job, "gpu_bytes");
-
-    lend_slabs(job, bx_tensor_device(small));
-    while (harness_counter(job, "gpu_bytes") > first + ((uint64_t)66 << 20))
-        end(start(job, harness_msg_i64(HOST_AT), NULL), 0);
-    bx_tensor_release(small);
-}
-
 static void serves_on(struct bx_job *job)
 {
     device_open(job, 0);
@@ -396,9 +343,17 @@ static void serves_on(struct bx_job *job)
     HARNESS_CHECK(harness_counter(job, "gpu_close_ns") > 0);
 }
 
-Test(device_map, frees_slabs_under_constant_load, .timeout = 60)
+/* Both workers are always busy, and no call polls devices explicitly. */
+DEVICE_TEST(device_map, frees_slabs_under_constant_load, 60, DEVICE_ANY, .size = 2, .setup = setup,
+            .body = { [1] = serves_on })
 {
-    device_pair(DEVICE_ANY, setup, frees_slabs_and_calls_on, serves_on);
+    struct bx_tensor *small = begin(job);
+    uint64_t first = harness_counter(job, "gpu_bytes");
+
+    lend_slabs(job, bx_tensor_device(small));
+    while (harness_counter(job, "gpu_bytes") > first + ((uint64_t)66 << 20))
+        end(start(job, harness_msg_i64(HOST_AT), NULL), 0);
+    bx_tensor_release(small);
 }
 
 /* Both leave at once, while each has the other's slab open and closing takes long: neither frees an open slab. */
@@ -419,10 +374,8 @@ static void lends_and_leaves(struct bx_job *job)
     bx_tensor_release(tensor);
 }
 
-Test(device_map, frees_no_open_slab_when_all_leave, .timeout = 60)
-{
-    device_pair(DEVICE_FAKE, setup, lends_and_leaves, lends_and_leaves);
-}
+DEVICE_WORLD(device_map, frees_no_open_slab_when_all_leave, 60, DEVICE_FAKE, .size = 2, .setup = setup,
+             .body = { lends_and_leaves, lends_and_leaves });
 
 /* ---- Starts ---------------------------------------------------------------------------------- */
 

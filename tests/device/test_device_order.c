@@ -23,34 +23,29 @@ static struct bx_tensor *kept;          /* worker 1: the last tensor that arrive
 
 /* ---- Handlers of worker 1 --------------------------------------------------------------------- */
 
-static int keep(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(keep)
 {
-    (void)request, (void)reply, (void)context;
     kept = bx_tensor_acquire(bx_read_tensor(args));
     harness_post(KEPT);
     return 0;
 }
 
-static int take(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(take)
 {
     struct bx_tensor *tensor = bx_read_tensor(args);
 
-    (void)request, (void)reply, (void)context;
     return bx_tensor_read_on(tensor, NULL);
 }
 
-static int drop(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(drop)
 {
-    (void)request, (void)args, (void)reply, (void)context;
     return 0;
 }
 
 static int setup(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "keep", BX_INLINE, keep, NULL), 0);
-    HARNESS_EQ(bx_register(job, "take", BX_INLINE, take, NULL), 0);
-    HARNESS_EQ(bx_register(job, "drop", BX_INLINE, drop, NULL), 0);
-    HARNESS_EQ(bx_register(job, "pins", BX_INLINE, device_pins, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_INLINE("keep", keep), HARNESS_INLINE("take", take), HARNESS_INLINE("drop", drop),
+                     HARNESS_INLINE("pins", device_pins));
     return 0;
 }
 
@@ -386,7 +381,7 @@ static uint32_t open_count(struct bxi_devices *devices)
     return count;
 }
 
-static void opens_two(struct bx_job *job)
+DEVICE_TEST(device_order, makes_tensors_while_another_device_is_opened, 60, DEVICE_FAKE, .size = 2, .setup = setup)
 {
     struct bx_device device;
     int meanwhile = 0;
@@ -403,11 +398,6 @@ static void opens_two(struct bx_job *job)
     }
     HARNESS_EQ(pthread_join(thread, NULL), 0);
     HARNESS_CHECK(meanwhile > 10);
-}
-
-Test(device_order, makes_tensors_while_another_device_is_opened, .timeout = 60)
-{
-    device_pair(DEVICE_FAKE, setup, opens_two, NULL);
 }
 
 static void lends_once(struct bx_job *job)

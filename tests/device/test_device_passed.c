@@ -30,7 +30,7 @@ static uint64_t *late;
 
 /* value, the way, a tensor. The way has ranks, and last a function: "23keep" for worker2, which passes it to worker3's
  * keep. "+" before a rank: only the elements from 100 on. Answers what the function answers. */
-static int pass_on(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(pass_on)
 {
     int64_t first = bx_read_i64(args), from = 0;
     const char *way = bx_read_str(args);
@@ -41,7 +41,6 @@ static int pass_on(const struct bx_request *request, struct bx_reader *args, str
     bool is_last;
     int rc;
 
-    (void)context;
     if (*way == '+') {
         from = 100;
         way++;
@@ -65,70 +64,63 @@ static int pass_on(const struct bx_request *request, struct bx_reader *args, str
 }
 
 /* Answers how many elements of the tensor are wrong. */
-static int look(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(look)
 {
     int32_t first = (int32_t)bx_read_i64(args);
 
-    (void)request, (void)context;
     return bx_msg_put_i64(reply, device_wrong(bx_read_tensor(args), first));
 }
 
-static int keep(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(keep)
 {
     (void)bx_read_i64(args);
     kept = bx_tensor_acquire(bx_read_tensor(args));
-    (void)request, (void)context;
     return bx_msg_put_i64(reply, 0);
 }
 
 /* Releases what is kept, with work on a stream that reads it and is not done before "open". */
-static int drop_late(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(drop_late)
 {
     struct bx_job *job = bx_request_job(request);
     void *stream = device_stream(job, bx_tensor_device(kept));
 
-    (void)args, (void)context;
     HARNESS_EQ(bx_tensor_read_on(kept, stream), 0);
     late = device_gate(job, stream);
     bx_tensor_release(kept);
     return bx_msg_put_i64(reply, 0);
 }
 
-static int open_gate(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(open_gate)
 {
-    (void)request, (void)args, (void)context;
     device_open_gate(late);
     return bx_msg_put_i64(reply, 0);
 }
 
-static int drop(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(drop)
 {
     int64_t wrong = device_wrong(kept, (int32_t)bx_read_i64(args));
 
-    (void)request, (void)context;
     bx_tensor_release(kept);
     return bx_msg_put_i64(reply, wrong);
 }
 
-static int make(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(make)
 {
     struct bx_job *job = bx_request_job(request);
     struct bx_tensor *tensor = device_numbers(job, device_open(job, 0), COUNT, (int32_t)bx_read_i64(args));
     int rc = bx_msg_put_tensor(reply, tensor);
 
-    (void)context;
     bx_tensor_release(tensor);
     return rc;
 }
 
 /* Answers with the tensor that worker2's make answers with. */
-static int fetch(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(fetch)
 {
     struct bx_msg *first = harness_msg_i64(bx_read_i64(args)), *made = NULL;
     int rc = bx_rpc_sync(bx_request_job(request), "worker2", "make", first, NULL, &made);
     struct bx_reader reader;
 
-    (void)context;
     bx_msg_destroy(first);
     if (rc < 0)
         return rc;
@@ -138,11 +130,10 @@ static int fetch(const struct bx_request *request, struct bx_reader *args, struc
     return rc;
 }
 
-static int count(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(count)
 {
     const struct bx_job *job = bx_request_job(request);
 
-    (void)args, (void)context;
     harness_store(PASSED, harness_counter(job, "tensors_passed_on"));
     harness_store(PASSED_BYTES, harness_counter(job, "passed_on_bytes"));
     harness_store(COPIED, device_copied(job));
@@ -152,15 +143,10 @@ static int count(const struct bx_request *request, struct bx_reader *args, struc
 
 static int setup(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "pass_on", BX_BLOCKING, pass_on, NULL), 0);
-    HARNESS_EQ(bx_register(job, "look", BX_INLINE, look, NULL), 0);
-    HARNESS_EQ(bx_register(job, "keep", BX_INLINE, keep, NULL), 0);
-    HARNESS_EQ(bx_register(job, "drop_late", BX_BLOCKING, drop_late, NULL), 0);
-    HARNESS_EQ(bx_register(job, "open_gate", BX_INLINE, open_gate, NULL), 0);
-    HARNESS_EQ(bx_register(job, "drop", BX_BLOCKING, drop, NULL), 0);
-    HARNESS_EQ(bx_register(job, "make", BX_BLOCKING, make, NULL), 0);
-    HARNESS_EQ(bx_register(job, "fetch", BX_BLOCKING, fetch, NULL), 0);
-    HARNESS_EQ(bx_register(job, "count", BX_INLINE, count, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_BLOCKING("pass_on", pass_on), HARNESS_INLINE("look", look),
+                     HARNESS_INLINE("keep", keep), HARNESS_BLOCKING("drop_late", drop_late),
+                     HARNESS_INLINE("open_gate", open_gate), HARNESS_BLOCKING("drop", drop),
+                     HARNESS_BLOCKING("make", make), HARNESS_BLOCKING("fetch", fetch), HARNESS_INLINE("count", count));
     return 0;
 }
 
@@ -209,7 +195,8 @@ static void expect_counts(struct bx_job *job, uint64_t passed, uint64_t bytes)
 
 /* ---- Nobody dies ------------------------------------------------------------------------------------------ */
 
-static void passes_three(struct bx_job *job)
+DEVICE_TEST(device_passed, tensors_reach_a_third_worker_without_a_copy, 60, DEVICE_ANY, .size = 3, .setup = setup,
+            .body = { [1] = open_and_serve, open_and_serve })
 {
     struct bx_tensor *tensor = device_numbers(job, begin(job, 2), COUNT, 5), *view = NULL;
 
@@ -228,14 +215,8 @@ static void passes_three(struct bx_job *job)
     expect_counts(job, 14, 11 * BYTES + (900 + 200 + 20) * sizeof(int32_t));
 }
 
-Test(device_passed, tensors_reach_a_third_worker_without_a_copy)
-{
-    device_world(DEVICE_ANY);
-    device_run(&(struct harness_world){ .size = 3, .setup = setup,
-                                        .body = { passes_three, open_and_serve, open_and_serve } });
-}
-
-static void passes_four(struct bx_job *job)
+DEVICE_TEST(device_passed, tensors_go_on_through_several_workers, 60, DEVICE_ANY, .size = 4, .setup = setup,
+            .body = { [1] = open_and_serve, open_and_serve, open_and_serve })
 {
     struct bx_tensor *tensor = device_numbers(job, begin(job, 3), COUNT, 5);
 
@@ -245,14 +226,8 @@ static void passes_four(struct bx_job *job)
     expect_counts(job, 1, BYTES);
 }
 
-Test(device_passed, tensors_go_on_through_several_workers)
-{
-    device_world(DEVICE_ANY);
-    device_run(&(struct harness_world){ .size = 4, .setup = setup,
-                                        .body = { passes_four, open_and_serve, open_and_serve, open_and_serve } });
-}
-
-static void fetches(struct bx_job *job)
+DEVICE_TEST(device_passed, tensors_go_in_replies, 60, DEVICE_ANY, .size = 3, .setup = setup,
+            .body = { [1] = open_and_serve, open_and_serve })
 {
     begin(job, 2);
     for (int i = 0; i < 5; i++) {
@@ -266,13 +241,6 @@ static void fetches(struct bx_job *job)
         bx_msg_destroy(args);
     }
     expect_counts(job, 5, 5 * BYTES);
-}
-
-Test(device_passed, tensors_go_in_replies)
-{
-    device_world(DEVICE_ANY);
-    device_run(&(struct harness_world){ .size = 3, .setup = setup,
-                                        .body = { fetches, open_and_serve, open_and_serve } });
 }
 
 /* ---- Readers that are late --------------------------------------------------------------------------------- */
@@ -335,31 +303,20 @@ static void middle_dies(struct bx_job *job, bool is_first)
     HARNESS_EQ(loans.taken_back, 1);
 }
 
-static void middle_dies_first(struct bx_job *job)
+DEVICE_TEST(device_passed, tensors_stay_for_a_late_reader_though_the_middle_is_dead, 60, DEVICE_ANY, .size = 3,
+            .setup = setup, .dies = 1u << 1, .body = { [1] = open_and_serve, open_and_serve })
 {
     middle_dies(job, true);
 }
 
-static void middle_dies_last(struct bx_job *job)
+DEVICE_TEST(device_passed, tensors_stay_for_a_late_reader_though_the_middle_dies_then, 60, DEVICE_ANY, .size = 3,
+            .setup = setup, .dies = 1u << 1, .body = { [1] = open_and_serve, open_and_serve })
 {
     middle_dies(job, false);
 }
 
-Test(device_passed, tensors_stay_for_a_late_reader_though_the_middle_is_dead)
-{
-    device_world(DEVICE_ANY);
-    device_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
-                                        .body = { middle_dies_first, open_and_serve, open_and_serve } });
-}
-
-Test(device_passed, tensors_stay_for_a_late_reader_though_the_middle_dies_then)
-{
-    device_world(DEVICE_ANY);
-    device_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
-                                        .body = { middle_dies_last, open_and_serve, open_and_serve } });
-}
-
-static void receiver_dies(struct bx_job *job)
+DEVICE_TEST(device_passed, tensors_come_back_when_a_late_reader_dies, 60, DEVICE_ANY, .size = 3, .setup = setup,
+            .dies = 1u << 2, .body = { [1] = open_and_serve, open_and_serve })
 {
     struct bx_tensor *tensor = device_numbers(job, begin(job, 2), COUNT, 5);
 
@@ -369,13 +326,6 @@ static void receiver_dies(struct bx_job *job)
     HARNESS_EQ(bx_loans_wait(job, 1, 0, 200 * HARNESS_MS), BX_E_TIMEOUT);
     kill_worker(job, 2);
     HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
-}
-
-Test(device_passed, tensors_come_back_when_a_late_reader_dies)
-{
-    device_world(DEVICE_ANY);
-    device_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 2,
-                                        .body = { receiver_dies, open_and_serve, open_and_serve } });
 }
 
 static void owner_dies(struct bx_job *job)
@@ -414,20 +364,6 @@ Test(device_passed, tensors_are_read_after_the_owners_death)
                                         .body = { owner_dies, outlives_the_owner, outlives_the_owner } });
 }
 
-/* The owner dies while a stream has still to write the tensor: the reader gets BX_E_PEER_DEAD. */
-static void owner_dies_writing(struct bx_job *job)
-{
-    struct bx_device device = begin(job, 2);
-    struct bx_tensor *tensor = device_tensor(job, device, COUNT);
-    void *stream = device_stream(job, device);
-
-    device_gate(job, stream);
-    HARNESS_EQ(bx_tensor_written_on(tensor, stream), 0);
-    HARNESS_EQ(by(job, tensor, 5, "2keep"), 0);
-    harness_post(DEAD);
-    harness_die(job);
-}
-
 static void reads_what_was_not_written(struct bx_job *job)
 {
     struct bx_device device = device_open(job, 0);
@@ -451,19 +387,53 @@ static void ends_after_the_reader(struct bx_job *job)
     HARNESS_EQ(bx_loans_wait(job, -1, 0, BX_FOREVER), 0);
 }
 
-Test(device_passed, tensors_that_their_dead_owner_has_not_written_are_an_error)
+/* The owner dies while a stream has still to write the tensor: the reader gets BX_E_PEER_DEAD. */
+DEVICE_TEST(device_passed, tensors_that_their_dead_owner_has_not_written_are_an_error, 60, DEVICE_ANY, .size = 3,
+            .setup = setup, .dies = 1u << 0, .body = { [1] = ends_after_the_reader, reads_what_was_not_written })
 {
-    device_world(DEVICE_ANY);
-    device_run(&(struct harness_world){
-        .size = 3, .setup = setup, .dies = 1u << 0,
-        .body = { owner_dies_writing, ends_after_the_reader, reads_what_was_not_written } });
+    struct bx_device device = begin(job, 2);
+    struct bx_tensor *tensor = device_tensor(job, device, COUNT);
+    void *stream = device_stream(job, device);
+
+    device_gate(job, stream);
+    HARNESS_EQ(bx_tensor_written_on(tensor, stream), 0);
+    HARNESS_EQ(by(job, tensor, 5, "2keep"), 0);
+    harness_post(DEAD);
+    harness_die(job);
 }
 
 /* ---- Slabs and devices ------------------------------------------------------------------------------------ */
 
+static void closes_soon(struct bx_job *job)
+{
+    device_open(job, 0);
+    harness_post(OPEN);
+    harness_await(GO, 1);
+    while (harness_counter(job, "gpu_slabs_closed") == 0)
+        bxi_devices_poll(job);
+    harness_post(CLOSED);
+    harness_serve(job);
+}
+
+static void closes_late(struct bx_job *job)
+{
+    struct bxi_devices *devices;
+
+    device_open(job, 0);
+    devices = bxi_devices_of(job);
+    harness_post(OPEN);
+    harness_await(LATE, 1);
+    pthread_mutex_lock(&devices->lock);
+    harness_post(CLOSED);
+    harness_await(FREED, 1);
+    pthread_mutex_unlock(&devices->lock);
+    harness_serve(job);
+}
+
 /* worker2 has the owner's slab open, and the owner has never sent it anything. While worker2 cannot close it, the owner
  * does not free it. */
-static void frees_slabs(struct bx_job *job)
+DEVICE_TEST(device_passed, slabs_are_not_freed_while_a_reader_unknown_to_the_owner_has_them_open, 60, DEVICE_ANY,
+            .size = 3, .setup = setup, .body = { [1] = closes_soon, closes_late })
 {
     struct bx_device device = begin(job, 2);
     struct bx_tensor *tensor[2];
@@ -495,39 +465,6 @@ static void frees_slabs(struct bx_job *job)
         bxi_devices_poll(job);
 }
 
-static void closes_soon(struct bx_job *job)
-{
-    device_open(job, 0);
-    harness_post(OPEN);
-    harness_await(GO, 1);
-    while (harness_counter(job, "gpu_slabs_closed") == 0)
-        bxi_devices_poll(job);
-    harness_post(CLOSED);
-    harness_serve(job);
-}
-
-static void closes_late(struct bx_job *job)
-{
-    struct bxi_devices *devices;
-
-    device_open(job, 0);
-    devices = bxi_devices_of(job);
-    harness_post(OPEN);
-    harness_await(LATE, 1);
-    pthread_mutex_lock(&devices->lock);
-    harness_post(CLOSED);
-    harness_await(FREED, 1);
-    pthread_mutex_unlock(&devices->lock);
-    harness_serve(job);
-}
-
-Test(device_passed, slabs_are_not_freed_while_a_reader_unknown_to_the_owner_has_them_open)
-{
-    device_world(DEVICE_ANY);
-    device_run(&(struct harness_world){ .size = 3, .setup = setup,
-                                        .body = { frees_slabs, closes_soon, closes_late } });
-}
-
 static void opens_the_second(struct bx_job *job)
 {
     device_open(job, 1);
@@ -549,12 +486,8 @@ static void passes_to_another_device(struct bx_job *job)
     HARNESS_EQ(bx_loans_wait(job, -1, 0, BX_FOREVER), 0);
 }
 
-Test(device_passed, tensors_go_to_a_device_with_peer_access)
-{
-    device_world(DEVICE_FAKE);
-    device_run(&(struct harness_world){ .size = 3, .setup = setup,
-                                        .body = { passes_to_another_device, open_and_serve, opens_the_second } });
-}
+DEVICE_WORLD(device_passed, tensors_go_to_a_device_with_peer_access, 60, DEVICE_FAKE, .size = 3, .setup = setup,
+             .body = { passes_to_another_device, open_and_serve, opens_the_second });
 
 Test(device_passed, tensors_are_copied_for_a_device_without_peer_access)
 {

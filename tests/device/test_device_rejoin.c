@@ -14,31 +14,28 @@ TestSuite(device_rejoin, .init = starts_set_up, .fini = place_tear_down, .timeou
 enum { COUNT = 5000, BYTES = 4 * COUNT, LIVES = 3 };
 enum { OPENED = 4, DONE = 5 };           /* gates behind those of the fixture */
 
-static int lend(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(lend)
 {
     struct bx_job *job = bx_request_job(request);
     struct bx_tensor *tensor = device_numbers(job, device_open(job, 0), COUNT, (int32_t)bx_read_i64(args));
     int rc = bx_msg_put_tensor(reply, tensor);
 
-    (void)context;
     bx_tensor_release(tensor);
     return rc;
 }
 
 /* Answers how many elements are wrong. */
-static int check(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(check)
 {
     int32_t first = (int32_t)bx_read_i64(args);
     struct bx_tensor *tensor = bx_read_tensor(args);
 
-    (void)request, (void)context;
     return tensor == NULL ? args->error : bx_msg_put_i64(reply, device_wrong(tensor, first));
 }
 
 static void register_both(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "lend", BX_BLOCKING, lend, NULL), 0);
-    HARNESS_EQ(bx_register(job, "check", BX_BLOCKING, check, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_BLOCKING("lend", lend), HARNESS_BLOCKING("check", check));
 }
 
 static struct bx_tensor *borrow(struct bx_job *job, const char *from, int first)

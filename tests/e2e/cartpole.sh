@@ -106,21 +106,18 @@ names_dead() # names_dead WORKER SURVIVOR...
     grep -q "^cartpole: worker '$dead' .*signal 9" "$dir/err"
 }
 
-for pack in '' --pack; do
-    start $pack
-    check "four workers with segments and arenas $pack" test "$(echo $workers | wc -w) $(
-        wc -l <"$dir/segments")" = '4 8'
-    kill -9 "$(worker 0)"
-    finish
-    check "agent killed: status 3 and nothing left $pack" test "$status $left" = '3 nothing'
-    check "agent killed: the others name it $pack" names_dead agent obs1 obs2 obs3
+start
+check 'four workers with segments and arenas' test "$(echo $workers | wc -w) $(wc -l <"$dir/segments")" = '4 8'
+kill -9 "$(worker 0)"
+finish
+check 'agent killed: status 3 and nothing left' test "$status $left" = '3 nothing'
+check 'agent killed: the others name it' names_dead agent obs1 obs2 obs3
 
-    start $pack
-    kill -9 "$(worker 2)"
-    finish
-    check "observer killed: status 3 and nothing left $pack" test "$status $left" = '3 nothing'
-    check "observer killed: the others name it $pack" names_dead obs2 agent obs1 obs3
-done
+start --pack
+kill -9 "$(worker 2)"
+finish
+check 'observer killed: status 3 and nothing left' test "$status $left" = '3 nothing'
+check 'observer killed: the others name it' names_dead obs2 agent obs1 obs3
 
 check_signals start
 

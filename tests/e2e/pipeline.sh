@@ -1,10 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# build/bin/pipeline from the outside: its flags, output and JSON; nothing is left when a worker is killed, or the job
-# is interrupted. All runs are tiny. BX_BUILD_DIR names the build.
+# build/bin/pipeline from the outside: its flags, output and JSON. All runs are tiny. BX_BUILD_DIR names the build.
 #
-# Lists of process ids are unquoted on purpose.
+# Lists of flags are unquoted on purpose.
 # shellcheck disable=SC2086,SC2046
 set -u
 
@@ -60,28 +59,5 @@ run $tiny --splits 1,2 --json "$dir/j"
 check 'a seed repeats' test "$(grep -o '"first_loss.*' "$dir/j")" = "$losses"
 run $tiny --splits 2 --seed 1 --json "$dir/j"
 check 'another seed gives other losses' test "$status $(grep -c "$(echo "$losses" | sed -n 2p)" "$dir/j")" = '0 0'
-
-# ---- Kills and signals -------------------------------------------------------------------------------
-
-start()     # a long job, past its first run
-{
-    start_job '^splits 2:' $tiny --splits 2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2
-}
-
-for rank in 0 1 2; do
-    victim=$(test "$rank" -eq 0 && echo master || echo "worker$rank")
-    start
-    check "$victim: three workers with segments and arenas" test "$(echo $workers | wc -w) $(wc -l <"$dir/segments")" \
-        = '3 6'
-    target=$(worker "$rank")
-    kill -9 "$target"
-    finish
-    check "$victim killed: status 3 and nothing left" test "$status $left" = '3 nothing'
-    check "$victim killed: the launcher names it" lines 1 \
-        "^pipeline: worker '$victim' \(rank $rank, pid $target\) was killed by signal 9 \(Killed\)" "$dir/err"
-    check "$victim killed: the two others name it" lines 2 "^pipeline: (master|worker[12]): .*$victim" "$dir/err"
-done
-
-check_signals start
 
 exit "$failed"

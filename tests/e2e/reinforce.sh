@@ -1,10 +1,10 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# build/bin/reinforce from the outside: its flags, output and files; a seed repeats; it learns; after a kill or a
-# signal nothing is left. BX_BUILD_DIR names the build.
+# build/bin/reinforce from the outside: its flags, output and files; a seed repeats; it learns. cartpole.sh kills
+# workers, which end by the same code. BX_BUILD_DIR names the build.
 #
-# Lists of process ids and flags are unquoted on purpose.
+# Lists of flags are unquoted on purpose.
 # shellcheck disable=SC2086,SC2046
 set -u
 
@@ -153,40 +153,5 @@ cp "$dir/learning" "$dir/out"
 check 'the average doubles for nine seeds of ten' \
     awk '$3 >= 2 * $2 && $2 > 0 { n++ } END { exit !(n >= 9) }' "$dir/learning"
 check 'the last ten episodes reach 250' awk '{ s += $4 } END { exit !(s / NR >= 250) }' "$dir/learning"
-
-# ---- Kills and signals -----------------------------------------------------------------------------
-
-start()     # start FLAGS...: a long training, past its first episode
-{
-    start_job "^Episode 1$tab" --min-world-size 4 --max-world-size 4 --max-episodes 1000000 "$@"
-}
-
-names_dead() # names_dead WORKER SURVIVOR...
-{
-    dead=$1
-    shift
-    for survivor in "$@"; do
-        grep -q "^reinforce: $survivor: .*$dead" "$dir/err" || return 1
-    done
-    grep -q "^reinforce: world size 4.*worker '$dead' .*was killed by signal 9" "$dir/err"
-}
-
-for mode in batch no-batch; do
-    start --mode "$mode"
-    check "$mode: four workers with segments and arenas" test "$(echo $workers | wc -w) $(
-        wc -l <"$dir/segments")" = '4 8'
-    kill -9 "$(worker 0)"
-    finish
-    check "$mode: agent killed, status 3 and nothing left" test "$status $left" = '3 nothing'
-    check "$mode: agent killed, the others name it" names_dead agent obs1 obs2 obs3
-
-    start --mode "$mode"
-    kill -9 "$(worker 2)"
-    finish
-    check "$mode: observer killed, status 3 and nothing left" test "$status $left" = '3 nothing'
-    check "$mode: observer killed, the others name it" names_dead obs2 agent obs1 obs3
-done
-
-check_signals start --mode batch
 
 exit "$failed"

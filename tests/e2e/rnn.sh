@@ -1,10 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# build/bin/rnn from the outside: its flags, output and JSON; a seed repeats; it learns; nothing is left when a worker
-# or the launcher is killed, or a signal ends the program. BX_BUILD_DIR names the build.
+# build/bin/rnn from the outside: its flags, output and JSON; a seed repeats; it learns. BX_BUILD_DIR names the build.
 #
-# Lists of process ids and of flags are unquoted on purpose.
+# Lists of flags are unquoted on purpose.
 # shellcheck disable=SC2086,SC2046
 set -u
 
@@ -86,32 +85,5 @@ for seed in 0 1 2; do
     check "seed $seed: learns the next token" awk '/^Training epoch/ { last = $5 }
         END { exit !(NR == 61 && last < 0.2) }' "$dir/out"
 done
-
-# ---- Kills and signals -----------------------------------------------------------------------------
-
-start()     # a long training, past its first epoch
-{
-    start_job '^Training epoch 1:' --epochs 1000000
-}
-
-kill_worker() # kill_worker DEAD SURVIVOR FIELD
-{
-    start
-    check "$1: two workers with segments and arenas" test "$(echo $workers | wc -w) $(wc -l <"$dir/segments")" = '2 4'
-    kill -9 "$(echo $workers | cut -d' ' -f"$3")"
-    finish
-    check "$1 killed: status 3 and nothing left" test "$status $left" = '3 nothing'
-    check "$1 killed: $2 names it" lines 1 "^rnn: $2: .*'?$1'?" "$dir/err"
-    check "$1 killed: the launcher names it" lines 1 "^rnn: worker '$1' .*killed by signal 9" "$dir/err"
-}
-
-# Several times, because the death may come in any part of an iteration.
-for try in 1 2 3; do
-    echo "# try $try"
-    kill_worker ps trainer 1
-    kill_worker trainer ps 2
-done
-
-check_signals start
 
 exit "$failed"

@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# Workers as separate programs, started by the environment and broken from outside: killed, stopped, without room,
-# without descriptors, without a directory. BX_BUILD_DIR names the build.
+# Workers as separate programs, started by the environment: without room, without descriptors, without a directory.
+# BX_BUILD_DIR names the build.
 #
 # Lists of process ids are words on purpose.
 # shellcheck disable=SC2086,SC2317
@@ -20,26 +20,10 @@ export XDG_RUNTIME_DIR
 # shellcheck source=tests/checks.sh
 . "$(dirname "$0")/../checks.sh"
 
-end()       # end RANK: its exit status
-{
-    eval "wait \$pid_$1" 2>/dev/null
-}
-
 ended()     # ended RANK STATUS PATTERN
 {
-    end "$1"
+    eval "wait \$pid_$1" 2>/dev/null
     test "$?" -eq "$2" && grep -qE "$3" "$dir/out.$1"
-}
-
-# outlives RANK PATTERN: it has ended after the death, or because another worker left before it saw the death
-outlives()
-{
-    end "$1"
-    case $? in
-    0) grep -qx 'done' "$dir/out.$1" ;;
-    3) grep -qE "$2" "$dir/out.$1" ;;
-    *) return 1 ;;
-    esac
 }
 
 fresh()     # another job: nothing of the last one is in the way
@@ -69,43 +53,6 @@ check 'the one that serves leaves too' ended 0 0 '^done'
 check 'nothing is left in /dev/shm' nothing_left
 check 'neither a socket nor a lock is left' no_sockets
 
-# ---- Deaths -----------------------------------------------------------------------------------------
-
-fresh 2
-for rank in 0 1 2; do begin $rank 3 serve; done
-await 0 started && await 1 started && await 2 started
-kill -9 "$pid_1"
-await 0 lost && await 2 lost
-check 'a survivor removes the name of the dead' test -z "$(find /dev/shm -name "boxcar.*.$job.*.1")"
-kill -9 "$pid_2"
-check 'a survivor names the dead' ended 0 3 "^lost: worker 'w1' \\(rank 1, pid $pid_1\\) died"
-check 'and both of them' grep -q "^lost: worker 'w2'" "$dir/out.0"
-check 'nothing is left after two deaths' nothing_left
-
-fresh 3
-begin 0 3 serve
-begin 1 3 call
-begin 2 3 die
-check 'a caller outlives its callee' ended 1 3 "^lost: worker 'w2' \\(rank 2"
-check 'so does who was not concerned' outlives 0 "^lost: worker 'w2' \\(rank 2"
-check 'nothing is left after a death in a handler' nothing_left
-
-fresh 4
-for rank in 0 1 2; do begin $rank 3 serve; done
-await 0 started && await 1 started && await 2 started
-kill -9 "$pid_0"
-await 1 lost && await 2 lost
-kill -STOP "$pid_2"
-kill -9 "$pid_2"
-check 'rank 0 dies like any other' ended 1 3 "^lost: worker 'w0' \\(rank 0"
-check 'a stopped one too' grep -q "^lost: worker 'w2'" "$dir/out.1"
-check 'nothing is left after the death of rank 0' nothing_left
-begin 0 2 serve
-begin 1 2 call
-check 'the name of a dead job can be used again' ended 1 0 '^done'
-end 0
-check 'nor is a lock left then' no_sockets
-
 # ---- Starts that fail -------------------------------------------------------------------------------
 
 alone()     # alone STATUS PATTERN [COMMAND...]: rank 0 of 2 by itself
@@ -117,7 +64,7 @@ alone()     # alone STATUS PATTERN [COMMAND...]: rank 0 of 2 by itself
     test "$?" -eq "$status" && grep -qE "$pattern" "$dir/out.0"
 }
 
-fresh 5
+fresh 2
 check 'few descriptors' alone 1 '^failed: BX_E_DESCRIPTORS: .*ulimit' \
     sh -c 'ulimit -n 40; exec "$@"' sh
 check 'a directory that is a file' alone 1 '^failed: BX_E_SOCKET_DIR: .*/proc/version' \
@@ -148,7 +95,7 @@ begin_limited()     # begin_limited RANK
     pids="$pids $!"
 }
 
-fresh 6
+fresh 3
 begin_limited 0
 begin_limited 1
 check 'too few addresses for the arenas of others' ended 0 1 '^failed: -ENOMEM: .*ulimit -v.*BX_ARENA_BYTES'

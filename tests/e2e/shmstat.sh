@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# shmstat from the outside: its usage, a running job, the same job killed, and the removal of what it left.
+# shmstat from the outside: its usage and its page, and that it reads a job that was killed and removes what it left.
 # BX_BUILD_DIR names the build, BX_SOURCE_DIR the sources.
 #
 # Lists of process ids are words on purpose; pid_0 to pid_2 are set by begin.
@@ -32,6 +32,16 @@ ends()      # ends STATUS ARGUMENTS...: shmstat ends with it
     test "$?" -eq "$status"
 }
 
+once()      # once ARGUMENTS...: one picture of top
+{
+    ends 0 top --once --interval 0.1 "$@" "$job"
+}
+
+columns()   # the keys of all columns of top
+{
+    sed -n 's/^    { "[^"]*", "\([a-z_]*\)", [0-9].*/\1/p' "$source/tools/shmstat/top_columns.c"
+}
+
 names()     # names: what there is of the job in /dev/shm
 {
     find /dev/shm -maxdepth 1 -name "boxcar.*.$job.*"
@@ -53,56 +63,41 @@ for status in 0 1 2 3; do
     check "so does the page" grep -qx "\.B $status" "$page"
 done
 check 'JSON of no jobs' ends 3 ls "$job" --json
+for flag in --once --batch -n --interval --stuck --width --view --sort --filter --json; do
+    # A flag is written with \- in the page.
+    check "the page has $flag of top" grep -qF -- "$(echo "$flag" | sed 's/-/\\-/g')" "$page"
+done
 if command -v groff >/dev/null; then
     check 'the page is well formed' test -z "$(groff -man -ww -z "$page" 2>&1)"
 else
     echo 'skip the page is well formed: no groff'
 fi
 
-# ---- A job that runs --------------------------------------------------------------------------------
+# ---- Every key is in the page -----------------------------------------------------------------------
 
 begin 0 3 serve
 begin 1 3 serve
 begin 2 3 stay
 await 0 started && await 1 started && await 2 called
-check 'ls' ends 0 ls "$job"
-check 'the job runs with three of three' says "^$job +running +3/3 "
-check 'its processes are named' says "pids +$pid_0 $pid_1 $pid_2\$"
-check 'within 80 columns' narrow
-check 'ls of all jobs has it too' ends 0 ls
-check 'by its name' says "^$job +running"
-check 'show' ends 0 show "$job"
-check 'each worker' test "$(grep -c '^worker [0-2] w[0-2], pid [0-9]*: running, ' "$dir/out")" -eq 3
-check 'its functions' says '^  functions echo inline$'
-check 'show fits 80 columns' narrow
-check 'calls' ends 0 calls "$job"
-check 'none is in flight' says '^job .*: running, 0 calls in flight$'
-check 'each function that was called' test "$(grep -cE '^echo of w[01]$' "$dir/out")" -eq 2
-check 'by whom and how often' test "$(grep -cx '  called by w2 1' "$dir/out")" -eq 2
-check 'each leg' test "$(grep -cE '^  (queue|handler|reply|whole) +1( +[0-9.]+ [a-z]+){6}$' "$dir/out")" -eq 8
-check 'calls fits 80 columns' narrow
-check 'rrefs' ends 0 rrefs "$job"
-check 'there are no objects' says '^job .*: running, 0 objects$'
-check 'check' ends 0 check "$job"
-check 'it looked at three' says "^  3 workers, .*nothing wrong\$"
-check 'reap finds nothing of a job that lives' ends 0 reap "$job" --yes
-check 'and says so' says '^dead jobs of this user left nothing$'
-check 'all six objects are there' test "$(names | wc -l)" -eq 6
-instance=$("$program" ls "$job" --json | sed -n 's/.*"instance": "\(.*\)",/\1/p')
-check 'a job by its instance' ends 0 show "$job.$instance"
-check 'another instance is not there' ends 3 show "$job.0000000000000000"
-
-stop "$pid_1"
-ends 0 show "$job"
-check 'one that is stopped is shown so' says "^worker 1 w1, pid $pid_1: running, stopped\$"
-check 'the others are not' test "$(grep -c stopped "$dir/out")" -eq 1
-
-# ---- Every key is in the page -----------------------------------------------------------------------
-
-for command in ls show calls why rrefs check reap; do
+for command in ls show calls why rrefs check reap 'top --interval 0.1 --view workers' \
+    'top --interval 0.1 --view rings'; do
+    # Words on purpose.
     ends 0 $command "$job" --json
     check "the page has every key of $command" documented
 done
+for key in $(columns); do
+    check "and $key" grep -qE "^\.(B|BR) ([a-z_0-9]+, )*$key( |\$|,)" "$page"
+done
+for command in ls show calls; do
+    ends 0 $command "$job"
+    check "$command fits 80 columns" narrow
+done
+instance=$("$program" ls "$job" --json | sed -n 's/.*"instance": "\(.*\)",/\1/p')
+check 'a job by its instance' ends 0 show "$job.$instance"
+check 'another instance is not there' ends 3 show "$job.0000000000000000"
+check 'reap finds nothing of a job that lives' ends 0 reap "$job" --yes
+check 'and says so' says '^dead jobs of this user left nothing$'
+check 'all six objects are there' test "$(names | wc -l)" -eq 6
 
 # ---- The same job, killed -------------------------------------------------------------------------
 
@@ -114,10 +109,10 @@ pids=
 check 'ls of a job that was killed' ends 0 ls "$job"
 check 'it is dead' says "^$job +dead +0/3 "
 check 'its processes are marked' says "pids +$pid_0\(dead\) $pid_1\(dead\) $pid_2\(dead\)\$"
-check 'show reads it' ends 0 show "$job"
-check 'each worker as it was' test "$(grep -c '^worker [0-2] w[0-2], pid [0-9]*: running, dead' "$dir/out")" -eq 3
-check 'calls reads it' ends 0 calls "$job"
-check 'and what was measured' test "$(grep -cE '^  whole +1 ' "$dir/out")" -eq 2
+check 'top shows it' once
+check 'all are dead' says '^3 workers: 0 alive, 3 dead$'
+check 'calls reads what was measured' ends 0 calls "$job"
+check 'of each function' test "$(grep -cE '^  whole +1 ' "$dir/out")" -eq 2
 check 'check reads it' ends 0 check "$job"
 check 'nothing is wrong with it' says "^  3 workers, .*nothing wrong\$"
 check 'reap lists it' ends 0 reap "$job"

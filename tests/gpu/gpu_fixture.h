@@ -37,7 +37,6 @@ struct gpu_shared {
     bxi_a64 value[GPU_VALUES];
     struct bxi_gpu_ref ref[GPU_VALUES];
     struct bxi_gpu_point point[GPU_VALUES];
-    unsigned char staged[4 * GPU_MIB];
 };
 
 typedef void (*gpu_fn)(void);
@@ -63,6 +62,14 @@ void gpu_run(int count, const gpu_fn *body);
 void gpu_alone(enum gpu_driver driver, gpu_fn body);
 void gpu_pair(enum gpu_driver driver, gpu_fn first, gpu_fn second);
 void gpu_three(enum gpu_driver driver, gpu_fn first, gpu_fn second, gpu_fn third);
+/* A test of one process: what follows is its body. */
+#define GPU_ALONE(suite, name, timeout_s, driver) \
+    static void suite##_##name##_alone(void); \
+    Test(suite, name, .timeout = (timeout_s)) \
+    { \
+        gpu_alone(driver, suite##_##name##_alone); \
+    } \
+    static void suite##_##name##_alone(void)
 /* The first is killed when a process has posted to `ready`; `killed` is posted when it is dead. */
 void gpu_run_killed(gpu_fn dying, gpu_fn survivor, int ready, int killed);
 /* The same in steps; gpu_kill reaps the process that it kills. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * tests/fake_cuda: memory of cuMemCreate, as the documentation of the real driver has it. Calls of the driver itself,
- * without gpu/.
+ * tests/fake_cuda: what the documentation of the real driver forbids with memory of cuMemCreate. Calls of the driver
+ * itself. What it allows: gpu_export and gpu_vmm.
  */
 #include "../fake_cuda/fake.h"
 #include "fake_library.h"
@@ -9,23 +9,17 @@
 
 #include <criterion/criterion.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #define CHECK(condition) cr_assert(condition, "%s", #condition)
 #define OK(call) cr_assert_eq((call), CUDA_SUCCESS, "%s", #call)
 #define BYTES ((size_t)2 << 20)
-#define READ CU_MEM_ACCESS_FLAGS_PROT_READ
-#define BOTH CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 #define FD CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 static struct bxi_cuda driver;
-static uint64_t (*figure)(const char *name, int device);
 static struct CUstream_st *stream;
 static char machine[64];
 
@@ -34,7 +28,7 @@ static void begin(void)
     harness_name(machine, sizeof machine, "/dev/shm/bx-fake-vmm-");
     setenv("FAKE_CUDA_MACHINE", machine, 1);
     unsetenv("FAKE_CUDA_NO_VMM");
-    fake_take(fake_load(&driver), "bx_fake_figure", &figure);
+    fake_load(&driver);
 }
 
 static void end(void)
@@ -78,87 +72,11 @@ static unsigned long long mapped(unsigned long long handle)
     return address;
 }
 
-static unsigned allow(unsigned long long address, unsigned flags)
-{
-    struct CUmemAccessDesc_st access = { { CU_MEM_LOCATION_TYPE_DEVICE, 0 }, flags };
-
-    return driver.cuMemSetAccess(address, BYTES, &access, 1);
-}
-
 static void release(unsigned long long address)
 {
     OK(driver.cuStreamSynchronize(stream));
     OK(driver.cuMemUnmap(address, BYTES));
     OK(driver.cuMemAddressFree(address, BYTES));
-}
-
-static int exported(unsigned long long handle)
-{
-    int fd = -1;
-
-    OK(driver.cuMemExportToShareableHandle(&fd, handle, FD, 0));
-    return fd;
-}
-
-static unsigned long long imported(int fd)
-{
-    unsigned long long handle = 0;
-
-    OK(driver.cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)fd, FD));
-    return handle;
-}
-
-static unsigned fill(unsigned long long address, unsigned char value)
-{
-    return driver.cuMemsetD8Async(address, value, BYTES, stream);
-}
-
-static bool holds(unsigned long long address, unsigned char value)
-{
-    unsigned char byte[2] = { 0 };
-
-    OK(driver.cuMemcpyDtoHAsync_v2(&byte[0], address, 1, stream));
-    OK(driver.cuMemcpyDtoHAsync_v2(&byte[1], address + BYTES - 1, 1, stream));
-    OK(driver.cuStreamSynchronize(stream));
-    return byte[0] == value && byte[1] == value;
-}
-
-Test(fake_vmm, gives_access_only_as_it_was_asked_for)
-{
-    unsigned long long handle, address;
-
-    start();
-    address = mapped(handle = made(FD));
-    CHECK(fill(address, 1) != CUDA_SUCCESS);            /* mappings start with no access */
-    OK(allow(address, BOTH));
-    OK(fill(address, 1));
-    CHECK(holds(address, 1));
-    OK(allow(address, READ));
-    CHECK(fill(address, 2) != CUDA_SUCCESS);
-    CHECK(driver.cuMemcpyAsync(address, address, 8, stream) != CUDA_SUCCESS);
-    CHECK(driver.cuStreamWriteValue64_v2(stream, address, 1, 0) != CUDA_SUCCESS);
-    CHECK(holds(address, 1));
-    release(address);
-    OK(driver.cuMemRelease(handle));
-}
-
-Test(fake_vmm, ends_a_program_that_writes_a_mapping_for_reading_only)
-{
-    int status = 0;
-    pid_t child = fork();
-
-    if (child == 0) {
-        unsigned long long address;
-
-        signal(SIGSEGV, SIG_DFL);
-        start();
-        address = mapped(made(FD));
-        OK(allow(address, READ));
-        *(volatile unsigned char *)(uintptr_t)address = 1;      /* as a kernel would */
-        _exit(0);
-    }
-    CHECK(waitpid(child, &status, 0) == child);
-    CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
 }
 
 Test(fake_vmm, refuses_what_the_documentation_forbids)
@@ -190,104 +108,4 @@ Test(fake_vmm, refuses_what_the_documentation_forbids)
     fd = open("/dev/null", O_RDWR | O_CLOEXEC);
     CHECK(driver.cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)fd, FD) == CUDA_ERROR_INVALID_VALUE);
     close(fd);
-}
-
-Test(fake_vmm, keeps_memory_until_the_last_reference_is_gone)
-{
-    unsigned long long handle, own, other;
-    uint64_t before;
-    int fd;
-
-    start();
-    before = figure("used", 0);
-    handle = made(FD);
-    fd = exported(handle);
-    own = mapped(handle);
-    OK(driver.cuMemRelease(handle));
-    OK(allow(own, BOTH));
-    OK(fill(own, 3));
-    CHECK(figure("used", 0) == before + BYTES);
-    handle = imported(fd);
-    CHECK(close(fd) == 0);
-    other = mapped(handle);
-    OK(driver.cuMemRelease(handle));
-    OK(allow(other, READ));
-    release(own);
-    CHECK(figure("used", 0) == before + BYTES);
-    CHECK(holds(other, 3));
-    release(other);
-    CHECK(figure("used", 0) == before);
-    CHECK(figure("freed_while_open", 0) == 0);
-}
-
-/* Sends the descriptor of memory that holds 4, and is killed. */
-_Noreturn static void send_and_die(int socket)
-{
-    _Alignas(struct cmsghdr) unsigned char control[CMSG_SPACE(sizeof(int))] = { 0 };
-    struct iovec part = { .iov_base = (void *)"x", .iov_len = 1 };
-    struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = control,
-                              .msg_controllen = sizeof control };
-    struct cmsghdr *head = CMSG_FIRSTHDR(&message);
-    unsigned long long handle, address;
-    int fd;
-
-    start();
-    handle = made(FD);
-    address = mapped(handle);
-    OK(allow(address, BOTH));
-    OK(fill(address, 4));
-    OK(driver.cuStreamSynchronize(stream));
-    fd = exported(handle);
-    *head = (struct cmsghdr){ .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof fd) };
-    memcpy(CMSG_DATA(head), &fd, sizeof fd);
-    CHECK(sendmsg(socket, &message, 0) == 1);
-    raise(SIGKILL);
-    _exit(1);
-}
-
-Test(fake_vmm, is_imported_from_a_descriptor_whose_sender_is_dead)
-{
-    _Alignas(struct cmsghdr) unsigned char control[CMSG_SPACE(sizeof(int))];
-    char byte;
-    struct iovec part = { .iov_base = &byte, .iov_len = 1 };
-    struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = control,
-                              .msg_controllen = sizeof control };
-    unsigned long long handle, address;
-    uint64_t before;
-    int pair[2], fd, status;
-    pid_t child;
-
-    CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair) == 0);
-    child = fork();
-    if (child == 0)
-        send_and_die(pair[1]);
-    CHECK(waitpid(child, &status, 0) == child);
-    start();
-    before = figure("used", 0);
-    CHECK(recvmsg(pair[0], &message, MSG_CMSG_CLOEXEC) == 1);
-    memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof fd);
-    handle = imported(fd);
-    close(fd);
-    address = mapped(handle);
-    OK(driver.cuMemRelease(handle));
-    OK(allow(address, READ));
-    CHECK(holds(address, 4));
-    CHECK(figure("used", 0) == before + BYTES);
-    release(address);
-    CHECK(figure("used", 0) == before);
-}
-
-Test(fake_vmm, is_refused_by_a_switch)
-{
-    struct CUmemAllocationProp_st prop = prop_of(FD);
-    unsigned long long handle;
-    int value = 1;
-
-    setenv("FAKE_CUDA_NO_VMM", "1", 1);
-    start();
-    CHECK(driver.cuMemCreate(&handle, BYTES, &prop, 0) == CUDA_ERROR_NOT_SUPPORTED);
-    OK(driver.cuDeviceGetAttribute(&value, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 0));
-    CHECK(value == 0);
-    OK(driver.cuDeviceGetAttribute(&value, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 0));
-    CHECK(value == 0);
 }

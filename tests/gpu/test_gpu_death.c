@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * gpu/: killed owners and borrowers, and what the survivors do; a thousand starts and ends.
+ * gpu/: killed owners and borrowers, and what the survivors do. What becomes of tensors: test_device_death.c.
  */
-#include "../fake_cuda/fake.h"
 #include "fake_library.h"
 #include "gpu_fixture.h"
 
@@ -17,7 +16,7 @@
 
 static enum bxi_gpu_order order;
 
-enum { MET, LENT, HELD, KILLED, LAST };
+enum { MET, LENT, HELD, KILLED };
 
 static void start(int rank)
 {
@@ -61,72 +60,11 @@ static void dying_owner(void)
     wait_for_the_end();
 }
 
-static void survivor(void)
-{
-    struct bxi_gpu_map *map[2];
-    struct bxi_gpu_lane *waiter;
-    struct bxi_gpu_point met;
-    uint64_t address, used;
-
-    start(1);
-    gpu_await(LENT, 1);
-    used = gpu_used(0);
-    GPU_EQ(bxi_gpu_lane_open(gpu_device, NULL, &waiter), 0);
-    address = gpu_borrow(gpu_peer[0], &gpu_shared->ref[0], &map[0]);
-    (void)gpu_borrow(gpu_peer[0], &gpu_shared->ref[1], &map[1]);
-    GPU_EQ(bxi_gpu_after(waiter, gpu_peer[0], &gpu_shared->ref[1].ready), 0);
-    GPU_EQ(bxi_gpu_mark(waiter, &met), 0);
-    gpu_post(HELD);
-    gpu_await(KILLED, 1);
-    GPU_EQ(bxi_gpu_passed(gpu, NULL, &met), 0);
-    GPU_EQ(bxi_gpu_peer_died(gpu_peer[0], gpu_shared->region[0].word), 0);
-    gpu_wait_passed(NULL, &met);                /* the stream that waited for the dead owner continues */
-    GPU_CHECK(gpu_counters().poisonings >= 1);
-    GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &gpu_shared->ref[1].ready), -EOWNERDEAD);
-    GPU_SAYS("worker0 has died");
-    /* A point that had passed still counts as passed. */
-    GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &gpu_shared->ref[0].ready), 0);
-    /* What was exported as descriptors stays. */
-    GPU_CHECK(gpu_holds(gpu_lane, address,
-                        fake_has("FAKE_CUDA_DROP_DEAD") && fake_has("FAKE_CUDA_NO_VMM") ? FAKE_POISON : 1, BYTES));
-    GPU_EQ(bxi_gpu_passed(gpu, gpu_peer[0], &gpu_shared->ref[1].ready), 1);
-    bxi_gpu_map_put(map[0]);
-    GPU_EQ(gpu_counters().maps, 1);
-    bxi_gpu_map_put(map[1]);
-    gpu_poll_until_nothing_is_left();
-    GPU_EQ(gpu_counters().maps, 0);
-    GPU_EQ(gpu_try_map(gpu_peer[0], &gpu_shared->ref[0]), -EOWNERDEAD);
-    gpu_compare_used(0, 0, used - 1);           /* the dead owner's memory is freed with the last map */
-    gpu_end();
-}
-
 static void owner_dies_beside(void (*other)(void), enum bxi_gpu_order wanted)
 {
     gpu_world(GPU_ANY);
     order = wanted;
     gpu_run_killed(dying_owner, other, HELD, KILLED);
-}
-
-static void owner_dies(enum bxi_gpu_order wanted)
-{
-    owner_dies_beside(survivor, wanted);
-}
-
-Test(gpu_death, of_an_owner_releases_streams_that_wait_for_its_words, .timeout = 60)
-{
-    owner_dies(BXI_GPU_HOST_WORDS);
-}
-
-Test(gpu_death, of_an_owner_releases_streams_that_wait_for_words_in_a_writable_page, .timeout = 60)
-{
-    setenv("FAKE_CUDA_NO_READ_ONLY", "1", 1);
-    owner_dies(BXI_GPU_HOST_WORDS);
-}
-
-Test(gpu_death, of_an_owner_releases_streams_that_wait_for_words_in_its_slab, .timeout = 60)
-{
-    fake_skip_few_queues("the poison waits in the queue of the stream that it is to release");
-    owner_dies(BXI_GPU_DEVICE_WORDS);
 }
 
 /* ---- Lanes whose stream shares a hardware queue with the side stream ---------------------------- */
@@ -376,124 +314,4 @@ Test(gpu_death, of_a_borrower_gives_back_its_blocks_and_its_slabs, .timeout = 60
 Test(gpu_death, of_a_borrower_that_was_about_to_open_does_not_block_the_owner, .timeout = 60)
 {
     borrower_dies(false);
-}
-
-/* ---- The owner leaves ------------------------------------------------------------------------ */
-
-/* The borrower closes when the slab retires; or it keeps the slab open for longer than the owner waits. */
-static bool is_stubborn;
-
-static void leaving_owner(void)
-{
-    struct bxi_gpu_block *block;
-
-    start(0);
-    block = gpu_block(BYTES);
-    gpu_fill(gpu_lane, block->address, 4, BYTES);
-    gpu_lend(block, BYTES, 0);
-    gpu_post(LENT);
-    gpu_end_lending(block, HELD);
-    if (gpu_fake())
-        gpu_store(0, gpu_figure("used", 0));
-    gpu_post(KILLED);
-    gpu_await(LAST, 1);
-}
-
-static void last_borrower(void)
-{
-    struct bxi_gpu_map *map;
-    uint64_t address;
-
-    start(1);
-    gpu_await(LENT, 1);
-    address = gpu_borrow(gpu_peer[0], &gpu_shared->ref[0], &map);
-    GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &gpu_shared->ref[0].ready), 0);
-    gpu_post(HELD);
-    while (!is_stubborn && bxi_gpu_poll(gpu) == 0)
-        sched_yield();
-    if (is_stubborn)
-        gpu_await(KILLED, 1);
-    GPU_CHECK(gpu_holds(gpu_lane, address, 4, BYTES));
-    bxi_gpu_map_put(map);
-    gpu_poll_until_nothing_is_left();
-    gpu_await(KILLED, 1);
-    gpu_post(LAST);
-    gpu_end();
-}
-
-static void owner_leaves(bool stubborn, uint64_t left_contexts, uint64_t left_slabs)
-{
-    gpu_world(GPU_ANY);
-    fake_skip_under("FAKE_CUDA_OPEN_205", "what is lent is opened by its handle");
-    setenv("BX_GPU_EXPORT", "handle", 1);
-    order = BXI_GPU_HOST_WORDS;
-    is_stubborn = stubborn;
-    gpu_run(2, (gpu_fn[]){ leaving_owner, last_borrower });
-    if (gpu_fake())
-        cr_assert_eq(gpu_load(0), 16 * GPU_MIB * left_contexts + 2 * GPU_MIB * left_slabs);
-}
-
-Test(gpu_death, is_not_needed_to_leave_which_waits_for_borrowers, .timeout = 60)
-{
-    owner_leaves(false, 1, 1);
-}
-
-Test(gpu_death, is_not_caused_by_leaving_while_a_borrower_reads_on, .timeout = 60)
-{
-    owner_leaves(true, 2, 2);
-}
-
-/* ---- A thousand times ------------------------------------------------------------------------ */
-
-/* One in four ends without closing, with a slab open and a wait on its stream; the others close properly. */
-static void one_start(void)
-{
-    struct bxi_gpu_map *map;
-
-    memset(&gpu_shared->held[1][0], 0, sizeof(gpu_shared->held[1][0]));
-    gpu_start_beside(1, 0);
-    (void)gpu_borrow(gpu_peer[0], &gpu_shared->ref[0], &map);
-    GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &gpu_shared->ref[0].ready), 0);
-    bxi_gpu_free(gpu_block(BYTES));
-    if (opens)
-        _exit(0);
-    bxi_gpu_map_put(map);
-    gpu_end();
-}
-
-static void steady_owner(void)
-{
-    struct bxi_gpu_block *block;
-    uint64_t used;
-
-    gpu_start(0);
-    block = gpu_block(BYTES);
-    gpu_fill(gpu_lane, block->address, 3, BYTES);
-    gpu_lend(block, BYTES, 0);
-    GPU_EQ(bxi_gpu_lane_wait(gpu_lane), 0);
-    used = gpu_used(0);
-    gpu_post(LENT);
-    gpu_await(LAST, 1);
-    gpu_compare_used(0, used, used);
-    bxi_gpu_free(block);
-    gpu_end();
-}
-
-Test(gpu_death, many_starts_and_ends_leave_the_devices_memory_unchanged, .timeout = 300)
-{
-    int starts;
-
-    gpu_world(GPU_ANY);
-    starts = gpu_fake() ? 1000 : 30;            /* a context of a real device takes up to a second */
-    setenv("FAKE_CUDA_DELAY_US", "0", 1);
-    gpu_fork(0, steady_owner);
-    gpu_await(LENT, 1);
-    for (int i = 0; i < starts; i++) {
-        opens = i % 4 == 3;
-        gpu_fork(1, one_start);
-        gpu_join(1);
-    }
-    gpu_post(LAST);
-    gpu_join(0);
-    gpu_check_machine();
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * gpu/: several devices: with other ordinals in another process, hidden from it, without peer access; MIG instances;
- * staged memory.
+ * gpu/: several devices, of which one cannot access the others; MIG instances; staged memory. What tensors do on hidden
+ * devices and on those without peer access: test_device_errors.c.
  */
 #include "fake_library.h"
 #include "gpu_fixture.h"
@@ -19,9 +19,6 @@
 static enum bxi_gpu_order order;
 
 enum { MET, LENT, HELD, KILLED, BUSY, LAST };
-
-static int owners_ordinal, borrowers_ordinal;
-static const char *owners_devices, *borrowers_devices;
 
 static void start_on(int rank, const char *devices, int ordinal)
 {
@@ -42,101 +39,29 @@ static unsigned fail_to_open(unsigned long long *address, struct CUipcMemHandle_
     return open_result;
 }
 
-static void owner_on_a_device(void)
+static void owner_of_a_handle(void)
 {
     struct bxi_gpu_block *block;
 
-    start_on(0, owners_devices, owners_ordinal);
+    start_on(0, NULL, 0);
     block = gpu_block(BYTES);
     gpu_fill(gpu_lane, block->address, 9, BYTES);
     gpu_lend(block, BYTES, 0);
     gpu_post(LENT);
     gpu_await(HELD, 1);
-    if (gpu_reaches(1) == 0 || !gpu_opens(1)) {
-        GPU_EQ(bxi_gpu_stage_out(gpu_lane, gpu_shared->staged, block->address, BYTES), 0);
-        GPU_EQ(gpu_counters().staged_bytes, BYTES);
-        gpu_store(1, 1);
-    }
-    gpu_post(KILLED);
+    GPU_EQ(gpu_opens(1), 0);
     gpu_end_lending(block, LAST);
 }
 
-static void borrower_on_a_device(void)
+static void borrower_that_fails(void)
 {
-    struct bxi_gpu_map *map = NULL;
-    struct bxi_gpu_block *block;
-    uint64_t address;
-    int rc;
-
-    start_on(1, borrowers_devices, borrowers_ordinal);
+    start_on(1, NULL, 0);
     gpu_await(LENT, 1);
-    if (open_result != 0)
-        gpu->cu.cuIpcOpenMemHandle_v2 = fail_to_open;
-    rc = gpu_try_map(gpu_peer[0], &gpu_shared->ref[0]);
-    gpu_store(0, (uint64_t)(int64_t)rc);
+    gpu->cu.cuIpcOpenMemHandle_v2 = fail_to_open;
+    GPU_EQ(gpu_try_map(gpu_peer[0], &gpu_shared->ref[0]), -EXDEV);
     gpu_post(HELD);
-    gpu_await(KILLED, 1);
-    if (rc == 0) {
-        GPU_EQ(bxi_gpu_map_get(gpu_peer[0], &gpu_shared->ref[0], &map, &address), 0);
-        GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &gpu_shared->ref[0].ready), 0);
-        GPU_CHECK(gpu_holds(gpu_lane, address, 9, BYTES));
-        bxi_gpu_map_put(map);
-    } else {
-        block = gpu_block(BYTES);
-        GPU_EQ(bxi_gpu_stage_in(gpu_lane, block->address, gpu_shared->staged, BYTES), 0);
-        GPU_EQ(gpu_counters().staged_bytes, BYTES);
-        GPU_CHECK(gpu_holds(gpu_lane, block->address, 9, BYTES));
-        bxi_gpu_free(block);
-    }
     gpu_post(LAST);
     gpu_end();
-}
-
-static void run_devices(int owner, int borrower)
-{
-    owners_ordinal = owner;
-    borrowers_ordinal = borrower;
-    gpu_run(2, (gpu_fn[]){ owner_on_a_device, borrower_on_a_device });
-}
-
-Test(gpu_devices, are_the_same_under_other_ordinals_in_another_process, .timeout = 60)
-{
-    gpu_world(GPU_FAKE);
-    owners_devices = "1,0";
-    borrowers_devices = "0,1";
-    run_devices(0, 1);
-    cr_assert_eq(gpu_load(0), 0);
-    cr_assert_eq(memcmp(gpu_shared->region[0].head.device[0], gpu_shared->region[1].head.device[0],
-                        BXI_GPU_UUID_BYTES), 0);
-}
-
-Test(gpu_devices, are_mapped_from_where_they_are_hidden, .timeout = 60)
-{
-    gpu_world(GPU_FAKE);
-    owners_devices = "0";
-    borrowers_devices = "1";
-    run_devices(0, 0);
-    cr_assert_eq(gpu_load(0), 0);
-}
-
-Test(gpu_devices, without_peer_access_are_staged_through_host_memory, .timeout = 60)
-{
-    gpu_world(GPU_FAKE);
-    setenv("FAKE_CUDA_NO_PEER", "0-1", 1);
-    run_devices(0, 1);
-    cr_assert_eq((int64_t)gpu_load(0), -EXDEV);
-    cr_assert_eq(gpu_load(1), 1);
-}
-
-Test(gpu_devices, without_peer_access_that_are_hidden_are_detected_by_the_first_open, .timeout = 60)
-{
-    gpu_world(GPU_FAKE);
-    setenv("FAKE_CUDA_NO_PEER", "all", 1);
-    owners_devices = "0";
-    borrowers_devices = "1";
-    run_devices(0, 0);
-    cr_assert_eq((int64_t)gpu_load(0), -EXDEV);
-    cr_assert_eq(gpu_load(1), 1);
 }
 
 /* The device is the same, and yet the driver maps nothing. */
@@ -145,189 +70,28 @@ static void run_failing_opens(unsigned result)
     gpu_world(GPU_FAKE);
     open_result = result;
     setenv("BX_GPU_EXPORT", "handle", 1);
-    run_devices(0, 0);
-    cr_assert_eq((int64_t)gpu_load(0), -EXDEV);
-    cr_assert_eq(gpu_load(1), 1);
+    gpu_run(2, (gpu_fn[]){ owner_of_a_handle, borrower_that_fails });
 }
 
-Test(gpu_devices, whose_memory_the_driver_fails_to_map_are_staged, .timeout = 60)
+Test(gpu_devices, whose_memory_the_driver_fails_to_map_is_not_lent, .timeout = 60)
 {
     run_failing_opens(CUDA_ERROR_MAP_FAILED);
 }
 
-Test(gpu_devices, without_peer_access_by_the_result_of_an_open_are_staged, .timeout = 60)
+Test(gpu_devices, without_peer_access_by_the_result_of_an_open_lend_nothing, .timeout = 60)
 {
     run_failing_opens(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);
 }
 
-Test(gpu_devices, with_too_many_peers_are_staged, .timeout = 60)
+Test(gpu_devices, with_too_many_peers_lend_nothing, .timeout = 60)
 {
     run_failing_opens(CUDA_ERROR_TOO_MANY_PEERS);
-}
-
-/* The borrower tries a handle before anything is lent; meanwhile the owner lends none. */
-static void owner_of_handles(void)
-{
-    start_on(0, NULL, 0);
-    gpu_await(LENT, 1);
-    GPU_EQ(gpu_opens(1), 0);
-    GPU_EQ(gpu_reaches(1), 1);
-    gpu_post(HELD);
-    gpu_await(LENT, 2);
-    GPU_EQ(gpu_opens(1), open_result == 0);
-    GPU_EQ(gpu_reaches(1), 1);                  /* descriptors are not affected */
-    gpu_post(HELD);
-    gpu_await(LAST, 1);
-    gpu_end();
-}
-
-static void borrower_of_handles(void)
-{
-    start_on(1, NULL, 0);
-    if (open_result != 0)
-        gpu->cu.cuIpcOpenMemHandle_v2 = fail_to_open;
-    bxi_gpu_set_trying(gpu, true);
-    gpu_post(LENT);
-    gpu_await(HELD, 1);
-    GPU_EQ(bxi_gpu_peer_try_handles(gpu_peer[0], UINT64_MAX / 2), 1);
-    GPU_EQ(gpu_counters().opens, open_result == 0);
-    GPU_EQ(gpu_counters().open_failures, open_result != 0);
-    GPU_EQ(gpu_opens(0), open_result == 0);     /* and lends none itself */
-    bxi_gpu_set_trying(gpu, false);
-    GPU_EQ(bxi_gpu_peer_try_handles(gpu_peer[0], UINT64_MAX / 2), 0);
-    gpu_post(LENT);
-    gpu_await(HELD, 2);
-    gpu_post(LAST);
-    gpu_end();
-}
-
-static void try_handles(unsigned result)
-{
-    gpu_world(GPU_FAKE);
-    setenv("BX_GPU_EXPORT", "handle", 1);
-    open_result = result;
-    gpu_run(2, (gpu_fn[]){ owner_of_handles, borrower_of_handles });
-}
-
-Test(gpu_devices, whose_handles_are_opened_once_before_they_are_lent, .timeout = 60)
-{
-    fake_skip_under("FAKE_CUDA_OPEN_205", "no handle can be opened");
-    try_handles(0);
-}
-
-Test(gpu_devices, whose_handles_cannot_be_opened_lend_none, .timeout = 60)
-{
-    try_handles(CUDA_ERROR_MAP_FAILED);
-}
-
-/* Neither sees the other's device: loans are staged until the borrower has tried to map. */
-static void owner_that_is_tried(void)
-{
-    struct bxi_gpu_block *block;
-
-    start_on(0, "0", 0);
-    block = gpu_block(BYTES);
-    GPU_EQ(bxi_gpu_ref(block, 0, BYTES, &gpu_shared->ref[0]), 0);
-    GPU_EQ(gpu_reaches(1), 0);
-    gpu_post(LENT);
-    gpu_await(HELD, 1);
-    gpu_store(0, (uint64_t)gpu_reaches(1));
-    bxi_gpu_free(block);
-    bxi_gpu_trim(gpu_device);
-    while (bxi_gpu_poll(gpu) > 0)               /* a map that was only tried is closed too */
-        ;
-    GPU_EQ(gpu_counters().slab_bytes, 0);
-    block = gpu_block(BYTES);
-    GPU_EQ(bxi_gpu_ref(block, 0, BYTES, &gpu_shared->ref[1]), 0);
-    gpu_post(KILLED);
-    gpu_end_lending(block, LAST);
 }
 
 static void stay_busy(struct bxi_gpu_job *job)
 {
     (void)job;
     gpu_await(BUSY, 1);
-}
-
-static void borrower_that_tries(void)
-{
-    struct bxi_gpu_job busy = { .run = stay_busy };
-    struct bxi_gpu_device *again = NULL;
-    bool reaches;
-
-    start_on(1, "1", 0);
-    gpu_await(LENT, 1);
-    GPU_EQ(gpu_counters().opens, 0);
-    bxi_gpu_helper_post(&gpu->helper, &busy);
-    bxi_gpu_peer_try(gpu_peer[0]);
-    GPU_EQ(bxi_load_acquire(&gpu_shared->held[1][0].generation[0]), gpu_shared->ref[0].generation);
-    gpu_post(BUSY);
-    bxi_gpu_peer_try(gpu_peer[0]);              /* while the helper is busy */
-    bxi_gpu_helper_drain(&gpu->helper, UINT64_MAX / 2);
-    GPU_EQ(bxi_load_acquire(&gpu_shared->region[1].head.known_count), 1);
-    bxi_gpu_peer_try(gpu_peer[0]);
-    reaches = gpu_shared->region[1].head.refused_count == 0;
-    GPU_EQ(gpu_counters().opens, reaches);
-    GPU_EQ(gpu_counters().open_failures, !reaches);
-    GPU_EQ(gpu_try_map(gpu_peer[0], &gpu_shared->ref[0]), reaches ? 0 : -EXDEV);
-    GPU_EQ(gpu_counters().opens, reaches);      /* it was there */
-    GPU_EQ(bxi_gpu_device_open(gpu, 0, &again), 0);     /* not another device: nothing is withdrawn */
-    GPU_EQ(gpu_shared->region[1].head.known_count, 1);
-    gpu_post(HELD);
-    while (bxi_load_acquire(&gpu_shared->gate[KILLED]) == 0)
-        GPU_CHECK(bxi_gpu_poll(gpu) >= 0);
-    GPU_EQ(gpu_try_map(gpu_peer[0], &gpu_shared->ref[1]), reaches ? 0 : -EXDEV);
-    gpu_post(LAST);
-    gpu_end();
-}
-
-static void try_hidden(const char *no_peer, uint64_t reaches)
-{
-    gpu_world(GPU_FAKE);
-    setenv("FAKE_CUDA_NO_PEER", no_peer, 1);
-    gpu_run(2, (gpu_fn[]){ owner_that_is_tried, borrower_that_tries });
-    cr_assert_eq(gpu_load(0), reaches);
-    cr_assert_eq(gpu_shared->region[1].head.refused_count, !reaches);
-}
-
-Test(gpu_devices, that_are_hidden_are_lent_once_the_borrower_knows, .timeout = 60)
-{
-    try_hidden("", 1);
-}
-
-Test(gpu_devices, that_are_hidden_and_without_peer_access_are_never_lent, .timeout = 60)
-{
-    try_hidden("all", 0);
-}
-
-/* The owner does not see the borrower's device, and the borrower sees the owner's. */
-static void owner_that_is_seen(void)
-{
-    start_on(0, "0", 0);
-    GPU_EQ(gpu_reaches(1), 0);
-    gpu_post(LENT);
-    gpu_await(HELD, 1);
-    GPU_EQ(gpu_reaches(1), 1);
-    gpu_post(LAST);
-    gpu_end();
-}
-
-static void borrower_that_sees(void)
-{
-    start_on(1, "0,1", 1);
-    gpu_await(LENT, 1);
-    GPU_EQ(bxi_gpu_poll(gpu), 0);
-    bxi_gpu_peer_try(gpu_peer[0]);              /* has no effect */
-    bxi_gpu_helper_drain(&gpu->helper, UINT64_MAX / 2);
-    GPU_EQ(gpu_counters().opens, 0);
-    gpu_post(HELD);
-    gpu_await(LAST, 1);
-    gpu_end();
-}
-
-Test(gpu_devices, that_see_the_owners_need_not_try, .timeout = 60)
-{
-    gpu_pair(GPU_FAKE, owner_that_is_seen, borrower_that_sees);
 }
 
 static void mig_owner(void)
@@ -438,7 +202,8 @@ static void borrower_that_does_nothing(void)
     gpu_await(HELD, 1);
     GPU_EQ(bxi_gpu_poll(gpu), 0);               /* publishes the owner's device as refused */
     GPU_EQ(gpu_shared->region[1].head.refused_count, 1);
-    GPU_EQ(bxi_gpu_device_open(gpu, 0, &second), 0);    /* now the same device is open here */
+    for (int i = 0; i < 2; i++)                 /* a second open returns the same */
+        GPU_EQ(bxi_gpu_device_open(gpu, 0, &second), 0);
     GPU_EQ(gpu_shared->region[1].head.refused_count, 0);
     GPU_EQ(bxi_gpu_poll(gpu), 0);
     GPU_EQ(gpu_shared->region[1].head.refused_count, 0);
@@ -525,7 +290,7 @@ static void two_of_three(enum bxi_gpu_order wanted)
     gpu_run(2, (gpu_fn[]){ owner_far_from_one, borrower_with_two });
 }
 
-Test(gpu_devices, are_mapped_on_the_one_of_several_with_peer_access, .timeout = 60)
+Test(gpu_devices, have_words_in_host_memory_that_all_of_several_can_wait_for, .timeout = 60)
 {
     two_of_three(BXI_GPU_HOST_WORDS);
 }
@@ -550,7 +315,7 @@ Test(gpu_devices, that_are_mig_instances_access_no_other, .timeout = 60)
     gpu_pair(GPU_FAKE, mig_instance, mig_instance);
 }
 
-static void stages_much(void)
+GPU_ALONE(gpu_devices, stage_more_bytes_than_a_buffer_has, 60, GPU_ANY)
 {
     static unsigned char out[3 * GPU_MIB + 12345], back[sizeof(out)];
     struct bxi_gpu_block *block;
@@ -566,9 +331,4 @@ static void stages_much(void)
     GPU_EQ(gpu_counters().staged_bytes, 2 * sizeof(out));
     bxi_gpu_free(block);
     gpu_end();
-}
-
-Test(gpu_devices, stage_more_bytes_than_a_buffer_has, .timeout = 60)
-{
-    gpu_alone(GPU_ANY, stages_much);
 }

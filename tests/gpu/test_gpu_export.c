@@ -294,69 +294,6 @@ Test(gpu_export, closes_the_map_of_a_dead_owner_behind_the_work_that_reads_it, .
     gpu_run_killed(lends_and_dies, puts_while_work_reads, HELD, KILLED);
 }
 
-/* It lends to two, and the first dies with the memory mapped. */
-static void lends_to_two(void)
-{
-    struct bxi_gpu_block *block;
-    struct bxi_gpu_point point;
-
-    gpu_start_beside(0, 1);
-    gpu_meet(2);
-    block = lend(BYTES, 6, 0);
-    gpu_post(LENT);
-    gpu_await(KILLED, 1);
-    GPU_EQ(bxi_gpu_peer_died(gpu_peer[1], gpu_shared->region[1].word), 0);
-    gpu_await(LAST, 1);
-    point = gpu_shared->point[0];
-    GPU_EQ(bxi_gpu_block_until(block, gpu_peer[2], &point), 0);
-    bxi_gpu_free(block);
-    gpu_poll_until_nothing_is_left();
-    gpu_post(LAST);
-    gpu_end();
-}
-
-static void maps_and_dies(void)
-{
-    struct bxi_gpu_map *map;
-
-    gpu_meet_lender(LENT);
-    (void)borrow(0, 0, &map);
-    gpu_post(HELD);
-    wait_for_the_end();
-}
-
-/* The one to whom the memory is passed on asks its owner, not the one who passes it. */
-static void gets_it_passed_on(void)
-{
-    struct bxi_gpu_map *map;
-    uint64_t address;
-
-    gpu_start_beside(2, 0);
-    gpu_await(KILLED, 1);
-    address = borrow(0, 0, &map);
-    GPU_CHECK(gpu_holds(gpu_lane, address, 6, BYTES));
-    GPU_EQ(bxi_gpu_mark(gpu_lane, &gpu_shared->point[0]), 0);
-    bxi_gpu_map_put(map);
-    gpu_post(LAST);
-    gpu_wait_passed(NULL, &gpu_shared->point[0]);
-    gpu_await(LAST, 2);
-    gpu_end();
-}
-
-Test(gpu_export, goes_on_to_a_third_when_the_second_is_dead, .timeout = 60)
-{
-    gpu_world(GPU_FAKE);
-    gpu_fork(0, lends_to_two);
-    gpu_fork(1, maps_and_dies);
-    gpu_fork(2, gets_it_passed_on);
-    gpu_await(HELD, 1);
-    gpu_kill(1);
-    gpu_post(KILLED);
-    gpu_join(0);
-    gpu_join(2);
-    gpu_check_machine();
-}
-
 /* ---- An owner that does not answer ----------------------------------------------------------- */
 
 static void lends_and_is_stopped(void)
@@ -514,24 +451,7 @@ Test(gpu_export, takes_in_memory_of_several_allocations_without_a_copy, .timeout
     gpu_pair(GPU_FAKE, lends_a_segment, borrows_a_segment);
 }
 
-static void wraps_what_cannot_be_exported(void)
-{
-    struct bxi_gpu_block *block;
-    uint64_t base;
-
-    gpu_start(0);
-    base = segment(0, 0);
-    GPU_EQ(bxi_gpu_wrap(gpu, &(struct bxi_gpu_foreign){ .address = base, .bytes = 64 }, &block), -EOPNOTSUPP);
-    GPU_SAYS("CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR");
-    free_segment(base);
-    base = segment(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
-    GPU_EQ(bxi_gpu_wrap(gpu, &(struct bxi_gpu_foreign){ .address = base, .bytes = 7 * GPU_MIB }, &block), -EINVAL);
-    GPU_SAYS("leave");
-    free_segment(base);
-    gpu_end();
-}
-
-static void wraps_what_two_devices_have(void)
+GPU_ALONE(gpu_export, refuses_foreign_memory_of_two_devices, 60, GPU_FAKE)
 {
     struct bxi_gpu_block *block;
     uint64_t base;
@@ -547,14 +467,21 @@ static void wraps_what_two_devices_have(void)
     gpu_end();
 }
 
-Test(gpu_export, refuses_foreign_memory_of_two_devices, .timeout = 60)
+GPU_ALONE(gpu_export, refuses_foreign_memory_that_was_not_made_for_it, 60, GPU_FAKE)
 {
-    gpu_alone(GPU_FAKE, wraps_what_two_devices_have);
-}
+    struct bxi_gpu_block *block;
+    uint64_t base;
 
-Test(gpu_export, refuses_foreign_memory_that_was_not_made_for_it, .timeout = 60)
-{
-    gpu_alone(GPU_FAKE, wraps_what_cannot_be_exported);
+    gpu_start(0);
+    base = segment(0, 0);
+    GPU_EQ(bxi_gpu_wrap(gpu, &(struct bxi_gpu_foreign){ .address = base, .bytes = 64 }, &block), -EOPNOTSUPP);
+    GPU_SAYS("CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR");
+    free_segment(base);
+    base = segment(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    GPU_EQ(bxi_gpu_wrap(gpu, &(struct bxi_gpu_foreign){ .address = base, .bytes = 7 * GPU_MIB }, &block), -EINVAL);
+    GPU_SAYS("leave");
+    free_segment(base);
+    gpu_end();
 }
 
 /* ---- The choice ------------------------------------------------------------------------------ */

@@ -233,56 +233,6 @@ Test(gpu_load, chooses_the_first_order_that_works, .timeout = 60)
     gpu_check_machine();
 }
 
-/* The calls exist and succeed, but their writes never happen. */
-static void lost_writes(void)
-{
-    setenv("FAKE_CUDA_LOST_WRITES", "1", 1);
-    expect_order(BXI_GPU_EVENTS, 1);
-}
-
-Test(gpu_load, trusts_a_trial_and_not_the_drivers_attributes, .timeout = 60)
-{
-    gpu_world(GPU_FAKE);
-    gpu_fork(0, lost_writes);
-    gpu_join(0);
-}
-
-/* A probe waits for streams; meanwhile other threads use the devices that are already open. */
-static void *opens_another(void *context)
-{
-    GPU_EQ(bxi_gpu_device_open(gpu, 1, context), 0);
-    return NULL;
-}
-
-static void opens_two(void)
-{
-    struct bxi_gpu_device *second = NULL;
-    bxi_a32 *count = &gpu_shared->region[0].head.device_count;
-    uint64_t used;
-    int meanwhile = 0;
-    pthread_t thread;
-
-    setenv("FAKE_CUDA_DELAY_US", "200000", 1);
-    gpu_start(0);
-    used = 16 * GPU_MIB + 2 * GPU_MIB;          /* a context and a slab: then the probe begins */
-    GPU_EQ(pthread_create(&thread, NULL, opens_another, &second), 0);
-    while (bxi_load_acquire(count) == 1) {
-        bool probes = gpu_figure("used", 1) >= used;
-
-        bxi_gpu_free(gpu_block(1));
-        meanwhile += probes && bxi_load_acquire(count) == 1;
-    }
-    GPU_EQ(pthread_join(thread, NULL), 0);
-    GPU_CHECK(meanwhile > 10);
-    GPU_EQ(bxi_gpu_device_ordinal(second), 1);
-    gpu_end();
-}
-
-Test(gpu_load, blocks_no_other_thread_while_a_device_is_probed, .timeout = 60)
-{
-    gpu_alone(GPU_FAKE, opens_two);
-}
-
 /* ---- Fork ------------------------------------------------------------------------------------ */
 
 static void in_forked_child(void)
@@ -309,7 +259,7 @@ static void in_forked_child(void)
     _exit(0);
 }
 
-static void forks(void)
+GPU_ALONE(gpu_load, refuses_a_forked_child, 60, GPU_ANY)
 {
     int status = 0;
     pid_t child;
@@ -323,9 +273,4 @@ static void forks(void)
     GPU_EQ(status, 0);
     bxi_gpu_free(gpu_block(1));                 /* the parent is unaffected */
     gpu_end();
-}
-
-Test(gpu_load, refuses_a_forked_child, .timeout = 60)
-{
-    gpu_alone(GPU_ANY, forks);
 }

@@ -122,19 +122,6 @@ Test(gpu_probe, refuses_a_device_whose_streams_do_not_end, .timeout = 60)
 
 /* ---- Hardware queues --------------------------------------------------------------------------- */
 
-static void one_queue(void)
-{
-    setenv("FAKE_CUDA_QUEUES", "1", 1);
-    expect(NULL, BXI_GPU_EVENTS);
-    GPU_EQ(open_device(BXI_GPU_DEVICE_WORDS, NULL), -ENOTSUP);
-    bxi_gpu_close(gpu);
-}
-
-Test(gpu_probe, detects_that_a_stream_that_waits_holds_up_the_others, .timeout = 60)
-{
-    run(one_queue);
-}
-
 static void few_connections(void)
 {
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "3", 1);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * gpu/: one process fills device memory, another reads it in place. Each of the three orders; the effect of a missing
- * wait; slabs that are mapped once, and by generation; slabs that retire while a peer has them open.
+ * gpu/: one process lends device memory, another reads it in place: marks and waits that block no host, slabs that are
+ * mapped by generation, waits of hosts. That the data is right: test_device_order.c; that slabs are freed:
+ * test_device_map.c.
  */
 #include "fake_library.h"
 #include "gpu_fixture.h"
@@ -18,9 +19,6 @@
 #define BYTES (256u << 10)
 
 static enum bxi_gpu_order order;
-static bool waits = true;
-
-/* ---- In order -------------------------------------------------------------------------------- */
 
 enum { FILLED, READ_BACK, BOTH_OPEN, LAST };
 
@@ -32,124 +30,13 @@ static void open_pair(int rank)
     gpu_await(BOTH_OPEN, 2);
 }
 
-/* Fills the block repeatedly, each time behind the borrower's read of the last round. */
-static void order_owner(void)
-{
-    struct bxi_gpu_block *block;
-
-    open_pair(0);
-    block = gpu_block(BYTES);
-    for (uint32_t round = 1; round <= ROUNDS; round++) {
-        struct bxi_gpu_ref *ref = &gpu_shared->ref[0];
-
-        gpu_fill(gpu_lane, block->address, (unsigned char)round, BYTES);
-        GPU_EQ(bxi_gpu_ref(block, 0, BYTES, ref), 0);
-        GPU_EQ(bxi_gpu_mark(gpu_lane, &ref->ready), 0);
-        gpu_post(FILLED);
-        gpu_await(READ_BACK, round);
-        if (gpu_try_map(gpu_peer[1], &gpu_shared->ref[1]) == 0)
-            GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[1], &gpu_shared->point[0]), 0);
-    }
-    GPU_EQ(bxi_gpu_block_until(block, gpu_peer[1], &gpu_shared->point[0]), 0);
-    bxi_gpu_free(block);
-    gpu_post(LAST);
-    gpu_await(LAST, 2);
-    gpu_poll_until_nothing_is_left();
-    GPU_EQ(gpu_counters().blocks_waiting, 0);
-    GPU_EQ(gpu_counters().marks, ROUNDS);
-    gpu_end();
-}
-
-static void order_borrower(void)
-{
-    struct bxi_gpu_block *mine;
-    uint64_t wrong = 0;
-
-    open_pair(1);
-    mine = gpu_block(BYTES);
-    GPU_EQ(bxi_gpu_ref(mine, 0, BYTES, &gpu_shared->ref[1]), 0);
-    for (uint32_t round = 1; round <= ROUNDS; round++) {
-        struct bxi_gpu_map *map;
-        uint64_t address;
-
-        gpu_await(FILLED, round);
-        address = gpu_borrow(gpu_peer[0], &gpu_shared->ref[0], &map);
-        if (waits)
-            GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &gpu_shared->ref[0].ready), 0);
-        GPU_EQ(bxi_gpu_copy(gpu_lane, mine->address, address, BYTES), 0);
-        GPU_EQ(bxi_gpu_mark(gpu_lane, &gpu_shared->point[0]), 0);
-        gpu_shared->ref[1].ready = gpu_shared->point[0];
-        bxi_gpu_map_put(map);
-        if (waits)
-            gpu_post(READ_BACK);
-        wrong += !gpu_holds(gpu_lane, mine->address, (unsigned char)round, BYTES);
-        if (!waits)
-            gpu_post(READ_BACK);        /* no head start for the next filling */
-    }
-    gpu_store(0, wrong);
-    GPU_EQ(gpu_counters().opens, 1);
-    GPU_EQ(gpu_counters().map_hits, ROUNDS - 1);
-    bxi_gpu_free(mine);
-    gpu_end_together(LAST);
-}
-
-static void run_order(enum bxi_gpu_order wanted)
-{
-    gpu_world(GPU_ANY);
-    order = wanted;
-    gpu_run(2, (gpu_fn[]){ order_owner, order_borrower });
-    cr_assert_eq(gpu_load(0), 0, "%d of %d rounds had wrong data", (int)gpu_load(0), ROUNDS);
-}
-
-Test(gpu_share, orders_two_processes_by_words_in_host_memory, .timeout = 120)
-{
-    run_order(BXI_GPU_HOST_WORDS);
-}
-
-Test(gpu_share, orders_two_processes_by_words_in_device_memory, .timeout = 120)
-{
-    run_order(BXI_GPU_DEVICE_WORDS);
-}
-
-Test(gpu_share, orders_two_processes_by_events, .timeout = 120)
-{
-    run_order(BXI_GPU_EVENTS);
-}
-
-/* The negative control: on the fake, whose streams are delayed, a missing wait gives wrong data. */
-Test(gpu_share, shows_wrong_data_when_the_wait_is_left_out, .timeout = 120)
-{
-    gpu_world(GPU_FAKE);
-    setenv("FAKE_CUDA_DELAY_US", "3000", 1);
-    waits = false;
-    gpu_run(2, (gpu_fn[]){ order_owner, order_borrower });
-    cr_assert_gt(gpu_load(0), 0);
-}
-
-/* Where no page can be registered a stream cannot wait on a peer's words, so its host waits: slower, but correct. */
-static void order_borrower_without_words(void)
-{
-    setenv("FAKE_CUDA_NO_HOST_REGISTER", "1", 1);
-    order = BXI_GPU_EVENTS;
-    order_borrower();
-}
-
-Test(gpu_share, waits_on_the_host_where_a_stream_cannot, .timeout = 120)
-{
-    gpu_world(GPU_FAKE);
-    order = BXI_GPU_HOST_WORDS;
-    setenv("FAKE_CUDA_DELAY_US", "3000", 1);
-    gpu_run(2, (gpu_fn[]){ order_owner, order_borrower_without_words });
-    cr_assert_eq(gpu_load(0), 0);
-}
-
 /* ---- Events ------------------------------------------------------------------------------------ */
 
 #define MARKS 100
 
 /* A word of this host holds the lane's stream up. No mark waits for it, and no host for a point of its own process. The
  * driver's thread moves the word: nobody polls. */
-static void marks_what_is_late(void)
+GPU_ALONE(gpu_share, blocks_no_host_for_marks_of_events_and_for_own_points, 60, GPU_ANY)
 {
     unsigned long long address = 0;
     struct bxi_gpu_point point;
@@ -176,11 +63,6 @@ static void marks_what_is_late(void)
     GPU_EQ(gpu_counters().fallbacks, 0);
     bxi_gpu_leave(gpu_device);
     gpu_end();
-}
-
-Test(gpu_share, blocks_no_host_for_marks_of_events_and_for_own_points, .timeout = 60)
-{
-    gpu_alone(GPU_ANY, marks_what_is_late);
 }
 
 /* A lane that was closed and opened again goes on from the word that the first has left. */
@@ -384,60 +266,7 @@ Test(gpu_share, identifies_slabs_by_generation_not_by_the_bytes_of_a_handle, .ti
     gpu_run(2, (gpu_fn[]){ generations_owner, generations_borrower });
 }
 
-enum { HELD = 4, ASKED, PUT };
-
-static void retire_owner(void)
-{
-    struct bxi_gpu_block *block;
-    uint64_t used;
-
-    open_pair(0);
-    block = gpu_block(BYTES);
-    GPU_EQ(bxi_gpu_ref(block, 0, BYTES, &gpu_shared->ref[0]), 0);
-    gpu_post(FILLED);
-    gpu_await(HELD, 1);
-    GPU_EQ(bxi_gpu_trim(gpu_device), 0);        /* a block is handed out */
-    bxi_gpu_free(block);
-    used = gpu_used(0);
-    GPU_EQ(bxi_gpu_trim(gpu_device), 1);
-    for (int i = 0; i < 100; i++)
-        GPU_EQ(bxi_gpu_poll(gpu), 1);           /* the borrower holds it, at each poll */
-    GPU_EQ(gpu_counters().slabs_retired, 0);
-    gpu_compare_used(0, used, used);
-    gpu_post(ASKED);
-    gpu_await(PUT, 1);
-    gpu_poll_until_nothing_is_left();
-    GPU_EQ(gpu_counters().slabs_retired, 1);
-    GPU_EQ(gpu_counters().slabs, 0);
-    gpu_compare_used(0, 0, used - 1);
-    gpu_end_together(LAST);
-}
-
-static void retire_borrower(void)
-{
-    struct bxi_gpu_map *map;
-
-    open_pair(1);
-    gpu_await(FILLED, 1);
-    (void)gpu_borrow(gpu_peer[0], &gpu_shared->ref[0], &map);
-    gpu_post(HELD);
-    gpu_await(ASKED, 1);
-    GPU_EQ(bxi_gpu_poll(gpu), 1);               /* it sees RETIRING, and keeps reading */
-    GPU_EQ(gpu_counters().closes, 0);
-    bxi_gpu_map_put(map);
-    gpu_poll_until_nothing_is_left();
-    GPU_EQ(gpu_counters().closes, 1);
-    gpu_post(PUT);
-    GPU_EQ(gpu_try_map(gpu_peer[0], &gpu_shared->ref[0]), -ESTALE);
-    gpu_end_together(LAST);
-}
-
-Test(gpu_share, frees_a_slab_only_when_no_peer_has_it_open, .timeout = 120)
-{
-    gpu_world(GPU_ANY);
-    order = BXI_GPU_EVENTS;                     /* no words in the slab */
-    gpu_run(2, (gpu_fn[]){ retire_owner, retire_borrower });
-}
+enum { HELD = 4 };
 
 /* ---- What a peer writes is input -------------------------------------------------------------- */
 
@@ -604,7 +433,7 @@ Test(gpu_share, stages_while_other_staging_waits_for_its_lane, .timeout = 60)
     gpu_alone(GPU_ANY, stages_meanwhile);
 }
 
-static void itself(void)
+GPU_ALONE(gpu_share, never_opens_a_slab_of_this_process, 60, GPU_ANY)
 {
     struct bxi_gpu_peer *peer = NULL;
     int rc;
@@ -619,9 +448,4 @@ static void itself(void)
     (void)gpu_try_meet(1, &rc);
     GPU_EQ(rc, -EPROTO);
     gpu_end();
-}
-
-Test(gpu_share, never_opens_a_slab_of_this_process, .timeout = 60)
-{
-    gpu_alone(GPU_ANY, itself);
 }

@@ -111,7 +111,7 @@ Test(gpu_slab, hands_out_blocks_of_one_slab, .timeout = 60)
     gpu_alone(GPU_ANY, blocks);
 }
 
-static void large_blocks(void)
+GPU_ALONE(gpu_slab, makes_a_slab_as_large_as_a_block_needs_and_gives_slabs_back, 60, GPU_ANY)
 {
     struct bxi_gpu_block *small, *large;
     uint64_t used;
@@ -135,12 +135,7 @@ static void large_blocks(void)
     gpu_end();
 }
 
-Test(gpu_slab, makes_a_slab_as_large_as_a_block_needs_and_gives_slabs_back, .timeout = 60)
-{
-    gpu_alone(GPU_ANY, large_blocks);
-}
-
-static void no_room(void)
+GPU_ALONE(gpu_slab, returns_an_error_when_the_device_is_full, 60, GPU_FAKE)
 {
     struct bxi_gpu_block *block = NULL;
 
@@ -151,11 +146,6 @@ static void no_room(void)
     GPU_CHECK(block == NULL);
     bxi_gpu_free(gpu_block(1));
     gpu_end();
-}
-
-Test(gpu_slab, returns_an_error_when_the_device_is_full, .timeout = 60)
-{
-    gpu_alone(GPU_FAKE, no_room);
 }
 
 #define TURNS 40
@@ -201,7 +191,7 @@ Test(gpu_slab, waits_for_slabs_that_are_being_freed_before_it_fails_for_lack_of_
     gpu_pair(GPU_FAKE, lends_and_drops, reads_and_polls);
 }
 
-static void spare_in_the_way(void)
+GPU_ALONE(gpu_slab, retires_an_empty_slab_that_is_too_small_where_there_is_no_room, 60, GPU_FAKE)
 {
     struct bxi_gpu_block *small, *large;
 
@@ -215,11 +205,6 @@ static void spare_in_the_way(void)
     bxi_gpu_free(large);
     bxi_gpu_free(small);
     gpu_end();
-}
-
-Test(gpu_slab, retires_an_empty_slab_that_is_too_small_where_there_is_no_room, .timeout = 60)
-{
-    gpu_alone(GPU_FAKE, spare_in_the_way);
 }
 
 static unsigned (*alloc)(unsigned long long *address, size_t bytes);
@@ -252,45 +237,6 @@ Test(gpu_slab, sees_that_a_slab_was_freed_while_the_driver_refused, .timeout = 6
     gpu_alone(GPU_FAKE, freed_meanwhile);
 }
 
-/* A block that waits for a point of a blocked lane is not handed out again. */
-static void held_back(void)
-{
-    struct bxi_gpu_lane *gate;
-    struct bxi_gpu_block *first, *second;
-    struct bxi_gpu_point open, passed;
-    bxi_a64 *word = &gpu_shared->region[0].word[BXI_GPU_LANES - 1].value;
-
-    gpu_start_with(0, &(struct bxi_gpu_options){ .order = BXI_GPU_HOST_WORDS }, 0);
-    GPU_EQ(bxi_gpu_lane_open(gpu_device, NULL, &gate), 0);
-    first = gpu_block(2 * GPU_MIB);
-    open = (struct bxi_gpu_point){ .order = BXI_GPU_HOST_WORDS, .lane = BXI_GPU_LANES - 1, .value = 5 };
-    GPU_EQ(bxi_gpu_after(gate, NULL, &open), 0);
-    GPU_EQ(bxi_gpu_mark(gate, &passed), 0);
-    GPU_EQ(bxi_gpu_passed(gpu, NULL, &passed), 0);
-    GPU_EQ(bxi_gpu_block_until(first, NULL, &passed), 0);
-    GPU_EQ(bxi_gpu_block_until(first, NULL, &(struct bxi_gpu_point){ 0 }), 0);
-    bxi_gpu_free(first);
-    GPU_EQ(gpu_counters().blocks_waiting, 1);
-    GPU_EQ(bxi_gpu_trim(gpu_device), 0);
-    second = gpu_block(2 * GPU_MIB);
-    GPU_EQ(gpu_counters().slabs, 2);            /* it could not reuse the first block */
-    bxi_store_release(word, 5);                 /* the host ends the stream's wait */
-    gpu_wait_passed(NULL, &passed);
-    gpu_poll_until_nothing_is_left();
-    GPU_EQ(gpu_counters().blocks_waiting, 0);
-    first = gpu_block(2 * GPU_MIB);
-    GPU_EQ(gpu_counters().slabs, 2);
-    bxi_gpu_free(first);
-    bxi_gpu_free(second);
-    gpu_end();
-}
-
-Test(gpu_slab, reuses_a_block_only_when_its_points_have_passed, .timeout = 60)
-{
-    fake_skip_under("FAKE_CUDA_BLOCKING", "it allocates before it ends a wait of one of its streams");
-    gpu_alone(GPU_ANY, held_back);
-}
-
 #define LEFT 4000
 
 static size_t allocated_bytes(void)
@@ -306,7 +252,7 @@ static void leaves_blocks(void)
     gpu_end();
 }
 
-static void leaves_blocks_twice(void)
+GPU_ALONE(gpu_slab, frees_the_records_of_blocks_that_are_left, 60, GPU_FAKE)
 {
     size_t bytes;
 
@@ -314,11 +260,6 @@ static void leaves_blocks_twice(void)
     bytes = allocated_bytes();
     leaves_blocks();
     GPU_CHECK(allocated_bytes() < bytes + LEFT * sizeof(struct bxi_gpu_block_inside) / 2);
-}
-
-Test(gpu_slab, frees_the_records_of_blocks_that_are_left, .timeout = 60)
-{
-    gpu_alone(GPU_FAKE, leaves_blocks_twice);
 }
 
 /* ---- Foreign memory -------------------------------------------------------------------------- */
@@ -463,7 +404,7 @@ Test(gpu_slab, lends_foreign_memory_again_while_an_earlier_map_of_it_is_open, .t
     gpu_run(2, (gpu_fn[]){ wraps_again, maps_again });
 }
 
-static void same_place(void)
+GPU_ALONE(gpu_slab, distinguishes_a_new_allocation_from_an_old_one_at_the_same_address, 60, GPU_FAKE)
 {
     struct bxi_gpu_block *before = NULL, *after = NULL;
     uint64_t memory;
@@ -479,11 +420,6 @@ static void same_place(void)
     bxi_gpu_free(after);
     driver_free(memory);
     gpu_end();
-}
-
-Test(gpu_slab, distinguishes_a_new_allocation_from_an_old_one_at_the_same_address, .timeout = 60)
-{
-    gpu_alone(GPU_FAKE, same_place);
 }
 
 static void other_kinds(void)

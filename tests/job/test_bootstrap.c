@@ -100,30 +100,6 @@ Test(bootstrap, a_segment_is_passed_read_only_and_without_its_lock)
     bxi_boot_packet_close(&packet);
 }
 
-Test(bootstrap, two_jobs_start_at_once)
-{
-    struct worker one[3] = { 0 }, two[3] = { 0 };
-
-    for (int rank = 0; rank < 3; rank++) {
-        begin(&one[rank], NULL, rank, 3);
-        two[rank].timeout_ns = LONG_NS;
-        two[rank].job = make_job(NULL, rank, 3);
-        two[rank].job->job_name[0] = 'B';
-        pthread_create(&two[rank].thread, NULL, worker_main, &two[rank]);
-    }
-    for (int rank = 0; rank < 3; rank++) {
-        expect_success(&one[rank]);
-        expect_success(&two[rank]);
-    }
-    cr_expect_neq(one[0].job->instance, two[0].job->instance);
-    cr_expect_eq(one[2].job->instance, one[0].job->instance);
-    cr_expect_eq(two[2].job->instance, two[0].job->instance);
-    for (int rank = 0; rank < 3; rank++) {
-        free_job(one[rank].job);
-        free_job(two[rank].job);
-    }
-}
-
 Test(bootstrap, replaces_what_a_dead_rank_0_left)
 {
     struct worker worker[2] = { 0 };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * lib/job (job.c, options.c, questions.c), lib/rpc/watch.c: options and environment, a job's phases, several jobs at
- * once, forks, and what the other workers see when one is killed.
+ * once, and what the other workers see when one is killed. Forks: test_forked.c.
  */
 #include "tests/harness/child.h"
 #include "tests/harness/harness.h"
@@ -287,45 +287,6 @@ Test(job, runs_beside_another_job_with_the_same_worker_names, .timeout = 20)
     expect_ended_well(launcher[1]);
 }
 
-/* ---- Forks ----------------------------------------------------------------------------------- */
-
-static int use_forked_job(struct bx_job *job, struct bx_future *pending)
-{
-    struct bx_future *future = NULL;
-
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "twice", NULL, NULL, NULL), BX_E_FORKED);
-    HARNESS_HAS(bx_error_text(), "fork");
-    HARNESS_EQ(bx_rpc_async(job, "worker1", "twice", NULL, NULL, &future), BX_E_FORKED);
-    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "twice", NULL, NULL), BX_E_FORKED);
-    HARNESS_EQ(bx_future_wait(pending, BX_FOREVER), BX_E_FORKED);
-    HARNESS_EQ(bx_register(job, "more", BX_INLINE, harness_twice, NULL), BX_E_FORKED);
-    HARNESS_EQ(bx_job_serve(job), BX_E_FORKED);
-    HARNESS_EQ(bx_progress(job), BX_E_FORKED);
-    HARNESS_EQ(bx_batch_join(job, "worker1", "twice"), BX_E_FORKED);
-    HARNESS_EQ(bx_job_start(job), BX_E_FORKED);
-    HARNESS_EQ(bx_job_shutdown(job, 0), BX_E_FORKED);
-    bx_job_destroy(job);
-    return 0;
-}
-
-HARNESS_TEST(job, is_refused_in_a_forked_child_and_goes_on_in_the_parent, 20, .size = 2, .setup = setup)
-{
-    struct bx_future *pending = bx_future_create(job);
-    int status = -1;
-    pid_t child;
-
-    HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 1), 2);
-    child = fork();
-    if (child == 0)
-        _exit(use_forked_job(job, pending));
-    HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 2), 4);
-    HARNESS_EQ(waitpid(child, &status, 0), child);
-    HARNESS_EQ(status, 0);
-    for (int64_t i = 0; i < 100; i++)
-        HARNESS_EQ(harness_call_i64(job, "worker1", "twice", i), 2 * i);
-    bx_future_release(pending);
-}
-
 /* ---- Deaths ---------------------------------------------------------------------------------- */
 
 static void tell_pid_and_serve(struct bx_job *job)
@@ -378,111 +339,4 @@ HARNESS_TEST(job, names_the_dead_worker_in_calls_that_fail, 20, .size = 3, .setu
     HARNESS_EQ(harness_call_i64(job, "worker2", "twice", 4), 8);
     expect_dead(bx_job_serve(job));
     harness_await(DONE, 1);
-}
-
-static void answer_and_die(struct bx_job *job)
-{
-    harness_leaves_by_itself();
-    (void)job;
-    harness_await(READY, 1);
-    raise(SIGKILL);
-}
-
-HARNESS_TEST(job, keeps_the_answers_that_a_worker_gave_before_it_died, 20, .size = 2, .setup = setup,
-             .body = { [1] = answer_and_die }, .dies = 1u << 1)
-{
-    enum { MANY = 500 };
-    struct bx_future *futures[MANY];
-    struct bx_msg *args = harness_msg_i64(4);
-
-    for (int i = 0; i < MANY; i++)
-        HARNESS_EQ(bx_rpc_async(job, "worker1", "twice", args, NULL, &futures[i]), 0);
-    harness_post(READY);
-    /* Calls that were answered before the death succeed; all later ones fail. None hangs. */
-    for (int i = 0, dead = 0; i < MANY; i++) {
-        int rc = bx_future_wait(futures[i], BX_FOREVER);
-
-        HARNESS_CHECK(rc == 0 || rc == BX_E_PEER_DEAD);
-        HARNESS_CHECK(!dead || rc != 0);
-        dead = rc != 0;
-        bx_future_release(futures[i]);
-    }
-    bx_msg_destroy(args);
-}
-
-static void call_from_threads_until_dead(struct bx_job *job, int index)
-{
-    int rc;
-
-    (void)index;
-    do {
-        struct bx_msg *args = harness_msg_i64(1);
-
-        rc = bx_rpc_sync(job, "worker1", "twice", args, NULL, NULL);
-        bx_msg_destroy(args);
-        harness_post(READY);
-    } while (rc == 0);
-    expect_dead(rc);
-}
-
-static void die_under_calls(struct bx_job *job)
-{
-    (void)job;
-    harness_leaves_by_itself();
-    harness_await(READY, 200);
-    raise(SIGKILL);
-}
-
-HARNESS_TEST(job, fails_the_calls_of_every_thread_when_the_callee_dies, 20, .size = 2, .setup = setup,
-             .body = { [1] = die_under_calls }, .dies = 1u << 1)
-{
-    harness_threads(job, 4, call_from_threads_until_dead);
-}
-
-/* ---- Dead callers ---------------------------------------------------------------------------- */
-
-enum { LET_GO = 10 };                  /* gate */
-
-HARNESS_HANDLER(stuck)
-{
-    harness_post(ENTERED);
-    harness_await(LET_GO, 1);
-    return bx_msg_put_i64(reply, 1);
-}
-
-static int gather(struct bx_batch *batch, void *context)
-{
-    (void)context;
-    return bx_batch_reply_i64(batch, 0, (int64_t)bx_batch_rows(batch));
-}
-
-static int setup_stuck(struct bx_job *job)
-{
-    HARNESS_EQ(bx_register(job, "stuck", BX_BLOCKING, stuck, NULL), 0);
-    HARNESS_EQ(bx_register_batch(job, "gather", gather, NULL,
-                                 &(struct bx_batch_options){ .max_rows = 2 }), 0);
-    return setup(job);
-}
-
-static void call_and_die(struct bx_job *job)
-{
-    struct bx_future *future = NULL;
-
-    harness_leaves_by_itself();
-    /* Some requests run, some wait in the pool's queue, one waits in a batch. */
-    for (int i = 0; i < 40; i++)
-        HARNESS_EQ(bx_rpc_async(job, "worker0", "stuck", NULL, NULL, &future), 0);
-    HARNESS_EQ(bx_rpc_async(job, "worker0", "gather", NULL, NULL, &future), 0);
-    harness_call_i64(job, "worker0", "twice", 1);
-    harness_await(ENTERED, 16);
-    raise(SIGKILL);
-}
-
-HARNESS_TEST(job, is_not_held_up_by_the_requests_of_a_dead_caller, 20, .size = 2, .setup = setup_stuck,
-             .body = { [1] = call_and_die }, .dies = 1u << 1)
-{
-    expect_dead(bx_job_serve(job));
-    harness_post(LET_GO);
-    /* The row of the dead worker is still in the batch. */
-    HARNESS_EQ(bx_rpc_sync(job, "worker0", "gather", NULL, NULL, NULL), 0);
 }

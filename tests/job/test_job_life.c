@@ -35,7 +35,7 @@ HARNESS_HANDLER(add)
 }
 
 /* Forks a child that serves until the other worker shuts down. */
-static pid_t fork_server(bool leaves_early)
+static pid_t fork_server(void)
 {
     struct bx_options options = { .job = job_name, .rank = 1, .world_size = 2 };
     struct bx_job *job = NULL;
@@ -49,9 +49,9 @@ static pid_t fork_server(bool leaves_early)
         rc = bx_register(job, "add", BX_INLINE, add, NULL);
     if (rc == 0)
         rc = bx_job_start(job);
-    if (rc == 0 && !leaves_early)
+    if (rc == 0)
         rc = bx_job_serve(job);
-    if (rc == 0 && !leaves_early)
+    if (rc == 0)
         rc = bx_job_shutdown(job, 0);
     bx_job_destroy(job);
     _exit(rc == 0 ? 0 : 1);
@@ -101,7 +101,7 @@ static void live(bool own_loop)
     struct bx_tensor *tensor = NULL;
     struct bx_future *never;
     struct bx_job *job = NULL;
-    pid_t server = fork_server(false);
+    pid_t server = fork_server();
 
     cr_assert_eq(bx_job_create(&options, &job), 0, "%s", bx_error_text());
     cr_assert_eq(bx_job_start(job), 0, "%s", bx_error_text());
@@ -140,36 +140,6 @@ Test(job_life, a_worker_is_a_job_alone)
 
     live_alone();
     live_alone();
-    cr_expect_eq(open_fds(), before);
-    cr_expect_eq(mappings(), 0);
-}
-
-/* The worker that is left alone must unmap what it has of the other. */
-Test(job_life, leaves_nothing_of_a_peer_that_left_first)
-{
-    struct bx_options options = { .job = job_name, .rank = 0, .world_size = 2 };
-    struct bx_job *job = NULL;
-    pid_t server = fork_server(true);
-    int before = open_fds();
-
-    cr_assert_eq(bx_job_create(&options, &job), 0);
-    cr_assert_eq(bx_job_start(job), 0, "%s", bx_error_text());
-    expect_ended_well(server);
-    cr_assert_eq(bx_job_serve(job), 0);
-    bx_job_destroy(job);
-    cr_expect_eq(open_fds(), before);
-    cr_expect_eq(mappings(), 0);
-}
-
-Test(job_life, leaves_nothing_of_a_start_that_failed)
-{
-    struct bx_options options = { .job = job_name, .rank = 0, .world_size = 2, .start_timeout_ns = 100000000 };
-    struct bx_job *job = NULL;
-    int before = open_fds();
-
-    cr_assert_eq(bx_job_create(&options, &job), 0);
-    cr_assert_eq(bx_job_start(job), BX_E_RANK_MISSING);
-    bx_job_destroy(job);
     cr_expect_eq(open_fds(), before);
     cr_expect_eq(mappings(), 0);
 }
@@ -296,7 +266,7 @@ Test(job_life, is_nothing_that_a_forked_child_keeps)
     struct bx_options options = { .job = job_name, .rank = 0, .world_size = 2 };
     struct bx_tensor *tensor = NULL;
     struct bx_job *job = NULL;
-    pid_t server = fork_server(false), child;
+    pid_t server = fork_server(), child;
 
     cr_assert_eq(bx_job_create(&options, &job), 0, "%s", bx_error_text());
     cr_assert_eq(bx_job_start(job), 0, "%s", bx_error_text());

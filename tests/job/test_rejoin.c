@@ -85,57 +85,10 @@ Test(rejoin, a_worker_that_is_back_is_served_like_the_others)
     end_lives();
 }
 
-static void await_generation(struct bx_job *job, int rank, int generation)
-{
-    HARNESS_WAIT_WHILE(bx_worker_generation(job, rank) != generation || !bx_worker_is_alive(job, rank));
-    HARNESS_EQ(harness_call_i64(job, bx_worker_name(job, rank), "echo", generation), generation);
-}
-
-/* Rank 0 lives through all of it. */
-static void sees_three_come_back(struct bx_job *job)
-{
-    if (bx_job_rank(job) != 0)
-        return;
-    await_generation(job, 1, 2);
-    harness_post(GO_ON);
-    await_generation(job, 2, 2);
-    harness_post(GO_ON);
-    await_generation(job, 1, 3);
-    expect_generations(job, 1, 3, 2);
-    call_all(job);
-    harness_post(GO_ON);
-}
-
 static void sees_the_others(struct bx_job *job)
 {
     call_all(job);
     harness_post(BACK);
-}
-
-static void sees_the_others_and_all_that_follow(struct bx_job *job)
-{
-    call_all(job);
-    harness_post(BACK);
-    await_generation(job, 1, 3);        /* came before; its death is seen by the door, not by run */
-    call_all(job);
-    harness_post(BACK);
-}
-
-Test(rejoin, workers_come_back_to_workers_that_came_back)
-{
-    begin_lives_but(3, 1, (struct life){ .body = sees_three_come_back });
-    begin_life(3, (struct life){ .rank = 1, .body = sees_the_others });
-    harness_await(GO_ON, 1);
-    harness_await(BACK, 1);
-    start_is_killed(2);
-    begin_life(4, (struct life){ .rank = 2, .body = sees_the_others_and_all_that_follow });
-    harness_await(GO_ON, 2);
-    harness_await(BACK, 2);
-    start_is_killed(3);
-    begin_life(5, (struct life){ .rank = 1, .body = sees_the_others });
-    harness_await(GO_ON, 3);
-    harness_await(BACK, 4);
-    end_lives();
 }
 
 Test(rejoin, rank_0_comes_back_and_holds_the_lock_again)
@@ -149,16 +102,6 @@ Test(rejoin, rank_0_comes_back_and_holds_the_lock_again)
     start_fails(5, BX_E_JOB_RUNNING, "its rank 0 is process");
     begin_life(6, (struct life){ .rank = 0 });
     start_fails(6, BX_E_RANK_TAKEN, "rank 0 of job");
-    end_lives();
-}
-
-Test(rejoin, two_ranks_come_back_at_once)
-{
-    begin_lives_but(4, 1, (struct life){ 0 });
-    start_is_killed(2);
-    begin_life(4, (struct life){ .rank = 1, .world_size = 4 });
-    begin_life(5, (struct life){ .rank = 2, .world_size = 4 });
-    harness_await(STARTED, 6);
     end_lives();
 }
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * What a worker that comes back finds, and what the others find in it (rpc/join.c, rref/rref.h): leases, references and
- * batches of the worker before are gone, and nothing of it is taken for the new one's.
+ * batches of the worker before are gone, and nothing of it is taken for the new one's. Schedules of that: tests/sim
+ * (rrefs, tensors).
  */
 #include "rejoin_fixture.h"
 
@@ -13,16 +14,9 @@ TestSuite(rejoin_state, .init = starts_set_up, .fini = place_tear_down, .timeout
 enum { ELEMENTS = 5000, MANY = 300 };
 enum { HELD = 4, AGAIN = 5, SEEN = 6 };         /* gates behind those of the fixture */
 
-static int destroyed;
 static int value;
 
-static void destroy(void *object)
-{
-    (void)object;
-    destroyed++;
-}
-
-static const struct bx_type number_type = { .name = "number", .destroy = destroy };
+static const struct bx_type number_type = { .name = "number" };
 
 /* ---- handlers of every worker -------------------------------------------------------------------- */
 
@@ -158,51 +152,6 @@ static void await_join(struct bx_job *job, int rank, uint32_t times)
     HARNESS_EQ(bxi_load_relaxed(&back[rank]), times);
 }
 
-/* ---- references ---------------------------------------------------------------------------------- */
-
-static void refers_over_a_death(struct bx_job *job)
-{
-    struct bx_rref *old, *late, *made, *ours = NULL;
-
-    if (bx_job_rank(job) != 0) {
-        harness_post(HELD);
-        harness_await(SEEN, 1);
-        return;
-    }
-    harness_await(HELD, 2);
-    old = make_at(job, "worker1");
-    HARNESS_EQ(read_by(job, "worker2", old), 101);
-    HARNESS_EQ(bx_rref_create(job, &number_type, &value, &ours), 0);
-    HARNESS_EQ(read_by(job, "worker1", ours), 100);
-    harness_post(GO_ON);
-    await_dead(job, 1);
-    late = bx_rref_acquire(old);
-    harness_await(BACK, 1);
-    await_join(job, 1, 1);
-    made = make_at(job, "worker1");
-    HARNESS_EQ(bx_rref_sync(old, "read", NULL, NULL, NULL), BX_E_PEER_DEAD);
-    HARNESS_EQ(read_by(job, "worker2", old), BX_E_PEER_DEAD);
-    HARNESS_EQ(read_by(job, "worker1", old), BX_E_PEER_DEAD);
-    HARNESS_EQ(read_by(job, "worker2", made), 101);
-    HARNESS_EQ(read_by(job, "worker1", made), 101);
-    HARNESS_EQ(read_by(job, "worker1", ours), 100);
-    HARNESS_EQ(read_by(job, "worker2", ours), 100);
-    bx_rref_release(old);
-    bx_rref_release(late);
-    for (int i = 0; i < MANY; i++) {
-        struct bx_rref *more = make_at(job, "worker1");
-
-        HARNESS_EQ(read_by(job, i % 2 ? "worker1" : "worker2", more), 101);
-        bx_rref_release(more);
-    }
-    bx_rref_release(made);
-    bx_rref_release(ours);
-    while (destroyed == 0)                      /* the holders before and after the death have let go of it */
-        sched_yield();
-    HARNESS_CHECK(bx_worker_is_alive(job, 1) && bx_worker_is_alive(job, 2));
-    harness_post(SEEN);
-}
-
 static void comes_back(struct bx_job *job)
 {
     HARNESS_EQ(bx_worker_generation(job, bx_job_rank(job)), 2);
@@ -220,11 +169,6 @@ static void run_over_a_death(harness_fn body, int when, harness_fn then)
     begin_life(3, (struct life){ .rank = 1, .body = then, .setup = register_all });
     harness_await(SEEN, 1);
     end_lives();
-}
-
-Test(rejoin_state, references_to_the_dead_fail_and_those_to_its_successor_do_not)
-{
-    run_over_a_death(refers_over_a_death, GO_ON, comes_back);
 }
 
 /* ---- leases -------------------------------------------------------------------------------------- */
@@ -416,10 +360,8 @@ static void is_refused_without_rejoin(struct bx_job *job)
         HARNESS_EQ(call_with(job, BX_CALL_WAIT_JOIN, 0, false), -EINVAL);
 }
 
-Test(rejoin_state, a_call_cannot_wait_where_no_worker_comes_back)
-{
-    harness_run(&(struct harness_world){ .size = 2, .body = { is_refused_without_rejoin, is_refused_without_rejoin } });
-}
+HARNESS_WORLD(rejoin_state, a_call_cannot_wait_where_no_worker_comes_back, 60, .size = 2,
+              .body = { is_refused_without_rejoin, is_refused_without_rejoin });
 
 /* ---- again and again ----------------------------------------------------------------------------- */
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/job/shutdown.c: leaving together, leaving alone, and naming the worker that does not come. Every harness test
- * also checks an undisturbed shutdown at its end.
+ * lib/job/shutdown.c: leaving alone, and naming the worker that does not come. Every harness test also checks an
+ * undisturbed shutdown at its end. What is sent and called before and meanwhile, and deaths: tests/sim (calls, oneway,
+ * death).
  */
 #include "tests/harness/harness.h"
 
@@ -14,7 +15,7 @@
 #include <unistd.h>
 
 enum { ENTERED, RELEASED, READY, DONE };        /* gates */
-enum { ANSWERED, PID, COUNTED };                /* values */
+enum { ANSWERED, PID };                /* values */
 
 HARNESS_HANDLER(stuck)
 {
@@ -23,120 +24,12 @@ HARNESS_HANDLER(stuck)
     return bx_msg_put_i64(reply, 1);
 }
 
-/* Waits for RELEASED, then calls "twice" at worker 2. */
-HARNESS_HANDLER(stuck_then_call)
-{
-    harness_post(ENTERED);
-    harness_await(RELEASED, 1);
-    return bx_msg_put_i64(reply, harness_call_i64(bx_request_job(request), "worker2", "twice", 21));
-}
-
-/* Long enough for the other threads of its worker to go on meanwhile. */
-HARNESS_HANDLER(count_slowly)
-{
-    usleep(200);
-    harness_add(COUNTED, 1);
-    return 0;
-}
-
 static int setup(struct bx_job *job)
 {
-    return HARNESS_REGISTER(job, HARNESS_INLINE("count_slowly", count_slowly), HARNESS_BLOCKING("stuck", stuck),
-                            HARNESS_BLOCKING("stuck_then_call", stuck_then_call),
-                            HARNESS_INLINE("twice", harness_twice));
-}
-
-static void shut_down(struct bx_job *job)
-{
-    harness_check_rescued(job);
-    HARNESS_EQ(bx_job_shutdown(job, 0), 0);
-    bx_job_destroy(job);
+    return HARNESS_REGISTER(job, HARNESS_BLOCKING("stuck", stuck), HARNESS_INLINE("twice", harness_twice));
 }
 
 /* ---- Together -------------------------------------------------------------------------------- */
-
-#define ONEWAYS 200
-
-static void send_and_leave(struct bx_job *job)
-{
-    harness_leaves_by_itself();
-    for (int i = 0; i < ONEWAYS; i++)
-        HARNESS_EQ(bx_rpc_oneway(job, "worker1", "count_slowly", NULL, NULL), 0);
-    shut_down(job);
-}
-
-/* They are open calls of neither worker. This one has said that it leaves when worker1 has read a few of them. */
-Test(shutdown, runs_the_one_way_calls_that_were_sent_before, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { send_and_leave } });
-    cr_expect_eq(harness_load(COUNTED), ONEWAYS);
-}
-
-static void count_answer(struct bx_future *future, void *context)
-{
-    (void)context;
-    HARNESS_EQ(bx_future_error(future), 0);
-    harness_add(ANSWERED, 1);
-}
-
-static void let_them_go(struct bx_job *job)
-{
-    (void)job;
-    harness_await(READY, 1);
-    harness_post(RELEASED);
-}
-
-HARNESS_TEST(shutdown, finishes_calls_in_flight_first, 20, .size = 3, .setup = setup, .body = { [2] = let_them_go })
-{
-    harness_leaves_by_itself();
-    for (int i = 0; i < 10; i++) {
-        struct bx_future *future = harness_start(job, "worker1", "stuck", NULL, BX_FOREVER);
-
-        HARNESS_EQ(bx_future_on_done(future, count_answer, NULL), 0);
-        bx_future_release(future);
-    }
-    harness_await(ENTERED, 10);
-    harness_post(READY);
-    shut_down(job);
-    HARNESS_EQ(harness_load(ANSWERED), 10);
-}
-
-static void leave_at_once(struct bx_job *job)
-{
-    harness_leaves_by_itself();
-    harness_post(READY);
-    shut_down(job);
-}
-
-static void call_the_leaver(struct bx_job *job)
-{
-    harness_await(READY, 1);
-    for (int64_t i = 0; i < 3000; i++)
-        HARNESS_EQ(harness_call_i64(job, "worker0", "twice", i), 2 * i);
-}
-
-HARNESS_WORLD(shutdown, serves_the_others_until_they_shut_down_too, 20, .size = 3, .setup = setup,
-              .body = { leave_at_once, call_the_leaver, call_the_leaver });
-
-HARNESS_TEST(shutdown, waits_for_handlers_that_still_call, 20, .size = 3, .setup = setup,
-             .body = { [2] = leave_at_once })
-{
-    struct bx_future *future = harness_start(job, "worker1", "stuck_then_call", NULL, BX_FOREVER);
-
-    harness_await(ENTERED, 1);
-    harness_await(READY, 1);
-    harness_post(RELEASED);
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
-    bx_future_release(future);
-}
-
-static void leave_without_the_dead(struct bx_job *job)
-{
-    (void)job;
-}
-
-HARNESS_WORLD(shutdown, does_not_wait_for_the_dead, 20, .size = 4, .setup = setup, .dies = 1u << 1 | 1u << 3,
-              .body = { leave_without_the_dead, harness_die, leave_without_the_dead, harness_die });
 
 static void leave_in_own_loop(struct bx_job *job)
 {

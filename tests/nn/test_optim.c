@@ -195,39 +195,6 @@ Test(optim, sgd_step_adds_the_gradients_in_their_order)
     cr_assert_eq(velocity, 0.0f);
 }
 
-Test(optim, sgd_step_over_two_halves_is_that_over_the_whole)
-{
-    enum { COUNT = 5000, HALF = 2311 };
-    struct arrays whole, half;
-    const float *all[SETS], *rest[SETS];
-
-    make_arrays(&whole, COUNT, 0);
-    make_arrays(&half, COUNT, 0);
-    for (size_t k = 0; k < SETS; k++) {
-        all[k] = half.grads[k];
-        rest[k] = half.grads[k] + HALF;
-    }
-    struct bx_sgd step = { .lr = 0.1f, .momentum = 0.9f, .to = whole.to, .grad_count = SETS };
-    check_step(&whole, &step);
-    struct bx_sgd part = step;
-    part.from = half.from;
-    part.to = half.to;
-    part.velocity = half.velocity;
-    part.grads = all;
-    part.elements = HALF;
-    bx_sgd_step(&part);
-    part.from += HALF;
-    part.to += HALF;
-    part.velocity += HALF;
-    part.grads = rest;
-    part.elements = COUNT - HALF;
-    bx_sgd_step(&part);
-    check_bits(half.to, whole.to, COUNT, "to");
-    check_bits(half.velocity, whole.velocity, COUNT, "velocity");
-    drop_arrays(&whole, 0);
-    drop_arrays(&half, 0);
-}
-
 Test(optim, mse_loss_is_the_mean_square_and_its_gradient)
 {
     static const float OUTPUT[4] = { 1.0f, -2.0f, 0.5f, 3.0f }, TARGET[4] = { 0.0f, -2.0f, 1.0f, 1.0f };

@@ -5,7 +5,6 @@
  *
  *     prog_device own         makes a tensor on device 0 and lends it to each caller of "get"
  *     prog_device hold        gets it from w0, keeps it and prints "holds"
- *     prog_device none        opens no GPU
  *
  * Then it serves until another worker leaves. It prints "started" when all workers have met, and "failed: CODE:
  * SENTENCE" after an error. Exit status 0; 1 after an error.
@@ -67,7 +66,7 @@ int main(int argc, char **argv)
         rc = bx_job_start(job);
     if (rc == 0) {
         printf("started\n");
-        rc = strcmp(mode, "own") == 0 ? own(job, &tensor) : strcmp(mode, "hold") == 0 ? hold(job, &reply) : 0;
+        rc = strcmp(mode, "own") == 0 ? own(job, &tensor) : hold(job, &reply);
     }
     while (rc == 0 && (rc = bx_job_serve(job)) == BX_E_PEER_DEAD)
         rc = 0;

@@ -119,7 +119,7 @@ static void expect_counters(struct bx_job *job, const struct json *worker)
             harness_failed(__FILE__, __LINE__, "%s is shown as %.0f", names[i], stat_run_counter(worker, names[i]));
 }
 
-static void uses_every_kind(struct bx_job *job)
+HARNESS_TEST(shmstat, shows_handlers_by_kind_and_the_counters_that_the_worker_sees, 30, .size = 2, .setup = loans_setup)
 {
     HARNESS_EQ(harness_call(job, "worker0", "verify", loans_msg(job, 1, 1, 10)), 1);
     HARNESS_EQ(harness_call(job, "worker0", "verify_blocking", loans_msg(job, 1, 2, 10)), 2);
@@ -146,14 +146,9 @@ static void uses_every_kind(struct bx_job *job)
     stat_run_free(&run);
 }
 
-Test(shmstat, shows_handlers_by_kind_and_the_counters_that_the_worker_sees, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup, .body = { uses_every_kind } });
-}
-
 /* ---- Loans ------------------------------------------------------------------------------------------- */
 
-static void lends_three_times(struct bx_job *job)
+HARNESS_TEST(shmstat, shows_what_is_on_loan_and_to_whom, 30, .size = 2, .setup = loans_setup)
 {
     for (int i = 0; i < 3; i++)
         HARNESS_EQ(harness_call(job, "worker1", "keep", loans_msg(job, 1, 2, 5000)), 2);
@@ -193,11 +188,6 @@ static void lends_three_times(struct bx_job *job)
     stat_run_free(&run);
 }
 
-Test(shmstat, shows_what_is_on_loan_and_to_whom, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup, .body = { lends_three_times } });
-}
-
 /* ---- States ------------------------------------------------------------------------------------------ */
 
 static void await_activity(int rank, const char *activity)
@@ -221,14 +211,13 @@ static void await_running(void)
     }
 }
 
-static void is_listed(struct bx_job *job)
+HARNESS_TEST(shmstat, lists_a_job_with_its_workers_and_memory, 30, .size = 3, .setup = loans_setup)
 {
     await_running();
 
     struct stat_run run = stat_run("ls %s --json", harness_job_name());
     const struct json *found = stat_run_job(&run);
 
-    (void)job;
     HARNESS_EQ(run.status, 0);
     EXPECT_TEXT(found, "job", harness_job_name());
     EXPECT_TEXT(found, "state", "running");
@@ -243,14 +232,9 @@ static void is_listed(struct bx_job *job)
     stat_run_free(&run);
 }
 
-Test(shmstat, lists_a_job_with_its_workers_and_memory, .timeout = 30)
+HARNESS_TEST(shmstat, tells_io_uring_from_epoll, 30, .size = 2, .setup = loans_setup,
+             .options = { .wait = BX_WAIT_EPOLL })
 {
-    harness_run(&(struct harness_world){ .size = 3, .setup = loans_setup, .body = { is_listed } });
-}
-
-static void waits_by_epoll(struct bx_job *job)
-{
-    (void)job;
     harness_call_i64(job, "worker1", "echo", 1);
     await_activity(1, "asleep");
     harness_call_i64(job, "worker1", "echo", 2);
@@ -262,12 +246,6 @@ static void waits_by_epoll(struct bx_job *job)
     HARNESS_EQ(stat_run_counter(worker, "waits_uring"), 0);
     HARNESS_CHECK(stat_run_counter(worker, "waits_epoll") >= 1);
     stat_run_free(&run);
-}
-
-Test(shmstat, tells_io_uring_from_epoll, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup, .body = { waits_by_epoll },
-                                         .options = { .wait = BX_WAIT_EPOLL } });
 }
 
 /* ---- Prometheus -------------------------------------------------------------------------------------- */
@@ -299,7 +277,7 @@ static void expect_exposition(const char *text)
     }
 }
 
-static void is_exposed(struct bx_job *job)
+HARNESS_TEST(shmstat, prints_the_text_exposition_format, 30, .size = 2, .setup = loans_setup)
 {
     char line[160];
 
@@ -324,11 +302,6 @@ static void is_exposed(struct bx_job *job)
     HARNESS_HAS(run.text, "# TYPE boxcar_rescued_total counter\n");
     stat_run_free(&settled);
     stat_run_free(&run);
-}
-
-Test(shmstat, prints_the_text_exposition_format, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup, .body = { is_exposed } });
 }
 
 /* ---- check under load -------------------------------------------------------------------------------- */

@@ -16,21 +16,19 @@ enum gate { READY = 0, LOOSE, HELD };
 enum value { PID = 0 };         /* plus the rank */
 
 /* Calls the next worker's "chain", if there is one. */
-static int chain(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(chain)
 {
     struct bx_job *job = bx_request_job(request);
     const char *next = bx_worker_name(job, bx_job_rank(job) + 1);
 
-    (void)args, (void)reply, (void)context;
     return next != NULL ? bx_rpc_sync(job, next, "chain", NULL, NULL, NULL) : 0;
 }
 
 /* Calls "hold" of its caller once; that handler waits for the gate. */
-static int hold(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(hold)
 {
     struct bx_job *job = bx_request_job(request);
 
-    (void)args, (void)reply, (void)context;
     if (bx_job_rank(job) != 0)
         return bx_rpc_sync(job, bx_worker_name(job, bx_request_caller(request)), "hold", NULL, NULL, NULL);
     harness_post(HELD);
@@ -39,18 +37,16 @@ static int hold(const struct bx_request *request, struct bx_reader *args, struct
 }
 
 /* Registered as blocking and as inline: waits at the gate. */
-static int stay(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(stay)
 {
-    (void)request, (void)args, (void)reply, (void)context;
     harness_post(HELD);
     harness_await(LOOSE, 1);
     return 0;
 }
 
 /* Calls a function of worker 0. */
-static int call_on(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(call_on)
 {
-    (void)args, (void)reply;
     return bx_rpc_sync(bx_request_job(request), "worker0", context, NULL, NULL, NULL);
 }
 
@@ -137,7 +133,8 @@ static void expect_because(const char *subject, int index, const char *part)
 
 /* ---- A chain that ends at a worker that is stopped ---------------------------------------------------- */
 
-static void explains_the_chain(struct bx_job *job)
+HARNESS_TEST(shmstat_calls, shows_a_chain_of_workers_and_why_it_is_stuck, 60, .size = 4, .setup = setup,
+             .body = { [1] = serves, serves, serves })
 {
     struct bx_future *future = NULL;
     struct stat_run run;
@@ -172,12 +169,6 @@ static void explains_the_chain(struct bx_job *job)
     expect_because("worker0", 0, "worker0 waits for no call of its own");
 }
 
-Test(shmstat_calls, shows_a_chain_of_workers_and_why_it_is_stuck, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 4, .setup = setup,
-                                         .body = { explains_the_chain, serves, serves, serves } });
-}
-
 /* ---- Handlers that sleep are no cycle ------------------------------------------------------------------- */
 
 static bool json_is_null(const struct json *value)
@@ -199,7 +190,7 @@ static void expect_no_cycle(const char *subject)
 }
 
 /* The handler of worker 1 waits for worker 0, whose handler waits for a gate outside of the library. */
-static void sees_no_cycle(struct bx_job *job)
+HARNESS_TEST(shmstat_calls, reports_no_cycle_at_a_handler_that_sleeps, 60, .size = 2, .setup = setup)
 {
     struct bx_future *future = NULL;
     struct stat_run run;
@@ -216,11 +207,6 @@ static void sees_no_cycle(struct bx_job *job)
     HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
     bx_future_release(future);
     expect_no_calls();
-}
-
-Test(shmstat_calls, reports_no_cycle_at_a_handler_that_sleeps, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { sees_no_cycle } });
 }
 
 static const char *held_function;
@@ -293,18 +279,25 @@ Test(shmstat_calls, names_the_handler_that_keeps_requests_unread, .timeout = 60)
 static struct bx_future *first_call;
 
 /* Blocking: waits for the call that worker 0 made, and that waits for this. */
-static int wait_first(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(wait_first)
 {
     struct bx_future *first = bx_future_acquire(first_call);
 
-    (void)request, (void)args, (void)reply, (void)context;
     harness_post(HELD);
     HARNESS_EQ(bx_future_wait(first, BX_FOREVER), BX_E_CANCELLED);
     bx_future_release(first);
     return 0;
 }
 
-static void explains_the_cycle(struct bx_job *job)
+static void leads_into_the_cycle(struct bx_job *job)
+{
+    harness_await(READY, 1);
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "wait_first", NULL, NULL, NULL), 0);
+    harness_post(LOOSE);
+}
+
+HARNESS_TEST(shmstat_calls, names_a_cycle_where_it_begins, 60, .size = 3, .setup = setup,
+             .body = { [2] = leads_into_the_cycle })
 {
     struct stat_run run;
 
@@ -327,19 +320,6 @@ static void explains_the_cycle(struct bx_job *job)
     HARNESS_EQ(bx_future_cancel(first_call), 0);
     harness_await(LOOSE, 1);
     bx_future_release(first_call);
-}
-
-static void leads_into_the_cycle(struct bx_job *job)
-{
-    harness_await(READY, 1);
-    HARNESS_EQ(bx_rpc_sync(job, "worker0", "wait_first", NULL, NULL, NULL), 0);
-    harness_post(LOOSE);
-}
-
-Test(shmstat_calls, names_a_cycle_where_it_begins, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup,
-                                         .body = { explains_the_cycle, NULL, leads_into_the_cycle } });
 }
 
 /* Worker 1's row waits for worker 2's; worker 2 waits for the handler of worker 1 that sends that row. Another thread
@@ -367,14 +347,12 @@ static void may_be_in_a_cycle(struct bx_job *job)
     harness_threads(job, 2, sees_a_possible_cycle);
 }
 
-Test(shmstat_calls, calls_a_cycle_through_a_batch_a_possible_one, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { NULL, NULL, may_be_in_a_cycle } });
-}
+HARNESS_WORLD(shmstat_calls, calls_a_cycle_through_a_batch_a_possible_one, 60, .size = 3, .setup = setup,
+              .body = { NULL, NULL, may_be_in_a_cycle });
 
 /* ---- What was given up ------------------------------------------------------------------------------------ */
 
-static void explains_what_is_not_given_up(struct bx_job *job)
+HARNESS_TEST(shmstat_calls, explains_no_call_that_was_given_up, 60, .size = 2, .setup = setup)
 {
     struct bx_future *given_up = NULL, *waited = NULL;
     const struct json *call;
@@ -404,11 +382,6 @@ static void explains_what_is_not_given_up(struct bx_job *job)
     bx_future_release(waited);
 }
 
-Test(shmstat_calls, explains_no_call_that_was_given_up, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { explains_what_is_not_given_up } });
-}
-
 /* ---- What has waited longest ------------------------------------------------------------------------------ */
 
 /* The job of this test among all jobs. */
@@ -422,7 +395,7 @@ static const struct json *own_job(const struct stat_run *run)
     return NULL;
 }
 
-static void explains_the_longest(struct bx_job *job)
+HARNESS_TEST(shmstat_calls, explains_the_call_that_has_waited_longest, 60, .size = 3, .setup = setup)
 {
     struct bx_future *first = NULL, *second = NULL;
     struct stat_run run;
@@ -456,11 +429,6 @@ static void explains_the_longest(struct bx_job *job)
     bx_future_release(second);
 }
 
-Test(shmstat_calls, explains_the_call_that_has_waited_longest, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { explains_the_longest } });
-}
-
 /* ---- A batch that waits for a member ------------------------------------------------------------------ */
 
 static void comes_late(struct bx_job *job)
@@ -488,17 +456,14 @@ static void sees_the_first_missing(struct bx_job *job)
     bx_future_release(future);
 }
 
-Test(shmstat_calls, continues_with_the_first_worker_missing_from_a_batch, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 4, .setup = setup,
-                                         .body = { NULL, sees_the_first_missing, comes_late, comes_late } });
-}
+HARNESS_WORLD(shmstat_calls, continues_with_the_first_worker_missing_from_a_batch, 60, .size = 4, .setup = setup,
+              .body = { NULL, sees_the_first_missing, comes_late, comes_late });
 
 /* ---- Names -------------------------------------------------------------------------------------------------- */
 
 static const char *const long_names[] = { "a-caller-of-a-very-long-name-1", "short" };
 
-static void sees_names_cut(struct bx_job *job)
+HARNESS_TEST(shmstat_calls, marks_names_that_it_cuts, 60, .size = 2, .setup = setup, .names = long_names)
 {
     struct bx_future *future = NULL;
     struct stat_run run;
@@ -514,14 +479,9 @@ static void sees_names_cut(struct bx_job *job)
     bx_future_release(future);
 }
 
-Test(shmstat_calls, marks_names_that_it_cuts, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .names = long_names, .body = { sees_names_cut } });
-}
-
 /* ---- Wrong words ------------------------------------------------------------------------------------------ */
 
-static void is_asked_nonsense(struct bx_job *job)
+HARNESS_TEST(shmstat_calls, refuses_a_subject_that_does_not_exist, 60, .size = 2, .setup = setup)
 {
     static const char *const subjects[] = { "worker9", "9", "0-1-1", "-1", "0-0-18446744073709551615" };
 
@@ -536,9 +496,4 @@ static void is_asked_nonsense(struct bx_job *job)
 
     HARNESS_EQ(run.status, 2);
     stat_run_free(&run);
-}
-
-Test(shmstat_calls, refuses_a_subject_that_does_not_exist, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { is_asked_nonsense } });
 }

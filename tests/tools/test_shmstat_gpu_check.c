@@ -210,9 +210,8 @@ Test(shmstat_gpu_check, reports_nothing_about_a_stopped_borrower, .timeout = 20,
 
 enum gate { READY = 0, DONE };
 
-static int drop(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(drop)
 {
-    (void)request, (void)args, (void)reply, (void)context;
     return 0;
 }
 
@@ -258,11 +257,11 @@ static double newest_generation(const struct stat_run *run)
     return newest;
 }
 
-static void checks_meanwhile(struct bx_job *job)
+DEVICE_TEST(shmstat_gpu_check, finds_nothing_in_a_job_whose_slabs_come_and_go, 120, DEVICE_ANY, .size = 3,
+            .setup = setup, .body = { [1] = lends_until_done, borrows })
 {
     double newest = 0;
 
-    (void)job;
     harness_await(READY, 2);
     for (int i = 0; i < CHECKS || newest < 3; i++) {
         struct stat_run checked = stat_run("check %s --json", harness_job_name());
@@ -276,12 +275,4 @@ static void checks_meanwhile(struct bx_job *job)
         stat_run_free(&shown);
     }
     harness_post(DONE);
-}
-
-Test(shmstat_gpu_check, finds_nothing_in_a_job_whose_slabs_come_and_go, .timeout = 120)
-{
-    device_world(DEVICE_ANY);
-    device_run(&(struct harness_world){
-        .size = 3, .setup = setup, .body = { checks_meanwhile, lends_until_done, borrows },
-    });
 }

@@ -213,9 +213,8 @@ Test(shmstat_hist, are_exposed_as_histograms, .timeout = 20, .fini = remove_plan
 
 /* ---- A job that runs ------------------------------------------------------------------------------------------ */
 
-static int echo(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(echo)
 {
-    (void)request, (void)context;
     return bx_msg_put_i64(reply, bx_read_i64(args));
 }
 

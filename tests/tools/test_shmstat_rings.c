@@ -253,7 +253,7 @@ Test(shmstat_rings, count_each_busy_thread_of_a_pool_once, .timeout = 20, .fini 
 /* ---- Jobs that run ----------------------------------------------------------------------------------------- */
 
 /* The rings table of `show` fits 80 columns, whatever its values. */
-static void is_left_unread(struct bx_job *job)
+HARNESS_TEST(shmstat_rings, show_a_request_that_a_stopped_worker_leaves_unread, 30, .size = 2, .setup = loans_setup)
 {
     uint64_t before_ns = bxi_coarse_ns();       /* the clock of the frame, which lags if ticks are late */
     struct bx_future *future;
@@ -282,14 +282,8 @@ static void is_left_unread(struct bx_job *job)
     bx_future_release(future);
 }
 
-Test(shmstat_rings, show_a_request_that_a_stopped_worker_leaves_unread, .timeout = 30)
+HARNESS_HANDLER(quick)
 {
-    harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup, .body = { is_left_unread } });
-}
-
-static int quick(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    (void)request, (void)args, (void)reply, (void)context;
     return 0;
 }
 
@@ -299,7 +293,7 @@ static int setup(struct bx_job *job)
 }
 
 /* It spins for a second after each call; a run may fall between two spins. */
-static void sees_the_other_spin(struct bx_job *job)
+HARNESS_TEST(shmstat_rings, show_a_worker_that_spins, 30, .size = 2, .setup = setup, .options = { .spin_ns = SECOND })
 {
     for (bool is_so = false; !is_so;) {
         HARNESS_EQ(bx_rpc_sync(job, "worker1", "quick", NULL, NULL, NULL), 0);
@@ -309,10 +303,4 @@ static void sees_the_other_spin(struct bx_job *job)
         is_so = strcmp(json_text(json_get(stat_run_worker(&run, 1), "activity")), "spinning") == 0;
         stat_run_free(&run);
     }
-}
-
-Test(shmstat_rings, show_a_worker_that_spins, .timeout = 30)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { sees_the_other_spin },
-                                         .options = { .spin_ns = SECOND } });
 }

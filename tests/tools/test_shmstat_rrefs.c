@@ -231,7 +231,7 @@ static void expect_holder(const struct stat_run *run, size_t index, const char *
     HARNESS_HAS(json_text(json_at(json_get(object_at(run, 1, 0), "holder_names"), index)), name);
 }
 
-static void live(struct bx_job *job)
+HARNESS_TEST(shmstat_rrefs, shows_the_objects_of_a_job_until_they_are_destroyed, 60, .size = 3, .setup = setup)
 {
     uint64_t began_ns = bxi_now_ns();
     struct bx_rref *rref = remote(job, "worker1", "new_slow", 5);
@@ -273,12 +273,7 @@ static void live(struct bx_job *job)
     stat_run_free(&run);
 }
 
-Test(shmstat_rrefs, shows_the_objects_of_a_job_until_they_are_destroyed, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { live } });
-}
-
-static void hold_many(struct bx_job *job)
+HARNESS_TEST(shmstat_rrefs, counts_objects_beyond_the_rows, 60, .size = 2, .setup = setup)
 {
     enum { MORE = 44 };
     static struct bx_rref *rrefs[BXI_OBJECTS_MAX + MORE];
@@ -296,9 +291,4 @@ static void hold_many(struct bx_job *job)
     expect_check_is_fine();
     for (int i = 0; i < BXI_OBJECTS_MAX + MORE; i++)
         bx_rref_release(rrefs[i]);
-}
-
-Test(shmstat_rrefs, counts_objects_beyond_the_rows, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { hold_many } });
 }

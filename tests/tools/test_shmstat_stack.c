@@ -131,9 +131,8 @@ __attribute__((noinline)) static int stay_in_a_function_of_this_name(void)
     return (int)harness_load(TID) == 0;         /* no tail call */
 }
 
-static int stay(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(stay)
 {
-    (void)request, (void)args, (void)reply, (void)context;
     harness_store(TID, (uint64_t)syscall(SYS_gettid));
     return stay_in_a_function_of_this_name();
 }

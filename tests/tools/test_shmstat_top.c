@@ -263,18 +263,6 @@ Test(shmstat_top, a_killed_worker_is_dead_until_its_segment_is_removed, .init = 
     cr_expect_eq(model.rows[0].health, TOP_IDLE);
 }
 
-Test(shmstat_top, a_job_that_begins_is_found_and_one_that_ended_is_waited_for, .init = begin, .fini = end)
-{
-    plant_remove(&plant);
-    sample(TOP_WORKERS, START);
-    cr_expect_eq(model.count, 0);
-    render(80, 24);
-    cr_expect(line_has(0, ": waiting for it"));
-    plant_make(&plant, 0);
-    sample(TOP_WORKERS, START + SECOND);
-    cr_expect_eq(model.count, 2);
-}
-
 /* ---- Rows and keys ----------------------------------------------------------------------------------- */
 
 /* Rows of 64 imagined workers of two jobs: worker i makes 10 * i calls a second. */
@@ -456,18 +444,6 @@ Test(shmstat_top, a_name_with_control_characters_is_not_sent_to_the_terminal, .i
     cr_expect(line_has(4, "a?[2Jb?"));
 }
 
-Test(shmstat_top, keys_change_the_view_and_quit, .init = imagine_64, .fini = forget)
-{
-    press("r");
-    cr_expect_eq(state.view, TOP_RINGS);
-    press("c");
-    cr_expect_eq(state.view, TOP_CALLS);
-    press("w");
-    cr_expect_eq(state.view, TOP_WORKERS);
-    cr_expect(top_key(&state, 'x'));
-    cr_expect_not(top_key(&state, 'q'));
-}
-
 Test(shmstat_top, figures_take_five_characters)
 {
     static const struct {
@@ -522,9 +498,8 @@ Test(shmstat_top, wrong_flags_and_a_missing_terminal_are_wrong_usage)
 /* The callee rank 0 answers 60 calls of rank 1 between two samples. */
 enum gate { SAMPLED = 0, CALLED };
 
-static int echo(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+HARNESS_HANDLER(echo)
 {
-    (void)request, (void)context;
     return bx_msg_put_i64(reply, bx_read_i64(args));
 }
 
@@ -559,7 +534,4 @@ static void shows_itself(struct bx_job *job)
     stat_run_free(&run);
 }
 
-Test(shmstat_top, shows_a_job_that_runs, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { NULL, shows_itself } });
-}
+HARNESS_WORLD(shmstat_top, shows_a_job_that_runs, 60, .size = 2, .setup = setup, .body = { NULL, shows_itself });

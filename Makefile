@@ -473,13 +473,15 @@ FUZZ_CC ?= $(or $(firstword $(shell command -v clang-19 clang)),clang)
 fuzz: deps
 	@$(MAKE) --no-print-directory CONFIG=asan CC='$(FUZZ_CC)' BUILD='$(BUILD)/clang' CFLAGS=-fsanitize=fuzzer-no-link \
 		$(BUILD)/clang/asan/tests/fuzz
+	@mkdir -p $(BUILD)/fuzz && tar xzf tests/fuzz/corpus.tar.gz -C $(BUILD)/fuzz
 	@for target in $(FUZZ); do mkdir -p $(BUILD)/fuzz/$$target && echo "== $$target" && \
 		ASAN_OPTIONS=quarantine_size_mb=1:thread_local_quarantine_size_kb=64 BX_FUZZ=$$target \
 		$(BUILD)/clang/asan/tests/fuzz -max_total_time=$(FUZZ_S) -max_len=4096 -detect_leaks=0 -print_final_stats=1 \
-		-artifact_prefix=$(BUILD)/fuzz/$$target- $(BUILD)/fuzz/$$target tests/fuzz/corpus/$$target || exit 1; done
+		-artifact_prefix=$(BUILD)/fuzz/$$target- $(BUILD)/fuzz/$$target $(BUILD)/fuzz/corpus/$$target || exit 1; done
 
 fuzz-replay: deps
 	@$(MAKE) --no-print-directory $(B)/tests/fuzz
+	@mkdir -p $(B)/fuzz && tar xzf tests/fuzz/corpus.tar.gz -C $(B)/fuzz
 	@$(TEST_ENV) tests/run_scripts.sh $(B)/tests/fuzz
 
 # Whether something grows for ever, or a payload changes: an hour, beside other work.

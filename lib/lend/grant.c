@@ -370,48 +370,6 @@ struct bxi_storage *bxi_grants_find(struct bx_job *job, struct bxi_lend_peer *pe
     return found;
 }
 
-/* The tensor's elements begin and end around the address. */
-static bool covers(const struct bx_tensor *tensor, const unsigned char *at)
-{
-    int64_t last = tensor->elements - 1;
-
-    for (int i = 0; i < tensor->ndim && !tensor->contiguous; i++)
-        last = (i == 0 ? 0 : last) + (tensor->shape[i] - 1) * tensor->strides[i];
-    return tensor->elements > 0 && (uintptr_t)at - (uintptr_t)tensor->data <
-                                       (uint64_t)(last + 1) * bx_dtype_bytes((enum bx_dtype)tensor->dtype);
-}
-
-static struct bxi_storage *find_loan(const struct bxi_holds *holds, const unsigned char *at)
-{
-    for (uint32_t i = 0; i < holds->count; i++) {
-        const struct bxi_loan *loan = (const struct bxi_loan *)holds->storages[i];
-
-        for (uint32_t j = 0; loan->storage.kind == BXI_STORE_LOAN && j < loan->tensor_count; j++)
-            if (covers(&loan->tensors[j], at))
-                return holds->storages[i];
-    }
-    return NULL;
-}
-
-struct bxi_storage *bxi_grants_find_loan(struct bx_job *job, const unsigned char *at)
-{
-    struct bxi_storage *found = NULL;
-
-    bxi_lock(&job->run->lock);
-    for (int rank = 0; rank < job->world_size; rank++)
-        for (const struct bxi_lend_peer *peer = job->lend->peers[rank]; peer != NULL; peer = peer->former) {
-            const struct bxi_grants *grants = &peer->grants;
-
-            for (uint16_t i = 0; grants->count > 0 && i < BXI_LEASE_MAX && found == NULL; i++)
-                if (grants->slots[i].out && grants->slots[i].passes)
-                    found = find_loan(grants->slots[i].holds, at);
-        }
-    if (found != NULL)
-        bxi_storage_acquire(found);
-    bxi_unlock(&job->run->lock);
-    return found;
-}
-
 bool bxi_grants_wait_for_round(struct bx_job *job, struct bxi_lend_peer *peer)
 {
     bool waits;

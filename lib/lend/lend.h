@@ -350,9 +350,6 @@ static inline uint64_t bxi_storage_offset(const struct bx_job *job, const struct
 /* The storage of the own arena in which the offset lies, if that lease to the peer holds it, with a reference; or NULL.
  * Without run->lock. */
 struct bxi_storage *bxi_grants_find(struct bx_job *job, struct bxi_lend_peer *peer, uint32_t slot, uint64_t offset);
-/* A loan of this worker with a tensor in which the address lies, if a lease to anybody holds it, with a reference; or
- * NULL. Without run->lock. */
-struct bxi_storage *bxi_grants_find_loan(struct bx_job *job, const unsigned char *at);
 void bxi_grants_want(struct bx_job *job);       /* before a wait for leases; after it, unwant */
 void bxi_grants_unwant(struct bx_job *job);
 /* Ends the leases whose frames end at or before through_pos: the peer refused those frames unread. */

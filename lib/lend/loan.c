@@ -291,11 +291,55 @@ static int64_t parse_head(struct bxi_loan *loan, uint32_t index, const unsigned 
     return rc < 0 ? rc : (int64_t)(sizeof head + (named ? sizeof ref : 0));
 }
 
+/* The tensor's elements begin and end around the address. */
+static bool covers(const struct bx_tensor *tensor, const unsigned char *at)
+{
+    int64_t last = tensor->elements - 1;
+
+    for (int i = 0; i < tensor->ndim && !tensor->contiguous; i++)
+        last = (i == 0 ? 0 : last) + (tensor->shape[i] - 1) * tensor->strides[i];
+    return tensor->elements > 0 && (uintptr_t)at - (uintptr_t)tensor->data <
+                                       (uint64_t)(last + 1) * bx_dtype_bytes((enum bx_dtype)tensor->dtype);
+}
+
+static struct bxi_storage *find_in(const struct bxi_holds *holds, const unsigned char *at)
+{
+    for (uint32_t i = 0; i < holds->count; i++) {
+        const struct bxi_loan *loan = (const struct bxi_loan *)holds->storages[i];
+
+        for (uint32_t j = 0; loan->storage.kind == BXI_STORE_LOAN && j < loan->tensor_count; j++)
+            if (covers(&loan->tensors[j], at))
+                return holds->storages[i];
+    }
+    return NULL;
+}
+
+/* A loan of this worker with a tensor in which the address lies, if a lease to anybody holds it, with a reference; or
+ * NULL. */
+static struct bxi_storage *find_lent_on(struct bx_job *job, const unsigned char *at)
+{
+    struct bxi_storage *found = NULL;
+
+    bxi_lock(&job->run->lock);
+    for (int rank = 0; rank < job->world_size; rank++)
+        for (const struct bxi_lend_peer *peer = job->lend->peers[rank]; peer != NULL; peer = peer->former) {
+            const struct bxi_grants *grants = &peer->grants;
+
+            for (uint16_t i = 0; grants->count > 0 && i < BXI_LEASE_MAX && found == NULL; i++)
+                if (grants->slots[i].out && grants->slots[i].passes)
+                    found = find_in(grants->slots[i].holds, at);
+        }
+    if (found != NULL)
+        bxi_storage_acquire(found);
+    bxi_unlock(&job->run->lock);
+    return found;
+}
+
 /* Has the loan hold an older one of the same memory that this worker has lent on. 0, -ENOMEM. */
 static int hold_older(struct bxi_loan *loan, const unsigned char *at, uint32_t owner)
 {
     struct bx_job *job = loan->returns->job;
-    struct bxi_storage *older = bxi_grants_find_loan(job, at);
+    struct bxi_storage *older = find_lent_on(job, at);
 
     if (older != NULL && loan->passed != NULL && loan->passed->storage == older) {      /* as the tensor before it */
         bxi_storage_release(older);

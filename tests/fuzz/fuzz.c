@@ -8,7 +8,8 @@
  *     stat    fuzz_stat.c     what shmstat reads of two segments
  *
  * `make fuzz` links them with libFuzzer: BX_FUZZ names the target. `make fuzz-replay` links them without it
- * (FUZZ_REPLAY), and runs the inputs in CORPUS once, from the project's root: CI does that, with gcc's sanitizers.
+ * (FUZZ_REPLAY), and runs the inputs of corpus.tar.gz once: CI does that, with gcc's sanitizers. They are what
+ * `make fuzz` finds, minimised by `-merge=1` and packed by `tar czf tests/fuzz/corpus.tar.gz -C build/fuzz corpus`.
  */
 #include "fuzz.h"
 
@@ -24,7 +25,6 @@ static const struct target {
     const char *name;
     void (*run)(struct fuzz_input input);
 } targets[] = { { "boot", fuzz_boot }, { "frame", fuzz_frame }, { "lease", fuzz_lease }, { "stat", fuzz_stat } };
-#define CORPUS "tests/fuzz/corpus"
 #define TARGETS (sizeof targets / sizeof targets[0])
 
 struct bx_job *fuzz_job[2];
@@ -127,16 +127,16 @@ static void replay(const struct target *target, const char *path)
 int main(void)
 {
     for (size_t i = 0; i < TARGETS; i++) {
-        char path[PATH_MAX];
+        char directory_path[PATH_MAX / 2], path[PATH_MAX];
         int count = 0;
 
-        snprintf(path, sizeof path, CORPUS "/%s", targets[i].name);
-        DIR *directory = opendir(path);
+        snprintf(directory_path, sizeof directory_path, "%s/fuzz/corpus/%s", getenv("BX_BUILD_DIR"), targets[i].name);
+        DIR *directory = opendir(directory_path);
         FUZZ_CHECK(directory != NULL);
         for (struct dirent *entry; (entry = readdir(directory)) != NULL;) {
             if (entry->d_name[0] == '.')
                 continue;
-            snprintf(path, sizeof path, CORPUS "/%s/%s", targets[i].name, entry->d_name);
+            snprintf(path, sizeof path, "%s/%s", directory_path, entry->d_name);
             replay(&targets[i], path);
             count++;
         }

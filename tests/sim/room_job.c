@@ -57,6 +57,8 @@ void sim_must_reach(const struct bx_job *job, const char *what, int rc, int to, 
 
 void sim_job_kill(int rank, uint32_t points)
 {
+    if (sim_is_dead(rank))              /* since it was chosen */
+        return;
     sim_kill_later(rank, points);
     if (sim_truth(REJOIN) == 2 && sim_deaths(rank) < 3 && sim_choose(3) != 0)
         sim_start_again_later(rank, sim_choose(UINT32_C(1) << (2 + sim_choose(12))));

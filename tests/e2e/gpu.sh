@@ -148,6 +148,8 @@ for command in gpu show; do
     check "the JSON of $command" stat 0 $command "$job" --json
     check 'every key of it is in the page' documented
 done
+# Neither may see the other's death: it would remove its names.
+stop "$pid_0" "$pid_1"
 end_own "$pid_0" "$pid_1"
 wait 2>/dev/null
 pids=

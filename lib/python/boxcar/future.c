@@ -54,7 +54,7 @@ static PyObject *future_new(PyTypeObject *type, PyObject *args, PyObject *keywor
     if (!PyArg_ParseTuple(args, "O!", &boxpy_job_type, &job) || !boxpy_lives((struct boxpy_job *)job))
         return NULL;
     made = bx_future_create(((struct boxpy_job *)job)->job);
-    return made != NULL ? new_future((struct boxpy_job *)job, made) : boxpy_fail(BX_E_SHUTDOWN, "the job has ended");
+    return made != NULL ? new_future((struct boxpy_job *)job, made) : boxpy_fail(bx_error_code(), bx_error_text());
 }
 
 static void future_dealloc(PyObject *self)

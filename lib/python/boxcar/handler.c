@@ -79,8 +79,10 @@ static int answer_with(struct boxpy_job *job, PyObject *answer, struct bx_future
         return fail_request(job);
     *reply = bx_future_create(job->job);
     if (*reply == NULL) {
+        int rc = bx_error_code();
+
         bx_msg_destroy(msg);
-        return -ENOMEM;
+        return rc;
     }
     return bx_future_set(*reply, msg);
 }

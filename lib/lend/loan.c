@@ -323,11 +323,12 @@ static struct bxi_storage *find_lent_on(struct bx_job *job, const unsigned char 
     bxi_lock(&job->run->lock);
     for (int rank = 0; rank < job->world_size; rank++)
         for (const struct bxi_lend_peer *peer = job->lend->peers[rank]; peer != NULL; peer = peer->former) {
-            const struct bxi_grants *grants = &peer->grants;
+            const struct bxi_grant_slot *slots = peer->grants.slots;
 
-            for (uint16_t i = 0; grants->count > 0 && i < BXI_LEASE_MAX && found == NULL; i++)
-                if (grants->slots[i].out && grants->slots[i].passes)
-                    found = find_in(grants->slots[i].holds, at);
+            for (uint16_t i = slots == NULL ? BXI_NO_LEASE : peer->grants.oldest; i != BXI_NO_LEASE && found == NULL;
+                 i = slots[i].next)
+                if (slots[i].passes)
+                    found = find_in(slots[i].holds, at);
         }
     if (found != NULL)
         bxi_storage_acquire(found);

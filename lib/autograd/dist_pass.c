@@ -267,7 +267,7 @@ static int discover_sends(struct bx_context *context, const struct wave *wave, s
     struct bxi_dist_pass *pass = pass_of(context, wave->number, wave->retain);
     const int rank = bx_job_rank(context->dist->job);
     int32_t generation = bx_read_i32(args), count = bx_read_i32(args);
-    int rc = pass == NULL ? BX_E_STATE : 0;
+    int rc = pass == NULL ? bx_error_code() : 0;
 
     if (rc == 0 && generation != bx_worker_generation(context->dist->job, rank))
         rc = sender_died(context, rank);
@@ -421,7 +421,7 @@ static int discover_roots(struct bx_context *context, const struct wave *wave, s
                           size_t count, struct found *found)
 {
     struct bxi_dist_pass *pass = pass_of(context, wave->number, wave->retain);
-    int rc = pass == NULL ? BX_E_STATE : 0;
+    int rc = pass == NULL ? bx_error_code() : 0;
 
     for (size_t i = 0; rc == 0 && i < count; i++)
         rc = bxi_pass_discover(&pass->pass, roots[i]);

@@ -384,8 +384,8 @@ static bool is_wanted(int index)
 {
     const struct sim_program *program = &sim_copies[0][index];
 
-    if (fails_all() && program->check == NULL)         /* no whole job */
-        return false;
+    if (fails_all() && (program->check == NULL || (program->refused_late && options.program == NULL)))
+        return false;                   /* no whole job, or not yet */
     return options.program == NULL || strcmp(options.program, program->name) == 0;
 }
 

@@ -33,10 +33,10 @@ static struct bx_var *leaf(struct bx_job *job, double value)
     return var;
 }
 
-/* A context fails with the worker that dies, and is then cancelled at the others. */
+/* A context fails with the worker that dies, or a call that is refused, and is then cancelled at the others. */
 static int must(const struct bx_job *job, int rc)
 {
-    if (rc != BX_E_CANCELLED || !(sim_any_is_dead() || sim_one_left()))
+    if (rc != BX_E_CANCELLED || !(sim_any_is_dead() || sim_one_left() || sim_refusal() != 0))
         sim_must(job, "a pass", rc);
     return rc;
 }
@@ -74,7 +74,10 @@ static int multiply(const struct bx_request *request, struct bx_reader *args, st
         x = bx_read_var(context, tape, args);
         if (x != NULL && nested != NULL)
             x = multiply_at(bx_request_job(request), context, tape, bx_request_caller(request), "multiply", x);
-        rc = x == NULL ? BX_E_CANCELLED : bx_msg_put_var(reply, context, bx_var_mul(tape, x, weight));
+        x = x != NULL ? bx_var_mul(tape, x, weight) : NULL;
+        rc = x != NULL ? bx_msg_put_var(reply, context, x)
+             : bx_tape_error(tape) < 0 ? bx_tape_error(tape)
+                                       : BX_E_CANCELLED;
     }
     bx_tape_destroy(tape);
     bx_context_release(context);

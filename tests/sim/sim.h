@@ -41,6 +41,7 @@ struct sim_program {
     const char *name;
     int workers;            /* copies of the library that it uses; worker 0 begins */
     uint32_t points;        /* about how many points a schedule has: where priorities change */
+    bool refused_late;      /* a call that fails may be told by a deadline only: --fail all runs it if it is named */
     bool resets;            /* it leaves statics of the library, descriptors and mappings behind */
     void (*start)(int worker);      /* in a fiber of that worker */
     void (*check)(void);            /* worker 0, when all fibers have ended. Or NULL */

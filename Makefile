@@ -174,7 +174,8 @@ BARE        := $(if $(and $(BARE_SRCS),$(filter release debug,$(CONFIG))),$(B)/g
 stress_SRCS := tests/shm/stress_main.c tests/shm/stress_ring.c
 PROG_SRCS   := $(wildcard tests/prog/*.c)
 # tests/fuzz/fuzz_stat.c includes jobs.c, with another shm_open.
-fuzz_SRCS   := $(wildcard tests/fuzz/*.c) tests/harness/json.c $(filter-out tools/shmstat/shmstat.c tools/shmstat/jobs.c,$(shmstat_SRCS))
+fuzz_SRCS   := $(wildcard tests/fuzz/*.c) tests/harness/json.c \
+	$(filter-out tools/shmstat/shmstat.c tools/shmstat/jobs.c,$(shmstat_SRCS))
 # A CUDA driver that is none, for the tests of gpu/, and NVRTC, cuBLAS and cuDNN likewise for those of lib/nn.
 FAKE_SRCS   := $(wildcard tests/fake_cuda/*.c)
 FAKE_CUDA    = $(B)/tests/libfakecuda.so
@@ -212,7 +213,8 @@ ALL_SRCS := $(sort $(LIB_SRCS) $(NN_SRCS) $(AUTOGRAD_SRCS) \
 
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: all tests demo test check-all unit e2e check stress sim fuzz fuzz-replay soak switches test-gpu test-reference mutants \
+.PHONY: all tests demo test check-all unit e2e check stress sim fuzz fuzz-replay soak switches test-gpu \
+	test-reference mutants \
 	lint size coverage coverage-run deps deps-unit deps-test deps-python deps-wheel deps-test-python deps-lint python \
 	wheel test-python man built install uninstall deb test-deb clean help FORCE
 
@@ -688,8 +690,8 @@ help:
 #? make stress          ring and doorbell under load, without Criterion
 #? make sim             the engine in a simulator: schedules that a seed chooses, for SIM_S=300 seconds, and calls that
 #?                      fail, for SIM_FAIL_S=60; prints the seeds. tests/sim/README.md
-#? make fuzz            fuzzes what reads other workers' memory, with libFuzzer (clang): FUZZ='boot frame lease stat', each
-#?                      for FUZZ_S=600 seconds; tests/fuzz/fuzz.c
+#? make fuzz            fuzzes what reads other workers' memory, with libFuzzer (clang): FUZZ='boot frame lease stat',
+#?                      each for FUZZ_S=600 seconds; tests/fuzz/fuzz.c
 #? make fuzz-replay     the corpus of these once, without clang
 #? make soak            all demos, and tensors of all sizes between four workers, for SOAK_S=3600 seconds: do memory,
 #?                      descriptors, arenas or /dev/shm grow, does a payload change?

@@ -294,10 +294,10 @@ static int64_t parse_head(struct bxi_loan *loan, uint32_t index, const unsigned 
 /* The tensor's elements begin and end around the address. */
 static bool covers(const struct bx_tensor *tensor, const unsigned char *at)
 {
-    int64_t last = tensor->elements - 1;
+    int64_t last = 0;
 
-    for (int i = 0; i < tensor->ndim && !tensor->contiguous; i++)
-        last = (i == 0 ? 0 : last) + (tensor->shape[i] - 1) * tensor->strides[i];
+    for (int i = 0; i < tensor->ndim; i++)
+        last += (tensor->shape[i] - 1) * tensor->strides[i];
     return tensor->elements > 0 && (uintptr_t)at - (uintptr_t)tensor->data <
                                        (uint64_t)(last + 1) * bx_dtype_bytes((enum bx_dtype)tensor->dtype);
 }

@@ -212,9 +212,6 @@ void bxi_deaths_close(const struct bxi_role *role, struct bx_job *job);    /* pe
 void bxi_rings_watchdog(const struct bxi_role *role, struct bx_job *job);
 void bxi_peer_close(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer,
                     enum bxi_peer_state state);
-/* Handles one frame, or some plain replies; *count says how many, the items of a packed frame. 0; BX_E_CORRUPT: the
- * caller closes the peer. */
-int bxi_read_some(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, int most, int *count);
 /* Handles up to `most` frames of a peer, fewer when the waiter is ready. How many. */
 int bxi_read_ring(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, struct bxi_waiter *waiter,
                   int most);

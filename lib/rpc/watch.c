@@ -30,7 +30,8 @@ static void ring_overdue(struct bx_job *job, int handled)
         bxi_bells_flush(job);
 }
 
-int bxi_read_some(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, int most, int *count)
+/* Handles one frame, or some plain replies; *count says how many, the items of a packed frame. 0, BX_E_CORRUPT. */
+static int read_some(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, int most, int *count)
 {
     const void *payload;
     uint32_t payload_bytes;
@@ -64,7 +65,7 @@ int bxi_read_ring(const struct bxi_role *role, struct bx_job *job, struct bxi_pe
         return 0;
     bxi_packed_begin(job, peer);
     while (handled < most) {
-        int count, rc = bxi_read_some(role, job, peer, most - handled, &count);
+        int count, rc = read_some(role, job, peer, most - handled, &count);
 
         if (count == 0)
             break;
@@ -429,8 +430,7 @@ void bxi_frames_unread(const struct bxi_role *role, struct bx_job *job)
             bxi_ring_advance(&peer->in, bytes);         /* its lease goes back with the loan, once */
             bxi_loan_drop_held(peer->lend);
         }
-        /* A full ring holds 2048 frames at most; the bound is for a peer whose memory still changes. */
-        for (int frames = 0; frames < 4096 && bxi_ring_peek(&peer->in, &payload, &bytes) == 1; frames++) {
+        for (int frames = 0; frames < RING_FRAMES && bxi_ring_peek(&peer->in, &payload, &bytes) == 1; frames++) {
             bxi_ring_advance(&peer->in, bytes);
             leave_unread(job, peer, payload, bytes);
         }

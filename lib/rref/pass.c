@@ -409,6 +409,15 @@ static int take_tail(const void *body, size_t *body_bytes, struct bxi_rref_tail 
     return 0;
 }
 
+/* The tail with its ids. */
+static int take_ids(const void *body, size_t *body_bytes, struct bxi_rref_tail *tail, uint64_t ids[BX_RREFS_MAX + 2])
+{
+    if (take_tail(body, body_bytes, tail) < 0)
+        return BX_E_CORRUPT;
+    memcpy(ids, (const unsigned char *)body + *body_bytes, id_count(tail) * 8);
+    return 0;
+}
+
 int bxi_rref_skip(const void *body, size_t *body_bytes)
 {
     struct bxi_rref_tail tail;
@@ -459,9 +468,8 @@ int bxi_rref_open(struct bx_job *job, int from, const void *body, size_t *body_b
     uint64_t ids[BX_RREFS_MAX + 2];
     bool complete;
 
-    if (take_tail(body, body_bytes, &tail) < 0)
+    if (take_ids(body, body_bytes, &tail, ids) < 0)
         return BX_E_CORRUPT;
-    memcpy(ids, (const unsigned char *)body + *body_bytes, id_count(&tail) * 8);
     made = malloc(sizeof *made + tail.count * sizeof *rrefs);
     bxi_lock(&job->run->lock);
     if (!is_valid(job, from, &tail, ids)) {
@@ -496,9 +504,8 @@ int bxi_rref_drop_request(struct bx_job *job, int from, const void *body, size_t
     uint64_t ids[BX_RREFS_MAX + 2];
     bool valid;
 
-    if (take_tail(body, &body_bytes, &tail) < 0)
+    if (take_ids(body, &body_bytes, &tail, ids) < 0)
         return BX_E_CORRUPT;
-    memcpy(ids, (const unsigned char *)body + body_bytes, id_count(&tail) * 8);
     bxi_lock(&job->run->lock);
     valid = is_valid(job, from, &tail, ids);
     if (valid && (tail.flags & BXI_RREF_MAKES) && (makes = take_makes(job, from, ids[0], &after)) != NULL) {
@@ -520,9 +527,8 @@ void bxi_rref_unread(struct bx_job *job, const void *body, size_t body_bytes)
     struct bxi_rref_tail tail;
     uint64_t ids[BX_RREFS_MAX + 2];
 
-    if (take_tail(body, &body_bytes, &tail) < 0)
+    if (take_ids(body, &body_bytes, &tail, ids) < 0)
         return;
-    memcpy(ids, (const unsigned char *)body + body_bytes, id_count(&tail) * 8);
     bxi_lock(&job->run->lock);
     for (size_t i = 0; i < id_count(&tail); i++)
         bxi_rref_drop(job, bxi_rref_find(job, ids[i]), &after);

@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The targets frame and lease: worker 1 writes what the input says into its own segment, and worker 0 reads it as it
- * reads any frame (bxi_read_some), in this thread. Nothing but a verdict may come of it: no report of a sanitizer, no
- * tensor outside of an arena, and unless worker 1 is cut off the call that was under way ends by its right answer.
+ * reads any frame (read_some of watch.c), in this thread. Nothing but a verdict may come of it: no report of a
+ * sanitizer, no tensor outside of an arena, and unless worker 1 is cut off the call that was under way ends by its
+ * right answer.
  *
  * A frame that is nonsense does not close worker 1, so a job serves many inputs. It is made anew when worker 1 was
  * closed, when something stays that frames made (references, requests), and after RUNS inputs.
  */
+#include "rpc/watch.c"
+
 #include "fuzz.h"
 
-#include "rpc/packed.h"
 #include "run/drive.h"
 
 #include <errno.h>
@@ -162,7 +164,7 @@ static int read_all(void)
 
     bxi_packed_begin(fuzz_job[0], run.in);
     while (rc == 0 && count > 0)
-        rc = bxi_read_some(run.role, fuzz_job[0], run.in, 64, &count);
+        rc = read_some(run.role, fuzz_job[0], run.in, 64, &count);
     bxi_packed_end(fuzz_job[0]);
     return rc;
 }

@@ -84,18 +84,21 @@ static int multiply(const struct bx_request *request, struct bx_reader *args, st
     return rc;
 }
 
-/* Answers with the gradient of this worker's parameter; 0: it has none. */
+/* 0: there is none. */
+static double item(const struct bx_tensor *gradient)
+{
+    return gradient == NULL ? 0 : *(const double *)bx_tensor_data(gradient);
+}
+
+/* Answers with the gradient of this worker's parameter. */
 static int tell_gradient(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *unused)
 {
     struct bx_context *context = NULL;
     int rc = bx_read_context(dist, args, &context);
 
     (void)request, (void)unused;
-    if (rc == 0) {
-        const struct bx_tensor *gradient = bx_grads_get(bx_context_grads(context), weight);
-
-        rc = bx_msg_put_f64(reply, gradient == NULL ? 0 : *(const double *)bx_tensor_data(gradient));
-    }
+    if (rc == 0)
+        rc = bx_msg_put_f64(reply, item(bx_grads_get(bx_context_grads(context), weight)));
     bx_context_release(context);
     return rc;
 }
@@ -168,12 +171,6 @@ static double product_of(const struct pass *pass)
         for (int i = 0; i < pass->factors[rank]; i++)
             product *= weight_of(rank);
     return product;
-}
-
-/* Of this worker; NULL: there is none. */
-static double item(const struct bx_tensor *gradient)
-{
-    return gradient == NULL ? 0 : *(const double *)bx_tensor_data(gradient);
 }
 
 static void check_parameter(const struct pass *pass, int rank)

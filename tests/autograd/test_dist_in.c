@@ -41,27 +41,44 @@ static int hold(const struct bx_request *request, struct bx_reader *args, struct
     return 0;
 }
 
+/* The maker's thread waits by then: it would take along what comes before. */
+static int pass_on_late(void *context, const struct bx_node_grads *grads)
+{
+    (void)context;
+    usleep(100000);
+    grads->inputs[0] = bx_tensor_acquire(grads->outputs[0]);
+    return 0;
+}
+
 static int set_up(struct bx_job *job)
 {
+    static const bx_backward_fn late = pass_on_late;
+
     HARNESS_REGISTER(job, HARNESS_BLOCKING("hold", hold), HARNESS_INLINE("product", dist_product),
-                     HARNESS_INLINE("lend_all", lend_all));
+                     HARNESS_INLINE("lend_all", lend_all),
+                     { "same", BX_INLINE, dist_custom, NULL, (void *)(uintptr_t)&late });
     return dist_set_up(job, width, 3, 0);
 }
 
-/* A pass over x * x * w, with x = 2. */
+/* A pass over x * y, with x = 2, where y is made of x by a function of worker 1: "product", x * w. */
 struct product {
     struct pass pass;
     struct bx_var *x, *loss;
 };
 
-static void forward(struct product *product, struct bx_job *job)
+static void forward_by(const char *function, struct product *product, struct bx_job *job)
 {
     struct bx_var *y;
 
     product->x = dist_param(width, 2, 0);
     product->pass = pass_begin();
-    y = pass_call(job, &product->pass, "worker1", "product", product->x, NULL);
+    y = pass_call(job, &product->pass, "worker1", function, product->x, NULL);
     product->loss = bx_var_sum(product->pass.tape, bx_var_mul(product->pass.tape, y, product->x));
+}
+
+static void forward(struct product *product, struct bx_job *job)
+{
+    forward_by("product", product, job);
 }
 
 static void end_product(struct product *product)
@@ -215,7 +232,7 @@ static void take_too_long(struct bx_job *job)
     struct bx_future *held = NULL;
     struct product product;
 
-    forward(&product, job);
+    forward_by("same", &product, job);
     HARNESS_EQ(bx_rpc_async(job, "worker0", "hold", NULL, &forever, &held), 0);
     harness_await(HELD, 1);
     HARNESS_EQ(bx_context_backward(product.pass.context, &product.loss, NULL, 1, false, 0), BX_E_TIMEOUT);

@@ -93,9 +93,10 @@ int bxi_ending_allows(const struct bx_job *job)
 
 void bxi_ending_changed(struct bx_job *job)
 {
-    bxi_wake(job->run, &job->rpc->ending);
     if (bxi_load_relaxed(&job->rpc->ending.began) != 0)     /* relaxed: bxi_ending_begin sets the same event */
         bxi_event(job->run, BXI_EVENT_SCAN);
+    else
+        bxi_wake(job->run, &job->rpc->ending);
 }
 
 /* ---- rounds ----------------------------------------------------------------------------------------- */

@@ -42,6 +42,17 @@ static _Thread_local const struct bxi_role *kept;   /* the role, from an answer 
 #define LATE_NS UINT64_C(3200000)       /* the longest time between two looks while more threads are woken */
 #define CHECK_NS UINT64_C(1000000000)
 
+/* Of pool.lock. Wakes a thread that was called; not before, for it would wait for the lock. */
+static void unlock(struct bxi_pool *pool)
+{
+    bool calls = pool->calls;
+
+    pool->calls = false;
+    pthread_mutex_unlock(&pool->lock);
+    if (calls)
+        pthread_cond_signal(&pool->cond);
+}
+
 /* ---- tasks ------------------------------------------------------------------------------------- */
 
 /* pool.lock. */
@@ -102,7 +113,7 @@ static void drive_on(struct bx_job *job)
 
     pool->idle++;
     pool->one_drives = true;
-    pthread_mutex_unlock(&pool->lock);
+    unlock(pool);
     bxi_drive_on(kept, &waiter);
     kept = NULL;
     bxi_cancel_off();               /* if a handler has switched it on */
@@ -133,7 +144,7 @@ static void *run_thread(void *argument)
         struct bxi_task *task = take_task(job);
         uint64_t mine = pool->taken;
 
-        pthread_mutex_unlock(&pool->lock);
+        unlock(pool);
         task->run(job, task);
         bxi_cancel_off();           /* if the handler has switched it on */
         pthread_mutex_lock(&pool->lock);
@@ -144,7 +155,7 @@ static void *run_thread(void *argument)
         if (bxi_leaving != NULL && may_leave_pool(job))
             break;
     }
-    pthread_mutex_unlock(&pool->lock);
+    unlock(pool);
     return NULL;
 }
 
@@ -181,7 +192,7 @@ static int call_thread(struct bx_job *job)
 
     if (pool->idle > pool->one_drives && pool->queued > pool->one_drives) {
         note_called(job);
-        pthread_cond_signal(&pool->cond);
+        pool->calls = true;
     }
     if (pool->queued <= pool->idle || pool->stop)
         return 0;
@@ -205,6 +216,8 @@ static bool may_leave_pool(struct bx_job *job)
             i++;
         pool->thread[i] = pool->thread[--pool->threads];
         if (call_thread(job) == 0) {
+            pthread_cond_signal(&pool->cond);       /* now: nobody joins this thread, and then the pool may be gone */
+            pool->calls = false;
             pthread_detach(pthread_self());
             return true;
         }
@@ -314,7 +327,7 @@ void bxi_pool_look(struct bx_job *job)
     if (waiting == 0)
         show_moving(job);               /* the queue was cancelled */
     pool->taken_seen = pool->taken;
-    pthread_mutex_unlock(&pool->lock);
+    unlock(pool);
     if (tell)
         bxi_log(job, 1, "all %u threads of the pool of worker '%s' have been busy for a second, %u %s; if its "
                    "handlers wait for each other, give it more: options.pool_threads, BX_POOL_THREADS", busy,
@@ -352,7 +365,7 @@ int bxi_pool_submit(struct bx_job *job, struct bxi_task *task)
     rc = enqueue(job, task, waits);
     if (rc == 0)
         after_ns = begin_watch(pool, waits);
-    pthread_mutex_unlock(&pool->lock);
+    unlock(pool);
     if (after_ns > 0)
         watch_queue(job, after_ns);
     return rc;
@@ -379,7 +392,7 @@ bool bxi_pool_take(struct bx_job *job, struct bxi_task *task)
     queued = task->queued;
     if (queued)
         unqueue(pool, task);
-    pthread_mutex_unlock(&pool->lock);
+    unlock(pool);
     return queued;
 }
 
@@ -421,7 +434,7 @@ bool bxi_pool_block(struct bx_job *job)
     job->rpc->pool.locked_ns = 0;
     int rc = call_thread(job);
     struct bxi_task *stuck = rc < 0 ? take_all(&job->rpc->pool) : NULL;
-    pthread_mutex_unlock(&job->rpc->pool.lock);
+    unlock(&job->rpc->pool);
     refuse_all(job, stuck, rc);
     return true;
 }
@@ -439,10 +452,10 @@ void bxi_pool_stop(struct bx_job *job)
     pthread_mutex_lock(&pool->lock);
     pool->stop = true;
     pthread_cond_broadcast(&pool->cond);
-    pthread_mutex_unlock(&pool->lock);
+    unlock(pool);
     for (uint32_t i = 0; i < pool->threads; i++)
         pthread_join(pool->thread[i], NULL);
     pthread_mutex_lock(&pool->lock);        /* the background thread may look at the queue */
     pool->threads = 0;
-    pthread_mutex_unlock(&pool->lock);
+    unlock(pool);
 }

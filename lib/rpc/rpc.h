@@ -94,6 +94,7 @@ struct bxi_pool {
     bxi_a32 ready;              /* a task is queued: written under the lock */
     uint32_t idle;              /* threads without a task */
     bool one_drives;            /* one of these drives the worker, the others are parked */
+    bool calls;                 /* whoever gives the lock up wakes one of them */
     uint32_t threads;
     bxi_a32 blocked;            /* of the threads, in a wait */
     bool stop;

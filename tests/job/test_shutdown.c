@@ -12,6 +12,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 enum { ENTERED, RELEASED, READY, DONE };        /* gates */
@@ -26,7 +27,8 @@ HARNESS_HANDLER(stuck)
 
 static int setup(struct bx_job *job)
 {
-    return HARNESS_REGISTER(job, HARNESS_BLOCKING("stuck", stuck), HARNESS_INLINE("twice", harness_twice));
+    return HARNESS_REGISTER(job, HARNESS_BLOCKING("stuck", stuck), HARNESS_INLINE("twice", harness_twice),
+                            HARNESS_BLOCKING("blocking twice", harness_twice));
 }
 
 /* ---- Together -------------------------------------------------------------------------------- */
@@ -59,6 +61,29 @@ static void leave_and_look(struct bx_job *job)
 
 HARNESS_WORLD(shutdown, refuses_all_calls_afterwards, 20, .size = 2, .setup = setup,
               .body = { leave_and_look, leave_and_look });
+
+/* ---- Serving meanwhile ----------------------------------------------------------------------- */
+
+static void call_the_leaver(struct bx_job *job)
+{
+    for (int i = 0; i < 1000; i++)
+        harness_call_i64(job, "worker1", "blocking twice", i);
+}
+
+static void sleep_while_called(struct bx_job *job)
+{
+    struct rusage before, after;
+
+    harness_leaves_by_itself();
+    getrusage(RUSAGE_THREAD, &before);
+    HARNESS_EQ(bx_job_shutdown(job, 0), 0);
+    getrusage(RUSAGE_THREAD, &after);
+    HARNESS_CHECK(after.ru_nvcsw - before.ru_nvcsw < 200);
+    bx_job_destroy(job);
+}
+
+HARNESS_WORLD(shutdown, is_not_woken_by_each_call, 20, .size = 2, .setup = setup,
+              .body = { call_the_leaver, sleep_while_called });
 
 /* ---- Not together ---------------------------------------------------------------------------- */
 

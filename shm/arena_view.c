@@ -154,15 +154,33 @@ static uint64_t pages_of(const struct bxi_arena_view *view, const void *memory, 
     return offset / BXI_PAGE;
 }
 
-static bool is_used(const struct bxi_arena_view *view, uint64_t page)
+/* The bits of the word of *page that stand for it and the pages behind it, to before `end`. Moves *page behind them. */
+static uint64_t bits_of(uint64_t *page, uint64_t end)
 {
-    return (view->private_pages[page / 64] >> page % 64 & 1) != 0;
+    uint64_t bits = ~UINT64_C(0) << *page % 64, next = (*page / 64 + 1) * 64;
+
+    *page = next < end ? next : end;
+    return bits & ~UINT64_C(0) >> (next - *page);
+}
+
+static bool are_free(const struct bxi_arena_view *view, uint64_t first, uint64_t end)
+{
+    for (uint64_t page = first; page < end;) {
+        uint64_t word = view->private_pages[page / 64];
+
+        if ((word & bits_of(&page, end)) != 0)
+            return false;
+    }
+    return true;
 }
 
 static void mark(struct bxi_arena_view *view, uint64_t first, uint64_t end)
 {
-    for (uint64_t page = first; page < end; page++)
-        view->private_pages[page / 64] ^= UINT64_C(1) << page % 64;
+    for (uint64_t page = first; page < end;) {
+        uint64_t *word = &view->private_pages[page / 64];
+
+        *word ^= bits_of(&page, end);
+    }
 }
 
 void *bxi_arena_view_private(struct bxi_arena_view *view, const void *memory, size_t bytes)
@@ -171,9 +189,7 @@ void *bxi_arena_view_private(struct bxi_arena_view *view, const void *memory, si
     bool is_free;
 
     pthread_mutex_lock(&view->lock);
-    is_free = map_private(view) && end - first <= view->private_left;
-    for (uint64_t page = first; is_free && page < end; page++)
-        is_free = !is_used(view, page);
+    is_free = map_private(view) && end - first <= view->private_left && are_free(view, first, end);
     if (is_free) {
         mark(view, first, end);
         view->private_left -= end - first;

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Futures: of calls, and those that a program makes itself."""
 import concurrent.futures
+import functools
 import threading
 import weakref
 
@@ -56,10 +57,12 @@ class Future(concurrent.futures.Future):
     _armed = False      # the engine tells when it is done
 
     @classmethod
-    def _of(cls, engine, worker, function):
-        if has_torch():
-            from ._torch_future import TorchFuture as cls
-        future = cls()
+    def _of_call(cls):
+        return cls()
+
+    @staticmethod
+    def _of(engine, worker, function):
+        future = _future_type(has_torch())._of_call()
         future._engine = engine
         future._worker = worker
         future._function = function
@@ -177,3 +180,12 @@ class Future(concurrent.futures.Future):
             self.cancel()
             raise
         return self.result()
+
+
+@functools.lru_cache
+def _future_type(torch_is_there):
+    """Of futures of calls."""
+    if not torch_is_there:
+        return Future
+    from ._torch_future import TorchFuture
+    return TorchFuture

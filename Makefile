@@ -115,7 +115,7 @@ SONAME  := libboxcar.so.$(firstword $(subst ., ,$(VERSION)))
 
 GPU_SRCS := $(if $(filter 0,$(CUDA)),gpu/stub.c,$(filter-out gpu/stub.c,$(wildcard gpu/*.c)))
 # The engine's rooms; lib/README.md says what each is.
-ROOMS    := base run rref rpc lend device job observe
+ROOMS    := base run rref rpc lend device net job observe
 LIB_SRCS := $(wildcard shm/*.c $(ROOMS:%=lib/%/*.c)) $(GPU_SRCS) $(if $(filter cov,$(CONFIG)),tests/cov/exit.c) \
 	$(if $(filter tsan,$(CONFIG)),tests/tsan/jemalloc.c)
 NN_SRCS  := $(if $(filter 0,$(CUDA)),$(filter-out lib/nn/cuda_%.c,$(wildcard lib/nn/*.c)) lib/nn/cuda_stub.c,\
@@ -218,7 +218,10 @@ ALL_SRCS := $(sort $(LIB_SRCS) $(NN_SRCS) $(AUTOGRAD_SRCS) \
 	lint size coverage coverage-run deps deps-unit deps-test deps-python deps-wheel deps-test-python deps-lint python \
 	wheel test-python man built install uninstall deb test-deb clean help FORCE
 
-all: $(STATIC_LIB) $(SHARED_LIB) $(STATIC_NN) $(SHARED_NN) $(STATIC_AUTOGRAD) $(SHARED_AUTOGRAD) \
+# The plug-in of lib/net, where what it needs is installed.
+NET_PLUGIN := $(B)/lib/libboxcar_net.so.0
+HAS_NET    := $(if $(wildcard /usr/include/ucp/api/ucp.h),$(wildcard /usr/include/openssl/hmac.h))
+all: $(if $(HAS_NET),$(NET_PLUGIN)) $(STATIC_LIB) $(SHARED_LIB) $(STATIC_NN) $(SHARED_NN) $(STATIC_AUTOGRAD) $(SHARED_AUTOGRAD) \
 	$(PROGRAMS:%=$(B)/bin/%)
 
 tests: $(TESTS)
@@ -315,6 +318,11 @@ $(SHARED_AUTOGRAD): $(call objects,$(AUTOGRAD_SRCS)) lib/libboxcar_autograd.map 
 		$(if $(filter asan tsan ubsan,$(CONFIG)),,-Wl,-z,defs) \
 		-o $@ $(filter %.o,$^) $(ALL_LDFLAGS) -L$(@D) -Wl,-rpath-link,$(@D) -lboxcar_nn -lboxcar -lm
 	$(Q)ln -sf $(@F) $(@D)/$(SONAME_AUTOGRAD) && ln -sf $(SONAME_AUTOGRAD) $(@D)/libboxcar_autograd.so
+
+# RTLD_LOCAL keeps its libraries' names away from the program's; it uses none of libboxcar's.
+$(NET_PLUGIN): $(O)/lib/net/ucx/ucx.o
+	$(call say,LINK,$@)
+	$(Q)mkdir -p $(@D) && $(CC) -shared -Wl,-soname,$(@F) -o $@ $^ $(ALL_LDFLAGS) $(NO_LTO) -lucp -lucs -lcrypto
 
 # Autograd and the networks come before what they use.
 link = $(Q)mkdir -p $(@D) && $(CC) -o $@ $(filter %.o,$^) $(filter $(STATIC_AUTOGRAD),$^) $(filter $(STATIC_NN),$^) \

@@ -35,6 +35,7 @@
 struct bxi_boot;
 struct bxi_device;
 struct bxi_lend;
+struct bxi_net;
 struct bxi_observe;
 struct bxi_rpc;
 struct bxi_rrefs;
@@ -52,10 +53,12 @@ struct bx_job {
     struct bxi_device *device;                  /* device/device.h */
     struct bxi_observe *observe;                /* observe/observe.h */
     struct bxi_boot *boot;                      /* job/job.h */
+    struct bxi_net *net;                        /* net/net.h; NULL: all workers are on this host */
     struct bxi_control *control;                /* the segment's; NULL before bx_job_start */
     bxi_a64 *counters;                          /* the segment's; observe->private_counters before */
     int rank;                                   /* start, all below */
     int world_size;
+    int root;                                   /* the lowest rank on this host: 0, unless there are several hosts */
     uint32_t fork_generation;
     uint64_t serial;                            /* of the job within the process */
     uint64_t instance;

@@ -54,6 +54,8 @@
     X(rrefs_entered,        "lock", "references that a third worker passed on, entered at their owner")    \
     X(rrefs_destroyed,      "lock", "references to objects of this worker that nobody holds any more")     \
     X(rrefs_leaked,         "lock", "of its objects, those that were still referred to at the end")        \
+    X(net_bytes,            "role", "bytes sent to workers on other hosts")                        \
+    X(net_bytes_received,   "role", "bytes that came from there")                                  \
     X(gpu_slabs_opened,     "any",  "slabs of other workers' device memory mapped")                \
     X(gpu_slabs_closed,     "any",  "of them, unmapped")                                           \
     X(gpu_marks,            "any",  "points set on streams, for others to wait for")               \

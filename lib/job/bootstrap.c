@@ -69,8 +69,8 @@ static int try_connect(struct joiner *joiner)
     if (fd < 0)
         return bxi_limits_no_file(joiner->job, "socket", joiner->paths->socket, fd);
     joiner->root.fd = fd;
-    snprintf(joiner->root.who, sizeof(joiner->root.who), "rank 0 of job '%s' (pid %u)", joiner->job->job_name,
-             joiner->root.pid);
+    snprintf(joiner->root.who, sizeof(joiner->root.who), "rank %d of job '%s' (pid %u)", joiner->job->root,
+             joiner->job->job_name, joiner->root.pid);
     return 0;
 }
 
@@ -104,7 +104,7 @@ static int root_hung_up(struct joiner *joiner)
         if (rc < 0)
             return rc;
         if (bxi_boot_lock_is_left(joiner->paths->lock))
-            return bxi_spawn_died(job, 0, joiner->root.who);
+            return bxi_spawn_died(job, job->root, joiner->root.who);
         nap(RETRY_FIRST_NS);
     }
     return -EAGAIN;
@@ -124,10 +124,10 @@ static int try_meet(struct joiner *joiner)
     rc = next_packet(joiner, 0);
     if (rc <= 0)
         return rc < 0 ? rc : root_hung_up(joiner);
-    if ((rc = bxi_boot_check_welcome(job, &joiner->root, &joiner->packet, 0)) < 0)
+    if ((rc = bxi_boot_check_welcome(job, &joiner->root, &joiner->packet, job->root)) < 0)
         return rc;
     job->instance = welcome->instance;
-    bxi_boot_who(joiner->root.who, welcome->known[0].name, 0, joiner->root.pid);
+    bxi_boot_who(joiner->root.who, welcome->known[job->root].name, job->root, joiner->root.pid);
     BXI_STEP("boot.welcomed");
     return 0;
 }
@@ -242,7 +242,7 @@ static int take_table(struct joiner *joiner)
 /* Rank 0 has opened the gate. Its segment is mapped, and stays as it was when rank 0 dies. */
 static bool gate_is_open(const struct bx_job *job)
 {
-    const struct bxi_segment_view *view = &job->rpc->peers[0]->view;
+    const struct bxi_segment_view *view = &job->rpc->peers[job->root]->view;
 
     /* [state] acquire, pairs with the release in open_gate. */
     return view->control != NULL && bxi_load_acquire((bxi_a32 *)&view->control->header.state) >= BXI_RUNNING;
@@ -262,7 +262,7 @@ static int gather(struct joiner *joiner)
 {
     struct bx_job *job = joiner->job;
     struct bxi_boot_head attached = bxi_boot_head(BXI_BOOT_ATTACHED);
-    int missing = job->world_size - 1;
+    int missing = bxi_net_here(job) - 1;
 
     for (;;) {
         int rc = next_packet(joiner, BXI_BOOT_TABLE_MAX * BXI_BOOT_FDS);
@@ -272,8 +272,8 @@ static int gather(struct joiner *joiner)
             return rc;
         if (rc == 0) {
             wait_for_lock(joiner);
-            bxi_boot_unlink_dead(job, 0);
-            return bxi_spawn_died(job, 0, joiner->root.who);
+            bxi_boot_unlink_dead(job, job->root);
+            return bxi_spawn_died(job, job->root, joiner->root.who);
         }
         if (missing == 0 && bxi_boot_packet_is(&joiner->packet, BXI_BOOT_GO, 0))
             return 0;
@@ -354,12 +354,14 @@ int bxi_bootstrap(struct bx_job *job, uint64_t deadline_ns)
 {
     struct bxi_boot_paths *paths = &job->boot->paths;
 
-    int rc = bxi_boot_paths(job->job_name, paths);
-    if (rc < 0)
+    int rc = bxi_net_meet(job, deadline_ns);
+    if (rc < 0 || (rc = bxi_boot_paths(job->job_name, paths)) < 0)
         return rc;
     bxi_boot_fill_self(job);
-    rc = job->rank == 0 ? begin_or_rejoin(job, paths, deadline_ns) : join(job, paths, deadline_ns);
-    if (rc < 0)
+    rc = job->rank == job->root ? begin_or_rejoin(job, paths, deadline_ns) : join(job, paths, deadline_ns);
+    if (rc < 0) {
+        bxi_net_fail(job, rc);
         clear_up(job, paths, rc);
+    }
     return rc;
 }

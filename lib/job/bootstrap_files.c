@@ -431,7 +431,7 @@ void bxi_boot_clear_dead(const struct bx_job *job)
     bool is_root_dead = false;
 
     for (int rank = 0; rank < job->world_size; rank++) {
-        int pidfd = rank == job->rank ? -1 : job->rpc->peers[rank]->pidfd;
+        int pidfd = rank == job->rank || job->rpc->peers[rank]->is_remote ? -1 : job->rpc->peers[rank]->pidfd;
         entries[rank] = (struct pollfd){ .fd = pidfd > 0 ? pidfd : -1, .events = POLLIN };
     }
     if (poll(entries, (nfds_t)job->world_size, 0) <= 0)
@@ -440,7 +440,7 @@ void bxi_boot_clear_dead(const struct bx_job *job)
         if (entries[rank].revents == 0)
             continue;
         bxi_boot_unlink_dead(job, rank);
-        is_root_dead |= rank == 0;
+        is_root_dead |= rank == job->root;
     }
     if (is_root_dead)
         bxi_bootstrap_sweep(job->job_name);

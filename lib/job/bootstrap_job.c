@@ -142,7 +142,13 @@ int bxi_boot_segment(struct bx_job *job, int *segment_fd, int *arena_fd)
         return rc;
     }
     adopt_segment(job);
-    return 0;
+    rc = bxi_twins_attach(job);
+    if (rc < 0) {
+        close(*arena_fd);
+        close(*segment_fd);
+        *arena_fd = *segment_fd = -1;
+    }
+    return rc;
 }
 
 void bxi_boot_fill_self(struct bx_job *job)

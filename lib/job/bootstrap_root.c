@@ -134,12 +134,12 @@ static int check_name(const struct root *root, const struct bxi_boot_hello *hell
 {
     for (int rank = 0; rank < root->job->world_size; rank++) {
         const struct connection *other = root->by_rank[rank];
-        const char *name = rank == 0 ? root->job->name : other == NULL ? "" : other->name;
+        const char *name = rank == root->job->rank ? root->job->name : other == NULL ? "" : other->name;
 
         if (strcmp(name, hello->name) == 0)
             return bx_fail(BX_E_NAME_TAKEN, "the name '%s' is taken twice in job '%s': by rank %d (pid %u) and "
                                             "by rank %d (pid %u)", hello->name, root->job->job_name, rank,
-                           rank == 0 ? (unsigned)getpid() : other->pid, (int)hello->rank, pid);
+                           rank == root->job->rank ? (unsigned)getpid() : other->pid, (int)hello->rank, pid);
     }
     return 0;
 }
@@ -158,7 +158,7 @@ static int welcome(struct root *root, struct connection *connection, const struc
     connection->state = WELCOMED;
     root->by_rank[hello->rank] = connection;
     root->deadline_ns = bxi_least(root->deadline_ns, bxi_deadline_ns(hello->left_ns));
-    memcpy(reply.known[0].name, job->name, sizeof(job->name));
+    memcpy(reply.known[job->rank].name, job->name, sizeof(job->name));
     /* Ignore the result: if the worker has gone, its hang-up will be seen. */
     bxi_boot_send(connection->fd, &(struct bxi_boot_out){ .data = &reply, .bytes = sizeof(reply) },
                   root->deadline_ns);
@@ -180,7 +180,7 @@ static int take_hello(struct root *root, struct connection *connection)
         return reject(root, connection, bx_fail(-EINVAL, "rank %d is not one of 0..%d", (int)hello->rank,
                                                 job->world_size - 1));
     const struct connection *holder = root->by_rank[hello->rank];
-    if (hello->rank == 0 || holder != NULL)
+    if (hello->rank == job->rank || holder != NULL)
         return reject(root, connection,
                       bxi_boot_rank_taken(job, hello->rank, holder == NULL ? job->name : holder->name,
                                           holder == NULL ? (uint32_t)getpid() : holder->pid));
@@ -278,10 +278,10 @@ static int list_missing(const struct root *root, char *text, size_t bytes)
     size_t used = 0;
 
     text[0] = '\0';
-    for (int rank = 1; rank < root->job->world_size; rank++) {
+    for (int rank = 0; rank < root->job->world_size; rank++) {
         int last = rank;
 
-        while (last < root->job->world_size &&
+        while (last < root->job->world_size && last != root->job->rank && bxi_net_is_here(root->job, last) &&
                (root->by_rank[last] == NULL || root->by_rank[last]->state < JOINED))
             last++;
         if (last == rank)
@@ -333,7 +333,7 @@ static void note_awaited(struct root *root)
     root->note_ns = now_ns + BXI_BOOT_AGAIN_NS;
     write_awaited(root, note.text);
     bxi_log(root->job, 1, "%s", note.text);
-    for (int rank = 1; rank < root->job->world_size; rank++)
+    for (int rank = 0; rank < root->job->world_size; rank++)
         if (root->by_rank[rank] != NULL)
             bxi_boot_send(root->by_rank[rank]->fd, &(struct bxi_boot_out){ .data = &note, .bytes = sizeof(note) }, 0);
 }
@@ -410,7 +410,7 @@ static int serve(struct root *root, struct connection *to)
 {
     struct bxi_boot_table table = { .head = bxi_boot_head(BXI_BOOT_TABLE) };
     int fds[BXI_BOOT_TABLE_MAX][BXI_BOOT_FDS];
-    int left = root->job->world_size - 1;
+    int left = bxi_net_here(root->job) - 1;
     int rc;
 
     root->awaited = to;
@@ -419,7 +419,7 @@ static int serve(struct root *root, struct connection *to)
         const struct bxi_peer *peer = root->job->rpc->peers[rank];
         struct bxi_boot_entry *entry = &table.entry[table.count];
 
-        if (rank == to->rank)
+        if (rank == to->rank || !bxi_net_is_here(root->job, rank))
             continue;
         *entry = (struct bxi_boot_entry){ .rank = rank, .pid = peer->pid, .generation = 1 };
         memcpy(entry->name, peer->name, sizeof(entry->name));
@@ -448,7 +448,9 @@ static void open_gate(struct root *root)
     /* [state] release, pairs with the acquire in gate_is_open: all workers have attached all their peers. */
     bxi_store_release(&job->control->header.state, BXI_RUNNING);
     BXI_STEP("boot.gate_open");
-    for (int rank = 1; rank < job->world_size; rank++) {
+    for (int rank = 0; rank < job->world_size; rank++) {
+        if (root->by_rank[rank] == NULL)
+            continue;
         bxi_boot_send(root->by_rank[rank]->fd, &(struct bxi_boot_out){ .data = &go, .bytes = sizeof(go) },
                       root->deadline_ns);
         BXI_STEP("boot.go_sent");
@@ -458,8 +460,8 @@ static void open_gate(struct root *root)
 /* Reads what attached workers have sent since: one may have failed, or died. */
 static int read_once_more(struct root *root)
 {
-    for (int rank = 1; rank < root->job->world_size; rank++) {
-        int rc = read_connection(root, root->by_rank[rank]);
+    for (int rank = 0; rank < root->job->world_size; rank++) {
+        int rc = root->by_rank[rank] == NULL ? 0 : read_connection(root, root->by_rank[rank]);
         if (rc < 0)
             return rc;
     }
@@ -469,7 +471,7 @@ static int read_once_more(struct root *root)
 static int run(struct root *root)
 {
     struct bx_job *job = root->job;
-    int *fds = root->fds[0], rc;
+    int *fds = root->fds[job->rank], rc;
     struct bxi_boot_entry self;
 
     /* This process holds the lock, so the process that made the socket is dead. */
@@ -485,13 +487,13 @@ static int run(struct root *root)
     bxi_boot_describe_self(job, &self, fds);
     if ((rc = bxi_door_open(job)) < 0)
         return rc;
-    while (root->joined < job->world_size - 1)
+    while (root->joined < bxi_net_here(job) - 1)
         if ((rc = poll_once(root)) < 0)
             return rc;
-    for (int rank = 1; rank < job->world_size; rank++)
-        if ((rc = serve(root, root->by_rank[rank])) < 0)
+    for (int rank = 0; rank < job->world_size; rank++)
+        if (root->by_rank[rank] != NULL && (rc = serve(root, root->by_rank[rank])) < 0)
             return rc;
-    if ((rc = read_once_more(root)) < 0)
+    if ((rc = read_once_more(root)) < 0 || (rc = bxi_net_ready(job, root->deadline_ns)) < 0)
         return rc;
     bxi_trace_start(job, &bxi_names_for_trace, true);       /* the others open its file after the gate */
     /* A worker that comes now is late: it must find no socket, not one that hangs up. */
@@ -548,7 +550,7 @@ int bxi_boot_root(struct bx_job *job, const struct bxi_boot_paths *paths, uint64
     root->deadline_ns = deadline_ns;
     root->listener = -1;
     memset(root->fds, -1, sizeof(root->fds));
-    if (getrandom(&job->instance, sizeof(job->instance), 0) != sizeof(job->instance))
+    if (job->net == NULL && getrandom(&job->instance, sizeof(job->instance), 0) != sizeof(job->instance))
         job->instance = bxi_now_ns() ^ ((uint64_t)getpid() << 40);
     job->instance |= 1;         /* 0 means any */
 

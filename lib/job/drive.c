@@ -50,7 +50,7 @@ static bool is_crowded(void *context)
         /* Relaxed: a guess is enough. */
         uint64_t word = rank != job->rank ? bxi_load_relaxed(peer->bell.word) : 0;
 
-        awake += rank != job->rank && bxi_load_relaxed(&peer->state) == BXI_PEER_ALIVE &&
+        awake += rank != job->rank && !peer->is_remote && bxi_load_relaxed(&peer->state) == BXI_PEER_ALIVE &&
                  ((word & 3) == BXI_AWAKE || word == bxi_load_relaxed((bxi_a64 *)&peer->bell.rang_for));
     }
     return awake > job->run->cpus;
@@ -117,8 +117,11 @@ static const struct bxi_source_ops trace_source = { .pass = write_trace };
 /* A worker died: its segment and arena; of rank 0 its socket and lock file too. Role. */
 static void remove_names(struct bx_job *job, int rank)
 {
+    if (!bxi_net_is_here(job, rank))
+        return;
+    bxi_net_tell_death(job, rank);
     bxi_boot_unlink_dead(job, rank);
-    if (rank == 0)
+    if (rank == job->root)
         bxi_bootstrap_sweep(job->job_name);
 }
 
@@ -157,7 +160,9 @@ int bxi_drive_start(struct bx_job *job)
     for (int rank = 0; rank < job->world_size; rank++)
         if (rank != job->rank && job->rpc->peers[rank]->pidfd > 0)       /* else it was dead before this worker came */
             bxi_run_watch(job->run, job->rpc->peers[rank]->pidfd, token_of(job->rpc->peers[rank]));
-    int rc = bxi_progress_start(job->run, job->options.own_loop);
+    int rc = bxi_net_start(job);
+    if (rc == 0)
+        rc = bxi_progress_start(job->run, job->options.own_loop);
     return rc < 0 ? rc : bxi_door_start(job);
 }
 

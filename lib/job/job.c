@@ -110,6 +110,7 @@ static void free_job(struct bx_job *job)
     }
     if (job->segment.control != NULL)
         bxi_segment_destroy(&job->segment);
+    bxi_net_destroy(job);
     pthread_cond_destroy(&job->rpc->pool.cond);
     pthread_mutex_destroy(&job->rpc->pool.lock);
     bx_msg_destroy(job->rpc->reply);
@@ -171,21 +172,23 @@ fail:
 int bx_job_start(struct bx_job *job)
 {
     BXI_UNCANCELLED;
+    uint64_t deadline_ns;
     int rc;
 
     if (job == NULL || bxi_job_is_forked(job))
         return bxi_job_check(job);
     if (bxi_load_relaxed(&job->phase) != BXI_CREATED)
         return bx_fail(BX_E_STATE, "worker '%s' was started before", job->name);
-    if ((rc = bxi_bootstrap(job, bxi_deadline_ns(job->options.start_timeout_ns))) < 0) {
+    deadline_ns = bxi_deadline_ns(job->options.start_timeout_ns);
+    if ((rc = bxi_bootstrap(job, deadline_ns)) < 0) {
         bxi_store_relaxed(&job->phase, BXI_STOPPED);
         return rc;
     }
     bxi_spawn_in_job(job, true);
     bxi_names_build(job);
     job->run->cpus = bxi_machine_cpus(job);
-    bxi_store_relaxed(&job->run->cpus_are_shared, job->world_size > job->run->cpus);
-    if (job->rank != 0 || job->rpc->peers[0]->generation > 1)
+    bxi_store_relaxed(&job->run->cpus_are_shared, bxi_net_here(job) > job->run->cpus);
+    if (job->rank != job->root || job->rpc->peers[job->root]->generation > 1)
         bxi_trace_start(job, &bxi_names_for_trace, !bxi_spawn_is_worker());
     /* Before progress starts: a handler that it runs may call at once. */
     /* [phase] release, pairs with the acquire in arena_memory: a thread that makes tensors meanwhile sees the arena. */
@@ -197,7 +200,9 @@ int bx_job_start(struct bx_job *job)
     /* [state] release, pairs with the acquire in look_state. */
     bxi_store_release(&job->control->header.state, BXI_RUNNING);
     BXI_STEP("state.running");
-    return 0;
+    if ((rc = bxi_net_await(job, deadline_ns)) < 0)
+        bxi_job_leave(job);
+    return rc;
 }
 
 void bx_job_destroy(struct bx_job *job)

@@ -38,6 +38,7 @@
 #ifndef BXI_JOB_H
 #define BXI_JOB_H
 
+#include "net/net.h"
 #include "rpc/rpc.h"
 
 /* ---- The part of the job ------------------------------------------------------------------------- */

@@ -175,6 +175,7 @@ void bxi_job_leave(struct bx_job *job)
     bxi_pool_stop(job);
     bxi_progress_stop(job->run);
     role = bxi_role_end(job->run);
+    bxi_net_stop(role, job);
     bxi_grants_reclaim(job);        /* what has come back and was passed on goes back */
     bxi_devices_close(job);
     bxi_frames_unread(role, job);

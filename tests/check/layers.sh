@@ -25,7 +25,9 @@ lib/lend: lib/run lib/observe lib/base shm gpu public
 lib/device: lib/lend lib/run lib/observe lib/base shm gpu public
 lib/rref: lib/run lib/observe lib/base shm public
 lib/rpc: lib/rref lib/device lib/lend lib/run lib/observe lib/base shm gpu public
-lib/job: lib/rpc lib/rref lib/device lib/lend lib/run lib/observe lib/base shm gpu public
+lib/net: lib/rpc lib/rref lib/device lib/lend lib/run lib/observe lib/base shm gpu public
+lib/net/ucx: lib/net/wire.h
+lib/job: lib/net lib/rpc lib/rref lib/device lib/lend lib/run lib/observe lib/base shm gpu public
 lib/nn: public gpu/cuda_api.h gpu/cuda_driver.h lib/base/options.h
 lib/autograd: public shm/atomic.h shm/backoff.h lib/base/options.h
 lib/examples: public
@@ -43,7 +45,7 @@ tools/bxbench: shm public
 tools/gpucheck: gpu/cuda_api.h gpu/cuda_driver.h gpu/gpu.h gpu/shared.h lib/nn/cuda.h shm/atomic.h public
 '
 # The folders whose files have an order too.
-files='gpu shm lib/base lib/run lib/observe lib/lend lib/device lib/rref lib/job lib/autograd'
+files='gpu shm lib/base lib/run lib/observe lib/lend lib/device lib/rref lib/net lib/job lib/autograd'
 objects=${BX_BUILD_DIR:-build/debug}/obj
 
 # The file that an include of $2, written in a file of folder $1, leads to; nothing for the system's headers.

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Finds and loads the plug-in: where the loader looks, then beside this program or library, then in ../lib of that.
+ */
+#include "net.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static const int here;
+
+/* Local, and not deep: its names do not replace anybody's. NULL: it is not there. */
+static void *try_beside(const char *between)
+{
+    char path[4096];
+    Dl_info info;
+    char *slash;
+    int length;
+
+    if (dladdr(&here, &info) == 0 || info.dli_fname == NULL)
+        return NULL;
+    length = snprintf(path, sizeof path, "%s", info.dli_fname);
+    if (length < 0 || (size_t)length >= sizeof path)
+        return NULL;
+    slash = strrchr(path, '/');
+    length = slash == NULL ? 0 : (int)(slash - path) + 1;
+    if (snprintf(path + length, sizeof path - (size_t)length, "%s" BXI_WIRE_PLUGIN, between) >=
+        (int)(sizeof path - (size_t)length))
+        return NULL;
+    return slash != NULL ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
+}
+
+int bxi_wire_load(const struct bxi_wire_ops **ops)
+{
+    const struct bxi_wire_ops *(*plugin)(void);
+    void *library = dlopen(BXI_WIRE_PLUGIN, RTLD_NOW | RTLD_LOCAL);
+    char why[256];
+
+    snprintf(why, sizeof why, "%s", library != NULL ? "" : dlerror());
+    if (library == NULL)
+        library = try_beside("");
+    if (library == NULL)
+        library = try_beside("../lib/");
+    if (library == NULL)
+        return bx_fail(-ENOENT, "a job of several hosts (BX_ROOT) needs " BXI_WIRE_PLUGIN ": %s; `make` builds it where "
+                                "libucx-dev and libssl-dev are installed", why);
+    *(void **)&plugin = dlsym(library, "bxi_wire_plugin");
+    *ops = plugin != NULL ? plugin() : NULL;
+    if (*ops == NULL || (*ops)->version != BXI_WIRE_VERSION)
+        return bx_fail(BX_E_VERSION, BXI_WIRE_PLUGIN " is of another version");
+    return 0;
+}

@@ -1,0 +1,570 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * How the workers of all hosts meet: they connect to rank 0, prove that they know the job's secret, and say who and
+ * where they are; when all have come, rank 0 tells everybody about everybody. guests.c has rank 0's side.
+ *
+ *     worker                                  rank 0
+ *                                        <--  NONCE   32 random bytes
+ *     PROOF    32 random bytes, HMAC     -->          of "join", its nonce, the own one
+ *                                        <--  PROOF   HMAC of "root", the worker's nonce, the own one
+ *     CLOCK    (some times)              <->  CLOCK   rank 0's time; the shortest exchange counts
+ *     HELLO    struct bxi_hello          -->          who it is, the address of its wire
+ *                                        <--  TABLE   struct bxi_hello of all, by rank; when all have come
+ *     READY    of each host's root       -->          all workers of its host have attached one another
+ *                                        <--  GO      when all hosts are ready
+ *
+ * The workers of rank 0's host do the same over the same socket. The connections of remote workers stay open: by them
+ * deaths are told (source.c). FAIL, with a sentence, ends the start on all hosts.
+ *
+ * Who runs it: the thread in bx_job_start, before any other thread of the job exists.
+ */
+#include "meet.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#define RETRY_NS UINT64_C(20000000)
+#define TIMEOUT_MS UINT64_C(5000)
+#define CLOCK_ROUNDS 8
+#define SECRET_LEAST 8
+
+/* ---- what the environment says ------------------------------------------------------------------- */
+
+/* Of a file that nobody else may read. malloc'ed, without the newline at its end. */
+static int read_secret(const char *path, char **secret)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    struct stat status;
+    char text[1024];
+    ssize_t bytes;
+
+    if (fd < 0 || fstat(fd, &status) < 0) {
+        int rc = bx_fail(-errno, "BX_SECRET_FILE '%s' cannot be opened: %s", path, bx_strerror(-errno));
+
+        if (fd >= 0)
+            close(fd);
+        return rc;
+    }
+    bytes = read(fd, text, sizeof text - 1);
+    close(fd);
+    if (status.st_uid != geteuid() || (status.st_mode & 077) != 0)
+        return bx_fail(-EACCES, "BX_SECRET_FILE '%s' can be read by others: chmod 600", path);
+    while (bytes > 0 && (text[bytes - 1] == '\n' || text[bytes - 1] == '\r'))
+        bytes--;
+    text[bytes > 0 ? bytes : 0] = '\0';
+    *secret = strdup(text);
+    return *secret != NULL ? 0 : bx_fail(-ENOMEM, "no memory for the secret");
+}
+
+static int secret_from_environment(char **secret)
+{
+    const char *text = getenv("BX_SECRET"), *path = getenv("BX_SECRET_FILE");
+    int rc = 0;
+
+    *secret = NULL;
+    if (text != NULL)
+        *secret = strdup(text);
+    else if (path != NULL)
+        rc = read_secret(path, secret);
+    else
+        rc = bx_fail(-EACCES, "a job of several hosts needs a secret: BX_SECRET, or BX_SECRET_FILE, a file of mode "
+                              "0600; `openssl rand -hex 32` makes one");
+    if (rc == 0 && (*secret == NULL || strlen(*secret) < SECRET_LEAST)) {
+        rc = bx_fail(-EINVAL, "the secret of a job of several hosts has %d characters at least", SECRET_LEAST);
+        free(*secret);
+        *secret = NULL;
+    }
+    return rc;
+}
+
+static void host_of_this(char host[BXI_NET_HOST_BYTES])
+{
+    const char *name = getenv("BX_HOST");
+    char boot[64] = "";
+    struct stat shm = { .st_dev = 0 };
+    FILE *file;
+
+    memset(host, 0, BXI_NET_HOST_BYTES);
+    if (name != NULL && name[0] != '\0') {
+        snprintf(host, BXI_NET_HOST_BYTES, "%s", name);
+        return;
+    }
+    file = fopen("/proc/sys/kernel/random/boot_id", "re");
+    if (file != NULL) {
+        if (fscanf(file, "%63s", boot) != 1)
+            boot[0] = '\0';
+        fclose(file);
+    }
+    stat("/dev/shm", &shm);
+    snprintf(host, BXI_NET_HOST_BYTES, "%s:%llx:%llx", boot, (unsigned long long)shm.st_dev,
+             (unsigned long long)shm.st_ino);
+}
+
+/* With BX_HOST several hosts may share a /dev/shm: each has its own names there. */
+static int name_host(struct bx_job *job)
+{
+    const char *host = getenv("BX_HOST");
+    char name[2 * BXI_NAME_BYTES];
+
+    if (host == NULL || host[0] == '\0')
+        return 0;
+    snprintf(name, sizeof name, "%s.%.31s", job->job_name, host);
+    if (!bxi_name_is_valid(name))
+        return bx_fail(-EINVAL, "BX_HOST='%s': with the job's name, '%s', it is not %d characters of A-Z a-z 0-9 _ - . "
+                                "at most", bxi_brief(host).text, job->job_name, BX_NAME_MAX);
+    memcpy(job->job_name, name, sizeof job->job_name);
+    return 0;
+}
+
+static uint64_t timeout_from_environment(void)
+{
+    const char *text = getenv("BX_NET_TIMEOUT_MS");
+    unsigned long long value = text == NULL ? 0 : strtoull(text, NULL, 10);
+
+    return (value == 0 ? TIMEOUT_MS : value) * 1000000;
+}
+
+/* "host:port", "[address]:port". 0, or a failure with its sentence. */
+int bxi_meet_resolve(const char *where, bool listens, struct addrinfo **found)
+{
+    const struct addrinfo hints = { .ai_socktype = SOCK_STREAM, .ai_flags = listens ? AI_PASSIVE : 0 };
+    char host[256];
+    const char *colon = strrchr(where, ':');
+    size_t length = colon == NULL ? 0 : (size_t)(colon - where);
+    int rc;
+
+    if (length == 0 || length >= sizeof host || colon[1] == '\0')
+        return bx_fail(-EINVAL, "BX_ROOT='%s' is not HOST:PORT, where rank 0 listens", bxi_brief(where).text);
+    if (where[0] == '[' && where[length - 1] == ']')
+        snprintf(host, sizeof host, "%.*s", (int)length - 2, where + 1);
+    else
+        snprintf(host, sizeof host, "%.*s", (int)length, where);
+    rc = getaddrinfo(host, colon + 1, &hints, found);
+    return rc == 0 ? 0 : bx_fail(-EINVAL, "BX_ROOT='%s' leads nowhere: %s", bxi_brief(where).text, gai_strerror(rc));
+}
+
+/* A hang-up of the host is noticed while nothing is sent, too. */
+void bxi_meet_keep(int fd, uint64_t timeout_ns)
+{
+    const int on = 1, seconds = (int)(timeout_ns / 4000000000u) + 1, probes = 3;
+    const unsigned timeout_ms = (unsigned)(timeout_ns / 1000000);
+
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &seconds, sizeof seconds);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &seconds, sizeof seconds);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
+    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof timeout_ms);
+}
+
+/* ---- proofs ------------------------------------------------------------------------------------------ */
+
+bool bxi_meet_proof(const struct bxi_meeting *meeting, const char who[4], const unsigned char *theirs,
+                    const unsigned char *own, unsigned char proof[BXI_WIRE_MAC_BYTES])
+{
+    unsigned char text[4 + 2 * BXI_NONCE_BYTES];
+
+    memcpy(text, who, 4);
+    memcpy(text + 4, theirs, BXI_NONCE_BYTES);
+    memcpy(text + 4 + BXI_NONCE_BYTES, own, BXI_NONCE_BYTES);
+    return meeting->net->ops->mac(meeting->secret, text, sizeof text, proof);
+}
+
+/* Takes as long wherever they differ. */
+bool bxi_meet_equal(const unsigned char *one, const unsigned char *two)
+{
+    unsigned char differs = 0;
+
+    for (unsigned i = 0; i < BXI_WIRE_MAC_BYTES; i++)
+        differs |= one[i] ^ two[i];
+    return differs == 0;
+}
+
+/* ---- a worker that is not rank 0 --------------------------------------------------------------------- */
+
+static int link_failed(const struct bxi_meeting *meeting, int rc, const char *what)
+{
+    if (rc == -EPIPE || rc == -ECONNRESET)
+        return bx_fail(BX_E_PEER_DEAD, "rank 0 of job '%s' (BX_ROOT=%s) hung up %s", meeting->job->job_name,
+                       meeting->where, what);
+    if (rc == -ETIMEDOUT)
+        return bx_fail(BX_E_RANK_MISSING, "rank 0 of job '%s' (BX_ROOT=%s) did not answer in time %s",
+                       meeting->job->job_name, meeting->where, what);
+    return bx_fail(rc, "rank 0 of job '%s' (BX_ROOT=%s) cannot be understood %s: %s", meeting->job->job_name,
+                   meeting->where, what, bx_strerror(rc));
+}
+
+/* One attempt. The descriptor; -errno. */
+static int try_connect(const struct bxi_meeting *meeting)
+{
+    struct addrinfo *found = NULL;
+    int rc = bxi_meet_resolve(meeting->where, false, &found), fd = -ECONNREFUSED;
+
+    if (rc < 0)
+        return rc;
+    for (struct addrinfo *at = found; at != NULL; at = at->ai_next) {
+        fd = socket(at->ai_family, at->ai_socktype | SOCK_CLOEXEC, at->ai_protocol);
+        if (fd >= 0 && connect(fd, at->ai_addr, at->ai_addrlen) == 0)
+            break;
+        rc = -errno;
+        if (fd >= 0)
+            close(fd);
+        fd = rc;
+    }
+    freeaddrinfo(found);
+    if (fd >= 0)
+        fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+    return fd;
+}
+
+static int connect_to_root(struct bxi_meeting *meeting)
+{
+    const struct timespec nap = { .tv_nsec = (long)RETRY_NS };
+
+    for (;;) {
+        int fd = try_connect(meeting);
+
+        if (fd >= 0)
+            return fd;
+        if (fd == -EINVAL)
+            return fd;
+        if (bxi_now_ns() >= meeting->deadline_ns)
+            return bx_fail(BX_E_RANK_MISSING, "rank 0 of job '%s' does not listen at BX_ROOT=%s: %s",
+                           meeting->job->job_name, meeting->where, bx_strerror(fd));
+        nanosleep(&nap, NULL);
+    }
+}
+
+static int prove(struct bxi_meeting *meeting, int fd)
+{
+    struct bxi_net_message message;
+    struct bxi_nonce theirs = { 0 };
+    struct bxi_proof proof = { 0 };
+    unsigned char own[BXI_NONCE_BYTES], answer[BXI_WIRE_MAC_BYTES], expected[BXI_WIRE_MAC_BYTES];
+    int rc = bxi_net_receive(fd, &message, &theirs, sizeof theirs, meeting->deadline_ns);
+
+    if (rc < 0 || message.kind != BXI_NET_NONCE || message.bytes != sizeof theirs)
+        return link_failed(meeting, rc < 0 ? rc : -EPROTO, "before it said who it is");
+    if (theirs.layout != BXI_LAYOUT_VERSION || theirs.protocol != BXI_NET_PROTOCOL)
+        return bx_fail(BX_E_VERSION, "rank 0 speaks protocol %u between hosts with layout %u, this worker %u with %u; all "
+                                     "must use the same version", theirs.protocol, theirs.layout, BXI_NET_PROTOCOL,
+                       BXI_LAYOUT_VERSION);
+    if (getrandom(own, sizeof own, 0) != sizeof own)
+        return bx_fail(-errno, "no random bytes: %s", bx_strerror(-errno));
+    memcpy(proof.nonce, own, sizeof own);
+    if (!bxi_meet_proof(meeting, "join", theirs.bytes, own, proof.mac) ||
+        !bxi_meet_proof(meeting, "root", own, theirs.bytes, expected))
+        return bx_fail(-ENOSYS, "OpenSSL refuses HMAC-SHA256");
+    message = (struct bxi_net_message){ .kind = BXI_NET_PROOF, .bytes = sizeof proof };
+    rc = bxi_net_send(fd, &message, &proof, meeting->deadline_ns);
+    if (rc == 0)
+        rc = bxi_net_receive(fd, &message, answer, sizeof answer, meeting->deadline_ns);
+    if (rc == -EPIPE || rc == -ECONNRESET)
+        return bx_fail(-EACCES, "rank 0 of job '%s' (BX_ROOT=%s) refuses this worker: the secrets differ",
+                       meeting->job->job_name, meeting->where);
+    if (rc < 0 || message.kind != BXI_NET_PROOF || message.bytes != sizeof answer)
+        return link_failed(meeting, rc < 0 ? rc : -EPROTO, "when it was asked for its proof");
+    if (!bxi_meet_equal(answer, expected))
+        return bx_fail(-EACCES, "who listens at BX_ROOT=%s does not know the secret of job '%s'", meeting->where,
+                       meeting->job->job_name);
+    return 0;
+}
+
+/* own time = rank 0's + *clock_ns, as exactly as half of the shortest exchange. */
+static int measure_clock(struct bxi_meeting *meeting, int fd, int64_t *clock_ns)
+{
+    uint64_t shortest_ns = BX_FOREVER;
+
+    for (int i = 0; i < CLOCK_ROUNDS; i++) {
+        struct bxi_net_message message = { .kind = BXI_NET_CLOCK };
+        uint64_t before_ns = bxi_now_ns(), took_ns;
+        int rc = bxi_net_send(fd, &message, NULL, meeting->deadline_ns);
+
+        if (rc == 0)
+            rc = bxi_net_receive(fd, &message, NULL, 0, meeting->deadline_ns);
+        if (rc < 0 || message.kind != BXI_NET_CLOCK)
+            return link_failed(meeting, rc < 0 ? rc : -EPROTO, "when it was asked for the time");
+        took_ns = bxi_now_ns() - before_ns;
+        if (took_ns >= shortest_ns)
+            continue;
+        shortest_ns = took_ns;
+        *clock_ns = (int64_t)(before_ns + took_ns / 2 - message.value);
+    }
+    return 0;
+}
+
+static int failure_of(const struct bxi_net_message *message, const void *body)
+{
+    int code = (int)(int64_t)message->value;
+
+    return bx_fail(code < 0 ? code : -EPROTO, "%.*s", (int)bxi_least(message->bytes, BXI_TEXT_BYTES - 1),
+                   (const char *)body);
+}
+
+static int wait_for_table(struct bxi_meeting *meeting, int fd)
+{
+    struct bxi_net_message message;
+    unsigned char *body = malloc(BXI_NET_MESSAGE_MAX);
+    int rc;
+
+    if (body == NULL)
+        return bx_fail(-ENOMEM, "no memory for the table of workers");
+    rc = bxi_net_receive(fd, &message, body, BXI_NET_MESSAGE_MAX, meeting->deadline_ns + BXI_MEET_VERDICT_NS);
+    if (rc < 0)
+        rc = link_failed(meeting, rc, "before all workers had come");
+    else if (message.kind == BXI_NET_FAIL)
+        rc = failure_of(&message, body);
+    else if (message.kind != BXI_NET_TABLE)
+        rc = link_failed(meeting, -EPROTO, "when it was to tell who has come");
+    else
+        rc = bxi_meet_take_table(meeting, message.value, body, message.bytes);
+    free(body);
+    return rc;
+}
+
+static int meet_root(struct bxi_meeting *meeting)
+{
+    struct bxi_net *net = meeting->net;
+    int fd = connect_to_root(meeting), rc;
+
+    if (fd < 0)
+        return fd;
+    net->links[0] = (struct bxi_link){ .fd = fd };
+    net->link_count = 1;
+    bxi_meet_keep(fd, net->timeout_ns);
+    if ((rc = prove(meeting, fd)) < 0 || (rc = measure_clock(meeting, fd, &meeting->self->clock_ns)) < 0)
+        return rc;
+    rc = bxi_net_send(fd, &(struct bxi_net_message){ .kind = BXI_NET_HELLO, .bytes = bxi_hello_bytes(meeting->self) },
+                      meeting->self, meeting->deadline_ns);
+    rc = rc < 0 ? link_failed(meeting, rc, "when this worker said who it is") : wait_for_table(meeting, fd);
+    if (rc == 0 && !net->places[0].is_remote) {         /* its pidfd tells more */
+        close(fd);
+        net->links[0].fd = -1;
+        net->link_count = 0;
+    }
+    return rc;
+}
+
+/* ---- both -------------------------------------------------------------------------------------------- */
+
+int bxi_meet_take_table(struct bxi_meeting *meeting, uint64_t instance, const unsigned char *body, size_t bytes)
+{
+    struct bx_job *job = meeting->job;
+    struct bxi_net *net = meeting->net;
+    size_t at = 0;
+
+    for (int rank = 0; rank < job->world_size; rank++) {
+        struct bxi_place *place = &net->places[rank];
+        struct bxi_hello hello;
+
+        if (bytes - at < offsetof(struct bxi_hello, address))
+            return link_failed(meeting, -EPROTO, "when it told who has come");
+        memcpy(&hello, body + at, offsetof(struct bxi_hello, address));
+        if (!bxi_hello_is_valid(&hello, bytes - at) || hello.rank != rank)
+            return link_failed(meeting, -EPROTO, "when it told who has come");
+        memcpy(place->host, hello.host, sizeof place->host);
+        memcpy(place->name, hello.name, sizeof place->name);
+        place->pid = hello.pid;
+        place->arena_bytes = hello.arena_bytes;
+        place->clock_ns = meeting->self->clock_ns - hello.clock_ns;
+        place->is_remote = memcmp(hello.host, meeting->self->host, sizeof hello.host) != 0;
+        place->address_bytes = hello.address_bytes;
+        place->address = malloc(hello.address_bytes);
+        if (place->address == NULL)
+            return bx_fail(-ENOMEM, "no memory for the table of workers");
+        memcpy(place->address, body + at + offsetof(struct bxi_hello, address), hello.address_bytes);
+        at += bxi_hello_bytes(&hello);
+    }
+    for (int rank = job->world_size - 1; rank >= 0; rank--) {
+        if (net->places[rank].is_remote)
+            continue;
+        job->root = rank;
+        net->here++;
+    }
+    job->instance = instance;
+    return 0;
+}
+
+bool bxi_hello_is_valid(const struct bxi_hello *hello, size_t bytes)
+{
+    return hello->address_bytes <= BXI_WIRE_ADDRESS_MAX && bxi_hello_bytes(hello) <= bytes &&
+           memchr(hello->host, 0, sizeof hello->host) != NULL && memchr(hello->name, 0, sizeof hello->name) != NULL &&
+           bxi_name_is_valid(hello->name) && hello->arena_bytes > 0;
+}
+
+static int describe_self(struct bxi_meeting *meeting)
+{
+    const struct bx_job *job = meeting->job;
+    struct bxi_hello *self = meeting->self;
+    size_t bytes = 0;
+    int rc = meeting->net->ops->address(meeting->net->wire, self->address, &bytes);
+
+    if (rc < 0)
+        return bx_fail(rc, "UCX gives no address for this worker: %s", bx_strerror(rc));
+    self->rank = job->rank;
+    self->world_size = job->world_size;
+    self->pid = (uint32_t)getpid();
+    self->address_bytes = (uint32_t)bytes;
+    /* As bxi_arena_create rounds it. */
+    self->arena_bytes = (job->options.arena_bytes + (UINT64_C(2) << 20) - 1) & ~((UINT64_C(2) << 20) - 1);
+    memcpy(self->name, job->name, sizeof self->name);
+    host_of_this(self->host);
+    return 0;
+}
+
+static int open_wire(struct bx_job *job, struct bxi_net *net)
+{
+    const struct bxi_wire_events events = { bxi_in_arrived, bxi_net_lost, job };
+    char why[256] = "";
+    int rc = bxi_wire_load(&net->ops);
+
+    if (rc < 0)
+        return rc;
+    rc = net->ops->open(&events, &net->wire, why, sizeof why);
+    return rc < 0 ? bx_fail(rc, "UCX cannot be opened: %s; see UCX_TLS and UCX_NET_DEVICES", why) : 0;
+}
+
+static struct bxi_net *make_net(void)
+{
+    struct bxi_net *net = calloc(1, sizeof *net);
+
+    if (net == NULL)
+        return NULL;
+    net->epoll_fd = net->stop_fd = -1;
+    for (int i = 0; i < BXI_WORLD_MAX; i++)
+        net->links[i].fd = -1;
+    net->timeout_ns = timeout_from_environment();
+    return net;
+}
+
+int bxi_net_meet(struct bx_job *job, uint64_t deadline_ns)
+{
+    struct bxi_meeting meeting = { .job = job, .where = getenv("BX_ROOT"), .deadline_ns = deadline_ns };
+    int rc;
+
+    if (meeting.where == NULL || meeting.where[0] == '\0')
+        return 0;
+    if (job->options.rejoin)
+        return bx_fail(-ENOTSUP, "options.rejoin (BX_REJOIN) is not for jobs of several hosts (BX_ROOT) yet");
+    if ((rc = secret_from_environment(&meeting.secret)) < 0 || (rc = name_host(job)) < 0)
+        goto end;
+    meeting.net = job->net = make_net();
+    meeting.self = calloc(1, sizeof *meeting.self);
+    if (job->net == NULL || meeting.self == NULL)
+        rc = bx_fail(-ENOMEM, "no memory for a job of several hosts");
+    else if ((rc = open_wire(job, job->net)) == 0 && (rc = describe_self(&meeting)) == 0)
+        rc = job->rank == 0 ? bxi_meet_guests(&meeting) : meet_root(&meeting);
+
+end:
+    if (rc < 0)
+        bxi_net_destroy(job);
+    free(meeting.self);
+    free(meeting.secret);
+    return rc;
+}
+
+/* ---- the gate ------------------------------------------------------------------------------------------ */
+
+static int wait_for_go(struct bx_job *job, uint64_t deadline_ns)
+{
+    struct bxi_meeting meeting = { .job = job, .net = job->net, .where = getenv("BX_ROOT") };
+    struct bxi_net_message message = { .kind = BXI_NET_READY };
+    char text[BXI_TEXT_BYTES];
+    int fd = job->net->links[0].fd, rc = bxi_net_send(fd, &message, NULL, deadline_ns);
+
+    if (rc == 0)
+        rc = bxi_net_receive(fd, &message, text, sizeof text, deadline_ns + BXI_MEET_VERDICT_NS);
+    if (rc == 0 && message.kind == BXI_NET_FAIL)
+        return failure_of(&message, text);
+    if (rc < 0 || message.kind != BXI_NET_GO)
+        return link_failed(&meeting, rc < 0 ? rc : -EPROTO, "before all hosts were ready");
+    return 0;
+}
+
+/* Whether the worker is the root of another host. */
+static bool is_root_of_its_host(const struct bx_job *job, int rank)
+{
+    for (int lower = 0; lower < rank; lower++)
+        if (strcmp(job->net->places[lower].host, job->net->places[rank].host) == 0)
+            return false;
+    return true;
+}
+
+static int wait_for_hosts(struct bx_job *job, uint64_t deadline_ns)
+{
+    struct bxi_net *net = job->net;
+
+    for (int i = 0; i < net->link_count; i++) {
+        const struct bxi_link *link = &net->links[i];
+        const struct bxi_place *place = &net->places[link->rank];
+        struct bxi_net_message message = { .kind = 0 };
+        char text[BXI_TEXT_BYTES];
+        int rc;
+
+        if (!is_root_of_its_host(job, link->rank))
+            continue;
+        rc = bxi_net_receive(link->fd, &message, text, sizeof text, deadline_ns);
+        if (rc == 0 && message.kind == BXI_NET_FAIL)
+            return failure_of(&message, text);
+        if (rc < 0 || message.kind != BXI_NET_READY)
+            return bx_fail(rc == -ETIMEDOUT ? BX_E_RANK_MISSING : rc < 0 ? BX_E_PEER_DEAD : -EPROTO,
+                           "the workers of host '%s', of which '%s' (rank %d) is the first, did not start: %s",
+                           place->host, place->name, link->rank, rc == -ETIMEDOUT ? "the time is over" : "it hung up");
+    }
+    for (int i = 0; i < net->link_count; i++)
+        bxi_net_send(net->links[i].fd, &(struct bxi_net_message){ .kind = BXI_NET_GO }, NULL, deadline_ns);
+    return 0;
+}
+
+int bxi_net_ready(struct bx_job *job, uint64_t deadline_ns)
+{
+    if (job->net == NULL)
+        return 0;
+    return job->rank == 0 ? wait_for_hosts(job, deadline_ns) : wait_for_go(job, deadline_ns);
+}
+
+void bxi_net_fail(struct bx_job *job, int code)
+{
+    char text[BXI_TEXT_BYTES];
+    struct bxi_net_message message = { .kind = BXI_NET_FAIL, .value = (uint64_t)(int64_t)code };
+
+    if (job->net == NULL)
+        return;
+    snprintf(text, sizeof text, "%s", bx_error_text());
+    message.bytes = (uint32_t)strlen(text) + 1;
+    for (int i = 0; i < job->net->link_count; i++)
+        if (job->net->links[i].fd >= 0)
+            bxi_net_send(job->net->links[i].fd, &message, text, bxi_now_ns());
+}
+
+void bxi_net_destroy(struct bx_job *job)
+{
+    struct bxi_net *net = job->net;
+
+    if (net == NULL)
+        return;
+    for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
+        bxi_twin_destroy(net->twins[rank]);
+        free(net->places[rank].address);
+        if (net->links[rank].fd >= 0)
+            close(net->links[rank].fd);
+    }
+    if (net->wire != NULL)
+        net->ops->close(net->wire, 0);
+    if (net->epoll_fd >= 0)
+        close(net->epoll_fd);
+    if (net->stop_fd >= 0)
+        close(net->stop_fd);
+    free(net);
+    job->net = NULL;
+}

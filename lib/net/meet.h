@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The two sides of the meeting (meet.c, guests.c): what they share. No other file of the room includes it.
+ */
+#ifndef BXI_MEET_H
+#define BXI_MEET_H
+
+#include "net.h"
+
+#include <stddef.h>
+
+#define BXI_NET_PROTOCOL 1u
+#define BXI_NONCE_BYTES 32
+#define BXI_MEET_VERDICT_NS UINT64_C(1000000000)        /* past the deadline: rank 0 says who is missing */
+
+struct bxi_nonce {
+    uint32_t protocol, layout;
+    unsigned char bytes[BXI_NONCE_BYTES];
+};
+struct bxi_proof {
+    unsigned char nonce[BXI_NONCE_BYTES];
+    unsigned char mac[BXI_WIRE_MAC_BYTES];
+};
+struct bxi_hello {
+    int32_t rank, world_size;
+    uint32_t pid, address_bytes;
+    int64_t clock_ns;                   /* its time less rank 0's */
+    uint64_t arena_bytes;
+    char name[BXI_NAME_BYTES];
+    char host[BXI_NET_HOST_BYTES];
+    unsigned char address[BXI_WIRE_ADDRESS_MAX];        /* address_bytes of it, rounded up to 8, are sent */
+};
+static inline uint32_t bxi_hello_bytes(const struct bxi_hello *hello)
+{
+    return (uint32_t)offsetof(struct bxi_hello, address) + ((hello->address_bytes + 7) & ~7u);
+}
+bool bxi_hello_is_valid(const struct bxi_hello *hello, size_t bytes);
+
+struct bxi_meeting {
+    struct bx_job *job;
+    struct bxi_net *net;
+    const char *where;                  /* BX_ROOT */
+    char *secret;
+    uint64_t deadline_ns;
+    struct bxi_hello *self;
+};
+
+struct addrinfo;
+int bxi_meet_resolve(const char *where, bool listens, struct addrinfo **found);
+void bxi_meet_keep(int fd, uint64_t timeout_ns);
+/* HMAC of who, and both nonces, with the job's secret. */
+bool bxi_meet_proof(const struct bxi_meeting *meeting, const char who[4], const unsigned char *theirs,
+                    const unsigned char *own, unsigned char proof[BXI_WIRE_MAC_BYTES]);
+bool bxi_meet_equal(const unsigned char *one, const unsigned char *two);
+/* Fills in the places. 0, or a failure with its sentence. */
+int bxi_meet_take_table(struct bxi_meeting *meeting, uint64_t instance, const unsigned char *body, size_t bytes);
+int bxi_meet_guests(struct bxi_meeting *meeting);       /* rank 0's side. 0, or a failure with its sentence */
+void bxi_net_lost(void *context, void *peer);           /* source.c: an end of the wire */
+
+#endif

@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Messages over a link: a head, then a body of as many bytes as it says. The sockets do not block; whoever waits does
+ * so with a deadline.
+ */
+#include "net.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+/* 0, -ETIMEDOUT, -errno. */
+static int wait_for(int fd, short events, uint64_t deadline_ns)
+{
+    for (;;) {
+        uint64_t now_ns = bxi_now_ns();
+        struct pollfd entry = { .fd = fd, .events = events };
+        int timeout_ms = now_ns >= deadline_ns ? 0 : (int)bxi_least((deadline_ns - now_ns) / 1000000 + 1, 1000);
+        int rc = poll(&entry, 1, timeout_ms);
+
+        if (rc > 0)
+            return 0;
+        if (rc < 0 && errno != EINTR)
+            return -errno;
+        if (bxi_now_ns() >= deadline_ns)
+            return -ETIMEDOUT;
+    }
+}
+
+static int send_all(int fd, const void *data, size_t bytes, uint64_t deadline_ns)
+{
+    const unsigned char *at = data;
+
+    while (bytes > 0) {
+        ssize_t sent = send(fd, at, bytes, MSG_NOSIGNAL);
+        int rc;
+
+        if (sent > 0) {
+            at += sent;
+            bytes -= (size_t)sent;
+        } else if (errno == EINTR) {
+            continue;
+        } else if (errno != EAGAIN) {
+            return -errno;
+        } else if ((rc = wait_for(fd, POLLOUT, deadline_ns)) < 0) {
+            return rc;
+        }
+    }
+    return 0;
+}
+
+static int receive_all(int fd, void *data, size_t bytes, uint64_t deadline_ns)
+{
+    unsigned char *at = data;
+
+    while (bytes > 0) {
+        ssize_t got = recv(fd, at, bytes, 0);
+        int rc;
+
+        if (got > 0) {
+            at += got;
+            bytes -= (size_t)got;
+        } else if (got == 0) {
+            return -EPIPE;
+        } else if (errno == EINTR) {
+            continue;
+        } else if (errno != EAGAIN) {
+            return -errno;
+        } else if ((rc = wait_for(fd, POLLIN, deadline_ns)) < 0) {
+            return rc;
+        }
+    }
+    return 0;
+}
+
+int bxi_net_send(int fd, const struct bxi_net_message *message, const void *body, uint64_t deadline_ns)
+{
+    int rc = send_all(fd, message, sizeof *message, deadline_ns);
+
+    return rc == 0 ? send_all(fd, body, message->bytes, deadline_ns) : rc;
+}
+
+int bxi_net_receive(int fd, struct bxi_net_message *message, void *body, size_t most, uint64_t deadline_ns)
+{
+    int rc = receive_all(fd, message, sizeof *message, deadline_ns);
+
+    if (rc == 0 && message->bytes > most)
+        return -EPROTO;
+    return rc == 0 ? receive_all(fd, body, message->bytes, deadline_ns) : rc;
+}

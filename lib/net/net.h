@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Workers on other hosts. The room's words:
+ *
+ *     host      what shares a /dev/shm: told by the boot id and by device and inode of /dev/shm, or by BX_HOST
+ *     remote    a worker on another host
+ *     wire      what carries bytes between hosts: the plug-in (wire.h)
+ *     twin      what stands here for a remote worker: a control segment and an arena, in memory of this process
+ *     words     what a worker tells a peer in its segment beside frames: its state, rounds, credits, refusals
+ *
+ * The rooms above do not know where a peer is. A remote worker's twin is attached as any peer is: it has a segment, an
+ * arena, bells and a descriptor that tells its end. This room keeps both twins of a pair alike. Here it reads what this
+ * worker tells the remote one, as that would: the ring to it, its words, the leases that are given back. There it
+ * writes all of that into this worker's twin. So each protocol holds that rests on one writer a page and on the order
+ * of its stores:
+ *
+ *  N1  All messages of a pair have numbers, and take effect in their order, whatever the wire does.
+ *  N2  Words are read under run->lock together with the position up to which the ring is written. They take effect
+ *      behind the frames before that position, and no later frame takes effect before them.
+ *  N3  A frame is put into the twin's ring as it was put here, so that the positions of both rings are the same, and
+ *      credits and refusals mean the same frames.
+ *
+ * What takes the place of what hosts do not share:
+ *
+ *     a pidfd            a pipe, whose writing end this room closes when it hears that the worker died
+ *     a bell             this worker's own: whoever drives it sends
+ *     a clock            times in frames are moved by the difference that was measured when the two met
+ *     a borrowed block   a block of the own arena. The frame is changed so that it names that as if it were memory of
+ *                        this worker's that comes back (lend/lend.h, "Passing back"): one copy, and none when it is
+ *                        passed on within this host. The lease of the remote owner ends when the frame has been handled
+ *     device memory      arrives in host memory
+ *
+ * Who dies: on the dead worker's host its pidfd tells, and those that live tell the other hosts, over the wire and over
+ * the connections to rank 0 (BXI_NET_DEATH). If nobody is left to tell, the ends of the wire and those connections are
+ * lost, and after BX_NET_TIMEOUT_MS (5 s) the worker counts as dead.
+ *
+ * HMAC proves who may join. After that nothing is encrypted or proven: whoever reaches the port of UCX may write this
+ * process's memory. The network must be a trusted one.
+ */
+#ifndef BXI_NET_H
+#define BXI_NET_H
+
+#include "rpc/rpc.h"
+#include "wire.h"
+
+#define BXI_NET_HOST_BYTES 96           /* of a host's identity, with the terminator */
+
+/* ---- Where workers are (meet.c) ---------------------------------------------------------------------- */
+
+struct bxi_place {
+    bool is_remote;
+    char host[BXI_NET_HOST_BYTES];
+    char name[BXI_NAME_BYTES];
+    uint32_t pid;
+    int64_t clock_ns;                   /* what is added to its times to get this worker's */
+    uint64_t arena_bytes;
+    unsigned char *address;             /* of its wire, malloc'ed */
+    size_t address_bytes;
+};
+
+struct bxi_twin;
+struct bxi_link {                       /* a connection of the meeting, which stays open */
+    int fd;                             /* -1: none */
+    int rank;                           /* of the worker at the other end */
+    uint64_t lost_ns;                   /* when it hung up; 0 */
+};
+
+struct bxi_net {
+    const struct bxi_wire_ops *ops;     /* start, to places */
+    struct bxi_wire *wire;
+    int here;                           /* workers on this host, with this one */
+    uint64_t timeout_ns;
+    struct bxi_place places[BXI_WORLD_MAX];
+    struct bxi_twin *twins[BXI_WORLD_MAX];      /* NULL: not remote */
+    struct bxi_link links[BXI_WORLD_MAX];       /* rank 0: to each remote worker; others: [0] to rank 0 */
+    int link_count;
+    bool runs;                          /* start: the source and the thread are there */
+    bxi_a32 stops;                      /* the thread is to end */
+    pthread_t thread;                   /* source.c: reads the links, and wakes who drives */
+    int epoll_fd, stop_fd;
+    struct bxi_lock lock;               /* what the thread and the role share of deaths: twin->end_fd, lost_ns */
+    bxi_a32 dead_here[BXI_WORLD_MAX];           /* written by the role: 1: a death on this host, to be told by links */
+    uint64_t passes;                    /* role */
+};
+
+/* Is that rank's worker on this host? */
+static inline bool bxi_net_is_here(const struct bx_job *job, int rank)
+{
+    return job->net == NULL || !job->net->places[rank].is_remote;
+}
+/* How many workers this host has. */
+static inline int bxi_net_here(const struct bx_job *job)
+{
+    return job->net == NULL ? job->world_size : job->net->here;
+}
+
+/* bx_job_start, before the workers of this host meet. If BX_ROOT is set, meets the workers of all hosts: sets job->net
+ * job->root and job->instance; else nothing. With BX_HOST the job's name here gets that host's behind it. 0, or a failure with
+ * its sentence. */
+int bxi_net_meet(struct bx_job *job, uint64_t deadline_ns);
+/* The root of each host, before it opens its gate: waits until those of all hosts have come so far. Rank 0 tells them.
+ * 0, or a failure with its sentence. */
+int bxi_net_ready(struct bx_job *job, uint64_t deadline_ns);
+/* The start has failed with this thread's sentence: tells rank 0, or all. */
+void bxi_net_fail(struct bx_job *job, int code);
+void bxi_net_destroy(struct bx_job *job);       /* also what the other functions made. job->net may be NULL */
+
+/* ---- message.c: what goes over links (start, and the thread) ------------------------------------------ */
+
+enum bxi_net_kind {
+    BXI_NET_NONCE = 1,          /* of the one that listens; then of the one that came, with its proof; then a proof */
+    BXI_NET_PROOF,
+    BXI_NET_CLOCK,              /* asks for the time; the answer has it */
+    BXI_NET_HELLO,
+    BXI_NET_TABLE,
+    BXI_NET_READY,
+    BXI_NET_GO,
+    BXI_NET_FAIL,
+    BXI_NET_DEATH,              /* of the worker `rank` */
+};
+struct bxi_net_message {
+    uint32_t kind, bytes;       /* of what follows */
+    uint64_t value;             /* CLOCK: the time; DEATH: the rank; FAIL: the code; TABLE: the instance */
+};
+#define BXI_NET_MESSAGE_MAX (BXI_WORLD_MAX * 4608u)
+/* 0; -ETIMEDOUT, -errno. */
+int bxi_net_send(int fd, const struct bxi_net_message *message, const void *body, uint64_t deadline_ns);
+/* body: of most bytes at least; a longer message is -EPROTO. 0; -EPIPE: it has hung up; -ETIMEDOUT, -EPROTO, -errno. */
+int bxi_net_receive(int fd, struct bxi_net_message *message, void *body, size_t most, uint64_t deadline_ns);
+
+/* ---- twin.c ------------------------------------------------------------------------------------------- */
+
+/* The words of a pair, as they are sent. */
+struct bxi_net_words {
+    uint32_t state, function_count;
+    uint64_t ending, open, want_credit, refused_through, refused_errno, want_lease, credit;
+};
+
+struct bxi_late;                        /* a message that came before its turn */
+struct bxi_landing;                     /* a frame whose tensors are under way */
+struct bxi_part;                        /* some of these */
+struct bxi_given {                      /* a lease that this worker gives itself, in a remote worker's name */
+    struct bxi_given *next;
+    uint32_t slot;
+    uint64_t generation;
+    uint64_t end_pos;                   /* where the frame ends that names it */
+    uint64_t packed_offset, packed_bytes;       /* in the twin's arena; 0 bytes: nothing lies there */
+};
+
+struct bxi_twin {                       /* role, unless it says otherwise */
+    struct bx_job *job;
+    int rank;
+    struct bxi_control *control;        /* its segment, writable */
+    unsigned char *arena;
+    int arena_fd;
+    int end_fd;                         /* net->lock: the pipe's writing end; -1: its death is told */
+    uint64_t lost_ns;                   /* net->lock: when its end of the wire was lost; 0 */
+
+    /* the way out */
+    struct bxi_wire_end *end;           /* NULL: nothing was sent yet */
+    bool out_open;
+    struct bxi_ring_reader out;         /* this worker's ring to it */
+    bxi_a64 out_credit;                 /* nobody reads it */
+    uint64_t number;                    /* of the next message */
+    struct bxi_net_words sent;
+    uint64_t given_back;                /* of this worker's pair, as last read */
+    uint64_t *returned;                 /* BXI_LEASE_MAX: this worker's lease words as last sent */
+
+    /* the way in */
+    struct bxi_ring_writer in;          /* its ring to this worker, in the twin's segment */
+    bxi_a64 in_want;
+    uint64_t next;                      /* the number of the message whose turn it is */
+    struct bxi_late *late;              /* by number */
+    struct bxi_landing *landing;        /* the messages behind it wait */
+    struct bxi_part *parts;             /* that came before their frame */
+    uint32_t part_count;
+    struct bxi_given *given, **given_end;
+};
+
+/* Makes the twins of all remote workers, and attaches them. This worker's segment is there. Start. 0, or a failure with
+ * its sentence. */
+int bxi_twins_attach(struct bx_job *job);
+void bxi_twin_destroy(struct bxi_twin *twin);
+void bxi_twin_dies(struct bxi_net *net, struct bxi_twin *twin);     /* its pipe hangs up. Any thread */
+
+/* ---- out.c: what this worker tells remote ones (role) ------------------------------------------------- */
+
+/* A message of the wire. Behind the head of kind FRAMES: for each frame its length, 4 bytes of zeros, the frame, and
+ * zeros up to a multiple of 8. */
+enum bxi_net_parcel_kind { BXI_PARCEL_FRAMES = 1, BXI_PARCEL_FUNCTIONS, BXI_PARCEL_RETURNS, BXI_PARCEL_LEASE,
+                           BXI_PARCEL_PART, BXI_PARCEL_DEATH };
+struct bxi_parcel_head {
+    uint64_t instance;
+    uint16_t from, kind;
+    uint32_t index;                     /* FUNCTIONS: the first row; PART: which */
+    uint64_t number;                    /* PART: of the LEASE; DEATH: the rank */
+    uint32_t has_words, reserved;       /* words count */
+    struct bxi_net_words words;
+};
+struct bxi_parcel_return {
+    uint64_t slot, generation;
+};
+
+int bxi_out_pass(struct bx_job *job, bool look_at_words);      /* sends what there is; how much */
+bool bxi_out_waits(struct bx_job *job);                         /* something is to be sent */
+void bxi_out_death(struct bx_job *job, int rank);               /* of a worker of this host */
+struct bxi_parcel *bxi_parcel_make(struct bxi_twin *twin, enum bxi_net_parcel_kind kind, size_t room);
+struct bxi_parcel {
+    struct bxi_parcel_head head;
+    size_t bytes;
+    unsigned char data[];
+};
+void bxi_parcel_send(struct bxi_twin *twin, struct bxi_parcel *parcel);
+void bxi_parcel_send_memory(struct bxi_twin *twin, struct bxi_parcel *parcel, const void *memory, size_t bytes);
+
+/* ---- in.c, landing.c: what remote workers tell (role) --------------------------------------------------- */
+
+void bxi_in_arrived(void *context, const void *head, size_t head_bytes, const void *data, size_t bytes,
+                    struct bxi_wire_large *large);
+int bxi_in_pass(struct bx_job *job);            /* gives back what was handled; how much */
+void bxi_in_nonsense(struct bxi_twin *twin, const char *what);
+/* Puts a frame into the twin's ring. False: it was nonsense. */
+bool bxi_in_put(struct bxi_twin *twin, unsigned char *frame, uint32_t bytes);
+void bxi_in_next(struct bxi_twin *twin);        /* what came before its turn, until one has to wait */
+void bxi_in_words(struct bxi_twin *twin, const struct bxi_net_words *words);
+void bxi_in_forget(struct bxi_twin *twin);
+
+/* Sends the parts of a frame whose LEASE was sent with that number. */
+void bxi_out_lease(struct bxi_twin *twin, const unsigned char *frame, uint64_t number);
+/* A LEASE whose turn it is. twin->landing is set until it is complete. */
+void bxi_landing_begin(struct bxi_twin *twin, const struct bxi_parcel_head *head, const unsigned char *data,
+                       size_t bytes);
+/* A part: data, or large. */
+void bxi_landing_part(struct bxi_twin *twin, const struct bxi_parcel_head *head, const void *data, size_t bytes,
+                      struct bxi_wire_large *large);
+void bxi_landing_forget(struct bxi_twin *twin);
+
+/* ---- source.c ------------------------------------------------------------------------------------------- */
+
+#define BXI_EVENT_NET 512u
+int bxi_net_start(struct bx_job *job);          /* before progress starts. 0, or a failure with its sentence */
+/* Waits until the functions of all remote workers are known. bx_job_start, behind the state RUNNING. 0, or a failure with
+ * its sentence. */
+int bxi_net_await(struct bx_job *job, uint64_t deadline_ns);
+/* A worker of this host has died: the other hosts are told. Role. */
+void bxi_net_tell_death(struct bx_job *job, int rank);
+/* The end: sends the last words. No pass is made any more. */
+void bxi_net_stop(const struct bxi_role *role, struct bx_job *job);
+
+/* ---- load.c --------------------------------------------------------------------------------------------- */
+
+int bxi_wire_load(const struct bxi_wire_ops **ops);     /* 0, or a failure with its sentence */
+
+#endif

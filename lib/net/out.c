@@ -1,0 +1,319 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What this worker tells remote ones: it reads its own segment as each of them would, and sends what is new. Under the
+ * progress role.
+ *
+ * One round for a worker: under run->lock the words, and up to which position the ring to it is written. Then, in this
+ * order: rows of functions, leases that this worker gives back, the frames up to there, and with the last message the
+ * words (N2 of net.h). Frames that do not lend go many in one message; one that does goes alone (landing.c).
+ *
+ * What is sent lies in parcels until the wire is done with it, so the ring's room is the receiver's to give back.
+ */
+#include "net.h"
+
+#include <stdlib.h>
+
+#define PARCEL_BYTES 16384u             /* of frames in one message, unless one frame alone is larger */
+
+/* ---- parcels ---------------------------------------------------------------------------------------- */
+
+struct bxi_parcel *bxi_parcel_make(struct bxi_twin *twin, enum bxi_net_parcel_kind kind, size_t room)
+{
+    struct bxi_parcel *parcel = malloc(sizeof *parcel + room);
+
+    if (parcel == NULL)
+        return NULL;
+    parcel->head = (struct bxi_parcel_head){ .instance = twin->job->instance, .from = (uint16_t)twin->job->rank,
+                                             .kind = (uint16_t)kind };
+    parcel->bytes = 0;
+    return parcel;
+}
+
+static void parcel_is_sent(void *context, int rc)
+{
+    (void)rc;                           /* the end of the wire is lost, and that is told */
+    free(context);
+}
+
+/* False: there is no way to it. */
+static bool connect_to(struct bxi_twin *twin)
+{
+    struct bxi_net *net = twin->job->net;
+    int rc;
+
+    if (twin->end != NULL)
+        return true;
+    rc = net->ops->connect(net->wire, net->places[twin->rank].address, twin, &twin->end);
+    if (rc < 0) {
+        bxi_log(twin->job, 0, "there is no way to worker '%s' (rank %d) on host '%s': %s", net->places[twin->rank].name,
+                twin->rank, net->places[twin->rank].host, bx_strerror(rc));
+        bxi_twin_dies(net, twin);
+    }
+    return rc == 0;
+}
+
+void bxi_parcel_send_memory(struct bxi_twin *twin, struct bxi_parcel *parcel, const void *memory, size_t bytes)
+{
+    if (!connect_to(twin)) {
+        free(parcel);
+        return;
+    }
+    bxi_counter_add(twin->job, BXI_C_net_bytes, sizeof parcel->head + bytes);
+    twin->job->net->ops->send(twin->end, &parcel->head, sizeof parcel->head, memory, bytes, parcel_is_sent, parcel);
+}
+
+void bxi_parcel_send(struct bxi_twin *twin, struct bxi_parcel *parcel)
+{
+    bxi_parcel_send_memory(twin, parcel, parcel->data, parcel->bytes);
+}
+
+/* Gives it its number. */
+static void send_next(struct bxi_twin *twin, struct bxi_parcel *parcel)
+{
+    parcel->head.number = twin->number++;
+    bxi_parcel_send(twin, parcel);
+}
+
+/* ---- words ------------------------------------------------------------------------------------------- */
+
+/* Lock. */
+static struct bxi_net_words read_words(const struct bx_job *job, int rank)
+{
+    const struct bxi_control *control = job->control;
+    const struct bxi_pair *pair = &control->pair[rank];
+
+    /* Relaxed, all: written by this process, under the lock or by the role. */
+    return (struct bxi_net_words){
+        .state = bxi_load_relaxed((bxi_a32 *)&control->header.state),
+        .function_count = bxi_load_relaxed((bxi_a32 *)&control->header.function_count),
+        .ending = bxi_load_relaxed((bxi_a64 *)&control->header.ending),
+        .open = bxi_load_relaxed((bxi_a64 *)&pair->open),
+        .want_credit = bxi_load_relaxed((bxi_a64 *)&pair->want_credit),
+        .refused_through = bxi_load_relaxed((bxi_a64 *)&pair->refused_through),
+        .refused_errno = bxi_load_relaxed((bxi_a64 *)&pair->refused_errno),
+        .want_lease = bxi_load_relaxed((bxi_a64 *)&pair->want_lease),
+        .credit = bxi_load_relaxed((bxi_a64 *)&control->credit[rank].position),
+    };
+}
+
+static bool are_new(const struct bxi_twin *twin, const struct bxi_net_words *words)
+{
+    return memcmp(words, &twin->sent, sizeof *words) != 0;
+}
+
+static uint64_t given_back(const struct bxi_twin *twin)
+{
+    /* [lease.count] acquire, pairs with the release in give_back: the words that it counts are seen. */
+    return bxi_load_acquire((bxi_a64 *)&twin->job->control->pair[twin->rank].given_back);
+}
+
+/* False: no memory; it is tried again. */
+static bool send_functions(struct bxi_twin *twin, uint32_t count)
+{
+    uint32_t first = twin->sent.function_count;
+    size_t bytes = (count - first) * sizeof(struct bxi_function);
+    struct bxi_parcel *parcel;
+
+    if (count == first)
+        return true;
+    parcel = bxi_parcel_make(twin, BXI_PARCEL_FUNCTIONS, bytes);
+    if (parcel == NULL)
+        return false;
+    parcel->head.index = first;
+    parcel->bytes = bytes;
+    memcpy(parcel->data, &twin->job->control->function[first], bytes);
+    send_next(twin, parcel);
+    return true;
+}
+
+static bool send_returns(struct bxi_twin *twin)
+{
+    const uint64_t count = given_back(twin);
+    const bxi_a64 *words;
+    struct bxi_parcel *parcel;
+
+    /* Relaxed: this ring is opened by this process before it borrows. */
+    if (count == twin->given_back || bxi_load_relaxed(&twin->job->control->pair[twin->rank].open) == 0)
+        return true;
+    words = bxi_segment_leases(&twin->job->segment, twin->rank);
+    parcel = bxi_parcel_make(twin, BXI_PARCEL_RETURNS, BXI_LEASE_MAX * sizeof(struct bxi_parcel_return));
+    if (parcel == NULL)
+        return false;
+    twin->given_back = count;
+    for (uint32_t slot = 0; slot < BXI_LEASE_MAX; slot++) {
+        /* Relaxed: behind the acquire of the count. */
+        const struct bxi_parcel_return returned = { slot, bxi_load_relaxed((bxi_a64 *)&words[slot]) };
+
+        if (returned.generation == twin->returned[slot])
+            continue;
+        twin->returned[slot] = returned.generation;
+        memcpy(parcel->data + parcel->bytes, &returned, sizeof returned);
+        parcel->bytes += sizeof returned;
+    }
+    if (parcel->bytes > 0)
+        send_next(twin, parcel);
+    else
+        free(parcel);
+    return true;
+}
+
+/* ---- frames ------------------------------------------------------------------------------------------ */
+
+static bool lends(const void *payload)
+{
+    const struct bxi_frame *frame = payload;
+
+    return (frame->flags & BXI_FLAG_LEASE) != 0;
+}
+
+static void add(struct bxi_parcel *parcel, const void *payload, uint32_t bytes)
+{
+    const uint64_t length = bytes;
+    const size_t padded = (bytes + 7u) & ~(size_t)7;
+
+    memcpy(parcel->data + parcel->bytes, &length, sizeof length);
+    memset(parcel->data + parcel->bytes + sizeof length + padded - 8, 0, 8);
+    memcpy(parcel->data + parcel->bytes + sizeof length, payload, bytes);
+    parcel->bytes += sizeof length + padded;
+}
+
+/* Sends one message, with up to PARCEL_BYTES of frames that end at or before until. How many; -1: no memory. words: go
+ * with it if it is the last one; NULL: none. */
+static int send_some(struct bxi_twin *twin, uint64_t until, const struct bxi_net_words *words)
+{
+    struct bxi_parcel *parcel;
+    const void *payload;
+    uint32_t bytes;
+    int frames = 0;
+
+    if (words == NULL && twin->out.read_pos == until)
+        return 0;
+    parcel = bxi_parcel_make(twin, BXI_PARCEL_FRAMES, PARCEL_BYTES + BXI_FRAME_MAX + 16);
+    if (parcel == NULL)
+        return -1;
+    while (twin->out_open && twin->out.read_pos < until && parcel->bytes < PARCEL_BYTES &&
+           bxi_ring_peek(&twin->out, &payload, &bytes) == 1) {
+        if (lends(payload) && frames > 0)
+            break;
+        twin->out.read_pos += bxi_record_bytes(bytes);
+        frames++;
+        add(parcel, payload, bytes);
+        if (lends(payload)) {
+            parcel->head.kind = BXI_PARCEL_LEASE;
+            break;
+        }
+    }
+    if (words != NULL && twin->out.read_pos >= until) {
+        parcel->head.has_words = 1;
+        parcel->head.words = twin->sent = *words;
+    }
+    if (frames == 0 && parcel->head.has_words == 0) {
+        free(parcel);
+        return 0;
+    }
+    if (parcel->head.kind == BXI_PARCEL_LEASE) {
+        send_next(twin, parcel);
+        bxi_out_lease(twin, payload, twin->number - 1);     /* it lies in the ring until its receiver has read it */
+    } else {
+        send_next(twin, parcel);
+    }
+    return frames + (words != NULL);
+}
+
+static void open_out(struct bxi_twin *twin)
+{
+    struct bx_job *job = twin->job;
+
+    bxi_ring_reader_init(&twin->out, bxi_segment_at(&job->segment, bxi_ring_offset(twin->rank)), BXI_RING_BYTES, 0,
+                         &twin->out_credit, &job->control->pair[twin->rank].want_credit);
+    twin->out_open = true;
+}
+
+/* ---- rounds ------------------------------------------------------------------------------------------ */
+
+static bool is_alive(const struct bxi_twin *twin)
+{
+    /* Relaxed: a guess is enough, here and in the next. */
+    return bxi_load_relaxed(&twin->job->rpc->peers[twin->rank]->state) == BXI_PEER_ALIVE;
+}
+
+static bool has_frames(struct bxi_twin *twin)
+{
+    if (!twin->out_open && bxi_load_relaxed(&twin->job->control->pair[twin->rank].open) == 1)
+        open_out(twin);
+    return twin->out_open && bxi_ring_ready(&twin->out);
+}
+
+/* A round. How much was sent. */
+static int send_to(struct bxi_twin *twin)
+{
+    struct bx_job *job = twin->job;
+    struct bxi_net_words words;
+    uint64_t until;
+    bool new_words;
+    int total = 0, some = 1;
+
+    bxi_lock(&job->run->lock);
+    words = read_words(job, twin->rank);
+    until = bxi_load_relaxed(&job->rpc->peers[twin->rank]->out_open)
+                ? bxi_ring_published(&job->rpc->peers[twin->rank]->out) : 0;
+    bxi_unlock(&job->run->lock);
+    new_words = are_new(twin, &words);
+    if (!has_frames(twin) && !new_words && given_back(twin) == twin->given_back)
+        return 0;
+    if (!send_functions(twin, words.function_count) || !send_returns(twin))
+        return 0;
+    while (some > 0 && (twin->out.read_pos < until || new_words)) {
+        some = send_some(twin, until, new_words ? &words : NULL);
+        total += some > 0 ? some : 0;
+        if (!are_new(twin, &words))
+            new_words = false;
+    }
+    return total;
+}
+
+int bxi_out_pass(struct bx_job *job, bool look_at_words)
+{
+    struct bxi_net *net = job->net;
+    int total = 0;
+
+    for (int rank = 0; rank < job->world_size; rank++) {
+        struct bxi_twin *twin = net->twins[rank];
+
+        if (twin != NULL && is_alive(twin) && (look_at_words || has_frames(twin)))
+            total += send_to(twin);
+    }
+    return total;
+}
+
+bool bxi_out_waits(struct bx_job *job)
+{
+    for (int rank = 0; rank < job->world_size; rank++) {
+        struct bxi_twin *twin = job->net->twins[rank];
+        struct bxi_net_words words;
+
+        if (twin == NULL || !is_alive(twin))
+            continue;
+        if (has_frames(twin) || given_back(twin) != twin->given_back)
+            return true;
+        bxi_lock(&job->run->lock);
+        words = read_words(job, rank);
+        bxi_unlock(&job->run->lock);
+        if (are_new(twin, &words))
+            return true;
+    }
+    return false;
+}
+
+void bxi_out_death(struct bx_job *job, int dead)
+{
+    for (int rank = 0; rank < job->world_size; rank++) {
+        struct bxi_twin *twin = job->net->twins[rank];
+        struct bxi_parcel *parcel = twin != NULL && is_alive(twin) ? bxi_parcel_make(twin, BXI_PARCEL_DEATH, 0) : NULL;
+
+        if (parcel == NULL)
+            continue;
+        parcel->head.number = (uint64_t)dead;
+        bxi_parcel_send(twin, parcel);
+    }
+}

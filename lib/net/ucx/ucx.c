@@ -1,0 +1,376 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The plug-in: active messages of UCX (ucp), and HMAC of OpenSSL. net/wire.h has its table.
+ *
+ * UCX's transports through shared memory are left out: workers of one host talk through rings. UCX_TLS and
+ * UCX_NET_DEVICES choose among the others. Its keepalive is off: UCX drives it by progress, and would take a worker
+ * that computes or is stopped for dead.
+ */
+#include "net/wire.h"
+
+#include <errno.h>
+#include <openssl/hmac.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <ucp/api/ucp.h>
+
+#define AM_ID 7u
+
+struct bxi_wire {
+    ucp_context_h context;
+    ucp_worker_h worker;
+    struct bxi_wire_events events;
+    int fd;
+    struct bxi_wire_end *ends;
+    unsigned sending;                   /* messages that are not done */
+    bool closes;
+};
+
+struct bxi_wire_end {
+    struct bxi_wire_end *next;
+    struct bxi_wire *wire;
+    ucp_ep_h ep;
+    void *peer;
+    bool is_lost;
+};
+
+struct operation {                      /* a message or a fetch that is under way */
+    struct bxi_wire *wire;
+    bxi_wire_done *done;
+    void *context;
+};
+
+static int code_of(ucs_status_t status)
+{
+    switch (status) {
+    case UCS_OK:
+        return 0;
+    case UCS_ERR_NO_MEMORY:
+        return -ENOMEM;
+    case UCS_ERR_CANCELED:
+        return -ECANCELED;
+    case UCS_ERR_NO_DEVICE:
+        return -ENODEV;
+    case UCS_ERR_INVALID_PARAM:
+        return -EINVAL;
+    default:
+        return -ECONNRESET;
+    }
+}
+
+/* ---- the wire ------------------------------------------------------------------------------------ */
+
+static ucs_status_t arrived(void *argument, const void *header, size_t header_bytes, void *data, size_t bytes,
+                            const ucp_am_recv_param_t *param)
+{
+    struct bxi_wire *wire = argument;
+
+    if (wire->closes)
+        return UCS_OK;
+    if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) == 0) {
+        wire->events.arrived(wire->events.context, header, header_bytes, data, bytes, NULL);
+        return UCS_OK;
+    }
+    wire->events.arrived(wire->events.context, header, header_bytes, NULL, bytes, data);
+    return UCS_INPROGRESS;
+}
+
+static ucs_status_t configure(ucp_config_t *config)
+{
+    ucs_status_t status = UCS_OK;
+
+    if (getenv("UCX_TLS") == NULL)
+        status = ucp_config_modify(config, "TLS", "^sm,self,cma");
+    return status == UCS_OK ? ucp_config_modify(config, "KEEPALIVE_INTERVAL", "inf") : status;
+}
+
+static ucs_status_t make_context(struct bxi_wire *wire)
+{
+    const ucp_params_t params = {
+        .field_mask = UCP_PARAM_FIELD_FEATURES,
+        .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
+    };
+    ucp_config_t *config = NULL;
+    ucs_status_t status = ucp_config_read(NULL, NULL, &config);
+
+    if (status != UCS_OK)
+        return status;
+    status = configure(config);
+    if (status == UCS_OK)
+        status = ucp_init(&params, config, &wire->context);
+    ucp_config_release(config);
+    return status;
+}
+
+static ucs_status_t make_worker(struct bxi_wire *wire)
+{
+    const ucp_worker_params_t params = {
+        .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
+        .thread_mode = UCS_THREAD_MODE_SERIALIZED,
+    };
+    const ucp_am_handler_param_t handler = {
+        .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
+                      UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
+        .id = AM_ID,
+        .flags = UCP_AM_FLAG_WHOLE_MSG,
+        .cb = arrived,
+        .arg = wire,
+    };
+    ucs_status_t status = ucp_worker_create(wire->context, &params, &wire->worker);
+
+    if (status == UCS_OK)
+        status = ucp_worker_set_am_recv_handler(wire->worker, &handler);
+    return status == UCS_OK ? ucp_worker_get_efd(wire->worker, &wire->fd) : status;
+}
+
+static int wire_open(const struct bxi_wire_events *events, struct bxi_wire **out, char *why, size_t why_bytes)
+{
+    struct bxi_wire *wire = calloc(1, sizeof *wire);
+    ucs_status_t status;
+
+    if (wire == NULL)
+        return -ENOMEM;
+    wire->events = *events;
+    status = make_context(wire);
+    if (status == UCS_OK)
+        status = make_worker(wire);
+    if (status == UCS_OK) {
+        *out = wire;
+        return 0;
+    }
+    snprintf(why, why_bytes, "%s", ucs_status_string(status));
+    if (wire->worker != NULL)
+        ucp_worker_destroy(wire->worker);
+    if (wire->context != NULL)
+        ucp_cleanup(wire->context);
+    free(wire);
+    return code_of(status);
+}
+
+static int wire_address(struct bxi_wire *wire, unsigned char address[BXI_WIRE_ADDRESS_MAX], size_t *bytes)
+{
+    ucp_address_t *own;
+    ucs_status_t status = ucp_worker_get_address(wire->worker, &own, bytes);
+    int rc = code_of(status);
+
+    if (status != UCS_OK)
+        return rc;
+    if (*bytes <= BXI_WIRE_ADDRESS_MAX)
+        memcpy(address, own, *bytes);
+    else
+        rc = -EMSGSIZE;
+    ucp_worker_release_address(wire->worker, own);
+    return rc;
+}
+
+static unsigned wire_progress(struct bxi_wire *wire)
+{
+    return ucp_worker_progress(wire->worker);
+}
+
+static bool wire_arm(struct bxi_wire *wire)
+{
+    return ucp_worker_arm(wire->worker) == UCS_OK;
+}
+
+static int wire_descriptor(const struct bxi_wire *wire)
+{
+    return wire->fd;
+}
+
+/* ---- ends ------------------------------------------------------------------------------------------ */
+
+static void lost(void *argument, ucp_ep_h ep, ucs_status_t status)
+{
+    struct bxi_wire_end *end = argument;
+
+    (void)ep, (void)status;
+    if (end->is_lost)
+        return;
+    end->is_lost = true;
+    if (!end->wire->closes)
+        end->wire->events.lost(end->wire->events.context, end->peer);
+}
+
+static int wire_connect(struct bxi_wire *wire, const void *address, void *peer, struct bxi_wire_end **out)
+{
+    struct bxi_wire_end *end = calloc(1, sizeof *end);
+    const ucp_ep_params_t params = {
+        .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+                      UCP_EP_PARAM_FIELD_ERR_HANDLER,
+        .address = address,
+        .err_mode = UCP_ERR_HANDLING_MODE_PEER,
+        .err_handler = { .cb = lost, .arg = end },
+    };
+    ucs_status_t status;
+
+    if (end == NULL)
+        return -ENOMEM;
+    end->wire = wire;
+    end->peer = peer;
+    status = ucp_ep_create(wire->worker, &params, &end->ep);
+    if (status != UCS_OK) {
+        free(end);
+        return code_of(status);
+    }
+    end->next = wire->ends;
+    wire->ends = end;
+    *out = end;
+    return 0;
+}
+
+/* ---- messages --------------------------------------------------------------------------------------- */
+
+static void operation_ends(struct operation *operation, ucs_status_t status)
+{
+    if (!operation->wire->closes)
+        operation->done(operation->context, code_of(status));
+    free(operation);
+}
+
+static void sent(void *request, ucs_status_t status, void *argument)
+{
+    struct operation *operation = argument;
+
+    operation->wire->sending--;
+    ucp_request_free(request);
+    operation_ends(operation, status);
+}
+
+static void wire_send(struct bxi_wire_end *end, const void *head, size_t head_bytes, const void *data, size_t bytes,
+                      bxi_wire_done *done, void *context)
+{
+    struct operation *operation = malloc(sizeof *operation);
+    const ucp_request_param_t param = {
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
+        .cb.send = sent,
+        .user_data = operation,
+    };
+    ucs_status_ptr_t request;
+
+    if (operation == NULL || end->is_lost) {
+        free(operation);
+        done(context, operation == NULL ? -ENOMEM : -ECONNRESET);
+        return;
+    }
+    *operation = (struct operation){ end->wire, done, context };
+    request = ucp_am_send_nbx(end->ep, AM_ID, head, head_bytes, data, bytes, &param);
+    if (UCS_PTR_IS_PTR(request))
+        end->wire->sending++;
+    else
+        operation_ends(operation, UCS_PTR_RAW_STATUS(request));
+}
+
+static void fetched(void *request, ucs_status_t status, size_t bytes, void *argument)
+{
+    (void)bytes;
+    ucp_request_free(request);
+    operation_ends(argument, status);
+}
+
+static void wire_fetch(struct bxi_wire *wire, struct bxi_wire_large *large, void *to, size_t bytes, bxi_wire_done *done,
+                       void *context)
+{
+    struct operation *operation = malloc(sizeof *operation);
+    const ucp_request_param_t param = {
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FLAG_NO_IMM_CMPL,
+        .cb.recv_am = fetched,
+        .user_data = operation,
+    };
+    ucs_status_ptr_t request;
+
+    if (operation == NULL) {
+        ucp_am_data_release(wire->worker, large);
+        done(context, -ENOMEM);
+        return;
+    }
+    *operation = (struct operation){ wire, done, context };
+    request = ucp_am_recv_data_nbx(wire->worker, large, to, bytes, &param);
+    if (!UCS_PTR_IS_PTR(request))
+        operation_ends(operation, UCS_PTR_RAW_STATUS(request));
+}
+
+static void wire_drop(struct bxi_wire *wire, struct bxi_wire_large *large)
+{
+    ucp_am_data_release(wire->worker, large);
+}
+
+/* ---- the end ----------------------------------------------------------------------------------------- */
+
+static uint64_t now_ns(void)
+{
+    struct timespec time;
+
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
+}
+
+/* What is sent over TCP is lost if the process ends first, so the ends are flushed before they are closed. */
+static void close_end(struct bxi_wire_end *end, uint64_t until_ns)
+{
+    const ucp_request_param_t force = {
+        .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
+        .flags = UCP_EP_CLOSE_FLAG_FORCE,
+    };
+    const ucp_request_param_t param = { 0 };
+    ucs_status_ptr_t request = end->is_lost ? NULL : ucp_ep_flush_nbx(end->ep, &param);
+
+    while (UCS_PTR_IS_PTR(request) && ucp_request_check_status(request) == UCS_INPROGRESS && now_ns() < until_ns)
+        ucp_worker_progress(end->wire->worker);
+    if (UCS_PTR_IS_PTR(request))
+        ucp_request_free(request);
+    request = ucp_ep_close_nbx(end->ep, &force);
+    while (UCS_PTR_IS_PTR(request) && ucp_request_check_status(request) == UCS_INPROGRESS && now_ns() < until_ns)
+        ucp_worker_progress(end->wire->worker);
+    if (UCS_PTR_IS_PTR(request))
+        ucp_request_free(request);
+    free(end);
+}
+
+static void wire_close(struct bxi_wire *wire, uint64_t timeout_ns)
+{
+    const uint64_t until_ns = now_ns() + timeout_ns;
+
+    while (wire->sending > 0 && now_ns() < until_ns)
+        ucp_worker_progress(wire->worker);
+    wire->closes = true;
+    while (wire->ends != NULL) {
+        struct bxi_wire_end *end = wire->ends;
+
+        wire->ends = end->next;
+        close_end(end, until_ns);
+    }
+    ucp_worker_destroy(wire->worker);
+    ucp_cleanup(wire->context);
+    free(wire);
+}
+
+static bool wire_mac(const char *secret, const void *data, size_t bytes, unsigned char mac[BXI_WIRE_MAC_BYTES])
+{
+    unsigned length = 0;
+
+    return HMAC(EVP_sha256(), secret, (int)strlen(secret), data, bytes, mac, &length) != NULL &&
+           length == BXI_WIRE_MAC_BYTES;
+}
+
+__attribute__((visibility("default"))) const struct bxi_wire_ops *bxi_wire_plugin(void)
+{
+    static const struct bxi_wire_ops ops = {
+        .version = BXI_WIRE_VERSION,
+        .open = wire_open,
+        .address = wire_address,
+        .connect = wire_connect,
+        .send = wire_send,
+        .fetch = wire_fetch,
+        .drop = wire_drop,
+        .progress = wire_progress,
+        .arm = wire_arm,
+        .descriptor = wire_descriptor,
+        .close = wire_close,
+        .mac = wire_mac,
+    };
+
+    return &ops;
+}

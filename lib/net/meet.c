@@ -522,7 +522,8 @@ static int wait_for_hosts(struct bx_job *job, uint64_t deadline_ns)
                            place->host, place->name, link->rank, rc == -ETIMEDOUT ? "the time is over" : "it hung up");
     }
     for (int i = 0; i < net->link_count; i++)
-        bxi_net_send(net->links[i].fd, &(struct bxi_net_message){ .kind = BXI_NET_GO }, NULL, deadline_ns);
+        if (is_root_of_its_host(job, net->links[i].rank))
+            bxi_net_send(net->links[i].fd, &(struct bxi_net_message){ .kind = BXI_NET_GO }, NULL, deadline_ns);
     return 0;
 }
 

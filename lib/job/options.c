@@ -37,23 +37,47 @@ static int number_from_environment(const char *variable, uint64_t least, uint64_
     return 1;
 }
 
-static int must_have_number(const char *variable, int *value)
+bool bxi_has_launcher(void)
+{
+    const char *root = getenv("BX_ROOT");
+
+    return root != NULL && root[0] != '\0';
+}
+
+/* others: what launchers of several hosts set in its place. */
+static int must_have_number(const char *variable, const char *const others[2], int *value)
 {
     uint64_t number = 0;
     int rc = number_from_environment(variable, 0, 1000000, &number);
 
+    for (int i = 0; i < 2 && rc == 0 && bxi_has_launcher(); i++)
+        rc = number_from_environment(others[i], 0, 1000000, &number);
     *value = (int)number;
     return rc != 0 ? rc : bx_fail(-EINVAL, "%s is not set; bx_job_create was given no world_size, so BX_JOB, BX_RANK "
                                            "and BX_WORLD_SIZE must be", variable);
 }
 
-static int options_from_environment(struct bx_options *options)
+/* Of several hosts, without BX_JOB: each root has a port of its own. */
+static const char *name_of_root(void)
 {
-    int rc = must_have_number("BX_WORLD_SIZE", &options->world_size);
+    static char name[BXI_NAME_BYTES];
+    const char *port = strrchr(getenv("BX_ROOT"), ':');
 
-    if (rc < 0 || (rc = must_have_number("BX_RANK", &options->rank)) < 0)
+    snprintf(name, sizeof name, "hosts-%.16s", port == NULL ? "" : port + 1);
+    return name;
+}
+
+int bxi_options_of_launcher(struct bx_options *options)
+{
+    static const char *const sizes[] = { "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS" };
+    static const char *const ranks[] = { "OMPI_COMM_WORLD_RANK", "SLURM_PROCID" };
+    int rc = must_have_number("BX_WORLD_SIZE", sizes, &options->world_size);
+
+    if (rc < 0 || (rc = must_have_number("BX_RANK", ranks, &options->rank)) < 0)
         return rc;
     options->job = getenv("BX_JOB");
+    if ((options->job == NULL || options->job[0] == '\0') && bxi_has_launcher())
+        options->job = name_of_root();
     if (options->job == NULL || options->job[0] == '\0')
         return bx_fail(-EINVAL, "BX_JOB is not set; give all workers of a job the same name");
     options->name = getenv("BX_NAME");
@@ -158,7 +182,7 @@ int bxi_job_options(struct bx_job *job, const struct bx_options *given)
     rc = bxi_options_copy(&job->options, sizeof job->options, given, "bx_options");
     if (rc < 0)
         return rc;
-    if (job->options.world_size == 0 && (rc = options_from_environment(&job->options)) < 0)
+    if (job->options.world_size == 0 && (rc = bxi_options_of_launcher(&job->options)) < 0)
         return rc;
     if ((rc = bxi_log_from_environment()) < 0 || (rc = bxi_checked_variable()) < 0 ||
         (rc = wait_from_environment(&job->options)) < 0 ||

@@ -162,11 +162,10 @@ static void become_worker(const struct launch *launch, int rank)
     }
 }
 
-static _Noreturn void run_worker(const struct launch *launch, int rank)
+static struct bx_options options_of(const struct launch *launch, int rank)
 {
     struct bx_options options = launch->base;
 
-    become_worker(launch, rank);
     /* A program of 0.1 may copy these options: they do not claim to be larger than its own. It sets no restart. */
     if (launch->options.restart > 0 || options.struct_bytes > sizeof(options))
         options.struct_bytes = sizeof(options);
@@ -174,6 +173,14 @@ static _Noreturn void run_worker(const struct launch *launch, int rank)
     options.name = launch->child[rank].name;
     options.rank = rank;
     options.world_size = launch->options.world_size;
+    return options;
+}
+
+static _Noreturn void run_worker(const struct launch *launch, int rank)
+{
+    struct bx_options options = options_of(launch, rank);
+
+    become_worker(launch, rank);
 
     int status = launch->fn(&options, launch->context);
     if (fflush(NULL) != 0 && status == 0)
@@ -637,6 +644,34 @@ static int verdict(const struct launch *launch)
     return 0;
 }
 
+/* This process is a worker of a job of several hosts already, and its launcher has started the others. */
+static int run_here(struct launch *launch)
+{
+    struct bx_options started = { 0 };
+    int rc = bxi_options_of_launcher(&started), status;
+
+    if (rc < 0)
+        return rc;
+    if (started.world_size != launch->options.world_size)
+        return bx_fail(BX_E_WORLD_SIZE, "this program wants %d workers, and %d were started",
+                       launch->options.world_size, started.world_size);
+    if (started.rank < 0 || started.rank >= started.world_size)
+        return bx_fail(-EINVAL, "rank %d is not one of 0..%d", started.rank, started.world_size - 1);
+    if (launch->options.restart > 0)
+        return bx_fail(-ENOTSUP, "a worker of a job of several hosts (BX_ROOT) is not started again yet");
+    snprintf(launch->job_name, sizeof launch->job_name, "%s", started.job);
+
+    struct bx_options options = options_of(launch, started.rank);
+
+    status = launch->fn(&options, launch->context);
+    if (status == 0)
+        return 0;
+    launch->report.failed_rank = started.rank;
+    launch->report.exit_status = status & 0xff;
+    return bx_fail(BX_E_WORKER_FAILED, "worker '%s' (rank %d, pid %d) ended with status %d",
+                   launch->child[started.rank].name, started.rank, (int)getpid(), status & 0xff);
+}
+
 int bx_spawn(const struct bx_spawn_options *options, bx_worker_fn fn, void *context,
              struct bx_spawn_report *report)
 {
@@ -650,6 +685,10 @@ int bx_spawn(const struct bx_spawn_options *options, bx_worker_fn fn, void *cont
     };
 
     int rc = read_options(&launch, options);
+    if (rc == 0 && bxi_has_launcher()) {
+        rc = run_here(&launch);
+        goto done;
+    }
     if (rc < 0 || (rc = map_shared(&launch)) < 0)
         goto done;
     block_signals(&launch);

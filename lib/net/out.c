@@ -163,7 +163,8 @@ static bool lends(const void *payload)
 {
     const struct bxi_frame *frame = payload;
 
-    return (frame->flags & BXI_FLAG_LEASE) != 0;
+    return (frame->kind == BXI_REQUEST || frame->kind == BXI_ONEWAY || frame->kind == BXI_REPLY) &&
+           (frame->flags & BXI_FLAG_LEASE) != 0;
 }
 
 static void add(struct bxi_parcel *parcel, const void *payload, uint32_t bytes)

@@ -80,6 +80,9 @@ bool bxi_in_put(struct bxi_twin *twin, unsigned char *frame, uint32_t bytes)
     struct bxi_frame head;
     void *payload;
 
+    /* What was read and is not published yet: its sender may know it from a frame. [peer.consumed] acquire, as in put of
+     * rpc/out.c. */
+    (void)bxi_ring_credit_hint(&twin->in, bxi_load_acquire(&twin->job->rpc->peers[twin->rank]->consumed));
     if (bytes < sizeof head || bxi_ring_reserve(&twin->in, bytes, &payload) < 0)
         return false;
     memcpy(&head, frame, sizeof head);

@@ -453,14 +453,22 @@ void bxi_landing_part(struct bxi_twin *twin, const struct bxi_parcel_head *head,
         keep(twin, head, data, bytes, large);
 }
 
-void bxi_landing_forget(struct bxi_twin *twin)
+void bxi_landing_drop_kept(struct bxi_twin *twin)
 {
+    struct bxi_net *net = twin->job->net;
+
     while (twin->parts != NULL) {
         struct bxi_part *part = twin->parts;
 
         twin->parts = part->next;
-        free(part);                     /* large ones end with the wire */
+        if (part->large != NULL)
+            net->ops->drop(net->wire, part->large);
+        free(part);
     }
+}
+
+void bxi_landing_forget(struct bxi_twin *twin)
+{
     if (twin->landing != NULL)
         free_landing(twin->landing);
     twin->landing = NULL;

@@ -554,14 +554,14 @@ void bxi_net_destroy(struct bx_job *job)
 
     if (net == NULL)
         return;
+    if (net->wire != NULL)
+        net->ops->close(net->wire, 0);
     for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
         bxi_twin_destroy(net->twins[rank]);
         free(net->places[rank].address);
         if (net->links[rank].fd >= 0)
             close(net->links[rank].fd);
     }
-    if (net->wire != NULL)
-        net->ops->close(net->wire, 0);
     if (net->epoll_fd >= 0)
         close(net->epoll_fd);
     if (net->stop_fd >= 0)

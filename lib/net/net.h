@@ -203,6 +203,7 @@ struct bxi_parcel_return {
 
 int bxi_out_pass(struct bx_job *job, bool look_at_words);      /* sends what there is; how much */
 bool bxi_out_waits(struct bx_job *job);                         /* something is to be sent */
+bool bxi_out_has_frames(struct bx_job *job);                    /* the same of frames alone */
 void bxi_out_death(struct bx_job *job, int rank);               /* of a worker of this host */
 struct bxi_parcel *bxi_parcel_make(struct bxi_twin *twin, enum bxi_net_parcel_kind kind, size_t room);
 struct bxi_parcel {
@@ -233,7 +234,8 @@ void bxi_landing_begin(struct bxi_twin *twin, const struct bxi_parcel_head *head
 /* A part: data, or large. */
 void bxi_landing_part(struct bxi_twin *twin, const struct bxi_parcel_head *head, const void *data, size_t bytes,
                       struct bxi_wire_large *large);
-void bxi_landing_forget(struct bxi_twin *twin);
+void bxi_landing_drop_kept(struct bxi_twin *twin);     /* parts that came before their frame; the wire is there */
+void bxi_landing_forget(struct bxi_twin *twin);         /* behind the wire's end, which may still write to blocks */
 
 /* ---- source.c ------------------------------------------------------------------------------------------- */
 

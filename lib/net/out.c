@@ -287,6 +287,14 @@ int bxi_out_pass(struct bx_job *job, bool look_at_words)
     return total;
 }
 
+bool bxi_out_has_frames(struct bx_job *job)
+{
+    for (int rank = 0; rank < job->world_size; rank++)
+        if (job->net->twins[rank] != NULL && is_alive(job->net->twins[rank]) && has_frames(job->net->twins[rank]))
+            return true;
+    return false;
+}
+
 bool bxi_out_waits(struct bx_job *job)
 {
     for (int rank = 0; rank < job->world_size; rank++) {

@@ -43,7 +43,7 @@ static bool net_peek(void *context, int times)
     struct bx_job *job = context;
 
     (void)times;
-    return job->net->ops->progress(job->net->wire) != 0;
+    return bxi_out_has_frames(job) || job->net->ops->progress(job->net->wire) != 0;
 }
 
 static bool net_ready(void *context, const struct bxi_role *role)
@@ -299,6 +299,9 @@ void bxi_net_stop(const struct bxi_role *role, struct bx_job *job)
     bxi_bell_ring(net->stop_fd);
     pthread_join(net->thread, NULL);
     bxi_out_pass(job, true);            /* LEFT */
+    for (int rank = 0; rank < job->world_size; rank++)
+        if (net->twins[rank] != NULL)
+            bxi_landing_drop_kept(net->twins[rank]);
     net->ops->close(net->wire, CLOSE_NS);
     net->wire = NULL;
 }

@@ -56,7 +56,7 @@ struct bxi_wire_ops {
     /* The descriptor gets readable when there is something to progress. False: there is something now. */
     bool (*arm)(struct bxi_wire *wire);
     int (*descriptor)(const struct bxi_wire *wire);
-    /* Sends what is under way, for so long at most, and ends all. */
+    /* Sends what is under way, for so long at most, and ends all. Nothing arrives any more, and no fetch is told. */
     void (*close)(struct bxi_wire *wire, uint64_t timeout_ns);
     /* HMAC-SHA256. False: OpenSSL refuses. */
     bool (*mac)(const char *secret, const void *data, size_t bytes, unsigned char mac[BXI_WIRE_MAC_BYTES]);

@@ -68,7 +68,7 @@ static ucs_status_t arrived(void *argument, const void *header, size_t header_by
     struct bxi_wire *wire = argument;
 
     if (wire->closes)
-        return UCS_OK;
+        return UCS_OK;                  /* of a large one too: UCX drops it */
     if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) == 0) {
         wire->events.arrived(wire->events.context, header, header_bytes, data, bytes, NULL);
         return UCS_OK;
@@ -225,8 +225,7 @@ static int wire_connect(struct bxi_wire *wire, const void *address, void *peer, 
 
 static void operation_ends(struct operation *operation, ucs_status_t status)
 {
-    if (!operation->wire->closes)
-        operation->done(operation->context, code_of(status));
+    operation->done(operation->context, code_of(status));
     free(operation);
 }
 
@@ -265,9 +264,14 @@ static void wire_send(struct bxi_wire_end *end, const void *head, size_t head_by
 
 static void fetched(void *request, ucs_status_t status, size_t bytes, void *argument)
 {
+    struct operation *operation = argument;
+
     (void)bytes;
     ucp_request_free(request);
-    operation_ends(argument, status);
+    if (operation->wire->closes)
+        free(operation);
+    else
+        operation_ends(operation, status);
 }
 
 static void wire_fetch(struct bxi_wire *wire, struct bxi_wire_large *large, void *to, size_t bytes, bxi_wire_done *done,
@@ -333,9 +337,9 @@ static void wire_close(struct bxi_wire *wire, uint64_t timeout_ns)
 {
     const uint64_t until_ns = now_ns() + timeout_ns;
 
+    wire->closes = true;                /* nothing arrives any more */
     while (wire->sending > 0 && now_ns() < until_ns)
         ucp_worker_progress(wire->worker);
-    wire->closes = true;
     while (wire->ends != NULL) {
         struct bxi_wire_end *end = wire->ends;
 

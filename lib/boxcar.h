@@ -318,7 +318,7 @@ struct bx_options {
  * (set-user-ID and the like) ignores BX_LOG and what names a file. */
 int bx_job_create(const struct bx_options *options, struct bx_job **job) BX_SINCE_0_2(bx_job_create);
 
-/* Meets the other workers. Blocks until all world_size workers are there, at most start_timeout_ns. Call it once.
+/* Meets the other workers, also those of other hosts (BX_ROOT in boxcar(7)). Blocks until all world_size workers are there, at most start_timeout_ns. Call it once.
  * BX_E_RANK_MISSING: the sentence names the ranks that did not come. BX_E_NAME_TAKEN, BX_E_RANK_TAKEN: also by a job
  * that runs. BX_E_PEER_DEAD: a worker died while starting. BX_E_WORKER_FAILED (under bx_spawn): a worker ended before
  * the job had started; the sentence has its name and how it ended. BX_E_WORLD_SIZE, BX_E_VERSION, BX_E_SOCKET_DIR,
@@ -392,6 +392,9 @@ bool bx_worker_is_alive(const struct bx_job *job, int rank);            /* it ha
 /* How many processes have had this rank, with the one that has it now: 1, or more if workers have come back
  * (options.rejoin). 0: it is not known, or before the start. -EINVAL: no such rank. Since 0.2. */
 int bx_worker_generation(const struct bx_job *job, int rank);
+/* The host of a worker of a job of several hosts: what BX_HOST says there, else the boot id and the file system of
+ * /dev/shm. Of a job of one host "". NULL: there is no such rank. The job's memory. Since 0.2. */
+const char *bx_worker_host(const struct bx_job *job, int rank);
 
 /* Sets the hook that is called once for each peer that dies, on the thread that makes progress; it must not wait. One
  * hook a job; NULL removes it. Call it before bx_job_start, else BX_E_STATE. */

@@ -295,8 +295,8 @@ int bxi_quota_cpus(const struct bxi_quota *quotas, int count);
 int bxi_job_options(struct bx_job *job, const struct bx_options *given);
 /* BX_ROOT is set: a launcher of several hosts has started this process. */
 bool bxi_has_launcher(void);
-/* Job, name, rank and world size of BX_JOB, BX_NAME, BX_RANK, BX_WORLD_SIZE; with BX_ROOT of what Open MPI or Slurm set in
- * place of the last two, and a job's name made of the port. 0, -EINVAL with a sentence. */
+/* Job, name, rank and world size of BX_JOB, BX_NAME, BX_RANK, BX_WORLD_SIZE; with BX_ROOT of what Open MPI or Slurm set
+ * in place of the last two, and a job's name made of the port. 0, -EINVAL with a sentence. */
 int bxi_options_of_launcher(struct bx_options *options);
 int bxi_check_world_size(int world_size);       /* 0, or BX_E_WORLD_SIZE with a sentence */
 

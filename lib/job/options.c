@@ -39,7 +39,7 @@ static int number_from_environment(const char *variable, uint64_t least, uint64_
 
 bool bxi_has_launcher(void)
 {
-    const char *root = getenv("BX_ROOT");
+    const char *root = secure_getenv("BX_ROOT");
 
     return root != NULL && root[0] != '\0';
 }
@@ -61,7 +61,7 @@ static int must_have_number(const char *variable, const char *const others[2], i
 static const char *name_of_root(void)
 {
     static char name[BXI_NAME_BYTES];
-    const char *port = strrchr(getenv("BX_ROOT"), ':');
+    const char *port = strrchr(secure_getenv("BX_ROOT"), ':');
 
     snprintf(name, sizeof name, "hosts-%.16s", port == NULL ? "" : port + 1);
     return name;

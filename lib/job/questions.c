@@ -34,6 +34,17 @@ bool bx_worker_is_alive(const struct bx_job *job, int rank)
            bxi_load_relaxed(&job->rpc->peers[rank]->state) == BXI_PEER_ALIVE;
 }
 
+const char *bx_worker_host(const struct bx_job *job, int rank)
+{
+    if (bxi_job_check_any(job) < 0)
+        return NULL;
+    if (rank < 0 || rank >= job->world_size) {
+        bx_fail(-EINVAL, "rank %d is not one of 0..%d", rank, job->world_size - 1);
+        return NULL;
+    }
+    return job->net == NULL ? "" : job->net->places[rank].host;
+}
+
 int bx_worker_generation(const struct bx_job *job, int rank)
 {
     int rc = bxi_job_check_any(job);

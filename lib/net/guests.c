@@ -290,8 +290,10 @@ static int listen_at(struct bxi_meeting *meeting)
         fd = -1;
     }
     freeaddrinfo(found);
-    return fd >= 0 ? fd : bx_fail(rc < 0 ? rc : -EADDRNOTAVAIL, "rank 0 cannot listen at BX_ROOT=%s: %s", meeting->where,
-                                  bx_strerror(rc < 0 ? rc : -EADDRNOTAVAIL));
+    if (fd >= 0)
+        return fd;
+    rc = rc < 0 ? rc : -EADDRNOTAVAIL;
+    return bx_fail(rc, "rank 0 cannot listen at BX_ROOT=%s: %s", meeting->where, bx_strerror(rc));
 }
 
 /* Sends the table to all, and takes it itself. */

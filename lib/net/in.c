@@ -21,120 +21,6 @@ struct bxi_late {
     unsigned char data[];
 };
 
-void bxi_in_nonsense(struct bxi_twin *twin, const char *what)
-{
-    bxi_error_enter();                  /* no call of the program's fails by it */
-    bxi_peer_suspect(twin->job, twin->job->rpc->peers[twin->rank], what);
-    bxi_error_leave();
-}
-
-/* ---- what takes effect --------------------------------------------------------------------------------- */
-
-static bool take_functions(struct bxi_twin *twin, const struct bxi_parcel_head *head, const unsigned char *data,
-                           size_t bytes)
-{
-    uint32_t count = (uint32_t)(bytes / sizeof(struct bxi_function));
-
-    if (bytes % sizeof(struct bxi_function) != 0 || head->index > BXI_FUNCTION_MAX ||
-        count > BXI_FUNCTION_MAX - head->index)
-        return false;
-    memcpy(&twin->control->function[head->index], data, bytes);
-    /* [functions] release, as in publish_functions: the rows are written. */
-    bxi_store_release(&twin->control->header.function_count, head->index + count);
-    return true;
-}
-
-static bxi_a64 *lease_words(const struct bxi_twin *twin)
-{
-    return (bxi_a64 *)(void *)((unsigned char *)twin->control + bxi_lease_offset(twin->job->rank));
-}
-
-/* As give_back of lend/loan.c, in the remote worker's name. */
-static void give_back(struct bxi_twin *twin, uint64_t slot, uint64_t generation)
-{
-    bxi_a64 *count = &twin->control->pair[twin->job->rank].given_back;
-
-    /* [lease.word] release, pairs with the acquire in collect_words. */
-    bxi_store_release(&lease_words(twin)[slot], generation);
-    /* [lease.count] release, pairs with the acquire in collect_words. */
-    bxi_store_release(count, bxi_load_relaxed(count) + 1);
-}
-
-static bool take_returns(struct bxi_twin *twin, const unsigned char *data, size_t bytes)
-{
-    for (; bytes >= sizeof(struct bxi_parcel_return); bytes -= sizeof(struct bxi_parcel_return)) {
-        struct bxi_parcel_return returned;
-
-        memcpy(&returned, data, sizeof returned);
-        data += sizeof returned;
-        if (returned.slot >= BXI_LEASE_MAX)
-            return false;
-        give_back(twin, returned.slot, returned.generation);
-    }
-    return bytes == 0;
-}
-
-bool bxi_in_put(struct bxi_twin *twin, unsigned char *frame, uint32_t bytes)
-{
-    const int64_t clock_ns = twin->job->net->places[twin->rank].clock_ns;
-    struct bxi_frame head;
-    void *payload;
-
-    /* What was read and is not published yet: its sender may know it from a frame. [peer.consumed] acquire, as in put of
-     * rpc/out.c. */
-    (void)bxi_ring_credit_hint(&twin->in, bxi_load_acquire(&twin->job->rpc->peers[twin->rank]->consumed));
-    if (bytes < sizeof head || bxi_ring_reserve(&twin->in, bytes, &payload) < 0)
-        return false;
-    memcpy(&head, frame, sizeof head);
-    if (head.deadline_ns != BX_FOREVER)
-        head.deadline_ns += (uint64_t)clock_ns;
-    memcpy(payload, &head, sizeof head);
-    memcpy((unsigned char *)payload + sizeof head, frame + sizeof head, bytes - sizeof head);
-    bxi_ring_commit(&twin->in, bytes);
-    return true;
-}
-
-static bool take_frames(struct bxi_twin *twin, unsigned char *data, size_t bytes)
-{
-    bool good = true;
-
-    bxi_ring_group_begin(&twin->in);
-    while (good && bytes > 0) {
-        uint64_t length;
-        size_t padded;
-
-        good = bytes >= sizeof length;
-        if (!good)
-            break;
-        memcpy(&length, data, sizeof length);
-        padded = (length + 7) & ~(size_t)7;
-        good = length <= BXI_FRAME_MAX && padded <= bytes - sizeof length &&
-               bxi_in_put(twin, data + sizeof length, (uint32_t)length);
-        data += sizeof length + padded;
-        bytes -= good ? sizeof length + padded : bytes;
-    }
-    bxi_ring_group_end(&twin->in);
-    return good;
-}
-
-void bxi_in_words(struct bxi_twin *twin, const struct bxi_net_words *words)
-{
-    struct bx_job *job = twin->job;
-    struct bxi_control *control = twin->control;
-    struct bxi_pair *pair = &control->pair[job->rank];
-
-    /* The tags are those of shm/layout.h; what each publishes is written before it. */
-    bxi_store_release(&control->credit[job->rank].position, words->credit);        /* [ring.credit] release */
-    bxi_store_relaxed(&pair->want_credit, words->want_credit);      /* [ring.want] relaxed: read in the next pass */
-    bxi_store_relaxed(&pair->want_lease, words->want_lease);        /* [lease.want] relaxed: likewise */
-    bxi_store_relaxed(&pair->refused_errno, words->refused_errno);  /* relaxed: before the next */
-    bxi_store_release(&pair->refused_through, words->refused_through);      /* [pair.refused] release */
-    bxi_store_release(&control->header.ending, words->ending);      /* [ending] release */
-    bxi_store_release(&pair->open, words->open);                    /* [pair.open] release */
-    bxi_store_release(&control->header.state, words->state);        /* [state] release */
-    bxi_note(job->run, BXI_EVENT_SCAN);
-}
-
 static void take(struct bxi_twin *twin, const struct bxi_parcel_head *head, unsigned char *data, size_t bytes)
 {
     bool good = true;
@@ -144,11 +30,11 @@ static void take(struct bxi_twin *twin, const struct bxi_parcel_head *head, unsi
         return;
     }
     if (head->kind == BXI_PARCEL_FUNCTIONS)
-        good = take_functions(twin, head, data, bytes);
+        good = bxi_in_functions(twin, head, data, bytes);
     else if (head->kind == BXI_PARCEL_RETURNS)
-        good = take_returns(twin, data, bytes);
+        good = bxi_in_returns(twin, data, bytes);
     else
-        good = take_frames(twin, data, bytes);
+        good = bxi_in_frames(twin, data, bytes);
     if (!good)
         bxi_in_nonsense(twin, "it sent what no worker sends");
     else if (head->has_words)
@@ -157,7 +43,8 @@ static void take(struct bxi_twin *twin, const struct bxi_parcel_head *head, unsi
 
 /* ---- their turn ---------------------------------------------------------------------------------------- */
 
-void bxi_in_next(struct bxi_twin *twin)
+/* What came before its turn, until one has to wait. */
+static void take_next(struct bxi_twin *twin)
 {
     while (twin->landing == NULL && twin->late != NULL && twin->late->head.number == twin->next &&
            twin->late->is_there) {
@@ -180,7 +67,7 @@ static void is_fetched(void *context, int rc)
         return;
     }
     late->is_there = true;
-    bxi_in_next(twin);
+    take_next(twin);
 }
 
 static void keep(struct bxi_twin *twin, const struct bxi_parcel_head *head, const void *data, size_t bytes,
@@ -192,7 +79,7 @@ static void keep(struct bxi_twin *twin, const struct bxi_parcel_head *head, cons
     if (late == NULL) {
         if (large != NULL)
             net->ops->drop(net->wire, large);
-        bxi_in_nonsense(twin, bytes <= 2 * BXI_RING_BYTES ? "no memory for a message of it" : "its messages are too large");
+        bxi_in_nonsense(twin, bytes > 2 * BXI_RING_BYTES ? "its messages are too large" : "no memory for one of it");
         return;
     }
     *late = (struct bxi_late){ .twin = twin, .head = *head, .bytes = bytes, .is_there = large == NULL };
@@ -205,7 +92,7 @@ static void keep(struct bxi_twin *twin, const struct bxi_parcel_head *head, cons
     if (large != NULL)
         net->ops->fetch(net->wire, large, late->data, bytes, is_fetched, late);
     else
-        bxi_in_next(twin);
+        take_next(twin);
 }
 
 static struct bxi_twin *sender_of(const struct bx_job *job, const struct bxi_parcel_head *head, size_t bytes)
@@ -270,7 +157,7 @@ static int give_back_handled(struct bxi_twin *twin)
         if (twin->given == NULL)
             twin->given_end = &twin->given;
         if (given->slot != BXI_NO_LEASE)
-            give_back(twin, given->slot, given->generation);
+            bxi_in_give_back(twin, given->slot, given->generation);
         if (given->packed_bytes > 0)
             fallocate(twin->arena_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)given->packed_offset,
                       (off_t)given->packed_bytes);
@@ -284,9 +171,14 @@ int bxi_in_pass(struct bx_job *job)
 {
     int total = 0;
 
-    for (int rank = 0; rank < job->world_size; rank++)
-        if (job->net->twins[rank] != NULL)
-            total += give_back_handled(job->net->twins[rank]);
+    for (int rank = 0; rank < job->world_size; rank++) {
+        struct bxi_twin *twin = job->net->twins[rank];
+
+        if (twin == NULL)
+            continue;
+        take_next(twin);                /* a frame that they waited for may be complete */
+        total += give_back_handled(twin);
+    }
     if (total > 0)
         bxi_grants_reclaim(job);
     return total;

@@ -6,11 +6,11 @@
  *     part 0        the records and bytes of the message, if they do not lie in the frame but in the sender's arena
  *     part 1 + i    the elements of tensor i, from its first to its last
  *
- * The receiver allocates a block of its own arena for each tensor, lets the wire write into it, and changes the records:
- * the tensor lies in this worker's memory, and comes back from the sender. For that it enters the blocks in its grants
- * to the sender, as if it had lent them. That lease is given back in the sender's name once the frame has been handled;
- * the loan that the frame's handler has then holds the blocks itself. What lies in the twin's arena is dropped at the
- * same time.
+ * The receiver allocates a block of its own arena for each tensor, lets the wire write into it, and changes the
+ * records: the tensor lies in this worker's memory, and comes back from the sender. For that it enters the blocks in its
+ * grants to the sender, as if it had lent them. That lease is given back in the sender's name once the frame has been
+ * handled; the loan that the frame's handler has then holds the blocks itself. What lies in the twin's arena is dropped
+ * at the same time.
  *
  * A part that comes before its LEASE is kept.
  */
@@ -114,7 +114,8 @@ void bxi_out_lease(struct bxi_twin *twin, const unsigned char *frame, uint64_t n
         const unsigned char *source = length > 0 ? source_of(twin->job, &head) : NULL;
 
         if (source == NULL) {           /* its owner, on this host, has died */
-            bxi_log(twin->job, 1, "a tensor for worker '%s' is gone with its owner", twin->job->net->places[twin->rank].name);
+            bxi_log(twin->job, 1, "a tensor for worker '%s' is gone with its owner",
+                    twin->job->net->places[twin->rank].name);
             source = frame;
             extent = 0;
         }
@@ -193,7 +194,8 @@ static bool allocate(struct bxi_landing *landing)
 
     for (uint32_t i = 0; i < landing->lease.tensor_count; i++) {
         struct bxi_tensor_head head;
-        uint64_t extent = 0, length = read_record(landing->packed + at, landing->lease.packed_bytes - at, &head, &extent);
+        uint64_t extent = 0, left = landing->lease.packed_bytes - at;
+        uint64_t length = read_record(landing->packed + at, left, &head, &extent);
         int64_t bytes = (int64_t)(extent > 0 ? extent : 1);
 
         if (length == 0) {
@@ -360,8 +362,7 @@ static void finish(struct bxi_twin *twin)
     if (landing->head.has_words)
         bxi_in_words(twin, &landing->head.words);
     twin->landing = NULL;
-    free_landing(landing);
-    bxi_in_next(twin);
+    free_landing(landing);              /* what waits for it goes on in bxi_in_pass */
 }
 
 static bool is_valid(const struct bxi_landing *landing)
@@ -379,7 +380,8 @@ static bool is_valid(const struct bxi_landing *landing)
     return lease->packed_offset <= arena_bytes && lease->packed_bytes <= arena_bytes - lease->packed_offset;
 }
 
-void bxi_landing_begin(struct bxi_twin *twin, const struct bxi_parcel_head *head, const unsigned char *data, size_t bytes)
+void bxi_landing_begin(struct bxi_twin *twin, const struct bxi_parcel_head *head, const unsigned char *data,
+                       size_t bytes)
 {
     struct bxi_landing *landing = calloc(1, sizeof *landing);
     const size_t least = sizeof(struct bxi_frame) + sizeof(struct bxi_lease_head);
@@ -425,8 +427,10 @@ static void keep(struct bxi_twin *twin, const struct bxi_parcel_head *head, cons
                  struct bxi_wire_large *large)
 {
     struct bxi_net *net = twin->job->net;
-    struct bxi_part *part = twin->part_count < PARTS_KEPT_MAX ? malloc(sizeof *part + (large == NULL ? bytes : 0)) : NULL;
+    struct bxi_part *part = NULL;
 
+    if (twin->part_count < PARTS_KEPT_MAX)
+        part = malloc(sizeof *part + (large == NULL ? bytes : 0));
     if (part == NULL) {
         if (large != NULL)
             net->ops->drop(net->wire, large);

@@ -44,8 +44,8 @@ int bxi_wire_load(const struct bxi_wire_ops **ops)
     if (library == NULL)
         library = try_beside("../lib/");
     if (library == NULL)
-        return bx_fail(-ENOENT, "a job of several hosts (BX_ROOT) needs " BXI_WIRE_PLUGIN ": %s; `make` builds it where "
-                                "libucx-dev and libssl-dev are installed", why);
+        return bx_fail(-ENOENT, "a job of several hosts (BX_ROOT) needs " BXI_WIRE_PLUGIN ": %s; `make` builds it "
+                                "where libucx-dev and libssl-dev are installed", why);
     *(void **)&plugin = dlsym(library, "bxi_wire_plugin");
     *ops = plugin != NULL ? plugin() : NULL;
     if (*ops == NULL || (*ops)->version != BXI_WIRE_VERSION)

@@ -68,7 +68,7 @@ static int read_secret(const char *path, char **secret)
 
 static int secret_from_environment(char **secret)
 {
-    const char *text = getenv("BX_SECRET"), *path = getenv("BX_SECRET_FILE");
+    const char *text = secure_getenv("BX_SECRET"), *path = secure_getenv("BX_SECRET_FILE");
     int rc = 0;
 
     *secret = NULL;
@@ -89,7 +89,7 @@ static int secret_from_environment(char **secret)
 
 static void host_of_this(char host[BXI_NET_HOST_BYTES])
 {
-    const char *name = getenv("BX_HOST");
+    const char *name = secure_getenv("BX_HOST");
     char boot[64] = "";
     struct stat shm = { .st_dev = 0 };
     FILE *file;
@@ -113,7 +113,7 @@ static void host_of_this(char host[BXI_NET_HOST_BYTES])
 /* With BX_HOST several hosts may share a /dev/shm: each has its own names there. */
 static int name_host(struct bx_job *job)
 {
-    const char *host = getenv("BX_HOST");
+    const char *host = secure_getenv("BX_HOST");
     char name[2 * BXI_NAME_BYTES];
 
     if (host == NULL || host[0] == '\0')
@@ -128,66 +128,10 @@ static int name_host(struct bx_job *job)
 
 static uint64_t timeout_from_environment(void)
 {
-    const char *text = getenv("BX_NET_TIMEOUT_MS");
+    const char *text = secure_getenv("BX_NET_TIMEOUT_MS");
     unsigned long long value = text == NULL ? 0 : strtoull(text, NULL, 10);
 
     return (value == 0 ? TIMEOUT_MS : value) * 1000000;
-}
-
-/* "host:port", "[address]:port". 0, or a failure with its sentence. */
-int bxi_meet_resolve(const char *where, bool listens, struct addrinfo **found)
-{
-    const struct addrinfo hints = { .ai_socktype = SOCK_STREAM, .ai_flags = listens ? AI_PASSIVE : 0 };
-    char host[256];
-    const char *colon = strrchr(where, ':');
-    size_t length = colon == NULL ? 0 : (size_t)(colon - where);
-    int rc;
-
-    if (length == 0 || length >= sizeof host || colon[1] == '\0')
-        return bx_fail(-EINVAL, "BX_ROOT='%s' is not HOST:PORT, where rank 0 listens", bxi_brief(where).text);
-    if (where[0] == '[' && where[length - 1] == ']')
-        snprintf(host, sizeof host, "%.*s", (int)length - 2, where + 1);
-    else
-        snprintf(host, sizeof host, "%.*s", (int)length, where);
-    rc = getaddrinfo(host, colon + 1, &hints, found);
-    return rc == 0 ? 0 : bx_fail(-EINVAL, "BX_ROOT='%s' leads nowhere: %s", bxi_brief(where).text, gai_strerror(rc));
-}
-
-/* A hang-up of the host is noticed while nothing is sent, too. */
-void bxi_meet_keep(int fd, uint64_t timeout_ns)
-{
-    const int on = 1, seconds = (int)(timeout_ns / 4000000000u) + 1, probes = 3;
-    const unsigned timeout_ms = (unsigned)(timeout_ns / 1000000);
-
-    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &seconds, sizeof seconds);
-    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &seconds, sizeof seconds);
-    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
-    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof timeout_ms);
-}
-
-/* ---- proofs ------------------------------------------------------------------------------------------ */
-
-bool bxi_meet_proof(const struct bxi_meeting *meeting, const char who[4], const unsigned char *theirs,
-                    const unsigned char *own, unsigned char proof[BXI_WIRE_MAC_BYTES])
-{
-    unsigned char text[4 + 2 * BXI_NONCE_BYTES];
-
-    memcpy(text, who, 4);
-    memcpy(text + 4, theirs, BXI_NONCE_BYTES);
-    memcpy(text + 4 + BXI_NONCE_BYTES, own, BXI_NONCE_BYTES);
-    return meeting->net->ops->mac(meeting->secret, text, sizeof text, proof);
-}
-
-/* Takes as long wherever they differ. */
-bool bxi_meet_equal(const unsigned char *one, const unsigned char *two)
-{
-    unsigned char differs = 0;
-
-    for (unsigned i = 0; i < BXI_WIRE_MAC_BYTES; i++)
-        differs |= one[i] ^ two[i];
-    return differs == 0;
 }
 
 /* ---- a worker that is not rank 0 --------------------------------------------------------------------- */
@@ -256,8 +200,8 @@ static int prove(struct bxi_meeting *meeting, int fd)
     if (rc < 0 || message.kind != BXI_NET_NONCE || message.bytes != sizeof theirs)
         return link_failed(meeting, rc < 0 ? rc : -EPROTO, "before it said who it is");
     if (theirs.layout != BXI_LAYOUT_VERSION || theirs.protocol != BXI_NET_PROTOCOL)
-        return bx_fail(BX_E_VERSION, "rank 0 speaks protocol %u between hosts with layout %u, this worker %u with %u; all "
-                                     "must use the same version", theirs.protocol, theirs.layout, BXI_NET_PROTOCOL,
+        return bx_fail(BX_E_VERSION, "rank 0 speaks protocol %u between hosts with layout %u, this worker %u with %u; "
+                                     "all must use the same version", theirs.protocol, theirs.layout, BXI_NET_PROTOCOL,
                        BXI_LAYOUT_VERSION);
     if (getrandom(own, sizeof own, 0) != sizeof own)
         return bx_fail(-errno, "no random bytes: %s", bx_strerror(-errno));
@@ -355,52 +299,7 @@ static int meet_root(struct bxi_meeting *meeting)
     return rc;
 }
 
-/* ---- both -------------------------------------------------------------------------------------------- */
-
-int bxi_meet_take_table(struct bxi_meeting *meeting, uint64_t instance, const unsigned char *body, size_t bytes)
-{
-    struct bx_job *job = meeting->job;
-    struct bxi_net *net = meeting->net;
-    size_t at = 0;
-
-    for (int rank = 0; rank < job->world_size; rank++) {
-        struct bxi_place *place = &net->places[rank];
-        struct bxi_hello hello;
-
-        if (bytes - at < offsetof(struct bxi_hello, address))
-            return link_failed(meeting, -EPROTO, "when it told who has come");
-        memcpy(&hello, body + at, offsetof(struct bxi_hello, address));
-        if (!bxi_hello_is_valid(&hello, bytes - at) || hello.rank != rank)
-            return link_failed(meeting, -EPROTO, "when it told who has come");
-        memcpy(place->host, hello.host, sizeof place->host);
-        memcpy(place->name, hello.name, sizeof place->name);
-        place->pid = hello.pid;
-        place->arena_bytes = hello.arena_bytes;
-        place->clock_ns = meeting->self->clock_ns - hello.clock_ns;
-        place->is_remote = memcmp(hello.host, meeting->self->host, sizeof hello.host) != 0;
-        place->address_bytes = hello.address_bytes;
-        place->address = malloc(hello.address_bytes);
-        if (place->address == NULL)
-            return bx_fail(-ENOMEM, "no memory for the table of workers");
-        memcpy(place->address, body + at + offsetof(struct bxi_hello, address), hello.address_bytes);
-        at += bxi_hello_bytes(&hello);
-    }
-    for (int rank = job->world_size - 1; rank >= 0; rank--) {
-        if (net->places[rank].is_remote)
-            continue;
-        job->root = rank;
-        net->here++;
-    }
-    job->instance = instance;
-    return 0;
-}
-
-bool bxi_hello_is_valid(const struct bxi_hello *hello, size_t bytes)
-{
-    return hello->address_bytes <= BXI_WIRE_ADDRESS_MAX && bxi_hello_bytes(hello) <= bytes &&
-           memchr(hello->host, 0, sizeof hello->host) != NULL && memchr(hello->name, 0, sizeof hello->name) != NULL &&
-           bxi_name_is_valid(hello->name) && hello->arena_bytes > 0;
-}
+/* ---- all -------------------------------------------------------------------------------------------- */
 
 static int describe_self(struct bxi_meeting *meeting)
 {
@@ -449,7 +348,7 @@ static struct bxi_net *make_net(void)
 
 int bxi_net_meet(struct bx_job *job, uint64_t deadline_ns)
 {
-    struct bxi_meeting meeting = { .job = job, .where = getenv("BX_ROOT"), .deadline_ns = deadline_ns };
+    struct bxi_meeting meeting = { .job = job, .where = secure_getenv("BX_ROOT"), .deadline_ns = deadline_ns };
     int rc;
 
     if (meeting.where == NULL || meeting.where[0] == '\0')
@@ -477,7 +376,7 @@ end:
 
 static int wait_for_go(struct bx_job *job, uint64_t deadline_ns)
 {
-    struct bxi_meeting meeting = { .job = job, .net = job->net, .where = getenv("BX_ROOT") };
+    struct bxi_meeting meeting = { .job = job, .net = job->net, .where = secure_getenv("BX_ROOT") };
     struct bxi_net_message message = { .kind = BXI_NET_READY };
     char text[BXI_TEXT_BYTES];
     int fd = job->net->links[0].fd, rc = bxi_net_send(fd, &message, NULL, deadline_ns);
@@ -546,26 +445,4 @@ void bxi_net_fail(struct bx_job *job, int code)
     for (int i = 0; i < job->net->link_count; i++)
         if (job->net->links[i].fd >= 0)
             bxi_net_send(job->net->links[i].fd, &message, text, bxi_now_ns());
-}
-
-void bxi_net_destroy(struct bx_job *job)
-{
-    struct bxi_net *net = job->net;
-
-    if (net == NULL)
-        return;
-    if (net->wire != NULL)
-        net->ops->close(net->wire, 0);
-    for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
-        bxi_twin_destroy(net->twins[rank]);
-        free(net->places[rank].address);
-        if (net->links[rank].fd >= 0)
-            close(net->links[rank].fd);
-    }
-    if (net->epoll_fd >= 0)
-        close(net->epoll_fd);
-    if (net->stop_fd >= 0)
-        close(net->stop_fd);
-    free(net);
-    job->net = NULL;
 }

@@ -95,8 +95,8 @@ static inline int bxi_net_here(const struct bx_job *job)
 }
 
 /* bx_job_start, before the workers of this host meet. If BX_ROOT is set, meets the workers of all hosts: sets job->net
- * job->root and job->instance; else nothing. With BX_HOST the job's name here gets that host's behind it. 0, or a failure with
- * its sentence. */
+ * job->root and job->instance; else nothing. With BX_HOST the job's name here gets that host's behind it. 0, or a
+ * failure with its sentence. */
 int bxi_net_meet(struct bx_job *job, uint64_t deadline_ns);
 /* The root of each host, before it opens its gate: waits until those of all hosts have come so far. Rank 0 tells them.
  * 0, or a failure with its sentence. */
@@ -180,15 +180,14 @@ struct bxi_twin {                       /* role, unless it says otherwise */
 /* Makes the twins of all remote workers, and attaches them. This worker's segment is there. Start. 0, or a failure with
  * its sentence. */
 int bxi_twins_attach(struct bx_job *job);
-void bxi_twin_destroy(struct bxi_twin *twin);
 void bxi_twin_dies(struct bxi_net *net, struct bxi_twin *twin);     /* its pipe hangs up. Any thread */
 
-/* ---- out.c: what this worker tells remote ones (role) ------------------------------------------------- */
+/* ---- parcel.c: a message of the wire (role) ------------------------------------------------------------- */
 
-/* A message of the wire. Behind the head of kind FRAMES: for each frame its length, 4 bytes of zeros, the frame, and
+/* Behind the head of kind FRAMES, and of LEASE, which has one: for each frame its length in 8 bytes, the frame, and
  * zeros up to a multiple of 8. */
-enum bxi_net_parcel_kind { BXI_PARCEL_FRAMES = 1, BXI_PARCEL_FUNCTIONS, BXI_PARCEL_RETURNS, BXI_PARCEL_LEASE,
-                           BXI_PARCEL_PART, BXI_PARCEL_DEATH };
+enum bxi_parcel_kind { BXI_PARCEL_FRAMES = 1, BXI_PARCEL_FUNCTIONS, BXI_PARCEL_RETURNS, BXI_PARCEL_LEASE,
+                       BXI_PARCEL_PART, BXI_PARCEL_DEATH };
 struct bxi_parcel_head {
     uint64_t instance;
     uint16_t from, kind;
@@ -200,31 +199,30 @@ struct bxi_parcel_head {
 struct bxi_parcel_return {
     uint64_t slot, generation;
 };
-
-int bxi_out_pass(struct bx_job *job, bool look_at_words);      /* sends what there is; how much */
-bool bxi_out_waits(struct bx_job *job);                         /* something is to be sent */
-bool bxi_out_has_frames(struct bx_job *job);                    /* the same of frames alone */
-void bxi_out_death(struct bx_job *job, int rank);               /* of a worker of this host */
-struct bxi_parcel *bxi_parcel_make(struct bxi_twin *twin, enum bxi_net_parcel_kind kind, size_t room);
 struct bxi_parcel {
     struct bxi_parcel_head head;
     size_t bytes;
     unsigned char data[];
 };
+struct bxi_parcel *bxi_parcel_make(struct bxi_twin *twin, enum bxi_parcel_kind kind, size_t room);     /* NULL */
+/* Sends its data, or memory that stays as it is until it is there; frees the parcel then. */
 void bxi_parcel_send(struct bxi_twin *twin, struct bxi_parcel *parcel);
 void bxi_parcel_send_memory(struct bxi_twin *twin, struct bxi_parcel *parcel, const void *memory, size_t bytes);
 
-/* ---- in.c, landing.c: what remote workers tell (role) --------------------------------------------------- */
+/* ---- apply.c: what takes effect (role) ------------------------------------------------------------------ */
 
-void bxi_in_arrived(void *context, const void *head, size_t head_bytes, const void *data, size_t bytes,
-                    struct bxi_wire_large *large);
-int bxi_in_pass(struct bx_job *job);            /* gives back what was handled; how much */
-void bxi_in_nonsense(struct bxi_twin *twin, const char *what);
-/* Puts a frame into the twin's ring. False: it was nonsense. */
+void bxi_in_nonsense(struct bxi_twin *twin, const char *what);  /* cuts it off */
+/* False: it was nonsense. */
+bool bxi_in_functions(struct bxi_twin *twin, const struct bxi_parcel_head *head, const unsigned char *data,
+                      size_t bytes);
+bool bxi_in_returns(struct bxi_twin *twin, const unsigned char *data, size_t bytes);
+bool bxi_in_frames(struct bxi_twin *twin, unsigned char *data, size_t bytes);
 bool bxi_in_put(struct bxi_twin *twin, unsigned char *frame, uint32_t bytes);
-void bxi_in_next(struct bxi_twin *twin);        /* what came before its turn, until one has to wait */
 void bxi_in_words(struct bxi_twin *twin, const struct bxi_net_words *words);
-void bxi_in_forget(struct bxi_twin *twin);
+/* A lease of this worker, in the remote worker's name. */
+void bxi_in_give_back(struct bxi_twin *twin, uint64_t slot, uint64_t generation);
+
+/* ---- landing.c: frames that lend (role) ------------------------------------------------------------------ */
 
 /* Sends the parts of a frame whose LEASE was sent with that number. */
 void bxi_out_lease(struct bxi_twin *twin, const unsigned char *frame, uint64_t number);
@@ -237,12 +235,27 @@ void bxi_landing_part(struct bxi_twin *twin, const struct bxi_parcel_head *head,
 void bxi_landing_drop_kept(struct bxi_twin *twin);     /* parts that came before their frame; the wire is there */
 void bxi_landing_forget(struct bxi_twin *twin);         /* behind the wire's end, which may still write to blocks */
 
+/* ---- in.c: what remote workers tell (role) --------------------------------------------------------------- */
+
+void bxi_in_arrived(void *context, const void *head, size_t head_bytes, const void *data, size_t bytes,
+                    struct bxi_wire_large *large);
+/* Goes on where something waited, and gives back leases of frames that were handled; how many. */
+int bxi_in_pass(struct bx_job *job);
+void bxi_in_forget(struct bxi_twin *twin);
+
+/* ---- out.c: what this worker tells remote ones (role) ---------------------------------------------------- */
+
+int bxi_out_pass(struct bx_job *job, bool look_at_words);      /* sends what there is; how much */
+bool bxi_out_waits(struct bx_job *job);                         /* something is to be sent */
+bool bxi_out_has_frames(struct bx_job *job);                    /* the same of frames alone */
+void bxi_out_death(struct bx_job *job, int rank);               /* of a worker of this host */
+
 /* ---- source.c ------------------------------------------------------------------------------------------- */
 
 #define BXI_EVENT_NET 512u
 int bxi_net_start(struct bx_job *job);          /* before progress starts. 0, or a failure with its sentence */
-/* Waits until the functions of all remote workers are known. bx_job_start, behind the state RUNNING. 0, or a failure with
- * its sentence. */
+/* Waits until the functions of all remote workers are known. bx_job_start, behind the state RUNNING. 0, or a failure
+ * with its sentence. */
 int bxi_net_await(struct bx_job *job, uint64_t deadline_ns);
 /* A worker of this host has died: the other hosts are told. Role. */
 void bxi_net_tell_death(struct bx_job *job, int rank);

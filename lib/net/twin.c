@@ -25,8 +25,9 @@ static int make_object(const char *name, uint64_t bytes, void **base)
 
     if (fd < 0)
         return -errno;
-    *base = ftruncate(fd, (off_t)bytes) < 0 ? MAP_FAILED
-                                            : mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    *base = MAP_FAILED;
+    if (ftruncate(fd, (off_t)bytes) == 0)
+        *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
     if (*base != MAP_FAILED) {
         madvise(*base, bytes, MADV_DONTFORK);
         return fd;
@@ -158,21 +159,4 @@ void bxi_twin_dies(struct bxi_net *net, struct bxi_twin *twin)
     bxi_unshared_close(twin->end_fd);
     twin->end_fd = -1;
     bxi_unlock(&net->lock);
-}
-
-void bxi_twin_destroy(struct bxi_twin *twin)
-{
-    if (twin == NULL)
-        return;
-    bxi_landing_forget(twin);
-    bxi_in_forget(twin);
-    bxi_unshared_close(twin->end_fd);
-    if (twin->arena_fd >= 0)
-        close(twin->arena_fd);
-    if (twin->control != NULL)
-        munmap(twin->control, bxi_segment_bytes(twin->job->world_size));
-    if (twin->arena != NULL)
-        munmap(twin->arena, twin->job->net->places[twin->rank].arena_bytes);
-    free(twin->returned);
-    free(twin);
 }

@@ -47,7 +47,8 @@ static int await(struct bxi_call *call, const char *function, uint64_t deadline_
     struct bx_job *job = call->future.job;
     struct bxi_waiter waiter = { .ready = call_ready, .object = &call->future, .deadline_ns = deadline_ns,
                                  .shown = { .reason = BXI_FOR_CALL, .to = (int16_t)call->peer->rank, .id = call->id },
-                                 .straight = call->peer->is_remote ? NULL : bxi_reply_poll, .needs_others = bxi_call_needs_others };
+                                 .straight = call->peer->is_remote ? NULL : bxi_reply_poll,
+                                 .needs_others = bxi_call_needs_others };
     int rc = bxi_wait(job->run, &waiter);
 
     if (rc < 0) {

@@ -81,7 +81,7 @@ static ucs_status_t configure(ucp_config_t *config)
 {
     ucs_status_t status = UCS_OK;
 
-    if (getenv("UCX_TLS") == NULL)
+    if (secure_getenv("UCX_TLS") == NULL)
         status = ucp_config_modify(config, "TLS", "^sm,self,cma");
     return status == UCS_OK ? ucp_config_modify(config, "KEEPALIVE_INTERVAL", "inf") : status;
 }

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The end of what the room has made. The thread that destroys the job, or whose start has failed.
+ */
+#include "net.h"
+
+#include "shm/fork.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+static void destroy_twin(struct bxi_twin *twin)
+{
+    if (twin == NULL)
+        return;
+    bxi_landing_forget(twin);
+    bxi_in_forget(twin);
+    bxi_unshared_close(twin->end_fd);
+    if (twin->arena_fd >= 0)
+        close(twin->arena_fd);
+    if (twin->control != NULL)
+        munmap(twin->control, bxi_segment_bytes(twin->job->world_size));
+    if (twin->arena != NULL)
+        munmap(twin->arena, twin->job->net->places[twin->rank].arena_bytes);
+    free(twin->returned);
+    free(twin);
+}
+
+void bxi_net_destroy(struct bx_job *job)
+{
+    struct bxi_net *net = job->net;
+
+    if (net == NULL)
+        return;
+    if (net->wire != NULL)
+        net->ops->close(net->wire, 0);
+    for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
+        destroy_twin(net->twins[rank]);
+        free(net->places[rank].address);
+        if (net->links[rank].fd >= 0)
+            close(net->links[rank].fd);
+    }
+    if (net->epoll_fd >= 0)
+        close(net->epoll_fd);
+    if (net->stop_fd >= 0)
+        close(net->stop_fd);
+    free(net);
+    job->net = NULL;
+}

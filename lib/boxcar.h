@@ -318,7 +318,8 @@ struct bx_options {
  * (set-user-ID and the like) ignores BX_LOG and what names a file. */
 int bx_job_create(const struct bx_options *options, struct bx_job **job) BX_SINCE_0_2(bx_job_create);
 
-/* Meets the other workers, also those of other hosts (BX_ROOT in boxcar(7)). Blocks until all world_size workers are there, at most start_timeout_ns. Call it once.
+/* Meets the other workers, also those of other hosts (BX_ROOT in boxcar(7)). Blocks until all world_size workers are
+ * there, at most start_timeout_ns. Call it once.
  * BX_E_RANK_MISSING: the sentence names the ranks that did not come. BX_E_NAME_TAKEN, BX_E_RANK_TAKEN: also by a job
  * that runs. BX_E_PEER_DEAD: a worker died while starting. BX_E_WORKER_FAILED (under bx_spawn): a worker ended before
  * the job had started; the sentence has its name and how it ended. BX_E_WORLD_SIZE, BX_E_VERSION, BX_E_SOCKET_DIR,

@@ -7,9 +7,9 @@
  *     part 1 + i    the elements of tensor i, from its first to its last
  *
  * The receiver allocates a block of its own arena for each tensor, lets the wire write into it, and changes the
- * records: the tensor lies in this worker's memory, and comes back from the sender. For that it enters the blocks in its
- * grants to the sender, as if it had lent them. That lease is given back in the sender's name once the frame has been
- * handled; the loan that the frame's handler has then holds the blocks itself. What lies in the twin's arena is dropped
+ * records: the tensor lies in this worker's memory, and comes back from the sender. For that it enters the blocks in
+ * its grants to the sender, as if it had lent them. That lease is given back in the sender's name once the frame has
+ * been handled; the loan that the frame's handler has then holds the blocks itself. What lies in the twin's arena is dropped
  * at the same time.
  *
  * A part that comes before its LEASE is kept.

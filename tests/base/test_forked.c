@@ -54,6 +54,7 @@ static void try_job(struct bx_job *job)
     REFUSED(bx_worker_rank(job, "worker0"));
     REFUSED(bx_worker_is_alive(job, 0) ? 0 : BX_E_FORKED);
     REFUSED(bx_worker_generation(job, 0));
+    IS_NULL(bx_worker_host(job, 0));
     REFUSED(bx_on_death(job, NULL, NULL));
     REFUSED(bx_on_join(job, NULL, NULL));
     REFUSED(bx_job_fd(job));

@@ -49,6 +49,7 @@ static void try_jobs(struct bx_job *job)
     REFUSED(bx_worker_rank(job, NULL));
     IS_ZERO(bx_worker_is_alive(NULL, 0));
     REFUSED(bx_worker_generation(NULL, 0));
+    IS_NULL(bx_worker_host(NULL, 0));
     REFUSED(bx_on_death(NULL, NULL, NULL));
     REFUSED(bx_on_join(NULL, NULL, NULL));
     REFUSED(bx_job_fd(NULL));

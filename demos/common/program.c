@@ -73,6 +73,17 @@ static int report(const struct program *program, const void *result, FILE *file)
     return ending_output(program->flags.program) < 0 ? PROGRAM_FAILED : PROGRAM_OK;
 }
 
+/* In a job of several hosts each worker runs here, and one of them has the results. */
+static bool has_none(const unsigned char *result, size_t bytes)
+{
+    const char *root = secure_getenv("BX_ROOT");
+    size_t i = 0;
+
+    while (i < bytes && result[i] == 0)
+        i++;
+    return root != NULL && root[0] != '\0' && i == bytes;
+}
+
 /* Runs the job and reports it; the caller opens and closes `file`. */
 static int run_and_report(const struct program *program, FILE *file)
 {
@@ -83,7 +94,7 @@ static int run_and_report(const struct program *program, FILE *file)
         return PROGRAM_FAILED;
     int status = program->run(result);
     bool is_complete = status == PROGRAM_OK || (program->is_complete != NULL && program->is_complete(result));
-    if (is_complete && report(program, result, file) != PROGRAM_OK)
+    if (is_complete && !has_none(result, bytes) && report(program, result, file) != PROGRAM_OK)
         status = PROGRAM_FAILED;
     munmap(result, bytes);
     return status;

@@ -591,6 +591,7 @@ INSTALLED := $(STATIC_LIB)=$(LIBDIR)/libboxcar.a \
 	$(STATIC_NN)=$(LIBDIR)/libboxcar_nn.a \
 	$(SHARED_NN)=$(LIBDIR)/$(notdir $(SHARED_NN)) \
 	$(STATIC_AUTOGRAD)=$(LIBDIR)/libboxcar_autograd.a \
+	$(if $(HAS_NET),$(NET_PLUGIN)=$(LIBDIR)/$(notdir $(NET_PLUGIN))) \
 	$(SHARED_AUTOGRAD)=$(LIBDIR)/$(notdir $(SHARED_AUTOGRAD)) \
 	$(B)/boxcar.pc=$(LIBDIR)/pkgconfig/boxcar.pc \
 	$(B)/boxcar_nn.pc=$(LIBDIR)/pkgconfig/boxcar_nn.pc \

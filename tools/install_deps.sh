@@ -89,6 +89,9 @@ build dpkg-dev have_jemalloc_or dpkg-source
 build libdnnl-dev have_dnnl
 unit libcriterion-dev have_library criterion
 unit libdlpack-dev have_header dlpack/dlpack.h
+test libucx-dev have_header ucp/api/ucp.h
+test libssl-dev have_header openssl/hmac.h
+test iproute2 have_program ip
 test g++ have_cxx
 test spin have_program spin
 test gnuplot-nox have_program gnuplot

@@ -1,0 +1,713 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A worker of a job across hosts, for tests/e2e/net.sh. Who and where it is stands in the environment (BX_JOB, BX_RANK,
+ * BX_WORLD_SIZE, BX_ROOT, BX_SECRET, BX_HOST).
+ *
+ *     prog_net pairs          checks everything that workers do with one another, between all pairs
+ *     prog_net meet [MS]      starts within MS, calls each other worker once, and leaves
+ *
+ * All workers run the same mode. It prints "started", "failed: ..." for each check that fails, "cannot start: CODE:
+ * SENTENCE", and "done" at the end. Exit status 0; 1: a check failed; 3: it could not start.
+ */
+#include "prog_net.h"
+
+#define NOTES 100           /* one-way calls to each worker, before the end */
+#define LAST_NOTES 20       /* and at the end */
+#define FLIGHT 64
+#define BATCH_ROUNDS 10
+#define LARGE 20000000      /* bytes of the largest message */
+
+static int notes[WORLD_MOST], last_notes[WORLD_MOST];
+static int boxes_made, boxes_destroyed, holds_cancelled, deaths;
+static uint64_t sent_bytes;         /* to remote workers, at least */
+
+/* ---- functions -------------------------------------------------------------------------------------------- */
+
+/* Of type, shape and all elements in row-major order. */
+static uint64_t hash_of(const struct bx_tensor *tensor)
+{
+    uint64_t hash = UINT64_C(14695981039346656037);
+    int64_t index[BX_DIMS_MAX] = { 0 };
+    int ndim = bx_tensor_ndim(tensor);
+    size_t bytes = bx_dtype_bytes(bx_tensor_dtype(tensor));
+    const unsigned char *data = bx_tensor_data(tensor);
+
+    hash = (hash ^ (uint64_t)bx_tensor_dtype(tensor)) * 1099511628211u + (uint64_t)ndim;
+    for (int d = 0; d < ndim; d++)
+        hash = (hash ^ (uint64_t)bx_tensor_dim(tensor, d)) * 1099511628211u;
+    for (int64_t left = bx_tensor_elements(tensor); left > 0; left--) {
+        size_t at = 0;
+
+        for (int d = 0; d < ndim; d++)
+            at += (size_t)(index[d] * bx_tensor_strides(tensor)[d]);
+        for (size_t b = 0; b < bytes; b++)
+            hash = (hash ^ data[at * bytes + b]) * 1099511628211u;
+        for (int d = ndim - 1; d >= 0 && ++index[d] == bx_tensor_dim(tensor, d); d--)
+            index[d] = 0;
+    }
+    return hash;
+}
+
+static int echo(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    size_t bytes = bx_reader_left(args);
+
+    (void)request, (void)context;
+    bx_msg_put_bytes(reply, bx_read_bytes(args, bytes), bytes);
+    while (bx_reader_tensors_left(args) > 0)
+        bx_msg_put_tensor(reply, bx_read_tensor(args));
+    return bx_msg_error(reply);
+}
+
+static int hash(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)context;
+    while (bx_reader_tensors_left(args) > 0)
+        bx_msg_put_u64(reply, hash_of(bx_read_tensor(args)));
+    return bx_msg_error(reply);
+}
+
+/* Passes tensors on to another worker's function, and its answer back. */
+static int relay(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    const char *function;
+    int64_t to;
+    int rc = bx_read(args, "is", &to, &function);
+    struct bx_msg *on = bx_msg_create(0), *answer = NULL;
+    struct bx_reader reader;
+
+    (void)request, (void)context;
+    while (rc == 0 && bx_reader_tensors_left(args) > 0)
+        rc = bx_msg_put_tensor(on, bx_read_tensor(args));
+    if (rc == 0)
+        rc = bx_rpc_sync(job, bx_rank((int)to), function, on, NULL, &answer);
+    if (rc == 0) {
+        reader = bx_msg_reader(answer);
+        rc = echo(NULL, &reader, reply, NULL);
+    }
+    bx_msg_destroy(on);
+    bx_msg_destroy(answer);
+    return rc;
+}
+
+/* One-way calls of a worker arrive in the order in which it made them. */
+static int note(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    int *count = &((int *)context)[bx_request_caller(request)];
+
+    (void)reply;
+    EXPECT(bx_read_i64(args) == *count, "one-way call %d of rank %d", *count, bx_request_caller(request));
+    ++*count;
+    return 0;
+}
+
+static int noted(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)args, (void)context;
+    return bx_msg_put_i64(reply, notes[bx_request_caller(request)]);
+}
+
+static int fail(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)reply, (void)context;
+    return bx_fail(BX_E_APPLICATION(7), "row %d has no state", (int)bx_read_i64(args));
+}
+
+static int nap(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)reply, (void)context;
+    nap_ms((int)bx_read_i64(args));
+    return 0;
+}
+
+/* What is left until the request's deadline. */
+static int time_left(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct timespec now;
+
+    (void)args, (void)context;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return bx_msg_put_i64(reply, (int64_t)(bx_request_deadline_ns(request) / MS) -
+                                 (int64_t)(now.tv_sec * 1000 + now.tv_nsec / 1000000));
+}
+
+static void hold_ends(struct bx_future *future, void *context)
+{
+    (void)context;
+    if (bx_future_error(future) == BX_E_CANCELLED)
+        __atomic_add_fetch(&holds_cancelled, 1, __ATOMIC_RELAXED);
+    bx_future_release(future);
+}
+
+static int hold(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+{
+    (void)request, (void)args, (void)context;
+    *reply = bx_future_create(job);
+    return bx_future_on_done(bx_future_acquire(*reply), hold_ends, NULL);
+}
+
+static int count_holds(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)args, (void)context;
+    return bx_msg_put_i64(reply, __atomic_load_n(&holds_cancelled, __ATOMIC_RELAXED));
+}
+
+static int tell_counter(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)context;
+    return bx_msg_put_u64(reply, counter(bx_read_str(args)));
+}
+
+/* ---- objects and batches ------------------------------------------------------------------------------------ */
+
+static void destroy_box(void *object)
+{
+    __atomic_add_fetch(&boxes_destroyed, 1, __ATOMIC_RELAXED);
+    free(object);
+}
+
+static int value_of_box(void *object, struct bx_msg *value)
+{
+    return bx_msg_put_i64(value, *(const int64_t *)object);
+}
+
+static const struct bx_type box_type = { .name = "box", .destroy = destroy_box, .value = value_of_box };
+
+static int new_box(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    int64_t *box = malloc(sizeof *box);
+
+    (void)request, (void)context;
+    if (box == NULL)
+        return -1;
+    *box = bx_read_i64(args);
+    __atomic_add_fetch(&boxes_made, 1, __ATOMIC_RELAXED);
+    return bx_msg_put_object(job, reply, &box_type, box);
+}
+
+static int add_to_box(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    int64_t *box = bx_request_object(request);
+
+    (void)context;
+    return bx_msg_put_i64(reply, *box += bx_read_i64(args));
+}
+
+/* Of a third worker: uses the reference, keeps it over the answer for a while, and sends it back. */
+static int use_box(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bx_rref *box = bx_read_rref(args);
+    int64_t value = 0;
+    int rc = bx_rref_call(box, "add_to_box", "i>i", 1000, &value);
+
+    (void)request, (void)context;
+    if (rc == 0)
+        rc = bx_msg_put_i64(reply, value);
+    return rc < 0 ? rc : bx_msg_put_rref(reply, box);
+}
+
+/* The sum of all rows, which are those of all workers, in order. */
+static int sum_batch(struct bx_batch *batch, void *context)
+{
+    size_t rows = bx_batch_rows(batch);
+    int64_t sum = 0;
+
+    (void)context;
+    EXPECT(rows == (size_t)size, "%zu rows", rows);
+    for (size_t row = 0; row < rows; row++) {
+        struct bx_reader args = bx_batch_args(batch, row);
+
+        EXPECT(bx_batch_caller(batch, row) == (int)row, "row %zu is of rank %d", row, bx_batch_caller(batch, row));
+        sum += bx_read_i64(&args);
+    }
+    for (size_t row = 0; row < rows; row++)
+        bx_batch_reply_i64(batch, row, sum);
+    return 0;
+}
+
+static int register_functions(void)
+{
+    static const struct {
+        const char *name;
+        enum bx_kind kind;
+        bx_handler_fn fn;
+        void *context;
+    } functions[] = {
+        { "echo", BX_BLOCKING, echo, NULL }, { "hash", BX_BLOCKING, hash, NULL }, { "relay", BX_BLOCKING, relay, NULL },
+        { "note", BX_INLINE, note, notes }, { "last_note", BX_INLINE, note, last_notes },
+        { "noted", BX_INLINE, noted, NULL }, { "fail", BX_INLINE, fail, NULL },
+        { "fail_later", BX_BLOCKING, fail, NULL }, { "nap", BX_BLOCKING, nap, NULL },
+        { "time_left", BX_INLINE, time_left, NULL }, { "count_holds", BX_INLINE, count_holds, NULL },
+        { "counter", BX_INLINE, tell_counter, NULL }, { "new_box", BX_INLINE, new_box, NULL },
+        { "use_box", BX_BLOCKING, use_box, NULL },
+    };
+    int rc = bx_register_async(job, "hold", BX_INLINE, hold, NULL);
+
+    for (size_t i = 0; i < sizeof functions / sizeof functions[0] && rc == 0; i++)
+        rc = bx_register(job, functions[i].name, functions[i].kind, functions[i].fn, functions[i].context);
+    if (rc == 0)
+        rc = bx_register_method(job, &box_type, "add_to_box", BX_INLINE, add_to_box, NULL);
+    if (rc == 0)
+        rc = bx_register_batch(job, "sum_batch", sum_batch, NULL, NULL);
+    for (int member = 0; member < atoi(getenv("BX_WORLD_SIZE")) && rc == 0; member++)
+        rc = bx_batch_add_member(job, "sum_batch", member);
+    return rc;
+}
+
+/* ---- calls ---------------------------------------------------------------------------------------------- */
+
+static void check_calls(int to)
+{
+    struct bx_future *futures[FLIGHT] = { NULL };
+    struct bx_msg *args[FLIGHT];
+
+    for (int i = 0; i < 50; i++)
+        call_add(to, rank, i);
+    for (int i = 0; i < FLIGHT; i++) {
+        args[i] = bx_msg_create(0);
+        bx_msg_put(args[i], "ii", i, 1000 * to);
+        EXPECT(bx_rpc_async(job, bx_rank(to), "add", args[i], NULL, &futures[i]) == 0, "%s", bx_error_text());
+    }
+    for (int round = 0; round < 2; round++) {
+        for (int i = 0; i < FLIGHT; i++) {
+            int rc = bx_future_wait(futures[i], BX_FOREVER);
+            struct bx_reader reader = bx_msg_reader(bx_future_value(futures[i]));
+
+            EXPECT(rc == 0 && bx_read_i64(&reader) == i + 1000 * to, "to %d: %s", to, bx_future_error_text(futures[i]));
+            bx_future_release(futures[i]);
+        }
+        if (round == 0)
+            EXPECT(bx_rpc_many(job, bx_rank(to), "add", FLIGHT, (const struct bx_msg *const *)args, NULL, futures) == 0,
+                   "%s", bx_error_text());
+    }
+    for (int i = 0; i < FLIGHT; i++)
+        bx_msg_destroy(args[i]);
+}
+
+/* More calls at a time than a ring has room for. */
+static void check_room(int to)
+{
+    struct bx_future *futures[3000] = { NULL };
+    int64_t sum = 0;
+
+    for (int i = 0; i < 3000; i++)
+        EXPECT(bx_call_async(job, bx_rank(to), "add", NULL, &futures[i], "ii", i, to) == 0, "%s", bx_error_text());
+    for (int i = 0; i < 3000; i++) {
+        int rc = bx_future_wait(futures[i], BX_FOREVER);
+        struct bx_reader reader = bx_msg_reader(bx_future_value(futures[i]));
+
+        sum += rc == 0 ? bx_read_i64(&reader) : 0;
+        bx_future_release(futures[i]);
+    }
+    EXPECT(sum == 3000 * 2999 / 2 + 3000 * to, "to %d: %lld", to, (long long)sum);
+}
+
+static void check_oneway(int to)
+{
+    int64_t count = 0;
+
+    for (int i = 0; i < NOTES; i++) {
+        struct bx_msg *args = bx_msg_create(0);
+
+        bx_msg_put_i64(args, i);
+        EXPECT(bx_rpc_oneway(job, bx_rank(to), "note", args, NULL) == 0, "%s", bx_error_text());
+        bx_msg_destroy(args);
+    }
+    EXPECT(bx_call(job, bx_rank(to), "noted", ">i", &count) == 0 && count == NOTES, "%d arrived", (int)count);
+}
+
+static void check_errors(int to)
+{
+    static const char *const functions[] = { "fail", "fail_later" };
+    int rc;
+
+    for (int i = 0; i < 2; i++) {
+        rc = bx_call(job, bx_rank(to), functions[i], "i>", 40 + to);
+        char text[32];
+
+        snprintf(text, sizeof text, "row %d has no state", 40 + to);
+        EXPECT(rc == BX_E_APPLICATION(7), "%s: %s", bx_error_name(rc), bx_error_text());
+        EXPECT(strstr(bx_error_text(), text) != NULL && strstr(bx_error_text(), functions[i]) != NULL &&
+               strstr(bx_error_text(), bx_worker_name(job, to)) != NULL, "%s", bx_error_text());
+    }
+    rc = bx_call(job, bx_rank(to), "no_such", ">");
+    EXPECT(rc == BX_E_NO_FUNCTION && strstr(bx_error_text(), "no_such") != NULL, "%s", bx_error_text());
+    rc = bx_call(job, "nobody", "add", ">");
+    EXPECT(rc == BX_E_NO_WORKER && strstr(bx_error_text(), "nobody") != NULL, "%s", bx_error_text());
+    rc = bx_call(job, bx_rank(to), "add", "i>", 1);
+    EXPECT(rc == BX_E_SHORT_MESSAGE, "%s", bx_error_text());
+}
+
+static void check_deadlines(int to)
+{
+    const struct bx_call_options soon = { .timeout_ns = 30 * MS }, ten_s = { .timeout_ns = 10000 * MS };
+    uint64_t from_ns = now_ns(), ms;
+    int64_t left_ms = 0, before = 0, after = 0;
+    struct bx_future *future = NULL;
+    int rc = bx_call_with(job, bx_rank(to), "nap", &soon, "i>", 150);
+
+    ms = (now_ns() - from_ns) / MS;
+    EXPECT(rc == BX_E_TIMEOUT && ms >= 30 && ms < 2000, "after %u ms: %s", (unsigned)ms, bx_error_text());
+    rc = bx_call_with(job, bx_rank(to), "hold", &soon, ">");
+    EXPECT(rc == BX_E_TIMEOUT, "%s", bx_error_text());
+    rc = bx_call_with(job, bx_rank(to), "time_left", &ten_s, ">i", &left_ms);
+    EXPECT(rc == 0 && left_ms > 8000 && left_ms < 10200, "%d ms are left to rank %d", (int)left_ms, to);
+
+    /* A call that is cancelled ends at its callee, too. */
+    rc = bx_call(job, bx_rank(to), "count_holds", ">i", &before);
+    EXPECT(rc == 0 && bx_call_async(job, bx_rank(to), "hold", NULL, &future, "") == 0, "%s", bx_error_text());
+    call_add(to, 1, 2);
+    EXPECT(bx_future_cancel(future) == 0, "%s", bx_error_text());
+    EXPECT(bx_future_wait(future, BX_FOREVER) == BX_E_CANCELLED, "%s", bx_error_text());
+    bx_future_release(future);
+    for (int i = 0; i < 200 && after <= before; i++) {
+        rc = bx_call(job, bx_rank(to), "count_holds", ">i", &after);
+        nap_ms(5);
+    }
+    EXPECT(rc == 0 && after > before, "the callee was not told");
+}
+
+static void check_sizes(int to)
+{
+    static const size_t sizes[] = { 0, 1, 100, 4000, 8000, 16000, 16300, 16384, 16385, 65536, 1000001, LARGE };
+    const bool is_near = to == (rank + 1) % size || rank == (to + 1) % size;
+    unsigned char *data = malloc(LARGE);
+
+    for (size_t i = 0; i < LARGE; i++)
+        data[i] = (unsigned char)(i * 7 + i / 251 + (size_t)rank);
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0] && (sizes[i] < LARGE || is_near); i++) {
+        struct bx_msg *args = bx_msg_create(0), *reply = NULL;
+        int rc = bx_msg_put_bytes(args, data, sizes[i]);
+        struct bx_reader reader;
+
+        if (rc == 0)
+            rc = bx_rpc_sync(job, bx_rank(to), "echo", args, NULL, &reply);
+        reader = bx_msg_reader(reply);
+        EXPECT(rc == 0 && bx_reader_left(&reader) == sizes[i] &&
+               (sizes[i] == 0 || memcmp(bx_read_bytes(&reader, sizes[i]), data, sizes[i]) == 0),
+               "%zu bytes to %d: %s", sizes[i], to, rc == 0 ? "others came back" : bx_error_text());
+        sent_bytes += is_remote(to) ? sizes[i] : 0;
+        bx_msg_destroy(args);
+        bx_msg_destroy(reply);
+    }
+    free(data);
+}
+
+/* ---- tensors ---------------------------------------------------------------------------------------------- */
+
+#define SHAPES 16
+
+static struct bx_tensor *filled(bool on_heap, enum bx_dtype dtype, int ndim, const int64_t *shape)
+{
+    struct bx_tensor *tensor = NULL;
+    int rc = bx_tensor_create(on_heap ? NULL : job, dtype, ndim, shape, &tensor);
+    unsigned char *data = rc == 0 ? bx_tensor_data_mut(tensor) : NULL;
+    size_t bytes = rc == 0 ? bx_tensor_bytes(tensor) : 0;
+
+    EXPECT(rc == 0, "%s", bx_error_text());
+    for (size_t i = 0; i < bytes; i++)
+        data[i] = (unsigned char)(dtype == BX_BOOL ? i % 3 == 0 : i * 31 + i / 253 + 7 * (size_t)rank);
+    return tensor;
+}
+
+/* A view takes the place of its tensor. */
+static struct bx_tensor *viewed(int which, struct bx_tensor *of)
+{
+    struct bx_tensor *view = NULL;
+    int rc = which == 0 ? bx_tensor_transpose(of, 0, 1, &view) : which == 1 ? bx_tensor_slice(of, 0, 5, 900, 3, &view)
+           : which == 2 ? bx_tensor_select(of, 1, 3, &view) : bx_tensor_as_strided(of, 2, 2, (int64_t[]){ 5, 6 },
+                                                                                   (int64_t[]){ 1, 2 }, &view);
+
+    EXPECT(rc == 0, "%s", bx_error_text());
+    bx_tensor_release(of);
+    return view;
+}
+
+/* Tensors of all kinds. The caller's to release. */
+static void make_tensors(struct bx_tensor *tensors[SHAPES])
+{
+    int n = 0;
+
+    tensors[n++] = filled(false, BX_F32, 1, (int64_t[]){ 1000 });
+    tensors[n++] = filled(false, BX_F64, 2, (int64_t[]){ 3, 5 });
+    tensors[n++] = filled(false, BX_F16, 3, (int64_t[]){ 2, 3, 4 });
+    tensors[n++] = filled(false, BX_BF16, 1, (int64_t[]){ 7 });
+    tensors[n++] = filled(false, BX_I32, 2, (int64_t[]){ 0, 3 });
+    tensors[n++] = filled(false, BX_I64, 0, NULL);
+    tensors[n++] = filled(false, BX_U8, 1, (int64_t[]){ 1 });
+    tensors[n++] = filled(false, BX_BOOL, 1, (int64_t[]){ 65 });
+    tensors[n++] = filled(false, BX_C128, 8, (int64_t[]){ 1, 2, 1, 2, 1, 2, 1, 2 });
+    tensors[n++] = viewed(0, filled(false, BX_F32, 2, (int64_t[]){ 40, 50 }));
+    tensors[n++] = viewed(1, filled(false, BX_I16, 1, (int64_t[]){ 1000 }));
+    tensors[n++] = viewed(2, filled(false, BX_U64, 2, (int64_t[]){ 30, 7 }));
+    tensors[n++] = viewed(3, filled(false, BX_F8_E5M2, 1, (int64_t[]){ 100 }));
+    tensors[n++] = filled(false, BX_F32, 1, (int64_t[]){ 70000 });
+    tensors[n++] = filled(true, BX_F32, 2, (int64_t[]){ 33, 65 });
+    tensors[n++] = viewed(0, filled(true, BX_I8, 2, (int64_t[]){ 20, 3 }));
+}
+
+static void release_all(struct bx_tensor **tensors, int count)
+{
+    for (int i = 0; i < count; i++)
+        bx_tensor_release(tensors[i]);
+}
+
+/* function answers with the hashes of the tensors, or sends them back. via: -1, or a worker that passes them on. */
+static void check_sent(int to, int via, const char *function, struct bx_tensor **tensors, int count)
+{
+    struct bx_msg *args = bx_msg_create(0), *reply = NULL;
+    struct bx_reader reader;
+    int rc = via < 0 ? 0 : bx_msg_put(args, "is", to, function);
+
+    for (int i = 0; i < count && rc == 0; i++)
+        rc = bx_msg_put_tensor(args, tensors[i]);
+    if (rc == 0)
+        rc = bx_rpc_sync(job, bx_rank(via < 0 ? to : via), via < 0 ? function : "relay", args, NULL, &reply);
+    EXPECT(rc == 0, "%s of %d tensors by %d at %d: %s", function, count, via, to, bx_error_text());
+    reader = bx_msg_reader(reply);
+    for (int i = 0; i < count && rc == 0; i++) {
+        uint64_t wanted = hash_of(tensors[i]);
+        const struct bx_tensor *back = function[0] == 'e' ? bx_read_tensor(&reader) : NULL;
+        uint64_t found = function[0] != 'e' ? bx_read_u64(&reader) : back != NULL ? hash_of(back) : 0;
+
+        EXPECT(found == wanted, "%s by %d at %d: tensor %d of %d (%s, %lld elements) is another", function, via, to, i,
+               count, bx_dtype_name(bx_tensor_dtype(tensors[i])), (long long)bx_tensor_elements(tensors[i]));
+        sent_bytes += is_remote(via < 0 ? to : via) ? bx_tensor_bytes(tensors[i]) : 0;
+    }
+    bx_msg_destroy(args);
+    bx_msg_destroy(reply);
+}
+
+static void check_tensors(int to)
+{
+    struct bx_tensor *tensors[SHAPES], *many[300];
+
+    make_tensors(tensors);
+    check_sent(to, -1, "hash", tensors, SHAPES);
+    check_sent(to, -1, "echo", tensors, SHAPES);
+    for (int i = 0; i < SHAPES; i++) {
+        check_sent(to, -1, "hash", &tensors[i], 1);
+        check_sent(to, -1, "echo", &tensors[i], 1);
+    }
+    for (int third = 0; third < size; third++) {
+        check_sent(third, to, "hash", tensors, SHAPES);
+        check_sent(third, to, "echo", tensors, SHAPES);
+    }
+    release_all(tensors, SHAPES);
+    for (int i = 0; i < 300; i++)
+        many[i] = filled(i % 7 == 0, BX_F32, 1, (int64_t[]){ i % 10 == 0 ? 20000 : i });
+    check_sent(to, -1, "hash", many, 300);
+    check_sent(to, -1, "echo", many, 300);
+    release_all(many, 300);
+}
+
+/* Messages with tensors under way in both directions, among others that have none. */
+static void check_tensors_in_flight(int to)
+{
+    struct bx_future *futures[FLIGHT] = { NULL }, *others[FLIGHT] = { NULL };
+    struct bx_tensor *tensor = filled(false, BX_F32, 1, (int64_t[]){ 6000 });
+
+    for (int i = 0; i < FLIGHT; i++) {
+        struct bx_tensor *part = NULL;
+
+        EXPECT(bx_tensor_slice(tensor, 0, i, 5000 + i, 1, &part) == 0 &&
+               bx_call_async(job, bx_rank(to), "echo", NULL, &futures[i], "T", part) == 0 &&
+               bx_call_async(job, bx_rank(to), "add", NULL, &others[i], "ii", i, i) == 0, "%s", bx_error_text());
+        bx_tensor_release(part);
+    }
+    for (int i = 0; i < FLIGHT; i++) {
+        bool came = bx_future_wait(futures[i], BX_FOREVER) == 0 && bx_future_wait(others[i], BX_FOREVER) == 0;
+        struct bx_reader reader = bx_msg_reader(bx_future_value(futures[i]));
+        const struct bx_tensor *back = came ? bx_read_tensor(&reader) : NULL;
+
+        EXPECT(back != NULL && bx_tensor_elements(back) == 5000 &&
+               memcmp(bx_tensor_data(back), (const float *)bx_tensor_data(tensor) + i, 20000) == 0, "to %d: %s", to,
+               bx_future_error_text(futures[i]));
+        bx_future_release(futures[i]);
+        bx_future_release(others[i]);
+    }
+    bx_tensor_release(tensor);
+}
+
+/* ---- references and batches --------------------------------------------------------------------------------- */
+
+static void check_references(int to)
+{
+    for (int third = 0; third < size; third++) {
+        struct bx_msg *args = bx_msg_create(0), *value = NULL;
+        struct bx_rref *box = NULL, *back = NULL;
+        struct bx_reader reader;
+        int64_t sum = 0;
+
+        bx_msg_put_i64(args, 100 * rank);
+        EXPECT(bx_remote(job, bx_rank(to), "new_box", args, NULL, &box) == 0, "%s", bx_error_text());
+        bx_msg_destroy(args);
+        EXPECT(bx_rref_call(box, "add_to_box", "i>i", 5, &sum) == 0 && sum == 100 * rank + 5, "%s", bx_error_text());
+        EXPECT(bx_call(job, bx_rank(third), "use_box", "R>iR", box, &sum, &back) == 0 && sum == 100 * rank + 1005,
+               "a box at %d, used at %d: %s", to, third, bx_error_text());
+        EXPECT(back != NULL && bx_rref_owner(back) == to, "it did not come back");
+        bx_rref_release(box);
+        EXPECT(bx_rref_to_here(back, NULL, &value) == 0, "a box at %d, from %d: %s", to, third, bx_error_text());
+        reader = bx_msg_reader(value);
+        EXPECT(bx_read_i64(&reader) == 100 * rank + 1005, "another value");
+        bx_msg_destroy(value);
+        bx_rref_release(back);
+    }
+    struct bx_rref *none = NULL;
+    int rc = bx_remote(job, bx_rank(to), "fail", NULL, NULL, &none);
+
+    if (rc == 0)
+        rc = bx_rref_wait(none, BX_FOREVER);
+    EXPECT(rc == BX_E_APPLICATION(7), "%s", bx_error_text());
+    bx_rref_release(none);
+}
+
+/* Each worker's batch has rows of all workers, so all call in the same order. */
+static void check_batches(void)
+{
+    for (int to = 0; to < size; to++)
+        for (int round = 0; round < BATCH_ROUNDS; round++) {
+            int64_t sum = 0;
+            int rc = bx_call(job, bx_rank(to), "sum_batch", "i>i", rank + round, &sum);
+
+            EXPECT(rc == 0 && sum == (int64_t)size * round + (int64_t)size * (size - 1) / 2, "%d, %s", (int)sum,
+                   bx_error_text());
+        }
+}
+
+/* ---- what the network carries -------------------------------------------------------------------------------- */
+
+static uint64_t counter_of(int of, const char *name)
+{
+    uint64_t value = 0;
+
+    EXPECT(bx_call(job, bx_rank(of), "counter", "s>u", name, &value) == 0, "%s", bx_error_text());
+    return value;
+}
+
+/* Rank 0 alone, while the others wait: a tensor goes over the network once for each borrower on another host, and not
+ * at all within a host. */
+static void check_copies(void)
+{
+    enum { BYTES = 8 << 20, SLACK = 256 << 10 };
+    struct bx_tensor *tensor = filled(false, BX_U8, 1, (int64_t[]){ BYTES });
+
+    for (int via = 0; via < size; via++)
+        for (int to = 0; to < size; to++) {
+            bool goes_on = strcmp(host_of[via], host_of[to]) != 0;
+            uint64_t before = counter("net_bytes"), via_before = counter_of(via, "net_bytes"), took, via_took;
+
+            check_sent(to, via, "hash", &tensor, 1);
+            took = counter("net_bytes") - before;
+            via_took = counter_of(via, "net_bytes") - via_before;
+            if (via != 0)
+                EXPECT(is_remote(via) ? took >= BYTES && took < BYTES + SLACK : took < SLACK, "%llu bytes to %d",
+                       (unsigned long long)took, via);
+            if (via != to && to != 0)
+                EXPECT(goes_on ? via_took >= BYTES && via_took < BYTES + SLACK : via_took < SLACK,
+                       "%llu bytes from %d to %d", (unsigned long long)via_took, via, to);
+        }
+    bx_tensor_release(tensor);
+}
+
+/* ---- the modes ----------------------------------------------------------------------------------------------- */
+
+static void someone_died(struct bx_job *of, int who, void *context)
+{
+    (void)of, (void)who, (void)context;
+    __atomic_add_fetch(&deaths, 1, __ATOMIC_RELAXED);
+}
+
+static void check_everything(void)
+{
+    static void (*const checks[])(int to) = { check_calls, check_room, check_oneway, check_errors, check_deadlines,
+                                              check_sizes, check_tensors, check_tensors_in_flight, check_references };
+
+    for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++)
+        for (int step = 0; step < size; step++)
+            checks[i]((rank + step) % size);
+    barrier();
+    check_batches();
+    barrier();
+    if (rank == 0)
+        check_copies();
+    barrier();
+}
+
+/* All have called everything: nothing is on loan, and no object is left, once the last words have come. */
+static void check_nothing_is_left(void)
+{
+    struct bx_loans loans = { 0 };
+    bool crosses = false;
+
+    EXPECT(bx_loans_wait(job, -1, 0, 5000 * MS) == 0, "%s", bx_error_text());
+    EXPECT(bx_job_loans(job, -1, &loans) == 0 && loans.leases == 0 && loans.borrowed == 0, "%d lent, %d borrowed",
+           (int)loans.leases, (int)loans.borrowed);
+    for (int i = 0; i < 1000 && __atomic_load_n(&boxes_destroyed, __ATOMIC_RELAXED) < boxes_made; i++)
+        nap_ms(5);
+    EXPECT(boxes_made == size * size && boxes_destroyed == boxes_made, "%d boxes of %d are destroyed", boxes_destroyed,
+           boxes_made);
+    for (int other = 0; other < size; other++)
+        crosses |= is_remote(other);
+    EXPECT(!crosses || counter("net_bytes_received") > 0, "nothing came over the network");
+    EXPECT(counter("net_bytes") >= sent_bytes, "the network carried %llu bytes of %llu",
+           (unsigned long long)counter("net_bytes"), (unsigned long long)sent_bytes);
+    EXPECT(deaths == 0, "%d deaths", deaths);
+}
+
+static int run_pairs(void)
+{
+    check_everything();
+    check_nothing_is_left();
+    barrier();
+    for (int to = 0; to < size; to++)
+        for (int i = 0; i < LAST_NOTES; i++) {
+            struct bx_msg *args = bx_msg_create(0);
+
+            bx_msg_put_i64(args, i);
+            EXPECT(bx_rpc_oneway(job, bx_rank(to), "last_note", args, NULL) == 0, "%s", bx_error_text());
+            bx_msg_destroy(args);
+        }
+    int rc = bx_job_shutdown(job, 0);
+
+    EXPECT(rc == 0, "shutdown: %s", bx_error_text());
+    for (int from = 0; from < size; from++)
+        EXPECT(last_notes[from] == LAST_NOTES, "%d of the last one-way calls of %d ran", last_notes[from], from);
+    EXPECT(counter("rescued") == 0, "a wake-up was lost");
+    EXPECT(counter("timers_late") == 0, "a deadline was found late");
+    EXPECT(counter("rrefs_leaked") == 0, "references are left");
+    EXPECT(counter("peers_dead") == 0 && deaths == 0, "workers died");
+    bx_job_destroy(job);
+    printf(failures == 0 ? "done\n" : "%d checks failed\n", failures);
+    return failures == 0 ? 0 : 1;
+}
+
+int main(int argc, char **argv)
+{
+    bool pairs = argc == 2 && strcmp(argv[1], "pairs") == 0;
+    struct bx_options options = { .start_timeout_ns = argc == 3 ? (uint64_t)atoi(argv[2]) * MS : 0 };
+    int rc;
+
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    if (!pairs && (argc < 2 || argc > 3 || strcmp(argv[1], "meet") != 0)) {
+        fprintf(stderr, "usage: prog_net pairs | meet [MS]\n");
+        return 2;
+    }
+    rc = bx_job_create(&options, &job);
+    if (rc == 0)
+        rc = bx_on_death(job, someone_died, NULL);
+    if (rc == 0)
+        rc = register_functions();
+    if (rc < 0)
+        printf("cannot start: %s: %s\n", bx_error_name(rc), bx_error_text());
+    if (rc < 0 || !start()) {
+        bx_job_destroy(job);
+        return 3;
+    }
+    if (pairs)
+        return run_pairs();
+    for (int to = 0; to < size; to++)
+        call_add(to, rank, to);
+    barrier();
+    return end();
+}

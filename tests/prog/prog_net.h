@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What prog_net and prog_net_end share: checks that print and count their failures, a barrier, and where each worker is.
+ * Included by one file of each program, after boxcar.h and nothing else of the library.
+ */
+#ifndef PROG_NET_H
+#define PROG_NET_H
+
+#include "boxcar.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define WORLD_MOST 128
+#define MS UINT64_C(1000000)
+
+static struct bx_job *job;
+static int rank, size;
+static char host_of[WORLD_MOST][64];            /* by rank, since begin() */
+static int failures;
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;       /* failures, and what the programs say */
+
+#define EXPECT(condition, ...) expect(condition, #condition, __LINE__, __VA_ARGS__)
+
+BX_PRINTF(4, 5) static bool expect(bool holds, const char *condition, int line, const char *format, ...)
+{
+    char text[512];
+    va_list list;
+
+    if (holds)
+        return true;
+    va_start(list, format);
+    vsnprintf(text, sizeof text, format, list);
+    va_end(list);
+    pthread_mutex_lock(&mutex);
+    if (failures++ < 20)
+        printf("failed: rank %d, line %d: %s: %s\n", rank, line, condition, text);
+    pthread_mutex_unlock(&mutex);
+    return false;
+}
+
+/* The same in every namespace and every process. */
+static uint64_t now_ns(void)
+{
+    struct timespec time;
+
+    clock_gettime(CLOCK_REALTIME, &time);
+    return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
+}
+
+static void nap_ms(int ms)
+{
+    struct timespec left = { .tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L };
+
+    while (nanosleep(&left, &left) < 0)
+        ;
+}
+
+static uint64_t counter(const char *name)
+{
+    uint64_t value = 0;
+    int rc = bx_counter(job, name, &value);
+
+    EXPECT(rc == 0, "counter %s: %s", name, bx_error_text());
+    return value;
+}
+
+static bool is_remote(int other)
+{
+    return strcmp(host_of[other], host_of[rank]) != 0;
+}
+
+/* ---- functions of every worker ------------------------------------------------------------------------- */
+
+static int add(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    int64_t a, b;
+    int rc = bx_read(args, "ii", &a, &b);
+
+    (void)request, (void)context;
+    return rc < 0 ? rc : bx_msg_put(reply, "i", a + b);
+}
+
+static int tell_host(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    const char *host = getenv("BX_HOST");
+
+    (void)request, (void)args, (void)context;
+    return bx_msg_put_str(reply, host == NULL ? "" : host);
+}
+
+/* Rank 0's: answers all when all have called. Handlers of one worker that are async run one at a time. */
+static int meet(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+{
+    static struct bx_future *waiting[WORLD_MOST];
+    static int count;
+
+    (void)request, (void)args, (void)context;
+    *reply = bx_future_create(job);
+    waiting[count++] = bx_future_acquire(*reply);
+    if (count < size)
+        return 0;
+    for (int i = 0; i < count; i++) {
+        bx_future_set(waiting[i], NULL);
+        bx_future_release(waiting[i]);
+    }
+    count = 0;
+    return 0;
+}
+
+static void barrier(void)
+{
+    int rc = bx_rpc_sync(job, bx_rank(0), "meet", NULL, NULL, NULL);
+
+    EXPECT(rc == 0, "barrier: %s", bx_error_text());
+}
+
+static int64_t call_add(int to, int64_t a, int64_t b)
+{
+    int64_t sum = -1;
+    int rc = bx_call(job, bx_rank(to), "add", "ii>i", a, b, &sum);
+
+    EXPECT(rc == 0 && sum == a + b, "%d of %d, %s", (int)sum, (int)(a + b), rc == 0 ? "" : bx_error_text());
+    return sum;
+}
+
+/* ---- start and end ---------------------------------------------------------------------------------------- */
+
+/* After registering what else there is. False: the start failed, and its sentence is printed. */
+static bool start(void)
+{
+    int rc = bx_register(job, "add", BX_INLINE, add, NULL);
+
+    if (rc == 0)
+        rc = bx_register(job, "host", BX_INLINE, tell_host, NULL);
+    if (rc == 0)
+        rc = bx_register_async(job, "meet", BX_INLINE, meet, NULL);
+    if (rc == 0)
+        rc = bx_job_start(job);
+    if (rc < 0) {
+        printf("cannot start: %s: %s\n", bx_error_name(rc), bx_error_text());
+        return false;
+    }
+    rank = bx_job_rank(job);
+    size = bx_job_world_size(job);
+    for (int other = 0; other < size; other++) {
+        char *host = NULL;
+
+        if (EXPECT(bx_call(job, bx_rank(other), "host", ">s", &host) == 0, "%s", bx_error_text()))
+            snprintf(host_of[other], sizeof host_of[other], "%s", host);
+        free(host);
+    }
+    printf("started\n");
+    return true;
+}
+
+/* Leaves with the others, and checks what then must hold. The exit status. */
+static int end(void)
+{
+    uint64_t from_ns = now_ns();
+    int rc = bx_job_shutdown(job, 0);
+
+    EXPECT(rc == 0, "shutdown: %s: %s", bx_error_name(rc), bx_error_text());
+    EXPECT(now_ns() - from_ns < 10000 * MS, "the shutdown took %u ms", (unsigned)((now_ns() - from_ns) / MS));
+    EXPECT(counter("rescued") == 0, "a wake-up was lost");
+    EXPECT(counter("timers_late") == 0, "a deadline was found late");
+    bx_job_destroy(job);
+    printf(failures == 0 ? "done\n" : "%d checks failed\n", failures);
+    return failures == 0 ? 0 : 1;
+}
+
+#endif

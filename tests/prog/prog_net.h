@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * What prog_net and prog_net_end share: checks that print and count their failures, a barrier, and where each worker is.
- * Included by one file of each program, after boxcar.h and nothing else of the library.
+ * Included by one file of each program.
  */
 #ifndef PROG_NET_H
 #define PROG_NET_H
@@ -136,6 +136,8 @@ static bool start(void)
 {
     int rc = bx_register(job, "add", BX_INLINE, add, NULL);
 
+    rank = bx_job_rank(job);        /* others call before bx_job_start returns */
+    size = bx_job_world_size(job);
     if (rc == 0)
         rc = bx_register(job, "host", BX_INLINE, tell_host, NULL);
     if (rc == 0)
@@ -146,8 +148,6 @@ static bool start(void)
         printf("cannot start: %s: %s\n", bx_error_name(rc), bx_error_text());
         return false;
     }
-    rank = bx_job_rank(job);
-    size = bx_job_world_size(job);
     for (int other = 0; other < size; other++) {
         char *host = NULL;
 

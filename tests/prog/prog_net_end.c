@@ -1,0 +1,303 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A worker of a job across hosts in which something ends, for tests/e2e/net.sh: workers, hosts, or what lies between.
+ * Environment as that of prog_net.
+ *
+ *     prog_net_end die RANKS MS       the workers of these ranks ("1,3") kill themselves while the others call them. Each
+ *                                     other one has the news within MS, and goes on with those that live
+ *     prog_net_end stop RANK          that worker is stopped for 2 s while the others call it. Nobody counts as dead
+ *     prog_net_end part FILE MS       calls all others until the file exists; from then on workers of other hosts are
+ *                                     lost within MS, and those of this host are not
+ *
+ * When something ended stands in a file in the directory $BX_TEST_DIR. Output and exit status as those of prog_net, and
+ * "news of RANK after MS ms" for each worker that is lost.
+ */
+#include "prog_net.h"
+
+#include <signal.h>
+
+static char ends[WORLD_MOST];           /* by rank: it is to be lost */
+static int deaths[WORLD_MOST];
+static int64_t stopped_ms;
+
+/* What calls one worker until it is lost. */
+struct caller {
+    pthread_t thread;
+    int to;
+    const char *function;
+    struct bx_tensor *tensor;           /* to send; may be NULL */
+    uint64_t lost_ns;
+    unsigned calls;
+};
+
+/* ---- functions -------------------------------------------------------------------------------------------- */
+
+/* Does not answer. */
+static int hold(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+{
+    (void)request, (void)args, (void)context;
+    *reply = bx_future_create(job);
+    return bx_future_acquire(*reply) != NULL ? 0 : -1;          /* kept: it is not abandoned */
+}
+
+static int send_back(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)context;
+    return bx_msg_put_tensor(reply, bx_read_tensor(args));
+}
+
+static void someone_died(struct bx_job *of, int who, void *context)
+{
+    (void)of, (void)context;
+    __atomic_add_fetch(&deaths[who], 1, __ATOMIC_RELAXED);
+}
+
+/* ---- calls until the end ------------------------------------------------------------------------------------ */
+
+static void lost(struct caller *caller, int rc)
+{
+    const char *name = bx_worker_name(job, caller->to);
+
+    caller->lost_ns = now_ns();
+    EXPECT(rc == BX_E_PEER_DEAD, "%s at %d: %s: %s", caller->function, caller->to, bx_error_name(rc), bx_error_text());
+    EXPECT(strstr(bx_error_text(), name) != NULL, "%s is not named: %s", name, bx_error_text());
+}
+
+static void *call_until_lost(void *argument)
+{
+    struct caller *caller = argument;
+    int64_t sum;
+    int rc = 0;
+
+    while (rc == 0) {
+        if (caller->tensor != NULL) {
+            struct bx_tensor *back = NULL;
+
+            rc = bx_call(job, bx_rank(caller->to), caller->function, "T>T", caller->tensor, &back);
+            EXPECT(rc < 0 || bx_tensor_elements(back) == bx_tensor_elements(caller->tensor), "another tensor");
+            bx_tensor_release(back);
+        } else if (strcmp(caller->function, "hold") == 0) {
+            rc = bx_call(job, bx_rank(caller->to), "hold", ">");
+        } else {
+            rc = bx_call(job, bx_rank(caller->to), "add", "ii>i", 1, 2, &sum);
+        }
+        caller->calls += rc == 0;
+    }
+    lost(caller, rc);
+    return NULL;
+}
+
+/* When the worker ended: CLOCK_REALTIME, from its file. */
+static uint64_t time_in(const char *path)
+{
+    unsigned long long ns = 0;
+    FILE *file = fopen(path, "re");
+
+    if (file == NULL)
+        return 0;
+    if (fscanf(file, "%llu", &ns) != 1)
+        ns = 0;
+    fclose(file);
+    return ns;
+}
+
+static void path_of_end(int of, char path[512])
+{
+    snprintf(path, 512, "%s/end.%d", getenv("BX_TEST_DIR"), of);
+}
+
+#define CALLERS 3           /* of each worker that is to be lost */
+
+/* Calls those that are to end in three ways until they have. file: when that happens stands in it; NULL: in one each. */
+static void call_those_that_end(const char *file, uint64_t most_ms)
+{
+    static const char *const functions[CALLERS] = { "add", "hold", "send_back" };
+    static struct caller callers[CALLERS * WORLD_MOST];
+    struct bx_tensor *tensor = NULL;
+    int count = 0;
+
+    EXPECT(bx_tensor_create(job, BX_F32, 1, (int64_t[]){ 50000 }, &tensor) == 0, "%s", bx_error_text());
+    for (int to = 0; to < size; to++)
+        for (int i = 0; i < CALLERS && ends[to]; i++) {
+            callers[count] = (struct caller){ .to = to, .function = functions[i], .tensor = i == 2 ? tensor : NULL };
+            pthread_create(&callers[count].thread, NULL, call_until_lost, &callers[count]);
+            count++;
+        }
+    for (int i = 0; i < count; i++)
+        pthread_join(callers[i].thread, NULL);
+    bx_tensor_release(tensor);
+    for (int i = 0; i < count; i += CALLERS) {
+        uint64_t ended_ns, last_ns = 0;
+        char path[512];
+
+        path_of_end(callers[i].to, path);
+        ended_ns = time_in(file != NULL ? file : path);
+        for (int j = i; j < i + CALLERS; j++)
+            last_ns = callers[j].lost_ns > last_ns ? callers[j].lost_ns : last_ns;
+        printf("news of %d after %.1f ms\n", callers[i].to, (double)(int64_t)(last_ns - ended_ns) / 1e6);
+        EXPECT(ended_ns != 0 && last_ns >= ended_ns, "%d was lost before its end", callers[i].to);
+        EXPECT((last_ns - ended_ns) / MS <= most_ms, "news of %d after %u ms", callers[i].to,
+               (unsigned)((last_ns - ended_ns) / MS));
+        EXPECT(callers[i].calls > 0, "no call to %d succeeded", callers[i].to);
+    }
+}
+
+/* Those that live go on with one another, and nothing of the dead is left. */
+static int go_on(void)
+{
+    struct bx_loans loans = { 0 };
+    int rc;
+
+    for (int other = 0; other < size; other++) {
+        for (int i = 0; i < 100 && !ends[other]; i++)
+            call_add(other, rank, i);
+        EXPECT(bx_worker_is_alive(job, other) == !ends[other], "of %d", other);
+        EXPECT(deaths[other] == ends[other], "%d deaths of %d", deaths[other], other);
+        if (!ends[other])
+            continue;
+        rc = bx_call(job, bx_rank(other), "add", "ii>", 1, 2);
+        EXPECT(rc == BX_E_PEER_DEAD && strstr(bx_error_text(), bx_worker_name(job, other)) != NULL, "%s",
+               bx_error_text());
+    }
+    EXPECT(bx_loans_wait(job, -1, 0, 5000 * MS) == 0, "%s", bx_error_text());
+    EXPECT(bx_job_loans(job, -1, &loans) == 0 && loans.leases == 0 && loans.borrowed == 0, "%d lent, %d borrowed",
+           (int)loans.leases, (int)loans.borrowed);
+    return end();
+}
+
+/* ---- the modes ------------------------------------------------------------------------------------------------ */
+
+static void kill_self(void)
+{
+    char path[512], text[32];
+    FILE *file;
+    int length;
+
+    nap_ms(300);
+    path_of_end(rank, path);
+    file = fopen(path, "we");
+    length = snprintf(text, sizeof text, "%llu\n", (unsigned long long)now_ns());
+    if (file == NULL || fwrite(text, 1, (size_t)length, file) != (size_t)length || fclose(file) != 0)
+        return;
+    kill(getpid(), SIGKILL);
+}
+
+static int die(const char *ranks, const char *ms)
+{
+    char list[256], *rest = list;
+
+    snprintf(list, sizeof list, "%s", ranks);
+    for (char *word; (word = strtok_r(rest, ",", &rest)) != NULL;)
+        ends[atoi(word)] = 1;
+    barrier();
+    if (ends[rank])
+        kill_self();
+    call_those_that_end(NULL, (uint64_t)atoi(ms));
+    return go_on();
+}
+
+static int part(const char *file, const char *ms)
+{
+    for (int other = 0; other < size; other++)
+        ends[other] = is_remote(other);
+    barrier();
+    printf("ready\n");
+    call_those_that_end(file, (uint64_t)atoi(ms));
+    return go_on();
+}
+
+/* The child, which has no part in the job, lets its parent go on after 2 s. */
+static void stop_self(int go)
+{
+    struct timespec before, after;
+
+    clock_gettime(CLOCK_MONOTONIC, &before);
+    if (write(go, "", 1) != 1)
+        return;
+    kill(getpid(), SIGSTOP);
+    clock_gettime(CLOCK_MONOTONIC, &after);
+    stopped_ms = (after.tv_sec - before.tv_sec) * 1000 + (after.tv_nsec - before.tv_nsec) / 1000000;
+    EXPECT(stopped_ms > 1500, "it was stopped for %d ms", (int)stopped_ms);
+}
+
+static int be_the_child(int go)
+{
+    char byte;
+
+    if (read(go, &byte, 1) == 1) {
+        nap_ms(2000);
+        kill(getppid(), SIGCONT);
+    }
+    return 0;
+}
+
+static int stop(int who, int go)
+{
+    uint64_t until_ns;
+    struct bx_future *held[8] = { NULL };
+    unsigned calls = 0;
+
+    barrier();
+    until_ns = now_ns() + 2500 * MS;
+    if (rank == who)
+        stop_self(go);
+    for (; rank != who && now_ns() < until_ns; calls++) {
+        for (int i = 0; i < 8; i++)
+            EXPECT(bx_call_async(job, bx_rank(who), "add", NULL, &held[i], "ii", i, 1) == 0, "%s", bx_error_text());
+        for (int other = 0; other < size; other++)
+            if (other != who)
+                call_add(other, (int64_t)calls, 1);
+        for (int i = 0; i < 8; i++) {
+            EXPECT(bx_future_wait(held[i], BX_FOREVER) == 0, "%s", bx_future_error_text(held[i]));
+            bx_future_release(held[i]);
+        }
+    }
+    barrier();
+    return go_on();
+}
+
+/* ---- main -------------------------------------------------------------------------------------------------------- */
+
+static bool prepare(void)
+{
+    int rc = bx_job_create(NULL, &job);
+
+    if (rc == 0)
+        rc = bx_on_death(job, someone_died, NULL);
+    if (rc == 0)
+        rc = bx_register_async(job, "hold", BX_INLINE, hold, NULL);
+    if (rc == 0)
+        rc = bx_register(job, "send_back", BX_BLOCKING, send_back, NULL);
+    if (rc < 0)
+        printf("cannot start: %s: %s\n", bx_error_name(rc), bx_error_text());
+    return rc == 0 && start();
+}
+
+int main(int argc, char **argv)
+{
+    const char *mode = argc < 2 ? "" : argv[1];
+    bool stops = argc == 3 && strcmp(mode, "stop") == 0, dies = argc == 4 && strcmp(mode, "die") == 0;
+    int go[2];
+
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    if ((!stops && !dies && (argc != 4 || strcmp(mode, "part") != 0)) || getenv("BX_TEST_DIR") == NULL) {
+        fprintf(stderr, "usage: prog_net_end die RANKS MS | stop RANK | part FILE MS\n");
+        return 2;
+    }
+    if (stops) {                        /* before the job: a child after it would have its descriptors for a moment */
+        if (pipe(go) < 0)
+            return 2;
+        pid_t child = fork();
+
+        if (child == 0) {
+            close(go[1]);
+            _exit(be_the_child(go[0]));
+        }
+        close(go[0]);
+    }
+    if (!prepare()) {
+        bx_job_destroy(job);
+        return 3;
+    }
+    return stops ? stop(atoi(argv[2]), go[1]) : dies ? die(argv[2], argv[3]) : part(argv[2], argv[3]);
+}

@@ -5,11 +5,21 @@
  */
 #include "net.h"
 
+#include <errno.h>
+
 void bxi_in_nonsense(struct bxi_twin *twin, const char *what)
 {
     bxi_error_enter();                  /* no call of the program's fails by it */
     bxi_peer_suspect(twin->job, twin->job->rpc->peers[twin->rank], what);
     bxi_error_leave();
+}
+
+void bxi_in_not_fetched(struct bxi_twin *twin, int rc)
+{
+    if (rc == -ENOMEM)
+        bxi_in_nonsense(twin, "no memory for a message of it");
+    else
+        bxi_twin_lost(twin->job, twin);
 }
 
 bool bxi_in_functions(struct bxi_twin *twin, const struct bxi_parcel_head *head, const unsigned char *data,

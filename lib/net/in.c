@@ -63,7 +63,7 @@ static void is_fetched(void *context, int rc)
     struct bxi_twin *twin = late->twin;
 
     if (rc < 0) {
-        bxi_in_nonsense(twin, "a message of it was lost on the way");
+        bxi_in_not_fetched(twin, rc);
         return;
     }
     late->is_there = true;

@@ -140,10 +140,12 @@ static void part_is_there(void *context, int rc)
     struct bxi_landing *landing = context;
 
     landing->missing--;
-    if (rc < 0)
-        nonsense(landing->twin);
-    else
+    if (rc < 0) {
+        landing->is_failed = true;
+        bxi_in_not_fetched(landing->twin, rc);
+    } else {
         finish(landing->twin);
+    }
 }
 
 static void packed_is_there(void *context, int rc)

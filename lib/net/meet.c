@@ -323,7 +323,7 @@ static int describe_self(struct bxi_meeting *meeting)
 
 static int open_wire(struct bx_job *job, struct bxi_net *net)
 {
-    const struct bxi_wire_events events = { bxi_in_arrived, bxi_net_lost, job };
+    const struct bxi_wire_events events = { bxi_in_arrived, bxi_twin_lost, job };
     char why[256] = "";
     int rc = bxi_wire_load(&net->ops);
 

@@ -55,6 +55,5 @@ bool bxi_meet_equal(const unsigned char *one, const unsigned char *two);
 /* Fills in the places. 0, or a failure with its sentence. */
 int bxi_meet_take_table(struct bxi_meeting *meeting, uint64_t instance, const unsigned char *body, size_t bytes);
 int bxi_meet_guests(struct bxi_meeting *meeting);       /* rank 0's side. 0, or a failure with its sentence */
-void bxi_net_lost(void *context, void *peer);           /* source.c: an end of the wire */
 
 #endif

@@ -181,6 +181,8 @@ struct bxi_twin {                       /* role, unless it says otherwise */
  * its sentence. */
 int bxi_twins_attach(struct bx_job *job);
 void bxi_twin_dies(struct bxi_net *net, struct bxi_twin *twin);     /* its pipe hangs up. Any thread */
+/* The job; a twin, whose end of the wire is lost: it dies after net->timeout_ns. Any thread. */
+void bxi_twin_lost(void *context, void *twin);
 
 /* ---- parcel.c: a message of the wire (role) ------------------------------------------------------------- */
 
@@ -212,6 +214,8 @@ void bxi_parcel_send_memory(struct bxi_twin *twin, struct bxi_parcel *parcel, co
 /* ---- apply.c: what takes effect (role) ------------------------------------------------------------------ */
 
 void bxi_in_nonsense(struct bxi_twin *twin, const char *what);  /* cuts it off */
+/* What it sent could not be fetched: its end of the wire is lost, as when it dies meanwhile. */
+void bxi_in_not_fetched(struct bxi_twin *twin, int rc);
 /* False: it was nonsense. */
 bool bxi_in_functions(struct bxi_twin *twin, const struct bxi_parcel_head *head, const unsigned char *data,
                       size_t bytes);

@@ -102,18 +102,6 @@ void bxi_net_tell_death(struct bx_job *job, int rank)
     bxi_out_death(job, rank);
 }
 
-void bxi_net_lost(void *context, void *peer)
-{
-    struct bx_job *job = context;
-    struct bxi_twin *twin = peer;
-
-    bxi_lock(&job->net->lock);
-    if (twin->lost_ns == 0)
-        twin->lost_ns = bxi_now_ns();
-    bxi_unlock(&job->net->lock);
-    bxi_bell_ring(job->net->stop_fd);           /* the thread waits for that long at most */
-}
-
 static void lose_link(struct bxi_net *net, struct bxi_link *link)
 {
     epoll_ctl(net->epoll_fd, EPOLL_CTL_DEL, link->fd, NULL);

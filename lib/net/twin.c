@@ -160,3 +160,15 @@ void bxi_twin_dies(struct bxi_net *net, struct bxi_twin *twin)
     twin->end_fd = -1;
     bxi_unlock(&net->lock);
 }
+
+void bxi_twin_lost(void *context, void *peer)
+{
+    struct bx_job *job = context;
+    struct bxi_twin *twin = peer;
+
+    bxi_lock(&job->net->lock);
+    if (twin->lost_ns == 0)
+        twin->lost_ns = bxi_now_ns();
+    bxi_unlock(&job->net->lock);
+    bxi_bell_ring(job->net->stop_fd);           /* the thread waits for that long at most */
+}

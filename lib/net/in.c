@@ -114,22 +114,22 @@ static void take_death(struct bxi_twin *from, uint64_t rank)
         bxi_in_nonsense(from, "it reports the death of a worker on another host");
 }
 
-void bxi_in_arrived(void *context, const void *head_bytes, size_t bytes_of_head, const void *data, size_t bytes,
+void bxi_in_arrived(void *context, const void *head_at, size_t head_bytes, const void *data, size_t bytes,
                     struct bxi_wire_large *large)
 {
     struct bx_job *job = context;
     struct bxi_parcel_head head = { .from = 0 };
     struct bxi_twin *twin;
 
-    if (bytes_of_head == sizeof head)
-        memcpy(&head, head_bytes, sizeof head);
-    twin = sender_of(job, &head, bytes_of_head);
+    if (head_bytes == sizeof head)
+        memcpy(&head, head_at, sizeof head);
+    twin = sender_of(job, &head, head_bytes);
     if (twin == NULL || bxi_load_relaxed(&job->rpc->peers[twin->rank]->state) != BXI_PEER_ALIVE) {
         if (large != NULL)
             job->net->ops->drop(job->net->wire, large);
         return;
     }
-    bxi_counter_add(job, BXI_C_net_bytes_received, bytes_of_head + bytes);
+    bxi_counter_add(job, BXI_C_net_bytes_received, head_bytes + bytes);
     if (head.kind == BXI_PARCEL_PART)
         bxi_landing_part(twin, &head, data, bytes, large);
     else if (head.kind == BXI_PARCEL_DEATH && large == NULL)

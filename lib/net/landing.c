@@ -9,8 +9,8 @@
  * The receiver allocates a block of its own arena for each tensor, lets the wire write into it, and changes the
  * records: the tensor lies in this worker's memory, and comes back from the sender. For that it enters the blocks in
  * its grants to the sender, as if it had lent them. That lease is given back in the sender's name once the frame has
- * been handled; the loan that the frame's handler has then holds the blocks itself. What lies in the twin's arena is dropped
- * at the same time.
+ * been handled; the loan that the frame's handler has then holds the blocks itself. What lies in the twin's arena is
+ * dropped at the same time.
  *
  * A part that comes before its LEASE is kept.
  */
@@ -48,7 +48,7 @@ struct bxi_landing {
 /* Copies the record at `at`. Its length, and the bytes of the tensor from its first element on; 0: nonsense. */
 static uint64_t read_record(const unsigned char *at, uint64_t left, struct bxi_tensor_head *head, uint64_t *extent)
 {
-    int64_t shape[BX_DIMS_MAX], strides[BX_DIMS_MAX];
+    int64_t shape[BX_DIMS_MAX], strides[BX_DIMS_MAX] = { 0 };
     struct bx_tensor tensor;
     uint64_t row;
     bool strided;

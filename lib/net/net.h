@@ -241,7 +241,7 @@ void bxi_landing_forget(struct bxi_twin *twin);         /* behind the wire's end
 
 /* ---- in.c: what remote workers tell (role) --------------------------------------------------------------- */
 
-void bxi_in_arrived(void *context, const void *head, size_t head_bytes, const void *data, size_t bytes,
+void bxi_in_arrived(void *context, const void *head_at, size_t head_bytes, const void *data, size_t bytes,
                     struct bxi_wire_large *large);
 /* Goes on where something waited, and gives back leases of frames that were handled; how many. */
 int bxi_in_pass(struct bx_job *job);

@@ -1,0 +1,410 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+#
+# Jobs across hosts: what workers do with one another, who dies, who may join, demos. On loopback a host is a name
+# (BX_HOST); where network namespaces may be made, two of them with a veth pair are two hosts. BX_BUILD_DIR names the
+# build.
+#
+# Lists of process ids and of flags are unquoted on purpose; status_RANK is set by finish.
+# shellcheck disable=SC2086,SC2154,SC2317
+set -u
+
+build=$(cd "${BX_BUILD_DIR:-build}" && pwd)
+here=$(cd "$(dirname "$0")" && pwd)
+if [ ! -e "$build/lib/libboxcar_net.so.0" ]; then
+    echo 'skip jobs across hosts: libboxcar_net.so.0 is not built (libucx-dev and libssl-dev)'
+    exit 0
+fi
+
+dir=$(mktemp -d)
+pids=           # of the workers of the job
+others=         # of what else runs
+first=bx$$a     # namespaces, and the ends of the pair in them
+second=bx$$b
+where=loopback  # or namespaces
+hosts=2
+count=0         # of jobs
+limit_s=60      # of a job that should take seconds
+
+leave()
+{
+    end_own $pids $others
+    ip netns del $first 2>/dev/null
+    ip netns del $second 2>/dev/null
+    rm -rf "$dir"
+}
+trap leave EXIT
+trap 'exit 130' INT TERM
+
+# shellcheck source=tests/checks.sh
+. "$here/../checks.sh"
+
+unset BX_NAME BX_SECRET_FILE BX_LOG UCX_TLS
+export XDG_RUNTIME_DIR=$dir BX_TEST_DIR=$dir BX_SECRET=0123456789abcdef
+
+evidence()  # of a check that failed
+{
+    for file in "$dir"/out.*; do
+        tail -n 12 "$file" | sed "s/^/  ${file##*/}: /"
+    done
+}
+
+# ---- Jobs --------------------------------------------------------------------------------------------
+
+new_job()   # new_job WORLD_SIZE
+{
+    count=$((count + 1))
+    port=$((20000 + ($$ * 50 + count) % 20000))
+    address=127.0.0.1
+    test $where = loopback || address=10.77.0.1
+    export BX_JOB=net$$-$count BX_WORLD_SIZE=$1 BX_ROOT=$address:$port
+    pids=
+    rm -f "$dir"/out.* "$dir"/end.*
+}
+
+host_of()   # host_of RANK: its BX_HOST
+{
+    test $where = loopback && echo h$(($1 % hosts)) || { test $(($1 % 2)) = 0 && echo $first || echo $second; }
+}
+
+begin_at()  # begin_at RANK OUT PROGRAM FLAGS...: in the background; $dir/out.OUT, $pid_OUT
+{
+    rank=$1
+    out=$2
+    host=$(host_of $rank)
+    shift 2
+    case $where.$rank in
+    loopback.*) set -- env UCX_NET_DEVICES=lo "$@" ;;
+    *) set -- ip netns exec $host env UCX_NET_DEVICES=$host "$@" ;;
+    esac
+    # The first that is exec'ed is the worker in the end, so its pid is this one.
+    BX_RANK=$rank BX_HOST=$host exec_in_background "$@" >"$dir/out.$out" 2>&1 </dev/null &
+    eval "pid_$out=\$!"
+    pids="$pids $!"
+}
+
+exec_in_background()
+{
+    exec "$@"
+}
+
+begin_rank()    # begin_rank RANK PROGRAM FLAGS...
+{
+    rank=$1
+    shift
+    begin_at $rank $rank "$@"
+}
+
+has_ended() # has_ended PID...: a zombie has
+{
+    for pid; do
+        case $(sed -n 's/^State:[[:space:]]*//p' "/proc/$pid/status" 2>/dev/null) in
+        '' | Z*) ;;
+        *) return 1 ;;
+        esac
+    done
+}
+
+soon()      # soon COMMAND...: within $limit_s
+{
+    tries=0
+    until "$@"; do
+        tries=$((tries + 1))
+        test $tries -lt $((20 * limit_s)) || return 1
+        sleep 0.05
+    done
+}
+
+finish()    # waits for all; sets status_RANK, $statuses in the order of their starts, and $left
+{
+    soon has_ended $pids || end_own $pids
+    statuses=
+    for pid in $pids; do
+        wait $pid 2>/dev/null
+        statuses="$statuses $?"
+    done
+    statuses=${statuses# }
+    pids=
+    left=$(find /dev/shm "$dir/boxcar" -name "*$BX_JOB*" 2>/dev/null)
+}
+
+run_job()   # run_job WORLD_SIZE PROGRAM FLAGS...
+{
+    new_job $1
+    shift
+    for rank in $(seq 0 $((BX_WORLD_SIZE - 1))); do
+        begin_rank $rank "$@"
+    done
+    finish
+}
+
+all_done()  # all have status 0, and nothing is left
+{
+    test -z "$(echo $statuses | tr -d ' 0')" && test -z "$left" || {
+        echo "  statuses: $statuses; left: $left"
+        return 1
+    }
+}
+
+prints()    # prints OUT PATTERN
+{
+    grep -qE "$2" "$dir/out.$1"
+}
+
+ready()     # ready OUT LINE
+{
+    soon prints $1 "^$2"
+}
+
+net=$build/tests/prog_net
+net_end=$build/tests/prog_net_end
+knock=$build/tests/prog_knock
+
+# ---- What workers do with one another ------------------------------------------------------------------
+
+check_death()   # check_death RANKS MS STATUSES NAME: what is left of a host whose workers all died is not asked
+{
+    run_job 4 "$net_end" die $1 $2
+    left=$(for host in $(echo $1 | tr ',' '\n' | sed 's/[02]/0/; s/[13]/1/' | sort | uniq -d); do
+        echo "$left" | grep -v "$BX_JOB\.$(host_of $host)"
+    done; echo $1 | grep -q , || echo "$left")
+    check "$4" test "$statuses $left" = "$3 "
+    echo "# $where: $(cat "$dir"/out.* | grep -h '^news' | sort -k 5 -n | tail -n 1)"
+}
+
+check_workers() # the tests that need no namespace; $where says whether there is one
+{
+    run_job 4 "$net" pairs
+    check "$where: all pairs of 2 hosts with 2 workers each" all_done
+    BX_NET_TIMEOUT_MS=500
+    export BX_NET_TIMEOUT_MS
+    check_death 1 500 '0 137 0 0' "$where: a worker dies"
+    check_death 0 500 '137 0 0 0' "$where: rank 0 dies"
+    check_death 1,3 2000 '0 137 0 137' "$where: all workers of a host die"
+    check_death 0,2 2000 '137 0 137 0' "$where: all workers of rank 0's host die"
+    unset BX_NET_TIMEOUT_MS
+}
+
+check_workers
+hosts=4
+run_job 8 "$net" pairs
+check "loopback: all pairs of 4 hosts with 2 workers each" all_done
+hosts=2
+export BX_NET_TIMEOUT_MS=500
+run_job 4 "$net_end" stop 1
+check 'a worker that is stopped for 2 s is not dead' all_done
+run_job 4 "$net_end" stop 0
+check 'nor is rank 0' all_done
+unset BX_NET_TIMEOUT_MS
+
+# ---- Demos ---------------------------------------------------------------------------------------------
+
+losses()    # losses FILE: the numbers of its JSON's lists of losses
+{
+    grep -oE '"(epoch_)?losses": \[[^]]*\]|"loss": [0-9.e-]+' "$1"
+}
+
+check_demo()    # check_demo WORLD_SIZE NAME FLAGS...
+{
+    size=$1
+    demo=$2
+    shift 2
+    rm -f "$dir"/*.json
+    (
+        unset BX_ROOT BX_JOB BX_WORLD_SIZE
+        "$build/bin/$demo" "$@" --json "$dir/alone.json" >"$dir/out.alone" 2>&1 </dev/null
+    )
+    new_job $size
+    for rank in $(seq 0 $((size - 1))); do
+        begin_rank $rank "$build/bin/$demo" "$@" --json "$dir/$rank.json"
+    done
+    finish
+    check "$where: $demo on 2 hosts" all_done
+    losses "$dir/alone.json" >"$dir/alone"
+    losses "$(grep -l . "$dir"/[0-9].json | head -n 1)" >"$dir/apart"
+    check "$where: $demo has the losses that it has on one host" eval \
+        'test -s "$dir/alone" && cmp -s "$dir/alone" "$dir/apart"'
+}
+
+check_demo 2 rnn --epochs 2
+check_demo 4 param_server --trainers 3 --batch-update-size 3 --num-batches 3 --model resnet18 --image 32 \
+    --batch-size 4 --num-classes 5
+
+# ---- Who may join ----------------------------------------------------------------------------------------
+
+new_job 2
+begin_at 1 missing env -u BX_SECRET "$net" meet
+begin_at 1 short env BX_SECRET=1234567 "$net" meet
+printf '%s\n' $BX_SECRET >"$dir/secret"
+chmod 644 "$dir/secret"
+begin_at 1 open env -u BX_SECRET BX_SECRET_FILE="$dir/secret" "$net" meet
+finish
+check 'a missing secret is refused' prints missing 'cannot start: .*needs a secret: BX_SECRET'
+check 'a short secret is refused' prints short 'cannot start: .*has 8 characters at least'
+check 'a secret that others may read is refused' prints open 'cannot start: -EACCES: .*chmod 600'
+check 'each with an error' test "$statuses" = '3 3 3'
+
+new_job 2
+begin_at 0 0 env BX_LOG=warn "$net" meet
+begin_at 1 wrong env BX_SECRET=wrong-wrong "$net" meet
+soon has_ended $pid_wrong
+chmod 600 "$dir/secret"
+begin_at 1 1 env -u BX_SECRET BX_SECRET_FILE="$dir/secret" "$net" meet
+finish
+check 'a wrong secret is refused' prints wrong 'cannot start: -EACCES: .*the secrets differ'
+check 'and the job starts when the right one comes, from a file' test "$statuses$left" = '0 3 0'
+check 'rank 0 logs it, with its address' prints 0 'from 127\.0\.0\.1:[0-9]+ was refused: .*secret'
+
+hold_open() # hold_open OUT WHAT COUNT: $knock in the background, until its input, $dir/hold, is closed
+{
+    mkfifo "$dir/hold"
+    "$knock" "$2" $address $port $3 <"$dir/hold" >"$dir/out.$1" 2>&1 &
+    others="$others $!"
+    exec 9>"$dir/hold"
+    rm "$dir/hold"
+    eval "pid_$1=\$!"
+}
+
+let_go()    # let_go OUT
+{
+    exec 9>&-
+    eval "wait \$pid_$1"
+}
+
+for what in 'silent 300' 'noise 100' 'endless 300'; do
+    new_job 3
+    begin_rank 0 "$net" meet
+    hold_open knock $what
+    ready knock ready
+    begin_rank 1 "$net" meet
+    begin_rank 2 "$net" meet
+    finish
+    let_go knock
+    check "a job starts among connections: $what" all_done
+done
+
+new_job 3
+begin_rank 0 "$net" meet
+root=$BX_ROOT
+BX_ROOT=127.0.0.1:$((port + 20000))
+hold_open replay replay $((port + 20000))
+ready replay ready
+begin_rank 1 "$net" meet
+sleep 0.5
+exec 9>&-
+ready replay '(refused|let in)'
+BX_ROOT=$root
+begin_rank 2 "$net" meet
+finish
+wait $pid_replay
+check 'what a worker sent to prove its secret proves nothing again' prints replay '^refused'
+check 'and the job starts' all_done
+
+# ---- Who is not expected -----------------------------------------------------------------------------------
+
+new_job 2
+begin_rank 0 "$net" meet
+begin_at 1 1 env BX_WORLD_SIZE=3 "$net" meet
+finish
+check 'another world size is told on both sides' eval \
+    "prints 0 'BX_E_WORLD_SIZE.*started for 3 workers' && prints 1 'BX_E_WORLD_SIZE.*started for 3 workers'"
+check 'and leaves nothing' test "$statuses$left" = '3 3'
+
+new_job 3
+begin_rank 0 "$net" meet
+begin_rank 1 "$net" meet
+begin_at 1 again env BX_NAME=other "$net" meet
+finish
+check 'a rank that comes twice is told to all' eval "prints 0 BX_E_RANK_TAKEN && prints 1 BX_E_RANK_TAKEN"
+check 'the second one, too' prints again BX_E_RANK_TAKEN
+check 'and leaves nothing' test "$statuses$left" = '3 3 3'
+
+new_job 3
+begin_rank 0 "$net" meet
+begin_at 1 1 env BX_NAME=same "$net" meet
+begin_at 2 2 env BX_NAME=same "$net" meet
+finish
+check 'a name that comes twice is told to all' eval \
+    "prints 0 'BX_E_NAME_TAKEN.*same' && prints 1 BX_E_NAME_TAKEN && prints 2 BX_E_NAME_TAKEN"
+check 'and leaves nothing' test "$statuses$left" = '3 3 3'
+
+new_job 2
+before=$(date +%s)
+begin_rank 1 "$net" meet 700
+finish
+check 'rank 0 never comes' prints 1 "cannot start: BX_E_RANK_MISSING: rank 0 .*BX_ROOT=$BX_ROOT"
+check 'that takes as long as it may' test $(($(date +%s) - before)) -le 4
+new_job 3
+begin_rank 0 "$net" meet 700
+begin_rank 2 "$net" meet 20000
+finish
+check 'a worker never comes' eval "prints 0 'BX_E_RANK_MISSING.*rank 1 ' && prints 2 'BX_E_RANK_MISSING.*rank 1 '"
+check 'and leaves nothing' test "$statuses$left" = '3 3'
+
+# ---- Two network namespaces ----------------------------------------------------------------------------------
+
+runs()      # runs NAMESPACE: its end of the pair has a carrier
+{
+    ip -n $1 link show $1 2>/dev/null | grep -q 'state UP'
+}
+
+make_namespaces()
+{
+    ip netns add $first && ip netns add $second &&
+        ip link add $first netns $first type veth peer name $second netns $second &&
+        ip -n $first addr add 10.77.0.1/24 dev $first && ip -n $second addr add 10.77.0.2/24 dev $second &&
+        ip -n $first link set lo up && ip -n $second link set lo up &&
+        ip -n $first link set $first up && ip -n $second link set $second up && soon runs $first && soon runs $second
+}
+
+if ! command -v ip >"$dir/err"; then
+    echo 'skip jobs across network namespaces: there is no ip (iproute2)'
+    exit "$failed"
+fi
+limit_s=10
+if ! make_namespaces 2>"$dir/err"; then
+    echo "skip jobs across network namespaces: none can be made: $(head -n 1 "$dir/err")"
+    exit "$failed"
+fi
+limit_s=60
+where=namespaces
+export UCX_TLS=tcp
+check_workers
+unset UCX_TLS
+check_demo 2 rnn --epochs 2
+
+# A host that does not answer at all: nobody has its address, and no error comes back.
+new_job 2
+ip -n $second neigh add 10.77.0.9 lladdr 02:00:00:00:00:09 dev $second
+BX_ROOT=10.77.0.9:$port
+before=$(date +%s)
+begin_rank 1 "$net" meet 1000
+limit_s=15
+finish
+limit_s=60
+check "a host of rank 0's that is silent" prints 1 "cannot start: BX_E_RANK_MISSING: rank 0 .*BX_ROOT=$BX_ROOT"
+check 'takes as long as it may' test $(($(date +%s) - before)) -le 4
+
+# A partition.
+export BX_NET_TIMEOUT_MS=500
+for end in $first $second; do
+    new_job 4
+    rm -f "$dir/down"
+    for rank in 0 1 2 3; do
+        begin_rank $rank "$net_end" part "$dir/down" 2000
+    done
+    for rank in 0 1 2 3; do
+        ready $rank ready
+    done
+    sleep 0.3
+    date +%s%N >"$dir/down.new"
+    mv "$dir/down.new" "$dir/down"
+    ip -n $end link set $end down
+    finish
+    check "the link of $(test $end = $first && echo "rank 0's" || echo 'the other') host goes down" all_done
+    echo "# $(cat "$dir"/out.* | grep -h '^news' | sort -k 5 -n | tail -n 1)"
+    ip -n $end link set $end up
+    soon runs $first && soon runs $second
+done
+
+exit "$failed"

@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Who knocks at BX_ROOT and is no worker, for tests/e2e/net.sh. ADDRESS is of IPv4. It ends when its input ends; replay
+ * sends again then, and goes on until the worker or rank 0 hangs up.
+ *
+ *     prog_knock silent ADDRESS PORT COUNT        COUNT connections that send nothing
+ *     prog_knock noise ADDRESS PORT COUNT         connections that send random bytes of several lengths
+ *     prog_knock endless ADDRESS PORT COUNT       as silent, and each that is closed is made anew, until the input ends
+ *     prog_knock replay ADDRESS PORT LISTEN       listens at the port LISTEN and passes one worker's connection on to
+ *                                                 ADDRESS PORT; then it sends what that worker had sent once more
+ *
+ * It prints "ready" when the connections are there (replay: when it listens); replay prints "refused" or "let in".
+ */
+#include <arpa/inet.h>
+#include <poll.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define MOST 1000
+
+static struct sockaddr_in root;
+
+static int knock(void)
+{
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    for (int i = 0; i < 500; i++) {             /* rank 0 may not listen yet */
+        if (connect(fd, (struct sockaddr *)&root, sizeof root) == 0)
+            return fd;
+        usleep(10000);
+    }
+    close(fd);
+    return -1;
+}
+
+static bool input_has_ended(int timeout_ms)
+{
+    struct pollfd entry = { .fd = 0, .events = POLLIN };
+    char byte;
+
+    return poll(&entry, 1, timeout_ms) > 0 && read(0, &byte, 1) <= 0;
+}
+
+static void send_noise(int fd, int which)
+{
+    unsigned char bytes[8192];
+    size_t length = (size_t)(which * 97 % (int)sizeof bytes);
+
+    if (getrandom(bytes, sizeof bytes, 0) < 0)
+        return;
+    if (which % 3 == 1)                         /* as if it were a message: its kind, and an honest length or a lie */
+        memcpy(bytes, (uint32_t[]){ 2, which % 2 == 0 ? 64 : 4000000000u, 0, 0 }, 16);
+    (void)!send(fd, bytes, length, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+static int crowd(const char *how, int count)
+{
+    int fds[MOST];
+
+    for (int i = 0; i < count; i++) {
+        fds[i] = knock();
+        if (fds[i] >= 0 && strcmp(how, "noise") == 0)
+            send_noise(fds[i], i);
+    }
+    printf("ready\n");
+    while (!input_has_ended(strcmp(how, "endless") == 0 ? 1 : -1))
+        for (int i = 0; i < count && strcmp(how, "endless") == 0; i++) {
+            char byte[64];
+
+            if (fds[i] < 0 || recv(fds[i], byte, sizeof byte, MSG_DONTWAIT) == 0) {
+                close(fds[i]);
+                fds[i] = knock();
+            }
+        }
+    return 0;
+}
+
+/* Passes bytes on in both directions until one side hangs up, or the input ends. Keeps what the worker sends; its
+ * length. */
+static size_t pass_on(int worker, int to, bool looks_at_input, unsigned char *kept, size_t most)
+{
+    size_t length = 0;
+
+    for (;;) {
+        struct pollfd entries[] = { { .fd = worker, .events = POLLIN }, { .fd = to, .events = POLLIN },
+                                    { .fd = looks_at_input ? 0 : -1, .events = POLLIN } };
+
+        if (poll(entries, 3, -1) < 0 || entries[2].revents != 0)
+            return length;
+        for (int i = 0; i < 2; i++) {
+            unsigned char bytes[8192];
+            ssize_t got = entries[i].revents != 0 ? recv(entries[i].fd, bytes, sizeof bytes, 0) : 0;
+
+            if (entries[i].revents != 0 && got <= 0)
+                return length;
+            if (got > 0 && send(entries[1 - i].fd, bytes, (size_t)got, MSG_NOSIGNAL) != got)
+                return length;
+            for (ssize_t b = 0; i == 0 && b < got && length < most; b++)
+                kept[length++] = bytes[b];
+        }
+    }
+}
+
+static int replay(int port)
+{
+    struct sockaddr_in own = { .sin_family = AF_INET, .sin_port = htons((uint16_t)port),
+                               .sin_addr.s_addr = htonl(INADDR_ANY) };
+    static unsigned char kept[65536];
+    unsigned char answer[256];
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), on = 1, worker, to, again;
+    size_t length, came = 0;
+    ssize_t got;
+
+    setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (bind(listener, (struct sockaddr *)&own, sizeof own) < 0 || listen(listener, 1) < 0)
+        return 1;
+    printf("ready\n");
+    worker = accept(listener, NULL, NULL);
+    to = knock();
+    length = pass_on(worker, to, true, kept, sizeof kept);
+    again = knock();
+    if (send(again, kept, length, MSG_NOSIGNAL) != (ssize_t)length)
+        return 1;
+    while (came < sizeof answer && (got = recv(again, answer + came, sizeof answer - came, 0)) > 0)
+        came += (size_t)got;
+    /* The nonce, of less than 80 bytes, and then nothing. */
+    printf(came > 0 && came < 80 ? "refused\n" : "let in: %zu bytes\n", came);
+    pass_on(worker, to, false, kept, sizeof kept);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    int number = argc == 5 ? atoi(argv[4]) : 0;
+
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    if (number <= 0 || inet_pton(AF_INET, argv[2], &root.sin_addr) != 1) {
+        fprintf(stderr, "usage: prog_knock silent|noise|endless|replay ADDRESS PORT NUMBER\n");
+        return 2;
+    }
+    root.sin_family = AF_INET;
+    root.sin_port = htons((uint16_t)atoi(argv[3]));
+    return strcmp(argv[1], "replay") == 0 ? replay(number) : crowd(argv[1], number < MOST ? number : MOST);
+}

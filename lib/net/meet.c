@@ -25,6 +25,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/random.h>
@@ -148,6 +149,24 @@ static int link_failed(const struct bxi_meeting *meeting, int rc, const char *wh
                    meeting->where, what, bx_strerror(rc));
 }
 
+/* The socket does not block: a host that is silent may take no longer than the start. 0; -errno. */
+static int connect_until(int fd, const struct addrinfo *to, uint64_t deadline_ns)
+{
+    struct pollfd entry = { .fd = fd, .events = POLLOUT };
+    socklen_t length = sizeof(int);
+    uint64_t now_ns = bxi_now_ns();
+    int error = 0;
+
+    if (connect(fd, to->ai_addr, to->ai_addrlen) == 0)
+        return 0;
+    if (errno != EINPROGRESS)
+        return -errno;
+    if (poll(&entry, 1, now_ns >= deadline_ns ? 0 : (int)bxi_least((deadline_ns - now_ns) / 1000000 + 1, 1 << 30)) <= 0)
+        return -ETIMEDOUT;
+    getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length);
+    return -error;
+}
+
 /* One attempt. The descriptor; -errno. */
 static int try_connect(const struct bxi_meeting *meeting)
 {
@@ -157,17 +176,15 @@ static int try_connect(const struct bxi_meeting *meeting)
     if (rc < 0)
         return rc;
     for (struct addrinfo *at = found; at != NULL; at = at->ai_next) {
-        fd = socket(at->ai_family, at->ai_socktype | SOCK_CLOEXEC, at->ai_protocol);
-        if (fd >= 0 && connect(fd, at->ai_addr, at->ai_addrlen) == 0)
+        fd = socket(at->ai_family, at->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, at->ai_protocol);
+        rc = fd < 0 ? -errno : connect_until(fd, at, meeting->deadline_ns);
+        if (rc == 0)
             break;
-        rc = -errno;
         if (fd >= 0)
             close(fd);
         fd = rc;
     }
     freeaddrinfo(found);
-    if (fd >= 0)
-        fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
     return fd;
 }
 

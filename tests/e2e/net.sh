@@ -5,8 +5,8 @@
 # (BX_HOST); where network namespaces may be made, two of them with a veth pair are two hosts. BX_BUILD_DIR names the
 # build.
 #
-# Lists of process ids and of flags are unquoted on purpose; status_RANK is set by finish.
-# shellcheck disable=SC2086,SC2154,SC2317
+# Lists of process ids and of flags are unquoted on purpose.
+# shellcheck disable=SC2012,SC2016,SC2086,SC2154,SC2317
 set -u
 
 build=$(cd "${BX_BUILD_DIR:-build}" && pwd)
@@ -24,7 +24,7 @@ second=bx$$b
 where=loopback  # or namespaces
 hosts=2
 count=0         # of jobs
-limit_s=60      # of a job that should take seconds
+limit_s=30      # of a job that should take seconds
 
 leave()
 {
@@ -78,7 +78,7 @@ begin_at()  # begin_at RANK OUT PROGRAM FLAGS...: in the background; $dir/out.OU
     *) set -- ip netns exec $host env UCX_NET_DEVICES=$host "$@" ;;
     esac
     # The first that is exec'ed is the worker in the end, so its pid is this one.
-    BX_RANK=$rank BX_HOST=$host exec_in_background "$@" >"$dir/out.$out" 2>&1 </dev/null &
+    BX_RANK=$rank BX_HOST=$host exec_in_background "$@" >"$dir/out.$out" 2>&1 </dev/null 9>&- &
     eval "pid_$out=\$!"
     pids="$pids $!"
 }
@@ -115,7 +115,7 @@ soon()      # soon COMMAND...: within $limit_s
     done
 }
 
-finish()    # waits for all; sets status_RANK, $statuses in the order of their starts, and $left
+finish()    # waits for all; sets $statuses in the order of their starts, and $left
 {
     soon has_ended $pids || end_own $pids
     statuses=
@@ -148,7 +148,7 @@ all_done()  # all have status 0, and nothing is left
 
 prints()    # prints OUT PATTERN
 {
-    grep -qE "$2" "$dir/out.$1"
+    grep -qsE "$2" "$dir/out.$1"
 }
 
 ready()     # ready OUT LINE
@@ -199,7 +199,7 @@ unset BX_NET_TIMEOUT_MS
 
 # ---- Demos ---------------------------------------------------------------------------------------------
 
-losses()    # losses FILE: the numbers of its JSON's lists of losses
+losses()    # losses FILE: of the JSON; the lists of those ranks that do not train are empty
 {
     grep -oE '"(epoch_)?losses": \[[^]]*\]|"loss": [0-9.e-]+' "$1"
 }
@@ -221,7 +221,7 @@ check_demo()    # check_demo WORLD_SIZE NAME FLAGS...
     finish
     check "$where: $demo on 2 hosts" all_done
     losses "$dir/alone.json" >"$dir/alone"
-    losses "$(grep -l . "$dir"/[0-9].json | head -n 1)" >"$dir/apart"
+    losses "$(ls -S "$dir"/[0-9].json | head -n 1)" >"$dir/apart"
     check "$where: $demo has the losses that it has on one host" eval \
         'test -s "$dir/alone" && cmp -s "$dir/alone" "$dir/apart"'
 }
@@ -268,7 +268,9 @@ hold_open() # hold_open OUT WHAT COUNT: $knock in the background, until its inpu
 let_go()    # let_go OUT
 {
     exec 9>&-
-    eval "wait \$pid_$1"
+    eval "end=\$pid_$1"
+    soon has_ended $end || end_own $end
+    wait $end 2>/dev/null
 }
 
 for what in 'silent 300' 'noise 100' 'endless 300'; do
@@ -296,8 +298,8 @@ ready replay '(refused|let in)'
 BX_ROOT=$root
 begin_rank 2 "$net" meet
 finish
-wait $pid_replay
 check 'what a worker sent to prove its secret proves nothing again' prints replay '^refused'
+soon has_ended $pid_replay || end_own $pid_replay
 check 'and the job starts' all_done
 
 # ---- Who is not expected -----------------------------------------------------------------------------------
@@ -366,7 +368,7 @@ if ! make_namespaces 2>"$dir/err"; then
     echo "skip jobs across network namespaces: none can be made: $(head -n 1 "$dir/err")"
     exit "$failed"
 fi
-limit_s=60
+limit_s=30
 where=namespaces
 export UCX_TLS=tcp
 check_workers
@@ -381,12 +383,13 @@ before=$(date +%s)
 begin_rank 1 "$net" meet 1000
 limit_s=15
 finish
-limit_s=60
+limit_s=30
 check "a host of rank 0's that is silent" prints 1 "cannot start: BX_E_RANK_MISSING: rank 0 .*BX_ROOT=$BX_ROOT"
 check 'takes as long as it may' test $(($(date +%s) - before)) -le 4
 
 # A partition.
 export BX_NET_TIMEOUT_MS=500
+limit_s=10
 for end in $first $second; do
     new_job 4
     rm -f "$dir/down"

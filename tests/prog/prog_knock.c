@@ -5,7 +5,7 @@
  *
  *     prog_knock silent ADDRESS PORT COUNT        COUNT connections that send nothing
  *     prog_knock noise ADDRESS PORT COUNT         connections that send random bytes of several lengths
- *     prog_knock endless ADDRESS PORT COUNT       as silent, and each that is closed is made anew, until the input ends
+ *     prog_knock endless ADDRESS PORT COUNT       as silent, and each that is closed is made anew, while rank 0 listens
  *     prog_knock replay ADDRESS PORT LISTEN       listens at the port LISTEN and passes one worker's connection on to
  *                                                 ADDRESS PORT; then it sends what that worker had sent once more
  *
@@ -23,16 +23,19 @@
 
 #define MOST 1000
 
+#define PATIENT 500             /* tries, of 10 ms each: rank 0 may not listen yet */
+
 static struct sockaddr_in root;
 
-static int knock(void)
+static int knock(int tries)
 {
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
-    for (int i = 0; i < 500; i++) {             /* rank 0 may not listen yet */
+    for (int i = 0; i < tries; i++) {
         if (connect(fd, (struct sockaddr *)&root, sizeof root) == 0)
             return fd;
-        usleep(10000);
+        if (tries > 1)
+            usleep(10000);
     }
     close(fd);
     return -1;
@@ -63,7 +66,7 @@ static int crowd(const char *how, int count)
     int fds[MOST];
 
     for (int i = 0; i < count; i++) {
-        fds[i] = knock();
+        fds[i] = knock(PATIENT);
         if (fds[i] >= 0 && strcmp(how, "noise") == 0)
             send_noise(fds[i], i);
     }
@@ -72,9 +75,9 @@ static int crowd(const char *how, int count)
         for (int i = 0; i < count && strcmp(how, "endless") == 0; i++) {
             char byte[64];
 
-            if (fds[i] < 0 || recv(fds[i], byte, sizeof byte, MSG_DONTWAIT) == 0) {
+            if (fds[i] >= 0 && recv(fds[i], byte, sizeof byte, MSG_DONTWAIT) == 0) {
                 close(fds[i]);
-                fds[i] = knock();
+                fds[i] = knock(1);
             }
         }
     return 0;
@@ -121,9 +124,9 @@ static int replay(int port)
         return 1;
     printf("ready\n");
     worker = accept(listener, NULL, NULL);
-    to = knock();
+    to = knock(PATIENT);
     length = pass_on(worker, to, true, kept, sizeof kept);
-    again = knock();
+    again = knock(PATIENT);
     if (send(again, kept, length, MSG_NOSIGNAL) != (ssize_t)length)
         return 1;
     while (came < sizeof answer && (got = recv(again, answer + came, sizeof answer - came, 0)) > 0)

@@ -345,7 +345,7 @@ static void fail_all(struct party *party, int code)
     snprintf(text, sizeof text, "%s", bx_error_text());
     message.bytes = (uint32_t)strlen(text) + 1;
     for (int i = 0; i < GUESTS_MAX; i++)
-        if (party->guests[i].stage == KNOWN || party->guests[i].stage == PROVEN)    /* one of these is at fault */
+        if (party->guests[i].stage >= PROVEN)           /* also the one at fault */
             bxi_net_send(party->guests[i].fd, &message, text, bxi_now_ns());
 }
 

@@ -31,6 +31,7 @@ leave()
     end_own $pids $others
     ip netns del $first 2>/dev/null
     ip netns del $second 2>/dev/null
+    find /dev/shm -name "boxcar.*.net$$-*" -delete      # of hosts all of whose workers died
     rm -rf "$dir"
 }
 trap leave EXIT
@@ -64,7 +65,11 @@ new_job()   # new_job WORLD_SIZE
 
 host_of()   # host_of RANK: its BX_HOST
 {
-    test $where = loopback && echo h$(($1 % hosts)) || { test $(($1 % 2)) = 0 && echo $first || echo $second; }
+    case $where.$(($1 % 2)) in
+    loopback.*) echo h$(($1 % hosts)) ;;
+    *.0) echo $first ;;
+    *) echo $second ;;
+    esac
 }
 
 begin_at()  # begin_at RANK OUT PROGRAM FLAGS...: in the background; $dir/out.OUT, $pid_OUT

@@ -278,6 +278,7 @@ static void hear_of_end(int worker)
         for (int j = 0; j < sim_fiber_count && sim_fibers[i].worker == worker; j++)
             if (sim_fibers[j].worker != worker)
                 sim_fibers[j].clock.at[i] = sim_fibers[i].clock.at[i];
+    sim_descriptors_close(worker, false);
     sim_pidfd_ready(worker);
 }
 
@@ -290,7 +291,6 @@ static void end_process(int worker)
     if (program->resets) {
         sim_descriptors_left(worker);
         sim_memory_left(worker);
-        sim_descriptors_close(worker);
         hear_of_end(worker);
     }
 }
@@ -361,8 +361,8 @@ static void die(int worker)
     deaths[worker].count++;
     deaths[worker].at = SIM_FOREVER;
     deaths[worker].heard_at = sim_schedule.points + (sim_choose(2) == 0 ? 1 : sim_choose(5000));
-    sim_descriptors_close(worker);
     sim_mappings_close(worker);
+    sim_descriptors_close(worker, true);
     if (sim_self->worker == worker)
         run_another("dies");
 }

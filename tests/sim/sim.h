@@ -231,7 +231,7 @@ void sim_descriptors_left(int worker);
 /* A shared mapping: the object and the offset in it of an address; false: private. */
 bool sim_shared(uintptr_t address, uint64_t *key);
 extern char sim_directory[64];                  /* for names; of this run of the simulator */
-void sim_descriptors_close(int worker);         /* it dies */
+void sim_descriptors_close(int worker, bool sockets_only);      /* it dies */
 void sim_mappings_close(int worker);
 void sim_pidfd_ready(int worker);               /* the others hear of it */
 void sim_thread_ends(void);                     /* calls the destructors of its pthread_setspecific */

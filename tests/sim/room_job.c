@@ -169,6 +169,9 @@ static void come_back(int rank)
 
     if (sim_choose(3) == 0)
         sim_job_kill(rank, sim_choose(UINT32_C(1) << (4 + sim_choose(11))));
+    if (sim_choose(3) == 0 && sim_stopped_ns() < 16000000000)        /* an answer is missed: a door waits for 3 s */
+        sim_stop_later((int)sim_choose((uint32_t)sim_truth(SIZE)), sim_choose(UINT32_C(1) << (4 + sim_choose(10))),
+                       sim_choose(2) == 0 ? 300000000 : 4000000000);
     nanosleep(&(struct timespec){ .tv_nsec = after_ns[sim_choose(4)] }, NULL);
 }
 
@@ -236,8 +239,12 @@ struct bx_job *sim_job_begin(int rank, int workers, void (*more)(struct bx_job *
 void sim_job_end(struct bx_job *job, int other)
 {
     int rank = bx_job_rank(job);
-    uint64_t rescued = 1, late = 1, deaths = 1;
+    uint64_t rescued = 1, late = 1, deaths = 1, leaked = 1;
 
+    if (sim_truth(DIES_AT_END) == (uint64_t)rank + 1) {
+        sim_count(DIES_AT_END, -1 - rank);
+        sim_job_kill(rank, sim_choose(UINT32_C(1) << (4 + sim_choose(10))));
+    }
     sim_count(UNDER_WAY, 1);
     sim_count(IN_0 + (unsigned)rank, -1);
     sim_must(job, "bx_job_shutdown", bx_job_shutdown(job, 0));
@@ -246,6 +253,9 @@ void sim_job_end(struct bx_job *job, int other)
     bx_counter(job, "rescued", &rescued);
     bx_counter(job, "timers_late", &late);
     bx_counter(job, "peers_dead", &deaths);
+    bx_counter(job, "rrefs_leaked", &leaked);
+    if (leaked != 0 && sim_keeps_nothing())
+        sim_fail("%llu references of rank %d leak", (unsigned long long)leaked, rank);
     if (deaths != 0 && !sim_any_is_dead())
         sim_fail("rank %d takes the other for dead", rank);
     if (rescued != 0 || late != 0)
@@ -253,6 +263,8 @@ void sim_job_end(struct bx_job *job, int other)
                  rank);
     if (other >= 0)
         sim_join(other);
+    if (sim_choose(4) == 0)             /* another one may die behind this one's end */
+        nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
     sim_count(AWARE_0 + (unsigned)rank, 1 + sim_deaths_heard_of());
     bx_job_destroy(job);
 }
@@ -350,6 +362,23 @@ void sim_call(struct bx_job *job)
     }
     sim_count(UNDER_WAY, -1);
     bx_msg_destroy(args);
+}
+
+/* As many as a ring has room for. */
+void sim_flood(struct bx_job *job)
+{
+    static const unsigned char bytes[14000];
+    int to = sim_another(job);
+
+    for (int i = 0; i < 12; i++) {
+        struct bx_msg *args = sim_msg();
+
+        bx_msg_put_i64(args, 0);
+        bx_msg_put_bytes(args, bytes, sizeof bytes);
+        sim_count(SENT_TO_0 + to, 1);
+        sim_must(job, "bx_rpc_oneway", bx_rpc_oneway(job, sim_names[to], "inline", args, NULL));
+        bx_msg_destroy(args);
+    }
 }
 
 void *sim_call_some(void *argument)

@@ -267,6 +267,7 @@ void sim_job_end(struct bx_job *job, int other)
         nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
     sim_count(AWARE_0 + (unsigned)rank, 1 + sim_deaths_heard_of());
     bx_job_destroy(job);
+    sim_descriptors_left(rank);         /* also of this thread, whose end would close them */
 }
 
 /* Without a shutdown, in some schedules: the others go on. False: it does not. */

@@ -11,9 +11,8 @@
  * they wait, in a weak schedule, as release stores do: other loads overtake them, and such loads overtake other stores.
  *
  * A read-modify-write reads memory, and nothing comes between its load and its store. In a weak schedule its store
- * waits in the buffer too: a later load of the fiber may overtake it, and what came before it. While it waits, no other
- * fiber has a store to that address in its buffer: those that are there become visible before it reads, and it does
- * before the next one. Plain stores are visible at once: whoever sees one too early or too late without a race is
+ * waits in the buffer too: a later load of the fiber may overtake it, and what came before it. But not while another
+ * fiber has a store to that address in its buffer, which may become visible behind it: the next one shows it first. Plain stores are visible at once: whoever sees one too early or too late without a race is
  * ordered by an atomic store, which is buffered.
  *
  * Order. Each fiber has a vector clock. A release store carries the clock to the load that acquires it; a relaxed store
@@ -219,18 +218,30 @@ static void leave_buffer(struct sim_fiber *fiber, int index)
     memmove(store, store + 1, (size_t)(--fiber->buffered - index) * sizeof *store);
 }
 
-/* Of other fibers: all up to the last one to that address; or to the last read-modify-write's there. */
-static void show_others(uint64_t key, size_t bytes, bool any)
+/* The last store to that address that waits, of a read-modify-write or of any: its place in the buffer plus 1. */
+static int last_of(const struct sim_fiber *fiber, uint64_t key, size_t bytes, bool any)
 {
-    for (int i = 0; (any || changes_buffered > 0) && i < sim_fiber_count; i++) {
-        struct sim_fiber *fiber = &sim_fibers[i];
-        int last = fiber == sim_self ? 0 : fiber->buffered;
+    int last = fiber == sim_self ? 0 : fiber->buffered;
 
-        while (last > 0 && !((any || fiber->buffer[last - 1].change) && overlaps(&fiber->buffer[last - 1], key, bytes)))
-            last--;
-        while (last-- > 0)
-            leave_buffer(fiber, 0);
-    }
+    while (last > 0 && !((any || fiber->buffer[last - 1].change) && overlaps(&fiber->buffer[last - 1], key, bytes)))
+        last--;
+    return last;
+}
+
+/* Of other fibers: all up to the last read-modify-write's to that address. */
+static void show_others(uint64_t key, size_t bytes)
+{
+    for (int i = 0; changes_buffered > 0 && i < sim_fiber_count; i++)
+        for (int last = last_of(&sim_fibers[i], key, bytes, false); last > 0; last--)
+            leave_buffer(&sim_fibers[i], 0);
+}
+
+static bool others_store(uint64_t key, size_t bytes)
+{
+    for (int i = 0; i < sim_fiber_count; i++)
+        if (last_of(&sim_fibers[i], key, bytes, true) > 0)
+            return true;
+    return false;
 }
 
 void sim_flush(struct sim_fiber *fiber)
@@ -375,7 +386,7 @@ void sim_store(volatile void *address, unsigned bytes, uint64_t value, int order
     key = sim_key(address);
     sim_point("store", key, pc);
     note_range(key, bytes, ATOMIC | WRITE, pc);
-    show_others(key, bytes, false);
+    show_others(key, bytes);
     put(address, bytes, key, value, order);
     if ((order == __ATOMIC_SEQ_CST && !sim_schedule.weak) || is_own_stack(address))
         sim_flush(sim_self);
@@ -415,7 +426,7 @@ static void end_change(volatile void *address, unsigned bytes, uint64_t key, uin
     struct sim_store *store = put(address, bytes, key, value, order);
 
     sim_clock_join(&store->clock, released_at(cell_of(key), key));
-    if (!sim_schedule.weak || is_own_stack(address)) {
+    if (!sim_schedule.weak || is_own_stack(address) || others_store(key, bytes)) {
         sim_flush(sim_self);
         return;
     }
@@ -437,7 +448,7 @@ uint64_t sim_rmw(volatile void *address, unsigned bytes, enum sim_change change,
     key = sim_key(address);
     sim_point("change", key, pc);
     begin_change(key, bytes, order);
-    show_others(key, bytes, true);
+    show_others(key, bytes);
     note_range(key, bytes, ATOMIC | WRITE, pc);
     sim_clock_join(acquires(order) ? &sim_self->clock : &sim_self->acquired, released_at(cell_of(key), key));
     was = read_memory(address, bytes);
@@ -457,7 +468,7 @@ bool sim_cas(volatile void *address, unsigned bytes, uint64_t *expected, uint64_
         begin_change(key, bytes, order);
         /* One that fails is a load: it may read what is older. */
         if (!sim_schedule.weak || read_memory(address, bytes) == *expected || sim_random() % 2 == 0)
-            show_others(key, bytes, true);
+            show_others(key, bytes);
     }
     was = read_memory(address, bytes);
     same = was == *expected;

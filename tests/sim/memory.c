@@ -29,6 +29,7 @@
 #define CELLS (1u << 18)
 #define SLOTS 5
 #define CLOCKS (1u << 15)
+#define FREED_MOST 2048         /* bytes of a block that is freed: of all that were accessed it is looked for a race */
 #define NO_OTHER_FIBER 0x400000000000   /* above: thread variables, and what the C library has */
 enum { WRITE = 1, ATOMIC = 2 };
 
@@ -90,8 +91,9 @@ static bool releases(int order)
 
 /* ---- cells ----------------------------------------------------------------------------------------- */
 
-/* The eight cells of a line of memory are neighbours: a schedule in a process of its own touches few pages. */
-static struct cell *cell_of(uint64_t key)
+/* The eight cells of a line of memory are neighbours: a schedule in a process of its own touches few pages. NULL: there
+ * is none, and none is made. */
+static struct cell *find_cell(uint64_t key, bool make)
 {
     uint64_t word = key >> 3, at = ((word >> 3) * 0x9e3779b97f4a7c15 >> 32) << 3 | (word & 7);
 
@@ -101,12 +103,19 @@ static struct cell *cell_of(uint64_t key)
         if (cell->schedule == schedule && cell->key == word)
             return cell;
         if (cell->schedule != schedule) {
+            if (!make)
+                return NULL;
             if (++cell_count > CELLS / 4)   /* forgets all */
                 schedule++, cell_count = 0;
             *cell = (struct cell){ .key = word, .schedule = schedule };
             return cell;
         }
     }
+}
+
+static struct cell *cell_of(uint64_t key)
+{
+    return find_cell(key, true);
 }
 
 static struct sim_clock *released_at(struct cell *cell, uint64_t key)
@@ -177,6 +186,16 @@ static void note_range(uint64_t key, size_t bytes, unsigned kind, uintptr_t pc)
         key += count;
         bytes -= count;
     }
+}
+
+/* Behind all accesses to it. */
+void sim_frees(const void *block, size_t bytes, uintptr_t pc)
+{
+    uint64_t key = (uintptr_t)block;
+
+    for (size_t i = 0; sim_self != NULL && i < bytes && i < FREED_MOST; i += 8)
+        if (find_cell(key + i, false) != NULL)
+            note_access(key + i, 0xff, WRITE, pc);
 }
 
 /* ---- store buffers --------------------------------------------------------------------------------- */

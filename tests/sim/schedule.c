@@ -6,8 +6,8 @@
  * address and the seed tell. A fiber that comes to one, in one of 1 to 64 cases, is held: it does not run, and its
  * stores stay in its buffer, until no other fiber can run, or for HELD_POINTS. 16 times as many loads are places behind
  * which a fiber is held whose store waits: that is how a fence is missed. So a line that runs once in a schedule is as
- * likely to be the one where a thread is held up as a line that runs a thousand times. A worker that is to die or to be
- * stopped may do so there.
+ * likely to be the one where a thread is held up as a line that runs a thousand times. A worker that is to be stopped
+ * may be so there; one that is to die does at one of the first.
  *
  * SIM_RANDOM: after a random number of points any fiber that can run continues; the seed chooses the mean. This is a
  * random walk. SIM_PRIORITIES (PCT, "probabilistic concurrency testing"): the fiber of the highest priority runs;
@@ -483,9 +483,7 @@ static void come_to_place(void)
     int worker = sim_self->worker;
 
     sim_self->to_hold = false;
-    if (deaths[worker].at != SIM_FOREVER && sim_random() % 4 == 0)
-        die(worker);
-    else if (sim_random() % 4 == 0 && sim_stop_early(worker))
+    if (sim_random() % 4 == 0 && sim_stop_early(worker))
         return;
     sim_self->held_until = sim_schedule.points + HELD_POINTS;
     run_another("held");
@@ -509,6 +507,8 @@ void sim_point_slow(uintptr_t pc)
         if (s->points >= deaths[worker].at && !deaths[worker].dead)
             die(worker);
     sim_comebacks_begin(s->points);
+    if (deaths[sim_self->worker].at != SIM_FOREVER && sim_is_place(pc, 0) && sim_random() % 2 == 0)
+        die(sim_self->worker);
     if (sim_self->to_hold || (sim_is_place(pc, 0) && sim_random() % held_one_in == 0))
         come_to_place();
     stop_at = sim_stops_begin(s->points);

@@ -189,6 +189,7 @@ static inline void sim_point(const char *what, uint64_t key, uintptr_t pc)
 void sim_memory_reset(void);
 uint64_t sim_key(const volatile void *address);     /* the same for all mappings of one byte */
 void sim_plain(const void *address, size_t bytes, bool write, uintptr_t pc);
+void sim_frees(const void *block, size_t bytes, uintptr_t pc);
 uint64_t sim_load(const volatile void *address, unsigned bytes, int order, uintptr_t pc);
 void sim_store(volatile void *address, unsigned bytes, uint64_t value, int order, uintptr_t pc);
 enum sim_change { SIM_SET, SIM_ADD, SIM_SUB, SIM_AND, SIM_OR, SIM_XOR, SIM_NAND };

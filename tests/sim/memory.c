@@ -15,6 +15,10 @@
  * fiber has a store to that address in its buffer, which may become visible behind it: the next one shows it first. Plain stores are visible at once: whoever sees one too early or too late without a race is
  * ordered by an atomic store, which is buffered.
  *
+ * A load may be early: in a weak schedule one that is not sequentially consistent may read what the newest store has
+ * replaced, if nothing orders that store, or a load that has read it, before the load, and if the fiber has passed no
+ * full fence and no function of the world since it became visible. Variables on stacks have their newest value.
+ *
  * Order. Each fiber has a vector clock. A release store carries the clock to the load that acquires it; a relaxed store
  * carries that of the last release fence; a read-modify-write continues the release sequence. Each eight bytes that
  * were accessed have a cell: the last accesses of several fibers (fiber, its time, bytes, write or read, atomic or
@@ -29,6 +33,8 @@
 #define CELLS (1u << 18)
 #define SLOTS 5
 #define CLOCKS (1u << 15)
+#define BEFORES 8192
+#define EARLY_POINTS 20000      /* so long a store may be unseen */
 #define FREED_MOST 2048         /* bytes of a block that is freed: of all that were accessed it is looked for a race */
 #define NO_OTHER_FIBER 0x400000000000   /* above: thread variables, and what the C library has */
 enum { WRITE = 1, ATOMIC = 2 };
@@ -40,19 +46,27 @@ struct slot {
 struct cell {
     uint64_t key;
     uint32_t schedule;                      /* of another one: free */
-    uint16_t released[2];                   /* clocks of the two halves; 0: none yet */
+    uint16_t released[2], before[2];        /* clocks of the two halves, and their histories; 0: none yet */
     struct slot slots[SLOTS];
 };
 
+/* What the newest store of an address has replaced. */
+static struct before {
+    uint64_t value, visible_at;             /* points */
+    struct sim_clock clock;
+    uint32_t time, read_at[SIM_FIBERS];     /* of the newest store; of the first loads of it; 0: none */
+    uint8_t fiber, bytes;
+} befores[BEFORES];
+
 static struct cell cells[CELLS];
 static struct sim_clock clocks[CLOCKS];
-static uint32_t clock_count, cell_count, schedule;
+static uint32_t clock_count, before_count, cell_count, schedule;
 static int changes_buffered;                /* stores of read-modify-writes */
 
 void sim_memory_reset(void)
 {
     schedule++;
-    clock_count = 1;
+    clock_count = before_count = 1;
     cell_count = 0;
     changes_buffered = 0;
 }
@@ -150,6 +164,9 @@ static void note_access(uint64_t key, unsigned mask, unsigned kind, uintptr_t pc
     struct cell *cell = cell_of(key);
     struct slot *place = NULL;
 
+    if (kind == WRITE)
+        cell->before[0] = cell->before[1] = 0;
+
     for (struct slot *slot = cell->slots; slot < cell->slots + SLOTS; slot++) {
         if (slot->bytes == 0) {
             place = place == NULL ? slot : place;
@@ -220,6 +237,50 @@ static void write_memory(volatile void *address, unsigned bytes, uint64_t value)
     }
 }
 
+/* A store is about to become visible. */
+static void keep_before(const struct sim_fiber *fiber, const struct sim_store *store)
+{
+    struct cell *cell = cell_of(store->key);
+    uint16_t *index = &cell->before[store->key >> 2 & 1];
+    uintptr_t address = (uintptr_t)store->address;
+
+    if (address - sim_fibers[0].stack < sim_fibers[SIM_FIBERS - 1].stack_end - sim_fibers[0].stack)
+        return;
+    if (*index == 0 && before_count < BEFORES)
+        *index = (uint16_t)before_count++;
+    if (*index != 0)
+        befores[*index] = (struct before){ .value = read_memory(store->address, store->bytes),
+                                           .visible_at = sim_schedule.points, .time = store->time,
+                                           .fiber = (uint8_t)fiber->number, .bytes = store->bytes,
+                                           .clock = *released_at(cell, store->key) };
+}
+
+static void read_newest(struct cell *cell, uint64_t key)
+{
+    struct before *before = &befores[cell->before[key >> 2 & 1]];
+
+    if (before != befores && before->read_at[sim_self->number] == 0)
+        before->read_at[sim_self->number] = sim_self->clock.at[sim_self->number];
+}
+
+/* The value that this load reads instead of the newest one; else NULL, and it has read that. */
+static const struct before *read_early(uint64_t key, unsigned bytes, int order)
+{
+    struct cell *cell = cell_of(key);
+    struct before *before = &befores[cell->before[key >> 2 & 1]];
+    const uint32_t *clock = sim_self->clock.at;
+    bool may = before != befores && before->bytes == bytes && order != __ATOMIC_SEQ_CST &&
+               before->visible_at > sim_self->fenced_at && sim_schedule.points < before->visible_at + EARLY_POINTS &&
+               before->time > clock[before->fiber] && before->read_at[sim_self->number] == 0;
+
+    for (int i = 0; may && i < sim_fiber_count; i++)
+        may = before->read_at[i] == 0 || before->read_at[i] > clock[i];
+    if (may && sim_random() % 4 == 0)
+        return before;
+    read_newest(cell, key);
+    return NULL;
+}
+
 static bool overlaps(const struct sim_store *store, uint64_t key, size_t bytes)
 {
     return store->key < key + bytes && key < store->key + store->bytes;
@@ -230,6 +291,8 @@ static void leave_buffer(struct sim_fiber *fiber, int index)
     struct sim_store *store = &fiber->buffer[index];
 
     changes_buffered -= store->change;
+    if (sim_schedule.weak)
+        keep_before(fiber, store);
     *released_at(cell_of(store->key), store->key) = store->clock;
     write_memory(store->address, store->bytes, store->value);
     if (sim_schedule.trace)
@@ -265,6 +328,7 @@ static bool others_store(uint64_t key, size_t bytes)
 
 void sim_flush(struct sim_fiber *fiber)
 {
+    fiber->fenced_at = sim_schedule.points;
     while (fiber->buffered > 0)
         leave_buffer(fiber, 0);
 }
@@ -308,6 +372,9 @@ static void flush_total(int order)
 {
     int last = order == __ATOMIC_SEQ_CST ? sim_self->buffered : 0;
 
+    if (order == __ATOMIC_SEQ_CST)
+        sim_self->fenced_at = sim_schedule.points;
+
     while (last > 0 && !sim_self->buffer[last - 1].total)
         last--;
     while (last-- > 0)
@@ -347,6 +414,7 @@ void sim_access(const void *address, size_t bytes, bool write)
 
 uint64_t sim_load(const volatile void *address, unsigned bytes, int order, uintptr_t pc)
 {
+    const struct before *before;
     uint64_t key;
 
     if (sim_self == NULL)
@@ -368,6 +436,12 @@ uint64_t sim_load(const volatile void *address, unsigned bytes, int order, uintp
     }
     if (sim_self->buffered > 0 && sim_is_place(pc, 4))
         sim_hold();
+    before = sim_schedule.weak ? read_early(key, bytes, order) : NULL;
+    if (before != NULL) {
+        sim_note("reads what was there before");
+        sim_clock_join(acquires(order) ? &sim_self->clock : &sim_self->acquired, &before->clock);
+        return before->value;
+    }
     sim_clock_join(acquires(order) ? &sim_self->clock : &sim_self->acquired, released_at(cell_of(key), key));
     return read_memory(address, bytes);
 }
@@ -388,7 +462,8 @@ static struct sim_store *put(volatile void *address, unsigned bytes, uint64_t ke
     store = &sim_self->buffer[sim_self->buffered++];
     *store = (struct sim_store){ .key = key, .address = (void *)(uintptr_t)address, .value = value,
                                  .bytes = (uint8_t)bytes, .release = releases(order),
-                                 .total = order == __ATOMIC_SEQ_CST, .clock = sim_self->released };
+                                 .total = order == __ATOMIC_SEQ_CST, .time = sim_self->clock.at[sim_self->number],
+                                 .clock = sim_self->released };
     if (releases(order))
         sim_release_to(&store->clock);
     return store;
@@ -502,6 +577,8 @@ bool sim_cas(volatile void *address, unsigned bytes, uint64_t *expected, uint64_
                    released_at(cell_of(key), key));
     if (same)
         end_change(address, bytes, key, value, order);
+    else
+        read_newest(cell_of(key), key);
     return same;
 }
 

@@ -219,6 +219,8 @@ static bool pass_time(void)
         return false;
     sim_note("nobody can run: time passes by %llu ns", (unsigned long long)(next_ns - sim_schedule.now_ns));
     sim_schedule.now_ns = next_ns;
+    for (int i = 0; i < sim_fiber_count; i++)
+        sim_fibers[i].fenced_at = sim_schedule.points;
     return true;
 }
 
@@ -262,6 +264,7 @@ bool sim_block(const char *why, bool (*can)(void *argument), void *argument, uin
     sim_self->why = why;
     sim_self->state = SIM_BLOCKED;
     run_another(why);
+    sim_self->fenced_at = sim_schedule.points;
     return sim_self->can_now;
 }
 
@@ -345,6 +348,7 @@ void sim_yield(void)
     /* Another one, so that a search of all paths ends. */
     if ((count = who_can(can, sim_self)) > 0)
         run(pick(can, count), "yields");
+    sim_self->fenced_at = sim_schedule.points;
 }
 
 /* ---- points --------------------------------------------------------------------------------------- */

@@ -99,6 +99,7 @@ struct sim_store {                          /* in a store buffer */
     uint64_t value;
     uint8_t bytes;
     bool release, fenced, change, total;    /* a release fence came behind it; a read-modify-write's; seq_cst */
+    uint32_t time;                          /* its fiber's */
     struct sim_clock clock;                 /* what a reader that acquires it is ordered behind */
 };
 #define SIM_BUFFERED 24
@@ -121,6 +122,7 @@ struct sim_fiber {
     const void *waits_on;
     uint32_t priority;
     uint64_t held_until;                    /* points: others run first */
+    uint64_t fenced_at;                     /* points: its loads are not early over this */
     bool to_hold;                           /* at its next point */
     void *own[48];                          /* pthread_getspecific */
     struct sim_clock clock, released, acquired;     /* acquired: by relaxed loads, for a fence */

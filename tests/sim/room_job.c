@@ -368,14 +368,15 @@ void sim_call(struct bx_job *job)
 /* As many as a ring has room for. */
 void sim_flood(struct bx_job *job)
 {
+    static const uint16_t sizes[] = { 14000, 14000, 14000, 14000, 14000, 14000, 14000, 14000, 14000, 3500, 600, 8, 8 };
     static const unsigned char bytes[14000];
     int to = sim_another(job);
 
-    for (int i = 0; i < 12; i++) {
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         struct bx_msg *args = sim_msg();
 
         bx_msg_put_i64(args, 0);
-        bx_msg_put_bytes(args, bytes, sizeof bytes);
+        bx_msg_put_bytes(args, bytes, sizes[i]);
         sim_count(SENT_TO_0 + to, 1);
         sim_must(job, "bx_rpc_oneway", bx_rpc_oneway(job, sim_names[to], "inline", args, NULL));
         bx_msg_destroy(args);

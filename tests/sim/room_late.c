@@ -278,6 +278,14 @@ static void await(struct bx_job *job, struct late *late)
     bx_future_release(late->future);
 }
 
+/* The last reference. */
+static void made_ended(struct bx_future *made, void *context)
+{
+    (void)context;
+    sim_count(CALLBACKS, -1);
+    bx_future_release(made);
+}
+
 static int add_one(struct bx_future *in, struct bx_msg *out, void *context)
 {
     struct bx_reader reader = bx_msg_reader(bx_future_value(in));
@@ -304,6 +312,13 @@ void sim_combine(struct bx_job *job)
                         : bx_future_then(a->future, add_one, NULL, NULL);
     if (made == NULL)
         sim_fail("no future is made of two: %s", bx_error_text());
+    if (sim_choose(3) == 0) {
+        sim_count(CALLBACKS, 1);
+        SIM_AGAIN(job, "bx_future_on_done", bx_future_on_done(made, made_ended, NULL));
+        await(job, b);
+        await(job, a);
+        return;
+    }
     bx_future_wait(made, BX_FOREVER);
     if (way == 1 ? !bx_future_is_done(both[bx_future_index(made)]) : !bx_future_is_done(both[0]))
         sim_fail("what is made of futures is done before them");

@@ -240,16 +240,22 @@ static int look(const struct bx_request *request, struct bx_reader *args, struct
     return sim_choose(2) == 0 ? bx_msg_put_rref(reply, rref) : 0;
 }
 
+/* A new one, or one that this worker keeps. */
 static void use_ref(struct bx_job *job, int64_t value)
 {
-    const char *to = sim_names[sim_another(job)];
+    static const char *const looks[] = { "look", "look and block" };
+    const char *to = sim_names[sim_another(job)], *look_at = looks[sim_choose(2)];
     struct bx_msg *args = sim_msg(), *reply = NULL;
     struct bx_rref *rref = NULL;
     int64_t *object;
     int rc = 0;
 
     bx_msg_put_i64(args, value);
-    if (sim_choose(2) == 0)
+    if (sim_choose(3) == 0)
+        rref = (void *)(uintptr_t)bxi_exchange(&kept_refs[sim_choose(KEPT)], 0);
+    if (rref != NULL)
+        value = 0;
+    else if (sim_choose(2) == 0)
         sim_must(job, "bx_remote", bx_remote(job, to, "make", args, NULL, &rref));
     else if (object = new_object(value), (rc = bx_rref_create(job, &type, object, &rref)) < 0)
         destroy_object(object);
@@ -261,9 +267,9 @@ static void use_ref(struct bx_job *job, int64_t value)
     bx_msg_put_rref(args, rref);
     to = sim_names[sim_another(job)];               /* the owner, or a third worker */
     if (sim_choose(2) == 0)
-        sim_must(job, "bx_rpc_sync", bx_rpc_sync(job, to, "look", args, NULL, &reply));
+        sim_must(job, "bx_rpc_sync", bx_rpc_sync(job, to, look_at, args, NULL, &reply));
     else
-        sim_must(job, "bx_rpc_oneway", bx_rpc_oneway(job, to, "look", args, NULL));
+        sim_must(job, "bx_rpc_oneway", bx_rpc_oneway(job, to, look_at, args, NULL));
     bx_msg_destroy(args);
     bx_msg_destroy(reply);
     reply = NULL;
@@ -272,7 +278,7 @@ static void use_ref(struct bx_job *job, int64_t value)
     if (reply != NULL) {
         struct bx_reader reader = bx_msg_reader(reply);
 
-        if (bx_read_i64(&reader) != value)
+        if (bx_read_i64(&reader) != value && value != 0)
             sim_fail("an object has another value");
     }
     bx_msg_destroy(reply);
@@ -319,4 +325,5 @@ void sim_lend_register(struct bx_job *job)
     SIM_AGAIN(job, "bx_register", bx_register(job, "show", BX_INLINE, show, NULL));
     SIM_AGAIN(job, "bx_register", bx_register(job, "make", BX_INLINE, make, NULL));
     SIM_AGAIN(job, "bx_register", bx_register(job, "look", BX_INLINE, look, NULL));
+    SIM_AGAIN(job, "bx_register", bx_register(job, "look and block", BX_BLOCKING, look, NULL));
 }

@@ -92,7 +92,10 @@ void sim_room_start(int worker)
     if (sim_truth(SIZE) == 0) {
         sim_count(SIZE, 2 + sim_choose(2));
         sim_count(REJOIN, 1 + sim_choose(2));
-        if (sim_choose(3) > 0)
+        if (sim_choose(4) == 0)         /* it may give up while others start */
+            sim_stop_later((int)sim_choose((uint32_t)sim_truth(SIZE)), sim_choose(UINT32_C(1) << (9 + sim_choose(6))),
+                           TIMEOUT_NS + 3000000000);
+        else if (sim_choose(3) > 0)
             sim_count(SERIAL, 1 + sim_choose((uint32_t)sim_truth(SIZE)));
     }
     if (worker >= (int)sim_truth(SIZE) || sim_truth(TOGETHER) > 0)
@@ -111,6 +114,7 @@ void sim_room_start(int worker)
         }
         be_in(worker, job);
         next = sim_truth(SERIAL) == 0 && sim_truth(TOGETHER) > 0 ? try_to_start(worker) : NULL;
+        sim_count(AWARE_0 + (unsigned)worker, 1 + sim_deaths_heard_of() - (int64_t)sim_truth(AWARE_0 + (unsigned)worker));
         bx_job_destroy(job);
         if (next != NULL)
             sim_must(next, "bx_job_shutdown", bx_job_shutdown(next, 0));

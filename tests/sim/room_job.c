@@ -448,7 +448,8 @@ static int ordered(const struct bx_request *request, struct bx_reader *args, str
     for (int64_t i = 0; i < bytes; i += 500)
         if (data[i] != letter_of(number))
             sim_fail("call %lld of rank %d has wrong bytes", (long long)number, from);
-    return bx_msg_put_i64(reply, 2 * number);
+    bx_msg_put_i64(reply, 2 * number);
+    return bx_msg_put_bytes(reply, data, (size_t)bytes);
 }
 
 /* A frame may have 16 KiB, a ring 128: what is larger than a frame goes through the arena, on a lease. */
@@ -467,11 +468,13 @@ static struct bx_msg *large(int64_t number)
     return args;
 }
 
+#define GROUP_MOST 12                   /* a ring does not have room for the answers */
+
 static int64_t send_group(struct bx_job *job, int64_t number)
 {
-    struct bx_future *futures[4] = { NULL };
-    struct bx_msg *args[4];
-    size_t count = 1 + sim_choose(4);
+    struct bx_future *futures[GROUP_MOST] = { NULL };
+    struct bx_msg *args[GROUP_MOST];
+    size_t count = 1 + sim_choose(GROUP_MOST);
 
     for (size_t i = 0; i < count; i++)
         args[i] = large(number + (int64_t)i);

@@ -421,14 +421,16 @@ void sim_room_role(int worker)
         sim_count(STOPPED, 1);
         bxi_waits_stop(&run);
     }
-    for (int i = 0; i < THREADS; i++)
+    for (int i = 0; i < THREADS && sim_truth(STOPPED) == 0; i++)
         sim_join(fibers[i]);
     if (other >= 0)
         sim_join(other);
     if (sim_truth(STOPPED) == 0)
         bxi_waits_stop(&run);
     bxi_progress_stop(&run);
-    bxi_role_end(&run);
+    bxi_role_end(&run);                 /* beside threads whose waits have been stopped */
+    for (int i = 0; i < THREADS && sim_truth(STOPPED) > 0; i++)
+        sim_join(fibers[i]);
     sim_count(OVER, 1);
     bxi_run_once(&run);                 /* nobody gets the role any more */
     bxi_forget_role();

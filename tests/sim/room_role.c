@@ -293,6 +293,8 @@ static void await_callback(struct thread *thread)
 
 static void *complete_it(void *thread)
 {
+    if (sim_choose(2) == 0)
+        bxi_wake(&run, thread);         /* an object may change before it is what is waited for */
     sim_count(OWED, 1);
     complete(thread);
     return NULL;

@@ -16,7 +16,7 @@
 #define TIMEOUT_NS UINT64_C(6000000000)
 #define AT_ONCE_NS UINT64_C(3000000000)        /* a process that dies releases its locks a second late at most */
 #define TRIES_MOST 8
-enum { FAILED = GIVEN_UP, TOGETHER = CLOSED };
+enum { FAILED = GIVEN_UP, TOGETHER = CLOSED, MET = HEARD_0 };
 
 static bool is_disturbed(void)
 {
@@ -57,6 +57,7 @@ static struct bx_job *try_to_start(int rank)
         judge(job->instance, rc < 0);
     if (rc == 0)
         return job;
+    sim_count(MET, rank == 1 && rc == BX_E_PEER_DEAD && job->instance != 0);
     bx_job_destroy(job);
     return NULL;
 }
@@ -114,6 +115,8 @@ void sim_room_start(int worker)
         }
         be_in(worker, job);
         next = sim_truth(SERIAL) == 0 && sim_truth(TOGETHER) > 0 ? try_to_start(worker) : NULL;
+        if (sim_truth(MET) >= (uint64_t)sim_deaths(0))          /* else nobody knows the names of rank 0's life before */
+            sim_count(EXTINCT, -(int64_t)sim_truth(EXTINCT));
         sim_count(AWARE_0 + (unsigned)worker, 1 + sim_deaths_heard_of() - (int64_t)sim_truth(AWARE_0 + (unsigned)worker));
         bx_job_destroy(job);
         if (next != NULL)

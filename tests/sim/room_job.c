@@ -263,7 +263,7 @@ void sim_job_end(struct bx_job *job, int other)
                  rank);
     if (other >= 0)
         sim_join(other);
-    if (sim_choose(4) == 0)             /* another one may die behind this one's end */
+    if (sim_choose(2) == 0)             /* another one may die behind this one's end */
         nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
     sim_count(AWARE_0 + (unsigned)rank, 1 + sim_deaths_heard_of());
     bx_job_destroy(job);

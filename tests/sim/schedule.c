@@ -7,7 +7,7 @@
  * stores stay in its buffer, until no other fiber can run, or for HELD_POINTS. 16 times as many loads are places behind
  * which a fiber is held whose store waits: that is how a fence is missed. So a line that runs once in a schedule is as
  * likely to be the one where a thread is held up as a line that runs a thousand times. A worker that is to be stopped
- * may be so there; one that is to die does at one of the first.
+ * may be so there; one that is to die does, sooner or later.
  *
  * SIM_RANDOM: after a random number of points any fiber that can run continues; the seed chooses the mean. This is a
  * random walk. SIM_PRIORITIES (PCT, "probabilistic concurrency testing"): the fiber of the highest priority runs;
@@ -511,7 +511,8 @@ void sim_point_slow(uintptr_t pc)
         if (s->points >= deaths[worker].at && !deaths[worker].dead)
             die(worker);
     sim_comebacks_begin(s->points);
-    if (deaths[sim_self->worker].at != SIM_FOREVER && sim_is_place(pc, 0) && sim_random() % 2 == 0)
+    if (deaths[sim_self->worker].at != SIM_FOREVER && sim_is_place(pc, 0) &&
+        sim_random() % (2 * held_one_in) == 0)
         die(sim_self->worker);
     if (sim_self->to_hold || (sim_is_place(pc, 0) && sim_random() % held_one_in == 0))
         come_to_place();

@@ -16,7 +16,7 @@
 #define TIMEOUT_NS UINT64_C(6000000000)
 #define AT_ONCE_NS UINT64_C(3000000000)        /* a process that dies releases its locks a second late at most */
 #define TRIES_MOST 8
-enum { FAILED = GIVEN_UP, TOGETHER = CLOSED, MET = HEARD_0 };
+enum { FAILED = GIVEN_UP, TOGETHER = CLOSED, MET = HEARD_0, ONCE = PENDING };
 
 static bool is_disturbed(void)
 {
@@ -29,6 +29,12 @@ static void judge(uint64_t instance, bool failed)
     sim_count(failed ? FAILED : STARTED, (int64_t)(instance - sim_truth(failed ? FAILED : STARTED)));
     if (sim_truth(FAILED) == sim_truth(STARTED) && instance != 0 && sim_stopped_ns() < 1000000000)
         sim_fail("one worker has started, the start of another one has failed");
+}
+
+/* How many deaths a worker knows of whose names it removes. */
+static void know(int rank, int deaths)
+{
+    sim_count(AWARE_0 + (unsigned)rank, 1 + deaths - (int64_t)sim_truth(AWARE_0 + (unsigned)rank));
 }
 
 static struct bx_job *try_to_start(int rank)
@@ -49,7 +55,7 @@ static struct bx_job *try_to_start(int rank)
     sim_note("start: %d, %s", rc, rc < 0 ? bx_error_text() : "");
     if (rc < 0 && !is_disturbed())
         sim_fail("bx_job_start of rank %d returns %d: %s", rank, rc, bx_error_text());
-    if (sim_now() > began_ns + AT_ONCE_NS && sim_stopped_ns() == 0 &&
+    if (sim_now() > began_ns + AT_ONCE_NS && sim_stopped_ns() == 0 && sim_truth(ONCE) == 0 &&
         (sim_refusal() == 0 || sim_truth(TOGETHER) == 0))      /* else one that has failed does not try again */
         sim_fail("bx_job_start of rank %d returns %d after %.3f s: %s", rank, rc, (double)(sim_now() - began_ns) / 1e9,
                  rc < 0 ? bx_error_text() : "");
@@ -57,6 +63,7 @@ static struct bx_job *try_to_start(int rank)
         judge(job->instance, rc < 0);
     if (rc == 0)
         return job;
+    know(rank, rc == BX_E_PEER_DEAD);
     sim_count(MET, rank == 1 && rc == BX_E_PEER_DEAD && job->instance != 0);
     bx_job_destroy(job);
     return NULL;
@@ -98,29 +105,35 @@ void sim_room_start(int worker)
                            TIMEOUT_NS + 3000000000);
         else if (sim_choose(3) > 0)
             sim_count(SERIAL, 1 + sim_choose((uint32_t)sim_truth(SIZE)));
+        sim_count(ONCE, sim_truth(SERIAL) > 0 && sim_choose(3) == 0);
     }
     if (worker >= (int)sim_truth(SIZE) || sim_truth(TOGETHER) > 0)
         return;
     if (sim_deaths(worker) < 2 && worker + 1 == (int)sim_truth(SERIAL)) {
         sim_kill_later(worker, sim_choose(UINT32_C(1) << (4 + sim_choose(11))));
-        sim_start_again_later(worker, sim_choose(UINT32_C(1) << (2 + sim_choose(12))));
+        if (sim_truth(ONCE) == 0)
+            sim_start_again_later(worker, sim_choose(UINT32_C(1) << (2 + sim_choose(12))));
     }
     for (int tries = 0; sim_truth(TOGETHER) == 0; tries++) {
         if (tries == TRIES_MOST)
             sim_fail("rank %d does not start in %d tries: %s", worker, tries, bx_error_text());
         job = try_to_start(worker);
+        if (job == NULL && sim_truth(ONCE) > 0)
+            break;
         if (job == NULL) {
             nanosleep(&(struct timespec){ .tv_nsec = 600000000 }, NULL);
             continue;
         }
         be_in(worker, job);
         next = sim_truth(SERIAL) == 0 && sim_truth(TOGETHER) > 0 ? try_to_start(worker) : NULL;
-        if (sim_truth(MET) >= (uint64_t)sim_deaths(0))          /* else nobody knows the names of rank 0's life before */
-            sim_count(EXTINCT, -(int64_t)sim_truth(EXTINCT));
-        sim_count(AWARE_0 + (unsigned)worker, 1 + sim_deaths_heard_of() - (int64_t)sim_truth(AWARE_0 + (unsigned)worker));
+        know(worker, sim_deaths_heard_of());
         bx_job_destroy(job);
         if (next != NULL)
             sim_must(next, "bx_job_shutdown", bx_job_shutdown(next, 0));
         bx_job_destroy(next);
+        if (sim_truth(ONCE) > 0)
+            break;
     }
+    /* Nobody removes the names of a rank 0 that died before it was met. */
+    sim_count(EXTINCT, (sim_truth(MET) < (uint64_t)sim_deaths(0)) - (int64_t)sim_truth(EXTINCT));
 }

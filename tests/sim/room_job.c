@@ -162,15 +162,17 @@ static int gather(struct bx_batch *batch, void *job)
 
 static int ordered(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context);
 
+#define JOIN_POINTS 16384               /* about as many as a process needs to join */
+
 /* After some time. It may die once more, at any point. */
 static void come_back(int rank)
 {
     static const long after_ns[] = { 0, 0, 2000000, 900000000 };
 
     if (sim_choose(3) == 0)
-        sim_job_kill(rank, sim_choose(UINT32_C(1) << (4 + sim_choose(11))));
+        sim_job_kill(rank, sim_choose(JOIN_POINTS));
     if (sim_choose(3) == 0 && sim_stopped_ns() < 16000000000)        /* an answer is missed: a door waits for 3 s */
-        sim_stop_later((int)sim_choose((uint32_t)sim_truth(SIZE)), sim_choose(UINT32_C(1) << (4 + sim_choose(10))),
+        sim_stop_later((int)sim_choose((uint32_t)sim_truth(SIZE)), sim_choose(JOIN_POINTS),
                        sim_choose(2) == 0 ? 300000000 : 4000000000);
     nanosleep(&(struct timespec){ .tv_nsec = after_ns[sim_choose(4)] }, NULL);
 }

@@ -57,7 +57,7 @@ static void kill_some(void)
     if (sim_truth(STARTED) != sim_truth(SIZE) || sim_choose(mix->dies_in) != mix->dies_in - 1)
         return;
     do
-        if (sim_choose(3) == 0 && sim_truth(DIES_AT_END) == 0)
+        if (sim_choose(4) == 0 && sim_truth(DIES_AT_END) == 0)
             sim_count(DIES_AT_END, 1 + sim_choose((uint32_t)sim_truth(SIZE)));
         else
             sim_job_kill((int)sim_choose((uint32_t)sim_truth(SIZE)),
@@ -140,7 +140,7 @@ static void run(int worker, const struct mix *of)
     script(job);
     if (other >= 0)
         sim_join(other);
-    if (of->dies_in < 100 && sim_choose(2) == 0) {
+    if (of->dies_in < 100 && sim_choose(4) != 0) {
         sim_await_decision(sim_another(job));
         script(job);
     }

@@ -347,6 +347,8 @@ void sim_call(struct bx_job *job)
     uint64_t life = sim_life(to);
     int64_t value;
 
+    if (strcmp(bx_worker_name(job, to), sim_names[to]) != 0)
+        sim_fail("rank %d is called '%s'", to, bx_worker_name(job, to));
     sim_count(SERIAL, 1);               /* no two calls have the same value */
     value = 2 * (int64_t)sim_truth(SERIAL) + waits;
     bx_msg_put_i64(args, value);

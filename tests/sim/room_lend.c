@@ -92,6 +92,17 @@ static int show(const struct bx_request *request, struct bx_reader *args, struct
     return 0;
 }
 
+/* What nobody reads any more, its owner writes again. */
+static void write_again(struct bx_job *job, struct bx_tensor *tensor)
+{
+    struct bx_loans loans = { .struct_bytes = sizeof loans };
+
+    if (sim_truth(WAITS) == 3 && !bx_tensor_is_borrowed(tensor) && bx_job_loans(job, -1, &loans) == 0 &&
+        bx_tensor_on_loan(tensor) == 0)
+        memset(bx_tensor_data_mut(tensor), 0, bx_tensor_bytes(tensor));
+    bx_tensor_release(tensor);
+}
+
 /* Its own, or one that it keeps of another worker. */
 static void lend(struct bx_job *job, unsigned char letter)
 {
@@ -104,13 +115,14 @@ static void lend(struct bx_job *job, unsigned char letter)
         letter = *(const unsigned char *)bx_tensor_data(tensor);
     bx_msg_put_tensor(args, tensor);
     bx_msg_put_i64(args, letter);
-    bx_tensor_release(tensor);
     sim_count(UNDER_WAY, 1);
     sim_must(job, "bx_rpc_sync", bx_rpc_sync(job, sim_names[sim_another(job)], "show", args, NULL, &reply));
     sim_count(UNDER_WAY, -1);
     bx_msg_destroy(args);
-    if (reply == NULL)
+    if (reply == NULL) {
+        bx_tensor_release(tensor);
         return;
+    }
 
     struct bx_reader reader = bx_msg_reader(reply);
     struct bx_tensor *back = bx_read_tensor(&reader);
@@ -119,6 +131,7 @@ static void lend(struct bx_job *job, unsigned char letter)
     if (sim_choose(2) == 0)
         bx_tensor_release(put_kept(bx_tensor_acquire(back)));
     bx_msg_destroy(reply);
+    write_again(job, tensor);
 }
 
 void sim_lend(struct bx_job *job)

@@ -12,8 +12,9 @@
  *
  * A read-modify-write reads memory, and nothing comes between its load and its store. In a weak schedule its store
  * waits in the buffer too: a later load of the fiber may overtake it, and what came before it. But not while another
- * fiber has a store to that address in its buffer, which may become visible behind it: the next one shows it first. Plain stores are visible at once: whoever sees one too early or too late without a race is
- * ordered by an atomic store, which is buffered.
+ * fiber has a store to that address in its buffer, which may become visible behind it; and the next one there shows it
+ * first. Plain stores are visible at once: whoever sees one too early or too late without a race is ordered by an
+ * atomic store, which is buffered.
  *
  * A load may be early: in a weak schedule one that is not sequentially consistent may read what the newest store has
  * replaced, if nothing orders that store, or a load that has read it, before the load, and if the fiber has passed no

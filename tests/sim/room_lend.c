@@ -217,6 +217,8 @@ static void fetched(struct bx_future *future, void *context)
     int rc = bx_future_error(future);
 
     (void)context;
+    if (rc == BX_E_CANCELLED && (sim_any_is_dead() || sim_one_left()))     /* of a handler whose caller has gone */
+        return;
     if (rc < 0 && rc != BX_E_SHUTDOWN && !sim_is_allowed(rc))
         sim_fail("a reference leads to no object: %d, %s", rc, bx_future_error_text(future));
 }

@@ -549,8 +549,8 @@ void sim_room_job_check(void)
 {
     int left = sim_names_left();
 
-    /* Nobody removes the names of a worker that dies when all others have left or died, nor those of a rank 0 that comes
-     * back when all have left, begins another job, and dies in its start. A lock that cannot be asked for counts as
+    /* Nobody removes the names of a worker that dies when all others have left or died, nor of a rank 0 that comes back
+     * when all have left, begins another job, and dies in its start. A lock that cannot be asked for counts as
      * held: then the next job removes its name. */
     if (left > 0 && !one_was_unaware() && sim_truth(EXTINCT) == 0 &&
         !(sim_is_dead(0) && sim_truth(BEGINNING) > 0) && strcmp(sim_refused_function(), "F_OFD_GETLK") != 0)

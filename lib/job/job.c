@@ -85,6 +85,8 @@ static void free_job(struct bx_job *job)
     bxi_bootstrap_release(job);
     if (job->instance != 0)
         bxi_boot_clear_dead(job);       /* workers that died after this one had left */
+    if (job->instance != 0 && job->options.rejoin)
+        bxi_bootstrap_sweep(job->job_name);     /* and the joiners' lock file: one that died in a join held it */
     bxi_spawn_forget(job);
     bxi_trace_destroy(job);
 

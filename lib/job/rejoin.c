@@ -141,11 +141,15 @@ static int look_at(struct rejoin *rejoin, uint64_t instance)
     rejoin->instance = instance;
     rejoin->world_size = 0;
     rejoin->runs = rejoin->starts = false;
+    /* First: a worker that starts makes its segment before its door. A door without a segment is one that runs. */
+    int rc = bxi_doors_find(job->boot->paths.directory, job->job_name, take_door, rejoin);
+    if (is_out_of_descriptors(rc))
+        return bxi_limits_no_descriptors(job);
     for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
         struct worker *worker = &rejoin->worker[rank];
         struct bxi_object_owner owner;
-        int rc = bxi_object_find_owner(job->job_name, instance, rank, &owner);
 
+        rc = bxi_object_find_owner(job->job_name, instance, rank, &owner);
         worker->has_segment = worker->has_door = worker->was_asked = worker->answered = false;
         worker->is_said_dead = worker->is_said_alive = false;
         if (is_out_of_descriptors(rc))
@@ -154,7 +158,8 @@ static int look_at(struct rejoin *rejoin, uint64_t instance)
             continue;
         worker->has_segment = true;
         worker->pid = owner.pid;
-        worker->generation = owner.generation;
+        if (owner.generation > worker->generation)
+            worker->generation = owner.generation;
         if (owner.generation > worker->heard)
             worker->heard = owner.generation;
         if (owner.state != BXI_STARTING && owner.generation > worker->ran)
@@ -164,9 +169,6 @@ static int look_at(struct rejoin *rejoin, uint64_t instance)
         rejoin->runs |= owner.state == BXI_RUNNING;
         rejoin->starts |= owner.state == BXI_STARTING;
     }
-    int rc = bxi_doors_find(job->boot->paths.directory, job->job_name, take_door, rejoin);
-    if (is_out_of_descriptors(rc))
-        return bxi_limits_no_descriptors(job);
     return look_at_doors(rejoin);
 }
 

@@ -66,13 +66,13 @@ static int wait_passive(struct bx_job *job, bool (*ready)(struct bxi_waiter *), 
 }
 
 /* The next that died. Those that were never reported fall out when BXI_WORLD_MAX newer ones have come. */
-static const struct bxi_peer *next_death(struct bx_job *job)
+static const struct bxi_dead *next_death(struct bx_job *job)
 {
     uint32_t deaths = bxi_load_seq_cst(&job->rpc->deaths), *reported = &job->boot->deaths_reported;
 
     if (deaths - *reported > BXI_WORLD_MAX)
         *reported = deaths - BXI_WORLD_MAX;
-    return job->rpc->dead[(*reported)++ % BXI_WORLD_MAX];
+    return &job->rpc->dead[(*reported)++ % BXI_WORLD_MAX];
 }
 
 int bx_job_serve(struct bx_job *job)
@@ -91,11 +91,10 @@ int bx_job_serve(struct bx_job *job)
     if (bxi_load_seq_cst(&job->rpc->deaths) <= job->boot->deaths_reported)
         return 0;
 
-    const struct bxi_peer *peer = next_death(job);
-    int code = bxi_load_relaxed(&peer->state) == BXI_PEER_DEAD ? BX_E_PEER_DEAD : BX_E_CORRUPT;
+    const struct bxi_dead *dead = next_death(job);
 
-    return bx_fail(code, "worker '%s' (rank %d, pid %u) %s", peer->name, peer->rank, peer->pid,
-                   code == BX_E_PEER_DEAD ? "died" : "was cut off: its shared memory holds nonsense or was "
+    return bx_fail(dead->code, "worker '%s' (rank %d, pid %u) %s", dead->peer->name, dead->peer->rank, dead->pid,
+                   dead->code == BX_E_PEER_DEAD ? "died" : "was cut off: its shared memory holds nonsense or was "
                                                      "truncated");
 }
 

@@ -182,7 +182,12 @@ struct bxi_rpc {
     bxi_a32 leavers;                            /* peers whose state is LEAVING or later, or that are gone */
     bxi_a32 lost;                               /* of them, those that died or were cut off before */
     struct bxi_ending ending;
-    struct bxi_peer *dead[BXI_WORLD_MAX];       /* [n modulo their number]: the nth death's; written before deaths */
+    /* [n modulo their number]: the nth death; written before deaths. Its peer may be the rank's next but one by now. */
+    struct bxi_dead {
+        const struct bxi_peer *peer;            /* rank and name stay */
+        uint32_t pid;
+        int code;
+    } dead[BXI_WORLD_MAX];
 
     _Alignas(BXI_LINE) struct bxi_joins joins;
 

@@ -152,6 +152,7 @@ struct sim_fiber *sim_fiber_make(const char *name, int worker, void *(*work)(voi
     fiber->stack_pointer = top;
     if (sim_self != NULL)
         fiber->clock = sim_self->clock;
+    fiber->fenced_at = sim_schedule.points;
     fiber->clock.at[fiber->number] = 1 + (free < sim_fiber_count ? kept.clock.at[free] : 0);
     sim_fiber_count += free == sim_fiber_count;
     return fiber;

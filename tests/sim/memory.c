@@ -11,10 +11,14 @@
  * they wait, in a weak schedule, as release stores do: other loads overtake them, and such loads overtake other stores.
  *
  * A read-modify-write reads memory, and nothing comes between its load and its store. In a weak schedule its store
- * waits in the buffer too: a later load of the fiber may overtake it, and what came before it. While it waits, no other
- * fiber has a store to that address in its buffer: those that are there become visible before it reads, and it does
- * before the next one. Plain stores are visible at once: whoever sees one too early or too late without a race is
- * ordered by an atomic store, which is buffered.
+ * waits in the buffer too: a later load of the fiber may overtake it, and what came before it. But not while another
+ * fiber has a store to that address in its buffer, which may become visible behind it; and the next one there shows it
+ * first. Plain stores are visible at once: whoever sees one too early or too late without a race is ordered by an
+ * atomic store, which is buffered.
+ *
+ * A load may be early: in a weak schedule one that is not sequentially consistent may read what the newest store has
+ * replaced, if nothing orders that store, or a load that has read it, before the load, and if the fiber has passed no
+ * full fence and no function of the world since it became visible. Variables on stacks have their newest value.
  *
  * Order. Each fiber has a vector clock. A release store carries the clock to the load that acquires it; a relaxed store
  * carries that of the last release fence; a read-modify-write continues the release sequence. Each eight bytes that
@@ -30,6 +34,9 @@
 #define CELLS (1u << 18)
 #define SLOTS 5
 #define CLOCKS (1u << 15)
+#define BEFORES 8192
+#define EARLY_POINTS 20000      /* so long a store may be unseen */
+#define FREED_MOST 2048         /* bytes of a block that is freed: of all that were accessed it is looked for a race */
 #define NO_OTHER_FIBER 0x400000000000   /* above: thread variables, and what the C library has */
 enum { WRITE = 1, ATOMIC = 2 };
 
@@ -40,19 +47,27 @@ struct slot {
 struct cell {
     uint64_t key;
     uint32_t schedule;                      /* of another one: free */
-    uint16_t released[2];                   /* clocks of the two halves; 0: none yet */
+    uint16_t released[2], before[2];        /* clocks of the two halves, and their histories; 0: none yet */
     struct slot slots[SLOTS];
 };
 
+/* What the newest store of an address has replaced. */
+static struct before {
+    uint64_t value, visible_at;             /* points */
+    struct sim_clock clock;
+    uint32_t time, read_at[SIM_FIBERS];     /* of the newest store; of the first loads of it; 0: none */
+    uint8_t fiber, bytes;
+} befores[BEFORES];
+
 static struct cell cells[CELLS];
 static struct sim_clock clocks[CLOCKS];
-static uint32_t clock_count, cell_count, schedule;
+static uint32_t clock_count, before_count, cell_count, schedule;
 static int changes_buffered;                /* stores of read-modify-writes */
 
 void sim_memory_reset(void)
 {
     schedule++;
-    clock_count = 1;
+    clock_count = before_count = 1;
     cell_count = 0;
     changes_buffered = 0;
 }
@@ -91,8 +106,9 @@ static bool releases(int order)
 
 /* ---- cells ----------------------------------------------------------------------------------------- */
 
-/* The eight cells of a line of memory are neighbours: a schedule in a process of its own touches few pages. */
-static struct cell *cell_of(uint64_t key)
+/* The eight cells of a line of memory are neighbours: a schedule in a process of its own touches few pages. NULL: there
+ * is none, and none is made. */
+static struct cell *find_cell(uint64_t key, bool make)
 {
     uint64_t word = key >> 3, at = ((word >> 3) * 0x9e3779b97f4a7c15 >> 32) << 3 | (word & 7);
 
@@ -102,12 +118,19 @@ static struct cell *cell_of(uint64_t key)
         if (cell->schedule == schedule && cell->key == word)
             return cell;
         if (cell->schedule != schedule) {
+            if (!make)
+                return NULL;
             if (++cell_count > CELLS / 4)   /* forgets all */
                 schedule++, cell_count = 0;
             *cell = (struct cell){ .key = word, .schedule = schedule };
             return cell;
         }
     }
+}
+
+static struct cell *cell_of(uint64_t key)
+{
+    return find_cell(key, true);
 }
 
 static struct sim_clock *released_at(struct cell *cell, uint64_t key)
@@ -141,6 +164,9 @@ static void note_access(uint64_t key, unsigned mask, unsigned kind, uintptr_t pc
 {
     struct cell *cell = cell_of(key);
     struct slot *place = NULL;
+
+    if (kind == WRITE)
+        cell->before[0] = cell->before[1] = 0;
 
     for (struct slot *slot = cell->slots; slot < cell->slots + SLOTS; slot++) {
         if (slot->bytes == 0) {
@@ -180,6 +206,16 @@ static void note_range(uint64_t key, size_t bytes, unsigned kind, uintptr_t pc)
     }
 }
 
+/* Behind all accesses to it. */
+void sim_frees(const void *block, size_t bytes, uintptr_t pc)
+{
+    uint64_t key = (uintptr_t)block;
+
+    for (size_t i = 0; sim_self != NULL && i < bytes && i < FREED_MOST; i += 8)
+        if (find_cell(key + i, false) != NULL)
+            note_access(key + i, 0xff, WRITE, pc);
+}
+
 /* ---- store buffers --------------------------------------------------------------------------------- */
 
 static uint64_t read_memory(const volatile void *address, unsigned bytes)
@@ -202,6 +238,50 @@ static void write_memory(volatile void *address, unsigned bytes, uint64_t value)
     }
 }
 
+/* A store is about to become visible. */
+static void keep_before(const struct sim_fiber *fiber, const struct sim_store *store)
+{
+    struct cell *cell = cell_of(store->key);
+    uint16_t *index = &cell->before[store->key >> 2 & 1];
+    uintptr_t address = (uintptr_t)store->address;
+
+    if (address - sim_fibers[0].stack < sim_fibers[SIM_FIBERS - 1].stack_end - sim_fibers[0].stack)
+        return;
+    if (*index == 0 && before_count < BEFORES)
+        *index = (uint16_t)before_count++;
+    if (*index != 0)
+        befores[*index] = (struct before){ .value = read_memory(store->address, store->bytes),
+                                           .visible_at = sim_schedule.points, .time = store->time,
+                                           .fiber = (uint8_t)fiber->number, .bytes = store->bytes,
+                                           .clock = *released_at(cell, store->key) };
+}
+
+static void read_newest(struct cell *cell, uint64_t key)
+{
+    struct before *before = &befores[cell->before[key >> 2 & 1]];
+
+    if (before != befores && before->read_at[sim_self->number] == 0)
+        before->read_at[sim_self->number] = sim_self->clock.at[sim_self->number];
+}
+
+/* The value that this load reads instead of the newest one; else NULL, and it has read that. */
+static const struct before *read_early(uint64_t key, unsigned bytes, int order)
+{
+    struct cell *cell = cell_of(key);
+    struct before *before = &befores[cell->before[key >> 2 & 1]];
+    const uint32_t *clock = sim_self->clock.at;
+    bool may = before != befores && before->bytes == bytes && order != __ATOMIC_SEQ_CST &&
+               before->visible_at > sim_self->fenced_at && sim_schedule.points < before->visible_at + EARLY_POINTS &&
+               before->time > clock[before->fiber] && before->read_at[sim_self->number] == 0;
+
+    for (int i = 0; may && i < sim_fiber_count; i++)
+        may = before->read_at[i] == 0 || before->read_at[i] > clock[i];
+    if (may && sim_random() % 4 == 0)
+        return before;
+    read_newest(cell, key);
+    return NULL;
+}
+
 static bool overlaps(const struct sim_store *store, uint64_t key, size_t bytes)
 {
     return store->key < key + bytes && key < store->key + store->bytes;
@@ -212,6 +292,8 @@ static void leave_buffer(struct sim_fiber *fiber, int index)
     struct sim_store *store = &fiber->buffer[index];
 
     changes_buffered -= store->change;
+    if (sim_schedule.weak)
+        keep_before(fiber, store);
     *released_at(cell_of(store->key), store->key) = store->clock;
     write_memory(store->address, store->bytes, store->value);
     if (sim_schedule.trace)
@@ -219,22 +301,35 @@ static void leave_buffer(struct sim_fiber *fiber, int index)
     memmove(store, store + 1, (size_t)(--fiber->buffered - index) * sizeof *store);
 }
 
-/* Of other fibers: all up to the last one to that address; or to the last read-modify-write's there. */
-static void show_others(uint64_t key, size_t bytes, bool any)
+/* The last store to that address that waits, of a read-modify-write or of any: its place in the buffer plus 1. */
+static int last_of(const struct sim_fiber *fiber, uint64_t key, size_t bytes, bool any)
 {
-    for (int i = 0; (any || changes_buffered > 0) && i < sim_fiber_count; i++) {
-        struct sim_fiber *fiber = &sim_fibers[i];
-        int last = fiber == sim_self ? 0 : fiber->buffered;
+    int last = fiber == sim_self ? 0 : fiber->buffered;
 
-        while (last > 0 && !((any || fiber->buffer[last - 1].change) && overlaps(&fiber->buffer[last - 1], key, bytes)))
-            last--;
-        while (last-- > 0)
-            leave_buffer(fiber, 0);
-    }
+    while (last > 0 && !((any || fiber->buffer[last - 1].change) && overlaps(&fiber->buffer[last - 1], key, bytes)))
+        last--;
+    return last;
+}
+
+/* Of other fibers: all up to the last read-modify-write's to that address. */
+static void show_others(uint64_t key, size_t bytes)
+{
+    for (int i = 0; changes_buffered > 0 && i < sim_fiber_count; i++)
+        for (int last = last_of(&sim_fibers[i], key, bytes, false); last > 0; last--)
+            leave_buffer(&sim_fibers[i], 0);
+}
+
+static bool others_store(uint64_t key, size_t bytes)
+{
+    for (int i = 0; i < sim_fiber_count; i++)
+        if (last_of(&sim_fibers[i], key, bytes, true) > 0)
+            return true;
+    return false;
 }
 
 void sim_flush(struct sim_fiber *fiber)
 {
+    fiber->fenced_at = sim_schedule.points;
     while (fiber->buffered > 0)
         leave_buffer(fiber, 0);
 }
@@ -278,6 +373,9 @@ static void flush_total(int order)
 {
     int last = order == __ATOMIC_SEQ_CST ? sim_self->buffered : 0;
 
+    if (order == __ATOMIC_SEQ_CST)
+        sim_self->fenced_at = sim_schedule.points;
+
     while (last > 0 && !sim_self->buffer[last - 1].total)
         last--;
     while (last-- > 0)
@@ -317,6 +415,7 @@ void sim_access(const void *address, size_t bytes, bool write)
 
 uint64_t sim_load(const volatile void *address, unsigned bytes, int order, uintptr_t pc)
 {
+    const struct before *before;
     uint64_t key;
 
     if (sim_self == NULL)
@@ -338,6 +437,12 @@ uint64_t sim_load(const volatile void *address, unsigned bytes, int order, uintp
     }
     if (sim_self->buffered > 0 && sim_is_place(pc, 4))
         sim_hold();
+    before = sim_schedule.weak ? read_early(key, bytes, order) : NULL;
+    if (before != NULL) {
+        sim_note("reads what was there before");
+        sim_clock_join(acquires(order) ? &sim_self->clock : &sim_self->acquired, &before->clock);
+        return before->value;
+    }
     sim_clock_join(acquires(order) ? &sim_self->clock : &sim_self->acquired, released_at(cell_of(key), key));
     return read_memory(address, bytes);
 }
@@ -358,7 +463,8 @@ static struct sim_store *put(volatile void *address, unsigned bytes, uint64_t ke
     store = &sim_self->buffer[sim_self->buffered++];
     *store = (struct sim_store){ .key = key, .address = (void *)(uintptr_t)address, .value = value,
                                  .bytes = (uint8_t)bytes, .release = releases(order),
-                                 .total = order == __ATOMIC_SEQ_CST, .clock = sim_self->released };
+                                 .total = order == __ATOMIC_SEQ_CST, .time = sim_self->clock.at[sim_self->number],
+                                 .clock = sim_self->released };
     if (releases(order))
         sim_release_to(&store->clock);
     return store;
@@ -375,7 +481,7 @@ void sim_store(volatile void *address, unsigned bytes, uint64_t value, int order
     key = sim_key(address);
     sim_point("store", key, pc);
     note_range(key, bytes, ATOMIC | WRITE, pc);
-    show_others(key, bytes, false);
+    show_others(key, bytes);
     put(address, bytes, key, value, order);
     if ((order == __ATOMIC_SEQ_CST && !sim_schedule.weak) || is_own_stack(address))
         sim_flush(sim_self);
@@ -415,7 +521,7 @@ static void end_change(volatile void *address, unsigned bytes, uint64_t key, uin
     struct sim_store *store = put(address, bytes, key, value, order);
 
     sim_clock_join(&store->clock, released_at(cell_of(key), key));
-    if (!sim_schedule.weak || is_own_stack(address)) {
+    if (!sim_schedule.weak || is_own_stack(address) || others_store(key, bytes)) {
         sim_flush(sim_self);
         return;
     }
@@ -437,7 +543,7 @@ uint64_t sim_rmw(volatile void *address, unsigned bytes, enum sim_change change,
     key = sim_key(address);
     sim_point("change", key, pc);
     begin_change(key, bytes, order);
-    show_others(key, bytes, true);
+    show_others(key, bytes);
     note_range(key, bytes, ATOMIC | WRITE, pc);
     sim_clock_join(acquires(order) ? &sim_self->clock : &sim_self->acquired, released_at(cell_of(key), key));
     was = read_memory(address, bytes);
@@ -457,7 +563,7 @@ bool sim_cas(volatile void *address, unsigned bytes, uint64_t *expected, uint64_
         begin_change(key, bytes, order);
         /* One that fails is a load: it may read what is older. */
         if (!sim_schedule.weak || read_memory(address, bytes) == *expected || sim_random() % 2 == 0)
-            show_others(key, bytes, true);
+            show_others(key, bytes);
     }
     was = read_memory(address, bytes);
     same = was == *expected;
@@ -472,6 +578,8 @@ bool sim_cas(volatile void *address, unsigned bytes, uint64_t *expected, uint64_
                    released_at(cell_of(key), key));
     if (same)
         end_change(address, bytes, key, value, order);
+    else
+        read_newest(cell_of(key), key);
     return same;
 }
 

@@ -224,6 +224,7 @@ void sim_room_end(int worker)
     sim_count(SENT_TO_0 + 1 - (unsigned)worker, 1);
     if (sim_registrar >= 0)
         sim_join(sim_registrar);
+    releaser = sim_spawn("releaser", release, bx_future_acquire(call));
     shut_down(job);
     sim_count(STOPPED_0 + (unsigned)worker, 1);
     if (others >= 0)
@@ -231,7 +232,6 @@ void sim_room_end(int worker)
     bx_counter(job, "rescued", &rescued);
     if (rescued != 0)
         sim_fail("rescued %llu at rank %d", (unsigned long long)rescued, worker);
-    releaser = sim_spawn("releaser", release, bx_future_acquire(call));
     bx_future_release(call);
     bx_job_destroy(job);
     if (bx_future_error(pending) != BX_E_SHUTDOWN || bx_future_set(pending, NULL) != -EALREADY)

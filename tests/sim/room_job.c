@@ -162,13 +162,18 @@ static int gather(struct bx_batch *batch, void *job)
 
 static int ordered(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context);
 
+#define JOIN_POINTS 16384               /* about as many as a process needs to join */
+
 /* After some time. It may die once more, at any point. */
 static void come_back(int rank)
 {
     static const long after_ns[] = { 0, 0, 2000000, 900000000 };
 
     if (sim_choose(3) == 0)
-        sim_job_kill(rank, sim_choose(UINT32_C(1) << (4 + sim_choose(11))));
+        sim_job_kill(rank, sim_choose(JOIN_POINTS));
+    if (sim_choose(3) == 0 && sim_stopped_ns() < 16000000000)        /* an answer is missed: a door waits for 3 s */
+        sim_stop_later((int)sim_choose((uint32_t)sim_truth(SIZE)), sim_choose(JOIN_POINTS),
+                       sim_choose(2) == 0 ? 300000000 : 4000000000);
     nanosleep(&(struct timespec){ .tv_nsec = after_ns[sim_choose(4)] }, NULL);
 }
 
@@ -236,8 +241,12 @@ struct bx_job *sim_job_begin(int rank, int workers, void (*more)(struct bx_job *
 void sim_job_end(struct bx_job *job, int other)
 {
     int rank = bx_job_rank(job);
-    uint64_t rescued = 1, late = 1, deaths = 1;
+    uint64_t rescued = 1, late = 1, deaths = 1, leaked = 1;
 
+    if (sim_truth(DIES_AT_END) == (uint64_t)rank + 1) {
+        sim_count(DIES_AT_END, -1 - rank);
+        sim_job_kill(rank, sim_choose(UINT32_C(1) << (4 + sim_choose(10))));
+    }
     sim_count(UNDER_WAY, 1);
     sim_count(IN_0 + (unsigned)rank, -1);
     sim_must(job, "bx_job_shutdown", bx_job_shutdown(job, 0));
@@ -246,6 +255,9 @@ void sim_job_end(struct bx_job *job, int other)
     bx_counter(job, "rescued", &rescued);
     bx_counter(job, "timers_late", &late);
     bx_counter(job, "peers_dead", &deaths);
+    bx_counter(job, "rrefs_leaked", &leaked);
+    if (leaked != 0 && sim_keeps_nothing())
+        sim_fail("%llu references of rank %d leak", (unsigned long long)leaked, rank);
     if (deaths != 0 && !sim_any_is_dead())
         sim_fail("rank %d takes the other for dead", rank);
     if (rescued != 0 || late != 0)
@@ -253,8 +265,11 @@ void sim_job_end(struct bx_job *job, int other)
                  rank);
     if (other >= 0)
         sim_join(other);
+    if (sim_choose(2) == 0)             /* another one may die behind this one's end */
+        nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
     sim_count(AWARE_0 + (unsigned)rank, 1 + sim_deaths_heard_of());
     bx_job_destroy(job);
+    sim_descriptors_left(rank);         /* also of this thread, whose end would close them */
 }
 
 /* Without a shutdown, in some schedules: the others go on. False: it does not. */
@@ -332,6 +347,8 @@ void sim_call(struct bx_job *job)
     uint64_t life = sim_life(to);
     int64_t value;
 
+    if (strcmp(bx_worker_name(job, to), sim_names[to]) != 0)
+        sim_fail("rank %d is called '%s'", to, bx_worker_name(job, to));
     sim_count(SERIAL, 1);               /* no two calls have the same value */
     value = 2 * (int64_t)sim_truth(SERIAL) + waits;
     bx_msg_put_i64(args, value);
@@ -350,6 +367,24 @@ void sim_call(struct bx_job *job)
     }
     sim_count(UNDER_WAY, -1);
     bx_msg_destroy(args);
+}
+
+/* As many as a ring has room for. */
+void sim_flood(struct bx_job *job)
+{
+    static const uint16_t sizes[] = { 14000, 14000, 14000, 14000, 14000, 14000, 14000, 14000, 14000, 3500, 600, 8, 8 };
+    static const unsigned char bytes[14000];
+    int to = sim_another(job);
+
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        struct bx_msg *args = sim_msg();
+
+        bx_msg_put_i64(args, 0);
+        bx_msg_put_bytes(args, bytes, sizes[i]);
+        sim_count(SENT_TO_0 + to, 1);
+        sim_must(job, "bx_rpc_oneway", bx_rpc_oneway(job, sim_names[to], "inline", args, NULL));
+        bx_msg_destroy(args);
+    }
 }
 
 void *sim_call_some(void *argument)
@@ -417,7 +452,8 @@ static int ordered(const struct bx_request *request, struct bx_reader *args, str
     for (int64_t i = 0; i < bytes; i += 500)
         if (data[i] != letter_of(number))
             sim_fail("call %lld of rank %d has wrong bytes", (long long)number, from);
-    return bx_msg_put_i64(reply, 2 * number);
+    bx_msg_put_i64(reply, 2 * number);
+    return bx_msg_put_bytes(reply, data, (size_t)bytes);
 }
 
 /* A frame may have 16 KiB, a ring 128: what is larger than a frame goes through the arena, on a lease. */
@@ -436,11 +472,13 @@ static struct bx_msg *large(int64_t number)
     return args;
 }
 
+#define GROUP_MOST 12                   /* a ring does not have room for the answers */
+
 static int64_t send_group(struct bx_job *job, int64_t number)
 {
-    struct bx_future *futures[4] = { NULL };
-    struct bx_msg *args[4];
-    size_t count = 1 + sim_choose(4);
+    struct bx_future *futures[GROUP_MOST] = { NULL };
+    struct bx_msg *args[GROUP_MOST];
+    size_t count = 1 + sim_choose(GROUP_MOST);
 
     for (size_t i = 0; i < count; i++)
         args[i] = large(number + (int64_t)i);
@@ -511,9 +549,11 @@ void sim_room_job_check(void)
 {
     int left = sim_names_left();
 
-    /* Nobody removes the names of a worker that dies when all others have left or died. A lock that cannot be asked for
-     * counts as held: then the next job removes its name. */
-    if (left > 0 && !one_was_unaware() && sim_truth(EXTINCT) == 0 && strcmp(sim_refused_function(), "F_OFD_GETLK") != 0)
+    /* Nobody removes the names of a worker that dies when all others have left or died, nor of a rank 0 that comes back
+     * when all have left, begins another job, and dies in its start. A lock that cannot be asked for counts as
+     * held: then the next job removes its name. */
+    if (left > 0 && !one_was_unaware() && sim_truth(EXTINCT) == 0 &&
+        !(sim_is_dead(0) && sim_truth(BEGINNING) > 0) && strcmp(sim_refused_function(), "F_OFD_GETLK") != 0)
         sim_fail("%d names are left in /dev/shm or the directory of sockets", left);
     if (sim_truth(OBJECTS) != 0 && !sim_any_is_dead())
         sim_fail("%lld objects are left", (long long)sim_truth(OBJECTS));

@@ -10,7 +10,7 @@
 /* Of sim_truth. */
 #define WORKERS_MOST 5
 enum { UNDER_WAY, CALLBACKS, STARTED, BEGUN, OBJECTS, OWED, SIZE, LEAVERS, PENDING, GIVEN_UP, ALONE, REJOIN, CLOSED,
-       SERIAL, EXTINCT, WAITS, BEGINNING, EXCUSED,
+       SERIAL, EXTINCT, WAITS, BEGINNING, EXCUSED, DIES_AT_END,
        HANDLED_0, SENT_TO_0 = HANDLED_0 + WORKERS_MOST, STOPPED_0 = SENT_TO_0 + WORKERS_MOST,
        ARRIVED_OF_0 = STOPPED_0 + WORKERS_MOST, ORDERED_OF_0 = ARRIVED_OF_0 + WORKERS_MOST,
        HEARD_0 = ORDERED_OF_0 + WORKERS_MOST, FRESH_0 = HEARD_0 + WORKERS_MOST,
@@ -42,10 +42,11 @@ void sim_expect(const struct bx_msg *reply, int64_t value);     /* that it is tw
 int sim_double(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context);
 int sim_another(const struct bx_job *job);              /* the rank of some other worker */
 bool sim_is_allowed(int rc);                            /* because a worker has died, or has left alone */
+bool sim_keeps_nothing(void);                           /* nobody keeps tensors or references: none leaks */
 bool sim_leave_alone(struct bx_job *job);               /* without a shutdown, in some schedules */
 /* Operations of scripts (room_mix.c), and what they need before and behind them. */
 typedef void sim_operation(struct bx_job *job);
-sim_operation sim_call;
+sim_operation sim_call, sim_flood;
 bool sim_all_have(unsigned truth_0);                    /* all workers that are there or come back; room_lend.c */
 sim_operation sim_lend, sim_refer, sim_lend_register;
 void sim_release_kept(void);                            /* of others: tensors and references */

@@ -378,8 +378,18 @@ void sim_begin_and_await(struct bx_job *job)
         await(job, late);
 }
 
+static void release_last(struct bx_future *future, void *context)
+{
+    (void)context;
+    bx_future_release(future);
+}
+
 void sim_fulfil_one(struct bx_job *job)
 {
+    struct bx_future *own = sim_future(job);
+
+    SIM_AGAIN(job, "bx_future_on_done", bx_future_on_done(own, release_last, NULL));
+    bx_future_set(own, sim_msg());
     fulfil(job, take(sim_choose(KEPT), NULL));
 }
 

@@ -57,8 +57,16 @@ static void check_tensor(const struct bx_tensor *tensor, int letter)
             sim_fail("a tensor that is lent has changed");
 }
 
+bool sim_keeps_nothing(void)
+{
+    return sim_truth(WAITS) == 3 && !sim_any_is_dead() && !sim_one_left() && sim_refusal() == 0;
+}
+
 static struct bx_tensor *put_kept(struct bx_tensor *tensor)
 {
+    if (sim_truth(WAITS) == 3)
+        return tensor;
+
     struct bx_tensor *before = (void *)(uintptr_t)bxi_exchange(&kept[sim_choose(KEPT)], (uint64_t)(uintptr_t)tensor);
 
     if (before != NULL)
@@ -84,6 +92,17 @@ static int show(const struct bx_request *request, struct bx_reader *args, struct
     return 0;
 }
 
+/* What nobody reads any more, its owner writes again. */
+static void write_again(struct bx_job *job, struct bx_tensor *tensor)
+{
+    struct bx_loans loans = { .struct_bytes = sizeof loans };
+
+    if (sim_truth(WAITS) == 3 && !bx_tensor_is_borrowed(tensor) && bx_job_loans(job, -1, &loans) == 0 &&
+        bx_tensor_on_loan(tensor) == 0)
+        memset(bx_tensor_data_mut(tensor), 0, bx_tensor_bytes(tensor));
+    bx_tensor_release(tensor);
+}
+
 /* Its own, or one that it keeps of another worker. */
 static void lend(struct bx_job *job, unsigned char letter)
 {
@@ -96,13 +115,14 @@ static void lend(struct bx_job *job, unsigned char letter)
         letter = *(const unsigned char *)bx_tensor_data(tensor);
     bx_msg_put_tensor(args, tensor);
     bx_msg_put_i64(args, letter);
-    bx_tensor_release(tensor);
     sim_count(UNDER_WAY, 1);
     sim_must(job, "bx_rpc_sync", bx_rpc_sync(job, sim_names[sim_another(job)], "show", args, NULL, &reply));
     sim_count(UNDER_WAY, -1);
     bx_msg_destroy(args);
-    if (reply == NULL)
+    if (reply == NULL) {
+        bx_tensor_release(tensor);
         return;
+    }
 
     struct bx_reader reader = bx_msg_reader(reply);
     struct bx_tensor *back = bx_read_tensor(&reader);
@@ -111,6 +131,7 @@ static void lend(struct bx_job *job, unsigned char letter)
     if (sim_choose(2) == 0)
         bx_tensor_release(put_kept(bx_tensor_acquire(back)));
     bx_msg_destroy(reply);
+    write_again(job, tensor);
 }
 
 void sim_lend(struct bx_job *job)
@@ -196,6 +217,8 @@ static void fetched(struct bx_future *future, void *context)
     int rc = bx_future_error(future);
 
     (void)context;
+    if (rc == BX_E_CANCELLED && (sim_any_is_dead() || sim_one_left()))     /* of a handler whose caller has gone */
+        return;
     if (rc < 0 && rc != BX_E_SHUTDOWN && !sim_is_allowed(rc))
         sim_fail("a reference leads to no object: %d, %s", rc, bx_future_error_text(future));
 }
@@ -211,7 +234,8 @@ static void fetch(struct bx_rref *rref)
 
 static void keep_ref(struct bx_rref *rref)
 {
-    struct bx_rref *before = (void *)(uintptr_t)bxi_exchange(&kept_refs[sim_choose(KEPT)], (uint64_t)(uintptr_t)rref);
+    struct bx_rref *before = sim_truth(WAITS) == 3 ? rref
+        : (void *)(uintptr_t)bxi_exchange(&kept_refs[sim_choose(KEPT)], (uint64_t)(uintptr_t)rref);
 
     if (sim_choose(2) == 0)
         fetch(before);
@@ -231,16 +255,22 @@ static int look(const struct bx_request *request, struct bx_reader *args, struct
     return sim_choose(2) == 0 ? bx_msg_put_rref(reply, rref) : 0;
 }
 
+/* A new one, or one that this worker keeps. */
 static void use_ref(struct bx_job *job, int64_t value)
 {
-    const char *to = sim_names[sim_another(job)];
+    static const char *const looks[] = { "look", "look and block" };
+    const char *to = sim_names[sim_another(job)], *look_at = looks[sim_choose(2)];
     struct bx_msg *args = sim_msg(), *reply = NULL;
     struct bx_rref *rref = NULL;
     int64_t *object;
     int rc = 0;
 
     bx_msg_put_i64(args, value);
-    if (sim_choose(2) == 0)
+    if (sim_choose(3) == 0)
+        rref = (void *)(uintptr_t)bxi_exchange(&kept_refs[sim_choose(KEPT)], 0);
+    if (rref != NULL)
+        value = 0;
+    else if (sim_choose(2) == 0)
         sim_must(job, "bx_remote", bx_remote(job, to, "make", args, NULL, &rref));
     else if (object = new_object(value), (rc = bx_rref_create(job, &type, object, &rref)) < 0)
         destroy_object(object);
@@ -252,9 +282,9 @@ static void use_ref(struct bx_job *job, int64_t value)
     bx_msg_put_rref(args, rref);
     to = sim_names[sim_another(job)];               /* the owner, or a third worker */
     if (sim_choose(2) == 0)
-        sim_must(job, "bx_rpc_sync", bx_rpc_sync(job, to, "look", args, NULL, &reply));
+        sim_must(job, "bx_rpc_sync", bx_rpc_sync(job, to, look_at, args, NULL, &reply));
     else
-        sim_must(job, "bx_rpc_oneway", bx_rpc_oneway(job, to, "look", args, NULL));
+        sim_must(job, "bx_rpc_oneway", bx_rpc_oneway(job, to, look_at, args, NULL));
     bx_msg_destroy(args);
     bx_msg_destroy(reply);
     reply = NULL;
@@ -263,7 +293,7 @@ static void use_ref(struct bx_job *job, int64_t value)
     if (reply != NULL) {
         struct bx_reader reader = bx_msg_reader(reply);
 
-        if (bx_read_i64(&reader) != value)
+        if (bx_read_i64(&reader) != value && value != 0)
             sim_fail("an object has another value");
     }
     bx_msg_destroy(reply);
@@ -310,4 +340,5 @@ void sim_lend_register(struct bx_job *job)
     SIM_AGAIN(job, "bx_register", bx_register(job, "show", BX_INLINE, show, NULL));
     SIM_AGAIN(job, "bx_register", bx_register(job, "make", BX_INLINE, make, NULL));
     SIM_AGAIN(job, "bx_register", bx_register(job, "look", BX_INLINE, look, NULL));
+    SIM_AGAIN(job, "bx_register", bx_register(job, "look and block", BX_BLOCKING, look, NULL));
 }

@@ -26,7 +26,7 @@ struct mix {
 #define OPERATIONS(name, ...) static sim_operation *const name[] = { __VA_ARGS__ }
 OPERATIONS(calls, sim_call);
 OPERATIONS(lends, sim_lend);
-OPERATIONS(refers, sim_refer);
+OPERATIONS(refers, sim_refer, sim_refer, sim_refer, sim_refer, sim_refer, sim_refer, sim_refer, sim_flood);
 OPERATIONS(lates, sim_combine, sim_call_back, sim_call_object, sim_begin_and_await, sim_begin_and_await,
            sim_fulfil_one);
 OPERATIONS(passes, sim_pass);
@@ -35,6 +35,7 @@ OPERATIONS(all, sim_call, sim_call, sim_lend, sim_lend, sim_refer, sim_refer, si
 #define OF(name) name, sizeof name / sizeof name[0]
 
 static const struct mix *mix;           /* of this worker */
+/* WAITS: 1: until nothing is out. 2: the shutdown comes while something is. 3: the same, but nobody keeps anything. */
 
 static void *script(void *job)
 {
@@ -56,18 +57,14 @@ static void kill_some(void)
     if (sim_truth(STARTED) != sim_truth(SIZE) || sim_choose(mix->dies_in) != mix->dies_in - 1)
         return;
     do
-        sim_job_kill((int)sim_choose((uint32_t)sim_truth(SIZE)),
-                     sim_choose(UINT32_C(1) << (4 + sim_choose(mix->points))));
+        if (sim_choose(4) == 0 && sim_truth(DIES_AT_END) == 0)
+            sim_count(DIES_AT_END, 1 + sim_choose((uint32_t)sim_truth(SIZE)));
+        else
+            sim_job_kill((int)sim_choose((uint32_t)sim_truth(SIZE)),
+                         sim_choose(UINT32_C(1) << (4 + sim_choose(mix->points))));
     while (sim_truth(SIZE) > 2 && sim_choose(3) == 0);
 }
 
-/* In half of the schedules: until nothing is out. In the others the shutdown comes while something is. */
-static bool all_wait(void)
-{
-    if (sim_truth(WAITS) == 0)
-        sim_count(WAITS, 1 + sim_choose(2));
-    return sim_truth(WAITS) == 1;
-}
 
 static bool all_are_done(void *unused)
 {
@@ -91,7 +88,7 @@ static void leave_at_once(int worker, struct bx_job *job)
 static void end(int worker, struct bx_job *job)
 {
     static const unsigned of[] = { FREE_0, FREED_0 };
-    bool waits = (mix->lends || mix->refers) && all_wait();
+    bool waits = (mix->lends || mix->refers) && sim_truth(WAITS) == 1;
 
     sim_count(DONE_0 + (unsigned)worker, 1);
     sim_count(LEAVERS, 1);
@@ -124,8 +121,10 @@ static void run(int worker, const struct mix *of)
     int other = -1, completer = -1;
 
     mix = of;
-    if (sim_truth(SIZE) == 0)
+    if (sim_truth(SIZE) == 0) {
         sim_count(SIZE, of->least + (int)sim_choose((uint32_t)(1 + of->most - of->least)));
+        sim_count(WAITS, 1 + sim_choose(3));
+    }
     if (worker >= (int)sim_truth(SIZE))
         return;
     job = sim_job_begin(worker, (int)sim_truth(SIZE), of->more);
@@ -141,7 +140,7 @@ static void run(int worker, const struct mix *of)
     script(job);
     if (other >= 0)
         sim_join(other);
-    if (of->dies_in < 100 && sim_choose(2) == 0) {
+    if (of->dies_in < 100 && sim_choose(4) != 0) {
         sim_await_decision(sim_another(job));
         script(job);
     }

@@ -202,7 +202,7 @@ static void *answer(void *unused)
             if (sim_truth(ASKED + i) > 0) {
                 sim_count(ASKED + i, -1);
                 sim_count(OWED, 1);
-                bxi_load_acquire(&threads[i].asks);
+                bxi_add(&threads[i].asks, 0);              /* no load, which may be early: the truth orders nothing */
                 bxi_store_release(&threads[i].reply, bxi_load_relaxed(&threads[i].reply) + 1);
             }
         if (sim_truth(REQUESTS) > 0) {
@@ -293,6 +293,8 @@ static void await_callback(struct thread *thread)
 
 static void *complete_it(void *thread)
 {
+    if (sim_choose(2) == 0)
+        bxi_wake(&run, thread);         /* an object may change before it is what is waited for */
     sim_count(OWED, 1);
     complete(thread);
     return NULL;
@@ -421,14 +423,16 @@ void sim_room_role(int worker)
         sim_count(STOPPED, 1);
         bxi_waits_stop(&run);
     }
-    for (int i = 0; i < THREADS; i++)
+    for (int i = 0; i < THREADS && sim_truth(STOPPED) == 0; i++)
         sim_join(fibers[i]);
     if (other >= 0)
         sim_join(other);
     if (sim_truth(STOPPED) == 0)
         bxi_waits_stop(&run);
     bxi_progress_stop(&run);
-    bxi_role_end(&run);
+    bxi_role_end(&run);                 /* beside threads whose waits have been stopped */
+    for (int i = 0; i < THREADS && sim_truth(STOPPED) > 0; i++)
+        sim_join(fibers[i]);
     sim_count(OVER, 1);
     bxi_run_once(&run);                 /* nobody gets the role any more */
     bxi_forget_role();

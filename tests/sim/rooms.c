@@ -25,5 +25,6 @@ const struct sim_program sim_programs[] = {
     JOB(mix, 5, 150000),
     JOB(serve, 3, 100000),
     JOB(end, 2, 50000),
+    JOB(start, 3, 20000),
     { .name = NULL },
 };

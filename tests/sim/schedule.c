@@ -6,8 +6,8 @@
  * address and the seed tell. A fiber that comes to one, in one of 1 to 64 cases, is held: it does not run, and its
  * stores stay in its buffer, until no other fiber can run, or for HELD_POINTS. 16 times as many loads are places behind
  * which a fiber is held whose store waits: that is how a fence is missed. So a line that runs once in a schedule is as
- * likely to be the one where a thread is held up as a line that runs a thousand times. A worker that is to die or to be
- * stopped may do so there.
+ * likely to be the one where a thread is held up as a line that runs a thousand times. A worker that is to be stopped
+ * may be so there; one that is to die does, sooner or later.
  *
  * SIM_RANDOM: after a random number of points any fiber that can run continues; the seed chooses the mean. This is a
  * random walk. SIM_PRIORITIES (PCT, "probabilistic concurrency testing"): the fiber of the highest priority runs;
@@ -219,6 +219,8 @@ static bool pass_time(void)
         return false;
     sim_note("nobody can run: time passes by %llu ns", (unsigned long long)(next_ns - sim_schedule.now_ns));
     sim_schedule.now_ns = next_ns;
+    for (int i = 0; i < sim_fiber_count; i++)
+        sim_fibers[i].fenced_at = sim_schedule.points;
     return true;
 }
 
@@ -262,6 +264,7 @@ bool sim_block(const char *why, bool (*can)(void *argument), void *argument, uin
     sim_self->why = why;
     sim_self->state = SIM_BLOCKED;
     run_another(why);
+    sim_self->fenced_at = sim_schedule.points;
     return sim_self->can_now;
 }
 
@@ -278,6 +281,7 @@ static void hear_of_end(int worker)
         for (int j = 0; j < sim_fiber_count && sim_fibers[i].worker == worker; j++)
             if (sim_fibers[j].worker != worker)
                 sim_fibers[j].clock.at[i] = sim_fibers[i].clock.at[i];
+    sim_descriptors_close(worker, false);
     sim_pidfd_ready(worker);
 }
 
@@ -290,7 +294,6 @@ static void end_process(int worker)
     if (program->resets) {
         sim_descriptors_left(worker);
         sim_memory_left(worker);
-        sim_descriptors_close(worker);
         hear_of_end(worker);
     }
 }
@@ -345,6 +348,7 @@ void sim_yield(void)
     /* Another one, so that a search of all paths ends. */
     if ((count = who_can(can, sim_self)) > 0)
         run(pick(can, count), "yields");
+    sim_self->fenced_at = sim_schedule.points;
 }
 
 /* ---- points --------------------------------------------------------------------------------------- */
@@ -361,8 +365,8 @@ static void die(int worker)
     deaths[worker].count++;
     deaths[worker].at = SIM_FOREVER;
     deaths[worker].heard_at = sim_schedule.points + (sim_choose(2) == 0 ? 1 : sim_choose(5000));
-    sim_descriptors_close(worker);
     sim_mappings_close(worker);
+    sim_descriptors_close(worker, true);
     if (sim_self->worker == worker)
         run_another("dies");
 }
@@ -483,9 +487,7 @@ static void come_to_place(void)
     int worker = sim_self->worker;
 
     sim_self->to_hold = false;
-    if (deaths[worker].at != SIM_FOREVER && sim_random() % 4 == 0)
-        die(worker);
-    else if (sim_random() % 4 == 0 && sim_stop_early(worker))
+    if (sim_random() % 4 == 0 && sim_stop_early(worker))
         return;
     sim_self->held_until = sim_schedule.points + HELD_POINTS;
     run_another("held");
@@ -509,6 +511,9 @@ void sim_point_slow(uintptr_t pc)
         if (s->points >= deaths[worker].at && !deaths[worker].dead)
             die(worker);
     sim_comebacks_begin(s->points);
+    if (deaths[sim_self->worker].at != SIM_FOREVER && sim_is_place(pc, 0) &&
+        sim_random() % (2 * held_one_in) == 0)
+        die(sim_self->worker);
     if (sim_self->to_hold || (sim_is_place(pc, 0) && sim_random() % held_one_in == 0))
         come_to_place();
     stop_at = sim_stops_begin(s->points);

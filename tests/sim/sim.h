@@ -99,6 +99,7 @@ struct sim_store {                          /* in a store buffer */
     uint64_t value;
     uint8_t bytes;
     bool release, fenced, change, total;    /* a release fence came behind it; a read-modify-write's; seq_cst */
+    uint32_t time;                          /* its fiber's */
     struct sim_clock clock;                 /* what a reader that acquires it is ordered behind */
 };
 #define SIM_BUFFERED 24
@@ -121,6 +122,7 @@ struct sim_fiber {
     const void *waits_on;
     uint32_t priority;
     uint64_t held_until;                    /* points: others run first */
+    uint64_t fenced_at;                     /* points: its loads are not early over this */
     bool to_hold;                           /* at its next point */
     void *own[48];                          /* pthread_getspecific */
     struct sim_clock clock, released, acquired;     /* acquired: by relaxed loads, for a fence */
@@ -189,6 +191,7 @@ static inline void sim_point(const char *what, uint64_t key, uintptr_t pc)
 void sim_memory_reset(void);
 uint64_t sim_key(const volatile void *address);     /* the same for all mappings of one byte */
 void sim_plain(const void *address, size_t bytes, bool write, uintptr_t pc);
+void sim_frees(const void *block, size_t bytes, uintptr_t pc);
 uint64_t sim_load(const volatile void *address, unsigned bytes, int order, uintptr_t pc);
 void sim_store(volatile void *address, unsigned bytes, uint64_t value, int order, uintptr_t pc);
 enum sim_change { SIM_SET, SIM_ADD, SIM_SUB, SIM_AND, SIM_OR, SIM_XOR, SIM_NAND };
@@ -231,7 +234,7 @@ void sim_descriptors_left(int worker);
 /* A shared mapping: the object and the offset in it of an address; false: private. */
 bool sim_shared(uintptr_t address, uint64_t *key);
 extern char sim_directory[64];                  /* for names; of this run of the simulator */
-void sim_descriptors_close(int worker);         /* it dies */
+void sim_descriptors_close(int worker, bool sockets_only);      /* it dies */
 void sim_mappings_close(int worker);
 void sim_pidfd_ready(int worker);               /* the others hear of it */
 void sim_thread_ends(void);                     /* calls the destructors of its pthread_setspecific */

@@ -72,13 +72,20 @@ void sim_descriptors_left(int worker)
             sim_fail("worker %d ends and leaves a descriptor that was made at @%#zx", worker, (size_t)makers[fd]);
 }
 
-void sim_descriptors_close(int worker)
+/* Others may see that a socket has hung up before a lock is free: what its threads did is before that. */
+void sim_descriptors_close(int worker, bool sockets_only)
 {
+    socklen_t bytes = sizeof(int);
+    int type;
+
     for (int fd = 0; fd < FDS; fd++)
-        if (owners[fd] == worker + 1) {
+        if (owners[fd] == worker + 1 && (!sockets_only || !getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &bytes))) {
             close(fd);
             owners[fd] = 0;
         }
+    for (int i = 0; i < sim_fiber_count; i++)
+        if (sim_fibers[i].worker == worker)
+            sim_clock_join(&messages, &sim_fibers[i].clock);
     wake_all();
 }
 

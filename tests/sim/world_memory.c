@@ -187,6 +187,7 @@ void sim_free(void *block)
     if (FREED[((uintptr_t)block - (uintptr_t)HEAP) / 16])
         sim_fail("'%s' frees memory twice", sim_self->name);
     sim_flush_range(block, bytes_of(block));
+    sim_frees(block, bytes_of(block), PC);
     memset(FREED + ((uintptr_t)block - (uintptr_t)HEAP) / 16, 1, (bytes_of(block) + 15) / 16);
 }
 

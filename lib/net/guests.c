@@ -324,14 +324,12 @@ static int tell_all(struct party *party)
     return rc;
 }
 
-/* Keeps the connections of remote workers. */
+/* Keeps the connections. */
 static void keep_links(struct party *party)
 {
     struct bxi_net *net = party->meeting->net;
 
     for (int rank = 1; rank < party->meeting->job->world_size; rank++) {
-        if (!net->places[rank].is_remote)
-            continue;
         net->links[net->link_count++] = (struct bxi_link){ .fd = party->by_rank[rank]->fd, .rank = rank };
         party->by_rank[rank]->stage = NOBODY;
     }

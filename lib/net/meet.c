@@ -13,8 +13,8 @@
  *     READY    of each host's root       -->          all workers of its host have attached one another
  *                                        <--  GO      when all hosts are ready
  *
- * The workers of rank 0's host do the same over the same socket. The connections of remote workers stay open: by them
- * deaths are told (source.c). FAIL, with a sentence, ends the start on all hosts.
+ * The workers of rank 0's host do the same over the same socket. The connections stay open: by them deaths are told
+ * (source.c). FAIL, with a sentence, ends the start on all hosts.
  *
  * Who runs it: the thread in bx_job_start, before any other thread of the job exists.
  */
@@ -308,11 +308,6 @@ static int meet_root(struct bxi_meeting *meeting)
     rc = bxi_net_send(fd, &(struct bxi_net_message){ .kind = BXI_NET_HELLO, .bytes = bxi_hello_bytes(meeting->self) },
                       meeting->self, meeting->deadline_ns);
     rc = rc < 0 ? link_failed(meeting, rc, "when this worker said who it is") : wait_for_table(meeting, fd);
-    if (rc == 0 && !net->places[0].is_remote) {         /* its pidfd tells more */
-        close(fd);
-        net->links[0].fd = -1;
-        net->link_count = 0;
-    }
     return rc;
 }
 
@@ -427,7 +422,7 @@ static int wait_for_hosts(struct bx_job *job, uint64_t deadline_ns)
         char text[BXI_TEXT_BYTES];
         int rc;
 
-        if (!is_root_of_its_host(job, link->rank))
+        if (!place->is_remote || !is_root_of_its_host(job, link->rank))
             continue;
         rc = bxi_net_receive(link->fd, &message, text, sizeof text, deadline_ns);
         if (rc == 0 && message.kind == BXI_NET_FAIL)
@@ -438,7 +433,7 @@ static int wait_for_hosts(struct bx_job *job, uint64_t deadline_ns)
                            place->host, place->name, link->rank, rc == -ETIMEDOUT ? "the time is over" : "it hung up");
     }
     for (int i = 0; i < net->link_count; i++)
-        if (is_root_of_its_host(job, net->links[i].rank))
+        if (net->places[net->links[i].rank].is_remote && is_root_of_its_host(job, net->links[i].rank))
             bxi_net_send(net->links[i].fd, &(struct bxi_net_message){ .kind = BXI_NET_GO }, NULL, deadline_ns);
     return 0;
 }

@@ -32,7 +32,8 @@
  *
  * Who dies: on the dead worker's host its pidfd tells, and those that live tell the other hosts, over the wire and over
  * the connections to rank 0 (BXI_NET_DEATH). If nobody is left to tell, the ends of the wire and those connections are
- * lost, and after BX_NET_TIMEOUT_MS (5 s) the worker counts as dead.
+ * lost, and after BX_NET_TIMEOUT_MS (5 s) the worker counts as dead. A host is lost, with all its workers, when its
+ * kernel acknowledges nothing on such a connection for that long.
  *
  * HMAC proves who may join. After that nothing is encrypted or proven: whoever reaches the port of UCX may write this
  * process's memory. The network must be a trusted one.
@@ -63,6 +64,7 @@ struct bxi_link {                       /* a connection of the meeting, which st
     int fd;                             /* -1: none */
     int rank;                           /* of the worker at the other end */
     uint64_t lost_ns;                   /* when it hung up; 0 */
+    bool host_is_lost;                  /* nothing of its host answers */
 };
 
 struct bxi_net {
@@ -72,7 +74,7 @@ struct bxi_net {
     uint64_t timeout_ns;
     struct bxi_place places[BXI_WORLD_MAX];
     struct bxi_twin *twins[BXI_WORLD_MAX];      /* NULL: not remote */
-    struct bxi_link links[BXI_WORLD_MAX];       /* rank 0: to each remote worker; others: [0] to rank 0 */
+    struct bxi_link links[BXI_WORLD_MAX];       /* rank 0: to each worker; others: [0] to rank 0 */
     int link_count;
     bool runs;                          /* start: the source and the thread are there */
     bxi_a32 stops;                      /* the thread is to end */
@@ -117,6 +119,7 @@ enum bxi_net_kind {
     BXI_NET_GO,
     BXI_NET_FAIL,
     BXI_NET_DEATH,              /* of the worker `rank` */
+    BXI_NET_PING,               /* nothing; the kernel there acknowledges it, also of a worker that is stopped */
 };
 struct bxi_net_message {
     uint32_t kind, bytes;       /* of what follows */

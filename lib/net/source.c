@@ -23,6 +23,7 @@
 #define WORDS_EVERY 16u                 /* passes: words that nobody announced */
 #define TOKEN_WIRE 1000u
 #define TOKEN_STOP 1001u
+#define PINGS 4                         /* in net->timeout_ns */
 #define CLOSE_NS UINT64_C(1000000000)   /* for the last messages */
 
 /* ---- the source --------------------------------------------------------------------------------------- */
@@ -102,12 +103,28 @@ void bxi_net_tell_death(struct bx_job *job, int rank)
     bxi_out_death(job, rank);
 }
 
-static void lose_link(struct bxi_net *net, struct bxi_link *link)
+/* rc: of a hang-up, which the kernel sends when the process ends; or what an unreachable host gives, which is lost by
+ * now. */
+static void lose_link(struct bxi_net *net, struct bxi_link *link, int rc)
 {
     epoll_ctl(net->epoll_fd, EPOLL_CTL_DEL, link->fd, NULL);
     close(link->fd);
     link->fd = -1;
-    link->lost_ns = bxi_now_ns();
+    link->host_is_lost = rc != -EPIPE && rc != -ECONNRESET;
+    link->lost_ns = bxi_now_ns() - (link->host_is_lost ? net->timeout_ns : 0);
+}
+
+/* What is sent and not acknowledged for net->timeout_ns ends a link (TCP_USER_TIMEOUT). */
+static void ping_links(struct bxi_net *net)
+{
+    for (int i = 0; i < net->link_count; i++) {
+        struct bxi_link *link = &net->links[i];
+        int rc = link->fd < 0 ? 0 : bxi_net_send(link->fd, &(struct bxi_net_message){ .kind = BXI_NET_PING }, NULL,
+                                                 bxi_now_ns());
+
+        if (rc < 0 && rc != -ETIMEDOUT)         /* that is of this call: it does not wait */
+            lose_link(net, link, rc);
+    }
 }
 
 static void read_link(struct bx_job *job, struct bxi_link *link)
@@ -116,9 +133,11 @@ static void read_link(struct bx_job *job, struct bxi_link *link)
     struct bxi_net_message message;
     int rc = link->fd < 0 ? -EPIPE : bxi_net_receive(link->fd, &message, NULL, 0, bxi_now_ns() + net->timeout_ns);
 
+    if (rc == 0 && message.kind == BXI_NET_PING)
+        return;
     if (rc < 0 || message.kind != BXI_NET_DEATH || message.value >= (uint64_t)job->world_size) {
         if (link->fd >= 0)
-            lose_link(net, link);
+            lose_link(net, link, rc < 0 ? rc : -EPIPE);
         return;
     }
     if (net->twins[message.value] != NULL)
@@ -132,23 +151,31 @@ static bool is_over(uint64_t lost_ns, uint64_t now_ns, uint64_t timeout_ns)
     return lost_ns != 0 && now_ns - lost_ns >= timeout_ns;
 }
 
+/* Of the worker at its other end, or of all on that host. */
+static void note_lost(struct bxi_net *net, const struct bxi_link *link)
+{
+    for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
+        struct bxi_twin *twin = net->twins[rank];
+
+        if (twin == NULL || (rank != link->rank &&
+                             (!link->host_is_lost || strcmp(net->places[rank].host, net->places[link->rank].host) != 0)))
+            continue;
+        bxi_lock(&net->lock);
+        if (twin->lost_ns == 0 || link->lost_ns < twin->lost_ns)
+            twin->lost_ns = link->lost_ns;
+        bxi_unlock(&net->lock);
+    }
+}
+
 /* What was lost for too long. When to look again. */
 static uint64_t end_the_lost(struct bx_job *job)
 {
     struct bxi_net *net = job->net;
     uint64_t now_ns = bxi_now_ns(), next_ns = BX_FOREVER;
 
-    for (int i = 0; i < net->link_count; i++) {
-        struct bxi_link *link = &net->links[i];
-        struct bxi_twin *twin = net->twins[link->rank];
-
-        if (twin != NULL && link->lost_ns != 0) {
-            bxi_lock(&net->lock);
-            if (twin->lost_ns == 0)
-                twin->lost_ns = link->lost_ns;
-            bxi_unlock(&net->lock);
-        }
-    }
+    for (int i = 0; i < net->link_count; i++)
+        if (net->links[i].lost_ns != 0)
+            note_lost(net, &net->links[i]);
     for (int rank = 0; rank < job->world_size; rank++) {
         struct bxi_twin *twin = net->twins[rank];
         uint64_t lost_ns;
@@ -185,10 +212,17 @@ static void *run_net(void *argument)
     struct bx_job *job = argument;
     struct bxi_net *net = job->net;
     struct epoll_event events[64];
+    uint64_t ping_ns = 0;
 
     bxi_cancel_off();
     for (;;) {
-        uint64_t next_ns = end_the_lost(job), now_ns = bxi_now_ns();
+        uint64_t now_ns = bxi_now_ns(), next_ns;
+
+        if (net->link_count > 0 && now_ns >= ping_ns) {
+            ping_links(net);
+            ping_ns = now_ns + net->timeout_ns / PINGS;
+        }
+        next_ns = bxi_least(end_the_lost(job), net->link_count > 0 ? ping_ns : BX_FOREVER);
         int timeout_ms = next_ns == BX_FOREVER ? -1 : next_ns <= now_ns ? 0 : (int)((next_ns - now_ns) / 1000000 + 1);
         int count = epoll_wait(net->epoll_fd, events, 64, timeout_ms);
 

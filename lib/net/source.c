@@ -156,9 +156,9 @@ static void note_lost(struct bxi_net *net, const struct bxi_link *link)
 {
     for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
         struct bxi_twin *twin = net->twins[rank];
+        bool shares_host = strcmp(net->places[rank].host, net->places[link->rank].host) == 0;
 
-        if (twin == NULL || (rank != link->rank &&
-                             (!link->host_is_lost || strcmp(net->places[rank].host, net->places[link->rank].host) != 0)))
+        if (twin == NULL || (rank != link->rank && !(link->host_is_lost && shares_host)))
             continue;
         bxi_lock(&net->lock);
         if (twin->lost_ns == 0 || link->lost_ns < twin->lost_ns)

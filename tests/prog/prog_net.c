@@ -653,8 +653,8 @@ static void check_nothing_is_left(void)
            (int)loans.leases, (int)loans.borrowed);
     for (int i = 0; i < 1000 && __atomic_load_n(&boxes_destroyed, __ATOMIC_RELAXED) < boxes_made; i++)
         nap_ms(5);
-    EXPECT(boxes_made == THIRDS * size && boxes_destroyed == boxes_made, "%d boxes of %d are destroyed", boxes_destroyed,
-           boxes_made);
+    EXPECT(boxes_made == THIRDS * size && boxes_destroyed == boxes_made, "%d boxes of %d are destroyed",
+           boxes_destroyed, boxes_made);
     for (int other = 0; other < size; other++)
         crosses |= is_remote(other);
     EXPECT(!crosses || counter("net_bytes_received") > 0, "nothing came over the network");

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What prog_net and prog_net_end share: checks that print and count their failures, a barrier, and where each worker is.
+ * What prog_net and prog_net_end share: checks that print and count their failures, a barrier, and where each worker
+ * is.
  * Included by one file of each program.
  */
 #ifndef PROG_NET_H

@@ -3,8 +3,8 @@
  * A worker of a job across hosts in which something ends, for tests/e2e/net.sh: workers, hosts, or what lies between.
  * Environment as that of prog_net.
  *
- *     prog_net_end die RANKS MS       the workers of these ranks ("1,3") kill themselves while the others call them. Each
- *                                     other one has the news within MS, and goes on with those that live
+ *     prog_net_end die RANKS MS       the workers of these ranks ("1,3") kill themselves while the others call them.
+ *                                     Each other one has the news within MS, and goes on with those that live
  *     prog_net_end stop RANK          that worker is stopped for 2 s while the others call it. Nobody counts as dead
  *     prog_net_end part FILE MS       calls all others until the file exists; from then on workers of other hosts are
  *                                     lost within MS, and those of this host are not
@@ -108,7 +108,8 @@ static void path_of_end(int of, char path[512])
 
 #define CALLERS 3           /* of each worker that is to be lost */
 
-/* Calls those that are to end in three ways until they have. file: when that happens stands in it; NULL: in one each. */
+/* Calls those that are to end in three ways until they have. file: when that happens stands in it; NULL: in one each.
+ */
 static void call_those_that_end(const char *file, uint64_t most_ms)
 {
     static const char *const functions[CALLERS] = { "add", "hold", "send_back" };

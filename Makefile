@@ -221,8 +221,8 @@ ALL_SRCS := $(sort $(LIB_SRCS) $(NN_SRCS) $(AUTOGRAD_SRCS) \
 # The plug-in of lib/net, where what it needs is installed.
 NET_PLUGIN := $(B)/lib/libboxcar_net.so.0
 HAS_NET    := $(if $(wildcard /usr/include/ucp/api/ucp.h),$(wildcard /usr/include/openssl/hmac.h))
-all: $(if $(HAS_NET),$(NET_PLUGIN)) $(STATIC_LIB) $(SHARED_LIB) $(STATIC_NN) $(SHARED_NN) $(STATIC_AUTOGRAD) $(SHARED_AUTOGRAD) \
-	$(PROGRAMS:%=$(B)/bin/%)
+all: $(if $(HAS_NET),$(NET_PLUGIN)) $(STATIC_LIB) $(SHARED_LIB) $(STATIC_NN) $(SHARED_NN) $(STATIC_AUTOGRAD) \
+	$(SHARED_AUTOGRAD) $(PROGRAMS:%=$(B)/bin/%)
 
 tests: $(TESTS)
 

@@ -54,7 +54,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define BYTES_ROUND ((uint64_t)2 << 20)
 #define BATCH 32
 #define SLACK_BYTES ((uint64_t)16 << 20)
 
@@ -372,7 +371,7 @@ int bxi_arena_create(const char *shm_name, uint64_t bytes, const struct bxi_aren
         return -ENOMEM;
     struct bxi_pages *pages = &arena->pages;
     bxi_pages_init(pages);
-    pages->bytes = (bytes + BYTES_ROUND - 1) / BYTES_ROUND * BYTES_ROUND;
+    pages->bytes = bxi_arena_round(bytes);
     pages->extent_bytes = bxi_class_bytes(bxi_class_of(pages->bytes));
     /* [arena.refs] relaxed: no other thread has the arena yet. */
     bxi_store_relaxed(&arena->refs, 1);

@@ -47,7 +47,14 @@ struct bxi_arena_words {
     bxi_a64 *used, *committed, *high_water;
 };
 
-/* Creates the object (O_EXCL, 0600, owner lock), sparse, with `bytes` rounded up to a multiple of 2 MiB, and maps it.
+/* The size of an arena that is created with so many bytes: a multiple of 2 MiB. */
+static inline uint64_t bxi_arena_round(uint64_t bytes)
+{
+    const uint64_t unit = UINT64_C(2) << 20;
+
+    return (bytes + unit - 1) / unit * unit;
+}
+/* Creates the object (O_EXCL, 0600, owner lock), sparse, with `bytes` rounded (bxi_arena_round), and maps it.
  * Allocates no page of /dev/shm yet. The arena owns the descriptor. words may be NULL; shm_name too: then the object
  * has no name until bxi_arena_name. -EEXIST; -ENOMEM; -EFBIG (RLIMIT_FSIZE, or more than 64 TiB); -EOPNOTSUPP: /dev/shm
  * has no objects without names; -errno. A failure leaves nothing behind. */

@@ -66,7 +66,7 @@ bool bxi_in_returns(struct bxi_twin *twin, const unsigned char *data, size_t byt
     return bytes == 0;
 }
 
-bool bxi_in_put(struct bxi_twin *twin, unsigned char *frame, uint32_t bytes)
+bool bxi_in_put(struct bxi_twin *twin, const unsigned char *frame, uint32_t bytes)
 {
     const int64_t clock_ns = twin->job->net->places[twin->rank].clock_ns;
     struct bxi_frame head;
@@ -86,7 +86,7 @@ bool bxi_in_put(struct bxi_twin *twin, unsigned char *frame, uint32_t bytes)
     return true;
 }
 
-bool bxi_in_frames(struct bxi_twin *twin, unsigned char *data, size_t bytes)
+bool bxi_in_frames(struct bxi_twin *twin, const unsigned char *data, size_t bytes)
 {
     bool good = true;
 

@@ -21,10 +21,12 @@ struct bxi_late {
     unsigned char data[];
 };
 
-static void take(struct bxi_twin *twin, const struct bxi_parcel_head *head, unsigned char *data, size_t bytes)
+/* The message whose turn it is. */
+static void take(struct bxi_twin *twin, const struct bxi_parcel_head *head, const unsigned char *data, size_t bytes)
 {
     bool good = true;
 
+    twin->next++;
     if (head->kind == BXI_PARCEL_LEASE) {
         bxi_landing_begin(twin, head, data, bytes);     /* it also takes the words */
         return;
@@ -51,7 +53,6 @@ static void take_next(struct bxi_twin *twin)
         struct bxi_late *late = twin->late;
 
         twin->late = late->next;
-        twin->next++;
         take(twin, &late->head, late->data, late->bytes);
         free(late);
     }
@@ -91,8 +92,6 @@ static void keep(struct bxi_twin *twin, const struct bxi_parcel_head *head, cons
     *place = late;
     if (large != NULL)
         net->ops->fetch(net->wire, large, late->data, bytes, is_fetched, late);
-    else
-        take_next(twin);
 }
 
 static struct bxi_twin *sender_of(const struct bx_job *job, const struct bxi_parcel_head *head, size_t bytes)
@@ -138,8 +137,12 @@ void bxi_in_arrived(void *context, const void *head_at, size_t head_bytes, const
         if (large != NULL)
             job->net->ops->drop(job->net->wire, large);
         bxi_in_nonsense(twin, "it sent what no worker sends");
-    } else
+    } else if (data != NULL && head.number == twin->next && twin->landing == NULL) {
+        take(twin, &head, data, bytes);
+        take_next(twin);
+    } else {
         keep(twin, &head, data, bytes, large);
+    }
 }
 
 /* ---- leases that this worker gives itself ----------------------------------------------------------------- */

@@ -307,8 +307,7 @@ static int meet_root(struct bxi_meeting *meeting)
         return rc;
     rc = bxi_net_send(fd, &(struct bxi_net_message){ .kind = BXI_NET_HELLO, .bytes = bxi_hello_bytes(meeting->self) },
                       meeting->self, meeting->deadline_ns);
-    rc = rc < 0 ? link_failed(meeting, rc, "when this worker said who it is") : wait_for_table(meeting, fd);
-    return rc;
+    return rc < 0 ? link_failed(meeting, rc, "when this worker said who it is") : wait_for_table(meeting, fd);
 }
 
 /* ---- all -------------------------------------------------------------------------------------------- */
@@ -326,8 +325,7 @@ static int describe_self(struct bxi_meeting *meeting)
     self->world_size = job->world_size;
     self->pid = (uint32_t)getpid();
     self->address_bytes = (uint32_t)bytes;
-    /* As bxi_arena_create rounds it. */
-    self->arena_bytes = (job->options.arena_bytes + (UINT64_C(2) << 20) - 1) & ~((UINT64_C(2) << 20) - 1);
+    self->arena_bytes = bxi_arena_round(job->options.arena_bytes);
     memcpy(self->name, job->name, sizeof self->name);
     host_of_this(self->host);
     return 0;

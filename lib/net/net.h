@@ -223,8 +223,8 @@ void bxi_in_not_fetched(struct bxi_twin *twin, int rc);
 bool bxi_in_functions(struct bxi_twin *twin, const struct bxi_parcel_head *head, const unsigned char *data,
                       size_t bytes);
 bool bxi_in_returns(struct bxi_twin *twin, const unsigned char *data, size_t bytes);
-bool bxi_in_frames(struct bxi_twin *twin, unsigned char *data, size_t bytes);
-bool bxi_in_put(struct bxi_twin *twin, unsigned char *frame, uint32_t bytes);
+bool bxi_in_frames(struct bxi_twin *twin, const unsigned char *data, size_t bytes);
+bool bxi_in_put(struct bxi_twin *twin, const unsigned char *frame, uint32_t bytes);
 void bxi_in_words(struct bxi_twin *twin, const struct bxi_net_words *words);
 /* A lease of this worker, in the remote worker's name. */
 void bxi_in_give_back(struct bxi_twin *twin, uint64_t slot, uint64_t generation);

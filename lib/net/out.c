@@ -15,14 +15,14 @@
 
 #define PARCEL_BYTES 16384u             /* of frames in one message, unless one frame alone is larger */
 
-/* ---- words ------------------------------------------------------------------------------------------- */
-
 /* Gives it its number. */
 static void send_next(struct bxi_twin *twin, struct bxi_parcel *parcel)
 {
     parcel->head.number = twin->number++;
     bxi_parcel_send(twin, parcel);
 }
+
+/* ---- words ------------------------------------------------------------------------------------------- */
 
 /* Lock. */
 static struct bxi_net_words read_words(const struct bx_job *job, int rank)
@@ -133,25 +133,29 @@ static int send_some(struct bxi_twin *twin, uint64_t until, const struct bxi_net
     struct bxi_parcel *parcel;
     const void *payload;
     uint32_t bytes;
+    bool is_lease = false;
     int frames = 0;
 
     if (words == NULL && twin->out.read_pos == until)
         return 0;
-    parcel = bxi_parcel_make(twin, BXI_PARCEL_FRAMES, PARCEL_BYTES + BXI_FRAME_MAX + 16);
+    /* A frame takes no more of a parcel than of the ring. */
+    parcel = bxi_parcel_make(twin, BXI_PARCEL_FRAMES,
+                             bxi_least(until - twin->out.read_pos, PARCEL_BYTES + BXI_FRAME_MAX + 16));
     if (parcel == NULL)
         return -1;
-    while (twin->out_open && twin->out.read_pos < until && parcel->bytes < PARCEL_BYTES &&
+    while (!is_lease && twin->out.read_pos < until && parcel->bytes < PARCEL_BYTES &&
            bxi_ring_peek(&twin->out, &payload, &bytes) == 1) {
-        if (lends(payload) && frames > 0)
+        is_lease = lends(payload);
+        if (is_lease && frames > 0) {
+            is_lease = false;           /* the next message is its own */
             break;
+        }
         twin->out.read_pos += bxi_record_bytes(bytes);
         frames++;
         add(parcel, payload, bytes);
-        if (lends(payload)) {
-            parcel->head.kind = BXI_PARCEL_LEASE;
-            break;
-        }
     }
+    if (is_lease)
+        parcel->head.kind = BXI_PARCEL_LEASE;
     if (words != NULL && twin->out.read_pos >= until) {
         parcel->head.has_words = 1;
         parcel->head.words = twin->sent = *words;
@@ -160,12 +164,9 @@ static int send_some(struct bxi_twin *twin, uint64_t until, const struct bxi_net
         free(parcel);
         return 0;
     }
-    if (parcel->head.kind == BXI_PARCEL_LEASE) {
-        send_next(twin, parcel);
+    send_next(twin, parcel);
+    if (is_lease)
         bxi_out_lease(twin, payload, twin->number - 1);     /* it lies in the ring until its receiver has read it */
-    } else {
-        send_next(twin, parcel);
-    }
     return frames + (words != NULL);
 }
 

@@ -303,7 +303,7 @@ static int open_trace_file(struct bx_job *job, struct bxi_trace *trace)
     snprintf(first, sizeof first, ",\"job\":\"%s\",\"world_size\":%d,\"clock\":\"CLOCK_MONOTONIC\"},"
                                   "\"pid\":0,\"tid\":%d}", job->job_name, job->world_size, (int)gettid());
     fd = job->rank == job->root ? bxi_trace_file_begin(trace->path, job->instance, first)
-                        : bxi_trace_file_open(trace->path, job->instance);
+                                : bxi_trace_file_open(trace->path, job->instance);
     if (fd >= 0) {
         trace->file = (struct bxi_trace_file){ fd, job->instance };
         return 0;

@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 static const int here;
 
@@ -17,15 +18,19 @@ static void *try_beside(const char *between)
     char path[4096];
     Dl_info info;
     char *slash;
-    int length;
+    ssize_t length;
 
     if (dladdr(&here, &info) == 0 || info.dli_fname == NULL)
         return NULL;
-    length = snprintf(path, sizeof path, "%s", info.dli_fname);
+    if (info.dli_fname[0] == '/')
+        length = snprintf(path, sizeof path, "%s", info.dli_fname);
+    else                                /* a program, as it was called; it may have changed its folder since */
+        length = readlink("/proc/self/exe", path, sizeof path);
     if (length < 0 || (size_t)length >= sizeof path)
         return NULL;
+    path[length] = '\0';
     slash = strrchr(path, '/');
-    length = slash == NULL ? 0 : (int)(slash - path) + 1;
+    length = slash == NULL ? 0 : slash - path + 1;
     if (snprintf(path + length, sizeof path - (size_t)length, "%s" BXI_WIRE_PLUGIN, between) >=
         (int)(sizeof path - (size_t)length))
         return NULL;

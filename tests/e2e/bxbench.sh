@@ -71,7 +71,7 @@ table_with_epoll()
 # With a ucx_perftest that sends nothing: the server waits, the client says what the rate is.
 beside_ucx()
 (
-    mkdir "$dir/ucx" && cat >"$dir/ucx/ucx_perftest" <<'END'
+    mkdir -p "$dir/ucx" && cat >"$dir/ucx/ucx_perftest" <<'END'
 #!/bin/sh
 case $* in
 *127.0.0.1*) echo 'Final: 1000 0.1 0.1 7 7 2500000 1234567' ;;
@@ -105,6 +105,15 @@ if [ "$cores" -ge 2 ]; then
     check 'rate beside UCX' beside_ucx 'calls_per_s ucx_runs ucx_msgs_per_s ratio_ucx' \
         'v["calls_per_s"]>0 n["ucx_runs"]==5 v["ucx_msgs_per_s"]==1234567 v["ratio_ucx"]>=0' \
         rate --ucx --inflight 16 --slices 5 --calls 1000
+    if [ -e "${bin%/bin/*}/lib/libboxcar_net.so.0" ]; then
+        check 'net beside UCX' beside_ucx \
+            'call_p50_us messages_per_s mb_per_s bytes ucx_lat_us ucx_msgs ucx_mb ratio_call ratio_all_mb net_bytes' \
+            'v["call_p50_us"]>0 v["messages_per_s"]>0 v["mb_per_s"]>0 n["ucx_mb"]==5 v["ucx_msgs"]==1234567
+            v["ucx_lat_us"]==0.10 v["bytes"]==999936 v["net_bytes"]>=20*999936' \
+            net --slices 5 --calls 100 --bytes 1000000 --tensors 16
+    else
+        echo 'skip bxbench net needs libboxcar_net.so.0 (libucx-dev and libssl-dev)'
+    fi
     check 'fanin of 3' measures 'callers calls_per_s p50_us p99_us bare_per_s' \
         'v["callers"]==3 v["calls_per_s"]>0 v["bare_per_s"]>0 v["p50_us"]>0 v["p99_us"]>=v["p50_us"]' \
         fanin --callers 3 --slices 2 --calls 200
@@ -134,7 +143,7 @@ if [ "$cores" -ge 2 ]; then
         echo 'skip bxbench handover of 1 MB and 1 GB needs 1.5 GB in /dev/shm'
     fi
 else
-    for name in pingpong rate fanin batch handover rref; do
+    for name in pingpong rate net fanin batch handover rref; do
         echo "skip bxbench $name needs two cores"
     done
 fi

@@ -16,7 +16,8 @@
 
 enum {
     F_SLICES = 1, F_CALLS = 2, F_INFLIGHT = 4, F_CALLERS = 8, F_WORKERS = 16, F_GAP = 32, F_SECONDS = 64,
-    F_RATE = 128, F_NO_PAIRS = 256, F_TENSORS = 512, F_BYTES = 1024, F_GPU = 2048, F_NONE = 4096, F_ALL = -1
+    F_RATE = 128, F_NO_PAIRS = 256, F_TENSORS = 512, F_BYTES = 1024, F_GPU = 2048, F_NET = 4096, F_NONE = 8192,
+    F_ALL = -1
 };
 
 static const struct command {
@@ -52,6 +53,9 @@ static const struct command {
       { .slices = 9, .calls = 2000 } },
     { "gpu", bench_gpu, F_CALLS | F_BYTES | F_GPU, 2, 1,
       "tensors in device memory handed over, beside copies of them", { .calls = 1000 } },
+    { "net", bench_net, F_SLICES | F_CALLS | F_INFLIGHT | F_TENSORS | F_BYTES | F_NET, 2, 2,
+      "two workers on two hosts, beside UCX",
+      { .slices = 15, .calls = 5000, .inflight = 64, .tensors = 161, .bytes = 94278008 } },
 };
 
 enum kind { WHOLE, REAL, YES, CPUS, HELP, VERSION };
@@ -81,6 +85,8 @@ static const struct flag {
     { "cork", F_RATE, YES, FIELD(cork), 0, 0, "send a quarter of the calls in flight together, by bx_rpc_many" },
     { "no-pairs", F_NO_PAIRS, YES, FIELD(no_pairs), 0, 0,
       "leave out the phase in which every worker calls every other" },
+    { "veth", F_NET, YES, FIELD(veth), 0, 0,
+      "the hosts are two network namespaces with a pair of devices, not loopback" },
     { "dry-run", F_GPU, YES, FIELD(dry_run), 0, 0, "with a driver that has no GPU: everything but figures" },
     { "cpus", F_ALL, CPUS, 0, 0, 0,
       "cores to use, with commas between them, the caller's first (the first two\n"

@@ -38,6 +38,7 @@ struct bench_options {
     bool ucx;
     bool cork;
     bool no_pairs;
+    bool veth;
     bool dry_run;
     int cpus[BENCH_CPUS_MAX];       /* first: the caller's; second: the callee's */
     int cpu_count;
@@ -64,6 +65,7 @@ int bench_start(struct bench_options *options);
 int bench_handover(struct bench_options *options);
 int bench_rref(struct bench_options *options);
 int bench_gpu(struct bench_options *options);
+int bench_net(struct bench_options *options);
 
 /* ---- process.c: memory that processes share, cores, child processes ---------------------------------- */
 
@@ -169,6 +171,7 @@ struct bench_run {
     int (*begin)(struct bench_caller *caller);              /* as a slice, before the first */
     int (*end)(struct bench_caller *caller, int status);    /* behind the last; called after a failure too */
     void (*after)(void);            /* in each worker, when it has left the job */
+    int (*spawn)(const struct bx_spawn_options *options, bx_worker_fn fn, void *context);   /* NULL: bx_spawn */
     void *context;                  /* of setup; the subcommand's */
     /* Made by bench_run_job, shared: */
     struct bench_series series[BENCH_SERIES_MAX];
@@ -188,6 +191,11 @@ bool bench_holds(const struct bx_msg *reply, uint64_t number);
 /* A counter of worker 1; the tensor bytes that both workers have copied. 0, or an error code. */
 int bench_counter(struct bench_caller *caller, const char *name, double *value);
 int bench_copied(struct bench_caller *caller, double *bytes);
+
+/* rate.c: calls in flight, as a kind of slice whose series has means. begin warms up. */
+int bench_rate_begin(struct bench_caller *caller, int kind);
+int bench_rate_slice(struct bench_caller *caller, int kind, int64_t slice);
+int bench_rate_end(struct bench_caller *caller, int status);
 
 /* Where a slice's ticks of this caller belong; NULL for slice -1. */
 static inline uint32_t *bench_place(const struct bench_caller *caller, int series, int64_t slice)

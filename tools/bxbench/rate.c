@@ -40,6 +40,8 @@ static int slice_bare(struct bench_caller *caller, int kind, int64_t slice)
     return 0;
 }
 
+static struct bx_msg *rate_args[BENCH_INFLIGHT_MAX / 4];        /* of calls that are sent together */
+
 /* A slice's calls: a ring of futures, because a division by --inflight for each would be measured too. */
 struct calls {
     struct bx_job *job;
@@ -109,10 +111,10 @@ static uint64_t at_once(const struct bench_run *run)
     return run->options->cork ? (uint64_t)run->options->inflight / 4 : 1;
 }
 
-static int slice_calls(struct bench_caller *caller, int kind, int64_t slice)
+int bench_rate_slice(struct bench_caller *caller, int kind, int64_t slice)
 {
     const struct bench_run *run = caller->run;
-    struct calls calls = { .job = caller->job, .to = caller->to, .args = caller->own,
+    struct calls calls = { .job = caller->job, .to = caller->to, .args = rate_args,
                            .inflight = (uint64_t)run->options->inflight };
     uint64_t count = (uint64_t)run->calls, most = at_once(run);
     uint64_t before = bench_ticks();
@@ -130,24 +132,24 @@ static int slice_calls(struct bench_caller *caller, int kind, int64_t slice)
     return rc != 0;
 }
 
-static int begin(struct bench_caller *caller)
+int bench_rate_begin(struct bench_caller *caller, int kind)
 {
-    static struct bx_msg *args[BENCH_INFLIGHT_MAX / 4];
-
     for (uint64_t i = 0; i < at_once(caller->run); i++)
-        if ((args[i] = bx_msg_create(BENCH_MESSAGE_BYTES)) == NULL)
+        if ((rate_args[i] = bx_msg_create(BENCH_MESSAGE_BYTES)) == NULL)
             return bench_fail("bx_msg_create", -ENOMEM);
-    caller->own = args;
-    return slice_calls(caller, CALLS, caller->run->first);      /* both sides' memory is warm afterwards */
+    return bench_rate_slice(caller, kind, caller->run->first);  /* both sides' memory is warm afterwards */
 }
 
-static int end(struct bench_caller *caller, int status)
+int bench_rate_end(struct bench_caller *caller, int status)
 {
-    struct bx_msg **args = caller->own;
-
-    for (uint64_t i = 0; args != NULL && i < at_once(caller->run); i++)
-        bx_msg_destroy(args[i]);
+    for (uint64_t i = 0; i < at_once(caller->run); i++)
+        bx_msg_destroy(rate_args[i]);
     return status;
+}
+
+static int begin(struct bench_caller *caller)
+{
+    return bench_rate_begin(caller, CALLS);
 }
 
 /* One run of ucx_perftest with 64-byte messages on the bench's cores: messages a second, the last number of its line
@@ -210,8 +212,8 @@ int bench_rate(struct bench_options *options)
     int64_t runs = options->ucx ? UCX_RUNS : 1, slices = (options->slices + runs - 1) / runs;
     struct bench_run run = {
         .options = options, .slices = slices * runs, .calls = options->calls, .workers = 2, .callers = 1,
-        .with_bare = true, .kinds = { slice_bare, slice_bare, slice_calls },
-        .series_count = KINDS, .means = (1 << KINDS) - 1, .begin = begin, .end = end
+        .with_bare = true, .kinds = { slice_bare, slice_bare, bench_rate_slice },
+        .series_count = KINDS, .means = (1 << KINDS) - 1, .begin = begin, .end = bench_rate_end
     };
     double ucx[UCX_RUNS];
 

@@ -228,7 +228,7 @@ bool bench_run_job(struct bench_run *run)
     }
     if (run->with_bare && (run->bare = bench_bare_start(run->callers, *callee_cpu(run))) == NULL)
         return false;
-    rc = bx_spawn(&options, worker, run, NULL);
+    rc = run->spawn != NULL ? run->spawn(&options, worker, run) : bx_spawn(&options, worker, run, NULL);
     if (rc < 0)
         bench_fail("bx_spawn", rc);
     if (run->with_bare && !bench_bare_stop(run->bare, rc < 0 ? 0 : BARE_STOP_NS))

@@ -112,6 +112,8 @@ deb debhelper have_program dh
 deb dpkg-dev have_program dpkg-buildpackage
 deb dh-python have_program dh_python3
 deb python3-dev have_python_headers
+deb libucx-dev have_header ucp/api/ucp.h
+deb libssl-dev have_header openssl/hmac.h
 test-deb lintian have_program lintian
 test-deb fakeroot have_program fakeroot
 test-deb cmake have_program cmake

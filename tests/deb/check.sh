@@ -51,7 +51,7 @@ package()   # package NAME: the file. Ubuntu calls those of debug symbols .ddeb.
 
 has_packages()
 {
-    for name in libboxcar0 libboxcar-nn0 libboxcar-autograd0 libboxcar-dev libboxcar-nn-dev boxcar-tools \
+    for name in libboxcar0 libboxcar-net0 libboxcar-nn0 libboxcar-autograd0 libboxcar-dev libboxcar-nn-dev boxcar-tools \
         python3-boxcar; do
         test "$(dpkg-deb -f "$(package $name)" Version)" = "$version-0.1" || return 1
     done
@@ -141,6 +141,19 @@ import boxcar, boxcar.rpc
 assert boxcar.__file__.startswith("'"$root"'") and "'"$root"'/usr/lib/" in open("/proc/self/maps").read()'
 }
 
+worker_on()         # worker_on RANK HOST
+{
+    BX_JOB=deb$$ BX_RANK=$1 BX_WORLD_SIZE=2 BX_ROOT=127.0.0.1:$((20000 + $$ % 12000)) BX_SECRET=0123456789abcdef \
+        BX_HOST=$2 UCX_NET_DEVICES=lo timeout 60 "$dir/few/call"
+}
+
+on_two_hosts()
+{
+    worker_on 1 b & worker_on 0 a >"$dir/hosts"
+    cat "$dir/hosts"
+    wait && grep -q '^84 / 2 = 42$' "$dir/hosts"
+}
+
 refuses_headers()
 {
     ! dpkg_root -i "$(package libboxcar-dev)" >"$dir/refusal" 2>&1 &&
@@ -165,8 +178,9 @@ export LD_LIBRARY_PATH
 try 'the examples build by CMake without the networks' examples_by_cmake few
 try 'all but the one that needs them' test -x "$dir/few/call" -a -x "$dir/few/tensor" -a ! -e "$dir/few/train"
 try 'dpkg installs the other packages' dpkg_root -i "$(package libboxcar-nn0)" "$(package libboxcar-autograd0)" \
-    "$(package libboxcar-nn-dev)"
-try 'they are installed too' installed_alike 6
+    "$(package libboxcar-nn-dev)" "$(package libboxcar-net0)"
+try 'they are installed too' installed_alike 7
+try 'a job on two hosts finds the plug-in' on_two_hosts
 # Unpacked: the scripts that compile and remove its bytecode would run in this directory, where no shell is.
 try 'dpkg unpacks the package of Python' dpkg_root --unpack "$(package python3-boxcar)"
 try 'Python imports it' imports

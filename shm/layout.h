@@ -8,8 +8,8 @@
  * the device region: by all where a GPU's driver registers no read-only mapping. Others write it only when the owner is
  * dead (gpu/README.md, G4 and G9).
  *
- * Invariants. The owner is the worker whose segment this is; a peer is a worker that maps it. I11 to I13 and I15, about
- * the regions that only inspectors read, are in lib/observe/tables.h.
+ * Invariants. The owner is the worker whose segment this is; a peer is a worker that maps it. I11 to I13, I15
+ * and I17, about the regions that only inspectors read, are in lib/observe/tables.h.
  *  I1  magic, layout_version, the sizes and the identity are written before the segment's descriptor is passed to
  *      another process, and never again.
  *  I2  state only grows: STARTING < RUNNING < LEAVING < LEFT; or STARTING < GAVE_UP. ending only grows, is 0 before
@@ -46,7 +46,7 @@
 #include <stdint.h>
 
 #define BXI_MAGIC UINT64_C(0x0000524143584f42)          /* "BOXCAR\0\0" in memory, little endian */
-#define BXI_LAYOUT_VERSION 11u
+#define BXI_LAYOUT_VERSION 12u
 
 #define BXI_WORLD_MAX 128
 #define BXI_NAME_BYTES 32
@@ -149,6 +149,7 @@ struct bxi_function {
 #define BXI_TABLES2_BYTES 32768
 #define BXI_HISTS_BYTES 1048576                             /* behind the control pages */
 #define BXI_OBJECTS_BYTES 16384                             /* behind the histograms */
+#define BXI_REMOTES_BYTES 32768                             /* behind the device region */
 
 struct bxi_control {
     struct bxi_header header;                               /* offset 0 */
@@ -163,7 +164,8 @@ struct bxi_control {
 #define BXI_CONTROL_BYTES sizeof(struct bxi_control)
 #define BXI_OBJECTS_OFFSET (BXI_CONTROL_BYTES + BXI_HISTS_BYTES)
 #define BXI_DEVICE_OFFSET (BXI_OBJECTS_OFFSET + BXI_OBJECTS_BYTES)
-#define BXI_RINGS_OFFSET (BXI_DEVICE_OFFSET + BXI_DEVICE_BYTES)
+#define BXI_REMOTES_OFFSET (BXI_DEVICE_OFFSET + BXI_DEVICE_BYTES)
+#define BXI_RINGS_OFFSET (BXI_REMOTES_OFFSET + BXI_REMOTES_BYTES)
 
 static_assert(sizeof(struct bxi_header) == 384, "header");
 static_assert(offsetof(struct bxi_header, state) == 128, "state");

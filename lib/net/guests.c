@@ -138,10 +138,10 @@ static int take_hello(struct party *party, struct guest *guest)
     }
     if (hello->world_size != job->world_size)
         return bx_fail(BX_E_WORLD_SIZE, "worker '%s' (rank %d) on host '%s' was started for %d workers, rank 0 for %d",
-                       hello->name, hello->rank, hello->host, hello->world_size, job->world_size);
+                       hello->name, hello->rank, hello->machine, hello->world_size, job->world_size);
     if (hello->rank <= 0 || hello->rank >= job->world_size || party->by_rank[hello->rank] != NULL)
-        return bx_fail(BX_E_RANK_TAKEN, "worker '%s' on host '%s' came as rank %d, which %s", hello->name, hello->host,
-                       hello->rank, hello->rank < 0 || hello->rank >= job->world_size ? "is none" : "is taken");
+        return bx_fail(BX_E_RANK_TAKEN, "worker '%s' on host '%s' came as rank %d, which %s", hello->name,
+                       hello->machine, hello->rank, hello->rank < 0 || hello->rank >= job->world_size ? "is none" : "is taken");
     for (int rank = 0; rank < job->world_size; rank++) {
         const struct guest *other = party->by_rank[rank];
         const char *name = rank == 0 ? job->name : other == NULL ? "" : other->in.message.body.hello.name;
@@ -191,7 +191,7 @@ static int hung_up(struct party *party, struct guest *guest)
 
     if (guest->stage == KNOWN)
         return bx_fail(BX_E_PEER_DEAD, "worker '%s' (rank %d, pid %u) on host '%s' hung up while the job was starting",
-                       hello->name, hello->rank, hello->pid, hello->host);
+                       hello->name, hello->rank, hello->pid, hello->machine);
     drop(guest);
     (void)party;
     return 0;

@@ -92,6 +92,7 @@ int bxi_meet_take_table(struct bxi_meeting *meeting, uint64_t instance, const un
         if (!bxi_hello_is_valid(&hello, bytes - at) || hello.rank != rank)
             return nonsense(meeting);
         memcpy(place->host, hello.host, sizeof place->host);
+        memcpy(place->machine, hello.machine, sizeof place->machine);
         memcpy(place->name, hello.name, sizeof place->name);
         place->pid = hello.pid;
         place->arena_bytes = hello.arena_bytes;
@@ -117,6 +118,8 @@ int bxi_meet_take_table(struct bxi_meeting *meeting, uint64_t instance, const un
 bool bxi_hello_is_valid(const struct bxi_hello *hello, size_t bytes)
 {
     return hello->address_bytes <= BXI_WIRE_ADDRESS_MAX && bxi_hello_bytes(hello) <= bytes &&
-           memchr(hello->host, 0, sizeof hello->host) != NULL && memchr(hello->name, 0, sizeof hello->name) != NULL &&
+           memchr(hello->host, 0, sizeof hello->host) != NULL && hello->machine[0] != '\0' &&
+           memchr(hello->machine, 0, sizeof hello->machine) != NULL &&
+           memchr(hello->name, 0, sizeof hello->name) != NULL &&
            bxi_name_is_valid(hello->name) && hello->arena_bytes > 0;
 }

@@ -128,7 +128,7 @@ void bxi_in_arrived(void *context, const void *head_at, size_t head_bytes, const
             job->net->ops->drop(job->net->wire, large);
         return;
     }
-    bxi_counter_add(job, BXI_C_net_bytes_received, head_bytes + bytes);
+    bxi_net_show_received(twin, &head, head_bytes + bytes);
     if (head.kind == BXI_PARCEL_PART)
         bxi_landing_part(twin, &head, data, bytes, large);
     else if (head.kind == BXI_PARCEL_DEATH && large == NULL)

@@ -88,18 +88,23 @@ static int secret_from_environment(char **secret)
     return rc;
 }
 
-static void host_of_this(char host[BXI_NET_HOST_BYTES])
+/* Its identity, and what people call it. */
+static void host_of_this(char host[BXI_HOST_BYTES], char machine[BXI_HOST_BYTES])
 {
     const char *name = secure_getenv("BX_HOST");
     char boot[64] = "";
     struct stat shm = { .st_dev = 0 };
     FILE *file;
 
-    memset(host, 0, BXI_NET_HOST_BYTES);
+    memset(host, 0, BXI_HOST_BYTES);
+    memset(machine, 0, BXI_HOST_BYTES);
     if (name != NULL && name[0] != '\0') {
-        snprintf(host, BXI_NET_HOST_BYTES, "%s", name);
+        snprintf(host, BXI_HOST_BYTES, "%s", name);
+        memcpy(machine, host, BXI_HOST_BYTES);
         return;
     }
+    if (gethostname(machine, BXI_HOST_BYTES - 1) < 0 || machine[0] == '\0')
+        snprintf(machine, BXI_HOST_BYTES, "?");
     file = fopen("/proc/sys/kernel/random/boot_id", "re");
     if (file != NULL) {
         if (fscanf(file, "%63s", boot) != 1)
@@ -107,7 +112,7 @@ static void host_of_this(char host[BXI_NET_HOST_BYTES])
         fclose(file);
     }
     stat("/dev/shm", &shm);
-    snprintf(host, BXI_NET_HOST_BYTES, "%s:%llx:%llx", boot, (unsigned long long)shm.st_dev,
+    snprintf(host, BXI_HOST_BYTES, "%s:%llx:%llx", boot, (unsigned long long)shm.st_dev,
              (unsigned long long)shm.st_ino);
 }
 
@@ -327,7 +332,7 @@ static int describe_self(struct bxi_meeting *meeting)
     self->address_bytes = (uint32_t)bytes;
     self->arena_bytes = bxi_arena_round(job->options.arena_bytes);
     memcpy(self->name, job->name, sizeof self->name);
-    host_of_this(self->host);
+    host_of_this(self->host, self->machine);
     return 0;
 }
 
@@ -428,7 +433,8 @@ static int wait_for_hosts(struct bx_job *job, uint64_t deadline_ns)
         if (rc < 0 || message.kind != BXI_NET_READY)
             return bx_fail(rc == -ETIMEDOUT ? BX_E_RANK_MISSING : rc < 0 ? BX_E_PEER_DEAD : -EPROTO,
                            "the workers of host '%s', of which '%s' (rank %d) is the first, did not start: %s",
-                           place->host, place->name, link->rank, rc == -ETIMEDOUT ? "the time is over" : "it hung up");
+                           place->machine, place->name, link->rank,
+                           rc == -ETIMEDOUT ? "the time is over" : "it hung up");
     }
     for (int i = 0; i < net->link_count; i++)
         if (net->places[net->links[i].rank].is_remote && is_root_of_its_host(job, net->links[i].rank))

@@ -27,7 +27,7 @@ struct bxi_hello {
     int64_t clock_ns;                   /* its time less rank 0's */
     uint64_t arena_bytes;
     char name[BXI_NAME_BYTES];
-    char host[BXI_NET_HOST_BYTES];
+    char host[BXI_HOST_BYTES], machine[BXI_HOST_BYTES];
     unsigned char address[BXI_WIRE_ADDRESS_MAX];        /* address_bytes of it, rounded up to 8, are sent */
 };
 static inline uint32_t bxi_hello_bytes(const struct bxi_hello *hello)

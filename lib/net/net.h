@@ -44,13 +44,13 @@
 #include "rpc/rpc.h"
 #include "wire.h"
 
-#define BXI_NET_HOST_BYTES 96           /* of a host's identity, with the terminator */
 
 /* ---- Where workers are (meet.c) ---------------------------------------------------------------------- */
 
 struct bxi_place {
     bool is_remote;
-    char host[BXI_NET_HOST_BYTES];
+    char host[BXI_HOST_BYTES];          /* its identity */
+    char machine[BXI_HOST_BYTES];       /* what people call it */
     char name[BXI_NAME_BYTES];
     uint32_t pid;
     int64_t clock_ns;                   /* what is added to its times to get this worker's */
@@ -158,6 +158,8 @@ struct bxi_twin {                       /* role, unless it says otherwise */
     int arena_fd;
     int end_fd;                         /* net->lock: the pipe's writing end; -1: its death is told */
     uint64_t lost_ns;                   /* net->lock: when its end of the wire was lost; 0 */
+    struct bxi_remote_row *row;         /* of this worker's segment; NULL: none */
+    uint64_t stamp_ns, stamped_ns;      /* its clock in its last message, and when that came; 0: none has */
 
     /* the way out */
     struct bxi_wire_end *end;           /* NULL: nothing was sent yet */
@@ -199,6 +201,7 @@ struct bxi_parcel_head {
     uint32_t index;                     /* FUNCTIONS: the first row; PART: which */
     uint64_t number;                    /* PART: of the LEASE; DEATH: the rank */
     uint32_t has_words, reserved;       /* words count */
+    uint64_t stamp_ns, echo_ns;         /* show.c */
     struct bxi_net_words words;
 };
 struct bxi_parcel_return {
@@ -256,6 +259,14 @@ int bxi_out_pass(struct bx_job *job, bool look_at_words);      /* sends what the
 bool bxi_out_waits(struct bx_job *job);                         /* something is to be sent */
 bool bxi_out_has_frames(struct bx_job *job);                    /* the same of frames alone */
 void bxi_out_death(struct bx_job *job, int rank);               /* of a worker of this host */
+
+/* ---- show.c: the rows for shmstat ------------------------------------------------------------------------ */
+
+void bxi_net_show(struct bx_job *job);          /* start, when the twins are there */
+/* A message leaves: its head gets its times. Role. */
+void bxi_net_show_sent(struct bxi_twin *twin, struct bxi_parcel_head *head, size_t bytes);
+void bxi_net_show_received(struct bxi_twin *twin, const struct bxi_parcel_head *head, size_t bytes);    /* role */
+void bxi_net_show_death(struct bxi_twin *twin);         /* any thread */
 
 /* ---- source.c ------------------------------------------------------------------------------------------- */
 

@@ -35,7 +35,7 @@ static bool connect_to(struct bxi_twin *twin)
     rc = net->ops->connect(net->wire, net->places[twin->rank].address, twin, &twin->end);
     if (rc < 0) {
         bxi_log(twin->job, 0, "there is no way to worker '%s' (rank %d) on host '%s': %s", net->places[twin->rank].name,
-                twin->rank, net->places[twin->rank].host, bx_strerror(rc));
+                twin->rank, net->places[twin->rank].machine, bx_strerror(rc));
         bxi_twin_dies(net, twin);
     }
     return rc == 0;
@@ -47,7 +47,7 @@ void bxi_parcel_send_memory(struct bxi_twin *twin, struct bxi_parcel *parcel, co
         free(parcel);
         return;
     }
-    bxi_counter_add(twin->job, BXI_C_net_bytes, sizeof parcel->head + bytes);
+    bxi_net_show_sent(twin, &parcel->head, sizeof parcel->head + bytes);
     twin->job->net->ops->send(twin->end, &parcel->head, sizeof parcel->head, memory, bytes, parcel_is_sent, parcel);
 }
 

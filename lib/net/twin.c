@@ -148,13 +148,16 @@ int bxi_twins_attach(struct bx_job *job)
         rc = twin->returned == NULL ? -ENOMEM : make_twin(twin);
         if (rc < 0)
             return bx_fail(rc, "what stands for worker '%s' (rank %d) of host '%s' cannot be made here: %s",
-                           job->net->places[rank].name, rank, job->net->places[rank].host, bx_strerror(rc));
+                           job->net->places[rank].name, rank, job->net->places[rank].machine, bx_strerror(rc));
     }
+    if (job->net != NULL)
+        bxi_net_show(job);
     return 0;
 }
 
 void bxi_twin_dies(struct bxi_net *net, struct bxi_twin *twin)
 {
+    bxi_net_show_death(twin);
     bxi_lock(&net->lock);
     bxi_unshared_close(twin->end_fd);
     twin->end_fd = -1;

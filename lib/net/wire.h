@@ -15,7 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define BXI_WIRE_VERSION 1u
+#define BXI_WIRE_VERSION 2u
 #define BXI_WIRE_PLUGIN "libboxcar_net.so.0"
 #define BXI_WIRE_HEAD_MAX 128u          /* bytes of a head */
 #define BXI_WIRE_ADDRESS_MAX 4096u      /* bytes of an address */
@@ -52,6 +52,8 @@ struct bxi_wire_ops {
     void (*fetch)(struct bxi_wire *wire, struct bxi_wire_large *large, void *to, size_t bytes, bxi_wire_done *done,
                   void *context);
     void (*drop)(struct bxi_wire *wire, struct bxi_wire_large *large);
+    /* By which transport, and device, its messages go; empty: UCX does not tell. text is all zeros. */
+    void (*transport)(struct bxi_wire_end *end, char *text, size_t bytes);
     unsigned (*progress)(struct bxi_wire *wire);        /* not 0: something happened */
     /* The descriptor gets readable when there is something to progress. False: there is something now. */
     bool (*arm)(struct bxi_wire *wire);

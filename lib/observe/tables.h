@@ -18,6 +18,8 @@
  *      owner, and no two rows have the same one; the other words are written before id, name before state leaves
  *      BXI_OBJECT_TO_COME. state is of enum bxi_object_state; ranks in holders are below world_size, and not the
  *      owner's.
+ *  I17 remote[p] is allocated, and its name and host are written, before remote_rows, which is 0 or world_size; both
+ *      never change. They are empty if p is on the owner's host. transport is written before round_trip_ns, once.
  */
 #ifndef BXI_TABLES_H
 #define BXI_TABLES_H
@@ -35,6 +37,8 @@
 #define BXI_HIST_BUCKETS 120
 #define BXI_OBJECTS_MAX 256                             /* objects of the owner that have a row */
 #define BXI_TYPE_BYTES 16                               /* of the name of their type; not always terminated */
+#define BXI_HOST_BYTES 96                               /* of the name of a host, with the terminator */
+#define BXI_TRANSPORT_BYTES 64                          /* likewise of a transport */
 #define BXI_FUNCTION_VALUE BXI_FUNCTION_MAX             /* in a function's place: bx_rref_to_here, which calls none */
 
 /* Where a request is: the low byte of bxi_serving.where. */
@@ -163,6 +167,18 @@ struct bxi_object_row {
     bxi_a64 name[BXI_TYPE_BYTES / 8];   /* of its type; zero while it is not known */
 };
 
+/* Row p: a worker of another host. */
+struct bxi_remote_row {
+    char name[BXI_NAME_BYTES];
+    char host[BXI_HOST_BYTES];
+    char transport[BXI_TRANSPORT_BYTES];        /* of UCX, with its device */
+    bxi_a64 bytes_sent;         /* of messages to it, with their heads */
+    bxi_a64 bytes_received;
+    bxi_a64 round_trip_ns;      /* of messages, smoothed; 0: not known yet */
+    bxi_a64 is_dead;            /* 1: its death is known here */
+    uint8_t reserved[32];
+};
+
 /* An object's id within its job: owner << 56 | maker << 48 | the owner's generation << 43 | the maker's << 38 | how
  * many the maker had made there, from 1. A generation counts the processes that had the rank before, from 0. */
 static inline int bxi_rref_id_owner(uint64_t id)
@@ -190,8 +206,9 @@ struct bxi_tables {
     struct bxi_wait_row wait[BXI_WAITS_MAX];                /* offset 320 */
     bxi_a64 object_rows;                                    /* offset 4032: rows of `object` that were ever taken */
     bxi_a64 objects_unshown;                                /* objects that have none */
+    bxi_a64 remote_rows;                                    /* rows of `remote`: 0, or as many as there are workers */
     uint8_t pad0[BXI_PAGE - BXI_TABLES0_OFFSET - sizeof(struct bxi_now) - BXI_WAITS_MAX * sizeof(struct bxi_wait_row) -
-                 2 * sizeof(bxi_a64)];
+                 3 * sizeof(bxi_a64)];
     bxi_a64 counters[512];                                  /* enum bxi_counter; one page */
     uint8_t core1[BXI_TABLES1_OFFSET - BXI_TABLES0_OFFSET - BXI_TABLES0_BYTES];
     struct bxi_pair_counters pair_counters[BXI_WORLD_MAX];
@@ -209,6 +226,8 @@ static_assert(sizeof(struct bxi_wait_row) == 32, "two waits a line");
 static_assert(sizeof(struct bxi_serving) == 32 && sizeof(struct bxi_call_row) == 32, "two a line");
 static_assert(sizeof(struct bxi_hist) == BXI_PAGE, "a histogram is a page");
 static_assert(sizeof(struct bxi_object_row) == BXI_LINE, "an object is a line");
+static_assert(sizeof(struct bxi_remote_row) == 4 * BXI_LINE, "a remote worker is four lines");
+static_assert(BXI_WORLD_MAX * sizeof(struct bxi_remote_row) == BXI_REMOTES_BYTES, "remote workers");
 static_assert(offsetof(struct bxi_tables, now) == BXI_TABLES0_OFFSET, "now");
 static_assert(offsetof(struct bxi_tables, wait) == 448, "wait");
 static_assert(offsetof(struct bxi_tables, object_rows) == 4032, "object_rows");

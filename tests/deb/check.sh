@@ -51,8 +51,8 @@ package()   # package NAME: the file. Ubuntu calls those of debug symbols .ddeb.
 
 has_packages()
 {
-    for name in libboxcar0 libboxcar-net0 libboxcar-nn0 libboxcar-autograd0 libboxcar-dev libboxcar-nn-dev boxcar-tools \
-        python3-boxcar; do
+    for name in libboxcar0 libboxcar-net0 libboxcar-nn0 libboxcar-autograd0 libboxcar-dev libboxcar-nn-dev \
+        boxcar-tools python3-boxcar; do
         test "$(dpkg-deb -f "$(package $name)" Version)" = "$version-0.1" || return 1
     done
 }

@@ -11,6 +11,7 @@ set -u
 
 build=$(cd "${BX_BUILD_DIR:-build}" && pwd)
 here=$(cd "$(dirname "$0")" && pwd)
+source=$here/../..
 if [ ! -e "$build/lib/libboxcar_net.so.0" ]; then
     echo 'skip jobs across hosts: libboxcar_net.so.0 is not built (libucx-dev and libssl-dev)'
     exit 0
@@ -55,7 +56,7 @@ evidence()  # of a check that failed
 new_job()   # new_job WORLD_SIZE
 {
     count=$((count + 1))
-    port=$((20000 + ($$ * 50 + count) % 20000))
+    port=$((10000 + ($$ * 50 + count) % 11000))     # below those that the kernel hands out
     address=127.0.0.1
     test $where = loopback || address=10.77.0.1
     export BX_JOB=net$$-$count BX_WORLD_SIZE=$1 BX_ROOT=$address:$port
@@ -202,6 +203,52 @@ run_job 4 "$net_end" stop 0
 check 'nor is rank 0' all_done
 unset BX_NET_TIMEOUT_MS
 
+# ---- What shmstat shows ----------------------------------------------------------------------------------
+
+ends()      # ends STATUS ARGUMENTS...: shmstat ends with it
+{
+    status=$1
+    shift
+    "$build/bin/shmstat" "$@" >"$dir/out" 2>"$dir/err"
+    test $? -eq $status
+}
+
+value()     # value KEY: of the JSON that was printed last, the first one
+{
+    sed -n "s/^ *\"$1\": \(.*[^,]\),*\$/\1/p" "$dir/out" | head -n 1
+}
+
+new_job 4
+rm -f "$dir/go"
+for rank in 0 1 2 3; do
+    begin_rank $rank "$net_end" hold "$dir/go"
+done
+ready 1 ready
+there=$BX_JOB.h1
+check 'shmstat shows the part of a job that is on its host' ends 0 show $there
+check 'and where the others are' says '^  elsewhere host h0: worker0, worker2 - their segments cannot be read here'
+check 'and what goes to them' says '^    0 worker0 +h0 +tcp/lo +[0-9.]+ .*iB? +[0-9.]+ .* [0-9.]+ [mun]?s$'
+check 'within 80 columns' narrow
+ends 0 show $there --json
+check 'its page has the keys' documented
+check 'of each remote worker' test "$(grep -c '"round_trip_seconds": 0\.[0-9]*[1-9]' "$dir/out")" -eq 4
+check 'with the bytes' test "$(value remotes)$(grep -A 6 '"host": "h0"' "$dir/out" | grep -c '"bytes_[a-z]*": [1-9]')" \
+    = '[8'
+check 'two of its workers are elsewhere' test "$(value workers_elsewhere)" = 2
+ends 0 show $there --prometheus
+check 'metrics too' says \
+    "^boxcar_remote_bytes_sent_total.job=\"$there\",worker=\"worker1\",rank=\"1\",peer=\"0\". [1-9]"
+check 'a call to another host is listed' eval 'ends 0 calls $there && says "worker1 > worker0 .* remote"'
+check 'why follows it to the door of the host' eval \
+    'ends 0 why worker1 $there && says "^worker0 is on host h0: run shmstat why worker0 there\.\$"'
+check 'and says so of a worker that is there' eval \
+    'ends 0 why worker2 $there && says "^worker2 is on host h0: run shmstat why worker2 there\.\$"'
+check 'check finds nothing wrong' eval 'ends 0 check $there && says "nothing wrong\$"'
+check 'ls names the other host' eval 'ends 0 ls $there && says "elsewhere host h0:" && narrow'
+touch "$dir/go"
+finish
+check 'the job ends' all_done
+
 # ---- Demos ---------------------------------------------------------------------------------------------
 
 losses()    # losses FILE: of the JSON; the lists of those ranks that do not train are empty
@@ -293,8 +340,8 @@ done
 new_job 3
 begin_rank 0 "$net" meet
 root=$BX_ROOT
-BX_ROOT=127.0.0.1:$((port + 20000))
-hold_open replay replay $((port + 20000))
+BX_ROOT=127.0.0.1:$((port + 11000))
+hold_open replay replay $((port + 11000))
 ready replay ready
 begin_rank 1 "$net" meet
 sleep 0.5

@@ -5,6 +5,7 @@
  *
  *     prog_net_end die RANKS MS       the workers of these ranks ("1,3") kill themselves while the others call them.
  *                                     Each other one has the news within MS, and goes on with those that live
+ *     prog_net_end hold FILE          rank 1 calls a function of rank 0 that does not answer, until FILE exists
  *     prog_net_end stop RANK          that worker is stopped for 2 s while the others call it. Nobody counts as dead
  *     prog_net_end part FILE MS       calls all others until the file exists; from then on workers of other hosts are
  *                                     lost within MS, and those of this host are not
@@ -207,6 +208,23 @@ static int part(const char *file, const char *ms)
     return go_on();
 }
 
+static int hold_until(const char *file)
+{
+    struct bx_future *future = NULL;
+
+    barrier();
+    if (rank == 1)
+        EXPECT(bx_call_async(job, bx_rank(0), "hold", NULL, &future, "") == 0, "%s", bx_error_text());
+    printf("ready\n");
+    while (access(file, F_OK) < 0)
+        nap_ms(20);
+    if (future != NULL)
+        bx_future_cancel(future);
+    bx_future_release(future);
+    barrier();
+    return go_on();
+}
+
 /* The child, which has no part in the job, lets its parent go on after 2 s. */
 static void stop_self(int go)
 {
@@ -278,11 +296,12 @@ int main(int argc, char **argv)
 {
     const char *mode = argc < 2 ? "" : argv[1];
     bool stops = argc == 3 && strcmp(mode, "stop") == 0, dies = argc == 4 && strcmp(mode, "die") == 0;
+    bool holds = argc == 3 && strcmp(mode, "hold") == 0;
     int go[2];
 
     setvbuf(stdout, NULL, _IOLBF, 0);
-    if ((!stops && !dies && (argc != 4 || strcmp(mode, "part") != 0)) || getenv("BX_TEST_DIR") == NULL) {
-        fprintf(stderr, "usage: prog_net_end die RANKS MS | stop RANK | part FILE MS\n");
+    if ((!stops && !dies && !holds && (argc != 4 || strcmp(mode, "part") != 0)) || getenv("BX_TEST_DIR") == NULL) {
+        fprintf(stderr, "usage: prog_net_end die RANKS MS | hold FILE | stop RANK | part FILE MS\n");
         return 2;
     }
     if (stops) {                        /* before the job: a child after it would have its descriptors for a moment */
@@ -300,5 +319,7 @@ int main(int argc, char **argv)
         bx_job_destroy(job);
         return 3;
     }
+    if (holds)
+        return hold_until(argv[2]);
     return stops ? stop(atoi(argv[2]), go[1]) : dies ? die(argv[2], argv[3]) : part(argv[2], argv[3]);
 }

@@ -33,7 +33,7 @@ static const struct field control_fields[] = {
 
 static const struct field tables_fields[] = {
     FIELD(bxi_tables, core0),    FIELD(bxi_tables, now),   FIELD(bxi_tables, wait),
-    FIELD(bxi_tables, object_rows), FIELD(bxi_tables, objects_unshown),
+    FIELD(bxi_tables, object_rows), FIELD(bxi_tables, objects_unshown), FIELD(bxi_tables, remote_rows),
     FIELD(bxi_tables, pad0),     FIELD(bxi_tables, counters), FIELD(bxi_tables, core1),
     FIELD(bxi_tables, pair_counters), FIELD(bxi_tables, core2), FIELD(bxi_tables, loans),
     FIELD(bxi_tables, batch),    FIELD(bxi_tables, serving), { NULL, 0, 0 },
@@ -127,6 +127,13 @@ static const struct field call_fields[] = {
 static const struct field object_fields[] = {
     FIELD(bxi_object_row, id),      FIELD(bxi_object_row, state),   FIELD(bxi_object_row, since_ns),
     FIELD(bxi_object_row, holders), FIELD(bxi_object_row, entries), FIELD(bxi_object_row, name),
+    { NULL, 0, 0 },
+};
+
+static const struct field remote_fields[] = {
+    FIELD(bxi_remote_row, name),          FIELD(bxi_remote_row, host),       FIELD(bxi_remote_row, transport),
+    FIELD(bxi_remote_row, bytes_sent),    FIELD(bxi_remote_row, bytes_received),
+    FIELD(bxi_remote_row, round_trip_ns), FIELD(bxi_remote_row, is_dead),    FIELD(bxi_remote_row, reserved),
     { NULL, 0, 0 },
 };
 
@@ -232,7 +239,7 @@ Test(layout, of_every_struct_is_as_documented)
         STRUCT(bxi_now, now_fields),                STRUCT(bxi_wait_row, wait_fields),
         STRUCT(bxi_batch_words, batch_fields),      STRUCT(bxi_serving, serving_fields),
         STRUCT(bxi_call_row, call_fields),          STRUCT(bxi_hist, hist_fields),
-        STRUCT(bxi_object_row, object_fields),
+        STRUCT(bxi_object_row, object_fields),      STRUCT(bxi_remote_row, remote_fields),
 #undef STRUCT
     };
 
@@ -253,12 +260,13 @@ Test(layout, has_the_documented_constants)
         CONSTANT(BXI_GENERATION_MAX), CONSTANT(BXI_RING_BYTES), CONSTANT(BXI_LEASE_MAX),
         CONSTANT(BXI_LEASE_BYTES),  CONSTANT(BXI_CALLS_MAX),      CONSTANT(BXI_CALLS_FIRST),
         CONSTANT(BXI_CALLS_BYTES),  CONSTANT(BXI_CALLS_OPEN_BYTES), CONSTANT(BXI_HISTS_BYTES),
-        CONSTANT(BXI_OBJECTS_BYTES), CONSTANT(BXI_SERVING_MAX), CONSTANT(BXI_WAITS_MAX),
+        CONSTANT(BXI_OBJECTS_BYTES), CONSTANT(BXI_REMOTES_BYTES), CONSTANT(BXI_SERVING_MAX), CONSTANT(BXI_WAITS_MAX),
         CONSTANT(BXI_WAIT_NOBODY),  CONSTANT(BXI_HIST_MAX),
         CONSTANT(BXI_HIST_BUCKETS), CONSTANT(BXI_OBJECTS_MAX),    CONSTANT(BXI_TYPE_BYTES),
+        CONSTANT(BXI_HOST_BYTES), CONSTANT(BXI_TRANSPORT_BYTES),
         CONSTANT(BXI_FUNCTION_VALUE), CONSTANT(BXI_DEVICE_BYTES), CONSTANT(BXI_DEVICE_PAIR_BYTES),
         CONSTANT(BXI_DEVICE_POINTS), CONSTANT(BXI_OBJECTS_OFFSET), CONSTANT(BXI_DEVICE_OFFSET),
-        CONSTANT(BXI_RINGS_OFFSET),
+        CONSTANT(BXI_REMOTES_OFFSET), CONSTANT(BXI_RINGS_OFFSET),
         CONSTANT(BXI_RING_STRIDE),  CONSTANT(BXI_OPEN_BYTES),
         CONSTANT(BXI_FRAME_MAX),    CONSTANT(BXI_CONTROL_BYTES),  CONSTANT(BXI_STARTING),
         CONSTANT(BXI_RUNNING),      CONSTANT(BXI_LEAVING),        CONSTANT(BXI_LEFT),

@@ -13,6 +13,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
@@ -170,6 +171,24 @@ struct bxi_object_row *plant_object(struct plant *plant, int rank, uint64_t id, 
     bxi_store_relaxed(&row->state, BXI_OBJECT_THERE);
     bxi_store_relaxed(&row->id, id);
     bxi_store_relaxed(rows, bxi_load_relaxed(rows) + 1);
+    return row;
+}
+
+struct bxi_remote_row *plant_remote(struct plant *plant, int rank)
+{
+    struct bxi_remote_row *rows = bxi_segment_at(&plant->segment[rank], BXI_REMOTES_OFFSET);
+    struct bxi_remote_row *row = &rows[1 - rank];
+
+    shm_unlink(plant->segment[1 - rank].shm_name);
+    /* Writing allocates the pages; a worker would have allocated them before. */
+    memset((void *)rows, 0, 2 * sizeof *rows);
+    memcpy(row->name, plant_control(plant, 1 - rank)->header.name, sizeof row->name);
+    memcpy(row->host, "far", 4);
+    memcpy(row->transport, "tcp/eth0", 9);
+    bxi_store_relaxed(&row->bytes_sent, 1500);
+    bxi_store_relaxed(&row->bytes_received, 700);
+    bxi_store_relaxed(&row->round_trip_ns, 42000);
+    bxi_store_relaxed(&bxi_tables(plant_control(plant, rank))->remote_rows, 2);
     return row;
 }
 

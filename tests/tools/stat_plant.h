@@ -49,6 +49,9 @@ struct bxi_hist *plant_hist(struct plant *plant, int rank, int peer, int functio
 void plant_sample(struct bxi_hist *hist, uint64_t queue_ns, uint64_t handler_ns, uint64_t reply_ns);
 /* A new row of rank's objects, of that id: it is there, its type is called "net", and nobody else holds it. */
 struct bxi_object_row *plant_object(struct plant *plant, int rank, uint64_t id, uint64_t since_ns);
+/* rank's rows of remote workers, of which that of the other names it, on "far", as a worker would that has sent 1,500
+ * bytes there and got 700 back in a round trip of 42 us. The other's segment loses its name: it is on another host. */
+struct bxi_remote_row *plant_remote(struct plant *plant, int rank);
 /* The word at pos of rank's ring. */
 bxi_a64 *plant_word(struct plant *plant, int rank, uint64_t pos);
 /* A child that calls turn(0), turn(1), turn(0), ... until it is killed. */

@@ -262,6 +262,26 @@ static void object_in_two_rows(void)
     object(OBJECT(0, 1, 5));
 }
 
+/* ---- Remote workers ----------------------------------------------------------------------------------- */
+
+static void remote_of_endless_name(void) { memset(plant_remote(&plant, 0)->name, 'a', BXI_NAME_BYTES); }
+static void remote_of_endless_host(void) { memset(plant_remote(&plant, 0)->host, 'a', BXI_HOST_BYTES); }
+static void remote_on_no_host(void) { plant_remote(&plant, 0)->host[0] = '\0'; }
+static void remote_dead_twice(void) { set(&plant_remote(&plant, 0)->is_dead, 2); }
+
+static void remote_for_a_part(void)
+{
+    plant_remote(&plant, 0);
+    set(&bxi_tables(control(0))->remote_rows, 1);
+}
+
+static void remote_that_is_here(void)
+{
+    struct bxi_remote_row *row = plant_remote(&plant, 0);
+
+    memcpy(&row[-1], row, sizeof(*row));
+}
+
 static const struct check_wrong wrongs[] = {
     { "another magic", "I1", .spoil = other_magic },
     { "another uid", "I1", .spoil = other_uid },
@@ -345,6 +365,12 @@ static const struct check_wrong wrongs[] = {
     { "an object held by its owner", "I15", .spoil = object_held_by_its_owner },
     { "an object in two rows", "I15", .spoil = object_in_two_rows },
     { "more objects than there is room for", "I15", .spoil = too_many_objects },
+    { "a remote worker whose name does not end", "I17", .spoil = remote_of_endless_name },
+    { "a remote worker whose host does not end", "I17", .spoil = remote_of_endless_host },
+    { "a remote worker on no host", "I17", .spoil = remote_on_no_host },
+    { "a remote worker that is dead twice", "I17", .spoil = remote_dead_twice },
+    { "rows for a part of the workers", "I17", .spoil = remote_for_a_part },
+    { "a remote worker that is here", "I17", .spoil = remote_that_is_here },
     { "objects without pages", "I4", WORD_IS(0, tables, object_rows, 1) },
 };
 

@@ -146,11 +146,14 @@ static void check_pages(const struct stat_check *check)
         needed += stat_word32(&worker->control->header.hist_count) * sizeof(struct bxi_hist);
     if (stat_word(&bxi_tables(worker->control)->object_rows) != 0)
         needed += BXI_OBJECTS_BYTES;
+    if (stat_word(&bxi_tables(worker->control)->remote_rows) == (uint64_t)world_of(worker))
+        needed += (uint64_t)world_of(worker) * sizeof(struct bxi_remote_row);
     if (stat_word32(&worker->control->header.device_open) == 1)
         needed += BXI_DEVICE_BYTES + (uint64_t)world_of(worker) * BXI_DEVICE_PAIR_BYTES;
     if (worker->segment.on_tmpfs && fstat(worker->segment.fd, &status) == 0)
         stat_expect(check, (uint64_t)status.st_blocks * 512 >= needed, "I4", -1,
-                    "its open rings, histograms, objects and device memory need %llu bytes of pages, and it has %llu",
+                    "its open rings, histograms, objects, remote rows and device memory need %llu bytes of pages, and "
+                    "it has %llu",
                     (ull)needed, (ull)status.st_blocks * 512);
 }
 
@@ -218,6 +221,7 @@ static const struct growing {
     { "I13", "hist_count", OF_HEADER(hist_count), 4, 1 },
     { "I14", "device_open", OF_HEADER(device_open), 4, 1 },
     { "I15", "object_rows", offsetof(struct bxi_tables, object_rows), 8, 1 },
+    { "I17", "remote_rows", offsetof(struct bxi_tables, remote_rows), 8, 1 },
     { "I4", "open", STAT_AT(control, pair, 0, open), 8, BXI_WORLD_MAX },
     { "I5", "refused_through", STAT_AT(control, pair, 0, refused_through), 8, BXI_WORLD_MAX },
     { "I6", "credit", STAT_AT(control, credit, 0, position), 8, BXI_WORLD_MAX },
@@ -311,6 +315,7 @@ static void check_worker(const struct stat_check *check)
     stat_check_served(check);
     stat_check_hists(check);
     stat_check_objects(check);
+    stat_check_remotes(check);
     stat_check_gpu(check);
     for (int peer = 0; peer < BXI_WORLD_MAX; peer++) {
         check_open(check, peer);

@@ -44,10 +44,12 @@ void stat_check_calls(const struct stat_check *check, int to);
 /* Where the producer of that ring stands now; false if it cannot be read. */
 bool stat_write_end(const struct stat_worker *worker, int to, uint64_t *end);
 
-/* check_tables.c: the requests that it serves (I11), its histograms (I13), and its objects (I15). */
+/* check_tables.c: the requests that it serves (I11), its histograms (I13), its objects (I15), and its rows of remote
+ * workers (I17). */
 void stat_check_served(const struct stat_check *check);
 void stat_check_hists(const struct stat_check *check);
 void stat_check_objects(const struct stat_check *check);
+void stat_check_remotes(const struct stat_check *check);
 
 /* check_gpu.c: its device memory, and what it holds of others' (G1 to G4, G6, G7). */
 void stat_check_gpu(const struct stat_check *check);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * shmstat check: the tables that only inspectors read: requests that a worker serves, its threads that wait (I11), the
- * histograms of its calls (I13), and its objects (I15).
+ * histograms of its calls (I13), its objects (I15), and its rows of remote workers (I17).
  *
  * Rows of now, wait, serving and batch change while they are read, but each single word is valid at any time. So each
  * word is checked alone, and not against the other words of its row. A bound that may grow meanwhile, such as the
@@ -219,4 +219,35 @@ void stat_check_objects(const struct stat_check *check)
 
     for (uint32_t i = 0; i < check->worker->object_count && is_right; i++)
         is_right = check_object(check, i);
+}
+
+/* ---- Remote workers ----------------------------------------------------------------------------- */
+
+static bool check_remote(const struct stat_check *check, int peer, const struct bxi_remote_row *row)
+{
+    return stat_expect(check, memchr(row->name, 0, sizeof(row->name)) != NULL &&
+                                  memchr(row->host, 0, sizeof(row->host)) != NULL &&
+                                  memchr(row->transport, 0, sizeof(row->transport)) != NULL, "I17", peer,
+                       "a text of the row of a remote worker does not end") &&
+           stat_expect(check, (row->name[0] == '\0') == (row->host[0] == '\0'), "I17", peer,
+                       "the row of a remote worker has a name or a host, and not both") &&
+           stat_expect(check, row->name[0] == '\0' || check->job->workers[peer] == NULL, "I17", peer,
+                       "a worker that is on this host has the row of a remote one") &&
+           stat_expect(check, stat_word(&row->is_dead) <= 1, "I17", peer, "is_dead of a remote worker is %llu",
+                       (ull)stat_word(&row->is_dead));
+}
+
+void stat_check_remotes(const struct stat_check *check)
+{
+    uint64_t rows = stat_word(&bxi_tables(check->worker->control)->remote_rows);
+    bool is_right = stat_expect(check, rows == 0 || rows == world_of(check), "I17", -1,
+                                "remote_rows is %llu, of %u workers", (ull)rows, world_of(check));
+
+    for (uint32_t i = 0; i < rows && is_right; i++) {
+        struct bxi_remote_row row;
+
+        if (stat_pread(&check->worker->segment, &row, sizeof(row), BXI_REMOTES_OFFSET + i * sizeof(row)) < 0)
+            return;
+        is_right = check_remote(check, (int)i, &row);
+    }
 }

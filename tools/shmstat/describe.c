@@ -2,6 +2,7 @@
 #include "describe.h"
 
 #include "json.h"
+#include "remote.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -30,6 +31,7 @@ int stat_job_row(const struct stat_job *job, const struct stat_worker *none, int
     stat_put(row, "world_size", STAT_COUNT, size);
     stat_put(row, "workers_found", STAT_COUNT, found);
     stat_put(row, "workers_alive", STAT_COUNT, alive);
+    stat_put(row, "workers_elsewhere", STAT_COUNT, (uint64_t)stat_remote_count(job));
     stat_put_list(row, "missing_ranks", missing, stat_job_missing(job, missing));
     stat_put_if(row, started_ns != 0, "started_ns", STAT_COUNT, started_ns);
     stat_put_real(row, "age_seconds", STAT_SECONDS, started_ns != 0 ? stat_since(started_ns, CLOCK_REALTIME) : -1);

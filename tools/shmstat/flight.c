@@ -9,6 +9,7 @@
  */
 #include "flight.h"
 
+#include "remote.h"
 #include "state.h"
 #include "text.h"
 
@@ -25,7 +26,8 @@ const char *stat_where_name(enum stat_where where)
         [STAT_QUEUED] = "queued",  [STAT_IN_RING] = "in_ring", [STAT_INLINE] = "inline",
         [STAT_POOL] = "pool",      [STAT_THREAD] = "thread",   [STAT_BATCH] = "batch",
         [STAT_BODY] = "body",      [STAT_FUTURE] = "future",   [STAT_OBJECT] = "object",
-        [STAT_ANSWERED] = "answered", [STAT_UNKNOWN] = "unknown",
+        [STAT_ANSWERED] = "answered", [STAT_REMOTE] = "remote",
+        [STAT_UNKNOWN] = "unknown",
     };
 
     return names[where];
@@ -97,7 +99,7 @@ static void find_call(const struct stat_job *job, struct stat_call *call, uint64
     const struct stat_worker *callee = stat_reader(job, (uint32_t)call->to);
     const struct bxi_now *now;
 
-    call->where = end_pos == UINT64_MAX ? STAT_QUEUED : STAT_UNKNOWN;
+    call->where = end_pos == UINT64_MAX ? STAT_QUEUED : stat_remote(job, call->to) != NULL ? STAT_REMOTE : STAT_UNKNOWN;
     if (call->where == STAT_QUEUED || callee == NULL || find_served(callee, call))
         return;
     now = &bxi_tables(callee->control)->now;

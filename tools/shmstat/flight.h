@@ -18,6 +18,7 @@ enum stat_where {
     STAT_FUTURE,        /* the handler has returned, its future is not done */
     STAT_OBJECT,        /* waits until the object is made that it is called on */
     STAT_ANSWERED,      /* the reply is on its way */
+    STAT_REMOTE,        /* it has left for a worker on another host */
     STAT_UNKNOWN,       /* the callee cannot be read */
     STAT_WHERES,
 };

@@ -12,6 +12,7 @@
  */
 #include "jobs.h"
 
+#include "remote.h"
 #include "state.h"
 #include "text.h"
 
@@ -123,6 +124,7 @@ static void free_worker(struct stat_worker *worker)
     free(worker->control);
     free(worker->hists);
     free(worker->objects);
+    free(worker->remotes);
     free(worker->gpu);
     free(worker);
 }
@@ -335,10 +337,10 @@ static int read_worker(const struct stat_job *job, struct stat_worker *worker)
     read_control(job, worker);
     if (worker->found == STAT_READABLE) {
         stat_printable(worker->name, sizeof(worker->name), HEADER(worker).name, BXI_NAME_BYTES);
-    } else {
-        free(worker->control);
-        worker->control = NULL;
+        return stat_remotes_read(worker);
     }
+    free(worker->control);
+    worker->control = NULL;
     return 0;
 }
 

@@ -57,6 +57,8 @@ struct stat_worker {
     uint32_t hist_count;
     struct bxi_object_row *objects;     /* after stat_objects_read: private copies, the oldest first; NULL: none */
     uint32_t object_count;
+    struct bxi_remote_row *remotes;     /* private copies, by rank: remote.h; NULL: its job has one host */
+    uint32_t remote_count;
     struct stat_gpu *gpu;       /* after stat_gpus_read, in one block of memory; NULL if it has no GPU open */
 };
 

@@ -4,6 +4,7 @@
  */
 #include "describe.h"
 #include "list.h"
+#include "remote.h"
 #include "shmstat.h"
 
 #include <stdio.h>
@@ -31,6 +32,7 @@ static void text_job(const struct stat_job *job)
             stat_flow_add(&flow, "%u%s%s", worker->pid, generation, stat_worker_alive(worker) ? "" : "(dead)");
     }
     stat_flow_end(&flow);
+    stat_elsewhere_text(job);
     stat_problems_text(job);
     stat_flow_begin(&flow, "waits");
     if (stat_job_missing_text(job, missing, sizeof(missing)))

@@ -10,6 +10,7 @@
 #include "hist.h"
 #include "list.h"
 #include "objects.h"
+#include "remote.h"
 #include "shmstat.h"
 
 #include <stdio.h>
@@ -113,6 +114,10 @@ static const struct metric metrics[] = {
     { "borrowed_leases", stat_loan_row, "borrowed", "borrowed_total", "leases of peer that the worker holds" },
     { "borrowed_total", stat_loan_row, "borrowed_total", "borrowed_total", "leases of peer that the worker ever held" },
     { "objects_held_by_peer", stat_held_row, "held", NULL, "objects of the worker that peer holds" },
+    { "remote_bytes_sent_total", stat_remote_row, "bytes_sent", NULL, "bytes of messages to peer on another host" },
+    { "remote_bytes_received_total", stat_remote_row, "bytes_received", NULL, "bytes of messages from there" },
+    { "remote_round_trip_seconds", stat_remote_row, "round_trip_seconds", "round_trip_seconds",
+      "time of a message to peer on another host and back" },
     { "gpu_slabs_borrowed", peer_row, "slabs", "slabs", "slabs of peer's device memory that the worker has open" },
 
     { "gpu_order_is_fallback", stat_device_row, "is_fallback", ".order",
@@ -135,7 +140,7 @@ static void put_device(const struct metric *metric, const struct stat_row *row)
 static void put_metric(const struct metric *metric, const struct stat_job *job, const struct stat_worker *worker)
 {
     bool is_pair = metric->make == stat_ring_row || metric->make == peer_row || metric->make == stat_loan_row ||
-                   metric->make == stat_held_row;
+                   metric->make == stat_held_row || metric->make == stat_remote_row;
     struct stat_row row;
 
     for (int i = 0, made = STAT_SKIP; made != STAT_END; i++) {

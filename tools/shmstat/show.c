@@ -7,6 +7,7 @@
 #include "device.h"
 #include "list.h"
 #include "objects.h"
+#include "remote.h"
 #include "shmstat.h"
 
 #include <stdio.h>
@@ -18,12 +19,19 @@ static const struct stat_column ring_columns[] = {
     { "UNREAD", "oldest_unread_seconds", 8 },
 };
 
+static const struct stat_column remote_columns[] = {
+    { "  remotes", ".peer", -18 },   { "HOST", ".host", -14 },  { "TRANSPORT", ".transport", -12 },
+    { "SENT", "bytes_sent", 9 }, { "RECEIVED", "bytes_received", 9 }, { "ROUND", "round_trip_seconds", 8 },
+};
+
 static const struct stat_part parts[] = {
     { .key = "counters", .make = stat_counter_row },
     { .key = "pool", .make = stat_pool_row },
     { .key = "functions", .shape = STAT_JOINED, .make = stat_function_row },
     { .key = "rings", .shape = STAT_LIST_OF, .make = stat_ring_row, .columns = ring_columns,
       .column_count = sizeof(ring_columns) / sizeof(ring_columns[0]) },
+    { .key = "remotes", .shape = STAT_LIST_OF, .make = stat_remote_row, .columns = remote_columns,
+      .column_count = sizeof(remote_columns) / sizeof(remote_columns[0]) },
     { .key = "arena", .make = stat_arena_row },
     { .key = "loans", .shape = STAT_LIST_OF, .make = stat_loan_row },
     { .key = "rrefs", .make = stat_objects_row },
@@ -42,6 +50,7 @@ static void text_job(const struct stat_job *job)
     printf("\n");
     if (stat_job_missing_text(job, missing, sizeof(missing)))
         printf("it is starting: %s\n", missing);
+    stat_elsewhere_text(job);
     stat_workers_text(job, parts);
 }
 

@@ -4,6 +4,8 @@
  */
 #include "state.h"
 
+#include "remote.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -108,7 +110,7 @@ size_t stat_job_missing(const struct stat_job *job, uint64_t missing[BXI_WORLD_M
     for (struct stat_worker *worker = NULL; (worker = stat_next_reader(job, worker)) != NULL;)
         is_starting |= stat_worker_alive(worker) && worker->state == BXI_STARTING && !stat_is_joining(worker);
     for (int rank = 0; is_starting && rank < stat_job_size(job); rank++)
-        if (job->workers[rank] == NULL)
+        if (job->workers[rank] == NULL && stat_remote(job, rank) == NULL)
             missing[count++] = (uint64_t)rank;
     return count;
 }
@@ -189,7 +191,9 @@ const char *stat_peer_name(const struct stat_job *job, int rank)
 {
     const struct stat_worker *worker = stat_reader(job, (uint32_t)rank);
 
-    return worker != NULL ? worker->name : "";
+    if (worker != NULL)
+        return worker->name;
+    return stat_remote(job, rank) != NULL ? stat_remote(job, rank)->name : "";
 }
 
 const char *stat_rank_name(const struct stat_job *job, int rank)

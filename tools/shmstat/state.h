@@ -34,7 +34,7 @@ const char *stat_kind_name(uint32_t kind);
 const char *stat_activity(const struct stat_worker *worker);
 /* Threads of its pool that run a handler now. */
 int stat_pool_busy(const struct stat_worker *worker);
-const char *stat_peer_name(const struct stat_job *job, int rank);       /* "" if that worker is not READABLE */
+const char *stat_peer_name(const struct stat_job *job, int rank);       /* "": it is not known */
 /* "rank 3" for a worker whose name is not known. Valid until the fourth call after. */
 const char *stat_rank_name(const struct stat_job *job, int rank);
 

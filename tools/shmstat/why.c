@@ -20,6 +20,7 @@
 #include "json.h"
 #include "list.h"
 #include "objects.h"
+#include "remote.h"
 #include "shmstat.h"
 #include "stack.h"
 #include "text.h"
@@ -186,8 +187,13 @@ static bool closes_cycle(struct chain *chain, const struct next *next)
 static bool say_state(const struct chain *chain, int rank)
 {
     const struct stat_worker *worker = chain->job->workers[rank];
+    const struct bxi_remote_row *remote = stat_remote(chain->job, rank);
     char missing[400];
 
+    if (remote != NULL && !stat_remote_is_dead(chain->job, rank)) {
+        say(chain, "%s is on host %s: run shmstat why %s there.", remote->name, remote->host, remote->name);
+        return true;
+    }
     if (worker == NULL || !stat_worker_alive(worker)) {
         say(chain, "%s is dead.", name_of(chain, rank));
         return true;
@@ -417,6 +423,7 @@ static const struct {
     [STAT_BODY] = { "The body of its batch runs in ", NULL },
     [STAT_FUTURE] = { "Its async handler in ", " has returned, and the future of it is not done." },
     [STAT_OBJECT] = { "The request waits at ", " until the object is made that it is called on." },
+    [STAT_REMOTE] = { "The request has left for ", ", or its reply is under way, between hosts." },
     [STAT_UNKNOWN] = { "Where it is cannot be told: ", " cannot be read." },
 };
 
@@ -532,7 +539,11 @@ static int find_worker(const struct stat_job *job, const char *subject)
         if (job->workers[i] != NULL && job->workers[i]->name[0] != '\0' &&
             strcmp(job->workers[i]->name, subject) == 0)
             return i;
-    if (isdigit((unsigned char)subject[0]) && *end == '\0' && rank < BXI_WORLD_MAX && job->workers[rank] != NULL)
+    for (int i = 0; i < BXI_WORLD_MAX; i++)
+        if (stat_remote(job, i) != NULL && strcmp(stat_remote(job, i)->name, subject) == 0)
+            return i;
+    if (isdigit((unsigned char)subject[0]) && *end == '\0' && rank < BXI_WORLD_MAX &&
+        (job->workers[rank] != NULL || stat_remote(job, (int)rank) != NULL))
         return (int)rank;
     return -1;
 }

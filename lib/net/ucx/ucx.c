@@ -221,6 +221,28 @@ static int wire_connect(struct bxi_wire *wire, const void *address, void *peer, 
     return 0;
 }
 
+/* UCX 1.13 has it only in what it prints: "lane[0]:  0:tcp/lo.0 md[0] ...". */
+static void wire_transport(struct bxi_wire_end *end, char *text, size_t bytes)
+{
+    char *printed = NULL, *lane;
+    size_t printed_bytes = 0;
+    FILE *file = open_memstream(&printed, &printed_bytes);
+
+    if (file == NULL)
+        return;
+    ucp_ep_print_info(end->ep, file);
+    fclose(file);
+    lane = printed != NULL ? strstr(printed, "lane[") : NULL;
+    lane = lane != NULL ? strstr(lane, "]:") : NULL;
+    lane = lane != NULL ? strchr(lane + 2, ':') : NULL;
+    if (lane != NULL)
+        snprintf(text, bytes, "%.*s", (int)strcspn(lane + 1, " \n"), lane + 1);
+    lane = strrchr(text, '.');          /* the number of a path */
+    if (lane != NULL)
+        *lane = '\0';
+    free(printed);
+}
+
 /* ---- messages --------------------------------------------------------------------------------------- */
 
 static void operation_ends(struct operation *operation, ucs_status_t status)
@@ -369,6 +391,7 @@ __attribute__((visibility("default"))) const struct bxi_wire_ops *bxi_wire_plugi
         .send = wire_send,
         .fetch = wire_fetch,
         .drop = wire_drop,
+        .transport = wire_transport,
         .progress = wire_progress,
         .arm = wire_arm,
         .descriptor = wire_descriptor,

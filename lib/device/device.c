@@ -367,7 +367,8 @@ bool bxi_devices_share(const struct bxi_devices *devices, const struct bxi_lend_
 {
     const struct bx_job *job = devices->job;
 
-    return peer->rank == job->rank || (peer->generation == 0 && job->lend->peers[job->rank]->generation == 0);
+    return peer->rank == job->rank ||
+           (!peer->is_remote && peer->generation == 0 && job->lend->peers[job->rank]->generation == 0);
 }
 
 bool bxi_devices_died(const struct bxi_devices *devices, const struct bxi_lend_peer *peer)

@@ -282,7 +282,6 @@ static void publish(struct bx_job *job, struct bxi_devices *devices)
     /* [device.open] release, pairs with the acquire in open_peer: the pages and gpu/'s head are written before. */
     bxi_store_release(&job->control->header.device_open, 1);
     bxi_devices_leave(devices);
-    bxi_event(job->run, BXI_EVENT_SCAN);        /* workers of other hosts are told */
     try_handles(job, devices);
 }
 

@@ -66,13 +66,6 @@ bool bxi_in_returns(struct bxi_twin *twin, const unsigned char *data, size_t byt
     return bytes == 0;
 }
 
-void bxi_in_device(struct bxi_twin *twin)
-{
-    /* [device.open] release, as in publish (device/open.c). Its region stays empty: nobody looks into that of a peer
-     * that shares no device memory (bxi_devices_share). */
-    bxi_store_release(&twin->control->header.device_open, 1);
-}
-
 bool bxi_in_put(struct bxi_twin *twin, const unsigned char *frame, uint32_t bytes)
 {
     const int64_t clock_ns = twin->job->net->places[twin->rank].clock_ns;

@@ -35,8 +35,6 @@ static void take(struct bxi_twin *twin, const struct bxi_parcel_head *head, cons
         good = bxi_in_functions(twin, head, data, bytes);
     else if (head->kind == BXI_PARCEL_RETURNS)
         good = bxi_in_returns(twin, data, bytes);
-    else if (head->kind == BXI_PARCEL_DEVICE)
-        bxi_in_device(twin);
     else
         good = bxi_in_frames(twin, data, bytes);
     if (!good)
@@ -135,7 +133,7 @@ void bxi_in_arrived(void *context, const void *head_at, size_t head_bytes, const
         bxi_landing_part(twin, &head, data, bytes, large);
     else if (head.kind == BXI_PARCEL_DEATH && large == NULL)
         take_death(twin, head.number);
-    else if (head.number < twin->next || head.kind < BXI_PARCEL_FRAMES || head.kind > BXI_PARCEL_DEVICE) {
+    else if (head.number < twin->next || head.kind < BXI_PARCEL_FRAMES || head.kind > BXI_PARCEL_LEASE) {
         if (large != NULL)
             job->net->ops->drop(job->net->wire, large);
         bxi_in_nonsense(twin, "it sent what no worker sends");

@@ -29,7 +29,8 @@
  *                        this worker's that comes back (lend/lend.h, "Passing back"): one copy, and none when it is
  *                        passed on within this host. The lease of the remote owner ends when the frame has been handled
  *     device memory      goes through host memory, as to a device without peer access (BXI_STAGED): copied out before it
- *                        is sent, and into a block of the receiver's device before the frame is handled
+ *                        is sent, and into a block of the receiver's device before the frame is handled. A receiver
+ *                        without a GPU answers so
  *
  * Who dies: on the dead worker's host its pidfd tells, and those that live tell the other hosts, over the wire and over
  * the connections to rank 0 (BXI_NET_DEATH). If nobody is left to tell, the ends of the wire and those connections are
@@ -137,7 +138,7 @@ int bxi_net_receive(int fd, struct bxi_net_message *message, void *body, size_t 
 /* The words of a pair, as they are sent. */
 struct bxi_net_words {
     uint32_t state, function_count;
-    uint64_t ending, open, want_credit, refused_through, refused_errno, want_lease, credit, device_open;
+    uint64_t ending, open, want_credit, refused_through, refused_errno, want_lease, credit;
 };
 
 struct bxi_late;                        /* a message that came before its turn */
@@ -193,7 +194,7 @@ void bxi_twin_lost(void *context, void *twin);
 /* Behind the head of kind FRAMES, and of LEASE, which has one: for each frame its length in 8 bytes, the frame, and
  * zeros up to a multiple of 8. */
 enum bxi_parcel_kind { BXI_PARCEL_FRAMES = 1, BXI_PARCEL_FUNCTIONS, BXI_PARCEL_RETURNS, BXI_PARCEL_LEASE,
-                       BXI_PARCEL_DEVICE, BXI_PARCEL_PART, BXI_PARCEL_DEATH };
+                       BXI_PARCEL_PART, BXI_PARCEL_DEATH };
 struct bxi_parcel_head {
     uint64_t instance;
     uint16_t from, kind;
@@ -224,7 +225,6 @@ void bxi_in_not_fetched(struct bxi_twin *twin, int rc);
 bool bxi_in_functions(struct bxi_twin *twin, const struct bxi_parcel_head *head, const unsigned char *data,
                       size_t bytes);
 bool bxi_in_returns(struct bxi_twin *twin, const unsigned char *data, size_t bytes);
-void bxi_in_device(struct bxi_twin *twin);      /* it has a GPU open */
 bool bxi_in_frames(struct bxi_twin *twin, const unsigned char *data, size_t bytes);
 bool bxi_in_put(struct bxi_twin *twin, const unsigned char *frame, uint32_t bytes);
 void bxi_in_words(struct bxi_twin *twin, const struct bxi_net_words *words);

@@ -4,8 +4,8 @@
  * progress role.
  *
  * One round for a worker: under run->lock the words, and up to which position the ring to it is written. Then, in this
- * order: rows of functions, that a GPU is open, leases that this worker gives back, the frames up to there, and with the
- * last message the words (N2 of net.h). Frames that do not lend go many in one message; one that does goes alone (landing.c).
+ * order: rows of functions, leases that this worker gives back, the frames up to there, and with the last message the
+ * words (N2 of net.h). Frames that do not lend go many in one message; one that does goes alone (landing.c).
  *
  * What is sent lies in parcels until the wire is done with it, so the ring's room is the receiver's to give back.
  */
@@ -41,7 +41,6 @@ static struct bxi_net_words read_words(const struct bx_job *job, int rank)
         .refused_errno = bxi_load_relaxed((bxi_a64 *)&pair->refused_errno),
         .want_lease = bxi_load_relaxed((bxi_a64 *)&pair->want_lease),
         .credit = bxi_load_relaxed((bxi_a64 *)&control->credit[rank].position),
-        .device_open = bxi_load_relaxed((bxi_a32 *)&control->header.device_open),
     };
 }
 
@@ -71,21 +70,6 @@ static bool send_functions(struct bxi_twin *twin, uint32_t count)
     parcel->head.index = first;
     parcel->bytes = bytes;
     memcpy(parcel->data, &twin->job->control->function[first], bytes);
-    send_next(twin, parcel);
-    return true;
-}
-
-/* Before the frames: one of them may ask for a tensor on that GPU. The same result. */
-static bool send_device(struct bxi_twin *twin, uint64_t is_open)
-{
-    struct bxi_parcel *parcel;
-
-    if (is_open == twin->sent.device_open)
-        return true;
-    parcel = bxi_parcel_make(twin, BXI_PARCEL_DEVICE, 0);
-    if (parcel == NULL)
-        return false;
-    twin->sent.device_open = is_open;
     send_next(twin, parcel);
     return true;
 }
@@ -227,7 +211,7 @@ static int send_to(struct bxi_twin *twin)
     new_words = are_new(twin, &words);
     if (!has_frames(twin) && !new_words && given_back(twin) == twin->given_back)
         return 0;
-    if (!send_functions(twin, words.function_count) || !send_device(twin, words.device_open) || !send_returns(twin))
+    if (!send_functions(twin, words.function_count) || !send_returns(twin))
         return 0;
     while (some > 0 && (twin->out.read_pos < until || new_words)) {
         some = send_some(twin, until, new_words ? &words : NULL);

@@ -406,7 +406,7 @@ $(B)/tests/prog_%: $(O)/tests/prog/prog_%.o $(STATIC_LIB)
 	$(link) $(NO_LTO) $(LIBS)
 
 # The extension of Python and the package around it; PYTHONPATH=build/python finds it. The extension looks for libboxcar
-# beside itself, where this package has a link to it, and then where the loader does. What apt-get installs is for
+# beside itself, where this package has a link to it, and then where the loader does; libboxcar for its plug-in likewise. What apt-get installs is for
 # the distribution's Python.
 PYTHON     ?= $(firstword $(wildcard /usr/bin/python3) python3)
 PYTHON_SRCS := $(wildcard lib/python/boxcar/*.[ch])
@@ -415,7 +415,7 @@ PYTHON_FILES := lib/python/boxcar/py.typed $(foreach e,py pyi,$(wildcard lib/pyt
 python: deps-python
 	@$(MAKE) --no-print-directory $(B)/python/made
 
-$(B)/python/made: Makefile $(PYTHON_SRCS) $(PYTHON_FILES) $(SHARED_LIB)
+$(B)/python/made: Makefile $(PYTHON_SRCS) $(PYTHON_FILES) $(SHARED_LIB) $(if $(HAS_NET),$(NET_PLUGIN))
 	$(call say,PYTHON,$(@D)/boxcar)
 	$(Q)rm -rf $(@D)
 	$(Q)for file in $(PYTHON_FILES:lib/python/%=%); do $(INSTALL) -D -m 644 lib/python/$$file $(@D)/$$file || \
@@ -424,7 +424,9 @@ $(B)/python/made: Makefile $(PYTHON_SRCS) $(PYTHON_FILES) $(SHARED_LIB)
 		-isystem $$($(PYTHON) -c 'import sysconfig as s; print(s.get_paths()["include"])') \
 		$(ALL_CPPFLAGS) $(ALL_CFLAGS) $(NO_LTO) $(filter %.c,$^) $(ALL_LDFLAGS) \
 		-L$(B)/lib -lboxcar -Wl,-rpath,'$$ORIGIN'
-	$(Q)ln -s ../../lib/$(SONAME) $(@D)/boxcar && echo '$(PYTHON)' >$@
+	$(Q)for library in $(SONAME) $(if $(HAS_NET),$(notdir $(NET_PLUGIN))); do \
+		ln -s ../../lib/$$library $(@D)/boxcar || exit 1; done
+	$(Q)echo '$(PYTHON)' >$@
 # For another interpreter it is made anew.
 ifneq ($(PYTHON),$(file <$(B)/python/made))
 $(B)/python/made: FORCE

@@ -367,7 +367,8 @@ bool bxi_devices_share(const struct bxi_devices *devices, const struct bxi_lend_
 {
     const struct bx_job *job = devices->job;
 
-    return peer->rank == job->rank || (peer->generation == 0 && job->lend->peers[job->rank]->generation == 0);
+    return peer->rank == job->rank ||
+           (!peer->is_remote && peer->generation == 0 && job->lend->peers[job->rank]->generation == 0);
 }
 
 bool bxi_devices_died(const struct bxi_devices *devices, const struct bxi_lend_peer *peer)
@@ -386,7 +387,9 @@ int bxi_devices_are_open(const struct bxi_devices *devices, const struct bxi_len
 {
     if (devices->count == 0)
         return bx_fail(-ENODEV, "worker '%s' has no GPU open; call bx_gpu_open", devices->job->name);
-    if (peer->rank != devices->job->rank && !bxi_device_is_open(peer->view->control))
+    /* One on another host is not asked: what a third worker has told of its GPU may come here earlier than its own
+     * word. If it has none, it answers so (rpc/body.c). */
+    if (peer->rank != devices->job->rank && !peer->is_remote && !bxi_device_is_open(peer->view->control))
         return bx_fail(-ENODEV, "worker '%s' has no GPU open, and cannot have a tensor on one; call bx_gpu_open there",
                        peer->name);
     return 0;

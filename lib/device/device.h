@@ -131,8 +131,8 @@ bool bxi_devices_is_held(void *context, uint32_t slab, uint64_t generation);
  * has become true. */
 void bxi_devices_settle(struct bxi_devices *devices);
 bool bxi_devices_check_settled(struct bxi_devices *devices);
-/* Under devices->lock, all. Whether the peer's memory can be mapped here, and this worker's there: not if one of them
- * came back. Then their tensors are staged. */
+/* Under devices->lock, all. Whether the peer's memory can be mapped here, and this worker's there: not on another host,
+ * and not if one of them came back. Then their tensors are staged. */
 bool bxi_devices_share(const struct bxi_devices *devices, const struct bxi_lend_peer *peer);
 bool bxi_devices_died(const struct bxi_devices *devices, const struct bxi_lend_peer *peer);    /* its first process */
 /* The same, and true earlier: since streams that waited for it have gone on. Without the lock too. */

@@ -45,10 +45,8 @@ int bxi_device_loan_part(struct bxi_loan *loan, uint32_t index, const struct bxi
     part->owner = head->flags & BXI_PASSED ? loan->device->devices->job->lend->peers[head->owner & 0xff]
                                            : loan->device->peer;
     part->staged = ref == NULL;
-    if (part->staged) {                     /* row-major: stage_in allocates a block of its bytes */
-        part->address = head->offset;       /* offset in the peer's arena, until stage_in */
+    if (part->staged)                       /* row-major: stage_in allocates a block of its bytes */
         return head->flags & BXI_STRIDED ? BX_E_CORRUPT : 0;
-    }
     part->ref = *ref;
     if (self)
         part->address = head->offset;       /* sent by this process */
@@ -161,8 +159,7 @@ static int stage_in(struct bxi_loan *loan, uint32_t index)
     int rc = lane < 0 ? lane : bxi_devices_alloc(devices, 0, bytes, &part->block);
 
     if (rc == 0)
-        rc = bxi_gpu_stage_in(devices->streams[lane].lane, part->block->address, loan->storage.base + part->address,
-                              bytes);
+        rc = bxi_gpu_stage_in(devices->streams[lane].lane, part->block->address, loan->tensors[index].data, bytes);
     if (rc < 0)
         return rc;
     part->address = part->block->address;
@@ -236,6 +233,8 @@ static void finish(struct bxi_loan *loan)
     if (rc < 0)
         fail_loan(device, rc, bxi_gpu_text());
     bxi_devices_leave(device->devices);
+    if (rc >= 0)
+        bxi_loan_staged(loan);
 }
 
 int bxi_device_loan_error(const struct bxi_loan *loan)

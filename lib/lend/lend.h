@@ -66,7 +66,8 @@ struct bxi_tensor_head {
     uint32_t owner;
 };
 #define BXI_STRIDED 1u
-#define BXI_STAGED 2u               /* meant for a device, sent through the arena: no path between the devices */
+#define BXI_STAGED 2u               /* meant for a device, sent through the arena: no path between the devices. With
+                                     * BXI_PASSED: through the receiver's own (net/landing.c) */
 #define BXI_PASSED 4u               /* the sender has it on loan from the owner, and its grant holds that loan */
 #define BXI_TENSOR_HEAD_MAX (sizeof(struct bxi_tensor_head) + 16 * BX_DIMS_MAX)
 
@@ -272,6 +273,7 @@ struct bxi_loan {
 struct bxi_lend_peer {
     int rank;                                   /* start, to loop_words */
     uint32_t generation;                        /* from 0 */
+    bool is_remote;                             /* start: on another host, so its device memory cannot be mapped */
     const char *name;
     struct bxi_segment_view *view;              /* of oneself: unused */
     bxi_a64 *loop_words;                        /* of oneself: private lease words, their count, points; else NULL */
@@ -368,6 +370,7 @@ void bxi_grants_destroy(struct bxi_lend_peer *peer);
 int bxi_loan_open(struct bx_job *job, struct bxi_lend_peer *peer, const unsigned char *body, size_t body_bytes,
                   struct bxi_loan **out);
 void bxi_loan_release(struct bxi_loan *loan);   /* loan may be NULL; any thread, without run->lock */
+void bxi_loan_staged(struct bxi_loan *loan);    /* its staged tensors have been copied. Role */
 void bxi_loan_drop_held(struct bxi_lend_peer *peer);      /* of bxi_device_hold, if bxi_loan_open did not take it */
 /* Returns the lease of an unread frame; progress has stopped. */
 void bxi_loan_return_unread(struct bx_job *job, int rank, uint32_t slot, uint64_t generation);

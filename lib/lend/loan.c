@@ -147,15 +147,15 @@ static void end_loan(void *context)
     /* In the child of a fork loan and mapping are its parent's. */
     bool ours = bxi_load_relaxed(&bxi_forks) == loan->storage.fork_generation;
 
+    bool device = loan->device != NULL;
+    struct bxi_gpu_point point;
+
     if (ours)
         release_views(loan);
+    if (ours && device)
+        bxi_device_ops()->loan_end(loan, &point);
     if (ours && loan->returns != NULL) {
-        struct bxi_gpu_point point;
-        bool device = loan->device != NULL;
-
         bxi_arena_view_release(loan->view);
-        if (device)
-            bxi_device_ops()->loan_end(loan, &point);
         if (loan->passes)
             end_passed(loan->returns);
         give_back(loan->returns, loan->slot, loan->generation, device ? &point : NULL);
@@ -178,8 +178,9 @@ static int take_passed(struct bxi_loan *loan, const struct bxi_tensor_head *head
     struct bx_job *job = loan->returns->job;
     int rank = (int)(head->owner & 0xff);
 
-    if ((head->flags & BXI_STAGED) || rank >= job->world_size || rank == lender->rank || lender->rank == job->rank ||
-        (rank == job->rank && head->device != BX_CPU))
+    /* Of device memory: its own in place, this worker's only staged. */
+    if (rank >= job->world_size || rank == lender->rank || lender->rank == job->rank ||
+        (head->device != BX_CPU && (rank == job->rank) != ((head->flags & BXI_STAGED) != 0)))
         return BX_E_CORRUPT;
     if (rank == job->rank)
         return 0;
@@ -279,10 +280,10 @@ static int64_t parse_head(struct bxi_loan *loan, uint32_t index, const unsigned 
     if (named && ref.offset % element != 0)
         return BX_E_CORRUPT;
     *room = named ? ref.bytes : end - head.offset;
-    if (head.device == BX_CPU) {
+    if (!named)                         /* of a staged one: where it is copied from */
         loan->tensors[index].data = (unsigned char *)(uintptr_t)view->base + head.offset;
+    if (head.device == BX_CPU)
         return sizeof head;
-    }
     if (bxi_device_ops() == NULL)
         return -ENODEV;
     if (loan->device == NULL && (rc = bxi_device_ops()->loan_make(loan)) < 0)
@@ -467,6 +468,18 @@ static void settle(struct bxi_loan *loan)
     loan->returns = NULL;
 }
 
+void bxi_loan_staged(struct bxi_loan *loan)
+{
+    bool all = loan->came_back == loan->tensor_count;
+
+    for (uint32_t i = 0; all && i < loan->tensor_count; i++)
+        all = bxi_is_device(&loan->tensors[i]);
+    if (!all)
+        return;
+    release_views(loan);
+    settle(loan);
+}
+
 /* Without a struct bxi_returns, which no loan of this peer has yet: no other thread returns one to it. */
 static void return_at_once(struct bx_job *job, struct bxi_lend_peer *peer, const struct bxi_lease_head *head)
 {
@@ -524,7 +537,7 @@ int bxi_loan_open(struct bx_job *job, struct bxi_lend_peer *peer, const unsigned
         bxi_loan_release(loan);
         return rc;
     }
-    if (loan->came_back == loan->tensor_count)
+    if (loan->came_back == loan->tensor_count && loan->device == NULL)
         settle(loan);
     *out = loan;
     return 0;

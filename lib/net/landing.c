@@ -12,6 +12,9 @@
  * been handled; the loan that the frame's handler has then holds the blocks itself. What lies in the twin's arena is
  * dropped at the same time.
  *
+ * A tensor in device memory has been staged by its sender (device/tensor.c): its elements lie in the arena, and its
+ * record says that they are meant for a device. Here it is staged in when the loan is opened (device/loan.c).
+ *
  * A part that comes before its LEASE is kept.
  */
 #include "net.h"
@@ -263,8 +266,7 @@ static void rewrite(struct bxi_landing *landing, uint32_t slot)
 
         head.offset = (uint64_t)((unsigned char *)bx_tensor_data_mut(landing->tensors[i]) -
                                  bxi_arena_base(job->lend->arena));
-        head.device = BX_CPU;
-        head.flags = (uint8_t)((head.flags & BXI_STRIDED) | BXI_PASSED);
+        head.flags = (uint8_t)((head.flags & (BXI_STRIDED | BXI_STAGED)) | BXI_PASSED);
         head.owner = (uint32_t)job->rank | slot << 8;
         memcpy(landing->packed + at, &head, sizeof head);
         at += length;
@@ -287,7 +289,6 @@ static bool put(struct bxi_landing *landing)
 {
     struct bxi_twin *twin = landing->twin;
     struct bxi_given *given = calloc(1, sizeof *given);
-    struct bxi_frame head;
 
     if (given == NULL)
         return false;
@@ -302,9 +303,6 @@ static bool put(struct bxi_landing *landing)
         given->packed_bytes = landing->lease.packed_bytes;
         memcpy(twin->arena + landing->lease.packed_offset, landing->packed, landing->lease.packed_bytes);
     }
-    memcpy(&head, landing->frame, sizeof head);
-    head.flags &= (uint8_t)~BXI_FLAG_DEVICE;
-    memcpy(landing->frame, &head, sizeof head);
     if (!bxi_in_put(twin, landing->frame, landing->frame_bytes)) {
         nonsense(twin);
         given->end_pos = 0;

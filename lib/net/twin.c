@@ -84,7 +84,7 @@ static int attach(struct bxi_twin *twin, int fds[BXI_BOOT_FDS])
         return rc;
     fds[BXI_BOOT_BELL] = fds[BXI_BOOT_BELL_LEADER] = fds[BXI_BOOT_PIDFD] = -1;
     peer->bell.word = &job->control->header.armed;      /* whoever drives this worker sends */
-    peer->is_remote = true;
+    peer->is_remote = peer->lend->is_remote = true;
     bxi_join_set_generation(job, twin->rank, 1);
     /* Relaxed: no other thread of the job exists yet. */
     bxi_store_relaxed(&peer->state, BXI_PEER_ALIVE);

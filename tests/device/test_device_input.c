@@ -192,6 +192,8 @@ static void stands_by(struct bx_job *job)
       forgery->tensor.owner = 3) \
     X("a staged tensor that is passed on", BX_E_CORRUPT, forgery->tensor.flags = BXI_PASSED | BXI_STAGED; \
       forgery->tensor.owner = 2; forgery->tensor.offset = 0) \
+    X("a staged tensor of the receiver's that it did not lend", BX_E_CORRUPT, \
+      forgery->tensor.flags = BXI_PASSED | BXI_STAGED; forgery->tensor.owner = 0; forgery->tensor.offset = 0) \
     X("an invalid device", BX_E_CORRUPT, forgery->tensor.device = 3) \
     X("an address in place of a ref", BX_E_CORRUPT, forgery->tensor.offset = 4096) \
     X("a shape that exceeds the loan", BX_E_CORRUPT, forgery->dims[0] = COUNT + 1) \

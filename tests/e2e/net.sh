@@ -84,7 +84,8 @@ begin_at()  # begin_at RANK OUT PROGRAM FLAGS...: in the background; $dir/out.OU
     *) set -- ip netns exec $host env UCX_NET_DEVICES=$host "$@" ;;
     esac
     # The first that is exec'ed is the worker in the end, so its pid is this one.
-    BX_RANK=$rank BX_HOST=$host exec_in_background "$@" >"$dir/out.$out" 2>&1 </dev/null 9>&- &
+    BX_RANK=$rank BX_HOST=$host FAKE_CUDA_MACHINE=$dir/machine.$host exec_in_background "$@" >"$dir/out.$out" 2>&1 \
+        </dev/null 9>&- &
     eval "pid_$out=\$!"
     pids="$pids $!"
 }
@@ -164,13 +165,15 @@ ready()     # ready OUT LINE
 
 net=$build/tests/prog_net
 net_end=$build/tests/prog_net_end
+net_gpu=$build/tests/prog_net_gpu
+fake=$build/tests/libfakecuda.so
 knock=$build/tests/prog_knock
 
 # ---- What workers do with one another ------------------------------------------------------------------
 
-check_death()   # check_death RANKS MS STATUSES NAME: what is left of a host whose workers all died is not asked
+check_death()   # check_death RANKS MS STATUSES NAME [gpu]: what is left of a host whose workers all died is not asked
 {
-    run_job 4 "$net_end" die $1 $2
+    run_job 4 "$net_end" ${5:-die} $1 $2
     left=$(for host in $(echo $1 | tr ',' '\n' | sed 's/[02]/0/; s/[13]/1/' | sort | uniq -d); do
         echo "$left" | grep -v "$BX_JOB\.$(host_of $host)"
     done; echo $1 | grep -q , || echo "$left")
@@ -271,6 +274,7 @@ check_demo()    # check_demo WORLD_SIZE NAME FLAGS...
         begin_rank $rank "$build/bin/$demo" "$@" --json "$dir/$rank.json"
     done
     finish
+    demo="$demo$(echo " $*" | grep -o ' --device cuda')"
     check "$where: $demo on 2 hosts" all_done
     losses "$dir/alone.json" >"$dir/alone"
     losses "$(ls -S "$dir"/[0-9].json | head -n 1)" >"$dir/apart"
@@ -278,9 +282,32 @@ check_demo()    # check_demo WORLD_SIZE NAME FLAGS...
         'test -s "$dir/alone" && cmp -s "$dir/alone" "$dir/apart"'
 }
 
+trains='--trainers 3 --batch-update-size 3 --num-batches 3 --model resnet18 --image 32 --batch-size 4 --num-classes 5'
 check_demo 2 rnn --epochs 2
-check_demo 4 param_server --trainers 3 --batch-update-size 3 --num-batches 3 --model resnet18 --image 32 \
-    --batch-size 4 --num-classes 5
+check_demo 4 param_server $trains
+
+# ---- GPUs: a machine of the tests' driver is a host's ---------------------------------------------------------
+
+check_gpus()
+{
+    export BX_CUDA_DRIVER="$fake" BX_NVRTC="$fake" BX_CUBLAS="$fake" BX_CUDNN="$fake" FAKE_CUDA_MACHINE="$dir/machine"
+    run_job 4 "$net_gpu"
+    check "$where: tensors on GPUs between all pairs of 2 hosts" all_done
+    run_job 4 "$net_gpu" 3
+    check "$where: the same beside a worker without a GPU" all_done
+    export BX_NET_TIMEOUT_MS=500
+    check_death 1 500 '0 137 0 0' "$where: a worker dies while tensors on GPUs are under way" gpu
+    check_death 0,2 2000 '137 0 137 0' "$where: all of a host die so" gpu
+    unset BX_NET_TIMEOUT_MS
+    check_demo 4 param_server --device cuda $trains
+    unset BX_CUDA_DRIVER BX_NVRTC BX_CUBLAS BX_CUDNN FAKE_CUDA_MACHINE
+}
+
+if [ -e "$fake" ]; then
+    check_gpus
+else
+    echo 'skip GPUs of several hosts: this build has no GPU code'
+fi
 
 # ---- Who may join ----------------------------------------------------------------------------------------
 

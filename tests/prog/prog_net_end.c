@@ -6,6 +6,7 @@
  *     prog_net_end die RANKS MS       the workers of these ranks ("1,3") kill themselves while the others call them.
  *                                     Each other one has the news within MS, and goes on with those that live
  *     prog_net_end hold FILE          rank 1 calls a function of rank 0 that does not answer, until FILE exists
+ *     prog_net_end gpu RANKS MS       the same, and the tensors that are under way then lie on GPUs
  *     prog_net_end stop RANK          that worker is stopped for 2 s while the others call it. Nobody counts as dead
  *     prog_net_end part FILE MS       calls all others until the file exists; from then on workers of other hosts are
  *                                     lost within MS, and those of this host are not
@@ -20,6 +21,8 @@
 static char ends[WORLD_MOST];           /* by rank: it is to be lost */
 static int deaths[WORLD_MOST];
 static int64_t stopped_ms;
+static bool on_gpu;
+static struct bx_device device = { BX_CPU, 0 };     /* of the tensors to other hosts */
 
 /* What calls one worker until it is lost. */
 struct caller {
@@ -115,19 +118,23 @@ static void call_those_that_end(const char *file, uint64_t most_ms)
 {
     static const char *const functions[CALLERS] = { "add", "hold", "send_back" };
     static struct caller callers[CALLERS * WORLD_MOST];
-    struct bx_tensor *tensor = NULL;
+    struct bx_tensor *tensor[2] = { NULL };         /* for this host, and for others */
     int count = 0;
 
-    EXPECT(bx_tensor_create(job, BX_F32, 1, (int64_t[]){ 50000 }, &tensor) == 0, "%s", bx_error_text());
+    EXPECT(bx_tensor_create(job, BX_F32, 1, (int64_t[]){ 50000 }, &tensor[0]) == 0, "%s", bx_error_text());
+    EXPECT(bx_tensor_create_on(job, device, BX_F32, 1, (int64_t[]){ on_gpu ? 1000000 : 50000 }, &tensor[1]) == 0, "%s",
+           bx_error_text());
     for (int to = 0; to < size; to++)
         for (int i = 0; i < CALLERS && ends[to]; i++) {
-            callers[count] = (struct caller){ .to = to, .function = functions[i], .tensor = i == 2 ? tensor : NULL };
+            callers[count] = (struct caller){ .to = to, .function = functions[i],
+                                              .tensor = i == 2 ? tensor[is_remote(to)] : NULL };
             pthread_create(&callers[count].thread, NULL, call_until_lost, &callers[count]);
             count++;
         }
     for (int i = 0; i < count; i++)
         pthread_join(callers[i].thread, NULL);
-    bx_tensor_release(tensor);
+    bx_tensor_release(tensor[0]);
+    bx_tensor_release(tensor[1]);
     for (int i = 0; i < count; i += CALLERS) {
         uint64_t ended_ns, last_ns = 0;
         char path[512];
@@ -191,6 +198,7 @@ static int die(const char *ranks, const char *ms)
     snprintf(list, sizeof list, "%s", ranks);
     for (char *word; (word = strtok_r(rest, ",", &rest)) != NULL;)
         ends[atoi(word)] = 1;
+    EXPECT(!on_gpu || bx_gpu_open(job, 0, &device) == 0, "%s", bx_error_text());
     barrier();
     if (ends[rank])
         kill_self();
@@ -299,9 +307,11 @@ int main(int argc, char **argv)
     bool holds = argc == 3 && strcmp(mode, "hold") == 0;
     int go[2];
 
+    on_gpu = argc == 4 && strcmp(mode, "gpu") == 0;
+    dies |= on_gpu;
     setvbuf(stdout, NULL, _IOLBF, 0);
     if ((!stops && !dies && !holds && (argc != 4 || strcmp(mode, "part") != 0)) || getenv("BX_TEST_DIR") == NULL) {
-        fprintf(stderr, "usage: prog_net_end die RANKS MS | hold FILE | stop RANK | part FILE MS\n");
+        fprintf(stderr, "usage: prog_net_end die RANKS MS | gpu RANKS MS | hold FILE | stop RANK | part FILE MS\n");
         return 2;
     }
     if (stops) {                        /* before the job: a child after it would have its descriptors for a moment */

@@ -90,6 +90,10 @@ def make_here(fill):
 class RunBlocks(Run):
     def first(self):
         boxcar.map_gpus(1, {0: 0})
+        self.check_blocks()
+        CASE.assertEqual(boxcar.counter("gpu_staged_bytes"), 0)
+
+    def check_blocks(self):
         beside = os.urandom(20_000)
         sent = [made(1), made(2, 5), made(3)]
         CASE.assertEqual(boxcar.call("worker1", contents, (sent, Large(beside))),
@@ -99,12 +103,21 @@ class RunBlocks(Run):
         CASE.assertEqual(content(back), (1, BYTES))
         CASE.assertEqual(back.block.__dlpack_device__(), (2, 0))
         boxcar.call("worker1", never_taken, (sent[1],))
-        CASE.assertEqual(boxcar.counter("gpu_staged_bytes"), 0)
         del back
         CASE.assertTrue(settled(lambda: boxcar.loans().leases == 0 and boxcar.loans().borrowed == 0), boxcar.loans())
 
     def leave(self):
         boxcar.shutdown()
+
+
+class RunBlocksApart(RunBlocks):
+    """Between hosts they go through host memory."""
+    is_apart = True
+
+    def first(self):
+        boxcar.map_gpus(1, {0: 0})
+        self.check_blocks()
+        CASE.assertEqual(boxcar.counter("gpu_staged_bytes"), 5 * BYTES + 2 * 5)
 
 
 def place_of(to, here):

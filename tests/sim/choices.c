@@ -9,8 +9,8 @@
  * program has chosen belongs to the fiber and to how often it has asked.
  *
  * The shrinker leaves out halves of the list, then quarters, at last each single choice, again and again until no
- * choice can be left out ("delta debugging"): a list is kept if its schedule has the same finding. Choices that no longer
- * fit are left out with it.
+ * choice can be left out ("delta debugging"): a list is kept if its schedule has the same finding, and with it go
+ * the choices that no longer fit.
  */
 #include "sim.h"
 
@@ -236,8 +236,8 @@ bool sim_choices_read(const char *text)
         if (sscanf(text + bytes, "/%u%n", &nth, &more) == 1)
             bytes += more;
         list->all[list->count++] = (struct sim_choice){ .group = (uint16_t)(fiber << 1 | (kind - letters == SIM_ASKED)),
-                                                        .kind = (uint8_t)(kind - letters), .nth = (uint8_t)nth, .at = at,
-                                                        .value = value };
+                                                        .kind = (uint8_t)(kind - letters), .nth = (uint8_t)nth,
+                                                        .at = at, .value = value };
         bytes += text[bytes] == ',';
     }
     sim_choices_sort();

@@ -340,8 +340,8 @@ static bool shrink(const struct sim_program *const *copies)
     return false;
 }
 
-/* The first seeds once more, each in a process of its own: have they the same traces? Those of the first few also if the
- * choices are made again that were written down. */
+/* The first seeds once more, each in a process of its own: have they the same traces? The first few also by their
+ * choices. */
 static bool replays(const struct sim_program *const *copies)
 {
     struct results first = *results;

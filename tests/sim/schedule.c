@@ -689,7 +689,9 @@ static void draw(uint64_t seed)
     changes = 2 + (uint32_t)(sim_random() % (CHANGES_MOST - 1));
     for (uint32_t i = 0; i < changes; i++)
         change_at[i] = sim_random() % program->points;
-    s->places = sim_mode() == SIM_MAKES_AGAIN || s->way == SIM_ALL || sim_random() % 2 == 0 ? 0 : UINT32_C(1) << (27 - sim_random() % 6);
+    s->places = s->way == SIM_ALL || sim_random() % 2 == 0 ? 0 : UINT32_C(1) << (27 - sim_random() % 6);
+    if (sim_mode() == SIM_MAKES_AGAIN)
+        s->places = 0;
     s->place_factor = (uint32_t)sim_random() | 1;
     held_one_in = UINT32_C(1) << (sim_random() % 7);
 }

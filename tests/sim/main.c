@@ -41,6 +41,7 @@ static struct {
     uint32_t preemptions;
     const char *refusal;            /* of --fail; "all" */
     const char *choices;            /* of --choices */
+    const char *relax;              /* of --relax */
     bool has_seed, all, trace, replay, shrink;
 } options = { .schedules = UINT64_MAX, .seconds = 60 };
 
@@ -454,6 +455,7 @@ static _Noreturn void usage(void)
     fprintf(stderr, "sim [--program NAME] [--seed N] [--schedules N] [--seconds S] [--trace] [--replay]\n"
                     "    [--shrink]            finds a shorter schedule with the finding of the seed\n"
                     "    [--choices LIST]      runs such a schedule\n"
+                    "    [--relax ADDRESSES]   makes these accesses relaxed, and counts all that are not: orders.py\n"
                     "    [--long-stops]        workers are stopped for longer than calls may take\n"
                     "    [--fail all]          each call that can fail does, in a schedule of its own\n"
                     "    [--fail FUNCTION:N:ERROR]\n"
@@ -481,6 +483,8 @@ static void read_options(int count, char **words)
             options.refusal = words[++i];
         else if (strcmp(word, "--choices") == 0)
             options.choices = words[++i];
+        else if (strcmp(word, "--relax") == 0)
+            options.relax = words[++i];
         else if (strcmp(word, "--program") == 0)
             options.program = words[++i];
         else if (strcmp(word, "--seed") == 0)
@@ -518,6 +522,8 @@ int main(int count, char **words)
     if (options.refusal != NULL && !fails_all() && !sim_refusals_read(options.refusal))
         usage();
     sim_choices_share();
+    if (options.relax != NULL && !sim_relax(options.relax))
+        usage();
     if (options.choices != NULL && !sim_choices_read(options.choices))
         usage();
     sim_statics_keep();
@@ -542,6 +548,7 @@ int main(int count, char **words)
     }
     sim_names_left();
     rmdir(sim_directory);
+    sim_print_orders();
     if (programs == 0)
         usage();
     printf(passed ? "ok nothing was found\n" : "not ok\n");

@@ -214,6 +214,11 @@ void sim_flush_this(struct sim_fiber *fiber, int index);
 void sim_clock_join(struct sim_clock *clock, const struct sim_clock *with);
 void sim_release_to(struct sim_clock *clock);   /* this fiber's clock, and begins the next of its times */
 
+/* ---- tsan.c ---------------------------------------------------------------------------------------- */
+
+bool sim_relax(const char *list);               /* the atomic accesses that return to these addresses; counts all */
+void sim_print_orders(void);
+
 /* ---- choices.c -------------------------------------------------------------------------------------- */
 
 /* The first are made where a point begins. Fibers are named by their ids. */

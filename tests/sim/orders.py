@@ -5,7 +5,7 @@ the source at a time, in the simulator that is built, and prints which are found
 
     tests/sim/orders.py --list                    each line, with how often each program executes it in a second
     tests/sim/orders.py --seconds 10 FILE:LINE... or all; in the three programs that execute it most, 10 s each
-    tests/sim/orders.py --programs late,end ...   in these
+    tests/sim/orders.py --programs late,end ...   of these
 """
 import argparse
 import collections
@@ -94,7 +94,7 @@ def main():
     parser.add_argument("places", nargs="*")
     options = parser.parse_args()
     lines = lines_of(call_sites())
-    names = programs()
+    names = options.programs.split(",") if options.programs else programs()
     rates = counts(names, 3)
     found = tried = unreached = 0
     for place, addresses in sorted(lines.items()):
@@ -111,7 +111,7 @@ def main():
             print(what, "unreached", flush=True)
         else:
             tried += 1
-            saw = try_line(addresses, options.programs.split(",") if options.programs else of[:3], options.seconds)
+            saw = try_line(addresses, of[:3], options.seconds)
             found += saw is not None
             print(what, saw or "not found", flush=True)
     if not options.list:

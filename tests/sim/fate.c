@@ -35,12 +35,15 @@ static void stops_reset(const struct sim_program *program)
         stops[i].at = any && (i == 0 || sim_random() % 2 == 0) ? sim_random() % program->points : SIM_FOREVER;
         stops[i].ns = lengths_ns[sim_random() % 4];
         stops[i].worker = (int)(sim_random() % (uint64_t)program->workers);
+        if (sim_mode() == SIM_MAKES_AGAIN)
+            stops[i].at = SIM_FOREVER;
     }
 }
 
 void sim_stop_later(int worker, uint32_t points, uint64_t ns)
 {
-    stops[STOPS_MOST] = (struct stop){ .at = sim_schedule.points + points, .ns = ns, .worker = worker };
+    if (sim_mode() != SIM_MAKES_AGAIN)
+        stops[STOPS_MOST] = (struct stop){ .at = sim_schedule.points + points, .ns = ns, .worker = worker };
     sim_next = 1;
 }
 
@@ -73,6 +76,14 @@ bool sim_stop_early(int worker)
     return false;
 }
 
+void sim_stop_now(int worker, uint64_t ns)
+{
+    sim_note("worker %d is stopped for %llu ns", worker, (unsigned long long)ns);
+    sim_chosen(SIM_STOPPED, 0, (uint32_t)((uint64_t)worker << 20 | ns / 1000000));
+    stopped_ns += ns;
+    until_ns[worker] = sim_schedule.now_ns + ns;
+}
+
 /* Begins the stops whose point has come. The next such point. */
 uint64_t sim_stops_begin(uint64_t points)
 {
@@ -80,10 +91,8 @@ uint64_t sim_stops_begin(uint64_t points)
 
     for (struct stop *stop = stops; stop <= stops + STOPS_MOST; stop++) {
         if (stop->at <= points) {
-            sim_note("worker %d is stopped for %llu ns", stop->worker, (unsigned long long)stop->ns);
             stop->at = SIM_FOREVER;
-            stopped_ns += stop->ns;
-            until_ns[stop->worker] = sim_schedule.now_ns + stop->ns;
+            sim_stop_now(stop->worker, stop->ns);
         }
         next = stop->at < next ? stop->at : next;
     }
@@ -123,7 +132,8 @@ void sim_start_again_later(int worker, uint32_t points)
 void sim_death_is_heard_of(int worker)
 {
     if (comebacks[worker].after != SIM_FOREVER)
-        comebacks[worker].at = sim_schedule.points + comebacks[worker].after;
+        comebacks[worker].at = sim_mode() == SIM_MAKES_AGAIN ? SIM_FOREVER - 1 :
+                               sim_schedule.points + comebacks[worker].after;
     comebacks[worker].after = SIM_FOREVER;
 }
 
@@ -135,6 +145,14 @@ bool sim_is_gone(int worker)
 uint64_t sim_comeback_at(int worker)
 {
     return comebacks[worker].at;
+}
+
+void sim_comeback_now(int worker)
+{
+    if (comebacks[worker].at == SIM_FOREVER)
+        return;
+    comebacks[worker].at = 0;
+    sim_comebacks_begin(0);
 }
 
 static bool another_runs(int worker)
@@ -153,6 +171,8 @@ bool sim_comebacks_begin(uint64_t points)
     for (int worker = 0; worker < SIM_COPIES; worker++) {
         if (comebacks[worker].at > points)
             continue;
+        if (points < SIM_FOREVER - 1)
+            sim_chosen(SIM_STARTED_AGAIN, 0, (uint32_t)worker);
         comebacks[worker].at = SIM_FOREVER;
         if (!another_runs(worker))
             continue;

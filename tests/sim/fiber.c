@@ -40,6 +40,7 @@ static struct {
 } tls;
 static void *main_stack_pointer;
 static bool has_fsgsbase;
+static uint8_t made[SIM_COPIES];    /* fibers of each worker */
 
 /* switch_stacks(&from, to): pushes what a function preserves, and continues on the other stack. */
 #if defined(__x86_64__)
@@ -111,6 +112,7 @@ void sim_fibers_reset(void)
         sim_fibers[i].state = SIM_FREE;
     sim_fiber_count = 0;
     sim_self = NULL;
+    memset(made, 0, sizeof made);
 }
 
 static void fiber_main(void)
@@ -140,7 +142,8 @@ struct sim_fiber *sim_fiber_make(const char *name, int worker, void *(*work)(voi
 
     *fiber = (struct sim_fiber){ .name = name, .number = kept.number, .worker = worker, .state = SIM_RUNS, .work = work,
                                  .argument = argument, .stack = kept.stack, .stack_end = kept.stack_end,
-                                 .thread_pointer = kept.thread_pointer, .until_ns = SIM_FOREVER };
+                                 .thread_pointer = kept.thread_pointer, .until_ns = SIM_FOREVER,
+                                 .id = (uint16_t)(worker << 8 | made[worker]++) };
     memcpy(fiber->thread_pointer - tls.below, tls.pointer - tls.below, tls.below + ABOVE);
     memset(fiber->thread_pointer - tls.own, 0, tls.own);
     memcpy(fiber->thread_pointer - tls.own, tls.image, tls.image_bytes);
@@ -165,6 +168,8 @@ void sim_switch(struct sim_fiber *to)
     if (to == from)
         return;
     sim_schedule.switches++;
+    from->points += sim_schedule.points - from->runs_since;
+    to->runs_since = sim_schedule.points;
     sim_self = to;
     set_thread_pointer(to->thread_pointer);
     sim_switch_stacks(&from->stack_pointer, to->stack_pointer);

@@ -21,12 +21,13 @@
 #include <unistd.h>
 
 #define REPLAYED 64             /* schedules of each program that are run once more with --replay */
+#define MADE_AGAIN 8            /* of these, by their choices */
 #define STRIDE 7919             /* a prime: a run that ends early has tried all functions */
 #define FINDINGS 10             /* of a program, with --fail */
 #define PLACES 16384            /* more than one trace has */
 
 static struct results {
-    uint64_t index, seed, schedules, points, switches, hash, hashes[REPLAYED];
+    uint64_t index, seed, schedules, points, switches, hash, hashes[REPLAYED], last_points, last_switches;
     bool found, complete;
     char finding[1024], refusal[64];
 } *results;
@@ -39,7 +40,9 @@ static struct {
     double seconds;
     uint32_t preemptions;
     const char *refusal;            /* of --fail; "all" */
-    bool has_seed, all, trace, replay;
+    const char *choices;            /* of --choices */
+    const char *relax;              /* of --relax */
+    bool has_seed, all, trace, replay, shrink;
 } options = { .schedules = UINT64_MAX, .seconds = 60 };
 
 static bool fails_all(void)
@@ -141,6 +144,8 @@ static void run_some(const struct sim_program *const *copies, uint64_t seed, uin
         results->schedules++;
         results->points += sim_schedule.points;
         results->switches += sim_schedule.switches;
+        results->last_points = sim_schedule.points;
+        results->last_switches = sim_schedule.switches;
         results->hash = sim_schedule.hash;
         if (results->schedules <= REPLAYED)
             results->hashes[results->schedules - 1] = sim_schedule.hash;
@@ -223,6 +228,12 @@ static void run_child(const struct sim_program *const *copies, uint64_t seed, ui
     }
 }
 
+static void print_command(const char *what, const struct sim_program *program, uint64_t seed)
+{
+    printf("   %s: build/sim/tests/sim --program %s --seed %llu%s%s%s", what, program->name, (unsigned long long)seed,
+           sim_long_stops ? " --long-stops" : "", results->refusal[0] != '\0' ? " --fail " : "", results->refusal);
+}
+
 static void print_finding(const struct sim_program *program)
 {
     printf("FOUND %s: seed %llu: ", program->name, (unsigned long long)results->seed);
@@ -231,21 +242,122 @@ static void print_finding(const struct sim_program *program)
     if (options.all)
         printf("   in path %llu of the search with %u preemptions\n", (unsigned long long)results->schedules,
                options.preemptions);
-    else
-        printf("   replay: build/sim/tests/sim --program %s --seed %llu%s%s%s --trace\n", program->name,
-               (unsigned long long)results->seed, sim_long_stops ? " --long-stops" : "",
-               results->refusal[0] != '\0' ? " --fail " : "", results->refusal);
+    else {
+        print_command("replay", program, results->seed);
+        printf(" --trace    (--shrink: a shorter one)\n");
+    }
 }
 
-/* The first seeds once more, each in a process of its own: have they the same traces? */
+/* ---- a shorter schedule ------------------------------------------------------------------------------ */
+
+static struct {
+    const struct sim_program *const *copies;
+    struct results first;
+    uint64_t runs;
+    double until;
+} shrinks;
+
+static void run_one(const struct sim_program *const *copies, uint64_t seed, enum sim_mode mode)
+{
+    memset(results, 0, sizeof *results);
+    sim_choices_begin(mode);
+    run_child(copies, seed, 1, seconds() + 60);
+    shrinks.runs++;
+}
+
+/* Two findings are the same if what is before the first colon is, without its numbers, and the places of a race are. */
+static bool same_finding(const char *one, const char *other)
+{
+    const char *at[2] = { strstr(one, "@0x"), strstr(other, "@0x") };
+
+    for (; *one != '\0' && *one != ':'; one++, other++) {
+        one += strspn(one, "0123456789");
+        other += strspn(other, "0123456789");
+        if (*one != *other)
+            return false;
+    }
+    while (at[0] != NULL && at[1] != NULL) {
+        if (strncmp(at[0], at[1], strcspn(at[0], ",:")) != 0)
+            return false;
+        for (int i = 0; i < 2; i++)
+            at[i] = strstr(at[i] + 1, "@0x");
+    }
+    return at[0] == at[1];
+}
+
+static bool is_late(void)
+{
+    return seconds() > shrinks.until;
+}
+
+static bool finding_stays(void)
+{
+    if (is_late())
+        return false;
+    run_one(shrinks.copies, options.seed, SIM_MAKES_AGAIN);
+    return results->found && results->last_points <= shrinks.first.last_points &&
+           same_finding(shrinks.first.finding, results->finding);
+}
+
+static void print_length(const char *what, const struct results *of)
+{
+    printf("%s: %u choices, %llu points, %llu switches: ", what, sim_choices_count(),
+           (unsigned long long)of->last_points, (unsigned long long)of->last_switches);
+    print_places(of->finding);
+    putchar('\n');
+}
+
+static bool shrink(const struct sim_program *const *copies)
+{
+    double began = seconds();
+    bool trace = options.trace;
+
+    options.trace = false;
+    run_one(copies, options.seed, SIM_WRITES);
+    sim_choices_sort();
+    if (!results->found) {
+        printf("%s: seed %llu finds nothing\n", copies[0]->name, (unsigned long long)options.seed);
+        return true;
+    }
+    shrinks.copies = copies;
+    shrinks.first = *results;
+    shrinks.until = seconds() + options.seconds;
+    print_length("seed", results);
+    sim_points_most = results->last_points > sim_points_most / 2 ? sim_points_most : 2 * results->last_points + 100000;
+    if (!finding_stays() || results->hash != shrinks.first.hash) {
+        printf("the choices of the seed do not make its schedule again\n");
+        return false;
+    }
+    sim_choices_shrink(finding_stays, is_late);
+    shrinks.until = 1e300;
+    options.trace = trace;
+    finding_stays();
+    print_length("shorter", results);
+    print_command("replay", copies[0], options.seed);
+    printf(" --choices '");
+    sim_choices_print();
+    printf("' --trace\n%llu schedules in %.2f s\n", (unsigned long long)shrinks.runs,
+           seconds() - began);
+    return false;
+}
+
+/* The first seeds once more, each in a process of its own: have they the same traces? The first few also by their
+ * choices. */
 static bool replays(const struct sim_program *const *copies)
 {
     struct results first = *results;
 
     for (uint64_t i = 0; i < first.schedules && i < REPLAYED; i++) {
-        memset(results, 0, sizeof *results);
-        run_child(copies, options.seed + i, 1, seconds() + 60);
-        if (results->hash != first.hashes[i]) {
+        bool same;
+
+        run_one(copies, options.seed + i, SIM_WRITES);
+        same = results->hash == first.hashes[i];
+        if (same && i < MADE_AGAIN) {
+            sim_choices_sort();
+            run_one(copies, options.seed + i, SIM_MAKES_AGAIN);
+            same = results->hash == first.hashes[i];
+        }
+        if (!same) {
             printf("%s: two runs of seed %llu differ\n", copies[0]->name, (unsigned long long)(options.seed + i));
             return false;
         }
@@ -287,9 +399,12 @@ static bool run_program(int index)
 
     for (int copy = 0; copy < SIM_COPIES; copy++)
         copies[copy] = &sim_copies[copy][index];
+    if (options.shrink)
+        return shrink(copies);
     if (fails_all())
         return run_failures(copies);
     memset(results, 0, sizeof *results);
+    sim_choices_begin(options.choices != NULL ? SIM_MAKES_AGAIN : SIM_FORGETS);
     while (results->schedules < options.schedules && !results->found && !results->complete &&
            seconds() < began + options.seconds) {
         uint64_t most = options.schedules - results->schedules, before = results->schedules;
@@ -338,6 +453,9 @@ static void remove_those_of_the_dead(void)
 static _Noreturn void usage(void)
 {
     fprintf(stderr, "sim [--program NAME] [--seed N] [--schedules N] [--seconds S] [--trace] [--replay]\n"
+                    "    [--shrink]            finds a shorter schedule with the finding of the seed\n"
+                    "    [--choices LIST]      runs such a schedule\n"
+                    "    [--relax ADDRESSES]   makes these accesses relaxed, and counts all that are not: orders.py\n"
                     "    [--long-stops]        workers are stopped for longer than calls may take\n"
                     "    [--fail all]          each call that can fail does, in a schedule of its own\n"
                     "    [--fail FUNCTION:N:ERROR]\n"
@@ -357,10 +475,16 @@ static void read_options(int count, char **words)
             options.replay = true;
         else if (strcmp(word, "--long-stops") == 0)
             sim_long_stops = true;
+        else if (strcmp(word, "--shrink") == 0)
+            options.shrink = true;
         else if (value == NULL)
             usage();
         else if (strcmp(word, "--fail") == 0)
             options.refusal = words[++i];
+        else if (strcmp(word, "--choices") == 0)
+            options.choices = words[++i];
+        else if (strcmp(word, "--relax") == 0)
+            options.relax = words[++i];
         else if (strcmp(word, "--program") == 0)
             options.program = words[++i];
         else if (strcmp(word, "--seed") == 0)
@@ -397,6 +521,11 @@ int main(int count, char **words)
     read_options(count, words);
     if (options.refusal != NULL && !fails_all() && !sim_refusals_read(options.refusal))
         usage();
+    sim_choices_share();
+    if (options.relax != NULL && !sim_relax(options.relax))
+        usage();
+    if (options.choices != NULL && !sim_choices_read(options.choices))
+        usage();
     sim_statics_keep();
     results = mmap(NULL, sizeof *results, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (results == MAP_FAILED) {
@@ -419,6 +548,7 @@ int main(int count, char **words)
     }
     sim_names_left();
     rmdir(sim_directory);
+    sim_print_orders();
     if (programs == 0)
         usage();
     printf(passed ? "ok nothing was found\n" : "not ok\n");

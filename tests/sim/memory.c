@@ -276,7 +276,7 @@ static const struct before *read_early(uint64_t key, unsigned bytes, int order)
 
     for (int i = 0; may && i < sim_fiber_count; i++)
         may = before->read_at[i] == 0 || before->read_at[i] > clock[i];
-    if (may && sim_random() % 4 == 0)
+    if (may && sim_chooses(SIM_EARLY, 4))
         return before;
     read_newest(cell, key);
     return NULL;
@@ -365,7 +365,15 @@ void sim_flush_one(struct sim_fiber *fiber)
         if (may_leave(fiber, i))
             may[count++] = i;
     if (count > 0)
-        leave_buffer(fiber, may[sim_choose((uint32_t)count)]);
+        sim_flush_this(fiber, may[sim_draw((uint32_t)count)]);
+}
+
+void sim_flush_this(struct sim_fiber *fiber, int index)
+{
+    if (index >= fiber->buffered || !may_leave(fiber, index))
+        return;
+    sim_chosen(SIM_VISIBLE, 0, (uint32_t)(fiber->id << 8 | index));
+    leave_buffer(fiber, index);
 }
 
 /* Before a sequentially consistent load: all up to the last such store. */
@@ -562,7 +570,7 @@ bool sim_cas(volatile void *address, unsigned bytes, uint64_t *expected, uint64_
         sim_point("compare and swap", key, pc);
         begin_change(key, bytes, order);
         /* One that fails is a load: it may read what is older. */
-        if (!sim_schedule.weak || read_memory(address, bytes) == *expected || sim_random() % 2 == 0)
+        if (!sim_schedule.weak || read_memory(address, bytes) == *expected || !sim_chooses(SIM_OLD, 2))
             show_others(key, bytes);
     }
     was = read_memory(address, bytes);

@@ -19,7 +19,8 @@
 #define LATE_NS 1000000
 #define EVENT 8u
 /* Of sim_truth. */
-enum { OWED, ASKED, DONE = ASKED + THREADS, EVENTS = DONE + THREADS, REQUESTS, ENDED, STOPPED, DUE, OVER };
+enum { OWED, ASKED, DONE = ASKED + THREADS, EVENTS = DONE + THREADS, REQUESTS, ENDED, STOPPED, DUE, OVER,
+       BRIEF };                         /* 1: no step before the end; 2: each thread waits for a reply or a thread */
 
 struct thread {
     struct bxi_waiter waiter;           /* first */
@@ -331,10 +332,10 @@ static void await_timer(struct thread *thread)
 static void *use(void *argument)
 {
     struct thread *thread = argument;
-    uint32_t steps = 1 + sim_choose(4);
+    uint32_t steps = sim_truth(BRIEF) ? (uint32_t)sim_truth(BRIEF) - 1 : 1 + sim_choose(4);
 
     for (uint32_t i = 0; i < steps; i++)
-        switch (sim_choose(8)) {
+        switch (sim_truth(BRIEF) ? 1 + 5 * sim_choose(2) : sim_choose(8)) {
         case 0: await_callback(thread); break;
         case 1: await_thread(thread); break;
         case 2: await_timer(thread); break;
@@ -409,6 +410,8 @@ void sim_room_role(int worker)
 
     (void)worker;
     begin();
+    if (sim_choose(2) == 0)
+        sim_count(BRIEF, 1 + sim_choose(2));
     peer = sim_spawn("peer", answer, NULL);
     use_it(use, true, fibers);
     sim_block("what is owed", owes_nothing, NULL, SIM_FOREVER);

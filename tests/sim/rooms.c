@@ -14,6 +14,8 @@ const struct sim_program sim_programs[] = {
     { .name = "bell", .workers = 1, .points = 300, .start = sim_room_bell },
     { .name = "role", .workers = 1, .points = 4000, .resets = true, .start = sim_room_role,
       .quiet = sim_room_role_quiet },
+    { .name = "vars", .workers = 1, .points = 3000, .resets = true, .start = sim_room_vars },
+    JOB(shared, 1, 20000),
     JOB(calls, 2, 60000),
     JOB(oneway, 2, 50000),
     JOB(full, 2, 100000),

@@ -16,6 +16,8 @@ void sim_room_ring(int worker);         /* room_ring.c */
 void sim_room_bell(int worker);
 void sim_room_role(int worker);         /* room_role.c */
 void sim_room_role_quiet(uint64_t ns);
+void sim_room_vars(int worker);         /* room_vars.c */
+void sim_room_shared(int worker);       /* room_shared.c */
 void sim_room_oneway(int worker);       /* room_job.c */
 void sim_room_full(int worker);
 void sim_room_calls(int worker);        /* room_mix.c */

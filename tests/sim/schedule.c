@@ -25,13 +25,13 @@
 
 #define SPIN_POINTS 20000
 #define HELD_POINTS 20000      /* at most; a fiber may spin for one that is held */
-#define POINTS_MOST 20000000u
 #define CHANGES_MOST 5
 #define PATH_MOST 4096
 #define FIRST_PRIORITY 1000000u
 
 struct sim_schedule sim_schedule;
 int64_t sim_next;
+uint64_t sim_points_most = 20000000;
 
 static const struct sim_program *program;
 static uint64_t random_state, switch_at, flush_at, switched_at, change_at[CHANGES_MOST];
@@ -52,9 +52,14 @@ uint64_t sim_random(void)
     return z ^ z >> 31;
 }
 
+uint32_t sim_draw(uint32_t most)
+{
+    return most < 2 ? 0 : (uint32_t)(sim_random() % most);
+}
+
 bool sim_disturbs(void)
 {
-    return sim_schedule.disturbed && sim_random() % 16 == 0;
+    return sim_schedule.disturbed && sim_chooses(SIM_DISTURBED, 16);
 }
 
 uint32_t sim_choose(uint32_t most)
@@ -62,7 +67,7 @@ uint32_t sim_choose(uint32_t most)
     if (most < 2)
         return 0;
     if (sim_schedule.way != SIM_ALL)
-        return (uint32_t)(sim_random() % most);
+        return sim_asked(most);
     if (all.depth == PATH_MOST) {
         sim_fail("a schedule of the exhaustive search has more than %d choices", PATH_MOST);
         return 0;
@@ -189,6 +194,8 @@ static void run(struct sim_fiber *fiber, const char *why)
     }
     fiber->state = SIM_RUNS;
     fiber->held_until = 0;
+    if (sim_mode() == SIM_MAKES_AGAIN)
+        sim_next = 1;
     sim_switch(fiber);
 }
 
@@ -196,12 +203,49 @@ static struct sim_fiber *pick(struct sim_fiber **can, int count)
 {
     struct sim_fiber *best = can[0];
 
-    if (sim_schedule.way != SIM_PRIORITIES)
+    if (sim_schedule.way == SIM_ALL)
         return can[sim_choose((uint32_t)count)];
+    if (sim_schedule.way == SIM_RANDOM)
+        return can[sim_draw((uint32_t)count)];
     for (int i = 1; i < count; i++)
         if (can[i]->priority > best->priority)
             best = can[i];
     return best;
+}
+
+static struct sim_fiber *fiber_of(uint32_t id)
+{
+    for (int i = 0; i < sim_fiber_count; i++)
+        if (sim_fibers[i].id == id)
+            return &sim_fibers[i];
+    return NULL;
+}
+
+/* The next one that can run. This one is the last of them. */
+static struct sim_fiber *next_one(void)
+{
+    int i = 1;
+
+    while (!can_run(&sim_fibers[(sim_self->number + i) % sim_fiber_count]))
+        i++;
+    return &sim_fibers[(sim_self->number + i) % sim_fiber_count];
+}
+
+/* As pick, for a fiber that does not go on. */
+static struct sim_fiber *pick_next(struct sim_fiber **can, int count)
+{
+    unsigned nth = sim_nth(SIM_NEXT);
+    struct sim_fiber *fiber;
+    uint32_t id;
+
+    if (sim_mode() == SIM_MAKES_AGAIN) {
+        fiber = sim_chosen_again(SIM_NEXT, nth, &id) ? fiber_of(id) : NULL;
+        return fiber != NULL && can_run(fiber) ? fiber : next_one();
+    }
+    fiber = pick(can, count);
+    if (sim_mode() == SIM_WRITES && fiber != next_one())
+        sim_chosen(SIM_NEXT, nth, fiber->id);
+    return fiber;
 }
 
 /* Time passes. False: there is no deadline. */
@@ -250,7 +294,7 @@ static void run_another(const char *why)
     while ((count = who_can(can, NULL)) == 0)
         if (!hear_of_deaths(SIM_FOREVER - 1) && !sim_comebacks_begin(SIM_FOREVER - 1) && !pass_time())
             nobody_can_run();
-    run(pick(can, count), why);
+    run(pick_next(can, count), why);
 }
 
 bool sim_block(const char *why, bool (*can)(void *argument), void *argument, uint64_t until_ns)
@@ -347,7 +391,7 @@ void sim_yield(void)
     sim_self->priority = lowest--;
     /* Another one, so that a search of all paths ends. */
     if ((count = who_can(can, sim_self)) > 0)
-        run(pick(can, count), "yields");
+        run(pick_next(can, count), "yields");
     sim_self->fenced_at = sim_schedule.points;
 }
 
@@ -356,6 +400,7 @@ void sim_yield(void)
 static void die(int worker)
 {
     sim_note("worker %d dies", worker);
+    sim_chosen(SIM_KILLED, 0, (uint32_t)worker);
     for (int i = 0; i < sim_fiber_count; i++)
         if (sim_fibers[i].worker == worker && sim_fibers[i].state != SIM_ENDED) {
             sim_flush(&sim_fibers[i]);
@@ -364,7 +409,8 @@ static void die(int worker)
     deaths[worker].dead = true;
     deaths[worker].count++;
     deaths[worker].at = SIM_FOREVER;
-    deaths[worker].heard_at = sim_schedule.points + (sim_choose(2) == 0 ? 1 : sim_choose(5000));
+    deaths[worker].heard_at = sim_mode() == SIM_MAKES_AGAIN ? SIM_FOREVER - 1 :
+                              sim_schedule.points + (sim_draw(2) == 0 ? 1 : sim_draw(5000));
     sim_mappings_close(worker);
     sim_descriptors_close(worker, true);
     if (sim_self->worker == worker)
@@ -380,6 +426,8 @@ static bool hear_of_deaths(uint64_t points)
         if (deaths[worker].heard_at > points)
             continue;
         sim_note("the death of worker %d is heard of", worker);
+        if (points < SIM_FOREVER - 1)
+            sim_chosen(SIM_HEARD_OF, 0, (uint32_t)worker);
         deaths[worker].heard_at = SIM_FOREVER;
         hear_of_end(worker);
         sim_death_is_heard_of(worker);
@@ -390,7 +438,7 @@ static bool hear_of_deaths(uint64_t points)
 
 void sim_kill_later(int worker, uint32_t points)
 {
-    deaths[worker].at = sim_schedule.points + points;
+    deaths[worker].at = sim_mode() == SIM_MAKES_AGAIN ? SIM_FOREVER - 1 : sim_schedule.points + points;
     sim_next = 1;
 }
 
@@ -442,7 +490,7 @@ static void flush_some(void)
             with[count++] = &sim_fibers[i];
     }
     if (count > 0)
-        sim_flush_one(with[sim_choose(count)]);
+        sim_flush_one(with[sim_draw(count)]);
     flush_at = any ? sim_schedule.points + gap(flush_mean) : SIM_FOREVER;
 }
 
@@ -481,6 +529,17 @@ void sim_hold(void)
     sim_next = sim_self->to_hold ? 1 : sim_next;
 }
 
+/* This fiber may go on. */
+static void preempt(const char *why)
+{
+    struct sim_fiber *can[SIM_FIBERS], *fiber = pick(can, who_can(can, NULL));
+
+    sim_next = 1;
+    if (fiber != sim_self)
+        sim_chosen(SIM_PREEMPTED, 0, fiber->id);
+    run(fiber, why);
+}
+
 /* What happens to the worker at some time may happen here. */
 static void come_to_place(void)
 {
@@ -490,20 +549,53 @@ static void come_to_place(void)
     if (sim_random() % 4 == 0 && sim_stop_early(worker))
         return;
     sim_self->held_until = sim_schedule.points + HELD_POINTS;
-    run_another("held");
+    preempt("held");
+}
+
+/* The choices that were made here. */
+static void choose_again(void)
+{
+    const struct sim_choice *choice;
+
+    while ((choice = sim_chosen_here()) != NULL) {
+        struct sim_fiber *fiber = fiber_of(choice->kind == SIM_VISIBLE ? choice->value >> 8 : choice->value);
+        int worker = (int)(choice->value % SIM_COPIES);
+
+        if (choice->kind == SIM_HEARD_OF && deaths[worker].heard_at != SIM_FOREVER) {
+            deaths[worker].heard_at = 0;
+            hear_of_deaths(0);
+        } else if (choice->kind == SIM_KILLED && deaths[worker].at != SIM_FOREVER && !deaths[worker].dead)
+            die(worker);
+        else if (choice->kind == SIM_STARTED_AGAIN)
+            sim_comeback_now(worker);
+        else if (choice->kind == SIM_STOPPED)
+            sim_stop_now((int)(choice->value >> 20) % SIM_COPIES, (uint64_t)(choice->value & 0xfffff) * 1000000);
+        else if (choice->kind == SIM_VISIBLE && fiber != NULL)
+            sim_flush_this(fiber, choice->value & 0xff);
+        else if (choice->kind == SIM_PREEMPTED && fiber != NULL && can_run(fiber))
+            run(fiber, "preempted");
+        if (sim_is_stopped(sim_self->worker))
+            run_another("stopped");
+    }
+    if (sim_schedule.points - switched_at > 4 * SPIN_POINTS)
+        run_another("has run for long");
+    sim_next = sim_points_to_choice();
+    sim_next = sim_next < SPIN_POINTS ? sim_next : SPIN_POINTS;
 }
 
 void sim_point_slow(uintptr_t pc)
 {
     struct sim_schedule *s = &sim_schedule;
-    struct sim_fiber *can[SIM_FIBERS];
     uint64_t next, stop_at;
-    int count;
 
-    if (s->points > POINTS_MOST)
+    if (s->points > sim_points_most)
         sim_fail("the schedule does not end");
     if (s->way == SIM_ALL) {
         point_of_all();
+        return;
+    }
+    if (sim_mode() == SIM_MAKES_AGAIN) {
+        choose_again();
         return;
     }
     hear_of_deaths(s->points);
@@ -523,9 +615,7 @@ void sim_point_slow(uintptr_t pc)
         flush_some();
     if (s->way == SIM_RANDOM && s->points >= switch_at) {
         switch_at = s->points + gap(switch_mean);
-        sim_next = 1;
-        count = who_can(can, NULL);
-        run(pick(can, count), "preempted");
+        preempt("preempted");
     } else if (s->way == SIM_PRIORITIES) {
         for (uint32_t i = 0; i < changes; i++)
             if (s->points >= change_at[i]) {
@@ -539,9 +629,7 @@ void sim_point_slow(uintptr_t pc)
         switch_at = switched_at + SPIN_POINTS + 1;
         for (uint32_t i = 0; i < changes; i++)
             switch_at = change_at[i] < switch_at ? change_at[i] : switch_at;
-        sim_next = 1;
-        count = who_can(can, NULL);
-        run(pick(can, count), "preempted");
+        preempt("preempted");
     }
     next = switch_at < flush_at ? switch_at : flush_at;
     next = stop_at < next ? stop_at : next;
@@ -602,6 +690,8 @@ static void draw(uint64_t seed)
     for (uint32_t i = 0; i < changes; i++)
         change_at[i] = sim_random() % program->points;
     s->places = s->way == SIM_ALL || sim_random() % 2 == 0 ? 0 : UINT32_C(1) << (27 - sim_random() % 6);
+    if (sim_mode() == SIM_MAKES_AGAIN)
+        s->places = 0;
     s->place_factor = (uint32_t)sim_random() | 1;
     held_one_in = UINT32_C(1) << (sim_random() % 7);
 }
@@ -625,6 +715,7 @@ void sim_run(const struct sim_program *const *copies, uint64_t seed)
     for (int worker = 0; worker < SIM_COPIES; worker++)
         deaths[worker] = (struct death){ .at = SIM_FOREVER, .heard_at = SIM_FOREVER };
     sim_fibers_reset();
+    sim_choices_reset();
     sim_memory_reset();
     sim_world_reset(program->resets);
     if (program->resets)

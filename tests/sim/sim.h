@@ -107,6 +107,11 @@ struct sim_store {                          /* in a store buffer */
 struct sim_fiber {
     const char *name;
     int number, worker;
+    uint16_t id;                            /* worker * 256 + the how manieth of its fibers */
+    uint64_t points, runs_since;            /* that it came to before it began to run; when that was */
+    uint32_t asked;                         /* choices that its program has asked for */
+    uint32_t chose_at;                      /* sim_nth: of that point */
+    uint8_t chose[16];
     enum { SIM_FREE, SIM_RUNS, SIM_BLOCKED, SIM_ENDED, SIM_DEAD } state;
     void *(*work)(void *);
     void *argument, *result;
@@ -155,6 +160,7 @@ struct sim_schedule {
 };
 extern struct sim_schedule sim_schedule;
 extern int64_t sim_next;                    /* points to go until something is chosen */
+extern uint64_t sim_points_most;            /* a schedule with more does not end */
 void sim_run(const struct sim_program *const *copies, uint64_t seed);
 bool sim_next_of_all(void);                 /* SIM_ALL: prepares the next path; false: there is none */
 void sim_choose_all(uint32_t preemptions);
@@ -163,6 +169,7 @@ void sim_hold(void);
 void sim_stored(void);                          /* a store has entered a buffer: chooses when it leaves */
 void sim_trace_point(const char *what, uint64_t key, uintptr_t pc);
 uint64_t sim_random(void);
+uint32_t sim_draw(uint32_t most);               /* 0 .. most - 1: a choice of the simulator's own */
 bool sim_disturbs(void);                        /* now and then, in some schedules */
 uint64_t sim_paths(void);
 void sim_start_again(int worker);
@@ -203,8 +210,52 @@ void sim_fence(int order, uintptr_t pc);
 void sim_flush(struct sim_fiber *fiber);        /* all of its stores become visible */
 void sim_flush_range(const void *address, size_t bytes);        /* the stores of all to there, and those before them */
 void sim_flush_one(struct sim_fiber *fiber);    /* one of them, which the seed chooses */
+void sim_flush_this(struct sim_fiber *fiber, int index);
 void sim_clock_join(struct sim_clock *clock, const struct sim_clock *with);
 void sim_release_to(struct sim_clock *clock);   /* this fiber's clock, and begins the next of its times */
+
+/* ---- tsan.c ---------------------------------------------------------------------------------------- */
+
+bool sim_relax(const char *list);               /* the atomic accesses that return to these addresses; counts all */
+void sim_print_orders(void);
+
+/* ---- choices.c -------------------------------------------------------------------------------------- */
+
+/* The first are made where a point begins. Fibers are named by their ids. */
+enum sim_kind {
+    SIM_HEARD_OF, SIM_KILLED, SIM_STARTED_AGAIN,        /* value: the worker */
+    SIM_STOPPED,                            /* value: worker << 20 | milliseconds */
+    SIM_VISIBLE,                            /* value: fiber << 8 | place in its buffer */
+    SIM_PREEMPTED,                          /* value: the fiber that runs */
+    SIM_NEXT,                               /* the fiber cannot go on. Value: the one that runs */
+    SIM_ASKED,                              /* by the program. Value: the answer */
+    SIM_EARLY, SIM_OLD, SIM_DISTURBED,      /* a load, a compare and swap that fails, a sleep. Value: 1 */
+    SIM_KINDS
+};
+struct sim_choice {
+    uint16_t group;                         /* fiber << 1; | 1: SIM_ASKED, and `at` counts these */
+    uint8_t kind, nth;
+    bool used;
+    uint32_t at, value, order;              /* at: points of the fiber */
+};
+enum sim_mode { SIM_FORGETS, SIM_WRITES, SIM_MAKES_AGAIN };
+
+void sim_choices_share(void);
+void sim_choices_begin(enum sim_mode mode);
+enum sim_mode sim_mode(void);
+void sim_choices_reset(void);                   /* a schedule begins */
+unsigned sim_nth(enum sim_kind kind);           /* so many of this kind could be made before, at this point */
+void sim_chosen(enum sim_kind kind, unsigned nth, uint32_t value);          /* writes it down, or nothing */
+bool sim_chosen_again(enum sim_kind kind, unsigned nth, uint32_t *value);   /* false: not here */
+const struct sim_choice *sim_chosen_here(void); /* the next one that is made where a point begins, or NULL */
+uint32_t sim_points_to_choice(void);            /* where this fiber has the next one of these */
+bool sim_chooses(enum sim_kind kind, uint32_t one_in);
+uint32_t sim_asked(uint32_t most);
+void sim_choices_sort(void);
+void sim_choices_print(void);
+bool sim_choices_read(const char *text);
+uint32_t sim_choices_count(void);
+void sim_choices_shrink(bool (*stays)(void), bool (*is_late)(void));
 
 /* ---- fate.c ----------------------------------------------------------------------------------------- */
 
@@ -212,6 +263,8 @@ void sim_fate_reset(const struct sim_program *program);
 void sim_death_is_heard_of(int worker);
 bool sim_comebacks_begin(uint64_t points);
 uint64_t sim_comeback_at(int worker);
+void sim_comeback_now(int worker);
+void sim_stop_now(int worker, uint64_t ns);
 uint64_t sim_stops_begin(uint64_t points);
 uint64_t sim_stops_end_ns(void);
 bool sim_stop_early(int worker);

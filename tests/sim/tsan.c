@@ -5,7 +5,66 @@
  */
 #include "sim.h"
 
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
 #define PC ((uintptr_t)__builtin_return_address(0))
+
+/* ---- orders that are made relaxed ------------------------------------------------------------------- */
+
+#define ORDERS 8192u
+
+static struct order {
+    uintptr_t pc;
+    uint64_t count;
+    bool relaxed;
+} *orders;                                  /* shared with the parent; NULL: nobody asks */
+
+static struct order *order_of(uintptr_t pc)
+{
+    uintptr_t at = pc * 0x9e3779b97f4a7c15 >> 32;
+
+    while (orders[at % ORDERS].pc != 0 && orders[at % ORDERS].pc != pc)
+        at++;
+    orders[at % ORDERS].pc = pc;
+    return &orders[at % ORDERS];
+}
+
+static int order_at(int order, uintptr_t pc)
+{
+    struct order *is;
+
+    if (__builtin_expect(orders == NULL || order == __ATOMIC_RELAXED, 1))
+        return order;
+    is = order_of(pc);
+    is->count++;
+    return is->relaxed ? __ATOMIC_RELAXED : order;
+}
+
+bool sim_relax(const char *list)
+{
+    orders = mmap(NULL, ORDERS * sizeof *orders, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (orders == MAP_FAILED)
+        return false;
+    while (*list == '0') {
+        char *end;
+
+        order_of(strtoull(list, &end, 16))->relaxed = true;
+        list = end + (*end == ',');
+    }
+    return *list == '\0';
+}
+
+void sim_print_orders(void)
+{
+    for (unsigned i = 0; orders != NULL && i < ORDERS; i++)
+        if (orders[i].count > 0)
+            printf("order %#zx %llu\n", (size_t)orders[i].pc, (unsigned long long)orders[i].count);
+}
+
+/* ---- what the compiler calls ------------------------------------------------------------------------ */
+
 #define PLAIN(name, bytes, write)                                                                   \
     void __tsan_##name(void *address);                                                              \
     void __tsan_##name(void *address)                                                               \
@@ -65,7 +124,7 @@ void __tsan_func_exit(void)
 
 void __tsan_atomic_thread_fence(int order)
 {
-    sim_fence(order, PC);
+    sim_fence(order_at(order, PC), PC);
 }
 
 void __tsan_atomic_signal_fence(int order)
@@ -77,7 +136,7 @@ void __tsan_atomic_signal_fence(int order)
     uint##bits##_t __tsan_atomic##bits##_##name(volatile void *a, uint##bits##_t v, int order);     \
     uint##bits##_t __tsan_atomic##bits##_##name(volatile void *a, uint##bits##_t v, int order)      \
     {                                                                                               \
-        return (uint##bits##_t)sim_rmw(a, bits / 8, change, v, order, PC);                          \
+        return (uint##bits##_t)sim_rmw(a, bits / 8, change, v, order_at(order, PC), PC);            \
     }
 #define CAS(bits, name)                                                                             \
     int __tsan_atomic##bits##_compare_exchange_##name(volatile void *a, uint##bits##_t *expected,   \
@@ -86,7 +145,7 @@ void __tsan_atomic_signal_fence(int order)
                                                       uint##bits##_t v, int order, int failed)      \
     {                                                                                               \
         uint64_t was = *expected;                                                                   \
-        bool done = sim_cas(a, bits / 8, &was, v, order, failed, PC);                               \
+        bool done = sim_cas(a, bits / 8, &was, v, order_at(order, PC), order_at(failed, PC), PC);   \
                                                                                                     \
         *expected = (uint##bits##_t)was;                                                            \
         return done;                                                                                \
@@ -96,11 +155,11 @@ void __tsan_atomic_signal_fence(int order)
     void __tsan_atomic##bits##_store(volatile void *a, uint##bits##_t v, int order);                \
     uint##bits##_t __tsan_atomic##bits##_load(const volatile void *a, int order)                    \
     {                                                                                               \
-        return (uint##bits##_t)sim_load(a, bits / 8, order, PC);                                    \
+        return (uint##bits##_t)sim_load(a, bits / 8, order_at(order, PC), PC);                      \
     }                                                                                               \
     void __tsan_atomic##bits##_store(volatile void *a, uint##bits##_t v, int order)                 \
     {                                                                                               \
-        sim_store(a, bits / 8, v, order, PC);                                                       \
+        sim_store(a, bits / 8, v, order_at(order, PC), PC);                                         \
     }                                                                                               \
     CAS(bits, strong)                                                                               \
     CAS(bits, weak)                                                                                 \

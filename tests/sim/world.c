@@ -484,7 +484,7 @@ ssize_t sim_getrandom(void *to, size_t bytes, unsigned flags)
 {
     (void)flags;
     for (size_t i = 0; i < bytes; i++)
-        ((unsigned char *)to)[i] = (unsigned char)sim_random();
+        ((unsigned char *)to)[i] = (unsigned char)sim_choose(256);
     return (ssize_t)bytes;
 }
 

@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Threads of one worker that share variables (lib/autograd): a parameter that gets other values, and a product whose
+ * node takes part in the passes of all of them. Each has a tape and a table of gradients.
+ *
+ * Truth: a value is one that was given; the gradient of a factor is the other one; a pass fails only because the node
+ * takes part in another one. Whoever releases a variable or a node last frees it behind what all others did with it.
+ */
+#include "rooms.h"
+
+#include "boxcar_autograd.h"
+
+#define THREADS 3
+#define LEFT 3.0
+#define RIGHT 5.0
+#define VALUES 6                            /* of the parameter: 1 .. 6 */
+
+static struct bx_var *parameter, *left, *product;       /* each thread has a reference to each of them */
+
+static void must(const char *what, int rc)
+{
+    if (rc < 0)
+        sim_fail("%s returns %d: %s", what, rc, bx_error_text());
+}
+
+static struct bx_tensor *number(double value)
+{
+    struct bx_tensor *tensor = NULL;
+
+    must("bx_tensor_create", bx_tensor_create(NULL, BX_F64, 1, &(int64_t){ 1 }, &tensor));
+    *(double *)bx_tensor_data_mut(tensor) = value;
+    return tensor;
+}
+
+static struct bx_var *leaf(double value)
+{
+    struct bx_tensor *tensor = number(value);
+    struct bx_var *var = NULL;
+
+    must("bx_var_create", bx_var_create(tensor, true, &var));
+    bx_tensor_release(tensor);
+    return var;
+}
+
+static double item(const struct bx_tensor *tensor)
+{
+    return tensor == NULL ? 0 : *(const double *)bx_tensor_data(tensor);
+}
+
+static void change_parameter(void)
+{
+    struct bx_tensor *value = number(1 + sim_choose(VALUES));
+
+    must("bx_var_set_value", bx_var_set_value(parameter, value));
+    bx_tensor_release(value);
+}
+
+static void read_parameter(void)
+{
+    struct bx_tensor *value = bx_var_acquire_value(parameter);
+    double is = item(value);
+
+    if (is < 1 || is > VALUES || is != (int)is)
+        sim_fail("the parameter is %g", is);
+    bx_tensor_release(value);
+}
+
+/* A pass over a node of this thread's own. */
+static void use_parameter(struct bx_tape *tape, struct bx_grads *grads)
+{
+    struct bx_tensor *x = number(7);
+    struct bx_var *mine = bx_var_mul(tape, bx_tape_input(tape, x), parameter);
+
+    must("bx_backward", bx_backward(&mine, NULL, 1, false, grads));
+    if (item(bx_grads_get(grads, parameter)) != 7)
+        sim_fail("the gradient of the parameter is %g", item(bx_grads_get(grads, parameter)));
+    bx_grads_clear(grads);
+    bx_tape_clear(tape);
+    bx_tensor_release(x);
+}
+
+static void pass_over_product(struct bx_grads *grads)
+{
+    int rc = bx_backward(&product, NULL, 1, true, grads);
+
+    if (rc != BX_E_STATE)
+        must("bx_backward", rc);
+    if (rc == 0 && item(bx_grads_get(grads, left)) != RIGHT)
+        sim_fail("the gradient of a factor is %g", item(bx_grads_get(grads, left)));
+    bx_grads_clear(grads);
+}
+
+static void *use(void *unused)
+{
+    uint32_t steps = 1 + sim_choose(5);
+    struct bx_tape *tape = NULL;
+    struct bx_grads *grads = NULL;
+
+    (void)unused;
+    must("bx_tape_create", bx_tape_create(NULL, &tape));
+    must("bx_grads_create", bx_grads_create(NULL, &grads));
+    for (uint32_t i = 0; i < steps; i++)
+        switch (sim_choose(5)) {
+        case 0: change_parameter(); break;
+        case 1: read_parameter(); break;
+        case 2: use_parameter(tape, grads); break;
+        default: pass_over_product(grads); break;
+        }
+    bx_grads_destroy(grads);
+    bx_tape_destroy(tape);
+    bx_var_release(product);
+    bx_var_release(left);
+    bx_var_release(parameter);
+    return NULL;
+}
+
+void sim_room_vars(int worker)
+{
+    static const char *const names[THREADS] = { "user0", "user1", "user2" };
+    int fibers[THREADS], count = 2 + (int)sim_choose(THREADS - 1);
+    struct bx_var *right = leaf(RIGHT);
+    struct bx_tape *tape = NULL;
+
+    (void)worker;
+    parameter = leaf(1);
+    left = leaf(LEFT);
+    must("bx_tape_create", bx_tape_create(NULL, &tape));
+    product = bx_var_mul(tape, left, right);
+    for (int i = 0; i < count; i++) {
+        bx_var_acquire(parameter);
+        bx_var_acquire(left);
+        bx_var_acquire(product);
+    }
+    for (int i = 0; i < count; i++)
+        fibers[i] = sim_spawn(names[i], use, NULL);
+    bx_tape_destroy(tape);
+    bx_var_release(right);
+    bx_var_release(left);
+    bx_var_release(parameter);
+    for (int i = 0; i < count; i++)
+        sim_join(fibers[i]);
+}

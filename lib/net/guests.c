@@ -141,7 +141,8 @@ static int take_hello(struct party *party, struct guest *guest)
                        hello->name, hello->rank, hello->machine, hello->world_size, job->world_size);
     if (hello->rank <= 0 || hello->rank >= job->world_size || party->by_rank[hello->rank] != NULL)
         return bx_fail(BX_E_RANK_TAKEN, "worker '%s' on host '%s' came as rank %d, which %s", hello->name,
-                       hello->machine, hello->rank, hello->rank < 0 || hello->rank >= job->world_size ? "is none" : "is taken");
+                       hello->machine, hello->rank,
+                       hello->rank < 0 || hello->rank >= job->world_size ? "is none" : "is taken");
     for (int rank = 0; rank < job->world_size; rank++) {
         const struct guest *other = party->by_rank[rank];
         const char *name = rank == 0 ? job->name : other == NULL ? "" : other->in.message.body.hello.name;

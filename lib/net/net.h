@@ -28,9 +28,9 @@
  *     a borrowed block   a block of the own arena. The frame is changed so that it names that as if it were memory of
  *                        this worker's that comes back (lend/lend.h, "Passing back"): one copy, and none when it is
  *                        passed on within this host. The lease of the remote owner ends when the frame has been handled
- *     device memory      goes through host memory, as to a device without peer access (BXI_STAGED): copied out before it
- *                        is sent, and into a block of the receiver's device before the frame is handled. A receiver
- *                        without a GPU answers so
+ *     device memory      goes through host memory, as to a device without peer access (BXI_STAGED): copied out before
+ *                        it is sent, and into a block of the receiver's device before the frame is handled. A
+ *                        receiver without a GPU answers so
  *
  * Who dies: on the dead worker's host its pidfd tells, and those that live tell the other hosts, over the wire and over
  * the connections to rank 0 (BXI_NET_DEATH). If nobody is left to tell, the ends of the wire and those connections are

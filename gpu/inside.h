@@ -376,7 +376,8 @@ struct bxi_gpu_device {
     struct bxi_gpu_word *pinned;        /* the mirrors of its lanes' words, where the region is not registered */
     uint64_t pinned_at;                 /* as this device sees them */
     bxi_a64 *look;                      /* pinned; [0], under the lock: where a word of a dead peer is copied to;
-                                         * [1]: probe.c's; from [2] on two for each lane: point.c's */
+                                         * [1]: probe.c's, then what point.c copies and does not look at; from [2]
+                                         * on two for each lane: point.c's */
     bool exports_fds;                   /* vmm.c: as descriptors; else by handles of CUDA IPC */
     unsigned long long spare;           /* the helper's; vmm.c: freed to wait for the device; 0: none */
     bool registers_read_only;           /* the driver takes pages that are mapped read-only */

@@ -257,12 +257,14 @@ static int word_for(struct bxi_gpu_lane *lane, const struct bxi_gpu_peer *peer, 
     return 0;
 }
 
-/* Words in device memory are poisoned by the side stream. If that shares a hardware queue with the lane's stream, a
- * wait there holds up the poison that is to end it. No call of the driver tells which streams share a queue, so it is
- * tried before the lane's first wait for such a word: the lane waits for a pinned word, the side stream writes
- * another, and the host ends the wait in any case. Work that is on the lane's stream already does not mislead: a queue
- * runs its items in the order in which they were put there. Two trials at a time may report a shared queue wrongly. */
-static bool is_apart(const struct bxi_gpu_lane *lane)
+/* Words in device memory are read and poisoned by the side stream. If that shares a hardware queue with the lane's
+ * stream, a wait there holds up the poison that is to end it. No call of the driver tells which streams share a queue,
+ * so it is tried before the lane's first wait for such a word, with the calls that a death makes: the lane waits for a
+ * pinned word, the side stream copies the word and writes another pinned one, and the host ends the wait in any case.
+ * A write without the copy before it is another trial: with 4 queues of an H200, three of them waiting, the fourth's
+ * trial held up the side stream for good. Work that is on the lane's stream already does not mislead: a queue runs its
+ * items in the order in which they were put there. Two trials at a time may report a shared queue wrongly. */
+static bool is_apart(const struct bxi_gpu_lane *lane, uint64_t word)
 {
     const struct bxi_gpu_device *device = lane->device;
     const struct bxi_cuda *cu = &lane->gpu->cu;
@@ -276,8 +278,9 @@ static bool is_apart(const struct bxi_gpu_lane *lane)
     if (device->pinned_at == 0 ||
         cu->cuStreamWaitValue64_v2(lane->stream, at, value, CU_STREAM_WAIT_VALUE_GEQ) != CUDA_SUCCESS)
         return false;
-    if (cu->cuStreamWriteValue64_v2(device->side, at + sizeof(*opened), value, CU_STREAM_WRITE_VALUE_DEFAULT) ==
-        CUDA_SUCCESS)
+    if (cu->cuMemcpyDtoHAsync_v2(&device->look[1], word, sizeof(word), device->side) == CUDA_SUCCESS &&
+        cu->cuStreamWriteValue64_v2(device->side, at + sizeof(*opened), value, CU_STREAM_WRITE_VALUE_DEFAULT) ==
+            CUDA_SUCCESS)
         /* [gpu.trial] acquire, pairs with the write of a stream. */
         while (!(apart = bxi_load_acquire(told) == value) && bxi_gpu_now_ns() < end_ns)
             sched_yield();
@@ -286,10 +289,10 @@ static bool is_apart(const struct bxi_gpu_lane *lane)
     return apart;
 }
 
-static bool may_wait(struct bxi_gpu_lane *lane, const struct bxi_gpu_point *point)
+static bool may_wait(struct bxi_gpu_lane *lane, const struct bxi_gpu_point *point, uint64_t word)
 {
     if (point->order == BXI_GPU_DEVICE_WORDS && lane->side == BXI_GPU_SIDE_UNKNOWN)
-        lane->side = is_apart(lane) ? BXI_GPU_SIDE_APART : BXI_GPU_SIDE_SHARED;
+        lane->side = is_apart(lane, word) ? BXI_GPU_SIDE_APART : BXI_GPU_SIDE_SHARED;
     return lane->side != BXI_GPU_SIDE_SHARED;
 }
 
@@ -305,7 +308,7 @@ static int after_word(struct bxi_gpu_lane *lane, struct bxi_gpu_peer *peer, cons
     rc = word_for(lane, peer, point, &address);
     if (rc < 0)
         return rc;
-    if (address == 0 || gpu->cu.cuStreamWaitValue64_v2 == NULL || !may_wait(lane, point))
+    if (address == 0 || gpu->cu.cuStreamWaitValue64_v2 == NULL || !may_wait(lane, point, address))
         return wait_on_host(gpu, peer, point);
     rc = bxi_gpu_admission_enter(lane, peer, point);
     if (rc < 0)

@@ -177,8 +177,10 @@ int bx_tensor_from_dlpack_versioned(struct DLManagedTensorVersioned *managed, in
  * Both workers must have opened a device. If the receiver's device cannot reach the sender's, the bytes go through
  * pinned host memory (counter gpu_staged_bytes). So do those of the first messages if the sender does not see the
  * receiver's device (CUDA_VISIBLE_DEVICES), until the receiver has found out. A borrowed device tensor is usable
- * until bx_job_shutdown. Device tensors to and from a worker that came back (options.rejoin) always go through host
- * memory.
+ * until bx_job_shutdown. Device tensors to and from a worker that came back (options.rejoin), or is on another host,
+ * always go through host memory: the sender waits for the stream that fills the tensor, and the receiver has a copy on
+ * the first device that it opened, complete. A worker on another host that has no device open is sent the tensor all
+ * the same, and answers -ENODEV.
  */
 
 /* Opens a device: ordinal counts the devices that CUDA_VISIBLE_DEVICES leaves to this process. Opening it again changes

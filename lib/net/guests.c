@@ -141,7 +141,8 @@ static int take_hello(struct party *party, struct guest *guest)
                        hello->name, hello->rank, hello->machine, hello->world_size, job->world_size);
     if (hello->rank <= 0 || hello->rank >= job->world_size || party->by_rank[hello->rank] != NULL)
         return bx_fail(BX_E_RANK_TAKEN, "worker '%s' on host '%s' came as rank %d, which %s", hello->name,
-                       hello->machine, hello->rank, hello->rank < 0 || hello->rank >= job->world_size ? "is none" : "is taken");
+                       hello->machine, hello->rank,
+                       hello->rank < 0 || hello->rank >= job->world_size ? "is none" : "is taken");
     for (int rank = 0; rank < job->world_size; rank++) {
         const struct guest *other = party->by_rank[rank];
         const char *name = rank == 0 ? job->name : other == NULL ? "" : other->in.message.body.hello.name;
@@ -270,11 +271,11 @@ static int poll_once(struct party *party)
     return bxi_now_ns() >= party->meeting->deadline_ns ? too_late(party) : 0;
 }
 
-static int listen_at(struct bxi_meeting *meeting)
+static int listen_at(const char *where)
 {
     struct addrinfo *found = NULL;
     const int on = 1;
-    int fd = -1, rc = bxi_meet_resolve(meeting->where, true, &found);
+    int fd = -1, rc = bxi_meet_resolve(where, true, &found);
 
     if (rc < 0)
         return rc;
@@ -293,7 +294,31 @@ static int listen_at(struct bxi_meeting *meeting)
     if (fd >= 0)
         return fd;
     rc = rc < 0 ? rc : -EADDRNOTAVAIL;
-    return bx_fail(rc, "rank 0 cannot listen at BX_ROOT=%s: %s", meeting->where, bx_strerror(rc));
+    return bx_fail(rc, "rank 0 cannot listen at BX_ROOT=%s: %s", where, bx_strerror(rc));
+}
+
+/* At a port that the kernel chooses, of the one address of this host, or of all; the launcher tells the others. */
+static int listen_and_tell(struct bxi_meeting *meeting)
+{
+    char *where = meeting->net->where;
+    struct sockaddr_storage address = { .ss_family = 0 };
+    socklen_t length = sizeof address;
+    int fd, rc;
+
+    bxi_launcher_addresses(where, 0);
+    if (strchr(where, ',') == NULL)
+        fd = listen_at(where);
+    else if ((fd = listen_at("[::]:0")) < 0)            /* a kernel without IPv6 */
+        fd = listen_at("0.0.0.0:0");
+    if (fd < 0)
+        return fd;
+    getsockname(fd, (struct sockaddr *)&address, &length);
+    /* The port lies at the same place in both. */
+    bxi_launcher_addresses(where, ntohs(((struct sockaddr_in *)(void *)&address)->sin_port));
+    rc = bxi_launcher_put(where, meeting->secret);
+    if (rc < 0)
+        close(fd);
+    return rc < 0 ? rc : fd;
 }
 
 /* Sends the table to all, and takes it itself. */
@@ -355,7 +380,7 @@ int bxi_meet_guests(struct bxi_meeting *meeting)
     if (party == NULL)
         return bx_fail(-ENOMEM, "no memory to start a job with");
     party->meeting = meeting;
-    party->listener = listen_at(meeting);
+    party->listener = meeting->by_launcher ? listen_and_tell(meeting) : listen_at(meeting->where);
     if (party->listener < 0)
         rc = party->listener;
     while (rc == 0 && party->known < meeting->job->world_size - 1)
@@ -371,6 +396,7 @@ int bxi_meet_guests(struct bxi_meeting *meeting)
             drop(&party->guests[i]);
     if (party->listener >= 0)
         close(party->listener);
+    bxi_launcher_end();
     free(party);
     return rc;
 }

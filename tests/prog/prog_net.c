@@ -250,7 +250,7 @@ static int register_functions(void)
         rc = bx_register_method(job, &box_type, "add_to_box", BX_INLINE, add_to_box, NULL);
     if (rc == 0)
         rc = bx_register_batch(job, "sum_batch", sum_batch, NULL, NULL);
-    for (int member = 0; member < atoi(getenv("BX_WORLD_SIZE")) && rc == 0; member++)
+    for (int member = 0; member < bx_job_world_size(job) && rc == 0; member++)
         rc = bx_batch_add_member(job, "sum_batch", member);
     return rc;
 }

@@ -191,6 +191,35 @@ have_namespaces()       # false, after a sentence, if there are none
     where=namespaces
 }
 
+# ---- Demos ---------------------------------------------------------------------------------------------
+
+losses()    # losses FILE: of the JSON; the lists of those ranks that do not train are empty
+{
+    grep -oE '"(epoch_)?losses": \[[^]]*\]|"loss": [0-9.e-]+' "$1"
+}
+
+check_demo()    # check_demo WORLD_SIZE NAME FLAGS...
+{
+    size=$1
+    demo=$2
+    shift 2
+    rm -f "$dir"/*.json
+    (
+        unset BX_ROOT BX_JOB BX_WORLD_SIZE
+        "$build/bin/$demo" "$@" --json "$dir/alone.json" >"$dir/out.alone" 2>&1 </dev/null
+    )
+    new_job $size
+    for rank in $(seq 0 $((size - 1))); do
+        begin_rank $rank "$build/bin/$demo" "$@" --json "$dir/$rank.json"
+    done
+    finish
+    check "$where: $demo on 2 hosts" all_done
+    losses "$dir/alone.json" >"$dir/alone"
+    losses "$(ls -S "$dir"/[0-9].json | head -n 1)" >"$dir/apart"
+    check "$where: $demo has the losses that it has on one host" eval \
+        'test -s "$dir/alone" && cmp -s "$dir/alone" "$dir/apart"'
+}
+
 net=$build/tests/prog_net
 net_end=$build/tests/prog_net_end
 knock=$build/tests/prog_knock

@@ -4,8 +4,8 @@
  * last has come. meet.c draws the exchange.
  *
  * A guest that has not proven that it knows the secret is given a slot of a small table and nothing else; when all are
- * taken, or it takes too long, it is dropped. What a guest sends is input: nonsense is logged and dropped, and the job
- * goes on. What shows that the job can never start as it was asked for ends the start of all.
+ * taken, or it takes too long, it is dropped, and may come again. What a guest sends is input: nonsense is logged and
+ * dropped, and the job goes on. What shows that the job can never start as it was asked for ends the start of all.
  */
 #include "meet.h"
 
@@ -65,6 +65,14 @@ static void refuse(struct party *party, struct guest *guest, const char *why)
     drop(guest);
 }
 
+/* It may be a worker: it is told to come again. */
+static void put_off(struct party *party, struct guest *guest, const char *why)
+{
+    bxi_net_send(guest->fd, &(struct bxi_net_message){ .kind = BXI_NET_FAIL, .value = (uint64_t)(int64_t)-EAGAIN },
+                 NULL, bxi_now_ns());
+    refuse(party, guest, why);
+}
+
 static struct guest *free_guest(struct party *party)
 {
     struct guest *oldest = NULL;
@@ -77,7 +85,7 @@ static struct guest *free_guest(struct party *party)
         if (guest->stage == ASKED && (oldest == NULL || guest->since_ns < oldest->since_ns))
             oldest = guest;
     }
-    refuse(party, oldest, "others wait");       /* there are more slots than workers */
+    put_off(party, oldest, "others wait");       /* there are more slots than workers */
     return oldest;
 }
 
@@ -255,7 +263,7 @@ static int poll_once(struct party *party)
         struct guest *guest = &party->guests[i];
 
         if (guest->stage == ASKED && bxi_now_ns() - guest->since_ns > PATIENCE_NS)
-            refuse(party, guest, "it does not prove that it knows the job's secret");
+            put_off(party, guest, "it does not prove that it knows the job's secret");
         if (guest->stage == NOBODY)
             continue;
         of[count] = guest;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Jobs whose workers mpirun of Open MPI, or srun --mpi=pmix, has started, without BX_ROOT: rank 0 listens at a port
- * that the kernel chooses, and hands its addresses and the secret to the others through PMIx. Who has not been told a secret
- * by BX_SECRET or BX_SECRET_FILE uses one that rank 0 draws.
+ * that the kernel chooses, and hands its addresses and the secret to the others through PMIx. Who has not been told a
+ * secret by BX_SECRET or BX_SECRET_FILE uses one that rank 0 draws.
  *
  * libpmix is loaded for the meeting and finalized behind it. The prototypes are the project's own, of the ABI that PMIx
  * keeps since version 2, so the build needs nothing of it.

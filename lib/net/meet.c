@@ -243,6 +243,7 @@ static int connect_to_root(struct bxi_meeting *meeting)
     }
 }
 
+/* 0; -EAGAIN: rank 0 has dropped it for others, unheard; or a failure with its sentence. */
 static int prove(struct bxi_meeting *meeting, int fd)
 {
     struct bxi_net_message message;
@@ -267,7 +268,9 @@ static int prove(struct bxi_meeting *meeting, int fd)
     rc = bxi_net_send(fd, &message, &proof, meeting->deadline_ns);
     if (rc == 0)
         rc = bxi_net_receive(fd, &message, answer, sizeof answer, meeting->deadline_ns);
-    if (rc == -EPIPE || rc == -ECONNRESET)
+    if (rc == -ECONNRESET || (rc == 0 && message.kind == BXI_NET_FAIL && message.value == (uint64_t)(int64_t)-EAGAIN))
+        return -EAGAIN;                 /* a reset: there was a proof that it had not read */
+    if (rc == -EPIPE)
         return bx_fail(-EACCES, "rank 0 of job '%s' (BX_ROOT=%s) refuses this worker: the secrets differ",
                        meeting->job->job_name, meeting->where);
     if (rc < 0 || message.kind != BXI_NET_PROOF || message.bytes != sizeof answer)
@@ -330,17 +333,40 @@ static int wait_for_table(struct bxi_meeting *meeting, int fd)
     return rc;
 }
 
+/* Connects, and proves that this worker belongs to the job. The descriptor, or a failure with its sentence. */
+static int come_to_root(struct bxi_meeting *meeting)
+{
+    const struct timespec nap = { .tv_nsec = (long)RETRY_NS };
+    int fd, rc;
+
+    for (;;) {
+        fd = connect_to_root(meeting);
+        if (fd < 0)
+            return fd;
+        bxi_meet_keep(fd, meeting->net->timeout_ns);
+        rc = prove(meeting, fd);
+        if (rc == 0)
+            return fd;
+        close(fd);
+        if (rc != -EAGAIN)
+            return rc;
+        if (bxi_now_ns() >= meeting->deadline_ns)
+            return bx_fail(BX_E_RANK_MISSING, "rank 0 of job '%s' (BX_ROOT=%s) has had no time for this worker: too "
+                                              "many others knock", meeting->job->job_name, meeting->where);
+        nanosleep(&nap, NULL);
+    }
+}
+
 static int meet_root(struct bxi_meeting *meeting)
 {
     struct bxi_net *net = meeting->net;
-    int fd = connect_to_root(meeting), rc;
+    int fd = come_to_root(meeting), rc;
 
     if (fd < 0)
         return fd;
     net->links[0] = (struct bxi_link){ .fd = fd };
     net->link_count = 1;
-    bxi_meet_keep(fd, net->timeout_ns);
-    if ((rc = prove(meeting, fd)) < 0 || (rc = measure_clock(meeting, fd, &meeting->self->clock_ns)) < 0)
+    if ( (rc = measure_clock(meeting, fd, &meeting->self->clock_ns)) < 0)
         return rc;
     rc = bxi_net_send(fd, &(struct bxi_net_message){ .kind = BXI_NET_HELLO, .bytes = bxi_hello_bytes(meeting->self) },
                       meeting->self, meeting->deadline_ns);

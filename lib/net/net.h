@@ -176,6 +176,7 @@ struct bxi_twin {                       /* role, unless it says otherwise */
     uint64_t number;                    /* of the next message */
     struct bxi_net_words sent;
     uint64_t given_back;                /* of this worker's pair, as last read */
+    uint32_t last_returned;             /* the slot: the next one is often it, or behind it */
     uint64_t *returned;                 /* BXI_LEASE_MAX: this worker's lease words as last sent */
 
     /* the way in */

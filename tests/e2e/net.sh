@@ -94,33 +94,6 @@ check 'the job ends' all_done
 
 # ---- Demos ---------------------------------------------------------------------------------------------
 
-losses()    # losses FILE: of the JSON; the lists of those ranks that do not train are empty
-{
-    grep -oE '"(epoch_)?losses": \[[^]]*\]|"loss": [0-9.e-]+' "$1"
-}
-
-check_demo()    # check_demo WORLD_SIZE NAME FLAGS...
-{
-    size=$1
-    demo=$2
-    shift 2
-    rm -f "$dir"/*.json
-    (
-        unset BX_ROOT BX_JOB BX_WORLD_SIZE
-        "$build/bin/$demo" "$@" --json "$dir/alone.json" >"$dir/out.alone" 2>&1 </dev/null
-    )
-    new_job $size
-    for rank in $(seq 0 $((size - 1))); do
-        begin_rank $rank "$build/bin/$demo" "$@" --json "$dir/$rank.json"
-    done
-    finish
-    check "$where: $demo on 2 hosts" all_done
-    losses "$dir/alone.json" >"$dir/alone"
-    losses "$(ls -S "$dir"/[0-9].json | head -n 1)" >"$dir/apart"
-    check "$where: $demo has the losses that it has on one host" eval \
-        'test -s "$dir/alone" && cmp -s "$dir/alone" "$dir/apart"'
-}
-
 check_demo 2 rnn --epochs 2
 check_demo 4 param_server --trainers 3 --batch-update-size 3 --num-batches 3 --model resnet18 --image 32 \
     --batch-size 4 --num-classes 5
@@ -196,6 +169,20 @@ finish
 check 'what a worker sent to prove its secret proves nothing again' prints replay '^refused'
 soon has_ended $pid_replay || end_own $pid_replay
 check 'and the job starts' all_done
+
+new_job 2
+begin_rank 0 "$net" meet
+root=$BX_ROOT
+BX_ROOT=127.0.0.1:$((port + 11000))
+hold_open between between $((port + 11000))
+ready between ready
+begin_rank 1 "$net" meet
+ready between dropped
+finish
+exec 9>&-
+BX_ROOT=$root
+check 'a worker that rank 0 drops for a crowd comes again' all_done
+soon has_ended $pid_between || end_own $pid_between
 
 # ---- Who is not expected -----------------------------------------------------------------------------------
 

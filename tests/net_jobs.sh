@@ -221,5 +221,6 @@ check_demo()    # check_demo WORLD_SIZE NAME FLAGS...
 }
 
 net=$build/tests/prog_net
+net_bad=$build/tests/prog_net_bad
 net_end=$build/tests/prog_net_end
 knock=$build/tests/prog_knock

@@ -184,6 +184,7 @@ struct bxi_twin {                       /* role, unless it says otherwise */
     bxi_a64 in_want;
     uint64_t next;                      /* the number of the message whose turn it is */
     struct bxi_late *late;              /* by number */
+    size_t late_bytes;                  /* of all of these */
     struct bxi_landing *landing;        /* the messages behind it wait */
     struct bxi_part *parts;             /* that came before their frame */
     uint32_t part_count;

@@ -53,6 +53,18 @@ check "the link goes down, $rounds times" part_often
 unset BX_NET_TIMEOUT_MS
 limit_s=60
 
+# ---- Saboteurs ------------------------------------------------------------------------------------------
+
+# Of 16 workers 7 send nonsense; the two hosts have 8 each.
+survive()   # survive SEED
+{
+    run_job 16 "$net_bad" $1
+    test -z "$(echo $statuses | tr -d ' 0')" && test -z "$(echo "$left" | grep -v "\.$second\.")"
+}
+for seed in ${BX_NET_SEEDS:-1 2 3}; do
+    check "workers that send nonsense are cut off, and the others go on: seed $seed" survive $seed
+done
+
 # ---- Delay and loss ----------------------------------------------------------------------------------------
 
 if tc -n $first qdisc add dev $first root netem delay 20ms 5ms loss 1% 2>"$dir/err"; then

@@ -143,10 +143,10 @@ run_job()   # run_job WORLD_SIZE PROGRAM FLAGS...
 
 all_done()  # all have status 0, and nothing is left
 {
-    test -z "$(echo $statuses | tr -d ' 0')" && test -z "$left" || {
+    if [ -n "$(echo $statuses | tr -d ' 0')$left" ]; then
         echo "  statuses: $statuses; left: $left"
         return 1
-    }
+    fi
 }
 
 prints()    # prints OUT PATTERN
@@ -175,6 +175,13 @@ make_namespaces()
         ip -n $first link set $first up && ip -n $second link set $second up && soon runs $first && soon runs $second
 }
 
+
+take_down() # take_down END: the link of that end; when it was stands in $dir/down. ip may wait for the kernel's lock
+{
+    ip -n $1 link set $1 down
+    date +%s%N >"$dir/down.new"
+    mv "$dir/down.new" "$dir/down"
+}
 
 have_namespaces()       # false, after a sentence, if there are none
 {

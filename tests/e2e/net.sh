@@ -35,6 +35,17 @@ check_workers() # the tests that need no namespace; $where says whether there is
 }
 
 check_workers
+BX_NET_TIMEOUT_MS=500
+export BX_NET_TIMEOUT_MS
+run_job 4 "$net_end" die 1,3 2000
+was=$left
+unset BX_NET_TIMEOUT_MS
+for rank in 0 1 2 3; do
+    begin_rank $rank "$net" meet
+done
+finish
+check 'a host all of whose workers died keeps what they had' test -n "$was"
+check 'until the next job of that name there ends' all_done
 hosts=4
 run_job 8 "$net" pairs
 check "loopback: all pairs of 4 hosts with 2 workers each" all_done
@@ -184,6 +195,41 @@ BX_ROOT=$root
 check 'a worker that rank 0 drops for a crowd comes again' all_done
 soon has_ended $pid_between || end_own $pid_between
 
+# ---- What lies between a worker and rank 0 ------------------------------------------------------------------
+
+begin_behind()      # begin_behind HOW PROGRAM...: two workers, the second behind $knock; $dir/out.between
+{
+    how=$1
+    shift
+    new_job 2
+    begin_rank 0 "$@"
+    root=$BX_ROOT
+    BX_ROOT=127.0.0.1:$((port + 11000))
+    hold_open between $how $((port + 11000))
+    ready between ready
+    begin_rank 1 "$@"
+    BX_ROOT=$root
+}
+
+begin_behind delay "$net" pairs
+finish
+check 'a connection to rank 0 that is slow' all_done
+let_go between
+export BX_NET_TIMEOUT_MS=500
+for how in cut garbage; do
+    rm -f "$dir/down"
+    begin_behind $how "$net_end" part "$dir/down" 2000
+    ready 0 ready && ready 1 ready
+    sleep 0.3
+    date +%s%N >"$dir/down.new"
+    mv "$dir/down.new" "$dir/down"
+    exec 9>&-
+    finish
+    check "a connection to rank 0 that ends: $how" all_done
+    soon has_ended $pid_between || end_own $pid_between
+done
+unset BX_NET_TIMEOUT_MS
+
 # ---- Who is not expected -----------------------------------------------------------------------------------
 
 new_job 2
@@ -258,9 +304,7 @@ for end in $first $second; do
         ready $rank ready
     done
     sleep 0.3
-    date +%s%N >"$dir/down.new"
-    mv "$dir/down.new" "$dir/down"
-    ip -n $end link set $end down
+    take_down $end
     finish
     check "the link of $(test $end = $first && echo "rank 0's" || echo 'the other') host goes down" all_done
     echo "# $(cat "$dir"/out.* | grep -h '^news' | sort -k 5 -n | tail -n 1)"

@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# Jobs across hosts where it is hard: 32 workers on 4 network namespaces, partitions again and again (BX_NET_ROUNDS, 20),
-# delay and loss. All hosts are ports of one bridge in a namespace of its own.
+# Jobs across hosts where it is hard: partitions again and again (BX_NET_ROUNDS, 20), workers that send nonsense
+# (BX_NET_SEEDS), delay and loss, demos, 32 workers on 4 network namespaces, which are ports of a bridge in one more.
 #
 # shellcheck disable=SC2016,SC2086,SC2154,SC2317
 set -u
@@ -27,9 +27,7 @@ part_once() # part_once END: that end's link goes down in a job of 2 hosts with 
         ready $rank ready || return 1
     done
     sleep 0.$((count % 3 + 1))
-    date +%s%N >"$dir/down.new"
-    mv "$dir/down.new" "$dir/down"
-    ip -n $1 link set $1 down
+    take_down $1
     finish
     ip -n $1 link set $1 up
     soon runs $first && soon runs $second
@@ -128,8 +126,8 @@ if make_bridge 2>"$dir/err"; then
     check '32 workers on 4 hosts' all_done
     export BX_NET_TIMEOUT_MS=500
     run_job 16 "$net_end" die 0,4,8,12 3000
-    check 'all four workers of a host of four die, rank 0 with them' test "$(echo $statuses | tr ' ' '\n' | sort | uniq -c |
-        tr -s ' \n' ' ')" = ' 12 0 4 137 '
+    check 'all four workers of a host of four die, rank 0 with them' test \
+        "$(echo $statuses | tr ' ' '\n' | sort | uniq -c | tr -s ' \n' ' ')" = ' 12 0 4 137 '
     unset BX_NET_TIMEOUT_MS
 else
     echo "skip 32 workers on 4 hosts: no bridge can be made: $(head -n 1 "$dir/err")"

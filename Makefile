@@ -499,7 +499,8 @@ fuzz-replay: deps
 # Whether something grows for ever, or a payload changes: an hour, beside other work.
 SOAK_S ?= 3600
 soak: deps
-	@$(MAKE) --no-print-directory all $(B)/tests/prog_soak
+	@$(MAKE) --no-print-directory all tests
+	@$(TEST_ENV) BX_NET_ROUNDS=200 BX_NET_SEEDS="$$(seq -s ' ' 100)" tests/e2e/net_hard.sh
 	@$(TEST_ENV) nice -n 19 tests/prog/soak.sh $(SOAK_S)
 
 # The driver of the tests can refuse more than it does by default.

@@ -92,6 +92,7 @@ unit libdlpack-dev have_header dlpack/dlpack.h
 test libucx-dev have_header ucp/api/ucp.h
 test libssl-dev have_header openssl/hmac.h
 test iproute2 have_program ip
+test openmpi-bin have_program mpirun
 test g++ have_cxx
 test spin have_program spin
 test gnuplot-nox have_program gnuplot

@@ -293,7 +293,7 @@ int bxi_quota_cpus(const struct bxi_quota *quotas, int count);
 /* Fills job->options, job_name, name and observe->hist_every; given may be NULL. bx_job_create. 0, or the codes of
  * bx_job_create for what is wrong, with a sentence. */
 int bxi_job_options(struct bx_job *job, const struct bx_options *given);
-/* BX_ROOT is set: a launcher of several hosts has started this process. */
+/* BX_ROOT is set, or PMIx says so: a launcher of several hosts has started this process. */
 bool bxi_has_launcher(void);
 /* Job, name, rank and world size of BX_JOB, BX_NAME, BX_RANK, BX_WORLD_SIZE; with BX_ROOT of what Open MPI or Slurm set
  * in place of the last two, and a job's name made of the port. 0, -EINVAL with a sentence. */

@@ -41,7 +41,7 @@ bool bxi_has_launcher(void)
 {
     const char *root = secure_getenv("BX_ROOT");
 
-    return root != NULL && root[0] != '\0';
+    return (root != NULL && root[0] != '\0') || bxi_launcher_job() != NULL;
 }
 
 /* others: what launchers of several hosts set in its place. */
@@ -57,12 +57,14 @@ static int must_have_number(const char *variable, const char *const others[2], i
                                            "and BX_WORLD_SIZE must be", variable);
 }
 
-/* Of several hosts, without BX_JOB: each root has a port of its own. */
+/* Of a launcher's job without BX_JOB: PMIx has a name for it, and each BX_ROOT a port of its own. */
 static const char *name_of_root(void)
 {
     static char name[BXI_NAME_BYTES];
-    const char *port = strrchr(secure_getenv("BX_ROOT"), ':');
+    const char *root = secure_getenv("BX_ROOT"), *port = root == NULL ? NULL : strrchr(root, ':');
 
+    if (bxi_launcher_job() != NULL)
+        return bxi_launcher_job();
     snprintf(name, sizeof name, "hosts-%.16s", port == NULL ? "" : port + 1);
     return name;
 }

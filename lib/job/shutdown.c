@@ -186,6 +186,10 @@ void bxi_job_leave(struct bx_job *job)
     BXI_STEP("segment.unlinked");
     bxi_arena_close(job->lend->arena);
     BXI_STEP("arena.unlinked");
+    if (job->net != NULL && job->rank == job->root)
+        /* What an earlier job of this name left that died here to the last worker: no bx_spawn is here to remove it.
+         * The job's lock is held still, so no other one of this name has begun. */
+        bxi_object_reap(job->job_name, 0);
     bxi_bootstrap_release(job);
     bxi_boot_clear_dead(job);
     if (job->options.rejoin) {

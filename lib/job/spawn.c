@@ -653,8 +653,9 @@ static int run_here(struct launch *launch)
     if (rc < 0)
         return rc;
     if (started.world_size != launch->options.world_size)
-        return bx_fail(BX_E_WORLD_SIZE, "this program wants %d workers, and %d were started",
-                       launch->options.world_size, started.world_size);
+        return bx_fail(BX_E_WORLD_SIZE, "this program wants %d workers, and the launcher has started %d; BX_ROOT='' "
+                                        "lets each process start its own", launch->options.world_size,
+                       started.world_size);
     if (started.rank < 0 || started.rank >= started.world_size)
         return bx_fail(-EINVAL, "rank %d is not one of 0..%d", started.rank, started.world_size - 1);
     if (launch->options.restart > 0)

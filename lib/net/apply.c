@@ -102,8 +102,8 @@ bool bxi_in_frames(struct bxi_twin *twin, const unsigned char *data, size_t byte
         padded = (length + 7) & ~(size_t)7;
         good = length <= BXI_FRAME_MAX && padded <= bytes - sizeof length &&
                bxi_in_put(twin, data + sizeof length, (uint32_t)length);
-        data += sizeof length + padded;
-        bytes -= good ? sizeof length + padded : bytes;
+        data += good ? sizeof length + padded : 0;
+        bytes -= good ? sizeof length + padded : 0;
     }
     bxi_ring_group_end(&twin->in);
     return good;

@@ -4,8 +4,8 @@
  * last has come. meet.c draws the exchange.
  *
  * A guest that has not proven that it knows the secret is given a slot of a small table and nothing else; when all are
- * taken, or it takes too long, it is dropped. What a guest sends is input: nonsense is logged and dropped, and the job
- * goes on. What shows that the job can never start as it was asked for ends the start of all.
+ * taken, or it takes too long, it is dropped, and may come again. What a guest sends is input: nonsense is logged and
+ * dropped, and the job goes on. What shows that the job can never start as it was asked for ends the start of all.
  */
 #include "meet.h"
 
@@ -65,6 +65,14 @@ static void refuse(struct party *party, struct guest *guest, const char *why)
     drop(guest);
 }
 
+/* It may be a worker: it is told to come again. */
+static void put_off(struct party *party, struct guest *guest, const char *why)
+{
+    bxi_net_send(guest->fd, &(struct bxi_net_message){ .kind = BXI_NET_FAIL, .value = (uint64_t)(int64_t)-EAGAIN },
+                 NULL, bxi_now_ns());
+    refuse(party, guest, why);
+}
+
 static struct guest *free_guest(struct party *party)
 {
     struct guest *oldest = NULL;
@@ -77,7 +85,7 @@ static struct guest *free_guest(struct party *party)
         if (guest->stage == ASKED && (oldest == NULL || guest->since_ns < oldest->since_ns))
             oldest = guest;
     }
-    refuse(party, oldest, "others wait");       /* there are more slots than workers */
+    put_off(party, oldest, "others wait");       /* there are more slots than workers */
     return oldest;
 }
 
@@ -255,7 +263,7 @@ static int poll_once(struct party *party)
         struct guest *guest = &party->guests[i];
 
         if (guest->stage == ASKED && bxi_now_ns() - guest->since_ns > PATIENCE_NS)
-            refuse(party, guest, "it does not prove that it knows the job's secret");
+            put_off(party, guest, "it does not prove that it knows the job's secret");
         if (guest->stage == NOBODY)
             continue;
         of[count] = guest;
@@ -271,11 +279,11 @@ static int poll_once(struct party *party)
     return bxi_now_ns() >= party->meeting->deadline_ns ? too_late(party) : 0;
 }
 
-static int listen_at(struct bxi_meeting *meeting)
+static int listen_at(const char *where)
 {
     struct addrinfo *found = NULL;
     const int on = 1;
-    int fd = -1, rc = bxi_meet_resolve(meeting->where, true, &found);
+    int fd = -1, rc = bxi_meet_resolve(where, true, &found);
 
     if (rc < 0)
         return rc;
@@ -294,7 +302,31 @@ static int listen_at(struct bxi_meeting *meeting)
     if (fd >= 0)
         return fd;
     rc = rc < 0 ? rc : -EADDRNOTAVAIL;
-    return bx_fail(rc, "rank 0 cannot listen at BX_ROOT=%s: %s", meeting->where, bx_strerror(rc));
+    return bx_fail(rc, "rank 0 cannot listen at BX_ROOT=%s: %s", where, bx_strerror(rc));
+}
+
+/* At a port that the kernel chooses, of the one address of this host, or of all; the launcher tells the others. */
+static int listen_and_tell(struct bxi_meeting *meeting)
+{
+    char *where = meeting->net->where;
+    struct sockaddr_storage address = { .ss_family = 0 };
+    socklen_t length = sizeof address;
+    int fd, rc;
+
+    bxi_launcher_addresses(where, 0);
+    if (strchr(where, ',') == NULL)
+        fd = listen_at(where);
+    else if ((fd = listen_at("[::]:0")) < 0)            /* a kernel without IPv6 */
+        fd = listen_at("0.0.0.0:0");
+    if (fd < 0)
+        return fd;
+    getsockname(fd, (struct sockaddr *)&address, &length);
+    /* The port lies at the same place in both. */
+    bxi_launcher_addresses(where, ntohs(((struct sockaddr_in *)(void *)&address)->sin_port));
+    rc = bxi_launcher_put(where, meeting->secret);
+    if (rc < 0)
+        close(fd);
+    return rc < 0 ? rc : fd;
 }
 
 /* Sends the table to all, and takes it itself. */
@@ -356,7 +388,7 @@ int bxi_meet_guests(struct bxi_meeting *meeting)
     if (party == NULL)
         return bx_fail(-ENOMEM, "no memory to start a job with");
     party->meeting = meeting;
-    party->listener = listen_at(meeting);
+    party->listener = meeting->by_launcher ? listen_and_tell(meeting) : listen_at(meeting->where);
     if (party->listener < 0)
         rc = party->listener;
     while (rc == 0 && party->known < meeting->job->world_size - 1)
@@ -372,6 +404,7 @@ int bxi_meet_guests(struct bxi_meeting *meeting)
             drop(&party->guests[i]);
     if (party->listener >= 0)
         close(party->listener);
+    bxi_launcher_end();
     free(party);
     return rc;
 }

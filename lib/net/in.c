@@ -12,6 +12,8 @@
 #include <fcntl.h>
 #include <stdlib.h>
 
+#define LATE_BYTES_MAX ((size_t)64 << 20)      /* kept of one worker; those without frames have 150 bytes each */
+
 struct bxi_late {
     struct bxi_late *next;
     struct bxi_twin *twin;
@@ -53,6 +55,7 @@ static void take_next(struct bxi_twin *twin)
         struct bxi_late *late = twin->late;
 
         twin->late = late->next;
+        twin->late_bytes -= sizeof *late + late->bytes;
         take(twin, &late->head, late->data, late->bytes);
         free(late);
     }
@@ -88,6 +91,14 @@ static void keep(struct bxi_twin *twin, const struct bxi_parcel_head *head, cons
         memcpy(late->data, data, bytes);
     while (*place != NULL && (*place)->head.number < head->number)
         place = &(*place)->next;
+    twin->late_bytes += sizeof *late + bytes;
+    if (twin->late_bytes > LATE_BYTES_MAX || (*place != NULL && (*place)->head.number == head->number)) {
+        free(late);
+        if (large != NULL)
+            net->ops->drop(net->wire, large);
+        bxi_in_nonsense(twin, "it sent a message twice, or more than there is memory for");
+        return;
+    }
     late->next = *place;
     *place = late;
     if (large != NULL)

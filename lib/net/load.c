@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Finds and loads the plug-in: where the loader looks, then beside this program or library, then in ../lib of that.
+ *
+ * UCX takes SIGBUS, SIGSEGV and others for itself when it is loaded. They stay what they were: the program's, and that
+ * of shm/guard.c.
  */
 #include "net.h"
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -37,17 +41,31 @@ static void *try_beside(const char *between)
     return slash != NULL ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
 }
 
+/* NULL: it is nowhere; why is the loader's sentence. */
+static void *find(char *why, size_t why_bytes)
+{
+    void *library = dlopen(BXI_WIRE_PLUGIN, RTLD_NOW | RTLD_LOCAL);
+
+    snprintf(why, why_bytes, "%s", library != NULL ? "" : dlerror());
+    if (library == NULL)
+        library = try_beside("");
+    return library != NULL ? library : try_beside("../lib/");
+}
+
 int bxi_wire_load(const struct bxi_wire_ops **ops)
 {
     const struct bxi_wire_ops *(*plugin)(void);
-    void *library = dlopen(BXI_WIRE_PLUGIN, RTLD_NOW | RTLD_LOCAL);
+    struct sigaction actions[NSIG];
+    void *library;
     char why[256];
 
-    snprintf(why, sizeof why, "%s", library != NULL ? "" : dlerror());
-    if (library == NULL)
-        library = try_beside("");
-    if (library == NULL)
-        library = try_beside("../lib/");
+    for (int i = 1; i < NSIG; i++)
+        if (sigaction(i, NULL, &actions[i]) < 0)
+            actions[i].sa_handler = SIG_ERR;            /* of glibc's own */
+    library = find(why, sizeof why);
+    for (int i = 1; i < NSIG; i++)
+        if (actions[i].sa_handler != SIG_ERR && i != SIGKILL && i != SIGSTOP)
+            sigaction(i, &actions[i], NULL);
     if (library == NULL)
         return bx_fail(-ENOENT, "a job of several hosts (BX_ROOT) needs " BXI_WIRE_PLUGIN ": %s; `make` builds it "
                                 "where libucx-dev and libssl-dev are installed", why);

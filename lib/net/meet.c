@@ -35,6 +35,7 @@
 #include <unistd.h>
 
 #define RETRY_NS UINT64_C(20000000)
+#define ADDRESS_NS UINT64_C(1000000000)         /* for one address of several */
 #define TIMEOUT_MS UINT64_C(5000)
 #define CLOCK_ROUNDS 8
 #define SECRET_LEAST 8
@@ -154,6 +155,23 @@ static int link_failed(const struct bxi_meeting *meeting, int rc, const char *wh
                    meeting->where, what, bx_strerror(rc));
 }
 
+/* What the launcher has in place of BX_ROOT and BX_SECRET. Rank 0's addresses are known when it listens. */
+static int ask_launcher(struct bxi_meeting *meeting)
+{
+    char secret[BXI_SECRET_BYTES] = "";
+    bool has_own = secure_getenv("BX_SECRET") != NULL || secure_getenv("BX_SECRET_FILE") != NULL;
+    int rc = 0;
+
+    if (meeting->job->rank != 0)
+        rc = bxi_launcher_get(meeting->net->where, secret, meeting->deadline_ns);
+    else if (!has_own)
+        rc = bxi_launcher_secret(secret);
+    if (rc < 0 || has_own)
+        return rc < 0 ? rc : secret_from_environment(&meeting->secret);
+    meeting->secret = strdup(secret);
+    return meeting->secret != NULL ? 0 : bx_fail(-ENOMEM, "no memory for the secret");
+}
+
 /* The socket does not block: a host that is silent may take no longer than the start. 0; -errno. */
 static int connect_until(int fd, const struct addrinfo *to, uint64_t deadline_ns)
 {
@@ -172,17 +190,17 @@ static int connect_until(int fd, const struct addrinfo *to, uint64_t deadline_ns
     return -error;
 }
 
-/* One attempt. The descriptor; -errno. */
-static int try_connect(const struct bxi_meeting *meeting)
+/* One attempt at an address. The descriptor; -errno. */
+static int try_address(const char *where, uint64_t deadline_ns)
 {
     struct addrinfo *found = NULL;
-    int rc = bxi_meet_resolve(meeting->where, false, &found), fd = -ECONNREFUSED;
+    int rc = bxi_meet_resolve(where, false, &found), fd = -ECONNREFUSED;
 
     if (rc < 0)
         return rc;
     for (struct addrinfo *at = found; at != NULL; at = at->ai_next) {
         fd = socket(at->ai_family, at->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, at->ai_protocol);
-        rc = fd < 0 ? -errno : connect_until(fd, at, meeting->deadline_ns);
+        rc = fd < 0 ? -errno : connect_until(fd, at, deadline_ns);
         if (rc == 0)
             break;
         if (fd >= 0)
@@ -190,6 +208,20 @@ static int try_connect(const struct bxi_meeting *meeting)
         fd = rc;
     }
     freeaddrinfo(found);
+    return fd;
+}
+
+/* One attempt: of several addresses, some may lead nowhere from here. */
+static int try_connect(const struct bxi_meeting *meeting)
+{
+    char list[BXI_ROOT_BYTES], *rest = list;
+    bool is_one = strchr(meeting->where, ',') == NULL;
+    int fd = -ECONNREFUSED;
+
+    snprintf(list, sizeof list, "%s", meeting->where);
+    for (char *where; fd < 0 && (where = strtok_r(rest, ",", &rest)) != NULL;)
+        fd = try_address(where, is_one ? meeting->deadline_ns
+                                       : bxi_least(meeting->deadline_ns, bxi_now_ns() + ADDRESS_NS));
     return fd;
 }
 
@@ -211,6 +243,7 @@ static int connect_to_root(struct bxi_meeting *meeting)
     }
 }
 
+/* 0; -EAGAIN: rank 0 has dropped it for others, unheard; or a failure with its sentence. */
 static int prove(struct bxi_meeting *meeting, int fd)
 {
     struct bxi_net_message message;
@@ -235,7 +268,9 @@ static int prove(struct bxi_meeting *meeting, int fd)
     rc = bxi_net_send(fd, &message, &proof, meeting->deadline_ns);
     if (rc == 0)
         rc = bxi_net_receive(fd, &message, answer, sizeof answer, meeting->deadline_ns);
-    if (rc == -EPIPE || rc == -ECONNRESET)
+    if (rc == -ECONNRESET || (rc == 0 && message.kind == BXI_NET_FAIL && message.value == (uint64_t)(int64_t)-EAGAIN))
+        return -EAGAIN;                 /* a reset: there was a proof that it had not read */
+    if (rc == -EPIPE)
         return bx_fail(-EACCES, "rank 0 of job '%s' (BX_ROOT=%s) refuses this worker: the secrets differ",
                        meeting->job->job_name, meeting->where);
     if (rc < 0 || message.kind != BXI_NET_PROOF || message.bytes != sizeof answer)
@@ -298,17 +333,40 @@ static int wait_for_table(struct bxi_meeting *meeting, int fd)
     return rc;
 }
 
+/* Connects, and proves that this worker belongs to the job. The descriptor, or a failure with its sentence. */
+static int come_to_root(struct bxi_meeting *meeting)
+{
+    const struct timespec nap = { .tv_nsec = (long)RETRY_NS };
+    int fd, rc;
+
+    for (;;) {
+        fd = connect_to_root(meeting);
+        if (fd < 0)
+            return fd;
+        bxi_meet_keep(fd, meeting->net->timeout_ns);
+        rc = prove(meeting, fd);
+        if (rc == 0)
+            return fd;
+        close(fd);
+        if (rc != -EAGAIN)
+            return rc;
+        if (bxi_now_ns() >= meeting->deadline_ns)
+            return bx_fail(BX_E_RANK_MISSING, "rank 0 of job '%s' (BX_ROOT=%s) has had no time for this worker: too "
+                                              "many others knock", meeting->job->job_name, meeting->where);
+        nanosleep(&nap, NULL);
+    }
+}
+
 static int meet_root(struct bxi_meeting *meeting)
 {
     struct bxi_net *net = meeting->net;
-    int fd = connect_to_root(meeting), rc;
+    int fd = come_to_root(meeting), rc;
 
     if (fd < 0)
         return fd;
     net->links[0] = (struct bxi_link){ .fd = fd };
     net->link_count = 1;
-    bxi_meet_keep(fd, net->timeout_ns);
-    if ((rc = prove(meeting, fd)) < 0 || (rc = measure_clock(meeting, fd, &meeting->self->clock_ns)) < 0)
+    if ( (rc = measure_clock(meeting, fd, &meeting->self->clock_ns)) < 0)
         return rc;
     rc = bxi_net_send(fd, &(struct bxi_net_message){ .kind = BXI_NET_HELLO, .bytes = bxi_hello_bytes(meeting->self) },
                       meeting->self, meeting->deadline_ns);
@@ -363,20 +421,26 @@ static struct bxi_net *make_net(void)
 
 int bxi_net_meet(struct bx_job *job, uint64_t deadline_ns)
 {
-    struct bxi_meeting meeting = { .job = job, .where = secure_getenv("BX_ROOT"), .deadline_ns = deadline_ns };
+    const char *root = secure_getenv("BX_ROOT"), *launched = bxi_launcher_job();
+    struct bxi_meeting meeting = { .job = job, .deadline_ns = deadline_ns };
     int rc;
 
-    if (meeting.where == NULL || meeting.where[0] == '\0')
+    meeting.by_launcher = launched != NULL && strcmp(job->job_name, launched) == 0 && bxi_launcher_has_hosts();
+    if ((root == NULL || root[0] == '\0') && !meeting.by_launcher)
         return 0;
     if (job->options.rejoin)
         return bx_fail(-ENOTSUP, "options.rejoin (BX_REJOIN) is not for jobs of several hosts (BX_ROOT) yet");
-    if ((rc = secret_from_environment(&meeting.secret)) < 0 || (rc = name_host(job)) < 0)
-        goto end;
     meeting.net = job->net = make_net();
     meeting.self = calloc(1, sizeof *meeting.self);
-    if (job->net == NULL || meeting.self == NULL)
+    if (job->net == NULL || meeting.self == NULL) {
         rc = bx_fail(-ENOMEM, "no memory for a job of several hosts");
-    else if ((rc = open_wire(job, job->net)) == 0 && (rc = describe_self(&meeting)) == 0)
+        goto end;
+    }
+    meeting.where = job->net->where;
+    snprintf(job->net->where, sizeof job->net->where, "%s", meeting.by_launcher ? "" : root);
+    rc = meeting.by_launcher ? ask_launcher(&meeting) : secret_from_environment(&meeting.secret);
+    if (rc == 0 && (rc = name_host(job)) == 0 && (rc = open_wire(job, job->net)) == 0 &&
+        (rc = describe_self(&meeting)) == 0)
         rc = job->rank == 0 ? bxi_meet_guests(&meeting) : meet_root(&meeting);
 
 end:
@@ -391,7 +455,7 @@ end:
 
 static int wait_for_go(struct bx_job *job, uint64_t deadline_ns)
 {
-    struct bxi_meeting meeting = { .job = job, .net = job->net, .where = secure_getenv("BX_ROOT") };
+    struct bxi_meeting meeting = { .job = job, .net = job->net, .where = job->net->where };
     struct bxi_net_message message = { .kind = BXI_NET_READY };
     char text[BXI_TEXT_BYTES];
     int fd = job->net->links[0].fd, rc = bxi_net_send(fd, &message, NULL, deadline_ns);

@@ -39,7 +39,8 @@ bool bxi_hello_is_valid(const struct bxi_hello *hello, size_t bytes);
 struct bxi_meeting {
     struct bx_job *job;
     struct bxi_net *net;
-    const char *where;                  /* BX_ROOT */
+    const char *where;                  /* net->where */
+    bool by_launcher;                   /* rank 0 tells that, and the secret, through it */
     char *secret;
     uint64_t deadline_ns;
     struct bxi_hello *self;
@@ -54,6 +55,16 @@ bool bxi_meet_proof(const struct bxi_meeting *meeting, const char who[4], const 
 bool bxi_meet_equal(const unsigned char *one, const unsigned char *two);
 /* Fills in the places. 0, or a failure with its sentence. */
 int bxi_meet_take_table(struct bxi_meeting *meeting, uint64_t instance, const unsigned char *body, size_t bytes);
+
+/* launcher.c. 0, or a failure with its sentence. */
+#define BXI_SECRET_BYTES 256
+bool bxi_launcher_has_hosts(void);      /* some workers of bxi_launcher_job() are on other hosts, or BX_HOST is set */
+void bxi_launcher_addresses(char list[BXI_ROOT_BYTES], unsigned port);          /* of this host: "a:port,b:port" */
+int bxi_launcher_secret(char secret[BXI_SECRET_BYTES]);                         /* draws one */
+int bxi_launcher_put(const char *where, const char *secret);                    /* rank 0 */
+void bxi_launcher_end(void);                                                    /* rank 0, when all have met */
+int bxi_launcher_get(char where[BXI_ROOT_BYTES], char secret[BXI_SECRET_BYTES], uint64_t deadline_ns);  /* others */
+
 int bxi_meet_guests(struct bxi_meeting *meeting);       /* rank 0's side. 0, or a failure with its sentence */
 
 #endif

@@ -69,9 +69,12 @@ struct bxi_link {                       /* a connection of the meeting, which st
     bool host_is_lost;                  /* nothing of its host answers */
 };
 
+#define BXI_ROOT_BYTES 1024             /* of the addresses of rank 0 */
+
 struct bxi_net {
     const struct bxi_wire_ops *ops;     /* start, to places */
     struct bxi_wire *wire;
+    char where[BXI_ROOT_BYTES];         /* rank 0 listens: BX_ROOT, or its addresses, parted by commas */
     int here;                           /* workers on this host, with this one */
     uint64_t timeout_ns;
     struct bxi_place places[BXI_WORLD_MAX];
@@ -98,10 +101,14 @@ static inline int bxi_net_here(const struct bx_job *job)
     return job->net == NULL ? job->world_size : job->net->here;
 }
 
-/* bx_job_start, before the workers of this host meet. If BX_ROOT is set, meets the workers of all hosts: sets job->net
+/* bx_job_start, before the workers of this host meet. If BX_ROOT is set, or mpirun or srun has started this job on
+ * several hosts (launcher.c), meets the workers of all hosts: sets job->net
  * job->root and job->instance; else nothing. With BX_HOST the job's name here gets that host's behind it. 0, or a
  * failure with its sentence. */
 int bxi_net_meet(struct bx_job *job, uint64_t deadline_ns);
+/* The name of the job whose workers mpirun or srun has started, as PMIx says; NULL: none of more than one worker, or
+ * BX_ROOT or BX_RANK is set. Static. */
+const char *bxi_launcher_job(void);
 /* The root of each host, before it opens its gate: waits until those of all hosts have come so far. Rank 0 tells them.
  * 0, or a failure with its sentence. */
 int bxi_net_ready(struct bx_job *job, uint64_t deadline_ns);
@@ -171,6 +178,7 @@ struct bxi_twin {                       /* role, unless it says otherwise */
     uint64_t number;                    /* of the next message */
     struct bxi_net_words sent;
     uint64_t given_back;                /* of this worker's pair, as last read */
+    uint32_t last_returned;             /* the slot: the next one is often it, or behind it */
     uint64_t *returned;                 /* BXI_LEASE_MAX: this worker's lease words as last sent */
 
     /* the way in */
@@ -178,6 +186,7 @@ struct bxi_twin {                       /* role, unless it says otherwise */
     bxi_a64 in_want;
     uint64_t next;                      /* the number of the message whose turn it is */
     struct bxi_late *late;              /* by number */
+    size_t late_bytes;                  /* of all of these */
     struct bxi_landing *landing;        /* the messages behind it wait */
     struct bxi_part *parts;             /* that came before their frame */
     uint32_t part_count;

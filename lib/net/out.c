@@ -87,17 +87,20 @@ static bool send_returns(struct bxi_twin *twin)
     parcel = bxi_parcel_make(twin, BXI_PARCEL_RETURNS, BXI_LEASE_MAX * sizeof(struct bxi_parcel_return));
     if (parcel == NULL)
         return false;
-    twin->given_back = count;
-    for (uint32_t slot = 0; slot < BXI_LEASE_MAX; slot++) {
+    for (uint32_t i = 0, first = twin->last_returned; i < BXI_LEASE_MAX && twin->given_back != count; i++) {
+        const uint32_t slot = (first + i) % BXI_LEASE_MAX;
         /* Relaxed: behind the acquire of the count. */
         const struct bxi_parcel_return returned = { slot, bxi_load_relaxed((bxi_a64 *)&words[slot]) };
 
         if (returned.generation == twin->returned[slot])
             continue;
         twin->returned[slot] = returned.generation;
+        twin->last_returned = slot;
+        twin->given_back++;             /* of a slot that was returned twice: the rest is looked at in vain */
         memcpy(parcel->data + parcel->bytes, &returned, sizeof returned);
         parcel->bytes += sizeof returned;
     }
+    twin->given_back = count;
     if (parcel->bytes > 0)
         send_next(twin, parcel);
     else

@@ -1,173 +1,13 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# Jobs across hosts: what workers do with one another, who dies, who may join, demos. On loopback a host is a name
-# (BX_HOST); where network namespaces may be made, two of them with a veth pair are two hosts. BX_BUILD_DIR names the
-# build.
+# Jobs across hosts: what workers do with one another, who dies, who may join, demos; tests/net_jobs.sh says where.
 #
-# Lists of process ids and of flags are unquoted on purpose.
 # shellcheck disable=SC2012,SC2016,SC2086,SC2154,SC2317
 set -u
 
-build=$(cd "${BX_BUILD_DIR:-build}" && pwd)
-here=$(cd "$(dirname "$0")" && pwd)
-source=$here/../..
-if [ ! -e "$build/lib/libboxcar_net.so.0" ]; then
-    echo 'skip jobs across hosts: libboxcar_net.so.0 is not built (libucx-dev and libssl-dev)'
-    exit 0
-fi
-
-dir=$(mktemp -d)
-pids=           # of the workers of the job
-others=         # of what else runs
-first=bx$$a     # namespaces, and the ends of the pair in them
-second=bx$$b
-where=loopback  # or namespaces
-hosts=2
-count=0         # of jobs
-limit_s=30      # of a job that should take seconds
-
-leave()
-{
-    end_own $pids $others
-    ip netns del $first 2>/dev/null
-    ip netns del $second 2>/dev/null
-    find /dev/shm -name "boxcar.*.net$$-*" -delete      # of hosts all of whose workers died
-    rm -rf "$dir"
-}
-trap leave EXIT
-trap 'exit 130' INT TERM
-
-# shellcheck source=tests/checks.sh
-. "$here/../checks.sh"
-
-unset BX_NAME BX_SECRET_FILE BX_LOG UCX_TLS
-export XDG_RUNTIME_DIR=$dir BX_TEST_DIR=$dir BX_SECRET=0123456789abcdef
-
-evidence()  # of a check that failed
-{
-    for file in "$dir"/out.*; do
-        tail -n 12 "$file" | sed "s/^/  ${file##*/}: /"
-    done
-}
-
-# ---- Jobs --------------------------------------------------------------------------------------------
-
-new_job()   # new_job WORLD_SIZE
-{
-    count=$((count + 1))
-    port=$((10000 + ($$ * 50 + count) % 11000))     # below those that the kernel hands out
-    address=127.0.0.1
-    test $where = loopback || address=10.77.0.1
-    export BX_JOB=net$$-$count BX_WORLD_SIZE=$1 BX_ROOT=$address:$port
-    pids=
-    rm -f "$dir"/out.* "$dir"/end.*
-}
-
-host_of()   # host_of RANK: its BX_HOST
-{
-    case $where.$(($1 % 2)) in
-    loopback.*) echo h$(($1 % hosts)) ;;
-    *.0) echo $first ;;
-    *) echo $second ;;
-    esac
-}
-
-begin_at()  # begin_at RANK OUT PROGRAM FLAGS...: in the background; $dir/out.OUT, $pid_OUT
-{
-    rank=$1
-    out=$2
-    host=$(host_of $rank)
-    shift 2
-    case $where.$rank in
-    loopback.*) set -- env UCX_NET_DEVICES=lo "$@" ;;
-    *) set -- ip netns exec $host env UCX_NET_DEVICES=$host "$@" ;;
-    esac
-    # The first that is exec'ed is the worker in the end, so its pid is this one.
-    BX_RANK=$rank BX_HOST=$host FAKE_CUDA_MACHINE=$dir/machine.$host exec_in_background "$@" >"$dir/out.$out" 2>&1 \
-        </dev/null 9>&- &
-    eval "pid_$out=\$!"
-    pids="$pids $!"
-}
-
-exec_in_background()
-{
-    exec "$@"
-}
-
-begin_rank()    # begin_rank RANK PROGRAM FLAGS...
-{
-    rank=$1
-    shift
-    begin_at $rank $rank "$@"
-}
-
-has_ended() # has_ended PID...: a zombie has
-{
-    for pid; do
-        case $(sed -n 's/^State:[[:space:]]*//p' "/proc/$pid/status" 2>/dev/null) in
-        '' | Z*) ;;
-        *) return 1 ;;
-        esac
-    done
-}
-
-soon()      # soon COMMAND...: within $limit_s
-{
-    tries=0
-    until "$@"; do
-        tries=$((tries + 1))
-        test $tries -lt $((20 * limit_s)) || return 1
-        sleep 0.05
-    done
-}
-
-finish()    # waits for all; sets $statuses in the order of their starts, and $left
-{
-    soon has_ended $pids || end_own $pids
-    statuses=
-    for pid in $pids; do
-        wait $pid 2>/dev/null
-        statuses="$statuses $?"
-    done
-    statuses=${statuses# }
-    pids=
-    left=$(find /dev/shm "$dir/boxcar" -name "*$BX_JOB*" 2>/dev/null)
-}
-
-run_job()   # run_job WORLD_SIZE PROGRAM FLAGS...
-{
-    new_job $1
-    shift
-    for rank in $(seq 0 $((BX_WORLD_SIZE - 1))); do
-        begin_rank $rank "$@"
-    done
-    finish
-}
-
-all_done()  # all have status 0, and nothing is left
-{
-    test -z "$(echo $statuses | tr -d ' 0')" && test -z "$left" || {
-        echo "  statuses: $statuses; left: $left"
-        return 1
-    }
-}
-
-prints()    # prints OUT PATTERN
-{
-    grep -qsE "$2" "$dir/out.$1"
-}
-
-ready()     # ready OUT LINE
-{
-    soon prints $1 "^$2"
-}
-
-net=$build/tests/prog_net
-net_end=$build/tests/prog_net_end
-net_gpu=$build/tests/prog_net_gpu
-fake=$build/tests/libfakecuda.so
-knock=$build/tests/prog_knock
+# shellcheck source=tests/net_jobs.sh
+. "$(dirname "$0")/../net_jobs.sh"
 
 # ---- What workers do with one another ------------------------------------------------------------------
 
@@ -195,6 +35,17 @@ check_workers() # the tests that need no namespace; $where says whether there is
 }
 
 check_workers
+BX_NET_TIMEOUT_MS=500
+export BX_NET_TIMEOUT_MS
+run_job 4 "$net_end" die 1,3 2000
+was=$left
+unset BX_NET_TIMEOUT_MS
+for rank in 0 1 2 3; do
+    begin_rank $rank "$net" meet
+done
+finish
+check 'a host all of whose workers died keeps what they had' test -n "$was"
+check 'until the next job of that name there ends' all_done
 hosts=4
 run_job 8 "$net" pairs
 check "loopback: all pairs of 4 hosts with 2 workers each" all_done
@@ -253,34 +104,6 @@ finish
 check 'the job ends' all_done
 
 # ---- Demos ---------------------------------------------------------------------------------------------
-
-losses()    # losses FILE: of the JSON; the lists of those ranks that do not train are empty
-{
-    grep -oE '"(epoch_)?losses": \[[^]]*\]|"loss": [0-9.e-]+' "$1"
-}
-
-check_demo()    # check_demo WORLD_SIZE NAME FLAGS...
-{
-    size=$1
-    demo=$2
-    shift 2
-    rm -f "$dir"/*.json
-    (
-        unset BX_ROOT BX_JOB BX_WORLD_SIZE
-        "$build/bin/$demo" "$@" --json "$dir/alone.json" >"$dir/out.alone" 2>&1 </dev/null
-    )
-    new_job $size
-    for rank in $(seq 0 $((size - 1))); do
-        begin_rank $rank "$build/bin/$demo" "$@" --json "$dir/$rank.json"
-    done
-    finish
-    demo="$demo$(echo " $*" | grep -o ' --device cuda')"
-    check "$where: $demo on 2 hosts" all_done
-    losses "$dir/alone.json" >"$dir/alone"
-    losses "$(ls -S "$dir"/[0-9].json | head -n 1)" >"$dir/apart"
-    check "$where: $demo has the losses that it has on one host" eval \
-        'test -s "$dir/alone" && cmp -s "$dir/alone" "$dir/apart"'
-}
 
 trains='--trainers 3 --batch-update-size 3 --num-batches 3 --model resnet18 --image 32 --batch-size 4 --num-classes 5'
 check_demo 2 rnn --epochs 2
@@ -381,6 +204,55 @@ check 'what a worker sent to prove its secret proves nothing again' prints repla
 soon has_ended $pid_replay || end_own $pid_replay
 check 'and the job starts' all_done
 
+new_job 2
+begin_rank 0 "$net" meet
+root=$BX_ROOT
+BX_ROOT=127.0.0.1:$((port + 11000))
+hold_open between between $((port + 11000))
+ready between ready
+begin_rank 1 "$net" meet
+ready between dropped
+finish
+exec 9>&-
+BX_ROOT=$root
+check 'a worker that rank 0 drops for a crowd comes again' all_done
+soon has_ended $pid_between || end_own $pid_between
+
+# ---- What lies between a worker and rank 0 ------------------------------------------------------------------
+
+begin_behind()      # begin_behind HOW PROGRAM...: two workers, the second behind $knock; $dir/out.between
+{
+    how=$1
+    shift
+    new_job 2
+    begin_rank 0 "$@"
+    root=$BX_ROOT
+    BX_ROOT=127.0.0.1:$((port + 11000))
+    hold_open between $how $((port + 11000))
+    ready between ready
+    begin_rank 1 "$@"
+    BX_ROOT=$root
+}
+
+begin_behind delay "$net" pairs
+finish
+check 'a connection to rank 0 that is slow' all_done
+let_go between
+export BX_NET_TIMEOUT_MS=500
+for how in cut garbage; do
+    rm -f "$dir/down"
+    begin_behind $how "$net_end" part "$dir/down" 2000
+    ready 0 ready && ready 1 ready
+    sleep 0.3
+    date +%s%N >"$dir/down.new"
+    mv "$dir/down.new" "$dir/down"
+    exec 9>&-
+    finish
+    check "a connection to rank 0 that ends: $how" all_done
+    soon has_ended $pid_between || end_own $pid_between
+done
+unset BX_NET_TIMEOUT_MS
+
 # ---- Who is not expected -----------------------------------------------------------------------------------
 
 new_job 2
@@ -424,31 +296,7 @@ check 'and leaves nothing' test "$statuses$left" = '3 3'
 
 # ---- Two network namespaces ----------------------------------------------------------------------------------
 
-runs()      # runs NAMESPACE: its end of the pair has a carrier
-{
-    ip -n $1 link show $1 2>/dev/null | grep -q 'state UP'
-}
-
-make_namespaces()
-{
-    ip netns add $first && ip netns add $second &&
-        ip link add $first netns $first type veth peer name $second netns $second &&
-        ip -n $first addr add 10.77.0.1/24 dev $first && ip -n $second addr add 10.77.0.2/24 dev $second &&
-        ip -n $first link set lo up && ip -n $second link set lo up &&
-        ip -n $first link set $first up && ip -n $second link set $second up && soon runs $first && soon runs $second
-}
-
-if ! command -v ip >"$dir/err"; then
-    echo 'skip jobs across network namespaces: there is no ip (iproute2)'
-    exit "$failed"
-fi
-limit_s=10
-if ! make_namespaces 2>"$dir/err"; then
-    echo "skip jobs across network namespaces: none can be made: $(head -n 1 "$dir/err")"
-    exit "$failed"
-fi
-limit_s=30
-where=namespaces
+have_namespaces || exit "$failed"
 export UCX_TLS=tcp
 check_workers
 unset UCX_TLS
@@ -479,9 +327,7 @@ for end in $first $second; do
         ready $rank ready
     done
     sleep 0.3
-    date +%s%N >"$dir/down.new"
-    mv "$dir/down.new" "$dir/down"
-    ip -n $end link set $end down
+    take_down $end
     finish
     check "the link of $(test $end = $first && echo "rank 0's" || echo 'the other') host goes down" all_done
     echo "# $(cat "$dir"/out.* | grep -h '^news' | sort -k 5 -n | tail -n 1)"

@@ -9,6 +9,14 @@
  *     prog_knock replay ADDRESS PORT LISTEN       listens at the port LISTEN and passes one worker's connection on to
  *                                                 ADDRESS PORT; then it sends what that worker had sent once more
  *
+ *     prog_knock between ADDRESS PORT LISTEN      listens at the port LISTEN and passes connections on to ADDRESS PORT;
+ *                                                 of the first, nothing that the worker sends, until rank 0 has dropped
+ *                                                 it for a crowd of silent ones
+ *
+ *     prog_knock delay ADDRESS PORT LISTEN        passes on one connection, each piece after 20 ms
+ *     prog_knock cut ADDRESS PORT LISTEN          passes on one connection, until its input ends
+ *     prog_knock garbage ADDRESS PORT LISTEN      likewise; then it sends noise both ways
+ *
  * It prints "ready" when the connections are there (replay: when it listens); replay prints "refused" or "let in".
  */
 #include <arpa/inet.h>
@@ -109,18 +117,25 @@ static size_t pass_on(int worker, int to, bool looks_at_input, unsigned char *ke
     }
 }
 
-static int replay(int port)
+static int listen_at(int port)
 {
     struct sockaddr_in own = { .sin_family = AF_INET, .sin_port = htons((uint16_t)port),
                                .sin_addr.s_addr = htonl(INADDR_ANY) };
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), on = 1;
+
+    setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    return bind(listener, (struct sockaddr *)&own, sizeof own) < 0 || listen(listener, 1) < 0 ? -1 : listener;
+}
+
+static int replay(int port)
+{
     static unsigned char kept[65536];
     unsigned char answer[256];
-    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), on = 1, worker, to, again;
+    int listener = listen_at(port), worker, to, again;
     size_t length, came = 0;
     ssize_t got;
 
-    setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (bind(listener, (struct sockaddr *)&own, sizeof own) < 0 || listen(listener, 1) < 0)
+    if (listener < 0)
         return 1;
     printf("ready\n");
     worker = accept(listener, NULL, NULL);
@@ -137,16 +152,82 @@ static int replay(int port)
     return 0;
 }
 
+static int between(int port)
+{
+    int listener = listen_at(port), worker, to, silent[200];
+    unsigned char bytes[8192];
+    ssize_t got;
+
+    if (listener < 0)
+        return 1;
+    printf("ready\n");
+    worker = accept(listener, NULL, NULL);
+    to = knock(PATIENT);
+    for (int i = 0; i < 200; i++)
+        silent[i] = knock(PATIENT);
+    while ((got = recv(to, bytes, sizeof bytes, 0)) > 0 && send(worker, bytes, (size_t)got, MSG_NOSIGNAL) == got)
+        ;
+    printf("dropped\n");
+    for (int i = 0; i < 200; i++)
+        close(silent[i]);
+    close(to);
+    shutdown(worker, SHUT_WR);
+    worker = accept(listener, NULL, NULL);
+    to = knock(PATIENT);
+    pass_on(worker, to, false, bytes, 0);
+    return 0;
+}
+
+static int disturb(const char *how, int port)
+{
+    const bool delays = strcmp(how, "delay") == 0;
+    int listener = listen_at(port), worker, to;
+    unsigned char bytes[8192];
+    ssize_t got;
+
+    if (listener < 0)
+        return 1;
+    printf("ready\n");
+    worker = accept(listener, NULL, NULL);
+    to = knock(PATIENT);
+    for (;;) {
+        struct pollfd entries[] = { { .fd = worker, .events = POLLIN }, { .fd = to, .events = POLLIN },
+                                    { .fd = delays ? -1 : 0, .events = POLLIN } };
+
+        if (poll(entries, 3, -1) < 0 || entries[2].revents != 0)
+            break;
+        if (delays)
+            usleep(20000);
+        for (int i = 0; i < 2; i++) {
+            got = entries[i].revents != 0 ? recv(entries[i].fd, bytes, sizeof bytes, 0) : 0;
+            if ((entries[i].revents != 0 && got <= 0) ||
+                (got > 0 && send(entries[1 - i].fd, bytes, (size_t)got, MSG_NOSIGNAL) != got))
+                return 0;
+        }
+    }
+    if (strcmp(how, "garbage") == 0) {
+        send_noise(worker, 10);
+        send_noise(to, 10);
+        pass_on(worker, to, false, bytes, 0);
+    }
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     int number = argc == 5 ? atoi(argv[4]) : 0;
 
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (number <= 0 || inet_pton(AF_INET, argv[2], &root.sin_addr) != 1) {
-        fprintf(stderr, "usage: prog_knock silent|noise|endless|replay ADDRESS PORT NUMBER\n");
+        fprintf(stderr, "usage: prog_knock silent|noise|endless|replay|between|delay|cut|garbage ADDRESS PORT "
+                        "NUMBER\n");
         return 2;
     }
     root.sin_family = AF_INET;
     root.sin_port = htons((uint16_t)atoi(argv[3]));
+    if (strcmp(argv[1], "delay") == 0 || strcmp(argv[1], "cut") == 0 || strcmp(argv[1], "garbage") == 0)
+        return disturb(argv[1], number);
+    if (strcmp(argv[1], "between") == 0)
+        return between(number);
     return strcmp(argv[1], "replay") == 0 ? replay(number) : crowd(argv[1], number < MOST ? number : MOST);
 }

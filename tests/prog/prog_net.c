@@ -11,6 +11,9 @@
  */
 #include "prog_net.h"
 
+#include <dlfcn.h>
+#include <signal.h>
+
 #define NOTES 100           /* one-way calls to each worker, before the end */
 #define LAST_NOTES 20       /* and at the end */
 #define FLIGHT 64
@@ -250,9 +253,26 @@ static int register_functions(void)
         rc = bx_register_method(job, &box_type, "add_to_box", BX_INLINE, add_to_box, NULL);
     if (rc == 0)
         rc = bx_register_batch(job, "sum_batch", sum_batch, NULL, NULL);
-    for (int member = 0; member < atoi(getenv("BX_WORLD_SIZE")) && rc == 0; member++)
+    for (int member = 0; member < bx_job_world_size(job) && rc == 0; member++)
         rc = bx_batch_add_member(job, "sum_batch", member);
     return rc;
+}
+
+/* ---- the process ------------------------------------------------------------------------------------------ */
+
+/* The plug-in is loaded, and UCX has taken no signal. */
+static void check_signals(void)
+{
+    for (int i = 1; i < 32; i++) {
+        struct sigaction action;
+        Dl_info info = { .dli_fname = NULL };
+
+        EXPECT(sigaction(i, NULL, &action) == 0, "%d", i);
+        if (action.sa_handler != SIG_DFL && action.sa_handler != SIG_IGN)
+            dladdr(*(void **)&action.sa_handler, &info);
+        EXPECT(info.dli_fname == NULL || strstr(info.dli_fname, "libuc") == NULL, "signal %d is of %s", i,
+               info.dli_fname);
+    }
 }
 
 /* ---- calls ---------------------------------------------------------------------------------------------- */
@@ -665,6 +685,7 @@ static void check_nothing_is_left(void)
 
 static int run_pairs(void)
 {
+    check_signals();
     check_everything();
     check_nothing_is_left();
     barrier();

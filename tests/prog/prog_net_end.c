@@ -8,8 +8,8 @@
  *     prog_net_end hold FILE          rank 1 calls a function of rank 0 that does not answer, until FILE exists
  *     prog_net_end gpu RANKS MS       the same, and the tensors that are under way then lie on GPUs
  *     prog_net_end stop RANK          that worker is stopped for 2 s while the others call it. Nobody counts as dead
- *     prog_net_end part FILE MS       calls all others until the file exists; from then on workers of other hosts are
- *                                     lost within MS, and those of this host are not
+ *     prog_net_end part FILE MS       calls all of other hosts until they are lost, which is within MS from the time in
+ *                                     the file; those of this host are not lost
  *
  * When something ended stands in a file in the directory $BX_TEST_DIR. Output and exit status as those of prog_net, and
  * "news of RANK after MS ms" for each worker that is lost.

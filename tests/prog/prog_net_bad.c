@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Workers of a job across hosts that send nonsense, for tests/e2e/net_hard.sh: the host of rank 0 is honest, and so is
+ * the last rank; each other one is a saboteur. Environment as that of prog_net.
+ *
+ *     prog_net_bad SEED
+ *
+ * A saboteur calls the others once. Then it sends rank 0 messages of the wire that no worker sends, which SEED and its
+ * rank choose, and ends without a word. Rank 0 must survive, cut off each saboteur or see it die, and go on with the
+ * honest ones. Output and exit status as those of prog_net; a saboteur's is 0.
+ */
+#include "net/net.h"
+
+#include "prog_net.h"           /* behind what has parameters of the same names as its variables */
+
+#define MESSAGES 40
+
+static uint64_t state;
+
+static uint64_t draw(uint64_t below)
+{
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return state % below;
+}
+
+static bool is_saboteur(int other)
+{
+    return is_remote(other) != is_remote(0) && other != size - 1 && other != 0;
+}
+
+/* ---- what a saboteur sends ------------------------------------------------------------------------------- */
+
+static uint64_t any(void)
+{
+    static const uint64_t edges[] = { 0, 1, 2, 63, 64, 1023, 1024, 16384, 131072, UINT32_MAX, UINT64_MAX, 1u << 31 };
+
+    return draw(2) == 0 ? edges[draw(sizeof edges / sizeof edges[0])] : draw(UINT64_MAX);
+}
+
+static void fill(unsigned char *data, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i++)
+        data[i] = draw(3) == 0 ? (unsigned char)draw(256) : 0;
+}
+
+/* A frame of a known kind, whose length is told, and in which the rest is any. */
+static size_t frame_in(unsigned char *data, size_t room)
+{
+    uint64_t length = draw(4) == 0 ? any() : sizeof(struct bxi_frame) + sizeof(struct bxi_lease_head) + draw(400);
+    struct bxi_frame frame = { .kind = (uint8_t)draw(16), .flags = (uint8_t)draw(256) };
+    struct bxi_lease_head lease = { .packed_offset = draw(2) == 0 ? BXI_PACKED_HERE : any(), .tensor_count =
+                                    (uint32_t)(draw(2) == 0 ? 1 + draw(3) : any()),
+                                    .packed_bytes = draw(2) == 0 ? 64 + draw(200) : any() };
+
+    fill(data, room);
+    memcpy(data, &length, sizeof length);
+    memcpy(data + 8, &frame, sizeof frame.kind + sizeof frame.flags);
+    memcpy(data + 8 + sizeof frame, &lease, sizeof lease);
+    return 8 + (length <= room - 8 ? (size_t)((length + 7) & ~UINT64_C(7)) : draw(room - 8));
+}
+
+/* Inline, so it has the progress role, as those have that send. */
+static int attack(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bxi_twin *twin = job->net->twins[0];
+
+    (void)request, (void)args, (void)reply, (void)context;
+    for (int i = 0; i < MESSAGES && twin != NULL; i++) {
+        const size_t room = draw(8) == 0 ? 300000 : 2000;
+        struct bxi_parcel *parcel = bxi_parcel_make(twin, (enum bxi_parcel_kind)draw(9), room);
+
+        if (parcel == NULL)
+            return -1;
+        parcel->bytes = draw(3) == 0 ? draw(room) : frame_in(parcel->data, 2000);
+        parcel->head.number = draw(4) == 0 ? any() : twin->number;
+        parcel->head.index = (uint32_t)(draw(2) == 0 ? draw(4) : any());
+        twin->number += draw(8) != 0;
+        parcel->head.has_words = draw(4) == 0;
+        if (parcel->head.has_words)
+            fill((unsigned char *)&parcel->head.words, sizeof parcel->head.words);
+        /* It does not speak in an honest one's name, nor reports its death: that is trusted. */
+        if (parcel->head.kind == BXI_PARCEL_DEATH)
+            parcel->head.number = draw(2) == 0 ? 0 : 1000;
+        parcel->head.from = (uint16_t)(draw(16) == 0 ? (uint64_t)size + draw(60000) : (uint64_t)rank);
+        bxi_parcel_send(twin, parcel);
+    }
+    return 0;
+}
+
+static int sabotage(uint64_t seed)
+{
+    state = seed * 1000003 + (uint64_t)rank * 7919 + 1;
+    if (bx_call(job, bx_rank(rank), "attack", ">") < 0)
+        printf("failed: %s\n", bx_error_text());
+    nap_ms(200 + (int)draw(300));       /* the messages leave */
+    printf("done\n");
+    _exit(0);
+}
+
+/* ---- main ---------------------------------------------------------------------------------------------------- */
+
+static void await_end_of(int other)
+{
+    for (int i = 0; i < 1000 && bx_worker_is_alive(job, other); i++)
+        nap_ms(20);
+    EXPECT(!bx_worker_is_alive(job, other), "rank %d goes on", other);
+}
+
+int main(int argc, char **argv)
+{
+    int rc = argc == 2 ? bx_job_create(NULL, &job) : -1;
+
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    if (rc == 0)
+        rc = bx_register(job, "attack", BX_INLINE, attack, NULL);
+    if (rc < 0 || !start())
+        return 3;
+    barrier();
+    if (is_saboteur(rank))
+        return sabotage(strtoull(argv[1], NULL, 10));
+    for (int other = 0; other < size; other++)
+        if (is_saboteur(other))
+            await_end_of(other);
+    for (int other = 0; other < size; other++)
+        for (int i = 0; i < 100 && !is_saboteur(other); i++)
+            call_add(other, i, rank);
+    return end();
+}

@@ -13,13 +13,14 @@
 
 #include "run/drive.h"
 
+#include <poll.h>
 #include <string.h>
 
 #define THREADS 3
 #define LATE_NS 1000000
 #define EVENT 8u
 /* Of sim_truth. */
-enum { OWED, ASKED, DONE = ASKED + THREADS, EVENTS = DONE + THREADS, REQUESTS, ENDED, STOPPED, DUE, OVER,
+enum { OWED, ASKED, DONE = ASKED + THREADS, EVENTS = DONE + THREADS, REQUESTS, ENDED, STOPPED, DUE, OVER, LOOP_ENDS,
        BRIEF };                         /* 1: no step before the end; 2: each thread waits for a reply or a thread */
 
 struct thread {
@@ -387,8 +388,21 @@ static void begin(void)
     bxi_lock(&run.lock);
     bxi_run_add(&run, &ops, NULL);
     bxi_unlock(&run.lock);
-    if (bxi_progress_start(&run, false) < 0)
-        sim_fail("no background thread");
+    if (bxi_progress_start(&run, sim_choose(4) == 0) < 0)
+        sim_fail("no background thread, or no loop");
+}
+
+/* The program's own loop, instead of the background thread. */
+static void *loop(void *unused)
+{
+    struct pollfd entry = { .fd = run.loop_fd, .events = POLLIN };
+
+    (void)unused;
+    while (sim_truth(LOOP_ENDS) == 0) {
+        poll(&entry, 1, -1);
+        bxi_run_once(&run);
+    }
+    return NULL;
 }
 
 static void *interrupt(void *unused)
@@ -406,10 +420,12 @@ static bool owes_nothing(void *unused)
 
 void sim_room_role(int worker)
 {
-    int fibers[THREADS], peer, other = -1;
+    int fibers[THREADS], peer, other = -1, own_loop = -1;
 
     (void)worker;
     begin();
+    if (run.loop_fd >= 0)
+        own_loop = sim_spawn("loop", loop, NULL);
     if (sim_choose(2) == 0)
         sim_count(BRIEF, 1 + sim_choose(2));
     peer = sim_spawn("peer", answer, NULL);
@@ -432,6 +448,11 @@ void sim_room_role(int worker)
         sim_join(other);
     if (sim_truth(STOPPED) == 0)
         bxi_waits_stop(&run);
+    if (own_loop >= 0) {
+        sim_count(LOOP_ENDS, 1);
+        bxi_bell_ring(run.bell_fd[0]);
+        sim_join(own_loop);
+    }
     bxi_progress_stop(&run);
     bxi_role_end(&run);                 /* beside threads whose waits have been stopped */
     for (int i = 0; i < THREADS && sim_truth(STOPPED) > 0; i++)

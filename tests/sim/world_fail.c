@@ -17,7 +17,6 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/timerfd.h>
 #include <unistd.h>
 
 /* Most errors of a function. EINTR is not here where the schedule has it ("disturbed"). */
@@ -182,7 +181,6 @@ OTHERWISE(int, -1, madvise, (void *address, size_t bytes, int advice), (address,
 OTHERWISE(int, -1, ftruncate, (int fd, off_t bytes), (fd, bytes))
 OTHERWISE(int, -1, fallocate, (int fd, int mode, off_t offset, off_t bytes), (fd, mode, offset, bytes))
 OTHERWISE(int, -1, mkdir, (const char *path, mode_t mode), (path, mode))
-OTHERWISE(int, -1, timerfd_create, (clockid_t clock, int flags), (clock, flags))
 
 int sim_fcntl(int fd, int command, ...);
 

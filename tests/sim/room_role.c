@@ -15,12 +15,14 @@
 
 #include <poll.h>
 #include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 #define THREADS 3
 #define LATE_NS 1000000
 #define EVENT 8u
 /* Of sim_truth. */
-enum { OWED, ASKED, DONE = ASKED + THREADS, EVENTS = DONE + THREADS, REQUESTS, ENDED, STOPPED, DUE, OVER, LOOP_ENDS,
+enum { OWED, ASKED, DONE = ASKED + THREADS, EVENTS = DONE + THREADS, REQUESTS, ENDED, STOPPED, DUE, OVER,
        BRIEF };                         /* 1: no step before the end; 2: each thread waits for a reply or a thread */
 
 struct thread {
@@ -392,16 +394,13 @@ static void begin(void)
         sim_fail("no background thread, or no loop");
 }
 
-/* The program's own loop, instead of the background thread. */
-static void *loop(void *unused)
+/* The program's own loop, instead of the background thread. Until the other descriptor is readable. */
+static void *loop(void *end_fd)
 {
-    struct pollfd entry = { .fd = run.loop_fd, .events = POLLIN };
+    struct pollfd fds[] = { { .fd = run.loop_fd, .events = POLLIN }, { .fd = *(int *)end_fd, .events = POLLIN } };
 
-    (void)unused;
-    while (sim_truth(LOOP_ENDS) == 0) {
-        poll(&entry, 1, -1);
+    while (poll(fds, 2, -1) < 0 || fds[1].revents == 0)
         bxi_run_once(&run);
-    }
     return NULL;
 }
 
@@ -420,12 +419,12 @@ static bool owes_nothing(void *unused)
 
 void sim_room_role(int worker)
 {
-    int fibers[THREADS], peer, other = -1, own_loop = -1;
+    int fibers[THREADS], peer, other = -1, own_loop = -1, end_fd = eventfd(0, EFD_CLOEXEC);
 
     (void)worker;
     begin();
     if (run.loop_fd >= 0)
-        own_loop = sim_spawn("loop", loop, NULL);
+        own_loop = sim_spawn("loop", loop, &end_fd);
     if (sim_choose(2) == 0)
         sim_count(BRIEF, 1 + sim_choose(2));
     peer = sim_spawn("peer", answer, NULL);
@@ -449,10 +448,10 @@ void sim_room_role(int worker)
     if (sim_truth(STOPPED) == 0)
         bxi_waits_stop(&run);
     if (own_loop >= 0) {
-        sim_count(LOOP_ENDS, 1);
-        bxi_bell_ring(run.bell_fd[0]);
+        bxi_bell_ring(end_fd);
         sim_join(own_loop);
     }
+    close(end_fd);
     bxi_progress_stop(&run);
     bxi_role_end(&run);                 /* beside threads whose waits have been stopped */
     for (int i = 0; i < THREADS && sim_truth(STOPPED) > 0; i++)

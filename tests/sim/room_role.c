@@ -422,11 +422,11 @@ void sim_room_role(int worker)
     int fibers[THREADS], peer, other = -1, own_loop = -1, end_fd = eventfd(0, EFD_CLOEXEC);
 
     (void)worker;
-    begin();
-    if (run.loop_fd >= 0)
-        own_loop = sim_spawn("loop", loop, &end_fd);
     if (sim_choose(2) == 0)
         sim_count(BRIEF, 1 + sim_choose(2));
+    begin();
+    if (run.loop_fd >= 0 && sim_truth(BRIEF) != 1)          /* else it is busy elsewhere */
+        own_loop = sim_spawn("loop", loop, &end_fd);
     peer = sim_spawn("peer", answer, NULL);
     use_it(use, true, fibers);
     sim_block("what is owed", owes_nothing, NULL, SIM_FOREVER);

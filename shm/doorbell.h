@@ -22,7 +22,7 @@
  *
  * Killed after D1: the word stays armed, and producers ring an eventfd that nobody reads: harmless. Killed after P1,
  * before P4: the sleeper sleeps on, but it also waits on the producer's pidfd, wakes on the death and drains the
- * ring. tests/model/ checks the protocol, and that it fails without the fences.
+ * ring. tests/sim/ checks the protocol, and that it fails without the fences.
  */
 #ifndef BXI_DOORBELL_H
 #define BXI_DOORBELL_H

@@ -660,6 +660,8 @@ static struct bx_future *add_then(struct bx_future *future, const struct bxi_cal
     callback = malloc(sizeof *callback);
     child = bx_future_create(future->job);
     if (callback == NULL || child == NULL) {
+        if (child != NULL)
+            bx_fail(-ENOMEM, "no memory for the callback of a future");
         free(callback);
         bxi_future_release(child);
         return NULL;

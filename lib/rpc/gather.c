@@ -199,6 +199,12 @@ bool bxi_gather_lends_value(const struct bxi_gather *gather)
 
 /* ---- all and any: the callbacks ----------------------------------------------------------------- */
 
+/* Without an error, and without memory for the value: that is one. */
+static int code_with(int code, const struct bx_msg *value)
+{
+    return code == 0 && value == NULL ? -ENOMEM : code;
+}
+
 static void run_all(struct bx_future *future, struct bxi_callback *callback)
 {
     struct bxi_gather *gather = callback->context;
@@ -218,7 +224,9 @@ static void run_all(struct bx_future *future, struct bxi_callback *callback)
     bxi_unlock(&gather->lock);
     child = last ? take_child(gather, NULL) : NULL;
     if (child != NULL) {
-        bxi_future_complete(child, gather->code, gather->text, gather->code == 0 ? bx_msg_create(0) : NULL);
+        struct bx_msg *value = gather->code == 0 ? bx_msg_create(0) : NULL;
+
+        bxi_future_complete(child, code_with(gather->code, value), gather->text, value);
         gather->text = NULL;
     }
     bxi_future_release(child);
@@ -235,7 +243,7 @@ static void run_any(struct bx_future *future, struct bxi_callback *callback)
         gather->index = (int64_t)callback->index;
         if (future->code == 0 && (value = bx_msg_create(0)) != NULL)
             bx_msg_put_i64(value, (int64_t)callback->index);
-        bxi_future_finish(child, future->code, bxi_future_text(future), value);
+        bxi_future_finish(child, code_with(future->code, value), bxi_future_text(future), value);
     }
     bxi_future_release(child);
     bxi_gather_release(gather);
@@ -444,14 +452,17 @@ static struct bx_future *gather_of(struct bx_job *job, struct bx_future *const *
 struct bx_future *bx_future_all(struct bx_job *job, struct bx_future *const *futures, size_t count)
 {
     struct bx_future *child;
+    struct bx_msg *value;
 
     if (!has_all(futures, count, __func__))
         return NULL;
     if (count > 0)
         return gather_of(job, futures, count, OF_ALL);
     child = bx_future_create(job);
-    if (child != NULL)
-        bxi_future_complete(child, 0, NULL, bx_msg_create(0));
+    if (child != NULL) {
+        value = bx_msg_create(0);
+        bxi_future_complete(child, code_with(0, value), NULL, value);
+    }
     return child;
 }
 

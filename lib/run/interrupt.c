@@ -22,7 +22,7 @@
  *                      links itself after the lists were signalled takes the lock after `interrupted` was written.
  *     the start        polls the leader's eventfd beside its sockets (job/bootstrap_packet.c)
  *
- * tests/model/role.pml checks the first two (-DINTERRUPT). A stale ring or event costs one empty pass. Nothing here is
+ * tests/sim/room_role.c checks the first two. A stale ring or event costs one empty pass. Nothing here is
  * in shared memory: a killed process takes it along.
  */
 #include "drive.h"

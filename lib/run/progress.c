@@ -21,7 +21,7 @@
  *   end     bxi_job_leave follows until it has the role, and keeps it: no pass is made any more
  *
  * Opened rings, states and refusals are rare and are always announced on the background's eventfd, so
- * before a sleep only events and what the sources publish in their own memory is asked for. tests/model/role.pml
+ * before a sleep only events and what the sources publish in their own memory is asked for. tests/sim/room_role.c
  * checks this protocol. A process killed at any of these points leaves its armed word as it was: peers ring an
  * eventfd that nobody reads, and learn of the death by its pidfd.
  */

@@ -229,7 +229,7 @@ static int follow(struct bxi_run *run, struct bxi_waiter *waiter)
         }
         if (bxi_load_relaxed(&waiter->signal) == 2) {
             /* [waiter.signal] exchange, not a store: it must not be late and overwrite the next signal
-             * (tests/model/role.pml, SIGNAL_STORE). */
+             * (tests/sim finds that). */
             bxi_exchange(&waiter->signal, 0);
             if (!waiter->passive && !waiter->ready(waiter))
                 break;

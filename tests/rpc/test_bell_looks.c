@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * lib/rpc/bell.c: bxi_bell_own and bxi_bell_look_unlocked, with an armed word and an eventfd of the test in place of
- * the peer's. Worker 0 has own_loop: a background thread would flush what a test leaves due. tests/model/doorbell.pml
+ * the peer's. Worker 0 has own_loop: a background thread would flush what a test leaves due. tests/sim
  * checks that the look loses no wake-up.
  */
 #include "tests/harness/harness.h"

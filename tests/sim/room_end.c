@@ -119,6 +119,32 @@ void sim_room_serve(int worker)
         sim_job_end(job, -1);
 }
 
+/* ---- leave: nothing but a start and an end --------------------------------------------------------------- */
+
+void sim_room_leave(int worker)
+{
+    struct bx_job *job;
+
+    if (sim_truth(SIZE) == 0)
+        sim_count(SIZE, 2 + sim_choose(2));
+    if (worker >= (int)sim_truth(SIZE))
+        return;
+    job = sim_job_begin(worker, (int)sim_truth(SIZE), NULL);
+    if (job == NULL)
+        return;
+    sim_count(STARTED, 1);
+    if (sim_truth(STARTED) == sim_truth(SIZE) && sim_choose(3) == 0) {
+        int rank = (int)sim_choose((uint32_t)sim_truth(SIZE));
+
+        (rank > 0 ? sim_job_kill : sim_kill_later)(rank, sim_choose(UINT32_C(1) << (2 + sim_choose(11))));
+    }
+    if (worker > 0 && sim_choose(2) == 0)
+        serve(job);
+    sim_count(LEAVERS, 1);
+    if (!sim_leave_alone(job))
+        sim_job_end(job, -1);
+}
+
 /* ---- end: threads use the job while another one ends it ------------------------------------------------- */
 
 static void *add_fresh(void *job)

@@ -13,7 +13,10 @@
 
 #include "run/drive.h"
 
+#include <poll.h>
 #include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 #define THREADS 3
 #define LATE_NS 1000000
@@ -387,8 +390,18 @@ static void begin(void)
     bxi_lock(&run.lock);
     bxi_run_add(&run, &ops, NULL);
     bxi_unlock(&run.lock);
-    if (bxi_progress_start(&run, false) < 0)
-        sim_fail("no background thread");
+    if (bxi_progress_start(&run, sim_choose(4) == 0) < 0)
+        sim_fail("no background thread, or no loop");
+}
+
+/* The program's own loop, instead of the background thread. Until the other descriptor is readable. */
+static void *loop(void *end_fd)
+{
+    struct pollfd fds[] = { { .fd = run.loop_fd, .events = POLLIN }, { .fd = *(int *)end_fd, .events = POLLIN } };
+
+    while (poll(fds, 2, -1) < 0 || fds[1].revents == 0)
+        bxi_run_once(&run);
+    return NULL;
 }
 
 static void *interrupt(void *unused)
@@ -406,12 +419,14 @@ static bool owes_nothing(void *unused)
 
 void sim_room_role(int worker)
 {
-    int fibers[THREADS], peer, other = -1;
+    int fibers[THREADS], peer, other = -1, own_loop = -1, end_fd = eventfd(0, EFD_CLOEXEC);
 
     (void)worker;
-    begin();
     if (sim_choose(2) == 0)
         sim_count(BRIEF, 1 + sim_choose(2));
+    begin();
+    if (run.loop_fd >= 0 && sim_truth(BRIEF) != 1)          /* else it is busy elsewhere */
+        own_loop = sim_spawn("loop", loop, &end_fd);
     peer = sim_spawn("peer", answer, NULL);
     use_it(use, true, fibers);
     sim_block("what is owed", owes_nothing, NULL, SIM_FOREVER);
@@ -432,6 +447,11 @@ void sim_room_role(int worker)
         sim_join(other);
     if (sim_truth(STOPPED) == 0)
         bxi_waits_stop(&run);
+    if (own_loop >= 0) {
+        bxi_bell_ring(end_fd);
+        sim_join(own_loop);
+    }
+    close(end_fd);
     bxi_progress_stop(&run);
     bxi_role_end(&run);                 /* beside threads whose waits have been stopped */
     for (int i = 0; i < THREADS && sim_truth(STOPPED) > 0; i++)

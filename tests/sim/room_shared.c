@@ -31,13 +31,19 @@ static struct bx_msg *message(int64_t value)
     return msg;
 }
 
+/* One call that fails may be told to all who wait. */
+static bool excused(int code)
+{
+    return code == BX_E_CANCELLED || code == -EALREADY || sim_refusal() != 0;
+}
+
 /* It is done. */
 static void look(struct bx_future *future)
 {
     int code = bx_future_error(future);
     const struct bx_msg *value = bx_future_value(future);
 
-    if (code != 0 && code != BX_E_CANCELLED && !sim_is_refusal(code))
+    if (code != 0 && !excused(code))
         sim_fail("a future fails with %d: %s", code, bx_future_error_text(future));
     if (code == 0 && value == NULL)
         sim_fail("a future that was set has no value");
@@ -95,7 +101,7 @@ static void use_one(struct bx_job *job, struct bx_future *future)
             look(future);
         break;
     }
-    if (rc != BX_E_CANCELLED && rc != -EALREADY)
+    if (!excused(rc))
         sim_must(job, "what a thread does with a future", rc);
 }
 

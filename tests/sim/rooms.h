@@ -28,6 +28,7 @@ void sim_room_late(int worker);
 void sim_room_grads(int worker);
 void sim_room_mix(int worker);
 void sim_room_serve(int worker);        /* room_end.c */
+void sim_room_leave(int worker);
 void sim_room_end(int worker);
 void sim_room_start(int worker);         /* room_start.c */
 void sim_room_job_check(void);

@@ -251,8 +251,9 @@ static struct sim_fiber *pick_next(struct sim_fiber **can, int count)
 /* Time passes. False: there is no deadline. */
 static bool pass_time(void)
 {
-    uint64_t next_ns = sim_stops_end_ns();
+    uint64_t next_ns = sim_stops_end_ns(), timer_ns = sim_timerfds_next_ns();
 
+    next_ns = timer_ns < next_ns ? timer_ns : next_ns;
     for (int i = 0; i < sim_fiber_count; i++)
         if (sim_fibers[i].state == SIM_BLOCKED && sim_fibers[i].until_ns < next_ns &&
             !sim_is_stopped(sim_fibers[i].worker))
@@ -263,6 +264,7 @@ static bool pass_time(void)
         return false;
     sim_note("nobody can run: time passes by %llu ns", (unsigned long long)(next_ns - sim_schedule.now_ns));
     sim_schedule.now_ns = next_ns;
+    sim_timerfds_fire();
     for (int i = 0; i < sim_fiber_count; i++)
         sim_fibers[i].fenced_at = sim_schedule.points;
     return true;

@@ -290,6 +290,8 @@ extern char sim_directory[64];                  /* for names; of this run of the
 void sim_descriptors_close(int worker, bool sockets_only);      /* it dies */
 void sim_mappings_close(int worker);
 void sim_pidfd_ready(int worker);               /* the others hear of it */
+uint64_t sim_timerfds_next_ns(void);            /* the first time that one is set to */
+void sim_timerfds_fire(void);
 void sim_thread_ends(void);                     /* calls the destructors of its pthread_setspecific */
 extern uint64_t sim_changes;                    /* of descriptors: who sleeps on one looks again */
 

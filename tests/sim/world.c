@@ -32,6 +32,11 @@ uint64_t sim_changes;
 static uint8_t owners[FDS];             /* of descriptors: the worker plus 1 */
 static uintptr_t makers[FDS];           /* where they were made */
 static int pidfds[SIM_COPIES];
+static struct {
+    int fd;                             /* an eventfd */
+    uint64_t at_ns;                     /* SIM_FOREVER: not set */
+} timerfds[SIM_COPIES];
+static int timerfd_count;
 char sim_directory[64];
 static struct sim_clock messages;       /* what is sent and received orders all before it, as the kernel's locks do */
 
@@ -51,6 +56,7 @@ void sim_world_reset(bool all)
     sim_refusals_reset();
     memset(owners, 0, sizeof owners);
     memset(pidfds, -1, sizeof pidfds);
+    timerfd_count = 0;
     sim_changes = 1;
 }
 
@@ -257,6 +263,8 @@ int sim_epoll_pwait2(int fd, struct epoll_event *events, int most, const struct 
                      const sigset_t *mask);
 int sim_epoll_ctl(int fd, int operation, int of, struct epoll_event *event);
 int sim_close(int fd);
+int sim_timerfd_create(clockid_t clock, int flags);
+int sim_timerfd_settime(int fd, int flags, const struct itimerspec *when, struct itimerspec *was);
 int sim_eventfd(unsigned count, int flags);
 int sim_pipe2(int ends[2], int flags);
 int sim_epoll_create1(int flags);
@@ -372,9 +380,58 @@ int sim_open(const char *path, int flags, ...)
     return own(open(path, flags, mode));
 }
 
+int sim_timerfd_create(clockid_t clock, int flags)
+{
+    (void)clock;
+    ENTER();
+    if (timerfd_count == SIM_COPIES || sim_fails("timerfd_create"))
+        return -1;
+    timerfds[timerfd_count].at_ns = SIM_FOREVER;
+    return timerfds[timerfd_count++].fd = own(eventfd(0, flags));
+}
+
+/* At a time, not after one. */
+int sim_timerfd_settime(int fd, int flags, const struct itimerspec *when, struct itimerspec *was)
+{
+    uint64_t at_ns = ns_of(&when->it_value);
+
+    (void)flags, (void)was;
+    ENTER_FD();
+    for (int i = 0; i < timerfd_count; i++)
+        if (timerfds[i].fd == fd)
+            timerfds[i].at_ns = at_ns > 0 ? at_ns : SIM_FOREVER;
+    sim_timerfds_fire();
+    return 0;
+}
+
+void sim_timerfds_fire(void)
+{
+    uint64_t one = 1;
+
+    for (int i = 0; i < timerfd_count; i++)
+        if (timerfds[i].at_ns <= sim_schedule.now_ns) {
+            timerfds[i].at_ns = SIM_FOREVER;
+            if (write(timerfds[i].fd, &one, sizeof one) < 0)
+                sim_fail("a timer's descriptor cannot be written");
+            wake_all();
+        }
+}
+
+uint64_t sim_timerfds_next_ns(void)
+{
+    uint64_t next_ns = SIM_FOREVER;
+
+    for (int i = 0; i < timerfd_count; i++)
+        next_ns = timerfds[i].at_ns < next_ns ? timerfds[i].at_ns : next_ns;
+    return next_ns;
+}
+
 int sim_close(int fd)
 {
     ENTER_FD();
+    for (int i = 0; i < timerfd_count; i++)
+        if (timerfds[i].fd == fd)
+            timerfds[i] = timerfds[--timerfd_count];
     if (fd >= 0 && fd < FDS)
         owners[fd] = 0;
     return close(fd);

@@ -17,7 +17,6 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/timerfd.h>
 #include <unistd.h>
 
 /* Most errors of a function. EINTR is not here where the schedule has it ("disturbed"). */
@@ -180,9 +179,23 @@ OTHERWISE(int, -1, bind, (int fd, const struct sockaddr *address, socklen_t byte
 OTHERWISE(int, -1, listen, (int fd, int backlog), (fd, backlog))
 OTHERWISE(int, -1, madvise, (void *address, size_t bytes, int advice), (address, bytes, advice))
 OTHERWISE(int, -1, ftruncate, (int fd, off_t bytes), (fd, bytes))
-OTHERWISE(int, -1, fallocate, (int fd, int mode, off_t offset, off_t bytes), (fd, mode, offset, bytes))
+
+int sim_fallocate(int fd, int mode, off_t offset, off_t bytes);
+
+int sim_fallocate(int fd, int mode, off_t offset, off_t bytes)
+{
+    int rc;
+
+    ENTER();
+    if (sim_fails("fallocate"))
+        return -1;
+    /* Who stops this process and lets it go on interrupts it: no schedule may depend on that. */
+    while ((rc = fallocate(fd, mode, offset, bytes)) < 0 && errno == EINTR)
+        ;
+    return rc;
+}
+
 OTHERWISE(int, -1, mkdir, (const char *path, mode_t mode), (path, mode))
-OTHERWISE(int, -1, timerfd_create, (clockid_t clock, int flags), (clock, flags))
 
 int sim_fcntl(int fd, int command, ...);
 

@@ -33,6 +33,7 @@ int sim_clock_gettime(clockid_t clock, struct timespec *time)
 {
     uint64_t ns = sim_schedule.now_ns += sim_schedule.tick_ns;
 
+    sim_timerfds_fire();
     if (clock == CLOCK_REALTIME)
         ns += UINT64_C(1700000000) * NS_PER_S;
     if (clock == CLOCK_MONOTONIC_COARSE)

@@ -55,9 +55,10 @@ static void free_context(struct bxi_gather *gather)
 {
     bx_free_fn fn = gather->free_context;
 
+    if (fn == NULL)                 /* of all and any, which several threads may end: they only read it */
+        return;
     gather->free_context = NULL;
-    if (fn != NULL)
-        fn(gather->context);
+    fn(gather->context);
 }
 
 static void destroy(struct bxi_gather *gather)

@@ -46,7 +46,6 @@
 #include "rpc/rpc.h"
 #include "wire.h"
 
-
 /* ---- Where workers are (meet.c) ---------------------------------------------------------------------- */
 
 struct bxi_place {

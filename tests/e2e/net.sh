@@ -49,6 +49,8 @@ check 'until the next job of that name there ends' all_done
 hosts=4
 run_job 8 "$net" pairs
 check "loopback: all pairs of 4 hosts with 2 workers each" all_done
+run_job 128 "$net" meet
+check "loopback: 128 workers on 4 hosts" all_done
 hosts=2
 export BX_NET_TIMEOUT_MS=500
 run_job 4 "$net_end" stop 1

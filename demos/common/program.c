@@ -25,6 +25,8 @@ void *program_share(const char *program, size_t bytes)
     return NULL;
 }
 
+static bool runs_worker;
+
 static int compare_doubles(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
@@ -73,15 +75,18 @@ static int report(const struct program *program, const void *result, FILE *file)
     return ending_output(program->flags.program) < 0 ? PROGRAM_FAILED : PROGRAM_OK;
 }
 
-/* In a job of several hosts each worker runs here, and one of them has the results. */
-static bool has_none(const unsigned char *result, size_t bytes)
+void program_runs_worker(void)
 {
-    const char *root = secure_getenv("BX_ROOT");
+    runs_worker = true;
+}
+
+bool program_has_none(const void *result, size_t bytes)
+{
     size_t i = 0;
 
-    while (i < bytes && result[i] == 0)
+    while (i < bytes && ((const unsigned char *)result)[i] == 0)
         i++;
-    return root != NULL && root[0] != '\0' && i == bytes;
+    return runs_worker && i == bytes;
 }
 
 /* Runs the job and reports it; the caller opens and closes `file`. */
@@ -94,7 +99,7 @@ static int run_and_report(const struct program *program, FILE *file)
         return PROGRAM_FAILED;
     int status = program->run(result);
     bool is_complete = status == PROGRAM_OK || (program->is_complete != NULL && program->is_complete(result));
-    if (is_complete && !has_none(result, bytes) && report(program, result, file) != PROGRAM_OK)
+    if (is_complete && !program_has_none(result, bytes) && report(program, result, file) != PROGRAM_OK)
         status = PROGRAM_FAILED;
     munmap(result, bytes);
     return status;

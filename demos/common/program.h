@@ -40,6 +40,12 @@ struct program {
 /* All of main(). */
 int program_main(const struct program *program, int argc, char **argv);
 
+/* A worker runs in this process: one that was forked, or one that mpirun, say, has started. */
+void program_runs_worker(void);
+/* In the first process after the job: its own worker left no results, another process that was started like it has
+ * them. */
+bool program_has_none(const void *result, size_t bytes);
+
 /* Zeros in memory that workers share with this process; NULL after a sentence on stderr. */
 void *program_share(const char *program, size_t bytes);
 

@@ -9,6 +9,7 @@
 #include "worker.h"
 
 #include "ending.h"
+#include "program.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -64,6 +65,7 @@ int worker_main(const char *program, const struct bx_options *options,
 {
     static struct worker worker;
 
+    program_runs_worker();
     worker.program = program;
     snprintf(worker.name, sizeof(worker.name), "%s", options->name);
     /* ^C at a terminal signals every process of the job; the launcher ends the workers. */

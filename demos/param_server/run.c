@@ -20,6 +20,7 @@ size_t ps_result_bytes(const struct ps_flags *flags)
 
 static int run_worker(const struct bx_options *options, void *context)
 {
+    program_runs_worker();
     int status = options->rank == 0 ? ps_server(options, context) : ps_trainer(options, context);
 
     return ending_output("param_server") < 0 && status == 0 ? PROGRAM_FAILED : status;

@@ -155,6 +155,8 @@ static int run_once(struct reinforce_result *result, enum reinforce_mode mode, s
     snprintf(program, sizeof(program), "reinforce: world size %d, %s", run.world_size, reinforce_mode_name(mode));
     if (worker_spawn(program, &options, run_worker, &run) < 0)
         return PROGRAM_WORKER;
+    if (program_has_none(result, sizeof(*result)))
+        return PROGRAM_OK;
     outcome->timing[mode] = (struct timing){ true, clock_seconds_since(start_ns), result->train_seconds };
     if (reinforce_has_mlp(&flags))
         printf("learning: world_size %d, %s: %.3f us/step/observer\n", run.world_size, reinforce_mode_name(mode),
@@ -190,6 +192,8 @@ static int run_world_size(struct reinforce_result *result, int world_size)
         if (status != PROGRAM_OK)
             return status;
     }
+    if (program_has_none(result, sizeof(*result)))
+        return PROGRAM_OK;
     outcome_count++;
     printf("%d, %s, %s\n", world_size, cell(text[0], batch->ran, 4, batch->seconds),
            cell(text[1], single->ran, 4, single->seconds));

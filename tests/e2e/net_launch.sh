@@ -100,5 +100,9 @@ check 'mpirun in two network namespaces, by its agent' started over 2 "$net" pai
 check 'all four workers were one job' ended 4
 check 'mpirun -n 4 --host a:2,b:2 param_server' started over 2 "$build/bin/param_server" --trainers 3 \
     --batch-update-size 3 --num-batches 3 --model resnet18 --image 32 --batch-size 4 --num-classes 5
+check 'the server alone reports' test "$(grep -c '^checksum' "$dir/out.0")" -eq 1
+check 'mpirun -n 3 --host a:2,b:2 reinforce' started over 2 -n 3 "$build/bin/reinforce" --min-world-size 3 \
+    --max-world-size 3 --max-episodes 2
+check 'the agent alone reports' test "$(grep -c '^3, ' "$dir/out.0") $(grep -c '^ *world size' "$dir/out.0")" = '1 1'
 
 exit "$failed"

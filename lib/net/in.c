@@ -158,7 +158,7 @@ void bxi_in_arrived(void *context, const void *head_at, size_t head_bytes, const
 
 /* ---- leases that this worker gives itself ----------------------------------------------------------------- */
 
-static int give_back_handled(struct bxi_twin *twin)
+int bxi_in_give_back_handled(struct bxi_twin *twin)
 {
     const struct bxi_peer *peer = twin->job->rpc->peers[twin->rank];
     int count = 0;
@@ -178,6 +178,8 @@ static int give_back_handled(struct bxi_twin *twin)
         free(given);
         count++;
     }
+    if (count > 0)
+        bxi_grants_reclaim(twin->job);
     return count;
 }
 
@@ -191,10 +193,8 @@ int bxi_in_pass(struct bx_job *job)
         if (twin == NULL)
             continue;
         take_next(twin);                /* a frame that they waited for may be complete */
-        total += give_back_handled(twin);
+        total += bxi_in_give_back_handled(twin);
     }
-    if (total > 0)
-        bxi_grants_reclaim(job);
     return total;
 }
 

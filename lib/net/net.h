@@ -101,9 +101,8 @@ static inline int bxi_net_here(const struct bx_job *job)
 }
 
 /* bx_job_start, before the workers of this host meet. If BX_ROOT is set, or mpirun or srun has started this job on
- * several hosts (launcher.c), meets the workers of all hosts: sets job->net
- * job->root and job->instance; else nothing. With BX_HOST the job's name here gets that host's behind it. 0, or a
- * failure with its sentence. */
+ * several hosts (launcher.c), meets the workers of all hosts: sets job->net, job->root and job->instance; else nothing.
+ * With BX_HOST the job's name here gets that host's behind it. 0, or a failure with its sentence. */
 int bxi_net_meet(struct bx_job *job, uint64_t deadline_ns);
 /* The name of the job whose workers mpirun or srun has started, as PMIx says; NULL: none of more than one worker, or
  * BX_ROOT or BX_RANK is set. Static. */
@@ -261,6 +260,9 @@ void bxi_in_arrived(void *context, const void *head_at, size_t head_bytes, const
                     struct bxi_wire_large *large);
 /* Goes on where something waited, and gives back leases of frames that were handled; how many. */
 int bxi_in_pass(struct bx_job *job);
+/* Gives back what frames of that worker lent, once they were handled, and drops what they had in its twin's arena; how
+ * many. Before their leases go back to it: it may lend the same place again at once. */
+int bxi_in_give_back_handled(struct bxi_twin *twin);
 void bxi_in_forget(struct bxi_twin *twin);
 
 /* ---- out.c: what this worker tells remote ones (role) ---------------------------------------------------- */

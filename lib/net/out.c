@@ -83,6 +83,7 @@ static bool send_returns(struct bxi_twin *twin)
     /* Relaxed: this ring is opened by this process before it borrows. */
     if (count == twin->given_back || bxi_load_relaxed(&twin->job->control->pair[twin->rank].open) == 0)
         return true;
+    bxi_in_give_back_handled(twin);
     words = bxi_segment_leases(&twin->job->segment, twin->rank);
     parcel = bxi_parcel_make(twin, BXI_PARCEL_RETURNS, BXI_LEASE_MAX * sizeof(struct bxi_parcel_return));
     if (parcel == NULL)

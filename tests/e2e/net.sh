@@ -52,6 +52,8 @@ check "loopback: all pairs of 4 hosts with 2 workers each" all_done
 run_job 128 "$net" meet
 check "loopback: 128 workers on 4 hosts" all_done
 hosts=2
+run_job 2 "$net" again
+check "loopback: places of messages are used again when they have been read" all_done
 export BX_NET_TIMEOUT_MS=500
 run_job 4 "$net_end" stop 1
 check 'a worker that is stopped for 2 s is not dead' all_done

@@ -4,6 +4,7 @@
  * BX_WORLD_SIZE, BX_ROOT, BX_SECRET, BX_HOST).
  *
  *     prog_net pairs          checks everything that workers do with one another, between all pairs
+ *     prog_net again          rank 0 sends rank 1 many messages that do not fit a frame: their places are used again
  *     prog_net meet [MS]      starts within MS, calls each other worker once, and leaves
  *
  * All workers run the same mode. It prints "started", "failed: ..." for each check that fails, "cannot start: CODE:
@@ -19,6 +20,7 @@
 #define FLIGHT 64
 #define BATCH_ROUNDS 10
 #define LARGE 20000000      /* bytes of the largest message */
+#define AGAIN 30000         /* messages of `again` */
 #define THIRDS 4            /* workers to which another one passes things on */
 
 static int notes[WORLD_MOST], last_notes[WORLD_MOST];
@@ -238,6 +240,7 @@ static int register_functions(void)
         void *context;
     } functions[] = {
         { "echo", BX_BLOCKING, echo, NULL }, { "hash", BX_BLOCKING, hash, NULL }, { "relay", BX_BLOCKING, relay, NULL },
+        { "mirror", BX_INLINE, echo, NULL },
         { "note", BX_INLINE, note, notes }, { "last_note", BX_INLINE, note, last_notes },
         { "noted", BX_INLINE, noted, NULL }, { "fail", BX_INLINE, fail, NULL },
         { "fail_later", BX_BLOCKING, fail, NULL }, { "nap", BX_BLOCKING, nap, NULL },
@@ -388,6 +391,30 @@ static void check_deadlines(int to)
     EXPECT(rc == 0 && after > before, "the callee was not told");
 }
 
+static struct bx_future *send_bytes(int to, const char *function, const unsigned char *data, size_t bytes)
+{
+    struct bx_future *answer = NULL;
+    struct bx_msg *args = bx_msg_create(0);
+
+    EXPECT(bx_msg_put_bytes(args, data, bytes) == 0 &&
+           bx_rpc_async(job, bx_rank(to), function, args, NULL, &answer) == 0, "%s", bx_error_text());
+    sent_bytes += is_remote(to) ? bytes : 0;
+    bx_msg_destroy(args);
+    return answer;
+}
+
+/* They have come back. */
+static void check_answer(int to, struct bx_future *answer, const unsigned char *data, size_t bytes)
+{
+    int rc = bx_future_wait(answer, BX_FOREVER);
+    struct bx_reader reader = bx_msg_reader(bx_future_value(answer));
+
+    EXPECT(rc == 0 && bx_reader_left(&reader) == bytes &&
+           (bytes == 0 || memcmp(bx_read_bytes(&reader, bytes), data, bytes) == 0),
+           "%zu bytes to %d: %s", bytes, to, rc == 0 ? "others came back" : bx_future_error_text(answer));
+    bx_future_release(answer);
+}
+
 static void check_sizes(int to)
 {
     static const size_t sizes[] = { 0, 1, 100, 4000, 8000, 16000, 16300, 16384, 16385, 65536, 1000001, LARGE };
@@ -396,21 +423,8 @@ static void check_sizes(int to)
 
     for (size_t i = 0; i < LARGE; i++)
         data[i] = (unsigned char)(i * 7 + i / 251 + (size_t)rank);
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0] && (sizes[i] < LARGE || is_near); i++) {
-        struct bx_msg *args = bx_msg_create(0), *reply = NULL;
-        int rc = bx_msg_put_bytes(args, data, sizes[i]);
-        struct bx_reader reader;
-
-        if (rc == 0)
-            rc = bx_rpc_sync(job, bx_rank(to), "echo", args, NULL, &reply);
-        reader = bx_msg_reader(reply);
-        EXPECT(rc == 0 && bx_reader_left(&reader) == sizes[i] &&
-               (sizes[i] == 0 || memcmp(bx_read_bytes(&reader, sizes[i]), data, sizes[i]) == 0),
-               "%zu bytes to %d: %s", sizes[i], to, rc == 0 ? "others came back" : bx_error_text());
-        sent_bytes += is_remote(to) ? sizes[i] : 0;
-        bx_msg_destroy(args);
-        bx_msg_destroy(reply);
-    }
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0] && (sizes[i] < LARGE || is_near); i++)
+        check_answer(to, send_bytes(to, "echo", data, sizes[i]), data, sizes[i]);
     free(data);
 }
 
@@ -711,15 +725,30 @@ static int run_pairs(void)
     return failures == 0 ? 0 : 1;
 }
 
+static void send_again(void)
+{
+    static unsigned char data[FLIGHT][20000];
+    struct bx_future *answers[FLIGHT];
+
+    for (int round = 0; round < AGAIN / FLIGHT && rank == 0 && failures == 0; round++) {
+        for (int i = 0; i < FLIGHT; i++) {
+            memset(data[i], 1 + (round + i) % 255, sizeof data[i]);
+            answers[i] = send_bytes(1, "mirror", data[i], 16385 + (size_t)(round * 7 + i) % 3000);
+        }
+        for (int i = 0; i < FLIGHT; i++)
+            check_answer(1, answers[i], data[i], 16385 + (size_t)(round * 7 + i) % 3000);
+    }
+}
+
 int main(int argc, char **argv)
 {
-    bool pairs = argc == 2 && strcmp(argv[1], "pairs") == 0;
+    const bool pairs = argc == 2 && strcmp(argv[1], "pairs") == 0, again = argc == 2 && strcmp(argv[1], "again") == 0;
     struct bx_options options = { .start_timeout_ns = argc == 3 ? (uint64_t)atoi(argv[2]) * MS : 0 };
     int rc;
 
     setvbuf(stdout, NULL, _IOLBF, 0);
-    if (!pairs && (argc < 2 || argc > 3 || strcmp(argv[1], "meet") != 0)) {
-        fprintf(stderr, "usage: prog_net pairs | meet [MS]\n");
+    if (!pairs && !again && (argc < 2 || argc > 3 || strcmp(argv[1], "meet") != 0)) {
+        fprintf(stderr, "usage: prog_net pairs | again | meet [MS]\n");
         return 2;
     }
     rc = bx_job_create(&options, &job);
@@ -735,6 +764,8 @@ int main(int argc, char **argv)
     }
     if (pairs)
         return run_pairs();
+    if (again)
+        send_again();
     for (int to = 0; to < size; to++)
         call_add(to, rank, to);
     barrier();

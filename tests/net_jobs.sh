@@ -183,6 +183,24 @@ take_down() # take_down END: the link of that end; when it was stands in $dir/do
     mv "$dir/down.new" "$dir/down"
 }
 
+part_once() # part_once END MS: that end's link goes down in a job of 2 hosts with 2 workers each
+{
+    new_job 4
+    rm -f "$dir/down"
+    for rank in 0 1 2 3; do
+        begin_rank $rank "$net_end" part "$dir/down" $2
+    done
+    for rank in 0 1 2 3; do
+        ready $rank ready || return 1
+    done
+    sleep 0.$((count % 3 + 1))
+    take_down $1
+    finish
+    ip -n $1 link set $1 up
+    soon runs $first && soon runs $second
+    all_done
+}
+
 have_namespaces()       # false, after a sentence, if there are none
 {
     if ! command -v ip >"$dir/err"; then

@@ -234,9 +234,8 @@ int bxi_launcher_get(char where[BXI_ROOT_BYTES], char secret[BXI_SECRET_BYTES], 
             break;
         nanosleep(&nap, NULL);          /* a server that has not heard of it may not wait (4.1) */
     }
-    if (status == 0 && value != NULL && value->type == TYPE_STRING && value->data.string != NULL)
-        rc = sscanf(value->data.string, "%1023s %255s", where, secret) >= 1 ? 0 : -EPROTO;
-    else
+    if (status != 0 || value == NULL || value->type != TYPE_STRING || value->data.string == NULL ||
+        sscanf(value->data.string, "%1023s %255s", where, secret) < 1)
         rc = bx_fail(BX_E_RANK_MISSING, "rank 0 has not told through PMIx where it listens: %s",
                      pmix.text != NULL ? pmix.text(status) : "?");
     if (value != NULL && value->type == TYPE_STRING)

@@ -191,44 +191,11 @@ for what in 'silent 300' 'noise 100' 'endless 300'; do
     check "a job starts among connections: $what" all_done
 done
 
-new_job 3
-begin_rank 0 "$net" meet
-root=$BX_ROOT
-BX_ROOT=127.0.0.1:$((port + 11000))
-hold_open replay replay $((port + 11000))
-ready replay ready
-begin_rank 1 "$net" meet
-sleep 0.5
-exec 9>&-
-ready replay '(refused|let in)'
-BX_ROOT=$root
-begin_rank 2 "$net" meet
-finish
-check 'what a worker sent to prove its secret proves nothing again' prints replay '^refused'
-soon has_ended $pid_replay || end_own $pid_replay
-check 'and the job starts' all_done
-
-new_job 2
-begin_rank 0 "$net" meet
-root=$BX_ROOT
-BX_ROOT=127.0.0.1:$((port + 11000))
-hold_open between between $((port + 11000))
-ready between ready
-begin_rank 1 "$net" meet
-ready between dropped
-finish
-exec 9>&-
-BX_ROOT=$root
-check 'a worker that rank 0 drops for a crowd comes again' all_done
-soon has_ended $pid_between || end_own $pid_between
-
-# ---- What lies between a worker and rank 0 ------------------------------------------------------------------
-
-begin_behind()      # begin_behind HOW PROGRAM...: two workers, the second behind $knock; $dir/out.between
+begin_behind()      # begin_behind WORLD_SIZE HOW PROGRAM...: two workers, the second behind $knock; $dir/out.between
 {
-    how=$1
-    shift
-    new_job 2
+    new_job $1
+    how=$2
+    shift 2
     begin_rank 0 "$@"
     root=$BX_ROOT
     BX_ROOT=127.0.0.1:$((port + 11000))
@@ -238,14 +205,33 @@ begin_behind()      # begin_behind HOW PROGRAM...: two workers, the second behin
     BX_ROOT=$root
 }
 
-begin_behind delay "$net" pairs
+begin_behind 3 replay "$net" meet
+sleep 0.5
+exec 9>&-
+ready between '(refused|let in)'
+begin_rank 2 "$net" meet
+finish
+check 'what a worker sent to prove its secret proves nothing again' prints between '^refused'
+soon has_ended $pid_between || end_own $pid_between
+check 'and the job starts' all_done
+
+begin_behind 2 between "$net" meet
+ready between dropped
+finish
+exec 9>&-
+check 'a worker that rank 0 drops for a crowd comes again' all_done
+soon has_ended $pid_between || end_own $pid_between
+
+# ---- What lies between a worker and rank 0 ------------------------------------------------------------------
+
+begin_behind 2 delay "$net" pairs
 finish
 check 'a connection to rank 0 that is slow' all_done
 let_go between
 export BX_NET_TIMEOUT_MS=500
 for how in cut garbage; do
     rm -f "$dir/down"
-    begin_behind $how "$net_end" part "$dir/down" 2000
+    begin_behind 2 $how "$net_end" part "$dir/down" 2000
     ready 0 ready && ready 1 ready
     sleep 0.3
     date +%s%N >"$dir/down.new"
@@ -322,21 +308,8 @@ check 'takes as long as it may' test $(($(date +%s) - before)) -le 4
 export BX_NET_TIMEOUT_MS=500
 limit_s=10
 for end in $first $second; do
-    new_job 4
-    rm -f "$dir/down"
-    for rank in 0 1 2 3; do
-        begin_rank $rank "$net_end" part "$dir/down" 2000
-    done
-    for rank in 0 1 2 3; do
-        ready $rank ready
-    done
-    sleep 0.3
-    take_down $end
-    finish
-    check "the link of $(test $end = $first && echo "rank 0's" || echo 'the other') host goes down" all_done
+    check "the link of $(test $end = $first && echo "rank 0's" || echo 'the other') host goes down" part_once $end 2000
     echo "# $(cat "$dir"/out.* | grep -h '^news' | sort -k 5 -n | tail -n 1)"
-    ip -n $end link set $end up
-    soon runs $first && soon runs $second
 done
 
 exit "$failed"

@@ -16,31 +16,13 @@ export UCX_TLS=tcp
 
 # ---- Partitions ------------------------------------------------------------------------------------------
 
-part_once() # part_once END: that end's link goes down in a job of 2 hosts with 2 workers each
-{
-    new_job 4
-    rm -f "$dir/down"
-    for rank in 0 1 2 3; do
-        begin_rank $rank "$net_end" part "$dir/down" 2500
-    done
-    for rank in 0 1 2 3; do
-        ready $rank ready || return 1
-    done
-    sleep 0.$((count % 3 + 1))
-    take_down $1
-    finish
-    ip -n $1 link set $1 up
-    soon runs $first && soon runs $second
-    all_done
-}
-
 part_often()
 {
     round=0
     while [ $round -lt $rounds ]; do
         end=$first
         test $((round % 2)) = 0 || end=$second
-        part_once $end || { echo "  in round $round"; return 1; }
+        part_once $end 2500 || { echo "  in round $round"; return 1; }
         round=$((round + 1))
     done
 }

@@ -91,28 +91,33 @@ static int crowd(const char *how, int count)
     return 0;
 }
 
-/* Passes bytes on in both directions until one side hangs up, or the input ends. Keeps what the worker sends; its
- * length. */
-static size_t pass_on(int worker, int to, bool looks_at_input, unsigned char *kept, size_t most)
-{
-    size_t length = 0;
+struct kept {
+    size_t length;
+    unsigned char bytes[65536];
+};
 
+/* Passes bytes on in both directions, each after delay_us, until one side hangs up, or the input ends: true. Keeps what
+ * the worker sends, unless kept is NULL. */
+static bool pass_on(int worker, int to, bool looks_at_input, unsigned delay_us, struct kept *kept)
+{
     for (;;) {
         struct pollfd entries[] = { { .fd = worker, .events = POLLIN }, { .fd = to, .events = POLLIN },
                                     { .fd = looks_at_input ? 0 : -1, .events = POLLIN } };
 
         if (poll(entries, 3, -1) < 0 || entries[2].revents != 0)
-            return length;
+            return true;
+        if (delay_us > 0)
+            usleep(delay_us);
         for (int i = 0; i < 2; i++) {
             unsigned char bytes[8192];
             ssize_t got = entries[i].revents != 0 ? recv(entries[i].fd, bytes, sizeof bytes, 0) : 0;
 
             if (entries[i].revents != 0 && got <= 0)
-                return length;
+                return false;
             if (got > 0 && send(entries[1 - i].fd, bytes, (size_t)got, MSG_NOSIGNAL) != got)
-                return length;
-            for (ssize_t b = 0; i == 0 && b < got && length < most; b++)
-                kept[length++] = bytes[b];
+                return false;
+            for (ssize_t b = 0; kept != NULL && i == 0 && b < got && kept->length < sizeof kept->bytes; b++)
+                kept->bytes[kept->length++] = bytes[b];
         }
     }
 }
@@ -127,42 +132,49 @@ static int listen_at(int port)
     return bind(listener, (struct sockaddr *)&own, sizeof own) < 0 || listen(listener, 1) < 0 ? -1 : listener;
 }
 
-static int replay(int port)
+/* A worker that comes to the port, and a connection of its to rank 0. The port's socket, or -1. */
+static int come_between(int port, int *worker, int *to)
 {
-    static unsigned char kept[65536];
-    unsigned char answer[256];
-    int listener = listen_at(port), worker, to, again;
-    size_t length, came = 0;
-    ssize_t got;
+    int listener = listen_at(port);
 
     if (listener < 0)
-        return 1;
+        return -1;
     printf("ready\n");
-    worker = accept(listener, NULL, NULL);
-    to = knock(PATIENT);
-    length = pass_on(worker, to, true, kept, sizeof kept);
+    *worker = accept(listener, NULL, NULL);
+    *to = knock(PATIENT);
+    return listener;
+}
+
+static int replay(int port)
+{
+    static struct kept kept;
+    unsigned char answer[256];
+    int worker, to, again;
+    size_t came = 0;
+    ssize_t got;
+
+    if (come_between(port, &worker, &to) < 0)
+        return 1;
+    pass_on(worker, to, true, 0, &kept);
     again = knock(PATIENT);
-    if (send(again, kept, length, MSG_NOSIGNAL) != (ssize_t)length)
+    if (send(again, kept.bytes, kept.length, MSG_NOSIGNAL) != (ssize_t)kept.length)
         return 1;
     while (came < sizeof answer && (got = recv(again, answer + came, sizeof answer - came, 0)) > 0)
         came += (size_t)got;
     /* The nonce, of less than 80 bytes, and then nothing. */
     printf(came > 0 && came < 80 ? "refused\n" : "let in: %zu bytes\n", came);
-    pass_on(worker, to, false, kept, sizeof kept);
+    pass_on(worker, to, false, 0, NULL);
     return 0;
 }
 
 static int between(int port)
 {
-    int listener = listen_at(port), worker, to, silent[200];
+    int worker, to, listener = come_between(port, &worker, &to), silent[200];
     unsigned char bytes[8192];
     ssize_t got;
 
     if (listener < 0)
         return 1;
-    printf("ready\n");
-    worker = accept(listener, NULL, NULL);
-    to = knock(PATIENT);
     for (int i = 0; i < 200; i++)
         silent[i] = knock(PATIENT);
     while ((got = recv(to, bytes, sizeof bytes, 0)) > 0 && send(worker, bytes, (size_t)got, MSG_NOSIGNAL) == got)
@@ -174,41 +186,23 @@ static int between(int port)
     shutdown(worker, SHUT_WR);
     worker = accept(listener, NULL, NULL);
     to = knock(PATIENT);
-    pass_on(worker, to, false, bytes, 0);
+    pass_on(worker, to, false, 0, NULL);
     return 0;
 }
 
 static int disturb(const char *how, int port)
 {
     const bool delays = strcmp(how, "delay") == 0;
-    int listener = listen_at(port), worker, to;
-    unsigned char bytes[8192];
-    ssize_t got;
+    int worker, to;
 
-    if (listener < 0)
+    if (come_between(port, &worker, &to) < 0)
         return 1;
-    printf("ready\n");
-    worker = accept(listener, NULL, NULL);
-    to = knock(PATIENT);
-    for (;;) {
-        struct pollfd entries[] = { { .fd = worker, .events = POLLIN }, { .fd = to, .events = POLLIN },
-                                    { .fd = delays ? -1 : 0, .events = POLLIN } };
-
-        if (poll(entries, 3, -1) < 0 || entries[2].revents != 0)
-            break;
-        if (delays)
-            usleep(20000);
-        for (int i = 0; i < 2; i++) {
-            got = entries[i].revents != 0 ? recv(entries[i].fd, bytes, sizeof bytes, 0) : 0;
-            if ((entries[i].revents != 0 && got <= 0) ||
-                (got > 0 && send(entries[1 - i].fd, bytes, (size_t)got, MSG_NOSIGNAL) != got))
-                return 0;
-        }
-    }
+    if (!pass_on(worker, to, !delays, delays ? 20000 : 0, NULL))
+        return 0;
     if (strcmp(how, "garbage") == 0) {
         send_noise(worker, 10);
         send_noise(to, 10);
-        pass_on(worker, to, false, bytes, 0);
+        pass_on(worker, to, false, 0, NULL);
     }
     return 0;
 }

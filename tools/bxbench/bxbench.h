@@ -80,6 +80,7 @@ uint64_t bench_shm_room(void);                  /* bytes free in /dev/shm; UINT6
 pid_t bench_fork(void);
 /* Waits for it at most timeout_ns, then kills it. Its exit status, or -1. */
 int bench_reap(pid_t pid, uint64_t timeout_ns);
+int bench_port(void);                           /* the next TCP port that this process uses: another one each time */
 /* ---- bare.c: what two processes reach over a cache line, or over two rings, without Boxcar --------- */
 
 enum bench_bare_kind {
@@ -191,6 +192,18 @@ bool bench_holds(const struct bx_msg *reply, uint64_t number);
 /* A counter of worker 1; the tensor bytes that both workers have copied. 0, or an error code. */
 int bench_counter(struct bench_caller *caller, const char *name, double *value);
 int bench_copied(struct bench_caller *caller, double *bytes);
+
+/* ---- ucx.c: ucx_perftest beside a subcommand --------------------------------------------------------- */
+
+struct bench_ucx {
+    const char *test;               /* its -t */
+    const char *flags;              /* of the client, beside -t and -p */
+    const char *column;             /* of its line "Final:", as awk names it */
+    const char *at[2];              /* commands that run the server, and the client, on their hosts; "": here */
+    const char *address;            /* of the server */
+};
+/* One run on the bench's cores: that column; 0 after a line on stderr. */
+double bench_ucx(const struct bench_options *options, const struct bench_ucx *ucx);
 
 /* rate.c: calls in flight, as a kind of slice whose series has means. begin warms up. */
 int bench_rate_begin(struct bench_caller *caller, int kind);

@@ -40,18 +40,10 @@ enum { NET_BYTES };                     /* values: sent by the caller */
 static struct {
     pid_t holder[HOSTS];                /* of the namespaces; 0: loopback */
     const char *address;                /* of the caller's host */
-    int port;
     struct bx_tensor **tensors;         /* the caller's */
 } net = { .address = "127.0.0.1" };
 
 /* ---- Hosts ----------------------------------------------------------------------------------------- */
-
-static int run_script(const char *script)
-{
-    int status = system(script);
-
-    return status == 0 ? 0 : 1;
-}
 
 /* A process in a network namespace of its own, with a /sys that shows its devices: UCX looks there. It ends with the
  * bench. 0 after a line on stderr. */
@@ -88,15 +80,16 @@ static int make_hosts(void)
         if ((net.holder[i] = hold_namespace()) == 0)
             return 1;
     snprintf(script, sizeof script,
-             "{ nsenter -t %d -n ip link add " DEVICE " type veth peer name " DEVICE " netns %d &&\n"
-             "nsenter -t %d -n ip addr add " ROOT_OF_VETH "/24 dev " DEVICE " &&\n"
-             "nsenter -t %d -n ip addr add 10.77.0.2/24 dev " DEVICE " &&\n"
-             "for pid in %d %d; do for device in lo " DEVICE "; do\n"
-             "  nsenter -t $pid -n ip link set $device up || exit 1\n"
-             "done; done; } && sleep 2",        /* until the link carries */
-             (int)net.holder[0], (int)net.holder[1], (int)net.holder[0], (int)net.holder[1], (int)net.holder[0],
-             (int)net.holder[1]);
-    if (run_script(script) != 0) {
+             "a=%d b=%d; set -e\n"
+             "nsenter -t $a -n ip link add " DEVICE " type veth peer name " DEVICE " netns $b\n"
+             "nsenter -t $a -n ip addr add " ROOT_OF_VETH "/24 dev " DEVICE "\n"
+             "nsenter -t $b -n ip addr add 10.77.0.2/24 dev " DEVICE "\n"
+             "for pid in $a $b; do\n"
+             "  for device in lo " DEVICE "; do nsenter -t $pid -n ip link set $device up; done\n"
+             "done\n"
+             "sleep 2",                 /* until the link carries */
+             (int)net.holder[0], (int)net.holder[1]);
+    if (system(script) != 0) {
         bench_say("--veth: no pair of devices can be made: it wants root, and `ip` and `nsenter` on the PATH");
         return 1;
     }
@@ -122,7 +115,7 @@ static int spawn_on_hosts(const struct bx_spawn_options *options, bx_worker_fn f
     pid_t pids[HOSTS];
     int status = 0;
 
-    snprintf(root, sizeof root, "%s:%d", net.address, net.port++);
+    snprintf(root, sizeof root, "%s:%d", net.address, bench_port());
     for (int i = 0; i < HOSTS; i++) {
         pids[i] = bench_fork();
         if (pids[i] != 0)
@@ -143,37 +136,18 @@ static int spawn_on_hosts(const struct bx_spawn_options *options, bx_worker_fn f
 
 /* ---- UCX ------------------------------------------------------------------------------------------- */
 
-/* One run of ucx_perftest. Its figure: the typical latency, or the last column, in microseconds, MB or messages a
- * second. 0 after a line on stderr. The client is started again and again until it finds the server listening. */
+/* Its figure: the typical latency, or the last column, in microseconds, MB or messages a second. */
 static double ucx(const struct bench_options *options, int test, size_t bytes)
 {
-    static const char script[] =
-        "exec 2>/dev/null; command -v ucx_perftest >/dev/null || exit 127\n"
-        "%s taskset -c %d timeout 60 ucx_perftest -p %d -t %s >/dev/null & server=$!\n"
-        "for try in $(seq 50); do sleep 0.1; kill -0 $server || exit 1\n"
-        "  %s taskset -c %d timeout 30 ucx_perftest %s -p %d -t %s -n %d -w 5 -s %zu |\n"
-        "    awk '/^Final:/ { print $%s; found = 1 } END { exit !found }' && break\n"
-        "done; kill $server; wait $server; exit 0";
     static const char *const columns[TESTS] = { "3", "NF", "(NF - 2)", "(NF - 2)" };
     static const int rounds[TESTS] = { 20000, 100000, 1000, 20 };
-    const char *name = test == LATENCY ? "ucp_am_lat" : "ucp_am_bw";
-    char at[HOSTS][64] = { "", "" }, command[1024];
-    int port = net.port++;
-    double figure = 0;
-    FILE *pipe;
+    char at[HOSTS][64] = { "", "" }, flags[64];
 
     for (int i = 0; i < HOSTS && net.holder[i] != 0; i++)
         snprintf(at[i], sizeof at[i], "nsenter -t %d -n -m", (int)net.holder[i]);
-    snprintf(command, sizeof command, script, at[0], options->cpus[1], port, name, at[1], options->cpus[0], net.address,
-             port, name, rounds[test], bytes, columns[test]);
-    pipe = popen(command, "r");
-    if (pipe == NULL || fscanf(pipe, "%lf", &figure) != 1)
-        figure = 0;
-    if (pipe != NULL && pclose(pipe) == 127 << 8)
-        bench_say("there is no ucx_perftest on the PATH (Debian's package ucx-utils)");
-    else if (figure <= 0)
-        bench_say("ucx_perftest -t %s gave no figure", name);
-    return figure;
+    snprintf(flags, sizeof flags, "-n %d -w 5 -s %zu", rounds[test], bytes);
+    return bench_ucx(options, &(struct bench_ucx){ test == LATENCY ? "ucp_am_lat" : "ucp_am_bw", flags, columns[test],
+                                                   { at[0], at[1] }, net.address });
 }
 
 /* ---- Worker 1 -------------------------------------------------------------------------------------- */
@@ -332,7 +306,6 @@ int bench_net(struct bench_options *options)
         bench_say("--bytes must have 8 for each of the tensors");
         return 2;
     }
-    net.port = 20000 + (int)(getpid() * 32 % 12000);
     setenv("UCX_TLS", "tcp", 0);
     setenv("UCX_NET_DEVICES", options->veth ? DEVICE : "lo", 0);
     if (options->veth && make_hosts() != 0)

@@ -117,3 +117,10 @@ int bench_reap(pid_t pid, uint64_t timeout_ns)
     waitpid(pid, &status, 0);
     return -1;
 }
+
+int bench_port(void)
+{
+    static int ports;
+
+    return 20000 + (int)((getpid() * 32 + ports++) % 12000);
+}

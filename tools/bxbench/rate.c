@@ -12,10 +12,7 @@
 #include "bxbench.h"
 
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #define UCX_RUNS 5
 
@@ -152,34 +149,11 @@ static int begin(struct bench_caller *caller)
     return bench_rate_begin(caller, CALLS);
 }
 
-/* One run of ucx_perftest with 64-byte messages on the bench's cores: messages a second, the last number of its line
- * "Final:"; 0 after a line on stderr. The client is started again and again until it finds the server listening. */
+/* UCX's messages of 64 bytes a second; 0 after a line on stderr. */
 static double ucx_rate(const struct bench_options *options)
 {
-    static const char script[] =
-        "exec 2>/dev/null; command -v ucx_perftest >/dev/null || exit 127\n"
-        "taskset -c %d timeout 60 ucx_perftest -p %d -t ucp_am_bw >/dev/null & server=$!\n"
-        "for try in $(seq 50); do sleep 0.1; kill -0 $server || exit 1\n"
-        "  taskset -c %d timeout 30 ucx_perftest 127.0.0.1 -p %d -t ucp_am_bw -n 1000000 -s 64 |\n"
-        "    awk '/^Final:/ { print $NF; found = 1 } END { exit !found }' && break\n"
-        "done; kill $server; wait $server; exit 0";
-    static int runs;
-    int port = 20000 + (int)((getpid() * 8 + runs++) % 12000), status;
-    char command[1024];
-    double rate = 0;
-    FILE *pipe;
-
-    snprintf(command, sizeof command, script, options->cpus[1], port, options->cpus[0], port);
     setenv("UCX_TLS", "shm,self", 1);
-    pipe = popen(command, "r");
-    if (pipe == NULL || fscanf(pipe, "%lf", &rate) != 1)
-        rate = 0;
-    status = pipe != NULL ? pclose(pipe) : -1;
-    if (WIFEXITED(status) && WEXITSTATUS(status) == 127)
-        bench_say("--ucx: there is no ucx_perftest on the PATH (Debian's package ucx-utils)");
-    else if (rate <= 0)
-        bench_say("--ucx: ucx_perftest gave no message rate");
-    return rate;
+    return bench_ucx(options, &(struct bench_ucx){ "ucp_am_bw", "-n 1000000 -s 64", "NF", { "", "" }, "127.0.0.1" });
 }
 
 static void report(const struct bench_run *run, double *ucx)

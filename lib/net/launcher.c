@@ -59,8 +59,6 @@ struct pmix {
     const char *(*text)(int status);
 };
 
-static const char key[KEY_BYTES] = "boxcar.root";
-
 /* ---- what the environment says ------------------------------------------------------------------- */
 
 /* A variable of others than Boxcar. */
@@ -189,6 +187,14 @@ static int begin(struct pmix *pmix)
 }
 
 static struct pmix root_of_job;         /* rank 0's, until all have met */
+static char key[KEY_BYTES];             /* of this meeting: a server may go on telling the value of the one before */
+
+void bxi_launcher_begin(void)
+{
+    static unsigned meetings;
+
+    snprintf(key, sizeof key, "boxcar.root.%u", meetings++);
+}
 
 int bxi_launcher_put(const char *where, const char *secret)
 {

@@ -162,6 +162,7 @@ static int ask_launcher(struct bxi_meeting *meeting)
     bool has_own = secure_getenv("BX_SECRET") != NULL || secure_getenv("BX_SECRET_FILE") != NULL;
     int rc = 0;
 
+    bxi_launcher_begin();
     if (meeting->job->rank != 0)
         rc = bxi_launcher_get(meeting->net->where, secret, meeting->deadline_ns);
     else if (!has_own)

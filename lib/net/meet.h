@@ -59,6 +59,7 @@ int bxi_meet_take_table(struct bxi_meeting *meeting, uint64_t instance, const un
 /* launcher.c. 0, or a failure with its sentence. */
 #define BXI_SECRET_BYTES 256
 bool bxi_launcher_has_hosts(void);      /* some workers of bxi_launcher_job() are on other hosts, or BX_HOST is set */
+void bxi_launcher_begin(void);          /* a meeting; all workers of a launcher have the same ones, in one order */
 void bxi_launcher_addresses(char list[BXI_ROOT_BYTES], unsigned port);          /* of this host: "a:port,b:port" */
 int bxi_launcher_secret(char secret[BXI_SECRET_BYTES]);                         /* draws one */
 int bxi_launcher_put(const char *where, const char *secret);                    /* rank 0 */

@@ -98,6 +98,8 @@ over()      # over COUNT PROGRAM...: mpirun starts so many workers on each of th
 touch "$dir/mark"
 check 'mpirun in two network namespaces, by its agent' started over 2 "$net" pairs
 check 'all four workers were one job' ended 4
+check 'ten jobs one after the other' started over 2 "$net" jobs 10
+check 'all four workers were in each' ended 40
 check 'mpirun -n 4 --host a:2,b:2 param_server' started over 2 "$build/bin/param_server" --trainers 3 \
     --batch-update-size 3 --num-batches 3 --model resnet18 --image 32 --batch-size 4 --num-classes 5
 check 'the server alone reports' test "$(grep -c '^checksum' "$dir/out.0")" -eq 1

@@ -6,6 +6,7 @@
  *     prog_net pairs          checks everything that workers do with one another, between all pairs
  *     prog_net again          rank 0 sends rank 1 many messages that do not fit a frame: their places are used again
  *     prog_net meet [MS]      starts within MS, calls each other worker once, and leaves
+ *     prog_net jobs COUNT     the same so many times, in one job after the other
  *
  * All workers run the same mode. It prints "started", "failed: ..." for each check that fails, "cannot start: CODE:
  * SENTENCE", and "done" at the end. Exit status 0; 1: a check failed; 3: it could not start.
@@ -740,34 +741,50 @@ static void send_again(void)
     }
 }
 
-int main(int argc, char **argv)
+/* Creates the job and starts it. False: it could not, and its sentence is printed. */
+static bool start_within(uint64_t timeout_ns)
 {
-    const bool pairs = argc == 2 && strcmp(argv[1], "pairs") == 0, again = argc == 2 && strcmp(argv[1], "again") == 0;
-    struct bx_options options = { .start_timeout_ns = argc == 3 ? (uint64_t)atoi(argv[2]) * MS : 0 };
-    int rc;
+    const struct bx_options options = { .start_timeout_ns = timeout_ns };
+    int rc = bx_job_create(&options, &job);
 
-    setvbuf(stdout, NULL, _IOLBF, 0);
-    if (!pairs && !again && (argc < 2 || argc > 3 || strcmp(argv[1], "meet") != 0)) {
-        fprintf(stderr, "usage: prog_net pairs | again | meet [MS]\n");
-        return 2;
-    }
-    rc = bx_job_create(&options, &job);
     if (rc == 0)
         rc = bx_on_death(job, someone_died, NULL);
     if (rc == 0)
         rc = register_functions();
     if (rc < 0)
         printf("cannot start: %s: %s\n", bx_error_name(rc), bx_error_text());
-    if (rc < 0 || !start()) {
-        bx_job_destroy(job);
-        return 3;
-    }
-    if (pairs)
-        return run_pairs();
-    if (again)
-        send_again();
+    if (rc == 0 && start())
+        return true;
+    bx_job_destroy(job);
+    return false;
+}
+
+static int call_all_and_end(void)
+{
     for (int to = 0; to < size; to++)
         call_add(to, rank, to);
     barrier();
     return end();
+}
+
+int main(int argc, char **argv)
+{
+    const char *mode = argc > 1 ? argv[1] : "";
+    const bool meets = strcmp(mode, "meet") == 0 && argc <= 3, jobs = strcmp(mode, "jobs") == 0 && argc == 3;
+    const bool pairs = strcmp(mode, "pairs") == 0 && argc == 2, again = strcmp(mode, "again") == 0 && argc == 2;
+    int rc = 0;
+
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    if (!meets && !jobs && !pairs && !again) {
+        fprintf(stderr, "usage: prog_net pairs | again | meet [MS] | jobs COUNT\n");
+        return 2;
+    }
+    for (int i = jobs ? atoi(argv[2]) : 1; i > 0 && rc == 0; i--) {
+        if (!start_within(meets && argc == 3 ? (uint64_t)atoi(argv[2]) * MS : 0))
+            return 3;
+        if (again)
+            send_again();
+        rc = pairs ? run_pairs() : call_all_and_end();
+    }
+    return rc;
 }

@@ -176,29 +176,42 @@ make_namespaces()
         ip -n $first link set $first up && ip -n $second link set $second up && soon runs $first && soon runs $second
 }
 
-take_down() # take_down END: the link of that end; when it was stands in $dir/down. ip may wait for the kernel's lock
+# The link of that end goes down, which its kernel sees; or, silent, what it sends arrives nowhere. When it was stands
+# in $dir/down: ip may wait for the kernel's lock.
+cut_off()   # cut_off END [silent]
 {
-    ip -n $1 link set $1 down
+    if [ $# -eq 2 ]; then
+        ip -n $1 neigh replace $(other_of $1) lladdr 02:00:00:00:00:01 nud permanent dev $1
+    else
+        ip -n $1 link set $1 down
+    fi
     date +%s%N >"$dir/down.new"
     mv "$dir/down.new" "$dir/down"
 }
 
-part_once() # part_once END MS: that end's link goes down in a job of 2 hosts with 2 workers each
+other_of()
+{
+    test $1 = $first && echo 10.77.0.2 || echo 10.77.0.1
+}
+
+# A job of 2 hosts with 2 workers each. Headless: rank 0 dies before, and the end is silent.
+part_once() # part_once END MS [headless]
 {
     new_job 4
     rm -f "$dir/down"
     for rank in 0 1 2 3; do
-        begin_rank $rank "$net_end" part "$dir/down" $2
+        begin_rank $rank "$net_end" ${3:-part} "$dir/down" $2
     done
     for rank in 0 1 2 3; do
         ready $rank ready || return 1
     done
     sleep 0.$((count % 3 + 1))
-    take_down $1
+    cut_off $1 ${3:+silent}
     finish
+    test $# -eq 2 || ip -n $1 neigh del $(other_of $1) dev $1
     ip -n $1 link set $1 up
     soon runs $first && soon runs $second
-    all_done
+    test "$statuses $left" = "$(test $# -eq 3 && echo 137 || echo 0) 0 0 0 "
 }
 
 have_namespaces()       # false, after a sentence, if there are none

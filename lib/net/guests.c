@@ -357,13 +357,11 @@ static int tell_all(struct party *party)
     return rc;
 }
 
-/* Keeps the connections. */
+/* The connections. */
 static void keep_links(struct party *party)
 {
-    struct bxi_net *net = party->meeting->net;
-
     for (int rank = 1; rank < party->meeting->job->world_size; rank++) {
-        net->links[net->link_count++] = (struct bxi_link){ .fd = party->by_rank[rank]->fd, .rank = rank };
+        party->meeting->net->links[rank].fd = party->by_rank[rank]->fd;
         party->by_rank[rank]->stage = NOBODY;
     }
 }

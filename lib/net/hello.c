@@ -96,6 +96,7 @@ int bxi_meet_take_table(struct bxi_meeting *meeting, uint64_t instance, const un
         memcpy(place->name, hello.name, sizeof place->name);
         place->pid = hello.pid;
         place->arena_bytes = hello.arena_bytes;
+        place->listens = hello.listens;
         place->clock_ns = meeting->self->clock_ns - hello.clock_ns;
         place->is_remote = memcmp(hello.host, meeting->self->host, sizeof hello.host) != 0;
         place->address_bytes = hello.address_bytes;
@@ -121,5 +122,6 @@ bool bxi_hello_is_valid(const struct bxi_hello *hello, size_t bytes)
            memchr(hello->host, 0, sizeof hello->host) != NULL && hello->machine[0] != '\0' &&
            memchr(hello->machine, 0, sizeof hello->machine) != NULL &&
            memchr(hello->name, 0, sizeof hello->name) != NULL &&
-           bxi_name_is_valid(hello->name) && hello->arena_bytes > 0;
+           bxi_name_is_valid(hello->name) && hello->arena_bytes > 0 &&
+           (hello->rank == 0 || bxi_address_bytes(&hello->listens) > 0);
 }

@@ -14,7 +14,7 @@
  *                                        <--  GO      when all hosts are ready
  *
  * The workers of rank 0's host do the same over the same socket. The connections stay open: by them deaths are told
- * (source.c). FAIL, with a sentence, ends the start on all hosts.
+ * (links.c). FAIL, with a sentence, ends the start on all hosts.
  *
  * Who runs it: the thread in bx_job_start, before any other thread of the job exists.
  */
@@ -358,16 +358,33 @@ static int come_to_root(struct bxi_meeting *meeting)
     }
 }
 
+/* For a link of the hub that follows rank 0: at the address by which rank 0 is reached, and a port that the kernel
+ * chooses. */
+static int listen_for_hub(struct bxi_meeting *meeting)
+{
+    struct sockaddr_in6 *own = &meeting->self->listens;
+    struct sockaddr *address = (struct sockaddr *)own;
+    socklen_t length = sizeof *own;
+    int fd = -1;
+
+    if (getsockname(meeting->net->links[0].fd, address, &length) == 0) {
+        own->sin6_port = 0;             /* at the same place in a struct sockaddr_in */
+        fd = meeting->net->listen_fd = socket(own->sin6_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    }
+    if (fd < 0 || bind(fd, address, length) < 0 || listen(fd, BXI_KNOCKING) < 0 ||
+        getsockname(fd, address, &length) < 0)
+        return bx_fail(-errno, "this worker cannot listen for other hosts: %s", bx_strerror(-errno));
+    return 0;
+}
+
 static int meet_root(struct bxi_meeting *meeting)
 {
-    struct bxi_net *net = meeting->net;
     int fd = come_to_root(meeting), rc;
 
     if (fd < 0)
         return fd;
-    net->links[0] = (struct bxi_link){ .fd = fd };
-    net->link_count = 1;
-    if ( (rc = measure_clock(meeting, fd, &meeting->self->clock_ns)) < 0)
+    meeting->net->links[0].fd = fd;
+    if ((rc = listen_for_hub(meeting)) < 0 || (rc = measure_clock(meeting, fd, &meeting->self->clock_ns)) < 0)
         return rc;
     rc = bxi_net_send(fd, &(struct bxi_net_message){ .kind = BXI_NET_HELLO, .bytes = bxi_hello_bytes(meeting->self) },
                       meeting->self, meeting->deadline_ns);
@@ -413,9 +430,11 @@ static struct bxi_net *make_net(void)
 
     if (net == NULL)
         return NULL;
-    net->epoll_fd = net->stop_fd = -1;
+    net->epoll_fd = net->stop_fd = net->listen_fd = -1;
     for (int i = 0; i < BXI_WORLD_MAX; i++)
         net->links[i].fd = -1;
+    for (int i = 0; i < BXI_KNOCKING; i++)
+        net->knocking[i] = -1;
     net->timeout_ns = timeout_from_environment();
     return net;
 }
@@ -483,27 +502,26 @@ static int wait_for_hosts(struct bx_job *job, uint64_t deadline_ns)
 {
     struct bxi_net *net = job->net;
 
-    for (int i = 0; i < net->link_count; i++) {
-        const struct bxi_link *link = &net->links[i];
-        const struct bxi_place *place = &net->places[link->rank];
+    for (int rank = 1; rank < job->world_size; rank++) {
+        const struct bxi_place *place = &net->places[rank];
         struct bxi_net_message message = { .kind = 0 };
         char text[BXI_TEXT_BYTES];
         int rc;
 
-        if (!place->is_remote || !is_root_of_its_host(job, link->rank))
+        if (!place->is_remote || !is_root_of_its_host(job, rank))
             continue;
-        rc = bxi_net_receive(link->fd, &message, text, sizeof text, deadline_ns);
+        rc = bxi_net_receive(net->links[rank].fd, &message, text, sizeof text, deadline_ns);
         if (rc == 0 && message.kind == BXI_NET_FAIL)
             return failure_of(&message, text);
         if (rc < 0 || message.kind != BXI_NET_READY)
             return bx_fail(rc == -ETIMEDOUT ? BX_E_RANK_MISSING : rc < 0 ? BX_E_PEER_DEAD : -EPROTO,
                            "the workers of host '%s', of which '%s' (rank %d) is the first, did not start: %s",
-                           place->machine, place->name, link->rank,
+                           place->machine, place->name, rank,
                            rc == -ETIMEDOUT ? "the time is over" : "it hung up");
     }
-    for (int i = 0; i < net->link_count; i++)
-        if (net->places[net->links[i].rank].is_remote && is_root_of_its_host(job, net->links[i].rank))
-            bxi_net_send(net->links[i].fd, &(struct bxi_net_message){ .kind = BXI_NET_GO }, NULL, deadline_ns);
+    for (int rank = 1; rank < job->world_size; rank++)
+        if (net->places[rank].is_remote && is_root_of_its_host(job, rank))
+            bxi_net_send(net->links[rank].fd, &(struct bxi_net_message){ .kind = BXI_NET_GO }, NULL, deadline_ns);
     return 0;
 }
 
@@ -523,7 +541,7 @@ void bxi_net_fail(struct bx_job *job, int code)
         return;
     snprintf(text, sizeof text, "%s", bx_error_text());
     message.bytes = (uint32_t)strlen(text) + 1;
-    for (int i = 0; i < job->net->link_count; i++)
-        if (job->net->links[i].fd >= 0)
-            bxi_net_send(job->net->links[i].fd, &message, text, bxi_now_ns());
+    for (int rank = 0; rank < job->world_size; rank++)
+        if (job->net->links[rank].fd >= 0)
+            bxi_net_send(job->net->links[rank].fd, &message, text, bxi_now_ns());
 }

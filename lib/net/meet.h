@@ -9,7 +9,7 @@
 
 #include <stddef.h>
 
-#define BXI_NET_PROTOCOL 1u
+#define BXI_NET_PROTOCOL 2u
 #define BXI_NONCE_BYTES 32
 #define BXI_MEET_VERDICT_NS UINT64_C(1000000000)        /* past the deadline: rank 0 says who is missing */
 
@@ -26,6 +26,8 @@ struct bxi_hello {
     uint32_t pid, address_bytes;
     int64_t clock_ns;                   /* its time less rank 0's */
     uint64_t arena_bytes;
+    struct sockaddr_in6 listens;        /* or a struct sockaddr_in: for a link of the next hub; rank 0: zeros */
+    uint32_t zero;
     char name[BXI_NAME_BYTES];
     char host[BXI_HOST_BYTES], machine[BXI_HOST_BYTES];
     unsigned char address[BXI_WIRE_ADDRESS_MAX];        /* address_bytes of it, rounded up to 8, are sent */
@@ -33,6 +35,12 @@ struct bxi_hello {
 static inline uint32_t bxi_hello_bytes(const struct bxi_hello *hello)
 {
     return (uint32_t)offsetof(struct bxi_hello, address) + ((hello->address_bytes + 7) & ~7u);
+}
+/* Of a listens; 0: it is none. */
+static inline socklen_t bxi_address_bytes(const struct sockaddr_in6 *address)
+{
+    return address->sin6_family == AF_INET6 ? sizeof *address
+           : address->sin6_family == AF_INET ? sizeof(struct sockaddr_in) : 0;
 }
 bool bxi_hello_is_valid(const struct bxi_hello *hello, size_t bytes);
 

@@ -41,6 +41,11 @@ void bxi_net_destroy(struct bx_job *job)
         if (net->links[rank].fd >= 0)
             close(net->links[rank].fd);
     }
+    for (int i = 0; i < BXI_KNOCKING; i++)
+        if (net->knocking[i] >= 0)
+            close(net->knocking[i]);
+    if (net->listen_fd >= 0)
+        close(net->listen_fd);
     if (net->epoll_fd >= 0)
         close(net->epoll_fd);
     if (net->stop_fd >= 0)

@@ -6,6 +6,8 @@
  *     remote    a worker on another host
  *     wire      what carries bytes between hosts: the plug-in (wire.h)
  *     twin      what stands here for a remote worker: a control segment and an arena, in memory of this process
+ *     link      a connection beside the wire, which tells deaths and whether a host answers (links.c)
+ *     hub       the worker with a link to each other one
  *     words     what a worker tells a peer in its segment beside frames: its state, rounds, credits, refusals
  *
  * The rooms above do not know where a peer is. A remote worker's twin is attached as any peer is: it has a segment, an
@@ -33,9 +35,9 @@
  *                        without a GPU answers so
  *
  * Who dies: on the dead worker's host its pidfd tells, and those that live tell the other hosts, over the wire and over
- * the connections to rank 0 (BXI_NET_DEATH). If nobody is left to tell, the ends of the wire and those connections are
- * lost, and after BX_NET_TIMEOUT_MS (5 s) the worker counts as dead. A host is lost, with all its workers, when its
- * kernel acknowledges nothing on such a connection for that long.
+ * the links (BXI_NET_DEATH). If nobody is left to tell, the ends of the wire and the links are lost, and after
+ * BX_NET_TIMEOUT_MS (5 s) the worker counts as dead. A host is lost, with all its workers, when its kernel acknowledges
+ * nothing on a link for that long.
  *
  * HMAC proves who may join. After that nothing is encrypted or proven: whoever reaches the port of UCX may write this
  * process's memory. The network must be a trusted one.
@@ -45,6 +47,8 @@
 
 #include "rpc/rpc.h"
 #include "wire.h"
+
+#include <netinet/in.h>
 
 /* ---- Where workers are (meet.c) ---------------------------------------------------------------------- */
 
@@ -58,16 +62,18 @@ struct bxi_place {
     uint64_t arena_bytes;
     unsigned char *address;             /* of its wire, malloc'ed */
     size_t address_bytes;
+    struct sockaddr_in6 listens;        /* or a struct sockaddr_in: where it takes a link of the next hub */
 };
 
 struct bxi_twin;
-struct bxi_link {                       /* a connection of the meeting, which stays open */
+struct bxi_link {                       /* the thread's, since it runs */
     int fd;                             /* -1: none */
-    int rank;                           /* of the worker at the other end */
+    uint64_t since_ns;                  /* since when the kernel connects it; 0: it is there */
     uint64_t lost_ns;                   /* when it hung up; 0 */
     bool host_is_lost;                  /* nothing of its host answers */
 };
 
+#define BXI_KNOCKING 8
 #define BXI_ROOT_BYTES 1024             /* of the addresses of rank 0 */
 
 struct bxi_net {
@@ -78,11 +84,14 @@ struct bxi_net {
     uint64_t timeout_ns;
     struct bxi_place places[BXI_WORLD_MAX];
     struct bxi_twin *twins[BXI_WORLD_MAX];      /* NULL: not remote */
-    struct bxi_link links[BXI_WORLD_MAX];       /* rank 0: to each worker; others: [0] to rank 0 */
-    int link_count;
+    struct bxi_link links[BXI_WORLD_MAX];       /* by the rank at the other end: of the hub to all, of others to it */
+    int hub;                            /* the thread: the lowest rank that lives */
+    int listen_fd;                      /* for a link of the next hub; -1: rank 0 has none */
+    int knocking[BXI_KNOCKING];         /* the thread: connections to listen_fd that have shown nothing; -1: none */
+    unsigned knocks;
     bool runs;                          /* start: the source and the thread are there */
     bxi_a32 stops;                      /* the thread is to end */
-    pthread_t thread;                   /* source.c: reads the links, and wakes who drives */
+    pthread_t thread;                   /* links.c: reads the links, and wakes who drives */
     int epoll_fd, stop_fd;
     struct bxi_lock lock;               /* what the thread and the role share of deaths: twin->end_fd, lost_ns */
     bxi_a32 dead_here[BXI_WORLD_MAX];           /* written by the role: 1: a death on this host, to be told by links */
@@ -125,12 +134,13 @@ enum bxi_net_kind {
     BXI_NET_READY,
     BXI_NET_GO,
     BXI_NET_FAIL,
+    BXI_NET_LINK,               /* of a new hub: its rank, and behind the message, in 8 bytes, the job's instance */
     BXI_NET_DEATH,              /* of the worker `rank` */
     BXI_NET_PING,               /* nothing; the kernel there acknowledges it, also of a worker that is stopped */
 };
 struct bxi_net_message {
     uint32_t kind, bytes;       /* of what follows */
-    uint64_t value;             /* CLOCK: the time; DEATH: the rank; FAIL: the code; TABLE: the instance */
+    uint64_t value;             /* CLOCK: the time; LINK, DEATH: the rank; FAIL: the code; TABLE: the instance */
 };
 #define BXI_NET_MESSAGE_MAX (BXI_WORLD_MAX * 4608u)
 /* 0; -ETIMEDOUT, -errno. */
@@ -287,10 +297,16 @@ int bxi_net_start(struct bx_job *job);          /* before progress starts. 0, or
 /* Waits until the functions of all remote workers are known. bx_job_start, behind the state RUNNING. 0, or a failure
  * with its sentence. */
 int bxi_net_await(struct bx_job *job, uint64_t deadline_ns);
-/* A worker of this host has died: the other hosts are told. Role. */
-void bxi_net_tell_death(struct bx_job *job, int rank);
 /* The end: sends the last words. No pass is made any more. */
 void bxi_net_stop(const struct bxi_role *role, struct bx_job *job);
+
+/* ---- links.c ------------------------------------------------------------------------------------------- */
+
+#define BXI_TOKEN_WIRE UINT64_C(1000)           /* of the wire's descriptor in net->epoll_fd */
+int bxi_links_start(struct bx_job *job);        /* 0, or a failure with its sentence */
+void bxi_links_stop(struct bxi_net *net);
+/* A worker of this host has died: the other hosts are told. Role. */
+void bxi_net_tell_death(struct bx_job *job, int rank);
 
 /* ---- load.c --------------------------------------------------------------------------------------------- */
 

@@ -191,6 +191,23 @@ for what in 'silent 300' 'noise 100' 'endless 300'; do
     check "a job starts among connections: $what" all_done
 done
 
+# Worker 1 listens for a link of the next hub, with room for 8 that wait.
+rm -f "$dir/go"
+new_job 2
+begin_rank 0 "$net_end" hold "$dir/go"
+begin_rank 1 "$net_end" hold "$dir/go"
+ready 1 ready
+port=$(ss -H -ltnp | awk -v worker="pid=$pid_1," 'index($0, worker) && $3 == 8 { sub(".*:", "", $4); print $4 }')
+for what in 'silent 300' 'noise 100' 'endless 300'; do
+    hold_open knock $what
+    ready knock ready
+    test "$what" != 'endless 300' || sleep 1
+    let_go knock
+done
+touch "$dir/go"
+finish
+check 'a job goes on among connections to a worker that listens' test -n "$port" -a "$statuses $left" = '0 0 '
+
 begin_behind()      # begin_behind WORLD_SIZE HOW PROGRAM...: two workers, the second behind $knock; $dir/out.between
 {
     new_job $1
@@ -309,6 +326,11 @@ export BX_NET_TIMEOUT_MS=500
 limit_s=10
 for end in $first $second; do
     check "the link of $(test $end = $first && echo "rank 0's" || echo 'the other') host goes down" part_once $end 2000
+    echo "# $(cat "$dir"/out.* | grep -h '^news' | sort -k 5 -n | tail -n 1)"
+done
+for end in $first $second; do
+    check "rank 0 dies, and then $(test $end = $first && echo "its" || echo 'the other') host is heard no more" \
+        part_once $end 2500 headless
     echo "# $(cat "$dir"/out.* | grep -h '^news' | sort -k 5 -n | tail -n 1)"
 done
 

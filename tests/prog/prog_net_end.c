@@ -11,6 +11,8 @@
  *     prog_net_end part FILE MS       calls all of other hosts until they are lost, which is within MS from the time in
  *                                     the file; those of this host are not lost
  *
+ *     prog_net_end headless FILE MS   the same, and rank 0 has killed itself before
+ *
  * When something ended stands in a file in the directory $BX_TEST_DIR. Output and exit status as those of prog_net, and
  * "news of RANK after MS ms" for each worker that is lost.
  */
@@ -206,13 +208,20 @@ static int die(const char *ranks, const char *ms)
     return go_on();
 }
 
-static int part(const char *file, const char *ms)
+static int part(const char *file, const char *ms, bool headless)
 {
     for (int other = 0; other < size; other++)
-        ends[other] = is_remote(other);
+        ends[other] = is_remote(other) && (other > 0 || !headless);
     barrier();
+    if (headless && rank == 0) {
+        printf("ready\n");
+        kill_self();
+    }
+    while (headless && __atomic_load_n(&deaths[0], __ATOMIC_RELAXED) == 0)
+        nap_ms(5);
     printf("ready\n");
     call_those_that_end(file, (uint64_t)atoi(ms));
+    ends[0] |= headless;
     return go_on();
 }
 
@@ -304,14 +313,16 @@ int main(int argc, char **argv)
 {
     const char *mode = argc < 2 ? "" : argv[1];
     bool stops = argc == 3 && strcmp(mode, "stop") == 0, dies = argc == 4 && strcmp(mode, "die") == 0;
+    bool parts = argc == 4 && strcmp(mode, "part") == 0, headless = argc == 4 && strcmp(mode, "headless") == 0;
     bool holds = argc == 3 && strcmp(mode, "hold") == 0;
     int go[2];
 
     on_gpu = argc == 4 && strcmp(mode, "gpu") == 0;
     dies |= on_gpu;
     setvbuf(stdout, NULL, _IOLBF, 0);
-    if ((!stops && !dies && !holds && (argc != 4 || strcmp(mode, "part") != 0)) || getenv("BX_TEST_DIR") == NULL) {
-        fprintf(stderr, "usage: prog_net_end die RANKS MS | gpu RANKS MS | hold FILE | stop RANK | part FILE MS\n");
+    if ((!stops && !dies && !holds && !parts && !headless) || getenv("BX_TEST_DIR") == NULL) {
+        fprintf(stderr, "usage: prog_net_end die RANKS MS | gpu RANKS MS | hold FILE | stop RANK | part FILE MS |\n"
+                        "       headless FILE MS\n");
         return 2;
     }
     if (stops) {                        /* before the job: a child after it would have its descriptors for a moment */
@@ -331,5 +342,5 @@ int main(int argc, char **argv)
     }
     if (holds)
         return hold_until(argv[2]);
-    return stops ? stop(atoi(argv[2]), go[1]) : dies ? die(argv[2], argv[3]) : part(argv[2], argv[3]);
+    return stops ? stop(atoi(argv[2]), go[1]) : dies ? die(argv[2], argv[3]) : part(argv[2], argv[3], headless);
 }

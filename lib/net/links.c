@@ -1,0 +1,365 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Links: connections of the kernel's TCP beside the wire, of one worker, the hub, to each other one. They tell deaths,
+ * and whether a host answers: its kernel does also for a worker that computes or is stopped. And the thread of the net,
+ * which reads them, ends the twins of the dead, and wakes whoever is to drive when the wire's descriptor gets readable.
+ * The thread never enters UCX.
+ *
+ * A death is told twice, by the wire to all that can be reached, and by the links to the hub, which passes it on. Which
+ * of the two comes first does not matter. What was lost, an end of the wire or a link, has net->timeout_ns until its
+ * worker counts as dead: somebody on its host tells earlier, or its host is gone too.
+ *
+ * The hub is the lowest rank that lives. The first one is rank 0, whose links are the connections of the meeting. When
+ * it is gone, the next one connects to all others: each listens at an address of which the table told. It shows the
+ * job's instance, as each message of the wire does. A worker takes a link from whoever shows that, whatever it has
+ * heard of deaths itself.
+ */
+#include "meet.h"
+
+#include "shm/cancel.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define TOKEN_STOP (BXI_TOKEN_WIRE + 1)
+#define TOKEN_LISTEN (BXI_TOKEN_WIRE + 2)
+#define TOKEN_KNOCKING (BXI_TOKEN_WIRE + 3)     /* and BXI_KNOCKING - 1 behind it */
+#define PINGS 4                         /* in net->timeout_ns */
+
+struct knock {
+    struct bxi_net_message message;
+    uint64_t instance;
+};
+
+static int watch(const struct bxi_net *net, int fd, uint32_t events, uint64_t token)
+{
+    struct epoll_event event = { .events = events, .data.u64 = token };
+
+    return epoll_ctl(net->epoll_fd, EPOLL_CTL_ADD, fd, &event) < 0 ? -errno : 0;
+}
+
+/* ---- deaths -------------------------------------------------------------------------------------------- */
+
+static bool is_open(const struct bxi_link *link)
+{
+    return link->fd >= 0 && link->since_ns == 0;
+}
+
+/* By every link but one. */
+static void pass_on(struct bxi_net *net, uint64_t rank, const struct bxi_link *from)
+{
+    for (int i = 0; i < BXI_WORLD_MAX; i++)
+        if (&net->links[i] != from && is_open(&net->links[i]))
+            bxi_net_send(net->links[i].fd, &(struct bxi_net_message){ .kind = BXI_NET_DEATH, .value = rank }, NULL,
+                         bxi_now_ns());
+}
+
+void bxi_net_tell_death(struct bx_job *job, int rank)
+{
+    if (job->net == NULL || !job->net->runs)
+        return;
+    bxi_store_relaxed(&job->net->dead_here[rank], 1);           /* relaxed: the bell is behind it */
+    bxi_bell_ring(job->net->stop_fd);
+    bxi_out_death(job, rank);
+}
+
+/* The deaths on this host. */
+static void tell_links(struct bx_job *job)
+{
+    bxi_bell_drain(job->net->stop_fd);
+    for (int rank = 0; rank < job->world_size; rank++)
+        if (bxi_exchange(&job->net->dead_here[rank], 0) != 0)
+            pass_on(job->net, (uint64_t)rank, NULL);
+}
+
+/* rc: of a hang-up, which the kernel sends when the process ends, or of nobody who listens; or what an unreachable host
+ * gives, which is lost by now. */
+static void lose_link(struct bxi_net *net, struct bxi_link *link, int rc)
+{
+    epoll_ctl(net->epoll_fd, EPOLL_CTL_DEL, link->fd, NULL);
+    close(link->fd);
+    link->fd = -1;
+    link->host_is_lost = rc != -EPIPE && rc != -ECONNRESET && rc != -ECONNREFUSED;
+    link->lost_ns = bxi_now_ns() - (link->host_is_lost ? net->timeout_ns : 0);
+}
+
+/* What is sent and not acknowledged for net->timeout_ns ends a link (TCP_USER_TIMEOUT); so does a connection that is
+ * not made by then. */
+static void ping_links(struct bxi_net *net)
+{
+    for (int i = 0; i < BXI_WORLD_MAX; i++) {
+        struct bxi_link *link = &net->links[i];
+        int rc = 0;
+
+        if (is_open(link))
+            rc = bxi_net_send(link->fd, &(struct bxi_net_message){ .kind = BXI_NET_PING }, NULL, bxi_now_ns());
+        else if (link->fd >= 0 && bxi_now_ns() - link->since_ns >= net->timeout_ns)
+            rc = -EHOSTUNREACH;
+        if (rc < 0 && rc != -ETIMEDOUT)         /* that is of this call: it does not wait */
+            lose_link(net, link, rc);
+    }
+}
+
+static void read_link(struct bx_job *job, struct bxi_link *link)
+{
+    struct bxi_net *net = job->net;
+    struct bxi_net_message message;
+    char byte;
+    int rc;
+
+    /* The event may be of a connection whose place this one has taken. */
+    if (link->fd < 0 || (recv(link->fd, &byte, 1, MSG_PEEK) < 0 && errno == EAGAIN))
+        return;
+    rc = bxi_net_receive(link->fd, &message, NULL, 0, bxi_now_ns() + net->timeout_ns);
+    if (rc == 0 && message.kind == BXI_NET_PING)
+        return;
+    if (rc < 0 || message.kind != BXI_NET_DEATH || message.value >= (uint64_t)job->world_size) {
+        lose_link(net, link, rc < 0 ? rc : -EPIPE);
+        return;
+    }
+    if (net->twins[message.value] != NULL)
+        bxi_twin_dies(net, net->twins[message.value]);
+    if (job->rank == net->hub)
+        pass_on(net, message.value, link);
+}
+
+static bool is_over(uint64_t lost_ns, uint64_t now_ns, uint64_t timeout_ns)
+{
+    return lost_ns != 0 && now_ns - lost_ns >= timeout_ns;
+}
+
+/* Of the worker at its other end, or of all on that host. */
+static void note_lost(struct bxi_net *net, int of)
+{
+    const struct bxi_link *link = &net->links[of];
+
+    for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
+        struct bxi_twin *twin = net->twins[rank];
+        bool shares_host = strcmp(net->places[rank].host, net->places[of].host) == 0;
+
+        if (twin == NULL || (rank != of && !(link->host_is_lost && shares_host)))
+            continue;
+        bxi_lock(&net->lock);
+        if (twin->lost_ns == 0 || link->lost_ns < twin->lost_ns)
+            twin->lost_ns = link->lost_ns;
+        bxi_unlock(&net->lock);
+    }
+}
+
+/* What was lost for too long. When to look again. */
+static uint64_t end_the_lost(struct bx_job *job)
+{
+    struct bxi_net *net = job->net;
+    uint64_t now_ns = bxi_now_ns(), next_ns = BX_FOREVER;
+
+    for (int rank = 0; rank < job->world_size; rank++)
+        if (net->links[rank].lost_ns != 0)
+            note_lost(net, rank);
+    for (int rank = 0; rank < job->world_size; rank++) {
+        struct bxi_twin *twin = net->twins[rank];
+        uint64_t lost_ns;
+
+        if (twin == NULL)
+            continue;
+        bxi_lock(&net->lock);
+        lost_ns = twin->end_fd >= 0 ? twin->lost_ns : 0;
+        bxi_unlock(&net->lock);
+        if (is_over(lost_ns, now_ns, net->timeout_ns)) {
+            bxi_twin_dies(net, twin);
+            if (job->rank == net->hub)
+                pass_on(net, (uint64_t)rank, NULL);
+        } else if (lost_ns != 0) {
+            next_ns = bxi_least(next_ns, lost_ns + net->timeout_ns);
+        }
+    }
+    return next_ns;
+}
+
+/* ---- the hub -------------------------------------------------------------------------------------------- */
+
+static bool lives(struct bx_job *job, int rank)
+{
+    struct bxi_twin *twin = job->net->twins[rank];
+    bool is_told = false;
+
+    if (twin != NULL) {
+        bxi_lock(&job->net->lock);
+        is_told = twin->end_fd < 0;
+        bxi_unlock(&job->net->lock);
+    }
+    /* Relaxed: of two workers that see this differently one connects in vain, or later. */
+    return rank == job->rank || (!is_told && bxi_load_relaxed(&job->rpc->peers[rank]->state) == BXI_PEER_ALIVE);
+}
+
+static void begin_link(struct bx_job *job, int rank)
+{
+    struct bxi_net *net = job->net;
+    const struct sockaddr_in6 *at = &net->places[rank].listens;
+    struct bxi_link *link = &net->links[rank];
+    int fd = socket(at->sin6_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+    if (fd < 0) {
+        bxi_log(job, 1, "worker '%s' is not watched: %s", net->places[rank].name, bx_strerror(-errno));
+        return;
+    }
+    bxi_meet_keep(fd, net->timeout_ns);
+    *link = (struct bxi_link){ .fd = fd, .since_ns = bxi_now_ns() };
+    if ((connect(fd, (const struct sockaddr *)at, bxi_address_bytes(at)) < 0 && errno != EINPROGRESS) ||
+        watch(net, fd, EPOLLOUT, (uint64_t)rank) < 0)
+        lose_link(net, link, -errno);
+}
+
+/* The kernel has connected it, or could not. */
+static void open_link(struct bx_job *job, int rank)
+{
+    const struct knock knock = { .message = { .kind = BXI_NET_LINK, .value = (uint64_t)job->rank },
+                                 .instance = job->instance };
+    struct epoll_event event = { .events = EPOLLIN, .data.u64 = (uint64_t)rank };
+    struct bxi_link *link = &job->net->links[rank];
+    socklen_t length = sizeof(int);
+    int error = 0;
+
+    if (getsockopt(link->fd, SOL_SOCKET, SO_ERROR, &error, &length) < 0 ||
+        (error == 0 && send(link->fd, &knock, sizeof knock, MSG_NOSIGNAL) != sizeof knock))
+        error = errno;
+    link->since_ns = 0;
+    epoll_ctl(job->net->epoll_fd, EPOLL_CTL_MOD, link->fd, &event);
+    if (error != 0)
+        lose_link(job->net, link, -error);
+}
+
+/* A hub that leaves is none either. */
+static void choose_hub(struct bx_job *job)
+{
+    int hub = 0;
+
+    /* Relaxed: what is about to leave needs no links. */
+    if (bxi_load_relaxed(&job->control->header.state) != BXI_RUNNING)
+        return;
+    while (!lives(job, hub))
+        hub++;
+    if (hub == job->net->hub)
+        return;
+    job->net->hub = hub;
+    for (int rank = hub + 1; hub == job->rank && rank < job->world_size; rank++)
+        if (lives(job, rank) && job->net->links[rank].fd < 0)
+            begin_link(job, rank);
+}
+
+/* Somebody connects, who has shown nothing yet. There is room for a few; each takes the place of the oldest. */
+static void accept_knock(struct bxi_net *net)
+{
+    int slot = net->knocks++ % BXI_KNOCKING, fd = accept4(net->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+
+    if (fd < 0)
+        return;
+    if (net->knocking[slot] >= 0)
+        close(net->knocking[slot]);
+    net->knocking[slot] = fd;
+    watch(net, fd, EPOLLIN | EPOLLET, TOKEN_KNOCKING + (uint64_t)slot);
+}
+
+static void read_knock(struct bx_job *job, int slot)
+{
+    struct bxi_net *net = job->net;
+    struct knock knock;
+    int fd = net->knocking[slot];
+    ssize_t got = recv(fd, &knock, sizeof knock, MSG_PEEK);
+    uint64_t rank = knock.message.value;
+
+    if ((got < 0 && errno == EAGAIN) || (got > 0 && got < (ssize_t)sizeof knock))
+        return;                         /* the rest comes */
+    net->knocking[slot] = -1;
+    if (got != sizeof knock || recv(fd, &knock, sizeof knock, 0) != got || knock.message.kind != BXI_NET_LINK ||
+        knock.message.bytes != 0 || knock.instance != job->instance || rank >= (uint64_t)job->world_size ||
+        rank == (uint64_t)job->rank) {
+        close(fd);
+        return;
+    }
+    epoll_ctl(net->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
+    bxi_meet_keep(fd, net->timeout_ns);
+    if (net->links[rank].fd >= 0)
+        close(net->links[rank].fd);
+    net->links[rank] = (struct bxi_link){ .fd = fd };
+    watch(net, fd, EPOLLIN, rank);
+}
+
+/* ---- the thread ---------------------------------------------------------------------------------------- */
+
+static void take_event(struct bx_job *job, uint64_t token)
+{
+    struct bxi_net *net = job->net;
+
+    if (token == BXI_TOKEN_WIRE)
+        bxi_event(job->run, BXI_EVENT_NET);
+    else if (token == TOKEN_STOP)
+        tell_links(job);
+    else if (token == TOKEN_LISTEN)
+        accept_knock(net);
+    else if (token >= TOKEN_KNOCKING && net->knocking[token - TOKEN_KNOCKING] >= 0)
+        read_knock(job, (int)(token - TOKEN_KNOCKING));
+    else if (token < BXI_WORLD_MAX && net->links[token].since_ns != 0)
+        open_link(job, (int)token);
+    else if (token < BXI_WORLD_MAX)
+        read_link(job, &net->links[token]);
+}
+
+static void *run_net(void *argument)
+{
+    struct bx_job *job = argument;
+    struct bxi_net *net = job->net;
+    struct epoll_event events[64];
+    uint64_t ping_ns = 0;
+
+    bxi_cancel_off();
+    for (;;) {
+        uint64_t now_ns = bxi_now_ns(), next_ns;
+
+        if (now_ns >= ping_ns) {
+            ping_links(net);
+            ping_ns = now_ns + net->timeout_ns / PINGS;
+        }
+        next_ns = bxi_least(end_the_lost(job), ping_ns);
+        choose_hub(job);
+        int timeout_ms = next_ns <= now_ns ? 0 : (int)((next_ns - now_ns) / 1000000 + 1);
+        int count = epoll_wait(net->epoll_fd, events, 64, timeout_ms);
+
+        for (int i = 0; i < count; i++)
+            take_event(job, events[i].data.u64);
+        /* [net.stops] acquire, pairs with the release in bxi_links_stop. */
+        if (bxi_load_acquire(&net->stops) != 0)
+            return NULL;
+    }
+}
+
+int bxi_links_start(struct bx_job *job)
+{
+    struct bxi_net *net = job->net;
+    int rc;
+
+    net->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    net->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    rc = net->epoll_fd < 0 || net->stop_fd < 0 ? -errno : watch(net, net->stop_fd, EPOLLIN, TOKEN_STOP);
+    if (rc == 0)
+        rc = watch(net, net->ops->descriptor(net->wire), EPOLLONESHOT, BXI_TOKEN_WIRE);
+    if (rc == 0 && net->listen_fd >= 0)
+        rc = watch(net, net->listen_fd, EPOLLIN, TOKEN_LISTEN);
+    for (int rank = 0; rank < job->world_size && rc == 0; rank++)
+        if (net->links[rank].fd >= 0)
+            rc = watch(net, net->links[rank].fd, EPOLLIN, (uint64_t)rank);
+    if (rc == 0)
+        rc = -bxi_thread_create(&net->thread, run_net, job);
+    return rc == 0 ? 0 : bx_fail(rc, "what watches other hosts cannot be started: %s", bx_strerror(rc));
+}
+
+void bxi_links_stop(struct bxi_net *net)
+{
+    /* [net.stops] release, pairs with the acquire in run_net. */
+    bxi_store_release(&net->stops, 1);
+    bxi_bell_ring(net->stop_fd);
+    pthread_join(net->thread, NULL);
+}

@@ -185,7 +185,7 @@ static int meet(struct joiner *joiner)
         if (rc != 0 && rc != -EAGAIN)
             return rc;
         rc = bxi_boot_watch(&joiner->watch_fd, joiner->job, joiner->paths);
-        if (rc < 0 || (rc = bxi_spawn_ended(joiner->job, -1)) < 0)
+        if (rc < 0 || (rc = bxi_spawn_ended(joiner->job, -1)) < 0 || (rc = bxi_net_ended(joiner->job)) < 0)
             return rc;
         log_waiting(joiner);
 
@@ -355,8 +355,12 @@ int bxi_bootstrap(struct bx_job *job, uint64_t deadline_ns)
     struct bxi_boot_paths *paths = &job->boot->paths;
 
     int rc = bxi_net_meet(job, deadline_ns);
-    if (rc < 0 || (rc = bxi_boot_paths(job->job_name, paths)) < 0)
+    if (rc < 0)
         return rc;
+    if ((rc = bxi_boot_paths(job->job_name, paths)) < 0) {
+        bxi_net_fail(job, rc);
+        return rc;
+    }
     bxi_boot_fill_self(job);
     rc = job->rank == job->root ? begin_or_rejoin(job, paths, deadline_ns) : join(job, paths, deadline_ns);
     if (rc < 0) {

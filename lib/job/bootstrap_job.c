@@ -69,12 +69,8 @@ int bxi_boot_early_arena(struct bx_job *job)
 /* Shows the functions registered so far to the peers. Lock. */
 static void publish_functions(struct bx_job *job)
 {
-    uint32_t count = bxi_load_relaxed(&job->rpc->handler_count);
+    uint32_t count = bxi_functions_copy(job, job->control->function);
 
-    for (uint32_t i = 0; i < count; i++) {
-        memcpy(job->control->function[i].name, job->rpc->handlers[i].name, BXI_NAME_BYTES);
-        job->control->function[i].kind = (uint32_t)job->rpc->handlers[i].kind;
-    }
     /* [functions] release, pairs with the acquire in refresh (names.c). */
     bxi_store_release(&job->control->header.function_count, count);
 }

@@ -363,7 +363,7 @@ static int poll_once(struct root *root)
         entries[count++] = (struct pollfd){ .fd = root->connection[i].fd, .events = POLLIN };
     }
     int rc = bxi_spawn_ended(root->job, -1);
-    if (rc < 0)
+    if (rc < 0 || (rc = bxi_net_ended(root->job)) < 0)
         return rc;
     uint64_t now_ns = bxi_now_ns();
     uint64_t left_ns = root->deadline_ns > now_ns ? root->deadline_ns - now_ns : 0;

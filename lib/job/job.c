@@ -202,9 +202,7 @@ int bx_job_start(struct bx_job *job)
     /* [state] release, pairs with the acquire in look_state. */
     bxi_store_release(&job->control->header.state, BXI_RUNNING);
     BXI_STEP("state.running");
-    if ((rc = bxi_net_await(job, deadline_ns)) < 0)
-        bxi_job_leave(job);
-    return rc;
+    return 0;
 }
 
 void bx_job_destroy(struct bx_job *job)

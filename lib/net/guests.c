@@ -346,7 +346,7 @@ static int tell_all(struct party *party)
     for (int rank = 0; rank < job->world_size; rank++) {
         const struct bxi_hello *hello = rank == 0 ? meeting->self : &party->by_rank[rank]->in.message.body.hello;
 
-        memcpy(body + message.bytes, hello, offsetof(struct bxi_hello, address) + hello->address_bytes);
+        memcpy(body + message.bytes, hello, bxi_hello_bytes(hello));
         message.bytes += bxi_hello_bytes(hello);
     }
     rc = bxi_meet_take_table(meeting, message.value, body, message.bytes);

@@ -70,6 +70,14 @@ bool bxi_meet_equal(const unsigned char *one, const unsigned char *two)
 
 /* ---- the table ------------------------------------------------------------------------------------- */
 
+/* malloc'ed; one byte more, since there may be none. */
+static void *copy_of(const void *data, size_t bytes)
+{
+    void *copy = malloc(bytes + 1);
+
+    return copy != NULL ? memcpy(copy, data, bytes) : NULL;
+}
+
 static int nonsense(const struct bxi_meeting *meeting)
 {
     return bx_fail(-EPROTO, "rank 0 of job '%s' (BX_ROOT=%s) cannot be understood when it tells who has come",
@@ -100,10 +108,12 @@ int bxi_meet_take_table(struct bxi_meeting *meeting, uint64_t instance, const un
         place->clock_ns = meeting->self->clock_ns - hello.clock_ns;
         place->is_remote = memcmp(hello.host, meeting->self->host, sizeof hello.host) != 0;
         place->address_bytes = hello.address_bytes;
-        place->address = malloc(hello.address_bytes);
-        if (place->address == NULL)
+        place->address = copy_of(body + at + offsetof(struct bxi_hello, address), hello.address_bytes);
+        place->function_count = hello.function_count;
+        place->functions = copy_of(body + at + bxi_hello_functions(&hello),
+                                   hello.function_count * sizeof *place->functions);
+        if (place->address == NULL || place->functions == NULL)
             return bx_fail(-ENOMEM, "no memory for the table of workers");
-        memcpy(place->address, body + at + offsetof(struct bxi_hello, address), hello.address_bytes);
         at += bxi_hello_bytes(&hello);
     }
     for (int rank = job->world_size - 1; rank >= 0; rank--) {
@@ -118,7 +128,8 @@ int bxi_meet_take_table(struct bxi_meeting *meeting, uint64_t instance, const un
 
 bool bxi_hello_is_valid(const struct bxi_hello *hello, size_t bytes)
 {
-    return hello->address_bytes <= BXI_WIRE_ADDRESS_MAX && bxi_hello_bytes(hello) <= bytes &&
+    return hello->address_bytes <= BXI_WIRE_ADDRESS_MAX && hello->function_count <= BXI_FUNCTION_MAX &&
+           bxi_hello_bytes(hello) <= bytes &&
            memchr(hello->host, 0, sizeof hello->host) != NULL && hello->machine[0] != '\0' &&
            memchr(hello->machine, 0, sizeof hello->machine) != NULL &&
            memchr(hello->name, 0, sizeof hello->name) != NULL &&

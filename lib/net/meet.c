@@ -39,6 +39,7 @@
 #define TIMEOUT_MS UINT64_C(5000)
 #define CLOCK_ROUNDS 8
 #define SECRET_LEAST 8
+#define POLL_MS 20
 
 /* ---- what the environment says ------------------------------------------------------------------- */
 
@@ -395,7 +396,7 @@ static int meet_root(struct bxi_meeting *meeting)
 
 static int describe_self(struct bxi_meeting *meeting)
 {
-    const struct bx_job *job = meeting->job;
+    struct bx_job *job = meeting->job;
     struct bxi_hello *self = meeting->self;
     size_t bytes = 0;
     int rc = meeting->net->ops->address(meeting->net->wire, self->address, &bytes);
@@ -406,6 +407,10 @@ static int describe_self(struct bxi_meeting *meeting)
     self->world_size = job->world_size;
     self->pid = (uint32_t)getpid();
     self->address_bytes = (uint32_t)bytes;
+    bxi_lock(&job->run->lock);
+    self->function_count = bxi_functions_copy(job, (struct bxi_function *)(void *)((unsigned char *)self +
+                                                                                  bxi_hello_functions(self)));
+    bxi_unlock(&job->run->lock);
     self->arena_bytes = bxi_arena_round(job->options.arena_bytes);
     memcpy(self->name, job->name, sizeof self->name);
     host_of_this(self->host, self->machine);
@@ -489,6 +494,40 @@ static int wait_for_go(struct bx_job *job, uint64_t deadline_ns)
     return 0;
 }
 
+/* What has come, and is not read: -EAGAIN, 0: a message; -EPIPE, -errno. */
+static int peek(int fd, struct bxi_net_message *message)
+{
+    ssize_t got = recv(fd, message, sizeof *message, MSG_PEEK);
+
+    if (got < 0 && errno != EINTR)
+        return -errno;
+    return got == 0 ? -EPIPE : got < (ssize_t)sizeof *message ? -EAGAIN : 0;
+}
+
+int bxi_net_ended(struct bx_job *job)
+{
+    struct bxi_net *net = job->net;
+
+    for (int rank = 0; net != NULL && rank < job->world_size; rank++) {
+        struct bxi_meeting meeting = { .job = job, .net = net, .where = net->where };
+        struct bxi_net_message message = { .kind = 0 };
+        char text[BXI_TEXT_BYTES];
+        int rc = net->links[rank].fd < 0 ? -EAGAIN : peek(net->links[rank].fd, &message);
+
+        if (rc == -EAGAIN || (rc == 0 && message.kind != BXI_NET_FAIL))
+            continue;
+        if (rc == 0)
+            rc = bxi_net_receive(net->links[rank].fd, &message, text, sizeof text, bxi_now_ns() + BXI_MEET_VERDICT_NS);
+        if (rc == 0)
+            return failure_of(&message, text);
+        if (rank == 0)
+            return link_failed(&meeting, rc, "while the job was starting");
+        return bx_fail(BX_E_PEER_DEAD, "worker '%s' (rank %d, pid %u) on host '%s' hung up while the job was starting",
+                       net->places[rank].name, rank, net->places[rank].pid, net->places[rank].machine);
+    }
+    return 0;
+}
+
 /* Whether the worker is the root of another host. */
 static bool is_root_of_its_host(const struct bx_job *job, int rank)
 {
@@ -505,19 +544,22 @@ static int wait_for_hosts(struct bx_job *job, uint64_t deadline_ns)
     for (int rank = 1; rank < job->world_size; rank++) {
         const struct bxi_place *place = &net->places[rank];
         struct bxi_net_message message = { .kind = 0 };
-        char text[BXI_TEXT_BYTES];
-        int rc;
+        int rc = -EAGAIN;
 
         if (!place->is_remote || !is_root_of_its_host(job, rank))
             continue;
-        rc = bxi_net_receive(net->links[rank].fd, &message, text, sizeof text, deadline_ns);
-        if (rc == 0 && message.kind == BXI_NET_FAIL)
-            return failure_of(&message, text);
+        while (rc == -EAGAIN && bxi_now_ns() < deadline_ns) {
+            if ((rc = bxi_net_ended(job)) < 0)
+                return rc;
+            if ((rc = peek(net->links[rank].fd, &message)) == -EAGAIN)
+                poll(&(struct pollfd){ .fd = net->links[rank].fd, .events = POLLIN }, 1, POLL_MS);
+        }
+        if (rc == 0)
+            rc = bxi_net_receive(net->links[rank].fd, &message, NULL, 0, deadline_ns);
         if (rc < 0 || message.kind != BXI_NET_READY)
-            return bx_fail(rc == -ETIMEDOUT ? BX_E_RANK_MISSING : rc < 0 ? BX_E_PEER_DEAD : -EPROTO,
-                           "the workers of host '%s', of which '%s' (rank %d) is the first, did not start: %s",
-                           place->machine, place->name, rank,
-                           rc == -ETIMEDOUT ? "the time is over" : "it hung up");
+            return bx_fail(rc == -EAGAIN ? BX_E_RANK_MISSING : -EPROTO,
+                           "the workers of host '%s', of which '%s' (rank %d) is the first, did not start%s",
+                           place->machine, place->name, rank, rc == -EAGAIN ? " in time" : "");
     }
     for (int rank = 1; rank < job->world_size; rank++)
         if (net->places[rank].is_remote && is_root_of_its_host(job, rank))

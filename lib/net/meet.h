@@ -9,7 +9,7 @@
 
 #include <stddef.h>
 
-#define BXI_NET_PROTOCOL 2u
+#define BXI_NET_PROTOCOL 3u
 #define BXI_NONCE_BYTES 32
 #define BXI_MEET_VERDICT_NS UINT64_C(1000000000)        /* past the deadline: rank 0 says who is missing */
 
@@ -27,14 +27,19 @@ struct bxi_hello {
     int64_t clock_ns;                   /* its time less rank 0's */
     uint64_t arena_bytes;
     struct sockaddr_in6 listens;        /* or a struct sockaddr_in: for a link of the next hub; rank 0: zeros */
-    uint32_t zero;
+    uint32_t function_count;
     char name[BXI_NAME_BYTES];
     char host[BXI_HOST_BYTES], machine[BXI_HOST_BYTES];
-    unsigned char address[BXI_WIRE_ADDRESS_MAX];        /* address_bytes of it, rounded up to 8, are sent */
+    /* Of the wire, and from the next multiple of 8 on the rows of the functions. No more is sent. */
+    unsigned char address[BXI_WIRE_ADDRESS_MAX + BXI_FUNCTION_MAX * sizeof(struct bxi_function)];
 };
-static inline uint32_t bxi_hello_bytes(const struct bxi_hello *hello)
+static inline uint32_t bxi_hello_functions(const struct bxi_hello *hello)       /* the offset of these rows */
 {
     return (uint32_t)offsetof(struct bxi_hello, address) + ((hello->address_bytes + 7) & ~7u);
+}
+static inline uint32_t bxi_hello_bytes(const struct bxi_hello *hello)
+{
+    return bxi_hello_functions(hello) + hello->function_count * (uint32_t)sizeof(struct bxi_function);
 }
 /* Of a listens; 0: it is none. */
 static inline socklen_t bxi_address_bytes(const struct sockaddr_in6 *address)

@@ -62,6 +62,8 @@ struct bxi_place {
     uint64_t arena_bytes;
     unsigned char *address;             /* of its wire, malloc'ed */
     size_t address_bytes;
+    struct bxi_function *functions;     /* function_count, of a remote worker, as it came. malloc'ed */
+    uint32_t function_count;
     struct sockaddr_in6 listens;        /* or a struct sockaddr_in: where it takes a link of the next hub */
 };
 
@@ -119,6 +121,9 @@ const char *bxi_launcher_job(void);
 /* The root of each host, before it opens its gate: waits until those of all hosts have come so far. Rank 0 tells them.
  * 0, or a failure with its sentence. */
 int bxi_net_ready(struct bx_job *job, uint64_t deadline_ns);
+/* While the workers of a host meet: has the start failed elsewhere? Does not wait. 0, or a failure with its
+ * sentence. */
+int bxi_net_ended(struct bx_job *job);
 /* The start has failed with this thread's sentence: tells rank 0, or all. */
 void bxi_net_fail(struct bx_job *job, int code);
 void bxi_net_destroy(struct bx_job *job);       /* also what the other functions made. job->net may be NULL */
@@ -142,7 +147,7 @@ struct bxi_net_message {
     uint32_t kind, bytes;       /* of what follows */
     uint64_t value;             /* CLOCK: the time; LINK, DEATH: the rank; FAIL: the code; TABLE: the instance */
 };
-#define BXI_NET_MESSAGE_MAX (BXI_WORLD_MAX * 4608u)
+#define BXI_NET_MESSAGE_MAX (BXI_WORLD_MAX * (4608u + BXI_FUNCTION_MAX * (unsigned)sizeof(struct bxi_function)))
 /* 0; -ETIMEDOUT, -errno. */
 int bxi_net_send(int fd, const struct bxi_net_message *message, const void *body, uint64_t deadline_ns);
 /* body: of most bytes at least; a longer message is -EPROTO. 0; -EPIPE: it has hung up; -ETIMEDOUT, -EPROTO, -errno. */
@@ -294,9 +299,6 @@ void bxi_net_show_death(struct bxi_twin *twin);         /* any thread */
 
 #define BXI_EVENT_NET 512u
 int bxi_net_start(struct bx_job *job);          /* before progress starts. 0, or a failure with its sentence */
-/* Waits until the functions of all remote workers are known. bx_job_start, behind the state RUNNING. 0, or a failure
- * with its sentence. */
-int bxi_net_await(struct bx_job *job, uint64_t deadline_ns);
 /* The end: sends the last words. No pass is made any more. */
 void bxi_net_stop(const struct bxi_role *role, struct bx_job *job);
 

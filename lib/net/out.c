@@ -29,10 +29,11 @@ static struct bxi_net_words read_words(const struct bx_job *job, int rank)
 {
     const struct bxi_control *control = job->control;
     const struct bxi_pair *pair = &control->pair[rank];
-
     /* Relaxed, all: written by this process, under the lock or by the role. */
+    const uint32_t state = bxi_load_relaxed((bxi_a32 *)&control->header.state);
+
     return (struct bxi_net_words){
-        .state = bxi_load_relaxed((bxi_a32 *)&control->header.state),
+        .state = state == BXI_STARTING ? BXI_RUNNING : state,   /* as the twin of this worker is made */
         .function_count = bxi_load_relaxed((bxi_a32 *)&control->header.function_count),
         .ending = bxi_load_relaxed((bxi_a64 *)&control->header.ending),
         .open = bxi_load_relaxed((bxi_a64 *)&pair->open),

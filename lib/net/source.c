@@ -85,39 +85,6 @@ int bxi_net_start(struct bx_job *job)
     return 0;
 }
 
-struct words_waiter {
-    struct bxi_waiter waiter;           /* first */
-    struct bx_job *job;
-};
-
-static bool all_run(struct bxi_waiter *waiter)
-{
-    const struct bx_job *job = ((struct words_waiter *)(void *)waiter)->job;
-
-    for (int rank = 0; rank < job->world_size; rank++) {
-        const struct bxi_twin *twin = job->net->twins[rank];
-
-        /* Relaxed, both: whoever drives writes them, and looks again. */
-        if (twin != NULL && bxi_load_relaxed(&job->rpc->peers[rank]->state) == BXI_PEER_ALIVE &&
-            bxi_load_relaxed(&twin->control->header.state) < BXI_RUNNING)
-            return false;
-    }
-    return true;
-}
-
-int bxi_net_await(struct bx_job *job, uint64_t deadline_ns)
-{
-    struct words_waiter words = { .waiter = { .ready = all_run, .object = job->net, .deadline_ns = deadline_ns },
-                                  .job = job };
-    int rc;
-
-    if (job->net == NULL)
-        return 0;
-    bxi_event(job->run, BXI_EVENT_NET);
-    rc = bxi_wait(job->run, &words.waiter);
-    return rc == 0 ? 0 : bx_fail(rc, "the workers of other hosts were not heard of: %s", bx_strerror(rc));
-}
-
 void bxi_net_stop(const struct bxi_role *role, struct bx_job *job)
 {
     struct bxi_net *net = job->net;

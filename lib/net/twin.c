@@ -69,7 +69,12 @@ static void write_header(struct bxi_twin *twin)
     header->generation = 1;
     header->arena_bytes = place->arena_bytes;
     header->magic = BXI_MAGIC;
-    bxi_store_relaxed(&header->state, BXI_STARTING);    /* relaxed: nobody else has it yet */
+    memcpy(twin->control->function, place->functions, place->function_count * sizeof *place->functions);
+    /* Relaxed, both: nobody else has it yet. It has passed the gate when it is first called. */
+    bxi_store_relaxed(&header->function_count, place->function_count);
+    bxi_store_relaxed(&header->state, BXI_RUNNING);
+    twin->sent = (struct bxi_net_words){ .state = BXI_RUNNING,
+                                         .function_count = job->net->places[job->rank].function_count };
 }
 
 static int attach(struct bxi_twin *twin, int fds[BXI_BOOT_FDS])

@@ -49,6 +49,17 @@ static int add_handler(struct bx_job *job, const char *name, const struct bxi_ha
     return 0;
 }
 
+uint32_t bxi_functions_copy(struct bx_job *job, struct bxi_function rows[BXI_FUNCTION_MAX])
+{
+    uint32_t count = bxi_load_relaxed(&job->rpc->handler_count);
+
+    for (uint32_t i = 0; i < count; i++) {
+        memcpy(rows[i].name, job->rpc->handlers[i].name, BXI_NAME_BYTES);
+        rows[i].kind = (uint32_t)job->rpc->handlers[i].kind;
+    }
+    return count;
+}
+
 int bxi_register(struct bx_job *job, const char *name, const struct bxi_handler *handler)
 {
     int rc = bxi_job_check_any(job);

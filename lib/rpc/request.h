@@ -20,6 +20,8 @@ struct bxi_handler {            /* never changes once handler_count counts it */
 };
 
 int bxi_register(struct bx_job *job, const char *name, const struct bxi_handler *handler);     /* as bx_register */
+/* Those registered so far; how many. Lock. */
+uint32_t bxi_functions_copy(struct bx_job *job, struct bxi_function rows[BXI_FUNCTION_MAX]);
 int bxi_check_type(const struct bx_type *type, const char *name);      /* 0, -EINVAL */
 
 /* ---- object.c: calls on objects ------------------------------------------------------------------- */

@@ -301,6 +301,19 @@ finish
 check 'a worker never comes' eval "prints 0 'BX_E_RANK_MISSING.*rank 1 ' && prints 2 'BX_E_RANK_MISSING.*rank 1 '"
 check 'and leaves nothing' test "$statuses$left" = '3 3'
 
+# Worker 3 waits for worker 1, the first of its host, which fails behind the table.
+touch "$dir/file"
+new_job 4
+before=$(date +%s)
+for rank in 0 2 3; do
+    begin_rank $rank "$net" meet
+done
+begin_at 1 1 env XDG_RUNTIME_DIR="$dir/file" "$net" meet
+finish
+check 'the first worker of a host fails: the others of that host hear it' prints 3 "cannot start: .*$dir/file"
+check 'at once' test $(($(date +%s) - before)) -le 10
+check 'and leave nothing' test "$statuses$left" = '3 3 3 3'
+
 # ---- Two network namespaces ----------------------------------------------------------------------------------
 
 have_namespaces || exit "$failed"

@@ -156,30 +156,32 @@ void bxi_in_arrived(void *context, const void *head_at, size_t head_bytes, const
     }
 }
 
-/* ---- leases that this worker gives itself ----------------------------------------------------------------- */
+/* ---- what frames had landed in ------------------------------------------------------------------------------ */
 
-int bxi_in_give_back_handled(struct bxi_twin *twin)
+static void drop_first_landed(struct bxi_twin *twin)
+{
+    struct bxi_landed *landed = twin->landed;
+
+    twin->landed = landed->next;
+    if (twin->landed == NULL)
+        twin->landed_end = &twin->landed;
+    for (uint32_t i = 0; i < landed->count; i++)
+        bxi_storage_release(landed->storages[i]);
+    free(landed);
+}
+
+int bxi_in_let_go(struct bxi_twin *twin)
 {
     const struct bxi_peer *peer = twin->job->rpc->peers[twin->rank];
     int count = 0;
 
-    while (twin->given != NULL && (peer->in.read_pos >= twin->given->end_pos ||
-                                   bxi_load_relaxed((bxi_a32 *)&peer->state) != BXI_PEER_ALIVE)) {
-        struct bxi_given *given = twin->given;
-
-        twin->given = given->next;
-        if (twin->given == NULL)
-            twin->given_end = &twin->given;
-        if (given->slot != BXI_NO_LEASE)
-            bxi_in_give_back(twin, given->slot, given->generation);
-        if (given->packed_bytes > 0)
-            fallocate(twin->arena_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)given->packed_offset,
-                      (off_t)given->packed_bytes);
-        free(given);
-        count++;
+    for (; twin->landed != NULL && (peer->in.read_pos >= twin->landed->end_pos ||
+                                    bxi_load_relaxed((bxi_a32 *)&peer->state) != BXI_PEER_ALIVE); count++) {
+        if (twin->landed->packed_bytes > 0)
+            fallocate(twin->arena_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)twin->landed->packed_offset,
+                      (off_t)twin->landed->packed_bytes);
+        drop_first_landed(twin);
     }
-    if (count > 0)
-        bxi_grants_reclaim(twin->job);
     return count;
 }
 
@@ -193,7 +195,7 @@ int bxi_in_pass(struct bx_job *job)
         if (twin == NULL)
             continue;
         take_next(twin);                /* a frame that they waited for may be complete */
-        total += bxi_in_give_back_handled(twin);
+        total += bxi_in_let_go(twin);
     }
     return total;
 }
@@ -206,10 +208,6 @@ void bxi_in_forget(struct bxi_twin *twin)
         twin->late = late->next;
         free(late);
     }
-    while (twin->given != NULL) {
-        struct bxi_given *given = twin->given;
-
-        twin->given = given->next;
-        free(given);
-    }
+    while (twin->landed != NULL)
+        drop_first_landed(twin);
 }

@@ -149,13 +149,6 @@ struct bxi_net_words {
 struct bxi_late;                        /* a message that came before its turn */
 struct bxi_landing;                     /* a frame whose tensors are under way */
 struct bxi_part;                        /* some of these */
-struct bxi_given {                      /* a lease that this worker gives itself, in a remote worker's name */
-    struct bxi_given *next;
-    uint32_t slot;
-    uint64_t generation;
-    uint64_t end_pos;                   /* where the frame ends that names it */
-    uint64_t packed_offset, packed_bytes;       /* in the twin's arena; 0 bytes: nothing lies there */
-};
 
 struct bxi_twin {                       /* role, unless it says otherwise */
     struct bx_job *job;
@@ -188,7 +181,8 @@ struct bxi_twin {                       /* role, unless it says otherwise */
     struct bxi_landing *landing;        /* the messages behind it wait */
     struct bxi_part *parts;             /* that came before their frame */
     uint32_t part_count;
-    struct bxi_given *given, **given_end;
+    struct bxi_landed *landed, **landed_end;
+    uint32_t landed_name;               /* of the next one */
 };
 
 /* Makes the twins of all remote workers, and attaches them. This worker's segment is there. Start. 0, or a failure with
@@ -238,8 +232,6 @@ bool bxi_in_returns(struct bxi_twin *twin, const unsigned char *data, size_t byt
 bool bxi_in_frames(struct bxi_twin *twin, const unsigned char *data, size_t bytes);
 bool bxi_in_put(struct bxi_twin *twin, const unsigned char *frame, uint32_t bytes);
 void bxi_in_words(struct bxi_twin *twin, const struct bxi_net_words *words);
-/* A lease of this worker, in the remote worker's name. */
-void bxi_in_give_back(struct bxi_twin *twin, uint64_t slot, uint64_t generation);
 
 /* ---- landing.c: frames that lend (role) ------------------------------------------------------------------ */
 
@@ -258,11 +250,11 @@ void bxi_landing_forget(struct bxi_twin *twin);         /* behind the wire's end
 
 void bxi_in_arrived(void *context, const void *head_at, size_t head_bytes, const void *data, size_t bytes,
                     struct bxi_wire_large *large);
-/* Goes on where something waited, and gives back leases of frames that were handled; how many. */
+/* Goes on where something waited, and lets go what frames that were handled had landed in; how many. */
 int bxi_in_pass(struct bx_job *job);
-/* Gives back what frames of that worker lent, once they were handled, and drops what they had in its twin's arena; how
- * many. Before their leases go back to it: it may lend the same place again at once. */
-int bxi_in_give_back_handled(struct bxi_twin *twin);
+/* Lets go what frames of that worker had landed in, once they were handled, and drops what they had in its twin's
+ * arena; how many. Before it hears that they were: it may lend the same place again at once. */
+int bxi_in_let_go(struct bxi_twin *twin);
 void bxi_in_forget(struct bxi_twin *twin);
 
 /* ---- out.c: what this worker tells remote ones (role) ---------------------------------------------------- */

@@ -83,7 +83,6 @@ static bool send_returns(struct bxi_twin *twin)
     /* Relaxed: this ring is opened by this process before it borrows. */
     if (count == twin->given_back || bxi_load_relaxed(&twin->job->control->pair[twin->rank].open) == 0)
         return true;
-    bxi_in_give_back_handled(twin);
     words = bxi_segment_leases(&twin->job->segment, twin->rank);
     parcel = bxi_parcel_make(twin, BXI_PARCEL_RETURNS, BXI_LEASE_MAX * sizeof(struct bxi_parcel_return));
     if (parcel == NULL)
@@ -207,6 +206,7 @@ static int send_to(struct bxi_twin *twin)
     bool new_words;
     int total = 0, some = 1;
 
+    bxi_in_let_go(twin);        /* before it hears of any frame that it was handled, or refused */
     bxi_lock(&job->run->lock);
     words = read_words(job, twin->rank);
     until = bxi_load_relaxed(&job->rpc->peers[twin->rank]->out_open)

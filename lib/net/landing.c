@@ -22,7 +22,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#define PARTS_KEPT_MAX 4096             /* of messages whose turn has not come */
+#define PARTS_KEPT_MAX (BX_TENSORS_MAX + 1 + BXI_PARTS_AHEAD)           /* of messages whose turn has not come */
 
 struct bxi_part {                           /* one that came */
     struct bxi_part *next;
@@ -76,56 +76,144 @@ static uint64_t read_record(const unsigned char *at, uint64_t left, struct bxi_t
 
 /* ---- sending ------------------------------------------------------------------------------------------ */
 
-/* Where what a record of this worker names lies. */
-static const unsigned char *source_of(const struct bx_job *job, const struct bxi_tensor_head *head)
-{
-    const struct bxi_lend_peer *owner = head->flags & BXI_PASSED ? bxi_owner_of(job, head->owner) : NULL;
+struct bxi_sending {                        /* the lease may end before: its borrower dies */
+    uint32_t parts;                     /* not sent yet, and one until all are begun */
+    uint32_t count;
+    struct bxi_storage *storages[];     /* one reference each */
+};
 
-    if ((head->flags & BXI_PASSED) == 0 || (int)(head->owner & 0xff) == job->rank)
-        return bxi_arena_base(job->lend->arena) + head->offset;
-    return owner != NULL && owner->arena != NULL ? owner->arena->base + head->offset : NULL;
+/* NULL: no memory. */
+static struct bxi_sending *hold(const struct bxi_twin *twin, const struct bxi_lease_head *lease)
+{
+    struct bx_job *job = twin->job;
+    const struct bxi_grant_slot *slots = job->rpc->peers[twin->rank]->lend->grants.slots;
+    const struct bxi_holds *holds;
+    struct bxi_sending *sending;
+
+    bxi_lock(&job->run->lock);
+    holds = lease->slot < BXI_LEASE_MAX ? slots[lease->slot].holds : NULL;
+    sending = malloc(sizeof *sending + (holds != NULL ? holds->count : 0) * sizeof *sending->storages);
+    if (sending != NULL) {
+        sending->parts = 1;
+        sending->count = holds != NULL ? holds->count : 0;
+        for (uint32_t i = 0; i < sending->count; i++)
+            bxi_storage_acquire(sending->storages[i] = holds->storages[i]);
+    }
+    bxi_unlock(&job->run->lock);
+    return sending;
 }
 
-static void send_part(struct bxi_twin *twin, uint64_t number, uint32_t index, const void *memory, uint64_t bytes)
+static void drop_sending(struct bxi_sending *sending)
+{
+    if (--sending->parts > 0)
+        return;
+    for (uint32_t i = 0; i < sending->count; i++)
+        bxi_storage_release(sending->storages[i]);
+    free(sending);
+}
+
+void bxi_out_part_is_sent(struct bxi_twin *twin, struct bxi_sending *sending)
+{
+    drop_sending(sending);
+    if (--twin->parts_under_way > 0)
+        return;
+    twin->parts_ahead = 0;
+    twin->waits_for_parts = false;
+}
+
+/* The arena of a worker that is gone, as a loan still has it. */
+static const struct bxi_arena_view *view_in(const struct bxi_loan *loan, uint32_t owner)
+{
+    if (loan->returns != NULL && bxi_owner_word(loan->returns->peer) == owner)
+        return loan->view;
+    for (const struct bxi_passed *passed = loan->passed; passed != NULL; passed = passed->next)
+        if (passed->owner == owner)
+            return passed->view;
+    return NULL;
+}
+
+/* Where what a record of this worker names lies. NULL: nowhere. */
+static const unsigned char *source_of(const struct bx_job *job, const struct bxi_sending *sending,
+                                      const struct bxi_tensor_head *head)
+{
+    const struct bxi_lend_peer *owner = head->flags & BXI_PASSED ? bxi_owner_of(job, head->owner) : NULL;
+    const struct bxi_arena_view *view = owner != NULL ? owner->arena : NULL;
+
+    if ((head->flags & BXI_PASSED) == 0)
+        return bxi_arena_base(job->lend->arena) + head->offset;
+    for (uint32_t i = 0; i < sending->count && view == NULL; i++)       /* its owner, on this host, is gone */
+        if (sending->storages[i]->kind == BXI_STORE_LOAN)
+            view = view_in((const struct bxi_loan *)(const void *)sending->storages[i], head->owner);
+    return view != NULL ? view->base + head->offset : NULL;
+}
+
+/* The receiver waits for what cannot be sent, and for all behind it. */
+static void give_up(struct bxi_twin *twin, const char *why)
+{
+    bxi_log(twin->job, 0, "a tensor cannot be sent to worker '%s': %s", twin->job->net->places[twin->rank].name, why);
+    bxi_twin_dies(twin->job->net, twin);
+}
+
+static void send_part(struct bxi_twin *twin, struct bxi_sending *sending, const struct bxi_parcel_head *head,
+                      const void *memory, uint64_t bytes)
 {
     struct bxi_parcel *parcel = bxi_parcel_make(twin, BXI_PARCEL_PART, 0);
 
-    if (parcel == NULL) {               /* the receiver would wait for ever */
-        bxi_log(twin->job, 0, "no memory to send a tensor to worker '%s'", twin->job->net->places[twin->rank].name);
-        bxi_twin_dies(twin->job->net, twin);
+    if (parcel == NULL) {
+        give_up(twin, "no memory");
         return;
     }
-    parcel->head.number = number;
-    parcel->head.index = index;
+    parcel->head.number = head->number;
+    parcel->head.index = head->index;
+    parcel->sending = sending;
+    sending->parts++;
+    twin->parts_under_way++;
+    twin->parts_ahead++;
     bxi_parcel_send_memory(twin, parcel, memory, bytes);
+}
+
+bool bxi_out_must_wait(struct bxi_twin *twin, const unsigned char *frame)
+{
+    struct bxi_lease_head lease;
+
+    memcpy(&lease, frame + sizeof(struct bxi_frame), sizeof lease);
+    twin->waits_for_parts = twin->parts_under_way > 0 &&
+                            twin->parts_ahead + lease.tensor_count + 1 > BXI_PARTS_AHEAD;
+    return twin->waits_for_parts;
 }
 
 void bxi_out_lease(struct bxi_twin *twin, const unsigned char *frame, uint64_t number)
 {
     const unsigned char *packed = frame + sizeof(struct bxi_frame) + sizeof(struct bxi_lease_head);
+    struct bxi_parcel_head part = { .number = number };
+    struct bxi_sending *sending;
     struct bxi_lease_head lease;
     uint64_t at = 0;
 
     memcpy(&lease, frame + sizeof(struct bxi_frame), sizeof lease);
+    sending = hold(twin, &lease);
+    if (sending == NULL) {
+        give_up(twin, "no memory");
+        return;
+    }
     if (lease.packed_offset != BXI_PACKED_HERE) {
         packed = bxi_arena_base(twin->job->lend->arena) + lease.packed_offset;
-        send_part(twin, number, 0, packed, lease.packed_bytes);
+        send_part(twin, sending, &part, packed, lease.packed_bytes);
     }
-    for (uint32_t i = 0; i < lease.tensor_count; i++) {
+    for (part.index = 1; part.index <= lease.tensor_count; part.index++) {
         struct bxi_tensor_head head;
         uint64_t extent = 0, length = read_record(packed + at, lease.packed_bytes - at, &head, &extent);
-        const unsigned char *source = length > 0 ? source_of(twin->job, &head) : NULL;
+        const unsigned char *source = length > 0 ? source_of(twin->job, sending, &head) : NULL;
 
-        if (source == NULL) {           /* its owner, on this host, has died */
-            bxi_log(twin->job, 1, "a tensor for worker '%s' is gone with its owner",
-                    twin->job->net->places[twin->rank].name);
-            source = frame;
-            extent = 0;
+        if (source == NULL) {
+            give_up(twin, "it is gone");
+            break;
         }
         if (extent > 0)
-            send_part(twin, number, 1 + i, source, extent);
+            send_part(twin, sending, &part, source, extent);
         at += length;
     }
+    drop_sending(sending);
 }
 
 /* ---- receiving ---------------------------------------------------------------------------------------- */

@@ -149,6 +149,7 @@ struct bxi_net_words {
 struct bxi_late;                        /* a message that came before its turn */
 struct bxi_landing;                     /* a frame whose tensors are under way */
 struct bxi_part;                        /* some of these */
+struct bxi_sending;                     /* what the parts of a frame lie in */
 
 struct bxi_twin {                       /* role, unless it says otherwise */
     struct bx_job *job;
@@ -171,6 +172,9 @@ struct bxi_twin {                       /* role, unless it says otherwise */
     uint64_t given_back;                /* of this worker's pair, as last read */
     uint32_t last_returned;             /* the slot: the next one is often it, or behind it */
     uint64_t *returned;                 /* BXI_LEASE_MAX: this worker's lease words as last sent */
+    uint32_t parts_under_way;           /* that the wire is not done with */
+    uint32_t parts_ahead;               /* that were sent since none was */
+    bool waits_for_parts;               /* the next frame lends, and may not go before none is */
 
     /* the way in */
     struct bxi_ring_writer in;          /* its ring to this worker, in the twin's segment */
@@ -212,6 +216,8 @@ struct bxi_parcel_return {
 };
 struct bxi_parcel {
     struct bxi_parcel_head head;
+    struct bxi_twin *twin;
+    struct bxi_sending *sending;        /* of a part; else NULL */
     size_t bytes;
     unsigned char data[];
 };
@@ -235,8 +241,14 @@ void bxi_in_words(struct bxi_twin *twin, const struct bxi_net_words *words);
 
 /* ---- landing.c: frames that lend (role) ------------------------------------------------------------------ */
 
+/* While a part is under way, the next frame's turn does not come, and its parts are kept by the receiver. So no more
+ * follow than these, or those of one frame. */
+#define BXI_PARTS_AHEAD 4096u
+/* A frame that lends has to wait: twin->waits_for_parts is set. */
+bool bxi_out_must_wait(struct bxi_twin *twin, const unsigned char *frame);
 /* Sends the parts of a frame whose LEASE was sent with that number. */
 void bxi_out_lease(struct bxi_twin *twin, const unsigned char *frame, uint64_t number);
+void bxi_out_part_is_sent(struct bxi_twin *twin, struct bxi_sending *sending);          /* or never will be */
 /* A LEASE whose turn it is. twin->landing is set until it is complete. */
 void bxi_landing_begin(struct bxi_twin *twin, const struct bxi_parcel_head *head, const unsigned char *data,
                        size_t bytes);

@@ -4,7 +4,7 @@
  * progress role.
  *
  * One round for a worker: under run->lock the words, and up to which position the ring to it is written. Then, in this
- * order: rows of functions, leases that this worker gives back, the frames up to there, and with the last message the
+ * order: leases that this worker gives back, rows of functions, the frames up to there, and with the last message the
  * words (N2 of net.h). Frames that do not lend go many in one message; one that does goes alone (landing.c).
  *
  * What is sent lies in parcels until the wire is done with it, so the ring's room is the receiver's to give back.
@@ -149,7 +149,7 @@ static int send_some(struct bxi_twin *twin, uint64_t until, const struct bxi_net
     while (!is_lease && twin->out.read_pos < until && parcel->bytes < PARCEL_BYTES &&
            bxi_ring_peek(&twin->out, &payload, &bytes) == 1) {
         is_lease = lends(payload);
-        if (is_lease && frames > 0) {
+        if (is_lease && (frames > 0 || bxi_out_must_wait(twin, payload))) {
             is_lease = false;           /* the next message is its own */
             break;
         }
@@ -194,7 +194,7 @@ static bool has_frames(struct bxi_twin *twin)
 {
     if (!twin->out_open && bxi_load_relaxed(&twin->job->control->pair[twin->rank].open) == 1)
         open_out(twin);
-    return twin->out_open && bxi_ring_ready(&twin->out);
+    return twin->out_open && !twin->waits_for_parts && bxi_ring_ready(&twin->out);
 }
 
 /* A round. How much was sent. */
@@ -215,7 +215,7 @@ static int send_to(struct bxi_twin *twin)
     new_words = are_new(twin, &words);
     if (!has_frames(twin) && !new_words && given_back(twin) == twin->given_back)
         return 0;
-    if (!send_functions(twin, words.function_count) || !send_returns(twin))
+    if (!send_returns(twin) || twin->waits_for_parts || !send_functions(twin, words.function_count))
         return 0;
     while (some > 0 && (twin->out.read_pos < until || new_words)) {
         some = send_some(twin, until, new_words ? &words : NULL);
@@ -258,6 +258,8 @@ bool bxi_out_waits(struct bx_job *job)
             continue;
         if (has_frames(twin) || given_back(twin) != twin->given_back)
             return true;
+        if (twin->waits_for_parts)
+            continue;                   /* the words go behind its frames */
         bxi_lock(&job->run->lock);
         words = read_words(job, rank);
         bxi_unlock(&job->run->lock);

@@ -4,6 +4,7 @@
  */
 #include "net.h"
 
+#include <errno.h>
 #include <stdlib.h>
 
 struct bxi_parcel *bxi_parcel_make(struct bxi_twin *twin, enum bxi_parcel_kind kind, size_t room)
@@ -14,14 +15,21 @@ struct bxi_parcel *bxi_parcel_make(struct bxi_twin *twin, enum bxi_parcel_kind k
         return NULL;
     parcel->head = (struct bxi_parcel_head){ .instance = twin->job->instance, .from = (uint16_t)twin->job->rank,
                                              .kind = (uint16_t)kind };
+    parcel->twin = twin;
+    parcel->sending = NULL;
     parcel->bytes = 0;
     return parcel;
 }
 
 static void parcel_is_sent(void *context, int rc)
 {
-    (void)rc;                           /* the end of the wire is lost, and that is told */
-    free(context);
+    struct bxi_parcel *parcel = context;
+
+    if (rc < 0)                         /* what follows would wait for it */
+        bxi_twin_lost(parcel->twin->job, parcel->twin);
+    if (parcel->sending != NULL)
+        bxi_out_part_is_sent(parcel->twin, parcel->sending);
+    free(parcel);
 }
 
 /* False: there is no way to it. */
@@ -44,7 +52,7 @@ static bool connect_to(struct bxi_twin *twin)
 void bxi_parcel_send_memory(struct bxi_twin *twin, struct bxi_parcel *parcel, const void *memory, size_t bytes)
 {
     if (!connect_to(twin)) {
-        free(parcel);
+        parcel_is_sent(parcel, -ENOTCONN);
         return;
     }
     bxi_net_show_sent(twin, &parcel->head, sizeof parcel->head + bytes);

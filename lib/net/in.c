@@ -20,6 +20,7 @@ struct bxi_late {
     struct bxi_parcel_head head;
     size_t bytes;
     bool is_there;                      /* its data has come */
+    bool is_lost;                       /* it could not be fetched */
     unsigned char data[];
 };
 
@@ -55,6 +56,8 @@ static void take_next(struct bxi_twin *twin)
         struct bxi_late *late = twin->late;
 
         twin->late = late->next;
+        if (twin->late == NULL)
+            twin->last_late = NULL;
         twin->late_bytes -= sizeof *late + late->bytes;
         take(twin, &late->head, late->data, late->bytes);
         free(late);
@@ -67,6 +70,7 @@ static void is_fetched(void *context, int rc)
     struct bxi_twin *twin = late->twin;
 
     if (rc < 0) {
+        late->is_lost = true;
         bxi_in_not_fetched(twin, rc);
         return;
     }
@@ -89,6 +93,8 @@ static void keep(struct bxi_twin *twin, const struct bxi_parcel_head *head, cons
     *late = (struct bxi_late){ .twin = twin, .head = *head, .bytes = bytes, .is_there = large == NULL };
     if (data != NULL)
         memcpy(late->data, data, bytes);
+    if (twin->last_late != NULL && twin->last_late->head.number < head->number)
+        place = &twin->last_late->next;         /* as a rule */
     while (*place != NULL && (*place)->head.number < head->number)
         place = &(*place)->next;
     twin->late_bytes += sizeof *late + bytes;
@@ -101,6 +107,8 @@ static void keep(struct bxi_twin *twin, const struct bxi_parcel_head *head, cons
     }
     late->next = *place;
     *place = late;
+    if (late->next == NULL)
+        twin->last_late = late;
     if (large != NULL)
         net->ops->fetch(net->wire, large, late->data, bytes, is_fetched, late);
 }
@@ -185,6 +193,26 @@ int bxi_in_let_go(struct bxi_twin *twin)
     return count;
 }
 
+/* Of one that is gone: what is kept of its messages, but for what the wire still writes to. */
+static void drop_kept(struct bxi_twin *twin)
+{
+    struct bxi_late **place = &twin->late;
+
+    twin->last_late = NULL;
+    while (*place != NULL) {
+        struct bxi_late *late = *place;
+
+        if (!late->is_there && !late->is_lost) {
+            place = &late->next;
+            continue;
+        }
+        *place = late->next;
+        free(late);
+    }
+    bxi_landing_drop_kept(twin);
+    bxi_landing_end(twin);
+}
+
 int bxi_in_pass(struct bx_job *job)
 {
     int total = 0;
@@ -194,7 +222,11 @@ int bxi_in_pass(struct bx_job *job)
 
         if (twin == NULL)
             continue;
-        take_next(twin);                /* a frame that they waited for may be complete */
+        /* Relaxed: this thread writes it. */
+        if (bxi_load_relaxed(&job->rpc->peers[rank]->state) != BXI_PEER_ALIVE)
+            drop_kept(twin);
+        else
+            take_next(twin);            /* a frame that they waited for may be complete */
         total += bxi_in_let_go(twin);
     }
     return total;

@@ -43,6 +43,7 @@ struct bxi_landing {
     bool packed_is_own, packed_is_there, is_failed;
     bool holds_off;                     /* kept parts are being taken: finish waits */
     uint32_t missing;                   /* parts that have not come whole */
+    uint32_t fetched;                   /* of them, those that the wire writes */
     struct bxi_landed *landed;          /* NULL: the records are not known yet */
 };
 
@@ -231,6 +232,7 @@ static void part_is_there(void *context, int rc)
     struct bxi_landing *landing = context;
 
     landing->missing--;
+    landing->fetched--;
     if (rc < 0) {
         landing->is_failed = true;
         bxi_in_not_fetched(landing->twin, rc);
@@ -280,6 +282,7 @@ static void land(struct bxi_landing *landing, uint32_t index, const void *data, 
 
     if (large != NULL && (place == NULL || bytes > room))
         net->ops->drop(net->wire, large);
+    landing->fetched += is_dropped || (place != NULL && bytes <= room);
     if (is_dropped) {
         done(landing, 0);
     } else if (place == NULL || bytes > room) {
@@ -547,6 +550,12 @@ void bxi_landing_drop_kept(struct bxi_twin *twin)
             net->ops->drop(net->wire, part->large);
         free(part);
     }
+}
+
+void bxi_landing_end(struct bxi_twin *twin)
+{
+    if (twin->landing != NULL && twin->landing->fetched == 0)
+        bxi_landing_forget(twin);
 }
 
 void bxi_landing_forget(struct bxi_twin *twin)

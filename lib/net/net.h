@@ -180,7 +180,7 @@ struct bxi_twin {                       /* role, unless it says otherwise */
     struct bxi_ring_writer in;          /* its ring to this worker, in the twin's segment */
     bxi_a64 in_want;
     uint64_t next;                      /* the number of the message whose turn it is */
-    struct bxi_late *late;              /* by number */
+    struct bxi_late *late, *last_late;  /* by number */
     size_t late_bytes;                  /* of all of these */
     struct bxi_landing *landing;        /* the messages behind it wait */
     struct bxi_part *parts;             /* that came before their frame */
@@ -256,6 +256,7 @@ void bxi_landing_begin(struct bxi_twin *twin, const struct bxi_parcel_head *head
 void bxi_landing_part(struct bxi_twin *twin, const struct bxi_parcel_head *head, const void *data, size_t bytes,
                       struct bxi_wire_large *large);
 void bxi_landing_drop_kept(struct bxi_twin *twin);     /* parts that came before their frame; the wire is there */
+void bxi_landing_end(struct bxi_twin *twin);    /* it is gone: the frame under way, unless the wire still writes to it */
 void bxi_landing_forget(struct bxi_twin *twin);         /* behind the wire's end, which may still write to blocks */
 
 /* ---- in.c: what remote workers tell (role) --------------------------------------------------------------- */

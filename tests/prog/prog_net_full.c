@@ -7,6 +7,7 @@
  *     prog_net_full lent          both of two workers have as much on loan to each other as they may
  *     prog_net_full bound         the same where rank 1 may lend next to nothing (options.loan_bytes_max)
  *     prog_net_full room          rank 1's arena is too small for what others send it, and for what it asks for
+ *     prog_net_full halved        rank 1 dies while a large tensor of it is under way to rank 0, which has its memory back
  *     prog_net_full gone          rank 2 dies while rank 0 sends on to rank 1 what it had on loan from it
  */
 #include "prog_net.h"
@@ -241,6 +242,36 @@ static void run_gone(void)
     bx_tensor_release(tensor);
 }
 
+static uint64_t used_bytes(void)
+{
+    struct bx_arena_info info = { .struct_bytes = sizeof info };
+
+    EXPECT(bx_job_arena(job, &info) == 0, "%s", bx_error_text());
+    return info.used_bytes;
+}
+
+static void run_halved(void)
+{
+    const uint64_t before = used_bytes();
+    struct bx_tensor *tensor = filled(rank == 1 ? 400000000 : 1, 5);
+    struct bx_msg *message = bx_msg_create(0);
+
+    bx_msg_put_tensor(message, tensor);
+    if (rank == 1) {
+        bx_future_release(send(0, "hash", message));
+        nap_ms(50);
+        kill(getpid(), SIGKILL);
+    }
+    bx_msg_destroy(message);
+    bx_tensor_release(tensor);
+    for (int i = 0; i < 20000 && used_bytes() <= before + 1000000 && bx_worker_is_alive(job, 1); i++)
+        nap_ms(1);
+    EXPECT(used_bytes() > before + 1000000, "nothing came");
+    for (int i = 0; i < 500 && (bx_worker_is_alive(job, 1) || used_bytes() > before + 1000000); i++)
+        nap_ms(20);
+    EXPECT(used_bytes() <= before + 1000000, "%u MB are still in use", (unsigned)(used_bytes() / 1000000));
+}
+
 /* ---- main -------------------------------------------------------------------------------------------------------- */
 
 static bool prepare(const char *mode)
@@ -289,9 +320,11 @@ int main(int argc, char **argv)
         run_bound();
     else if (strcmp(mode, "room") == 0)
         run_room();
+    else if (strcmp(mode, "halved") == 0)
+        run_halved();
     else if (strcmp(mode, "gone") == 0)
         run_gone();
-    if (strcmp(mode, "gone") != 0)
+    if (strcmp(mode, "gone") != 0 && strcmp(mode, "halved") != 0)
         barrier();
     return end();
 }

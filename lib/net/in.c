@@ -145,6 +145,8 @@ void bxi_in_arrived(void *context, const void *head_at, size_t head_bytes, const
     if (twin == NULL || bxi_load_relaxed(&job->rpc->peers[twin->rank]->state) != BXI_PEER_ALIVE) {
         if (large != NULL)
             job->net->ops->drop(job->net->wire, large);
+        if (twin != NULL && bxi_load_relaxed(&job->rpc->peers[twin->rank]->state) == BXI_PEER_DEAD)
+            bxi_out_cut(twin);          /* it lives: what lay between was broken */
         return;
     }
     bxi_net_show_received(twin, &head, head_bytes + bytes);
@@ -152,6 +154,8 @@ void bxi_in_arrived(void *context, const void *head_at, size_t head_bytes, const
         bxi_landing_part(twin, &head, data, bytes, large);
     else if (head.kind == BXI_PARCEL_DEATH && large == NULL)
         take_death(twin, head.number);
+    else if (head.kind == BXI_PARCEL_CUT && large == NULL)
+        bxi_in_nonsense(twin, "it has cut this one off, or taken it for dead");
     else if (head.number < twin->next || head.kind < BXI_PARCEL_FRAMES || head.kind > BXI_PARCEL_LEASE) {
         if (large != NULL)
             job->net->ops->drop(job->net->wire, large);

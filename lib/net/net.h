@@ -37,6 +37,9 @@
  * lost, and after BX_NET_TIMEOUT_MS (5 s) the worker counts as dead. A host is lost, with all its workers, when its
  * kernel acknowledges nothing on such a connection for that long.
  *
+ * Who is cut off, or was taken for dead, and lives: it is told (BXI_PARCEL_CUT), and cuts off whoever told it. Nothing of
+ * the pair's words reaches the other any more, so each would wait for the other's, as at the shutdown.
+ *
  * HMAC proves who may join. After that nothing is encrypted or proven: whoever reaches the port of UCX may write this
  * process's memory. The network must be a trusted one.
  */
@@ -175,6 +178,7 @@ struct bxi_twin {                       /* role, unless it says otherwise */
     uint32_t parts_under_way;           /* that the wire is not done with */
     uint32_t parts_ahead;               /* that were sent since none was */
     bool waits_for_parts;               /* the next frame lends, and may not go before none is */
+    bool has_heard;                     /* it was told that it is cut off here */
 
     /* the way in */
     struct bxi_ring_writer in;          /* its ring to this worker, in the twin's segment */
@@ -201,7 +205,7 @@ void bxi_twin_lost(void *context, void *twin);
 /* Behind the head of kind FRAMES, and of LEASE, which has one: for each frame its length in 8 bytes, the frame, and
  * zeros up to a multiple of 8. */
 enum bxi_parcel_kind { BXI_PARCEL_FRAMES = 1, BXI_PARCEL_FUNCTIONS, BXI_PARCEL_RETURNS, BXI_PARCEL_LEASE,
-                       BXI_PARCEL_PART, BXI_PARCEL_DEATH };
+                       BXI_PARCEL_PART, BXI_PARCEL_DEATH, BXI_PARCEL_CUT };
 struct bxi_parcel_head {
     uint64_t instance;
     uint16_t from, kind;
@@ -276,6 +280,8 @@ int bxi_out_pass(struct bx_job *job, bool look_at_words);      /* sends what the
 bool bxi_out_waits(struct bx_job *job);                         /* something is to be sent */
 bool bxi_out_has_frames(struct bx_job *job);                    /* the same of frames alone */
 void bxi_out_death(struct bx_job *job, int rank);               /* of a worker of this host */
+/* It is dead or cut off here: tells it once. It cuts this worker off, too, and so does not wait for it in vain. */
+void bxi_out_cut(struct bxi_twin *twin);
 
 /* ---- show.c: the rows for shmstat ------------------------------------------------------------------------ */
 

@@ -226,6 +226,23 @@ static int send_to(struct bxi_twin *twin)
     return total;
 }
 
+void bxi_out_cut(struct bxi_twin *twin)
+{
+    struct bxi_parcel *parcel = twin->has_heard ? NULL : bxi_parcel_make(twin, BXI_PARCEL_CUT, 0);
+
+    if (parcel == NULL)
+        return;
+    twin->has_heard = true;
+    bxi_parcel_send(twin, parcel);
+}
+
+static bool is_to_hear(const struct bxi_twin *twin)
+{
+    /* Relaxed: this thread writes it. */
+    return !twin->has_heard &&
+           bxi_load_relaxed((bxi_a32 *)&twin->job->rpc->peers[twin->rank]->state) == BXI_PEER_CORRUPT;
+}
+
 int bxi_out_pass(struct bx_job *job, bool look_at_words)
 {
     struct bxi_net *net = job->net;
@@ -236,6 +253,8 @@ int bxi_out_pass(struct bx_job *job, bool look_at_words)
 
         if (twin != NULL && is_alive(twin) && (look_at_words || has_frames(twin)))
             total += send_to(twin);
+        if (twin != NULL && look_at_words && is_to_hear(twin))
+            bxi_out_cut(twin);
     }
     return total;
 }
@@ -254,6 +273,8 @@ bool bxi_out_waits(struct bx_job *job)
         struct bxi_twin *twin = job->net->twins[rank];
         struct bxi_net_words words;
 
+        if (twin != NULL && is_to_hear(twin))
+            return true;
         if (twin == NULL || !is_alive(twin))
             continue;
         if (has_frames(twin) || given_back(twin) != twin->given_back)

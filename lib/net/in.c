@@ -146,7 +146,7 @@ void bxi_in_arrived(void *context, const void *head_at, size_t head_bytes, const
         if (large != NULL)
             job->net->ops->drop(job->net->wire, large);
         if (twin != NULL && bxi_load_relaxed(&job->rpc->peers[twin->rank]->state) == BXI_PEER_DEAD)
-            bxi_out_cut(twin);          /* it lives: what lay between was broken */
+            bxi_parcel_send_cut(twin);  /* it lives: what lay between was broken */
         return;
     }
     bxi_net_show_received(twin, &head, head_bytes + bytes);

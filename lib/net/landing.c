@@ -77,12 +77,6 @@ static uint64_t read_record(const unsigned char *at, uint64_t left, struct bxi_t
 
 /* ---- sending ------------------------------------------------------------------------------------------ */
 
-struct bxi_sending {                        /* the lease may end before: its borrower dies */
-    uint32_t parts;                     /* not sent yet, and one until all are begun */
-    uint32_t count;
-    struct bxi_storage *storages[];     /* one reference each */
-};
-
 /* NULL: no memory. */
 static struct bxi_sending *hold(const struct bxi_twin *twin, const struct bxi_lease_head *lease)
 {
@@ -102,24 +96,6 @@ static struct bxi_sending *hold(const struct bxi_twin *twin, const struct bxi_le
     }
     bxi_unlock(&job->run->lock);
     return sending;
-}
-
-static void drop_sending(struct bxi_sending *sending)
-{
-    if (--sending->parts > 0)
-        return;
-    for (uint32_t i = 0; i < sending->count; i++)
-        bxi_storage_release(sending->storages[i]);
-    free(sending);
-}
-
-void bxi_out_part_is_sent(struct bxi_twin *twin, struct bxi_sending *sending)
-{
-    drop_sending(sending);
-    if (--twin->parts_under_way > 0)
-        return;
-    twin->parts_ahead = 0;
-    twin->waits_for_parts = false;
 }
 
 /* The arena of a worker that is gone, as a loan still has it. */
@@ -167,10 +143,7 @@ static void send_part(struct bxi_twin *twin, struct bxi_sending *sending, const 
     parcel->head.number = head->number;
     parcel->head.index = head->index;
     parcel->sending = sending;
-    sending->parts++;
-    twin->parts_under_way++;
-    twin->parts_ahead++;
-    bxi_parcel_send_memory(twin, parcel, memory, bytes);
+    bxi_parcel_send_part(twin, parcel, memory, bytes);
 }
 
 bool bxi_out_must_wait(struct bxi_twin *twin, const unsigned char *frame)
@@ -214,7 +187,7 @@ void bxi_out_lease(struct bxi_twin *twin, const unsigned char *frame, uint64_t n
             send_part(twin, sending, &part, source, extent);
         at += length;
     }
-    drop_sending(sending);
+    bxi_sending_drop(sending);
 }
 
 /* ---- receiving ---------------------------------------------------------------------------------------- */

@@ -37,8 +37,8 @@
  * lost, and after BX_NET_TIMEOUT_MS (5 s) the worker counts as dead. A host is lost, with all its workers, when its
  * kernel acknowledges nothing on such a connection for that long.
  *
- * Who is cut off, or was taken for dead, and lives: it is told (BXI_PARCEL_CUT), and cuts off whoever told it. Nothing of
- * the pair's words reaches the other any more, so each would wait for the other's, as at the shutdown.
+ * Who is cut off, or was taken for dead, and lives: it is told (BXI_PARCEL_CUT), and cuts off whoever told it. It hears
+ * no words of that one any more, and would wait for them at the shutdown.
  *
  * HMAC proves who may join. After that nothing is encrypted or proven: whoever reaches the port of UCX may write this
  * process's memory. The network must be a trusted one.
@@ -152,7 +152,6 @@ struct bxi_net_words {
 struct bxi_late;                        /* a message that came before its turn */
 struct bxi_landing;                     /* a frame whose tensors are under way */
 struct bxi_part;                        /* some of these */
-struct bxi_sending;                     /* what the parts of a frame lie in */
 
 struct bxi_twin {                       /* role, unless it says otherwise */
     struct bx_job *job;
@@ -218,6 +217,7 @@ struct bxi_parcel_head {
 struct bxi_parcel_return {
     uint64_t slot, generation;
 };
+struct bxi_sending;
 struct bxi_parcel {
     struct bxi_parcel_head head;
     struct bxi_twin *twin;
@@ -225,10 +225,21 @@ struct bxi_parcel {
     size_t bytes;
     unsigned char data[];
 };
+/* What the parts of a frame lie in. Its lease may end before they are sent: its borrower dies. */
+struct bxi_sending {
+    uint32_t parts;                     /* that the wire is not done with, and one until all are begun */
+    uint32_t count;
+    struct bxi_storage *storages[];     /* one reference each */
+};
 struct bxi_parcel *bxi_parcel_make(struct bxi_twin *twin, enum bxi_parcel_kind kind, size_t room);     /* NULL */
 /* Sends its data, or memory that stays as it is until it is there; frees the parcel then. */
 void bxi_parcel_send(struct bxi_twin *twin, struct bxi_parcel *parcel);
 void bxi_parcel_send_memory(struct bxi_twin *twin, struct bxi_parcel *parcel, const void *memory, size_t bytes);
+/* A part of what is counted there. */
+void bxi_parcel_send_part(struct bxi_twin *twin, struct bxi_parcel *parcel, const void *memory, size_t bytes);
+void bxi_sending_drop(struct bxi_sending *sending);     /* one of its parts */
+/* That worker is dead or cut off here: tells it once. It cuts this worker off, too, and so does not wait for it. */
+void bxi_parcel_send_cut(struct bxi_twin *twin);
 
 /* ---- apply.c: what takes effect (role) ------------------------------------------------------------------ */
 
@@ -252,7 +263,6 @@ void bxi_in_words(struct bxi_twin *twin, const struct bxi_net_words *words);
 bool bxi_out_must_wait(struct bxi_twin *twin, const unsigned char *frame);
 /* Sends the parts of a frame whose LEASE was sent with that number. */
 void bxi_out_lease(struct bxi_twin *twin, const unsigned char *frame, uint64_t number);
-void bxi_out_part_is_sent(struct bxi_twin *twin, struct bxi_sending *sending);          /* or never will be */
 /* A LEASE whose turn it is. twin->landing is set until it is complete. */
 void bxi_landing_begin(struct bxi_twin *twin, const struct bxi_parcel_head *head, const unsigned char *data,
                        size_t bytes);
@@ -260,7 +270,8 @@ void bxi_landing_begin(struct bxi_twin *twin, const struct bxi_parcel_head *head
 void bxi_landing_part(struct bxi_twin *twin, const struct bxi_parcel_head *head, const void *data, size_t bytes,
                       struct bxi_wire_large *large);
 void bxi_landing_drop_kept(struct bxi_twin *twin);     /* parts that came before their frame; the wire is there */
-void bxi_landing_end(struct bxi_twin *twin);    /* it is gone: the frame under way, unless the wire still writes to it */
+/* The worker is gone: lets the frame go that is under way, unless the wire still writes to its blocks. */
+void bxi_landing_end(struct bxi_twin *twin);
 void bxi_landing_forget(struct bxi_twin *twin);         /* behind the wire's end, which may still write to blocks */
 
 /* ---- in.c: what remote workers tell (role) --------------------------------------------------------------- */
@@ -280,8 +291,6 @@ int bxi_out_pass(struct bx_job *job, bool look_at_words);      /* sends what the
 bool bxi_out_waits(struct bx_job *job);                         /* something is to be sent */
 bool bxi_out_has_frames(struct bx_job *job);                    /* the same of frames alone */
 void bxi_out_death(struct bx_job *job, int rank);               /* of a worker of this host */
-/* It is dead or cut off here: tells it once. It cuts this worker off, too, and so does not wait for it in vain. */
-void bxi_out_cut(struct bxi_twin *twin);
 
 /* ---- show.c: the rows for shmstat ------------------------------------------------------------------------ */
 

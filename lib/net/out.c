@@ -226,16 +226,6 @@ static int send_to(struct bxi_twin *twin)
     return total;
 }
 
-void bxi_out_cut(struct bxi_twin *twin)
-{
-    struct bxi_parcel *parcel = twin->has_heard ? NULL : bxi_parcel_make(twin, BXI_PARCEL_CUT, 0);
-
-    if (parcel == NULL)
-        return;
-    twin->has_heard = true;
-    bxi_parcel_send(twin, parcel);
-}
-
 static bool is_to_hear(const struct bxi_twin *twin)
 {
     /* Relaxed: this thread writes it. */
@@ -254,7 +244,7 @@ int bxi_out_pass(struct bx_job *job, bool look_at_words)
         if (twin != NULL && is_alive(twin) && (look_at_words || has_frames(twin)))
             total += send_to(twin);
         if (twin != NULL && look_at_words && is_to_hear(twin))
-            bxi_out_cut(twin);
+            bxi_parcel_send_cut(twin);
     }
     return total;
 }

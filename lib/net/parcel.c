@@ -21,6 +21,37 @@ struct bxi_parcel *bxi_parcel_make(struct bxi_twin *twin, enum bxi_parcel_kind k
     return parcel;
 }
 
+/* ---- parts --------------------------------------------------------------------------------------------- */
+
+void bxi_sending_drop(struct bxi_sending *sending)
+{
+    if (--sending->parts > 0)
+        return;
+    for (uint32_t i = 0; i < sending->count; i++)
+        bxi_storage_release(sending->storages[i]);
+    free(sending);
+}
+
+/* Or never will be. */
+static void part_is_sent(struct bxi_twin *twin, struct bxi_sending *sending)
+{
+    bxi_sending_drop(sending);
+    if (--twin->parts_under_way > 0)
+        return;
+    twin->parts_ahead = 0;
+    twin->waits_for_parts = false;
+}
+
+void bxi_parcel_send_part(struct bxi_twin *twin, struct bxi_parcel *parcel, const void *memory, size_t bytes)
+{
+    parcel->sending->parts++;
+    twin->parts_under_way++;
+    twin->parts_ahead++;
+    bxi_parcel_send_memory(twin, parcel, memory, bytes);
+}
+
+/* ---- sending ------------------------------------------------------------------------------------------- */
+
 static void parcel_is_sent(void *context, int rc)
 {
     struct bxi_parcel *parcel = context;
@@ -28,7 +59,7 @@ static void parcel_is_sent(void *context, int rc)
     if (rc < 0)                         /* what follows would wait for it */
         bxi_twin_lost(parcel->twin->job, parcel->twin);
     if (parcel->sending != NULL)
-        bxi_out_part_is_sent(parcel->twin, parcel->sending);
+        part_is_sent(parcel->twin, parcel->sending);
     free(parcel);
 }
 
@@ -62,4 +93,14 @@ void bxi_parcel_send_memory(struct bxi_twin *twin, struct bxi_parcel *parcel, co
 void bxi_parcel_send(struct bxi_twin *twin, struct bxi_parcel *parcel)
 {
     bxi_parcel_send_memory(twin, parcel, parcel->data, parcel->bytes);
+}
+
+void bxi_parcel_send_cut(struct bxi_twin *twin)
+{
+    struct bxi_parcel *parcel = twin->has_heard ? NULL : bxi_parcel_make(twin, BXI_PARCEL_CUT, 0);
+
+    if (parcel == NULL)
+        return;
+    twin->has_heard = true;
+    bxi_parcel_send_memory(twin, parcel, &parcel->head, 0);
 }

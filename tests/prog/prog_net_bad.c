@@ -4,8 +4,8 @@
  * the last rank; each other one is a saboteur. Environment as that of prog_net.
  *
  *     prog_net_bad SEED
- *     prog_net_bad lie        the last rank sends rank 0 nonsense in the name of rank 1: both are cut off from each other,
- *                             and all leave soon
+ *     prog_net_bad lie        the last rank sends rank 0 nonsense in the name of rank 1: both are cut off from each
+ *                             other, and all leave soon
  *
  * A saboteur calls the others once. Then it sends rank 0 messages of the wire that no worker sends, which SEED and its
  * rank choose, and ends without a word. Rank 0 must survive, cut off each saboteur or see it die, and go on with the

@@ -31,6 +31,7 @@ bool bxi_in_functions(struct bxi_twin *twin, const struct bxi_parcel_head *head,
         count > BXI_FUNCTION_MAX - head->index)
         return false;
     memcpy(&twin->control->function[head->index], data, bytes);
+    bxi_net_show_functions(twin, head->index, count);
     /* [functions] release, as in publish_functions: the rows are written. */
     bxi_store_release(&twin->control->header.function_count, head->index + count);
     return true;

@@ -129,7 +129,7 @@ check 'two of its workers are elsewhere' test "$(value workers_elsewhere)" = 2
 ends 0 show $there --prometheus
 check 'metrics too' says \
     "^boxcar_remote_bytes_sent_total.job=\"$there\",worker=\"worker1\",rank=\"1\",peer=\"0\". [1-9]"
-check 'a call to another host is listed' eval 'ends 0 calls $there && says "worker1 > worker0 .* remote"'
+check 'a call to another host is listed' eval 'ends 0 calls $there && says "worker1 > worker0 +hold .* remote"'
 check 'why follows it to the door of the host' eval \
     'ends 0 why worker1 $there && says "^worker0 is on host h0: run shmstat why worker0 there\.\$"'
 check 'and says so of a worker that is there' eval \

@@ -38,8 +38,7 @@ void bxi_net_destroy(struct bx_job *job)
     for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
         destroy_twin(net->twins[rank]);
         free(net->places[rank].address);
-        if (net->links[rank].fd >= 0)
-            close(net->links[rank].fd);
+        bxi_unshared_close(net->links[rank].fd);
     }
     if (net->epoll_fd >= 0)
         close(net->epoll_fd);

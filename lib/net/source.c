@@ -13,6 +13,7 @@
 #include "meet.h"
 
 #include "shm/cancel.h"
+#include "shm/fork.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -108,7 +109,7 @@ void bxi_net_tell_death(struct bx_job *job, int rank)
 static void lose_link(struct bxi_net *net, struct bxi_link *link, int rc)
 {
     epoll_ctl(net->epoll_fd, EPOLL_CTL_DEL, link->fd, NULL);
-    close(link->fd);
+    bxi_unshared_close(link->fd);
     link->fd = -1;
     link->host_is_lost = rc != -EPIPE && rc != -ECONNRESET;
     link->lost_ns = bxi_now_ns() - (link->host_is_lost ? net->timeout_ns : 0);
@@ -259,8 +260,10 @@ int bxi_net_start(struct bx_job *job)
     rc = net->epoll_fd < 0 || net->stop_fd < 0 ? -errno : watch(net, net->stop_fd, EPOLLIN, TOKEN_STOP);
     if (rc == 0)
         rc = watch(net, net->ops->descriptor(net->wire), EPOLLONESHOT, TOKEN_WIRE);
-    for (int i = 0; i < net->link_count && rc == 0; i++)
+    for (int i = 0; i < net->link_count && rc == 0; i++) {
+        net->links[i].fd = BXI_UNSHARED(net->links[i].fd);      /* else it would not hang up while a child lives */
         rc = watch(net, net->links[i].fd, EPOLLIN, (uint64_t)i);
+    }
     if (rc == 0)
         rc = -bxi_thread_create(&net->thread, run_net, job);
     if (rc < 0)

@@ -46,6 +46,10 @@ done
 finish
 check 'a host all of whose workers died keeps what they had' test -n "$was"
 check 'until the next job of that name there ends' all_done
+BX_NET_TIMEOUT_MS=500
+export BX_NET_TIMEOUT_MS
+check_death 1,3 2000 '0 137 0 137' 'all workers of a host die, and their children go on' fork
+unset BX_NET_TIMEOUT_MS
 hosts=4
 run_job 8 "$net" pairs
 check "loopback: all pairs of 4 hosts with 2 workers each" all_done

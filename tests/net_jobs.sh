@@ -250,6 +250,7 @@ net=$build/tests/prog_net
 net_bad=$build/tests/prog_net_bad
 net_end=$build/tests/prog_net_end
 net_full=$build/tests/prog_net_full
+net_mix=$build/tests/prog_net_mix
 net_gpu=$build/tests/prog_net_gpu
 fake=$build/tests/libfakecuda.so
 knock=$build/tests/prog_knock

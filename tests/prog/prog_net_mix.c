@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Workers of a job across hosts that do all sorts of things with one another at the same time, for net_hard.sh: calls of
- * all sizes, tensors, what is passed on through a third, one-way calls, calls that are cancelled or time out, references.
- * Environment, output and exit status as those of prog_net.
+ * Workers of a job across hosts that do all sorts of things with one another at the same time, for net_hard.sh: calls
+ * of all sizes, tensors, what is passed on through a third, one-way calls, calls that are cancelled or time out,
+ * references. Environment, output and exit status as those of prog_net.
  *
  *     prog_net_mix SECONDS SEED [RANKS]
  *
@@ -225,12 +225,13 @@ static int use_box(const struct bx_request *request, struct bx_reader *args, str
 
 static void count(int rc, const char *what, int to, const char *text)
 {
-    bool fine = rc == 0 || rc == BX_E_TIMEOUT || rc == BX_E_CANCELLED || rc == BX_E_ARENA_FULL || rc == BX_E_NO_SPACE ||
-                (rc == BX_E_PEER_DEAD && some_die) || (rc == BX_E_NO_OBJECT && some_die);
+    bool fine = rc == 0 || rc == BX_E_TIMEOUT || rc == BX_E_CANCELLED || rc == BX_E_ARENA_FULL ||
+                rc == BX_E_NO_SPACE || ((rc == BX_E_PEER_DEAD || rc == BX_E_NO_OBJECT) && some_die);
+    int which;
 
     EXPECT(fine, "%s to %d: %s: %s", what, to, bx_error_name(rc), text);
-    __atomic_add_fetch(&counts[rc == 0 ? 0 : rc == BX_E_TIMEOUT ? 1 : rc == BX_E_CANCELLED ? 2 : rc == BX_E_PEER_DEAD ? 3
-                               : 4], 1, __ATOMIC_RELAXED);
+    which = rc == 0 ? 0 : rc == BX_E_TIMEOUT ? 1 : rc == BX_E_CANCELLED ? 2 : rc == BX_E_PEER_DEAD ? 3 : 4;
+    __atomic_add_fetch(&counts[which], 1, __ATOMIC_RELAXED);
 }
 
 static void finish(struct bx_future *future, const char *what, int to)
@@ -320,6 +321,14 @@ static void use_reference(struct dice *dice)
     bx_msg_destroy(args);
 }
 
+static void call_give(struct dice *dice, struct bx_tensor **tensor)
+{
+    int to = (int)draw(dice, (uint64_t)size);
+    int rc = bx_call(job, bx_rank(to), "give", "u>T", draw(dice, UINT64_MAX), tensor);
+
+    count(rc, "give", to, bx_error_text());
+}
+
 static void *do_all(void *number)
 {
     struct dice dice = { (seed * 1000003 + (uint64_t)rank * 7919 + (uint64_t)(uintptr_t)number * 104729) | 1 };
@@ -336,8 +345,7 @@ static void *do_all(void *number)
         case 0:
             bx_tensor_release(*place);
             *place = NULL;
-            count(bx_call(job, bx_rank((int)draw(&dice, (uint64_t)size)), "give", "u>T", draw(&dice, UINT64_MAX), place),
-                  "give", 0, bx_error_text());
+            call_give(&dice, place);
             break;
         case 1:
         case 2:

@@ -171,6 +171,7 @@ struct bxi_twin {                       /* role, unless it says otherwise */
     bxi_a64 out_credit;                 /* nobody reads it */
     uint64_t number;                    /* of the next message */
     struct bxi_net_words sent;
+    bool words_under_way;               /* a message of words alone, which the wire is not done with */
     uint64_t given_back;                /* of this worker's pair, as last read */
     uint32_t last_returned;             /* the slot: the next one is often it, or behind it */
     uint64_t *returned;                 /* BXI_LEASE_MAX: this worker's lease words as last sent */
@@ -222,6 +223,7 @@ struct bxi_parcel {
     struct bxi_parcel_head head;
     struct bxi_twin *twin;
     struct bxi_sending *sending;        /* of a part; else NULL */
+    bool is_words;                      /* and nothing else */
     size_t bytes;
     unsigned char data[];
 };

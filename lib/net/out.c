@@ -129,6 +129,12 @@ static void add(struct bxi_parcel *parcel, const void *payload, uint32_t bytes)
     parcel->bytes += sizeof length + padded;
 }
 
+/* One message of words alone is under way at a time: to a worker that is stopped they would pile up. */
+static bool words_wait(const struct bxi_twin *twin)
+{
+    return twin->words_under_way && bxi_load_relaxed(&twin->job->net->stops) == 0;     /* relaxed: the last ones go */
+}
+
 /* Sends one message, with up to PARCEL_BYTES of frames that end at or before until. How many; -1: no memory. words: go
  * with it if it is the last one; NULL: none. */
 static int send_some(struct bxi_twin *twin, uint64_t until, const struct bxi_net_words *words)
@@ -159,8 +165,10 @@ static int send_some(struct bxi_twin *twin, uint64_t until, const struct bxi_net
     }
     if (is_lease)
         parcel->head.kind = BXI_PARCEL_LEASE;
-    if (words != NULL && twin->out.read_pos >= until) {
+    if (words != NULL && twin->out.read_pos >= until && (frames > 0 || !words_wait(twin))) {
         parcel->head.has_words = 1;
+        parcel->is_words = frames == 0;
+        twin->words_under_way |= parcel->is_words;
         parcel->head.words = twin->sent = *words;
     }
     if (frames == 0 && parcel->head.has_words == 0) {
@@ -215,7 +223,8 @@ static int send_to(struct bxi_twin *twin)
     new_words = are_new(twin, &words);
     if (!has_frames(twin) && !new_words && given_back(twin) == twin->given_back)
         return 0;
-    if (!send_returns(twin) || twin->waits_for_parts || !send_functions(twin, words.function_count))
+    if (!send_returns(twin) || twin->waits_for_parts || (words_wait(twin) && !has_frames(twin)) ||
+        !send_functions(twin, words.function_count))
         return 0;
     while (some > 0 && (twin->out.read_pos < until || new_words)) {
         some = send_some(twin, until, new_words ? &words : NULL);
@@ -269,8 +278,8 @@ bool bxi_out_waits(struct bx_job *job)
             continue;
         if (has_frames(twin) || given_back(twin) != twin->given_back)
             return true;
-        if (twin->waits_for_parts)
-            continue;                   /* the words go behind its frames */
+        if (twin->waits_for_parts || words_wait(twin))
+            continue;                   /* the words go behind its frames, or behind the last ones */
         bxi_lock(&job->run->lock);
         words = read_words(job, rank);
         bxi_unlock(&job->run->lock);

@@ -17,6 +17,7 @@ struct bxi_parcel *bxi_parcel_make(struct bxi_twin *twin, enum bxi_parcel_kind k
                                              .kind = (uint16_t)kind };
     parcel->twin = twin;
     parcel->sending = NULL;
+    parcel->is_words = false;
     parcel->bytes = 0;
     return parcel;
 }
@@ -58,6 +59,8 @@ static void parcel_is_sent(void *context, int rc)
 
     if (rc < 0)                         /* what follows would wait for it */
         bxi_twin_lost(parcel->twin->job, parcel->twin);
+    if (parcel->is_words)
+        parcel->twin->words_under_way = false;
     if (parcel->sending != NULL)
         part_is_sent(parcel->twin, parcel->sending);
     free(parcel);

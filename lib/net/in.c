@@ -132,6 +132,14 @@ static void take_death(struct bxi_twin *from, uint64_t rank)
         bxi_in_nonsense(from, "it reports the death of a worker on another host");
 }
 
+static void take_cut(struct bxi_twin *from, uint64_t state)
+{
+    if (state == BXI_PEER_DEAD)
+        bxi_twin_dies(from->job->net, from);
+    else
+        bxi_in_nonsense(from, "it has cut this one off");
+}
+
 void bxi_in_arrived(void *context, const void *head_at, size_t head_bytes, const void *data, size_t bytes,
                     struct bxi_wire_large *large)
 {
@@ -155,7 +163,7 @@ void bxi_in_arrived(void *context, const void *head_at, size_t head_bytes, const
     else if (head.kind == BXI_PARCEL_DEATH && large == NULL)
         take_death(twin, head.number);
     else if (head.kind == BXI_PARCEL_CUT && large == NULL)
-        bxi_in_nonsense(twin, "it has cut this one off, or taken it for dead");
+        take_cut(twin, head.number);
     else if (head.number < twin->next || head.kind < BXI_PARCEL_FRAMES || head.kind > BXI_PARCEL_LEASE) {
         if (large != NULL)
             job->net->ops->drop(job->net->wire, large);

@@ -37,8 +37,8 @@
  * lost, and after BX_NET_TIMEOUT_MS (5 s) the worker counts as dead. A host is lost, with all its workers, when its
  * kernel acknowledges nothing on such a connection for that long.
  *
- * Who is cut off, or was taken for dead, and lives: it is told (BXI_PARCEL_CUT), and cuts off whoever told it. It hears
- * no words of that one any more, and would wait for them at the shutdown.
+ * Who is cut off, or was taken for dead, and lives: it is told (BXI_PARCEL_CUT), and does the same to whoever told it.
+ * It hears no words of that one any more, and would wait for them at the shutdown.
  *
  * HMAC proves who may join. After that nothing is encrypted or proven: whoever reaches the port of UCX may write this
  * process's memory. The network must be a trusted one.
@@ -210,7 +210,7 @@ struct bxi_parcel_head {
     uint64_t instance;
     uint16_t from, kind;
     uint32_t index;                     /* FUNCTIONS: the first row; PART: which */
-    uint64_t number;                    /* PART: of the LEASE; DEATH: the rank */
+    uint64_t number;                    /* PART: of the LEASE; DEATH: the rank; CUT: what it is, enum bxi_peer_state */
     uint32_t has_words, reserved;       /* words count */
     uint64_t stamp_ns, echo_ns;         /* show.c */
     struct bxi_net_words words;
@@ -240,7 +240,7 @@ void bxi_parcel_send_memory(struct bxi_twin *twin, struct bxi_parcel *parcel, co
 /* A part of what is counted there. */
 void bxi_parcel_send_part(struct bxi_twin *twin, struct bxi_parcel *parcel, const void *memory, size_t bytes);
 void bxi_sending_drop(struct bxi_sending *sending);     /* one of its parts */
-/* That worker is dead or cut off here: tells it once. It cuts this worker off, too, and so does not wait for it. */
+/* That worker is dead or cut off here: tells it once. So is this one there then, and it does not wait for it. */
 void bxi_parcel_send_cut(struct bxi_twin *twin);
 
 /* ---- apply.c: what takes effect (role) ------------------------------------------------------------------ */

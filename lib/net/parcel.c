@@ -105,5 +105,6 @@ void bxi_parcel_send_cut(struct bxi_twin *twin)
     if (parcel == NULL)
         return;
     twin->has_heard = true;
+    parcel->head.number = bxi_load_relaxed(&twin->job->rpc->peers[twin->rank]->state);  /* relaxed: the role's */
     bxi_parcel_send_memory(twin, parcel, &parcel->head, 0);
 }

@@ -262,6 +262,8 @@ check_demo()    # check_demo WORLD_SIZE NAME FLAGS...
 net=$build/tests/prog_net
 net_bad=$build/tests/prog_net_bad
 net_end=$build/tests/prog_net_end
+net_full=$build/tests/prog_net_full
+net_mix=$build/tests/prog_net_mix
 net_gpu=$build/tests/prog_net_gpu
 fake=$build/tests/libfakecuda.so
 knock=$build/tests/prog_knock

@@ -269,6 +269,18 @@ struct bxi_loan {
 
 /* ---- The part of the job --------------------------------------------------------------------------- */
 
+/* The blocks of this worker's arena into which a frame of a worker on another host was received. The frame names them
+ * as if they came back to this worker. Role. */
+struct bxi_landed {
+    struct bxi_landed *next;
+    uint32_t name;                              /* 24 bits; in the records, in place of a lease's slot */
+    int code;                                   /* below 0: there are no blocks, and that is why */
+    uint64_t end_pos;                           /* where the frame ends: when it has been handled, they are let go */
+    uint64_t packed_offset, packed_bytes;       /* what the message has in that worker's arena; 0 bytes: nothing */
+    uint32_t count, last;                       /* last: the one that was found last, in the order of the records */
+    struct bxi_storage *storages[];             /* one reference each */
+};
+
 /* What is on loan to one peer and borrowed from it. This worker has one for itself. */
 struct bxi_lend_peer {
     int rank;                                   /* start, to loop_words */
@@ -279,6 +291,8 @@ struct bxi_lend_peer {
     bxi_a64 *loop_words;                        /* of oneself: private lease words, their count, points; else NULL */
     struct bxi_arena_view *arena;               /* role: its arena, read-only; one reference; NULL once closed */
     struct bxi_returns *returns;                /* role: made with the first loan; one reference */
+    struct bxi_landed **landed;                 /* start: of another host: of its frames that are not handled yet, in
+                                                 * order (net/landing.c) */
     struct bxi_loan *held;                      /* role: loan of the next frame, whose device memory is being mapped */
     int held_code;                              /* role: the error of opening that loan; it is not opened twice */
     bxi_a32 is_gone;                            /* written by the role: nothing is borrowed from its arena any more */
@@ -349,9 +363,11 @@ static inline uint64_t bxi_storage_offset(const struct bx_job *job, const struct
 {
     return (uint64_t)(storage->base - bxi_arena_base(job->lend->arena));
 }
-/* The storage of the own arena in which the offset lies, if that lease to the peer holds it, with a reference; or NULL.
- * Without run->lock. */
-struct bxi_storage *bxi_grants_find(struct bx_job *job, struct bxi_lend_peer *peer, uint32_t slot, uint64_t offset);
+/* The storage of the own arena in which the offset lies, if that lease to the peer holds it, or a frame of the peer on
+ * another host landed in it; with a reference. 0; BX_E_CORRUPT: there is none; or struct bxi_landed's code. Role,
+ * without run->lock. */
+int bxi_grants_find(struct bx_job *job, struct bxi_lend_peer *peer, uint32_t slot, uint64_t offset,
+                    struct bxi_storage **storage);
 void bxi_grants_want(struct bx_job *job);       /* before a wait for leases; after it, unwant */
 void bxi_grants_unwant(struct bx_job *job);
 /* Ends the leases whose frames end at or before through_pos: the peer refused those frames unread. */

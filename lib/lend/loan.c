@@ -216,18 +216,18 @@ static const struct bxi_arena_view *hold_view(struct bxi_loan *loan, struct bxi_
 }
 
 /* The view of the arena in which a tensor lies that the lender passed on, and where the memory ends in it. 0; -ENOMEM;
- * BX_E_CORRUPT: this worker's own, and the lender did not have it on loan. */
+ * errors of bxi_grants_find: this worker's own, and the lender did not have it on loan, or it could not be received. */
 static int view_of(struct bxi_loan *loan, const struct bxi_tensor_head *head, const struct bxi_arena_view **view,
                    uint64_t *end)
 {
     struct bx_job *job = loan->returns->job;
     struct bxi_passed *passed = loan->passed;
     struct bxi_storage *storage;
+    int rc;
 
     if ((int)(head->owner & 0xff) == job->rank) {
-        storage = bxi_grants_find(job, loan->returns->peer, head->owner >> 8, head->offset);
-        if (storage == NULL)
-            return BX_E_CORRUPT;
+        if ((rc = bxi_grants_find(job, loan->returns->peer, head->owner >> 8, head->offset, &storage)) < 0)
+            return rc;
         *end = bxi_storage_offset(job, storage) + storage->bytes;
         loan->came_back++;
         if (passed != NULL && passed->storage == storage) {     /* as the tensor before it */

@@ -31,6 +31,7 @@ bool bxi_in_functions(struct bxi_twin *twin, const struct bxi_parcel_head *head,
         count > BXI_FUNCTION_MAX - head->index)
         return false;
     memcpy(&twin->control->function[head->index], data, bytes);
+    bxi_net_show_functions(twin, head->index, count);
     /* [functions] release, as in publish_functions: the rows are written. */
     bxi_store_release(&twin->control->header.function_count, head->index + count);
     return true;
@@ -42,7 +43,7 @@ static bxi_a64 *lease_words(const struct bxi_twin *twin)
 }
 
 /* As give_back of lend/loan.c, in the remote worker's name. */
-void bxi_in_give_back(struct bxi_twin *twin, uint64_t slot, uint64_t generation)
+static void give_back(struct bxi_twin *twin, uint64_t slot, uint64_t generation)
 {
     bxi_a64 *count = &twin->control->pair[twin->job->rank].given_back;
 
@@ -61,7 +62,7 @@ bool bxi_in_returns(struct bxi_twin *twin, const unsigned char *data, size_t byt
         data += sizeof returned;
         if (returned.slot >= BXI_LEASE_MAX)
             return false;
-        bxi_in_give_back(twin, returned.slot, returned.generation);
+        give_back(twin, returned.slot, returned.generation);
     }
     return bytes == 0;
 }

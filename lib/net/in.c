@@ -20,6 +20,7 @@ struct bxi_late {
     struct bxi_parcel_head head;
     size_t bytes;
     bool is_there;                      /* its data has come */
+    bool is_lost;                       /* it could not be fetched */
     unsigned char data[];
 };
 
@@ -55,6 +56,8 @@ static void take_next(struct bxi_twin *twin)
         struct bxi_late *late = twin->late;
 
         twin->late = late->next;
+        if (twin->late == NULL)
+            twin->last_late = NULL;
         twin->late_bytes -= sizeof *late + late->bytes;
         take(twin, &late->head, late->data, late->bytes);
         free(late);
@@ -67,6 +70,7 @@ static void is_fetched(void *context, int rc)
     struct bxi_twin *twin = late->twin;
 
     if (rc < 0) {
+        late->is_lost = true;
         bxi_in_not_fetched(twin, rc);
         return;
     }
@@ -89,6 +93,8 @@ static void keep(struct bxi_twin *twin, const struct bxi_parcel_head *head, cons
     *late = (struct bxi_late){ .twin = twin, .head = *head, .bytes = bytes, .is_there = large == NULL };
     if (data != NULL)
         memcpy(late->data, data, bytes);
+    if (twin->last_late != NULL && twin->last_late->head.number < head->number)
+        place = &twin->last_late->next;         /* as a rule */
     while (*place != NULL && (*place)->head.number < head->number)
         place = &(*place)->next;
     twin->late_bytes += sizeof *late + bytes;
@@ -101,6 +107,8 @@ static void keep(struct bxi_twin *twin, const struct bxi_parcel_head *head, cons
     }
     late->next = *place;
     *place = late;
+    if (late->next == NULL)
+        twin->last_late = late;
     if (large != NULL)
         net->ops->fetch(net->wire, large, late->data, bytes, is_fetched, late);
 }
@@ -124,6 +132,14 @@ static void take_death(struct bxi_twin *from, uint64_t rank)
         bxi_in_nonsense(from, "it reports the death of a worker on another host");
 }
 
+static void take_cut(struct bxi_twin *from, uint64_t state)
+{
+    if (state == BXI_PEER_DEAD)
+        bxi_twin_dies(from->job->net, from);
+    else
+        bxi_in_nonsense(from, "it has cut this one off");
+}
+
 void bxi_in_arrived(void *context, const void *head_at, size_t head_bytes, const void *data, size_t bytes,
                     struct bxi_wire_large *large)
 {
@@ -137,6 +153,8 @@ void bxi_in_arrived(void *context, const void *head_at, size_t head_bytes, const
     if (twin == NULL || bxi_load_relaxed(&job->rpc->peers[twin->rank]->state) != BXI_PEER_ALIVE) {
         if (large != NULL)
             job->net->ops->drop(job->net->wire, large);
+        if (twin != NULL && bxi_load_relaxed(&job->rpc->peers[twin->rank]->state) == BXI_PEER_DEAD)
+            bxi_parcel_send_cut(twin);  /* it lives: what lay between was broken */
         return;
     }
     bxi_net_show_received(twin, &head, head_bytes + bytes);
@@ -144,6 +162,8 @@ void bxi_in_arrived(void *context, const void *head_at, size_t head_bytes, const
         bxi_landing_part(twin, &head, data, bytes, large);
     else if (head.kind == BXI_PARCEL_DEATH && large == NULL)
         take_death(twin, head.number);
+    else if (head.kind == BXI_PARCEL_CUT && large == NULL)
+        take_cut(twin, head.number);
     else if (head.number < twin->next || head.kind < BXI_PARCEL_FRAMES || head.kind > BXI_PARCEL_LEASE) {
         if (large != NULL)
             job->net->ops->drop(job->net->wire, large);
@@ -156,31 +176,53 @@ void bxi_in_arrived(void *context, const void *head_at, size_t head_bytes, const
     }
 }
 
-/* ---- leases that this worker gives itself ----------------------------------------------------------------- */
+/* ---- what frames had landed in ------------------------------------------------------------------------------ */
 
-int bxi_in_give_back_handled(struct bxi_twin *twin)
+static void drop_first_landed(struct bxi_twin *twin)
+{
+    struct bxi_landed *landed = twin->landed;
+
+    twin->landed = landed->next;
+    if (twin->landed == NULL)
+        twin->landed_end = &twin->landed;
+    for (uint32_t i = 0; i < landed->count; i++)
+        bxi_storage_release(landed->storages[i]);
+    free(landed);
+}
+
+int bxi_in_let_go(struct bxi_twin *twin)
 {
     const struct bxi_peer *peer = twin->job->rpc->peers[twin->rank];
     int count = 0;
 
-    while (twin->given != NULL && (peer->in.read_pos >= twin->given->end_pos ||
-                                   bxi_load_relaxed((bxi_a32 *)&peer->state) != BXI_PEER_ALIVE)) {
-        struct bxi_given *given = twin->given;
-
-        twin->given = given->next;
-        if (twin->given == NULL)
-            twin->given_end = &twin->given;
-        if (given->slot != BXI_NO_LEASE)
-            bxi_in_give_back(twin, given->slot, given->generation);
-        if (given->packed_bytes > 0)
-            fallocate(twin->arena_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)given->packed_offset,
-                      (off_t)given->packed_bytes);
-        free(given);
-        count++;
+    for (; twin->landed != NULL && (peer->in.read_pos >= twin->landed->end_pos ||
+                                    bxi_load_relaxed((bxi_a32 *)&peer->state) != BXI_PEER_ALIVE); count++) {
+        if (twin->landed->packed_bytes > 0)
+            fallocate(twin->arena_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)twin->landed->packed_offset,
+                      (off_t)twin->landed->packed_bytes);
+        drop_first_landed(twin);
     }
-    if (count > 0)
-        bxi_grants_reclaim(twin->job);
     return count;
+}
+
+/* Of one that is gone: what is kept of its messages, but for what the wire still writes to. */
+static void drop_kept(struct bxi_twin *twin)
+{
+    struct bxi_late **place = &twin->late;
+
+    twin->last_late = NULL;
+    while (*place != NULL) {
+        struct bxi_late *late = *place;
+
+        if (!late->is_there && !late->is_lost) {
+            place = &late->next;
+            continue;
+        }
+        *place = late->next;
+        free(late);
+    }
+    bxi_landing_drop_kept(twin);
+    bxi_landing_end(twin);
 }
 
 int bxi_in_pass(struct bx_job *job)
@@ -192,8 +234,12 @@ int bxi_in_pass(struct bx_job *job)
 
         if (twin == NULL)
             continue;
-        take_next(twin);                /* a frame that they waited for may be complete */
-        total += bxi_in_give_back_handled(twin);
+        /* Relaxed: this thread writes it. */
+        if (bxi_load_relaxed(&job->rpc->peers[rank]->state) != BXI_PEER_ALIVE)
+            drop_kept(twin);
+        else
+            take_next(twin);            /* a frame that they waited for may be complete */
+        total += bxi_in_let_go(twin);
     }
     return total;
 }
@@ -206,10 +252,6 @@ void bxi_in_forget(struct bxi_twin *twin)
         twin->late = late->next;
         free(late);
     }
-    while (twin->given != NULL) {
-        struct bxi_given *given = twin->given;
-
-        twin->given = given->next;
-        free(given);
-    }
+    while (twin->landed != NULL)
+        drop_first_landed(twin);
 }

@@ -7,10 +7,10 @@
  *     part 1 + i    the elements of tensor i, from its first to its last
  *
  * The receiver allocates a block of its own arena for each tensor, lets the wire write into it, and changes the
- * records: the tensor lies in this worker's memory, and comes back from the sender. For that it enters the blocks in
- * its grants to the sender, as if it had lent them. That lease is given back in the sender's name once the frame has
- * been handled; the loan that the frame's handler has then holds the blocks itself. What lies in the twin's arena is
- * dropped at the same time.
+ * records: the tensor lies in this worker's memory, and comes back from the sender. The records name the blocks by
+ * struct bxi_landed (lend/lend.h), which holds them until the frame has been handled; the loan that the frame's handler
+ * has then holds the blocks itself. What lies in the twin's arena is dropped at the same time. Without room for the
+ * blocks the parts are dropped, and the loan cannot be opened: the call fails, and the worker is not cut off.
  *
  * A tensor in device memory has been staged by its sender (device/tensor.c): its elements lie in the arena, and its
  * record says that they are meant for a device. Here it is staged in when the loan is opened (device/loan.c).
@@ -22,7 +22,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#define PARTS_KEPT_MAX 4096             /* of messages whose turn has not come */
+#define PARTS_KEPT_MAX (BX_TENSORS_MAX + 1 + BXI_PARTS_AHEAD)           /* of messages whose turn has not come */
 
 struct bxi_part {                           /* one that came */
     struct bxi_part *next;
@@ -42,8 +42,9 @@ struct bxi_landing {
     unsigned char *packed;              /* records and bytes: in frame, or malloc'ed */
     bool packed_is_own, packed_is_there, is_failed;
     bool holds_off;                     /* kept parts are being taken: finish waits */
-    uint32_t allocated, missing;        /* tensors that have a block; parts that have not come whole */
-    struct bx_tensor **tensors;
+    uint32_t missing;                   /* parts that have not come whole */
+    uint32_t fetched;                   /* of them, those that the wire writes */
+    struct bxi_landed *landed;          /* NULL: the records are not known yet */
 };
 
 /* ---- records ------------------------------------------------------------------------------------------ */
@@ -76,56 +77,117 @@ static uint64_t read_record(const unsigned char *at, uint64_t left, struct bxi_t
 
 /* ---- sending ------------------------------------------------------------------------------------------ */
 
-/* Where what a record of this worker names lies. */
-static const unsigned char *source_of(const struct bx_job *job, const struct bxi_tensor_head *head)
+/* NULL: no memory. */
+static struct bxi_sending *hold(const struct bxi_twin *twin, const struct bxi_lease_head *lease)
 {
-    const struct bxi_lend_peer *owner = head->flags & BXI_PASSED ? bxi_owner_of(job, head->owner) : NULL;
+    struct bx_job *job = twin->job;
+    const struct bxi_grant_slot *slots = job->rpc->peers[twin->rank]->lend->grants.slots;
+    const struct bxi_holds *holds;
+    struct bxi_sending *sending;
 
-    if ((head->flags & BXI_PASSED) == 0 || (int)(head->owner & 0xff) == job->rank)
-        return bxi_arena_base(job->lend->arena) + head->offset;
-    return owner != NULL && owner->arena != NULL ? owner->arena->base + head->offset : NULL;
+    bxi_lock(&job->run->lock);
+    holds = lease->slot < BXI_LEASE_MAX ? slots[lease->slot].holds : NULL;
+    sending = malloc(sizeof *sending + (holds != NULL ? holds->count : 0) * sizeof *sending->storages);
+    if (sending != NULL) {
+        sending->parts = 1;
+        sending->count = holds != NULL ? holds->count : 0;
+        for (uint32_t i = 0; i < sending->count; i++)
+            bxi_storage_acquire(sending->storages[i] = holds->storages[i]);
+    }
+    bxi_unlock(&job->run->lock);
+    return sending;
 }
 
-static void send_part(struct bxi_twin *twin, uint64_t number, uint32_t index, const void *memory, uint64_t bytes)
+/* The arena of a worker that is gone, as a loan still has it. */
+static const struct bxi_arena_view *view_in(const struct bxi_loan *loan, uint32_t owner)
+{
+    if (loan->returns != NULL && bxi_owner_word(loan->returns->peer) == owner)
+        return loan->view;
+    for (const struct bxi_passed *passed = loan->passed; passed != NULL; passed = passed->next)
+        if (passed->owner == owner)
+            return passed->view;
+    return NULL;
+}
+
+/* Where what a record of this worker names lies. NULL: nowhere. */
+static const unsigned char *source_of(const struct bx_job *job, const struct bxi_sending *sending,
+                                      const struct bxi_tensor_head *head)
+{
+    const struct bxi_lend_peer *owner = head->flags & BXI_PASSED ? bxi_owner_of(job, head->owner) : NULL;
+    const struct bxi_arena_view *view = owner != NULL ? owner->arena : NULL;
+
+    if ((head->flags & BXI_PASSED) == 0)
+        return bxi_arena_base(job->lend->arena) + head->offset;
+    for (uint32_t i = 0; i < sending->count && view == NULL; i++)       /* its owner, on this host, is gone */
+        if (sending->storages[i]->kind == BXI_STORE_LOAN)
+            view = view_in((const struct bxi_loan *)(const void *)sending->storages[i], head->owner);
+    return view != NULL ? view->base + head->offset : NULL;
+}
+
+/* The receiver waits for what cannot be sent, and for all behind it. */
+static void give_up(struct bxi_twin *twin, const char *why)
+{
+    bxi_log(twin->job, 0, "a tensor cannot be sent to worker '%s': %s", twin->job->net->places[twin->rank].name, why);
+    bxi_twin_dies(twin->job->net, twin);
+}
+
+static void send_part(struct bxi_twin *twin, struct bxi_sending *sending, const struct bxi_parcel_head *head,
+                      const void *memory, uint64_t bytes)
 {
     struct bxi_parcel *parcel = bxi_parcel_make(twin, BXI_PARCEL_PART, 0);
 
-    if (parcel == NULL) {               /* the receiver would wait for ever */
-        bxi_log(twin->job, 0, "no memory to send a tensor to worker '%s'", twin->job->net->places[twin->rank].name);
-        bxi_twin_dies(twin->job->net, twin);
+    if (parcel == NULL) {
+        give_up(twin, "no memory");
         return;
     }
-    parcel->head.number = number;
-    parcel->head.index = index;
-    bxi_parcel_send_memory(twin, parcel, memory, bytes);
+    parcel->head.number = head->number;
+    parcel->head.index = head->index;
+    parcel->sending = sending;
+    bxi_parcel_send_part(twin, parcel, memory, bytes);
+}
+
+bool bxi_out_must_wait(struct bxi_twin *twin, const unsigned char *frame)
+{
+    struct bxi_lease_head lease;
+
+    memcpy(&lease, frame + sizeof(struct bxi_frame), sizeof lease);
+    twin->waits_for_parts = twin->parts_under_way > 0 &&
+                            twin->parts_ahead + lease.tensor_count + 1 > BXI_PARTS_AHEAD;
+    return twin->waits_for_parts;
 }
 
 void bxi_out_lease(struct bxi_twin *twin, const unsigned char *frame, uint64_t number)
 {
     const unsigned char *packed = frame + sizeof(struct bxi_frame) + sizeof(struct bxi_lease_head);
+    struct bxi_parcel_head part = { .number = number };
+    struct bxi_sending *sending;
     struct bxi_lease_head lease;
     uint64_t at = 0;
 
     memcpy(&lease, frame + sizeof(struct bxi_frame), sizeof lease);
+    sending = hold(twin, &lease);
+    if (sending == NULL) {
+        give_up(twin, "no memory");
+        return;
+    }
     if (lease.packed_offset != BXI_PACKED_HERE) {
         packed = bxi_arena_base(twin->job->lend->arena) + lease.packed_offset;
-        send_part(twin, number, 0, packed, lease.packed_bytes);
+        send_part(twin, sending, &part, packed, lease.packed_bytes);
     }
-    for (uint32_t i = 0; i < lease.tensor_count; i++) {
+    for (part.index = 1; part.index <= lease.tensor_count; part.index++) {
         struct bxi_tensor_head head;
         uint64_t extent = 0, length = read_record(packed + at, lease.packed_bytes - at, &head, &extent);
-        const unsigned char *source = length > 0 ? source_of(twin->job, &head) : NULL;
+        const unsigned char *source = length > 0 ? source_of(twin->job, sending, &head) : NULL;
 
-        if (source == NULL) {           /* its owner, on this host, has died */
-            bxi_log(twin->job, 1, "a tensor for worker '%s' is gone with its owner",
-                    twin->job->net->places[twin->rank].name);
-            source = frame;
-            extent = 0;
+        if (source == NULL) {
+            give_up(twin, "it is gone");
+            break;
         }
         if (extent > 0)
-            send_part(twin, number, 1 + i, source, extent);
+            send_part(twin, sending, &part, source, extent);
         at += length;
     }
+    bxi_sending_drop(sending);
 }
 
 /* ---- receiving ---------------------------------------------------------------------------------------- */
@@ -143,6 +205,7 @@ static void part_is_there(void *context, int rc)
     struct bxi_landing *landing = context;
 
     landing->missing--;
+    landing->fetched--;
     if (rc < 0) {
         landing->is_failed = true;
         bxi_in_not_fetched(landing->twin, rc);
@@ -159,17 +222,26 @@ static void packed_is_there(void *context, int rc)
     part_is_there(context, rc);
 }
 
-/* Where a part belongs, if it is known by now, and of how many bytes. */
+/* Where a part belongs is known. */
+static bool has_place(const struct bxi_landing *landing, uint32_t index)
+{
+    return index == 0 ? landing->packed_is_own : landing->landed != NULL;
+}
+
+/* Where a part belongs, and of how many bytes; NULL: nowhere. */
 static void *place_of(const struct bxi_landing *landing, uint32_t index, uint64_t *bytes)
 {
+    const struct bxi_storage *storage;
+
     if (index == 0) {
         *bytes = landing->lease.packed_bytes;
-        return landing->packed_is_own ? landing->packed : NULL;
+        return landing->packed;
     }
-    if (index > landing->allocated)
+    if (index > landing->landed->count)
         return NULL;
-    *bytes = bx_tensor_bytes(landing->tensors[index - 1]);
-    return bx_tensor_data_mut(landing->tensors[index - 1]);
+    storage = landing->landed->storages[index - 1];
+    *bytes = storage->bytes;
+    return storage->base;
 }
 
 static void land(struct bxi_landing *landing, uint32_t index, const void *data, size_t bytes,
@@ -177,12 +249,16 @@ static void land(struct bxi_landing *landing, uint32_t index, const void *data, 
 {
     struct bxi_net *net = landing->twin->job->net;
     bxi_wire_done *done = index == 0 ? packed_is_there : part_is_there;
+    const bool is_dropped = index > 0 && landing->landed->code < 0 && index <= landing->lease.tensor_count;
     uint64_t room = 0;
     void *place = place_of(landing, index, &room);
 
-    if (place == NULL || bytes > room) {
-        if (large != NULL)
-            net->ops->drop(net->wire, large);
+    if (large != NULL && (place == NULL || bytes > room))
+        net->ops->drop(net->wire, large);
+    landing->fetched += is_dropped || (place != NULL && bytes <= room);
+    if (is_dropped) {
+        done(landing, 0);
+    } else if (place == NULL || bytes > room) {
         nonsense(landing->twin);
     } else if (large != NULL) {
         net->ops->fetch(net->wire, large, place, bytes, done, landing);
@@ -192,70 +268,64 @@ static void land(struct bxi_landing *landing, uint32_t index, const void *data, 
     }
 }
 
-/* Allocates a block for each tensor that has elements. False: it could not, now. */
+/* 0, or why there is no block. */
+static int make_block(struct bxi_landing *landing, uint64_t extent)
+{
+    struct bxi_landed *landed = landing->landed;
+    int64_t bytes = (int64_t)(extent > 0 ? extent : 1);
+    struct bx_tensor *tensor = NULL;
+    int rc;
+
+    bxi_error_enter();
+    rc = bx_tensor_create(landing->twin->job, BX_U8, 1, &bytes, &tensor);
+    if (rc < 0)
+        bxi_log(landing->twin->job, 0, "tensors of worker '%s' cannot be taken: %s",
+                landing->twin->job->net->places[landing->twin->rank].name, bx_error_text());
+    else
+        landed->storages[landed->count++] = tensor->storage;    /* its reference is the tensor's */
+    bxi_error_leave();
+    return rc;
+}
+
+static void drop_blocks(struct bxi_landed *landed)
+{
+    while (landed->count > 0)
+        bxi_storage_release(landed->storages[--landed->count]);
+}
+
+/* Makes a block for each tensor, or none. False: it was nonsense, or there is no memory. */
 static bool allocate(struct bxi_landing *landing)
 {
+    struct bxi_landed *landed = calloc(1, sizeof *landed + landing->lease.tensor_count * sizeof *landed->storages);
     uint64_t at = 0;
 
+    if (landed == NULL) {
+        landing->is_failed = true;
+        bxi_in_nonsense(landing->twin, "no memory for a message of it");
+        return false;
+    }
+    landing->landed = landed;
     for (uint32_t i = 0; i < landing->lease.tensor_count; i++) {
         struct bxi_tensor_head head;
         uint64_t extent = 0, left = landing->lease.packed_bytes - at;
         uint64_t length = read_record(landing->packed + at, left, &head, &extent);
-        int64_t bytes = (int64_t)(extent > 0 ? extent : 1);
 
         if (length == 0) {
             nonsense(landing->twin);
             return false;
         }
-        if (bx_tensor_create(landing->twin->job, BX_U8, 1, &bytes, &landing->tensors[i]) < 0) {
-            bxi_log(landing->twin->job, 0, "tensors of worker '%s' cannot be taken: %s",
-                    landing->twin->job->net->places[landing->twin->rank].name, bx_error_text());
-            landing->is_failed = true;
-            bxi_in_nonsense(landing->twin, "there is no room for its tensors");
-            return false;
-        }
-        landing->allocated = i + 1;
+        if (landed->code == 0)
+            landed->code = make_block(landing, extent);
         landing->missing += extent > 0;
         at += length;
     }
+    if (landed->code < 0)
+        drop_blocks(landed);
     return true;
 }
 
-/* Enters the blocks in the grants to the sender. */
-static int lend_to_sender(struct bxi_landing *landing, struct bxi_given *given)
-{
-    struct bx_job *job = landing->twin->job;
-    struct bxi_lend_peer *peer = job->rpc->peers[landing->twin->rank]->lend;
-    struct bx_msg *message = bx_msg_create(0);
-    struct bxi_grant grant = { .body = NULL };
-    struct bx_reader reader;
-    int rc = message == NULL ? -ENOMEM : 0;
-
-    for (uint32_t i = 0; i < landing->lease.tensor_count && rc == 0; i++)
-        rc = bx_msg_put_tensor(message, landing->tensors[i]);
-    if (rc == 0) {
-        reader = bx_msg_reader(message);
-        rc = bxi_grant_pack(job, peer, &reader, &grant);
-    }
-    if (rc == 0) {
-        bxi_lock(&job->run->lock);
-        rc = bxi_grant_enter(job, peer, &grant);
-        bxi_unlock(&job->run->lock);
-    }
-    if (rc >= 0) {
-        const struct bxi_lease_head *head = (const struct bxi_lease_head *)(const void *)grant.body;
-
-        given->slot = head->slot;
-        given->generation = head->generation;
-    }
-    if (grant.body != NULL)
-        bxi_grant_drop(&grant);
-    bx_msg_destroy(message);
-    return rc < 0 ? rc : 0;
-}
-
 /* Names the blocks in the records. */
-static void rewrite(struct bxi_landing *landing, uint32_t slot)
+static void rewrite(struct bxi_landing *landing)
 {
     struct bx_job *job = landing->twin->job;
     uint64_t at = 0;
@@ -264,10 +334,9 @@ static void rewrite(struct bxi_landing *landing, uint32_t slot)
         struct bxi_tensor_head head;
         uint64_t extent, length = read_record(landing->packed + at, landing->lease.packed_bytes - at, &head, &extent);
 
-        head.offset = (uint64_t)((unsigned char *)bx_tensor_data_mut(landing->tensors[i]) -
-                                 bxi_arena_base(job->lend->arena));
+        head.offset = i < landing->landed->count ? bxi_storage_offset(job, landing->landed->storages[i]) : 0;
         head.flags = (uint8_t)((head.flags & (BXI_STRIDED | BXI_STAGED)) | BXI_PASSED);
-        head.owner = (uint32_t)job->rank | slot << 8;
+        head.owner = (uint32_t)job->rank | landing->landed->name << 8;
         memcpy(landing->packed + at, &head, sizeof head);
         at += length;
     }
@@ -275,42 +344,34 @@ static void rewrite(struct bxi_landing *landing, uint32_t slot)
 
 static void free_landing(struct bxi_landing *landing)
 {
-    for (uint32_t i = 0; i < landing->allocated; i++)
-        bx_tensor_release(landing->tensors[i]);
-    free(landing->tensors);
+    if (landing->landed != NULL)
+        drop_blocks(landing->landed);
+    free(landing->landed);
     if (landing->packed_is_own)
         free(landing->packed);
     free(landing->frame);
     free(landing);
 }
 
-/* All is there: the frame goes into the ring. */
+/* All is there: the frame goes into the ring. False: it was nonsense. */
 static bool put(struct bxi_landing *landing)
 {
     struct bxi_twin *twin = landing->twin;
-    struct bxi_given *given = calloc(1, sizeof *given);
+    struct bxi_landed *landed = landing->landed;
 
-    if (given == NULL)
-        return false;
-    given->slot = BXI_NO_LEASE;
-    if (landing->lease.tensor_count > 0 && lend_to_sender(landing, given) < 0) {
-        free(given);
-        return false;
-    }
-    rewrite(landing, given->slot);
+    landed->name = twin->landed_name++ & 0xffffff;
+    rewrite(landing);
     if (landing->packed_is_own) {
-        given->packed_offset = landing->lease.packed_offset;
-        given->packed_bytes = landing->lease.packed_bytes;
-        memcpy(twin->arena + landing->lease.packed_offset, landing->packed, landing->lease.packed_bytes);
+        landed->packed_offset = landing->lease.packed_offset;
+        landed->packed_bytes = landing->lease.packed_bytes;
+        memcpy(twin->arena + landed->packed_offset, landing->packed, landed->packed_bytes);
     }
-    if (!bxi_in_put(twin, landing->frame, landing->frame_bytes)) {
-        nonsense(twin);
-        given->end_pos = 0;
-    } else {
-        given->end_pos = twin->in.write_pos;
-    }
-    *twin->given_end = given;
-    twin->given_end = &given->next;
+    if (!bxi_in_put(twin, landing->frame, landing->frame_bytes))
+        return false;
+    landed->end_pos = twin->in.write_pos;
+    *twin->landed_end = landed;
+    twin->landed_end = &landed->next;
+    landing->landed = NULL;
     return true;
 }
 
@@ -321,19 +382,15 @@ static void take_kept(struct bxi_landing *landing)
 
     for (struct bxi_part **place = &twin->parts; *place != NULL;) {
         struct bxi_part *part = *place;
-        uint64_t room;
 
-        if (part->number != landing->head.number || place_of(landing, part->index, &room) == NULL) {
+        if (part->number != landing->head.number || !has_place(landing, part->index)) {
             place = &part->next;
             continue;
         }
         *place = part->next;
         twin->part_count--;
-        land(landing, part->index, part->data, part->bytes, part->large);
+        land(landing, part->index, part->data, part->bytes, part->large);       /* holds_off: the list stays */
         free(part);
-        place = &twin->parts;           /* the frame may be complete, and another one come */
-        if (twin->landing != landing)
-            return;
     }
 }
 
@@ -344,9 +401,8 @@ static void finish(struct bxi_twin *twin)
 
     if (landing->is_failed || landing->holds_off || !landing->packed_is_there)
         return;
-    if (landing->tensors == NULL) {
-        landing->tensors = calloc(landing->lease.tensor_count + 1, sizeof *landing->tensors);
-        if (landing->tensors == NULL || !allocate(landing))
+    if (landing->landed == NULL) {
+        if (!allocate(landing))
             return;
         landing->holds_off = true;      /* the parts that are taken here call this function */
         take_kept(landing);
@@ -355,8 +411,7 @@ static void finish(struct bxi_twin *twin)
     if (landing->missing > 0 || landing->is_failed)
         return;
     if (!put(landing)) {
-        landing->is_failed = true;
-        bxi_in_nonsense(twin, "no memory for a message of it");
+        nonsense(twin);
         return;
     }
     if (landing->head.has_words)
@@ -448,10 +503,9 @@ void bxi_landing_part(struct bxi_twin *twin, const struct bxi_parcel_head *head,
                       struct bxi_wire_large *large)
 {
     struct bxi_landing *landing = twin->landing;
-    uint64_t room;
 
     if (landing != NULL && !landing->is_failed && head->number == landing->head.number &&
-        place_of(landing, head->index, &room) != NULL)
+        has_place(landing, head->index))
         land(landing, head->index, data, bytes, large);
     else
         keep(twin, head, data, bytes, large);
@@ -469,6 +523,12 @@ void bxi_landing_drop_kept(struct bxi_twin *twin)
             net->ops->drop(net->wire, part->large);
         free(part);
     }
+}
+
+void bxi_landing_end(struct bxi_twin *twin)
+{
+    if (twin->landing != NULL && twin->landing->fetched == 0)
+        bxi_landing_forget(twin);
 }
 
 void bxi_landing_forget(struct bxi_twin *twin)

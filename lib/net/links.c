@@ -17,6 +17,7 @@
 #include "meet.h"
 
 #include "shm/cancel.h"
+#include "shm/fork.h"
 
 #include <errno.h>
 #include <netinet/in.h>
@@ -81,7 +82,7 @@ static void tell_links(struct bx_job *job)
 static void lose_link(struct bxi_net *net, struct bxi_link *link, int rc)
 {
     epoll_ctl(net->epoll_fd, EPOLL_CTL_DEL, link->fd, NULL);
-    close(link->fd);
+    bxi_unshared_close(link->fd);
     link->fd = -1;
     link->host_is_lost = rc != -EPIPE && rc != -ECONNRESET && rc != -ECONNREFUSED;
     link->lost_ns = bxi_now_ns() - (link->host_is_lost ? net->timeout_ns : 0);
@@ -207,6 +208,7 @@ static void begin_link(struct bx_job *job, int rank)
         return;
     }
     bxi_meet_keep(fd, net->timeout_ns);
+    fd = BXI_UNSHARED(fd);
     *link = (struct bxi_link){ .fd = fd, .since_ns = bxi_now_ns() };
     if ((connect(fd, (const struct sockaddr *)at, bxi_address_bytes(at)) < 0 && errno != EINPROGRESS) ||
         watch(net, fd, EPOLLOUT, (uint64_t)rank) < 0)
@@ -282,9 +284,8 @@ static void read_knock(struct bx_job *job, int slot)
     }
     epoll_ctl(net->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
     bxi_meet_keep(fd, net->timeout_ns);
-    if (net->links[rank].fd >= 0)
-        close(net->links[rank].fd);
-    net->links[rank] = (struct bxi_link){ .fd = fd };
+    bxi_unshared_close(net->links[rank].fd);
+    net->links[rank] = (struct bxi_link){ .fd = BXI_UNSHARED(fd) };
     watch(net, fd, EPOLLIN, rank);
 }
 
@@ -349,8 +350,10 @@ int bxi_links_start(struct bx_job *job)
     if (rc == 0 && net->listen_fd >= 0)
         rc = watch(net, net->listen_fd, EPOLLIN, TOKEN_LISTEN);
     for (int rank = 0; rank < job->world_size && rc == 0; rank++)
-        if (net->links[rank].fd >= 0)
+        if (net->links[rank].fd >= 0) {
+            net->links[rank].fd = BXI_UNSHARED(net->links[rank].fd);    /* else it hangs up when a child ends, too */
             rc = watch(net, net->links[rank].fd, EPOLLIN, (uint64_t)rank);
+        }
     if (rc == 0)
         rc = -bxi_thread_create(&net->thread, run_net, job);
     return rc == 0 ? 0 : bx_fail(rc, "what watches other hosts cannot be started: %s", bx_strerror(rc));

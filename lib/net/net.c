@@ -39,8 +39,7 @@ void bxi_net_destroy(struct bx_job *job)
         destroy_twin(net->twins[rank]);
         free(net->places[rank].address);
         free(net->places[rank].functions);
-        if (net->links[rank].fd >= 0)
-            close(net->links[rank].fd);
+        bxi_unshared_close(net->links[rank].fd);
     }
     for (int i = 0; i < BXI_KNOCKING; i++)
         if (net->knocking[i] >= 0)

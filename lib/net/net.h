@@ -39,6 +39,9 @@
  * BX_NET_TIMEOUT_MS (5 s) the worker counts as dead. A host is lost, with all its workers, when its kernel acknowledges
  * nothing on a link for that long.
  *
+ * Who is cut off, or was taken for dead, and lives: it is told (BXI_PARCEL_CUT), and does the same to whoever told it.
+ * It hears no words of that one any more, and would wait for them at the shutdown.
+ *
  * HMAC proves who may join. After that nothing is encrypted or proven: whoever reaches the port of UCX may write this
  * process's memory. The network must be a trusted one.
  */
@@ -164,13 +167,6 @@ struct bxi_net_words {
 struct bxi_late;                        /* a message that came before its turn */
 struct bxi_landing;                     /* a frame whose tensors are under way */
 struct bxi_part;                        /* some of these */
-struct bxi_given {                      /* a lease that this worker gives itself, in a remote worker's name */
-    struct bxi_given *next;
-    uint32_t slot;
-    uint64_t generation;
-    uint64_t end_pos;                   /* where the frame ends that names it */
-    uint64_t packed_offset, packed_bytes;       /* in the twin's arena; 0 bytes: nothing lies there */
-};
 
 struct bxi_twin {                       /* role, unless it says otherwise */
     struct bx_job *job;
@@ -190,20 +186,26 @@ struct bxi_twin {                       /* role, unless it says otherwise */
     bxi_a64 out_credit;                 /* nobody reads it */
     uint64_t number;                    /* of the next message */
     struct bxi_net_words sent;
+    bool words_under_way;               /* a message of words alone, which the wire is not done with */
     uint64_t given_back;                /* of this worker's pair, as last read */
     uint32_t last_returned;             /* the slot: the next one is often it, or behind it */
     uint64_t *returned;                 /* BXI_LEASE_MAX: this worker's lease words as last sent */
+    uint32_t parts_under_way;           /* that the wire is not done with */
+    uint32_t parts_ahead;               /* that were sent since none was */
+    bool waits_for_parts;               /* the next frame lends, and may not go before none is */
+    bool has_heard;                     /* it was told that it is cut off here */
 
     /* the way in */
     struct bxi_ring_writer in;          /* its ring to this worker, in the twin's segment */
     bxi_a64 in_want;
     uint64_t next;                      /* the number of the message whose turn it is */
-    struct bxi_late *late;              /* by number */
+    struct bxi_late *late, *last_late;  /* by number */
     size_t late_bytes;                  /* of all of these */
     struct bxi_landing *landing;        /* the messages behind it wait */
     struct bxi_part *parts;             /* that came before their frame */
     uint32_t part_count;
-    struct bxi_given *given, **given_end;
+    struct bxi_landed *landed, **landed_end;
+    uint32_t landed_name;               /* of the next one */
 };
 
 /* Makes the twins of all remote workers, and attaches them. This worker's segment is there. Start. 0, or a failure with
@@ -218,12 +220,12 @@ void bxi_twin_lost(void *context, void *twin);
 /* Behind the head of kind FRAMES, and of LEASE, which has one: for each frame its length in 8 bytes, the frame, and
  * zeros up to a multiple of 8. */
 enum bxi_parcel_kind { BXI_PARCEL_FRAMES = 1, BXI_PARCEL_FUNCTIONS, BXI_PARCEL_RETURNS, BXI_PARCEL_LEASE,
-                       BXI_PARCEL_PART, BXI_PARCEL_DEATH };
+                       BXI_PARCEL_PART, BXI_PARCEL_DEATH, BXI_PARCEL_CUT };
 struct bxi_parcel_head {
     uint64_t instance;
     uint16_t from, kind;
     uint32_t index;                     /* FUNCTIONS: the first row; PART: which */
-    uint64_t number;                    /* PART: of the LEASE; DEATH: the rank */
+    uint64_t number;                    /* PART: of the LEASE; DEATH: the rank; CUT: what it is, enum bxi_peer_state */
     uint32_t has_words, reserved;       /* words count */
     uint64_t stamp_ns, echo_ns;         /* show.c */
     struct bxi_net_words words;
@@ -231,15 +233,30 @@ struct bxi_parcel_head {
 struct bxi_parcel_return {
     uint64_t slot, generation;
 };
+struct bxi_sending;
 struct bxi_parcel {
     struct bxi_parcel_head head;
+    struct bxi_twin *twin;
+    struct bxi_sending *sending;        /* of a part; else NULL */
+    bool is_words;                      /* and nothing else */
     size_t bytes;
     unsigned char data[];
+};
+/* What the parts of a frame lie in. Its lease may end before they are sent: its borrower dies. */
+struct bxi_sending {
+    uint32_t parts;                     /* that the wire is not done with, and one until all are begun */
+    uint32_t count;
+    struct bxi_storage *storages[];     /* one reference each */
 };
 struct bxi_parcel *bxi_parcel_make(struct bxi_twin *twin, enum bxi_parcel_kind kind, size_t room);     /* NULL */
 /* Sends its data, or memory that stays as it is until it is there; frees the parcel then. */
 void bxi_parcel_send(struct bxi_twin *twin, struct bxi_parcel *parcel);
 void bxi_parcel_send_memory(struct bxi_twin *twin, struct bxi_parcel *parcel, const void *memory, size_t bytes);
+/* A part of what is counted there. */
+void bxi_parcel_send_part(struct bxi_twin *twin, struct bxi_parcel *parcel, const void *memory, size_t bytes);
+void bxi_sending_drop(struct bxi_sending *sending);     /* one of its parts */
+/* That worker is dead or cut off here: tells it once. So is this one there then, and it does not wait for it. */
+void bxi_parcel_send_cut(struct bxi_twin *twin);
 
 /* ---- apply.c: what takes effect (role) ------------------------------------------------------------------ */
 
@@ -253,11 +270,14 @@ bool bxi_in_returns(struct bxi_twin *twin, const unsigned char *data, size_t byt
 bool bxi_in_frames(struct bxi_twin *twin, const unsigned char *data, size_t bytes);
 bool bxi_in_put(struct bxi_twin *twin, const unsigned char *frame, uint32_t bytes);
 void bxi_in_words(struct bxi_twin *twin, const struct bxi_net_words *words);
-/* A lease of this worker, in the remote worker's name. */
-void bxi_in_give_back(struct bxi_twin *twin, uint64_t slot, uint64_t generation);
 
 /* ---- landing.c: frames that lend (role) ------------------------------------------------------------------ */
 
+/* While a part is under way, the next frame's turn does not come, and its parts are kept by the receiver. So no more
+ * follow than these, or those of one frame. */
+#define BXI_PARTS_AHEAD 4096u
+/* A frame that lends has to wait: twin->waits_for_parts is set. */
+bool bxi_out_must_wait(struct bxi_twin *twin, const unsigned char *frame);
 /* Sends the parts of a frame whose LEASE was sent with that number. */
 void bxi_out_lease(struct bxi_twin *twin, const unsigned char *frame, uint64_t number);
 /* A LEASE whose turn it is. twin->landing is set until it is complete. */
@@ -267,17 +287,19 @@ void bxi_landing_begin(struct bxi_twin *twin, const struct bxi_parcel_head *head
 void bxi_landing_part(struct bxi_twin *twin, const struct bxi_parcel_head *head, const void *data, size_t bytes,
                       struct bxi_wire_large *large);
 void bxi_landing_drop_kept(struct bxi_twin *twin);     /* parts that came before their frame; the wire is there */
+/* The worker is gone: lets the frame go that is under way, unless the wire still writes to its blocks. */
+void bxi_landing_end(struct bxi_twin *twin);
 void bxi_landing_forget(struct bxi_twin *twin);         /* behind the wire's end, which may still write to blocks */
 
 /* ---- in.c: what remote workers tell (role) --------------------------------------------------------------- */
 
 void bxi_in_arrived(void *context, const void *head_at, size_t head_bytes, const void *data, size_t bytes,
                     struct bxi_wire_large *large);
-/* Goes on where something waited, and gives back leases of frames that were handled; how many. */
+/* Goes on where something waited, and lets go what frames that were handled had landed in; how many. */
 int bxi_in_pass(struct bx_job *job);
-/* Gives back what frames of that worker lent, once they were handled, and drops what they had in its twin's arena; how
- * many. Before their leases go back to it: it may lend the same place again at once. */
-int bxi_in_give_back_handled(struct bxi_twin *twin);
+/* Lets go what frames of that worker had landed in, once they were handled, and drops what they had in its twin's
+ * arena; how many. Before it hears that they were: it may lend the same place again at once. */
+int bxi_in_let_go(struct bxi_twin *twin);
 void bxi_in_forget(struct bxi_twin *twin);
 
 /* ---- out.c: what this worker tells remote ones (role) ---------------------------------------------------- */
@@ -294,6 +316,7 @@ void bxi_net_show(struct bx_job *job);          /* start, when the twins are the
 void bxi_net_show_sent(struct bxi_twin *twin, struct bxi_parcel_head *head, size_t bytes);
 void bxi_net_show_received(struct bxi_twin *twin, const struct bxi_parcel_head *head, size_t bytes);    /* role */
 void bxi_net_show_death(struct bxi_twin *twin);         /* any thread */
+void bxi_net_show_functions(struct bxi_twin *twin, uint32_t first, uint32_t count);     /* those rows have come; role */
 
 /* ---- source.c ------------------------------------------------------------------------------------------- */
 

@@ -4,7 +4,7 @@
  * progress role.
  *
  * One round for a worker: under run->lock the words, and up to which position the ring to it is written. Then, in this
- * order: rows of functions, leases that this worker gives back, the frames up to there, and with the last message the
+ * order: leases that this worker gives back, rows of functions, the frames up to there, and with the last message the
  * words (N2 of net.h). Frames that do not lend go many in one message; one that does goes alone (landing.c).
  *
  * What is sent lies in parcels until the wire is done with it, so the ring's room is the receiver's to give back.
@@ -84,7 +84,6 @@ static bool send_returns(struct bxi_twin *twin)
     /* Relaxed: this ring is opened by this process before it borrows. */
     if (count == twin->given_back || bxi_load_relaxed(&twin->job->control->pair[twin->rank].open) == 0)
         return true;
-    bxi_in_give_back_handled(twin);
     words = bxi_segment_leases(&twin->job->segment, twin->rank);
     parcel = bxi_parcel_make(twin, BXI_PARCEL_RETURNS, BXI_LEASE_MAX * sizeof(struct bxi_parcel_return));
     if (parcel == NULL)
@@ -131,6 +130,12 @@ static void add(struct bxi_parcel *parcel, const void *payload, uint32_t bytes)
     parcel->bytes += sizeof length + padded;
 }
 
+/* One message of words alone is under way at a time: to a worker that is stopped they would pile up. */
+static bool words_wait(const struct bxi_twin *twin)
+{
+    return twin->words_under_way && bxi_load_relaxed(&twin->job->net->stops) == 0;     /* relaxed: the last ones go */
+}
+
 /* Sends one message, with up to PARCEL_BYTES of frames that end at or before until. How many; -1: no memory. words: go
  * with it if it is the last one; NULL: none. */
 static int send_some(struct bxi_twin *twin, uint64_t until, const struct bxi_net_words *words)
@@ -151,7 +156,7 @@ static int send_some(struct bxi_twin *twin, uint64_t until, const struct bxi_net
     while (!is_lease && twin->out.read_pos < until && parcel->bytes < PARCEL_BYTES &&
            bxi_ring_peek(&twin->out, &payload, &bytes) == 1) {
         is_lease = lends(payload);
-        if (is_lease && frames > 0) {
+        if (is_lease && (frames > 0 || bxi_out_must_wait(twin, payload))) {
             is_lease = false;           /* the next message is its own */
             break;
         }
@@ -161,8 +166,10 @@ static int send_some(struct bxi_twin *twin, uint64_t until, const struct bxi_net
     }
     if (is_lease)
         parcel->head.kind = BXI_PARCEL_LEASE;
-    if (words != NULL && twin->out.read_pos >= until) {
+    if (words != NULL && twin->out.read_pos >= until && (frames > 0 || !words_wait(twin))) {
         parcel->head.has_words = 1;
+        parcel->is_words = frames == 0;
+        twin->words_under_way |= parcel->is_words;
         parcel->head.words = twin->sent = *words;
     }
     if (frames == 0 && parcel->head.has_words == 0) {
@@ -196,7 +203,7 @@ static bool has_frames(struct bxi_twin *twin)
 {
     if (!twin->out_open && bxi_load_relaxed(&twin->job->control->pair[twin->rank].open) == 1)
         open_out(twin);
-    return twin->out_open && bxi_ring_ready(&twin->out);
+    return twin->out_open && !twin->waits_for_parts && bxi_ring_ready(&twin->out);
 }
 
 /* A round. How much was sent. */
@@ -208,6 +215,7 @@ static int send_to(struct bxi_twin *twin)
     bool new_words;
     int total = 0, some = 1;
 
+    bxi_in_let_go(twin);        /* before it hears of any frame that it was handled, or refused */
     bxi_lock(&job->run->lock);
     words = read_words(job, twin->rank);
     until = bxi_load_relaxed(&job->rpc->peers[twin->rank]->out_open)
@@ -216,7 +224,8 @@ static int send_to(struct bxi_twin *twin)
     new_words = are_new(twin, &words);
     if (!has_frames(twin) && !new_words && given_back(twin) == twin->given_back)
         return 0;
-    if (!send_functions(twin, words.function_count) || !send_returns(twin))
+    if (!send_returns(twin) || twin->waits_for_parts || (words_wait(twin) && !has_frames(twin)) ||
+        !send_functions(twin, words.function_count))
         return 0;
     while (some > 0 && (twin->out.read_pos < until || new_words)) {
         some = send_some(twin, until, new_words ? &words : NULL);
@@ -225,6 +234,13 @@ static int send_to(struct bxi_twin *twin)
             new_words = false;
     }
     return total;
+}
+
+static bool is_to_hear(const struct bxi_twin *twin)
+{
+    /* Relaxed: this thread writes it. */
+    return !twin->has_heard &&
+           bxi_load_relaxed((bxi_a32 *)&twin->job->rpc->peers[twin->rank]->state) == BXI_PEER_CORRUPT;
 }
 
 int bxi_out_pass(struct bx_job *job, bool look_at_words)
@@ -237,6 +253,8 @@ int bxi_out_pass(struct bx_job *job, bool look_at_words)
 
         if (twin != NULL && is_alive(twin) && (look_at_words || has_frames(twin)))
             total += send_to(twin);
+        if (twin != NULL && look_at_words && is_to_hear(twin))
+            bxi_parcel_send_cut(twin);
     }
     return total;
 }
@@ -255,10 +273,14 @@ bool bxi_out_waits(struct bx_job *job)
         struct bxi_twin *twin = job->net->twins[rank];
         struct bxi_net_words words;
 
+        if (twin != NULL && is_to_hear(twin))
+            return true;
         if (twin == NULL || !is_alive(twin))
             continue;
         if (has_frames(twin) || given_back(twin) != twin->given_back)
             return true;
+        if (twin->waits_for_parts || words_wait(twin))
+            continue;                   /* the words go behind its frames, or behind the last ones */
         bxi_lock(&job->run->lock);
         words = read_words(job, rank);
         bxi_unlock(&job->run->lock);

@@ -4,6 +4,7 @@
  */
 #include "net.h"
 
+#include <errno.h>
 #include <stdlib.h>
 
 struct bxi_parcel *bxi_parcel_make(struct bxi_twin *twin, enum bxi_parcel_kind kind, size_t room)
@@ -14,14 +15,55 @@ struct bxi_parcel *bxi_parcel_make(struct bxi_twin *twin, enum bxi_parcel_kind k
         return NULL;
     parcel->head = (struct bxi_parcel_head){ .instance = twin->job->instance, .from = (uint16_t)twin->job->rank,
                                              .kind = (uint16_t)kind };
+    parcel->twin = twin;
+    parcel->sending = NULL;
+    parcel->is_words = false;
     parcel->bytes = 0;
     return parcel;
 }
 
+/* ---- parts --------------------------------------------------------------------------------------------- */
+
+void bxi_sending_drop(struct bxi_sending *sending)
+{
+    if (--sending->parts > 0)
+        return;
+    for (uint32_t i = 0; i < sending->count; i++)
+        bxi_storage_release(sending->storages[i]);
+    free(sending);
+}
+
+/* Or never will be. */
+static void part_is_sent(struct bxi_twin *twin, struct bxi_sending *sending)
+{
+    bxi_sending_drop(sending);
+    if (--twin->parts_under_way > 0)
+        return;
+    twin->parts_ahead = 0;
+    twin->waits_for_parts = false;
+}
+
+void bxi_parcel_send_part(struct bxi_twin *twin, struct bxi_parcel *parcel, const void *memory, size_t bytes)
+{
+    parcel->sending->parts++;
+    twin->parts_under_way++;
+    twin->parts_ahead++;
+    bxi_parcel_send_memory(twin, parcel, memory, bytes);
+}
+
+/* ---- sending ------------------------------------------------------------------------------------------- */
+
 static void parcel_is_sent(void *context, int rc)
 {
-    (void)rc;                           /* the end of the wire is lost, and that is told */
-    free(context);
+    struct bxi_parcel *parcel = context;
+
+    if (rc < 0)                         /* what follows would wait for it */
+        bxi_twin_lost(parcel->twin->job, parcel->twin);
+    if (parcel->is_words)
+        parcel->twin->words_under_way = false;
+    if (parcel->sending != NULL)
+        part_is_sent(parcel->twin, parcel->sending);
+    free(parcel);
 }
 
 /* False: there is no way to it. */
@@ -44,7 +86,7 @@ static bool connect_to(struct bxi_twin *twin)
 void bxi_parcel_send_memory(struct bxi_twin *twin, struct bxi_parcel *parcel, const void *memory, size_t bytes)
 {
     if (!connect_to(twin)) {
-        free(parcel);
+        parcel_is_sent(parcel, -ENOTCONN);
         return;
     }
     bxi_net_show_sent(twin, &parcel->head, sizeof parcel->head + bytes);
@@ -54,4 +96,15 @@ void bxi_parcel_send_memory(struct bxi_twin *twin, struct bxi_parcel *parcel, co
 void bxi_parcel_send(struct bxi_twin *twin, struct bxi_parcel *parcel)
 {
     bxi_parcel_send_memory(twin, parcel, parcel->data, parcel->bytes);
+}
+
+void bxi_parcel_send_cut(struct bxi_twin *twin)
+{
+    struct bxi_parcel *parcel = twin->has_heard ? NULL : bxi_parcel_make(twin, BXI_PARCEL_CUT, 0);
+
+    if (parcel == NULL)
+        return;
+    twin->has_heard = true;
+    parcel->head.number = bxi_load_relaxed(&twin->job->rpc->peers[twin->rank]->state);  /* relaxed: the role's */
+    bxi_parcel_send_memory(twin, parcel, &parcel->head, 0);
 }

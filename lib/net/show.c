@@ -71,6 +71,18 @@ void bxi_net_show_received(struct bxi_twin *twin, const struct bxi_parcel_head *
         show_round_trip(twin, twin->stamped_ns - head->echo_ns);
 }
 
+void bxi_net_show_functions(struct bxi_twin *twin, uint32_t first, uint32_t count)
+{
+    const struct bxi_function *own = twin->job->control->function, *theirs = twin->control->function;
+
+    for (uint32_t i = first; i < first + count && twin->row != NULL; i++) {
+        bxi_a64 *word = &twin->row->same_functions[i / 64];
+
+        if (theirs[i].name[0] != '\0' && strncmp(own[i].name, theirs[i].name, sizeof own->name) == 0)
+            bxi_store_relaxed(word, bxi_load_relaxed(word) | UINT64_C(1) << i % 64);    /* relaxed: for inspectors */
+    }
+}
+
 void bxi_net_show_death(struct bxi_twin *twin)
 {
     if (twin->row != NULL)

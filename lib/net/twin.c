@@ -90,6 +90,7 @@ static int attach(struct bxi_twin *twin, int fds[BXI_BOOT_FDS])
     fds[BXI_BOOT_BELL] = fds[BXI_BOOT_BELL_LEADER] = fds[BXI_BOOT_PIDFD] = -1;
     peer->bell.word = &job->control->header.armed;      /* whoever drives this worker sends */
     peer->is_remote = peer->lend->is_remote = true;
+    peer->lend->landed = &twin->landed;
     bxi_join_set_generation(job, twin->rank, 1);
     /* Relaxed: no other thread of the job exists yet. */
     bxi_store_relaxed(&peer->state, BXI_PEER_ALIVE);
@@ -148,7 +149,7 @@ int bxi_twins_attach(struct bx_job *job)
         twin->job = job;
         twin->rank = rank;
         twin->arena_fd = twin->end_fd = -1;
-        twin->given_end = &twin->given;
+        twin->landed_end = &twin->landed;
         twin->returned = calloc(BXI_LEASE_MAX, sizeof *twin->returned);
         rc = twin->returned == NULL ? -ENOMEM : make_twin(twin);
         if (rc < 0)

@@ -176,7 +176,8 @@ struct bxi_remote_row {
     bxi_a64 bytes_received;
     bxi_a64 round_trip_ns;      /* of messages, smoothed; 0: not known yet */
     bxi_a64 is_dead;            /* 1: its death is known here */
-    uint8_t reserved[32];
+    bxi_a64 same_functions[BXI_FUNCTION_MAX / 64];      /* bits by number: its function has the name of the own one */
+    uint8_t reserved[16];
 };
 
 /* An object's id within its job: owner << 56 | maker << 48 | the owner's generation << 43 | the maker's << 38 | how

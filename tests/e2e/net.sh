@@ -46,6 +46,10 @@ done
 finish
 check 'a host all of whose workers died keeps what they had' test -n "$was"
 check 'until the next job of that name there ends' all_done
+BX_NET_TIMEOUT_MS=500
+export BX_NET_TIMEOUT_MS
+check_death 1,3 2000 '0 137 0 137' 'all workers of a host die, and their children go on' fork
+unset BX_NET_TIMEOUT_MS
 hosts=4
 run_job 8 "$net" pairs
 check "loopback: all pairs of 4 hosts with 2 workers each" all_done
@@ -54,12 +58,45 @@ check "loopback: 128 workers on 4 hosts" all_done
 hosts=2
 run_job 2 "$net" again
 check "loopback: places of messages are used again when they have been read" all_done
+run_job 2 "$net_full" many
+check 'messages of many tensors, also behind a large one' all_done
+run_job 2 "$net_full" lent
+check 'two workers that have as much on loan to each other as they may' all_done
+run_job 2 "$net_full" bound
+check 'a worker that may lend next to nothing is sent tensors' all_done
+run_job 2 "$net_full" room
+check 'what an arena has no room for is an error of its call' all_done
+run_job 3 "$net_full" gone
+check 'a tensor is passed on to another host though its owner has died' test "$statuses$left" = '0 0 137'
+run_job 4 "$net_bad" lie
+check 'two workers that a liar has cut off from each other hold nobody up' all_done
 export BX_NET_TIMEOUT_MS=500
+run_job 4 "$net_full" halved
+check 'a worker dies in the midst of a large tensor: its receiver has its memory back' test "$statuses$left" = \
+    '0 137 0 0'
 run_job 4 "$net_end" stop 1
 check 'a worker that is stopped for 2 s is not dead' all_done
 run_job 4 "$net_end" stop 0
 check 'nor is rank 0' all_done
 unset BX_NET_TIMEOUT_MS
+
+# ---- Clocks: those of a host's workers agree, those of two hosts need not ----------------------------------
+
+if unshare -T --fork --monotonic 1000 --boottime 1000 true 2>"$dir/err"; then
+    for seconds in 1000000 -1000; do
+        new_job 4
+        for rank in 0 2; do
+            begin_rank $rank "$net" pairs
+        done
+        for rank in 1 3; do
+            begin_rank $rank unshare -T --fork --kill-child --monotonic $seconds --boottime $seconds "$net" pairs
+        done
+        finish
+        check "all pairs of 2 hosts whose clocks differ by $seconds s" all_done
+    done
+else
+    echo "skip clocks that differ: $(head -n 1 "$dir/err")"
+fi
 
 # ---- What shmstat shows ----------------------------------------------------------------------------------
 
@@ -96,7 +133,7 @@ check 'two of its workers are elsewhere' test "$(value workers_elsewhere)" = 2
 ends 0 show $there --prometheus
 check 'metrics too' says \
     "^boxcar_remote_bytes_sent_total.job=\"$there\",worker=\"worker1\",rank=\"1\",peer=\"0\". [1-9]"
-check 'a call to another host is listed' eval 'ends 0 calls $there && says "worker1 > worker0 .* remote"'
+check 'a call to another host is listed' eval 'ends 0 calls $there && says "worker1 > worker0 +hold .* remote"'
 check 'why follows it to the door of the host' eval \
     'ends 0 why worker1 $there && says "^worker0 is on host h0: run shmstat why worker0 there\.\$"'
 check 'and says so of a worker that is there' eval \

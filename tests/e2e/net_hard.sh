@@ -45,6 +45,17 @@ for seed in ${BX_NET_SEEDS:-1 2 3}; do
     check "workers that send nonsense are cut off, and the others go on: seed $seed" survive $seed
 done
 
+# ---- All sorts of calls at the same time ------------------------------------------------------------------
+
+for seed in ${BX_NET_SEEDS:-1 2 3}; do
+    run_job 4 "$net_mix" 3 $seed
+    check "all sorts of calls at the same time: seed $seed" all_done
+    export BX_NET_TIMEOUT_MS=500
+    run_job 6 "$net_mix" 3 $seed 1,2
+    check "the same, and two of six workers die" test -z "$(echo "$statuses" | tr -d ' 0' | sed 's/^\(137\)\{0,2\}$//')"
+    unset BX_NET_TIMEOUT_MS
+done
+
 # ---- Delay and loss ----------------------------------------------------------------------------------------
 
 if tc -n $first qdisc add dev $first root netem delay 20ms 5ms loss 1% 2>"$dir/err"; then

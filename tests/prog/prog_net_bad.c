@@ -4,6 +4,8 @@
  * the last rank; each other one is a saboteur. Environment as that of prog_net.
  *
  *     prog_net_bad SEED
+ *     prog_net_bad lie        the last rank sends rank 0 nonsense in the name of rank 1: both are cut off from each
+ *                             other, and all leave soon
  *
  * A saboteur calls the others once. Then it sends rank 0 messages of the wire that no worker sends, which SEED and its
  * rank choose, and ends without a word. Rank 0 must survive, cut off each saboteur or see it die, and go on with the
@@ -99,6 +101,21 @@ static int sabotage(uint64_t seed)
     _exit(0);
 }
 
+/* Inline, as attack. */
+static int lie(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bxi_twin *twin = job->net->twins[0];
+    struct bxi_parcel *parcel = bxi_parcel_make(twin, BXI_PARCEL_FRAMES, 64);
+
+    (void)request, (void)args, (void)reply, (void)context;
+    if (parcel == NULL)
+        return -1;
+    parcel->head.from = 1;
+    parcel->head.number = 0;
+    bxi_parcel_send(twin, parcel);
+    return 0;
+}
+
 /* ---- main ---------------------------------------------------------------------------------------------------- */
 
 static void await_end_of(int other)
@@ -108,6 +125,35 @@ static void await_end_of(int other)
     EXPECT(!bx_worker_is_alive(job, other), "rank %d goes on", other);
 }
 
+static int leave_behind_a_lie(void)
+{
+    struct bx_future *future = NULL;
+
+    barrier();
+    if (rank == 1)
+        EXPECT(bx_call_async(job, bx_rank(0), "hold", NULL, &future, "") == 0, "%s", bx_error_text());
+    barrier();
+    nap_ms(300);                        /* rank 1 has its answer, too */
+    if (rank == size - 1)
+        EXPECT(bx_call(job, bx_rank(rank), "lie", ">") == 0, "%s", bx_error_text());
+    if (rank < 2)
+        await_end_of(1 - rank);
+    if (future != NULL)
+        EXPECT(bx_future_wait(future, 5000 * MS) == BX_E_CORRUPT, "%s", bx_future_error_text(future));
+    bx_future_release(future);
+    for (int other = 0; other < size; other++)
+        for (int i = 0; i < 100 && other + rank != 1; i++)
+            call_add(other, i, rank);
+    return end();
+}
+
+static int hold(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+{
+    (void)request, (void)args, (void)context;
+    *reply = bx_future_create(job);
+    return bx_future_acquire(*reply) != NULL ? 0 : -1;
+}
+
 int main(int argc, char **argv)
 {
     int rc = argc == 2 ? bx_job_create(NULL, &job) : -1;
@@ -115,8 +161,14 @@ int main(int argc, char **argv)
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (rc == 0)
         rc = bx_register(job, "attack", BX_INLINE, attack, NULL);
+    if (rc == 0)
+        rc = bx_register(job, "lie", BX_INLINE, lie, NULL);
+    if (rc == 0)
+        rc = bx_register_async(job, "hold", BX_INLINE, hold, NULL);
     if (rc < 0 || !start())
         return 3;
+    if (strcmp(argv[1], "lie") == 0)
+        return leave_behind_a_lie();
     barrier();
     if (is_saboteur(rank))
         return sabotage(strtoull(argv[1], NULL, 10));

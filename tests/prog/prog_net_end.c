@@ -5,6 +5,7 @@
  *
  *     prog_net_end die RANKS MS       the workers of these ranks ("1,3") kill themselves while the others call them.
  *                                     Each other one has the news within MS, and goes on with those that live
+ *     prog_net_end fork RANKS MS      the same, and a child of each goes on
  *     prog_net_end hold FILE          rank 1 calls a function of rank 0 that does not answer, until FILE exists
  *     prog_net_end gpu RANKS MS       the same, and the tensors that are under way then lie on GPUs
  *     prog_net_end stop RANK          that worker is stopped for 2 s while the others call it. Nobody counts as dead
@@ -23,7 +24,7 @@
 static char ends[WORLD_MOST];           /* by rank: it is to be lost */
 static int deaths[WORLD_MOST];
 static int64_t stopped_ms;
-static bool on_gpu;
+static bool on_gpu, forks;
 static struct bx_device device = { BX_CPU, 0 };     /* of the tensors to other hosts */
 
 /* What calls one worker until it is lost. */
@@ -185,6 +186,10 @@ static void kill_self(void)
     int length;
 
     nap_ms(300);
+    if (forks && fork() == 0) {
+        nap_ms(10000);
+        _exit(0);
+    }
     path_of_end(rank, path);
     file = fopen(path, "we");
     length = snprintf(text, sizeof text, "%llu\n", (unsigned long long)now_ns());
@@ -318,11 +323,12 @@ int main(int argc, char **argv)
     int go[2];
 
     on_gpu = argc == 4 && strcmp(mode, "gpu") == 0;
-    dies |= on_gpu;
+    forks = argc == 4 && strcmp(mode, "fork") == 0;
+    dies |= on_gpu || forks;
     setvbuf(stdout, NULL, _IOLBF, 0);
     if ((!stops && !dies && !holds && !parts && !headless) || getenv("BX_TEST_DIR") == NULL) {
-        fprintf(stderr, "usage: prog_net_end die RANKS MS | gpu RANKS MS | hold FILE | stop RANK | part FILE MS |\n"
-                        "       headless FILE MS\n");
+        fprintf(stderr, "usage: prog_net_end die RANKS MS | fork RANKS MS | gpu RANKS MS | hold FILE |\n"
+                        "       stop RANK | part FILE MS | headless FILE MS\n");
         return 2;
     }
     if (stops) {                        /* before the job: a child after it would have its descriptors for a moment */

@@ -133,7 +133,8 @@ static const struct field object_fields[] = {
 static const struct field remote_fields[] = {
     FIELD(bxi_remote_row, name),          FIELD(bxi_remote_row, host),       FIELD(bxi_remote_row, transport),
     FIELD(bxi_remote_row, bytes_sent),    FIELD(bxi_remote_row, bytes_received),
-    FIELD(bxi_remote_row, round_trip_ns), FIELD(bxi_remote_row, is_dead),    FIELD(bxi_remote_row, reserved),
+    FIELD(bxi_remote_row, round_trip_ns), FIELD(bxi_remote_row, is_dead),
+    FIELD(bxi_remote_row, same_functions),    FIELD(bxi_remote_row, reserved),
     { NULL, 0, 0 },
 };
 

@@ -48,6 +48,8 @@ const char *stat_function_name(const struct stat_job *job, int rank, uint32_t fu
 
     if (function == BXI_FUNCTION_VALUE)
         return "bx_rref_to_here";
+    if (worker == NULL)
+        worker = stat_remote_like(job, rank, function);
     if (worker == NULL || function >= BXI_FUNCTION_MAX)
         return "?";
     stat_printable(name, sizeof(name), worker->control->function[function].name, BXI_NAME_BYTES);

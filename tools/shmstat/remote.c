@@ -68,6 +68,15 @@ const struct bxi_remote_row *stat_remote(const struct stat_job *job, int rank)
     return NULL;
 }
 
+const struct stat_worker *stat_remote_like(const struct stat_job *job, int rank, uint32_t function)
+{
+    for (int i = 0; i < BXI_WORLD_MAX; i++)
+        if (function < BXI_FUNCTION_MAX && row_of(job->workers[i], rank) != NULL &&
+            stat_bit(row_of(job->workers[i], rank)->same_functions, (int)function))
+            return job->workers[i];
+    return NULL;
+}
+
 int stat_remote_count(const struct stat_job *job)
 {
     int count = 0;

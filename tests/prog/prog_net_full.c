@@ -265,6 +265,8 @@ static void run_halved(void)
         nap_ms(30000);                  /* rank 0 kills it */
     }
     bx_msg_destroy(message);
+    for (int i = 0; i < 2000 && rank > 1 && bx_worker_is_alive(job, 1); i++)
+        nap_ms(20);                     /* their shutdown has a limit of its own */
     if (rank > 1)
         return;
     for (int i = 0; i < 20000 && used_bytes() <= before + 1000000 && bx_worker_is_alive(job, 1); i++)

@@ -163,7 +163,8 @@ static void spawn_registrar(struct bx_job *job)
 static void call_fresh(struct bx_job *job)
 {
     int to = 1 - bx_job_rank(job);
-    bool is_there = sim_truth(FRESH_0 + (unsigned)to) > 0;
+    /* Another host hears of it later. */
+    bool is_there = sim_truth(FRESH_0 + (unsigned)to) > 0 && sim_host_of(to) == sim_host_of(bx_job_rank(job));
     int rc = bx_rpc_sync(job, sim_names[to], "fresh", NULL, NULL, NULL);
 
     if (rc != BX_E_SHORT_MESSAGE && rc != BX_E_SHUTDOWN && rc != 0 && !sim_is_allowed(rc) &&

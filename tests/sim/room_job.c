@@ -177,6 +177,16 @@ static void come_back(int rank)
     nanosleep(&(struct timespec){ .tv_nsec = after_ns[sim_choose(4)] }, NULL);
 }
 
+/* In a third of the schedules the workers are spread over hosts, where nobody comes back. */
+static bool spread(int workers)
+{
+    uint32_t hosts = workers < 2 || sim_can_refuse() || sim_choose(3) != 2 ? 1 : 2 + sim_choose(2);
+
+    for (int rank = 0; rank < workers && hosts > 1; rank++)
+        sim_put_on_host(rank, (int)sim_choose(hosts));
+    return hosts > 1;
+}
+
 struct bx_job *sim_job_begin(int rank, int workers, void (*more)(struct bx_job *job))
 {
     struct bx_job *job = NULL;
@@ -185,7 +195,7 @@ struct bx_job *sim_job_begin(int rank, int workers, void (*more)(struct bx_job *
     int rc;
 
     if (sim_truth(REJOIN) == 0)
-        sim_count(REJOIN, 1 + sim_choose(2));
+        sim_count(REJOIN, spread(workers) ? 1 : 1 + sim_choose(2));
     options.rejoin = sim_truth(REJOIN) == 2;
     if (sim_deaths(rank) > 0)
         come_back(rank);
@@ -545,6 +555,22 @@ static bool one_was_unaware(void)
     return deaths > 0 && ended == 0;
 }
 
+/* Nobody is left on a host who could remove the names of its dead. */
+static bool host_is_extinct(void)
+{
+    for (int host = 0; host < WORKERS_MOST; host++) {
+        int there = 0, dead = 0;
+
+        for (int rank = 0; rank < WORKERS_MOST; rank++) {
+            there += sim_host_of(rank) == host;
+            dead += sim_host_of(rank) == host && sim_is_dead(rank);
+        }
+        if (there > 0 && dead == there)
+            return true;
+    }
+    return false;
+}
+
 void sim_room_job_check(void)
 {
     int left = sim_names_left();
@@ -552,7 +578,7 @@ void sim_room_job_check(void)
     /* Nobody removes the names of a worker that dies when all others have left or died, nor of a rank 0 that comes back
      * when all have left, begins another job, and dies in its start. A lock that cannot be asked for counts as
      * held: then the next job removes its name. */
-    if (left > 0 && !one_was_unaware() && sim_truth(EXTINCT) == 0 &&
+    if (left > 0 && !one_was_unaware() && !host_is_extinct() && sim_truth(EXTINCT) == 0 &&
         !(sim_is_dead(0) && sim_truth(BEGINNING) > 0) && strcmp(sim_refused_function(), "F_OFD_GETLK") != 0)
         sim_fail("%d names are left in /dev/shm or the directory of sockets", left);
     if (sim_truth(OBJECTS) != 0 && !sim_any_is_dead())

@@ -141,7 +141,8 @@ static int echo(const struct bx_request *request, struct bx_reader *args, struct
     (void)args, (void)reply, (void)context;
     sim_count(SENT_TO_0 + to, 1);
     rc = bx_rpc_oneway(bx_request_job(request), sim_names[to], "inline", NULL, NULL);
-    if (rc == -EAGAIN && sim_stopped_ns() > 0)          /* no room, and a handler does not wait for it */
+    /* No room, and a handler does not wait for it. */
+    if (rc == -EAGAIN && (sim_stopped_ns() > 0 || sim_host_of(to) >= 0))
         sim_count(SENT_TO_0 + to, -1);
     else
         sim_must(bx_request_job(request), "bx_rpc_oneway in a handler", rc);

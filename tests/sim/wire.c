@@ -58,6 +58,7 @@ struct bxi_wire {
     bool in_order;
     uint32_t lateness;                  /* what can happen does so in one of 1 + lateness cases */
     struct bxi_wire_events events;
+    struct sim_clock reads;             /* of its worker's memory, by others: before it is closed */
 };
 
 static struct bxi_wire wires[WIRES];
@@ -124,7 +125,7 @@ bool sim_wires_move(void)
 /* ---- bytes -------------------------------------------------------------------------------------------- */
 
 /* Line by line, with points between them. False: their owner has died, or closed its wire, meanwhile. */
-static bool copy(const struct bxi_wire *owner, void *to, const void *from, size_t bytes)
+static bool copy(struct bxi_wire *owner, void *to, const void *from, size_t bytes)
 {
     for (size_t at = 0; at < bytes; at += 64) {
         size_t count = bytes - at < 64 ? bytes - at : 64;
@@ -135,11 +136,12 @@ static bool copy(const struct bxi_wire *owner, void *to, const void *from, size_
         if (owner->is_gone)
             return false;
         memcpy((unsigned char *)to + at, (const unsigned char *)from + at, count);
+        sim_release_to(&owner->reads);
     }
     return !owner->is_gone;
 }
 
-static void *private_copy(const struct bxi_wire *owner, const void *from, size_t bytes)
+static void *private_copy(struct bxi_wire *owner, const void *from, size_t bytes)
 {
     void *to = sim_memory(bytes + 1);
 
@@ -457,6 +459,7 @@ static void close_wire(struct bxi_wire *wire, uint64_t timeout_ns)
     end_what_comes(wire);
     sim_block("closes its wire", all_is_over, wire, until(timeout_ns));
     wire->is_gone = true;
+    sim_clock_join(&sim_self->clock, &wire->reads);
     end_what_comes(wire);
     for (struct message *message = messages; message != NULL; message = message->next) {
         bxi_wire_done *done = message->done;

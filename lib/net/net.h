@@ -35,7 +35,8 @@
  * Who dies: on the dead worker's host its pidfd tells, and those that live tell the other hosts, over the wire and over
  * the connections to rank 0 (BXI_NET_DEATH). If nobody is left to tell, the ends of the wire and those connections are
  * lost, and after BX_NET_TIMEOUT_MS (5 s) the worker counts as dead. A host is lost, with all its workers, when its
- * kernel acknowledges nothing on such a connection for that long.
+ * kernel acknowledges nothing on such a connection for that long. That a worker has left nobody else tells: the word of
+ * another one may come before its own last ones.
  *
  * HMAC proves who may join. After that nothing is encrypted or proven: whoever reaches the port of UCX may write this
  * process's memory. The network must be a trusted one.

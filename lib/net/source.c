@@ -96,7 +96,9 @@ static void pass_on(struct bxi_net *net, uint64_t rank, const struct bxi_link *f
 
 void bxi_net_tell_death(struct bx_job *job, int rank)
 {
-    if (job->net == NULL || !job->net->runs)
+    /* [state] acquire, as in look_state. One that had left has told so itself, and that may still be under way. */
+    if (job->net == NULL || !job->net->runs ||
+        bxi_load_acquire((bxi_a32 *)&job->rpc->peers[rank]->view.control->header.state) == BXI_LEFT)
         return;
     bxi_store_relaxed(&job->net->dead_here[rank], 1);           /* relaxed: the bell is behind it */
     bxi_bell_ring(job->net->stop_fd);

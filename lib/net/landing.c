@@ -240,6 +240,8 @@ static int lend_to_sender(struct bxi_landing *landing, struct bxi_given *given)
     if (rc == 0) {
         bxi_lock(&job->run->lock);
         rc = bxi_grant_enter(job, peer, &grant);
+        if (rc >= 0)                    /* its return counts too */
+            bxi_count(&bxi_tables(job->control)->loans[peer->rank].granted, 1);
         bxi_unlock(&job->run->lock);
     }
     if (rc >= 0) {

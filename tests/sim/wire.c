@@ -58,7 +58,6 @@ struct bxi_wire {
     bool in_order;
     uint32_t lateness;                  /* what can happen does so in one of 1 + lateness cases */
     struct bxi_wire_events events;
-    struct sim_clock reads;             /* of its worker's memory, by others: before it is closed */
 };
 
 static struct bxi_wire wires[WIRES];
@@ -125,8 +124,10 @@ bool sim_wires_move(void)
 /* ---- bytes -------------------------------------------------------------------------------------------- */
 
 /* Line by line, with points between them. False: their owner has died, or closed its wire, meanwhile. */
-static bool copy(struct bxi_wire *owner, void *to, const void *from, size_t bytes)
+static bool copy(struct message *message, void *to, const void *from, size_t bytes)
 {
+    const struct bxi_wire *owner = message->from;
+
     for (size_t at = 0; at < bytes; at += 64) {
         size_t count = bytes - at < 64 ? bytes - at : 64;
 
@@ -136,16 +137,16 @@ static bool copy(struct bxi_wire *owner, void *to, const void *from, size_t byte
         if (owner->is_gone)
             return false;
         memcpy((unsigned char *)to + at, (const unsigned char *)from + at, count);
-        sim_release_to(&owner->reads);
+        sim_release_to(&message->clock);        /* `done` may come at once: who reads may die */
     }
     return !owner->is_gone;
 }
 
-static void *private_copy(struct bxi_wire *owner, const void *from, size_t bytes)
+static void *private_copy(struct message *message, const void *from, size_t bytes)
 {
     void *to = sim_memory(bytes + 1);
 
-    return copy(owner, to, from, bytes) ? to : NULL;
+    return copy(message, to, from, bytes) ? to : NULL;
 }
 
 static void end_message(struct message *message, int rc)
@@ -180,7 +181,7 @@ static void fetch_now(struct message *message)
     int rc = -ECONNRESET;
 
     sim_clock_join(&sim_self->clock, &message->clock);
-    bytes = private_copy(message->from, message->data, message->bytes);
+    bytes = private_copy(message, message->data, message->bytes);
     if (bytes != NULL && message->bytes <= message->room) {
         sim_plain(message->place, message->bytes, true, PC);
         memcpy(message->place, bytes, message->bytes);
@@ -221,9 +222,9 @@ static void arrive(struct bxi_wire *wire, struct message *message)
         end_message(message, 0);
         return;
     }
-    head = private_copy(message->from, message->head, message->head_bytes);
+    head = private_copy(message, message->head, message->head_bytes);
     if (head != NULL && message->way == READ)
-        data = private_copy(message->from, message->data, message->bytes);
+        data = private_copy(message, message->data, message->bytes);
     if (head == NULL || (message->way == READ && data == NULL)) {
         end_message(message, 0);
         return;
@@ -350,8 +351,8 @@ static void send_message(struct bxi_wire_end *end, const void *head, size_t head
     if (message->way == LARGE && bytes == 0)
         message->way = READ;
     if (message->way == COPIED) {
-        message->head = private_copy(end->from, head, head_bytes);
-        message->data = private_copy(end->from, data, bytes);
+        message->head = private_copy(message, head, head_bytes);
+        message->data = private_copy(message, data, bytes);
     }
     sim_note("message %p to worker %d, %s, %zu bytes", (void *)message, end->to->worker,
              message->way == COPIED ? "copied" : message->way == READ ? "read" : "large", bytes);
@@ -451,15 +452,14 @@ static void close_wire(struct bxi_wire *wire, uint64_t timeout_ns)
     enter("close a wire", PC);
     for (struct message *message = messages; message != NULL; message = message->next)
         if (message->from == wire && message->way == READ && message->state == UNDER_WAY) {
-            message->head = private_copy(wire, message->head, message->head_bytes);
-            message->data = private_copy(wire, message->data, message->bytes);
+            message->head = private_copy(message, message->head, message->head_bytes);
+            message->data = private_copy(message, message->data, message->bytes);
             message->way = COPIED;
         }
     wire->is_armed = false;
     end_what_comes(wire);
     sim_block("closes its wire", all_is_over, wire, until(timeout_ns));
     wire->is_gone = true;
-    sim_clock_join(&sim_self->clock, &wire->reads);
     end_what_comes(wire);
     for (struct message *message = messages; message != NULL; message = message->next) {
         bxi_wire_done *done = message->done;

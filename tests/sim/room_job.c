@@ -19,6 +19,11 @@ bool sim_any_is_dead(void)
     return sim_deaths(-1) > 0;
 }
 
+uint64_t sim_death_ns(void)
+{
+    return sim_any_is_dead() && sim_host_of(0) >= 0 ? UINT64_C(20000000000) : 0;
+}
+
 static bool deadlines_passed(void)
 {
     return sim_stopped_ns() > 30000000000;

@@ -361,7 +361,7 @@ void sim_call_object(struct bx_job *job)
             bx_rref_oneway(rref, "step", args, NULL);
         else if (bx_rref_async(rref, "step", args, NULL, &future) == 0)
             bx_future_wait(future, BX_FOREVER);
-        if (sim_now() > due_ns + LATE_NS + sim_stopped_ns())
+        if (sim_now() > due_ns + LATE_NS + sim_stopped_ns() + sim_death_ns())
             sim_fail("a call on an object waits for one that does not come");
         bx_future_release(future);
         future = NULL;

@@ -148,9 +148,10 @@ static void read_link(struct bx_job *job, struct bxi_link *link)
         pass_on(net, message.value, link);
 }
 
+/* It may have been lost since now_ns was read. */
 static bool is_over(uint64_t lost_ns, uint64_t now_ns, uint64_t timeout_ns)
 {
-    return lost_ns != 0 && now_ns - lost_ns >= timeout_ns;
+    return lost_ns != 0 && now_ns > lost_ns && now_ns - lost_ns >= timeout_ns;
 }
 
 /* Of the worker at its other end, or of all on that host. */

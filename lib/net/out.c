@@ -148,7 +148,7 @@ static int send_some(struct bxi_twin *twin, uint64_t until, const struct bxi_net
     if (parcel == NULL)
         return -1;
     while (!is_lease && twin->out.read_pos < until && parcel->bytes < PARCEL_BYTES &&
-           bxi_ring_peek(&twin->out, &payload, &bytes) == 1) {
+           bxi_ring_peek(&twin->out, &payload, &bytes) == 1 && twin->out.read_pos + bxi_record_bytes(bytes) <= until) {
         is_lease = lends(payload);
         if (is_lease && frames > 0) {
             is_lease = false;           /* the next message is its own */

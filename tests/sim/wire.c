@@ -43,6 +43,7 @@ struct message {
     void *context, *fetched_context, *place;
     size_t room;
     int rc;
+    bool is_read;                       /* by its receiver, just now */
     struct sim_clock clock;             /* what is before its arrival; then, before `done` */
 };
 
@@ -145,8 +146,12 @@ static bool copy(struct message *message, void *to, const void *from, size_t byt
 static void *private_copy(struct message *message, const void *from, size_t bytes)
 {
     void *to = sim_memory(bytes + 1);
+    bool is_whole;
 
-    return copy(message, to, from, bytes) ? to : NULL;
+    message->is_read = sim_self->worker != message->from->worker;
+    is_whole = copy(message, to, from, bytes);
+    message->is_read = false;
+    return is_whole ? to : NULL;
 }
 
 static void end_message(struct message *message, int rc)
@@ -416,6 +421,7 @@ static void end_what_comes(struct bxi_wire *wire)
         if (message->to == wire && message->state != OVER) {
             message->state = OVER;
             message->rc = -ECONNRESET;
+            message->is_read = false;
         }
     for (unsigned i = 0; i < wire_count; i++)
         if (has_work(&wires[i]))
@@ -436,6 +442,14 @@ void sim_wires_left(int worker)
     for (unsigned i = 0; i < wire_count; i++)
         if (wires[i].worker == worker && !wires[i].is_gone)
             sim_fail("worker %d ends and leaves a wire open", worker);
+}
+
+static bool none_is_read(void *wire)
+{
+    for (const struct message *message = messages; message != NULL; message = message->next)
+        if (message->from == wire && message->is_read)
+            return false;
+    return true;
 }
 
 static bool all_is_over(void *wire)
@@ -459,6 +473,7 @@ static void close_wire(struct bxi_wire *wire, uint64_t timeout_ns)
     wire->is_armed = false;
     end_what_comes(wire);
     sim_block("closes its wire", all_is_over, wire, until(timeout_ns));
+    sim_block("closes its wire", none_is_read, wire, SIM_FOREVER);
     wire->is_gone = true;
     end_what_comes(wire);
     for (struct message *message = messages; message != NULL; message = message->next) {

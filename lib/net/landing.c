@@ -202,12 +202,18 @@ static bool allocate(struct bxi_landing *landing)
         uint64_t extent = 0, left = landing->lease.packed_bytes - at;
         uint64_t length = read_record(landing->packed + at, left, &head, &extent);
         int64_t bytes = (int64_t)(extent > 0 ? extent : 1);
+        int rc;
 
         if (length == 0) {
             nonsense(landing->twin);
             return false;
         }
-        if (bx_tensor_create(landing->twin->job, BX_U8, 1, &bytes, &landing->tensors[i]) < 0) {
+        rc = bx_tensor_create(landing->twin->job, BX_U8, 1, &bytes, &landing->tensors[i]);
+        if (rc == BX_E_SHUTDOWN) {      /* this worker leaves: no more frames are handled */
+            landing->is_failed = true;
+            return false;
+        }
+        if (rc < 0) {
             bxi_log(landing->twin->job, 0, "tensors of worker '%s' cannot be taken: %s",
                     landing->twin->job->net->places[landing->twin->rank].name, bx_error_text());
             landing->is_failed = true;

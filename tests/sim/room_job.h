@@ -25,6 +25,7 @@ struct bx_reader;
 struct bx_request;
 extern const char *const sim_names[WORKERS_MOST];
 bool sim_any_is_dead(void);
+bool sim_words_are_lost(void);                          /* one that left may count as dead */
 uint64_t sim_death_ns(void);                             /* so long the death of a host may be unknown; 0: none */
 bool sim_one_left(void);                                /* alone, or because another one was stopped for so long */
 void sim_must(const struct bx_job *job, const char *what, int rc);      /* no error but that a worker has died */

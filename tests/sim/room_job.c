@@ -21,7 +21,7 @@ bool sim_any_is_dead(void)
 
 uint64_t sim_death_ns(void)
 {
-    return sim_any_is_dead() && sim_host_of(0) >= 0 ? UINT64_C(20000000000) : 0;
+    return sim_host_of(0) >= 0 && (sim_any_is_dead() || sim_words_are_lost()) ? UINT64_C(20000000000) : 0;
 }
 
 static bool deadlines_passed(void)

@@ -240,8 +240,7 @@ int sim_names_left(void)
 struct look {
     struct pollfd *fds;
     nfds_t count;
-    int epoll, most, ready;
-    struct epoll_event *events;
+    int ready;
     uint64_t seen;                      /* of sim_changes, when the kernel was last asked */
 };
 
@@ -249,11 +248,9 @@ static bool is_ready(void *argument)
 {
     struct look *look = argument;
 
-    /* What epoll has said it does not say again, of EPOLLONESHOT. */
-    if (look->seen != sim_changes && (look->fds != NULL || look->ready == 0)) {
+    if (look->seen != sim_changes) {
         look->seen = sim_changes;
-        look->ready = look->fds != NULL ? poll(look->fds, look->count, 0)
-                                        : epoll_wait(look->epoll, look->events, look->most, 0);
+        look->ready = poll(look->fds, look->count, 0);
     }
     return look->ready != 0;
 }
@@ -308,15 +305,17 @@ int sim_ppoll(struct pollfd *fds, nfds_t count, const struct timespec *timeout, 
     return poll_until(fds, count, until(ns_of(timeout)), "ppoll");
 }
 
+/* What the kernel has said of EPOLLONESHOT it does not say again: it is asked when the fiber goes on. */
 static int epoll_until(int fd, struct epoll_event *events, int most, uint64_t until_ns)
 {
-    struct look look = { .epoll = fd, .events = events, .most = most };
+    struct pollfd entry = { .fd = fd, .events = POLLIN };
+    struct look look = { .fds = &entry, .count = 1 };
 
     if (sim_disturbs())
         return interrupted();
     if (!is_ready(&look))
         sim_block("epoll", is_ready, &look, until_ns);
-    return look.ready;
+    return epoll_wait(fd, events, most, 0);
 }
 
 int sim_epoll_pwait2(int fd, struct epoll_event *events, int most, const struct timespec *timeout,

@@ -21,7 +21,7 @@ bool sim_any_is_dead(void)
 
 uint64_t sim_death_ns(void)
 {
-    return sim_host_of(0) >= 0 && (sim_any_is_dead() || sim_words_are_lost()) ? UINT64_C(20000000000) : 0;
+    return sim_host_of(0) >= 0 && (sim_any_is_dead() || sim_truth(ALONE) > 0 || sim_words_are_lost()) ? UINT64_C(20000000000) : 0;
 }
 
 static bool deadlines_passed(void)
@@ -176,6 +176,7 @@ static int gather(struct bx_batch *batch, void *job)
 }
 
 static int ordered(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context);
+static int mirror(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context);
 
 #define JOIN_POINTS 16384               /* about as many as a process needs to join */
 
@@ -195,7 +196,11 @@ static void come_back(int rank)
 /* In a third of the schedules the workers are spread over hosts, where nobody comes back. */
 static bool spread(int workers)
 {
-    uint32_t hosts = workers < 2 || sim_can_refuse() || sim_choose(3) != 2 ? 1 : 2 + sim_choose(2);
+    uint32_t hosts;
+
+    if (sim_host_of(0) >= 0)
+        return true;
+    hosts = workers < 2 || sim_can_refuse() || sim_choose(3) != 2 ? 1 : 2 + sim_choose(2);
 
     for (int rank = 0; rank < workers && hosts > 1; rank++)
         sim_put_on_host(rank, (int)sim_choose(hosts));
@@ -230,6 +235,8 @@ struct bx_job *sim_job_begin(int rank, int workers, void (*more)(struct bx_job *
     sim_lend_register(job);
     SIM_AGAIN(job, "bx_register", bx_register(job, "ordered", BX_INLINE, ordered, NULL));
     SIM_AGAIN(job, "bx_register", bx_register(job, "echo", BX_INLINE, echo, NULL));
+    SIM_AGAIN(job, "bx_register", bx_register(job, "mirror", BX_INLINE, mirror, NULL));
+    SIM_AGAIN(job, "bx_register", bx_register(job, "mirror and block", BX_BLOCKING, mirror, NULL));
     if (more != NULL)
         more(job);
     sim_count(BEGINNING, 1);
@@ -495,6 +502,73 @@ static struct bx_msg *large(int64_t number)
     bx_msg_put_bytes(args, data, bytes);
     free(data);
     return args;
+}
+
+/* A letter, and bytes of it: in a frame or through the arena, whose places are used again and again. */
+static struct bx_msg *letters(int64_t letter)
+{
+    static const uint32_t sizes[] = { 300, 6000, 17000, 17000, 20000 };
+    uint32_t bytes = sizes[sim_choose(5)];
+    struct bx_msg *msg = sim_msg();
+    unsigned char *data = sim_memory(bytes);
+
+    memset(data, (int)letter, bytes);
+    bx_msg_put_i64(msg, letter);
+    bx_msg_put_i64(msg, bytes);
+    bx_msg_put_bytes(msg, data, bytes);
+    free(data);
+    return msg;
+}
+
+static int64_t read_letters(struct bx_reader *reader)
+{
+    int64_t letter = bx_read_i64(reader), bytes = bx_read_i64(reader);
+    const unsigned char *data = bx_read_bytes(reader, (size_t)bytes);
+
+    for (int64_t i = 0; i < bytes; i += 250)
+        if (data[i] != (unsigned char)letter)
+            sim_fail("byte %lld of %lld of a message is %d, not %d", (long long)i, (long long)bytes, data[i],
+                     (int)letter);
+    return letter;
+}
+
+/* Answers with the next letter. */
+static int mirror(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bx_msg *answer = letters(read_letters(args) % 200 + 1);
+    struct bx_reader reader = bx_msg_reader(answer);
+    int64_t letter = bx_read_i64(&reader), bytes = bx_read_i64(&reader);
+    int rc;
+
+    (void)request, (void)context;
+    bx_msg_put_i64(reply, letter);
+    bx_msg_put_i64(reply, bytes);
+    rc = bx_msg_put_bytes(reply, bx_read_bytes(&reader, (size_t)bytes), (size_t)bytes);
+    bx_msg_destroy(answer);
+    return rc;
+}
+
+/* Some calls, one after the other. */
+void sim_mirror(struct bx_job *job)
+{
+    const char *to = sim_names[sim_another(job)], *function = sim_choose(2) == 0 ? "mirror" : "mirror and block";
+
+    sim_count(UNDER_WAY, 1);
+    for (uint32_t calls = 1 + sim_choose(4); calls > 0; calls--) {
+        int64_t letter = 1 + (int64_t)sim_choose(200);
+        struct bx_msg *args = letters(letter), *reply = NULL;
+
+        sim_must(job, "bx_rpc_sync", bx_rpc_sync(job, to, function, args, NULL, &reply));
+        bx_msg_destroy(args);
+        if (reply != NULL) {
+            struct bx_reader reader = bx_msg_reader(reply);
+
+            if (read_letters(&reader) != letter % 200 + 1)
+                sim_fail("an answer has another letter");
+        }
+        bx_msg_destroy(reply);
+    }
+    sim_count(UNDER_WAY, -1);
 }
 
 #define GROUP_MOST 12                   /* a ring does not have room for the answers */

@@ -48,7 +48,7 @@ bool sim_keeps_nothing(void);                           /* nobody keeps tensors 
 bool sim_leave_alone(struct bx_job *job);               /* without a shutdown, in some schedules */
 /* Operations of scripts (room_mix.c), and what they need before and behind them. */
 typedef void sim_operation(struct bx_job *job);
-sim_operation sim_call, sim_flood;
+sim_operation sim_call, sim_flood, sim_mirror;
 bool sim_all_have(unsigned truth_0);                    /* all workers that are there or come back; room_lend.c */
 sim_operation sim_lend, sim_refer, sim_lend_register;
 void sim_release_kept(void);                            /* of others: tensors and references */

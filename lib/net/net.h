@@ -176,6 +176,7 @@ struct bxi_twin {                       /* role, unless it says otherwise */
     bxi_a64 out_credit;                 /* nobody reads it */
     uint64_t number;                    /* of the next message */
     struct bxi_net_words sent;
+    bxi_a32 told;                       /* the state in them, for bxi_net_tell_left */
     uint64_t given_back;                /* of this worker's pair, as last read */
     uint32_t last_returned;             /* the slot: the next one is often it, or behind it */
     uint64_t *returned;                 /* BXI_LEASE_MAX: this worker's lease words as last sent */
@@ -290,6 +291,8 @@ int bxi_net_start(struct bx_job *job);          /* before progress starts. 0, or
 int bxi_net_await(struct bx_job *job, uint64_t deadline_ns);
 /* A worker of this host has died: the other hosts are told. Role. */
 void bxi_net_tell_death(struct bx_job *job, int rank);
+/* Waits until LEFT is sent to all, or for a second. While there are passes. */
+void bxi_net_tell_left(struct bx_job *job);
 /* The end: sends the last words. No pass is made any more. */
 void bxi_net_stop(const struct bxi_role *role, struct bx_job *job);
 

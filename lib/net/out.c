@@ -163,6 +163,7 @@ static int send_some(struct bxi_twin *twin, uint64_t until, const struct bxi_net
     if (words != NULL && twin->out.read_pos >= until) {
         parcel->head.has_words = 1;
         parcel->head.words = twin->sent = *words;
+        bxi_store_relaxed(&twin->told, words->state);           /* relaxed: who waits for it looks again */
     }
     if (frames == 0 && parcel->head.has_words == 0) {
         free(parcel);

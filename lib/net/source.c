@@ -311,6 +311,29 @@ int bxi_net_await(struct bx_job *job, uint64_t deadline_ns)
     return rc == 0 ? 0 : bx_fail(rc, "the workers of other hosts were not heard of: %s", bx_strerror(rc));
 }
 
+static bool all_are_told(struct bxi_waiter *waiter)
+{
+    const struct bx_job *job = ((struct words_waiter *)(void *)waiter)->job;
+
+    for (int rank = 0; rank < job->world_size; rank++)
+        /* Relaxed, both: as in all_run. */
+        if (job->net->twins[rank] != NULL && bxi_load_relaxed(&job->rpc->peers[rank]->state) == BXI_PEER_ALIVE &&
+            bxi_load_relaxed(&job->net->twins[rank]->told) != BXI_LEFT)
+            return false;
+    return true;
+}
+
+void bxi_net_tell_left(struct bx_job *job)
+{
+    struct words_waiter words = { .waiter = { .ready = all_are_told, .object = job->net,
+                                              .deadline_ns = bxi_now_ns() + CLOSE_NS }, .job = job };
+
+    if (job->net == NULL || !job->net->runs)
+        return;
+    bxi_event(job->run, BXI_EVENT_NET);
+    bxi_wait(job->run, &words.waiter);
+}
+
 void bxi_net_stop(const struct bxi_role *role, struct bx_job *job)
 {
     struct bxi_net *net = job->net;

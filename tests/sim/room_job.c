@@ -21,7 +21,7 @@ bool sim_any_is_dead(void)
 
 uint64_t sim_death_ns(void)
 {
-    return sim_host_of(0) >= 0 && (sim_any_is_dead() || sim_truth(ALONE) > 0 || sim_words_are_lost()) ? UINT64_C(20000000000) : 0;
+    return sim_host_of(0) >= 0 && (sim_any_is_dead() || sim_words_are_lost()) ? UINT64_C(20000000000) : 0;
 }
 
 static bool deadlines_passed(void)
@@ -688,7 +688,7 @@ void sim_room_job_check(void)
 
 void sim_room_job_quiet(uint64_t ns)
 {
-    if (deadlines_passed())             /* what a worker was told in vain, others may wait for */
+    if (deadlines_passed() || sim_words_are_lost())     /* what a worker was told in vain, others may wait for */
         return;
     /* A ring that could not be opened is tried again when something happens, or then. */
     if (ns > 900000000 && sim_truth(UNDER_WAY) > 0 && strcmp(sim_refused_function(), "fallocate") != 0 &&

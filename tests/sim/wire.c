@@ -146,11 +146,11 @@ static bool copy(struct message *message, void *to, const void *from, size_t byt
 static void *private_copy(struct message *message, const void *from, size_t bytes)
 {
     void *to = sim_memory(bytes + 1);
-    bool is_whole;
+    bool is_other = sim_self->worker != message->from->worker, is_whole;
 
-    message->is_read = sim_self->worker != message->from->worker;
+    message->is_read |= is_other;
     is_whole = copy(message, to, from, bytes);
-    message->is_read = false;
+    message->is_read &= !is_other;
     return is_whole ? to : NULL;
 }
 

@@ -294,7 +294,8 @@ static void run_another(const char *why)
     int count;
 
     while ((count = who_can(can, NULL)) == 0)
-        if (!sim_wires_move() && !hear_of_deaths(SIM_FOREVER - 1) && !sim_comebacks_begin(SIM_FOREVER - 1) && !pass_time())
+        if (!sim_wires_move() && !hear_of_deaths(SIM_FOREVER - 1) && !sim_comebacks_begin(SIM_FOREVER - 1) &&
+            !pass_time())
             nobody_can_run();
     run(pick_next(can, count), why);
 }

@@ -143,6 +143,13 @@ static void publish_padding(struct bxi_ring_writer *ring)
     ring->write_pos += to_end;
 }
 
+bool bxi_ring_has_room(struct bxi_ring_writer *ring, uint64_t payload_bytes)
+{
+    uint64_t needed = bytes_needed(ring, bxi_record_bytes(payload_bytes));
+
+    return has_room(ring, needed) || (refresh_credit(ring) == 0 && has_room(ring, needed));
+}
+
 int bxi_ring_reserve(struct bxi_ring_writer *ring, uint64_t payload_bytes, void **payload)
 {
     if (payload_bytes == 0 || payload_bytes > ring->capacity / 8)

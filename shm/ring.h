@@ -81,6 +81,9 @@ void bxi_ring_reader_init(struct bxi_ring_reader *ring, const void *base, uint64
  * commit gives the same place. */
 int bxi_ring_reserve(struct bxi_ring_writer *ring, uint64_t payload_bytes, void **payload);
 
+/* Whether a reserve would succeed; publishes nothing, no padding either. */
+bool bxi_ring_has_room(struct bxi_ring_writer *ring, uint64_t payload_bytes);
+
 /* Publishes the record of the last reserve, with the same payload_bytes; in a group, at its end. */
 void bxi_ring_commit(struct bxi_ring_writer *ring, uint64_t payload_bytes);
 

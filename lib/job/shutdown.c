@@ -170,6 +170,8 @@ void bxi_job_leave(struct bx_job *job)
         bxi_ring_all(job);
     for (int rank = 0; rank < job->world_size; rank++)
         bxi_calls_fail(job, job->rpc->peers[rank], BX_E_SHUTDOWN, BX_FOREVER);
+    if (!together)
+        bxi_net_tell_left(job);     /* the pool may have to wait for a handler */
     bxi_waits_stop(job->run);
     bxi_pool_stop(job);
     bxi_progress_stop(job->run);

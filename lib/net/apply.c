@@ -125,5 +125,7 @@ void bxi_in_words(struct bxi_twin *twin, const struct bxi_net_words *words)
     bxi_store_release(&control->header.ending, words->ending);      /* [ending] release */
     bxi_store_release(&pair->open, words->open);                    /* [pair.open] release */
     bxi_store_release(&control->header.state, words->state);        /* [state] release */
+    if (words->state == BXI_LEFT)
+        bxi_twin_dies(job->net, twin);          /* it reads nothing of this worker any more */
     bxi_note(job->run, BXI_EVENT_SCAN);
 }

@@ -61,7 +61,9 @@ static void pass_on(struct bxi_net *net, uint64_t rank, const struct bxi_link *f
 
 void bxi_net_tell_death(struct bx_job *job, int rank)
 {
-    if (job->net == NULL || !job->net->runs)
+    /* [state] acquire, as in look_state. One that had left has told so itself, and that may still be under way. */
+    if (job->net == NULL || !job->net->runs ||
+        bxi_load_acquire((bxi_a32 *)&job->rpc->peers[rank]->view.control->header.state) == BXI_LEFT)
         return;
     bxi_store_relaxed(&job->net->dead_here[rank], 1);           /* relaxed: the bell is behind it */
     bxi_bell_ring(job->net->stop_fd);
@@ -128,9 +130,10 @@ static void read_link(struct bx_job *job, struct bxi_link *link)
         pass_on(net, message.value, link);
 }
 
+/* It may have been lost since now_ns was read. */
 static bool is_over(uint64_t lost_ns, uint64_t now_ns, uint64_t timeout_ns)
 {
-    return lost_ns != 0 && now_ns - lost_ns >= timeout_ns;
+    return lost_ns != 0 && now_ns > lost_ns && now_ns - lost_ns >= timeout_ns;
 }
 
 /* Of the worker at its other end, or of all on that host. */

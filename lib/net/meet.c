@@ -272,6 +272,8 @@ static int prove(struct bxi_meeting *meeting, int fd)
         return -EAGAIN;                 /* rank 0 had hung up before it heard the proof */
     if (rc == 0)
         rc = bxi_net_receive(fd, &message, answer, sizeof answer, meeting->deadline_ns);
+    else if (rc == -EPIPE)
+        rc = -ECONNRESET;               /* it hung up before it had the proof */
     if (rc == -ECONNRESET || (rc == 0 && message.kind == BXI_NET_FAIL && message.value == (uint64_t)(int64_t)-EAGAIN))
         return -EAGAIN;                 /* a reset: there was a proof that it had not read */
     if (rc == -EPIPE)

@@ -37,7 +37,8 @@
  * Who dies: on the dead worker's host its pidfd tells, and those that live tell the other hosts, over the wire and over
  * the links (BXI_NET_DEATH). If nobody is left to tell, the ends of the wire and the links are lost, and after
  * BX_NET_TIMEOUT_MS (5 s) the worker counts as dead. A host is lost, with all its workers, when its kernel acknowledges
- * nothing on a link for that long.
+ * nothing on a link for that long. That a worker has left nobody else tells: the word of another one may come before
+ * its own last ones.
  *
  * Who is cut off, or was taken for dead, and lives: it is told (BXI_PARCEL_CUT), and does the same to whoever told it.
  * It hears no words of that one any more, and would wait for them at the shutdown.
@@ -187,6 +188,7 @@ struct bxi_twin {                       /* role, unless it says otherwise */
     uint64_t number;                    /* of the next message */
     struct bxi_net_words sent;
     bool words_under_way;               /* a message of words alone, which the wire is not done with */
+    bxi_a32 told;                       /* the state in them, for bxi_net_tell_left */
     uint64_t given_back;                /* of this worker's pair, as last read */
     uint32_t last_returned;             /* the slot: the next one is often it, or behind it */
     uint64_t *returned;                 /* BXI_LEASE_MAX: this worker's lease words as last sent */
@@ -322,6 +324,8 @@ void bxi_net_show_functions(struct bxi_twin *twin, uint32_t first, uint32_t coun
 
 #define BXI_EVENT_NET 512u
 int bxi_net_start(struct bx_job *job);          /* before progress starts. 0, or a failure with its sentence */
+/* Waits until LEFT is sent to all, or for a second. While there are passes. */
+void bxi_net_tell_left(struct bx_job *job);
 /* The end: sends the last words. No pass is made any more. */
 void bxi_net_stop(const struct bxi_role *role, struct bx_job *job);
 

@@ -154,7 +154,7 @@ static int send_some(struct bxi_twin *twin, uint64_t until, const struct bxi_net
     if (parcel == NULL)
         return -1;
     while (!is_lease && twin->out.read_pos < until && parcel->bytes < PARCEL_BYTES &&
-           bxi_ring_peek(&twin->out, &payload, &bytes) == 1) {
+           bxi_ring_peek(&twin->out, &payload, &bytes) == 1 && twin->out.read_pos + bxi_record_bytes(bytes) <= until) {
         is_lease = lends(payload);
         if (is_lease && (frames > 0 || bxi_out_must_wait(twin, payload))) {
             is_lease = false;           /* the next message is its own */
@@ -171,6 +171,7 @@ static int send_some(struct bxi_twin *twin, uint64_t until, const struct bxi_net
         parcel->is_words = frames == 0;
         twin->words_under_way |= parcel->is_words;
         parcel->head.words = twin->sent = *words;
+        bxi_store_relaxed(&twin->told, words->state);           /* relaxed: who waits for it looks again */
     }
     if (frames == 0 && parcel->head.has_words == 0) {
         free(parcel);

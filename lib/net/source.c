@@ -85,6 +85,34 @@ int bxi_net_start(struct bx_job *job)
     return 0;
 }
 
+struct left_waiter {
+    struct bxi_waiter waiter;           /* first */
+    struct bx_job *job;
+};
+
+static bool all_are_told(struct bxi_waiter *waiter)
+{
+    const struct bx_job *job = ((struct left_waiter *)(void *)waiter)->job;
+
+    for (int rank = 0; rank < job->world_size; rank++)
+        /* Relaxed, both: whoever drives writes them, and looks again. */
+        if (job->net->twins[rank] != NULL && bxi_load_relaxed(&job->rpc->peers[rank]->state) == BXI_PEER_ALIVE &&
+            bxi_load_relaxed(&job->net->twins[rank]->told) != BXI_LEFT)
+            return false;
+    return true;
+}
+
+void bxi_net_tell_left(struct bx_job *job)
+{
+    struct left_waiter left = { .waiter = { .ready = all_are_told, .object = job->net,
+                                              .deadline_ns = bxi_now_ns() + CLOSE_NS }, .job = job };
+
+    if (job->net == NULL || !job->net->runs)
+        return;
+    bxi_event(job->run, BXI_EVENT_NET);
+    bxi_wait(job->run, &left.waiter);
+}
+
 void bxi_net_stop(const struct bxi_role *role, struct bx_job *job)
 {
     struct bxi_net *net = job->net;

@@ -349,7 +349,6 @@ static bool move_queue(struct bx_job *job, struct bxi_peer *peer, bool before_sl
 
     bool moved = bxi_peer_flush_queue(job, peer);
     uint64_t wanted = peer->queue_head != NULL ? peer->queue_head->payload_bytes : peer->wanted_bytes;
-    void *payload = NULL;
 
     if (wanted == 0 || bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE) {
         end_starvation(job, peer);
@@ -359,7 +358,8 @@ static bool move_queue(struct bx_job *job, struct bxi_peer *peer, bool before_sl
     if (before_sleep && bxi_ring_want(&peer->out, wanted))
         moved |= bxi_peer_flush_queue(job, peer);
     if (peer->queue_head == NULL && peer->wanted_bytes > 0 &&
-        bxi_ring_reserve(&peer->out, peer->wanted_bytes, &payload) == 0) {
+        /* No reserve: the padding that it publishes belongs to the next frame, whatever its size (N3 of net/net.h). */
+        bxi_ring_has_room(&peer->out, peer->wanted_bytes)) {
         peer->wanted_bytes = 0;
         moved = true;
     }

@@ -369,6 +369,19 @@ Test(ring, counts_the_padding_when_it_wants_room)
     cr_assert(bxi_ring_want(&rig.writer, 100));
 }
 
+Test(ring, asks_for_room_without_padding)
+{
+    set_up(1024, 960);
+    cr_assert(bxi_ring_has_room(&rig.writer, 100));
+    cr_assert_eq(rig.writer.write_pos, 960);
+    cr_assert_not(bxi_ring_ready(&rig.reader));
+    rig.writer.credit = 960 - 832;
+    bxi_store_relaxed(&rig.credit, 960 - 832);
+    cr_assert_not(bxi_ring_has_room(&rig.writer, 100));
+    bxi_store_relaxed(&rig.credit, 960 - 768);
+    cr_assert(bxi_ring_has_room(&rig.writer, 100));
+}
+
 /* ---- Nonsense in the producer's memory ------------------------------------------------------- */
 
 static void expect_refused(uint64_t capacity, uint64_t pos, uint64_t word)

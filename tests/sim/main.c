@@ -50,6 +50,11 @@ static bool fails_all(void)
     return options.refusal != NULL && strcmp(options.refusal, "all") == 0;
 }
 
+bool sim_can_refuse(void)
+{
+    return options.refusal != NULL;
+}
+
 /* CPU time of the children that have ended. */
 static double cpu_seconds(void)
 {

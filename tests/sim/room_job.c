@@ -19,6 +19,11 @@ bool sim_any_is_dead(void)
     return sim_deaths(-1) > 0;
 }
 
+uint64_t sim_death_ns(void)
+{
+    return sim_host_of(0) >= 0 && (sim_any_is_dead() || sim_words_are_lost()) ? UINT64_C(20000000000) : 0;
+}
+
 static bool deadlines_passed(void)
 {
     return sim_stopped_ns() > 30000000000;
@@ -29,11 +34,20 @@ bool sim_one_left(void)
     return sim_truth(ALONE) > 0 || deadlines_passed();
 }
 
+#define NET_CLOSE_NS 1000000000         /* CLOSE_NS of net/source.c */
+
+/* Over the network who leaves waits for a second until its last messages are fetched. One that was stopped for so long
+ * has not heard that it left, and takes it for dead. */
+bool sim_words_are_lost(void)
+{
+    return sim_host_of(0) >= 0 && sim_truth(LEAVERS) + sim_truth(ALONE) > 0 && sim_stopped_ns() > NET_CLOSE_NS;
+}
+
 int sim_registrar = -1;
 
 bool sim_is_allowed(int rc)
 {
-    return sim_is_refusal(rc) || (rc == BX_E_PEER_DEAD && sim_any_is_dead()) ||
+    return sim_is_refusal(rc) || (rc == BX_E_PEER_DEAD && (sim_any_is_dead() || sim_words_are_lost())) ||
            (rc == BX_E_SHUTDOWN && sim_one_left()) || (rc == BX_E_TIMEOUT && deadlines_passed());
 }
 
@@ -141,7 +155,8 @@ static int echo(const struct bx_request *request, struct bx_reader *args, struct
     (void)args, (void)reply, (void)context;
     sim_count(SENT_TO_0 + to, 1);
     rc = bx_rpc_oneway(bx_request_job(request), sim_names[to], "inline", NULL, NULL);
-    if (rc == -EAGAIN && sim_stopped_ns() > 0)          /* no room, and a handler does not wait for it */
+    /* No room, and a handler does not wait for it. */
+    if (rc == -EAGAIN && (sim_stopped_ns() > 0 || sim_host_of(to) >= 0))
         sim_count(SENT_TO_0 + to, -1);
     else
         sim_must(bx_request_job(request), "bx_rpc_oneway in a handler", rc);
@@ -161,6 +176,7 @@ static int gather(struct bx_batch *batch, void *job)
 }
 
 static int ordered(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context);
+static int mirror(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context);
 
 #define JOIN_POINTS 16384               /* about as many as a process needs to join */
 
@@ -177,6 +193,20 @@ static void come_back(int rank)
     nanosleep(&(struct timespec){ .tv_nsec = after_ns[sim_choose(4)] }, NULL);
 }
 
+/* In a third of the schedules the workers are spread over hosts, where nobody comes back. */
+static bool spread(int workers)
+{
+    uint32_t hosts;
+
+    if (sim_host_of(0) >= 0)
+        return true;
+    hosts = workers < 2 || sim_can_refuse() || sim_choose(3) != 2 ? 1 : 2 + sim_choose(2);
+
+    for (int rank = 0; rank < workers && hosts > 1; rank++)
+        sim_put_on_host(rank, (int)sim_choose(hosts));
+    return hosts > 1;
+}
+
 struct bx_job *sim_job_begin(int rank, int workers, void (*more)(struct bx_job *job))
 {
     struct bx_job *job = NULL;
@@ -185,7 +215,7 @@ struct bx_job *sim_job_begin(int rank, int workers, void (*more)(struct bx_job *
     int rc;
 
     if (sim_truth(REJOIN) == 0)
-        sim_count(REJOIN, 1 + sim_choose(2));
+        sim_count(REJOIN, spread(workers) ? 1 : 1 + sim_choose(2));
     options.rejoin = sim_truth(REJOIN) == 2;
     if (sim_deaths(rank) > 0)
         come_back(rank);
@@ -205,6 +235,8 @@ struct bx_job *sim_job_begin(int rank, int workers, void (*more)(struct bx_job *
     sim_lend_register(job);
     SIM_AGAIN(job, "bx_register", bx_register(job, "ordered", BX_INLINE, ordered, NULL));
     SIM_AGAIN(job, "bx_register", bx_register(job, "echo", BX_INLINE, echo, NULL));
+    SIM_AGAIN(job, "bx_register", bx_register(job, "mirror", BX_INLINE, mirror, NULL));
+    SIM_AGAIN(job, "bx_register", bx_register(job, "mirror and block", BX_BLOCKING, mirror, NULL));
     if (more != NULL)
         more(job);
     sim_count(BEGINNING, 1);
@@ -258,7 +290,7 @@ void sim_job_end(struct bx_job *job, int other)
     bx_counter(job, "rrefs_leaked", &leaked);
     if (leaked != 0 && sim_keeps_nothing())
         sim_fail("%llu references of rank %d leak", (unsigned long long)leaked, rank);
-    if (deaths != 0 && !sim_any_is_dead())
+    if (deaths != 0 && !sim_any_is_dead() && !sim_words_are_lost())
         sim_fail("rank %d takes the other for dead", rank);
     if (rescued != 0 || late != 0)
         sim_fail("rescued %llu, timers_late %llu at rank %d", (unsigned long long)rescued, (unsigned long long)late,
@@ -472,6 +504,73 @@ static struct bx_msg *large(int64_t number)
     return args;
 }
 
+/* A letter, and bytes of it: in a frame or through the arena, whose places are used again and again. */
+static struct bx_msg *letters(int64_t letter)
+{
+    static const uint32_t sizes[] = { 300, 6000, 17000, 17000, 20000 };
+    uint32_t bytes = sizes[sim_choose(5)];
+    struct bx_msg *msg = sim_msg();
+    unsigned char *data = sim_memory(bytes);
+
+    memset(data, (int)letter, bytes);
+    bx_msg_put_i64(msg, letter);
+    bx_msg_put_i64(msg, bytes);
+    bx_msg_put_bytes(msg, data, bytes);
+    free(data);
+    return msg;
+}
+
+static int64_t read_letters(struct bx_reader *reader)
+{
+    int64_t letter = bx_read_i64(reader), bytes = bx_read_i64(reader);
+    const unsigned char *data = bx_read_bytes(reader, (size_t)bytes);
+
+    for (int64_t i = 0; i < bytes; i += 250)
+        if (data[i] != (unsigned char)letter)
+            sim_fail("byte %lld of %lld of a message is %d, not %d", (long long)i, (long long)bytes, data[i],
+                     (int)letter);
+    return letter;
+}
+
+/* Answers with the next letter. */
+static int mirror(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bx_msg *answer = letters(read_letters(args) % 200 + 1);
+    struct bx_reader reader = bx_msg_reader(answer);
+    int64_t letter = bx_read_i64(&reader), bytes = bx_read_i64(&reader);
+    int rc;
+
+    (void)request, (void)context;
+    bx_msg_put_i64(reply, letter);
+    bx_msg_put_i64(reply, bytes);
+    rc = bx_msg_put_bytes(reply, bx_read_bytes(&reader, (size_t)bytes), (size_t)bytes);
+    bx_msg_destroy(answer);
+    return rc;
+}
+
+/* Some calls, one after the other. */
+void sim_mirror(struct bx_job *job)
+{
+    const char *to = sim_names[sim_another(job)], *function = sim_choose(2) == 0 ? "mirror" : "mirror and block";
+
+    sim_count(UNDER_WAY, 1);
+    for (uint32_t calls = 1 + sim_choose(4); calls > 0; calls--) {
+        int64_t letter = 1 + (int64_t)sim_choose(200);
+        struct bx_msg *args = letters(letter), *reply = NULL;
+
+        sim_must(job, "bx_rpc_sync", bx_rpc_sync(job, to, function, args, NULL, &reply));
+        bx_msg_destroy(args);
+        if (reply != NULL) {
+            struct bx_reader reader = bx_msg_reader(reply);
+
+            if (read_letters(&reader) != letter % 200 + 1)
+                sim_fail("an answer has another letter");
+        }
+        bx_msg_destroy(reply);
+    }
+    sim_count(UNDER_WAY, -1);
+}
+
 #define GROUP_MOST 12                   /* a ring does not have room for the answers */
 
 static int64_t send_group(struct bx_job *job, int64_t number)
@@ -545,6 +644,22 @@ static bool one_was_unaware(void)
     return deaths > 0 && ended == 0;
 }
 
+/* Nobody is left on a host who could remove the names of its dead. */
+static bool host_is_extinct(void)
+{
+    for (int host = 0; host < WORKERS_MOST; host++) {
+        int there = 0, dead = 0;
+
+        for (int rank = 0; rank < WORKERS_MOST; rank++) {
+            there += sim_host_of(rank) == host;
+            dead += sim_host_of(rank) == host && sim_is_dead(rank);
+        }
+        if (there > 0 && dead == there)
+            return true;
+    }
+    return false;
+}
+
 void sim_room_job_check(void)
 {
     int left = sim_names_left();
@@ -552,7 +667,7 @@ void sim_room_job_check(void)
     /* Nobody removes the names of a worker that dies when all others have left or died, nor of a rank 0 that comes back
      * when all have left, begins another job, and dies in its start. A lock that cannot be asked for counts as
      * held: then the next job removes its name. */
-    if (left > 0 && !one_was_unaware() && sim_truth(EXTINCT) == 0 &&
+    if (left > 0 && !one_was_unaware() && !host_is_extinct() && sim_truth(EXTINCT) == 0 &&
         !(sim_is_dead(0) && sim_truth(BEGINNING) > 0) && strcmp(sim_refused_function(), "F_OFD_GETLK") != 0)
         sim_fail("%d names are left in /dev/shm or the directory of sockets", left);
     if (sim_truth(OBJECTS) != 0 && !sim_any_is_dead())
@@ -573,7 +688,7 @@ void sim_room_job_check(void)
 
 void sim_room_job_quiet(uint64_t ns)
 {
-    if (deadlines_passed())             /* what a worker was told in vain, others may wait for */
+    if (deadlines_passed() || sim_words_are_lost())     /* what a worker was told in vain, others may wait for */
         return;
     /* A ring that could not be opened is tried again when something happens, or then. */
     if (ns > 900000000 && sim_truth(UNDER_WAY) > 0 && strcmp(sim_refused_function(), "fallocate") != 0 &&

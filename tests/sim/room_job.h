@@ -25,6 +25,8 @@ struct bx_reader;
 struct bx_request;
 extern const char *const sim_names[WORKERS_MOST];
 bool sim_any_is_dead(void);
+bool sim_words_are_lost(void);                          /* one that left may count as dead */
+uint64_t sim_death_ns(void);                             /* so long the death of a host may be unknown; 0: none */
 bool sim_one_left(void);                                /* alone, or because another one was stopped for so long */
 void sim_must(const struct bx_job *job, const char *what, int rc);      /* no error but that a worker has died */
 /* more: before the start. NULL: it has died before, and does not come back. */
@@ -46,7 +48,7 @@ bool sim_keeps_nothing(void);                           /* nobody keeps tensors 
 bool sim_leave_alone(struct bx_job *job);               /* without a shutdown, in some schedules */
 /* Operations of scripts (room_mix.c), and what they need before and behind them. */
 typedef void sim_operation(struct bx_job *job);
-sim_operation sim_call, sim_flood;
+sim_operation sim_call, sim_flood, sim_mirror;
 bool sim_all_have(unsigned truth_0);                    /* all workers that are there or come back; room_lend.c */
 sim_operation sim_lend, sim_refer, sim_lend_register;
 void sim_release_kept(void);                            /* of others: tensors and references */

@@ -214,7 +214,7 @@ static void ended(const struct late *late, struct bx_future *future)
         !(rc == BX_E_APPLICATION(1) && late->refused) && !sim_is_allowed(rc) &&
         !(rc == -ECANCELED && sim_now() >= late->due_ns))       /* of watch, whose answer was faster */
         sim_fail("a call ends with %d: %s", rc, bx_future_error_text(future));
-    if (late->due_ns != SIM_FOREVER && sim_now() > late->due_ns + LATE_NS + sim_stopped_ns())
+    if (late->due_ns != SIM_FOREVER && sim_now() > late->due_ns + LATE_NS + sim_stopped_ns() + sim_death_ns())
         sim_fail("a call ends %.6f s after its deadline", (double)(sim_now() - late->due_ns) / 1e9);
 }
 
@@ -361,7 +361,7 @@ void sim_call_object(struct bx_job *job)
             bx_rref_oneway(rref, "step", args, NULL);
         else if (bx_rref_async(rref, "step", args, NULL, &future) == 0)
             bx_future_wait(future, BX_FOREVER);
-        if (sim_now() > due_ns + LATE_NS + sim_stopped_ns())
+        if (sim_now() > due_ns + LATE_NS + sim_stopped_ns() + sim_death_ns())
             sim_fail("a call on an object waits for one that does not come");
         bx_future_release(future);
         future = NULL;

@@ -25,7 +25,8 @@ bool sim_all_have(unsigned truth_0)
 /* So often a worker looks, each 5 ms, whether the others have given back all. One that comes back may take 30 s. */
 static uint64_t patience(void)
 {
-    return 60 + sim_stopped_ns() / 5000000 + (sim_truth(REJOIN) == 2 && sim_any_is_dead() ? 8000 : 0);
+    return 60 + (sim_stopped_ns() + sim_death_ns()) / 5000000 +
+           (sim_truth(REJOIN) == 2 && sim_any_is_dead() ? 8000 : 0);
 }
 
 /* ---- tensors ---------------------------------------------------------------------------------------- */

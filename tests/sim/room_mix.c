@@ -17,7 +17,7 @@ struct mix {
     int least, most;                    /* workers */
     uint32_t longest;                   /* operations in a script */
     uint32_t dies_in, points;           /* one dies in one of so many schedules, after at most 2^points points */
-    bool lends, refers, late;
+    bool lends, refers, late, hosts;    /* hosts: always several */
     sim_operation *const *operations;
     uint32_t count;
     sim_operation *more;                /* before the start */
@@ -30,6 +30,7 @@ OPERATIONS(refers, sim_refer, sim_refer, sim_refer, sim_refer, sim_refer, sim_re
 OPERATIONS(lates, sim_combine, sim_call_back, sim_call_object, sim_begin_and_await, sim_begin_and_await,
            sim_fulfil_one);
 OPERATIONS(passes, sim_pass);
+OPERATIONS(nets, sim_mirror, sim_mirror, sim_mirror, sim_mirror, sim_lend, sim_call);
 OPERATIONS(all, sim_call, sim_call, sim_lend, sim_lend, sim_refer, sim_refer, sim_combine, sim_call_back,
            sim_call_object, sim_begin_and_await, sim_fulfil_one);
 #define OF(name) name, sizeof name / sizeof name[0]
@@ -124,6 +125,8 @@ static void run(int worker, const struct mix *of)
     if (sim_truth(SIZE) == 0) {
         sim_count(SIZE, of->least + (int)sim_choose((uint32_t)(1 + of->most - of->least)));
         sim_count(WAITS, 1 + sim_choose(3));
+        for (int rank = 0; of->hosts && !sim_can_refuse() && rank < (int)sim_truth(SIZE); rank++)
+            sim_put_on_host(rank, rank < 2 ? rank : (int)sim_choose(3));
     }
     if (worker >= (int)sim_truth(SIZE))
         return;
@@ -151,35 +154,40 @@ static void run(int worker, const struct mix *of)
 
 void sim_room_calls(int worker)
 {
-    run(worker, &(struct mix){ 2, 2, 3, 1000, 1, false, false, false, OF(calls), NULL });
+    run(worker, &(struct mix){ 2, 2, 3, 1000, 1, false, false, false, false, OF(calls), NULL });
 }
 
 void sim_room_death(int worker)
 {
-    run(worker, &(struct mix){ 2, 2, 6, 1, 10, false, false, false, OF(calls), NULL });
+    run(worker, &(struct mix){ 2, 2, 6, 1, 10, false, false, false, false, OF(calls), NULL });
 }
 
 void sim_room_tensors(int worker)
 {
-    run(worker, &(struct mix){ 3, 3, 5, 3, 11, true, false, false, OF(lends), NULL });
+    run(worker, &(struct mix){ 3, 3, 5, 3, 11, true, false, false, false, OF(lends), NULL });
 }
 
 void sim_room_rrefs(int worker)
 {
-    run(worker, &(struct mix){ 3, 3, 4, 3, 11, false, true, false, OF(refers), NULL });
+    run(worker, &(struct mix){ 3, 3, 4, 3, 11, false, true, false, false, OF(refers), NULL });
 }
 
 void sim_room_late(int worker)
 {
-    run(worker, &(struct mix){ 2, 2, 3, 4, 11, false, false, true, OF(lates), sim_late_register });
+    run(worker, &(struct mix){ 2, 2, 3, 4, 11, false, false, true, false, OF(lates), sim_late_register });
 }
 
 void sim_room_grads(int worker)
 {
-    run(worker, &(struct mix){ 3, 3, 2, 3, 11, false, false, false, OF(passes), sim_grads_register });
+    run(worker, &(struct mix){ 3, 3, 2, 3, 11, false, false, false, false, OF(passes), sim_grads_register });
 }
 
 void sim_room_mix(int worker)
 {
-    run(worker, &(struct mix){ 2, 5, 6, 4, 12, true, true, true, OF(all), sim_late_register });
+    run(worker, &(struct mix){ 2, 5, 6, 4, 12, true, true, true, false, OF(all), sim_late_register });
+}
+
+void sim_room_net(int worker)
+{
+    run(worker, &(struct mix){ 2, 3, 5, 5, 12, true, false, false, true, OF(nets), NULL });
 }

@@ -25,6 +25,7 @@ const struct sim_program sim_programs[] = {
     JOB(late, 2, 60000),
     JOB(grads, 3, 150000, .refused_late = true),
     JOB(mix, 5, 150000),
+    JOB(net, 3, 100000),
     JOB(serve, 3, 100000),
     JOB(leave, 3, 25000),
     JOB(end, 2, 50000),

@@ -27,6 +27,7 @@ void sim_room_rrefs(int worker);
 void sim_room_late(int worker);
 void sim_room_grads(int worker);
 void sim_room_mix(int worker);
+void sim_room_net(int worker);
 void sim_room_serve(int worker);        /* room_end.c */
 void sim_room_leave(int worker);
 void sim_room_end(int worker);

@@ -294,7 +294,8 @@ static void run_another(const char *why)
     int count;
 
     while ((count = who_can(can, NULL)) == 0)
-        if (!hear_of_deaths(SIM_FOREVER - 1) && !sim_comebacks_begin(SIM_FOREVER - 1) && !pass_time())
+        if (!sim_wires_move() && !hear_of_deaths(SIM_FOREVER - 1) && !sim_comebacks_begin(SIM_FOREVER - 1) &&
+            !pass_time())
             nobody_can_run();
     run(pick_next(can, count), why);
 }
@@ -340,6 +341,7 @@ static void end_process(int worker)
     if (program->resets) {
         sim_descriptors_left(worker);
         sim_memory_left(worker);
+        sim_wires_left(worker);
         hear_of_end(worker);
     }
 }
@@ -413,6 +415,7 @@ static void die(int worker)
     deaths[worker].at = SIM_FOREVER;
     deaths[worker].heard_at = sim_mode() == SIM_MAKES_AGAIN ? SIM_FOREVER - 1 :
                               sim_schedule.points + (sim_draw(2) == 0 ? 1 : sim_draw(5000));
+    sim_wires_die(worker);
     sim_mappings_close(worker);
     sim_descriptors_close(worker, true);
     if (sim_self->worker == worker)

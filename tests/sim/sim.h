@@ -76,7 +76,11 @@ bool sim_is_stopped(int worker);
 bool sim_any_is_stopped(void);
 uint64_t sim_stopped_ns(void);
 int sim_deaths_heard_of(void);              /* so many pidfds are readable */
+/* Before its start. Each host has its own clock; workers of several hosts meet over BX_ROOT. */
+void sim_put_on_host(int worker, int host);
+int sim_host_of(int worker);                /* -1: all are on one */
 int sim_names_left(void);                   /* in /dev/shm and the directory of sockets; removes them */
+bool sim_can_refuse(void);                  /* --fail */
 /* With --fail: the error of the call that has failed, or 0; of which function, and in which worker. */
 int sim_refusal(void);
 const char *sim_refused_function(void);
@@ -293,6 +297,9 @@ void sim_pidfd_ready(int worker);               /* the others hear of it */
 uint64_t sim_timerfds_next_ns(void);            /* the first time that one is set to */
 void sim_timerfds_fire(void);
 void sim_thread_ends(void);                     /* calls the destructors of its pthread_setspecific */
+void sim_wires_die(int worker);                 /* wire.c: nothing comes to it any more */
+void sim_wires_left(int worker);
+bool sim_wires_move(void);                      /* nobody can run. False: nothing is under way to who sleeps */
 extern uint64_t sim_changes;                    /* of descriptors: who sleeps on one looks again */
 
 /* ---- world_fail.c ------------------------------------------------------------------------------------ */

@@ -54,14 +54,14 @@ void sim_world_reset(bool all)
     sim_threads_reset();
     memset(&messages, 0, sizeof messages);
     sim_refusals_reset();
+    sim_hosts_reset();
     memset(owners, 0, sizeof owners);
     memset(pidfds, -1, sizeof pidfds);
     timerfd_count = 0;
     sim_changes = 1;
 }
 
-/* A new descriptor belongs to the worker that runs. */
-static int own_from(int fd, uintptr_t pc)
+int sim_own(int fd, uintptr_t pc)
 {
     if (fd >= 0 && fd < FDS && sim_self != NULL) {
         owners[fd] = (uint8_t)(sim_self->worker + 1);
@@ -69,7 +69,7 @@ static int own_from(int fd, uintptr_t pc)
     }
     return fd;
 }
-#define own(fd) own_from(fd, PC)
+#define own(fd) sim_own(fd, PC)
 
 void sim_descriptors_left(int worker)
 {
@@ -195,7 +195,7 @@ FILE *sim_fopen(const char *path, const char *mode)
 
 char *sim_getenv(const char *name)
 {
-    return strcmp(name, "XDG_RUNTIME_DIR") == 0 ? sim_directory : NULL;
+    return strcmp(name, "XDG_RUNTIME_DIR") == 0 ? sim_directory : (char *)(uintptr_t)sim_host_variable(name);
 }
 
 char *sim_secure_getenv(const char *name)
@@ -240,8 +240,7 @@ int sim_names_left(void)
 struct look {
     struct pollfd *fds;
     nfds_t count;
-    int epoll, most, ready;
-    struct epoll_event *events;
+    int ready;
     uint64_t seen;                      /* of sim_changes, when the kernel was last asked */
 };
 
@@ -251,8 +250,7 @@ static bool is_ready(void *argument)
 
     if (look->seen != sim_changes) {
         look->seen = sim_changes;
-        look->ready = look->fds != NULL ? poll(look->fds, look->count, 0)
-                                        : epoll_wait(look->epoll, look->events, look->most, 0);
+        look->ready = poll(look->fds, look->count, 0);
     }
     return look->ready != 0;
 }
@@ -261,17 +259,14 @@ int sim_poll(struct pollfd *fds, nfds_t count, int timeout_ms);
 int sim_ppoll(struct pollfd *fds, nfds_t count, const struct timespec *timeout, const sigset_t *mask);
 int sim_epoll_pwait2(int fd, struct epoll_event *events, int most, const struct timespec *timeout,
                      const sigset_t *mask);
+int sim_epoll_wait(int fd, struct epoll_event *events, int most, int timeout_ms);
 int sim_epoll_ctl(int fd, int operation, int of, struct epoll_event *event);
-int sim_close(int fd);
 int sim_timerfd_create(clockid_t clock, int flags);
 int sim_timerfd_settime(int fd, int flags, const struct itimerspec *when, struct itimerspec *was);
-int sim_eventfd(unsigned count, int flags);
 int sim_pipe2(int ends[2], int flags);
 int sim_epoll_create1(int flags);
 int sim_socket(int family, int type, int protocol);
 int sim_open(const char *path, int flags, ...);
-ssize_t sim_sendmsg(int fd, const struct msghdr *message, int flags);
-ssize_t sim_recvmsg(int fd, struct msghdr *message, int flags);
 int sim_connect(int fd, const struct sockaddr *address, socklen_t bytes);
 int sim_accept4(int fd, struct sockaddr *address, socklen_t *bytes, int flags);
 int sim_getsockopt(int fd, int level, int option, void *value, socklen_t *bytes);
@@ -310,18 +305,31 @@ int sim_ppoll(struct pollfd *fds, nfds_t count, const struct timespec *timeout, 
     return poll_until(fds, count, until(ns_of(timeout)), "ppoll");
 }
 
-int sim_epoll_pwait2(int fd, struct epoll_event *events, int most, const struct timespec *timeout,
-                     const sigset_t *mask)
+/* What the kernel has said of EPOLLONESHOT it does not say again: it is asked when the fiber goes on. */
+static int epoll_until(int fd, struct epoll_event *events, int most, uint64_t until_ns)
 {
-    struct look look = { .epoll = fd, .events = events, .most = most };
+    struct pollfd entry = { .fd = fd, .events = POLLIN };
+    struct look look = { .fds = &entry, .count = 1 };
 
-    (void)mask;
-    ENTER();
     if (sim_disturbs())
         return interrupted();
     if (!is_ready(&look))
-        sim_block("epoll", is_ready, &look, until(ns_of(timeout)));
-    return look.ready;
+        sim_block("epoll", is_ready, &look, until_ns);
+    return epoll_wait(fd, events, most, 0);
+}
+
+int sim_epoll_pwait2(int fd, struct epoll_event *events, int most, const struct timespec *timeout,
+                     const sigset_t *mask)
+{
+    (void)mask;
+    ENTER();
+    return epoll_until(fd, events, most, until(ns_of(timeout)));
+}
+
+int sim_epoll_wait(int fd, struct epoll_event *events, int most, int timeout_ms)
+{
+    ENTER();
+    return epoll_until(fd, events, most, timeout_ms < 0 ? SIM_FOREVER : until((uint64_t)timeout_ms * 1000000));
 }
 
 int sim_epoll_ctl(int fd, int operation, int of, struct epoll_event *event)
@@ -363,7 +371,7 @@ int sim_socket(int family, int type, int protocol)
     ENTER();
     if (sim_fails("socket"))
         return -1;
-    return own(socket(family, type, protocol));
+    return own(socket(family == AF_INET ? AF_UNIX : family, type, protocol));
 }
 
 int sim_open(const char *path, int flags, ...)
@@ -393,7 +401,7 @@ int sim_timerfd_create(clockid_t clock, int flags)
 /* At a time, not after one. */
 int sim_timerfd_settime(int fd, int flags, const struct itimerspec *when, struct itimerspec *was)
 {
-    uint64_t at_ns = ns_of(&when->it_value);
+    uint64_t at_ns = local_ns(&when->it_value);
 
     (void)flags, (void)was;
     ENTER_FD();
@@ -476,6 +484,7 @@ int sim_connect(int fd, const struct sockaddr *address, socklen_t bytes)
     ENTER_FD();
     if (sim_fails("connect"))
         return -1;
+    address = sim_unix_address(address, &bytes);
     return connect(fd, address, bytes);
 }
 

@@ -175,7 +175,6 @@ void sim_refusals_write(char *text, size_t bytes)
         return sim_fails(#name) ? failed : name arguments;      \
     }
 
-OTHERWISE(int, -1, bind, (int fd, const struct sockaddr *address, socklen_t bytes), (fd, address, bytes))
 OTHERWISE(int, -1, listen, (int fd, int backlog), (fd, backlog))
 OTHERWISE(int, -1, madvise, (void *address, size_t bytes, int advice), (address, bytes, advice))
 OTHERWISE(int, -1, ftruncate, (int fd, off_t bytes), (fd, bytes))

@@ -151,7 +151,6 @@ void *sim_malloc(size_t bytes);
 void *sim_calloc(size_t count, size_t bytes);
 void *sim_realloc(void *block, size_t bytes);
 void *sim_aligned_alloc(size_t align, size_t bytes);
-void sim_free(void *block);
 char *sim_strdup(const char *text);
 char *sim_strndup(const char *text, size_t most);
 

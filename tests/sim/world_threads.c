@@ -31,7 +31,7 @@ int sim_sched_yield(void);
 
 int sim_clock_gettime(clockid_t clock, struct timespec *time)
 {
-    uint64_t ns = sim_schedule.now_ns += sim_schedule.tick_ns;
+    uint64_t ns = (sim_schedule.now_ns += sim_schedule.tick_ns) + sim_clock_ahead_ns();
 
     sim_timerfds_fire();
     if (clock == CLOCK_REALTIME)
@@ -103,7 +103,7 @@ static int wake(const void *address, int most)
 long sim_futex(uint32_t *word, int operation, uint32_t value, const struct timespec *time)
 {
     int command = operation & FUTEX_CMD_MASK;
-    uint64_t until_ns = ns_of(time);
+    uint64_t until_ns = command == FUTEX_WAIT ? ns_of(time) : local_ns(time);
 
     if (command == FUTEX_WAKE)
         return wake(word, (int)value);
@@ -247,7 +247,7 @@ int sim_pthread_cond_timedwait(pthread_cond_t *cond, pthread_mutex_t *of, const 
 
     ENTER();
     give_back(mutex);
-    woken = sleep_on(cond, "condition", ns_of(time));
+    woken = sleep_on(cond, "condition", local_ns(time));
     take(mutex);
     return woken ? 0 : ETIMEDOUT;
 }

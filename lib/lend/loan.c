@@ -222,7 +222,7 @@ static int view_of(struct bxi_loan *loan, const struct bxi_tensor_head *head, co
 {
     struct bx_job *job = loan->returns->job;
     struct bxi_passed *passed = loan->passed;
-    struct bxi_storage *storage;
+    struct bxi_storage *storage = NULL;
     int rc;
 
     if ((int)(head->owner & 0xff) == job->rank) {

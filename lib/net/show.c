@@ -29,6 +29,7 @@ void bxi_net_show(struct bx_job *job)
         memcpy(row[rank].name, job->net->places[rank].name, sizeof row->name);
         memcpy(row[rank].host, job->net->places[rank].machine, sizeof row->host);
         job->net->twins[rank]->row = &row[rank];
+        bxi_net_show_functions(job->net->twins[rank], 0, job->net->places[rank].function_count);
     }
     /* Release, for inspectors in other processes: the rows are written. */
     bxi_store_release(&bxi_tables(job->control)->remote_rows, rows);

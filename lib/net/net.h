@@ -318,7 +318,7 @@ void bxi_net_show(struct bx_job *job);          /* start, when the twins are the
 void bxi_net_show_sent(struct bxi_twin *twin, struct bxi_parcel_head *head, size_t bytes);
 void bxi_net_show_received(struct bxi_twin *twin, const struct bxi_parcel_head *head, size_t bytes);    /* role */
 void bxi_net_show_death(struct bxi_twin *twin);         /* any thread */
-void bxi_net_show_functions(struct bxi_twin *twin, uint32_t first, uint32_t count);     /* those rows have come; start; role */
+void bxi_net_show_functions(struct bxi_twin *twin, uint32_t first, uint32_t count);     /* these have come */
 
 /* ---- source.c ------------------------------------------------------------------------------------------- */
 

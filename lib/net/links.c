@@ -112,12 +112,12 @@ static void read_link(struct bx_job *job, struct bxi_link *link)
     struct bxi_net *net = job->net;
     struct bxi_net_message message;
     char byte;
-    int rc;
+    int rc = link->fd >= 0 && recv(link->fd, &byte, 1, MSG_PEEK) < 0 ? -errno : 0;
 
-    /* The event may be of a connection whose place this one has taken. */
-    if (link->fd < 0 || (recv(link->fd, &byte, 1, MSG_PEEK) < 0 && errno == EAGAIN))
+    if (link->fd < 0 || rc == -EAGAIN)  /* the event is of a connection whose place this one has taken */
         return;
-    rc = bxi_net_receive(link->fd, &message, NULL, 0, bxi_now_ns() + net->timeout_ns);
+    if (rc == 0)                        /* an error is told once */
+        rc = bxi_net_receive(link->fd, &message, NULL, 0, bxi_now_ns() + net->timeout_ns);
     if (rc == 0 && message.kind == BXI_NET_PING)
         return;
     if (rc < 0 || message.kind != BXI_NET_DEATH || message.value >= (uint64_t)job->world_size) {

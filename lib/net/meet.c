@@ -376,7 +376,7 @@ static int listen_for_hub(struct bxi_meeting *meeting)
         own->sin6_port = 0;             /* at the same place in a struct sockaddr_in */
         fd = meeting->net->listen_fd = socket(own->sin6_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     }
-    if (fd < 0 || bind(fd, address, length) < 0 || listen(fd, BXI_KNOCKING) < 0 ||
+    if (fd < 0 || bind(fd, address, length) < 0 || listen(fd, BXI_WORLD_MAX) < 0 ||
         getsockname(fd, address, &length) < 0)
         return bx_fail(-errno, "this worker cannot listen for other hosts: %s", bx_strerror(-errno));
     return 0;

@@ -22,7 +22,7 @@ part_often()
     while [ $round -lt $rounds ]; do
         end=$first
         test $((round % 2)) = 0 || end=$second
-        part_once $end 2500 || { echo "  in round $round"; return 1; }
+        part_once $end 3000 || { echo "  in round $round"; return 1; }
         round=$((round + 1))
     done
 }

@@ -258,7 +258,8 @@ static void choose_hub(struct bx_job *job)
 /* Somebody connects, who has shown nothing yet. There is room for a few; each takes the place of the oldest. */
 static void accept_knock(struct bxi_net *net)
 {
-    int slot = (int)(net->knocks++ % BXI_KNOCKING), fd = accept4(net->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    const int slot = (int)(net->knocks++ % BXI_KNOCKING);
+    int fd = accept4(net->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 
     if (fd < 0)
         return;

@@ -194,10 +194,15 @@ void bxi_out_lease(struct bxi_twin *twin, const unsigned char *frame, uint64_t n
 
 static void finish(struct bxi_twin *twin);
 
+static void fail(struct bxi_landing *landing, const char *why)
+{
+    landing->is_failed = true;
+    bxi_in_nonsense(landing->twin, why);
+}
+
 static void nonsense(struct bxi_twin *twin)
 {
-    twin->landing->is_failed = true;
-    bxi_in_nonsense(twin, "it lends what it does not have");
+    fail(twin->landing, "it lends what it does not have");
 }
 
 static void part_is_there(void *context, int rc)
@@ -252,13 +257,14 @@ static void land(struct bxi_landing *landing, uint32_t index, const void *data, 
     const bool is_dropped = index > 0 && landing->landed->code < 0 && index <= landing->lease.tensor_count;
     uint64_t room = 0;
     void *place = place_of(landing, index, &room);
+    const bool fits = place != NULL && bytes <= room;
 
-    if (large != NULL && (place == NULL || bytes > room))
+    if (large != NULL && !fits)
         net->ops->drop(net->wire, large);
-    landing->fetched += is_dropped || (place != NULL && bytes <= room);
+    landing->fetched += is_dropped || fits;
     if (is_dropped) {
         done(landing, 0);
-    } else if (place == NULL || bytes > room) {
+    } else if (!fits) {
         nonsense(landing->twin);
     } else if (large != NULL) {
         net->ops->fetch(net->wire, large, place, bytes, done, landing);
@@ -300,8 +306,7 @@ static bool allocate(struct bxi_landing *landing)
     uint64_t at = 0;
 
     if (landed == NULL) {
-        landing->is_failed = true;
-        bxi_in_nonsense(landing->twin, "no memory for a message of it");
+        fail(landing, "no memory for a message of it");
         return false;
     }
     landing->landed = landed;
@@ -467,8 +472,7 @@ void bxi_landing_begin(struct bxi_twin *twin, const struct bxi_parcel_head *head
         landing->packed = malloc(landing->lease.packed_bytes + 1);
         landing->missing = 1;
         if (landing->packed == NULL) {
-            landing->is_failed = true;
-            bxi_in_nonsense(twin, "no memory for a message of it");
+            fail(landing, "no memory for a message of it");
             return;
         }
         landing->holds_off = true;

@@ -268,8 +268,6 @@ static int prove(struct bxi_meeting *meeting, int fd)
         return bx_fail(-ENOSYS, "OpenSSL refuses HMAC-SHA256");
     message = (struct bxi_net_message){ .kind = BXI_NET_PROOF, .bytes = sizeof proof };
     rc = bxi_net_send(fd, &message, &proof, meeting->deadline_ns);
-    if (rc == -EPIPE)
-        return -EAGAIN;                 /* rank 0 had hung up before it heard the proof */
     if (rc == 0)
         rc = bxi_net_receive(fd, &message, answer, sizeof answer, meeting->deadline_ns);
     else if (rc == -EPIPE)

@@ -105,7 +105,7 @@ static bool all_are_told(struct bxi_waiter *waiter)
 void bxi_net_tell_left(struct bx_job *job)
 {
     struct left_waiter left = { .waiter = { .ready = all_are_told, .object = job->net,
-                                              .deadline_ns = bxi_now_ns() + CLOSE_NS }, .job = job };
+                                            .deadline_ns = bxi_now_ns() + CLOSE_NS }, .job = job };
 
     if (job->net == NULL || !job->net->runs)
         return;

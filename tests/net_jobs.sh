@@ -260,6 +260,7 @@ check_demo()    # check_demo WORLD_SIZE NAME FLAGS...
 }
 
 net=$build/tests/prog_net
+net_meet=$build/tests/prog_net_meet
 net_bad=$build/tests/prog_net_bad
 net_end=$build/tests/prog_net_end
 net_full=$build/tests/prog_net_full

@@ -41,7 +41,7 @@ run_job 4 "$net_end" die 1,3 2000
 was=$left
 unset BX_NET_TIMEOUT_MS
 for rank in 0 1 2 3; do
-    begin_rank $rank "$net" meet
+    begin_rank $rank "$net_meet" meet
 done
 finish
 check 'a host all of whose workers died keeps what they had' test -n "$was"
@@ -53,10 +53,10 @@ unset BX_NET_TIMEOUT_MS
 hosts=4
 run_job 8 "$net" pairs
 check "loopback: all pairs of 4 hosts with 2 workers each" all_done
-run_job 128 "$net" meet
+run_job 128 "$net_meet" meet
 check "loopback: 128 workers on 4 hosts" all_done
 hosts=2
-run_job 2 "$net" again
+run_job 2 "$net_meet" again
 check "loopback: places of messages are used again when they have been read" all_done
 run_job 2 "$net_full" many
 check 'messages of many tensors, also behind a large one' all_done
@@ -176,11 +176,11 @@ fi
 # ---- Who may join ----------------------------------------------------------------------------------------
 
 new_job 2
-begin_at 1 missing env -u BX_SECRET "$net" meet
-begin_at 1 short env BX_SECRET=1234567 "$net" meet
+begin_at 1 missing env -u BX_SECRET "$net_meet" meet
+begin_at 1 short env BX_SECRET=1234567 "$net_meet" meet
 printf '%s\n' $BX_SECRET >"$dir/secret"
 chmod 644 "$dir/secret"
-begin_at 1 open env -u BX_SECRET BX_SECRET_FILE="$dir/secret" "$net" meet
+begin_at 1 open env -u BX_SECRET BX_SECRET_FILE="$dir/secret" "$net_meet" meet
 finish
 check 'a missing secret is refused' prints missing 'cannot start: .*needs a secret: BX_SECRET'
 check 'a short secret is refused' prints short 'cannot start: .*has 8 characters at least'
@@ -188,11 +188,11 @@ check 'a secret that others may read is refused' prints open 'cannot start: -EAC
 check 'each with an error' test "$statuses" = '3 3 3'
 
 new_job 2
-begin_at 0 0 env BX_LOG=warn "$net" meet
-begin_at 1 wrong env BX_SECRET=wrong-wrong "$net" meet
+begin_at 0 0 env BX_LOG=warn "$net_meet" meet
+begin_at 1 wrong env BX_SECRET=wrong-wrong "$net_meet" meet
 soon has_ended $pid_wrong
 chmod 600 "$dir/secret"
-begin_at 1 1 env -u BX_SECRET BX_SECRET_FILE="$dir/secret" "$net" meet
+begin_at 1 1 env -u BX_SECRET BX_SECRET_FILE="$dir/secret" "$net_meet" meet
 finish
 check 'a wrong secret is refused' prints wrong 'cannot start: -EACCES: .*the secrets differ'
 check 'and the job starts when the right one comes, from a file' test "$statuses$left" = '0 3 0'
@@ -218,11 +218,11 @@ let_go()    # let_go OUT
 
 for what in 'silent 300' 'noise 100' 'endless 300'; do
     new_job 3
-    begin_rank 0 "$net" meet
+    begin_rank 0 "$net_meet" meet
     hold_open knock $what
     ready knock ready
-    begin_rank 1 "$net" meet
-    begin_rank 2 "$net" meet
+    begin_rank 1 "$net_meet" meet
+    begin_rank 2 "$net_meet" meet
     finish
     let_go knock
     check "a job starts among connections: $what" all_done
@@ -259,17 +259,17 @@ begin_behind()      # begin_behind WORLD_SIZE HOW PROGRAM...: two workers, the s
     BX_ROOT=$root
 }
 
-begin_behind 3 replay "$net" meet
+begin_behind 3 replay "$net_meet" meet
 sleep 0.5
 exec 9>&-
 ready between '(refused|let in)'
-begin_rank 2 "$net" meet
+begin_rank 2 "$net_meet" meet
 finish
 check 'what a worker sent to prove its secret proves nothing again' prints between '^refused'
 soon has_ended $pid_between || end_own $pid_between
 check 'and the job starts' all_done
 
-begin_behind 2 between "$net" meet
+begin_behind 2 between "$net_meet" meet
 ready between dropped
 finish
 exec 9>&-
@@ -300,26 +300,26 @@ unset BX_NET_TIMEOUT_MS
 # ---- Who is not expected -----------------------------------------------------------------------------------
 
 new_job 2
-begin_rank 0 "$net" meet
-begin_at 1 1 env BX_WORLD_SIZE=3 "$net" meet
+begin_rank 0 "$net_meet" meet
+begin_at 1 1 env BX_WORLD_SIZE=3 "$net_meet" meet
 finish
 check 'another world size is told on both sides' eval \
     "prints 0 'BX_E_WORLD_SIZE.*started for 3 workers' && prints 1 'BX_E_WORLD_SIZE.*started for 3 workers'"
 check 'and leaves nothing' test "$statuses$left" = '3 3'
 
 new_job 3
-begin_rank 0 "$net" meet
-begin_rank 1 "$net" meet
-begin_at 1 again env BX_NAME=other "$net" meet
+begin_rank 0 "$net_meet" meet
+begin_rank 1 "$net_meet" meet
+begin_at 1 again env BX_NAME=other "$net_meet" meet
 finish
 check 'a rank that comes twice is told to all' eval "prints 0 BX_E_RANK_TAKEN && prints 1 BX_E_RANK_TAKEN"
 check 'the second one, too' prints again BX_E_RANK_TAKEN
 check 'and leaves nothing' test "$statuses$left" = '3 3 3'
 
 new_job 3
-begin_rank 0 "$net" meet
-begin_at 1 1 env BX_NAME=same "$net" meet
-begin_at 2 2 env BX_NAME=same "$net" meet
+begin_rank 0 "$net_meet" meet
+begin_at 1 1 env BX_NAME=same "$net_meet" meet
+begin_at 2 2 env BX_NAME=same "$net_meet" meet
 finish
 check 'a name that comes twice is told to all' eval \
     "prints 0 'BX_E_NAME_TAKEN.*same' && prints 1 BX_E_NAME_TAKEN && prints 2 BX_E_NAME_TAKEN"
@@ -327,13 +327,13 @@ check 'and leaves nothing' test "$statuses$left" = '3 3 3'
 
 new_job 2
 before=$(date +%s)
-begin_rank 1 "$net" meet 700
+begin_rank 1 "$net_meet" meet 700
 finish
 check 'rank 0 never comes' prints 1 "cannot start: BX_E_RANK_MISSING: rank 0 .*BX_ROOT=$BX_ROOT"
 check 'that takes as long as it may' test $(($(date +%s) - before)) -le 4
 new_job 3
-begin_rank 0 "$net" meet 700
-begin_rank 2 "$net" meet 20000
+begin_rank 0 "$net_meet" meet 700
+begin_rank 2 "$net_meet" meet 20000
 finish
 check 'a worker never comes' eval "prints 0 'BX_E_RANK_MISSING.*rank 1 ' && prints 2 'BX_E_RANK_MISSING.*rank 1 '"
 check 'and leaves nothing' test "$statuses$left" = '3 3'
@@ -343,9 +343,9 @@ touch "$dir/file"
 new_job 4
 before=$(date +%s)
 for rank in 0 2 3; do
-    begin_rank $rank "$net" meet
+    begin_rank $rank "$net_meet" meet
 done
-begin_at 1 1 env XDG_RUNTIME_DIR="$dir/file" "$net" meet
+begin_at 1 1 env XDG_RUNTIME_DIR="$dir/file" "$net_meet" meet
 finish
 check 'the first worker of a host fails: the others of that host hear it' prints 3 "cannot start: .*$dir/file"
 check 'at once' test $(($(date +%s) - before)) -le 10
@@ -364,7 +364,7 @@ new_job 2
 ip -n $second neigh add 10.77.0.9 lladdr 02:00:00:00:00:09 dev $second
 BX_ROOT=10.77.0.9:$port
 before=$(date +%s)
-begin_rank 1 "$net" meet 1000
+begin_rank 1 "$net_meet" meet 1000
 limit_s=15
 finish
 limit_s=30

@@ -59,7 +59,7 @@ done
 # ---- Delay and loss ----------------------------------------------------------------------------------------
 
 if tc -n $first qdisc add dev $first root netem delay 20ms 5ms loss 1% 2>"$dir/err"; then
-    run_job 4 "$net" meet
+    run_job 4 "$net_meet" meet
     check 'delay of 20 ms and loss of 1 %' all_done
     tc -n $first qdisc del dev $first root
 else
@@ -115,7 +115,7 @@ host_of()
 
 if make_bridge 2>"$dir/err"; then
     limit_s=60
-    run_job 32 "$net" meet
+    run_job 32 "$net_meet" meet
     check '32 workers on 4 hosts' all_done
     export BX_NET_TIMEOUT_MS=500
     run_job 16 "$net_end" die 0,4,8,12 3000

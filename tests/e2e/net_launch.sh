@@ -21,8 +21,8 @@ begin_task()    # begin_task RANK SIZE PROGRAM...: with what srun sets, and not 
 }
 
 new_job 2
-begin_task 0 2 "$net" meet
-begin_task 1 2 "$net" meet
+begin_task 0 2 "$net_meet" meet
+begin_task 1 2 "$net_meet" meet
 finish
 check "a job with srun's environment, which is faked" all_done
 new_job 2
@@ -63,7 +63,7 @@ at_hosts='BX_HOST=h$((OMPI_COMM_WORLD_RANK % 2)) exec "$@"'
 check 'mpirun, two hosts by name, without BX_ROOT and BX_SECRET' \
     started env UCX_NET_DEVICES=lo mpirun -n 4 sh -c "$at_hosts" sh "$net" pairs
 check 'all four workers were one job' ended 4
-check 'mpirun, addresses of all interfaces' started mpirun -n 3 sh -c "$at_hosts" sh "$net" meet
+check 'mpirun, addresses of all interfaces' started mpirun -n 3 sh -c "$at_hosts" sh "$net_meet" meet
 check 'all three workers were one job' ended 3
 check 'mpirun on one host needs no network, no plug-in and no secret' \
     started env UCX_TLS=none mpirun -n 2 "$build/bin/rnn" --epochs 1
@@ -71,7 +71,7 @@ check 'another number of workers than the program wants' eval \
     '! started mpirun -n 3 "$build/bin/rnn" && prints 0 "wants 2 workers, and the launcher has started 3"'
 check "BX_ROOT='' lets each process start its own" started mpirun -x BX_ROOT= -n 2 "$build/bin/rnn" --epochs 1
 check 'rank 0 that says nothing' eval '! started mpirun -n 2 sh -c \
-    "test \$OMPI_COMM_WORLD_RANK != 0 || exec sleep 5; BX_HOST=b exec \"\$@\"" sh "$net" meet 1000 &&
+    "test \$OMPI_COMM_WORLD_RANK != 0 || exec sleep 5; BX_HOST=b exec \"\$@\"" sh "$net_meet" meet 1000 &&
      prints 0 "cannot start: BX_E_RANK_MISSING: rank 0 has not told through PMIx"'
 
 # ---- mpirun in network namespaces -------------------------------------------------------------------------
@@ -98,7 +98,7 @@ over()      # over COUNT PROGRAM...: mpirun starts so many workers on each of th
 touch "$dir/mark"
 check 'mpirun in two network namespaces, by its agent' started over 2 "$net" pairs
 check 'all four workers were one job' ended 4
-check 'ten jobs one after the other' started over 2 "$net" jobs 10
+check 'ten jobs one after the other' started over 2 "$net_meet" jobs 10
 check 'all four workers were in each' ended 40
 check 'mpirun -n 4 --host a:2,b:2 param_server' started over 2 "$build/bin/param_server" --trainers 3 \
     --batch-update-size 3 --num-batches 3 --model resnet18 --image 32 --batch-size 4 --num-classes 5

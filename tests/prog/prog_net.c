@@ -4,9 +4,6 @@
  * BX_WORLD_SIZE, BX_ROOT, BX_SECRET, BX_HOST).
  *
  *     prog_net pairs          checks everything that workers do with one another, between all pairs
- *     prog_net again          rank 0 sends rank 1 many messages that do not fit a frame: their places are used again
- *     prog_net meet [MS]      starts within MS, calls each other worker once, and leaves
- *     prog_net jobs COUNT     the same so many times, in one job after the other
  *
  * All workers run the same mode. It prints "started", "failed: ..." for each check that fails, "cannot start: CODE:
  * SENTENCE", and "done" at the end. Exit status 0; 1: a check failed; 3: it could not start.
@@ -21,7 +18,6 @@
 #define FLIGHT 64
 #define BATCH_ROUNDS 10
 #define LARGE 20000000      /* bytes of the largest message */
-#define AGAIN 30000         /* messages of `again` */
 #define THIRDS 4            /* workers to which another one passes things on */
 
 static int notes[WORLD_MOST], last_notes[WORLD_MOST];
@@ -241,7 +237,6 @@ static int register_functions(void)
         void *context;
     } functions[] = {
         { "echo", BX_BLOCKING, echo, NULL }, { "hash", BX_BLOCKING, hash, NULL }, { "relay", BX_BLOCKING, relay, NULL },
-        { "mirror", BX_INLINE, echo, NULL },
         { "note", BX_INLINE, note, notes }, { "last_note", BX_INLINE, note, last_notes },
         { "noted", BX_INLINE, noted, NULL }, { "fail", BX_INLINE, fail, NULL },
         { "fail_later", BX_BLOCKING, fail, NULL }, { "nap", BX_BLOCKING, nap, NULL },
@@ -392,30 +387,6 @@ static void check_deadlines(int to)
     EXPECT(rc == 0 && after > before, "the callee was not told");
 }
 
-static struct bx_future *send_bytes(int to, const char *function, const unsigned char *data, size_t bytes)
-{
-    struct bx_future *answer = NULL;
-    struct bx_msg *args = bx_msg_create(0);
-
-    EXPECT(bx_msg_put_bytes(args, data, bytes) == 0 &&
-           bx_rpc_async(job, bx_rank(to), function, args, NULL, &answer) == 0, "%s", bx_error_text());
-    sent_bytes += is_remote(to) ? bytes : 0;
-    bx_msg_destroy(args);
-    return answer;
-}
-
-/* They have come back. */
-static void check_answer(int to, struct bx_future *answer, const unsigned char *data, size_t bytes)
-{
-    int rc = bx_future_wait(answer, BX_FOREVER);
-    struct bx_reader reader = bx_msg_reader(bx_future_value(answer));
-
-    EXPECT(rc == 0 && bx_reader_left(&reader) == bytes &&
-           (bytes == 0 || memcmp(bx_read_bytes(&reader, bytes), data, bytes) == 0),
-           "%zu bytes to %d: %s", bytes, to, rc == 0 ? "others came back" : bx_future_error_text(answer));
-    bx_future_release(answer);
-}
-
 static void check_sizes(int to)
 {
     static const size_t sizes[] = { 0, 1, 100, 4000, 8000, 16000, 16300, 16384, 16385, 65536, 1000001, LARGE };
@@ -424,8 +395,10 @@ static void check_sizes(int to)
 
     for (size_t i = 0; i < LARGE; i++)
         data[i] = (unsigned char)(i * 7 + i / 251 + (size_t)rank);
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0] && (sizes[i] < LARGE || is_near); i++)
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0] && (sizes[i] < LARGE || is_near); i++) {
         check_answer(to, send_bytes(to, "echo", data, sizes[i]), data, sizes[i]);
+        sent_bytes += is_remote(to) ? sizes[i] : 0;
+    }
     free(data);
 }
 
@@ -680,12 +653,9 @@ static void check_everything(void)
 /* All have called everything: nothing is on loan, and no object is left, once the last words have come. */
 static void check_nothing_is_left(void)
 {
-    struct bx_loans loans = { 0 };
     bool crosses = false;
 
-    EXPECT(bx_loans_wait(job, -1, 0, 5000 * MS) == 0, "%s", bx_error_text());
-    EXPECT(bx_job_loans(job, -1, &loans) == 0 && loans.leases == 0 && loans.borrowed == 0, "%d lent, %d borrowed",
-           (int)loans.leases, (int)loans.borrowed);
+    check_loans(5000);
     for (int i = 0; i < 1000 && __atomic_load_n(&boxes_destroyed, __ATOMIC_RELAXED) < boxes_made; i++)
         nap_ms(5);
     EXPECT(boxes_made == THIRDS * size && boxes_destroyed == boxes_made, "%d boxes of %d are destroyed",
@@ -712,79 +682,30 @@ static int run_pairs(void)
             EXPECT(bx_rpc_oneway(job, bx_rank(to), "last_note", args, NULL) == 0, "%s", bx_error_text());
             bx_msg_destroy(args);
         }
-    int rc = bx_job_shutdown(job, 0);
-
-    EXPECT(rc == 0, "shutdown: %s", bx_error_text());
+    leave();
     for (int from = 0; from < size; from++)
         EXPECT(last_notes[from] == LAST_NOTES, "%d of the last one-way calls of %d ran", last_notes[from], from);
-    EXPECT(counter("rescued") == 0, "a wake-up was lost");
-    EXPECT(counter("timers_late") == 0, "a deadline was found late");
     EXPECT(counter("rrefs_leaked") == 0, "references are left");
     EXPECT(counter("peers_dead") == 0 && deaths == 0, "workers died");
-    bx_job_destroy(job);
-    printf(failures == 0 ? "done\n" : "%d checks failed\n", failures);
-    return failures == 0 ? 0 : 1;
-}
-
-static void send_again(void)
-{
-    static unsigned char data[FLIGHT][20000];
-    struct bx_future *answers[FLIGHT];
-
-    for (int round = 0; round < AGAIN / FLIGHT && rank == 0 && failures == 0; round++) {
-        for (int i = 0; i < FLIGHT; i++) {
-            memset(data[i], 1 + (round + i) % 255, sizeof data[i]);
-            answers[i] = send_bytes(1, "mirror", data[i], 16385 + (size_t)(round * 7 + i) % 3000);
-        }
-        for (int i = 0; i < FLIGHT; i++)
-            check_answer(1, answers[i], data[i], 16385 + (size_t)(round * 7 + i) % 3000);
-    }
-}
-
-/* Creates the job and starts it. False: it could not, and its sentence is printed. */
-static bool start_within(uint64_t timeout_ns)
-{
-    const struct bx_options options = { .start_timeout_ns = timeout_ns };
-    int rc = bx_job_create(&options, &job);
-
-    if (rc == 0)
-        rc = bx_on_death(job, someone_died, NULL);
-    if (rc == 0)
-        rc = register_functions();
-    if (rc < 0)
-        printf("cannot start: %s: %s\n", bx_error_name(rc), bx_error_text());
-    if (rc == 0 && start())
-        return true;
-    bx_job_destroy(job);
-    return false;
-}
-
-static int call_all_and_end(void)
-{
-    for (int to = 0; to < size; to++)
-        call_add(to, rank, to);
-    barrier();
-    return end();
+    return close_job();
 }
 
 int main(int argc, char **argv)
 {
-    const char *mode = argc > 1 ? argv[1] : "";
-    const bool meets = strcmp(mode, "meet") == 0 && argc <= 3, jobs = strcmp(mode, "jobs") == 0 && argc == 3;
-    const bool pairs = strcmp(mode, "pairs") == 0 && argc == 2, again = strcmp(mode, "again") == 0 && argc == 2;
-    int rc = 0;
+    int rc;
 
     setvbuf(stdout, NULL, _IOLBF, 0);
-    if (!meets && !jobs && !pairs && !again) {
-        fprintf(stderr, "usage: prog_net pairs | again | meet [MS] | jobs COUNT\n");
+    if (argc != 2 || strcmp(argv[1], "pairs") != 0) {
+        fprintf(stderr, "usage: prog_net pairs\n");
         return 2;
     }
-    for (int i = jobs ? atoi(argv[2]) : 1; i > 0 && rc == 0; i--) {
-        if (!start_within(meets && argc == 3 ? (uint64_t)atoi(argv[2]) * MS : 0))
-            return 3;
-        if (again)
-            send_again();
-        rc = pairs ? run_pairs() : call_all_and_end();
-    }
-    return rc;
+    rc = bx_job_create(NULL, &job);
+    if (rc == 0)
+        rc = bx_on_death(job, someone_died, NULL);
+    if (rc == 0)
+        rc = register_functions();
+    if (start(rc))
+        return run_pairs();
+    bx_job_destroy(job);
+    return 3;
 }

@@ -54,7 +54,7 @@ static uint64_t now_ns(void)
     return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
 }
 
-static void nap_ms(int ms)
+static inline void nap_ms(int ms)
 {
     struct timespec left = { .tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L };
 
@@ -71,7 +71,7 @@ static uint64_t counter(const char *name)
     return value;
 }
 
-static bool is_remote(int other)
+static inline bool is_remote(int other)
 {
     return strcmp(host_of[other], host_of[rank]) != 0;
 }
@@ -143,17 +143,42 @@ static int64_t call_add(int to, int64_t a, int64_t b)
     return sum;
 }
 
+static inline struct bx_future *send_bytes(int to, const char *function, const unsigned char *data, size_t bytes)
+{
+    struct bx_future *answer = NULL;
+    struct bx_msg *args = bx_msg_create(0);
+
+    EXPECT(bx_msg_put_bytes(args, data, bytes) == 0 &&
+           bx_rpc_async(job, bx_rank(to), function, args, NULL, &answer) == 0, "%s", bx_error_text());
+    bx_msg_destroy(args);
+    return answer;
+}
+
+/* They have come back. */
+static inline void check_answer(int to, struct bx_future *answer, const unsigned char *data, size_t bytes)
+{
+    int rc = bx_future_wait(answer, BX_FOREVER);
+    struct bx_reader reader = bx_msg_reader(bx_future_value(answer));
+
+    EXPECT(rc == 0 && bx_reader_left(&reader) == bytes &&
+           (bytes == 0 || memcmp(bx_read_bytes(&reader, bytes), data, bytes) == 0),
+           "%zu bytes to %d: %s", bytes, to, rc == 0 ? "others came back" : bx_future_error_text(answer));
+    bx_future_release(answer);
+}
+
 /* ---- start and end ---------------------------------------------------------------------------------------- */
 
-/* After registering what else there is. False: the start failed, and its sentence is printed. */
-static bool start(void)
+/* rc: of creating the job and registering what else there is. False: that or the start failed, and its sentence is
+ * printed. */
+static bool start(int rc)
 {
-    int rc = bx_register(job, "add", BX_INLINE, add, NULL);
-
-    rank = bx_job_rank(job);        /* others call before bx_job_start returns */
-    size = bx_job_world_size(job);
     if (rc == 0)
+        rc = bx_register(job, "add", BX_INLINE, add, NULL);
+    if (rc == 0) {
+        rank = bx_job_rank(job);    /* others call before bx_job_start returns */
+        size = bx_job_world_size(job);
         rc = bx_register(job, "host", BX_INLINE, tell_host, NULL);
+    }
     if (rc == 0)
         rc = bx_register(job, "host_of", BX_BLOCKING, tell_host_of, NULL);
     if (rc == 0)
@@ -177,8 +202,18 @@ static bool start(void)
     return true;
 }
 
-/* Leaves with the others, and checks what then must hold. The exit status. */
-static int end(void)
+/* Nothing is on loan, soon. */
+static inline void check_loans(uint64_t timeout_ms)
+{
+    struct bx_loans loans = { 0 };
+
+    EXPECT(bx_loans_wait(job, -1, 0, timeout_ms * MS) == 0, "%s", bx_error_text());
+    EXPECT(bx_job_loans(job, -1, &loans) == 0 && loans.leases == 0 && loans.borrowed == 0, "%d lent, %d borrowed",
+           (int)loans.leases, (int)loans.borrowed);
+}
+
+/* Leaves with the others, and checks what then must hold. */
+static void leave(void)
 {
     uint64_t from_ns = now_ns();
     int rc = bx_job_shutdown(job, 0);
@@ -187,9 +222,20 @@ static int end(void)
     EXPECT(now_ns() - from_ns < 10000 * MS, "the shutdown took %u ms", (unsigned)((now_ns() - from_ns) / MS));
     EXPECT(counter("rescued") == 0, "a wake-up was lost");
     EXPECT(counter("timers_late") == 0, "a deadline was found late");
+}
+
+/* The exit status. */
+static int close_job(void)
+{
     bx_job_destroy(job);
     printf(failures == 0 ? "done\n" : "%d checks failed\n", failures);
     return failures == 0 ? 0 : 1;
+}
+
+static inline int end(void)
+{
+    leave();
+    return close_job();
 }
 
 #endif

@@ -165,7 +165,7 @@ int main(int argc, char **argv)
         rc = bx_register(job, "lie", BX_INLINE, lie, NULL);
     if (rc == 0)
         rc = bx_register_async(job, "hold", BX_INLINE, hold, NULL);
-    if (rc < 0 || !start())
+    if (!start(rc))
         return 3;
     if (strcmp(argv[1], "lie") == 0)
         return leave_behind_a_lie();

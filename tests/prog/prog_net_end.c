@@ -157,7 +157,6 @@ static void call_those_that_end(const char *file, uint64_t most_ms)
 /* Those that live go on with one another, and nothing of the dead is left. */
 static int go_on(void)
 {
-    struct bx_loans loans = { 0 };
     int rc;
 
     for (int other = 0; other < size; other++) {
@@ -171,9 +170,7 @@ static int go_on(void)
         EXPECT(rc == BX_E_PEER_DEAD && strstr(bx_error_text(), bx_worker_name(job, other)) != NULL, "%s",
                bx_error_text());
     }
-    EXPECT(bx_loans_wait(job, -1, 0, 5000 * MS) == 0, "%s", bx_error_text());
-    EXPECT(bx_job_loans(job, -1, &loans) == 0 && loans.leases == 0 && loans.borrowed == 0, "%d lent, %d borrowed",
-           (int)loans.leases, (int)loans.borrowed);
+    check_loans(5000);
     return end();
 }
 
@@ -309,9 +306,7 @@ static bool prepare(void)
         rc = bx_register_async(job, "hold", BX_INLINE, hold, NULL);
     if (rc == 0)
         rc = bx_register(job, "send_back", BX_BLOCKING, send_back, NULL);
-    if (rc < 0)
-        printf("cannot start: %s: %s\n", bx_error_name(rc), bx_error_text());
-    return rc == 0 && start();
+    return start(rc);
 }
 
 int main(int argc, char **argv)

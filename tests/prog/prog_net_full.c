@@ -302,9 +302,7 @@ static bool prepare(const char *mode)
         rc = bx_register(job, "give", BX_BLOCKING, give, NULL);
     if (rc == 0)
         rc = bx_register(job, "end_self", BX_INLINE, end_self, NULL);
-    if (rc < 0)
-        printf("cannot start: %s: %s\n", bx_error_name(rc), bx_error_text());
-    return rc == 0 && start();
+    return start(rc);
 }
 
 int main(int argc, char **argv)

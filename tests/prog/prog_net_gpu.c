@@ -298,8 +298,6 @@ static void check_without(void)
 
 static void check(void)
 {
-    struct bx_loans loans = { 0 };
-
     EXPECT(bx_gpu_open(job, 0, &device) == 0, "%s", bx_error_text());
     if (failures == 0)
         open_stream();
@@ -318,9 +316,7 @@ static void check(void)
         if (to != without && to != 0)
             check_kept(to);
     barrier();
-    EXPECT(bx_loans_wait(job, -1, 0, 5000 * MS) == 0, "%s", bx_error_text());
-    EXPECT(bx_job_loans(job, -1, &loans) == 0 && loans.leases == 0 && loans.borrowed == 0, "%d lent, %d borrowed",
-           (int)loans.leases, (int)loans.borrowed);
+    check_loans(5000);
 }
 
 int main(int argc, char **argv)
@@ -339,9 +335,7 @@ int main(int argc, char **argv)
         rc = bx_register(job, "compare_kept", BX_BLOCKING, compare_kept, NULL);
     if (rc == 0)
         rc = bx_register(job, "staged", BX_INLINE, staged, NULL);
-    if (rc < 0)
-        printf("cannot start: %s: %s\n", bx_error_name(rc), bx_error_text());
-    if (rc < 0 || !start()) {
+    if (!start(rc)) {
         bx_job_destroy(job);
         return 3;
     }

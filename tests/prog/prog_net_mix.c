@@ -388,15 +388,12 @@ static bool prepare(void)
         rc = bx_register(job, "use_box", BX_BLOCKING, use_box, NULL);
     if (rc == 0)
         rc = bx_register_method(job, &box_type, "read_box", BX_INLINE, read_box, NULL);
-    if (rc < 0)
-        printf("cannot start: %s: %s\n", bx_error_name(rc), bx_error_text());
-    return rc == 0 && start();
+    return start(rc);
 }
 
 static void run(void)
 {
     pthread_t threads[THREADS];
-    struct bx_loans loans = { 0 };
 
     for (uintptr_t i = 0; i < THREADS; i++)
         pthread_create(&threads[i], NULL, do_all, (void *)i);
@@ -408,9 +405,7 @@ static void run(void)
             call_add(other, rank, is_remote(other));
     printf("calls: %u, timed out: %u, cancelled: %u, to the dead: %u, without room: %u\n", counts[0], counts[1],
            counts[2], counts[3], counts[4]);
-    EXPECT(bx_loans_wait(job, -1, 0, 10000 * MS) == 0, "%s", bx_error_text());
-    EXPECT(bx_job_loans(job, -1, &loans) == 0 && loans.leases == 0 && loans.borrowed == 0, "%d lent, %d borrowed",
-           (int)loans.leases, (int)loans.borrowed);
+    check_loans(10000);
     EXPECT(counter("peers_corrupt") == 0, "workers were cut off");
 }
 

@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A worker of a job across hosts that does little. For tests/e2e/net*.sh; the environment, the output and the exit
+ * status are those of prog_net.
+ *
+ *     prog_net_meet meet [MS]     starts within MS, calls each other worker once, and leaves
+ *     prog_net_meet jobs COUNT    the same so many times, in one job after the other
+ *     prog_net_meet again         rank 0 sends rank 1 many messages that do not fit a frame, in places that are used
+ *                                 again and again
+ */
+#include "prog_net.h"
+
+#define AGAIN 30000         /* messages */
+#define FLIGHT 64
+
+static int echo(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    size_t bytes = bx_reader_left(args);
+
+    (void)request, (void)context;
+    return bx_msg_put_bytes(reply, bx_read_bytes(args, bytes), bytes);
+}
+
+static void send_again(void)
+{
+    static unsigned char data[FLIGHT][20000];
+    struct bx_future *answers[FLIGHT];
+
+    for (int round = 0; round < AGAIN / FLIGHT && rank == 0 && failures == 0; round++) {
+        for (int i = 0; i < FLIGHT; i++) {
+            memset(data[i], 1 + (round + i) % 255, sizeof data[i]);
+            answers[i] = send_bytes(1, "mirror", data[i], 16385 + (size_t)(round * 7 + i) % 3000);
+        }
+        for (int i = 0; i < FLIGHT; i++)
+            check_answer(1, answers[i], data[i], 16385 + (size_t)(round * 7 + i) % 3000);
+    }
+}
+
+static bool start_within(uint64_t timeout_ns)
+{
+    const struct bx_options options = { .start_timeout_ns = timeout_ns };
+    int rc = bx_job_create(&options, &job);
+
+    if (rc == 0)
+        rc = bx_register(job, "mirror", BX_INLINE, echo, NULL);
+    if (start(rc))
+        return true;
+    bx_job_destroy(job);
+    return false;
+}
+
+int main(int argc, char **argv)
+{
+    const char *mode = argc > 1 ? argv[1] : "";
+    const bool meets = strcmp(mode, "meet") == 0 && argc <= 3, jobs = strcmp(mode, "jobs") == 0 && argc == 3;
+    const bool again = strcmp(mode, "again") == 0 && argc == 2;
+    int rc = 0;
+
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    if (!meets && !jobs && !again) {
+        fprintf(stderr, "usage: prog_net_meet meet [MS] | jobs COUNT | again\n");
+        return 2;
+    }
+    for (int i = jobs ? atoi(argv[2]) : 1; i > 0 && rc == 0; i--) {
+        if (!start_within(meets && argc == 3 ? (uint64_t)atoi(argv[2]) * MS : 0))
+            return 3;
+        if (again)
+            send_again();
+        for (int to = 0; to < size; to++)
+            call_add(to, rank, to);
+        barrier();
+        rc = end();
+    }
+    return rc;
+}

@@ -538,12 +538,13 @@ static int mirror(const struct bx_request *request, struct bx_reader *args, stru
     struct bx_msg *answer = letters(read_letters(args) % 200 + 1);
     struct bx_reader reader = bx_msg_reader(answer);
     int64_t letter = bx_read_i64(&reader), bytes = bx_read_i64(&reader);
-    int rc;
+    int rc = bx_msg_error(answer);
 
     (void)request, (void)context;
     bx_msg_put_i64(reply, letter);
     bx_msg_put_i64(reply, bytes);
-    rc = bx_msg_put_bytes(reply, bx_read_bytes(&reader, (size_t)bytes), (size_t)bytes);
+    if (rc == 0)
+        rc = bx_msg_put_bytes(reply, bx_read_bytes(&reader, (size_t)bytes), (size_t)bytes);
     bx_msg_destroy(answer);
     return rc;
 }

@@ -42,6 +42,7 @@ static struct owned *owned_create(struct bxi_devices *devices, uint32_t device)
     owned->tensor.embedded = true;
     owned->tensor.device = (struct bx_device){ BX_CUDA, devices->open[device].ordinal };
     owned->tensor.storage = &owned->storage;
+    owned->tensor.passed = NULL;
     owned->block.devices = devices;
     owned->block.device = device;
     return owned;

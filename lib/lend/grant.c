@@ -349,9 +349,22 @@ void bxi_grants_unsent(struct bx_job *job, struct bxi_lend_peer *peer)
     end_all(job, peer, (struct range){ BX_FOREVER, BX_FOREVER }, BXI_C_leases_returned);
 }
 
-static bool lies_in(const struct bx_job *job, const struct bxi_storage *storage, uint64_t offset)
+/* The storage of the arena in which an offset lies, with a reference; or NULL. Records come in the order of their
+ * storages, so the search begins at the last one that was found. */
+static struct bxi_storage *find_in(const struct bx_job *job, struct bxi_storage *const *storages, uint32_t count,
+                                   uint32_t *last, uint64_t offset)
 {
-    return storage->kind == BXI_STORE_ARENA && offset - bxi_storage_offset(job, storage) < storage->bytes;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t at = (*last + i) % count;
+        struct bxi_storage *storage = storages[at];
+
+        if (storage->kind != BXI_STORE_ARENA || offset - bxi_storage_offset(job, storage) >= storage->bytes)
+            continue;
+        *last = at;
+        bxi_storage_acquire(storage);
+        return storage;
+    }
+    return NULL;
 }
 
 static int find_landed(const struct bx_job *job, struct bxi_lend_peer *peer, uint32_t name, uint64_t offset,
@@ -359,6 +372,7 @@ static int find_landed(const struct bx_job *job, struct bxi_lend_peer *peer, uin
 {
     struct bxi_landed *landed = *peer->landed;
 
+    *storage = NULL;
     while (landed != NULL && landed->name != name)
         landed = landed->next;
     if (landed == NULL)
@@ -366,40 +380,26 @@ static int find_landed(const struct bx_job *job, struct bxi_lend_peer *peer, uin
     if (landed->code < 0)
         return bx_fail(landed->code, "worker '%s' could not take the tensors of a message of worker '%s': %s",
                        job->name, peer->name, bx_strerror(landed->code));
-    for (uint32_t i = 0; i < landed->count; i++) {
-        uint32_t at = (landed->last + i) % landed->count;
-
-        if (!lies_in(job, landed->storages[at], offset))
-            continue;
-        landed->last = at;
-        *storage = landed->storages[at];
-        bxi_storage_acquire(*storage);
-        return 0;
-    }
-    return BX_E_CORRUPT;
+    *storage = find_in(job, landed->storages, landed->count, &landed->last, offset);
+    return *storage != NULL ? 0 : BX_E_CORRUPT;
 }
 
 int bxi_grants_find(struct bx_job *job, struct bxi_lend_peer *peer, uint32_t slot, uint64_t offset,
                     struct bxi_storage **storage)
 {
     const struct bxi_grants *grants = &peer->grants;
-    struct bxi_storage *found = NULL;
-    uint32_t count = 0;
+    struct bxi_holds *holds;
 
     if (peer->is_remote)
         return find_landed(job, peer, slot, offset, storage);
+    *storage = NULL;
     bxi_lock(&job->run->lock);
-    if (grants->slots != NULL && slot < BXI_LEASE_MAX && grants->slots[slot].out)
-        count = grants->slots[slot].holds->count;
-    for (uint32_t i = 0; i < count && found == NULL; i++) {
-        if (lies_in(job, grants->slots[slot].holds->storages[i], offset))
-            found = grants->slots[slot].holds->storages[i];
+    if (grants->slots != NULL && slot < BXI_LEASE_MAX && grants->slots[slot].out) {
+        holds = grants->slots[slot].holds;
+        *storage = find_in(job, holds->storages, holds->count, &holds->last, offset);
     }
-    if (found != NULL)
-        bxi_storage_acquire(found);
     bxi_unlock(&job->run->lock);
-    *storage = found;
-    return found != NULL ? 0 : BX_E_CORRUPT;
+    return *storage != NULL ? 0 : BX_E_CORRUPT;
 }
 
 bool bxi_grants_wait_for_round(struct bx_job *job, struct bxi_lend_peer *peer)

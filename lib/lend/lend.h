@@ -108,6 +108,7 @@ struct bx_tensor {
     unsigned char *data;
     int64_t elements;
     struct bxi_storage *storage;
+    struct bxi_passed *passed;  /* only of a loan in host memory. NULL: it lies in the lender's arena */
     int64_t shape[BX_DIMS_MAX];
     int64_t strides[BX_DIMS_MAX];
 };
@@ -177,7 +178,7 @@ struct bxi_holds {
     struct bxi_holds *next;         /* of a list of leases that have ended */
     struct bxi_lend_peer *from;     /* whose point it is; NULL: returned without a point */
     struct bxi_gpu_point point;
-    uint32_t count;
+    uint32_t count, last;           /* last: the one that was found last, in the order of the records. Lock */
     struct bxi_storage *storages[];
 };
 
@@ -263,6 +264,7 @@ struct bxi_loan {
     struct bxi_passed *passed;      /* of those in host memory; each with a reference to its view */
     uint32_t tensor_count;
     uint32_t came_back;             /* of them, to this worker, their owner */
+    uint32_t last;                  /* that was found last by its address. Lock */
     struct bx_tensor **pointers;    /* to the tensors; stored after them */
     struct bx_tensor tensors[];
 };

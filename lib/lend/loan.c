@@ -200,8 +200,8 @@ static int take_passed(struct bxi_loan *loan, const struct bxi_tensor_head *head
 }
 
 /* Has the loan hold a view, and takes the reference to the storage over. NULL: no memory. */
-static const struct bxi_arena_view *hold_view(struct bxi_loan *loan, struct bxi_arena_view *view, uint32_t owner,
-                                              struct bxi_storage *storage)
+static struct bxi_passed *hold_view(struct bxi_loan *loan, struct bxi_arena_view *view, uint32_t owner,
+                                    struct bxi_storage *storage)
 {
     struct bxi_passed *passed = malloc(sizeof *passed);
 
@@ -212,13 +212,13 @@ static const struct bxi_arena_view *hold_view(struct bxi_loan *loan, struct bxi_
     }
     *passed = (struct bxi_passed){ loan->passed, bxi_arena_view_acquire(view), owner, storage };
     loan->passed = passed;
-    return passed->view;
+    return passed;
 }
 
-/* The view of the arena in which a tensor lies that the lender passed on, and where the memory ends in it. 0; -ENOMEM;
- * errors of bxi_grants_find: this worker's own, and the lender did not have it on loan, or it could not be received. */
-static int view_of(struct bxi_loan *loan, const struct bxi_tensor_head *head, const struct bxi_arena_view **view,
-                   uint64_t *end)
+/* The arena in which a tensor lies that the lender passed on, and where the memory ends in it. 0; -ENOMEM; errors of
+ * bxi_grants_find: this worker's own, and the lender did not have it on loan, or it could not be received. */
+static int find_passed(struct bxi_loan *loan, const struct bxi_tensor_head *head, struct bxi_passed **found,
+                       uint64_t *end)
 {
     struct bx_job *job = loan->returns->job;
     struct bxi_passed *passed = loan->passed;
@@ -232,18 +232,18 @@ static int view_of(struct bxi_loan *loan, const struct bxi_tensor_head *head, co
         loan->came_back++;
         if (passed != NULL && passed->storage == storage) {     /* as the tensor before it */
             bxi_storage_release(storage);
-            *view = passed->view;
+            *found = passed;
             return 0;
         }
-        *view = hold_view(loan, job->lend->peers[job->rank]->arena, head->owner, storage);
-        return *view == NULL ? -ENOMEM : 0;
+        *found = hold_view(loan, job->lend->peers[job->rank]->arena, head->owner, storage);
+        return *found == NULL ? -ENOMEM : 0;
     }
     while (passed != NULL && passed->owner != head->owner)
         passed = passed->next;
-    *view = passed != NULL ? passed->view : hold_view(loan, bxi_owner_of(job, head->owner)->arena, head->owner, NULL);
-    if (*view == NULL)
+    *found = passed != NULL ? passed : hold_view(loan, bxi_owner_of(job, head->owner)->arena, head->owner, NULL);
+    if (*found == NULL)
         return -ENOMEM;
-    *end = (*view)->bytes;
+    *end = (*found)->view->bytes;
     return 0;
 }
 
@@ -252,8 +252,8 @@ static int view_of(struct bxi_loan *loan, const struct bxi_tensor_head *head, co
 static int64_t parse_head(struct bxi_loan *loan, uint32_t index, const unsigned char *at, uint64_t left,
                           uint64_t *room)
 {
-    const struct bxi_arena_view *view = loan->view;
-    uint64_t end = view->bytes;
+    struct bx_tensor *tensor = &loan->tensors[index];
+    uint64_t end = loan->view->bytes;
     struct bxi_tensor_head head;
     struct bxi_gpu_ref ref;
     bool staged, named;
@@ -271,7 +271,7 @@ static int64_t parse_head(struct bxi_loan *loan, uint32_t index, const unsigned 
         return BX_E_CORRUPT;
     if ((head.flags & BXI_PASSED) && (rc = take_passed(loan, &head)) < 0)
         return rc;
-    if ((head.flags & BXI_PASSED) && !named && (rc = view_of(loan, &head, &view, &end)) < 0)
+    if ((head.flags & BXI_PASSED) && !named && (rc = find_passed(loan, &head, &tensor->passed, &end)) < 0)
         return rc;
     if (!named && head.offset > end)
         return BX_E_CORRUPT;
@@ -281,7 +281,8 @@ static int64_t parse_head(struct bxi_loan *loan, uint32_t index, const unsigned 
         return BX_E_CORRUPT;
     *room = named ? ref.bytes : end - head.offset;
     if (!named)                         /* of a staged one: where it is copied from */
-        loan->tensors[index].data = (unsigned char *)(uintptr_t)view->base + head.offset;
+        tensor->data = (unsigned char *)(uintptr_t)(tensor->passed != NULL ? tensor->passed->view : loan->view)->base +
+                       head.offset;
     if (head.device == BX_CPU)
         return sizeof head;
     if (bxi_device_ops() == NULL)
@@ -306,11 +307,16 @@ static bool covers(const struct bx_tensor *tensor, const unsigned char *at)
 static struct bxi_storage *find_in(const struct bxi_holds *holds, const unsigned char *at)
 {
     for (uint32_t i = 0; i < holds->count; i++) {
-        const struct bxi_loan *loan = (const struct bxi_loan *)holds->storages[i];
+        struct bxi_loan *loan = (struct bxi_loan *)holds->storages[i];
 
-        for (uint32_t j = 0; loan->storage.kind == BXI_STORE_LOAN && j < loan->tensor_count; j++)
-            if (covers(&loan->tensors[j], at))
+        for (uint32_t j = 0; loan->storage.kind == BXI_STORE_LOAN && j < loan->tensor_count; j++) {
+            uint32_t index = (loan->last + j) % loan->tensor_count;
+
+            if (covers(&loan->tensors[index], at)) {
+                loan->last = index;
                 return holds->storages[i];
+            }
+        }
     }
     return NULL;
 }
@@ -343,7 +349,7 @@ static int hold_older(struct bxi_loan *loan, const unsigned char *at, uint32_t o
     struct bx_job *job = loan->returns->job;
     struct bxi_storage *older = find_lent_on(job, at);
 
-    if (older != NULL && loan->passed != NULL && loan->passed->storage == older) {      /* as the tensor before it */
+    if (older != NULL && loan->passed->storage == older) {      /* as the tensor before it */
         bxi_storage_release(older);
         older = NULL;
     }

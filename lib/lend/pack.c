@@ -30,27 +30,18 @@ struct item {
 };
 
 /* What the record says of the worker in whose arena the tensor lies, if it is on loan and can be passed on or back, and
- * the view of that arena; else -1: a tensor without elements may lie at the end of its storage. */
+ * the view of that arena; else -1. One without elements is not passed back: it may lie at the end of its storage. */
 static int64_t owner_of(const struct bx_job *job, const struct bxi_lend_peer *peer, const struct bx_tensor *tensor,
                         const struct bxi_arena_view **view)
 {
     const struct bxi_loan *loan = (const struct bxi_loan *)(const void *)tensor->storage;
-    const struct bxi_lend_peer *lives;
-    int64_t owner = -1;
+    const struct bxi_passed *passed = tensor->passed;
+    uint32_t owner = passed != NULL ? passed->owner : bxi_owner_word(loan->returns->peer);
+    const struct bxi_lend_peer *lives = bxi_owner_of(job, owner);
 
-    if (tensor->data >= loan->view->base && tensor->data < loan->view->base + loan->view->bytes) {
-        *view = loan->view;
-        owner = bxi_owner_word(loan->returns->peer);
-    }
-    for (const struct bxi_passed *passed = loan->passed; owner < 0 && passed != NULL; passed = passed->next) {
-        if (tensor->data < passed->view->base || tensor->data >= passed->view->base + passed->view->bytes)
-            continue;
-        *view = passed->view;
-        owner = passed->owner;
-    }
+    *view = passed != NULL ? passed->view : loan->view;
     /* Of an owner that is gone it is copied, and back to an owner that did not lend it to this worker. Relaxed: if it
      * is seen late, the receiver, which has closed the owner too, answers so (take_passed). */
-    lives = owner < 0 ? NULL : bxi_owner_of(job, (uint32_t)owner);
     if (lives == NULL || lives->rank == job->rank || bxi_load_relaxed(&lives->is_gone) != 0)
         return -1;
     if (lives->rank != peer->rank)
@@ -59,19 +50,15 @@ static int64_t owner_of(const struct bx_job *job, const struct bxi_lend_peer *pe
 }
 
 /* Of a tensor that came back to this worker, which lends it again. */
-static void find_own(const struct bx_job *job, struct item *item)
+static void take_own(const struct bx_job *job, struct item *item)
 {
-    const struct bxi_loan *loan = (const struct bxi_loan *)(const void *)item->tensor->storage;
-    const struct bxi_passed *passed = item->tensor->storage->kind == BXI_STORE_LOAN ? loan->passed : NULL;
+    const struct bxi_passed *passed = item->tensor->passed;
 
-    for (; passed != NULL && item->own == NULL; passed = passed->next) {
-        if (passed->storage == NULL || passed->storage->arena != job->lend->arena ||
-            (uint64_t)(item->tensor->data - passed->view->base) - bxi_storage_offset(job, passed->storage) >=
-                passed->storage->bytes)
-            continue;
-        item->own = passed->storage;
-        item->view = passed->view;
-    }
+    if (passed == NULL || bxi_is_device(item->tensor) || passed->storage == NULL ||
+        passed->storage->arena != job->lend->arena)
+        return;
+    item->own = passed->storage;
+    item->view = passed->view;
 }
 
 static int64_t find_owner(struct bx_job *job, struct bxi_grant *grant, struct item *item)
@@ -170,7 +157,7 @@ static int pack_one(struct bx_job *job, struct bxi_grant *grant, struct bx_tenso
     item.owner = find_owner(job, grant, &item);
     if (item.owner < 0) {
         item.view = NULL;
-        find_own(job, &item);
+        take_own(job, &item);
     }
     if (item.owner < 0 && item.own == NULL && !is_ours(job, tensor)) {
         rc = bx_tensor_copy(job, tensor, &copy);

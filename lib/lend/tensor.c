@@ -163,6 +163,7 @@ static struct owned *owned_create(enum bxi_storage_kind kind)
     owned->tensor.read_only = false;
     owned->tensor.device = (struct bx_device){ BX_CPU, 0 };
     owned->tensor.storage = &owned->storage;
+    owned->tensor.passed = NULL;
     return owned;
 }
 

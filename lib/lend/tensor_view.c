@@ -38,6 +38,7 @@ static int view_create(struct bx_tensor *tensor, unsigned char *data, struct bxi
     made->device = tensor->device;
     made->data = data;
     made->storage = tensor->storage;
+    made->passed = tensor->passed;
     bxi_storage_acquire(tensor->storage);
     *view = made;
     return 0;
@@ -366,18 +367,6 @@ struct private {
     struct bxi_arena_view *view;
 };
 
-/* The arena in which a borrowed tensor lies. */
-static struct bxi_arena_view *view_of(const struct bx_tensor *tensor)
-{
-    const struct bxi_loan *loan = (const struct bxi_loan *)tensor->storage;
-    struct bxi_arena_view *view = loan->view;
-
-    for (struct bxi_passed *passed = loan->passed;
-         view == NULL || (uintptr_t)tensor->data - (uintptr_t)view->base >= view->bytes; passed = passed->next)
-        view = passed->view;
-    return view;
-}
-
 /* Whether half of the leases of its lender are out. A copy may be kept for long, and calls need the others. */
 static bool is_crowded(const struct bx_tensor *tensor)
 {
@@ -398,6 +387,7 @@ static void end_private(void *context)
 
 int bx_tensor_copy_on_write(struct bx_tensor *tensor, struct bx_tensor **copy)
 {
+    struct bxi_arena_view *view;
     struct private *private;
     void *memory;
     int rc;
@@ -410,7 +400,8 @@ int bx_tensor_copy_on_write(struct bx_tensor *tensor, struct bx_tensor **copy)
     private = malloc(sizeof *private);
     if (private == NULL)
         return bx_fail(-ENOMEM, "no memory for a copy's %zu bytes of description", sizeof *private);
-    *private = (struct private){ bx_tensor_acquire(tensor), view_of(tensor) };
+    view = tensor->passed != NULL ? tensor->passed->view : ((const struct bxi_loan *)tensor->storage)->view;
+    *private = (struct private){ bx_tensor_acquire(tensor), view };
     memory = bxi_arena_view_private(private->view, tensor->data, bx_tensor_bytes(tensor));
     rc = memory == NULL ? -EBUSY : bx_tensor_wrap(memory, (enum bx_dtype)tensor->dtype, tensor->ndim, tensor->shape,
                                                   NULL, end_private, private, copy);

@@ -62,6 +62,28 @@ HARNESS_HANDLER(fetch)
     return 0;
 }
 
+/* Answers with its tensors; first they go to worker `value` and back, unless that is 0. */
+HARNESS_HANDLER(mirror)
+{
+    struct bx_job *job = bx_request_job(request);
+    int64_t through = bx_read_i64(args);
+    struct bx_msg *on = harness_msg_i64(0), *answer = NULL;
+    struct bx_reader back;
+    int rc = 0;
+
+    while (bx_reader_tensors_left(args) > 0)
+        bx_msg_put_tensor(on, bx_read_tensor(args));
+    if (through > 0)
+        rc = bx_rpc_sync(job, bx_rank((int)through), "mirror", on, NULL, &answer);
+    back = bx_msg_reader(through > 0 ? answer : on);
+    bx_msg_put_i64(reply, (int64_t)bx_reader_tensors_left(&back));
+    while (bx_reader_tensors_left(&back) > 0)
+        bx_msg_put_tensor(reply, bx_read_tensor(&back));
+    bx_msg_destroy(answer);
+    bx_msg_destroy(on);
+    return rc;
+}
+
 static void write_over_free_memory(struct bx_job *job)
 {
     for (int i = 0; i < 8; i++) {
@@ -81,7 +103,7 @@ HARNESS_HANDLER(write_over)
 static int setup(struct bx_job *job)
 {
     HARNESS_REGISTER(job, HARNESS_BLOCKING("pass_on", pass_on), HARNESS_BLOCKING("write_over", write_over),
-                     HARNESS_BLOCKING("fetch", fetch));
+                     HARNESS_BLOCKING("fetch", fetch), HARNESS_BLOCKING("mirror", mirror));
     return loans_setup(job);
 }
 
@@ -124,6 +146,34 @@ HARNESS_TEST(passed, tensors_reach_a_third_worker_without_a_copy, 60, .size = 3,
     loans_come_back(job, -1);
     check_copied(job, 0);
     harness_post(CHECKED);
+}
+
+static double mirror_s(struct bx_job *job, int64_t through, int count)
+{
+    struct bx_msg *args = harness_msg_i64(through);
+    uint64_t from_ns;
+    double s;
+
+    for (int i = 0; i < count; i++) {
+        struct bx_tensor *tensor = loans_tensor(job, BX_U8, 4, (uint64_t)i);
+
+        bx_msg_put_tensor(args, tensor);
+        bx_tensor_release(tensor);
+    }
+    from_ns = bxi_now_ns();
+    HARNESS_EQ(harness_call(job, "worker1", "mirror", args), count);
+    s = (double)(bxi_now_ns() - from_ns) / 1e9;
+    loans_come_back(job, -1);
+    return s;
+}
+
+HARNESS_TEST(passed, many_tensors_cost_each_as_much_as_few, 60, .size = 3, .setup = setup)
+{
+    for (int64_t through = 0; through <= 2; through += 2) {
+        double few = mirror_s(job, through, 8000), many = mirror_s(job, through, 64000);
+
+        HARNESS_CHECK(many < 40 * few);
+    }
 }
 
 static void passed_one(struct bx_job *job)

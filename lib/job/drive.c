@@ -160,9 +160,10 @@ int bxi_drive_start(struct bx_job *job)
     for (int rank = 0; rank < job->world_size; rank++)
         if (rank != job->rank && job->rpc->peers[rank]->pidfd > 0)       /* else it was dead before this worker came */
             bxi_run_watch(job->run, job->rpc->peers[rank]->pidfd, token_of(job->rpc->peers[rank]));
-    int rc = bxi_net_start(job);
-    if (rc == 0)
-        rc = bxi_progress_start(job->run, job->options.own_loop);
+    bxi_net_start(job);
+
+    int rc = bxi_progress_start(job->run, job->options.own_loop);
+
     return rc < 0 ? rc : bxi_door_start(job);
 }
 

@@ -125,6 +125,8 @@ static void take_proof(struct party *party, struct guest *guest)
 
     if (!bxi_meet_proof(party->meeting, "join", guest->nonce, proof->nonce, mac) ||
         !bxi_meet_proof(party->meeting, "root", proof->nonce, guest->nonce, own) || !bxi_meet_equal(mac, proof->mac)) {
+        bxi_net_send(guest->fd, &(struct bxi_net_message){ .kind = BXI_NET_FAIL, .value = (uint64_t)(int64_t)-EACCES },
+                     NULL, bxi_now_ns());
         refuse(party, guest, "it does not know the job's secret");
         return;
     }
@@ -178,6 +180,8 @@ static int take(struct party *party, struct guest *guest)
             drop(guest);
     } else if (guest->stage == PROVEN && head->kind == BXI_NET_HELLO) {
         return take_hello(party, guest);
+    } else if (guest->stage == PROVEN && head->kind == BXI_NET_FAIL) {
+        return bxi_meet_failure(head, &guest->in.message.body);
     } else {
         refuse(party, guest, "it sent what no worker sends");
     }
@@ -289,8 +293,10 @@ static int listen_at(const char *where)
         return rc;
     for (struct addrinfo *at = found; at != NULL; at = at->ai_next) {
         fd = socket(at->ai_family, at->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, at->ai_protocol);
-        if (fd < 0)
+        if (fd < 0) {
+            rc = -errno;
             continue;
+        }
         setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
         if (bind(fd, at->ai_addr, at->ai_addrlen) == 0 && listen(fd, GUESTS_MAX) == 0)
             break;
@@ -301,7 +307,6 @@ static int listen_at(const char *where)
     freeaddrinfo(found);
     if (fd >= 0)
         return fd;
-    rc = rc < 0 ? rc : -EADDRNOTAVAIL;
     return bx_fail(rc, "rank 0 cannot listen at BX_ROOT=%s: %s", where, bx_strerror(rc));
 }
 

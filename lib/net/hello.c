@@ -31,6 +31,14 @@ int bxi_meet_resolve(const char *where, bool listens, struct addrinfo **found)
     return rc == 0 ? 0 : bx_fail(-EINVAL, "BX_ROOT='%s' leads nowhere: %s", bxi_brief(where).text, gai_strerror(rc));
 }
 
+int bxi_meet_failure(const struct bxi_net_message *message, const void *text)
+{
+    int code = (int)(int64_t)message->value;
+
+    return bx_fail(code < 0 ? code : -EPROTO, "%.*s", (int)bxi_least(message->bytes, BXI_TEXT_BYTES - 1),
+                   (const char *)text);
+}
+
 /* A hang-up of the host is noticed while nothing is sent, too. */
 void bxi_meet_keep(int fd, uint64_t timeout_ns)
 {

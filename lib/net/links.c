@@ -21,6 +21,7 @@
 
 #include <errno.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -321,7 +322,10 @@ static void *run_net(void *argument)
     uint64_t ping_ns = 0;
 
     bxi_cancel_off();
-    for (;;) {
+    /* [net.order] acquire, both: pairs with the releases in bxi_links_run and bxi_links_stop. */
+    while (bxi_load_acquire(&net->order) == BXI_LINKS_WAIT)
+        poll(&(struct pollfd){ .fd = net->stop_fd, .events = POLLIN }, 1, -1);
+    while (bxi_load_acquire(&net->order) == BXI_LINKS_RUN) {
         uint64_t now_ns = bxi_now_ns(), next_ns;
 
         if (now_ns >= ping_ns) {
@@ -335,10 +339,8 @@ static void *run_net(void *argument)
 
         for (int i = 0; i < count; i++)
             take_event(job, events[i].data.u64);
-        /* [net.stops] acquire, pairs with the release in bxi_links_stop. */
-        if (bxi_load_acquire(&net->stops) != 0)
-            return NULL;
     }
+    return NULL;
 }
 
 int bxi_links_start(struct bx_job *job)
@@ -360,13 +362,26 @@ int bxi_links_start(struct bx_job *job)
         }
     if (rc == 0)
         rc = -bxi_thread_create(&net->thread, run_net, job);
+    net->has_thread = rc == 0;
     return rc == 0 ? 0 : bx_fail(rc, "what watches other hosts cannot be started: %s", bx_strerror(rc));
+}
+
+static void give_order(struct bxi_net *net, enum bxi_links_order order)
+{
+    bxi_store_release(&net->order, order);      /* [net.order] release, pairs with the acquires in run_net */
+    bxi_bell_ring(net->stop_fd);
+}
+
+void bxi_links_run(struct bxi_net *net)
+{
+    give_order(net, BXI_LINKS_RUN);
 }
 
 void bxi_links_stop(struct bxi_net *net)
 {
-    /* [net.stops] release, pairs with the acquire in run_net. */
-    bxi_store_release(&net->stops, 1);
-    bxi_bell_ring(net->stop_fd);
+    if (!net->has_thread)
+        return;
+    give_order(net, BXI_LINKS_STOP);
     pthread_join(net->thread, NULL);
+    net->has_thread = false;
 }

@@ -43,6 +43,12 @@
 
 /* ---- what the environment says ------------------------------------------------------------------- */
 
+static int keep_secret(const char *text, char **secret)
+{
+    *secret = strdup(text);
+    return *secret != NULL ? 0 : bx_fail(-ENOMEM, "no memory for the secret");
+}
+
 /* Of a file that nobody else may read. malloc'ed, without the newline at its end. */
 static int read_secret(const char *path, char **secret)
 {
@@ -65,8 +71,7 @@ static int read_secret(const char *path, char **secret)
     while (bytes > 0 && (text[bytes - 1] == '\n' || text[bytes - 1] == '\r'))
         bytes--;
     text[bytes > 0 ? bytes : 0] = '\0';
-    *secret = strdup(text);
-    return *secret != NULL ? 0 : bx_fail(-ENOMEM, "no memory for the secret");
+    return keep_secret(text, secret);
 }
 
 static int secret_from_environment(char **secret)
@@ -76,13 +81,13 @@ static int secret_from_environment(char **secret)
 
     *secret = NULL;
     if (text != NULL)
-        *secret = strdup(text);
+        rc = keep_secret(text, secret);
     else if (path != NULL)
         rc = read_secret(path, secret);
     else
         rc = bx_fail(-EACCES, "a job of several hosts needs a secret: BX_SECRET, or BX_SECRET_FILE, a file of mode "
                               "0600; `openssl rand -hex 32` makes one");
-    if (rc == 0 && (*secret == NULL || strlen(*secret) < SECRET_LEAST)) {
+    if (rc == 0 && strlen(*secret) < SECRET_LEAST) {
         rc = bx_fail(-EINVAL, "the secret of a job of several hosts has %d characters at least", SECRET_LEAST);
         free(*secret);
         *secret = NULL;
@@ -156,6 +161,20 @@ static int link_failed(const struct bxi_meeting *meeting, int rc, const char *wh
                    meeting->where, what, bx_strerror(rc));
 }
 
+/* Sends, and receives what answers that. Rank 0 may have said why the start fails, and hung up. 0, or a failure with its
+ * sentence. */
+static int ask(const struct bxi_meeting *meeting, struct bxi_net_message *message, const void *body, void *answer,
+               size_t most, const char *what)
+{
+    int fd = meeting->net->links[0].fd, rc = bxi_net_send(fd, message, body, meeting->deadline_ns);
+
+    if (rc == 0 || rc == -EPIPE || rc == -ECONNRESET)
+        rc = bxi_net_receive(fd, message, answer, most, meeting->deadline_ns + BXI_MEET_VERDICT_NS);
+    if (rc < 0)
+        return link_failed(meeting, rc, what);
+    return message->kind == BXI_NET_FAIL ? bxi_meet_failure(message, answer) : 0;
+}
+
 /* What the launcher has in place of BX_ROOT and BX_SECRET. Rank 0's addresses are known when it listens. */
 static int ask_launcher(struct bxi_meeting *meeting)
 {
@@ -170,8 +189,7 @@ static int ask_launcher(struct bxi_meeting *meeting)
         rc = bxi_launcher_secret(secret);
     if (rc < 0 || has_own)
         return rc < 0 ? rc : secret_from_environment(&meeting->secret);
-    meeting->secret = strdup(secret);
-    return meeting->secret != NULL ? 0 : bx_fail(-ENOMEM, "no memory for the secret");
+    return keep_secret(secret, &meeting->secret);
 }
 
 /* The socket does not block: a host that is silent may take no longer than the start. 0; -errno. */
@@ -251,7 +269,7 @@ static int prove(struct bxi_meeting *meeting, int fd)
     struct bxi_net_message message;
     struct bxi_nonce theirs = { 0 };
     struct bxi_proof proof = { 0 };
-    unsigned char own[BXI_NONCE_BYTES], answer[BXI_WIRE_MAC_BYTES], expected[BXI_WIRE_MAC_BYTES];
+    unsigned char own[BXI_NONCE_BYTES], expected[BXI_WIRE_MAC_BYTES], answer[BXI_TEXT_BYTES];
     int rc = bxi_net_receive(fd, &message, &theirs, sizeof theirs, meeting->deadline_ns);
 
     if (rc < 0 || message.kind != BXI_NET_NONCE || message.bytes != sizeof theirs)
@@ -274,10 +292,12 @@ static int prove(struct bxi_meeting *meeting, int fd)
         rc = -ECONNRESET;               /* it hung up before it had the proof */
     if (rc == -ECONNRESET || (rc == 0 && message.kind == BXI_NET_FAIL && message.value == (uint64_t)(int64_t)-EAGAIN))
         return -EAGAIN;                 /* a reset: there was a proof that it had not read */
-    if (rc == -EPIPE)
+    if (rc == 0 && message.kind == BXI_NET_FAIL && message.bytes == 0)
         return bx_fail(-EACCES, "rank 0 of job '%s' (BX_ROOT=%s) refuses this worker: the secrets differ",
                        meeting->job->job_name, meeting->where);
-    if (rc < 0 || message.kind != BXI_NET_PROOF || message.bytes != sizeof answer)
+    if (rc == 0 && message.kind == BXI_NET_FAIL)
+        return bxi_meet_failure(&message, answer);
+    if (rc < 0 || message.kind != BXI_NET_PROOF || message.bytes != sizeof expected)
         return link_failed(meeting, rc < 0 ? rc : -EPROTO, "when it was asked for its proof");
     if (!bxi_meet_equal(answer, expected))
         return bx_fail(-EACCES, "who listens at BX_ROOT=%s does not know the secret of job '%s'", meeting->where,
@@ -286,19 +306,19 @@ static int prove(struct bxi_meeting *meeting, int fd)
 }
 
 /* own time = rank 0's + *clock_ns, as exactly as half of the shortest exchange. */
-static int measure_clock(struct bxi_meeting *meeting, int fd, int64_t *clock_ns)
+static int measure_clock(struct bxi_meeting *meeting, int64_t *clock_ns)
 {
+    const char *what = "when it was asked for the time";
     uint64_t shortest_ns = BX_FOREVER;
+    char text[BXI_TEXT_BYTES];
 
     for (int i = 0; i < CLOCK_ROUNDS; i++) {
         struct bxi_net_message message = { .kind = BXI_NET_CLOCK };
         uint64_t before_ns = bxi_now_ns(), took_ns;
-        int rc = bxi_net_send(fd, &message, NULL, meeting->deadline_ns);
+        int rc = ask(meeting, &message, NULL, text, sizeof text, what);
 
-        if (rc == 0)
-            rc = bxi_net_receive(fd, &message, NULL, 0, meeting->deadline_ns);
         if (rc < 0 || message.kind != BXI_NET_CLOCK)
-            return link_failed(meeting, rc < 0 ? rc : -EPROTO, "when it was asked for the time");
+            return rc < 0 ? rc : link_failed(meeting, -EPROTO, what);
         took_ns = bxi_now_ns() - before_ns;
         if (took_ns >= shortest_ns)
             continue;
@@ -308,30 +328,19 @@ static int measure_clock(struct bxi_meeting *meeting, int fd, int64_t *clock_ns)
     return 0;
 }
 
-static int failure_of(const struct bxi_net_message *message, const void *body)
+/* Says who this worker is, and waits for the table. */
+static int say_hello(struct bxi_meeting *meeting)
 {
-    int code = (int)(int64_t)message->value;
-
-    return bx_fail(code < 0 ? code : -EPROTO, "%.*s", (int)bxi_least(message->bytes, BXI_TEXT_BYTES - 1),
-                   (const char *)body);
-}
-
-static int wait_for_table(struct bxi_meeting *meeting, int fd)
-{
-    struct bxi_net_message message;
+    struct bxi_net_message message = { .kind = BXI_NET_HELLO, .bytes = bxi_hello_bytes(meeting->self) };
     unsigned char *body = malloc(BXI_NET_MESSAGE_MAX);
     int rc;
 
     if (body == NULL)
         return bx_fail(-ENOMEM, "no memory for the table of workers");
-    rc = bxi_net_receive(fd, &message, body, BXI_NET_MESSAGE_MAX, meeting->deadline_ns + BXI_MEET_VERDICT_NS);
-    if (rc < 0)
-        rc = link_failed(meeting, rc, "before all workers had come");
-    else if (message.kind == BXI_NET_FAIL)
-        rc = failure_of(&message, body);
-    else if (message.kind != BXI_NET_TABLE)
+    rc = ask(meeting, &message, meeting->self, body, BXI_NET_MESSAGE_MAX, "before all workers had come");
+    if (rc == 0 && message.kind != BXI_NET_TABLE)
         rc = link_failed(meeting, -EPROTO, "when it was to tell who has come");
-    else
+    if (rc == 0)
         rc = bxi_meet_take_table(meeting, message.value, body, message.bytes);
     free(body);
     return rc;
@@ -387,11 +396,9 @@ static int meet_root(struct bxi_meeting *meeting)
     if (fd < 0)
         return fd;
     meeting->net->links[0].fd = fd;
-    if ((rc = listen_for_hub(meeting)) < 0 || (rc = measure_clock(meeting, fd, &meeting->self->clock_ns)) < 0)
+    if ((rc = listen_for_hub(meeting)) < 0 || (rc = measure_clock(meeting, &meeting->self->clock_ns)) < 0)
         return rc;
-    rc = bxi_net_send(fd, &(struct bxi_net_message){ .kind = BXI_NET_HELLO, .bytes = bxi_hello_bytes(meeting->self) },
-                      meeting->self, meeting->deadline_ns);
-    return rc < 0 ? link_failed(meeting, rc, "when this worker said who it is") : wait_for_table(meeting, fd);
+    return say_hello(meeting);
 }
 
 /* ---- all -------------------------------------------------------------------------------------------- */
@@ -469,6 +476,10 @@ int bxi_net_meet(struct bx_job *job, uint64_t deadline_ns)
     if (rc == 0 && (rc = name_host(job)) == 0 && (rc = open_wire(job, job->net)) == 0 &&
         (rc = describe_self(&meeting)) == 0)
         rc = job->rank == 0 ? bxi_meet_guests(&meeting) : meet_root(&meeting);
+    if (rc == 0)
+        rc = bxi_links_start(job);
+    if (rc < 0)
+        bxi_net_fail(job, rc);
 
 end:
     if (rc < 0)
@@ -482,18 +493,14 @@ end:
 
 static int wait_for_go(struct bx_job *job, uint64_t deadline_ns)
 {
-    struct bxi_meeting meeting = { .job = job, .net = job->net, .where = job->net->where };
+    const struct bxi_meeting meeting = { .job = job, .net = job->net, .where = job->net->where,
+                                         .deadline_ns = deadline_ns };
+    const char *what = "before all hosts were ready";
     struct bxi_net_message message = { .kind = BXI_NET_READY };
     char text[BXI_TEXT_BYTES];
-    int fd = job->net->links[0].fd, rc = bxi_net_send(fd, &message, NULL, deadline_ns);
+    int rc = ask(&meeting, &message, NULL, text, sizeof text, what);
 
-    if (rc == 0)
-        rc = bxi_net_receive(fd, &message, text, sizeof text, deadline_ns + BXI_MEET_VERDICT_NS);
-    if (rc == 0 && message.kind == BXI_NET_FAIL)
-        return failure_of(&message, text);
-    if (rc < 0 || message.kind != BXI_NET_GO)
-        return link_failed(&meeting, rc < 0 ? rc : -EPROTO, "before all hosts were ready");
-    return 0;
+    return rc < 0 || message.kind == BXI_NET_GO ? rc : link_failed(&meeting, -EPROTO, what);
 }
 
 /* What has come, and is not read: -EAGAIN, 0: a message; -EPIPE, -errno. */
@@ -521,7 +528,7 @@ int bxi_net_ended(struct bx_job *job)
         if (rc == 0)
             rc = bxi_net_receive(net->links[rank].fd, &message, text, sizeof text, bxi_now_ns() + BXI_MEET_VERDICT_NS);
         if (rc == 0)
-            return failure_of(&message, text);
+            return bxi_meet_failure(&message, text);
         if (rank == 0)
             return link_failed(&meeting, rc, "while the job was starting");
         return bx_fail(BX_E_PEER_DEAD, "worker '%s' (rank %d, pid %u) on host '%s' hung up while the job was starting",

@@ -33,6 +33,7 @@ void bxi_net_destroy(struct bx_job *job)
 
     if (net == NULL)
         return;
+    bxi_links_stop(net);
     if (net->wire != NULL)
         net->ops->close(net->wire, 0);
     for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {

@@ -79,6 +79,8 @@ struct bxi_link {                       /* the thread's, since it runs */
     bool host_is_lost;                  /* nothing of its host answers */
 };
 
+enum bxi_links_order { BXI_LINKS_WAIT, BXI_LINKS_RUN, BXI_LINKS_STOP };
+
 #define BXI_KNOCKING 8
 #define BXI_ROOT_BYTES 1024             /* of the addresses of rank 0 */
 
@@ -95,9 +97,10 @@ struct bxi_net {
     int listen_fd;                      /* for a link of the next hub; -1: rank 0 has none */
     int knocking[BXI_KNOCKING];         /* the thread: connections to listen_fd that have shown nothing; -1: none */
     unsigned knocks;
-    bool runs;                          /* start: the source and the thread are there */
-    bxi_a32 stops;                      /* the thread is to end */
+    bool runs;                          /* start: the source is there, and the thread does its work */
+    bool has_thread;                    /* start, and the end */
     pthread_t thread;                   /* links.c: reads the links, and wakes who drives */
+    bxi_a32 order;                      /* to the thread: enum bxi_links_order */
     int epoll_fd, stop_fd;
     struct bxi_lock lock;               /* what the thread and the role share of deaths: twin->end_fd, lost_ns */
     bxi_a32 dead_here[BXI_WORLD_MAX];           /* written by the role: 1: a death on this host, to be told by links */
@@ -323,7 +326,7 @@ void bxi_net_show_functions(struct bxi_twin *twin, uint32_t first, uint32_t coun
 /* ---- source.c ------------------------------------------------------------------------------------------- */
 
 #define BXI_EVENT_NET 512u
-int bxi_net_start(struct bx_job *job);          /* before progress starts. 0, or a failure with its sentence */
+void bxi_net_start(struct bx_job *job);         /* before progress starts */
 /* Waits until LEFT is sent to all, or for a second. While there are passes. */
 void bxi_net_tell_left(struct bx_job *job);
 /* The end: sends the last words. No pass is made any more. */
@@ -332,8 +335,11 @@ void bxi_net_stop(const struct bxi_role *role, struct bx_job *job);
 /* ---- links.c ------------------------------------------------------------------------------------------- */
 
 #define BXI_TOKEN_WIRE UINT64_C(1000)           /* of the wire's descriptor in net->epoll_fd */
-int bxi_links_start(struct bx_job *job);        /* 0, or a failure with its sentence */
-void bxi_links_stop(struct bxi_net *net);
+/* When all have met: makes all that can fail, while the others still hear of it. The thread waits for the next two. 0, or
+ * a failure with its sentence. */
+int bxi_links_start(struct bx_job *job);
+void bxi_links_run(struct bxi_net *net);
+void bxi_links_stop(struct bxi_net *net);       /* also of a net that was never started */
 /* A worker of this host has died: the other hosts are told. Role. */
 void bxi_net_tell_death(struct bx_job *job, int rank);
 

@@ -130,10 +130,10 @@ static void add(struct bxi_parcel *parcel, const void *payload, uint32_t bytes)
     parcel->bytes += sizeof length + padded;
 }
 
-/* One message of words alone is under way at a time: to a worker that is stopped they would pile up. */
+/* One message of words alone is under way at a time: to a worker that is stopped they would pile up. The last ones go. */
 static bool words_wait(const struct bxi_twin *twin)
 {
-    return twin->words_under_way && bxi_load_relaxed(&twin->job->net->stops) == 0;     /* relaxed: the last ones go */
+    return twin->words_under_way && twin->job->net->runs;
 }
 
 /* Sends one message, with up to PARCEL_BYTES of frames that end at or before until. How many; -1: no memory. words: go

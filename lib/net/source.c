@@ -70,19 +70,18 @@ static const struct bxi_source_ops net_source = {
 
 /* ---- start and end ------------------------------------------------------------------------------------- */
 
-int bxi_net_start(struct bx_job *job)
+void bxi_net_start(struct bx_job *job)
 {
     struct bxi_net *net = job->net;
-    int rc = net == NULL ? 0 : bxi_links_start(job);
 
-    if (net == NULL || rc < 0)
-        return rc;
+    if (net == NULL)
+        return;
+    bxi_links_run(net);
     net->runs = true;
     bxi_lock(&job->run->lock);
     bxi_run_add(job->run, &net_source, job);
     bxi_unlock(&job->run->lock);
     bxi_more_eager(job->run);           /* a reply to a remote worker needs this one to be awake */
-    return 0;
 }
 
 struct left_waiter {

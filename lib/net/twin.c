@@ -50,6 +50,13 @@ static int reopen(int fd)
     return other < 0 ? -errno : other;
 }
 
+static int copy(int fd)
+{
+    int other = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+
+    return other < 0 ? -errno : other;
+}
+
 static void write_header(struct bxi_twin *twin)
 {
     const struct bx_job *job = twin->job;
@@ -117,12 +124,12 @@ static int make_twin(struct bxi_twin *twin)
     write_header(twin);
     fds[BXI_BOOT_SEGMENT] = reopen(segment_fd);
     fds[BXI_BOOT_ARENA] = reopen(twin->arena_fd);
-    fds[BXI_BOOT_BELL] = fcntl(job->run->bell_fd[0], F_DUPFD_CLOEXEC, 3);
-    fds[BXI_BOOT_BELL_LEADER] = fcntl(job->run->bell_fd[1], F_DUPFD_CLOEXEC, 3);
-    twin->end_fd = BXI_UNSHARED(pipe2(pipe_fd, O_CLOEXEC | O_NONBLOCK) < 0 ? -1 : pipe_fd[1]);
-    fds[BXI_BOOT_PIDFD] = pipe_fd[0];
+    fds[BXI_BOOT_BELL] = copy(job->run->bell_fd[0]);
+    fds[BXI_BOOT_BELL_LEADER] = copy(job->run->bell_fd[1]);
+    fds[BXI_BOOT_PIDFD] = pipe2(pipe_fd, O_CLOEXEC | O_NONBLOCK) < 0 ? -errno : pipe_fd[0];
+    twin->end_fd = BXI_UNSHARED(pipe_fd[1]);
     for (int i = 0; i < BXI_BOOT_FDS && rc == 0; i++)
-        rc = fds[i] < 0 ? -EMFILE : 0;
+        rc = fds[i] < 0 ? fds[i] : 0;
     if (rc == 0)
         rc = attach(twin, fds);
     for (int i = 0; i < BXI_BOOT_FDS; i++)

@@ -53,7 +53,10 @@ bool sim_is_refused_start(int rank, int rc)
            (rc == BX_E_SOCKET_DIR && was_refused("open mkdir socket bind listen connect accept4 F_OFD_SETLK")) ||
            /* A lock that cannot be asked for counts as held. */
            (rc == BX_E_JOB_RUNNING && was_refused("F_OFD_GETLK")) ||
-           (rc == BX_E_RANK_MISSING && sim_refusal() != 0 && sim_refused_worker() != rank);
+           (rc == BX_E_RANK_MISSING && sim_refusal() != 0 && sim_refused_worker() != rank) ||
+           /* Rank 0 of several hosts tells why only who has proven that it may know. */
+           (rc == BX_E_PEER_DEAD && sim_refusal() != 0 && sim_refused_worker() != rank &&
+            strstr(bx_error_text(), "hung up before it said who it is") != NULL);
 }
 
 struct bx_msg *sim_msg(void)

@@ -200,7 +200,7 @@ static bool spread(int workers)
 
     if (sim_host_of(0) >= 0)
         return true;
-    hosts = workers < 2 || sim_can_refuse() || sim_choose(3) != 2 ? 1 : 2 + sim_choose(2);
+    hosts = workers < 2 || sim_choose(3) != 2 ? 1 : 2 + sim_choose(2);
 
     for (int rank = 0; rank < workers && hosts > 1; rank++)
         sim_put_on_host(rank, (int)sim_choose(hosts));
@@ -242,6 +242,8 @@ struct bx_job *sim_job_begin(int rank, int workers, void (*more)(struct bx_job *
     sim_count(BEGINNING, 1);
     rc = bx_job_start(job);
     sim_count(BEGINNING, -(rc == 0));
+    if (sim_host_of(rank) >= 0)
+        sim_spare_memory();             /* what lib/net has no memory for cuts the pair off */
     if (rc < 0 && sim_is_refused_start(rank, rc)) {
         if (sim_registrar >= 0)
             sim_join(sim_registrar);

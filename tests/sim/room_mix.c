@@ -125,7 +125,7 @@ static void run(int worker, const struct mix *of)
     if (sim_truth(SIZE) == 0) {
         sim_count(SIZE, of->least + (int)sim_choose((uint32_t)(1 + of->most - of->least)));
         sim_count(WAITS, 1 + sim_choose(3));
-        for (int rank = 0; of->hosts && !sim_can_refuse() && rank < (int)sim_truth(SIZE); rank++)
+        for (int rank = 0; of->hosts && rank < (int)sim_truth(SIZE); rank++)
             sim_put_on_host(rank, rank < 2 ? rank : (int)sim_choose(3));
     }
     if (worker >= (int)sim_truth(SIZE))

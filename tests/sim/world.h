@@ -48,6 +48,7 @@ int sim_own(int fd, uintptr_t pc);      /* a new descriptor belongs to the worke
 int sim_eventfd(unsigned count, int flags);
 int sim_close(int fd);
 ssize_t sim_sendmsg(int fd, const struct msghdr *message, int flags);
+ssize_t sim_send(int fd, const void *data, size_t bytes, int flags);
 ssize_t sim_recvmsg(int fd, struct msghdr *message, int flags);
 void sim_free(void *block);
 /* world_hosts.c */

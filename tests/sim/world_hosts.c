@@ -94,7 +94,6 @@ int sim_getaddrinfo(const char *node, const char *service, const struct addrinfo
 void sim_freeaddrinfo(struct addrinfo *found);
 int sim_getnameinfo(const struct sockaddr *address, socklen_t bytes, char *host, socklen_t host_bytes, char *service,
                     socklen_t service_bytes, int flags);
-ssize_t sim_send(int fd, const void *data, size_t bytes, int flags);
 ssize_t sim_recv(int fd, void *data, size_t bytes, int flags);
 int sim_memfd_create(const char *name, unsigned flags);
 
@@ -176,13 +175,6 @@ int sim_getnameinfo(const struct sockaddr *address, socklen_t bytes, char *host,
     snprintf(host, host_bytes, "sim");
     snprintf(service, service_bytes, "0");
     return 0;
-}
-
-ssize_t sim_send(int fd, const void *data, size_t bytes, int flags)
-{
-    struct iovec part = { (void *)(uintptr_t)data, bytes };
-
-    return sim_sendmsg(fd, &(struct msghdr){ .msg_iov = &part, .msg_iovlen = 1 }, flags);
 }
 
 ssize_t sim_recv(int fd, void *data, size_t bytes, int flags)

@@ -161,8 +161,8 @@ static int link_failed(const struct bxi_meeting *meeting, int rc, const char *wh
                    meeting->where, what, bx_strerror(rc));
 }
 
-/* Sends, and receives what answers that. Rank 0 may have said why the start fails, and hung up. 0, or a failure with its
- * sentence. */
+/* Sends, and receives what answers that. Rank 0 may have said why the start fails, and hung up. 0, or a failure with
+ * its sentence. */
 static int ask(const struct bxi_meeting *meeting, struct bxi_net_message *message, const void *body, void *answer,
                size_t most, const char *what)
 {

@@ -335,8 +335,8 @@ void bxi_net_stop(const struct bxi_role *role, struct bx_job *job);
 /* ---- links.c ------------------------------------------------------------------------------------------- */
 
 #define BXI_TOKEN_WIRE UINT64_C(1000)           /* of the wire's descriptor in net->epoll_fd */
-/* When all have met: makes all that can fail, while the others still hear of it. The thread waits for the next two. 0, or
- * a failure with its sentence. */
+/* When all have met: makes all that can fail, while the others still hear of it. The thread waits for the next two. 0,
+ * or a failure with its sentence. */
 int bxi_links_start(struct bx_job *job);
 void bxi_links_run(struct bxi_net *net);
 void bxi_links_stop(struct bxi_net *net);       /* also of a net that was never started */

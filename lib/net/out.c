@@ -130,7 +130,8 @@ static void add(struct bxi_parcel *parcel, const void *payload, uint32_t bytes)
     parcel->bytes += sizeof length + padded;
 }
 
-/* One message of words alone is under way at a time: to a worker that is stopped they would pile up. The last ones go. */
+/* One message of words alone is under way at a time: to a worker that is stopped they would pile up. The last ones
+ * go. */
 static bool words_wait(const struct bxi_twin *twin)
 {
     return twin->words_under_way && twin->job->net->runs;

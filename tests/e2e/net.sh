@@ -70,6 +70,10 @@ run_job 3 "$net_full" gone
 check 'a tensor is passed on to another host though its owner has died' test "$statuses$left" = '0 0 137'
 run_job 4 "$net_bad" lie
 check 'two workers that a liar has cut off from each other hold nobody up' all_done
+for how in twice short empty; do
+    run_job 2 "$net_bad" parts $how
+    check "a worker whose tensors do not come as they should is cut off: $how" all_done
+done
 export BX_NET_TIMEOUT_MS=500
 run_job 4 "$net_full" halved
 check 'a worker dies in the midst of a large tensor: its receiver has its memory back' test "$statuses$left" = \

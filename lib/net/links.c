@@ -30,6 +30,7 @@
 #define TOKEN_LISTEN (BXI_TOKEN_WIRE + 2)
 #define TOKEN_KNOCKING (BXI_TOKEN_WIRE + 3)     /* and BXI_KNOCKING - 1 behind it */
 #define PINGS 4                         /* in net->timeout_ns */
+#define UNREAD_MAX (4 * PINGS)
 
 struct knock {
     struct bxi_net_message message;
@@ -91,16 +92,17 @@ static void lose_link(struct bxi_net *net, struct bxi_link *link, int rc)
 }
 
 /* What is sent and not acknowledged for net->timeout_ns ends a link (TCP_USER_TIMEOUT); so does a connection that is
- * not made by then. */
+ * not made by then. The pings to a worker that is stopped stay in its kernel's buffer: a full one would end the link,
+ * too. Who sends nothing for long is left to SO_KEEPALIVE, which is slower (bxi_meet_keep). */
 static void ping_links(struct bxi_net *net)
 {
     for (int i = 0; i < BXI_WORLD_MAX; i++) {
         struct bxi_link *link = &net->links[i];
         int rc = 0;
 
-        if (is_open(link))
+        if (is_open(link) && link->unread++ < UNREAD_MAX)
             rc = bxi_net_send(link->fd, &(struct bxi_net_message){ .kind = BXI_NET_PING }, NULL, bxi_now_ns());
-        else if (link->fd >= 0 && bxi_now_ns() - link->since_ns >= net->timeout_ns)
+        else if (link->fd >= 0 && link->since_ns != 0 && bxi_now_ns() - link->since_ns >= net->timeout_ns)
             rc = -EHOSTUNREACH;
         if (rc < 0 && rc != -ETIMEDOUT)         /* that is of this call: it does not wait */
             lose_link(net, link, rc);
@@ -118,6 +120,7 @@ static void read_link(struct bx_job *job, struct bxi_link *link)
         return;
     if (rc == 0)                        /* an error is told once */
         rc = bxi_net_receive(link->fd, &message, NULL, 0, bxi_now_ns() + net->timeout_ns);
+    link->unread = 0;
     if (rc == 0 && message.kind == BXI_NET_PING)
         return;
     if (rc < 0 || message.kind != BXI_NET_DEATH || message.value >= (uint64_t)job->world_size) {

@@ -77,6 +77,7 @@ struct bxi_link {                       /* the thread's, since it runs */
     uint64_t since_ns;                  /* since when the kernel connects it; 0: it is there */
     uint64_t lost_ns;                   /* when it hung up; 0 */
     bool host_is_lost;                  /* nothing of its host answers */
+    unsigned unread;                    /* pings, since a message was read */
 };
 
 #define BXI_KNOCKING 8

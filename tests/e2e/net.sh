@@ -375,6 +375,14 @@ limit_s=30
 check "a host of rank 0's that is silent" prints 1 "cannot start: BX_E_RANK_MISSING: rank 0 .*BX_ROOT=$BX_ROOT"
 check 'takes as long as it may' test $(($(date +%s) - before)) -le 4
 
+# Pings to a worker that is stopped fill no buffer of its kernel's, which here are small ones.
+ip netns exec $second sysctl -q -w net.ipv4.tcp_rmem='4096 4096 4096'
+export BX_NET_TIMEOUT_MS=20
+run_job 4 "$net_end" stop 1
+check 'a worker that is stopped while its buffers are small is not dead' all_done
+unset BX_NET_TIMEOUT_MS
+ip netns exec $second sysctl -q -w net.ipv4.tcp_rmem='4096 131072 6291456'
+
 # A partition.
 export BX_NET_TIMEOUT_MS=500
 limit_s=10

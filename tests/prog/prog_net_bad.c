@@ -8,6 +8,8 @@
  *                             other, and all leave soon
  *     prog_net_bad parts HOW      the last rank lends rank 0 two tensors, whose parts do not come as they should: twice,
  *                                 short, or empty, of a tensor without elements. It is cut off
+ *     prog_net_bad clock          rank 0 has the difference of its clock and rank 1's wrong by an hour, and calls of
+ *                                 rank 1 arrive with the time that they have left
  *
  * A saboteur calls the others once. Then it sends rank 0 messages of the wire that no worker sends, which SEED and its
  * rank choose, and ends without a word. Rank 0 must survive, cut off each saboteur or see it die, and go on with the
@@ -219,6 +221,40 @@ static int lend_parts(const char *how)
     return end();
 }
 
+/* Inline, as attack: the difference is the role's. */
+static int shift_clock(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)reply, (void)context;
+    job->net->places[1].clock_ns += bx_read_i64(args) * 1000000000;
+    return 0;
+}
+
+static int tell_left(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)args, (void)context;
+    return bx_msg_put_i64(reply, (int64_t)(bx_request_deadline_ns(request) - bxi_now_ns()) / 1000000);
+}
+
+static int follow_clock(void)
+{
+    const struct bx_call_options options = { .timeout_ns = 5000 * MS };
+
+    barrier();
+    for (int hours = -1; hours <= 1 && rank == 1; hours++) {
+        struct bx_msg *answer = NULL;
+        struct bx_reader reader;
+        int64_t left_ms;
+
+        EXPECT(bx_call(job, bx_rank(0), "shift_clock", "i>", hours * 3600) == 0, "%s", bx_error_text());
+        EXPECT(bx_rpc_sync(job, bx_rank(0), "tell_left", NULL, &options, &answer) == 0, "%s", bx_error_text());
+        reader = bx_msg_reader(answer);
+        left_ms = bx_read_i64(&reader);
+        EXPECT(left_ms > 0 && left_ms <= 5000, "%d ms are left", (int)left_ms);
+        bx_msg_destroy(answer);
+    }
+    return end();
+}
+
 static int hold(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
 {
     (void)request, (void)args, (void)context;
@@ -237,6 +273,10 @@ int main(int argc, char **argv)
     if (rc == 0)
         rc = bx_register(job, "lie", BX_INLINE, lie, NULL);
     if (rc == 0)
+        rc = bx_register(job, "shift_clock", BX_INLINE, shift_clock, NULL);
+    if (rc == 0)
+        rc = bx_register(job, "tell_left", BX_INLINE, tell_left, NULL);
+    if (rc == 0)
         rc = bx_register(job, "lend_badly", BX_INLINE, lend_badly, NULL);
     if (rc == 0)
         rc = bx_register_async(job, "hold", BX_INLINE, hold, NULL);
@@ -246,6 +286,8 @@ int main(int argc, char **argv)
         return leave_behind_a_lie();
     if (parts)
         return lend_parts(argv[2]);
+    if (strcmp(argv[1], "clock") == 0)
+        return follow_clock();
     barrier();
     if (is_saboteur(rank))
         return sabotage(strtoull(argv[1], NULL, 10));

@@ -263,7 +263,7 @@ hold_open knock silent 1
 ready knock ready
 before=$(ticks $pid_1)
 sleep 1
-check 'a worker without descriptors for one that knocks sleeps' test $(($(ticks $pid_1) - before)) -lt 50
+check 'a worker without descriptors for one that knocks sleeps' test $(($(ticks $pid_1) - before)) -lt 10
 prlimit --pid $pid_1 --nofile=1024:
 let_go knock
 touch "$dir/go"

@@ -65,12 +65,17 @@ static void refuse(struct party *party, struct guest *guest, const char *why)
     drop(guest);
 }
 
-/* It may be a worker: it is told to come again. */
+/* It may be a worker, and is told the code. -EAGAIN: it is to come again. */
+static void tell_and_refuse(struct party *party, struct guest *guest, int code, const char *why)
+{
+    bxi_net_send(guest->fd, &(struct bxi_net_message){ .kind = BXI_NET_FAIL, .value = (uint64_t)(int64_t)code }, NULL,
+                 bxi_now_ns());
+    refuse(party, guest, why);
+}
+
 static void put_off(struct party *party, struct guest *guest, const char *why)
 {
-    bxi_net_send(guest->fd, &(struct bxi_net_message){ .kind = BXI_NET_FAIL, .value = (uint64_t)(int64_t)-EAGAIN },
-                 NULL, bxi_now_ns());
-    refuse(party, guest, why);
+    tell_and_refuse(party, guest, -EAGAIN, why);
 }
 
 static struct guest *free_guest(struct party *party)
@@ -125,15 +130,26 @@ static void take_proof(struct party *party, struct guest *guest)
 
     if (!bxi_meet_proof(party->meeting, "join", guest->nonce, proof->nonce, mac) ||
         !bxi_meet_proof(party->meeting, "root", proof->nonce, guest->nonce, own) || !bxi_meet_equal(mac, proof->mac)) {
-        bxi_net_send(guest->fd, &(struct bxi_net_message){ .kind = BXI_NET_FAIL, .value = (uint64_t)(int64_t)-EACCES },
-                     NULL, bxi_now_ns());
-        refuse(party, guest, "it does not know the job's secret");
+        tell_and_refuse(party, guest, -EACCES, "it does not know the job's secret");
         return;
     }
     guest->stage = PROVEN;
     if (bxi_net_send(guest->fd, &(struct bxi_net_message){ .kind = BXI_NET_PROOF, .bytes = sizeof own }, own,
                      bxi_now_ns()) < 0)
         drop(guest);
+}
+
+static void refuse_other_job(struct party *party, struct guest *guest)
+{
+    const struct bxi_hello *hello = &guest->in.message.body.hello;
+    struct bxi_net_message message = { .kind = BXI_NET_FAIL, .value = (uint64_t)(int64_t)-EINVAL };
+    char text[BXI_TEXT_BYTES];
+
+    message.bytes = (uint32_t)snprintf(text, sizeof text, "worker '%s' (rank %d) is of job '%s', and who listens at "
+                                       "BX_ROOT=%.128s is of job '%s'", hello->name, hello->rank, hello->job,
+                                       party->meeting->where, party->meeting->self->job) + 1;
+    bxi_net_send(guest->fd, &message, text, bxi_now_ns());
+    refuse(party, guest, text);
 }
 
 /* 0: the job can go on. */
@@ -144,6 +160,10 @@ static int take_hello(struct party *party, struct guest *guest)
 
     if (!bxi_hello_is_valid(hello, guest->in.message.head.bytes)) {
         refuse(party, guest, "it sent what no worker sends");
+        return 0;
+    }
+    if (strcmp(hello->job, party->meeting->self->job) != 0) {
+        refuse_other_job(party, guest);
         return 0;
     }
     if (hello->world_size != job->world_size)

@@ -28,7 +28,8 @@ int bxi_meet_resolve(const char *where, bool listens, struct addrinfo **found)
     else
         snprintf(host, sizeof host, "%.*s", (int)length, where);
     rc = getaddrinfo(host, colon + 1, &hints, found);
-    return rc == 0 ? 0 : bx_fail(-EINVAL, "BX_ROOT='%s' leads nowhere: %s", bxi_brief(where).text, gai_strerror(rc));
+    return rc == 0 ? 0 : bx_fail(rc == EAI_AGAIN ? -EAGAIN : -EINVAL, "BX_ROOT='%s' leads nowhere: %s",
+                                 bxi_brief(where).text, gai_strerror(rc));
 }
 
 int bxi_meet_failure(const struct bxi_net_message *message, const void *text)
@@ -140,7 +141,7 @@ bool bxi_hello_is_valid(const struct bxi_hello *hello, size_t bytes)
            bxi_hello_bytes(hello) <= bytes &&
            memchr(hello->host, 0, sizeof hello->host) != NULL && hello->machine[0] != '\0' &&
            memchr(hello->machine, 0, sizeof hello->machine) != NULL &&
-           memchr(hello->name, 0, sizeof hello->name) != NULL &&
+           memchr(hello->name, 0, sizeof hello->name) != NULL && memchr(hello->job, 0, sizeof hello->job) != NULL &&
            bxi_name_is_valid(hello->name) && hello->arena_bytes > 0 &&
            (hello->rank == 0 || bxi_address_bytes(&hello->listens) > 0);
 }

@@ -113,6 +113,21 @@ static void keep(struct bxi_twin *twin, const struct bxi_parcel_head *head, cons
         net->ops->fetch(net->wire, large, late->data, bytes, is_fetched, late);
 }
 
+/* Clocks drift, and that of a machine that sleeps stands still. By this worker's, a message was sent between the one
+ * that its echo is of and now. */
+static void follow_clock(struct bxi_twin *twin, const struct bxi_parcel_head *head)
+{
+    int64_t *clock_ns = &twin->job->net->places[twin->rank].clock_ns;
+    const int64_t least_ns = (int64_t)(head->echo_ns - head->stamp_ns);
+    const int64_t most_ns = (int64_t)(twin->stamped_ns - head->stamp_ns);
+
+    if (*clock_ns > most_ns)
+        *clock_ns = most_ns;
+    /* An echo that is to come: its clock jumped while it held that message. */
+    else if (head->echo_ns != 0 && least_ns <= most_ns && *clock_ns < least_ns)
+        *clock_ns = least_ns;
+}
+
 static struct bxi_twin *sender_of(const struct bx_job *job, const struct bxi_parcel_head *head, size_t bytes)
 {
     if (bytes != sizeof *head || head->instance != job->instance || head->from >= job->world_size)
@@ -158,6 +173,7 @@ void bxi_in_arrived(void *context, const void *head_at, size_t head_bytes, const
         return;
     }
     bxi_net_show_received(twin, &head, head_bytes + bytes);
+    follow_clock(twin, &head);
     if (head.kind == BXI_PARCEL_PART)
         bxi_landing_part(twin, &head, data, bytes, large);
     else if (head.kind == BXI_PARCEL_DEATH && large == NULL)

@@ -42,6 +42,7 @@ struct bxi_landing {
     unsigned char *packed;              /* records and bytes: in frame, or malloc'ed */
     bool packed_is_own, packed_is_there, is_failed;
     bool holds_off;                     /* kept parts are being taken: finish waits */
+    uint64_t *awaited;                  /* by part: its bytes; 0: there is none, or it has come */
     uint32_t missing;                   /* parts that have not come whole */
     uint32_t fetched;                   /* of them, those that the wire writes */
     struct bxi_landed *landed;          /* NULL: the records are not known yet */
@@ -233,45 +234,31 @@ static bool has_place(const struct bxi_landing *landing, uint32_t index)
     return index == 0 ? landing->packed_is_own : landing->landed != NULL;
 }
 
-/* Where a part belongs, and of how many bytes; NULL: nowhere. */
-static void *place_of(const struct bxi_landing *landing, uint32_t index, uint64_t *bytes)
-{
-    const struct bxi_storage *storage;
-
-    if (index == 0) {
-        *bytes = landing->lease.packed_bytes;
-        return landing->packed;
-    }
-    if (index > landing->landed->count)
-        return NULL;
-    storage = landing->landed->storages[index - 1];
-    *bytes = storage->bytes;
-    return storage->base;
-}
-
 static void land(struct bxi_landing *landing, uint32_t index, const void *data, size_t bytes,
                  struct bxi_wire_large *large)
 {
     struct bxi_net *net = landing->twin->job->net;
     bxi_wire_done *done = index == 0 ? packed_is_there : part_is_there;
-    const bool is_dropped = index > 0 && landing->landed->code < 0 && index <= landing->lease.tensor_count;
-    uint64_t room = 0;
-    void *place = place_of(landing, index, &room);
-    const bool fits = place != NULL && bytes <= room;
+    const bool is_awaited = index <= landing->lease.tensor_count && bytes > 0 && bytes == landing->awaited[index];
+    const bool has_room = index == 0 || landing->landed->code == 0;
+    void *place = !is_awaited || !has_room ? NULL
+                  : index == 0 ? landing->packed : landing->landed->storages[index - 1]->base;
 
-    if (large != NULL && !fits)
+    if (large != NULL && place == NULL)
         net->ops->drop(net->wire, large);
-    landing->fetched += is_dropped || fits;
-    if (is_dropped) {
-        done(landing, 0);
-    } else if (!fits) {
+    if (!is_awaited) {
         nonsense(landing->twin);
-    } else if (large != NULL) {
-        net->ops->fetch(net->wire, large, place, bytes, done, landing);
-    } else {
-        memcpy(place, data, bytes);
-        done(landing, 0);
+        return;
     }
+    landing->awaited[index] = 0;
+    landing->fetched++;
+    if (large != NULL && place != NULL) {
+        net->ops->fetch(net->wire, large, place, bytes, done, landing);
+        return;
+    }
+    if (place != NULL)
+        memcpy(place, data, bytes);
+    done(landing, 0);
 }
 
 /* 0, or why there is no block. */
@@ -321,6 +308,7 @@ static bool allocate(struct bxi_landing *landing)
         }
         if (landed->code == 0)
             landed->code = make_block(landing, extent);
+        landing->awaited[1 + i] = extent;
         landing->missing += extent > 0;
         at += length;
     }
@@ -352,6 +340,7 @@ static void free_landing(struct bxi_landing *landing)
     if (landing->landed != NULL)
         drop_blocks(landing->landed);
     free(landing->landed);
+    free(landing->awaited);
     if (landing->packed_is_own)
         free(landing->packed);
     free(landing->frame);
@@ -467,9 +456,15 @@ void bxi_landing_begin(struct bxi_twin *twin, const struct bxi_parcel_head *head
         nonsense(twin);
         return;
     }
+    landing->awaited = calloc(landing->lease.tensor_count + 1, sizeof *landing->awaited);
+    if (landing->awaited == NULL) {
+        fail(landing, "no memory for a message of it");
+        return;
+    }
     if (!landing->packed_is_there) {
         landing->packed_is_own = true;
         landing->packed = malloc(landing->lease.packed_bytes + 1);
+        landing->awaited[0] = landing->lease.packed_bytes;
         landing->missing = 1;
         if (landing->packed == NULL) {
             fail(landing, "no memory for a message of it");

@@ -31,6 +31,7 @@
 #define TOKEN_LISTEN (BXI_TOKEN_WIRE + 2)
 #define TOKEN_KNOCKING (BXI_TOKEN_WIRE + 3)     /* and BXI_KNOCKING - 1 behind it */
 #define PINGS 4                         /* in net->timeout_ns */
+#define UNREAD_MAX (4 * PINGS)
 
 struct knock {
     struct bxi_net_message message;
@@ -88,20 +89,23 @@ static void lose_link(struct bxi_net *net, struct bxi_link *link, int rc)
     bxi_unshared_close(link->fd);
     link->fd = -1;
     link->host_is_lost = rc != -EPIPE && rc != -ECONNRESET && rc != -ECONNREFUSED;
-    link->lost_ns = bxi_now_ns() - (link->host_is_lost ? net->timeout_ns : 0);
+    link->lost_ns = bxi_now_ns();
+    if (link->host_is_lost)
+        link->lost_ns -= bxi_least(net->timeout_ns, link->lost_ns - 1);
 }
 
 /* What is sent and not acknowledged for net->timeout_ns ends a link (TCP_USER_TIMEOUT); so does a connection that is
- * not made by then. */
+ * not made by then. The pings to a worker that is stopped stay in its kernel's buffer: a full one would end the link,
+ * too. Who sends nothing for long is left to SO_KEEPALIVE, which is slower (bxi_meet_keep). */
 static void ping_links(struct bxi_net *net)
 {
     for (int i = 0; i < BXI_WORLD_MAX; i++) {
         struct bxi_link *link = &net->links[i];
         int rc = 0;
 
-        if (is_open(link))
+        if (is_open(link) && link->unread++ < UNREAD_MAX)
             rc = bxi_net_send(link->fd, &(struct bxi_net_message){ .kind = BXI_NET_PING }, NULL, bxi_now_ns());
-        else if (link->fd >= 0 && bxi_now_ns() - link->since_ns >= net->timeout_ns)
+        else if (link->fd >= 0 && link->since_ns != 0 && bxi_now_ns() - link->since_ns >= net->timeout_ns)
             rc = -EHOSTUNREACH;
         if (rc < 0 && rc != -ETIMEDOUT)         /* that is of this call: it does not wait */
             lose_link(net, link, rc);
@@ -119,6 +123,7 @@ static void read_link(struct bx_job *job, struct bxi_link *link)
         return;
     if (rc == 0)                        /* an error is told once */
         rc = bxi_net_receive(link->fd, &message, NULL, 0, bxi_now_ns() + net->timeout_ns);
+    link->unread = 0;
     if (rc == 0 && message.kind == BXI_NET_PING)
         return;
     if (rc < 0 || message.kind != BXI_NET_DEATH || message.value >= (uint64_t)job->world_size) {
@@ -256,18 +261,22 @@ static void choose_hub(struct bx_job *job)
             begin_link(job, rank);
 }
 
-/* Somebody connects, who has shown nothing yet. There is room for a few; each takes the place of the oldest. */
-static void accept_knock(struct bxi_net *net)
+/* Who connects has shown nothing yet. There is room for a few; each takes the place of the oldest. Without a descriptor
+ * for them they wait: also until the next ping, for the event comes once (EPOLLET). */
+static void accept_knocks(struct bxi_net *net)
 {
-    const int slot = (int)(net->knocks++ % BXI_KNOCKING);
-    int fd = accept4(net->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    for (int i = 0; i < BXI_WORLD_MAX && net->listen_fd >= 0; i++) {    /* as many as listen_for_hub has room for */
+        const int slot = (int)(net->knocks % BXI_KNOCKING);
+        int fd = accept4(net->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 
-    if (fd < 0)
-        return;
-    if (net->knocking[slot] >= 0)
-        close(net->knocking[slot]);
-    net->knocking[slot] = fd;
-    watch(net, fd, EPOLLIN | EPOLLET, TOKEN_KNOCKING + (uint64_t)slot);
+        if (fd < 0)
+            return;
+        net->knocks++;
+        if (net->knocking[slot] >= 0)
+            close(net->knocking[slot]);
+        net->knocking[slot] = fd;
+        watch(net, fd, EPOLLIN | EPOLLET, TOKEN_KNOCKING + (uint64_t)slot);
+    }
 }
 
 static void read_knock(struct bx_job *job, int slot)
@@ -305,7 +314,7 @@ static void take_event(struct bx_job *job, uint64_t token)
     else if (token == TOKEN_STOP)
         tell_links(job);
     else if (token == TOKEN_LISTEN)
-        accept_knock(net);
+        accept_knocks(net);
     else if (token >= TOKEN_KNOCKING && net->knocking[token - TOKEN_KNOCKING] >= 0)
         read_knock(job, (int)(token - TOKEN_KNOCKING));
     else if (token < BXI_WORLD_MAX && net->links[token].since_ns != 0)
@@ -330,6 +339,7 @@ static void *run_net(void *argument)
 
         if (now_ns >= ping_ns) {
             ping_links(net);
+            accept_knocks(net);
             ping_ns = now_ns + net->timeout_ns / PINGS;
         }
         next_ns = bxi_least(end_the_lost(job), ping_ns);
@@ -354,7 +364,7 @@ int bxi_links_start(struct bx_job *job)
     if (rc == 0)
         rc = watch(net, net->ops->descriptor(net->wire), EPOLLONESHOT, BXI_TOKEN_WIRE);
     if (rc == 0 && net->listen_fd >= 0)
-        rc = watch(net, net->listen_fd, EPOLLIN, TOKEN_LISTEN);
+        rc = watch(net, net->listen_fd, EPOLLIN | EPOLLET, TOKEN_LISTEN);
     for (int rank = 0; rank < job->world_size && rc == 0; rank++)
         if (net->links[rank].fd >= 0) {
             net->links[rank].fd = BXI_UNSHARED(net->links[rank].fd);    /* else it hangs up when a child ends, too */

@@ -37,6 +37,7 @@
 #define RETRY_NS UINT64_C(20000000)
 #define ADDRESS_NS UINT64_C(1000000000)         /* for one address of several */
 #define TIMEOUT_MS UINT64_C(5000)
+#define TIMEOUT_MS_MAX 3600000
 #define CLOCK_ROUNDS 8
 #define SECRET_LEAST 8
 #define POLL_MS 20
@@ -139,12 +140,23 @@ static int name_host(struct bx_job *job)
     return 0;
 }
 
-static uint64_t timeout_from_environment(void)
+static int timeout_from_environment(uint64_t *timeout_ns)
 {
     const char *text = secure_getenv("BX_NET_TIMEOUT_MS");
-    unsigned long long value = text == NULL ? 0 : strtoull(text, NULL, 10);
+    char *end = NULL;
 
-    return (value == 0 ? TIMEOUT_MS : value) * 1000000;
+    *timeout_ns = TIMEOUT_MS * 1000000;
+    if (text == NULL || text[0] == '\0')
+        return 0;
+    errno = 0;
+
+    unsigned long long value = strtoull(text, &end, 10);
+
+    if (errno != 0 || text[0] < '0' || text[0] > '9' || *end != '\0' || value == 0 || value > TIMEOUT_MS_MAX)
+        return bx_fail(-EINVAL, "BX_NET_TIMEOUT_MS='%s' is not a number of 1 to %d", bxi_brief(text).text,
+                       TIMEOUT_MS_MAX);
+    *timeout_ns = value * 1000000;
+    return 0;
 }
 
 /* ---- a worker that is not rank 0 --------------------------------------------------------------------- */
@@ -210,17 +222,20 @@ static int connect_until(int fd, const struct addrinfo *to, uint64_t deadline_ns
     return -error;
 }
 
-/* One attempt at an address. The descriptor; -errno. */
-static int try_address(const char *where, uint64_t deadline_ns)
+/* One attempt at what may be a name of several addresses. is_one: there is nothing else to try. The descriptor;
+ * -errno. */
+static int try_address(const char *where, bool is_one, uint64_t deadline_ns)
 {
     struct addrinfo *found = NULL;
     int rc = bxi_meet_resolve(where, false, &found), fd = -ECONNREFUSED;
 
     if (rc < 0)
         return rc;
+    is_one = is_one && found->ai_next == NULL;
     for (struct addrinfo *at = found; at != NULL; at = at->ai_next) {
         fd = socket(at->ai_family, at->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, at->ai_protocol);
-        rc = fd < 0 ? -errno : connect_until(fd, at, deadline_ns);
+        rc = fd < 0 ? -errno
+                    : connect_until(fd, at, is_one ? deadline_ns : bxi_least(deadline_ns, bxi_now_ns() + ADDRESS_NS));
         if (rc == 0)
             break;
         if (fd >= 0)
@@ -240,8 +255,7 @@ static int try_connect(const struct bxi_meeting *meeting)
 
     snprintf(list, sizeof list, "%s", meeting->where);
     for (char *where; fd < 0 && (where = strtok_r(rest, ",", &rest)) != NULL;)
-        fd = try_address(where, is_one ? meeting->deadline_ns
-                                       : bxi_least(meeting->deadline_ns, bxi_now_ns() + ADDRESS_NS));
+        fd = try_address(where, is_one, meeting->deadline_ns);
     return fd;
 }
 
@@ -290,13 +304,13 @@ static int prove(struct bxi_meeting *meeting, int fd)
         rc = bxi_net_receive(fd, &message, answer, sizeof answer, meeting->deadline_ns);
     else if (rc == -EPIPE)
         rc = -ECONNRESET;               /* it hung up before it had the proof */
+    if (rc == 0 && message.kind == BXI_NET_FAIL && message.bytes > 0)
+        return bxi_meet_failure(&message, answer);
     if (rc == -ECONNRESET || (rc == 0 && message.kind == BXI_NET_FAIL && message.value == (uint64_t)(int64_t)-EAGAIN))
         return -EAGAIN;                 /* a reset: there was a proof that it had not read */
-    if (rc == 0 && message.kind == BXI_NET_FAIL && message.bytes == 0)
+    if (rc == 0 && message.kind == BXI_NET_FAIL)
         return bx_fail(-EACCES, "rank 0 of job '%s' (BX_ROOT=%s) refuses this worker: the secrets differ",
                        meeting->job->job_name, meeting->where);
-    if (rc == 0 && message.kind == BXI_NET_FAIL)
-        return bxi_meet_failure(&message, answer);
     if (rc < 0 || message.kind != BXI_NET_PROOF || message.bytes != sizeof expected)
         return link_failed(meeting, rc < 0 ? rc : -EPROTO, "when it was asked for its proof");
     if (!bxi_meet_equal(answer, expected))
@@ -449,7 +463,6 @@ static struct bxi_net *make_net(void)
         net->links[i].fd = -1;
     for (int i = 0; i < BXI_KNOCKING; i++)
         net->knocking[i] = -1;
-    net->timeout_ns = timeout_from_environment();
     return net;
 }
 
@@ -472,7 +485,10 @@ int bxi_net_meet(struct bx_job *job, uint64_t deadline_ns)
     }
     meeting.where = job->net->where;
     snprintf(job->net->where, sizeof job->net->where, "%s", meeting.by_launcher ? "" : root);
-    rc = meeting.by_launcher ? ask_launcher(&meeting) : secret_from_environment(&meeting.secret);
+    memcpy(meeting.self->job, job->job_name, sizeof meeting.self->job);
+    rc = timeout_from_environment(&job->net->timeout_ns);
+    if (rc == 0)
+        rc = meeting.by_launcher ? ask_launcher(&meeting) : secret_from_environment(&meeting.secret);
     if (rc == 0 && (rc = name_host(job)) == 0 && (rc = open_wire(job, job->net)) == 0 &&
         (rc = describe_self(&meeting)) == 0)
         rc = job->rank == 0 ? bxi_meet_guests(&meeting) : meet_root(&meeting);

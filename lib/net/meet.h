@@ -9,7 +9,7 @@
 
 #include <stddef.h>
 
-#define BXI_NET_PROTOCOL 3u
+#define BXI_NET_PROTOCOL 4u
 #define BXI_NONCE_BYTES 32
 #define BXI_MEET_VERDICT_NS UINT64_C(1000000000)        /* past the deadline: rank 0 says who is missing */
 
@@ -28,7 +28,7 @@ struct bxi_hello {
     uint64_t arena_bytes;
     struct sockaddr_in6 listens;        /* or a struct sockaddr_in: for a link of the next hub; rank 0: zeros */
     uint32_t function_count;
-    char name[BXI_NAME_BYTES];
+    char name[BXI_NAME_BYTES], job[BXI_NAME_BYTES];     /* the job's as all know it, without a host's behind it */
     char host[BXI_HOST_BYTES], machine[BXI_HOST_BYTES];
     /* Of the wire, and from the next multiple of 8 on the rows of the functions. No more is sent. */
     unsigned char address[BXI_WIRE_ADDRESS_MAX + BXI_FUNCTION_MAX * sizeof(struct bxi_function)];

@@ -26,7 +26,7 @@
  *
  *     a pidfd            a pipe, whose writing end this room closes when it hears that the worker died
  *     a bell             this worker's own: whoever drives it sends
- *     a clock            times in frames are moved by the difference that was measured when the two met
+ *     a clock            times in frames are moved by the difference of the two, which each message bounds (in.c)
  *     a borrowed block   a block of the own arena. The frame is changed so that it names that as if it were memory of
  *                        this worker's that comes back (lend/lend.h, "Passing back"): one copy, and none when it is
  *                        passed on within this host. The lease of the remote owner ends when the frame has been handled
@@ -62,7 +62,7 @@ struct bxi_place {
     char machine[BXI_HOST_BYTES];       /* what people call it */
     char name[BXI_NAME_BYTES];
     uint32_t pid;
-    int64_t clock_ns;                   /* what is added to its times to get this worker's */
+    int64_t clock_ns;                   /* what is added to its times to get this worker's. The role's, since it runs */
     uint64_t arena_bytes;
     unsigned char *address;             /* of its wire, malloc'ed */
     size_t address_bytes;
@@ -77,6 +77,7 @@ struct bxi_link {                       /* the thread's, since it runs */
     uint64_t since_ns;                  /* since when the kernel connects it; 0: it is there */
     uint64_t lost_ns;                   /* when it hung up; 0 */
     bool host_is_lost;                  /* nothing of its host answers */
+    unsigned unread;                    /* pings, since a message was read */
 };
 
 enum bxi_links_order { BXI_LINKS_WAIT, BXI_LINKS_RUN, BXI_LINKS_STOP };

@@ -55,6 +55,11 @@ run_job 8 "$net" pairs
 check "loopback: all pairs of 4 hosts with 2 workers each" all_done
 run_job 128 "$net_meet" meet
 check "loopback: 128 workers on 4 hosts" all_done
+hosts=16
+needed=$(BX_JOB=few BX_RANK=0 BX_WORLD_SIZE=16 BX_ROOT=127.0.0.1:1 prlimit --nofile=30:30 "$net_meet" meet |
+    sed 's/.* needs \([0-9]*\) open files.*/\1/')
+run_job 16 prlimit --nofile=$needed:$needed "$net_meet" meet
+check "loopback: 16 hosts, and as many descriptors as a job asks for" all_done
 hosts=2
 run_job 2 "$net_meet" again
 check "loopback: places of messages are used again when they have been read" all_done
@@ -70,6 +75,10 @@ run_job 3 "$net_full" gone
 check 'a tensor is passed on to another host though its owner has died' test "$statuses$left" = '0 0 137'
 run_job 4 "$net_bad" lie
 check 'two workers that a liar has cut off from each other hold nobody up' all_done
+for how in twice short empty; do
+    run_job 2 "$net_bad" parts $how
+    check "a worker whose tensors do not come as they should is cut off: $how" all_done
+done
 export BX_NET_TIMEOUT_MS=500
 run_job 4 "$net_full" halved
 check 'a worker dies in the midst of a large tensor: its receiver has its memory back' test "$statuses$left" = \
@@ -97,6 +106,9 @@ if unshare -T --fork --monotonic 1000 --boottime 1000 true 2>"$dir/err"; then
 else
     echo "skip clocks that differ: $(head -n 1 "$dir/err")"
 fi
+
+run_job 2 "$net_bad" clock
+check 'the clocks of two hosts go apart while a job runs' all_done
 
 # ---- What shmstat shows ----------------------------------------------------------------------------------
 
@@ -208,6 +220,11 @@ hold_open() # hold_open OUT WHAT COUNT: $knock in the background, until its inpu
     eval "pid_$1=\$!"
 }
 
+ticks()     # ticks PID: of 10 ms of a CPU that it has had
+{
+    awk '{ print $14 + $15 }' /proc/$1/stat
+}
+
 let_go()    # let_go OUT
 {
     exec 9>&-
@@ -241,6 +258,14 @@ for what in 'silent 300' 'noise 100' 'endless 300'; do
     test "$what" != 'endless 300' || sleep 1
     let_go knock
 done
+prlimit --pid $pid_1 --nofile=3:
+hold_open knock silent 1
+ready knock ready
+before=$(ticks $pid_1)
+sleep 1
+check 'a worker without descriptors for one that knocks sleeps' test $(($(ticks $pid_1) - before)) -lt 10
+prlimit --pid $pid_1 --nofile=1024:
+let_go knock
 touch "$dir/go"
 finish
 check 'a job goes on among connections to a worker that listens' test -n "$port" -a "$statuses $left" = '0 0 '
@@ -276,6 +301,12 @@ exec 9>&-
 check 'a worker that rank 0 drops for a crowd comes again' all_done
 soon has_ended $pid_between || end_own $pid_between
 
+begin_behind 2 close "$net_meet" meet 1500
+finish
+check 'who hangs up when it has the proof does not know another secret' prints 1 \
+    'BX_E_PEER_DEAD: rank 0 .* hung up when it was asked for its proof'
+let_go between
+
 # ---- What lies between a worker and rank 0 ------------------------------------------------------------------
 
 begin_behind 2 delay "$net" pairs
@@ -306,6 +337,22 @@ finish
 check 'another world size is told on both sides' eval \
     "prints 0 'BX_E_WORLD_SIZE.*started for 3 workers' && prints 1 'BX_E_WORLD_SIZE.*started for 3 workers'"
 check 'and leaves nothing' test "$statuses$left" = '3 3'
+
+new_job 2
+begin_rank 0 "$net_meet" meet
+begin_at 1 other env BX_JOB=other "$net_meet" meet
+soon has_ended $pid_other
+begin_rank 1 "$net_meet" meet
+finish
+check 'a worker of another job is refused, and the job starts without it' eval \
+    "prints other \"cannot start: -EINVAL: worker 'worker1' .*is of job 'other'.* is of job '$BX_JOB'\" &&
+    test '$statuses$left' = '0 3 0'"
+
+new_job 2
+begin_at 0 0 env BX_NET_TIMEOUT_MS=5s "$net_meet" meet
+begin_at 1 1 env BX_NET_TIMEOUT_MS=0 "$net_meet" meet
+finish
+check 'a timeout that is no number is refused' eval "prints 0 'BX_NET_TIMEOUT_MS=.5s. is not' && prints 1 'is not a'"
 
 new_job 3
 begin_rank 0 "$net_meet" meet
@@ -370,6 +417,24 @@ finish
 limit_s=30
 check "a host of rank 0's that is silent" prints 1 "cannot start: BX_E_RANK_MISSING: rank 0 .*BX_ROOT=$BX_ROOT"
 check 'takes as long as it may' test $(($(date +%s) - before)) -le 4
+
+# Pings to a worker that is stopped fill no buffer of its kernel's, which here are small ones.
+ip netns exec $second sysctl -q -w net.ipv4.tcp_rmem='4096 4096 4096'
+export BX_NET_TIMEOUT_MS=20
+run_job 4 "$net_end" stop 1
+check 'a worker that is stopped while its buffers are small is not dead' all_done
+unset BX_NET_TIMEOUT_MS
+ip netns exec $second sysctl -q -w net.ipv4.tcp_rmem='4096 131072 6291456'
+
+# A name of several addresses, of which the first is silent.
+printf '10.77.0.3 several\n10.77.0.1 several\n' >"$dir/hosts"
+new_job 2
+ip -n $second neigh add 10.77.0.3 lladdr 02:00:00:00:00:03 dev $second
+begin_rank 0 "$net_meet" meet
+BX_ROOT=several:$port
+begin_at 1 1 unshare -m sh -c "mount --bind '$dir/hosts' /etc/hosts && exec '$net_meet' meet"
+finish
+check 'rank 0 is found at the second address of its host' all_done
 
 # A partition.
 export BX_NET_TIMEOUT_MS=500

@@ -13,6 +13,7 @@
  *                                                 of the first, nothing that the worker sends, until rank 0 has dropped
  *                                                 it for a crowd of silent ones
  *
+ *     prog_knock close ADDRESS PORT LISTEN        likewise, and hangs up when the worker has sent something
  *     prog_knock delay ADDRESS PORT LISTEN        passes on one connection, each piece after 20 ms
  *     prog_knock cut ADDRESS PORT LISTEN          passes on one connection, until its input ends
  *     prog_knock garbage ADDRESS PORT LISTEN      likewise; then it sends noise both ways
@@ -190,6 +191,19 @@ static int between(int port)
     return 0;
 }
 
+static int close_early(int port)
+{
+    unsigned char bytes[8192];
+    ssize_t got;
+    int worker, to;
+
+    if (come_between(port, &worker, &to) < 0)
+        return 1;
+    got = recv(to, bytes, sizeof bytes, 0);
+    return got > 0 && send(worker, bytes, (size_t)got, MSG_NOSIGNAL) == got && recv(worker, bytes, sizeof bytes, 0) > 0
+               ? 0 : 1;
+}
+
 static int disturb(const char *how, int port)
 {
     const bool delays = strcmp(how, "delay") == 0;
@@ -213,14 +227,16 @@ int main(int argc, char **argv)
 
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (number <= 0 || inet_pton(AF_INET, argv[2], &root.sin_addr) != 1) {
-        fprintf(stderr, "usage: prog_knock silent|noise|endless|replay|between|delay|cut|garbage ADDRESS PORT "
-                        "NUMBER\n");
+        fprintf(stderr, "usage: prog_knock silent|noise|endless|replay|between|close|delay|cut|garbage ADDRESS "
+                        "PORT NUMBER\n");
         return 2;
     }
     root.sin_family = AF_INET;
     root.sin_port = htons((uint16_t)atoi(argv[3]));
     if (strcmp(argv[1], "delay") == 0 || strcmp(argv[1], "cut") == 0 || strcmp(argv[1], "garbage") == 0)
         return disturb(argv[1], number);
+    if (strcmp(argv[1], "close") == 0)
+        return close_early(number);
     if (strcmp(argv[1], "between") == 0)
         return between(number);
     return strcmp(argv[1], "replay") == 0 ? replay(number) : crowd(argv[1], number < MOST ? number : MOST);

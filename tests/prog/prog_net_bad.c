@@ -6,6 +6,10 @@
  *     prog_net_bad SEED
  *     prog_net_bad lie        the last rank sends rank 0 nonsense in the name of rank 1: both are cut off from each
  *                             other, and all leave soon
+ *     prog_net_bad parts HOW      the last rank lends rank 0 two tensors, whose parts do not come as they should: twice,
+ *                                 short, or empty, of a tensor without elements. It is cut off
+ *     prog_net_bad clock          rank 0 has the difference of its clock and rank 1's wrong by an hour, and calls of
+ *                                 rank 1 arrive with the time that they have left
  *
  * A saboteur calls the others once. Then it sends rank 0 messages of the wire that no worker sends, which SEED and its
  * rank choose, and ends without a word. Rank 0 must survive, cut off each saboteur or see it die, and go on with the
@@ -116,6 +120,58 @@ static int lie(const struct bx_request *request, struct bx_reader *args, struct 
     return 0;
 }
 
+#define LARGE 300000u               /* the wire fetches it */
+
+static void send_part(struct bxi_twin *twin, uint32_t index, size_t bytes)
+{
+    struct bxi_parcel *parcel = bxi_parcel_make(twin, BXI_PARCEL_PART, bytes);
+
+    if (parcel == NULL)
+        return;
+    memset(parcel->data, 1, bytes);
+    parcel->bytes = bytes;
+    parcel->head.number = twin->number - 1;
+    parcel->head.index = index;
+    bxi_parcel_send(twin, parcel);
+}
+
+/* Inline, as attack. A frame that lends two tensors: a large one, and one of 8 bytes, or of none. */
+static int lend_badly(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bxi_twin *twin = job->net->twins[0];
+    struct bxi_parcel *parcel = bxi_parcel_make(twin, BXI_PARCEL_LEASE, 512);
+    const char *how = bx_read_str(args);
+    struct {
+        uint64_t length;
+        struct bxi_frame frame;
+        struct bxi_lease_head lease;
+        struct {
+            struct bxi_tensor_head head;
+            int64_t elements;
+        } tensors[2];
+    } message = {
+        .length = sizeof message - sizeof message.length,
+        .frame = { .kind = BXI_ONEWAY, .flags = BXI_FLAG_LEASE, .deadline_ns = BX_FOREVER },
+        .lease = { .tensor_count = 2, .generation = 1, .packed_offset = BXI_PACKED_HERE,
+                   .packed_bytes = sizeof message.tensors },
+        .tensors = { { { .dtype = BX_U8, .ndim = 1, .device = BX_CPU }, LARGE },
+                     { { .dtype = BX_U8, .ndim = 1, .device = BX_CPU }, strcmp(how, "empty") == 0 ? 0 : 8 } },
+    };
+
+    (void)request, (void)reply, (void)context;
+    if (parcel == NULL)
+        return -1;
+    memcpy(parcel->data, &message, sizeof message);
+    parcel->bytes = sizeof message;
+    parcel->head.number = twin->number++;
+    bxi_parcel_send(twin, parcel);
+    send_part(twin, 1, LARGE);
+    send_part(twin, 2, strcmp(how, "short") == 0 ? 7 : strcmp(how, "empty") == 0 ? 1 : 8);
+    if (strcmp(how, "twice") == 0)
+        send_part(twin, 2, 8);
+    return 0;
+}
+
 /* ---- main ---------------------------------------------------------------------------------------------------- */
 
 static void await_end_of(int other)
@@ -147,6 +203,58 @@ static int leave_behind_a_lie(void)
     return end();
 }
 
+static int lend_parts(const char *how)
+{
+    struct bx_future *future = NULL;
+
+    barrier();
+    if (rank == 0)
+        EXPECT(bx_call_async(job, bx_rank(size - 1), "hold", NULL, &future, "") == 0, "%s", bx_error_text());
+    barrier();
+    if (rank == size - 1) {
+        EXPECT(bx_call(job, bx_rank(rank), "lend_badly", "s>", how) == 0, "%s", bx_error_text());
+        await_end_of(0);
+    }
+    if (future != NULL)
+        EXPECT(bx_future_wait(future, 5000 * MS) == BX_E_CORRUPT, "%s", bx_future_error_text(future));
+    bx_future_release(future);
+    return end();
+}
+
+/* Inline, as attack: the difference is the role's. */
+static int shift_clock(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)reply, (void)context;
+    job->net->places[1].clock_ns += bx_read_i64(args) * 1000000000;
+    return 0;
+}
+
+static int tell_left(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)args, (void)context;
+    return bx_msg_put_i64(reply, (int64_t)(bx_request_deadline_ns(request) - bxi_now_ns()) / 1000000);
+}
+
+static int follow_clock(void)
+{
+    const struct bx_call_options options = { .timeout_ns = 5000 * MS };
+
+    barrier();
+    for (int hours = -1; hours <= 1 && rank == 1; hours++) {
+        struct bx_msg *answer = NULL;
+        struct bx_reader reader;
+        int64_t left_ms;
+
+        EXPECT(bx_call(job, bx_rank(0), "shift_clock", "i>", hours * 3600) == 0, "%s", bx_error_text());
+        EXPECT(bx_rpc_sync(job, bx_rank(0), "tell_left", NULL, &options, &answer) == 0, "%s", bx_error_text());
+        reader = bx_msg_reader(answer);
+        left_ms = bx_read_i64(&reader);
+        EXPECT(left_ms > 0 && left_ms <= 5000, "%d ms are left", (int)left_ms);
+        bx_msg_destroy(answer);
+    }
+    return end();
+}
+
 static int hold(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
 {
     (void)request, (void)args, (void)context;
@@ -156,7 +264,8 @@ static int hold(const struct bx_request *request, struct bx_reader *args, struct
 
 int main(int argc, char **argv)
 {
-    int rc = argc == 2 ? bx_job_create(NULL, &job) : -1;
+    const bool parts = argc == 3 && strcmp(argv[1], "parts") == 0;
+    int rc = argc == 2 || parts ? bx_job_create(NULL, &job) : -1;
 
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (rc == 0)
@@ -164,11 +273,21 @@ int main(int argc, char **argv)
     if (rc == 0)
         rc = bx_register(job, "lie", BX_INLINE, lie, NULL);
     if (rc == 0)
+        rc = bx_register(job, "shift_clock", BX_INLINE, shift_clock, NULL);
+    if (rc == 0)
+        rc = bx_register(job, "tell_left", BX_INLINE, tell_left, NULL);
+    if (rc == 0)
+        rc = bx_register(job, "lend_badly", BX_INLINE, lend_badly, NULL);
+    if (rc == 0)
         rc = bx_register_async(job, "hold", BX_INLINE, hold, NULL);
     if (!start(rc))
         return 3;
     if (strcmp(argv[1], "lie") == 0)
         return leave_behind_a_lie();
+    if (parts)
+        return lend_parts(argv[2]);
+    if (strcmp(argv[1], "clock") == 0)
+        return follow_clock();
     barrier();
     if (is_saboteur(rank))
         return sabotage(strtoull(argv[1], NULL, 10));

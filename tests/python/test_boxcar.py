@@ -404,6 +404,15 @@ class RunFutures(Run):
         CASE.assertEqual(asyncio.run(gives_up()), 6)
         before = figures()[1]
         CASE.assertEqual({asyncio.run(one()) for _ in range(50)}, {2})
+        for _ in range(50):                 # loops that are closed before the answers come
+            loop = asyncio.new_event_loop()
+            waits = loop.create_task(one())
+            loop.run_until_complete(asyncio.sleep(0))
+            loop.close()
+            waits._log_destroy_pending = False
+        del loop, waits
+        boxcar.call(1, add, (1,))
+        asyncio.run(one())
         gc.collect()
         CASE.assertLess(figures()[1], before + 10)          # each loop has one descriptor of Boxcar's
 

@@ -547,7 +547,7 @@ class RunRpc(Run):
         rpc.shutdown()
 
 
-def on_proxy(rref):
+def on_proxy(rref: rpc.RRef[Counter]) -> int:
     rref.rpc_sync().add()
     return rref.rpc_sync().add()
 

@@ -356,11 +356,21 @@ class RunAutograd(Run):
         for thread in threads:
             thread.join()
         CASE.assertEqual(errors, [])
+        self.hooks()
         self.rref_backward()
         self.remote_module()
         self.errors()
         self.memory()
         self.dies()
+
+    def hooks(self):
+        x, seen = torch.ones(3, requires_grad=True), []
+        x.register_hook(lambda gradient: gradient * 2)
+        x.register_hook(seen.append)
+        with dist_autograd.context() as context_id:
+            dist_autograd.backward(context_id, [boxcar.call(1, times, (1, x)).sum()])
+            CASE.assertEqual(dist_autograd.get_gradients(context_id)[x].tolist(), (2 * WEIGHTS[1]).tolist())
+        CASE.assertEqual([gradient.tolist() for gradient in seen], [(2 * WEIGHTS[1]).tolist()])
 
     def rref_backward(self):
         x = torch.ones(3, requires_grad=True)

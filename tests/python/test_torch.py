@@ -40,6 +40,14 @@ def described(tensor):
     return type(tensor), tensor.dtype, tuple(tensor.shape), tensor.requires_grad, tensor.is_leaf, tensor.tolist()
 
 
+def leaves_grad_off(_=None):
+    """Whether it was on."""
+    before = torch.is_grad_enabled()
+    if threading.current_thread() is not threading.main_thread():
+        torch.set_grad_enabled(False)
+    return before
+
+
 def fails():
     raise KeyError("no such thing")
 
@@ -243,6 +251,8 @@ class RunTensors(Run):
         CASE.assertTrue(torch.equal(copy(torch.ones(2, 100)), model.train()(torch.ones(2, 100))))
         with CASE.assertRaisesRegex(TypeError, "on meta.*GPUs"):
             boxcar.call(1, echo, (torch.empty(3, device="meta"),))
+        CASE.assertEqual({boxcar.call(1, leaves_grad_off) for _ in range(20)}, {True})
+        CASE.assertEqual({boxcar.call_async(1, time.sleep, (0.02,)).then(leaves_grad_off).wait() for _ in range(3)}, {True})
         twins = [mine, mine]
         back = boxcar.call(1, echo, (twins,))
         CASE.assertIs(back[0], back[1])

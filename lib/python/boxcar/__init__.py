@@ -28,7 +28,8 @@ from ._batches import batch
 from ._errors import (ArenaFull, Busy, Cancelled, Corrupt, Error, NoObject, NoSpace, NoWorker, OnLoan, PeerDead,
                       RankMissing, RemoteTraceback, Shutdown, Timeout, TooLarge, WorkerFailed, WouldDeadlock)
 from ._futures import Future, wait_for
-from ._messages import Failure, dumps, get_context, join_context, loads, name_of, nanoseconds, request, set_context
+from ._messages import (Failure, dumps, enable_grad, get_context, join_context, loads, name_of, nanoseconds, request,
+                        set_context)
 from ._references import Ref
 from ._spawn import spawn
 
@@ -63,6 +64,7 @@ def _run_callbacks(job):
         work = job.next()
         if work is None:
             return
+        enable_grad()
         try:
             work[0](work[1])
         except BaseException as error:      # SystemExit too: without this thread no future is ever done
@@ -299,6 +301,7 @@ def _give_name(kind, fn):
 def _dispatch(kind, caller, message, object):
     """On a thread of the engine's pool: what a request gets."""
     _here.in_handler = True
+    enable_grad()
     try:
         fn, args, kwargs, context_id = loads(message)
         set_context(join_context(context_id))

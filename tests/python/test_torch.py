@@ -409,8 +409,10 @@ class RunAutograd(Run):
         CASE.assertTrue(torch.allclose(before[0] - after.weight, torch.full((1, 3), 1.5)))
         CASE.assertFalse(after.training)
         CASE.assertTrue(torch.equal(boxcar.call(2, module_on, (module,)), after(torch.ones(3))))
-        with CASE.assertRaisesRegex(ValueError, "remote_parameters"):
-            hybrid[0].parameters()
+        for use in (module.parameters, module.half, module.state_dict, hybrid.state_dict, lambda: hybrid.apply(print)):
+            with CASE.assertRaisesRegex(ValueError, "remote_parameters"):
+                use()
+        CASE.assertEqual(len(list(hybrid.to("cpu").parameters())), 2)
         if not torch.cuda.is_available():
             with CASE.assertRaisesRegex((AssertionError, RuntimeError), "(?i)cuda"):
                 RemoteModule("rank:1/cuda:0", torch.nn.Linear, (3, 1)).forward(torch.ones(3))

@@ -2,6 +2,7 @@
 """boxcar and boxcar.rpc from the outside; jobs.py runs the classes Run*."""
 import asyncio
 import concurrent.futures
+import ctypes
 import gc
 import importlib.util
 import math
@@ -611,6 +612,34 @@ class RunAlone(Run):
 
 def calls_itself(n):
     return n + boxcar.call(boxcar.rank(), calls_itself, (n - 1,)) if n > 0 else 0
+
+
+class EndsLate:
+    """Notes whether the thread that ends it has the GIL and is known to have it."""
+    ended = []
+
+    def __del__(self):
+        self.ended.append(ctypes.pythonapi.PyGILState_Check())
+
+
+def leaves_local():
+    local.value = EndsLate()
+
+
+local = threading.local()
+
+
+class RunLocals(Run):
+    """What a handler leaves in thread-locals ends with its thread."""
+    size = 1
+
+    def first(self):
+        boxcar.call(0, leaves_local)
+        CASE.assertEqual(EndsLate.ended, [])
+
+    def leave(self):
+        super().leave()
+        CASE.assertEqual(EndsLate.ended, [1])
 
 
 class RunDeath(Run):

@@ -437,6 +437,12 @@ class RunFutures(Run):
         time.sleep(0.2)
         CASE.assertEqual(boxcar.call_async(1, add, (1,)).result(math.inf), 2)
         done = threading.Event()
+        kept = Counter()
+        boxcar.call_async(1, time.sleep, (0.02,)).add_done_callback(lambda future, kept=kept: None)
+        del kept
+        until = time.monotonic() + 10
+        while living() > 0:             # the thread of the callbacks does not keep the last one
+            CASE.assertLess(time.monotonic(), until)
         failing = boxcar.call_async(1, raises, (KeyError("k"),))
         failing.add_done_callback(lambda future: done.set())
         CASE.assertTrue(done.wait(5))

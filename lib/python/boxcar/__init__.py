@@ -70,6 +70,7 @@ def _run_callbacks(job):
         except BaseException as error:      # SystemExit too: without this thread no future is ever done
             threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__,
                                                            threading.current_thread())))
+        del work                            # and with it the future, and what its callbacks refer to
 
 
 def _uninterrupted(job, wait, joins=True):

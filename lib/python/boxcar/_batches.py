@@ -70,6 +70,7 @@ class _Batch:
                 rows = self._take()
             enable_grad()
             self._run(rows)
+            del rows                    # the calls' arguments
 
     def _run(self, rows):
         context = get_context()         # the calls it makes are not made for the last row alone

@@ -226,7 +226,7 @@ class RunErrors(Run):
             with CASE.assertRaises(type(error)) as raised:
                 boxcar.call(1, raises, (error,))
             CASE.assertIn("in raises", str(raised.exception.__cause__))
-        CASE.assertRegex(str(raised.exception), "(?s)^row 3\n.*On 1:.*in raises")
+        CASE.assertRegex(str(raised.exception), "(?s)^row 3\n.*On worker 1:.*in raises")
         with CASE.assertRaisesRegex(RuntimeError, "Plain: row 1, column 2"):
             boxcar.call(1, raises_plain)
         for type_ in (NoException, Fixed, Unpicklable):
@@ -255,13 +255,13 @@ class RunErrors(Run):
             boxcar.call(1, forgets)
         with CASE.assertRaisesRegex(boxcar.NoWorker, "nobody"):
             boxcar.call("nobody", add, (1,))
-        with CASE.assertRaises(boxcar.Timeout) as raised:
-            boxcar.call(1, time.sleep, (2,), timeout=0.1)
-        CASE.assertEqual((raised.exception.worker, raised.exception.function), (1, time.sleep))
+        for use in (lambda: boxcar.call(1, time.sleep, (2,), timeout=0.1),
+                    lambda: boxcar.call_async(1, time.sleep, (0.5,)).result(0.05)):
+            with CASE.assertRaises(boxcar.Timeout) as raised:
+                use()
+            CASE.assertEqual((raised.exception.worker, raised.exception.function), (1, time.sleep))
         with CASE.assertRaisesRegex(ValueError, "negative"):
             boxcar.call(1, add, (1,), timeout=-2)
-        with CASE.assertRaises(boxcar.Timeout):
-            boxcar.call_async(1, time.sleep, (0.5,)).result(0.05)
         with CASE.assertRaises(boxcar.Timeout):
             boxcar.Future().result(0.05)
         late = boxcar.call_async(1, time.sleep, (5,))
@@ -661,10 +661,11 @@ class RunDeath(Run):
         counter = boxcar.remote(1, Counter)
         pending = boxcar.call_async(1, time.sleep, (60,))
         os.kill(pid, signal.SIGKILL)
-        with CASE.assertRaisesRegex(boxcar.PeerDead, "worker1"):
-            pending.result()
-        with CASE.assertRaises(boxcar.PeerDead):
-            counter.call("add")
+        for use, called in ((pending.result, time.sleep), (lambda: counter.call("add"), "add"),
+                            (lambda: boxcar.call(1, add), add), (lambda: boxcar.remote(1, Counter), Counter)):
+            with CASE.assertRaisesRegex(boxcar.PeerDead, "worker1") as raised:
+                use()
+            CASE.assertEqual((raised.exception.worker, raised.exception.function), (1, called))
         CASE.assertFalse(boxcar.is_alive(1))
         CASE.assertEqual(boxcar.call(2, add, (1,)), 2)
 

@@ -433,7 +433,7 @@ class RunAutograd(Run):
             with CASE.assertRaisesRegex(RuntimeError, "already"), dist_autograd.context():
                 pass
             y = boxcar.call(1, times, (1, boxcar.call(2, fails_backward, (x, "raises"))))
-            with CASE.assertRaisesRegex(ValueError, r"(?s)fails in backward.*On 2:.*in backward"):
+            with CASE.assertRaisesRegex(ValueError, r"(?s)fails in backward.*On worker 2:.*in backward"):
                 dist_autograd.backward(context_id, [y.sum()])
             1 / 0
         late = boxcar.call_async(1, chain_late, (x,))

@@ -336,7 +336,10 @@ def _to(worker):
 
 
 def _begin(to, fn, args, kwargs, timeout):
-    return _running().call(_to(to), *request(to, fn, args, kwargs, timeout))
+    try:
+        return _running().call(_to(to), *request(to, fn, args, kwargs, timeout))
+    except Error as error:
+        raise error._of(to, fn)
 
 
 def call_async(to, fn, args=(), kwargs=None, timeout=None):
@@ -355,7 +358,10 @@ def call(to, fn, args=(), kwargs=None, timeout=None):
 def remote(to, fn, args=(), kwargs=None, timeout=None):
     """Makes fn(*args, **kwargs) in worker `to` and keeps it there. Returns a Ref to it at once; what fn raised is
     raised by each use of the reference."""
-    return Ref(_running().remote(_to(to), *request(to, fn, args, kwargs, timeout)))
+    try:
+        return Ref(_running().remote(_to(to), *request(to, fn, args, kwargs, timeout)))
+    except Error as error:
+        raise error._of(to, fn)
 
 
 def map_gpus(to, gpus):

@@ -205,8 +205,8 @@ class Failure:
             return cls(None, text)
 
     def to_raise(self, worker):
-        """The exception for a caller here."""
-        text = f"On {worker}:\n{self.text}"
+        """The exception for a caller here. worker: a name or a rank."""
+        text = f"On {worker if isinstance(worker, str) else f'worker {worker}'}:\n{self.text}"
         if self.error is None:
             return RuntimeError(text)
         try:

@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 import unittest
+import weakref
 
 import boxcar
 from jobs import CASE, Large, Run, main
@@ -30,6 +31,15 @@ def fails(calls):
     if "all" in said:
         raise KeyError("all")
     return [ValueError("one") if text == "one" else text for text in said if text != "few"]
+
+
+class Kept:
+    pass
+
+
+@boxcar.batch(max_rows=2, flush_after=0.01)
+def types(calls):
+    return [type(value) for value, in calls]
 
 
 @boxcar.batch(max_rows=2, flush_after=30)
@@ -67,6 +77,14 @@ class RunBatches(Run):
         CASE.assertRegex(str(outcomes(fails, "a", "few")[0]), "returned 1 results for 2 calls")
         with CASE.assertRaisesRegex(TypeError, "keyword"):
             boxcar.call(1, double, (1,), {"n": 1})
+
+        kept = Kept()
+        gone = weakref.ref(kept)
+        CASE.assertEqual(types(kept).result(), Kept)
+        del kept
+        until = time.monotonic() + 10
+        while gone() is not None:           # the batch's thread does not keep the last arguments
+            CASE.assertLess(time.monotonic(), until)
 
         # The call that completes a batch gives up while it runs: the others do not notice.
         other = boxcar.call_async(1, asks_back, (1,))

@@ -40,6 +40,14 @@ def described(tensor):
     return type(tensor), tensor.dtype, tuple(tensor.shape), tensor.requires_grad, tensor.is_leaf, tensor.tolist()
 
 
+def leaves_grad_off(_=None):
+    """Whether it was on."""
+    before = torch.is_grad_enabled()
+    if threading.current_thread() is not threading.main_thread():
+        torch.set_grad_enabled(False)
+    return before
+
+
 def fails():
     raise KeyError("no such thing")
 
@@ -243,6 +251,9 @@ class RunTensors(Run):
         CASE.assertTrue(torch.equal(copy(torch.ones(2, 100)), model.train()(torch.ones(2, 100))))
         with CASE.assertRaisesRegex(TypeError, "on meta.*GPUs"):
             boxcar.call(1, echo, (torch.empty(3, device="meta"),))
+        CASE.assertEqual({boxcar.call(1, leaves_grad_off) for _ in range(20)}, {True})
+        callbacks = [boxcar.call_async(1, time.sleep, (0.02,)).then(leaves_grad_off) for _ in range(3)]
+        CASE.assertEqual({future.wait() for future in callbacks}, {True})
         twins = [mine, mine]
         back = boxcar.call(1, echo, (twins,))
         CASE.assertIs(back[0], back[1])
@@ -356,11 +367,21 @@ class RunAutograd(Run):
         for thread in threads:
             thread.join()
         CASE.assertEqual(errors, [])
+        self.hooks()
         self.rref_backward()
         self.remote_module()
         self.errors()
         self.memory()
         self.dies()
+
+    def hooks(self):
+        x, seen = torch.ones(3, requires_grad=True), []
+        x.register_hook(lambda gradient: gradient * 2)
+        x.register_hook(seen.append)
+        with dist_autograd.context() as context_id:
+            dist_autograd.backward(context_id, [boxcar.call(1, times, (1, x)).sum()])
+            CASE.assertEqual(dist_autograd.get_gradients(context_id)[x].tolist(), (2 * WEIGHTS[1]).tolist())
+        CASE.assertEqual([gradient.tolist() for gradient in seen], [(2 * WEIGHTS[1]).tolist()])
 
     def rref_backward(self):
         x = torch.ones(3, requires_grad=True)
@@ -389,8 +410,10 @@ class RunAutograd(Run):
         CASE.assertTrue(torch.allclose(before[0] - after.weight, torch.full((1, 3), 1.5)))
         CASE.assertFalse(after.training)
         CASE.assertTrue(torch.equal(boxcar.call(2, module_on, (module,)), after(torch.ones(3))))
-        with CASE.assertRaisesRegex(ValueError, "remote_parameters"):
-            hybrid[0].parameters()
+        for use in (module.parameters, module.half, module.state_dict, hybrid.state_dict, lambda: hybrid.apply(print)):
+            with CASE.assertRaisesRegex(ValueError, "remote_parameters"):
+                use()
+        CASE.assertEqual(len(list(hybrid.to("cpu").parameters())), 2)
         if not torch.cuda.is_available():
             with CASE.assertRaisesRegex((AssertionError, RuntimeError), "(?i)cuda"):
                 RemoteModule("rank:1/cuda:0", torch.nn.Linear, (3, 1)).forward(torch.ones(3))
@@ -411,7 +434,7 @@ class RunAutograd(Run):
             with CASE.assertRaisesRegex(RuntimeError, "already"), dist_autograd.context():
                 pass
             y = boxcar.call(1, times, (1, boxcar.call(2, fails_backward, (x, "raises"))))
-            with CASE.assertRaisesRegex(ValueError, r"(?s)fails in backward.*On 2:.*in backward"):
+            with CASE.assertRaisesRegex(ValueError, r"(?s)fails in backward.*On worker 2:.*in backward"):
                 dist_autograd.backward(context_id, [y.sum()])
             1 / 0
         late = boxcar.call_async(1, chain_late, (x,))

@@ -28,7 +28,8 @@ from ._batches import batch
 from ._errors import (ArenaFull, Busy, Cancelled, Corrupt, Error, NoObject, NoSpace, NoWorker, OnLoan, PeerDead,
                       RankMissing, RemoteTraceback, Shutdown, Timeout, TooLarge, WorkerFailed, WouldDeadlock)
 from ._futures import Future, wait_for
-from ._messages import Failure, dumps, get_context, join_context, loads, name_of, nanoseconds, request, set_context
+from ._messages import (Failure, dumps, enable_grad, get_context, join_context, loads, name_of, nanoseconds, request,
+                        set_context)
 from ._references import Ref
 from ._spawn import spawn
 
@@ -63,11 +64,13 @@ def _run_callbacks(job):
         work = job.next()
         if work is None:
             return
+        enable_grad()
         try:
             work[0](work[1])
         except BaseException as error:      # SystemExit too: without this thread no future is ever done
             threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__,
                                                            threading.current_thread())))
+        del work                            # and with it the future, and what its callbacks refer to
 
 
 def _uninterrupted(job, wait, joins=True):
@@ -299,6 +302,7 @@ def _give_name(kind, fn):
 def _dispatch(kind, caller, message, object):
     """On a thread of the engine's pool: what a request gets."""
     _here.in_handler = True
+    enable_grad()
     try:
         fn, args, kwargs, context_id = loads(message)
         set_context(join_context(context_id))
@@ -332,7 +336,10 @@ def _to(worker):
 
 
 def _begin(to, fn, args, kwargs, timeout):
-    return _running().call(_to(to), *request(to, fn, args, kwargs, timeout))
+    try:
+        return _running().call(_to(to), *request(to, fn, args, kwargs, timeout))
+    except Error as error:
+        raise error._of(to, fn)
 
 
 def call_async(to, fn, args=(), kwargs=None, timeout=None):
@@ -351,7 +358,10 @@ def call(to, fn, args=(), kwargs=None, timeout=None):
 def remote(to, fn, args=(), kwargs=None, timeout=None):
     """Makes fn(*args, **kwargs) in worker `to` and keeps it there. Returns a Ref to it at once; what fn raised is
     raised by each use of the reference."""
-    return Ref(_running().remote(_to(to), *request(to, fn, args, kwargs, timeout)))
+    try:
+        return Ref(_running().remote(_to(to), *request(to, fn, args, kwargs, timeout)))
+    except Error as error:
+        raise error._of(to, fn)
 
 
 def map_gpus(to, gpus):

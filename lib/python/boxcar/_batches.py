@@ -14,7 +14,7 @@ import boxcar
 
 from . import _boxcar
 from ._futures import Future
-from ._messages import get_context, set_context
+from ._messages import enable_grad, get_context, set_context
 
 
 class _Batch:
@@ -68,7 +68,9 @@ class _Batch:
                     self._wakes = bool(self._waiting) and not self._runs
                     self._more.wait(self._waiting[0][0] - time.monotonic() if self._wakes else None)
                 rows = self._take()
+            enable_grad()
             self._run(rows)
+            del rows                    # the calls' arguments
 
     def _run(self, rows):
         context = get_context()         # the calls it makes are not made for the last row alone

@@ -14,6 +14,10 @@ class Error(RuntimeError):
         self.worker = None
         self.function = None
 
+    def _of(self, worker, function):
+        self.worker, self.function = worker, function
+        return self
+
     def __reduce__(self):
         return type(self), (str(self), self.code, self.name)
 

@@ -17,15 +17,16 @@ def settle(engine, worker, function):
     except KeyboardInterrupt:               # of this thread
         raise
     except BaseException as error:          # of the engine, or of the pickle
-        if isinstance(error, Error):
-            error.worker, error.function = worker, function
-        return None, error
+        return None, error._of(worker, function) if isinstance(error, Error) else error
     return (None, value.to_raise(worker)) if isinstance(value, Failure) else (value, None)
 
 
 def wait_for(engine, worker, function):
     """The value of an engine's future, when that is done; raises its exception."""
-    engine.wait(FOREVER)
+    try:
+        engine.wait(FOREVER)
+    except Error as error:
+        raise error._of(worker, function)
     value, error = settle(engine, worker, function)
     if error is not None:
         raise error
@@ -38,6 +39,9 @@ _queues = weakref.WeakKeyDictionary()       # of event loops: what the engine te
 def _queue_of(loop):
     queue = _queues.get(loop)
     if queue is None:
+        for other, its in list(_queues.items()):
+            if other.is_closed():       # nobody reads what came since, which keeps the queue and the loop
+                its.take()
         queue = _queues[loop] = Queue()
         loop.add_reader(queue.fileno(), _run_queue, queue)
     return queue
@@ -118,7 +122,7 @@ class Future(concurrent.futures.Future):
                 raise Timeout(f"the future was not done within {timeout} s")
             return
         if not engine.wait(FOREVER if timeout is None else max(1, int(min(timeout, 1e9) * 1e9))):
-            raise Timeout(f"no answer of {self._worker} within {timeout} s")
+            raise Timeout(f"no answer within {timeout} s")._of(self._worker, self._function)
         self._take(engine)
 
     def done(self):

@@ -88,6 +88,14 @@ def has_torch():
     return sys.modules.get("torch") is not None     # None: it forbids the import
 
 
+def enable_grad():
+    """Grad mode of torch on this thread: what ran on it before may have left that off."""
+    torch = sys.modules.get("torch")
+    is_enabled = getattr(torch, "is_grad_enabled", None)        # None: the program is importing torch
+    if is_enabled is not None and not is_enabled():
+        torch.set_grad_enabled(True)
+
+
 def _dump(pickler, value, put_buffer):
     if has_torch():
         from ._tensors import with_tensors
@@ -197,8 +205,8 @@ class Failure:
             return cls(None, text)
 
     def to_raise(self, worker):
-        """The exception for a caller here."""
-        text = f"On {worker}:\n{self.text}"
+        """The exception for a caller here. worker: a name or a rank."""
+        text = f"On {worker if isinstance(worker, str) else f'worker {worker}'}:\n{self.text}"
         if self.error is None:
             return RuntimeError(text)
         try:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """References to objects of other workers."""
+from ._errors import Error
 from ._futures import Future, wait_for
 from ._messages import Failure, get_ref, put_ref, request
 
@@ -39,7 +40,10 @@ class Ref:
 
     def _begin(self, method, args, kwargs, timeout):
         owner = self._engine.owner()
-        return self._engine.call(*request(owner, method, args, kwargs, timeout)), f"worker {owner}", method
+        try:
+            return self._engine.call(*request(owner, method, args, kwargs, timeout)), owner, method
+        except Error as error:
+            raise error._of(owner, method)
 
     def local(self):
         """The object itself, for its owner. Raises what its maker raised."""

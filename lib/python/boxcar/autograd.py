@@ -196,6 +196,16 @@ def _needs(context_id, messages):
     return needs
 
 
+def _hooked(leaf, gradient):
+    """What the leaf's hooks make of it: before 2.0 torch.autograd.grad does not run them."""
+    if torch.__version__ < (2, 0):
+        with torch.no_grad():
+            for hook in list((leaf._backward_hooks or {}).values()):
+                result = hook(gradient)
+                gradient = gradient if result is None else result
+    return gradient
+
+
 def _run(context_id, messages):
     """In their sender, of {message: {index: gradient}}: the same of their needs."""
     context, leaves, outputs, gradients, results = _find(context_id), {}, [], [], defaultdict(dict)
@@ -212,6 +222,7 @@ def _run(context_id, messages):
             message, index = context.received[leaf]
             results[message][index] = gradient
             continue
+        gradient = _hooked(leaf, gradient)
         with context.lock:
             before = context.gradients.get(leaf)
             context.gradients[leaf] = gradient if before is None else before + gradient

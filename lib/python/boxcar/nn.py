@@ -71,8 +71,14 @@ class RemoteModule(torch.nn.Module):
         """RRefs to the module's parameters, for DistributedOptimizer."""
         return rpc.rpc_sync(self.on, _parameters, (self.module_rref, recurse))
 
-    def parameters(self, recurse=True):
-        raise ValueError("the parameters of a RemoteModule are in its worker: remote_parameters refers to them")
+    def parameters(self, *args, **kwargs):
+        raise ValueError("the parameters of a RemoteModule are in its worker: remote_parameters refers to them, "
+                         "get_module_rref to the module")
+
+    # They would do nothing, on the parameters of this side: there are none.
+    add_module = apply = bfloat16 = buffers = cpu = cuda = double = float = half = load_state_dict = parameters
+    named_buffers = named_parameters = register_buffer = register_parameter = parameters
+    requires_grad_ = share_memory = state_dict = to = type = zero_grad = parameters
 
     def train(self, mode=True):
         rpc.rpc_sync(self.on, _train, (self.module_rref, mode))

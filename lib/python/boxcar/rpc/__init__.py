@@ -9,6 +9,7 @@ import errno
 import functools
 import os
 import re
+import types
 from collections import namedtuple
 
 import boxcar
@@ -192,7 +193,9 @@ class _Proxy:
 
 
 class RRef(boxcar.Ref):
-    """A reference to an object. RRef(value) is one to an object of this worker."""
+    """A reference to an object. RRef(value) is one to an object of this worker. Annotations may say RRef[int]."""
+
+    __class_getitem__ = classmethod(types.GenericAlias)
 
     def __init__(self, value, type_hint=None):
         super().__init__(boxcar._running().ref(value))

@@ -9,8 +9,6 @@
  */
 #include "gpucheck.h"
 
-#include <stdio.h>
-
 #define STREAMS 40
 #define WRITE_MS 400u
 

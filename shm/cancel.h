@@ -8,7 +8,6 @@
 #define BXI_CANCEL_H
 
 #include <pthread.h>
-#include <stddef.h>
 
 static inline int bxi_cancel_off(void)
 {

@@ -26,7 +26,6 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <stdbool.h>
 #include <sys/stat.h>
 #include <unistd.h>
 

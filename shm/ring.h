@@ -38,7 +38,6 @@
 #include "atomic.h"
 #include "layout.h"
 
-#include <stddef.h>
 #include <stdint.h>
 
 struct bxi_ring_writer {

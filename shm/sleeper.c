@@ -27,7 +27,6 @@
 #include <liburing.h>
 #include <poll.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/epoll.h>
 #include <time.h>
 #include <unistd.h>

@@ -11,7 +11,6 @@
 #ifndef BXI_SLEEPER_H
 #define BXI_SLEEPER_H
 
-#include <stdbool.h>
 #include <stdint.h>
 
 #define BXI_SLEEPER_FDS 132         /* two bells, a launcher and 128 peers */

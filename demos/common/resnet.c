@@ -116,8 +116,7 @@ static void add_cut(struct builder *b, const struct design *design, const struct
     b->node = bx_net_input(b->net, input->images, b->channels, side_at_cut(input->height), side_at_cut(input->width));
 }
 
-int resnet_build_part(struct bx_net *net, enum resnet_kind kind, enum resnet_part part,
-                      const struct resnet_input *input)
+int resnet_build(struct bx_net *net, enum resnet_kind kind, enum resnet_part part, const struct resnet_input *input)
 {
     const struct design *design = &DESIGN[kind];
     struct builder b = { .net = net };
@@ -132,11 +131,6 @@ int resnet_build_part(struct bx_net *net, enum resnet_kind kind, enum resnet_par
         b.node = bx_net_linear(net, b.node, "fc", input->classes, true);
     }
     return bx_net_finish(net, b.node);
-}
-
-int resnet_build(struct bx_net *net, enum resnet_kind kind, const struct resnet_input *input)
-{
-    return resnet_build_part(net, kind, RESNET_WHOLE, input);
 }
 
 /* ---- The first parameters ------------------------------------------------------------------------ */
@@ -168,7 +162,7 @@ size_t resnet_first_param(enum resnet_kind kind, enum resnet_part part)
     return 3 * (size_t)layers;
 }
 
-void resnet_init_part(const struct bx_net *net, size_t first, uint64_t seed, float *const *params)
+void resnet_init(const struct bx_net *net, size_t first, uint64_t seed, float *const *params)
 {
     uint64_t weights = rng_at(seed, RNG_WEIGHTS);
     double bound = 0.0;         /* of the last layer, known once its weight has given the fan in */
@@ -187,9 +181,4 @@ void resnet_init_part(const struct bx_net *net, size_t first, uint64_t seed, flo
         else
             fill_all(params[i], param->elements, is_bias(param) ? 0.0f : 1.0f);
     }
-}
-
-void resnet_init(const struct bx_net *net, uint64_t seed, float *const *params)
-{
-    resnet_init_part(net, 0, seed, params);
 }

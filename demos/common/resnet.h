@@ -30,21 +30,16 @@ struct resnet_input {
     int classes;    /* the output is images x classes, without a softmax */
 };
 
-/* Builds and finishes a net that was just created. 0 or a code of bx_net_*. */
-int resnet_build(struct bx_net *net, enum resnet_kind kind, const struct resnet_input *input);
-/* The same for a part. `input` is that of the whole network, and parameters have the names and the order that they have
- * there. */
-int resnet_build_part(struct bx_net *net, enum resnet_kind kind, enum resnet_part part,
-                      const struct resnet_input *input);
+/* Builds and finishes a net that was just created. `input` is that of the whole network also for a part, whose
+ * parameters have the names and the order that they have there. 0 or a code of bx_net_*. */
+int resnet_build(struct bx_net *net, enum resnet_kind kind, enum resnet_part part, const struct resnet_input *input);
 /* Which of the whole network's parameters is the first of the part. */
 size_t resnet_first_param(enum resnet_kind kind, enum resnet_part part);
 
 /* Writes the first version of the model to params[i], one array for each parameter of the net: convolutions normal with
  * variance 2 / (out_channels * KH * KW), norms 1 and 0, the last layer uniform in +-1/sqrt(fan in). The same seed gives
- * the same model. */
-void resnet_init(const struct bx_net *net, uint64_t seed, float *const *params);
-/* The same for a net that is a part: its values are those of the whole network's parameters from `first` on
+ * the same model. A part gets the values that the whole network's parameters have from `first` on
  * (resnet_first_param). */
-void resnet_init_part(const struct bx_net *net, size_t first, uint64_t seed, float *const *params);
+void resnet_init(const struct bx_net *net, size_t first, uint64_t seed, float *const *params);
 
 #endif

@@ -65,7 +65,7 @@ int ps_net_create(const struct ps_flags *flags, struct bx_cuda *cuda, int images
     int rc = bx_net_create(&(struct bx_net_options){ .threads = flags->threads, .cuda = cuda }, &made);
 
     if (rc == 0)
-        rc = resnet_build(made, (enum resnet_kind)flags->model,
+        rc = resnet_build(made, (enum resnet_kind)flags->model, RESNET_WHOLE,
                           &(struct resnet_input){ images, side, side, flags->num_classes });
     if (rc < 0) {
         bx_net_destroy(made);

@@ -400,7 +400,7 @@ static int draw_model(struct server *server, const struct bx_net *net, const str
     for (size_t i = 0; rc == 0 && i < params->count; i++)
         at[i] = floats + params->at[i].offset;
     if (rc == 0)
-        resnet_init(net, server->flags->seed, at);
+        resnet_init(net, 0, server->flags->seed, at);
     for (size_t i = 0; rc == 0 && i < params->count; i++)
         rc = ps_place_copy(&server->place, set->at[i], at[i], params->at[i].elements);
     free(at);

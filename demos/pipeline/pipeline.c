@@ -33,7 +33,7 @@ static const char HELP[] =
     "failed. SIGINT and SIGTERM end the workers, then the program by that signal.\n";
 
 static const struct flag TABLE[] = {
-    { "splits", FLAG_TEXT, .value = &splits_text },
+    { "splits", FLAG_LIST, .value = &splits_text },
     { "batches", FLAG_U64, &flags.batches, .least = 1, .most = PL_BATCHES_MAX },
     { "batch-size", FLAG_INT, &flags.batch_size, .least = 1, .most = PL_IMAGES_MAX },
     { "image", FLAG_INT, &flags.image, .least = 32, .most = 512 },

@@ -14,7 +14,6 @@
 
 #include <boxcar.h>
 #include <boxcar_dist.h>
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 

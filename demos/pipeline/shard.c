@@ -44,7 +44,7 @@ static int make_net(struct pl_shard *shard, const struct plan *plan, int at)
 
     if (rc == 0 && at > 0)
         rc = bx_net_share_params(*net, shard->nets[0]);
-    return rc < 0 ? rc : resnet_build_part(*net, RESNET_50, plan->part, &plan->input);
+    return rc < 0 ? rc : resnet_build(*net, RESNET_50, plan->part, &plan->input);
 }
 
 static int make_param(struct bx_job *job, const struct bx_net_param_info *like, struct bx_var **param)
@@ -77,7 +77,7 @@ static int make_params(struct pl_shard *shard, struct bx_job *job, const struct 
         at[shard->param_count] = bx_tensor_data_mut(bx_var_value(*param));
     }
     if (rc == 0)
-        resnet_init_part(net, resnet_first_param(RESNET_50, plan->part), plan->seed, at);
+        resnet_init(net, resnet_first_param(RESNET_50, plan->part), plan->seed, at);
     free(at);
     return rc;
 }

@@ -18,7 +18,6 @@
 
 #include <boxcar.h>
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 #define REINFORCE_STEPS_MAX 1000000

@@ -73,18 +73,13 @@ static size_t result_bytes(void)
     return sizeof(struct rnn_result) + iterations() * sizeof(struct rnn_iteration);
 }
 
-static int run_worker(const struct bx_options *options, void *context)
-{
-    return rnn_worker(options, context);
-}
-
 static int run_job(void *result)
 {
     static const char *const NAMES[] = { RNN_PS, RNN_TRAINER };
     const struct bx_spawn_options options = { .world_size = 2, .names = NAMES };
     struct rnn_run run = { .flags = &flags, .result = result };
 
-    return worker_spawn("rnn", &options, run_worker, &run) < 0 ? PROGRAM_WORKER : PROGRAM_OK;
+    return worker_spawn("rnn", &options, rnn_worker, &run) < 0 ? PROGRAM_WORKER : PROGRAM_OK;
 }
 
 /* ---- Results ----------------------------------------------------------------------------------------- */

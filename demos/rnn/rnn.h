@@ -176,7 +176,8 @@ struct rnn_run {
     struct rnn_result *result;
 };
 
-/* Runs the worker of that rank, `ps` or the trainer, from start to end. Returns its exit status. */
-int rnn_worker(const struct bx_options *options, const struct rnn_run *run);
+/* Runs the worker of that rank, `ps` or the trainer, from start to end, with a struct rnn_run. Returns its exit
+ * status. */
+int rnn_worker(const struct bx_options *options, void *run);
 
 #endif

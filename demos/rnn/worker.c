@@ -137,7 +137,7 @@ static int live(struct worker *worker, void *context)
                                          : run_trainer(worker->job, life->dist, life->run);
 }
 
-int rnn_worker(const struct bx_options *options, const struct rnn_run *run)
+int rnn_worker(const struct bx_options *options, void *run)
 {
     struct life life = { run, NULL };
     int status = worker_main("rnn", options, live, &life);

@@ -235,15 +235,14 @@ struct bxi_pass {
 void bxi_pass_begin(struct bxi_pass *pass, struct bx_grads *grads, bool retain);
 /* Claims the nodes that are reachable from the variable, and counts their edges. BX_E_STATE. */
 int bxi_pass_discover(struct bxi_pass *pass, struct bx_var *root);
-/* Gives a discovered root its gradient, one for each time it was discovered; takes the reference. NULL: none. */
-int bxi_pass_give(struct bxi_pass *pass, struct bx_var *root, struct bxi_slot grad);
+/* Gives a variable that was discovered its gradient, one for each time it was discovered; takes the reference. NULL:
+ * none. */
+int bxi_pass_give(struct bxi_pass *pass, struct bx_var *var, struct bxi_slot grad);
 /* Checks the roots of a pass, and makes the gradient of one: the program's, or 1; grad NULL: no memory. */
 int bxi_check_roots(struct bx_var *const *roots, struct bx_tensor *const *root_grads, size_t count);
 struct bxi_slot bxi_root_grad(struct bxi_pass *pass, struct bx_var *root, struct bx_tensor *given);
 /* Runs one node, if one is ready. */
 int bxi_pass_step(struct bxi_pass *pass);
-/* Runs nodes until none is ready. */
-int bxi_pass_run(struct bxi_pass *pass);
 /* Gives up all claims, and gradients that were not used. */
 void bxi_pass_end(struct bxi_pass *pass);
 

@@ -10,7 +10,6 @@
 
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
 /* ---- parameters as objects ---------------------------------------------------------------------------------- */
 

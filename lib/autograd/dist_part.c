@@ -36,19 +36,14 @@ bool bxi_dist_is_done(const struct bxi_dist_pass *pass)
     return bxi_load_acquire((bxi_a32 *)&pass->is_done) != 0;
 }
 
-static void drop_queue(struct bxi_dist_pass *pass)
-{
-    for (size_t i = 0; i < pass->in_count; i++)
-        bx_tensor_release(pass->in[i].grad);
-    free(pass->in);
-}
-
 static void free_pass(struct bxi_dist_pass *pass)
 {
     bxi_pass_end(&pass->pass);
     for (size_t i = 0; i < pass->out_count; i++)
         bx_tensor_release(pass->out[i].grad);
-    drop_queue(pass);
+    for (size_t i = 0; i < pass->in_count; i++)
+        bx_tensor_release(pass->in[i].grad);
+    free(pass->in);
     bx_future_release(pass->done);
     free(pass->out);
     free(pass->text);

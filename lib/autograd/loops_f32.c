@@ -2,10 +2,6 @@
 /*
  * The loops over arrays of float (loops.h). Any thread.
  */
-#include "loops.h"
-
-#include <math.h>
-#include <string.h>
 
 #define real float
 #define REAL(name) name ## f

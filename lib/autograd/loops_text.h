@@ -9,6 +9,10 @@
  * Written for the compiler's vectorizer: inner loops have stride 1, restrict pointers and no calls, and sums that
  * must be fast have LANES partial sums, because without -ffast-math the compiler may not reorder one.
  */
+#include "loops.h"
+
+#include <math.h>
+#include <string.h>
 
 #define LANES 16
 

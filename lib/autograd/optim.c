@@ -14,7 +14,6 @@
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
-#include <string.h>
 
 /* A parameter and its state: of SGD the velocity, of Adam both moments. NULL before its first step, or not needed. */
 struct state {

@@ -76,7 +76,7 @@ int bxi_pass_discover(struct bxi_pass *pass, struct bx_var *root)
 
 /* ---- Running ------------------------------------------------------------------------------------- */
 
-static int arrive(struct bxi_pass *pass, struct bx_var *var, struct bxi_slot grad)
+int bxi_pass_give(struct bxi_pass *pass, struct bx_var *var, struct bxi_slot grad)
 {
     struct bxi_node *node = var->node;
     int rc = 0;
@@ -90,11 +90,6 @@ static int arrive(struct bxi_pass *pass, struct bx_var *var, struct bxi_slot gra
         pass->ready = node;
     }
     return rc;
-}
-
-int bxi_pass_give(struct bxi_pass *pass, struct bx_var *root, struct bxi_slot grad)
-{
-    return arrive(pass, root, grad);
 }
 
 void bxi_deliver(struct bxi_pass *pass, struct bxi_node *node, size_t edge, struct bx_tensor *grad, bool fresh)
@@ -113,7 +108,7 @@ void bxi_deliver(struct bxi_pass *pass, struct bxi_node *node, size_t edge, stru
         if (dense == NULL && pass->error == 0)
             pass->error = bx_error_code();
     }
-    rc = arrive(pass, node->edges[edge], (struct bxi_slot){ dense, fresh });
+    rc = bxi_pass_give(pass, node->edges[edge], (struct bxi_slot){ dense, fresh });
     if (pass->error == 0)
         pass->error = rc;
 }
@@ -157,15 +152,6 @@ int bxi_pass_step(struct bxi_pass *pass)
         return pass->error;
     pass->ready = node->next;
     return run_node(pass, node);
-}
-
-int bxi_pass_run(struct bxi_pass *pass)
-{
-    int rc = pass->error;
-
-    while (rc == 0 && pass->ready != NULL)
-        rc = bxi_pass_step(pass);
-    return rc;
 }
 
 void bxi_pass_end(struct bxi_pass *pass)
@@ -262,7 +248,9 @@ int bx_backward(struct bx_var *const *roots, struct bx_tensor *const *root_grads
         rc = slot.grad == NULL ? bx_error_code() : bxi_pass_give(&pass, roots[i], slot);
     }
     if (rc == 0)
-        rc = bxi_pass_run(&pass);
+        rc = pass.error;
+    while (rc == 0 && pass.ready != NULL)
+        rc = bxi_pass_step(&pass);
     bxi_pass_end(&pass);
     return rc;
 }

@@ -4,7 +4,6 @@
  */
 #include "autograd.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 

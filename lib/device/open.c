@@ -17,7 +17,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <time.h>
-#include <unistd.h>
 
 #define PAUSE_NS 1000000
 #define PINS_NS UINT64_C(2000000000)        /* at the end, for threads in calls that wait */

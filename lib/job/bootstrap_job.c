@@ -132,13 +132,10 @@ int bxi_boot_segment(struct bx_job *job, int *segment_fd, int *arena_fd)
     if (rc < 0) {
         bx_fail(rc, "/dev/shm%s cannot be mapped: %s%s", arena_name, bx_strerror(rc),
                 bxi_limits_map_hint(job, rc, hint));
-        close(*arena_fd);
-        close(*segment_fd);
-        *arena_fd = *segment_fd = -1;
-        return rc;
+    } else {
+        adopt_segment(job);
+        rc = bxi_twins_attach(job);
     }
-    adopt_segment(job);
-    rc = bxi_twins_attach(job);
     if (rc < 0) {
         close(*arena_fd);
         close(*segment_fd);

@@ -251,7 +251,6 @@ int bxi_boot_cannot_attach(const struct bx_job *job, const char *name, int rank,
 int bxi_limits_no_descriptors(const struct bx_job *job);    /* BX_E_DESCRIPTORS */
 /* A file or a socket in the socket directory cannot be opened. BX_E_SOCKET_DIR; BX_E_DESCRIPTORS. */
 int bxi_limits_no_file(const struct bx_job *job, const char *what, const char *path, int rc);
-int bxi_limits_no_space(const struct bx_job *job);          /* BX_E_NO_SPACE: room in /dev/shm, or inodes */
 /* The segment or the arena could not be made, with rc. The code to fail with. */
 int bxi_limits_no_segment(const struct bx_job *job, const char *name, int rc);
 int bxi_limits_no_arena(const struct bx_job *job, const char *name, int rc);

@@ -43,7 +43,8 @@ int bxi_limits_no_file(const struct bx_job *job, const char *what, const char *p
                    job->name, job->rank, job->job_name, bx_strerror(rc));
 }
 
-int bxi_limits_no_space(const struct bx_job *job)
+/* BX_E_NO_SPACE: room in /dev/shm, or inodes. */
+static int no_space(const struct bx_job *job)
 {
     struct statvfs status = { 0 };
 
@@ -68,7 +69,7 @@ int bxi_limits_no_segment(const struct bx_job *job, const char *name, int rc)
     rlim_t limit = soft_limit(RLIMIT_FSIZE);
 
     if (rc == -ENOSPC)
-        return bxi_limits_no_space(job);
+        return no_space(job);
     if (rc == -EMFILE || rc == -ENFILE)
         return bxi_limits_no_descriptors(job);
     if (rc == -EFBIG)

@@ -240,11 +240,6 @@ static const float *input_grad(const struct bx_net *net)
     return plan->input_grad.data;
 }
 
-static const char *version(void)
-{
-    return bxi_onednn.version();
-}
-
 static int check(struct bx_cuda *cuda)
 {
     (void)cuda;
@@ -252,7 +247,6 @@ static int check(struct bx_cuda *cuda)
 }
 
 const struct bxi_nn_backend bxi_nn_cpu = {
-    .version = version,
     .check = check,
     .plan = plan_net,
     .unplan = unplan_net,

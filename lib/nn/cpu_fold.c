@@ -38,12 +38,6 @@ static bool gathers(const struct bxi_node *node)
     return node->kernel != 1 || node->stride != 1 || node->padding != 0;
 }
 
-/* The layout for the operations that compute: one image. */
-static struct bxi_layout flat_layout(int64_t channels, int64_t pixels, int block)
-{
-    return bxi_layout_blocked((const int64_t[4]){ 1, channels, 1, pixels }, block);
-}
-
 /* The layout for the rest of the plan. */
 static struct bxi_layout folded_layout(const struct bxi_node *node, int block)
 {
@@ -66,7 +60,9 @@ struct bxi_tensor bxi_nn_flat(struct bxi_plan *plan, const struct bxi_node *node
     layout = folded_layout(node, block);
     if (!bxi_layout_is_same(&layout, &tensor->layout))
         return *tensor;
-    layout = flat_layout(node->dims[1], (int64_t)node->dims[0] * pixels_of(node), block);
+    /* For the operations that compute: one image. */
+    layout = bxi_layout_blocked((const int64_t[4]){ 1, node->dims[1], 1, (int64_t)node->dims[0] * pixels_of(node) },
+                                block);
     return bxi_nn_tensor_on(plan, &layout, tensor->buffer);
 }
 

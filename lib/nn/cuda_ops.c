@@ -75,41 +75,41 @@ static int blas_result(const struct bxi_cuda_plan *plan, int index, int status, 
 
 static int open_blas(struct bx_cuda *cuda)
 {
-    int status = cuda->cublas.cublasCreate_v2(&cuda->blas);
+    struct cublasContext *blas = NULL;
+    int status = cuda->cublas.cublasCreate_v2(&blas);
+    bool is_made = status == 0;
 
-    if (status != 0) {
-        cuda->blas = NULL;
-        return bx_fail(blas_code(status), "cuBLAS did not start on device %d (%s): %s (%d)", cuda->ordinal, cuda->name,
-                       blas_name(status), status);
-    }
-    status = cuda->cublas.cublasSetStream_v2(cuda->blas, cuda->stream);
     if (status == 0)
-        status = cuda->cublas.cublasSetMathMode(cuda->blas, BXI_CUBLAS_DEFAULT_MATH);
+        status = cuda->cublas.cublasSetStream_v2(blas, cuda->stream);
     if (status == 0)
+        status = cuda->cublas.cublasSetMathMode(blas, BXI_CUBLAS_DEFAULT_MATH);
+    if (status == 0) {
+        cuda->blas = blas;
         return 0;
-    (void)cuda->cublas.cublasDestroy_v2(cuda->blas);
-    cuda->blas = NULL;
-    return bx_fail(blas_code(status), "cuBLAS did not take the stream of device %d (%s): %s (%d)", cuda->ordinal,
-                   cuda->name, blas_name(status), status);
+    }
+    if (is_made)
+        (void)cuda->cublas.cublasDestroy_v2(blas);
+    return bx_fail(blas_code(status), "cuBLAS did not start on device %d (%s): %s (%d)", cuda->ordinal, cuda->name,
+                   blas_name(status), status);
 }
 
 static int open_dnn(struct bx_cuda *cuda)
 {
-    int status = cuda->cudnn.cudnnCreate(&cuda->dnn);
+    struct cudnnContext *dnn = NULL;
+    int status = cuda->cudnn.cudnnCreate(&dnn);
+    bool is_made = status == 0;
 
-    if (status != 0) {
-        cuda->dnn = NULL;
-        return bx_fail(dnn_code(status), "cuDNN %zu did not start on device %d (%s): %s (%d)",
-                       cuda->cudnn.cudnnGetVersion(), cuda->ordinal, cuda->name,
-                       cuda->cudnn.cudnnGetErrorString(status), status);
-    }
-    status = cuda->cudnn.cudnnSetStream(cuda->dnn, cuda->stream);
     if (status == 0)
+        status = cuda->cudnn.cudnnSetStream(dnn, cuda->stream);
+    if (status == 0) {
+        cuda->dnn = dnn;
         return 0;
-    (void)cuda->cudnn.cudnnDestroy(cuda->dnn);
-    cuda->dnn = NULL;
-    return bx_fail(dnn_code(status), "cuDNN did not take the stream of device %d (%s): %s (%d)", cuda->ordinal,
-                   cuda->name, cuda->cudnn.cudnnGetErrorString(status), status);
+    }
+    if (is_made)
+        (void)cuda->cudnn.cudnnDestroy(dnn);
+    return bx_fail(dnn_code(status), "cuDNN %zu did not start on device %d (%s): %s (%d)",
+                   cuda->cudnn.cudnnGetVersion(), cuda->ordinal, cuda->name,
+                   cuda->cudnn.cudnnGetErrorString(status), status);
 }
 
 int bxi_cuda_open_networks(struct bx_cuda *cuda)
@@ -322,18 +322,13 @@ static struct arrays arrays_of(const struct bxi_cuda_plan *plan, int index)
 
 /* ---- Forward ------------------------------------------------------------------------------------- */
 
-static int put(const struct bxi_cuda_plan *plan, const char *kernel, size_t threads, const void *args)
-{
-    return bxi_kernel_put(plan->cuda->own, kernel, threads, args);
-}
-
 static int put_sum(const struct bxi_cuda_plan *plan, const struct arrays *a, const float *first, const float *second)
 {
     const struct bxk_sum args = {
         .to = a->y, .a = first, .b = second, .count = a->out_count, .relu = a->node->relu,
     };
 
-    return put(plan, "bxk_sum", args.count, &args);
+    return bxi_kernel_put(plan->cuda->own, "bxk_sum", args.count, &args);
 }
 
 static int forward_bias(const struct bxi_cuda_plan *plan, const struct arrays *a)
@@ -427,7 +422,7 @@ static int put_mask(const struct bxi_cuda_plan *plan, const struct arrays *a, fl
         .to = to, .grad = a->dy, .y = a->node->relu ? a->y : NULL, .count = a->out_count, .add = adds,
     };
 
-    return put(plan, "bxk_mask", args.count, &args);
+    return bxi_kernel_put(plan->cuda->own, "bxk_mask", args.count, &args);
 }
 
 static int backward_bias(const struct bxi_cuda_plan *plan, const struct arrays *a)

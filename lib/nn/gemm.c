@@ -6,7 +6,6 @@
 #include "dnn.h"
 
 #include <errno.h>
-#include <stddef.h>
 
 int bx_nn_sgemm(const struct bx_sgemm *product)
 {

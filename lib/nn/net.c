@@ -9,6 +9,7 @@
 #include "nn.h"
 
 #include "base/options.h"
+#include "dnn.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -68,7 +69,7 @@ void bx_net_destroy(struct bx_net *net)
 
 const char *bx_nn_backend(void)
 {
-    return bxi_nn_cpu.version();
+    return bxi_onednn.version();
 }
 
 /* ---- Building ------------------------------------------------------------------------------------ */

@@ -72,7 +72,6 @@ static inline size_t bxi_node_elements(const struct bxi_node *node)
 
 /* What a backend does. The functions that return int return 0, or a negative code after bx_fail. */
 struct bxi_nn_backend {
-    const char *(*version)(void);
     int (*check)(struct bx_cuda *cuda);         /* 0: it can be used; -ENOTSUP and others: it cannot */
     int (*plan)(struct bx_net *net);                    /* sets net->plan */
     void (*unplan)(struct bx_net *net);                 /* also after a failure of plan */

@@ -29,7 +29,6 @@
 #include "probe.h"
 
 #include "boxcar_trace.h"
-#include "shm/sleeper.h"
 
 enum bxi_mark_kind {
     BXI_MARK_CALL = 1,      /* amount: nothing. id 0: it could not be sent */

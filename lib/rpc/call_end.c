@@ -191,9 +191,7 @@ int bx_future_cancel(struct bx_future *future)
 
     if (rc < 0)
         return rc;
-    if (bxi_future_is_done(future))
-        return bx_fail(-EALREADY, "the future is done already");
-    if (!bxi_future_cancel(future))
+    if (bxi_future_is_done(future) || !bxi_future_cancel(future))
         return bx_fail(-EALREADY, "the future is done already");
     return bxi_out(0);
 }

@@ -206,7 +206,6 @@ static struct bxi_peer *take_struct(struct bx_job *job, int rank)
     if (peer != NULL) {
         job->rpc->joins.spare[rank] = bxi_peer_former(peer);
         bxi_peer_renew(peer);
-        peer->close_code = BX_E_PEER_DEAD;
     }
     bxi_unlock(&job->run->lock);
     return peer != NULL ? peer : bxi_peer_create(rank);

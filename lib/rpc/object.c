@@ -13,7 +13,6 @@
 #include "nested.h"
 
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 static_assert(BXI_RREF_UNSEEN_MAX >= BXI_CALLS_MAX, "a request that makes an object is a call until it is read");

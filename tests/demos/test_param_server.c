@@ -83,7 +83,7 @@ static void start_alone(struct alone *alone, const struct ps_flags *flags)
         alone->model[i] = make_set(place, &alone->params);
     for (int k = 0; k < flags->trainers; k++)
         alone->grads[k] = make_set(&alone->learners[k].place, &alone->params);
-    resnet_init(alone->learners[0].net, flags->seed, first.at);
+    resnet_init(alone->learners[0].net, 0, flags->seed, first.at);
     cr_assert_eq(ps_place_copy(place, alone->model[0].floats, first.floats, alone->params.room), 0);
     free_set(&first);
 }

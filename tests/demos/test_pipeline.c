@@ -61,7 +61,7 @@ struct whole {
 static void make_whole(struct whole *whole, int images)
 {
     HARNESS_EQ(bx_net_create(&(struct bx_net_options){ .threads = 1 }, &whole->net), 0);
-    HARNESS_EQ(resnet_build(whole->net, RESNET_50,
+    HARNESS_EQ(resnet_build(whole->net, RESNET_50, RESNET_WHOLE,
                             &(struct resnet_input){ images, SMALL.image, SMALL.image, PL_CLASSES }), 0);
     HARNESS_EQ(bx_net_params(whole->net), ALL_PARAMS);
     for (size_t i = 0; i < ALL_PARAMS; i++) {
@@ -73,7 +73,7 @@ static void make_whole(struct whole *whole, int images)
     }
     whole->outputs = calloc((size_t)SMALL.batch_size * PL_CLASSES, sizeof(float));
     whole->output_grads = calloc((size_t)SMALL.batch_size * PL_CLASSES, sizeof(float));
-    resnet_init(whole->net, SMALL.seed, whole->params);
+    resnet_init(whole->net, 0, SMALL.seed, whole->params);
 }
 
 static void free_whole(struct whole *whole)

@@ -75,7 +75,7 @@ static float **parts(const struct trainer *t, float *whole)
 static void make_net(struct trainer *t, enum resnet_kind kind, const struct resnet_input *input)
 {
     twin_create(&t->net, &(struct bx_net_options){ .threads = 2 });
-    cr_assert_eq(resnet_build(t->net, kind, input), 0, "%s", bx_error_text());
+    cr_assert_eq(resnet_build(t->net, kind, RESNET_WHOLE, input), 0, "%s", bx_error_text());
     t->params = bx_net_params(t->net);
     t->elements = bx_net_param_elements(t->net);
 }
@@ -487,11 +487,11 @@ Test(resnet, first_parameters_are_drawn_as_torchvision_draws_them)
 
     make_net(&t, RESNET_18, &(struct resnet_input){ 2, SIDE, SIDE, 30 });
     make_model(&t);
-    resnet_init(t.net, 543, t.model_at[0]);
+    resnet_init(t.net, 0, 543, t.model_at[0]);
     check_first_model(&t);
-    resnet_init(t.net, 543, t.model_at[1]);
+    resnet_init(t.net, 0, 543, t.model_at[1]);
     cr_assert_eq(memcmp(t.model[0], t.model[1], t.elements * sizeof(float)), 0, "the same seed, another model");
-    resnet_init(t.net, 544, t.model_at[1]);
+    resnet_init(t.net, 0, 544, t.model_at[1]);
     cr_assert_neq(memcmp(t.model_at[0][0], t.model_at[1][0], bx_net_param(t.net, 0)->elements * sizeof(float)), 0);
     end(&t);
 }
@@ -504,7 +504,7 @@ static void check_learning(void)
 
     make_net(&t, RESNET_18, &(struct resnet_input){ IMAGES, 32, 32, CLASSES });
     make_model(&t);
-    resnet_init(t.net, 1, t.here_at);
+    resnet_init(t.net, 0, 1, t.here_at);
     make_batch(&t, (size_t)3 * 32 * 32, IMAGES, 1);
     use_model(&t);
     first = forward(&t);
@@ -531,15 +531,15 @@ static void check_parts(enum resnet_kind kind)
 
     make_net(&whole, kind, &input);
     make_model(&whole);
-    resnet_init(whole.net, 9, whole.here_at);
+    resnet_init(whole.net, 0, 9, whole.here_at);
     for (int i = RESNET_FRONT; i <= RESNET_BACK; i++) {
         cr_assert_eq(bx_net_create(NULL, &part.net), 0, "%s", bx_error_text());
-        cr_assert_eq(resnet_build_part(part.net, kind, (enum resnet_part)i, &input), 0, "%s", bx_error_text());
+        cr_assert_eq(resnet_build(part.net, kind, (enum resnet_part)i, &input), 0, "%s", bx_error_text());
         part.params = bx_net_params(part.net);
         part.elements = bx_net_param_elements(part.net);
         make_model(&part);
         cr_assert_eq(resnet_first_param(kind, (enum resnet_part)i), at);
-        resnet_init_part(part.net, at, 9, part.here_at);
+        resnet_init(part.net, at, 9, part.here_at);
         for (size_t k = 0; k < part.params; k++, at++) {
             const struct bx_net_param_info *param = bx_net_param(part.net, k);
 
@@ -565,11 +565,11 @@ Test(resnet, an_input_that_makes_no_network_is_an_error)
     struct bx_net *net = NULL;
 
     cr_assert_eq(bx_net_create(NULL, &net), 0, "%s", bx_error_text());
-    cr_assert_eq(resnet_build(net, RESNET_50, &(struct resnet_input){ 0, SIDE, SIDE, 30 }), -EINVAL);
+    cr_assert_eq(resnet_build(net, RESNET_50, RESNET_WHOLE, &(struct resnet_input){ 0, SIDE, SIDE, 30 }), -EINVAL);
     bx_net_destroy(net);
     net = NULL;
     cr_assert_eq(bx_net_create(NULL, &net), 0, "%s", bx_error_text());
-    cr_assert_eq(resnet_build(net, RESNET_50, &(struct resnet_input){ 1, SIDE, SIDE, 0 }), -EINVAL);
+    cr_assert_eq(resnet_build(net, RESNET_50, RESNET_WHOLE, &(struct resnet_input){ 1, SIDE, SIDE, 0 }), -EINVAL);
     bx_net_destroy(net);
 }
 

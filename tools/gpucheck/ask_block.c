@@ -265,6 +265,5 @@ const struct check_question check_block = {
           "DEVICE_WORDS cannot look at a word while a lane waits." },
         { "block.write", "Marks of other lanes go on.",
           "One lane that waits holds up all marks: words are of no use." },
-        { NULL, NULL, NULL },
     },
 };

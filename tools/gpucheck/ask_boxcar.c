@@ -43,6 +43,5 @@ const struct check_question check_boxcar = {
         { "boxcar.order", "The lines of words and events tell whether that works across processes.",
           "Boxcar uses no GPU here." },
         { "boxcar.memory", "The lines of descriptor and handle tell whether that works across processes.", NULL },
-        { NULL, NULL, NULL },
     },
 };

@@ -87,7 +87,6 @@ const struct check_question check_kill = {
         { "kill.device_word", "DEVICE_WORDS: a death releases the streams that wait for the dead.", LATE_POISON },
         { "kill.close", "The memory of a dead worker goes when the last borrower closes it.",
           "The memory of a dead worker may be lost until its borrowers end." },
-        { NULL, NULL, NULL },
     },
 };
 
@@ -134,6 +133,5 @@ const struct check_question check_kill_borrower = {
     .lines = {
         { "borrower", "Memory that a dead borrower had can be used again at once.",
           "Memory that a dead borrower had may still be written by its work: do not rely on it." },
-        { NULL, NULL, NULL },
     },
 };

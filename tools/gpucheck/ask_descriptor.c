@@ -129,7 +129,6 @@ const struct check_question check_descriptor = {
         { "descriptor.contents", "Boxcar exports memory as descriptors.", "Boxcar uses handles of CUDA IPC." },
         { "descriptor.read_only", "A borrower is kept from writing what it borrowed.",
           "A borrower that is wrong can write what it borrowed." },
-        { NULL, NULL, NULL },
     },
 };
 
@@ -150,6 +149,5 @@ const struct check_question check_descriptor_dead = {
     .lines = {
         { "descriptor.dead", "Tensors on loan from a dead worker stay readable until they are released.",
           "What is borrowed from a dead worker must not be read any more, whatever the documentation says." },
-        { NULL, NULL, NULL },
     },
 };

@@ -91,6 +91,5 @@ const struct check_question check_devices = {
         { "devices.handle", "Tensors of one are read in place on the other.", STAGED },
         { "devices.word", "HOST_WORDS orders the streams of all devices of a worker.",
           "Between devices the host waits, not the stream." },
-        { NULL, NULL, NULL },
     },
 };

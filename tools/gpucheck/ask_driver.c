@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -177,6 +176,5 @@ const struct check_question check_driver = {
         { "driver.mps", "With MPS the workers' streams run at the same time; without, the GPU divides its time between "
           "processes (see share).", NULL },
         { "driver.attributes", "Boxcar trusts none of them: what they promise is tried below.", NULL },
-        { NULL, NULL, NULL },
     },
 };

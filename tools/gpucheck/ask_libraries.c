@@ -28,7 +28,7 @@ static void ask_library(void)
 #define NETWORKS(name_, library, good)                                                          \
     {                                                                                           \
         .name = (name_), .ask = ask_library, .is_bare = true, .limit_ms = 12000, .variant = (library), \
-        .lines = { { name_, good, NULL }, { NULL, NULL, NULL } },                               \
+        .lines = { { name_, good, NULL } },                                                     \
     }
 
 const struct check_question check_nvrtc = NETWORKS("nvrtc", NVRTC, "Boxcar compiles its kernels with it.");

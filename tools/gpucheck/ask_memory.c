@@ -74,7 +74,6 @@ const struct check_question check_register = {
           "Peers register a writable mapping of the words' page instead, if the driver takes that." },
         { "register.writable", "What peers use where the read-only flag is refused.",
           "HOST_WORDS needs the read-only flag." },
-        { NULL, NULL, NULL },
     },
 };
 
@@ -146,6 +145,5 @@ const struct check_question check_handle = {
           "--pid=host)." },
         { "handle.contents", "A tensor on loan is read in place.", "Nothing that this driver shares can be trusted." },
         { "handle.close", "A slab that comes back can be mapped anew.", "A slab can be mapped once only." },
-        { NULL, NULL, NULL },
     },
 };

@@ -9,8 +9,6 @@
  */
 #include "gpucheck.h"
 
-#include <stdio.h>
-
 #define STREAMS 40
 #define WRITE_MS 400u
 
@@ -60,15 +58,15 @@ static void ask_queues(void)
 
 const struct check_question check_queues_32 = {
     .name = "queues.32", .ask = ask_queues, .decides = true, .limit_ms = 6000, .connections = 32,
-    .lines = { { "queues.32", OF_USE SETS_32, OF_NO_USE SETS_32 }, { NULL, NULL, NULL } },
+    .lines = { { "queues.32", OF_USE SETS_32, OF_NO_USE SETS_32 } },
 };
 
 const struct check_question check_queues_8 = {
     .name = "queues.8", .ask = ask_queues, .limit_ms = 6000, .connections = 8,
-    .lines = { { "queues.8", OF_USE SETS_8, OF_NO_USE SETS_8 }, { NULL, NULL, NULL } },
+    .lines = { { "queues.8", OF_USE SETS_8, OF_NO_USE SETS_8 } },
 };
 
 const struct check_question check_queues_1 = {
     .name = "queues.1", .ask = ask_queues, .limit_ms = 6000, .connections = 1,
-    .lines = { { "queues.1", OF_USE SETS_1, OF_NO_USE SETS_1 }, { NULL, NULL, NULL } },
+    .lines = { { "queues.1", OF_USE SETS_1, OF_NO_USE SETS_1 } },
 };

@@ -169,6 +169,5 @@ const struct check_question check_share = {
           "HOST_WORDS hangs: use another order (BX_GPU_ORDER)." },
         { "share.busy", "The same while one worker keeps the GPU busy; milliseconds are slices of time, which MPS "
           "avoids.", "HOST_WORDS hangs on a busy GPU: use another order (BX_GPU_ORDER)." },
-        { NULL, NULL, NULL },
     },
 };

@@ -243,7 +243,6 @@ const struct check_question check_words_host = {
         { "words.host.host", "A host can release a stream.", "HOST_WORDS is not possible." },
         { "words.host.seen", SEEN_GOOD, SEEN_BAD },
         { "words.host.poison", POISON_GOOD, POISON_BAD },
-        { NULL, NULL, NULL },
     },
 };
 
@@ -256,7 +255,6 @@ const struct check_question check_words_read_only = {
         { "words.read_only.host", "A host can release a stream.", "HOST_WORDS is not chosen." },
         { "words.read_only.seen", SEEN_GOOD, SEEN_BAD },
         { "words.read_only.poison", POISON_GOOD, POISON_BAD },
-        { NULL, NULL, NULL },
     },
 };
 
@@ -268,7 +266,6 @@ const struct check_question check_words_device = {
         { "words.device.copy", "A copy can release a stream.", "DEVICE_WORDS is not possible." },
         { "words.device.seen", SEEN_GOOD, SEEN_BAD },
         { "words.device.poison", POISON_GOOD, POISON_BAD },
-        { NULL, NULL, NULL },
     },
 };
 
@@ -342,6 +339,5 @@ const struct check_question check_events = {
     .name = "events", .ask = ask_events, .has_other = true, .opens_handles = true, .decides = true, .limit_ms = 8000,
     .lines = {
         { "events", "EVENTS is possible, where words do not work.", "No order is left where words do not work." },
-        { NULL, NULL, NULL },
     },
 };

@@ -29,8 +29,6 @@
 #define STATUS_WRONG_FLAGS 2
 #define STATUS_NO_GPU 3
 
-#define TEXT_OF(number) #number
-#define STRING(number) TEXT_OF(number)
 
 /* In this order: what the verdict needs comes first. The first question says whether there is anything to ask. */
 static const struct check_question *const questions[] = {
@@ -98,7 +96,7 @@ static int read_flags(int argc, char **argv, struct check_settings *settings)
         case 'h':
         case HELP: help(); return 1;
         case VERSION:
-            puts("gpucheck " STRING(BX_VERSION_MAJOR) "." STRING(BX_VERSION_MINOR) "." STRING(BX_VERSION_PATCH));
+            printf("gpucheck %s\n", bx_version());
             return 1;
         default: return -1;             /* getopt_long has said why */
         }

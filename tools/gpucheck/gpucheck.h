@@ -40,7 +40,7 @@ enum check_verdict {
 };
 
 struct check_line {
-    const char *key;                    /* NULL ends the list */
+    const char *key;                    /* NULL, as behind the last of a question: the list ends */
     const char *good;                   /* what a good answer or a note means for Boxcar */
     const char *bad;                    /* what a bad one means */
 };

@@ -12,8 +12,6 @@
 
 #define KEPT 160                        /* lines of all questions, at most */
 
-#define TEXT_OF(number) #number
-#define STRING(number) TEXT_OF(number)
 
 static struct {
     bool json;
@@ -54,8 +52,7 @@ void check_report_open(bool is_json)
 {
     report.json = is_json;
     if (report.json)
-        printf("{\"gpucheck\": \"" STRING(BX_VERSION_MAJOR) "." STRING(BX_VERSION_MINOR) "." STRING(BX_VERSION_PATCH)
-               "\", \"lines\": [");
+        printf("{\"gpucheck\": \"%s\", \"lines\": [", bx_version());
     fflush(stdout);
 }
 

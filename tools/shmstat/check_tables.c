@@ -17,7 +17,6 @@
 #include "objects.h"
 #include "state.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 typedef unsigned long long ull;

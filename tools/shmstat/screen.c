@@ -171,8 +171,5 @@ int top_screen_run(struct top_model *model, struct top_state *state)
     } while (rc == 0 && take_keys(state, due_ns));
     restore_terminal();
     sigprocmask(SIG_SETMASK, &unblocked, NULL);
-    if (rc == 0)
-        return STAT_FINE;
-    fprintf(stderr, "shmstat: the jobs cannot be read: %s\n", strerror(-rc));
-    return STAT_NOTHING;
+    return rc;
 }

@@ -7,7 +7,6 @@
 #include "remote.h"
 
 #include <stdio.h>
-#include <string.h>
 
 #define HEADER(worker) ((worker)->control->header)
 

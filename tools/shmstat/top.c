@@ -175,11 +175,10 @@ static int run(struct top_model *model, struct top_state *state, const struct st
 {
     int rc;
 
-    if (!options->json && !is_batch(&options->top))
-        return top_screen_run(model, state);
-    rc = options->json ? run_json(model, state) : run_batch(model, state, &options->top);
-    if (rc == 0)
-        return STAT_FINE;
+    rc = options->json ? run_json(model, state)
+         : is_batch(&options->top) ? run_batch(model, state, &options->top) : top_screen_run(model, state);
+    if (rc >= 0)
+        return rc;
     fprintf(stderr, "shmstat: the jobs cannot be read: %s\n", strerror(-rc));
     return STAT_NOTHING;
 }

@@ -164,7 +164,7 @@ void top_render(struct top_model *model, struct top_state *state, struct top_pag
 
 /* ---- Screen ------------------------------------------------------------------------------------- */
 
-/* Runs until the user quits or a signal ends it, and restores the terminal. An exit status. */
+/* Runs until the user quits or a signal ends it, and restores the terminal. An exit status, or -errno. */
 int top_screen_run(struct top_model *model, struct top_state *state);
 
 #endif

@@ -33,19 +33,6 @@ static void register_make(struct bx_job *job)
     HARNESS_EQ(bx_register(job, "make", BX_INLINE, make, NULL), 0);
 }
 
-static int shared_mappings(void)
-{
-    FILE *maps = fopen("/proc/self/maps", "re");
-    char line[512];
-    int count = 0;
-
-    HARNESS_CHECK(maps != NULL);
-    while (fgets(line, sizeof(line), maps) != NULL)
-        count += strstr(line, "/dev/shm/boxcar.") != NULL;
-    fclose(maps);
-    return count;
-}
-
 /* A struct is used again only for its rank: one is the peer, one may be that of the next, and one a spare. */
 static void expect_few_structs(struct bx_job *job)
 {
@@ -96,11 +83,12 @@ static void survives(struct bx_job *job)
         }
         if (times == WARM) {
             descriptors = files_in("/proc/self/fd", "", "");
-            mappings = shared_mappings();
+            mappings = mappings_of("/dev/shm/boxcar.", "");
         }
     }
     /* While a worker joins, the door has descriptors of its own: they may be in the first count. */
-    HARNESS_WAIT_WHILE(files_in("/proc/self/fd", "", "") > descriptors || shared_mappings() > mappings);
+    HARNESS_WAIT_WHILE(files_in("/proc/self/fd", "", "") > descriptors ||
+                       mappings_of("/dev/shm/boxcar.", "") > mappings);
     expect_few_structs(job);
     for (int rank = 1; rank < WORLD; rank++)
         HARNESS_EQ(bx_worker_generation(job, rank), TIMES + 1);

@@ -62,17 +62,6 @@ HARNESS_HANDLER(drop)
     return 0;
 }
 
-static int give_tensor(struct bx_job *job, const char *to, struct bx_tensor *tensor)
-{
-    struct bx_msg *args = bx_msg_create(0);
-    int rc;
-
-    HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
-    rc = bx_rpc_sync(job, to, "keep", args, NULL, NULL);
-    bx_msg_destroy(args);
-    return rc;
-}
-
 /* Keeps it, and passes it on to worker 3. */
 HARNESS_HANDLER(pass_on)
 {

@@ -52,29 +52,6 @@ Test(spawn_end, keeps_the_workers_status_though_output_is_lost)
     cr_expect_eq(report.exit_status, 7);
 }
 
-static char output[128];
-
-static int print_more_than_a_buffer(const struct bx_options *options, void *context)
-{
-    (void)context;
-    if (freopen(output, "a", stdout) == NULL)
-        return 3;
-    for (int i = 0; i < 20000; i++)
-        printf("%d", options->rank);
-    return 0;
-}
-
-Test(spawn_end, writes_all_buffered_output)
-{
-    struct stat status;
-
-    snprintf(output, sizeof(output), "%s/output", directory);
-    cr_expect_eq(spawn(print_more_than_a_buffer, NULL), 0, "%s", bx_error_text());
-    cr_assert_eq(stat(output, &status), 0);
-    cr_expect_eq(status.st_size, 2 * 20000);
-    unlink(output);
-}
-
 /* Rank 0 has a lock file and a socket while the job starts; rank 1 never comes. */
 static int be_killed_in_the_start(const struct bx_options *options, void *context)
 {

@@ -336,12 +336,17 @@ static void waits_and_leaves(struct bx_job *job)
     put_forgery(job, &leave);
 }
 
-static void run_cut_off(void (*how)(struct bx_job *job))
+static void run_strike(harness_fn how, int (*prepares)(struct bx_job *job), harness_fn body)
 {
     strike = how;
     harness_reset();
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup_input, .dies = 1u << 1,
-                                         .body = { is_cut_off, is_hostile, harness_serve } });
+    harness_run(&(struct harness_world){ .size = 3, .setup = prepares, .dies = 1u << 1,
+                                         .body = { body, is_hostile, harness_serve } });
+}
+
+static void run_cut_off(harness_fn how)
+{
+    run_strike(how, setup_input, is_cut_off);
 }
 
 Test(rref_input, of_an_id_that_does_not_ascend_cuts_off)
@@ -410,10 +415,7 @@ static void keeps_few(struct bx_job *job)
 
 Test(rref_input, of_ids_that_nobody_made_takes_no_memory_without_a_bound)
 {
-    strike = enters_very_many;
-    harness_reset();
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup_input, .dies = 1u << 1,
-                                         .body = { keeps_few, is_hostile, harness_serve } });
+    run_strike(enters_very_many, setup_input, keeps_few);
 }
 
 /* Worker 1 passes ids that worker 0 would have made, and has not. Worker 0 uses one, and worker 2, whose it would be,
@@ -450,8 +452,5 @@ static int setup_passing_on(struct bx_job *job)
 
 Test(rref_input, of_an_id_that_the_receiver_has_not_made_fails_its_use)
 {
-    strike = passes_what_was_never_made;
-    harness_reset();
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup_passing_on, .dies = 1u << 1,
-                                         .body = { goes_on, is_hostile, harness_serve } });
+    run_strike(passes_what_was_never_made, setup_passing_on, goes_on);
 }

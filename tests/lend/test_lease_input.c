@@ -79,25 +79,12 @@ static size_t write_body(const struct forgery *forgery, unsigned char *body)
     return sizeof(forgery->lease) + sizeof(forgery->tensor) + dims + 8 - forgery->cut;
 }
 
-/* Writes the frame without the library's send functions. Returns false if the ring is full. */
 static bool put_forgery(struct bx_job *job, const struct forgery *forgery)
 {
     unsigned char body[1024];
     size_t bytes = write_body(forgery, body);
-    void *payload = NULL;
-    bool put = false;
 
-    bxi_lock(&job->run->lock);
-    HARNESS_EQ(bxi_peer_open_out(job, job->rpc->peers[0]), 0);
-    if (bxi_ring_reserve(&job->rpc->peers[0]->out, (uint32_t)(sizeof(forgery->frame) + bytes), &payload) == 0) {
-        memcpy(payload, &forgery->frame, sizeof(forgery->frame));
-        memcpy((unsigned char *)payload + sizeof(forgery->frame), body, bytes);
-        bxi_ring_commit(&job->rpc->peers[0]->out, (uint32_t)(sizeof(forgery->frame) + bytes));
-        put = true;
-    }
-    bxi_unlock(&job->run->lock);
-    bxi_bell_ring(job->rpc->peers[0]->bell.fd[0]);
-    return put;
+    return put_frame(job, &forgery->frame, body, bytes);
 }
 
 /* ---- Workers ----------------------------------------------------------------------------------------------- */

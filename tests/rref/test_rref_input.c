@@ -63,25 +63,14 @@ static size_t write_body(const struct forgery *forgery, unsigned char *body)
     return bytes + sizeof forgery->tail - forgery->cut;
 }
 
-/* Without the library's send functions. */
 static void put_forgery(struct bx_job *job, const struct forgery *forgery)
 {
     struct bxi_frame frame = { .kind = forgery->kind, .flags = forgery->flags, .id = id_here(forgery->id),
                                .code = forgery->code, .function = forgery->flags == 0 ? NOTE : TAKE,
                                .deadline_ns = BX_FOREVER };
     unsigned char body[256];
-    size_t bytes = write_body(forgery, body);
-    void *payload = NULL;
 
-    bxi_lock(&job->run->lock);
-    HARNESS_EQ(bxi_peer_open_out(job, job->rpc->peers[0]), 0);
-    if (bxi_ring_reserve(&job->rpc->peers[0]->out, (uint32_t)(sizeof frame + bytes), &payload) == 0) {
-        memcpy(payload, &frame, sizeof frame);
-        memcpy((unsigned char *)payload + sizeof frame, body, bytes);
-        bxi_ring_commit(&job->rpc->peers[0]->out, (uint32_t)(sizeof frame + bytes));
-    }
-    bxi_unlock(&job->run->lock);
-    bxi_bell_ring(job->rpc->peers[0]->bell.fd[0]);
+    put_frame(job, &frame, body, write_body(forgery, body));
 }
 
 /* ---- Workers ---------------------------------------------------------------------------------------------- */
@@ -336,17 +325,10 @@ static void waits_and_leaves(struct bx_job *job)
     put_forgery(job, &leave);
 }
 
-static void run_strike(harness_fn how, int (*prepares)(struct bx_job *job), harness_fn body)
-{
-    strike = how;
-    harness_reset();
-    harness_run(&(struct harness_world){ .size = 3, .setup = prepares, .dies = 1u << 1,
-                                         .body = { body, is_hostile, harness_serve } });
-}
-
 static void run_cut_off(harness_fn how)
 {
-    run_strike(how, setup_input, is_cut_off);
+    harness_reset();
+    run_hostile(setup_input, how, is_cut_off);
 }
 
 Test(rref_input, of_an_id_that_does_not_ascend_cuts_off)
@@ -415,7 +397,7 @@ static void keeps_few(struct bx_job *job)
 
 Test(rref_input, of_ids_that_nobody_made_takes_no_memory_without_a_bound)
 {
-    run_strike(enters_very_many, setup_input, keeps_few);
+    run_hostile(setup_input, enters_very_many, keeps_few);
 }
 
 /* Worker 1 passes ids that worker 0 would have made, and has not. Worker 0 uses one, and worker 2, whose it would be,
@@ -452,5 +434,5 @@ static int setup_passing_on(struct bx_job *job)
 
 Test(rref_input, of_an_id_that_the_receiver_has_not_made_fails_its_use)
 {
-    run_strike(passes_what_was_never_made, setup_passing_on, goes_on);
+    run_hostile(setup_passing_on, passes_what_was_never_made, goes_on);
 }

@@ -417,26 +417,27 @@ HARNESS_TEST(death, of_a_worker_that_was_cut_off_is_cleaned_up_too, 30, .size = 
 
 TestSuite(death_in_start, .init = starts_set_up, .fini = place_tear_down, .timeout = 30);
 
-Test(death_in_start, of_a_worker_is_reported_to_the_others)
+/* Three of four workers wait for the fourth. */
+static void kill_one_of_those_that_wait(int rank)
 {
     for (int i = 0; i < 3; i++)
         start_worker(i, (struct bx_options){ .rank = i, .world_size = 4 });
     start_wait_for_segment(".0");
     start_wait_for_segment(".1");
     start_wait_for_segment(".2");
-    start_is_killed(2);
+    start_is_killed(rank);
+}
+
+Test(death_in_start, of_a_worker_is_reported_to_the_others)
+{
+    kill_one_of_those_that_wait(2);
     start_fails(0, BX_E_PEER_DEAD, "'worker2' (rank 2");
     start_fails(1, BX_E_PEER_DEAD, "'worker2' (rank 2");
 }
 
 Test(death_in_start, of_rank_0_is_reported_to_the_others)
 {
-    for (int i = 0; i < 3; i++)
-        start_worker(i, (struct bx_options){ .rank = i, .world_size = 4 });
-    start_wait_for_segment(".0");
-    start_wait_for_segment(".1");
-    start_wait_for_segment(".2");
-    start_is_killed(0);
+    kill_one_of_those_that_wait(0);
     start_fails(1, BX_E_PEER_DEAD, "'worker0' (rank 0");
     start_fails(2, BX_E_PEER_DEAD, "'worker0' (rank 0");
     cr_expect_eq(segments_of(""), 0);

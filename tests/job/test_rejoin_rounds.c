@@ -8,7 +8,6 @@
  */
 #include "rejoin_fixture.h"
 
-#include <errno.h>
 
 TestSuite(rejoin_rounds, .init = starts_set_up, .fini = place_tear_down, .timeout = 60);
 

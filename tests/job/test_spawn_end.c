@@ -4,7 +4,6 @@
  */
 #include "starts.h"
 
-#include <errno.h>
 
 TestSuite(spawn_end, .init = starts_set_up, .fini = place_tear_down, .timeout = 60);
 

@@ -10,7 +10,6 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <stdio.h>
-#include <unistd.h>
 
 enum { ENTERED, RELEASED, READY };                      /* gates */
 enum { TIMES_COUNTED };                                 /* values */

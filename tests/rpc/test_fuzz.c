@@ -18,7 +18,6 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 /* The id of the call that held_call leaves in flight: the first slot, used for the second time. */
 #define HELD_ID (2 << 16)

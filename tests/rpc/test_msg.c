@@ -8,7 +8,6 @@
 #include <errno.h>
 #include <float.h>
 #include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 
 TestSuite(msg, .timeout = 120);

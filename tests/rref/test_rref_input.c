@@ -13,7 +13,6 @@
 #include "rpc/rpc.h"
 
 #include <criterion/criterion.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>

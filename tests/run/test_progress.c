@@ -12,7 +12,6 @@
 #include <limits.h>
 #include <poll.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 enum { READY, DONE, CHECKED };          /* gates */
 enum { DEATHS, DEAD_RANK };        /* values */

@@ -7,11 +7,9 @@
 #include "shm/arena_pages.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <jemalloc/jemalloc.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 /* ---- Pages: what stays warm, and what goes ----------------------------------------------------- */
 

@@ -227,3 +227,11 @@ void check_gradients(expression_fn expression, void *context, const struct shape
 {
     check_gradients_from(0, expression, context, shapes, count);
 }
+
+void check_close(const struct bx_tensor *got, const struct bx_tensor *want, double tolerance, const char *what)
+{
+    cr_assert(got != NULL && want != NULL, "%s", what);
+    cr_assert_eq(bx_tensor_elements(got), bx_tensor_elements(want));
+    for (int64_t i = 0; i < bx_tensor_elements(want); i++)
+        cr_assert_float_eq(element(got, i), element(want, i), tolerance, "%s %lld", what, (long long)i);
+}

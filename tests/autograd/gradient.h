@@ -52,6 +52,9 @@ void check_gradients(expression_fn expression, void *context, const struct shape
 void check_gradients_from(double shift, expression_fn expression, void *context, const struct shape *shapes,
                           size_t count);
 
+/* Asserts that each element is that close to the other's. */
+void check_close(const struct bx_tensor *got, const struct bx_tensor *want, double tolerance, const char *what);
+
 /* Asserts that the call failed with that code and that sentence. */
 #define FAILS(call, code, sentence)                                                                 \
     do {                                                                                            \

@@ -10,7 +10,6 @@
 #include <math.h>
 #include <pthread.h>
 #include <signal.h>
-#include <string.h>
 #include <unistd.h>
 
 enum { WIDTH = 5, THREADS = 4 };

@@ -8,26 +8,8 @@
 
 #include <criterion/criterion.h>
 #include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <unistd.h>
 
-static char path[64];
-
-static void trace_into_file(void)
-{
-    snprintf(path, sizeof path, "/tmp/boxcar-trace-dist-%ld.json", (long)getpid());
-    unlink(path);
-    setenv("BX_TRACE", path, 1);
-    unsetenv("BX_TRACE_EVENTS");
-}
-
-static void remove_file(void)
-{
-    unlink(path);
-}
-
-TestSuite(dist_trace, .init = trace_into_file, .fini = remove_file, .timeout = 60);
+TestSuite(dist_trace, .init = trace_into_file, .fini = trace_remove_file, .timeout = 60);
 
 static int setup(struct bx_job *job)
 {
@@ -125,7 +107,7 @@ Test(dist_trace, shows_a_pass_at_both_workers_and_arrows_through_it)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { pass_twice } });
 
-    struct json *root = trace_read(path, 2);
+    struct json *root = trace_read(trace_path, 2);
     const struct json *refused;
 
     spans_end(root);
@@ -151,7 +133,7 @@ Test(dist_trace, shows_where_a_pass_failed)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { pass_in_vain } });
 
-    struct json *root = trace_read(path, 2);
+    struct json *root = trace_read(trace_path, 2);
     const char *const id = "0x0000000000000001";
     const struct json *failed[] = { only(root, (struct wanted){ 'X', "autograd", "gradients", 1 }, id),
                                     only(root, (struct wanted){ 'b', "autograd", "backward", 1 }, id),

@@ -73,7 +73,6 @@ static void try_functions(struct bx_job *job)
 
     REFUSED(bx_register(job, "f", BX_INLINE, harness_nothing, NULL));
     REFUSED(bx_register_async(job, "f", BX_INLINE, answer_later, NULL));
-    REFUSED(bx_register_async(job, "f", BX_BLOCKING, answer_later, NULL));
     REFUSED(bx_register_batch(job, "f", harness_no_rows, NULL, NULL));
     REFUSED(bx_batch_add_member(job, "batch", 0));
     REFUSED(bx_batch_remove_member(job, "batch", 0));
@@ -103,7 +102,6 @@ static void try_rrefs(struct bx_job *job, struct bx_rref *rref)
 
     REFUSED(bx_register_method(job, &type, "m", BX_INLINE, harness_nothing, NULL));
     REFUSED(bx_register_method_async(job, &type, "m", BX_INLINE, answer_later, NULL));
-    REFUSED(bx_register_method_async(job, &type, "m", BX_BLOCKING, answer_later, NULL));
     REFUSED(bx_register_method_batch(job, &type, "m", harness_no_rows, NULL, NULL));
     REFUSED(bx_rref_create(job, &type, NULL, &made));
     REFUSED(bx_msg_put_object(job, msg, &type, NULL));

@@ -80,9 +80,6 @@ static void try_functions(struct bx_job *job)
     REFUSED(bx_register_async(NULL, "f", BX_INLINE, answer_later, NULL));
     REFUSED(bx_register_async(job, NULL, BX_INLINE, answer_later, NULL));
     REFUSED(bx_register_async(job, "f", BX_INLINE, NULL, NULL));
-    REFUSED(bx_register_async(NULL, "f", BX_BLOCKING, answer_later, NULL));
-    REFUSED(bx_register_async(job, NULL, BX_BLOCKING, answer_later, NULL));
-    REFUSED(bx_register_async(job, "f", BX_BLOCKING, NULL, NULL));
     REFUSED(bx_register_batch(NULL, "f", harness_no_rows, NULL, &options));
     REFUSED(bx_register_batch(job, NULL, harness_no_rows, NULL, &options));
     REFUSED(bx_register_batch(job, "f", NULL, NULL, &options));
@@ -128,11 +125,6 @@ static void try_methods(struct bx_job *job)
     REFUSED(bx_register_method_async(job, &nameless, "m", BX_INLINE, answer_later, NULL));
     REFUSED(bx_register_method_async(job, &type, NULL, BX_INLINE, answer_later, NULL));
     REFUSED(bx_register_method_async(job, &type, "m", BX_INLINE, NULL, NULL));
-    REFUSED(bx_register_method_async(NULL, &type, "m", BX_BLOCKING, answer_later, NULL));
-    REFUSED(bx_register_method_async(job, NULL, "m", BX_BLOCKING, answer_later, NULL));
-    REFUSED(bx_register_method_async(job, &nameless, "m", BX_BLOCKING, answer_later, NULL));
-    REFUSED(bx_register_method_async(job, &type, NULL, BX_BLOCKING, answer_later, NULL));
-    REFUSED(bx_register_method_async(job, &type, "m", BX_BLOCKING, NULL, NULL));
     REFUSED(bx_register_method_batch(NULL, &type, "m", harness_no_rows, NULL, &options));
     REFUSED(bx_register_method_batch(job, NULL, "m", harness_no_rows, NULL, &options));
     REFUSED(bx_register_method_batch(job, &nameless, "m", harness_no_rows, NULL, &options));
@@ -277,8 +269,6 @@ static void try_futures(struct bx_job *job)
     IS_NULL(bx_future_then(future, NULL, NULL, NULL));
     IS_NULL(bx_future_then_any(NULL, then, NULL, NULL));
     IS_NULL(bx_future_then_any(future, NULL, NULL, NULL));
-    IS_NULL(bx_future_then(NULL, then, NULL, NULL));
-    IS_NULL(bx_future_then(future, NULL, NULL, NULL));
     IS_NULL(bx_future_chain(NULL, chain, NULL, NULL));
     IS_NULL(bx_future_chain(future, NULL, NULL, NULL));
     IS_NULL(bx_future_all(job, NULL, 1));
@@ -410,14 +400,6 @@ static void try_tensors(struct bx_job *job)
     REFUSED(bx_tensor_from_dlpack((struct DLManagedTensor *)data, -1, NULL));
     REFUSED(bx_tensor_from_dlpack_versioned(NULL, -1, &made));
     REFUSED(bx_tensor_from_dlpack_versioned((struct DLManagedTensorVersioned *)data, -1, NULL));
-    REFUSED(bx_tensor_to_dlpack(NULL, 1, &managed));
-    REFUSED(bx_tensor_to_dlpack(tensor, 1, NULL));
-    REFUSED(bx_tensor_to_dlpack_versioned(NULL, 1, &versioned));
-    REFUSED(bx_tensor_to_dlpack_versioned(tensor, 1, NULL));
-    REFUSED(bx_tensor_from_dlpack(NULL, 1, &made));
-    REFUSED(bx_tensor_from_dlpack((struct DLManagedTensor *)data, 1, NULL));
-    REFUSED(bx_tensor_from_dlpack_versioned(NULL, 1, &made));
-    REFUSED(bx_tensor_from_dlpack_versioned((struct DLManagedTensorVersioned *)data, 1, NULL));
     REFUSED(bx_gpu_open(NULL, 0, &device));
     REFUSED(bx_gpu_count(NULL));
     IS_ZERO(bx_gpu_is_fake(NULL));

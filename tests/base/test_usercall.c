@@ -11,7 +11,6 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <pthread.h>
-#include <sched.h>
 
 enum { RELEASED, AFTER, READY, ANSWERED };      /* gates */
 enum { CALLBACKS };                     /* values */

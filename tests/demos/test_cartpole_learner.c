@@ -7,7 +7,6 @@
 
 #include <criterion/criterion.h>
 #include <errno.h>
-#include <string.h>
 
 static const float STATE[POLICY_INPUTS] = { 0.3f, -0.2f, 0.05f, 0.4f };
 

@@ -12,7 +12,6 @@
 
 #include <criterion/criterion.h>
 #include <fcntl.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>

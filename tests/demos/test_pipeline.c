@@ -13,7 +13,6 @@
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 enum { FRONT_PARAMS = 72, ALL_PARAMS = 161 };
 

@@ -82,11 +82,6 @@ for world_size in 5 10; do
     learns --world-size "$world_size" --max-episodes 25 --log-interval 5 --pack
     check "world size $world_size: one call a step gives the same training" cmp "$dir/first" "$dir/learned"
 done
-BX_WAIT=epoll
-export BX_WAIT
-learns --world-size 10 --max-episodes 25 --log-interval 5
-unset BX_WAIT
-check 'epoll gives the same training' cmp "$dir/first" "$dir/learned"
 
 # ---- Kills and signals -----------------------------------------------------------------------------
 

@@ -108,11 +108,6 @@ episodes single --mode no-batch
 check 'both modes give the same episodes' cmp "$dir/batch" "$dir/single"
 episodes again --mode no-batch
 check 'a seed repeats without batching' cmp "$dir/single" "$dir/again"
-BX_WAIT=epoll
-export BX_WAIT
-episodes epoll --mode batch
-unset BX_WAIT
-check 'epoll gives the same episodes' cmp "$dir/batch" "$dir/epoll"
 episodes other --mode batch --seed 544
 check 'another seed gives others' sh -c "! cmp -s '$dir/batch' '$dir/other' && test -s '$dir/other'"
 

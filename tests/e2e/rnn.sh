@@ -70,11 +70,6 @@ run --json "$dir/j" --loss token
 losses=$(value losses)
 run --json "$dir/j" --loss token
 check 'a seed repeats' test "$(value losses)" = "$losses"
-BX_WAIT=epoll
-export BX_WAIT
-run --json "$dir/j" --loss token
-unset BX_WAIT
-check 'epoll gives the same losses' test "$status $(value losses)" = "0 $losses"
 run --json "$dir/j" --loss token --seed 1
 check 'another seed gives others' test "$status $(test "$(value losses)" != "$losses" && echo other)" = '0 other'
 

@@ -136,6 +136,8 @@ unsigned fake_current(struct CUctx_st **context);
 
 /* ---- memory.c -------------------------------------------------------------------------------- */
 
+/* The number that this process has for a physical device; -1: it does not see it. */
+int fake_ordinal_of(int device);
 /* Whether a device may access [address, address + bytes); written: for writing. */
 bool fake_may_touch(uint64_t address, uint64_t bytes, bool written);
 /* A mapping of vmm.c's; nothing may access it before fake_mapping_allow. false: there are too many. */

@@ -321,7 +321,7 @@ unsigned cuMemGetAddressRange_v2(unsigned long long *base, size_t *bytes, unsign
     return range != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-static int ordinal_of(int device)
+int fake_ordinal_of(int device)
 {
     for (int i = 0; i < fake_options.visible_count; i++)
         if (fake_options.visible[i] == device)
@@ -336,7 +336,7 @@ static unsigned answer(const struct range *range, void *data, unsigned attribute
     switch (attribute) {
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: *(int *)data = is_device ? CU_MEMORYTYPE_DEVICE : 1; return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_IS_MANAGED: *(int *)data = range->memory == FAKE_MANAGED; return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)data = ordinal_of(range->device); return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)data = fake_ordinal_of(range->device); return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_BUFFER_ID: *(uint64_t *)data = range->serial; return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
         *(int *)data = range->kind == RANGE_OWN && range->memory == FAKE_PLAIN;

@@ -349,14 +349,6 @@ unsigned cuMemImportFromShareableHandle(unsigned long long *handle, void *shared
     return result;
 }
 
-static int ordinal_of(int device)
-{
-    for (int i = 0; i < fake_options.visible_count; i++)
-        if (fake_options.visible[i] == device)
-            return i;
-    return -1;
-}
-
 unsigned cuMemGetAllocationPropertiesFromHandle(struct CUmemAllocationProp_st *prop, unsigned long long handle)
 {
     struct entry *entry;
@@ -367,7 +359,7 @@ unsigned cuMemGetAllocationPropertiesFromHandle(struct CUmemAllocationProp_st *p
         *prop = (struct CUmemAllocationProp_st){
             .type = CU_MEM_ALLOCATION_TYPE_PINNED,
             .requestedHandleTypes = entry->types,
-            .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = ordinal_of(entry->device) },
+            .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = fake_ordinal_of(entry->device) },
         };
     pthread_mutex_unlock(&lock);
     return entry != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;

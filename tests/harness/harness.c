@@ -445,26 +445,24 @@ void harness_cancel(struct bx_future *future)
     bx_future_release(future);
 }
 
-uint64_t harness_random(uint64_t *state)
+char harness_thread_state(pid_t pid, uint64_t tid)
 {
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    return *state;
+    char path[64], state = '?';
+    FILE *file;
+
+    snprintf(path, sizeof(path), "/proc/%d/task/%llu/stat", (int)pid, (unsigned long long)tid);
+    file = fopen(path, "re");
+    if (file == NULL)
+        return '?';
+    if (fscanf(file, "%*d (%*[^)]) %c", &state) != 1)
+        state = '?';
+    fclose(file);
+    return state;
 }
 
 static bool is_stopped(pid_t pid, const char *thread)
 {
-    char path[320], state = 0;
-    FILE *file;
-
-    snprintf(path, sizeof(path), "/proc/%d/task/%s/stat", (int)pid, thread);
-    file = fopen(path, "re");
-    if (file == NULL)
-        return true;                /* it has ended */
-    HARNESS_EQ(fscanf(file, "%*d (%*[^)]) %c", &state), 1);
-    fclose(file);
-    return state == 'T' || state == 't';
+    return strchr("Tt?", harness_thread_state(pid, strtoull(thread, NULL, 10))) != NULL;
 }
 
 static bool all_stopped(pid_t pid)

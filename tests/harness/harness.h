@@ -155,9 +155,6 @@ int64_t harness_end_i64(struct bx_future *future);
 /* Cancels the future, which was not done, and releases it. */
 void harness_cancel(struct bx_future *future);
 
-/* The next number after *state, which is not 0. */
-uint64_t harness_random(uint64_t *state);
-
 /* Waits for what has no gate. The thread sleeps between two looks, so that it leaves the processors to those that it
  * waits for. */
 #define HARNESS_WAIT_WHILE(condition) while (condition) usleep(100)
@@ -165,6 +162,9 @@ uint64_t harness_random(uint64_t *state);
 /* As kill, for a worker that is not a child of the caller: it may have ended, and its pid may be another process's by
  * now. Signals no process outside of this test's process group. 0, or -1. */
 int harness_kill(pid_t pid, int signal_number);
+/* The state of a thread, as the letter in /proc; '?' if it has ended. */
+char harness_thread_state(pid_t pid, uint64_t tid);
+
 /* Sends SIGSTOP and waits until all threads of the process have stopped. A thread stops when it is scheduled next. */
 void harness_stop(pid_t pid);
 void harness_await_stopped(pid_t pid);

@@ -12,7 +12,10 @@
 
 #include "harness.h"
 
+#include "rpc/rpc.h"
+
 #include <signal.h>
+#include <string.h>
 
 enum hostile_gate { READY = 56, STRIKE, STRUCK, FINISHED };
 
@@ -32,6 +35,34 @@ static inline void strikes_now(void)
 {
     harness_post(STRIKE);
     harness_await(STRUCK, 1);
+}
+
+/* Worker 0 is the test's, worker 1 strikes so, and worker 2 serves. */
+static inline void run_hostile(int (*prepare)(struct bx_job *job), harness_fn how, harness_fn body)
+{
+    strike = how;
+    harness_run(&(struct harness_world){ .size = 3, .setup = prepare, .dies = 1u << 1,
+                                         .body = { body, is_hostile, harness_serve } });
+}
+
+/* Writes a frame into the ring to worker 0 without the library's send functions. False if the ring is full. */
+static inline bool put_frame(struct bx_job *job, const struct bxi_frame *frame, const void *body, size_t bytes)
+{
+    struct bxi_ring_writer *out = &job->rpc->peers[0]->out;
+    void *payload = NULL;
+    int rc;
+
+    bxi_lock(&job->run->lock);
+    HARNESS_EQ(bxi_peer_open_out(job, job->rpc->peers[0]), 0);
+    rc = bxi_ring_reserve(out, (uint32_t)(sizeof *frame + bytes), &payload);
+    if (rc == 0) {
+        memcpy(payload, frame, sizeof *frame);
+        memcpy((unsigned char *)payload + sizeof *frame, body, bytes);
+        bxi_ring_commit(out, (uint32_t)(sizeof *frame + bytes));
+    }
+    bxi_unlock(&job->run->lock);
+    bxi_bell_ring(job->rpc->peers[0]->bell.fd[0]);
+    return rc == 0;
 }
 
 #endif

@@ -4,8 +4,6 @@
 
 #include "harness.h"
 
-#include <stdlib.h>
-#include <string.h>
 
 _Thread_local int memory_fails_in;
 int memory_fails_value = -1;

@@ -67,11 +67,6 @@ static inline int socket_files(void)
     return files_in(path, "", "");
 }
 
-static inline int open_fds(void)
-{
-    return files_in("/proc/self/fd", "", "");
-}
-
 /* Criterion ignores an assertion that fails here. It warns of an abort, and run_unit.sh counts the warnings. */
 static inline void place_tear_down(void)
 {

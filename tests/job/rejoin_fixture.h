@@ -133,6 +133,18 @@ static inline void await_dead(struct bx_job *job, int rank)
     HARNESS_WAIT_WHILE(bx_worker_is_alive(job, rank));
 }
 
+/* To the function "keep" of that worker. */
+static inline int give_tensor(struct bx_job *job, const char *to, struct bx_tensor *tensor)
+{
+    struct bx_msg *args = bx_msg_create(0);
+    int rc;
+
+    HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
+    rc = bx_rpc_sync(job, to, "keep", args, NULL, NULL);
+    bx_msg_destroy(args);
+    return rc;
+}
+
 /* Where nothing keeps the successor back: it may be there before anybody has looked. */
 static inline void await_end_of(struct bx_job *job, int rank, int generation)
 {

@@ -91,7 +91,7 @@ Test(bootstrap_input, each_descriptor_of_a_worker_is_checked)
         { "a segment that is an arena", BXI_BOOT_SEGMENT, arena_of(4 << 20) },
     };
     struct worker worker[2] = { 0 };
-    int before = open_fds();
+    int before = open_descriptors();
 
     begin(&worker[0], NULL, 0, 2);
     for (size_t i = 0; i < sizeof(wrong) / sizeof(*wrong); i++) {
@@ -105,9 +105,17 @@ Test(bootstrap_input, each_descriptor_of_a_worker_is_checked)
         raw.fds[wrong[i].index] = right;
         free_raw(&raw);
     }
+    for (int count = 0; count <= 3; count += 3) {           /* descriptors that come with the JOIN */
+        struct raw raw;
+
+        begin_raw(&raw, 1, 2);
+        send_join(raw.socket, 1, 2, raw.fds, count);
+        expect_hang_up(raw.socket, "too few descriptors");
+        free_raw(&raw);
+    }
     begin(&worker[1], NULL, 1, 2);
     all_succeed(worker, 2);
-    cr_expect_eq(open_fds(), before);
+    cr_expect_eq(open_descriptors(), before);
 }
 
 /* The segment was made for another rank, or for another instance of the job. */
@@ -178,7 +186,7 @@ Test(bootstrap_input, a_flood_of_connections_keeps_no_worker_out)
     enum { FLOOD = 400 };
     struct worker worker[3] = { 0 };
     int silent[FLOOD];
-    int before = open_fds();
+    int before = open_descriptors();
 
     begin(&worker[0], NULL, 0, 3);
     begin(&worker[1], NULL, 1, 3);
@@ -196,7 +204,7 @@ Test(bootstrap_input, a_flood_of_connections_keeps_no_worker_out)
             expect_hang_up(silent[i], "after the start");
     for (int rank = 0; rank < 3; rank++)
         free_job(worker[rank].job);
-    cr_expect_eq(open_fds(), before);
+    cr_expect_eq(open_descriptors(), before);
 }
 
 /* ---- A rank 0 by hand, towards a real worker ---------------------------------------------------- */
@@ -217,7 +225,7 @@ static void expect_nonsense(const struct bxi_boot_out *answer, int times, int se
     struct worker worker = { 0 };
     struct raw boss;
     int fds[2][BXI_BOOT_FDS];
-    int before = open_fds();
+    int before = open_descriptors();
 
     make_raw(&boss, "boss", 0, 3, INSTANCE);
     begin(&worker, NULL, 1, 3);
@@ -230,7 +238,7 @@ static void expect_nonsense(const struct bxi_boot_out *answer, int times, int se
     expect_failure(&worker, -EPROTO, part);
     close(fd);
     free_raw(&boss);
-    cr_expect_eq(open_fds(), before);
+    cr_expect_eq(open_descriptors(), before);
 }
 
 /* The answer is a TABLE of so many workers, `times` times. */
@@ -398,7 +406,7 @@ Test(bootstrap_input, a_packet_that_is_too_long_is_refused_with_its_descriptors)
         fds[i] = pair[0];
     data.table.head = bxi_boot_head(BXI_BOOT_TABLE);
     data.table.count = BXI_BOOT_TABLE_MAX;
-    int before = open_fds();
+    int before = open_descriptors();
     send_raw(pair[0], &data, sizeof(data.table), fds, BXI_BOOT_TABLE_MAX * BXI_BOOT_FDS);
     cr_expect_eq(receive_raw(pair[1], &packet), 1);
     cr_expect(bxi_boot_packet_is(&packet, BXI_BOOT_TABLE, 0));
@@ -406,7 +414,7 @@ Test(bootstrap_input, a_packet_that_is_too_long_is_refused_with_its_descriptors)
     send_raw(pair[0], &data, sizeof(data), fds, BXI_BOOT_TABLE_MAX * BXI_BOOT_FDS);
     cr_expect_eq(receive_raw(pair[1], &packet), -EPROTO);
     cr_expect_eq(packet.fd_count, 0);
-    cr_expect_eq(open_fds(), before);
+    cr_expect_eq(open_descriptors(), before);
     close(pair[0]);
     close(pair[1]);
 }
@@ -422,10 +430,10 @@ Test(bootstrap_input, lost_descriptors_are_not_the_senders_error_but_too_many_ar
     make_pair(pair);
     for (int i = 0; i <= BXI_BOOT_FDS; i++)
         fds[i] = pair[0];
-    int before = open_fds();
+    int before = open_descriptors();
     send_raw(pair[0], &head, sizeof(head), fds, BXI_BOOT_FDS + 1);
     cr_expect_eq(bxi_boot_receive(pair[1], &packet, BXI_BOOT_FDS), -EPROTO);
-    cr_expect_eq(open_fds(), before);
+    cr_expect_eq(open_descriptors(), before);
     send_raw(pair[0], &head, sizeof(head), fds, BXI_BOOT_FDS);
     cr_assert_eq(getrlimit(RLIMIT_NOFILE, &old), 0);
     limit = old;
@@ -436,7 +444,7 @@ Test(bootstrap_input, lost_descriptors_are_not_the_senders_error_but_too_many_ar
     int rc = bxi_boot_receive(pair[1], &packet, BXI_BOOT_FDS);
     cr_assert_eq(setrlimit(RLIMIT_NOFILE, &old), 0);
     cr_expect_eq(rc, -EMFILE);
-    cr_expect_eq(open_fds(), before);
+    cr_expect_eq(open_descriptors(), before);
     close(pair[0]);
     close(pair[1]);
 }

@@ -5,7 +5,6 @@
  */
 #include "bootstrap_fixture.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
 #include <sys/mount.h>

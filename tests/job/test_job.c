@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/job (job.c, options.c, questions.c), lib/rpc/watch.c: options and environment, a job's phases, several jobs at
- * once, and what the other workers see when one is killed. Forks: test_forked.c.
+ * lib/job (job.c, options.c, questions.c): options and environment, a job's phases, several jobs at once. Forks:
+ * test_forked.c.
  */
 #include "tests/harness/child.h"
 #include "tests/harness/harness.h"
@@ -11,28 +11,14 @@
 
 #include <criterion/criterion.h>
 #include <errno.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-enum { READY, DONE, ENTERED };          /* gates */
-enum { PID };                           /* values */
-
-HARNESS_HANDLER(never)
-{
-    harness_post(ENTERED);
-    for (;;)
-        pause();
-    return 0;
-}
+enum { READY, DONE };                   /* gates */
 
 static int setup(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "twice", BX_INLINE, harness_twice, NULL), 0);
-    return bx_register(job, "never", BX_BLOCKING, never, NULL);
+    return bx_register(job, "twice", BX_INLINE, harness_twice, NULL);
 }
 
 /* ---- Options --------------------------------------------------------------------------------- */
@@ -92,6 +78,9 @@ Test(job, refuses_an_incomplete_environment, .init = clear_environment)
     setenv("BX_WORLD_SIZE", "0", 1);
     expect_refused(&(struct bx_options){ 0 }, BX_E_WORLD_SIZE, "1 to 128 workers, not 0");
     setenv("BX_WORLD_SIZE", "2", 1);
+    setenv("BX_NAME", "no good", 1);
+    expect_refused(&(struct bx_options){ 0 }, -EINVAL, "'no good'");
+    unsetenv("BX_NAME");
     setenv("BX_WAIT", "select", 1);
     expect_refused(&(struct bx_options){ 0 }, -EINVAL, "select");
     expect_refused(NULL, -EINVAL, "select");
@@ -285,58 +274,4 @@ Test(job, runs_beside_another_job_with_the_same_worker_names, .timeout = 20)
             run_one_of_two_jobs();
     expect_ended_well(launcher[0]);
     expect_ended_well(launcher[1]);
-}
-
-/* ---- Deaths ---------------------------------------------------------------------------------- */
-
-static void tell_pid_and_serve(struct bx_job *job)
-{
-    harness_leaves_by_itself();
-    harness_store(PID, (uint64_t)getpid());
-    harness_post(READY);
-    bx_job_serve(job);
-    pause();
-}
-
-static void expect_dead(int rc)
-{
-    HARNESS_EQ(rc, BX_E_PEER_DEAD);
-    HARNESS_HAS(bx_error_text(), "'worker1'");
-}
-
-static void outlive_worker1(struct bx_job *job)
-{
-    expect_dead(bx_job_serve(job));
-    harness_post(DONE);
-    HARNESS_EQ(bx_job_serve(job), 0);           /* returns for the other worker's shutdown */
-}
-
-HARNESS_TEST(job, names_the_dead_worker_in_calls_that_fail, 20, .size = 3, .setup = setup,
-             .body = { [1] = tell_pid_and_serve, outlive_worker1 }, .dies = 1u << 1)
-{
-    struct bx_future *futures[20], *then, *future = NULL;
-
-    for (int i = 0; i < 20; i++)
-        HARNESS_EQ(bx_rpc_async(job, "worker1", "never", NULL, NULL, &futures[i]), 0);
-    then = bx_future_all(job, futures, 20);
-    harness_await(READY, 1);
-    harness_await(ENTERED, 16);
-    HARNESS_EQ(harness_kill((pid_t)harness_load(PID), SIGKILL), 0);
-    expect_dead(bx_future_wait(then, BX_FOREVER));
-    for (int i = 0; i < 20; i++) {
-        HARNESS_EQ(bx_future_error(futures[i]), BX_E_PEER_DEAD);
-        HARNESS_HAS(bx_future_error_text(futures[i]), "'worker1'");
-        bx_future_release(futures[i]);
-    }
-    bx_future_release(then);
-    HARNESS_CHECK(!bx_worker_is_alive(job, 1));
-    expect_dead(bx_rpc_sync(job, "worker1", "twice", NULL, NULL, NULL));
-    expect_dead(bx_rpc_async(job, "worker1", "twice", NULL, NULL, &future));
-    expect_dead(bx_rpc_oneway(job, "worker1", "twice", NULL, NULL));
-    HARNESS_EQ(harness_counter(job, "calls_peer_dead"), 20);
-    HARNESS_EQ(harness_counter(job, "peers_dead"), 1);
-    /* The other workers go on, and each death is reported once. */
-    HARNESS_EQ(harness_call_i64(job, "worker2", "twice", 4), 8);
-    expect_dead(bx_job_serve(job));
-    harness_await(DONE, 1);
 }

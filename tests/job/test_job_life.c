@@ -15,20 +15,6 @@ TestSuite(job_life, .init = starts_set_up, .fini = place_tear_down, .timeout = 6
 
 /* ---- Nothing is left ---------------------------------------------------------------------------- */
 
-/* Counts mappings of segments and arenas of the job. */
-static int mappings(void)
-{
-    FILE *maps = fopen("/proc/self/maps", "re");
-    char line[512];
-    int count = 0;
-
-    cr_assert_not_null(maps);
-    while (fgets(line, sizeof(line), maps) != NULL)
-        count += strstr(line, job_name) != NULL;
-    fclose(maps);
-    return count;
-}
-
 HARNESS_HANDLER(add)
 {
     return bx_msg_put_i64(reply, bx_read_i64(args) + 1);
@@ -105,7 +91,7 @@ static void live(bool own_loop)
 
     cr_assert_eq(bx_job_create(&options, &job), 0, "%s", bx_error_text());
     cr_assert_eq(bx_job_start(job), 0, "%s", bx_error_text());
-    cr_expect_gt(mappings(), 0);
+    cr_expect_gt(mappings_of(job_name, ""), 0);
     cr_expect_leq(job->run->cpus, (int)sysconf(_SC_NPROCESSORS_CONF));
     cr_expect_geq(job->run->cpus, 1);
     bx_msg_put_i64(args, 41);
@@ -125,23 +111,23 @@ static void live(bool own_loop)
 
 Test(job_life, leaves_no_descriptor_and_no_mapping)
 {
-    int before = open_fds();
+    int before = open_descriptors();
 
     for (int i = 0; i < 4; i++) {
         live(i % 2 != 0);
-        cr_expect_eq(open_fds(), before, "after life %d", i);
-        cr_expect_eq(mappings(), 0, "after life %d", i);
+        cr_expect_eq(open_descriptors(), before, "after life %d", i);
+        cr_expect_eq(mappings_of(job_name, ""), 0, "after life %d", i);
     }
 }
 
 Test(job_life, a_worker_is_a_job_alone)
 {
-    int before = open_fds();
+    int before = open_descriptors();
 
     live_alone();
     live_alone();
-    cr_expect_eq(open_fds(), before);
-    cr_expect_eq(mappings(), 0);
+    cr_expect_eq(open_descriptors(), before);
+    cr_expect_eq(mappings_of(job_name, ""), 0);
 }
 
 /* ---- Clocks -------------------------------------------------------------------------------------- */

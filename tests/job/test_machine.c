@@ -7,8 +7,6 @@
 
 #include <criterion/criterion.h>
 #include <sched.h>
-#include <string.h>
-#include <unistd.h>
 
 #define WORKERS 3
 

@@ -10,7 +10,6 @@
 
 #include <criterion/criterion.h>
 #include <errno.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 

@@ -5,7 +5,6 @@
  */
 #include "rejoin_fixture.h"
 
-#include <errno.h>
 
 TestSuite(rejoin_cost, .init = starts_set_up, .fini = place_tear_down, .timeout = 120);
 
@@ -31,19 +30,6 @@ HARNESS_HANDLER(make)
 static void register_make(struct bx_job *job)
 {
     HARNESS_EQ(bx_register(job, "make", BX_INLINE, make, NULL), 0);
-}
-
-static int shared_mappings(void)
-{
-    FILE *maps = fopen("/proc/self/maps", "re");
-    char line[512];
-    int count = 0;
-
-    HARNESS_CHECK(maps != NULL);
-    while (fgets(line, sizeof(line), maps) != NULL)
-        count += strstr(line, "/dev/shm/boxcar.") != NULL;
-    fclose(maps);
-    return count;
 }
 
 /* A struct is used again only for its rank: one is the peer, one may be that of the next, and one a spare. */
@@ -96,11 +82,12 @@ static void survives(struct bx_job *job)
         }
         if (times == WARM) {
             descriptors = files_in("/proc/self/fd", "", "");
-            mappings = shared_mappings();
+            mappings = mappings_of("/dev/shm/boxcar.", "");
         }
     }
     /* While a worker joins, the door has descriptors of its own: they may be in the first count. */
-    HARNESS_WAIT_WHILE(files_in("/proc/self/fd", "", "") > descriptors || shared_mappings() > mappings);
+    HARNESS_WAIT_WHILE(files_in("/proc/self/fd", "", "") > descriptors ||
+                       mappings_of("/dev/shm/boxcar.", "") > mappings);
     expect_few_structs(job);
     for (int rank = 1; rank < WORLD; rank++)
         HARNESS_EQ(bx_worker_generation(job, rank), TIMES + 1);

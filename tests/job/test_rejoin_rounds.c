@@ -8,7 +8,6 @@
  */
 #include "rejoin_fixture.h"
 
-#include <errno.h>
 
 TestSuite(rejoin_rounds, .init = starts_set_up, .fini = place_tear_down, .timeout = 60);
 
@@ -60,17 +59,6 @@ HARNESS_HANDLER(drop)
     bx_tensor_release(kept_tensor);
     kept_tensor = NULL;
     return 0;
-}
-
-static int give_tensor(struct bx_job *job, const char *to, struct bx_tensor *tensor)
-{
-    struct bx_msg *args = bx_msg_create(0);
-    int rc;
-
-    HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
-    rc = bx_rpc_sync(job, to, "keep", args, NULL, NULL);
-    bx_msg_destroy(args);
-    return rc;
 }
 
 /* Keeps it, and passes it on to worker 3. */

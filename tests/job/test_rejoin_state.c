@@ -134,17 +134,6 @@ static struct bx_msg *borrow(struct bx_job *job, const char *from, int64_t first
     return reply;
 }
 
-static int give(struct bx_job *job, const char *to, struct bx_tensor *tensor)
-{
-    struct bx_msg *args = bx_msg_create(0);
-    int rc;
-
-    HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
-    rc = bx_rpc_sync(job, to, "keep", args, NULL, NULL);
-    bx_msg_destroy(args);
-    return rc;
-}
-
 static void await_join(struct bx_job *job, int rank, uint32_t times)
 {
     await_alive(job, rank);
@@ -190,8 +179,8 @@ static void lends_over_a_death(struct bx_job *job)
     harness_await(HELD, 2);
     old_reply = borrow(job, "worker1", 1000, &old);
     mine = filled(job, 7);
-    HARNESS_EQ(give(job, "worker1", mine), 0);
-    HARNESS_EQ(give(job, "worker2", old), 0);           /* passed on */
+    HARNESS_EQ(give_tensor(job, "worker1", mine), 0);
+    HARNESS_EQ(give_tensor(job, "worker2", old), 0);           /* passed on */
     harness_post(GO_ON);
     await_dead(job, 1);
     harness_await(BACK, 1);
@@ -199,14 +188,14 @@ static void lends_over_a_death(struct bx_job *job)
     expect_filled(old, 1000);
     HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);        /* what the dead one had */
     reply = borrow(job, "worker1", 2000, &fresh);
-    HARNESS_EQ(give(job, "worker2", fresh), 0);         /* of the same rank, in another arena */
-    HARNESS_EQ(give(job, "worker1", old), 0);           /* its owner is dead: copied */
-    HARNESS_EQ(give(job, "worker2", old), 0);           /* copied too, though its owner's rank lives */
+    HARNESS_EQ(give_tensor(job, "worker2", fresh), 0);         /* of the same rank, in another arena */
+    HARNESS_EQ(give_tensor(job, "worker1", old), 0);           /* its owner is dead: copied */
+    HARNESS_EQ(give_tensor(job, "worker2", old), 0);           /* copied too, though its owner's rank lives */
     for (int i = 0; i < MANY; i++) {
         struct bx_tensor *more = NULL;
         struct bx_msg *again = borrow(job, "worker1", i, &more);
 
-        HARNESS_EQ(give(job, "worker1", mine), 0);
+        HARNESS_EQ(give_tensor(job, "worker1", mine), 0);
         if (i == MANY / 2) {
             expect_filled(old, 1000);
             bx_msg_destroy(old_reply);                  /* while leases of the new one are out */
@@ -257,7 +246,7 @@ static void waits_for_leases_over_a_death(struct bx_job *job)
     }
     harness_await(HELD, 2);
     mine = filled(job, 7);
-    HARNESS_EQ(give(job, "worker2", mine), 0);
+    HARNESS_EQ(give_tensor(job, "worker2", mine), 0);
     HARNESS_EQ(pthread_create(&thread, NULL, waits_for_leases, job), 0);
     HARNESS_WAIT_WHILE(bxi_load_relaxed(&job->control->pair[1].want_lease) == 0);
     harness_post(GO_ON);
@@ -386,7 +375,7 @@ static void survives_many(struct bx_job *job)
         rref = make_at(job, "worker1");
         HARNESS_EQ(read_by(job, bx_job_rank(job) == 0 ? "worker2" : "worker0", rref), 101);
         reply = borrow(job, "worker1", times, &tensor);
-        HARNESS_EQ(give(job, bx_job_rank(job) == 0 ? "worker2" : "worker0", tensor), 0);
+        HARNESS_EQ(give_tensor(job, bx_job_rank(job) == 0 ? "worker2" : "worker0", tensor), 0);
         harness_post(AGAIN);
         if (times < TIMES)
             await_end_of(job, 1, (int)times + 1);

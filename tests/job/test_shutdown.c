@@ -157,10 +157,6 @@ static void wait_for_ever(struct bx_job *job, int index)
     if (index == 0) {
         harness_await(READY, 3);
         HARNESS_EQ(bx_job_shutdown(job, 0), 0);
-    } else if (index == 3) {
-        harness_post(READY);
-        /* serve returns 0 when another worker begins to shut down; here this worker itself does. */
-        HARNESS_EQ(bx_job_serve(job), harness_load(ANSWERED) == 0 ? BX_E_SHUTDOWN : 0);
     } else {
         harness_post(READY);
         HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_SHUTDOWN);

@@ -4,7 +4,6 @@
  */
 #include "starts.h"
 
-#include <errno.h>
 
 TestSuite(spawn_end, .init = starts_set_up, .fini = place_tear_down, .timeout = 60);
 
@@ -50,29 +49,6 @@ Test(spawn_end, keeps_the_workers_status_though_output_is_lost)
 
     cr_expect_eq(spawn(fail_at_a_full_device, &report), BX_E_WORKER_FAILED);
     cr_expect_eq(report.exit_status, 7);
-}
-
-static char output[128];
-
-static int print_more_than_a_buffer(const struct bx_options *options, void *context)
-{
-    (void)context;
-    if (freopen(output, "a", stdout) == NULL)
-        return 3;
-    for (int i = 0; i < 20000; i++)
-        printf("%d", options->rank);
-    return 0;
-}
-
-Test(spawn_end, writes_all_buffered_output)
-{
-    struct stat status;
-
-    snprintf(output, sizeof(output), "%s/output", directory);
-    cr_expect_eq(spawn(print_more_than_a_buffer, NULL), 0, "%s", bx_error_text());
-    cr_assert_eq(stat(output, &status), 0);
-    cr_expect_eq(status.st_size, 2 * 20000);
-    unlink(output);
 }
 
 /* Rank 0 has a lock file and a socket while the job starts; rank 1 never comes. */

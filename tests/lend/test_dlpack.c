@@ -501,26 +501,3 @@ Test(dlpack, accepts_a_negative_stride_where_there_is_one_element)
         cr_expect_eq(theirs.deleted, 1);
     }
 }
-
-Test(dlpack, refuses_null)
-{
-    struct theirs theirs;
-    struct bx_tensor *tensor = NULL;
-    DLManagedTensor *managed = NULL;
-    struct DLManagedTensorVersioned *versioned = NULL;
-
-    make(&theirs, 1, DIMS(2));
-    cr_expect_eq(bx_tensor_from_dlpack(NULL, -1, &tensor), -EINVAL);
-    cr_expect_eq(bx_tensor_from_dlpack(&theirs.managed, -1, NULL), -EINVAL);
-    cr_expect_eq(bx_tensor_from_dlpack_versioned(NULL, -1, &tensor), -EINVAL);
-    cr_expect_eq(bx_tensor_from_dlpack_versioned(&theirs.versioned, -1, NULL), -EINVAL);
-    cr_expect_eq(bx_tensor_to_dlpack(NULL, -1, &managed), -EINVAL);
-    cr_expect_eq(bx_tensor_to_dlpack_versioned(NULL, -1, &versioned), -EINVAL);
-    tensor = take(&theirs);
-    cr_expect_eq(bx_tensor_to_dlpack(tensor, -1, NULL), -EINVAL);
-    cr_expect_eq(bx_tensor_to_dlpack_versioned(tensor, -1, NULL), -EINVAL);
-    cr_expect_null(managed);
-    cr_expect_null(versioned);
-    bx_tensor_release(tensor);
-    cr_expect_eq(theirs.deleted, 1);
-}

@@ -19,7 +19,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 enum gate { READY = 0, BUSY, BUSY_GO, LET_GO, WOKEN, FREED, STRIKE, ANSWERED, STOPPED, LEFT, FINISHED };
 enum value { CODE = 0, FORGED_ID };

@@ -13,12 +13,7 @@
 #include "rpc/rpc.h"
 
 #include <criterion/criterion.h>
-#include <errno.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum gate { TAKEN };
 enum value { TAKEN_BYTES = 0, LENT_AT };
@@ -84,25 +79,12 @@ static size_t write_body(const struct forgery *forgery, unsigned char *body)
     return sizeof(forgery->lease) + sizeof(forgery->tensor) + dims + 8 - forgery->cut;
 }
 
-/* Writes the frame without the library's send functions. Returns false if the ring is full. */
 static bool put_forgery(struct bx_job *job, const struct forgery *forgery)
 {
     unsigned char body[1024];
     size_t bytes = write_body(forgery, body);
-    void *payload = NULL;
-    bool put = false;
 
-    bxi_lock(&job->run->lock);
-    HARNESS_EQ(bxi_peer_open_out(job, job->rpc->peers[0]), 0);
-    if (bxi_ring_reserve(&job->rpc->peers[0]->out, (uint32_t)(sizeof(forgery->frame) + bytes), &payload) == 0) {
-        memcpy(payload, &forgery->frame, sizeof(forgery->frame));
-        memcpy((unsigned char *)payload + sizeof(forgery->frame), body, bytes);
-        bxi_ring_commit(&job->rpc->peers[0]->out, (uint32_t)(sizeof(forgery->frame) + bytes));
-        put = true;
-    }
-    bxi_unlock(&job->run->lock);
-    bxi_bell_ring(job->rpc->peers[0]->bell.fd[0]);
-    return put;
+    return put_frame(job, &forgery->frame, body, bytes);
 }
 
 /* ---- Workers ----------------------------------------------------------------------------------------------- */
@@ -373,20 +355,6 @@ CUTS_OFF_PACKED(packed_over_the_end, forgery->lease.packed_offset = ARENA_BYTES 
 CUTS_OFF_PACKED(packed_so_that_it_overflows,
                 forgery->lease.packed_bytes = UINT64_MAX - forgery->lease.packed_offset + 64)
 CUTS_OFF_PACKED(packed_nearly_here, forgery->lease.packed_offset = BXI_PACKED_HERE - 1)
-
-/* A reply with an error must not have a lease. */
-static void error_that_lends(struct bx_job *job)
-{
-    struct forgery forgery = right_forgery(BXI_REPLY, false);
-
-    forgery.frame.code = -EIO;
-    HARNESS_CHECK(put_forgery(job, &forgery));
-}
-
-Test(lease_input, an_error_that_lends_cuts_off, .timeout = 30)
-{
-    run(error_that_lends, is_cut_off);
-}
 
 /* More bytes than a message may have, all within the arena. Worker 0 must refuse them before it copies them. */
 static void more_than_a_message(struct bx_job *job)

@@ -10,11 +10,8 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <sched.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <sys/mount.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 enum gate { WAITING = 0 };
 
@@ -290,21 +287,6 @@ Test(arena_size, comes_from_the_options_else_the_environment_else_is_64_gigabyte
                                          .options = { .arena_bytes = 8 * MEGABYTE } });
 }
 
-Test(arena_size, that_is_not_a_number_is_an_error_with_the_variables_name, .timeout = 10)
-{
-    static const char *const wrong[] = { "many", "-1", "0x10", "12 ", "99999999999999999999" };
-
-    for (int i = 0; i < 5; i++) {
-        struct bx_job *job = NULL;
-
-        setenv("BX_ARENA_BYTES", wrong[i], 1);
-        cr_expect_eq(bx_job_create(&(struct bx_options){ .job = "j", .world_size = 2 }, &job), -EINVAL, "'%s'",
-                     wrong[i]);
-        cr_expect_not_null(strstr(bx_error_text(), "BX_ARENA_BYTES"), "%s", bx_error_text());
-        cr_expect_null(job);
-    }
-}
-
 HARNESS_TEST(arena_trim, frees_unused_memory, 20, .size = 2, .setup = loans_setup)
 {
     struct bx_tensor *large = loans_tensor(job, BX_U8, 8 << 20, 1), *small = loans_tensor(job, BX_U8, 100, 2);
@@ -403,30 +385,4 @@ static int setup_too_early(struct bx_job *job)
 HARNESS_TEST(arena, has_no_figures_before_the_start, 20, .size = 2, .setup = setup_too_early)
 {
     HARNESS_EQ(arena_of(job).used_bytes, 0);
-}
-
-/* ---- Forked ---------------------------------------------------------------------------------------------------- */
-
-HARNESS_TEST(arena, is_unavailable_in_a_forked_child, 20, .size = 2, .setup = loans_setup)
-{
-    struct bx_tensor *tensor = loans_tensor(job, BX_U8, 1000, 1), *other = NULL;
-    struct bx_arena_info info = { 0 };
-    struct bx_loans loans = { 0 };
-    int status = 0;
-    pid_t child = fork();
-
-    if (child == 0) {
-        HARNESS_EQ(bx_tensor_create(job, BX_U8, 0, NULL, &other), BX_E_FORKED);
-        HARNESS_EQ(bx_job_arena(job, &info), BX_E_FORKED);
-        HARNESS_EQ(bx_arena_trim(job), BX_E_FORKED);
-        HARNESS_EQ(bx_job_loans(job, -1, &loans), BX_E_FORKED);
-        HARNESS_EQ(bx_loans_wait(job, -1, 0, 0), BX_E_FORKED);
-        _exit(0);
-    }
-    HARNESS_CHECK(child > 0);
-    HARNESS_EQ(waitpid(child, &status, 0), child);
-    HARNESS_EQ(status, 0);
-    HARNESS_CHECK(loans_hold(tensor, 1));
-    bx_tensor_release(tensor);
-    HARNESS_EQ(harness_call(job, "worker1", "verify", loans_msg(job, 2, 2, 1000)), 2);
 }

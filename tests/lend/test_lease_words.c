@@ -12,7 +12,6 @@
 #include "rpc/rpc.h"
 
 #include <criterion/criterion.h>
-#include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -30,13 +29,6 @@ static void others_go_on(struct bx_job *job)
 {
     HARNESS_EQ(harness_call(job, "worker2", "verify", loans_msg(job, 3, 5, 4000)), 5);
     HARNESS_EQ(loans_of(job, 2).leases, 0);
-}
-
-static void run(void (*how)(struct bx_job *job), harness_fn body)
-{
-    strike = how;
-    harness_run(&(struct harness_world){ .size = 3, .setup = loans_setup, .dies = 1u << 1,
-                                         .body = { body, is_hostile, harness_serve } });
 }
 
 /* ---- Words ------------------------------------------------------------------------------------------------------ */
@@ -93,7 +85,7 @@ static void runs_word(uint64_t slot, uint64_t more)
     harness_reset();
     harness_store(SLOT, slot);
     harness_store(WORD, more);
-    run(writes_word, lends_and_cuts_off);
+    run_hostile(loans_setup, writes_word, lends_and_cuts_off);
 }
 
 Test(lease_words, that_go_back_cut_off, .timeout = 30)
@@ -140,7 +132,7 @@ static void lends_once_more(struct bx_job *job)
 
 Test(lease_words, of_unused_slots_cut_off_when_the_slot_is_used, .timeout = 30)
 {
-    run(writes_the_words_of_what_is_not_out, lends_once_more);
+    run_hostile(loans_setup, writes_the_words_of_what_is_not_out, lends_once_more);
 }
 
 /* Words of worker 1 that are ignored, or that worker 0 need not act on. */
@@ -182,7 +174,7 @@ static void opens_towards_worker_2(struct bx_job *job)
 
 Test(lease_words, without_meaning_are_ignored, .timeout = 30)
 {
-    run(opens_towards_worker_2, is_not_disturbed);
+    run_hostile(loans_setup, opens_towards_worker_2, is_not_disturbed);
 }
 
 /* Returns leases that it still reads. Worker 0 then uses the memory again, which affects no other worker. */
@@ -210,7 +202,7 @@ static void has_it_back_too_early(struct bx_job *job)
 
 Test(lease_words, that_are_written_too_early_harm_only_their_writer, .timeout = 30)
 {
-    run(gives_back_too_early, has_it_back_too_early);
+    run_hostile(loans_setup, gives_back_too_early, has_it_back_too_early);
 }
 
 /* ---- An arena that shrinks -------------------------------------------------------------------------------------*/
@@ -258,7 +250,7 @@ static void reads_what_is_gone(struct bx_job *job)
 
 Test(arena_truncated, while_it_is_borrowed_reads_as_zeroes_and_cuts_off, .timeout = 30)
 {
-    run(truncates_its_arena, reads_what_is_gone);
+    run_hostile(loans_setup, truncates_its_arena, reads_what_is_gone);
 }
 
 /* Sends a message in pages that it then truncates. Worker 0 is stopped meanwhile and reads the message afterwards. */

@@ -7,7 +7,6 @@
 #include "tests/harness/stall.h"
 
 #include <criterion/criterion.h>
-#include <errno.h>
 #include <signal.h>
 #include <unistd.h>
 

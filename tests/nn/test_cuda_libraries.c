@@ -10,7 +10,6 @@
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 static void *open_first(const char *const *names)
 {

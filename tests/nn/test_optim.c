@@ -6,7 +6,6 @@
 #include "boxcar_nn.h"
 
 #include <criterion/criterion.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 

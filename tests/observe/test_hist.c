@@ -17,7 +17,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
-#include <unistd.h>
 
 enum gate { HELD = 0, GO };
 

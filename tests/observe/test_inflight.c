@@ -11,9 +11,7 @@
 #include "rpc/rpc.h"
 
 #include <criterion/criterion.h>
-#include <errno.h>
 #include <sched.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 enum gate { STAYS = 0, PASS, IN_HANDLER, HANDLER_GO, IN_BODY, BODY_GO, CALLED, FINISHED };

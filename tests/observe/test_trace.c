@@ -23,22 +23,12 @@
 enum { ENTERED, GO, DONE };                     /* gates */
 enum { LINES = 0, MARKED = 1, SLEPT = 2 };      /* values */
 
-static char path[64];
-
-static void trace_into_file(void)
-{
-    snprintf(path, sizeof path, "/tmp/boxcar-trace-%ld.json", (long)getpid());
-    unlink(path);
-    setenv("BX_TRACE", path, 1);
-    unsetenv("BX_TRACE_EVENTS");
-}
-
 static struct json *root;
 
 static void remove_file(void)
 {
     json_free(root);
-    unlink(path);
+    trace_remove_file();
 }
 
 TestSuite(trace, .init = trace_into_file, .fini = remove_file, .timeout = 60);
@@ -94,7 +84,7 @@ static int setup(struct bx_job *job)
 static void traced(harness_fn body)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { body } });
-    root = trace_read(path, 2);
+    root = trace_read(trace_path, 2);
 }
 
 /* ---- Calls --------------------------------------------------------------------------------------- */
@@ -138,7 +128,6 @@ static void call_oneself(struct bx_job *job)
 Test(trace, shows_calls_to_oneself_inside_the_wait_for_them)
 {
     traced(call_oneself);
-
 
     cr_expect_eq(COUNT(root, 'X', "call", "twice", 0), 3);
     cr_expect_eq(COUNT(root, 'X', "handler", "twice", 0), 3);
@@ -186,7 +175,6 @@ Test(trace, shows_async_calls_as_spans_and_async_handlers_until_their_futures_ar
 {
     traced(call_async);
 
-
     spans_end(root);
     cr_expect_eq(COUNT(root, 'X', "call", "send twice", 0), 3);
     cr_expect_eq(COUNT(root, 'b', "async call", "twice", 0), 3);
@@ -209,7 +197,6 @@ static void call_pooled(struct bx_job *job)
 Test(trace, shows_async_handlers_on_the_pool_like_the_others)
 {
     traced(call_pooled);
-
 
     spans_end(root);
     cr_expect_eq(COUNT(root, 'X', "handler", "pooled", 1), 1);
@@ -246,7 +233,6 @@ Test(trace, shows_calls_that_are_sent_together_inside_one_another)
 {
     traced(call_together);
 
-
     cr_expect_eq(COUNT(root, 's', "arrow", "request", 0), 16);
     cr_expect_eq(COUNT(root, 'X', "handler", "twice", 1), 16);
     slices_nest(root);
@@ -255,7 +241,6 @@ Test(trace, shows_calls_that_are_sent_together_inside_one_another)
 Test(trace, joins_one_way_calls_to_their_handlers)
 {
     traced(call_oneway);
-
 
     cr_expect_eq(COUNT(root, 'X', "call", "send twice", 0), 2);
     cr_expect_eq(COUNT(root, 'X', "call", "send refuse", 0), 1);
@@ -289,7 +274,7 @@ Test(trace, shows_each_batch_with_its_rows_and_an_arrow_from_every_one)
     harness_run(&(struct harness_world){ .size = 4, .setup = setup_batch,
                                          .body = { NULL, send_rows, send_rows, send_rows } });
 
-    root = trace_read(path, 4);
+    root = trace_read(trace_path, 4);
     const struct json *body = NULL, *end = NULL;
 
     cr_expect_eq(COUNT(root, 'X', "batch", "rows", 0), 4);
@@ -363,7 +348,7 @@ Test(trace, shows_which_thread_sleeps_and_how)
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { sleep_and_tell },
                                          .options = { .wait = BX_WAIT_EPOLL, .no_spin = true } });
 
-    root = trace_read(path, 2);
+    root = trace_read(trace_path, 2);
     const struct json *sleeper = NULL;
     int leader = 0, by_epoll = 0;
 
@@ -387,7 +372,7 @@ Test(trace, escapes_any_name_that_a_function_may_have)
     harness_run(&(struct harness_world){
         .size = 2, .handlers = { HARNESS_INLINE("a \"name\"\\\n\x01 of \xff\xc3\xa4", harness_twice) },
         .body = { call_odd } });
-    root = trace_read(path, 2);
+    root = trace_read(trace_path, 2);
     cr_expect_eq(COUNT(root, 'X', "call", "a \"name\"\\\n\x01 of ???", 0), 1);     /* json.h reads \u00ff as '?' */
     cr_expect_eq(COUNT(root, 'X', "handler", "a \"name\"\\\n\x01 of ???", 1), 1);
 }
@@ -408,7 +393,7 @@ static void call_much_on_threads(struct bx_job *job)
 Test(trace, loses_no_event_of_many_threads)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_much_on_threads } });
-    root = json_load(path);    /* not trace_read: its time is quadratic in the number of events */
+    root = json_load(trace_path);    /* not trace_read: its time is quadratic in the number of events */
     cr_assert_not_null(root);
     cr_expect_eq(COUNT(root, 'X', "call", "twice", 0), 2800);
     cr_expect_eq(COUNT(root, 'X', "call", "reply twice", 0), 2800);
@@ -429,7 +414,7 @@ Test(trace, keeps_the_bound_on_events_and_counts_those_left_out)
 {
     setenv("BX_TRACE_EVENTS", "30", 1);
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_hundred } });
-    root = json_load(path);
+    root = json_load(trace_path);
     cr_assert_not_null(root);
     for (int rank = 0; rank < 2; rank++) {
         const struct json *note = next_of(root, NULL, (struct wanted){ 'i', "trace", NULL, rank });
@@ -446,7 +431,7 @@ Test(trace, keeps_the_bound_on_events_and_counts_those_left_out)
 static bool file_has(const char *text)
 {
     static char bytes[1 << 20];
-    FILE *file = fopen(path, "r");
+    FILE *file = fopen(trace_path, "r");
     size_t count = file != NULL ? fread(bytes, 1, sizeof bytes - 1, file) : 0;
 
     if (file != NULL)
@@ -473,7 +458,7 @@ Test(trace, is_a_whole_array_after_a_worker_was_killed)
 {
     harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1,
                                          .body = { call_and_be_killed, serve_until_a_death } });
-    root = json_load(path);
+    root = json_load(trace_path);
     cr_assert_not_null(root, "no JSON");
     workers_are_named(root, 3);
     cr_expect_eq(COUNT(root, 'X', "handler", "twice", 1), 100, "the survivor lost nothing");
@@ -500,7 +485,6 @@ static void fork_a_child(struct bx_job *job)
 Test(trace, has_no_events_of_a_forked_child)
 {
     traced(fork_a_child);
-
 
     cr_expect_eq(COUNT(root, 'X', "call", "twice", 0), 5, "and what the worker noted is there once");
     cr_expect_eq(COUNT(root, 'i', NULL, NULL, ANY), 0);
@@ -565,18 +549,18 @@ Test(trace, prints_once_per_job_that_the_file_cannot_be_written)
     cr_expect_eq(untraced_lines("/nonexistent/trace.json", line), 1);
     cr_expect_str_eq(line, "boxcar: BX_TRACE: worker 'worker0' is not traced: /nonexistent/trace.json cannot be "
                            "written: No such file or directory\n");
-    cr_expect_eq(untraced_lines(path, line), 0);
-    json_free(trace_read(path, 2));
+    cr_expect_eq(untraced_lines(trace_path, line), 0);
+    json_free(trace_read(trace_path, 2));
 }
 
 Test(trace, does_not_follow_a_symbolic_link)
 {
     char link[80], line[512] = "", text[32] = "";
-    FILE *file = fopen(path, "w+");
+    FILE *file = fopen(trace_path, "w+");
 
     cr_assert(file != NULL && fputs("precious", file) >= 0 && fflush(file) == 0);
-    snprintf(link, sizeof link, "%s.link", path);
-    cr_assert_eq(symlink(path, link), 0);
+    snprintf(link, sizeof link, "%s.link", trace_path);
+    cr_assert_eq(symlink(trace_path, link), 0);
     int lines = untraced_lines(link, line);
     unlink(link);
     cr_expect_eq(lines, 1);
@@ -591,9 +575,9 @@ Test(trace, does_not_follow_a_symbolic_link)
 Test(trace, is_off_if_the_bound_is_not_a_number)
 {
     setenv("BX_TRACE_EVENTS", "12x", 1);
-    runs_untraced(path);
+    runs_untraced(trace_path);
     cr_expect_eq(harness_load(LINES), 2);
-    cr_expect_neq(access(path, F_OK), 0);
+    cr_expect_neq(access(trace_path, F_OK), 0);
 }
 
 Test(trace, makes_no_file_when_it_is_off)
@@ -602,7 +586,7 @@ Test(trace, makes_no_file_when_it_is_off)
     unsetenv("BX_TRACE");
     harness_run(&(struct harness_world){ .size = 2, .setup = setup_counting, .body = { call_five_times } });
     cr_expect_eq(harness_load(LINES), 0);
-    cr_expect_neq(access(path, F_OK), 0);
+    cr_expect_neq(access(trace_path, F_OK), 0);
 }
 
 static int setup_without_rank_0(struct bx_job *job)
@@ -617,9 +601,9 @@ Test(trace, does_not_add_to_a_file_that_rank_0_of_the_job_has_not_begun)
     struct stat before, after;
 
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_five_times } });
-    cr_assert_eq(stat(path, &before), 0);
+    cr_assert_eq(stat(trace_path, &before), 0);
     harness_run(&(struct harness_world){ .size = 2, .setup = setup_without_rank_0, .body = { call_five_times } });
-    cr_assert_eq(stat(path, &after), 0);
+    cr_assert_eq(stat(trace_path, &after), 0);
     cr_expect_eq(before.st_size, after.st_size);
     cr_expect_eq(harness_load(LINES), 1);
 }
@@ -628,17 +612,17 @@ Test(trace, begins_the_file_anew_with_each_job)
 {
     for (int i = 0; i < 2; i++)
         harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_five_times } });
-    root = trace_read(path, 2);      /* checks the job's name */
+    root = trace_read(trace_path, 2);      /* checks the job's name */
     cr_expect_eq(COUNT(root, 'X', "call", "twice", ANY), 5);
 }
 
 Test(trace, puts_the_jobs_name_into_the_name_of_the_file)
 {
-    char pattern[sizeof path + 16];
+    char pattern[sizeof trace_path + 16];
 
     snprintf(pattern, sizeof pattern, "/tmp/boxcar-%%j-%ld.json", (long)getpid());
     setenv("BX_TRACE", pattern, 1);
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_five_times } });
-    snprintf(path, sizeof path, "/tmp/boxcar-%s-%ld.json", harness_job_name(), (long)getpid());
-    json_free(trace_read(path, 2));
+    snprintf(trace_path, sizeof trace_path, "/tmp/boxcar-%s-%ld.json", harness_job_name(), (long)getpid());
+    json_free(trace_read(trace_path, 2));
 }

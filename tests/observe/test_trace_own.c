@@ -9,27 +9,11 @@
 
 #include <criterion/criterion.h>
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-static char path[64];
-
-static void trace_into_file(void)
-{
-    snprintf(path, sizeof path, "/tmp/boxcar-trace-own-%ld.json", (long)getpid());
-    unlink(path);
-    setenv("BX_TRACE", path, 1);
-    unsetenv("BX_TRACE_EVENTS");
-}
-
-static void remove_file(void)
-{
-    unlink(path);
-}
-
-TestSuite(trace_own, .init = trace_into_file, .fini = remove_file, .timeout = 60);
+TestSuite(trace_own, .init = trace_into_file, .fini = trace_remove_file, .timeout = 60);
 
 static const struct bx_slice plain = { .name = "plain", .category = "test" };
 static const struct bx_slice first = { .name = "first", .category = "test", .arrow = BX_ARROW_BEGIN };
@@ -65,7 +49,7 @@ static int setup(struct bx_job *job)
 static struct json *run(harness_fn body)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { body } });
-    return trace_read(path, 2);
+    return trace_read(trace_path, 2);
 }
 
 /* ---- Slices ------------------------------------------------------------------------------------------ */
@@ -131,7 +115,7 @@ Test(trace_own, does_nothing_while_no_trace_runs)
 {
     unsetenv("BX_TRACE");
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { record_untraced } });
-    cr_expect_lt(access(path, F_OK), 0);
+    cr_expect_lt(access(trace_path, F_OK), 0);
 }
 
 static void record_in_a_child(struct bx_job *job)
@@ -233,7 +217,7 @@ Test(trace_own, shows_spans_that_overlap_beside_the_threads)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { record_spans, record_spans } });
 
-    struct json *root = trace_read(path, 2);
+    struct json *root = trace_read(trace_path, 2);
     const struct json *begun = NULL;
 
     spans_end(root);

@@ -8,7 +8,24 @@
 
 #include <criterion/criterion.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+char trace_path[64];
+
+void trace_into_file(void)
+{
+    snprintf(trace_path, sizeof trace_path, "/tmp/boxcar-trace-%ld.json", (long)getpid());
+    unlink(trace_path);
+    setenv("BX_TRACE", trace_path, 1);
+    unsetenv("BX_TRACE_EVENTS");
+}
+
+void trace_remove_file(void)
+{
+    unlink(trace_path);
+}
 
 static bool is(const struct json *event, const struct wanted *wanted)
 {

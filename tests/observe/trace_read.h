@@ -20,6 +20,11 @@ struct wanted {
 #define ANY (-1)
 #define HALF_NS 0.0005          /* in microseconds: tolerance for sums of doubles */
 
+/* A suite's .init and .fini: the workers trace into a file of the test. */
+extern char trace_path[64];
+void trace_into_file(void);
+void trace_remove_file(void);
+
 /* Reads the file of a job of `size` workers with default names. It checks that the file is of the job
  * harness_job_name(), that all workers are named, that slices nest, and that every arrow has two ends, both in slices
  * of its kind, and leads forward in time. The time is quadratic in the number of events. */

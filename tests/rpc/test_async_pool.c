@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Async handlers on the pool (bx_register_async with BX_BLOCKING, lib/rpc/handler.c): they compute, call and wait, and
- * then return a future. Their requests are cancelled in the queue, while the handler runs, and while the future is
- * pending.
+ * then return a future. Their requests are cancelled while the handler runs, and while the future is pending. In the
+ * queue they are as those of other blocking handlers: test_pool.c, test_pool_cancel.c.
  */
 #include "parked_fixture.h"
 
@@ -108,27 +108,6 @@ HARNESS_ASYNC_HANDLER(count)
     return bx_future_set(*reply, harness_msg_i64(*number));
 }
 
-/* Answers with the depth that was reached: calls itself until depth is 0. */
-HARNESS_ASYNC_HANDLER(descend)
-{
-    struct bx_job *job = bx_request_job(request);
-    int64_t depth = bx_read_i64(args), below = 0;
-
-    if (depth > 0) {
-        struct bx_msg *inner_args = harness_msg_i64(depth - 1), *inner = NULL;
-        int rc = bx_rpc_sync(job, bx_job_name(job), "descend", inner_args, NULL, &inner);
-        struct bx_reader reader = bx_msg_reader(inner);
-
-        bx_msg_destroy(inner_args);
-        if (rc < 0)
-            return rc;
-        below = bx_read_i64(&reader) + 1;
-        bx_msg_destroy(inner);
-    }
-    *reply = bx_future_create(job);
-    return bx_future_set(*reply, harness_msg_i64(below));
-}
-
 /* Returns a future that is done, or that another request of "set" completes. */
 HARNESS_ASYNC_HANDLER(quick)
 {
@@ -146,7 +125,6 @@ static int setup(struct bx_job *job)
 {
     HARNESS_EQ(bx_register_async(job, "work", BX_BLOCKING, work, NULL), 0);
     HARNESS_EQ(bx_register_async(job, "work", BX_BLOCKING, work, NULL), -EEXIST);
-    HARNESS_EQ(bx_register_async(job, "descend", BX_BLOCKING, descend, NULL), 0);
     HARNESS_EQ(bx_register_async(job, "quick", BX_BLOCKING, quick, NULL), 0);
     HARNESS_REGISTER(job, HARNESS_ASYNC("park", park_here), HARNESS_INLINE("set", set_parked),
                      HARNESS_INLINE("twice", harness_twice), HARNESS_INLINE("make_counter", make_counter));
@@ -295,51 +273,7 @@ HARNESS_TEST(async_pool, arguments_are_given_back_before_the_future_is_done, 30,
     bx_tensor_release(tensor);
 }
 
-HARNESS_TEST(async_pool, is_refused_when_all_256_threads_wait, 30, .size = 2, .setup = setup)
-{
-    struct bx_msg *args = harness_msg_i64(1000000);
-
-    HARNESS_EQ(harness_call_i64(job, "worker0", "descend", 255), 255);
-    HARNESS_EQ(bx_rpc_sync(job, "worker0", "descend", args, NULL, NULL), BX_E_BUSY);
-    bx_msg_destroy(args);
-    HARNESS_EQ(harness_call_i64(job, "worker0", "descend", 200), 200);
-}
-
 /* ---- The caller gives up --------------------------------------------------------------------- */
-
-HARNESS_TEST(async_pool, a_request_that_is_cancelled_in_the_queue_is_not_run, 30, .size = 2, .setup = setup,
-             .options = { .pool_threads = 1 })
-{
-    struct bx_future *first = begin(job, STAY_AND_PARK, BX_FOREVER), *second;
-
-    harness_await(ENTERED, 1);
-    second = begin(job, PARK, BX_FOREVER);
-    await_read(job);
-    HARNESS_EQ(bx_future_cancel(second), 0);
-    harness_end(second, BX_E_CANCELLED);
-    await_read(job);
-    HARNESS_EQ(bx_future_cancel(first), 0);
-    harness_end(first, BX_E_CANCELLED);
-    harness_post(GO);
-    check_end(BX_E_CANCELLED);
-    waits_and_answers(job);
-    HARNESS_EQ(harness_load(RAN), 2);
-}
-
-HARNESS_TEST(async_pool, a_request_whose_deadline_passes_in_the_queue_is_not_run, 30, .size = 2, .setup = setup,
-             .options = { .pool_threads = 1 })
-{
-    struct bx_future *first = begin(job, STAY_AND_PARK, BX_FOREVER), *second;
-
-    harness_await(ENTERED, 1);
-    second = begin(job, PARK, HARNESS_MS);
-    harness_end(second, BX_E_TIMEOUT);
-    harness_post(GO);
-    await_pending(job);
-    HARNESS_EQ(harness_load(RAN), 1);
-    HARNESS_EQ(bx_future_cancel(first), 0);
-    harness_end(first, BX_E_CANCELLED);
-}
 
 HARNESS_TEST(async_pool, a_cancel_while_the_handler_runs_fails_the_future_that_it_returns, 30, .size = 2,
              .setup = setup)

@@ -8,7 +8,6 @@
 #include "rpc/rpc.h"
 
 #include <criterion/criterion.h>
-#include <sched.h>
 
 #define WORLD 66
 

@@ -9,7 +9,6 @@
 
 #include <criterion/criterion.h>
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* ---- Functions of both workers --------------------------------------------------------------- */
@@ -27,16 +26,6 @@ HARNESS_HANDLER(fail)
 
     bx_msg_put_str(reply, "nobody sees this");
     return bx_reader_left(args) > 0 ? bx_fail(code, "%s", bx_read_str(args)) : code;
-}
-
-HARNESS_HANDLER(grow)
-{
-    size_t bytes = (size_t)bx_read_i64(args);
-    unsigned char *data = calloc(1, bytes + 1);
-    int rc = bx_msg_put_bytes(reply, data, bytes);
-
-    free(data);
-    return rc;
 }
 
 HARNESS_ASYNC_HANDLER(at_once)
@@ -83,8 +72,7 @@ static int setup(struct bx_job *job)
                             HARNESS_ASYNC("refuse", refuse), HARNESS_INLINE("who_calls", who_calls),
                             HARNESS_INLINE("echo", harness_echo_bytes),
                             HARNESS_BLOCKING("echo_blocking", harness_echo_bytes), HARNESS_INLINE("fail", fail),
-                            HARNESS_BLOCKING("fail_blocking", fail), HARNESS_INLINE("grow", grow),
-                            HARNESS_BLOCKING("grow_blocking", grow));
+                            HARNESS_BLOCKING("fail_blocking", fail));
 }
 
 static const char *const doublers[] = { "twice", "twice_blocking", "twice_async" };
@@ -296,37 +284,6 @@ HARNESS_TEST(call, carries_messages_of_any_size_up_to_a_whole_frame, 20, .size =
             HARNESS_CHECK(sizes[i] == 0 || memcmp(bx_msg_data(reply), data, sizes[i]) == 0);
             bx_msg_destroy(reply);
         }
-    bx_msg_destroy(args);
-}
-
-/* Messages that do not fit a frame go by the arena, which programs do not notice. */
-HARNESS_TEST(call, carries_more_than_a_frame, 20, .size = 2, .setup = setup)
-{
-    static const char *const functions[] = { "grow", "grow_blocking" };
-    static unsigned char data[BXI_BODY_MAX + 1];
-    struct bx_msg *args = bx_msg_create(0), *reply = NULL;
-
-    data[BXI_BODY_MAX] = 77;
-    bx_msg_put_bytes(args, data, sizeof(data));
-    for (int i = 0; i < 2; i++) {
-        HARNESS_EQ(bx_rpc_sync(job, i == 0 ? "worker1" : "worker0", "echo", args, NULL, &reply), 0);
-        HARNESS_EQ(bx_msg_bytes(reply), sizeof(data));
-        HARNESS_EQ(((const unsigned char *)bx_msg_data(reply))[BXI_BODY_MAX], 77);
-        bx_msg_destroy(reply);
-    }
-    for (int i = 0; i < 2; i++) {
-        bx_msg_clear(args);
-        bx_msg_put_i64(args, 500000);
-        HARNESS_EQ(bx_rpc_sync(job, "worker1", functions[i], args, NULL, &reply), 0);
-        HARNESS_EQ(bx_msg_bytes(reply), 500000);
-        bx_msg_destroy(reply);
-        bx_msg_clear(args);
-        bx_msg_put_i64(args, BXI_BODY_MAX);
-        HARNESS_EQ(bx_rpc_sync(job, "worker1", functions[i], args, NULL, &reply), 0);
-        HARNESS_EQ(bx_msg_bytes(reply), BXI_BODY_MAX);
-        bx_msg_destroy(reply);
-        reply = NULL;
-    }
     bx_msg_destroy(args);
 }
 

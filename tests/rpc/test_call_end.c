@@ -9,9 +9,7 @@
 
 #include <criterion/criterion.h>
 #include <errno.h>
-#include <signal.h>
 #include <stdio.h>
-#include <unistd.h>
 
 enum { ENTERED, RELEASED, READY };                      /* gates */
 enum { TIMES_COUNTED };                                 /* values */
@@ -81,8 +79,6 @@ static int64_t counter_of(struct bx_job *job, const char *worker, const char *na
     return value;
 }
 
-/* Calls until the late replies have arrived, one for each call that ended here before its answer. A call whose deadline
- * passed may have been ended by the callee's answer instead, which is not counted as late. */
 /* Calls one-way, which takes no slot. */
 static void send_let_go(struct bx_job *job, int how_many)
 {
@@ -92,6 +88,8 @@ static void send_let_go(struct bx_job *job, int how_many)
     bx_msg_destroy(args);
 }
 
+/* Calls until the late replies have arrived, one for each call that ended here before its answer. A call whose deadline
+ * passed may have been ended by the callee's answer instead, which is not counted as late. */
 static void await_late_replies(struct bx_job *job)
 {
     uint64_t wanted = harness_counter(job, "calls_timed_out") + harness_counter(job, "calls_cancelled");
@@ -386,38 +384,6 @@ HARNESS_TEST(call_end, with_eagain_in_a_callback_which_may_not_wait, 20, .size =
     HARNESS_EQ(harness_gate(READY), 1);
     bx_future_release(future);
     empty_the_slots(job);
-}
-
-/* ---- A consumer that is stopped -------------------------------------------------------------- */
-
-HARNESS_TEST(call_end, by_its_deadline_if_the_callee_is_stopped_and_its_ring_full, 20, .size = 2, .setup = setup)
-{
-    static const unsigned char filler[4000];
-    struct bx_call_options no_wait = { .no_wait = true }, hasty = { .timeout_ns = 10 * HARNESS_MS };
-    struct bx_msg *args = harness_msg_i64(0);
-    struct bx_future *queued;
-    int rc = 0, sent = 0;
-
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "let_go", args, NULL, NULL), 0);
-    harness_stop_worker(1);
-    bx_msg_put_bytes(args, filler, sizeof(filler));
-    while ((rc = bx_rpc_oneway(job, "worker1", "let_go", args, &no_wait)) == 0)
-        HARNESS_CHECK(++sent < 1000);
-    HARNESS_EQ(rc, -EAGAIN);
-    HARNESS_HAS(bx_error_text(), "full");
-    HARNESS_HAS(bx_error_text(), "'worker1'");
-    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "let_go", args, &hasty), BX_E_TIMEOUT);
-    HARNESS_HAS(bx_error_text(), "'worker1'");
-    /* A sync call gets a slot, waits in the queue and ends by its deadline. */
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "let_go", args, &hasty, NULL), BX_E_TIMEOUT);
-    HARNESS_EQ(bx_rpc_async(job, "worker1", "let_go", args, NULL, &queued), 0);
-    HARNESS_CHECK(harness_counter(job, "queued_frames") >= 2);
-    HARNESS_CHECK(bx_worker_is_alive(job, 1));
-    harness_signal(1, SIGCONT);
-    HARNESS_EQ(bx_future_wait(queued, BX_FOREVER), 0);
-    HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 4), 8);
-    bx_future_release(queued);
-    bx_msg_destroy(args);
 }
 
 /* ---- Two full rings -------------------------------------------------------------------------- */

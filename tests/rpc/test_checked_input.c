@@ -151,14 +151,8 @@ static void forge(struct bx_job *job)
 {
     struct bxi_frame head = { .kind = forgery.kind, .flags = forgery.flags, .id = UINT64_C(1) << 16,
                               .deadline_ns = BX_FOREVER };
-    struct bxi_out out = { .head = &head, .body = forgery.words, .body_bytes = forgery.bytes, .slot = -1,
-                           .may_queue = true, .lease = -1 };
 
-    bxi_lock(&job->run->lock);
-    HARNESS_EQ(bxi_peer_open_out(job, job->rpc->peers[0]), 0);
-    HARNESS_EQ(bxi_peer_send(job, job->rpc->peers[0], &out), 0);
-    bxi_unlock(&job->run->lock);
-    bxi_bells_flush(job);
+    HARNESS_CHECK(put_frame(job, &head, forgery.words, forgery.bytes));
 }
 
 static bool is_alive(struct bx_job *job)
@@ -180,10 +174,8 @@ static void sees_the_forger_cut_off(struct bx_job *job)
 static void run_forgery(const struct forgery *forged)
 {
     forgery = *forged;
-    strike = forge;
     harness_reset();
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup_checked, .dies = 1 << 1,
-                                         .body = { sees_the_forger_cut_off, is_hostile, harness_serve } });
+    run_hostile(setup_checked, forge, sees_the_forger_cut_off);
 }
 
 #define TAIL(count) (uint64_t)(count)
@@ -221,9 +213,7 @@ static void sees_it_accepted(struct bx_job *job)
 Test(checked_input, that_is_right_is_accepted, .init = check, .timeout = 60)
 {
     forgery = (struct forgery){ BXI_ONEWAY, BXI_FLAG_KINDS, 24, { 7, BXI_V_I64, TAIL(1) } };
-    strike = forge;
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup_checked, .dies = 1 << 1,
-                                         .body = { sees_it_accepted, is_hostile, harness_serve } });
+    run_hostile(setup_checked, forge, sees_it_accepted);
 }
 
 /* Worker 1 answers a call, and writes nonsense behind the value. */

@@ -14,7 +14,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -86,6 +85,7 @@ static void kills_its_callee(struct bx_job *job)
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "echo", NULL, NULL, NULL), BX_E_PEER_DEAD);
     HARNESS_HAS(bx_error_text(), "'worker1'");
     HARNESS_EQ(bx_rpc_oneway(job, "worker1", "echo", NULL, NULL), BX_E_PEER_DEAD);
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "echo", NULL, NULL, future), BX_E_PEER_DEAD);
     HARNESS_CHECK(!bx_worker_is_alive(job, 1) && bx_worker_is_alive(job, 2));
     HARNESS_EQ(harness_counter(job, "calls_peer_dead"), MANY);
     HARNESS_EQ(harness_counter(job, "peers_dead"), 1);
@@ -379,18 +379,17 @@ Test(death, a_segment_truncated_before_the_first_call_cuts_its_owner_off, .timeo
 
 /* ---- What is left behind -------------------------------------------------------------------------- */
 
-static int name_is_there(struct bx_job *job, int rank)
+/* Of its segment and of its arena, either or both. */
+static bool name_is_there(struct bx_job *job, int rank)
 {
-    char name[BXI_OBJECT_NAME_BYTES];
+    char name[BXI_OBJECT_NAME_BYTES], arena[BXI_OBJECT_NAME_BYTES];
 
     bxi_object_name(name, (uint32_t)geteuid(), harness_job_name(), job->instance, rank);
-    int fd = shm_open(name, O_RDONLY, 0);
-    if (fd >= 0)
-        close(fd);
-    return fd >= 0;
+    bxi_object_arena_name(arena, (uint32_t)geteuid(), harness_job_name(), job->instance, rank);
+    return is_in_shm(name) || is_in_shm(arena);
 }
 
-/* A survivor removes the name, before the launcher does. */
+/* A survivor removes the names, before the launcher does. */
 HARNESS_TEST(death, is_cleaned_up_by_a_survivor, 30, .size = 2, .setup = setup, .dies = 1u << 1)
 {
     HARNESS_CHECK(name_is_there(job, 1));
@@ -418,26 +417,27 @@ HARNESS_TEST(death, of_a_worker_that_was_cut_off_is_cleaned_up_too, 30, .size = 
 
 TestSuite(death_in_start, .init = starts_set_up, .fini = place_tear_down, .timeout = 30);
 
-Test(death_in_start, of_a_worker_is_reported_to_the_others)
+/* Three of four workers wait for the fourth. */
+static void kill_one_of_those_that_wait(int rank)
 {
     for (int i = 0; i < 3; i++)
         start_worker(i, (struct bx_options){ .rank = i, .world_size = 4 });
     start_wait_for_segment(".0");
     start_wait_for_segment(".1");
     start_wait_for_segment(".2");
-    start_is_killed(2);
+    start_is_killed(rank);
+}
+
+Test(death_in_start, of_a_worker_is_reported_to_the_others)
+{
+    kill_one_of_those_that_wait(2);
     start_fails(0, BX_E_PEER_DEAD, "'worker2' (rank 2");
     start_fails(1, BX_E_PEER_DEAD, "'worker2' (rank 2");
 }
 
 Test(death_in_start, of_rank_0_is_reported_to_the_others)
 {
-    for (int i = 0; i < 3; i++)
-        start_worker(i, (struct bx_options){ .rank = i, .world_size = 4 });
-    start_wait_for_segment(".0");
-    start_wait_for_segment(".1");
-    start_wait_for_segment(".2");
-    start_is_killed(0);
+    kill_one_of_those_that_wait(0);
     start_fails(1, BX_E_PEER_DEAD, "'worker0' (rank 0");
     start_fails(2, BX_E_PEER_DEAD, "'worker0' (rank 0");
     cr_expect_eq(segments_of(""), 0);
@@ -456,28 +456,6 @@ static int serves_for_ever(const struct bx_options *options, void *context)
     while (bx_job_serve(job) == BX_E_PEER_DEAD)
         ;
     return 1;
-}
-
-Test(death_in_start, of_the_launcher_ends_the_workers)
-{
-    int status = 0;
-
-    cr_assert_eq(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);      /* otherwise init would adopt the workers */
-
-    pid_t launcher = fork();
-    if (launcher == 0)
-        _exit(bx_spawn(&(struct bx_spawn_options){ .job = job_name, .world_size = 3 }, serves_for_ever, NULL,
-                       NULL) == 0);
-    harness_await(SERVED, 3);
-    cr_expect_eq(segments_of(""), 2 * 3);      /* segments and arenas */
-    kill(launcher, SIGKILL);
-    cr_assert_eq(waitpid(launcher, &status, 0), launcher);
-    for (int i = 0; i < 3; i++) {
-        cr_assert_gt(wait(&status), 0);
-        cr_expect(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM, "status %#x", (unsigned)status);
-    }
-    cr_expect_eq(segments_of(""), 0);
-    bxi_bootstrap_sweep(job_name);
 }
 
 /* The worker may return from bx_job_serve before the signal arrives, but not because of it. */

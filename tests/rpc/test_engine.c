@@ -13,8 +13,6 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
-#include <stdio.h>
-#include <unistd.h>
 
 enum { READY, OPEN_GATE, SENT, DONE };       /* gates */
 enum { COUNTED };                                       /* values */
@@ -50,11 +48,6 @@ HARNESS_HANDLER(large)
     return 0;
 }
 
-HARNESS_HANDLER(capacity)
-{
-    return bx_msg_put_i64(reply, (int64_t)bx_request_job(request)->rpc->reply->capacity);
-}
-
 /* Its reply cannot be written, and it ignores that. */
 HARNESS_HANDLER(overflow)
 {
@@ -70,8 +63,8 @@ HARNESS_ASYNC_HANDLER(promise_nothing)
 static int setup(struct bx_job *job)
 {
     return HARNESS_REGISTER(job, HARNESS_INLINE("count", count), HARNESS_BLOCKING("gate", gate),
-                            HARNESS_INLINE("large", large), HARNESS_INLINE("capacity", capacity),
-                            HARNESS_INLINE("overflow", overflow), HARNESS_BLOCKING("overflow_blocking", overflow),
+                            HARNESS_INLINE("large", large), HARNESS_INLINE("overflow", overflow),
+                            HARNESS_BLOCKING("overflow_blocking", overflow),
                             HARNESS_ASYNC("promise_nothing", promise_nothing), HARNESS_ASYNC("hold", harness_never));
 }
 
@@ -86,17 +79,6 @@ HARNESS_TEST(engine, answers_with_an_error_if_a_reply_cannot_be_made, 60, .size 
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "promise_nothing", NULL, NULL, &reply), BX_E_HANDLER);
     HARNESS_HAS(bx_error_text(), "'promise_nothing'");
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "count", NULL, NULL, NULL), 0);
-}
-
-HARNESS_TEST(engine, does_not_keep_the_memory_of_one_large_reply, 60, .size = 2, .setup = setup)
-{
-    struct bx_msg *args = harness_msg_i64(1000000), *reply = NULL;
-
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "large", args, NULL, &reply), 0);
-    HARNESS_EQ(bx_msg_bytes(reply), 1000000);
-    bx_msg_destroy(reply);
-    bx_msg_destroy(args);
-    HARNESS_CHECK(harness_call_i64(job, "worker1", "capacity", 0) <= BXI_FRAME_MAX);
 }
 
 /* The bytes of a large reply are in a block on loan; bytes that are added to it need memory of their own. */
@@ -239,35 +221,6 @@ HARNESS_TEST(engine, cuts_off_a_worker_with_more_than_1024_calls_in_flight, 60, 
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 1);
     harness_post(OPEN_GATE);
     harness_signal(1, SIGKILL);
-}
-
-/* ---- Names -------------------------------------------------------------------------------------- */
-
-static bool names_exist(const struct bx_job *job, int rank)
-{
-    char name[BXI_OBJECT_NAME_BYTES], path[BXI_OBJECT_NAME_BYTES + 16];
-    bool exist;
-
-    bxi_object_name(name, (uint32_t)geteuid(), job->job_name, job->instance, rank);
-    snprintf(path, sizeof(path), "/dev/shm%s", name);
-    exist = access(path, F_OK) == 0;
-    bxi_object_arena_name(name, (uint32_t)geteuid(), job->job_name, job->instance, rank);
-    snprintf(path, sizeof(path), "/dev/shm%s", name);
-    return exist || access(path, F_OK) == 0;
-}
-
-HARNESS_TEST(engine, leaves_no_names_in_dev_shm, 60, .size = 2, .setup = setup, .dies = 1u << 1,
-             .body = { NULL, wait_to_be_killed })
-{
-    harness_leaves_by_itself();
-    harness_await(READY, 1);
-    HARNESS_CHECK(names_exist(job, 0) && names_exist(job, 1));
-    harness_signal(1, SIGKILL);
-    HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
-    HARNESS_CHECK(!names_exist(job, 1));
-    HARNESS_EQ(bx_job_shutdown(job, 0), 0);
-    HARNESS_CHECK(!names_exist(job, 0));
-    bx_job_destroy(job);
 }
 
 /* ---- Threads and signals ------------------------------------------------------------------------ */

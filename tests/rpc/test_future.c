@@ -177,22 +177,6 @@ Test(future, then_makes_a_new_value)
     bx_future_release(future);
 }
 
-Test(future, error_passes_through_then)
-{
-    struct bx_future *future = bx_future_create(NULL);
-    int ran = 0;
-    struct bx_future *next = bx_future_then(future, add_one, &ran, NULL);
-    struct bx_future *last = bx_future_then(next, add_one, &ran, NULL);
-
-    bx_future_fail(future, -EIO, "broken axle");
-    cr_expect_eq(bx_future_error(last), -EIO);
-    cr_expect_str_eq(bx_future_error_text(last), "broken axle");
-    cr_expect_eq(ran, 0);
-    bx_future_release(last);
-    bx_future_release(next);
-    bx_future_release(future);
-}
-
 static int mend(struct bx_future *in, struct bx_msg *out, void *context)
 {
     (void)context;
@@ -214,43 +198,6 @@ Test(future, then_any_gets_values_and_may_replace_errors)
     bx_future_release(mended);
     bx_future_release(set);
     bx_future_release(failed);
-}
-
-static int fail_with_text(struct bx_future *in, struct bx_msg *out, void *context)
-{
-    (void)in, (void)out, (void)context;
-    return bx_fail(-ERANGE, "car %d does not exist", 9);
-}
-
-static int fail_without_text(struct bx_future *in, struct bx_msg *out, void *context)
-{
-    (void)in, (void)out, (void)context;
-    return -ERANGE;
-}
-
-Test(future, then_that_fails_fails_its_future)
-{
-    struct bx_future *future = bx_future_create(NULL);
-    struct bx_future *next = bx_future_then(future, fail_with_text, NULL, NULL);
-
-    bx_future_set(future, NULL);
-    cr_expect_eq(bx_future_error(next), -ERANGE);
-    cr_expect_str_eq(bx_future_error_text(next), "car 9 does not exist");
-    bx_future_release(next);
-    bx_future_release(future);
-}
-
-Test(future, then_that_fails_without_a_text_gets_no_older_text)
-{
-    struct bx_future *future = bx_future_create(NULL);
-    struct bx_future *next = bx_future_then(future, fail_without_text, NULL, NULL);
-
-    bx_fail(-EIO, "something else went wrong long ago");
-    bx_future_set(future, NULL);
-    cr_expect_eq(bx_future_error(next), -ERANGE);
-    cr_expect_str_eq(bx_future_error_text(next), bx_strerror(-ERANGE));
-    bx_future_release(next);
-    bx_future_release(future);
 }
 
 static void complete_other(struct bx_future *future, void *context)
@@ -380,93 +327,6 @@ Test(future, may_be_released_for_the_last_time_by_a_callback_of_its_completion)
 
 /* ---- All and any ----------------------------------------------------------------------------- */
 
-#define GATHERED 5
-
-static void make(struct bx_future **futures)
-{
-    for (int i = 0; i < GATHERED; i++)
-        futures[i] = bx_future_create(NULL);
-}
-
-static void release(struct bx_future **futures)
-{
-    for (int i = 0; i < GATHERED; i++)
-        bx_future_release(futures[i]);
-}
-
-Test(future, all_is_done_with_the_last_future)
-{
-    struct bx_future *futures[GATHERED];
-
-    make(futures);
-
-    struct bx_future *all = bx_future_all(NULL, futures, GATHERED);
-
-    for (int i = GATHERED - 1; i >= 0; i--) {
-        cr_expect(!bx_future_is_done(all));
-        bx_future_set(futures[i], harness_msg_i64(i));
-    }
-    cr_expect(bx_future_is_done(all));
-    cr_expect_eq(bx_future_error(all), 0);
-    cr_expect_not_null(bx_future_value(all));
-    cr_expect_eq(bx_msg_bytes(bx_future_value(all)), 0);
-    bx_future_release(all);
-    release(futures);
-}
-
-Test(future, all_fails_with_the_first_failure_once_all_are_done)
-{
-    struct bx_future *futures[GATHERED];
-
-    make(futures);
-
-    struct bx_future *all = bx_future_all(NULL, futures, GATHERED);
-
-    bx_future_set(futures[0], NULL);
-    bx_future_fail(futures[3], -EIO, "the first");
-    bx_future_fail(futures[1], -EPERM, "the second");
-    bx_future_set(futures[2], NULL);
-    cr_expect(!bx_future_is_done(all));
-    bx_future_set(futures[4], NULL);
-    cr_expect_eq(bx_future_error(all), -EIO);
-    cr_expect_str_eq(bx_future_error_text(all), "the first");
-    bx_future_release(all);
-    release(futures);
-}
-
-Test(future, any_is_done_with_the_first_future)
-{
-    struct bx_future *futures[GATHERED];
-
-    make(futures);
-
-    struct bx_future *any = bx_future_any(NULL, futures, GATHERED);
-
-    bx_future_set(futures[3], NULL);
-    cr_expect_eq(number_of(any), 3);
-    for (int i = 0; i < GATHERED; i++)
-        bx_future_fail(futures[i], -EIO, NULL);
-    cr_expect_eq(bx_future_error(any), 0);
-    bx_future_release(any);
-    release(futures);
-}
-
-Test(future, any_fails_if_the_first_future_that_is_done_failed)
-{
-    struct bx_future *futures[GATHERED];
-
-    make(futures);
-
-    struct bx_future *any = bx_future_any(NULL, futures, GATHERED);
-
-    bx_future_fail(futures[2], -EIO, "broken axle");
-    bx_future_set(futures[1], NULL);
-    cr_expect_eq(bx_future_error(any), -EIO);
-    cr_expect_str_eq(bx_future_error_text(any), "broken axle");
-    bx_future_release(any);
-    release(futures);
-}
-
 Test(future, all_and_any_take_futures_that_are_done_or_given_twice)
 {
     struct bx_future *done = bx_future_create(NULL);
@@ -505,28 +365,5 @@ HARNESS_TEST(future, stays_pending_when_a_wait_for_it_timed_out, 20, .size = 2)
     HARNESS_CHECK(!bx_future_is_done(future));
     HARNESS_EQ(bx_future_set(future, harness_msg_i64(1)), 0);
     HARNESS_EQ(bx_future_wait(future, 0), 0);
-    bx_future_release(future);
-}
-
-static void wait_in_callback(struct bx_future *future, void *context)
-{
-    struct bx_future *pending = context;
-
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
-    HARNESS_EQ(bx_future_wait(pending, BX_FOREVER), BX_E_WOULD_DEADLOCK);
-    HARNESS_CHECK(strlen(bx_error_text()) > 0);
-    harness_post(0);
-}
-
-HARNESS_TEST(future, not_done_cannot_be_waited_for_in_a_callback, 20, .size = 2)
-{
-    struct bx_future *future = bx_future_create(job), *pending = bx_future_create(job);
-
-    HARNESS_EQ(bx_future_on_done(future, wait_in_callback, pending), 0);
-    HARNESS_EQ(bx_future_set(future, NULL), 0);
-    HARNESS_EQ(harness_gate(0), 1);
-    /* After the callbacks this thread may wait again. */
-    HARNESS_EQ(bx_future_wait(pending, 0), BX_E_TIMEOUT);
-    harness_cancel(pending);
     bx_future_release(future);
 }

@@ -613,19 +613,6 @@ HARNESS_TEST(future_chain, of_calls_makes_one_after_the_other, 60, .size = 3, .s
     HARNESS_EQ(bxi_load_seq_cst(&job->run->eager), 0);
 }
 
-HARNESS_TEST(future_chain, that_is_cancelled_cancels_its_inner_call_at_the_callee, 60, .size = 3, .setup = setup)
-{
-    struct bx_future *first = harness_start(job, "worker1", "twice", harness_msg_i64(5), BX_FOREVER);
-    struct bx_future *result = bx_future_chain(first, call_park, job, NULL);
-
-    bx_future_release(first);
-    while (harness_gate(PARKED) == 0)
-        HARNESS_CHECK(!bx_future_is_done(result));
-    harness_cancel(result);
-    harness_await(ENDED, 1);
-    HARNESS_EQ(harness_load(CODE), -BX_E_CANCELLED);
-}
-
 HARNESS_TEST(future_chain, that_an_async_handler_returned_is_cancelled_with_its_request, 60, .size = 3, .setup = setup)
 {
     struct bx_future *future = harness_start(job, "worker1", "forward_and_park", harness_msg_i64(5), BX_FOREVER);

@@ -10,7 +10,6 @@
 #include "rpc/rpc.h"
 
 #include <criterion/criterion.h>
-#include <errno.h>
 #include <malloc.h>
 #include <sched.h>
 #include <stdlib.h>

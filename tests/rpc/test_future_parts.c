@@ -12,7 +12,6 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <pthread.h>
-#include <sched.h>
 #include <stdlib.h>
 
 #define PARTS 4
@@ -43,6 +42,8 @@ Test(future_parts, any_has_the_index_of_the_future_that_was_set)
     bx_future_set(parts[2], NULL);
     bx_future_fail(parts[0], -EIO, NULL);
     cr_expect_eq(bx_future_index(any), 2);
+    cr_expect_eq(number_of(any), 2);
+    cr_expect_eq(bx_future_error(any), 0);
     bx_future_release(any);
     release(parts);
 }
@@ -149,6 +150,9 @@ Test(future_parts, all_has_every_value_though_its_futures_were_released)
     }
     cr_expect_null(bx_future_all_value(all, PARTS));
     cr_expect_eq(bx_future_all_error(all, PARTS), 0);
+    cr_expect_eq(bx_future_error(all), 0);
+    cr_expect_not_null(bx_future_value(all));
+    cr_expect_eq(bx_msg_bytes(bx_future_value(all)), 0);
     bx_future_release(all);
 }
 
@@ -159,12 +163,14 @@ Test(future_parts, all_that_failed_has_the_values_that_were_set_and_every_code)
     make(parts);
     all = bx_future_all(NULL, parts, PARTS);
     bx_future_set(parts[0], harness_msg_i64(1));
-    bx_future_fail(parts[1], -EIO, NULL);
+    bx_future_fail(parts[3], -EPERM, "the first");
     cr_expect_null(bx_future_all_value(all, 0));
-    cr_expect_eq(bx_future_all_error(all, 1), 0);
-    bx_future_fail(parts[3], -EPERM, NULL);
+    cr_expect_eq(bx_future_all_error(all, 3), 0);
+    bx_future_fail(parts[1], -EIO, "the second");
+    cr_expect(!bx_future_is_done(all));
     bx_future_set(parts[2], harness_msg_i64(3));
-    cr_expect_eq(bx_future_error(all), -EIO);
+    cr_expect_eq(bx_future_error(all), -EPERM);
+    cr_expect_str_eq(bx_future_error_text(all), "the first");
     cr_expect_eq(number_in(bx_future_all_value(all, 0)), 1);
     cr_expect_null(bx_future_all_value(all, 1));
     cr_expect_eq(number_in(bx_future_all_value(all, 2)), 3);

@@ -18,7 +18,6 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 /* The id of the call that held_call leaves in flight: the first slot, used for the second time. */
 #define HELD_ID (2 << 16)
@@ -43,40 +42,30 @@ static int setup(struct bx_job *job)
 
 /* ---- The hostile worker ------------------------------------------------------------------------------ */
 
-/* Writes a record into the ring to `to` without the library's send functions. word: its commit word, or 0 for the
- * correct one. */
-static void put_record(struct bx_job *job, int to, const struct bxi_frame *frame, uint64_t word)
-{
-    struct bxi_ring_writer *out = &job->rpc->peers[to]->out;
-    void *payload = NULL;
-
-    bxi_lock(&job->run->lock);
-    HARNESS_EQ(bxi_peer_open_out(job, job->rpc->peers[to]), 0);
-    HARNESS_EQ(bxi_ring_reserve(out, sizeof(*frame), &payload), 0);
-    memcpy(payload, frame, sizeof(*frame));
-    if (word == 0)
-        bxi_ring_commit(out, sizeof(*frame));
-    else
-        bxi_store_release((bxi_a64 *)(void *)((unsigned char *)payload - 8), word);
-    bxi_unlock(&job->run->lock);
-    bxi_bell_ring(job->rpc->peers[to]->bell.fd[0]);
-}
-
 static uint64_t word_here(struct bx_job *job, uint32_t length)
 {
     return (uint64_t)(uint32_t)(job->rpc->peers[0]->out.write_pos / BXI_LINE + 1) << 32 | length;
 }
 
-static void put_frame(struct bx_job *job, struct bxi_frame frame)
+static void put_head(struct bx_job *job, struct bxi_frame frame)
 {
-    put_record(job, 0, &frame, 0);
+    HARNESS_CHECK(put_frame(job, &frame, "", 0));
 }
 
+/* A record with another commit word. */
 static void put_frame_of_length(struct bx_job *job, uint8_t kind, uint64_t word)
 {
     struct bxi_frame frame = frame_of(kind, HELD_ID);
+    struct bxi_ring_writer *out = &job->rpc->peers[0]->out;
+    void *payload = NULL;
 
-    put_record(job, 0, &frame, word);
+    bxi_lock(&job->run->lock);
+    HARNESS_EQ(bxi_peer_open_out(job, job->rpc->peers[0]), 0);
+    HARNESS_EQ(bxi_ring_reserve(out, sizeof(frame), &payload), 0);
+    memcpy(payload, &frame, sizeof(frame));
+    bxi_store_release((bxi_a64 *)(void *)((unsigned char *)payload - 8), word);
+    bxi_unlock(&job->run->lock);
+    bxi_bell_ring(job->rpc->peers[0]->bell.fd[0]);
 }
 
 static void put_state(struct bx_job *job, uint32_t state)
@@ -113,13 +102,6 @@ static void expect_cut_off(struct bx_job *job)
     harness_post(FINISHED);
 }
 
-static void cuts_off(void (*how)(struct bx_job *job))
-{
-    strike = how;
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
-                                         .body = { expect_cut_off, is_hostile, harness_serve } });
-}
-
 /* What worker 1 does in `job`; worker 0 cuts it off. */
 #define CUTS_OFF(how, act) \
     static void how(struct bx_job *job) \
@@ -128,10 +110,10 @@ static void cuts_off(void (*how)(struct bx_job *job))
     } \
     Test(fuzz, how##_cuts_off, .timeout = 30) \
     { \
-        cuts_off(how); \
+        run_hostile(setup, how, expect_cut_off); \
     }
 #define CUTS_OFF_FRAME(how, ...) \
-    CUTS_OFF(how, put_frame(job, ((struct bxi_frame){ .deadline_ns = BX_FOREVER, __VA_ARGS__ })))
+    CUTS_OFF(how, put_head(job, ((struct bxi_frame){ .deadline_ns = BX_FOREVER, __VA_ARGS__ })))
 /* The record is complete, but `word` has another length or place. */
 #define CUTS_OFF_WORD(how, frame_kind, word) CUTS_OFF(how, put_frame_of_length(job, frame_kind, word))
 
@@ -168,7 +150,7 @@ static void harmless_words(struct bx_job *job)
     bxi_store_relaxed(&job->control->header.armed, UINT64_MAX);
     bxi_bell_ring(job->rpc->peers[0]->bell.fd[0]);
     bxi_bell_ring(job->rpc->peers[0]->bell.fd[1]);
-    put_frame(job, cancel);
+    put_head(job, cancel);
 }
 
 static void is_not_disturbed(struct bx_job *job)
@@ -185,9 +167,7 @@ static void is_not_disturbed(struct bx_job *job)
 
 Test(fuzz, words_without_meaning_are_ignored, .timeout = 30)
 {
-    strike = harmless_words;
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
-                                         .body = { is_not_disturbed, is_hostile, harness_serve } });
+    run_hostile(setup, harmless_words, is_not_disturbed);
 }
 
 static void function_out_of_range(struct bx_job *job)
@@ -195,7 +175,7 @@ static void function_out_of_range(struct bx_job *job)
     struct bxi_frame request = frame_of(BXI_REQUEST, 5);
 
     request.function = 0xffff;
-    put_frame(job, request);
+    put_head(job, request);
 }
 
 /* Worker 0 answers the request with an error. */
@@ -213,27 +193,20 @@ static void answers_what_cannot_be(struct bx_job *job)
     harness_end(future, BX_E_PEER_DEAD);
 }
 
-Test(fuzz, a_function_out_of_range_is_refused, .timeout = 30)
-{
-    strike = function_out_of_range;
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
-                                         .body = { answers_what_cannot_be, is_hostile, harness_serve } });
-}
-
 /* setup registers four functions. */
 static void function_behind_the_last(struct bx_job *job)
 {
     struct bxi_frame request = frame_of(BXI_REQUEST, 5);
 
     request.function = 4;
-    put_frame(job, request);
+    put_head(job, request);
 }
 
-Test(fuzz, a_function_behind_the_last_is_refused, .timeout = 30)
+Test(fuzz, a_function_out_of_range_is_refused, .timeout = 30)
 {
-    strike = function_behind_the_last;
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
-                                         .body = { answers_what_cannot_be, is_hostile, harness_serve } });
+    run_hostile(setup, function_behind_the_last, answers_what_cannot_be);
+    harness_reset();
+    run_hostile(setup, function_out_of_range, answers_what_cannot_be);
 }
 
 static void function_count_too_high(struct bx_job *job)
@@ -271,9 +244,7 @@ static void looks_up(struct bx_job *job)
 
 Test(fuzz, more_functions_than_128_cut_off, .timeout = 30)
 {
-    strike = function_count_too_high;
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
-                                         .body = { looks_up, is_hostile, harness_serve } });
+    run_hostile(setup, function_count_too_high, looks_up);
 }
 
 static void finds_no_name(struct bx_job *job)
@@ -291,9 +262,7 @@ static void finds_no_name(struct bx_job *job)
 
 Test(fuzz, unterminated_names_end_with_their_field, .timeout = 30)
 {
-    strike = names_without_end;
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
-                                         .body = { finds_no_name, is_hostile, harness_serve } });
+    run_hostile(setup, names_without_end, finds_no_name);
 }
 
 /* Fills the ring, because the credit word is read only when room is short. The hostile worker has stopped reading, so
@@ -351,10 +320,8 @@ static void stop_reading_then(struct bx_job *job)
 
 static void run_credit(void (*how)(struct bx_job *job), harness_fn body)
 {
-    strike = stop_reading_then;
     wrong_credit = how;
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
-                                         .body = { body, is_hostile, harness_serve } });
+    run_hostile(setup, stop_reading_then, body);
 }
 
 Test(fuzz, credit_beyond_what_was_written_cuts_off, .timeout = 30)

@@ -12,8 +12,6 @@
 #include "run/drive.h"
 
 #include <criterion/criterion.h>
-#include <poll.h>
-#include <unistd.h>
 
 #define DEADLINE_NS (300 * HARNESS_MS)
 

@@ -194,13 +194,9 @@ Test(names, of_functions_are_checked_when_registered)
     struct bx_job *job = NULL;
 
     cr_assert_eq(bx_job_create(&options, &job), 0);
-    cr_expect_eq(bx_register(job, NULL, BX_INLINE, answer, NULL), -EINVAL);
     cr_expect_eq(bx_register(job, "", BX_INLINE, answer, NULL), -EINVAL);
     cr_expect_eq(bx_register(job, LONGEST "5", BX_INLINE, answer, NULL), -EINVAL);
-    cr_expect_eq(bx_register(job, "add", BX_INLINE, NULL, NULL), -EINVAL);
     cr_expect_eq(bx_register(job, "add", (enum bx_kind)4, answer, NULL), -EINVAL);
-    cr_expect_eq(bx_register_async(job, "add", BX_INLINE, NULL, NULL), -EINVAL);
-    cr_expect_eq(bx_register_batch(job, "add", NULL, NULL, NULL), -EINVAL);
     cr_expect_eq(bx_register(job, LONGEST, BX_INLINE, answer, NULL), 0);
     cr_expect_eq(bx_register(job, LONGEST, BX_BLOCKING, answer, NULL), -EEXIST);
     bx_job_destroy(job);

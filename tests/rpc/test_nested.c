@@ -12,11 +12,7 @@
 
 #include <criterion/criterion.h>
 #include <errno.h>
-#include <sched.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <unistd.h>
 
 #define MANY 100
 #define LONG_NS (30000 * HARNESS_MS)

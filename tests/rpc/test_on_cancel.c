@@ -14,7 +14,6 @@
 #include <semaphore.h>
 #include <signal.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #define RACES 3000
 #define MAGIC 0x5a5a5a5au

@@ -3,7 +3,7 @@
  * Packed frames (lib/rpc/packed.c): calls that are sent together, and replies that wait for one another, travel in few
  * frames, and each call still gets its own reply, or error, at the right time. Then packed frames that no engine wrote.
  */
-#include "tests/harness/harness.h"
+#include "tests/harness/hostile.h"
 
 #include "rpc/packed.h"
 
@@ -16,7 +16,7 @@
 #define MOST 200
 #define SMALL 64                    /* bytes of arguments of which 52 fit a frame */
 
-enum { READY = 0, FINISHED = 1, HELD = 2 };     /* gates */
+enum { HELD };                      /* a gate, beside those of hostile.h */
 
 /* ---- The callee ------------------------------------------------------------------------------------ */
 
@@ -493,22 +493,8 @@ static void forge(struct bx_job *job)
 {
     struct bxi_frame head = { .kind = forgery.kind, .flags = forgery.flags, .code = forgery.code,
                               .deadline_ns = BX_FOREVER };
-    struct bxi_ring_writer *out = &job->rpc->peers[0]->out;
 
-    bxi_lock(&job->run->lock);
-    HARNESS_EQ(bxi_peer_open_out(job, job->rpc->peers[0]), 0);
-    HARNESS_EQ(bxi_ring_put(out, &head, forgery.words, forgery.bytes), 0);
-    bxi_unlock(&job->run->lock);
-    bxi_bell_ring(job->rpc->peers[0]->bell.fd[0]);
-}
-
-static void is_hostile(struct bx_job *job)
-{
-    harness_post(READY);
-    harness_await(HELD, 1);
-    forge(job);
-    harness_await(FINISHED, 1);
-    raise(SIGKILL);
+    HARNESS_CHECK(put_frame(job, &head, forgery.words, forgery.bytes));
 }
 
 static void expect_cut_off(struct bx_job *job)
@@ -517,7 +503,7 @@ static void expect_cut_off(struct bx_job *job)
 
     harness_await(READY, 1);
     future = harness_async(job, "worker1", "never");
-    harness_post(HELD);
+    strikes_now();
     harness_end(future, BX_E_CORRUPT);
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 1);
     HARNESS_EQ(harness_call_i64(job, "worker2", "twice", 7), 14);
@@ -550,8 +536,7 @@ Test(packed, frames_that_hold_nonsense_cut_their_sender_off, .timeout = 60)
     for (size_t i = 0; i < sizeof forgeries / sizeof *forgeries; i++) {
         forgery = forgeries[i];
         harness_reset();
-        harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
-                                             .body = { expect_cut_off, is_hostile, harness_serve } });
+        run_hostile(setup, forge, expect_cut_off);
     }
 }
 
@@ -562,7 +547,7 @@ static void expect_answer_and_cut_off(struct bx_job *job)
 
     harness_await(READY, 1);
     future = harness_async(job, "worker1", "never");
-    harness_post(HELD);
+    strikes_now();
     harness_end(future, 0);
     HARNESS_WAIT_WHILE(harness_counter(job, "peers_corrupt") == 0);
     HARNESS_EQ(harness_call_i64(job, "worker2", "twice", 7), 14);
@@ -572,6 +557,5 @@ static void expect_answer_and_cut_off(struct bx_job *job)
 Test(packed, the_items_before_nonsense_count, .timeout = 30)
 {
     forgery = (struct forgery){ BXI_REPLIES, 0, 2, { ITEM(HELD_ID, 0), ITEM(HELD_ID, 0) }, 16 };
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
-                                         .body = { expect_answer_and_cut_off, is_hostile, harness_serve } });
+    run_hostile(setup, forge, expect_answer_and_cut_off);
 }

@@ -11,7 +11,6 @@
 
 #include <criterion/criterion.h>
 #include <errno.h>
-#include <sched.h>
 
 enum gate { IN_HANDLER = 0, HANDLER_GO, NOTED };
 enum value { BELLS = 0, BELLS_DUE };

@@ -337,28 +337,30 @@ HARNESS_TEST(pool, refuses_requests_if_no_thread_can_be_made, 20, .size = 2, .se
     expect_no_thread(job, "batch");
 }
 
-/* Two requests are queued behind one that waits for worker 0, and worker 0 waits for them. */
+/* A request and three rows, each a batch of its own, are queued behind one that waits for worker 0, and worker 0 waits
+ * for them. Each is refused, not only the first. */
 HARNESS_TEST(pool, refuses_queued_requests_when_its_only_thread_waits, 20, .size = 2, .setup = setup_threadless)
 {
-    struct bx_future *first = NULL, *second = NULL, *row = NULL;
+    struct bx_future *first = NULL, *second = NULL, *rows[3] = { NULL };
 
     first = harness_async(job, "worker1", "wait_for_worker0");
     harness_await(ENTERED, 1);
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "forbid_threads", NULL, NULL, NULL), 0);
     second = harness_async(job, "worker1", "nothing");
-    row = harness_async(job, "worker1", "batch");
+    for (int i = 0; i < 3; i++)
+        rows[i] = harness_async(job, "worker1", "batch");
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "look", NULL, NULL, NULL), 0);
     harness_post(RELEASED);
     HARNESS_EQ(bx_future_wait(second, BX_FOREVER), -EAGAIN);
     HARNESS_HAS(bx_future_error_text(second), "no thread can be made for it");
-    HARNESS_EQ(bx_future_wait(row, BX_FOREVER), -EAGAIN);
+    for (int i = 0; i < 3; i++)
+        harness_end(rows[i], -EAGAIN);
     HARNESS_CHECK(!bx_future_is_done(first));
     harness_await(ENTERED, 2);
     bx_future_set(promise, NULL);
     bx_future_release(promise);
     harness_end(first, 0);
     bx_future_release(second);
-    bx_future_release(row);
 }
 
 /* The only thread calls pthread_exit in a handler, and no other can be made: it must go on. */
@@ -377,25 +379,4 @@ HARNESS_TEST(pool, keeps_its_only_thread_that_exits_if_no_other_can_be_made, 20,
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "end_thread", NULL, NULL, NULL), BX_E_HANDLER);
     bx_future_release(first);
     bx_future_release(second);
-}
-
-/* Three rows, each a batch of its own, are queued behind the only thread when that waits. Each batch is refused, not
- * only the first. */
-HARNESS_TEST(pool, refuses_every_queued_batch_when_its_only_thread_waits, 20, .size = 2, .setup = setup_threadless)
-{
-    struct bx_future *first = NULL, *rows[3] = { NULL };
-
-    first = harness_async(job, "worker1", "wait_for_worker0");
-    harness_await(ENTERED, 1);
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "forbid_threads", NULL, NULL, NULL), 0);
-    for (int i = 0; i < 3; i++)
-        rows[i] = harness_async(job, "worker1", "batch");
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "look", NULL, NULL, NULL), 0);
-    harness_post(RELEASED);
-    for (int i = 0; i < 3; i++)
-        harness_end(rows[i], -EAGAIN);
-    harness_await(ENTERED, 2);
-    bx_future_set(promise, NULL);
-    bx_future_release(promise);
-    harness_end(first, 0);
 }

@@ -10,7 +10,6 @@
 
 #include <criterion/criterion.h>
 #include <errno.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -11,7 +11,6 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <signal.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #define MOST 2500                   /* more than slots: 1024; and more than a ring holds */

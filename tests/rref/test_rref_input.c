@@ -13,7 +13,6 @@
 #include "rpc/rpc.h"
 
 #include <criterion/criterion.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -63,25 +62,14 @@ static size_t write_body(const struct forgery *forgery, unsigned char *body)
     return bytes + sizeof forgery->tail - forgery->cut;
 }
 
-/* Without the library's send functions. */
 static void put_forgery(struct bx_job *job, const struct forgery *forgery)
 {
     struct bxi_frame frame = { .kind = forgery->kind, .flags = forgery->flags, .id = id_here(forgery->id),
                                .code = forgery->code, .function = forgery->flags == 0 ? NOTE : TAKE,
                                .deadline_ns = BX_FOREVER };
     unsigned char body[256];
-    size_t bytes = write_body(forgery, body);
-    void *payload = NULL;
 
-    bxi_lock(&job->run->lock);
-    HARNESS_EQ(bxi_peer_open_out(job, job->rpc->peers[0]), 0);
-    if (bxi_ring_reserve(&job->rpc->peers[0]->out, (uint32_t)(sizeof frame + bytes), &payload) == 0) {
-        memcpy(payload, &frame, sizeof frame);
-        memcpy((unsigned char *)payload + sizeof frame, body, bytes);
-        bxi_ring_commit(&job->rpc->peers[0]->out, (uint32_t)(sizeof frame + bytes));
-    }
-    bxi_unlock(&job->run->lock);
-    bxi_bell_ring(job->rpc->peers[0]->bell.fd[0]);
+    put_frame(job, &frame, body, write_body(forgery, body));
 }
 
 /* ---- Workers ---------------------------------------------------------------------------------------------- */
@@ -336,12 +324,10 @@ static void waits_and_leaves(struct bx_job *job)
     put_forgery(job, &leave);
 }
 
-static void run_cut_off(void (*how)(struct bx_job *job))
+static void run_cut_off(harness_fn how)
 {
-    strike = how;
     harness_reset();
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup_input, .dies = 1u << 1,
-                                         .body = { is_cut_off, is_hostile, harness_serve } });
+    run_hostile(setup_input, how, is_cut_off);
 }
 
 Test(rref_input, of_an_id_that_does_not_ascend_cuts_off)
@@ -410,10 +396,7 @@ static void keeps_few(struct bx_job *job)
 
 Test(rref_input, of_ids_that_nobody_made_takes_no_memory_without_a_bound)
 {
-    strike = enters_very_many;
-    harness_reset();
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup_input, .dies = 1u << 1,
-                                         .body = { keeps_few, is_hostile, harness_serve } });
+    run_hostile(setup_input, enters_very_many, keeps_few);
 }
 
 /* Worker 1 passes ids that worker 0 would have made, and has not. Worker 0 uses one, and worker 2, whose it would be,
@@ -450,8 +433,5 @@ static int setup_passing_on(struct bx_job *job)
 
 Test(rref_input, of_an_id_that_the_receiver_has_not_made_fails_its_use)
 {
-    strike = passes_what_was_never_made;
-    harness_reset();
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup_passing_on, .dies = 1u << 1,
-                                         .body = { goes_on, is_hostile, harness_serve } });
+    run_hostile(setup_passing_on, passes_what_was_never_made, goes_on);
 }

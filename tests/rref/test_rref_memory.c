@@ -199,7 +199,8 @@ static int pass_at_once(struct bx_job *job)
     return make_and_send(job, "worker1", "worker2");
 }
 
-static int pass_and_hold(struct bx_job *job)
+/* Worker 2 keeps an object of worker 1, and uses it if it is told to. */
+static int let_hold(struct bx_job *job, bool uses)
 {
     struct bx_rref *rref = NULL;
     int rc = bx_remote(job, "worker1", "make", NULL, NULL, &rref);
@@ -209,10 +210,15 @@ static int pass_and_hold(struct bx_job *job)
     rc = bx_rref_wait(rref, BX_FOREVER);
     if (rc == 0)
         rc = send_rref(job, "worker2", "hold", rref);
-    if (rc == 0)
+    if (rc == 0 && uses)
         rc = send_rref(job, "worker2", "use", rref);
     bx_rref_release(rref);
     return rc;
+}
+
+static int pass_and_hold(struct bx_job *job)
+{
+    return let_hold(job, true);
 }
 
 /* A reply brings an object of the worker that replies, or of a third. */
@@ -240,15 +246,8 @@ static int get_from_the_owner(struct bx_job *job)
 
 static int get_from_a_third(struct bx_job *job)
 {
-    struct bx_rref *rref = NULL;
-    int rc = bx_remote(job, "worker1", "make", NULL, NULL, &rref);
+    int rc = let_hold(job, false);
 
-    if (rc < 0)
-        return rc;
-    rc = bx_rref_wait(rref, BX_FOREVER);
-    if (rc == 0)
-        rc = send_rref(job, "worker2", "hold", rref);
-    bx_rref_release(rref);
     return rc < 0 ? rc : get_in_a_reply(job, "worker2", "held");
 }
 

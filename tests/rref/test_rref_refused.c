@@ -137,12 +137,7 @@ static void run(harness_fn body, harness_fn third)
     harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { body, NULL, third } });
 }
 
-Test(rref_refused, undoes_what_the_call_has_counted)
-{
-    run(calls_and_is_refused, NULL);
-}
-
-Test(rref_refused, and_then_accepted_counts)
+Test(rref_refused, undoes_what_the_call_has_counted_and_counts_when_it_is_accepted)
 {
     run(is_refused_and_accepted, NULL);
 }

@@ -14,7 +14,6 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
-#include <stdio.h>
 #include <sys/time.h>
 #include <unistd.h>
 
@@ -148,22 +147,6 @@ static int (*const waits[])(struct bx_job *job) = {
 
 /* ---- From another thread ------------------------------------------------------------------------- */
 
-/* The state of a thread, as the letter in /proc. */
-static char state_of(uint64_t tid)
-{
-    char path[64], state = '?';
-    FILE *file;
-
-    snprintf(path, sizeof path, "/proc/self/task/%llu/stat", (unsigned long long)tid);
-    file = fopen(path, "re");
-    if (file == NULL)
-        return '?';
-    if (fscanf(file, "%*d (%*[^)]) %c", &state) != 1)
-        state = '?';
-    fclose(file);
-    return state;
-}
-
 /* Until the job's table of waits has so many rows: their threads are about to sleep, or drive for long. Then until
  * each of them sleeps. */
 static void await_waits(struct bx_job *job, int count, bool asleep)
@@ -176,7 +159,7 @@ static void await_waits(struct bx_job *job, int count, bool asleep)
         for (int i = 0; i < BXI_WAITS_MAX; i++) {
             uint32_t tid = (uint32_t)bxi_load_seq_cst(&bxi_tables(job->control)->wait[i].thread);
 
-            found += tid != 0 && (!asleep || state_of(tid) == 'S');
+            found += tid != 0 && (!asleep || harness_thread_state(getpid(), tid) == 'S');
         }
     } while (found < count);
 }
@@ -399,7 +382,7 @@ static void *interrupt_the_start(void *context)
 {
     struct bx_job *job = context;
 
-    while (state_of(harness_load(TID)) != 'S')
+    while (harness_thread_state(getpid(), harness_load(TID)) != 'S')
         sched_yield();
     bx_job_interrupt(job, true);
     return NULL;

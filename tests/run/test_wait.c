@@ -2,16 +2,14 @@
 /*
  * lib/run/wait.c: threads that wait after their sleeper was destroyed, and the rows of waiting threads.
  */
+#include "tests/harness/child.h"
 #include "tests/harness/harness.h"
 
 #include "rpc/rpc.h"
 
 #include <criterion/criterion.h>
-#include <dirent.h>
 #include <pthread.h>
 #include <sched.h>
-#include <stdio.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 enum { RELEASED };                      /* gates */
@@ -26,34 +24,6 @@ HARNESS_HANDLER(stay)
 static int setup(struct bx_job *job)
 {
     return bx_register(job, "stay", BX_BLOCKING, stay, NULL);
-}
-
-static int open_descriptors(void)
-{
-    DIR *directory = opendir("/proc/self/fd");
-    int count = 0;
-
-    HARNESS_CHECK(directory != NULL);
-    while (readdir(directory) != NULL)
-        count++;
-    closedir(directory);
-    return count;
-}
-
-/* The state of thread TID, as the letter in /proc. */
-static char state_of_thread(void)
-{
-    char path[64], state = '?';
-    FILE *file;
-
-    snprintf(path, sizeof path, "/proc/self/task/%llu/stat", (unsigned long long)harness_load(TID));
-    file = fopen(path, "re");
-    if (file == NULL)
-        return '?';
-    if (fscanf(file, "%*d (%*[^)]) %c", &state) != 1)
-        state = '?';
-    fclose(file);
-    return state;
 }
 
 /* ---- In a destructor of the program ------------------------------------------------------------ */
@@ -89,8 +59,8 @@ static void let_go_of_a_sleeper(struct bx_job *job)
     while (harness_load(TID) == 0)
         sched_yield();
     before = armings(job);
-    while (armings(job) - before < 1000 &&
-           ((bxi_load_seq_cst(job->run->bell.word) & 3) != BXI_WHO_LEADER || state_of_thread() != 'S'))
+    while (armings(job) - before < 1000 && ((bxi_load_seq_cst(job->run->bell.word) & 3) != BXI_WHO_LEADER ||
+                                            harness_thread_state(getpid(), harness_load(TID)) != 'S'))
         sched_yield();
     harness_store(LOOPS, armings(job) - before);
     harness_post(RELEASED);

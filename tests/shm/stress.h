@@ -11,15 +11,12 @@
 
 #include <stdint.h>
 
-/* Two threads on one mapping: `frames` frames of random length through a small ring, with a producer that often
- * starves and a consumer that often idles. */
+/* Two threads on one mapping: `frames` frames of random length through a small ring, with a producer that often starves
+ * and sleeps in io_uring, and a consumer that often idles and sleeps in epoll. */
 int bxi_stress_ring(uint64_t frames);
 
-/* The same with two processes, each of which can write only its own pages. */
+/* The same with two processes, both with io_uring, each of which can write only its own pages. */
 int bxi_stress_ring_processes(uint64_t frames);
-
-/* Two threads publish one word in turn and ring for it; one sleeps in io_uring, the other in epoll. */
-int bxi_stress_doorbell(uint64_t rounds);
 
 /* Two threads publish and arm at the same instant, in many rounds. Without the full fences of doorbell.h each misses
  * the other within some thousand rounds, on x86 too. */

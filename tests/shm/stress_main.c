@@ -10,11 +10,9 @@
 
 #if defined(__SANITIZE_THREAD__)
 #define FRAMES 60000
-#define ROUNDS 10000
 #define COLLISIONS 20000
 #else
 #define FRAMES 400000
-#define ROUNDS 40000
 #define COLLISIONS 50000
 #endif
 
@@ -38,7 +36,6 @@ int main(int argc, char **argv)
 #if !defined(__SANITIZE_THREAD__)       /* which does not see what two processes share */
     failed += report("the same between two processes", bxi_stress_ring_processes(FRAMES * times));
 #endif
-    failed += report("two threads wake each other in turn", bxi_stress_doorbell(ROUNDS * times));
     failed += report("who publishes sees who arms, or is seen",
                      bxi_stress_collision(COLLISIONS * times));
     return failed == 0 ? 0 : 1;

@@ -54,7 +54,6 @@ struct side {
     enum bxi_sleeper_kind kind;
     uint64_t random;
     int result;
-    uint64_t sleeps;
     struct bxi_bell bell;           /* its own */
     struct bxi_bell_peer peer;      /* the other's */
     struct bxi_sleeper *sleeper;
@@ -106,7 +105,6 @@ static int sleep_until_rung(struct side *side, bool (*has_work)(struct side *sid
     int missed = 0;
     uint64_t token = 0;
 
-    side->sleeps++;
     /* [stress.failed] relaxed: only an early end depends on it. */
     if (bxi_load_relaxed(&side->run->failed) != 0)
         return __LINE__;
@@ -354,61 +352,6 @@ static void *ring_side(void *context)
     return NULL;
 }
 
-/* ---- The doorbell alone ---------------------------------------------------------------------- */
-
-static bool has_turn(struct side *side)
-{
-    const bxi_a64 *mine = &side->run->shared->side[side->index].turn;
-    const bxi_a64 *theirs = &side->run->shared->side[1 - side->index].turn;
-
-    /* [stress.turn] relaxed: the word alone is published. */
-    uint64_t theirs_now = bxi_load_relaxed(theirs);
-    return side->index == 0 ? theirs_now == bxi_load_relaxed(mine)
-                            : theirs_now == bxi_load_relaxed(mine) + 1;
-}
-
-static int wait_for_turn(struct side *side)
-{
-    while (!has_turn(side)) {
-        spin_a_little(side);
-        arm(side);
-        if (has_turn(side)) {
-            bxi_bell_disarm(&side->bell);
-            return 0;
-        }
-        int line = sleep_until_rung(side, has_turn);
-        if (line != 0)
-            return line;
-    }
-    return 0;
-}
-
-static int take_turns(struct side *side)
-{
-    bxi_a64 *mine = &side->run->shared->side[side->index].turn;
-
-    for (uint64_t round = 1; round <= side->run->count; round++) {
-        int line = wait_for_turn(side);
-        if (line != 0)
-            return line;
-        spin_a_little(side);
-        bxi_store_relaxed(mine, round);
-        ring_for(side);
-    }
-    return side->sleeps > 0 || side->run->count < 1000 ? 0 : __LINE__;
-}
-
-static void *doorbell_side(void *context)
-{
-    struct side *side = context;
-
-    int line = open_side(side);
-    if (line == 0)
-        line = take_turns(side);
-    close_side(side, line);
-    return NULL;
-}
-
 /* ---- Arming and publishing at the same instant ----------------------------------------------- */
 
 /* Waits until the other side is here too. False if it has given up. */
@@ -500,7 +443,8 @@ static int open_run(struct run *run, uint64_t count)
     return __LINE__;
 }
 
-static int run_threads(uint64_t count, void *(*body)(void *), enum bxi_sleeper_kind second)
+/* The first side sleeps in io_uring, the second in epoll. */
+static int run_threads(uint64_t count, void *(*body)(void *))
 {
     struct run run;
     struct side sides[2];
@@ -513,7 +457,7 @@ static int run_threads(uint64_t count, void *(*body)(void *), enum bxi_sleeper_k
     for (int i = 0; i < 2; i++) {
         sides[i].run = &run;
         sides[i].index = i;
-        sides[i].kind = i == 0 ? BXI_SLEEPER_URING : second;
+        sides[i].kind = i == 0 ? BXI_SLEEPER_URING : BXI_SLEEPER_EPOLL;
     }
     if (pthread_create(&thread, NULL, body, &sides[1]) != 0) {
         close_run(&run);
@@ -527,17 +471,12 @@ static int run_threads(uint64_t count, void *(*body)(void *), enum bxi_sleeper_k
 
 int bxi_stress_ring(uint64_t frames)
 {
-    return run_threads(frames, ring_side, BXI_SLEEPER_URING);
-}
-
-int bxi_stress_doorbell(uint64_t rounds)
-{
-    return run_threads(rounds, doorbell_side, BXI_SLEEPER_EPOLL);
+    return run_threads(frames, ring_side);
 }
 
 int bxi_stress_collision(uint64_t rounds)
 {
-    return run_threads(rounds, collision_side, BXI_SLEEPER_EPOLL);
+    return run_threads(rounds, collision_side);
 }
 
 /* Makes the pages that this side does not own read-only. */

@@ -7,11 +7,9 @@
 #include "shm/arena_pages.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <jemalloc/jemalloc.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 /* ---- Pages: what stays warm, and what goes ----------------------------------------------------- */
 
@@ -333,16 +331,7 @@ Test(arena, answers_enospc_when_dev_shm_is_full_and_goes_on, .init = make_name)
     expect_in_child(fill_dev_shm, "a mount namespace is unavailable here");
 }
 
-/* ---- Signals, and objects that were truncated --------------------------------------------------- */
-
-Test(arena, allocates_however_many_signals_come, .init = create_small, .fini = release, .timeout = 60)
-{
-    alloc(64);
-    fake_fallocate.interruptions = 1000;
-    memset(alloc(5 * MIB), 1, 5 * MIB);
-    cr_assert_eq(fake_fallocate.interruptions, 0);
-    cr_assert_eq(stats().committed_bytes, pages_bytes());
-}
+/* ---- Signals ----------------------------------------------------------------------------------- */
 
 /* A profiler's timer interrupts every call that takes longer than its period. */
 Test(arena, allocates_in_pieces_where_signals_undo_larger_ones, .init = create_small, .fini = release,
@@ -369,16 +358,4 @@ Test(arena, gives_pages_back_however_many_signals_come, .init = create_small, .f
     cr_assert_eq(fake_fallocate.interruptions, 0);
     cr_assert_leq(pages_bytes(), 64 * KIB);
     cr_assert_eq(stats().committed_bytes, pages_bytes());
-}
-
-/* It must not grow again, filled with zeroes, when pages behind its new end are allocated. */
-Test(arena, does_not_make_a_truncated_object_longer, .init = create_small, .fini = release)
-{
-    struct stat status;
-
-    alloc(64);
-    cr_assert_eq(ftruncate(bxi_arena_fd(arena), 2 * MIB), 0);
-    bxi_arena_alloc(arena, 10 * MIB, &blocks[0]);
-    cr_assert_eq(fstat(bxi_arena_fd(arena), &status), 0);
-    cr_assert_eq((size_t)status.st_size, 2 * MIB);
 }

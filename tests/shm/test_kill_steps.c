@@ -46,8 +46,6 @@
 
 #include "job/job.h"
 
-#include <errno.h>
-#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>

@@ -362,23 +362,6 @@ TEST_EACH(does_not_mistake_a_new_descriptor_for_one_forgotten)
     close(new);
 }
 
-TEST_EACH(lets_go_of_the_file_when_it_forgets)
-{
-    int ends[2];
-
-    signal(SIGPIPE, SIG_IGN);
-    cr_assert_eq(pipe(ends), 0);
-    cr_assert_eq(bxi_sleeper_watch(sleeper, ends[0], 1), 0);
-    cr_assert_eq(look(sleeper), UINT64_MAX);
-    bxi_sleeper_forget(sleeper, 1);
-    close(ends[0]);
-    /* The completion of the removed poll releases the file; the next wait runs it at the latest. */
-    cr_assert_eq(look(sleeper), UINT64_MAX);
-    cr_assert_eq(write(ends[1], "x", 1), -1);
-    cr_assert_eq(errno, EPIPE);
-    close(ends[1]);
-}
-
 /* ---- Errors ---------------------------------------------------------------------------------- */
 
 TEST_EACH(refuses_what_it_cannot_watch)

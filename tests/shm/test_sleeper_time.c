@@ -12,7 +12,6 @@
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
-#include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/syscall.h>

@@ -66,7 +66,6 @@ static void kill_some(void)
     while (sim_truth(SIZE) > 2 && sim_choose(3) == 0);
 }
 
-
 static bool all_are_done(void *unused)
 {
     (void)unused;

@@ -172,8 +172,6 @@ static void waits_for_nobody(void)
     set(&bxi_tables(control(0))->wait[5].thread, 77 | (uint64_t)BXI_FOR_CALL << 32);
 }
 
-
-
 static void serving_for_nobody(void)
 {
     set(&bxi_tables(control(0))->serving[40].who, 2);

@@ -9,7 +9,6 @@
 #include "tools/shmstat/stack.h"
 
 #include <criterion/criterion.h>
-#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>

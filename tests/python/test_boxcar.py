@@ -87,6 +87,11 @@ class Counter:
     def static_later(ref, n):
         return after(0.01, ref.local_value().value + n)
 
+    @classmethod
+    @rpc.functions.async_execution
+    def class_later(cls, n):
+        return after(0.01, cls.__name__ * n)
+
 
 def after(seconds, value):
     future = boxcar.Future()
@@ -407,6 +412,7 @@ class RunRpc(Run):
         CASE.assertEqual(counter.remote().add(2).to_here(), 15)
         CASE.assertTrue(counter.confirmed_by_owner())
         CASE.assertEqual(rpc.rpc_sync("obs1", Counter.static_later, args=(counter, 5)), 20)
+        CASE.assertEqual(rpc.rpc_sync("obs1", Counter.class_later, args=(2,)), "CounterCounter")
         CASE.assertEqual(rpc.rpc_sync("obs1", add, args=(1,), timeout=0), 2)
         with CASE.assertRaisesRegex(RuntimeError, "for the owner, worker obs1"):
             counter.local_value()
@@ -414,9 +420,14 @@ class RunRpc(Run):
             rpc.remote("obs2", raises, args=(ValueError("unmade"),)).to_here()
         with CASE.assertRaises(boxcar.Timeout):
             rpc.rpc_sync("obs1", time.sleep, args=(3,), timeout=0.1)
+        rpc.shutdown()
+        for use in (counter.to_here, counter.rpc_sync().add, counter.owner, mine.local_value, lambda: rpc.RRef(1)):
+            with CASE.assertRaises(boxcar.Shutdown):
+                use()
 
     def leave(self):
-        rpc.shutdown()
+        if os.environ["BX_RANK"] != "0":
+            rpc.shutdown()
 
 
 def on_proxy(rref: rpc.RRef[Counter]) -> int:

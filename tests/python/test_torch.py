@@ -252,7 +252,8 @@ class RunTensors(Run):
         with CASE.assertRaisesRegex(TypeError, "on meta.*GPUs"):
             boxcar.call(1, echo, (torch.empty(3, device="meta"),))
         CASE.assertEqual({boxcar.call(1, leaves_grad_off) for _ in range(20)}, {True})
-        CASE.assertEqual({boxcar.call_async(1, time.sleep, (0.02,)).then(leaves_grad_off).wait() for _ in range(3)}, {True})
+        callbacks = [boxcar.call_async(1, time.sleep, (0.02,)).then(leaves_grad_off) for _ in range(3)]
+        CASE.assertEqual({future.wait() for future in callbacks}, {True})
         twins = [mine, mine]
         back = boxcar.call(1, echo, (twins,))
         CASE.assertIs(back[0], back[1])

@@ -33,7 +33,7 @@
 
 #define CELLS (1u << 18)
 #define SLOTS 5
-#define CLOCKS (1u << 15)
+#define CLOCKS (1u << 16)
 #define BEFORES 8192
 #define EARLY_POINTS 20000      /* so long a store may be unseen */
 #define FREED_MOST 2048         /* bytes of a block that is freed: of all that were accessed it is looked for a race */

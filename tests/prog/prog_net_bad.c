@@ -6,8 +6,8 @@
  *     prog_net_bad SEED
  *     prog_net_bad lie        the last rank sends rank 0 nonsense in the name of rank 1: both are cut off from each
  *                             other, and all leave soon
- *     prog_net_bad parts HOW      the last rank lends rank 0 two tensors, whose parts do not come as they should: twice,
- *                                 short, or empty, of a tensor without elements. It is cut off
+ *     prog_net_bad parts HOW      the last rank lends rank 0 two tensors whose parts do not come as they should: twice,
+ *                                 short, or, empty, of a tensor without elements. It is cut off
  *     prog_net_bad clock          rank 0 has the difference of its clock and rank 1's wrong by an hour, and calls of
  *                                 rank 1 arrive with the time that they have left
  *

@@ -5,6 +5,9 @@
  * UCX's transports through shared memory are left out: workers of one host talk through rings. UCX_TLS and
  * UCX_NET_DEVICES choose among the others. Its keepalive is off: UCX drives it by progress, and would take a worker
  * that computes or is stopped for dead.
+ *
+ * UCX 1.13 aborts this process ("got REP message") when a worker dies while UCX connects it and this one: an assertion
+ * of its own, gone in 1.14 (openucx/ucx, pull request 8175). Nothing here prevents that.
  */
 #include "net/wire.h"
 

@@ -484,30 +484,32 @@ int bx_future_wait(struct bx_future *future, uint64_t timeout_ns)
 
 /* ---- callbacks --------------------------------------------------------------------------------- */
 
-/* The first callback of a call makes this worker eager: the reply is read as soon as it comes, though no thread waits
- * for it. */
+/* A callback that is put on the empty stack of a call makes this worker eager: the reply is read as soon as it comes,
+ * though no thread waits for it. The stack may get empty between the load and the exchange (bxi_callback_remove). */
 void bxi_callback_add(struct bx_future *future, struct bxi_callback *callback)
 {
     struct bxi_callback *head = bxi_load_acquire(&future->callbacks);
     struct bx_job *job = future->job;
-    bool first = future->is_call && head == NULL;
+    bool is_eager = false;
 
     if (future->is_call)
         callback->owner = bx_future_acquire(future);
-    if (first)
-        bxi_more_eager(job->run);
     do {
         if (head == BXI_DONE) {
             callback->next = NULL;
             run_callbacks(future, callback);
             break;
         }
+        if (future->is_call && head == NULL && !is_eager) {
+            bxi_more_eager(job->run);           /* before another thread can end the call */
+            is_eager = true;
+        }
         callback->next = head;
         /* [future.done] release on success, pairs with the exchange in set_done: the
          * completer reads the callback's fields. */
     } while (!bxi_cas(&future->callbacks, &head, callback));
-    if (first && head != NULL)
-        bxi_less_eager(job->run);        /* another thread's was the first, or it is done */
+    if (is_eager && head != NULL)
+        bxi_less_eager(job->run);               /* another thread's is below it, or it is done */
 }
 
 /* Takes the callback out of a stack, and puts the others before those of `older`. */

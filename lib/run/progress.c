@@ -335,8 +335,7 @@ void bxi_more_eager(struct bxi_run *run)
     if (driving == run || run->bell.word == NULL)
         return;
     bxi_fence_seq_cst();
-    /* [eager] sequentially consistent: another thread may have ended what this one asked for. */
-    while ((bxi_load_relaxed(run->bell.word) & 3) == BXI_WHO_LAZY && bxi_load_seq_cst(&run->eager) != 0) {
+    while ((bxi_load_relaxed(run->bell.word) & 3) == BXI_WHO_LAZY) {
         const struct bxi_role *role = bxi_take_role(run);
 
         if (role != NULL)

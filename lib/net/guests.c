@@ -87,7 +87,9 @@ static struct guest *free_guest(struct party *party)
 
         if (guest->stage == NOBODY)
             return guest;
-        if (guest->stage == ASKED && (oldest == NULL || guest->since_ns < oldest->since_ns))
+        /* Who has proven itself and says nothing, after those that have not. */
+        if (guest->stage != KNOWN && (oldest == NULL || guest->stage < oldest->stage ||
+                                      (guest->stage == oldest->stage && guest->since_ns < oldest->since_ns)))
             oldest = guest;
     }
     put_off(party, oldest, "others wait");       /* there are more slots than workers */

@@ -20,6 +20,8 @@
  */
 #include "meet.h"
 
+#include "shm/fork.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <netdb.h>
@@ -395,7 +397,8 @@ static int listen_for_hub(struct bxi_meeting *meeting)
 
     if (getsockname(meeting->net->links[0].fd, address, &length) == 0) {
         own->sin6_port = 0;             /* at the same place in a struct sockaddr_in */
-        fd = meeting->net->listen_fd = socket(own->sin6_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        fd = BXI_UNSHARED(socket(own->sin6_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+        meeting->net->listen_fd = fd;   /* in a child of a fork it would take connections that nobody reads */
     }
     if (fd < 0 || bind(fd, address, length) < 0 || listen(fd, BXI_WORLD_MAX) < 0 ||
         getsockname(fd, address, &length) < 0)

@@ -45,8 +45,7 @@ void bxi_net_destroy(struct bx_job *job)
     for (int i = 0; i < BXI_KNOCKING; i++)
         if (net->knocking[i] >= 0)
             close(net->knocking[i]);
-    if (net->listen_fd >= 0)
-        close(net->listen_fd);
+    bxi_unshared_close(net->listen_fd);
     if (net->epoll_fd >= 0)
         close(net->epoll_fd);
     if (net->stop_fd >= 0)

@@ -127,9 +127,11 @@ value()     # value KEY: of the JSON that was printed last, the first one
 
 new_job 4
 rm -f "$dir/go"
+export UCX_TLS=sm,posix,cma,tcp         # and the transport is tcp
 for rank in 0 1 2 3; do
     begin_rank $rank "$net_end" hold "$dir/go"
 done
+unset UCX_TLS
 ready 1 ready
 there=$BX_JOB.h1
 check 'shmstat shows the part of a job that is on its host' ends 0 show $there
@@ -301,7 +303,7 @@ exec 9>&-
 check 'a worker that rank 0 drops for a crowd comes again' all_done
 soon has_ended $pid_between || end_own $pid_between
 
-begin_behind 2 close "$net_meet" meet 1500
+begin_behind 2 close "$net_meet" meet 4000
 finish
 check 'who hangs up when it has the proof does not know another secret' prints 1 \
     'BX_E_PEER_DEAD: rank 0 .* hung up when it was asked for its proof'

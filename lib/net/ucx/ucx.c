@@ -80,12 +80,33 @@ static ucs_status_t arrived(void *argument, const void *header, size_t header_by
     return UCS_INPROGRESS;
 }
 
+/* UCX_TLS without shared memory, which other programs of the user may want. */
+static ucs_status_t choose_transports(ucp_config_t *config)
+{
+    static const char *const local[] = { "all", "sm", "shm", "mm", "posix", "sysv", "xpmem", "cma", "knem", "self" };
+    const char *given = secure_getenv("UCX_TLS");
+    char names[512], list[600] = "", *rest = names;
+
+    snprintf(names, sizeof names, "%s", given != NULL ? given : "all");
+    if (names[0] == '^' || strcmp(names, "all") == 0) {
+        snprintf(list, sizeof list, "%s,sm,cma,self", names[0] == '^' ? names : "^knem");
+        return ucp_config_modify(config, "TLS", list);
+    }
+    for (char *name; (name = strtok_r(rest, ",", &rest)) != NULL;) {
+        bool is_local = false;
+
+        for (size_t i = 0; i < sizeof local / sizeof local[0]; i++)
+            is_local = is_local || strcmp(name, local[i]) == 0;
+        if (!is_local)
+            snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", list[0] != '\0' ? "," : "", name);
+    }
+    return ucp_config_modify(config, "TLS", list[0] != '\0' ? list : "none");
+}
+
 static ucs_status_t configure(ucp_config_t *config)
 {
-    ucs_status_t status = UCS_OK;
+    ucs_status_t status = choose_transports(config);
 
-    if (secure_getenv("UCX_TLS") == NULL)
-        status = ucp_config_modify(config, "TLS", "^sm,self,cma");
     return status == UCS_OK ? ucp_config_modify(config, "KEEPALIVE_INTERVAL", "inf") : status;
 }
 

@@ -13,6 +13,7 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <math.h>
+#include <stdlib.h>
 
 #define OBSERVERS 3
 #define STEPS 150           /* 450 rows: two blocks of a gradient, the second not full */

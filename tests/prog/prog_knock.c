@@ -191,16 +191,20 @@ static int between(int port)
     return 0;
 }
 
+/* Each with its head: a nonce of rank 0, and the worker's proof. Bytes that nobody has read would make the hang-up a
+ * reset. */
+#define NONCE_BYTES 56
+#define PROOF_BYTES 80
+
 static int close_early(int port)
 {
-    unsigned char bytes[8192];
-    ssize_t got;
+    unsigned char bytes[PROOF_BYTES];
     int worker, to;
 
-    if (come_between(port, &worker, &to) < 0)
+    if (come_between(port, &worker, &to) < 0 || recv(to, bytes, NONCE_BYTES, MSG_WAITALL) != NONCE_BYTES)
         return 1;
-    got = recv(to, bytes, sizeof bytes, 0);
-    return got > 0 && send(worker, bytes, (size_t)got, MSG_NOSIGNAL) == got && recv(worker, bytes, sizeof bytes, 0) > 0
+    return send(worker, bytes, NONCE_BYTES, MSG_NOSIGNAL) == NONCE_BYTES &&
+                   recv(worker, bytes, PROOF_BYTES, MSG_WAITALL) == PROOF_BYTES
                ? 0 : 1;
 }
 

@@ -89,7 +89,7 @@ static ucs_status_t choose_transports(ucp_config_t *config)
 
     snprintf(names, sizeof names, "%s", given != NULL ? given : "all");
     if (names[0] == '^' || strcmp(names, "all") == 0) {
-        snprintf(list, sizeof list, "%s,sm,cma,self", names[0] == '^' ? names : "^knem");
+        snprintf(list, sizeof list, "%s,sm,self,cma", names[0] == '^' ? names : "^sm");
         return ucp_config_modify(config, "TLS", list);
     }
     for (char *name; (name = strtok_r(rest, ",", &rest)) != NULL;) {

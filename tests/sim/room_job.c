@@ -242,8 +242,6 @@ struct bx_job *sim_job_begin(int rank, int workers, void (*more)(struct bx_job *
     sim_count(BEGINNING, 1);
     rc = bx_job_start(job);
     sim_count(BEGINNING, -(rc == 0));
-    if (sim_host_of(rank) >= 0)
-        sim_spare_memory();             /* what lib/net has no memory for cuts the pair off */
     if (rc < 0 && sim_is_refused_start(rank, rc)) {
         if (sim_registrar >= 0)
             sim_join(sim_registrar);

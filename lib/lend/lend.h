@@ -108,7 +108,7 @@ struct bx_tensor {
     unsigned char *data;
     int64_t elements;
     struct bxi_storage *storage;
-    struct bxi_passed *passed;  /* only of a loan in host memory. NULL: it lies in the lender's arena */
+    struct bxi_passed *passed;  /* of a loan: where in host memory it lies, or was staged; NULL: the lender's arena */
     int64_t shape[BX_DIMS_MAX];
     int64_t strides[BX_DIMS_MAX];
 };
@@ -268,6 +268,11 @@ struct bxi_loan {
     struct bx_tensor **pointers;    /* to the tensors; stored after them */
     struct bx_tensor tensors[];
 };
+/* The arena in which a tensor of the loan lies. */
+static inline struct bxi_arena_view *bxi_loan_view(const struct bxi_loan *loan, const struct bx_tensor *tensor)
+{
+    return tensor->passed != NULL ? tensor->passed->view : loan->view;
+}
 
 /* ---- The part of the job --------------------------------------------------------------------------- */
 

@@ -281,8 +281,7 @@ static int64_t parse_head(struct bxi_loan *loan, uint32_t index, const unsigned 
         return BX_E_CORRUPT;
     *room = named ? ref.bytes : end - head.offset;
     if (!named)                         /* of a staged one: where it is copied from */
-        tensor->data = (unsigned char *)(uintptr_t)(tensor->passed != NULL ? tensor->passed->view : loan->view)->base +
-                       head.offset;
+        tensor->data = (unsigned char *)(uintptr_t)bxi_loan_view(loan, tensor)->base + head.offset;
     if (head.device == BX_CPU)
         return sizeof head;
     if (bxi_device_ops() == NULL)
@@ -349,7 +348,7 @@ static int hold_older(struct bxi_loan *loan, const unsigned char *at, uint32_t o
     struct bx_job *job = loan->returns->job;
     struct bxi_storage *older = find_lent_on(job, at);
 
-    if (older != NULL && loan->passed->storage == older) {      /* as the tensor before it */
+    if (older != NULL && loan->passed != NULL && loan->passed->storage == older) {      /* as the tensor before it */
         bxi_storage_release(older);
         older = NULL;
     }

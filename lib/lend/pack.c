@@ -39,7 +39,7 @@ static int64_t owner_of(const struct bx_job *job, const struct bxi_lend_peer *pe
     uint32_t owner = passed != NULL ? passed->owner : bxi_owner_word(loan->returns->peer);
     const struct bxi_lend_peer *lives = bxi_owner_of(job, owner);
 
-    *view = passed != NULL ? passed->view : loan->view;
+    *view = bxi_loan_view(loan, tensor);
     /* Of an owner that is gone it is copied, and back to an owner that did not lend it to this worker. Relaxed: if it
      * is seen late, the receiver, which has closed the owner too, answers so (take_passed). */
     if (lives == NULL || lives->rank == job->rank || bxi_load_relaxed(&lives->is_gone) != 0)

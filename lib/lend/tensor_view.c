@@ -387,7 +387,6 @@ static void end_private(void *context)
 
 int bx_tensor_copy_on_write(struct bx_tensor *tensor, struct bx_tensor **copy)
 {
-    struct bxi_arena_view *view;
     struct private *private;
     void *memory;
     int rc;
@@ -400,8 +399,8 @@ int bx_tensor_copy_on_write(struct bx_tensor *tensor, struct bx_tensor **copy)
     private = malloc(sizeof *private);
     if (private == NULL)
         return bx_fail(-ENOMEM, "no memory for a copy's %zu bytes of description", sizeof *private);
-    view = tensor->passed != NULL ? tensor->passed->view : ((const struct bxi_loan *)tensor->storage)->view;
-    *private = (struct private){ bx_tensor_acquire(tensor), view };
+    *private = (struct private){ bx_tensor_acquire(tensor),
+                                 bxi_loan_view((const struct bxi_loan *)tensor->storage, tensor) };
     memory = bxi_arena_view_private(private->view, tensor->data, bx_tensor_bytes(tensor));
     rc = memory == NULL ? -EBUSY : bx_tensor_wrap(memory, (enum bx_dtype)tensor->dtype, tensor->ndim, tensor->shape,
                                                   NULL, end_private, private, copy);

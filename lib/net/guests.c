@@ -68,8 +68,7 @@ static void refuse(struct party *party, struct guest *guest, const char *why)
 /* It may be a worker, and is told the code. -EAGAIN: it is to come again. */
 static void tell_and_refuse(struct party *party, struct guest *guest, int code, const char *why)
 {
-    bxi_net_send(guest->fd, &(struct bxi_net_message){ .kind = BXI_NET_FAIL, .value = (uint64_t)(int64_t)code }, NULL,
-                 bxi_now_ns());
+    bxi_meet_tell(guest->fd, code, NULL);
     refuse(party, guest, why);
 }
 
@@ -144,13 +143,11 @@ static void take_proof(struct party *party, struct guest *guest)
 static void refuse_other_job(struct party *party, struct guest *guest)
 {
     const struct bxi_hello *hello = &guest->in.message.body.hello;
-    struct bxi_net_message message = { .kind = BXI_NET_FAIL, .value = (uint64_t)(int64_t)-EINVAL };
     char text[BXI_TEXT_BYTES];
 
-    message.bytes = (uint32_t)snprintf(text, sizeof text, "worker '%s' (rank %d) is of job '%s', and who listens at "
-                                       "BX_ROOT=%.128s is of job '%s'", hello->name, hello->rank, hello->job,
-                                       party->meeting->where, party->meeting->self->job) + 1;
-    bxi_net_send(guest->fd, &message, text, bxi_now_ns());
+    snprintf(text, sizeof text, "worker '%s' (rank %d) is of job '%s', and who listens at BX_ROOT=%.128s is of job "
+             "'%s'", hello->name, hello->rank, hello->job, party->meeting->where, party->meeting->self->job);
+    bxi_meet_tell(guest->fd, -EINVAL, text);
     refuse(party, guest, text);
 }
 
@@ -396,13 +393,11 @@ static void keep_links(struct party *party)
 static void fail_all(struct party *party, int code)
 {
     char text[BXI_TEXT_BYTES];
-    struct bxi_net_message message = { .kind = BXI_NET_FAIL, .value = (uint64_t)(int64_t)code };
 
     snprintf(text, sizeof text, "%s", bx_error_text());
-    message.bytes = (uint32_t)strlen(text) + 1;
     for (int i = 0; i < GUESTS_MAX; i++)
         if (party->guests[i].stage >= PROVEN)           /* also the one at fault */
-            bxi_net_send(party->guests[i].fd, &message, text, bxi_now_ns());
+            bxi_meet_tell(party->guests[i].fd, code, text);
 }
 
 int bxi_meet_guests(struct bxi_meeting *meeting)

@@ -32,6 +32,14 @@ int bxi_meet_resolve(const char *where, bool listens, struct addrinfo **found)
                                  bxi_brief(where).text, gai_strerror(rc));
 }
 
+void bxi_meet_tell(int fd, int code, const char *text)
+{
+    const struct bxi_net_message message = { .kind = BXI_NET_FAIL, .value = (uint64_t)(int64_t)code,
+                                             .bytes = text != NULL ? (uint32_t)strlen(text) + 1 : 0 };
+
+    bxi_net_send(fd, &message, text, bxi_now_ns());
+}
+
 int bxi_meet_failure(const struct bxi_net_message *message, const void *text)
 {
     int code = (int)(int64_t)message->value;

@@ -64,7 +64,7 @@ static void pass_on(struct bxi_net *net, uint64_t rank, const struct bxi_link *f
 void bxi_net_tell_death(struct bx_job *job, int rank)
 {
     /* [state] acquire, as in look_state. One that had left has told so itself, and that may still be under way. */
-    if (job->net == NULL || !job->net->runs ||
+    if (job->net == NULL || !bxi_links_are_run(job->net) ||
         bxi_load_acquire((bxi_a32 *)&job->rpc->peers[rank]->view.control->header.state) == BXI_LEFT)
         return;
     bxi_store_relaxed(&job->net->dead_here[rank], 1);           /* relaxed: the bell is behind it */
@@ -370,9 +370,11 @@ int bxi_links_start(struct bx_job *job)
             net->links[rank].fd = BXI_UNSHARED(net->links[rank].fd);    /* else it hangs up when a child ends, too */
             rc = watch(net, net->links[rank].fd, EPOLLIN, (uint64_t)rank);
         }
+    bxi_store_relaxed(&net->order, BXI_LINKS_WAIT);     /* relaxed: the thread is made behind it */
     if (rc == 0)
         rc = -bxi_thread_create(&net->thread, run_net, job);
-    net->has_thread = rc == 0;
+    if (rc < 0)
+        bxi_store_relaxed(&net->order, BXI_LINKS_END);  /* relaxed: there is none */
     return rc == 0 ? 0 : bx_fail(rc, "what watches other hosts cannot be started: %s", bx_strerror(rc));
 }
 
@@ -389,9 +391,8 @@ void bxi_links_run(struct bxi_net *net)
 
 void bxi_links_stop(struct bxi_net *net)
 {
-    if (!net->has_thread)
+    if (bxi_load_relaxed(&net->order) == BXI_LINKS_END)     /* relaxed: start and end come one after the other */
         return;
-    give_order(net, BXI_LINKS_STOP);
+    give_order(net, BXI_LINKS_END);
     pthread_join(net->thread, NULL);
-    net->has_thread = false;
 }

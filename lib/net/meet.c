@@ -605,13 +605,11 @@ int bxi_net_ready(struct bx_job *job, uint64_t deadline_ns)
 void bxi_net_fail(struct bx_job *job, int code)
 {
     char text[BXI_TEXT_BYTES];
-    struct bxi_net_message message = { .kind = BXI_NET_FAIL, .value = (uint64_t)(int64_t)code };
 
     if (job->net == NULL)
         return;
     snprintf(text, sizeof text, "%s", bx_error_text());
-    message.bytes = (uint32_t)strlen(text) + 1;
     for (int rank = 0; rank < job->world_size; rank++)
         if (job->net->links[rank].fd >= 0)
-            bxi_net_send(job->net->links[rank].fd, &message, text, bxi_now_ns());
+            bxi_meet_tell(job->net->links[rank].fd, code, text);
 }

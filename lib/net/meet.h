@@ -66,7 +66,9 @@ void bxi_meet_keep(int fd, uint64_t timeout_ns);
 bool bxi_meet_proof(const struct bxi_meeting *meeting, const char who[4], const unsigned char *theirs,
                     const unsigned char *own, unsigned char proof[BXI_WIRE_MAC_BYTES]);
 bool bxi_meet_equal(const unsigned char *one, const unsigned char *two);
-/* What a FAIL says, as this thread's failure: its code. */
+/* Tells that the start fails there, with a sentence, or NULL. Does not wait. */
+void bxi_meet_tell(int fd, int code, const char *text);
+/* What that says, as this thread's failure: its code. */
 int bxi_meet_failure(const struct bxi_net_message *message, const void *text);
 /* Fills in the places. 0, or a failure with its sentence. */
 int bxi_meet_take_table(struct bxi_meeting *meeting, uint64_t instance, const unsigned char *body, size_t bytes);

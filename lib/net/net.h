@@ -80,7 +80,7 @@ struct bxi_link {                       /* the thread's, since it runs */
     unsigned unread;                    /* pings, since a message was read */
 };
 
-enum bxi_links_order { BXI_LINKS_WAIT, BXI_LINKS_RUN, BXI_LINKS_STOP };
+enum bxi_links_order { BXI_LINKS_END, BXI_LINKS_WAIT, BXI_LINKS_RUN };
 
 #define BXI_KNOCKING 8
 #define BXI_ROOT_BYTES 1024             /* of the addresses of rank 0 */
@@ -98,10 +98,8 @@ struct bxi_net {
     int listen_fd;                      /* for a link of the next hub; -1: rank 0 has none */
     int knocking[BXI_KNOCKING];         /* the thread: connections to listen_fd that have shown nothing; -1: none */
     unsigned knocks;
-    bool runs;                          /* start: the source is there, and the thread does its work */
-    bool has_thread;                    /* start, and the end */
     pthread_t thread;                   /* links.c: reads the links, and wakes who drives */
-    bxi_a32 order;                      /* to the thread: enum bxi_links_order */
+    bxi_a32 order;                      /* to the thread: enum bxi_links_order; END: there is none, or not for long */
     int epoll_fd, stop_fd;
     struct bxi_lock lock;               /* what the thread and the role share of deaths: twin->end_fd, lost_ns */
     bxi_a32 dead_here[BXI_WORLD_MAX];           /* written by the role: 1: a death on this host, to be told by links */
@@ -340,6 +338,10 @@ void bxi_net_stop(const struct bxi_role *role, struct bx_job *job);
  * or a failure with its sentence. */
 int bxi_links_start(struct bx_job *job);
 void bxi_links_run(struct bxi_net *net);
+static inline bool bxi_links_are_run(const struct bxi_net *net)
+{
+    return bxi_load_relaxed((bxi_a32 *)&net->order) == BXI_LINKS_RUN;   /* relaxed: of the threads that give orders */
+}
 void bxi_links_stop(struct bxi_net *net);       /* also of a net that was never started */
 /* A worker of this host has died: the other hosts are told. Role. */
 void bxi_net_tell_death(struct bx_job *job, int rank);

@@ -134,7 +134,7 @@ static void add(struct bxi_parcel *parcel, const void *payload, uint32_t bytes)
  * go. */
 static bool words_wait(const struct bxi_twin *twin)
 {
-    return twin->words_under_way && twin->job->net->runs;
+    return twin->words_under_way && bxi_links_are_run(twin->job->net);
 }
 
 /* Sends one message, with up to PARCEL_BYTES of frames that end at or before until. How many; -1: no memory. words: go

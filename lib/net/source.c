@@ -77,7 +77,6 @@ void bxi_net_start(struct bx_job *job)
     if (net == NULL)
         return;
     bxi_links_run(net);
-    net->runs = true;
     bxi_lock(&job->run->lock);
     bxi_run_add(job->run, &net_source, job);
     bxi_unlock(&job->run->lock);
@@ -106,7 +105,7 @@ void bxi_net_tell_left(struct bx_job *job)
     struct left_waiter left = { .waiter = { .ready = all_are_told, .object = job->net,
                                             .deadline_ns = bxi_now_ns() + CLOSE_NS }, .job = job };
 
-    if (job->net == NULL || !job->net->runs)
+    if (job->net == NULL || !bxi_links_are_run(job->net))
         return;
     bxi_event(job->run, BXI_EVENT_NET);
     bxi_wait(job->run, &left.waiter);
@@ -117,9 +116,8 @@ void bxi_net_stop(const struct bxi_role *role, struct bx_job *job)
     struct bxi_net *net = job->net;
 
     (void)role;
-    if (net == NULL || !net->runs)
+    if (net == NULL || !bxi_links_are_run(net))
         return;
-    net->runs = false;
     bxi_links_stop(net);
     bxi_out_pass(job, true);            /* LEFT */
     for (int rank = 0; rank < job->world_size; rank++)

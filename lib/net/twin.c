@@ -126,8 +126,8 @@ static int make_twin(struct bxi_twin *twin)
     fds[BXI_BOOT_ARENA] = reopen(twin->arena_fd);
     fds[BXI_BOOT_BELL] = copy(job->run->bell_fd[0]);
     fds[BXI_BOOT_BELL_LEADER] = copy(job->run->bell_fd[1]);
-    fds[BXI_BOOT_PIDFD] = pipe2(pipe_fd, O_CLOEXEC | O_NONBLOCK) < 0 ? -errno : pipe_fd[0];
-    twin->end_fd = BXI_UNSHARED(pipe_fd[1]);
+    twin->end_fd = BXI_UNSHARED(pipe2(pipe_fd, O_CLOEXEC | O_NONBLOCK) < 0 ? -1 : pipe_fd[1]);
+    fds[BXI_BOOT_PIDFD] = twin->end_fd < 0 ? -errno : pipe_fd[0];
     for (int i = 0; i < BXI_BOOT_FDS && rc == 0; i++)
         rc = fds[i] < 0 ? fds[i] : 0;
     if (rc == 0)

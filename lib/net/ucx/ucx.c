@@ -7,7 +7,7 @@
  * that computes or is stopped for dead.
  *
  * UCX 1.13 aborts this process ("got REP message") when a worker dies while UCX connects it and this one: an assertion
- * of its own, gone in 1.14 (openucx/ucx, pull request 8175). Nothing here prevents that.
+ * of its own, which openucx/ucx pull request 8175 has removed. Nothing here prevents that.
  */
 #include "net/wire.h"
 

@@ -456,7 +456,7 @@ static bool none_is_read(void *wire)
 static bool all_is_over(void *wire)
 {
     for (const struct message *message = messages; message != NULL; message = message->next)
-        if (message->from == wire && message->way == LARGE && message->state != OVER)
+        if (message->from == wire && message->way != COPIED && message->state != OVER)
             return false;
     return true;
 }
@@ -465,12 +465,22 @@ static bool all_is_over(void *wire)
 static void close_wire(struct bxi_wire *wire, uint64_t timeout_ns)
 {
     enter("close a wire", PC);
-    for (struct message *message = messages; message != NULL; message = message->next)
-        if (message->from == wire && message->way == READ && message->state == UNDER_WAY) {
-            message->head = private_copy(message, message->head, message->head_bytes);
-            message->data = private_copy(message, message->data, message->bytes);
+    for (struct message *message = messages; message != NULL; message = message->next) {
+        void *head, *data;
+
+        if (message->from != wire || message->way != READ || message->state != UNDER_WAY)
+            continue;
+        head = private_copy(message, message->head, message->head_bytes);
+        data = private_copy(message, message->data, message->bytes);
+        if (message->state == UNDER_WAY) {
+            message->head = head;
+            message->data = data;
             message->way = COPIED;
+        } else {                        /* it has arrived meanwhile, and is read */
+            sim_free(head);
+            sim_free(data);
         }
+    }
     wire->is_armed = false;
     end_what_comes(wire);
     sim_block("closes its wire", all_is_over, wire, until(timeout_ns));

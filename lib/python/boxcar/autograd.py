@@ -37,6 +37,7 @@ from ._tensors import make
 
 __all__ = ["backward", "context", "get_gradients"]
 
+_GRAD_RUNS_HOOKS = torch.__version__ >= (2, 0)      # a comparison takes 0.4 ms
 RELEASED = 1000         # ids that are remembered: a request that was overtaken by the end of its context makes no other
 
 _contexts = {}
@@ -198,7 +199,7 @@ def _needs(context_id, messages):
 
 def _hooked(leaf, gradient):
     """What the leaf's hooks make of it: before 2.0 torch.autograd.grad does not run them."""
-    if torch.__version__ < (2, 0):
+    if not _GRAD_RUNS_HOOKS:
         with torch.no_grad():
             for hook in list((leaf._backward_hooks or {}).values()):
                 result = hook(gradient)

@@ -15,8 +15,8 @@
  *     the workers of the receives that it finds. A worker answers the first who told it when all whom it told have
  *     answered, and others at once; so the answer to the maker means that all is found, with the set of workers
  *     (Dijkstra and Scholten, 1980).
- *  2. autograd.run, to each of the set, the maker too; the answer comes when all nodes of that worker have run, and
- *     each such call has the deadline of the pass. autograd.grads: the
+ *  2. autograd.run, to each of the set, the maker too; the answer comes when all nodes of that worker have run and
+ *     its calls are answered, or have failed; each such call has the deadline of the pass. autograd.grads: the
  *     gradients of a worker's sends, or that there is none; it runs what is ready, and the gradients that come out go
  *     to the next workers the same way: together, but after a slow node at once.
  *
@@ -81,6 +81,7 @@ struct bxi_dist_pass {
     size_t in_count, in_capacity;
     bool unsent;                                /* an inline handler had no room to send all of `out` */
     bool handed;                                /* context->lock: autograd.work was called, and has not begun */
+    size_t unsettled;                           /* context->lock: calls of the part, and 1 until its nodes have run */
     int code;                                   /* context->lock: it failed here */
     char *text;
     struct bx_future *done;                     /* context->lock: the answer to autograd.run */
@@ -125,6 +126,9 @@ void bxi_dist_trace(const struct bx_context *context, const struct bx_slice *sli
                     int code);
 /* Ends this worker's part of the pass of that number: answers autograd.run, now or when it comes. */
 void bxi_dist_finish_part(struct bx_context *context, uint64_t number, int code, const char *text);
+/* A call is made that the part waits for; it was answered, or the nodes have run: the last of them ends the part. */
+void bxi_dist_unsettle(struct bx_context *context, uint64_t number);
+void bxi_dist_settle(struct bx_context *context, uint64_t number);
 /* Frees the pass of a context that has ended, unless a thread runs it: that one will. */
 void bxi_dist_pass_drop(struct bx_context *context);
 

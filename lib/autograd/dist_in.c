@@ -69,7 +69,7 @@ int bxi_dist_run_ready(struct bx_context *context, bool is_inline)
         bxi_dist_finish_part(context, pass->number, rc, bx_error_text());
     } else if (pass->pass.left == 0 && pass->awaited == 0) {
         bxi_pass_end(&pass->pass);          /* the nodes are free for the next pass */
-        bxi_dist_finish_part(context, pass->number, 0, NULL);
+        bxi_dist_settle(context, pass->number);
     }
     return rc;
 }

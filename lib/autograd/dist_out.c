@@ -36,6 +36,8 @@ static void answered(struct bx_future *future, void *argument)
 
     if (bx_future_error(future) < 0)
         bxi_dist_finish_part(sent->context, sent->number, bx_future_error(future), bx_future_error_text(future));
+    else
+        bxi_dist_settle(sent->context, sent->number);
     bx_context_release(sent->context);
     free(sent);
 }
@@ -47,6 +49,7 @@ int bxi_dist_tie(struct bx_context *context, uint64_t number, struct bx_future *
 
     if (rc == 0) {
         *sent = (struct sent){ bx_context_acquire(context), number };
+        bxi_dist_unsettle(context, number);
         rc = bx_future_on_done(future, answered, sent);
     }
     if (rc < 0 && sent != NULL) {

@@ -102,14 +102,20 @@ struct bx_future *bxi_dist_part_done(struct bx_context *context, int code)
     return done;
 }
 
+/* context->lock. NULL: that pass is over. */
+static struct bxi_dist_pass *pass_of(struct bx_context *context, uint64_t number)
+{
+    return context->pass != NULL && context->pass->number == number ? context->pass : NULL;
+}
+
 void bxi_dist_finish_part(struct bx_context *context, uint64_t number, int code, const char *text)
 {
     struct bxi_dist_pass *pass;
     struct bx_future *done = NULL;
 
     pthread_mutex_lock(&context->lock);
-    pass = context->pass;
-    if (pass != NULL && pass->number == number && bxi_load_relaxed(&pass->is_done) == 0) {
+    pass = pass_of(context, number);
+    if (pass != NULL && bxi_load_relaxed(&pass->is_done) == 0) {
         pass->code = code;
         pass->text = code < 0 && text != NULL ? strdup(text) : NULL;
         done = bxi_dist_part_done(context, code);
@@ -122,4 +128,28 @@ void bxi_dist_finish_part(struct bx_context *context, uint64_t number, int code,
     else
         bx_future_set(done, NULL);
     bx_future_release(done);
+}
+
+void bxi_dist_unsettle(struct bx_context *context, uint64_t number)
+{
+    struct bxi_dist_pass *pass;
+
+    pthread_mutex_lock(&context->lock);
+    pass = pass_of(context, number);
+    if (pass != NULL)
+        pass->unsettled++;
+    pthread_mutex_unlock(&context->lock);
+}
+
+void bxi_dist_settle(struct bx_context *context, uint64_t number)
+{
+    struct bxi_dist_pass *pass;
+    bool last;
+
+    pthread_mutex_lock(&context->lock);
+    pass = pass_of(context, number);
+    last = pass != NULL && --pass->unsettled == 0;
+    pthread_mutex_unlock(&context->lock);
+    if (last)
+        bxi_dist_finish_part(context, number, 0, NULL);
 }

@@ -33,6 +33,7 @@ static struct bxi_dist_pass *pass_of(struct bx_context *context, uint64_t number
     }
     bxi_pass_begin(&pass->pass, context->grads, retain);
     pass->number = number;
+    pass->unsettled = 1;
     if (bxi_context_rank(context) != bx_job_rank(context->dist->job))
         pass->began_ns = bx_trace_begin(context->dist->job);
     pass->pass.none = bxi_receive_none;

@@ -4,6 +4,7 @@
  * elements, and functions that compute with it; results and gradients are compared with those of one process.
  */
 #include "tests/autograd/dist_fixture.h"
+#include "tests/harness/memory.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -14,6 +15,7 @@
 
 enum { WIDTH = 5, THREADS = 4 };
 enum { IN_BACKWARD, GRADIENT_CAME, ENDED };     /* gates */
+enum { FAILS_IN = 8 };                          /* a value */
 
 TestSuite(dist, .timeout = 60);
 
@@ -403,6 +405,35 @@ HARNESS_TEST(dist, ends_everywhere_at_its_deadline, 60, .size = 2, .setup = setu
     harness_post(ENDED);
     await_no_context(job, "worker1");
     pass_end(&pass);
+}
+
+static int setup_memory(struct bx_job *job)
+{
+    if (bx_job_rank(job) == 1)
+        memory_fails_value = FAILS_IN;
+    return setup(job);
+}
+
+/* In worker1 the n-th allocation of a pass fails, for every n until none does. The maker's part waits for no gradient, so
+ * it has nothing left to do when it has sent one. */
+HARNESS_TEST(dist, ends_at_once_where_a_worker_has_no_memory, 60, .size = 2, .setup = setup_memory)
+{
+    bool failed = true;
+
+    for (unsigned n = 1; failed; n++) {
+        struct pass pass = pass_begin();
+        struct bx_var *x = bx_var_detach(pass.tape, w);
+        struct bx_var *loss = bx_var_sum(pass.tape, pass_call(job, &pass, "worker1", "product", x, NULL));
+        int rc;
+
+        harness_store(FAILS_IN, n);
+        rc = bx_context_backward(pass.context, &loss, NULL, 1, false, 5000 * HARNESS_MS);
+        failed = harness_load(FAILS_IN) == 0;
+        harness_store(FAILS_IN, 0);
+        HARNESS_CHECK(rc == 0 || (failed && rc != BX_E_TIMEOUT));
+        pass_end(&pass);
+        await_no_context(job, "worker1");
+    }
 }
 
 HARNESS_TEST(dist, refuses_bad_input_with_a_sentence, 60, .size = 2, .setup = setup)

@@ -5,7 +5,6 @@
  */
 #include "tests/autograd/dist_fixture.h"
 
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <math.h>
 #include <pthread.h>

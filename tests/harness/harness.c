@@ -10,7 +10,6 @@
 
 #include "job/job.h"
 
-#include <criterion/criterion.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>

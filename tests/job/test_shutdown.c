@@ -8,7 +8,6 @@
 
 #include "rpc/rpc.h"
 
-#include <criterion/criterion.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>

@@ -7,7 +7,6 @@
 
 #include "rpc/rpc.h"
 
-#include <criterion/criterion.h>
 #include <signal.h>
 
 enum gate { READY = 0, DONE };

@@ -5,7 +5,6 @@
  */
 #include "checked_fixture.h"
 
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

@@ -8,7 +8,6 @@
 #include "rpc/rpc.h"
 #include "run/drive.h"
 
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>

@@ -7,7 +7,6 @@
 #include "rpc/rpc.h"
 #include "tests/harness/refuse.h"
 
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <limits.h>
 #include <poll.h>

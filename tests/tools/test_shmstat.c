@@ -8,7 +8,6 @@
 
 #include "rpc/rpc.h"
 
-#include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -6,7 +6,6 @@
 #include "tests/harness/harness.h"
 #include "stat_run.h"
 
-#include <criterion/criterion.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>

@@ -10,7 +10,6 @@
 
 #include "job/job.h"
 
-#include <criterion/criterion.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>

@@ -7,7 +7,6 @@
 #include "stat_check.h"
 #include "stat_plant_gpu.h"
 
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <signal.h>
 #include <string.h>

@@ -9,7 +9,6 @@
 
 #include "rpc/rpc.h"
 
-#include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

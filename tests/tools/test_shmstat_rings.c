@@ -10,7 +10,6 @@
 #include "rpc/frame.h"
 #include "rpc/rpc.h"
 
-#include <criterion/criterion.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>

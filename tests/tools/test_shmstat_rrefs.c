@@ -10,7 +10,6 @@
 
 #include "rpc/rpc.h"
 
-#include <criterion/criterion.h>
 #include <stdio.h>
 #include <string.h>
 

@@ -8,7 +8,6 @@
 
 #include "tools/shmstat/stack.h"
 
-#include <criterion/criterion.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>

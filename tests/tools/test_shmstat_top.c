@@ -9,7 +9,6 @@
 #include "stat_plant.h"
 #include "stat_run.h"
 
-#include <criterion/criterion.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>

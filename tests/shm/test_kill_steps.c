@@ -6,8 +6,8 @@
  * other builds this file has no test. The steps lie between system calls that leave names in /dev/shm, locks, sockets
  * and what the launcher knows: here they are the kernel's own, which frees those of a dead process in its own order.
  * The simulator (tests/sim: start, death, serve, end) kills workers at any access to memory, and has the calls that
- * the others make meanwhile. Each test checks that the step was reached, that the others hear of the death or go on, and
- * that nothing is left in /dev/shm. The table of deaths:
+ * the others make meanwhile. Each test checks that the step was reached, that the others hear of the death or go on,
+ * and that nothing is left in /dev/shm. The table of deaths:
  *
  *   step                    killed when                      what is left, and what survivors see
  *   spawn.announced         the launcher told, no name yet   nothing: the start of all fails, with its name
@@ -183,20 +183,24 @@ static const struct left_step {
     enum others others[2];              /* if rank 0 dies there, if rank 1 does */
 } left_steps[] = {
     { "boot.locked", 1, { WAIT } }, { "boot.lock_noted", 1, { WAIT } }, { "boot.bound", 1, { WAIT } },
-    { "boot.listening", 1, { WAIT } }, { "segment.named", 1, { WAIT, FAIL } }, { "segment.locked", 1, { WAIT, FAIL } },
-    { "segment.sized", 1, { WAIT, FAIL } }, { "segment.allocated", 1, { WAIT, FAIL } },
-    { "segment.written", 1, { WAIT, FAIL } }, { "segment.named", 2, { WAIT, FAIL } },
-    { "arena.locked", 1, { WAIT, FAIL } }, { "arena.sized", 1, { WAIT, FAIL } }, { "object.unnamed", 1, { WAIT } },
-    { "object.linked", 1, { WAIT, FAIL } }, { "boot.waits", 1, { NONE, WAIT } }, { "boot.hello_sent", 1, { NONE, FAIL } },
-    { "boot.welcome_sent", 1, { FAIL } }, { "boot.welcome_sent", 2, { FAIL } }, { "boot.welcomed", 1, { NONE, FAIL } },
+    { "boot.listening", 1, { WAIT } }, { "segment.named", 1, { WAIT, FAIL } },
+    { "segment.locked", 1, { WAIT, FAIL } }, { "segment.sized", 1, { WAIT, FAIL } },
+    { "segment.allocated", 1, { WAIT, FAIL } }, { "segment.written", 1, { WAIT, FAIL } },
+    { "segment.named", 2, { WAIT, FAIL } }, { "arena.locked", 1, { WAIT, FAIL } },
+    { "arena.sized", 1, { WAIT, FAIL } }, { "object.unnamed", 1, { WAIT } },
+    { "object.linked", 1, { WAIT, FAIL } }, { "boot.waits", 1, { NONE, WAIT } },
+    { "boot.hello_sent", 1, { NONE, FAIL } }, { "boot.welcome_sent", 1, { FAIL } },
+    { "boot.welcome_sent", 2, { FAIL } }, { "boot.welcomed", 1, { NONE, FAIL } },
     { "boot.join_sent", 1, { NONE, FAIL } }, { "boot.joined", 1, { FAIL } }, { "boot.joined", 2, { FAIL } },
     { "boot.table_sent", 1, { FAIL } }, { "boot.table_sent", 2, { FAIL } }, { "boot.tabled", 1, { NONE, FAIL } },
     { "boot.attached_sent", 1, { NONE, EITHER } }, { "boot.socket_gone", 1, { FAIL } },
     { "boot.running_noted", 1, { FAIL } }, { "boot.gate_closed", 1, { FAIL } }, { "boot.gate_open", 1, { RUN } },
     { "boot.go_sent", 1, { RUN } }, { "boot.go_sent", 2, { RUN } }, { "state.running", 1, { RUN, RUN } },
-    { "state.leaving", 1, { RUN, RUN } }, { "state.leaving_rung", 1, { RUN, RUN } }, { "ending.round", 1, { RUN, RUN } },
-    { "ending.round_rung", 1, { RUN, RUN } }, { "state.left", 1, { RUN, RUN } }, { "state.stopped", 1, { RUN, RUN } },
-    { "segment.unlinked", 1, { RUN, RUN } }, { "arena.unlinked", 1, { RUN, RUN } }, { "boot.lock_gone", 1, { RUN } },
+    { "state.leaving", 1, { RUN, RUN } }, { "state.leaving_rung", 1, { RUN, RUN } },
+    { "ending.round", 1, { RUN, RUN } }, { "ending.round_rung", 1, { RUN, RUN } },
+    { "state.left", 1, { RUN, RUN } }, { "state.stopped", 1, { RUN, RUN } },
+    { "segment.unlinked", 1, { RUN, RUN } }, { "arena.unlinked", 1, { RUN, RUN } },
+    { "boot.lock_gone", 1, { RUN } },
 };
 
 static void start_others(int victim, uint32_t deaths, uint64_t timeout_ns)

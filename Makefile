@@ -151,15 +151,15 @@ LTO_PROGRAMS      := bxbench cartpole reinforce
 NN_PROGRAMS       := cartpole reinforce param_server rnn pipeline bxbench
 AUTOGRAD_PROGRAMS := cartpole rnn pipeline
 
-# Tests: unit holds every Criterion test, with the parts of the programs that they test; stress is
-# ring and doorbell under load; prog_* are programs that the shell tests run.
+# Tests: unit holds every Criterion test, with the parts of the programs that they test; prog_* are programs that the
+# shell tests run.
 # Criterion does not start under ThreadSanitizer: there tests/tsan/ runs the tests.
 RUNNER_SRCS := $(if $(filter tsan,$(CONFIG)),tests/tsan/criterion.c)
 RUNNER_LIBS  = $(if $(filter tsan,$(CONFIG)),,$(shell $(PKG_CONFIG) --libs criterion))
 # Without GPU code the tests of it have nothing to link with; test_gpu_stub.c says what there is instead.
 GPU_TESTS   := $(filter-out tests/gpu/test_gpu_stub.c,$(wildcard tests/gpu/*.c tests/device/*.c tests/*/test_*_cuda.c \
 	tests/tools/test_shmstat_gpu_check.c))
-unit_SRCS   := $(filter-out tests/shm/stress_%.c $(if $(filter 0,$(CUDA)),$(GPU_TESTS)),\
+unit_SRCS   := $(filter-out $(if $(filter 0,$(CUDA)),$(GPU_TESTS)),\
 	$(wildcard $(patsubst %,tests/%/*.c,shm gpu $(ROOMS) nn autograd demos tools harness))) \
 	$(filter-out $(foreach p,$(PROGRAMS),$(firstword $($(p)_SRCS))),$(wildcard demos/*/*.c)) \
 	$(filter-out $(patsubst %,tools/shmstat/%.c,shmstat top screen),$(shmstat_SRCS)) $(RUNNER_SRCS)
@@ -171,7 +171,6 @@ BARE_SRCS   := $(if $(filter 0,$(CUDA)),, \
 	$(filter-out tests/harness/twin.c tests/harness/test_%,$(wildcard tests/harness/*.c)) tests/tsan/criterion.c)
 BARE_LIBS   := -static-libgcc -l:liburing.a -lm
 BARE        := $(if $(and $(BARE_SRCS),$(filter release debug,$(CONFIG))),$(B)/gpu/unit $(B)/gpu/tensor_ipc)
-stress_SRCS := tests/shm/stress_main.c tests/shm/stress_ring.c
 PROG_SRCS   := $(wildcard tests/prog/*.c)
 # tests/fuzz/fuzz_stat.c includes jobs.c, with another shm_open.
 fuzz_SRCS   := $(wildcard tests/fuzz/*.c) tests/harness/json.c \
@@ -206,14 +205,14 @@ steps_OBJS := $(patsubst %.c,$(O)/steps/%.o,$(LIB_SRCS) tests/harness/harness.c 
 	tests/shm/test_kill_steps.c)
 # What `make test` needs, and what is left for `make check-all`.
 TESTS_FIRST := $(B)/tests/unit $(B)/tests/prog_worker $(FAKE_CUDA)
-TESTS      := $(TESTS_FIRST) $(B)/tests/stress $(B)/tests/kill_steps $(PROG_SRCS:tests/prog/%.c=$(B)/tests/%) $(BARE)
+TESTS      := $(TESTS_FIRST) $(B)/tests/kill_steps $(PROG_SRCS:tests/prog/%.c=$(B)/tests/%) $(BARE)
 
 ALL_SRCS := $(sort $(LIB_SRCS) $(NN_SRCS) $(AUTOGRAD_SRCS) \
-	$(foreach p,$(PROGRAMS) unit stress fuzz,$($(p)_SRCS)) $(PROG_SRCS) $(FAKE_SRCS))
+	$(foreach p,$(PROGRAMS) unit fuzz,$($(p)_SRCS)) $(PROG_SRCS) $(FAKE_SRCS))
 
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: all tests demo test check-all unit e2e check stress sim fuzz fuzz-replay soak switches test-gpu \
+.PHONY: all tests demo test check-all unit e2e check sim fuzz fuzz-replay soak switches test-gpu \
 	test-reference mutants \
 	lint size coverage coverage-run deps deps-unit deps-test deps-python deps-wheel deps-test-python deps-lint python \
 	wheel test-python man built install uninstall deb test-deb clean help FORCE
@@ -376,10 +375,6 @@ $(FAKE_BUILTINS):
 	$(call say,LINK,$@)
 	$(Q)mkdir -p $(@D) && $(CC) -shared -nostdlib -Wl,-soname,$(@F) -o $@ -x c /dev/null
 
-$(B)/tests/stress: $(call objects,$(stress_SRCS)) $(STATIC_LIB)
-	$(call say,LINK,$@)
-	$(link) $(NO_LTO) $(LIBS)
-
 # Without libFuzzer, whose `make fuzz` says so, it replays the corpus.
 FUZZER := $(filter -fsanitize=fuzzer-no-link,$(CFLAGS))
 $(O)/tests/fuzz/%.o: FLAGS_OWN := $(if $(FUZZER),,-DFUZZ_REPLAY)
@@ -465,10 +460,6 @@ unit: deps-unit
 test-reference: deps-unit
 	@$(MAKE) --no-print-directory $(B)/tests/unit
 	@$(TEST_ENV) tests/run_unit.sh --filter 'reference/*'
-
-stress: deps
-	@$(MAKE) --no-print-directory $(B)/tests/stress
-	@$(TEST_ENV) tests/run_scripts.sh $(B)/tests/stress
 
 # New seeds each time. SIM_ARGS='--program ring --seed 7 --trace' replays one.
 SIM_S ?= 300
@@ -686,7 +677,7 @@ help:
 #? make test            installs what is missing, builds, tests what a user needs to know: the units, a program
 #?                      against the installed library, each demo and tool once; 5 minutes
 #? make check-all       all other tests: those on the simulated GPU driver, the programs from end to end, kills,
-#?                      stress, models, static checks
+#?                      models, static checks
 #? make                 builds build/bin/* and the library; installs nothing
 #?
 #? make deps            installs what the build needs (apt-get, by sudo if not root)
@@ -699,7 +690,6 @@ help:
 #? make python          the package boxcar of Python, in build/python; PYTHON=/usr/bin/python3
 #? make wheel           a wheel of it, with the library, in build/wheel
 #? make test-python     its tests
-#? make stress          ring and doorbell under load, without Criterion
 #? make sim             the engine in a simulator: schedules that a seed chooses, for SIM_S=300 seconds, and calls that
 #?                      fail, for SIM_FAIL_S=60; prints the seeds. tests/sim/README.md
 #? make fuzz            fuzzes what reads other workers' memory, with libFuzzer (clang): FUZZ='boot frame lease stat',

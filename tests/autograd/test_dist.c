@@ -6,7 +6,6 @@
 #include "tests/autograd/dist_fixture.h"
 #include "tests/harness/memory.h"
 
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <math.h>
 #include <pthread.h>

@@ -6,7 +6,6 @@
 #include "tests/autograd/dist_fixture.h"
 #include "tests/harness/refuse.h"
 
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <pthread.h>
 #include <unistd.h>

@@ -5,7 +5,6 @@
  */
 #include "tests/autograd/dist_fixture.h"
 
-#include <criterion/criterion.h>
 #include <errno.h>
 
 TestSuite(send, .timeout = 60);

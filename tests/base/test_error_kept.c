@@ -10,7 +10,6 @@
 #include "boxcar_nn.h"
 #include "rpc/rpc.h"
 
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>

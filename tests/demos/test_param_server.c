@@ -10,7 +10,6 @@
 #include "demos/param_server/ps.h"
 #include "tests/device/device_fixture.h"
 
-#include <criterion/criterion.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>

@@ -9,7 +9,6 @@
 #include "demos/pipeline/pipeline.h"
 #include "tests/harness/harness.h"
 
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>

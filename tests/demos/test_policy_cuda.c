@@ -10,7 +10,6 @@
 #include "tests/device/device_fixture.h"
 
 #include <boxcar.h>
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>

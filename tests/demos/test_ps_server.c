@@ -11,7 +11,6 @@
 #include "demos/param_server/ps.h"
 #include "tests/harness/harness.h"
 
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>

@@ -16,7 +16,6 @@
 #include "tests/device/device_fixture.h"
 #include "tests/harness/twin.h"
 
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>

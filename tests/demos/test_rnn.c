@@ -9,7 +9,6 @@
 #include "tests/harness/harness.h"
 #include "tests/harness/json.h"
 
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>

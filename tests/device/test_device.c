@@ -9,7 +9,6 @@
 #include "device_fixture.h"
 #include "tests/gpu/fake_library.h"
 
-#include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
 

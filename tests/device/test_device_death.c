@@ -8,7 +8,6 @@
 #include "device_fixture.h"
 #include "tests/gpu/fake_library.h"
 
-#include <criterion/criterion.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>

@@ -7,7 +7,6 @@
 #include "lend/dlpack_abi.h"
 #include "tests/gpu/fake_library.h"
 
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <sched.h>
 #include <stdlib.h>

@@ -6,7 +6,6 @@
 #include "device_fixture.h"
 #include "tests/gpu/fake_library.h"
 
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <sched.h>
 #include <stdio.h>

@@ -7,7 +7,6 @@
 
 #include "lend/dlpack_abi.h"
 
-#include <criterion/criterion.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <sched.h>

@@ -8,7 +8,6 @@
  */
 #include "device_fixture.h"
 
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <sched.h>
 #include <signal.h>

@@ -7,7 +7,6 @@
 #include "device_fixture.h"
 #include "tests/gpu/fake_library.h"
 
-#include <criterion/criterion.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>

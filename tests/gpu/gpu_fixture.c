@@ -9,7 +9,6 @@
 #include "tests/harness/crash.h"
 #include "tests/harness/harness.h"
 
-#include <criterion/criterion.h>
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>

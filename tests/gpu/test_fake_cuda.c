@@ -7,7 +7,6 @@
 #include "fake_library.h"
 #include "tests/harness/harness.h"
 
-#include <criterion/criterion.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

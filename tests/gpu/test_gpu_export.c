@@ -7,7 +7,6 @@
 #include "gpu_fixture.h"
 #include "tests/harness/harness.h"
 
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <sched.h>
 #include <signal.h>

@@ -6,7 +6,6 @@
 #include "gpu_fixture.h"
 #include "tests/harness/harness.h"
 
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>

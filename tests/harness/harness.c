@@ -10,7 +10,6 @@
 
 #include "job/job.h"
 
-#include <criterion/criterion.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -260,6 +259,21 @@ int harness_register(struct bx_job *job, const struct harness_handler *handlers)
     return 0;
 }
 
+/* BX_TEST_HOSTS (tests/e2e/net_units.sh): a world's workers are on so many hosts, which meet at a port of this test. */
+static void choose_host(int rank)
+{
+    const char *hosts = getenv("BX_TEST_HOSTS");
+    char host[16], root[32];
+
+    if (hosts == NULL)
+        return;
+    snprintf(host, sizeof(host), "h%d", rank % atoi(hosts));
+    snprintf(root, sizeof(root), "127.0.0.1:%d", 10000 + (getppid() * 20 + worlds_run) % 11000);
+    setenv("BX_HOST", host, 1);
+    setenv("BX_ROOT", root, 1);
+    setenv("BX_SECRET", "0123456789abcdef", 1);
+}
+
 static int run_worker(const struct bx_options *options, void *context)
 {
     const struct harness_world *world = context;
@@ -267,6 +281,7 @@ static int run_worker(const struct bx_options *options, void *context)
     int rank = options->rank, rc;
 
     bxi_store_release(&shared->pid[rank], (uint32_t)getpid());
+    choose_host(rank);
     HARNESS_EQ(bx_job_create(options, &job), 0);
     harness_register(job, world->handlers);
     if (world->setup != NULL)

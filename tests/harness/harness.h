@@ -23,6 +23,7 @@
 
 #include "boxcar.h"
 
+#include <criterion/criterion.h>       /* HARNESS_TEST is a Test */
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>

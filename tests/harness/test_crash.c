@@ -5,7 +5,6 @@
 #include "crash.h"
 #include "harness.h"
 
-#include <criterion/criterion.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>

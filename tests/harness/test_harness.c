@@ -7,7 +7,6 @@
 
 #include "job/job.h"
 
-#include <criterion/criterion.h>
 #include <dirent.h>
 #include <poll.h>
 #include <signal.h>

@@ -11,7 +11,6 @@
 
 #include "rpc/rpc.h"
 
-#include <criterion/criterion.h>
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>

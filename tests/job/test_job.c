@@ -9,7 +9,6 @@
 #include "job/old.h"
 #include "rpc/rpc.h"
 
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <unistd.h>

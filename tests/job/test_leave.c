@@ -7,7 +7,6 @@
 
 #include "rpc/rpc.h"
 
-#include <criterion/criterion.h>
 #include <pthread.h>
 #include <sched.h>
 

@@ -8,7 +8,6 @@
 
 #include "job/old.h"
 
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <sys/mman.h>
 #include <unistd.h>

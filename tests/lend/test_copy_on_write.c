@@ -4,7 +4,6 @@
  */
 #include "tests/harness/loans.h"
 
-#include <criterion/criterion.h>
 #include <string.h>
 
 #define ELEMENTS ((int64_t)1 << 20)         /* of u8 */

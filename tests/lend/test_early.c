@@ -8,7 +8,6 @@
 #include "lend/lend.h"
 #include "rpc/rpc.h"
 
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>

@@ -12,7 +12,6 @@
 
 #include "rpc/rpc.h"
 
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <sched.h>
 #include <signal.h>

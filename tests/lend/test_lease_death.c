@@ -7,7 +7,6 @@
 
 #include "rpc/rpc.h"
 
-#include <criterion/criterion.h>
 #include <signal.h>
 
 enum gate { READY = 0, DONE };
@@ -23,7 +22,7 @@ static void await_death(struct bx_job *job, int rank)
         HARNESS_EQ(harness_call(job, bx_worker_name(job, bx_job_rank(job)), "echo", harness_msg_i64(1)), 1);
 }
 
-static void kills_its_borrower(struct bx_job *job)
+HARNESS_TEST(lease_death, of_a_borrower_gives_its_leases_back, 30, .size = 3, .setup = loans_setup, .dies = 1u << 1)
 {
     struct bx_tensor *tensor = loans_tensor(job, BX_U8, HALF, 9);
     struct bx_msg *args = harness_msg_i64(9);
@@ -56,9 +55,6 @@ static void kills_its_borrower(struct bx_job *job)
     HARNESS_EQ(loans_of(job, 1).granted, 5);
     HARNESS_EQ(harness_call(job, "worker2", "drop", harness_msg_i64(4)), 0);
 }
-
-HARNESS_WORLD(lease_death, of_a_borrower_gives_its_leases_back, 30, .size = 3, .setup = loans_setup,
-              .body = { kills_its_borrower }, .dies = 1u << 1);
 
 static void waits_for_room_at_one_that_dies(struct bx_job *job)
 {

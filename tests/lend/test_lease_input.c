@@ -12,7 +12,6 @@
 
 #include "rpc/rpc.h"
 
-#include <criterion/criterion.h>
 #include <string.h>
 
 enum gate { TAKEN };

@@ -7,7 +7,6 @@
 
 #include "rpc/rpc.h"
 
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <sched.h>
 #include <stdlib.h>

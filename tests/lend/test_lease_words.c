@@ -11,7 +11,6 @@
 
 #include "rpc/rpc.h"
 
-#include <criterion/criterion.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>

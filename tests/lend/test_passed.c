@@ -6,7 +6,6 @@
 #include "tests/harness/loans.h"
 #include "tests/harness/stall.h"
 
-#include <criterion/criterion.h>
 #include <signal.h>
 #include <unistd.h>
 

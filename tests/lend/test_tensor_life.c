@@ -7,7 +7,6 @@
 
 #include "rpc/rpc.h"
 
-#include <criterion/criterion.h>
 #include <string.h>
 
 enum gate { KEPT = 0, RELEASED, SHUT_DOWN };

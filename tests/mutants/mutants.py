@@ -33,7 +33,7 @@ JOBS = os.environ.get("BX_MUTANT_JOBS", "2")
 FILE_S = int(os.environ.get("BX_MUTANT_FILE_S", "600"))
 ONE_S = os.environ.get("BX_MUTANT_LIMIT_S", "120")
 SIM_S = os.environ.get("BX_MUTANT_SIM_S", "20")         # that the simulator has for a program
-KINDS = os.environ.get("BX_MUTANT_KINDS", "tests steps stress check script sim").split()
+KINDS = os.environ.get("BX_MUTANT_KINDS", "tests steps check script sim").split()
 SUITES = 12
 UNIT = ["build/debug/tests/unit", "build/debug/bin/shmstat", "build/debug/tests/libfakecuda.so"]
 
@@ -129,7 +129,7 @@ def kept():
                 hunks[-1][1 if line[0] == "-" else 2].append(text)
             elif word == "in":
                 function = rest
-            elif word in ("file", "config", "tests", "steps", "stress", "check", "script", "sim"):
+            elif word in ("file", "config", "tests", "steps", "check", "script", "sim"):
                 if inside or word == "file":
                     head, inside = {"file": head.get("file"), "tests": []}, False
                 if word in ("file", "config"):
@@ -199,8 +199,7 @@ def run_kept(kind, argument, config):
         program, _, failing = argument.partition("/")
         return call([f"{TREE}/build/sim/tests/sim", "--program", program, "--seed", "1", "--schedules", "1000000000",
                      "--seconds", SIM_S] + (["--fail", "all"] if failing else []))
-    script = argument if kind != "stress" else f"{TREE}/{directory}/tests/stress"
-    return call(["tests/run_scripts.sh", script], BX_SOURCE_DIR=TREE, BX_BUILD_DIR=f"{TREE}/{directory}",
+    return call(["tests/run_scripts.sh", argument], BX_SOURCE_DIR=TREE, BX_BUILD_DIR=f"{TREE}/{directory}",
                 BX_CONFIG=config, BX_TEST_LIMIT_S=ONE_S)
 
 
@@ -208,7 +207,7 @@ def try_kept(mutant, passes):
     config = mutant["config"]
     directory = "build" if config == "release" else "build/" + config
     needs = {"tests": [target.replace("build/debug", directory) for target in UNIT], "script": ["all", "tests"],
-             "steps": [directory + "/tests/kill_steps"], "stress": [directory + "/tests/stress"]}
+             "steps": [directory + "/tests/kill_steps"]}
     tests = [test for test in mutant["tests"] if test[0] in KINDS]
     targets = sorted({target for kind, _ in tests for target in needs.get(kind, [])})
     simulator = ["build/sim/tests/sim"] if "sim" in dict(tests) else []

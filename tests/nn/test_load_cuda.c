@@ -7,7 +7,6 @@
 #include "boxcar_cuda.h"
 #include "tests/device/device_fixture.h"
 
-#include <criterion/criterion.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -9,7 +9,6 @@
 #include "nn_cases.h"
 #include "tests/harness/twin.h"
 
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

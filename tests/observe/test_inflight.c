@@ -10,7 +10,6 @@
 
 #include "rpc/rpc.h"
 
-#include <criterion/criterion.h>
 #include <sched.h>
 #include <unistd.h>
 

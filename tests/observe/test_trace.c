@@ -10,7 +10,6 @@
 #include "observe/trace.h"
 #include "trace_read.h"
 
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>

@@ -7,7 +7,6 @@
 #include "boxcar_trace.h"
 #include "trace_read.h"
 
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/wait.h>

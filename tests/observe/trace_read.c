@@ -6,7 +6,6 @@
 
 #include "tests/harness/harness.h"
 
-#include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -3,7 +3,8 @@
  * A worker of a job across hosts, for tests/e2e/net.sh. Who and where it is stands in the environment (BX_JOB, BX_RANK,
  * BX_WORLD_SIZE, BX_ROOT, BX_SECRET, BX_HOST).
  *
- *     prog_net pairs          checks everything that workers do with one another, between all pairs
+ *     prog_net pairs          checks what the network carries between all pairs: calls, deadlines, sizes, tensors. What
+ *                             calls, batches and references are is tests/e2e/net_units.sh
  *
  * All workers run the same mode. It prints "started", "failed: ..." for each check that fails, "cannot start: CODE:
  * SENTENCE", and "done" at the end. Exit status 0; 1: a check failed; 3: it could not start.
@@ -16,12 +17,11 @@
 #define NOTES 100           /* one-way calls to each worker, before the end */
 #define LAST_NOTES 20       /* and at the end */
 #define FLIGHT 64
-#define BATCH_ROUNDS 10
 #define LARGE 20000000      /* bytes of the largest message */
 #define THIRDS 4            /* workers to which another one passes things on */
 
 static int notes[WORLD_MOST], last_notes[WORLD_MOST];
-static int boxes_made, boxes_destroyed, holds_cancelled, deaths;
+static int holds_cancelled, deaths;
 static uint64_t sent_bytes;         /* to remote workers, at least */
 
 /* ---- functions -------------------------------------------------------------------------------------------- */
@@ -110,12 +110,6 @@ static int noted(const struct bx_request *request, struct bx_reader *args, struc
     return bx_msg_put_i64(reply, notes[bx_request_caller(request)]);
 }
 
-static int fail(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    (void)request, (void)reply, (void)context;
-    return bx_fail(BX_E_APPLICATION(7), "row %d has no state", (int)bx_read_i64(args));
-}
-
 static int nap(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     (void)request, (void)reply, (void)context;
@@ -161,73 +155,6 @@ static int tell_counter(const struct bx_request *request, struct bx_reader *args
     return bx_msg_put_u64(reply, counter(bx_read_str(args)));
 }
 
-/* ---- objects and batches ------------------------------------------------------------------------------------ */
-
-static void destroy_box(void *object)
-{
-    __atomic_add_fetch(&boxes_destroyed, 1, __ATOMIC_RELAXED);
-    free(object);
-}
-
-static int value_of_box(void *object, struct bx_msg *value)
-{
-    return bx_msg_put_i64(value, *(const int64_t *)object);
-}
-
-static const struct bx_type box_type = { .name = "box", .destroy = destroy_box, .value = value_of_box };
-
-static int new_box(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    int64_t *box = malloc(sizeof *box);
-
-    (void)request, (void)context;
-    if (box == NULL)
-        return -1;
-    *box = bx_read_i64(args);
-    __atomic_add_fetch(&boxes_made, 1, __ATOMIC_RELAXED);
-    return bx_msg_put_object(job, reply, &box_type, box);
-}
-
-static int add_to_box(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    int64_t *box = bx_request_object(request);
-
-    (void)context;
-    return bx_msg_put_i64(reply, *box += bx_read_i64(args));
-}
-
-/* Of a third worker: uses the reference, keeps it over the answer for a while, and sends it back. */
-static int use_box(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    struct bx_rref *box = bx_read_rref(args);
-    int64_t value = 0;
-    int rc = bx_rref_call(box, "add_to_box", "i>i", 1000, &value);
-
-    (void)request, (void)context;
-    if (rc == 0)
-        rc = bx_msg_put_i64(reply, value);
-    return rc < 0 ? rc : bx_msg_put_rref(reply, box);
-}
-
-/* The sum of all rows, which are those of all workers, in order. */
-static int sum_batch(struct bx_batch *batch, void *context)
-{
-    size_t rows = bx_batch_rows(batch);
-    int64_t sum = 0;
-
-    (void)context;
-    EXPECT(rows == (size_t)size, "%zu rows", rows);
-    for (size_t row = 0; row < rows; row++) {
-        struct bx_reader args = bx_batch_args(batch, row);
-
-        EXPECT(bx_batch_caller(batch, row) == (int)row, "row %zu is of rank %d", row, bx_batch_caller(batch, row));
-        sum += bx_read_i64(&args);
-    }
-    for (size_t row = 0; row < rows; row++)
-        bx_batch_reply_i64(batch, row, sum);
-    return 0;
-}
-
 static int register_functions(void)
 {
     static const struct {
@@ -238,22 +165,14 @@ static int register_functions(void)
     } functions[] = {
         { "echo", BX_BLOCKING, echo, NULL }, { "hash", BX_BLOCKING, hash, NULL }, { "relay", BX_BLOCKING, relay, NULL },
         { "note", BX_INLINE, note, notes }, { "last_note", BX_INLINE, note, last_notes },
-        { "noted", BX_INLINE, noted, NULL }, { "fail", BX_INLINE, fail, NULL },
-        { "fail_later", BX_BLOCKING, fail, NULL }, { "nap", BX_BLOCKING, nap, NULL },
+        { "noted", BX_INLINE, noted, NULL }, { "nap", BX_BLOCKING, nap, NULL },
         { "time_left", BX_INLINE, time_left, NULL }, { "count_holds", BX_INLINE, count_holds, NULL },
-        { "counter", BX_INLINE, tell_counter, NULL }, { "new_box", BX_INLINE, new_box, NULL },
-        { "use_box", BX_BLOCKING, use_box, NULL },
+        { "counter", BX_INLINE, tell_counter, NULL },
     };
     int rc = bx_register_async(job, "hold", BX_INLINE, hold, NULL);
 
     for (size_t i = 0; i < sizeof functions / sizeof functions[0] && rc == 0; i++)
         rc = bx_register(job, functions[i].name, functions[i].kind, functions[i].fn, functions[i].context);
-    if (rc == 0)
-        rc = bx_register_method(job, &box_type, "add_to_box", BX_INLINE, add_to_box, NULL);
-    if (rc == 0)
-        rc = bx_register_batch(job, "sum_batch", sum_batch, NULL, NULL);
-    for (int member = 0; member < bx_job_world_size(job) && rc == 0; member++)
-        rc = bx_batch_add_member(job, "sum_batch", member);
     return rc;
 }
 
@@ -304,24 +223,6 @@ static void check_calls(int to)
         bx_msg_destroy(args[i]);
 }
 
-/* More calls at a time than a ring has room for. */
-static void check_room(int to)
-{
-    struct bx_future *futures[3000] = { NULL };
-    int64_t sum = 0;
-
-    for (int i = 0; i < 3000; i++)
-        EXPECT(bx_call_async(job, bx_rank(to), "add", NULL, &futures[i], "ii", i, to) == 0, "%s", bx_error_text());
-    for (int i = 0; i < 3000; i++) {
-        int rc = bx_future_wait(futures[i], BX_FOREVER);
-        struct bx_reader reader = bx_msg_reader(bx_future_value(futures[i]));
-
-        sum += rc == 0 ? bx_read_i64(&reader) : 0;
-        bx_future_release(futures[i]);
-    }
-    EXPECT(sum == 3000 * 2999 / 2 + 3000 * to, "to %d: %lld", to, (long long)sum);
-}
-
 static void check_oneway(int to)
 {
     int64_t count = 0;
@@ -334,28 +235,6 @@ static void check_oneway(int to)
         bx_msg_destroy(args);
     }
     EXPECT(bx_call(job, bx_rank(to), "noted", ">i", &count) == 0 && count == NOTES, "%d arrived", (int)count);
-}
-
-static void check_errors(int to)
-{
-    static const char *const functions[] = { "fail", "fail_later" };
-    int rc;
-
-    for (int i = 0; i < 2; i++) {
-        rc = bx_call(job, bx_rank(to), functions[i], "i>", 40 + to);
-        char text[32];
-
-        snprintf(text, sizeof text, "row %d has no state", 40 + to);
-        EXPECT(rc == BX_E_APPLICATION(7), "%s: %s", bx_error_name(rc), bx_error_text());
-        EXPECT(strstr(bx_error_text(), text) != NULL && strstr(bx_error_text(), functions[i]) != NULL &&
-               strstr(bx_error_text(), bx_worker_name(job, to)) != NULL, "%s", bx_error_text());
-    }
-    rc = bx_call(job, bx_rank(to), "no_such", ">");
-    EXPECT(rc == BX_E_NO_FUNCTION && strstr(bx_error_text(), "no_such") != NULL, "%s", bx_error_text());
-    rc = bx_call(job, "nobody", "add", ">");
-    EXPECT(rc == BX_E_NO_WORKER && strstr(bx_error_text(), "nobody") != NULL, "%s", bx_error_text());
-    rc = bx_call(job, bx_rank(to), "add", "i>", 1);
-    EXPECT(rc == BX_E_SHORT_MESSAGE, "%s", bx_error_text());
 }
 
 static void check_deadlines(int to)
@@ -544,53 +423,6 @@ static void check_tensors_in_flight(int to)
     bx_tensor_release(tensor);
 }
 
-/* ---- references and batches --------------------------------------------------------------------------------- */
-
-static void check_references(int to)
-{
-    for (int i = 0; i < THIRDS; i++) {
-        struct bx_msg *args = bx_msg_create(0), *value = NULL;
-        struct bx_rref *box = NULL, *back = NULL;
-        struct bx_reader reader;
-        int third = third_of(to, i);
-        int64_t sum = 0;
-
-        bx_msg_put_i64(args, 100 * rank);
-        EXPECT(bx_remote(job, bx_rank(to), "new_box", args, NULL, &box) == 0, "%s", bx_error_text());
-        bx_msg_destroy(args);
-        EXPECT(bx_rref_call(box, "add_to_box", "i>i", 5, &sum) == 0 && sum == 100 * rank + 5, "%s", bx_error_text());
-        EXPECT(bx_call(job, bx_rank(third), "use_box", "R>iR", box, &sum, &back) == 0 && sum == 100 * rank + 1005,
-               "a box at %d, used at %d: %s", to, third, bx_error_text());
-        EXPECT(back != NULL && bx_rref_owner(back) == to, "it did not come back");
-        bx_rref_release(box);
-        EXPECT(bx_rref_to_here(back, NULL, &value) == 0, "a box at %d, from %d: %s", to, third, bx_error_text());
-        reader = bx_msg_reader(value);
-        EXPECT(bx_read_i64(&reader) == 100 * rank + 1005, "another value");
-        bx_msg_destroy(value);
-        bx_rref_release(back);
-    }
-    struct bx_rref *none = NULL;
-    int rc = bx_remote(job, bx_rank(to), "fail", NULL, NULL, &none);
-
-    if (rc == 0)
-        rc = bx_rref_wait(none, BX_FOREVER);
-    EXPECT(rc == BX_E_APPLICATION(7), "%s", bx_error_text());
-    bx_rref_release(none);
-}
-
-/* Each worker's batch has rows of all workers, so all call in the same order. */
-static void check_batches(void)
-{
-    for (int to = 0; to < size; to++)
-        for (int round = 0; round < BATCH_ROUNDS; round++) {
-            int64_t sum = 0;
-            int rc = bx_call(job, bx_rank(to), "sum_batch", "i>i", rank + round, &sum);
-
-            EXPECT(rc == 0 && sum == (int64_t)size * round + (int64_t)size * (size - 1) / 2, "%d, %s", (int)sum,
-                   bx_error_text());
-        }
-}
-
 /* ---- what the network carries -------------------------------------------------------------------------------- */
 
 static uint64_t counter_of(int of, const char *name)
@@ -636,30 +468,24 @@ static void someone_died(struct bx_job *of, int who, void *context)
 
 static void check_everything(void)
 {
-    static void (*const checks[])(int to) = { check_calls, check_room, check_oneway, check_errors, check_deadlines,
-                                              check_sizes, check_tensors, check_tensors_in_flight, check_references };
+    static void (*const checks[])(int to) = { check_calls, check_oneway, check_deadlines, check_sizes,
+                                              check_tensors, check_tensors_in_flight };
 
     for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++)
         for (int step = 0; step < size; step++)
             checks[i]((rank + step) % size);
-    barrier();
-    check_batches();
     barrier();
     if (rank == 0)
         check_copies();
     barrier();
 }
 
-/* All have called everything: nothing is on loan, and no object is left, once the last words have come. */
+/* All have called everything: nothing is on loan once the last words have come. */
 static void check_nothing_is_left(void)
 {
     bool crosses = false;
 
     check_loans(5000);
-    for (int i = 0; i < 1000 && __atomic_load_n(&boxes_destroyed, __ATOMIC_RELAXED) < boxes_made; i++)
-        nap_ms(5);
-    EXPECT(boxes_made == THIRDS * size && boxes_destroyed == boxes_made, "%d boxes of %d are destroyed",
-           boxes_destroyed, boxes_made);
     for (int other = 0; other < size; other++)
         crosses |= is_remote(other);
     EXPECT(!crosses || counter("net_bytes_received") > 0, "nothing came over the network");
@@ -685,7 +511,6 @@ static int run_pairs(void)
     leave();
     for (int from = 0; from < size; from++)
         EXPECT(last_notes[from] == LAST_NOTES, "%d of the last one-way calls of %d ran", last_notes[from], from);
-    EXPECT(counter("rrefs_leaked") == 0, "references are left");
     EXPECT(counter("peers_dead") == 0 && deaths == 0, "workers died");
     return close_job();
 }

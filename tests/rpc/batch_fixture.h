@@ -12,7 +12,6 @@
 
 #include "rpc/rpc.h"
 
-#include <criterion/criterion.h>
 #include <sched.h>
 
 enum { READY, ARRIVED, BODY_ENTERED, BODY_GO, TOUCHED, DONE };      /* gates */

@@ -9,7 +9,6 @@
 
 #include "shm/atomic.h"
 
-#include <criterion/criterion.h>
 #include <pthread.h>
 #include <stdint.h>
 

@@ -7,8 +7,6 @@
 
 #include "rpc/rpc.h"
 
-#include <criterion/criterion.h>
-
 #define WORLD 66
 
 enum function { ALL, MOST, FAR, FUNCTIONS };

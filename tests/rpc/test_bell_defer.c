@@ -7,8 +7,6 @@
 
 #include "rpc/rpc.h"
 
-#include <criterion/criterion.h>
-
 enum { SENT, DONE };                    /* gates */
 enum { BEFORE, AFTER };                 /* values: frames handled before and after the sleeper's bell was checked */
 

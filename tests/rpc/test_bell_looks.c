@@ -8,7 +8,6 @@
 
 #include "rpc/rpc.h"
 
-#include <criterion/criterion.h>
 #include <sys/types.h>
 
 #define BACKGROUND_FD 100001            /* no descriptor has that number */

@@ -5,7 +5,6 @@
  */
 #include "checked_fixture.h"
 
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -271,7 +270,9 @@ static void destroy_both(struct bx_msg *args, struct bx_msg *reply)
     bx_msg_destroy(reply);
 }
 
-static void call_every_kind(struct bx_job *job)
+TestSuite(checked_calls, .init = check);
+
+HARNESS_TEST(checked_calls, carry_kinds_to_handlers_of_every_kind_and_back, 60, .size = 2, .setup = setup_checked)
 {
     static const char *const functions[] = { "inline", "blocking", "async", "rows" };
     struct bx_msg *reply = NULL, *args[3] = { number(1), number(2), number(3) };
@@ -297,11 +298,6 @@ static void call_every_kind(struct bx_job *job)
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "inline", NULL, NULL, &reply), BX_E_SHORT_MESSAGE);
 }
 
-Test(checked_calls, carry_kinds_to_handlers_of_every_kind_and_back, .init = check, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_checked, .body = { call_every_kind } });
-}
-
 static void logs_it(int level, const char *text, void *context)
 {
     (void)level, (void)context;
@@ -315,7 +311,7 @@ static int setup_with_log(struct bx_job *job)
     return setup_checked(job);
 }
 
-static void call_one_way(struct bx_job *job)
+HARNESS_TEST(checked_calls, that_are_one_way_log_it, 60, .size = 2, .setup = setup_with_log)
 {
     struct bx_msg *args = bx_msg_create(0);
 
@@ -326,13 +322,8 @@ static void call_one_way(struct bx_job *job)
     bx_msg_destroy(args);
 }
 
-Test(checked_calls, that_are_one_way_log_it, .init = check, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_with_log, .body = { call_one_way } });
-}
-
 /* Around the sizes at which frames end and leases begin, in both directions. */
-static void call_large(struct bx_job *job)
+HARNESS_TEST(checked_calls, carry_kinds_of_large_messages, 60, .size = 2, .setup = setup_checked)
 {
     for (size_t bytes = BXI_BODY_MAX - 64; bytes <= BXI_BODY_MAX + 64; bytes += 8) {
         struct bx_msg *args = number((int64_t)bytes), *reply = NULL;
@@ -355,13 +346,8 @@ static void call_large(struct bx_job *job)
     }
 }
 
-Test(checked_calls, carry_kinds_of_large_messages, .init = check, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_checked, .body = { call_large } });
-}
-
 /* More values than a frame has bytes for, of few bytes each. */
-static void call_with_many_values(struct bx_job *job)
+HARNESS_TEST(checked_calls, carry_more_kinds_than_a_frame_holds, 60, .size = 2, .setup = setup_checked)
 {
     struct bx_msg *args = number(0), *reply = NULL;
 
@@ -370,11 +356,6 @@ static void call_with_many_values(struct bx_job *job)
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "blocking", args, NULL, &reply), 0);
     expect_f64(reply, 0);
     destroy_both(args, reply);
-}
-
-Test(checked_calls, carry_more_kinds_than_a_frame_holds, .init = check, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_checked, .body = { call_with_many_values } });
 }
 
 /* The answer comes with the tensor and the reference, and its f64. */
@@ -405,7 +386,7 @@ static struct bx_msg *args_with_all(struct bx_job *job, struct bx_rref *rref, bo
     return args;
 }
 
-static void call_with_tensors(struct bx_job *job)
+HARNESS_TEST(checked_calls, carry_kinds_beside_tensors_and_references, 60, .size = 2, .setup = setup_checked)
 {
     static const char *const functions[] = { "tensor", "tensor_blocking" };
     struct bx_rref *rref = NULL;
@@ -425,11 +406,6 @@ static void call_with_tensors(struct bx_job *job)
     bx_rref_release(rref);
 }
 
-Test(checked_calls, carry_kinds_beside_tensors_and_references, .init = check, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_checked, .body = { call_with_tensors } });
-}
-
 /* What is read after a request takes its place in the callee's memory for frames. */
 static void fill_frame(struct bx_job *job)
 {
@@ -443,7 +419,7 @@ static void fill_frame(struct bx_job *job)
 }
 
 /* Calls on an object that is not made yet wait in the callee. */
-static void call_on_objects(struct bx_job *job)
+HARNESS_TEST(checked_calls, carry_kinds_to_objects_and_from_them, 60, .size = 2, .setup = setup_checked)
 {
     struct bx_rref *rref = NULL, *own = NULL;
     struct bx_future *futures[3] = { NULL };
@@ -476,22 +452,6 @@ static void call_on_objects(struct bx_job *job)
     bx_rref_release(own);
 }
 
-Test(checked_calls, carry_kinds_to_objects_and_from_them, .init = check, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_checked, .body = { call_on_objects } });
-}
-
-/* Worker 1 answers with what worker 2 has answered. */
-static void call_through(struct bx_job *job)
-{
-    struct bx_msg *reply = NULL;
-
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "passes_on", NULL, NULL, &reply), BX_E_SHORT_MESSAGE);
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "passes_on_more", NULL, NULL, &reply), 0);
-    expect_f64(reply, 0);
-    bx_msg_destroy(reply);
-}
-
 HARNESS_ASYNC_HANDLER(passes_on_more)
 {
     struct bx_msg *one = number(1);
@@ -501,11 +461,16 @@ HARNESS_ASYNC_HANDLER(passes_on_more)
     return rc;
 }
 
-Test(checked_calls, carry_kinds_of_answers_that_are_passed_on, .init = check, .timeout = 60)
+/* Worker 1 answers with what worker 2 has answered. */
+HARNESS_TEST(checked_calls, carry_kinds_of_answers_that_are_passed_on, 60, .size = 3, .setup = setup_checked,
+             .handlers = { HARNESS_ASYNC("passes_on_more", passes_on_more) })
 {
-    harness_run(&(struct harness_world){
-        .size = 3, .setup = setup_checked, .handlers = { HARNESS_ASYNC("passes_on_more", passes_on_more) },
-        .body = { call_through } });
+    struct bx_msg *reply = NULL;
+
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "passes_on", NULL, NULL, &reply), BX_E_SHORT_MESSAGE);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "passes_on_more", NULL, NULL, &reply), 0);
+    expect_f64(reply, 0);
+    bx_msg_destroy(reply);
 }
 
 /* Worker 1 has not set the variable: it takes the kinds off, checks nothing, and sends none. */
@@ -515,7 +480,21 @@ static int setup_mixed(struct bx_job *job)
     return setup_checked(job);
 }
 
-static void call_unchecked(struct bx_job *job)
+/* It sends no kinds, so worker 0 checks nothing; the answer has some, which are taken off. */
+static void call_checked(struct bx_job *job)
+{
+    for (int i = 0; i < 100; i++) {
+        struct bx_msg *args = bx_msg_create(0), *reply = NULL;
+
+        bx_msg_put_f64(args, 1.5);
+        HARNESS_EQ(bx_rpc_sync(job, "worker0", "inline", args, NULL, &reply), 0);
+        HARNESS_EQ(bx_msg_bytes(reply), 8);
+        destroy_both(args, reply);
+    }
+}
+
+HARNESS_TEST(checked_calls, go_on_with_a_worker_that_does_not_check, 60, .size = 2, .setup = setup_mixed,
+             .body = { NULL, call_checked })
 {
     static const char *const functions[] = { "inline", "blocking", "async", "rows" };
 
@@ -533,24 +512,6 @@ static void call_unchecked(struct bx_job *job)
         HARNESS_EQ(bx_rpc_sync(job, "worker0", "inline", reply, NULL, NULL), 0);
         destroy_both(args, reply);
     }
-}
-
-/* It sends no kinds, so worker 0 checks nothing; the answer has some, which are taken off. */
-static void call_checked(struct bx_job *job)
-{
-    for (int i = 0; i < 100; i++) {
-        struct bx_msg *args = bx_msg_create(0), *reply = NULL;
-
-        bx_msg_put_f64(args, 1.5);
-        HARNESS_EQ(bx_rpc_sync(job, "worker0", "inline", args, NULL, &reply), 0);
-        HARNESS_EQ(bx_msg_bytes(reply), 8);
-        destroy_both(args, reply);
-    }
-}
-
-Test(checked_calls, go_on_with_a_worker_that_does_not_check, .init = check, .timeout = 60)
-{
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_mixed, .body = { call_unchecked, call_checked } });
 }
 
 /* ---- The variable ------------------------------------------------------------------------------------------- */

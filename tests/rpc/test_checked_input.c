@@ -6,7 +6,6 @@
 #include "checked_fixture.h"
 #include "tests/harness/hostile.h"
 
-#include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -251,21 +251,19 @@ static int setup_batch(struct bx_job *job)
     return rc;
 }
 
-static void saw_three_rows(struct bx_job *job)
+static void is_answered(struct bx_job *job)
+{
+    HARNESS_EQ(harness_call_i64(job, "worker0", "killer", 0), bx_job_rank(job));
+}
+
+HARNESS_TEST(death, of_a_caller_while_the_body_runs_harms_no_other, 30, .size = 4, .setup = setup_batch,
+             .dies = 1u << 3, .body = { NULL, is_answered, is_answered, is_answered })
 {
     harness_await(RUNNING, 1);
     HARNESS_EQ(harness_load(ROWS), 3);
     do {
     } while (bx_job_serve(job) == BX_E_PEER_DEAD);
 }
-
-static void is_answered(struct bx_job *job)
-{
-    HARNESS_EQ(harness_call_i64(job, "worker0", "killer", 0), bx_job_rank(job));
-}
-
-HARNESS_WORLD(death, of_a_caller_while_the_body_runs_harms_no_other, 30, .size = 4, .setup = setup_batch,
-              .dies = 1u << 3, .body = { saw_three_rows, is_answered, is_answered, is_answered });
 
 /* ---- Truncation ----------------------------------------------------------------------------------- */
 

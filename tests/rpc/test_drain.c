@@ -5,7 +5,6 @@
  */
 #include "tests/harness/stall.h"
 
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <sched.h>
 #include <signal.h>

@@ -7,8 +7,6 @@
 
 #include "rpc/rpc.h"
 
-#include <criterion/criterion.h>
-
 enum { ENTERED, RELEASED };                     /* gates */
 enum { COUNTED, SENT };                         /* values */
 

@@ -9,7 +9,6 @@
 
 #include "rpc/rpc.h"
 
-#include <criterion/criterion.h>
 #include <malloc.h>
 #include <sched.h>
 #include <stdlib.h>

@@ -7,7 +7,6 @@
 
 #include "rpc/rpc.h"
 
-#include <criterion/criterion.h>
 #include <signal.h>
 
 static void die_in(struct bx_job *job, enum bxi_state state)

@@ -11,8 +11,6 @@
 
 #include "run/drive.h"
 
-#include <criterion/criterion.h>
-
 #define DEADLINE_NS (300 * HARNESS_MS)
 
 enum { TIMED_OUT };            /* gates */

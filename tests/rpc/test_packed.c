@@ -7,7 +7,6 @@
 
 #include "rpc/packed.h"
 
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <signal.h>
 #include <string.h>

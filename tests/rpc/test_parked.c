@@ -5,8 +5,6 @@
  */
 #include "parked_fixture.h"
 
-#include <criterion/criterion.h>
-
 #include <errno.h>
 #include <signal.h>
 #include <unistd.h>

@@ -9,7 +9,6 @@
 
 #include "rpc/rpc.h"
 
-#include <criterion/criterion.h>
 #include <errno.h>
 
 enum gate { IN_HANDLER = 0, HANDLER_GO, NOTED };

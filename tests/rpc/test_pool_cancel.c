@@ -7,7 +7,6 @@
 
 #include "rpc/rpc.h"
 
-#include <criterion/criterion.h>
 #include <sched.h>
 
 enum { ENTERED, QUEUED, CANCELLED, RELEASED, STOPPED };     /* gates */

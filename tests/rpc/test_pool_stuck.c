@@ -8,7 +8,6 @@
 
 #include "rpc/rpc.h"
 
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -111,7 +110,6 @@ static void explain(struct bx_job *job, struct bx_future *queued)
     HARNESS_EQ(run.status, 0);
     HARNESS_HAS(run.text, "The request waits at worker1 for a thread of the pool.");
     HARNESS_HAS(run.text, "all 16 threads of its pool are busy, 4 requests wait.");
-    stat_run_free(&run);
 }
 
 HARNESS_TEST(pool_stuck, queue_that_stands_still_is_logged_and_shown, 60, .size = 2, .setup = setup)

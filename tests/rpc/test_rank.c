@@ -5,7 +5,6 @@
  */
 #include "tests/harness/harness.h"
 
-#include <criterion/criterion.h>
 #include <stdio.h>
 #include <string.h>
 

@@ -11,7 +11,6 @@
 #include "rpc/rpc.h"
 #include "run/drive.h"
 
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <malloc.h>
 #include <sched.h>

@@ -8,7 +8,6 @@
 
 #include "rpc/rpc.h"
 
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <signal.h>
 #include <unistd.h>

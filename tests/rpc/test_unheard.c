@@ -5,7 +5,6 @@
  */
 #include "tests/rref/rref_fixture.h"
 
-#include <criterion/criterion.h>
 #include <string.h>
 
 TestSuite(unheard, .timeout = 60);

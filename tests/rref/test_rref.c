@@ -6,7 +6,6 @@
  */
 #include "rref_fixture.h"
 
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <string.h>
 

@@ -7,7 +7,6 @@
  */
 #include "rref_fixture.h"
 
-#include <criterion/criterion.h>
 #include <signal.h>
 
 TestSuite(rref_death, .timeout = 60);

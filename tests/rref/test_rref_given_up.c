@@ -5,8 +5,6 @@
  */
 #include "rref_fixture.h"
 
-#include <criterion/criterion.h>
-
 TestSuite(rref_given_up, .timeout = 60);
 
 static void expect_given_up(struct bx_job *job, const char *owner)

@@ -5,7 +5,6 @@
  */
 #include "rref_fixture.h"
 
-#include <criterion/criterion.h>
 #include <stdio.h>
 #include <string.h>
 

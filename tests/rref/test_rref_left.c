@@ -6,7 +6,6 @@
 #include "rref_fixture.h"
 #include "tests/harness/stall.h"
 
-#include <criterion/criterion.h>
 #include <signal.h>
 
 TestSuite(rref_left, .timeout = 60);

@@ -11,7 +11,6 @@
 
 #include "rpc/rpc.h"
 
-#include <criterion/criterion.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>

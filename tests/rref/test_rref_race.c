@@ -6,7 +6,6 @@
 
 #include "rref/rref.h"
 
-#include <criterion/criterion.h>
 #include <pthread.h>
 
 TestSuite(rref_race, .timeout = 60);

@@ -7,7 +7,6 @@
 
 #include "rpc/rpc.h"
 
-#include <criterion/criterion.h>
 #include <string.h>
 
 #define LONG_NAME "a type whose name is longer than its room"

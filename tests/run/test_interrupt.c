@@ -8,7 +8,6 @@
 #include "rpc/rpc.h"
 #include "run/drive.h"
 
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
@@ -339,13 +338,6 @@ Test(interrupt, ends_a_server_on_sigint, .timeout = 60)
 
 /* ---- Handlers; the program's own loop --------------------------------------------------------------- */
 
-static void call_a_handler_that_waits(struct bx_job *job)
-{
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "call_back", NULL, NULL, NULL), BX_E_INTERRUPTED);
-    harness_post(ANSWERED);
-    harness_await(ENDS, 1);             /* a worker that leaves would end the serving too */
-}
-
 static void interrupt_the_pool(struct bx_job *job)
 {
     harness_await(CALLED, 1);
@@ -358,8 +350,13 @@ static void interrupt_the_pool(struct bx_job *job)
     harness_serve(job);
 }
 
-HARNESS_WORLD(interrupt, ends_the_wait_of_a_blocking_handler, 60, .size = 2, .setup = setup,
-              .body = { call_a_handler_that_waits, interrupt_the_pool }, .options = { .no_spin = true });
+HARNESS_TEST(interrupt, ends_the_wait_of_a_blocking_handler, 60, .size = 2, .setup = setup,
+             .body = { NULL, interrupt_the_pool }, .options = { .no_spin = true })
+{
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "call_back", NULL, NULL, NULL), BX_E_INTERRUPTED);
+    harness_post(ANSWERED);
+    harness_await(ENDS, 1);             /* a worker that leaves would end the serving too */
+}
 
 HARNESS_TEST(interrupt, makes_the_descriptor_of_an_own_loop_readable, 60, .size = 2, .setup = setup,
              .options = { .own_loop = true, .no_spin = true })

@@ -7,7 +7,6 @@
 #include "rpc/rpc.h"
 #include "tests/harness/refuse.h"
 
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <limits.h>
 #include <poll.h>
@@ -234,7 +233,15 @@ static void note_time_out(struct bx_future *future, void *context)
     asked_to_quit = true;
 }
 
-static void loop_until_a_call_times_out(struct bx_job *job)
+static void do_not_loop(struct bx_job *job)
+{
+    (void)job;
+    harness_post(READY);
+    harness_await(DONE, 1);
+}
+
+HARNESS_TEST(progress, with_own_loop_times_calls_out, 20, .size = 2, .setup = setup_loop, .body = { NULL, do_not_loop },
+             .options = { .own_loop = true })
 {
     struct bx_call_options hasty = { .timeout_ns = 20 * HARNESS_MS };
     struct bx_future *future = NULL;
@@ -247,16 +254,6 @@ static void loop_until_a_call_times_out(struct bx_job *job)
     harness_post(DONE);
 }
 
-static void do_not_loop(struct bx_job *job)
-{
-    (void)job;
-    harness_post(READY);
-    harness_await(DONE, 1);
-}
-
-HARNESS_WORLD(progress, with_own_loop_times_calls_out, 20, .size = 2, .setup = setup_loop,
-              .body = { loop_until_a_call_times_out, do_not_loop }, .options = { .own_loop = true });
-
 HARNESS_TEST(progress, with_own_loop_sees_deaths, 20, .size = 2, .setup = setup_loop, .body = { NULL, harness_die },
              .dies = 1u << 1, .options = { .own_loop = true })
 {
@@ -268,13 +265,6 @@ HARNESS_TEST(progress, with_own_loop_sees_deaths, 20, .size = 2, .setup = setup_
     }
     HARNESS_EQ(harness_load(DEAD_RANK), 1);
     HARNESS_EQ(harness_load(DEATHS), 1);
-}
-
-static void call_once_and_rest(struct bx_job *job)
-{
-    HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 1), 2);
-    harness_post(READY);
-    harness_await(DONE, 1);
 }
 
 static void loop_until_nothing_is_there(struct bx_job *job)
@@ -292,8 +282,13 @@ static void loop_until_nothing_is_there(struct bx_job *job)
     harness_post(DONE);
 }
 
-HARNESS_WORLD(progress, with_own_loop_is_not_due_without_frames_or_deadlines, 20, .size = 2, .setup = setup_loop,
-              .body = { call_once_and_rest, loop_until_nothing_is_there }, .options = { .own_loop = true });
+HARNESS_TEST(progress, with_own_loop_is_not_due_without_frames_or_deadlines, 20, .size = 2, .setup = setup_loop,
+             .body = { NULL, loop_until_nothing_is_there }, .options = { .own_loop = true })
+{
+    HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 1), 2);
+    harness_post(READY);
+    harness_await(DONE, 1);
+}
 
 /* ---- io_uring and epoll ---------------------------------------------------------------------- */
 

@@ -158,16 +158,6 @@ static int setup(struct bx_job *job)
     return bx_register(job, "twice", BX_INLINE, harness_twice, NULL);
 }
 
-/* A request that comes while no thread of the program waits rings the background thread. After that, synchronous calls
- * are loud for a while. */
-static void is_asked(struct bx_job *job)
-{
-    HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 1), 2);
-    harness_post(ASKED);
-    harness_await(DONE, 1);
-    HARNESS_EQ(bxi_load_relaxed(&job->run->loud_waits), BXI_LOUD_WAITS);
-}
-
 static void asks(struct bx_job *job)
 {
     harness_await(ASKED, 1);
@@ -175,5 +165,12 @@ static void asks(struct bx_job *job)
     harness_post(DONE);
 }
 
-HARNESS_WORLD(quiet_job, waits_are_not_after_a_request_has_rung, 20, .size = 2, .setup = setup,
-              .body = { is_asked, asks });
+/* A request that comes while no thread of the program waits rings the background thread. After that, synchronous calls
+ * are loud for a while. */
+HARNESS_TEST(quiet_job, waits_are_not_after_a_request_has_rung, 20, .size = 2, .setup = setup, .body = { NULL, asks })
+{
+    HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 1), 2);
+    harness_post(ASKED);
+    harness_await(DONE, 1);
+    HARNESS_EQ(bxi_load_relaxed(&job->run->loud_waits), BXI_LOUD_WAITS);
+}

@@ -10,7 +10,6 @@
 #include "tests/harness/child.h"
 #include "tests/harness/harness.h"
 
-#include <criterion/criterion.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>

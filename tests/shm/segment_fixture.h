@@ -9,7 +9,6 @@
 #include "tests/harness/child.h"
 #include "tests/harness/harness.h"
 
-#include <criterion/criterion.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shm/doorbell.c with the system call replaced: which eventfd is rung, how often, and when none is. The models in
- * tests/sim/ and stress_ring.c check that no wake-up is lost.
+ * shm/doorbell.c with the system call replaced: which eventfd is rung, how often, and when none is. The
+ * simulator (tests/sim/, ring and bell) checks that no wake-up is lost.
  */
 #include "shm/doorbell.h"
 

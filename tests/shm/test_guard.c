@@ -6,7 +6,6 @@
 #include "shm/segment.h"
 #include "tests/harness/harness.h"
 
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <pthread.h>
 #include <setjmp.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shm/ring.c in one thread: both sides of a ring in private memory, with positions set directly. stress_ring.c runs
- * both sides at the same time.
+ * shm/ring.c in one thread: both sides of a ring in private memory, with positions set directly. The simulator
+ * (tests/sim/, ring) runs both sides at the same time.
  */
 #include "shm/ring.h"
 

@@ -8,7 +8,6 @@
 #include "tests/harness/child.h"
 #include "tests/harness/harness.h"
 
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>

@@ -39,7 +39,6 @@ void check_each(struct plant *plant, void (*make)(void), const struct check_wron
         if (wrong->invariant[0] == 'G')
             cr_expect_eq(json_number(json_get(stat_run_job(&run), "violations_found")), 1, "%s", run.text);
         cr_expect_eq(json_number(json_get(stat_run_job(&run), "alive")), alive);
-        stat_run_free(&run);
         plant_remove(plant);
     }
 }
@@ -60,7 +59,6 @@ void check_changes(struct plant *plant, void (*make)(void), const struct check_c
 
             is_seen = is_found(&run, changes[i].invariant);
             cr_assert(run.status == 0 || is_seen, "%s: %s", changes[i].what, run.text);
-            stat_run_free(&run);
         }
         kill(pid, SIGKILL);
         waitpid(pid, NULL, 0);
@@ -74,5 +72,4 @@ void check_is_fine(const struct plant *plant, const char *what)
 
     cr_expect_eq(run.status, 0, "%s: %s", what, run.text);
     cr_expect_eq(json_number(json_get(stat_run_job(&run), "rings_unsettled")), 0, "%s: %s", what, run.text);
-    stat_run_free(&run);
 }

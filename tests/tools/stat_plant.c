@@ -8,7 +8,6 @@
 
 #include "shm/fork.h"
 
-#include <criterion/criterion.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>

@@ -20,6 +20,22 @@ static void give_up(const char *what)
     abort();
 }
 
+/* What all runs of this process printed: tests use it until they end. */
+static struct kept {
+    struct kept *next;
+    struct stat_run run;
+} *all_runs;
+
+static void keep(struct stat_run run)
+{
+    struct kept *kept = malloc(sizeof(*kept));
+
+    if (kept == NULL)
+        give_up("no memory");
+    *kept = (struct kept){ all_runs, run };
+    all_runs = kept;
+}
+
 struct stat_run stat_run(const char *format, ...)
 {
     struct stat_run run = { 0 };
@@ -41,11 +57,13 @@ struct stat_run stat_run(const char *format, ...)
         give_up(command);
     size_t bytes = fread(run.text, 1, TEXT_MAX - 1, stream);
     run.text[bytes] = '\0';
+    run.text = realloc(run.text, bytes + 1);
     int status = pclose(stream);
     if (status < 0 || (WIFEXITED(status) && WEXITSTATUS(status) == 127))
         give_up(command);
     run.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     run.json = json_parse(run.text);
+    keep(run);
     return run;
 }
 
@@ -63,13 +81,6 @@ struct stat_run stat_run_fine(const char *command, const char *job)
 
     cr_assert_eq(run.status, 0, "%s", run.text);
     return run;
-}
-
-void stat_run_free(struct stat_run *run)
-{
-    free(run->text);
-    json_free(run->json);
-    *run = (struct stat_run){ 0 };
 }
 
 const struct json *stat_run_job(const struct stat_run *run)

@@ -13,12 +13,12 @@ struct stat_run {
     struct json *json;      /* NULL if stdout is not JSON */
 };
 
-/* Runs it in a shell with these arguments. Ends the process if it cannot be run. */
+/* Runs it in a shell with these arguments. Ends the process if it cannot be run. What it printed is there until the
+ * process ends. */
 struct stat_run stat_run(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* "COMMAND JOB --json", whose output must be JSON; FINE: its status must be 0 besides. */
 struct stat_run stat_run_json(const char *command, const char *job);
 struct stat_run stat_run_fine(const char *command, const char *job);
-void stat_run_free(struct stat_run *run);
 
 /* Its text has that part. */
 #define STAT_RUN_SAYS(run, part) cr_expect_not_null(strstr((run).text, (part)), "%s", (run).text)

@@ -8,7 +8,6 @@
 
 #include "rpc/rpc.h"
 
-#include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,10 +44,8 @@ static struct stat_run show_when_counted(int from, int to, double frames)
 {
     struct stat_run run = show();
 
-    while (ring(&run, from, to) == NULL || json_number(json_get(ring(&run, from, to), "frames")) < frames) {
-        stat_run_free(&run);
+    while (ring(&run, from, to) == NULL || json_number(json_get(ring(&run, from, to), "frames")) < frames)
         run = show();
-    }
     return run;
 }
 
@@ -96,7 +93,6 @@ static void calls_seven_times(struct bx_job *job)
     HARNESS_EQ(stat_run_counter(stat_run_worker(&run, 0), "calls_completed"), CALLS);
     EXPECT(stat_run_job(&run), "world_size", 3);
     EXPECT(stat_run_job(&run), "workers_alive", 3);
-    stat_run_free(&run);
     bx_msg_destroy(args);
 }
 
@@ -143,7 +139,6 @@ HARNESS_TEST(shmstat, shows_handlers_by_kind_and_the_counters_that_the_worker_se
     EXPECT_TEXT(worker, "state", "running");
     /* A call to itself uses a ring too, in private memory. */
     HARNESS_CHECK(ring(&run, 0, 0) != NULL);
-    stat_run_free(&run);
 }
 
 /* ---- Loans ------------------------------------------------------------------------------------------- */
@@ -177,7 +172,6 @@ HARNESS_TEST(shmstat, shows_what_is_on_loan_and_to_whom, 30, .size = 2, .setup =
     EXPECT(shown, "used_bytes", arena.used_bytes);
     EXPECT(shown, "committed_bytes", arena.committed_bytes);
     EXPECT(shown, "shm_bytes", arena.committed_bytes);
-    stat_run_free(&run);
     HARNESS_EQ(harness_call(job, "worker1", "drop", harness_msg_i64(4)), 0);
     loans_come_back(job, -1);
     run = show();
@@ -185,7 +179,6 @@ HARNESS_TEST(shmstat, shows_what_is_on_loan_and_to_whom, 30, .size = 2, .setup =
     EXPECT(lent, "leases", 0);
     EXPECT(lent, "bytes", 0);
     EXPECT(lent, "returned", 3);
-    stat_run_free(&run);
 }
 
 /* ---- States ------------------------------------------------------------------------------------------ */
@@ -196,7 +189,6 @@ static void await_activity(int rank, const char *activity)
         struct stat_run run = show();
 
         is_so = strcmp(json_text(json_get(stat_run_worker(&run, rank), "activity")), activity) == 0;
-        stat_run_free(&run);
     }
 }
 
@@ -207,7 +199,6 @@ static void await_running(void)
         struct stat_run run = stat_run("ls %s --json", harness_job_name());
 
         is_so = strcmp(json_text(json_get(stat_run_job(&run), "state")), "running") == 0;
-        stat_run_free(&run);
     }
 }
 
@@ -229,7 +220,6 @@ HARNESS_TEST(shmstat, lists_a_job_with_its_workers_and_memory, 30, .size = 3, .s
     EXPECT(found, "arena_bytes", 0);
     for (int rank = 0; rank < 3; rank++)
         EXPECT(stat_run_worker(&run, rank), "pid", harness_load(LOANS_PID + rank));
-    stat_run_free(&run);
 }
 
 HARNESS_TEST(shmstat, tells_io_uring_from_epoll, 30, .size = 2, .setup = loans_setup,
@@ -245,7 +235,6 @@ HARNESS_TEST(shmstat, tells_io_uring_from_epoll, 30, .size = 2, .setup = loans_s
     EXPECT_TEXT(worker, "waits_by", "epoll");
     HARNESS_EQ(stat_run_counter(worker, "waits_uring"), 0);
     HARNESS_CHECK(stat_run_counter(worker, "waits_epoll") >= 1);
-    stat_run_free(&run);
 }
 
 /* ---- Prometheus -------------------------------------------------------------------------------------- */
@@ -283,8 +272,7 @@ HARNESS_TEST(shmstat, prints_the_text_exposition_format, 30, .size = 2, .setup =
 
     for (int i = 0; i < CALLS; i++)
         harness_call_i64(job, "worker1", "echo", i);
-
-    struct stat_run settled = show_when_counted(1, 0, CALLS);
+    show_when_counted(1, 0, CALLS);
     struct stat_run run = stat_run("show %s --prometheus", harness_job_name());
 
     HARNESS_EQ(run.status, 0);
@@ -300,8 +288,6 @@ HARNESS_TEST(shmstat, prints_the_text_exposition_format, 30, .size = 2, .setup =
     HARNESS_HAS(run.text, line);
     HARNESS_HAS(run.text, "# HELP boxcar_rescued_total ");
     HARNESS_HAS(run.text, "# TYPE boxcar_rescued_total counter\n");
-    stat_run_free(&settled);
-    stat_run_free(&run);
 }
 
 /* ---- check under load -------------------------------------------------------------------------------- */
@@ -355,7 +341,6 @@ static void checks_meanwhile(struct bx_job *job)
         EXPECT(stat_run_job(&run), "violations_found", 0);
         EXPECT(stat_run_job(&run), "workers_checked", 4);
         records += json_number(json_get(stat_run_job(&run), "records_checked"));
-        stat_run_free(&run);
     }
     HARNESS_CHECK(records > 0);
     harness_post(DONE);

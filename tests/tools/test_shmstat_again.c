@@ -92,7 +92,6 @@ static void expect_generation(int rank, double generation)
     struct stat_run run = stat_run("ls %s --json", plant.job);
 
     cr_expect_eq(json_number(json_get(stat_run_worker(&run, rank), "generation")), generation, "%s", run.text);
-    stat_run_free(&run);
 }
 
 static void expect_text(const char *command, const char *text, bool is_there)
@@ -100,7 +99,6 @@ static void expect_text(const char *command, const char *text, bool is_there)
     struct stat_run run = stat_run("%s %s", command, plant.job);
 
     cr_expect_eq(strstr(run.text, text) != NULL, is_there, "%s", run.text);
-    stat_run_free(&run);
 }
 
 Test(shmstat_again, ls_and_show_have_the_generation_from_the_second_on)
@@ -138,7 +136,6 @@ static void expect_job_state(const char *state)
     struct stat_run run = stat_run("ls %s --json", plant.job);
 
     cr_expect_str_eq(json_text(json_get(stat_run_job(&run), "state")), state);
-    stat_run_free(&run);
 }
 
 Test(shmstat_again, a_job_runs_while_a_worker_joins_it)
@@ -155,7 +152,6 @@ static void expect_checked(int status)
     struct stat_run run = stat_run("check %s", plant.job);
 
     cr_expect_eq(run.status, status, "%s", run.text);
-    stat_run_free(&run);
 }
 
 /* Rank 0 has read much of the one before, and writes to it. */

@@ -6,7 +6,6 @@
 #include "tests/harness/harness.h"
 #include "stat_run.h"
 
-#include <criterion/criterion.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -102,10 +101,8 @@ static struct stat_run calls_when(int caller, int callee, const char *where)
 {
     struct stat_run run = stat_run("calls %s --json", harness_job_name());
 
-    while (!is_at(&run, caller, callee, where)) {
-        stat_run_free(&run);
+    while (!is_at(&run, caller, callee, where))
         run = stat_run("calls %s --json", harness_job_name());
-    }
     HARNESS_EQ(run.status, 0);
     return run;
 }
@@ -116,7 +113,6 @@ static void expect_no_calls(void)
 
     HARNESS_EQ(run.status, 0);
     HARNESS_EQ(json_get(stat_run_job(&run), "calls")->count, 0);
-    stat_run_free(&run);
 }
 
 /* Sentence `index` of why (< 0: counted from the end) contains the part. */
@@ -128,7 +124,6 @@ static void expect_because(const char *subject, int index, const char *part)
     HARNESS_EQ(run.status, 0);
     HARNESS_CHECK(because != NULL && because->count > 0);
     HARNESS_HAS(json_text(json_at(because, index < 0 ? because->count - 1 : (size_t)index)), part);
-    stat_run_free(&run);
 }
 
 /* ---- A chain that ends at a worker that is stopped ---------------------------------------------------- */
@@ -143,7 +138,7 @@ HARNESS_TEST(shmstat_calls, shows_a_chain_of_workers_and_why_it_is_stuck, 60, .s
     harness_await(READY, 3);
     last = (pid_t)harness_load(PID + 3);
     harness_stop(last);
-    HARNESS_EQ(bx_rpc_async(job, "worker1", "chain", NULL, NULL, &future), 0);
+    future = harness_async(job, "worker1", "chain");
     run = calls_when(2, 3, "in_ring");
     HARNESS_EQ(json_get(stat_run_job(&run), "calls")->count, 3);
     for (int caller = 0; caller < 2; caller++) {
@@ -161,10 +156,8 @@ HARNESS_TEST(shmstat_calls, shows_a_chain_of_workers_and_why_it_is_stuck, 60, .s
     expect_because("worker0", -1, "is stopped");
     expect_because(json_text(json_get(find(&run, 1, 2), "call")), 0, "worker1 has waited for");
     expect_because("3", 0, "is stopped");
-    stat_run_free(&run);
     HARNESS_EQ(harness_kill(last, SIGCONT), 0);
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
-    bx_future_release(future);
+    harness_end(future, 0);
     expect_no_calls();
     expect_because("worker0", 0, "worker0 waits for no call of its own");
 }
@@ -186,7 +179,6 @@ static void expect_no_cycle(const char *subject)
     HARNESS_CHECK(json_is_null(json_get(stat_run_job(&run), "cycle")));
     for (size_t i = 0; because != NULL && i < because->count; i++)
         HARNESS_CHECK(strstr(json_text(json_at(because, i)), "cycle") == NULL);
-    stat_run_free(&run);
 }
 
 /* The handler of worker 1 waits for worker 0, whose handler waits for a gate outside of the library. */
@@ -195,17 +187,15 @@ HARNESS_TEST(shmstat_calls, reports_no_cycle_at_a_handler_that_sleeps, 60, .size
     struct bx_future *future = NULL;
     struct stat_run run;
 
-    HARNESS_EQ(bx_rpc_async(job, "worker1", "hold", NULL, NULL, &future), 0);
+    future = harness_async(job, "worker1", "hold");
     harness_await(HELD, 1);
     run = calls_when(1, 0, "thread");
     HARNESS_CHECK(is_at(&run, 0, 1, "thread"));
-    stat_run_free(&run);
     expect_no_cycle("worker0");
     expect_no_cycle("worker1");
     expect_because("worker0", -1, "That thread waits for nothing of the library's: it sleeps elsewhere");
     harness_post(LOOSE);
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
-    bx_future_release(future);
+    harness_end(future, 0);
     expect_no_calls();
 }
 
@@ -225,7 +215,6 @@ static void sees_two_that_sleep(struct bx_job *job)
     harness_await(HELD, 2);
     run = calls_when(0, 1, where);
     HARNESS_CHECK(is_at(&run, 1, 0, where));
-    stat_run_free(&run);
     expect_no_cycle("worker0");
     expect_no_cycle("worker1");
     expect_because("worker1", -1, strcmp(where, "inline") == 0 ? "It must not wait for calls"
@@ -249,22 +238,18 @@ Test(shmstat_calls, reports_no_cycle_of_two_workers_whose_handlers_sleep, .timeo
 
 static void sees_what_is_behind_a_handler(struct bx_job *job)
 {
-    struct stat_run run;
+    struct bx_future *future;
 
     harness_await(HELD, 2);
-    run = calls_when(0, 1, "inline");
-    stat_run_free(&run);
-    struct bx_future *future = NULL;
-    HARNESS_EQ(bx_rpc_async(job, "worker1", "stay", NULL, NULL, &future), 0);
-    run = calls_when(2, 1, "in_ring");
-    stat_run_free(&run);
+    calls_when(0, 1, "inline");
+    future = harness_async(job, "worker1", "stay");
+    calls_when(2, 1, "in_ring");
     expect_because("worker2", 1, "The request lies unread in the ring to worker1.");
     expect_because("worker2", -1, "worker1 has been running its handler 'stay_here' for");
     expect_because("worker2", -1, "for a request of worker0: until that returns it reads neither");
     expect_no_cycle("worker2");
     harness_post(LOOSE);
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
-    bx_future_release(future);
+    harness_end(future, 0);
 }
 
 Test(shmstat_calls, names_the_handler_that_keeps_requests_unread, .timeout = 60)
@@ -284,8 +269,7 @@ HARNESS_HANDLER(wait_first)
     struct bx_future *first = bx_future_acquire(first_call);
 
     harness_post(HELD);
-    HARNESS_EQ(bx_future_wait(first, BX_FOREVER), BX_E_CANCELLED);
-    bx_future_release(first);
+    harness_end(first, BX_E_CANCELLED);
     return 0;
 }
 
@@ -301,14 +285,13 @@ HARNESS_TEST(shmstat_calls, names_a_cycle_where_it_begins, 60, .size = 3, .setup
 {
     struct stat_run run;
 
-    HARNESS_EQ(bx_rpc_async(job, "worker1", "close", NULL, NULL, &first_call), 0);
+    first_call = harness_async(job, "worker1", "close");
     harness_await(HELD, 1);
     harness_post(READY);
     harness_await(HELD, 2);
     run = calls_when(1, 0, "thread");
     HARNESS_CHECK(is_at(&run, 0, 1, "thread"));
     HARNESS_CHECK(is_at(&run, 2, 0, "thread"));
-    stat_run_free(&run);
     expect_because("worker0", -1, "This is a cycle: worker0 > worker1 > worker0. Nobody in it can go on");
     expect_because("worker1", -1, "This is a cycle: worker1 > worker0 > worker1. Nobody in it can go on");
     /* It leads into the cycle, but is not part of it. */
@@ -316,7 +299,6 @@ HARNESS_TEST(shmstat_calls, names_a_cycle_where_it_begins, 60, .size = 3, .setup
     expect_because("worker2", -1, "This is a cycle: worker0 > worker1 > worker0. Nobody in it can go on");
     run = stat_run("why worker2 %s --json", harness_job_name());
     HARNESS_CHECK(strcmp(json_text(json_get(stat_run_job(&run), "cycle")), "certain") == 0);
-    stat_run_free(&run);
     HARNESS_EQ(bx_future_cancel(first_call), 0);
     harness_await(LOOSE, 1);
     bx_future_release(first_call);
@@ -334,11 +316,9 @@ static void sees_a_possible_cycle(struct bx_job *job, int index)
     }
     run = calls_when(1, 0, "batch");
     HARNESS_CHECK(is_at(&run, 2, 1, "thread"));
-    stat_run_free(&run);
     expect_because("worker1", -1, "This may be a cycle: worker1 > worker2 > worker1.");
     run = stat_run("why worker2 %s --json", harness_job_name());
     HARNESS_CHECK(strcmp(json_text(json_get(stat_run_job(&run), "cycle")), "possible") == 0);
-    stat_run_free(&run);
     HARNESS_EQ(bx_rpc_sync(job, "worker0", "update", NULL, NULL, NULL), 0);
 }
 
@@ -359,7 +339,7 @@ HARNESS_TEST(shmstat_calls, explains_no_call_that_was_given_up, 60, .size = 2, .
     struct stat_run run;
     char name[64];
 
-    HARNESS_EQ(bx_rpc_async(job, "worker1", "stay", NULL, NULL, &given_up), 0);
+    given_up = harness_async(job, "worker1", "stay");
     harness_await(HELD, 1);
     HARNESS_EQ(bx_future_cancel(given_up), 0);
     bx_future_release(given_up);
@@ -368,18 +348,16 @@ HARNESS_TEST(shmstat_calls, explains_no_call_that_was_given_up, 60, .size = 2, .
     call = find(&run, 0, 1);
     HARNESS_CHECK(json_get(call, "given_up")->number == 1);
     snprintf(name, sizeof(name), "%s", json_text(json_get(call, "call")));
-    stat_run_free(&run);
     expect_because(name, 0, "nobody waits for it");
     expect_because("", 0, "Nobody waits for a call.");
 
-    HARNESS_EQ(bx_rpc_async(job, "worker1", "stay_here", NULL, NULL, &waited), 0);
+    waited = harness_async(job, "worker1", "stay_here");
     harness_await(HELD, 2);
     expect_because("worker0", 0, "worker0 has waited for");
     expect_because("worker0", 0, "for 'stay_here' of worker1");
     expect_because("", 0, "for 'stay_here' of worker1");
     harness_post(LOOSE);
-    HARNESS_EQ(bx_future_wait(waited, BX_FOREVER), 0);
-    bx_future_release(waited);
+    harness_end(waited, 0);
 }
 
 /* ---- What has waited longest ------------------------------------------------------------------------------ */
@@ -401,27 +379,22 @@ HARNESS_TEST(shmstat_calls, explains_the_call_that_has_waited_longest, 60, .size
     struct stat_run run;
     char heading[96];
 
-    HARNESS_EQ(bx_rpc_async(job, "worker1", "stay", NULL, NULL, &first), 0);
+    first = harness_async(job, "worker1", "stay");
     harness_await(HELD, 1);
     run = calls_when(0, 1, "thread");
-    while (json_number(json_get(find(&run, 0, 1), "age_seconds")) < 0.1) {     /* ages are read from a coarse clock */
-        stat_run_free(&run);
+    while (json_number(json_get(find(&run, 0, 1), "age_seconds")) < 0.1)       /* ages are read from a coarse clock */
         run = calls_when(0, 1, "thread");
-    }
-    stat_run_free(&run);
-    HARNESS_EQ(bx_rpc_async(job, "worker2", "stay", NULL, NULL, &second), 0);
+    second = harness_async(job, "worker2", "stay");
     harness_await(HELD, 2);
     run = stat_run("why --json");
     HARNESS_EQ(run.status, 0);
     HARNESS_HAS(json_text(json_at(json_get(own_job(&run), "because"), 0)), "for 'stay' of worker1");
     HARNESS_CHECK(json_is_null(json_get(own_job(&run), "subject")));
-    stat_run_free(&run);
     run = stat_run("why %s", harness_job_name());
     snprintf(heading, sizeof(heading), "job %s.", harness_job_name());
     HARNESS_EQ(run.status, 0);
     HARNESS_CHECK(strncmp(run.text, heading, strlen(heading)) == 0);
     HARNESS_HAS(run.text, "for 'stay' of worker1");
-    stat_run_free(&run);
     harness_post(LOOSE);
     HARNESS_EQ(bx_future_wait(first, BX_FOREVER), 0);
     HARNESS_EQ(bx_future_wait(second, BX_FOREVER), 0);
@@ -443,17 +416,15 @@ static void sees_the_first_missing(struct bx_job *job)
     const struct json *waits_for;
     struct stat_run run;
 
-    HARNESS_EQ(bx_rpc_async(job, "worker0", "update", NULL, NULL, &future), 0);
+    future = harness_async(job, "worker0", "update");
     run = calls_when(1, 0, "batch");
     waits_for = json_get(find(&run, 1, 0), "waits_for");
     HARNESS_CHECK(waits_for != NULL && waits_for->count == 2);
     HARNESS_EQ(json_number(json_at(waits_for, 0)), 2);
-    stat_run_free(&run);
     expect_because("worker1", 1, "waits in a batch of worker0 for the rows of: worker2, worker3.");
     expect_because("worker1", -1, "worker2 waits for no call of its own.");
     harness_post(LOOSE);
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
-    bx_future_release(future);
+    harness_end(future, 0);
 }
 
 HARNESS_WORLD(shmstat_calls, continues_with_the_first_worker_missing_from_a_batch, 60, .size = 4, .setup = setup,
@@ -473,10 +444,8 @@ HARNESS_TEST(shmstat_calls, marks_names_that_it_cuts, 60, .size = 2, .setup = se
     run = stat_run("calls %s", harness_job_name());
     HARNESS_EQ(run.status, 0);
     HARNESS_HAS(run.text, " a-caller-of-a-.. > short stay_at_the_ga.. ");
-    stat_run_free(&run);
     harness_post(LOOSE);
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
-    bx_future_release(future);
+    harness_end(future, 0);
 }
 
 /* ---- Wrong words ------------------------------------------------------------------------------------------ */
@@ -489,11 +458,9 @@ HARNESS_TEST(shmstat_calls, refuses_a_subject_that_does_not_exist, 60, .size = 2
         struct stat_run run = stat_run("why %s %s", subjects[i], bx_job_rank(job) == 0 ? harness_job_name() : "");
 
         HARNESS_CHECK(run.status == 3 || run.status == 2);
-        stat_run_free(&run);
     }
 
     struct stat_run run = stat_run("why worker0 one two");
 
     HARNESS_EQ(run.status, 2);
-    stat_run_free(&run);
 }

@@ -399,7 +399,6 @@ Test(shmstat_check, prints_violations_with_their_number_within_80_columns, .time
     STAT_RUN_SAYS(run, "\n  I6        worker 1 callee and peer 5 - credit is 64 ");
     for (const char *line = run.text; *line != '\0'; line = strchr(line, '\n') + 1)
         cr_expect_leq(strcspn(line, "\n"), 80, "%s", run.text);
-    stat_run_free(&run);
 }
 
 /* ---- What goes back ---------------------------------------------------------------------------------- */
@@ -488,7 +487,6 @@ Test(shmstat_check, walks_the_records_between_credit_and_write_position, .timeou
     cr_expect_eq(json_number(json_get(stat_run_job(&run), "workers_checked")), 2);
     cr_expect_eq(json_number(json_get(stat_run_job(&run), "rings_checked")), 2);
     cr_expect_eq(json_number(json_get(stat_run_job(&run), "records_checked")), SENT - TAKEN);
-    stat_run_free(&run);
 }
 
 Test(shmstat_check, walks_a_ring_whose_positions_wrap, .timeout = 20, .fini = remove_plant)

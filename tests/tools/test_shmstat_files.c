@@ -10,7 +10,6 @@
 
 #include "job/job.h"
 
-#include <criterion/criterion.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
@@ -78,7 +77,6 @@ static void expect_statuses(const char *what, unsigned show, unsigned check)
                   run.status, run.text);
         cr_expect(strstr(args, "--json") == NULL || run.json != NULL, "%s: shmstat %s: no JSON\n%.2000s", what, args,
                   run.text);
-        stat_run_free(&run);
     }
 }
 
@@ -96,9 +94,6 @@ Test(shmstat_files, a_control_character_does_not_reach_the_terminal, .timeout = 
     cr_expect_not_null(strstr(text.text, "worker 0 a?[2Jb?\"\\, pid"));
     cr_expect_str_eq(json_text(json_get(stat_run_worker(&json, 0), "name")), "a?[2Jb?\"\\");
     cr_expect_not_null(strstr(lines.text, "worker=\"a?[2Jb?\\\"\\\\\",rank=\"0\""));
-    stat_run_free(&text);
-    stat_run_free(&json);
-    stat_run_free(&lines);
 }
 
 static void expect_problem(const char *problem)
@@ -108,7 +103,6 @@ static void expect_problem(const char *problem)
 
     cr_expect_not_null(strstr(said, problem), "'%s' does not say '%s'", said, problem);
     cr_expect_eq(json_number(json_get(stat_run_worker(&run, 0), "readable")), 0);
-    stat_run_free(&run);
 }
 
 Test(shmstat_files, a_file_of_any_size_is_reported_in_a_sentence, .timeout = 60, .fini = remove_plant)
@@ -150,7 +144,6 @@ static void expect_other_version(int version)
 
     cr_expect_eq(json_number(json_get(stat_run_worker(&run, 0), "layout_version")), version);
     cr_expect_eq(json_number(json_get(stat_run_worker(&run, 0), "pid")), getpid());
-    stat_run_free(&run);
 }
 
 /* As in version 3: rings follow the control pages, and the file has that size. */
@@ -204,7 +197,6 @@ static void expect_reaped(const char *flags, int listed, int removed)
 
     cr_expect_eq(json_number(json_get(run.json, "listed")), listed, "%s", run.text);
     cr_expect_eq(json_number(json_get(run.json, "removed")), removed, "%s", run.text);
-    stat_run_free(&run);
 }
 
 static void expect_both(bool there)
@@ -227,7 +219,6 @@ Test(shmstat_files, reap_says_that_there_is_no_such_job, .timeout = 20)
 
         cr_expect_eq(run.status, 3, "%s", run.text);
         cr_expect_eq(strncmp(run.text, "shmstat: there is no job 'nosuch' of this user", 46), 0, "%s", run.text);
-        stat_run_free(&run);
     }
 }
 
@@ -247,7 +238,6 @@ Test(shmstat_files, reap_removes_with_yes_what_a_job_without_a_living_worker_lef
 
     cr_expect_str_eq(json_text(json_get(stat_run_job(&run), "state")), "dead");
     cr_expect_eq(json_number(json_get(stat_run_job(&run), "workers_alive")), 0);
-    stat_run_free(&run);
     expect_reaped("", 2, 0);
     expect_both(true);
     expect_reaped("--yes", 2, 2);
@@ -330,9 +320,6 @@ Test(shmstat_files, two_jobs_of_one_name_are_selected_by_their_instance, .timeou
     cr_expect_str_eq(json_text(json_get(stat_run_worker(&one, 0), "name")), "single");
     cr_expect_not_null(strstr(lines.text, ",run=\"0000000000000007\"} 1\n"));
     cr_expect_not_null(strstr(lines.text, ",run=\"00c0ffee00c0ffee\"} 1\n"));
-    stat_run_free(&both);
-    stat_run_free(&one);
-    stat_run_free(&lines);
 }
 
 /* ---- A job that is starting -------------------------------------------------------------------------- */
@@ -354,7 +341,6 @@ static void expect_said(const char *subcommand, const char *job_name, const char
     cr_expect_eq(run.status, 0);
     cr_expect_not_null(strstr(run.text, part), "%s of job %s: '%s' does not say '%s'", subcommand, job_name, run.text,
                        part);
-    stat_run_free(&run);
 }
 
 Test(shmstat_files, a_starting_job_names_the_ranks_that_have_not_come, .timeout = 60)
@@ -372,7 +358,6 @@ Test(shmstat_files, a_starting_job_names_the_ranks_that_have_not_come, .timeout 
     for (bool both = false; !both;) {
         struct stat_run run = stat_run("ls %s 2>/dev/null", job_name);
         both = strstr(run.text, "starting     2/5") != NULL;
-        stat_run_free(&run);
     }
     snprintf(command, sizeof(command), "ls %s", job_name);
     expect_said(command, job_name, "waits     ranks 1, 3, 4 have not come\n");

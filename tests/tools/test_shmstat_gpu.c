@@ -77,7 +77,6 @@ Test(shmstat_gpu, shows_devices_slabs_lanes_and_who_has_slabs_open, .timeout = 2
         expect_owner(gpu_of(&run, 0));
         expect_borrower(gpu_of(&run, 1));
         cr_expect_eq(stat_run_counter(stat_run_worker(&run, 1), "gpu_slabs_opened"), 5);
-        stat_run_free(&run);
     }
 }
 
@@ -101,7 +100,6 @@ Test(shmstat_gpu, prints_them_within_80_columns, .timeout = 20, .fini = gpu_plan
         cr_expect_null(strstr(run.text, "slab 9"), "one that was freed: %s", run.text);
         for (const char *line = run.text; *line != '\0'; line = strchr(line, '\n') + 1)
             cr_expect_leq(strcspn(line, "\n"), 80, "%s", run.text);
-        stat_run_free(&run);
     }
 }
 
@@ -115,7 +113,6 @@ Test(shmstat_gpu, tells_generations_of_a_slab_apart, .timeout = 20, .fini = gpu_
     cr_expect_eq(json_get(stat_run_row(gpu_of(&run, 0), "slabs", "slab", 0), "open_in")->count, 0);
     cr_expect_str_eq(TEXT(stat_run_row(gpu_of(&run, 1), "borrowed", "slab", 0), "state"), "");
     cr_expect_eq(json_get(stat_run_row(gpu_of(&run, 0), "slabs", "slab", SLAB), "open_in")->count, 1);
-    stat_run_free(&run);
 }
 
 /* I14: no byte of the region is read unless device_open is 1. */
@@ -128,7 +125,6 @@ Test(shmstat_gpu, shows_nothing_of_a_worker_without_an_open_gpu, .timeout = 20, 
 
     cr_expect_eq(gpu_of(&run, 0)->type, JSON_NULL);
     cr_expect_str_eq(TEXT(stat_run_row(gpu_of(&run, 1), "borrowed", "slab", 0), "state"), "");
-    stat_run_free(&run);
 }
 
 static void expect_order(const char *order, bool is_fallback)
@@ -138,7 +134,6 @@ static void expect_order(const char *order, bool is_fallback)
 
     cr_expect_str_eq(TEXT(device, "order"), order);
     cr_expect_eq(NUMBER(device, "is_fallback"), is_fallback, "%s", order);
-    stat_run_free(&run);
 }
 
 Test(shmstat_gpu, tells_a_fallback_from_an_order_that_was_asked_for, .timeout = 20, .fini = gpu_plant_remove)
@@ -165,7 +160,6 @@ Test(shmstat_gpu, shows_slabs_that_dead_workers_had_open, .timeout = 20, .fini =
     cr_expect_eq(json_get(slab, "open_in")->count, 0);
     cr_expect_eq(json_number(json_at(json_get(slab, "was_open_in"), 0)), 1);
     expect_borrower(gpu_of(&run, 1));
-    stat_run_free(&run);
 }
 
 Test(shmstat_gpu, shows_how_far_a_poisoned_lane_had_come, .timeout = 20, .fini = gpu_plant_remove)
@@ -179,7 +173,6 @@ Test(shmstat_gpu, shows_how_far_a_poisoned_lane_had_come, .timeout = 20, .fini =
 
     cr_expect_eq(NUMBER(lane, "word"), WORD);
     cr_expect_eq(NUMBER(lane, "poisoned"), 1);
-    stat_run_free(&run);
 }
 
 Test(shmstat_gpu, exports_devices_slabs_and_borrowed_slabs, .timeout = 20, .fini = gpu_plant_remove)
@@ -215,7 +208,6 @@ Test(shmstat_gpu, exports_devices_slabs_and_borrowed_slabs, .timeout = 20, .fini
     }
     cr_expect_not_null(strstr(run.text, "# TYPE boxcar_gpu_bytes_used gauge\n"));
     cr_expect_not_null(strstr(run.text, "# TYPE boxcar_gpu_slabs_opened_total counter\n"));
-    stat_run_free(&run);
 }
 
 /* ---- why --------------------------------------------------------------------------------------------- */
@@ -242,7 +234,6 @@ static bool says_opening(const char *sentence)
 
     cr_expect_eq(run.status, 0);
     cr_expect(says == (strstr(run.text, " is opening ") != NULL), "%s", run.text);
-    stat_run_free(&run);
     return says;
 }
 
@@ -326,7 +317,6 @@ Test(shmstat_gpu, noise_is_no_crash, .timeout = 120, .fini = gpu_plant_remove)
             cr_expect_eq(run.status, is_check, "seed %d: shmstat %s: status %d\n%.2000s", (int)seed, commands[i],
                          run.status, run.text);
             cr_expect(!is_json || run.json != NULL, "seed %d: shmstat %s: no JSON", (int)seed, commands[i]);
-            stat_run_free(&run);
         }
         gpu_plant_remove();
     }
@@ -342,5 +332,4 @@ Test(shmstat_gpu, an_invalid_region_is_reported_in_a_sentence, .timeout = 20, .f
     cr_expect_str_eq(TEXT(gpu_of(&run, 0), "problem"),
                      "it says that it has a GPU open, and its region of device memory is none");
     cr_expect_eq(json_get(gpu_of(&run, 0), "slabs")->count, 0);
-    stat_run_free(&run);
 }

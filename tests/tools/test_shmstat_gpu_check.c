@@ -7,7 +7,6 @@
 #include "stat_check.h"
 #include "stat_plant_gpu.h"
 
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <signal.h>
 #include <string.h>
@@ -117,7 +116,6 @@ Test(shmstat_gpu_check, prints_the_letter_of_the_list, .timeout = 20, .fini = gp
     struct stat_run run = stat_run("check %s", gpu_plant.job);
 
     STAT_RUN_SAYS(run, "\n  G4        worker 1 callee - the word of lane 31 is poisoned at 1,");
-    stat_run_free(&run);
 }
 
 /* ---- What goes back ---------------------------------------------------------------------------------- */
@@ -270,8 +268,6 @@ DEVICE_TEST(shmstat_gpu_check, finds_nothing_in_a_job_whose_slabs_come_and_go, 1
             harness_failed(__FILE__, __LINE__, "status %d: %s", checked.status, checked.text);
         if (newest_generation(&shown) > newest)
             newest = newest_generation(&shown);
-        stat_run_free(&checked);
-        stat_run_free(&shown);
     }
     harness_post(DONE);
 }

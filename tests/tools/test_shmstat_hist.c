@@ -9,7 +9,6 @@
 
 #include "rpc/rpc.h"
 
-#include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -88,7 +87,6 @@ Test(shmstat_hist, places_quantiles_within_their_bucket, .timeout = 20, .fini = 
     cr_expect_eq(number(row, "handler", "p999_ns"), 0);
     cr_expect_eq(number(row, "handler", "max_ns"), 0);
     cr_expect_eq(json_number(json_get(row, "samples")), 100);
-    stat_run_free(&run);
 }
 
 Test(shmstat_hist, merges_the_callers_of_a_function, .timeout = 20, .fini = remove_plant)
@@ -117,7 +115,6 @@ Test(shmstat_hist, merges_the_callers_of_a_function, .timeout = 20, .fini = remo
     cr_expect_eq(json_number(json_get(none, "samples")), 0);
     cr_expect_eq(json_get(json_get(none, "whole"), "p50_ns")->type, JSON_NULL);
     cr_expect_eq(json_get(json_get(none, "whole"), "max_ns")->type, JSON_NULL);
-    stat_run_free(&run);
 }
 
 Test(shmstat_hist, prints_a_table_within_80_columns, .timeout = 20, .fini = remove_plant)
@@ -134,7 +131,6 @@ Test(shmstat_hist, prints_a_table_within_80_columns, .timeout = 20, .fini = remo
     STAT_RUN_SAYS(run, " 1.11 h\n");
     for (const char *line = run.text; *line != '\0'; line = strchr(line, '\n') + 1)
         cr_expect_lt(strcspn(line, "\n"), 80, "%s", run.text);
-    stat_run_free(&run);
 }
 
 Test(shmstat_hist, reads_histograms_of_a_dead_job, .timeout = 20, .fini = remove_plant)
@@ -154,7 +150,6 @@ Test(shmstat_hist, reads_histograms_of_a_dead_job, .timeout = 20, .fini = remove
     cr_expect_eq(number(row, "queue", "samples"), 101);
     cr_expect_eq(number(row, "queue", "max_ns"), (double)bxi_hist_least(BXI_HIST_BUCKETS - 1));
     cr_expect_leq(number(row, "queue", "p999_ns"), number(row, "queue", "max_ns"));
-    stat_run_free(&run);
 }
 
 /* Pages of a peer that does not exist, and more pages than there can be: they are not shown, the others are. */
@@ -174,8 +169,6 @@ Test(shmstat_hist, ignores_pages_of_unknown_peers, .timeout = 20, .fini = remove
     cr_expect_null(row_of(&run, 1, "save"));
     cr_expect_null(strstr(lines.text, "peer=\"7\",function"));
     cr_expect_eq(lines.status, 0);
-    stat_run_free(&run);
-    stat_run_free(&lines);
 }
 
 /* ---- Prometheus --------------------------------------------------------------------------------------------- */
@@ -208,7 +201,6 @@ Test(shmstat_hist, are_exposed_as_histograms, .timeout = 20, .fini = remove_plan
                  "function=\"pick\",leg=\"whole\"%s} %s", known[i].suffix, plant.job, known[i].le, known[i].value);
         cr_expect_not_null(strstr(run.text, line), "%s", line);
     }
-    stat_run_free(&run);
 }
 
 /* ---- A job that runs ------------------------------------------------------------------------------------------ */
@@ -283,10 +275,8 @@ static void calls_eleven_times(struct bx_job *job)
     row = row_of(&run, 0, "echo_blocking");
     HARNESS_EQ(json_number(json_get(row, "samples")), 3);
     HARNESS_CHECK(strcmp(json_text(json_get(json_at(json_get(row, "callers"), 0), "caller_name")), "worker1") == 0);
-    stat_run_free(&run);
     run = stat_run("check %s --json", harness_job_name());
     HARNESS_EQ(run.status, 0);
-    stat_run_free(&run);
 }
 
 static void calls_five_and_three_times(struct bx_job *job)

@@ -41,13 +41,11 @@ Test(shmstat_remote, shows_name_host_transport_bytes_and_round_trip, .timeout = 
     cr_expect_eq(json_number(json_get(remote_of(&run), "bytes_sent")), 1500);
     cr_expect_eq(json_number(json_get(remote_of(&run), "bytes_received")), 700);
     cr_expect_float_eq(json_number(json_get(remote_of(&run), "round_trip_seconds")), 42e-6, 1e-9);
-    stat_run_free(&run);
 
     run = stat_run("show %s", plant.job);
     STAT_RUN_SAYS(run, "\n  elsewhere host far: callee - their segments cannot be read here: run shmstat\n"
                        "            there\n");
     STAT_RUN_SAYS(run, "\n    1 callee       far            tcp/eth0       1.5 KiB     700 B  42.0 us\n");
-    stat_run_free(&run);
 }
 
 Test(shmstat_remote, follows_a_wait_to_the_door_of_the_host, .timeout = 20, .fini = remove_plant)
@@ -57,18 +55,14 @@ Test(shmstat_remote, follows_a_wait_to_the_door_of_the_host, .timeout = 20, .fin
 
     cr_expect_eq(run.status, 0);
     STAT_RUN_SAYS(run, "\ncallee is on host far: run shmstat why callee there.\n");
-    stat_run_free(&run);
     run = stat_run("why 1 %s", plant.job);
     STAT_RUN_SAYS(run, "\ncallee is on host far: run shmstat why callee there.\n");
-    stat_run_free(&run);
 
     bxi_store_relaxed(&row->is_dead, 1);
     run = stat_run("why callee %s", plant.job);
     STAT_RUN_SAYS(run, "\ncallee is dead.\n");
-    stat_run_free(&run);
     run = stat_run("ls %s", plant.job);
     STAT_RUN_SAYS(run, "\n  elsewhere host far: callee (dead) - ");
-    stat_run_free(&run);
 }
 
 Test(shmstat_remote, waits_for_no_worker_that_is_elsewhere, .timeout = 20, .fini = remove_plant)
@@ -80,7 +74,6 @@ Test(shmstat_remote, waits_for_no_worker_that_is_elsewhere, .timeout = 20, .fini
     run = stat_run_fine("ls", plant.job);
     cr_expect_eq(json_get(json_at(json_get(run.json, "jobs"), 0), "missing_ranks")->count, 0);
     cr_expect_eq(json_number(json_get(json_at(json_get(run.json, "jobs"), 0), "workers_elsewhere")), 1);
-    stat_run_free(&run);
 }
 
 Test(shmstat_remote, does_not_know_a_transport_before_a_round_trip, .timeout = 20, .fini = remove_plant)
@@ -91,7 +84,6 @@ Test(shmstat_remote, does_not_know_a_transport_before_a_round_trip, .timeout = 2
     run = stat_run_fine("show", plant.job);
     cr_expect_null(json_get(remote_of(&run), "transport")->text);
     cr_expect_null(json_get(remote_of(&run), "round_trip_seconds")->text);
-    stat_run_free(&run);
 }
 
 /* Every byte of the rows set; and more rows than there are workers. */
@@ -107,7 +99,6 @@ Test(shmstat_remote, survives_rows_that_are_noise, .timeout = 60, .fini = remove
             struct stat_run run = stat_run("%s %s", commands[i], plant.job);
 
             cr_expect_eq(run.status, strcmp(commands[i], "check") == 0 ? 1 : 0, "%s", commands[i]);
-            stat_run_free(&run);
         }
     }
 }

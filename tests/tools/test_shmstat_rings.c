@@ -10,7 +10,6 @@
 #include "rpc/frame.h"
 #include "rpc/rpc.h"
 
-#include <criterion/criterion.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
@@ -68,7 +67,6 @@ static double age(void)
     double seconds = json_number(value);
 
     cr_assert_not_null(value);
-    stat_run_free(&run);
     return seconds;
 }
 
@@ -191,7 +189,6 @@ Test(shmstat_rings, of_dead_workers_keep_unread_frames, .timeout = 20, .fini = r
     snprintf(line, sizeof(line), "\nboxcar_ring_oldest_unread_seconds{job=\"%s\",worker=\"callee\",rank=\"1\","
              "peer=\"0\"} 0\n", plant.job);
     STAT_RUN_SAYS(run, line);
-    stat_run_free(&run);
 }
 
 /* ---- What spins, and who is busy ----------------------------------------------------------------------- */
@@ -201,7 +198,6 @@ static void expect_activity(const char *activity)
     struct stat_run run = stat_run_fine("show", plant.job);
 
     cr_expect_str_eq(json_text(json_get(stat_run_worker(&run, 0), "activity")), activity);
-    stat_run_free(&run);
 }
 
 Test(shmstat_rings, tell_a_worker_that_spins_from_one_that_sleeps_or_is_dead, .timeout = 20, .fini = remove_plant)
@@ -224,8 +220,6 @@ static double pool(const char *key)
 {
     struct stat_run run = stat_run_fine("show", plant.job);
     double value = json_number(json_get(json_get(stat_run_worker(&run, 0), "pool"), key));
-
-    stat_run_free(&run);
     return value;
 }
 
@@ -247,7 +241,6 @@ Test(shmstat_rings, count_each_busy_thread_of_a_pool_once, .timeout = 20, .fini 
     struct stat_run run = stat_run("show %s", plant.job);
 
     STAT_RUN_SAYS(run, "  pool      threads 2, busy 2\n");
-    stat_run_free(&run);
 }
 
 /* ---- Jobs that run ----------------------------------------------------------------------------------------- */
@@ -275,8 +268,6 @@ HARNESS_TEST(shmstat_rings, show_a_request_that_a_stopped_worker_leaves_unread, 
     HARNESS_HAS(text.text, "UNREAD\n");
     for (const char *line = text.text; *line != '\0'; line = strchr(line, '\n') + 1)
         HARNESS_CHECK(strcspn(line, "\n") <= 80);
-    stat_run_free(&run);
-    stat_run_free(&text);
     loans_signal(1, SIGCONT);
     HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
     bx_future_release(future);
@@ -301,6 +292,5 @@ HARNESS_TEST(shmstat_rings, show_a_worker_that_spins, 30, .size = 2, .setup = se
         struct stat_run run = stat_run_fine("show", harness_job_name());
 
         is_so = strcmp(json_text(json_get(stat_run_worker(&run, 1), "activity")), "spinning") == 0;
-        stat_run_free(&run);
     }
 }

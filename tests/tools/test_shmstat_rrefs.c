@@ -10,7 +10,6 @@
 
 #include "rpc/rpc.h"
 
-#include <criterion/criterion.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -90,7 +89,6 @@ Test(shmstat_rrefs, shows_owner_type_state_holders_and_age, .timeout = 20, .fini
     cr_expect_eq(sum_of(&run, 1, "entries"), 3);
     cr_expect_eq(sum_of(&run, 1, "to_come"), 1);
     cr_expect(sum_of(&run, 1, "oldest_seconds") >= 40);
-    stat_run_free(&run);
 }
 
 Test(shmstat_rrefs, prints_them_within_80_columns, .timeout = 20, .fini = remove_plant)
@@ -109,16 +107,13 @@ Test(shmstat_rrefs, prints_them_within_80_columns, .timeout = 20, .fini = remove
     STAT_RUN_SAYS(run, "\ncaller has 12 more, for which its segment has no row\n");
     for (const char *line = run.text; *line != '\0'; line += strcspn(line, "\n") + 1)
         cr_expect_leq(strcspn(line, "\n"), 80);
-    stat_run_free(&run);
 
     plant_kill(&plant, 0);
     run = stat_run("rrefs %s", plant.job);
     STAT_RUN_SAYS(run, "\n  held by   caller (dead)\n");
-    stat_run_free(&run);
 
     run = stat_run("show %s", plant.job);
     STAT_RUN_SAYS(run, "  rrefs     count 2, held 1, entries 3, to come 1, oldest ");
-    stat_run_free(&run);
 }
 
 static void expect_metric(const struct stat_run *run, const char *metric, int rank, const char *rest)
@@ -143,7 +138,6 @@ Test(shmstat_rrefs, counts_them_as_metrics, .timeout = 20, .fini = remove_plant)
     expect_metric(&run, "objects_to_come", 1, "} 1");
     expect_metric(&run, "objects_unshown", 0, "} 12");
     expect_metric(&run, "objects_held_by_peer", 1, ",peer=\"0\"} 1");
-    stat_run_free(&run);
 }
 
 Test(shmstat_rrefs, says_so_if_there_are_none, .timeout = 20, .fini = remove_plant)
@@ -155,11 +149,9 @@ Test(shmstat_rrefs, says_so_if_there_are_none, .timeout = 20, .fini = remove_pla
     cr_expect_eq(run.status, 0);
     STAT_RUN_SAYS(run, ": running, 0 objects\n");
     cr_expect_null(strstr(run.text, "OWNER"), "%s", run.text);
-    stat_run_free(&run);
     run = stat_run_fine("rrefs", plant.job);
     cr_expect_eq(json_get(stat_run_worker(&run, 1), "objects")->count, 0);
     cr_expect_eq(sum_of(&run, 1, "count"), 0);
-    stat_run_free(&run);
 }
 
 /* ---- Running jobs ------------------------------------------------------------------------------------- */
@@ -170,10 +162,8 @@ static struct stat_run rrefs_when(const char *state, size_t holders)
     struct stat_run run = stat_run_fine("rrefs", harness_job_name());
 
     while (object_at(&run, 1, 0) == NULL || strcmp(json_text(json_get(object_at(&run, 1, 0), "state")), state) != 0 ||
-           json_get(object_at(&run, 1, 0), "holders")->count != holders) {
-        stat_run_free(&run);
+           json_get(object_at(&run, 1, 0), "holders")->count != holders)
         run = stat_run_fine("rrefs", harness_job_name());
-    }
     return run;
 }
 
@@ -192,11 +182,8 @@ static void expect_where(const char *function, const char *where)
     struct stat_run run = stat_run_fine("calls", harness_job_name());
 
     while (call_of(&run, function) == NULL ||
-           strcmp(json_text(json_get(call_of(&run, function), "where")), where) != 0) {
-        stat_run_free(&run);
+           strcmp(json_text(json_get(call_of(&run, function), "where")), where) != 0)
         run = stat_run_fine("calls", harness_job_name());
-    }
-    stat_run_free(&run);
 }
 
 static void expect_check_is_fine(void)
@@ -204,7 +191,6 @@ static void expect_check_is_fine(void)
     struct stat_run run = stat_run_fine("check", harness_job_name());
 
     HARNESS_EQ(json_number(json_get(stat_run_job(&run), "violations_found")), 0);
-    stat_run_free(&run);
 }
 
 /* The call that waits for the object leads to the call that makes it. */
@@ -222,8 +208,6 @@ static void expect_because_of_the_maker(void)
     HARNESS_HAS(json_text(json_at(because, 1)), "waits at worker1 until the object is made that it is called on");
     HARNESS_HAS(json_text(json_at(because, 2)), "for 'new_slow' of worker1");
     HARNESS_HAS(json_text(json_at(because, 3)), "Its handler runs in worker1");
-    stat_run_free(&why);
-    stat_run_free(&run);
 }
 
 static void expect_holder(const struct stat_run *run, size_t index, const char *name)
@@ -240,7 +224,6 @@ HARNESS_TEST(shmstat_rrefs, shows_the_objects_of_a_job_until_they_are_destroyed,
     struct stat_run run = rrefs_when("to_come", 1);
 
     expect_holder(&run, 0, "worker0");
-    stat_run_free(&run);
     HARNESS_EQ(bx_rref_async(rref, "add", one, NULL, &sum), 0);
     HARNESS_EQ(bx_rref_to_here_async(rref, NULL, &value), 0);
     expect_where("add", "object");
@@ -258,19 +241,17 @@ HARNESS_TEST(shmstat_rrefs, shows_the_objects_of_a_job_until_they_are_destroyed,
     HARNESS_CHECK(json_number(json_get(object_at(&run, 1, 0), "age_seconds")) <=
                   1e-9 * (double)(bxi_now_ns() - began_ns));
     HARNESS_EQ(json_number(json_get(object_at(&run, 1, 0), "number")), rref->id & BXI_RREF_COUNT_MASK);
-    stat_run_free(&run);
     expect_check_is_fine();
     bx_future_release(value);
     bx_future_release(sum);
     bx_msg_destroy(one);
     bx_msg_destroy(args);
     bx_rref_release(rref);
-    stat_run_free(&(struct stat_run[]){ rrefs_when("there", 1) }[0]);
+    rrefs_when("there", 1);
     HARNESS_EQ(bx_rpc_sync(job, "worker2", "drop_kept", NULL, NULL, NULL), 0);
     await_alive(0);
     run = stat_run_fine("rrefs", harness_job_name());
     HARNESS_EQ(json_get(stat_run_worker(&run, 1), "objects")->count, 0);
-    stat_run_free(&run);
 }
 
 HARNESS_TEST(shmstat_rrefs, counts_objects_beyond_the_rows, 60, .size = 2, .setup = setup)
@@ -284,10 +265,8 @@ HARNESS_TEST(shmstat_rrefs, counts_objects_beyond_the_rows, 60, .size = 2, .setu
     run = stat_run_fine("rrefs", harness_job_name());
     HARNESS_EQ(json_get(stat_run_worker(&run, 0), "objects")->count, BXI_OBJECTS_MAX);
     HARNESS_EQ(sum_of(&run, 0, "count"), BXI_OBJECTS_MAX + MORE);
-    stat_run_free(&run);
     run = stat_run("rrefs %s", harness_job_name());
     HARNESS_HAS(run.text, "\nworker0 has 44 more, for which its segment has no row\n");
-    stat_run_free(&run);
     expect_check_is_fine();
     for (int i = 0; i < BXI_OBJECTS_MAX + MORE; i++)
         bx_rref_release(rrefs[i]);

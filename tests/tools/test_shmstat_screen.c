@@ -9,7 +9,6 @@
 #include "tests/harness/harness.h"
 #include "stat_plant.h"
 
-#include <criterion/criterion.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>

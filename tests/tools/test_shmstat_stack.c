@@ -8,7 +8,6 @@
 
 #include "tools/shmstat/stack.h"
 
-#include <criterion/criterion.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -164,10 +163,8 @@ static struct stat_run why_with(const char *flags, const char *part)
 {
     struct stat_run run = stat_run("why worker0 %s %s", harness_job_name(), flags);
 
-    while (strstr(run.text, part) == NULL) {
-        stat_run_free(&run);
+    while (strstr(run.text, part) == NULL)
         run = stat_run("why worker0 %s %s", harness_job_name(), flags);
-    }
     HARNESS_EQ(run.status, 0);
     return run;
 }
@@ -183,10 +180,8 @@ static void shows_the_stack(struct bx_job *job)
              (unsigned long long)harness_load(TID));
     run = why_with("--stack", "#0  here");
     HARNESS_HAS(run.text, lines);
-    stat_run_free(&run);
     run = why_with("", "    eu-stack -1 -p");
     HARNESS_CHECK(strstr(run.text, "#0") == NULL);
-    stat_run_free(&run);
     finish(future);
 }
 
@@ -210,7 +205,6 @@ static void shows_it_as_json(struct bx_job *job)
         HARNESS_EQ(json_get(thread, "stack")->count, i);
         if (i > 0)
             HARNESS_HAS(json_text(json_at(json_get(thread, "stack"), 0)), "#0  here");
-        stat_run_free(&run);
     }
     finish(future);
 }
@@ -236,7 +230,6 @@ static void shows_the_process(struct bx_job *job)
     run = why_with("--stack", " -batch -ex bt\n    No stack: eu-stack is not installed.");  /* once the caller waits */
     HARNESS_HAS(run.text, "where progress is made.\n    gdb -p ");
     HARNESS_HAS(run.text, " -batch -ex 'thread apply all bt'\n");
-    stat_run_free(&run);
     harness_post(LOOSE);
 }
 
@@ -257,7 +250,6 @@ static void shows_the_real_stack(struct bx_job *job)
 
     HARNESS_HAS(run.text, "        #0  ");
     HARNESS_HAS(run.text, " stay_in_a_function_of_this_name");
-    stat_run_free(&run);
     finish(future);
 }
 

@@ -9,7 +9,6 @@
 #include "stat_plant.h"
 #include "stat_run.h"
 
-#include <criterion/criterion.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
@@ -476,7 +475,6 @@ static void expect_status(int status, const char *args)
     struct stat_run run = stat_run("%s", args);
 
     cr_expect_eq(run.status, status, "%s: %s", args, run.text);
-    stat_run_free(&run);
 }
 
 Test(shmstat_top, wrong_flags_and_a_missing_terminal_are_wrong_usage)
@@ -531,7 +529,6 @@ static void shows_itself(struct bx_job *job)
     HARNESS_EQ(json_number(json_get(worker, "calls_per_second")), 0);
     HARNESS_EQ(json_number(json_get(worker, "calls_in_flight")), 0);
     HARNESS_CHECK(strcmp(json_text(json_get(worker, "name")), "worker1") == 0);
-    stat_run_free(&run);
 }
 
 HARNESS_WORLD(shmstat_top, shows_a_job_that_runs, 60, .size = 2, .setup = setup, .body = { NULL, shows_itself });

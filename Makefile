@@ -63,6 +63,9 @@ OPTIMISE_tsan    := -O1 -g -fno-omit-frame-pointer -fsanitize=thread -fno-builti
 # tests/sim/ has the functions that the compiler calls, so that each copy and each fence has to be a call too.
 OPTIMISE_sim     := -O1 -g -fno-omit-frame-pointer -fsanitize=thread --param tsan-instrument-func-entry-exit=0 \
 	-fno-builtin-memcpy -fno-builtin-memmove -fno-builtin-memset -include tests/sim/before.h
+ifneq ($(COUNTS),)
+OPTIMISE_sim     += -O0 --coverage -fdata-sections
+endif
 # See tests/cov/exit.c.
 OPTIMISE_cov     := -O0 -g --coverage -Wl,--wrap=_exit
 
@@ -382,19 +385,19 @@ $(B)/tests/fuzz: $(call objects,$(fuzz_SRCS)) $(STATIC_LIB)
 	$(call say,LINK,$@)
 	$(link) $(NO_LTO) $(FUZZER:%-no-link=%) -Wl,--wrap=nanosleep $(LIBS)
 
-$(call objects,$(SIM_SRCS)): FLAGS_EXACT := -fno-sanitize=thread -O2
+$(call objects,$(SIM_SRCS)): FLAGS_EXACT := -fno-sanitize=thread -O2 $(if $(COUNTS),-fno-profile-arcs -fno-test-coverage)
 
 # All of its names become local but that of its programs, and those of the C library that world.syms replaces.
 $(SIM_COPIES:%=$(O)/sim_copy_%.o): $(call objects,$(COPY_SRCS)) tests/sim/world.syms $(JEMALLOC_OBJ)
 	$(call say,COPY,$@)
-	$(Q)$(CC) -nostdlib -r -o $@ $(firstword $^) $(JEMALLOC_OBJ) \
+	$(Q)$(CC) -nostdlib -r $(if $(COUNTS),-T tests/sim/counters.ld) -o $@ $(firstword $^) $(JEMALLOC_OBJ) \
 		$(filter-out $(firstword $^) $(JEMALLOC_OBJ),$(filter %.o,$^))
 	$(Q)objcopy --redefine-syms=tests/sim/world.syms $(SIM_NAMES:%=--keep-global-symbol=%) $@
 	$(Q)objcopy $(foreach n,$(SIM_NAMES),--redefine-sym $(n)=$(n)$(patsubst $(O)/sim_copy%.o,%,$@)) $@
 
 $(B)/tests/sim: $(call objects,$(SIM_SRCS)) $(SIM_COPIES:%=$(O)/sim_copy_%.o)
 	$(call say,LINK,$@)
-	$(Q)mkdir -p $(@D) && $(CC) -no-pie -o $@ $^ -pthread $(CFLAGS) $(LDFLAGS) $(LIBS)
+	$(Q)mkdir -p $(@D) && $(CC) -no-pie $(if $(COUNTS),--coverage) -o $@ $^ -pthread $(CFLAGS) $(LDFLAGS) $(LIBS)
 
 $(B)/tests/prog_%: $(O)/tests/prog/prog_%.o $(STATIC_LIB)
 	$(call say,LINK,$@)
@@ -519,12 +522,12 @@ mutants: deps-test
 		tests/mutants/mutants.py $(if $(KEPT),--kept $(filter-out all,$(KEPT)),$(FILES))
 
 coverage: deps-unit
-	@$(MAKE) --no-print-directory CONFIG=cov coverage-run
-
-coverage-run: $(B)/tests/unit $(B)/bin/shmstat $(FAKE_CUDA)
-	@find $(O) -name '*.gcda' -exec rm -f {} +
-	-@$(TEST_ENV) tests/run_unit.sh
-	@$(TEST_ENV) tests/coverage.sh
+	-@find $(BUILD)/cov -name '*.gcda' -exec rm -f {} +
+	-@$(MAKE) --no-print-directory CONFIG=cov unit
+	@$(MAKE) --no-print-directory CONFIG=sim CUDA=0 COUNTS=1 BUILD=$(BUILD)/cov $(BUILD)/cov/sim/tests/sim
+	@$(BUILD)/cov/sim/tests/sim --seconds $(SIM_S)
+	@$(BUILD)/cov/sim/tests/sim --fail all --seconds $(SIM_S)
+	@tests/coverage.py $(BUILD)/cov/obj $(BUILD)/cov/sim/obj
 
 check: deps
 	@$(MAKE) --no-print-directory all
@@ -699,7 +702,8 @@ help:
 #?                      descriptors, arenas or /dev/shm grow, does a payload change?
 #? make mutants         puts faults into FILES (those that differ from SINCE, HEAD): do the tests notice? KEPT=all
 #?                      those of tests/mutants/*.mut; see tests/mutants/README.md
-#? make coverage        the lines and branches of lib/ and shm/ that the unit tests run, a line a file (gcov)
+#? make coverage        the lines and branches of lib/ and shm/ that the unit tests and the simulator run, a line a file
+#?                      (gcov); LINES=1 prints the lines that they do not
 #? make check           static checks: layers, atomics, kill steps, style, top level, documents, manual pages,
 #?                      exported symbols, ABI
 #? make lint            clang with warnings as errors, clang-tidy, cppcheck, clang-format

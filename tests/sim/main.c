@@ -193,6 +193,8 @@ static void print_trace(int lines[2])
     fclose(from);
 }
 
+void __gcov_dump(void) __attribute__((weak));       /* `make coverage` alone */
+
 static void run_child(const struct sim_program *const *copies, uint64_t seed, uint64_t most, double until)
 {
     int status = 0, lines[2] = { -1, -1 };
@@ -219,6 +221,8 @@ static void run_child(const struct sim_program *const *copies, uint64_t seed, ui
         else
             run_some(copies, seed, most, until);
         fflush(stdout);
+        if (__gcov_dump != NULL)
+            __gcov_dump();
         _exit(0);
     }
     if (options.trace)

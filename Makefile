@@ -217,7 +217,7 @@ ALL_SRCS := $(sort $(LIB_SRCS) $(NN_SRCS) $(AUTOGRAD_SRCS) \
 .SECONDARY:
 .PHONY: all tests demo test check-all unit e2e check sim fuzz fuzz-replay soak switches test-gpu \
 	test-reference mutants \
-	lint size coverage coverage-run deps deps-unit deps-test deps-python deps-wheel deps-test-python deps-lint python \
+	lint size coverage deps deps-unit deps-test deps-python deps-wheel deps-test-python deps-lint python \
 	wheel test-python man built install uninstall deb test-deb clean help FORCE
 
 # The plug-in of lib/net, where what it needs is installed.

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Prints how many lines and branches of each source of lib/ and shm/ were run, and the sums, by what gcov has counted in
-all of the folders of objects that are given. A branch counts if it was taken at least once. LINES=1 prints the lines
+"""Prints how many lines and branches of each source of lib/ and shm/ were run, and the sums, by what gcov has counted
+in all of the folders of objects that are given. A branch counts if it was taken at least once. LINES=1 prints the lines
 that were not run. `make coverage` runs the unit tests and the simulator first. Killed workers write no counts."""
 import collections
 import glob

@@ -413,7 +413,7 @@ static int setup_memory(struct bx_job *job)
     return setup(job);
 }
 
-/* In worker1 the n-th allocation of a pass fails, for every n until none does. The maker's part waits for no gradient, so
+/* In worker1 the n-th allocation of a pass fails, for every n until none does. The maker's part waits for no gradient:
  * it has nothing left to do when it has sent one. */
 HARNESS_TEST(dist, ends_at_once_where_a_worker_has_no_memory, 60, .size = 2, .setup = setup_memory)
 {

@@ -329,7 +329,22 @@ static int listen_at(const char *where)
     return bx_fail(rc, "rank 0 cannot listen at BX_ROOT=%s: %s", where, bx_strerror(rc));
 }
 
-/* At a port that the kernel chooses, of the one address of this host, or of all; the launcher tells the others. */
+/* At the one address of where, or at all. */
+static int listen_at_all(const char *where)
+{
+    char all[32];
+    int fd;
+
+    if (strchr(where, ',') == NULL)
+        return listen_at(where);
+    snprintf(all, sizeof all, "[::]%s", strrchr(where, ':'));
+    if ((fd = listen_at(all)) >= 0)
+        return fd;
+    snprintf(all, sizeof all, "0.0.0.0%s", strrchr(where, ':'));        /* a kernel without IPv6 */
+    return listen_at(all);
+}
+
+/* At a port that the kernel chooses; the launcher tells the others. */
 static int listen_and_tell(struct bxi_meeting *meeting)
 {
     char *where = meeting->net->where;
@@ -338,10 +353,7 @@ static int listen_and_tell(struct bxi_meeting *meeting)
     int fd, rc;
 
     bxi_launcher_addresses(where, 0);
-    if (strchr(where, ',') == NULL)
-        fd = listen_at(where);
-    else if ((fd = listen_at("[::]:0")) < 0)            /* a kernel without IPv6 */
-        fd = listen_at("0.0.0.0:0");
+    fd = listen_at_all(where);
     if (fd < 0)
         return fd;
     getsockname(fd, (struct sockaddr *)&address, &length);
@@ -408,7 +420,7 @@ int bxi_meet_guests(struct bxi_meeting *meeting)
     if (party == NULL)
         return bx_fail(-ENOMEM, "no memory to start a job with");
     party->meeting = meeting;
-    party->listener = meeting->by_launcher ? listen_and_tell(meeting) : listen_at(meeting->where);
+    party->listener = meeting->by_launcher ? listen_and_tell(meeting) : listen_at_all(meeting->where);
     if (party->listener < 0)
         rc = party->listener;
     while (rc == 0 && party->known < meeting->job->world_size - 1)

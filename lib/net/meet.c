@@ -488,6 +488,7 @@ int bxi_net_meet(struct bx_job *job, uint64_t deadline_ns)
     }
     meeting.where = job->net->where;
     snprintf(job->net->where, sizeof job->net->where, "%s", meeting.by_launcher ? "" : root);
+    bxi_meet_name_own(job->net->where);
     memcpy(meeting.self->job, job->job_name, sizeof meeting.self->job);
     rc = timeout_from_environment(&job->net->timeout_ns);
     if (rc == 0)

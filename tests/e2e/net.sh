@@ -438,6 +438,23 @@ begin_at 1 1 unshare -m sh -c "mount --bind '$dir/hosts' /etc/hosts && exec '$ne
 finish
 check 'rank 0 is found at the second address of its host' all_done
 
+# Rank 0's host knows its own name by a loopback address, as on Debian; worker 2, which links watch when rank 0 is dead,
+# is there too.
+echo '127.0.1.1 several' >"$dir/own"
+echo '10.77.0.1 several' >"$dir/hosts"
+export BX_NET_TIMEOUT_MS=500
+new_job 4
+BX_ROOT=several:$port
+for rank in 0 1 2 3; do
+    test $((rank % 2)) = 0 && file=$dir/own || file=$dir/hosts
+    begin_rank $rank unshare -mu sh -c "hostname several; mount --bind '$file' /etc/hosts &&
+        exec '$net_end' die 0 500"
+done
+finish
+check "rank 0 is found by its host's name, which leads to a loopback address there" test "$statuses $left" = \
+    '137 0 0 0 '
+unset BX_NET_TIMEOUT_MS
+
 # A partition.
 export BX_NET_TIMEOUT_MS=500
 limit_s=10

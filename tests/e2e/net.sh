@@ -249,6 +249,17 @@ for what in 'silent 300' 'noise 100' 'endless 300'; do
     check "a job starts among connections: $what" all_done
 done
 
+new_job 3
+needed=$(BX_JOB=few BX_RANK=0 prlimit --nofile=30:30 "$net_meet" meet | sed 's/.* needs \([0-9]*\) open files.*/\1/')
+begin_rank 0 prlimit --nofile=$needed:$needed "$net_meet" meet
+hold_open knock endless 300
+ready knock ready
+begin_rank 1 "$net_meet" meet
+begin_rank 2 "$net_meet" meet
+finish
+let_go knock
+check 'a job starts among connections, with as many descriptors as it asks for' all_done
+
 # Worker 1 listens for a link of the next hub, with room for 128 that wait.
 rm -f "$dir/go"
 new_job 2

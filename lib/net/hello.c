@@ -154,6 +154,8 @@ int bxi_meet_take_table(struct bxi_meeting *meeting, uint64_t instance, const un
         place->pid = hello.pid;
         place->arena_bytes = hello.arena_bytes;
         place->listens = hello.listens;
+        if (hello.listens.sin6_family == AF_INET6 && hello.listens.sin6_scope_id != 0)  /* its host's number of it */
+            place->listens.sin6_scope_id = meeting->self->listens.sin6_scope_id;
         place->clock_ns = meeting->self->clock_ns - hello.clock_ns;
         place->is_remote = memcmp(hello.host, meeting->self->host, sizeof hello.host) != 0;
         place->address_bytes = hello.address_bytes;

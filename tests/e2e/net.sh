@@ -466,6 +466,41 @@ done
 finish
 check "rank 0 is found by its host's name, which leads to a loopback address there" test "$statuses $left" = \
     '137 0 0 0 '
+
+# Addresses of a link: its two ends have other numbers. The next hub reaches who listens at one.
+ip link add ${first}l netns $first index 71 type veth peer name ${second}l netns $second index 72 &&
+    ip -n $first link set ${first}l up && ip -n $second link set ${second}l up
+link_local()    # its address, once it is no longer tentative
+{
+    at=$(ip -n $first -6 -o addr show dev ${first}l scope link -tentative | sed 's/.* \(fe80[^/]*\).*/\1/')
+    test -n "$at"
+}
+soon link_local
+new_job 3
+for rank in 0 1 2; do
+    begin_rank $rank env BX_LOG=warn "BX_ROOT=[$at%$(host_of $rank)l]:$port" "$net_end" die 0 500
+done
+finish
+check 'rank 0 listens at an address of a link, and dies' test "$statuses $left" = '137 0 0 '
+check 'and the next hub watches the others' eval '! prints 1 "is not watched"'
+new_job 2
+begin_at 1 1 env "BX_ROOT=[$at]:$port" "$net_meet" meet
+finish
+check 'an address of a link without its interface is refused' prints 1 \
+    "cannot start: -EINVAL: BX_ROOT='.$at.:$port' is no address to connect to"
+
+# The next hub has no port left to connect from: nobody is dead for that.
+new_job 3
+for rank in 0 1 2; do
+    begin_rank $rank env BX_LOG=warn "$net_end" die 0 500
+done
+ready 0 started && ready 1 started && ready 2 started
+taken=$(ip netns exec $second ss -H -ltn | sed -n '1s/.*:\([0-9]*\) .*/\1/p')
+ip netns exec $second sysctl -q -w net.ipv4.ip_local_port_range="$taken $taken"
+finish
+ip netns exec $second sysctl -q -w net.ipv4.ip_local_port_range='32768 60999'
+check 'a hub that cannot connect for lack of ports takes nobody for dead' test "$statuses $left" = '137 0 0 '
+check 'and logs it' prints 1 'is not watched: '
 unset BX_NET_TIMEOUT_MS
 
 # A partition.

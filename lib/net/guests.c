@@ -77,15 +77,16 @@ static void put_off(struct party *party, struct guest *guest, const char *why)
     tell_and_refuse(party, guest, -EAGAIN, why);
 }
 
-/* Puts off the one that has waited longest: first those that have not proven themselves. NULL: all are known. */
-static struct guest *put_off_oldest(struct party *party)
+/* Puts off the one that has waited longest, of those that have come no further than most: first those that have not
+ * proven themselves. NULL: there is none. */
+static struct guest *put_off_oldest(struct party *party, enum stage most)
 {
     struct guest *oldest = NULL;
 
     for (int i = 0; i < GUESTS_MAX; i++) {
         struct guest *guest = &party->guests[i];
 
-        if (guest->stage != NOBODY && guest->stage != KNOWN &&
+        if (guest->stage != NOBODY && guest->stage <= most &&
             (oldest == NULL || guest->stage < oldest->stage ||
              (guest->stage == oldest->stage && guest->since_ns < oldest->since_ns)))
             oldest = guest;
@@ -100,11 +101,10 @@ static struct guest *free_guest(struct party *party)
     for (int i = 0; i < GUESTS_MAX; i++)
         if (party->guests[i].stage == NOBODY)
             return &party->guests[i];
-    return put_off_oldest(party);       /* there are more slots than workers */
+    return put_off_oldest(party, PROVEN);       /* there are more slots than workers */
 }
 
-/* 0: the job can go on. */
-static int accept_guest(struct party *party)
+static void accept_guest(struct party *party)
 {
     struct sockaddr_storage address;
     socklen_t length = sizeof address;
@@ -113,10 +113,10 @@ static int accept_guest(struct party *party)
     struct guest *guest;
     char host[48] = "?", port[8] = "?";
 
-    if (fd < 0 && (errno == EMFILE || errno == ENFILE) && put_off_oldest(party) == NULL)
-        return bx_fail(BX_E_DESCRIPTORS, "rank 0 has no descriptor for a worker that comes: %s", bx_strerror(-errno));
+    if (fd < 0 && (errno == EMFILE || errno == ENFILE))
+        put_off_oldest(party, ASKED);
     if (fd < 0)
-        return 0;
+        return;
     guest = free_guest(party);
     *guest = (struct guest){ .stage = ASKED, .fd = fd, .since_ns = bxi_now_ns() };
     getnameinfo((struct sockaddr *)&address, length, host, sizeof host, port, sizeof port,
@@ -125,13 +125,12 @@ static int accept_guest(struct party *party)
     bxi_meet_keep(fd, party->meeting->net->timeout_ns);
     if (getrandom(guest->nonce, sizeof guest->nonce, 0) != sizeof guest->nonce) {
         drop(guest);
-        return 0;
+        return;
     }
     memcpy(nonce.bytes, guest->nonce, sizeof nonce.bytes);
     if (bxi_net_send(fd, &(struct bxi_net_message){ .kind = BXI_NET_NONCE, .bytes = sizeof nonce }, &nonce,
                      bxi_now_ns()) < 0)
         drop(guest);
-    return 0;
 }
 
 /* ---- what a guest sends ------------------------------------------------------------------------------- */
@@ -309,8 +308,8 @@ static int poll_once(struct party *party)
     for (nfds_t i = 1; i < count; i++)
         if (entries[i].revents != 0 && (rc = read_guest(party, of[i])) < 0)
             return rc;
-    if (entries[0].revents != 0 && (rc = accept_guest(party)) < 0)
-        return rc;
+    if (entries[0].revents != 0)
+        accept_guest(party);
     return bxi_now_ns() >= party->meeting->deadline_ns ? too_late(party) : 0;
 }
 

@@ -77,22 +77,31 @@ static void put_off(struct party *party, struct guest *guest, const char *why)
     tell_and_refuse(party, guest, -EAGAIN, why);
 }
 
-static struct guest *free_guest(struct party *party)
+/* Puts off the one that has waited longest, of those that have come no further than most: first those that have not
+ * proven themselves. NULL: there is none. */
+static struct guest *put_off_oldest(struct party *party, enum stage most)
 {
     struct guest *oldest = NULL;
 
     for (int i = 0; i < GUESTS_MAX; i++) {
         struct guest *guest = &party->guests[i];
 
-        if (guest->stage == NOBODY)
-            return guest;
-        /* Who has proven itself and says nothing, after those that have not. */
-        if (guest->stage != KNOWN && (oldest == NULL || guest->stage < oldest->stage ||
-                                      (guest->stage == oldest->stage && guest->since_ns < oldest->since_ns)))
+        if (guest->stage != NOBODY && guest->stage <= most &&
+            (oldest == NULL || guest->stage < oldest->stage ||
+             (guest->stage == oldest->stage && guest->since_ns < oldest->since_ns)))
             oldest = guest;
     }
-    put_off(party, oldest, "others wait");       /* there are more slots than workers */
+    if (oldest != NULL)
+        put_off(party, oldest, "others wait");
     return oldest;
+}
+
+static struct guest *free_guest(struct party *party)
+{
+    for (int i = 0; i < GUESTS_MAX; i++)
+        if (party->guests[i].stage == NOBODY)
+            return &party->guests[i];
+    return put_off_oldest(party, PROVEN);       /* there are more slots than workers */
 }
 
 static void accept_guest(struct party *party)
@@ -104,6 +113,8 @@ static void accept_guest(struct party *party)
     struct guest *guest;
     char host[48] = "?", port[8] = "?";
 
+    if (fd < 0 && (errno == EMFILE || errno == ENFILE))
+        put_off_oldest(party, ASKED);
     if (fd < 0)
         return;
     guest = free_guest(party);
@@ -329,7 +340,22 @@ static int listen_at(const char *where)
     return bx_fail(rc, "rank 0 cannot listen at BX_ROOT=%s: %s", where, bx_strerror(rc));
 }
 
-/* At a port that the kernel chooses, of the one address of this host, or of all; the launcher tells the others. */
+/* At the one address of where, or at all. */
+static int listen_at_all(const char *where)
+{
+    char all[32];
+    int fd;
+
+    if (strchr(where, ',') == NULL)
+        return listen_at(where);
+    snprintf(all, sizeof all, "[::]%s", strrchr(where, ':'));
+    if ((fd = listen_at(all)) >= 0)
+        return fd;
+    snprintf(all, sizeof all, "0.0.0.0%s", strrchr(where, ':'));        /* a kernel without IPv6 */
+    return listen_at(all);
+}
+
+/* At a port that the kernel chooses; the launcher tells the others. */
 static int listen_and_tell(struct bxi_meeting *meeting)
 {
     char *where = meeting->net->where;
@@ -338,10 +364,7 @@ static int listen_and_tell(struct bxi_meeting *meeting)
     int fd, rc;
 
     bxi_launcher_addresses(where, 0);
-    if (strchr(where, ',') == NULL)
-        fd = listen_at(where);
-    else if ((fd = listen_at("[::]:0")) < 0)            /* a kernel without IPv6 */
-        fd = listen_at("0.0.0.0:0");
+    fd = listen_at_all(where);
     if (fd < 0)
         return fd;
     getsockname(fd, (struct sockaddr *)&address, &length);
@@ -408,7 +431,7 @@ int bxi_meet_guests(struct bxi_meeting *meeting)
     if (party == NULL)
         return bx_fail(-ENOMEM, "no memory to start a job with");
     party->meeting = meeting;
-    party->listener = meeting->by_launcher ? listen_and_tell(meeting) : listen_at(meeting->where);
+    party->listener = meeting->by_launcher ? listen_and_tell(meeting) : listen_at_all(meeting->where);
     if (party->listener < 0)
         rc = party->listener;
     while (rc == 0 && party->known < meeting->job->world_size - 1)

@@ -10,7 +10,9 @@
 #include <netinet/tcp.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <strings.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 /* "host:port", "[address]:port". 0, or a failure with its sentence. */
 int bxi_meet_resolve(const char *where, bool listens, struct addrinfo **found)
@@ -30,6 +32,36 @@ int bxi_meet_resolve(const char *where, bool listens, struct addrinfo **found)
     rc = getaddrinfo(host, colon + 1, &hints, found);
     return rc == 0 ? 0 : bx_fail(rc == EAI_AGAIN ? -EAGAIN : -EINVAL, "BX_ROOT='%s' leads nowhere: %s",
                                  bxi_brief(where).text, gai_strerror(rc));
+}
+
+static bool leads_to_loopback(const struct addrinfo *found)
+{
+    for (; found != NULL; found = found->ai_next) {
+        const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)(const void *)found->ai_addr;
+        const struct sockaddr_in *v4 = (const struct sockaddr_in *)(const void *)found->ai_addr;
+
+        if (found->ai_family == AF_INET6 ? IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr)
+                                         : ntohl(v4->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET)
+            return true;
+    }
+    return false;
+}
+
+void bxi_meet_name_own(char where[BXI_ROOT_BYTES])
+{
+    struct addrinfo *found = NULL;
+    char own[256] = "";
+    size_t length;
+
+    if (gethostname(own, sizeof own - 1) < 0 || strcasecmp(own, "localhost") == 0)
+        return;
+    length = strcspn(own, ".");
+    if (length == 0 || strncasecmp(where, own, length) != 0 || (where[length] != '.' && where[length] != ':') ||
+        bxi_meet_resolve(where, true, &found) < 0)
+        return;
+    if (leads_to_loopback(found))       /* the port lies at the same place in a struct sockaddr_in6 */
+        bxi_launcher_addresses(where, ntohs(((struct sockaddr_in *)(void *)found->ai_addr)->sin_port));
+    freeaddrinfo(found);
 }
 
 void bxi_meet_tell(int fd, int code, const char *text)
@@ -122,6 +154,8 @@ int bxi_meet_take_table(struct bxi_meeting *meeting, uint64_t instance, const un
         place->pid = hello.pid;
         place->arena_bytes = hello.arena_bytes;
         place->listens = hello.listens;
+        if (hello.listens.sin6_family == AF_INET6 && hello.listens.sin6_scope_id != 0)  /* its host's number of it */
+            place->listens.sin6_scope_id = meeting->self->listens.sin6_scope_id;
         place->clock_ns = meeting->self->clock_ns - hello.clock_ns;
         place->is_remote = memcmp(hello.host, meeting->self->host, sizeof hello.host) != 0;
         place->address_bytes = hello.address_bytes;

@@ -81,14 +81,19 @@ static void tell_links(struct bx_job *job)
             pass_on(job->net, (uint64_t)rank, NULL);
 }
 
-/* rc: of a hang-up, which the kernel sends when the process ends, or of nobody who listens; or what an unreachable host
- * gives, which is lost by now. */
+static bool is_unreachable(int rc)
+{
+    return rc == -ETIMEDOUT || rc == -EHOSTUNREACH || rc == -ENETUNREACH || rc == -EHOSTDOWN || rc == -ENETDOWN;
+}
+
+/* rc: what an unreachable host gives, which is lost by now; or of a hang-up, which the kernel sends when the process
+ * ends, of nobody who listens, of nonsense. */
 static void lose_link(struct bxi_net *net, struct bxi_link *link, int rc)
 {
     epoll_ctl(net->epoll_fd, EPOLL_CTL_DEL, link->fd, NULL);
     bxi_unshared_close(link->fd);
     link->fd = -1;
-    link->host_is_lost = rc != -EPIPE && rc != -ECONNRESET && rc != -ECONNREFUSED;
+    link->host_is_lost = is_unreachable(rc);
     link->lost_ns = bxi_now_ns();
     if (link->host_is_lost)
         link->lost_ns -= bxi_least(net->timeout_ns, link->lost_ns - 1);
@@ -210,18 +215,21 @@ static void begin_link(struct bx_job *job, int rank)
     struct bxi_net *net = job->net;
     const struct sockaddr_in6 *at = &net->places[rank].listens;
     struct bxi_link *link = &net->links[rank];
-    int fd = socket(at->sin6_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    int fd = BXI_UNSHARED(socket(at->sin6_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)), rc = -errno;
 
-    if (fd < 0) {
-        bxi_log(job, 1, "worker '%s' is not watched: %s", net->places[rank].name, bx_strerror(-errno));
+    if (fd >= 0) {
+        bxi_meet_keep(fd, net->timeout_ns);
+        rc = connect(fd, (const struct sockaddr *)at, bxi_address_bytes(at)) < 0 && errno != EINPROGRESS
+                 ? -errno : watch(net, fd, EPOLLOUT, (uint64_t)rank);
+    }
+    if (rc < 0 && rc != -ECONNREFUSED && !is_unreachable(rc)) { /* it lacks a port, a descriptor or memory here */
+        bxi_log(job, 1, "worker '%s' is not watched: %s", net->places[rank].name, bx_strerror(rc));
+        bxi_unshared_close(fd);
         return;
     }
-    bxi_meet_keep(fd, net->timeout_ns);
-    fd = BXI_UNSHARED(fd);
     *link = (struct bxi_link){ .fd = fd, .since_ns = bxi_now_ns() };
-    if ((connect(fd, (const struct sockaddr *)at, bxi_address_bytes(at)) < 0 && errno != EINPROGRESS) ||
-        watch(net, fd, EPOLLOUT, (uint64_t)rank) < 0)
-        lose_link(net, link, -errno);
+    if (rc < 0)
+        lose_link(net, link, rc);
 }
 
 /* The kernel has connected it, or could not. */

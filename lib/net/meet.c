@@ -224,8 +224,8 @@ static int connect_until(int fd, const struct addrinfo *to, uint64_t deadline_ns
     return -error;
 }
 
-/* One attempt at what may be a name of several addresses. is_one: there is nothing else to try. The descriptor;
- * -errno. */
+/* One attempt at what may be a name of several addresses. is_one: there is nothing else to try. The descriptor; -errno,
+ * -EINVAL with its sentence. */
 static int try_address(const char *where, bool is_one, uint64_t deadline_ns)
 {
     struct addrinfo *found = NULL;
@@ -240,6 +240,9 @@ static int try_address(const char *where, bool is_one, uint64_t deadline_ns)
                     : connect_until(fd, at, is_one ? deadline_ns : bxi_least(deadline_ns, bxi_now_ns() + ADDRESS_NS));
         if (rc == 0)
             break;
+        if (rc == -EINVAL)
+            bx_fail(rc, "BX_ROOT='%s' is no address to connect to; one of a link has its interface behind it: "
+                        "[fe80::1%%eth0]:29400", bxi_brief(where).text);
         if (fd >= 0)
             close(fd);
         fd = rc;
@@ -488,6 +491,7 @@ int bxi_net_meet(struct bx_job *job, uint64_t deadline_ns)
     }
     meeting.where = job->net->where;
     snprintf(job->net->where, sizeof job->net->where, "%s", meeting.by_launcher ? "" : root);
+    bxi_meet_name_own(job->net->where);
     memcpy(meeting.self->job, job->job_name, sizeof meeting.self->job);
     rc = timeout_from_environment(&job->net->timeout_ns);
     if (rc == 0)

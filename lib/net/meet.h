@@ -61,6 +61,9 @@ struct bxi_meeting {
 
 struct addrinfo;
 int bxi_meet_resolve(const char *where, bool listens, struct addrinfo **found);
+/* This host's own name leads to a loopback address here, as on Debian, and to others elsewhere: becomes the addresses
+ * of this host, which is rank 0's. */
+void bxi_meet_name_own(char where[BXI_ROOT_BYTES]);
 void bxi_meet_keep(int fd, uint64_t timeout_ns);
 /* HMAC of who, and both nonces, with the job's secret. */
 bool bxi_meet_proof(const struct bxi_meeting *meeting, const char who[4], const unsigned char *theirs,

@@ -63,6 +63,8 @@ check "loopback: 16 hosts, and as many descriptors as a job asks for" all_done
 hosts=2
 run_job 2 "$net_meet" again
 check "loopback: places of messages are used again when they have been read" all_done
+run_job 4 "$net_meet" two
+check "loopback: each process is in two jobs at once" all_done
 run_job 2 "$net_full" many
 check 'messages of many tensors, also behind a large one' all_done
 run_job 2 "$net_full" lent
@@ -246,6 +248,17 @@ for what in 'silent 300' 'noise 100' 'endless 300'; do
     let_go knock
     check "a job starts among connections: $what" all_done
 done
+
+new_job 3
+needed=$(BX_JOB=few BX_RANK=0 prlimit --nofile=30:30 "$net_meet" meet | sed 's/.* needs \([0-9]*\) open files.*/\1/')
+begin_rank 0 prlimit --nofile=$needed:$needed "$net_meet" meet
+hold_open knock endless 300
+ready knock ready
+begin_rank 1 "$net_meet" meet
+begin_rank 2 "$net_meet" meet
+finish
+let_go knock
+check 'a job starts among connections, with as many descriptors as it asks for' all_done
 
 # Worker 1 listens for a link of the next hub, with room for 128 that wait.
 rm -f "$dir/go"
@@ -437,6 +450,58 @@ BX_ROOT=several:$port
 begin_at 1 1 unshare -m sh -c "mount --bind '$dir/hosts' /etc/hosts && exec '$net_meet' meet"
 finish
 check 'rank 0 is found at the second address of its host' all_done
+
+# Rank 0's host knows its own name by a loopback address, as on Debian; worker 2, which links watch when rank 0 is dead,
+# is there too.
+echo '127.0.1.1 several' >"$dir/own"
+echo '10.77.0.1 several' >"$dir/hosts"
+export BX_NET_TIMEOUT_MS=500
+new_job 4
+BX_ROOT=several:$port
+for rank in 0 1 2 3; do
+    test $((rank % 2)) = 0 && file=$dir/own || file=$dir/hosts
+    begin_rank $rank unshare -mu sh -c "hostname several; mount --bind '$file' /etc/hosts &&
+        exec '$net_end' die 0 500"
+done
+finish
+check "rank 0 is found by its host's name, which leads to a loopback address there" test "$statuses $left" = \
+    '137 0 0 0 '
+
+# Addresses of a link: its two ends have other numbers. The next hub reaches who listens at one.
+ip link add ${first}l netns $first index 71 type veth peer name ${second}l netns $second index 72 &&
+    ip -n $first link set ${first}l up && ip -n $second link set ${second}l up
+link_local()    # its address, once it is no longer tentative
+{
+    at=$(ip -n $first -6 -o addr show dev ${first}l scope link -tentative | sed 's/.* \(fe80[^/]*\).*/\1/')
+    test -n "$at"
+}
+soon link_local
+new_job 3
+for rank in 0 1 2; do
+    begin_rank $rank env BX_LOG=warn "BX_ROOT=[$at%$(host_of $rank)l]:$port" "$net_end" die 0 500
+done
+finish
+check 'rank 0 listens at an address of a link, and dies' test "$statuses $left" = '137 0 0 '
+check 'and the next hub watches the others' eval '! prints 1 "is not watched"'
+new_job 2
+begin_at 1 1 env "BX_ROOT=[$at]:$port" "$net_meet" meet
+finish
+check 'an address of a link without its interface is refused' prints 1 \
+    "cannot start: -EINVAL: BX_ROOT='.$at.:$port' is no address to connect to"
+
+# The next hub has no port left to connect from: nobody is dead for that.
+new_job 3
+for rank in 0 1 2; do
+    begin_rank $rank env BX_LOG=warn "$net_end" die 0 500
+done
+ready 0 started && ready 1 started && ready 2 started
+taken=$(ip netns exec $second ss -H -ltn | sed -n '1s/.*:\([0-9]*\) .*/\1/p')
+ip netns exec $second sysctl -q -w net.ipv4.ip_local_port_range="$taken $taken"
+finish
+ip netns exec $second sysctl -q -w net.ipv4.ip_local_port_range='32768 60999'
+check 'a hub that cannot connect for lack of ports takes nobody for dead' test "$statuses $left" = '137 0 0 '
+check 'and logs it' prints 1 'is not watched: '
+unset BX_NET_TIMEOUT_MS
 
 # A partition.
 export BX_NET_TIMEOUT_MS=500

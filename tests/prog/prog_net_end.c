@@ -272,7 +272,6 @@ static int be_the_child(int go)
 static int stop(int who, int go)
 {
     uint64_t until_ns;
-    struct bx_future *held[8] = { NULL };
     unsigned calls = 0;
 
     barrier();
@@ -280,6 +279,8 @@ static int stop(int who, int go)
     if (rank == who)
         stop_self(go);
     for (; rank != who && now_ns() < until_ns; calls++) {
+        struct bx_future *held[8] = { NULL };           /* of this turn: a call that fails makes none */
+
         for (int i = 0; i < 8; i++)
             EXPECT(bx_call_async(job, bx_rank(who), "add", NULL, &held[i], "ii", i, 1) == 0, "%s", bx_error_text());
         for (int other = 0; other < size; other++)

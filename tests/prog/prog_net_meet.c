@@ -5,6 +5,7 @@
  *
  *     prog_net_meet meet [MS]     starts within MS, calls each other worker once, and leaves
  *     prog_net_meet jobs COUNT    the same so many times, in one job after the other
+ *     prog_net_meet two           is in two jobs at once, BX_JOB and BX_JOB-b, which begin one after the other
  *     prog_net_meet again         rank 0 sends rank 1 many messages that do not fit a frame, in places that are used
  *                                 again and again
  */
@@ -49,18 +50,47 @@ static bool start_within(uint64_t timeout_ns)
     return false;
 }
 
+/* The first ends while the second goes on. */
+static int be_in_two(void)
+{
+    struct bx_job *first = NULL;
+    int64_t sum;
+    char name[64];
+
+    for (int i = 0; i < 2; i++) {
+        first = job;
+        if (!start_within(0))
+            return 3;
+        barrier();                      /* handlers use the variable job */
+        snprintf(name, sizeof name, "%s-b", getenv("BX_JOB"));
+        setenv("BX_JOB", name, 1);
+    }
+    for (int to = 0; to < size; to++) {
+        call_add(to, rank, to);
+        EXPECT(bx_call(first, bx_rank(to), "add", "ii>i", 1, 2, &sum) == 0, "%s", bx_error_text());
+    }
+    EXPECT(bx_job_shutdown(first, 0) == 0, "%s", bx_error_text());
+    bx_job_destroy(first);
+    for (int to = 0; to < size; to++)
+        call_add(to, rank, to);
+    barrier();
+    return end();
+}
+
 int main(int argc, char **argv)
 {
     const char *mode = argc > 1 ? argv[1] : "";
     const bool meets = strcmp(mode, "meet") == 0 && argc <= 3, jobs = strcmp(mode, "jobs") == 0 && argc == 3;
-    const bool again = strcmp(mode, "again") == 0 && argc == 2;
+    const bool again = strcmp(mode, "again") == 0 && argc == 2, two = strcmp(mode, "two") == 0 && argc == 2;
     int rc = 0;
 
     setvbuf(stdout, NULL, _IOLBF, 0);
-    if (!meets && !jobs && !again) {
-        fprintf(stderr, "usage: prog_net_meet meet [MS] | jobs COUNT | again\n");
+    if (!meets && !jobs && !again && !two) {
+        fprintf(stderr, "usage: prog_net_meet meet [MS] | jobs COUNT | two | again\n");
         return 2;
     }
+    if (two)
+        return be_in_two();
     for (int i = jobs ? atoi(argv[2]) : 1; i > 0 && rc == 0; i--) {
         if (!start_within(meets && argc == 3 ? (uint64_t)atoi(argv[2]) * MS : 0))
             return 3;

@@ -11,8 +11,8 @@
     boxcar.shutdown()                       # all leave together
 
 Functions travel by reference: each worker imports the module that has them. Arguments and results are pickled; buffers
-of 4 KiB or more (numpy arrays) are copied beside the pickle. An exception arrives as its type, and its message has the
-traceback of the worker that raised it. Handlers run on threads of a pool, at most `pool_threads` at a time, so a
+of 4 KiB or more (numpy arrays) are copied beside the pickle. An exception arrives as its type, and its __cause__ and, if
+that is text, its first argument have the traceback of the worker that raised it. Handlers run on threads of a pool, at most `pool_threads` at a time, so a
 function that is called must be safe to run beside the rest of the program.
 
 Times are in seconds; None is the default of `init`. boxcar.rpc has the names of torch.distributed.rpc.
@@ -375,7 +375,7 @@ def call_async(to, fn, args=(), kwargs=None, timeout=None):
 def call(to, fn, args=(), kwargs=None, timeout=None):
     """Calls fn(*args, **kwargs) in worker `to`, a name or rank, and returns its result.
 
-    Raises what fn raised, with the remote traceback in its message; PeerDead, Timeout, NoWorker, Shutdown, TooLarge.
+    Raises what fn raised, with the remote traceback as its __cause__; PeerDead, Timeout, NoWorker, Shutdown, TooLarge.
     """
     return wait_for(_begin(to, fn, args, kwargs, timeout), to, fn)
 

@@ -83,8 +83,9 @@ bool bxi_arena_truncated(const struct bxi_arena *arena);
 struct bxi_arena *bxi_arena_acquire(struct bxi_arena *arena);
 void bxi_arena_release(struct bxi_arena *arena);
 
-/* The end of the job: unlinks the name, if there is one, and writes the words no more. Existing blocks stay valid until
- * they are freed; alloc fails with -ESHUTDOWN. The last release closes the descriptor: until then children map it. */
+/* The end of the job: unlinks the name, if there is one, closes the descriptor (and with it drops the owner lock), and
+ * writes the words no more. Existing blocks stay valid until they are freed, but not in a child that is forked later;
+ * alloc fails with -ESHUTDOWN. */
 void bxi_arena_close(struct bxi_arena *arena);
 
 /* Maps a peer's arena read-only from its descriptor (which stays the caller's). `bytes` is from the peer's header;

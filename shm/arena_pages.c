@@ -5,7 +5,7 @@
  *
  * Who runs it: the thread that allocates, frees or trims, with no lock of arena.c held except in bxi_pages_start; the
  * hooks also run in any thread of the process that purges all of jemalloc's arenas. `lock` is held during fallocate,
- * which locks the file anyway: so no page comes or goes after close.
+ * which locks the file anyway: so the descriptor is never used after close, when its number may be another file's.
  *
  * A thread that enters jemalloc takes one of four slots: a lock, and the data that jemalloc keeps of a thread.
  * jemalloc's own way allocates that data in a thread's first call and aborts if there is no memory (tools/jemalloc.sh).
@@ -129,13 +129,13 @@ static void set_committed(struct bxi_pages *pages, uint64_t bytes)
 /* Allocates pages [first, end): 0, or -errno. */
 static int allocate_pages(struct bxi_pages *pages, uint64_t first, uint64_t end)
 {
-    return pages->is_closed ? -ESHUTDOWN : bxi_file_allocate(pages->fd, first * BXI_PAGE, (end - first) * BXI_PAGE);
+    return pages->fd < 0 ? -ESHUTDOWN : bxi_file_allocate(pages->fd, first * BXI_PAGE, (end - first) * BXI_PAGE);
 }
 
 /* False if that fails: then the pages are still allocated. */
 static bool punch_pages(struct bxi_pages *pages, uint64_t first, uint64_t end)
 {
-    return !pages->is_closed && bxi_file_punch(pages->fd, first * BXI_PAGE, (end - first) * BXI_PAGE) == 0;
+    return pages->fd >= 0 && bxi_file_punch(pages->fd, first * BXI_PAGE, (end - first) * BXI_PAGE) == 0;
 }
 
 static bool is_spare(const struct bxi_pages *pages, uint64_t page)
@@ -481,14 +481,16 @@ void bxi_pages_purge(struct bxi_pages *pages)
 void bxi_pages_close(struct bxi_pages *pages)
 {
     pthread_mutex_lock(&pages->lock);
-    pages->is_closed = true;
+    int fd = pages->fd;
+    pages->fd = -1;
     pthread_mutex_unlock(&pages->lock);
+    /* Unlocked: a thread that forks may wait for jemalloc's slots, and their holder for this lock. */
+    bxi_unshared_close(fd);
 }
 
 void bxi_pages_end(struct bxi_pages *pages, bool is_started)
 {
     if (is_started)
         control(pages, "destroy", NULL, 0);
-    bxi_unshared_close(pages->fd);
     pthread_mutex_destroy(&pages->lock);
 }

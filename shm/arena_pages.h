@@ -31,7 +31,6 @@ struct bxi_pages {
 
     pthread_mutex_t lock;               /* guards the fields below, spare_bits and writes of committed */
     int fd;
-    bool is_closed;                     /* no page is allocated or returned */
     bool pretends;                      /* the hooks succeed without doing anything */
     uint64_t bump;                      /* bytes of the address range that jemalloc has got */
     uint64_t top_page;                  /* behind the highest page that was ever committed */
@@ -78,8 +77,9 @@ size_t bxi_pages_block_bytes(const void *block);
 void bxi_pages_purge(struct bxi_pages *pages);
 void bxi_pages_drop_spare(struct bxi_pages *pages);
 
+/* Closes the descriptor: no page is allocated or returned afterwards. */
 void bxi_pages_close(struct bxi_pages *pages);
-/* Destroys all blocks and closes the descriptor. The caller unmaps. */
+/* Destroys all blocks. The caller unmaps. */
 void bxi_pages_end(struct bxi_pages *pages, bool is_started);
 
 bool bxi_pages_is_forked(const struct bxi_pages *pages);

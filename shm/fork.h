@@ -24,7 +24,7 @@ void bxi_unshared_begin(void);
 int bxi_unshared_end(int fd);
 
 /* A child maps the file of that descriptor at the same address, copy on write, before it closes the descriptor. The
- * mapping here is MADV_DONTFORK and lives as long as the descriptor. */
+ * mapping here is MADV_DONTFORK and lives at least as long as the descriptor. */
 void bxi_unshared_map(int fd, void *base, size_t bytes);
 
 /* Closes it; nothing if it is < 0. Any thread; not a signal handler. */

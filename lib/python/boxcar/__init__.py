@@ -11,9 +11,9 @@
     boxcar.shutdown()                       # all leave together
 
 Functions travel by reference: each worker imports the module that has them. Arguments and results are pickled; buffers
-of 4 KiB or more (numpy arrays) are copied beside the pickle. An exception arrives as its type, and its __cause__ and, if
-that is text, its first argument have the traceback of the worker that raised it. Handlers run on threads of a pool, at most `pool_threads` at a time, so a
-function that is called must be safe to run beside the rest of the program.
+of 4 KiB or more (numpy arrays) are copied beside the pickle. An exception arrives as its type, and its __cause__ and,
+if that is text, its first argument have the traceback of the worker that raised it. Handlers run on threads of a pool,
+at most `pool_threads` at a time, so a function that is called must be safe to run beside the rest of the program.
 
 Times are in seconds; None is the default of `init`. boxcar.rpc has the names of torch.distributed.rpc.
 """

@@ -53,9 +53,13 @@
  * Death.    When a worker dies, every future that waits for it fails with BX_E_PEER_DEAD and a sentence with its name,
  *           within milliseconds. The other workers continue.
  * Fork.     Fork workers before bx_job_create. After a fork the child gets BX_E_FORKED (NULL, false) from every call on
- *           the job and on its pending futures, and must not use them in any other way. It does not keep the job or its
- *           memory: the library closes what the child got of them (pthread_atfork). A child of a bare system call that
- *           goes on without exec keeps them: the job's name stays taken until it ends.
+ *           the job and on its pending futures, and must not use them in any other way. It does not keep the job: the
+ *           library closes what the child got of it (pthread_atfork). A child of a bare system call that goes on
+ *           without exec keeps it: the job's name stays taken until it ends. The child reads the tensors in host memory
+ *           that its parent had, its own and borrowed ones. It may write to its own, copy on write: nobody else sees
+ *           that. They have their bytes for as long as the parent holds the tensor; the child may see what is written
+ *           there next. The memory of those arenas is free when the child has ended too. A child that is forked
+ *           after bx_job_shutdown does not have the parent's own tensors: it faults where it touches them.
  * Versions. Options structs begin with struct_bytes: 0, or sizeof the struct in the header that the program is compiled
  *           with. Every other field left at 0 means the default. If the header is newer than the library, fields that
  *           the library does not know must be 0, else BX_E_VERSION. A program that finds functions by dlsym sets

@@ -31,8 +31,8 @@
  * Locks, in this order: `lock` for the shelves and figures, held for a few instructions; a slot of jemalloc and its own
  * ones; pages.lock.
  *
- * A forked child does not have the mapping, and locks may be held for ever in it: alloc returns -EPERM there, and the
- * other functions do nothing.
+ * A forked child has the blocks copy on write (fork.c), and locks may be held for ever in it: alloc returns -EPERM
+ * there, and the other functions do nothing. A block that the parent frees may get other bytes, also in the child.
  *
  * Killed at any instruction: the kernel drops the owner lock, a reaper removes the name, if it has one yet, and peers
  * keep their mappings. None of the management data is in shared memory.
@@ -337,6 +337,7 @@ static int map_own(struct bxi_arena *arena)
     if (rc < 0)
         goto unmap;
     pages->base = base;
+    bxi_unshared_map(pages->fd, base, pages->bytes);
     return 0;
 
 unmap:

@@ -5,7 +5,8 @@
  *
  * Arenas and views are reference-counted, because blocks and borrowed tensors may outlive the job. create and attach
  * return one reference; the last release unmaps. The holder of a block must hold a reference. All functions may be
- * called from any thread. In a forked child alloc returns -EPERM, and the others do nothing.
+ * called from any thread. In a forked child alloc returns -EPERM, the others do nothing, and
+ * blocks can be read and written: what it writes it alone sees.
  */
 #ifndef BXI_ARENA_H
 #define BXI_ARENA_H
@@ -83,7 +84,8 @@ struct bxi_arena *bxi_arena_acquire(struct bxi_arena *arena);
 void bxi_arena_release(struct bxi_arena *arena);
 
 /* The end of the job: unlinks the name, if there is one, closes the descriptor (and with it drops the owner lock), and
- * writes the words no more. Existing blocks stay valid until they are freed; alloc fails with -ESHUTDOWN. */
+ * writes the words no more. Existing blocks stay valid until they are freed, but not in a child that is forked later;
+ * alloc fails with -ESHUTDOWN. */
 void bxi_arena_close(struct bxi_arena *arena);
 
 /* Maps a peer's arena read-only from its descriptor (which stays the caller's). `bytes` is from the peer's header;

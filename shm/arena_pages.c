@@ -28,7 +28,7 @@
  * touch of an allocated one. The commit hook zeroes a spare page, as it must. There is no hook that purges:
  * MADV_DONTNEED does not zero shared pages, and a hole that jemalloc does not know of would raise SIGBUS.
  *
- * In a forked child, which does not have the mapping, the hooks refuse.
+ * In a forked child, which has the pages as they were, the hooks refuse.
  *
  * Killed at any instruction: allocated pages stay allocated until the name and all mappings are gone.
  */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * A peer's arena, mapped read-only, so a borrower cannot write it. Any thread may run this; the last release unmaps.
- * A forked child does not have the mapping and may have mapped something else there, so a release in it does nothing.
+ * A forked child has the mapping too, which nobody can write. A release in it does nothing: the loans are its parent's,
+ * and what was borrowed may get other bytes once the parent has given it back.
  *
  * The private mapping is for borrowers that write. The kernel copies a page when it is written first. The page then
  * stays this process's, whatever becomes of the file, so it is dropped (MADV_DONTNEED) before the memory is given back,
@@ -58,6 +59,7 @@ int bxi_arena_attach(struct bxi_arena_view **view_out, int fd, uint64_t bytes)
     }
     /* [forks] relaxed: written in a child that has one thread. */
     view->forks = bxi_load_relaxed(&bxi_forks);
+    madvise(base, bytes, MADV_DOFORK);          /* file.h; if it fails, children do not have it */
     view->base = base;
     view->bytes = bytes;
     note_file(view, fd);
@@ -75,10 +77,15 @@ struct bxi_arena_view *bxi_arena_view_acquire(struct bxi_arena_view *view)
     return view;
 }
 
-void bxi_arena_view_release(struct bxi_arena_view *view)
+static bool is_forked(const struct bxi_arena_view *view)
 {
     /* [forks] relaxed: as in bxi_arena_attach. */
-    if (bxi_load_relaxed(&bxi_forks) != view->forks)
+    return bxi_load_relaxed(&bxi_forks) != view->forks;
+}
+
+void bxi_arena_view_release(struct bxi_arena_view *view)
+{
+    if (is_forked(view))
         return;
     /* [arena.view_refs] acquire and release, pairs with itself: the last release sees what the others did. */
     if (bxi_add(&view->refs, (uint32_t)-1) != 1)
@@ -188,6 +195,8 @@ void *bxi_arena_view_private(struct bxi_arena_view *view, const void *memory, si
     uint64_t end, first = pages_of(view, memory, bytes, &end);
     bool is_free;
 
+    if (is_forked(view))
+        return NULL;
     pthread_mutex_lock(&view->lock);
     is_free = map_private(view) && end - first <= view->private_left && are_free(view, first, end);
     if (is_free) {
@@ -202,8 +211,7 @@ void bxi_arena_view_forget(struct bxi_arena_view *view, const void *memory, size
 {
     uint64_t end, first = pages_of(view, memory, bytes, &end);
 
-    /* [forks] relaxed: as in bxi_arena_attach. */
-    if (bxi_load_relaxed(&bxi_forks) != view->forks)
+    if (is_forked(view))
         return;
     if (madvise(view->private_base + first * BXI_PAGE, (end - first) * BXI_PAGE, MADV_DONTNEED) < 0)
         return;                     /* the program has locked them (mlock), what was written stays: nobody gets them */

@@ -23,7 +23,8 @@ int bxi_file_allocate(int fd, uint64_t offset, uint64_t bytes);
 int bxi_file_punch(int fd, uint64_t offset, uint64_t bytes);
 
 /* Maps a regular file of exactly that size: shared, guarded (guard.h), and not in a forked child, which must not write
- * it by mistake. 0; -EPROTO: it is none, or has another size; -ENOSPC: too many guards; -errno. */
+ * it by mistake (arena_view.c undoes that). 0; -EPROTO: it is none, or has another size; -ENOSPC: too many guards;
+ * -errno. */
 int bxi_file_map(int fd, size_t bytes, bool writable, bxi_a32 *truncated, void **base);
 
 /* Sets or releases (F_UNLCK) a lock of this open file on some bytes, 0: on all; it ends with the open file. 0; -EAGAIN:

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * What a fork of the process means for the library: it is counted in the child, and the child does not keep the
- * descriptors that stand for the life of a worker.
+ * descriptors that stand for the life of a worker, nor what is mapped of them, but for the memory of tensors.
  *
  *     int fd = BXI_UNSHARED(shm_open(name, O_RDWR, 0));
  *     ...
@@ -12,6 +12,8 @@
 
 #include "atomic.h"
 
+#include <stddef.h>
+
 extern bxi_a32 bxi_forks;               /* forks between the process that loaded the library and this one */
 
 /* Opens a descriptor that no child keeps which this process forks. `open` is an expression that makes it, or is < 0;
@@ -20,6 +22,10 @@ extern bxi_a32 bxi_forks;               /* forks between the process that loaded
 #define BXI_UNSHARED(open) (bxi_unshared_begin(), bxi_unshared_end(open))
 void bxi_unshared_begin(void);
 int bxi_unshared_end(int fd);
+
+/* A child maps the file of that descriptor at the same address, copy on write, before it closes the descriptor. The
+ * mapping here is MADV_DONTFORK and lives at least as long as the descriptor. */
+void bxi_unshared_map(int fd, void *base, size_t bytes);
 
 /* Closes it; nothing if it is < 0. Any thread; not a signal handler. */
 void bxi_unshared_close(int fd);

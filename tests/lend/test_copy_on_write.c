@@ -5,6 +5,8 @@
 #include "tests/harness/loans.h"
 
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #define ELEMENTS ((int64_t)1 << 20)         /* of u8 */
 #define SMALL 100
@@ -100,6 +102,40 @@ HARNESS_TEST(copy_on_write, of_an_arena_made_before_the_start_keeps_the_loan, 60
     HARNESS_EQ(loans_of(job, 0).leases, 1);
     HARNESS_CHECK(loans_hold(copy, 5));
     bx_tensor_release(copy);
+}
+
+/* The parent's tensors, in a child of a fork: its own one, of which the parent sees no write, and a borrowed one. */
+static void use_in_child(struct bx_tensor *own, struct bx_tensor *lent)
+{
+    struct bx_tensor *copy;
+
+    HARNESS_CHECK(loans_hold(own, 4) && loans_hold(lent, 5) && bx_tensor_data_mut(lent) == NULL);
+    copy = copied(lent);
+    HARNESS_CHECK(!has_owners_pages);
+    loans_fill(copy, 7);
+    loans_fill(own, 6);
+    HARNESS_CHECK(loans_hold(own, 6) && loans_hold(lent, 5) && loans_hold(copy, 7));
+    bx_tensor_release(copy);
+    bx_tensor_release(own);
+}
+
+HARNESS_TEST(copy_on_write, in_a_forked_child_is_of_the_tensors_that_its_parent_had, 60, .size = 2,
+             .setup = loans_setup)
+{
+    struct bx_msg *made = NULL;
+    struct bx_tensor *lent = borrowed(job, "worker1", &made), *own = loans_tensor(job, BX_I64, ELEMENTS, 4);
+    int status = -1;
+    pid_t child = fork();
+
+    if (child == 0) {
+        use_in_child(own, lent);
+        _exit(0);
+    }
+    HARNESS_EQ(waitpid(child, &status, 0), child);
+    HARNESS_EQ(status, 0);
+    HARNESS_CHECK(loans_hold(own, 4) && loans_hold(lent, 5));
+    bx_tensor_release(own);
+    bx_msg_destroy(made);
 }
 
 HARNESS_TEST(copy_on_write, leaves_half_of_the_leases_to_calls, 60, .size = 2, .setup = loans_setup)

@@ -189,11 +189,15 @@ class RunCalls(Run):
 
 class RunErrors(Run):
     def first(self):
-        for error in (KeyError("key"), OSError(2, "no file"), StopIteration(), SystemExit(3), ValueError("row 3")):
+        for error in (KeyError("key"), OSError(2, "no file"), StopIteration(), KeyError(3), SystemExit(3)):
             with CASE.assertRaises(type(error)) as raised:
                 boxcar.call(1, raises, (error,))
             CASE.assertIn("in raises", str(raised.exception.__cause__))
-        CASE.assertRegex(str(raised.exception), "(?s)^row 3\n.*On worker 1:.*in raises")
+        for error in (KeyError(3), OSError(2, "no file", "here"), ArithmeticError(1, 2)):
+            got = pickle.loads(pickle.dumps(boxcar.call_async(1, raises, (error,)).exception()))
+            CASE.assertEqual((type(got), got.args, str(got)), (type(error), error.args, str(error)))
+        with CASE.assertRaisesRegex(ValueError, "(?s)^row 3\n.*On worker 1:.*in raises"):
+            boxcar.call(1, raises, (ValueError("row 3"),))
         with CASE.assertRaisesRegex(RuntimeError, "Plain: row 1, column 2"):
             boxcar.call(1, raises_plain)
         for type_ in (NoException, Fixed, Unpicklable):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Buffers beside the pickle, boxcar.empty, loans, also in children of a fork; jobs.py runs the classes Run*."""
 import os
+import sys
 import time
 import traceback
 import unittest
@@ -114,10 +115,6 @@ class RunLoans(Run):
         with CASE.assertRaises(boxcar.ArenaFull):
             boxcar.empty(1 << 45)
         CASE.assertEqual(len(boxcar.empty(0)), 0)
-        child = os.fork()
-        if child == 0:
-            os._exit(0 if mine.nbytes == 1 << 20 and boxcar.empty else 1)
-        CASE.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
 
 
 class RunForkedLoans(Run):
@@ -144,6 +141,39 @@ class RunForkedLoans(Run):
             boxcar.call(1, echo, (Large(bytearray(b"2" * (1 << 20))),))
         os.write(begin, b"!")
         CASE.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
+
+
+class RunForkedMemory(Run):
+    """Children have what their parent had in the arena, until they end, and what they write they alone see."""
+
+    def filled(self, byte):
+        mine = boxcar.empty(1 << 20)
+        mine[:] = byte * len(mine)
+        return mine
+
+    def child(self, begins, mine):
+        os.read(begins, 1)
+        CASE.assertEqual(set(mine), {ord("1")})
+        mine[:] = b"3" * len(mine)
+        CASE.assertEqual(os.waitstatus_to_exitcode(os.waitpid(forked(self.grandchild, mine), 0)[1]), 0)
+
+    def grandchild(self, mine):
+        CASE.assertEqual(set(mine), {ord("3")})
+
+    def first(self):
+        kept = self.filled(b"1")
+        references = sys.getrefcount(kept.obj)
+        begins, begin = os.pipe()
+        children = [forked(self.child, begins, mine) for mine in (kept, self.filled(b"1"))]
+        others = [self.filled(b"2") for _ in range(8)]      # the memory of the second one is not used again
+        os.write(begin, b"!!")
+        CASE.assertEqual([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children], [0, 0])
+        CASE.assertEqual(set(kept), {ord("1")})
+        until = time.monotonic() + 10           # for the threads that hold it
+        while sys.getrefcount(kept.obj) > references and time.monotonic() < until:
+            time.sleep(0.01)
+        CASE.assertEqual(sys.getrefcount(kept.obj), references)
+        CASE.assertEqual([set(other) for other in others], [{ord("2")}] * 8)
 
 
 class RunKept(Run):

@@ -261,6 +261,16 @@ class RunTensors(Run):
         CASE.assertEqual(back.tolist(), [3, 3, 3])
 
 
+class RunWorkers(Run):
+    """The workers of a DataLoader read what their parent has in the arena and what it has borrowed."""
+
+    def first(self):
+        mine = rpc.empty_like(torch.empty(64, 4096)).copy_(torch.arange(64.).unsqueeze(1))
+        for data in (mine, boxcar.call(1, echo, (mine,)), boxcar.call(1, echo, (mine.clone(),))):
+            loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(data), batch_size=8, num_workers=2)
+            CASE.assertEqual([batch[:, 0].tolist() for batch, in loader], mine[:, 0].reshape(8, 8).tolist())
+
+
 class RunFutures(Run):
     def first(self):
         future = rpc.rpc_async("worker1", echo, (3,))

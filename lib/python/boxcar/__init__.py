@@ -11,12 +11,13 @@
     boxcar.shutdown()                       # all leave together
 
 Functions travel by reference: each worker imports the module that has them. Arguments and results are pickled; buffers
-of 4 KiB or more (numpy arrays) are copied beside the pickle. An exception arrives as its type, and its message has the
-traceback of the worker that raised it. Handlers run on threads of a pool, at most `pool_threads` at a time, so a
-function that is called must be safe to run beside the rest of the program.
+of 4 KiB or more (numpy arrays) are copied beside the pickle. An exception arrives as its type, and its __cause__ and,
+if that is text, its first argument have the traceback of the worker that raised it. Handlers run on threads of a pool,
+at most `pool_threads` at a time, so a function that is called must be safe to run beside the rest of the program.
 
 Times are in seconds; None is the default of `init`. boxcar.rpc has the names of torch.distributed.rpc.
 """
+import _thread
 import atexit
 import os
 import threading
@@ -165,9 +166,33 @@ def leave():
             runner.join()
 
 
+def _before_fork():
+    """The child has the memory of `empty`, which multiprocessing drops here what it gives to a child."""
+    _here.kept = None
+    memory = _boxcar.own_buffers()
+    if memory:
+        _here.kept = memory, *os.pipe()         # the child has the pipe's end until it ends, or executes a program
+
+
+def _keep(memory, end):
+    os.read(end, 1)
+    os.close(end)
+
+
+def _after_fork():
+    if _here.kept is not None:
+        memory, end, childs = _here.kept
+        _here.kept = None
+        os.close(childs)
+        _thread.start_new_thread(_keep, (memory, end))      # threading.Thread waits for it to run: 1 ms and more
+
+
 def _forget():
     global _job, _runner
     _boxcar.forget_buffers()
+    if _here.kept is not None:
+        os.close(_here.kept[1])
+        _here.kept = None
     if _job is not None:
         _job.forget()
     _job = _runner = None
@@ -175,7 +200,7 @@ def _forget():
 
 
 atexit.register(leave)
-os.register_at_fork(before=_boxcar.own_buffers, after_in_child=_forget)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_forget)
 
 
 def rank():
@@ -350,7 +375,7 @@ def call_async(to, fn, args=(), kwargs=None, timeout=None):
 def call(to, fn, args=(), kwargs=None, timeout=None):
     """Calls fn(*args, **kwargs) in worker `to`, a name or rank, and returns its result.
 
-    Raises what fn raised, with the remote traceback in its message; PeerDead, Timeout, NoWorker, Shutdown, TooLarge.
+    Raises what fn raised, with the remote traceback as its __cause__; PeerDead, Timeout, NoWorker, Shutdown, TooLarge.
     """
     return wait_for(_begin(to, fn, args, kwargs, timeout), to, fn)
 
@@ -378,7 +403,7 @@ def empty(nbytes):
     """Memory in this worker's arena, as a writable memoryview: numpy.frombuffer and torch.frombuffer take it.
 
     Messages lend it and do not copy it, so write to it only before it is sent: receivers may see what is written later.
-    The child of a fork does not have it. Raises ArenaFull, NoSpace.
+    So may the child of a fork, until it writes to a page itself, which nobody else sees. Raises ArenaFull, NoSpace.
     """
     return memoryview(_running().allocate(nbytes))
 

@@ -394,7 +394,7 @@ static PyObject *set_make_error(PyObject *self, PyObject *callable)
 }
 
 static PyMethodDef functions[] = {
-    { "own_buffers", boxpy_own_buffers, METH_NOARGS, "own_buffers(): before a fork, so that the child has them." },
+    { "own_buffers", boxpy_own_buffers, METH_NOARGS, "own_buffers(): before a fork; the list of those in the arena." },
     { "forget_buffers", boxpy_forget_buffers, METH_NOARGS, "forget_buffers(): in the child of a fork." },
     { "set_make_error", set_make_error, METH_O, "set_make_error(callable): (code, name, text) -> an exception." },
     { "detach", boxpy_detach, METH_O, "detach(on): calls of this thread are made for no request." },

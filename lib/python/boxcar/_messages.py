@@ -205,7 +205,8 @@ class Failure:
             return cls(None, text)
 
     def to_raise(self, worker):
-        """The exception for a caller here. worker: a name or a rank."""
+        """The exception for a caller here. worker: a name or a rank. torch makes all of the text, and so an OSError
+        without errno; here an argument that is no text stays."""
         text = f"On {worker if isinstance(worker, str) else f'worker {worker}'}:\n{self.text}"
         if self.error is None:
             return RuntimeError(text)

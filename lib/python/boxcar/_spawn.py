@@ -163,8 +163,8 @@ def spawn(fn, world_size, args=(), *, restart=0):
     all have returned from it and left the job together.
 
     fn and args are pickled: each worker imports the module of fn; the program's own needs `if __name__ ==
-    "__main__":` around the call of spawn. Raises what the first worker raised, as its type and with its traceback in
-    the message, or WorkerFailed if it ended in another way; the other workers are ended within 2 s, and so they are on
+    "__main__":` around the call of spawn. Raises what the first worker raised, as its type and with its traceback as
+    __cause__, or WorkerFailed if it ended in another way; the other workers are ended within 2 s, and so they are on
     Ctrl-C, or if this process dies.
 
     restart: how often each worker is started again if a signal ends it while the others are in the job. It joins them

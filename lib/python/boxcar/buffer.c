@@ -7,7 +7,8 @@
  * arena's, and copies on write of which no page has been written. With the GIL.
  *
  * Forks. The child has the copies on write as they were, but not the loans: so the parent makes their pages its own
- * before it forks, as if they had been written. The child does not have the arena.
+ * before it forks, as if they had been written. The child has the arena's memory copy on write, and the parent keeps
+ * that for it (own_buffers returns it): multiprocessing drops what it has given to a child.
  */
 #include "boxpy.h"
 
@@ -133,16 +134,11 @@ int boxpy_find_shared(const void *data, Py_ssize_t bytes, struct bx_tensor **ten
     return bx_tensor_as_strided(buffer->lent, range.data - buffer->data, 1, (int64_t[]){ bytes }, NULL, tensor);
 }
 
-/* Of a node of the tree. */
-static void own_pages(const void *node, VISIT visit, int depth)
+static void own_pages(const struct boxpy_buffer *buffer)
 {
-    const struct boxpy_buffer *buffer = *(struct boxpy_buffer *const *)node;
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     unsigned char *end = buffer->data + buffer->bytes;
 
-    (void)depth;
-    if (buffer->tensor == NULL || (visit != preorder && visit != leaf))
-        return;
     for (unsigned char *at = buffer->data; at < end; at += page - (uintptr_t)at % page) {
         unsigned char byte = *at;
 
@@ -151,11 +147,27 @@ static void own_pages(const void *node, VISIT visit, int depth)
     }
 }
 
+/* Of a node of the tree; list: of what lies in the arena. */
+static void own_node(const void *node, VISIT visit, void *list)
+{
+    struct boxpy_buffer *buffer = *(struct boxpy_buffer *const *)node;
+
+    if (visit != preorder && visit != leaf)
+        return;
+    if (buffer->tensor != NULL)
+        own_pages(buffer);
+    else if (PyList_Append(list, (PyObject *)buffer) < 0)
+        PyErr_Clear();
+}
+
 PyObject *boxpy_own_buffers(PyObject *self, PyObject *unused)
 {
+    PyObject *list = PyList_New(0);
+
     (void)self, (void)unused;
-    twalk(ranges, own_pages);
-    Py_RETURN_NONE;
+    if (list != NULL)
+        twalk_r(ranges, own_node, list);
+    return list;
 }
 
 PyObject *boxpy_forget_buffers(PyObject *self, PyObject *unused)

@@ -5,8 +5,8 @@
  *
  * Arenas and views are reference-counted, because blocks and borrowed tensors may outlive the job. create and attach
  * return one reference; the last release unmaps. The holder of a block must hold a reference. All functions may be
- * called from any thread. In a forked child alloc returns -EPERM, the others do nothing, and
- * blocks can be read and written: what it writes it alone sees.
+ * called from any thread. In a forked child alloc returns -EPERM, the others do nothing, and blocks can be read and
+ * written: what it writes it alone sees.
  */
 #ifndef BXI_ARENA_H
 #define BXI_ARENA_H

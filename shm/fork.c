@@ -30,7 +30,9 @@
 #include "fork.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -115,6 +117,22 @@ static void in_parent(void)
     pthread_mutex_unlock(&lock);
 }
 
+/* By another open file: a mapping keeps the one that it was made of, and with it the owner lock. If it fails, or a
+ * handler that ran before has something there, the child faults where it touches the memory. */
+static void map_in_child(int fd)
+{
+    char path[32];
+    int own;
+
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    own = open(path, O_RDONLY | O_CLOEXEC);
+    if (own < 0)
+        return;
+    mmap(memory[fd].base, memory[fd].bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED_NOREPLACE,
+         own, 0);
+    close(own);
+}
+
 static void in_child(void)
 {
     int error = errno;
@@ -124,10 +142,8 @@ static void in_child(void)
         struct identity is = noted[fd].inode != 0 ? identity_of(fd) : (struct identity){ 0 };
 
         if (is.inode != 0 && is.inode == noted[fd].inode && is.device == noted[fd].device) {
-            /* If it fails, or a handler that ran before has something there, the child faults where it touches it. */
             if (memory[fd].base != NULL)
-                mmap(memory[fd].base, memory[fd].bytes, PROT_READ | PROT_WRITE,
-                     MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED_NOREPLACE, fd, 0);
+                map_in_child(fd);
             close(fd);
         }
         forget(fd);

@@ -128,8 +128,8 @@ static void map_in_child(int fd)
     own = open(path, O_RDONLY | O_CLOEXEC);
     if (own < 0)
         return;
-    mmap(memory[fd].base, memory[fd].bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED_NOREPLACE,
-         own, 0);
+    (void)mmap(memory[fd].base, memory[fd].bytes, PROT_READ | PROT_WRITE,
+               MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED_NOREPLACE, own, 0);
     close(own);
 }
 

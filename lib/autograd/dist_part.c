@@ -103,7 +103,7 @@ struct bx_future *bxi_dist_part_done(struct bx_context *context, int code)
 }
 
 /* context->lock. NULL: that pass is over. */
-static struct bxi_dist_pass *pass_of(struct bx_context *context, uint64_t number)
+static struct bxi_dist_pass *pass_numbered(struct bx_context *context, uint64_t number)
 {
     return context->pass != NULL && context->pass->number == number ? context->pass : NULL;
 }
@@ -114,7 +114,7 @@ void bxi_dist_finish_part(struct bx_context *context, uint64_t number, int code,
     struct bx_future *done = NULL;
 
     pthread_mutex_lock(&context->lock);
-    pass = pass_of(context, number);
+    pass = pass_numbered(context, number);
     if (pass != NULL && bxi_load_relaxed(&pass->is_done) == 0) {
         pass->code = code;
         pass->text = code < 0 && text != NULL ? strdup(text) : NULL;
@@ -135,7 +135,7 @@ void bxi_dist_unsettle(struct bx_context *context, uint64_t number)
     struct bxi_dist_pass *pass;
 
     pthread_mutex_lock(&context->lock);
-    pass = pass_of(context, number);
+    pass = pass_numbered(context, number);
     if (pass != NULL)
         pass->unsettled++;
     pthread_mutex_unlock(&context->lock);
@@ -147,7 +147,7 @@ void bxi_dist_settle(struct bx_context *context, uint64_t number)
     bool last;
 
     pthread_mutex_lock(&context->lock);
-    pass = pass_of(context, number);
+    pass = pass_numbered(context, number);
     last = pass != NULL && --pass->unsettled == 0;
     pthread_mutex_unlock(&context->lock);
     if (last)

@@ -36,6 +36,11 @@ static void name_thread(void *context)
     bxi_trace_thread("background");
 }
 
+static void call(void *context)
+{
+    bxi_pool_call(context);
+}
+
 /* Are more workers awake, or have just been rung, than there are CPUs? Then the worker that is waited for may
  * be the one that cannot run, and a spin yields between its peeks. */
 static bool is_crowded(void *context)
@@ -92,6 +97,7 @@ static void woke(void *context, enum bxi_sleeps who, enum bxi_sleeps_by by, bool
 static const struct bxi_host host = {
     .readable = see_death,
     .thread_begins = name_thread,
+    .call = call,
     .is_crowded = is_crowded,
     .wait_begins = wait_begins,
     .wait_lasts = wait_lasts,

@@ -20,8 +20,10 @@
  * at after that time, by a timer. If no task was taken meanwhile, one more thread is woken, and the next look comes
  * after twice the time: the program may hold that lock for long.
  *
- * The background thread that woke a thread of the pool does not spin: it would keep the role, which that thread takes
- * when it answers, and perhaps its CPU.
+ * Threads are woken behind the pass that submitted their tasks, when its thread has given the role up, if it can. The
+ * kernel may give a woken thread the CPU of the one that wakes it: it would run the task, find the role taken and be
+ * parked, and each request would need two wake-ups. So the background thread does not spin either after it has woken a
+ * thread of the pool.
  *
  * Handlers that wait for each other in a way that the engine does not see may fill the pool, while the one that they
  * wait for is in the queue. So a queue that all threads are too busy for is looked at too: if no task has been taken
@@ -42,15 +44,21 @@ static _Thread_local const struct bxi_role *kept;   /* the role, from an answer 
 #define LATE_NS UINT64_C(3200000)       /* the longest time between two looks while more threads are woken */
 #define CHECK_NS UINT64_C(1000000000)
 
-/* Of pool.lock. Wakes a thread that was called; not before, for it would wait for the lock. */
+/* Of pool.lock. Wakes the threads that were called; not before, for they would wait for the lock. */
 static void unlock(struct bxi_pool *pool)
 {
-    bool calls = pool->calls;
+    uint32_t calls = pool->calls;
 
-    pool->calls = false;
+    pool->calls = 0;
     pthread_mutex_unlock(&pool->lock);
-    if (calls)
+    for (; calls > 0; calls--)
         pthread_cond_signal(&pool->cond);
+}
+
+void bxi_pool_call(struct bx_job *job)
+{
+    pthread_mutex_lock(&job->rpc->pool.lock);
+    unlock(&job->rpc->pool);
 }
 
 /* ---- tasks ------------------------------------------------------------------------------------- */
@@ -165,8 +173,6 @@ static void *run_thread(void *argument)
 static void note_called(struct bx_job *job)
 {
     job->rpc->pool.locked_ns = bxi_now_ns();
-    if (bxi_is_driving(job->run))
-        job->run->handed_over = true;
 }
 
 static int add_thread(struct bx_job *job)
@@ -192,7 +198,7 @@ static int call_thread(struct bx_job *job)
 
     if (pool->idle > pool->one_drives && pool->queued > pool->one_drives) {
         note_called(job);
-        pool->calls = true;
+        pool->calls++;
     }
     if (pool->queued <= pool->idle || pool->stop)
         return 0;
@@ -217,7 +223,7 @@ static bool may_leave_pool(struct bx_job *job)
         pool->thread[i] = pool->thread[--pool->threads];
         if (call_thread(job) == 0) {
             pthread_cond_signal(&pool->cond);       /* now: nobody joins this thread, and then the pool may be gone */
-            pool->calls = false;
+            pool->calls = 0;
             pthread_detach(pthread_self());
             return true;
         }
@@ -365,7 +371,8 @@ int bxi_pool_submit(struct bx_job *job, struct bxi_task *task)
     rc = enqueue(job, task, waits);
     if (rc == 0)
         after_ns = begin_watch(pool, waits);
-    unlock(pool);
+    job->run->calls |= pool->calls > 0;
+    pthread_mutex_unlock(&pool->lock);
     if (after_ns > 0)
         watch_queue(job, after_ns);
     return rc;

@@ -94,7 +94,7 @@ struct bxi_pool {
     bxi_a32 ready;              /* a task is queued: written under the lock */
     uint32_t idle;              /* threads without a task */
     bool one_drives;            /* one of these drives the worker, the others are parked */
-    bool calls;                 /* whoever gives the lock up wakes one of them */
+    uint32_t calls;             /* whoever gives the lock up wakes so many of them */
     uint32_t threads;
     bxi_a32 blocked;            /* of the threads, in a wait */
     bool stop;
@@ -112,6 +112,7 @@ struct bxi_pool {
 
 /* 0, BX_E_BUSY, BX_E_SHUTDOWN, -errno of pthread_create. */
 int bxi_pool_submit(struct bx_job *job, struct bxi_task *task);
+void bxi_pool_call(struct bx_job *job);         /* wakes the threads for what was submitted in a pass */
 /* The sentence for what submit or bxi_waiting_begin returned; NULL: the code has its own. */
 #define BXI_POOL_WHY_BYTES 160
 const char *bxi_pool_why(int rc, char text[BXI_POOL_WHY_BYTES]);

@@ -35,18 +35,21 @@ static void drive_background(const struct bxi_role *role)
     struct bxi_run *run = bxi_run_of(role);
     const uint64_t began_ns = run->system->coarse_ns();
     struct bxi_spin spin = { 0 };
+    bool called = false;
 
-    run->handed_over = false;
     for (;;) {
         if (bxi_pass(role, NULL) > 0) {
             bxi_spin_hit(role, &spin);
-            if (bxi_leaving == NULL && run->system->coarse_ns() - began_ns < DRIVE_NS)
+            if (bxi_leaving != NULL || run->system->coarse_ns() - began_ns >= DRIVE_NS) {
+                bxi_leave_role(role, true);
+                return;
+            }
+            if (!run->calls)
                 continue;
-            bxi_leave_role(role, true);
-            return;
+            called = true;
         }
         /* A thread waits for this role: it is the one that should see the reply; or it needs it soon, and this CPU. */
-        if (bxi_load_relaxed(&run->followers) == 0 && bxi_load_relaxed(&run->stop) == 0 && !run->handed_over &&
+        if (bxi_load_relaxed(&run->followers) == 0 && bxi_load_relaxed(&run->stop) == 0 && !called &&
             bxi_spin_on(role, &spin, NULL))
             continue;
         if (bxi_before_sleep(role, run->system->now_ns()))

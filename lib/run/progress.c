@@ -114,6 +114,10 @@ int bxi_pass(const struct bxi_role *role, struct bxi_waiter *waiter)
 
     bxi_count(&run->pass, 1);
     run->pass_ns = 0;
+    if (run->calls) {
+        run->calls = false;
+        run->host->call(run->context);
+    }
     if (bxi_load_relaxed(&run->events) != 0) {
         hand_out_events(role);
         handled++;
@@ -274,12 +278,18 @@ static void arm_background(struct bxi_run *run)
     }
 }
 
+/* Whom it calls needs the role soon, and may get this CPU at once. */
 static void release(struct bxi_run *run)
 {
+    bool calls = run->calls;
+
+    run->calls = false;
     driving = run->outer;
     /* [role] sequentially consistent, pairs with the CAS in take; and with the count in follow: either that thread's
      * CAS succeeds, or its count is seen behind this. */
     atomic_exchange(&run->role, 0);
+    if (calls)
+        run->host->call(run->context);
 }
 
 void bxi_leave_role_quietly(const struct bxi_role *role)

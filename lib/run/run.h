@@ -129,6 +129,8 @@ struct bxi_host {
      * role, before the next pass; it may use bxi_note. */
     void (*readable)(void *context, uint64_t token);
     void (*thread_begins)(void *context);       /* the background thread, in itself */
+    /* Wakes the threads that were handed work in a pass, which had set run->calls. With or without the role. */
+    void (*call)(void *context);
     /* More processes of the job are awake than there are CPUs: a spin yields. */
     bool (*is_crowded)(void *context);
     /* A wait lasts: the thread is about to sleep, or has driven for 256 passes. It may set waiter->row. */
@@ -202,14 +204,14 @@ struct bxi_run {
     bxi_a32 loud_waits;                         /* synchronous calls to go until one may wait quietly again */
     uint64_t spin_ns;                           /* the budget as adapted; 0: no spinning */
     uint64_t spin_most_ns;                      /* start */
-    uint32_t spin_misses;                       /* in a row */
+    uint32_t spin_misses;                       /* in a row; while there are, spins yield */
     uint32_t spin_skips;                        /* sleeps to go before the next try */
     uint32_t yield_misses, yield_skips;         /* the same of peeking for the time of a switch; spins to go */
     uint64_t yielded_ns;                        /* when a crowded thread last gave its CPU away */
     uint32_t turn_hits;                         /* such peeks that found something since then */
     uint64_t yields;                            /* how often it did */
     uint64_t switch_ns;                         /* what that cost, as measured now and then (spin.c) */
-    bool handed_over;                           /* to a thread that drives when it has answered: it needs the role */
+    bool calls;                                 /* host->call is due: behind the role, or before the next pass */
     uint64_t pass_ns;                           /* the coarse clock in this pass; 0: not read yet */
     bxi_a64 pass;                               /* counts passes */
     bxi_a64 *counters;                          /* written when the segment comes and goes, as job->counters */

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Spinning: after an empty pass the thread that drives peeks at the sources for a while before it sleeps, because a
- * wake-up costs more. Under the role. The budget adapts: a sleep that was shorter than the largest budget doubles it, a
- * longer one halves it, a spin that ended with work adds an eighth. After a spin that ended without work, the next
- * 2, 4, 8, 16 sleeps begin at once.
+ * wake-up costs more. Under the role. The budget adapts: a sleep that was shorter than twice the largest budget doubles
+ * it (the wake-up is part of that time, and takes 50 to 100 us where an idle virtual CPU is to be woken), a longer one
+ * halves it, a spin that ended with work adds an eighth. After a spin that ended without work, the next 2, 4, 8, 16
+ * sleeps begin at once, unless a sleep was short.
  *
  * Where more workers of the job are awake than there are CPUs, the thread yields its CPU between two rounds of peeks.
- * But first it peeks for about as long as a switch to another process takes: a callee that runs on another CPU has
+ * So it does after a spin that ended without work, until one ends with work: what is waited for may need this CPU while
+ * another one is idle, and two threads that are ready to run are what makes the kernel move one of them. But first it peeks for about as long as a switch to another process takes: a callee that runs on another CPU has
  * answered by then. If it does not, because what is waited for needs this very CPU, the next 2, 4, 8, 16 spins yield
  * after one round; but not if two peeks had found something since the last yield. (One alone saved a switch, and the
  * miss took as long.)
@@ -105,7 +107,7 @@ static void yield(struct bxi_run *run)
 /* Gives the CPU away, unless something is there to be handled and this thread has not had the CPU for long. */
 static void yield_if_crowded(struct bxi_run *run, const struct bxi_spin *spin, struct bxi_waiter *waiter, bool found)
 {
-    if (!spin->crowded && (found || !needs_others(waiter)))
+    if (!spin->yields && (found || !needs_others(waiter)))
         return;
     if (!found && spin->rounds == 0)
         found = peek_for_a_switch(run, waiter);
@@ -130,10 +132,10 @@ bool bxi_spin_on(const struct bxi_role *role, struct bxi_spin *spin, struct bxi_
             run->spin_skips -= run->spin_skips > 0;
             return false;
         }
-        spin->crowded = bxi_is_crowded(run);
+        spin->yields = bxi_is_crowded(run) || run->spin_misses > 0;
         bxi_store_relaxed(run->spins, 1);       /* relaxed: for inspectors */
     }
-    yield_if_crowded(run, spin, waiter, peek_for_a_while(run, waiter, !spin->crowded));
+    yield_if_crowded(run, spin, waiter, peek_for_a_while(run, waiter, !spin->yields));
     if (++spin->rounds % CLOCK_ROUNDS != 0)
         return true;
 
@@ -170,8 +172,10 @@ void bxi_adapt_spin(const struct bxi_role *role, uint64_t slept_ns)
 
     if (run->spin_ns == 0)
         return;
-    if (slept_ns < run->spin_most_ns)
-        run->spin_ns = run->spin_ns * 2 < run->spin_most_ns ? run->spin_ns * 2 : run->spin_most_ns;
-    else if (run->spin_ns / 2 >= SPIN_LEAST_NS)
+    if (slept_ns < 2 * run->spin_most_ns) {
+        run->spin_ns = bxi_least(run->spin_ns * 2, run->spin_most_ns);
+        run->spin_skips = 0;
+    } else if (run->spin_ns / 2 >= SPIN_LEAST_NS) {
         run->spin_ns /= 2;
+    }
 }

@@ -209,7 +209,8 @@ static inline void host_woke(void *context, enum bxi_sleeps who, enum bxi_sleeps
 }
 
 static struct bxi_host fake_host = {
-    .readable = host_readable, .thread_begins = host_before_sleep, .is_crowded = host_is_not_crowded,
+    .readable = host_readable, .thread_begins = host_before_sleep, .call = host_before_sleep,
+    .is_crowded = host_is_not_crowded,
     .wait_begins = host_wait, .wait_lasts = host_wait, .wait_ends = host_wait,
     .before_sleep = host_before_sleep, .sleeps = host_sleeps, .woke = host_woke,
 };

@@ -224,6 +224,28 @@ Test(crowded, spins_are_not_where_every_worker_has_a_cpu)
     cr_expect_eq(yields, 0);
 }
 
+/* What is waited for may need this CPU, and a sleep that was short, 200 us with the wake-up, shows that it comes soon. */
+Test(crowded, spins_are_after_one_that_ended_without_work_until_one_ends_with_work)
+{
+    struct bxi_spin spin = { 0 };
+
+    crowded = false;
+    while (bxi_spin_on(role, &spin, &waiter))
+        ;
+    cr_expect_eq(run.spin_skips, 2);
+    bxi_adapt_spin(role, 200000);
+    cr_expect_eq(run.spin_skips, 2);
+    bxi_adapt_spin(role, 199999);
+    for (int i = 0; i < 2; i++) {
+        spin_once(0);
+        cr_expect_eq(yields, 1);
+    }
+    spin = (struct bxi_spin){ .rounds = 1 };
+    bxi_spin_hit(role, &spin);
+    spin_once(0);
+    cr_expect_eq(yields, 0);
+}
+
 /* ---- What is known of what is waited for ------------------------------------------------------------- */
 
 /* It is not counted as peeks that did not pay: the next spin peeks again. */

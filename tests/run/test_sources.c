@@ -37,6 +37,7 @@ struct source {
     bool work_before_sleep;             /* its next before_sleep finds some */
     bool silent;                        /* its next before_sleep is followed by work that nobody rings for */
     bool leaves;                        /* the thread of its next pass with work ends in a handler of the program */
+    bool calls;                         /* its passes with work hand that to other threads */
 };
 
 static bool has_work(void *context, const struct bxi_role *role)
@@ -56,6 +57,7 @@ static int pass(void *context, const struct bxi_role *role, struct bxi_waiter *w
         source->leaves = false;
         bxi_leaving = source;
     }
+    run.calls |= source->calls && has_work(source, role);
     return (int)bxi_exchange(&source->work, 0);
 }
 
@@ -276,6 +278,41 @@ Test(sources, with_work_keep_the_role_or_ring_the_background_thread)
     cr_expect_eq(poll(&bell, 1, 0), 0);
     cr_expect(bxi_leave_role(role, true));
     cr_expect_eq(poll(&bell, 1, 0), 1);
+}
+
+/* C: by a thread that holds the role, as yet; c: behind it. */
+static void note_call(void *context)
+{
+    (void)context;
+    note(bxi_load_relaxed(&run.role) != 0 ? 'C' : 'c');
+}
+
+Test(sources, call_threads_behind_the_role_or_before_the_next_pass)
+{
+    const struct bxi_role *role = bxi_take_role(&run);
+
+    fake_host.call = note_call;
+    whole.calls = true;
+    for (int i = 0; i < 2; i++) {
+        bxi_store_relaxed(&whole.work, 1);
+        bxi_pass(role, NULL);
+    }
+    bxi_leave_role(role, false);
+    cr_expect_str_eq(called, "abCabc");
+}
+
+/* It makes no pass that finds nothing before it calls them. */
+Test(sources, make_the_background_thread_leave_the_role_for_the_threads_that_they_call)
+{
+    fake_host.call = note_call;
+    whole.calls = true;
+    bxi_store_relaxed(&whole.work, 1);
+    fake.alone = false;
+    cr_assert_eq(bxi_progress_start(&run, false), 0);
+    await_sleepers(1, 0);
+    bxi_waits_stop(&run);
+    bxi_progress_stop(&run);
+    cr_expect_str_eq(called, "0abc");
 }
 
 /* ---- Before a sleep ------------------------------------------------------------------------------ */

@@ -180,7 +180,7 @@ static void host_woke(void *context, enum bxi_sleeps who, enum bxi_sleeps_by by,
     (void)context, (void)who, (void)by, (void)rung, (void)began_ns;
 }
 
-static const struct bxi_host host = { .readable = host_readable, .thread_begins = host_nothing,
+static const struct bxi_host host = { .readable = host_readable, .thread_begins = host_nothing, .call = host_nothing,
                                       .is_crowded = host_is_crowded, .wait_lasts = host_wait, .wait_begins = host_wait,
                                       .wait_ends = host_wait, .before_sleep = host_nothing, .sleeps = host_sleeps,
                                       .woke = host_woke };

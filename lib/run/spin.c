@@ -8,7 +8,9 @@
  *
  * Where more workers of the job are awake than there are CPUs, the thread yields its CPU between two rounds of peeks.
  * So it does after a spin that ended without work, until one ends with work: what is waited for may need this CPU while
- * another one is idle, and two threads that are ready to run are what makes the kernel move one of them. But first it peeks for about as long as a switch to another process takes: a callee that runs on another CPU has
+ * another one is idle, and two threads that are ready to run are what makes the kernel move one of them.
+ *
+ * But first it peeks for about as long as a switch to another process takes: a callee that runs on another CPU has
  * answered by then. If it does not, because what is waited for needs this very CPU, the next 2, 4, 8, 16 spins yield
  * after one round; but not if two peeks had found something since the last yield. (One alone saved a switch, and the
  * miss took as long.)

@@ -224,7 +224,7 @@ Test(crowded, spins_are_not_where_every_worker_has_a_cpu)
     cr_expect_eq(yields, 0);
 }
 
-/* What is waited for may need this CPU, and a sleep that was short, 200 us with the wake-up, shows that it comes soon. */
+/* What is waited for may need this CPU; a sleep of less than 200 us with the wake-up shows that it comes soon. */
 Test(crowded, spins_are_after_one_that_ended_without_work_until_one_ends_with_work)
 {
     struct bxi_spin spin = { 0 };

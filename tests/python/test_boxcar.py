@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+import types
 import unittest
 
 import boxcar
@@ -220,6 +221,13 @@ class RunErrors(Run):
             for send in (lambda: boxcar.call(1, makes_lambda), lambda: boxcar.call(1, lambda: 1)):
                 with CASE.assertRaisesRegex((AttributeError, pickle.PicklingError), "lambda"):
                     send()
+        here = types.ModuleType("here")         # the other worker has no such module, and then not this function
+        for module, error in (here, ModuleNotFoundError), (sys.modules[__name__], AttributeError):
+            only = types.FunctionType(add.__code__, {}, "only")
+            only.__module__, only.__qualname__, module.only = module.__name__, "only", only
+            sys.modules[module.__name__] = module
+            with CASE.assertRaisesRegex(error, "here|only"):
+                boxcar.call(1, only, (1,))
         with CASE.assertRaisesRegex(TypeError, "positional argument"):
             boxcar.call(1, add, ())
         with CASE.assertRaisesRegex(TypeError, "returned no future"):

@@ -29,8 +29,8 @@ from ._batches import batch
 from ._errors import (ArenaFull, Busy, Cancelled, Corrupt, Error, NoObject, NoSpace, NoWorker, OnLoan, PeerDead,
                       RankMissing, RemoteTraceback, Shutdown, Timeout, TooLarge, WorkerFailed, WouldDeadlock)
 from ._futures import Future, wait_for
-from ._messages import (Failure, dumps, enable_grad, get_context, join_context, loads, name_of, nanoseconds, request,
-                        set_context)
+from ._messages import (Failure, dumps, enable_grad, find, get_context, join_context, loads, name_of, nanoseconds,
+                        request, set_context)
 from ._references import Ref
 from ._spawn import spawn
 
@@ -330,6 +330,8 @@ def _dispatch(kind, caller, message, object):
     enable_grad()
     try:
         fn, args, kwargs, context_id = loads(message)
+        if type(fn) is tuple:
+            fn = find(fn)
         set_context(join_context(context_id))
         _give_name(kind, fn)
         if kind == OBJECT:

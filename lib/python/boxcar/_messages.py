@@ -16,8 +16,14 @@ FOREVER = 2**64 - 1     # nanoseconds, as the engine counts them
 ATOMS = frozenset((type(None), bool, int, float, str, bytes))      # no reference, tensor or buffer is in one
 
 _called = set()         # names of functions
-# message: the _Message that this thread writes or reads; context: of autograd, for what this thread calls and answers
-_now = threading.local()
+
+
+class _Now(threading.local):
+    message = None      # the _Message that this thread writes or reads
+    context = None      # of autograd, for what this thread calls and answers
+
+
+_now = _Now()
 
 
 class _Message:
@@ -32,7 +38,7 @@ class _Message:
 
 def put_ref(ref):
     """Adds a reference to the message that is being written; its index. None: no message is."""
-    message = getattr(_now, "message", None)
+    message = _now.message
     if message is None:
         return None
     message.refs.append(ref)
@@ -51,13 +57,12 @@ def blocks():
 
 def destination():
     """The worker, by its name or rank, that is to get the message that is being written; None: no message is."""
-    message = getattr(_now, "message", None)
-    return None if message is None else message.to
+    return None if _now.message is None else _now.message.to
 
 
 def get_context():
     """The autograd context that this thread is in, or None."""
-    context = getattr(_now, "context", None)
+    context = _now.context
     return None if context is None or context.has_ended else context
 
 
@@ -125,7 +130,7 @@ def dumps(value, to=None):
         buffers.append(raw)
         return False
 
-    before, _now.message = getattr(_now, "message", None), message
+    before, _now.message = _now.message, message
     try:
         try:
             return _dump(pickle.Pickler, value, put_buffer), buffers + _made(message.blocks), message.refs
@@ -143,7 +148,9 @@ def dumps(value, to=None):
 
 def loads(message):
     payload, buffers, refs = message
-    before, _now.message = getattr(_now, "message", None), _Message(refs, buffers, None)
+    if not buffers and not refs:
+        return pickle.loads(payload)
+    before, _now.message = _now.message, _Message(refs, buffers, None)
     try:
         return pickle.loads(payload, buffers=buffers)
     finally:
@@ -167,14 +174,24 @@ def name_of(fn):
     return name if isinstance(name, str) else ""
 
 
-def _dump_request(value, to):
-    fn, args, kwargs, _ = value
-    if type(fn) in (types.FunctionType, str) and not kwargs and ATOMS.issuperset(map(type, args)):
-        try:
-            return pickle.dumps(value, 5), [], []
-        except (pickle.PicklingError, AttributeError):      # as in dumps
-            pass
-    return dumps(value, to)
+def find(place):
+    """The function that a module has by a name, as pickle finds it."""
+    module, name = place
+    try:
+        return getattr(sys.modules[module], name)
+    except (KeyError, AttributeError):
+        return pickle.loads(pickle.GLOBAL + f"{module}\n{name}\n".encode() + pickle.STOP, fix_imports=False)
+
+
+def _dump_request(fn, args, kwargs, context_id, to):
+    """A function that its module has by its name is given by these two, with what takes no tensor, reference or buffer:
+    in half the time that the general pickler takes to look it up."""
+    if not kwargs and ATOMS.issuperset(map(type, args)):
+        if type(fn) is types.FunctionType and getattr(sys.modules.get(fn.__module__), fn.__qualname__, None) is fn:
+            fn = fn.__module__, fn.__qualname__
+        if type(fn) in (tuple, str):
+            return pickle.dumps((fn, args, kwargs, context_id), 5), [], []
+    return dumps((fn, args, kwargs, context_id), to)
 
 
 def request(to, fn, args, kwargs, timeout):
@@ -186,7 +203,7 @@ def request(to, fn, args, kwargs, timeout):
     if name not in _called:
         _called.add(name)
         name = ""
-    return (*_dump_request((fn, tuple(args), kwargs or {}, context_id), to), nanoseconds(timeout), name)
+    return (*_dump_request(fn, tuple(args), kwargs or {}, context_id, to), nanoseconds(timeout), name)
 
 
 class Failure:

@@ -173,8 +173,8 @@ PyObject *boxpy_unpack(struct boxpy_job *job, struct bx_reader in)
 
     while (good && bx_reader_tensors_left(&in) > 0)
         good = append(buffers, new_lent(bx_read_tensor(&in)));
-    for (struct bx_rref *rref; good && (rref = bx_read_rref(&in)) != NULL;)
-        good = append(refs, boxpy_new_ref(job, bx_rref_acquire(rref)));
+    while (good && in.rref_count > 0)
+        good = append(refs, boxpy_new_ref(job, bx_rref_acquire(bx_read_rref(&in))));
     if (good)
         return Py_BuildValue("(NNN)", payload, buffers, refs);
     Py_XDECREF(payload);

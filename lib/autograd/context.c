@@ -279,13 +279,10 @@ int bxi_join_answer(const struct bx_request *request, struct bx_reader *args, st
     if (context == NULL)
         return bx_fail(BX_E_CANCELLED, "the context has ended");
     future = bx_future_create(bx_request_job(request));
-    if (future == NULL) {
-        rc = bx_error_code();
-        bx_context_release(context);
-        return rc;
-    }
     pthread_mutex_lock(&context->lock);
-    if (context->ended)
+    if (future == NULL)
+        rc = bx_error_code();
+    else if (context->ended)
         rc = bx_fail(BX_E_CANCELLED, "the context has ended");
     else
         rc = bxi_room(&context->joins, context->join_count, &context->join_capacity, sizeof(struct bx_future *));
@@ -298,6 +295,8 @@ int bxi_join_answer(const struct bx_request *request, struct bx_reader *args, st
         bx_future_release(future);
     else
         *reply = future;
+    if (rc == -ENOMEM)          /* the worker's part of a pass ends, and others may wait for what it was to send */
+        bxi_context_finish(context, rc, bx_error_text());
     bx_context_release(context);
     return rc;
 }
@@ -360,11 +359,12 @@ int bx_read_context(struct bx_dist *dist, struct bx_reader *reader, struct bx_co
     context = find_locked(dist, id);
     if (context == NULL && (int)(id >> 48) != bx_job_rank(dist->job)) {
         context = create_locked(dist, id);
-        is_new = context != NULL;
+        is_new = true;
     }
     pthread_mutex_unlock(&dist->lock);
     if (context == NULL)
-        return bx_fail(BX_E_CANCELLED, "the context has ended");
+        return is_new ? bx_fail(-ENOMEM, "no memory for a context of distributed autograd")
+                      : bx_fail(BX_E_CANCELLED, "the context has ended");
     rc = is_new ? join(context) : bxi_context_check(context);
     if (rc < 0) {
         if (is_new)

@@ -43,9 +43,17 @@ bool bxi_may_wait(void)
     return no_wait_depth == 0;
 }
 
+static void call_threads(struct bxi_run *run)
+{
+    run->calls = false;
+    run->host->call(run->context);
+}
+
 void bxi_no_wait_enter(void)
 {
     no_wait_depth++;
+    if (driving != NULL && driving->calls)
+        call_threads(driving);
 }
 
 void bxi_no_wait_leave(void)
@@ -114,10 +122,8 @@ int bxi_pass(const struct bxi_role *role, struct bxi_waiter *waiter)
 
     bxi_count(&run->pass, 1);
     run->pass_ns = 0;
-    if (run->calls) {
-        run->calls = false;
-        run->host->call(run->context);
-    }
+    if (run->calls)
+        call_threads(run);
     if (bxi_load_relaxed(&run->events) != 0) {
         hand_out_events(role);
         handled++;

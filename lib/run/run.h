@@ -211,7 +211,8 @@ struct bxi_run {
     uint32_t turn_hits;                         /* such peeks that found something since then */
     uint64_t yields;                            /* how often it did */
     uint64_t switch_ns;                         /* what that cost, as measured now and then (spin.c) */
-    bool calls;                                 /* host->call is due: behind the role, or before the next pass */
+    bool calls;                                 /* host->call is due: behind the role, or before the next pass, or
+                                                 * before code of the program in this one */
     uint64_t pass_ns;                           /* the coarse clock in this pass; 0: not read yet */
     bxi_a64 pass;                               /* counts passes */
     bxi_a64 *counters;                          /* written when the segment comes and goes, as job->counters */
@@ -293,7 +294,7 @@ int bxi_run_once(struct bxi_run *run);
 void bxi_more_eager(struct bxi_run *run);
 void bxi_less_eager(struct bxi_run *run);
 bool bxi_may_wait(void);                                    /* false in handlers and callbacks */
-void bxi_no_wait_enter(void);
+void bxi_no_wait_enter(void);                               /* code of the program begins */
 void bxi_no_wait_leave(void);
 bool bxi_is_driving(const struct bxi_run *run);             /* this thread holds the role */
 

@@ -5,7 +5,10 @@
 #include "boxpy.h"
 
 #include <errno.h>
+#include <string.h>
 #include <unistd.h>
+
+#define NAME_BYTES 24                   /* of a function's name that inspectors show */
 
 const char *const boxpy_kinds[] = { "py.call", "py.make", "py.object" };
 
@@ -169,7 +172,9 @@ void boxpy_name(char out[BX_NAME_MAX + 1], enum boxpy_kind kind, const char *nam
 {
     static const char *const before[] = { "", "new ", "." };
 
-    snprintf(out, BX_NAME_MAX + 1, "%s%.24s()", before[kind], name);
+    char *end = stpcpy(out, before[kind]);
+
+    strcpy(stpncpy(end, name, NAME_BYTES), "()");       /* for each call: printf takes 0.2 us */
 }
 
 int boxpy_register(struct boxpy_job *job, enum boxpy_kind kind, const char *name)

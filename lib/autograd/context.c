@@ -34,8 +34,7 @@ struct bx_context *bxi_context_find(struct bx_dist *dist, uint64_t id)
     return context;
 }
 
-/* The table's reference goes to the caller. False: it was not there. */
-static bool take_out(struct bx_context *context)
+void bxi_context_take_out(struct bx_context *context)
 {
     struct bx_context **link;
     bool found;
@@ -48,7 +47,8 @@ static bool take_out(struct bx_context *context)
     if (found)
         *link = context->next;
     pthread_mutex_unlock(&context->dist->lock);
-    return found;
+    if (found)
+        bx_context_release(context);
 }
 
 /* Two references: the table's and the caller's. */
@@ -184,6 +184,15 @@ static void finish_futures(struct rest *rest, int code, const char *text)
     }
 }
 
+/* Where memory was short this worker may not have joined, and the maker does not know that it has failed here. Read from
+ * the next message it would be a new context, without the gradients of this one, and a pass would end well. */
+static void keep_failed(struct bx_context *context)
+{
+    pthread_mutex_lock(&context->dist->lock);
+    context->is_kept = true;
+    pthread_mutex_unlock(&context->dist->lock);
+}
+
 void bxi_context_finish(struct bx_context *context, int code, const char *text)
 {
     struct rest rest;
@@ -208,8 +217,10 @@ void bxi_context_finish(struct bx_context *context, int code, const char *text)
         free(rest.sends);
         free(rest.joins);
         free(rest.calls);
-        if (take_out(context))
-            bx_context_release(context);
+        if (code == -ENOMEM && !is_maker(context))
+            keep_failed(context);
+        else
+            bxi_context_take_out(context);
     }
     bx_context_release(context);
 }

@@ -45,8 +45,11 @@ void bx_dist_destroy(struct bx_dist *dist)
         return;
     dist->job = NULL;                       /* it is destroyed: the ends of passes are not traced any more */
     for (int i = 0; i < BXI_CHAINS; i++)
-        while (dist->chains[i] != NULL)
-            bxi_context_finish(dist->chains[i], BX_E_SHUTDOWN, NULL);
+        for (struct bx_context *context; (context = bx_context_acquire(dist->chains[i])) != NULL;) {
+            bxi_context_finish(context, BX_E_SHUTDOWN, NULL);
+            bxi_context_take_out(context);
+            bx_context_release(context);
+        }
     pthread_mutex_destroy(&dist->lock);
     free(dist);
 }
@@ -60,7 +63,7 @@ size_t bx_dist_contexts(struct bx_dist *dist)
     pthread_mutex_lock(&dist->lock);
     for (int i = 0; i < BXI_CHAINS; i++)
         for (struct bx_context *context = dist->chains[i]; context != NULL; context = context->next)
-            count++;
+            count += !context->is_kept;
     pthread_mutex_unlock(&dist->lock);
     return count;
 }

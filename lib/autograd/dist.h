@@ -93,6 +93,7 @@ struct bx_context {
     struct bx_dist *dist;
     uint64_t id;
     struct bx_context *next;                    /* dist->lock */
+    bool is_kept;                               /* dist->lock; it has failed, and stays until the end of the dist */
     struct bx_grads *grads;                     /* running */
     pthread_mutex_t running;
     struct bxi_dist_pass *pass;                 /* running, and lock to set it */
@@ -135,6 +136,7 @@ void bxi_dist_pass_drop(struct bx_context *context);
 /* ---- context.c --------------------------------------------------------------------------------------- */
 
 struct bx_context *bxi_context_find(struct bx_dist *dist, uint64_t id);    /* one reference; NULL */
+void bxi_context_take_out(struct bx_context *context);         /* of the table, and drops its reference */
 /* Ends it here, and if this worker made it, everywhere. code 0: it was ended; else it failed. Once. */
 void bxi_context_finish(struct bx_context *context, int code, const char *text);
 /* 0, or why it ended, with the sentence. */

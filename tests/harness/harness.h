@@ -67,7 +67,7 @@ struct harness_world {
     const char *const *names;
     uint32_t dies;                      /* bit r: rank r ends badly on purpose */
     const char *env[HARNESS_ENV + 1];   /* "NAME=VALUE": put into this process's environment before; "NAME": removed */
-    const struct harness_value *store, *expect;     /* stored before; what values are afterwards */
+    const struct harness_value *store, *expect;     /* stored before; what values are afterwards: constants */
 };
 
 /* Registers what the table names. Returns 0; an error ends the worker. */

@@ -104,13 +104,19 @@ static void make_it_serve_and_leave(struct bx_job *job)
     leave(job);
 }
 
-HARNESS_TEST(ending, a_thread_may_call_as_long_as_a_request_is_served, 20, .size = 2,
-             .handlers = { HARNESS_BLOCKING("stuck", stuck), HARNESS_INLINE("count", count) },
-             .body = { NULL, make_it_serve_and_leave }, .expect = HARNESS_TABLE({ COUNTED, harness_load(SENT) + 1 }))
+static void shut_down_beside_a_caller(struct bx_job *job)
 {
     harness_leaves_by_itself();
     harness_threads(job, 2, call_for_a_handler);
     bx_job_destroy(job);
+}
+
+Test(ending, a_thread_may_call_as_long_as_a_request_is_served, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .handlers = { HARNESS_BLOCKING("stuck", stuck), HARNESS_INLINE("count", count) },
+        .body = { shut_down_beside_a_caller, make_it_serve_and_leave } });
+    cr_expect_eq(harness_load(COUNTED), harness_load(SENT) + 1);
 }
 
 /* ---- Nonsense ------------------------------------------------------------------------------------- */

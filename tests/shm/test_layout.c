@@ -2,6 +2,7 @@
 /*
  * What shm/layout.h derives from its constants. tests/check/layout.sh compares it with LAYOUT.md.
  */
+#include "observe/tables.h"
 #include "shm/layout.h"
 
 #include <criterion/criterion.h>

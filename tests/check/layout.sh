@@ -99,7 +99,8 @@ invariants()
         }' shm/layout.h lib/observe/tables.h shm/LAYOUT.md
 }
 
-sed 's/^| 384 | 7808 |/| 384 | 7816 |/; s/| 4096 | bytes of a page/| 4097 | bytes of a page/' shm/LAYOUT.md >"$dir/control"
+sed 's/^| 384 | 7808 |/| 384 | 7816 |/; s/| 4096 | bytes of a page/| 4097 | bytes of a page/' \
+    shm/LAYOUT.md >"$dir/control"
 report 'the control: a wrong size, with the hole behind it, and a wrong constant are found' "$(
     [ "$(differences "$dir/control" | wc -l)" = 3 ] || differences "$dir/control")"
 report 'offsets, sizes, constants and places are those of LAYOUT.md' "$(differences shm/LAYOUT.md)"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The control segment of a worker, byte by byte. LAYOUT.md draws it; tests/shm/test_layout.c compares the two.
+ * The control segment of a worker, byte by byte. LAYOUT.md draws it; tests/check/layout.sh compares the two.
  *
  * One rule: every page has one writer, the process that owns the segment; all others map it read-only. A process
  * that is killed at any instruction leaves its own segment frozen and all others intact. Nothing needs repair: what

@@ -16,7 +16,7 @@ trap 'rm -f "$BX_TALLY"' EXIT
 trap 'exit 130' INT TERM
 
 # Suites on the simulated driver, and those that compute ResNet-50.
-long='@(gpu_*|fake_*|device*|*_cuda|cuda_*|shmstat_gpu*|pipeline|param_server|resnet)/*|reference/resnet50_*'
+long='@(gpu_*|device*|*_cuda|cuda_*|shmstat_gpu*|pipeline|param_server|resnet)/*|reference/resnet50_*'
 
 unit()
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/autograd/pass.c, grads.c and the references of var.c: graphs of every form, passes over parts of them, passes in
- * several threads, and what is refused.
+ * lib/autograd/pass.c, grads.c and the references of var.c: graphs of every form, passes over parts of them, and what
+ * is refused. Threads share variables in the simulator (`vars`).
  */
 #include "tests/autograd/gradient.h"
 
@@ -599,85 +599,4 @@ Test(autograd_pass, a_root_gradient_may_have_strides)
     bx_tensor_release(view);
     bx_var_release(x);
     end(&w);
-}
-
-/* ---- Threads ------------------------------------------------------------------------------------- */
-
-enum { THREADS = 4, ROUNDS = 200 };
-
-struct shared {
-    struct bx_var *w, *b;
-    struct bx_optim *optim;     /* NULL: nobody steps */
-};
-
-static void *train(void *context)
-{
-    const struct shared *shared = context;
-    struct bx_tape *tape = new_tape();
-    struct bx_grads *grads = new_grads();
-    struct bx_tensor *ones = noise(BX_F64, &(struct shape){ 2, { 3, 2 } }, 1, 0, 1);
-
-    for (int i = 0; i < ROUNDS; i++) {
-        struct bx_var *y = bx_var_linear(tape, bx_tape_input(tape, ones), shared->w, shared->b);
-        struct bx_var *sum = bx_var_sum(tape, bx_var_mul(tape, y, y));
-
-        cr_assert_eq(bx_backward(&sum, NULL, 1, false, grads), 0, "%s", bx_error_text());
-        if (shared->optim == NULL) {
-            cr_assert_float_eq(element(bx_grads_get(grads, shared->w), 0), 2 * 3 * (2 + 3 + 1) * (i + 1), 1e-9);
-            cr_assert_float_eq(element(bx_grads_get(grads, shared->b), 0), 2 * 3 * (2 + 3 + 1) * (i + 1), 1e-9);
-        } else {
-            /* Both used one value of b and one of W, whatever they were. */
-            cr_assert_float_eq(element(bx_grads_get(grads, shared->w), 0), element(bx_grads_get(grads, shared->b), 0),
-                               1e-9);
-            cr_assert_eq(bx_optim_step(shared->optim, NULL, grads), 0, "%s", bx_error_text());
-            bx_grads_clear(grads);
-        }
-        bx_tape_clear(tape);
-    }
-    bx_tensor_release(ones);
-    bx_grads_destroy(grads);
-    bx_tape_destroy(tape);
-    return NULL;
-}
-
-static struct shared make_shared(void)
-{
-    return (struct shared){ .w = parameter(values_of(BX_F64, &(struct shape){ 2, { 1, 2 } }, (double[]){ 2, 3 })),
-                            .b = parameter(values_of(BX_F64, &(struct shape){ 1, { 1 } }, (double[]){ 1 })) };
-}
-
-static void run_threads(struct shared *shared)
-{
-    pthread_t threads[THREADS];
-
-    for (int i = 0; i < THREADS; i++)
-        cr_assert_eq(pthread_create(&threads[i], NULL, train, shared), 0);
-    for (int i = 0; i < THREADS; i++)
-        cr_assert_eq(pthread_join(threads[i], NULL), 0);
-}
-
-Test(autograd_pass, threads_share_parameters_and_each_has_its_own_gradients)
-{
-    struct shared shared = make_shared();
-
-    run_threads(&shared);
-    bx_var_release(shared.w);
-    bx_var_release(shared.b);
-}
-
-/* All three numbers move alike, because their gradients are equal: after steps that were lost or torn they would
- * not. */
-Test(autograd_pass, threads_step_while_others_compute)
-{
-    struct shared shared = make_shared();
-
-    cr_assert_eq(bx_optim_sgd_create(&(struct bx_optim_sgd){ .lr = 1e-6 },
-                                     (struct bx_var *const[]){ shared.w, shared.b }, 2, &shared.optim), 0);
-    run_threads(&shared);
-    cr_expect_float_eq(element(bx_var_value(shared.w), 1) - element(bx_var_value(shared.w), 0), 1, 1e-9);
-    cr_expect_float_eq(element(bx_var_value(shared.w), 0) - element(bx_var_value(shared.b), 0), 1, 1e-9);
-    cr_expect_lt(element(bx_var_value(shared.w), 0), 2 - THREADS * ROUNDS * 1e-6 * 30);
-    bx_optim_destroy(shared.optim);
-    bx_var_release(shared.w);
-    bx_var_release(shared.b);
 }

@@ -12,7 +12,7 @@
 #include <signal.h>
 #include <unistd.h>
 
-enum { WIDTH = 5, THREADS = 4 };
+enum { WIDTH = 5 };
 enum { IN_BACKWARD, GRADIENT_CAME, ENDED };     /* gates */
 enum { FAILS_IN = 8 };                          /* a value */
 
@@ -245,36 +245,6 @@ HARNESS_TEST(dist, crosses_between_workers_more_often_than_there_are_threads_or_
     pass_end(&pass);
     await_no_context(job, "worker1");
 }
-
-static void *one_of_many(void *argument)
-{
-    struct bx_job *job = argument;
-
-    for (int i = 0; i < 20; i++) {
-        struct pass pass = pass_begin();
-        struct bx_var *loss = bx_var_sum(pass.tape, pass_call(job, &pass, "worker1", "product", w, NULL));
-
-        HARNESS_EQ(pass_back(&pass, loss, false), 0);
-        NEAR(dist_grad_at(pass.context, 1), first_of(1) + 0.1);
-        NEAR(grad_of(job, pass.context, "worker1", 1), first_of(bx_job_rank(job)) + 0.1);
-        pass_end(&pass);
-    }
-    return NULL;
-}
-
-static void many_contexts(struct bx_job *job)
-{
-    pthread_t threads[THREADS];
-
-    for (int i = 0; i < THREADS; i++)
-        HARNESS_EQ(pthread_create(&threads[i], NULL, one_of_many, job), 0);
-    for (int i = 0; i < THREADS; i++)
-        pthread_join(threads[i], NULL);
-    await_no_context(job, "worker1");
-}
-
-HARNESS_WORLD(dist, runs_several_contexts_of_several_threads_and_workers_at_once, 60, .size = 3, .setup = setup,
-              .body = { many_contexts, NULL, many_contexts });
 
 HARNESS_TEST(dist, passes_twice_only_if_the_first_retains, 60, .size = 2, .setup = setup)
 {

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * demos/reinforce/learner.c on the CPU: a decision depends on its place alone, requests that do not fit the episode are
- * refused, and an MLP learns, with the observers in this process. tests/e2e/reinforce.sh has the policy learn.
+ * demos/reinforce/learner.c on the CPU: a decision depends on its place alone, and requests that do not fit the episode
+ * are refused. tests/e2e/reinforce.sh has the policy and an MLP learn.
  */
-#include "demos/reinforce/cartpole.h"
 #include "tests/demos/policy_reference.h"
 
 #include <criterion/criterion.h>
@@ -93,68 +92,4 @@ Test(learner, refuses_what_does_not_fit_the_episode)
     cr_assert_eq(learner.episode, 0);
     learner_fini(&learner);
     cr_assert_eq(learner_init(&learner, 5, SIZE_MAX / 2, 3), -ENOMEM);
-}
-
-struct seat {
-    struct learner *learner;
-    size_t observer;
-};
-
-static int seat_choose(const float state[4], void *context)
-{
-    struct seat *seat = context;
-
-    return learner_act(seat->learner, seat->observer, state);
-}
-
-enum { LEARN_OBSERVERS = 5, LEARN_EPISODES = 60, LEARN_STEPS = 500 };
-
-struct learned {
-    double at_5, at_end;    /* average reward */
-    double last_ten;        /* mean of the last ten episodes' last reward */
-};
-
-static struct learned learn(uint64_t seed, const struct mlp_shape *shape)
-{
-    static float returns[LEARN_STEPS];
-    struct cartpole_player players[LEARN_OBSERVERS];
-    struct learner learner;
-    struct learned result = { 0 };
-
-    cr_assert_eq(learner_init(&learner, seed, LEARN_OBSERVERS, LEARN_STEPS), 0);
-    learner.mlp = mlp_create(shape, seed);
-    cr_assert_not_null(learner.mlp);
-    for (int i = 0; i < LEARN_OBSERVERS; i++)
-        players[i] = (struct cartpole_player){ .seed = seed, .rank = i + 1, .gamma = 1.0 };
-    for (int episode = 0; episode < LEARN_EPISODES; episode++) {
-        double reward = 0.0;
-
-        for (size_t i = 0; i < LEARN_OBSERVERS; i++) {
-            struct seat seat = { &learner, i };
-
-            reward += cartpole_play(&players[i], LEARN_STEPS, returns, seat_choose, &seat);
-            learner_returns(&learner, i, 0, returns, LEARN_STEPS);
-        }
-        reward /= LEARN_OBSERVERS;
-        cr_assert_eq(learner_update(&learner), 0);
-        result.at_end = 0.5 * reward + 0.5 * result.at_end;
-        if (episode == 5)
-            result.at_5 = result.at_end;
-        if (episode >= LEARN_EPISODES - 10)
-            result.last_ten += reward / 10;
-    }
-    learner_fini(&learner);
-    return result;
-}
-
-Test(learner, an_mlp_learns_to_balance)
-{
-    static const struct mlp_shape SHAPES[] = { { 1, { 64 } }, { 2, { 64, 32 } } };
-
-    for (size_t i = 0; i < 2; i++) {
-        struct learned result = learn(1, &SHAPES[i]);
-
-        cr_assert_geq(result.at_end, 2.0 * result.at_5);
-        cr_assert_geq(result.last_ten, 250.0, "shape %zu: %g", i, result.last_ten);
-    }
 }

@@ -2,7 +2,8 @@
 /*
  * demos/common/resnet.c, and with it lib/nn: a ResNet-50 against reference numbers in double precision (suite
  * `reference`, as test_reference.c; BX_REFERENCE_DIR names another directory of such files), and the first parameters
- * of both networks. The tests of training also run on a GPU (suites `reference_cuda` and `resnet_cuda`).
+ * of both networks. The tests of training also run on a GPU (suite `reference_cuda`). tests/e2e/param_server.sh has a
+ * ResNet-18 learn.
  *
  * The tolerances of gradients are wide because the gradients are ill-conditioned: the rounding of a float flips a ReLU
  * here and there, and norms over 16 values (2 x 2 pixels of 4 images in the last stage) amplify that. A wrong gradient
@@ -495,32 +496,6 @@ Test(resnet, first_parameters_are_drawn_as_torchvision_draws_them)
     end(&t);
 }
 
-static void check_learning(void)
-{
-    enum { IMAGES = 4, CLASSES = 5, STEPS = 12 };
-    struct trainer t = { .file = NULL };
-    double first, last = 0.0;
-
-    make_net(&t, RESNET_18, &(struct resnet_input){ IMAGES, 32, 32, CLASSES });
-    make_model(&t);
-    resnet_init(t.net, 0, 1, t.here_at);
-    make_batch(&t, (size_t)3 * 32 * 32, IMAGES, 1);
-    use_model(&t);
-    first = forward(&t);
-    for (int i = 0; i < STEPS; i++) {
-        backward(&t);
-        step(&t, i % 2);
-        last = forward(&t);
-    }
-    cr_assert_lt(last, 0.5 * first, "a loss of %g became %g", first, last);
-    end(&t);
-}
-
-Test(resnet, resnet18_learns_a_batch_by_heart)
-{
-    check_learning();
-}
-
 /* The parameters of the two parts in a row are those of the whole network. */
 static void check_parts(enum resnet_kind kind)
 {
@@ -607,10 +582,4 @@ Test(reference_cuda, resnet50_after_two_steps_of_sgd, .init = use_gpu, .fini = l
     check_two_steps();
 }
 
-TestSuite(resnet_cuda, .timeout = 600);
-
-Test(resnet_cuda, resnet18_learns_a_batch_by_heart, .init = use_gpu, .fini = leave_gpu)
-{
-    check_learning();
-}
 #endif

@@ -125,15 +125,10 @@ static void skip_if_refused(void)
 
 void device_run(const struct harness_world *world)
 {
+    harness_environ(world);
     skip_if_refused();
     harness_run(world);
     device_check_machine();
-}
-
-void device_pair(enum device_driver driver, device_setup_fn setup, harness_fn first, harness_fn second)
-{
-    device_world(driver);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { first, second } });
 }
 
 /* ---- Tensors --------------------------------------------------------------------------------- */

@@ -28,8 +28,6 @@ enum device_driver { DEVICE_ANY, DEVICE_FAKE };
 void device_world(enum device_driver driver);
 bool device_is_real(void);
 void device_run(const struct harness_world *world);
-typedef int (*device_setup_fn)(struct bx_job *job);
-void device_pair(enum device_driver driver, device_setup_fn setup, harness_fn first, harness_fn second);
 /* As HARNESS_TEST and HARNESS_WORLD. */
 #define DEVICE_TEST(suite, name, timeout_s, driver, ...) \
     static void suite##_##name##_in_worker_0(struct bx_job *job); \

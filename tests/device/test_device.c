@@ -309,7 +309,8 @@ DEVICE_TEST(device, keeps_shape_strides_and_offset_of_views, 60, DEVICE_ANY, .si
 
 /* ---- Messages of many ------------------------------------------------------------------------- */
 
-static void sends_many(struct bx_job *job)
+DEVICE_TEST(device, takes_161_tensors_and_thousands_in_one_message, 120, DEVICE_ANY, .size = 2, .setup = setup,
+            .body = { NULL, reader }, .env = { "FAKE_CUDA_DELAY_US=0" })
 {
     enum { ALL = 3000, SOME = 161 };
     struct bx_device device = start(job, 1);
@@ -341,13 +342,6 @@ static void sends_many(struct bx_job *job)
     for (int i = 0; i < ALL; i++)
         bx_tensor_release(tensors[i]);
     free(tensors);
-}
-
-Test(device, takes_161_tensors_and_thousands_in_one_message, .timeout = 120)
-{
-    device_world(DEVICE_ANY);
-    setenv("FAKE_CUDA_DELAY_US", "0", 1);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { sends_many, reader } });
 }
 
 /* Device, host, empty device, host, and bytes after them. */
@@ -402,7 +396,9 @@ DEVICE_TEST(device, is_sent_beside_host_tensors_and_empty_ones, 60, DEVICE_ANY, 
 
 /* ---- Nothing is copied ------------------------------------------------------------------------ */
 
-static void hands_over_often(struct bx_job *job)
+DEVICE_TEST(device, copies_nothing_and_blocks_no_thread, 60,
+            (fake_skip_without_words("with events hosts wait"), DEVICE_ANY), .size = 2, .setup = setup,
+            .body = { NULL, reader })
 {
     struct bx_device device = start(job, 1);
     struct bx_tensor *tensor = device_numbers(job, device, COUNT, 5);
@@ -434,13 +430,6 @@ static void hands_over_often(struct bx_job *job)
     HARNESS_EQ(harness_load(COPIED), theirs[COPIED] + COUNT * sizeof(int32_t));
     HARNESS_CHECK(harness_load(SYNCHRONISES) > theirs[SYNCHRONISES]);
     bx_tensor_release(tensor);
-}
-
-Test(device, copies_nothing_and_blocks_no_thread, .timeout = 60)
-{
-    device_world(DEVICE_ANY);
-    fake_skip_without_words("with events hosts wait");
-    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { hands_over_often, reader } });
 }
 
 /* The counters that inspectors read are written when they have changed, and not with each tensor. */

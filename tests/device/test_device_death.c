@@ -134,21 +134,12 @@ static void streams_are_released(struct bx_job *job)
     end_as_survivor(job);
 }
 
-Test(device_death, releases_streams_that_wait_for_a_dead_owner, .timeout = 60)
-{
-    device_world(DEVICE_ANY);
-    fake_skip_without_words("with events the host waits, no stream does");
-    device_run(&(struct harness_world){ .size = 2, .setup = setup, .dies = 1,
-               .body = { dies_owing, streams_are_released } });
-}
+DEVICE_WORLD(device_death, releases_streams_that_wait_for_a_dead_owner, 60,
+             (fake_skip_without_words("with events the host waits, no stream does"), DEVICE_ANY), .size = 2,
+             .setup = setup, .dies = 1, .body = { dies_owing, streams_are_released });
 
-Test(device_death, releases_streams_that_wait_for_words_in_device_memory, .timeout = 60)
-{
-    device_world(DEVICE_FAKE);
-    setenv("BX_GPU_ORDER", "device", 1);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup, .dies = 1,
-               .body = { dies_owing, streams_are_released } });
-}
+DEVICE_WORLD(device_death, releases_streams_that_wait_for_words_in_device_memory, 60, DEVICE_FAKE, .size = 2,
+             .setup = setup, .dies = 1, .body = { dies_owing, streams_are_released }, .env = { "BX_GPU_ORDER=device" });
 
 /* The role releases the stream before it wants a lock, which a thread in the driver may hold: here it is the test's. */
 static void streams_are_released_without_the_lock(struct bx_job *job)
@@ -165,13 +156,9 @@ static void streams_are_released_without_the_lock(struct bx_job *job)
     end_as_survivor(job);
 }
 
-Test(device_death, releases_streams_while_a_thread_has_the_lock, .timeout = 30)
-{
-    device_world(DEVICE_ANY);
-    fake_skip_without_words("with events the host waits, no stream does");
-    device_run(&(struct harness_world){ .size = 2, .setup = setup, .dies = 1,
-               .body = { dies_owing, streams_are_released_without_the_lock } });
-}
+DEVICE_WORLD(device_death, releases_streams_while_a_thread_has_the_lock, 30,
+             (fake_skip_without_words("with events the host waits, no stream does"), DEVICE_ANY), .size = 2,
+             .setup = setup, .dies = 1, .body = { dies_owing, streams_are_released_without_the_lock });
 
 /* A thread waits in a copy, which ends only with the help of the role. */
 static void copy_is_ended(struct bx_job *job, int64_t step)
@@ -238,13 +225,9 @@ static void released_copy_fails(struct bx_job *job)
     end_as_survivor(job);
 }
 
-Test(device_death, fails_a_copy_that_was_released_before_the_death_is_handled, .timeout = 60)
-{
-    device_world(DEVICE_FAKE);
-    fake_skip_without_words("with events no word of a living owner is poisoned");
-    device_run(&(struct harness_world){ .size = 2, .setup = setup, .dies = 1,
-               .body = { dies_owing, released_copy_fails } });
-}
+DEVICE_WORLD(device_death, fails_a_copy_that_was_released_before_the_death_is_handled, 60,
+             (fake_skip_without_words("with events no word of a living owner is poisoned"), DEVICE_FAKE), .size = 2,
+             .setup = setup, .dies = 1, .body = { dies_owing, released_copy_fails });
 
 /* The host waits in place of a stream. */
 static void waits_are_ended(struct bx_job *job)
@@ -261,24 +244,6 @@ static void waits_are_ended(struct bx_job *job)
 DEVICE_WORLD(device_death, ends_a_wait_of_the_host_for_a_dead_owner, 60, DEVICE_FAKE, .size = 2, .setup = setup,
              .dies = 1, .body = { dies_owing, waits_are_ended });
 
-/* With events a handler waits in the thread that has the role, which alone learns of deaths. */
-static void dies_awaited(struct bx_job *job)
-{
-    struct bx_device device = device_open(job, 0);
-    struct bx_tensor *tensor = device_tensor(job, device, COUNT);
-    void *stream = device_stream(job, device);
-    struct bx_msg *args = bx_msg_create(0);
-    struct bx_future *future;
-
-    harness_await(OPEN, 1);
-    device_gate(job, stream);
-    HARNESS_EQ(bx_tensor_written_on(tensor, stream), 0);
-    HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
-    HARNESS_EQ(bx_rpc_async(job, "worker1", "take", args, NULL, &future), 0);
-    harness_await(BLOCKED, 1);
-    kill(getpid(), SIGKILL);
-}
-
 static void handler_is_ended(struct bx_job *job)
 {
     device_open(job, 0);
@@ -291,29 +256,21 @@ static void handler_is_ended(struct bx_job *job)
     HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
 }
 
-Test(device_death, ends_a_wait_of_a_handler_that_has_the_role, .timeout = 30)
-{
-    device_world(DEVICE_FAKE);
-    setenv("BX_GPU_ORDER", "events", 1);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup, .dies = 1,
-               .body = { dies_awaited, handler_is_ended } });
-}
-
-/* Worker 0 is cut off and dies afterwards: its words are poisoned then. */
-static void leaves_and_dies(struct bx_job *job)
+/* With events a handler waits in the thread that has the role, which alone learns of deaths. */
+DEVICE_TEST(device_death, ends_a_wait_of_a_handler_that_has_the_role, 30, DEVICE_FAKE, .size = 2, .setup = setup,
+            .dies = 1, .body = { NULL, handler_is_ended }, .env = { "BX_GPU_ORDER=events" })
 {
     struct bx_device device = device_open(job, 0);
     struct bx_tensor *tensor = device_tensor(job, device, COUNT);
     void *stream = device_stream(job, device);
+    struct bx_msg *args = bx_msg_create(0);
+    struct bx_future *future;
 
     harness_await(OPEN, 1);
     device_gate(job, stream);
     HARNESS_EQ(bx_tensor_written_on(tensor, stream), 0);
-    send(job, tensor);
-    send(job, tensor);
-    harness_await(STARTED, 1);
-    /* Invalid data: worker 1 cuts it off; it lives until that has been checked. */
-    bxi_store_release(&job->control->header.state, 77);
+    HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "take", args, NULL, &future), 0);
     harness_await(BLOCKED, 1);
     kill(getpid(), SIGKILL);
 }
@@ -336,12 +293,25 @@ static void outlives_one_that_was_cut_off(struct bx_job *job)
     HARNESS_EQ(bx_job_serve(job), BX_E_CORRUPT);
 }
 
-Test(device_death, releases_streams_that_wait_for_a_worker_that_was_cut_off, .timeout = 60)
+/* Worker 0 is cut off and dies afterwards: its words are poisoned then. */
+DEVICE_TEST(device_death, releases_streams_that_wait_for_a_worker_that_was_cut_off, 60,
+            (fake_skip_without_words("with events the host waits, no stream does"), DEVICE_ANY), .size = 2,
+            .setup = setup, .dies = 1, .body = { NULL, outlives_one_that_was_cut_off })
 {
-    device_world(DEVICE_ANY);
-    fake_skip_without_words("with events the host waits, no stream does");
-    device_run(&(struct harness_world){ .size = 2, .setup = setup, .dies = 1,
-               .body = { leaves_and_dies, outlives_one_that_was_cut_off } });
+    struct bx_device device = device_open(job, 0);
+    struct bx_tensor *tensor = device_tensor(job, device, COUNT);
+    void *stream = device_stream(job, device);
+
+    harness_await(OPEN, 1);
+    device_gate(job, stream);
+    HARNESS_EQ(bx_tensor_written_on(tensor, stream), 0);
+    send(job, tensor);
+    send(job, tensor);
+    harness_await(STARTED, 1);
+    /* Invalid data: worker 1 cuts it off; it lives until that has been checked. */
+    bxi_store_release(&job->control->header.state, 77);
+    harness_await(BLOCKED, 1);
+    kill(getpid(), SIGKILL);
 }
 
 /* ---- The borrower dies --------------------------------------------------------------------------- */

@@ -17,17 +17,6 @@
 #define LEGACY ((void *)(uintptr_t)1)
 #define THREADS ((void *)(uintptr_t)2)
 
-static int setup(struct bx_job *job)
-{
-    (void)job;
-    return 0;
-}
-
-static void run(void (*body)(struct bx_job *job))
-{
-    device_pair(DEVICE_ANY, setup, body, NULL);
-}
-
 static int64_t number(void *stream)
 {
     return (int64_t)(intptr_t)stream;
@@ -94,7 +83,7 @@ static void start_opener(struct opener *opener, struct bx_job *job, uint64_t *ga
 
 /* ---- Out --------------------------------------------------------------------------------------- */
 
-static void waits_for_the_writer(struct bx_job *job)
+DEVICE_TEST(device_dlpack, the_consumers_stream_waits_for_the_writer, 60, DEVICE_ANY, .size = 2)
 {
     struct bx_device device = device_open(job, 0);
     void *writer = device_stream(job, device), *stream = device_stream(job, device);
@@ -111,12 +100,8 @@ static void waits_for_the_writer(struct bx_job *job)
     give_back(managed);
 }
 
-Test(device_dlpack, the_consumers_stream_waits_for_the_writer, .timeout = 60)
-{
-    run(waits_for_the_writer);
-}
-
-static void waits_for_the_own_stream(struct bx_job *job)
+DEVICE_TEST(device_dlpack, the_consumers_stream_waits_for_the_jobs_own_where_no_writer_was_named, 60, DEVICE_ANY,
+            .size = 2)
 {
     struct bx_device device = device_open(job, 0);
     void *stream = device_stream(job, device);
@@ -134,12 +119,9 @@ static void waits_for_the_own_stream(struct bx_job *job)
     given->deleter(given);
 }
 
-Test(device_dlpack, the_consumers_stream_waits_for_the_jobs_own_where_no_writer_was_named, .timeout = 60)
-{
-    run(waits_for_the_own_stream);
-}
-
-static void none_and_legacy(struct bx_job *job)
+DEVICE_TEST(device_dlpack, stream_1_is_the_legacy_default_stream_and_minus_1_orders_nothing, 60,
+            (fake_skip_under("FAKE_CUDA_BLOCKING", "it makes the legacy stream before it ends a wait of a stream"),
+            DEVICE_ANY), .size = 2)
 {
     struct bx_device device = device_open(job, 0);
     void *writer = device_stream(job, device);
@@ -159,13 +141,7 @@ static void none_and_legacy(struct bx_job *job)
     give_back(managed);
 }
 
-Test(device_dlpack, stream_1_is_the_legacy_default_stream_and_minus_1_orders_nothing, .timeout = 60)
-{
-    fake_skip_under("FAKE_CUDA_BLOCKING", "it makes the legacy stream before it ends a wait of a stream");
-    run(none_and_legacy);
-}
-
-static void waits_on_the_host(struct bx_job *job)
+DEVICE_TEST(device_dlpack, stream_2_is_the_threads_and_the_host_waits_for_it, 60, DEVICE_ANY, .size = 2)
 {
     struct bx_device device = device_open(job, 0);
     void *writer = device_stream(job, device), *other = device_stream(job, device);
@@ -189,12 +165,7 @@ static void waits_on_the_host(struct bx_job *job)
     give_back(managed);
 }
 
-Test(device_dlpack, stream_2_is_the_threads_and_the_host_waits_for_it, .timeout = 60)
-{
-    run(waits_on_the_host);
-}
-
-static void held_by_the_consumer(struct bx_job *job)
+DEVICE_TEST(device_dlpack, memory_is_not_reused_before_the_consumers_work_is_done, 60, DEVICE_ANY, .size = 2)
 {
     struct bx_device device = device_open(job, 0);
     void *stream = device_stream(job, device);
@@ -211,11 +182,6 @@ static void held_by_the_consumer(struct bx_job *job)
     HARNESS_CHECK(bx_tensor_data(next) != address);
     device_open_gate(gate);
     bx_tensor_release(next);
-}
-
-Test(device_dlpack, memory_is_not_reused_before_the_consumers_work_is_done, .timeout = 60)
-{
-    run(held_by_the_consumer);
 }
 
 /* ---- In ---------------------------------------------------------------------------------------- */
@@ -277,7 +243,8 @@ static void end(struct bx_job *job, struct bx_tensor *tensor, struct foreign *fo
     HARNESS_EQ(bxi_load_acquire(&foreign->ends), 1);
 }
 
-static void imports(struct bx_job *job)
+DEVICE_TEST(device_dlpack, an_imported_tensor_is_written_by_the_stream_that_its_producer_was_given, 60, DEVICE_ANY,
+            .size = 2)
 {
     struct bx_device device = device_open(job, 0);
     void *producer = device_stream(job, device), *reader = device_stream(job, device);
@@ -293,12 +260,7 @@ static void imports(struct bx_job *job)
     end(job, tensor, foreign);
 }
 
-Test(device_dlpack, an_imported_tensor_is_written_by_the_stream_that_its_producer_was_given, .timeout = 60)
-{
-    run(imports);
-}
-
-static void imports_from_the_thread(struct bx_job *job)
+DEVICE_TEST(device_dlpack, an_import_from_the_threads_default_stream_waits_on_the_host, 60, DEVICE_ANY, .size = 2)
 {
     struct bx_device device = device_open(job, 0);
     void *other = device_stream(job, device);
@@ -313,14 +275,10 @@ static void imports_from_the_thread(struct bx_job *job)
     end(job, tensor, foreign);
 }
 
-Test(device_dlpack, an_import_from_the_threads_default_stream_waits_on_the_host, .timeout = 60)
-{
-    run(imports_from_the_thread);
-}
-
 /* ---- Refused ------------------------------------------------------------------------------------ */
 
-static void refuses(struct bx_job *job)
+DEVICE_TEST(device_dlpack, a_stream_that_is_none_is_refused_and_the_struct_stays_with_its_owner, 60, DEVICE_ANY,
+            .size = 2)
 {
     struct bx_device device = device_open(job, 0);
     struct bx_tensor *tensor = device_numbers(job, device, COUNT, 1), *taken = NULL;
@@ -340,11 +298,6 @@ static void refuses(struct bx_job *job)
     HARNESS_CHECK(managed == NULL && taken == NULL);
     HARNESS_EQ(bxi_load_acquire(&foreign->ends), 0);
     bx_tensor_release(tensor);
-}
-
-Test(device_dlpack, a_stream_that_is_none_is_refused_and_the_struct_stays_with_its_owner, .timeout = 60)
-{
-    run(refuses);
 }
 
 Test(device_dlpack, a_tensor_in_host_memory_has_no_stream, .timeout = 60)

@@ -211,7 +211,15 @@ DEVICE_TEST(device_errors, identifies_devices_by_uuid_and_not_by_ordinal, 60, DE
     bx_tensor_release(tensor);
 }
 
-static void lends_to_another_device(struct bx_job *job)
+static void has_another_device(struct bx_job *job)
+{
+    device_open(job, 1);
+    harness_post(OPEN);
+    HARNESS_EQ(bx_job_serve(job), 0);
+}
+
+DEVICE_TEST(device_errors, stages_between_devices_without_peer_access, 60, DEVICE_FAKE, .size = 2,
+            .setup = device_setup, .body = { NULL, has_another_device }, .env = { "FAKE_CUDA_NO_PEER=all" })
 {
     struct bx_tensor *tensor = device_numbers(job, device_open(job, 0), 1000, 4);
     uint64_t before = harness_counter(job, "gpu_staged_bytes");
@@ -225,21 +233,6 @@ static void lends_to_another_device(struct bx_job *job)
     HARNESS_EQ(harness_load(DEVICE_STAGED), 6 * 4000);         /* in, and out again in the handler */
     HARNESS_EQ(harness_load(DEVICE_INDEX), 1);
     bx_tensor_release(tensor);
-}
-
-static void has_another_device(struct bx_job *job)
-{
-    device_open(job, 1);
-    harness_post(OPEN);
-    HARNESS_EQ(bx_job_serve(job), 0);
-}
-
-Test(device_errors, stages_between_devices_without_peer_access, .timeout = 60)
-{
-    device_world(DEVICE_FAKE);
-    setenv("FAKE_CUDA_NO_PEER", "all", 1);
-    device_run(&(struct harness_world){ .size = 2, .setup = device_setup,
-               .body = { lends_to_another_device, has_another_device } });
 }
 
 /* A numbered tensor on the first visible device, and the bytes staged before it is sent. */
@@ -298,35 +291,13 @@ static void is_a_hidden_one(struct bx_job *job)
     HARNESS_EQ(harness_counter(job, "gpu_slabs_opened"), getenv("FAKE_CUDA_NO_PEER") == NULL ? 2 : 0);
 }
 
-Test(device_errors, stages_to_a_hidden_device_until_the_borrower_has_tried, .timeout = 60)
-{
-    device_world(DEVICE_FAKE);
-    fake_skip_under("FAKE_CUDA_NO_VMM", "the borrower has tried a handle when it opened its device");
-    device_run(&(struct harness_world){ .size = 2, .setup = device_setup,
-               .body = { lends_to_a_hidden_one, is_a_hidden_one } });
-}
+DEVICE_WORLD(device_errors, stages_to_a_hidden_device_until_the_borrower_has_tried, 60,
+             (fake_skip_under("FAKE_CUDA_NO_VMM", "the borrower has tried a handle when it opened its device"),
+              DEVICE_FAKE), .size = 2, .setup = device_setup, .body = { lends_to_a_hidden_one, is_a_hidden_one });
 
-Test(device_errors, stages_to_a_hidden_device_without_peer_access_and_loses_nothing, .timeout = 60)
-{
-    device_world(DEVICE_FAKE);
-    setenv("FAKE_CUDA_NO_PEER", "all", 1);
-    device_run(&(struct harness_world){ .size = 2, .setup = device_setup,
-               .body = { lends_to_a_hidden_one, is_a_hidden_one } });
-}
-
-/* The first device that is open there has no peer access and is hidden here; the second has, and both see it. */
-static void lends_to_one_of_two(struct bx_job *job)
-{
-    uint64_t before;
-    struct bx_tensor *tensor = numbers_on_first_of(job, "0,1", &before);
-
-    for (int i = 0; i < 5; i++) {
-        HARNESS_EQ(device_look_at(job, "worker1", tensor, 4), 0);
-        HARNESS_EQ(harness_load(DEVICE_READER), 1);
-    }
-    HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), before);
-    bx_tensor_release(tensor);
-}
+DEVICE_WORLD(device_errors, stages_to_a_hidden_device_without_peer_access_and_loses_nothing, 60, DEVICE_FAKE, .size = 2,
+             .setup = device_setup, .body = { lends_to_a_hidden_one, is_a_hidden_one },
+             .env = { "FAKE_CUDA_NO_PEER=all" });
 
 static void has_one_of_two(struct bx_job *job)
 {
@@ -338,13 +309,20 @@ static void has_one_of_two(struct bx_job *job)
     HARNESS_EQ(harness_counter(job, "gpu_slabs_opened"), 1);
 }
 
-Test(device_errors, maps_a_hidden_device_on_the_one_of_several_with_peer_access, .timeout = 60)
+/* The first device that is open there has no peer access and is hidden here; the second has, and both see it. */
+DEVICE_TEST(device_errors, maps_a_hidden_device_on_the_one_of_several_with_peer_access, 60, DEVICE_FAKE, .size = 2,
+            .setup = device_setup, .body = { NULL, has_one_of_two },
+            .env = { "FAKE_CUDA_DEVICES=3", "FAKE_CUDA_NO_PEER=0-2" })
 {
-    device_world(DEVICE_FAKE);
-    setenv("FAKE_CUDA_DEVICES", "3", 1);
-    setenv("FAKE_CUDA_NO_PEER", "0-2", 1);
-    device_run(&(struct harness_world){ .size = 2, .setup = device_setup,
-               .body = { lends_to_one_of_two, has_one_of_two } });
+    uint64_t before;
+    struct bx_tensor *tensor = numbers_on_first_of(job, "0,1", &before);
+
+    for (int i = 0; i < 5; i++) {
+        HARNESS_EQ(device_look_at(job, "worker1", tensor, 4), 0);
+        HARNESS_EQ(harness_load(DEVICE_READER), 1);
+    }
+    HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), before);
+    bx_tensor_release(tensor);
 }
 
 static void sees_both(struct bx_job *job)
@@ -395,7 +373,8 @@ static struct bx_tensor *columns(struct bx_job *job, struct bx_device device, in
     return tensor;
 }
 
-static void lends_views_to_another_device(struct bx_job *job)
+DEVICE_TEST(device_errors, packs_views_that_are_staged, 60, DEVICE_FAKE, .size = 2, .setup = device_setup,
+            .body = { NULL, has_another_device }, .env = { "FAKE_CUDA_NO_PEER=all" })
 {
     static const struct {
         int64_t rows, step;
@@ -420,15 +399,16 @@ static void lends_views_to_another_device(struct bx_job *job)
     }
 }
 
-Test(device_errors, packs_views_that_are_staged, .timeout = 60)
+static void has_both(struct bx_job *job)
 {
-    device_world(DEVICE_FAKE);
-    setenv("FAKE_CUDA_NO_PEER", "all", 1);
-    device_run(&(struct harness_world){ .size = 2, .setup = device_setup,
-               .body = { lends_views_to_another_device, has_another_device } });
+    device_open(job, 0);
+    device_open(job, 1);
+    harness_post(OPEN);
+    HARNESS_EQ(bx_job_serve(job), 0);
 }
 
-static void lends_on_the_second(struct bx_job *job)
+DEVICE_TEST(device_errors, maps_on_the_device_that_both_use, 60, DEVICE_FAKE, .size = 2, .setup = device_setup,
+            .body = { NULL, has_both }, .env = { "FAKE_CUDA_NO_PEER=all" })
 {
     struct bx_tensor *tensor = device_numbers(job, device_open(job, 1), 1000, 4);
     uint64_t before = harness_counter(job, "gpu_staged_bytes");
@@ -440,23 +420,18 @@ static void lends_on_the_second(struct bx_job *job)
     bx_tensor_release(tensor);
 }
 
-static void has_both(struct bx_job *job)
+static void has_one_that_reaches(struct bx_job *job)
 {
-    device_open(job, 0);
     device_open(job, 1);
+    device_open(job, 2);
     harness_post(OPEN);
     HARNESS_EQ(bx_job_serve(job), 0);
 }
 
-Test(device_errors, maps_on_the_device_that_both_use, .timeout = 60)
-{
-    device_world(DEVICE_FAKE);
-    setenv("FAKE_CUDA_NO_PEER", "all", 1);
-    device_run(&(struct harness_world){ .size = 2, .setup = device_setup, .body = { lends_on_the_second, has_both } });
-}
-
 /* Of two devices there the first has no peer access to the tensor's, and the second has. */
-static void lends_to_the_second(struct bx_job *job)
+DEVICE_TEST(device_errors, maps_on_the_one_of_several_devices_with_peer_access, 60, DEVICE_FAKE, .size = 2,
+            .setup = device_setup, .body = { NULL, has_one_that_reaches },
+            .env = { "FAKE_CUDA_DEVICES=3", "FAKE_CUDA_NO_PEER=0-1" })
 {
     struct bx_tensor *tensor = device_numbers(job, device_open(job, 0), 1000, 4);
     uint64_t before = harness_counter(job, "gpu_staged_bytes");
@@ -467,23 +442,6 @@ static void lends_to_the_second(struct bx_job *job)
     HARNESS_EQ(harness_load(DEVICE_INDEX), 0);
     HARNESS_EQ(harness_load(DEVICE_READER), 1);        /* the second that was opened there */
     bx_tensor_release(tensor);
-}
-
-static void has_one_that_reaches(struct bx_job *job)
-{
-    device_open(job, 1);
-    device_open(job, 2);
-    harness_post(OPEN);
-    HARNESS_EQ(bx_job_serve(job), 0);
-}
-
-Test(device_errors, maps_on_the_one_of_several_devices_with_peer_access, .timeout = 60)
-{
-    device_world(DEVICE_FAKE);
-    setenv("FAKE_CUDA_DEVICES", "3", 1);
-    setenv("FAKE_CUDA_NO_PEER", "0-1", 1);
-    device_run(&(struct harness_world){ .size = 2, .setup = device_setup,
-               .body = { lends_to_the_second, has_one_that_reaches } });
 }
 
 /* ---- Handles that the driver fails to open ----------------------------------------------------- */
@@ -507,11 +465,6 @@ static void lends_by_handle(struct bx_job *job)
     bx_tensor_release(tensor);
 }
 
-Test(device_errors, stages_from_the_first_loan_on_where_no_handle_can_be_opened, .timeout = 60)
-{
-    device_world(DEVICE_FAKE);
-    setenv("BX_GPU_EXPORT", "handle", 1);
-    setenv("FAKE_CUDA_OPEN_205", "1", 1);
-    device_run(&(struct harness_world){ .size = 2, .setup = device_setup,
-                                        .body = { lends_by_handle, lends_by_handle } });
-}
+DEVICE_WORLD(device_errors, stages_from_the_first_loan_on_where_no_handle_can_be_opened, 60, DEVICE_FAKE, .size = 2,
+             .setup = device_setup, .body = { lends_by_handle, lends_by_handle },
+             .env = { "BX_GPU_EXPORT=handle", "FAKE_CUDA_OPEN_205=1" });

@@ -249,7 +249,10 @@ static void dies_when_told(struct bx_job *job)
 }
 
 /* No thread drives worker 0 while the reply arrives and its sender dies: one pass finds both. */
-static void reads_the_last_reply(struct bx_job *job)
+DEVICE_TEST(device_map, delivers_the_replies_of_a_dead_worker, 60,
+            (fake_skip_without_words("with events a dead owner's host may not have told what had passed"), DEVICE_ANY),
+            .size = 2, .setup = setup_last, .dies = 2, .options = { .own_loop = false },
+            .body = { NULL, dies_when_told })
 {
     struct bx_future *future = NULL;
     struct bx_msg *reply = NULL;
@@ -266,14 +269,6 @@ static void reads_the_last_reply(struct bx_job *job)
     in = bx_msg_reader(bx_future_value(future));
     HARNESS_EQ(device_wrong(bx_read_tensor(&in), 3), 0);
     bx_future_release(future);
-}
-
-Test(device_map, delivers_the_replies_of_a_dead_worker, .timeout = 60)
-{
-    device_world(DEVICE_ANY);
-    fake_skip_without_words("with events a dead owner's host may not have told what had passed");
-    device_run(&(struct harness_world){ .size = 2, .setup = setup_last, .dies = 2, .options = { .own_loop = false },
-               .body = { reads_the_last_reply, dies_when_told } });
 }
 
 static void leaves_too(struct bx_job *job)

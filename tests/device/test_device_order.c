@@ -64,26 +64,6 @@ static struct bx_tensor *bytes_tensor(struct bx_job *job, struct bx_device devic
 
 /* ---- Reading after writing --------------------------------------------------------------------- */
 
-static void writes_late(struct bx_job *job)
-{
-    struct bx_device device = device_open(job, 0);
-    struct bx_tensor *tensor = bytes_tensor(job, device);
-    void *stream = device_stream(job, device);
-    uint64_t *gate;
-
-    harness_await(OPEN, 1);
-    device_set(job, stream, tensor, 0x11);
-    device_wait(job, stream);
-    gate = device_gate(job, stream);
-    device_set(job, stream, tensor, 0x33);
-    HARNESS_EQ(bx_tensor_written_on(tensor, stream), 0);
-    send(job, "keep", tensor);          /* answered, although nothing is written yet */
-    harness_await(STARTED, 1);
-    device_open_gate(gate);
-    harness_await(RELEASED, 1);
-    bx_tensor_release(tensor);
-}
-
 static void reads_early(struct bx_job *job)
 {
     struct bx_device device = device_open(job, 0);
@@ -101,10 +81,26 @@ static void reads_early(struct bx_job *job)
     harness_post(RELEASED);
 }
 
-Test(device_order, makes_only_the_reader_wait_for_a_slow_writer, .timeout = 60)
+DEVICE_TEST(device_order, makes_only_the_reader_wait_for_a_slow_writer, 60,
+            (fake_skip_without_words("with events the host waits, no stream does"), DEVICE_ANY), .size = 2,
+            .setup = setup, .body = { NULL, reads_early })
 {
-    fake_skip_without_words("with events the host waits, no stream does");
-    device_pair(DEVICE_ANY, setup, writes_late, reads_early);
+    struct bx_device device = device_open(job, 0);
+    struct bx_tensor *tensor = bytes_tensor(job, device);
+    void *stream = device_stream(job, device);
+    uint64_t *gate;
+
+    harness_await(OPEN, 1);
+    device_set(job, stream, tensor, 0x11);
+    device_wait(job, stream);
+    gate = device_gate(job, stream);
+    device_set(job, stream, tensor, 0x33);
+    HARNESS_EQ(bx_tensor_written_on(tensor, stream), 0);
+    send(job, "keep", tensor);          /* answered, although nothing is written yet */
+    harness_await(STARTED, 1);
+    device_open_gate(gate);
+    harness_await(RELEASED, 1);
+    bx_tensor_release(tensor);
 }
 
 /* The same with each order, and with a tensor that has no point of its own. */
@@ -231,24 +227,28 @@ static void reads_late(struct bx_job *job)
     device_open_gate(other_gate);
 }
 
-Test(device_order, reuses_memory_when_its_readers_have_passed, .timeout = 60)
-{
-    fake_skip_few_queues("the test uses a stream that shares a queue with one that it holds up");
-    fake_skip_under("FAKE_CUDA_BLOCKING", "it uses memory before it ends waits of a peer's streams");
-    device_pair(DEVICE_ANY, setup, reuses, reads_late);
-}
+DEVICE_WORLD(device_order, reuses_memory_when_its_readers_have_passed, 60,
+             (fake_skip_few_queues("the test uses a stream that shares a queue with one that it holds up"),
+              fake_skip_under("FAKE_CUDA_BLOCKING", "it uses memory before it ends waits of a peer's streams"),
+              DEVICE_ANY), .size = 2, .setup = setup, .body = { reuses, reads_late });
 
-Test(device_order, reuses_memory_with_words_in_device_memory, .timeout = 60)
+DEVICE_WORLD(device_order, reuses_memory_with_words_in_device_memory, 60,
+             (fake_skip_few_queues("the test uses a stream that shares a queue with one that it holds up"),
+              fake_skip_under("FAKE_CUDA_BLOCKING", "it uses memory before it ends waits of a peer's streams"),
+              DEVICE_FAKE), .size = 2, .setup = setup, .body = { reuses, reads_late },
+             .env = { "BX_GPU_ORDER=device" });
+
+static void serve(struct bx_job *job)
 {
-    fake_skip_few_queues("the test uses a stream that shares a queue with one that it holds up");
-    fake_skip_under("FAKE_CUDA_BLOCKING", "it uses memory before it ends waits of a peer's streams");
-    device_world(DEVICE_FAKE);
-    setenv("BX_GPU_ORDER", "device", 1);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { reuses, reads_late } });
+    device_open(job, 0);
+    harness_post(OPEN);
+    HARNESS_EQ(bx_job_serve(job), 0);
 }
 
 /* Own work is waited for too: an announced write, a read, a copy on the job's stream. */
-static void reuses_alone(struct bx_job *job)
+DEVICE_TEST(device_order, waits_for_own_work_too_before_memory_is_reused, 60,
+            (fake_skip_under("FAKE_CUDA_BLOCKING", "it allocates before it ends a wait of one of its streams"),
+             DEVICE_ANY), .size = 2, .setup = setup, .body = { NULL, serve })
 {
     struct bx_device device = device_open(job, 0);
     void *stream = device_stream(job, device);
@@ -273,19 +273,6 @@ static void reuses_alone(struct bx_job *job)
         device_wait(job, late);
         bx_tensor_release(copy);
     }
-}
-
-static void serve(struct bx_job *job)
-{
-    device_open(job, 0);
-    harness_post(OPEN);
-    HARNESS_EQ(bx_job_serve(job), 0);
-}
-
-Test(device_order, waits_for_own_work_too_before_memory_is_reused, .timeout = 60)
-{
-    fake_skip_under("FAKE_CUDA_BLOCKING", "it allocates before it ends a wait of one of its streams");
-    device_pair(DEVICE_ANY, setup, reuses_alone, serve);
 }
 
 /* ---- A thread that waits for a GPU blocks no other --------------------------------------------- */
@@ -355,13 +342,10 @@ static void is_served_meanwhile(struct bx_job *job)
     harness_post(LATE);
 }
 
-Test(device_order, serves_others_while_a_thread_waits_in_a_copy, .timeout = 60)
-{
-    fake_skip_under("FAKE_CUDA_BLOCKING", "a slab is mapped before the wait of a stream ends");
-    device_world(DEVICE_ANY);
-    device_run(&(struct harness_world){ .size = 3, .setup = setup,
-               .body = { opens_the_gate_in_the_end, copies_what_is_late, is_served_meanwhile } });
-}
+DEVICE_WORLD(device_order, serves_others_while_a_thread_waits_in_a_copy, 60,
+             (fake_skip_under("FAKE_CUDA_BLOCKING", "a slab is mapped before the wait of a stream ends"), DEVICE_ANY),
+             .size = 3, .setup = setup,
+             .body = { opens_the_gate_in_the_end, copies_what_is_late, is_served_meanwhile });
 
 /* The probe takes as long as the delays of streams; tensors on the other device are made meanwhile. */
 static void *opens_another(void *job)
@@ -397,16 +381,6 @@ DEVICE_TEST(device_order, makes_tensors_while_another_device_is_opened, 60, DEVI
     }
     HARNESS_EQ(pthread_join(thread, NULL), 0);
     HARNESS_CHECK(meanwhile > 10);
-}
-
-static void lends_once(struct bx_job *job)
-{
-    struct bx_tensor *tensor = bytes_tensor(job, device_open(job, 0));
-
-    harness_await(OPEN, 1);
-    send(job, "keep", tensor);
-    harness_await(RELEASED, 1);
-    bx_tensor_release(tensor);
 }
 
 static void *releases(void *context)
@@ -448,10 +422,16 @@ static void has_no_stream_left(struct bx_job *job)
     harness_post(RELEASED);
 }
 
-Test(device_order, blocks_no_other_thread_while_the_return_of_a_loan_waits, .timeout = 60)
+DEVICE_TEST(device_order, blocks_no_other_thread_while_the_return_of_a_loan_waits, 60,
+            (fake_skip_under("FAKE_CUDA_BLOCKING", "it makes streams before it ends a wait of one"), DEVICE_FAKE),
+            .size = 2, .setup = setup, .body = { NULL, has_no_stream_left })
 {
-    fake_skip_under("FAKE_CUDA_BLOCKING", "it makes streams before it ends a wait of one");
-    device_pair(DEVICE_FAKE, setup, lends_once, has_no_stream_left);
+    struct bx_tensor *tensor = bytes_tensor(job, device_open(job, 0));
+
+    harness_await(OPEN, 1);
+    send(job, "keep", tensor);
+    harness_await(RELEASED, 1);
+    bx_tensor_release(tensor);
 }
 
 /* If a stream of the borrower cannot wait for the owner's words, its host waits. */
@@ -472,10 +452,6 @@ static void follows_by_host(struct bx_job *job)
     harness_post(FINISHED);
 }
 
-Test(device_order, serves_others_while_a_thread_waits_for_a_word, .timeout = 60)
-{
-    device_world(DEVICE_FAKE);
-    fake_skip_without_words("the test waits for a word");
-    device_run(&(struct harness_world){ .size = 3, .setup = setup,
-               .body = { opens_the_gate_in_the_end, follows_by_host, is_served_meanwhile } });
-}
+DEVICE_WORLD(device_order, serves_others_while_a_thread_waits_for_a_word, 60,
+             (fake_skip_without_words("the test waits for a word"), DEVICE_FAKE), .size = 3, .setup = setup,
+             .body = { opens_the_gate_in_the_end, follows_by_host, is_served_meanwhile });

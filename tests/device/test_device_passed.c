@@ -327,16 +327,6 @@ DEVICE_TEST(device_passed, tensors_come_back_when_a_late_reader_dies, 60, DEVICE
     HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
 }
 
-static void owner_dies(struct bx_job *job)
-{
-    struct bx_tensor *tensor = device_numbers(job, begin(job, 2), COUNT, 5);
-
-    HARNESS_EQ(by(job, tensor, 5, "2look"), 0);     /* its stream has written it */
-    HARNESS_EQ(by(job, tensor, 5, "2keep"), 0);
-    harness_post(DEAD);
-    harness_die(job);
-}
-
 static void outlives_the_owner(struct bx_job *job)
 {
     int64_t wrong;
@@ -355,12 +345,16 @@ static void outlives_the_owner(struct bx_job *job)
     }
 }
 
-Test(device_passed, tensors_are_read_after_the_owners_death)
+DEVICE_TEST(device_passed, tensors_are_read_after_the_owners_death, 60,
+            (fake_skip_without_words("with events a dead owner's host may not have told what had passed"), DEVICE_ANY),
+            .size = 3, .setup = setup, .dies = 1u << 0, .body = { NULL, outlives_the_owner, outlives_the_owner })
 {
-    device_world(DEVICE_ANY);
-    fake_skip_without_words("with events a dead owner's host may not have told what had passed");
-    device_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 0,
-                                        .body = { owner_dies, outlives_the_owner, outlives_the_owner } });
+    struct bx_tensor *tensor = device_numbers(job, begin(job, 2), COUNT, 5);
+
+    HARNESS_EQ(by(job, tensor, 5, "2look"), 0);     /* its stream has written it */
+    HARNESS_EQ(by(job, tensor, 5, "2keep"), 0);
+    harness_post(DEAD);
+    harness_die(job);
 }
 
 static void reads_what_was_not_written(struct bx_job *job)
@@ -488,10 +482,6 @@ static void passes_to_another_device(struct bx_job *job)
 DEVICE_WORLD(device_passed, tensors_go_to_a_device_with_peer_access, 60, DEVICE_FAKE, .size = 3, .setup = setup,
              .body = { passes_to_another_device, open_and_serve, opens_the_second });
 
-Test(device_passed, tensors_are_copied_for_a_device_without_peer_access)
-{
-    device_world(DEVICE_FAKE);
-    setenv("FAKE_CUDA_NO_PEER", "all", 1);
-    device_run(&(struct harness_world){ .size = 3, .setup = setup,
-                                        .body = { passes_to_another_device, open_and_serve, opens_the_second } });
-}
+DEVICE_WORLD(device_passed, tensors_are_copied_for_a_device_without_peer_access, 60, DEVICE_FAKE, .size = 3,
+             .setup = setup, .body = { passes_to_another_device, open_and_serve, opens_the_second },
+             .env = { "FAKE_CUDA_NO_PEER=all" });

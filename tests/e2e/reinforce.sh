@@ -137,14 +137,19 @@ check 'an episode of one step' \
 
 # ---- Learning --------------------------------------------------------------------------------------
 
-# $0: seed, average of episode 5, average at the end, mean last reward of the last ten.
-for seed in 1 2 3 4 5 6 7 8 9 10; do
-    run --min-world-size 6 --max-world-size 6 --max-episodes 60 --mode batch --seed "$seed"
+# Of an MLP, then of the policy. $0: seed, average of episode 5, average at the end, mean last reward of the last ten.
+for seed in '1 --hidden 64,32' 1 2 3 4 5 6 7 8 9 10; do
+    # Words on purpose.
+    # shellcheck disable=SC2086
+    run --min-world-size 6 --max-world-size 6 --max-episodes 60 --mode batch --seed $seed
     awk -F '[\t:]' -v seed="$seed" '/^Episode/ {
         n++; if (n == 6) early = $5; late = $5; if (n > 50) sum += $3
-    } END { print seed, early, late, n == 60 ? sum / 10 : 0 }' "$dir/out"
-done >"$dir/learning"
-cp "$dir/learning" "$dir/out"
+    } END { print seed + 0, early, late, n == 60 ? sum / 10 : 0 }' "$dir/out"
+done >"$dir/all"
+tail -n +2 "$dir/all" >"$dir/learning"
+cp "$dir/all" "$dir/out"
+check 'an MLP: its average doubles, and its last ten episodes reach 250' \
+    awk 'NR == 1 { exit !($3 >= 2 * $2 && $4 >= 250) }' "$dir/all"
 check 'the average doubles for nine seeds of ten' \
     awk '$3 >= 2 * $2 && $2 > 0 { n++ } END { exit !(n >= 9) }' "$dir/learning"
 check 'the last ten episodes reach 250' awk '{ s += $4 } END { exit !(s / NR >= 250) }' "$dir/learning"

@@ -1,19 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The fake's functions for tests that call them directly, without gpu/ and lib/nn; and what tests ask about its
- * switches (tests/fake_cuda/fake.h), under each of which tests/gpu/switches.sh runs them.
+ * What tests ask about the switches of the tests' driver (tests/fake_cuda/fake.h), under each of which
+ * tests/gpu/switches.sh runs them.
  */
 #ifndef TESTS_FAKE_LIBRARY_H
 #define TESTS_FAKE_LIBRARY_H
 
-#include "nn/cuda_api.h"
-
 #include <criterion/criterion.h>
-#include <dlfcn.h>
 #include <stdbool.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 /* Whether the environment has this switch of the fake on. */
 static inline bool fake_has(const char *name)
@@ -53,31 +48,6 @@ static inline void fake_skip_without_words(const char *why)
 {
     if (fake_refuses_words())
         cr_skip_test("CUDA_DEVICE_MAX_CONNECTIONS=%s: %s", getenv("CUDA_DEVICE_MAX_CONNECTIONS"), why);
-}
-
-/* *to becomes the function of this name. */
-static inline void fake_take(void *library, const char *name, void *to)
-{
-    void *symbol = dlsym(library, name);
-
-    cr_assert(symbol != NULL, "the fake has no %s", name);
-    memcpy(to, &symbol, sizeof symbol);
-}
-
-/* Loads the fake and takes the driver's functions; returns the library. */
-static inline void *fake_load(struct bxi_cuda *driver)
-{
-    const char *build = getenv("BX_BUILD_DIR");
-    void *library;
-    char path[512];
-
-    snprintf(path, sizeof path, "%s/tests/libfakecuda.so", build != NULL ? build : "build");
-    library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    cr_assert(library != NULL, "%s", dlerror());
-#define TAKE(name, arguments) fake_take(library, #name, &driver->name);
-    BXI_CU_FUNCTIONS(TAKE, TAKE)
-#undef TAKE
-    return library;
 }
 
 #endif

@@ -7,10 +7,7 @@
  *     static void owner(void) { gpu_start_beside(0, 1); ... gpu_post(0); gpu_await(1, 1); gpu_end(); }
  *     static void borrower(void) { gpu_start_beside(1, 0); gpu_await(0, 1); ... gpu_post(1); gpu_end(); }
  *
- *     Test(gpu_share, does, .timeout = 60)
- *     {
- *         gpu_pair(GPU_ANY, owner, borrower);
- *     }
+ *     GPU_PAIR(gpu_share, does, 60, GPU_ANY, owner, borrower);
  */
 #ifndef TESTS_GPU_FIXTURE_H
 #define TESTS_GPU_FIXTURE_H
@@ -62,6 +59,13 @@ void gpu_run(int count, const gpu_fn *body);
 void gpu_alone(enum gpu_driver driver, gpu_fn body);
 void gpu_pair(enum gpu_driver driver, gpu_fn first, gpu_fn second);
 void gpu_three(enum gpu_driver driver, gpu_fn first, gpu_fn second, gpu_fn third);
+/* A test of two processes. */
+#define GPU_PAIR(suite, name, timeout_s, driver, first, second) \
+    Test(suite, name, .timeout = (timeout_s)) \
+    { \
+        gpu_pair(driver, first, second); \
+    } \
+    _Static_assert((timeout_s) > 0, "a test has a time limit")
 /* A test of one process: what follows is its body. */
 #define GPU_ALONE(suite, name, timeout_s, driver) \
     static void suite##_##name##_alone(void); \

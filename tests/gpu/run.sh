@@ -149,10 +149,7 @@ if command -v nvidia-smi >/dev/null; then
     step 60 'the driver' nvidia-smi
 fi
 for suite in $(suites_of "$build/gpu/unit"); do
-    case $suite in
-    fake_cuda) ;;                       # of the simulated driver itself
-    *) step 600 "suite $suite" "$build/gpu/unit" --filter "$suite/*" ;;
-    esac
+    step 600 "suite $suite" "$build/gpu/unit" --filter "$suite/*"
 done
 step 600 'tensor_ipc 1 KB' "$build/gpu/tensor_ipc" --bytes 1024
 step 600 'tensor_ipc 1 GB' "$build/gpu/tensor_ipc" --bytes "${BX_GPU_LARGE:-1073741824}"
@@ -160,7 +157,7 @@ step 600 'tensor_ipc 1 GB' "$build/gpu/tensor_ipc" --bytes "${BX_GPU_LARGE:-1073
 # ---- What needs more --------------------------------------------------------------------------------
 
 if starts "$build/tests/unit"; then
-    for suite in $(suites_of "$build/tests/unit" | grep -E '_cuda$|^cuda_' | grep -v '^fake_cuda$'); do
+    for suite in $(suites_of "$build/tests/unit" | grep -E '_cuda$|^cuda_'); do
         step 600 "suite $suite" "$build/tests/unit" --jobs 1 --filter "$suite/*"
     done
     step 600 'the parameter server, bit for bit' "$build/tests/unit" --jobs 1 --filter 'param_server/*gpus*'

@@ -16,8 +16,8 @@
 #
 # FAKE_CUDA_DROP_DEAD drops what is exported by handles, so it is also run where all memory is.
 #
-# fake_* and the tests of programs are left out, which set the switches themselves; so are gpu_fd_server, gpu_export and
-# gpu_vmm under FAKE_CUDA_NO_VMM, which they unset. Tests of more than three seconds are left out too. Each run has a
+# The tests of programs are left out, which set the switches themselves; so are gpu_fd_server, gpu_export and gpu_vmm
+# under FAKE_CUDA_NO_VMM, which they unset. Tests of more than three seconds are left out too. Each run has a
 # limit, and each test one of 20 s, so that a test that hangs under a switch costs no more.
 set -u
 

@@ -54,10 +54,7 @@ static void leaves_during_a_callback(void)
     gpu_post(SEEN);
 }
 
-Test(gpu_abandon, waits_for_a_callback_that_runs, .timeout = 30)
-{
-    gpu_pair(GPU_FAKE, lends, leaves_during_a_callback);
-}
+GPU_PAIR(gpu_abandon, waits_for_a_callback_that_runs, 30, GPU_FAKE, lends, leaves_during_a_callback);
 
 static void *waits(void *unused)
 {
@@ -91,7 +88,4 @@ static void leaves_a_thread_that_waits(void)
     gpu_post(SEEN);
 }
 
-Test(gpu_abandon, ends_a_wait_of_the_host, .timeout = 30)
-{
-    gpu_pair(GPU_FAKE, lends, leaves_a_thread_that_waits);
-}
+GPU_PAIR(gpu_abandon, ends_a_wait_of_the_host, 30, GPU_FAKE, lends, leaves_a_thread_that_waits);

@@ -123,10 +123,7 @@ static void mig_borrower(void)
     gpu_end();
 }
 
-Test(gpu_devices, that_are_mig_instances_do_not_try, .timeout = 60)
-{
-    gpu_pair(GPU_FAKE, mig_owner, mig_borrower);
-}
+GPU_PAIR(gpu_devices, that_are_mig_instances_do_not_try, 60, GPU_FAKE, mig_owner, mig_borrower);
 
 _Noreturn static void owner_that_dies_early(void)
 {
@@ -310,10 +307,7 @@ static void mig_instance(void)
     gpu_end_together(HELD);
 }
 
-Test(gpu_devices, that_are_mig_instances_access_no_other, .timeout = 60)
-{
-    gpu_pair(GPU_FAKE, mig_instance, mig_instance);
-}
+GPU_PAIR(gpu_devices, that_are_mig_instances_access_no_other, 60, GPU_FAKE, mig_instance, mig_instance);
 
 GPU_ALONE(gpu_devices, stage_more_bytes_than_a_buffer_has, 60, GPU_ANY)
 {

@@ -90,10 +90,7 @@ static void writes_what_it_borrowed(void)
     gpu_end();
 }
 
-Test(gpu_export, lets_a_borrower_read_and_not_write, .timeout = 60)
-{
-    gpu_pair(GPU_FAKE, lends_one, writes_what_it_borrowed);
-}
+GPU_PAIR(gpu_export, lets_a_borrower_read_and_not_write, 60, GPU_FAKE, lends_one, writes_what_it_borrowed);
 
 /* ---- Namespaces ------------------------------------------------------------------------------ */
 
@@ -123,10 +120,7 @@ static void borrows_from_elsewhere(void)
     gpu_end();
 }
 
-Test(gpu_export, works_where_ipc_handles_do_not, .timeout = 60)
-{
-    gpu_pair(GPU_FAKE, lends_from_elsewhere, borrows_from_elsewhere);
-}
+GPU_PAIR(gpu_export, works_where_ipc_handles_do_not, 60, GPU_FAKE, lends_from_elsewhere, borrows_from_elsewhere);
 
 static void has_another_network(void)
 {
@@ -155,10 +149,7 @@ static void finds_no_fd_server(void)
     gpu_end();
 }
 
-Test(gpu_export, says_that_the_network_namespace_differs, .timeout = 60)
-{
-    gpu_pair(GPU_FAKE, has_another_network, finds_no_fd_server);
-}
+GPU_PAIR(gpu_export, says_that_the_network_namespace_differs, 60, GPU_FAKE, has_another_network, finds_no_fd_server);
 
 /* ---- Many loans ------------------------------------------------------------------------------ */
 
@@ -333,10 +324,8 @@ static void asks_a_stopped_owner(void)
     gpu_end();
 }
 
-Test(gpu_export, waits_for_a_stopped_owner_without_holding_up_others, .timeout = 60)
-{
-    gpu_pair(GPU_FAKE, lends_and_is_stopped, asks_a_stopped_owner);
-}
+GPU_PAIR(gpu_export, waits_for_a_stopped_owner_without_holding_up_others, 60, GPU_FAKE, lends_and_is_stopped,
+         asks_a_stopped_owner);
 
 static void closes_while_it_asks(void)
 {
@@ -355,10 +344,8 @@ static void closes_while_it_asks(void)
     gpu_post(LAST);
 }
 
-Test(gpu_export, closes_at_once_while_a_stopped_owner_is_asked, .timeout = 60)
-{
-    gpu_pair(GPU_FAKE, lends_and_is_stopped, closes_while_it_asks);
-}
+GPU_PAIR(gpu_export, closes_at_once_while_a_stopped_owner_is_asked, 60, GPU_FAKE, lends_and_is_stopped,
+         closes_while_it_asks);
 
 /* ---- Foreign memory -------------------------------------------------------------------------- */
 
@@ -445,10 +432,8 @@ static void borrows_a_segment(void)
     gpu_end();
 }
 
-Test(gpu_export, takes_in_memory_of_several_allocations_without_a_copy, .timeout = 60)
-{
-    gpu_pair(GPU_FAKE, lends_a_segment, borrows_a_segment);
-}
+GPU_PAIR(gpu_export, takes_in_memory_of_several_allocations_without_a_copy, 60, GPU_FAKE, lends_a_segment,
+         borrows_a_segment);
 
 GPU_ALONE(gpu_export, refuses_foreign_memory_of_two_devices, 60, GPU_FAKE)
 {

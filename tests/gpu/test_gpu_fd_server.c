@@ -249,10 +249,8 @@ static void asks_for_both(void)
     borrow_last();
 }
 
-Test(gpu_fd_server, asks_anew_after_a_question_was_broken_off)
-{
-    gpu_pair(GPU_FAKE, lends_another_while_it_is_asked, asks_for_both);
-}
+GPU_PAIR(gpu_fd_server, asks_anew_after_a_question_was_broken_off, 60, GPU_FAKE, lends_another_while_it_is_asked,
+         asks_for_both);
 
 /* ---- An answer that comes late --------------------------------------------------------------- */
 
@@ -345,10 +343,8 @@ static void asks_where_the_queue_is_full(void)
     gpu_end();
 }
 
-Test(gpu_fd_server, is_asked_again_at_once_when_its_queue_was_full)
-{
-    gpu_pair(GPU_FAKE, lends, asks_where_the_queue_is_full);
-}
+GPU_PAIR(gpu_fd_server, is_asked_again_at_once_when_its_queue_was_full, 60, GPU_FAKE, lends,
+         asks_where_the_queue_is_full);
 
 /* ---- Other users ----------------------------------------------------------------------------- */
 
@@ -449,11 +445,8 @@ static void borrows_as_effective(void)
     borrows();
 }
 
-Test(gpu_fd_server, goes_by_the_effective_user)
-{
-    skip_unless_root();
-    gpu_pair(GPU_FAKE, lends_as_effective, borrows_as_effective);
-}
+GPU_PAIR(gpu_fd_server, goes_by_the_effective_user, 60, (skip_unless_root(), GPU_FAKE), lends_as_effective,
+         borrows_as_effective);
 
 /* The real user of such a program is not its effective one. */
 Test(gpu_fd_server, gives_nothing_to_the_real_user_of_a_program_that_runs_as_another)
@@ -677,10 +670,8 @@ static void is_told_so(void)
     borrow_last();
 }
 
-Test(gpu_fd_server, says_that_its_owner_has_too_many_descriptors)
-{
-    gpu_pair(GPU_FAKE, lends_without_room_for_descriptors, is_told_so);
-}
+GPU_PAIR(gpu_fd_server, says_that_its_owner_has_too_many_descriptors, 60, GPU_FAKE, lends_without_room_for_descriptors,
+         is_told_so);
 
 static void borrows_without_room_for_descriptors(void)
 {
@@ -695,7 +686,5 @@ static void borrows_without_room_for_descriptors(void)
     borrow_last();
 }
 
-Test(gpu_fd_server, loses_no_descriptor_where_the_borrower_has_too_many)
-{
-    gpu_pair(GPU_FAKE, lends, borrows_without_room_for_descriptors);
-}
+GPU_PAIR(gpu_fd_server, loses_no_descriptor_where_the_borrower_has_too_many, 60, GPU_FAKE, lends,
+         borrows_without_room_for_descriptors);

@@ -130,10 +130,7 @@ static void second_in(void)
     gpu_post(1);
 }
 
-Test(gpu_load, says_that_a_device_in_exclusive_mode_is_taken, .timeout = 60)
-{
-    gpu_pair(GPU_FAKE, first_in, second_in);
-}
+GPU_PAIR(gpu_load, says_that_a_device_in_exclusive_mode_is_taken, 60, GPU_FAKE, first_in, second_in);
 
 /* ---- Between containers ---------------------------------------------------------------------- */
 

@@ -29,11 +29,6 @@ static void expect(void (*replace)(struct bxi_cuda *cu), enum bxi_gpu_order orde
     gpu_forget();
 }
 
-static void run(gpu_fn body)
-{
-    gpu_alone(GPU_FAKE, body);
-}
-
 /* ---- Waits ------------------------------------------------------------------------------------- */
 
 static unsigned wait_for_nothing(struct CUstream_st *stream, unsigned long long address, uint64_t value, unsigned flags)
@@ -61,14 +56,9 @@ static void lose_waits(struct bxi_cuda *cu)
     cu->cuStreamWaitValue64_v2 = wait_for_nothing;
 }
 
-static void waits_do_not_wait(void)
+GPU_ALONE(gpu_probe, detects_waits_that_do_not_wait, 60, GPU_FAKE)
 {
     expect(lose_waits, BXI_GPU_EVENTS);
-}
-
-Test(gpu_probe, detects_waits_that_do_not_wait, .timeout = 60)
-{
-    run(waits_do_not_wait);
 }
 
 static unsigned (*copy)(void *to, unsigned long long from, size_t bytes, struct CUstream_st *stream);
@@ -85,14 +75,9 @@ static void lose_payload(struct bxi_cuda *cu)
     cu->cuMemcpyDtoHAsync_v2 = copy_nothing_large;
 }
 
-static void payload_is_late(void)
+GPU_ALONE(gpu_probe, detects_waits_that_end_before_the_payload_is_there, 60, GPU_FAKE)
 {
     expect(lose_payload, BXI_GPU_EVENTS);
-}
-
-Test(gpu_probe, detects_waits_that_end_before_the_payload_is_there, .timeout = 60)
-{
-    run(payload_is_late);
 }
 
 /* ---- Deadlines --------------------------------------------------------------------------------- */
@@ -108,21 +93,16 @@ static void never_end(struct bxi_cuda *cu)
     cu->cuStreamQuery = never_ready;
 }
 
-static void streams_never_end(void)
+GPU_ALONE(gpu_probe, refuses_a_device_whose_streams_do_not_end, 60, GPU_FAKE)
 {
     GPU_EQ(open_device(BXI_GPU_EVENTS, never_end), -EIO);
     GPU_SAYS("do not run any more");
     bxi_gpu_close(gpu);
 }
 
-Test(gpu_probe, refuses_a_device_whose_streams_do_not_end, .timeout = 60)
-{
-    run(streams_never_end);
-}
-
 /* ---- Hardware queues --------------------------------------------------------------------------- */
 
-static void few_connections(void)
+GPU_ALONE(gpu_probe, chooses_no_words_where_there_are_few_connections, 60, GPU_FAKE)
 {
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "3", 1);
     expect(NULL, BXI_GPU_EVENTS);
@@ -136,19 +116,9 @@ static void few_connections(void)
     GPU_EQ(bxi_cu_connections(), 8);
 }
 
-Test(gpu_probe, chooses_no_words_where_there_are_few_connections, .timeout = 60)
-{
-    run(few_connections);
-}
-
-static void no_connections_set(void)
+GPU_ALONE(gpu_probe, asks_for_as_many_connections_as_there_can_be, 60, GPU_FAKE)
 {
     unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
     expect(NULL, BXI_GPU_HOST_WORDS);
     GPU_EQ(strcmp(getenv("CUDA_DEVICE_MAX_CONNECTIONS"), "32"), 0);
-}
-
-Test(gpu_probe, asks_for_as_many_connections_as_there_can_be, .timeout = 60)
-{
-    run(no_connections_set);
 }

@@ -407,7 +407,8 @@ static void *stages_what_is_late(void *context)
     return context;
 }
 
-static void stages_meanwhile(void)
+GPU_ALONE(gpu_share, stages_while_other_staging_waits_for_its_lane, 60,
+          (fake_skip_few_queues("staging waits in the queue of the lane that waits"), GPU_ANY))
 {
     struct bxi_gpu_block *block;
     struct bxi_gpu_lane *lane;
@@ -425,12 +426,6 @@ static void stages_meanwhile(void)
     GPU_EQ(pthread_join(thread, NULL), 0);
     bxi_gpu_free(block);
     gpu_end();
-}
-
-Test(gpu_share, stages_while_other_staging_waits_for_its_lane, .timeout = 60)
-{
-    fake_skip_few_queues("staging waits in the queue of the lane that waits");
-    gpu_alone(GPU_ANY, stages_meanwhile);
 }
 
 GPU_ALONE(gpu_share, never_opens_a_slab_of_this_process, 60, GPU_ANY)

@@ -186,10 +186,8 @@ static void reads_and_polls(void)
     gpu_end_together(ENDED);
 }
 
-Test(gpu_slab, waits_for_slabs_that_are_being_freed_before_it_fails_for_lack_of_room, .timeout = 60)
-{
-    gpu_pair(GPU_FAKE, lends_and_drops, reads_and_polls);
-}
+GPU_PAIR(gpu_slab, waits_for_slabs_that_are_being_freed_before_it_fails_for_lack_of_room, 60, GPU_FAKE, lends_and_drops,
+         reads_and_polls);
 
 GPU_ALONE(gpu_slab, retires_an_empty_slab_that_is_too_small_where_there_is_no_room, 60, GPU_FAKE)
 {
@@ -340,12 +338,9 @@ static void foreign_borrower(void)
     gpu_end_together(LAST);
 }
 
-Test(gpu_slab, lends_memory_that_another_library_allocated, .timeout = 60)
-{
-    gpu_world(GPU_ANY);
-    fake_skip_under("FAKE_CUDA_OPEN_205", "foreign memory is lent by its handle");
-    gpu_run(2, (gpu_fn[]){ foreign_owner, foreign_borrower });
-}
+GPU_PAIR(gpu_slab, lends_memory_that_another_library_allocated, 60,
+         (fake_skip_under("FAKE_CUDA_OPEN_205", "foreign memory is lent by its handle"), GPU_ANY), foreign_owner,
+         foreign_borrower);
 
 static int wrap(uint64_t address, uint64_t bytes)
 {
@@ -397,12 +392,9 @@ static void maps_again(void)
     gpu_end_together(LAST);
 }
 
-Test(gpu_slab, lends_foreign_memory_again_while_an_earlier_map_of_it_is_open, .timeout = 60)
-{
-    gpu_world(GPU_ANY);
-    fake_skip_under("FAKE_CUDA_OPEN_205", "foreign memory is lent by its handle");
-    gpu_run(2, (gpu_fn[]){ wraps_again, maps_again });
-}
+GPU_PAIR(gpu_slab, lends_foreign_memory_again_while_an_earlier_map_of_it_is_open, 60,
+         (fake_skip_under("FAKE_CUDA_OPEN_205", "foreign memory is lent by its handle"), GPU_ANY), wraps_again,
+         maps_again);
 
 GPU_ALONE(gpu_slab, distinguishes_a_new_allocation_from_an_old_one_at_the_same_address, 60, GPU_FAKE)
 {

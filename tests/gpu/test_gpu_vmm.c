@@ -170,10 +170,8 @@ static void closes_with_a_failed_context(void)
     gpu_end();
 }
 
-Test(gpu_vmm, closes_a_map_when_the_context_has_failed)
-{
-    gpu_pair(GPU_FAKE, lends_and_retires, closes_with_a_failed_context);
-}
+GPU_PAIR(gpu_vmm, closes_a_map_when_the_context_has_failed, 60, GPU_FAKE, lends_and_retires,
+         closes_with_a_failed_context);
 
 /* ---- A driver that fails half-way ------------------------------------------------------------ */
 
@@ -388,10 +386,8 @@ static void maps_where_the_driver_fails(void)
     gpu_end();
 }
 
-Test(gpu_vmm, leaves_nothing_where_a_call_of_the_driver_fails)
-{
-    gpu_pair(GPU_FAKE, lends_a_segment, maps_where_the_driver_fails);
-}
+GPU_PAIR(gpu_vmm, leaves_nothing_where_a_call_of_the_driver_fails, 60, GPU_FAKE, lends_a_segment,
+         maps_where_the_driver_fails);
 
 /* Except the first slab, which was made when the device was opened. */
 static void check_nothing_is_left(int fds, uint64_t used)
@@ -404,7 +400,7 @@ static void check_nothing_is_left(int fds, uint64_t used)
 }
 
 /* The owner's side: slabs of the pool, and foreign memory. */
-static void makes_where_the_driver_fails(void)
+GPU_ALONE(gpu_vmm, leaves_nothing_where_memory_cannot_be_made_or_exported, 60, GPU_FAKE)
 {
     struct bxi_gpu_foreign range = { .bytes = CHUNKS * CHUNK_BYTES };
     struct bxi_gpu_block *block;
@@ -442,11 +438,6 @@ static void makes_where_the_driver_fails(void)
     GPU_EQ(reserved, 0);
 }
 
-Test(gpu_vmm, leaves_nothing_where_memory_cannot_be_made_or_exported)
-{
-    gpu_alone(GPU_FAKE, makes_where_the_driver_fails);
-}
-
 /* ---- Foreign memory that is held when its owner closes --------------------------------------- */
 
 /* Its program would use the memory again after freed. */
@@ -477,10 +468,8 @@ static void reads_on(void)
     gpu_post(LAST);
 }
 
-Test(gpu_vmm, does_not_call_foreign_memory_free_that_is_held_when_its_owner_closes)
-{
-    gpu_pair(GPU_FAKE, closes_while_it_is_read, reads_on);
-}
+GPU_PAIR(gpu_vmm, does_not_call_foreign_memory_free_that_is_held_when_its_owner_closes, 60, GPU_FAKE,
+         closes_while_it_is_read, reads_on);
 
 /* The borrower closes it meanwhile. */
 static void closes_while_it_is_given_back(void)
@@ -508,10 +497,8 @@ static void gives_back_later(void)
     gpu_end();
 }
 
-Test(gpu_vmm, calls_foreign_memory_free_that_is_given_back_while_its_owner_closes)
-{
-    gpu_pair(GPU_FAKE, closes_while_it_is_given_back, gives_back_later);
-}
+GPU_PAIR(gpu_vmm, calls_foreign_memory_free_that_is_given_back_while_its_owner_closes, 60, GPU_FAKE,
+         closes_while_it_is_given_back, gives_back_later);
 
 /* ---- A trial that does not end --------------------------------------------------------------- */
 
@@ -530,7 +517,7 @@ static unsigned unmap_and_count(unsigned long long address, size_t bytes)
 }
 
 /* The device is busy with other work for three seconds; the trial gives up after two. */
-static void tries_on_a_busy_device(void)
+GPU_ALONE(gpu_vmm, unmaps_nothing_that_the_work_of_a_trial_may_still_use, 60, GPU_FAKE)
 {
     struct bxi_gpu_options options = { .driver = gpu_driver_path(), .region = &gpu_shared->region[0],
                                        .slab_bytes = 2 * GPU_MIB };
@@ -546,14 +533,9 @@ static void tries_on_a_busy_device(void)
     gpu_end();
 }
 
-Test(gpu_vmm, unmaps_nothing_that_the_work_of_a_trial_may_still_use)
-{
-    gpu_alone(GPU_FAKE, tries_on_a_busy_device);
-}
-
 /* ---- A door that cannot be opened ------------------------------------------------------------ */
 
-static void gets_no_random_name(void)
+GPU_ALONE(gpu_vmm, closes_no_descriptor_of_the_program_when_its_descriptor_server_cannot_be_opened, 60, GPU_FAKE)
 {
     struct sock_filter code[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
@@ -574,9 +556,4 @@ static void gets_no_random_name(void)
     GPU_EQ(fstat(0, &after), 0);
     GPU_EQ(after.st_ino, before.st_ino);
     gpu_end();
-}
-
-Test(gpu_vmm, closes_no_descriptor_of_the_program_when_its_descriptor_server_cannot_be_opened)
-{
-    gpu_alone(GPU_FAKE, gets_no_random_name);
 }

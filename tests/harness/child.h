@@ -51,6 +51,15 @@ static inline void expect_in_child(int (*body)(void), const char *needs)
     cr_assert_eq(status, 0, "step %d failed", status);
 }
 
+/* A test whose body, which follows, runs so. */
+#define CHILD_TEST(suite, name, timeout_s, needs) \
+    static int suite##_##name##_in_child(void); \
+    Test(suite, name, .timeout = (timeout_s)) \
+    { \
+        expect_in_child(suite##_##name##_in_child, needs); \
+    } \
+    static int suite##_##name##_in_child(void)
+
 static inline bool write_file(const char *path, const char *text)
 {
     int fd = open(path, O_WRONLY | O_CLOEXEC);

@@ -2,8 +2,8 @@
 /*
  * crash.h: handlers in each test's process and in the processes that it forks. Criterion says only "Unexpected signal".
  *
- * A handler makes system calls, formats by hand and takes no lock but in backtrace_symbols_fd, which comes last: if the
- * signal interrupted the loader, an alarm ends the process. It then restores the default action, which ends the process
+ * A handler makes system calls and takes no lock but in backtrace_symbols_fd, which comes last: if the signal
+ * interrupted the loader, an alarm ends the process. It then restores the default action, which ends the process
  * as if there had been no handler. A signal that has a handler already is left alone: sanitizers have their own.
  *
  * SIGKILL has no handler. Who waits for a process says how it ended: crash_end_text.
@@ -15,7 +15,7 @@
 #include <execinfo.h>
 #include <fcntl.h>
 #include <signal.h>
-#include <stdint.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,15 +25,8 @@
 #define LIMIT_S 5               /* for the backtrace */
 #define STACK_BYTES 65536       /* of the handler: the thread's own may have overflowed */
 
-static const struct {
-    int number;
-    const char *name;
-} signals[] = {
-    { SIGSEGV, "SIGSEGV" }, { SIGBUS, "SIGBUS" },   { SIGILL, "SIGILL" },   { SIGFPE, "SIGFPE" },
-    { SIGABRT, "SIGABRT" }, { SIGTRAP, "SIGTRAP" }, { SIGSYS, "SIGSYS" },   { SIGTERM, "SIGTERM" },
-    { SIGALRM, "SIGALRM" }, { SIGPROF, "SIGPROF" }, { SIGVTALRM, "SIGVTALRM" }, { SIGUSR1, "SIGUSR1" },
-    { SIGUSR2, "SIGUSR2" }, { SIGXCPU, "SIGXCPU" },
-};
+static const int signals[] = { SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT, SIGTRAP, SIGSYS, SIGTERM, SIGALRM, SIGPROF,
+                               SIGVTALRM, SIGUSR1, SIGUSR2, SIGXCPU };
 
 const char *crash_end_text(int status)
 {
@@ -48,114 +41,53 @@ const char *crash_end_text(int status)
 
 /* ---- In the handler --------------------------------------------------------------------------- */
 
-struct line {
-    size_t bytes;
-    char text[512];
-};
-
-static void put(struct line *line, const char *text)
+static void name_of(pid_t pid, char name[32])
 {
-    while (*text != '\0' && line->bytes < sizeof(line->text) - 1)
-        line->text[line->bytes++] = *text++;
-}
+    char path[32];
+    ssize_t got = -1;
+    int fd;
 
-static void put_number(struct line *line, long long value, unsigned base)
-{
-    unsigned long long left = value < 0 && base == 10 ? 0 - (unsigned long long)value : (unsigned long long)value;
-    char digits[24];
-    size_t at = sizeof(digits) - 1;
-
-    digits[at] = '\0';
-    do {
-        digits[--at] = "0123456789abcdef"[left % base];
-        left /= base;
-    } while (left != 0);
-    put(line, value < 0 && base == 10 ? "-" : base == 16 ? "0x" : "");
-    put(line, &digits[at]);
-}
-
-static void put_process_name(struct line *line, pid_t pid)
-{
-    struct line path = { 0 };
-    char name[32];
-
-    put(&path, "/proc/");
-    put_number(&path, pid, 10);
-    put(&path, "/comm");
-    path.text[path.bytes] = '\0';
-
-    int fd = open(path.text, O_RDONLY | O_CLOEXEC);
-    ssize_t got = fd < 0 ? -1 : read(fd, name, sizeof(name) - 1);
-
-    if (fd >= 0)
+    snprintf(path, sizeof(path), "/proc/%d/comm", (int)pid);
+    fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd >= 0) {
+        got = read(fd, name, 31);
         close(fd);
-    if (got <= 0) {
-        put(line, "gone");
-        return;
     }
-    name[got - (name[got - 1] == '\n')] = '\0';
-    put(line, name);
-    put(line, ", process group ");
-    put_number(line, getpgid(pid), 10);
+    if (got > 0)
+        name[got - (name[got - 1] == '\n')] = '\0';
+    else
+        snprintf(name, 32, "gone");
 }
 
-static void put_cause(struct line *line, const siginfo_t *info)
-{
-    put(line, ", si_code ");
-    put_number(line, info->si_code, 10);
-    if (info->si_code > 0 && info->si_code != SI_KERNEL) {
-        put(line, ", fault at ");
-        put_number(line, (long long)(uintptr_t)info->si_addr, 16);
-    } else if (info->si_pid == getpid()) {
-        put(line, ", sent by itself");
-    } else if (info->si_code <= 0) {
-        put(line, ", sent by pid ");
-        put_number(line, info->si_pid, 10);
-        put(line, " (");
-        put_process_name(line, info->si_pid);
-        put(line, ")");
-    }
-}
-
-static void put_test(struct line *line)
+static const char *test_name(bool is_suite)
 {
 #ifdef CRITERION_H_                     /* tests/tsan/ has no such names */
-    if (criterion_current_suite == NULL || criterion_current_test == NULL)
-        return;
-    put(line, criterion_current_suite->name);
-    put(line, "::");
-    put(line, criterion_current_test->name);
-    put(line, ": ");
-#else
-    (void)line;
+    if (criterion_current_suite != NULL && criterion_current_test != NULL)
+        return is_suite ? criterion_current_suite->name : criterion_current_test->name;
 #endif
+    (void)is_suite;
+    return "?";
 }
 
-static void put_signal(struct line *line, int number)
-{
-    for (size_t i = 0; i < sizeof(signals) / sizeof(signals[0]); i++)
-        if (signals[i].number == number)
-            put(line, signals[i].name);
-}
-
+/* A line in one write: other processes write too. snprintf of such conversions takes no lock and no memory. */
 static void report(int number, const siginfo_t *info)
 {
-    struct line line = { 0 };
+    bool is_fault = info->si_code > 0 && info->si_code != SI_KERNEL;
     void *frames[FRAMES_MAX];
+    char cause[96] = "", name[32], line[512];
+    int bytes;
 
-    put(&line, "crash: ");
-    put_test(&line);
-    put(&line, "pid ");
-    put_number(&line, getpid(), 10);
-    put(&line, " (process group ");
-    put_number(&line, getpgrp(), 10);
-    put(&line, ", parent ");
-    put_number(&line, getppid(), 10);
-    put(&line, ") gets ");
-    put_signal(&line, number);
-    put_cause(&line, info);
-    put(&line, "\n");
-    if (write(STDERR_FILENO, line.text, line.bytes) < 0)
+    if (is_fault) {
+        snprintf(cause, sizeof(cause), ", fault at %p", info->si_addr);
+    } else if (info->si_code <= 0) {
+        name_of(info->si_pid, name);
+        snprintf(cause, sizeof(cause), ", sent by pid %d (%s, process group %d)", (int)info->si_pid, name,
+                 (int)getpgid(info->si_pid));
+    }
+    bytes = snprintf(line, sizeof(line), "crash: %s::%s: pid %d (process group %d, parent %d) gets signal %d, si_code "
+                     "%d%s\n", test_name(true), test_name(false), (int)getpid(), (int)getpgrp(), (int)getppid(), number,
+                     info->si_code, cause);
+    if (write(STDERR_FILENO, line, (size_t)bytes) < 0)
         return;
     backtrace_symbols_fd(frames, backtrace(frames, FRAMES_MAX), STDERR_FILENO);
 }
@@ -193,8 +125,8 @@ void crash_report(void)
     if (sigaltstack(NULL, &other) == 0 && (other.ss_flags & SS_DISABLE) != 0)
         sigaltstack(&(stack_t){ .ss_sp = stack, .ss_size = sizeof(stack) }, NULL);
     for (size_t i = 0; i < sizeof(signals) / sizeof(signals[0]); i++)
-        if (sigaction(signals[i].number, NULL, &before) == 0 && before.sa_handler == SIG_DFL)
-            sigaction(signals[i].number, &action, NULL);
+        if (sigaction(signals[i], NULL, &before) == 0 && before.sa_handler == SIG_DFL)
+            sigaction(signals[i], &action, NULL);
 }
 
 /* As in keeper.c: in the process of a test, not in Criterion's. */

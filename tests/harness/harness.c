@@ -311,6 +311,15 @@ static int run_worker(const struct bx_options *options, void *context)
     return 0;
 }
 
+void harness_environ(const struct harness_world *world)
+{
+    for (const char *const *variable = world->env; *variable != NULL; variable++)
+        if (strchr(*variable, '=') != NULL)
+            putenv((char *)(uintptr_t)*variable);
+        else
+            unsetenv(*variable);
+}
+
 int harness_try(const struct harness_world *world)
 {
     struct harness_world copy = *world;
@@ -324,6 +333,9 @@ int harness_try(const struct harness_world *world)
     uint32_t survivors = (uint32_t)(world->size - __builtin_popcount(world->dies)), well;
     int rc, left;
 
+    harness_environ(world);
+    for (const struct harness_value *value = world->store; value != NULL && value->index >= 0; value++)
+        harness_store(value->index, value->is);
     worlds_run++;
     ends = map_shared(sizeof(*ends));
     options.job = harness_job_name();
@@ -345,6 +357,9 @@ int harness_try(const struct harness_world *world)
 void harness_run(const struct harness_world *world)
 {
     cr_assert_eq(harness_try(world), 0, "see above for what went wrong");
+    for (const struct harness_value *value = world->expect; value != NULL && value->index >= 0; value++)
+        cr_expect_eq(harness_load(value->index), value->is, "value %d is %llu, not %llu", value->index,
+                     (unsigned long long)harness_load(value->index), (unsigned long long)value->is);
 }
 
 /* ---- Helpers --------------------------------------------------------------------------------- */

@@ -31,6 +31,7 @@
 
 #define HARNESS_BODIES 8
 #define HARNESS_HANDLERS 2
+#define HARNESS_ENV 3
 #define HARNESS_GATES 64
 #define HARNESS_VALUES 256
 #define HARNESS_MS UINT64_C(1000000)
@@ -50,6 +51,13 @@ struct harness_handler {
 #define HARNESS_BLOCKING(name, fn) { name, BX_BLOCKING, fn, NULL, NULL }
 #define HARNESS_ASYNC(name, fn) { name, BX_INLINE, NULL, fn, NULL }
 
+/* A table of values in the memory that the test shares with its workers: see below. */
+struct harness_value {
+    int index;                          /* -1: the end */
+    uint64_t is;
+};
+#define HARNESS_TABLE(...) (const struct harness_value[]){ __VA_ARGS__, { -1, 0 } }
+
 struct harness_world {
     int size;
     int (*setup)(struct bx_job *job);   /* between create and start, in every worker; < 0 fails the worker */
@@ -58,6 +66,8 @@ struct harness_world {
     struct bx_options options;          /* of every worker: wait, spin, timeouts */
     const char *const *names;
     uint32_t dies;                      /* bit r: rank r ends badly on purpose */
+    const char *env[HARNESS_ENV + 1];   /* "NAME=VALUE": put into this process's environment before; "NAME": removed */
+    const struct harness_value *store, *expect;     /* stored before; what values are afterwards: constants */
 };
 
 /* Registers what the table names. Returns 0; an error ends the worker. */
@@ -97,8 +107,11 @@ void harness_run(const struct harness_world *world);
                     __attribute__((unused)) struct bx_reader *args, __attribute__((unused)) reply_type reply, \
                     __attribute__((unused)) void *context)
 
-/* The same without assertions, for processes outside of Criterion. Returns 0, or -1 after a line on stderr. */
+/* The same without assertions, and without `expect`, for processes outside of Criterion. Returns 0, or -1 after a line
+ * on stderr. */
 int harness_try(const struct harness_world *world);
+/* Its `env`, for what reads the environment before. */
+void harness_environ(const struct harness_world *world);
 
 /* A body calls this first if it shuts down and destroys its job itself, or if its process ends without that. Such a
  * body calls harness_check_rescued and harness_check_loans itself. */

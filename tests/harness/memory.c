@@ -4,7 +4,6 @@
 
 #include "harness.h"
 
-
 _Thread_local int memory_fails_in;
 int memory_fails_value = -1;
 
@@ -31,11 +30,6 @@ static bool fails_here(void)
 static bool fails(void)
 {
     return (memory_fails_in > 0 && --memory_fails_in == 0) || fails_here();
-}
-
-void *memory_alloc(size_t bytes)
-{
-    return __real_malloc(bytes);
 }
 
 void *__wrap_malloc(size_t bytes)

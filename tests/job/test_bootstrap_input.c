@@ -512,7 +512,7 @@ Test(bootstrap_input, sending_into_a_full_queue_waits_until_the_deadline)
 }
 
 /* An ordinary user may not have more descriptors in flight than he may have open. */
-static int send_too_many_in_flight(void)
+CHILD_TEST(bootstrap_input, sending_too_many_descriptors_waits_until_the_deadline, 60, NULL)
 {
     struct rlimit limit = { 24, 24 };
     struct bxi_boot_head head = bxi_boot_head(BXI_BOOT_JOIN);
@@ -532,11 +532,6 @@ static int send_too_many_in_flight(void)
             return rc == -ETIMEDOUT ? 0 : 2;
     }
     return 3;
-}
-
-Test(bootstrap_input, sending_too_many_descriptors_waits_until_the_deadline)
-{
-    expect_in_child(send_too_many_in_flight, NULL);
 }
 
 /* ---- The place ---------------------------------------------------------------------------------- */

@@ -162,7 +162,7 @@ Test(bootstrap_place, names_another_user_who_has_a_job_of_that_name)
     bx_set_log(NULL, NULL);
 }
 
-static int use_a_file_system_that_is_read_only(void)
+CHILD_TEST(bootstrap_place, names_a_remedy_where_the_file_system_is_read_only, 120, "needs the right to mount")
 {
     char path[BXI_BOOT_PATH_BYTES];
 
@@ -176,11 +176,6 @@ static int use_a_file_system_that_is_read_only(void)
         return 2;
     return strstr(bx_error_text(), "Read-only file system; set XDG_RUNTIME_DIR") != NULL &&
            strstr(bx_error_text(), "chmod") == NULL ? 0 : 3;
-}
-
-Test(bootstrap_place, names_a_remedy_where_the_file_system_is_read_only)
-{
-    expect_in_child(use_a_file_system_that_is_read_only, "needs the right to mount");
 }
 
 /* All ranks are processes with 1024 open files each, the limit of most systems. Returns how many failed. */
@@ -248,7 +243,7 @@ Test(bootstrap_place, tells_all_workers_that_rank_0_has_too_few_descriptors)
 }
 
 /* The first worker uses all of the space. */
-static int start_in_little_memory(void)
+CHILD_TEST(bootstrap_place, tells_all_workers_that_dev_shm_is_full, 120, "needs the right to mount")
 {
     struct worker worker[2] = { 0 };
 
@@ -264,9 +259,4 @@ static int start_in_little_memory(void)
         if (end(&worker[rank]) != BX_E_NO_SPACE || strstr(worker[rank].text, "of 96 KiB free") == NULL)
             return 1;
     return files_in("/dev/shm", "", "") == 0 ? 0 : 2;
-}
-
-Test(bootstrap_place, tells_all_workers_that_dev_shm_is_full)
-{
-    expect_in_child(start_in_little_memory, "needs the right to mount");
 }

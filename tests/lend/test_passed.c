@@ -277,7 +277,8 @@ static void await_gone(const struct bx_job *job, int rank)
 }
 
 /* worker1 reads what worker2 sent back to it, when its lease to worker2 is taken back. */
-static void lender_is_the_holder(struct bx_job *job)
+HARNESS_TEST(passed, tensors_stay_until_their_lender_drops_what_the_dead_sent_back, 60, .size = 3, .setup = setup,
+             .dies = 1u << 2, .body = { NULL, harness_serve })
 {
     HARNESS_EQ(harness_call(job, "worker1", "pass_on", by(job, 7, "21", ELEMENTS)), 1);
     loans_signal(2, SIGKILL);
@@ -286,12 +287,6 @@ static void lender_is_the_holder(struct bx_job *job)
     write_over_free_memory(job);
     HARNESS_EQ(harness_call_i64(job, "worker1", "drop", 1), 0);
     loans_come_back(job, -1);
-}
-
-Test(passed, tensors_stay_until_their_lender_drops_what_the_dead_sent_back)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 2,
-                                         .body = { lender_is_the_holder, harness_serve } });
 }
 
 static void middles_die(struct bx_job *job, int first, int second)

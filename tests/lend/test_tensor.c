@@ -3,12 +3,10 @@
  * lib/lend/tensor.c and lib/lend/tensor_view.c without a job: tensors on the heap and in wrapped memory, views, copies,
  * reference counts, and errors. Other files, which have workers, test tensors of an arena.
  */
-#include "shm/atomic.h"
 #include "boxcar.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
-#include <pthread.h>
 #include <string.h>
 
 #define DIMS(...) (const int64_t[]){ __VA_ARGS__ }
@@ -71,7 +69,7 @@ static int32_t at(const struct bx_tensor *tensor, const int64_t *index)
 
 static void count(void *context)
 {
-    bxi_add((bxi_a32 *)context, 1);
+    ++*(int *)context;
 }
 
 static void has_shape(const struct bx_tensor *tensor, int ndim, const int64_t *shape)
@@ -213,7 +211,7 @@ Test(tensor, fails_if_there_is_no_memory)
 Test(tensor, wraps_memory_and_frees_it_once)
 {
     float numbers[6] = { 0, 1, 2, 3, 4, 5 };
-    bxi_a32 freed = 0;
+    int freed = 0;
     struct bx_tensor *tensor = NULL, *row = NULL;
 
     cr_assert_eq(bx_tensor_wrap(numbers, BX_F32, 2, DIMS(2, 3), NULL, count, &freed, &tensor), 0);
@@ -270,7 +268,7 @@ Test(tensor, wraps_any_strides_that_are_not_negative)
 Test(tensor, does_not_wrap_invalid_shapes_and_strides)
 {
     float numbers[4] = { 0 };
-    bxi_a32 freed = 0;
+    int freed = 0;
     struct bx_tensor *tensor = NULL;
 
     cr_expect_eq(bx_tensor_wrap(numbers, (enum bx_dtype)77, 1, DIMS(4), NULL, count, &freed, &tensor), -EINVAL);
@@ -289,67 +287,6 @@ Test(tensor, does_not_wrap_invalid_shapes_and_strides)
                  -EOVERFLOW, "the end of memory");
     cr_expect_null(tensor);
     cr_expect_eq(freed, 0);
-}
-
-/* ---- Counting from several threads ------------------------------------------------------------- */
-
-#define THREADS 4
-#define ROUNDS 5000
-
-struct counted {
-    struct bx_tensor *tensor;   /* one reference for each thread */
-    int failed;
-};
-
-static void *acquire_and_release(void *context)
-{
-    struct counted *counted = context;
-
-    for (int i = 0; i < ROUNDS; i++) {
-        struct bx_tensor *view = NULL, *inner = NULL;
-
-        bx_tensor_acquire(counted->tensor);
-        if (bx_tensor_slice(counted->tensor, 0, 0, 2, 1, &view) < 0 || bx_tensor_select(view, 0, 1, &inner) < 0)
-            counted->failed++;
-        bx_tensor_release(counted->tensor);
-        bx_tensor_release(view);
-        bx_tensor_release(inner);
-    }
-    bx_tensor_release(counted->tensor);
-    return NULL;
-}
-
-static void release_from_threads(struct bx_tensor *tensor)
-{
-    pthread_t threads[THREADS];
-    struct counted counted[THREADS];
-
-    for (int i = 0; i < THREADS; i++) {
-        counted[i] = (struct counted){ bx_tensor_acquire(tensor), 0 };
-        cr_assert_eq(pthread_create(&threads[i], NULL, acquire_and_release, &counted[i]), 0);
-    }
-    bx_tensor_release(tensor);
-    for (int i = 0; i < THREADS; i++) {
-        cr_assert_eq(pthread_join(threads[i], NULL), 0);
-        cr_expect_eq(counted[i].failed, 0);
-    }
-}
-
-Test(tensor, is_freed_once_whichever_thread_drops_it_last, .timeout = 60)
-{
-    float numbers[4] = { 0 };
-    struct bx_tensor *tensor = NULL, *view = NULL;
-    bxi_a32 freed = 0;
-
-    cr_assert_eq(bx_tensor_wrap(numbers, BX_F32, 1, DIMS(4), NULL, count, &freed, &tensor), 0);
-    release_from_threads(tensor);
-    cr_expect_eq(freed, 1);
-
-    cr_assert_eq(bx_tensor_wrap(numbers, BX_F32, 1, DIMS(4), NULL, count, &freed, &tensor), 0);
-    cr_assert_eq(bx_tensor_slice(tensor, 0, 1, 4, 1, &view), 0);
-    bx_tensor_release(tensor);
-    release_from_threads(view);
-    cr_expect_eq(freed, 2);
 }
 
 /* ---- Views ------------------------------------------------------------------------------------- */
@@ -674,7 +611,7 @@ Test(tensor, is_not_kept_by_a_view_that_was_refused)
 {
     float data[4] = { 0 };
     struct bx_tensor *tensor, *view = NULL;
-    bxi_a32 ends = 0;
+    int ends = 0;
 
     cr_assert_eq(bx_tensor_wrap(data, BX_F32, 1, DIMS(4), NULL, count, &ends, &tensor), 0);
     cr_expect_eq(bx_tensor_as_strided(tensor, 1, 1, DIMS(4), DIMS(1), &view), -EINVAL);

@@ -173,10 +173,3 @@ HARNESS_TEST(tensor_life, is_kept_beyond_a_job_that_was_not_shut_down, 20, .size
     bx_tensor_release(own);
     harness_post(RELEASED);
 }
-
-/* ---- Not used again before the last lease is back ----------------------------------------------------------- */
-
-struct item {
-    struct bx_tensor *tensor;
-    uint64_t number;
-};

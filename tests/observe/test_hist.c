@@ -274,21 +274,13 @@ static void call_async(struct bx_job *job, const char *to, const char *function,
     bx_msg_destroy(args);
 }
 
-static void run(const char *hist, harness_fn body, int size)
-{
-    if (hist != NULL)
-        setenv("BX_HIST", hist, 1);
-    else
-        unsetenv("BX_HIST");
-    harness_run(&(struct harness_world){ .size = size, .setup = setup, .body = { body } });
-}
-
 /* ---- All calls ------------------------------------------------------------------------------------------- */
 
 static const char *const quick[] = { "echo", "echo_blocking", "at_once", "rows", "rows_blocking" };
 #define QUICK ((int)(sizeof(quick) / sizeof(quick[0])))
 
-static void calls_each_kind(struct bx_job *job)
+HARNESS_TEST(hist, has_every_call_of_every_kind_once_if_all_are_measured, 60, .size = 3, .setup = setup,
+             .env = { "BX_HIST=all" })
 {
     static const char *const workers[] = { "worker0", "worker1", "worker2" };
 
@@ -305,26 +297,16 @@ static void calls_each_kind(struct bx_job *job)
     HARNESS_EQ(hist_count(job), 3 * QUICK);
 }
 
-Test(hist, has_every_call_of_every_kind_once_if_all_are_measured, .timeout = 60)
-{
-    run("all", calls_each_kind, 3);
-}
-
 static void calls_by_threads(struct bx_job *job, int index)
 {
     call(job, index % 2 == 0 ? "worker0" : "worker1", "echo", 50);
 }
 
-static void calls_from_threads(struct bx_job *job)
+HARNESS_TEST(hist, has_every_call_of_every_thread, 60, .size = 2, .setup = setup, .env = { "BX_HIST=all" })
 {
     harness_threads(job, 4, calls_by_threads);
     expect(job, 0, "echo", 100);
     expect(job, 1, "echo", 100);
-}
-
-Test(hist, has_every_call_of_every_thread, .timeout = 60)
-{
-    run("all", calls_from_threads, 2);
 }
 
 /* ---- What is not counted ------------------------------------------------------------------------------------ */
@@ -339,7 +321,7 @@ static uint32_t in_flight(struct bx_job *job, int rank)
     return count;
 }
 
-static void fails_in_many_ways(struct bx_job *job)
+HARNESS_TEST(hist, leaves_out_calls_without_a_reply, 60, .size = 2, .setup = setup, .env = { "BX_HIST=all" })
 {
     struct bx_call_options soon = { .timeout_ns = HARNESS_MS };
     struct bx_future *future = NULL;
@@ -362,21 +344,11 @@ static void fails_in_many_ways(struct bx_job *job)
     expect(job, 1, "fails", 1);
 }
 
-Test(hist, leaves_out_calls_without_a_reply, .timeout = 60)
-{
-    run("all", fails_in_many_ways, 2);
-}
-
-static void looks_for_none(struct bx_job *job)
+HARNESS_TEST(hist, is_not_made_if_it_is_off, 60, .size = 2, .setup = setup, .env = { "BX_HIST=off" })
 {
     for (int i = 0; i < QUICK; i++)
         call(job, i % 2 == 0 ? "worker0" : "worker1", quick[i], 200);
     HARNESS_EQ(hist_count(job), 0);
-}
-
-Test(hist, is_not_made_if_it_is_off, .timeout = 60)
-{
-    run("off", looks_for_none, 2);
 }
 
 /* ---- Where the time went --------------------------------------------------------------------------------------- */
@@ -398,7 +370,7 @@ static void expect_slow(struct bx_job *job, const char *to, int rank, const char
         HARNESS_EQ(bxi_load_relaxed((bxi_a64 *)&hist->bucket[BXI_LEG_HANDLER][i]), 0);
 }
 
-static void calls_the_slow(struct bx_job *job)
+HARNESS_TEST(hist, counts_the_handlers_time_in_the_handler_leg, 60, .size = 2, .setup = setup, .env = { "BX_HIST=all" })
 {
     static const char *const slow[] = { "sleeps", "sleeps_blocking", "later", "slow_rows" };
 
@@ -408,13 +380,9 @@ static void calls_the_slow(struct bx_job *job)
     }
 }
 
-Test(hist, counts_the_handlers_time_in_the_handler_leg, .timeout = 60)
-{
-    run("all", calls_the_slow, 2);
-}
-
 /* The second call is sent while the first handler runs; its own handler can begin only when that ends. */
-static void waits_behind_another(struct bx_job *job)
+HARNESS_TEST(hist, counts_the_time_before_a_handler_in_the_queue_leg, 60, .size = 2, .setup = setup,
+             .env = { "BX_HIST=all" })
 {
     struct bx_future *futures[2] = { NULL };
     const struct bxi_hist *hist;
@@ -430,11 +398,6 @@ static void waits_behind_another(struct bx_job *job)
     hist = hist_of(job, 1, "holds_all");
     HARNESS_CHECK(bxi_load_relaxed((bxi_a64 *)&hist->max_ns[BXI_LEG_QUEUE]) >= SLEEP_NS);
     HARNESS_CHECK(bxi_load_relaxed((bxi_a64 *)&hist->max_ns[BXI_LEG_HANDLER]) >= AT_LEAST(SLEEP_NS));
-}
-
-Test(hist, counts_the_time_before_a_handler_in_the_queue_leg, .timeout = 60)
-{
-    run("all", waits_behind_another, 2);
 }
 
 /* ---- One in 64 --------------------------------------------------------------------------------------------------- */
@@ -454,7 +417,7 @@ static void call_groups(struct bx_job *job, const char *to, const char *function
     bx_msg_destroy(args);
 }
 
-static void calls_very_often(struct bx_job *job)
+HARNESS_TEST(hist, has_about_one_call_in_64, 60, .size = 2, .setup = setup, .env = { "BX_HIST" })
 {
     const struct bxi_hist *hist;
 
@@ -468,12 +431,8 @@ static void calls_very_often(struct bx_job *job)
     expect(job, 0, "echo", samples(hist, BXI_LEG_WHOLE));
 }
 
-Test(hist, has_about_one_call_in_64, .timeout = 60)
-{
-    run(NULL, calls_very_often, 2);
-}
-
-static void calls_in_turn(struct bx_job *job)
+HARNESS_TEST(hist, measures_both_of_two_functions_that_are_called_in_turn, 60, .size = 2, .setup = setup,
+             .env = { "BX_HIST=" })
 {
     for (int i = 0; i < MANY / 4; i++) {
         call(job, "worker0", "echo", 1);
@@ -483,11 +442,6 @@ static void calls_in_turn(struct bx_job *job)
     HARNESS_CHECK(hist_of(job, 0, "echo") != NULL && hist_of(job, 0, "at_once") != NULL);
     HARNESS_CHECK(samples(hist_of(job, 0, "echo"), BXI_LEG_WHOLE) > MANY / 4 / 256);
     HARNESS_CHECK(samples(hist_of(job, 0, "at_once"), BXI_LEG_WHOLE) > MANY / 4 / 256);
-}
-
-Test(hist, measures_both_of_two_functions_that_are_called_in_turn, .timeout = 60)
-{
-    run("", calls_in_turn, 2);
 }
 
 /* A handler calls its own worker, whose ring nobody reads meanwhile: it is full after some hundred calls. */
@@ -508,7 +462,8 @@ HARNESS_HANDLER(burst)
     return 0;
 }
 
-static void calls_with_a_full_ring(struct bx_job *job)
+HARNESS_TEST(hist, has_about_one_in_64_of_the_calls_that_find_a_full_ring, 60, .size = 2, .setup = setup,
+             .handlers = { HARNESS_INLINE("burst", burst) }, .env = { "BX_HIST" })
 {
     const struct bxi_hist *hist;
 
@@ -524,18 +479,10 @@ static void calls_with_a_full_ring(struct bx_job *job)
     HARNESS_CHECK(samples(hist, BXI_LEG_WHOLE) > 200 && samples(hist, BXI_LEG_WHOLE) < 420);
 }
 
-Test(hist, has_about_one_in_64_of_the_calls_that_find_a_full_ring, .timeout = 60)
-{
-    unsetenv("BX_HIST");
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .handlers = { HARNESS_INLINE("burst", burst) },
-        .body = { calls_with_a_full_ring } });
-}
-
 /* ---- A peer that sends wrong times ------------------------------------------------------------------------------- */
 
 /* The times in a reply are input: whatever they are, no leg may be longer than the call. */
-static void is_told_lies(struct bx_job *job)
+HARNESS_TEST(hist, cuts_a_peers_time_to_that_of_the_call, 60, .size = 2, .setup = setup, .env = { "BX_HIST=all" })
 {
     static const uint64_t sent_ns[] = { 0, 1, BX_FOREVER };
     const struct bxi_hist *hist;
@@ -559,11 +506,6 @@ static void is_told_lies(struct bx_job *job)
                       bxi_load_relaxed((bxi_a64 *)&hist->max_ns[BXI_LEG_WHOLE]));
 }
 
-Test(hist, cuts_a_peers_time_to_that_of_the_call, .timeout = 60)
-{
-    run("all", is_told_lies, 2);
-}
-
 /* ---- No room ----------------------------------------------------------------------------------------------------- */
 
 #define FUNCTIONS 100
@@ -579,7 +521,7 @@ static int setup_many(struct bx_job *job)
     return 0;
 }
 
-static void calls_more_than_fit(struct bx_job *job)
+HARNESS_TEST(hist, leaves_out_functions_beyond_256, 60, .size = 3, .setup = setup_many, .env = { "BX_HIST=all" })
 {
     char name[BXI_NAME_BYTES];
     int with = 0;
@@ -600,12 +542,6 @@ static void calls_more_than_fit(struct bx_job *job)
     HARNESS_EQ(with, BXI_HIST_MAX);
 }
 
-Test(hist, leaves_out_functions_beyond_256, .timeout = 60)
-{
-    setenv("BX_HIST", "all", 1);
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup_many, .body = { calls_more_than_fit } });
-}
-
 static void finds_room_for_one(struct bx_job *job)
 {
     call(job, "worker1", "echo", 2);
@@ -619,5 +555,6 @@ static void finds_room_for_one(struct bx_job *job)
 Test(hist, leaves_out_functions_for_which_dev_shm_has_no_room, .timeout = 30)
 {
     harness_mount_shm((unsigned)((2 * BXI_CONTROL_BYTES + 2 * BXI_OPEN_BYTES + BXI_PAGE) / 1024));
-    run("all", finds_room_for_one, 2);
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { finds_room_for_one },
+                                         .env = { "BX_HIST=all" } });
 }

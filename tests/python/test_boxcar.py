@@ -326,19 +326,6 @@ class RunFutures(Run):
         CASE.assertTrue(done.wait(5))
         CASE.assertIsInstance(failing.exception(), KeyError)
 
-        def call_often():
-            for i in range(200):
-                CASE.assertEqual(boxcar.call(1, add, (i,)), i + 1)
-            ended.append(1)
-
-        ended = []
-        threads = [threading.Thread(target=call_often) for _ in range(16)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        CASE.assertEqual(len(ended), 16)
-
 
 @boxcar.async_function
 def after_all(n):

@@ -7,8 +7,6 @@
 
 #include "tests/harness/harness.h"
 
-#include "shm/atomic.h"
-
 #include <pthread.h>
 #include <stdint.h>
 
@@ -35,19 +33,11 @@ static inline struct bx_job *make_job(void)
     return job;
 }
 
-/* Callbacks: they count in an int that is the context; or, from many threads, in `times_called`. */
+/* A callback that counts in an int, its context. */
 static inline void count(struct bx_future *future, void *context)
 {
     (void)future;
     ++*(int *)context;
-}
-
-static bxi_a32 times_called;
-
-static inline void count_call(struct bx_future *future, void *context)
-{
-    (void)future, (void)context;
-    bxi_add(&times_called, 1);
 }
 
 /* Runs fn(&result) on a thread whose stack is too small for a recursion over a chain; returns the result. */

@@ -71,14 +71,9 @@ static int setup_two(struct bx_job *job)
     return setup_with(job, NULL, 2);
 }
 
-Test(batch, keeps_a_second_call_of_one_member_for_the_next_batch, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 3, .setup = setup_two, .body = { NULL, call_twice_first, call_twice_second } });
-    cr_expect_eq(harness_load(RUNS), 2);
-    cr_expect_eq(harness_load(RECORD), 12);
-    cr_expect_eq(harness_load(RECORD + 1), 12);
-}
+HARNESS_WORLD(batch, keeps_a_second_call_of_one_member_for_the_next_batch, 20, .size = 3, .setup = setup_two,
+              .body = { NULL, call_twice_first, call_twice_second },
+              .expect = HARNESS_TABLE({ RUNS, 2 }, { RECORD, 12 }, { RECORD + 1, 12 }));
 
 static bool needs_others(const struct bx_future *future)
 {
@@ -199,14 +194,9 @@ static void call_after_the_guest(struct bx_job *job)
     HARNESS_EQ(harness_call_i64(job, "worker0", "sum", bx_job_rank(job)), 103);
 }
 
-Test(batch, takes_rows_of_other_workers_with_those_of_its_members, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 4, .setup = setup_two,
-        .body = { NULL, call_after_the_guest, call_after_the_guest, call_as_a_guest } });
-    cr_expect_eq(harness_load(RUNS), 1);
-    cr_expect_eq(harness_load(RECORD), 123);
-}
+HARNESS_WORLD(batch, takes_rows_of_other_workers_with_those_of_its_members, 20, .size = 4, .setup = setup_two,
+              .body = { NULL, call_after_the_guest, call_after_the_guest, call_as_a_guest },
+              .expect = HARNESS_TABLE({ RUNS, 1 }, { RECORD, 123 }));
 
 /* ---- max_rows, flush_after, no member -------------------------------------------------------- */
 
@@ -215,13 +205,9 @@ static void call_and_wait(struct bx_job *job)
     HARNESS_CHECK(harness_call_i64(job, "worker0", "sum", 1) == 2);
 }
 
-Test(batch, runs_when_it_has_max_rows, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 5, .setup = setup_rows_of_two,
-        .body = { NULL, call_and_wait, call_and_wait, call_and_wait, call_and_wait } });
-    cr_expect_eq(harness_load(RUNS), 2);
-}
+HARNESS_WORLD(batch, runs_when_it_has_max_rows, 20, .size = 5, .setup = setup_rows_of_two,
+              .body = { NULL, call_and_wait, call_and_wait, call_and_wait, call_and_wait },
+              .expect = HARNESS_TABLE({ RUNS, 2 }));
 
 static int setup_alone(struct bx_job *job)
 {
@@ -234,12 +220,8 @@ static void call_alone(struct bx_job *job)
         HARNESS_EQ(harness_call_i64(job, "worker0", "sum", i), i);
 }
 
-Test(batch, with_no_member_and_no_bound_makes_every_call_a_batch, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 3, .setup = setup_alone, .body = { NULL, call_alone, call_alone } });
-    cr_expect_eq(harness_load(RUNS), 100);
-}
+HARNESS_WORLD(batch, with_no_member_and_no_bound_makes_every_call_a_batch, 20, .size = 3, .setup = setup_alone,
+              .body = { NULL, call_alone, call_alone }, .expect = HARNESS_TABLE({ RUNS, 100 }));
 
 static int setup_flush(struct bx_job *job)
 {
@@ -257,11 +239,8 @@ static void call_and_be_flushed(struct bx_job *job)
     }
 }
 
-Test(batch, runs_when_its_oldest_row_has_waited_for_flush_after, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup_flush, .body = { NULL, call_and_be_flushed } });
-    cr_expect_eq(harness_load(RUNS), 3);
-}
+HARNESS_WORLD(batch, runs_when_its_oldest_row_has_waited_for_flush_after, 20, .size = 3, .setup = setup_flush,
+              .body = { NULL, call_and_be_flushed }, .expect = HARNESS_TABLE({ RUNS, 3 }));
 
 /* ---- Members that join and leave ------------------------------------------------------------- */
 
@@ -296,15 +275,18 @@ static void call_when_joined(struct bx_job *job)
     HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 7), 8);
 }
 
-Test(batch, follows_members_that_leave_and_join, .timeout = 20)
+HARNESS_WORLD(batch, follows_members_that_leave_and_join, 20, .size = 3, .setup = setup_two,
+              .body = { NULL, call_when_joined, leave_and_join },
+              .expect = HARNESS_TABLE({ RUNS, 3 }, { RECORD + 2, 12 }));
+
+static void call_when_added(struct bx_job *job)
 {
-    harness_run(&(struct harness_world){
-        .size = 3, .setup = setup_two, .body = { NULL, call_when_joined, leave_and_join } });
-    cr_expect_eq(harness_load(RUNS), 3);
-    cr_expect_eq(harness_load(RECORD + 2), 12);
+    harness_await(DONE, 2);
+    HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 1), 8);
 }
 
-static void remove_and_add(struct bx_job *job)
+HARNESS_TEST(batch, follows_members_that_its_owner_removes_and_adds, 20, .size = 3, .setup = setup_two,
+             .body = { NULL, call_when_joined, call_when_added }, .expect = HARNESS_TABLE({ RUNS, 3 }))
 {
     harness_await(READY, 1);
     HARNESS_EQ(bx_batch_remove_member(job, "sum", 2), 0);
@@ -317,19 +299,6 @@ static void remove_and_add(struct bx_job *job)
     HARNESS_EQ(bx_batch_add_member(job, "arrived", 1), -ENOENT);
     HARNESS_EQ(bx_batch_add_member(job, "product", 1), -ENOENT);
     HARNESS_HAS(bx_error_text(), "'product'");
-}
-
-static void call_when_added(struct bx_job *job)
-{
-    harness_await(DONE, 2);
-    HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 1), 8);
-}
-
-Test(batch, follows_members_that_its_owner_removes_and_adds, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 3, .setup = setup_two, .body = { remove_and_add, call_when_joined, call_when_added } });
-    cr_expect_eq(harness_load(RUNS), 3);
 }
 
 static void join_wrongly(struct bx_job *job)
@@ -363,12 +332,8 @@ static void die_without_a_row(struct bx_job *job)
     pause();
 }
 
-Test(batch, does_not_wait_for_a_dead_member, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 3, .setup = setup_two, .body = { NULL, outlive, die_without_a_row }, .dies = 1u << 2 });
-    cr_expect_eq(harness_load(RUNS), 2);
-}
+HARNESS_WORLD(batch, does_not_wait_for_a_dead_member, 20, .size = 3, .setup = setup_two,
+              .body = { NULL, outlive, die_without_a_row }, .dies = 1u << 2, .expect = HARNESS_TABLE({ RUNS, 2 }));
 
 /* Registers batches and makes worker 2, which is about to die, a member of each, until that is refused. None may wait
  * for worker 2 once its death has been seen. */
@@ -438,15 +403,6 @@ static void live_without_a_row(struct bx_job *job)
     HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 1000), 1104);
 }
 
-static void see_the_death(struct bx_job *job)
-{
-    HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
-    HARNESS_HAS(bx_error_text(), "'worker3'");
-    HARNESS_EQ(harness_load(RUNS), 0);
-    harness_post(DONE);
-    HARNESS_EQ(bx_job_serve(job), 0);
-}
-
 static void outlive_and_sum(struct bx_job *job)
 {
     struct bx_future *future = begin(job, 4, 0);
@@ -456,13 +412,15 @@ static void outlive_and_sum(struct bx_job *job)
     HARNESS_EQ(harness_end_i64(future), 1104);
 }
 
-Test(batch, keeps_the_rows_that_a_dead_member_had_sent, .timeout = 20)
+HARNESS_TEST(batch, keeps_the_rows_that_a_dead_member_had_sent, 20, .size = 4, .setup = setup_three,
+             .body = { NULL, outlive_and_sum, live_without_a_row, die_with_a_row }, .dies = 1u << 3,
+             .expect = HARNESS_TABLE({ RUNS, 1 }, { RECORD, 123 }))
 {
-    harness_run(&(struct harness_world){
-        .size = 4, .setup = setup_three,
-        .body = { see_the_death, outlive_and_sum, live_without_a_row, die_with_a_row }, .dies = 1u << 3 });
-    cr_expect_eq(harness_load(RUNS), 1);
-    cr_expect_eq(harness_load(RECORD), 123);
+    HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
+    HARNESS_HAS(bx_error_text(), "'worker3'");
+    HARNESS_EQ(harness_load(RUNS), 0);
+    harness_post(DONE);
+    HARNESS_EQ(bx_job_serve(job), 0);
 }
 
 /* ---- Failures -------------------------------------------------------------------------------- */
@@ -479,13 +437,9 @@ static void be_failed(struct bx_job *job)
     bx_msg_destroy(args);
 }
 
-Test(batch, whose_body_fails_fails_every_row, .timeout = 20)
-{
-    harness_store(FAIL_CODE, EDOM);
-    harness_run(&(struct harness_world){
-        .size = 4, .setup = setup_three, .body = { NULL, be_failed, be_failed, be_failed } });
-    cr_expect_eq(harness_load(RUNS), 1);
-}
+HARNESS_WORLD(batch, whose_body_fails_fails_every_row, 20, .size = 4, .setup = setup_three,
+              .body = { NULL, be_failed, be_failed, be_failed }, .store = HARNESS_TABLE({ FAIL_CODE, EDOM }),
+              .expect = HARNESS_TABLE({ RUNS, 1 }));
 
 static int fail_some(struct bx_batch *batch, void *context)
 {
@@ -556,20 +510,13 @@ static void call_when_ready(struct bx_job *job)
     HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 2), 12);
 }
 
-static void expect_one_expired(struct bx_job *job)
+HARNESS_TEST(batch, leaves_out_a_row_whose_deadline_has_passed, 20, .size = 3, .setup = setup_two,
+             .body = { NULL, expire_and_call_again, call_when_ready },
+             .expect = HARNESS_TABLE({ RUNS, 1 }, { RECORD, 12 }))
 {
     HARNESS_EQ(bx_job_serve(job), 0);
     HARNESS_EQ(harness_counter(job, "requests_expired"), 1);
     HARNESS_EQ(harness_counter(job, "batch_rows"), 2);
-}
-
-Test(batch, leaves_out_a_row_whose_deadline_has_passed, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 3, .setup = setup_two,
-        .body = { expect_one_expired, expire_and_call_again, call_when_ready } });
-    cr_expect_eq(harness_load(RUNS), 1);
-    cr_expect_eq(harness_load(RECORD), 12);
 }
 
 static void cancel_and_call_again(struct bx_job *job)
@@ -586,13 +533,9 @@ static void cancel_and_call_again(struct bx_job *job)
     await_ends(job);
 }
 
-Test(batch, drops_a_row_that_was_cancelled, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 3, .setup = setup_two, .body = { NULL, cancel_and_call_again, call_when_ready } });
-    cr_expect_eq(harness_load(RUNS), 1);
-    cr_expect_eq(harness_load(RECORD), 12);
-}
+HARNESS_WORLD(batch, drops_a_row_that_was_cancelled, 20, .size = 3, .setup = setup_two,
+              .body = { NULL, cancel_and_call_again, call_when_ready },
+              .expect = HARNESS_TABLE({ RUNS, 1 }, { RECORD, 12 }));
 
 static int setup_slow_flush(struct bx_job *job)
 {
@@ -609,12 +552,8 @@ static void expire_before_the_flush(struct bx_job *job)
     HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 5), 5);
 }
 
-Test(batch, of_expired_rows_alone_does_not_run, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 3, .setup = setup_slow_flush, .body = { NULL, expire_before_the_flush } });
-    cr_expect_eq(harness_load(RUNS), 1);
-}
+HARNESS_WORLD(batch, of_expired_rows_alone_does_not_run, 20, .size = 3, .setup = setup_slow_flush,
+              .body = { NULL, expire_before_the_flush }, .expect = HARNESS_TABLE({ RUNS, 1 }));
 
 /* ---- A body on the pool ---------------------------------------------------------------------- */
 
@@ -652,13 +591,9 @@ static void call_while_it_runs_too(struct bx_job *job)
     HARNESS_EQ(harness_end_i64(second), 30);
 }
 
-Test(batch, keeps_calls_that_arrive_while_its_body_runs_for_the_next_batch, .timeout = 20)
-{
-    harness_store(BODY_WAITS, 1);
-    harness_run(&(struct harness_world){
-        .size = 3, .setup = setup_blocking, .body = { NULL, call_while_it_runs, call_while_it_runs_too } });
-    cr_expect_eq(harness_load(RUNS), 2);
-}
+HARNESS_WORLD(batch, keeps_calls_that_arrive_while_its_body_runs_for_the_next_batch, 20, .size = 3,
+              .setup = setup_blocking, .body = { NULL, call_while_it_runs, call_while_it_runs_too },
+              .store = HARNESS_TABLE({ BODY_WAITS, 1 }), .expect = HARNESS_TABLE({ RUNS, 2 }));
 
 static int call_back(struct bx_batch *batch, void *context)
 {

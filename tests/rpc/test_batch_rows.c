@@ -52,20 +52,6 @@ static int setup_two_members(struct bx_job *job)
     return setup_with(job, NULL, 2);
 }
 
-/* The waiting row's deadline passes, but its caller does not cancel, as if it were stopped. */
-static void let_the_row_expire(struct bx_job *job)
-{
-    harness_await(READY, 1);
-    bxi_lock(&job->run->lock);
-    HARNESS_CHECK(job->rpc->batchers->head != NULL);
-    job->rpc->batchers->head->request.deadline_ns = 1;
-    bxi_unlock(&job->run->lock);
-    harness_post(TOUCHED);
-    HARNESS_EQ(bx_job_serve(job), 0);
-    HARNESS_EQ(harness_counter(job, "requests_expired"), 1);
-    HARNESS_EQ(harness_counter(job, "batch_rows"), 1);
-}
-
 static void call_and_expire(struct bx_job *job)
 {
     struct bx_future *future = begin(job, 100, 0);
@@ -85,13 +71,20 @@ static void call_beside_the_expired(struct bx_job *job)
     harness_post(DONE);
 }
 
-Test(batch_rows, past_their_deadline_are_not_run_even_if_not_cancelled, .timeout = 20)
+/* The waiting row's deadline passes, but its caller does not cancel, as if it were stopped. */
+HARNESS_TEST(batch_rows, past_their_deadline_are_not_run_even_if_not_cancelled, 20, .size = 3,
+             .setup = setup_two_members, .body = { NULL, call_and_expire, call_beside_the_expired },
+             .expect = HARNESS_TABLE({ RUNS, 1 }, { RECORD, 2 }))
 {
-    harness_run(&(struct harness_world){
-        .size = 3, .setup = setup_two_members,
-        .body = { let_the_row_expire, call_and_expire, call_beside_the_expired } });
-    cr_expect_eq(harness_load(RUNS), 1);
-    cr_expect_eq(harness_load(RECORD), 2);
+    harness_await(READY, 1);
+    bxi_lock(&job->run->lock);
+    HARNESS_CHECK(job->rpc->batchers->head != NULL);
+    job->rpc->batchers->head->request.deadline_ns = 1;
+    bxi_unlock(&job->run->lock);
+    harness_post(TOUCHED);
+    HARNESS_EQ(bx_job_serve(job), 0);
+    HARNESS_EQ(harness_counter(job, "requests_expired"), 1);
+    HARNESS_EQ(harness_counter(job, "batch_rows"), 1);
 }
 
 /* ---- No thread for the body --------------------------------------------------------------------- */
@@ -111,17 +104,6 @@ static void set_stack_bytes(size_t bytes)
     pthread_attr_destroy(&attributes);
 }
 
-/* No thread can be made while the default stack is larger than the address space. */
-static void be_without_threads(struct bx_job *job)
-{
-    set_stack_bytes((size_t)1 << 50);
-    harness_post(READY);
-    harness_await(DONE, 2);
-    set_stack_bytes((size_t)1 << 20);
-    harness_post(TOUCHED);
-    HARNESS_EQ(bx_job_serve(job), 0);
-}
-
 static void fail_and_call_again(struct bx_job *job)
 {
     struct bx_msg *args = harness_msg_i64(1);
@@ -134,12 +116,17 @@ static void fail_and_call_again(struct bx_job *job)
     bx_msg_destroy(args);
 }
 
-Test(batch_rows, fail_if_there_is_no_thread_and_later_rows_run, .timeout = 20)
+/* No thread can be made while the default stack is larger than the address space. */
+HARNESS_TEST(batch_rows, fail_if_there_is_no_thread_and_later_rows_run, 20, .size = 3, .setup = setup_blocking,
+             .body = { NULL, fail_and_call_again, fail_and_call_again },
+             .expect = HARNESS_TABLE({ RUNS, 1 }, { RECORD, 12 }))
 {
-    harness_run(&(struct harness_world){
-        .size = 3, .setup = setup_blocking, .body = { be_without_threads, fail_and_call_again, fail_and_call_again } });
-    cr_expect_eq(harness_load(RUNS), 1);
-    cr_expect_eq(harness_load(RECORD), 12);
+    set_stack_bytes((size_t)1 << 50);
+    harness_post(READY);
+    harness_await(DONE, 2);
+    set_stack_bytes((size_t)1 << 20);
+    harness_post(TOUCHED);
+    HARNESS_EQ(bx_job_serve(job), 0);
 }
 
 /* ---- The timer of the oldest row, and rows that are cancelled ------------------------------------ */
@@ -287,11 +274,6 @@ static void complete_the_batch(struct bx_job *job)
     HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 1000), 1101);
 }
 
-Test(batch_rows, of_another_caller_stay_when_one_is_cancelled, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 4, .setup = setup_three_members,
-        .body = { NULL, wait_with_a_row, cancel_a_row_and_send_another, complete_the_batch } });
-    cr_expect_eq(harness_load(RUNS), 1);
-    cr_expect_eq(harness_load(RECORD), 123);
-}
+HARNESS_WORLD(batch_rows, of_another_caller_stay_when_one_is_cancelled, 20, .size = 4, .setup = setup_three_members,
+              .body = { NULL, wait_with_a_row, cancel_a_row_and_send_another, complete_the_batch },
+              .expect = HARNESS_TABLE({ RUNS, 1 }, { RECORD, 123 }));

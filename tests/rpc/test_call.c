@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/rpc/call.c and lib/rpc/dispatch.c: calls of every kind to handlers of every kind, their order, and their errors.
- * test_call_end.c tests deadlines and cancelling.
+ * lib/rpc/call.c and lib/rpc/dispatch.c: calls of every kind to handlers of every kind, and their errors.
+ * test_rpc_many.c and the simulator (`full`) have their order, test_call_end.c deadlines and cancelling.
  */
 #include "tests/harness/harness.h"
 
@@ -76,7 +76,7 @@ static int setup(struct bx_job *job)
 
 static const char *const doublers[] = { "twice", "twice_blocking", "twice_async" };
 
-/* ---- Sync, async and one-way calls, also to oneself ------------------------------------------ */
+/* ---- Sync and one-way calls, also to oneself ------------------------------------------------ */
 
 static void call_each_kind(struct bx_job *job)
 {
@@ -110,29 +110,6 @@ static void ask_who(struct bx_job *job)
 HARNESS_WORLD(call, gives_the_handler_its_caller_function_and_deadline, 20, .size = 3, .setup = setup,
               .body = { ask_who, NULL, ask_who });
 
-HARNESS_TEST(call, asynchronous_gives_a_future_of_the_reply, 20, .size = 2, .setup = setup)
-{
-    enum { MANY = 500 };
-    struct bx_future *futures[MANY];
-    struct bx_msg *args = bx_msg_create(0);
-
-    for (int to = 0; to < 2; to++) {
-        for (int i = 0; i < MANY; i++) {
-            bx_msg_clear(args);
-            bx_msg_put_i64(args, i);
-            HARNESS_EQ(bx_rpc_async(job, bx_worker_name(job, to), doublers[i % 3], args, NULL, &futures[i]), 0);
-        }
-
-        struct bx_future *all = bx_future_all(job, futures, MANY);
-
-        harness_end(all, 0);
-        for (int i = 0; i < MANY; i++) {
-            HARNESS_EQ(harness_end_i64(futures[i]), 2 * i);
-        }
-    }
-    bx_msg_destroy(args);
-}
-
 HARNESS_HANDLER(tick)
 {
     harness_add(0, (uint64_t)bx_read_i64(args));
@@ -159,45 +136,6 @@ HARNESS_TEST(call, one_way_waits_for_a_full_ring_and_brings_no_reply, 20, .size 
     HARNESS_EQ(replies, 0);
     bx_msg_destroy(args);
 }
-
-/* ---- Order ----------------------------------------------------------------------------------- */
-
-HARNESS_HANDLER(in_order)
-{
-    static int64_t expected[BX_WORLD_MAX];
-    int caller = bx_request_caller(request);
-
-    HARNESS_EQ(bx_read_i64(args), expected[caller]);
-    return bx_msg_put_i64(reply, expected[caller]++);
-}
-
-static void send_in_order(struct bx_job *job)
-{
-    struct bx_msg *args = bx_msg_create(0);
-
-    /* Frames of changing lengths: while a long one waits for room, a short one behind it would fit. */
-    for (int64_t i = 0; i < 6000; i++) {
-        static const unsigned char filler[9000];
-        struct bx_future *future = NULL;
-
-        bx_msg_clear(args);
-        bx_msg_put_i64(args, i);
-        bx_msg_put_bytes(args, filler, i % 7 == 0 ? sizeof(filler) : (size_t)(i % 50));
-        if (i % 3 == 0) {
-            HARNESS_EQ(bx_rpc_oneway(job, "worker2", "in_order", args, NULL), 0);
-        } else {
-            HARNESS_EQ(bx_rpc_async(job, "worker2", "in_order", args, NULL, &future), 0);
-            bx_future_release(future);
-        }
-    }
-    bx_msg_clear(args);
-    bx_msg_put_i64(args, 6000);
-    HARNESS_EQ(bx_rpc_sync(job, "worker2", "in_order", args, NULL, NULL), 0);
-    bx_msg_destroy(args);
-}
-
-HARNESS_WORLD(call, requests_of_a_pair_arrive_in_the_order_sent, 20, .size = 3,
-              .handlers = { HARNESS_INLINE("in_order", in_order) }, .body = { send_in_order, send_in_order });
 
 /* ---- Errors ---------------------------------------------------------------------------------- */
 

@@ -60,22 +60,16 @@ HARNESS_HANDLER(hop)
     return 0;
 }
 
-static void begin_chains_and_leave(struct bx_job *job)
+/* Through workers that have all begun to leave when most of them hop. What was consumed waits for a thread of the pool,
+ * and has not been handled. */
+HARNESS_TEST(ending, runs_chains_of_one_way_calls_to_their_ends, 20, .size = 3,
+             .handlers = { HARNESS_BLOCKING("hop", hop) }, .body = { NULL, leave_at_once, leave_at_once },
+             .expect = HARNESS_TABLE({ COUNTED, CHAINS * (HOPS + 1) }))
 {
     harness_leaves_by_itself();
     for (int i = 0; i < CHAINS; i++)
         send_on(job, HOPS);
     leave(job);
-}
-
-/* Through workers that have all begun to leave when most of them hop. What was consumed waits for a thread of the pool,
- * and has not been handled. */
-Test(ending, runs_chains_of_one_way_calls_to_their_ends, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 3, .handlers = { HARNESS_BLOCKING("hop", hop) },
-        .body = { begin_chains_and_leave, leave_at_once, leave_at_once } });
-    cr_expect_eq(harness_load(COUNTED), CHAINS * (HOPS + 1));
 }
 
 /* ---- A thread beside the shutdown ------------------------------------------------------------------ */
@@ -102,19 +96,19 @@ static void call_for_a_handler(struct bx_job *job, int index)
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "count", NULL, NULL, NULL), BX_E_SHUTDOWN);
 }
 
-static void shut_down_beside_a_caller(struct bx_job *job)
-{
-    harness_leaves_by_itself();
-    harness_threads(job, 2, call_for_a_handler);
-    bx_job_destroy(job);
-}
-
 static void make_it_serve_and_leave(struct bx_job *job)
 {
     harness_leaves_by_itself();
     await_leaving(job, 0);
     HARNESS_EQ(bx_rpc_oneway(job, "worker0", "stuck", NULL, NULL), 0);
     leave(job);
+}
+
+static void shut_down_beside_a_caller(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    harness_threads(job, 2, call_for_a_handler);
+    bx_job_destroy(job);
 }
 
 Test(ending, a_thread_may_call_as_long_as_a_request_is_served, .timeout = 20)

@@ -152,17 +152,6 @@ static void send_one_ways(struct bx_job *job, int calls)
         HARNESS_EQ(bx_rpc_oneway(job, "worker1", "gate", NULL, NULL), 0);
 }
 
-static void ask_for_more_than_1024(struct bx_job *job)
-{
-    send_one_ways(job, 1100);
-    harness_post(SENT);
-    harness_await(OPEN_GATE, 1);
-    HARNESS_WAIT_WHILE(harness_load(COUNTED) < 1024);
-    /* Requests that have run make room. */
-    send_one_ways(job, 100);
-    HARNESS_WAIT_WHILE(harness_load(COUNTED) < 1124);
-}
-
 static void serve_no_more_than_1024(struct bx_job *job)
 {
     harness_await(SENT, 1);
@@ -176,11 +165,16 @@ static void serve_no_more_than_1024(struct bx_job *job)
     HARNESS_EQ(harness_counter(job, "requests_dropped"), 1100 - 1024);
 }
 
-Test(engine, serves_1024_one_way_calls_of_a_worker_at_a_time)
+HARNESS_TEST(engine, serves_1024_one_way_calls_of_a_worker_at_a_time, 60, .size = 2, .setup = setup,
+             .body = { NULL, serve_no_more_than_1024 }, .expect = HARNESS_TABLE({ COUNTED, 1124 }))
 {
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .body = { ask_for_more_than_1024, serve_no_more_than_1024 } });
-    cr_expect_eq(harness_load(COUNTED), 1124);
+    send_one_ways(job, 1100);
+    harness_post(SENT);
+    harness_await(OPEN_GATE, 1);
+    HARNESS_WAIT_WHILE(harness_load(COUNTED) < 1024);
+    /* Requests that have run make room. */
+    send_one_ways(job, 100);
+    HARNESS_WAIT_WHILE(harness_load(COUNTED) < 1124);
 }
 
 /* Writes requests without the library's send functions, which have only 1024 slots. */
@@ -346,7 +340,8 @@ HARNESS_TEST(engine, leaves_nothing_due_in_own_loop_after_a_death, 60, .size = 2
 
 /* Ranks are bits in words of 64. The callee sleeps, so each call needs a bell: without it the callee's watchdog would
  * find the request a second later. */
-static void call_beyond_63(struct bx_job *job)
+HARNESS_TEST(engine, rings_workers_beyond_rank_63, 100, .size = 66, .setup = setup, .options = { .no_spin = true },
+             .expect = HARNESS_TABLE({ COUNTED, 20 }))
 {
     bxi_a64 *armed = (bxi_a64 *)(uintptr_t)&job->rpc->peers[65]->view.control->header.armed;
 
@@ -358,11 +353,4 @@ static void call_beyond_63(struct bx_job *job)
         HARNESS_EQ(bx_rpc_sync(job, "worker65", "count", NULL, NULL, NULL), 0);
         HARNESS_CHECK(harness_counter(job, "doorbells_rung") > rung);
     }
-}
-
-Test(engine, rings_workers_beyond_rank_63, .timeout = 100)
-{
-    harness_run(&(struct harness_world){
-        .size = 66, .setup = setup, .body = { call_beyond_63 }, .options = { .no_spin = true } });
-    cr_expect_eq(harness_load(COUNTED), 20);
 }

@@ -492,58 +492,6 @@ Test(future_chain, of_many_chains_is_cancelled_without_growing_the_stack)
     cr_expect_eq(on_a_small_stack(cancel_loop), BX_E_CANCELLED);
 }
 
-/* ---- Races ------------------------------------------------------------------------------------------ */
-
-#define RACES 4000
-
-static struct chained raced[RACES];
-
-static void *set_first(void *context)
-{
-    for (int i = 0; i < RACES; i++)
-        bx_future_set(raced[i].first, NULL);
-    return context;
-}
-
-static void *set_inner(void *context)
-{
-    for (int i = 0; i < RACES; i++)
-        bx_future_set(raced[i].inner, harness_msg_i64(i));
-    return context;
-}
-
-static void *cancel_results(void *context)
-{
-    for (int i = 0; i < RACES; i++)
-        if (i % 4 != 0)
-            bx_future_cancel(raced[i].result);
-    return context;
-}
-
-Test(future_chain, that_is_cancelled_at_any_time_ends_once_and_frees_its_context_once)
-{
-    static void *(*const racers[])(void *) = { set_first, set_inner, cancel_results };
-    pthread_t threads[3];
-
-    for (int i = 0; i < RACES; i++)
-        chain(&raced[i]);
-    for (int i = 0; i < 3; i++)
-        cr_assert_eq(pthread_create(&threads[i], NULL, racers[i], NULL), 0);
-    for (int i = 0; i < 3; i++)
-        pthread_join(threads[i], NULL);
-    for (int i = 0; i < RACES; i++) {
-        struct chained *chained = &raced[i];
-        int code = bx_future_error(chained->result);
-
-        cr_assert(bx_future_is_done(chained->result));
-        cr_expect_eq(chained->context.freed, 1);
-        cr_expect(i % 4 != 0 || code == 0);
-        cr_expect(code == 0 ? number_of(chained->result) == i : code == BX_E_CANCELLED);
-        cr_expect(bx_future_is_done(chained->inner));
-        release(chained);
-    }
-}
-
 /* ---- Calls ------------------------------------------------------------------------------------------ */
 
 enum gate { PARKED, ENDED };

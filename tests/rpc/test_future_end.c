@@ -10,7 +10,6 @@
 #include "rpc/rpc.h"
 
 #include <malloc.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -248,53 +247,6 @@ Test(future_end, all_that_is_released_still_runs_its_callback, .timeout = 20)
     cr_expect_str_eq(order, "123a");
     bx_future_release(other);
     bx_future_release(slow);
-}
-
-/* Threads remove callbacks from futures while others add callbacks and complete the futures. */
-#define ROUNDS 3000
-#define THREADS 4
-
-static struct bx_future *raced[ROUNDS];
-static bxi_a32 hung;
-
-static void *gather_and_release(void *context)
-{
-    for (int i = 0; i + 1 < ROUNDS; i++) {
-        struct bx_future *any = bx_future_any(NULL, &raced[i], 2), *all = bx_future_all(NULL, &raced[i], 2);
-
-        if (bx_future_on_done(raced[i], count_call, NULL) == 0)
-            bxi_add(&hung, 1);
-        bx_future_release(any);
-        bx_future_cancel(all);
-        bx_future_release(all);
-    }
-    return context;
-}
-
-static void *complete(void *context)
-{
-    for (int i = 0; i < ROUNDS; i++) {
-        if (i % 16 == 0)
-            sched_yield();
-        bx_future_set(raced[i], NULL);
-    }
-    return context;
-}
-
-Test(future_end, loses_no_callback_while_others_are_removed, .timeout = 60)
-{
-    pthread_t threads[THREADS];
-
-    for (int i = 0; i < ROUNDS; i++)
-        raced[i] = bx_future_create(NULL);
-    for (int i = 0; i < THREADS; i++)
-        cr_assert_eq(pthread_create(&threads[i], NULL, i == 0 ? complete : gather_and_release, NULL), 0);
-    for (int i = 0; i < THREADS; i++)
-        pthread_join(threads[i], NULL);
-    cr_expect_eq(bxi_load_seq_cst(&hung), (THREADS - 1) * (ROUNDS - 1));
-    cr_expect_eq(bxi_load_seq_cst(&times_called), bxi_load_seq_cst(&hung));
-    for (int i = 0; i < ROUNDS; i++)
-        bx_future_release(raced[i]);
 }
 
 /* While a call has a callback, job->run->eager counts it: its reply must wake a thread at once. */

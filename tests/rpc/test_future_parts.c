@@ -10,7 +10,6 @@
 #include "rpc/rpc.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <stdlib.h>
 
 #define PARTS 4
@@ -94,40 +93,6 @@ Test(future_parts, only_any_has_an_index_and_only_all_has_parts)
     bx_future_release(any);
     bx_future_release(all);
     bx_future_release(done);
-}
-
-/* One thread sets a part, another cancels the any: the index is there exactly when the any was not cancelled. */
-#define RACES 3000
-
-static struct bx_future *raced_part[RACES], *raced_any[RACES];
-
-static void *set_parts(void *context)
-{
-    for (int i = 0; i < RACES; i++)
-        bx_future_set(raced_part[i], NULL);
-    return context;
-}
-
-Test(future_parts, any_that_is_cancelled_while_it_ends_has_an_index_or_was_cancelled)
-{
-    pthread_t thread;
-
-    for (int i = 0; i < RACES; i++) {
-        raced_part[i] = bx_future_create(NULL);
-        raced_any[i] = bx_future_any(NULL, &raced_part[i], 1);
-    }
-    cr_assert_eq(pthread_create(&thread, NULL, set_parts, NULL), 0);
-    for (int i = 0; i < RACES; i++) {
-        bx_future_cancel(raced_any[i]);
-        if (bx_future_is_done(raced_any[i]))       /* else the other thread is about to complete it */
-            cr_expect_eq(bx_future_index(raced_any[i]), bx_future_error(raced_any[i]) == 0 ? 0 : -1);
-    }
-    pthread_join(thread, NULL);
-    for (int i = 0; i < RACES; i++) {
-        cr_expect_eq(bx_future_index(raced_any[i]), bx_future_error(raced_any[i]) == 0 ? 0 : -1);
-        bx_future_release(raced_any[i]);
-        bx_future_release(raced_part[i]);
-    }
 }
 
 /* ---- The parts of an all ------------------------------------------------------------------------ */
@@ -220,23 +185,14 @@ static void *nest(void *context)
     }
     bx_future_set(first, NULL);
     bx_future_release(first);
-    *(bool *)context = bx_future_is_done(last);
+    *(int64_t *)context = bx_future_is_done(last);
     bx_future_release(last);
     return NULL;
 }
 
 Test(future_parts, all_of_many_nested_ones_is_released_without_recursion)
 {
-    pthread_attr_t attributes;
-    pthread_t thread;
-    bool done = false;
-
-    pthread_attr_init(&attributes);
-    pthread_attr_setstacksize(&attributes, 128 * 1024);
-    cr_assert_eq(pthread_create(&thread, &attributes, nest, &done), 0);
-    pthread_join(thread, NULL);
-    pthread_attr_destroy(&attributes);
-    cr_expect(done);
+    cr_expect(on_a_small_stack(nest));
 }
 
 /* ---- Calls -------------------------------------------------------------------------------------- */

@@ -89,14 +89,9 @@ static void queue_second_and_cancel(struct bx_job *job)
     harness_post(CANCELLED);
 }
 
-Test(pool_cancel, removes_the_request_of_its_caller_and_no_other, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 3, .setup = setup, .body = { keep_the_thread_busy, queue_first, queue_second_and_cancel },
-        .options = { .pool_threads = 1 } });
-    cr_expect_eq(harness_load(RAN + 1), 1);
-    cr_expect_eq(harness_load(RAN + 2), 0);
-}
+HARNESS_WORLD(pool_cancel, removes_the_request_of_its_caller_and_no_other, 20, .size = 3, .setup = setup,
+              .body = { keep_the_thread_busy, queue_first, queue_second_and_cancel }, .options = { .pool_threads = 1 },
+              .expect = HARNESS_TABLE({ RAN + 1, 1 }, { RAN + 2, 0 }));
 
 static void cancel_the_last(struct bx_job *job)
 {
@@ -114,15 +109,9 @@ static void cancel_the_last(struct bx_job *job)
     harness_end(third, 0);
 }
 
-Test(pool_cancel, of_the_last_request_leaves_a_queue_that_accepts_more, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .body = { keep_the_thread_busy, cancel_the_last },
-        .options = { .pool_threads = 1 } });
-    cr_expect_eq(harness_load(RAN + 1), 1);
-    cr_expect_eq(harness_load(RAN + 2), 0);
-    cr_expect_eq(harness_load(RAN + 3), 1);
-}
+HARNESS_WORLD(pool_cancel, of_the_last_request_leaves_a_queue_that_accepts_more, 20, .size = 2, .setup = setup,
+              .body = { keep_the_thread_busy, cancel_the_last }, .options = { .pool_threads = 1 },
+              .expect = HARNESS_TABLE({ RAN + 1, 1 }, { RAN + 2, 0 }, { RAN + 3, 1 }));
 
 #define MANY 130                /* more than twice the chains in which they are found */
 
@@ -141,14 +130,9 @@ static void cancel_one_of_many(struct bx_job *job)
             harness_end(futures[i], 0);
 }
 
-Test(pool_cancel, finds_one_of_many, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .body = { keep_the_thread_busy, cancel_one_of_many },
-        .options = { .pool_threads = 1 } });
-    cr_expect_eq(harness_load(RAN + 1), MANY - 1);
-    cr_expect_eq(harness_load(RAN + 2), 0);
-}
+HARNESS_WORLD(pool_cancel, finds_one_of_many, 20, .size = 2, .setup = setup,
+              .body = { keep_the_thread_busy, cancel_one_of_many }, .options = { .pool_threads = 1 },
+              .expect = HARNESS_TABLE({ RAN + 1, MANY - 1 }, { RAN + 2, 0 }));
 
 /* ---- A deadline --------------------------------------------------------------------------------- */
 
@@ -173,14 +157,9 @@ static void let_oneways_expire(struct bx_job *job)
     harness_end(begin(job, "note", 2), 0);
 }
 
-Test(pool_cancel, is_not_needed_where_the_deadline_passes_in_the_queue, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .body = { keep_the_thread_busy, let_oneways_expire },
-        .options = { .pool_threads = 1 } });
-    cr_expect_eq(harness_load(RAN + 1), 0);
-    cr_expect_eq(harness_load(RAN + 2), 1);
-}
+HARNESS_WORLD(pool_cancel, is_not_needed_where_the_deadline_passes_in_the_queue, 20, .size = 2, .setup = setup,
+              .body = { keep_the_thread_busy, let_oneways_expire }, .options = { .pool_threads = 1 },
+              .expect = HARNESS_TABLE({ RAN + 1, 0 }, { RAN + 2, 1 }));
 
 /* ---- The stop ----------------------------------------------------------------------------------- */
 
@@ -205,16 +184,6 @@ static void stop_or_release(struct bx_job *job, int index)
     harness_post(RELEASED);
 }
 
-static void stop_with_a_queue(struct bx_job *job)
-{
-    struct bx_future *future = begin(job, "stay", 0);
-
-    harness_await(QUEUED, 1);
-    harness_threads(job, 2, stop_or_release);
-    harness_end(future, 0);
-    harness_post(STOPPED);
-}
-
 static void ask_before_and_after(struct bx_job *job)
 {
     struct bx_future *future;
@@ -228,11 +197,14 @@ static void ask_before_and_after(struct bx_job *job)
     harness_end(begin(job, "note", 2), BX_E_SHUTDOWN);
 }
 
-Test(pool_stop, runs_queued_requests_and_refuses_later_ones, .timeout = 20)
+HARNESS_TEST(pool_stop, runs_queued_requests_and_refuses_later_ones, 20, .size = 2, .setup = setup,
+             .body = { NULL, ask_before_and_after }, .options = { .pool_threads = 1 },
+             .expect = HARNESS_TABLE({ RAN + 1, 1 }, { RAN + 2, 0 }))
 {
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .body = { stop_with_a_queue, ask_before_and_after },
-        .options = { .pool_threads = 1 } });
-    cr_expect_eq(harness_load(RAN + 1), 1);
-    cr_expect_eq(harness_load(RAN + 2), 0);
+    struct bx_future *future = begin(job, "stay", 0);
+
+    harness_await(QUEUED, 1);
+    harness_threads(job, 2, stop_or_release);
+    harness_end(future, 0);
+    harness_post(STOPPED);
 }

@@ -68,11 +68,8 @@ static void meet_all(struct bx_job *job)
 HARNESS_WORLD(pool_stuck, runs_as_many_handlers_at_a_time_as_the_option_allows, 20, .size = 2, .setup = setup,
               .body = { meet_all }, .options = { .pool_threads = CALLS });
 
-Test(pool_stuck, runs_as_many_handlers_at_a_time_as_the_environment_allows, .timeout = 20)
-{
-    setenv("BX_POOL_THREADS", "20", 1);
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { meet_all } });
-}
+HARNESS_WORLD(pool_stuck, runs_as_many_handlers_at_a_time_as_the_environment_allows, 20, .size = 2, .setup = setup,
+              .body = { meet_all }, .env = { "BX_POOL_THREADS=20" });
 
 static void refuse(int threads, const char *environment, const char *part)
 {

@@ -14,6 +14,7 @@
 #include <errno.h>
 #include <malloc.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -260,6 +261,44 @@ HARNESS_TEST(reply, a_call_without_memory_is_not_sent, 20, .size = 2, .setup = s
     HARNESS_EQ(memory_fails_in, 0);
     future = harness_async(job, "worker1", "nothing");
     harness_end(future, 0);
+}
+
+enum { ASKED = 1, LEFT_ALONE };             /* gates */
+
+static struct bx_future *answer;
+
+HARNESS_ASYNC_HANDLER(later)
+{
+    answer = bx_future_create(bx_request_job(request));
+    *reply = bx_future_acquire(answer);
+    harness_post(ASKED);
+    return 0;
+}
+
+static void asks(struct bx_job *job)
+{
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "later", NULL, NULL, NULL), -ENOMEM);
+    harness_post(LEFT_ALONE);
+}
+
+/* Nor for the queue of a full ring: then a reply becomes an error, which is small enough for a spare frame. */
+HARNESS_TEST(reply, without_room_and_memory_is_an_error, 20, .size = 2, .setup = setup,
+             .handlers = { HARNESS_ASYNC("later", later) }, .body = { NULL, asks })
+{
+    const struct bx_call_options at_once = { .no_wait = true };
+    struct bx_msg *value = bx_msg_create(0);
+
+    HARNESS_EQ(bx_msg_put_bytes(value, bytes, BYTES_MOST), 0);
+    harness_await(ASKED, 1);
+    harness_stop_worker(1);
+    while (bx_rpc_oneway(job, "worker1", "nothing", NULL, &at_once) == 0)
+        ;
+    memory_fails_in = 1;
+    HARNESS_EQ(bx_future_set(answer, value), 0);
+    HARNESS_EQ(memory_fails_in, 0);
+    bx_future_release(answer);
+    harness_signal(1, SIGCONT);
+    harness_await(LEFT_ALONE, 1);
 }
 
 /* A call is done, and its job freed by another thread, while this thread releases it: the job is not read. Here it

@@ -181,18 +181,12 @@ HARNESS_HANDLER(fetch)
     return rc;
 }
 
-static void let_fetch(struct bx_job *job)
+HARNESS_TEST(rref_show, counts_a_call_for_a_value_as_no_functions, 60, .size = 3, .setup = setup,
+             .handlers = { HARNESS_BLOCKING("fetch", fetch) }, .env = { "BX_HIST=all" })
 {
     struct bx_rref *rref = remote(job, "worker1", "new_slow", 42);
 
     HARNESS_EQ(harness_call(job, "worker2", "fetch", msg_of(rref)), 42);
     bx_rref_release(rref);
     await_alive(0);
-}
-
-Test(rref_show, counts_a_call_for_a_value_as_no_functions)
-{
-    setenv("BX_HIST", "all", 1);
-    harness_run(&(struct harness_world){
-        .size = 3, .setup = setup, .handlers = { HARNESS_BLOCKING("fetch", fetch) }, .body = { let_fetch } });
 }

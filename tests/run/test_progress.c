@@ -139,30 +139,6 @@ static void see_a_death(struct bx_job *job)
 HARNESS_WORLD(progress, reports_a_death_once_where_a_thread_may_not_wait, 20, .size = 3, .setup = setup_death,
               .body = { see_a_death, see_a_death, harness_die }, .dies = 1u << 2);
 
-/* ---- Passing a call on without a thread ------------------------------------------------------ */
-
-/* "forward": calls "twice" at worker 2 and answers with its reply. */
-HARNESS_ASYNC_HANDLER(forward)
-{
-    struct bx_msg *inner = harness_msg_i64(bx_read_i64(args));
-    int rc = bx_rpc_async(bx_request_job(request), "worker2", "twice", inner, NULL, reply);
-
-    bx_msg_destroy(inner);
-    return rc;
-}
-
-static int setup_forward(struct bx_job *job)
-{
-    HARNESS_EQ(bx_register(job, "twice", BX_INLINE, harness_twice, NULL), 0);
-    return bx_register_async(job, "forward", BX_INLINE, forward, NULL);
-}
-
-HARNESS_TEST(progress, passes_a_call_on_without_holding_a_thread, 20, .size = 3, .setup = setup_forward)
-{
-    for (int64_t i = 0; i < 500; i++)
-        HARNESS_EQ(harness_call_i64(job, "worker1", "forward", i), 2 * i);
-}
-
 /* ---- own_loop -------------------------------------------------------------------------------- */
 
 static bool asked_to_quit;
@@ -299,24 +275,6 @@ static void call_and_sleep(struct bx_job *job, int index)
         HARNESS_EQ(harness_call_i64(job, "worker1", "twice", i), 2 * i);
         HARNESS_EQ(harness_call_i64(job, "worker1", "twice_blocking", i), 2 * i);
     }
-}
-
-static void call_a_loop_from_threads(struct bx_job *job)
-{
-    /* There is no background thread: each leader that leaves must wake the next. */
-    for (int round = 0; round < 5; round++)
-        harness_threads(job, 4, call_and_sleep);
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "quit", NULL, NULL, NULL), 0);
-}
-
-Test(progress, with_own_loop_is_made_by_any_thread_that_waits, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup_loop, .body = { call_a_loop_from_threads, loop_until_quit },
-        .options = { .own_loop = true, .no_spin = true } });
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup_loop, .body = { call_a_loop_from_threads, loop_until_quit },
-        .options = { .own_loop = true } });
 }
 
 static void expect_waits(struct bx_job *job, const char *some, const char *none)

@@ -423,22 +423,6 @@ static int without(long call, int error)
     return bxi_sleeper_probe_uring() == -error ? epoll_works(BXI_SLEEPER_URING) : 2;
 }
 
-static int without_uring(void)
-{
-    return without(SYS_io_uring_setup, EPERM);
-}
-
-static int without_uring_at_all(void)
-{
-    return without(SYS_io_uring_setup, ENOSYS);
-}
-
-/* The ring can be created, but not entered: some container runtimes' filters know only half of io_uring. */
-static int without_enter(void)
-{
-    return without(SYS_io_uring_enter, EPERM);
-}
-
 /* A sleeper with io_uring that has a poll of `polling` in the kernel, and none of `idle` yet. */
 static struct bxi_sleeper *slept_sleeper(int polling, int idle)
 {
@@ -482,7 +466,18 @@ static int goes_on_as(struct bxi_sleeper *sleeper, const int fd[2], enum bxi_sle
     return 0;
 }
 
-static int enter_is_refused_later(void)
+CHILD_TEST(sleeper, takes_epoll_where_uring_is_refused, 20, NULL)
+{
+    return without(SYS_io_uring_setup, EPERM);
+}
+
+/* The ring can be created, but not entered: some container runtimes' filters know only half of io_uring. */
+CHILD_TEST(sleeper, takes_epoll_where_a_ring_can_be_made_but_not_entered, 20, NULL)
+{
+    return without(SYS_io_uring_enter, EPERM);
+}
+
+CHILD_TEST(sleeper, goes_on_with_epoll_when_its_ring_can_be_entered_no_more, 20, "io_uring is refused here")
 {
     const int fd[2] = { eventfd(0, EFD_NONBLOCK), eventfd(0, EFD_NONBLOCK) };
     struct bxi_sleeper *sleeper = slept_sleeper(fd[0], fd[1]);
@@ -490,7 +485,7 @@ static int enter_is_refused_later(void)
     return refuse(SYS_io_uring_enter, EPERM) ? goes_on_as(sleeper, fd, BXI_SLEEPER_EPOLL) : 1;
 }
 
-static int all_is_refused_later(void)
+CHILD_TEST(sleeper, goes_on_with_poll_when_epoll_is_refused_then, 20, "io_uring is refused here")
 {
     const int fd[2] = { eventfd(0, EFD_NONBLOCK), eventfd(0, EFD_NONBLOCK) };
     struct bxi_sleeper *sleeper = slept_sleeper(fd[0], fd[1]);
@@ -500,7 +495,7 @@ static int all_is_refused_later(void)
     return goes_on_as(sleeper, fd, BXI_SLEEPER_POLL);
 }
 
-static int epoll_is_refused_later(void)
+CHILD_TEST(sleeper, goes_on_with_poll_when_epoll_has_no_room_for_a_watch, 20, NULL)
 {
     const int fd[2] = { eventfd(0, EFD_NONBLOCK), eventfd(0, EFD_NONBLOCK) };
     struct bxi_sleeper *sleeper = NULL;
@@ -512,7 +507,7 @@ static int epoll_is_refused_later(void)
     return goes_on_as(sleeper, fd, BXI_SLEEPER_POLL);
 }
 
-static int forgets_without_enter(void)
+CHILD_TEST(sleeper, lets_go_of_the_file_when_its_ring_can_be_entered_no_more, 20, "io_uring is refused here")
 {
     const int other = eventfd(0, EFD_NONBLOCK);
     int ends[2];
@@ -536,7 +531,7 @@ static int forgets_without_enter(void)
     return 5;
 }
 
-static int nothing_is_left(void)
+CHILD_TEST(sleeper, fails_slowly_where_nothing_works, 20, NULL)
 {
     struct bxi_sleeper *sleeper = NULL;
     int fd = eventfd(0, EFD_NONBLOCK);
@@ -551,7 +546,12 @@ static int nothing_is_left(void)
     return bxi_sleeper_wait(sleeper, MS, &token, 1) == -EBADF ? 0 : 4;
 }
 
-static int without_descriptors(void)
+CHILD_TEST(sleeper, takes_epoll_where_the_kernel_has_no_uring, 20, NULL)
+{
+    return without(SYS_io_uring_setup, ENOSYS);
+}
+
+CHILD_TEST(sleeper, takes_poll_where_no_descriptor_is_left, 20, NULL)
 {
     struct rlimit limit = { 0, 0 };
     struct bxi_sleeper *sleeper = NULL;
@@ -562,49 +562,4 @@ static int without_descriptors(void)
         return 2;
     return bxi_sleeper_create(BXI_SLEEPER_URING, &sleeper) == 0 &&
            bxi_sleeper_kind(sleeper) == BXI_SLEEPER_POLL ? 0 : 3;
-}
-
-Test(sleeper, takes_epoll_where_uring_is_refused)
-{
-    expect_in_child(without_uring, NULL);
-}
-
-Test(sleeper, takes_epoll_where_a_ring_can_be_made_but_not_entered)
-{
-    expect_in_child(without_enter, NULL);
-}
-
-Test(sleeper, goes_on_with_epoll_when_its_ring_can_be_entered_no_more, .timeout = 20)
-{
-    expect_in_child(enter_is_refused_later, "io_uring is refused here");
-}
-
-Test(sleeper, goes_on_with_poll_when_epoll_is_refused_then, .timeout = 20)
-{
-    expect_in_child(all_is_refused_later, "io_uring is refused here");
-}
-
-Test(sleeper, goes_on_with_poll_when_epoll_has_no_room_for_a_watch, .timeout = 20)
-{
-    expect_in_child(epoll_is_refused_later, NULL);
-}
-
-Test(sleeper, lets_go_of_the_file_when_its_ring_can_be_entered_no_more, .timeout = 20)
-{
-    expect_in_child(forgets_without_enter, "io_uring is refused here");
-}
-
-Test(sleeper, fails_slowly_where_nothing_works)
-{
-    expect_in_child(nothing_is_left, NULL);
-}
-
-Test(sleeper, takes_epoll_where_the_kernel_has_no_uring)
-{
-    expect_in_child(without_uring_at_all, NULL);
-}
-
-Test(sleeper, takes_poll_where_no_descriptor_is_left)
-{
-    expect_in_child(without_descriptors, NULL);
 }

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * A job of one worker whose threads share futures: one that a thread sets, two of calls to itself, one that is made of
- * these. Each thread waits for them, asks and looks, adds callbacks, makes others of them, cancels, and releases its
- * reference, of a call that is open as well.
+ * these. Each thread waits for them, asks and looks, adds callbacks, makes others of them, cancels both, and releases
+ * its reference, of a call that is open as well.
  *
- * Truth: a future that was set has its value, whoever reads it; a callback runs once; a wait ends with the value, or
- * because somebody cancelled. Whoever releases a future last frees it behind what all others did with it.
+ * Truth: a future that was set has its value, whoever reads it; a callback runs once, and the context of a chain is
+ * freed once; a wait ends with the value, or because somebody cancelled. Whoever releases a future last frees it behind
+ * what all others did with it.
  */
 #include "room_job.h"
 
@@ -65,25 +66,76 @@ static int pass_on(struct bx_future *in, struct bx_msg *out, void *unused)
     return bx_msg_put_i64(out, 2 * VALUE);
 }
 
-static void make_another(struct bx_job *job, struct bx_future *future)
+/* The context of a chain: the future that it ends with. */
+static int go_on(struct bx_future *in, struct bx_future **inner, void *context)
 {
-    struct bx_future *another = bx_future_then(future, pass_on, NULL, NULL);
+    look(in);
+    *inner = bx_future_acquire(context);
+    return 0;
+}
 
+static void free_context(void *context)
+{
+    sim_count(CALLBACKS, -1);
+    bx_future_release(context);
+}
+
+static struct bx_future *chain(struct bx_future *future, struct bx_future *inner)
+{
+    struct bx_future *result;
+
+    sim_count(CALLBACKS, 1);
+    result = bx_future_chain(future, go_on, bx_future_acquire(inner), free_context);
+    if (result == NULL)
+        free_context(inner);
+    return result;
+}
+
+/* It is done: it ended as the part did that it names, or was cancelled before. */
+static void look_at_any(struct bx_future *any, struct bx_future *const parts[2])
+{
+    int index = (int)bx_future_index(any), code = bx_future_error(any);
+
+    if (sim_refusal() == 0 && code != (index < 0 ? BX_E_CANCELLED : bx_future_error(parts[index])))
+        sim_fail("any of two ended with %d by part %d", code, index);
+}
+
+static void make_another(struct bx_job *job, struct bx_future *future, struct bx_future *other)
+{
+    static const char *const kinds[] = { "bx_future_then", "bx_future_chain", "bx_future_any", "bx_future_all" };
+    struct bx_future *const parts[2] = { future, other };
+    struct bx_future *another;
+    uint32_t kind = sim_choose(4);
+
+    switch (kind) {
+    case 0: another = bx_future_then(future, pass_on, NULL, NULL); break;
+    case 1: another = chain(future, other); break;
+    case 2: another = bx_future_any(job, parts, 2); break;
+    default: another = bx_future_all(job, parts, 2); break;
+    }
     if (another == NULL) {
-        sim_must(job, "bx_future_then", bx_error_code());
+        sim_must(job, kinds[kind], bx_error_code());
         return;
     }
-    if (sim_choose(2) == 0 && bx_future_wait(another, BX_FOREVER) == 0)
-        sim_expect(bx_future_value(another), VALUE);
+    if (sim_choose(3) == 0)
+        bx_future_cancel(another);
+    if (sim_choose(2) == 0) {
+        if (bx_future_wait(another, BX_FOREVER) == 0 && bx_future_value(another) == NULL)
+            sim_fail("what %s made was set without a value", kinds[kind]);
+        if (kind == 0 && bx_future_error(another) == 0)
+            sim_expect(bx_future_value(another), VALUE);
+        if (kind == 2)
+            look_at_any(another, parts);
+    }
     bx_future_release(another);
 }
 
-static void use_one(struct bx_job *job, struct bx_future *future)
+static void use_one(struct bx_job *job, struct bx_future *future, struct bx_future *other)
 {
     int rc = 0;
 
     switch (sim_choose(8)) {
-    case 0: make_another(job, future); break;
+    case 0: make_another(job, future, other != NULL ? other : future); break;
     case 1: rc = bx_future_cancel(future); break;
     case 2:
         sim_count(CALLBACKS, 1);
@@ -117,7 +169,7 @@ static void *use(void *job)
 
         if (mine[which] == NULL)
             continue;
-        use_one(job, mine[which]);
+        use_one(job, mine[which], mine[sim_choose(FUTURES)]);
         if (sim_choose(3) != 0)
             continue;
         bx_future_release(mine[which]);

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Threads of one worker that share variables (lib/autograd): a parameter that gets other values, and a product whose
- * node takes part in the passes of all of them. Each has a tape and a table of gradients.
+ * Threads of one worker that share variables (lib/autograd): a parameter that gets other values, one that an optimizer
+ * steps, and a product whose node takes part in the passes of all of them. Each has a tape and a table of gradients.
  *
- * Truth: a value is one that was given; the gradient of a factor is the other one; a pass fails only because the node
- * takes part in another one. Whoever releases a variable or a node last frees it behind what all others did with it.
+ * Truth: a value is one that was given; no step is lost; the gradient of a factor is the other one; a pass fails only
+ * because the node takes part in another one. Whoever releases a variable or a node last frees it behind what all
+ * others did with it.
  */
 #include "rooms.h"
 
@@ -16,6 +17,9 @@
 #define VALUES 6                            /* of the parameter: 1 .. 6 */
 
 static struct bx_var *parameter, *left, *product;       /* each thread has a reference to each of them */
+static struct bx_var *stepped;              /* each step of the optimizer takes 1 from it */
+static struct bx_optim *optim;
+static int steps_of[THREADS];
 
 static void must(const char *what, int rc)
 {
@@ -57,9 +61,15 @@ static void change_parameter(void)
 
 static void read_parameter(void)
 {
-    struct bx_tensor *value = bx_var_acquire_value(parameter);
-    double is = item(value);
+    struct bx_tensor *value = bx_var_acquire_value(parameter), *view = NULL;
+    double is;
 
+    if (sim_choose(2) == 0) {
+        must("bx_tensor_slice", bx_tensor_slice(value, 0, 0, 1, 1, &view));
+        bx_tensor_release(value);
+        value = view;
+    }
+    is = item(value);
     if (is < 1 || is > VALUES || is != (int)is)
         sim_fail("the parameter is %g", is);
     bx_tensor_release(value);
@@ -90,20 +100,33 @@ static void pass_over_product(struct bx_grads *grads)
     bx_grads_clear(grads);
 }
 
-static void *use(void *unused)
+static void step(struct bx_tape *tape, struct bx_grads *grads)
+{
+    struct bx_var *mine = bx_var_scale(tape, stepped, 1);
+
+    must("bx_backward", bx_backward(&mine, NULL, 1, false, grads));
+    must("bx_optim_step", bx_optim_step(optim, NULL, grads));
+    bx_grads_clear(grads);
+    bx_tape_clear(tape);
+}
+
+static void *use(void *steps_taken)
 {
     uint32_t steps = 1 + sim_choose(5);
     struct bx_tape *tape = NULL;
     struct bx_grads *grads = NULL;
 
-    (void)unused;
     must("bx_tape_create", bx_tape_create(NULL, &tape));
     must("bx_grads_create", bx_grads_create(NULL, &grads));
     for (uint32_t i = 0; i < steps; i++)
-        switch (sim_choose(5)) {
+        switch (sim_choose(6)) {
         case 0: change_parameter(); break;
         case 1: read_parameter(); break;
         case 2: use_parameter(tape, grads); break;
+        case 3:
+            step(tape, grads);
+            ++*(int *)steps_taken;
+            break;
         default: pass_over_product(grads); break;
         }
     bx_grads_destroy(grads);
@@ -117,13 +140,16 @@ static void *use(void *unused)
 void sim_room_vars(int worker)
 {
     static const char *const names[THREADS] = { "user0", "user1", "user2" };
-    int fibers[THREADS], count = 2 + (int)sim_choose(THREADS - 1);
+    int fibers[THREADS], count = 2 + (int)sim_choose(THREADS - 1), taken = 0;
     struct bx_var *right = leaf(RIGHT);
     struct bx_tape *tape = NULL;
 
     (void)worker;
     parameter = leaf(1);
     left = leaf(LEFT);
+    stepped = leaf(0);
+    must("bx_optim_sgd_create", bx_optim_sgd_create(&(struct bx_optim_sgd){ .struct_bytes = sizeof(struct bx_optim_sgd),
+                                                                            .lr = 1 }, &stepped, 1, &optim));
     must("bx_tape_create", bx_tape_create(NULL, &tape));
     product = bx_var_mul(tape, left, right);
     for (int i = 0; i < count; i++) {
@@ -132,11 +158,17 @@ void sim_room_vars(int worker)
         bx_var_acquire(product);
     }
     for (int i = 0; i < count; i++)
-        fibers[i] = sim_spawn(names[i], use, NULL);
+        fibers[i] = sim_spawn(names[i], use, &steps_of[i]);
     bx_tape_destroy(tape);
     bx_var_release(right);
     bx_var_release(left);
     bx_var_release(parameter);
-    for (int i = 0; i < count; i++)
+    for (int i = 0; i < count; i++) {
         sim_join(fibers[i]);
+        taken += steps_of[i];
+    }
+    if (item(bx_var_value(stepped)) != -taken)
+        sim_fail("%d steps lead to %g", taken, item(bx_var_value(stepped)));
+    bx_optim_destroy(optim);
+    bx_var_release(stepped);
 }

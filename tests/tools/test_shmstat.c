@@ -327,7 +327,8 @@ static void sends_until_done(struct bx_job *job)
     loans_come_back(job, -1);
 }
 
-static void checks_meanwhile(struct bx_job *job)
+HARNESS_TEST(shmstat, check_finds_nothing_in_a_job_under_load, 60, .size = 4, .setup = loans_setup,
+             .body = { NULL, sends_until_done, sends_until_done, sends_until_done }, .env = { "BX_HIST=all" })
 {
     double records = 0;
 
@@ -344,14 +345,4 @@ static void checks_meanwhile(struct bx_job *job)
     }
     HARNESS_CHECK(records > 0);
     harness_post(DONE);
-}
-
-Test(shmstat, check_finds_nothing_in_a_job_under_load, .timeout = 60)
-{
-    setenv("BX_HIST", "all", 1);
-    harness_run(&(struct harness_world){
-        .size = 4,
-        .setup = loans_setup,
-        .body = { checks_meanwhile, sends_until_done, sends_until_done, sends_until_done },
-    });
 }

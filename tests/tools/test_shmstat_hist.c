@@ -253,7 +253,17 @@ static void expect_orderly(const struct json *row)
     }
 }
 
-static void calls_eleven_times(struct bx_job *job)
+static void calls_five_and_three_times(struct bx_job *job)
+{
+    for (int i = 0; i < 5; i++)
+        harness_call_i64(job, "worker2", "echo", i);
+    for (int i = 0; i < 3; i++)
+        harness_call_i64(job, "worker0", "echo_blocking", i);
+    harness_post(CALLED);
+}
+
+HARNESS_TEST(shmstat_hist, shows_each_call_that_was_measured_by_function_and_caller, 30, .size = 3, .setup = setup,
+             .body = { NULL, calls_five_and_three_times }, .env = { "BX_HIST=all" })
 {
     for (int i = 0; i < 11; i++)
         harness_call_i64(job, "worker2", "echo", i);
@@ -277,20 +287,4 @@ static void calls_eleven_times(struct bx_job *job)
     HARNESS_CHECK(strcmp(json_text(json_get(json_at(json_get(row, "callers"), 0), "caller_name")), "worker1") == 0);
     run = stat_run("check %s --json", harness_job_name());
     HARNESS_EQ(run.status, 0);
-}
-
-static void calls_five_and_three_times(struct bx_job *job)
-{
-    for (int i = 0; i < 5; i++)
-        harness_call_i64(job, "worker2", "echo", i);
-    for (int i = 0; i < 3; i++)
-        harness_call_i64(job, "worker0", "echo_blocking", i);
-    harness_post(CALLED);
-}
-
-Test(shmstat_hist, shows_each_call_that_was_measured_by_function_and_caller, .timeout = 30)
-{
-    setenv("BX_HIST", "all", 1);
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup,
-                                         .body = { calls_eleven_times, calls_five_and_three_times } });
 }

@@ -173,7 +173,48 @@ static void type(const char *keys)
 
 /* ---- What it does --------------------------------------------------------------------------------------- */
 
-static void leaves_on_q_and_on_signals(void)
+static void uses_colours_unless_told_not_to(void)
+{
+    run_in_terminal();
+    await("\033[1;31m");
+    type("q");
+    HARNESS_EQ(end_of_run(), 0);
+    setenv("NO_COLOR", "1", 1);
+    run_in_terminal();
+    await("has run 'add'");
+    HARNESS_EQ(times("\033[1;31m"), 0);
+    type("q");
+    HARNESS_EQ(end_of_run(), 0);
+    expect_as_before();
+}
+
+/* Runs the body in a process of its own, which leads a session. */
+static void in_a_terminal(void (*body)(void))
+{
+    pid_t child;
+    int status;
+
+    setenv("TERM", "xterm", 1);
+    unsetenv("NO_COLOR");
+    child = fork();
+    if (child == 0) {
+        open_terminal();
+        body();
+        _exit(0);
+    }
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    cr_expect_eq(status, 0, "%#x", status);
+}
+
+#define TERMINAL_TEST(name) \
+    static void name(void); \
+    Test(shmstat_screen, name, .init = begin, .fini = end, .timeout = 60) \
+    { \
+        in_a_terminal(name); \
+    } \
+    static void name(void)
+
+TERMINAL_TEST(leaves_the_terminal_as_it_was)
 {
     static const int signals[] = { SIGINT, SIGTERM, SIGHUP, SIGQUIT };
 
@@ -198,7 +239,7 @@ static void leaves_on_q_and_on_signals(void)
     expect_as_before();
 }
 
-static void gives_the_terminal_back_while_it_is_stopped(void)
+TERMINAL_TEST(gives_the_terminal_back_to_the_shell_while_stopped)
 {
     int status;
 
@@ -219,7 +260,7 @@ static void gives_the_terminal_back_while_it_is_stopped(void)
     expect_as_before();
 }
 
-static void follows_keys_and_sizes(void)
+TERMINAL_TEST(obeys_keys_and_fills_the_terminal)
 {
     struct winsize size = { .ws_col = 160, .ws_row = 30 };
 
@@ -244,7 +285,7 @@ static void follows_keys_and_sizes(void)
     expect_as_before();
 }
 
-static void says_that_the_job_has_ended(void)
+TERMINAL_TEST(watches_a_job_that_ends)
 {
     run_in_terminal();
     await("RANK");
@@ -256,22 +297,14 @@ static void says_that_the_job_has_ended(void)
     expect_as_before();
 }
 
-static void uses_colours_unless_told_not_to(void)
+Test(shmstat_screen, has_colours_unless_NO_COLOR_is_set, .init = begin, .fini = end, .timeout = 60)
 {
-    run_in_terminal();
-    await("\033[1;31m");
-    type("q");
-    HARNESS_EQ(end_of_run(), 0);
-    setenv("NO_COLOR", "1", 1);
-    run_in_terminal();
-    await("has run 'add'");
-    HARNESS_EQ(times("\033[1;31m"), 0);
-    type("q");
-    HARNESS_EQ(end_of_run(), 0);
-    expect_as_before();
+    /* In this process: a child would not have the segments. */
+    bxi_store_relaxed(&bxi_tables(plant_control(&plant, 0))->now.since_ns, 1);
+    in_a_terminal(uses_colours_unless_told_not_to);
 }
 
-static void refuses_a_terminal_that_can_do_nothing(void)
+TERMINAL_TEST(refuses_a_terminal_that_cannot_position_the_cursor)
 {
     static const char *const names[] = { "dumb", "" };
 
@@ -285,66 +318,11 @@ static void refuses_a_terminal_that_can_do_nothing(void)
     }
 }
 
-static void ends_when_its_terminal_goes(void)
+TERMINAL_TEST(ends_with_its_terminal)
 {
     run_in_terminal();
     await("RANK");
     signal(SIGHUP, SIG_IGN);
     close(terminal.master);
     HARNESS_EQ(WTERMSIG(end_of_run()), SIGHUP);
-}
-
-/* Runs the body in a process of its own, which leads a session. */
-static void in_a_terminal(void (*body)(void))
-{
-    pid_t child;
-    int status;
-
-    setenv("TERM", "xterm", 1);
-    unsetenv("NO_COLOR");
-    child = fork();
-    if (child == 0) {
-        open_terminal();
-        body();
-        _exit(0);
-    }
-    cr_assert_eq(waitpid(child, &status, 0), child);
-    cr_expect_eq(status, 0, "%#x", status);
-}
-
-Test(shmstat_screen, leaves_the_terminal_as_it_was, .init = begin, .fini = end, .timeout = 60)
-{
-    in_a_terminal(leaves_on_q_and_on_signals);
-}
-
-Test(shmstat_screen, gives_the_terminal_back_to_the_shell_while_stopped, .init = begin, .fini = end, .timeout = 60)
-{
-    in_a_terminal(gives_the_terminal_back_while_it_is_stopped);
-}
-
-Test(shmstat_screen, obeys_keys_and_fills_the_terminal, .init = begin, .fini = end, .timeout = 60)
-{
-    in_a_terminal(follows_keys_and_sizes);
-}
-
-Test(shmstat_screen, watches_a_job_that_ends, .init = begin, .fini = end, .timeout = 60)
-{
-    in_a_terminal(says_that_the_job_has_ended);
-}
-
-Test(shmstat_screen, has_colours_unless_NO_COLOR_is_set, .init = begin, .fini = end, .timeout = 60)
-{
-    /* In this process: a child would not have the segments. */
-    bxi_store_relaxed(&bxi_tables(plant_control(&plant, 0))->now.since_ns, 1);
-    in_a_terminal(uses_colours_unless_told_not_to);
-}
-
-Test(shmstat_screen, refuses_a_terminal_that_cannot_position_the_cursor, .init = begin, .fini = end, .timeout = 60)
-{
-    in_a_terminal(refuses_a_terminal_that_can_do_nothing);
-}
-
-Test(shmstat_screen, ends_with_its_terminal, .init = begin, .fini = end, .timeout = 60)
-{
-    in_a_terminal(ends_when_its_terminal_goes);
 }

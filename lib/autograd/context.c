@@ -184,8 +184,8 @@ static void finish_futures(struct rest *rest, int code, const char *text)
     }
 }
 
-/* Where memory was short this worker may not have joined, and the maker does not know that it has failed here. Read from
- * the next message it would be a new context, without the gradients of this one, and a pass would end well. */
+/* Where memory was short this worker may not have joined, and the maker does not know that it has failed here. Read
+ * from the next message it would be a new context, without the gradients of this one, and a pass would end well. */
 static void keep_failed(struct bx_context *context)
 {
     pthread_mutex_lock(&context->dist->lock);

@@ -78,11 +78,13 @@ struct bxi_link {                       /* the thread's, since it runs */
     uint64_t lost_ns;                   /* when it hung up; 0 */
     bool host_is_lost;                  /* nothing of its host answers */
     unsigned unread;                    /* pings, since a message was read */
+    int told;                           /* of net->dead, or no news to whoever is there */
 };
 
 enum bxi_links_order { BXI_LINKS_END, BXI_LINKS_WAIT, BXI_LINKS_RUN };
 
-#define BXI_KNOCKING 8
+#define BXI_LINKS_MAX (2 * BXI_WORLD_MAX)
+#define BXI_KNOCKING BXI_WORLD_MAX
 #define BXI_ROOT_BYTES 1024             /* of the addresses of rank 0 */
 
 struct bxi_net {
@@ -93,9 +95,10 @@ struct bxi_net {
     uint64_t timeout_ns;
     struct bxi_place places[BXI_WORLD_MAX];
     struct bxi_twin *twins[BXI_WORLD_MAX];      /* NULL: not remote */
-    struct bxi_link links[BXI_WORLD_MAX];       /* by the rank at the other end: of the hub to all, of others to it */
+    struct bxi_link links[BXI_LINKS_MAX];       /* by the rank at the other end: made here, or in the meeting; behind
+                                                 * these, those that were made there */
     int hub;                            /* the thread: the lowest rank that lives */
-    int listen_fd;                      /* for a link of the next hub; -1: rank 0 has none */
+    int listen_fd;                      /* for links of others; -1: rank 0 has none */
     int knocking[BXI_KNOCKING];         /* the thread: connections to listen_fd that have shown nothing; -1: none */
     unsigned knocks;
     pthread_t thread;                   /* links.c: reads the links, and wakes who drives */
@@ -103,6 +106,9 @@ struct bxi_net {
     int epoll_fd, stop_fd;
     struct bxi_lock lock;               /* what the thread and the role share of deaths: twin->end_fd, lost_ns */
     bxi_a32 dead_here[BXI_WORLD_MAX];           /* written by the role: 1: a death on this host, to be told by links */
+    unsigned char dead[BXI_WORLD_MAX];          /* the thread: deaths that links tell: these ranks, in that order */
+    int deaths;
+    bool is_dead[BXI_WORLD_MAX];                /* the thread: by rank: it is one of these */
     uint64_t passes;                    /* role */
 };
 
@@ -145,8 +151,8 @@ enum bxi_net_kind {
     BXI_NET_READY,
     BXI_NET_GO,
     BXI_NET_FAIL,
-    BXI_NET_LINK,               /* of a new hub: its rank, and behind the message, in 8 bytes, the job's instance */
-    BXI_NET_DEATH,              /* of the worker `rank` */
+    BXI_NET_LINK,               /* who makes a link: its rank, and behind the message, in 8 bytes, the job's instance */
+    BXI_NET_DEATH,              /* of the worker `rank`; of the reader itself: it is taken for dead there */
     BXI_NET_PING,               /* nothing; the kernel there acknowledges it, also of a worker that is stopped */
 };
 struct bxi_net_message {
@@ -154,9 +160,9 @@ struct bxi_net_message {
     uint64_t value;             /* CLOCK: the time; LINK, DEATH: the rank; FAIL: the code; TABLE: the instance */
 };
 #define BXI_NET_MESSAGE_MAX (BXI_WORLD_MAX * (4608u + BXI_FUNCTION_MAX * (unsigned)sizeof(struct bxi_function)))
-/* 0; -ETIMEDOUT, -errno. */
+/* 0; -EAGAIN: not by then; -errno, of which -ETIMEDOUT is the link's: its other host does not answer. */
 int bxi_net_send(int fd, const struct bxi_net_message *message, const void *body, uint64_t deadline_ns);
-/* body: of most bytes at least; a longer message is -EPROTO. 0; -EPIPE: it has hung up; -ETIMEDOUT, -EPROTO, -errno. */
+/* body: of most bytes at least; a longer message is -EPROTO. 0; -EPIPE: it has hung up; the others as of the former. */
 int bxi_net_receive(int fd, struct bxi_net_message *message, void *body, size_t most, uint64_t deadline_ns);
 
 /* ---- twin.c ------------------------------------------------------------------------------------------- */

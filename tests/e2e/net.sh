@@ -503,8 +503,29 @@ check 'a hub that cannot connect for lack of ports takes nobody for dead' test "
 check 'and logs it' prints 1 'is not watched: '
 unset BX_NET_TIMEOUT_MS
 
+export BX_NET_TIMEOUT_MS=500
+# Workers 1 and 3 have left but for worker 2, which is still at work when rank 0 dies and their host is silent.
+new_job 4
+rm -f "$dir/down"
+for rank in 0 1 2 3; do
+    begin_rank $rank "$net_end" leave "$dir/down"
+done
+for rank in 0 1 2 3; do
+    ready $rank ready
+done
+sleep 1
+kill -KILL $pid_0
+sleep 1
+cut_off $first silent
+is_down
+finish
+ip -n $first neigh del $(other_of $first) dev $first
+check 'a shutdown waits for nobody on a host that is silent' test "$statuses $left" = '137 0 0 0 '
+
 # A partition.
 export BX_NET_TIMEOUT_MS=500
+limit_s=20
+check "rank 0's host is heard no more while another worker is stopped" part_once $first 9000 stopped
 limit_s=10
 for end in $first $second; do
     check "the link of $(test $end = $first && echo "rank 0's" || echo 'the other') host goes down" part_once $end 3000

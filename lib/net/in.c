@@ -9,7 +9,6 @@
 #include "net.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 
 #define LATE_BYTES_MAX ((size_t)64 << 20)      /* kept of one worker; those without frames have 150 bytes each */
@@ -214,8 +213,7 @@ int bxi_in_let_go(struct bxi_twin *twin)
     for (; twin->landed != NULL && (peer->in.read_pos >= twin->landed->end_pos ||
                                     bxi_load_relaxed((bxi_a32 *)&peer->state) != BXI_PEER_ALIVE); count++) {
         if (twin->landed->packed_bytes > 0)
-            fallocate(twin->arena_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)twin->landed->packed_offset,
-                      (off_t)twin->landed->packed_bytes);
+            bxi_landing_drop_packed(twin, twin->landed->packed_offset, twin->landed->packed_bytes);
         drop_first_landed(twin);
     }
     return count;

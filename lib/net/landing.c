@@ -9,8 +9,9 @@
  * The receiver allocates a block of its own arena for each tensor, lets the wire write into it, and changes the
  * records: the tensor lies in this worker's memory, and comes back from the sender. The records name the blocks by
  * struct bxi_landed (lend/lend.h), which holds them until the frame has been handled; the loan that the frame's handler
- * has then holds the blocks itself. What lies in the twin's arena is dropped at the same time. Without room for the
- * blocks the parts are dropped, and the loan cannot be opened: the call fails, and the worker is not cut off.
+ * has then holds the blocks itself. Part 0 is written into the twin's arena, where the sender has it in its own, and is
+ * dropped at the same time. Without room for the blocks the parts are dropped, and the loan cannot be opened: the call
+ * fails, and the worker is not cut off.
  *
  * A tensor in device memory has been staged by its sender (device/tensor.c): its elements lie in the arena, and its
  * record says that they are meant for a device. Here it is staged in when the loan is opened (device/loan.c).
@@ -20,6 +21,7 @@
 #include "net.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 
 #define PARTS_KEPT_MAX (BX_TENSORS_MAX + 1 + BXI_PARTS_AHEAD)           /* of messages whose turn has not come */
@@ -39,8 +41,8 @@ struct bxi_landing {
     unsigned char *frame;               /* malloc'ed */
     uint32_t frame_bytes;
     struct bxi_lease_head lease;
-    unsigned char *packed;              /* records and bytes: in frame, or malloc'ed */
-    bool packed_is_own, packed_is_there, is_failed;
+    unsigned char *packed;              /* records and bytes: in frame, or in the twin's arena */
+    bool packed_is_there, is_failed;
     bool holds_off;                     /* kept parts are being taken: finish waits */
     uint64_t *awaited;                  /* by part: its bytes; 0: there is none, or it has come */
     uint32_t missing;                   /* parts that have not come whole */
@@ -231,7 +233,7 @@ static void packed_is_there(void *context, int rc)
 /* Where a part belongs is known. */
 static bool has_place(const struct bxi_landing *landing, uint32_t index)
 {
-    return index == 0 ? landing->packed_is_own : landing->landed != NULL;
+    return index == 0 ? landing->lease.packed_offset != BXI_PACKED_HERE : landing->landed != NULL;
 }
 
 static void land(struct bxi_landing *landing, uint32_t index, const void *data, size_t bytes,
@@ -335,14 +337,19 @@ static void rewrite(struct bxi_landing *landing)
     }
 }
 
+void bxi_landing_drop_packed(const struct bxi_twin *twin, uint64_t offset, uint64_t bytes)
+{
+    fallocate(twin->arena_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes);
+}
+
 static void free_landing(struct bxi_landing *landing)
 {
     if (landing->landed != NULL)
         drop_blocks(landing->landed);
     free(landing->landed);
     free(landing->awaited);
-    if (landing->packed_is_own)
-        free(landing->packed);
+    if (landing->lease.packed_offset != BXI_PACKED_HERE)
+        bxi_landing_drop_packed(landing->twin, landing->lease.packed_offset, landing->lease.packed_bytes);
     free(landing->frame);
     free(landing);
 }
@@ -355,13 +362,13 @@ static bool put(struct bxi_landing *landing)
 
     landed->name = twin->landed_name++ & 0xffffff;
     rewrite(landing);
-    if (landing->packed_is_own) {
-        landed->packed_offset = landing->lease.packed_offset;
-        landed->packed_bytes = landing->lease.packed_bytes;
-        memcpy(twin->arena + landed->packed_offset, landing->packed, landed->packed_bytes);
-    }
     if (!bxi_in_put(twin, landing->frame, landing->frame_bytes))
         return false;
+    if (landing->lease.packed_offset != BXI_PACKED_HERE) {
+        landed->packed_offset = landing->lease.packed_offset;
+        landed->packed_bytes = landing->lease.packed_bytes;
+        landing->lease.packed_offset = BXI_PACKED_HERE;         /* it is no longer this one's to drop */
+    }
     landed->end_pos = twin->in.write_pos;
     *twin->landed_end = landed;
     twin->landed_end = &landed->next;
@@ -462,14 +469,9 @@ void bxi_landing_begin(struct bxi_twin *twin, const struct bxi_parcel_head *head
         return;
     }
     if (!landing->packed_is_there) {
-        landing->packed_is_own = true;
-        landing->packed = malloc(landing->lease.packed_bytes + 1);
+        landing->packed = twin->arena + landing->lease.packed_offset;
         landing->awaited[0] = landing->lease.packed_bytes;
         landing->missing = 1;
-        if (landing->packed == NULL) {
-            fail(landing, "no memory for a message of it");
-            return;
-        }
         landing->holds_off = true;
         take_kept(landing);
         landing->holds_off = false;

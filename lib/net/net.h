@@ -299,6 +299,7 @@ void bxi_landing_part(struct bxi_twin *twin, const struct bxi_parcel_head *head,
 void bxi_landing_drop_kept(struct bxi_twin *twin);     /* parts that came before their frame; the wire is there */
 /* The worker is gone: lets the frame go that is under way, unless the wire still writes to its blocks. */
 void bxi_landing_end(struct bxi_twin *twin);
+void bxi_landing_drop_packed(const struct bxi_twin *twin, uint64_t offset, uint64_t bytes);    /* in its arena */
 void bxi_landing_forget(struct bxi_twin *twin);         /* behind the wire's end, which may still write to blocks */
 
 /* ---- in.c: what remote workers tell (role) --------------------------------------------------------------- */

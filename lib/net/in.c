@@ -17,6 +17,7 @@ struct bxi_late {
     struct bxi_late *next;
     struct bxi_twin *twin;
     struct bxi_parcel_head head;
+    struct bxi_wire_operation fetch;
     size_t bytes;
     bool is_there;                      /* its data has come */
     bool is_lost;                       /* it could not be fetched */
@@ -89,7 +90,8 @@ static void keep(struct bxi_twin *twin, const struct bxi_parcel_head *head, cons
         bxi_in_nonsense(twin, bytes > 2 * BXI_RING_BYTES ? "its messages are too large" : "no memory for one of it");
         return;
     }
-    *late = (struct bxi_late){ .twin = twin, .head = *head, .bytes = bytes, .is_there = large == NULL };
+    *late = (struct bxi_late){ .twin = twin, .head = *head, .fetch = { .done = is_fetched, .context = late },
+                               .bytes = bytes, .is_there = large == NULL };
     if (data != NULL)
         memcpy(late->data, data, bytes);
     if (twin->last_late != NULL && twin->last_late->head.number < head->number)
@@ -109,7 +111,7 @@ static void keep(struct bxi_twin *twin, const struct bxi_parcel_head *head, cons
     if (late->next == NULL)
         twin->last_late = late;
     if (large != NULL)
-        net->ops->fetch(net->wire, large, late->data, bytes, is_fetched, late);
+        net->ops->fetch(net->wire, large, late->data, bytes, &late->fetch);
 }
 
 /* Clocks drift, and that of a machine that sleeps stands still. By this worker's, a message was sent between the one

@@ -47,6 +47,7 @@ struct bxi_landing {
     uint64_t *awaited;                  /* by part: its bytes; 0: there is none, or it has come */
     uint32_t missing;                   /* parts that have not come whole */
     uint32_t fetched;                   /* of them, those that the wire writes */
+    struct bxi_wire_operation packed_fetch, part_fetch;
     struct bxi_landed *landed;          /* NULL: the records are not known yet */
 };
 
@@ -240,7 +241,7 @@ static void land(struct bxi_landing *landing, uint32_t index, const void *data, 
                  struct bxi_wire_large *large)
 {
     struct bxi_net *net = landing->twin->job->net;
-    bxi_wire_done *done = index == 0 ? packed_is_there : part_is_there;
+    struct bxi_wire_operation *fetch = index == 0 ? &landing->packed_fetch : &landing->part_fetch;
     const bool is_awaited = index <= landing->lease.tensor_count && bytes > 0 && bytes == landing->awaited[index];
     const bool has_room = index == 0 || landing->landed->code == 0;
     void *place = !is_awaited || !has_room ? NULL
@@ -255,12 +256,12 @@ static void land(struct bxi_landing *landing, uint32_t index, const void *data, 
     landing->awaited[index] = 0;
     landing->fetched++;
     if (large != NULL && place != NULL) {
-        net->ops->fetch(net->wire, large, place, bytes, done, landing);
+        net->ops->fetch(net->wire, large, place, bytes, fetch);
         return;
     }
     if (place != NULL)
         memcpy(place, data, bytes);
-    done(landing, 0);
+    fetch->done(landing, 0);
 }
 
 /* 0, or why there is no block. */
@@ -453,6 +454,8 @@ void bxi_landing_begin(struct bxi_twin *twin, const struct bxi_parcel_head *head
     }
     twin->landing = landing;
     landing->twin = twin;
+    landing->packed_fetch = (struct bxi_wire_operation){ .done = packed_is_there, .context = landing };
+    landing->part_fetch = (struct bxi_wire_operation){ .done = part_is_there, .context = landing };
     landing->head = *head;
     landing->frame_bytes = (uint32_t)length;
     memcpy(landing->frame, data + sizeof length, length);

@@ -247,6 +247,7 @@ struct bxi_sending;
 struct bxi_parcel {
     struct bxi_parcel_head head;
     struct bxi_twin *twin;
+    struct bxi_wire_operation operation;
     struct bxi_sending *sending;        /* of a part; else NULL */
     bool is_words;                      /* and nothing else */
     size_t bytes;

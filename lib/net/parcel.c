@@ -7,21 +7,6 @@
 #include <errno.h>
 #include <stdlib.h>
 
-struct bxi_parcel *bxi_parcel_make(struct bxi_twin *twin, enum bxi_parcel_kind kind, size_t room)
-{
-    struct bxi_parcel *parcel = malloc(sizeof *parcel + room);
-
-    if (parcel == NULL)
-        return NULL;
-    parcel->head = (struct bxi_parcel_head){ .instance = twin->job->instance, .from = (uint16_t)twin->job->rank,
-                                             .kind = (uint16_t)kind };
-    parcel->twin = twin;
-    parcel->sending = NULL;
-    parcel->is_words = false;
-    parcel->bytes = 0;
-    return parcel;
-}
-
 /* ---- parts --------------------------------------------------------------------------------------------- */
 
 void bxi_sending_drop(struct bxi_sending *sending)
@@ -66,6 +51,22 @@ static void parcel_is_sent(void *context, int rc)
     free(parcel);
 }
 
+struct bxi_parcel *bxi_parcel_make(struct bxi_twin *twin, enum bxi_parcel_kind kind, size_t room)
+{
+    struct bxi_parcel *parcel = malloc(sizeof *parcel + room);
+
+    if (parcel == NULL)
+        return NULL;
+    parcel->head = (struct bxi_parcel_head){ .instance = twin->job->instance, .from = (uint16_t)twin->job->rank,
+                                             .kind = (uint16_t)kind };
+    parcel->twin = twin;
+    parcel->operation = (struct bxi_wire_operation){ .done = parcel_is_sent, .context = parcel };
+    parcel->sending = NULL;
+    parcel->is_words = false;
+    parcel->bytes = 0;
+    return parcel;
+}
+
 /* False: there is no way to it. */
 static bool connect_to(struct bxi_twin *twin)
 {
@@ -90,7 +91,7 @@ void bxi_parcel_send_memory(struct bxi_twin *twin, struct bxi_parcel *parcel, co
         return;
     }
     bxi_net_show_sent(twin, &parcel->head, sizeof parcel->head + bytes);
-    twin->job->net->ops->send(twin->end, &parcel->head, sizeof parcel->head, memory, bytes, parcel_is_sent, parcel);
+    twin->job->net->ops->send(twin->end, &parcel->head, sizeof parcel->head, memory, bytes, &parcel->operation);
 }
 
 void bxi_parcel_send(struct bxi_twin *twin, struct bxi_parcel *parcel)

@@ -39,12 +39,6 @@ struct bxi_wire_end {
     bool is_lost;
 };
 
-struct operation {                      /* a message or a fetch that is under way */
-    struct bxi_wire *wire;
-    bxi_wire_done *done;
-    void *context;
-};
-
 static int code_of(ucs_status_t status)
 {
     switch (status) {
@@ -269,25 +263,18 @@ static void wire_transport(struct bxi_wire_end *end, char *text, size_t bytes)
 
 /* ---- messages --------------------------------------------------------------------------------------- */
 
-static void operation_ends(struct operation *operation, ucs_status_t status)
-{
-    operation->done(operation->context, code_of(status));
-    free(operation);
-}
-
 static void sent(void *request, ucs_status_t status, void *argument)
 {
-    struct operation *operation = argument;
+    struct bxi_wire_operation *operation = argument;
 
     operation->wire->sending--;
     ucp_request_free(request);
-    operation_ends(operation, status);
+    operation->done(operation->context, code_of(status));
 }
 
 static void wire_send(struct bxi_wire_end *end, const void *head, size_t head_bytes, const void *data, size_t bytes,
-                      bxi_wire_done *done, void *context)
+                      struct bxi_wire_operation *operation)
 {
-    struct operation *operation = malloc(sizeof *operation);
     const ucp_request_param_t param = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
         .cb.send = sent,
@@ -295,35 +282,31 @@ static void wire_send(struct bxi_wire_end *end, const void *head, size_t head_by
     };
     ucs_status_ptr_t request;
 
-    if (operation == NULL || end->is_lost) {
-        free(operation);
-        done(context, operation == NULL ? -ENOMEM : -ECONNRESET);
+    operation->wire = end->wire;
+    if (end->is_lost) {
+        operation->done(operation->context, -ECONNRESET);
         return;
     }
-    *operation = (struct operation){ end->wire, done, context };
     request = ucp_am_send_nbx(end->ep, AM_ID, head, head_bytes, data, bytes, &param);
     if (UCS_PTR_IS_PTR(request))
         end->wire->sending++;
     else
-        operation_ends(operation, UCS_PTR_RAW_STATUS(request));
+        operation->done(operation->context, code_of(UCS_PTR_RAW_STATUS(request)));
 }
 
 static void fetched(void *request, ucs_status_t status, size_t bytes, void *argument)
 {
-    struct operation *operation = argument;
+    struct bxi_wire_operation *operation = argument;
 
     (void)bytes;
     ucp_request_free(request);
-    if (operation->wire->closes)
-        free(operation);
-    else
-        operation_ends(operation, status);
+    if (!operation->wire->closes)
+        operation->done(operation->context, code_of(status));
 }
 
-static void wire_fetch(struct bxi_wire *wire, struct bxi_wire_large *large, void *to, size_t bytes, bxi_wire_done *done,
-                       void *context)
+static void wire_fetch(struct bxi_wire *wire, struct bxi_wire_large *large, void *to, size_t bytes,
+                       struct bxi_wire_operation *operation)
 {
-    struct operation *operation = malloc(sizeof *operation);
     const ucp_request_param_t param = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FLAG_NO_IMM_CMPL,
         .cb.recv_am = fetched,
@@ -331,15 +314,10 @@ static void wire_fetch(struct bxi_wire *wire, struct bxi_wire_large *large, void
     };
     ucs_status_ptr_t request;
 
-    if (operation == NULL) {
-        ucp_am_data_release(wire->worker, large);
-        done(context, -ENOMEM);
-        return;
-    }
-    *operation = (struct operation){ wire, done, context };
+    operation->wire = wire;
     request = ucp_am_recv_data_nbx(wire->worker, large, to, bytes, &param);
     if (!UCS_PTR_IS_PTR(request))
-        operation_ends(operation, UCS_PTR_RAW_STATUS(request));
+        operation->done(operation->context, code_of(UCS_PTR_RAW_STATUS(request)));
 }
 
 static void wire_drop(struct bxi_wire *wire, struct bxi_wire_large *large)

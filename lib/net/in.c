@@ -82,7 +82,8 @@ static void keep(struct bxi_twin *twin, const struct bxi_parcel_head *head, cons
                  struct bxi_wire_large *large)
 {
     struct bxi_net *net = twin->job->net;
-    struct bxi_late *late = bytes <= 2 * BXI_RING_BYTES ? malloc(sizeof *late + bytes) : NULL, **place = &twin->late;
+    struct bxi_late *late = bytes <= 2 * BXI_RING_BYTES ? bxi_net_memory(net, sizeof *late + bytes) : NULL;
+    struct bxi_late **place = &twin->late;
 
     if (late == NULL) {
         if (large != NULL)

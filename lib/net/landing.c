@@ -24,6 +24,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 
+#define LEAST_BYTES (sizeof(struct bxi_frame) + sizeof(struct bxi_lease_head))  /* of a frame that lends */
 #define PARTS_KEPT_MAX (BX_TENSORS_MAX + 1 + BXI_PARTS_AHEAD)           /* of messages whose turn has not come */
 
 struct bxi_part {                           /* one that came */
@@ -38,7 +39,6 @@ struct bxi_part {                           /* one that came */
 struct bxi_landing {
     struct bxi_twin *twin;
     struct bxi_parcel_head head;        /* of the LEASE */
-    unsigned char *frame;               /* malloc'ed */
     uint32_t frame_bytes;
     struct bxi_lease_head lease;
     unsigned char *packed;              /* records and bytes: in frame, or in the twin's arena */
@@ -49,6 +49,7 @@ struct bxi_landing {
     uint32_t fetched;                   /* of them, those that the wire writes */
     struct bxi_wire_operation packed_fetch, part_fetch;
     struct bxi_landed *landed;          /* NULL: the records are not known yet */
+    unsigned char frame[];
 };
 
 /* ---- records ------------------------------------------------------------------------------------------ */
@@ -88,13 +89,15 @@ static struct bxi_sending *hold(const struct bxi_twin *twin, const struct bxi_le
     const struct bxi_grant_slot *slots = job->rpc->peers[twin->rank]->lend->grants.slots;
     const struct bxi_holds *holds;
     struct bxi_sending *sending;
+    uint32_t count;
 
     bxi_lock(&job->run->lock);
     holds = lease->slot < BXI_LEASE_MAX ? slots[lease->slot].holds : NULL;
-    sending = malloc(sizeof *sending + (holds != NULL ? holds->count : 0) * sizeof *sending->storages);
+    count = holds != NULL ? holds->count : 0;
+    sending = bxi_net_memory(job->net, sizeof *sending + count * sizeof *sending->storages);
     if (sending != NULL) {
         sending->parts = 1;
-        sending->count = holds != NULL ? holds->count : 0;
+        sending->count = count;
         for (uint32_t i = 0; i < sending->count; i++)
             bxi_storage_acquire(sending->storages[i] = holds->storages[i]);
     }
@@ -292,13 +295,15 @@ static void drop_blocks(struct bxi_landed *landed)
 /* Makes a block for each tensor, or none. False: it was nonsense, or there is no memory. */
 static bool allocate(struct bxi_landing *landing)
 {
-    struct bxi_landed *landed = calloc(1, sizeof *landed + landing->lease.tensor_count * sizeof *landed->storages);
+    struct bxi_landed *landed = bxi_net_memory(landing->twin->job->net, sizeof *landed +
+                                               landing->lease.tensor_count * sizeof *landed->storages);
     uint64_t at = 0;
 
     if (landed == NULL) {
         fail(landing, "no memory for a message of it");
         return false;
     }
+    *landed = (struct bxi_landed){ .code = 0 };
     landing->landed = landed;
     for (uint32_t i = 0; i < landing->lease.tensor_count; i++) {
         struct bxi_tensor_head head;
@@ -351,7 +356,6 @@ static void free_landing(struct bxi_landing *landing)
     free(landing->awaited);
     if (landing->lease.packed_offset != BXI_PACKED_HERE)
         bxi_landing_drop_packed(landing->twin, landing->lease.packed_offset, landing->lease.packed_bytes);
-    free(landing->frame);
     free(landing);
 }
 
@@ -437,42 +441,55 @@ static bool is_valid(const struct bxi_landing *landing)
     return lease->packed_offset <= arena_bytes && lease->packed_bytes <= arena_bytes - lease->packed_offset;
 }
 
-void bxi_landing_begin(struct bxi_twin *twin, const struct bxi_parcel_head *head, const unsigned char *data,
-                       size_t bytes)
+/* NULL: it was nonsense, or there is no memory. */
+static struct bxi_landing *make_landing(struct bxi_twin *twin, const struct bxi_parcel_head *head,
+                                        const unsigned char *data, size_t bytes)
 {
-    struct bxi_landing *landing = calloc(1, sizeof *landing);
-    const size_t least = sizeof(struct bxi_frame) + sizeof(struct bxi_lease_head);
+    struct bxi_landing *landing;
     uint64_t length = 0;
 
     if (bytes >= sizeof length)
         memcpy(&length, data, sizeof length);
-    if (landing == NULL || length < least || length > BXI_FRAME_MAX || length > bytes - sizeof length ||
-        (landing->frame = malloc(length)) == NULL) {
-        free(landing);
+    if (length < LEAST_BYTES || length > BXI_FRAME_MAX || length > bytes - sizeof length) {
         bxi_in_nonsense(twin, "it sent what no worker sends");
-        return;
+        return NULL;
     }
-    twin->landing = landing;
-    landing->twin = twin;
-    landing->packed_fetch = (struct bxi_wire_operation){ .done = packed_is_there, .context = landing };
-    landing->part_fetch = (struct bxi_wire_operation){ .done = part_is_there, .context = landing };
-    landing->head = *head;
-    landing->frame_bytes = (uint32_t)length;
+    landing = bxi_net_memory(twin->job->net, sizeof *landing + length);
+    if (landing == NULL) {
+        bxi_in_nonsense(twin, "no memory for a message of it");
+        return NULL;
+    }
+    *landing = (struct bxi_landing){ .twin = twin, .head = *head, .frame_bytes = (uint32_t)length,
+                                     .packed_fetch = { .done = packed_is_there, .context = landing },
+                                     .part_fetch = { .done = part_is_there, .context = landing } };
     memcpy(landing->frame, data + sizeof length, length);
     memcpy(&landing->lease, landing->frame + sizeof(struct bxi_frame), sizeof landing->lease);
-    landing->packed = landing->frame + least;
     landing->packed_is_there = landing->lease.packed_offset == BXI_PACKED_HERE;
+    return landing;
+}
+
+void bxi_landing_begin(struct bxi_twin *twin, const struct bxi_parcel_head *head, const unsigned char *data,
+                       size_t bytes)
+{
+    struct bxi_landing *landing = twin->landing = make_landing(twin, head, data, bytes);
+    size_t awaited_bytes;
+
+    if (landing == NULL)
+        return;
     if (!is_valid(landing)) {
         nonsense(twin);
         return;
     }
-    landing->awaited = calloc(landing->lease.tensor_count + 1, sizeof *landing->awaited);
+    landing->packed = landing->packed_is_there ? landing->frame + LEAST_BYTES
+                                               : twin->arena + landing->lease.packed_offset;
+    awaited_bytes = (landing->lease.tensor_count + 1) * sizeof *landing->awaited;
+    landing->awaited = bxi_net_memory(twin->job->net, awaited_bytes);
     if (landing->awaited == NULL) {
         fail(landing, "no memory for a message of it");
         return;
     }
+    memset(landing->awaited, 0, awaited_bytes);
     if (!landing->packed_is_there) {
-        landing->packed = twin->arena + landing->lease.packed_offset;
         landing->awaited[0] = landing->lease.packed_bytes;
         landing->missing = 1;
         landing->holds_off = true;
@@ -489,7 +506,7 @@ static void keep(struct bxi_twin *twin, const struct bxi_parcel_head *head, cons
     struct bxi_part *part = NULL;
 
     if (twin->part_count < PARTS_KEPT_MAX)
-        part = malloc(sizeof *part + (large == NULL ? bytes : 0));
+        part = bxi_net_memory(net, sizeof *part + (large == NULL ? bytes : 0));
     if (part == NULL) {
         if (large != NULL)
             net->ops->drop(net->wire, large);

@@ -51,6 +51,7 @@ void bxi_net_destroy(struct bx_job *job)
         close(net->epoll_fd);
     if (net->stop_fd >= 0)
         close(net->stop_fd);
+    free(net->reserve);
     free(net);
     job->net = NULL;
 }

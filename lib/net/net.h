@@ -110,6 +110,7 @@ struct bxi_net {
     int deaths;
     bool is_dead[BXI_WORLD_MAX];                /* the thread: by rank: it is one of these */
     uint64_t passes;                    /* role */
+    void *reserve;                      /* role: of bxi_net_memory; NULL: used, or not made yet */
 };
 
 /* Is that rank's worker on this host? */
@@ -259,6 +260,9 @@ struct bxi_sending {
     uint32_t count;
     struct bxi_storage *storages[];     /* one reference each */
 };
+/* malloc'ed, if need be at the cost of a reserve, which each pass tries to make again: for what has come, or belongs to
+ * what was sent. NULL: no memory. Role. */
+void *bxi_net_memory(struct bxi_net *net, size_t bytes);
 struct bxi_parcel *bxi_parcel_make(struct bxi_twin *twin, enum bxi_parcel_kind kind, size_t room);     /* NULL */
 /* Sends its data, or memory that stays as it is until it is there; frees the parcel then. */
 void bxi_parcel_send(struct bxi_twin *twin, struct bxi_parcel *parcel);

@@ -7,6 +7,17 @@
 #include <errno.h>
 #include <stdlib.h>
 
+void *bxi_net_memory(struct bxi_net *net, size_t bytes)
+{
+    void *memory = malloc(bytes);
+
+    if (memory != NULL || net->reserve == NULL)
+        return memory;
+    free(net->reserve);
+    net->reserve = NULL;
+    return malloc(bytes);
+}
+
 /* ---- parts --------------------------------------------------------------------------------------------- */
 
 void bxi_sending_drop(struct bxi_sending *sending)
@@ -53,7 +64,7 @@ static void parcel_is_sent(void *context, int rc)
 
 struct bxi_parcel *bxi_parcel_make(struct bxi_twin *twin, enum bxi_parcel_kind kind, size_t room)
 {
-    struct bxi_parcel *parcel = malloc(sizeof *parcel + room);
+    struct bxi_parcel *parcel = bxi_net_memory(twin->job->net, sizeof *parcel + room);
 
     if (parcel == NULL)
         return NULL;

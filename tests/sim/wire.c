@@ -345,7 +345,6 @@ static void send_message(struct bxi_wire_end *end, const void *head, size_t head
 {
     struct message *message = sim_memory(sizeof *message);
 
-    sim_spare_memory();                 /* what lib/net has no memory for cuts the pair off */
     enter("send", PC);
     if (end->is_lost) {
         operation->done(operation->context, -ECONNRESET);

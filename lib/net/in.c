@@ -242,6 +242,16 @@ static void drop_kept(struct bxi_twin *twin)
     bxi_landing_end(twin);
 }
 
+/* Of a host that is silent nothing ends what is under way. There is no way to it any more. */
+static void cut_end(struct bxi_twin *twin)
+{
+    if (twin->end == NULL || (twin->parts_under_way == 0 && twin->landing == NULL && twin->late == NULL))
+        return;
+    twin->job->net->ops->cut(twin->end);
+    twin->end = NULL;
+    twin->has_heard = true;
+}
+
 int bxi_in_pass(struct bx_job *job)
 {
     int total = 0;
@@ -251,11 +261,13 @@ int bxi_in_pass(struct bx_job *job)
 
         if (twin == NULL)
             continue;
-        /* Relaxed: this thread writes it. */
+        /* Relaxed, both: this thread writes it. */
         if (bxi_load_relaxed(&job->rpc->peers[rank]->state) != BXI_PEER_ALIVE)
             drop_kept(twin);
         else
             take_next(twin);            /* a frame that they waited for may be complete */
+        if (bxi_load_relaxed(&job->rpc->peers[rank]->state) == BXI_PEER_DEAD)
+            cut_end(twin);
         total += bxi_in_let_go(twin);
     }
     return total;

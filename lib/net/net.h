@@ -190,7 +190,7 @@ struct bxi_twin {                       /* role, unless it says otherwise */
     uint64_t stamp_ns, stamped_ns;      /* its clock in its last message, and when that came; 0: none has */
 
     /* the way out */
-    struct bxi_wire_end *end;           /* NULL: nothing was sent yet */
+    struct bxi_wire_end *end;           /* NULL: nothing was sent yet, or since its death */
     bool out_open;
     struct bxi_ring_reader out;         /* this worker's ring to it */
     bxi_a64 out_credit;                 /* nobody reads it */
@@ -204,7 +204,7 @@ struct bxi_twin {                       /* role, unless it says otherwise */
     uint32_t parts_under_way;           /* that the wire is not done with */
     uint32_t parts_ahead;               /* that were sent since none was */
     bool waits_for_parts;               /* the next frame lends, and may not go before none is */
-    bool has_heard;                     /* it was told that it is cut off here */
+    bool has_heard;                     /* it was told that it is cut off here, or cannot be */
 
     /* the way in */
     struct bxi_ring_writer in;          /* its ring to this worker, in the twin's segment */

@@ -6,7 +6,7 @@
  * A message has a head and data. Both stay the sender's until `done` is called. They arrive whole, in any order.
  *
  * One thread at a time calls these functions: the one with the progress role, or the one that starts or ends the job.
- * Callbacks run in it, within progress, send, fetch or close.
+ * Callbacks run in it, within progress, send, fetch, cut or close.
  */
 #ifndef BXI_WIRE_H
 #define BXI_WIRE_H
@@ -58,6 +58,8 @@ struct bxi_wire_ops {
     void (*drop)(struct bxi_wire *wire, struct bxi_wire_large *large);
     /* By which transport, and device, its messages go; empty: UCX does not tell. text is all zeros. */
     void (*transport)(struct bxi_wire_end *end, char *text, size_t bytes);
+    /* Its worker is dead: ends what is under way there and from there, with an error, and the end itself. */
+    void (*cut)(struct bxi_wire_end *end);
     unsigned (*progress)(struct bxi_wire *wire);        /* not 0: something happened */
     /* The descriptor gets readable when there is something to progress. False: there is something now. */
     bool (*arm)(struct bxi_wire *wire);

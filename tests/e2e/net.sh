@@ -531,6 +531,23 @@ for end in $first $second; do
     check "the link of $(test $end = $first && echo "rank 0's" || echo 'the other') host goes down" part_once $end 3000
     echo "# $(cat "$dir"/out.* | grep -h '^news' | sort -k 5 -n | tail -n 1)"
 done
+if tc -n $second qdisc add dev $second root tbf rate 500mbit burst 1mb latency 50ms 2>"$dir/err"; then
+    new_job 2
+    begin_rank 0 "$net_full" silenced
+    begin_rank 1 "$net_full" silenced
+    ready 0 ready && ready 1 ready
+    for end in $first $second; do
+        cut_off $end silent
+    done
+    finish
+    check 'a host is silent in the midst of a large tensor: both have its memory back' test "$statuses $left" = '0 0 '
+    for end in $first $second; do
+        ip -n $end neigh del $(other_of $end) dev $end
+    done
+    tc -n $second qdisc del dev $second root
+else
+    echo "skip a large tensor to a host that is silent: $(head -n 1 "$dir/err")"
+fi
 for end in $first $second; do
     check "rank 0 dies, and then $(test $end = $first && echo "its" || echo 'the other') host is heard no more" \
         part_once $end 3000 headless

@@ -406,6 +406,15 @@ static void transport(struct bxi_wire_end *end, char *text, size_t bytes)
     memcpy(text, "sim", 4);
 }
 
+/* What is under way is over with the death (end_what_comes). */
+static void cut(struct bxi_wire_end *end)
+{
+    enter("cut", PC);
+    if (!end->to->is_gone)
+        sim_fail("the end of a worker that lives is cut");
+    end->is_lost = true;
+}
+
 static int descriptor(const struct bxi_wire *wire)
 {
     return wire->fd;
@@ -523,6 +532,7 @@ const struct bxi_wire_ops *sim_wire_plugin(void)
         .fetch = fetch,
         .drop = drop,
         .transport = transport,
+        .cut = cut,
         .progress = progress,
         .arm = arm,
         .descriptor = descriptor,

@@ -34,7 +34,7 @@ struct bxi_wire {
 struct bxi_wire_end {
     struct bxi_wire_end *next;
     struct bxi_wire *wire;
-    ucp_ep_h ep;
+    ucp_ep_h ep;                        /* NULL: cut */
     void *peer;
     bool is_lost;
 };
@@ -335,13 +335,26 @@ static uint64_t now_ns(void)
     return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
 }
 
+static const ucp_request_param_t at_once = {
+    .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
+    .flags = UCP_EP_CLOSE_FLAG_FORCE,
+};
+
+/* What is left of it goes when the wire is closed. */
+static void wire_cut(struct bxi_wire_end *end)
+{
+    ucs_status_ptr_t request;
+
+    end->is_lost = true;
+    request = ucp_ep_close_nbx(end->ep, &at_once);
+    if (UCS_PTR_IS_PTR(request))
+        ucp_request_free(request);
+    end->ep = NULL;
+}
+
 /* What is sent over TCP is lost if the process ends first, so the ends are flushed before they are closed. */
 static void close_end(struct bxi_wire_end *end, uint64_t until_ns)
 {
-    const ucp_request_param_t force = {
-        .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
-        .flags = UCP_EP_CLOSE_FLAG_FORCE,
-    };
     const ucp_request_param_t param = { 0 };
     ucs_status_ptr_t request = end->is_lost ? NULL : ucp_ep_flush_nbx(end->ep, &param);
 
@@ -349,7 +362,7 @@ static void close_end(struct bxi_wire_end *end, uint64_t until_ns)
         ucp_worker_progress(end->wire->worker);
     if (UCS_PTR_IS_PTR(request))
         ucp_request_free(request);
-    request = ucp_ep_close_nbx(end->ep, &force);
+    request = end->ep == NULL ? NULL : ucp_ep_close_nbx(end->ep, &at_once);
     while (UCS_PTR_IS_PTR(request) && ucp_request_check_status(request) == UCS_INPROGRESS && now_ns() < until_ns)
         ucp_worker_progress(end->wire->worker);
     if (UCS_PTR_IS_PTR(request))
@@ -394,6 +407,7 @@ __attribute__((visibility("default"))) const struct bxi_wire_ops *bxi_wire_plugi
         .fetch = wire_fetch,
         .drop = wire_drop,
         .transport = wire_transport,
+        .cut = wire_cut,
         .progress = wire_progress,
         .arm = wire_arm,
         .descriptor = wire_descriptor,

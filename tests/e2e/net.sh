@@ -503,7 +503,25 @@ check 'a hub that cannot connect for lack of ports takes nobody for dead' test "
 check 'and logs it' prints 1 'is not watched: '
 unset BX_NET_TIMEOUT_MS
 
+# The first message to a host that is silent waits for nothing but the news of it.
 export BX_NET_TIMEOUT_MS=500
+new_job 5
+rm -f "$dir/down"
+for rank in 0 1 2 3 4; do
+    begin_rank $rank "$net_end" first "$dir/down" 5000
+done
+for rank in 0 1 2 3 4; do
+    ready $rank ready
+done
+cut_off $first silent
+cut_off $second silent
+is_down
+finish
+for end in $first $second; do
+    ip -n $end neigh del $(other_of $end) dev $end
+done
+check 'a worker that has never called a host that is silent does' all_done
+
 # Workers 1 and 3 have left but for worker 2, which is still at work when rank 0 dies and their host is silent.
 new_job 4
 rm -f "$dir/down"

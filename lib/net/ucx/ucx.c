@@ -4,7 +4,8 @@
  *
  * UCX's transports through shared memory are left out: workers of one host talk through rings. UCX_TLS and
  * UCX_NET_DEVICES choose among the others. Its keepalive is off: UCX drives it by progress, and would take a worker
- * that computes or is stopped for dead.
+ * that computes or is stopped for dead. It connects without waiting: whoever sends first to a host that is silent would
+ * wait for minutes, with the progress role.
  *
  * UCX 1.13 aborts this process ("got REP message") when a worker dies while UCX connects it and this one: an assertion
  * of its own, which openucx/ucx pull request 8175 has removed. Nothing here prevents that.
@@ -97,11 +98,25 @@ static ucs_status_t choose_transports(ucp_config_t *config)
     return ucp_config_modify(config, "TLS", list[0] != '\0' ? list : "none");
 }
 
+/* A key that no transport takes is warned of, as is the other one's form: since 1.17 it has the transport's name. */
+static ucs_status_t connect_without_waiting(ucp_config_t *config)
+{
+    const char *given = secure_getenv("UCX_TLS");
+    unsigned major, minor, release;
+
+    ucp_get_version(&major, &minor, &release);
+    if (given != NULL && strcmp(given, "all") != 0 && (given[0] == '^') == (strstr(given, "tcp") != NULL))
+        return UCS_OK;
+    return ucp_config_modify(config, major == 1 && minor < 17 ? "CONN_NB" : "TCP_CONN_NB", "y");
+}
+
 static ucs_status_t configure(ucp_config_t *config)
 {
     ucs_status_t status = choose_transports(config);
 
-    return status == UCS_OK ? ucp_config_modify(config, "KEEPALIVE_INTERVAL", "inf") : status;
+    if (status == UCS_OK)
+        status = ucp_config_modify(config, "KEEPALIVE_INTERVAL", "inf");
+    return status == UCS_OK ? connect_without_waiting(config) : status;
 }
 
 static ucs_status_t make_context(struct bxi_wire *wire)

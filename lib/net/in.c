@@ -8,7 +8,6 @@
  */
 #include "net.h"
 
-#include <errno.h>
 #include <stdlib.h>
 
 #define LATE_BYTES_MAX ((size_t)64 << 20)      /* kept of one worker; those without frames have 150 bytes each */

@@ -20,7 +20,6 @@
  */
 #include "net.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 

@@ -68,13 +68,11 @@ struct bxi_parcel *bxi_parcel_make(struct bxi_twin *twin, enum bxi_parcel_kind k
 
     if (parcel == NULL)
         return NULL;
-    parcel->head = (struct bxi_parcel_head){ .instance = twin->job->instance, .from = (uint16_t)twin->job->rank,
-                                             .kind = (uint16_t)kind };
-    parcel->twin = twin;
-    parcel->operation = (struct bxi_wire_operation){ .done = parcel_is_sent, .context = parcel };
-    parcel->sending = NULL;
-    parcel->is_words = false;
-    parcel->bytes = 0;
+    *parcel = (struct bxi_parcel){
+        .head = { .instance = twin->job->instance, .from = (uint16_t)twin->job->rank, .kind = (uint16_t)kind },
+        .twin = twin,
+        .operation = { .done = parcel_is_sent, .context = parcel },
+    };
     return parcel;
 }
 

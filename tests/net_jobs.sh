@@ -176,8 +176,7 @@ make_namespaces()
         ip -n $first link set $first up && ip -n $second link set $second up && soon runs $first && soon runs $second
 }
 
-# The link of that end goes down, which its kernel sees; or, silent, what it sends arrives nowhere. When it was stands
-# in $dir/down: ip may wait for the kernel's lock.
+# The link of that end goes down, which its kernel sees; or, silent, what it sends arrives nowhere.
 cut_off()   # cut_off END [silent]
 {
     if [ $# -eq 2 ]; then
@@ -185,6 +184,10 @@ cut_off()   # cut_off END [silent]
     else
         ip -n $1 link set $1 down
     fi
+}
+
+is_down()   # when it was stands in $dir/down
+{
     date +%s%N >"$dir/down.new"
     mv "$dir/down.new" "$dir/down"
 }
@@ -194,24 +197,41 @@ other_of()
     test $1 = $first && echo 10.77.0.2 || echo 10.77.0.1
 }
 
-# A job of 2 hosts with 2 workers each. Headless: rank 0 dies before, and the end is silent.
-part_once() # part_once END MS [headless]
+# A job of 2 hosts with 2 workers each.
+#     down      the link goes down; ip may wait for the kernel's lock
+#     headless  rank 0 dies, and then the end is silent
+#     beheaded  rank 0 dies at the same time, before or behind it; the end is silent or its link goes down
+#     stopped   worker 3 is stopped meanwhile, and the end is silent
+part_once() # part_once END MS [HOW]
 {
+    how=${3:-down}
+    silent=silent
+    mode=$how
+    dead=0
+    test $how != down -a $how != stopped || mode=part
+    test $how != headless -a $how != beheaded || dead=137
     new_job 4
+    test $how != down -a $how$((count / 2 % 2)) != beheaded0 || silent=
     rm -f "$dir/down"
     for rank in 0 1 2 3; do
-        begin_rank $rank "$net_end" ${3:-part} "$dir/down" $2
+        begin_rank $rank "$net_end" $mode "$dir/down" $2
     done
     for rank in 0 1 2 3; do
         ready $rank ready || return 1
     done
     sleep 0.$((count % 3 + 1))
-    cut_off $1 ${3:+silent}
+    test $how != stopped || kill -STOP $pid_3
+    test $how != beheaded || is_down
+    test $how$((count % 2)) != beheaded0 || kill -KILL $pid_0
+    cut_off $1 $silent
+    test $how = beheaded || is_down
+    test $how != beheaded || kill -KILL $pid_0 2>/dev/null
+    test $how != stopped || { sleep 5; kill -CONT $pid_3; }
     finish
-    test $# -eq 2 || ip -n $1 neigh del $(other_of $1) dev $1
+    test -z "$silent" || ip -n $1 neigh del $(other_of $1) dev $1
     ip -n $1 link set $1 up
     soon runs $first && soon runs $second
-    test "$statuses $left" = "$(test $# -eq 3 && echo 137 || echo 0) 0 0 0 "
+    test "$statuses $left" = "$dead 0 0 0 "
 }
 
 have_namespaces()       # false, after a sentence, if there are none

@@ -228,7 +228,7 @@ static size_t awaited(const struct guest *guest)
     return guest->in.message.head.bytes > most ? 0 : sizeof guest->in.message.head + guest->in.message.head.bytes;
 }
 
-static int hung_up(struct party *party, struct guest *guest)
+static int hung_up(struct guest *guest)
 {
     const struct bxi_hello *hello = &guest->in.message.body.hello;
 
@@ -236,7 +236,6 @@ static int hung_up(struct party *party, struct guest *guest)
         return bx_fail(BX_E_PEER_DEAD, "worker '%s' (rank %d, pid %u) on host '%s' hung up while the job was starting",
                        hello->name, hello->rank, hello->pid, hello->machine);
     drop(guest);
-    (void)party;
     return 0;
 }
 
@@ -257,9 +256,9 @@ static int read_guest(struct party *party, struct guest *guest)
         else
             got = recv(guest->fd, guest->in.bytes + guest->got, want - guest->got, 0);
         if (got < 0)
-            return errno == EAGAIN || errno == EINTR ? 0 : hung_up(party, guest);
+            return errno == EAGAIN || errno == EINTR ? 0 : hung_up(guest);
         if (got == 0 || guest->stage == KNOWN)
-            return hung_up(party, guest);
+            return hung_up(guest);
         guest->got += (size_t)got;
         if (guest->got < sizeof guest->in.message.head || guest->got < awaited(guest) || awaited(guest) == 0)
             continue;
@@ -399,7 +398,7 @@ static int tell_all(struct party *party)
     rc = bxi_meet_take_table(meeting, message.value, body, message.bytes);
     for (int rank = 1; rank < job->world_size && rc == 0; rank++)
         if (bxi_net_send(party->by_rank[rank]->fd, &message, body, meeting->deadline_ns) < 0)
-            rc = hung_up(party, party->by_rank[rank]);
+            rc = hung_up(party->by_rank[rank]);
     free(body);
     return rc;
 }

@@ -8,8 +8,6 @@
  */
 #include "net.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 
 #define LATE_BYTES_MAX ((size_t)64 << 20)      /* kept of one worker; those without frames have 150 bytes each */
@@ -18,6 +16,7 @@ struct bxi_late {
     struct bxi_late *next;
     struct bxi_twin *twin;
     struct bxi_parcel_head head;
+    struct bxi_wire_operation fetch;
     size_t bytes;
     bool is_there;                      /* its data has come */
     bool is_lost;                       /* it could not be fetched */
@@ -82,7 +81,8 @@ static void keep(struct bxi_twin *twin, const struct bxi_parcel_head *head, cons
                  struct bxi_wire_large *large)
 {
     struct bxi_net *net = twin->job->net;
-    struct bxi_late *late = bytes <= 2 * BXI_RING_BYTES ? malloc(sizeof *late + bytes) : NULL, **place = &twin->late;
+    struct bxi_late *late = bytes <= 2 * BXI_RING_BYTES ? bxi_net_memory(net, sizeof *late + bytes) : NULL;
+    struct bxi_late **place = &twin->late;
 
     if (late == NULL) {
         if (large != NULL)
@@ -90,7 +90,8 @@ static void keep(struct bxi_twin *twin, const struct bxi_parcel_head *head, cons
         bxi_in_nonsense(twin, bytes > 2 * BXI_RING_BYTES ? "its messages are too large" : "no memory for one of it");
         return;
     }
-    *late = (struct bxi_late){ .twin = twin, .head = *head, .bytes = bytes, .is_there = large == NULL };
+    *late = (struct bxi_late){ .twin = twin, .head = *head, .fetch = { .done = is_fetched, .context = late },
+                               .bytes = bytes, .is_there = large == NULL };
     if (data != NULL)
         memcpy(late->data, data, bytes);
     if (twin->last_late != NULL && twin->last_late->head.number < head->number)
@@ -110,7 +111,7 @@ static void keep(struct bxi_twin *twin, const struct bxi_parcel_head *head, cons
     if (late->next == NULL)
         twin->last_late = late;
     if (large != NULL)
-        net->ops->fetch(net->wire, large, late->data, bytes, is_fetched, late);
+        net->ops->fetch(net->wire, large, late->data, bytes, &late->fetch);
 }
 
 /* Clocks drift, and that of a machine that sleeps stands still. By this worker's, a message was sent between the one
@@ -214,8 +215,7 @@ int bxi_in_let_go(struct bxi_twin *twin)
     for (; twin->landed != NULL && (peer->in.read_pos >= twin->landed->end_pos ||
                                     bxi_load_relaxed((bxi_a32 *)&peer->state) != BXI_PEER_ALIVE); count++) {
         if (twin->landed->packed_bytes > 0)
-            fallocate(twin->arena_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)twin->landed->packed_offset,
-                      (off_t)twin->landed->packed_bytes);
+            bxi_landing_drop_packed(twin, twin->landed->packed_offset, twin->landed->packed_bytes);
         drop_first_landed(twin);
     }
     return count;
@@ -241,6 +241,16 @@ static void drop_kept(struct bxi_twin *twin)
     bxi_landing_end(twin);
 }
 
+/* Of a host that is silent nothing ends what is under way. There is no way to it any more. */
+static void cut_end(struct bxi_twin *twin)
+{
+    if (twin->end == NULL || (twin->parts_under_way == 0 && twin->landing == NULL && twin->late == NULL))
+        return;
+    twin->job->net->ops->cut(twin->end);
+    twin->end = NULL;
+    twin->has_heard = true;
+}
+
 int bxi_in_pass(struct bx_job *job)
 {
     int total = 0;
@@ -250,11 +260,13 @@ int bxi_in_pass(struct bx_job *job)
 
         if (twin == NULL)
             continue;
-        /* Relaxed: this thread writes it. */
+        /* Relaxed, both: this thread writes it. */
         if (bxi_load_relaxed(&job->rpc->peers[rank]->state) != BXI_PEER_ALIVE)
             drop_kept(twin);
         else
             take_next(twin);            /* a frame that they waited for may be complete */
+        if (bxi_load_relaxed(&job->rpc->peers[rank]->state) == BXI_PEER_DEAD)
+            cut_end(twin);
         total += bxi_in_let_go(twin);
     }
     return total;

@@ -9,8 +9,9 @@
  * The receiver allocates a block of its own arena for each tensor, lets the wire write into it, and changes the
  * records: the tensor lies in this worker's memory, and comes back from the sender. The records name the blocks by
  * struct bxi_landed (lend/lend.h), which holds them until the frame has been handled; the loan that the frame's handler
- * has then holds the blocks itself. What lies in the twin's arena is dropped at the same time. Without room for the
- * blocks the parts are dropped, and the loan cannot be opened: the call fails, and the worker is not cut off.
+ * has then holds the blocks itself. Part 0 is written into the twin's arena, where the sender has it in its own, and is
+ * dropped at the same time. Without room for the blocks the parts are dropped, and the loan cannot be opened: the call
+ * fails, and the worker is not cut off.
  *
  * A tensor in device memory has been staged by its sender (device/tensor.c): its elements lie in the arena, and its
  * record says that they are meant for a device. Here it is staged in when the loan is opened (device/loan.c).
@@ -19,9 +20,10 @@
  */
 #include "net.h"
 
-#include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 
+#define LEAST_BYTES (sizeof(struct bxi_frame) + sizeof(struct bxi_lease_head))  /* of a frame that lends */
 #define PARTS_KEPT_MAX (BX_TENSORS_MAX + 1 + BXI_PARTS_AHEAD)           /* of messages whose turn has not come */
 
 struct bxi_part {                           /* one that came */
@@ -36,16 +38,17 @@ struct bxi_part {                           /* one that came */
 struct bxi_landing {
     struct bxi_twin *twin;
     struct bxi_parcel_head head;        /* of the LEASE */
-    unsigned char *frame;               /* malloc'ed */
     uint32_t frame_bytes;
     struct bxi_lease_head lease;
-    unsigned char *packed;              /* records and bytes: in frame, or malloc'ed */
-    bool packed_is_own, packed_is_there, is_failed;
+    unsigned char *packed;              /* records and bytes: in frame, or in the twin's arena */
+    bool packed_is_there, is_failed;
     bool holds_off;                     /* kept parts are being taken: finish waits */
     uint64_t *awaited;                  /* by part: its bytes; 0: there is none, or it has come */
     uint32_t missing;                   /* parts that have not come whole */
     uint32_t fetched;                   /* of them, those that the wire writes */
+    struct bxi_wire_operation packed_fetch, part_fetch;
     struct bxi_landed *landed;          /* NULL: the records are not known yet */
+    unsigned char frame[];
 };
 
 /* ---- records ------------------------------------------------------------------------------------------ */
@@ -85,13 +88,15 @@ static struct bxi_sending *hold(const struct bxi_twin *twin, const struct bxi_le
     const struct bxi_grant_slot *slots = job->rpc->peers[twin->rank]->lend->grants.slots;
     const struct bxi_holds *holds;
     struct bxi_sending *sending;
+    uint32_t count;
 
     bxi_lock(&job->run->lock);
     holds = lease->slot < BXI_LEASE_MAX ? slots[lease->slot].holds : NULL;
-    sending = malloc(sizeof *sending + (holds != NULL ? holds->count : 0) * sizeof *sending->storages);
+    count = holds != NULL ? holds->count : 0;
+    sending = bxi_net_memory(job->net, sizeof *sending + count * sizeof *sending->storages);
     if (sending != NULL) {
         sending->parts = 1;
-        sending->count = holds != NULL ? holds->count : 0;
+        sending->count = count;
         for (uint32_t i = 0; i < sending->count; i++)
             bxi_storage_acquire(sending->storages[i] = holds->storages[i]);
     }
@@ -231,14 +236,14 @@ static void packed_is_there(void *context, int rc)
 /* Where a part belongs is known. */
 static bool has_place(const struct bxi_landing *landing, uint32_t index)
 {
-    return index == 0 ? landing->packed_is_own : landing->landed != NULL;
+    return index == 0 ? landing->lease.packed_offset != BXI_PACKED_HERE : landing->landed != NULL;
 }
 
 static void land(struct bxi_landing *landing, uint32_t index, const void *data, size_t bytes,
                  struct bxi_wire_large *large)
 {
     struct bxi_net *net = landing->twin->job->net;
-    bxi_wire_done *done = index == 0 ? packed_is_there : part_is_there;
+    struct bxi_wire_operation *fetch = index == 0 ? &landing->packed_fetch : &landing->part_fetch;
     const bool is_awaited = index <= landing->lease.tensor_count && bytes > 0 && bytes == landing->awaited[index];
     const bool has_room = index == 0 || landing->landed->code == 0;
     void *place = !is_awaited || !has_room ? NULL
@@ -253,12 +258,12 @@ static void land(struct bxi_landing *landing, uint32_t index, const void *data, 
     landing->awaited[index] = 0;
     landing->fetched++;
     if (large != NULL && place != NULL) {
-        net->ops->fetch(net->wire, large, place, bytes, done, landing);
+        net->ops->fetch(net->wire, large, place, bytes, fetch);
         return;
     }
     if (place != NULL)
         memcpy(place, data, bytes);
-    done(landing, 0);
+    fetch->done(landing, 0);
 }
 
 /* 0, or why there is no block. */
@@ -289,13 +294,15 @@ static void drop_blocks(struct bxi_landed *landed)
 /* Makes a block for each tensor, or none. False: it was nonsense, or there is no memory. */
 static bool allocate(struct bxi_landing *landing)
 {
-    struct bxi_landed *landed = calloc(1, sizeof *landed + landing->lease.tensor_count * sizeof *landed->storages);
+    struct bxi_landed *landed = bxi_net_memory(landing->twin->job->net, sizeof *landed +
+                                               landing->lease.tensor_count * sizeof *landed->storages);
     uint64_t at = 0;
 
     if (landed == NULL) {
         fail(landing, "no memory for a message of it");
         return false;
     }
+    *landed = (struct bxi_landed){ .code = 0 };
     landing->landed = landed;
     for (uint32_t i = 0; i < landing->lease.tensor_count; i++) {
         struct bxi_tensor_head head;
@@ -335,15 +342,19 @@ static void rewrite(struct bxi_landing *landing)
     }
 }
 
+void bxi_landing_drop_packed(const struct bxi_twin *twin, uint64_t offset, uint64_t bytes)
+{
+    fallocate(twin->arena_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes);
+}
+
 static void free_landing(struct bxi_landing *landing)
 {
     if (landing->landed != NULL)
         drop_blocks(landing->landed);
     free(landing->landed);
     free(landing->awaited);
-    if (landing->packed_is_own)
-        free(landing->packed);
-    free(landing->frame);
+    if (landing->lease.packed_offset != BXI_PACKED_HERE)
+        bxi_landing_drop_packed(landing->twin, landing->lease.packed_offset, landing->lease.packed_bytes);
     free(landing);
 }
 
@@ -355,13 +366,13 @@ static bool put(struct bxi_landing *landing)
 
     landed->name = twin->landed_name++ & 0xffffff;
     rewrite(landing);
-    if (landing->packed_is_own) {
-        landed->packed_offset = landing->lease.packed_offset;
-        landed->packed_bytes = landing->lease.packed_bytes;
-        memcpy(twin->arena + landed->packed_offset, landing->packed, landed->packed_bytes);
-    }
     if (!bxi_in_put(twin, landing->frame, landing->frame_bytes))
         return false;
+    if (landing->lease.packed_offset != BXI_PACKED_HERE) {
+        landed->packed_offset = landing->lease.packed_offset;
+        landed->packed_bytes = landing->lease.packed_bytes;
+        landing->lease.packed_offset = BXI_PACKED_HERE;         /* it is no longer this one's to drop */
+    }
     landed->end_pos = twin->in.write_pos;
     *twin->landed_end = landed;
     twin->landed_end = &landed->next;
@@ -429,47 +440,57 @@ static bool is_valid(const struct bxi_landing *landing)
     return lease->packed_offset <= arena_bytes && lease->packed_bytes <= arena_bytes - lease->packed_offset;
 }
 
-void bxi_landing_begin(struct bxi_twin *twin, const struct bxi_parcel_head *head, const unsigned char *data,
-                       size_t bytes)
+/* NULL: it was nonsense, or there is no memory. */
+static struct bxi_landing *make_landing(struct bxi_twin *twin, const struct bxi_parcel_head *head,
+                                        const unsigned char *data, size_t bytes)
 {
-    struct bxi_landing *landing = calloc(1, sizeof *landing);
-    const size_t least = sizeof(struct bxi_frame) + sizeof(struct bxi_lease_head);
+    struct bxi_landing *landing;
     uint64_t length = 0;
 
     if (bytes >= sizeof length)
         memcpy(&length, data, sizeof length);
-    if (landing == NULL || length < least || length > BXI_FRAME_MAX || length > bytes - sizeof length ||
-        (landing->frame = malloc(length)) == NULL) {
-        free(landing);
+    if (length < LEAST_BYTES || length > BXI_FRAME_MAX || length > bytes - sizeof length) {
         bxi_in_nonsense(twin, "it sent what no worker sends");
-        return;
+        return NULL;
     }
-    twin->landing = landing;
-    landing->twin = twin;
-    landing->head = *head;
-    landing->frame_bytes = (uint32_t)length;
+    landing = bxi_net_memory(twin->job->net, sizeof *landing + length);
+    if (landing == NULL) {
+        bxi_in_nonsense(twin, "no memory for a message of it");
+        return NULL;
+    }
+    *landing = (struct bxi_landing){ .twin = twin, .head = *head, .frame_bytes = (uint32_t)length,
+                                     .packed_fetch = { .done = packed_is_there, .context = landing },
+                                     .part_fetch = { .done = part_is_there, .context = landing } };
     memcpy(landing->frame, data + sizeof length, length);
     memcpy(&landing->lease, landing->frame + sizeof(struct bxi_frame), sizeof landing->lease);
-    landing->packed = landing->frame + least;
     landing->packed_is_there = landing->lease.packed_offset == BXI_PACKED_HERE;
+    return landing;
+}
+
+void bxi_landing_begin(struct bxi_twin *twin, const struct bxi_parcel_head *head, const unsigned char *data,
+                       size_t bytes)
+{
+    struct bxi_landing *landing = twin->landing = make_landing(twin, head, data, bytes);
+    size_t awaited_bytes;
+
+    if (landing == NULL)
+        return;
     if (!is_valid(landing)) {
         nonsense(twin);
         return;
     }
-    landing->awaited = calloc(landing->lease.tensor_count + 1, sizeof *landing->awaited);
+    landing->packed = landing->packed_is_there ? landing->frame + LEAST_BYTES
+                                               : twin->arena + landing->lease.packed_offset;
+    awaited_bytes = (landing->lease.tensor_count + 1) * sizeof *landing->awaited;
+    landing->awaited = bxi_net_memory(twin->job->net, awaited_bytes);
     if (landing->awaited == NULL) {
         fail(landing, "no memory for a message of it");
         return;
     }
+    memset(landing->awaited, 0, awaited_bytes);
     if (!landing->packed_is_there) {
-        landing->packed_is_own = true;
-        landing->packed = malloc(landing->lease.packed_bytes + 1);
         landing->awaited[0] = landing->lease.packed_bytes;
         landing->missing = 1;
-        if (landing->packed == NULL) {
-            fail(landing, "no memory for a message of it");
-            return;
-        }
         landing->holds_off = true;
         take_kept(landing);
         landing->holds_off = false;
@@ -484,7 +505,7 @@ static void keep(struct bxi_twin *twin, const struct bxi_parcel_head *head, cons
     struct bxi_part *part = NULL;
 
     if (twin->part_count < PARTS_KEPT_MAX)
-        part = malloc(sizeof *part + (large == NULL ? bytes : 0));
+        part = bxi_net_memory(net, sizeof *part + (large == NULL ? bytes : 0));
     if (part == NULL) {
         if (large != NULL)
             net->ops->drop(net->wire, large);

@@ -10,9 +10,21 @@
  * worker counts as dead: somebody on its host tells earlier, or its host is gone too.
  *
  * The hub is the lowest rank that lives. The first one is rank 0, whose links are the connections of the meeting. When
- * it is gone, the next one connects to all others: each listens at an address of which the table told. It shows the
- * job's instance, as each message of the wire does. A worker takes a link from whoever shows that, whatever it has
- * heard of deaths itself.
+ * it is gone, the next one connects to all others, and each other one to it: all but rank 0 listen at an address of
+ * which the table told. Who connects shows the job's instance, as each message of the wire does. A worker takes a link
+ * from whoever shows that, whatever it has heard of deaths itself.
+ *
+ *  L1  The hub has a link to each worker above it that is not known to be dead, and each worker one to its hub; or it
+ *      tries to make one, with each ping. Nobody waits for the other side's: that may be stopped, lack a descriptor, or
+ *      be gone. Where both have made one, both stay.
+ *  L2  A link ends with an error if nothing of the other host answers, and by a hang-up if the other process ends.
+ *      An attempt likewise, or within net->timeout_ns. The kernel tells an error once, to whichever call comes first.
+ *  L3  By L1 and L2 the hub hears of each death above it, and each worker of its hub's. The hub tells each death that
+ *      it knows of by each of its links, also by those that are made later.
+ *
+ * Who has lost its hub's host takes the workers there for dead by itself. It does not tell so when it is the hub then:
+ * it makes links to them, and tells what these show. A worker that others take for dead hears so from whoever it
+ * connects to. A hub that is stopped holds back what it alone can know.
  */
 #include "meet.h"
 
@@ -47,38 +59,14 @@ static int watch(const struct bxi_net *net, int fd, uint32_t events, uint64_t to
 
 /* ---- deaths -------------------------------------------------------------------------------------------- */
 
+static int rank_at(const struct bxi_net *net, const struct bxi_link *link)
+{
+    return (int)(link - net->links) % BXI_WORLD_MAX;
+}
+
 static bool is_open(const struct bxi_link *link)
 {
     return link->fd >= 0 && link->since_ns == 0;
-}
-
-/* By every link but one. */
-static void pass_on(struct bxi_net *net, uint64_t rank, const struct bxi_link *from)
-{
-    for (int i = 0; i < BXI_WORLD_MAX; i++)
-        if (&net->links[i] != from && is_open(&net->links[i]))
-            bxi_net_send(net->links[i].fd, &(struct bxi_net_message){ .kind = BXI_NET_DEATH, .value = rank }, NULL,
-                         bxi_now_ns());
-}
-
-void bxi_net_tell_death(struct bx_job *job, int rank)
-{
-    /* [state] acquire, as in look_state. One that had left has told so itself, and that may still be under way. */
-    if (job->net == NULL || !bxi_links_are_run(job->net) ||
-        bxi_load_acquire((bxi_a32 *)&job->rpc->peers[rank]->view.control->header.state) == BXI_LEFT)
-        return;
-    bxi_store_relaxed(&job->net->dead_here[rank], 1);           /* relaxed: the bell is behind it */
-    bxi_bell_ring(job->net->stop_fd);
-    bxi_out_death(job, rank);
-}
-
-/* The deaths on this host. */
-static void tell_links(struct bx_job *job)
-{
-    bxi_bell_drain(job->net->stop_fd);
-    for (int rank = 0; rank < job->world_size; rank++)
-        if (bxi_exchange(&job->net->dead_here[rank], 0) != 0)
-            pass_on(job->net, (uint64_t)rank, NULL);
 }
 
 static bool is_unreachable(int rc)
@@ -93,10 +81,68 @@ static void lose_link(struct bxi_net *net, struct bxi_link *link, int rc)
     epoll_ctl(net->epoll_fd, EPOLL_CTL_DEL, link->fd, NULL);
     bxi_unshared_close(link->fd);
     link->fd = -1;
+    link->since_ns = 0;
     link->host_is_lost = is_unreachable(rc);
     link->lost_ns = bxi_now_ns();
     if (link->host_is_lost)
         link->lost_ns -= bxi_least(net->timeout_ns, link->lost_ns - 1);
+}
+
+/* False: there is no room for it, as its reader is stopped; or the link was lost. */
+static bool send_by(struct bxi_net *net, struct bxi_link *link, enum bxi_net_kind kind, int rank)
+{
+    const struct bxi_net_message message = { .kind = kind, .value = (uint64_t)rank };
+    int rc = bxi_net_send(link->fd, &message, NULL, bxi_now_ns());
+
+    if (rc < 0 && rc != -EAGAIN)
+        lose_link(net, link, rc);
+    return rc == 0;
+}
+
+static void note_death(struct bxi_net *net, int rank)
+{
+    if (!net->is_dead[rank])
+        net->dead[net->deaths++] = (unsigned char)rank;
+    net->is_dead[rank] = true;
+    if (net->twins[rank] != NULL)
+        bxi_twin_dies(net, net->twins[rank]);
+}
+
+/* The hub tells all; others, who of their host is dead, and whoever takes one for alive that is not. */
+static void tell_deaths(struct bx_job *job)
+{
+    struct bxi_net *net = job->net;
+
+    for (int i = 0; i < BXI_LINKS_MAX; i++) {
+        struct bxi_link *link = &net->links[i];
+
+        for (; is_open(link) && link->told < net->deaths; link->told++) {
+            const int dead = net->dead[link->told];
+            bool is_news = job->rank == net->hub || bxi_net_is_here(job, dead) || dead == rank_at(net, link);
+
+            if (is_news && !send_by(net, link, BXI_NET_DEATH, dead))
+                break;
+        }
+    }
+}
+
+void bxi_net_tell_death(struct bx_job *job, int rank)
+{
+    /* [state] acquire, as in look_state. One that had left has told so itself, and that may still be under way. */
+    if (job->net == NULL || !bxi_links_are_run(job->net) ||
+        bxi_load_acquire((bxi_a32 *)&job->rpc->peers[rank]->view.control->header.state) == BXI_LEFT)
+        return;
+    bxi_store_relaxed(&job->net->dead_here[rank], 1);           /* relaxed: the bell is behind it */
+    bxi_bell_ring(job->net->stop_fd);
+    bxi_out_death(job, rank);
+}
+
+static void note_deaths_here(struct bx_job *job)
+{
+    bxi_bell_drain(job->net->stop_fd);
+    for (int rank = 0; rank < job->world_size; rank++)
+        if (bxi_load_relaxed(&job->net->dead_here[rank]) != 0)      /* relaxed: the bell was before it */
+            note_death(job->net, rank);
 }
 
 /* What is sent and not acknowledged for net->timeout_ns ends a link (TCP_USER_TIMEOUT); so does a connection that is
@@ -104,22 +150,20 @@ static void lose_link(struct bxi_net *net, struct bxi_link *link, int rc)
  * too. Who sends nothing for long is left to SO_KEEPALIVE, which is slower (bxi_meet_keep). */
 static void ping_links(struct bxi_net *net)
 {
-    for (int i = 0; i < BXI_WORLD_MAX; i++) {
+    for (int i = 0; i < BXI_LINKS_MAX; i++) {
         struct bxi_link *link = &net->links[i];
-        int rc = 0;
 
         if (is_open(link) && link->unread++ < UNREAD_MAX)
-            rc = bxi_net_send(link->fd, &(struct bxi_net_message){ .kind = BXI_NET_PING }, NULL, bxi_now_ns());
-        else if (link->fd >= 0 && link->since_ns != 0 && bxi_now_ns() - link->since_ns >= net->timeout_ns)
-            rc = -EHOSTUNREACH;
-        if (rc < 0 && rc != -ETIMEDOUT)         /* that is of this call: it does not wait */
-            lose_link(net, link, rc);
+            send_by(net, link, BXI_NET_PING, 0);
+        else if (link->since_ns != 0 && bxi_now_ns() - link->since_ns >= net->timeout_ns)
+            lose_link(net, link, -EHOSTUNREACH);
     }
 }
 
 static void read_link(struct bx_job *job, struct bxi_link *link)
 {
     struct bxi_net *net = job->net;
+    const int from = rank_at(net, link);
     struct bxi_net_message message;
     char byte;
     int rc = link->fd >= 0 && recv(link->fd, &byte, 1, MSG_PEEK) < 0 ? -errno : 0;
@@ -135,10 +179,10 @@ static void read_link(struct bx_job *job, struct bxi_link *link)
         lose_link(net, link, rc < 0 ? rc : -EPIPE);
         return;
     }
-    if (net->twins[message.value] != NULL)
-        bxi_twin_dies(net, net->twins[message.value]);
-    if (job->rank == net->hub)
-        pass_on(net, message.value, link);
+    if (message.value == (uint64_t)job->rank && net->twins[from] != NULL)
+        bxi_twin_dies(net, net->twins[from]);   /* it takes this one for dead */
+    else if (net->twins[message.value] != NULL)
+        note_death(net, (int)message.value);
 }
 
 /* It may have been lost since now_ns was read. */
@@ -148,9 +192,9 @@ static bool is_over(uint64_t lost_ns, uint64_t now_ns, uint64_t timeout_ns)
 }
 
 /* Of the worker at its other end, or of all on that host. */
-static void note_lost(struct bxi_net *net, int of)
+static void note_lost(struct bxi_net *net, const struct bxi_link *link)
 {
-    const struct bxi_link *link = &net->links[of];
+    const int of = rank_at(net, link);
 
     for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
         struct bxi_twin *twin = net->twins[rank];
@@ -165,52 +209,66 @@ static void note_lost(struct bxi_net *net, int of)
     }
 }
 
+/* When a link between that worker and this one was lost; 0. */
+static uint64_t link_lost_ns(const struct bxi_net *net, int rank)
+{
+    const uint64_t own_ns = net->links[rank].lost_ns;
+
+    return own_ns != 0 ? own_ns : net->links[BXI_WORLD_MAX + rank].lost_ns;
+}
+
+static bool has_left(const struct bxi_twin *twin)
+{
+    /* [state] acquire, as in look_state. */
+    return bxi_load_acquire((bxi_a32 *)&twin->control->header.state) == BXI_LEFT;
+}
+
 /* What was lost for too long. When to look again. */
 static uint64_t end_the_lost(struct bx_job *job)
 {
     struct bxi_net *net = job->net;
     uint64_t now_ns = bxi_now_ns(), next_ns = BX_FOREVER;
 
-    for (int rank = 0; rank < job->world_size; rank++)
-        if (net->links[rank].lost_ns != 0)
-            note_lost(net, rank);
+    for (int i = 0; i < BXI_LINKS_MAX; i++)
+        if (net->links[i].lost_ns != 0)
+            note_lost(net, &net->links[i]);
     for (int rank = 0; rank < job->world_size; rank++) {
         struct bxi_twin *twin = net->twins[rank];
         uint64_t lost_ns;
 
-        if (twin == NULL)
+        if (twin == NULL || net->is_dead[rank] || has_left(twin))
             continue;
         bxi_lock(&net->lock);
-        lost_ns = twin->end_fd >= 0 ? twin->lost_ns : 0;
+        lost_ns = twin->end_fd >= 0 ? twin->lost_ns : link_lost_ns(net, rank);
         bxi_unlock(&net->lock);
-        if (is_over(lost_ns, now_ns, net->timeout_ns)) {
+        if (!is_over(lost_ns, now_ns, net->timeout_ns))
+            next_ns = lost_ns == 0 ? next_ns : bxi_least(next_ns, lost_ns + net->timeout_ns);
+        else if (job->rank == net->hub && rank > job->rank)
+            note_death(net, rank);
+        else
             bxi_twin_dies(net, twin);
-            if (job->rank == net->hub)
-                pass_on(net, (uint64_t)rank, NULL);
-        } else if (lost_ns != 0) {
-            next_ns = bxi_least(next_ns, lost_ns + net->timeout_ns);
-        }
     }
     return next_ns;
 }
 
 /* ---- the hub -------------------------------------------------------------------------------------------- */
 
+/* One of this host that no link reaches tells nothing. */
 static bool lives(struct bx_job *job, int rank)
 {
-    struct bxi_twin *twin = job->net->twins[rank];
-    bool is_told = false;
+    struct bxi_net *net = job->net;
+    bool is_lost = net->twins[rank] == NULL && link_lost_ns(net, rank) != 0;
 
-    if (twin != NULL) {
-        bxi_lock(&job->net->lock);
-        is_told = twin->end_fd < 0;
-        bxi_unlock(&job->net->lock);
+    if (net->twins[rank] != NULL) {
+        bxi_lock(&net->lock);
+        is_lost = net->twins[rank]->end_fd < 0;
+        bxi_unlock(&net->lock);
     }
     /* Relaxed: of two workers that see this differently one connects in vain, or later. */
-    return rank == job->rank || (!is_told && bxi_load_relaxed(&job->rpc->peers[rank]->state) == BXI_PEER_ALIVE);
+    return rank == job->rank || (!is_lost && bxi_load_relaxed(&job->rpc->peers[rank]->state) == BXI_PEER_ALIVE);
 }
 
-static void begin_link(struct bx_job *job, int rank)
+static void begin_link(struct bx_job *job, int rank, bool is_first)
 {
     struct bxi_net *net = job->net;
     const struct sockaddr_in6 *at = &net->places[rank].listens;
@@ -223,7 +281,8 @@ static void begin_link(struct bx_job *job, int rank)
                  ? -errno : watch(net, fd, EPOLLOUT, (uint64_t)rank);
     }
     if (rc < 0 && rc != -ECONNREFUSED && !is_unreachable(rc)) { /* it lacks a port, a descriptor or memory here */
-        bxi_log(job, 1, "worker '%s' is not watched: %s", net->places[rank].name, bx_strerror(rc));
+        if (is_first)
+            bxi_log(job, 1, "worker '%s' is not watched: %s", net->places[rank].name, bx_strerror(rc));
         bxi_unshared_close(fd);
         return;
     }
@@ -251,26 +310,42 @@ static void open_link(struct bx_job *job, int rank)
         lose_link(job->net, link, -error);
 }
 
-/* A hub that leaves is none either. */
-static void choose_hub(struct bx_job *job)
+static bool is_to_be_watched(struct bx_job *job, int rank)
 {
+    const struct bxi_net *net = job->net;
+
+    if (net->links[rank].fd >= 0 || net->links[BXI_WORLD_MAX + rank].fd >= 0 || link_lost_ns(net, rank) != 0)
+        return false;
+    if (job->rank != net->hub)
+        return rank == net->hub;
+    /* One that this worker took for dead when another one was the hub is asked for. */
+    return rank > job->rank && !net->is_dead[rank] &&
+           (net->twins[rank] != NULL ? !has_left(net->twins[rank]) : lives(job, rank));
+}
+
+/* A new hub makes its links at once; the others give it the time until the next ping. */
+static void keep_links(struct bx_job *job, bool pings)
+{
+    struct bxi_net *net = job->net;
+    bool is_new;
     int hub = 0;
 
-    /* Relaxed: what is about to leave needs no links. */
-    if (bxi_load_relaxed(&job->control->header.state) != BXI_RUNNING)
+    /* Relaxed, both: what is about to leave waits for nobody. */
+    if (bxi_load_relaxed(&job->control->header.state) == BXI_LEFT || bxi_load_relaxed(&job->rpc->ending.over) != 0)
         return;
     while (!lives(job, hub))
         hub++;
-    if (hub == job->net->hub)
-        return;
-    job->net->hub = hub;
-    for (int rank = hub + 1; hub == job->rank && rank < job->world_size; rank++)
-        if (lives(job, rank) && job->net->links[rank].fd < 0)
-            begin_link(job, rank);
+    is_new = hub != net->hub;
+    net->hub = hub;
+    for (int i = 0; i < BXI_LINKS_MAX && is_new; i++)
+        net->links[i].told = 0;
+    for (int rank = 0; rank < job->world_size && (is_new ? hub == job->rank : pings); rank++)
+        if (is_to_be_watched(job, rank))
+            begin_link(job, rank, is_new);
 }
 
-/* Who connects has shown nothing yet. There is room for a few; each takes the place of the oldest. Without a descriptor
- * for them they wait: also until the next ping, for the event comes once (EPOLLET). */
+/* Who connects has shown nothing yet. There is room for all; each more takes the place of the oldest. Without a
+ * descriptor for them they wait: also until the next ping, for the event comes once (EPOLLET). */
 static void accept_knocks(struct bxi_net *net)
 {
     for (int i = 0; i < BXI_WORLD_MAX && net->listen_fd >= 0; i++) {    /* as many as listen_for_hub has room for */
@@ -294,6 +369,7 @@ static void read_knock(struct bx_job *job, int slot)
     int fd = net->knocking[slot];
     ssize_t got = recv(fd, &knock, sizeof knock, MSG_PEEK);
     uint64_t rank = knock.message.value;
+    struct bxi_link *link;
 
     if ((got < 0 && errno == EAGAIN) || (got > 0 && got < (ssize_t)sizeof knock))
         return;                         /* the rest comes */
@@ -304,11 +380,12 @@ static void read_knock(struct bx_job *job, int slot)
         close(fd);
         return;
     }
-    epoll_ctl(net->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
+    link = &net->links[BXI_WORLD_MAX + rank];
     bxi_meet_keep(fd, net->timeout_ns);
-    bxi_unshared_close(net->links[rank].fd);
-    net->links[rank] = (struct bxi_link){ .fd = BXI_UNSHARED(fd) };
-    watch(net, fd, EPOLLIN, rank);
+    bxi_unshared_close(link->fd);
+    *link = (struct bxi_link){ .fd = BXI_UNSHARED(fd) };
+    epoll_ctl(net->epoll_fd, EPOLL_CTL_MOD, fd,
+              &(struct epoll_event){ .events = EPOLLIN, .data.u64 = (uint64_t)(link - net->links) });
 }
 
 /* ---- the thread ---------------------------------------------------------------------------------------- */
@@ -320,14 +397,14 @@ static void take_event(struct bx_job *job, uint64_t token)
     if (token == BXI_TOKEN_WIRE)
         bxi_event(job->run, BXI_EVENT_NET);
     else if (token == TOKEN_STOP)
-        tell_links(job);
+        note_deaths_here(job);
     else if (token == TOKEN_LISTEN)
         accept_knocks(net);
     else if (token >= TOKEN_KNOCKING && net->knocking[token - TOKEN_KNOCKING] >= 0)
         read_knock(job, (int)(token - TOKEN_KNOCKING));
-    else if (token < BXI_WORLD_MAX && net->links[token].since_ns != 0)
+    else if (token < BXI_LINKS_MAX && net->links[token].since_ns != 0)
         open_link(job, (int)token);
-    else if (token < BXI_WORLD_MAX)
+    else if (token < BXI_LINKS_MAX)
         read_link(job, &net->links[token]);
 }
 
@@ -344,14 +421,16 @@ static void *run_net(void *argument)
         poll(&(struct pollfd){ .fd = net->stop_fd, .events = POLLIN }, 1, -1);
     while (bxi_load_acquire(&net->order) == BXI_LINKS_RUN) {
         uint64_t now_ns = bxi_now_ns(), next_ns;
+        const bool pings = now_ns >= ping_ns;
 
-        if (now_ns >= ping_ns) {
+        if (pings) {
             ping_links(net);
             accept_knocks(net);
             ping_ns = now_ns + net->timeout_ns / PINGS;
         }
         next_ns = bxi_least(end_the_lost(job), ping_ns);
-        choose_hub(job);
+        keep_links(job, pings);
+        tell_deaths(job);
         int timeout_ms = next_ns <= now_ns ? 0 : (int)((next_ns - now_ns) / 1000000 + 1);
         int count = epoll_wait(net->epoll_fd, events, 64, timeout_ms);
 

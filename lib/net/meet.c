@@ -168,7 +168,7 @@ static int link_failed(const struct bxi_meeting *meeting, int rc, const char *wh
     if (rc == -EPIPE || rc == -ECONNRESET)
         return bx_fail(BX_E_PEER_DEAD, "rank 0 of job '%s' (BX_ROOT=%s) hung up %s", meeting->job->job_name,
                        meeting->where, what);
-    if (rc == -ETIMEDOUT)
+    if (rc == -EAGAIN || rc == -ETIMEDOUT)
         return bx_fail(BX_E_RANK_MISSING, "rank 0 of job '%s' (BX_ROOT=%s) did not answer in time %s",
                        meeting->job->job_name, meeting->where, what);
     return bx_fail(rc, "rank 0 of job '%s' (BX_ROOT=%s) cannot be understood %s: %s", meeting->job->job_name,
@@ -389,7 +389,7 @@ static int come_to_root(struct bxi_meeting *meeting)
     }
 }
 
-/* For a link of the hub that follows rank 0: at the address by which rank 0 is reached, and a port that the kernel
+/* For links from when rank 0 is gone: at the address by which rank 0 is reached, and a port that the kernel
  * chooses. */
 static int listen_for_hub(struct bxi_meeting *meeting)
 {
@@ -465,7 +465,7 @@ static struct bxi_net *make_net(void)
     if (net == NULL)
         return NULL;
     net->epoll_fd = net->stop_fd = net->listen_fd = -1;
-    for (int i = 0; i < BXI_WORLD_MAX; i++)
+    for (int i = 0; i < BXI_LINKS_MAX; i++)
         net->links[i].fd = -1;
     for (int i = 0; i < BXI_KNOCKING; i++)
         net->knocking[i] = -1;

@@ -9,7 +9,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
-/* 0, -ETIMEDOUT, -errno. */
+/* 0, -EAGAIN, -errno. */
 static int wait_for(int fd, short events, uint64_t deadline_ns)
 {
     for (;;) {
@@ -23,7 +23,7 @@ static int wait_for(int fd, short events, uint64_t deadline_ns)
         if (rc < 0 && errno != EINTR)
             return -errno;
         if (bxi_now_ns() >= deadline_ns)
-            return -ETIMEDOUT;
+            return -EAGAIN;
     }
 }
 

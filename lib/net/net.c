@@ -40,8 +40,9 @@ void bxi_net_destroy(struct bx_job *job)
         destroy_twin(net->twins[rank]);
         free(net->places[rank].address);
         free(net->places[rank].functions);
-        bxi_unshared_close(net->links[rank].fd);
     }
+    for (int i = 0; i < BXI_LINKS_MAX; i++)
+        bxi_unshared_close(net->links[i].fd);
     for (int i = 0; i < BXI_KNOCKING; i++)
         if (net->knocking[i] >= 0)
             close(net->knocking[i]);
@@ -50,6 +51,7 @@ void bxi_net_destroy(struct bx_job *job)
         close(net->epoll_fd);
     if (net->stop_fd >= 0)
         close(net->stop_fd);
+    free(net->reserve);
     free(net);
     job->net = NULL;
 }

@@ -78,11 +78,13 @@ struct bxi_link {                       /* the thread's, since it runs */
     uint64_t lost_ns;                   /* when it hung up; 0 */
     bool host_is_lost;                  /* nothing of its host answers */
     unsigned unread;                    /* pings, since a message was read */
+    int told;                           /* of net->dead, or no news to whoever is there */
 };
 
 enum bxi_links_order { BXI_LINKS_END, BXI_LINKS_WAIT, BXI_LINKS_RUN };
 
-#define BXI_KNOCKING 8
+#define BXI_LINKS_MAX (2 * BXI_WORLD_MAX)
+#define BXI_KNOCKING BXI_WORLD_MAX
 #define BXI_ROOT_BYTES 1024             /* of the addresses of rank 0 */
 
 struct bxi_net {
@@ -93,9 +95,10 @@ struct bxi_net {
     uint64_t timeout_ns;
     struct bxi_place places[BXI_WORLD_MAX];
     struct bxi_twin *twins[BXI_WORLD_MAX];      /* NULL: not remote */
-    struct bxi_link links[BXI_WORLD_MAX];       /* by the rank at the other end: of the hub to all, of others to it */
+    struct bxi_link links[BXI_LINKS_MAX];       /* by the rank at the other end: made here, or in the meeting; behind
+                                                 * these, those that were made there */
     int hub;                            /* the thread: the lowest rank that lives */
-    int listen_fd;                      /* for a link of the next hub; -1: rank 0 has none */
+    int listen_fd;                      /* for links of others; -1: rank 0 has none */
     int knocking[BXI_KNOCKING];         /* the thread: connections to listen_fd that have shown nothing; -1: none */
     unsigned knocks;
     pthread_t thread;                   /* links.c: reads the links, and wakes who drives */
@@ -103,7 +106,11 @@ struct bxi_net {
     int epoll_fd, stop_fd;
     struct bxi_lock lock;               /* what the thread and the role share of deaths: twin->end_fd, lost_ns */
     bxi_a32 dead_here[BXI_WORLD_MAX];           /* written by the role: 1: a death on this host, to be told by links */
+    unsigned char dead[BXI_WORLD_MAX];          /* the thread: deaths that links tell: these ranks, in that order */
+    int deaths;
+    bool is_dead[BXI_WORLD_MAX];                /* the thread: by rank: it is one of these */
     uint64_t passes;                    /* role */
+    void *reserve;                      /* role: of bxi_net_memory; NULL: used, or not made yet */
 };
 
 /* Is that rank's worker on this host? */
@@ -145,8 +152,8 @@ enum bxi_net_kind {
     BXI_NET_READY,
     BXI_NET_GO,
     BXI_NET_FAIL,
-    BXI_NET_LINK,               /* of a new hub: its rank, and behind the message, in 8 bytes, the job's instance */
-    BXI_NET_DEATH,              /* of the worker `rank` */
+    BXI_NET_LINK,               /* who makes a link: its rank, and behind the message, in 8 bytes, the job's instance */
+    BXI_NET_DEATH,              /* of the worker `rank`; of the reader itself: it is taken for dead there */
     BXI_NET_PING,               /* nothing; the kernel there acknowledges it, also of a worker that is stopped */
 };
 struct bxi_net_message {
@@ -154,9 +161,9 @@ struct bxi_net_message {
     uint64_t value;             /* CLOCK: the time; LINK, DEATH: the rank; FAIL: the code; TABLE: the instance */
 };
 #define BXI_NET_MESSAGE_MAX (BXI_WORLD_MAX * (4608u + BXI_FUNCTION_MAX * (unsigned)sizeof(struct bxi_function)))
-/* 0; -ETIMEDOUT, -errno. */
+/* 0; -EAGAIN: not by then; -errno, of which -ETIMEDOUT is the link's: its other host does not answer. */
 int bxi_net_send(int fd, const struct bxi_net_message *message, const void *body, uint64_t deadline_ns);
-/* body: of most bytes at least; a longer message is -EPROTO. 0; -EPIPE: it has hung up; -ETIMEDOUT, -EPROTO, -errno. */
+/* body: of most bytes at least; a longer message is -EPROTO. 0; -EPIPE: it has hung up; the others as of the former. */
 int bxi_net_receive(int fd, struct bxi_net_message *message, void *body, size_t most, uint64_t deadline_ns);
 
 /* ---- twin.c ------------------------------------------------------------------------------------------- */
@@ -183,7 +190,7 @@ struct bxi_twin {                       /* role, unless it says otherwise */
     uint64_t stamp_ns, stamped_ns;      /* its clock in its last message, and when that came; 0: none has */
 
     /* the way out */
-    struct bxi_wire_end *end;           /* NULL: nothing was sent yet */
+    struct bxi_wire_end *end;           /* NULL: nothing was sent yet, or since its death */
     bool out_open;
     struct bxi_ring_reader out;         /* this worker's ring to it */
     bxi_a64 out_credit;                 /* nobody reads it */
@@ -197,7 +204,7 @@ struct bxi_twin {                       /* role, unless it says otherwise */
     uint32_t parts_under_way;           /* that the wire is not done with */
     uint32_t parts_ahead;               /* that were sent since none was */
     bool waits_for_parts;               /* the next frame lends, and may not go before none is */
-    bool has_heard;                     /* it was told that it is cut off here */
+    bool has_heard;                     /* it was told that it is cut off here, or cannot be */
 
     /* the way in */
     struct bxi_ring_writer in;          /* its ring to this worker, in the twin's segment */
@@ -241,6 +248,7 @@ struct bxi_sending;
 struct bxi_parcel {
     struct bxi_parcel_head head;
     struct bxi_twin *twin;
+    struct bxi_wire_operation operation;
     struct bxi_sending *sending;        /* of a part; else NULL */
     bool is_words;                      /* and nothing else */
     size_t bytes;
@@ -252,6 +260,9 @@ struct bxi_sending {
     uint32_t count;
     struct bxi_storage *storages[];     /* one reference each */
 };
+/* malloc'ed, if need be at the cost of a reserve, which each pass tries to make again: for what has come, or belongs to
+ * what was sent. NULL: no memory. Role. */
+void *bxi_net_memory(struct bxi_net *net, size_t bytes);
 struct bxi_parcel *bxi_parcel_make(struct bxi_twin *twin, enum bxi_parcel_kind kind, size_t room);     /* NULL */
 /* Sends its data, or memory that stays as it is until it is there; frees the parcel then. */
 void bxi_parcel_send(struct bxi_twin *twin, struct bxi_parcel *parcel);
@@ -293,6 +304,7 @@ void bxi_landing_part(struct bxi_twin *twin, const struct bxi_parcel_head *head,
 void bxi_landing_drop_kept(struct bxi_twin *twin);     /* parts that came before their frame; the wire is there */
 /* The worker is gone: lets the frame go that is under way, unless the wire still writes to its blocks. */
 void bxi_landing_end(struct bxi_twin *twin);
+void bxi_landing_drop_packed(const struct bxi_twin *twin, uint64_t offset, uint64_t bytes);    /* in its arena */
 void bxi_landing_forget(struct bxi_twin *twin);         /* behind the wire's end, which may still write to blocks */
 
 /* ---- in.c: what remote workers tell (role) --------------------------------------------------------------- */

@@ -7,19 +7,15 @@
 #include <errno.h>
 #include <stdlib.h>
 
-struct bxi_parcel *bxi_parcel_make(struct bxi_twin *twin, enum bxi_parcel_kind kind, size_t room)
+void *bxi_net_memory(struct bxi_net *net, size_t bytes)
 {
-    struct bxi_parcel *parcel = malloc(sizeof *parcel + room);
+    void *memory = malloc(bytes);
 
-    if (parcel == NULL)
-        return NULL;
-    parcel->head = (struct bxi_parcel_head){ .instance = twin->job->instance, .from = (uint16_t)twin->job->rank,
-                                             .kind = (uint16_t)kind };
-    parcel->twin = twin;
-    parcel->sending = NULL;
-    parcel->is_words = false;
-    parcel->bytes = 0;
-    return parcel;
+    if (memory != NULL || net->reserve == NULL)
+        return memory;
+    free(net->reserve);
+    net->reserve = NULL;
+    return malloc(bytes);
 }
 
 /* ---- parts --------------------------------------------------------------------------------------------- */
@@ -66,6 +62,20 @@ static void parcel_is_sent(void *context, int rc)
     free(parcel);
 }
 
+struct bxi_parcel *bxi_parcel_make(struct bxi_twin *twin, enum bxi_parcel_kind kind, size_t room)
+{
+    struct bxi_parcel *parcel = bxi_net_memory(twin->job->net, sizeof *parcel + room);
+
+    if (parcel == NULL)
+        return NULL;
+    *parcel = (struct bxi_parcel){
+        .head = { .instance = twin->job->instance, .from = (uint16_t)twin->job->rank, .kind = (uint16_t)kind },
+        .twin = twin,
+        .operation = { .done = parcel_is_sent, .context = parcel },
+    };
+    return parcel;
+}
+
 /* False: there is no way to it. */
 static bool connect_to(struct bxi_twin *twin)
 {
@@ -90,7 +100,7 @@ void bxi_parcel_send_memory(struct bxi_twin *twin, struct bxi_parcel *parcel, co
         return;
     }
     bxi_net_show_sent(twin, &parcel->head, sizeof parcel->head + bytes);
-    twin->job->net->ops->send(twin->end, &parcel->head, sizeof parcel->head, memory, bytes, parcel_is_sent, parcel);
+    twin->job->net->ops->send(twin->end, &parcel->head, sizeof parcel->head, memory, bytes, &parcel->operation);
 }
 
 void bxi_parcel_send(struct bxi_twin *twin, struct bxi_parcel *parcel)

@@ -6,9 +6,11 @@
 #include "net.h"
 
 #include <errno.h>
+#include <stdlib.h>
 #include <sys/epoll.h>
 
 #define WORDS_EVERY 16u                 /* passes: words that nobody announced */
+#define RESERVE_BYTES (4 * BXI_RING_BYTES)      /* a message of two rings' bytes is the largest that is kept */
 #define CLOSE_NS UINT64_C(1000000000)   /* for the last messages */
 
 /* ---- the source --------------------------------------------------------------------------------------- */
@@ -17,9 +19,12 @@ static int net_pass(void *context, const struct bxi_role *role, struct bxi_waite
 {
     struct bx_job *job = context;
     struct bxi_net *net = job->net;
-    int handled = bxi_out_pass(job, net->passes++ % WORDS_EVERY == 0);
+    int handled;
 
     (void)role, (void)waiter;
+    if (net->reserve == NULL)
+        net->reserve = malloc(RESERVE_BYTES);
+    handled = bxi_out_pass(job, net->passes++ % WORDS_EVERY == 0);
     handled += (int)net->ops->progress(net->wire);
     return handled + bxi_in_pass(job);
 }

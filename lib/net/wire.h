@@ -6,7 +6,7 @@
  * A message has a head and data. Both stay the sender's until `done` is called. They arrive whole, in any order.
  *
  * One thread at a time calls these functions: the one with the progress role, or the one that starts or ends the job.
- * Callbacks run in it, within progress, send, fetch or close.
+ * Callbacks run in it, within progress, send, fetch, cut or close.
  */
 #ifndef BXI_WIRE_H
 #define BXI_WIRE_H
@@ -15,7 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define BXI_WIRE_VERSION 2u
+#define BXI_WIRE_VERSION 3u
 #define BXI_WIRE_PLUGIN "libboxcar_net.so.0"
 #define BXI_WIRE_HEAD_MAX 128u          /* bytes of a head */
 #define BXI_WIRE_ADDRESS_MAX 4096u      /* bytes of an address */
@@ -25,8 +25,12 @@ struct bxi_wire;
 struct bxi_wire_end;
 struct bxi_wire_large;                  /* data that is still with its sender */
 
-/* 0, or -errno. */
-typedef void bxi_wire_done(void *context, int rc);
+/* A message or a fetch. Its caller's, who keeps it until `done`; fetches may share one. */
+struct bxi_wire_operation {
+    void (*done)(void *context, int rc);        /* 0, or -errno */
+    void *context;
+    struct bxi_wire *wire;                      /* the plug-in's */
+};
 
 struct bxi_wire_events {
     /* A message. data: there, until the call returns; or NULL, and large tells it. large: it must be fetched or
@@ -47,13 +51,15 @@ struct bxi_wire_ops {
     /* peer: for `lost`. 0, -errno. */
     int (*connect)(struct bxi_wire *wire, const void *address, void *peer, struct bxi_wire_end **end);
     void (*send)(struct bxi_wire_end *end, const void *head, size_t head_bytes, const void *data, size_t bytes,
-                 bxi_wire_done *done, void *context);
+                 struct bxi_wire_operation *operation);
     /* Brings large data to `to`. */
-    void (*fetch)(struct bxi_wire *wire, struct bxi_wire_large *large, void *to, size_t bytes, bxi_wire_done *done,
-                  void *context);
+    void (*fetch)(struct bxi_wire *wire, struct bxi_wire_large *large, void *to, size_t bytes,
+                  struct bxi_wire_operation *operation);
     void (*drop)(struct bxi_wire *wire, struct bxi_wire_large *large);
     /* By which transport, and device, its messages go; empty: UCX does not tell. text is all zeros. */
     void (*transport)(struct bxi_wire_end *end, char *text, size_t bytes);
+    /* Its worker is dead: ends what is under way there and from there, with an error, and the end itself. */
+    void (*cut)(struct bxi_wire_end *end);
     unsigned (*progress)(struct bxi_wire *wire);        /* not 0: something happened */
     /* The descriptor gets readable when there is something to progress. False: there is something now. */
     bool (*arm)(struct bxi_wire *wire);

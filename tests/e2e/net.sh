@@ -503,13 +503,69 @@ check 'a hub that cannot connect for lack of ports takes nobody for dead' test "
 check 'and logs it' prints 1 'is not watched: '
 unset BX_NET_TIMEOUT_MS
 
+# The first message to a host that is silent waits for nothing but the news of it.
+export BX_NET_TIMEOUT_MS=500
+new_job 5
+rm -f "$dir/down"
+for rank in 0 1 2 3 4; do
+    begin_rank $rank "$net_end" first "$dir/down" 5000
+done
+for rank in 0 1 2 3 4; do
+    ready $rank ready
+done
+cut_off $first silent
+cut_off $second silent
+is_down
+finish
+for end in $first $second; do
+    ip -n $end neigh del $(other_of $end) dev $end
+done
+check 'a worker that has never called a host that is silent does' all_done
+
+# Workers 1 and 3 have left but for worker 2, which is still at work when rank 0 dies and their host is silent.
+new_job 4
+rm -f "$dir/down"
+for rank in 0 1 2 3; do
+    begin_rank $rank "$net_end" leave "$dir/down"
+done
+for rank in 0 1 2 3; do
+    ready $rank ready
+done
+sleep 1
+kill -KILL $pid_0
+sleep 1
+cut_off $first silent
+is_down
+finish
+ip -n $first neigh del $(other_of $first) dev $first
+check 'a shutdown waits for nobody on a host that is silent' test "$statuses $left" = '137 0 0 0 '
+
 # A partition.
 export BX_NET_TIMEOUT_MS=500
+limit_s=20
+check "rank 0's host is heard no more while another worker is stopped" part_once $first 9000 stopped
 limit_s=10
 for end in $first $second; do
     check "the link of $(test $end = $first && echo "rank 0's" || echo 'the other') host goes down" part_once $end 3000
     echo "# $(cat "$dir"/out.* | grep -h '^news' | sort -k 5 -n | tail -n 1)"
 done
+if tc -n $second qdisc add dev $second root tbf rate 500mbit burst 1mb latency 50ms 2>"$dir/err"; then
+    new_job 2
+    begin_rank 0 "$net_full" silenced
+    begin_rank 1 "$net_full" silenced
+    ready 0 ready && ready 1 ready
+    for end in $first $second; do
+        cut_off $end silent
+    done
+    finish
+    check 'a host is silent in the midst of a large tensor: both have its memory back' test "$statuses $left" = '0 0 '
+    for end in $first $second; do
+        ip -n $end neigh del $(other_of $end) dev $end
+    done
+    tc -n $second qdisc del dev $second root
+else
+    echo "skip a large tensor to a host that is silent: $(head -n 1 "$dir/err")"
+fi
 for end in $first $second; do
     check "rank 0 dies, and then $(test $end = $first && echo "its" || echo 'the other') host is heard no more" \
         part_once $end 3000 headless

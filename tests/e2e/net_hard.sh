@@ -16,20 +16,21 @@ export UCX_TLS=tcp
 
 # ---- Partitions ------------------------------------------------------------------------------------------
 
-part_often()
+part_often()    # part_often MS [HOW]
 {
     round=0
     while [ $round -lt $rounds ]; do
         end=$first
         test $((round % 2)) = 0 || end=$second
-        part_once $end 3000 || { echo "  in round $round"; return 1; }
+        part_once $end $1 ${2:-} || { echo "  in round $round"; return 1; }
         round=$((round + 1))
     done
 }
 
 export BX_NET_TIMEOUT_MS=500
 limit_s=15
-check "the link goes down, $rounds times" part_often
+check "the link goes down, $rounds times" part_often 3000
+check "rank 0 dies at the same time, $rounds times" part_often 4000 beheaded
 unset BX_NET_TIMEOUT_MS
 limit_s=60
 

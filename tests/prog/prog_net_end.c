@@ -13,6 +13,10 @@
  *                                     the file; those of this host are not lost
  *
  *     prog_net_end headless FILE MS   the same, and rank 0 has killed itself before
+ *     prog_net_end beheaded FILE MS   the same, and rank 0 is killed meanwhile
+ *     prog_net_end leave FILE         two of four workers leave at once, those of the other host when the file is there
+ *     prog_net_end first FILE MS      calls those of other hosts when the file is there: some for the first time. They
+ *                                     are lost, which it hears within MS
  *
  * When something ended stands in a file in the directory $BX_TEST_DIR. Output and exit status as those of prog_net, and
  * "news of RANK after MS ms" for each worker that is lost.
@@ -210,10 +214,12 @@ static int die(const char *ranks, const char *ms)
     return go_on();
 }
 
-static int part(const char *file, const char *ms, bool headless)
+static int part(const char *file, const char *ms, bool headless, bool beheaded)
 {
     for (int other = 0; other < size; other++)
-        ends[other] = is_remote(other) && (other > 0 || !headless);
+        ends[other] = is_remote(other);
+    if (headless || beheaded)
+        ends[0] = beheaded && rank > 0;
     barrier();
     if (headless && rank == 0) {
         printf("ready\n");
@@ -225,6 +231,32 @@ static int part(const char *file, const char *ms, bool headless)
     call_those_that_end(file, (uint64_t)atoi(ms));
     ends[0] |= headless;
     return go_on();
+}
+
+static int call_first(const char *file, const char *ms)
+{
+    barrier();
+    printf("ready\n");
+    while (access(file, F_OK) < 0)
+        nap_ms(1);
+    for (int other = size - 1; other >= 0; other--) {
+        int rc = is_remote(other) ? bx_call(job, bx_rank(other), "add", "ii>", 1, 2) : BX_E_PEER_DEAD;
+        uint64_t took_ms;
+
+        ends[other] = is_remote(other);
+        took_ms = (now_ns() - time_in(file)) / MS;
+        EXPECT(rc == BX_E_PEER_DEAD && took_ms < (uint64_t)atoi(ms), "%d: %d after %d ms", other, rc, (int)took_ms);
+    }
+    return go_on();
+}
+
+static int leave_early(const char *file)
+{
+    barrier();
+    printf("ready\n");
+    while (rank % 2 == 0 && access(file, F_OK) < 0)
+        nap_ms(1);
+    return end();
 }
 
 static int hold_until(const char *file)
@@ -310,21 +342,27 @@ static bool prepare(void)
     return start(rc);
 }
 
+static bool is(const char *mode, const char *name)
+{
+    return strcmp(mode, name) == 0;
+}
+
 int main(int argc, char **argv)
 {
     const char *mode = argc < 2 ? "" : argv[1];
-    bool stops = argc == 3 && strcmp(mode, "stop") == 0, dies = argc == 4 && strcmp(mode, "die") == 0;
-    bool parts = argc == 4 && strcmp(mode, "part") == 0, headless = argc == 4 && strcmp(mode, "headless") == 0;
-    bool holds = argc == 3 && strcmp(mode, "hold") == 0;
+    bool stops = argc == 3 && is(mode, "stop"), holds = argc == 3 && is(mode, "hold");
+    bool leaves = argc == 3 && is(mode, "leave"), first = argc == 4 && is(mode, "first");
+    bool dies = argc == 4 && (is(mode, "die") || is(mode, "gpu") || is(mode, "fork"));
+    bool parts = argc == 4 && (is(mode, "part") || is(mode, "headless") || is(mode, "beheaded"));
     int go[2];
 
-    on_gpu = argc == 4 && strcmp(mode, "gpu") == 0;
-    forks = argc == 4 && strcmp(mode, "fork") == 0;
-    dies |= on_gpu || forks;
+    on_gpu = dies && is(mode, "gpu");
+    forks = dies && is(mode, "fork");
     setvbuf(stdout, NULL, _IOLBF, 0);
-    if ((!stops && !dies && !holds && !parts && !headless) || getenv("BX_TEST_DIR") == NULL) {
+    if ((!stops && !dies && !holds && !parts && !first && !leaves) || getenv("BX_TEST_DIR") == NULL) {
         fprintf(stderr, "usage: prog_net_end die RANKS MS | fork RANKS MS | gpu RANKS MS | hold FILE |\n"
-                        "       stop RANK | part FILE MS | headless FILE MS\n");
+                        "       stop RANK | part FILE MS | headless FILE MS | beheaded FILE MS |\n"
+                        "       leave FILE | first FILE MS\n");
         return 2;
     }
     if (stops) {                        /* before the job: a child after it would have its descriptors for a moment */
@@ -338,11 +376,15 @@ int main(int argc, char **argv)
         }
         close(go[0]);
     }
+    starts_quietly = first;
     if (!prepare()) {
         bx_job_destroy(job);
         return 3;
     }
-    if (holds)
-        return hold_until(argv[2]);
-    return stops ? stop(atoi(argv[2]), go[1]) : dies ? die(argv[2], argv[3]) : part(argv[2], argv[3], headless);
+    return stops    ? stop(atoi(argv[2]), go[1])
+           : holds  ? hold_until(argv[2])
+           : leaves ? leave_early(argv[2])
+           : first  ? call_first(argv[2], argv[3])
+           : dies   ? die(argv[2], argv[3])
+                    : part(argv[2], argv[3], is(mode, "headless"), is(mode, "beheaded"));
 }

@@ -8,6 +8,7 @@
  *     prog_net_full bound         the same where rank 1 may lend next to nothing (options.loan_bytes_max)
  *     prog_net_full room          rank 1's arena is too small for what others send it, and for what it asks for
  *     prog_net_full halved        rank 1 dies while a large tensor is under way to rank 0, which has its memory back
+ *     prog_net_full silenced      the network between the two ends meanwhile: both have their memory back
  *     prog_net_full gone          rank 2 dies while rank 0 sends on to rank 1 what it had on loan from it
  */
 #include "prog_net.h"
@@ -278,6 +279,28 @@ static void run_halved(void)
     EXPECT(used_bytes() <= before + 1000000, "%u MB are still in use", (unsigned)(used_bytes() / 1000000));
 }
 
+static void run_silenced(void)
+{
+    const uint64_t before = used_bytes();
+
+    if (rank == 1) {
+        struct bx_tensor *tensor = filled(400000000, 5);
+        struct bx_msg *message = bx_msg_create(0);
+
+        bx_msg_put_tensor(message, tensor);
+        bx_tensor_release(tensor);
+        bx_future_release(send(0, "hash", message));
+        bx_msg_destroy(message);
+    }
+    while (used_bytes() <= before + 1000000 && bx_worker_is_alive(job, 1 - rank))
+        nap_ms(1);
+    printf("ready\n");
+    for (int i = 0; i < 500 && (bx_worker_is_alive(job, 1 - rank) || used_bytes() > before + 1000000); i++)
+        nap_ms(20);
+    EXPECT(!bx_worker_is_alive(job, 1 - rank), "the other one lives");
+    EXPECT(used_bytes() <= before + 1000000, "%u MB are still in use", (unsigned)(used_bytes() / 1000000));
+}
+
 /* ---- main -------------------------------------------------------------------------------------------------------- */
 
 static bool prepare(const char *mode)
@@ -326,9 +349,11 @@ int main(int argc, char **argv)
         run_room();
     else if (strcmp(mode, "halved") == 0)
         run_halved();
+    else if (strcmp(mode, "silenced") == 0)
+        run_silenced();
     else if (strcmp(mode, "gone") == 0)
         run_gone();
-    if (strcmp(mode, "gone") != 0 && strcmp(mode, "halved") != 0)
+    if (strcmp(mode, "gone") != 0 && strcmp(mode, "halved") != 0 && strcmp(mode, "silenced") != 0)
         barrier();
     return end();
 }

@@ -81,7 +81,6 @@ void sim_put_on_host(int worker, int host);
 int sim_host_of(int worker);                /* -1: all are on one */
 int sim_names_left(void);                   /* in /dev/shm and the directory of sockets; removes them */
 bool sim_can_refuse(void);                  /* --fail */
-void sim_spare_memory(void);                /* malloc does not fail any more */
 /* With --fail: the error of the call that has failed, or 0; of which function, and in which worker. */
 int sim_refusal(void);
 const char *sim_refused_function(void);

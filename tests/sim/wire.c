@@ -39,8 +39,8 @@ struct message {
     enum state state;
     const void *head, *data;
     size_t head_bytes, bytes;
-    bxi_wire_done *done, *fetched;      /* NULL: told */
-    void *context, *fetched_context, *place;
+    struct bxi_wire_operation *sending, *fetching;      /* NULL: its end is told */
+    void *place;
     size_t room;
     int rc;
     bool is_read;                       /* by its receiver, just now */
@@ -91,7 +91,7 @@ static bool has_work(const struct bxi_wire *wire)
 {
     for (const struct message *message = messages; message != NULL; message = message->next)
         if (is_for(wire, message) || (message->to == wire && message->state == FETCHED) ||
-            (message->from == wire && message->state == OVER && message->done != NULL))
+            (message->from == wire && message->state == OVER && message->sending != NULL))
             return true;
     for (unsigned i = 0; i < end_count; i++)
         if (ends[i].from == wire && ends[i].to->is_gone && !ends[i].is_lost)
@@ -168,13 +168,13 @@ static unsigned tell_done(struct bxi_wire *wire)
     unsigned count = 0;
 
     for (struct message *message = messages; message != NULL; message = message->next) {
-        bxi_wire_done *done = message->done;
+        struct bxi_wire_operation *operation = message->sending;
 
-        if (message->from != wire || message->state != OVER || done == NULL || waits(wire))
+        if (message->from != wire || message->state != OVER || operation == NULL || waits(wire))
             continue;
-        message->done = NULL;
+        message->sending = NULL;
         sim_clock_join(&sim_self->clock, &message->clock);
-        done(message->context, message->rc);
+        operation->done(operation->context, message->rc);
         count++;
     }
     return count;
@@ -193,7 +193,7 @@ static void fetch_now(struct message *message)
         rc = 0;
     }
     end_message(message, rc);
-    message->fetched(message->fetched_context, rc);
+    message->fetching->done(message->fetching->context, rc);
 }
 
 static unsigned fetch_some(struct bxi_wire *wire)
@@ -341,19 +341,18 @@ static int connect_end(struct bxi_wire *wire, const void *address, void *peer, s
 }
 
 static void send_message(struct bxi_wire_end *end, const void *head, size_t head_bytes, const void *data, size_t bytes,
-                         bxi_wire_done *done, void *context)
+                         struct bxi_wire_operation *operation)
 {
     struct message *message = sim_memory(sizeof *message);
 
-    sim_spare_memory();                 /* what lib/net has no memory for cuts the pair off */
     enter("send", PC);
     if (end->is_lost) {
-        done(context, -ECONNRESET);
+        operation->done(operation->context, -ECONNRESET);
         return;
     }
     *message = (struct message){ .from = end->from, .to = end->to, .way = (enum way)sim_choose(3), .head = head,
-                                 .data = data, .head_bytes = head_bytes, .bytes = bytes, .done = done,
-                                 .context = context };
+                                 .data = data, .head_bytes = head_bytes, .bytes = bytes,
+                                 .sending = operation };
     if (message->way == LARGE && bytes == 0)
         message->way = READ;
     if (message->way == COPIED) {
@@ -368,15 +367,15 @@ static void send_message(struct bxi_wire_end *end, const void *head, size_t head
     if (end->to->is_gone)
         end_message(message, message->way == COPIED ? 0 : -ECONNRESET);
     if (message->way == COPIED && sim_choose(2) == 0) {
-        message->done = NULL;
-        done(context, 0);
+        message->sending = NULL;
+        operation->done(operation->context, 0);
     }
     if (sim_choose(3) != 2)
         tell(end->to);
 }
 
-static void fetch(struct bxi_wire *wire, struct bxi_wire_large *large, void *to, size_t bytes, bxi_wire_done *done,
-                  void *context)
+static void fetch(struct bxi_wire *wire, struct bxi_wire_large *large, void *to, size_t bytes,
+                  struct bxi_wire_operation *operation)
 {
     struct message *message = (struct message *)large;
 
@@ -386,8 +385,7 @@ static void fetch(struct bxi_wire *wire, struct bxi_wire_large *large, void *to,
     message->state = FETCHED;
     message->place = to;
     message->room = bytes;
-    message->fetched = done;
-    message->fetched_context = context;
+    message->fetching = operation;
     if (sim_choose(4) == 3)
         fetch_now(message);
 }
@@ -406,6 +404,15 @@ static void transport(struct bxi_wire_end *end, char *text, size_t bytes)
 {
     (void)end, (void)bytes;
     memcpy(text, "sim", 4);
+}
+
+/* What is under way is over with the death (end_what_comes). */
+static void cut(struct bxi_wire_end *end)
+{
+    enter("cut", PC);
+    if (!end->to->is_gone)
+        sim_fail("the end of a worker that lives is cut");
+    end->is_lost = true;
 }
 
 static int descriptor(const struct bxi_wire *wire)
@@ -488,13 +495,13 @@ static void close_wire(struct bxi_wire *wire, uint64_t timeout_ns)
     wire->is_gone = true;
     end_what_comes(wire);
     for (struct message *message = messages; message != NULL; message = message->next) {
-        bxi_wire_done *done = message->done;
+        struct bxi_wire_operation *operation = message->sending;
 
-        if (message->from != wire || done == NULL)
+        if (message->from != wire || operation == NULL)
             continue;
-        message->done = NULL;
+        message->sending = NULL;
         sim_clock_join(&sim_self->clock, &message->clock);
-        done(message->context, message->state == OVER ? message->rc : -ECANCELED);
+        operation->done(operation->context, message->state == OVER ? message->rc : -ECANCELED);
     }
     sim_close(wire->fd);
 }
@@ -525,6 +532,7 @@ const struct bxi_wire_ops *sim_wire_plugin(void)
         .fetch = fetch,
         .drop = drop,
         .transport = transport,
+        .cut = cut,
         .progress = progress,
         .arm = arm,
         .descriptor = descriptor,

@@ -64,7 +64,6 @@ static struct {
     int error;
     int happened;                       /* the error, once the call has failed */
     int worker;
-    bool spares_memory;                 /* malloc does not fail any more */
 } refusal;
 
 void sim_refusals_reset(void)
@@ -73,12 +72,6 @@ void sim_refusals_reset(void)
         functions[i].calls = 0;
     refusal.happened = 0;
     refusal.worker = -1;
-    refusal.spares_memory = false;
-}
-
-void sim_spare_memory(void)
-{
-    refusal.spares_memory = true;
 }
 
 int sim_refusal(void)
@@ -98,7 +91,7 @@ const char *sim_refused_function(void)
 
 bool sim_fails(const char *name)
 {
-    if (sim_self == NULL || (refusal.spares_memory && strcmp(name, "malloc") == 0))
+    if (sim_self == NULL)
         return false;
     for (size_t i = 0; i < FUNCTIONS; i++) {
         if (strcmp(functions[i].name, name) != 0)

@@ -4,7 +4,8 @@
  *
  * UCX's transports through shared memory are left out: workers of one host talk through rings. UCX_TLS and
  * UCX_NET_DEVICES choose among the others. Its keepalive is off: UCX drives it by progress, and would take a worker
- * that computes or is stopped for dead.
+ * that computes or is stopped for dead. It connects without waiting: whoever sends first to a host that is silent would
+ * wait for minutes, with the progress role.
  *
  * UCX 1.13 aborts this process ("got REP message") when a worker dies while UCX connects it and this one: an assertion
  * of its own, which openucx/ucx pull request 8175 has removed. Nothing here prevents that.
@@ -34,15 +35,9 @@ struct bxi_wire {
 struct bxi_wire_end {
     struct bxi_wire_end *next;
     struct bxi_wire *wire;
-    ucp_ep_h ep;
+    ucp_ep_h ep;                        /* NULL: cut */
     void *peer;
     bool is_lost;
-};
-
-struct operation {                      /* a message or a fetch that is under way */
-    struct bxi_wire *wire;
-    bxi_wire_done *done;
-    void *context;
 };
 
 static int code_of(ucs_status_t status)
@@ -103,11 +98,25 @@ static ucs_status_t choose_transports(ucp_config_t *config)
     return ucp_config_modify(config, "TLS", list[0] != '\0' ? list : "none");
 }
 
+/* A key that no transport takes is warned of, as is the other one's form: since 1.17 it has the transport's name. */
+static ucs_status_t connect_without_waiting(ucp_config_t *config)
+{
+    const char *given = secure_getenv("UCX_TLS");
+    unsigned major, minor, release;
+
+    ucp_get_version(&major, &minor, &release);
+    if (given != NULL && strcmp(given, "all") != 0 && (given[0] == '^') == (strstr(given, "tcp") != NULL))
+        return UCS_OK;
+    return ucp_config_modify(config, major == 1 && minor < 17 ? "CONN_NB" : "TCP_CONN_NB", "y");
+}
+
 static ucs_status_t configure(ucp_config_t *config)
 {
     ucs_status_t status = choose_transports(config);
 
-    return status == UCS_OK ? ucp_config_modify(config, "KEEPALIVE_INTERVAL", "inf") : status;
+    if (status == UCS_OK)
+        status = ucp_config_modify(config, "KEEPALIVE_INTERVAL", "inf");
+    return status == UCS_OK ? connect_without_waiting(config) : status;
 }
 
 static ucs_status_t make_context(struct bxi_wire *wire)
@@ -269,25 +278,18 @@ static void wire_transport(struct bxi_wire_end *end, char *text, size_t bytes)
 
 /* ---- messages --------------------------------------------------------------------------------------- */
 
-static void operation_ends(struct operation *operation, ucs_status_t status)
-{
-    operation->done(operation->context, code_of(status));
-    free(operation);
-}
-
 static void sent(void *request, ucs_status_t status, void *argument)
 {
-    struct operation *operation = argument;
+    struct bxi_wire_operation *operation = argument;
 
     operation->wire->sending--;
     ucp_request_free(request);
-    operation_ends(operation, status);
+    operation->done(operation->context, code_of(status));
 }
 
 static void wire_send(struct bxi_wire_end *end, const void *head, size_t head_bytes, const void *data, size_t bytes,
-                      bxi_wire_done *done, void *context)
+                      struct bxi_wire_operation *operation)
 {
-    struct operation *operation = malloc(sizeof *operation);
     const ucp_request_param_t param = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
         .cb.send = sent,
@@ -295,35 +297,31 @@ static void wire_send(struct bxi_wire_end *end, const void *head, size_t head_by
     };
     ucs_status_ptr_t request;
 
-    if (operation == NULL || end->is_lost) {
-        free(operation);
-        done(context, operation == NULL ? -ENOMEM : -ECONNRESET);
+    operation->wire = end->wire;
+    if (end->is_lost) {
+        operation->done(operation->context, -ECONNRESET);
         return;
     }
-    *operation = (struct operation){ end->wire, done, context };
     request = ucp_am_send_nbx(end->ep, AM_ID, head, head_bytes, data, bytes, &param);
     if (UCS_PTR_IS_PTR(request))
         end->wire->sending++;
     else
-        operation_ends(operation, UCS_PTR_RAW_STATUS(request));
+        operation->done(operation->context, code_of(UCS_PTR_RAW_STATUS(request)));
 }
 
 static void fetched(void *request, ucs_status_t status, size_t bytes, void *argument)
 {
-    struct operation *operation = argument;
+    struct bxi_wire_operation *operation = argument;
 
     (void)bytes;
     ucp_request_free(request);
-    if (operation->wire->closes)
-        free(operation);
-    else
-        operation_ends(operation, status);
+    if (!operation->wire->closes)
+        operation->done(operation->context, code_of(status));
 }
 
-static void wire_fetch(struct bxi_wire *wire, struct bxi_wire_large *large, void *to, size_t bytes, bxi_wire_done *done,
-                       void *context)
+static void wire_fetch(struct bxi_wire *wire, struct bxi_wire_large *large, void *to, size_t bytes,
+                       struct bxi_wire_operation *operation)
 {
-    struct operation *operation = malloc(sizeof *operation);
     const ucp_request_param_t param = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FLAG_NO_IMM_CMPL,
         .cb.recv_am = fetched,
@@ -331,15 +329,10 @@ static void wire_fetch(struct bxi_wire *wire, struct bxi_wire_large *large, void
     };
     ucs_status_ptr_t request;
 
-    if (operation == NULL) {
-        ucp_am_data_release(wire->worker, large);
-        done(context, -ENOMEM);
-        return;
-    }
-    *operation = (struct operation){ wire, done, context };
+    operation->wire = wire;
     request = ucp_am_recv_data_nbx(wire->worker, large, to, bytes, &param);
     if (!UCS_PTR_IS_PTR(request))
-        operation_ends(operation, UCS_PTR_RAW_STATUS(request));
+        operation->done(operation->context, code_of(UCS_PTR_RAW_STATUS(request)));
 }
 
 static void wire_drop(struct bxi_wire *wire, struct bxi_wire_large *large)
@@ -357,13 +350,26 @@ static uint64_t now_ns(void)
     return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
 }
 
+static const ucp_request_param_t at_once = {
+    .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
+    .flags = UCP_EP_CLOSE_FLAG_FORCE,
+};
+
+/* What is left of it goes when the wire is closed. */
+static void wire_cut(struct bxi_wire_end *end)
+{
+    ucs_status_ptr_t request;
+
+    end->is_lost = true;
+    request = ucp_ep_close_nbx(end->ep, &at_once);
+    if (UCS_PTR_IS_PTR(request))
+        ucp_request_free(request);
+    end->ep = NULL;
+}
+
 /* What is sent over TCP is lost if the process ends first, so the ends are flushed before they are closed. */
 static void close_end(struct bxi_wire_end *end, uint64_t until_ns)
 {
-    const ucp_request_param_t force = {
-        .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
-        .flags = UCP_EP_CLOSE_FLAG_FORCE,
-    };
     const ucp_request_param_t param = { 0 };
     ucs_status_ptr_t request = end->is_lost ? NULL : ucp_ep_flush_nbx(end->ep, &param);
 
@@ -371,7 +377,7 @@ static void close_end(struct bxi_wire_end *end, uint64_t until_ns)
         ucp_worker_progress(end->wire->worker);
     if (UCS_PTR_IS_PTR(request))
         ucp_request_free(request);
-    request = ucp_ep_close_nbx(end->ep, &force);
+    request = end->ep == NULL ? NULL : ucp_ep_close_nbx(end->ep, &at_once);
     while (UCS_PTR_IS_PTR(request) && ucp_request_check_status(request) == UCS_INPROGRESS && now_ns() < until_ns)
         ucp_worker_progress(end->wire->worker);
     if (UCS_PTR_IS_PTR(request))
@@ -416,6 +422,7 @@ __attribute__((visibility("default"))) const struct bxi_wire_ops *bxi_wire_plugi
         .fetch = wire_fetch,
         .drop = wire_drop,
         .transport = wire_transport,
+        .cut = wire_cut,
         .progress = wire_progress,
         .arm = wire_arm,
         .descriptor = wire_descriptor,

@@ -97,7 +97,6 @@ test g++ have_cxx
 test spin have_program spin
 test gnuplot-nox have_program gnuplot
 test procps have_program ps
-test elfutils have_program eu-stack
 test cmake have_program cmake
 test man-db have_program man
 test mandoc have_program mandoc

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * shmstat: shows from outside what the workers of a job do. It reads their segments (shm/LAYOUT.md) and does not
- * disturb them: it sends no message, takes no lock, writes and allocates no page of theirs. One exception: eu-stack,
- * which `why --stack` runs, stops a thread while it reads the stack.
+ * disturb them: it sends no message, takes no lock, writes and allocates no page of theirs.
  *
  * A subcommand is a row of `commands`.
  */
@@ -42,7 +41,6 @@ static const struct flag {
     { "--json", NULL, OPTION(json), SWITCH, 0, 0 },
     { "--prometheus", stat_show, OPTION(prometheus), SWITCH, 0, 0 },
     { "--yes", stat_reap, OPTION(yes), SWITCH, 0, 0 },
-    { "--stack", stat_why, OPTION(stack), SWITCH, 0, 0 },
     { "--once", stat_top, OPTION(top.once), SWITCH, 0, 0 },
     { "--batch", stat_top, OPTION(top.batch), SWITCH, 0, 0 },
     { "-n", stat_top, OPTION(top.count), WHOLE, 1, 1e9 },
@@ -68,8 +66,7 @@ static const char usage[] =
     "  why     why [WORKER|CALL] [JOB]: what it waits for, in sentences, and what\n"
     "          that waits for; names a cycle if there is one; without a worker or\n"
     "          call, what has waited longest in each job; and the commands that show\n"
-    "          the stacks of the threads; --stack shows the stacks, by eu-stack,\n"
-    "          which stops the threads for some milliseconds\n"
+    "          the stacks of the threads\n"
     "  rrefs   the objects to which there are references: whose, of which type, since\n"
     "          when, and which workers hold them\n"
     "  gpu     the GPUs of each worker: how their streams are ordered, their memory\n"

@@ -30,7 +30,6 @@ struct stat_options {
     bool json;
     bool prometheus;
     bool yes;
-    bool stack;                 /* of why: the stacks of the threads that it names, besides the commands */
     struct stat_top_options top;
 };
 

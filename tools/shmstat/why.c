@@ -12,7 +12,7 @@
  * A call that appears twice closes a cycle. The cycle is reported as certain only if every link of it is certain. Two
  * workers whose handlers sleep while other threads of both call each other are no cycle.
  *
- * Below a sentence that names a thread stands the command that shows its stack, and the stack (stack.h).
+ * Below a sentence that names a thread stands the command that shows its stack (stack.h).
  */
 #include "describe.h"
 #include "device.h"
@@ -601,12 +601,9 @@ static bool explain(struct chain *chain, const char *subject)
 
 static int print_job(struct stat_job *job, const struct stat_options *options)
 {
-    static struct stat_stacks stacks;
+    struct stat_stacks stacks = { .json = options->json };
     struct chain chain = { .job = job, .json = options->json, .stacks = &stacks };
 
-    stacks.are_wanted = options->stack;
-    stacks.json = options->json;
-    stacks.count = 0;
     return explain(&chain, options->subject) ? STAT_FINE : STAT_NOTHING;
 }
 

@@ -520,9 +520,9 @@ finish
 for end in $first $second; do
     ip -n $end neigh del $(other_of $end) dev $end
 done
-check 'a worker that has never called a host that is silent does' all_done
+check 'a first call to a host that is silent ends when the host is lost' all_done
 
-# Workers 1 and 3 have left but for worker 2, which is still at work when rank 0 dies and their host is silent.
+# Workers 1 and 3 are in their shutdown and wait for worker 2 when rank 0 dies, and then the host of both is silent.
 new_job 4
 rm -f "$dir/down"
 for rank in 0 1 2 3; do
@@ -541,7 +541,6 @@ ip -n $first neigh del $(other_of $first) dev $first
 check 'a shutdown waits for nobody on a host that is silent' test "$statuses $left" = '137 0 0 0 '
 
 # A partition.
-export BX_NET_TIMEOUT_MS=500
 limit_s=20
 check "rank 0's host is heard no more while another worker is stopped" part_once $first 9000 stopped
 limit_s=10

@@ -230,6 +230,8 @@ class RunErrors(Run):
                 boxcar.call(1, only, (1,))
         with CASE.assertRaisesRegex(TypeError, "positional argument"):
             boxcar.call(1, add, ())
+        with CASE.assertRaisesRegex(TypeError, "not callable"):
+            boxcar.call(1, ("os", "getpid"))        # a name is no function
         with CASE.assertRaisesRegex(TypeError, "returned no future"):
             boxcar.call(1, forgets)
         with CASE.assertRaisesRegex(boxcar.NoWorker, "nobody"):

@@ -329,9 +329,8 @@ def _dispatch(kind, caller, message, object):
     _here.in_handler = True
     enable_grad()
     try:
-        fn, args, kwargs, context_id = loads(message)
-        if type(fn) is tuple:
-            fn = find(fn)
+        *place, args, kwargs, context_id = loads(message)
+        fn = place[0] if len(place) == 1 else find(*place)
         set_context(join_context(context_id))
         _give_name(kind, fn)
         if kind == OBJECT:

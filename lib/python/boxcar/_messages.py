@@ -174,9 +174,8 @@ def name_of(fn):
     return name if isinstance(name, str) else ""
 
 
-def find(place):
+def find(module, name):
     """The function that a module has by a name, as pickle finds it."""
-    module, name = place
     try:
         return getattr(sys.modules[module], name)
     except (KeyError, AttributeError):
@@ -188,8 +187,8 @@ def _dump_request(fn, args, kwargs, context_id, to):
     in half the time that the general pickler takes to look it up."""
     if not kwargs and ATOMS.issuperset(map(type, args)):
         if type(fn) is types.FunctionType and getattr(sys.modules.get(fn.__module__), fn.__qualname__, None) is fn:
-            fn = fn.__module__, fn.__qualname__
-        if type(fn) in (tuple, str):
+            return pickle.dumps((fn.__module__, fn.__qualname__, args, kwargs, context_id), 5), [], []
+        if type(fn) is str:
             return pickle.dumps((fn, args, kwargs, context_id), 5), [], []
     return dumps((fn, args, kwargs, context_id), to)
 

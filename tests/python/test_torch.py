@@ -55,6 +55,9 @@ def fails():
 class Batch:
     """Answers when as many calls have come as it waits for, as the tutorials' batches do."""
 
+    def twice(tensor, ref):
+        return (tensor.sum() * 2).item()
+
     def __init__(self, size):
         self.size = size
         self.rows = []
@@ -254,9 +257,14 @@ class RunTensors(Run):
         CASE.assertEqual({boxcar.call(1, leaves_grad_off) for _ in range(20)}, {True})
         callbacks = [boxcar.call_async(1, time.sleep, (0.02,)).then(leaves_grad_off) for _ in range(3)]
         CASE.assertEqual({future.wait() for future in callbacks}, {True})
-        twins = [mine, mine]
-        back = boxcar.call(1, echo, (twins,))
-        CASE.assertIs(back[0], back[1])
+        for twins in ([mine, mine], (mine, 3, mine)):
+            back = boxcar.call(1, echo, (twins,))
+            CASE.assertIs(back[0], back[-1])
+        for others in ((mine, boxcar.ref(4)), (mine, torch.eye(3).to_sparse(), mine[1:]), (mine, {"a": mine})):
+            back = boxcar.call(1, echo, (others,))
+            CASE.assertEqual((type(back), [type(part) for part in back]), (tuple, [type(part) for part in others]))
+            CASE.assertTrue(torch.equal(back[0], mine))
+        CASE.assertEqual(boxcar.call(1, Batch.twice, (mine, boxcar.ref(4))), 2 * elements)
         back = rpc.rpc_sync("worker1", torch.add, args=(torch.ones(3), 2))
         CASE.assertEqual(back.tolist(), [3, 3, 3])
 

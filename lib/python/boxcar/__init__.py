@@ -329,8 +329,9 @@ def _dispatch(kind, caller, message, object):
     _here.in_handler = True
     enable_grad()
     try:
-        *place, args, kwargs, context_id = loads(message)
-        fn = place[0] if len(place) == 1 else find(*place)
+        module, fn, context_id, kwargs, *args = loads(message)
+        if module is not None:
+            fn = find(module, fn)
         set_context(join_context(context_id))
         _give_name(kind, fn)
         if kind == OBJECT:
@@ -339,8 +340,8 @@ def _dispatch(kind, caller, message, object):
             if isinstance(fn, str):
                 fn = getattr(object, fn)
             else:
-                args = (object, *args)
-        result = fn(*args, **kwargs)
+                args.insert(0, object)
+        result = fn(*args, **(kwargs or {}))
         if _is_async(fn):
             if not hasattr(result, "add_done_callback"):
                 raise TypeError(f"{fn!r} is async, but it returned no future: {result!r}")

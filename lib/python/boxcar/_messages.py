@@ -15,6 +15,10 @@ FOREVER = 2**64 - 1     # nanoseconds, as the engine counts them
 
 ATOMS = frozenset((type(None), bool, int, float, str, bytes))      # no reference, tensor or buffer is in one
 
+_APART = b"A"           # before the pickle of a value of which parts are set apart: a pickle begins with 0x80
+_reducers = {}          # of the types of such parts
+_simple = set(ATOMS)    # and these types
+
 _called = set()         # names of functions
 
 
@@ -101,7 +105,34 @@ def enable_grad():
         torch.set_grad_enabled(True)
 
 
-def _dump(pickler, value, put_buffer):
+def set_apart(type, reduce):
+    """Has values of a type set apart where they are arguments or a result. reduce(value): (function, arguments) as of
+    __reduce__, which plain pickle takes; None: the general pickler is to take this one."""
+    _reducers[type] = reduce
+    _simple.add(type)
+
+
+def _dump_apart(value, put_buffer):
+    """What is simple, alone or in a tuple, in half the time of the general pickler; None: the value is not."""
+    values = list(value) if type(value) is tuple else [value]
+    if not _simple.issuperset(map(type, values)):
+        return None
+    apart, seen = [], set()
+    for index, part in enumerate(values):
+        reduce = _reducers.get(type(part))
+        if reduce is None:
+            continue
+        reduced = reduce(part) if id(part) not in seen else None        # one object is one in the message
+        if reduced is None:
+            return None
+        seen.add(id(part))
+        function, args = reduced
+        apart.append((index, function.__module__, function.__name__, args))
+        values[index] = None
+    return _APART + pickle.dumps((type(value) is tuple, values, apart), 5, buffer_callback=put_buffer)
+
+
+def _dump_by(pickler, value, put_buffer):
     if has_torch():
         from ._tensors import with_tensors
         pickler = with_tensors(pickler)
@@ -110,15 +141,19 @@ def _dump(pickler, value, put_buffer):
     return file.getvalue()
 
 
-def _made(blocks):
-    return [block() for block in blocks]
+def _dump(value, put_buffer):
+    return _dump_by(pickle.Pickler, value, put_buffer)
 
 
-def dumps(value, to=None):
-    """(payload, buffers, refs) of a value, for worker `to`."""
-    if type(value) in ATOMS:
-        return pickle.dumps(value, 5), [], []
-    buffers, message = [], _Message([], [], to)
+def _dump_by_value(value, put_buffer):
+    import cloudpickle
+    return _dump_by(cloudpickle.CloudPickler, value, put_buffer)
+
+
+def _write(dump, value, to):
+    """(payload, buffers, refs), or None."""
+    buffers = []
+    message = _now.message = _Message([], [], to)
 
     def put_buffer(buffer):
         try:
@@ -130,29 +165,43 @@ def dumps(value, to=None):
         buffers.append(raw)
         return False
 
-    before, _now.message = _now.message, message
+    payload = dump(value, put_buffer)
+    return payload and (payload, buffers + [block() for block in message.blocks], message.refs)
+
+
+def dumps(value, to=None):
+    """(payload, buffers, refs) of a value, for worker `to`."""
+    if ATOMS.issuperset(map(type, value) if type(value) is tuple else (type(value),)):
+        return pickle.dumps(value, 5), [], []
+    before = _now.message
     try:
         try:
-            return _dump(pickle.Pickler, value, put_buffer), buffers + _made(message.blocks), message.refs
+            return _write(_dump_apart, value, to) or _write(_dump, value, to)
         except (pickle.PicklingError, AttributeError) as error:     # a lambda, a local function
             try:
-                import cloudpickle
+                return _write(_dump_by_value, value, to)
             except ImportError:
                 raise error from None
-        buffers.clear()
-        _now.message = message = _Message([], [], to)
-        return _dump(cloudpickle.CloudPickler, value, put_buffer), buffers + _made(message.blocks), message.refs
     finally:
         _now.message = before
+
+
+def _load(payload, buffers):
+    if not payload.startswith(_APART):
+        return pickle.loads(payload, buffers=buffers)
+    is_tuple, values, apart = pickle.loads(payload[len(_APART):], buffers=buffers)
+    for index, module, name, args in apart:
+        values[index] = find(module, name)(*args)
+    return tuple(values) if is_tuple else values[0]
 
 
 def loads(message):
     payload, buffers, refs = message
     if not buffers and not refs:
-        return pickle.loads(payload)
+        return _load(payload, None)
     before, _now.message = _now.message, _Message(refs, buffers, None)
     try:
-        return pickle.loads(payload, buffers=buffers)
+        return _load(payload, buffers)
     finally:
         _now.message = before
         buffers.clear()                 # what nobody took is returned
@@ -174,23 +223,32 @@ def name_of(fn):
     return name if isinstance(name, str) else ""
 
 
+def _look_up(module, name):
+    """What a module of this process has by a name that may have dots."""
+    found = sys.modules[module]
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
 def find(module, name):
-    """The function that a module has by a name, as pickle finds it."""
+    """What a module has by a name, as pickle finds it."""
     try:
-        return getattr(sys.modules[module], name)
+        return _look_up(module, name)
     except (KeyError, AttributeError):
-        return pickle.loads(pickle.GLOBAL + f"{module}\n{name}\n".encode() + pickle.STOP, fix_imports=False)
+        lines = "".join(f"V{text}\n" for text in (module, name)).encode("raw_unicode_escape")
+        return pickle.loads(pickle.PROTO + b"\4" + lines + pickle.STACK_GLOBAL + pickle.STOP)
 
 
-def _dump_request(fn, args, kwargs, context_id, to):
-    """A function that its module has by its name is given by these two, with what takes no tensor, reference or buffer:
-    in half the time that the general pickler takes to look it up."""
-    if not kwargs and ATOMS.issuperset(map(type, args)):
-        if type(fn) is types.FunctionType and getattr(sys.modules.get(fn.__module__), fn.__qualname__, None) is fn:
-            return pickle.dumps((fn.__module__, fn.__qualname__, args, kwargs, context_id), 5), [], []
-        if type(fn) is str:
-            return pickle.dumps((fn, args, kwargs, context_id), 5), [], []
-    return dumps((fn, args, kwargs, context_id), to)
+def _place(fn):
+    """(module, name), by which pickle gives a function, or (None, what it is to pickle)."""
+    if type(fn) is types.FunctionType:
+        try:
+            if _look_up(fn.__module__, fn.__qualname__) is fn:
+                return fn.__module__, fn.__qualname__
+        except (KeyError, AttributeError):
+            pass
+    return None, fn
 
 
 def request(to, fn, args, kwargs, timeout):
@@ -202,7 +260,7 @@ def request(to, fn, args, kwargs, timeout):
     if name not in _called:
         _called.add(name)
         name = ""
-    return (*_dump_request(fn, tuple(args), kwargs or {}, context_id, to), nanoseconds(timeout), name)
+    return *dumps((*_place(fn), context_id, kwargs or None, *args), to), nanoseconds(timeout), name
 
 
 class Failure:

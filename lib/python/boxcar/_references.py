@@ -2,7 +2,7 @@
 """References to objects of other workers."""
 from ._errors import Error
 from ._futures import Future, wait_for
-from ._messages import Failure, get_ref, put_ref, request
+from ._messages import Failure, get_ref, put_ref, request, set_apart
 
 
 def _itself(object):
@@ -20,11 +20,15 @@ class Ref:
     def __init__(self, engine):
         self._engine = engine
 
-    def __reduce__(self):
+    def _put(self):
+        """Its index in the message that is being written."""
         index = put_ref(self._engine)
         if index is None:
             raise TypeError("a reference can only be pickled in an argument or a result of a call")
-        return _at, (type(self), index)
+        return index
+
+    def __reduce__(self):
+        return _at, (type(self), self._put())
 
     @property
     def owner(self):
@@ -55,3 +59,6 @@ class Ref:
     def get(self, timeout=None):
         """A copy of the object."""
         return self.call(_itself, timeout=timeout)
+
+
+set_apart(Ref, Ref.__reduce__)

@@ -17,7 +17,7 @@ import boxcar
 
 from . import _gpus
 from ._boxcar import Buffer
-from ._messages import blocks, destination, put_tensor
+from ._messages import blocks, destination, put_tensor, set_apart
 
 _ALIGNED = 512          # bytes, to which tensors in a block are aligned: as cudaMalloc
 _LEGACY = 1             # the CUstream of the default stream, whose handle is 0 in torch
@@ -25,9 +25,9 @@ _LEGACY = 1             # the CUstream of the default stream, whose handle is 0 
 _NAMES = {type: name for name, type in vars(torch).items() if isinstance(type, torch.dtype)}
 
 
-def _reduce(tensor):
+def _reduce_strided(tensor):
     if tensor.layout != torch.strided or tensor.is_quantized:
-        return tensor.__reduce_ex__(5)
+        return None
     if not tensor.is_cpu and not tensor.is_cuda:
         raise TypeError(f"a tensor on {tensor.device}: boxcar sends those in the memory of hosts and of CUDA's GPUs")
     plain = tensor
@@ -43,6 +43,13 @@ def _reduce(tensor):
         return make, (*parts, tensor.requires_grad)
     from .autograd import receive
     return receive, (*parts, *sent)
+
+
+def _reduce(tensor):
+    return _reduce_strided(tensor) or tensor.__reduce_ex__(5)
+
+
+set_apart(torch.Tensor, _reduce_strided)
 
 
 def _bytes(tensor):

@@ -13,7 +13,7 @@ import types
 from collections import namedtuple
 
 import boxcar
-from boxcar._messages import get_ref
+from boxcar._messages import get_ref, set_apart
 
 from . import functions
 
@@ -207,7 +207,7 @@ class RRef(boxcar.Ref):
         return rref
 
     def __reduce__(self):
-        return _rref_at, super().__reduce__()[1][1:]
+        return _rref_at, (self._put(),)
 
     def _wait_local(self, timeout=None):
         try:
@@ -261,3 +261,6 @@ class RRef(boxcar.Ref):
 
 def _rref_at(index):
     return RRef._of(get_ref(index))
+
+
+set_apart(RRef, RRef.__reduce__)

@@ -87,6 +87,7 @@ struct bxi_spin {
     uint32_t rounds;                    /* of peeks */
     uint64_t began_ns;
     bool yields;                        /* the CPU, between two rounds */
+    bool has_yielded;
 };
 void bxi_spin_init(struct bxi_run *run, uint64_t spin_ns);      /* the budget at first, and at most; 0: none */
 /* After an empty pass. True: it has peeked for a while, pass again; false: the budget is spent. */

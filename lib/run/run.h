@@ -207,7 +207,8 @@ struct bxi_run {
     uint32_t spin_misses;                       /* in a row; while there are, spins yield */
     uint32_t spin_skips;                        /* sleeps to go before the next try */
     uint32_t yield_misses, yield_skips;         /* the same of peeking for the time of a switch; spins to go */
-    uint64_t yielded_ns;                        /* when a crowded thread last gave its CPU away */
+    uint64_t yielded_ns;                        /* when a thread last gave its CPU away */
+    uint64_t rests_until_ns;                    /* nothing spins: it did so for long; 0: never yet */
     uint32_t turn_hits;                         /* such peeks that found something since then */
     uint64_t yields;                            /* how often it did */
     uint64_t switch_ns;                         /* what that cost, as measured now and then (spin.c) */

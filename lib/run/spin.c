@@ -7,13 +7,18 @@
  * sleeps begin at once, unless a sleep was short.
  *
  * Where more workers of the job are awake than there are CPUs, the thread yields its CPU between two rounds of peeks.
- * So it does after a spin that ended without work, until one ends with work: what is waited for may need this CPU while
- * another one is idle, and two threads that are ready to run are what makes the kernel move one of them.
+ * So it does after a spin that ended without work, until one finds work before it has yielded: what is waited for may
+ * need this CPU while another one is idle, and two threads that are ready to run are what makes the kernel move one of
+ * them.
  *
  * But first it peeks for about as long as a switch to another process takes: a callee that runs on another CPU has
  * answered by then. If it does not, because what is waited for needs this very CPU, the next 2, 4, 8, 16 spins yield
  * after one round; but not if two peeks had found something since the last yield. (One alone saved a switch, and the
  * miss took as long.)
+ *
+ * A yield gives the CPU to whoever is ready, for as long as a slice of the kernel's, 3 ms and more; a sleeper gets it
+ * back when its bell rings. So a long yield, which shows that another program computes on this CPU, ends the spin, and
+ * for a time that is a multiple of it each sleep begins at once.
  *
  * A callee shows whose rows its batches lack (bxi_call_needs_others). The reply to a row is not peeked for while others
  * are missing: its caller yields at once, whoever looks awake. (To peek for longer while the body runs did not pay.)
@@ -34,6 +39,8 @@
 #define SWITCH_ROUNDS 512           /* of peeks in that time, at most: the clock may stand still */
 #define TURN_SWITCHES 4             /* how long a crowded thread keeps its CPU, if each of its waits ends with work */
 #define PAYS_HITS 2                 /* finds in one turn, for the miss that ends it */
+#define LONG_YIELD_NS 1000000u      /* a third of a slice of the kernel's: workers that wait for each other take less */
+#define REST_YIELDS 32              /* times as long nothing spins: long yields take 3 % of the time */
 #define MEASURED_FIRST 8            /* yields; and from then on one of MEASURED_ONE_IN: it costs three system calls */
 #define MEASURED_ONE_IN 64
 
@@ -96,27 +103,37 @@ static void yield_and_measure(struct bxi_run *run)
     run->switch_ns = (run->switch_ns * 3 + cost_ns) / 4;
 }
 
-static void yield(struct bxi_run *run)
+/* True: another program had the CPU. */
+static bool yield(struct bxi_run *run)
 {
+    uint64_t began_ns = run->system->now_ns(), took_ns;
+
     if (run->yields++ < MEASURED_FIRST || run->yields % MEASURED_ONE_IN == 0)
         yield_and_measure(run);
     else
         run->system->yield();
     run->yielded_ns = run->system->now_ns();
     run->turn_hits = 0;
+    took_ns = run->yielded_ns - began_ns;
+    if (took_ns < LONG_YIELD_NS)
+        return false;
+    run->rests_until_ns = run->yielded_ns + REST_YIELDS * took_ns;
+    return true;
 }
 
-/* Gives the CPU away, unless something is there to be handled and this thread has not had the CPU for long. */
-static void yield_if_crowded(struct bxi_run *run, const struct bxi_spin *spin, struct bxi_waiter *waiter, bool found)
+/* Gives the CPU away, unless something is there to be handled and this thread has not had the CPU for long. True: it is
+ * to sleep instead of the next yields. */
+static bool yields_for_long(struct bxi_run *run, struct bxi_spin *spin, struct bxi_waiter *waiter, bool found)
 {
     if (!spin->yields && (found || !needs_others(waiter)))
-        return;
+        return false;
     if (!found && spin->rounds == 0)
         found = peek_for_a_switch(run, waiter);
     if (found && run->system->now_ns() - run->yielded_ns < TURN_SWITCHES * run->switch_ns)
-        return;
+        return false;
     bxi_flush(run);                     /* other threads may now run for long */
-    yield(run);
+    spin->has_yielded = true;
+    return yield(run);
 }
 
 void bxi_spin_init(struct bxi_run *run, uint64_t spin_ns)
@@ -134,10 +151,15 @@ bool bxi_spin_on(const struct bxi_role *role, struct bxi_spin *spin, struct bxi_
             run->spin_skips -= run->spin_skips > 0;
             return false;
         }
+        if (run->rests_until_ns != 0 && run->system->now_ns() < run->rests_until_ns)
+            return false;
         spin->yields = bxi_is_crowded(run) || run->spin_misses > 0;
         bxi_store_relaxed(run->spins, 1);       /* relaxed: for inspectors */
     }
-    yield_if_crowded(run, spin, waiter, peek_for_a_while(run, waiter, !spin->yields));
+    if (yields_for_long(run, spin, waiter, peek_for_a_while(run, waiter, !spin->yields))) {
+        bxi_store_relaxed(run->spins, 0);       /* relaxed: as above */
+        return false;
+    }
     if (++spin->rounds % CLOCK_ROUNDS != 0)
         return true;
 
@@ -162,7 +184,8 @@ void bxi_spin_paid_off(const struct bxi_role *role, struct bxi_spin *spin)
 
     bxi_run_count(run, BXI_C_spins_hit);
     bxi_store_relaxed(run->spins, 0);           /* relaxed: as above */
-    run->spin_misses = 0;
+    if (!spin->has_yielded)
+        run->spin_misses = 0;
     if (spin->began_ns != 0 && run->spin_ns < run->spin_most_ns)
         run->spin_ns += run->spin_ns / 8;
     *spin = (struct bxi_spin){ 0 };

@@ -11,6 +11,7 @@ static struct bxi_system ticking;
 static bool crowded = true;
 static int yields, peeks;
 static uint64_t thread_ns, switch_ns;   /* what a yield costs the thread */
+static uint64_t away_ns;                /* how long others have the CPU in a yield */
 static int found_at;                    /* the peek that finds something; 0: none does */
 static bool others;                     /* what is waited for needs other workers */
 static int others_at;                   /* the same, from that peek on; 0: never */
@@ -34,6 +35,7 @@ static uint64_t thread_clock_ns(void)
 static void yield(void)
 {
     thread_ns += switch_ns;
+    fake.now_ns += away_ns;
 }
 
 static bool peek(void *context, int times)
@@ -225,7 +227,7 @@ Test(crowded, spins_are_not_where_every_worker_has_a_cpu)
 }
 
 /* What is waited for may need this CPU; a sleep of less than 200 us with the wake-up shows that it comes soon. */
-Test(crowded, spins_are_after_one_that_ended_without_work_until_one_ends_with_work)
+Test(crowded, spins_are_after_one_that_ended_without_work_until_one_finds_work_before_it_yields)
 {
     struct bxi_spin spin = { 0 };
 
@@ -237,13 +239,37 @@ Test(crowded, spins_are_after_one_that_ended_without_work_until_one_ends_with_wo
     cr_expect_eq(run.spin_skips, 2);
     bxi_adapt_spin(role, 199999);
     for (int i = 0; i < 2; i++) {
-        spin_once(0);
+        spin = (struct bxi_spin){ 0 };
+        yields = 0;
+        bxi_spin_on(role, &spin, &waiter);
         cr_expect_eq(yields, 1);
+        bxi_spin_hit(role, &spin);
     }
     spin = (struct bxi_spin){ .rounds = 1 };
     bxi_spin_hit(role, &spin);
     spin_once(0);
     cr_expect_eq(yields, 0);
+}
+
+/* Which another program has taken: a bell gets it back, the next yield would not. */
+Test(crowded, spin_ends_with_a_yield_of_a_millisecond_and_none_begins_for_32_times_as_long)
+{
+    struct bxi_spin spin = { 0 };
+    uint64_t until_ns;
+
+    away_ns = 999000;
+    cr_expect(bxi_spin_on(role, &spin, NULL));
+    away_ns = 2000000;
+    cr_expect_not(bxi_spin_on(role, &spin, NULL));
+    cr_expect_eq(run.spin_misses, 0);
+    until_ns = fake.now_ns + 32 * away_ns;
+    fake.now_ns = until_ns - 1000;
+    spin = (struct bxi_spin){ 0 };
+    cr_expect_not(bxi_spin_on(role, &spin, NULL));
+    fake.now_ns = until_ns + 10000;
+    away_ns = 0;
+    cr_expect(bxi_spin_on(role, &spin, NULL));
+    cr_expect_eq(yields, 3);
 }
 
 /* ---- What is known of what is waited for ------------------------------------------------------------- */

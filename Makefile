@@ -221,8 +221,8 @@ ALL_SRCS := $(sort $(LIB_SRCS) $(NN_SRCS) $(AUTOGRAD_SRCS) \
 
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: all tests demo test check-all unit e2e check sim fuzz fuzz-replay soak switches test-gpu \
-	test-reference mutants \
+.PHONY: all tests demo test check-all unit e2e check sim sim-built sim-schedules sim-fails fuzz fuzz-replay soak \
+	switches test-gpu test-reference mutants \
 	lint size coverage deps deps-unit deps-test deps-python deps-wheel deps-test-python deps-lint python \
 	wheel test-python man built install uninstall deb test-deb clean help FORCE
 
@@ -473,13 +473,20 @@ test-reference: deps-unit
 	@$(MAKE) --no-print-directory $(B)/tests/unit
 	@$(TEST_ENV) tests/run_unit.sh --filter 'reference/*'
 
-# New seeds each time. SIM_ARGS='--program ring --seed 7 --trace' replays one.
+# New seeds each time. SIM_ARGS='--program ring --seed 7 --trace' replays one. Each run has one core: with -j they run
+# beside one another.
 SIM_S ?= 300
 SIM_FAIL_S ?= 60
-sim: deps
+sim: sim-schedules $(if $(SIM_ARGS),,sim-fails)
+
+sim-built: deps
 	@$(MAKE) --no-print-directory CONFIG=sim CUDA=0 $(BUILD)/sim/tests/sim
+
+sim-schedules: sim-built
 	@$(BUILD)/sim/tests/sim $(or $(SIM_ARGS),--seconds $(SIM_S))
-	@$(if $(SIM_ARGS),,$(BUILD)/sim/tests/sim --fail all --seconds $(SIM_FAIL_S))
+
+sim-fails: sim-built
+	@$(BUILD)/sim/tests/sim --fail all $(or $(SIM_FAIL_ARGS),--seconds $(SIM_FAIL_S))
 
 # Each target for so long; what it finds beyond the corpus stays in build/fuzz. A finding is a file there, too.
 FUZZ_S ?= 600

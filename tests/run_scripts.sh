@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: MIT
 #
 # Runs test programs and counts results: `run_scripts.sh PROGRAM...`. As many run at a time as there are cores, for many
-# wait, in the order given: the longest first. What is printed of a program comes together, at its end.
+# wait. They begin in the order given, so the longest should come first. What is printed of a program comes together, at
+# its end.
 #
 # A program may print a line for each check, beginning with "ok", "not ok" or "skip"; these lines are counted. A
 # program that prints none counts as one, by its exit status: 0 passed, 77 skipped. Any other status counts as a

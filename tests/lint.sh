@@ -4,7 +4,9 @@
 # `make lint`: builds everything with clang, warnings as errors, in a directory of its own; then checks that the kept
 # mutants apply, runs the analysers over the sources, and the formatter, which holds indentation. A tool that is not
 # installed is skipped and named. gcc's warnings are errors in each build of .ci/run, by WERROR=1. LINT_FULL=1 adds
-# gcc's -fanalyzer, which takes minutes.
+# gcc's -fanalyzer, which takes minutes. A tool that works on one core has a part of the sources for each.
+#
+# `lint.sh tidy FILE...` and `lint.sh misaligned FILE...` are two of these parts.
 set -u
 
 cd "${BX_SOURCE_DIR:?}" || exit 1
@@ -13,6 +15,7 @@ cd "${BX_SOURCE_DIR:?}" || exit 1
 out=$(mktemp)
 trap 'rm -f "$out" "$out.formatted" "$out.other"' EXIT
 failed=0
+cores=$(nproc)
 
 # try NAME TOOL COMMAND...
 try()
@@ -34,14 +37,19 @@ try()
     fi
 }
 
+# by_parts FUNCTION <FILES: of this script, in as many processes at a time as there are cores, each with some of them.
+by_parts()
+{
+    xargs -n 20 -P "$cores" "$0" "$1"
+}
+
 # build COMPILER DIRECTORY [CFLAGS]
 build()
 {
-    MAKEFLAGS='' $MAKE --no-print-directory -k -j"$(nproc)" CC="$1" \
+    MAKEFLAGS='' $MAKE --no-print-directory -k -j"$cores" CC="$1" \
         BUILD="build/lint/$2" WERROR=1 CFLAGS="${3:-}" all tests
 }
 
-sources=$(find shm lib gpu demos tools tests -name '*.[ch]' ! -path 'tests/tsan/*' ! -path 'tests/cov/*' | sort)
 # Left out: what is taste, `n * sizeof *p` for a p that points to pointers, and widenings of what is
 # bounded by 128 workers.
 checks='-*,bugprone-*'
@@ -51,22 +59,17 @@ checks=$checks,-bugprone-implicit-widening-of-multiplication-result
 # The kernels' texts are made by the build below.
 includes='-D_GNU_SOURCE -I. -Ilib -Ibuild/lint/clang/obj/text'
 
-try clang clang build clang clang
-[ "${LINT_FULL:-0}" = 0 ] || try 'gcc -fanalyzer' gcc build gcc analyzer -fanalyzer
-
-try 'mutants of the list' python3 tests/mutants/mutants.py --check
-
-# Words on purpose, below: flags and lists of files. constStatement: cppcheck takes the comma of an argument for an
-# operator, and -Wunused-value finds what it would. The extension of Python needs headers that need not be here.
-# shellcheck disable=SC2086
+tidy()      # tidy FILE...
 {
-    try cppcheck cppcheck cppcheck --quiet --error-exitcode=1 --std=c11 --inline-suppr \
-        --enable=warning,portability --suppress=missingIncludeSystem --suppress=constStatement \
-        $includes -i lib/python shm lib gpu demos tools
-    try clang-tidy clang-tidy clang-tidy --quiet --warnings-as-errors='*' \
-        --checks="$checks" \
-        $(find shm lib gpu demos tools -name '*.c' ! -path 'lib/python/*') -- -std=gnu11 $includes \
+    # Words on purpose: flags.
+    # shellcheck disable=SC2086
+    clang-tidy --quiet --warnings-as-errors='*' --checks="$checks" "$@" -- -std=gnu11 $includes \
         -isystem "${JEMALLOC:-build/jemalloc}/include"
+}
+
+tidy_all()  # the extension of Python needs headers that need not be here
+{
+    find shm lib gpu demos tools -name '*.c' ! -path 'lib/python/*' | by_parts tidy
 }
 
 # Breaks and columns are chosen by hand, so the formatter holds one thing only: how far a statement is indented.
@@ -83,11 +86,11 @@ numbers()
 ' - "$out.formatted" | sort
 }
 
-# A statement ends with ; or { and stands behind a line that ends with ; { or }.
+# misaligned FILE...: a statement ends with ; or { and stands behind a line that ends with ; { or }.
 misaligned()
 {
     found=0
-    for file in $sources; do
+    for file; do
         clang-format "$file" | without_blanks >"$out.formatted"
         numbers -w "$file" >"$out.other"
         numbers -a "$file" | comm -23 - "$out.other" | awk -v file="$file" '
@@ -100,5 +103,29 @@ misaligned()
     done
     return $found
 }
-try clang-format clang-format misaligned
+
+misaligned_of_all()
+{
+    find shm lib gpu demos tools tests -name '*.[ch]' ! -path 'tests/tsan/*' ! -path 'tests/cov/*' |
+        by_parts misaligned
+}
+
+if [ $# -gt 0 ]; then
+    "$@"
+    exit
+fi
+
+try clang clang build clang clang
+[ "${LINT_FULL:-0}" = 0 ] || try 'gcc -fanalyzer' gcc build gcc analyzer -fanalyzer
+
+try 'mutants of the list' python3 tests/mutants/mutants.py --check
+
+# Words on purpose: flags. constStatement: cppcheck takes the comma of an argument for an operator, and -Wunused-value
+# finds what it would.
+# shellcheck disable=SC2086
+try cppcheck cppcheck cppcheck -j "$cores" --quiet --error-exitcode=1 --std=c11 --inline-suppr \
+    --enable=warning,portability --suppress=missingIncludeSystem --suppress=constStatement \
+    $includes -i lib/python shm lib gpu demos tools
+try clang-tidy clang-tidy tidy_all
+try clang-format clang-format misaligned_of_all
 exit "$failed"

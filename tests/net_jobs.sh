@@ -202,6 +202,7 @@ other_of()
 #     headless  rank 0 dies, and then the end is silent
 #     beheaded  rank 0 dies at the same time, before or behind it; the end is silent or its link goes down
 #     stopped   worker 3 is stopped meanwhile, and the end is silent
+#     healed    the end is silent, and heard again when all workers of the other host are lost
 part_once() # part_once END MS [HOW]
 {
     how=${3:-down}
@@ -226,9 +227,16 @@ part_once() # part_once END MS [HOW]
     cut_off $1 $silent
     test $how = beheaded || is_down
     test $how != beheaded || kill -KILL $pid_0 2>/dev/null
-    test $how != stopped || { sleep 5; kill -CONT $pid_3; }
+    test $how != stopped || { sleep 3; kill -CONT $pid_3; }
+    if [ $how = healed ]; then
+        for rank in 0 1 2 3; do
+            ready $rank lost
+        done
+        ip -n $1 neigh del $(other_of $1) dev $1
+        rm "$dir/down"
+    fi
     finish
-    test -z "$silent" || ip -n $1 neigh del $(other_of $1) dev $1
+    test -z "$silent" || ip -n $1 neigh del $(other_of $1) dev $1 2>"$dir/err"
     ip -n $1 link set $1 up
     soon runs $first && soon runs $second
     test "$statuses $left" = "$dead 0 0 0 "

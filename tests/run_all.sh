@@ -36,7 +36,7 @@ test)
 check-all)
     unit --filter "@($long)"
     UNIT_PROGRAM=kill_steps unit
-    tests/run_scripts.sh tests/check/*.sh tests/consumer/strict.sh tests/e2e/*.sh
+    tests/run_scripts.sh tests/e2e/net*.sh tests/check/*.sh tests/consumer/strict.sh tests/e2e/[!n]*.sh
     ;;
 esac
 

@@ -9,7 +9,7 @@
 
 #include <stddef.h>
 
-#define BXI_NET_PROTOCOL 4u
+#define BXI_NET_PROTOCOL 5u
 #define BXI_NONCE_BYTES 32
 #define BXI_MEET_VERDICT_NS UINT64_C(1000000000)        /* past the deadline: rank 0 says who is missing */
 

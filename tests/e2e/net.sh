@@ -491,12 +491,14 @@ check 'an address of a link without its interface is refused' prints 1 \
 
 # The next hub has no port left to connect from: nobody is dead for that.
 new_job 3
+touch "$dir/prepares"
 for rank in 0 1 2; do
     begin_rank $rank env BX_LOG=warn "$net_end" die 0 500
 done
 ready 0 started && ready 1 started && ready 2 started
 taken=$(ip netns exec $second ss -H -ltn | sed -n '1s/.*:\([0-9]*\) .*/\1/p')
 ip netns exec $second sysctl -q -w net.ipv4.ip_local_port_range="$taken $taken"
+rm "$dir/prepares"
 finish
 ip netns exec $second sysctl -q -w net.ipv4.ip_local_port_range='32768 60999'
 check 'a hub that cannot connect for lack of ports takes nobody for dead' test "$statuses $left" = '137 0 0 '
@@ -548,6 +550,7 @@ for end in $first $second; do
     check "the link of $(test $end = $first && echo "rank 0's" || echo 'the other') host goes down" part_once $end 3000
     echo "# $(cat "$dir"/out.* | grep -h '^news' | sort -k 5 -n | tail -n 1)"
 done
+check 'what was lost for a partition stays so when there is none any more' part_once $second 3000 healed
 if tc -n $second qdisc add dev $second root tbf rate 500mbit burst 1mb latency 50ms 2>"$dir/err"; then
     new_job 2
     begin_rank 0 "$net_full" silenced

@@ -12,13 +12,15 @@
  *     prog_net_end part FILE MS       calls all of other hosts until they are lost, which is within MS from the time in
  *                                     the file; those of this host are not lost
  *
+ *     prog_net_end healed FILE MS     the same, and goes on when FILE is gone: what lay between hosts is there again
  *     prog_net_end headless FILE MS   the same, and rank 0 has killed itself before
  *     prog_net_end beheaded FILE MS   the same, and rank 0 is killed meanwhile
  *     prog_net_end leave FILE         two of four workers leave at once, those of the other host when the file is there
  *     prog_net_end first FILE MS      calls those of other hosts when the file is there: some for the first time. They
  *                                     are lost, which it hears within MS
  *
- * When something ended stands in a file in the directory $BX_TEST_DIR. Output and exit status as those of prog_net, and
+ * When something ended stands in a file in the directory $BX_TEST_DIR. As long as a file "prepares" is there, no worker
+ * of `die` kills itself. Output and exit status as those of prog_net, and
  * "news of RANK after MS ms" for each worker that is lost.
  */
 #include "prog_net.h"
@@ -154,7 +156,7 @@ static void call_those_that_end(const char *file, uint64_t most_ms)
         EXPECT(ended_ns != 0 && last_ns >= ended_ns, "%d was lost before its end", callers[i].to);
         EXPECT((last_ns - ended_ns) / MS <= most_ms, "news of %d after %u ms", callers[i].to,
                (unsigned)((last_ns - ended_ns) / MS));
-        EXPECT(callers[i].calls > 0, "no call to %d succeeded", callers[i].to);
+        EXPECT(file != NULL || callers[i].calls > 0, "no call to %d succeeded", callers[i].to);
     }
 }
 
@@ -180,13 +182,26 @@ static int go_on(void)
 
 /* ---- the modes ------------------------------------------------------------------------------------------------ */
 
+/* Each of those that live has had an answer: it calls again. And the test has prepared what it wants. */
+static void wait_for_calls(void)
+{
+    char path[512];
+
+    for (int other = 0; other < size; other++)
+        while (!ends[other] && __atomic_load_n(&adds[other], __ATOMIC_RELAXED) < 2)
+            nap_ms(1);
+    snprintf(path, sizeof path, "%s/prepares", getenv("BX_TEST_DIR"));
+    while (access(path, F_OK) == 0)
+        nap_ms(1);
+}
+
 static void kill_self(void)
 {
     char path[512], text[32];
     FILE *file;
     int length;
 
-    nap_ms(300);
+    nap_ms(100);
     if (forks && fork() == 0) {
         nap_ms(10000);
         _exit(0);
@@ -208,18 +223,31 @@ static int die(const char *ranks, const char *ms)
         ends[atoi(word)] = 1;
     EXPECT(!on_gpu || bx_gpu_open(job, 0, &device) == 0, "%s", bx_error_text());
     barrier();
-    if (ends[rank])
+    if (ends[rank]) {
+        wait_for_calls();
         kill_self();
+    }
     call_those_that_end(NULL, (uint64_t)atoi(ms));
     return go_on();
 }
 
-static int part(const char *file, const char *ms, bool headless, bool beheaded)
+/* Those that are lost stay so, though the network carries again. */
+static void wait_for_repair(const char *file)
+{
+    printf("lost\n");
+    while (access(file, F_OK) == 0)
+        nap_ms(5);
+    nap_ms(2000);                       /* what was under way is sent again, and arrives */
+}
+
+static int part(const char *file, const char *ms, bool headless, bool beheaded, bool is_healed)
 {
     for (int other = 0; other < size; other++)
         ends[other] = is_remote(other);
     if (headless || beheaded)
         ends[0] = beheaded && rank > 0;
+    for (int other = 0; other < size; other++)
+        call_add(other, rank, other);
     barrier();
     if (headless && rank == 0) {
         printf("ready\n");
@@ -230,6 +258,8 @@ static int part(const char *file, const char *ms, bool headless, bool beheaded)
     printf("ready\n");
     call_those_that_end(file, (uint64_t)atoi(ms));
     ends[0] |= headless;
+    if (is_healed)
+        wait_for_repair(file);
     return go_on();
 }
 
@@ -353,7 +383,7 @@ int main(int argc, char **argv)
     bool stops = argc == 3 && is(mode, "stop"), holds = argc == 3 && is(mode, "hold");
     bool leaves = argc == 3 && is(mode, "leave"), first = argc == 4 && is(mode, "first");
     bool dies = argc == 4 && (is(mode, "die") || is(mode, "gpu") || is(mode, "fork"));
-    bool parts = argc == 4 && (is(mode, "part") || is(mode, "headless") || is(mode, "beheaded"));
+    bool parts = argc == 4 && (is(mode, "part") || is(mode, "headless") || is(mode, "beheaded") || is(mode, "healed"));
     int go[2];
 
     on_gpu = dies && is(mode, "gpu");
@@ -362,7 +392,7 @@ int main(int argc, char **argv)
     if ((!stops && !dies && !holds && !parts && !first && !leaves) || getenv("BX_TEST_DIR") == NULL) {
         fprintf(stderr, "usage: prog_net_end die RANKS MS | fork RANKS MS | gpu RANKS MS | hold FILE |\n"
                         "       stop RANK | part FILE MS | headless FILE MS | beheaded FILE MS |\n"
-                        "       leave FILE | first FILE MS\n");
+                        "       healed FILE MS | leave FILE | first FILE MS\n");
         return 2;
     }
     if (stops) {                        /* before the job: a child after it would have its descriptors for a moment */
@@ -386,5 +416,5 @@ int main(int argc, char **argv)
            : leaves ? leave_early(argv[2])
            : first  ? call_first(argv[2], argv[3])
            : dies   ? die(argv[2], argv[3])
-                    : part(argv[2], argv[3], is(mode, "headless"), is(mode, "beheaded"));
+                    : part(argv[2], argv[3], is(mode, "headless"), is(mode, "beheaded"), is(mode, "healed"));
 }

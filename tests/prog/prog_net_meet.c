@@ -42,6 +42,7 @@ static bool start_within(uint64_t timeout_ns)
     const struct bx_options options = { .start_timeout_ns = timeout_ns };
     int rc = bx_job_create(&options, &job);
 
+    starts_quietly = true;
     if (rc == 0)
         rc = bx_register(job, "mirror", BX_INLINE, echo, NULL);
     if (start(rc))

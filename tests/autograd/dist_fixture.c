@@ -4,7 +4,6 @@
  */
 #include "tests/autograd/dist_fixture.h"
 
-#include <errno.h>
 #include <math.h>
 
 struct bx_dist *dist;

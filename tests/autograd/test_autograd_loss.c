@@ -4,7 +4,6 @@
  */
 #include "tests/autograd/gradient.h"
 
-#include <criterion/criterion.h>
 #include <math.h>
 
 TestSuite(autograd_loss, .timeout = 60);

@@ -4,9 +4,6 @@
  */
 #include "tests/autograd/gradient.h"
 
-#include <criterion/criterion.h>
-#include <errno.h>
-
 TestSuite(autograd_lstm, .timeout = 120);
 
 enum result { OUTPUT, HIDDEN, CELL, ALL };

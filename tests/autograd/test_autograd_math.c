@@ -5,7 +5,6 @@
  */
 #include "tests/autograd/gradient.h"
 
-#include <criterion/criterion.h>
 #include <math.h>
 
 TestSuite(autograd_math, .timeout = 60);

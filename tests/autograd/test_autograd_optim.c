@@ -5,8 +5,6 @@
  */
 #include "tests/autograd/gradient.h"
 
-#include <criterion/criterion.h>
-#include <errno.h>
 #include <math.h>
 
 TestSuite(autograd_optim, .timeout = 30);

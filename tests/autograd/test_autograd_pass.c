@@ -5,11 +5,7 @@
  */
 #include "tests/autograd/gradient.h"
 
-#include <criterion/criterion.h>
-#include <errno.h>
 #include <math.h>
-#include <pthread.h>
-#include <stdlib.h>
 
 TestSuite(autograd_pass, .timeout = 60);
 

@@ -5,11 +5,7 @@
  */
 #include "tests/autograd/gradient.h"
 
-#include <criterion/criterion.h>
-#include <errno.h>
 #include <math.h>
-#include <stdio.h>
-#include <string.h>
 
 TestSuite(autograd_tape, .timeout = 30);
 

@@ -6,11 +6,7 @@
 #include "tests/autograd/dist_fixture.h"
 #include "tests/harness/memory.h"
 
-#include <errno.h>
 #include <math.h>
-#include <pthread.h>
-#include <signal.h>
-#include <unistd.h>
 
 enum { WIDTH = 5 };
 enum { IN_BACKWARD, GRADIENT_CAME, ENDED };     /* gates */

@@ -6,10 +6,6 @@
 #include "tests/autograd/dist_fixture.h"
 #include "tests/harness/refuse.h"
 
-#include <errno.h>
-#include <pthread.h>
-#include <unistd.h>
-
 enum { LOAN_BYTES = 65536, SMALL = 5, LARGE = 20000 };
 enum { HELD, RELEASED };                /* gates, of hold */
 

@@ -5,8 +5,6 @@
  */
 #include "tests/autograd/dist_fixture.h"
 
-#include <errno.h>
-
 TestSuite(send, .timeout = 60);
 
 /* Twice: a variable of this worker, and the same as if a process that had this rank before had sent it. */

@@ -10,11 +10,6 @@
 #include "boxcar_nn.h"
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
 HARNESS_HANDLER(quiet)
 {
     HARNESS_CHECK(bx_error_text()[0] == '\0');

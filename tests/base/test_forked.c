@@ -8,9 +8,6 @@
 
 #include "tests/harness/held.h"
 
-#include <sys/wait.h>
-#include <unistd.h>
-
 static void is_refused(const char *call, int rc)
 {
     if (rc != BX_E_FORKED || strstr(bx_error_text(), "forked after worker") == NULL)

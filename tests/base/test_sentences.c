@@ -7,11 +7,6 @@
 
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <limits.h>
-#include <stdlib.h>
-#include <string.h>
-
 #define LARGE ((size_t)128 << 20)
 
 Test(sentences, name_an_unknown_code_by_its_number, .timeout = 20)

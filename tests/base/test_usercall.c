@@ -8,9 +8,6 @@
 
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <pthread.h>
-
 enum { RELEASED, AFTER, READY, ANSWERED };      /* gates */
 enum { CALLBACKS };                     /* values */
 

@@ -9,9 +9,7 @@
 #include "demos/pipeline/pipeline.h"
 #include "tests/harness/harness.h"
 
-#include <errno.h>
 #include <math.h>
-#include <stdlib.h>
 
 enum { FRONT_PARAMS = 72, ALL_PARAMS = 161 };
 

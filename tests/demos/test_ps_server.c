@@ -11,11 +11,7 @@
 #include "demos/param_server/ps.h"
 #include "tests/harness/harness.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <math.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #define LR 0.5
 #define TENSORS 62              /* of a resnet18 */

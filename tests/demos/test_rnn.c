@@ -9,11 +9,7 @@
 #include "tests/harness/harness.h"
 #include "tests/harness/json.h"
 
-#include <errno.h>
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { LIMIT_S = 60, STEPS = 10 };
 

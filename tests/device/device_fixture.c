@@ -7,12 +7,6 @@
 #include "tests/gpu/fake_library.h"
 
 #include <dlfcn.h>
-#include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 static char fake_path[512];
 static char machine[128];

@@ -9,9 +9,6 @@
 #include "device_fixture.h"
 #include "tests/gpu/fake_library.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 enum gate { OPEN = 0, DONE };
 enum value { COPIED = 0, SYNCHRONISES, WAITS };
 

@@ -8,13 +8,6 @@
 #include "device_fixture.h"
 #include "tests/gpu/fake_library.h"
 
-#include <sched.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
 enum gate { OPEN = 0, KEPT, STARTED, BLOCKED };
 
 #define COUNT 1000

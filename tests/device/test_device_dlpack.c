@@ -7,11 +7,6 @@
 #include "lend/dlpack_abi.h"
 #include "tests/gpu/fake_library.h"
 
-#include <errno.h>
-#include <sched.h>
-#include <stdlib.h>
-#include <string.h>
-
 #define BYTES 4096
 #define COUNT (BYTES / (int64_t)sizeof(int32_t))
 #define LEGACY ((void *)(uintptr_t)1)

@@ -6,14 +6,6 @@
 #include "device_fixture.h"
 #include "tests/gpu/fake_library.h"
 
-#include <errno.h>
-#include <sched.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 enum gate { OPEN = 0, DONE };
 
 /* ---- Refused --------------------------------------------------------------------------------- */

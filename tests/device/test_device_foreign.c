@@ -8,10 +8,6 @@
 #include "lend/dlpack_abi.h"
 
 #include <dlfcn.h>
-#include <errno.h>
-#include <sched.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum gate { OPEN = 0, FREED, DONE };
 

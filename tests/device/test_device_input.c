@@ -8,14 +8,6 @@
  */
 #include "device_fixture.h"
 
-#include <errno.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
 enum gate { OPEN = 0, STRUCK, TAKEN, FINISHED, OVER };
 
 #define TOUCH 0                     /* index of the function "touch", registered first */

@@ -9,13 +9,6 @@
 #include "device_fixture.h"
 #include "tests/gpu/fake_library.h"
 
-#include <sched.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
 enum gate { OPEN = 0, SENT, ECHOED, FINISHED };
 enum value { SEQUENCE = 0, DEVICE_AT, HOST_AT, ECHO_AT };
 

@@ -10,9 +10,6 @@
 #include "device_fixture.h"
 #include "tests/gpu/fake_library.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 enum gate { OPEN = 0, KEPT, STARTED, ONE, LATE, RELEASED, FINISHED };
 
 #define LARGE (INT64_C(10) << 20)       /* i32: 40 of a slab's 64 MiB */

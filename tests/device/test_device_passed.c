@@ -7,12 +7,6 @@
 #include "device_fixture.h"
 #include "tests/gpu/fake_library.h"
 
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
 enum gate { OPEN = 0, LATE, GO, DEAD, CLOSED, FREED, FINISHED };
 enum value { PID = 0, PASSED = 16, PASSED_BYTES, COPIED, COPIED_TENSORS };      /* PID + rank */
 

@@ -7,8 +7,6 @@
 
 #include "tests/job/rejoin_fixture.h"
 
-#include <errno.h>
-
 TestSuite(device_rejoin, .init = starts_set_up, .fini = place_tear_down, .timeout = 60);
 
 enum { COUNT = 5000, BYTES = 4 * COUNT, LIVES = 3 };

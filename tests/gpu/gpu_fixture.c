@@ -9,20 +9,8 @@
 #include "tests/harness/crash.h"
 #include "tests/harness/harness.h"
 
-#include <dirent.h>
 #include <dlfcn.h>
-#include <errno.h>
 #include <linux/futex.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
 struct gpu_shared *gpu_shared;
 const struct gpu_shared *gpu_read_only;

@@ -12,11 +12,8 @@
 #ifndef TESTS_GPU_FIXTURE_H
 #define TESTS_GPU_FIXTURE_H
 
+#include "tests/harness/test.h"
 #include "gpu/inside.h"
-
-#include <stdbool.h>
-#include <stdint.h>
-#include <sys/types.h>
 
 #define GPU_PROCESSES 4
 #define GPU_GATES 32

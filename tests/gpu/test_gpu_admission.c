@@ -5,11 +5,6 @@
  */
 #include "gpu_fixture.h"
 
-#include <criterion/criterion.h>
-#include <pthread.h>
-#include <sched.h>
-#include <unistd.h>
-
 enum { MET, POISONED, SEEN };
 
 static enum bxi_gpu_order order;

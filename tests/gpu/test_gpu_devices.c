@@ -6,14 +6,6 @@
 #include "fake_library.h"
 #include "gpu_fixture.h"
 
-#include <criterion/criterion.h>
-#include <errno.h>
-#include <pthread.h>
-#include <sched.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
 #define BYTES (256u << 10)
 
 static enum bxi_gpu_order order;

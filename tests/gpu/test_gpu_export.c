@@ -7,13 +7,6 @@
 #include "gpu_fixture.h"
 #include "tests/harness/harness.h"
 
-#include <errno.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
 #define BYTES (256u << 10)
 
 enum { LENT = 1, HELD, KILLED, LAST };

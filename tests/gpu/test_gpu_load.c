@@ -6,14 +6,6 @@
 #include "fake_library.h"
 #include "gpu_fixture.h"
 
-#include <criterion/criterion.h>
-#include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 static int try_open(const char *driver)
 {
     struct bxi_gpu_options options = { .driver = driver, .region = &gpu_shared->region[0],

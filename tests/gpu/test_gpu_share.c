@@ -7,14 +7,6 @@
 #include "fake_library.h"
 #include "gpu_fixture.h"
 
-#include <criterion/criterion.h>
-#include <errno.h>
-#include <pthread.h>
-#include <sched.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #define ROUNDS 12
 #define BYTES (256u << 10)
 

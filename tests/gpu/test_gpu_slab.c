@@ -5,14 +5,8 @@
 #include "fake_library.h"
 #include "gpu_fixture.h"
 
-#include <criterion/criterion.h>
 #include <dlfcn.h>
-#include <errno.h>
 #include <malloc.h>
-#include <sched.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #define MANY 64
 

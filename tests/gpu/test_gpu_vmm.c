@@ -6,19 +6,9 @@
  */
 #include "gpu_fixture.h"
 
-#include <criterion/criterion.h>
-#include <errno.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
-#include <sched.h>
-#include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #define BYTES (2 * GPU_MIB)             /* a slab of its own, also where another has the words */
 #define CHUNKS 3

@@ -8,18 +8,10 @@
  *
  * SIGKILL has no handler. Who waits for a process says how it ended: crash_end_text.
  */
+#include "test.h"
 #include "crash.h"
 
-#include <criterion/criterion.h>
-#include <errno.h>
 #include <execinfo.h>
-#include <fcntl.h>
-#include <signal.h>
-#include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #define FRAMES_MAX 64
 #define LIMIT_S 5               /* for the backtrace */

@@ -10,21 +10,8 @@
 
 #include "job/job.h"
 
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <limits.h>
 #include <linux/futex.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/mman.h>
 #include <sys/mount.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #define CHECK_STATUS 99                             /* exit status of a worker whose check failed */
 #define GRACE_NS (UINT64_C(15) * 1000000000)        /* after one worker died, for the others to end well */

@@ -21,13 +21,8 @@
 #ifndef TESTS_HARNESS_H
 #define TESTS_HARNESS_H
 
+#include "test.h"
 #include "boxcar.h"
-
-#include <criterion/criterion.h>       /* HARNESS_TEST is a Test */
-#include <stdbool.h>
-#include <stdint.h>
-#include <sys/types.h>
-#include <unistd.h>
 
 #define HARNESS_BODIES 8
 #define HARNESS_HANDLERS 2

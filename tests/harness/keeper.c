@@ -14,16 +14,6 @@
  */
 #include "keeper.h"
 
-#include <dirent.h>
-#include <poll.h>
-#include <signal.h>
-#include <stdbool.h>
-#include <stdlib.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
-
 #define DESCRIPTORS 256         /* more than are open before main */
 #define CHECKS 100              /* checks whether it is alone, before SIGKILL */
 #define CHECK_NS 10000000L      /* between two checks */

@@ -5,6 +5,8 @@
 #ifndef TESTS_KEEPER_H
 #define TESTS_KEEPER_H
 
+#include "test.h"
+
 /* Makes this process the leader of a process group whose other members end soon after it. Returns 0, or -1. */
 int keeper_start(void);
 

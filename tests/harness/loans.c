@@ -8,12 +8,6 @@
  */
 #include "loans.h"
 
-#include <errno.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdio.h>
-#include <unistd.h>
-
 #define MADE_ELEMENTS 1000
 
 struct kept {

@@ -5,11 +5,7 @@
  */
 #include "rejoin_fixture.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <pthread.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 

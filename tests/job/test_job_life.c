@@ -7,8 +7,6 @@
 #include "tests/harness/clock.h"
 #include "tests/harness/refuse.h"
 
-#include <errno.h>
-#include <stddef.h>
 #include <sys/prctl.h>
 
 TestSuite(job_life, .init = starts_set_up, .fini = place_tear_down, .timeout = 60);

@@ -7,9 +7,6 @@
 
 #include "rpc/rpc.h"
 
-#include <pthread.h>
-#include <sched.h>
-
 enum { ENTERED, RELEASED };             /* gates */
 enum { RUN };                           /* values */
 

@@ -8,10 +8,6 @@
 
 #include "job/old.h"
 
-#include <errno.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
 #define UNKNOWN_FLAG (UINT64_C(1) << 63)
 #define CALL_BYTES_0_1 24
 

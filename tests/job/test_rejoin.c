@@ -7,10 +7,6 @@
 
 #include "tests/harness/clock.h"
 
-#include <errno.h>
-#include <pthread.h>
-#include <unistd.h>
-
 TestSuite(rejoin, .init = starts_set_up, .fini = place_tear_down, .timeout = 60);
 
 /* ---- Coming back ------------------------------------------------------------------------------- */

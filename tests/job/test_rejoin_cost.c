@@ -5,7 +5,6 @@
  */
 #include "rejoin_fixture.h"
 
-
 TestSuite(rejoin_cost, .init = starts_set_up, .fini = place_tear_down, .timeout = 120);
 
 enum { READY = 4, AGAIN };                      /* gates behind those of the fixture */

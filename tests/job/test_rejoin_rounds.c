@@ -8,7 +8,6 @@
  */
 #include "rejoin_fixture.h"
 
-
 TestSuite(rejoin_rounds, .init = starts_set_up, .fini = place_tear_down, .timeout = 60);
 
 enum { HELD = 4, BLOCKED, CLOSED, ATTACHED, JOINS, OPEN, SEEN, FREE };      /* gates; the last ones are FREE + rank */

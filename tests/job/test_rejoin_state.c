@@ -6,9 +6,6 @@
  */
 #include "rejoin_fixture.h"
 
-#include <errno.h>
-#include <pthread.h>
-
 TestSuite(rejoin_state, .init = starts_set_up, .fini = place_tear_down, .timeout = 60);
 
 enum { ELEMENTS = 5000, MANY = 300 };

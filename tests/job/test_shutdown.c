@@ -8,12 +8,6 @@
 
 #include "rpc/rpc.h"
 
-#include <sched.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <sys/resource.h>
-#include <unistd.h>
-
 enum { ENTERED, RELEASED, READY, DONE };        /* gates */
 enum { ANSWERED, PID };                /* values */
 

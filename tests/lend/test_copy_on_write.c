@@ -4,10 +4,6 @@
  */
 #include "tests/harness/loans.h"
 
-#include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #define ELEMENTS ((int64_t)1 << 20)         /* of u8 */
 #define SMALL 100
 #define MANY 1500                           /* copies; one worker has at most 1024 leases of another */

@@ -4,14 +4,12 @@
  * refused. The layout is compared with DLPack's own header (0.6 as packaged); that of the versioned struct with one
  * written here from the specification of 1.0.
  */
+#include "tests/harness/test.h"
 #include "lend/dlpack_abi.h"
 #include "boxcar.h"
 
 #include <assert.h>
-#include <criterion/criterion.h>
 #include <dlpack/dlpack.h>
-#include <errno.h>
-#include <string.h>
 
 #define DIMS(...) (int64_t[]){ __VA_ARGS__ }
 

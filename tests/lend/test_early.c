@@ -8,15 +8,6 @@
 #include "lend/lend.h"
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdio.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #define ELEMENTS 100000
 #define MAKERS 3
 

@@ -10,10 +10,6 @@
 
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <signal.h>
-#include <stdlib.h>
-
 enum gate { READY = 0, ASKED, DONE };
 enum value { RAN = 0 };
 

@@ -12,13 +12,6 @@
 
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-
 enum gate { READY = 0, BUSY, BUSY_GO, LET_GO, WOKEN, FREED, STRIKE, ANSWERED, STOPPED, LEFT, FINISHED };
 enum value { CODE = 0, FORGED_ID };
 

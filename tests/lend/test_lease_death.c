@@ -7,8 +7,6 @@
 
 #include "rpc/rpc.h"
 
-#include <signal.h>
-
 enum gate { READY = 0, DONE };
 
 #define MEGABYTE (UINT64_C(1) << 20)

@@ -7,9 +7,6 @@
 
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <sched.h>
-#include <stdlib.h>
 #include <sys/mount.h>
 
 enum gate { WAITING = 0 };

@@ -6,9 +6,6 @@
 #include "tests/harness/loans.h"
 #include "tests/harness/stall.h"
 
-#include <signal.h>
-#include <unistd.h>
-
 #define ELEMENTS ((int64_t)(1 << 20))
 enum gate { HELD = 0, CHECKED, SEEN };
 

@@ -3,11 +3,8 @@
  * lib/lend/tensor.c and lib/lend/tensor_view.c without a job: tensors on the heap and in wrapped memory, views, copies,
  * reference counts, and errors. Other files, which have workers, test tensors of an arena.
  */
+#include "tests/harness/test.h"
 #include "boxcar.h"
-
-#include <criterion/criterion.h>
-#include <errno.h>
-#include <string.h>
 
 #define DIMS(...) (const int64_t[]){ __VA_ARGS__ }
 

@@ -7,8 +7,6 @@
 
 #include "rpc/rpc.h"
 
-#include <string.h>
-
 enum gate { KEPT = 0, RELEASED, SHUT_DOWN };
 
 /* ---- Beyond the handler -------------------------------------------------------------------------------- */

@@ -7,11 +7,7 @@
 
 #include "rpc/rpc.h"
 
-#include <errno.h>
 #include <setjmp.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum gate { KEPT = 0, CHANGED };
 

@@ -10,13 +10,6 @@
 
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <pthread.h>
-#include <sched.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <time.h>
-
 enum gate { HELD = 0, GO };
 
 #define SLEEP_NS (20 * HARNESS_MS)

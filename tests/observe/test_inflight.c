@@ -10,9 +10,6 @@
 
 #include "rpc/rpc.h"
 
-#include <sched.h>
-#include <unistd.h>
-
 enum gate { STAYS = 0, PASS, IN_HANDLER, HANDLER_GO, IN_BODY, BODY_GO, CALLED, FINISHED };
 enum value { SEEN_SINCE = 0, SEEN_ID, SEEN_WHO, BODY_THREAD, THREADS = 32 };
 

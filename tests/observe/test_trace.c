@@ -10,15 +10,6 @@
 #include "observe/trace.h"
 #include "trace_read.h"
 
-#include <errno.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 enum { ENTERED, GO, DONE };                     /* gates */
 enum { LINES = 0, MARKED = 1, SLEPT = 2 };      /* values */
 

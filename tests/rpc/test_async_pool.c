@@ -10,11 +10,6 @@
 
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <pthread.h>
-#include <signal.h>
-#include <unistd.h>
-
 enum gate { ENTERED, GO, ASKED, LEFT };
 enum value { RAN };
 

@@ -12,9 +12,7 @@
 
 #include "job/job.h"
 
-#include <errno.h>
 #include <sys/mount.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 
 #define SHORT_START UINT64_C(200000000)

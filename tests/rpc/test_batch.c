@@ -4,11 +4,6 @@
  */
 #include "batch_fixture.h"
 
-#include <errno.h>
-#include <signal.h>
-#include <stdio.h>
-#include <unistd.h>
-
 /* Waits for the late replies of all calls that timed out or were cancelled here. A call whose deadline passed may have
  * been ended by the owner's answer instead: that one has no late reply. */
 static void await_ends(struct bx_job *job)

@@ -5,10 +5,6 @@
  */
 #include "batch_fixture.h"
 
-#include <errno.h>
-#include <pthread.h>
-#include <signal.h>
-
 /* ---- More than max_rows ------------------------------------------------------------------------- */
 
 static int setup_two_rows(struct bx_job *job)

@@ -7,9 +7,6 @@
 
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <string.h>
-
 /* ---- Functions of both workers --------------------------------------------------------------- */
 
 HARNESS_HANDLER(who_calls)

@@ -7,9 +7,6 @@
 
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <stdio.h>
-
 enum { ENTERED, RELEASED, READY };                      /* gates */
 enum { TIMES_COUNTED };                                 /* values */
 

@@ -5,10 +5,6 @@
  */
 #include "checked_fixture.h"
 
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
-
 /* ---- Messages ------------------------------------------------------------------------------------------ */
 
 TestSuite(checked, .init = check, .timeout = 60);

@@ -6,9 +6,6 @@
 #include "checked_fixture.h"
 #include "tests/harness/hostile.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 TestSuite(checked_kinds, .init = check, .timeout = 60);
 
 /* ---- What is sent -------------------------------------------------------------------------------------- */

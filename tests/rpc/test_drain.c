@@ -5,11 +5,6 @@
  */
 #include "tests/harness/stall.h"
 
-#include <errno.h>
-#include <sched.h>
-#include <signal.h>
-#include <unistd.h>
-
 enum { READY, STALLED, SENT };          /* gates */
 enum { COUNTED };                       /* values */
 

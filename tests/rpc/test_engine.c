@@ -7,12 +7,6 @@
 
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <poll.h>
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
-
 enum { READY, OPEN_GATE, SENT, DONE };       /* gates */
 enum { COUNTED };                                       /* values */
 

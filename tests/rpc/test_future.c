@@ -9,9 +9,6 @@
 
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <string.h>
-
 static int add_one(struct bx_future *in, struct bx_msg *out, void *context)
 {
     if (context != NULL)

@@ -10,11 +10,6 @@
 
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <pthread.h>
-#include <stdlib.h>
-#include <string.h>
-
 /* ---- Contexts ---------------------------------------------------------------------------------- */
 
 struct context {

@@ -10,8 +10,6 @@
 #include "rpc/rpc.h"
 
 #include <malloc.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* ---- The job ends ---------------------------------------------------------------------------- */
 

@@ -9,9 +9,6 @@
 
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <stdlib.h>
-
 #define PARTS 4
 
 static void make(struct bx_future **parts)

@@ -13,11 +13,6 @@
 
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdlib.h>
-
 /* The id of the call that held_call leaves in flight: the first slot, used for the second time. */
 #define HELD_ID (2 << 16)
 

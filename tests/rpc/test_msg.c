@@ -2,13 +2,10 @@
 /*
  * lib/rpc/msg.c: a reader gets the values that were written, and reads nothing past the end. No job, no threads.
  */
+#include "tests/harness/test.h"
 #include "boxcar.h"
 
-#include <criterion/criterion.h>
-#include <errno.h>
 #include <float.h>
-#include <stdint.h>
-#include <string.h>
 
 TestSuite(msg, .timeout = 120);
 

@@ -10,9 +10,6 @@
 
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <signal.h>
-
 #define MANY 100
 #define LONG_NS (30000 * HARNESS_MS)
 

@@ -7,12 +7,7 @@
 
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <pthread.h>
-#include <sched.h>
 #include <semaphore.h>
-#include <signal.h>
-#include <stdlib.h>
 
 #define RACES 3000
 #define MAGIC 0x5a5a5a5au

@@ -7,11 +7,6 @@
 
 #include "rpc/packed.h"
 
-#include <errno.h>
-#include <signal.h>
-#include <string.h>
-#include <unistd.h>
-
 #define MOST 200
 #define SMALL 64                    /* bytes of arguments of which 52 fit a frame */
 

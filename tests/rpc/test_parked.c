@@ -5,10 +5,6 @@
  */
 #include "parked_fixture.h"
 
-#include <errno.h>
-#include <signal.h>
-#include <unistd.h>
-
 enum gate { PARKED };
 
 HARNESS_ASYNC_HANDLER(park_here)

@@ -9,8 +9,6 @@
 
 #include "rpc/rpc.h"
 
-#include <errno.h>
-
 enum gate { IN_HANDLER = 0, HANDLER_GO, NOTED };
 enum value { BELLS = 0, BELLS_DUE };
 

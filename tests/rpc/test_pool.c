@@ -7,9 +7,6 @@
 
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <signal.h>
-
 enum { ENTERED, RELEASED };             /* gates */
 enum { AT_ONCE, MOST_AT_ONCE };         /* values */
 

@@ -5,9 +5,6 @@
  */
 #include "tests/harness/harness.h"
 
-#include <stdio.h>
-#include <string.h>
-
 #define SUM 0                   /* a value of the harness: what "count" has got */
 
 HARNESS_HANDLER(where)

@@ -11,13 +11,7 @@
 #include "rpc/rpc.h"
 #include "run/drive.h"
 
-#include <errno.h>
 #include <malloc.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
 
 #define BYTES_MOST 300
 #define HELD 200

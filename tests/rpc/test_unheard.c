@@ -5,8 +5,6 @@
  */
 #include "tests/rref/rref_fixture.h"
 
-#include <string.h>
-
 TestSuite(unheard, .timeout = 60);
 
 enum { RELEASED = 10, LOGGED };             /* gates, beside those of the fixture */

@@ -8,11 +8,6 @@
 
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <pthread.h>
-#include <stdlib.h>
-#include <string.h>
-
 #define RUNS 0                  /* a value of the harness: how often "count" ran */
 
 HARNESS_HANDLER(add)

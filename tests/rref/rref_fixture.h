@@ -8,10 +8,6 @@
 
 #include "tests/harness/harness.h"
 
-#include <errno.h>
-#include <stdlib.h>
-#include <unistd.h>
-
 enum { MADE, DESTROYED };                   /* values */
 enum { MAY_BE_MADE, BEING_MADE };           /* gates */
 

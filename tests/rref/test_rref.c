@@ -6,9 +6,6 @@
  */
 #include "rref_fixture.h"
 
-#include <errno.h>
-#include <string.h>
-
 TestSuite(rref, .timeout = 60);
 
 /* ---- Making and calling ----------------------------------------------------------------------------- */

@@ -7,8 +7,6 @@
  */
 #include "rref_fixture.h"
 
-#include <signal.h>
-
 TestSuite(rref_death, .timeout = 60);
 
 enum { CALLERS = 20 };                          /* values */

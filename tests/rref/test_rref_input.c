@@ -12,10 +12,6 @@
 
 #include "rpc/rpc.h"
 
-#include <signal.h>
-#include <stdio.h>
-#include <string.h>
-
 TestSuite(rref_input, .timeout = 120);
 
 enum { ID = 8, HELD_ID, FORGERY };        /* values */

@@ -5,9 +5,6 @@
  */
 #include "rref_fixture.h"
 
-#include <stdio.h>
-#include <string.h>
-
 TestSuite(rref_leak, .timeout = 60);
 
 enum { WARNINGS = 8, LEAKED };                  /* values */

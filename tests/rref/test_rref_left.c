@@ -6,8 +6,6 @@
 #include "rref_fixture.h"
 #include "tests/harness/stall.h"
 
-#include <signal.h>
-
 TestSuite(rref_left, .timeout = 60);
 
 enum { READY = 8, STALLED, PASSED, USED };      /* gates */

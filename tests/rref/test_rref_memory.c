@@ -12,8 +12,6 @@
 
 #include "rpc/rpc.h"
 
-#include <signal.h>
-
 TestSuite(rref_memory, .timeout = 120);
 
 #define OBJECTS 8

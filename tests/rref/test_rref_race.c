@@ -6,8 +6,6 @@
 
 #include "rref/rref.h"
 
-#include <pthread.h>
-
 TestSuite(rref_race, .timeout = 60);
 
 enum { RAN = 8, WRONG };                        /* values */

@@ -7,7 +7,6 @@
 
 #include "rpc/rpc.h"
 
-#include <stdio.h>
 #include <sys/mount.h>
 #include <sys/statvfs.h>
 

@@ -8,13 +8,7 @@
 #include "rpc/rpc.h"
 #include "run/drive.h"
 
-#include <errno.h>
-#include <poll.h>
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
 #include <sys/time.h>
-#include <unistd.h>
 
 enum { HALTED, GO_ON, CALLED, ANSWERED, ENDS };        /* gates */
 enum { ENDED, TID, PID };               /* values */

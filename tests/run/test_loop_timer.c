@@ -9,12 +9,7 @@
 
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <poll.h>
-#include <sched.h>
-#include <sys/syscall.h>
 #include <sys/timerfd.h>
-#include <unistd.h>
 
 enum { READY, DONE, CALLED, ENDED, WARM, RESTS };    /* gates */
 

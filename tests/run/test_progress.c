@@ -7,11 +7,6 @@
 #include "rpc/rpc.h"
 #include "tests/harness/refuse.h"
 
-#include <errno.h>
-#include <limits.h>
-#include <poll.h>
-#include <stdlib.h>
-
 enum { READY, DONE, CHECKED };          /* gates */
 enum { DEATHS, DEAD_RANK };        /* values */
 

@@ -7,10 +7,6 @@
 
 #include "rpc/rpc.h"
 
-#include <pthread.h>
-#include <sched.h>
-#include <unistd.h>
-
 enum { RELEASED };                      /* gates */
 enum { TID, LOOPS };                    /* values */
 

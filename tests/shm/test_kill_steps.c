@@ -47,9 +47,6 @@
 
 #include "job/job.h"
 
-#include <signal.h>
-#include <string.h>
-
 #define VICTIM 1
 
 enum gate { HIT = 0, HELLO };

@@ -8,11 +8,6 @@
 
 #include "rpc/rpc.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
 #define CALLS 7
 #define CALL_BYTES 300
 #define CHECKS 40

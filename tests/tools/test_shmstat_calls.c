@@ -6,11 +6,6 @@
 #include "tests/harness/harness.h"
 #include "stat_run.h"
 
-#include <signal.h>
-#include <stdio.h>
-#include <string.h>
-#include <unistd.h>
-
 enum gate { READY = 0, LOOSE, HELD };
 enum value { PID = 0 };         /* plus the rank */
 

@@ -7,12 +7,6 @@
 #include "stat_check.h"
 #include "stat_plant_gpu.h"
 
-#include <errno.h>
-#include <signal.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #define COUNT_OF(list) (sizeof(list) / sizeof((list)[0]))
 #define NUMBER(object, key) json_number(json_get(object, key))
 

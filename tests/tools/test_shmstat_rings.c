@@ -11,10 +11,6 @@
 #include "rpc/rpc.h"
 
 #include <math.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define SECOND UINT64_C(1000000000)
 #define SLOT 5

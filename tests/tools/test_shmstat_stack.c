@@ -8,13 +8,6 @@
 
 #include "tools/shmstat/stack.h"
 
-#include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 enum gate { HELD, LOOSE };
 enum value { TID };
 

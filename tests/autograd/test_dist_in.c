@@ -17,13 +17,12 @@ static int64_t width;                   /* of w, all 3 */
 static int lend_all(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *unused)
 {
     const int64_t shape[] = { LOAN_BYTES };
-    struct bx_tensor *tensor = NULL;
+    OWN(tensor) *tensor = NULL;
     int rc = bx_tensor_create(bx_request_job(request), BX_U8, 1, shape, &tensor);
 
     (void)args, (void)unused;
     if (rc == 0)
         rc = bx_msg_put_tensor(reply, tensor);
-    bx_tensor_release(tensor);
     return rc;
 }
 

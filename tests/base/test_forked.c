@@ -142,7 +142,7 @@ static void try_tensors(struct bx_job *job)
 /* pending[]: futures of bx_future_create, bx_future_then, bx_future_any, and of a call if the job has started. */
 static void try_futures(struct bx_job *job, struct bx_future **pending, int count)
 {
-    struct bx_future *of_none = bx_future_create(NULL);
+    OWN(future) *of_none = bx_future_create(NULL);
 
     IS_NULL(bx_future_create(job));
     IS_NULL(bx_future_all(job, &of_none, 1));
@@ -161,7 +161,6 @@ static void try_futures(struct bx_job *job, struct bx_future **pending, int coun
     }
     for (int i = 0; i < count; i++)
         bx_future_release(pending[i]);
-    bx_future_release(of_none);
 }
 
 /* Tries all functions in a child and checks that all were refused. */
@@ -218,11 +217,10 @@ HARNESS_TEST(forked, child_after_the_start_is_refused_by_every_function_that_tak
 
 static int fork_before_start(struct bx_job *job)
 {
-    struct bx_future *pending = bx_future_create(job);
+    OWN(future) *pending = bx_future_create(job);
 
     setup(job);
     try_in_child(job, NULL, &pending, 1);
-    bx_future_release(pending);
     return 0;
 }
 

@@ -187,7 +187,7 @@ static void leave_in_threads(struct bx_job *job)
         HARNESS_EQ(harness_call_i64(job, bx_job_name(job), "twice", i), 2 * i);
     }
     for (int i = 0; i < TIMES; i++) {
-        struct bx_future *future = bx_future_create(job), *then;
+        OWN(future) *future = bx_future_create(job), *then = NULL;
 
         HARNESS_EQ(bx_future_on_done(future, exit_in_callback, NULL), 0);
         HARNESS_EQ(bx_future_on_done(future, count_callback, NULL), 0);
@@ -196,8 +196,6 @@ static void leave_in_threads(struct bx_job *job)
         HARNESS_EQ(bx_future_wait(then, BX_FOREVER), 0);
         HARNESS_EQ(pthread_join(thread, &result), 0);
         HARNESS_CHECK(result == NULL);
-        bx_future_release(then);
-        bx_future_release(future);
     }
     HARNESS_EQ(harness_load(CALLBACKS), 2 * TIMES);
 }
@@ -317,9 +315,7 @@ static void *call_and_leave(void *argument)
     struct bx_job *job = argument;
 
     for (int i = 0; i < BXI_CALLS_MAX; i++) {
-        struct bx_future *future = harness_async(job, "worker1", "twice");
-
-        bx_future_release(future);
+        OWN(future) *future = harness_async(job, "worker1", "twice");
     }
     harness_post(READY);
     harness_await(ANSWERED, 1);

@@ -41,11 +41,10 @@ static int setup(struct bx_job *job)
 
 static void send(struct bx_job *job, struct bx_tensor *tensor)
 {
-    struct bx_msg *args = bx_msg_create(0);
+    OWN(msg) *args = bx_msg_create(0);
 
     HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "keep", args, NULL, NULL), 0);
-    bx_msg_destroy(args);
 }
 
 /* ---- The owner dies ---------------------------------------------------------------------------- */

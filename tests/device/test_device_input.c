@@ -111,11 +111,10 @@ static void put(struct bx_job *job, const struct forgery *forgery)
 static struct bx_future *fake_call(struct bx_job *job, struct forgery *forgery)
 {
     struct bx_future *future = NULL;
-    struct bx_msg *args = bx_msg_create(0);
+    OWN(msg) *args = bx_msg_create(0);
 
     HARNESS_EQ(bx_rpc_async(job, "worker0", "hang", args, NULL, &future), 0);
     forgery->frame.id = ((struct bxi_call *)(void *)future)->id;
-    bx_msg_destroy(args);
     return future;
 }
 

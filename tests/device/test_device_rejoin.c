@@ -15,10 +15,9 @@ enum { OPENED = 4, DONE = 5 };           /* gates behind those of the fixture */
 HARNESS_HANDLER(lend)
 {
     struct bx_job *job = bx_request_job(request);
-    struct bx_tensor *tensor = device_numbers(job, device_open(job, 0), COUNT, (int32_t)bx_read_i64(args));
+    OWN(tensor) *tensor = device_numbers(job, device_open(job, 0), COUNT, (int32_t)bx_read_i64(args));
     int rc = bx_msg_put_tensor(reply, tensor);
 
-    bx_tensor_release(tensor);
     return rc;
 }
 
@@ -71,7 +70,7 @@ static void others_map(struct bx_job *job, struct bx_tensor *own)
 static void is_staged_with(struct bx_job *job, struct bx_tensor *own, struct bx_tensor *of_the_dead)
 {
     uint64_t before = harness_counter(job, "gpu_staged_bytes");
-    struct bx_tensor *fresh;
+    OWN(tensor) *fresh = NULL;
 
     give(job, "worker1", own, 1);
     HARNESS_EQ(staged_since(job, before), BYTES);           /* out */
@@ -81,7 +80,6 @@ static void is_staged_with(struct bx_job *job, struct bx_tensor *own, struct bx_
     give(job, "worker1", fresh, 9);
     give(job, "worker1", of_the_dead, 7);
     give(job, "worker2", of_the_dead, 7);
-    bx_tensor_release(fresh);
 }
 
 static void survive(struct bx_job *job)

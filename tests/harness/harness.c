@@ -408,12 +408,11 @@ struct bx_msg *harness_ask(struct bx_job *job, const char *to, const char *funct
 
 int64_t harness_call(struct bx_job *job, const char *to, const char *function, struct bx_msg *args)
 {
-    struct bx_msg *reply = harness_ask(job, to, function, args);
+    OWN(msg) *reply = harness_ask(job, to, function, args);
     struct bx_reader reader = bx_msg_reader(reply);
     int64_t result = bx_read_i64(&reader);
 
     HARNESS_EQ(reader.error, 0);
-    bx_msg_destroy(reply);
     return result;
 }
 

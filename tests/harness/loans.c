@@ -67,10 +67,9 @@ struct bx_msg *loans_msg(struct bx_job *job, int64_t value, int count, int64_t e
     struct bx_msg *msg = harness_msg_i64(value);
 
     for (int i = 0; i < count; i++) {
-        struct bx_tensor *tensor = loans_tensor(job, BX_U8, elements, (uint64_t)value + (uint64_t)i);
+        OWN(tensor) *tensor = loans_tensor(job, BX_U8, elements, (uint64_t)value + (uint64_t)i);
 
         HARNESS_EQ(bx_msg_put_tensor(msg, tensor), 0);
-        bx_tensor_release(tensor);
     }
     return msg;
 }
@@ -155,10 +154,9 @@ HARNESS_HANDLER(drop)
 
 static int put_new(struct bx_job *job, struct bx_msg *reply, uint64_t number)
 {
-    struct bx_tensor *tensor = loans_tensor(job, BX_F32, MADE_ELEMENTS, number);
+    OWN(tensor) *tensor = loans_tensor(job, BX_F32, MADE_ELEMENTS, number);
     int rc = bx_msg_put_tensor(reply, tensor);
 
-    bx_tensor_release(tensor);
     return rc;
 }
 

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* What tests begin with: Criterion, and what most of them use of the C library. */
+/* What tests begin with: Criterion, what most of them use of the C library, and locals that end with their block. */
 #ifndef TESTS_TEST_H
 #define TESTS_TEST_H
+
+#include "boxcar.h"
+#include "boxcar_dist.h"
 
 #include <criterion/criterion.h>
 #include <dirent.h>
@@ -26,5 +29,19 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+
+/* A local that is released, or destroyed, at the end of its block: OWN(msg) *args = bx_msg_create(0), *reply = NULL; */
+#define OWN(type) __attribute__((cleanup(test_end_##type))) struct bx_##type
+#define TEST_ENDS(type, end) static inline void test_end_##type(struct bx_##type **owned) { end(*owned); }
+TEST_ENDS(msg, bx_msg_destroy)
+TEST_ENDS(future, bx_future_release)
+TEST_ENDS(tensor, bx_tensor_release)
+TEST_ENDS(rref, bx_rref_release)
+TEST_ENDS(var, bx_var_release)
+TEST_ENDS(tape, bx_tape_destroy)
+TEST_ENDS(grads, bx_grads_destroy)
+TEST_ENDS(context, bx_context_release)
+TEST_ENDS(optim, bx_optim_destroy)
+#undef TEST_ENDS
 
 #endif

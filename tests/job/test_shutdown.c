@@ -142,7 +142,7 @@ HARNESS_TEST(shutdown, fails_calls_that_do_not_end_in_time, 20, .size = 2, .setu
 
 static void wait_for_ever(struct bx_job *job, int index)
 {
-    struct bx_future *future = bx_future_create(job);
+    OWN(future) *future = bx_future_create(job);
 
     if (index == 0) {
         harness_await(READY, 3);
@@ -151,7 +151,6 @@ static void wait_for_ever(struct bx_job *job, int index)
         harness_post(READY);
         HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_SHUTDOWN);
     }
-    bx_future_release(future);
 }
 
 HARNESS_TEST(shutdown, ends_the_waits_of_other_threads, 20, .size = 2, .setup = setup)

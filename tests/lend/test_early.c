@@ -81,10 +81,9 @@ static void *make_tensors(void *context)
 
     harness_post(MADE);
     do {
-        struct bx_tensor *tensor = loans_tensor(job, BX_U8, 1000, ++number);
+        OWN(tensor) *tensor = loans_tensor(job, BX_U8, 1000, ++number);
 
         HARNESS_CHECK(loans_hold(tensor, number));
-        bx_tensor_release(tensor);
     } while (bxi_load_acquire(&started) == 0);
     return NULL;
 }

@@ -45,11 +45,10 @@ HARNESS_HANDLER(call_back)
 
 static int ask_again(const struct bx_request *request, struct bx_reader *args, struct bx_future **future, void *context)
 {
-    struct bx_msg *value = harness_msg_i64(bx_read_i64(args));
+    OWN(msg) *value = harness_msg_i64(bx_read_i64(args));
     int rc = bx_rpc_async(bx_request_job(request), "worker0", "twice", value, NULL, future);
 
     (void)context;
-    bx_msg_destroy(value);
     return rc;
 }
 
@@ -152,10 +151,9 @@ static void call_async(struct bx_job *job)
     struct bx_future *futures[4];
 
     for (int i = 0; i < 4; i++) {
-        struct bx_msg *args = harness_msg_i64(i);
+        OWN(msg) *args = harness_msg_i64(i);
 
         HARNESS_EQ(bx_rpc_async(job, "worker1", i < 3 ? "twice" : "again", args, NULL, &futures[i]), 0);
-        bx_msg_destroy(args);
     }
     for (int i = 0; i < 4; i++)
         harness_end(futures[i], 0);
@@ -208,7 +206,7 @@ static void call_oneway(struct bx_job *job)
 static void call_together(struct bx_job *job)
 {
     struct bx_future *futures[8];
-    struct bx_msg *one = harness_msg_i64(1);
+    OWN(msg) *one = harness_msg_i64(1);
     const struct bx_msg *args[8] = { one, one, one, one, one, one, one, one };
 
     for (int round = 0; round < 2; round++) {
@@ -216,7 +214,6 @@ static void call_together(struct bx_job *job)
         for (int i = 0; i < 8; i++)
             harness_end(futures[i], 0);
     }
-    bx_msg_destroy(one);
 }
 
 Test(trace, shows_calls_that_are_sent_together_inside_one_another)

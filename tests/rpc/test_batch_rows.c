@@ -102,14 +102,13 @@ static void set_stack_bytes(size_t bytes)
 
 static void fail_and_call_again(struct bx_job *job)
 {
-    struct bx_msg *args = harness_msg_i64(1);
+    OWN(msg) *args = harness_msg_i64(1);
 
     harness_await(READY, 1);
     HARNESS_CHECK(bx_rpc_sync(job, "worker0", "sum", args, NULL, NULL) < 0);
     harness_post(DONE);
     harness_await(TOUCHED, 1);
     HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 1), 2);
-    bx_msg_destroy(args);
 }
 
 /* No thread can be made while the default stack is larger than the address space. */

@@ -131,7 +131,7 @@ static void one_call_too_many(struct bx_job *job, int index)
 static void fills_the_ring_oneway(struct bx_job *job, int index)
 {
     static const char payload[8000];
-    struct bx_msg *args = bx_msg_create(sizeof(payload));
+    OWN(msg) *args = bx_msg_create(sizeof(payload));
     int rc;
 
     (void)index;
@@ -142,7 +142,6 @@ static void fills_the_ring_oneway(struct bx_job *job, int index)
     HARNESS_EQ(rc, -EAGAIN);
     harness_post(GO);
     HARNESS_EQ(bx_rpc_oneway(job, "worker1", "echo", args, NULL), BX_E_PEER_DEAD);
-    bx_msg_destroy(args);
 }
 
 static void starts_waiting(struct bx_job *job, int index)

@@ -92,7 +92,7 @@ static void await_kept(struct bx_job *job)
 
 static int get_held(struct bx_job *job, struct bx_rref **rref)
 {
-    struct bx_msg *reply = NULL;
+    OWN(msg) *reply = NULL;
     struct bx_reader reader;
     int rc = bx_rpc_sync(job, "worker2", "held", NULL, NULL, &reply);
 
@@ -100,7 +100,6 @@ static int get_held(struct bx_job *job, struct bx_rref **rref)
         return rc;
     reader = bx_msg_reader(reply);
     *rref = bx_rref_acquire(bx_read_rref(&reader));
-    bx_msg_destroy(reply);
     return 0;
 }
 

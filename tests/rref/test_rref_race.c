@@ -20,13 +20,12 @@ static void drops_and_gets(struct bx_job *job, int index)
     for (int i = 0; i < 1000; i++) {
         struct bx_msg *reply = harness_ask(job, "worker1", "give_kept", NULL);
         struct bx_reader reader = bx_msg_reader(reply);
-        struct bx_rref *rref = bx_rref_acquire(bx_read_rref(&reader));
+        OWN(rref) *rref = bx_rref_acquire(bx_read_rref(&reader));
 
         bx_msg_destroy(reply);
         HARNESS_EQ(bx_rref_wait(rref, BX_FOREVER), 0);
         if (i % 16 == 0)
             HARNESS_EQ(value_of(rref), 7);
-        bx_rref_release(rref);
     }
 }
 
@@ -119,7 +118,7 @@ static int setup_order(struct bx_job *job)
 HARNESS_TEST(rref_race, calls_keep_their_order_while_the_object_is_made, 60, .size = 2, .setup = setup_order)
 {
     for (int round = 0; round < 30; round++) {
-        struct bx_rref *rref = remote(job, "worker1", "new_slow", 0);
+        OWN(rref) *rref = remote(job, "worker1", "new_slow", 0);
         struct bx_future *last = NULL;
 
         harness_store(RAN, 0);
@@ -135,7 +134,6 @@ HARNESS_TEST(rref_race, calls_keep_their_order_while_the_object_is_made, 60, .si
         harness_end(last, 0);
         HARNESS_EQ(harness_load(RAN), 600);
         HARNESS_EQ(harness_load(WRONG), 0);
-        bx_rref_release(rref);
     }
     await_alive(0);
 }
@@ -146,7 +144,7 @@ HARNESS_TEST(rref_race, calls_keep_their_order_while_the_object_is_made, 60, .si
 HARNESS_HANDLER(make_inline)
 {
     struct bx_job *job = bx_request_job(request);
-    struct bx_rref *rref = remote(job, "worker2", "new_counter", bx_read_i64(args));
+    OWN(rref) *rref = remote(job, "worker2", "new_counter", bx_read_i64(args));
     struct bx_msg *value = NULL, *one = number(1);
 
     HARNESS_EQ(bx_rref_wait(rref, BX_FOREVER), BX_E_WOULD_DEADLOCK);
@@ -155,7 +153,6 @@ HARNESS_HANDLER(make_inline)
     HARNESS_EQ(bx_rref_oneway(rref, "add", one, NULL), 0);
     bx_msg_put_rref(reply, rref);
     bx_msg_destroy(one);
-    bx_rref_release(rref);
     return 0;
 }
 
@@ -180,7 +177,7 @@ HARNESS_TEST(rref_race, is_made_and_passed_where_one_may_not_wait, 60, .size = 3
     for (int i = 0; i < 50; i++) {
         struct bx_msg *args = number(i), *reply = NULL;
         struct making making = { .job = job };
-        struct bx_future *future = NULL;
+        OWN(future) *future = NULL;
 
         HARNESS_EQ(bx_rpc_sync(job, "worker1", "make_inline", args, NULL, &reply), 0);
 
@@ -196,7 +193,6 @@ HARNESS_TEST(rref_race, is_made_and_passed_where_one_may_not_wait, 60, .size = 3
         harness_await(DONE, (uint32_t)i + 1);
         HARNESS_EQ(value_of(making.rref), 50);
         bx_rref_release(making.rref);
-        bx_future_release(future);
         bx_msg_destroy(args);
     }
     await_alive(0);
@@ -244,7 +240,7 @@ HARNESS_TEST(rref_race, destructor_may_release_other_references_and_call, 60, .s
 /* The job ends with the chain: the references in it are released when their job is gone. */
 HARNESS_TEST(rref_race, that_outlives_its_job_is_freed_by_its_release, 60, .size = 2, .setup = setup)
 {
-    struct bx_rref *rref = NULL;
+    OWN(rref) *rref = NULL;
 
     harness_leaves_by_itself();
     HARNESS_EQ(bx_rref_create(job, &counter_type, new_counter_of(1), &rref), 0);
@@ -252,7 +248,6 @@ HARNESS_TEST(rref_race, that_outlives_its_job_is_freed_by_its_release, 60, .size
     HARNESS_EQ(bx_job_shutdown(job, 0), 0);
     bx_job_destroy(job);
     HARNESS_EQ(alive(), 0);
-    bx_rref_release(rref);
 }
 
 /* ---- Threads that end where they should not --------------------------------------------------------------- */

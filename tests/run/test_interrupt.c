@@ -98,25 +98,23 @@ static int wait_for_loans(struct bx_job *job)
 
 static int wait_for_a_reference(struct bx_job *job)
 {
-    struct bx_rref *rref = NULL;
+    OWN(rref) *rref = NULL;
     int rc;
 
     HARNESS_EQ(bx_remote(job, "worker1", "never", NULL, &ends, &rref), 0);
     rc = bx_rref_wait(rref, BX_FOREVER);
-    bx_rref_release(rref);
     return rc;
 }
 
 static int wait_for_a_value(struct bx_job *job)
 {
-    struct bx_rref *rref = NULL;
+    OWN(rref) *rref = NULL;
     struct bx_msg *value = NULL;
     int rc;
 
     HARNESS_EQ(bx_remote(job, "worker1", "never", NULL, &ends, &rref), 0);
     rc = bx_rref_to_here(rref, NULL, &value);
     HARNESS_CHECK(value == NULL);
-    bx_rref_release(rref);
     return rc;
 }
 

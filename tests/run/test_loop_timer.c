@@ -60,11 +60,10 @@ static void note_end(struct bx_future *future, void *context)
 static void call_never(struct bx_job *job, uint64_t timeout_ns)
 {
     struct bx_call_options options = { .timeout_ns = timeout_ns };
-    struct bx_future *future = NULL;
+    OWN(future) *future = NULL;
 
     HARNESS_EQ(bx_rpc_async(job, "worker1", "never", NULL, &options, &future), 0);
     HARNESS_EQ(bx_future_on_done(future, note_end, NULL), 0);
-    bx_future_release(future);
 }
 
 /* Runs the loop until that many calls have ended. It blocks for ever if the descriptor misses a deadline. */

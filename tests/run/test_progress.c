@@ -82,8 +82,8 @@ static int setup_waiting(struct bx_job *job)
 
 HARNESS_TEST(progress, refuses_to_wait_in_handlers_bodies_and_callbacks, 20, .size = 2, .setup = setup_waiting)
 {
-    struct bx_msg *args = harness_msg_i64(1);
-    struct bx_future *call = NULL, *then;
+    OWN(msg) *args = harness_msg_i64(1);
+    OWN(future) *call = NULL, *then = NULL;
 
     for (int to = 0; to < 2; to++) {
         HARNESS_EQ(bx_rpc_sync(job, bx_worker_name(job, to), "inline", NULL, NULL, NULL), 0);
@@ -98,9 +98,6 @@ HARNESS_TEST(progress, refuses_to_wait_in_handlers_bodies_and_callbacks, 20, .si
     harness_await(CHECKED, 8);
     /* Outside of handlers and callbacks waiting is still allowed. */
     HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 2), 4);
-    bx_future_release(then);
-    bx_future_release(call);
-    bx_msg_destroy(args);
 }
 
 static void count_death(struct bx_job *job, int rank, void *context)

@@ -370,7 +370,7 @@ static const struct json *own_job(const struct stat_run *run)
 
 HARNESS_TEST(shmstat_calls, explains_the_call_that_has_waited_longest, 60, .size = 3, .setup = setup)
 {
-    struct bx_future *first = NULL, *second = NULL;
+    OWN(future) *first = NULL, *second = NULL;
     struct stat_run run;
     char heading[96];
 
@@ -393,8 +393,6 @@ HARNESS_TEST(shmstat_calls, explains_the_call_that_has_waited_longest, 60, .size
     harness_post(LOOSE);
     HARNESS_EQ(bx_future_wait(first, BX_FOREVER), 0);
     HARNESS_EQ(bx_future_wait(second, BX_FOREVER), 0);
-    bx_future_release(first);
-    bx_future_release(second);
 }
 
 /* ---- A batch that waits for a member ------------------------------------------------------------------ */

@@ -28,9 +28,8 @@ HARNESS_HANDLER(bad)
     return bx_fail(-EPERM, "of the handler");
 }
 
-static int fail_then(struct bx_future *in, struct bx_msg *out, void *context)
+HARNESS_THEN(fail_then)
 {
-    (void)in, (void)out, (void)context;
     return bx_fail(-EIO, "of the callback");
 }
 
@@ -94,9 +93,8 @@ HARNESS_TEST(error_kept, sentence_is_kept_over_calls_that_succeed, 20, .size = 2
     bx_future_release(future);
 }
 
-static int fail_without_a_sentence(struct bx_future *in, struct bx_msg *out, void *context)
+HARNESS_THEN(fail_without_a_sentence)
 {
-    (void)in, (void)out, (void)context;
     return -EPERM;
 }
 
@@ -113,9 +111,8 @@ Test(error_kept, sentence_of_one_callback_is_not_that_of_the_next, .timeout = 20
     cr_expect_str_eq(bx_future_error_text(second), bx_strerror(-EPERM));
 }
 
-static void end_with_a_sentence(struct bx_future *future, void *context)
+HARNESS_CALLBACK(end_with_a_sentence)
 {
-    (void)future, (void)context;
     bx_fail(-EIO, "of the callback");
 }
 

@@ -11,9 +11,8 @@
 
 /* ---- The cases ------------------------------------------------------------------------------- */
 
-static int then(struct bx_future *in, struct bx_msg *out, void *context)
+HARNESS_THEN(then)
 {
-    (void)in, (void)out, (void)context;
     return 0;
 }
 

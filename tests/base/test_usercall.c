@@ -64,22 +64,19 @@ HARNESS_ASYNC_HANDLER(exit_in_async)
     pthread_exit(NULL);
 }
 
-static int exit_in_body(struct bx_batch *batch, void *context)
+HARNESS_BATCH(exit_in_body)
 {
-    (void)batch, (void)context;
     pthread_exit(NULL);
 }
 
-static void exit_in_callback(struct bx_future *future, void *context)
+HARNESS_CALLBACK(exit_in_callback)
 {
-    (void)future, (void)context;
     harness_add(CALLBACKS, 1);
     pthread_exit(NULL);
 }
 
-static void count_callback(struct bx_future *future, void *context)
+HARNESS_CALLBACK(count_callback)
 {
-    (void)future, (void)context;
     harness_add(CALLBACKS, 1);
 }
 
@@ -269,9 +266,8 @@ static struct bx_future *promise;
 static _Thread_local bool waits;
 
 /* Leaves, if it runs on the thread that waits for the promise. On the background thread it completes the promise. */
-static void leave_the_wait(struct bx_future *future, void *context)
+HARNESS_CALLBACK(leave_the_wait)
 {
-    (void)future, (void)context;
     if (waits)
         pthread_exit(NULL);
     bx_future_set(promise, NULL);

@@ -44,9 +44,8 @@ HARNESS_ASYNC_HANDLER(look_async)
     return bx_future_set(*reply, harness_msg_i64(look(args)));
 }
 
-static int look_batch(struct bx_batch *batch, void *context)
+HARNESS_BATCH(look_batch)
 {
-    (void)context;
     for (size_t row = 0; row < bx_batch_rows(batch); row++) {
         struct bx_reader args = bx_batch_args(batch, row);
 

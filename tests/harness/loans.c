@@ -188,10 +188,9 @@ HARNESS_HANDLER(peek)
     return bx_msg_put_i64(reply, ((const unsigned char *)bx_tensor_data(kept[kept_first].tensor))[77]);
 }
 
-static void let_go(struct bx_future *future, void *tensor)
+HARNESS_CALLBACK(let_go)
 {
-    (void)future;
-    bx_tensor_release(tensor);
+    bx_tensor_release(context);
 }
 
 HARNESS_ASYNC_HANDLER(hold)

@@ -311,9 +311,8 @@ Test(rejoin_rounds, a_joiner_answers_for_a_worker_that_died_before_they_met)
 
 /* ---- a lease of a former worker ------------------------------------------------------------------ */
 
-static void posts_back_alone(struct bx_job *job)
+HARNESS_BODY(posts_back_alone)
 {
-    (void)job;
     harness_post(BACK);
 }
 

@@ -377,9 +377,8 @@ static void survives_many(struct bx_job *job)
     kept = NULL;
 }
 
-static void comes_again(struct bx_job *job)
+HARNESS_BODY(comes_again)
 {
-    (void)job;
     harness_post(HELD);
     harness_await(SEEN, 2);
 }

@@ -213,15 +213,13 @@ HARNESS_HANDLER(end_in_handler)
     return end_the_job(bx_request_job(request));
 }
 
-static int end_in_body(struct bx_batch *batch, void *context)
+HARNESS_BATCH(end_in_body)
 {
-    (void)batch;
     return end_the_job(context);
 }
 
-static void end_in_callback(struct bx_future *future, void *context)
+HARNESS_CALLBACK(end_in_callback)
 {
-    (void)future;
     end_the_job(context);
 }
 
@@ -264,9 +262,8 @@ static void shut_down_twice(struct bx_job *job, int index)
     harness_post(READY);
 }
 
-static void wait_for_the_second(struct bx_job *job)
+HARNESS_BODY(wait_for_the_second)
 {
-    (void)job;
     harness_await(READY, 1);
 }
 

@@ -250,9 +250,8 @@ static int refuse_no_memory_for_records(struct bx_job *job)
     return 0;
 }
 
-static void release_the_model(struct bx_job *job)
+HARNESS_BODY(release_the_model)
 {
-    (void)job;
     bx_tensor_release(model);
 }
 

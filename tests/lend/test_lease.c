@@ -158,9 +158,8 @@ HARNESS_TEST(lease, is_returned_of_calls_that_expire_or_are_cancelled_in_the_poo
     expect_all_back(job, BXI_POOL_READY + 2);
 }
 
-static int never_full(struct bx_batch *batch, void *context)
+HARNESS_BATCH(never_full)
 {
-    (void)context;
     harness_add(RAN, bx_batch_rows(batch));
     return 0;
 }

@@ -166,9 +166,8 @@ HARNESS_ASYNC_HANDLER(later)
     return -pthread_detach(thread);
 }
 
-static int slow_rows(struct bx_batch *batch, void *context)
+HARNESS_BATCH(slow_rows)
 {
-    (void)batch, (void)context;
     sleep_some();
     return 0;
 }

@@ -86,9 +86,8 @@ HARNESS_ASYNC_HANDLER(look_async)
     return bx_future_set(*reply, NULL);
 }
 
-static int body(struct bx_batch *batch, void *context)
+HARNESS_BATCH(body)
 {
-    (void)batch, (void)context;
     harness_store(BODY_THREAD, (uint64_t)gettid());
     harness_post(IN_BODY);
     harness_await(BODY_GO, harness_gate(IN_BODY));

@@ -43,18 +43,16 @@ HARNESS_HANDLER(call_back)
     return bx_msg_put_i64(reply, harness_call_i64(bx_request_job(request), "worker0", "twice", bx_read_i64(args)));
 }
 
-static int ask_again(const struct bx_request *request, struct bx_reader *args, struct bx_future **future, void *context)
+HARNESS_ASYNC_HANDLER(ask_again)
 {
     OWN(msg) *value = harness_msg_i64(bx_read_i64(args));
-    int rc = bx_rpc_async(bx_request_job(request), "worker0", "twice", value, NULL, future);
+    int rc = bx_rpc_async(bx_request_job(request), "worker0", "twice", value, NULL, reply);
 
-    (void)context;
     return rc;
 }
 
-static int count_rows(struct bx_batch *batch, void *context)
+HARNESS_BATCH(count_rows)
 {
-    (void)context;
     for (size_t row = 0; row < bx_batch_rows(batch); row++)
         bx_batch_reply_i64(batch, row, (int64_t)bx_batch_rows(batch));
     return 0;

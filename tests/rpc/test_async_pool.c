@@ -307,9 +307,8 @@ HARNESS_TEST(async_pool, a_call_whose_future_a_cancelled_handler_returns_is_canc
 
 /* ---- The caller's end ------------------------------------------------------------------------- */
 
-static void sees_it_die(struct bx_job *job)
+HARNESS_BODY(sees_it_die)
 {
-    (void)job;
     check_end(BX_E_PEER_DEAD);
 }
 

@@ -192,9 +192,8 @@ HARNESS_TEST(batch_rows, that_are_cancelled_or_run_clear_the_flush_timer, 20, .s
 
 /* ---- Replies that cannot be written ------------------------------------------------------------- */
 
-static int overflow(struct bx_batch *batch, void *context)
+HARNESS_BATCH(overflow)
 {
-    (void)context;
     for (size_t row = 0; row < bx_batch_rows(batch); row++)
         bx_msg_put_bytes(bx_batch_reply(batch, row), "", SIZE_MAX - 64);
     return 0;

@@ -353,11 +353,10 @@ HARNESS_TEST(call_end, later_if_1024_are_in_flight_and_it_waits_for_a_slot, 20, 
     empty_the_slots(job);
 }
 
-static void call_from_callback(struct bx_future *future, void *context)
+HARNESS_CALLBACK(call_from_callback)
 {
     struct bx_future *another = NULL;
 
-    (void)future;
     HARNESS_EQ(bx_rpc_async(context, "worker1", "hold", NULL, NULL, &another), -EAGAIN);
     harness_post(READY);
 }

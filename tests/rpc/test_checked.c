@@ -176,9 +176,8 @@ HARNESS_ASYNC_HANDLER(wants_i64_later)
     return bx_future_set(bx_future_acquire(*reply), value);
 }
 
-static int wants_i64_rows(struct bx_batch *batch, void *context)
+HARNESS_BATCH(wants_i64_rows)
 {
-    (void)context;
     for (size_t row = 0; row < bx_batch_rows(batch); row++) {
         struct bx_reader args = bx_batch_args(batch, row);
 

@@ -225,9 +225,8 @@ static void gets_nonsense(struct bx_job *job)
     harness_post(FINISHED);
 }
 
-static void dies_afterwards(struct bx_job *job)
+HARNESS_BODY(dies_afterwards)
 {
-    (void)job;
     harness_await(FINISHED, 1);
     raise(SIGKILL);
 }

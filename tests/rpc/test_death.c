@@ -219,9 +219,8 @@ HARNESS_TEST(death, fails_a_nested_call, 30, .size = 3, .setup = setup_chain, .d
 /* ---- In a batch ----------------------------------------------------------------------------------- */
 
 /* Kills rank 3, which has a row in this batch, and answers when the death has been seen. */
-static int kill_a_caller(struct bx_batch *batch, void *context)
+HARNESS_BATCH(kill_a_caller)
 {
-    (void)context;
     harness_signal(3, SIGKILL);
     harness_await(DEATH_SEEN, 1);
     harness_store(ROWS, bx_batch_rows(batch));

@@ -108,9 +108,8 @@ HARNESS_TEST(engine, gives_each_use_of_a_slot_a_new_generation, 60, .size = 2, .
     }
 }
 
-static void wait_to_be_killed(struct bx_job *job)
+HARNESS_BODY(wait_to_be_killed)
 {
-    (void)job;
     harness_leaves_by_itself();
     harness_post(READY);
     for (;;)
@@ -244,9 +243,8 @@ static void *serve(void *job)
     return NULL;
 }
 
-static void come_late(struct bx_job *job)
+HARNESS_BODY(come_late)
 {
-    (void)job;
     harness_await(DONE, 1);
 }
 

@@ -82,9 +82,8 @@ Test(future, set_with_a_message_in_error_fails_with_that_error)
     cr_expect_eq(bx_future_error(future), -ENOMEM);
 }
 
-static int put_too_much(struct bx_future *in, struct bx_msg *out, void *context)
+HARNESS_THEN(put_too_much)
 {
-    (void)in, (void)context;
     bx_msg_put_bytes(out, "x", SIZE_MAX - 64);
     return 0;
 }
@@ -125,9 +124,8 @@ Test(future, runs_each_callback_once_before_or_after_it_is_done)
 
 static char order[8];
 
-static void note(struct bx_future *future, void *context)
+HARNESS_CALLBACK(note)
 {
-    (void)future;
     strcat(order, context);
 }
 
@@ -159,9 +157,8 @@ Test(future, then_makes_a_new_value)
     cr_expect_eq(number_of(late), 43);
 }
 
-static int mend(struct bx_future *in, struct bx_msg *out, void *context)
+HARNESS_THEN(mend)
 {
-    (void)context;
     return bx_msg_put_i64(out, bx_future_error(in) == -EIO ? -1 : number_of(in));
 }
 

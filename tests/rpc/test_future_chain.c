@@ -184,9 +184,8 @@ Test(future_context, needs_no_free_function)
     cr_expect_eq(number_of(b), 4);
 }
 
-static void is_freed_already(struct bx_future *future, void *context)
+HARNESS_CALLBACK(is_freed_already)
 {
-    (void)future;
     expect_calls(context, 1, 1);
     ((struct context *)context)->code = 1;
 }
@@ -470,9 +469,8 @@ Test(future_chain, of_many_chains_is_cancelled_without_growing_the_stack)
 enum gate { PARKED, ENDED };
 enum value { CODE };
 
-static void note_end(struct bx_future *future, void *context)
+HARNESS_CALLBACK(note_end)
 {
-    (void)context;
     harness_store(CODE, (uint64_t)-bx_future_error(future));
     bx_future_release(future);
     harness_post(ENDED);

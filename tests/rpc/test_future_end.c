@@ -13,9 +13,8 @@
 
 /* ---- The job ends ---------------------------------------------------------------------------- */
 
-static int never(struct bx_future *in, struct bx_msg *out, void *context)
+HARNESS_THEN(never)
 {
-    (void)in, (void)out;
     ++*(int *)context;
     return 0;
 }
@@ -214,9 +213,8 @@ Test(future_end, any_of_many_nested_ones_ends_without_recursion, .timeout = 60)
 /* An all that is released but has a callback lives until it is done. Other callbacks keep their order. */
 static char order[8];
 
-static void note(struct bx_future *future, void *context)
+HARNESS_CALLBACK(note)
 {
-    (void)future;
     strcat(order, context);
 }
 

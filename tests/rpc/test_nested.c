@@ -16,9 +16,8 @@
 enum { ENTERED, LEFT, RELAYED, RELEASED, DONE };                /* gates */
 enum { RUNNING, CODE, CANCELLED, DEADLINE, LOOKS, SEEN = 16 };  /* values */
 
-static void release(struct bx_future *future, void *context)
+HARNESS_CALLBACK(release)
 {
-    (void)context;
     bx_future_release(future);
 }
 
@@ -109,9 +108,8 @@ HARNESS_HANDLER(relay_many)
     return rc;
 }
 
-static void note_future(struct bx_future *future, void *context)
+HARNESS_CALLBACK(note_future)
 {
-    (void)context;
     note_end(bx_future_error(future), bx_future_error_text(future));
     bx_future_release(future);
 }
@@ -144,11 +142,10 @@ static void call_stay(struct bx_future *future, void *context)
     HARNESS_EQ(bx_future_on_done(nested, note_future, NULL), 0);
 }
 
-static int call_again(struct bx_future *in, struct bx_msg *out, void *context)
+HARNESS_THEN(call_again)
 {
     OWN(future) *nested = NULL;
 
-    (void)in, (void)out;
     nested = harness_async(context, "worker2", "echo");
     HARNESS_EQ(bx_future_on_done(nested, call_stay, context), 0);
     return 0;
@@ -258,9 +255,8 @@ static void dies(struct bx_job *job)
     raise(SIGKILL);
 }
 
-static void outlives(struct bx_job *job)
+HARNESS_BODY(outlives)
 {
-    (void)job;
     all_have_left(BX_E_CANCELLED, 1);
 }
 
@@ -359,9 +355,8 @@ HARNESS_HANDLER(call_for_oneway)
     return 0;
 }
 
-static void awaits_the_relay(struct bx_job *job)
+HARNESS_BODY(awaits_the_relay)
 {
-    (void)job;
     harness_await(RELAYED, 1);
     HARNESS_EQ(harness_load(CODE), 0);
 }

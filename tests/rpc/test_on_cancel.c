@@ -80,9 +80,8 @@ Test(on_cancel, hook_runs_when_the_caller_is_killed, .timeout = 20)
     cr_expect_eq(harness_gate(DONE), 1);
 }
 
-static void stops_the_caller(struct bx_job *job)
+HARNESS_BODY(stops_the_caller)
 {
-    (void)job;
     harness_await(ENTERED, 1);
     harness_stop_worker(0);
     harness_await(DONE, 1);

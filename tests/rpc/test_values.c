@@ -152,7 +152,7 @@ HARNESS_TEST(values, of_a_reply_are_the_callers, 20, .size = 2, .setup = setup)
     HARNESS_EQ(bx_call(job, bx_rank(1), "give", ""), 0); /* the reply is not read */
 }
 
-static void convert(struct bx_job *job)
+HARNESS_BODY(convert)
 {
     struct bx_msg *msg = bx_msg_create(0);
     struct bx_reader reader;
@@ -165,7 +165,6 @@ static void convert(struct bx_job *job)
     HARNESS_CHECK(bx_read_f64(&reader) == 3 && bx_read_f64(&reader) == 18446744073709551616.0);
     HARNESS_CHECK(bx_read_f32(&reader) == 0.5f && reader.bytes == reader.pos);
     bx_msg_destroy(msg);
-    (void)job;
 }
 
 HARNESS_TEST(values, are_integers_that_fit, 20, .size = 2, .setup = setup)

@@ -30,9 +30,8 @@ HARNESS_HANDLER(call_back)
     return bx_rpc_sync(bx_request_job(request), "worker0", "never", NULL, NULL, NULL);
 }
 
-static void let_go(struct bx_future *future, void *context)
+HARNESS_CALLBACK(let_go)
 {
-    (void)context;
     bx_future_release(future);          /* the reference that the handler acquired */
 }
 
@@ -308,9 +307,8 @@ static void served_until_a_signal(struct bx_job *job)
     HARNESS_EQ(signal(SIGINT, SIG_DFL) == on_signal, 1);
 }
 
-static void send_a_signal(struct bx_job *job)
+HARNESS_BODY(send_a_signal)
 {
-    (void)job;
     while (harness_load(PID) == 0)
         sched_yield();
     HARNESS_EQ(harness_kill((pid_t)harness_load(PID), SIGINT), 0);

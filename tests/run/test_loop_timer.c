@@ -26,9 +26,8 @@ int timerfd_settime(int fd, int flags, const struct itimerspec *when, struct iti
     return (int)syscall(SYS_timerfd_settime, fd, flags, when, before);
 }
 
-static void let_go(struct bx_future *future, void *context)
+HARNESS_CALLBACK(let_go)
 {
-    (void)context;
     bx_future_release(future);      /* the reference that the handler acquired */
 }
 
@@ -47,9 +46,8 @@ static int setup(struct bx_job *job)
     return bx_register_async(job, "never", BX_INLINE, never, NULL);
 }
 
-static void note_end(struct bx_future *future, void *context)
+HARNESS_CALLBACK(note_end)
 {
-    (void)context;
     if (bx_future_error(future) == BX_E_SHUTDOWN)
         return;                     /* the call with a deadline in an hour, when its job ends */
     HARNESS_EQ(bx_future_error(future), BX_E_TIMEOUT);

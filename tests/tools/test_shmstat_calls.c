@@ -46,9 +46,8 @@ HARNESS_HANDLER(call_on)
 
 static int wait_first(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context);
 
-static int update(struct bx_batch *batch, void *context)
+HARNESS_BATCH(update)
 {
-    (void)batch, (void)context;
     return 0;
 }
 
@@ -201,12 +200,11 @@ static void calls_the_other(struct bx_job *job)
     HARNESS_EQ(bx_rpc_sync(job, bx_worker_name(job, 1 - bx_job_rank(job)), held_function, NULL, NULL, NULL), 0);
 }
 
-static void sees_two_that_sleep(struct bx_job *job)
+HARNESS_BODY(sees_two_that_sleep)
 {
     const char *where = strcmp(held_function, "stay") == 0 ? "thread" : "inline";
     struct stat_run run;
 
-    (void)job;
     harness_await(HELD, 2);
     run = calls_when(0, 1, where);
     HARNESS_CHECK(is_at(&run, 1, 0, where));

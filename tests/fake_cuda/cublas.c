@@ -5,9 +5,6 @@
 #include "nn/cuda_api.h"
 #include "fake.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #define DECLARE(type, name, arguments) FAKE_EXPORT type name arguments;
 BXI_CUBLAS_FUNCTIONS(DECLARE)
 #undef DECLARE

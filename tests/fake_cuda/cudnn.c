@@ -5,9 +5,6 @@
  */
 #include "cudnn.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #define DECLARE(type, name, arguments) FAKE_EXPORT type name arguments;
 BXI_CUDNN_FUNCTIONS(DECLARE)
 #undef DECLARE

@@ -5,7 +5,6 @@
 #include "cudnn.h"
 
 #include <math.h>
-#include <stdlib.h>
 
 #define DECLARE(type, name, arguments) FAKE_EXPORT type name arguments;
 BXI_CUDNN_FUNCTIONS(DECLARE)

@@ -59,10 +59,17 @@
 #include "gpu/cuda_api.h"
 #include "shm/atomic.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
 
 #define FAKE_DEVICES 8
 #define FAKE_ALLOCATIONS 512

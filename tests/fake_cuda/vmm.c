@@ -10,13 +10,7 @@
  */
 #include "fake.h"
 
-#include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 FAKE_EXPORT unsigned bx_fake_vmm_alloc(unsigned long long *address, size_t bytes);
 #define ENTRIES 1024

@@ -198,12 +198,8 @@ static void borrows_many(void)
     gpu_end();
 }
 
-Test(gpu_export, leaves_no_descriptor_open, .timeout = 60)
-{
-    gpu_world(GPU_FAKE);
-    setenv("FAKE_CUDA_DELAY_US", "20", 1);
-    gpu_run(2, (gpu_fn[]){ lends_many, borrows_many });
-}
+GPU_PAIR(gpu_export, leaves_no_descriptor_open, 60, (setenv("FAKE_CUDA_DELAY_US", "20", 1), GPU_FAKE), lends_many,
+         borrows_many);
 
 /* ---- Deaths ---------------------------------------------------------------------------------- */
 

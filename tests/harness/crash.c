@@ -103,7 +103,8 @@ static void on_signal(int number, siginfo_t *info, void *context)
 
 /* ---- Before the test -------------------------------------------------------------------------- */
 
-void crash_report(void)
+/* Installs the handlers where the default action would end this process without a word. */
+static void crash_report(void)
 {
     static char stack[STACK_BYTES];
     struct sigaction action = { .sa_flags = SA_SIGINFO | SA_ONSTACK }, before;

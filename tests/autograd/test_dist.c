@@ -442,12 +442,10 @@ static double value_at(struct bx_rref *rref, int i)
 {
     OWN(msg) *value = NULL;
     struct bx_reader reader;
-    double is;
 
     HARNESS_EQ(bx_rref_to_here(rref, NULL, &value), 0);
     reader = bx_msg_reader(value);
-    is = dist_at(bx_read_tensor(&reader), i);
-    return is;
+    return dist_at(bx_read_tensor(&reader), i);
 }
 
 HARNESS_TEST(dist, optimizer_steps_at_every_owner, 60, .size = 3, .setup = setup)

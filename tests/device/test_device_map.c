@@ -51,9 +51,8 @@ HARNESS_HANDLER(give)
 {
     struct bx_job *job = bx_request_job(request);
     OWN(tensor) *tensor = device_numbers(job, device_open(job, 0), 10, 3);
-    int rc = bx_msg_put_tensor(reply, tensor);
 
-    return rc;
+    return bx_msg_put_tensor(reply, tensor);
 }
 
 static int setup(struct bx_job *job)

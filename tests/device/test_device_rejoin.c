@@ -16,9 +16,8 @@ HARNESS_HANDLER(lend)
 {
     struct bx_job *job = bx_request_job(request);
     OWN(tensor) *tensor = device_numbers(job, device_open(job, 0), COUNT, (int32_t)bx_read_i64(args));
-    int rc = bx_msg_put_tensor(reply, tensor);
 
-    return rc;
+    return bx_msg_put_tensor(reply, tensor);
 }
 
 /* Answers how many elements are wrong. */

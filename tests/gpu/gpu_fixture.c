@@ -501,6 +501,35 @@ void gpu_compare_used(int ordinal, uint64_t least, uint64_t most)
            (unsigned long long)used, (unsigned long long)least, (unsigned long long)most);
 }
 
+uint64_t gpu_segment(unsigned types, int last)
+{
+    struct CUmemAllocationProp_st prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED, .requestedHandleTypes = types,
+                                           .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 } };
+    struct CUmemAccessDesc_st access = { prop.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
+    unsigned long long base = 0, handle = 0;
+
+    GPU_EQ(bxi_gpu_enter(gpu_device), 0);
+    GPU_EQ(gpu->cu.cuMemAddressReserve(&base, GPU_CHUNKS * 2 * GPU_MIB, 0, 0, 0), CUDA_SUCCESS);
+    for (int i = 0; i < GPU_CHUNKS; i++) {
+        prop.location.id = i == GPU_CHUNKS - 1 ? last : 0;
+        GPU_EQ(gpu->cu.cuMemCreate(&handle, 2 * GPU_MIB, &prop, 0), CUDA_SUCCESS);
+        GPU_EQ(gpu->cu.cuMemMap(base + (uint64_t)i * 2 * GPU_MIB, 2 * GPU_MIB, 0, handle, 0), CUDA_SUCCESS);
+        GPU_EQ(gpu->cu.cuMemRelease(handle), CUDA_SUCCESS);
+    }
+    GPU_EQ(gpu->cu.cuMemSetAccess(base, GPU_CHUNKS * 2 * GPU_MIB, &access, 1), CUDA_SUCCESS);
+    bxi_gpu_leave(gpu_device);
+    return base;
+}
+
+void gpu_free_segment(uint64_t base)
+{
+    GPU_EQ(bxi_gpu_enter(gpu_device), 0);
+    for (int i = 0; i < GPU_CHUNKS; i++)
+        GPU_EQ(gpu->cu.cuMemUnmap(base + (uint64_t)i * 2 * GPU_MIB, 2 * GPU_MIB), CUDA_SUCCESS);
+    GPU_EQ(gpu->cu.cuMemAddressFree(base, GPU_CHUNKS * 2 * GPU_MIB), CUDA_SUCCESS);
+    bxi_gpu_leave(gpu_device);
+}
+
 uint64_t gpu_figure(const char *name, int device)
 {
     void *library = is_fake ? dlopen(fake_path, RTLD_NOW | RTLD_NOLOAD) : NULL;

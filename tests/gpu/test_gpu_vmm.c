@@ -11,7 +11,7 @@
 #include <dlfcn.h>
 
 #define BYTES (2 * GPU_MIB)             /* a slab of its own, also where another has the words */
-#define CHUNKS 3
+#define CHUNKS GPU_CHUNKS
 #define CHUNK_BYTES (2 * GPU_MIB)
 #define FAILED_CONTEXT 700u             /* CUDA_ERROR_ILLEGAL_ADDRESS */
 
@@ -187,36 +187,6 @@ static void fail(const char *call, int left)
     vmm->fails = call;
 }
 
-/* Allocations of 2 MiB behind one another, as PyTorch's expandable segments. */
-static uint64_t segment(void)
-{
-    struct CUmemAllocationProp_st prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
-                                           .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-                                           .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 } };
-    struct CUmemAccessDesc_st access = { prop.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
-    unsigned long long base = 0, handle = 0;
-
-    GPU_EQ(bxi_gpu_enter(gpu_device), 0);
-    GPU_EQ(gpu->cu.cuMemAddressReserve(&base, CHUNKS * CHUNK_BYTES, 0, 0, 0), CUDA_SUCCESS);
-    for (uint64_t at = base; at < base + CHUNKS * CHUNK_BYTES; at += CHUNK_BYTES) {
-        GPU_EQ(gpu->cu.cuMemCreate(&handle, CHUNK_BYTES, &prop, 0), CUDA_SUCCESS);
-        GPU_EQ(gpu->cu.cuMemMap(at, CHUNK_BYTES, 0, handle, 0), CUDA_SUCCESS);
-        GPU_EQ(gpu->cu.cuMemRelease(handle), CUDA_SUCCESS);
-    }
-    GPU_EQ(gpu->cu.cuMemSetAccess(base, CHUNKS * CHUNK_BYTES, &access, 1), CUDA_SUCCESS);
-    bxi_gpu_leave(gpu_device);
-    return base;
-}
-
-static void free_segment(uint64_t base)
-{
-    GPU_EQ(bxi_gpu_enter(gpu_device), 0);
-    for (uint64_t at = base; at < base + CHUNKS * CHUNK_BYTES; at += CHUNK_BYTES)
-        GPU_EQ(gpu->cu.cuMemUnmap(at, CHUNK_BYTES), CUDA_SUCCESS);
-    GPU_EQ(gpu->cu.cuMemAddressFree(base, CHUNKS * CHUNK_BYTES), CUDA_SUCCESS);
-    bxi_gpu_leave(gpu_device);
-}
-
 static bxi_a32 freed_count;
 
 static void count_freed(void *context)
@@ -241,14 +211,14 @@ static void lends_a_segment(void)
     uint64_t base;
 
     gpu_start_beside(0, 1);
-    base = segment();
+    base = gpu_segment(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
     block = lend_segment(base);
     gpu_post(LENT);
     gpu_await(LAST, 1);
     bxi_gpu_free(block);
     while (bxi_gpu_poll(gpu) > 0 || bxi_load_acquire(&freed_count) == 0)
         sched_yield();
-    free_segment(base);
+    gpu_free_segment(base);
     gpu_end();
 }
 
@@ -308,7 +278,7 @@ GPU_ALONE(gpu_vmm, leaves_nothing_where_memory_cannot_be_made_or_exported, 60, G
     int before;
 
     gpu_start(0);
-    range.address = segment();
+    range.address = gpu_segment(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
     count_from(1);
     before = gpu_open_fds();
     used = gpu_used(0);
@@ -341,7 +311,7 @@ GPU_ALONE(gpu_vmm, leaves_nothing_where_memory_cannot_be_made_or_exported, 60, G
 static void closes_while_it_is_read(void)
 {
     gpu_start_beside(0, 1);
-    (void)lend_segment(segment());
+    (void)lend_segment(gpu_segment(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
     gpu_post(LENT);
     gpu_await(HELD, 1);
     gpu_end();
@@ -372,7 +342,7 @@ GPU_PAIR(gpu_vmm, does_not_call_foreign_memory_free_that_is_held_when_its_owner_
 static void closes_while_it_is_given_back(void)
 {
     gpu_start_beside(0, 1);
-    (void)lend_segment(segment());
+    (void)lend_segment(gpu_segment(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
     gpu_post(LENT);
     gpu_await(HELD, 1);
     gpu_end();

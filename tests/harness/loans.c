@@ -155,9 +155,8 @@ HARNESS_HANDLER(drop)
 static int put_new(struct bx_job *job, struct bx_msg *reply, uint64_t number)
 {
     OWN(tensor) *tensor = loans_tensor(job, BX_F32, MADE_ELEMENTS, number);
-    int rc = bx_msg_put_tensor(reply, tensor);
 
-    return rc;
+    return bx_msg_put_tensor(reply, tensor);
 }
 
 HARNESS_HANDLER(make)

@@ -137,11 +137,9 @@ static inline void await_dead(struct bx_job *job, int rank)
 static inline int give_tensor(struct bx_job *job, const char *to, struct bx_tensor *tensor)
 {
     OWN(msg) *args = bx_msg_create(0);
-    int rc;
 
     HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
-    rc = bx_rpc_sync(job, to, "keep", args, NULL, NULL);
-    return rc;
+    return bx_rpc_sync(job, to, "keep", args, NULL, NULL);
 }
 
 /* Where nothing keeps the successor back: it may be there before anybody has looked. */

@@ -59,9 +59,8 @@ static void expect_filled(const struct bx_tensor *tensor, float first)
 HARNESS_HANDLER(lend)
 {
     OWN(tensor) *tensor = filled(bx_request_job(request), (float)bx_read_i64(args));
-    int rc = bx_msg_put_tensor(reply, tensor);
 
-    return rc;
+    return bx_msg_put_tensor(reply, tensor);
 }
 
 static struct bx_tensor *kept;
@@ -297,12 +296,10 @@ Test(rejoin_state, a_join_is_not_taken_for_a_worker_that_leaves)
 static int call_with(struct bx_job *job, uint64_t flags, uint64_t timeout_ns, bool no_wait)
 {
     OWN(msg) *args = bx_msg_create(8);
-    int rc;
 
     bx_msg_put_i64(args, 1);
-    rc = bx_rpc_sync(job, "worker1", "lend", args,
+    return bx_rpc_sync(job, "worker1", "lend", args,
                      &(struct bx_call_options){ .timeout_ns = timeout_ns, .no_wait = no_wait, .flags = flags }, NULL);
-    return rc;
 }
 
 static void waits_for_a_join(struct bx_job *job)

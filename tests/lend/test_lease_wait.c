@@ -216,9 +216,8 @@ HARNESS_TEST(arena_full, is_an_error_until_leases_are_returned, 20, .size = 2, .
 HARNESS_HANDLER(make_a_lot)
 {
     OWN(tensor) *tensor = loans_tensor(NULL, BX_U8, bx_read_i64(args), 1);
-    int rc = bx_msg_put_tensor(reply, tensor);
 
-    return rc;
+    return bx_msg_put_tensor(reply, tensor);
 }
 
 HARNESS_HANDLER(many_bytes)

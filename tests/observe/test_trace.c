@@ -46,9 +46,8 @@ HARNESS_HANDLER(call_back)
 HARNESS_ASYNC_HANDLER(ask_again)
 {
     OWN(msg) *value = harness_msg_i64(bx_read_i64(args));
-    int rc = bx_rpc_async(bx_request_job(request), "worker0", "twice", value, NULL, reply);
 
-    return rc;
+    return bx_rpc_async(bx_request_job(request), "worker0", "twice", value, NULL, reply);
 }
 
 HARNESS_BATCH(count_rows)

@@ -61,15 +61,13 @@ static int setup(struct bx_job *job)
 static int64_t counter_of(struct bx_job *job, const char *worker, const char *name)
 {
     OWN(msg) *args = bx_msg_create(0), *reply = NULL;
-    int64_t value;
 
     bx_msg_put_str(args, name);
     HARNESS_EQ(bx_rpc_sync(job, worker, "counter", args, NULL, &reply), 0);
 
     struct bx_reader reader = bx_msg_reader(reply);
 
-    value = bx_read_i64(&reader);
-    return value;
+    return bx_read_i64(&reader);
 }
 
 /* Calls one-way, which takes no slot. */

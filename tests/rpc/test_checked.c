@@ -439,9 +439,8 @@ HARNESS_TEST(checked_calls, carry_kinds_to_objects_and_from_them, 60, .size = 2,
 HARNESS_ASYNC_HANDLER(passes_on_more)
 {
     OWN(msg) *one = number(1);
-    int rc = bx_rpc_async(bx_request_job(request), "worker2", "inline", one, NULL, reply);
 
-    return rc;
+    return bx_rpc_async(bx_request_job(request), "worker2", "inline", one, NULL, reply);
 }
 
 /* Worker 1 answers with what worker 2 has answered. */

@@ -488,9 +488,8 @@ HARNESS_ASYNC_HANDLER(park)
 static int call_again(struct bx_future *in, struct bx_future **inner, void *context)
 {
     OWN(msg) *args = harness_msg_i64(number_of(in));
-    int rc = bx_rpc_async(context, "worker2", "twice", args, NULL, inner);
 
-    return rc;
+    return bx_rpc_async(context, "worker2", "twice", args, NULL, inner);
 }
 
 static int call_park(struct bx_future *in, struct bx_future **inner, void *context)

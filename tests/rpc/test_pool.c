@@ -114,11 +114,9 @@ static struct bx_future *awaited;
 HARNESS_HANDLER(wait_for_it)
 {
     OWN(future) *future = bx_future_acquire(awaited);
-    int rc;
 
     harness_post(ENTERED);
-    rc = bx_future_wait(future, BX_FOREVER);
-    return rc;
+    return bx_future_wait(future, BX_FOREVER);
 }
 
 HARNESS_HANDLER(set_it)

@@ -125,9 +125,8 @@ static int setup_shop(struct bx_job *job)
 static int buy(struct bx_job *job, int to, int code)
 {
     OWN(msg) *args = harness_msg_i64(code);
-    int rc = bx_rpc_sync(job, bx_rank(to), "sell", args, NULL, NULL);
 
-    return rc;
+    return bx_rpc_sync(job, bx_rank(to), "sell", args, NULL, NULL);
 }
 
 /* Worker 1 has registered the code, worker 2 has not. */

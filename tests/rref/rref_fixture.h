@@ -268,21 +268,17 @@ static inline struct bx_rref *remote(struct bx_job *job, const char *to, const c
 static inline int64_t add_to(struct bx_rref *rref, int64_t value)
 {
     OWN(msg) *args = number(value), *reply = NULL;
-    int64_t sum;
 
     HARNESS_EQ(bx_rref_sync(rref, "add", args, NULL, &reply), 0);
-    sum = number_in(reply);
-    return sum;
+    return number_in(reply);
 }
 
 static inline int64_t value_of(struct bx_rref *rref)
 {
     OWN(msg) *reply = NULL;
-    int64_t value;
 
     HARNESS_EQ(bx_rref_to_here(rref, NULL, &reply), 0);
-    value = number_in(reply);
-    return value;
+    return number_in(reply);
 }
 
 static inline struct bx_rref *own_counter(struct bx_job *job, int64_t value)

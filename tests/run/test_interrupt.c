@@ -98,11 +98,9 @@ static int wait_for_loans(struct bx_job *job)
 static int wait_for_a_reference(struct bx_job *job)
 {
     OWN(rref) *rref = NULL;
-    int rc;
 
     HARNESS_EQ(bx_remote(job, "worker1", "never", NULL, &ends, &rref), 0);
-    rc = bx_rref_wait(rref, BX_FOREVER);
-    return rc;
+    return bx_rref_wait(rref, BX_FOREVER);
 }
 
 static int wait_for_a_value(struct bx_job *job)

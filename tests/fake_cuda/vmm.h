@@ -4,7 +4,7 @@
 #define TESTS_FAKE_VMM_H
 
 struct fake_vmm {
-    const char *fails;                  /* this function returns 700, as in a context that has failed; NULL: none does */
+    const char *fails;                  /* this function returns 700, as in a context that has failed; NULL: none */
     int left;                           /* after so many of its calls */
     int handles, reserved, mapped;      /* what is there; handles: made, imported and retained ones */
 };

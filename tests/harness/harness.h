@@ -94,9 +94,9 @@ void harness_run(const struct harness_world *world);
     } \
     _Static_assert((timeout_s) > 0, "a test has a time limit")
 
-/* Heads of handlers, with `request`, `args`, `reply` and `context`; of callbacks, with `future` and `context`; of functions
- * for bx_future_then, with `in`, `out` and `context`; of batches, with `batch` and `context`; and of bodies, with `job`.
- * What they name need not be used. */
+/* Heads of handlers, with `request`, `args`, `reply` and `context`; of callbacks, with `future` and `context`; of
+ * functions for bx_future_then, with `in`, `out` and `context`; of batches, with `batch` and `context`; and of bodies,
+ * with `job`. What they name need not be used. */
 #define HARNESS_UNUSED __attribute__((unused))
 #define HARNESS_HANDLER(name) HARNESS_HANDLER_OF(name, struct bx_msg *)
 #define HARNESS_ASYNC_HANDLER(name) HARNESS_HANDLER_OF(name, struct bx_future **)
@@ -106,7 +106,8 @@ void harness_run(const struct harness_world *world);
 #define HARNESS_CALLBACK(name) \
     static void name(HARNESS_UNUSED struct bx_future *future, HARNESS_UNUSED void *context)
 #define HARNESS_THEN(name) \
-    static int name(HARNESS_UNUSED struct bx_future *in, HARNESS_UNUSED struct bx_msg *out, HARNESS_UNUSED void *context)
+    static int name(HARNESS_UNUSED struct bx_future *in, HARNESS_UNUSED struct bx_msg *out, \
+                    HARNESS_UNUSED void *context)
 #define HARNESS_BATCH(name) static int name(HARNESS_UNUSED struct bx_batch *batch, HARNESS_UNUSED void *context)
 #define HARNESS_BODY(name) static void name(HARNESS_UNUSED struct bx_job *job)
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Part of the library in CONFIG=cov only, whose linker sends each _exit, raise and fork here. Workers of bx_spawn and the
- * children of tests leave by _exit, which runs no exit handler, or kill themselves; and gcov's own fork forgets what the
- * handlers of pthread_atfork have executed in the child. What is written twice counts twice, which is no matter here.
+ * Part of the library in CONFIG=cov only, whose linker sends each _exit, raise and fork here. Workers of bx_spawn and
+ * the children of tests leave by _exit, which runs no exit handler, or kill themselves; and gcov's own fork forgets what
+ * the handlers of pthread_atfork have executed in the child. What is written twice counts twice, which is no matter here.
  */
 #include <signal.h>
 #include <sys/types.h>

@@ -143,13 +143,14 @@ static double grad_of(struct bx_job *job, struct bx_context *context, const char
 static void await_no_context(struct bx_job *job, const char *worker)
 {
     for (;;) {
-        OWN(msg) *reply = NULL;
+        struct bx_msg *reply = NULL;
         struct bx_reader reader;
         int64_t count;
 
         HARNESS_EQ(bx_rpc_sync(job, worker, "count_contexts", NULL, NULL, &reply), 0);
         reader = bx_msg_reader(reply);
         count = bx_read_i64(&reader);
+        bx_msg_destroy(reply);
         if (count == 0)
             return;
         usleep(1000);
@@ -398,7 +399,7 @@ HARNESS_TEST(dist, refuses_bad_input_with_a_sentence, 60, .size = 2, .setup = se
     struct bx_context *other = dist_context(), *read = NULL;
     struct pass pass = pass_begin();
     struct bx_var *y = pass_call(job, &pass, "worker1", "product", w, NULL), *loss = bx_var_sum(pass.tape, y);
-    OWN(msg) *msg = bx_msg_create(0);
+    struct bx_msg *msg = bx_msg_create(0);
     struct bx_grads *grads = NULL;
     struct bx_reader reader;
 
@@ -417,6 +418,7 @@ HARNESS_TEST(dist, refuses_bad_input_with_a_sentence, 60, .size = 2, .setup = se
     HARNESS_HAS(bx_error_text(), "no context");
     HARNESS_EQ(bx_msg_put_var(msg, pass.context, NULL), -EINVAL);
     bx_context_end(other);
+    bx_msg_destroy(msg);
     bx_grads_destroy(grads);
     pass_end(&pass);
     await_no_context(job, "worker1");

@@ -220,7 +220,7 @@ Test(dist_in, fails_the_pass_if_the_pool_of_another_worker_refuses_the_work)
 static void take_too_long(struct bx_job *job)
 {
     const struct bx_call_options forever = { .timeout_ns = BX_FOREVER };
-    OWN(future) *held = NULL;
+    struct bx_future *held = NULL;
     struct product product;
 
     forward_by("same", &product, job);
@@ -230,6 +230,7 @@ static void take_too_long(struct bx_job *job)
     HARNESS_EQ(bx_context_error(product.pass.context), BX_E_TIMEOUT);
     harness_post(RELEASED);
     HARNESS_EQ(bx_future_wait(held, BX_FOREVER), 0);
+    bx_future_release(held);
     end_product(&product);
 }
 

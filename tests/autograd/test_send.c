@@ -50,7 +50,7 @@ static void expect_unsent(struct bx_job *job, struct bx_msg *msg, int code)
 HARNESS_TEST(send, message_that_could_not_be_written_is_not_sent, 60, .size = 2, .setup = set_up)
 {
     struct bx_context *context = dist_context(), *lives = dist_context();
-    OWN(msg) *msg = bx_msg_create(0);
+    struct bx_msg *msg = bx_msg_create(0);
 
     bx_context_acquire(context);
     bx_context_end(context);
@@ -62,6 +62,7 @@ HARNESS_TEST(send, message_that_could_not_be_written_is_not_sent, 60, .size = 2,
     expect_unsent(job, msg, -EINVAL);
     HARNESS_EQ(bx_msg_put_var(msg, lives, NULL), -EINVAL);
     expect_unsent(job, msg, -EINVAL);
+    bx_msg_destroy(msg);
     bx_context_release(context);
     bx_context_end(lives);
 }
@@ -84,7 +85,7 @@ HARNESS_TEST(send, message_keeps_its_first_failure, 60, .size = 2, .setup = set_
 static int pass_over(struct bx_job *job, int first, int last)
 {
     struct pass pass = pass_begin();
-    OWN(msg) *args = bx_msg_create(0), *reply = NULL;
+    struct bx_msg *args = bx_msg_create(0), *reply = NULL;
     struct bx_var *vars[2], *loss;
     struct bx_reader reader;
     int rc;
@@ -96,6 +97,8 @@ static int pass_over(struct bx_job *job, int first, int last)
         vars[i] = bx_read_var(pass.context, pass.tape, &reader);
     loss = bx_var_sum(pass.tape, first == last ? vars[first] : bx_var_add(pass.tape, vars[first], vars[last]));
     rc = pass_back(&pass, loss, false);
+    bx_msg_destroy(args);
+    bx_msg_destroy(reply);
     pass_end(&pass);
     return rc;
 }

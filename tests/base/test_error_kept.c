@@ -63,7 +63,7 @@ static void is_kept(const char *after)
 HARNESS_TEST(error_kept, sentence_is_kept_over_calls_that_succeed, 20, .size = 2, .setup = setup,
              .options = { .own_loop = true })
 {
-    OWN(future) *call = NULL, *future = bx_future_create(job);
+    struct bx_future *call = NULL, *future = bx_future_create(job);
     OWN(future) *then = bx_future_then(future, fail_then, NULL, NULL);
 
     bxi_clear_error();
@@ -84,11 +84,13 @@ HARNESS_TEST(error_kept, sentence_is_kept_over_calls_that_succeed, 20, .size = 2
     while (!bx_future_is_done(call))
         ;
     is_kept("bx_future_is_done");
+    bx_future_release(call);
 
     HARNESS_EQ(bx_rpc_sync(job, "worker0", "bad", NULL, NULL, NULL), -EPERM);
     HARNESS_HAS(bx_error_text(), "'bad': of the handler");
     HARNESS_EQ(bx_rpc_sync(job, "worker0", "bad_with_callback", NULL, NULL, NULL), -EPERM);
     HARNESS_HAS(bx_error_text(), "'bad_with_callback': of the handler");
+    bx_future_release(future);
 }
 
 HARNESS_THEN(fail_without_a_sentence)

@@ -277,11 +277,12 @@ static void *wait_behind_a_deadline(void *argument)
 {
     const struct bx_call_options soon = { .timeout_ns = 5 * HARNESS_MS };
     struct bx_job *job = argument;
-    OWN(future) *call = NULL;
+    struct bx_future *call = NULL;
 
     waits = true;
     HARNESS_EQ(bx_rpc_async(job, "worker1", "stay", NULL, &soon, &call), 0);
     HARNESS_EQ(bx_future_on_done(call, leave_the_wait, NULL), 0);
+    bx_future_release(call);
     HARNESS_EQ(bx_future_wait(promise, BX_FOREVER), 0);
     return NULL;
 }

@@ -143,9 +143,10 @@ DEVICE_TEST(device, arrives_at_each_kind_of_handler_and_at_its_owner, 60, DEVICE
             HARNESS_EQ(harness_call(job, bx_worker_name(job, to), kinds[i], device_msg(tensor, 5)), 0);
     HARNESS_EQ(harness_call(job, "worker1", "inline", device_msg(tensor, 6)), COUNT);      /* it checks the elements */
 
-    OWN(msg) *msg = device_msg(tensor, 5);
+    struct bx_msg *msg = device_msg(tensor, 5);
 
     HARNESS_EQ(bx_rpc_oneway(job, "worker1", "once", msg, NULL), 0);
+    bx_msg_destroy(msg);
     harness_await(DONE, 1);
 }
 

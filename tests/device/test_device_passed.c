@@ -28,7 +28,7 @@ HARNESS_HANDLER(pass_on)
     int64_t first = bx_read_i64(args), from = 0;
     const char *way = bx_read_str(args);
     struct bx_tensor *tensor = bx_read_tensor(args), *part = NULL;
-    OWN(msg) *on = NULL, *answer = NULL;
+    struct bx_msg *on, *answer = NULL;
     struct bx_reader reader;
     char to[] = "worker0";
     bool is_last;
@@ -47,10 +47,12 @@ HARNESS_HANDLER(pass_on)
     bx_msg_put_tensor(on, part);
     bx_tensor_release(part);
     rc = bx_rpc_sync(bx_request_job(request), to, is_last ? way + 1 : "pass_on", on, NULL, &answer);
+    bx_msg_destroy(on);
     if (rc < 0)
         return rc;
     reader = bx_msg_reader(answer);
     bx_msg_put_i64(reply, bx_read_i64(&reader));
+    bx_msg_destroy(answer);
     return 0;
 }
 

@@ -237,12 +237,13 @@ static int setup_ends(struct bx_job *job)
 HARNESS_TEST(shutdown, in_a_handler_of_any_kind_is_refused_at_once, 20, .size = 2, .setup = setup_ends)
 {
     static const char *const functions[] = { "inline", "blocking", "batch", "blocking_batch" };
-    OWN(future) *future = bx_future_create(job);
+    struct bx_future *future = bx_future_create(job);
 
     for (int i = 0; i < 4; i++)
         HARNESS_EQ(bx_rpc_sync(job, "worker1", functions[i], NULL, NULL, NULL), 0);
     HARNESS_EQ(bx_future_on_done(future, end_in_callback, job), 0);
     HARNESS_EQ(bx_future_set(future, NULL), 0);
+    bx_future_release(future);
     HARNESS_EQ(harness_gate(DONE), 5);
     HARNESS_EQ(harness_load(ANSWERED), 5);
     /* Both jobs still work. */

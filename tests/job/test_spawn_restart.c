@@ -496,12 +496,13 @@ HARNESS_HANDLER(replies)
 static int kill_and_call(struct bx_job *job)
 {
     for (int number = 1; number <= 4; number++) {
-        OWN(msg) *reply = NULL;
+        struct bx_msg *reply = NULL;
 
         HARNESS_WAIT_WHILE(bx_rpc_sync(job, "worker1", "replies", NULL, NULL, &reply) < 0);
         struct bx_reader in = bx_msg_reader(reply);
         if (bx_read_i64(&in) != seen->pid[RANK] || bx_worker_generation(job, RANK) != number)
             return 8;
+        bx_msg_destroy(reply);
         if (number < 4 && bx_rpc_sync(job, "worker1", "dies", NULL, NULL, NULL) != BX_E_PEER_DEAD)
             return 7;
     }

@@ -202,12 +202,13 @@ HARNESS_TEST(lease, is_returned_of_parked_requests_that_time_out_or_are_cancelle
 /* The lease and the future of a parked request end when the caller's job ends. */
 HARNESS_TEST(lease, of_a_parked_request_does_not_delay_a_shutdown, 20, .size = 2, .setup = loans_setup)
 {
-    OWN(future) *future = loans_start(job, "worker1", "hold", loans_msg(job, 8, 1, 500));
+    struct bx_future *future = loans_start(job, "worker1", "hold", loans_msg(job, 8, 1, 500));
 
     harness_leaves_by_itself();
     harness_await(LOANS_HELD, 1);
     HARNESS_EQ(loans_of(job, 1).leases, 1);
     bx_future_cancel(future);
+    bx_future_release(future);
     harness_leave(job);
 }
 

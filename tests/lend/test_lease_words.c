@@ -220,7 +220,7 @@ static void expect_cut_off_by_truncation(struct bx_job *job)
 
 static void reads_what_is_gone(struct bx_job *job)
 {
-    OWN(msg) *reply = NULL;
+    struct bx_msg *reply;
     uint64_t sum = 0;
 
     harness_await(READY, 1);
@@ -238,6 +238,7 @@ static void reads_what_is_gone(struct bx_job *job)
     }
     HARNESS_EQ(sum, 0);
     expect_cut_off_by_truncation(job);
+    bx_msg_destroy(reply);
     others_go_on(job);
     harness_post(FINISHED);
 }

@@ -18,7 +18,7 @@ TestSuite(passed, .timeout = 60);
 HARNESS_HANDLER(pass_on)
 {
     struct bx_job *job = bx_request_job(request);
-    OWN(msg) *on = harness_msg_i64(bx_read_i64(args)), *answer = NULL;
+    struct bx_msg *on = harness_msg_i64(bx_read_i64(args)), *answer = NULL;
     const char *way = bx_read_str(args);
     struct bx_reader reader;
     char to[] = "worker0";
@@ -30,10 +30,12 @@ HARNESS_HANDLER(pass_on)
     while (bx_reader_tensors_left(args) > 0)
         bx_msg_put_tensor(on, bx_read_tensor(args));
     rc = bx_rpc_sync(job, to, way[1] != '\0' ? "pass_on" : "keep", on, NULL, &answer);
+    bx_msg_destroy(on);
     if (rc < 0)
         return rc;
     reader = bx_msg_reader(answer);
     bx_msg_put_i64(reply, bx_read_i64(&reader));
+    bx_msg_destroy(answer);
     return 0;
 }
 
@@ -384,7 +386,7 @@ static void passes_on_what_is_gone(struct bx_job *job)
 
 static void keeps_the_tensor_of_one_that_leaves(struct bx_job *job)
 {
-    OWN(msg) *made = harness_ask(job, "worker0", "make", harness_msg_i64(1));
+    struct bx_msg *made = harness_ask(job, "worker0", "make", harness_msg_i64(1));
     struct bx_reader reader = bx_msg_reader(made);
 
     kept = bx_read_tensor(&reader);
@@ -392,6 +394,7 @@ static void keeps_the_tensor_of_one_that_leaves(struct bx_job *job)
     stall_oneself(job);
     harness_end(future, BX_E_SHUTDOWN);
     HARNESS_CHECK(loans_hold(kept, 0));
+    bx_msg_destroy(made);
     harness_post(CHECKED);
 }
 

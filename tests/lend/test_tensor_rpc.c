@@ -165,7 +165,7 @@ static int setup_large(struct bx_job *job)
 
 static void echoes_bytes(struct bx_job *job, const char *to, const char *function, size_t bytes)
 {
-    OWN(msg) *args = bx_msg_create(bytes), *reply = NULL;
+    struct bx_msg *args = bx_msg_create(bytes), *reply = NULL;
     uint32_t *data = calloc(1, bytes);
 
     HARNESS_CHECK(args != NULL && data != NULL);
@@ -175,6 +175,8 @@ static void echoes_bytes(struct bx_job *job, const char *to, const char *functio
     HARNESS_EQ(bx_rpc_sync(job, to, function, args, NULL, &reply), 0);
     HARNESS_EQ(bx_msg_bytes(reply), bytes);
     HARNESS_EQ(memcmp(bx_msg_data(reply), data, bytes), 0);
+    bx_msg_destroy(reply);
+    bx_msg_destroy(args);
     free(data);
 }
 

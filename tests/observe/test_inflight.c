@@ -259,7 +259,7 @@ HARNESS_TEST(inflight_calls, have_a_row_each_until_they_end, 20, .size = 2, .set
 HARNESS_TEST(inflight_calls, that_were_given_up_are_marked_until_their_late_reply, 20, .size = 2, .setup = setup)
 {
     for (uint32_t round = 1; round <= 2; round++) {
-        OWN(msg) *args = harness_msg_i64(round);
+        struct bx_msg *args = harness_msg_i64(round);
         struct bx_call_options options = { .timeout_ns = round == 1 ? 50 * HARNESS_MS : BX_FOREVER };
         struct bx_future *future = NULL;
         struct bxi_call_row *row;
@@ -277,6 +277,7 @@ HARNESS_TEST(inflight_calls, that_were_given_up_are_marked_until_their_late_repl
             finish(future, round == 1 ? BX_E_TIMEOUT : BX_E_CANCELLED);
             options.timeout_ns *= 2;
         } while (harness_gate(STAYS) < round);
+        bx_msg_destroy(args);
         row = only_row(job, 1);
         HARNESS_EQ(bxi_load_relaxed(&row->id), id | BXI_CALL_GIVEN_UP);
         harness_post(PASS);
@@ -296,13 +297,14 @@ HARNESS_TEST(inflight_calls, that_are_queued_have_no_position_in_the_ring, 20, .
     static char bytes[2000];
     struct bxi_call_row *rows[BXI_CALLS_MAX];
     struct bx_future *first = start_call(job, 1, "look", BX_FOREVER), *futures[QUEUED_CALLS];
-    OWN(msg) *args = harness_msg_i64(1);
+    struct bx_msg *args = harness_msg_i64(1);
     uint64_t queued = 0, last = 0;
 
     HARNESS_EQ(bx_msg_put_bytes(args, bytes, sizeof(bytes)), 0);
     harness_await(IN_HANDLER, 1);
     for (int i = 0; i < QUEUED_CALLS; i++)
         HARNESS_EQ(bx_rpc_async(job, "worker1", "park", args, NULL, &futures[i]), 0);
+    bx_msg_destroy(args);
     HARNESS_EQ(rows_of(job, 1, rows), QUEUED_CALLS + 1);
     for (int i = 0; i <= QUEUED_CALLS; i++)
         queued += bxi_load_relaxed(&rows[i]->end_pos) == UINT64_MAX;

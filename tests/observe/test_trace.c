@@ -192,10 +192,11 @@ Test(trace, shows_async_handlers_on_the_pool_like_the_others)
 
 static void call_oneway(struct bx_job *job)
 {
-    OWN(msg) *args = harness_msg_i64(7);
+    struct bx_msg *args = harness_msg_i64(7);
 
     for (int i = 0; i < 3; i++)
         HARNESS_EQ(bx_rpc_oneway(job, "worker1", i < 2 ? "twice" : "refuse", args, NULL), 0);
+    bx_msg_destroy(args);
     harness_call_i64(job, "worker1", "twice", 1);       /* worker 1 has read all before, because frames keep order */
 }
 

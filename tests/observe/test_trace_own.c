@@ -141,11 +141,12 @@ static void record_two_chains(struct bx_job *job)
 {
     for (uint64_t id = 7; id < 9; id++) {
         uint64_t began_ns = begin(job), end_ns;
-        OWN(msg) *args = bx_msg_create(8);
+        struct bx_msg *args = bx_msg_create(8);
 
         bx_msg_put_u64(args, id);
         for (int i = 0; i < 3; i++)
             HARNESS_EQ(bx_rpc_sync(job, "worker1", "step", args, NULL, NULL), 0);
+        bx_msg_destroy(args);
         end_ns = begin(job);
         bx_trace_end(job, &last, end_ns, id, 0);
         bx_trace_end(job, &first, began_ns, id, 0);

@@ -62,16 +62,18 @@ static inline void expect_f64(const struct bx_msg *reply, size_t pos)
 static inline void call_both(struct bx_job *job, const char *to, const char *function)
 {
     char said[200];
-    OWN(msg) *args = bx_msg_create(0), *reply = NULL;
+    struct bx_msg *args = bx_msg_create(0), *reply = NULL;
 
     bx_msg_put_i64(args, 1);
     HARNESS_EQ(bx_rpc_sync(job, to, function, args, NULL, &reply), 0);
     expect_f64(reply, 0);
+    bx_msg_destroy(reply);
     bx_msg_clear(args);
     bx_msg_put_f64(args, 1.5);
     HARNESS_EQ(bx_rpc_sync(job, to, function, args, NULL, NULL), BX_E_TYPE);
     snprintf(said, sizeof(said), "worker '%s', function '%s': " WRONG, to, function);
     HARNESS_HAS(bx_error_text(), said);
+    bx_msg_destroy(args);
 }
 
 #endif

@@ -187,9 +187,10 @@ HARNESS_TEST(async_pool, a_handler_runs_on_a_thread_of_the_pool_and_its_request_
     HARNESS_EQ(harness_call(job, "worker1", "twice", harness_msg_i64(1)), 2);
     HARNESS_CHECK(!bx_future_is_done(future));
 
-    OWN(msg) *args = harness_msg_i64(77);
+    struct bx_msg *args = harness_msg_i64(77);
 
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "set", args, NULL, NULL), 0);
+    bx_msg_destroy(args);
     HARNESS_EQ(harness_end_i64(future), 77);
     HARNESS_EQ(count_at(job, BXI_AT_FUTURE), 0);
 }

@@ -124,7 +124,7 @@ HARNESS_TEST(bad_peer, that_is_stopped_misses_deadlines_but_loses_no_request, 30
     const struct bx_call_options quick = { .timeout_ns = 50 * HARNESS_MS };
     const struct bx_call_options patient = { .timeout_ns = BX_FOREVER };
     struct bx_future *future[64], *late;
-    OWN(msg) *args = large();
+    struct bx_msg *args = large();
 
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
     harness_stop_worker(1);
@@ -149,6 +149,7 @@ HARNESS_TEST(bad_peer, that_is_stopped_misses_deadlines_but_loses_no_request, 30
         bx_future_release(future[i]);
     HARNESS_EQ(bx_rpc_async(job, "worker1", "count", args, NULL, &late), 0);
     harness_end(late, 0);
+    bx_msg_destroy(args);
     /* The callee did not run the requests whose deadline had passed; each other one ran once. */
     HARNESS_EQ(harness_load(ONEWAYS), 32 + 1);
     HARNESS_EQ(harness_counter(job, "late_replies"), 33);

@@ -50,12 +50,13 @@ static int setup_two_members(struct bx_job *job)
 
 static void call_and_expire(struct bx_job *job)
 {
-    OWN(future) *future = begin(job, 100, 0);
+    struct bx_future *future = begin(job, 100, 0);
 
     await_arrived(job, 1);
     harness_post(READY);
     HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_TIMEOUT);
     HARNESS_HAS(bx_future_error_text(future), "before the batch ran");
+    bx_future_release(future);
     harness_await(DONE, 1);
 }
 

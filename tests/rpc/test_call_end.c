@@ -280,9 +280,10 @@ HARNESS_TEST(call_end, cancelled_in_flight_drops_its_reply, 20, .size = 2, .setu
     future = harness_start(job, "worker1", "hold", NULL, BX_FOREVER);
     harness_cancel(future);
 
-    OWN(msg) *args = harness_msg_i64(1);
+    struct bx_msg *args = harness_msg_i64(1);
 
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "let_go", args, NULL, NULL), 0);
+    bx_msg_destroy(args);
     await_late_replies(job);
 }
 
@@ -360,12 +361,13 @@ HARNESS_CALLBACK(call_from_callback)
 
 HARNESS_TEST(call_end, with_eagain_in_a_callback_which_may_not_wait, 20, .size = 2, .setup = setup)
 {
-    OWN(future) *future = bx_future_create(job);
+    struct bx_future *future = bx_future_create(job);
 
     fill_the_slots(job);
     HARNESS_EQ(bx_future_on_done(future, call_from_callback, job), 0);
     HARNESS_EQ(bx_future_set(future, NULL), 0);
     HARNESS_EQ(harness_gate(READY), 1);
+    bx_future_release(future);
     empty_the_slots(job);
 }
 

@@ -206,12 +206,13 @@ static int setup_chain(struct bx_job *job)
 
 HARNESS_TEST(death, fails_a_nested_call, 30, .size = 3, .setup = setup_chain, .dies = 1u << 2)
 {
-    OWN(future) *future = harness_start(job, "worker1", "ask_worker2", harness_msg_i64(1), 0);
+    struct bx_future *future = harness_start(job, "worker1", "ask_worker2", harness_msg_i64(1), 0);
 
     harness_await(HELD, 1);
     harness_signal(2, SIGKILL);
     HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_PEER_DEAD);
     HARNESS_HAS(bx_future_error_text(future), "worker 'worker1', function 'ask_worker2': worker 'worker2'");
+    bx_future_release(future);
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 7), 7);
 }
 
@@ -279,11 +280,12 @@ static void truncate_segment(struct bx_job *job, int rank, off_t bytes)
 /* Either the call or its future fails, depending on which thread touches the segment first. */
 static void expect_corrupt(struct bx_job *job)
 {
-    OWN(future) *future = NULL;
+    struct bx_future *future = NULL;
     int rc = bx_rpc_async(job, "worker1", "echo", NULL, NULL, &future);
 
     HARNESS_EQ(rc == 0 ? bx_future_wait(future, BX_FOREVER) : rc, BX_E_CORRUPT);
     HARNESS_HAS(rc == 0 ? bx_future_error_text(future) : bx_error_text(), "'worker1'");
+    bx_future_release(future);
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "echo", NULL, NULL, NULL), BX_E_CORRUPT);
     HARNESS_HAS(bx_error_text(), "'worker1'");
     HARNESS_EQ(harness_call_i64(job, "worker2", "echo", 7), 7);

@@ -157,10 +157,12 @@ Test(future_parts, all_that_was_cancelled_has_what_was_done_before)
 /* It holds no reference to a pending future: one that nobody can complete any more still fails. */
 Test(future_parts, all_fails_when_one_of_its_futures_is_abandoned)
 {
-    OWN(future) *future = bx_future_create(NULL), *all = bx_future_all(NULL, &future, 1);
+    struct bx_future *future = bx_future_create(NULL), *all = bx_future_all(NULL, &future, 1);
 
+    bx_future_release(future);
     cr_expect_eq(bx_future_error(all), BX_E_ABANDONED);
     cr_expect_eq(bx_future_all_error(all, 0), BX_E_ABANDONED);
+    bx_future_release(all);
 }
 
 #define NESTED 300000

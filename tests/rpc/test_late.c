@@ -43,11 +43,12 @@ static void time_out_unwatched(struct bx_job *job)
 {
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
     for (uint32_t i = 1; i <= 3; i++) {
-        OWN(future) *future = NULL;
+        struct bx_future *future;
 
         HARNESS_WAIT_WHILE(!background_sleeps(job));
         future = begin(job, "hold", DEADLINE_NS);
         HARNESS_EQ(bx_future_on_done(future, note_timeout, NULL), 0);
+        bx_future_release(future);
         harness_await(TIMED_OUT, i);
     }
 }

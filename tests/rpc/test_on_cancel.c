@@ -168,9 +168,10 @@ HARNESS_TEST(on_cancel, removed_hook_does_not_run, 20, .size = 2, .setup = setup
 static void outlives(struct bx_job *job)
 {
     uint64_t until_ns = bxi_now_ns() + 600 * HARNESS_MS;
-    OWN(future) *never = bx_future_create(job);
+    struct bx_future *never = bx_future_create(job);
 
     HARNESS_EQ(bx_future_wait(never, until_ns - bxi_now_ns()), BX_E_TIMEOUT);
+    bx_future_release(never);
     HARNESS_EQ(harness_load(HOOKS + 12), 0);
 }
 

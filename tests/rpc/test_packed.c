@@ -372,7 +372,7 @@ static int post_and_hold(const struct bx_request *request, struct bx_reader *val
 HARNESS_TEST(packed, replies_are_sent_before_a_handler_that_is_not_inline_runs, 30, .size = 2, .setup = setup,
              .handlers = { HARNESS_ASYNC("post", post_and_hold) })
 {
-    OWN(future) *first = NULL, *last = NULL;
+    struct bx_future *first, *last;
 
     make_args(100, small);
     HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 1), 2);
@@ -386,6 +386,8 @@ HARNESS_TEST(packed, replies_are_sent_before_a_handler_that_is_not_inline_runs, 
     HARNESS_CHECK(!bx_future_is_done(last));
     harness_post(HELD);
     HARNESS_EQ(bx_future_wait(last, BX_FOREVER), 0);
+    bx_future_release(first);
+    bx_future_release(last);
     release(100);
 }
 

@@ -114,10 +114,11 @@ HARNESS_TEST(peer, clears_want_credit_when_its_queue_is_empty, 20, .size = 2, .s
              .options = { .no_spin = true })
 {
     struct bx_future *first = stop_worker1(job), *futures[QUEUED_CALLS];
-    OWN(msg) *args = large_msg();
+    struct bx_msg *args = large_msg();
 
     for (int i = 0; i < QUEUED_CALLS; i++)
         HARNESS_EQ(bx_rpc_async(job, "worker1", "take", args, NULL, &futures[i]), 0);
+    bx_msg_destroy(args);
     HARNESS_CHECK(harness_counter(job, "queued_frames") > 0);
     HARNESS_EQ(want_credit(job), 1);       /* the calling thread has set it, because the background thread sleeps */
     harness_post(HANDLER_GO);
@@ -144,13 +145,14 @@ HARNESS_TEST(peer, clears_want_credit_when_a_one_way_call_got_room, 20, .size = 
              .options = { .no_spin = true })
 {
     struct bx_future *first = stop_worker1(job);
-    OWN(msg) *args = large_msg();
+    struct bx_msg *args = large_msg();
     int rc;
 
     do
         rc = bx_rpc_oneway(job, "worker1", "take", args, &(struct bx_call_options){ .no_wait = true });
     while (rc == 0);
     HARNESS_EQ(rc, -EAGAIN);
+    bx_msg_destroy(args);
     harness_threads(job, 2, send_one_more);
     finish(first);
     HARNESS_EQ(want_credit(job), 0);

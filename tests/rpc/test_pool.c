@@ -23,19 +23,21 @@ HARNESS_HANDLER(descend)
     struct bx_job *job = bx_request_job(request);
     int64_t depth = bx_read_i64(args);
     const char *next = context != NULL ? bx_job_name(job) : other_worker(job);
-    OWN(msg) *inner_args = NULL, *inner = NULL;
+    struct bx_msg *inner_args, *inner = NULL;
     int rc;
 
     if (depth == 0)
         return bx_msg_put_i64(reply, 0);
     inner_args = harness_msg_i64(depth - 1);
     rc = bx_rpc_sync(job, next, bx_request_function(request), inner_args, NULL, &inner);
+    bx_msg_destroy(inner_args);
     if (rc < 0)
         return rc;
 
     struct bx_reader reader = bx_msg_reader(inner);
 
     bx_msg_put_i64(reply, bx_read_i64(&reader) + 1);
+    bx_msg_destroy(inner);
     return 0;
 }
 
@@ -60,12 +62,13 @@ HARNESS_TEST(pool, grows_under_calls_nested_200_deep_at_each_of_two_workers, 20,
 
 HARNESS_TEST(pool, is_busy_when_all_256_threads_wait, 20, .size = 2, .setup = setup_nested)
 {
-    OWN(msg) *args = harness_msg_i64(1000000);
+    struct bx_msg *args = harness_msg_i64(1000000);
 
     HARNESS_EQ(harness_call_i64(job, "worker0", "inward", 255), 255);
     HARNESS_EQ(bx_rpc_sync(job, "worker0", "inward", args, NULL, NULL), BX_E_BUSY);
     HARNESS_HAS(bx_error_text(), "'worker0'");
     HARNESS_EQ(harness_counter(job, "pool_threads"), 256);
+    bx_msg_destroy(args);
     /* No thread is blocked any more. */
     HARNESS_EQ(harness_call_i64(job, "worker0", "inward", 200), 200);
 }

@@ -138,7 +138,7 @@ HARNESS_WORLD(pool_cancel, finds_one_of_many, 20, .size = 2, .setup = setup,
 static void let_oneways_expire(struct bx_job *job)
 {
     struct bx_call_options hasty = { .timeout_ns = 5000000 };
-    OWN(msg) *args = harness_msg_i64(1);
+    struct bx_msg *args = harness_msg_i64(1);
     uint64_t deadline_ns;
 
     harness_await(ENTERED, 1);
@@ -148,6 +148,7 @@ static void let_oneways_expire(struct bx_job *job)
         HARNESS_EQ(bx_rpc_oneway(job, "worker0", "note", args, &hasty), 0);
         await_read(job);
     } while (bxi_now_ns() >= deadline_ns);
+    bx_msg_destroy(args);
     while (bxi_now_ns() <= deadline_ns + hasty.timeout_ns)      /* the call's own deadline began a little later */
         sched_yield();
     harness_post(CANCELLED);

@@ -97,9 +97,10 @@ static void hold_values(struct bx_job *job, const char *to)
     struct bx_future *futures[HELD];
 
     for (int i = 0; i < HELD; i++) {
-        OWN(msg) *args = args_of(i);
+        struct bx_msg *args = args_of(i);
 
         HARNESS_EQ(bx_rpc_async(job, to, "echo", args, NULL, &futures[i]), 0);
+        bx_msg_destroy(args);
         if (i % 50 == 49) {
             HARNESS_EQ(bx_rpc_sync(job, to, "nothing", NULL, NULL, NULL), 0);
             HARNESS_CHECK(bx_future_is_done(futures[i]));
@@ -354,12 +355,13 @@ HARNESS_TEST(reply, a_callee_whose_answers_lie_unread_polls_less_often, 60, .siz
     while (bxi_load_relaxed(&bxi_tables(peer1)->counters[BXI_C_replies_sent]) < STREAM + 1)    /* some are packed */
         sched_yield();
 
-    OWN(future) *late = start(job, "streams");
+    struct bx_future *late = start(job, "streams");
 
     bxi_leave_role(role, true);
     HARNESS_EQ(bx_future_wait(late, BX_FOREVER), 0);
     value = bx_msg_reader(bx_future_value(late));
     HARNESS_EQ(bx_read_i64(&value), 1);
+    bx_future_release(late);
     finish(futures, STREAM);
     /* The answer to a call that is measured, one of 64, goes another way, which does not look. */
     for (int i = 0; i < 2; i++)

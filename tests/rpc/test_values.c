@@ -154,7 +154,7 @@ HARNESS_TEST(values, of_a_reply_are_the_callers, 20, .size = 2, .setup = setup)
 
 HARNESS_BODY(convert)
 {
-    OWN(msg) *msg = bx_msg_create(0);
+    struct bx_msg *msg = bx_msg_create(0);
     struct bx_reader reader;
 
     HARNESS_EQ(bx_msg_put(msg, "uwwddf", 5, 7u, -7, 3, UINT64_MAX, 0.5), 0);
@@ -164,6 +164,7 @@ HARNESS_BODY(convert)
     HARNESS_EQ(bx_read_i32(&reader), -7);
     HARNESS_CHECK(bx_read_f64(&reader) == 3 && bx_read_f64(&reader) == 18446744073709551616.0);
     HARNESS_CHECK(bx_read_f32(&reader) == 0.5f && reader.bytes == reader.pos);
+    bx_msg_destroy(msg);
 }
 
 HARNESS_TEST(values, are_integers_that_fit, 20, .size = 2, .setup = setup)

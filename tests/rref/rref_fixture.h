@@ -156,12 +156,14 @@ static inline int64_t number_in(const struct bx_msg *msg)
 /* Adds 1 to the counter, wherever it is, and answers its value. */
 static inline int add_one(struct bx_rref *rref, struct bx_msg *reply)
 {
-    OWN(msg) *one = number(1), *value = NULL;
+    struct bx_msg *one = number(1), *value = NULL;
     int rc = bx_rref_sync(rref, "add", one, NULL, &value);
 
+    bx_msg_destroy(one);
     if (rc < 0)
         return rc;
     rc = bx_msg_put_i64(reply, number_in(value));
+    bx_msg_destroy(value);
     return rc;
 }
 

@@ -229,7 +229,7 @@ static void each_use_fails(struct bx_rref *rref)
 static void owner_dies(struct bx_job *job)
 {
     struct bx_rref *rref = remote(job, "worker1", "new_counter", 1), *slow = remote(job, "worker1", "new_slow", 2);
-    OWN(future) *future = NULL, *value = NULL;
+    struct bx_future *future = NULL, *value = NULL;
     struct bx_msg *args, *reply = NULL;
 
     HARNESS_EQ(add_to(rref, 1), 2);
@@ -248,6 +248,8 @@ static void owner_dies(struct bx_job *job)
     HARNESS_EQ(bx_rpc_sync(job, "worker2", "use_kept", NULL, NULL, NULL), BX_E_PEER_DEAD);
     drop_of(job, "worker2");
     bx_msg_destroy(args);
+    bx_future_release(future);
+    bx_future_release(value);
     bx_rref_release(rref);
     bx_rref_release(slow);
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);

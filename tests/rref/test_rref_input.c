@@ -131,12 +131,13 @@ static void others_go_on(struct bx_job *job, struct bx_rref *rref)
 
 static void is_cut_off(struct bx_job *job)
 {
-    OWN(future) *held = NULL;
+    struct bx_future *held = NULL;
     struct bx_rref *rref = prepare(job, &held);
 
     strikes_now();
     HARNESS_EQ(bx_future_wait(held, BX_FOREVER), BX_E_CORRUPT);
     HARNESS_HAS(bx_future_error_text(held), "'worker1' (rank 1");
+    bx_future_release(held);
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 1);
     others_go_on(job, rref);
     harness_post(FINISHED);

@@ -107,7 +107,7 @@ HARNESS_TEST(rref_memory, of_the_queue_of_a_full_ring_may_be_out, 120, .size = 3
 {
     struct bx_rref *rref[OBJECTS], *again = NULL;
     struct bx_future *future = NULL;
-    OWN(msg) *one = number(1);
+    struct bx_msg *one = number(1);
     uint64_t n = 0;
     int rc;
 
@@ -143,5 +143,6 @@ HARNESS_TEST(rref_memory, of_the_queue_of_a_full_ring_may_be_out, 120, .size = 3
     HARNESS_EQ(add_to(again, 1), 8);
     bx_rref_release(again);
     HARNESS_EQ(harness_end_i64(future), 8);
+    bx_msg_destroy(one);
     all_is_settled(job);
 }

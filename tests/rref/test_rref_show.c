@@ -160,8 +160,8 @@ HARNESS_HANDLER(fetch)
 {
     const struct bx_call_options soon = { .timeout_ns = 20 * HARNESS_MS };
     struct bx_rref *rref = bx_read_rref(args);
-    OWN(future) *future = NULL;
-    OWN(msg) *value = NULL;
+    struct bx_future *future = NULL;
+    struct bx_msg *value = NULL;
     struct bx_job *job = bx_request_job(request);
     int rc;
 
@@ -169,10 +169,12 @@ HARNESS_HANDLER(fetch)
     HARNESS_EQ(bx_rref_to_here_async(rref, &soon, &future), 0);
     HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_TIMEOUT);
     HARNESS_HAS(bx_future_error_text(future), "'bx_rref_to_here'");
+    bx_future_release(future);
     harness_post(MAY_BE_MADE);
     rc = bx_rref_to_here(rref, NULL, &value);
     if (rc == 0)
         rc = bx_msg_put_i64(reply, number_in(value));
+    bx_msg_destroy(value);
     HARNESS_EQ(bxi_load_acquire(&job->control->header.hist_count), 0);
     return rc;
 }

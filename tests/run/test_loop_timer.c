@@ -161,7 +161,7 @@ HARNESS_TEST(loop_timer, is_not_disarmed_after_a_new_call_has_set_it, 20, .size 
 HARNESS_TEST(loop_timer, is_set_again_after_a_waiting_thread_has_read_it, 20, .size = 2, .setup = setup,
              .body = { NULL, serve_warm_up }, .options = { .own_loop = true, .no_spin = true })
 {
-    OWN(future) *promise = bx_future_create(job);
+    struct bx_future *promise = bx_future_create(job);
 
     warm_up(job);
     for (uint32_t round = 0; round < 5; round++) {
@@ -171,6 +171,7 @@ HARNESS_TEST(loop_timer, is_set_again_after_a_waiting_thread_has_read_it, 20, .s
         HARNESS_EQ(bx_future_wait(promise, 15 * HARNESS_MS), BX_E_TIMEOUT);
         loop_until_ended(job, 2 * round + 2);
     }
+    bx_future_release(promise);
     harness_post(DONE);
 }
 

@@ -15,8 +15,8 @@ enum { DEATHS, DEAD_RANK };        /* values */
 /* Tries every call on this thread: those that may wait are refused, the others succeed. */
 static void expect_no_waiting(struct bx_job *job)
 {
-    OWN(future) *future = bx_future_create(job), *call = NULL;
-    OWN(msg) *args = harness_msg_i64(1);
+    struct bx_future *future = bx_future_create(job), *call = NULL;
+    struct bx_msg *args = harness_msg_i64(1);
 
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "twice", args, NULL, NULL), BX_E_WOULD_DEADLOCK);
     HARNESS_HAS(bx_error_text(), "'twice'");
@@ -29,8 +29,11 @@ static void expect_no_waiting(struct bx_job *job)
     HARNESS_EQ(bx_batch_leave(job, "worker1", "gather"), BX_E_WOULD_DEADLOCK);
     HARNESS_EQ(bx_rpc_async(job, "worker1", "twice", args, NULL, &call), 0);
     HARNESS_EQ(bx_rpc_oneway(job, "worker1", "twice", args, NULL), 0);
+    bx_future_release(call);
     bx_future_set(future, NULL);
     HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);      /* it is done, so this does not wait */
+    bx_future_release(future);
+    bx_msg_destroy(args);
     harness_post(CHECKED);
 }
 
@@ -202,12 +205,13 @@ HARNESS_TEST(progress, with_own_loop_times_calls_out, 20, .size = 2, .setup = se
              .options = { .own_loop = true })
 {
     struct bx_call_options hasty = { .timeout_ns = 20 * HARNESS_MS };
-    OWN(future) *future = NULL;
+    struct bx_future *future = NULL;
 
     harness_await(READY, 1);            /* the other worker does not run its loop */
     HARNESS_EQ(bx_rpc_async(job, "worker1", "twice_blocking", NULL, &hasty, &future), 0);
     HARNESS_EQ(bx_future_on_done(future, note_time_out, NULL), 0);
     loop_until_quit(job);
+    bx_future_release(future);
     harness_post(DONE);
 }
 

@@ -31,7 +31,7 @@
 #include <unistd.h>
 
 /* A local that is released, or destroyed, at the end of its block: OWN(msg) *args = bx_msg_create(0), *reply = NULL; */
-#define OWN(type) __attribute__((cleanup(test_end_##type))) struct bx_##type
+#define OWN(type) __attribute__((cleanup(test_end_##type), unused)) struct bx_##type
 #define TEST_ENDS(type, end) static inline void test_end_##type(struct bx_##type **owned) { end(*owned); }
 TEST_ENDS(msg, bx_msg_destroy)
 TEST_ENDS(future, bx_future_release)

@@ -4,7 +4,6 @@
  */
 #include "tests/autograd/dist_fixture.h"
 
-#include <errno.h>
 #include <math.h>
 
 struct bx_dist *dist;
@@ -12,14 +11,13 @@ struct bx_var *w;
 
 struct bx_var *dist_param(int64_t elements, double first, double step)
 {
-    struct bx_tensor *tensor = NULL;
+    OWN(tensor) *tensor = NULL;
     struct bx_var *var = NULL;
 
     HARNESS_EQ(bx_tensor_create(NULL, BX_F64, 1, &elements, &tensor), 0);
     for (int64_t i = 0; i < elements; i++)
         ((double *)bx_tensor_data_mut(tensor))[i] = first + step * (double)i;
     HARNESS_EQ(bx_var_create(tensor, true, &var), 0);
-    bx_tensor_release(tensor);
     return var;
 }
 
@@ -66,7 +64,7 @@ void pass_end(struct pass *pass)
 struct bx_var *pass_call(struct bx_job *job, const struct pass *pass, const char *to, const char *function,
                          struct bx_var *x, struct bx_var **second)
 {
-    struct bx_msg *args = bx_msg_create(0), *reply = NULL;
+    OWN(msg) *args = bx_msg_create(0), *reply = NULL;
     struct bx_reader reader;
     struct bx_var *y = NULL;
 
@@ -78,8 +76,6 @@ struct bx_var *pass_call(struct bx_job *job, const struct pass *pass, const char
     HARNESS_CHECK(y != NULL);
     if (second != NULL)
         *second = bx_read_var(pass->context, pass->tape, &reader);
-    bx_msg_destroy(reply);
-    bx_msg_destroy(args);
     return y;
 }
 

@@ -4,9 +4,7 @@
  */
 #include "tests/autograd/gradient.h"
 
-#include <criterion/criterion.h>
 #include <math.h>
-#include <string.h>
 
 #define STEP 1e-5
 

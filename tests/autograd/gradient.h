@@ -15,9 +15,8 @@
 #ifndef TESTS_GRADIENT_H
 #define TESTS_GRADIENT_H
 
+#include "tests/harness/test.h"
 #include "boxcar_autograd.h"
-
-#include <stdint.h>
 
 #define INPUTS_MAX 20
 

@@ -4,7 +4,6 @@
  */
 #include "tests/autograd/gradient.h"
 
-#include <criterion/criterion.h>
 #include <math.h>
 
 TestSuite(autograd_loss, .timeout = 60);
@@ -65,7 +64,7 @@ Test(autograd_loss, log_softmax_has_its_gradient)
 /* Arguments whose exponentials would overflow, and a difference of log 3. */
 Test(autograd_loss, softmax_of_large_arguments_is_finite)
 {
-    struct bx_tape *tape = new_tape();
+    OWN(tape) *tape = new_tape();
     struct bx_tensor *value = values_of(BX_F64, &(struct shape){ 2, { 2, 2 } },
                                         (double[]){ 1000, 1000 + log(3), -2000, -2000 });
     struct bx_var *x = bx_tape_input(tape, value), *y = bx_var_softmax(tape, x), *z = bx_var_log_softmax(tape, x);
@@ -76,35 +75,31 @@ Test(autograd_loss, softmax_of_large_arguments_is_finite)
         cr_expect_float_eq(element(bx_var_value(z), i), log(want[i]), 1e-12);
     }
     bx_tensor_release(value);
-    bx_tape_destroy(tape);
 }
 
 /* ---- Indices ------------------------------------------------------------------------------------- */
 
 Test(autograd_loss, gather_has_its_gradient)
 {
-    struct bx_tensor *one = indices(&(struct shape){ 2, { 3, 1 } }, (const int64_t[]){ 0, 3, 1 });
+    OWN(tensor) *one = indices(&(struct shape){ 2, { 3, 1 } }, (const int64_t[]){ 0, 3, 1 });
     struct bx_tensor *several = indices(&(struct shape){ 2, { 3, 5 } },
                                         (const int64_t[]){ 0, 3, 1, 1, 1, 2, 2, 2, 2, 2, 3, 2, 1, 0, 0 });
-    struct bx_tensor *vector = indices(&(struct shape){ 1, { 2 } }, (const int64_t[]){ 4, 4 });
-    struct bx_tensor *none = indices(&(struct shape){ 2, { 3, 0 } }, NULL);
+    OWN(tensor) *vector = indices(&(struct shape){ 1, { 2 } }, (const int64_t[]){ 4, 4 });
+    OWN(tensor) *none = indices(&(struct shape){ 2, { 3, 0 } }, NULL);
 
     check_gradients(gather, one, &(struct shape){ 2, { 3, 4 } }, 1);
     check_gradients(gather, several, &(struct shape){ 2, { 3, 4 } }, 1);
     check_gradients(gather, vector, &(struct shape){ 1, { 5 } }, 1);
     check_gradients(gather, none, &(struct shape){ 2, { 3, 4 } }, 1);
-    bx_tensor_release(one);
     bx_tensor_release(several);
-    bx_tensor_release(vector);
-    bx_tensor_release(none);
 }
 
 Test(autograd_loss, gather_and_embedding_take_what_the_indices_say)
 {
-    struct bx_tape *tape = new_tape();
-    struct bx_tensor *value = values_of(BX_F32, &(struct shape){ 2, { 2, 3 } }, (double[]){ 1, 2, 3, 4, 5, 6 });
-    struct bx_tensor *columns = indices(&(struct shape){ 2, { 2, 2 } }, (const int64_t[]){ 2, 0, 1, 1 });
-    struct bx_tensor *rows = indices(&(struct shape){ 1, { 3 } }, (const int64_t[]){ 1, 0, 1 });
+    OWN(tape) *tape = new_tape();
+    OWN(tensor) *value = values_of(BX_F32, &(struct shape){ 2, { 2, 3 } }, (double[]){ 1, 2, 3, 4, 5, 6 });
+    OWN(tensor) *columns = indices(&(struct shape){ 2, { 2, 2 } }, (const int64_t[]){ 2, 0, 1, 1 });
+    OWN(tensor) *rows = indices(&(struct shape){ 1, { 3 } }, (const int64_t[]){ 1, 0, 1 });
     struct bx_var *x = bx_tape_input(tape, value), *y = bx_var_gather(tape, x, columns);
     struct bx_var *z = bx_var_embedding(tape, x, rows);
     const double picked[] = { 3, 1, 5, 5 }, looked_up[] = { 4, 5, 6, 1, 2, 3, 4, 5, 6 };
@@ -116,66 +111,49 @@ Test(autograd_loss, gather_and_embedding_take_what_the_indices_say)
     cr_assert_eq(bx_tensor_elements(bx_var_value(z)), 9);
     for (int i = 0; i < 9; i++)
         cr_expect_eq(element(bx_var_value(z), i), looked_up[i]);
-    bx_tensor_release(value);
-    bx_tensor_release(columns);
-    bx_tensor_release(rows);
-    bx_tape_destroy(tape);
 }
 
 /* Rows that occur twice add up; rows that do not occur get zeros. */
 Test(autograd_loss, embedding_has_its_gradient)
 {
-    struct bx_tensor *some = indices(&(struct shape){ 2, { 2, 3 } }, (const int64_t[]){ 0, 4, 4, 2, 0, 4 });
-    struct bx_tensor *scalar = indices(&(struct shape){ 0, { 0 } }, (const int64_t[]){ 1 });
-    struct bx_tensor *none = indices(&(struct shape){ 1, { 0 } }, NULL);
+    OWN(tensor) *some = indices(&(struct shape){ 2, { 2, 3 } }, (const int64_t[]){ 0, 4, 4, 2, 0, 4 });
+    OWN(tensor) *scalar = indices(&(struct shape){ 0, { 0 } }, (const int64_t[]){ 1 });
+    OWN(tensor) *none = indices(&(struct shape){ 1, { 0 } }, NULL);
 
     check_gradients(embedding, some, &(struct shape){ 2, { 5, 3 } }, 1);
     check_gradients(embedding, scalar, &(struct shape){ 2, { 2, 3 } }, 1);
     check_gradients(embedding, none, &(struct shape){ 2, { 2, 3 } }, 1);
     check_gradients(embedding, some, &(struct shape){ 2, { 5, 0 } }, 1);
-    bx_tensor_release(some);
-    bx_tensor_release(scalar);
-    bx_tensor_release(none);
 }
 
 /* ---- Losses -------------------------------------------------------------------------------------- */
 
 Test(autograd_loss, cross_entropy_has_its_gradient)
 {
-    struct bx_tensor *rows = indices(&(struct shape){ 1, { 3 } }, (const int64_t[]){ 0, 3, 1 });
-    struct bx_tensor *one = indices(&(struct shape){ 1, { 1 } }, (const int64_t[]){ 0 });
-    struct bx_tensor *planes = indices(&(struct shape){ 2, { 2, 5 } },
-                                       (const int64_t[]){ 0, 1, 2, 2, 1, 0, 0, 2, 1, 1 });
-    struct bx_tensor *cubes = indices(&(struct shape){ 3, { 1, 2, 2 } }, (const int64_t[]){ 0, 1, 2, 2 });
+    OWN(tensor) *rows = indices(&(struct shape){ 1, { 3 } }, (const int64_t[]){ 0, 3, 1 });
+    OWN(tensor) *one = indices(&(struct shape){ 1, { 1 } }, (const int64_t[]){ 0 });
+    OWN(tensor) *planes = indices(&(struct shape){ 2, { 2, 5 } }, (const int64_t[]){ 0, 1, 2, 2, 1, 0, 0, 2, 1, 1 });
+    OWN(tensor) *cubes = indices(&(struct shape){ 3, { 1, 2, 2 } }, (const int64_t[]){ 0, 1, 2, 2 });
 
     check_gradients(cross_entropy, rows, &(struct shape){ 2, { 3, 4 } }, 1);
     check_gradients(cross_entropy, one, &(struct shape){ 2, { 1, 1 } }, 1);
     check_gradients(cross_entropy, planes, &(struct shape){ 3, { 2, 3, 5 } }, 1);
     check_gradients(cross_entropy, cubes, &(struct shape){ 4, { 1, 3, 2, 2 } }, 1);
-    bx_tensor_release(rows);
-    bx_tensor_release(one);
-    bx_tensor_release(planes);
-    bx_tensor_release(cubes);
 }
 
 /* Against -log_softmax at the class: dimension 1 is the classes', not the last one. */
 Test(autograd_loss, cross_entropy_is_the_mean_negative_log_probability)
 {
-    struct bx_tape *tape = new_tape();
-    struct bx_tensor *logits = values_of(BX_F64, &(struct shape){ 3, { 1, 2, 2 } }, (double[]){ 0, 1, log(3), 1 });
-    struct bx_tensor *classes = indices(&(struct shape){ 2, { 1, 2 } }, (const int64_t[]){ 1, 0 });
-    struct bx_tensor *none = noise(BX_F64, &(struct shape){ 2, { 0, 3 } }, 1, 1, 0);
-    struct bx_tensor *no_class = indices(&(struct shape){ 1, { 0 } }, NULL);
+    OWN(tape) *tape = new_tape();
+    OWN(tensor) *logits = values_of(BX_F64, &(struct shape){ 3, { 1, 2, 2 } }, (double[]){ 0, 1, log(3), 1 });
+    OWN(tensor) *classes = indices(&(struct shape){ 2, { 1, 2 } }, (const int64_t[]){ 1, 0 });
+    OWN(tensor) *none = noise(BX_F64, &(struct shape){ 2, { 0, 3 } }, 1, 1, 0);
+    OWN(tensor) *no_class = indices(&(struct shape){ 1, { 0 } }, NULL);
     struct bx_var *loss = bx_var_cross_entropy(tape, bx_tape_input(tape, logits), classes);
 
     cr_expect_float_eq(bx_var_item(loss), (-log(0.75) - log(0.5)) / 2, 1e-12);
     cr_expect(isnan(bx_var_item(bx_var_cross_entropy(tape, bx_tape_input(tape, none), no_class))));
     cr_expect_eq(bx_tape_error(tape), 0);
-    bx_tensor_release(logits);
-    bx_tensor_release(classes);
-    bx_tensor_release(none);
-    bx_tensor_release(no_class);
-    bx_tape_destroy(tape);
 }
 
 Test(autograd_loss, mse_has_its_gradients)
@@ -187,12 +165,9 @@ Test(autograd_loss, mse_has_its_gradients)
 
 Test(autograd_loss, mse_is_the_mean_of_the_squares)
 {
-    struct bx_tape *tape = new_tape();
-    struct bx_tensor *a = values_of(BX_F32, &(struct shape){ 1, { 2 } }, (double[]){ 1, 5 });
-    struct bx_tensor *b = values_of(BX_F32, &(struct shape){ 1, { 2 } }, (double[]){ 3, 2 });
+    OWN(tape) *tape = new_tape();
+    OWN(tensor) *a = values_of(BX_F32, &(struct shape){ 1, { 2 } }, (double[]){ 1, 5 });
+    OWN(tensor) *b = values_of(BX_F32, &(struct shape){ 1, { 2 } }, (double[]){ 3, 2 });
 
     cr_expect_eq(bx_var_item(bx_var_mse(tape, bx_tape_input(tape, a), bx_tape_input(tape, b))), 6.5);
-    bx_tensor_release(a);
-    bx_tensor_release(b);
-    bx_tape_destroy(tape);
 }

@@ -4,9 +4,6 @@
  */
 #include "tests/autograd/gradient.h"
 
-#include <criterion/criterion.h>
-#include <errno.h>
-
 TestSuite(autograd_lstm, .timeout = 120);
 
 enum result { OUTPUT, HIDDEN, CELL, ALL };
@@ -157,7 +154,7 @@ static struct bx_var *composed(struct bx_tape *tape, struct bx_var *const *in, i
 Test(autograd_lstm, one_node_computes_what_cells_of_other_operations_compute)
 {
     struct call call = { .layers = 2, .hidden = 3, .has_states = true, .has_biases = true, .result = ALL };
-    struct bx_tape *tape = new_tape();
+    OWN(tape) *tape = new_tape();
     struct bx_grads *grads[2] = { new_grads(), new_grads() };
     struct shape shapes[INPUTS_MAX];
     const size_t count = shapes_of(&call, (const int64_t[]){ SEQ, 2, 5 }, shapes);
@@ -178,12 +175,11 @@ Test(autograd_lstm, one_node_computes_what_cells_of_other_operations_compute)
     bx_tensor_release(weight);
     bx_grads_destroy(grads[0]);
     bx_grads_destroy(grads[1]);
-    bx_tape_destroy(tape);
 }
 
 Test(autograd_lstm, dropout_leaves_the_last_layer_alone_and_needs_training)
 {
-    struct bx_tape *tape = new_tape();
+    OWN(tape) *tape = new_tape();
     struct bx_var *in[INPUTS_MAX];
     struct shape shapes[INPUTS_MAX];
     struct call plain = { .layers = 2, .hidden = 8, .has_biases = true }, dropped = plain;
@@ -207,12 +203,11 @@ Test(autograd_lstm, dropout_leaves_the_last_layer_alone_and_needs_training)
     cr_expect_eq(element(bx_var_value(a.h), 3 * 8), element(bx_var_value(b.h), 3 * 8));
     for (size_t i = 0; i < count; i++)
         bx_var_release(in[i]);
-    bx_tape_destroy(tape);
 }
 
 Test(autograd_lstm, says_what_does_not_fit)
 {
-    struct bx_tape *tape = new_tape();
+    OWN(tape) *tape = new_tape();
     struct bx_var *in[INPUTS_MAX];
     struct shape shapes[INPUTS_MAX];
     struct call call = { .layers = 1, .hidden = 2, .has_biases = true };
@@ -257,5 +252,4 @@ Test(autograd_lstm, says_what_does_not_fit)
           "bx_var_lstm needs a struct bx_lstm and a place for the results");
     for (size_t i = 0; i < count; i++)
         bx_var_release(in[i]);
-    bx_tape_destroy(tape);
 }

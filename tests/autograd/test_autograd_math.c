@@ -5,7 +5,6 @@
  */
 #include "tests/autograd/gradient.h"
 
-#include <criterion/criterion.h>
 #include <math.h>
 
 TestSuite(autograd_math, .timeout = 60);
@@ -50,8 +49,8 @@ Test(autograd_math, neg_has_its_gradient) { check_all_shapes(0, negated); }
 /* One argument, -0.75, and what each function makes of it. */
 Test(autograd_math, one_argument_gives_the_values_of_libm)
 {
-    struct bx_tape *tape = new_tape();
-    struct bx_tensor *value = values_of(BX_F64, &(struct shape){ 1, { 1 } }, (double[]){ -0.75 });
+    OWN(tape) *tape = new_tape();
+    OWN(tensor) *value = values_of(BX_F64, &(struct shape){ 1, { 1 } }, (double[]){ -0.75 });
     struct bx_var *x = bx_tape_input(tape, value);
 
     cr_expect_eq(bx_var_item(bx_var_exp(tape, x)), exp(-0.75));
@@ -62,15 +61,13 @@ Test(autograd_math, one_argument_gives_the_values_of_libm)
     cr_expect_float_eq(bx_var_item(bx_var_sigmoid(tape, x)), 1 / (1 + exp(0.75)), 1e-15);
     cr_expect_eq(bx_var_item(bx_var_scale(tape, x, 3)), -2.25);
     cr_expect_not(bx_var_requires_grad(bx_var_exp(tape, x)));
-    bx_tensor_release(value);
-    bx_tape_destroy(tape);
 }
 
 Test(autograd_math, relu_has_no_gradient_at_zero_and_passes_nan_on)
 {
-    struct bx_tape *tape = new_tape();
-    struct bx_grads *grads = new_grads();
-    struct bx_var *x = parameter(values_of(BX_F32, &(struct shape){ 1, { 2 } }, (double[]){ 0, NAN }));
+    OWN(tape) *tape = new_tape();
+    OWN(grads) *grads = new_grads();
+    OWN(var) *x = parameter(values_of(BX_F32, &(struct shape){ 1, { 2 } }, (double[]){ 0, NAN }));
     struct bx_var *y = bx_var_relu(tape, x), *sum = bx_var_sum(tape, y);
 
     cr_expect_eq(element(bx_var_value(y), 0), 0);
@@ -78,9 +75,6 @@ Test(autograd_math, relu_has_no_gradient_at_zero_and_passes_nan_on)
     cr_assert_eq(bx_backward(&sum, NULL, 1, false, grads), 0);
     cr_expect_eq(element(bx_grads_get(grads, x), 0), 0);
     cr_expect_eq(element(bx_grads_get(grads, x), 1), 1);
-    bx_var_release(x);
-    bx_grads_destroy(grads);
-    bx_tape_destroy(tape);
 }
 
 /* ---- Two arguments ------------------------------------------------------------------------------- */
@@ -118,9 +112,9 @@ Test(autograd_math, an_argument_that_is_used_twice_gets_both_gradients)
 
 Test(autograd_math, broadcasts_as_torch_does)
 {
-    struct bx_tape *tape = new_tape();
-    struct bx_tensor *a = values_of(BX_F32, &(struct shape){ 2, { 2, 1 } }, (double[]){ 10, 20 });
-    struct bx_tensor *b = values_of(BX_F32, &(struct shape){ 1, { 3 } }, (double[]){ 1, 2, 3 });
+    OWN(tape) *tape = new_tape();
+    OWN(tensor) *a = values_of(BX_F32, &(struct shape){ 2, { 2, 1 } }, (double[]){ 10, 20 });
+    OWN(tensor) *b = values_of(BX_F32, &(struct shape){ 1, { 3 } }, (double[]){ 1, 2, 3 });
     struct bx_var *x = bx_tape_input(tape, a), *y = bx_tape_input(tape, b);
     const double sums[] = { 11, 12, 13, 21, 22, 23 }, products[] = { 10, 20, 30, 20, 40, 60 };
     const double differences[] = { -9, -8, -7, -19, -18, -17 };
@@ -130,9 +124,6 @@ Test(autograd_math, broadcasts_as_torch_does)
         cr_expect_eq(element(bx_var_value(bx_var_mul(tape, x, y)), i), products[i]);
         cr_expect_eq(element(bx_var_value(bx_var_sub(tape, y, x)), i), differences[i]);
     }
-    bx_tensor_release(a);
-    bx_tensor_release(b);
-    bx_tape_destroy(tape);
 }
 
 /* ---- Products of matrices ------------------------------------------------------------------------ */
@@ -170,19 +161,15 @@ Test(autograd_math, linear_has_its_gradients)
 
 Test(autograd_math, linear_multiplies_with_the_transposed_weight)
 {
-    struct bx_tape *tape = new_tape();
-    struct bx_tensor *x = values_of(BX_F32, &(struct shape){ 2, { 1, 2 } }, (double[]){ 1, 10 });
-    struct bx_tensor *w = values_of(BX_F32, &(struct shape){ 2, { 3, 2 } }, (double[]){ 1, 2, 3, 4, 5, 6 });
-    struct bx_tensor *b = values_of(BX_F32, &(struct shape){ 1, { 3 } }, (double[]){ 100, 200, 300 });
+    OWN(tape) *tape = new_tape();
+    OWN(tensor) *x = values_of(BX_F32, &(struct shape){ 2, { 1, 2 } }, (double[]){ 1, 10 });
+    OWN(tensor) *w = values_of(BX_F32, &(struct shape){ 2, { 3, 2 } }, (double[]){ 1, 2, 3, 4, 5, 6 });
+    OWN(tensor) *b = values_of(BX_F32, &(struct shape){ 1, { 3 } }, (double[]){ 100, 200, 300 });
     struct bx_var *y = bx_var_linear(tape, bx_tape_input(tape, x), bx_tape_input(tape, w), bx_tape_input(tape, b));
 
     cr_expect_eq(element(bx_var_value(y), 0), 121);
     cr_expect_eq(element(bx_var_value(y), 1), 243);
     cr_expect_eq(element(bx_var_value(y), 2), 365);
-    bx_tensor_release(x);
-    bx_tensor_release(w);
-    bx_tensor_release(b);
-    bx_tape_destroy(tape);
 }
 
 static struct bx_var *big_product(struct bx_tape *tape, struct bx_var *const *in, void *context)
@@ -195,8 +182,8 @@ static struct bx_var *big_product(struct bx_tape *tape, struct bx_var *const *in
 Test(autograd_math, large_products_in_f32_are_those_in_f64)
 {
     static const struct shape shapes[] = { { 2, { 65, 48 } }, { 2, { 48, 52 } }, { 2, { 71, 52 } } };
-    struct bx_tape *tape = new_tape();
-    struct bx_grads *grads = new_grads();
+    OWN(tape) *tape = new_tape();
+    OWN(grads) *grads = new_grads();
     struct bx_var *in[2][3], *out[2];
     static const enum bx_dtype dtypes[2] = { BX_F32, BX_F64 };
 
@@ -205,10 +192,9 @@ Test(autograd_math, large_products_in_f32_are_those_in_f64)
             in[d][i] = parameter(noise(dtypes[d], &shapes[i], i, 1, 0));
         out[d] = big_product(tape, in[d], NULL);
 
-        struct bx_tensor *weight = noise(dtypes[d], &(struct shape){ 2, { 65, 71 } }, 9, 1, 0);
+        OWN(tensor) *weight = noise(dtypes[d], &(struct shape){ 2, { 65, 71 } }, 9, 1, 0);
 
         cr_assert_eq(bx_backward(&out[d], &weight, 1, false, grads), 0, "%s", bx_error_text());
-        bx_tensor_release(weight);
     }
     for (int64_t i = 0; i < 65 * 71; i++)
         cr_assert_float_eq(element(bx_var_value(out[0]), i), element(bx_var_value(out[1]), i), 1e-3);
@@ -218,8 +204,6 @@ Test(autograd_math, large_products_in_f32_are_those_in_f64)
                                1e-3, "gradient %zu", k);
     for (int i = 0; i < 6; i++)
         bx_var_release(in[i / 3][i % 3]);
-    bx_grads_destroy(grads);
-    bx_tape_destroy(tape);
 }
 
 /* ---- Dropout ------------------------------------------------------------------------------------- */
@@ -241,9 +225,9 @@ Test(autograd_math, dropout_has_its_gradient)
 
 Test(autograd_math, dropout_drops_its_share_and_scales_the_rest)
 {
-    struct bx_tape *tape = new_tape();
+    OWN(tape) *tape = new_tape();
     struct bx_generator generator = { .seed = 1 }, again = { .seed = 1 }, other = { .seed = 2 };
-    struct bx_tensor *ones = noise(BX_F32, &(struct shape){ 1, { 10000 } }, 1, 0, 1);
+    OWN(tensor) *ones = noise(BX_F32, &(struct shape){ 1, { 10000 } }, 1, 0, 1);
     struct bx_var *x = bx_tape_input(tape, ones), *y = bx_var_dropout(tape, x, 0.25, true, &generator);
     struct bx_var *same = bx_var_dropout(tape, x, 0.25, true, &again);
     struct bx_var *differs = bx_var_dropout(tape, x, 0.25, true, &other);
@@ -264,21 +248,17 @@ Test(autograd_math, dropout_drops_its_share_and_scales_the_rest)
     cr_expect_gt(later, 3000);
     cr_expect_eq(generator.drawn, 20000);
     cr_expect_eq(again.drawn, 10000);
-    bx_tensor_release(ones);
-    bx_tape_destroy(tape);
 }
 
 Test(autograd_math, dropout_is_the_identity_without_p_or_training)
 {
-    struct bx_tape *tape = new_tape();
+    OWN(tape) *tape = new_tape();
     struct bx_generator generator = { .seed = 1 };
-    struct bx_var *x = parameter(noise(BX_F32, &SHAPES[3], 1, 1, 0));
+    OWN(var) *x = parameter(noise(BX_F32, &SHAPES[3], 1, 1, 0));
 
     cr_expect_eq(bx_var_dropout(tape, x, 0, true, &generator), x);
     cr_expect_eq(bx_var_dropout(tape, x, 0.5, false, NULL), x);
     cr_expect_eq(generator.drawn, 0);
-    bx_var_release(x);
-    bx_tape_destroy(tape);
 }
 
 /* ---- Sums ---------------------------------------------------------------------------------------- */
@@ -307,9 +287,9 @@ Test(autograd_math, sums_have_their_gradients)
 
 Test(autograd_math, sums_and_means_have_their_values)
 {
-    struct bx_tape *tape = new_tape();
-    struct bx_tensor *value = values_of(BX_F64, &(struct shape){ 2, { 2, 3 } }, (double[]){ 1, 2, 3, 40, 50, 60 });
-    struct bx_tensor *none = noise(BX_F64, &(struct shape){ 2, { 0, 3 } }, 1, 1, 0);
+    OWN(tape) *tape = new_tape();
+    OWN(tensor) *value = values_of(BX_F64, &(struct shape){ 2, { 2, 3 } }, (double[]){ 1, 2, 3, 40, 50, 60 });
+    OWN(tensor) *none = noise(BX_F64, &(struct shape){ 2, { 0, 3 } }, 1, 1, 0);
     struct bx_var *x = bx_tape_input(tape, value), *down = bx_var_sum_dim(tape, x, 0), *across;
 
     across = bx_var_sum_dim(tape, x, -1);
@@ -321,9 +301,6 @@ Test(autograd_math, sums_and_means_have_their_values)
     cr_expect_eq(bx_tensor_elements(bx_var_value(across)), 2);
     cr_expect_eq(bx_var_item(bx_var_sum(tape, bx_tape_input(tape, none))), 0);
     cr_expect(isnan(bx_var_item(bx_var_mean(tape, bx_tape_input(tape, none)))));
-    bx_tensor_release(value);
-    bx_tensor_release(none);
-    bx_tape_destroy(tape);
 }
 
 /* ---- Shapes -------------------------------------------------------------------------------------- */
@@ -370,7 +347,7 @@ Test(autograd_shape, concat_and_stack_have_their_gradients)
 
 static void check_values(const struct bx_var *var, const struct shape *shape, const double *want)
 {
-    struct bx_tensor *dense = NULL;
+    OWN(tensor) *dense = NULL;
 
     cr_assert_not_null(var, "%s", bx_error_text());
     cr_assert_eq(bx_tensor_copy(NULL, bx_var_value(var), &dense), 0);
@@ -379,13 +356,12 @@ static void check_values(const struct bx_var *var, const struct shape *shape, co
         cr_assert_eq(bx_tensor_dim(dense, i), shape->extent[i]);
     for (int64_t i = 0; i < bx_tensor_elements(dense); i++)
         cr_expect_eq(element(dense, i), want[i], "element %lld is %g", (long long)i, element(dense, i));
-    bx_tensor_release(dense);
 }
 
 Test(autograd_shape, each_operation_moves_elements_where_torch_does)
 {
-    struct bx_tape *tape = new_tape();
-    struct bx_tensor *value = values_of(BX_F32, &(struct shape){ 2, { 2, 3 } }, (double[]){ 1, 2, 3, 4, 5, 6 });
+    OWN(tape) *tape = new_tape();
+    OWN(tensor) *value = values_of(BX_F32, &(struct shape){ 2, { 2, 3 } }, (double[]){ 1, 2, 3, 4, 5, 6 });
     struct bx_var *x = bx_tape_input(tape, value), *twice[] = { x, x };
 
     check_values(bx_var_reshape(tape, x, 2, (const int64_t[]){ 3, -1 }), &(struct shape){ 2, { 3, 2 } },
@@ -400,6 +376,4 @@ Test(autograd_shape, each_operation_moves_elements_where_torch_does)
                  (double[]){ 1, 2, 3, 1, 2, 3, 4, 5, 6, 4, 5, 6 });
     check_values(bx_var_stack(tape, twice, 2, 2), &(struct shape){ 3, { 2, 3, 2 } },
                  (double[]){ 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6 });
-    bx_tensor_release(value);
-    bx_tape_destroy(tape);
 }

@@ -6,8 +6,6 @@
 #include "boxcar_nn.h"
 #include "tests/autograd/gradient.h"
 
-#include <criterion/criterion.h>
-#include <errno.h>
 #include <math.h>
 
 TestSuite(autograd_net, .timeout = 60);

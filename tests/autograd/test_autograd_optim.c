@@ -5,8 +5,6 @@
  */
 #include "tests/autograd/gradient.h"
 
-#include <criterion/criterion.h>
-#include <errno.h>
 #include <math.h>
 
 TestSuite(autograd_optim, .timeout = 30);
@@ -15,11 +13,10 @@ static const struct shape TWO = { 1, { 2 } };
 
 static void give(struct bx_grads *grads, struct bx_var *param, const double *values)
 {
-    struct bx_tensor *grad = values_of(bx_tensor_dtype(bx_var_value(param)), &TWO, values);
+    OWN(tensor) *grad = values_of(bx_tensor_dtype(bx_var_value(param)), &TWO, values);
 
     bx_grads_clear(grads);
     cr_assert_eq(bx_grads_add(grads, param, grad), 0, "%s", bx_error_text());
-    bx_tensor_release(grad);
 }
 
 static void check(const struct bx_var *param, double first, double second)
@@ -32,9 +29,9 @@ static void check(const struct bx_var *param, double first, double second)
  * g = (1, 0) + 0.1 p = (1.094, -0.228); v = 0.9 v + g = (1.634, 2.292); p = p - 0.1 v = (0.7766, -2.5092). */
 Test(autograd_optim, sgd_has_momentum_and_weight_decay)
 {
-    struct bx_var *p = parameter(values_of(BX_F64, &TWO, (double[]){ 1, -2 }));
-    struct bx_grads *grads = new_grads();
-    struct bx_optim *optim = NULL;
+    OWN(var) *p = parameter(values_of(BX_F64, &TWO, (double[]){ 1, -2 }));
+    OWN(grads) *grads = new_grads();
+    OWN(optim) *optim = NULL;
 
     cr_assert_eq(bx_optim_sgd_create(&(struct bx_optim_sgd){ .lr = 0.1, .momentum = 0.9, .weight_decay = 0.1 }, &p, 1,
                                      &optim), 0);
@@ -44,9 +41,6 @@ Test(autograd_optim, sgd_has_momentum_and_weight_decay)
     give(grads, p, (double[]){ 1, 0 });
     cr_assert_eq(bx_optim_step(optim, NULL, grads), 0);
     check(p, 0.7766, -2.5092);
-    bx_optim_destroy(optim);
-    bx_grads_destroy(grads);
-    bx_var_release(p);
 }
 
 /* beta1 0.5, beta2 0.75, lr 0.1, eps 0.5. Step 1, g = (2, -1): m = (1, -0.5), v = (1, 0.25), corrected m = (2, -1),
@@ -54,9 +48,9 @@ Test(autograd_optim, sgd_has_momentum_and_weight_decay)
  * Step 2, g = (0, 3): m = (0.5, 1.25), v = (0.75, 2.4375), divided by 0.75 and 0.4375. */
 Test(autograd_optim, adam_corrects_its_moments)
 {
-    struct bx_var *p = parameter(values_of(BX_F64, &TWO, (double[]){ 1, 1 }));
-    struct bx_grads *grads = new_grads();
-    struct bx_optim *optim = NULL;
+    OWN(var) *p = parameter(values_of(BX_F64, &TWO, (double[]){ 1, 1 }));
+    OWN(grads) *grads = new_grads();
+    OWN(optim) *optim = NULL;
     const struct bx_optim_adam options = { .lr = 0.1, .beta1 = 0.5, .beta2 = 0.75, .eps = 0.5 };
     const double second = 1 + 0.1 / 1.5;
 
@@ -68,25 +62,19 @@ Test(autograd_optim, adam_corrects_its_moments)
     cr_assert_eq(bx_optim_step(optim, NULL, grads), 0);
     check(p, 0.92 - 0.1 * (0.5 / 0.75) / (sqrt(0.75 / 0.4375) + 0.5),
           second - 0.1 * (1.25 / 0.75) / (sqrt(2.4375 / 0.4375) + 0.5));
-    bx_optim_destroy(optim);
-    bx_grads_destroy(grads);
-    bx_var_release(p);
 }
 
 /* g = (1, 1) + 0.5 (4, -2) = (3, 0): the first step is lr in the direction of g, whatever its size. */
 Test(autograd_optim, adam_has_torchs_defaults_and_weight_decay)
 {
-    struct bx_var *p = parameter(values_of(BX_F64, &TWO, (double[]){ 4, -2 }));
-    struct bx_grads *grads = new_grads();
-    struct bx_optim *optim = NULL;
+    OWN(var) *p = parameter(values_of(BX_F64, &TWO, (double[]){ 4, -2 }));
+    OWN(grads) *grads = new_grads();
+    OWN(optim) *optim = NULL;
 
     cr_assert_eq(bx_optim_adam_create(&(struct bx_optim_adam){ .weight_decay = 0.5 }, &p, 1, &optim), 0);
     give(grads, p, (double[]){ 1, 1 });
     cr_assert_eq(bx_optim_step(optim, NULL, grads), 0);
     check(p, 4 - 1e-3 * 3 / (3 + 1e-8), -2);
-    bx_optim_destroy(optim);
-    bx_grads_destroy(grads);
-    bx_var_release(p);
 }
 
 /* Its state does not move either: the second step is its first one. */
@@ -144,7 +132,7 @@ Test(autograd_optim, a_step_changes_neither_held_values_nor_graphs)
 
 Test(autograd_optim, says_what_does_not_fit)
 {
-    struct bx_tape *tape = new_tape();
+    OWN(tape) *tape = new_tape();
     struct bx_var *p = parameter(values_of(BX_F64, &TWO, (double[]){ 1, 2 })), *twice[] = { p, p };
     struct bx_var *result = bx_var_neg(tape, p), *constant = bx_tape_input(tape, bx_var_value(p)), *none = NULL;
     struct bx_optim *optim = NULL;
@@ -166,5 +154,4 @@ Test(autograd_optim, says_what_does_not_fit)
     FAILS(bx_optim_step(NULL, NULL, NULL), -EINVAL, "bx_optim_step needs an optimizer and a gradient table");
     cr_expect_null(optim);
     bx_var_release(p);
-    bx_tape_destroy(tape);
 }

@@ -5,11 +5,7 @@
  */
 #include "tests/autograd/gradient.h"
 
-#include <criterion/criterion.h>
-#include <errno.h>
 #include <math.h>
-#include <pthread.h>
-#include <stdlib.h>
 
 TestSuite(autograd_pass, .timeout = 60);
 
@@ -231,8 +227,8 @@ static int no_gradient(void *context, const struct bx_node_grads *grads)
 
 static void *run_held_chain(void *context)
 {
-    struct bx_tape *tape = new_tape();
-    struct bx_var *a = scalar(3), *y = bx_var_acquire(a);
+    OWN(tape) *tape = new_tape();
+    OWN(var) *a = scalar(3), *y = bx_var_acquire(a);
     struct bx_tensor *value = bx_var_value(a);
 
     (void)context;
@@ -245,9 +241,6 @@ static void *run_held_chain(void *context)
         y = bx_var_acquire(next);
         bx_tape_clear(tape);
     }
-    bx_var_release(y);
-    bx_var_release(a);
-    bx_tape_destroy(tape);
     return NULL;
 }
 
@@ -512,8 +505,8 @@ Test(autograd_pass, gradients_that_meet_do_not_write_to_each_other)
 
 Test(autograd_pass, a_table_holds_many_parameters)
 {
-    struct bx_tape *tape = new_tape();
-    struct bx_grads *grads = new_grads();
+    OWN(tape) *tape = new_tape();
+    OWN(grads) *grads = new_grads();
     enum { MANY = 1000 };
     static struct bx_var *params[MANY];
 
@@ -532,8 +525,6 @@ Test(autograd_pass, a_table_holds_many_parameters)
     }
     for (int i = 0; i < MANY; i++)
         bx_var_release(params[i]);
-    bx_grads_destroy(grads);
-    bx_tape_destroy(tape);
 }
 
 Test(autograd_pass, bx_grads_add_checks_dtype_and_shape)

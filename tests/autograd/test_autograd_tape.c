@@ -5,11 +5,7 @@
  */
 #include "tests/autograd/gradient.h"
 
-#include <criterion/criterion.h>
-#include <errno.h>
 #include <math.h>
-#include <stdio.h>
-#include <string.h>
 
 TestSuite(autograd_tape, .timeout = 30);
 
@@ -19,26 +15,24 @@ static const struct shape ONE = { 0, { 0 } }, MATRIX = { 2, { 2, 3 } }, CUBE = {
 
 Test(autograd_tape, a_variable_holds_its_tensor_and_the_tape_its_variables)
 {
-    struct bx_tape *tape = new_tape();
+    OWN(tape) *tape = new_tape();
     struct bx_var *x = parameter(noise(BX_F32, &MATRIX, 1, 1, 0)), *y = bx_var_exp(tape, x), *z = bx_var_neg(tape, y);
-    struct bx_tensor *value = bx_var_acquire_value(y);
+    OWN(tensor) *value = bx_var_acquire_value(y);
 
     cr_expect(bx_var_requires_grad(x) && bx_var_requires_grad(z));
     cr_expect_eq(bx_var_acquire(z), z);
     bx_tape_clear(tape);
     cr_expect_eq(element(bx_var_value(z), 0), -element(value, 0), "z was acquired, y was not");
     bx_var_release(z);
-    bx_tensor_release(value);
     bx_var_release(x);
-    bx_tape_destroy(tape);
 }
 
 Test(autograd_tape, a_leaf_gets_another_value_of_its_dtype_and_shape)
 {
-    struct bx_tape *tape = new_tape();
+    OWN(tape) *tape = new_tape();
     struct bx_var *x = parameter(noise(BX_F32, &MATRIX, 1, 1, 0)), *y = bx_var_neg(tape, x);
-    struct bx_tensor *next = noise(BX_F32, &MATRIX, 2, 1, 0), *f64 = noise(BX_F64, &MATRIX, 2, 1, 0);
-    struct bx_tensor *cube = noise(BX_F32, &CUBE, 2, 1, 0);
+    OWN(tensor) *next = noise(BX_F32, &MATRIX, 2, 1, 0), *f64 = noise(BX_F64, &MATRIX, 2, 1, 0);
+    OWN(tensor) *cube = noise(BX_F32, &CUBE, 2, 1, 0);
 
     cr_expect_eq(bx_var_set_value(x, next), 0);
     cr_expect_eq(bx_var_value(x), next);
@@ -49,46 +43,38 @@ Test(autograd_tape, a_leaf_gets_another_value_of_its_dtype_and_shape)
     FAILS(bx_var_set_value(y, next), -EINVAL,
           "only a leaf can get another value, and this variable is the result of 'neg'");
     cr_expect_eq(bx_var_value(x), next);
-    bx_tensor_release(next);
-    bx_tensor_release(f64);
-    bx_tensor_release(cube);
     bx_var_release(x);
-    bx_tape_destroy(tape);
 }
 
 Test(autograd_tape, only_floats_require_a_gradient)
 {
-    struct bx_tensor *numbers = indices(&(struct shape){ 1, { 2 } }, (const int64_t[]){ 1, 2 });
-    struct bx_var *var = NULL;
+    OWN(tensor) *numbers = indices(&(struct shape){ 1, { 2 } }, (const int64_t[]){ 1, 2 });
+    OWN(var) *var = NULL;
 
     FAILS(bx_var_create(numbers, true, &var), -EINVAL,
           "a variable that requires a gradient is f32 or f64, and the tensor is i64");
     cr_expect_null(var);
     cr_assert_eq(bx_var_create(numbers, false, &var), 0);
     cr_expect(isnan(bx_var_item(var)));
-    bx_var_release(var);
-    bx_tensor_release(numbers);
 }
 
 Test(autograd_tape, item_reads_one_element)
 {
-    struct bx_var *one = parameter(values_of(BX_F32, &ONE, (double[]){ 2.5 }));
-    struct bx_var *many = parameter(noise(BX_F32, &MATRIX, 1, 1, 0));
+    OWN(var) *one = parameter(values_of(BX_F32, &ONE, (double[]){ 2.5 }));
+    OWN(var) *many = parameter(noise(BX_F32, &MATRIX, 1, 1, 0));
 
     cr_expect_eq(bx_var_item(one), 2.5);
     cr_expect(isnan(bx_var_item(many)));
     cr_expect(isnan(bx_var_item(NULL)));
-    bx_var_release(one);
-    bx_var_release(many);
 }
 
 /* ---- Failing ------------------------------------------------------------------------------------- */
 
 Test(autograd_tape, keeps_its_first_error_and_its_sentence)
 {
-    struct bx_tape *tape = new_tape();
-    struct bx_grads *grads = new_grads();
-    struct bx_var *a = parameter(noise(BX_F32, &MATRIX, 1, 1, 0)), *b = parameter(noise(BX_F32, &CUBE, 1, 1, 0));
+    OWN(tape) *tape = new_tape();
+    OWN(grads) *grads = new_grads();
+    OWN(var) *a = parameter(noise(BX_F32, &MATRIX, 1, 1, 0)), *b = parameter(noise(BX_F32, &CUBE, 1, 1, 0));
     struct bx_var *y = bx_var_matmul(tape, a, a), *z;
 
     cr_expect_null(y);
@@ -102,10 +88,6 @@ Test(autograd_tape, keeps_its_first_error_and_its_sentence)
     bx_tape_clear(tape);
     cr_expect_eq(bx_tape_error(tape), 0);
     cr_expect_not_null(bx_var_exp(tape, a));
-    bx_var_release(a);
-    bx_var_release(b);
-    bx_grads_destroy(grads);
-    bx_tape_destroy(tape);
 }
 
 Test(autograd_tape, newer_options_are_refused)
@@ -114,12 +96,11 @@ Test(autograd_tape, newer_options_are_refused)
         struct bx_tape_options known;
         uint64_t unknown;
     } options = { .known = { .struct_bytes = sizeof options }, .unknown = 1 };
-    struct bx_tape *tape = NULL;
+    OWN(tape) *tape = NULL;
 
     cr_expect_eq(bx_tape_create(&options.known, &tape), BX_E_VERSION);
     options.unknown = 0;
     cr_expect_eq(bx_tape_create(&options.known, &tape), 0);
-    bx_tape_destroy(tape);
 }
 
 /* ---- What operations refuse ---------------------------------------------------------------------- */
@@ -176,9 +157,9 @@ Test(autograd_tape, operations_refuse_null_and_other_dtypes)
 Test(autograd_tape, refuses_each_dtype_with_which_it_cannot_compute)
 {
     for (enum bx_dtype dtype = BX_F16; dtype <= BX_C128; dtype++) {
-        struct bx_tape *tape = new_tape();
-        struct bx_tensor *tensor = NULL;
-        struct bx_var *var = NULL;
+        OWN(tape) *tape = new_tape();
+        OWN(tensor) *tensor = NULL;
+        OWN(var) *var = NULL;
         char said[80];
 
         cr_assert_eq(bx_tensor_create(NULL, dtype, MATRIX.ndim, MATRIX.extent, &tensor), 0);
@@ -189,9 +170,6 @@ Test(autograd_tape, refuses_each_dtype_with_which_it_cannot_compute)
         snprintf(said, sizeof said, "'exp' computes with f32 and f64, and its input is %s", bx_dtype_name(dtype));
         STOPS(tape, bx_var_exp(tape, var), -ENOTSUP, said);
         cr_expect(isnan(bx_var_item(var)));
-        bx_var_release(var);
-        bx_tensor_release(tensor);
-        bx_tape_destroy(tape);
     }
 }
 

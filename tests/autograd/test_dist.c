@@ -6,11 +6,7 @@
 #include "tests/autograd/dist_fixture.h"
 #include "tests/harness/memory.h"
 
-#include <errno.h>
 #include <math.h>
-#include <pthread.h>
-#include <signal.h>
-#include <unistd.h>
 
 enum { WIDTH = 5 };
 enum { IN_BACKWARD, GRADIENT_CAME, ENDED };     /* gates */
@@ -84,19 +80,18 @@ static int tells(void *context, const struct bx_node_grads *grads)
 
 HARNESS_HANDLER(get_param)
 {
-    struct bx_rref *rref = NULL;
+    OWN(rref) *rref = NULL;
     int rc = bx_param_rref(bx_request_job(request), w, &rref);
 
     if (rc == 0)
         rc = bx_msg_put_rref(reply, rref);
-    bx_rref_release(rref);
     return rc;
 }
 
 /* The gradient of w in this context. */
 static int get_grad(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *unused)
 {
-    struct bx_context *context = NULL;
+    OWN(context) *context = NULL;
     struct bx_tensor *grad;
     int rc = bx_read_context(dist, args, &context);
 
@@ -106,7 +101,6 @@ static int get_grad(const struct bx_request *request, struct bx_reader *args, st
     grad = bx_grads_get(bx_context_grads(context), w);
     if (grad != NULL)
         rc = bx_msg_put_tensor(reply, grad);
-    bx_context_release(context);
     return rc;
 }
 
@@ -134,7 +128,7 @@ static int setup(struct bx_job *job)
 /* Element i of the gradient of worker rank's w; NAN: it has none. */
 static double grad_of(struct bx_job *job, struct bx_context *context, const char *worker, int i)
 {
-    struct bx_msg *args = bx_msg_create(0), *reply = NULL;
+    OWN(msg) *args = bx_msg_create(0), *reply = NULL;
     struct bx_reader reader;
     double value = NAN;
 
@@ -143,8 +137,6 @@ static double grad_of(struct bx_job *job, struct bx_context *context, const char
     reader = bx_msg_reader(reply);
     if (bx_msg_tensors(reply) > 0)
         value = dist_at(bx_read_tensor(&reader), i);
-    bx_msg_destroy(args);
-    bx_msg_destroy(reply);
     return value;
 }
 
@@ -326,8 +318,8 @@ HARNESS_TEST(dist, frees_the_contexts_of_a_maker_that_dies, 60, .size = 3, .setu
 /* pytorch#38513 */
 HARNESS_TEST(dist, cancels_a_call_that_outlives_its_context, 60, .size = 2, .setup = setup)
 {
-    struct bx_context *context = dist_context();
-    struct bx_future *call = NULL, *late = NULL;
+    OWN(context) *context = dist_context();
+    OWN(future) *call = NULL, *late = NULL;
 
     HARNESS_EQ(bx_rpc_async(job, "worker1", "stay", NULL, NULL, &call), 0);
     HARNESS_EQ(bx_context_call(context, call), 0);
@@ -338,9 +330,6 @@ HARNESS_TEST(dist, cancels_a_call_that_outlives_its_context, 60, .size = 2, .set
     HARNESS_EQ(bx_rpc_async(job, "worker1", "stay", NULL, NULL, &late), 0);
     HARNESS_EQ(bx_context_call(context, late), BX_E_CANCELLED);
     HARNESS_EQ(bx_future_wait(late, BX_FOREVER), BX_E_CANCELLED);
-    bx_future_release(call);
-    bx_future_release(late);
-    bx_context_release(context);
 }
 
 static void *end_in_backward(void *context)
@@ -439,28 +428,24 @@ HARNESS_TEST(dist, refuses_bad_input_with_a_sentence, 60, .size = 2, .setup = se
 
 static struct bx_rref *param_at(struct bx_job *job, const char *worker)
 {
-    struct bx_msg *reply = NULL;
+    OWN(msg) *reply = NULL;
     struct bx_reader reader;
     struct bx_rref *rref;
 
     HARNESS_EQ(bx_rpc_sync(job, worker, "get_param", NULL, NULL, &reply), 0);
     reader = bx_msg_reader(reply);
     rref = bx_rref_acquire(bx_read_rref(&reader));
-    bx_msg_destroy(reply);
     return rref;
 }
 
 static double value_at(struct bx_rref *rref, int i)
 {
-    struct bx_msg *value = NULL;
+    OWN(msg) *value = NULL;
     struct bx_reader reader;
-    double is;
 
     HARNESS_EQ(bx_rref_to_here(rref, NULL, &value), 0);
     reader = bx_msg_reader(value);
-    is = dist_at(bx_read_tensor(&reader), i);
-    bx_msg_destroy(value);
-    return is;
+    return dist_at(bx_read_tensor(&reader), i);
 }
 
 HARNESS_TEST(dist, optimizer_steps_at_every_owner, 60, .size = 3, .setup = setup)

@@ -6,10 +6,6 @@
 #include "tests/autograd/dist_fixture.h"
 #include "tests/harness/refuse.h"
 
-#include <errno.h>
-#include <pthread.h>
-#include <unistd.h>
-
 enum { LOAN_BYTES = 65536, SMALL = 5, LARGE = 20000 };
 enum { HELD, RELEASED };                /* gates, of hold */
 
@@ -18,23 +14,20 @@ TestSuite(dist_in, .timeout = 60);
 static int64_t width;                   /* of w, all 3 */
 
 /* A tensor of all bytes that this worker may have on loan. */
-static int lend_all(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *unused)
+HARNESS_HANDLER(lend_all)
 {
     const int64_t shape[] = { LOAN_BYTES };
-    struct bx_tensor *tensor = NULL;
+    OWN(tensor) *tensor = NULL;
     int rc = bx_tensor_create(bx_request_job(request), BX_U8, 1, shape, &tensor);
 
-    (void)args, (void)unused;
     if (rc == 0)
         rc = bx_msg_put_tensor(reply, tensor);
-    bx_tensor_release(tensor);
     return rc;
 }
 
 /* Occupies a thread of the pool. */
-static int hold(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *unused)
+HARNESS_HANDLER(hold)
 {
-    (void)request, (void)args, (void)reply, (void)unused;
     harness_post(HELD);
     harness_await(RELEASED, 1);
     return 0;
@@ -170,9 +163,8 @@ Test(dist_in, sends_from_the_pool_what_the_handler_has_no_room_for)
 
 /* ---- a pool that does not take the work -------------------------------------------------------------------- */
 
-static int refuse_threads(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *unused)
+HARNESS_HANDLER(refuse_threads)
 {
-    (void)request, (void)args, (void)reply, (void)unused;
     HARNESS_CHECK(refuse(SYS_clone3, EAGAIN) && refuse(SYS_clone, EAGAIN));
     return 0;
 }

@@ -6,8 +6,6 @@
 #include "tests/autograd/dist_fixture.h"
 #include "tests/observe/trace_read.h"
 
-#include <errno.h>
-
 TestSuite(dist_trace, .init = trace_into_file, .fini = trace_remove_file, .timeout = 60);
 
 static int setup(struct bx_job *job)

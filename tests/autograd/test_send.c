@@ -5,16 +5,14 @@
  */
 #include "tests/autograd/dist_fixture.h"
 
-#include <errno.h>
-
 TestSuite(send, .timeout = 60);
 
 /* Twice: a variable of this worker, and the same as if a process that had this rank before had sent it. */
 static int answer_as_former(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
                             void *unused)
 {
-    struct bx_context *context = NULL;
-    struct bx_msg *own = bx_msg_create(0);
+    OWN(context) *context = NULL;
+    OWN(msg) *own = bx_msg_create(0);
     struct bx_reader reader;
 
     (void)request, (void)unused;
@@ -27,8 +25,6 @@ static int answer_as_former(const struct bx_request *request, struct bx_reader *
     bx_msg_put_i32(reply, bx_read_i32(&reader) - 1);        /* generation */
     bx_msg_put_i32(reply, bx_read_i32(&reader));            /* number */
     HARNESS_EQ(bx_msg_put_tensor(reply, bx_read_tensor(&reader)), 0);
-    bx_msg_destroy(own);
-    bx_context_release(context);
     return 0;
 }
 
@@ -73,7 +69,7 @@ HARNESS_TEST(send, message_that_could_not_be_written_is_not_sent, 60, .size = 2,
 
 HARNESS_TEST(send, message_keeps_its_first_failure, 60, .size = 2, .setup = set_up)
 {
-    struct bx_msg *msg = bx_msg_create(0);
+    OWN(msg) *msg = bx_msg_create(0);
 
     HARNESS_EQ(bx_msg_fail(msg, 0), -EINVAL);
     HARNESS_EQ(bx_msg_error(msg), 0);
@@ -81,7 +77,6 @@ HARNESS_TEST(send, message_keeps_its_first_failure, 60, .size = 2, .setup = set_
     HARNESS_EQ(bx_msg_fail(msg, -ENOMEM), -EIO);
     HARNESS_EQ(bx_msg_fail(msg, 0), -EIO);
     HARNESS_EQ(bx_msg_put_var(msg, NULL, NULL), -EIO);
-    bx_msg_destroy(msg);
 }
 
 /* ---- variables of a worker that has died and come back ------------------------------------------------------- */

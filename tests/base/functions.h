@@ -6,14 +6,10 @@
 #ifndef TESTS_FUNCTIONS_H
 #define TESTS_FUNCTIONS_H
 
+#include "tests/harness/test.h"
 #include "boxcar.h"
 
-#include <criterion/criterion.h>
 #include <ctype.h>
-#include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 static inline int answer_later(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply,
                                void *context)

@@ -2,13 +2,8 @@
 /*
  * lib/base/error.c: codes, their names and texts, the sentence of each thread, and the log hook.
  */
+#include "tests/harness/test.h"
 #include "rpc/rpc.h"
-
-#include <criterion/criterion.h>
-#include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <unistd.h>
 
 TestSuite(error, .timeout = 120);
 

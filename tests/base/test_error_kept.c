@@ -10,11 +10,6 @@
 #include "boxcar_nn.h"
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
 HARNESS_HANDLER(quiet)
 {
     HARNESS_CHECK(bx_error_text()[0] == '\0');
@@ -33,24 +28,21 @@ HARNESS_HANDLER(bad)
     return bx_fail(-EPERM, "of the handler");
 }
 
-static int fail_then(struct bx_future *in, struct bx_msg *out, void *context)
+HARNESS_THEN(fail_then)
 {
-    (void)in, (void)out, (void)context;
     return bx_fail(-EIO, "of the callback");
 }
 
 /* Fails. Between the failure and the return it completes a future whose callback fails too. */
 HARNESS_HANDLER(bad_with_callback)
 {
-    struct bx_future *future = bx_future_create(bx_request_job(request));
-    struct bx_future *then = bx_future_then(future, fail_then, NULL, NULL);
+    OWN(future) *future = bx_future_create(bx_request_job(request));
+    OWN(future) *then = bx_future_then(future, fail_then, NULL, NULL);
     int rc = bx_fail(-EPERM, "of the handler");
 
     HARNESS_EQ(bx_future_set(future, NULL), 0);
     HARNESS_EQ(bx_future_error(then), -EIO);
     HARNESS_HAS(bx_future_error_text(then), "of the callback");
-    bx_future_release(then);
-    bx_future_release(future);
     return rc;
 }
 
@@ -72,7 +64,7 @@ HARNESS_TEST(error_kept, sentence_is_kept_over_calls_that_succeed, 20, .size = 2
              .options = { .own_loop = true })
 {
     struct bx_future *call = NULL, *future = bx_future_create(job);
-    struct bx_future *then = bx_future_then(future, fail_then, NULL, NULL);
+    OWN(future) *then = bx_future_then(future, fail_then, NULL, NULL);
 
     bxi_clear_error();
     HARNESS_EQ(bx_rpc_sync(job, "worker0", "loud", NULL, NULL, NULL), 0);
@@ -98,35 +90,29 @@ HARNESS_TEST(error_kept, sentence_is_kept_over_calls_that_succeed, 20, .size = 2
     HARNESS_HAS(bx_error_text(), "'bad': of the handler");
     HARNESS_EQ(bx_rpc_sync(job, "worker0", "bad_with_callback", NULL, NULL, NULL), -EPERM);
     HARNESS_HAS(bx_error_text(), "'bad_with_callback': of the handler");
-    bx_future_release(then);
     bx_future_release(future);
 }
 
-static int fail_without_a_sentence(struct bx_future *in, struct bx_msg *out, void *context)
+HARNESS_THEN(fail_without_a_sentence)
 {
-    (void)in, (void)out, (void)context;
     return -EPERM;
 }
 
 /* Both callbacks run in one pass, the one with a sentence first. */
 Test(error_kept, sentence_of_one_callback_is_not_that_of_the_next, .timeout = 20)
 {
-    struct bx_future *future = bx_future_create(NULL);
-    struct bx_future *first = bx_future_then(future, fail_then, NULL, NULL);
-    struct bx_future *second = bx_future_then(future, fail_without_a_sentence, NULL, NULL);
+    OWN(future) *future = bx_future_create(NULL);
+    OWN(future) *first = bx_future_then(future, fail_then, NULL, NULL);
+    OWN(future) *second = bx_future_then(future, fail_without_a_sentence, NULL, NULL);
 
     cr_assert_eq(bx_future_set(future, NULL), 0);
     cr_expect_str_eq(bx_future_error_text(first), "of the callback");
     cr_expect_eq(bx_future_error(second), -EPERM);
     cr_expect_str_eq(bx_future_error_text(second), bx_strerror(-EPERM));
-    bx_future_release(second);
-    bx_future_release(first);
-    bx_future_release(future);
 }
 
-static void end_with_a_sentence(struct bx_future *future, void *context)
+HARNESS_CALLBACK(end_with_a_sentence)
 {
-    (void)future, (void)context;
     bx_fail(-EIO, "of the callback");
 }
 
@@ -134,7 +120,7 @@ Test(error_kept, sentence_is_kept_over_the_end_of_a_job, .timeout = 20)
 {
     struct bx_options options = { .job = harness_job_name(), .world_size = 2 };
     struct bx_job *job = NULL;
-    struct bx_future *future;
+    OWN(future) *future = NULL;
 
     cr_assert_eq(bx_job_create(&options, &job), 0);
     future = bx_future_create(job);
@@ -143,7 +129,6 @@ Test(error_kept, sentence_is_kept_over_the_end_of_a_job, .timeout = 20)
     bx_job_destroy(job);
     cr_expect_eq(bx_future_error(future), BX_E_SHUTDOWN);
     cr_expect_str_eq(bx_error_text(), "of the program");
-    bx_future_release(future);
 }
 
 Test(error_kept, callbacks_may_nest_deeper_than_sentences_are_kept, .timeout = 20)

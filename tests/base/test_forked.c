@@ -8,9 +8,6 @@
 
 #include "tests/harness/held.h"
 
-#include <sys/wait.h>
-#include <unistd.h>
-
 static void is_refused(const char *call, int rc)
 {
     if (rc != BX_E_FORKED || strstr(bx_error_text(), "forked after worker") == NULL)
@@ -20,9 +17,8 @@ static void is_refused(const char *call, int rc)
 #define REFUSED(call) (bx_fail(-EIO, "an older sentence"), is_refused(#call, call))
 #define IS_NULL(call) REFUSED((call) == NULL ? BX_E_FORKED : 0)
 
-static int then(struct bx_future *in, struct bx_msg *out, void *context)
+HARNESS_THEN(then)
 {
-    (void)in, (void)out, (void)context;
     harness_failed(__FILE__, __LINE__, "a callback of the parent's runs in the child");
 }
 
@@ -32,9 +28,8 @@ static int chain(struct bx_future *in, struct bx_future **next, void *context)
     harness_failed(__FILE__, __LINE__, "a callback of the parent's runs in the child");
 }
 
-static void call_back(struct bx_future *future, void *context)
+HARNESS_CALLBACK(call_back)
 {
-    (void)future, (void)context;
     harness_failed(__FILE__, __LINE__, "a callback of the parent's runs in the child");
 }
 
@@ -145,7 +140,7 @@ static void try_tensors(struct bx_job *job)
 /* pending[]: futures of bx_future_create, bx_future_then, bx_future_any, and of a call if the job has started. */
 static void try_futures(struct bx_job *job, struct bx_future **pending, int count)
 {
-    struct bx_future *of_none = bx_future_create(NULL);
+    OWN(future) *of_none = bx_future_create(NULL);
 
     IS_NULL(bx_future_create(job));
     IS_NULL(bx_future_all(job, &of_none, 1));
@@ -164,7 +159,6 @@ static void try_futures(struct bx_job *job, struct bx_future **pending, int coun
     }
     for (int i = 0; i < count; i++)
         bx_future_release(pending[i]);
-    bx_future_release(of_none);
 }
 
 /* Tries all functions in a child and checks that all were refused. */
@@ -221,11 +215,10 @@ HARNESS_TEST(forked, child_after_the_start_is_refused_by_every_function_that_tak
 
 static int fork_before_start(struct bx_job *job)
 {
-    struct bx_future *pending = bx_future_create(job);
+    OWN(future) *pending = bx_future_create(job);
 
     setup(job);
     try_in_child(job, NULL, &pending, 1);
-    bx_future_release(pending);
     return 0;
 }
 

@@ -11,9 +11,8 @@
 
 /* ---- The cases ------------------------------------------------------------------------------- */
 
-static int then(struct bx_future *in, struct bx_msg *out, void *context)
+HARNESS_THEN(then)
 {
-    (void)in, (void)out, (void)context;
     return 0;
 }
 
@@ -214,8 +213,8 @@ static void try_values(struct bx_job *job)
 {
     const int end[] = { BX_VALUE_END };
     struct bx_future *future = NULL;
-    struct bx_rref *rref = NULL;
-    struct bx_msg *msg = bx_msg_create(0);
+    OWN(rref) *rref = NULL;
+    OWN(msg) *msg = bx_msg_create(0);
     struct bx_reader reader = bx_msg_reader(NULL);
 
     HARNESS_EQ(bx_rref_create(job, &type, NULL, &rref), 0);
@@ -245,8 +244,6 @@ static void try_values(struct bx_job *job)
     REFUSED(bx_call(job, bx_rank(1), "answer", "b", bx_bytes(NULL, 4)));
     REFUSED(bx_call(job, bx_rank(1), "answer", ">b", bx_into(NULL, 4)));
     HARNESS_CHECK(future == NULL);
-    bx_msg_destroy(msg);
-    bx_rref_release(rref);
 }
 
 static void try_futures(struct bx_job *job)
@@ -288,7 +285,7 @@ static void try_futures(struct bx_job *job)
 
 static void try_messages(void)
 {
-    struct bx_msg *msg = bx_msg_create(0);
+    OWN(msg) *msg = bx_msg_create(0);
     struct bx_reader reader = bx_msg_reader(NULL);
     float value = 0;
 
@@ -332,7 +329,6 @@ static void try_messages(void)
     IS_NULL(bx_read_tensor(NULL));
     IS_ZERO(bx_reader_left(NULL));
     IS_ZERO(bx_reader_tensors_left(NULL));
-    bx_msg_destroy(msg);
 }
 
 static void try_asking_tensors(void)

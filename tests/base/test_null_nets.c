@@ -179,7 +179,7 @@ static void try_operations(struct bx_tape *tape, struct bx_var *a)
 
 static void try_passes(struct bx_tape *tape, struct bx_var *a)
 {
-    struct bx_grads *grads = NULL;
+    OWN(grads) *grads = NULL;
     struct bx_optim *optim = NULL;
     struct bx_lstm_result result;
     struct bx_net_op *op = NULL;
@@ -218,15 +218,14 @@ static void try_passes(struct bx_tape *tape, struct bx_var *a)
     bx_optim_destroy(optim);
     bx_optim_destroy(NULL);
     bx_grads_clear(NULL);
-    bx_grads_destroy(grads);
     bx_grads_destroy(NULL);
 }
 
 Test(null, is_refused_by_every_function_of_boxcar_autograd_h, .timeout = 60)
 {
-    struct bx_tape *tape = NULL;
-    struct bx_tensor *value = NULL;
-    struct bx_var *var = NULL;
+    OWN(tape) *tape = NULL;
+    OWN(tensor) *value = NULL;
+    OWN(var) *var = NULL;
 
     cr_assert_eq(bx_tensor_create(NULL, BX_F32, 2, (const int64_t[]){ 1, 1 }, &value), 0);
     memset(bx_tensor_data_mut(value), 0, sizeof(float));
@@ -248,14 +247,11 @@ Test(null, is_refused_by_every_function_of_boxcar_autograd_h, .timeout = 60)
     cr_assert_eq(bx_tape_create(NULL, &tape), 0);
     try_operations(tape, var);
     try_passes(tape, var);
-    bx_tape_destroy(tape);
-    bx_var_release(var);
-    bx_tensor_release(value);
 }
 
 Test(null, is_refused_by_every_function_of_boxcar_dist_h, .timeout = 60)
 {
-    struct bx_tape *tape = NULL;
+    OWN(tape) *tape = NULL;
     struct bx_context *context = NULL;
     struct bx_dist_optim *optim = NULL;
     struct bx_dist *dist = NULL;
@@ -282,5 +278,4 @@ Test(null, is_refused_by_every_function_of_boxcar_dist_h, .timeout = 60)
     REFUSED(bx_dist_optim_create(NULL, NULL, 0, NULL, NULL, &optim));
     bx_dist_optim_destroy(NULL);
     REFUSED(bx_dist_optim_step(NULL, NULL));
-    bx_tape_destroy(tape);
 }

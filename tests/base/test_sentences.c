@@ -7,11 +7,6 @@
 
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <limits.h>
-#include <stdlib.h>
-#include <string.h>
-
 #define LARGE ((size_t)128 << 20)
 
 Test(sentences, name_an_unknown_code_by_its_number, .timeout = 20)
@@ -41,7 +36,7 @@ static int setup(struct bx_job *job)
 
 HARNESS_TEST(sentences, of_a_reply_of_128_mib_name_the_space_it_lacks, 60, .size = 2, .setup = setup)
 {
-    struct bx_msg *args = harness_msg_i64(LARGE), *reply = NULL;
+    OWN(msg) *args = harness_msg_i64(LARGE), *reply = NULL;
 
     int rc = bx_rpc_sync(job, "worker1", "give", args, NULL, &reply);
 
@@ -52,8 +47,6 @@ HARNESS_TEST(sentences, of_a_reply_of_128_mib_name_the_space_it_lacks, 60, .size
         HARNESS_EQ(bx_msg_bytes(reply), LARGE);
         HARNESS_EQ(((const char *)bx_msg_data(reply))[LARGE - 1], 'x');
     }
-    bx_msg_destroy(reply);
-    bx_msg_destroy(args);
 }
 
 static void take_too_much(struct bx_job *job)

@@ -8,9 +8,6 @@
 
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <pthread.h>
-
 enum { RELEASED, AFTER, READY, ANSWERED };      /* gates */
 enum { CALLBACKS };                     /* values */
 
@@ -67,22 +64,19 @@ HARNESS_ASYNC_HANDLER(exit_in_async)
     pthread_exit(NULL);
 }
 
-static int exit_in_body(struct bx_batch *batch, void *context)
+HARNESS_BATCH(exit_in_body)
 {
-    (void)batch, (void)context;
     pthread_exit(NULL);
 }
 
-static void exit_in_callback(struct bx_future *future, void *context)
+HARNESS_CALLBACK(exit_in_callback)
 {
-    (void)future, (void)context;
     harness_add(CALLBACKS, 1);
     pthread_exit(NULL);
 }
 
-static void count_callback(struct bx_future *future, void *context)
+HARNESS_CALLBACK(count_callback)
 {
-    (void)future, (void)context;
     harness_add(CALLBACKS, 1);
 }
 
@@ -190,7 +184,7 @@ static void leave_in_threads(struct bx_job *job)
         HARNESS_EQ(harness_call_i64(job, bx_job_name(job), "twice", i), 2 * i);
     }
     for (int i = 0; i < TIMES; i++) {
-        struct bx_future *future = bx_future_create(job), *then;
+        OWN(future) *future = bx_future_create(job), *then = NULL;
 
         HARNESS_EQ(bx_future_on_done(future, exit_in_callback, NULL), 0);
         HARNESS_EQ(bx_future_on_done(future, count_callback, NULL), 0);
@@ -199,8 +193,6 @@ static void leave_in_threads(struct bx_job *job)
         HARNESS_EQ(bx_future_wait(then, BX_FOREVER), 0);
         HARNESS_EQ(pthread_join(thread, &result), 0);
         HARNESS_CHECK(result == NULL);
-        bx_future_release(then);
-        bx_future_release(future);
     }
     HARNESS_EQ(harness_load(CALLBACKS), 2 * TIMES);
 }
@@ -274,9 +266,8 @@ static struct bx_future *promise;
 static _Thread_local bool waits;
 
 /* Leaves, if it runs on the thread that waits for the promise. On the background thread it completes the promise. */
-static void leave_the_wait(struct bx_future *future, void *context)
+HARNESS_CALLBACK(leave_the_wait)
 {
-    (void)future, (void)context;
     if (waits)
         pthread_exit(NULL);
     bx_future_set(promise, NULL);
@@ -320,9 +311,7 @@ static void *call_and_leave(void *argument)
     struct bx_job *job = argument;
 
     for (int i = 0; i < BXI_CALLS_MAX; i++) {
-        struct bx_future *future = harness_async(job, "worker1", "twice");
-
-        bx_future_release(future);
+        OWN(future) *future = harness_async(job, "worker1", "twice");
     }
     harness_post(READY);
     harness_await(ANSWERED, 1);

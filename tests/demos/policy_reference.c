@@ -6,9 +6,7 @@
 
 #include "tests/autograd/gradient.h"
 
-#include <criterion/criterion.h>
 #include <math.h>
-#include <string.h>
 
 #define TENSORS 4
 #define TOLERANCE 1e-5

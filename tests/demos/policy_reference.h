@@ -6,6 +6,7 @@
 #ifndef TESTS_POLICY_REFERENCE_H
 #define TESTS_POLICY_REFERENCE_H
 
+#include "tests/harness/test.h"
 #include "demos/reinforce/learner.h"
 #include "tests/harness/json.h"
 

@@ -3,11 +3,10 @@
  * demos/reinforce/cartpole.c: start and end of a pole, and an observer's episode of several poles. test_reference.c
  * checks the numbers of the dynamics.
  */
+#include "tests/harness/test.h"
 #include "demos/reinforce/cartpole.h"
 
-#include <criterion/criterion.h>
 #include <math.h>
-#include <string.h>
 
 TestSuite(cartpole, .timeout = 120);
 

@@ -3,10 +3,8 @@
  * demos/cartpole/learner.c: returns observer by observer, actions that depend on their place alone, and calls that do
  * not fit the episode. tests/e2e/cartpole.sh has it learn.
  */
+#include "tests/harness/test.h"
 #include "demos/cartpole/learner.h"
-
-#include <criterion/criterion.h>
-#include <errno.h>
 
 static const float STATE[POLICY_INPUTS] = { 0.3f, -0.2f, 0.05f, 0.4f };
 

@@ -3,13 +3,11 @@
  * demos/cartpole/net.c: the tape's loss and gradient are those of the decisions, with their dropout, and equal the
  * policy's own by hand; Adam's step, and the parameters after it. test_policy.c and test_reference.c check the policy.
  */
+#include "tests/harness/test.h"
 #include "demos/cartpole/net.h"
 #include "demos/common/rng.h"
 
-#include <criterion/criterion.h>
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { ROWS = 300 };
 

@@ -5,10 +5,6 @@
  */
 #include "tests/demos/policy_reference.h"
 
-#include <criterion/criterion.h>
-#include <errno.h>
-#include <string.h>
-
 static const float STATE[POLICY_INPUTS] = { 0.3f, -0.2f, 0.05f, 0.4f };
 
 TestSuite(learner, .timeout = 600);

@@ -3,13 +3,11 @@
  * demos/reinforce/product.c and mlp.c: bits that do not depend on the number of rows, forward pass and gradient against
  * plain loops in double. Their Adam is policy.c's.
  */
+#include "tests/harness/test.h"
 #include "demos/common/rng.h"
 #include "demos/reinforce/mlp.h"
 
-#include <criterion/criterion.h>
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define PANEL PRODUCT_PANEL
 #define ROWS 300                /* two whole blocks and a part of one */

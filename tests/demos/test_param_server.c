@@ -10,12 +10,6 @@
 #include "demos/param_server/ps.h"
 #include "tests/device/device_fixture.h"
 
-#include <fcntl.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
 #define LIMIT_S 120
 
 static const struct ps_flags SMALL = {

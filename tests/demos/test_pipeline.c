@@ -9,9 +9,7 @@
 #include "demos/pipeline/pipeline.h"
 #include "tests/harness/harness.h"
 
-#include <errno.h>
 #include <math.h>
-#include <stdlib.h>
 
 enum { FRONT_PARAMS = 72, ALL_PARAMS = 161 };
 
@@ -25,13 +23,12 @@ static struct bx_dist *dist;
 static int gradients(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *unused)
 {
     const struct pl_shard *shard = bx_request_object(request);
-    struct bx_context *context = NULL;
+    OWN(context) *context = NULL;
     int rc = bx_read_context(dist, args, &context);
 
     (void)unused;
     for (size_t i = 0; rc == 0 && i < shard->param_count; i++)
         rc = bx_msg_put_tensor(reply, bx_grads_get(bx_context_grads(context), shard->params[i]));
-    bx_context_release(context);
     return rc;
 }
 
@@ -140,7 +137,7 @@ static void check_gradients(const struct pl_pipeline *pipeline, struct bx_contex
     size_t param = 0;
 
     for (int shard = 0; shard < PL_SHARDS; shard++) {
-        struct bx_msg *args = bx_msg_create(0), *reply = NULL;
+        OWN(msg) *args = bx_msg_create(0), *reply = NULL;
         struct bx_reader reader;
 
         HARNESS_EQ(bx_msg_put_context(args, context), 0);
@@ -149,8 +146,6 @@ static void check_gradients(const struct pl_pipeline *pipeline, struct bx_contex
         reader = bx_msg_reader(reply);
         while (bx_reader_tensors_left(&reader) > 0)
             check_gradient(whole, param++, bx_read_tensor(&reader));
-        bx_msg_destroy(args);
-        bx_msg_destroy(reply);
     }
 }
 
@@ -221,8 +216,8 @@ Test(pipeline, repeats_a_run_of_the_same_seed)
 
 static void misuse(struct bx_job *job)
 {
-    struct bx_rref *shard = NULL;
-    struct bx_msg *args = bx_msg_create(0);
+    OWN(rref) *shard = NULL;
+    OWN(msg) *args = bx_msg_create(0);
 
     bx_msg_put_i32(args, RESNET_WHOLE);
     bx_msg_put_i32(args, 2);
@@ -232,8 +227,6 @@ static void misuse(struct bx_job *job)
     HARNESS_EQ(bx_remote(job, "worker1", "new_shard", args, NULL, &shard), 0);
     HARNESS_EQ(bx_rref_wait(shard, BX_FOREVER), -EINVAL);
     HARNESS_HAS(bx_error_text(), "front or the back");
-    bx_rref_release(shard);
-    bx_msg_destroy(args);
 }
 
 Test(pipeline, refuses_a_shard_that_is_no_half)

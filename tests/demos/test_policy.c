@@ -3,12 +3,11 @@
  * demos/reinforce/policy.c: first values, and what is drawn. test_reference.c compares its numbers with the reference,
  * test_cartpole_net.c compares loss and gradient under dropout with those of the tape.
  */
+#include "tests/harness/test.h"
 #include "demos/common/rng.h"
 #include "demos/reinforce/policy.h"
 
-#include <criterion/criterion.h>
 #include <math.h>
-#include <string.h>
 
 static const float STATE[POLICY_INPUTS] = { 0.3f, -0.2f, 0.05f, 0.4f };
 

@@ -10,9 +10,7 @@
 #include "tests/device/device_fixture.h"
 
 #include <boxcar.h>
-#include <errno.h>
 #include <math.h>
-#include <stdlib.h>
 
 #define OBSERVERS 3
 #define STEPS 150           /* 450 rows: two blocks of a gradient, the second not full */

@@ -11,11 +11,7 @@
 #include "demos/param_server/ps.h"
 #include "tests/harness/harness.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <math.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #define LR 0.5
 #define TENSORS 62              /* of a resnet18 */
@@ -123,12 +119,11 @@ static void expect_one_step(const struct bx_msg *reply)
 /* Run by rank 3. get_model is sent behind the row in one ring: when it returns, the row is in the batch. */
 HARNESS_HANDLER(sends_a_stray_row)
 {
-    struct bx_msg *row;
+    OWN(msg) *row = NULL;
 
     fetch_first_model(args);
     row = make_row(0, 1000, clock_now_ns());
     HARNESS_EQ(bx_rref_async(server, "update_and_fetch_model", row, NULL, &stray), 0);
-    bx_msg_destroy(row);
     return bx_rref_sync(server, "get_model", NULL, NULL, NULL);
 }
 

@@ -7,9 +7,7 @@
 #include "demos/reinforce/cartpole.h"
 #include "tests/demos/policy_reference.h"
 
-#include <criterion/criterion.h>
 #include <math.h>
-#include <string.h>
 
 #define ROWS REFERENCE_ROWS
 

@@ -17,11 +17,7 @@
 #include "tests/device/device_fixture.h"
 #include "tests/harness/twin.h"
 
-#include <errno.h>
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define SIDE 64
 #define INPUT 200               /* the k of the images */

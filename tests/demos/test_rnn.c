@@ -9,11 +9,7 @@
 #include "tests/harness/harness.h"
 #include "tests/harness/json.h"
 
-#include <errno.h>
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { LIMIT_S = 60, STEPS = 10 };
 
@@ -157,7 +153,7 @@ static struct bx_var *embed(struct bx_tape *tape, const struct rnn_part *table, 
 Test(rnn, drops_what_the_table_gives_and_scales_the_rest)
 {
     enum { ROWS = 2000 };
-    struct bx_tape *tape = new_tape();
+    OWN(tape) *tape = new_tape();
     struct rnn_flags flags = TUTORIAL;
     struct rnn_part *table = NULL;
     struct bx_var *result, *again, *next;
@@ -179,27 +175,24 @@ Test(rnn, drops_what_the_table_gives_and_scales_the_rest)
     cr_expect_arr_eq(floats(result), floats(again), 2 * ROWS * sizeof(float));
     cr_expect_neq(memcmp(floats(result), floats(next), 2 * ROWS * sizeof(float)), 0);
     rnn_part_destroy(table);
-    bx_tape_destroy(tape);
 }
 
 static struct bx_var *ones(struct bx_tape *tape, int64_t batch, int64_t width)
 {
     const double values[] = { 1 };
-    struct bx_tensor *one = values_of(BX_F32, &(struct shape){ 1, { 1 } }, values), *all = NULL;
+    OWN(tensor) *one = values_of(BX_F32, &(struct shape){ 1, { 1 } }, values), *all = NULL;
     struct bx_var *result;
 
     cr_assert_eq(bx_tensor_as_strided(one, 0, 3, (const int64_t[]){ batch, 1, width }, (const int64_t[]){ 0, 0, 0 },
                                       &all), 0);
     result = bx_tape_input(tape, all);
-    bx_tensor_release(one);
-    bx_tensor_release(all);
     return result;
 }
 
 Test(rnn, drops_what_the_decoder_is_given)
 {
     enum { ROWS = 1000 };
-    struct bx_tape *tape = new_tape();
+    OWN(tape) *tape = new_tape();
     struct rnn_flags flags = TUTORIAL;
     struct rnn_part *decoder = NULL;
     struct bx_var *result;
@@ -218,14 +211,13 @@ Test(rnn, drops_what_the_decoder_is_given)
     }
     cr_expect_leq(fabs(dropped / ROWS - 0.5), 5 * 0.5 / sqrt(ROWS));
     rnn_part_destroy(decoder);
-    bx_tape_destroy(tape);
 }
 
 /* True if the LSTM's output depends on the number of the iteration. */
 static bool drops(int layers, double dropout)
 {
     struct rnn_flags flags = TUTORIAL;
-    struct bx_tape *tape = new_tape();
+    OWN(tape) *tape = new_tape();
     struct bx_var *output[2];
     bool same;
 
@@ -243,7 +235,6 @@ static bool drops(int layers, double dropout)
     for (int64_t i = 0; i < count_of(output[0]); i++)
         cr_expect_neq(floats(output[0])[i], 0.0f, "the last layer's output is not dropped");
     same = memcmp(floats(output[0]), floats(output[1]), (size_t)count_of(output[0]) * sizeof(float)) == 0;
-    bx_tape_destroy(tape);
     return !same;
 }
 
@@ -288,24 +279,22 @@ static struct bx_var *read_param(struct bx_reader *args)
 HARNESS_HANDLER(set_param)
 {
     struct bx_var *param = read_param(args);
-    struct bx_tensor *own = NULL;
+    OWN(tensor) *own = NULL;
     int rc = bx_tensor_copy(NULL, bx_read_tensor(args), &own);
 
     if (rc == 0)
         rc = bx_var_set_value(param, own);
-    bx_tensor_release(own);
     return rc;
 }
 
 static int get_grad(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *unused)
 {
-    struct bx_context *context = NULL;
+    OWN(context) *context = NULL;
     int rc = bx_read_context(dist, args, &context);
 
     (void)request, (void)unused;
     if (rc == 0)
         rc = bx_msg_put_tensor(reply, bx_grads_get(bx_context_grads(context), read_param(args)));
-    bx_context_release(context);
     return rc;
 }
 
@@ -403,11 +392,10 @@ static void fill_params(struct trained *trained)
 
     for (size_t k = 0; k < trained->params.count; k++) {
         struct bx_msg *value = value_of(trained, k);
-        struct bx_tensor *tensor = filled(bx_tensor_ndim(tensor_of(value)), bx_tensor_shape(tensor_of(value)), k, 1);
+        OWN(tensor) *tensor = filled(bx_tensor_ndim(tensor_of(value)), bx_tensor_shape(tensor_of(value)), k, 1);
 
         bx_msg_destroy(value);
         bx_msg_destroy(ask_owner(trained, k, "set_param", NULL, tensor));
-        bx_tensor_release(tensor);
     }
     bx_tensor_release(lstm->h);
     bx_tensor_release(lstm->c);
@@ -457,14 +445,13 @@ static void check_params(struct trained *trained, struct bx_context *context, co
 {
     HARNESS_EQ(wants->count, trained->params.count);
     for (size_t k = 0; k < trained->params.count; k++) {
-        struct bx_msg *msg = context != NULL ? ask_owner(trained, k, "get_grad", context, NULL) : value_of(trained, k);
+        OWN(msg) *msg = context != NULL ? ask_owner(trained, k, "get_grad", context, NULL) : value_of(trained, k);
         const struct json *want = json_at(wants, k);
         char what[96];
 
         snprintf(what, sizeof(what), "%s of %s", context != NULL ? "gradient" : "value",
                  json_text(json_get(want, "name")));
         check_tensor(tensor_of(msg), k, want, what);
-        bx_msg_destroy(msg);
     }
 }
 

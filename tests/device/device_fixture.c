@@ -7,12 +7,6 @@
 #include "tests/gpu/fake_library.h"
 
 #include <dlfcn.h>
-#include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 static char fake_path[512];
 static char machine[128];
@@ -152,13 +146,12 @@ struct bx_tensor *device_tensor(struct bx_job *job, struct bx_device device, int
 
 void device_put_numbers(struct bx_tensor *tensor, int32_t first)
 {
-    struct bx_tensor *host = NULL;
+    OWN(tensor) *host = NULL;
 
     HARNESS_EQ(bx_tensor_create(NULL, BX_I32, bx_tensor_ndim(tensor), bx_tensor_shape(tensor), &host), 0);
     for (int64_t i = 0; i < bx_tensor_elements(host); i++)
         ((int32_t *)bx_tensor_data_mut(host))[i] = first + (int32_t)i;
     HARNESS_EQ(bx_tensor_copy_into(tensor, host), 0);
-    bx_tensor_release(host);
 }
 
 struct bx_tensor *device_numbers(struct bx_job *job, struct bx_device device, int64_t count, int32_t first)
@@ -171,7 +164,7 @@ struct bx_tensor *device_numbers(struct bx_job *job, struct bx_device device, in
 
 int64_t device_wrong(struct bx_tensor *tensor, int32_t first)
 {
-    struct bx_tensor *flat = NULL, *host = NULL;
+    OWN(tensor) *flat = NULL, *host = NULL;
     int64_t extent = bx_tensor_elements(tensor) > 0, wrong = 0;
 
     for (int dim = 0; dim < bx_tensor_ndim(tensor) && extent > 0; dim++)
@@ -181,8 +174,6 @@ int64_t device_wrong(struct bx_tensor *tensor, int32_t first)
     HARNESS_EQ(bx_tensor_copy_into(host, flat), 0);
     for (int64_t i = 0; i < extent; i++)
         wrong += ((const int32_t *)bx_tensor_data(host))[i] != first + (int32_t)i;
-    bx_tensor_release(host);
-    bx_tensor_release(flat);
     return wrong;
 }
 
@@ -335,11 +326,10 @@ int device_setup(struct bx_job *job)
 
 int device_look_at(struct bx_job *job, const char *to, struct bx_tensor *tensor, int64_t first)
 {
-    struct bx_msg *args = device_msg(tensor, first);
+    OWN(msg) *args = device_msg(tensor, first);
     int rc;
 
     HARNESS_EQ(bx_msg_put_i64(args, first), 0);
     rc = bx_rpc_sync(job, to, "look", args, NULL, NULL);
-    bx_msg_destroy(args);
     return rc;
 }

@@ -9,9 +9,6 @@
 #include "device_fixture.h"
 #include "tests/gpu/fake_library.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 enum gate { OPEN = 0, DONE };
 enum value { COPIED = 0, SYNCHRONISES, WAITS };
 
@@ -47,9 +44,8 @@ HARNESS_ASYNC_HANDLER(look_async)
     return bx_future_set(*reply, harness_msg_i64(look(args)));
 }
 
-static int look_batch(struct bx_batch *batch, void *context)
+HARNESS_BATCH(look_batch)
 {
-    (void)context;
     for (size_t row = 0; row < bx_batch_rows(batch); row++) {
         struct bx_reader args = bx_batch_args(batch, row);
 
@@ -78,11 +74,10 @@ HARNESS_HANDLER(give)
 {
     struct bx_job *job = bx_request_job(request);
     int64_t first = bx_read_i64(args);
-    struct bx_tensor *tensor = device_numbers(job, device_open(job, 0), COUNT, (int32_t)first);
+    OWN(tensor) *tensor = device_numbers(job, device_open(job, 0), COUNT, (int32_t)first);
     int rc = bx_msg_put_i64(reply, first);
 
     rc = rc == 0 ? bx_msg_put_tensor(reply, tensor) : rc;
-    bx_tensor_release(tensor);
     return rc;
 }
 
@@ -138,7 +133,7 @@ DEVICE_TEST(device, arrives_at_each_kind_of_handler_and_at_its_owner, 60, DEVICE
 {
     static const char *const kinds[] = { "inline", "blocking", "async", "batch" };
     struct bx_device device = start(job, 1);
-    struct bx_tensor *tensor = device_numbers(job, device, COUNT, 5);
+    OWN(tensor) *tensor = device_numbers(job, device, COUNT, 5);
 
     HARNESS_EQ(device.kind, BX_CUDA);
     HARNESS_EQ(bx_tensor_device(tensor).kind, BX_CUDA);
@@ -153,7 +148,6 @@ DEVICE_TEST(device, arrives_at_each_kind_of_handler_and_at_its_owner, 60, DEVICE
     HARNESS_EQ(bx_rpc_oneway(job, "worker1", "once", msg, NULL), 0);
     bx_msg_destroy(msg);
     harness_await(DONE, 1);
-    bx_tensor_release(tensor);
 }
 
 DEVICE_TEST(device, comes_back_in_a_reply_and_outlives_it, 60, DEVICE_ANY, .size = 2, .setup = setup,
@@ -196,12 +190,11 @@ HARNESS_HANDLER(make_spot)
 HARNESS_HANDLER(exchange)
 {
     struct bx_job *job = bx_request_job(request);
-    struct bx_tensor *tensor = device_numbers(job, device_open(job, 0), COUNT, 7);
+    OWN(tensor) *tensor = device_numbers(job, device_open(job, 0), COUNT, 7);
 
     HARNESS_EQ(bx_msg_put_i64(reply, look(args)), 0);
     HARNESS_EQ(bx_msg_put_rref(reply, bx_read_rref(args)), 0);
     HARNESS_EQ(bx_msg_put_tensor(reply, tensor), 0);
-    bx_tensor_release(tensor);
     return 0;
 }
 
@@ -215,11 +208,11 @@ static int setup_objects(struct bx_job *job)
 DEVICE_TEST(device, goes_to_objects_and_beside_references_both_ways, 60, DEVICE_ANY, .size = 2, .setup = setup_objects,
             .body = { [1] = reader })
 {
-    struct bx_tensor *tensor = device_numbers(job, start(job, 1), COUNT, 5);
+    OWN(tensor) *tensor = device_numbers(job, start(job, 1), COUNT, 5);
 
     for (int to = 0; to < 2; to++) {
-        struct bx_msg *args = device_msg(tensor, 5), *looked = NULL, *exchanged = NULL;
-        struct bx_rref *spot = NULL;
+        OWN(msg) *args = device_msg(tensor, 5), *looked = NULL, *exchanged = NULL;
+        OWN(rref) *spot = NULL;
         struct bx_reader in;
 
         HARNESS_EQ(bx_remote(job, bx_worker_name(job, to), "make", NULL, NULL, &spot), 0);
@@ -232,12 +225,7 @@ DEVICE_TEST(device, goes_to_objects_and_beside_references_both_ways, 60, DEVICE_
         HARNESS_EQ(bx_read_i64(&in), 0);
         HARNESS_EQ(bx_rref_owner(bx_read_rref(&in)), to);
         HARNESS_EQ(device_wrong(bx_read_tensor(&in), 7), 0);
-        bx_msg_destroy(exchanged);
-        bx_msg_destroy(looked);
-        bx_msg_destroy(args);
-        bx_rref_release(spot);
     }
-    bx_tensor_release(tensor);
 }
 
 /* ---- Shapes ---------------------------------------------------------------------------------- */
@@ -269,7 +257,7 @@ static int setup_views(struct bx_job *job)
 static void expect_view(struct bx_job *job, struct bx_tensor *view, int64_t first)
 {
     for (int to = 0; to < 2; to++) {
-        struct bx_msg *args = device_msg(view, first), *reply = NULL;
+        OWN(msg) *args = device_msg(view, first), *reply = NULL;
         struct bx_reader in;
 
         HARNESS_EQ(bx_rpc_sync(job, bx_worker_name(job, to), "measure", args, NULL, &reply), 0);
@@ -277,8 +265,6 @@ static void expect_view(struct bx_job *job, struct bx_tensor *view, int64_t firs
         HARNESS_EQ(bx_read_i64(&in), find_dim(bx_tensor_shape(view), bx_tensor_ndim(view), 0));
         HARNESS_EQ(bx_read_i64(&in), find_dim(bx_tensor_strides(view), bx_tensor_ndim(view), 0));
         HARNESS_EQ(bx_read_i64(&in), 0);
-        bx_msg_destroy(reply);
-        bx_msg_destroy(args);
     }
     bx_tensor_release(view);
 }
@@ -287,7 +273,8 @@ DEVICE_TEST(device, keeps_shape_strides_and_offset_of_views, 60, DEVICE_ANY, .si
             .body = { [1] = reader })
 {
     struct bx_device device = start(job, 1);
-    struct bx_tensor *flat = device_numbers(job, device, 60, 0), *cube = NULL, *view = NULL;
+    OWN(tensor) *flat = device_numbers(job, device, 60, 0), *cube = NULL;
+    struct bx_tensor *view = NULL;
 
     HARNESS_EQ(bx_tensor_reshape(flat, 3, (int64_t[]){ 3, 4, 5 }, &cube), 0);
     HARNESS_EQ(bx_tensor_slice(cube, 0, 1, 3, 1, &view), 0);
@@ -303,8 +290,6 @@ DEVICE_TEST(device, keeps_shape_strides_and_offset_of_views, 60, DEVICE_ANY, .si
     HARNESS_EQ(bx_tensor_as_strided(flat, 9, 2, (int64_t[]){ 4, 3 }, (int64_t[]){ 0, 2 }, &view), 0);
     expect_view(job, view, 9);
     HARNESS_EQ(device_copied(job), harness_counter(job, "gpu_staged_bytes"));   /* only the test's own copies */
-    bx_tensor_release(cube);
-    bx_tensor_release(flat);
 }
 
 /* ---- Messages of many ------------------------------------------------------------------------- */
@@ -332,12 +317,11 @@ DEVICE_TEST(device, takes_161_tensors_and_thousands_in_one_message, 120, DEVICE_
     }
     /* The descriptors alone are larger than a frame. */
     for (int to = 0; to < 2; to++) {
-        struct bx_msg *msg = harness_msg_i64(0);
+        OWN(msg) *msg = harness_msg_i64(0);
 
         for (int i = 0; i < ALL; i++)
             HARNESS_EQ(bx_msg_put_tensor(msg, tensors[i]), 0);
         HARNESS_EQ(bx_rpc_sync(job, bx_worker_name(job, to), "take", msg, NULL, NULL), 0);
-        bx_msg_destroy(msg);
     }
     for (int i = 0; i < ALL; i++)
         bx_tensor_release(tensors[i]);
@@ -401,7 +385,7 @@ DEVICE_TEST(device, copies_nothing_and_blocks_no_thread, 60,
             .body = { NULL, reader })
 {
     struct bx_device device = start(job, 1);
-    struct bx_tensor *tensor = device_numbers(job, device, COUNT, 5);
+    OWN(tensor) *tensor = device_numbers(job, device, COUNT, 5);
     uint64_t copied, synchronises, theirs[3];
 
     harness_call(job, "worker1", "inline", device_msg(tensor, 5));
@@ -411,11 +395,10 @@ DEVICE_TEST(device, copies_nothing_and_blocks_no_thread, 60,
     copied = device_copied(job);
     synchronises = harness_counter(job, "gpu_host_synchronises");
     for (int i = 0; i < 200; i++) {
-        struct bx_msg *msg = device_msg(tensor, 5);
+        OWN(msg) *msg = device_msg(tensor, 5);
 
         HARNESS_EQ(bx_tensor_written_on(tensor, NULL), 0);
         HARNESS_EQ(bx_rpc_sync(job, "worker1", "take", msg, NULL, NULL), 0);
-        bx_msg_destroy(msg);
     }
     HARNESS_EQ(device_copied(job), copied);
     HARNESS_EQ(harness_counter(job, "gpu_host_synchronises"), synchronises);
@@ -429,14 +412,13 @@ DEVICE_TEST(device, copies_nothing_and_blocks_no_thread, 60,
     harness_call(job, "worker1", "counters", harness_msg_i64(0));
     HARNESS_EQ(harness_load(COPIED), theirs[COPIED] + COUNT * sizeof(int32_t));
     HARNESS_CHECK(harness_load(SYNCHRONISES) > theirs[SYNCHRONISES]);
-    bx_tensor_release(tensor);
 }
 
 /* The counters that inspectors read are written when they have changed, and not with each tensor. */
 DEVICE_TEST(device, counts_what_has_changed, 60, DEVICE_ANY, .size = 2, .setup = setup, .body = { [1] = reader })
 {
     struct bx_device device = start(job, 1);
-    struct bx_tensor *tensor = device_numbers(job, device, COUNT, 5);
+    OWN(tensor) *tensor = device_numbers(job, device, COUNT, 5);
     uint64_t marks = harness_counter(job, "gpu_marks");
 
     bxi_store_relaxed(&job->counters[BXI_C_gpu_marks], 7);
@@ -444,7 +426,6 @@ DEVICE_TEST(device, counts_what_has_changed, 60, DEVICE_ANY, .size = 2, .setup =
     HARNESS_EQ(harness_counter(job, "gpu_marks"), 7);
     HARNESS_EQ(bx_tensor_written_on(tensor, NULL), 0);
     HARNESS_EQ(harness_counter(job, "gpu_marks"), marks + 1);
-    bx_tensor_release(tensor);
 }
 
 DEVICE_TEST(device, copies_a_forwarded_tensor_on_the_device, 60, DEVICE_ANY, .size = 2, .setup = setup,
@@ -502,9 +483,11 @@ static int64_t host_wrong(const struct bx_tensor *host)
 /* A numbered matrix on the device; its transpose is copied out and back in by every path that a copy can take. */
 static void copy_views(struct bx_job *job, struct bx_device device, int64_t rows, int64_t columns)
 {
-    struct bx_tensor *numbers = device_numbers(job, device, rows * columns, 0), *matrix = NULL, *copy = NULL;
-    struct bx_tensor *across = host_matrix(columns, rows), *along = host_matrix(rows, columns);
-    struct bx_tensor *of_across = transposed(across), *of_along = transposed(along), *view;
+    OWN(tensor) *numbers = device_numbers(job, device, rows * columns, 0), *copy = NULL;
+    struct bx_tensor *matrix = NULL;
+    OWN(tensor) *across = host_matrix(columns, rows), *along = host_matrix(rows, columns);
+    OWN(tensor) *of_across = transposed(across), *of_along = transposed(along);
+    struct bx_tensor *view;
 
     HARNESS_EQ(bx_tensor_reshape(numbers, 2, (int64_t[]){ rows, columns }, &matrix), 0);
     view = transposed(matrix);
@@ -526,12 +509,6 @@ static void copy_views(struct bx_job *job, struct bx_device device, int64_t rows
     HARNESS_EQ(bx_tensor_copy_into(matrix, of_across), 0);      /* on the host, into the device */
     HARNESS_EQ(device_wrong(numbers, 0), 0);
     bx_tensor_release(matrix);
-    bx_tensor_release(copy);
-    bx_tensor_release(of_across);
-    bx_tensor_release(of_along);
-    bx_tensor_release(across);
-    bx_tensor_release(along);
-    bx_tensor_release(numbers);
 }
 
 DEVICE_TEST(device, copies_views_through_the_host, 60, DEVICE_ANY, .size = 2, .setup = setup, .body = { [1] = reader })

@@ -8,13 +8,6 @@
 #include "device_fixture.h"
 #include "tests/gpu/fake_library.h"
 
-#include <sched.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
 enum gate { OPEN = 0, KEPT, STARTED, BLOCKED };
 
 #define COUNT 1000
@@ -48,11 +41,10 @@ static int setup(struct bx_job *job)
 
 static void send(struct bx_job *job, struct bx_tensor *tensor)
 {
-    struct bx_msg *args = bx_msg_create(0);
+    OWN(msg) *args = bx_msg_create(0);
 
     HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "keep", args, NULL, NULL), 0);
-    bx_msg_destroy(args);
 }
 
 /* ---- The owner dies ---------------------------------------------------------------------------- */

@@ -7,11 +7,6 @@
 #include "lend/dlpack_abi.h"
 #include "tests/gpu/fake_library.h"
 
-#include <errno.h>
-#include <sched.h>
-#include <stdlib.h>
-#include <string.h>
-
 #define BYTES 4096
 #define COUNT (BYTES / (int64_t)sizeof(int32_t))
 #define LEGACY ((void *)(uintptr_t)1)
@@ -302,7 +297,7 @@ DEVICE_TEST(device_dlpack, a_stream_that_is_none_is_refused_and_the_struct_stays
 
 Test(device_dlpack, a_tensor_in_host_memory_has_no_stream, .timeout = 60)
 {
-    struct bx_tensor *tensor = NULL, *again = NULL;
+    OWN(tensor) *tensor = NULL, *again = NULL;
     struct DLManagedTensor *managed = NULL;
     int64_t shape[1] = { 3 };
 
@@ -311,6 +306,4 @@ Test(device_dlpack, a_tensor_in_host_memory_has_no_stream, .timeout = 60)
     cr_assert_eq(bx_tensor_from_dlpack(managed, 7, &again), 0);
     cr_expect_eq(bx_tensor_data(again), bx_tensor_data(tensor));
     cr_expect_eq(bx_tensor_to_dlpack(tensor, 0, &managed), -EINVAL);
-    bx_tensor_release(again);
-    bx_tensor_release(tensor);
 }

@@ -6,14 +6,6 @@
 #include "device_fixture.h"
 #include "tests/gpu/fake_library.h"
 
-#include <errno.h>
-#include <sched.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 enum gate { OPEN = 0, DONE };
 
 /* ---- Refused --------------------------------------------------------------------------------- */
@@ -21,7 +13,7 @@ enum gate { OPEN = 0, DONE };
 static void without_a_driver(struct bx_job *job)
 {
     struct bx_device device = { BX_CUDA, 0 };
-    struct bx_tensor *tensor = NULL;
+    OWN(tensor) *tensor = NULL;
 
     HARNESS_EQ(bx_gpu_open(job, 0, &device), -ENODEV);
     HARNESS_HAS(bx_error_text(), "/nowhere/libcuda.so.1");
@@ -33,7 +25,6 @@ static void without_a_driver(struct bx_job *job)
     HARNESS_HAS(bx_error_text(), "has no GPU open; call bx_gpu_open");
     HARNESS_EQ(bx_tensor_create_on(job, (struct bx_device){ BX_CPU, 0 }, BX_F32, 0, NULL, &tensor), 0);
     HARNESS_EQ(bx_tensor_device(tensor).kind, BX_CPU);
-    bx_tensor_release(tensor);
 }
 
 Test(device_errors, returns_an_error_without_a_driver_and_works_on_without, .timeout = 60)
@@ -117,12 +108,11 @@ static void only_serves(struct bx_job *job)
 DEVICE_TEST(device_errors, none_for_a_worker_that_opens_a_device_while_it_shuts_down, 60, DEVICE_ANY, .size = 2,
             .setup = setup_that_opens, .body = { [1] = only_serves })
 {
-    struct bx_tensor *tensor = device_numbers(job, device_open(job, 0), 1000, 5);
+    OWN(tensor) *tensor = device_numbers(job, device_open(job, 0), 1000, 5);
 
     HARNESS_WAIT_WHILE(bxi_load_acquire((bxi_a32 *)&job->rpc->peers[1]->view.control->header.state) < BXI_LEAVING);
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "open", NULL, NULL, NULL), 0);
     HARNESS_EQ(device_look_at(job, "worker1", tensor, 5), 0);
-    bx_tensor_release(tensor);
 }
 
 /* A tensor of a job that has ended, sent by the next job of the same process. */
@@ -199,7 +189,7 @@ DEVICE_TEST(device_errors, identifies_devices_by_uuid_and_not_by_ordinal, 60, DE
             .setup = device_setup, .body = { [1] = sees_them_the_other_way_round })
 {
     struct bx_device first = device_open(job, 0), second = device_open(job, 1);
-    struct bx_tensor *tensor = device_numbers(job, second, 100, 4);
+    OWN(tensor) *tensor = device_numbers(job, second, 100, 4);
 
     HARNESS_EQ(bx_tensor_device(tensor).index, 1);
     HARNESS_CHECK(bx_gpu_stream(job, first) != bx_gpu_stream(job, second));
@@ -208,7 +198,6 @@ DEVICE_TEST(device_errors, identifies_devices_by_uuid_and_not_by_ordinal, 60, DE
     HARNESS_EQ(harness_load(DEVICE_INDEX), 1);
     HARNESS_EQ(device_look_at(job, "worker1", tensor, 4), 0);
     HARNESS_EQ(harness_load(DEVICE_INDEX), 0);         /* its ordinal there */
-    bx_tensor_release(tensor);
 }
 
 static void has_another_device(struct bx_job *job)
@@ -221,7 +210,7 @@ static void has_another_device(struct bx_job *job)
 DEVICE_TEST(device_errors, stages_between_devices_without_peer_access, 60, DEVICE_FAKE, .size = 2,
             .setup = device_setup, .body = { NULL, has_another_device }, .env = { "FAKE_CUDA_NO_PEER=all" })
 {
-    struct bx_tensor *tensor = device_numbers(job, device_open(job, 0), 1000, 4);
+    OWN(tensor) *tensor = device_numbers(job, device_open(job, 0), 1000, 4);
     uint64_t before = harness_counter(job, "gpu_staged_bytes");
 
     harness_await(OPEN, 1);
@@ -232,7 +221,6 @@ DEVICE_TEST(device_errors, stages_between_devices_without_peer_access, 60, DEVIC
     HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), before + 3 * 4000);
     HARNESS_EQ(harness_load(DEVICE_STAGED), 6 * 4000);         /* in, and out again in the handler */
     HARNESS_EQ(harness_load(DEVICE_INDEX), 1);
-    bx_tensor_release(tensor);
 }
 
 /* A numbered tensor on the first visible device, and the bytes staged before it is sent. */
@@ -250,7 +238,7 @@ static struct bx_tensor *numbers_on_first_of(struct bx_job *job, const char *vis
 /* A tensor in another slab: the borrower knows the device by now, and staged nothing for it. */
 static void lend_another_slab(struct bx_job *job, struct bx_device device)
 {
-    struct bx_tensor *tensor = device_tensor(job, device, INT64_C(66) << 18), *view = NULL;
+    OWN(tensor) *tensor = device_tensor(job, device, INT64_C(66) << 18), *view = NULL;
     uint64_t staged;
 
     HARNESS_EQ(bx_tensor_slice(tensor, 0, 5, 9, 1, &view), 0);
@@ -258,15 +246,13 @@ static void lend_another_slab(struct bx_job *job, struct bx_device device)
     staged = harness_counter(job, "gpu_staged_bytes");
     HARNESS_EQ(device_look_at(job, "worker1", view, 4), 0);
     HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), staged);
-    bx_tensor_release(view);
-    bx_tensor_release(tensor);
 }
 
 /* Neither sees the other's device. */
 static void lends_to_a_hidden_one(struct bx_job *job)
 {
     uint64_t before, staged;
-    struct bx_tensor *tensor = numbers_on_first_of(job, "0", &before);
+    OWN(tensor) *tensor = numbers_on_first_of(job, "0", &before);
 
     HARNESS_EQ(device_look_at(job, "worker1", tensor, 4), 0);
     HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), before + 4000);    /* the borrower has not tried yet */
@@ -279,7 +265,6 @@ static void lends_to_a_hidden_one(struct bx_job *job)
     } while (harness_counter(job, "gpu_staged_bytes") != staged);
     if (getenv("FAKE_CUDA_NO_PEER") == NULL)
         lend_another_slab(job, bx_tensor_device(tensor));
-    bx_tensor_release(tensor);
 }
 
 static void is_a_hidden_one(struct bx_job *job)
@@ -315,14 +300,13 @@ DEVICE_TEST(device_errors, maps_a_hidden_device_on_the_one_of_several_with_peer_
             .env = { "FAKE_CUDA_DEVICES=3", "FAKE_CUDA_NO_PEER=0-2" })
 {
     uint64_t before;
-    struct bx_tensor *tensor = numbers_on_first_of(job, "0,1", &before);
+    OWN(tensor) *tensor = numbers_on_first_of(job, "0,1", &before);
 
     for (int i = 0; i < 5; i++) {
         HARNESS_EQ(device_look_at(job, "worker1", tensor, 4), 0);
         HARNESS_EQ(harness_load(DEVICE_READER), 1);
     }
     HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), before);
-    bx_tensor_release(tensor);
 }
 
 static void sees_both(struct bx_job *job)
@@ -339,12 +323,11 @@ DEVICE_TEST(device_errors, stages_once_to_a_hidden_device_whose_worker_sees_the_
             .setup = device_setup, .body = { [1] = sees_both })
 {
     uint64_t before;
-    struct bx_tensor *tensor = numbers_on_first_of(job, "0", &before);
+    OWN(tensor) *tensor = numbers_on_first_of(job, "0", &before);
 
     for (int i = 0; i < 20; i++)
         HARNESS_EQ(device_look_at(job, "worker1", tensor, 4), 0);
     HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), before + 4000);   /* only the first is staged */
-    bx_tensor_release(tensor);
 }
 
 /* Sends a view whose elements are numbered from `first`; it arrives contiguous. */
@@ -410,14 +393,13 @@ static void has_both(struct bx_job *job)
 DEVICE_TEST(device_errors, maps_on_the_device_that_both_use, 60, DEVICE_FAKE, .size = 2, .setup = device_setup,
             .body = { NULL, has_both }, .env = { "FAKE_CUDA_NO_PEER=all" })
 {
-    struct bx_tensor *tensor = device_numbers(job, device_open(job, 1), 1000, 4);
+    OWN(tensor) *tensor = device_numbers(job, device_open(job, 1), 1000, 4);
     uint64_t before = harness_counter(job, "gpu_staged_bytes");
 
     harness_await(OPEN, 1);
     HARNESS_EQ(device_look_at(job, "worker1", tensor, 4), 0);
     HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), before);
     HARNESS_EQ(harness_load(DEVICE_INDEX), 1);
-    bx_tensor_release(tensor);
 }
 
 static void has_one_that_reaches(struct bx_job *job)
@@ -433,7 +415,7 @@ DEVICE_TEST(device_errors, maps_on_the_one_of_several_devices_with_peer_access, 
             .setup = device_setup, .body = { NULL, has_one_that_reaches },
             .env = { "FAKE_CUDA_DEVICES=3", "FAKE_CUDA_NO_PEER=0-1" })
 {
-    struct bx_tensor *tensor = device_numbers(job, device_open(job, 0), 1000, 4);
+    OWN(tensor) *tensor = device_numbers(job, device_open(job, 0), 1000, 4);
     uint64_t before = harness_counter(job, "gpu_staged_bytes");
 
     harness_await(OPEN, 1);
@@ -441,7 +423,6 @@ DEVICE_TEST(device_errors, maps_on_the_one_of_several_devices_with_peer_access, 
     HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), before);
     HARNESS_EQ(harness_load(DEVICE_INDEX), 0);
     HARNESS_EQ(harness_load(DEVICE_READER), 1);        /* the second that was opened there */
-    bx_tensor_release(tensor);
 }
 
 /* ---- Handles that the driver fails to open ----------------------------------------------------- */
@@ -450,7 +431,7 @@ DEVICE_TEST(device_errors, maps_on_the_one_of_several_devices_with_peer_access, 
 static void lends_by_handle(struct bx_job *job)
 {
     bool is_first = bx_job_rank(job) == 0;
-    struct bx_tensor *tensor;
+    OWN(tensor) *tensor = NULL;
     uint64_t before;
 
     if (!is_first)
@@ -462,7 +443,6 @@ static void lends_by_handle(struct bx_job *job)
     HARNESS_EQ(device_look_at(job, is_first ? "worker1" : "worker0", tensor, 4), 0);
     HARNESS_CHECK(harness_counter(job, "gpu_staged_bytes") >= before + 4000);
     HARNESS_EQ(harness_counter(job, "gpu_slabs_opened"), 0);
-    bx_tensor_release(tensor);
 }
 
 DEVICE_WORLD(device_errors, stages_from_the_first_loan_on_where_no_handle_can_be_opened, 60, DEVICE_FAKE, .size = 2,

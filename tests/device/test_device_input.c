@@ -8,14 +8,6 @@
  */
 #include "device_fixture.h"
 
-#include <errno.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
 enum gate { OPEN = 0, STRUCK, TAKEN, FINISHED, OVER };
 
 #define TOUCH 0                     /* index of the function "touch", registered first */
@@ -119,11 +111,10 @@ static void put(struct bx_job *job, const struct forgery *forgery)
 static struct bx_future *fake_call(struct bx_job *job, struct forgery *forgery)
 {
     struct bx_future *future = NULL;
-    struct bx_msg *args = bx_msg_create(0);
+    OWN(msg) *args = bx_msg_create(0);
 
     HARNESS_EQ(bx_rpc_async(job, "worker0", "hang", args, NULL, &future), 0);
     forgery->frame.id = ((struct bxi_call *)(void *)future)->id;
-    bx_msg_destroy(args);
     return future;
 }
 

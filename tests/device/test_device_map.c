@@ -9,13 +9,6 @@
 #include "device_fixture.h"
 #include "tests/gpu/fake_library.h"
 
-#include <sched.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
 enum gate { OPEN = 0, SENT, ECHOED, FINISHED };
 enum value { SEQUENCE = 0, DEVICE_AT, HOST_AT, ECHO_AT };
 
@@ -57,11 +50,9 @@ HARNESS_HANDLER(note)
 HARNESS_HANDLER(give)
 {
     struct bx_job *job = bx_request_job(request);
-    struct bx_tensor *tensor = device_numbers(job, device_open(job, 0), 10, 3);
-    int rc = bx_msg_put_tensor(reply, tensor);
+    OWN(tensor) *tensor = device_numbers(job, device_open(job, 0), 10, 3);
 
-    bx_tensor_release(tensor);
-    return rc;
+    return bx_msg_put_tensor(reply, tensor);
 }
 
 static int setup(struct bx_job *job)
@@ -110,7 +101,7 @@ static struct bx_tensor *begin(struct bx_job *job)
 
 static void sends_what_must_be_mapped(struct bx_job *job)
 {
-    struct bx_tensor *tensor = begin(job);
+    OWN(tensor) *tensor = begin(job);
     struct bx_future *device = start(job, device_msg(tensor, DEVICE_AT), NULL);
     struct bx_future *host = start(job, harness_msg_i64(HOST_AT), NULL);
 
@@ -119,7 +110,6 @@ static void sends_what_must_be_mapped(struct bx_job *job)
     end(device, 0);
     HARNESS_CHECK(harness_load(ECHO_AT) < harness_load(DEVICE_AT));     /* worker 2 was not blocked */
     HARNESS_CHECK(harness_load(DEVICE_AT) < harness_load(HOST_AT));     /* worker 0's calls stayed in order */
-    bx_tensor_release(tensor);
 }
 
 static void is_answered_meanwhile(struct bx_job *job)
@@ -137,7 +127,7 @@ Test(device_map, delays_its_own_sender_in_order_and_no_other, .timeout = 60)
 
 static void gives_up(struct bx_job *job)
 {
-    struct bx_tensor *tensor = begin(job);
+    OWN(tensor) *tensor = begin(job);
     struct bx_future *late = start(job, device_msg(tensor, DEVICE_AT),
                                    &(struct bx_call_options){ .timeout_ns = 20 * HARNESS_MS });
     struct bx_future *cancelled = start(job, device_msg(tensor, DEVICE_AT), NULL);
@@ -147,7 +137,6 @@ static void gives_up(struct bx_job *job)
     end(late, BX_E_TIMEOUT);
     let_map();
     end(start(job, device_msg(tensor, HOST_AT), NULL), 0);      /* the worker continues with the next */
-    bx_tensor_release(tensor);
 }
 
 Test(device_map, lets_deadlines_pass_and_calls_be_cancelled, .timeout = 60)
@@ -160,7 +149,7 @@ static void asks_and_gives_up(struct bx_job *job)
 {
     struct bx_call_options short_one = { .timeout_ns = 100 * HARNESS_MS };
     struct bx_loans loans = { 0 };
-    struct bx_msg *reply = NULL;
+    OWN(msg) *reply = NULL;
     struct bx_reader in;
 
     map_later();
@@ -174,7 +163,6 @@ static void asks_and_gives_up(struct bx_job *job)
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "give", NULL, NULL, &reply), 0);
     in = bx_msg_reader(reply);
     HARNESS_EQ(device_wrong(bx_read_tensor(&in), 3), 0);
-    bx_msg_destroy(reply);
 }
 
 Test(device_map, gives_back_a_reply_that_is_mapped_too_late, .timeout = 60)
@@ -254,7 +242,7 @@ DEVICE_TEST(device_map, delivers_the_replies_of_a_dead_worker, 60,
             .size = 2, .setup = setup_last, .dies = 2, .options = { .own_loop = false },
             .body = { NULL, dies_when_told })
 {
-    struct bx_future *future = NULL;
+    OWN(future) *future = NULL;
     struct bx_msg *reply = NULL;
     struct bx_reader in;
 
@@ -268,7 +256,6 @@ DEVICE_TEST(device_map, delivers_the_replies_of_a_dead_worker, 60,
     HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
     in = bx_msg_reader(bx_future_value(future));
     HARNESS_EQ(device_wrong(bx_read_tensor(&in), 3), 0);
-    bx_future_release(future);
 }
 
 static void leaves_too(struct bx_job *job)
@@ -311,12 +298,11 @@ static void lend_slabs(struct bx_job *job, struct bx_device device)
     for (int i = 0; i < SLABS; i++) {
         tensors[i] = device_tensor(job, device, SLAB_COUNT);
 
-        struct bx_tensor *view = NULL;
+        OWN(tensor) *view = NULL;
 
         HARNESS_EQ(bx_tensor_slice(tensors[i], 0, 5, 9, 1, &view), 0);
         device_put_numbers(view, 3);
         end(start(job, device_msg(view, DEVICE_AT), NULL), 0);
-        bx_tensor_release(view);
     }
     HARNESS_CHECK(harness_counter(job, "gpu_bytes") >= first + SLABS * ((uint64_t)66 << 20));
     harness_post(SENT);
@@ -341,21 +327,20 @@ static void serves_on(struct bx_job *job)
 DEVICE_TEST(device_map, frees_slabs_under_constant_load, 60, DEVICE_ANY, .size = 2, .setup = setup,
             .body = { [1] = serves_on })
 {
-    struct bx_tensor *small = begin(job);
+    OWN(tensor) *small = begin(job);
     uint64_t first = harness_counter(job, "gpu_bytes");
 
     lend_slabs(job, bx_tensor_device(small));
     while (harness_counter(job, "gpu_bytes") > first + ((uint64_t)66 << 20))
         end(start(job, harness_msg_i64(HOST_AT), NULL), 0);
-    bx_tensor_release(small);
 }
 
 /* Both leave at once, while each has the other's slab open and closing takes long: neither frees an open slab. */
 static void lends_and_leaves(struct bx_job *job)
 {
     struct bx_device device;
-    struct bx_tensor *tensor;
-    struct bx_msg *args;
+    OWN(tensor) *tensor = NULL;
+    OWN(msg) *args = NULL;
 
     setenv("FAKE_CUDA_OPEN_MS", bx_job_rank(job) == 0 ? "1" : "150", 1);
     device = device_open(job, 0);
@@ -364,8 +349,6 @@ static void lends_and_leaves(struct bx_job *job)
     tensor = device_numbers(job, device, 10, 3);
     args = device_msg(tensor, DEVICE_AT);
     HARNESS_EQ(bx_rpc_sync(job, bx_worker_name(job, 1 - bx_job_rank(job)), "note", args, NULL, NULL), 0);
-    bx_msg_destroy(args);
-    bx_tensor_release(tensor);
 }
 
 DEVICE_WORLD(device_map, frees_no_open_slab_when_all_leave, 60, DEVICE_FAKE, .size = 2, .setup = setup,

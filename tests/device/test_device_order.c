@@ -10,9 +10,6 @@
 #include "device_fixture.h"
 #include "tests/gpu/fake_library.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 enum gate { OPEN = 0, KEPT, STARTED, ONE, LATE, RELEASED, FINISHED };
 
 #define LARGE (INT64_C(10) << 20)       /* i32: 40 of a slab's 64 MiB */
@@ -50,11 +47,10 @@ static int setup(struct bx_job *job)
 
 static void send(struct bx_job *job, const char *function, struct bx_tensor *tensor)
 {
-    struct bx_msg *args = bx_msg_create(0);
+    OWN(msg) *args = bx_msg_create(0);
 
     HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
     HARNESS_EQ(bx_rpc_sync(job, "worker1", function, args, NULL, NULL), 0);
-    bx_msg_destroy(args);
 }
 
 static struct bx_tensor *bytes_tensor(struct bx_job *job, struct bx_device device)
@@ -86,7 +82,7 @@ DEVICE_TEST(device_order, makes_only_the_reader_wait_for_a_slow_writer, 60,
             .setup = setup, .body = { NULL, reads_early })
 {
     struct bx_device device = device_open(job, 0);
-    struct bx_tensor *tensor = bytes_tensor(job, device);
+    OWN(tensor) *tensor = bytes_tensor(job, device);
     void *stream = device_stream(job, device);
     uint64_t *gate;
 
@@ -100,14 +96,13 @@ DEVICE_TEST(device_order, makes_only_the_reader_wait_for_a_slow_writer, 60,
     harness_await(STARTED, 1);
     device_open_gate(gate);
     harness_await(RELEASED, 1);
-    bx_tensor_release(tensor);
 }
 
 /* The same with each order, and with a tensor that has no point of its own. */
 static void writes_on_its_own_stream(struct bx_job *job)
 {
     struct bx_device device = device_open(job, 0);
-    struct bx_tensor *tensor = bytes_tensor(job, device);
+    OWN(tensor) *tensor = bytes_tensor(job, device);
     void *stream = bx_gpu_stream(job, device);
 
     harness_await(OPEN, 1);
@@ -117,7 +112,6 @@ static void writes_on_its_own_stream(struct bx_job *job)
         send(job, "keep", tensor);
         harness_await(RELEASED, (uint32_t)i);
     }
-    bx_tensor_release(tensor);
 }
 
 static void reads_each(struct bx_job *job)
@@ -164,7 +158,8 @@ Test(device_order, holds_with_events, .timeout = 60)
 static void reuses(struct bx_job *job)
 {
     struct bx_device device = device_open(job, 0);
-    struct bx_tensor *tensor = device_tensor(job, device, LARGE), *next, *last;
+    OWN(tensor) *next = NULL, *last = NULL;
+    struct bx_tensor *tensor = device_tensor(job, device, LARGE);
     const void *place = bx_tensor_data(tensor);
     void *stream = device_stream(job, device);
     uint64_t used;
@@ -196,8 +191,6 @@ static void reuses(struct bx_job *job)
     while (harness_counter(job, "gpu_bytes_used") == used)      /* until the other has too */
         bxi_devices_poll(job);
     HARNESS_EQ(harness_counter(job, "gpu_bytes_used"), used - LARGE * sizeof(int32_t));
-    bx_tensor_release(last);
-    bx_tensor_release(next);
 }
 
 static void reads_late(struct bx_job *job)
@@ -280,7 +273,7 @@ DEVICE_TEST(device_order, waits_for_own_work_too_before_memory_is_reused, 60,
 static void opens_the_gate_in_the_end(struct bx_job *job)
 {
     struct bx_device device = device_open(job, 0);
-    struct bx_tensor *tensor = bytes_tensor(job, device);
+    OWN(tensor) *tensor = bytes_tensor(job, device);
     void *stream = device_stream(job, device);
     uint64_t *gate;
 
@@ -292,7 +285,6 @@ static void opens_the_gate_in_the_end(struct bx_job *job)
     harness_await(LATE, 1);             /* worker 2 has been served meanwhile */
     device_open_gate(gate);
     harness_await(FINISHED, 1);
-    bx_tensor_release(tensor);
 }
 
 static void copies_what_is_late(struct bx_job *job)
@@ -426,12 +418,11 @@ DEVICE_TEST(device_order, blocks_no_other_thread_while_the_return_of_a_loan_wait
             (fake_skip_under("FAKE_CUDA_BLOCKING", "it makes streams before it ends a wait of one"), DEVICE_FAKE),
             .size = 2, .setup = setup, .body = { NULL, has_no_stream_left })
 {
-    struct bx_tensor *tensor = bytes_tensor(job, device_open(job, 0));
+    OWN(tensor) *tensor = bytes_tensor(job, device_open(job, 0));
 
     harness_await(OPEN, 1);
     send(job, "keep", tensor);
     harness_await(RELEASED, 1);
-    bx_tensor_release(tensor);
 }
 
 /* If a stream of the borrower cannot wait for the owner's words, its host waits. */

@@ -7,12 +7,6 @@
 #include "device_fixture.h"
 #include "tests/gpu/fake_library.h"
 
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
 enum gate { OPEN = 0, LATE, GO, DEAD, CLOSED, FREED, FINISHED };
 enum value { PID = 0, PASSED = 16, PASSED_BYTES, COPIED, COPIED_TENSORS };      /* PID + rank */
 
@@ -106,11 +100,9 @@ HARNESS_HANDLER(drop)
 HARNESS_HANDLER(make)
 {
     struct bx_job *job = bx_request_job(request);
-    struct bx_tensor *tensor = device_numbers(job, device_open(job, 0), COUNT, (int32_t)bx_read_i64(args));
-    int rc = bx_msg_put_tensor(reply, tensor);
+    OWN(tensor) *tensor = device_numbers(job, device_open(job, 0), COUNT, (int32_t)bx_read_i64(args));
 
-    bx_tensor_release(tensor);
-    return rc;
+    return bx_msg_put_tensor(reply, tensor);
 }
 
 /* Answers with the tensor that worker2's make answers with. */
@@ -230,14 +222,12 @@ DEVICE_TEST(device_passed, tensors_go_in_replies, 60, DEVICE_ANY, .size = 3, .se
 {
     begin(job, 2);
     for (int i = 0; i < 5; i++) {
-        struct bx_msg *args = harness_msg_i64(i), *reply = NULL;
+        OWN(msg) *args = harness_msg_i64(i), *reply = NULL;
         struct bx_reader reader;
 
         HARNESS_EQ(bx_rpc_sync(job, "worker1", "fetch", args, NULL, &reply), 0);
         reader = bx_msg_reader(reply);
         HARNESS_EQ(device_wrong(bx_read_tensor(&reader), i), 0);
-        bx_msg_destroy(reply);
-        bx_msg_destroy(args);
     }
     expect_counts(job, 5, 5 * BYTES);
 }
@@ -433,13 +423,12 @@ DEVICE_TEST(device_passed, slabs_are_not_freed_while_a_reader_unknown_to_the_own
     uint64_t most;
 
     for (int i = 0; i < 2; i++) {
-        struct bx_tensor *view = NULL;
+        OWN(tensor) *view = NULL;
 
         tensor[i] = device_tensor(job, device, LARGE);
         HARNESS_EQ(bx_tensor_slice(tensor[i], 0, 0, 9, 1, &view), 0);
         device_put_numbers(view, 3);
         HARNESS_EQ(by(job, view, 3, "2look"), 0);
-        bx_tensor_release(view);
     }
     HARNESS_EQ(bx_loans_wait(job, -1, 0, BX_FOREVER), 0);
     most = harness_counter(job, "gpu_bytes");

@@ -7,8 +7,6 @@
 
 #include "tests/job/rejoin_fixture.h"
 
-#include <errno.h>
-
 TestSuite(device_rejoin, .init = starts_set_up, .fini = place_tear_down, .timeout = 60);
 
 enum { COUNT = 5000, BYTES = 4 * COUNT, LIVES = 3 };
@@ -17,11 +15,9 @@ enum { OPENED = 4, DONE = 5 };           /* gates behind those of the fixture */
 HARNESS_HANDLER(lend)
 {
     struct bx_job *job = bx_request_job(request);
-    struct bx_tensor *tensor = device_numbers(job, device_open(job, 0), COUNT, (int32_t)bx_read_i64(args));
-    int rc = bx_msg_put_tensor(reply, tensor);
+    OWN(tensor) *tensor = device_numbers(job, device_open(job, 0), COUNT, (int32_t)bx_read_i64(args));
 
-    bx_tensor_release(tensor);
-    return rc;
+    return bx_msg_put_tensor(reply, tensor);
 }
 
 /* Answers how many elements are wrong. */
@@ -73,7 +69,7 @@ static void others_map(struct bx_job *job, struct bx_tensor *own)
 static void is_staged_with(struct bx_job *job, struct bx_tensor *own, struct bx_tensor *of_the_dead)
 {
     uint64_t before = harness_counter(job, "gpu_staged_bytes");
-    struct bx_tensor *fresh;
+    OWN(tensor) *fresh = NULL;
 
     give(job, "worker1", own, 1);
     HARNESS_EQ(staged_since(job, before), BYTES);           /* out */
@@ -83,7 +79,6 @@ static void is_staged_with(struct bx_job *job, struct bx_tensor *own, struct bx_
     give(job, "worker1", fresh, 9);
     give(job, "worker1", of_the_dead, 7);
     give(job, "worker2", of_the_dead, 7);
-    bx_tensor_release(fresh);
 }
 
 static void survive(struct bx_job *job)

@@ -4,11 +4,6 @@
  */
 #include "fake.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
 FAKE_EXPORT const char *bx_fake_cuda(void);
 FAKE_EXPORT uint64_t bx_fake_figure(const char *name, int device);
 struct fake_options fake_options;

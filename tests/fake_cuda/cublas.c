@@ -5,14 +5,9 @@
 #include "nn/cuda_api.h"
 #include "fake.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #define DECLARE(type, name, arguments) FAKE_EXPORT type name arguments;
 BXI_CUBLAS_FUNCTIONS(DECLARE)
 #undef DECLARE
-
-#define HANDLE_MAGIC 0x53414c42u
 
 enum {
     SUCCESS = 0,
@@ -22,15 +17,18 @@ enum {
 };
 
 struct cublasContext {
-    unsigned magic;
+    struct fake_handle is;
     int math_mode;
-    struct CUctx_st *context;
-    struct CUstream_st *stream;
+};
+
+struct matrix {                         /* element (i, j) is at[i * row_step + j * column_step] */
+    const float *at;
+    size_t row_step, column_step;
 };
 
 struct product {
     size_t rows, columns, inner, ldc;
-    struct fake_matrix ab[2];
+    struct matrix ab[2];
     float alpha, beta;
     float *c;
     bool is_rough;
@@ -38,39 +36,21 @@ struct product {
 
 static bool is_handle(const struct cublasContext *handle)
 {
-    struct CUctx_st *context;
-
-    return handle != NULL && handle->magic == HANDLE_MAGIC && fake_current(&context) == CUDA_SUCCESS &&
-        handle->context == context;
+    return handle != NULL && fake_is_handle(&handle->is, FAKE_CUBLAS);
 }
 
 int cublasCreate_v2(struct cublasContext **out)
 {
-    struct CUctx_st *context;
-    struct cublasContext *handle;
-
     if (out == NULL)
         return INVALID_VALUE;
-    if (fake_current(&context) != CUDA_SUCCESS)
-        return NOT_INITIALIZED;
-    fake_block();                       /* the real one allocates */
-    handle = calloc(1, sizeof(*handle));
-    if (handle == NULL)
-        return BXI_CUBLAS_ALLOC_FAILED;
-    handle->magic = HANDLE_MAGIC;
-    handle->context = context;
-    *out = handle;
-    return SUCCESS;
+    return fake_handle_create(out, sizeof(**out), FAKE_CUBLAS) == CUDA_SUCCESS ? SUCCESS : NOT_INITIALIZED;
 }
 
-/* The real one waits for the device. */
 int cublasDestroy_v2(struct cublasContext *handle)
 {
     if (!is_handle(handle))
         return NOT_INITIALIZED;
-    fake_synchronise_all();
-    handle->magic = 0;
-    free(handle);
+    fake_handle_destroy(&handle->is);
     return SUCCESS;
 }
 
@@ -88,7 +68,7 @@ int cublasSetStream_v2(struct cublasContext *handle, struct CUstream_st *stream)
 {
     if (!is_handle(handle))
         return NOT_INITIALIZED;
-    handle->stream = stream;
+    handle->is.stream = stream;
     return SUCCESS;
 }
 
@@ -102,51 +82,28 @@ int cublasSetMathMode(struct cublasContext *handle, int mode)
 
 /* ---- The product ----------------------------------------------------------------------------- */
 
-/* A copy of one factor, rounded to TF32, by row. */
-static float *roughen(const struct fake_matrix *matrix, size_t rows, size_t columns)
+static double element(const struct product *product, int which, size_t row, size_t column)
 {
-    float *rough = malloc((rows * columns + 1) * sizeof(float));
+    const struct matrix *matrix = &product->ab[which];
+    float value = matrix->at[row * matrix->row_step + column * matrix->column_step];
 
-    if (rough == NULL)
-        abort();
-    for (size_t i = 0; i < rows; i++)
-        for (size_t j = 0; j < columns; j++)
-            rough[i * columns + j] = fake_tf32(matrix->at[i * matrix->row_step + j * matrix->column_step]);
-    return rough;
-}
-
-static void write_product(const struct product *product, const double *sum)
-{
-    for (size_t i = 0; i < product->rows; i++) {
-        for (size_t j = 0; j < product->columns; j++) {
-            float *c = &product->c[i + j * product->ldc];
-            double old = product->beta == 0.0f ? 0.0 : (double)product->beta * (double)*c;
-
-            *c = (float)((double)product->alpha * sum[i * product->columns + j] + old);
-        }
-    }
+    return (double)(product->is_rough ? fake_tf32(value) : value);
 }
 
 static void run_product(const void *argument)
 {
     const struct product *product = argument;
-    double *sum = calloc(product->rows * product->columns, sizeof(double));
-    struct fake_matrix ab[2] = { product->ab[0], product->ab[1] };
-    float *rough[2] = { NULL, NULL };
 
-    if (sum == NULL)
-        abort();
-    if (product->is_rough) {
-        rough[0] = roughen(&ab[0], product->rows, product->inner);
-        rough[1] = roughen(&ab[1], product->inner, product->columns);
-        ab[0] = (struct fake_matrix){ rough[0], product->inner, 1 };
-        ab[1] = (struct fake_matrix){ rough[1], product->columns, 1 };
+    for (size_t i = 0; i < product->rows; i++) {
+        for (size_t j = 0; j < product->columns; j++) {
+            float *c = &product->c[i + j * product->ldc];
+            double sum = 0.0, old = product->beta == 0.0f ? 0.0 : (double)product->beta * (double)*c;
+
+            for (size_t k = 0; k < product->inner; k++)
+                sum += element(product, 0, i, k) * element(product, 1, k, j);
+            *c = (float)((double)product->alpha * sum + old);
+        }
     }
-    fake_multiply(product->rows, product->columns, product->inner, ab, sum);
-    write_product(product, sum);
-    free(rough[0]);
-    free(rough[1]);
-    free(sum);
 }
 
 /* Whether the device may access a column-major matrix of that size. */
@@ -179,12 +136,54 @@ int cublasSgemm_v2(struct cublasContext *handle, int transpose_a, int transpose_
     product.alpha = *alpha;
     product.beta = *beta;
     product.is_rough = handle->math_mode != BXI_CUBLAS_DEFAULT_MATH;
-    product.ab[0] = (struct fake_matrix){ a, ta ? (size_t)lda : 1, ta ? 1 : (size_t)lda };
-    product.ab[1] = (struct fake_matrix){ b, tb ? (size_t)ldb : 1, tb ? 1 : (size_t)ldb };
+    product.ab[0] = (struct matrix){ a, ta ? (size_t)lda : 1, ta ? 1 : (size_t)lda };
+    product.ab[1] = (struct matrix){ b, tb ? (size_t)ldb : 1, tb ? 1 : (size_t)ldb };
     if (!may_touch(a, (size_t)lda, (size_t)(ta ? k : m), (size_t)(ta ? m : k), false) ||
         !may_touch(b, (size_t)ldb, (size_t)(tb ? n : k), (size_t)(tb ? k : n), false) ||
         !may_touch(c, (size_t)ldc, (size_t)m, (size_t)n, true))
         return EXECUTION_FAILED;
-    return fake_stream_call(handle->stream, run_product, &product, sizeof(product)) == CUDA_SUCCESS ? SUCCESS
+    return fake_stream_call(handle->is.stream, run_product, &product, sizeof(product)) == CUDA_SUCCESS ? SUCCESS
         : EXECUTION_FAILED;
+}
+
+float fake_tf32(float value)
+{
+    uint32_t bits;
+
+    memcpy(&bits, &value, sizeof(bits));
+    bits &= UINT32_C(0xffffe000);       /* keeps 10 of 23 bits */
+    memcpy(&value, &bits, sizeof(bits));
+    return value;
+}
+
+/* ---- Handles of cuBLAS and cuDNN ------------------------------------------------------------- */
+
+bool fake_is_handle(const struct fake_handle *handle, unsigned library)
+{
+    struct CUctx_st *context;
+
+    return handle->library == library && fake_current(&context) == CUDA_SUCCESS && handle->context == context;
+}
+
+unsigned fake_handle_create(void *out, size_t bytes, unsigned library)
+{
+    struct CUctx_st *context;
+    struct fake_handle *handle;
+
+    if (fake_current(&context) != CUDA_SUCCESS)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    fake_block();                       /* the real ones allocate */
+    handle = calloc(1, bytes);
+    if (handle == NULL)
+        abort();
+    *handle = (struct fake_handle){ .library = library, .context = context };
+    memcpy(out, &handle, sizeof(handle));
+    return CUDA_SUCCESS;
+}
+
+void fake_handle_destroy(struct fake_handle *handle)
+{
+    fake_synchronise_all();             /* the real ones wait for the device */
+    handle->library = 0;
+    free(handle);
 }

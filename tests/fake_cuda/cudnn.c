@@ -5,19 +5,12 @@
  */
 #include "cudnn.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #define DECLARE(type, name, arguments) FAKE_EXPORT type name arguments;
 BXI_CUDNN_FUNCTIONS(DECLARE)
 #undef DECLARE
 
-#define HANDLE_MAGIC 0x4e4e4443u
-
 struct cudnnContext {
-    unsigned magic;
-    struct CUctx_st *context;
-    struct CUstream_st *stream;
+    struct fake_handle is;
 };
 
 size_t cudnnGetVersion(void)
@@ -39,39 +32,22 @@ const char *cudnnGetErrorString(int status)
 
 bool fake_dnn_is_handle(const struct cudnnContext *handle)
 {
-    struct CUctx_st *context;
-
-    return handle != NULL && handle->magic == HANDLE_MAGIC && fake_current(&context) == CUDA_SUCCESS &&
-        handle->context == context;
+    return handle != NULL && fake_is_handle(&handle->is, FAKE_CUDNN);
 }
 
 int cudnnCreate(struct cudnnContext **out)
 {
-    struct CUctx_st *context;
-    struct cudnnContext *handle;
+    unsigned rc = out == NULL ? CUDA_ERROR_INVALID_VALUE : fake_handle_create(out, sizeof(**out), FAKE_CUDNN);
 
-    if (out == NULL)
-        return CUDNN_STATUS_BAD_PARAM;
-    if (fake_current(&context) != CUDA_SUCCESS)
-        return CUDNN_STATUS_NOT_INITIALIZED;
-    fake_block();                       /* the real one allocates */
-    handle = calloc(1, sizeof(*handle));
-    if (handle == NULL)
-        return CUDNN_STATUS_ALLOC_FAILED;
-    handle->magic = HANDLE_MAGIC;
-    handle->context = context;
-    *out = handle;
-    return CUDNN_STATUS_SUCCESS;
+    return rc == CUDA_SUCCESS ? CUDNN_STATUS_SUCCESS : rc == CUDA_ERROR_INVALID_VALUE ? CUDNN_STATUS_BAD_PARAM
+        : CUDNN_STATUS_NOT_INITIALIZED;
 }
 
-/* The real one waits for the device. */
 int cudnnDestroy(struct cudnnContext *handle)
 {
     if (!fake_dnn_is_handle(handle))
         return CUDNN_STATUS_BAD_PARAM;
-    fake_synchronise_all();
-    handle->magic = 0;
-    free(handle);
+    fake_handle_destroy(&handle->is);
     return CUDNN_STATUS_SUCCESS;
 }
 
@@ -79,14 +55,40 @@ int cudnnSetStream(struct cudnnContext *handle, struct CUstream_st *stream)
 {
     if (!fake_dnn_is_handle(handle))
         return CUDNN_STATUS_BAD_PARAM;
-    handle->stream = stream;
+    handle->is.stream = stream;
     return CUDNN_STATUS_SUCCESS;
 }
 
-int fake_dnn_put(struct cudnnContext *handle, fake_call_fn call, const void *argument, size_t bytes)
+int fake_dnn_put(struct cudnnContext *handle, fake_call_fn call, const void *argument, size_t bytes,
+                 const struct fake_access *accesses, size_t count)
 {
-    return fake_stream_call(handle->stream, call, argument, bytes) == CUDA_SUCCESS ? CUDNN_STATUS_SUCCESS
+    for (size_t i = 0; i < count; i++) {
+        uint64_t address = (uint64_t)(uintptr_t)accesses[i].at;
+
+        if (accesses[i].dims != NULL &&
+            (address % sizeof(float) != 0 || !fake_may_touch(address, fake_dnn_count(accesses[i].dims) * sizeof(float),
+                                                             accesses[i].is_written)))
+            return CUDNN_STATUS_EXECUTION_FAILED;
+    }
+    return fake_stream_call(handle->is.stream, call, argument, bytes) == CUDA_SUCCESS ? CUDNN_STATUS_SUCCESS
         : CUDNN_STATUS_EXECUTION_FAILED;
+}
+
+bool fake_dnn_blend(const void *alpha, const void *beta, struct fake_blend *blend)
+{
+    if (alpha == NULL || beta == NULL)
+        return false;
+    *blend = (struct fake_blend){ *(const float *)alpha, *(const float *)beta };
+    return true;
+}
+
+double *fake_dnn_numbers(size_t count)
+{
+    double *zeros = calloc(count, sizeof(double));
+
+    if (zeros == NULL)
+        abort();
+    return zeros;
 }
 
 /* ---- Dimensions ------------------------------------------------------------------------------ */
@@ -119,23 +121,6 @@ size_t fake_dnn_places(size_t length, size_t window, size_t pad, size_t stride, 
     return reach > length + 2 * pad ? 0 : (length + 2 * pad - reach) / stride + 1;
 }
 
-static bool may_touch(const void *array, const struct fake_dims *dims, bool written)
-{
-    uint64_t address = (uint64_t)(uintptr_t)array;
-
-    return address % sizeof(float) == 0 && fake_may_touch(address, fake_dnn_count(dims) * sizeof(float), written);
-}
-
-bool fake_dnn_may_read(const void *array, const struct fake_dims *dims)
-{
-    return may_touch(array, dims, false);
-}
-
-bool fake_dnn_may_write(const void *array, const struct fake_dims *dims)
-{
-    return may_touch(array, dims, true);
-}
-
 /* ---- Descriptors ----------------------------------------------------------------------------- */
 
 static int create(void *out, size_t bytes, enum fake_dnn_kind kind)
@@ -162,45 +147,20 @@ static int destroy(void *descriptor, enum fake_dnn_kind kind)
     return CUDNN_STATUS_SUCCESS;
 }
 
-int cudnnCreateTensorDescriptor(struct cudnnTensorStruct **tensor)
-{
-    return create(tensor, sizeof(**tensor), DNN_TENSOR);
-}
+#define DESCRIPTOR(name, kind) \
+    int cudnnCreate##name##Descriptor(struct cudnn##name##Struct **descriptor) \
+    { \
+        return create(descriptor, sizeof(**descriptor), kind); \
+    } \
+    int cudnnDestroy##name##Descriptor(struct cudnn##name##Struct *descriptor) \
+    { \
+        return destroy(descriptor, kind); \
+    }
 
-int cudnnDestroyTensorDescriptor(struct cudnnTensorStruct *tensor)
-{
-    return destroy(tensor, DNN_TENSOR);
-}
-
-int cudnnCreateFilterDescriptor(struct cudnnFilterStruct **filter)
-{
-    return create(filter, sizeof(**filter), DNN_FILTER);
-}
-
-int cudnnDestroyFilterDescriptor(struct cudnnFilterStruct *filter)
-{
-    return destroy(filter, DNN_FILTER);
-}
-
-int cudnnCreateConvolutionDescriptor(struct cudnnConvolutionStruct **conv)
-{
-    return create(conv, sizeof(**conv), DNN_CONVOLUTION);
-}
-
-int cudnnDestroyConvolutionDescriptor(struct cudnnConvolutionStruct *conv)
-{
-    return destroy(conv, DNN_CONVOLUTION);
-}
-
-int cudnnCreatePoolingDescriptor(struct cudnnPoolingStruct **pooling)
-{
-    return create(pooling, sizeof(**pooling), DNN_POOLING);
-}
-
-int cudnnDestroyPoolingDescriptor(struct cudnnPoolingStruct *pooling)
-{
-    return destroy(pooling, DNN_POOLING);
-}
+DESCRIPTOR(Tensor, DNN_TENSOR)
+DESCRIPTOR(Filter, DNN_FILTER)
+DESCRIPTOR(Convolution, DNN_CONVOLUTION)
+DESCRIPTOR(Pooling, DNN_POOLING)
 
 static int set_dims(struct fake_dims *dims, int n, int c, int h, int w)
 {

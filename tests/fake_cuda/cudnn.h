@@ -58,15 +58,28 @@ bool fake_dnn_same(const struct fake_dims *a, const struct fake_dims *b);
 size_t fake_dnn_count(const struct fake_dims *dims);
 /* The number of window positions along `length`; 0: it does not fit. */
 size_t fake_dnn_places(size_t length, size_t window, size_t pad, size_t stride, size_t dilation);
-/* Whether the device may access a float array of these dimensions. */
-bool fake_dnn_may_read(const void *array, const struct fake_dims *dims);
-bool fake_dnn_may_write(const void *array, const struct fake_dims *dims);
-/* Returns a status. */
-int fake_dnn_put(struct cudnnContext *handle, fake_call_fn call, const void *argument, size_t bytes);
+double *fake_dnn_numbers(size_t count);      /* zeros, to be freed */
+
+/* A float array of these dimensions that the device reads, or writes; dims NULL: it does not. */
+struct fake_access {
+    const void *at;
+    const struct fake_dims *dims;
+    bool is_written;
+};
+#define FAKE_READS(at, dims) { at, dims, false }
+#define FAKE_WRITES(at, dims) { at, dims, true }
+/* Puts the work on the handle's stream if the device may access the arrays. Returns a status. */
+int fake_dnn_put(struct cudnnContext *handle, fake_call_fn call, const void *argument, size_t bytes,
+                 const struct fake_access *accesses, size_t count);
+#define FAKE_DNN_PUT(handle, call, job, ...) \
+    fake_dnn_put(handle, call, &(job), sizeof(job), (const struct fake_access[]){ __VA_ARGS__ }, \
+                 sizeof((const struct fake_access[]){ __VA_ARGS__ }) / sizeof(struct fake_access))
 
 struct fake_blend {                     /* to = alpha * value + beta * to; with beta 0 to is not read */
     float alpha, beta;
 };
+/* False if one of them is missing. */
+bool fake_dnn_blend(const void *alpha, const void *beta, struct fake_blend *blend);
 static inline void fake_blend(struct fake_blend blend, float *to, double value)
 {
     *to = (float)((double)blend.alpha * value + (blend.beta == 0.0f ? 0.0 : (double)blend.beta * (double)*to));

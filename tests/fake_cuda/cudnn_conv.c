@@ -1,19 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Convolutions of the fake cuDNN: a few images at a time are expanded into the matrix of all windows (im2col), which is
- * multiplied by the filters. The algorithms differ in how they misbehave: some fail, some are nondeterministic and off
- * by a thousandth, some need a workspace and overwrite it. The first, which a careless caller takes, fails.
+ * Convolutions of the fake cuDNN: plain loops over the taps of the filters, in double. The algorithms differ in how
+ * they misbehave: some fail, some are nondeterministic and off by a thousandth, some need a workspace and overwrite it.
+ * The first, which a careless caller takes, fails.
  */
 #include "cudnn.h"
-
-#include <stdlib.h>
-#include <string.h>
 
 #define DECLARE(type, name, arguments) FAKE_EXPORT type name arguments;
 BXI_CUDNN_FUNCTIONS(DECLARE)
 #undef DECLARE
 
-#define MATRIX_FLOATS ((size_t)4 << 20)         /* of the windows' matrix and of an image */
 #define WORKSPACE_ALIGN 16
 
 /* ---- Algorithms ------------------------------------------------------------------------------ */
@@ -143,15 +139,6 @@ struct job {
     void *workspace;
 };
 
-static void *take(size_t count, size_t bytes)
-{
-    void *memory = calloc(count, bytes);
-
-    if (memory == NULL)
-        abort();
-    return memory;
-}
-
 /* Off by up to a thousandth, differently each time. */
 static double noise(void)
 {
@@ -161,190 +148,75 @@ static double noise(void)
     return 1.0 + ((double)(state >> 40) / (double)(1 << 24) - 0.5) * 2e-3;
 }
 
-static void put_result(const struct job *job, float *to, double value)
-{
-    fake_blend(job->blend, to, job->algorithm->is_deterministic ? value : value * noise());
-}
-
 static float input(const struct job *job, float value)
 {
     return job->shape.is_rough ? fake_tf32(value) : value;
 }
 
-struct parts {                                  /* of a few images */
-    size_t images, width, channels;             /* width: images times places */
-    size_t taps, window;                        /* of all channels; of one channel */
-    float *filter, *windows, *out;
-    double *sum;
-    size_t *index;                              /* [t * places + p]: the index of tap t of the window at place p */
-};
-#define OUTSIDE SIZE_MAX
-
-static size_t places_of(const struct job *job)
+static double *read_array(const struct job *job, const float *array, size_t count)
 {
-    return job->shape.y.h * job->shape.y.w;
+    double *read = fake_dnn_numbers(count);
+
+    for (size_t i = 0; i < count; i++)
+        read[i] = (double)input(job, array[i]);
+    return read;
 }
 
-static size_t pixels_of(const struct job *job)
+/* The first place whose pixel is at least `pixel`, where place 0 has pixel `offset`. */
+static size_t place_from(size_t pixel, size_t offset, size_t stride)
 {
-    return job->shape.x.h * job->shape.x.w;
+    return offset >= pixel ? 0 : (pixel - offset + stride - 1) / stride;
 }
 
-/* A difference below 0 wraps, and is then above the length too. */
-static void fill_index(const struct job *job, size_t *index)
+/* One tap of a filter between one plane of x and one of y: y += w x, x += w y, or w += x y. The planes are in the order
+ * of the passes: each pass writes one of them. */
+static void run_tap(const struct job *job, size_t tap, double *const at[3])
 {
     const struct fake_window *window = &job->shape.window;
     const struct fake_dims *x = &job->shape.x, *y = &job->shape.y;
+    size_t h = tap / window->w * window->dilation_h, w = tap % window->w * window->dilation_w;      /* of place 0 */
+    size_t end_h = place_from(x->h + window->pad_h, h, window->stride_h);
+    size_t end_w = place_from(x->w + window->pad_w, w, window->stride_w);
 
-    for (size_t tap = 0; tap < window->h * window->w; tap++) {
-        for (size_t place = 0; place < y->h * y->w; place++) {
-            size_t h = place / y->w * window->stride_h + tap / window->w * window->dilation_h - window->pad_h;
-            size_t w = place % y->w * window->stride_w + tap % window->w * window->dilation_w - window->pad_w;
+    for (size_t p = place_from(window->pad_h, h, window->stride_h); p < end_h && p < y->h; p++) {
+        double *pixels = at[BACK_DATA] + (p * window->stride_h + h - window->pad_h) * x->w;
+        double *places = at[FORWARD] + p * y->w, *filter = at[BACK_FILTER];
 
-            *index++ = h < x->h && w < x->w ? h * x->w + w : OUTSIDE;
+        for (size_t q = place_from(window->pad_w, w, window->stride_w); q < end_w && q < y->w; q++) {
+            double *pixel = &pixels[q * window->stride_w + w - window->pad_w];
+
+            switch (job->pass) {
+            case FORWARD: places[q] += *filter * *pixel; break;
+            case BACK_DATA: *pixel += *filter * places[q]; break;
+            case BACK_FILTER: *filter += *pixel * places[q]; break;
+            }
         }
     }
-}
-
-/* The matrix of windows of x: a row for each tap of each channel. */
-static void spread(const struct job *job, const struct parts *part, const float *x)
-{
-    size_t places = places_of(job), pixels = pixels_of(job);
-
-    for (size_t row = 0; row < part->taps; row++) {
-        const size_t *index = part->index + row % part->window * places;
-
-        for (size_t n = 0; n < part->images; n++) {
-            const float *from = x + (n * job->shape.x.c + row / part->window) * pixels;
-            float *to = part->windows + row * part->width + n * places;
-
-            for (size_t at = 0; at < places; at++)
-                to[at] = index[at] == OUTSIDE ? 0.0f : input(job, from[index[at]]);
-        }
-    }
-}
-
-/* The reverse: adds part->sum, the gradient of that matrix, to the gradient of x. */
-static void collect(const struct job *job, const struct parts *part, double *sums)
-{
-    size_t places = places_of(job), pixels = pixels_of(job);
-
-    for (size_t row = 0; row < part->taps; row++) {
-        const size_t *index = part->index + row % part->window * places;
-
-        for (size_t n = 0; n < part->images; n++) {
-            const double *from = part->sum + row * part->width + n * places;
-            double *to = sums + (n * job->shape.x.c + row / part->window) * pixels;
-
-            for (size_t at = 0; at < places; at++)
-                if (index[at] != OUTSIDE)
-                    to[index[at]] += from[at];
-        }
-    }
-}
-
-/* y's images as a matrix of channels by width. */
-static void gather(const struct job *job, const struct parts *part, const float *y)
-{
-    size_t places = places_of(job);
-
-    for (size_t k = 0; k < part->channels; k++)
-        for (size_t n = 0; n < part->images; n++)
-            for (size_t at = 0; at < places; at++)
-                part->out[k * part->width + n * places + at] = input(job, y[(n * part->channels + k) * places + at]);
-}
-
-static void forward(const struct job *job, const struct parts *part, const float *x, float *y)
-{
-    struct fake_matrix ab[2] = { { part->filter, part->taps, 1 }, { part->windows, part->width, 1 } };
-    size_t places = places_of(job);
-
-    spread(job, part, x);
-    memset(part->sum, 0, part->channels * part->width * sizeof(double));
-    fake_multiply(part->channels, part->width, part->taps, ab, part->sum);
-    for (size_t k = 0; k < part->channels; k++)
-        for (size_t n = 0; n < part->images; n++)
-            for (size_t at = 0; at < places; at++)
-                put_result(job, &y[(n * part->channels + k) * places + at],
-                           part->sum[k * part->width + n * places + at]);
-}
-
-static void back_data(const struct job *job, const struct parts *part, float *dx, const float *dy)
-{
-    struct fake_matrix ab[2] = { { part->filter, 1, part->taps }, { part->out, part->width, 1 } };
-    size_t count = part->images * job->shape.x.c * pixels_of(job);
-    double *sums = take(count, sizeof(double));
-
-    gather(job, part, dy);
-    memset(part->sum, 0, part->taps * part->width * sizeof(double));
-    fake_multiply(part->taps, part->width, part->channels, ab, part->sum);
-    collect(job, part, sums);
-    for (size_t i = 0; i < count; i++)
-        put_result(job, &dx[i], sums[i]);
-    free(sums);
-}
-
-/* Adds to the sum of all images. */
-static void back_filter(const struct job *job, const struct parts *part, const float *x, const float *dy)
-{
-    struct fake_matrix ab[2] = { { part->out, part->width, 1 }, { part->windows, 1, part->width } };
-
-    spread(job, part, x);
-    gather(job, part, dy);
-    fake_multiply(part->channels, part->taps, part->width, ab, part->sum);
-}
-
-static void run_images(const struct job *job, const struct parts *part, size_t first)
-{
-    float *x = job->x + first * job->shape.x.c * pixels_of(job);
-    float *y = job->y + first * job->shape.y.c * places_of(job);
-
-    switch (job->pass) {
-    case FORWARD: forward(job, part, x, y); break;
-    case BACK_DATA: back_data(job, part, x, y); break;
-    case BACK_FILTER: back_filter(job, part, x, y); break;
-    }
-}
-
-static void run_parts(const struct job *job, struct parts *part, size_t most)
-{
-    size_t filter = part->taps * part->channels, images = job->shape.x.n;
-
-    for (size_t i = 0; i < filter && job->pass != BACK_FILTER; i++)
-        part->filter[i] = input(job, job->w[i]);
-    for (size_t first = 0; first < images; first += part->images) {
-        part->images = images - first < most ? images - first : most;
-        part->width = part->images * places_of(job);
-        run_images(job, part, first);
-    }
-    for (size_t i = 0; i < filter && job->pass == BACK_FILTER; i++)
-        put_result(job, &job->w[i], part->sum[i]);
 }
 
 static void run(const void *argument)
 {
     const struct job *job = argument;
-    struct parts part = { .channels = job->shape.y.c, .window = job->shape.w.h * job->shape.w.w };
-    size_t most, width;
+    const struct fake_dims *x = &job->shape.x, *w = &job->shape.w, *y = &job->shape.y;
+    const size_t counts[] = { fake_dnn_count(y), fake_dnn_count(x), fake_dnn_count(w) }, taps = w->h * w->w;
+    float *const arrays[] = { job->y, job->x, job->w };
+    double *all[3];
 
-    part.taps = job->shape.w.c * part.window;
-    most = MATRIX_FLOATS / (part.taps * places_of(job)) + 1;
-    most = most > job->shape.x.n ? job->shape.x.n : most;
-    width = most * places_of(job);
     if (job->algorithm->workspace_filters > 0)
         memset(job->workspace, 0xFF, workspace_bytes(job->algorithm, &job->shape));
-    part.filter = take(part.taps * part.channels, sizeof(float));
-    part.windows = take(part.taps * width, sizeof(float));
-    part.out = take(part.channels * width, sizeof(float));
-    part.sum = take(part.taps * part.channels + (part.taps + part.channels) * width, sizeof(double));
-    part.index = take(part.window * places_of(job), sizeof(size_t));
-    fill_index(job, part.index);
-    run_parts(job, &part, most);
-    free(part.filter);
-    free(part.windows);
-    free(part.out);
-    free(part.sum);
-    free(part.index);
+    for (int i = 0; i < 3; i++)
+        all[i] = i == (int)job->pass ? fake_dnn_numbers(counts[i]) : read_array(job, arrays[i], counts[i]);
+    for (size_t n = 0; n < x->n; n++)
+        for (size_t k = 0; k < y->c; k++)
+            for (size_t i = 0; i < x->c * taps; i++)
+                run_tap(job, i % taps, (double *const[]){ all[FORWARD] + (n * y->c + k) * y->h * y->w,
+                                                          all[BACK_DATA] + (n * x->c + i / taps) * x->h * x->w,
+                                                          all[BACK_FILTER] + k * x->c * taps + i });
+    for (size_t i = 0; i < counts[job->pass]; i++)
+        fake_blend(job->blend, &arrays[job->pass][i],
+                   all[job->pass][i] * (job->algorithm->is_deterministic ? 1.0 : noise()));
+    for (int i = 0; i < 3; i++)
+        free(all[i]);
 }
 
 /* ---- Calls ----------------------------------------------------------------------------------- */
@@ -366,10 +238,8 @@ static int put(struct cudnnContext *handle, struct job *job, int algorithm, size
         return CUDNN_STATUS_NOT_SUPPORTED;
     if (!is_workspace(job, bytes))
         return CUDNN_STATUS_BAD_PARAM;
-    if (!fake_dnn_may_read(job->x, &job->shape.x) || !fake_dnn_may_read(job->w, &job->shape.w) ||
-        !fake_dnn_may_read(job->y, &job->shape.y))
-        return CUDNN_STATUS_EXECUTION_FAILED;
-    return fake_dnn_put(handle, run, job, sizeof(*job));
+    return FAKE_DNN_PUT(handle, run, *job, FAKE_READS(job->x, &job->shape.x), FAKE_READS(job->w, &job->shape.w),
+                        FAKE_READS(job->y, &job->shape.y));
 }
 
 int cudnnConvolutionForward(struct cudnnContext *handle, const void *alpha, struct cudnnTensorStruct *x_desc,
@@ -379,10 +249,9 @@ int cudnnConvolutionForward(struct cudnnContext *handle, const void *alpha, stru
 {
     struct job job = { .pass = FORWARD, .x = (float *)x, .w = (float *)w, .y = y, .workspace = workspace };
 
-    if (!fake_dnn_is_handle(handle) || alpha == NULL || beta == NULL || x == y || w == y ||
+    if (!fake_dnn_is_handle(handle) || !fake_dnn_blend(alpha, beta, &job.blend) || x == y || w == y ||
         !read_shape(x_desc, w_desc, conv, y_desc, &job.shape))
         return CUDNN_STATUS_BAD_PARAM;
-    job.blend = (struct fake_blend){ *(const float *)alpha, *(const float *)beta };
     return put(handle, &job, algorithm, bytes);
 }
 
@@ -393,10 +262,9 @@ int cudnnConvolutionBackwardData(struct cudnnContext *handle, const void *alpha,
 {
     struct job job = { .pass = BACK_DATA, .x = dx, .w = (float *)w, .y = (float *)dy, .workspace = workspace };
 
-    if (!fake_dnn_is_handle(handle) || alpha == NULL || beta == NULL || dx == dy || dx == w ||
+    if (!fake_dnn_is_handle(handle) || !fake_dnn_blend(alpha, beta, &job.blend) || dx == dy || dx == w ||
         !read_shape(dx_desc, w_desc, conv, dy_desc, &job.shape))
         return CUDNN_STATUS_BAD_PARAM;
-    job.blend = (struct fake_blend){ *(const float *)alpha, *(const float *)beta };
     return put(handle, &job, algorithm, bytes);
 }
 
@@ -407,9 +275,8 @@ int cudnnConvolutionBackwardFilter(struct cudnnContext *handle, const void *alph
 {
     struct job job = { .pass = BACK_FILTER, .x = (float *)x, .w = dw, .y = (float *)dy, .workspace = workspace };
 
-    if (!fake_dnn_is_handle(handle) || alpha == NULL || beta == NULL || dw == x || dw == dy ||
+    if (!fake_dnn_is_handle(handle) || !fake_dnn_blend(alpha, beta, &job.blend) || dw == x || dw == dy ||
         !read_shape(x_desc, dw_desc, conv, dy_desc, &job.shape))
         return CUDNN_STATUS_BAD_PARAM;
-    job.blend = (struct fake_blend){ *(const float *)alpha, *(const float *)beta };
     return put(handle, &job, algorithm, bytes);
 }

@@ -5,7 +5,6 @@
 #include "cudnn.h"
 
 #include <math.h>
-#include <stdlib.h>
 
 #define DECLARE(type, name, arguments) FAKE_EXPORT type name arguments;
 BXI_CUDNN_FUNCTIONS(DECLARE)
@@ -44,17 +43,15 @@ int cudnnAddTensor(struct cudnnContext *handle, const void *alpha, struct cudnnT
 {
     struct bias job = { .from = a, .to = c };
 
-    if (!fake_dnn_is_handle(handle) || alpha == NULL || beta == NULL || !fake_dnn_are_tensors(a_desc, c_desc))
+    if (!fake_dnn_is_handle(handle) || !fake_dnn_blend(alpha, beta, &job.blend) ||
+        !fake_dnn_are_tensors(a_desc, c_desc))
         return CUDNN_STATUS_BAD_PARAM;
     job.small = a_desc->dims;
     job.dims = c_desc->dims;
-    job.blend = (struct fake_blend){ *(const float *)alpha, *(const float *)beta };
     if ((job.small.n != 1 && job.small.n != job.dims.n) || (job.small.c != 1 && job.small.c != job.dims.c) ||
         (job.small.h != 1 && job.small.h != job.dims.h) || (job.small.w != 1 && job.small.w != job.dims.w))
         return CUDNN_STATUS_BAD_PARAM;
-    if (!fake_dnn_may_read(a, &job.small) || !fake_dnn_may_write(c, &job.dims))
-        return CUDNN_STATUS_EXECUTION_FAILED;
-    return fake_dnn_put(handle, run_add, &job, sizeof(job));
+    return FAKE_DNN_PUT(handle, run_add, job, FAKE_READS(a, &job.small), FAKE_WRITES(c, &job.dims));
 }
 
 static void run_bias_back(const void *argument)
@@ -77,15 +74,12 @@ int cudnnConvolutionBackwardBias(struct cudnnContext *handle, const void *alpha,
 {
     struct bias job = { .from = dy, .to = db };
 
-    if (!fake_dnn_is_handle(handle) || alpha == NULL || beta == NULL || !fake_dnn_are_tensors(dy_desc, db_desc) ||
-        !is_channels(&db_desc->dims, dy_desc->dims.c))
+    if (!fake_dnn_is_handle(handle) || !fake_dnn_blend(alpha, beta, &job.blend) ||
+        !fake_dnn_are_tensors(dy_desc, db_desc) || !is_channels(&db_desc->dims, dy_desc->dims.c))
         return CUDNN_STATUS_BAD_PARAM;
     job.small = db_desc->dims;
     job.dims = dy_desc->dims;
-    job.blend = (struct fake_blend){ *(const float *)alpha, *(const float *)beta };
-    if (!fake_dnn_may_read(dy, &job.dims) || !fake_dnn_may_write(db, &job.small))
-        return CUDNN_STATUS_EXECUTION_FAILED;
-    return fake_dnn_put(handle, run_bias_back, &job, sizeof(job));
+    return FAKE_DNN_PUT(handle, run_bias_back, job, FAKE_READS(dy, &job.dims), FAKE_WRITES(db, &job.small));
 }
 
 /* ---- Batch normalisation --------------------------------------------------------------------- */
@@ -217,22 +211,19 @@ int cudnnBatchNormalizationForwardTraining(struct cudnnContext *handle, int mode
                         .running_mean = running_mean, .running_var = running_var, .epsilon = epsilon,
                         .save_mean = save_mean, .save_inverse = save_inverse };
     const struct cudnnTensorStruct *const tensors[3] = { x_desc, y_desc, scale_desc };
-    const struct fake_dims *channels;
+    const struct fake_dims *channels, *running, *saved;         /* NULL: not asked for */
 
-    if (!is_norm(handle, mode, tensors, epsilon) || alpha == NULL || beta == NULL ||
+    if (!is_norm(handle, mode, tensors, epsilon) || !fake_dnn_blend(alpha, beta, &job.blend) ||
         (running_mean == NULL) != (running_var == NULL) || (save_mean == NULL) != (save_inverse == NULL))
         return CUDNN_STATUS_BAD_PARAM;
     channels = &scale_desc->dims;
+    running = running_mean != NULL ? channels : NULL;
+    saved = save_mean != NULL ? channels : NULL;
     job.dims = x_desc->dims;
-    job.blend = (struct fake_blend){ *(const float *)alpha, *(const float *)beta };
-    if (!fake_dnn_may_read(x, &job.dims) || !fake_dnn_may_write(y, &job.dims) ||
-        !fake_dnn_may_read(scale, channels) || !fake_dnn_may_read(shift, channels) ||
-        (running_mean != NULL && (!fake_dnn_may_write(running_mean, channels) ||
-                                  !fake_dnn_may_write(running_var, channels))) ||
-        (save_mean != NULL && (!fake_dnn_may_write(save_mean, channels) ||
-                               !fake_dnn_may_write(save_inverse, channels))))
-        return CUDNN_STATUS_EXECUTION_FAILED;
-    return fake_dnn_put(handle, run_norm_training, &job, sizeof(job));
+    return FAKE_DNN_PUT(handle, run_norm_training, job, FAKE_READS(x, &job.dims), FAKE_WRITES(y, &job.dims),
+                        FAKE_READS(scale, channels), FAKE_READS(shift, channels), FAKE_WRITES(running_mean, running),
+                        FAKE_WRITES(running_var, running), FAKE_WRITES(save_mean, saved),
+                        FAKE_WRITES(save_inverse, saved));
 }
 
 int cudnnBatchNormalizationForwardInference(struct cudnnContext *handle, int mode, const void *alpha,
@@ -246,16 +237,13 @@ int cudnnBatchNormalizationForwardInference(struct cudnnContext *handle, int mod
     const struct cudnnTensorStruct *const tensors[3] = { x_desc, y_desc, scale_desc };
     const struct fake_dims *channels;
 
-    if (!is_norm(handle, mode, tensors, epsilon) || alpha == NULL || beta == NULL)
+    if (!is_norm(handle, mode, tensors, epsilon) || !fake_dnn_blend(alpha, beta, &job.blend))
         return CUDNN_STATUS_BAD_PARAM;
     channels = &scale_desc->dims;
     job.dims = x_desc->dims;
-    job.blend = (struct fake_blend){ *(const float *)alpha, *(const float *)beta };
-    if (!fake_dnn_may_read(x, &job.dims) || !fake_dnn_may_write(y, &job.dims) ||
-        !fake_dnn_may_read(scale, channels) || !fake_dnn_may_read(shift, channels) ||
-        !fake_dnn_may_read(mean, channels) || !fake_dnn_may_read(var, channels))
-        return CUDNN_STATUS_EXECUTION_FAILED;
-    return fake_dnn_put(handle, run_norm_inference, &job, sizeof(job));
+    return FAKE_DNN_PUT(handle, run_norm_inference, job, FAKE_READS(x, &job.dims), FAKE_WRITES(y, &job.dims),
+                        FAKE_READS(scale, channels), FAKE_READS(shift, channels), FAKE_READS(mean, channels),
+                        FAKE_READS(var, channels));
 }
 
 int cudnnBatchNormalizationBackward(struct cudnnContext *handle, int mode, const void *alpha_data,
@@ -273,19 +261,15 @@ int cudnnBatchNormalizationBackward(struct cudnnContext *handle, int mode, const
 
     /* Without saved values the real one recomputes them; no caller here needs that. */
     if (!is_norm(handle, mode, tensors, epsilon) || !fake_dnn_are_tensors(dx_desc, dx_desc) ||
-        !fake_dnn_same(&x_desc->dims, &dx_desc->dims) || alpha_data == NULL || beta_data == NULL ||
-        alpha_param == NULL || beta_param == NULL || save_mean == NULL || save_inverse == NULL)
+        !fake_dnn_same(&x_desc->dims, &dx_desc->dims) || !fake_dnn_blend(alpha_data, beta_data, &job.blend) ||
+        !fake_dnn_blend(alpha_param, beta_param, &job.param_blend) || save_mean == NULL || save_inverse == NULL)
         return CUDNN_STATUS_BAD_PARAM;
     channels = &scale_desc->dims;
     job.dims = x_desc->dims;
-    job.blend = (struct fake_blend){ *(const float *)alpha_data, *(const float *)beta_data };
-    job.param_blend = (struct fake_blend){ *(const float *)alpha_param, *(const float *)beta_param };
-    if (!fake_dnn_may_read(x, &job.dims) || !fake_dnn_may_read(dy, &job.dims) ||
-        !fake_dnn_may_write(dx, &job.dims) || !fake_dnn_may_read(scale, channels) ||
-        !fake_dnn_may_write(d_scale, channels) || !fake_dnn_may_write(d_shift, channels) ||
-        !fake_dnn_may_read(save_mean, channels) || !fake_dnn_may_read(save_inverse, channels))
-        return CUDNN_STATUS_EXECUTION_FAILED;
-    return fake_dnn_put(handle, run_norm_back, &job, sizeof(job));
+    return FAKE_DNN_PUT(handle, run_norm_back, job, FAKE_READS(x, &job.dims), FAKE_READS(dy, &job.dims),
+                        FAKE_WRITES(dx, &job.dims), FAKE_READS(scale, channels), FAKE_WRITES(d_scale, channels),
+                        FAKE_WRITES(d_shift, channels), FAKE_READS(save_mean, channels),
+                        FAKE_READS(save_inverse, channels));
 }
 
 /* ---- Pooling --------------------------------------------------------------------------------- */
@@ -330,20 +314,11 @@ static void share(const struct pool *job, const float *image, size_t p, size_t q
         shares[k] = pixel_of(job, p, q, k) == SIZE_MAX ? 0.0 : 1.0 / (double)count;
 }
 
-static double *numbers(size_t count)
-{
-    double *zeros = calloc(count, sizeof(double));
-
-    if (zeros == NULL)
-        abort();
-    return zeros;
-}
-
 static void run_pool(const void *argument)
 {
     const struct pool *job = argument;
     size_t count = job->window.h * job->window.w;
-    double *shares = numbers(count);
+    double *shares = fake_dnn_numbers(count);
     float *to = job->to;
 
     for (size_t at = 0; at < job->x.n * job->x.c * job->y.h * job->y.w; at++) {
@@ -364,7 +339,7 @@ static void run_pool_back(const void *argument)
 {
     const struct pool *job = argument;
     size_t pixels = job->x.h * job->x.w, count = job->window.h * job->window.w;
-    double *sums = numbers(job->x.n * job->x.c * pixels), *shares = numbers(count);
+    double *sums = fake_dnn_numbers(job->x.n * job->x.c * pixels), *shares = fake_dnn_numbers(count);
 
     for (size_t at = 0; at < job->x.n * job->x.c * job->y.h * job->y.w; at++) {
         size_t p = at / job->y.w % job->y.h, q = at % job->y.w, image = at / (job->y.h * job->y.w) * pixels;
@@ -402,13 +377,10 @@ int cudnnPoolingForward(struct cudnnContext *handle, struct cudnnPoolingStruct *
 {
     struct pool job = { .input = x, .to = y };
 
-    if (!fake_dnn_is_handle(handle) || alpha == NULL || beta == NULL || x == y ||
+    if (!fake_dnn_is_handle(handle) || !fake_dnn_blend(alpha, beta, &job.blend) || x == y ||
         !read_pool(pooling, x_desc, y_desc, &job))
         return CUDNN_STATUS_BAD_PARAM;
-    job.blend = (struct fake_blend){ *(const float *)alpha, *(const float *)beta };
-    if (!fake_dnn_may_read(x, &job.x) || !fake_dnn_may_write(y, &job.y))
-        return CUDNN_STATUS_EXECUTION_FAILED;
-    return fake_dnn_put(handle, run_pool, &job, sizeof(job));
+    return FAKE_DNN_PUT(handle, run_pool, job, FAKE_READS(x, &job.x), FAKE_WRITES(y, &job.y));
 }
 
 int cudnnPoolingBackward(struct cudnnContext *handle, struct cudnnPoolingStruct *pooling, const void *alpha,
@@ -418,15 +390,12 @@ int cudnnPoolingBackward(struct cudnnContext *handle, struct cudnnPoolingStruct 
 {
     struct pool job = { .input = x, .dy = dy, .to = dx };
 
-    if (!fake_dnn_is_handle(handle) || alpha == NULL || beta == NULL || !read_pool(pooling, x_desc, y_desc, &job) ||
-        !fake_dnn_are_tensors(dy_desc, dx_desc) || !fake_dnn_same(&dy_desc->dims, &job.y) ||
-        !fake_dnn_same(&dx_desc->dims, &job.x))
+    if (!fake_dnn_is_handle(handle) || !fake_dnn_blend(alpha, beta, &job.blend) ||
+        !read_pool(pooling, x_desc, y_desc, &job) || !fake_dnn_are_tensors(dy_desc, dx_desc) ||
+        !fake_dnn_same(&dy_desc->dims, &job.y) || !fake_dnn_same(&dx_desc->dims, &job.x))
         return CUDNN_STATUS_BAD_PARAM;
-    job.blend = (struct fake_blend){ *(const float *)alpha, *(const float *)beta };
-    if (!fake_dnn_may_read(x, &job.x) || !fake_dnn_may_read(y, &job.y) || !fake_dnn_may_read(dy, &job.y) ||
-        !fake_dnn_may_write(dx, &job.x))
-        return CUDNN_STATUS_EXECUTION_FAILED;
-    return fake_dnn_put(handle, run_pool_back, &job, sizeof(job));
+    return FAKE_DNN_PUT(handle, run_pool_back, job, FAKE_READS(x, &job.x), FAKE_READS(y, &job.y),
+                        FAKE_READS(dy, &job.y), FAKE_WRITES(dx, &job.x));
 }
 
 /* ---- Softmax --------------------------------------------------------------------------------- */
@@ -485,13 +454,10 @@ int cudnnSoftmaxForward(struct cudnnContext *handle, int algorithm, int mode, co
 {
     struct softmax job = { .input = x, .to = y };
 
-    if (!may_softmax(handle, algorithm, mode, x_desc, y_desc) || alpha == NULL || beta == NULL)
+    if (!may_softmax(handle, algorithm, mode, x_desc, y_desc) || !fake_dnn_blend(alpha, beta, &job.blend))
         return CUDNN_STATUS_BAD_PARAM;
     job.dims = x_desc->dims;
-    job.blend = (struct fake_blend){ *(const float *)alpha, *(const float *)beta };
-    if (!fake_dnn_may_read(x, &job.dims) || !fake_dnn_may_write(y, &job.dims))
-        return CUDNN_STATUS_EXECUTION_FAILED;
-    return fake_dnn_put(handle, run_softmax, &job, sizeof(job));
+    return FAKE_DNN_PUT(handle, run_softmax, job, FAKE_READS(x, &job.dims), FAKE_WRITES(y, &job.dims));
 }
 
 int cudnnSoftmaxBackward(struct cudnnContext *handle, int algorithm, int mode, const void *alpha,
@@ -501,11 +467,9 @@ int cudnnSoftmaxBackward(struct cudnnContext *handle, int algorithm, int mode, c
     struct softmax job = { .input = y, .dy = dy, .to = dx };
 
     if (!may_softmax(handle, algorithm, mode, y_desc, dx_desc) ||
-        !may_softmax(handle, algorithm, mode, y_desc, dy_desc) || alpha == NULL || beta == NULL)
+        !may_softmax(handle, algorithm, mode, y_desc, dy_desc) || !fake_dnn_blend(alpha, beta, &job.blend))
         return CUDNN_STATUS_BAD_PARAM;
     job.dims = y_desc->dims;
-    job.blend = (struct fake_blend){ *(const float *)alpha, *(const float *)beta };
-    if (!fake_dnn_may_read(y, &job.dims) || !fake_dnn_may_read(dy, &job.dims) || !fake_dnn_may_write(dx, &job.dims))
-        return CUDNN_STATUS_EXECUTION_FAILED;
-    return fake_dnn_put(handle, run_softmax_back, &job, sizeof(job));
+    return FAKE_DNN_PUT(handle, run_softmax_back, job, FAKE_READS(y, &job.dims), FAKE_READS(dy, &job.dims),
+                        FAKE_WRITES(dx, &job.dims));
 }

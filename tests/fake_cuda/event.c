@@ -4,8 +4,6 @@
  */
 #include "stream.h"
 
-#include <stdlib.h>
-
 void fake_wait_event(const struct fake_work *work)
 {
     while (bxi_load_acquire(&work->event->completed) < work->value)

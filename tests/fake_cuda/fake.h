@@ -59,10 +59,17 @@
 #include "gpu/cuda_api.h"
 #include "shm/atomic.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
 
 #define FAKE_DEVICES 8
 #define FAKE_ALLOCATIONS 512
@@ -160,16 +167,20 @@ typedef void (*fake_call_fn)(const void *argument);
 /* Puts a call with a copy of the argument on the stream. */
 unsigned fake_stream_call(struct CUstream_st *stream, fake_call_fn call, const void *argument, size_t bytes);
 
-/* ---- multiply.c ------------------------------------------------------------------------------ */
+/* ---- cublas.c -------------------------------------------------------------------------------- */
 
-struct fake_matrix {                            /* element (i, j) is at[i * row_step + j * column_step] */
-    const float *at;
-    size_t row_step, column_step;
+float fake_tf32(float value);                   /* rounded to TF32 */
+/* What handles of cuBLAS and cuDNN begin with. The caller checks the pointers. */
+#define FAKE_CUBLAS 0x53414c42u
+#define FAKE_CUDNN 0x4e4e4443u
+struct fake_handle {
+    unsigned library;                           /* 0: destroyed */
+    struct CUctx_st *context;
+    struct CUstream_st *stream;
 };
-/* c += a * b, c by row; a is rows x inner, b inner x columns. */
-void fake_multiply(size_t rows, size_t columns, size_t inner, const struct fake_matrix ab[2], double *c);
-/* The value rounded to TF32. */
-float fake_tf32(float value);
+bool fake_is_handle(const struct fake_handle *handle, unsigned library);        /* of the current context */
+unsigned fake_handle_create(void *out, size_t bytes, unsigned library);
+void fake_handle_destroy(struct fake_handle *handle);
 
 #define DECLARE(name, arguments) FAKE_EXPORT unsigned name arguments;
 BXI_CU_FUNCTIONS(DECLARE, DECLARE)

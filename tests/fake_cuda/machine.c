@@ -7,13 +7,7 @@
 #include "fake.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/file.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 struct fake_machine *fake_machine;
 static int machine_fd = -1;

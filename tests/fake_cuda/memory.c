@@ -5,15 +5,8 @@
  */
 #include "fake.h"
 
-#include <fcntl.h>
 #include <poll.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
 #include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
 FAKE_EXPORT unsigned cuMemAllocManaged(unsigned long long *address, size_t bytes, unsigned flags);
 FAKE_EXPORT unsigned cuMemAllocAsync(unsigned long long *address, size_t bytes, struct CUstream_st *stream);

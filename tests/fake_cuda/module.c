@@ -9,9 +9,6 @@
 #include "nvrtc.h"
 
 #include <ctype.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
 
 #define INVALID_IMAGE 200
 #define NO_BINARY_FOR_GPU 209

@@ -9,9 +9,6 @@
 #include "fake.h"
 
 #include <dlfcn.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define DECLARE(type, name, arguments) FAKE_EXPORT type name arguments;
 BXI_NVRTC_FUNCTIONS(DECLARE)

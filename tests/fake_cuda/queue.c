@@ -8,11 +8,6 @@
  */
 #include "stream.h"
 
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-#include <unistd.h>
-
 #define STREAMS 256                     /* that fake_block waits for, at most */
 
 static struct CUstream_st *streams;

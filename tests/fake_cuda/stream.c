@@ -4,8 +4,6 @@
  */
 #include "stream.h"
 
-#include <stdlib.h>
-
 unsigned cuStreamCreate(struct CUstream_st **out, unsigned flags)
 {
     struct CUctx_st *context;

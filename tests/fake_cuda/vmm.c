@@ -8,17 +8,15 @@
  * cuMemCreate and each import; the entry lives while the process has handles of it or mappings. The entry in the
  * machine, by which the device's memory is counted, lives while a process has one here.
  */
+#include "vmm.h"
+
 #include "fake.h"
 
-#include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 FAKE_EXPORT unsigned bx_fake_vmm_alloc(unsigned long long *address, size_t bytes);
+extern FAKE_EXPORT struct fake_vmm bx_fake_vmm;
+#define FAILED_CONTEXT 700u             /* CUDA_ERROR_ILLEGAL_ADDRESS */
 #define ENTRIES 1024
 #define RANGES 1024
 #define GRANULE ((uint64_t)2 << 20)
@@ -49,10 +47,17 @@ static struct reservation reservations[RANGES];
 static unsigned long long handles_made;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* Of a call that may synchronise with the device. */
-static unsigned begin(void)
+struct fake_vmm bx_fake_vmm;
+
+static bool fails(const char *call)
 {
-    unsigned result = fake_options.no_vmm ? CUDA_ERROR_NOT_SUPPORTED : fake_ready();
+    return bx_fake_vmm.fails != NULL && strcmp(bx_fake_vmm.fails, call) == 0 && bx_fake_vmm.left-- == 0;
+}
+
+/* Of a call that may synchronise with the device. */
+static unsigned begin(const char *call)
+{
+    unsigned result = fake_options.no_vmm ? CUDA_ERROR_NOT_SUPPORTED : fails(call) ? FAILED_CONTEXT : fake_ready();
 
     if (result == CUDA_SUCCESS)
         result = fake_unsafe();
@@ -221,7 +226,7 @@ unsigned cuMemCreate(unsigned long long *handle, size_t bytes, const struct CUme
                      unsigned long long flags)
 {
     struct entry *entry;
-    unsigned result = begin();
+    unsigned result = begin(__func__);
 
     if (result != CUDA_SUCCESS)
         return result;
@@ -242,6 +247,7 @@ unsigned cuMemCreate(unsigned long long *handle, size_t bytes, const struct CUme
     if (result == CUDA_SUCCESS) {
         entry->refs = 1;
         *handle = entry->handle = ++handles_made;
+        bx_fake_vmm.handles++;
     }
     pthread_mutex_unlock(&lock);
     return result;
@@ -250,7 +256,7 @@ unsigned cuMemCreate(unsigned long long *handle, size_t bytes, const struct CUme
 unsigned cuMemRelease(unsigned long long handle)
 {
     struct entry *entry;
-    unsigned result = begin();
+    unsigned result = begin(__func__);
 
     if (result != CUDA_SUCCESS)
         return result;
@@ -258,6 +264,7 @@ unsigned cuMemRelease(unsigned long long handle)
     entry = entry_of(handle);
     if (entry != NULL) {
         entry->refs--;
+        bx_fake_vmm.handles--;
         drop_unused(entry);
     }
     pthread_mutex_unlock(&lock);
@@ -269,8 +276,8 @@ unsigned cuMemExportToShareableHandle(void *out, unsigned long long handle, unsi
     struct entry *entry;
     int fd = -1;
 
-    if (fake_options.no_vmm)
-        return CUDA_ERROR_NOT_SUPPORTED;
+    if (fake_options.no_vmm || fails(__func__))
+        return fake_options.no_vmm ? CUDA_ERROR_NOT_SUPPORTED : FAILED_CONTEXT;
     pthread_mutex_lock(&lock);
     entry = entry_of(handle);
     if (entry != NULL && flags == 0 && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && (entry->types & type) != 0)
@@ -320,7 +327,7 @@ unsigned cuMemImportFromShareableHandle(unsigned long long *handle, void *shared
 {
     struct entry made = { .refs = 1 };
     struct entry *entry;
-    unsigned result = begin();
+    unsigned result = begin(__func__);
 
     if (result != CUDA_SUCCESS)
         return result;
@@ -344,6 +351,7 @@ unsigned cuMemImportFromShareableHandle(unsigned long long *handle, void *shared
     if (result == CUDA_SUCCESS) {
         *handle = made.handle = ++handles_made;
         *entry = made;
+        bx_fake_vmm.handles++;
     }
     pthread_mutex_unlock(&lock);
     return result;
@@ -353,6 +361,8 @@ unsigned cuMemGetAllocationPropertiesFromHandle(struct CUmemAllocationProp_st *p
 {
     struct entry *entry;
 
+    if (fails(__func__))
+        return FAILED_CONTEXT;
     pthread_mutex_lock(&lock);
     entry = entry_of(handle);
     if (entry != NULL)
@@ -370,7 +380,7 @@ unsigned cuMemGetAllocationPropertiesFromHandle(struct CUmemAllocationProp_st *p
 unsigned cuMemAddressReserve(unsigned long long *address, size_t bytes, size_t alignment, unsigned long long wanted,
                              unsigned long long flags)
 {
-    unsigned result = begin();
+    unsigned result = begin(__func__);
     struct reservation *made = NULL;
     unsigned char *memory;
     uint64_t before;
@@ -394,6 +404,7 @@ unsigned cuMemAddressReserve(unsigned long long *address, size_t bytes, size_t a
             made = &reservations[i];
     if (made != NULL)
         *made = (struct reservation){ (uint64_t)(uintptr_t)(memory + before), bytes };
+    bx_fake_vmm.reserved += made != NULL;
     pthread_mutex_unlock(&lock);
     if (made == NULL) {
         munmap(memory + before, bytes);
@@ -421,7 +432,7 @@ static bool is_mapped(uint64_t base, uint64_t bytes)
 
 unsigned cuMemAddressFree(unsigned long long address, size_t bytes)
 {
-    unsigned result = begin();
+    unsigned result = begin(__func__);
 
     if (result != CUDA_SUCCESS)
         return result;
@@ -433,6 +444,7 @@ unsigned cuMemAddressFree(unsigned long long address, size_t bytes)
             continue;
         munmap((void *)(uintptr_t)address, bytes);
         reservations[i].bytes = 0;
+        bx_fake_vmm.reserved--;
         result = CUDA_SUCCESS;
     }
     pthread_mutex_unlock(&lock);
@@ -463,6 +475,7 @@ static unsigned map(uint64_t base, uint64_t bytes, struct entry *entry)
             return CUDA_ERROR_OUT_OF_MEMORY;
         mappings[i] = (struct mapping){ .base = base, .bytes = bytes, .entry = entry };
         entry->maps++;
+        bx_fake_vmm.mapped++;
         return CUDA_SUCCESS;
     }
     return CUDA_ERROR_OUT_OF_MEMORY;
@@ -472,7 +485,7 @@ unsigned cuMemMap(unsigned long long address, size_t bytes, size_t offset, unsig
                   unsigned long long flags)
 {
     struct entry *entry;
-    unsigned result = begin();
+    unsigned result = begin(__func__);
 
     if (result != CUDA_SUCCESS)
         return result;
@@ -490,7 +503,7 @@ unsigned cuMemMap(unsigned long long address, size_t bytes, size_t offset, unsig
 unsigned cuMemUnmap(unsigned long long address, size_t bytes)
 {
     struct mapping *mapping;
-    unsigned result = begin();
+    unsigned result = begin(__func__);
 
     if (result != CUDA_SUCCESS)
         return result;
@@ -510,6 +523,7 @@ unsigned cuMemUnmap(unsigned long long address, size_t bytes)
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
         mapping->entry->maps--;
         mapping->bytes = 0;
+        bx_fake_vmm.mapped--;
         drop_unused(mapping->entry);
     }
     pthread_mutex_unlock(&lock);
@@ -544,7 +558,7 @@ static unsigned allow(struct mapping *mapping, const struct CUmemAccessDesc_st *
 
 unsigned cuMemSetAccess(unsigned long long address, size_t bytes, const struct CUmemAccessDesc_st *access, size_t count)
 {
-    unsigned result = begin();
+    unsigned result = begin(__func__);
 
     if (result != CUDA_SUCCESS)
         return result;
@@ -570,13 +584,14 @@ unsigned cuMemRetainAllocationHandle(unsigned long long *handle, void *address)
 {
     struct mapping *mapping;
 
-    if (fake_options.no_vmm)
-        return CUDA_ERROR_NOT_SUPPORTED;
+    if (fake_options.no_vmm || fails(__func__))
+        return fake_options.no_vmm ? CUDA_ERROR_NOT_SUPPORTED : FAILED_CONTEXT;
     pthread_mutex_lock(&lock);
     mapping = mapping_of((uint64_t)(uintptr_t)address);
     if (mapping != NULL) {
         mapping->entry->refs++;
         *handle = mapping->entry->handle;
+        bx_fake_vmm.handles++;
     }
     pthread_mutex_unlock(&lock);
     return mapping != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;

@@ -6,9 +6,7 @@
 #ifndef TESTS_FAKE_LIBRARY_H
 #define TESTS_FAKE_LIBRARY_H
 
-#include <criterion/criterion.h>
-#include <stdbool.h>
-#include <stdlib.h>
+#include "tests/harness/test.h"
 
 /* Whether the environment has this switch of the fake on. */
 static inline bool fake_has(const char *name)

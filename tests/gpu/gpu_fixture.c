@@ -9,20 +9,8 @@
 #include "tests/harness/crash.h"
 #include "tests/harness/harness.h"
 
-#include <dirent.h>
 #include <dlfcn.h>
-#include <errno.h>
 #include <linux/futex.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
 struct gpu_shared *gpu_shared;
 const struct gpu_shared *gpu_read_only;
@@ -511,6 +499,35 @@ void gpu_compare_used(int ordinal, uint64_t least, uint64_t most)
         gpu_failed(__FILE__, __LINE__, "as many bytes of the device are in use as expected");
     printf("device %d has %llu bytes in use, %llu to %llu were expected; other programs count too\n", ordinal,
            (unsigned long long)used, (unsigned long long)least, (unsigned long long)most);
+}
+
+uint64_t gpu_segment(unsigned types, int last)
+{
+    struct CUmemAllocationProp_st prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED, .requestedHandleTypes = types,
+                                           .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 } };
+    struct CUmemAccessDesc_st access = { prop.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
+    unsigned long long base = 0, handle = 0;
+
+    GPU_EQ(bxi_gpu_enter(gpu_device), 0);
+    GPU_EQ(gpu->cu.cuMemAddressReserve(&base, GPU_CHUNKS * 2 * GPU_MIB, 0, 0, 0), CUDA_SUCCESS);
+    for (int i = 0; i < GPU_CHUNKS; i++) {
+        prop.location.id = i == GPU_CHUNKS - 1 ? last : 0;
+        GPU_EQ(gpu->cu.cuMemCreate(&handle, 2 * GPU_MIB, &prop, 0), CUDA_SUCCESS);
+        GPU_EQ(gpu->cu.cuMemMap(base + (uint64_t)i * 2 * GPU_MIB, 2 * GPU_MIB, 0, handle, 0), CUDA_SUCCESS);
+        GPU_EQ(gpu->cu.cuMemRelease(handle), CUDA_SUCCESS);
+    }
+    GPU_EQ(gpu->cu.cuMemSetAccess(base, GPU_CHUNKS * 2 * GPU_MIB, &access, 1), CUDA_SUCCESS);
+    bxi_gpu_leave(gpu_device);
+    return base;
+}
+
+void gpu_free_segment(uint64_t base)
+{
+    GPU_EQ(bxi_gpu_enter(gpu_device), 0);
+    for (int i = 0; i < GPU_CHUNKS; i++)
+        GPU_EQ(gpu->cu.cuMemUnmap(base + (uint64_t)i * 2 * GPU_MIB, 2 * GPU_MIB), CUDA_SUCCESS);
+    GPU_EQ(gpu->cu.cuMemAddressFree(base, GPU_CHUNKS * 2 * GPU_MIB), CUDA_SUCCESS);
+    bxi_gpu_leave(gpu_device);
 }
 
 uint64_t gpu_figure(const char *name, int device)

@@ -12,11 +12,8 @@
 #ifndef TESTS_GPU_FIXTURE_H
 #define TESTS_GPU_FIXTURE_H
 
+#include "tests/harness/test.h"
 #include "gpu/inside.h"
-
-#include <stdbool.h>
-#include <stdint.h>
-#include <sys/types.h>
 
 #define GPU_PROCESSES 4
 #define GPU_GATES 32
@@ -124,6 +121,12 @@ uint64_t gpu_used(int ordinal);                     /* bytes of the device that 
 /* Fails if fewer or more are in use; on a real device, where programs beside the test count too, it prints them. */
 void gpu_compare_used(int ordinal, uint64_t least, uint64_t most);
 uint64_t gpu_figure(const char *name, int device);  /* of the fake machine; 0 on a real one */
+
+/* GPU_CHUNKS allocations of 2 MiB behind one another, made for export as those types say, as PyTorch's expandable
+ * segments; the last on device `last`. */
+#define GPU_CHUNKS 3
+uint64_t gpu_segment(unsigned types, int last);
+void gpu_free_segment(uint64_t base);
 
 void gpu_post(int gate);
 void gpu_await(int gate, uint32_t least);           /* ends this process if another has failed */

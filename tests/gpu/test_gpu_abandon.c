@@ -4,12 +4,6 @@
  */
 #include "gpu_fixture.h"
 
-#include <criterion/criterion.h>
-#include <errno.h>
-#include <pthread.h>
-#include <sched.h>
-#include <unistd.h>
-
 #define BYTES (64u << 10)
 #define CALL_US 400000
 

@@ -5,11 +5,6 @@
  */
 #include "gpu_fixture.h"
 
-#include <criterion/criterion.h>
-#include <pthread.h>
-#include <sched.h>
-#include <unistd.h>
-
 enum { MET, POISONED, SEEN };
 
 static enum bxi_gpu_order order;
@@ -43,12 +38,8 @@ static void puts_twice(void)
     gpu_end();
 }
 
-Test(gpu_admission, stays_open_until_each_of_two_threads_has_put_its_wait, .timeout = 30)
-{
-    gpu_world(GPU_FAKE);
-    order = BXI_GPU_HOST_WORDS;
-    gpu_run(2, (gpu_fn[]){ is_owner, puts_twice });
-}
+GPU_PAIR(gpu_admission, stays_open_until_each_of_two_threads_has_put_its_wait, 30,
+         (order = BXI_GPU_HOST_WORDS, GPU_FAKE), is_owner, puts_twice);
 
 /* A wait on a stream for a word in device memory; the word in the region is poisoned, as its owner does when it closes
  * with work that does not end. */
@@ -76,12 +67,8 @@ static void sees_poison(void)
     gpu_end();
 }
 
-Test(gpu_admission, stays_open_while_a_stream_waits_for_a_word_that_is_poisoned_for_hosts_alone, .timeout = 30)
-{
-    gpu_world(GPU_FAKE);
-    order = BXI_GPU_DEVICE_WORDS;
-    gpu_run(2, (gpu_fn[]){ is_owner, sees_poison });
-}
+GPU_PAIR(gpu_admission, stays_open_while_a_stream_waits_for_a_word_that_is_poisoned_for_hosts_alone, 30,
+         (order = BXI_GPU_DEVICE_WORDS, GPU_FAKE), is_owner, sees_poison);
 
 /* The progress role joins the streams of a loan in this way: it must not wait for a free. */
 static void waits_for_itself(void)
@@ -183,9 +170,5 @@ static void frees_beside_waits(void)
     gpu_post(SEEN);
 }
 
-Test(gpu_admission, lets_memory_be_freed_beside_streams_that_always_wait, .timeout = 40)
-{
-    gpu_world(GPU_FAKE);
-    order = BXI_GPU_HOST_WORDS;
-    gpu_run(2, (gpu_fn[]){ is_owner, frees_beside_waits });
-}
+GPU_PAIR(gpu_admission, lets_memory_be_freed_beside_streams_that_always_wait, 40,
+         (order = BXI_GPU_HOST_WORDS, GPU_FAKE), is_owner, frees_beside_waits);

@@ -7,14 +7,6 @@
 #include "fake_library.h"
 #include "gpu_fixture.h"
 
-#include <criterion/criterion.h>
-#include <errno.h>
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <unistd.h>
-
 #define BYTES (256u << 10)
 #define PAUSE_US 100000                 /* enough for a thread to get into a call of the driver */
 

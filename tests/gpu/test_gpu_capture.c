@@ -6,11 +6,7 @@
 #include "fake_library.h"
 #include "gpu_fixture.h"
 
-#include <criterion/criterion.h>
 #include <dlfcn.h>
-#include <errno.h>
-#include <pthread.h>
-#include <string.h>
 
 enum { MODE_GLOBAL, MODE_THREAD_LOCAL };        /* CUstreamCaptureMode */
 

@@ -5,13 +5,6 @@
 #include "fake_library.h"
 #include "gpu_fixture.h"
 
-#include <criterion/criterion.h>
-#include <errno.h>
-#include <sched.h>
-#include <stdlib.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #define BYTES (256u << 10)
 
 static enum bxi_gpu_order order;

@@ -6,14 +6,6 @@
 #include "fake_library.h"
 #include "gpu_fixture.h"
 
-#include <criterion/criterion.h>
-#include <errno.h>
-#include <pthread.h>
-#include <sched.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
 #define BYTES (256u << 10)
 
 static enum bxi_gpu_order order;
@@ -209,12 +201,8 @@ static void borrower_that_does_nothing(void)
     gpu_end();
 }
 
-Test(gpu_devices, without_peer_access_are_known_before_anything_is_sent, .timeout = 60)
-{
-    gpu_world(GPU_FAKE);
-    setenv("FAKE_CUDA_NO_PEER", "0-1", 1);
-    gpu_run(2, (gpu_fn[]){ owner_that_asks, borrower_that_does_nothing });
-}
+GPU_PAIR(gpu_devices, without_peer_access_are_known_before_anything_is_sent, 60,
+         (setenv("FAKE_CUDA_NO_PEER", "0-1", 1), GPU_FAKE), owner_that_asks, borrower_that_does_nothing);
 
 /* A point that the owner has yet to make. */
 static void *waits_for_the_next(void *context)

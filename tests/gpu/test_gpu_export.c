@@ -7,13 +7,6 @@
 #include "gpu_fixture.h"
 #include "tests/harness/harness.h"
 
-#include <errno.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
 #define BYTES (256u << 10)
 
 enum { LENT = 1, HELD, KILLED, LAST };
@@ -205,12 +198,8 @@ static void borrows_many(void)
     gpu_end();
 }
 
-Test(gpu_export, leaves_no_descriptor_open, .timeout = 60)
-{
-    gpu_world(GPU_FAKE);
-    setenv("FAKE_CUDA_DELAY_US", "20", 1);
-    gpu_run(2, (gpu_fn[]){ lends_many, borrows_many });
-}
+GPU_PAIR(gpu_export, leaves_no_descriptor_open, 60, (setenv("FAKE_CUDA_DELAY_US", "20", 1), GPU_FAKE), lends_many,
+         borrows_many);
 
 /* ---- Deaths ---------------------------------------------------------------------------------- */
 
@@ -349,7 +338,7 @@ GPU_PAIR(gpu_export, closes_at_once_while_a_stopped_owner_is_asked, 60, GPU_FAKE
 
 /* ---- Foreign memory -------------------------------------------------------------------------- */
 
-#define CHUNKS 3
+#define CHUNKS GPU_CHUNKS
 
 static bxi_a32 freed_count;
 
@@ -357,36 +346,6 @@ static void count_freed(void *context)
 {
     (void)context;
     bxi_add(&freed_count, 1);
-}
-
-/* Allocations of 2 MiB behind one another, as PyTorch's expandable segments; the last on device `last`. */
-static uint64_t segment(unsigned types, int last)
-{
-    struct CUmemAllocationProp_st prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED, .requestedHandleTypes = types,
-                                           .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 } };
-    struct CUmemAccessDesc_st access = { prop.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
-    unsigned long long base = 0, handle = 0;
-
-    GPU_EQ(bxi_gpu_enter(gpu_device), 0);
-    GPU_EQ(gpu->cu.cuMemAddressReserve(&base, CHUNKS * 2 * GPU_MIB, 0, 0, 0), CUDA_SUCCESS);
-    for (int i = 0; i < CHUNKS; i++) {
-        prop.location.id = i == CHUNKS - 1 ? last : 0;
-        GPU_EQ(gpu->cu.cuMemCreate(&handle, 2 * GPU_MIB, &prop, 0), CUDA_SUCCESS);
-        GPU_EQ(gpu->cu.cuMemMap(base + (uint64_t)i * 2 * GPU_MIB, 2 * GPU_MIB, 0, handle, 0), CUDA_SUCCESS);
-        GPU_EQ(gpu->cu.cuMemRelease(handle), CUDA_SUCCESS);
-    }
-    GPU_EQ(gpu->cu.cuMemSetAccess(base, CHUNKS * 2 * GPU_MIB, &access, 1), CUDA_SUCCESS);
-    bxi_gpu_leave(gpu_device);
-    return base;
-}
-
-static void free_segment(uint64_t base)
-{
-    GPU_EQ(bxi_gpu_enter(gpu_device), 0);
-    for (int i = 0; i < CHUNKS; i++)
-        GPU_EQ(gpu->cu.cuMemUnmap(base + (uint64_t)i * 2 * GPU_MIB, 2 * GPU_MIB), CUDA_SUCCESS);
-    GPU_EQ(gpu->cu.cuMemAddressFree(base, CHUNKS * 2 * GPU_MIB), CUDA_SUCCESS);
-    bxi_gpu_leave(gpu_device);
 }
 
 /* Lends what begins in the first allocation and ends in the last; and some bytes of the second alone. */
@@ -398,7 +357,7 @@ static void lends_a_segment(void)
 
     gpu_start_beside(0, 1);
     before = gpu_open_fds();
-    base = segment(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    base = gpu_segment(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
     at = base + GPU_MIB + 4096;
     gpu_fill(gpu_lane, at, 9, bytes);
     GPU_EQ(bxi_gpu_wrap(gpu, &(struct bxi_gpu_foreign){ .address = at, .bytes = bytes, .freed = count_freed }, &block),
@@ -414,7 +373,7 @@ static void lends_a_segment(void)
     while (bxi_gpu_poll(gpu) > 0 || bxi_load_acquire(&freed_count) == 0)
         sched_yield();
     GPU_EQ(bxi_load_acquire(&freed_count), 1);
-    free_segment(base);
+    gpu_free_segment(base);
     GPU_EQ(gpu_open_fds(), before);
     GPU_EQ(gpu_counters().staged_bytes + gpu_counters().d2d_bytes, 0);
     gpu_post(LAST);
@@ -441,13 +400,13 @@ GPU_ALONE(gpu_export, refuses_foreign_memory_of_two_devices, 60, GPU_FAKE)
     uint64_t base;
 
     gpu_start(0);
-    base = segment(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 1);
+    base = gpu_segment(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 1);
     GPU_EQ(bxi_gpu_wrap(gpu, &(struct bxi_gpu_foreign){ .address = base, .bytes = 5 * GPU_MIB }, &block), -EOPNOTSUPP);
     GPU_SAYS("devices 0 and 1");
     GPU_EQ(bxi_gpu_wrap(gpu, &(struct bxi_gpu_foreign){ .address = base, .bytes = 4 * GPU_MIB }, &block), 0);
     bxi_gpu_free(block);
     gpu_poll_until_nothing_is_left();
-    free_segment(base);
+    gpu_free_segment(base);
     gpu_end();
 }
 
@@ -457,14 +416,14 @@ GPU_ALONE(gpu_export, refuses_foreign_memory_that_was_not_made_for_it, 60, GPU_F
     uint64_t base;
 
     gpu_start(0);
-    base = segment(0, 0);
+    base = gpu_segment(0, 0);
     GPU_EQ(bxi_gpu_wrap(gpu, &(struct bxi_gpu_foreign){ .address = base, .bytes = 64 }, &block), -EOPNOTSUPP);
     GPU_SAYS("CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR");
-    free_segment(base);
-    base = segment(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    gpu_free_segment(base);
+    base = gpu_segment(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
     GPU_EQ(bxi_gpu_wrap(gpu, &(struct bxi_gpu_foreign){ .address = base, .bytes = 7 * GPU_MIB }, &block), -EINVAL);
     GPU_SAYS("leave");
-    free_segment(base);
+    gpu_free_segment(base);
     gpu_end();
 }
 

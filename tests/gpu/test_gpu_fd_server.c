@@ -6,19 +6,9 @@
 #include "gpu_fixture.h"
 #include "tests/harness/harness.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <netinet/in.h>
-#include <poll.h>
-#include <signal.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
-#include <unistd.h>
 
 #define BYTES (2 * GPU_MIB)             /* a slab of its own, also where another has the words */
 #define STRANGER 65534                  /* a user that is not this one */

@@ -6,14 +6,6 @@
 #include "fake_library.h"
 #include "gpu_fixture.h"
 
-#include <criterion/criterion.h>
-#include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 static int try_open(const char *driver)
 {
     struct bxi_gpu_options options = { .driver = driver, .region = &gpu_shared->region[0],
@@ -24,7 +16,7 @@ static int try_open(const char *driver)
 
 /* ---- No GPU: reason -------------------------------------------------------------------------- */
 
-static void without_driver(void)
+GPU_ALONE(gpu_load, says_that_there_is_no_driver, 60, GPU_FAKE)
 {
     GPU_EQ(try_open("/nonexistent/libcuda.so.1"), -ENODEV);
     GPU_SAYS("no GPU: no CUDA driver");
@@ -39,14 +31,7 @@ static void without_driver(void)
     GPU_EQ(bxi_gpu_open(&(struct bxi_gpu_options){ .order = 9, .region = &gpu_shared->region[0] }, &gpu), -EINVAL);
 }
 
-Test(gpu_load, says_that_there_is_no_driver, .timeout = 60)
-{
-    gpu_world(GPU_FAKE);
-    gpu_fork(0, without_driver);
-    gpu_join(0);
-}
-
-static void refusals(void)
+GPU_ALONE(gpu_load, says_that_the_driver_is_too_old_and_that_no_device_is_seen, 60, GPU_FAKE)
 {
     setenv("FAKE_CUDA_VERSION", "11020", 1);
     GPU_EQ(try_open(gpu_driver_path()), -ENODEV);
@@ -70,13 +55,6 @@ static void refusals(void)
     bxi_gpu_close(gpu);
     GPU_EQ(try_open(gpu_driver_path()), 0);
     bxi_gpu_close(gpu);
-}
-
-Test(gpu_load, says_that_the_driver_is_too_old_and_that_no_device_is_seen, .timeout = 60)
-{
-    gpu_world(GPU_FAKE);
-    gpu_fork(0, refusals);
-    gpu_join(0);
 }
 
 static void mode(const char *variable, int expected, const char *part)
@@ -158,16 +136,12 @@ static void this_container(void)
     gpu_end();
 }
 
-Test(gpu_load, fails_to_open_across_namespaces_and_holds_nothing, .timeout = 60)
-{
-    gpu_world(GPU_FAKE);
-    setenv("BX_GPU_EXPORT", "handle", 1);
-    gpu_run(2, (gpu_fn[]){ other_container, this_container });
-}
+GPU_PAIR(gpu_load, fails_to_open_across_namespaces_and_holds_nothing, 60,
+         (setenv("BX_GPU_EXPORT", "handle", 1), GPU_FAKE), other_container, this_container);
 
 /* ---- Devices by UUID ------------------------------------------------------------------------- */
 
-static void lists(void)
+GPU_ALONE(gpu_load, lists_devices_by_uuid, 60, GPU_ANY)
 {
     struct bxi_gpu_info info;
     uint8_t unknown[BXI_GPU_UUID_BYTES] = { 1 };
@@ -186,13 +160,6 @@ static void lists(void)
     bxi_gpu_close(gpu);
 }
 
-Test(gpu_load, lists_devices_by_uuid, .timeout = 60)
-{
-    gpu_world(GPU_ANY);
-    gpu_fork(0, lists);
-    gpu_join(0);
-}
-
 /* ---- Orders ---------------------------------------------------------------------------------- */
 
 static void expect_order(enum bxi_gpu_order order, uint64_t fallbacks)
@@ -203,7 +170,8 @@ static void expect_order(enum bxi_gpu_order order, uint64_t fallbacks)
     gpu_end();
 }
 
-static void all_orders(void)
+GPU_ALONE(gpu_load, chooses_the_first_order_that_works, 60,
+          (fake_skip_without_words("the first order that works is another"), GPU_FAKE))
 {
     expect_order(BXI_GPU_HOST_WORDS, 0);
     setenv("FAKE_CUDA_NO_READ_ONLY", "1", 1);
@@ -219,15 +187,6 @@ static void all_orders(void)
     GPU_EQ(try_open(gpu_driver_path()), 0);
     GPU_EQ(bxi_gpu_device_open(gpu, 0, &gpu_device), -ENOTSUP);
     bxi_gpu_close(gpu);
-}
-
-Test(gpu_load, chooses_the_first_order_that_works, .timeout = 60)
-{
-    gpu_world(GPU_FAKE);
-    fake_skip_without_words("the first order that works is another");
-    gpu_fork(0, all_orders);
-    gpu_join(0);
-    gpu_check_machine();
 }
 
 /* ---- Fork ------------------------------------------------------------------------------------ */

@@ -5,11 +5,6 @@
  */
 #include "gpu_fixture.h"
 
-#include <criterion/criterion.h>
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
-
 static int open_device(enum bxi_gpu_order order, void (*replace)(struct bxi_cuda *cu))
 {
     struct bxi_gpu_options options = { .driver = gpu_driver_path(), .region = &gpu_shared->region[0],

@@ -7,14 +7,6 @@
 #include "fake_library.h"
 #include "gpu_fixture.h"
 
-#include <criterion/criterion.h>
-#include <errno.h>
-#include <pthread.h>
-#include <sched.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #define ROUNDS 12
 #define BYTES (256u << 10)
 
@@ -102,12 +94,8 @@ static void follows_a_lane(void)
     gpu_end();
 }
 
-Test(gpu_share, follows_a_lane_of_events_that_is_opened_again, .timeout = 60)
-{
-    gpu_world(GPU_ANY);
-    order = BXI_GPU_EVENTS;
-    gpu_run(2, (gpu_fn[]){ reopens_a_lane, follows_a_lane });
-}
+GPU_PAIR(gpu_share, follows_a_lane_of_events_that_is_opened_again, 60, (order = BXI_GPU_EVENTS, GPU_ANY),
+         reopens_a_lane, follows_a_lane);
 
 /* ---- On the hot path -------------------------------------------------------------------------- */
 
@@ -166,30 +154,17 @@ static void quiet_borrower(void)
     gpu_end_together(LAST);
 }
 
-Test(gpu_share, neither_copies_nor_blocks_the_host, .timeout = 120)
-{
-    gpu_world(GPU_ANY);
-    order = BXI_GPU_HOST_WORDS;
-    gpu_run(2, (gpu_fn[]){ quiet_owner, quiet_borrower });
-}
+GPU_PAIR(gpu_share, neither_copies_nor_blocks_the_host, 120, (order = BXI_GPU_HOST_WORDS, GPU_ANY), quiet_owner,
+         quiet_borrower);
 
 /* Hosts look at words in host memory, which the streams write too: no look calls the driver. */
-Test(gpu_share, neither_copies_nor_blocks_the_host_with_words_in_device_memory, .timeout = 120)
-{
-    gpu_world(GPU_ANY);
-    order = BXI_GPU_DEVICE_WORDS;
-    gpu_run(2, (gpu_fn[]){ quiet_owner, quiet_borrower });
-}
+GPU_PAIR(gpu_share, neither_copies_nor_blocks_the_host_with_words_in_device_memory, 120,
+         (order = BXI_GPU_DEVICE_WORDS, GPU_ANY), quiet_owner, quiet_borrower);
 
 /* The region cannot be registered: the streams write pinned words, and polls of their host move those of the region. */
-Test(gpu_share, follows_words_in_device_memory_where_no_page_can_be_registered, .timeout = 120)
-{
-    gpu_world(GPU_FAKE);
-    setenv("FAKE_CUDA_NO_HOST_REGISTER", "1", 1);
-    setenv("FAKE_CUDA_DELAY_US", "3000", 1);
-    order = BXI_GPU_DEVICE_WORDS;
-    gpu_run(2, (gpu_fn[]){ quiet_owner, quiet_borrower });
-}
+GPU_PAIR(gpu_share, follows_words_in_device_memory_where_no_page_can_be_registered, 120,
+         (setenv("FAKE_CUDA_NO_HOST_REGISTER", "1", 1), setenv("FAKE_CUDA_DELAY_US", "3000", 1),
+          order = BXI_GPU_DEVICE_WORDS, GPU_FAKE), quiet_owner, quiet_borrower);
 
 /* Discrete x86 cards are reported to register nothing read-only: the words are then registered through a writable
  * mapping, and the order stays the same. */
@@ -259,12 +234,8 @@ static void generations_borrower(void)
     gpu_end_together(LAST);
 }
 
-Test(gpu_share, identifies_slabs_by_generation_not_by_the_bytes_of_a_handle, .timeout = 120)
-{
-    gpu_world(GPU_ANY);
-    order = BXI_GPU_ORDER_AUTO;
-    gpu_run(2, (gpu_fn[]){ generations_owner, generations_borrower });
-}
+GPU_PAIR(gpu_share, identifies_slabs_by_generation_not_by_the_bytes_of_a_handle, 120,
+         (order = BXI_GPU_ORDER_AUTO, GPU_ANY), generations_owner, generations_borrower);
 
 enum { HELD = 4 };
 
@@ -343,12 +314,8 @@ static void nonsense_borrower(void)
     gpu_end_together(LAST);
 }
 
-Test(gpu_share, refuses_invalid_slabs_and_points, .timeout = 120)
-{
-    gpu_world(GPU_ANY);
-    order = BXI_GPU_ORDER_AUTO;
-    gpu_run(2, (gpu_fn[]){ nonsense_owner, nonsense_borrower });
-}
+GPU_PAIR(gpu_share, refuses_invalid_slabs_and_points, 120, (order = BXI_GPU_ORDER_AUTO, GPU_ANY), nonsense_owner,
+         nonsense_borrower);
 
 /* ---- Waits of hosts ---------------------------------------------------------------------------- */
 
@@ -387,12 +354,8 @@ static void closes_a_lane_that_failed(void)
     gpu_end();
 }
 
-Test(gpu_share, ends_a_wait_of_the_host_when_a_living_owner_abandons_its_work, .timeout = 60)
-{
-    gpu_world(GPU_FAKE);
-    order = BXI_GPU_HOST_WORDS;
-    gpu_run(2, (gpu_fn[]){ closes_a_lane_that_failed, waits_on_the_host });
-}
+GPU_PAIR(gpu_share, ends_a_wait_of_the_host_when_a_living_owner_abandons_its_work, 60,
+         (order = BXI_GPU_HOST_WORDS, GPU_FAKE), closes_a_lane_that_failed, waits_on_the_host);
 
 static void *stages_what_is_late(void *context)
 {

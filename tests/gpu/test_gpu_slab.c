@@ -5,14 +5,7 @@
 #include "fake_library.h"
 #include "gpu_fixture.h"
 
-#include <criterion/criterion.h>
-#include <dlfcn.h>
-#include <errno.h>
 #include <malloc.h>
-#include <sched.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #define MANY 64
 
@@ -412,53 +405,4 @@ GPU_ALONE(gpu_slab, distinguishes_a_new_allocation_from_an_old_one_at_the_same_a
     bxi_gpu_free(after);
     driver_free(memory);
     gpu_end();
-}
-
-static void other_kinds(void)
-{
-    void *library;
-    unsigned long long address = 0;
-    unsigned (*managed)(unsigned long long *address, size_t bytes, unsigned flags);
-    unsigned (*pooled)(unsigned long long *address, size_t bytes, struct CUstream_st *stream);
-    unsigned (*vmm)(unsigned long long *address, size_t bytes);
-    struct bxi_gpu_block *own;
-    void *symbol;
-
-    gpu_start(0);
-    library = dlopen(gpu_fake() ? gpu_driver_path() : "libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-    GPU_CHECK(library != NULL);
-    GPU_EQ(bxi_gpu_enter(gpu_device), 0);
-    symbol = dlsym(library, "cuMemAllocManaged");
-    memcpy(&managed, &symbol, sizeof(symbol));
-    GPU_EQ(managed(&address, GPU_MIB, 1), CUDA_SUCCESS);
-    GPU_EQ(wrap(address, GPU_MIB), -EOPNOTSUPP);
-    GPU_SAYS("managed memory");
-    symbol = dlsym(library, "cuMemAllocAsync");
-    memcpy(&pooled, &symbol, sizeof(symbol));
-    GPU_EQ(pooled(&address, GPU_MIB, gpu_lane->stream), CUDA_SUCCESS);
-    GPU_EQ(wrap(address, GPU_MIB), -EOPNOTSUPP);
-    GPU_SAYS("cudaMallocAsync");
-    symbol = dlsym(library, "bx_fake_vmm_alloc");
-    memcpy(&vmm, &symbol, sizeof(symbol));
-    if (vmm != NULL) {                          /* a real driver would need five calls of cuMem* */
-        GPU_EQ(vmm(&address, GPU_MIB), CUDA_SUCCESS);
-        GPU_EQ(wrap(address, GPU_MIB), -EOPNOTSUPP);
-        GPU_SAYS("VMM");
-    }
-    bxi_gpu_leave(gpu_device);
-    GPU_EQ(wrap((uint64_t)(uintptr_t)&address, 8), -EINVAL);
-    GPU_EQ(wrap(driver_alloc(2 * GPU_MIB), 2 * GPU_MIB + 1), -EINVAL);
-    GPU_SAYS("leave the allocation");
-    own = gpu_block(64);
-    GPU_EQ(wrap(own->address, 64), -EINVAL);
-    GPU_SAYS("own pool");
-    bxi_gpu_free(own);
-    gpu_end();
-}
-
-Test(gpu_slab, refuses_memory_that_cannot_be_exported_with_the_reason, .timeout = 60)
-{
-    gpu_world(GPU_ANY);
-    gpu_fork(0, other_kinds);
-    gpu_join(0);
 }

@@ -44,9 +44,8 @@
 #define bxi_gpu_map_get stub_gpu_map_get
 #define bxi_gpu_map_put stub_gpu_map_put
 #define bxi_gpu_map_device stub_gpu_map_device
+#include "tests/harness/test.h"
 #include "gpu/stub.c"
-
-#include <criterion/criterion.h>
 
 TestSuite(gpu_stub, .timeout = 120);
 

@@ -1,27 +1,17 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * gpu/: memory that is exported as file descriptors (vmm.c), where the driver fails, the device is full or the work
- * does not end; and foreign memory that is held when its owner closes. Calls of the driver are replaced in the table of
- * the process (gpu->cu), so a real driver is not asked.
+ * does not end; and foreign memory that is held when its owner closes. The tests' driver fails where it is told to, or
+ * its calls are replaced in the table of the process (gpu->cu).
  */
 #include "gpu_fixture.h"
+#include "tests/fake_cuda/vmm.h"
+#include "tests/harness/refuse.h"
 
-#include <criterion/criterion.h>
-#include <errno.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <sched.h>
-#include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <unistd.h>
+#include <dlfcn.h>
 
 #define BYTES (2 * GPU_MIB)             /* a slab of its own, also where another has the words */
-#define CHUNKS 3
+#define CHUNKS GPU_CHUNKS
 #define CHUNK_BYTES (2 * GPU_MIB)
 #define FAILED_CONTEXT 700u             /* CUDA_ERROR_ILLEGAL_ADDRESS */
 
@@ -175,144 +165,26 @@ GPU_PAIR(gpu_vmm, closes_a_map_when_the_context_has_failed, 60, GPU_FAKE, lends_
 
 /* ---- A driver that fails half-way ------------------------------------------------------------ */
 
-enum step { IMPORT, RESERVE, MAP, ALLOW, EXPORT, RETAIN, DESCRIBE, STEPS };
+/* Each fails at its first calls; the tests' driver counts what is there. */
+static const char *const borrowing[] = { "cuMemImportFromShareableHandle", "cuMemAddressReserve", "cuMemMap",
+                                         "cuMemSetAccess", NULL };
+static const char *const making[] = { "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess",
+                                      "cuMemExportToShareableHandle", NULL };
+static const char *const lending[] = { "cuMemExportToShareableHandle", "cuMemRetainAllocationHandle",
+                                       "cuMemGetAllocationPropertiesFromHandle", NULL };
+static struct fake_vmm *vmm;
 
-static struct bxi_cuda real;
-static enum step failing;
-static int left;                        /* calls of that step that succeed */
-static int imported, reserved, mapped;  /* what is there; imported: handles, made and retained ones too */
-
-static bool fails(enum step step)
+static void count_from(int mapped)
 {
-    return failing == step && left-- == 0;
+    vmm = dlsym(gpu->cu.library, "bx_fake_vmm");
+    GPU_CHECK(vmm != NULL);
+    *vmm = (struct fake_vmm){ .mapped = mapped, .reserved = mapped };
 }
 
-static unsigned import(unsigned long long *handle, void *shared, unsigned type)
+static void fail(const char *call, int left)
 {
-    unsigned result = fails(IMPORT) ? FAILED_CONTEXT
-                                    : real.cuMemImportFromShareableHandle(handle, shared, type);
-
-    imported += result == CUDA_SUCCESS;
-    return result;
-}
-
-static unsigned create(unsigned long long *handle, size_t bytes, const struct CUmemAllocationProp_st *prop,
-                       unsigned long long flags)
-{
-    unsigned result = real.cuMemCreate(handle, bytes, prop, flags);
-
-    imported += result == CUDA_SUCCESS;
-    return result;
-}
-
-static unsigned export(void *out, unsigned long long handle, unsigned type, unsigned long long flags)
-{
-    return fails(EXPORT) ? FAILED_CONTEXT : real.cuMemExportToShareableHandle(out, handle, type, flags);
-}
-
-static unsigned retain(unsigned long long *handle, void *address)
-{
-    unsigned result = fails(RETAIN) ? FAILED_CONTEXT : real.cuMemRetainAllocationHandle(handle, address);
-
-    imported += result == CUDA_SUCCESS;
-    return result;
-}
-
-static unsigned describe(struct CUmemAllocationProp_st *prop, unsigned long long handle)
-{
-    return fails(DESCRIBE) ? FAILED_CONTEXT : real.cuMemGetAllocationPropertiesFromHandle(prop, handle);
-}
-
-static unsigned release(unsigned long long handle)
-{
-    imported--;
-    return real.cuMemRelease(handle);
-}
-
-static unsigned reserve(unsigned long long *address, size_t bytes, size_t alignment, unsigned long long wanted,
-                        unsigned long long flags)
-{
-    unsigned result = fails(RESERVE) ? FAILED_CONTEXT
-                                     : real.cuMemAddressReserve(address, bytes, alignment, wanted, flags);
-
-    reserved += result == CUDA_SUCCESS;
-    return result;
-}
-
-static unsigned unreserve(unsigned long long address, size_t bytes)
-{
-    unsigned result = real.cuMemAddressFree(address, bytes);
-
-    reserved -= result == CUDA_SUCCESS;
-    return result;
-}
-
-static unsigned map(unsigned long long address, size_t bytes, size_t offset, unsigned long long handle,
-                    unsigned long long flags)
-{
-    unsigned result = fails(MAP) ? FAILED_CONTEXT : real.cuMemMap(address, bytes, offset, handle, flags);
-
-    mapped += result == CUDA_SUCCESS;
-    return result;
-}
-
-static unsigned unmap(unsigned long long address, size_t bytes)
-{
-    unsigned result = real.cuMemUnmap(address, bytes);
-
-    mapped -= result == CUDA_SUCCESS;
-    return result;
-}
-
-static unsigned allow(unsigned long long address, size_t bytes, const struct CUmemAccessDesc_st *access, size_t count)
-{
-    return fails(ALLOW) ? FAILED_CONTEXT : real.cuMemSetAccess(address, bytes, access, count);
-}
-
-static void replace_calls(void)
-{
-    real = gpu->cu;
-    gpu->cu.cuMemImportFromShareableHandle = import;
-    gpu->cu.cuMemCreate = create;
-    gpu->cu.cuMemExportToShareableHandle = export;
-    gpu->cu.cuMemRetainAllocationHandle = retain;
-    gpu->cu.cuMemGetAllocationPropertiesFromHandle = describe;
-    gpu->cu.cuMemRelease = release;
-    gpu->cu.cuMemAddressReserve = reserve;
-    gpu->cu.cuMemAddressFree = unreserve;
-    gpu->cu.cuMemMap = map;
-    gpu->cu.cuMemUnmap = unmap;
-    gpu->cu.cuMemSetAccess = allow;
-}
-
-/* Allocations of 2 MiB behind one another, as PyTorch's expandable segments. */
-static uint64_t segment(void)
-{
-    struct CUmemAllocationProp_st prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
-                                           .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-                                           .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 } };
-    struct CUmemAccessDesc_st access = { prop.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
-    unsigned long long base = 0, handle = 0;
-
-    GPU_EQ(bxi_gpu_enter(gpu_device), 0);
-    GPU_EQ(gpu->cu.cuMemAddressReserve(&base, CHUNKS * CHUNK_BYTES, 0, 0, 0), CUDA_SUCCESS);
-    for (uint64_t at = base; at < base + CHUNKS * CHUNK_BYTES; at += CHUNK_BYTES) {
-        GPU_EQ(gpu->cu.cuMemCreate(&handle, CHUNK_BYTES, &prop, 0), CUDA_SUCCESS);
-        GPU_EQ(gpu->cu.cuMemMap(at, CHUNK_BYTES, 0, handle, 0), CUDA_SUCCESS);
-        GPU_EQ(gpu->cu.cuMemRelease(handle), CUDA_SUCCESS);
-    }
-    GPU_EQ(gpu->cu.cuMemSetAccess(base, CHUNKS * CHUNK_BYTES, &access, 1), CUDA_SUCCESS);
-    bxi_gpu_leave(gpu_device);
-    return base;
-}
-
-static void free_segment(uint64_t base)
-{
-    GPU_EQ(bxi_gpu_enter(gpu_device), 0);
-    for (uint64_t at = base; at < base + CHUNKS * CHUNK_BYTES; at += CHUNK_BYTES)
-        GPU_EQ(gpu->cu.cuMemUnmap(at, CHUNK_BYTES), CUDA_SUCCESS);
-    GPU_EQ(gpu->cu.cuMemAddressFree(base, CHUNKS * CHUNK_BYTES), CUDA_SUCCESS);
-    bxi_gpu_leave(gpu_device);
+    vmm->left = left;
+    vmm->fails = call;
 }
 
 static bxi_a32 freed_count;
@@ -339,18 +211,17 @@ static void lends_a_segment(void)
     uint64_t base;
 
     gpu_start_beside(0, 1);
-    base = segment();
+    base = gpu_segment(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
     block = lend_segment(base);
     gpu_post(LENT);
     gpu_await(LAST, 1);
     bxi_gpu_free(block);
     while (bxi_gpu_poll(gpu) > 0 || bxi_load_acquire(&freed_count) == 0)
         sched_yield();
-    free_segment(base);
+    gpu_free_segment(base);
     gpu_end();
 }
 
-/* Each step fails at its first call, its second and its third. */
 static void maps_where_the_driver_fails(void)
 {
     struct bxi_gpu_map *held;
@@ -358,22 +229,21 @@ static void maps_where_the_driver_fails(void)
     int before;
 
     gpu_meet_lender(LENT);
-    replace_calls();
+    count_from(0);
     before = gpu_open_fds() + 1;            /* the tests' driver has one for what settling frees */
-    for (int step = 0; step <= ALLOW; step++)
-        for (int call = 0; call < (step == IMPORT || step == MAP ? CHUNKS : 1); call++) {
-            failing = (enum step)step;
-            left = call;
+    for (const char *const *call = borrowing; *call != NULL; call++)
+        for (int left = 0; left < (call == &borrowing[0] || call == &borrowing[2] ? CHUNKS : 1); left++) {
+            fail(*call, left);
             GPU_EQ(gpu_try_map(gpu_peer[0], &gpu_shared->ref[0]), -EIO);
-            GPU_EQ(imported, 0);
-            GPU_EQ(mapped, 0);
-            GPU_EQ(reserved, 0);
+            GPU_EQ(vmm->handles, 0);
+            GPU_EQ(vmm->mapped, 0);
+            GPU_EQ(vmm->reserved, 0);
             GPU_EQ(gpu_open_fds(), before);
         }
-    failing = STEPS;
+    fail(NULL, 0);
     address = gpu_borrow(gpu_peer[0], &gpu_shared->ref[0], &held);
-    GPU_EQ(imported, 0);
-    GPU_EQ(mapped, CHUNKS);
+    GPU_EQ(vmm->handles, 0);
+    GPU_EQ(vmm->mapped, CHUNKS);
     GPU_CHECK(gpu_holds(gpu_lane, address, 9, CHUNKS * CHUNK_BYTES));
     bxi_gpu_map_put(held);
     gpu_post(LAST);
@@ -381,8 +251,8 @@ static void maps_where_the_driver_fails(void)
         (void)bxi_gpu_poll(gpu);
         sched_yield();
     }
-    GPU_EQ(mapped, 0);
-    GPU_EQ(reserved, 0);
+    GPU_EQ(vmm->mapped, 0);
+    GPU_EQ(vmm->reserved, 0);
     gpu_end();
 }
 
@@ -392,9 +262,9 @@ GPU_PAIR(gpu_vmm, leaves_nothing_where_a_call_of_the_driver_fails, 60, GPU_FAKE,
 /* Except the first slab, which was made when the device was opened. */
 static void check_nothing_is_left(int fds, uint64_t used)
 {
-    GPU_EQ(imported, 0);
-    GPU_EQ(mapped, 1);
-    GPU_EQ(reserved, 1);
+    GPU_EQ(vmm->handles, 0);
+    GPU_EQ(vmm->mapped, 1);
+    GPU_EQ(vmm->reserved, 1);
     GPU_EQ(gpu_open_fds(), fds);
     GPU_EQ(gpu_used(0), used);
 }
@@ -408,34 +278,31 @@ GPU_ALONE(gpu_vmm, leaves_nothing_where_memory_cannot_be_made_or_exported, 60, G
     int before;
 
     gpu_start(0);
-    range.address = segment();
-    replace_calls();
-    mapped = reserved = 1;
+    range.address = gpu_segment(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    count_from(1);
     before = gpu_open_fds();
     used = gpu_used(0);
-    for (int step = RESERVE; step <= EXPORT; step++) {
-        failing = (enum step)step;
-        left = 0;
+    for (const char *const *call = making; *call != NULL; call++) {
+        fail(*call, 0);
         GPU_CHECK(bxi_gpu_alloc(gpu_device, 4 * GPU_MIB, &block) < 0);
         check_nothing_is_left(before, used);
     }
-    for (int step = EXPORT; step < STEPS; step++)
-        for (int call = 0; call < CHUNKS; call++) {
-            failing = (enum step)step;
-            left = call;
+    for (const char *const *call = lending; *call != NULL; call++)
+        for (int left = 0; left < CHUNKS; left++) {
+            fail(*call, left);
             GPU_CHECK(bxi_gpu_wrap(gpu, &range, &block) < 0);
             check_nothing_is_left(before, used);
         }
-    failing = STEPS;
+    fail(NULL, 0);
     GPU_EQ(bxi_gpu_wrap(gpu, &range, &block), 0);
-    GPU_EQ(imported, CHUNKS);           /* handles of foreign memory are kept */
+    GPU_EQ(vmm->handles, CHUNKS);       /* handles of foreign memory are kept */
     bxi_gpu_free(block);
     GPU_EQ(bxi_gpu_alloc(gpu_device, 4 * GPU_MIB, &block), 0);
     bxi_gpu_free(block);
     gpu_end();
-    GPU_EQ(imported, 0);
-    GPU_EQ(mapped, 0);
-    GPU_EQ(reserved, 0);
+    GPU_EQ(vmm->handles, 0);
+    GPU_EQ(vmm->mapped, 0);
+    GPU_EQ(vmm->reserved, 0);
 }
 
 /* ---- Foreign memory that is held when its owner closes --------------------------------------- */
@@ -444,7 +311,7 @@ GPU_ALONE(gpu_vmm, leaves_nothing_where_memory_cannot_be_made_or_exported, 60, G
 static void closes_while_it_is_read(void)
 {
     gpu_start_beside(0, 1);
-    (void)lend_segment(segment());
+    (void)lend_segment(gpu_segment(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
     gpu_post(LENT);
     gpu_await(HELD, 1);
     gpu_end();
@@ -475,7 +342,7 @@ GPU_PAIR(gpu_vmm, does_not_call_foreign_memory_free_that_is_held_when_its_owner_
 static void closes_while_it_is_given_back(void)
 {
     gpu_start_beside(0, 1);
-    (void)lend_segment(segment());
+    (void)lend_segment(gpu_segment(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
     gpu_post(LENT);
     gpu_await(HELD, 1);
     gpu_end();
@@ -502,6 +369,7 @@ GPU_PAIR(gpu_vmm, calls_foreign_memory_free_that_is_given_back_while_its_owner_c
 
 /* ---- A trial that does not end --------------------------------------------------------------- */
 
+static struct bxi_cuda real;
 static uint64_t busy_until_ns;
 static int unmapped_while_busy;
 
@@ -537,17 +405,9 @@ GPU_ALONE(gpu_vmm, unmaps_nothing_that_the_work_of_a_trial_may_still_use, 60, GP
 
 GPU_ALONE(gpu_vmm, closes_no_descriptor_of_the_program_when_its_descriptor_server_cannot_be_opened, 60, GPU_FAKE)
 {
-    struct sock_filter code[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_getrandom, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-    };
-    struct sock_fprog program = { .len = 4, .filter = code };
     struct stat before, after;
 
-    GPU_EQ(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-    if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) < 0)
+    if (!refuse(SYS_getrandom, ENOSYS))
         _exit(0);                       /* this kernel takes no filter */
     GPU_EQ(dup2(memfd_create("standard input", 0), 0), 0);
     GPU_EQ(fstat(0, &before), 0);

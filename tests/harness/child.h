@@ -3,17 +3,8 @@
 #ifndef TESTS_CHILD_H
 #define TESTS_CHILD_H
 
-#include <criterion/criterion.h>
-#include <dirent.h>
-#include <fcntl.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdbool.h>
-#include <stdio.h>
-#include <string.h>
+#include "test.h"
 #include <sys/mount.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #define CHILD_SKIPS 77              /* what a body returns that lacks what it needs */
 

@@ -5,11 +5,6 @@
 
 #include "child.h"
 
-#include <sched.h>
-#include <stdbool.h>
-#include <stdio.h>
-#include <unistd.h>
-
 /* CLOCK_MONOTONIC of the children that this process forks from now on is so many seconds ahead of this process's. The
  * number may be negative. False: not possible here. */
 static inline bool clock_of_children(int seconds)

@@ -8,18 +8,10 @@
  *
  * SIGKILL has no handler. Who waits for a process says how it ended: crash_end_text.
  */
+#include "test.h"
 #include "crash.h"
 
-#include <criterion/criterion.h>
-#include <errno.h>
 #include <execinfo.h>
-#include <fcntl.h>
-#include <signal.h>
-#include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #define FRAMES_MAX 64
 #define LIMIT_S 5               /* for the backtrace */
@@ -111,7 +103,8 @@ static void on_signal(int number, siginfo_t *info, void *context)
 
 /* ---- Before the test -------------------------------------------------------------------------- */
 
-void crash_report(void)
+/* Installs the handlers where the default action would end this process without a word. */
+static void crash_report(void)
 {
     static char stack[STACK_BYTES];
     struct sigaction action = { .sa_flags = SA_SIGINFO | SA_ONSTACK }, before;

@@ -8,9 +8,6 @@
 
 #include <sys/wait.h>
 
-/* Installs the handlers where the default action would end this process without a word. */
-void crash_report(void);
-
 /* How a child ended whose wait status this is. The text is valid until the next call. */
 const char *crash_end_text(int status);
 

@@ -10,21 +10,8 @@
 
 #include "job/job.h"
 
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <limits.h>
 #include <linux/futex.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/mman.h>
 #include <sys/mount.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #define CHECK_STATUS 99                             /* exit status of a worker whose check failed */
 #define GRACE_NS (UINT64_C(15) * 1000000000)        /* after one worker died, for the others to end well */
@@ -421,12 +408,11 @@ struct bx_msg *harness_ask(struct bx_job *job, const char *to, const char *funct
 
 int64_t harness_call(struct bx_job *job, const char *to, const char *function, struct bx_msg *args)
 {
-    struct bx_msg *reply = harness_ask(job, to, function, args);
+    OWN(msg) *reply = harness_ask(job, to, function, args);
     struct bx_reader reader = bx_msg_reader(reply);
     int64_t result = bx_read_i64(&reader);
 
     HARNESS_EQ(reader.error, 0);
-    bx_msg_destroy(reply);
     return result;
 }
 

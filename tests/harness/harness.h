@@ -21,13 +21,8 @@
 #ifndef TESTS_HARNESS_H
 #define TESTS_HARNESS_H
 
+#include "test.h"
 #include "boxcar.h"
-
-#include <criterion/criterion.h>       /* HARNESS_TEST is a Test */
-#include <stdbool.h>
-#include <stdint.h>
-#include <sys/types.h>
-#include <unistd.h>
 
 #define HARNESS_BODIES 8
 #define HARNESS_HANDLERS 2
@@ -99,13 +94,22 @@ void harness_run(const struct harness_world *world);
     } \
     _Static_assert((timeout_s) > 0, "a test has a time limit")
 
-/* Heads of handlers, with `request`, `args`, `reply` and `context`, which need not be used. */
+/* Heads of handlers, with `request`, `args`, `reply` and `context`; of callbacks, with `future` and `context`; of
+ * functions for bx_future_then, with `in`, `out` and `context`; of batches, with `batch` and `context`; and of bodies,
+ * with `job`. What they name need not be used. */
+#define HARNESS_UNUSED __attribute__((unused))
 #define HARNESS_HANDLER(name) HARNESS_HANDLER_OF(name, struct bx_msg *)
 #define HARNESS_ASYNC_HANDLER(name) HARNESS_HANDLER_OF(name, struct bx_future **)
 #define HARNESS_HANDLER_OF(name, reply_type) \
-    static int name(__attribute__((unused)) const struct bx_request *request, \
-                    __attribute__((unused)) struct bx_reader *args, __attribute__((unused)) reply_type reply, \
-                    __attribute__((unused)) void *context)
+    static int name(HARNESS_UNUSED const struct bx_request *request, HARNESS_UNUSED struct bx_reader *args, \
+                    HARNESS_UNUSED reply_type reply, HARNESS_UNUSED void *context)
+#define HARNESS_CALLBACK(name) \
+    static void name(HARNESS_UNUSED struct bx_future *future, HARNESS_UNUSED void *context)
+#define HARNESS_THEN(name) \
+    static int name(HARNESS_UNUSED struct bx_future *in, HARNESS_UNUSED struct bx_msg *out, \
+                    HARNESS_UNUSED void *context)
+#define HARNESS_BATCH(name) static int name(HARNESS_UNUSED struct bx_batch *batch, HARNESS_UNUSED void *context)
+#define HARNESS_BODY(name) static void name(HARNESS_UNUSED struct bx_job *job)
 
 /* The same without assertions, and without `expect`, for processes outside of Criterion. Returns 0, or -1 after a line
  * on stderr. */

@@ -14,9 +14,6 @@
 
 #include "rpc/rpc.h"
 
-#include <signal.h>
-#include <string.h>
-
 enum hostile_gate { READY = 56, STRIKE, STRUCK, FINISHED };
 
 static void (*strike)(struct bx_job *job);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * keeper.h: a process beside each test. It ends the processes that the test leaves running.
+ * A process beside each test. It ends the processes that the test leaves running.
  *
  * Criterion kills a test that runs past its limit, but not its children. The workers of bx_spawn then get SIGTERM from
  * the kernel, but a stopped worker does not act on it, and a child that the test forked itself gets no signal.
@@ -12,17 +12,7 @@
  * by a pidfd. It stays in the test's group, which keeps the group's number from being given to others, and it ends when
  * it is alone there. It has no other open descriptor.
  */
-#include "keeper.h"
-
-#include <dirent.h>
-#include <poll.h>
-#include <signal.h>
-#include <stdbool.h>
-#include <stdlib.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
+#include "test.h"
 
 #define DESCRIPTORS 256         /* more than are open before main */
 #define CHECKS 100              /* checks whether it is alone, before SIGKILL */
@@ -65,7 +55,8 @@ static _Noreturn void keep(pid_t leader, int leader_fd)
     _exit(0);
 }
 
-int keeper_start(void)
+/* Makes this process the leader of a process group whose other members end soon after it. Returns 0, or -1. */
+static int keeper_start(void)
 {
     pid_t leader = getpid(), between;
     int status = 0;

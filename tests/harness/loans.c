@@ -8,12 +8,6 @@
  */
 #include "loans.h"
 
-#include <errno.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdio.h>
-#include <unistd.h>
-
 #define MADE_ELEMENTS 1000
 
 struct kept {
@@ -73,10 +67,9 @@ struct bx_msg *loans_msg(struct bx_job *job, int64_t value, int count, int64_t e
     struct bx_msg *msg = harness_msg_i64(value);
 
     for (int i = 0; i < count; i++) {
-        struct bx_tensor *tensor = loans_tensor(job, BX_U8, elements, (uint64_t)value + (uint64_t)i);
+        OWN(tensor) *tensor = loans_tensor(job, BX_U8, elements, (uint64_t)value + (uint64_t)i);
 
         HARNESS_EQ(bx_msg_put_tensor(msg, tensor), 0);
-        bx_tensor_release(tensor);
     }
     return msg;
 }
@@ -161,11 +154,9 @@ HARNESS_HANDLER(drop)
 
 static int put_new(struct bx_job *job, struct bx_msg *reply, uint64_t number)
 {
-    struct bx_tensor *tensor = loans_tensor(job, BX_F32, MADE_ELEMENTS, number);
-    int rc = bx_msg_put_tensor(reply, tensor);
+    OWN(tensor) *tensor = loans_tensor(job, BX_F32, MADE_ELEMENTS, number);
 
-    bx_tensor_release(tensor);
-    return rc;
+    return bx_msg_put_tensor(reply, tensor);
 }
 
 HARNESS_HANDLER(make)
@@ -196,10 +187,9 @@ HARNESS_HANDLER(peek)
     return bx_msg_put_i64(reply, ((const unsigned char *)bx_tensor_data(kept[kept_first].tensor))[77]);
 }
 
-static void let_go(struct bx_future *future, void *tensor)
+HARNESS_CALLBACK(let_go)
 {
-    (void)future;
-    bx_tensor_release(tensor);
+    bx_tensor_release(context);
 }
 
 HARNESS_ASYNC_HANDLER(hold)

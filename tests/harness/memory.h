@@ -6,6 +6,8 @@
 #ifndef TESTS_MEMORY_H
 #define TESTS_MEMORY_H
 
+#include "test.h"
+
 /* So many allocations of this thread later one fails; 0: none. */
 extern _Thread_local int memory_fails_in;
 /* The same for all threads of this process, in one of the harness's values, which other workers may set; -1: none. */

@@ -3,14 +3,10 @@
 #ifndef TESTS_REFUSE_H
 #define TESTS_REFUSE_H
 
+#include "test.h"
 #include <linux/filter.h>
 #include <linux/seccomp.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <sys/prctl.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 /* From now on one system call returns `error` in all threads of this process and in its children. */
 static inline bool refuse(long syscall_number, int error)

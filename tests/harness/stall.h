@@ -10,8 +10,6 @@
 
 #include "rpc/rpc.h"
 
-#include <poll.h>
-
 static void (*while_stalled)(struct bx_job *job);
 
 HARNESS_HANDLER(stall)

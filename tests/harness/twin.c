@@ -7,13 +7,7 @@
 
 #include "boxcar_cuda.h"
 
-#include <criterion/criterion.h>
-#include <errno.h>
 #include <math.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define TOLERANCE 2e-5          /* of the largest magnitude in the tensor compared */
 

@@ -18,10 +18,8 @@
 #ifndef TESTS_TWIN_H
 #define TESTS_TWIN_H
 
+#include "test.h"
 #include "boxcar_nn.h"
-
-#include <stdbool.h>
-#include <stddef.h>
 
 #define TWIN_NODES 16
 #define TWIN_PARAMS 32

@@ -10,12 +10,9 @@
 
 #include "job/job.h"
 
-#include <poll.h>
-#include <sched.h>
 #include <semaphore.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/un.h>
 
 #define LONG_NS UINT64_C(60000000000)       /* a timeout that passes only if something is broken */

@@ -11,12 +11,6 @@
 
 #include "rpc/rpc.h"
 
-#include <dirent.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
 static char directory[64];              /* its folder boxcar has the sockets and lock files */
 static char job_name[BXI_NAME_BYTES];
 

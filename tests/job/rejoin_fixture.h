@@ -136,13 +136,10 @@ static inline void await_dead(struct bx_job *job, int rank)
 /* To the function "keep" of that worker. */
 static inline int give_tensor(struct bx_job *job, const char *to, struct bx_tensor *tensor)
 {
-    struct bx_msg *args = bx_msg_create(0);
-    int rc;
+    OWN(msg) *args = bx_msg_create(0);
 
     HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
-    rc = bx_rpc_sync(job, to, "keep", args, NULL, NULL);
-    bx_msg_destroy(args);
-    return rc;
+    return bx_rpc_sync(job, to, "keep", args, NULL, NULL);
 }
 
 /* Where nothing keeps the successor back: it may be there before anybody has looked. */

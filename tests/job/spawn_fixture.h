@@ -10,14 +10,7 @@
 
 #include "job/job.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <sched.h>
-#include <signal.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
 
 #define WORLD 3
 #define SHORT_NS UINT64_C(20000000)

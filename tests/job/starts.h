@@ -11,12 +11,6 @@
 
 #include "job/job.h"
 
-#include <sched.h>
-#include <signal.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-
 #define STARTS_MAX 40
 
 struct start {

@@ -6,12 +6,6 @@
  */
 #include "bootstrap_fixture.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <signal.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-
 TestSuite(bootstrap, .init = place_set_up, .fini = place_tear_down, .timeout = 120);
 
 /* ---- Clients and a rank 0 made by hand ---------------------------------------------------------- */

@@ -5,12 +5,7 @@
  */
 #include "bootstrap_fixture.h"
 
-#include <fcntl.h>
-#include <sched.h>
 #include <sys/mount.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
 
 #define NOBODY 65534
 

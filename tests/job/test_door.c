@@ -5,11 +5,7 @@
  */
 #include "rejoin_fixture.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <poll.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/un.h>
 
 #define NOBODY 65534

@@ -5,11 +5,7 @@
  */
 #include "rejoin_fixture.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <pthread.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
@@ -111,9 +107,8 @@ Test(door_files, doors_are_made_again)
 
 static char elsewhere[96];
 
-static void goes_elsewhere(struct bx_job *job)
+HARNESS_BODY(goes_elsewhere)
 {
-    (void)job;
     setenv("XDG_RUNTIME_DIR", elsewhere, 1);
 }
 

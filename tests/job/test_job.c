@@ -9,10 +9,6 @@
 #include "job/old.h"
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <stdlib.h>
-#include <unistd.h>
-
 enum { READY, DONE };                   /* gates */
 
 static int setup(struct bx_job *job)

@@ -7,8 +7,6 @@
 #include "tests/harness/clock.h"
 #include "tests/harness/refuse.h"
 
-#include <errno.h>
-#include <stddef.h>
 #include <sys/prctl.h>
 
 TestSuite(job_life, .init = starts_set_up, .fini = place_tear_down, .timeout = 60);
@@ -45,12 +43,11 @@ static pid_t fork_server(void)
 
 HARNESS_HANDLER(calls_itself)
 {
-    struct bx_msg *more = bx_msg_create(0);
+    OWN(msg) *more = bx_msg_create(0);
     int rc;
 
     bx_msg_put_i64(more, bx_read_i64(args));
     rc = bx_rpc_sync(bx_request_job(request), bx_rank(0), "add", more, NULL, NULL);
-    bx_msg_destroy(more);
     return rc < 0 ? rc : bx_msg_put_i64(reply, 7);
 }
 

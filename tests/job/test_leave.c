@@ -7,9 +7,6 @@
 
 #include "rpc/rpc.h"
 
-#include <pthread.h>
-#include <sched.h>
-
 enum { ENTERED, RELEASED };             /* gates */
 enum { RUN };                           /* values */
 
@@ -102,7 +99,7 @@ static bool one_is_queued(struct bx_job *job)
 HARNESS_TEST(leave, runs_the_queue_though_the_only_thread_of_the_pool_ends, 20, .size = 2, .setup = setup,
              .options = { .pool_threads = 1 })
 {
-    struct bx_future *first = NULL, *second = NULL;
+    OWN(future) *first = NULL, *second = NULL;
 
     harness_leaves_by_itself();
     HARNESS_EQ(bx_rpc_async(job, bx_job_name(job), "end_in_the_stop", NULL, NULL, &first), 0);
@@ -113,6 +110,4 @@ HARNESS_TEST(leave, runs_the_queue_though_the_only_thread_of_the_pool_ends, 20, 
     bx_job_destroy(job);
     HARNESS_EQ(bx_future_error(second), BX_E_SHUTDOWN);
     HARNESS_EQ(harness_load(RUN), 1);
-    bx_future_release(first);
-    bx_future_release(second);
 }

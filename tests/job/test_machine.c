@@ -2,11 +2,9 @@
 /*
  * lib/job/machine.c: what a worker says of its CPUs, and how many the workers of a job have together.
  */
+#include "tests/harness/test.h"
 #include "job/job.h"
 #include "rpc/rpc.h"
-
-#include <criterion/criterion.h>
-#include <sched.h>
 
 #define WORKERS 3
 

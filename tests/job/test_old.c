@@ -8,10 +8,6 @@
 
 #include "job/old.h"
 
-#include <errno.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
 #define UNKNOWN_FLAG (UINT64_C(1) << 63)
 #define CALL_BYTES_0_1 24
 
@@ -108,17 +104,16 @@ HARNESS_TEST(old, symbols_read_nothing_behind_a_struct_of_0_1, 20, .size = 2, .s
 
 /* ---- Functions with fewer parameters ------------------------------------------------------------------ */
 
-static int add_one(struct bx_future *in, struct bx_msg *out, void *context)
+HARNESS_THEN(add_one)
 {
-    (void)context;
     return bx_msg_put_i64(out, 1 + bx_future_error(in));
 }
 
 Test(old, then_has_no_function_to_free, .timeout = 20)
 {
-    struct bx_future *set = bx_future_create(NULL), *failed = bx_future_create(NULL);
-    struct bx_future *then = bxi_old_future_then(set, add_one, NULL);
-    struct bx_future *any = bxi_old_future_then_any(failed, add_one, NULL);
+    OWN(future) *set = bx_future_create(NULL), *failed = bx_future_create(NULL);
+    OWN(future) *then = bxi_old_future_then(set, add_one, NULL);
+    OWN(future) *any = bxi_old_future_then_any(failed, add_one, NULL);
 
     cr_expect(!bxi_old_future_done(set));
     bx_future_set(set, NULL);
@@ -126,10 +121,6 @@ Test(old, then_has_no_function_to_free, .timeout = 20)
     bx_future_fail(failed, -EIO, NULL);
     cr_expect_eq(*(const int64_t *)bx_msg_data(bx_future_value(then)), 1);
     cr_expect_eq(*(const int64_t *)bx_msg_data(bx_future_value(any)), 1 - EIO);
-    bx_future_release(any);
-    bx_future_release(then);
-    bx_future_release(failed);
-    bx_future_release(set);
 }
 
 HARNESS_ASYNC_HANDLER(later)
@@ -147,19 +138,18 @@ static int setup_async(struct bx_job *job)
 
 HARNESS_TEST(old, async_handlers_have_no_kind, 20, .size = 2, .setup = setup_async)
 {
-    struct bx_rref *rref = NULL;
+    OWN(rref) *rref = NULL;
 
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "later", NULL, NULL, NULL), 0);
     HARNESS_CHECK(bxi_old_worker_alive(job, 1));
     HARNESS_CHECK(!bxi_old_worker_alive(job, 2));
     HARNESS_EQ(bx_rref_create(job, &type, NULL, &rref), 0);
     HARNESS_EQ(bx_rref_sync(rref, "method", NULL, NULL, NULL), 0);
-    bx_rref_release(rref);
 }
 
 Test(old, dlpack_has_no_stream, .timeout = 20)
 {
-    struct bx_tensor *tensor = NULL, *back = NULL, *again = NULL;
+    OWN(tensor) *tensor = NULL, *back = NULL, *again = NULL;
     struct DLManagedTensor *managed = NULL;
     struct DLManagedTensorVersioned *versioned = NULL;
 
@@ -170,7 +160,4 @@ Test(old, dlpack_has_no_stream, .timeout = 20)
     cr_assert_eq(bxi_old_from_dlpack_versioned(versioned, &again), 0);
     cr_expect_eq(bx_tensor_data(back), bx_tensor_data(tensor));
     cr_expect_eq(bx_tensor_data(again), bx_tensor_data(tensor));
-    bx_tensor_release(again);
-    bx_tensor_release(back);
-    bx_tensor_release(tensor);
 }

@@ -2,15 +2,10 @@
 /*
  * lib/job/quota.c, over made-up trees: what a process may use of the CPUs, and several workers together.
  */
+#include "tests/harness/test.h"
 #include "job/job.h"
 
-#include <criterion/criterion.h>
 #include <ftw.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #define V2 "30 25 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
 

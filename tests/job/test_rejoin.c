@@ -7,10 +7,6 @@
 
 #include "tests/harness/clock.h"
 
-#include <errno.h>
-#include <pthread.h>
-#include <unistd.h>
-
 TestSuite(rejoin, .init = starts_set_up, .fini = place_tear_down, .timeout = 60);
 
 /* ---- Coming back ------------------------------------------------------------------------------- */
@@ -250,7 +246,7 @@ static void ends_a_background_thread(struct bx_job *job)
 {
     const struct bx_call_options options = { .timeout_ns = 5000 * HARNESS_MS };
 
-    struct bx_msg *args = bx_msg_create(8);
+    OWN(msg) *args = bx_msg_create(8);
 
     bx_msg_put_i64(args, 5);
     HARNESS_EQ(bx_rpc_sync(job, "worker0", "leave", NULL, &options, NULL), BX_E_HANDLER);
@@ -258,7 +254,6 @@ static void ends_a_background_thread(struct bx_job *job)
         HARNESS_EQ(bx_rpc_sync(job, "worker0", "echo", args, &options, NULL), 0);
         usleep(5000);
     }
-    bx_msg_destroy(args);
 }
 
 Test(rejoin, a_new_background_thread_does_not_take_the_successor_for_dead)

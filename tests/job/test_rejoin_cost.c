@@ -5,7 +5,6 @@
  */
 #include "rejoin_fixture.h"
 
-
 TestSuite(rejoin_cost, .init = starts_set_up, .fini = place_tear_down, .timeout = 120);
 
 enum { READY = 4, AGAIN };                      /* gates behind those of the fixture */
@@ -18,12 +17,11 @@ static const struct bx_type thing_type = { .name = "thing" };
 
 HARNESS_HANDLER(make)
 {
-    struct bx_tensor *tensor = NULL;
+    OWN(tensor) *tensor = NULL;
 
     kept = bx_tensor_acquire(bx_read_tensor(args));
     HARNESS_EQ(bx_tensor_create(bx_request_job(request), BX_F32, 1, (int64_t[]){ 5000 }, &tensor), 0);
     HARNESS_EQ(bx_msg_put_tensor(reply, tensor), 0);
-    bx_tensor_release(tensor);
     return bx_msg_put_object(bx_request_job(request), reply, &thing_type, &nothing);
 }
 

@@ -8,7 +8,6 @@
  */
 #include "rejoin_fixture.h"
 
-
 TestSuite(rejoin_rounds, .init = starts_set_up, .fini = place_tear_down, .timeout = 60);
 
 enum { HELD = 4, BLOCKED, CLOSED, ATTACHED, JOINS, OPEN, SEEN, FREE };      /* gates; the last ones are FREE + rank */
@@ -81,27 +80,23 @@ static void register_all(struct bx_job *job)
 /* An object of this worker that only that one refers to. */
 static void give_object(struct bx_job *job, const char *to, int *object)
 {
-    struct bx_msg *args = bx_msg_create(0);
-    struct bx_rref *rref = NULL;
+    OWN(msg) *args = bx_msg_create(0);
+    OWN(rref) *rref = NULL;
 
     HARNESS_EQ(bx_rref_create(job, &thing_type, object, &rref), 0);
     HARNESS_EQ(bx_msg_put_rref(args, rref), 0);
     HARNESS_EQ(bx_rpc_sync(job, to, "keep", args, NULL, NULL), 0);
-    bx_msg_destroy(args);
-    bx_rref_release(rref);
 }
 
 /* A tensor of this worker, which that one has on loan and has passed on to worker 3. */
 static void lend_object(struct bx_job *job, const char *to)
 {
-    struct bx_msg *args = bx_msg_create(0);
-    struct bx_tensor *tensor = NULL;
+    OWN(msg) *args = bx_msg_create(0);
+    OWN(tensor) *tensor = NULL;
 
     HARNESS_EQ(bx_tensor_create(job, BX_F32, 1, (int64_t[]){ ELEMENTS }, &tensor), 0);
     HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
     HARNESS_EQ(bx_rpc_sync(job, to, "pass on", args, NULL, NULL), 0);
-    bx_msg_destroy(args);
-    bx_tensor_release(tensor);
 }
 
 static void block_worker(struct bx_job *job, const char *worker)
@@ -177,7 +172,7 @@ static void owns_while_one_joins(struct bx_job *job)
 
 static void refers_and_lets_go(struct bx_job *job)
 {
-    struct bx_rref *rref = NULL;
+    OWN(rref) *rref = NULL;
 
     HARNESS_EQ(bx_remote(job, "worker0", "make", NULL, NULL, &rref), 0);
     HARNESS_EQ(bx_rref_wait(rref, BX_FOREVER), 0);
@@ -185,7 +180,6 @@ static void refers_and_lets_go(struct bx_job *job)
     harness_await(OPEN, 1);
     HARNESS_EQ(harness_load(DESTROYED + 1), 0);
     HARNESS_EQ(bx_rref_sync(rref, "use", NULL, NULL, NULL), 0);
-    bx_rref_release(rref);
 }
 
 Test(rejoin_rounds, one_that_joins_is_not_in_the_set_of_a_round)
@@ -317,9 +311,8 @@ Test(rejoin_rounds, a_joiner_answers_for_a_worker_that_died_before_they_met)
 
 /* ---- a lease of a former worker ------------------------------------------------------------------ */
 
-static void posts_back_alone(struct bx_job *job)
+HARNESS_BODY(posts_back_alone)
 {
-    (void)job;
     harness_post(BACK);
 }
 

@@ -6,9 +6,6 @@
  */
 #include "rejoin_fixture.h"
 
-#include <errno.h>
-#include <pthread.h>
-
 TestSuite(rejoin_state, .init = starts_set_up, .fini = place_tear_down, .timeout = 60);
 
 enum { ELEMENTS = 5000, MANY = 300 };
@@ -34,13 +31,12 @@ HARNESS_HANDLER(read_number)
 HARNESS_HANDLER(use_number)
 {
     struct bx_rref *rref = bx_read_rref(args);
-    struct bx_msg *answer = NULL;
+    OWN(msg) *answer = NULL;
     struct bx_reader reader;
     int rc = bx_rref_sync(rref, "read", NULL, NULL, &answer);
 
     reader = bx_msg_reader(answer);
     rc = rc < 0 ? rc : bx_msg_put_i64(reply, bx_read_i64(&reader));
-    bx_msg_destroy(answer);
     return rc;
 }
 
@@ -62,11 +58,9 @@ static void expect_filled(const struct bx_tensor *tensor, float first)
 
 HARNESS_HANDLER(lend)
 {
-    struct bx_tensor *tensor = filled(bx_request_job(request), (float)bx_read_i64(args));
-    int rc = bx_msg_put_tensor(reply, tensor);
+    OWN(tensor) *tensor = filled(bx_request_job(request), (float)bx_read_i64(args));
 
-    bx_tensor_release(tensor);
-    return rc;
+    return bx_msg_put_tensor(reply, tensor);
 }
 
 static struct bx_tensor *kept;
@@ -107,7 +101,7 @@ static struct bx_rref *make_at(struct bx_job *job, const char *worker)
 /* What worker `to` gets when it reads the number, or its error. */
 static int64_t read_by(struct bx_job *job, const char *to, struct bx_rref *rref)
 {
-    struct bx_msg *args = bx_msg_create(0), *reply = NULL;
+    OWN(msg) *args = bx_msg_create(0), *reply = NULL;
     struct bx_reader reader;
     int64_t got;
 
@@ -115,8 +109,6 @@ static int64_t read_by(struct bx_job *job, const char *to, struct bx_rref *rref)
     got = bx_rpc_sync(job, to, "use", args, NULL, &reply);
     reader = bx_msg_reader(reply);
     got = got < 0 ? got : bx_read_i64(&reader);
-    bx_msg_destroy(args);
-    bx_msg_destroy(reply);
     return got;
 }
 
@@ -193,14 +185,13 @@ static void lends_over_a_death(struct bx_job *job)
     HARNESS_EQ(give_tensor(job, "worker2", old), 0);           /* copied too, though its owner's rank lives */
     for (int i = 0; i < MANY; i++) {
         struct bx_tensor *more = NULL;
-        struct bx_msg *again = borrow(job, "worker1", i, &more);
+        OWN(msg) *again = borrow(job, "worker1", i, &more);
 
         HARNESS_EQ(give_tensor(job, "worker1", mine), 0);
         if (i == MANY / 2) {
             expect_filled(old, 1000);
             bx_msg_destroy(old_reply);                  /* while leases of the new one are out */
         }
-        bx_msg_destroy(again);
     }
     HARNESS_EQ(bx_job_loans(job, 1, &loans), 0);
     HARNESS_EQ(loans.leases, 1);                        /* the last of `mine` */
@@ -234,7 +225,7 @@ static void *waits_for_leases(void *argument)
 /* A thread waits for leases since before the join: who comes back must ring when it returns one. */
 static void waits_for_leases_over_a_death(struct bx_job *job)
 {
-    struct bx_tensor *mine;
+    OWN(tensor) *mine = NULL;
     pthread_t thread;
 
     if (bx_job_rank(job) != 0) {
@@ -255,7 +246,6 @@ static void waits_for_leases_over_a_death(struct bx_job *job)
     HARNESS_EQ(bxi_load_relaxed(&job->control->pair[1].want_lease), 1);
     harness_post(SEEN);
     HARNESS_EQ(pthread_join(thread, NULL), 0);
-    bx_tensor_release(mine);
 }
 
 Test(rejoin_state, one_that_comes_back_rings_a_thread_that_waits_for_leases)
@@ -305,14 +295,11 @@ Test(rejoin_state, a_join_is_not_taken_for_a_worker_that_leaves)
 
 static int call_with(struct bx_job *job, uint64_t flags, uint64_t timeout_ns, bool no_wait)
 {
-    struct bx_msg *args = bx_msg_create(8);
-    int rc;
+    OWN(msg) *args = bx_msg_create(8);
 
     bx_msg_put_i64(args, 1);
-    rc = bx_rpc_sync(job, "worker1", "lend", args,
+    return bx_rpc_sync(job, "worker1", "lend", args,
                      &(struct bx_call_options){ .timeout_ns = timeout_ns, .no_wait = no_wait, .flags = flags }, NULL);
-    bx_msg_destroy(args);
-    return rc;
 }
 
 static void waits_for_a_join(struct bx_job *job)
@@ -365,8 +352,8 @@ static void survives_many(struct bx_job *job)
     }
     for (uint32_t times = 0; times <= TIMES; times++) {
         struct bx_tensor *tensor = NULL;
-        struct bx_rref *rref;
-        struct bx_msg *reply;
+        OWN(rref) *rref = NULL;
+        OWN(msg) *reply = NULL;
 
         harness_await(HELD, times + 1);
         if (times > 0)
@@ -380,8 +367,6 @@ static void survives_many(struct bx_job *job)
         if (times < TIMES)
             await_end_of(job, 1, (int)times + 1);
         expect_filled(tensor, (float)times);
-        bx_msg_destroy(reply);
-        bx_rref_release(rref);
     }
     harness_post(SEEN);
     harness_await(SEEN, 2);
@@ -389,9 +374,8 @@ static void survives_many(struct bx_job *job)
     kept = NULL;
 }
 
-static void comes_again(struct bx_job *job)
+HARNESS_BODY(comes_again)
 {
-    (void)job;
     harness_post(HELD);
     harness_await(SEEN, 2);
 }

@@ -8,12 +8,6 @@
 
 #include "rpc/rpc.h"
 
-#include <sched.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <sys/resource.h>
-#include <unistd.h>
-
 enum { ENTERED, RELEASED, READY, DONE };        /* gates */
 enum { ANSWERED, PID };                /* values */
 
@@ -148,7 +142,7 @@ HARNESS_TEST(shutdown, fails_calls_that_do_not_end_in_time, 20, .size = 2, .setu
 
 static void wait_for_ever(struct bx_job *job, int index)
 {
-    struct bx_future *future = bx_future_create(job);
+    OWN(future) *future = bx_future_create(job);
 
     if (index == 0) {
         harness_await(READY, 3);
@@ -157,7 +151,6 @@ static void wait_for_ever(struct bx_job *job, int index)
         harness_post(READY);
         HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_SHUTDOWN);
     }
-    bx_future_release(future);
 }
 
 HARNESS_TEST(shutdown, ends_the_waits_of_other_threads, 20, .size = 2, .setup = setup)
@@ -220,15 +213,13 @@ HARNESS_HANDLER(end_in_handler)
     return end_the_job(bx_request_job(request));
 }
 
-static int end_in_body(struct bx_batch *batch, void *context)
+HARNESS_BATCH(end_in_body)
 {
-    (void)batch;
     return end_the_job(context);
 }
 
-static void end_in_callback(struct bx_future *future, void *context)
+HARNESS_CALLBACK(end_in_callback)
 {
-    (void)future;
     end_the_job(context);
 }
 
@@ -271,9 +262,8 @@ static void shut_down_twice(struct bx_job *job, int index)
     harness_post(READY);
 }
 
-static void wait_for_the_second(struct bx_job *job)
+HARNESS_BODY(wait_for_the_second)
 {
-    (void)job;
     harness_await(READY, 1);
 }
 

@@ -4,7 +4,6 @@
  */
 #include "starts.h"
 
-
 TestSuite(spawn_end, .init = starts_set_up, .fini = place_tear_down, .timeout = 60);
 
 static int spawn(bx_worker_fn fn, struct bx_spawn_report *report)

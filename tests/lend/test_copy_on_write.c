@@ -4,10 +4,6 @@
  */
 #include "tests/harness/loans.h"
 
-#include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #define ELEMENTS ((int64_t)1 << 20)         /* of u8 */
 #define SMALL 100
 #define MANY 1500                           /* copies; one worker has at most 1024 leases of another */
@@ -47,7 +43,7 @@ static struct bx_tensor *copied(struct bx_tensor *tensor)
 
 HARNESS_TEST(copy_on_write, is_written_and_nobody_sees_it, 60, .size = 2, .setup = loans_setup)
 {
-    struct bx_msg *made = NULL;
+    OWN(msg) *made = NULL;
     struct bx_tensor *lent = borrowed(job, "worker1", &made), *copy = copied(lent), *second;
 
     HARNESS_CHECK(has_owners_pages);
@@ -64,7 +60,6 @@ HARNESS_TEST(copy_on_write, is_written_and_nobody_sees_it, 60, .size = 2, .setup
     HARNESS_CHECK(loans_hold(copy, 5));
     bx_tensor_release(copy);
     bx_tensor_release(second);
-    bx_msg_destroy(made);
 }
 
 /* The copy is sent as what was written, and keeps the loan until it is released. */
@@ -96,18 +91,17 @@ HARNESS_TEST(copy_on_write, of_an_arena_made_before_the_start_keeps_the_loan, 60
              .setup = make_the_arena_early)
 {
     struct bx_msg *made = NULL;
-    struct bx_tensor *copy = copied(borrowed(job, "worker0", &made));
+    OWN(tensor) *copy = copied(borrowed(job, "worker0", &made));
 
     bx_msg_destroy(made);
     HARNESS_EQ(loans_of(job, 0).leases, 1);
     HARNESS_CHECK(loans_hold(copy, 5));
-    bx_tensor_release(copy);
 }
 
 /* The parent's tensors, in a child of a fork: its own one, of which the parent sees no write, and a borrowed one. */
 static void use_in_child(struct bx_tensor *own, struct bx_tensor *lent)
 {
-    struct bx_tensor *copy;
+    OWN(tensor) *copy = NULL;
 
     HARNESS_CHECK(loans_hold(own, 4) && loans_hold(lent, 5) && bx_tensor_data_mut(lent) == NULL);
     copy = copied(lent);
@@ -115,14 +109,13 @@ static void use_in_child(struct bx_tensor *own, struct bx_tensor *lent)
     loans_fill(copy, 7);
     loans_fill(own, 6);
     HARNESS_CHECK(loans_hold(own, 6) && loans_hold(lent, 5) && loans_hold(copy, 7));
-    bx_tensor_release(copy);
     bx_tensor_release(own);
 }
 
 HARNESS_TEST(copy_on_write, in_a_forked_child_is_of_the_tensors_that_its_parent_had, 60, .size = 2,
              .setup = loans_setup)
 {
-    struct bx_msg *made = NULL;
+    OWN(msg) *made = NULL;
     struct bx_tensor *lent = borrowed(job, "worker1", &made), *own = loans_tensor(job, BX_I64, ELEMENTS, 4);
     int status = -1;
     pid_t child = fork();
@@ -135,7 +128,6 @@ HARNESS_TEST(copy_on_write, in_a_forked_child_is_of_the_tensors_that_its_parent_
     HARNESS_EQ(status, 0);
     HARNESS_CHECK(loans_hold(own, 4) && loans_hold(lent, 5));
     bx_tensor_release(own);
-    bx_msg_destroy(made);
 }
 
 HARNESS_TEST(copy_on_write, leaves_half_of_the_leases_to_calls, 60, .size = 2, .setup = loans_setup)
@@ -155,7 +147,7 @@ HARNESS_TEST(copy_on_write, leaves_half_of_the_leases_to_calls, 60, .size = 2, .
 
 HARNESS_TEST(copy_on_write, of_others_is_a_copy, 60, .size = 2, .setup = loans_setup)
 {
-    struct bx_msg *made = NULL;
+    OWN(msg) *made = NULL;
     struct bx_tensor *lent = borrowed(job, "worker1", &made), *own = loans_tensor(job, BX_I64, ELEMENTS, 4);
     struct bx_tensor *view = NULL, *copy;
     const unsigned char *every_third;
@@ -178,5 +170,4 @@ HARNESS_TEST(copy_on_write, of_others_is_a_copy, 60, .size = 2, .setup = loans_s
     bx_tensor_release(copy);
     bx_tensor_release(view);
     HARNESS_CHECK(loans_hold(lent, 5));
-    bx_msg_destroy(made);
 }

@@ -4,14 +4,12 @@
  * refused. The layout is compared with DLPack's own header (0.6 as packaged); that of the versioned struct with one
  * written here from the specification of 1.0.
  */
+#include "tests/harness/test.h"
 #include "lend/dlpack_abi.h"
 #include "boxcar.h"
 
 #include <assert.h>
-#include <criterion/criterion.h>
 #include <dlpack/dlpack.h>
-#include <errno.h>
-#include <string.h>
 
 #define DIMS(...) (int64_t[]){ __VA_ARGS__ }
 
@@ -183,7 +181,7 @@ Test(dlpack, exports_versioned_without_a_copy_and_keeps_the_memory)
 Test(dlpack, exports_from_the_first_element_of_a_view)
 {
     int64_t shape[2] = { 4, 6 };
-    struct bx_tensor *tensor = NULL, *view = NULL;
+    OWN(tensor) *tensor = NULL, *view = NULL;
     DLManagedTensor *managed = NULL;
 
     cr_assert_eq(bx_tensor_create(NULL, BX_F64, 2, shape, &tensor), 0);
@@ -197,8 +195,6 @@ Test(dlpack, exports_from_the_first_element_of_a_view)
     managed->dl_tensor.strides[0] = 1;
     cr_expect_eq(bx_tensor_strides(view)[0], 6);
     managed->deleter(managed);
-    bx_tensor_release(view);
-    bx_tensor_release(tensor);
 }
 
 Test(dlpack, exports_a_tensor_without_elements_without_data)

@@ -8,15 +8,6 @@
 #include "lend/lend.h"
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdio.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #define ELEMENTS 100000
 #define MAKERS 3
 
@@ -90,10 +81,9 @@ static void *make_tensors(void *context)
 
     harness_post(MADE);
     do {
-        struct bx_tensor *tensor = loans_tensor(job, BX_U8, 1000, ++number);
+        OWN(tensor) *tensor = loans_tensor(job, BX_U8, 1000, ++number);
 
         HARNESS_CHECK(loans_hold(tensor, number));
-        bx_tensor_release(tensor);
     } while (bxi_load_acquire(&started) == 0);
     return NULL;
 }
@@ -260,9 +250,8 @@ static int refuse_no_memory_for_records(struct bx_job *job)
     return 0;
 }
 
-static void release_the_model(struct bx_job *job)
+HARNESS_BODY(release_the_model)
 {
-    (void)job;
     bx_tensor_release(model);
 }
 

@@ -10,10 +10,6 @@
 
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <signal.h>
-#include <stdlib.h>
-
 enum gate { READY = 0, ASKED, DONE };
 enum value { RAN = 0 };
 
@@ -162,9 +158,8 @@ HARNESS_TEST(lease, is_returned_of_calls_that_expire_or_are_cancelled_in_the_poo
     expect_all_back(job, BXI_POOL_READY + 2);
 }
 
-static int never_full(struct bx_batch *batch, void *context)
+HARNESS_BATCH(never_full)
 {
-    (void)context;
     harness_add(RAN, bx_batch_rows(batch));
     return 0;
 }
@@ -221,7 +216,7 @@ HARNESS_TEST(lease, of_a_parked_request_does_not_delay_a_shutdown, 20, .size = 2
 static void leaves_with_all_it_holds(struct bx_job *job)
 {
     const char *other = bx_worker_name(job, 1 - bx_job_rank(job));
-    struct bx_msg *reply;
+    OWN(msg) *reply = NULL;
 
     harness_leaves_by_itself();
     reply = harness_ask(job, other, "make", harness_msg_i64(3));
@@ -230,7 +225,6 @@ static void leaves_with_all_it_holds(struct bx_job *job)
     HARNESS_EQ(loans_of(job, -1).leases, 1);
     HARNESS_EQ(loans_of(job, -1).borrowed, 1);
     harness_leave(job);
-    bx_msg_destroy(reply);
 }
 
 HARNESS_WORLD(lease, does_not_delay_a_shutdown_of_all_workers, 20, .size = 2, .setup = loans_setup,
@@ -305,7 +299,7 @@ HARNESS_TEST(lease, counts_whole_blocks_once_each, 20, .size = 2, .setup = loans
 static void lends_all_it_may(struct bx_job *job, const char *to)
 {
     struct bx_call_options at_once = { .no_wait = true }, hasty = { .timeout_ns = 10 * HARNESS_MS };
-    struct bx_msg *args = loans_msg(job, 1, 1, 64);
+    OWN(msg) *args = loans_msg(job, 1, 1, 64);
 
     for (int i = 0; i < BX_LEASES_MAX; i++)
         HARNESS_EQ(bx_rpc_sync(job, to, "keep", args, &at_once, NULL), 0);
@@ -321,7 +315,6 @@ static void lends_all_it_may(struct bx_job *job, const char *to)
     HARNESS_EQ(bx_rpc_sync(job, to, "keep", args, &at_once, NULL), -EAGAIN);
     HARNESS_EQ(harness_call(job, to, "drop", harness_msg_i64(BX_LEASES_MAX)), 0);
     HARNESS_EQ(loans_of(job, -1).leases, 0);
-    bx_msg_destroy(args);
 }
 
 HARNESS_TEST(lease, is_one_of_1024_for_each_peer, 60, .size = 2, .setup = loans_setup)

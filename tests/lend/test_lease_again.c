@@ -12,13 +12,6 @@
 
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-
 enum gate { READY = 0, BUSY, BUSY_GO, LET_GO, WOKEN, FREED, STRIKE, ANSWERED, STOPPED, LEFT, FINISHED };
 enum value { CODE = 0, FORGED_ID };
 
@@ -125,12 +118,11 @@ static void calls_when_freed(void *job)
 
 static void put_foreign(struct bx_job *job, struct bx_msg *msg)
 {
-    struct bx_tensor *tensor = NULL;
+    OWN(tensor) *tensor = NULL;
     int64_t elements = sizeof(foreign);
 
     HARNESS_EQ(bx_tensor_wrap(foreign, BX_U8, 1, &elements, NULL, calls_when_freed, job, &tensor), 0);
     HARNESS_EQ(bx_msg_put_tensor(msg, tensor), 0);
-    bx_tensor_release(tensor);
 }
 
 HARNESS_HANDLER(answers_foreign)
@@ -571,14 +563,13 @@ static bool is_filled(const struct bx_msg *msg, int filled)
 HARNESS_TEST(lease_large_again, inline_reply_does_not_keep_its_memory, 30, .size = 2, .setup = setup_large)
 {
     for (int64_t round = 1; round <= 2; round++) {
-        struct bx_msg *reply = large_reply(job, "large", LARGE, round);
+        OWN(msg) *reply = large_reply(job, "large", LARGE, round);
 
         for (int64_t i = 0; i < 3; i++) {
             HARNESS_CHECK(harness_call(job, "worker1", "capacity", NULL) <= BXI_FRAME_MAX);
             HARNESS_EQ(harness_call(job, "worker1", "echo", harness_msg_i64(i)), i);
         }
         HARNESS_CHECK(is_filled(reply, (int)round));
-        bx_msg_destroy(reply);
     }
 }
 

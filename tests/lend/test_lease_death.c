@@ -7,8 +7,6 @@
 
 #include "rpc/rpc.h"
 
-#include <signal.h>
-
 enum gate { READY = 0, DONE };
 
 #define MEGABYTE (UINT64_C(1) << 20)
@@ -67,9 +65,8 @@ static void waits_for_room_at_one_that_dies(struct bx_job *job)
     HARNESS_EQ(harness_call(job, "worker2", "drop", harness_msg_i64(1)), 0);
 }
 
-static void kills_worker_1(struct bx_job *job)
+HARNESS_BODY(kills_worker_1)
 {
-    (void)job;
     harness_await(READY, 1);
     loans_signal(1, SIGKILL);
     harness_serve(job);

@@ -12,8 +12,6 @@
 
 #include "rpc/rpc.h"
 
-#include <string.h>
-
 enum gate { TAKEN };
 enum value { TAKEN_BYTES = 0, LENT_AT };
 

@@ -7,9 +7,6 @@
 
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <sched.h>
-#include <stdlib.h>
 #include <sys/mount.h>
 
 enum gate { WAITING = 0 };
@@ -55,13 +52,12 @@ HARNESS_HANDLER(waits_where_it_may_not)
 HARNESS_HANDLER(lends_where_it_may_not_wait)
 {
     struct bx_job *job = bx_request_job(request);
-    struct bx_msg *msg = loans_msg(job, 1, 1, HALF);
+    OWN(msg) *msg = loans_msg(job, 1, 1, HALF);
     struct bx_future *future = NULL;
 
     HARNESS_EQ(bx_rpc_oneway(job, "worker1", "keep", msg, NULL), -EAGAIN);
     HARNESS_EQ(bx_rpc_async(job, "worker1", "keep", msg, NULL, &future), -EAGAIN);
     HARNESS_CHECK(future == NULL);
-    bx_msg_destroy(msg);
     return 0;
 }
 
@@ -80,7 +76,7 @@ HARNESS_TEST(loans_wait, is_refused_where_a_thread_may_not_wait, 20, .size = 2, 
  * by then. The tests try each way to sleep. */
 static void waits_asleep(struct bx_job *job)
 {
-    struct bx_msg *args = harness_msg_i64(1);
+    OWN(msg) *args = harness_msg_i64(1);
 
     for (uint32_t round = 1; round <= 20; round++) {
         struct bx_tensor *tensor = loans_tensor(job, BX_U8, 5000, round);
@@ -96,7 +92,6 @@ static void waits_asleep(struct bx_job *job)
         HARNESS_EQ(loans_of(job, 1).leases, 0);
         HARNESS_EQ(loans_of(job, 1).returned, round);
     }
-    bx_msg_destroy(args);
 }
 
 static struct bx_tensor *taken;
@@ -220,11 +215,9 @@ HARNESS_TEST(arena_full, is_an_error_until_leases_are_returned, 20, .size = 2, .
 /* The reply's tensors do not fit into the arena, and neither do its bytes. */
 HARNESS_HANDLER(make_a_lot)
 {
-    struct bx_tensor *tensor = loans_tensor(NULL, BX_U8, bx_read_i64(args), 1);
-    int rc = bx_msg_put_tensor(reply, tensor);
+    OWN(tensor) *tensor = loans_tensor(NULL, BX_U8, bx_read_i64(args), 1);
 
-    bx_tensor_release(tensor);
-    return rc;
+    return bx_msg_put_tensor(reply, tensor);
 }
 
 HARNESS_HANDLER(many_bytes)
@@ -319,7 +312,7 @@ HARNESS_TEST(arena_trim, frees_unused_memory, 20, .size = 2, .setup = loans_setu
 
 static void has_its_tensors_refused(struct bx_job *job)
 {
-    struct bx_msg *args = loans_msg(job, 1, 1, 100);
+    OWN(msg) *args = loans_msg(job, 1, 1, 100);
     struct bx_future *future[3];
 
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "verify", args, NULL, NULL), BX_E_REFUSED);
@@ -334,7 +327,6 @@ static void has_its_tensors_refused(struct bx_job *job)
     HARNESS_EQ(loans_of(job, 1).returned, 5);
     HARNESS_EQ(mount("tmpfs", "/dev/shm", "tmpfs", MS_REMOUNT, "size=8192k"), 0);
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "verify", args, NULL, NULL), 0);
-    bx_msg_destroy(args);
 }
 
 /* Worker 0 has its ring and a tensor; worker 1 finds no room for its own ring, and so none for lease words. */

@@ -11,10 +11,6 @@
 
 #include "rpc/rpc.h"
 
-#include <signal.h>
-#include <stdlib.h>
-#include <unistd.h>
-
 enum value { WORD = 0, SLOT };
 
 static bxi_a64 *words_of(struct bx_job *job, int lender)

@@ -6,9 +6,6 @@
 #include "tests/harness/loans.h"
 #include "tests/harness/stall.h"
 
-#include <signal.h>
-#include <unistd.h>
-
 #define ELEMENTS ((int64_t)(1 << 20))
 enum gate { HELD = 0, CHECKED, SEEN };
 
@@ -65,7 +62,7 @@ HARNESS_HANDLER(mirror)
 {
     struct bx_job *job = bx_request_job(request);
     int64_t through = bx_read_i64(args);
-    struct bx_msg *on = harness_msg_i64(0), *answer = NULL;
+    OWN(msg) *on = harness_msg_i64(0), *answer = NULL;
     struct bx_reader back;
     int rc = 0;
 
@@ -77,17 +74,13 @@ HARNESS_HANDLER(mirror)
     bx_msg_put_i64(reply, (int64_t)bx_reader_tensors_left(&back));
     while (bx_reader_tensors_left(&back) > 0)
         bx_msg_put_tensor(reply, bx_read_tensor(&back));
-    bx_msg_destroy(answer);
-    bx_msg_destroy(on);
     return rc;
 }
 
 static void write_over_free_memory(struct bx_job *job)
 {
     for (int i = 0; i < 8; i++) {
-        struct bx_tensor *tensor = loans_tensor(job, BX_U8, ELEMENTS, 99);
-
-        bx_tensor_release(tensor);
+        OWN(tensor) *tensor = loans_tensor(job, BX_U8, ELEMENTS, 99);
     }
 }
 
@@ -108,12 +101,11 @@ static int setup(struct bx_job *job)
 /* The tensor, numbered, by that way. */
 static struct bx_msg *by(struct bx_job *job, int64_t number, const char *way, int64_t elements)
 {
-    struct bx_tensor *tensor = loans_tensor(job, BX_U8, elements, (uint64_t)number);
+    OWN(tensor) *tensor = loans_tensor(job, BX_U8, elements, (uint64_t)number);
     struct bx_msg *args = harness_msg_i64(number);
 
     bx_msg_put_str(args, way);
     bx_msg_put_tensor(args, tensor);
-    bx_tensor_release(tensor);
     return args;
 }
 
@@ -153,10 +145,9 @@ static double mirror_s(struct bx_job *job, int64_t through, int count)
     double s;
 
     for (int i = 0; i < count; i++) {
-        struct bx_tensor *tensor = loans_tensor(job, BX_U8, 4, (uint64_t)i);
+        OWN(tensor) *tensor = loans_tensor(job, BX_U8, 4, (uint64_t)i);
 
         bx_msg_put_tensor(args, tensor);
-        bx_tensor_release(tensor);
     }
     from_ns = bxi_now_ns();
     HARNESS_EQ(harness_call(job, "worker1", "mirror", args), count);

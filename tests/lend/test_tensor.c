@@ -3,11 +3,8 @@
  * lib/lend/tensor.c and lib/lend/tensor_view.c without a job: tensors on the heap and in wrapped memory, views, copies,
  * reference counts, and errors. Other files, which have workers, test tensors of an arena.
  */
+#include "tests/harness/test.h"
 #include "boxcar.h"
-
-#include <criterion/criterion.h>
-#include <errno.h>
-#include <string.h>
 
 #define DIMS(...) (const int64_t[]){ __VA_ARGS__ }
 
@@ -489,7 +486,7 @@ static void are_equal(const struct bx_tensor *one, const struct bx_tensor *other
 
 static void copy_is_equal(const struct bx_tensor *tensor)
 {
-    struct bx_tensor *copy = NULL;
+    OWN(tensor) *copy = NULL;
 
     cr_assert_eq(bx_tensor_copy(NULL, tensor, &copy), 0, "%s", bx_error_text());
     cr_expect(bx_tensor_is_contiguous(copy));
@@ -497,7 +494,6 @@ static void copy_is_equal(const struct bx_tensor *tensor)
     cr_expect_neq(bx_tensor_data(copy), bx_tensor_data(tensor));
     has_shape(copy, bx_tensor_ndim(tensor), bx_tensor_shape(tensor));
     are_equal(copy, tensor);
-    bx_tensor_release(copy);
 }
 
 Test(tensor, copies_every_dtype_transposed)

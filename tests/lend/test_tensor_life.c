@@ -7,8 +7,6 @@
 
 #include "rpc/rpc.h"
 
-#include <string.h>
-
 enum gate { KEPT = 0, RELEASED, SHUT_DOWN };
 
 /* ---- Beyond the handler -------------------------------------------------------------------------------- */
@@ -81,11 +79,10 @@ HARNESS_TEST(tensor_life, is_kept_beyond_its_future, 20, .size = 2, .setup = loa
     }
 }
 
-static int make_larger(struct bx_future *in, struct bx_msg *out, void *context)
+HARNESS_THEN(make_larger)
 {
     struct bx_reader reader = bx_msg_reader(bx_future_value(in));
 
-    (void)context;
     while (bx_reader_tensors_left(&reader) > 0)
         HARNESS_EQ(bx_msg_put_tensor(out, bx_read_tensor(&reader)), 0);
     return bx_msg_put_i64(out, 5);

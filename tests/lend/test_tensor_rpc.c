@@ -7,11 +7,7 @@
 
 #include "rpc/rpc.h"
 
-#include <errno.h>
 #include <setjmp.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum gate { KEPT = 0, CHANGED };
 
@@ -27,8 +23,8 @@ static void expect_copied(struct bx_job *job, uint64_t tensors, uint64_t bytes)
 static void there_and_back(struct bx_job *job, enum bx_dtype dtype, uint64_t number)
 {
     static const int64_t shape[] = { 3, 1, 7 };
-    struct bx_msg *args = bx_msg_create(0), *reply = NULL;
-    struct bx_tensor *tensor = NULL;
+    OWN(msg) *args = bx_msg_create(0), *reply = NULL;
+    OWN(tensor) *tensor = NULL;
 
     HARNESS_EQ(bx_tensor_create(job, dtype, 3, shape, &tensor), 0);
     HARNESS_CHECK(bx_tensor_is_shared(tensor) && !bx_tensor_is_borrowed(tensor));
@@ -50,9 +46,6 @@ static void there_and_back(struct bx_job *job, enum bx_dtype dtype, uint64_t num
     HARNESS_EQ(bx_tensor_device(other).kind, BX_CPU);
     HARNESS_CHECK(bx_tensor_is_contiguous(other) && bx_tensor_is_borrowed(other));
     HARNESS_CHECK(loans_hold(other, number));
-    bx_msg_destroy(reply);
-    bx_msg_destroy(args);
-    bx_tensor_release(tensor);
 }
 
 HARNESS_TEST(tensor_rpc, of_each_dtype_arrive_equal_and_nothing_is_copied, 20, .size = 2, .setup = loans_setup)
@@ -118,7 +111,7 @@ HARNESS_TEST(tensor_rpc, travel_10000_in_one_message, 60, .size = 2, .setup = lo
 HARNESS_TEST(tensor_rpc, travel_beside_the_bytes_of_their_message, 20, .size = 2, .setup = loans_setup)
 {
     struct bx_msg *args = bx_msg_create(0), *reply = NULL;
-    struct bx_tensor *tensor = loans_tensor(job, BX_F32, 10, 8);
+    OWN(tensor) *tensor = loans_tensor(job, BX_F32, 10, 8);
 
     HARNESS_EQ(bx_msg_put_i64(args, 8), 0);
     HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
@@ -147,7 +140,6 @@ HARNESS_TEST(tensor_rpc, travel_beside_the_bytes_of_their_message, 20, .size = 2
     HARNESS_EQ(bx_msg_bytes(args), 0);
     HARNESS_EQ(bx_msg_put_i64(args, 3), 0);
     HARNESS_EQ(harness_call(job, "worker1", "echo", args), 3);
-    bx_tensor_release(tensor);
 }
 
 /* ---- Large messages without tensors -------------------------------------------------------------------- */
@@ -246,7 +238,7 @@ HARNESS_HANDLER(read_strided)
 
 static void sends_view(struct bx_job *job, const char *to, struct bx_tensor *view)
 {
-    struct bx_msg *args = bx_msg_create(0), *reply = NULL;
+    OWN(msg) *args = bx_msg_create(0), *reply = NULL;
 
     HARNESS_EQ(bx_msg_put_tensor(args, view), 0);
     HARNESS_EQ(bx_rpc_sync(job, to, "strided", args, NULL, &reply), 0);
@@ -260,8 +252,6 @@ static void sends_view(struct bx_job *job, const char *to, struct bx_tensor *vie
             HARNESS_EQ(bx_read_i64(&reader), at(view, row, column));
     HARNESS_EQ(reader.error, 0);
     HARNESS_EQ(bx_reader_left(&reader), 0);
-    bx_msg_destroy(reply);
-    bx_msg_destroy(args);
     bx_tensor_release(view);
 }
 
@@ -399,7 +389,7 @@ static bool write_faults(const void *place)
 HARNESS_TEST(tensor_rpc, on_loan_cannot_be_written_to, 20, .size = 2, .setup = loans_setup)
 {
     for (int to = 0; to < 2; to++) {
-        struct bx_msg *reply = harness_ask(job, bx_worker_name(job, to), "make", harness_msg_i64(1));
+        OWN(msg) *reply = harness_ask(job, bx_worker_name(job, to), "make", harness_msg_i64(1));
 
         struct bx_reader reader = bx_msg_reader(reply);
         struct bx_tensor *tensor = bx_read_tensor(&reader), *view = NULL;
@@ -413,7 +403,6 @@ HARNESS_TEST(tensor_rpc, on_loan_cannot_be_written_to, 20, .size = 2, .setup = l
         HARNESS_EQ(fault_code, SEGV_ACCERR);
         HARNESS_CHECK(loans_hold(tensor, 0));
         bx_tensor_release(view);
-        bx_msg_destroy(reply);
     }
 }
 
@@ -427,7 +416,7 @@ static uint32_t on_loan(struct bx_job *job, const struct bx_tensor *tensor)
 HARNESS_TEST(tensor_rpc, on_loan_are_the_owner_s_own_memory, 20, .size = 2, .setup = loans_setup)
 {
     for (int to = 0; to < 2; to++) {
-        struct bx_tensor *tensor = loans_tensor(job, BX_U8, 100, 1);
+        OWN(tensor) *tensor = loans_tensor(job, BX_U8, 100, 1);
         struct bx_msg *args = harness_msg_i64(1);
         const char *name = bx_worker_name(job, to);
 
@@ -444,6 +433,5 @@ HARNESS_TEST(tensor_rpc, on_loan_are_the_owner_s_own_memory, 20, .size = 2, .set
         HARNESS_EQ(on_loan(job, tensor), 1);
         HARNESS_EQ(harness_call(job, name, "drop", harness_msg_i64(1)), 0);
         HARNESS_EQ(on_loan(job, tensor), 0);
-        bx_tensor_release(tensor);
     }
 }

@@ -7,11 +7,7 @@
 #include "boxcar_nn.h"
 #include "tests/harness/twin.h"
 
-#include <criterion/criterion.h>
-#include <errno.h>
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* ---- Operations ----------------------------------------------------------------------------------- */
 

@@ -7,6 +7,8 @@
 #ifndef TESTS_NN_CASES_H
 #define TESTS_NN_CASES_H
 
+#include "tests/harness/test.h"
+
 #define NN_CASES(X) \
     X(convolution_agrees_for_kernels_strides_paddings_and_biases) \
     X(batch_norm_agrees_with_and_without_relu) \

@@ -4,12 +4,10 @@
  * lib/nn looks up, and NVRTC compiles every kernel text, with the options of cuda_kernels.c, for devices from Volta to
  * Blackwell. A test whose library is missing says that it is skipped.
  */
+#include "tests/harness/test.h"
 #include "nn/cuda_api.h"
 
-#include <criterion/criterion.h>
 #include <dlfcn.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 static void *open_first(const char *const *names)
 {

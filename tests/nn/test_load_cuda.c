@@ -8,15 +8,7 @@
 #include "tests/device/device_fixture.h"
 
 #include <dlfcn.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <limits.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/sendfile.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #define BUILTINS "libnvrtc-builtins.so.12.4"
 

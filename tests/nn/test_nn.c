@@ -7,11 +7,7 @@
 #include "nn_cases.h"
 #include "tests/harness/twin.h"
 
-#include <criterion/criterion.h>
-#include <errno.h>
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define ON_CPU(name)    \
     Test(nn, name)      \

@@ -9,13 +9,6 @@
 #include "nn_cases.h"
 #include "tests/harness/twin.h"
 
-#include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #define LIMIT_S 60
 
 static struct bx_cuda *cuda;

@@ -3,11 +3,8 @@
  * lib/nn/optim.c against the formulas of boxcar_nn.h written as plain loops: every bit, for sizes around its blocks,
  * for pointers that are aligned to a float only, in place and from block to block.
  */
+#include "tests/harness/test.h"
 #include "boxcar_nn.h"
-
-#include <criterion/criterion.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define SETS 5
 #define GUARD 16                /* floats on each side that must not change */

@@ -10,13 +10,6 @@
 
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <pthread.h>
-#include <sched.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <time.h>
-
 enum gate { HELD = 0, GO };
 
 #define SLEEP_NS (20 * HARNESS_MS)
@@ -173,9 +166,8 @@ HARNESS_ASYNC_HANDLER(later)
     return -pthread_detach(thread);
 }
 
-static int slow_rows(struct bx_batch *batch, void *context)
+HARNESS_BATCH(slow_rows)
 {
-    (void)batch, (void)context;
     sleep_some();
     return 0;
 }
@@ -254,16 +246,15 @@ static void expect(struct bx_job *job, int rank, const char *function, uint64_t 
 
 static void call(struct bx_job *job, const char *to, const char *function, int times)
 {
-    struct bx_msg *args = harness_msg_i64(1);
+    OWN(msg) *args = harness_msg_i64(1);
 
     for (int i = 0; i < times; i++)
         HARNESS_EQ(bx_rpc_sync(job, to, function, args, NULL, NULL), 0);
-    bx_msg_destroy(args);
 }
 
 static void call_async(struct bx_job *job, const char *to, const char *function, int times)
 {
-    struct bx_msg *args = harness_msg_i64(1);
+    OWN(msg) *args = harness_msg_i64(1);
     struct bx_future *futures[64] = { NULL };
 
     HARNESS_CHECK(times <= 64);
@@ -271,7 +262,6 @@ static void call_async(struct bx_job *job, const char *to, const char *function,
         HARNESS_EQ(bx_rpc_async(job, to, function, args, NULL, &futures[i]), 0);
     for (int i = 0; i < times; i++)
         harness_end(futures[i], 0);
-    bx_msg_destroy(args);
 }
 
 /* ---- All calls ------------------------------------------------------------------------------------------- */
@@ -407,14 +397,13 @@ HARNESS_TEST(hist, counts_the_time_before_a_handler_in_the_queue_leg, 60, .size 
 /* Groups of one call. */
 static void call_groups(struct bx_job *job, const char *to, const char *function, int times)
 {
-    struct bx_msg *args = harness_msg_i64(1);
+    OWN(msg) *args = harness_msg_i64(1);
     struct bx_future *future = NULL;
 
     for (int i = 0; i < times; i++) {
         HARNESS_EQ(bx_rpc_many(job, to, function, 1, (const struct bx_msg *[]){ args }, NULL, &future), 0);
         harness_end(future, 0);
     }
-    bx_msg_destroy(args);
 }
 
 HARNESS_TEST(hist, has_about_one_call_in_64, 60, .size = 2, .setup = setup, .env = { "BX_HIST" })
@@ -453,12 +442,11 @@ static struct bx_future *burst_futures[BURST];
 HARNESS_HANDLER(burst)
 {
     static const unsigned char filling[1000];
-    struct bx_msg *large = bx_msg_create(0);
+    OWN(msg) *large = bx_msg_create(0);
 
     HARNESS_EQ(bx_msg_put_bytes(large, filling, sizeof filling), 0);
     for (int i = 0; i < BURST; i++)
         HARNESS_EQ(bx_rpc_async(bx_request_job(request), "worker0", "echo", large, NULL, &burst_futures[i]), 0);
-    bx_msg_destroy(large);
     return 0;
 }
 

@@ -10,9 +10,6 @@
 
 #include "rpc/rpc.h"
 
-#include <sched.h>
-#include <unistd.h>
-
 enum gate { STAYS = 0, PASS, IN_HANDLER, HANDLER_GO, IN_BODY, BODY_GO, CALLED, FINISHED };
 enum value { SEEN_SINCE = 0, SEEN_ID, SEEN_WHO, BODY_THREAD, THREADS = 32 };
 
@@ -89,9 +86,8 @@ HARNESS_ASYNC_HANDLER(look_async)
     return bx_future_set(*reply, NULL);
 }
 
-static int body(struct bx_batch *batch, void *context)
+HARNESS_BATCH(body)
 {
-    (void)batch, (void)context;
     harness_store(BODY_THREAD, (uint64_t)gettid());
     harness_post(IN_BODY);
     harness_await(BODY_GO, harness_gate(IN_BODY));

@@ -10,15 +10,6 @@
 #include "observe/trace.h"
 #include "trace_read.h"
 
-#include <errno.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 enum { ENTERED, GO, DONE };                     /* gates */
 enum { LINES = 0, MARKED = 1, SLEPT = 2 };      /* values */
 
@@ -52,19 +43,15 @@ HARNESS_HANDLER(call_back)
     return bx_msg_put_i64(reply, harness_call_i64(bx_request_job(request), "worker0", "twice", bx_read_i64(args)));
 }
 
-static int ask_again(const struct bx_request *request, struct bx_reader *args, struct bx_future **future, void *context)
+HARNESS_ASYNC_HANDLER(ask_again)
 {
-    struct bx_msg *value = harness_msg_i64(bx_read_i64(args));
-    int rc = bx_rpc_async(bx_request_job(request), "worker0", "twice", value, NULL, future);
+    OWN(msg) *value = harness_msg_i64(bx_read_i64(args));
 
-    (void)context;
-    bx_msg_destroy(value);
-    return rc;
+    return bx_rpc_async(bx_request_job(request), "worker0", "twice", value, NULL, reply);
 }
 
-static int count_rows(struct bx_batch *batch, void *context)
+HARNESS_BATCH(count_rows)
 {
-    (void)context;
     for (size_t row = 0; row < bx_batch_rows(batch); row++)
         bx_batch_reply_i64(batch, row, (int64_t)bx_batch_rows(batch));
     return 0;
@@ -161,10 +148,9 @@ static void call_async(struct bx_job *job)
     struct bx_future *futures[4];
 
     for (int i = 0; i < 4; i++) {
-        struct bx_msg *args = harness_msg_i64(i);
+        OWN(msg) *args = harness_msg_i64(i);
 
         HARNESS_EQ(bx_rpc_async(job, "worker1", i < 3 ? "twice" : "again", args, NULL, &futures[i]), 0);
-        bx_msg_destroy(args);
     }
     for (int i = 0; i < 4; i++)
         harness_end(futures[i], 0);
@@ -217,7 +203,7 @@ static void call_oneway(struct bx_job *job)
 static void call_together(struct bx_job *job)
 {
     struct bx_future *futures[8];
-    struct bx_msg *one = harness_msg_i64(1);
+    OWN(msg) *one = harness_msg_i64(1);
     const struct bx_msg *args[8] = { one, one, one, one, one, one, one, one };
 
     for (int round = 0; round < 2; round++) {
@@ -225,7 +211,6 @@ static void call_together(struct bx_job *job)
         for (int i = 0; i < 8; i++)
             harness_end(futures[i], 0);
     }
-    bx_msg_destroy(one);
 }
 
 Test(trace, shows_calls_that_are_sent_together_inside_one_another)

@@ -4,8 +4,6 @@
  */
 #include "trace_file_fixture.h"
 
-#include <sys/resource.h>
-
 TestSuite(trace_file, .init = choose_path, .fini = remove_file, .timeout = 60);
 
 /* The names of all events, with blanks between them; "no JSON" if the file is none. */

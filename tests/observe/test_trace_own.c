@@ -7,11 +7,6 @@
 #include "boxcar_trace.h"
 #include "trace_read.h"
 
-#include <errno.h>
-#include <stdlib.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 TestSuite(trace_own, .init = trace_into_file, .fini = trace_remove_file, .timeout = 60);
 
 static const struct bx_slice plain = { .name = "plain", .category = "test" };

@@ -6,9 +6,6 @@
  */
 #include "trace_file_fixture.h"
 
-#include <sys/stat.h>
-#include <sys/syscall.h>
-
 static int interruptions;           /* how many more calls of pwrite fail with EINTR */
 static size_t cut_to;               /* bytes that the next pwrite writes at most; 0: no limit */
 static int held = -1;               /* a descriptor that holds the lock */

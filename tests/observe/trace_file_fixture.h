@@ -3,18 +3,12 @@
 #ifndef TESTS_TRACE_FILE_FIXTURE_H
 #define TESTS_TRACE_FILE_FIXTURE_H
 
+#include "tests/harness/test.h"
 #include "observe/trace.h"
 
 #include "tests/harness/json.h"
 
-#include <criterion/criterion.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/file.h>
-#include <unistd.h>
 
 #define FIRST ",\"job\":\"j\"}}"
 #define EVENT(name) "\n,{\"name\":\"" name "\",\"ph\":\"i\"}"

@@ -6,11 +6,6 @@
 
 #include "tests/harness/harness.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
 char trace_path[64];
 
 void trace_into_file(void)

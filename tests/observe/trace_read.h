@@ -6,9 +6,8 @@
 #ifndef TESTS_TRACE_READ_H
 #define TESTS_TRACE_READ_H
 
+#include "tests/harness/test.h"
 #include "tests/harness/json.h"
-
-#include <stdbool.h>
 
 /* Which events to find. NULL, 0 and a pid below 0 match anything. A name that ends with a blank is a prefix. */
 struct wanted {

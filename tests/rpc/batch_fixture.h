@@ -12,8 +12,6 @@
 
 #include "rpc/rpc.h"
 
-#include <sched.h>
-
 enum { READY, ARRIVED, BODY_ENTERED, BODY_GO, TOUCHED, DONE };      /* gates */
 enum { RUNS, FAIL_CODE, BODY_WAITS, RECORD = 16 };                  /* values */
 

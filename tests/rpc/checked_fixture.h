@@ -10,8 +10,6 @@
 
 #include "rpc/rpc.h"
 
-#include <stdio.h>
-
 static inline void check(void)
 {
     bxi_checked = true;

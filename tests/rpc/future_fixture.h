@@ -7,9 +7,6 @@
 
 #include "tests/harness/harness.h"
 
-#include <pthread.h>
-#include <stdint.h>
-
 /* INT64_MIN if there is none. */
 static inline int64_t number_in(const struct bx_msg *value)
 {

@@ -9,8 +9,6 @@
 
 #include "tests/harness/harness.h"
 
-#include <errno.h>
-
 enum { ENDED = 40 };                        /* a gate */
 enum { CODE = 40, SET_AFTERWARDS };         /* values */
 

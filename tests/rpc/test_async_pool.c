@@ -10,11 +10,6 @@
 
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <pthread.h>
-#include <signal.h>
-#include <unistd.h>
-
 enum gate { ENTERED, GO, ASKED, LEFT };
 enum value { RAN };
 
@@ -215,11 +210,10 @@ HARNESS_TEST(async_pool, a_pending_future_holds_no_thread, 30, .size = 2, .setup
 
 static void expect(struct bx_job *job, enum what what, int code, const char *text)
 {
-    struct bx_msg *args = harness_msg_i64(what);
+    OWN(msg) *args = harness_msg_i64(what);
 
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "work", args, NULL, NULL), code);
     HARNESS_HAS(bx_error_text(), text);
-    bx_msg_destroy(args);
 }
 
 HARNESS_TEST(async_pool, a_handler_may_fail_return_no_future_or_leave, 30, .size = 2, .setup = setup)
@@ -241,8 +235,8 @@ HARNESS_TEST(async_pool, a_future_that_cannot_answer_is_cancelled, 30, .size = 2
 
 HARNESS_TEST(async_pool, a_method_has_its_object, 30, .size = 2, .setup = setup)
 {
-    struct bx_msg *args = harness_msg_i64(3), *reply = NULL;
-    struct bx_rref *object = NULL;
+    OWN(msg) *args = harness_msg_i64(3), *reply = NULL;
+    OWN(rref) *object = NULL;
     struct bx_reader reader;
 
     HARNESS_EQ(bx_remote(job, "worker1", "make_counter", NULL, NULL, &object), 0);
@@ -250,15 +244,12 @@ HARNESS_TEST(async_pool, a_method_has_its_object, 30, .size = 2, .setup = setup)
     reader = bx_msg_reader(reply);
     HARNESS_EQ(bx_read_i64(&reader), 8);
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "count", args, NULL, NULL), BX_E_TYPE);
-    bx_msg_destroy(args);
-    bx_msg_destroy(reply);
-    bx_rref_release(object);
 }
 
 /* The arguments are released when the handler returns, not when its future is done. */
 HARNESS_TEST(async_pool, arguments_are_given_back_before_the_future_is_done, 30, .size = 2, .setup = setup)
 {
-    struct bx_tensor *tensor = NULL;
+    OWN(tensor) *tensor = NULL;
     struct bx_msg *args = harness_msg_i64(PARK);
     struct bx_future *future;
 
@@ -269,7 +260,6 @@ HARNESS_TEST(async_pool, arguments_are_given_back_before_the_future_is_done, 30,
     HARNESS_CHECK(!bx_future_is_done(future));
     harness_cancel(future);
     check_end(BX_E_CANCELLED);
-    bx_tensor_release(tensor);
 }
 
 /* ---- The caller gives up --------------------------------------------------------------------- */
@@ -317,9 +307,8 @@ HARNESS_TEST(async_pool, a_call_whose_future_a_cancelled_handler_returns_is_canc
 
 /* ---- The caller's end ------------------------------------------------------------------------- */
 
-static void sees_it_die(struct bx_job *job)
+HARNESS_BODY(sees_it_die)
 {
-    (void)job;
     check_end(BX_E_PEER_DEAD);
 }
 

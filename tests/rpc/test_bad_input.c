@@ -12,9 +12,7 @@
 
 #include "job/job.h"
 
-#include <errno.h>
 #include <sys/mount.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 
 #define SHORT_START UINT64_C(200000000)
@@ -159,7 +157,7 @@ HARNESS_TEST(bad_peer, that_is_stopped_misses_deadlines_but_loses_no_request, 30
 
 HARNESS_TEST(bad_peer, that_was_stopped_runs_every_one_way_call_afterwards, 30, .size = 2, .setup = setup)
 {
-    struct bx_msg *args = large();
+    OWN(msg) *args = large();
     uint64_t sent = 0;
     int rc;
 
@@ -175,7 +173,6 @@ HARNESS_TEST(bad_peer, that_was_stopped_runs_every_one_way_call_afterwards, 30, 
     /* This call is behind all of them. */
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 2), 2);
     HARNESS_EQ(harness_load(ONEWAYS), sent);
-    bx_msg_destroy(args);
 }
 
 HARNESS_TEST(bad_peer, that_sent_many_one_way_calls_is_not_cut_off, 30, .size = 2, .setup = setup)
@@ -205,7 +202,7 @@ static void remount_shm(unsigned kib)
 
 static void finds_no_room(struct bx_job *job)
 {
-    struct bx_msg *args = harness_msg_i64(5);
+    OWN(msg) *args = harness_msg_i64(5);
 
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "echo", args, NULL, NULL), BX_E_NO_SPACE);
     HARNESS_HAS(bx_error_text(), "'worker1'");
@@ -213,7 +210,6 @@ static void finds_no_room(struct bx_job *job)
     HARNESS_EQ(bx_rpc_oneway(job, "worker1", "echo", args, NULL), BX_E_NO_SPACE);
     remount_shm(8192);
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 5), 5);
-    bx_msg_destroy(args);
 }
 
 Test(bad_shm, without_room_for_a_ring_fails_the_call, .timeout = 30)
@@ -225,7 +221,7 @@ Test(bad_shm, without_room_for_a_ring_fails_the_call, .timeout = 30)
 static void is_refused(struct bx_job *job)
 {
     struct bx_future *future[23];
-    struct bx_msg *args = harness_msg_i64(5);
+    OWN(msg) *args = harness_msg_i64(5);
 
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "echo", args, NULL, NULL), BX_E_REFUSED);
     HARNESS_HAS(bx_error_text(), "'worker1'");
@@ -239,7 +235,6 @@ static void is_refused(struct bx_job *job)
     remount_shm(8192);
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 5), 5);
     HARNESS_EQ(harness_load(ONEWAYS), 1);
-    bx_msg_destroy(args);
 }
 
 Test(bad_shm, without_room_for_the_reply_is_refused_by_the_callee, .timeout = 30)

@@ -4,11 +4,6 @@
  */
 #include "batch_fixture.h"
 
-#include <errno.h>
-#include <signal.h>
-#include <stdio.h>
-#include <unistd.h>
-
 /* Waits for the late replies of all calls that timed out or were cancelled here. A call whose deadline passed may have
  * been ended by the owner's answer instead: that one has no late reply. */
 static void await_ends(struct bx_job *job)
@@ -350,9 +345,8 @@ static int count_the_dead(struct bx_job *job)
     return count;
 }
 
-static void die_when_told(struct bx_job *job)
+HARNESS_BODY(die_when_told)
 {
-    (void)job;
     harness_leaves_by_itself();
     harness_post(READY);
     pause();
@@ -441,9 +435,8 @@ HARNESS_WORLD(batch, whose_body_fails_fails_every_row, 20, .size = 4, .setup = s
               .body = { NULL, be_failed, be_failed, be_failed }, .store = HARNESS_TABLE({ FAIL_CODE, EDOM }),
               .expect = HARNESS_TABLE({ RUNS, 1 }));
 
-static int fail_some(struct bx_batch *batch, void *context)
+HARNESS_BATCH(fail_some)
 {
-    (void)context;
     HARNESS_EQ(bx_batch_rows(batch), 3);
     HARNESS_EQ(bx_batch_reply_i64(batch, 0, 10), 0);
     HARNESS_EQ(bx_batch_fail_row(batch, 1, -EDOM, "car 2 has no brakes"), 0);

@@ -52,7 +52,7 @@ static int setup(struct bx_job *job)
 static void send_from(struct bx_job *job, enum function function, const int *ranks, int count)
 {
     uint64_t before = harness_counter(job, "requests_batched");
-    struct bx_msg *args = harness_msg_i64(function);
+    OWN(msg) *args = harness_msg_i64(function);
     struct bx_future *futures[3];
 
     for (int i = 0; i < count; i++) {
@@ -61,7 +61,6 @@ static void send_from(struct bx_job *job, enum function function, const int *ran
     }
     for (int i = 0; i < count; i++)
         harness_end(futures[i], 0);
-    bx_msg_destroy(args);
 }
 
 static void expect(enum function function, uint64_t runs, uint64_t rows)

@@ -5,10 +5,6 @@
  */
 #include "batch_fixture.h"
 
-#include <errno.h>
-#include <pthread.h>
-#include <signal.h>
-
 /* ---- More than max_rows ------------------------------------------------------------------------- */
 
 static int setup_two_rows(struct bx_job *job)
@@ -106,14 +102,13 @@ static void set_stack_bytes(size_t bytes)
 
 static void fail_and_call_again(struct bx_job *job)
 {
-    struct bx_msg *args = harness_msg_i64(1);
+    OWN(msg) *args = harness_msg_i64(1);
 
     harness_await(READY, 1);
     HARNESS_CHECK(bx_rpc_sync(job, "worker0", "sum", args, NULL, NULL) < 0);
     harness_post(DONE);
     harness_await(TOUCHED, 1);
     HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 1), 2);
-    bx_msg_destroy(args);
 }
 
 /* No thread can be made while the default stack is larger than the address space. */
@@ -197,9 +192,8 @@ HARNESS_TEST(batch_rows, that_are_cancelled_or_run_clear_the_flush_timer, 20, .s
 
 /* ---- Replies that cannot be written ------------------------------------------------------------- */
 
-static int overflow(struct bx_batch *batch, void *context)
+HARNESS_BATCH(overflow)
 {
-    (void)context;
     for (size_t row = 0; row < bx_batch_rows(batch); row++)
         bx_msg_put_bytes(bx_batch_reply(batch, row), "", SIZE_MAX - 64);
     return 0;

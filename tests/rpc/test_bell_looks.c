@@ -8,8 +8,6 @@
 
 #include "rpc/rpc.h"
 
-#include <sys/types.h>
-
 #define BACKGROUND_FD 100001            /* no descriptor has that number */
 #define LEADER_FD 100002
 

@@ -7,9 +7,6 @@
 
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <string.h>
-
 /* ---- Functions of both workers --------------------------------------------------------------- */
 
 HARNESS_HANDLER(who_calls)
@@ -121,7 +118,7 @@ HARNESS_TEST(call, one_way_waits_for_a_full_ring_and_brings_no_reply, 20, .size 
              .handlers = { HARNESS_INLINE("tick", tick) })
 {
     enum { MANY = 20000 };
-    struct bx_msg *args = harness_msg_i64(1);
+    OWN(msg) *args = harness_msg_i64(1);
     uint64_t replies;
 
     for (int i = 0; i < MANY; i++)
@@ -134,7 +131,6 @@ HARNESS_TEST(call, one_way_waits_for_a_full_ring_and_brings_no_reply, 20, .size 
     HARNESS_EQ(harness_counter(job, "calls_sent"), 0);
     replies = bxi_load_relaxed(&bxi_tables(job->control)->pair_counters[1].frames_received);
     HARNESS_EQ(replies, 0);
-    bx_msg_destroy(args);
 }
 
 /* ---- Errors ---------------------------------------------------------------------------------- */
@@ -182,7 +178,7 @@ HARNESS_TEST(call, to_an_async_handler_is_answered_when_its_future_is_done, 20, 
     struct bx_future *future = NULL;
 
     for (int64_t value = 5; value >= -5; value -= 5) {
-        struct bx_msg *args = harness_msg_i64(value);
+        OWN(msg) *args = harness_msg_i64(value);
 
         future = harness_async(job, "worker1", "park");
         /* The handler has returned and holds no thread, so other calls are answered meanwhile. */
@@ -192,7 +188,6 @@ HARNESS_TEST(call, to_an_async_handler_is_answered_when_its_future_is_done, 20, 
         HARNESS_EQ(bx_future_wait(future, BX_FOREVER), value < 0 ? value : 0);
         if (value < 0)
             HARNESS_HAS(bx_future_error_text(future), "nobody came");
-        bx_msg_destroy(args);
         bx_future_release(future);
     }
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "refuse", NULL, NULL, NULL), -ENOENT);
@@ -226,12 +221,11 @@ HARNESS_TEST(call, carries_messages_of_any_size_up_to_a_whole_frame, 20, .size =
 
 HARNESS_TEST(call, given_a_message_in_error_returns_that_error, 20, .size = 2, .setup = setup)
 {
-    struct bx_msg *args = bx_msg_create(0);
+    OWN(msg) *args = bx_msg_create(0);
 
     bx_msg_put_bytes(args, "x", SIZE_MAX - 64);
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "echo", args, NULL, NULL), -ENOMEM);
     HARNESS_HAS(bx_error_text(), "echo");
-    bx_msg_destroy(args);
 }
 
 /* ---- Frames ---------------------------------------------------------------------------------- */

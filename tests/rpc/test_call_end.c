@@ -7,9 +7,6 @@
 
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <stdio.h>
-
 enum { ENTERED, RELEASED, READY };                      /* gates */
 enum { TIMES_COUNTED };                                 /* values */
 
@@ -47,10 +44,9 @@ HARNESS_HANDLER(let_go)
     int64_t how_many = bx_read_i64(args);
 
     for (; how_many > 0 && held_count > 0; how_many--) {
-        struct bx_future *future = held[--held_count];
+        OWN(future) *future = held[--held_count];
 
         bx_future_set(future, NULL);
-        bx_future_release(future);
     }
     return 0;
 }
@@ -64,27 +60,22 @@ static int setup(struct bx_job *job)
 
 static int64_t counter_of(struct bx_job *job, const char *worker, const char *name)
 {
-    struct bx_msg *args = bx_msg_create(0), *reply = NULL;
-    int64_t value;
+    OWN(msg) *args = bx_msg_create(0), *reply = NULL;
 
     bx_msg_put_str(args, name);
     HARNESS_EQ(bx_rpc_sync(job, worker, "counter", args, NULL, &reply), 0);
 
     struct bx_reader reader = bx_msg_reader(reply);
 
-    value = bx_read_i64(&reader);
-    bx_msg_destroy(reply);
-    bx_msg_destroy(args);
-    return value;
+    return bx_read_i64(&reader);
 }
 
 /* Calls one-way, which takes no slot. */
 static void send_let_go(struct bx_job *job, int how_many)
 {
-    struct bx_msg *args = harness_msg_i64(how_many);
+    OWN(msg) *args = harness_msg_i64(how_many);
 
     HARNESS_EQ(bx_rpc_oneway(job, "worker1", "let_go", args, NULL), 0);
-    bx_msg_destroy(args);
 }
 
 /* Calls until the late replies have arrived, one for each call that ended here before its answer. A call whose deadline
@@ -178,15 +169,13 @@ HARNESS_TEST(call_end, by_the_deadline_of_the_job_if_the_call_has_none, 20, .siz
 HARNESS_TEST(call_end, never_by_itself_if_its_timeout_is_forever, 20, .size = 2, .setup = setup,
              .options = { .call_timeout_ns = 5 * HARNESS_MS })
 {
-    struct bx_future *patient = harness_start(job, "worker1", "stuck", NULL, BX_FOREVER);
-    struct bx_future *hasty = harness_start(job, "worker1", "stuck", NULL, 15 * HARNESS_MS);
+    OWN(future) *patient = harness_start(job, "worker1", "stuck", NULL, BX_FOREVER);
+    OWN(future) *hasty = harness_start(job, "worker1", "stuck", NULL, 15 * HARNESS_MS);
 
     HARNESS_EQ(bx_future_wait(hasty, BX_FOREVER), BX_E_TIMEOUT);
     HARNESS_CHECK(!bx_future_is_done(patient));
     harness_post(RELEASED);
     HARNESS_EQ(bx_future_wait(patient, BX_FOREVER), 0);
-    bx_future_release(hasty);
-    bx_future_release(patient);
 }
 
 static void note_turn(struct bx_future *future, void *context)
@@ -255,7 +244,8 @@ HARNESS_TEST(call_end, whose_deadline_passes_in_the_queue_is_not_run, 20, .size 
 
 HARNESS_TEST(call_end, cancelled_in_the_queue_is_not_run, 20, .size = 2, .setup = setup)
 {
-    struct bx_future *stuck_calls[BXI_POOL_READY], *first, *second, *third;
+    OWN(future) *first = NULL, *second = NULL, *third = NULL;
+    struct bx_future *stuck_calls[BXI_POOL_READY];
 
     fill_the_pool(job, stuck_calls);
     first = harness_start(job, "worker1", "count", NULL, 0);
@@ -275,9 +265,6 @@ HARNESS_TEST(call_end, cancelled_in_the_queue_is_not_run, 20, .size = 2, .setup 
     HARNESS_EQ(bx_future_cancel(second), -EALREADY);
     HARNESS_EQ(harness_counter(job, "calls_cancelled"), 2);
     await_late_replies(job);
-    bx_future_release(first);
-    bx_future_release(second);
-    bx_future_release(third);
 }
 
 HARNESS_TEST(call_end, cancelled_in_flight_drops_its_reply, 20, .size = 2, .setup = setup)
@@ -364,11 +351,10 @@ HARNESS_TEST(call_end, later_if_1024_are_in_flight_and_it_waits_for_a_slot, 20, 
     empty_the_slots(job);
 }
 
-static void call_from_callback(struct bx_future *future, void *context)
+HARNESS_CALLBACK(call_from_callback)
 {
     struct bx_future *another = NULL;
 
-    (void)future;
     HARNESS_EQ(bx_rpc_async(context, "worker1", "hold", NULL, NULL, &another), -EAGAIN);
     harness_post(READY);
 }
@@ -391,7 +377,7 @@ static void call_with_large_frames(struct bx_job *job)
 {
     static unsigned char data[16000];
     const char *other = bx_worker_name(job, 1 - bx_job_rank(job));
-    struct bx_msg *args = bx_msg_create(0);
+    OWN(msg) *args = bx_msg_create(0);
 
     bx_msg_put_bytes(args, data, sizeof(data));
     for (int i = 0; i < BXI_CALLS_MAX; i++)
@@ -402,7 +388,6 @@ static void call_with_large_frames(struct bx_job *job)
         bx_future_release(in_flight[i]);
     }
     HARNESS_CHECK(harness_counter(job, "queued_frames") > 0);
-    bx_msg_destroy(args);
 }
 
 HARNESS_WORLD(call_end, by_their_replies_though_the_rings_of_both_sides_are_full, 20, .size = 2,
@@ -414,8 +399,8 @@ HARNESS_WORLD(call_end, by_their_replies_though_the_rings_of_both_sides_are_full
 static void call_next(struct bx_future *future, void *context)
 {
     struct bx_job *job = context;
-    struct bx_future *next = NULL;
-    struct bx_msg *args;
+    OWN(future) *next = NULL;
+    OWN(msg) *args = NULL;
 
     if (future != NULL)
         HARNESS_EQ(bx_future_error(future), 0);
@@ -426,8 +411,6 @@ static void call_next(struct bx_future *future, void *context)
     args = harness_msg_i64(1);
     HARNESS_EQ(bx_rpc_async(job, "worker1", "twice", args, NULL, &next), 0);
     HARNESS_EQ(bx_future_on_done(next, call_next, job), 0);
-    bx_future_release(next);
-    bx_msg_destroy(args);
 }
 
 HARNESS_TEST(call_end, and_its_callback_begins_the_next_call, 20, .size = 2, .setup = setup)

@@ -5,17 +5,13 @@
  */
 #include "checked_fixture.h"
 
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
-
 /* ---- Messages ------------------------------------------------------------------------------------------ */
 
 TestSuite(checked, .init = check, .timeout = 60);
 
 Test(checked, messages_read_back_every_kind)
 {
-    struct bx_msg *msg = bx_msg_create(0);
+    OWN(msg) *msg = bx_msg_create(0);
     const float floats[3] = { 1.5f, 2.5f, 3.5f };
     float read[3];
 
@@ -48,7 +44,6 @@ Test(checked, messages_read_back_every_kind)
         cr_expect_eq(reader.error, BX_E_SHORT_MESSAGE);
         bx_msg_clear(msg);
     }
-    bx_msg_destroy(msg);
 }
 
 /* Reads by the same letters. */
@@ -114,11 +109,10 @@ static void expect_misuse(const struct misuse *misuse, struct bx_reader reader)
 Test(checked, messages_that_are_read_as_another_kind_say_which_value)
 {
     for (size_t i = 0; i < sizeof(misuses) / sizeof(misuses[0]); i++) {
-        struct bx_msg *msg = bx_msg_create(0);
+        OWN(msg) *msg = bx_msg_create(0);
 
         put_letters(msg, misuses[i].put);
         expect_misuse(&misuses[i], bx_msg_reader(msg));
-        bx_msg_destroy(msg);
     }
 }
 
@@ -126,20 +120,19 @@ Test(checked, messages_are_not_checked_without_the_variable)
 {
     bxi_checked = false;
     for (size_t i = 0; i < sizeof(misuses) / sizeof(misuses[0]); i++) {
-        struct bx_msg *msg = bx_msg_create(0);
+        OWN(msg) *msg = bx_msg_create(0);
         struct bx_reader reader;
 
         put_letters(msg, misuses[i].put);
         reader = bx_msg_reader(msg);
         read_letters(&reader, misuses[i].read);
         cr_expect_neq(reader.error, BX_E_TYPE);
-        bx_msg_destroy(msg);
     }
 }
 
 Test(checked, readers_keep_the_first_error_and_can_be_copied)
 {
-    struct bx_msg *msg = bx_msg_create(0);
+    OWN(msg) *msg = bx_msg_create(0);
     struct bx_reader reader, copy;
 
     put_letters(msg, "dld");
@@ -155,12 +148,11 @@ Test(checked, readers_keep_the_first_error_and_can_be_copied)
     copy.pos = 0;                               /* programs do that */
     bx_read_i64(&copy);
     cr_expect_eq(copy.error, BX_E_TYPE);
-    bx_msg_destroy(msg);
 }
 
 Test(checked, values_are_appended_to_what_has_no_kinds)
 {
-    struct bx_msg *msg = bxi_msg_copy("12345678", 8);
+    OWN(msg) *msg = bxi_msg_copy("12345678", 8);
     struct bx_reader reader;
 
     put_letters(msg, "d");
@@ -170,7 +162,6 @@ Test(checked, values_are_appended_to_what_has_no_kinds)
     bx_read_i64(&reader);
     cr_expect_str_eq(bx_error_text(), "value 2 of the message, at byte 8, was written by bx_msg_put_f64 and is read "
                                       "by bx_read_i64");
-    bx_msg_destroy(msg);
 }
 
 /* ---- Calls --------------------------------------------------------------------------------------------- */
@@ -185,9 +176,8 @@ HARNESS_ASYNC_HANDLER(wants_i64_later)
     return bx_future_set(bx_future_acquire(*reply), value);
 }
 
-static int wants_i64_rows(struct bx_batch *batch, void *context)
+HARNESS_BATCH(wants_i64_rows)
 {
-    (void)context;
     for (size_t row = 0; row < bx_batch_rows(batch); row++) {
         struct bx_reader args = bx_batch_args(batch, row);
 
@@ -313,13 +303,12 @@ static int setup_with_log(struct bx_job *job)
 
 HARNESS_TEST(checked_calls, that_are_one_way_log_it, 60, .size = 2, .setup = setup_with_log)
 {
-    struct bx_msg *args = bx_msg_create(0);
+    OWN(msg) *args = bx_msg_create(0);
 
     bx_msg_put_f64(args, 1.5);
     HARNESS_EQ(bx_rpc_oneway(job, "worker1", "inline", args, NULL), 0);
     HARNESS_EQ(bx_rpc_oneway(job, "worker1", "blocking", args, NULL), 0);
     harness_await(BEING_MADE, 2);
-    bx_msg_destroy(args);
 }
 
 /* Around the sizes at which frames end and leases begin, in both directions. */
@@ -373,7 +362,7 @@ static void expect_all(const struct bx_msg *reply)
 static struct bx_msg *args_with_all(struct bx_job *job, struct bx_rref *rref, bool wrong)
 {
     struct bx_msg *args = bx_msg_create(0);
-    struct bx_tensor *tensor = NULL;
+    OWN(tensor) *tensor = NULL;
 
     HARNESS_EQ(bx_tensor_create(job, BX_F32, 1, (const int64_t[]){ 1000 }, &tensor), 0);
     bx_msg_put_rref(args, rref);
@@ -382,14 +371,13 @@ static struct bx_msg *args_with_all(struct bx_job *job, struct bx_rref *rref, bo
     else
         bx_msg_put_i64(args, 1);
     bx_msg_put_tensor(args, tensor);
-    bx_tensor_release(tensor);
     return args;
 }
 
 HARNESS_TEST(checked_calls, carry_kinds_beside_tensors_and_references, 60, .size = 2, .setup = setup_checked)
 {
     static const char *const functions[] = { "tensor", "tensor_blocking" };
-    struct bx_rref *rref = NULL;
+    OWN(rref) *rref = NULL;
 
     HARNESS_EQ(bx_rref_create(job, &f64_type, new_counter_of(1), &rref), 0);
     for (int i = 0; i < 4; i++) {
@@ -403,25 +391,23 @@ HARNESS_TEST(checked_calls, carry_kinds_beside_tensors_and_references, 60, .size
         HARNESS_EQ(bx_rpc_sync(job, to, functions[i % 2], args, NULL, NULL), -EDOM);
         bx_msg_destroy(args);
     }
-    bx_rref_release(rref);
 }
 
 /* What is read after a request takes its place in the callee's memory for frames. */
 static void fill_frame(struct bx_job *job)
 {
     unsigned char ones[4096];
-    struct bx_msg *args = bx_msg_create(sizeof(ones));
+    OWN(msg) *args = bx_msg_create(sizeof(ones));
 
     memset(ones, 0xff, sizeof(ones));
     bx_msg_put_bytes(args, ones, sizeof(ones));
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "inline", args, NULL, NULL), 0);
-    bx_msg_destroy(args);
 }
 
 /* Calls on an object that is not made yet wait in the callee. */
 HARNESS_TEST(checked_calls, carry_kinds_to_objects_and_from_them, 60, .size = 2, .setup = setup_checked)
 {
-    struct bx_rref *rref = NULL, *own = NULL;
+    OWN(rref) *rref = NULL, *own = NULL;
     struct bx_future *futures[3] = { NULL };
     struct bx_msg *args[3], *reply = NULL;
 
@@ -448,29 +434,24 @@ HARNESS_TEST(checked_calls, carry_kinds_to_objects_and_from_them, 60, .size = 2,
     HARNESS_EQ(bx_rref_to_here(rref, NULL, &reply), 0);
     expect_f64(reply, 0);
     bx_msg_destroy(reply);
-    bx_rref_release(rref);
-    bx_rref_release(own);
 }
 
 HARNESS_ASYNC_HANDLER(passes_on_more)
 {
-    struct bx_msg *one = number(1);
-    int rc = bx_rpc_async(bx_request_job(request), "worker2", "inline", one, NULL, reply);
+    OWN(msg) *one = number(1);
 
-    bx_msg_destroy(one);
-    return rc;
+    return bx_rpc_async(bx_request_job(request), "worker2", "inline", one, NULL, reply);
 }
 
 /* Worker 1 answers with what worker 2 has answered. */
 HARNESS_TEST(checked_calls, carry_kinds_of_answers_that_are_passed_on, 60, .size = 3, .setup = setup_checked,
              .handlers = { HARNESS_ASYNC("passes_on_more", passes_on_more) })
 {
-    struct bx_msg *reply = NULL;
+    OWN(msg) *reply = NULL;
 
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "passes_on", NULL, NULL, &reply), BX_E_SHORT_MESSAGE);
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "passes_on_more", NULL, NULL, &reply), 0);
     expect_f64(reply, 0);
-    bx_msg_destroy(reply);
 }
 
 /* Worker 1 has not set the variable: it takes the kinds off, checks nothing, and sends none. */

@@ -6,9 +6,6 @@
 #include "checked_fixture.h"
 #include "tests/harness/hostile.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 TestSuite(checked_kinds, .init = check, .timeout = 60);
 
 /* ---- What is sent -------------------------------------------------------------------------------------- */
@@ -16,12 +13,11 @@ TestSuite(checked_kinds, .init = check, .timeout = 60);
 /* The message as it is sent, in memory of exactly that size. */
 static unsigned char *packed(const char *letters, size_t *bytes)
 {
-    struct bx_msg *msg = bx_msg_create(0);
+    OWN(msg) *msg = bx_msg_create(0);
     unsigned char *body;
 
     put_letters(msg, letters);
     body = bxi_body_with_tails(msg, NULL, bytes);
-    bx_msg_destroy(msg);
     return body;
 }
 
@@ -118,7 +114,7 @@ Test(checked_kinds, kinds_that_make_no_sense_are_corrupt)
 
 Test(checked_kinds, kinds_of_a_message_that_is_too_large_stay_here)
 {
-    struct bx_msg *msg = bx_msg_create(0);
+    OWN(msg) *msg = bx_msg_create(0);
 
     bx_msg_put_i64(msg, 1);
     cr_expect_eq(bxi_kinds_bytes(msg), 16);
@@ -129,7 +125,6 @@ Test(checked_kinds, kinds_of_a_message_that_is_too_large_stay_here)
     msg->bytes = BX_MSG_MAX + 1;
     cr_expect_eq(bxi_kinds_bytes(msg), 0);
     msg->bytes = 8;
-    bx_msg_destroy(msg);
 }
 
 static int setup_checked(struct bx_job *job)
@@ -230,9 +225,8 @@ static void gets_nonsense(struct bx_job *job)
     harness_post(FINISHED);
 }
 
-static void dies_afterwards(struct bx_job *job)
+HARNESS_BODY(dies_afterwards)
 {
-    (void)job;
     harness_await(FINISHED, 1);
     raise(SIGKILL);
 }

@@ -11,14 +11,7 @@
 
 #include "job/job.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #define MANY 100
 
@@ -138,7 +131,7 @@ static void one_call_too_many(struct bx_job *job, int index)
 static void fills_the_ring_oneway(struct bx_job *job, int index)
 {
     static const char payload[8000];
-    struct bx_msg *args = bx_msg_create(sizeof(payload));
+    OWN(msg) *args = bx_msg_create(sizeof(payload));
     int rc;
 
     (void)index;
@@ -149,7 +142,6 @@ static void fills_the_ring_oneway(struct bx_job *job, int index)
     HARNESS_EQ(rc, -EAGAIN);
     harness_post(GO);
     HARNESS_EQ(bx_rpc_oneway(job, "worker1", "echo", args, NULL), BX_E_PEER_DEAD);
-    bx_msg_destroy(args);
 }
 
 static void starts_waiting(struct bx_job *job, int index)
@@ -227,9 +219,8 @@ HARNESS_TEST(death, fails_a_nested_call, 30, .size = 3, .setup = setup_chain, .d
 /* ---- In a batch ----------------------------------------------------------------------------------- */
 
 /* Kills rank 3, which has a row in this batch, and answers when the death has been seen. */
-static int kill_a_caller(struct bx_batch *batch, void *context)
+HARNESS_BATCH(kill_a_caller)
 {
-    (void)context;
     harness_signal(3, SIGKILL);
     harness_await(DEATH_SEEN, 1);
     harness_store(ROWS, bx_batch_rows(batch));

@@ -5,11 +5,6 @@
  */
 #include "tests/harness/stall.h"
 
-#include <errno.h>
-#include <sched.h>
-#include <signal.h>
-#include <unistd.h>
-
 enum { READY, STALLED, SENT };          /* gates */
 enum { COUNTED };                       /* values */
 
@@ -103,8 +98,8 @@ static void send_laps(struct bx_job *job)
     static const char payload[8000];
     const uint64_t laps = 3 * BXI_RING_BYTES;
     const struct bx_call_options at_once = { .no_wait = true };
-    struct bx_msg *args = bx_msg_create(sizeof(payload));
-    struct bx_future *value, *error;
+    OWN(msg) *args = bx_msg_create(sizeof(payload));
+    OWN(future) *value = NULL, *error = NULL;
     int rc;
 
     HARNESS_EQ(bx_msg_put_bytes(args, payload, sizeof(payload)), 0);
@@ -119,9 +114,6 @@ static void send_laps(struct bx_job *job)
         bxi_bells_flush(job);
         sched_yield();
     }
-    bx_msg_destroy(args);
-    bx_future_release(value);
-    bx_future_release(error);
 }
 
 HARNESS_TEST(drain, accepts_a_reply_whose_credit_is_laps_behind, 60, .size = 2, .setup = setup)

@@ -44,10 +44,9 @@ static void leave_at_once(struct bx_job *job)
 
 static void send_on(struct bx_job *job, int64_t hops)
 {
-    struct bx_msg *args = harness_msg_i64(hops);
+    OWN(msg) *args = harness_msg_i64(hops);
 
     HARNESS_EQ(bx_rpc_oneway(job, bx_rank((bx_job_rank(job) + 1) % bx_job_world_size(job)), "hop", args, NULL), 0);
-    bx_msg_destroy(args);
 }
 
 HARNESS_HANDLER(hop)

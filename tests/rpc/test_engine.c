@@ -7,12 +7,6 @@
 
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <poll.h>
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
-
 enum { READY, OPEN_GATE, SENT, DONE };       /* gates */
 enum { COUNTED };                                       /* values */
 
@@ -83,7 +77,7 @@ HARNESS_TEST(engine, answers_with_an_error_if_a_reply_cannot_be_made, 60, .size 
 /* The bytes of a large reply are in a block on loan; bytes that are added to it need memory of their own. */
 HARNESS_TEST(engine, keeps_the_bytes_of_a_large_reply_that_is_added_to, 60, .size = 2, .setup = setup)
 {
-    struct bx_msg *args = harness_msg_i64(100000), *reply = NULL;
+    OWN(msg) *args = harness_msg_i64(100000), *reply = NULL;
     const unsigned char *bytes;
 
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "large", args, NULL, &reply), 0);
@@ -97,8 +91,6 @@ HARNESS_TEST(engine, keeps_the_bytes_of_a_large_reply_that_is_added_to, 60, .siz
         HARNESS_EQ(bytes[i], 'x');
     HARNESS_EQ(bytes[100000], 'y');
     HARNESS_EQ(bytes[100001], 'z');
-    bx_msg_destroy(reply);
-    bx_msg_destroy(args);
 }
 
 /* ---- Slots and timers --------------------------------------------------------------------------- */
@@ -116,9 +108,8 @@ HARNESS_TEST(engine, gives_each_use_of_a_slot_a_new_generation, 60, .size = 2, .
     }
 }
 
-static void wait_to_be_killed(struct bx_job *job)
+HARNESS_BODY(wait_to_be_killed)
 {
-    (void)job;
     harness_leaves_by_itself();
     harness_post(READY);
     for (;;)
@@ -252,9 +243,8 @@ static void *serve(void *job)
     return NULL;
 }
 
-static void come_late(struct bx_job *job)
+HARNESS_BODY(come_late)
 {
-    (void)job;
     harness_await(DONE, 1);
 }
 

@@ -9,9 +9,6 @@
 
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <string.h>
-
 static int add_one(struct bx_future *in, struct bx_msg *out, void *context)
 {
     if (context != NULL)
@@ -25,7 +22,7 @@ TestSuite(future, .timeout = 120);
 
 Test(future, is_set_once)
 {
-    struct bx_future *future = bx_future_create(NULL);
+    OWN(future) *future = bx_future_create(NULL);
 
     cr_expect(!bx_future_is_done(future));
     cr_expect_eq(bx_future_error(future), 0);
@@ -40,12 +37,11 @@ Test(future, is_set_once)
     cr_expect_eq(number_of(future), 7);
     cr_expect_eq(bx_future_error(future), 0);
     cr_expect_eq(bx_future_wait(future, 0), 0);
-    bx_future_release(future);
 }
 
 Test(future, is_failed_once_with_its_code_and_text)
 {
-    struct bx_future *future = bx_future_create(NULL);
+    OWN(future) *future = bx_future_create(NULL);
 
     cr_expect_eq(bx_future_fail(future, 0, "no error"), -EINVAL);
     cr_expect_eq(bx_future_fail(future, 5, "no error"), -EINVAL);
@@ -58,71 +54,63 @@ Test(future, is_failed_once_with_its_code_and_text)
     cr_expect_eq(bx_future_set(future, harness_msg_i64(1)), -EALREADY);
     cr_expect_eq(bx_future_wait(future, 0), -EIO);
     cr_expect_str_eq(bx_error_text(), "the wagon is off the rails");
-    bx_future_release(future);
 }
 
 Test(future, without_a_text_has_the_text_of_its_code)
 {
-    struct bx_future *future = bx_future_create(NULL);
+    OWN(future) *future = bx_future_create(NULL);
 
     bx_future_fail(future, BX_E_TIMEOUT, NULL);
     cr_expect_str_eq(bx_future_error_text(future), bx_strerror(BX_E_TIMEOUT));
-    bx_future_release(future);
 }
 
 Test(future, may_be_set_without_a_value)
 {
-    struct bx_future *future = bx_future_create(NULL);
+    OWN(future) *future = bx_future_create(NULL);
 
     cr_expect_eq(bx_future_set(future, NULL), 0);
     cr_expect_eq(bx_future_error(future), 0);
-    bx_future_release(future);
 }
 
 Test(future, set_with_a_message_in_error_fails_with_that_error)
 {
-    struct bx_future *future = bx_future_create(NULL);
+    OWN(future) *future = bx_future_create(NULL);
     struct bx_msg *msg = bx_msg_create(0);
 
     bx_msg_put_bytes(msg, "x", SIZE_MAX - 64);
     cr_expect_eq(bx_future_set(future, msg), 0);
     cr_expect_eq(bx_future_error(future), -ENOMEM);
-    bx_future_release(future);
 }
 
-static int put_too_much(struct bx_future *in, struct bx_msg *out, void *context)
+HARNESS_THEN(put_too_much)
 {
-    (void)in, (void)context;
     bx_msg_put_bytes(out, "x", SIZE_MAX - 64);
     return 0;
 }
 
 Test(future, then_that_leaves_its_message_in_error_fails_with_that_error)
 {
-    struct bx_future *future = bx_future_create(NULL);
-    struct bx_future *child = bx_future_then(future, put_too_much, NULL, NULL);
+    OWN(future) *future = bx_future_create(NULL);
+    OWN(future) *child = bx_future_then(future, put_too_much, NULL, NULL);
 
     cr_assert_eq(bx_future_set(future, harness_msg_i64(1)), 0);
     cr_expect_eq(bx_future_error(child), -ENOMEM);
     cr_expect_null(bx_future_value(child));
-    bx_future_release(child);
-    bx_future_release(future);
 }
 
 Test(future, made_by_the_program_can_be_cancelled)
 {
-    struct bx_future *future = bx_future_create(NULL);
+    OWN(future) *future = bx_future_create(NULL);
 
     cr_expect_eq(bx_future_cancel(future), 0);
     cr_expect_eq(bx_future_error(future), BX_E_CANCELLED);
-    bx_future_release(future);
 }
 
 /* ---- Callbacks ------------------------------------------------------------------------------- */
 
 Test(future, runs_each_callback_once_before_or_after_it_is_done)
 {
-    struct bx_future *future = bx_future_create(NULL);
+    OWN(future) *future = bx_future_create(NULL);
     int before = 0, after = 0;
 
     bx_future_on_done(future, count, &before);
@@ -132,34 +120,31 @@ Test(future, runs_each_callback_once_before_or_after_it_is_done)
     cr_expect_eq(before, 2);
     bx_future_on_done(future, count, &after);
     cr_expect_eq(after, 1);
-    bx_future_release(future);
 }
 
 static char order[8];
 
-static void note(struct bx_future *future, void *context)
+HARNESS_CALLBACK(note)
 {
-    (void)future;
     strcat(order, context);
 }
 
 Test(future, runs_callbacks_in_the_order_given)
 {
-    struct bx_future *future = bx_future_create(NULL);
+    OWN(future) *future = bx_future_create(NULL);
 
     bx_future_on_done(future, note, "a");
     bx_future_on_done(future, note, "b");
     bx_future_on_done(future, note, "c");
     bx_future_set(future, NULL);
     cr_expect_str_eq(order, "abc");
-    bx_future_release(future);
 }
 
 Test(future, then_makes_a_new_value)
 {
-    struct bx_future *future = bx_future_create(NULL);
-    struct bx_future *next = bx_future_then(future, add_one, NULL, NULL);
-    struct bx_future *last = bx_future_then(next, add_one, NULL, NULL);
+    OWN(future) *future = bx_future_create(NULL);
+    OWN(future) *next = bx_future_then(future, add_one, NULL, NULL);
+    OWN(future) *last = bx_future_then(next, add_one, NULL, NULL);
 
     cr_expect(!bx_future_is_done(last));
     bx_future_set(future, harness_msg_i64(40));
@@ -167,36 +152,27 @@ Test(future, then_makes_a_new_value)
     cr_expect_eq(number_of(next), 41);
     cr_expect_eq(number_of(last), 42);
 
-    struct bx_future *late = bx_future_then(last, add_one, NULL, NULL);
+    OWN(future) *late = bx_future_then(last, add_one, NULL, NULL);
 
     cr_expect_eq(number_of(late), 43);
-    bx_future_release(late);
-    bx_future_release(last);
-    bx_future_release(next);
-    bx_future_release(future);
 }
 
-static int mend(struct bx_future *in, struct bx_msg *out, void *context)
+HARNESS_THEN(mend)
 {
-    (void)context;
     return bx_msg_put_i64(out, bx_future_error(in) == -EIO ? -1 : number_of(in));
 }
 
 Test(future, then_any_gets_values_and_may_replace_errors)
 {
-    struct bx_future *failed = bx_future_create(NULL), *set = bx_future_create(NULL);
-    struct bx_future *mended = bx_future_then_any(failed, mend, NULL, NULL);
-    struct bx_future *kept = bx_future_then_any(set, mend, NULL, NULL);
+    OWN(future) *failed = bx_future_create(NULL), *set = bx_future_create(NULL);
+    OWN(future) *mended = bx_future_then_any(failed, mend, NULL, NULL);
+    OWN(future) *kept = bx_future_then_any(set, mend, NULL, NULL);
 
     bx_future_fail(failed, -EIO, NULL);
     bx_future_set(set, harness_msg_i64(5));
     cr_expect_eq(bx_future_error(mended), 0);
     cr_expect_eq(number_of(mended), -1);
     cr_expect_eq(number_of(kept), 5);
-    bx_future_release(kept);
-    bx_future_release(mended);
-    bx_future_release(set);
-    bx_future_release(failed);
 }
 
 static void complete_other(struct bx_future *future, void *context)
@@ -206,7 +182,7 @@ static void complete_other(struct bx_future *future, void *context)
 
 Test(future, may_be_completed_inside_a_callback)
 {
-    struct bx_future *first = bx_future_create(NULL), *second = bx_future_create(NULL);
+    OWN(future) *first = bx_future_create(NULL), *second = bx_future_create(NULL);
     int counted = 0;
 
     bx_future_on_done(second, count, &counted);
@@ -214,8 +190,6 @@ Test(future, may_be_completed_inside_a_callback)
     bx_future_set(first, harness_msg_i64(21));
     cr_expect_eq(number_of(second), 42);
     cr_expect_eq(counted, 1);
-    bx_future_release(second);
-    bx_future_release(first);
 }
 
 /* ---- A long chain ---------------------------------------------------------------------------- */
@@ -270,14 +244,13 @@ Test(future, abandons_a_long_chain_without_growing_the_stack, .timeout = 20)
 Test(future, without_references_fails_the_futures_that_depend_on_it)
 {
     struct bx_future *future = bx_future_create(NULL);
-    struct bx_future *next = bx_future_then(future, add_one, NULL, NULL);
+    OWN(future) *next = bx_future_then(future, add_one, NULL, NULL);
     int counted = 0;
 
     bx_future_on_done(next, count, &counted);
     bx_future_release(future);
     cr_expect_eq(bx_future_error(next), BX_E_ABANDONED);
     cr_expect_eq(counted, 1);
-    bx_future_release(next);
 }
 
 Test(future, lives_as_long_as_one_reference)
@@ -295,13 +268,12 @@ Test(future, lives_as_long_as_one_reference)
 
 Test(future, then_runs_though_its_future_was_released)
 {
-    struct bx_future *future = bx_future_create(NULL);
+    OWN(future) *future = bx_future_create(NULL);
     int ran = 0;
 
     bx_future_release(bx_future_then(future, add_one, &ran, NULL));
     bx_future_set(future, harness_msg_i64(1));
     cr_expect_eq(ran, 1);
-    bx_future_release(future);
 }
 
 static void drop(struct bx_future *future, void *context)
@@ -328,41 +300,36 @@ Test(future, may_be_released_for_the_last_time_by_a_callback_of_its_completion)
 
 Test(future, all_and_any_take_futures_that_are_done_or_given_twice)
 {
-    struct bx_future *done = bx_future_create(NULL);
+    OWN(future) *done = bx_future_create(NULL);
     struct bx_future *same[2] = { done, done };
 
     bx_future_set(done, NULL);
 
-    struct bx_future *all = bx_future_all(NULL, same, 2), *any = bx_future_any(NULL, same, 2);
+    OWN(future) *all = bx_future_all(NULL, same, 2), *any = bx_future_any(NULL, same, 2);
 
     cr_expect(bx_future_is_done(all));
     cr_expect_eq(bx_future_error(all), 0);
     cr_expect_eq(number_of(any), 0);
-    bx_future_release(any);
-    bx_future_release(all);
-    bx_future_release(done);
 }
 
 Test(future, all_of_none_is_done_and_any_of_none_is_null)
 {
-    struct bx_future *all = bx_future_all(NULL, NULL, 0);
+    OWN(future) *all = bx_future_all(NULL, NULL, 0);
 
     cr_expect(bx_future_is_done(all));
     cr_expect_eq(bx_future_error(all), 0);
     cr_expect_null(bx_future_any(NULL, NULL, 0));
-    bx_future_release(all);
 }
 
 /* ---- Waiting, which needs a job -------------------------------------------------------------- */
 
 HARNESS_TEST(future, stays_pending_when_a_wait_for_it_timed_out, 20, .size = 2)
 {
-    struct bx_future *future = bx_future_create(job);
+    OWN(future) *future = bx_future_create(job);
 
     HARNESS_EQ(bx_future_wait(future, 0), BX_E_TIMEOUT);
     HARNESS_EQ(bx_future_wait(future, 5 * HARNESS_MS), BX_E_TIMEOUT);
     HARNESS_CHECK(!bx_future_is_done(future));
     HARNESS_EQ(bx_future_set(future, harness_msg_i64(1)), 0);
     HARNESS_EQ(bx_future_wait(future, 0), 0);
-    bx_future_release(future);
 }

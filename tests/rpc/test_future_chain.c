@@ -10,11 +10,6 @@
 
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <pthread.h>
-#include <stdlib.h>
-#include <string.h>
-
 /* ---- Contexts ---------------------------------------------------------------------------------- */
 
 struct context {
@@ -117,7 +112,7 @@ Test(future_context, is_freed_when_the_future_is_abandoned_or_cancelled)
 Test(future_context, is_freed_after_a_function_that_fails_and_its_sentence_is_kept)
 {
     EACH_KIND(add) {
-        struct bx_future *future = bx_future_create(NULL);
+        OWN(future) *future = bx_future_create(NULL);
         struct context with = { .code = -ERANGE, .text = "car 9 does not exist" }, without = { .code = -ERANGE };
         struct bx_future *results[2] = { (*add)(future, &with), (*add)(future, &without) };
 
@@ -129,7 +124,6 @@ Test(future_context, is_freed_after_a_function_that_fails_and_its_sentence_is_ke
         cr_expect_str_eq(bx_future_error_text(results[1]), bx_strerror(-ERANGE));
         bx_future_release(results[0]);
         bx_future_release(results[1]);
-        bx_future_release(future);
     }
 }
 
@@ -142,9 +136,9 @@ static void *set_and_leave(void *future)
 Test(future_context, is_freed_when_the_thread_leaves_in_the_function)
 {
     EACH_KIND(add) {
-        struct bx_future *future = bx_future_create(NULL);
+        OWN(future) *future = bx_future_create(NULL);
         struct context context = { .exits = true };
-        struct bx_future *result = (*add)(future, &context);
+        OWN(future) *result = (*add)(future, &context);
         void *returned = NULL;
         pthread_t thread;
 
@@ -153,18 +147,16 @@ Test(future_context, is_freed_when_the_thread_leaves_in_the_function)
         cr_expect_neq(returned, future);
         expect_calls(&context, 1, 1);
         cr_expect_eq(bx_future_error(result), BX_E_HANDLER);
-        bx_future_release(result);
-        bx_future_release(future);
     }
 }
 
 Test(future_context, is_not_freed_when_nothing_was_made)
 {
     EACH_KIND(add) {
-        struct bx_future *future = bx_future_create(NULL);
+        OWN(future) *future = bx_future_create(NULL);
         struct context context = { .inner = NULL };
         int allocations = 0;
-        struct bx_future *result;
+        OWN(future) *result = NULL;
 
         do {
             memory_fails_in = ++allocations;
@@ -177,51 +169,43 @@ Test(future_context, is_not_freed_when_nothing_was_made)
         cr_expect_eq(context.freed, 0);
         bx_future_fail(future, -EIO, NULL);
         expect_calls(&context, 0, 1);
-        bx_future_release(result);
-        bx_future_release(future);
     }
 }
 
 Test(future_context, needs_no_free_function)
 {
-    struct bx_future *future = bx_future_create(NULL);
+    OWN(future) *future = bx_future_create(NULL);
     struct context contexts[2] = { { 0 }, { .inner = bx_future_acquire(future) } };
-    struct bx_future *a = bx_future_then(future, then, &contexts[0], NULL);
-    struct bx_future *b = bx_future_chain(future, next, &contexts[1], NULL);
+    OWN(future) *a = bx_future_then(future, then, &contexts[0], NULL);
+    OWN(future) *b = bx_future_chain(future, next, &contexts[1], NULL);
 
     bx_future_set(future, harness_msg_i64(4));
     cr_expect_eq(number_of(a), 5);
     cr_expect_eq(number_of(b), 4);
-    bx_future_release(a);
-    bx_future_release(b);
-    bx_future_release(future);
 }
 
-static void is_freed_already(struct bx_future *future, void *context)
+HARNESS_CALLBACK(is_freed_already)
 {
-    (void)future;
     expect_calls(context, 1, 1);
     ((struct context *)context)->code = 1;
 }
 
 Test(future_context, of_then_is_freed_before_the_result_is_done)
 {
-    struct bx_future *future = bx_future_create(NULL);
+    OWN(future) *future = bx_future_create(NULL);
     struct context context = { 0 };
-    struct bx_future *result = add_then(future, &context);
+    OWN(future) *result = add_then(future, &context);
 
     bx_future_on_done(result, is_freed_already, &context);
     bx_future_set(future, harness_msg_i64(6));
     cr_expect_eq(number_of(result), 7);
     cr_expect_eq(context.code, 1);
-    bx_future_release(result);
-    bx_future_release(future);
 }
 
 /* As that of any `then`. */
 Test(future_context, of_then_is_freed_though_the_result_was_released_or_cancelled)
 {
-    struct bx_future *future = bx_future_create(NULL);
+    OWN(future) *future = bx_future_create(NULL);
     struct context released = { 0 }, cancelled = { 0 };
     struct bx_future *result = add_then(future, &cancelled);
 
@@ -231,14 +215,13 @@ Test(future_context, of_then_is_freed_though_the_result_was_released_or_cancelle
     bx_future_set(future, NULL);
     expect_calls(&released, 1, 1);
     expect_calls(&cancelled, 1, 1);
-    bx_future_release(future);
 }
 
 /* One chain waits for its first future, one for its inner one. */
 Test(future_context, is_freed_when_the_job_is_destroyed)
 {
     struct bx_job *job = make_job();
-    struct bx_future *inner = bx_future_create(job), *first = bx_future_create(job), *done = bx_future_create(job);
+    OWN(future) *inner = bx_future_create(job), *first = bx_future_create(job), *done = bx_future_create(job);
     struct context waiting = { 0 }, linked = { .inner = bx_future_acquire(inner) }, then_context = { 0 };
     struct bx_future *results[3];
 
@@ -256,9 +239,6 @@ Test(future_context, is_freed_when_the_job_is_destroyed)
         cr_expect_eq(bx_future_error(results[i]), BX_E_SHUTDOWN);
         bx_future_release(results[i]);
     }
-    bx_future_release(first);
-    bx_future_release(done);
-    bx_future_release(inner);
 }
 
 /* ---- A chain ----------------------------------------------------------------------------------- */
@@ -321,7 +301,7 @@ Test(future_chain, has_the_code_and_the_text_of_the_inner_future, .init = make_t
 
 Test(future_chain, takes_an_inner_future_that_is_done_or_is_the_first_one)
 {
-    struct bx_future *first = bx_future_create(NULL), *done = bx_future_create(NULL);
+    OWN(future) *first = bx_future_create(NULL), *done = bx_future_create(NULL);
     struct context contexts[2] = { { .inner = bx_future_acquire(first) }, { .inner = bx_future_acquire(done) } };
     struct bx_future *results[2];
 
@@ -334,21 +314,17 @@ Test(future_chain, takes_an_inner_future_that_is_done_or_is_the_first_one)
         expect_calls(&contexts[i], 1, 1);
         bx_future_release(results[i]);
     }
-    bx_future_release(first);
-    bx_future_release(done);
 }
 
 Test(future_chain, fails_without_an_inner_future)
 {
-    struct bx_future *first = bx_future_create(NULL);
+    OWN(future) *first = bx_future_create(NULL);
     struct context context = { 0 };
-    struct bx_future *result = add_chain(first, &context);
+    OWN(future) *result = add_chain(first, &context);
 
     bx_future_set(first, NULL);
     cr_expect_eq(bx_future_error(result), BX_E_HANDLER);
     cr_expect_not_null(strstr(bx_future_error_text(result), "no future"), "%s", bx_future_error_text(result));
-    bx_future_release(result);
-    bx_future_release(first);
 }
 
 Test(future_chain, releases_the_inner_future_of_a_function_that_failed, .init = make_the_chain, .fini = end_the_chain)
@@ -362,16 +338,14 @@ Test(future_chain, releases_the_inner_future_of_a_function_that_failed, .init = 
 
 Test(future_chain, refuses_to_wait_for_itself)
 {
-    struct bx_future *first = bx_future_create(NULL);
+    OWN(future) *first = bx_future_create(NULL);
     struct context context = { 0 };
-    struct bx_future *result = add_chain(first, &context);
+    OWN(future) *result = add_chain(first, &context);
 
     context.inner = bx_future_acquire(result);
     bx_future_set(first, NULL);
     cr_expect_eq(bx_future_error(result), -EDEADLK);
     expect_calls(&context, 1, 1);
-    bx_future_release(result);
-    bx_future_release(first);
 }
 
 /* The chain has the last reference, but nobody who could complete the future. */
@@ -462,23 +436,21 @@ static struct bx_future *begin_loop(void)
 
 static void *run_loop(void *context)
 {
-    struct bx_future *result = begin_loop();
+    OWN(future) *result = begin_loop();
 
     bx_future_set(base, harness_msg_i64(STEPS));
     bx_future_release(base);
     *(int64_t *)context = number_of(result);
-    bx_future_release(result);
     return NULL;
 }
 
 static void *cancel_loop(void *context)
 {
-    struct bx_future *result = begin_loop();
+    OWN(future) *result = begin_loop();
 
     bx_future_cancel(result);
     *(int64_t *)context = bx_future_error(base);
     bx_future_release(base);
-    bx_future_release(result);
     return NULL;
 }
 
@@ -497,9 +469,8 @@ Test(future_chain, of_many_chains_is_cancelled_without_growing_the_stack)
 enum gate { PARKED, ENDED };
 enum value { CODE };
 
-static void note_end(struct bx_future *future, void *context)
+HARNESS_CALLBACK(note_end)
 {
-    (void)context;
     harness_store(CODE, (uint64_t)-bx_future_error(future));
     bx_future_release(future);
     harness_post(ENDED);
@@ -516,11 +487,9 @@ HARNESS_ASYNC_HANDLER(park)
 /* The context is the job. */
 static int call_again(struct bx_future *in, struct bx_future **inner, void *context)
 {
-    struct bx_msg *args = harness_msg_i64(number_of(in));
-    int rc = bx_rpc_async(context, "worker2", "twice", args, NULL, inner);
+    OWN(msg) *args = harness_msg_i64(number_of(in));
 
-    bx_msg_destroy(args);
-    return rc;
+    return bx_rpc_async(context, "worker2", "twice", args, NULL, inner);
 }
 
 static int call_park(struct bx_future *in, struct bx_future **inner, void *context)
@@ -533,10 +502,9 @@ static int call_park(struct bx_future *in, struct bx_future **inner, void *conte
 HARNESS_ASYNC_HANDLER(forward_twice)
 {
     struct bx_job *job = bx_request_job(request);
-    struct bx_future *first = harness_start(job, "worker2", "twice", harness_msg_i64(bx_read_i64(args)), BX_FOREVER);
+    OWN(future) *first = harness_start(job, "worker2", "twice", harness_msg_i64(bx_read_i64(args)), BX_FOREVER);
 
     *reply = bx_future_chain(first, context != NULL ? call_park : call_again, job, NULL);
-    bx_future_release(first);
     return *reply != NULL ? 0 : -ENOMEM;
 }
 

@@ -10,14 +10,11 @@
 #include "rpc/rpc.h"
 
 #include <malloc.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* ---- The job ends ---------------------------------------------------------------------------- */
 
-static int never(struct bx_future *in, struct bx_msg *out, void *context)
+HARNESS_THEN(never)
 {
-    (void)in, (void)out;
     ++*(int *)context;
     return 0;
 }
@@ -125,7 +122,7 @@ typedef void (*turn_fn)(struct bx_future *slow);
 
 static void take_turns(turn_fn turn)
 {
-    struct bx_future *slow = bx_future_create(NULL);
+    OWN(future) *slow = bx_future_create(NULL);
     size_t before;
 
     turn(slow);
@@ -135,7 +132,6 @@ static void take_turns(turn_fn turn)
     cr_expect_lt(bytes_in_use(), before + TURNS, "%zu bytes, %zu before", bytes_in_use(), before);
     cr_expect(!bx_future_is_done(slow));
     cr_expect_null(bxi_load_seq_cst(&slow->callbacks));
-    bx_future_release(slow);
 }
 
 /* A test that leaves nothing behind, however often what follows is done, with `slow`. */
@@ -150,23 +146,21 @@ static void take_turns(turn_fn turn)
 TAKES_TURNS(any_that_is_done_leaves_nothing_at_a_pending_future)
 {
     struct bx_future *quick = bx_future_create(NULL), *both[2] = { slow, quick };
-    struct bx_future *any = bx_future_any(NULL, both, 2);
+    OWN(future) *any = bx_future_any(NULL, both, 2);
 
     bx_future_set(quick, NULL);
     cr_assert(bx_future_is_done(any));
-    bx_future_release(any);
     bx_future_release(quick);
 }
 
 TAKES_TURNS(any_that_was_done_at_once_leaves_nothing_at_pending_futures)
 {
     struct bx_future *quick = bx_future_create(NULL), *three[3] = { slow, quick, slow };
-    struct bx_future *any;
+    OWN(future) *any = NULL;
 
     bx_future_set(quick, NULL);
     any = bx_future_any(NULL, three, 3);
     cr_assert(bx_future_is_done(any));
-    bx_future_release(any);
     bx_future_release(quick);
 }
 
@@ -177,20 +171,18 @@ TAKES_TURNS(any_that_is_released_leaves_nothing_behind)
 
 TAKES_TURNS(any_that_is_cancelled_leaves_nothing_behind)
 {
-    struct bx_future *any = bx_future_any(NULL, &slow, 1);
+    OWN(future) *any = bx_future_any(NULL, &slow, 1);
 
     cr_assert_eq(bx_future_cancel(any), 0);
-    bx_future_release(any);
 }
 
 TAKES_TURNS(all_that_is_released_leaves_nothing_behind)
 {
     struct bx_future *quick = bx_future_create(NULL), *both[2] = { quick, slow };
-    struct bx_future *all = bx_future_all(NULL, both, 2);
+    OWN(future) *all = bx_future_all(NULL, both, 2);
 
     bx_future_set(quick, NULL);
     cr_assert(!bx_future_is_done(all));
-    bx_future_release(all);
     bx_future_release(quick);
 }
 
@@ -221,15 +213,14 @@ Test(future_end, any_of_many_nested_ones_ends_without_recursion, .timeout = 60)
 /* An all that is released but has a callback lives until it is done. Other callbacks keep their order. */
 static char order[8];
 
-static void note(struct bx_future *future, void *context)
+HARNESS_CALLBACK(note)
 {
-    (void)future;
     strcat(order, context);
 }
 
 Test(future_end, all_that_is_released_still_runs_its_callback, .timeout = 20)
 {
-    struct bx_future *slow = bx_future_create(NULL), *other = bx_future_create(NULL);
+    OWN(future) *slow = bx_future_create(NULL), *other = bx_future_create(NULL);
     struct bx_future *both[2] = { slow, other };
     struct bx_future *all, *any;
 
@@ -245,15 +236,13 @@ Test(future_end, all_that_is_released_still_runs_its_callback, .timeout = 20)
     cr_expect_str_eq(order, "");
     bx_future_set(slow, NULL);
     cr_expect_str_eq(order, "123a");
-    bx_future_release(other);
-    bx_future_release(slow);
 }
 
 /* While a call has a callback, job->run->eager counts it: its reply must wake a thread at once. */
 HARNESS_TEST(future_end, any_that_is_released_makes_its_call_lazy_again, 20, .size = 2, .setup = setup,
              .body = { NULL, answer_when_told })
 {
-    struct bx_future *call = NULL;
+    OWN(future) *call = NULL;
     struct bx_future *any, *both[2];
 
     call = harness_async(job, "worker1", "hold");
@@ -270,5 +259,4 @@ HARNESS_TEST(future_end, any_that_is_released_makes_its_call_lazy_again, 20, .si
     HARNESS_EQ(bx_future_wait(any, BX_FOREVER), 0);
     HARNESS_EQ(bxi_load_seq_cst(&job->run->eager), 0);
     bx_future_release(any);
-    bx_future_release(call);
 }

@@ -9,9 +9,6 @@
 
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <stdlib.h>
-
 #define PARTS 4
 
 static void make(struct bx_future **parts)
@@ -76,7 +73,7 @@ Test(future_parts, any_that_ended_in_another_way_has_no_index)
 
 Test(future_parts, only_any_has_an_index_and_only_all_has_parts)
 {
-    struct bx_future *done = bx_future_create(NULL), *all, *any;
+    OWN(future) *done = bx_future_create(NULL), *all = NULL, *any = NULL;
 
     bx_future_set(done, harness_msg_i64(7));
     all = bx_future_all(NULL, &done, 1);
@@ -90,9 +87,6 @@ Test(future_parts, only_any_has_an_index_and_only_all_has_parts)
     cr_expect_null(bx_future_all_value(NULL, 0));
     cr_expect_eq(bx_future_all_error(any, 0), 0);
     cr_expect_eq(number_in(bx_future_all_value(all, 0)), 7);
-    bx_future_release(any);
-    bx_future_release(all);
-    bx_future_release(done);
 }
 
 /* ---- The parts of an all ------------------------------------------------------------------------ */

@@ -13,11 +13,6 @@
 
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdlib.h>
-
 /* The id of the call that held_call leaves in flight: the first slot, used for the second time. */
 #define HELD_ID (2 << 16)
 
@@ -269,7 +264,7 @@ Test(fuzz, unterminated_names_end_with_their_field, .timeout = 30)
 static int fill_the_ring(struct bx_job *job)
 {
     static const char payload[8000];
-    struct bx_msg *args = bx_msg_create(sizeof(payload));
+    OWN(msg) *args = bx_msg_create(sizeof(payload));
     int rc;
 
     bx_msg_put_bytes(args, payload, sizeof(payload));
@@ -277,7 +272,6 @@ static int fill_the_ring(struct bx_job *job)
     do
         rc = bx_rpc_oneway(job, "worker1", "echo", args, &(struct bx_call_options){ .no_wait = true });
     while (rc == 0);
-    bx_msg_destroy(args);
     return rc;
 }
 

@@ -7,8 +7,6 @@
 
 #include "rpc/rpc.h"
 
-#include <signal.h>
-
 static void die_in(struct bx_job *job, enum bxi_state state)
 {
     harness_leaves_by_itself();

@@ -20,9 +20,8 @@ static int setup(struct bx_job *job)
     return HARNESS_REGISTER(job, HARNESS_INLINE("echo", harness_echo), HARNESS_ASYNC("hold", harness_never));
 }
 
-static void note_timeout(struct bx_future *future, void *context)
+HARNESS_CALLBACK(note_timeout)
 {
-    (void)context;
     HARNESS_EQ(bx_future_error(future), BX_E_TIMEOUT);
     harness_post(TIMED_OUT);
 }

@@ -2,19 +2,16 @@
 /*
  * lib/rpc/msg.c: a reader gets the values that were written, and reads nothing past the end. No job, no threads.
  */
+#include "tests/harness/test.h"
 #include "boxcar.h"
 
-#include <criterion/criterion.h>
-#include <errno.h>
 #include <float.h>
-#include <stdint.h>
-#include <string.h>
 
 TestSuite(msg, .timeout = 120);
 
 Test(msg, reads_back_every_type_in_the_order_written)
 {
-    struct bx_msg *msg = bx_msg_create(0);
+    OWN(msg) *msg = bx_msg_create(0);
     const float written[3] = { 1.5f, -0.0f, FLT_MAX };
     float read[3] = { 0 };
 
@@ -46,12 +43,11 @@ Test(msg, reads_back_every_type_in_the_order_written)
     cr_expect_eq(memcmp(bytes, "\0\1\2", 3), 0);
     cr_expect_eq(bx_reader_left(&reader), 0);
     cr_expect_eq(reader.error, 0);
-    bx_msg_destroy(msg);
 }
 
 Test(msg, packs_values_without_padding_or_tags)
 {
-    struct bx_msg *msg = bx_msg_create(0);
+    OWN(msg) *msg = bx_msg_create(0);
 
     bx_msg_put_i32(msg, 1);
     cr_expect_eq(bx_msg_bytes(msg), 4);
@@ -69,12 +65,11 @@ Test(msg, packs_values_without_padding_or_tags)
 
     memcpy(&first, bx_msg_data(msg), sizeof(first));
     cr_expect_eq(first, 1);
-    bx_msg_destroy(msg);
 }
 
 Test(msg, returns_zeroes_and_keeps_an_error_when_read_past_its_end)
 {
-    struct bx_msg *msg = bx_msg_create(0);
+    OWN(msg) *msg = bx_msg_create(0);
     float values[2] = { 7, 7 };
 
     bx_msg_put_i32(msg, 5);
@@ -92,12 +87,11 @@ Test(msg, returns_zeroes_and_keeps_an_error_when_read_past_its_end)
     cr_expect_str_eq(bx_read_str(&reader), "");
     cr_expect_null(bx_read_bytes(&reader, 1));
     cr_expect_eq(reader.error, BX_E_SHORT_MESSAGE);
-    bx_msg_destroy(msg);
 }
 
 Test(msg, leaves_a_copied_reader_as_it_was)
 {
-    struct bx_msg *msg = bx_msg_create(0);
+    OWN(msg) *msg = bx_msg_create(0);
 
     bx_msg_put_i64(msg, 1);
     bx_msg_put_i64(msg, 2);
@@ -111,7 +105,6 @@ Test(msg, leaves_a_copied_reader_as_it_was)
     cr_expect_eq(reader.error, BX_E_SHORT_MESSAGE);
     cr_expect_eq(bx_read_i64(&copy), 2);
     cr_expect_eq(copy.error, 0);
-    bx_msg_destroy(msg);
 }
 
 /* The length in front of it is too large, or behind it there is no zero. */
@@ -123,7 +116,7 @@ Test(msg, refuses_a_string_with_a_wrong_length_or_without_its_end)
     };
 
     for (size_t i = 0; i < sizeof(wrong) / sizeof(*wrong); i++) {
-        struct bx_msg *msg = bx_msg_create(0);
+        OWN(msg) *msg = bx_msg_create(0);
 
         bx_msg_put_bytes(msg, &wrong[i].length, sizeof(wrong[i].length));
         bx_msg_put_bytes(msg, wrong[i].bytes, wrong[i].count);
@@ -132,13 +125,12 @@ Test(msg, refuses_a_string_with_a_wrong_length_or_without_its_end)
 
         cr_expect_str_eq(bx_read_str(&reader), "");
         cr_expect_eq(reader.error, BX_E_SHORT_MESSAGE);
-        bx_msg_destroy(msg);
     }
 }
 
 Test(msg, survives_counts_that_overflow)
 {
-    struct bx_msg *msg = bx_msg_create(0);
+    OWN(msg) *msg = bx_msg_create(0);
     float value;
 
     bx_msg_put_i64(msg, 1);
@@ -153,12 +145,11 @@ Test(msg, survives_counts_that_overflow)
     bx_read_bytes(&reader, 4);
     cr_expect_null(bx_read_bytes(&reader, SIZE_MAX - 3));
     cr_expect_eq(reader.error, BX_E_SHORT_MESSAGE);
-    bx_msg_destroy(msg);
 }
 
 Test(msg, keeps_a_writer_s_error_until_cleared)
 {
-    struct bx_msg *msg = bx_msg_create(16);
+    OWN(msg) *msg = bx_msg_create(16);
     float value = 1;
 
     cr_expect_eq(bx_msg_error(msg), 0);
@@ -173,12 +164,11 @@ Test(msg, keeps_a_writer_s_error_until_cleared)
     bx_msg_clear(msg);
     cr_expect_eq(bx_msg_put_i64(msg, 1), 0);
     cr_expect_eq(bx_msg_bytes(msg), 8);
-    bx_msg_destroy(msg);
 }
 
 Test(msg, grows_and_keeps_its_contents)
 {
-    struct bx_msg *msg = bx_msg_create(8);
+    OWN(msg) *msg = bx_msg_create(8);
 
     for (int64_t i = 0; i < 100000; i++)
         cr_assert_eq(bx_msg_put_i64(msg, i), 0);
@@ -192,7 +182,6 @@ Test(msg, grows_and_keeps_its_contents)
     cr_expect_eq(bx_msg_bytes(msg), 0);
     bx_msg_put_i64(msg, 7);
     cr_expect_eq(bx_msg_bytes(msg), 8);
-    bx_msg_destroy(msg);
 }
 
 Test(msg, that_is_null_reads_as_empty)
@@ -220,31 +209,29 @@ Test(msg, loses_no_byte_when_it_grows)
     for (size_t i = 0; i < sizeof(bytes); i++)
         bytes[i] = (unsigned char)(i * 7 + 1);
     for (size_t room = 1; room < 100; room++) {
-        struct bx_msg *msg = bx_msg_create(room);
+        OWN(msg) *msg = bx_msg_create(room);
 
         cr_assert_eq(bx_msg_put_bytes(msg, bytes, room), 0);
         cr_assert_eq(bx_msg_put_bytes(msg, bytes + room, 1), 0);
         cr_assert_eq(memcmp(bx_msg_data(msg), bytes, room + 1), 0, "room for %zu", room);
         cr_assert_eq(bx_msg_put_bytes(msg, bytes + room + 1, sizeof(bytes) - room - 1), 0);
         cr_assert_eq(memcmp(bx_msg_data(msg), bytes, sizeof(bytes)), 0, "room for %zu", room);
-        bx_msg_destroy(msg);
     }
 }
 
 Test(msg, refuses_bytes_if_the_sum_overflows_size_t)
 {
-    struct bx_msg *msg = bx_msg_create(0);
+    OWN(msg) *msg = bx_msg_create(0);
 
     cr_assert_eq(bx_msg_put_u64(msg, 1), 0);
     cr_expect_eq(bx_msg_put_bytes(msg, "x", SIZE_MAX - 3), -ENOMEM);
     cr_expect_eq(bx_msg_error(msg), -ENOMEM);
     cr_expect_eq(bx_msg_bytes(msg), 8);
-    bx_msg_destroy(msg);
 }
 
 Test(msg, refuses_more_floats_than_are_left_though_fewer_than_the_bytes)
 {
-    struct bx_msg *msg = bx_msg_create(0);
+    OWN(msg) *msg = bx_msg_create(0);
     const float written[4] = { 1, 2, 3, 4 };
     float read[5] = { 0 };
 
@@ -254,5 +241,4 @@ Test(msg, refuses_more_floats_than_are_left_though_fewer_than_the_bytes)
 
     cr_expect_eq(bx_read_f32s(&reader, read, 5), BX_E_SHORT_MESSAGE);
     cr_expect_eq(read[0], 0.0f);
-    bx_msg_destroy(msg);
 }

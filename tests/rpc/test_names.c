@@ -6,9 +6,6 @@
 
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <stdio.h>
-
 #define LONGEST "abcdefghijklmnopqrstuvwxyz-1234"           /* 31 bytes */
 
 HARNESS_HANDLER(answer)

@@ -10,18 +10,14 @@
 
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <signal.h>
-
 #define MANY 100
 #define LONG_NS (30000 * HARNESS_MS)
 
 enum { ENTERED, LEFT, RELAYED, RELEASED, DONE };                /* gates */
 enum { RUNNING, CODE, CANCELLED, DEADLINE, LOOKS, SEEN = 16 };  /* values */
 
-static void release(struct bx_future *future, void *context)
+HARNESS_CALLBACK(release)
 {
-    (void)context;
     bx_future_release(future);
 }
 
@@ -112,9 +108,8 @@ HARNESS_HANDLER(relay_many)
     return rc;
 }
 
-static void note_future(struct bx_future *future, void *context)
+HARNESS_CALLBACK(note_future)
 {
-    (void)context;
     note_end(bx_future_error(future), bx_future_error_text(future));
     bx_future_release(future);
 }
@@ -147,26 +142,23 @@ static void call_stay(struct bx_future *future, void *context)
     HARNESS_EQ(bx_future_on_done(nested, note_future, NULL), 0);
 }
 
-static int call_again(struct bx_future *in, struct bx_msg *out, void *context)
+HARNESS_THEN(call_again)
 {
-    struct bx_future *nested = NULL;
+    OWN(future) *nested = NULL;
 
-    (void)in, (void)out;
     nested = harness_async(context, "worker2", "echo");
     HARNESS_EQ(bx_future_on_done(nested, call_stay, context), 0);
-    bx_future_release(nested);
     return 0;
 }
 
 HARNESS_ASYNC_HANDLER(relay_later)
 {
     struct bx_job *job = bx_request_job(request);
-    struct bx_future *first = NULL;
+    OWN(future) *first = NULL;
 
     *reply = answer(request);
     first = harness_async(job, "worker2", "echo");
     bx_future_release(bx_future_then(first, call_again, job, NULL));
-    bx_future_release(first);
     return 0;
 }
 
@@ -237,11 +229,10 @@ static struct bx_future *begin(struct bx_job *job)
 
 static void cancels(struct bx_job *job)
 {
-    struct bx_future *future = begin(job);
+    OWN(future) *future = begin(job);
 
     HARNESS_EQ(bx_future_cancel(future), 0);
     all_have_left(BX_E_CANCELLED, 0);
-    bx_future_release(future);
 }
 
 Test(nested, calls_are_cancelled_with_the_request, .timeout = 60)
@@ -264,9 +255,8 @@ static void dies(struct bx_job *job)
     raise(SIGKILL);
 }
 
-static void outlives(struct bx_job *job)
+HARNESS_BODY(outlives)
 {
-    (void)job;
     all_have_left(BX_E_CANCELLED, 1);
 }
 
@@ -365,9 +355,8 @@ HARNESS_HANDLER(call_for_oneway)
     return 0;
 }
 
-static void awaits_the_relay(struct bx_job *job)
+HARNESS_BODY(awaits_the_relay)
 {
-    (void)job;
     harness_await(RELAYED, 1);
     HARNESS_EQ(harness_load(CODE), 0);
 }
@@ -490,7 +479,7 @@ static void watches_the_pool(struct bx_job *job)
 HARNESS_TEST(nested, wait_for_room_ends_with_the_request, 20, .size = 3, .setup = setup,
              .handlers = { HARNESS_BLOCKING("room", wait_for_room) }, .body = { NULL, watches_the_pool })
 {
-    struct bx_future *future = NULL;
+    OWN(future) *future = NULL;
 
     harness_await(ENTERED, 1);
     future = harness_async(job, "worker1", "room");
@@ -499,7 +488,6 @@ HARNESS_TEST(nested, wait_for_room_ends_with_the_request, 20, .size = 3, .setup 
     harness_await(LEFT, 1);
     harness_post(RELEASED);
     HARNESS_EQ(harness_load(CODE), (uint64_t)-BX_E_CANCELLED);
-    bx_future_release(future);
 }
 
 /* ---- deadlines ------------------------------------------------------------------------------------- */
@@ -531,7 +519,7 @@ HARNESS_HANDLER(call_all_ways)
     uint64_t own_ns = bx_request_deadline_ns(request);
     struct bx_job *job = bx_request_job(request);
     struct bx_future *futures[2];
-    struct bx_rref *rref = NULL, *made = NULL;
+    OWN(rref) *rref = NULL, *made = NULL;
 
     HARNESS_EQ(bx_rpc_sync(job, "worker0", "look", NULL, NULL, NULL), 0);
     HARNESS_EQ(seen(1), own_ns);
@@ -553,8 +541,6 @@ HARNESS_HANDLER(call_all_ways)
     HARNESS_EQ(seen(1), own_ns);
     HARNESS_EQ(bx_remote(job, "worker0", "look", NULL, NULL, &made), 0);
     HARNESS_EQ(seen(1), own_ns);
-    bx_rref_release(made);
-    bx_rref_release(rref);
     return 0;
 }
 
@@ -580,9 +566,8 @@ HARNESS_HANDLER(call_with_options)
 /* An inline handler: its call is for no request, also if the thread that runs it waits in a handler. */
 HARNESS_HANDLER(call_for_none)
 {
-    struct bx_future *future = harness_async(bx_request_job(request), "worker0", "look");
+    OWN(future) *future = harness_async(bx_request_job(request), "worker0", "look");
 
-    bx_future_release(future);
     return 0;
 }
 
@@ -606,19 +591,17 @@ HARNESS_HANDLER(wait_while_others_call)
 /* In a callback of a handler that has returned. */
 static void call_later(struct bx_future *future, void *context)
 {
-    struct bx_future *nested = NULL;
+    OWN(future) *nested = NULL;
 
     HARNESS_EQ(bx_future_error(future), 0);
     nested = harness_async(context, "worker0", "look");
-    bx_future_release(nested);
 }
 
 HARNESS_HANDLER(call_when_answered)
 {
-    struct bx_future *future = harness_async(bx_request_job(request), "worker0", "stay_on");
+    OWN(future) *future = harness_async(bx_request_job(request), "worker0", "stay_on");
 
     HARNESS_EQ(bx_future_on_done(future, call_later, bx_request_job(request)), 0);
-    bx_future_release(future);
     return 0;
 }
 

@@ -7,12 +7,7 @@
 
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <pthread.h>
-#include <sched.h>
 #include <semaphore.h>
-#include <signal.h>
-#include <stdlib.h>
 
 #define RACES 3000
 #define MAGIC 0x5a5a5a5au
@@ -85,9 +80,8 @@ Test(on_cancel, hook_runs_when_the_caller_is_killed, .timeout = 20)
     cr_expect_eq(harness_gate(DONE), 1);
 }
 
-static void stops_the_caller(struct bx_job *job)
+HARNESS_BODY(stops_the_caller)
 {
-    (void)job;
     harness_await(ENTERED, 1);
     harness_stop_worker(0);
     harness_await(DONE, 1);
@@ -100,12 +94,11 @@ HARNESS_TEST(on_cancel, hook_runs_at_the_deadline_of_a_caller_that_is_stopped, 2
              .body = { NULL, NULL, stops_the_caller })
 {
     const struct bx_call_options options = { .timeout_ns = 500 * HARNESS_MS };
-    struct bx_future *future = NULL;
+    OWN(future) *future = NULL;
 
     HARNESS_EQ(bx_rpc_async(job, "worker1", "wait", NULL, &options, &future), 0);
     harness_await(CANCELLED, 1);
     bx_future_wait(future, BX_FOREVER);         /* its deadline and its answer have come meanwhile */
-    bx_future_release(future);
 }
 
 /* ---- removing it ------------------------------------------------------------------------------------ */
@@ -232,16 +225,14 @@ HARNESS_TEST(on_cancel, hook_and_its_removal_race, 60, .size = 2, .setup = setup
              .handlers = { HARNESS_BLOCKING("race", race) })
 {
     for (int i = 0; i < RACES; i++) {
-        struct bx_msg *args = harness_msg_i64(i);
-        struct bx_future *future = NULL;
+        OWN(msg) *args = harness_msg_i64(i);
+        OWN(future) *future = NULL;
         uint32_t before = harness_gate(ENTERED);
 
         HARNESS_EQ(bx_rpc_async(job, "worker1", "race", args, NULL, &future), 0);
         if (i % 16 != 0)            /* a handler has set its hook: this one's, or one before */
             harness_await(ENTERED, before + 1);
         bx_future_cancel(future);               /* or it is done */
-        bx_future_release(future);
-        bx_msg_destroy(args);
     }
     await_read(job);
 }

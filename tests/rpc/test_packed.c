@@ -7,11 +7,6 @@
 
 #include "rpc/packed.h"
 
-#include <errno.h>
-#include <signal.h>
-#include <string.h>
-#include <unistd.h>
-
 #define MOST 200
 #define SMALL 64                    /* bytes of arguments of which 52 fit a frame */
 
@@ -293,7 +288,7 @@ static void cancel_third(struct bx_future *future, void *context)
 
 HARNESS_TEST(packed, callbacks_run_and_cancel_what_came_with_them, 30, .size = 2, .setup = setup)
 {
-    struct bx_future *held;
+    OWN(future) *held = NULL;
 
     make_args(20, eight);
     HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 1), 2);
@@ -310,7 +305,6 @@ HARNESS_TEST(packed, callbacks_run_and_cancel_what_came_with_them, 30, .size = 2
     HARNESS_EQ(called, 10);
     HARNESS_EQ(harness_counter(job, "late_replies"), 1);
     release(20);
-    bx_future_release(held);
 }
 
 /* Calls that have timed out are answered in packed frames: late, and counted. */

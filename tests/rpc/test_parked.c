@@ -5,10 +5,6 @@
  */
 #include "parked_fixture.h"
 
-#include <errno.h>
-#include <signal.h>
-#include <unistd.h>
-
 enum gate { PARKED };
 
 HARNESS_ASYNC_HANDLER(park_here)
@@ -60,9 +56,8 @@ static void dies(struct bx_job *job)
     kill(getpid(), SIGKILL);
 }
 
-static void sees_it_die(struct bx_job *job)
+HARNESS_BODY(sees_it_die)
 {
-    (void)job;
     check_end(BX_E_PEER_DEAD);
 }
 
@@ -114,9 +109,8 @@ HARNESS_TEST(parked, a_call_whose_future_a_handler_returned_is_cancelled_with_th
 }
 
 /* The call that was forwarded ends with BX_E_CANCELLED at its callee, whatever ended the request. */
-static void sees_the_call_end(struct bx_job *job)
+HARNESS_BODY(sees_the_call_end)
 {
-    (void)job;
     check_end(BX_E_CANCELLED);
 }
 

@@ -9,8 +9,6 @@
 
 #include "rpc/rpc.h"
 
-#include <errno.h>
-
 enum gate { IN_HANDLER = 0, HANDLER_GO, NOTED };
 enum value { BELLS = 0, BELLS_DUE };
 
@@ -44,11 +42,10 @@ static struct bx_msg *large_msg(void);
 HARNESS_HANDLER(flood)
 {
     struct bx_job *job = bx_request_job(request);
-    struct bx_msg *large = large_msg();
+    OWN(msg) *large = large_msg();
 
     for (int i = 0; i < QUEUED_CALLS; i++)
         HARNESS_EQ(bx_rpc_async(job, "worker1", "take", large, NULL, &flood_futures[i]), 0);
-    bx_msg_destroy(large);
     return 0;
 }
 
@@ -134,7 +131,7 @@ HARNESS_TEST(peer, clears_want_credit_when_its_queue_is_empty, 20, .size = 2, .s
 
 static void send_one_more(struct bx_job *job, int index)
 {
-    struct bx_msg *args = large_msg();
+    OWN(msg) *args = large_msg();
 
     if (index == 0) {
         HARNESS_EQ(bx_rpc_oneway(job, "worker1", "take", args, NULL), 0);
@@ -142,7 +139,6 @@ static void send_one_more(struct bx_job *job, int index)
         HARNESS_WAIT_WHILE(want_credit(job) == 0);
         harness_post(HANDLER_GO);
     }
-    bx_msg_destroy(args);
 }
 
 HARNESS_TEST(peer, clears_want_credit_when_a_one_way_call_got_room, 20, .size = 2, .setup = setup,

@@ -7,9 +7,6 @@
 
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <signal.h>
-
 enum { ENTERED, RELEASED };             /* gates */
 enum { AT_ONCE, MOST_AT_ONCE };         /* values */
 
@@ -116,13 +113,10 @@ static struct bx_future *awaited;
 
 HARNESS_HANDLER(wait_for_it)
 {
-    struct bx_future *future = bx_future_acquire(awaited);
-    int rc;
+    OWN(future) *future = bx_future_acquire(awaited);
 
     harness_post(ENTERED);
-    rc = bx_future_wait(future, BX_FOREVER);
-    bx_future_release(future);
-    return rc;
+    return bx_future_wait(future, BX_FOREVER);
 }
 
 HARNESS_HANDLER(set_it)
@@ -254,11 +248,10 @@ HARNESS_TEST(pool, wakes_a_thread_where_a_locked_handler_stays, 20, .size = 2, .
 
 HARNESS_TEST(pool, wakes_a_thread_where_a_locked_handler_waits_for_another, 20, .size = 2, .setup = setup_locked)
 {
-    struct bx_msg *args = harness_msg_i64(200);
+    OWN(msg) *args = harness_msg_i64(200);
 
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "inward", args, NULL, NULL), 0);
     HARNESS_EQ(bx_rpc_sync(job, "worker0", "inward", args, NULL, NULL), 0);
-    bx_msg_destroy(args);
 }
 
 /* ---- Signals --------------------------------------------------------------------------------- */
@@ -377,7 +370,7 @@ HARNESS_TEST(pool, refuses_queued_requests_when_its_only_thread_waits, 20, .size
 /* The only thread calls pthread_exit in a handler, and no other can be made: it must go on. */
 HARNESS_TEST(pool, keeps_its_only_thread_that_exits_if_no_other_can_be_made, 20, .size = 2, .setup = setup_threadless)
 {
-    struct bx_future *first = NULL, *second = NULL;
+    OWN(future) *first = NULL, *second = NULL;
 
     first = harness_async(job, "worker1", "end_thread");
     harness_await(ENTERED, 1);
@@ -388,6 +381,4 @@ HARNESS_TEST(pool, keeps_its_only_thread_that_exits_if_no_other_can_be_made, 20,
     HARNESS_EQ(bx_future_wait(first, BX_FOREVER), BX_E_HANDLER);
     HARNESS_EQ(bx_future_wait(second, BX_FOREVER), 0);
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "end_thread", NULL, NULL, NULL), BX_E_HANDLER);
-    bx_future_release(first);
-    bx_future_release(second);
 }

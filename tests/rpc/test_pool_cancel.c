@@ -7,8 +7,6 @@
 
 #include "rpc/rpc.h"
 
-#include <sched.h>
-
 enum { ENTERED, QUEUED, CANCELLED, RELEASED, STOPPED };     /* gates */
 enum { ID, RAN = 8 };                                       /* values */
 

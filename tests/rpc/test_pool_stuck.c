@@ -8,10 +8,6 @@
 
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
-
 #define CALLS 20
 
 enum { ENTERED, LOGGED, ALL };          /* gates */

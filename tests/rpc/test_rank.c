@@ -5,9 +5,6 @@
  */
 #include "tests/harness/harness.h"
 
-#include <stdio.h>
-#include <string.h>
-
 #define SUM 0                   /* a value of the harness: what "count" has got */
 
 HARNESS_HANDLER(where)
@@ -50,9 +47,9 @@ static int64_t value_of(struct bx_future *future)
 static void call_each_rank(struct bx_job *job)
 {
     for (int rank = 0; rank < 3; rank++) {
-        struct bx_msg *reply = NULL, *one = harness_msg_i64(1);
+        OWN(msg) *reply = NULL, *one = harness_msg_i64(1);
         struct bx_future *future = NULL, *futures[70];
-        struct bx_rref *rref = NULL;
+        OWN(rref) *rref = NULL;
 
         HARNESS_EQ(bx_rpc_sync(job, bx_rank(rank), "where", NULL, NULL, &reply), 0);
         HARNESS_EQ(*(const int64_t *)bx_msg_data(reply), rank);
@@ -65,9 +62,6 @@ static void call_each_rank(struct bx_job *job)
         HARNESS_EQ(bx_remote(job, bx_rank(rank), "make", NULL, NULL, &rref), 0);
         HARNESS_EQ(bx_rref_wait(rref, BX_FOREVER), 0);
         HARNESS_EQ(bx_rref_owner(rref), rank);
-        bx_rref_release(rref);
-        bx_msg_destroy(reply);
-        bx_msg_destroy(one);
     }
     harness_await(0, 3);
     HARNESS_EQ(harness_load(SUM), 0x010101);
@@ -130,11 +124,9 @@ static int setup_shop(struct bx_job *job)
 
 static int buy(struct bx_job *job, int to, int code)
 {
-    struct bx_msg *args = harness_msg_i64(code);
-    int rc = bx_rpc_sync(job, bx_rank(to), "sell", args, NULL, NULL);
+    OWN(msg) *args = harness_msg_i64(code);
 
-    bx_msg_destroy(args);
-    return rc;
+    return bx_rpc_sync(job, bx_rank(to), "sell", args, NULL, NULL);
 }
 
 /* Worker 1 has registered the code, worker 2 has not. */

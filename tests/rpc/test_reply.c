@@ -11,13 +11,7 @@
 #include "rpc/rpc.h"
 #include "run/drive.h"
 
-#include <errno.h>
 #include <malloc.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
 
 #define BYTES_MOST 300
 #define HELD 200
@@ -82,13 +76,11 @@ static void expect_bytes(const struct bx_msg *value, int i)
 static void call_sizes(struct bx_job *job, const char *to)
 {
     for (int i = 0; i < 2 * BYTES_MOST; i++) {
-        struct bx_msg *args = args_of(i), *reply = NULL;
+        OWN(msg) *args = args_of(i), *reply = NULL;
 
         HARNESS_EQ(bx_rpc_sync(job, to, "echo", args, NULL, &reply), 0);
         expect_bytes(reply, i);
         HARNESS_EQ(bx_rpc_sync(job, to, "echo", args, NULL, NULL), 0);
-        bx_msg_destroy(reply);
-        bx_msg_destroy(args);
     }
 }
 
@@ -191,7 +183,7 @@ static void count_done(struct bx_future *future, void *context)
 HARNESS_TEST(reply, calls_that_are_released_early_leave_nothing, 60, .size = 2, .setup = setup)
 {
     static bxi_a32 done;
-    struct bx_msg *args = args_of(100);
+    OWN(msg) *args = args_of(100);
     struct bx_future *future;
     size_t before = 0;
 
@@ -208,7 +200,6 @@ HARNESS_TEST(reply, calls_that_are_released_early_leave_nothing, 60, .size = 2, 
     HARNESS_EQ(bxi_load_relaxed(&done), 10000);
     HARNESS_EQ(job->rpc->calls_open, 0);
     HARNESS_CHECK(mallinfo2().uordblks < before + 1000000);
-    bx_msg_destroy(args);
 }
 
 /* A thread keeps some of the calls that it frees, and frees them when it ends. */

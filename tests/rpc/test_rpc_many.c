@@ -8,10 +8,6 @@
 
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <signal.h>
-#include <unistd.h>
-
 #define MOST 2500                   /* more than slots: 1024; and more than a ring holds */
 
 enum { HELD = 0 };                  /* gates */

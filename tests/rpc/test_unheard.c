@@ -5,8 +5,6 @@
  */
 #include "tests/rref/rref_fixture.h"
 
-#include <string.h>
-
 TestSuite(unheard, .timeout = 60);
 
 enum { RELEASED = 10, LOGGED };             /* gates, beside those of the fixture */
@@ -51,9 +49,8 @@ static void await_done(struct bx_future *future)
     HARNESS_WAIT_WHILE(!bx_future_is_done(future));
 }
 
-static int pass_on(struct bx_future *in, struct bx_msg *out, void *context)
+HARNESS_THEN(pass_on)
 {
-    (void)in, (void)out, (void)context;
     return 0;
 }
 
@@ -82,9 +79,8 @@ HARNESS_TEST(unheard, error_of_a_future_that_was_released_unread_is_logged_once,
     HARNESS_EQ(harness_gate(LOGGED), 3);
 }
 
-static void note(struct bx_future *future, void *context)
+HARNESS_CALLBACK(note)
 {
-    (void)future;
     *(bool *)context = true;
 }
 

@@ -8,11 +8,6 @@
 
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <pthread.h>
-#include <stdlib.h>
-#include <string.h>
-
 #define RUNS 0                  /* a value of the harness: how often "count" ran */
 
 HARNESS_HANDLER(add)
@@ -62,12 +57,11 @@ HARNESS_HANDLER(count)
 HARNESS_HANDLER(give)
 {
     static const struct bx_type type = { .name = "given" };
-    struct bx_tensor *tensor = NULL;
+    OWN(tensor) *tensor = NULL;
     int rc = bx_tensor_create(bx_request_job(request), BX_U8, 1, (const int64_t[]){ 3 }, &tensor);
 
     if (rc == 0)
         rc = bx_msg_put(reply, "ssiT", "first", "second", 7, tensor);
-    bx_tensor_release(tensor);
     return rc < 0 ? rc : bx_msg_put_object(bx_request_job(request), reply, &type, NULL);
 }
 
@@ -114,7 +108,7 @@ HARNESS_TEST(values, call_in_one_line_by_name_and_by_rank, 20, .size = 2, .setup
 HARNESS_TEST(values, of_every_letter_go_there_and_come_back, 20, .size = 2, .setup = setup)
 {
     static const char *const functions[] = { "echo", "echo_in_lines" };
-    struct bx_tensor *tensor = NULL;
+    OWN(tensor) *tensor = NULL;
 
     HARNESS_EQ(bx_tensor_create(job, BX_U8, 1, (const int64_t[]){ 5 }, &tensor), 0);
     memcpy(bx_tensor_data_mut(tensor), "12345", 5);
@@ -137,7 +131,6 @@ HARNESS_TEST(values, of_every_letter_go_there_and_come_back, 20, .size = 2, .set
         bx_tensor_release(back);
         free(text);
     }
-    bx_tensor_release(tensor);
 }
 
 HARNESS_TEST(values, of_a_reply_are_the_callers, 20, .size = 2, .setup = setup)
@@ -159,7 +152,7 @@ HARNESS_TEST(values, of_a_reply_are_the_callers, 20, .size = 2, .setup = setup)
     HARNESS_EQ(bx_call(job, bx_rank(1), "give", ""), 0); /* the reply is not read */
 }
 
-static void convert(struct bx_job *job)
+HARNESS_BODY(convert)
 {
     struct bx_msg *msg = bx_msg_create(0);
     struct bx_reader reader;
@@ -172,7 +165,6 @@ static void convert(struct bx_job *job)
     HARNESS_CHECK(bx_read_f64(&reader) == 3 && bx_read_f64(&reader) == 18446744073709551616.0);
     HARNESS_CHECK(bx_read_f32(&reader) == 0.5f && reader.bytes == reader.pos);
     bx_msg_destroy(msg);
-    (void)job;
 }
 
 HARNESS_TEST(values, are_integers_that_fit, 20, .size = 2, .setup = setup)
@@ -239,7 +231,7 @@ HARNESS_TEST(values, that_do_not_fit_their_letters_are_refused_before_anything_i
 
 HARNESS_TEST(values, are_put_and_read_all_or_not_at_all, 20, .size = 2, .setup = setup)
 {
-    struct bx_msg *msg = bx_msg_create(0);
+    OWN(msg) *msg = bx_msg_create(0);
     struct bx_reader reader;
     int64_t a = 1, b = 2;
 
@@ -260,7 +252,6 @@ HARNESS_TEST(values, are_put_and_read_all_or_not_at_all, 20, .size = 2, .setup =
     HARNESS_EQ(bx_read(&reader, "i", &a), 0);           /* more may follow */
     HARNESS_EQ(bx_read(&reader, "i", &b), 0);
     HARNESS_CHECK(a == 7 && b == 8);
-    bx_msg_destroy(msg);
 }
 
 /* ---- Replies that do not fit ------------------------------------------------------------------------- */
@@ -301,8 +292,8 @@ HARNESS_TEST(values, are_all_released_if_memory_is_out, 30, .size = 2, .setup = 
     for (int n = 1, left = 0; left == 0; n++) {
         char *first = NULL, *second = NULL;
         int64_t a = 1;
-        struct bx_tensor *tensor = NULL;
-        struct bx_rref *rref = NULL;
+        OWN(tensor) *tensor = NULL;
+        OWN(rref) *rref = NULL;
         int rc;
 
         memory_fails_in = n;
@@ -319,8 +310,6 @@ HARNESS_TEST(values, are_all_released_if_memory_is_out, 30, .size = 2, .setup = 
         }
         free(first);
         free(second);
-        bx_tensor_release(tensor);
-        bx_rref_release(rref);
     }
     HARNESS_CHECK(failed >= 4);
 }
@@ -353,7 +342,7 @@ HARNESS_TEST(values, calls_of_methods_in_one_line, 20, .size = 2, .setup = setup
 {
     const struct bx_call_options brief = { .timeout_ns = 10000 * HARNESS_MS };
     int64_t object = 10, sum = 0;
-    struct bx_rref *rref = NULL;
+    OWN(rref) *rref = NULL;
     struct bx_future *future = NULL;
 
     HARNESS_EQ(bx_rref_create(job, &counter, &object, &rref), 0);
@@ -365,7 +354,6 @@ HARNESS_TEST(values, calls_of_methods_in_one_line, 20, .size = 2, .setup = setup
     harness_end(future, 0);
     HARNESS_EQ(object, 21);
     HARNESS_EQ(bx_rref_call(rref, "add", "ii>i", 5, 6, &sum), BX_E_TYPE);
-    bx_rref_release(rref);
 }
 
 /* ---- A thread that leaves inside of a call ------------------------------------------------------------ */

@@ -8,10 +8,6 @@
 
 #include "tests/harness/harness.h"
 
-#include <errno.h>
-#include <stdlib.h>
-#include <unistd.h>
-
 enum { MADE, DESTROYED };                   /* values */
 enum { MAY_BE_MADE, BEING_MADE };           /* gates */
 
@@ -182,21 +178,20 @@ HARNESS_HANDLER(use_blocking)
 
 static inline int reply_with(struct bx_future *in, struct bx_msg *out, void *context)
 {
-    struct bx_rref *rref = context;
+    OWN(rref) *rref = context;
     int rc = bx_future_error(in);
 
     if (rc == 0)
         rc = bx_msg_put_i64(out, number_in(bx_future_value(in)));
     if (rc == 0)
         rc = bx_msg_put_rref(out, rref);
-    bx_rref_release(rref);
     return rc;
 }
 
 HARNESS_ASYNC_HANDLER(use_async)
 {
     struct bx_rref *rref = bx_read_rref(args);
-    struct bx_future *future = NULL;
+    OWN(future) *future = NULL;
     struct bx_msg *one = number(1);
     int rc = bx_rref_async(rref, "add", one, NULL, &future);
 
@@ -204,7 +199,6 @@ HARNESS_ASYNC_HANDLER(use_async)
     if (rc < 0)
         return rc;
     *reply = bx_future_then_any(future, reply_with, bx_rref_acquire(rref), NULL);
-    bx_future_release(future);
     return 0;
 }
 
@@ -264,35 +258,27 @@ static inline int setup(struct bx_job *job)
 
 static inline struct bx_rref *remote(struct bx_job *job, const char *to, const char *function, int64_t value)
 {
-    struct bx_msg *args = number(value);
+    OWN(msg) *args = number(value);
     struct bx_rref *rref = NULL;
 
     HARNESS_EQ(bx_remote(job, to, function, args, NULL, &rref), 0);
-    bx_msg_destroy(args);
     return rref;
 }
 
 static inline int64_t add_to(struct bx_rref *rref, int64_t value)
 {
-    struct bx_msg *args = number(value), *reply = NULL;
-    int64_t sum;
+    OWN(msg) *args = number(value), *reply = NULL;
 
     HARNESS_EQ(bx_rref_sync(rref, "add", args, NULL, &reply), 0);
-    sum = number_in(reply);
-    bx_msg_destroy(args);
-    bx_msg_destroy(reply);
-    return sum;
+    return number_in(reply);
 }
 
 static inline int64_t value_of(struct bx_rref *rref)
 {
-    struct bx_msg *reply = NULL;
-    int64_t value;
+    OWN(msg) *reply = NULL;
 
     HARNESS_EQ(bx_rref_to_here(rref, NULL, &reply), 0);
-    value = number_in(reply);
-    bx_msg_destroy(reply);
-    return value;
+    return number_in(reply);
 }
 
 static inline struct bx_rref *own_counter(struct bx_job *job, int64_t value)

@@ -6,9 +6,6 @@
  */
 #include "rref_fixture.h"
 
-#include <errno.h>
-#include <string.h>
-
 TestSuite(rref, .timeout = 60);
 
 /* ---- Making and calling ----------------------------------------------------------------------------- */
@@ -43,7 +40,7 @@ HARNESS_TEST(rref, by_remote_makes_an_object_in_another_worker, 60, .size = 2, .
     void *object = NULL;
 
     for (int i = 0; i < 100; i++) {
-        struct bx_rref *rref = remote(job, "worker1", "new_counter", i);
+        OWN(rref) *rref = remote(job, "worker1", "new_counter", i);
 
         HARNESS_EQ(bx_rref_owner(rref), 1);
         HARNESS_CHECK(!bx_rref_is_owner(rref));
@@ -52,7 +49,6 @@ HARNESS_TEST(rref, by_remote_makes_an_object_in_another_worker, 60, .size = 2, .
         HARNESS_EQ(bx_rref_wait(rref, BX_FOREVER), 0);
         HARNESS_CHECK(bx_rref_is_confirmed(rref));
         HARNESS_EQ(value_of(rref), i + 1);
-        bx_rref_release(rref);
     }
     await_alive(0);
     HARNESS_EQ(harness_load(MADE), 100);
@@ -77,9 +73,9 @@ static void call_every_kind(struct bx_job *job)
     struct bx_rref *rref = remote(job, "worker1", "new_counter", 0);
 
     for (int i = 0; i < 4; i++) {
-        struct bx_msg *args = number(1), *reply = NULL;
-        struct bx_future *future = NULL;
-        struct bx_rref *made = NULL;
+        OWN(msg) *args = number(1), *reply = NULL;
+        OWN(future) *future = NULL;
+        OWN(rref) *made = NULL;
 
         HARNESS_EQ(bx_rref_sync(rref, methods[i], args, NULL, &reply), 0);
         HARNESS_EQ(number_in(reply), 3 * i + 1);
@@ -91,10 +87,6 @@ static void call_every_kind(struct bx_job *job)
             ;
         HARNESS_EQ(bx_rref_remote(rref, "twin", NULL, NULL, &made), 0);
         HARNESS_EQ(value_of(made), 3 * i + 3);
-        bx_rref_release(made);
-        bx_future_release(future);
-        bx_msg_destroy(reply);
-        bx_msg_destroy(args);
     }
     bx_rref_release(rref);
     await_alive(0);
@@ -272,8 +264,7 @@ static void pass_in_calls(struct bx_job *job)
     for (int i = 0; i < 40; i++) {
         struct bx_rref *const passed[] = { own, theirs, third };
         int64_t before = value_of(passed[i % 3]);
-        struct bx_msg *reply = harness_ask(job, i % 2 == 0 ? "worker1" : "worker2", methods[i % 4],
-                                           msg_of(passed[i % 3]));
+        OWN(msg) *reply = harness_ask(job, i % 2 == 0 ? "worker1" : "worker2", methods[i % 4], msg_of(passed[i % 3]));
 
         HARNESS_EQ(number_in(reply), before + 1);
         HARNESS_EQ(bx_msg_rrefs(reply), 1);
@@ -283,7 +274,6 @@ static void pass_in_calls(struct bx_job *job)
 
         HARNESS_CHECK(back == passed[i % 3]);
         HARNESS_EQ(add_to(back, 1), before + 2);
-        bx_msg_destroy(reply);
     }
     bx_rref_release(own);
     bx_rref_release(theirs);

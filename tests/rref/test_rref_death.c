@@ -7,8 +7,6 @@
  */
 #include "rref_fixture.h"
 
-#include <signal.h>
-
 TestSuite(rref_death, .timeout = 60);
 
 enum { CALLERS = 20 };                          /* values */
@@ -59,10 +57,9 @@ Test(rref_death, of_a_holder_destroys_the_object)
 /* What worker1 passed on to worker2, which reads it only after worker1's death. */
 HARNESS_HANDLER(pass_kept_to_2)
 {
-    struct bx_msg *out = msg_of(kept_rref);
+    OWN(msg) *out = msg_of(kept_rref);
 
     HARNESS_EQ(bx_rpc_oneway(bx_request_job(request), "worker2", "keep", out, NULL), 0);
-    bx_msg_destroy(out);
     return 0;
 }
 

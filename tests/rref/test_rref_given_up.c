@@ -11,9 +11,9 @@ static void expect_given_up(struct bx_job *job, const char *owner)
 {
     const struct bx_call_options soon = { .timeout_ns = 50 * HARNESS_MS };
     const struct bx_call_options forever = { .timeout_ns = BX_FOREVER };
-    struct bx_msg *args = number(1);
-    struct bx_future *value = NULL;
-    struct bx_rref *rref = NULL;
+    OWN(msg) *args = number(1);
+    OWN(future) *value = NULL;
+    OWN(rref) *rref = NULL;
 
     HARNESS_EQ(bx_remote(job, owner, "new_slow", args, &soon, &rref), 0);
     HARNESS_EQ(bx_rref_to_here_async(rref, &forever, &value), 0);
@@ -24,9 +24,6 @@ static void expect_given_up(struct bx_job *job, const char *owner)
     harness_post(MAY_BE_MADE);
     HARNESS_WAIT_WHILE(harness_load(MADE) == 0);
     await_alive(0);
-    bx_future_release(value);
-    bx_rref_release(rref);
-    bx_msg_destroy(args);
 }
 
 HARNESS_TEST(rref_given_up, fails_what_waits_for_an_object_of_this_worker, 60, .size = 2, .setup = setup)

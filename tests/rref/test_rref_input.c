@@ -12,10 +12,6 @@
 
 #include "rpc/rpc.h"
 
-#include <signal.h>
-#include <stdio.h>
-#include <string.h>
-
 TestSuite(rref_input, .timeout = 120);
 
 enum { ID = 8, HELD_ID, FORGERY };        /* values */
@@ -412,13 +408,12 @@ static void passes_what_was_never_made(struct bx_job *job)
 
 HARNESS_HANDLER(pass_to_2)
 {
-    struct bx_msg *out = bx_msg_create(0);
+    OWN(msg) *out = bx_msg_create(0);
     struct bx_rref *rref = bx_read_rref(args);
 
     HARNESS_EQ(bx_rref_oneway(rref, "add", NULL, NULL), BX_E_NO_OBJECT);
     HARNESS_EQ(bx_msg_put_rref(out, rref), 0);
     HARNESS_EQ(bx_rpc_oneway(bx_request_job(request), "worker2", "take", out, NULL), 0);
-    bx_msg_destroy(out);
     return 0;
 }
 

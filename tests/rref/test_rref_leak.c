@@ -5,9 +5,6 @@
  */
 #include "rref_fixture.h"
 
-#include <stdio.h>
-#include <string.h>
-
 TestSuite(rref_leak, .timeout = 60);
 
 enum { WARNINGS = 8, LEAKED };                  /* values */
@@ -85,7 +82,7 @@ Test(rref_leak, of_another_worker_is_reported_with_type_and_holder_and_destroyed
 
 HARNESS_TEST(rref_leak, of_its_own_is_reported_and_destroyed_with_the_job, 60, .size = 2, .setup = setup_noting)
 {
-    struct bx_rref *rref = NULL;
+    OWN(rref) *rref = NULL;
 
     harness_leaves_by_itself();
     HARNESS_EQ(bx_rref_create(job, &counter_type, new_counter_of(1), &rref), 0);
@@ -99,7 +96,6 @@ HARNESS_TEST(rref_leak, of_its_own_is_reported_and_destroyed_with_the_job, 60, .
     HARNESS_HAS(warned, "worker 'worker0' itself");
     HARNESS_EQ(bx_rref_local(rref, &counter_type, &(void *){ NULL }), BX_E_SHUTDOWN);
     HARNESS_CHECK(!bx_rref_is_owner(rref));
-    bx_rref_release(rref);
 }
 
 /* ---- What is released ------------------------------------------------------------------------------------- */
@@ -199,7 +195,7 @@ Test(rref_leak, is_not_what_a_worker_sent_to_itself)
 /* worker1 is gone without a word, with references: its owner gets them back at once. */
 static void leaves_without_shutdown(struct bx_job *job)
 {
-    struct bx_rref *rref = remote(job, "worker0", "new_counter", 1), *other = remote(job, "worker2", "new_counter", 2);
+    OWN(rref) *rref = remote(job, "worker0", "new_counter", 1), *other = remote(job, "worker2", "new_counter", 2);
 
     harness_leaves_by_itself();
     HARNESS_EQ(add_to(rref, 1), 2);
@@ -207,8 +203,6 @@ static void leaves_without_shutdown(struct bx_job *job)
     HARNESS_EQ(alive(), 2);
     bx_job_destroy(job);
     harness_post(HAS_LEFT);
-    bx_rref_release(rref);
-    bx_rref_release(other);
 }
 
 static void gets_it_back(struct bx_job *job)

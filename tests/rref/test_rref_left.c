@@ -6,8 +6,6 @@
 #include "rref_fixture.h"
 #include "tests/harness/stall.h"
 
-#include <signal.h>
-
 TestSuite(rref_left, .timeout = 60);
 
 enum { READY = 8, STALLED, PASSED, USED };      /* gates */
@@ -112,8 +110,8 @@ static void makes_passes_on_and_goes(struct bx_job *job)
 /* The first call waits for the object when the maker goes. */
 static void uses_what_never_comes(struct bx_job *job)
 {
-    struct bx_future *future = NULL;
-    struct bx_msg *args = number(1);
+    OWN(future) *future = NULL;
+    OWN(msg) *args = number(1);
 
     HARNESS_EQ(harness_call(job, "worker0", "new_nothing", NULL), 1);
     harness_post(READY);
@@ -125,8 +123,6 @@ static void uses_what_never_comes(struct bx_job *job)
     HARNESS_EQ(bx_rref_sync(kept_rref, "add", args, NULL, NULL), code());
     HARNESS_EQ(bx_rref_to_here(kept_rref, NULL, NULL), code());
     HARNESS_EQ(harness_load(MADE), 0);
-    bx_future_release(future);
-    bx_msg_destroy(args);
     bx_rref_release(kept_rref);
 }
 

@@ -12,8 +12,6 @@
 
 #include "rpc/rpc.h"
 
-#include <signal.h>
-
 TestSuite(rref_memory, .timeout = 120);
 
 #define OBJECTS 8
@@ -94,7 +92,7 @@ static void await_kept(struct bx_job *job)
 
 static int get_held(struct bx_job *job, struct bx_rref **rref)
 {
-    struct bx_msg *reply = NULL;
+    OWN(msg) *reply = NULL;
     struct bx_reader reader;
     int rc = bx_rpc_sync(job, "worker2", "held", NULL, NULL, &reply);
 
@@ -102,7 +100,6 @@ static int get_held(struct bx_job *job, struct bx_rref **rref)
         return rc;
     reader = bx_msg_reader(reply);
     *rref = bx_rref_acquire(bx_read_rref(&reader));
-    bx_msg_destroy(reply);
     return 0;
 }
 

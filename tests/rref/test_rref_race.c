@@ -1,67 +1,37 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * References used by several threads, in handlers, callbacks and destructors, and in the order of calls.
+ * References in handlers, callbacks and destructors, and by threads that end.
  */
 #include "rref_fixture.h"
 
 #include "rref/rref.h"
 
-#include <pthread.h>
-
 TestSuite(rref_race, .timeout = 60);
 
-enum { RAN = 8, WRONG };                        /* values */
+enum { WRONG = 8 };                             /* values */
 enum { DONE = 8 };                     /* gates */
 
-/* ---- Threads ---------------------------------------------------------------------------------------------- */
-
-/* The last reference is dropped by one thread while the same object comes back in a reply to another. */
-static void drops_and_gets(struct bx_job *job, int index)
-{
-    (void)index;
-    for (int i = 0; i < 1000; i++) {
-        struct bx_msg *reply = harness_ask(job, "worker1", "give_kept", NULL);
-        struct bx_reader reader = bx_msg_reader(reply);
-        struct bx_rref *rref = bx_rref_acquire(bx_read_rref(&reader));
-
-        bx_msg_destroy(reply);
-        HARNESS_EQ(bx_rref_wait(rref, BX_FOREVER), 0);
-        if (i % 16 == 0)
-            HARNESS_EQ(value_of(rref), 7);
-        bx_rref_release(rref);
-    }
-}
+/* ---- Coming back ------------------------------------------------------------------------------------------ */
 
 HARNESS_HANDLER(give_kept)
 {
     return bx_msg_put_rref(reply, kept_rref);
 }
 
-static int setup_giving(struct bx_job *job)
+/* Who else drops it meanwhile, and in what order calls run, is the simulator's (rrefs, late). */
+HARNESS_TEST(rref_race, dropped_by_its_maker_comes_back_confirmed, 60, .size = 2, .setup = setup,
+             .handlers = { HARNESS_INLINE("give_kept", give_kept) })
 {
-    HARNESS_EQ(bx_register(job, "give_kept", BX_INLINE, give_kept, NULL), 0);
-    return setup(job);
-}
+    struct bx_reader reader;
+    struct bx_msg *reply;
 
-/* owner: of the object that worker1 keeps. */
-static void drop_while_it_comes(struct bx_job *job, const char *owner)
-{
-    give(job, "worker1", remote(job, owner, "new_counter", 7), true);
-    harness_threads(job, 3, drops_and_gets);
-    HARNESS_EQ(alive(), 1);
+    give(job, "worker1", remote(job, "worker1", "new_counter", 7), true);
+    reply = harness_ask(job, "worker1", "give_kept", NULL);
+    reader = bx_msg_reader(reply);
+    HARNESS_EQ(bx_rref_wait(bx_read_rref(&reader), BX_FOREVER), 0);
+    bx_msg_destroy(reply);
     drop_of(job, "worker1");
     await_alive(0);
-}
-
-/* The first round of drops_and_gets also shows that a maker gets its reference back confirmed. */
-HARNESS_TEST(rref_race, dropped_while_it_comes_back_from_its_owner_is_there, 60, .size = 2, .setup = setup_giving)
-{
-    drop_while_it_comes(job, "worker1");
-}
-
-HARNESS_TEST(rref_race, dropped_while_it_comes_back_from_another_worker_is_there, 60, .size = 3, .setup = setup_giving)
-{
-    drop_while_it_comes(job, "worker2");
 }
 
 /* ---- Counts ----------------------------------------------------------------------------------------------- */
@@ -97,58 +67,13 @@ HARNESS_TEST(rref_race, count_does_not_grow_with_the_messages, 60, .size = 2, .s
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
 }
 
-/* ---- The order of calls ----------------------------------------------------------------------------------- */
-
-/* Each call says its number. */
-HARNESS_HANDLER(in_order)
-{
-    struct counter *counter = bx_request_object(request);
-    int64_t number = bx_read_i64(args);
-
-    if (number != counter->value + 1)
-        harness_add(WRONG, 1);
-    counter->value = number;
-    harness_add(RAN, 1);
-    return 0;
-}
-
-static int setup_order(struct bx_job *job)
-{
-    HARNESS_EQ(bx_register_method(job, &counter_type, "in_order", BX_INLINE, in_order, NULL), 0);
-    return setup(job);
-}
-
-HARNESS_TEST(rref_race, calls_keep_their_order_while_the_object_is_made, 60, .size = 2, .setup = setup_order)
-{
-    for (int round = 0; round < 30; round++) {
-        struct bx_rref *rref = remote(job, "worker1", "new_slow", 0);
-        struct bx_future *last = NULL;
-
-        harness_store(RAN, 0);
-        for (int64_t i = 1; i <= 600; i++) {
-            struct bx_msg *args = number(i);
-
-            bx_future_release(last);
-            HARNESS_EQ(bx_rref_async(rref, "in_order", args, NULL, &last), 0);
-            bx_msg_destroy(args);
-            if (i == 100)
-                harness_post(MAY_BE_MADE);          /* new_slow awaits 1 post: only the first round is held there */
-        }
-        harness_end(last, 0);
-        HARNESS_EQ(harness_load(RAN), 600);
-        HARNESS_EQ(harness_load(WRONG), 0);
-        bx_rref_release(rref);
-    }
-    await_alive(0);
-}
-
 /* ---- In handlers, callbacks and destructors --------------------------------------------------------------- */
 
 /* An inline handler makes an object elsewhere, passes it on, waits in vain, and answers with it. */
 HARNESS_HANDLER(make_inline)
 {
     struct bx_job *job = bx_request_job(request);
-    struct bx_rref *rref = remote(job, "worker2", "new_counter", bx_read_i64(args));
+    OWN(rref) *rref = remote(job, "worker2", "new_counter", bx_read_i64(args));
     struct bx_msg *value = NULL, *one = number(1);
 
     HARNESS_EQ(bx_rref_wait(rref, BX_FOREVER), BX_E_WOULD_DEADLOCK);
@@ -157,7 +82,6 @@ HARNESS_HANDLER(make_inline)
     HARNESS_EQ(bx_rref_oneway(rref, "add", one, NULL), 0);
     bx_msg_put_rref(reply, rref);
     bx_msg_destroy(one);
-    bx_rref_release(rref);
     return 0;
 }
 
@@ -182,7 +106,7 @@ HARNESS_TEST(rref_race, is_made_and_passed_where_one_may_not_wait, 60, .size = 3
     for (int i = 0; i < 50; i++) {
         struct bx_msg *args = number(i), *reply = NULL;
         struct making making = { .job = job };
-        struct bx_future *future = NULL;
+        OWN(future) *future = NULL;
 
         HARNESS_EQ(bx_rpc_sync(job, "worker1", "make_inline", args, NULL, &reply), 0);
 
@@ -198,7 +122,6 @@ HARNESS_TEST(rref_race, is_made_and_passed_where_one_may_not_wait, 60, .size = 3
         harness_await(DONE, (uint32_t)i + 1);
         HARNESS_EQ(value_of(making.rref), 50);
         bx_rref_release(making.rref);
-        bx_future_release(future);
         bx_msg_destroy(args);
     }
     await_alive(0);
@@ -246,7 +169,7 @@ HARNESS_TEST(rref_race, destructor_may_release_other_references_and_call, 60, .s
 /* The job ends with the chain: the references in it are released when their job is gone. */
 HARNESS_TEST(rref_race, that_outlives_its_job_is_freed_by_its_release, 60, .size = 2, .setup = setup)
 {
-    struct bx_rref *rref = NULL;
+    OWN(rref) *rref = NULL;
 
     harness_leaves_by_itself();
     HARNESS_EQ(bx_rref_create(job, &counter_type, new_counter_of(1), &rref), 0);
@@ -254,7 +177,6 @@ HARNESS_TEST(rref_race, that_outlives_its_job_is_freed_by_its_release, 60, .size
     HARNESS_EQ(bx_job_shutdown(job, 0), 0);
     bx_job_destroy(job);
     HARNESS_EQ(alive(), 0);
-    bx_rref_release(rref);
 }
 
 /* ---- Threads that end where they should not --------------------------------------------------------------- */

@@ -7,7 +7,6 @@
 
 #include "rpc/rpc.h"
 
-#include <stdio.h>
 #include <sys/mount.h>
 #include <sys/statvfs.h>
 
@@ -29,10 +28,9 @@ static void fill_shm(struct bx_job *job)
     struct statvfs shm;
 
     for (int i = 0; i < 2; i++) {
-        struct bx_rref *rref = remote(job, i == 0 ? "worker0" : "worker2", "new_counter", 1);
+        OWN(rref) *rref = remote(job, i == 0 ? "worker0" : "worker2", "new_counter", 1);
 
         HARNESS_EQ(value_of(rref), 1);
-        bx_rref_release(rref);
     }
     HARNESS_EQ(bx_rpc_oneway(job, "worker1", "drop_kept", NULL, NULL), 0);
     await_alive(0);

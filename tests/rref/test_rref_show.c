@@ -7,8 +7,6 @@
 
 #include "rpc/rpc.h"
 
-#include <string.h>
-
 #define LONG_NAME "a type whose name is longer than its room"
 
 TestSuite(rref_show, .timeout = 60);

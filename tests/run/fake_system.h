@@ -6,11 +6,8 @@
 #ifndef TESTS_FAKE_SYSTEM_H
 #define TESTS_FAKE_SYSTEM_H
 
+#include "tests/harness/test.h"
 #include "run/drive.h"
-
-#include <criterion/criterion.h>
-#include <pthread.h>
-#include <unistd.h>
 
 #define SLEEPERS_MAX 4
 #define SLEEPS_MAX 64

@@ -8,13 +8,7 @@
 #include "rpc/rpc.h"
 #include "run/drive.h"
 
-#include <errno.h>
-#include <poll.h>
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
 #include <sys/time.h>
-#include <unistd.h>
 
 enum { HALTED, GO_ON, CALLED, ANSWERED, ENDS };        /* gates */
 enum { ENDED, TID, PID };               /* values */
@@ -36,9 +30,8 @@ HARNESS_HANDLER(call_back)
     return bx_rpc_sync(bx_request_job(request), "worker0", "never", NULL, NULL, NULL);
 }
 
-static void let_go(struct bx_future *future, void *context)
+HARNESS_CALLBACK(let_go)
 {
-    (void)context;
     bx_future_release(future);          /* the reference that the handler acquired */
 }
 
@@ -104,25 +97,21 @@ static int wait_for_loans(struct bx_job *job)
 
 static int wait_for_a_reference(struct bx_job *job)
 {
-    struct bx_rref *rref = NULL;
-    int rc;
+    OWN(rref) *rref = NULL;
 
     HARNESS_EQ(bx_remote(job, "worker1", "never", NULL, &ends, &rref), 0);
-    rc = bx_rref_wait(rref, BX_FOREVER);
-    bx_rref_release(rref);
-    return rc;
+    return bx_rref_wait(rref, BX_FOREVER);
 }
 
 static int wait_for_a_value(struct bx_job *job)
 {
-    struct bx_rref *rref = NULL;
+    OWN(rref) *rref = NULL;
     struct bx_msg *value = NULL;
     int rc;
 
     HARNESS_EQ(bx_remote(job, "worker1", "never", NULL, &ends, &rref), 0);
     rc = bx_rref_to_here(rref, NULL, &value);
     HARNESS_CHECK(value == NULL);
-    bx_rref_release(rref);
     return rc;
 }
 
@@ -316,9 +305,8 @@ static void served_until_a_signal(struct bx_job *job)
     HARNESS_EQ(signal(SIGINT, SIG_DFL) == on_signal, 1);
 }
 
-static void send_a_signal(struct bx_job *job)
+HARNESS_BODY(send_a_signal)
 {
-    (void)job;
     while (harness_load(PID) == 0)
         sched_yield();
     HARNESS_EQ(harness_kill((pid_t)harness_load(PID), SIGINT), 0);

@@ -9,12 +9,7 @@
 
 #include "rpc/rpc.h"
 
-#include <errno.h>
-#include <poll.h>
-#include <sched.h>
-#include <sys/syscall.h>
 #include <sys/timerfd.h>
-#include <unistd.h>
 
 enum { READY, DONE, CALLED, ENDED, WARM, RESTS };    /* gates */
 
@@ -31,9 +26,8 @@ int timerfd_settime(int fd, int flags, const struct itimerspec *when, struct iti
     return (int)syscall(SYS_timerfd_settime, fd, flags, when, before);
 }
 
-static void let_go(struct bx_future *future, void *context)
+HARNESS_CALLBACK(let_go)
 {
-    (void)context;
     bx_future_release(future);      /* the reference that the handler acquired */
 }
 
@@ -52,9 +46,8 @@ static int setup(struct bx_job *job)
     return bx_register_async(job, "never", BX_INLINE, never, NULL);
 }
 
-static void note_end(struct bx_future *future, void *context)
+HARNESS_CALLBACK(note_end)
 {
-    (void)context;
     if (bx_future_error(future) == BX_E_SHUTDOWN)
         return;                     /* the call with a deadline in an hour, when its job ends */
     HARNESS_EQ(bx_future_error(future), BX_E_TIMEOUT);
@@ -65,11 +58,10 @@ static void note_end(struct bx_future *future, void *context)
 static void call_never(struct bx_job *job, uint64_t timeout_ns)
 {
     struct bx_call_options options = { .timeout_ns = timeout_ns };
-    struct bx_future *future = NULL;
+    OWN(future) *future = NULL;
 
     HARNESS_EQ(bx_rpc_async(job, "worker1", "never", NULL, &options, &future), 0);
     HARNESS_EQ(bx_future_on_done(future, note_end, NULL), 0);
-    bx_future_release(future);
 }
 
 /* Runs the loop until that many calls have ended. It blocks for ever if the descriptor misses a deadline. */

@@ -7,11 +7,6 @@
 #include "rpc/rpc.h"
 #include "tests/harness/refuse.h"
 
-#include <errno.h>
-#include <limits.h>
-#include <poll.h>
-#include <stdlib.h>
-
 enum { READY, DONE, CHECKED };          /* gates */
 enum { DEATHS, DEAD_RANK };        /* values */
 
@@ -55,23 +50,19 @@ HARNESS_ASYNC_HANDLER(wait_async)
     return bx_future_set(*reply, NULL);
 }
 
-static int wait_in_body(struct bx_batch *batch, void *context)
+HARNESS_BATCH(wait_in_body)
 {
-    (void)batch;
     expect_no_waiting(context);
     return 0;
 }
 
-static void wait_in_callback(struct bx_future *future, void *context)
+HARNESS_CALLBACK(wait_in_callback)
 {
-    (void)future;
     expect_no_waiting(context);
 }
 
-static int wait_in_then(struct bx_future *future, struct bx_msg *out, void *context)
+HARNESS_THEN(wait_in_then)
 {
-    (void)future;
-    (void)out;
     expect_no_waiting(context);
     return 0;
 }
@@ -87,8 +78,8 @@ static int setup_waiting(struct bx_job *job)
 
 HARNESS_TEST(progress, refuses_to_wait_in_handlers_bodies_and_callbacks, 20, .size = 2, .setup = setup_waiting)
 {
-    struct bx_msg *args = harness_msg_i64(1);
-    struct bx_future *call = NULL, *then;
+    OWN(msg) *args = harness_msg_i64(1);
+    OWN(future) *call = NULL, *then = NULL;
 
     for (int to = 0; to < 2; to++) {
         HARNESS_EQ(bx_rpc_sync(job, bx_worker_name(job, to), "inline", NULL, NULL, NULL), 0);
@@ -103,9 +94,6 @@ HARNESS_TEST(progress, refuses_to_wait_in_handlers_bodies_and_callbacks, 20, .si
     harness_await(CHECKED, 8);
     /* Outside of handlers and callbacks waiting is still allowed. */
     HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 2), 4);
-    bx_future_release(then);
-    bx_future_release(call);
-    bx_msg_destroy(args);
 }
 
 static void count_death(struct bx_job *job, int rank, void *context)
@@ -149,9 +137,8 @@ HARNESS_HANDLER(quit)
     return 0;
 }
 
-static int alone(struct bx_batch *batch, void *context)
+HARNESS_BATCH(alone)
 {
-    (void)context;
     return bx_batch_reply_i64(batch, 0, (int64_t)bx_batch_rows(batch));
 }
 
@@ -202,16 +189,14 @@ HARNESS_TEST(progress, with_own_loop_is_due_at_a_deadline, 20, .size = 2, .setup
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "quit", NULL, NULL, NULL), 0);
 }
 
-static void note_time_out(struct bx_future *future, void *context)
+HARNESS_CALLBACK(note_time_out)
 {
-    (void)context;
     HARNESS_EQ(bx_future_error(future), BX_E_TIMEOUT);
     asked_to_quit = true;
 }
 
-static void do_not_loop(struct bx_job *job)
+HARNESS_BODY(do_not_loop)
 {
-    (void)job;
     harness_post(READY);
     harness_await(DONE, 1);
 }

@@ -7,11 +7,6 @@
 
 #include "base/usercall.h"
 
-#include <signal.h>
-#include <stdio.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #define SECOND BXI_WATCHDOG_NS
 #define LOG_MAX 64
 

@@ -3,10 +3,8 @@
  * lib/run/timer.c: the heap returns the earliest timer first, whatever is set, moved and cleared in between. One thread
  * and no lock: the heap has none, its callers hold job->run->lock.
  */
+#include "tests/harness/test.h"
 #include "run/drive.h"
-
-#include <criterion/criterion.h>
-#include <stdlib.h>
 
 #define COUNT 1000
 

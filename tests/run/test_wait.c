@@ -7,10 +7,6 @@
 
 #include "rpc/rpc.h"
 
-#include <pthread.h>
-#include <sched.h>
-#include <unistd.h>
-
 enum { RELEASED };                      /* gates */
 enum { TID, LOOPS };                    /* values */
 
@@ -104,7 +100,7 @@ Test(wait, sleeps_in_a_destructor_that_runs_after_that_of_the_library, .timeout 
 
 HARNESS_TEST(wait, leaves_no_row_behind, 20, .size = 2, .options = { .no_spin = true })
 {
-    struct bx_future *future = bx_future_create(job);
+    OWN(future) *future = bx_future_create(job);
 
     for (int i = 0; i < 3; i++)
         HARNESS_EQ(bx_future_wait(future, HARNESS_MS), BX_E_TIMEOUT);
@@ -113,7 +109,6 @@ HARNESS_TEST(wait, leaves_no_row_behind, 20, .size = 2, .options = { .no_spin = 
         HARNESS_EQ(bxi_load_seq_cst(&bxi_tables(job->control)->wait[i].thread), 0);
     for (int word = 0; word < BXI_WAIT_WORDS; word++)
         HARNESS_EQ(bxi_load_seq_cst(&job->observe->wait_rows[word]), 0);
-    bx_future_release(future);
 }
 
 HARNESS_TEST(wait, in_a_forked_child_has_the_childs_thread_id, 20, .size = 2)

@@ -10,12 +10,6 @@
 #include "tests/harness/child.h"
 #include "tests/harness/harness.h"
 
-#include <signal.h>
-#include <stdio.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #define KIB ((size_t)1 << 10)
 #define MIB ((size_t)1 << 20)
 #define GIB ((size_t)1 << 30)

@@ -9,11 +9,6 @@
 #include "tests/harness/child.h"
 #include "tests/harness/harness.h"
 
-#include <signal.h>
-#include <stdbool.h>
-#include <stdio.h>
-#include <unistd.h>
-
 #define INSTANCE UINT64_C(0x0123456789abcdef)
 
 static char job[BXI_NAME_BYTES];

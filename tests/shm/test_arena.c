@@ -5,19 +5,7 @@
  */
 #include "arena_fixture.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <jemalloc/jemalloc.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 static struct bxi_arena_view *view;
 

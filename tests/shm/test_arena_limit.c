@@ -6,10 +6,6 @@
 #include "arena_fixture.h"
 
 #include <dlfcn.h>
-#include <errno.h>
-#include <pthread.h>
-#include <stdlib.h>
-#include <sys/resource.h>
 
 /* A sanitizer's shadow takes terabytes of addresses, and its allocator ends the program where it gets none. */
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)

@@ -6,10 +6,7 @@
 #include "fallocate.h"
 #include "shm/arena_pages.h"
 
-#include <errno.h>
 #include <jemalloc/jemalloc.h>
-#include <stdio.h>
-#include <string.h>
 
 /* ---- Pages: what stays warm, and what goes ----------------------------------------------------- */
 

@@ -7,11 +7,6 @@
 
 #include "shm/guard.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <stdlib.h>
-#include <sys/mman.h>
-
 #define VIEW_BYTES (2 * MIB)
 #define GUARDS 1024
 

@@ -2,11 +2,10 @@
 /*
  * shm/backoff.h: a thread that waits for another one gives its CPU to any thread, whatever their priorities.
  */
+#include "tests/harness/test.h"
 #include "shm/backoff.h"
 
 #include "base/base.h"
-
-#include <criterion/criterion.h>
 
 /*
  * Sleeps are told from yields by the time that they take at least. The kernel's count of sleeps (ru_nvcsw) tells less:

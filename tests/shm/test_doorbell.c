@@ -3,13 +3,10 @@
  * shm/doorbell.c with the system call replaced: which eventfd is rung, how often, and when none is. The
  * simulator (tests/sim/, ring and bell) checks that no wake-up is lost.
  */
+#include "tests/harness/test.h"
 #include "shm/doorbell.h"
 
-#include <criterion/criterion.h>
-#include <errno.h>
-#include <string.h>
 #include <sys/eventfd.h>
-#include <unistd.h>
 
 #define BACKGROUND_FD 101
 #define LEADER_FD 102

@@ -6,9 +6,6 @@
 
 #include "segment_fixture.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <pthread.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 

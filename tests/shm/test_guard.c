@@ -6,16 +6,7 @@
 #include "shm/segment.h"
 #include "tests/harness/harness.h"
 
-#include <errno.h>
-#include <pthread.h>
 #include <setjmp.h>
-#include <signal.h>
-#include <stdio.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #define PAGES 8
 #define BYTES ((size_t)PAGES * BXI_PAGE)

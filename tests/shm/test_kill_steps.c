@@ -47,9 +47,6 @@
 
 #include "job/job.h"
 
-#include <signal.h>
-#include <string.h>
-
 #define VICTIM 1
 
 enum gate { HIT = 0, HELLO };
@@ -132,10 +129,9 @@ enum { DEAD = HARNESS_GATES - 1 };      /* the victim has ended */
 
 static void make_arena(struct bx_job *job)
 {
-    struct bx_tensor *tensor = NULL;
+    OWN(tensor) *tensor = NULL;
 
     HARNESS_EQ(bx_tensor_create(job, BX_F32, 1, &(int64_t){ 3000 }, &tensor), 0);
-    bx_tensor_release(tensor);
 }
 
 /* A worker's whole life. It frees its job after the victim has ended, so that a survivor can clean up. */

@@ -2,10 +2,9 @@
 /*
  * What shm/layout.h derives from its constants. tests/check/layout.sh compares it with LAYOUT.md.
  */
+#include "tests/harness/test.h"
 #include "observe/tables.h"
 #include "shm/layout.h"
-
-#include <criterion/criterion.h>
 
 TestSuite(layout, .timeout = 120);
 

@@ -6,12 +6,6 @@
 
 #include "shm/file.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-
 /* ---- Names ----------------------------------------------------------------------------------- */
 
 TestSuite(object, .timeout = 120);

@@ -6,11 +6,7 @@
 
 #include "boxcar.h"
 
-#include <criterion/criterion.h>
-#include <errno.h>
 #include <malloc.h>
-#include <pthread.h>
-#include <string.h>
 
 #define BYTES 1000
 #define THREADS 1000

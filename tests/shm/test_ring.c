@@ -3,11 +3,8 @@
  * shm/ring.c in one thread: both sides of a ring in private memory, with positions set directly. The simulator
  * (tests/sim/, ring) runs both sides at the same time.
  */
+#include "tests/harness/test.h"
 #include "shm/ring.h"
-
-#include <criterion/criterion.h>
-#include <errno.h>
-#include <string.h>
 
 #define PADDING UINT64_C(0x80000000)
 

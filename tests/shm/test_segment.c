@@ -5,13 +5,7 @@
  */
 #include "segment_fixture.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <string.h>
 #include <sys/eventfd.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
 
 static struct bxi_segment_view view;
 

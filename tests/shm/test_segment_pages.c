@@ -8,12 +8,6 @@
 #include "tests/harness/child.h"
 #include "tests/harness/harness.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <signal.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #define INSTANCE UINT64_C(0x0123456789abcdef)
 
 static char job[BXI_NAME_BYTES];

@@ -8,17 +8,8 @@
 #include "tests/harness/child.h"
 #include "tests/harness/refuse.h"
 
-#include <criterion/criterion.h>
-#include <errno.h>
-#include <pthread.h>
-#include <signal.h>
-#include <string.h>
 #include <sys/eventfd.h>
-#include <sys/resource.h>
-#include <sys/syscall.h>
 #include <sys/time.h>
-#include <time.h>
-#include <unistd.h>
 
 #define MS UINT64_C(1000000)
 #define FOREVER UINT64_MAX

@@ -6,17 +6,8 @@
 #include "shm/sleeper.h"
 #include "tests/harness/child.h"
 
-#include <criterion/criterion.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <poll.h>
-#include <sched.h>
-#include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
 #define MS UINT64_C(1000000)
 #define YEAR_NS (UINT64_C(365) * 86400 * 1000000000)

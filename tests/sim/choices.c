@@ -14,11 +14,6 @@
  */
 #include "sim.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-
 #define CHOICES 500000u
 #define NO_FIBER 0xffff
 

@@ -6,11 +6,6 @@
  */
 #include "sim.h"
 
-#include <signal.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
 #define STATICS(copy)                                                                               \
     extern unsigned char sim_data_begin_##copy[], sim_data_end_##copy[], sim_bss_begin_##copy[], sim_bss_end_##copy[]; \
     extern const struct sim_program sim_programs_##copy[];

@@ -8,8 +8,6 @@
  */
 #include "sim.h"
 
-#include <string.h>
-
 #define STOPS_MOST 2                    /* that the seed chooses; one more that a program asks for */
 
 static struct stop {

@@ -14,13 +14,8 @@
 #include <asm/prctl.h>
 #include <elf.h>
 #include <link.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/auxv.h>
-#include <sys/mman.h>
 #include <sys/syscall.h>
-#include <unistd.h>
 
 #define STACKS ((unsigned char *)0x300000000000)
 #define STACK_STRIDE (1u << 20)

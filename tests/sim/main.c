@@ -6,19 +6,10 @@
  */
 #include "sim.h"
 
-#include <errno.h>
 #include <glob.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
 #define REPLAYED 64             /* schedules of each program that are run once more with --replay */
 #define MADE_AGAIN 8            /* of these, by their choices */

@@ -29,8 +29,6 @@
  */
 #include "sim.h"
 
-#include <string.h>
-
 #define CELLS (1u << 18)
 #define SLOTS 5
 #define CLOCKS (1u << 16)

@@ -9,8 +9,6 @@
 
 #include "boxcar.h"
 
-#include <string.h>
-
 #define EXCUSED_MOST 3                  /* or as many as there are workers */
 
 static bool was_refused(const char *functions)

@@ -10,10 +10,6 @@
 
 #include "boxcar.h"
 
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-
 bool sim_any_is_dead(void)
 {
     return sim_deaths(-1) > 0;

@@ -12,10 +12,6 @@
 #include "boxcar.h"
 #include "shm/atomic.h"
 
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-
 #define LATE_NS 500000000
 #define KEPT 3
 

@@ -9,10 +9,6 @@
 #include "boxcar.h"
 #include "shm/atomic.h"
 
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-
 bool sim_all_have(unsigned truth_0)
 {
     for (int rank = 0; rank < (int)sim_truth(SIZE); rank++)

@@ -11,8 +11,6 @@
 
 #include "boxcar.h"
 
-#include <time.h>
-
 struct mix {
     int least, most;                    /* workers */
     uint32_t longest;                   /* operations in a script */

@@ -12,10 +12,7 @@
 #include "shm/doorbell.h"
 #include "shm/ring.h"
 
-#include <poll.h>
-#include <string.h>
 #include <sys/eventfd.h>
-#include <unistd.h>
 
 #define CAPACITY 1024u
 #define BODY_MOST (CAPACITY / 8 - BXI_HEAD_BYTES)

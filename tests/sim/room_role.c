@@ -13,10 +13,7 @@
 
 #include "run/drive.h"
 
-#include <poll.h>
-#include <string.h>
 #include <sys/eventfd.h>
-#include <unistd.h>
 
 #define THREADS 3
 #define LATE_NS 1000000

@@ -11,8 +11,6 @@
 
 #include "job/job.h"
 
-#include <time.h>
-
 #define TIMEOUT_NS UINT64_C(6000000000)
 #define AT_ONCE_NS UINT64_C(3000000000)        /* a process that dies releases its locks a second late at most */
 #define TRIES_MOST 20                  /* 0.6 s each: a worker that leaves waits for one that is stopped */

@@ -8,8 +8,6 @@
 
 #include "sim.h"
 
-#include <errno.h>
-
 #define SIM_NAP_NS 50000       /* of shm/backoff.h: for a thread that is held */
 
 void sim_room_ring(int worker);         /* room_ring.c */

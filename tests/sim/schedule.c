@@ -18,11 +18,6 @@
  */
 #include "sim.h"
 
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #define SPIN_POINTS 20000
 #define HELD_POINTS 20000      /* at most; a fiber may spin for one that is held */
 #define CHANGES_MOST 5

@@ -28,9 +28,22 @@
 #ifndef TESTS_SIM_H
 #define TESTS_SIM_H
 
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
 
 #define SIM_FIBERS 64
 #define SIM_FOREVER UINT64_MAX

@@ -5,10 +5,6 @@
  */
 #include "sim.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/mman.h>
-
 #define PC ((uintptr_t)__builtin_return_address(0))
 
 /* ---- orders that are made relaxed ------------------------------------------------------------------- */

@@ -21,10 +21,7 @@
 #include "net/wire.h"
 #include "world.h"
 
-#include <errno.h>
-#include <string.h>
 #include <sys/eventfd.h>
-#include <unistd.h>
 
 #define WIRES 16
 #define ENDS 64

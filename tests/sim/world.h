@@ -8,7 +8,6 @@
 #include "sim.h"
 
 #include <sys/types.h>
-#include <time.h>
 
 #define NS_PER_S UINT64_C(1000000000)
 #define PC ((uintptr_t)__builtin_return_address(0))

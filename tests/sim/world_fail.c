@@ -8,16 +8,7 @@
  */
 #include "world.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 /* Most errors of a function. EINTR is not here where the schedule has it ("disturbed"). */
 #define ERRORS 3

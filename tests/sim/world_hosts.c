@@ -12,14 +12,8 @@
 #include "world.h"
 
 #include <dlfcn.h>
-#include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 

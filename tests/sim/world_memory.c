@@ -5,13 +5,6 @@
  */
 #include "world.h"
 
-#include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-
 #define FILLED 256                      /* bytes of what malloc gives out that are no zeroes */
 #define HEAP ((unsigned char *)0x100000000000)
 #define HEAP_BYTES (UINT64_C(1) << 30)

@@ -4,12 +4,8 @@
  */
 #include "world.h"
 
-#include <errno.h>
-#include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>
-#include <stdio.h>
-#include <string.h>
 
 #define KEYS 48
 

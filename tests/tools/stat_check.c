@@ -1,13 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "stat_check.h"
 
-#include <criterion/criterion.h>
-#include <signal.h>
-#include <stdio.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
-
 /* The first violation is that one. */
 static bool is_found(const struct stat_run *run, const char *invariant)
 {

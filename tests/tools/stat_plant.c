@@ -8,13 +8,7 @@
 
 #include "shm/fork.h"
 
-#include <fcntl.h>
-#include <signal.h>
-#include <stdio.h>
-#include <string.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
-#include <unistd.h>
 
 static void make_one(struct plant *plant, int rank)
 {

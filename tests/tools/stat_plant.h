@@ -7,11 +7,10 @@
 #ifndef TESTS_STAT_PLANT_H
 #define TESTS_STAT_PLANT_H
 
+#include "tests/harness/test.h"
 #include "observe/tables.h"
 #include "shm/ring.h"
 #include "shm/segment.h"
-
-#include <sys/types.h>
 
 #define PLANT_INSTANCE UINT64_C(0x00c0ffee00c0ffee)
 #define PLANT_FUNCTIONS 3      /* "add", "pick", "save" */

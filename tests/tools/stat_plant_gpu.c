@@ -5,9 +5,6 @@
  */
 #include "stat_plant_gpu.h"
 
-#include <criterion/criterion.h>
-#include <string.h>
-
 struct plant gpu_plant;
 
 void gpu_set(bxi_a64 *word, uint64_t value)

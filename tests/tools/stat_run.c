@@ -5,13 +5,6 @@
  */
 #include "stat_run.h"
 
-#include <criterion/criterion.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
-
 #define TEXT_MAX (16u << 20)
 
 static void give_up(const char *what)

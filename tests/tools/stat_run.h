@@ -5,6 +5,7 @@
 #ifndef TESTS_STAT_RUN_H
 #define TESTS_STAT_RUN_H
 
+#include "tests/harness/test.h"
 #include "tests/harness/json.h"
 
 struct stat_run {

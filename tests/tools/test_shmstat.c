@@ -8,11 +8,6 @@
 
 #include "rpc/rpc.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
 #define CALLS 7
 #define CALL_BYTES 300
 #define CHECKS 40
@@ -74,7 +69,7 @@ static void expect_ring(const struct stat_run *run, int from, int to, uint64_t p
 static void calls_seven_times(struct bx_job *job)
 {
     static const unsigned char bytes[CALL_BYTES];
-    struct bx_msg *args = harness_msg_i64(5);
+    OWN(msg) *args = harness_msg_i64(5);
 
     HARNESS_EQ(bx_msg_put_bytes(args, bytes, sizeof(bytes)), 0);
     for (int i = 0; i < CALLS; i++)
@@ -93,7 +88,6 @@ static void calls_seven_times(struct bx_job *job)
     HARNESS_EQ(stat_run_counter(stat_run_worker(&run, 0), "calls_completed"), CALLS);
     EXPECT(stat_run_job(&run), "world_size", 3);
     EXPECT(stat_run_job(&run), "workers_alive", 3);
-    bx_msg_destroy(args);
 }
 
 Test(shmstat, shows_exactly_the_frames_and_bytes_that_were_sent, .timeout = 30)

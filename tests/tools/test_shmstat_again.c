@@ -7,12 +7,7 @@
 #include "stat_plant.h"
 #include "stat_run.h"
 
-#include <criterion/criterion.h>
 #include <math.h>
-#include <stdio.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #define SECOND UINT64_C(1000000000)
 #define START (1000 * SECOND)

@@ -6,11 +6,6 @@
 #include "tests/harness/harness.h"
 #include "stat_run.h"
 
-#include <signal.h>
-#include <stdio.h>
-#include <string.h>
-#include <unistd.h>
-
 enum gate { READY = 0, LOOSE, HELD };
 enum value { PID = 0 };         /* plus the rank */
 
@@ -51,9 +46,8 @@ HARNESS_HANDLER(call_on)
 
 static int wait_first(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context);
 
-static int update(struct bx_batch *batch, void *context)
+HARNESS_BATCH(update)
 {
-    (void)batch, (void)context;
     return 0;
 }
 
@@ -206,12 +200,11 @@ static void calls_the_other(struct bx_job *job)
     HARNESS_EQ(bx_rpc_sync(job, bx_worker_name(job, 1 - bx_job_rank(job)), held_function, NULL, NULL, NULL), 0);
 }
 
-static void sees_two_that_sleep(struct bx_job *job)
+HARNESS_BODY(sees_two_that_sleep)
 {
     const char *where = strcmp(held_function, "stay") == 0 ? "thread" : "inline";
     struct stat_run run;
 
-    (void)job;
     harness_await(HELD, 2);
     run = calls_when(0, 1, where);
     HARNESS_CHECK(is_at(&run, 1, 0, where));
@@ -375,7 +368,7 @@ static const struct json *own_job(const struct stat_run *run)
 
 HARNESS_TEST(shmstat_calls, explains_the_call_that_has_waited_longest, 60, .size = 3, .setup = setup)
 {
-    struct bx_future *first = NULL, *second = NULL;
+    OWN(future) *first = NULL, *second = NULL;
     struct stat_run run;
     char heading[96];
 
@@ -398,8 +391,6 @@ HARNESS_TEST(shmstat_calls, explains_the_call_that_has_waited_longest, 60, .size
     harness_post(LOOSE);
     HARNESS_EQ(bx_future_wait(first, BX_FOREVER), 0);
     HARNESS_EQ(bx_future_wait(second, BX_FOREVER), 0);
-    bx_future_release(first);
-    bx_future_release(second);
 }
 
 /* ---- A batch that waits for a member ------------------------------------------------------------------ */

@@ -5,15 +5,6 @@
  */
 #include "stat_check.h"
 
-#include <criterion/criterion.h>
-#include <fcntl.h>
-#include <signal.h>
-#include <stdio.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #define SENT 20             /* records that lie in the ring of the caller */
 #define TAKEN 8             /* of those sent, read by the callee */
 

@@ -6,10 +6,6 @@
 #include "stat_plant_gpu.h"
 #include "stat_run.h"
 
-#include <criterion/criterion.h>
-#include <stdio.h>
-#include <string.h>
-
 #define SEEDS 24
 
 /* ---- What is shown ------------------------------------------------------------------------------------- */

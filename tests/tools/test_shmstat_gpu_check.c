@@ -7,12 +7,6 @@
 #include "stat_check.h"
 #include "stat_plant_gpu.h"
 
-#include <errno.h>
-#include <signal.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #define COUNT_OF(list) (sizeof(list) / sizeof((list)[0]))
 #define NUMBER(object, key) json_number(json_get(object, key))
 
@@ -226,15 +220,13 @@ static void lends_until_done(struct bx_job *job)
     harness_post(READY);
     harness_await(READY, 2);
     while (harness_gate(DONE) == 0) {
-        struct bx_tensor *tensor = NULL;
-        struct bx_msg *args = bx_msg_create(0);
+        OWN(tensor) *tensor = NULL;
+        OWN(msg) *args = bx_msg_create(0);
         int rc = bx_tensor_create_on(job, device, BX_I32, 1, &count, &tensor);
 
         HARNESS_CHECK(rc == 0 || rc == -ENOMEM);
         HARNESS_EQ(rc == 0 ? bx_msg_put_tensor(args, tensor) : 0, 0);
         HARNESS_EQ(bx_rpc_sync(job, "worker2", "drop", args, NULL, NULL), 0);
-        bx_msg_destroy(args);
-        bx_tensor_release(tensor);
     }
 }
 

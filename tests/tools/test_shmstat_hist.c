@@ -9,10 +9,6 @@
 
 #include "rpc/rpc.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 enum gate { CALLED = 0 };
 
 static const char *const legs[BXI_LEGS] = { "queue", "handler", "reply", "whole" };

@@ -6,9 +6,6 @@
 #include "stat_plant.h"
 #include "stat_run.h"
 
-#include <criterion/criterion.h>
-#include <string.h>
-
 static struct plant plant;
 
 static void remove_plant(void)

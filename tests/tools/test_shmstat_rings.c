@@ -11,10 +11,6 @@
 #include "rpc/rpc.h"
 
 #include <math.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define SECOND UINT64_C(1000000000)
 #define SLOT 5
@@ -249,7 +245,7 @@ Test(shmstat_rings, count_each_busy_thread_of_a_pool_once, .timeout = 20, .fini 
 HARNESS_TEST(shmstat_rings, show_a_request_that_a_stopped_worker_leaves_unread, 30, .size = 2, .setup = loans_setup)
 {
     uint64_t before_ns = bxi_coarse_ns();       /* the clock of the frame, which lags if ticks are late */
-    struct bx_future *future;
+    OWN(future) *future = NULL;
     double seconds = NAN, most;
 
     HARNESS_EQ(harness_call(job, "worker1", "echo", harness_msg_i64(1)), 1);
@@ -270,7 +266,6 @@ HARNESS_TEST(shmstat_rings, show_a_request_that_a_stopped_worker_leaves_unread, 
         HARNESS_CHECK(strcspn(line, "\n") <= 80);
     loans_signal(1, SIGCONT);
     HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
-    bx_future_release(future);
 }
 
 HARNESS_HANDLER(quick)

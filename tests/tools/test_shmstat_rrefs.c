@@ -10,9 +10,6 @@
 
 #include "rpc/rpc.h"
 
-#include <stdio.h>
-#include <string.h>
-
 #define SECOND UINT64_C(1000000000)
 #define OBJECT(owner, maker, number) ((uint64_t)(owner) << 56 | (uint64_t)(maker) << 48 | (number))
 

@@ -9,18 +9,9 @@
 #include "tests/harness/harness.h"
 #include "stat_plant.h"
 
-#include <fcntl.h>
-#include <poll.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/ioctl.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/wait.h>
 #include <termios.h>
-#include <unistd.h>
 
 static struct plant plant;
 

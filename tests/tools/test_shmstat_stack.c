@@ -8,13 +8,6 @@
 
 #include "tools/shmstat/stack.h"
 
-#include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 enum gate { HELD, LOOSE };
 enum value { TID };
 
@@ -139,11 +132,10 @@ static void waits(struct bx_job *job)
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "stay_here", NULL, NULL, NULL), 0);
 }
 
-static void shows_the_process(struct bx_job *job)
+HARNESS_BODY(shows_the_process)
 {
     struct stat_run run;
 
-    (void)job;
     harness_await(HELD, 1);
     run = why_with(" -batch -ex bt\n");                         /* once the caller waits */
     HARNESS_HAS(run.text, "where progress is made.\n    gdb -p ");

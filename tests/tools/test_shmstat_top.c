@@ -10,13 +10,6 @@
 #include "stat_run.h"
 
 #include <math.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
 #define SECOND UINT64_C(1000000000)
 #define START (1000 * SECOND)

@@ -31,8 +31,8 @@
  * over all walks and runs to a slice `done`, which the maker records when all parts are done.
  *
  * Locks: dist->lock, the table of contexts; context->lock, its lists and its end; context->running, the nodes of its
- * pass. context->lock is taken while running is held; no other pair. None is held while another worker is waited for.
- * bx_trace_end is called with them: it waits for nobody.
+ * pass. context->lock is taken while running is held, or dist->lock, to count; no other pair. None is held while another
+ * worker is waited for. bx_trace_end is called with them: it waits for nobody.
  */
 #ifndef BXI_DIST_H
 #define BXI_DIST_H
@@ -93,7 +93,6 @@ struct bx_context {
     struct bx_dist *dist;
     uint64_t id;
     struct bx_context *next;                    /* dist->lock */
-    bool is_kept;                               /* dist->lock; it has failed, and stays until the end of the dist */
     struct bx_grads *grads;                     /* running */
     pthread_mutex_t running;
     struct bxi_dist_pass *pass;                 /* running, and lock to set it */
@@ -139,6 +138,7 @@ struct bx_context *bxi_context_find(struct bx_dist *dist, uint64_t id);    /* on
 void bxi_context_take_out(struct bx_context *context);         /* of the table, and drops its reference */
 /* Ends it here, and if this worker made it, everywhere. code 0: it was ended; else it failed. Once. */
 void bxi_context_finish(struct bx_context *context, int code, const char *text);
+bool bxi_context_has_ended(struct bx_context *context);
 /* 0, or why it ended, with the sentence. */
 int bxi_context_check(struct bx_context *context);
 int bxi_context_rank(const struct bx_context *context);         /* the maker's */

@@ -6,10 +6,13 @@
 #include "tests/autograd/dist_fixture.h"
 #include "tests/harness/memory.h"
 
+#include "shm/layout.h"
+
 #include <errno.h>
 #include <math.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/mount.h>
 #include <unistd.h>
 
 enum { WIDTH = 5 };
@@ -403,6 +406,35 @@ HARNESS_TEST(dist, ends_at_once_where_a_worker_has_no_memory, 60, .size = 2, .se
         pass_end(&pass);
         await_no_context(job, "worker1");
     }
+}
+
+#define CONTROL_KIB ((unsigned)(BXI_CONTROL_BYTES / 1024))
+#define RING_KIB (BXI_RING_BYTES / 1024 + 4)        /* rings are staggered, so one may touch a page more */
+
+/* The maker has no room for its ring to this worker, so it does not read the request for the join. */
+static void reads_a_context_twice(struct bx_job *job)
+{
+    struct bx_context *context = NULL, *again = NULL;
+    struct bx_msg *msg = bx_msg_create(0);
+    struct bx_reader first, second;
+
+    (void)job;
+    bx_msg_put_u64(msg, 1);             /* the first context of worker0 */
+    first = second = bx_msg_reader(msg);
+    HARNESS_EQ(bx_read_context(dist, &first, &context), 0);
+    while (bx_context_error(context) == 0)
+        usleep(100);
+    HARNESS_EQ(bx_context_error(context), BX_E_REFUSED);
+    HARNESS_EQ(mount("tmpfs", "/dev/shm", "tmpfs", MS_REMOUNT, "size=8m"), 0);
+    HARNESS_EQ(bx_read_context(dist, &second, &again), BX_E_REFUSED);
+    bx_context_release(context);
+    bx_msg_destroy(msg);
+}
+
+Test(dist, context_that_could_not_be_joined_stays_failed, .timeout = 30)
+{
+    harness_mount_shm(2 * CONTROL_KIB + RING_KIB + RING_KIB / 2);
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { NULL, reads_a_context_twice } });
 }
 
 HARNESS_TEST(dist, refuses_bad_input_with_a_sentence, 60, .size = 2, .setup = setup)

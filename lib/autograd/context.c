@@ -3,9 +3,9 @@
  * Contexts: making and finding them, joining, and their end. dist.h has the words and the locks.
  *
  * A worker forgets a context when its maker says that it has ended, which is the answer to the join, or is gone. If the
- * join could not be sent, or the maker had no memory or no ring to take it, the maker does not know that the context has
- * failed here. It stays in the table then, failed, until the end of the dist: read from the next message it would be a
- * new one, without the sends and gradients of the former, and a pass would end well.
+ * join could not be sent, or the maker had no memory or no ring to take it, the maker does not know that the context
+ * has failed here. Then it stays in the table, failed, until the end of the dist: read from the next message it would
+ * be a new one, without the sends and gradients of the former, and a pass would end well.
  */
 #include "dist.h"
 

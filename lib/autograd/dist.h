@@ -31,8 +31,8 @@
  * over all walks and runs to a slice `done`, which the maker records when all parts are done.
  *
  * Locks: dist->lock, the table of contexts; context->lock, its lists and its end; context->running, the nodes of its
- * pass. context->lock is taken while running is held, or dist->lock, to count; no other pair. None is held while another
- * worker is waited for. bx_trace_end is called with them: it waits for nobody.
+ * pass. context->lock is taken while running is held, or dist->lock, to count; no other pair. None is held while
+ * another worker is waited for. bx_trace_end is called with them: it waits for nobody.
  */
 #ifndef BXI_DIST_H
 #define BXI_DIST_H

@@ -6,7 +6,7 @@
 #include "tests/autograd/dist_fixture.h"
 #include "tests/harness/memory.h"
 
-#include "shm/layout.h"
+#include "rpc/rpc.h"
 
 #include <errno.h>
 #include <math.h>
@@ -521,6 +521,68 @@ HARNESS_TEST(dist, optimizer_steps_at_every_owner, 60, .size = 3, .setup = setup
     bx_dist_optim_destroy(optim);
     for (int i = 0; i < 3; i++)
         bx_rref_release(params[i]);
+}
+
+HARNESS_HANDLER(hold)
+{
+    harness_post(IN_BACKWARD);
+    harness_await(ENDED, 1);
+    return 0;
+}
+
+/* Is a task queued for the pool? */
+HARNESS_HANDLER(is_queued)
+{
+    return bx_msg_put_i64(reply, bxi_load_relaxed(&bx_request_job(request)->rpc->pool.ready));
+}
+
+static int setup_large(struct bx_job *job)
+{
+    HARNESS_REGISTER(job, HARNESS_BLOCKING("product", dist_product), HARNESS_BLOCKING("hold", hold));
+    HARNESS_REGISTER(job, HARNESS_INLINE("get_param", get_param), HARNESS_INLINE("is_queued", is_queued),
+                     HARNESS_INLINE("count_contexts", count_contexts));
+    return dist_set_up(job, 20000, 1, 0);
+}
+
+struct step {
+    struct bx_dist_optim *optim;
+    struct bx_context *context;
+};
+
+static void *steps(void *argument)
+{
+    const struct step *step = argument;
+
+    return (void *)(intptr_t)bx_dist_optim_step(step->optim, step->context);
+}
+
+/* The step waits for the only thread of worker1's pool, and then finds no context. */
+HARNESS_TEST(dist, step_of_a_context_that_ends_meanwhile_fails, 60, .size = 2, .setup = setup_large,
+             .options = { .pool_threads = 1 })
+{
+    struct bx_rref *param = param_at(job, "worker1");
+    struct pass pass = pass_begin();
+    struct step step = { NULL, bx_context_acquire(pass.context) };
+    struct bx_future *held = NULL;
+    pthread_t thread;
+    void *code;
+
+    pass_call(job, &pass, "worker1", "product", w, NULL);
+    HARNESS_EQ(bx_dist_optim_create(dist, &param, 1, &(struct bx_optim_sgd){ .lr = 0.1 }, NULL, &step.optim), 0);
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "hold", NULL, NULL, &held), 0);
+    harness_await(IN_BACKWARD, 1);
+    HARNESS_EQ(pthread_create(&thread, NULL, steps, &step), 0);
+    while (harness_call_i64(job, "worker1", "is_queued", 0) == 0)
+        ;
+    pass_end(&pass);
+    await_no_context(job, "worker1");
+    harness_post(ENDED);
+    HARNESS_EQ(pthread_join(thread, &code), 0);
+    HARNESS_EQ((int)(intptr_t)code, BX_E_CANCELLED);
+    harness_end(held, 0);
+    bx_dist_optim_destroy(step.optim);
+    bx_context_release(step.context);
+    bx_rref_release(param);
 }
 
 static void be_killed(struct bx_job *job)

@@ -129,16 +129,6 @@ static bool is_maker(const struct bx_context *context)
     return bxi_context_rank(context) == bx_job_rank(context->dist->job);
 }
 
-bool bxi_context_has_ended(struct bx_context *context)
-{
-    bool ended;
-
-    pthread_mutex_lock(&context->lock);
-    ended = context->ended;
-    pthread_mutex_unlock(&context->lock);
-    return ended;
-}
-
 int bxi_context_check(struct bx_context *context)
 {
     int code;

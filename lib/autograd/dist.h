@@ -114,6 +114,7 @@ struct bx_context {
 /* ---- dist_part.c -------------------------------------------------------------------------------------- */
 
 bool bxi_dist_is_done(const struct bxi_dist_pass *pass);
+bool bxi_dist_has_ended(struct bx_context *context);
 void bxi_dist_set_pass(struct bx_context *context, struct bxi_dist_pass *pass);        /* running; frees the last one */
 void bxi_dist_unlock_running(struct bx_context *context);       /* and frees the pass, if the context has ended */
 /* context->lock. This worker's part is done. Returns the future that answers autograd.run; the caller completes and
@@ -138,7 +139,6 @@ struct bx_context *bxi_context_find(struct bx_dist *dist, uint64_t id);    /* on
 void bxi_context_take_out(struct bx_context *context);         /* of the table, and drops its reference */
 /* Ends it here, and if this worker made it, everywhere. code 0: it was ended; else it failed. Once. */
 void bxi_context_finish(struct bx_context *context, int code, const char *text);
-bool bxi_context_has_ended(struct bx_context *context);
 /* 0, or why it ended, with the sentence. */
 int bxi_context_check(struct bx_context *context);
 int bxi_context_rank(const struct bx_context *context);         /* the maker's */

@@ -62,6 +62,16 @@ void bxi_dist_set_pass(struct bx_context *context, struct bxi_dist_pass *pass)
         free_pass(old);
 }
 
+bool bxi_dist_has_ended(struct bx_context *context)
+{
+    bool ended;
+
+    pthread_mutex_lock(&context->lock);
+    ended = context->ended;
+    pthread_mutex_unlock(&context->lock);
+    return ended;
+}
+
 void bxi_dist_pass_drop(struct bx_context *context)
 {
     if (pthread_mutex_trylock(&context->running) != 0)
@@ -73,7 +83,7 @@ void bxi_dist_pass_drop(struct bx_context *context)
 void bxi_dist_unlock_running(struct bx_context *context)
 {
     pthread_mutex_unlock(&context->running);
-    if (bxi_context_has_ended(context))
+    if (bxi_dist_has_ended(context))
         bxi_dist_pass_drop(context);
 }
 

@@ -116,7 +116,8 @@ int bx_dist_optim_create(struct bx_dist *dist, struct bx_rref *const *params, si
                          struct bx_dist_optim **optim);
 void bx_dist_optim_destroy(struct bx_dist_optim *optim);        /* NULL is allowed */
 /* One step of all owners at once, with their gradients of the context; steps of one owner run one after the other.
- * Blocks until all are done. The first failure: BX_E_PEER_DEAD, BX_E_CANCELLED, the codes of bx_optim_step. */
+ * Blocks until all are done. The first failure: BX_E_PEER_DEAD, BX_E_CANCELLED, the codes of bx_optim_step; or why the
+ * context ended or failed meanwhile: then some owners may have made no step. */
 int bx_dist_optim_step(struct bx_dist_optim *optim, struct bx_context *context);
 
 #if defined(__GNUC__)

@@ -1,6 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Contexts: making and finding them, joining, and their end. dist.h has the words and the locks.
+ *
+ * A worker forgets a context when its maker says that it has ended, which is the answer to the join, or is gone. If the
+ * join could not be sent, or the maker had no memory or no ring to take it, the maker does not know that the context
+ * has failed here. Then it stays in the table, failed, until the end of the dist: read from the next message it would
+ * be a new one, without the sends and gradients of the former, and a pass would end well.
  */
 #include "dist.h"
 
@@ -184,15 +189,6 @@ static void finish_futures(struct rest *rest, int code, const char *text)
     }
 }
 
-/* Where memory was short this worker may not have joined, and the maker does not know that it has failed here. Read
- * from the next message it would be a new context, without the gradients of this one, and a pass would end well. */
-static void keep_failed(struct bx_context *context)
-{
-    pthread_mutex_lock(&context->dist->lock);
-    context->is_kept = true;
-    pthread_mutex_unlock(&context->dist->lock);
-}
-
 void bxi_context_finish(struct bx_context *context, int code, const char *text)
 {
     struct rest rest;
@@ -217,9 +213,7 @@ void bxi_context_finish(struct bx_context *context, int code, const char *text)
         free(rest.sends);
         free(rest.joins);
         free(rest.calls);
-        if (code == -ENOMEM && !is_maker(context))
-            keep_failed(context);
-        else
+        if (is_maker(context))
             bxi_context_take_out(context);
     }
     bx_context_release(context);
@@ -312,11 +306,15 @@ int bxi_join_answer(const struct bx_request *request, struct bx_reader *args, st
     return rc;
 }
 
+/* The maker's word, or none. */
 static void joined_ended(struct bx_future *future, void *argument)
 {
     struct bx_context *context = argument;
+    int code = bx_future_error(future);
 
-    bxi_context_finish(context, bx_future_error(future), bx_future_error_text(future));
+    bxi_context_finish(context, code, bx_future_error_text(future));
+    if (code != -ENOMEM && code != BX_E_REFUSED)        /* the request for the join was not read */
+        bxi_context_take_out(context);
     bx_context_release(context);
 }
 

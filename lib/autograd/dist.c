@@ -63,7 +63,7 @@ size_t bx_dist_contexts(struct bx_dist *dist)
     pthread_mutex_lock(&dist->lock);
     for (int i = 0; i < BXI_CHAINS; i++)
         for (struct bx_context *context = dist->chains[i]; context != NULL; context = context->next)
-            count += !context->is_kept;
+            count += !bxi_dist_has_ended(context);
     pthread_mutex_unlock(&dist->lock);
     return count;
 }

@@ -31,8 +31,8 @@
  * over all walks and runs to a slice `done`, which the maker records when all parts are done.
  *
  * Locks: dist->lock, the table of contexts; context->lock, its lists and its end; context->running, the nodes of its
- * pass. context->lock is taken while running is held; no other pair. None is held while another worker is waited for.
- * bx_trace_end is called with them: it waits for nobody.
+ * pass. context->lock is taken while running is held, or dist->lock, to count; no other pair. None is held while
+ * another worker is waited for. bx_trace_end is called with them: it waits for nobody.
  */
 #ifndef BXI_DIST_H
 #define BXI_DIST_H
@@ -93,7 +93,6 @@ struct bx_context {
     struct bx_dist *dist;
     uint64_t id;
     struct bx_context *next;                    /* dist->lock */
-    bool is_kept;                               /* dist->lock; it has failed, and stays until the end of the dist */
     struct bx_grads *grads;                     /* running */
     pthread_mutex_t running;
     struct bxi_dist_pass *pass;                 /* running, and lock to set it */
@@ -115,6 +114,7 @@ struct bx_context {
 /* ---- dist_part.c -------------------------------------------------------------------------------------- */
 
 bool bxi_dist_is_done(const struct bxi_dist_pass *pass);
+bool bxi_dist_has_ended(struct bx_context *context);
 void bxi_dist_set_pass(struct bx_context *context, struct bxi_dist_pass *pass);        /* running; frees the last one */
 void bxi_dist_unlock_running(struct bx_context *context);       /* and frees the pass, if the context has ended */
 /* context->lock. This worker's part is done. Returns the future that answers autograd.run; the caller completes and

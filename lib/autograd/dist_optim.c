@@ -110,7 +110,7 @@ static int new_optim(const struct bx_request *request, struct bx_reader *args, s
     return rc;
 }
 
-/* Without the context here, no pass came to these parameters. */
+/* Without the context here, no pass came to these parameters, or it has ended, which its maker knows. */
 static int step(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *argument)
 {
     struct bx_context *context = bxi_context_find(argument, bx_read_u64(args));
@@ -294,5 +294,5 @@ int bx_dist_optim_step(struct bx_dist_optim *optim, struct bx_context *context)
             rc = bx_fail(code, "%s", bx_future_error_text(steps[i]));
         bx_future_release(steps[i]);
     }
-    return rc;
+    return rc < 0 ? rc : bxi_context_check(context);        /* it has ended: an owner may have found it no more */
 }

@@ -62,7 +62,7 @@ void bxi_dist_set_pass(struct bx_context *context, struct bxi_dist_pass *pass)
         free_pass(old);
 }
 
-static bool has_ended(struct bx_context *context)
+bool bxi_dist_has_ended(struct bx_context *context)
 {
     bool ended;
 
@@ -83,7 +83,7 @@ void bxi_dist_pass_drop(struct bx_context *context)
 void bxi_dist_unlock_running(struct bx_context *context)
 {
     pthread_mutex_unlock(&context->running);
-    if (has_ended(context))
+    if (bxi_dist_has_ended(context))
         bxi_dist_pass_drop(context);
 }
 

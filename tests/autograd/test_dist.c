@@ -6,7 +6,10 @@
 #include "tests/autograd/dist_fixture.h"
 #include "tests/harness/memory.h"
 
+#include "rpc/rpc.h"
+
 #include <math.h>
+#include <sys/mount.h>
 
 enum { WIDTH = 5 };
 enum { IN_BACKWARD, GRADIENT_CAME, ENDED };     /* gates */
@@ -394,6 +397,35 @@ HARNESS_TEST(dist, ends_at_once_where_a_worker_has_no_memory, 60, .size = 2, .se
     }
 }
 
+#define CONTROL_KIB ((unsigned)(BXI_CONTROL_BYTES / 1024))
+#define RING_KIB (BXI_RING_BYTES / 1024 + 4)        /* rings are staggered, so one may touch a page more */
+
+/* The maker has no room for its ring to this worker, so it does not read the request for the join. */
+static void reads_a_context_twice(struct bx_job *job)
+{
+    struct bx_context *context = NULL, *again = NULL;
+    struct bx_msg *msg = bx_msg_create(0);
+    struct bx_reader first, second;
+
+    (void)job;
+    bx_msg_put_u64(msg, 1);             /* the first context of worker0 */
+    first = second = bx_msg_reader(msg);
+    HARNESS_EQ(bx_read_context(dist, &first, &context), 0);
+    while (bx_context_error(context) == 0)
+        usleep(100);
+    HARNESS_EQ(bx_context_error(context), BX_E_REFUSED);
+    HARNESS_EQ(mount("tmpfs", "/dev/shm", "tmpfs", MS_REMOUNT, "size=8m"), 0);
+    HARNESS_EQ(bx_read_context(dist, &second, &again), BX_E_REFUSED);
+    bx_context_release(context);
+    bx_msg_destroy(msg);
+}
+
+Test(dist, context_that_could_not_be_joined_stays_failed, .timeout = 30)
+{
+    harness_mount_shm(2 * CONTROL_KIB + RING_KIB + RING_KIB / 2);
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { NULL, reads_a_context_twice } });
+}
+
 HARNESS_TEST(dist, refuses_bad_input_with_a_sentence, 60, .size = 2, .setup = setup)
 {
     struct bx_context *other = dist_context(), *read = NULL;
@@ -474,6 +506,68 @@ HARNESS_TEST(dist, optimizer_steps_at_every_owner, 60, .size = 3, .setup = setup
     bx_dist_optim_destroy(optim);
     for (int i = 0; i < 3; i++)
         bx_rref_release(params[i]);
+}
+
+HARNESS_HANDLER(hold)
+{
+    harness_post(IN_BACKWARD);
+    harness_await(ENDED, 1);
+    return 0;
+}
+
+/* Is a task queued for the pool? */
+HARNESS_HANDLER(is_queued)
+{
+    return bx_msg_put_i64(reply, bxi_load_relaxed(&bx_request_job(request)->rpc->pool.ready));
+}
+
+static int setup_large(struct bx_job *job)
+{
+    HARNESS_REGISTER(job, HARNESS_BLOCKING("product", dist_product), HARNESS_BLOCKING("hold", hold));
+    HARNESS_REGISTER(job, HARNESS_INLINE("get_param", get_param), HARNESS_INLINE("is_queued", is_queued),
+                     HARNESS_INLINE("count_contexts", count_contexts));
+    return dist_set_up(job, 20000, 1, 0);
+}
+
+struct step {
+    struct bx_dist_optim *optim;
+    struct bx_context *context;
+};
+
+static void *steps(void *argument)
+{
+    const struct step *step = argument;
+
+    return (void *)(intptr_t)bx_dist_optim_step(step->optim, step->context);
+}
+
+/* The step waits for the only thread of worker1's pool, and then finds no context. */
+HARNESS_TEST(dist, step_of_a_context_that_ends_meanwhile_fails, 60, .size = 2, .setup = setup_large,
+             .options = { .pool_threads = 1 })
+{
+    struct bx_rref *param = param_at(job, "worker1");
+    struct pass pass = pass_begin();
+    struct step step = { NULL, bx_context_acquire(pass.context) };
+    struct bx_future *held = NULL;
+    pthread_t thread;
+    void *code;
+
+    pass_call(job, &pass, "worker1", "product", w, NULL);
+    HARNESS_EQ(bx_dist_optim_create(dist, &param, 1, &(struct bx_optim_sgd){ .lr = 0.1 }, NULL, &step.optim), 0);
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "hold", NULL, NULL, &held), 0);
+    harness_await(IN_BACKWARD, 1);
+    HARNESS_EQ(pthread_create(&thread, NULL, steps, &step), 0);
+    while (harness_call_i64(job, "worker1", "is_queued", 0) == 0)
+        ;
+    pass_end(&pass);
+    await_no_context(job, "worker1");
+    harness_post(ENDED);
+    HARNESS_EQ(pthread_join(thread, &code), 0);
+    HARNESS_EQ((int)(intptr_t)code, BX_E_CANCELLED);
+    harness_end(held, 0);
+    bx_dist_optim_destroy(step.optim);
+    bx_context_release(step.context);
+    bx_rref_release(param);
 }
 
 static void be_killed(struct bx_job *job)

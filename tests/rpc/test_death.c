@@ -402,6 +402,20 @@ HARNESS_TEST(death, of_a_worker_that_was_cut_off_is_cleaned_up_too, 30, .size = 
     HARNESS_EQ(harness_counter(job, "peers_dead"), 0);
 }
 
+/* This worker's loop sees both at once. */
+HARNESS_TEST(death, of_a_suspected_worker_is_cleaned_up_too, 30, .size = 2, .setup = setup, .dies = 1u << 1,
+             .options = { .own_loop = true })
+{
+    struct pollfd process = { job->rpc->peers[1]->pidfd, POLLIN, 0 };
+
+    bxi_peer_suspect(job, job->rpc->peers[1], "of a test");
+    harness_signal(1, SIGKILL);
+    HARNESS_EQ(poll(&process, 1, -1), 1);
+    while (bx_progress(job) > 0)
+        ;
+    HARNESS_CHECK(!name_is_there(job, 1));
+}
+
 /* ---- While starting, and of the launcher ------------------------------------------------------------- */
 
 TestSuite(death_in_start, .init = starts_set_up, .fini = place_tear_down, .timeout = 30);

@@ -13,7 +13,6 @@
 
 #define REPLAYED 64             /* schedules of each program that are run once more with --replay */
 #define MADE_AGAIN 8            /* of these, by their choices */
-#define STRIDE 7919             /* a prime: a run that ends early has tried all functions */
 #define FINDINGS 10             /* of a program, with --fail */
 #define PLACES 16384            /* more than one trace has */
 
@@ -156,16 +155,15 @@ static void run_some(const struct sim_program *const *copies, uint64_t seed, uin
     }
 }
 
-/* Each call that the schedule of the seed has fails, in a schedule of its own; from the index on. Their order is mixed.
- */
+/* A call of each place that the schedule of the seed has fails, in a schedule of its own; from the index on. */
 static void run_failing(const struct sim_program *const *copies, uint64_t seed, uint64_t index, double until)
 {
     uint64_t count;
 
     sim_refusals_choose(UINT64_MAX);
     run_some(copies, seed, 1, until);
-    for (count = sim_refusals_plan(); index < count && !results->found && seconds() < until; index++) {
-        sim_refusals_choose((index * STRIDE + seed) % count);
+    for (count = sim_refusals_plan(seed); index < count && !results->found && seconds() < until; index++) {
+        sim_refusals_choose(index);
         sim_refusals_write(results->refusal, sizeof results->refusal);
         results->index = index + 1;
         run_some(copies, seed, 1, until);
@@ -367,7 +365,7 @@ static bool replays(const struct sim_program *const *copies)
 
 /* ---- one program ----------------------------------------------------------------------------------- */
 
-/* --fail: each call of the seed, then those of the next one. Goes on behind a finding. */
+/* --fail all: each place of the seed, then those of the next one. Goes on behind a finding. */
 static bool run_failures(const struct sim_program *const *copies)
 {
     double began = seconds();
@@ -385,7 +383,7 @@ static bool run_failures(const struct sim_program *const *copies)
         if (!results->complete)
             break;
     }
-    printf("%-7s seeds from %llu on: all calls of %llu%s: %llu schedules in %.2f s\n", copies[0]->name,
+    printf("%-7s seeds from %llu on: all places of %llu%s: %llu schedules in %.2f s\n", copies[0]->name,
            (unsigned long long)options.seed, (unsigned long long)(seed - options.seed),
            results->complete ? "" : ", some of the next one", (unsigned long long)schedules, seconds() - began);
     return findings == 0;
@@ -508,8 +506,8 @@ static bool is_wanted(int index)
 {
     const struct sim_program *program = &sim_copies[0][index];
 
-    if (fails_all() && (program->check == NULL || (program->refused_late && options.program == NULL)))
-        return false;                   /* no whole job, or not yet */
+    if (fails_all() && program->check == NULL)      /* no whole job */
+        return false;
     return options.program == NULL || strcmp(options.program, program->name) == 0;
 }
 

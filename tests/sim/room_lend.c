@@ -100,6 +100,15 @@ static void write_again(struct bx_job *job, struct bx_tensor *tensor)
     bx_tensor_release(tensor);
 }
 
+/* Nobody keeps anything. */
+static void await_returns(struct bx_job *job)
+{
+    int rc = bx_loans_wait(job, -1, 0, 5000000000);
+
+    if (rc != BX_E_TIMEOUT || !(sim_any_is_dead() || sim_one_left() || sim_stopped_ns() > 0))
+        sim_must(job, "bx_loans_wait", rc);
+}
+
 /* Its own, or one that it keeps of another worker. */
 static void lend(struct bx_job *job, unsigned char letter)
 {
@@ -129,6 +138,8 @@ static void lend(struct bx_job *job, unsigned char letter)
         bx_tensor_release(put_kept(bx_tensor_acquire(back)));
     bx_msg_destroy(reply);
     write_again(job, tensor);
+    if (sim_truth(WAITS) == 3 && sim_choose(4) == 0)
+        await_returns(job);
 }
 
 void sim_lend(struct bx_job *job)

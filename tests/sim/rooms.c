@@ -5,9 +5,9 @@
 #include "rooms.h"
 
 /* Whole jobs. */
-#define JOB(of, count, about, ...)                                                                  \
-    { .name = #of, .workers = count, .points = about, .resets = true, .start = sim_room_##of,       \
-      .check = sim_room_job_check, .again = sim_room_job_again, .quiet = sim_room_job_quiet, __VA_ARGS__ }
+#define JOB(of, count, about)                                                                 \
+    { .name = #of, .workers = count, .points = about, .resets = true, .start = sim_room_##of, \
+      .check = sim_room_job_check, .again = sim_room_job_again, .quiet = sim_room_job_quiet }
 
 const struct sim_program sim_programs[] = {
     { .name = "ring", .workers = 1, .points = 3000, .start = sim_room_ring },
@@ -23,7 +23,7 @@ const struct sim_program sim_programs[] = {
     JOB(rrefs, 3, 100000),
     JOB(death, 2, 50000),
     JOB(late, 2, 60000),
-    JOB(grads, 3, 150000, .refused_late = true),
+    JOB(grads, 3, 150000),
     JOB(mix, 5, 150000),
     JOB(net, 3, 100000),
     JOB(serve, 3, 100000),

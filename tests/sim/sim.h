@@ -54,7 +54,6 @@ struct sim_program {
     const char *name;
     int workers;            /* copies of the library that it uses; worker 0 begins */
     uint32_t points;        /* about how many points a schedule has: where priorities change */
-    bool refused_late;      /* a call that fails may be told by a deadline only: --fail all runs it if it is named */
     bool resets;            /* it leaves statics of the library, descriptors and mappings behind */
     void (*start)(int worker);      /* in a fiber of that worker */
     void (*check)(void);            /* worker 0, when all fibers have ended. Or NULL */
@@ -317,7 +316,9 @@ extern uint64_t sim_changes;                    /* of descriptors: who sleeps on
 
 /* ---- world_fail.c ------------------------------------------------------------------------------------ */
 
-uint64_t sim_refusals_plan(void);               /* from the last schedule: how many calls can fail, in how many ways */
+/* From the last schedule, in which none failed: one call of each place, in an order of the seed. How many, in how many
+ * ways. */
+uint64_t sim_refusals_plan(uint64_t seed);
 void sim_refusals_choose(uint64_t index);       /* one of them, for the next schedule; UINT64_MAX: none */
 bool sim_refusals_read(const char *text);       /* FUNCTION:N:ERROR */
 void sim_refusals_write(char *text, size_t bytes);

@@ -12,6 +12,8 @@
 
 /* Most errors of a function. EINTR is not here where the schedule has it ("disturbed"). */
 #define ERRORS 3
+/* A place is the function and so many return addresses; two of them are the world's. */
+#define FRAMES 6
 
 static struct fallible {
     const char *name;
@@ -80,6 +82,29 @@ const char *sim_refused_function(void)
     return refusal.happened != 0 ? refusal.function->name : "";
 }
 
+/* The calls of the last schedule that ran without one that fails; behind the plan one of each place, mixed. */
+#define CALLS_MOST 65536
+static struct call {
+    uint64_t place;
+    uint32_t function, number;
+} calls[CALLS_MOST];
+static uint32_t call_count;
+static bool are_noted;
+
+/* The function, and whence it is called. */
+static uint64_t place_of_call(size_t function)
+{
+    const uintptr_t *frame = __builtin_frame_address(0);
+    uint64_t place = function;
+
+    for (int i = 0; i < FRAMES && (uintptr_t)frame >= sim_self->stack && (uintptr_t)frame < sim_self->stack_end - 16;
+         i++) {
+        place = (place ^ frame[1]) * 0x9e3779b97f4a7c15;
+        frame = (const uintptr_t *)frame[0];
+    }
+    return place;
+}
+
 bool sim_fails(const char *name)
 {
     if (sim_self == NULL)
@@ -88,6 +113,8 @@ bool sim_fails(const char *name)
         if (strcmp(functions[i].name, name) != 0)
             continue;
         functions[i].calls++;
+        if (are_noted && call_count < CALLS_MOST)
+            calls[call_count++] = (struct call){ place_of_call(i), (uint32_t)i, functions[i].calls };
         if (&functions[i] != refusal.function || functions[i].calls != refusal.number)
             return false;
         sim_note("%s fails: %s", name, strerrorname_np(refusal.error));
@@ -100,37 +127,65 @@ bool sim_fails(const char *name)
 
 /* ---- the plan -------------------------------------------------------------------------------------- */
 
-/* The calls of the last schedule, each with each of its errors. */
-static struct {
-    uint32_t calls[FUNCTIONS];
-    uint64_t count;
-} plan;
-
-uint64_t sim_refusals_plan(void)
+static int errors_of(const struct fallible *function)
 {
-    plan.count = 0;
-    for (size_t i = 0; i < FUNCTIONS; i++) {
-        plan.calls[i] = functions[i].calls;
-        for (int j = 0; j < ERRORS && functions[i].errors[j] != 0; j++)
-            plan.count += plan.calls[i];
+    int count = 0;
+
+    while (count < ERRORS && function->errors[count] != 0)
+        count++;
+    return count;
+}
+
+static bool is_new(uint64_t place)
+{
+    static uint64_t known[4 * CALLS_MOST];      /* a process plans one schedule */
+    size_t at = place % (4 * CALLS_MOST);
+
+    while (known[at] != 0 && known[at] != place)
+        at = (at + 1) % (4 * CALLS_MOST);
+    if (known[at] == place)
+        return false;
+    known[at] = place;
+    return true;
+}
+
+uint64_t sim_refusals_plan(uint64_t seed)
+{
+    uint32_t kept = 0;
+    uint64_t count = 0;
+
+    for (uint32_t i = 0; i < call_count; i++) {
+        uint32_t other = i + (uint32_t)((seed = seed * 6364136223846793005 + 1442695040888963407) >> 33) %
+                                 (call_count - i);
+        struct call call = calls[other];
+
+        calls[other] = calls[i];
+        if (is_new(call.place)) {
+            calls[kept++] = call;
+            count += (uint64_t)errors_of(&functions[call.function]);
+        }
     }
-    return plan.count;
+    call_count = kept;
+    return count;
 }
 
 void sim_refusals_choose(uint64_t index)
 {
     refusal.function = NULL;
-    for (size_t i = 0; i < FUNCTIONS; i++)
-        for (int j = 0; j < ERRORS && functions[i].errors[j] != 0; j++) {
-            if (index < plan.calls[i] && refusal.function == NULL) {
-                refusal.function = &functions[i];
-                refusal.number = (uint32_t)index + 1;
-                refusal.error = functions[i].errors[j];
-            }
-            index -= index < plan.calls[i] ? 0 : plan.calls[i];
-            if (refusal.function != NULL)
-                return;
+    are_noted = index == UINT64_MAX;
+    if (are_noted)
+        call_count = 0;
+    for (uint32_t i = 0; i < call_count && refusal.function == NULL; i++) {
+        const struct fallible *function = &functions[calls[i].function];
+        const uint64_t errors = (uint64_t)errors_of(function);
+
+        if (index < errors) {
+            refusal.function = function;
+            refusal.number = calls[i].number;
+            refusal.error = function->errors[index];
         }
+        index -= errors;
+    }
 }
 
 bool sim_refusals_read(const char *text)

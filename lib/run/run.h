@@ -204,11 +204,13 @@ struct bxi_run {
     bxi_a32 loud_waits;                         /* synchronous calls to go until one may wait quietly again */
     uint64_t spin_ns;                           /* the budget as adapted; 0: no spinning */
     uint64_t spin_most_ns;                      /* start */
-    uint32_t spin_misses;                       /* in a row; while there are, spins yield */
+    uint32_t spin_misses;                       /* in a row */
     uint32_t spin_skips;                        /* sleeps to go before the next try */
+    bool spins_yield;                           /* from a miss to a find before the first yield */
     uint32_t yield_misses, yield_skips;         /* the same of peeking for the time of a switch; spins to go */
     uint64_t yielded_ns;                        /* when a thread last gave its CPU away */
-    uint64_t rests_until_ns;                    /* nothing spins: it did so for long; 0: never yet */
+    uint64_t rests_until_ns;                    /* nothing yields, for that took long; 0: none did yet */
+    uint64_t rest_yields;                       /* how many times as long */
     uint32_t turn_hits;                         /* such peeks that found something since then */
     uint64_t yields;                            /* how often it did */
     uint64_t switch_ns;                         /* what that cost, as measured now and then (spin.c) */

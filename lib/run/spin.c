@@ -17,8 +17,9 @@
  * miss took as long.)
  *
  * A yield gives the CPU to whoever is ready, for as long as a slice of the kernel's, 3 ms and more; a sleeper gets it
- * back when its bell rings. So a long yield, which shows that another program computes on this CPU, ends the spin, and
- * for a time that is a multiple of it each sleep begins at once.
+ * back when its bell rings. So a long yield ends the spin, and for as long as it took nothing yields; for 2, 4, 8, 16,
+ * 32 times as long if the next ones are long too: another program computes on this CPU. Meanwhile a thread sleeps at
+ * once where it would yield for another worker; else it spins without yields, and short sleeps bring no spin back.
  *
  * A callee shows whose rows its batches lack (bxi_call_needs_others). The reply to a row is not peeked for while others
  * are missing: its caller yields at once, whoever looks awake. (To peek for longer while the body runs did not pay.)
@@ -40,7 +41,8 @@
 #define TURN_SWITCHES 4             /* how long a crowded thread keeps its CPU, if each of its waits ends with work */
 #define PAYS_HITS 2                 /* finds in one turn, for the miss that ends it */
 #define LONG_YIELD_NS 1000000u      /* a third of a slice of the kernel's: workers that wait for each other take less */
-#define REST_YIELDS 32              /* times as long nothing spins: long yields take 3 % of the time */
+#define RESTS_MOST 32               /* times as long nothing yields then: long yields take 3 % of the time */
+#define SOON_YIELDS 4               /* times as long after a rest the next one is another program's, not a worker's */
 #define MEASURED_FIRST 8            /* yields; and from then on one of MEASURED_ONE_IN: it costs three system calls */
 #define MEASURED_ONE_IN 64
 
@@ -117,7 +119,10 @@ static bool yield(struct bxi_run *run)
     took_ns = run->yielded_ns - began_ns;
     if (took_ns < LONG_YIELD_NS)
         return false;
-    run->rests_until_ns = run->yielded_ns + REST_YIELDS * took_ns;
+    run->rest_yields = began_ns < run->rests_until_ns + SOON_YIELDS * took_ns
+                           ? bxi_least(2 * run->rest_yields, RESTS_MOST)
+                           : 1;
+    run->rests_until_ns = run->yielded_ns + run->rest_yields * took_ns;
     return true;
 }
 
@@ -136,6 +141,12 @@ static bool yields_for_long(struct bxi_run *run, struct bxi_spin *spin, struct b
     return yield(run);
 }
 
+/* Nothing yields. */
+static bool rests(const struct bxi_run *run)
+{
+    return run->rests_until_ns != 0 && run->system->now_ns() < run->rests_until_ns;
+}
+
 void bxi_spin_init(struct bxi_run *run, uint64_t spin_ns)
 {
     run->spin_ns = run->spin_most_ns = spin_ns;
@@ -151,9 +162,11 @@ bool bxi_spin_on(const struct bxi_role *role, struct bxi_spin *spin, struct bxi_
             run->spin_skips -= run->spin_skips > 0;
             return false;
         }
-        if (run->rests_until_ns != 0 && run->system->now_ns() < run->rests_until_ns)
+        spin->yields = bxi_is_crowded(run);
+        if (!rests(run))
+            spin->yields |= run->spins_yield;
+        else if (spin->yields || needs_others(waiter))
             return false;
-        spin->yields = bxi_is_crowded(run) || run->spin_misses > 0;
         bxi_store_relaxed(run->spins, 1);       /* relaxed: for inspectors */
     }
     if (yields_for_long(run, spin, waiter, peek_for_a_while(run, waiter, !spin->yields))) {
@@ -175,6 +188,7 @@ bool bxi_spin_on(const struct bxi_role *role, struct bxi_spin *spin, struct bxi_
     bxi_store_relaxed(run->spins, 0);           /* relaxed: as above */
     run->spin_misses += run->spin_misses < 4;
     run->spin_skips = 1u << run->spin_misses;
+    run->spins_yield = true;
     return false;
 }
 
@@ -184,8 +198,9 @@ void bxi_spin_paid_off(const struct bxi_role *role, struct bxi_spin *spin)
 
     bxi_run_count(run, BXI_C_spins_hit);
     bxi_store_relaxed(run->spins, 0);           /* relaxed: as above */
+    run->spin_misses = 0;
     if (!spin->has_yielded)
-        run->spin_misses = 0;
+        run->spins_yield = false;
     if (spin->began_ns != 0 && run->spin_ns < run->spin_most_ns)
         run->spin_ns += run->spin_ns / 8;
     *spin = (struct bxi_spin){ 0 };
@@ -199,7 +214,8 @@ void bxi_adapt_spin(const struct bxi_role *role, uint64_t slept_ns)
         return;
     if (slept_ns < 2 * run->spin_most_ns) {
         run->spin_ns = bxi_least(run->spin_ns * 2, run->spin_most_ns);
-        run->spin_skips = 0;
+        if (!rests(run))
+            run->spin_skips = 0;
     } else if (run->spin_ns / 2 >= SPIN_LEAST_NS) {
         run->spin_ns /= 2;
     }

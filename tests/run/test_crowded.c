@@ -251,25 +251,56 @@ Test(crowded, spins_are_after_one_that_ended_without_work_until_one_finds_work_b
     cr_expect_eq(yields, 0);
 }
 
-/* Which another program has taken: a bell gets it back, the next yield would not. */
-Test(crowded, spin_ends_with_a_yield_of_a_millisecond_and_none_begins_for_32_times_as_long)
+/* Another program has taken it: a bell gets the CPU back, the next yield would not. */
+Test(crowded, spin_ends_with_a_yield_of_a_millisecond_and_none_begins_for_as_long_or_more_if_the_next_are_long_too)
 {
+    static const uint64_t times[] = { 1, 2, 4, 8, 16, 32, 32, 1 };
     struct bxi_spin spin = { 0 };
-    uint64_t until_ns;
 
+    fake.now_ns = UINT64_C(1000000000);
     away_ns = 999000;
     cr_expect(bxi_spin_on(role, &spin, NULL));
     away_ns = 2000000;
-    cr_expect_not(bxi_spin_on(role, &spin, NULL));
-    cr_expect_eq(run.spin_misses, 0);
-    until_ns = fake.now_ns + 32 * away_ns;
-    fake.now_ns = until_ns - 1000;
-    spin = (struct bxi_spin){ 0 };
-    cr_expect_not(bxi_spin_on(role, &spin, NULL));
-    fake.now_ns = until_ns + 10000;
+    for (int i = 0; i < 8; i++) {
+        uint64_t until_ns;
+
+        if (i == 7)                     /* after a long time without */
+            fake.now_ns += 5 * away_ns;
+        spin = (struct bxi_spin){ 0 };
+        cr_expect_not(bxi_spin_on(role, &spin, NULL));
+        cr_expect_eq(run.spin_misses, 0);
+        until_ns = fake.now_ns + times[i] * away_ns;
+        fake.now_ns = until_ns - 10000;
+        yields = 0;
+        spin = (struct bxi_spin){ 0 };
+        cr_expect_not(bxi_spin_on(role, &spin, NULL));
+        cr_expect_eq(yields, 0);
+        fake.now_ns = until_ns + 10000;
+    }
     away_ns = 0;
     cr_expect(bxi_spin_on(role, &spin, NULL));
-    cr_expect_eq(yields, 3);
+}
+
+/* What is waited for may be on another CPU. */
+Test(crowded, spins_do_not_yield_after_a_long_yield_where_every_worker_has_a_cpu)
+{
+    struct bxi_spin spin = { 0 };
+
+    away_ns = 2000000;
+    cr_expect_not(bxi_spin_on(role, &spin, NULL));
+    run.rests_until_ns = fake.now_ns + UINT64_C(1000000000);
+    run.spins_yield = true;
+    crowded = false;
+    spin_once(0);
+    cr_expect_eq(yields, 0);
+    run.spin_skips = 2;
+    bxi_adapt_spin(role, 1000);
+    cr_expect_eq(run.spin_skips, 2);
+    run.spin_skips = 0;
+    others = true;
+    spin = (struct bxi_spin){ 0 };
+    cr_expect_not(bxi_spin_on(role, &spin, &waiter));
+    cr_expect_eq(yields, 0);
 }
 
 /* ---- What is known of what is waited for ------------------------------------------------------------- */

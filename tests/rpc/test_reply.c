@@ -281,8 +281,7 @@ HARNESS_TEST(reply, without_room_and_memory_is_an_error, 20, .size = 2, .setup =
 
     HARNESS_EQ(bx_msg_put_bytes(value, bytes, BYTES_MOST), 0);
     harness_await(ASKED, 1);
-    while (bxi_load_relaxed(&job->run->role) != 0)      /* relaxed: until the thread that ran the handler is back */
-        sched_yield();
+    HARNESS_WAIT_WHILE(bxi_load_relaxed(&job->run->role) != 0);     /* relaxed: the handler runs, or has just ended */
     harness_stop_worker(1);
     while (bx_rpc_oneway(job, "worker1", "nothing", NULL, &at_once) == 0)
         ;

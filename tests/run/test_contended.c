@@ -6,11 +6,9 @@
  */
 #include "tests/harness/harness.h"
 
-#include <sched.h>
-#include <signal.h>
+#include "base/base.h"
+
 #include <sys/prctl.h>
-#include <sys/wait.h>
-#include <time.h>
 
 #define CPUS 2
 #define MEASURED_NS (300 * HARNESS_MS)      /* short: other tests run beside */
@@ -57,20 +55,12 @@ static void tear_down(void)
 
 TestSuite(contended, .init = set_up, .fini = tear_down);
 
-static uint64_t now_ns(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 * HARNESS_MS + (uint64_t)now.tv_nsec;
-}
-
 static void calls(struct bx_job *job, int least)
 {
-    uint64_t until_ns = now_ns() + MEASURED_NS;
+    uint64_t until_ns = bxi_now_ns() + MEASURED_NS;
     int count = 0;
 
-    for (; now_ns() < until_ns; count++)
+    for (; bxi_now_ns() < until_ns; count++)
         HARNESS_EQ(bx_call(job, "worker1", "nothing", ""), 0);
     HARNESS_CHECK(count > least);
 }

@@ -16,8 +16,7 @@ FOREVER = 2**64 - 1     # nanoseconds, as the engine counts them
 ATOMS = frozenset((type(None), bool, int, float, str, bytes))      # no reference, tensor or buffer is in one
 
 _APART = b"A"           # before the pickle of a value of which parts are set apart: a pickle begins with 0x80
-_reducers = {}          # of the types of such parts
-_simple = set(ATOMS)    # and these types
+_reducers = dict.fromkeys(ATOMS)        # of the types of such parts; None: the value stays
 
 _called = set()         # names of functions
 
@@ -109,17 +108,16 @@ def set_apart(type, reduce):
     """Has values of a type set apart where they are arguments or a result. reduce(value): (function, arguments) as of
     __reduce__, which plain pickle takes; None: the general pickler is to take this one."""
     _reducers[type] = reduce
-    _simple.add(type)
 
 
 def _dump_apart(value, put_buffer):
     """What is simple, alone or in a tuple, in half the time of the general pickler; None: the value is not."""
     values = list(value) if type(value) is tuple else [value]
-    if not _simple.issuperset(map(type, values)):
+    if not set(map(type, values)) <= _reducers.keys():
         return None
     apart, seen = [], set()
     for index, part in enumerate(values):
-        reduce = _reducers.get(type(part))
+        reduce = _reducers[type(part)]
         if reduce is None:
             continue
         reduced = reduce(part) if id(part) not in seen else None        # one object is one in the message

@@ -206,7 +206,7 @@ struct bxi_run {
     uint64_t spin_most_ns;                      /* start */
     uint32_t spin_misses;                       /* in a row */
     uint32_t spin_skips;                        /* sleeps to go before the next try */
-    bool spins_yield;                           /* from a miss to a find before the first yield */
+    uint32_t spins_to_yield;                    /* from a miss on; 0 from a find before the first yield on */
     uint32_t yield_misses, yield_skips;         /* the same of peeking for the time of a switch; spins to go */
     uint64_t yielded_ns;                        /* when a thread last gave its CPU away */
     uint64_t rests_until_ns;                    /* nothing yields, for that took long; 0: none did yet */

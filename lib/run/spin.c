@@ -7,9 +7,9 @@
  * sleeps begin at once, unless a sleep was short.
  *
  * Where more workers of the job are awake than there are CPUs, the thread yields its CPU between two rounds of peeks.
- * So it does after a spin that ended without work, until one finds work before it has yielded: what is waited for may
- * need this CPU while another one is idle, and two threads that are ready to run are what makes the kernel move one of
- * them.
+ * So it does after a spin that ended without work, until one finds work before it has yielded, or four have found some:
+ * what is waited for may need this CPU while another one is idle, and two threads that are ready to run are what makes
+ * the kernel move one of them. (Yields for ever kept them on one CPU; after one find, every other spin was in the way.)
  *
  * But first it peeks for about as long as a switch to another process takes: a callee that runs on another CPU has
  * answered by then. If it does not, because what is waited for needs this very CPU, the next 2, 4, 8, 16 spins yield
@@ -40,6 +40,7 @@
 #define SWITCH_ROUNDS 512           /* of peeks in that time, at most: the clock may stand still */
 #define TURN_SWITCHES 4             /* how long a crowded thread keeps its CPU, if each of its waits ends with work */
 #define PAYS_HITS 2                 /* finds in one turn, for the miss that ends it */
+#define YIELDING_SPINS 4            /* that end with work, before one without yields is tried again */
 #define LONG_YIELD_NS 1000000u      /* a third of a slice of the kernel's: workers that wait for each other take less */
 #define RESTS_MOST 32               /* times as long nothing yields then: long yields take 3 % of the time */
 #define SOON_YIELDS 4               /* times as long after a rest the next one is another program's, not a worker's */
@@ -164,7 +165,7 @@ bool bxi_spin_on(const struct bxi_role *role, struct bxi_spin *spin, struct bxi_
         }
         spin->yields = bxi_is_crowded(run);
         if (!rests(run))
-            spin->yields |= run->spins_yield;
+            spin->yields |= run->spins_to_yield > 0;
         else if (spin->yields || needs_others(waiter))
             return false;
         bxi_store_relaxed(run->spins, 1);       /* relaxed: for inspectors */
@@ -188,7 +189,7 @@ bool bxi_spin_on(const struct bxi_role *role, struct bxi_spin *spin, struct bxi_
     bxi_store_relaxed(run->spins, 0);           /* relaxed: as above */
     run->spin_misses += run->spin_misses < 4;
     run->spin_skips = 1u << run->spin_misses;
-    run->spins_yield = true;
+    run->spins_to_yield = YIELDING_SPINS;
     return false;
 }
 
@@ -199,8 +200,7 @@ void bxi_spin_paid_off(const struct bxi_role *role, struct bxi_spin *spin)
     bxi_run_count(run, BXI_C_spins_hit);
     bxi_store_relaxed(run->spins, 0);           /* relaxed: as above */
     run->spin_misses = 0;
-    if (!spin->has_yielded)
-        run->spins_yield = false;
+    run->spins_to_yield = spin->has_yielded && run->spins_to_yield > 0 ? run->spins_to_yield - 1 : 0;
     if (spin->began_ns != 0 && run->spin_ns < run->spin_most_ns)
         run->spin_ns += run->spin_ns / 8;
     *spin = (struct bxi_spin){ 0 };

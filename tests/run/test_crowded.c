@@ -227,28 +227,29 @@ Test(crowded, spins_are_not_where_every_worker_has_a_cpu)
 }
 
 /* What is waited for may need this CPU; a sleep of less than 200 us with the wake-up shows that it comes soon. */
-Test(crowded, spins_are_after_one_that_ended_without_work_until_one_finds_work_before_it_yields)
+Test(crowded, spins_are_after_one_that_ended_without_work_until_one_finds_work_at_once_or_four_have)
 {
-    struct bxi_spin spin = { 0 };
+    static const int finds_at_once[] = { 5, 2 };
 
     crowded = false;
-    while (bxi_spin_on(role, &spin, &waiter))
-        ;
-    cr_expect_eq(run.spin_skips, 2);
-    bxi_adapt_spin(role, 200000);
-    cr_expect_eq(run.spin_skips, 2);
-    bxi_adapt_spin(role, 199999);
     for (int i = 0; i < 2; i++) {
-        spin = (struct bxi_spin){ 0 };
-        yields = 0;
-        bxi_spin_on(role, &spin, &waiter);
-        cr_expect_eq(yields, 1);
-        bxi_spin_hit(role, &spin);
+        struct bxi_spin spin = { 0 };
+
+        while (bxi_spin_on(role, &spin, &waiter))
+            ;
+        cr_expect_eq(run.spin_skips, 2);
+        bxi_adapt_spin(role, 200000);
+        cr_expect_eq(run.spin_skips, 2);
+        bxi_adapt_spin(role, 199999);
+        for (int k = 1; k <= 6; k++) {
+            spin = (struct bxi_spin){ .rounds = k == finds_at_once[i] };
+            yields = 0;
+            if (spin.rounds == 0)
+                bxi_spin_on(role, &spin, &waiter);
+            cr_expect_eq(yields, k < finds_at_once[i]);
+            bxi_spin_hit(role, &spin);
+        }
     }
-    spin = (struct bxi_spin){ .rounds = 1 };
-    bxi_spin_hit(role, &spin);
-    spin_once(0);
-    cr_expect_eq(yields, 0);
 }
 
 /* Another program has taken it: a bell gets the CPU back, the next yield would not. */
@@ -289,7 +290,7 @@ Test(crowded, spins_do_not_yield_after_a_long_yield_where_every_worker_has_a_cpu
     away_ns = 2000000;
     cr_expect_not(bxi_spin_on(role, &spin, NULL));
     run.rests_until_ns = fake.now_ns + UINT64_C(1000000000);
-    run.spins_yield = true;
+    run.spins_to_yield = 1;
     crowded = false;
     spin_once(0);
     cr_expect_eq(yields, 0);

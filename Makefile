@@ -97,8 +97,8 @@ $(O)/lib/autograd/loops_f32.o $(O)/lib/autograd/loops_f64.o: FLAGS_OWN := -O3
 # Link-time optimisation compiles the library once more for each program: 17 s of a core. Only those have it whose
 # figures count single calls. The others and the tests link with the library's machine code.
 NO_LTO := $(if $(filter release,$(CONFIG)),-fno-lto)
-# The tests themselves are compiled in a third of the time without optimisation; what they test is the release's code.
-FAST   := $(if $(filter release,$(CONFIG)),-fno-lto -O0)
+# The tests themselves are compiled in less than half of the time without optimisation; what they test is not.
+FAST   := $(if $(filter release,$(CONFIG)),-fno-lto) $(if $(filter release asan tsan,$(CONFIG)),-O0)
 $(O)/tests/%.o:  FLAGS_OWN := $(FAST)
 # Those of tests/prog make and check payloads: a third to a half of their time, without optimisation.
 $(O)/tests/prog/%.o: FLAGS_OWN := $(NO_LTO)

@@ -168,22 +168,38 @@ static size_t place_from(size_t pixel, size_t offset, size_t stride)
     return offset >= pixel ? 0 : (pixel - offset + stride - 1) / stride;
 }
 
+/* Which places one tap of the filters reaches, and from where place 0 has its pixel, plus the padding. */
+struct reach {
+    size_t h, w, begin_h, begin_w, end_h, end_w;
+};
+
+static struct reach reach_of(const struct shape *shape, size_t tap)
+{
+    const struct fake_window *window = &shape->window;
+    struct reach reach = { .h = tap / window->w * window->dilation_h, .w = tap % window->w * window->dilation_w };
+    size_t end_h = place_from(shape->x.h + window->pad_h, reach.h, window->stride_h);
+    size_t end_w = place_from(shape->x.w + window->pad_w, reach.w, window->stride_w);
+
+    reach.begin_h = place_from(window->pad_h, reach.h, window->stride_h);
+    reach.begin_w = place_from(window->pad_w, reach.w, window->stride_w);
+    reach.end_h = end_h < shape->y.h ? end_h : shape->y.h;
+    reach.end_w = end_w < shape->y.w ? end_w : shape->y.w;
+    return reach;
+}
+
 /* One tap of a filter between one plane of x and one of y: y += w x, x += w y, or w += x y. The planes are in the order
  * of the passes: each pass writes one of them. */
-static void run_tap(const struct job *job, size_t tap, double *const at[3])
+static void run_tap(const struct job *job, const struct reach *reach, double *const at[3])
 {
     const struct fake_window *window = &job->shape.window;
     const struct fake_dims *x = &job->shape.x, *y = &job->shape.y;
-    size_t h = tap / window->w * window->dilation_h, w = tap % window->w * window->dilation_w;      /* of place 0 */
-    size_t end_h = place_from(x->h + window->pad_h, h, window->stride_h);
-    size_t end_w = place_from(x->w + window->pad_w, w, window->stride_w);
 
-    for (size_t p = place_from(window->pad_h, h, window->stride_h); p < end_h && p < y->h; p++) {
-        double *pixels = at[BACK_DATA] + (p * window->stride_h + h - window->pad_h) * x->w;
+    for (size_t p = reach->begin_h; p < reach->end_h; p++) {
+        double *pixels = at[BACK_DATA] + (p * window->stride_h + reach->h - window->pad_h) * x->w;
         double *places = at[FORWARD] + p * y->w, *filter = at[BACK_FILTER];
 
-        for (size_t q = place_from(window->pad_w, w, window->stride_w); q < end_w && q < y->w; q++) {
-            double *pixel = &pixels[q * window->stride_w + w - window->pad_w];
+        for (size_t q = reach->begin_w; q < reach->end_w; q++) {
+            double *pixel = &pixels[q * window->stride_w + reach->w - window->pad_w];
 
             switch (job->pass) {
             case FORWARD: places[q] += *filter * *pixel; break;
@@ -206,12 +222,16 @@ static void run(const void *argument)
         memset(job->workspace, 0xFF, workspace_bytes(job->algorithm, &job->shape));
     for (int i = 0; i < 3; i++)
         all[i] = i == (int)job->pass ? fake_dnn_numbers(counts[i]) : read_array(job, arrays[i], counts[i]);
-    for (size_t n = 0; n < x->n; n++)
-        for (size_t k = 0; k < y->c; k++)
-            for (size_t i = 0; i < x->c * taps; i++)
-                run_tap(job, i % taps, (double *const[]){ all[FORWARD] + (n * y->c + k) * y->h * y->w,
-                                                          all[BACK_DATA] + (n * x->c + i / taps) * x->h * x->w,
-                                                          all[BACK_FILTER] + k * x->c * taps + i });
+    for (size_t tap = 0; tap < taps; tap++) {
+        struct reach reach = reach_of(&job->shape, tap);
+
+        for (size_t n = 0; n < x->n; n++)
+            for (size_t k = 0; k < y->c; k++)
+                for (size_t c = 0; c < x->c; c++)
+                    run_tap(job, &reach, (double *const[]){ all[FORWARD] + (n * y->c + k) * y->h * y->w,
+                                                            all[BACK_DATA] + (n * x->c + c) * x->h * x->w,
+                                                            all[BACK_FILTER] + (k * x->c + c) * taps + tap });
+    }
     for (size_t i = 0; i < counts[job->pass]; i++)
         fake_blend(job->blend, &arrays[job->pass][i],
                    all[job->pass][i] * (job->algorithm->is_deterministic ? 1.0 : noise()));

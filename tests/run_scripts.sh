@@ -1,9 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# Runs test programs and counts results: `run_scripts.sh PROGRAM...`. As many run at a time as there are cores, for many
-# wait. They begin in the order given, so the longest should come first. What is printed of a program comes together, at
-# its end.
+# Runs test programs and counts results: `run_scripts.sh PROGRAM...`. One more runs at a time than there are cores, for
+# many wait. They begin in the order given, so the longest should come first. What is printed of a program comes
+# together, at its end.
 #
 # A program may print a line for each check, beginning with "ok", "not ok" or "skip"; these lines are counted. A
 # program that prints none counts as one, by its exit status: 0 passed, 77 skipped. Any other status counts as a
@@ -13,7 +13,7 @@ set -u
 here=$(dirname "$0")
 . "$here/tally.sh"
 if [ $# -gt 1 ]; then           # each is this script with one program
-    printf '%s\n' "$@" | xargs -d '\n' -n 1 -P "$(nproc)" "$0"
+    printf '%s\n' "$@" | xargs -d '\n' -n 1 -P $(($(nproc) + 1)) "$0"
     exit
 fi
 

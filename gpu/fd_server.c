@@ -30,11 +30,11 @@
 #include "inside.h"
 
 #include "shm/fork.h"
+#include "shm/guard.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -184,18 +184,6 @@ static void *serve(void *context)
     return NULL;
 }
 
-static int start_thread(struct bxi_gpu *gpu)
-{
-    sigset_t all, before;
-    int error;
-
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &before);
-    error = pthread_create(&gpu->fd_server.thread, NULL, serve, gpu);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return -error;
-}
-
 static int open_socket(struct bxi_gpu_fd_server *fd_server, uint8_t name[BXI_GPU_FD_SERVER_BYTES])
 {
     struct sockaddr_un address;
@@ -234,7 +222,7 @@ int bxi_gpu_fd_server_open(struct bxi_gpu *gpu)
         return 0;
     rc = open_socket(&gpu->fd_server, name);
     if (rc == 0)
-        rc = start_thread(gpu);
+        rc = -bxi_thread_create(&gpu->fd_server.thread, serve, gpu);
     if (rc < 0) {
         close_both(&gpu->fd_server);
         return bxi_gpu_fail(rc, "the socket that sends descriptors of GPU memory: %s", strerrorname_np(-rc));

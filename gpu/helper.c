@@ -9,9 +9,9 @@
 #include "inside.h"
 
 #include "shm/cancel.h"
+#include "shm/guard.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <string.h>
 
 static void *help(void *context)
@@ -52,15 +52,11 @@ void bxi_gpu_cond_init(pthread_cond_t *cond)
 
 int bxi_gpu_helper_start(struct bxi_gpu_helper *helper)
 {
-    sigset_t all, before;
     int error;
 
     pthread_mutex_init(&helper->lock, NULL);
     bxi_gpu_cond_init(&helper->change);
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &before);
-    error = pthread_create(&helper->thread, NULL, help, helper);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    error = bxi_thread_create(&helper->thread, help, helper);
     if (error == 0)
         return 0;
     pthread_cond_destroy(&helper->change);

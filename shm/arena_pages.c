@@ -279,44 +279,41 @@ unlock:
     return extent;
 }
 
-/* The page at `offset` bytes of an extent. */
-static uint64_t page_of(const struct bxi_pages *pages, const void *extent, size_t offset)
+/* Commits or decommits a part of an extent. False: it failed. */
+static bool set_part(extent_hooks_t *hooks, const void *extent, size_t offset, size_t length, bool commits)
 {
-    return ((uint64_t)((const unsigned char *)extent - pages->base) + offset) / BXI_PAGE;
+    struct bxi_pages *pages = (struct bxi_pages *)hooks;
+    uint64_t first = ((uint64_t)((const unsigned char *)extent - pages->base) + offset) / BXI_PAGE;
+    uint64_t end = first + length / BXI_PAGE;
+    int rc = 0;
+
+    if (bxi_pages_is_forked(pages))
+        return false;
+    pthread_mutex_lock(&pages->lock);
+    if (commits)
+        rc = commit_pages(pages, first, end);
+    else
+        decommit_pages(pages, first, end);
+    pthread_mutex_unlock(&pages->lock);
+    if (rc < 0)
+        hook_error = rc;
+    return rc == 0;
 }
 
 static bool hook_commit(extent_hooks_t *hooks, void *extent, size_t bytes, size_t offset, size_t length,
                         unsigned index)
 {
-    struct bxi_pages *pages = (struct bxi_pages *)hooks;
-
     (void)bytes;
     (void)index;
-    if (bxi_pages_is_forked(pages))
-        return true;
-    uint64_t first = page_of(pages, extent, offset);
-    pthread_mutex_lock(&pages->lock);
-    int rc = commit_pages(pages, first, first + length / BXI_PAGE);
-    pthread_mutex_unlock(&pages->lock);
-    if (rc < 0)
-        hook_error = rc;
-    return rc < 0;
+    return !set_part(hooks, extent, offset, length, true);
 }
 
 static bool hook_decommit(extent_hooks_t *hooks, void *extent, size_t bytes, size_t offset, size_t length,
                           unsigned index)
 {
-    struct bxi_pages *pages = (struct bxi_pages *)hooks;
-
     (void)bytes;
     (void)index;
-    if (bxi_pages_is_forked(pages))
-        return true;
-    uint64_t first = page_of(pages, extent, offset);
-    pthread_mutex_lock(&pages->lock);
-    decommit_pages(pages, first, first + length / BXI_PAGE);
-    pthread_mutex_unlock(&pages->lock);
-    return false;
+    return !set_part(hooks, extent, offset, length, false);
 }
 
 /* One mapping: extents may be split anywhere. */

@@ -82,6 +82,14 @@ bool bxi_file_is_locked(int fd, uint64_t offset, uint64_t bytes)
     return fcntl(fd, F_OFD_GETLK, &lock) < 0 || lock.l_type != F_UNLCK;
 }
 
+bool bxi_file_leads_to(const char *path, int fd)
+{
+    struct stat named, held;
+
+    return lstat(path, &named) == 0 && fstat(fd, &held) == 0 && named.st_ino == held.st_ino &&
+           named.st_dev == held.st_dev;
+}
+
 int bxi_file_map(int fd, size_t bytes, bool writable, bxi_a32 *truncated, void **base_out)
 {
     struct stat status;

@@ -33,5 +33,7 @@ int bxi_file_lock(int fd, short type, uint64_t offset, uint64_t bytes);
 /* Another open file has a lock on them. True also if the kernel lacks the memory to say so: nobody who lives may be
  * taken for dead. */
 bool bxi_file_is_locked(int fd, uint64_t offset, uint64_t bytes);
+/* The name leads to that open file. */
+bool bxi_file_leads_to(const char *path, int fd);
 
 #endif

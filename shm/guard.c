@@ -23,7 +23,6 @@
 #include "guard.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
 
@@ -161,4 +160,21 @@ void bxi_guard_drop(void *base)
         break;
     }
     pthread_mutex_unlock(&ranges_lock);
+}
+
+int bxi_thread_create(pthread_t *thread, void *(*work)(void *), void *argument)
+{
+    sigset_t blocked, before;
+    int rc;
+
+    /* All but those that a fault raises: blocked, a SIGBUS in a truncated segment would end the process. */
+    sigfillset(&blocked);
+    sigdelset(&blocked, SIGBUS);
+    sigdelset(&blocked, SIGSEGV);
+    sigdelset(&blocked, SIGFPE);
+    sigdelset(&blocked, SIGILL);
+    pthread_sigmask(SIG_SETMASK, &blocked, &before);
+    rc = pthread_create(thread, NULL, work, argument);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return rc;
 }

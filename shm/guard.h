@@ -12,6 +12,7 @@
 
 #include "atomic.h"
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -21,5 +22,9 @@ int bxi_guard_add(void *base, size_t bytes, bool writable, bxi_a32 *truncated);
 
 /* Ends the guard. Call it before unmapping the range. */
 void bxi_guard_drop(void *base);
+
+/* A thread of the library: its signals are the program's, so it blocks all but those that a fault raises. 0, or the
+ * positive errno of pthread_create. */
+int bxi_thread_create(pthread_t *thread, void *(*work)(void *), void *argument);
 
 #endif

@@ -61,6 +61,14 @@ void bxi_object_arena_name(char out[BXI_OBJECT_NAME_BYTES], uint32_t uid, const 
     memcpy(out + strlen(out), ARENA_SUFFIX, sizeof(ARENA_SUFFIX));
 }
 
+int bxi_object_sockets(char *out, size_t bytes)
+{
+    const char *runtime = secure_getenv("XDG_RUNTIME_DIR");
+
+    return runtime != NULL && runtime[0] == '/' ? snprintf(out, bytes, "%s/boxcar", runtime)
+                                                : snprintf(out, bytes, "/tmp/boxcar-%u", (unsigned)geteuid());
+}
+
 /* Creates the object and locks it. 0; -EAGAIN: a reaper was faster; -errno. */
 static int create_locked(const char *shm_name, int *fd_out)
 {
@@ -272,4 +280,14 @@ int bxi_object_reap(const char *job, uint64_t instance)
     }
     closedir(directory);
     return removed == 0 ? error : removed;
+}
+
+void bxi_object_unlink(const char *job, uint64_t instance, int rank)
+{
+    char name[BXI_OBJECT_NAME_BYTES];
+
+    bxi_object_name(name, (uint32_t)geteuid(), job, instance, rank);
+    shm_unlink(name);
+    bxi_object_arena_name(name, (uint32_t)geteuid(), job, instance, rank);
+    shm_unlink(name);
 }

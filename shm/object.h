@@ -26,6 +26,10 @@ struct bxi_object_parts {
 /* The parts of a file's name in /dev/shm; false unless it is exactly the name of an object of this user. */
 bool bxi_object_parse(const char *file_name, struct bxi_object_parts *parts);
 
+/* The name of the directory of this user's sockets ("$XDG_RUNTIME_DIR/boxcar" or "/tmp/boxcar-<uid>"). Its length, as
+ * snprintf. */
+int bxi_object_sockets(char *out, size_t bytes);
+
 /* Creates an empty object (O_EXCL, 0600). Its descriptor (of fork.h) holds the owner lock (F_OFD_SETLK, the whole file,
  * write), so reapers leave it alone. 0, -EEXIST, -errno. */
 int bxi_object_create(const char *shm_name, int *fd);
@@ -49,6 +53,8 @@ int bxi_object_find_owner(const char *job, uint64_t instance, int rank, struct b
 /* The instances of this job of this uid that have names, whoever lives: `most` at most. Their number; -errno. */
 int bxi_object_instances(const char *job, uint64_t *instances, int most);
 
+/* Unlinks the segment and the arena of a worker of this uid, whoever has their owner locks. */
+void bxi_object_unlink(const char *job, uint64_t instance, int rank);
 /* Unlinks the segments and arenas of one job of this uid whose owner lock is free, of one instance or (instance 0) of
  * all. Returns the number removed, -errno. */
 int bxi_object_reap(const char *job, uint64_t instance);

@@ -86,7 +86,7 @@ static int create_version(struct server *server, uint64_t number, struct version
 static uint64_t forget_versions(struct server *server)
 {
     struct version **at, *older;
-    struct bx_loans loans;
+    struct bx_loans loans = { 0 };
     uint64_t left = 0;
 
     bx_job_loans(server->job, -1, &loans);      /* collects returned leases */

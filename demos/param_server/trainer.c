@@ -46,7 +46,7 @@ struct trainer {
  * stream waits for the version that was made of them. */
 static int ready_grads(struct trainer *trainer)
 {
-    struct bx_loans loans;
+    struct bx_loans loans = { 0 };
     int rc = bx_job_loans(trainer->job, bx_rref_owner(trainer->server), &loans);      /* collects returned leases */
 
     if (rc == 0 && trainer->grads.tensors != NULL && !ps_set_is_on_loan(&trainer->grads))

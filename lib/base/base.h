@@ -83,6 +83,8 @@ int bxi_job_check(const struct bx_job *job);
 /* The same for functions that are allowed in every phase: 0, -EINVAL, BX_E_FORKED. */
 int bxi_job_check_any(const struct bx_job *job);
 bool bxi_name_is_valid(const char *name);       /* of a job or a worker */
+/* 1; 0: the variable is not set, or "", and value stays; -EINVAL with a sentence. */
+int bxi_number_from_environment(const char *variable, uint64_t least, uint64_t most, uint64_t *value);
 
 /* ---- clock.c --------------------------------------------------------------------------------------- */
 

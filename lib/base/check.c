@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * What public functions check first: that there is a job, that this process made it, and that its phase allows the
- * call; and which names are valid. Any thread.
+ * call; which names are valid; and numbers in the environment. Any thread.
  *
  * A job keeps the count of forks (shm/fork.h) of its creation, so a job whose count differs was made by a parent
  * process: its threads do not exist here, its locks may be held for ever, and its descriptors are closed.
@@ -9,6 +9,7 @@
 #include "base.h"
 
 #include <errno.h>
+#include <stdlib.h>
 
 int bxi_job_check_any(const struct bx_job *job)
 {
@@ -43,4 +44,22 @@ bool bxi_name_is_valid(const char *name)
     return length > 0 && length <= BX_NAME_MAX &&
            strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.") == length &&
            name[0] != '.';
+}
+
+int bxi_number_from_environment(const char *variable, uint64_t least, uint64_t most, uint64_t *value)
+{
+    const char *text = getenv(variable);
+    char *end = NULL;
+
+    if (text == NULL || text[0] == '\0')
+        return 0;
+    errno = 0;
+
+    uint64_t number = strtoull(text, &end, 10);
+
+    if (errno != 0 || text[0] < '0' || text[0] > '9' || *end != '\0' || number < least || number > most)
+        return bx_fail(-EINVAL, "%s='%s' is not a number of %llu to %llu", variable, bxi_brief(text).text,
+                       (unsigned long long)least, (unsigned long long)most);
+    *value = number;
+    return 1;
 }

@@ -444,15 +444,6 @@ static int move_bytes(struct bxi_gpu_lane *lane, struct bx_tensor *to, const str
  * are copied too, but no piece begins or ends with a gap. */
 #define PIECE_BYTES ((uint64_t)1 << 20)
 
-static uint64_t span_bytes(const struct bx_tensor *tensor)
-{
-    int64_t last = 0;
-
-    for (int i = 0; i < tensor->ndim; i++)
-        last += (tensor->shape[i] - 1) * tensor->strides[i];
-    return (uint64_t)(last + 1) * bx_dtype_bytes((enum bx_dtype)tensor->dtype);
-}
-
 /* The dimension with the longest span, to be halved; -1: a single element. */
 static int widest(const struct bx_tensor *tensor)
 {
@@ -484,7 +475,7 @@ static struct bx_tensor part_along(const struct bx_tensor *tensor, int dim, int6
 /* Pinned. piece: PIECE_BYTES of host memory. */
 static int gather(struct bxi_gpu_lane *lane, struct bx_tensor *to, const struct bx_tensor *from, unsigned char *piece)
 {
-    uint64_t bytes = span_bytes(from);
+    uint64_t bytes = (uint64_t)bxi_tensor_reach(from) * bx_dtype_bytes((enum bx_dtype)from->dtype);
     int dim = widest(from), rc;
 
     if (bytes > PIECE_BYTES) {

@@ -40,7 +40,6 @@
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -83,16 +82,11 @@ int bxi_socket_dir_make(const char *path)
 
 int bxi_socket_dir(char *out, size_t bytes)
 {
-    const char *runtime = secure_getenv("XDG_RUNTIME_DIR");
-    int length;
+    int length = bxi_object_sockets(out, bytes);
 
-    if (runtime != NULL && runtime[0] == '/')
-        length = snprintf(out, bytes, "%s/boxcar", runtime);
-    else
-        length = snprintf(out, bytes, "/tmp/boxcar-%u", (unsigned)geteuid());
     if (length < 0 || (size_t)length >= bytes)
-        return bx_fail(BX_E_SOCKET_DIR, "the socket directory %s/boxcar has too long a name; set "
-                                        "XDG_RUNTIME_DIR to a shorter one", runtime);
+        return bx_fail(BX_E_SOCKET_DIR, "the socket directory %s... has too long a name; set XDG_RUNTIME_DIR to a "
+                                        "shorter one", out);
     return bxi_socket_dir_make(out);
 }
 
@@ -156,7 +150,7 @@ static long look_at_lock(const char *lock_path, bool *held)
         return 0;
     *held = is_held(fd);
     read_line(fd, line);
-    if (*held || bxi_boot_leads_to(lock_path, fd))       /* it is released after the name has gone */
+    if (*held || bxi_file_leads_to(lock_path, fd))       /* it is released after the name has gone */
         pid = strtol(line, NULL, 10);
     close(fd);
     return pid;
@@ -254,7 +248,7 @@ static void unlock_job(struct bx_job *job, const char *path)
 {
     bxi_spawn_note(job, BXI_NOTED_SOCKET, NULL);
     bxi_spawn_note(job, BXI_NOTED_LOCK, NULL);
-    if (bxi_boot_leads_to(path, job->boot->lock_fd))
+    if (bxi_file_leads_to(path, job->boot->lock_fd))
         unlink(path);
     BXI_STEP("boot.lock_gone");
     bxi_unshared_close(job->boot->lock_fd);
@@ -289,7 +283,7 @@ void bxi_boot_sweep(const char *lock_path, int code)
     fd = open_lock_file(lock_path);
     if (fd < 0)
         return;
-    if (take_guard(fd, SWEEP_ATTEMPTS) == 0 && !is_held(fd) && bxi_boot_leads_to(lock_path, fd)) {
+    if (take_guard(fd, SWEEP_ATTEMPTS) == 0 && !is_held(fd) && bxi_file_leads_to(lock_path, fd)) {
         if (code < 0) {
             snprintf(line, sizeof(line), "0 failed %d %s\n", code, bx_error_text());
             /* Best effort: without this line the other workers wait until their time is over. */
@@ -381,7 +375,7 @@ int bxi_boot_watch(int *fd, const struct bx_job *job, const struct bxi_boot_path
         /* Looked at before the line is read: rank 0 writes the line, then removes the name. The other way round, a
          * line written between the two looks would be closed unread, and this worker would wait until its time is
          * over. */
-        bool is_named = bxi_boot_leads_to(paths->lock, *fd);
+        bool is_named = bxi_file_leads_to(paths->lock, *fd);
         int rc = take_line(job, *fd);
         if (rc < 0 || is_named)
             return rc;
@@ -399,7 +393,7 @@ void bxi_boot_unlink_dead(const struct bx_job *job, int rank)
 {
     struct bxi_door_id door = { job->instance, rank, job->rpc->peers[rank]->generation };
     const uint32_t known = (uint32_t)bxi_join_generation(job, rank), last = known > 0 ? known : 1;
-    char name[BXI_OBJECT_NAME_BYTES], path[BXI_BOOT_PATH_BYTES];
+    char path[BXI_BOOT_PATH_BYTES];
     struct bxi_object_owner owner;
     int rc;
 
@@ -419,10 +413,7 @@ void bxi_boot_unlink_dead(const struct bx_job *job, int rank)
             return;
     }
     /* The owner lock is not tested: the kernel may close the socket, which reported the death, before the segment. */
-    bxi_object_name(name, (uint32_t)geteuid(), job->job_name, job->instance, rank);
-    shm_unlink(name);
-    bxi_object_arena_name(name, (uint32_t)geteuid(), job->job_name, job->instance, rank);
-    shm_unlink(name);
+    bxi_object_unlink(job->job_name, job->instance, rank);
 }
 
 void bxi_boot_clear_dead(const struct bx_job *job)

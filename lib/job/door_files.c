@@ -28,7 +28,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #define LOCK_ATTEMPTS 16                /* all but the last lost to a process that removed the name */
@@ -98,14 +97,6 @@ void bxi_door_close(struct bx_job *job)
 
 /* ---- The mutex --------------------------------------------------------------------------------- */
 
-bool bxi_boot_leads_to(const char *path, int fd)
-{
-    struct stat named, held;
-
-    return stat(path, &named) == 0 && fstat(fd, &held) == 0 && named.st_ino == held.st_ino &&
-           named.st_dev == held.st_dev;
-}
-
 int bxi_boot_lock_file(const char *path, int flags, int (*take)(int fd))
 {
     for (int attempt = 0; attempt < LOCK_ATTEMPTS; attempt++) {
@@ -114,7 +105,7 @@ int bxi_boot_lock_file(const char *path, int flags, int (*take)(int fd))
         if (fd < 0)
             return -errno;
         int rc = take(fd);
-        bool is_named = bxi_boot_leads_to(path, fd);
+        bool is_named = bxi_file_leads_to(path, fd);
         if (rc == 0 && is_named)
             return fd;
         bxi_unshared_close(fd);
@@ -136,7 +127,7 @@ int bxi_joiners_lock(const char *path)
 
 void bxi_joiners_unlock(const char *path, int fd)
 {
-    if (bxi_boot_leads_to(path, fd))
+    if (bxi_file_leads_to(path, fd))
         unlink(path);
     bxi_unshared_close(fd);
 }

@@ -455,8 +455,6 @@ typedef void bxi_door_fn(void *context, const struct bxi_door_id *id);
 int bxi_doors_find(const char *directory, const char *job_name, bxi_door_fn *found, void *context);
 /* Closes this worker's door, if it has one, and removes its name. Nobody serves it (any more). */
 void bxi_door_close(struct bx_job *job);
-/* The name leads to the file of the descriptor. */
-bool bxi_boot_leads_to(const char *path, int fd);
 /* The descriptor of the file of that name, which take has locked. The holder may remove the name before it releases the
  * lock. flags: O_CREAT or 0. -EAGAIN: it is not taken; -errno. */
 int bxi_boot_lock_file(const char *path, int flags, int (*take)(int fd));

@@ -18,25 +18,6 @@
 #define ARENA_BYTES (UINT64_C(64) << 30)
 #define ARENA_BYTES_MAX (UINT64_C(1) << 40)     /* 128 of them fit an address space of 47 bits */
 
-/* 1; 0: the variable is not set; -EINVAL with a sentence. */
-static int number_from_environment(const char *variable, uint64_t least, uint64_t most, uint64_t *value)
-{
-    const char *text = getenv(variable);
-    char *end = NULL;
-
-    if (text == NULL || text[0] == '\0')
-        return 0;
-    errno = 0;
-
-    uint64_t number = strtoull(text, &end, 10);
-
-    if (errno != 0 || text[0] < '0' || text[0] > '9' || *end != '\0' || number < least || number > most)
-        return bx_fail(-EINVAL, "%s='%s' is not a number of %llu to %llu", variable, bxi_brief(text).text,
-                       (unsigned long long)least, (unsigned long long)most);
-    *value = number;
-    return 1;
-}
-
 bool bxi_has_launcher(void)
 {
     const char *root = secure_getenv("BX_ROOT");
@@ -48,10 +29,10 @@ bool bxi_has_launcher(void)
 static int must_have_number(const char *variable, const char *const others[2], int *value)
 {
     uint64_t number = 0;
-    int rc = number_from_environment(variable, 0, 1000000, &number);
+    int rc = bxi_number_from_environment(variable, 0, 1000000, &number);
 
     for (int i = 0; i < 2 && rc == 0 && bxi_has_launcher(); i++)
-        rc = number_from_environment(others[i], 0, 1000000, &number);
+        rc = bxi_number_from_environment(others[i], 0, 1000000, &number);
     *value = (int)number;
     return rc != 0 ? rc : bx_fail(-EINVAL, "%s is not set; bx_job_create was given no world_size, so BX_JOB, BX_RANK "
                                            "and BX_WORLD_SIZE must be", variable);
@@ -88,8 +69,8 @@ int bxi_options_of_launcher(struct bx_options *options)
 
 static int arena_from_environment(struct bx_options *options)
 {
-    int rc = options->arena_bytes != 0 ? 0 : number_from_environment("BX_ARENA_BYTES", 1, ARENA_BYTES_MAX,
-                                                                     &options->arena_bytes);
+    int rc = options->arena_bytes != 0 ? 0 : bxi_number_from_environment("BX_ARENA_BYTES", 1, ARENA_BYTES_MAX,
+                                                                         &options->arena_bytes);
 
     if (options->arena_bytes == 0)
         options->arena_bytes = ARENA_BYTES;
@@ -102,7 +83,7 @@ static int arena_from_environment(struct bx_options *options)
 static int pool_from_environment(struct bx_options *options)
 {
     uint64_t number = BXI_POOL_READY;
-    int rc = options->pool_threads != 0 ? 0 : number_from_environment("BX_POOL_THREADS", 1, BXI_POOL_MAX, &number);
+    int rc = options->pool_threads != 0 ? 0 : bxi_number_from_environment("BX_POOL_THREADS", 1, BXI_POOL_MAX, &number);
 
     if (options->pool_threads == 0)
         options->pool_threads = (int)number;

@@ -28,6 +28,7 @@
  */
 #include "job.h"
 
+#include "shm/file.h"
 #include "shm/step.h"
 
 #include <errno.h>
@@ -481,7 +482,7 @@ static int join(struct rejoin *rejoin, const struct bxi_boot_paths *paths)
     if ((job->rank == 0 && (rc = bxi_boot_lock(job, paths)) < 0) || (rc = make_self(rejoin)) < 0 ||
         (rc = meet_all(rejoin)) < 0)
         return rc;
-    if (!bxi_boot_leads_to(paths->join, job->boot->mutex_fd))
+    if (!bxi_file_leads_to(paths->join, job->boot->mutex_fd))
         return bx_fail(BX_E_SOCKET_DIR, "%s was removed while worker '%s' (rank %d) joined job '%s'", paths->join,
                        job->name, job->rank, job->job_name);
     if (job->rank == 0)

@@ -498,14 +498,10 @@ static void unlink_names(const struct launch *launch, int at)
     uint64_t instance = bxi_load_acquire(&page->instance);
     /* Relaxed: written before instance. */
     uint32_t rank = bxi_load_relaxed(&page->rank);
-    char name[BXI_OBJECT_NAME_BYTES];
 
     if (instance == 0 || rank >= BXI_WORLD_MAX)
         return;
-    bxi_object_name(name, (uint32_t)geteuid(), launch->job_name, instance, (int)rank);
-    shm_unlink(name);
-    bxi_object_arena_name(name, (uint32_t)geteuid(), launch->job_name, instance, (int)rank);
-    shm_unlink(name);
+    bxi_object_unlink(launch->job_name, instance, (int)rank);
 }
 
 /* A worker has ended: it is to be started again. */

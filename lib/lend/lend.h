@@ -131,6 +131,8 @@ struct bxi_shape {
     const int64_t *strides;
 };
 int bxi_tensor_shape(struct bx_tensor *tensor, const struct bxi_shape *shape, uint64_t *extent_bytes);
+/* Elements from the first of a tensor to its last, included. Cannot overflow: bxi_tensor_shape checked it. */
+int64_t bxi_tensor_reach(const struct bx_tensor *tensor);
 bool bxi_refs_drop(bxi_a32 *refs);      /* one reference of a storage or a view; true if it was the last */
 void bxi_storage_acquire(struct bxi_storage *storage);
 void bxi_storage_release(struct bxi_storage *storage);

@@ -295,12 +295,8 @@ static int64_t parse_head(struct bxi_loan *loan, uint32_t index, const unsigned 
 /* The tensor's elements begin and end around the address. */
 static bool covers(const struct bx_tensor *tensor, const unsigned char *at)
 {
-    int64_t last = 0;
-
-    for (int i = 0; i < tensor->ndim; i++)
-        last += (tensor->shape[i] - 1) * tensor->strides[i];
-    return tensor->elements > 0 && (uintptr_t)at - (uintptr_t)tensor->data <
-                                       (uint64_t)(last + 1) * bx_dtype_bytes((enum bx_dtype)tensor->dtype);
+    return (uintptr_t)at - (uintptr_t)tensor->data <
+           (uint64_t)bxi_tensor_reach(tensor) * bx_dtype_bytes((enum bx_dtype)tensor->dtype);
 }
 
 static struct bxi_storage *find_in(const struct bxi_holds *holds, const unsigned char *at)
@@ -485,16 +481,15 @@ void bxi_loan_staged(struct bxi_loan *loan)
     settle(loan);
 }
 
-/* Without a struct bxi_returns, which no loan of this peer has yet: no other thread returns one to it. */
-static void return_at_once(struct bx_job *job, struct bxi_lend_peer *peer, const struct bxi_lease_head *head)
+/* Without a struct bxi_returns, which no loan of this peer has (yet): no other thread returns one to it. */
+static void return_at_once(struct bx_job *job, int rank, uint32_t slot, uint64_t generation)
 {
-    bool self = peer->rank == job->rank;
-    bxi_a64 *words = self ? peer->loop_words : bxi_segment_leases(&job->segment, peer->rank);
+    bool self = rank == job->rank;
+    bxi_a64 *words = self ? job->lend->peers[rank]->loop_words : bxi_segment_leases(&job->segment, rank);
 
     /* [lease.word] release, as in give_back. */
-    bxi_store_release(&words[head->slot], head->generation);
-    count_return(self ? &words[BXI_LEASE_MAX] : &job->control->pair[peer->rank].given_back);
-    job->lend->ops->ring(job, peer->rank);
+    bxi_store_release(&words[slot], generation);
+    count_return(self ? &words[BXI_LEASE_MAX] : &job->control->pair[rank].given_back);
 }
 
 int bxi_loan_open(struct bx_job *job, struct bxi_lend_peer *peer, const unsigned char *body, size_t body_bytes,
@@ -522,7 +517,8 @@ int bxi_loan_open(struct bx_job *job, struct bxi_lend_peer *peer, const unsigned
 
     if (returns == NULL) {
         free(copy);
-        return_at_once(job, peer, &head);
+        return_at_once(job, peer->rank, head.slot, head.generation);
+        job->lend->ops->ring(job, peer->rank);
         return -ENOMEM;
     }
     bxi_lock(&returns->lock);
@@ -557,9 +553,6 @@ void bxi_loan_drop_held(struct bxi_lend_peer *peer)
 
 void bxi_loan_return_unread(struct bx_job *job, int rank, uint32_t slot, uint64_t generation)
 {
-    if (slot >= BXI_LEASE_MAX || rank == job->rank)
-        return;
-    /* [lease.word] release, as in give_back. */
-    bxi_store_release(&bxi_segment_leases(&job->segment, rank)[slot], generation);
-    count_return(&job->control->pair[rank].given_back);
+    if (slot < BXI_LEASE_MAX && rank != job->rank)
+        return_at_once(job, rank, slot, generation);
 }

@@ -144,6 +144,17 @@ int bxi_tensor_shape(struct bx_tensor *tensor, const struct bxi_shape *shape, ui
     return 0;
 }
 
+int64_t bxi_tensor_reach(const struct bx_tensor *tensor)
+{
+    int64_t last = 0;
+
+    if (tensor->elements == 0)
+        return 0;
+    for (int i = 0; i < tensor->ndim; i++)
+        last += (tensor->shape[i] - 1) * tensor->strides[i];
+    return last + 1;
+}
+
 /* ---- Creation ---------------------------------------------------------------------------------- */
 
 /* Not calloc: most of it is the unused part of shape and strides, which is never read. */

@@ -149,25 +149,13 @@ int bx_tensor_reshape(struct bx_tensor *tensor, int ndim, const int64_t *shape, 
     return 0;
 }
 
-/* Elements from the first of a tensor to its last, included. Cannot overflow: bxi_tensor_shape checked it. */
-static int64_t reach_of(const struct bx_tensor *tensor)
-{
-    int64_t last = 0;
-
-    if (tensor->elements == 0)
-        return 0;
-    for (int i = 0; i < tensor->ndim; i++)
-        last += (tensor->shape[i] - 1) * tensor->strides[i];
-    return last + 1;
-}
-
 int bx_tensor_as_strided(struct bx_tensor *tensor, int64_t offset, int ndim, const int64_t *shape,
                          const int64_t *strides, struct bx_tensor **view)
 {
     if (tensor == NULL || view == NULL)
         return bx_fail(-EINVAL, "a view needs a tensor and a place to put it");
 
-    int64_t reach = reach_of(tensor);
+    int64_t reach = bxi_tensor_reach(tensor);
 
     if (offset < 0 || offset > reach)
         return bx_fail(-EINVAL, "element %lld is not within the tensor's %lld", (long long)offset,
@@ -179,9 +167,9 @@ int bx_tensor_as_strided(struct bx_tensor *tensor, int64_t offset, int ndim, con
 
     if (rc < 0)
         return rc;
-    if (reach_of(made) > reach - offset) {
+    if (bxi_tensor_reach(made) > reach - offset) {
         rc = bx_fail(-EINVAL, "the view would end %lld elements behind the tensor's first; it has %lld",
-                     (long long)offset + (long long)reach_of(made), (long long)reach);
+                     (long long)offset + (long long)bxi_tensor_reach(made), (long long)reach);
         bx_tensor_release(made);
         return rc;
     }

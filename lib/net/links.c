@@ -30,6 +30,7 @@
 
 #include "shm/cancel.h"
 #include "shm/fork.h"
+#include "shm/guard.h"
 
 #include <errno.h>
 #include <netinet/in.h>

@@ -38,7 +38,7 @@
 
 #define RETRY_NS UINT64_C(20000000)
 #define ADDRESS_NS UINT64_C(1000000000)         /* for one address of several */
-#define TIMEOUT_MS UINT64_C(5000)
+#define TIMEOUT_MS 5000
 #define TIMEOUT_MS_MAX 3600000
 #define CLOCK_ROUNDS 8
 #define SECRET_LEAST 8
@@ -144,21 +144,11 @@ static int name_host(struct bx_job *job)
 
 static int timeout_from_environment(uint64_t *timeout_ns)
 {
-    const char *text = secure_getenv("BX_NET_TIMEOUT_MS");
-    char *end = NULL;
+    uint64_t timeout_ms = TIMEOUT_MS;
+    int rc = bxi_number_from_environment("BX_NET_TIMEOUT_MS", 1, TIMEOUT_MS_MAX, &timeout_ms);
 
-    *timeout_ns = TIMEOUT_MS * 1000000;
-    if (text == NULL || text[0] == '\0')
-        return 0;
-    errno = 0;
-
-    unsigned long long value = strtoull(text, &end, 10);
-
-    if (errno != 0 || text[0] < '0' || text[0] > '9' || *end != '\0' || value == 0 || value > TIMEOUT_MS_MAX)
-        return bx_fail(-EINVAL, "BX_NET_TIMEOUT_MS='%s' is not a number of 1 to %d", bxi_brief(text).text,
-                       TIMEOUT_MS_MAX);
-    *timeout_ns = value * 1000000;
-    return 0;
+    *timeout_ns = timeout_ms * 1000000;
+    return rc;
 }
 
 /* ---- a worker that is not rank 0 --------------------------------------------------------------------- */
@@ -494,7 +484,7 @@ int bxi_net_meet(struct bx_job *job, uint64_t deadline_ns)
     bxi_meet_name_own(job->net->where);
     memcpy(meeting.self->job, job->job_name, sizeof meeting.self->job);
     rc = timeout_from_environment(&job->net->timeout_ns);
-    if (rc == 0)
+    if (rc >= 0)
         rc = meeting.by_launcher ? ask_launcher(&meeting) : secret_from_environment(&meeting.secret);
     if (rc == 0 && (rc = name_host(job)) == 0 && (rc = open_wire(job, job->net)) == 0 &&
         (rc = describe_self(&meeting)) == 0)

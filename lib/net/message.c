@@ -27,46 +27,25 @@ static int wait_for(int fd, short events, uint64_t deadline_ns)
     }
 }
 
-static int send_all(int fd, const void *data, size_t bytes, uint64_t deadline_ns)
-{
-    const unsigned char *at = data;
-
-    while (bytes > 0) {
-        ssize_t sent = send(fd, at, bytes, MSG_NOSIGNAL);
-        int rc;
-
-        if (sent > 0) {
-            at += sent;
-            bytes -= (size_t)sent;
-        } else if (errno == EINTR) {
-            continue;
-        } else if (errno != EAGAIN) {
-            return -errno;
-        } else if ((rc = wait_for(fd, POLLOUT, deadline_ns)) < 0) {
-            return rc;
-        }
-    }
-    return 0;
-}
-
-static int receive_all(int fd, void *data, size_t bytes, uint64_t deadline_ns)
+/* Sends or receives all of it. */
+static int move_all(int fd, bool sends, void *data, size_t bytes, uint64_t deadline_ns)
 {
     unsigned char *at = data;
 
     while (bytes > 0) {
-        ssize_t got = recv(fd, at, bytes, 0);
+        ssize_t moved = sends ? send(fd, at, bytes, MSG_NOSIGNAL) : recv(fd, at, bytes, 0);
         int rc;
 
-        if (got > 0) {
-            at += got;
-            bytes -= (size_t)got;
-        } else if (got == 0) {
+        if (moved > 0) {
+            at += moved;
+            bytes -= (size_t)moved;
+        } else if (moved == 0) {
             return -EPIPE;
         } else if (errno == EINTR) {
             continue;
         } else if (errno != EAGAIN) {
             return -errno;
-        } else if ((rc = wait_for(fd, POLLIN, deadline_ns)) < 0) {
+        } else if ((rc = wait_for(fd, sends ? POLLOUT : POLLIN, deadline_ns)) < 0) {
             return rc;
         }
     }
@@ -75,16 +54,16 @@ static int receive_all(int fd, void *data, size_t bytes, uint64_t deadline_ns)
 
 int bxi_net_send(int fd, const struct bxi_net_message *message, const void *body, uint64_t deadline_ns)
 {
-    int rc = send_all(fd, message, sizeof *message, deadline_ns);
+    int rc = move_all(fd, true, (void *)message, sizeof *message, deadline_ns);
 
-    return rc == 0 ? send_all(fd, body, message->bytes, deadline_ns) : rc;
+    return rc == 0 ? move_all(fd, true, (void *)body, message->bytes, deadline_ns) : rc;
 }
 
 int bxi_net_receive(int fd, struct bxi_net_message *message, void *body, size_t most, uint64_t deadline_ns)
 {
-    int rc = receive_all(fd, message, sizeof *message, deadline_ns);
+    int rc = move_all(fd, false, message, sizeof *message, deadline_ns);
 
     if (rc == 0 && message->bytes > most)
         return -EPROTO;
-    return rc == 0 ? receive_all(fd, body, message->bytes, deadline_ns) : rc;
+    return rc == 0 ? move_all(fd, false, body, message->bytes, deadline_ns) : rc;
 }

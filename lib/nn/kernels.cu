@@ -27,7 +27,7 @@ BXK_KERNEL(bxk_sum)
 BXK_KERNEL(bxk_mask)
 {
     BXK_EACH(i, a.count) {
-        float grad = a.y == 0 || a.y[i] > 0.0f ? a.grad[i] : 0.0f;
+        float grad = a.y != 0 && a.y[i] <= 0.0f ? 0.0f : a.grad[i];     /* a NaN passes, as in bxk_sum */
 
         a.to[i] = a.add ? a.to[i] + grad : grad;
     }

@@ -25,7 +25,7 @@ struct bxk_sum {                        /* to = a + b; b may be NULL; relu: max(
     int relu;
 };
 
-struct bxk_mask {                       /* to = grad if y > 0, else 0; add: to += it */
+struct bxk_mask {                       /* to = 0 if y <= 0, else grad; add: to += it */
     float *to;
     const float *grad, *y;              /* y NULL: no mask */
     unsigned long long count;

@@ -280,21 +280,6 @@ static char *make_path(const struct bx_job *job, const char *pattern)
     return strdup(path);
 }
 
-static int read_bound(uint64_t *bound)
-{
-    const char *text = getenv("BX_TRACE_EVENTS");
-    char *end = NULL;
-
-    *bound = MARKS_MAX;
-    if (text == NULL || text[0] == '\0')
-        return 0;
-    errno = 0;
-    *bound = strtoull(text, &end, 10);
-    if (errno == 0 && text[0] >= '0' && text[0] <= '9' && *end == '\0' && *bound > 0)
-        return 0;
-    return bx_fail(-EINVAL, "BX_TRACE_EVENTS='%s' is not a number of events", text);
-}
-
 static int open_trace_file(struct bx_job *job, struct bxi_trace *trace)
 {
     char first[2 * BXI_NAME_BYTES + 128];
@@ -336,12 +321,14 @@ void bxi_trace_start(struct bx_job *job, const struct bxi_trace_names *names, bo
     if (pattern == NULL || pattern[0] == '\0')
         return;
     trace = calloc(1, sizeof *trace);
+    if (trace != NULL)
+        trace->marks_max = MARKS_MAX;
     if (secure_getenv("BX_TRACE") == NULL)
         rc = bx_fail(-EPERM, "this program runs with more rights than its caller (set-user-ID, set-group-ID, "
                              "capabilities), and opens no file for it");
     else if (trace == NULL || (trace->path = make_path(job, pattern)) == NULL)
         rc = bx_fail(-ENOMEM, "no memory");
-    else if ((rc = read_bound(&trace->marks_max)) == 0)
+    else if ((rc = bxi_number_from_environment("BX_TRACE_EVENTS", 1, UINT64_MAX, &trace->marks_max)) >= 0)
         rc = open_trace_file(job, trace);
     if (rc < 0) {
         report_untraced(job, to_stderr);

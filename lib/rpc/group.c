@@ -92,22 +92,27 @@ static size_t send_group(struct bx_job *job, struct bxi_plan *plan, const struct
     return sent;
 }
 
-static int send_many(struct bx_job *job, struct bxi_plan *plan, const char *to,
-                     const struct bx_call_options *options, const struct bxi_group *all)
+int bx_rpc_many(struct bx_job *job, const char *to, const char *function, size_t count,
+                const struct bx_msg *const *args, const struct bx_call_options *options, struct bx_future **futures)
 {
-    int rc = all->futures != NULL || all->count == 0 ? bxi_plan(job, plan, to, options)
-                                                     : bxi_null("the calls", "the place for the futures");
+    struct bxi_plan plan;
+    int rc;
 
-    for (size_t done = 0; rc >= 0 && done < all->count;) {
-        struct bxi_group rest = { .args = all->args != NULL ? all->args + done : NULL, .futures = all->futures + done,
-                                  .count = all->count - done };
+    for (size_t i = 0; futures != NULL && i < count; i++)
+        futures[i] = NULL;
+    bxi_plan_begin(&plan, BXI_REQUEST, function, NULL);
+    rc = futures != NULL || count == 0 ? bxi_plan(job, &plan, to, options)
+                                       : bxi_null("the calls", "the place for the futures");
+    for (size_t done = 0; rc >= 0 && done < count;) {
+        struct bxi_group rest = { .args = args != NULL ? args + done : NULL, .futures = futures + done,
+                                  .count = count - done };
         size_t sent;
 
         if (done > 0)
-            bxi_plan_timeout(plan);     /* those before may have waited for room */
-        sent = send_group(job, plan, &rest, &rc);
+            bxi_plan_timeout(&plan);    /* those before may have waited for room */
+        sent = send_group(job, &plan, &rest, &rc);
         if (sent == 0 && rc == -EAGAIN) {
-            rc = bxi_rpc_async(job, to, NULL, plan->function, bxi_group_args(&rest, 0), options, rest.futures);
+            rc = bxi_rpc_async(job, to, NULL, plan.function, bxi_group_args(&rest, 0), options, rest.futures);
             sent = 1;
         } else if (sent > 0) {
             rc = 0;                 /* what stopped the group stops the next one, or is over */
@@ -115,21 +120,4 @@ static int send_many(struct bx_job *job, struct bxi_plan *plan, const char *to,
         done += sent;
     }
     return bxi_out(rc);
-}
-
-static struct bxi_group group_of(size_t count, const struct bx_msg *const *args, struct bx_future **futures)
-{
-    for (size_t i = 0; futures != NULL && i < count; i++)
-        futures[i] = NULL;
-    return (struct bxi_group){ .args = args, .futures = futures, .count = count };
-}
-
-int bx_rpc_many(struct bx_job *job, const char *to, const char *function, size_t count,
-                const struct bx_msg *const *args, const struct bx_call_options *options, struct bx_future **futures)
-{
-    struct bxi_plan plan;
-    struct bxi_group all = group_of(count, args, futures);
-
-    bxi_plan_begin(&plan, BXI_REQUEST, function, NULL);
-    return send_many(job, &plan, to, options, &all);
 }

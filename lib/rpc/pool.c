@@ -33,6 +33,7 @@
 
 #include "observe/trace.h"
 #include "shm/cancel.h"
+#include "shm/guard.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -13,10 +13,10 @@
 
 #include "base/usercall.h"
 #include "shm/cancel.h"
+#include "shm/guard.h"
 
 #include <errno.h>
 #include <linux/futex.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -245,23 +245,6 @@ static int start_loop(struct bxi_run *run)
     bxi_bell_arm(&run->bell, BXI_WHO_BACKGROUND);
     bxi_event(run, BXI_EVENT_SCAN);
     return 0;
-}
-
-int bxi_thread_create(pthread_t *thread, void *(*work)(void *), void *argument)
-{
-    sigset_t blocked, before;
-    int rc;
-
-    /* All but those that a fault raises: blocked, a SIGBUS in a truncated segment would end the process. */
-    sigfillset(&blocked);
-    sigdelset(&blocked, SIGBUS);
-    sigdelset(&blocked, SIGSEGV);
-    sigdelset(&blocked, SIGFPE);
-    sigdelset(&blocked, SIGILL);
-    pthread_sigmask(SIG_SETMASK, &blocked, &before);
-    rc = pthread_create(thread, NULL, work, argument);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return rc;
 }
 
 int bxi_progress_start(struct bxi_run *run, bool own_loop)

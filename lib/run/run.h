@@ -261,9 +261,6 @@ void bxi_waits_stop(struct bxi_run *run);       /* every wait ends with BX_E_SHU
  * in a handler. After bxi_waits_stop; the background thread and the pool have ended. */
 const struct bxi_role *bxi_role_end(struct bxi_run *run);
 void bxi_forget_role(void);                     /* the thread that has called bxi_role_end: nothing is left to drive */
-/* A thread of the library: its signals are the program's, so it blocks all but those that a fault raises. 0, or the
- * positive errno of pthread_create. */
-int bxi_thread_create(pthread_t *thread, void *(*work)(void *), void *argument);
 
 /* ---- Waiting and waking ---------------------------------------------------------------------------- */
 

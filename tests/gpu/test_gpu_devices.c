@@ -6,6 +6,11 @@
 #include "fake_library.h"
 #include "gpu_fixture.h"
 
+#include "shm/file.h"
+#include "shm/guard.h"
+
+#include <sys/mman.h>
+
 #define BYTES (256u << 10)
 
 static enum bxi_gpu_order order;
@@ -123,6 +128,38 @@ _Noreturn static void owner_that_dies_early(void)
     gpu_post(LENT);
     for (;;)
         pause();
+}
+
+/* The helper reads regions in segments of peers, which may truncate them. */
+struct reading {
+    struct bxi_gpu_job job;             /* first */
+    volatile const char *from;
+};
+
+static void read_one(struct bxi_gpu_job *job)
+{
+    (void)*((struct reading *)(void *)job)->from;
+}
+
+Test(gpu_devices, survive_a_truncated_segment_on_the_helper, .timeout = 60)
+{
+    struct reading reading = { .job = { .run = read_one } };
+    struct bxi_gpu_helper helper = { .first = NULL };
+    bxi_a32 truncated = 0;
+    void *base;
+    int fd = memfd_create("segment", MFD_CLOEXEC);
+
+    cr_assert_eq(ftruncate(fd, 4096), 0);
+    cr_assert_eq(bxi_file_map(fd, 4096, false, &truncated, &base), 0);
+    cr_assert_eq(ftruncate(fd, 0), 0);
+    cr_assert_eq(bxi_gpu_helper_start(&helper), 0);
+    reading.from = base;
+    bxi_gpu_helper_post(&helper, &reading.job);
+    bxi_gpu_helper_stop(&helper);
+    cr_expect_eq(bxi_load_relaxed(&truncated), 1);
+    bxi_guard_drop(base);
+    munmap(base, 4096);
+    close(fd);
 }
 
 /* An open that fails because the owner is dead publishes nothing about its device. */

@@ -73,6 +73,31 @@ void nn_relu_and_sums_agree(void)
     }
 }
 
+/* The output is NaN, and the gradient is that of a positive value. */
+void nn_a_nan_passes_relu_both_ways(void)
+{
+    static const float IN[4] = { NAN, 1.0f, -1.0f, 0.0f }, GRAD[4] = { 2.0f, 3.0f, 4.0f, 5.0f };
+    static const float WANT[4] = { 2.0f, 3.0f, 0.0f, 0.0f };
+    float *in = twin_alloc(sizeof(IN)), *out = twin_alloc(sizeof(IN)), *grad = twin_alloc(sizeof(IN)), got[4];
+    struct bx_net *net = NULL;
+
+    twin_create(&net, &(struct bx_net_options){ .cuda = twin_cuda(), .input_grad = true });
+    cr_assert_eq(bx_net_finish(net, bx_net_relu(net, bx_net_input(net, 1, 4, 1, 1))), 0, "%s", bx_error_text());
+    twin_put(in, IN, sizeof(IN));
+    twin_put(grad, GRAD, sizeof(GRAD));
+    cr_assert_eq(bx_net_forward(net, in, out), 0, "%s", bx_error_text());
+    cr_assert_eq(bx_net_backward(net, grad, NULL), 0, "%s", bx_error_text());
+    twin_get(got, out, sizeof(got));
+    cr_expect(isnan(got[0]) && got[1] == 1.0f && got[2] == 0.0f);
+    twin_get(got, bx_net_input_grad(net), sizeof(got));
+    for (size_t i = 0; i < 4; i++)
+        cr_expect_eq(got[i], WANT[i], "%zu: %g instead of %g", i, (double)got[i], (double)WANT[i]);
+    bx_net_destroy(net);
+    twin_free(in);
+    twin_free(out);
+    twin_free(grad);
+}
+
 void nn_a_node_can_be_added_to_itself(void)
 {
     struct twin t;

@@ -13,6 +13,7 @@
     X(convolution_agrees_for_kernels_strides_paddings_and_biases) \
     X(batch_norm_agrees_with_and_without_relu) \
     X(relu_and_sums_agree) \
+    X(a_nan_passes_relu_both_ways) \
     X(a_node_can_be_added_to_itself) \
     X(pools_agree) \
     X(linear_agrees_over_a_matrix_and_over_images) \

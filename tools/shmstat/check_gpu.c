@@ -16,6 +16,8 @@
 #include "device.h"
 #include "state.h"
 
+#include "shm/file.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -151,8 +153,8 @@ static bool check_word(const struct stat_check *check, const struct stat_gpu *co
     return stat_expect(check, last < 2 * BXI_GPU_POISON, "G4", -1,
                        "the word of lane %u is %016llx, which no lane comes to", index, (ull)last) &&
            /* Asked after the word: a survivor poisons it only after it has seen the owner dead. */
-           stat_expect(check, (last & BXI_GPU_POISON) == 0 || !stat_is_locked(check->worker->segment.fd), "G4", -1,
-                       "the word of lane %u is poisoned at %llu, and its owner lives", index,
+           stat_expect(check, (last & BXI_GPU_POISON) == 0 || !bxi_file_is_locked(check->worker->segment.fd, 0, 0),
+                       "G4", -1, "the word of lane %u is poisoned at %llu, and its owner lives", index,
                        (ull)(last - BXI_GPU_POISON));
 }
 
@@ -220,7 +222,7 @@ static bool is_kept(const struct stat_worker *worker, const struct stat_borrow *
             return false;
         nanosleep(&(struct timespec){ .tv_nsec = MOMENT_NS }, NULL);
     }
-    return is_still_held(worker, borrow) && stat_is_locked(worker->segment.fd);
+    return is_still_held(worker, borrow) && bxi_file_is_locked(worker->segment.fd, 0, 0);
 }
 
 /* True if the peer has no GPU open even now. */

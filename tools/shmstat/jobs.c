@@ -16,6 +16,8 @@
 #include "state.h"
 #include "text.h"
 
+#include "shm/file.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -143,13 +145,6 @@ void stat_jobs_free(struct stat_jobs *jobs)
 
 /* ---- Objects ------------------------------------------------------------------------------------ */
 
-bool stat_is_locked(int fd)
-{
-    struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
-
-    return fcntl(fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
-}
-
 /* 0; -ENOENT if it has been removed meanwhile; -errno. */
 static int open_object(struct stat_object *object, const char *shm_name)
 {
@@ -165,7 +160,7 @@ static int open_object(struct stat_object *object, const char *shm_name)
         return -EPERM;
     }
     object->fd = fd;
-    object->alive = stat_is_locked(fd);
+    object->alive = bxi_file_is_locked(fd, 0, 0);
     object->bytes = (uint64_t)status.st_size;
     object->held = (uint64_t)status.st_blocks * 512;
     object->on_tmpfs = fstatfs(fd, &system) == 0 && system.f_type == TMPFS_MAGIC;

@@ -86,8 +86,6 @@ void stat_jobs_free(struct stat_jobs *jobs);
 int stat_job_read(struct stat_job *job);
 void stat_job_close(struct stat_job *job);
 
-/* Whether the lock of an open file is held now: of an object, the owner lock. */
-bool stat_is_locked(int fd);
 /* Reads exactly that many bytes of an open object. 0, -ENODATA if it is shorter, -errno. */
 int stat_pread(const struct stat_object *object, void *to, uint64_t bytes, uint64_t offset);
 /* A letter of /proc/PID/task/THREAD/stat; 0 if it is not known. The thread PID has that of the process. */

@@ -14,6 +14,8 @@
 #include "state.h"
 #include "text.h"
 
+#include "shm/file.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -76,7 +78,7 @@ static void report_object(struct reaping *reaping, const struct stat_job *job, c
 
         removed = fd < 0 && errno == ENOENT;
         /* It exists. Without an owner: it could not be removed. With one: a new owner has it, and it stays. */
-        if (fd >= 0 && !stat_is_locked(fd))
+        if (fd >= 0 && !bxi_file_is_locked(fd, 0, 0))
             error = EPERM;
         if (fd >= 0)
             close(fd);
@@ -104,25 +106,6 @@ static void reap_job(struct reaping *reaping, const struct stat_job *job)
 
 /* ---- Sockets ------------------------------------------------------------------------------------ */
 
-/* The same directory as the library's; it is not created here. */
-static void socket_directory(char *out, size_t bytes)
-{
-    const char *runtime = secure_getenv("XDG_RUNTIME_DIR");
-
-    if (runtime != NULL && runtime[0] == '/')
-        snprintf(out, bytes, "%s/boxcar", runtime);
-    else
-        snprintf(out, bytes, "/tmp/boxcar-%u", (unsigned)geteuid());
-}
-
-static bool leads_to(const char *path, int fd)
-{
-    struct stat named, held;
-
-    return lstat(path, &named) == 0 && fstat(fd, &held) == 0 && named.st_ino == held.st_ino &&
-           named.st_dev == held.st_dev;
-}
-
 static bool exists(const char *path)
 {
     struct stat status;
@@ -133,10 +116,9 @@ static bool exists(const char *path)
 /* Removes the file under the lock, and a lock file that was not there before. False if the lock is held. */
 static bool sweep(const char *path, const char *lock_path)
 {
-    struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
     bool had_lock = exists(lock_path);
     int fd = open(lock_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
-    bool taken = fd >= 0 && fcntl(fd, F_OFD_SETLK, &lock) == 0 && leads_to(lock_path, fd);
+    bool taken = fd >= 0 && bxi_file_lock(fd, F_WRLCK, 0, 0) == 0 && bxi_file_leads_to(lock_path, fd);
 
     if (taken)
         unlink(path);
@@ -151,7 +133,7 @@ static bool sweep(const char *path, const char *lock_path)
 static bool is_held(const char *lock_path)
 {
     int fd = open(lock_path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    bool held = fd >= 0 && stat_is_locked(fd);
+    bool held = fd >= 0 && bxi_file_is_locked(fd, 0, 0);
 
     if (fd >= 0)
         close(fd);
@@ -241,7 +223,7 @@ static void reap_sockets(struct reaping *reaping, const struct stat_jobs *jobs)
     struct stat status;
     struct dirent *entry;
 
-    socket_directory(directory, sizeof(directory));
+    bxi_object_sockets(directory, sizeof(directory));
     if (lstat(directory, &status) < 0 || !S_ISDIR(status.st_mode) || status.st_uid != geteuid())
         return;
     DIR *stream = opendir(directory);
@@ -280,7 +262,7 @@ int stat_reap(const struct stat_options *options)
         stat_json_open("left", '[');
     }
     for (size_t i = 0; i < jobs.count && rc == 0; i++) {
-        rc = stat_job_read(&jobs.list[i]);
+        rc = stat_read(&jobs.list[i], 0) == STAT_FINE ? 0 : -ENOMEM;
         stat_job_close(&jobs.list[i]);
         if (rc == 0)
             reap_job(&reaping, &jobs.list[i]);

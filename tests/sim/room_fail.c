@@ -57,6 +57,17 @@ bool sim_is_refused_start(int rank, int rc)
             strstr(bx_error_text(), "hung up before it said who it is") != NULL);
 }
 
+bool sim_is_to_repeat(const char *call, int rc)
+{
+    static bool was_refused;
+
+    if (rc >= 0)
+        return false;
+    if (was_refused || sim_refusal() == 0 || !is_code_of(sim_refusal(), rc))
+        sim_fail("%s returns %d: %s", call, rc, bx_error_text());
+    return was_refused = true;
+}
+
 struct bx_msg *sim_msg(void)
 {
     struct bx_msg *msg = bx_msg_create(0);

@@ -82,7 +82,7 @@ const char *sim_refused_function(void)
     return refusal.happened != 0 ? refusal.function->name : "";
 }
 
-/* The calls of the last schedule that ran without one that fails; behind the plan one of each place, mixed. */
+/* The calls of the last schedule that ran without one that fails; behind the plan those that are to fail, mixed. */
 #define CALLS_MOST 65536
 static struct call {
     uint64_t place;
@@ -149,7 +149,7 @@ static bool is_new(uint64_t place)
     return true;
 }
 
-uint64_t sim_refusals_plan(uint64_t seed)
+uint64_t sim_refusals_plan(uint64_t seed, bool every)
 {
     uint32_t kept = 0;
     uint64_t count = 0;
@@ -160,7 +160,7 @@ uint64_t sim_refusals_plan(uint64_t seed)
         struct call call = calls[other];
 
         calls[other] = calls[i];
-        if (is_new(call.place)) {
+        if (every || is_new(call.place)) {
             calls[kept++] = call;
             count += (uint64_t)errors_of(&functions[call.function]);
         }

@@ -67,7 +67,7 @@ ifneq ($(COUNTS),)
 OPTIMISE_sim     += -O0 --coverage -fdata-sections
 endif
 # See tests/cov/exit.c.
-OPTIMISE_cov     := -O0 -g --coverage -Wl,--wrap=_exit
+OPTIMISE_cov     := -O0 -g --coverage -Wl,--wrap=_exit -Wl,--wrap=__gcov_fork
 
 WARNINGS := -Wall -Wextra -Wshadow -Wpedantic -Wstrict-prototypes -Wmissing-prototypes
 ifeq ($(WERROR),1)

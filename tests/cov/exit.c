@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Part of the library in CONFIG=cov only, whose linker sends every _exit here. Workers of bx_spawn and the children of
- * tests leave by _exit, which runs no exit handler: what they have executed would not be counted.
+ * Part of the library in CONFIG=cov only, whose linker sends every _exit and fork here. Workers of bx_spawn and the
+ * children of tests leave by _exit, which runs no exit handler: what they have executed would not be counted. gcov's own
+ * fork sets the child's counts to 0 behind the handlers of pthread_atfork.
  */
 #include <unistd.h>
 
@@ -13,4 +14,13 @@ void __wrap__exit(int status)
 {
     __gcov_dump();
     __real__exit(status);
+}
+
+pid_t __wrap___gcov_fork(void);
+
+pid_t __wrap___gcov_fork(void)
+{
+    pid_t (*volatile real_fork)(void) = fork;       /* a plain call would be gcov's */
+
+    return real_fork();
 }

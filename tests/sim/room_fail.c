@@ -48,7 +48,7 @@ bool sim_is_refusal(int rc)
 bool sim_is_refused_start(int rank, int rc)
 {
     return sim_is_refusal(rc) ||
-           (rc == BX_E_SOCKET_DIR && was_refused("open mkdir socket bind listen connect accept4 F_OFD_SETLK")) ||
+           (rc == BX_E_SOCKET_DIR && was_refused("lstat open mkdir socket bind listen connect accept4 F_OFD_SETLK")) ||
            /* A lock that cannot be asked for counts as held. */
            (rc == BX_E_JOB_RUNNING && was_refused("F_OFD_GETLK")) ||
            (rc == BX_E_RANK_MISSING && sim_refusal() != 0 && sim_refused_worker() != rank) ||

@@ -8,7 +8,9 @@
  */
 #include "world.h"
 
+#include <sys/file.h>
 #include <sys/socket.h>
+#include <sys/statvfs.h>
 
 /* Most errors of a function. EINTR is not here where the schedule has it ("disturbed"). */
 #define ERRORS 3
@@ -43,11 +45,16 @@ static struct fallible {
     { "sendmsg", { ENOBUFS, ETOOMANYREFS }, 0 },
     { "recvmsg", { EMFILE }, 0 },               /* descriptors do not arrive, MSG_CTRUNC */
     { "ftruncate", { EFBIG }, 0 },
+    { "pwrite", { ENOSPC }, 0 },
+    { "flock", { ENOLCK }, 0 },
+    { "statvfs", { ENOSYS }, 0 },
+    { "lstat", { EACCES }, 0 },
     { "fallocate", { ENOSPC, ENOMEM, EINTR }, 0 },
     { "mkdir", { ENOSPC, EACCES }, 0 },
     { "linkat", { ENOSPC, ENOENT }, 0 },
     { "pthread_create", { EAGAIN }, 0 },
     { "pthread_key_create", { EAGAIN }, 0 },
+    { "pthread_setspecific", { ENOMEM }, 0 },
 };
 #define FUNCTIONS (sizeof functions / sizeof functions[0])
 
@@ -240,6 +247,10 @@ int sim_fallocate(int fd, int mode, off_t offset, off_t bytes)
     return rc;
 }
 
+OTHERWISE(ssize_t, -1, pwrite, (int fd, const void *data, size_t bytes, off_t at), (fd, data, bytes, at))
+OTHERWISE(int, -1, flock, (int fd, int operation), (fd, operation))
+OTHERWISE(int, -1, statvfs, (const char *path, struct statvfs *status), (path, status))
+OTHERWISE(int, -1, lstat, (const char *path, struct stat *status), (path, status))
 OTHERWISE(int, -1, mkdir, (const char *path, mode_t mode), (path, mode))
 
 int sim_fcntl(int fd, int command, ...);

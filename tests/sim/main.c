@@ -160,15 +160,16 @@ static void run_some(const struct sim_program *const *copies, uint64_t seed, uin
     }
 }
 
-/* A call of each place that the schedule of the seed has, or every call, fails in a schedule of its own; from the index
- * on. */
+/* A call of each place that the schedule of the seed has, or every call, fails in a schedule of its own; from the
+ * index on. */
 static void run_failing(const struct sim_program *const *copies, uint64_t seed, uint64_t index, double until)
 {
     uint64_t count;
 
     sim_refusals_choose(UINT64_MAX);
     run_some(copies, seed, 1, until);
-    for (count = sim_refusals_plan(seed, fails_every()); index < count && !results->found && seconds() < until; index++) {
+    count = sim_refusals_plan(seed, fails_every());
+    for (; index < count && !results->found && seconds() < until; index++) {
         sim_refusals_choose(index);
         sim_refusals_write(results->refusal, sizeof results->refusal);
         results->index = index + 1;

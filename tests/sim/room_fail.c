@@ -22,7 +22,7 @@ static bool is_code_of(int error, int rc)
     case -ENOMEM:
         return error == ENOMEM || error == ENOBUFS;
     case BX_E_DESCRIPTORS:
-        return error == EMFILE;
+        return error == EMFILE || error == ENFILE;
     case BX_E_NO_SPACE:
         return error == ENOSPC || was_refused("fallocate");
     case BX_E_REFUSED:                  /* no ring for the reply */

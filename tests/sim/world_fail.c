@@ -37,7 +37,7 @@ static struct fallible {
     { "pipe2", { EMFILE }, 0 },
     { "F_OFD_SETLK", { ENOLCK }, 0 },           /* of fcntl */
     { "F_OFD_GETLK", { ENOMEM }, 0 },
-    { "socket", { EMFILE, ENOMEM }, 0 },
+    { "socket", { EMFILE, ENFILE, ENOMEM }, 0 },
     { "bind", { EADDRINUSE, ENOSPC }, 0 },
     { "listen", { ENOMEM }, 0 },
     { "connect", { ECONNREFUSED, EAGAIN, ENOMEM }, 0 },

@@ -67,7 +67,7 @@ ifneq ($(COUNTS),)
 OPTIMISE_sim     += -O0 --coverage -fdata-sections
 endif
 # See tests/cov/exit.c.
-OPTIMISE_cov     := -O0 -g --coverage -Wl,--wrap=_exit
+OPTIMISE_cov     := -O0 -g --coverage -Wl,--wrap=_exit -Wl,--wrap=__gcov_fork -Wl,--wrap=raise
 
 WARNINGS := -Wall -Wextra -Wshadow -Wpedantic -Wstrict-prototypes -Wmissing-prototypes
 ifeq ($(WERROR),1)
@@ -542,7 +542,7 @@ coverage: deps-unit
 	-@$(MAKE) --no-print-directory CONFIG=cov unit
 	@$(MAKE) --no-print-directory CONFIG=sim CUDA=0 COUNTS=1 BUILD=$(BUILD)/cov $(BUILD)/cov/sim/tests/sim
 	@$(BUILD)/cov/sim/tests/sim --seconds $(SIM_S)
-	@$(BUILD)/cov/sim/tests/sim --fail all --seconds $(SIM_S)
+	@$(BUILD)/cov/sim/tests/sim --fail all --seed 7 --schedules 1000000 --seconds $(SIM_S)
 	@tests/coverage.py $(BUILD)/cov/obj $(BUILD)/cov/sim/obj
 
 check: deps

@@ -47,6 +47,7 @@
 #include "object.h"
 #include "step.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -363,8 +364,7 @@ static int map_tables(struct bxi_arena *arena)
 int bxi_arena_create(const char *shm_name, uint64_t bytes, const struct bxi_arena_words *words,
                      struct bxi_arena **arena_out)
 {
-    if (shm_name != NULL && strlen(shm_name) >= BXI_OBJECT_NAME_BYTES)
-        return -ENAMETOOLONG;
+    assert(shm_name == NULL || strlen(shm_name) < BXI_OBJECT_NAME_BYTES);
     if (bytes == 0 || bytes > BXI_ARENA_BYTES_MAX)
         return bytes == 0 ? -EINVAL : -EFBIG;
     struct bxi_arena *arena = calloc(1, sizeof(*arena));
@@ -408,8 +408,7 @@ free_arena:
 
 int bxi_arena_name(struct bxi_arena *arena, const char *shm_name, const struct bxi_arena_words *words)
 {
-    if (strlen(shm_name) >= BXI_OBJECT_NAME_BYTES)
-        return -ENAMETOOLONG;
+    assert(strlen(shm_name) < BXI_OBJECT_NAME_BYTES);
     int rc = bxi_object_link(arena->pages.fd, shm_name);
     if (rc < 0)
         return rc;

@@ -30,8 +30,8 @@ bool bxi_devices_are_settled(struct bx_job *job);
  * next. Role. */
 void bxi_devices_peer_release(struct bx_job *job, const struct bxi_lend_peer *peer);
 void bxi_devices_peer_died(struct bx_job *job, struct bxi_lend_peer *peer);     /* role; after that */
-/* A frame with tensors is next in the ring. 0: bxi_loan_open will return its loan or its error; -EAGAIN: its device
- * memory is being mapped, an event follows; BX_E_CORRUPT. Role. */
+/* A frame with tensors is next in the ring; body is a private copy of the frame. 0: bxi_loan_open will return its loan
+ * or its error; -EAGAIN: its device memory is being mapped, an event follows; BX_E_CORRUPT. Role. */
 int bxi_device_hold(struct bx_job *job, struct bxi_lend_peer *peer, const void *body, size_t body_bytes);
 bool bxi_device_is_pending(const struct bxi_loan *loan);
 /* Why the device tensors of an opened loan are unavailable: 0, or a code with a sentence. BX_E_CORRUPT: its frame did

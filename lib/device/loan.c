@@ -266,23 +266,25 @@ const struct bxi_device_part *bxi_device_part_of(const struct bxi_loan *loan, co
 
 /* ---- a frame that waits ------------------------------------------------------------------------ */
 
+/* As bxi_loan_open, but for what it may point to in body. */
 static int open_held(struct bx_job *job, struct bxi_lend_peer *peer, const void *body, size_t body_bytes)
 {
-    unsigned char *copy = malloc(body_bytes);
     struct bxi_loan *loan = NULL;
-    int rc;
+    int rc = bxi_lend_truncated(peer) ? BX_E_CORRUPT : bxi_loan_open(job, peer, body, body_bytes, &loan);
 
-    if (copy == NULL)
-        return -ENOMEM;
-    memcpy(copy, body, body_bytes);
-    rc = bxi_lend_truncated(peer) ? BX_E_CORRUPT : bxi_loan_open(job, peer, copy, body_bytes, &loan);
-    if (rc < 0 || loan->packed != NULL)
-        free(copy);
-    else
-        loan->packed = copy;            /* its records and bytes are there */
-    if (rc == 0)
-        peer->held = loan;
-    return rc;
+    if (rc < 0)
+        return rc;
+    if (loan->packed == NULL && loan->bytes > 0) {
+        loan->packed = malloc(loan->bytes);
+        if (loan->packed == NULL) {
+            bxi_loan_release(loan);
+            return -ENOMEM;
+        }
+        memcpy(loan->packed, loan->data, loan->bytes);
+        loan->data = loan->packed;
+    }
+    peer->held = loan;
+    return 0;
 }
 
 int bxi_device_hold(struct bx_job *job, struct bxi_lend_peer *peer, const void *body, size_t body_bytes)

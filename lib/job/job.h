@@ -248,6 +248,7 @@ int bxi_boot_cannot_attach(const struct bx_job *job, const char *name, int rank,
 
 /* ---- limits.c: what the system refuses, as a sentence that says what to do. Start ----------------- */
 
+bool bxi_limits_are_out(int rc);                            /* no descriptor is left, of the process or the system */
 int bxi_limits_no_descriptors(const struct bx_job *job);    /* BX_E_DESCRIPTORS */
 /* A file or a socket in the socket directory cannot be opened. BX_E_SOCKET_DIR; BX_E_DESCRIPTORS. */
 int bxi_limits_no_file(const struct bx_job *job, const char *what, const char *path, int rc);

@@ -99,7 +99,7 @@ static int open_end(struct bx_job *job)
     int ends[2], error;
 
     job->boot->pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0);
-    if (job->boot->pidfd >= 0 || errno == EMFILE || errno == ENFILE)
+    if (job->boot->pidfd >= 0 || bxi_limits_are_out(-errno))
         return job->boot->pidfd < 0 ? -errno : 0;
     error = errno;
     job->boot->alive_fd = BXI_UNSHARED(pipe2(ends, O_CLOEXEC) < 0 ? -1 : ends[1]);
@@ -117,7 +117,7 @@ int bxi_machine_descriptors(struct bx_job *job)
 
     if (rc == 0)
         rc = open_end(job);
-    if (rc == -EMFILE || rc == -ENFILE)
+    if (bxi_limits_are_out(rc))
         return bx_fail(BX_E_DESCRIPTORS, "no descriptor is left for the doorbells (%s)", bx_strerror(rc));
     return rc < 0 ? bx_fail(rc, "the doorbells cannot be made: %s", bx_strerror(rc)) : 0;
 }

@@ -72,11 +72,6 @@ static int wait_a_while(const struct rejoin *rejoin)
 
 /* ---- Finding the job --------------------------------------------------------------------------- */
 
-static bool is_out_of_descriptors(int rc)
-{
-    return rc == -EMFILE || rc == -ENFILE;
-}
-
 static int door_path(const struct rejoin *rejoin, int rank, char path[BXI_BOOT_PATH_BYTES])
 {
     const struct bxi_door_id id = { rejoin->instance, rank, rejoin->worker[rank].generation };
@@ -96,7 +91,7 @@ static int connect_to(struct rejoin *rejoin, int rank)
         return rc;
     asked->pid = 0;
     asked->fd = bxi_boot_connect(path, &asked->pid);
-    if (is_out_of_descriptors(asked->fd))
+    if (bxi_limits_are_out(asked->fd))
         return bxi_limits_no_descriptors(rejoin->job);
     worker->has_door = asked->fd >= 0 || asked->fd == -EAGAIN;
     if (asked->fd < 0)
@@ -143,7 +138,7 @@ static int look_at(struct rejoin *rejoin, uint64_t instance)
     rejoin->runs = rejoin->starts = false;
     /* First: a worker that starts makes its segment before its door. A door without a segment is one that runs. */
     int rc = bxi_doors_find(job->boot->paths.directory, job->job_name, take_door, rejoin);
-    if (is_out_of_descriptors(rc))
+    if (bxi_limits_are_out(rc))
         return bxi_limits_no_descriptors(job);
     for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
         struct worker *worker = &rejoin->worker[rank];
@@ -152,7 +147,7 @@ static int look_at(struct rejoin *rejoin, uint64_t instance)
         rc = bxi_object_find_owner(job->job_name, instance, rank, &owner);
         worker->has_segment = worker->has_door = worker->was_asked = worker->answered = false;
         worker->is_said_dead = worker->is_said_alive = false;
-        if (is_out_of_descriptors(rc))
+        if (bxi_limits_are_out(rc))
             return bxi_limits_no_descriptors(job);
         if (rc < 0 || !owner.rejoin || owner.state >= BXI_LEFT)
             continue;
@@ -197,9 +192,9 @@ static int look(struct rejoin *rejoin)
 
     int rc = bxi_object_instances(job->job_name, instances.list, INSTANCES_MAX);
     instances.count = rc > 0 ? rc : 0;
-    if (!is_out_of_descriptors(rc))
+    if (!bxi_limits_are_out(rc))
         rc = bxi_doors_find(job->boot->paths.directory, job->job_name, take_instance, &instances);
-    if (is_out_of_descriptors(rc))
+    if (bxi_limits_are_out(rc))
         return bxi_limits_no_descriptors(job);
     for (int i = 0; i < instances.count; i++) {
         if ((rc = look_at(rejoin, instances.list[i])) < 0)

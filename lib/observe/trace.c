@@ -194,7 +194,8 @@ static int write_marks(struct bx_job *job, bool whole)
     struct bxi_trace *trace = job->observe->trace;
     int rc;
 
-    while (trace->drained < trace->draining.count || take_filled(trace, whole)) {
+    /* Those of the last write, then those of now. Others may record more, faster than this thread writes. */
+    for (int turns = 0; turns < 2 && (trace->drained < trace->draining.count || take_filled(trace, whole)); turns++) {
         for (; trace->drained < trace->draining.count; trace->drained++) {
             char *at = trace->text + trace->text_bytes;
 

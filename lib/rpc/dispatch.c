@@ -186,8 +186,10 @@ static int wait_for_device(struct bx_job *job, struct bxi_peer *peer, const stru
         return head->kind == BXI_REPLY ? BX_E_CORRUPT : 0;
     if ((head->flags & BXI_FLAG_RREFS) && bxi_rref_skip(body, &body_bytes) < 0)
         return BX_E_CORRUPT;
+    if (peer->lend->held == NULL)
+        memcpy(job->rpc->frame, body, body_bytes);              /* parsed in private memory only */
 
-    int rc = bxi_device_hold(job, peer->lend, body, body_bytes);
+    int rc = bxi_device_hold(job, peer->lend, job->rpc->frame, body_bytes);
 
     return rc == -EAGAIN && peer->draining ? 0 : rc;        /* the memory of a dead peer is not waited for */
 }

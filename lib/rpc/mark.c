@@ -9,15 +9,21 @@ static const char *name_worker(const struct bx_job *job, int rank)
     return job->rpc->peers[rank]->name;
 }
 
+/* A copy: the worker may have another's place meanwhile, whose functions are being found. */
 static const char *name_function(const struct bx_job *job, int callee, uint16_t function)
 {
-    const struct bxi_function_cache *functions = job->rpc->peers[callee]->functions;
+    static _Thread_local char name[BXI_NAME_BYTES];
+    const struct bxi_function_cache *functions;
 
     if (function == BXI_FUNCTION_VALUE)
         return BXI_VALUE_NAME;
     if (callee == job->rank)
         return job->rpc->handlers[function].name;
-    return functions != NULL ? functions->name[function] : "";
+    bxi_lock(&job->run->lock);
+    functions = job->rpc->peers[callee]->functions;
+    memcpy(name, functions != NULL ? functions->name[function] : "", functions != NULL ? sizeof name : 1);
+    bxi_unlock(&job->run->lock);
+    return name;
 }
 
 const struct bxi_trace_names bxi_names_for_trace = { name_worker, name_function };

@@ -4,7 +4,9 @@
  * a process that forks with the GPU open. Memory of other libraries: test_device_foreign.c.
  */
 #include "device_fixture.h"
+#include "lend/dlpack_abi.h"
 #include "tests/gpu/fake_library.h"
+#include "tests/harness/memory.h"
 
 enum gate { OPEN = 0, DONE };
 
@@ -81,6 +83,96 @@ DEVICE_TEST(device_errors, fail_with_a_code_and_advice, 60, DEVICE_FAKE, .size =
     bx_job_destroy(job);
     HARNESS_EQ(bx_tensor_read_on(tensor, NULL), BX_E_SHUTDOWN);
     bx_tensor_release(tensor);          /* after its job, and after the driver was closed */
+}
+
+/* ---- Call n fails ----------------------------------------------------------------------------- */
+
+static int enters_left;                     /* so many calls of the driver later one fails; 0: none */
+static unsigned (*real_enter)(struct CUctx_st *context);
+
+static unsigned enter_or_fail(struct CUctx_st *context)
+{
+    return __atomic_sub_fetch(&enters_left, 1, __ATOMIC_RELAXED) == 0 ? CUDA_ERROR_OUT_OF_MEMORY : real_enter(context);
+}
+
+HARNESS_HANDLER(give)
+{
+    OWN(tensor) *tensor = device_numbers(bx_request_job(request), device_open(bx_request_job(request), 0), 12, 3);
+
+    return bx_msg_put_tensor(reply, tensor);
+}
+
+static int setup_that_gives(struct bx_job *job)
+{
+    int rc = device_setup(job);
+
+    return rc < 0 ? rc : bx_register(job, "give", BX_BLOCKING, give, NULL);
+}
+
+/* device_look_at, which checks that there is memory. */
+static int lend(struct bx_job *job, struct bx_tensor *tensor)
+{
+    OWN(msg) *args = bx_msg_create(0);
+
+    bx_msg_put_i64(args, 3);
+    bx_msg_put_tensor(args, tensor);
+    bx_msg_put_i64(args, 3);
+    return args == NULL ? -ENOMEM : bx_rpc_sync(job, "worker1", "look", args, NULL, NULL);
+}
+
+/* Makes, copies, lends, borrows, passes on: the first error, or 0. */
+static int use_a_device(struct bx_job *job, struct bx_device device, struct bx_tensor *host)
+{
+    OWN(tensor) *tensor = NULL, *view = NULL, *half = NULL, *copy = NULL;
+    OWN(msg) *reply = NULL;
+    struct DLManagedTensor *managed = NULL;
+    struct bx_tensor *borrowed;
+    struct bx_reader reader;
+    int rc = bx_tensor_create_on(job, device, BX_I32, 1, (int64_t[]){ 12 }, &tensor);
+
+    if (rc < 0 || (rc = bx_tensor_copy_into(tensor, host)) < 0 || (rc = bx_tensor_written_on(tensor, NULL)) < 0 ||
+        (rc = bx_tensor_read_on(tensor, NULL)) < 0 || (rc = bx_tensor_slice(tensor, 0, 0, 12, 2, &view)) < 0 ||
+        (rc = bx_tensor_copy(job, view, &half)) < 0 || (rc = bx_tensor_copy(job, tensor, &copy)) < 0 ||
+        (rc = bx_tensor_to_dlpack(tensor, 1, &managed)) < 0)
+        return rc;
+    ((struct bxi_dl_managed *)managed)->deleter((struct bxi_dl_managed *)managed);
+    if ((rc = lend(job, tensor)) < 0 ||
+        (rc = bx_rpc_sync(job, "worker1", "give", NULL, NULL, &reply)) < 0)
+        return rc;
+    reader = bx_msg_reader(reply);
+    borrowed = bx_read_tensor(&reader);
+    if (borrowed == NULL || (rc = bx_tensor_copy_into(host, borrowed)) < 0)
+        return rc < 0 ? rc : reader.error;
+    return lend(job, borrowed);
+}
+
+DEVICE_TEST(device_errors, of_any_one_call_leave_the_others, 120, DEVICE_FAKE, .size = 2, .setup = setup_that_gives,
+            .env = { "FAKE_CUDA_DELAY_US=1" })
+{
+    struct bx_device device = device_open(job, 0);
+    struct bxi_cuda *cu = &bxi_devices_of(job)->open[0].device->gpu->cu;
+    OWN(tensor) *numbers = device_numbers(job, device, 12, 3), *host = NULL;
+
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "give", NULL, NULL, NULL), 0);       /* it opens its device */
+    HARNESS_EQ(bx_tensor_create(NULL, BX_I32, 1, (int64_t[]){ 12 }, &host), 0);
+    HARNESS_EQ(bx_tensor_copy_into(host, numbers), 0);
+    HARNESS_EQ(use_a_device(job, device, host), 0);
+    real_enter = cu->cuCtxPushCurrent_v2;
+    cu->cuCtxPushCurrent_v2 = enter_or_fail;
+    for (int memory = 0; memory < 2; memory++) {
+        int rc = -1, n = 0, left = 0;
+
+        while (left <= 0) {
+            *(memory ? &memory_fails_in : &enters_left) = ++n;
+            rc = use_a_device(job, device, host);
+            left = memory ? memory_fails_in : enters_left;
+            memory_fails_in = enters_left = 0;
+            HARNESS_CHECK(rc == 0 || (rc < 0 && left <= 0));
+            HARNESS_EQ(use_a_device(job, device, host), 0);
+        }
+        HARNESS_EQ(rc, 0);
+        HARNESS_CHECK(n > 10);
+    }
 }
 
 /* ---- While a worker shuts down --------------------------------------------------------------- */

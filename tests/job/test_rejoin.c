@@ -18,6 +18,7 @@ static void expect_generations(struct bx_job *job, int first, int second, int th
     HARNESS_EQ(bx_worker_generation(job, 1), second);
     HARNESS_EQ(bx_worker_generation(job, 2), third);
     HARNESS_EQ(bx_worker_generation(job, 3), -EINVAL);
+    HARNESS_CHECK(bx_worker_host(job, 2)[0] == '\0' && bx_worker_host(job, 3) == NULL);
 }
 
 static void survivor_of_1(struct bx_job *job)

@@ -29,15 +29,20 @@ static struct {
     uint64_t seed, schedules;
     double seconds;
     uint32_t preemptions;
-    const char *refusal;            /* of --fail; "all" */
+    const char *refusal;            /* of --fail; "all", "every" */
     const char *choices;            /* of --choices */
     const char *relax;              /* of --relax */
     bool has_seed, all, trace, replay, shrink;
 } options = { .schedules = UINT64_MAX, .seconds = 60 };
 
+static bool fails_every(void)
+{
+    return options.refusal != NULL && strcmp(options.refusal, "every") == 0;
+}
+
 static bool fails_all(void)
 {
-    return options.refusal != NULL && strcmp(options.refusal, "all") == 0;
+    return fails_every() || (options.refusal != NULL && strcmp(options.refusal, "all") == 0);
 }
 
 bool sim_can_refuse(void)
@@ -155,14 +160,16 @@ static void run_some(const struct sim_program *const *copies, uint64_t seed, uin
     }
 }
 
-/* A call of each place that the schedule of the seed has fails, in a schedule of its own; from the index on. */
+/* A call of each place that the schedule of the seed has, or every call, fails in a schedule of its own; from the
+ * index on. */
 static void run_failing(const struct sim_program *const *copies, uint64_t seed, uint64_t index, double until)
 {
     uint64_t count;
 
     sim_refusals_choose(UINT64_MAX);
     run_some(copies, seed, 1, until);
-    for (count = sim_refusals_plan(seed); index < count && !results->found && seconds() < until; index++) {
+    count = sim_refusals_plan(seed, fails_every());
+    for (; index < count && !results->found && seconds() < until; index++) {
         sim_refusals_choose(index);
         sim_refusals_write(results->refusal, sizeof results->refusal);
         results->index = index + 1;
@@ -365,7 +372,7 @@ static bool replays(const struct sim_program *const *copies)
 
 /* ---- one program ----------------------------------------------------------------------------------- */
 
-/* --fail all: each place of the seed, then those of the next one. Goes on behind a finding. */
+/* --fail all: each place of the seed, then those of the next one; every: each call. Goes on behind a finding. */
 static bool run_failures(const struct sim_program *const *copies)
 {
     double began = seconds();
@@ -383,8 +390,9 @@ static bool run_failures(const struct sim_program *const *copies)
         if (!results->complete)
             break;
     }
-    printf("%-7s seeds from %llu on: all places of %llu%s: %llu schedules in %.2f s\n", copies[0]->name,
-           (unsigned long long)options.seed, (unsigned long long)(seed - options.seed),
+    printf("%-7s seeds from %llu on: all %s of %llu%s: %llu schedules in %.2f s\n", copies[0]->name,
+           (unsigned long long)options.seed, fails_every() ? "calls" : "places",
+           (unsigned long long)(seed - options.seed),
            results->complete ? "" : ", some of the next one", (unsigned long long)schedules, seconds() - began);
     return findings == 0;
 }
@@ -455,7 +463,8 @@ static _Noreturn void usage(void)
                     "    [--choices LIST]      runs such a schedule\n"
                     "    [--relax ADDRESSES]   makes these accesses relaxed, and counts all that are not: orders.py\n"
                     "    [--long-stops]        workers are stopped for longer than calls may take\n"
-                    "    [--fail all]          each call that can fail does, in a schedule of its own\n"
+                    "    [--fail all]          at each place a call that can fail does, in a schedule of its own\n"
+                    "    [--fail every]        each call that can fail does, in a schedule of its own\n"
                     "    [--fail FUNCTION:N:ERROR]\n"
                     "    [--all PREEMPTIONS]   searches all paths with so many preemptions\n"
                     "A seed without a number of schedules runs that one. S is for all programs together.\n");
@@ -506,7 +515,7 @@ static bool is_wanted(int index)
 {
     const struct sim_program *program = &sim_copies[0][index];
 
-    if (fails_all() && program->check == NULL)      /* no whole job */
+    if (fails_all() && !program->resets)            /* no call of it can fail */
         return false;
     return options.program == NULL || strcmp(options.program, program->name) == 0;
 }

@@ -22,7 +22,7 @@ static bool is_code_of(int error, int rc)
     case -ENOMEM:
         return error == ENOMEM || error == ENOBUFS;
     case BX_E_DESCRIPTORS:
-        return error == EMFILE;
+        return error == EMFILE || error == ENFILE;
     case BX_E_NO_SPACE:
         return error == ENOSPC || was_refused("fallocate");
     case BX_E_REFUSED:                  /* no ring for the reply */
@@ -48,13 +48,24 @@ bool sim_is_refusal(int rc)
 bool sim_is_refused_start(int rank, int rc)
 {
     return sim_is_refusal(rc) ||
-           (rc == BX_E_SOCKET_DIR && was_refused("open mkdir socket bind listen connect accept4 F_OFD_SETLK")) ||
+           (rc == BX_E_SOCKET_DIR && was_refused("lstat open mkdir socket bind listen connect accept4 F_OFD_SETLK")) ||
            /* A lock that cannot be asked for counts as held. */
            (rc == BX_E_JOB_RUNNING && was_refused("F_OFD_GETLK")) ||
            (rc == BX_E_RANK_MISSING && sim_refusal() != 0 && sim_refused_worker() != rank) ||
            /* Rank 0 of several hosts tells why only who has proven that it may know. */
            (rc == BX_E_PEER_DEAD && sim_refusal() != 0 && sim_refused_worker() != rank &&
             strstr(bx_error_text(), "hung up before it said who it is") != NULL);
+}
+
+bool sim_is_to_repeat(const char *call, int rc)
+{
+    static bool was_refused;
+
+    if (rc >= 0)
+        return false;
+    if (was_refused || sim_refusal() == 0 || !is_code_of(sim_refusal(), rc))
+        sim_fail("%s returns %d: %s", call, rc, bx_error_text());
+    return was_refused = true;
 }
 
 struct bx_msg *sim_msg(void)

@@ -9,6 +9,8 @@
 #include "room_job.h"
 
 #include "boxcar.h"
+#include "rpc/rpc.h"
+#include "rpc/msg.h"
 
 bool sim_any_is_dead(void)
 {
@@ -216,6 +218,7 @@ struct bx_job *sim_job_begin(int rank, int workers, void (*more)(struct bx_job *
     if (sim_deaths(rank) > 0)
         come_back(rank);
     bx_set_log(log_line, NULL);
+    bxi_checked = getenv("BX_CHECKED") != NULL;         /* the library reads it when it is loaded */
     rc = bx_job_create(&options, &job);
     if (rc < 0 && sim_is_refusal(rc))
         rc = bx_job_create(&options, &job);

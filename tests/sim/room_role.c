@@ -324,7 +324,7 @@ static void await_timer(struct thread *thread)
 {
     thread->timer.fire = fired;
     bxi_lock(&run.lock);
-    bxi_timer_set(&run, &thread->timer, sim_now() + (1 + sim_choose(4)) * 5000000);
+    SIM_MUST(bxi_timer_set(&run, &thread->timer, sim_now() + (1 + sim_choose(4)) * 5000000));
     bxi_unlock(&run.lock);
     expect(thread, BX_FOREVER, 0, true);
 }
@@ -373,22 +373,23 @@ static void use_it(void *(*work)(void *), bool joins, int fibers[THREADS])
         sim_join(fibers[i]);
 }
 
-static void begin(void)
+static int begin(void)
 {
+    int rc;
+
     armed = sim_memory(64);
     bxi_run_init(&run, &(struct bxi_run_setup){ .host = &host, .system = &bxi_real_system, .name = "sim", .serial = 1,
                                                 .counters = counters, .spin_ns = sim_choose(4) == 0 });
     run.sleeper_kind = BXI_SLEEPER_EPOLL;
-    if (bxi_run_open_bells(&run) < 0)
-        sim_fail("no bells");
+    if ((rc = bxi_run_open_bells(&run)) < 0)
+        return rc;
     bxi_run_attach(&run, armed, counters, &spins);
     run.cpus = 1 + (int)sim_choose(2);
     bell = (struct bxi_bell_peer){ .word = armed, .fd = { run.bell_fd[0], run.bell_fd[1] } };
     bxi_lock(&run.lock);
     bxi_run_add(&run, &ops, NULL);
     bxi_unlock(&run.lock);
-    if (bxi_progress_start(&run, sim_choose(4) == 0) < 0)
-        sim_fail("no background thread, or no loop");
+    return bxi_progress_start(&run, sim_choose(4) == 0);
 }
 
 /* The program's own loop, instead of the background thread. Until the other descriptor is readable. */
@@ -416,12 +417,17 @@ static bool owes_nothing(void *unused)
 
 void sim_room_role(int worker)
 {
-    int fibers[THREADS], peer, other = -1, own_loop = -1, end_fd = eventfd(0, EFD_CLOEXEC);
+    int fibers[THREADS], peer, other = -1, own_loop = -1, end_fd;
 
     (void)worker;
     if (sim_choose(2) == 0)
         sim_count(BRIEF, 1 + sim_choose(2));
-    begin();
+    SIM_MUST((end_fd = eventfd(0, EFD_CLOEXEC)) < 0 ? -errno : 0);
+    while (sim_is_to_repeat("the start", begin())) {
+        bxi_progress_stop(&run);
+        bxi_run_fini(&run);
+        run = (struct bxi_run){ 0 };
+    }
     if (run.loop_fd >= 0 && sim_truth(BRIEF) != 1)          /* else it is busy elsewhere */
         own_loop = sim_spawn("loop", loop, &end_fd);
     peer = sim_spawn("peer", answer, NULL);

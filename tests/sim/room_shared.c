@@ -24,12 +24,15 @@ static void register_shared(struct bx_job *job)
     SIM_AGAIN(job, "bx_register", bx_register(job, "pooled", BX_BLOCKING, sim_double, NULL));
 }
 
+/* Made again if it was refused. */
 static struct bx_msg *message(int64_t value)
 {
     struct bx_msg *msg = sim_msg();
 
-    bx_msg_put_i64(msg, value);
-    return msg;
+    if (bx_msg_put_i64(msg, value) == 0)
+        return msg;
+    bx_msg_destroy(msg);
+    return message(value);
 }
 
 /* One call that fails may be told to all who wait. */

@@ -21,17 +21,11 @@ static struct bx_var *stepped;              /* each step of the optimizer takes 
 static struct bx_optim *optim;
 static int steps_of[THREADS];
 
-static void must(const char *what, int rc)
-{
-    if (rc < 0)
-        sim_fail("%s returns %d: %s", what, rc, bx_error_text());
-}
-
 static struct bx_tensor *number(double value)
 {
     struct bx_tensor *tensor = NULL;
 
-    must("bx_tensor_create", bx_tensor_create(NULL, BX_F64, 1, &(int64_t){ 1 }, &tensor));
+    SIM_MUST(bx_tensor_create(NULL, BX_F64, 1, &(int64_t){ 1 }, &tensor));
     *(double *)bx_tensor_data_mut(tensor) = value;
     return tensor;
 }
@@ -41,7 +35,7 @@ static struct bx_var *leaf(double value)
     struct bx_tensor *tensor = number(value);
     struct bx_var *var = NULL;
 
-    must("bx_var_create", bx_var_create(tensor, true, &var));
+    SIM_MUST(bx_var_create(tensor, true, &var));
     bx_tensor_release(tensor);
     return var;
 }
@@ -55,7 +49,7 @@ static void change_parameter(void)
 {
     struct bx_tensor *value = number(1 + sim_choose(VALUES));
 
-    must("bx_var_set_value", bx_var_set_value(parameter, value));
+    SIM_MUST(bx_var_set_value(parameter, value));
     bx_tensor_release(value);
 }
 
@@ -65,7 +59,7 @@ static void read_parameter(void)
     double is;
 
     if (sim_choose(2) == 0) {
-        must("bx_tensor_slice", bx_tensor_slice(value, 0, 0, 1, 1, &view));
+        SIM_MUST(bx_tensor_slice(value, 0, 0, 1, 1, &view));
         bx_tensor_release(value);
         value = view;
     }
@@ -76,38 +70,46 @@ static void read_parameter(void)
 }
 
 /* A pass over a node of this thread's own. */
-static void use_parameter(struct bx_tape *tape, struct bx_grads *grads)
+static int use_parameter(struct bx_tape *tape, struct bx_grads *grads)
 {
     struct bx_tensor *x = number(7);
     struct bx_var *mine = bx_var_mul(tape, bx_tape_input(tape, x), parameter);
+    int rc = mine == NULL ? bx_tape_error(tape) : bx_backward(&mine, NULL, 1, false, grads);
 
-    must("bx_backward", bx_backward(&mine, NULL, 1, false, grads));
-    if (item(bx_grads_get(grads, parameter)) != 7)
+    if (rc == 0 && item(bx_grads_get(grads, parameter)) != 7)
         sim_fail("the gradient of the parameter is %g", item(bx_grads_get(grads, parameter)));
-    bx_grads_clear(grads);
-    bx_tape_clear(tape);
     bx_tensor_release(x);
+    return rc;
 }
 
-static void pass_over_product(struct bx_grads *grads)
+static int pass_over_product(struct bx_grads *grads)
 {
     int rc = bx_backward(&product, NULL, 1, true, grads);
 
-    if (rc != BX_E_STATE)
-        must("bx_backward", rc);
     if (rc == 0 && item(bx_grads_get(grads, left)) != RIGHT)
         sim_fail("the gradient of a factor is %g", item(bx_grads_get(grads, left)));
-    bx_grads_clear(grads);
+    return rc == BX_E_STATE ? 0 : rc;
 }
 
-static void step(struct bx_tape *tape, struct bx_grads *grads)
+static int step(struct bx_tape *tape, struct bx_grads *grads)
 {
     struct bx_var *mine = bx_var_scale(tape, stepped, 1);
+    int rc = mine == NULL ? bx_tape_error(tape) : bx_backward(&mine, NULL, 1, false, grads);
 
-    must("bx_backward", bx_backward(&mine, NULL, 1, false, grads));
-    must("bx_optim_step", bx_optim_step(optim, NULL, grads));
+    return rc < 0 ? rc : bx_optim_step(optim, NULL, grads);
+}
+
+static int operate(uint32_t operation, struct bx_tape *tape, struct bx_grads *grads)
+{
     bx_grads_clear(grads);
     bx_tape_clear(tape);
+    switch (operation) {
+    case 0: change_parameter(); return 0;
+    case 1: read_parameter(); return 0;
+    case 2: return use_parameter(tape, grads);
+    case 3: return step(tape, grads);
+    default: return pass_over_product(grads);
+    }
 }
 
 static void *use(void *steps_taken)
@@ -116,19 +118,14 @@ static void *use(void *steps_taken)
     struct bx_tape *tape = NULL;
     struct bx_grads *grads = NULL;
 
-    must("bx_tape_create", bx_tape_create(NULL, &tape));
-    must("bx_grads_create", bx_grads_create(NULL, &grads));
-    for (uint32_t i = 0; i < steps; i++)
-        switch (sim_choose(6)) {
-        case 0: change_parameter(); break;
-        case 1: read_parameter(); break;
-        case 2: use_parameter(tape, grads); break;
-        case 3:
-            step(tape, grads);
-            ++*(int *)steps_taken;
-            break;
-        default: pass_over_product(grads); break;
-        }
+    SIM_MUST(bx_tape_create(NULL, &tape));
+    SIM_MUST(bx_grads_create(NULL, &grads));
+    for (uint32_t i = 0; i < steps; i++) {
+        uint32_t operation = sim_choose(6);
+
+        SIM_MUST(operate(operation, tape, grads));
+        *(int *)steps_taken += operation == 3;
+    }
     bx_grads_destroy(grads);
     bx_tape_destroy(tape);
     bx_var_release(product);
@@ -148,10 +145,10 @@ void sim_room_vars(int worker)
     parameter = leaf(1);
     left = leaf(LEFT);
     stepped = leaf(0);
-    must("bx_optim_sgd_create", bx_optim_sgd_create(&(struct bx_optim_sgd){ .struct_bytes = sizeof(struct bx_optim_sgd),
-                                                                            .lr = 1 }, &stepped, 1, &optim));
-    must("bx_tape_create", bx_tape_create(NULL, &tape));
-    product = bx_var_mul(tape, left, right);
+    SIM_MUST(bx_optim_sgd_create(&(struct bx_optim_sgd){ .struct_bytes = sizeof(struct bx_optim_sgd), .lr = 1 },
+                                 &stepped, 1, &optim));
+    SIM_MUST(bx_tape_create(NULL, &tape));
+    SIM_MUST((bx_tape_clear(tape), product = bx_var_mul(tape, left, right)) != NULL ? 0 : bx_tape_error(tape));
     for (int i = 0; i < count; i++) {
         bx_var_acquire(parameter);
         bx_var_acquire(left);

@@ -10,6 +10,10 @@
 
 #define SIM_NAP_NS 50000       /* of shm/backoff.h: for a thread that is held */
 
+/* The call succeeds; one that was refused (--fail) does when it is made again: true. */
+bool sim_is_to_repeat(const char *call, int rc);        /* room_fail.c */
+#define SIM_MUST(call) do { } while (sim_is_to_repeat(#call, call))
+
 void sim_room_ring(int worker);         /* room_ring.c */
 void sim_room_bell(int worker);
 void sim_room_role(int worker);         /* room_role.c */

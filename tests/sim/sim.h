@@ -316,9 +316,9 @@ extern uint64_t sim_changes;                    /* of descriptors: who sleeps on
 
 /* ---- world_fail.c ------------------------------------------------------------------------------------ */
 
-/* From the last schedule, in which none failed: one call of each place, in an order of the seed. How many, in how many
- * ways. */
-uint64_t sim_refusals_plan(uint64_t seed);
+/* From the last schedule, in which none failed: one call of each place, or every one, in an order of the seed. How
+ * many, in how many ways. */
+uint64_t sim_refusals_plan(uint64_t seed, bool every);
 void sim_refusals_choose(uint64_t index);       /* one of them, for the next schedule; UINT64_MAX: none */
 bool sim_refusals_read(const char *text);       /* FUNCTION:N:ERROR */
 void sim_refusals_write(char *text, size_t bytes);

@@ -8,7 +8,9 @@
  */
 #include "world.h"
 
+#include <sys/file.h>
 #include <sys/socket.h>
+#include <sys/statvfs.h>
 
 /* Most errors of a function. EINTR is not here where the schedule has it ("disturbed"). */
 #define ERRORS 3
@@ -35,7 +37,7 @@ static struct fallible {
     { "pipe2", { EMFILE }, 0 },
     { "F_OFD_SETLK", { ENOLCK }, 0 },           /* of fcntl */
     { "F_OFD_GETLK", { ENOMEM }, 0 },
-    { "socket", { EMFILE, ENOMEM }, 0 },
+    { "socket", { EMFILE, ENFILE, ENOMEM }, 0 },
     { "bind", { EADDRINUSE, ENOSPC }, 0 },
     { "listen", { ENOMEM }, 0 },
     { "connect", { ECONNREFUSED, EAGAIN, ENOMEM }, 0 },
@@ -43,11 +45,16 @@ static struct fallible {
     { "sendmsg", { ENOBUFS, ETOOMANYREFS }, 0 },
     { "recvmsg", { EMFILE }, 0 },               /* descriptors do not arrive, MSG_CTRUNC */
     { "ftruncate", { EFBIG }, 0 },
+    { "pwrite", { ENOSPC }, 0 },
+    { "flock", { ENOLCK }, 0 },
+    { "statvfs", { ENOSYS }, 0 },
+    { "lstat", { EACCES }, 0 },
     { "fallocate", { ENOSPC, ENOMEM, EINTR }, 0 },
     { "mkdir", { ENOSPC, EACCES }, 0 },
     { "linkat", { ENOSPC, ENOENT }, 0 },
     { "pthread_create", { EAGAIN }, 0 },
     { "pthread_key_create", { EAGAIN }, 0 },
+    { "pthread_setspecific", { ENOMEM }, 0 },
 };
 #define FUNCTIONS (sizeof functions / sizeof functions[0])
 
@@ -82,7 +89,7 @@ const char *sim_refused_function(void)
     return refusal.happened != 0 ? refusal.function->name : "";
 }
 
-/* The calls of the last schedule that ran without one that fails; behind the plan one of each place, mixed. */
+/* The calls of the last schedule that ran without one that fails; behind the plan those that are to fail, mixed. */
 #define CALLS_MOST 65536
 static struct call {
     uint64_t place;
@@ -149,7 +156,7 @@ static bool is_new(uint64_t place)
     return true;
 }
 
-uint64_t sim_refusals_plan(uint64_t seed)
+uint64_t sim_refusals_plan(uint64_t seed, bool every)
 {
     uint32_t kept = 0;
     uint64_t count = 0;
@@ -160,7 +167,7 @@ uint64_t sim_refusals_plan(uint64_t seed)
         struct call call = calls[other];
 
         calls[other] = calls[i];
-        if (is_new(call.place)) {
+        if (every || is_new(call.place)) {
             calls[kept++] = call;
             count += (uint64_t)errors_of(&functions[call.function]);
         }
@@ -240,6 +247,10 @@ int sim_fallocate(int fd, int mode, off_t offset, off_t bytes)
     return rc;
 }
 
+OTHERWISE(ssize_t, -1, pwrite, (int fd, const void *data, size_t bytes, off_t at), (fd, data, bytes, at))
+OTHERWISE(int, -1, flock, (int fd, int operation), (fd, operation))
+OTHERWISE(int, -1, statvfs, (const char *path, struct statvfs *status), (path, status))
+OTHERWISE(int, -1, lstat, (const char *path, struct stat *status), (path, status))
 OTHERWISE(int, -1, mkdir, (const char *path, mode_t mode), (path, mode))
 
 int sim_fcntl(int fd, int command, ...);

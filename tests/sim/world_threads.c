@@ -341,6 +341,8 @@ void sim_thread_ends(void)
 
 int sim_pthread_setspecific(pthread_key_t key, const void *value)
 {
+    if (value != NULL && sim_fails("pthread_setspecific"))
+        return errno;
     sim_self->own[key] = (void *)(uintptr_t)value;
     return 0;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * A child that is forked after bx_job_create, before or after the start: every function that takes a job, or that uses
- * a pending future, fails with BX_E_FORKED and a sentence, NULL or false. cases.awk makes a call of each function of the
- * headers that takes a job.
+ * a pending future, fails with BX_E_FORKED and a sentence, NULL or false. cases.awk makes a call of each function that
+ * takes a job.
  */
 #include "tests/harness/held.h"
 

@@ -2,7 +2,7 @@
 /*
  * NULL where a public function needs a pointer: it returns -EINVAL with a sentence, NULL, false, 0 or "", or does
  * nothing. cases.awk makes a call for each pointer that each function of the public headers needs, in a job that has
- * started, so that no other check comes first. Here are those of functions with a format, and NULL within what is given.
+ * started, so that no other check comes first. Here are functions with a format, and NULL within what is given.
  */
 #include "tests/harness/harness.h"
 

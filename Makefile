@@ -282,6 +282,17 @@ $(O)/lib/nn/cuda_kernels.o: $(O)/text/kernels.inc
 $(O)/demos/reinforce/policy_cuda.o: $(O)/text/policy.inc
 $(O)/tools/bxbench/gpu.o: $(O)/text/bench_gpu.inc
 
+# Calls of all functions that the public headers declare.
+$(O)/text/null_cases.inc: $(wildcard lib/boxcar*.h)
+$(O)/text/forked_cases.inc: $(addprefix lib/,boxcar.h boxcar_tensor.h boxcar_rref.h)
+$(O)/text/forked_cases.inc: FORKED := -v forked=1
+$(O)/text/%_cases.inc: tests/base/cases.awk
+	@mkdir -p $(@D)
+	$(call say,TEXT,$@)
+	$(Q)awk $(FORKED) -f $^ >$@
+$(O)/tests/base/test_null.o: $(O)/text/null_cases.inc
+$(O)/tests/base/test_forked.o: $(O)/text/forked_cases.inc
+
 -include $(patsubst %.o,%.d,$(call objects,$(ALL_SRCS) $(SIM_SRCS) $(COPY_SRCS)) $(steps_OBJS) $(BARE_SRCS:%.c=$(O)/bare/%.o))
 
 # Made anew each time: ar would keep the members of files that are no more.

@@ -203,16 +203,6 @@ Test(param_server, trains_the_model_of_a_single_process_on_gpus, .timeout = LIMI
 }
 #endif
 
-Test(param_server, makes_an_update_of_all_trainers_gradients_if_they_are_fewer_than_asked, .timeout = LIMIT_S)
-{
-    struct ps_flags flags = SMALL;
-
-    flags.trainers = 3;
-    flags.batch_update_size = 5;
-    flags.num_batches = 2;
-    expect_same_as_alone(&flags);
-}
-
 Test(param_server, makes_an_update_of_each_gradient_if_the_update_size_is_one, .timeout = LIMIT_S)
 {
     struct ps_flags flags = SMALL;
@@ -228,40 +218,6 @@ Test(param_server, makes_an_update_of_each_gradient_if_the_update_size_is_one, .
     /* The newest, the next, and for each trainer the one it computes with and the one in flight to it. */
     cr_expect_leq(result->versions_live_max, 2 + 2 * (uint64_t)flags.trainers);
     munmap(result, ps_result_bytes(&flags));
-}
-
-Test(param_server, accounts_for_every_tensor_and_second, .timeout = LIMIT_S)
-{
-    struct ps_result *result = run_job(&SMALL);
-    struct ps_params params;
-    struct bx_net *net = NULL;
-
-    cr_assert_eq(ps_net_create(&SMALL, NULL, 2, 32, &net), 0);
-    cr_assert_eq(ps_params_init(&params, net), 0);
-    cr_expect_eq(params.count, 62);
-    for (int k = 0; k < SMALL.trainers; k++) {
-        const struct ps_trainer_result *trainer = &result->trainers[k];
-        const struct ps_spent *s = &trainer->spent;
-        double sum = s->data + s->repack + s->forward + s->backward + s->call + s->wait;
-
-        /* The first model, then gradients and a model for each batch. */
-        cr_expect_eq(s->handed_bytes, (1 + 2 * SMALL.num_batches) * ps_params_bytes(&params));
-        cr_expect_eq(trainer->batches, SMALL.num_batches);
-        cr_expect_leq(sum, s->total);
-        cr_expect_leq(s->total, result->total_s);
-        cr_expect_geq(sum, 0.5 * s->total);
-    }
-    double seconds = 0.0;
-    for (size_t i = 0; i < result->updates; i++) {
-        cr_expect_geq(result->update[i].beyond_compute_s, result->update[i].step_s);
-        cr_expect_geq(result->update[i].seconds, result->update[i].step_s);
-        seconds += result->update[i].seconds;
-    }
-    cr_expect_leq(seconds, result->total_s);
-    cr_expect_leq(result->versions_live_max, 2 + (uint64_t)SMALL.trainers);
-    ps_params_fini(&params);
-    bx_net_destroy(net);
-    munmap(result, ps_result_bytes(&SMALL));
 }
 
 /* ---- Memory on a GPU ----------------------------------------------------------------------------------- */

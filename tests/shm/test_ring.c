@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * shm/ring.c in one thread: both sides of a ring in private memory, with positions set directly. The simulator
- * (tests/sim/, ring) runs both sides at the same time.
+ * (tests/sim/, ring) has what goes through a ring: order, bytes, laps, padding, groups.
  */
 #include "tests/harness/test.h"
 #include "shm/ring.h"
@@ -103,48 +103,6 @@ static int peek(void)
 
 TestSuite(ring, .timeout = 120);
 
-Test(ring, carries_frames_of_all_lengths_over_many_laps_and_position_ends)
-{
-    for (size_t c = 0; c < COUNT(capacities); c++) {
-        for (size_t s = 0; s < COUNT(starts); s++) {
-            uint64_t capacity = capacities[c];
-            uint64_t moved = 0;
-
-            set_up(capacity, starts[s]);
-            for (int i = 0; moved < 8 * capacity; i++) {
-                uint64_t bytes = 1 + (uint64_t)i * 37 % (capacity / 8);
-                cr_assert_eq(send(bytes, i), 0, "capacity %lu start %lx frame %d",
-                             (unsigned long)capacity, (unsigned long)starts[s], i);
-                take(bytes, i);
-                cr_assert_eq(peek(), 0);
-                cr_assert_eq(rig.reader.read_pos, rig.writer.write_pos);
-                moved = rig.writer.write_pos - starts[s];
-            }
-        }
-    }
-}
-
-Test(ring, keeps_frames_in_order_when_it_is_drained_only_once_full)
-{
-    for (size_t s = 0; s < COUNT(starts); s++) {
-        int sent = 0;
-        int taken = 0;
-
-        set_up(4096, starts[s]);
-        for (int lap = 0; lap < 20; lap++) {
-            while (send(1 + (uint64_t)sent % 512, sent) == 0)
-                sent++;
-            while (taken < sent) {
-                take(1 + (uint64_t)taken % 512, taken);
-                taken++;
-            }
-            cr_assert_eq(peek(), 0);
-            bxi_ring_publish(&rig.reader);
-        }
-        cr_assert_gt(sent, 200);
-    }
-}
-
 Test(ring, reserves_the_same_place_again_when_nothing_was_committed)
 {
     void *first = NULL;
@@ -184,60 +142,7 @@ Test(ring, takes_whole_lines_with_the_commit_word_in_the_first)
     cr_assert_eq(get_word(0), word_of(0, 57));
 }
 
-Test(ring, writes_the_sequence_of_the_position_into_the_commit_word)
-{
-    for (size_t s = 0; s < COUNT(starts); s++) {
-        set_up(1024, starts[s]);
-        for (int i = 0; i < 12; i++) {
-            uint64_t pos = rig.writer.write_pos;
-            cr_assert_eq(send(5, i), 0);
-            cr_assert_eq(get_word(pos), word_of(pos, 5));
-        }
-    }
-}
-
-/* ---- The next commit word, the wrap, the room ------------------------------------------------ */
-
-Test(ring, pads_exactly_to_capacity_and_goes_on_at_offset_0)
-{
-    for (size_t s = 0; s < COUNT(starts); s++) {
-        uint64_t pos = (starts[s] & ~UINT64_C(1023)) + 960;
-
-        set_up(1024, pos);
-        cr_assert_eq(send(57, 4), 0);
-        cr_assert_eq(get_word(pos), word_of(pos, PADDING | 64));
-        cr_assert_eq(get_word(pos + 64), word_of(pos + 64, 57));
-        cr_assert_eq(get_word(pos + 64 + 128), 0);
-        cr_assert_eq(rig.writer.write_pos, pos + 64 + 128);
-        take(57, 4);
-        cr_assert_eq(peek(), 0);
-    }
-}
-
-/* ---- Groups ----------------------------------------------------------------------------------- */
-
-Test(ring, shows_a_group_only_at_its_end_and_then_all_of_it)
-{
-    for (size_t s = 0; s < COUNT(starts); s++) {
-        set_up(4096, starts[s]);
-        for (int lap = 0; lap < 40; lap++) {        /* groups begin at every line, and some with padding */
-            uint64_t first = rig.writer.write_pos;
-
-            bxi_ring_group_begin(&rig.writer);
-            for (int i = 0; i < 5; i++)
-                cr_assert_eq(send((uint64_t)(100 + 80 * i), lap + i), 0);
-            cr_assert_eq(peek(), 0, "start %zu lap %d", s, lap);
-            cr_assert_eq(get_word(first), 0);
-            cr_assert_eq(bxi_ring_published(&rig.writer), first);
-            bxi_ring_group_end(&rig.writer);
-            cr_assert_eq(bxi_ring_published(&rig.writer), rig.writer.write_pos);
-            for (int i = 0; i < 5; i++)
-                take((uint64_t)(100 + 80 * i), lap + i);
-            cr_assert_eq(peek(), 0);
-            cr_assert_eq(rig.reader.read_pos, rig.writer.write_pos);
-        }
-    }
-}
+/* ---- The room -------------------------------------------------------------------------------- */
 
 Test(ring, is_full_with_one_line_left_for_the_next_commit_word)
 {

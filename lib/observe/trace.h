@@ -80,7 +80,8 @@ struct bxi_mark {
 /* Where the names in events come from: rpc/mark.c. */
 struct bxi_trace_names {
     const char *(*worker)(const struct bx_job *job, int rank);
-    const char *(*function)(const struct bx_job *job, int callee, uint16_t function);   /* "": unknown */
+    /* Of a function, BXI_NAME_BYTES; "": unknown. */
+    void (*function)(const struct bx_job *job, int callee, uint16_t function, char *name);
 };
 /* Turns the trace on if BX_TRACE is set. Rank 0 begins the file before the gate of the start opens (bootstrap_root.c);
  * the others open it after the gate (bx_job_start). An error is logged and leaves the trace off; with to_stderr it is

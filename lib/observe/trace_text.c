@@ -76,13 +76,16 @@ struct line {
     const char *what;               /* before the name */
     const char *name;
     uint64_t ns;
+    char function[BXI_NAME_BYTES];
 };
 
-static const char *function_of(const struct line *line)
+static void name_by_function(struct line *line)
 {
     const struct bxi_mark *mark = line->mark;
 
-    return mark->function == BXI_MARK_NO_FUNCTION ? "" : line->names->function(line->job, mark->callee, mark->function);
+    if (mark->function != BXI_MARK_NO_FUNCTION)
+        line->names->function(line->job, mark->callee, mark->function, line->function);
+    line->name = line->function;
 }
 
 static char *begin_line(char *at, const struct line *line)
@@ -118,7 +121,7 @@ static char *put_arrow_line(char *at, const struct line *line, uint64_t id)
 static char *put_arrow(char *at, const struct line *of, char phase, bool reply)
 {
     struct line line = { of->job, of->names, of->mark, phase, "arrow", reply ? "reply" : "request", "",
-                         of->mark->begin_ns };
+                         of->mark->begin_ns, "" };
 
     return put_arrow_line(at, &line, arrow_id(of->mark, reply));
 }
@@ -174,7 +177,7 @@ static char *put_call(char *at, struct line line)
     const struct bxi_mark *mark = line.mark;
 
     line.category = "call";
-    line.name = function_of(&line);
+    name_by_function(&line);
     if (mark->kind == BXI_MARK_SPAN) {
         line.category = "async call";
         return put_span(at, line, "to", mark->callee);
@@ -200,7 +203,7 @@ static char *put_handler(char *at, struct line line)
     const struct bxi_mark *mark = line.mark;
 
     line.category = "handler";
-    line.name = function_of(&line);
+    name_by_function(&line);
     if (mark->kind == BXI_MARK_FUTURE) {
         line.category = "async handler";
         return put_span(at, line, "caller", mark->caller);
@@ -277,7 +280,7 @@ static char *put_metadata(char *at, const struct line *line, const char *what)
 char *bxi_trace_put_mark(char *at, const struct bx_job *job, const struct bxi_trace_names *names,
                          const struct bxi_mark *mark)
 {
-    struct line line = { job, names, mark, 'X', "", "", "", mark->begin_ns };
+    struct line line = { job, names, mark, 'X', "", "", "", mark->begin_ns, "" };
 
     switch ((enum bxi_mark_kind)mark->kind) {
     case BXI_MARK_CALL:

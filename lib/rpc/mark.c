@@ -9,21 +9,22 @@ static const char *name_worker(const struct bx_job *job, int rank)
     return job->rpc->peers[rank]->name;
 }
 
-/* A copy: the worker may have another's place meanwhile, whose functions are being found. */
-static const char *name_function(const struct bx_job *job, int callee, uint16_t function)
+/* Under the lock: the worker may have another's place meanwhile, whose functions are being found. */
+static void name_function(const struct bx_job *job, int callee, uint16_t function, char *name)
 {
-    static _Thread_local char name[BXI_NAME_BYTES];
     const struct bxi_function_cache *functions;
 
-    if (function == BXI_FUNCTION_VALUE)
-        return BXI_VALUE_NAME;
-    if (callee == job->rank)
-        return job->rpc->handlers[function].name;
-    bxi_lock(&job->run->lock);
-    functions = job->rpc->peers[callee]->functions;
-    memcpy(name, functions != NULL ? functions->name[function] : "", functions != NULL ? sizeof name : 1);
-    bxi_unlock(&job->run->lock);
-    return name;
+    if (function == BXI_FUNCTION_VALUE) {
+        memcpy(name, BXI_VALUE_NAME, sizeof BXI_VALUE_NAME);
+    } else if (callee == job->rank) {
+        memcpy(name, job->rpc->handlers[function].name, BXI_NAME_BYTES);
+    } else {
+        bxi_lock(&job->run->lock);
+        functions = job->rpc->peers[callee]->functions;
+        if (functions != NULL)
+            memcpy(name, functions->name[function], BXI_NAME_BYTES);
+        bxi_unlock(&job->run->lock);
+    }
 }
 
 const struct bxi_trace_names bxi_names_for_trace = { name_worker, name_function };

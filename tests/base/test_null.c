@@ -203,7 +203,6 @@ static void release_all(void)
 {
     bx_net_destroy(a_net);
     bx_context_end(a_context);
-    bx_context_release(a_context);
     bx_grads_destroy(a_grads);
     bx_tape_destroy(a_tape);
     bx_var_release(a_var);

@@ -666,10 +666,10 @@ void sim_room_job_check(void)
 
     /* Nobody removes the names of a worker that dies when all others have left or died, nor of a rank 0 that comes back
      * when all have left, begins another job, and dies in its start. A lock that cannot be asked for counts as
-     * held, and one whose file cannot be opened is not swept: then the next job removes its name. */
+     * held, and one whose file cannot be opened or looked at is not swept: then the next job removes its name. */
     if (left > 0 && !one_was_unaware() && !host_is_extinct() && sim_truth(EXTINCT) == 0 &&
         !(sim_is_dead(0) && sim_truth(BEGINNING) > 0) && strcmp(sim_refused_function(), "F_OFD_GETLK") != 0 &&
-        !(left == 1 && strcmp(sim_refused_function(), "open") == 0))
+        !(left == 1 && (strcmp(sim_refused_function(), "open") == 0 || strcmp(sim_refused_function(), "lstat") == 0)))
         sim_fail("%d names are left in /dev/shm or the directory of sockets", left);
     if (sim_truth(OBJECTS) != 0 && !sim_any_is_dead())
         sim_fail("%lld objects are left", (long long)sim_truth(OBJECTS));

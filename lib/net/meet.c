@@ -145,7 +145,10 @@ static int name_host(struct bx_job *job)
 static int timeout_from_environment(uint64_t *timeout_ns)
 {
     uint64_t timeout_ms = TIMEOUT_MS;
-    int rc = bxi_number_from_environment("BX_NET_TIMEOUT_MS", 1, TIMEOUT_MS_MAX, &timeout_ms);
+    /* As the other variables of several hosts, not for a program with more rights than its caller. */
+    int rc = secure_getenv("BX_NET_TIMEOUT_MS") == NULL
+                 ? 0
+                 : bxi_number_from_environment("BX_NET_TIMEOUT_MS", 1, TIMEOUT_MS_MAX, &timeout_ms);
 
     *timeout_ns = timeout_ms * 1000000;
     return rc;

@@ -28,7 +28,7 @@ lib/rpc: lib/rref lib/device lib/lend lib/run lib/observe lib/base shm gpu publi
 lib/net: lib/rpc lib/rref lib/device lib/lend lib/run lib/observe lib/base shm gpu public
 lib/net/ucx: lib/net/wire.h
 lib/job: lib/net lib/rpc lib/rref lib/device lib/lend lib/run lib/observe lib/base shm gpu public
-lib/nn: public gpu/cuda_api.h gpu/cuda_driver.h lib/base/options.h
+lib/nn: public gpu/cuda_api.h gpu/cuda_driver.h gpu/stub.h lib/base/options.h
 lib/autograd: public shm/atomic.h shm/backoff.h lib/base/options.h
 lib/examples: public
 lib/python/boxcar: public

@@ -11,7 +11,7 @@
 
 #define EXCUSED_MOST 3                  /* or as many as there are workers */
 
-static bool was_refused(const char *functions)
+bool sim_was_refused(const char *functions)
 {
     return sim_refusal() != 0 && strstr(functions, sim_refused_function()) != NULL;
 }
@@ -24,10 +24,10 @@ static bool is_code_of(int error, int rc)
     case BX_E_DESCRIPTORS:
         return error == EMFILE || error == ENFILE;
     case BX_E_NO_SPACE:
-        return error == ENOSPC || was_refused("fallocate");
+        return error == ENOSPC || sim_was_refused("fallocate");
     case BX_E_REFUSED:                  /* no ring for the reply */
     case BX_E_NO_OBJECT:                /* bx_remote failed, and who uses the reference does not know why */
-        return was_refused("malloc fallocate");
+        return sim_was_refused("malloc fallocate");
     default:
         return rc == -error;
     }
@@ -48,9 +48,10 @@ bool sim_is_refusal(int rc)
 bool sim_is_refused_start(int rank, int rc)
 {
     return sim_is_refusal(rc) ||
-           (rc == BX_E_SOCKET_DIR && was_refused("lstat open mkdir socket bind listen connect accept4 F_OFD_SETLK")) ||
+           (rc == BX_E_SOCKET_DIR &&
+            sim_was_refused("lstat open mkdir socket bind listen connect accept4 F_OFD_SETLK")) ||
            /* A lock that cannot be asked for counts as held. */
-           (rc == BX_E_JOB_RUNNING && was_refused("F_OFD_GETLK")) ||
+           (rc == BX_E_JOB_RUNNING && sim_was_refused("F_OFD_GETLK")) ||
            (rc == BX_E_RANK_MISSING && sim_refusal() != 0 && sim_refused_worker() != rank) ||
            /* Rank 0 of several hosts tells why only who has proven that it may know. */
            (rc == BX_E_PEER_DEAD && sim_refusal() != 0 && sim_refused_worker() != rank &&
@@ -59,13 +60,13 @@ bool sim_is_refused_start(int rank, int rc)
 
 bool sim_is_to_repeat(const char *call, int rc)
 {
-    static bool was_refused;
+    static bool has_failed;
 
     if (rc >= 0)
         return false;
-    if (was_refused || sim_refusal() == 0 || !is_code_of(sim_refusal(), rc))
+    if (has_failed || sim_refusal() == 0 || !is_code_of(sim_refusal(), rc))
         sim_fail("%s returns %d: %s", call, rc, bx_error_text());
-    return was_refused = true;
+    return has_failed = true;
 }
 
 struct bx_msg *sim_msg(void)

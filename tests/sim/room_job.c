@@ -668,8 +668,8 @@ void sim_room_job_check(void)
      * when all have left, begins another job, and dies in its start. A lock that cannot be asked for counts as
      * held, and one whose file cannot be opened or looked at is not swept: then the next job removes its name. */
     if (left > 0 && !one_was_unaware() && !host_is_extinct() && sim_truth(EXTINCT) == 0 &&
-        !(sim_is_dead(0) && sim_truth(BEGINNING) > 0) && strcmp(sim_refused_function(), "F_OFD_GETLK") != 0 &&
-        !(left == 1 && (strcmp(sim_refused_function(), "open") == 0 || strcmp(sim_refused_function(), "lstat") == 0)))
+        !(sim_is_dead(0) && sim_truth(BEGINNING) > 0) && !sim_was_refused("F_OFD_GETLK") &&
+        !(left == 1 && sim_was_refused("open lstat")))
         sim_fail("%d names are left in /dev/shm or the directory of sockets", left);
     if (sim_truth(OBJECTS) != 0 && !sim_any_is_dead())
         sim_fail("%lld objects are left", (long long)sim_truth(OBJECTS));
@@ -692,7 +692,7 @@ void sim_room_job_quiet(uint64_t ns)
     if (deadlines_passed() || sim_words_are_lost())     /* what a worker was told in vain, others may wait for */
         return;
     /* A ring that could not be opened is tried again when something happens, or then. */
-    if (ns > 900000000 && sim_truth(UNDER_WAY) > 0 && strcmp(sim_refused_function(), "fallocate") != 0 &&
+    if (ns > 900000000 && sim_truth(UNDER_WAY) > 0 && !sim_was_refused("fallocate") &&
         !sim_any_is_dead())
         sim_fail("nobody can run for %.3f s, and something is under way", (double)ns / 1e9);
     if (ns > SIM_NAP_NS && (int64_t)sim_truth(OWED) > 0 && !sim_any_is_dead())

@@ -64,6 +64,7 @@ void sim_late_end(void);
 void sim_release_late(void);
 
 /* room_fail.c. With --fail a call of the world fails, once: what is made again succeeds. */
+bool sim_was_refused(const char *functions);            /* it was a call of one of them, whose names it has */
 bool sim_is_refusal(int rc);                            /* a code to which that leads */
 bool sim_is_refused_start(int rank, int rc);            /* the same of bx_job_start */
 struct bx_msg *sim_msg(void);                           /* an empty message */

@@ -14,7 +14,7 @@
 #define REPLAYED 64             /* schedules of each program that are run once more with --replay */
 #define MADE_AGAIN 8            /* of these, by their choices */
 #define FINDINGS 10             /* of a program, with --fail */
-#define PLACES 16384            /* more than one trace has */
+#define PLACES 16384            /* that are remembered; of two in one slot the last */
 
 static struct results {
     uint64_t index, seed, schedules, points, switches, hash, hashes[REPLAYED], last_points, last_switches;
@@ -100,19 +100,16 @@ static void start_addr2line(void)
 /* Function and line of an address. */
 static const char *place_of(size_t address)
 {
-    size_t at = address * 0x9e3779b97f4a7c15 >> 32;
-    char *text;
+    size_t at = (address * 0x9e3779b97f4a7c15 >> 32) % PLACES;
+    char *text = places.text[at];
 
-    while (places.address[at % PLACES] != 0 && places.address[at % PLACES] != address)
-        at++;
-    text = places.text[at % PLACES];
-    if (places.address[at % PLACES] == address)
+    if (places.address[at] == address)
         return text;
     if (places.to == NULL)
         start_addr2line();
     fprintf(places.to, "%#zx\n", address - 1);
     fflush(places.to);
-    places.address[at % PLACES] = address;
+    places.address[at] = address;
     if (fgets(text, sizeof places.text[0], places.from) == NULL)
         snprintf(text, sizeof places.text[0], "%#zx", address);
     text[strcspn(text, "\n(")] = '\0';

@@ -119,6 +119,7 @@ FILE *sim_fopen(const char *path, const char *mode);
 char *sim_getenv(const char *name);
 char *sim_secure_getenv(const char *name);
 int sim_getpid(void);
+int sim_gettid(void);
 
 int sim_shm_open(const char *name, int flags, mode_t mode)
 {
@@ -186,15 +187,11 @@ FILE *sim_fopen(const char *path, const char *mode)
 
 char *sim_getenv(const char *name)
 {
-    static char trace[80];
-
     /* Every eighth seed is traced and checked. */
     if (sim_schedule.seed % 8 == 7 && strcmp(name, "BX_CHECKED") == 0)
         return "1";
-    if (sim_schedule.seed % 8 == 7 && strcmp(name, "BX_TRACE") == 0) {
-        snprintf(trace, sizeof trace, "%s/" TRACE_NAME, sim_directory);
-        return trace;
-    }
+    if (sim_schedule.seed % 8 == 7 && strcmp(name, "BX_TRACE") == 0)
+        return "/" TRACE_NAME;
     return strcmp(name, "XDG_RUNTIME_DIR") == 0 ? sim_directory : (char *)(uintptr_t)sim_host_variable(name);
 }
 
@@ -215,6 +212,12 @@ int sim_dprintf(int fd, const char *format, ...)
 int sim_getpid(void)
 {
     return sim_self != NULL ? 1000 + sim_self->worker + 10 * sim_deaths(sim_self->worker) : 1000;
+}
+
+/* No number of the machine: trace_text.c makes as many points of one as it has digits. */
+int sim_gettid(void)
+{
+    return 1000 + sim_self->number;
 }
 
 /* Removes all names, those in the directory of the sockets too. How many there were. */
@@ -386,6 +389,7 @@ int sim_socket(int family, int type, int protocol)
 
 int sim_open(const char *path, int flags, ...)
 {
+    char text[PATH_MAX];
     va_list list;
     mode_t mode;
 
@@ -395,7 +399,7 @@ int sim_open(const char *path, int flags, ...)
     ENTER();
     if (sim_fails("open"))
         return -1;
-    return own(open(path, flags, mode));
+    return own(open(own_path(path, text), flags, mode));
 }
 
 int sim_timerfd_create(clockid_t clock, int flags)
@@ -560,7 +564,7 @@ long sim_syscall(long number, ...)
     case SYS_pidfd_send_signal:
         return 0;
     case SYS_gettid:
-        return 1000 + sim_self->number;
+        return sim_gettid();
     default:
         wake_all();
         return syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);

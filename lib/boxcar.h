@@ -59,7 +59,7 @@
  *           that its parent had, its own and borrowed ones. It may write to its own, copy on write: nobody else sees
  *           that. They have their bytes for as long as the parent holds the tensor; the child may see what is written
  *           there next. The memory of those arenas is free when the child has ended too. A child that is forked
- *           after bx_job_shutdown does not have the parent's own tensors: it faults where it touches them.
+ *           after bx_job_shutdown shares the parent's own tensors: each sees what the other writes.
  * Versions. Options structs begin with struct_bytes: 0, or sizeof the struct in the header that the program is compiled
  *           with. Every other field left at 0 means the default. If the header is newer than the library, fields that
  *           the library does not know must be 0, else BX_E_VERSION. A program that finds functions by dlsym sets

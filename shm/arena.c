@@ -436,6 +436,8 @@ void bxi_arena_close(struct bxi_arena *arena)
     if (arena->shm_name[0] != '\0')
         shm_unlink(arena->shm_name);
     bxi_pages_close(&arena->pages);
+    /* No descriptor is left of which a child could map what is in use, so it inherits it, shared. */
+    madvise(arena->pages.base, arena->pages.bytes, MADV_DOFORK);
 }
 
 struct bxi_arena *bxi_arena_acquire(struct bxi_arena *arena)

@@ -238,6 +238,16 @@ Test(arena, is_private_to_a_forked_child, .init = create_large, .fini = release)
     cr_assert(is_all(blocks[0], 5, MIB));
 }
 
+/* A tensor that is held beyond the job's end. */
+Test(arena, is_shared_with_a_child_that_is_forked_when_it_is_closed, .init = create_large, .fini = release)
+{
+    blocks[0] = alloc(MIB);
+    memset(blocks[0], 5, MIB);
+    bxi_arena_close(arena);
+    expect_in_child(write_in_child, NULL);
+    cr_assert(is_all(blocks[0], 6, MIB / 2));
+}
+
 static void *wanted;                    /* address that a child maps before the library's handler runs */
 
 static void map_first(void)

@@ -395,9 +395,10 @@ static void take_event(struct bx_job *job, uint64_t token)
 {
     struct bxi_net *net = job->net;
 
-    if (token == BXI_TOKEN_WIRE)
+    if (token == BXI_TOKEN_WIRE) {
+        bxi_store_relaxed(&net->wire_is_watched, 0);    /* relaxed: the event is behind it */
         bxi_event(job->run, BXI_EVENT_NET);
-    else if (token == TOKEN_STOP)
+    } else if (token == TOKEN_STOP)
         note_deaths_here(job);
     else if (token == TOKEN_LISTEN)
         accept_knocks(net);

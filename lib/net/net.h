@@ -110,6 +110,7 @@ struct bxi_net {
     int deaths;
     bool is_dead[BXI_WORLD_MAX];                /* the thread: by rank: it is one of these */
     uint64_t passes;                    /* role */
+    bxi_a32 wire_is_watched;            /* by its thread */
     void *reserve;                      /* role: of bxi_net_memory; NULL: used, or not made yet */
 };
 

@@ -48,6 +48,7 @@ HARNESS_HANDLER(get)
 static int get_batch(struct bx_batch *batch, void *context)
 {
     (void)context;
+    HARNESS_CHECK(bx_batch_object(batch, bx_batch_rows(batch)) == NULL);
     for (size_t row = 0; row < bx_batch_rows(batch); row++)
         bx_batch_reply_i64(batch, row, *(const int64_t *)bx_batch_object(batch, row));
     return 0;
@@ -149,7 +150,11 @@ static int lends(struct bx_job *job, const char *to)
 
     if (rc < 0 || (rc = bx_msg_put_tensor(args, tensor)) < 0)
         return rc;
-    return bx_rpc_sync(job, to, "return", args, NULL, &reply);
+    rc = bx_rpc_sync(job, to, "return", args, NULL, &reply);
+    if (rc < 0)
+        return rc;
+    bx_msg_clear(reply);
+    return bx_msg_put_i64(reply, 1);
 }
 
 HARNESS_TEST(memory, of_each_operation_may_be_out, 120, .size = 2, .setup = setup_memory)

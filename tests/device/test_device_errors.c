@@ -159,7 +159,8 @@ static int use_a_device(struct bx_job *job, struct bx_device device, struct bx_t
     struct bx_reader reader;
     int rc = bx_tensor_create_on(job, device, BX_I32, 1, (int64_t[]){ 12 }, &tensor);
 
-    if (rc < 0 || (rc = through_dlpack(tensor, 2)) < 0 || (rc = bx_tensor_copy_into(tensor, host)) < 0 || (rc = bx_tensor_written_on(tensor, NULL)) < 0 ||
+    if (rc < 0 || (rc = through_dlpack(tensor, 2)) < 0 || (rc = bx_tensor_copy_into(tensor, host)) < 0 ||
+        (rc = bx_tensor_written_on(tensor, NULL)) < 0 ||
         (rc = bx_tensor_read_on(tensor, NULL)) < 0 || (rc = bx_tensor_slice(tensor, 0, 0, 12, 2, &view)) < 0 ||
         (rc = bx_tensor_copy(job, view, &half)) < 0 || (rc = bx_tensor_copy(job, tensor, &copy)) < 0 ||
         (rc = through_dlpack(tensor, 1)) < 0)

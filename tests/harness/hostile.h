@@ -42,8 +42,8 @@ static inline void run_hostile(int (*prepare)(struct bx_job *job), harness_fn ho
                                          .body = { body, is_hostile, harness_serve } });
 }
 
-/* Writes a frame into the ring to worker 0 without the library's send functions, and rings no bell. False if the ring is
- * full. */
+/* Writes a frame into the ring to worker 0 without the library's send functions, and rings no bell. False if the ring
+ * is full. */
 static inline bool put_unrung(struct bx_job *job, const struct bxi_frame *frame, const void *body, size_t bytes)
 {
     struct bxi_ring_writer *out = &job->rpc->peers[0]->out;

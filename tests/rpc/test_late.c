@@ -2,7 +2,8 @@
 /*
  * lib/run/progress.c, lib/run/wait.c, lib/run/background.c: deadlines of a worker in which no thread waits, or none
  * could look in time. Who sleeps finds a lost wake-up a second later. One by a thread of its own process is counted, as
- * "timers_late" or "rescued": the harness checks that both counters are 0. The simulator (role, late) has threads that wait beside each other.
+ * "timers_late" or "rescued": the harness checks that both counters are 0. The simulator (role, late) has threads that
+ * wait beside each other.
  *
  * Deadlines here are a few hundred milliseconds: longer than a thread may be late, shorter than a sleeper that was not
  * woken would sleep.

@@ -51,11 +51,14 @@ HARNESS_TEST(rref, that_was_dropped_and_comes_back_can_be_used_at_once, 60, .siz
 {
     OWN(msg) *reply = NULL;
     struct bx_reader reader;
+    struct bx_rref *rref;
 
     give(job, "worker1", remote(job, "worker1", "new_counter", 5), true);
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "kept", NULL, NULL, &reply), 0);
     reader = bx_msg_reader(reply);
-    HARNESS_EQ(add_to(bx_read_rref(&reader), 1), 6);
+    rref = bx_read_rref(&reader);
+    HARNESS_EQ(bx_rref_wait(rref, BX_FOREVER), 0);
+    HARNESS_EQ(add_to(rref, 1), 6);
     drop_of(job, "worker1");
     bx_msg_clear(reply);
     await_alive(0);

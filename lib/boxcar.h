@@ -191,7 +191,7 @@ int bx_error_code(void);
  * `return bx_fail(-EINVAL, "row %d has no state", row);`. */
 int bx_fail(int code, const char *format, ...) BX_PRINTF(2, 3);
 
-/* Sets the hook for messages that no call returns (a peer's death, a rescued wake-up). level: 0 error, 1 warning,
+/* Sets the hook for messages that no call returns (a peer's death, a pool that is stuck). level: 0 error, 1 warning,
  * 2 information. NULL, the default, means silence, unless BX_LOG is set (bx_job_create). Call it before bx_job_create.
  * The hook runs on any thread of the process that is inside the library; it must not call bx_ functions that wait. */
 typedef void (*bx_log_fn)(int level, const char *text, void *context);

@@ -36,7 +36,7 @@
     X(waits_epoll,          "any",  "sleeps in epoll, or in poll(2)")                              \
     X(spins_hit,            "role", "spins that found work before their budget was spent")         \
     X(spins_missed,         "role", "spins that ended in sleep")                                   \
-    X(rescued,              "role", "wake-ups that only the watchdog gave: always 0")              \
+    X(rescued,              "role", "waits that were over while their thread slept on: always 0")  \
     X(peers_dead,           "role", "peers that died")                                             \
     X(peers_corrupt,        "role", "peers cut off because their memory held nonsense")            \
     X(pool_threads,         "any",  "threads of the pool ever started")                            \

@@ -119,8 +119,6 @@ void bxi_kinds_rrefs(struct bx_msg *msg)
 
 void bxi_kinds_free(struct bx_msg *msg)
 {
-    if (msg->kinds == NULL)
-        return;
     free(msg->kinds->records);
     free(msg->kinds);
 }

@@ -337,20 +337,16 @@ int bxi_handler_run(struct bx_request *request, size_t body_bytes)
         return 0;
     }
     bxi_packed_flush(job);          /* what comes may take long */
-    switch (request->handler->kind) {
-    case BXI_F_ASYNC:
+    if (request->handler->kind == BXI_F_ASYNC) {
         bxi_counter_add(job, BXI_C_requests_async, 1);
         return run_async(request, body_bytes);
-    case BXI_F_BLOCKING:
+    }
+    if (request->handler->kind == BXI_F_BLOCKING) {
         bxi_counter_add(job, BXI_C_requests_blocking, 1);
         return submit_blocking(request, body_bytes);
-    case BXI_F_BATCH:
-        bxi_counter_add(job, BXI_C_requests_batched, 1);
-        return add_row(request, body_bytes);
-    case BXI_F_INLINE:
-        break;
     }
-    return BX_E_CORRUPT;
+    bxi_counter_add(job, BXI_C_requests_batched, 1);
+    return add_row(request, body_bytes);
 }
 
 /* ---- what a handler may ask -------------------------------------------------------------------- */

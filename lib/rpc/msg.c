@@ -91,10 +91,8 @@ static void drop_tensors(struct bx_msg *msg)
 
 static void drop_rrefs(struct bx_msg *msg)
 {
-    if (msg->rref_capacity > 0) {
-        bxi_rref_release_all(msg->rrefs, msg->rref_count);
-        free(msg->rrefs);
-    }
+    bxi_rref_release_all(msg->rrefs, msg->rref_count);
+    free(msg->rrefs);
     msg->rrefs = NULL;
     msg->rref_count = msg->rref_capacity = 0;
     bxi_kinds_rrefs(msg);

@@ -93,7 +93,6 @@ struct bxi_peer {
     bool streams;                           /* many frames are under way to it: see peek in source.c */
     struct bxi_ring_reader in;
     bxi_a64 consumed;                       /* in.read_pos, for threads that send */
-    uint64_t rescue_pos;                    /* watchdog: where a frame lay unread a second ago, plus 1 */
 
     bxi_a32 ended;                          /* role: its process has ended and its names are removed: another process
                                              * may take the rank. The door reads it */
@@ -210,7 +209,6 @@ void bxi_worker_hook_run(struct bx_job *job, const struct bxi_worker_hook *hook,
 void bxi_scan(const struct bxi_role *role, struct bx_job *job);            /* open words, states, refusals of all */
 void bxi_deaths_close(const struct bxi_role *role, struct bx_job *job);    /* peers whose death was seen */
 /* After a sleep that no bell or timer ended: counts frames that lie unread for the second time and had no bell. */
-void bxi_rings_watchdog(const struct bxi_role *role, struct bx_job *job);
 void bxi_peer_close(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer,
                     enum bxi_peer_state state);
 /* Handles up to `most` frames of a peer, fewer when the waiter is ready. How many. */

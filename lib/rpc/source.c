@@ -122,8 +122,8 @@ static uint64_t next_deadline_ns(void *context, uint64_t now_ns)
 
 static void watchdog(void *context, const struct bxi_role *role)
 {
+    (void)role;
     bxi_grants_reclaim_wanted(context);
-    bxi_rings_watchdog(role, context);
 }
 
 static void handle(void *context, const struct bxi_role *role, uint32_t event)

@@ -11,7 +11,6 @@
 #include "packed.h"
 
 #include <errno.h>
-#include <stdio.h>
 
 #define RING_FRAMES 4096            /* a full ring holds 2048; the bound is for a peer whose memory still changes */
 
@@ -346,54 +345,6 @@ void bxi_deaths_close(const struct bxi_role *role, struct bx_job *job)
         if (seen == BXI_PEER_DEAD)
             /* [peer.ended] release, pairs with the acquire in the door's is_free: names and state are done with. */
             bxi_store_release(&peer->ended, 1);
-    }
-}
-
-/* ---- the watchdog ------------------------------------------------------------------------------ */
-
-/* True if the process is stopped. A producer that is stopped between its frame and its bell rings when it continues: no
- * wake-up is lost. */
-static bool is_stopped(uint32_t pid)
-{
-    char path[64], state = 0;
-    FILE *file;
-
-    snprintf(path, sizeof path, "/proc/%u/stat", pid);
-    file = fopen(path, "re");
-    if (file == NULL)
-        return true;
-    if (fscanf(file, "%*d (%*[^)]) %c", &state) != 1)
-        state = 'T';
-    fclose(file);
-    return state == 'T' || state == 't' || state == 'Z';
-}
-
-/* True if the oldest unread frame requires a doorbell. A reply requires none while this worker is not eager. */
-static bool bell_was_owed(struct bx_job *job, struct bxi_peer *peer)
-{
-    const void *payload;
-    uint32_t payload_bytes;
-
-    return bxi_ring_peek(&peer->in, &payload, &payload_bytes) == 1 &&
-           (bxi_load_seq_cst(&job->run->eager) != 0 || !bxi_kind_is_reply(*(const uint8_t *)payload));
-}
-
-void bxi_rings_watchdog(const struct bxi_role *role, struct bx_job *job)
-{
-    (void)role;
-    for (int i = 0; i < (int)bxi_load_relaxed(&job->rpc->in_count); i++) {
-        struct bxi_peer *peer = job->rpc->in_peers[i];
-        uint64_t mark = peer->in.read_pos + 1;
-
-        if (peer->lend->held != NULL || !bell_was_owed(job, peer)) {
-            peer->rescue_pos = 0;
-        } else if (peer->rescue_pos != mark) {
-            peer->rescue_pos = mark;
-        } else if (!is_stopped(peer->pid)) {
-            bxi_counter_add(job, BXI_C_rescued, 1);
-            bxi_log(job, 0, "a frame of worker '%s' lay unread and no bell was rung", peer->name);
-            peer->rescue_pos = 0;
-        }
     }
 }
 

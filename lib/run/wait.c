@@ -255,15 +255,9 @@ static int follow(struct bxi_run *run, struct bxi_waiter *waiter)
 
 /* ---- waiting ----------------------------------------------------------------------------------- */
 
-static bool never_ready(struct bxi_waiter *waiter)
-{
-    (void)waiter;
-    return false;
-}
-
 const struct bxi_role *bxi_role_end(struct bxi_run *run)
 {
-    struct bxi_waiter waiter = { .ready = never_ready, .deadline_ns = BX_FOREVER };
+    struct bxi_waiter waiter = { .deadline_ns = BX_FOREVER };      /* only who waits asks whether it is ready */
     const struct bxi_role *role;
 
     while ((role = bxi_take_role(run)) == NULL) {

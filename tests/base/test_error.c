@@ -2,6 +2,7 @@
 /*
  * lib/base/error.c: codes, their names and texts, the sentence of each thread, and the log hook.
  */
+#include "tests/harness/memory.h"
 #include "tests/harness/test.h"
 #include "rpc/rpc.h"
 
@@ -265,6 +266,37 @@ Test(error, bx_log_with_another_value_fails_the_job)
     cr_expect(bxi_log_prints(1));
     cr_expect_not(bxi_log_prints(2));
     bx_job_destroy(job);
+}
+
+static void *ask_without_memory(void *unused)
+{
+    static const int codes[] = { -123456, BX_E_APPLICATION(700) };
+
+    for (int i = 0; i < 2; i++) {
+        memory_fails_in = 1;
+        cr_expect_str_eq(bx_strerror(codes[i]), "unknown code");
+        memory_fails_in = 1;
+        cr_expect_str_eq(bx_error_name(codes[i]), "unknown");
+    }
+    memory_fails_in = 1;
+    cr_expect_str_eq(bx_error_name(-EINVAL), "unknown");
+    memory_fails_in = 1;
+    cr_expect_eq(bx_error_register(BX_E_APPLICATION(700), "NAME", "text"), -ENOMEM);
+    cr_expect_eq(bx_error_code(), -ENOMEM);
+    bxi_error_enter();
+    cr_expect_eq(bx_error_code(), 0);
+    bxi_error_leave();
+    cr_expect_eq(bx_error_code(), -ENOMEM);
+    return unused;
+}
+
+/* A thread has its texts from its first failure on. */
+Test(error, texts_for_which_there_is_no_memory_are_short)
+{
+    pthread_t thread;
+
+    cr_assert_eq(pthread_create(&thread, NULL, ask_without_memory, NULL), 0);
+    pthread_join(thread, NULL);
 }
 
 Test(error, version_is_that_of_the_header)

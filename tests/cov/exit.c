@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 void __gcov_dump(void);
+void __gcov_reset(void);
 _Noreturn void __real__exit(int status);
 _Noreturn void __wrap__exit(int status);
 
@@ -29,8 +30,11 @@ pid_t __wrap___gcov_fork(void)
 int __real_raise(int signal_number);
 int __wrap_raise(int signal_number);
 
+/* A process writes its counts once, unless they are set to 0: bx_spawn raises a SIGCHLD, and the test, with the workers
+ * of its next jobs, goes on. */
 int __wrap_raise(int signal_number)
 {
     __gcov_dump();
+    __gcov_reset();
     return __real_raise(signal_number);
 }

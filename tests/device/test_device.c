@@ -522,3 +522,50 @@ DEVICE_TEST(device, copies_views_through_the_host, 60, DEVICE_ANY, .size = 2, .s
     copy_views(job, device, 2, 300001);         /* more than one piece, and parts of pieces */
     copy_views(job, device, 300001, 2);
 }
+
+/* ---- Host memory, and device memory that is staged, in one message ------------------------------------------- */
+
+HARNESS_HANDLER(take_both)
+{
+    (void)request;
+    for (int i = 0; i < 4; i++) {
+        struct bx_tensor *tensor = bx_read_tensor(args);
+
+        HARNESS_EQ(bx_tensor_device(tensor).kind, i % 2 == 0 ? BX_CPU : BX_CUDA);
+        HARNESS_EQ(device_wrong(tensor, i), 0);
+    }
+    return 0;
+}
+
+static int setup_both(struct bx_job *job)
+{
+    return HARNESS_REGISTER(job, HARNESS_BLOCKING("take_both", take_both));
+}
+
+static void has_the_other_device(struct bx_job *job)
+{
+    device_open(job, 1);
+    harness_post(OPEN);
+    HARNESS_EQ(bx_job_serve(job), 0);
+}
+
+static void sends_both(struct bx_job *job)
+{
+    struct bx_device device = device_open(job, 0);
+    OWN(msg) *args = bx_msg_create(0);
+
+    harness_await(OPEN, 1);
+    for (int i = 0; i < 4; i++) {
+        OWN(tensor) *tensor = NULL;
+
+        HARNESS_EQ(bx_tensor_create_on(job, i % 2 == 0 ? (struct bx_device){ BX_CPU, 0 } : device, BX_I32, 1,
+                                       (int64_t[]){ 5000 }, &tensor), 0);
+        device_put_numbers(tensor, i);
+        HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
+    }
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "take_both", args, NULL, NULL), 0);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "take_both", args, NULL, NULL), 0);
+}
+
+DEVICE_WORLD(device, memory_that_is_staged_and_memory_of_the_host_go_in_one_message, 60, DEVICE_FAKE, .size = 2,
+             .setup = setup_both, .body = { sends_both, has_the_other_device }, .env = { "FAKE_CUDA_NO_PEER=all" });

@@ -36,10 +36,22 @@ Test(device_errors, returns_an_error_without_a_driver_and_works_on_without, .tim
     harness_run(&(struct harness_world){ .size = 2, .setup = device_setup, .body = { without_a_driver, NULL } });
 }
 
+/* Of another library's tensor, which is refused before anybody looks at its memory. */
+static int take_foreign(int64_t stream)
+{
+    int64_t shape[1] = { 1 };
+    struct bxi_dl_managed managed = { .tensor = { .data = shape, .device_type = BXI_DL_CUDA, .ndim = 1, .shape = shape,
+                                                  .dtype = { .code = 0, .bits = 32, .lanes = 1 } } };
+    struct bx_tensor *tensor = NULL;
+
+    return bx_tensor_from_dlpack((struct DLManagedTensor *)(void *)&managed, stream, &tensor);
+}
+
 DEVICE_TEST(device_errors, fail_with_a_code_and_advice, 60, DEVICE_FAKE, .size = 2, .setup = device_setup)
 {
     struct bx_device device, other = { BX_CUDA, 1 }, none = { BX_CUDA, 7 };
     struct bx_tensor *tensor = NULL, *view = NULL, *host = NULL;
+    struct DLManagedTensor *managed = NULL;
 
     HARNESS_EQ(bx_gpu_open(job, 7, &device), -ENODEV);
     HARNESS_HAS(bx_error_text(), "there is no device 7: this process sees 2");
@@ -80,6 +92,10 @@ DEVICE_TEST(device_errors, fail_with_a_code_and_advice, 60, DEVICE_FAKE, .size =
     HARNESS_EQ(bx_tensor_written_on(tensor, NULL), BX_E_SHUTDOWN);
     HARNESS_EQ(bx_tensor_read_on(tensor, NULL), BX_E_SHUTDOWN);
     HARNESS_EQ(bx_tensor_copy(job, tensor, &view), BX_E_SHUTDOWN);
+    HARNESS_EQ(bx_tensor_copy_into(tensor, tensor), BX_E_SHUTDOWN);
+    HARNESS_EQ(bx_tensor_to_dlpack(tensor, 1, &managed), BX_E_SHUTDOWN);
+    HARNESS_EQ(take_foreign(1), -ENODEV);
+    HARNESS_EQ(take_foreign(-1), -ENODEV);
     bx_job_destroy(job);
     HARNESS_EQ(bx_tensor_read_on(tensor, NULL), BX_E_SHUTDOWN);
     bx_tensor_release(tensor);          /* after its job, and after the driver was closed */
@@ -120,28 +136,42 @@ static int lend(struct bx_job *job, struct bx_tensor *tensor)
     return args == NULL ? -ENOMEM : bx_rpc_sync(job, "worker1", "look", args, NULL, NULL);
 }
 
+/* Out to another library and in again, where a job's own memory is refused last. */
+static int through_dlpack(struct bx_tensor *tensor, int64_t stream)
+{
+    struct DLManagedTensor *managed = NULL;
+    struct bx_tensor *again = NULL;
+    int rc = bx_tensor_to_dlpack(tensor, stream, &managed);
+
+    if (rc < 0)
+        return rc;
+    rc = bx_tensor_from_dlpack(managed, stream, &again);
+    ((struct bxi_dl_managed *)managed)->deleter((struct bxi_dl_managed *)managed);
+    return rc == -EINVAL ? 0 : rc;
+}
+
 /* Makes, copies, lends, borrows, passes on: the first error, or 0. */
 static int use_a_device(struct bx_job *job, struct bx_device device, struct bx_tensor *host)
 {
-    OWN(tensor) *tensor = NULL, *view = NULL, *half = NULL, *copy = NULL;
+    OWN(tensor) *tensor = NULL, *view = NULL, *half = NULL, *copy = NULL, *none = NULL;
     OWN(msg) *reply = NULL;
-    struct DLManagedTensor *managed = NULL;
     struct bx_tensor *borrowed;
     struct bx_reader reader;
     int rc = bx_tensor_create_on(job, device, BX_I32, 1, (int64_t[]){ 12 }, &tensor);
 
-    if (rc < 0 || (rc = bx_tensor_copy_into(tensor, host)) < 0 || (rc = bx_tensor_written_on(tensor, NULL)) < 0 ||
+    if (rc < 0 || (rc = through_dlpack(tensor, 2)) < 0 || (rc = bx_tensor_copy_into(tensor, host)) < 0 ||
+        (rc = bx_tensor_written_on(tensor, NULL)) < 0 ||
         (rc = bx_tensor_read_on(tensor, NULL)) < 0 || (rc = bx_tensor_slice(tensor, 0, 0, 12, 2, &view)) < 0 ||
         (rc = bx_tensor_copy(job, view, &half)) < 0 || (rc = bx_tensor_copy(job, tensor, &copy)) < 0 ||
-        (rc = bx_tensor_to_dlpack(tensor, 1, &managed)) < 0)
+        (rc = through_dlpack(tensor, 1)) < 0)
         return rc;
-    ((struct bxi_dl_managed *)managed)->deleter((struct bxi_dl_managed *)managed);
     if ((rc = lend(job, tensor)) < 0 ||
         (rc = bx_rpc_sync(job, "worker1", "give", NULL, NULL, &reply)) < 0)
         return rc;
     reader = bx_msg_reader(reply);
     borrowed = bx_read_tensor(&reader);
-    if (borrowed == NULL || (rc = bx_tensor_copy_into(host, borrowed)) < 0)
+    if (borrowed == NULL || (rc = bx_tensor_copy_into(host, borrowed)) < 0 ||
+        (rc = bx_tensor_slice(borrowed, 0, 12, 12, 1, &none)) < 0 || (rc = bx_tensor_read_on(none, NULL)) < 0)
         return rc < 0 ? rc : reader.error;
     return lend(job, borrowed);
 }
@@ -173,6 +203,27 @@ DEVICE_TEST(device_errors, of_any_one_call_leave_the_others, 120, DEVICE_FAKE, .
         HARNESS_EQ(rc, 0);
         HARNESS_CHECK(n > 10);
     }
+    for (int n = 1, rc = -1; rc < 0; n++) {         /* the second device */
+        enters_left = n;
+        rc = bx_gpu_open(job, 1, NULL);
+        HARNESS_CHECK(rc == 0 || enters_left <= 0);
+    }
+    enters_left = 0;
+    HARNESS_EQ(use_a_device(job, (struct bx_device){ BX_CUDA, 1 }, host), 0);
+}
+
+DEVICE_TEST(device_errors, for_want_of_memory_leave_the_device_to_the_next_open, 60, DEVICE_FAKE, .size = 2)
+{
+    int n = 0;
+
+    for (int rc = -1; rc < 0;) {
+        memory_fails_in = ++n;
+        rc = bx_gpu_open(job, 0, NULL);
+        HARNESS_CHECK(rc == 0 || memory_fails_in <= 0);
+    }
+    memory_fails_in = 0;
+    HARNESS_CHECK(n > 3);
+    bx_tensor_release(device_numbers(job, device_open(job, 0), 12, 3));
 }
 
 /* ---- While a worker shuts down --------------------------------------------------------------- */
@@ -252,6 +303,8 @@ static void forks(struct bx_job *job)
         HARNESS_HAS(bx_error_text(), "fork first");
         HARNESS_EQ(bx_tensor_read_on(tensor, NULL), BX_E_FORKED);
         HARNESS_EQ(bx_tensor_copy(job, tensor, &view), BX_E_FORKED);
+        HARNESS_EQ(take_foreign(1), BX_E_FORKED);
+        HARNESS_EQ(take_foreign(-1), BX_E_FORKED);
         HARNESS_CHECK(bx_gpu_stream(job, device) == NULL && !bx_gpu_is_fake(job));
         bx_tensor_release(tensor);
         bx_job_destroy(job);

@@ -42,8 +42,9 @@ static inline void run_hostile(int (*prepare)(struct bx_job *job), harness_fn ho
                                          .body = { body, is_hostile, harness_serve } });
 }
 
-/* Writes a frame into the ring to worker 0 without the library's send functions. False if the ring is full. */
-static inline bool put_frame(struct bx_job *job, const struct bxi_frame *frame, const void *body, size_t bytes)
+/* Writes a frame into the ring to worker 0 without the library's send functions, and rings no bell. False if the ring
+ * is full. */
+static inline bool put_unrung(struct bx_job *job, const struct bxi_frame *frame, const void *body, size_t bytes)
 {
     struct bxi_ring_writer *out = &job->rpc->peers[0]->out;
     void *payload = NULL;
@@ -58,8 +59,15 @@ static inline bool put_frame(struct bx_job *job, const struct bxi_frame *frame, 
         bxi_ring_commit(out, (uint32_t)(sizeof *frame + bytes));
     }
     bxi_unlock(&job->run->lock);
-    bxi_bell_ring(job->rpc->peers[0]->bell.fd[0]);
     return rc == 0;
+}
+
+static inline bool put_frame(struct bx_job *job, const struct bxi_frame *frame, const void *body, size_t bytes)
+{
+    bool is_put = put_unrung(job, frame, body, bytes);
+
+    bxi_bell_ring(job->rpc->peers[0]->bell.fd[0]);
+    return is_put;
 }
 
 #endif

@@ -137,6 +137,26 @@ Test(quota, names_may_have_dots_spaces_and_colons)
     expect_limits("/sys/fs/cgroup/a/..b", 3000, NULL, 0);
 }
 
+/* A file of a kernel that nobody knows. */
+Test(quota, lines_that_make_no_sense_limit_nothing)
+{
+    static const char *const mounts[] = {
+        "30 25 0:26 /\n", "30 25 - cgroup2 none rw\n", "30 25 0:26 / /sys/fs/cgroup rw - cgroup2\n",
+        "30 25 0:26 /other /sys/fs/cgroup rw - cgroup2 none rw\n",
+        "30 25 0:26 / /sys/fs/c\\08group\\1 rw - cgroup2 none rw\n",
+    };
+
+    put("/sys/fs/cgroup/cpu.max", "100000 100000");
+    for (size_t i = 0; i < sizeof(mounts) / sizeof(mounts[0]); i++) {
+        put_proc("0::/\n", mounts[i]);
+        expect_limits(NULL, 0, NULL, 0);
+    }
+    put_proc("0::/otherwise\n", "30 25 0:26 /other /sys/fs/cgroup rw - cgroup2 none rw\n");
+    expect_limits(NULL, 0, NULL, 0);
+    put_proc("0::/a/../b\n0::/a/..\n", V2);
+    expect_limits(NULL, 0, NULL, 0);
+}
+
 /* ---- Hierarchies by controller (v1), and both ------------------------------------------------------- */
 
 #define V1 "33 32 0:28 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset\n" \

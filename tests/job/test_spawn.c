@@ -541,6 +541,68 @@ Test(spawn, tells_starting_workers_that_one_was_killed_while_it_waited)
     }
 }
 
+/* ---- A launcher of several hosts has started the workers ------------------------------------------ */
+
+static int ends_with(const struct bx_options *options, void *context)
+{
+    seen->runs[options->rank]++;
+    snprintf(seen->job[options->rank], BXI_NAME_BYTES, "%s", options->job);
+    return *(const int *)context;
+}
+
+Test(spawn, runs_the_one_worker_that_a_launcher_has_started)
+{
+    static const struct {
+        const char *size, *rank;
+        int status, restart, rc;
+    } cases[] = {
+        { "3", "1", 0, 0, 0 },
+        { "3", "1", 7, 0, BX_E_WORKER_FAILED },
+        { "4", "1", 0, 0, BX_E_WORLD_SIZE },
+        { "3", "3", 0, 0, -EINVAL },
+        { "3", "x", 0, 0, -EINVAL },
+        { "3", "1", 0, 1, -ENOTSUP },
+    };
+
+    setenv("BX_ROOT", "somewhere:77", 1);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct bx_spawn_options options = { .job = job_name, .world_size = WORLD, .restart = cases[i].restart };
+        int status = cases[i].status;
+
+        setenv("OMPI_COMM_WORLD_SIZE", cases[i].size, 1);
+        setenv("SLURM_PROCID", cases[i].rank, 1);
+        cr_expect_eq(bx_spawn(&options, ends_with, &status, &seen->report), cases[i].rc, "case %zu: %s", i,
+                     bx_error_text());
+        expect_report(status == 0 ? -1 : 1, status, 0, 0);
+    }
+    cr_expect_eq(seen->runs[1], 2);
+    cr_expect_str_eq(seen->job[1], "hosts-77");
+    expect_no_child();
+}
+
+/* The launcher's job is the one that BX_JOB names, else one of the port. */
+Test(spawn, takes_the_name_of_the_job_from_the_launcher)
+{
+    static const char *const cases[][3] = {     /* BX_ROOT, BX_JOB, the name */
+        { "somewhere:77", "mine", "mine" }, { "somewhere:77", "", "hosts-77" }, { "somewhere", "", "hosts-" },
+    };
+    struct bx_spawn_options options = { .world_size = 1 };
+    struct bx_options started = { 0 };
+    int status = 0;
+
+    setenv("BX_WORLD_SIZE", "1", 1);
+    setenv("BX_RANK", "0", 1);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        setenv("BX_ROOT", cases[i][0], 1);
+        setenv("BX_JOB", cases[i][1], 1);
+        cr_expect_eq(bx_spawn(&options, ends_with, &status, NULL), 0, "case %zu: %s", i, bx_error_text());
+        cr_expect_str_eq(seen->job[0], cases[i][2]);
+    }
+    setenv("BX_ROOT", "", 1);
+    cr_expect_eq(bxi_options_of_launcher(&started), -EINVAL);
+    cr_expect_not_null(strstr(bx_error_text(), "BX_JOB is not set"));
+}
+
 /* ---- A worker that exits while the job runs ------------------------------------------------------ */
 
 HARNESS_HANDLER(exits)

@@ -84,6 +84,16 @@ Test(bad_start, that_ends_is_explained_after_a_reset)
     close(fd[0]);
 }
 
+/* ---- /dev/shm ------------------------------------------------------------------------------------------ */
+
+Test(bad_start, without_an_inode_left_says_so)
+{
+    harness_mount_shm(65536);
+    cr_assert_eq(mount("tmpfs", "/dev/shm", "tmpfs", MS_REMOUNT, "nr_inodes=2"), 0);
+    start_worker(0, (struct bx_options){ .rank = 0, .world_size = 2 });
+    start_fails(0, BX_E_NO_SPACE, "/dev/shm has no inode left (all 2 are in use)");
+}
+
 /* ---- A stopped consumer -------------------------------------------------------------------------------- */
 
 enum gate { OPEN_GATE = 0 };

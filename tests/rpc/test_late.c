@@ -1,19 +1,21 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * lib/run/progress.c, lib/run/wait.c, lib/run/background.c: deadlines of a worker in which no thread waits, or none
- * could look in time. The watchdog finds a lost wake-up a second later and counts it, as "timers_late" or "rescued":
- * the harness checks that both counters are 0. The simulator (role, late) has threads that wait beside each other.
+ * could look in time. Who sleeps finds a lost wake-up a second later. One by a thread of its own process is counted, as
+ * "timers_late" or "rescued": the harness checks that both counters are 0. The simulator (role, late) has threads that
+ * wait beside each other.
  *
  * Deadlines here are a few hundred milliseconds: longer than a thread may be late, shorter than a sleeper that was not
  * woken would sleep.
  */
 #include "tests/harness/harness.h"
+#include "tests/harness/hostile.h"
 
 #include "run/drive.h"
 
 #define DEADLINE_NS (300 * HARNESS_MS)
 
-enum { TIMED_OUT };            /* gates */
+enum { TIMED_OUT, NOTED };     /* gates */
 
 static int setup(struct bx_job *job)
 {
@@ -85,4 +87,43 @@ HARNESS_TEST(late, a_deadline_that_could_not_be_reported_in_time_is_not_counted,
     bxi_bell_disarm(&job->run->bell);
     bxi_leave_role(role, true);
     harness_end(future, BX_E_TIMEOUT);
+}
+
+/* ---- A bell that was not rung --------------------------------------------------------------------------- */
+
+HARNESS_HANDLER(note)
+{
+    harness_post(NOTED);
+    return 0;
+}
+
+static int setup_note(struct bx_job *job)
+{
+    return HARNESS_REGISTER(job, HARNESS_INLINE("note", note));
+}
+
+/* The first frame opens the ring. Who sleeps looks at rings once a second, and so finds the second one. */
+static void rings_once(struct bx_job *job)
+{
+    const struct bxi_frame frame = { .kind = BXI_ONEWAY, .deadline_ns = BX_FOREVER };
+    const bxi_a64 *armed = job->rpc->peers[0]->bell.word;
+
+    HARNESS_CHECK(put_frame(job, &frame, NULL, 0));
+    harness_await(NOTED, 1);
+    HARNESS_WAIT_WHILE((bxi_load_relaxed(armed) & 3) == BXI_AWAKE);
+    HARNESS_CHECK(put_unrung(job, &frame, NULL, 0));
+}
+
+static void reads_both(struct bx_job *job)
+{
+    (void)job;
+    harness_await(READY, 1);
+    strikes_now();
+    harness_await(NOTED, 2);
+    harness_post(FINISHED);
+}
+
+Test(late, a_frame_without_a_bell_is_read_within_a_second, .timeout = 30)
+{
+    run_hostile(setup_note, rings_once, reads_both);
 }

@@ -2,6 +2,7 @@
 /*
  * lib/rpc/msg.c: a reader gets the values that were written, and reads nothing past the end. No job, no threads.
  */
+#include "tests/harness/memory.h"
 #include "tests/harness/test.h"
 #include "boxcar.h"
 
@@ -164,6 +165,28 @@ Test(msg, keeps_a_writer_s_error_until_cleared)
     bx_msg_clear(msg);
     cr_expect_eq(bx_msg_put_i64(msg, 1), 0);
     cr_expect_eq(bx_msg_bytes(msg), 8);
+}
+
+Test(msg, takes_and_gives_nothing_behind_an_error)
+{
+    OWN(msg) *msg = bx_msg_create(0);
+    OWN(tensor) *tensor = NULL;
+    struct bx_reader reader = bx_msg_reader(msg);
+
+    cr_expect_eq(bx_read_f32s(&reader, NULL, 0), 0);
+    bx_read_i64(&reader);
+    cr_expect_null(bx_read_tensor(&reader));
+    cr_expect_null(bx_read_rref(&reader));
+    cr_expect_eq(bx_reader_tensors_left(&reader), 0);
+    cr_expect_eq(bx_read_f32s(&reader, NULL, 1), BX_E_SHORT_MESSAGE);
+    cr_assert_eq(bx_tensor_create(NULL, BX_F32, 0, NULL, &tensor), 0);
+    memory_fails_in = 1;
+    cr_expect_eq(bx_msg_put_bytes(msg, &(char[10000]){ 0 }, 10000), -ENOMEM);
+    cr_expect_eq(memory_fails_in, 0);
+    cr_expect_eq(bx_msg_put_str(msg, "x"), -ENOMEM);
+    cr_expect_eq(bx_msg_put_tensor(msg, tensor), -ENOMEM);
+    cr_expect_eq(bx_msg_put_rref(msg, NULL), -ENOMEM);
+    cr_expect_eq(bx_msg_put_object(NULL, msg, NULL, NULL), -ENOMEM);
 }
 
 Test(msg, grows_and_keeps_its_contents)

@@ -35,6 +35,35 @@ HARNESS_TEST(rref, to_an_object_of_ones_own_is_used_without_a_peer, 60, .size = 
     HARNESS_EQ(alive(), 0);
 }
 
+HARNESS_HANDLER(kept)
+{
+    return bx_msg_put_rref(reply, kept_rref);
+}
+
+static int setup_kept(struct bx_job *job)
+{
+    setup(job);
+    return HARNESS_REGISTER(job, HARNESS_INLINE("kept", kept));
+}
+
+/* Its maker has forgotten it by then. */
+HARNESS_TEST(rref, that_was_dropped_and_comes_back_can_be_used_at_once, 60, .size = 2, .setup = setup_kept)
+{
+    OWN(msg) *reply = NULL;
+    struct bx_reader reader;
+    struct bx_rref *rref;
+
+    give(job, "worker1", remote(job, "worker1", "new_counter", 5), true);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "kept", NULL, NULL, &reply), 0);
+    reader = bx_msg_reader(reply);
+    rref = bx_read_rref(&reader);
+    HARNESS_EQ(bx_rref_wait(rref, BX_FOREVER), 0);
+    HARNESS_EQ(add_to(rref, 1), 6);
+    drop_of(job, "worker1");
+    bx_msg_clear(reply);
+    await_alive(0);
+}
+
 HARNESS_TEST(rref, by_remote_makes_an_object_in_another_worker, 60, .size = 2, .setup = setup)
 {
     void *object = NULL;

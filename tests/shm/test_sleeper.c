@@ -107,6 +107,25 @@ TEST_EACH(gives_it_again_as_long_as_it_is_readable_and_after)
     close(fd);
 }
 
+/* The second one has the number of the first one, which is not watched. */
+TEST_EACH(forgets_what_was_closed)
+{
+    uint64_t tokens[2 * BXI_SLEEPER_FDS];
+    int first = new_bell(), second;
+
+    cr_assert_eq(bxi_sleeper_watch(sleeper, first, 1), 0);
+    cr_assert_eq(look(sleeper), UINT64_MAX);
+    close(first);
+    second = new_bell();
+    cr_assert_eq(second, first);
+    bxi_sleeper_forget(sleeper, 1);
+    cr_assert_eq(bxi_sleeper_watch(sleeper, second, 2), 0);
+    cr_assert_eq(look(sleeper), UINT64_MAX);
+    close(second);
+    bxi_sleeper_forget(sleeper, 2);
+    cr_assert_eq(bxi_sleeper_wait(sleeper, 0, tokens, 2 * BXI_SLEEPER_FDS), 0);
+}
+
 TEST_EACH(sleeps_for_at_least_the_timeout)
 {
     static const uint64_t timeouts[] = { 1, 300000, 3 * MS };

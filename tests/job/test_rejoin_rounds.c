@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Rounds (rref/rref.h), leases and calls while a rank is taken again: who is in a round's set, and what is dropped when
- * it ends. Workers are processes without a launcher, as in test_rejoin.c.
+ * Rounds (rref/rref.h) and leases while a rank is taken again: who is in a round's set, and what is dropped when it
+ * ends. Workers are processes without a launcher, as in test_rejoin.c.
  *
  * A worker whose role is in the handler "block" attaches nobody, closes nobody and answers no round. Who joins attaches
  * to the workers in the order of their ranks, and does not run before it is attached everywhere.
@@ -357,46 +357,6 @@ Test(rejoin_rounds, a_lease_of_a_former_worker_is_counted_and_shown_until_it_is_
     harness_await(GO_ON, 1);
     start_is_killed(1);
     begin_life(4, (struct life){ .rank = 1, .world_size = 4, .body = posts_back_alone, .setup = register_all });
-    harness_await(SEEN, 1);
-    end_lives();
-}
-
-/* ---- a call to one whose start has returned ------------------------------------------------------ */
-
-/* The role of worker 0 attaches the next worker 1, and blocks before that runs: so no scan sees that it does. */
-static void calls_before_it_looks(struct bx_job *job)
-{
-    struct bx_future *future;
-
-    if (bx_job_rank(job) == 1)
-        return;
-    await_ended(job, 1);
-    harness_post(CLOSED);
-    if (bx_job_rank(job) == 2) {
-        harness_await(JOINS, 1);
-        block_worker(job, "worker0");
-        harness_post(FREE + 2);
-    } else if (bx_job_rank(job) == 0) {
-        harness_await(CLOSED, 2);
-        block_worker(job, "worker2");
-        harness_post(GO_ON);
-        await_joiner(job, 1);
-        harness_post(JOINS);
-        harness_await(BACK, 1);
-        future = harness_start(job, "worker1", "echo", harness_msg_i64(7), BX_FOREVER);
-        HARNESS_EQ(bx_worker_generation(job, 1), 2);
-        harness_post(FREE + 0);
-        HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
-        bx_future_release(future);
-        harness_post(SEEN);
-    }
-}
-
-Test(rejoin_rounds, a_call_to_one_whose_start_has_returned_does_not_fail_for_the_one_before)
-{
-    begin_lives_but(3, 1, (struct life){ .body = calls_before_it_looks, .setup = register_all });
-    harness_await(GO_ON, 1);
-    begin_life(3, (struct life){ .rank = 1, .body = posts_back_alone, .setup = register_all });
     harness_await(SEEN, 1);
     end_lives();
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What a worker that comes back finds, and what the others find in it (rpc/join.c, rref/rref.h): leases, references and
- * batches of the worker before are gone, and nothing of it is taken for the new one's. Schedules of that: tests/sim
- * (rrefs, tensors).
+ * What a worker that comes back finds, and what the others find in it (rpc/join.c): leases of the worker before are
+ * gone, and nothing of it is taken for the new one's; calls may wait for it. Schedules of that, and references:
+ * tests/sim (rrefs, tensors).
  */
 #include "rejoin_fixture.h"
 
@@ -10,35 +10,6 @@ TestSuite(rejoin_state, .init = starts_set_up, .fini = place_tear_down, .timeout
 
 enum { ELEMENTS = 5000, MANY = 300 };
 enum { HELD = 4, AGAIN = 5, SEEN = 6 };         /* gates behind those of the fixture */
-
-static int value;
-
-static const struct bx_type number_type = { .name = "number" };
-
-/* ---- handlers of every worker -------------------------------------------------------------------- */
-
-HARNESS_HANDLER(make_number)
-{
-    return bx_msg_put_object(bx_request_job(request), reply, &number_type, &value);
-}
-
-HARNESS_HANDLER(read_number)
-{
-    return bx_msg_put_i64(reply, *(int *)bx_request_object(request));
-}
-
-/* Uses a reference that it is given: what the method returned. */
-HARNESS_HANDLER(use_number)
-{
-    struct bx_rref *rref = bx_read_rref(args);
-    OWN(msg) *answer = NULL;
-    struct bx_reader reader;
-    int rc = bx_rref_sync(rref, "read", NULL, NULL, &answer);
-
-    reader = bx_msg_reader(answer);
-    rc = rc < 0 ? rc : bx_msg_put_i64(reply, bx_read_i64(&reader));
-    return rc;
-}
 
 static struct bx_tensor *filled(struct bx_job *job, float first)
 {
@@ -82,34 +53,8 @@ static void note_join(struct bx_job *job, int rank, void *context)
 
 static void register_all(struct bx_job *job)
 {
-    value = 100 + bx_job_rank(job);
     HARNESS_EQ(bx_on_join(job, note_join, NULL), 0);
-    HARNESS_REGISTER(job, HARNESS_INLINE("make", make_number), HARNESS_BLOCKING("use", use_number),
-                     HARNESS_INLINE("lend", lend), HARNESS_INLINE("keep", keep));
-    HARNESS_EQ(bx_register_method(job, &number_type, "read", BX_INLINE, read_number, NULL), 0);
-}
-
-static struct bx_rref *make_at(struct bx_job *job, const char *worker)
-{
-    struct bx_rref *rref = NULL;
-
-    HARNESS_EQ(bx_remote(job, worker, "make", NULL, NULL, &rref), 0);
-    HARNESS_EQ(bx_rref_wait(rref, BX_FOREVER), 0);
-    return rref;
-}
-
-/* What worker `to` gets when it reads the number, or its error. */
-static int64_t read_by(struct bx_job *job, const char *to, struct bx_rref *rref)
-{
-    OWN(msg) *args = bx_msg_create(0), *reply = NULL;
-    struct bx_reader reader;
-    int64_t got;
-
-    HARNESS_EQ(bx_msg_put_rref(args, rref), 0);
-    got = bx_rpc_sync(job, to, "use", args, NULL, &reply);
-    reader = bx_msg_reader(reply);
-    got = got < 0 ? got : bx_read_i64(&reader);
-    return got;
+    HARNESS_REGISTER(job, HARNESS_INLINE("lend", lend), HARNESS_INLINE("keep", keep));
 }
 
 static struct bx_msg *borrow(struct bx_job *job, const char *from, int64_t first, struct bx_tensor **tensor)
@@ -338,56 +283,3 @@ static void is_refused_without_rejoin(struct bx_job *job)
 
 HARNESS_WORLD(rejoin_state, a_call_cannot_wait_where_no_worker_comes_back, 60, .size = 2,
               .body = { is_refused_without_rejoin, is_refused_without_rejoin });
-
-/* ---- again and again ----------------------------------------------------------------------------- */
-
-enum { TIMES = 8 };
-
-static void survives_many(struct bx_job *job)
-{
-    if (bx_job_rank(job) == 1) {
-        harness_post(HELD);
-        harness_await(SEEN, 2);
-        return;
-    }
-    for (uint32_t times = 0; times <= TIMES; times++) {
-        struct bx_tensor *tensor = NULL;
-        OWN(rref) *rref = NULL;
-        OWN(msg) *reply = NULL;
-
-        harness_await(HELD, times + 1);
-        if (times > 0)
-            await_join(job, 1, times);
-        HARNESS_EQ(bx_worker_generation(job, 1), (int)times + 1);
-        rref = make_at(job, "worker1");
-        HARNESS_EQ(read_by(job, bx_job_rank(job) == 0 ? "worker2" : "worker0", rref), 101);
-        reply = borrow(job, "worker1", times, &tensor);
-        HARNESS_EQ(give_tensor(job, bx_job_rank(job) == 0 ? "worker2" : "worker0", tensor), 0);
-        harness_post(AGAIN);
-        if (times < TIMES)
-            await_end_of(job, 1, (int)times + 1);
-        expect_filled(tensor, (float)times);
-    }
-    harness_post(SEEN);
-    harness_await(SEEN, 2);
-    bx_tensor_release(kept);
-    kept = NULL;
-}
-
-HARNESS_BODY(comes_again)
-{
-    harness_post(HELD);
-    harness_await(SEEN, 2);
-}
-
-Test(rejoin_state, many_generations_of_a_worker_are_told_apart)
-{
-    begin_lives(3, (struct life){ .body = survives_many, .setup = register_all });
-    for (uint32_t times = 1; times <= TIMES; times++) {
-        harness_await(AGAIN, 2 * times);
-        start_is_killed(times == 1 ? 1 : 3);
-        begin_life(3, (struct life){ .rank = 1, .body = comes_again, .setup = register_all });
-    }
-    harness_await(SEEN, 2);
-    end_lives();
-}

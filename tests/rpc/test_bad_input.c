@@ -165,26 +165,6 @@ HARNESS_TEST(bad_peer, that_is_stopped_misses_deadlines_but_loses_no_request, 30
     HARNESS_EQ(harness_counter(job, "late_replies"), 33);
 }
 
-HARNESS_TEST(bad_peer, that_was_stopped_runs_every_one_way_call_afterwards, 30, .size = 2, .setup = setup)
-{
-    OWN(msg) *args = large();
-    uint64_t sent = 0;
-    int rc;
-
-    HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
-    harness_stop_worker(1);
-    while ((rc = bx_rpc_oneway(job, "worker1", "count", args, &(struct bx_call_options){ .no_wait = true })) == 0)
-        sent++;
-    HARNESS_EQ(rc, -EAGAIN);
-    HARNESS_HAS(bx_error_text(), "ring is full");
-    harness_signal(1, SIGCONT);
-    for (int i = 0; i < 100; i++, sent++)
-        HARNESS_EQ(bx_rpc_oneway(job, "worker1", "count", args, NULL), 0);
-    /* This call is behind all of them. */
-    HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 2), 2);
-    HARNESS_EQ(harness_load(ONEWAYS), sent);
-}
-
 HARNESS_TEST(bad_peer, that_sent_many_one_way_calls_is_not_cut_off, 30, .size = 2, .setup = setup)
 {
     struct bx_future *future = NULL;

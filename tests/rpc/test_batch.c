@@ -195,15 +195,6 @@ HARNESS_WORLD(batch, takes_rows_of_other_workers_with_those_of_its_members, 20, 
 
 /* ---- max_rows, flush_after, no member -------------------------------------------------------- */
 
-static void call_and_wait(struct bx_job *job)
-{
-    HARNESS_CHECK(harness_call_i64(job, "worker0", "sum", 1) == 2);
-}
-
-HARNESS_WORLD(batch, runs_when_it_has_max_rows, 20, .size = 5, .setup = setup_rows_of_two,
-              .body = { NULL, call_and_wait, call_and_wait, call_and_wait, call_and_wait },
-              .expect = HARNESS_TABLE({ RUNS, 2 }));
-
 static int setup_alone(struct bx_job *job)
 {
     return setup_with(job, NULL, 0);

@@ -17,17 +17,6 @@ HARNESS_HANDLER(stuck)
     return bx_msg_put_i64(reply, 1);
 }
 
-HARNESS_HANDLER(count)
-{
-    return bx_msg_put_i64(reply, (int64_t)harness_add(TIMES_COUNTED, 1));
-}
-
-/* Answers the callee's counter of that name. */
-HARNESS_HANDLER(counter)
-{
-    return bx_msg_put_i64(reply, (int64_t)harness_counter(bx_request_job(request), bx_read_str(args)));
-}
-
 static struct bx_future *held[BXI_CALLS_MAX];
 static int held_count;
 
@@ -53,21 +42,8 @@ HARNESS_HANDLER(let_go)
 
 static int setup(struct bx_job *job)
 {
-    return HARNESS_REGISTER(job, HARNESS_BLOCKING("stuck", stuck), HARNESS_BLOCKING("count", count),
-                            HARNESS_INLINE("twice", harness_twice), HARNESS_INLINE("counter", counter),
+    return HARNESS_REGISTER(job, HARNESS_BLOCKING("stuck", stuck), HARNESS_INLINE("twice", harness_twice),
                             HARNESS_ASYNC("hold", hold), HARNESS_INLINE("let_go", let_go));
-}
-
-static int64_t counter_of(struct bx_job *job, const char *worker, const char *name)
-{
-    OWN(msg) *args = bx_msg_create(0), *reply = NULL;
-
-    bx_msg_put_str(args, name);
-    HARNESS_EQ(bx_rpc_sync(job, worker, "counter", args, NULL, &reply), 0);
-
-    struct bx_reader reader = bx_msg_reader(reply);
-
-    return bx_read_i64(&reader);
 }
 
 /* Calls one-way, which takes no slot. */
@@ -213,59 +189,7 @@ HARNESS_TEST(call_end, by_the_earlier_deadline_first, 20, .size = 2, .setup = se
     await_late_replies(job);
 }
 
-/* ---- In the callee's queue ------------------------------------------------------------------- */
-
-static void fill_the_pool(struct bx_job *job, struct bx_future **futures)
-{
-    for (int i = 0; i < BXI_POOL_READY; i++)
-        futures[i] = harness_start(job, "worker1", "stuck", NULL, BX_FOREVER);
-    harness_await(ENTERED, BXI_POOL_READY);
-}
-
-static void empty_the_pool(struct bx_future **futures)
-{
-    harness_post(RELEASED);
-    for (int i = 0; i < BXI_POOL_READY; i++)
-        harness_end(futures[i], 0);
-}
-
-HARNESS_TEST(call_end, whose_deadline_passes_in_the_queue_is_not_run, 20, .size = 2, .setup = setup)
-{
-    struct bx_future *stuck_calls[BXI_POOL_READY], *future;
-
-    fill_the_pool(job, stuck_calls);
-    future = harness_start(job, "worker1", "count", NULL, 10 * HARNESS_MS);
-    harness_end(future, BX_E_TIMEOUT);
-    empty_the_pool(stuck_calls);
-    await_late_replies(job);
-    HARNESS_EQ(harness_load(TIMES_COUNTED), 0);
-    HARNESS_EQ(counter_of(job, "worker1", "requests_expired"), 1);
-}
-
-HARNESS_TEST(call_end, cancelled_in_the_queue_is_not_run, 20, .size = 2, .setup = setup)
-{
-    OWN(future) *first = NULL, *second = NULL, *third = NULL;
-    struct bx_future *stuck_calls[BXI_POOL_READY];
-
-    fill_the_pool(job, stuck_calls);
-    first = harness_start(job, "worker1", "count", NULL, 0);
-    second = harness_start(job, "worker1", "count", NULL, 0);
-    third = harness_start(job, "worker1", "count", NULL, 0);
-    HARNESS_EQ(bx_future_cancel(third), 0);
-    HARNESS_EQ(bx_future_cancel(first), 0);
-    HARNESS_EQ(bx_future_wait(first, 0), BX_E_CANCELLED);
-    HARNESS_EQ(bx_future_error(third), BX_E_CANCELLED);
-    HARNESS_HAS(bx_future_error_text(first), "'worker1'");
-    HARNESS_EQ(bx_future_cancel(first), -EALREADY);
-    /* Requests and cancels keep their order: once this call is answered, the cancelled ones are out of the queue. */
-    HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 3), 6);
-    empty_the_pool(stuck_calls);
-    HARNESS_EQ(bx_future_wait(second, BX_FOREVER), 0);
-    HARNESS_EQ(harness_load(TIMES_COUNTED), 1);
-    HARNESS_EQ(bx_future_cancel(second), -EALREADY);
-    HARNESS_EQ(harness_counter(job, "calls_cancelled"), 2);
-    await_late_replies(job);
-}
+/* ---- Cancelled: those in the callee's queue are in test_pool_cancel.c -------------------------- */
 
 HARNESS_TEST(call_end, cancelled_in_flight_drops_its_reply, 20, .size = 2, .setup = setup)
 {
@@ -273,7 +197,10 @@ HARNESS_TEST(call_end, cancelled_in_flight_drops_its_reply, 20, .size = 2, .setu
 
     harness_await(ENTERED, 1);
     HARNESS_EQ(bx_future_cancel(future), 0);
+    HARNESS_EQ(bx_future_cancel(future), -EALREADY);
+    HARNESS_HAS(bx_future_error_text(future), "'worker1'");
     harness_end(future, BX_E_CANCELLED);
+    HARNESS_EQ(harness_counter(job, "calls_cancelled"), 1);
     harness_post(RELEASED);
     await_late_replies(job);
 

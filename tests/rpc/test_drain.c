@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/rpc/watch.c: requests of a worker that died are dropped and counted; and frames that stay unread while many
- * others are sent. Worker 0 stalls (stall.h) while the others do their part.
+ * lib/rpc/watch.c: requests of a worker that died are dropped and counted, in a ring that it had just opened too; and
+ * frames that stay unread while many others are sent. Worker 0 stalls (stall.h) while the others do their part.
  */
 #include "tests/harness/stall.h"
 
-enum { READY, STALLED, SENT };          /* gates */
+enum { STALLED, SENT };                 /* gates */
 enum { COUNTED };                       /* values */
 
 HARNESS_HANDLER(count)
@@ -34,36 +34,6 @@ static void wait_and_kill(struct bx_job *job)
     harness_await(SENT, 1);
     harness_signal(1, SIGKILL);
     see_death(job, 1);
-}
-
-static void ask_and_be_killed(struct bx_job *job)
-{
-    struct bx_future *packed[20];
-
-    harness_leaves_by_itself();
-    HARNESS_EQ(bx_rpc_sync(job, "worker0", "count", NULL, NULL, NULL), 0);
-    harness_post(READY);
-    harness_await(STALLED, 1);
-    HARNESS_EQ(bx_rpc_many(job, "worker0", "count", 20, NULL, NULL, packed), 0);
-    for (int i = 0; i < 10; i++) {
-        harness_async(job, "worker0", "count");
-        HARNESS_EQ(bx_rpc_oneway(job, "worker0", "count", NULL, NULL), 0);
-    }
-    harness_post(SENT);
-    for (;;)
-        pause();
-}
-
-HARNESS_TEST(drain, drops_the_requests_of_a_dead_worker, 20, .size = 2, .setup = setup, .dies = 1u << 1,
-             .body = { NULL, ask_and_be_killed })
-{
-    while_stalled = wait_and_kill;
-    harness_await(READY, 1);                /* worker 1's ring is open here, and is read before the own one */
-    stall_oneself(job);
-    HARNESS_WAIT_WHILE(bx_worker_is_alive(job, 1));
-    HARNESS_EQ(harness_counter(job, "peers_dead"), 1);
-    HARNESS_EQ(harness_counter(job, "requests_dropped"), 40);
-    HARNESS_EQ(harness_load(COUNTED), 1);
 }
 
 static void open_a_ring_and_be_killed(struct bx_job *job)

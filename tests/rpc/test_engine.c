@@ -7,7 +7,7 @@
 
 #include "rpc/rpc.h"
 
-enum { READY, OPEN_GATE, SENT, DONE };       /* gates */
+enum { READY, OPEN_GATE, SENT, DONE };                  /* gates */
 enum { COUNTED };                                       /* values */
 
 TestSuite(engine, .timeout = 60);
@@ -234,33 +234,6 @@ HARNESS_TEST(engine, leaves_signals_to_the_threads_of_the_program, 60, .size = 2
     HARNESS_EQ(signalled_thread, 0);
     HARNESS_EQ(pthread_sigmask(SIG_UNBLOCK, &set, NULL), 0);
     HARNESS_EQ(signalled_thread, gettid());
-}
-
-static void *serve(void *job)
-{
-    harness_post(READY);
-    HARNESS_EQ(bx_job_serve(job), BX_E_SHUTDOWN);
-    return NULL;
-}
-
-HARNESS_BODY(come_late)
-{
-    harness_await(DONE, 1);
-}
-
-/* The other worker does not shut down, so this one leaves alone. */
-HARNESS_TEST(engine, ends_the_wait_of_a_thread_that_serves, 60, .size = 2, .setup = setup, .body = { NULL, come_late })
-{
-    pthread_t thread;
-
-    harness_leaves_by_itself();
-    HARNESS_EQ(pthread_create(&thread, NULL, serve, job), 0);
-    harness_await(READY, 1);
-    HARNESS_WAIT_WHILE(bxi_load_seq_cst(&job->run->waiting) == 0);
-    HARNESS_EQ(bx_job_shutdown(job, 50 * HARNESS_MS), BX_E_TIMEOUT);
-    pthread_join(thread, NULL);
-    harness_post(DONE);
-    bx_job_destroy(job);
 }
 
 /* ---- Wake-ups by deaths ------------------------------------------------------------------------- */

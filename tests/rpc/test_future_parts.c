@@ -11,13 +11,15 @@
 
 #define PARTS 4
 
-static void make(struct bx_future **parts)
+static struct bx_future *parts[PARTS];
+
+static void make(void)
 {
     for (int i = 0; i < PARTS; i++)
         parts[i] = bx_future_create(NULL);
 }
 
-static void release(struct bx_future **parts)
+static void release(void)
 {
     for (int i = 0; i < PARTS; i++)
         bx_future_release(parts[i]);
@@ -25,50 +27,38 @@ static void release(struct bx_future **parts)
 
 /* ---- The index of an any ----------------------------------------------------------------------- */
 
-TestSuite(future_parts, .timeout = 60);
+TestSuite(future_parts, .init = make, .fini = release, .timeout = 60);
 
 Test(future_parts, any_has_the_index_of_the_future_that_was_set)
 {
-    struct bx_future *parts[PARTS], *any;
+    OWN(future) *any = bx_future_any(NULL, parts, PARTS);
 
-    make(parts);
-    any = bx_future_any(NULL, parts, PARTS);
     cr_expect_eq(bx_future_index(any), -1);
     bx_future_set(parts[2], NULL);
     bx_future_fail(parts[0], -EIO, NULL);
     cr_expect_eq(bx_future_index(any), 2);
     cr_expect_eq(number_of(any), 2);
     cr_expect_eq(bx_future_error(any), 0);
-    bx_future_release(any);
-    release(parts);
 }
 
 Test(future_parts, any_has_the_index_of_the_future_that_failed_its_code_and_its_text)
 {
-    struct bx_future *parts[PARTS], *any;
+    OWN(future) *any = bx_future_any(NULL, parts, PARTS);
 
-    make(parts);
-    any = bx_future_any(NULL, parts, PARTS);
     bx_future_fail(parts[3], -EIO, "broken axle");
     bx_future_set(parts[1], NULL);
     cr_expect_eq(bx_future_index(any), 3);
     cr_expect_eq(bx_future_error(any), -EIO);
     cr_expect_str_eq(bx_future_error_text(any), "broken axle");
-    bx_future_release(any);
-    release(parts);
 }
 
 Test(future_parts, any_that_ended_in_another_way_has_no_index)
 {
-    struct bx_future *parts[PARTS], *any;
+    OWN(future) *any = bx_future_any(NULL, parts, PARTS);
 
-    make(parts);
-    any = bx_future_any(NULL, parts, PARTS);
     bx_future_cancel(any);
     bx_future_set(parts[1], NULL);
     cr_expect_eq(bx_future_index(any), -1);
-    bx_future_release(any);
-    release(parts);
 }
 
 Test(future_parts, only_any_has_an_index_and_only_all_has_parts)
@@ -93,14 +83,13 @@ Test(future_parts, only_any_has_an_index_and_only_all_has_parts)
 
 Test(future_parts, all_has_every_value_though_its_futures_were_released)
 {
-    struct bx_future *parts[PARTS], *all;
+    OWN(future) *all = bx_future_all(NULL, parts, PARTS);
 
-    make(parts);
-    all = bx_future_all(NULL, parts, PARTS);
     for (int i = PARTS - 1; i >= 0; i--) {
         cr_expect_null(bx_future_all_value(all, (size_t)i));
         bx_future_set(parts[i], harness_msg_i64(10 + i));
         bx_future_release(parts[i]);
+        parts[i] = NULL;
     }
     for (int i = 0; i < PARTS; i++) {
         cr_expect_eq(number_in(bx_future_all_value(all, (size_t)i)), 10 + i);
@@ -111,15 +100,12 @@ Test(future_parts, all_has_every_value_though_its_futures_were_released)
     cr_expect_eq(bx_future_error(all), 0);
     cr_expect_not_null(bx_future_value(all));
     cr_expect_eq(bx_msg_bytes(bx_future_value(all)), 0);
-    bx_future_release(all);
 }
 
 Test(future_parts, all_that_failed_has_the_values_that_were_set_and_every_code)
 {
-    struct bx_future *parts[PARTS], *all;
+    OWN(future) *all = bx_future_all(NULL, parts, PARTS);
 
-    make(parts);
-    all = bx_future_all(NULL, parts, PARTS);
     bx_future_set(parts[0], harness_msg_i64(1));
     bx_future_fail(parts[3], -EPERM, "the first");
     cr_expect_null(bx_future_all_value(all, 0));
@@ -135,23 +121,17 @@ Test(future_parts, all_that_failed_has_the_values_that_were_set_and_every_code)
     cr_expect_eq(bx_future_all_error(all, 0), 0);
     cr_expect_eq(bx_future_all_error(all, 1), -EIO);
     cr_expect_eq(bx_future_all_error(all, 3), -EPERM);
-    bx_future_release(all);
-    release(parts);
 }
 
 Test(future_parts, all_that_was_cancelled_has_what_was_done_before)
 {
-    struct bx_future *parts[PARTS], *all;
+    OWN(future) *all = bx_future_all(NULL, parts, PARTS);
 
-    make(parts);
-    all = bx_future_all(NULL, parts, PARTS);
     bx_future_set(parts[1], harness_msg_i64(5));
     bx_future_cancel(all);
     bx_future_set(parts[2], harness_msg_i64(6));
     cr_expect_eq(number_in(bx_future_all_value(all, 1)), 5);
     cr_expect_null(bx_future_all_value(all, 2));
-    bx_future_release(all);
-    release(parts);
 }
 
 /* It holds no reference to a pending future: one that nobody can complete any more still fails. */

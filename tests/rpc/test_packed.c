@@ -439,36 +439,6 @@ HARNESS_TEST(packed, replies_are_sent_before_a_callback_runs, 30, .size = 2, .se
     release(100);
 }
 
-/* The callee is stopped while its ring fills: what does not fit waits, and nothing is lost or out of order. */
-HARNESS_TEST(packed, a_full_ring_delays_calls_and_loses_none, 60, .size = 2, .setup = setup)
-{
-    pid_t pid = (pid_t)job->rpc->peers[1]->pid;
-    struct bx_future *all[1000];
-    size_t count = 0;
-
-    make_args(MOST, mixed);
-    send(job, "worker1", "in_order", 2);
-    for (int i = 0; i < 2; i++) {
-        expect_same(i);
-        bx_future_release(futures[i]);
-    }
-    harness_stop(pid);
-    harness_await_stopped(pid);
-    for (int round = 0; round < 5; round++)
-        for (int at = 0; at < MOST; at += 20, count += 20)
-            HARNESS_EQ(bx_rpc_many(job, "worker1", "in_order", 20, (const struct bx_msg *const *)args + at, NULL,
-                                   all + count), 0);
-    HARNESS_CHECK(harness_counter(job, "queued_frames") > 0);
-    harness_kill(pid, SIGCONT);
-    for (size_t i = 0; i < count; i++) {
-        HARNESS_EQ(bx_future_wait(all[i], BX_FOREVER), 0);
-        HARNESS_EQ(bx_msg_bytes(bx_future_value(all[i])), bx_msg_bytes(args[i % MOST]));
-        bx_future_release(all[i]);
-    }
-    memset(futures, 0, sizeof futures);
-    release(MOST);
-}
-
 /* ---- Packed frames that no engine wrote ---------------------------------------------------------------- */
 
 struct forgery {

@@ -42,25 +42,6 @@ static struct bx_future *call_until_parked(struct bx_job *job, const char *funct
     return future;
 }
 
-static void cancels(struct bx_job *job)
-{
-    struct bx_future *future = call_until_parked(job, "park");
-
-    harness_cancel(future);
-    check_end(BX_E_CANCELLED);
-}
-
-static void dies(struct bx_job *job)
-{
-    call_until_parked(job, "park");
-    kill(getpid(), SIGKILL);
-}
-
-HARNESS_BODY(sees_it_die)
-{
-    check_end(BX_E_PEER_DEAD);
-}
-
 /* A handler's code is an answer, even BX_E_CORRUPT; only the engine's own checks cut a worker off. */
 HARNESS_TEST(parked, an_async_handler_that_fails_with_corrupt_cuts_off_no_worker, 20, .size = 2, .setup = setup)
 {
@@ -83,11 +64,10 @@ HARNESS_TEST(parked, an_async_handler_learns_that_its_caller_timed_out, 20, .siz
     check_end(BX_E_CANCELLED);
 }
 
-HARNESS_WORLD(parked, an_async_handler_learns_that_its_caller_cancelled, 20, .size = 2, .setup = setup,
-              .body = { cancels });
-
-HARNESS_WORLD(parked, an_async_handler_learns_that_its_caller_died, 20, .size = 3, .setup = setup, .dies = 1u,
-              .body = { dies, NULL, sees_it_die });
+HARNESS_BODY(sees_it_die)
+{
+    check_end(BX_E_PEER_DEAD);
+}
 
 HARNESS_TEST(parked, learns_that_the_caller_of_a_oneway_died, 20, .size = 3, .setup = setup, .dies = 1u,
              .body = { NULL, NULL, sees_it_die })

@@ -155,9 +155,14 @@ static void let_oneways_expire(struct bx_job *job)
     harness_end(begin(job, "note", 2), 0);
 }
 
-HARNESS_WORLD(pool_cancel, is_not_needed_where_the_deadline_passes_in_the_queue, 20, .size = 2, .setup = setup,
-              .body = { keep_the_thread_busy, let_oneways_expire }, .options = { .pool_threads = 1 },
-              .expect = HARNESS_TABLE({ RAN + 1, 0 }, { RAN + 2, 1 }));
+HARNESS_TEST(pool_cancel, is_not_needed_where_the_deadline_passes_in_the_queue, 20, .size = 2, .setup = setup,
+             .body = { NULL, let_oneways_expire }, .options = { .pool_threads = 1 },
+             .expect = HARNESS_TABLE({ RAN + 1, 0 }, { RAN + 2, 1 }))
+{
+    keep_the_thread_busy(job);
+    HARNESS_EQ(bx_job_serve(job), 0);
+    HARNESS_CHECK(harness_counter(job, "requests_expired") > 0);
+}
 
 /* ---- The stop ----------------------------------------------------------------------------------- */
 

@@ -137,41 +137,6 @@ HARNESS_TEST(reply, a_reply_that_was_large_gives_its_memory_back, 30, .size = 2,
         HARNESS_CHECK(harness_call(job, "worker1", "swell", NULL) <= (int64_t)BXI_FRAME_MAX);
 }
 
-/* Both replies lie in the ring when the callback of the first call cancels the second, which is still open. A handler
- * makes the calls: nobody reads the ring before it has returned. */
-static struct bx_future *first, *second;
-
-static void cancel_second(struct bx_future *future, void *context)
-{
-    struct bx_job *job = context;
-
-    HARNESS_EQ(bx_future_error(future), 0);
-    bxi_lock(&job->run->lock);
-    HARNESS_EQ(job->rpc->calls_open, 1);
-    bxi_unlock(&job->run->lock);
-    HARNESS_CHECK(!bx_future_is_done(second));
-    HARNESS_EQ(bx_future_cancel(second), 0);
-}
-
-HARNESS_HANDLER(make_two_calls)
-{
-    struct bx_job *job = bx_request_job(request);
-
-    first = harness_async(job, "worker0", "nothing");
-    second = harness_async(job, "worker0", "nothing");
-    return bx_future_on_done(first, cancel_second, job);
-}
-
-HARNESS_TEST(reply, a_callback_cancels_a_call_whose_reply_has_come, 30, .size = 2, .setup = setup,
-             .handlers = { HARNESS_INLINE("two", make_two_calls) })
-{
-    HARNESS_EQ(bx_rpc_sync(job, "worker0", "two", NULL, NULL, NULL), 0);
-    HARNESS_EQ(bx_future_wait(first, BX_FOREVER), 0);
-    HARNESS_EQ(bx_future_wait(second, BX_FOREVER), BX_E_CANCELLED);
-    bx_future_release(first);
-    bx_future_release(second);
-}
-
 /* Nobody has a reference when the reply comes: it frees the call. Callbacks run all the same. */
 static void count_done(struct bx_future *future, void *context)
 {

@@ -156,30 +156,6 @@ HARNESS_TEST(rref, is_called_and_fetched_before_the_object_is_made, 60, .size = 
     await_alive(0);
 }
 
-/* Beside a tensor the bytes lie in the frame too, whose memory the next request takes. */
-HARNESS_TEST(rref, is_called_with_a_tensor_before_the_object_is_made, 60, .size = 2, .setup = setup)
-{
-    struct bx_rref *rref = remote(job, "worker1", "new_slow", 40);
-    struct bx_msg *args = number(2), *large = bx_msg_create(4096);
-    struct bx_tensor *tensor = NULL;
-    struct bx_future *future = NULL;
-    unsigned char ones[4096];
-
-    HARNESS_EQ(bx_tensor_create(job, BX_F32, 1, (const int64_t[]){ 8 }, &tensor), 0);
-    bx_msg_put_tensor(args, tensor);
-    HARNESS_EQ(bx_rref_async(rref, "add", args, NULL, &future), 0);
-    memset(ones, 0xff, sizeof(ones));
-    bx_msg_put_bytes(large, ones, sizeof(ones));
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "new_nothing", large, NULL, NULL), 0);
-    harness_post(MAY_BE_MADE);
-    HARNESS_EQ(harness_end_i64(future), 42);
-    bx_tensor_release(tensor);
-    bx_msg_destroy(args);
-    bx_msg_destroy(large);
-    bx_rref_release(rref);
-    await_alive(0);
-}
-
 HARNESS_TEST(rref, has_calls_that_give_up_before_the_object_is_made, 60, .size = 2, .setup = setup)
 {
     struct bx_rref *rref = remote(job, "worker1", "new_slow", 1);
@@ -354,24 +330,4 @@ HARNESS_TEST(rref, comes_a_thousand_times_in_one_message, 60, .size = 3, .setup 
     bx_msg_destroy(args);
     bx_rref_release(rref);
     await_alive(0);
-}
-
-/* worker1 keeps what worker0 passes, beyond worker0's own reference. */
-HARNESS_TEST(rref, passed_to_a_third_worker_keeps_the_object_alive_until_that_drops_it, 60, .size = 3, .setup = setup)
-{
-    for (int i = 0; i < 50; i++) {
-        struct bx_rref *rref = remote(job, "worker2", "new_counter", i);
-        struct bx_msg *args = msg_of(rref);
-
-        if (i % 2 == 0)
-            HARNESS_EQ(bx_rpc_sync(job, "worker1", "keep", args, NULL, NULL), 0);
-        else
-            HARNESS_EQ(bx_rpc_oneway(job, "worker1", "keep", args, NULL), 0);
-        bx_msg_destroy(args);
-        bx_rref_release(rref);                  /* perhaps before worker1 has entered */
-        HARNESS_EQ(use_of(job, "worker1"), i + 1);
-        HARNESS_EQ(alive(), 1);
-        drop_of(job, "worker1");
-        await_alive(0);
-    }
 }

@@ -54,15 +54,6 @@ Test(rref_death, of_a_holder_destroys_the_object)
                                          .body = { holder_dies } });
 }
 
-/* What worker1 passed on to worker2, which reads it only after worker1's death. */
-HARNESS_HANDLER(pass_kept_to_2)
-{
-    OWN(msg) *out = msg_of(kept_rref);
-
-    HARNESS_EQ(bx_rpc_oneway(bx_request_job(request), "worker2", "keep", out, NULL), 0);
-    return 0;
-}
-
 HARNESS_HANDLER(reply_kept)
 {
     harness_post(REPLIED);          /* the reply is sent before the next request is read */
@@ -77,8 +68,7 @@ HARNESS_HANDLER(die)
 
 static int setup_passing(struct bx_job *job)
 {
-    HARNESS_REGISTER(job, HARNESS_INLINE("pass_kept_to_2", pass_kept_to_2), HARNESS_INLINE("reply_kept", reply_kept),
-                     HARNESS_INLINE("die", die));
+    HARNESS_REGISTER(job, HARNESS_INLINE("reply_kept", reply_kept), HARNESS_INLINE("die", die));
     return setup(job);
 }
 
@@ -136,33 +126,6 @@ HARNESS_TEST(rref_death, of_the_one_that_replied_with_it_counts_until_the_reply_
     harness_await(USED, 1);
     nothing_is_left(job);
     HARNESS_EQ(harness_load(CALLERS), 1);
-}
-
-/* The same, and the one that is to read the reply dies too: the round begins again without it. */
-HARNESS_TEST(rref_death, of_a_second_worker_within_the_round_begins_another, 60, .size = 4, .setup = setup_passing,
-             .dies = 1u << 1 | 1u << 2, .body = { NULL, NULL, asks_for_it, harness_serve })
-{
-    replies_and_dies(job);
-    stays(1);
-    harness_signal(2, SIGKILL);
-    nothing_is_left(job);
-    HARNESS_EQ(harness_call(job, "worker3", "new_nothing", NULL), 1);
-}
-
-/* worker1 passes to worker2 an object of worker0; worker2 dies before its ENTER, and worker1 lives. */
-HARNESS_TEST(rref_death, of_the_third_before_it_has_entered_takes_the_pin_away, 60, .size = 4, .setup = setup_passing,
-             .dies = 1u << 2, .body = { NULL, NULL, NULL, harness_serve })
-{
-    struct bx_rref *rref = own_counter(job, 10);
-
-    give(job, "worker1", rref, true);
-    HARNESS_EQ(harness_call(job, "worker2", "new_nothing", NULL), 1);
-    harness_stop_worker(2);
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "pass_kept_to_2", NULL, NULL, NULL), 0);
-    drop_of(job, "worker1");
-    stays(1);                       /* the message to worker2 is not read */
-    harness_signal(2, SIGKILL);
-    nothing_is_left(job);
 }
 
 /* ---- The maker dies --------------------------------------------------------------------------------------- */

@@ -47,30 +47,6 @@ static void all_is_settled(struct bx_job *job)
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
 }
 
-/* Each allocation of the reader's fails once, until none does. */
-HARNESS_TEST(rref_memory, of_a_reader_may_be_out, 60, .size = 3, .setup = setup_memory)
-{
-    uint64_t n = 0, left = 0;
-
-    all_is_settled(job);
-    while (left == 0) {
-        struct bx_rref *rref = remote(job, "worker1", "new_counter", 6);
-        struct bx_msg *args = msg_of(rref);
-        int rc;
-
-        HARNESS_EQ(add_to(rref, 1), 7);
-        harness_store(FAILS_IN + 2, ++n);
-        rc = bx_rpc_sync(job, "worker2", "keep", args, NULL, NULL);
-        left = harness_load(FAILS_IN + 2);
-        harness_store(FAILS_IN + 2, 0);
-        HARNESS_CHECK(rc == 0 || (rc == -ENOMEM && left == 0));
-        bx_msg_destroy(args);
-        bx_rref_release(rref);
-        all_is_settled(job);
-    }
-    HARNESS_CHECK(n > 3);
-}
-
 /* worker1 is stopped, and the ring to it is full: what is sent to it is queued. */
 static void fill_the_ring_of_1(struct bx_job *job)
 {

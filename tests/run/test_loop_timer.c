@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/run/progress.c: the background thread never sleeps beyond the first deadline, and own_loop's timerfd is never set
- * to a later time, whichever threads change it at the same time.
+ * lib/run/progress.c: own_loop's timerfd is never set to a later time, whichever threads change it at the same time.
+ * That the background thread never sleeps beyond the first deadline is the simulator's (role).
  *
  * This file replaces timerfd_settime of the C library, so that a test can stop a thread in front of it.
  */
@@ -172,38 +172,5 @@ HARNESS_TEST(loop_timer, is_set_again_after_a_waiting_thread_has_read_it, 20, .s
         loop_until_ended(job, 2 * round + 2);
     }
     bx_future_release(promise);
-    harness_post(DONE);
-}
-
-/* ---- A leader sleeps --------------------------------------------------------------------------- */
-
-static struct bx_future *led;
-
-static void lead_or_call(struct bx_job *job, int index)
-{
-    if (index == 0) {
-        /* The leader sleeps until its own deadline, the only one it knows. */
-        HARNESS_EQ(bx_future_wait(led, 3600000 * HARNESS_MS), 0);
-    } else {
-        while ((bxi_load_seq_cst(job->run->bell.word) & 3) != BXI_WHO_LEADER)
-            sched_yield();
-
-        uint64_t before = harness_counter(job, "wakeups");
-
-        call_never(job, 20 * HARNESS_MS);
-        harness_await(ENDED, 1);
-        /* The background thread woke the leader once; it did not poll. */
-        HARNESS_CHECK(harness_counter(job, "wakeups") - before < 100);
-        HARNESS_EQ(bx_future_set(led, NULL), 0);
-    }
-}
-
-HARNESS_TEST(loop_timer, of_a_call_beside_a_sleeping_leader_wakes_the_leader, 20, .size = 2, .setup = setup,
-             .body = { NULL, serve_warm_up }, .options = { .no_spin = true })
-{
-    warm_up(job);
-    led = bx_future_create(job);
-    harness_threads(job, 2, lead_or_call);
-    bx_future_release(led);
     harness_post(DONE);
 }

@@ -21,6 +21,7 @@
 #include <ucp/api/ucp.h>
 
 #define AM_ID 7u
+#define FORCED_NS UINT64_C(200000000)      /* for the passes in which UCX ends what is under way */
 
 struct bxi_wire {
     ucp_context_h context;
@@ -383,21 +384,25 @@ static void wire_cut(struct bxi_wire_end *end)
     end->ep = NULL;
 }
 
-/* What is sent over TCP is lost if the process ends first, so the ends are flushed before they are closed. */
+static void finish(struct bxi_wire *wire, ucs_status_ptr_t request, uint64_t until_ns)
+{
+    while (UCS_PTR_IS_PTR(request) && ucp_request_check_status(request) == UCS_INPROGRESS && now_ns() < until_ns)
+        ucp_worker_progress(wire->worker);
+    if (UCS_PTR_IS_PTR(request))
+        ucp_request_free(request);
+}
+
+/* What is sent over TCP is lost if the process ends first, so the ends are flushed before they are closed. What is then
+ * still under way, to a worker that is stopped, ends with an error. That takes passes of UCX's own, but waits for
+ * nobody. Without them its `done` is never called, and what was to be sent stays for ever. */
 static void close_end(struct bxi_wire_end *end, uint64_t until_ns)
 {
     const ucp_request_param_t param = { 0 };
-    ucs_status_ptr_t request = end->is_lost ? NULL : ucp_ep_flush_nbx(end->ep, &param);
 
-    while (UCS_PTR_IS_PTR(request) && ucp_request_check_status(request) == UCS_INPROGRESS && now_ns() < until_ns)
-        ucp_worker_progress(end->wire->worker);
-    if (UCS_PTR_IS_PTR(request))
-        ucp_request_free(request);
-    request = end->ep == NULL ? NULL : ucp_ep_close_nbx(end->ep, &at_once);
-    while (UCS_PTR_IS_PTR(request) && ucp_request_check_status(request) == UCS_INPROGRESS && now_ns() < until_ns)
-        ucp_worker_progress(end->wire->worker);
-    if (UCS_PTR_IS_PTR(request))
-        ucp_request_free(request);
+    if (!end->is_lost)
+        finish(end->wire, ucp_ep_flush_nbx(end->ep, &param), until_ns);
+    if (end->ep != NULL)
+        finish(end->wire, ucp_ep_close_nbx(end->ep, &at_once), until_ns + FORCED_NS);
     free(end);
 }
 
@@ -414,6 +419,8 @@ static void wire_close(struct bxi_wire *wire, uint64_t timeout_ns)
         wire->ends = end->next;
         close_end(end, until_ns);
     }
+    while (wire->sending > 0 && now_ns() < until_ns + FORCED_NS)
+        ucp_worker_progress(wire->worker);
     ucp_worker_destroy(wire->worker);
     ucp_cleanup(wire->context);
     free(wire);

@@ -584,10 +584,12 @@ static int wait_for_hosts(struct bx_job *job, uint64_t deadline_ns)
         if (!place->is_remote || !is_root_of_its_host(job, rank))
             continue;
         while (rc == -EAGAIN && bxi_now_ns() < deadline_ns) {
-            if ((rc = bxi_net_ended(job)) < 0 ||
-                (rc = bxi_poll_start(job, net->links[rank].fd, POLLIN, bxi_now_ns() + POLL_NS)) < 0)
+            if ((rc = bxi_poll_start(job, net->links[rank].fd, POLLIN, bxi_now_ns() + POLL_NS)) < 0 ||
+                (rc = bxi_net_ended(job)) < 0)
                 return rc;
             rc = peek(net->links[rank].fd, &message);
+            if (rc == 0 && message.kind == BXI_NET_FAIL)        /* it has come since */
+                rc = -EAGAIN;
         }
         message.bytes = 0;
         if (rc == 0)

@@ -29,6 +29,7 @@
  */
 #include "inside.h"
 
+#include "shm/file.h"
 #include "shm/fork.h"
 #include "shm/guard.h"
 
@@ -305,7 +306,7 @@ static int take_answer(int socket, const struct question *question, struct bxi_g
     if (got != (ssize_t)sizeof(answer) || memcmp(&answer.to, question, sizeof(*question)) != 0)
         return -EPROTO;
     if (answer.code < 0)
-        return answer.code == -ESTALE || answer.code == -EMFILE || answer.code == -ENFILE ? answer.code : -EPROTO;
+        return answer.code == -ESTALE || bxi_file_none_left(answer.code) ? answer.code : -EPROTO;
     if (answer.count == 0 || answer.count != parts->count)
         return -EPROTO;
     for (uint32_t i = 0; i < answer.count; i++)

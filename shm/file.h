@@ -7,6 +7,7 @@
 
 #include "atomic.h"
 
+#include <errno.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -33,6 +34,11 @@ int bxi_file_lock(int fd, short type, uint64_t offset, uint64_t bytes);
 /* Another open file has a lock on them. True also if the kernel lacks the memory to say so: nobody who lives may be
  * taken for dead. */
 bool bxi_file_is_locked(int fd, uint64_t offset, uint64_t bytes);
+/* No descriptor is left, of the process or the system. */
+static inline bool bxi_file_none_left(int rc)
+{
+    return rc == -EMFILE || rc == -ENFILE;
+}
 /* The name leads to that open file. */
 bool bxi_file_leads_to(const char *path, int fd);
 

@@ -193,7 +193,7 @@ static int meet(struct joiner *joiner)
         if (now_ns >= joiner->deadline_ns)
             return root_never_came(joiner);
         uint64_t left_ns = joiner->deadline_ns - now_ns;
-        rc = bxi_boot_wait_for(joiner->job, -1, now_ns + bxi_least(retry_ns, left_ns));
+        rc = bxi_poll_start(joiner->job, -1, POLLIN, now_ns + bxi_least(retry_ns, left_ns));
         if (rc < 0)
             return rc;
         retry_ns = retry_ns * 2 < RETRY_LAST_NS ? retry_ns * 2 : RETRY_LAST_NS;
@@ -331,7 +331,7 @@ static int begin_or_rejoin(struct bx_job *job, const struct bxi_boot_paths *path
     int rc;
 
     while ((rc = bxi_rejoin(job, paths, deadline_ns)) == -EAGAIN)
-        if ((rc = bxi_boot_wait_for(job, -1, bxi_now_ns() + RETRY_LAST_NS)) < 0)
+        if ((rc = bxi_poll_start(job, -1, POLLIN, bxi_now_ns() + RETRY_LAST_NS)) < 0)
             return rc;
     return rc == 0 ? bxi_boot_root(job, paths, deadline_ns) : rc < 0 ? rc : 0;
 }

@@ -5,6 +5,8 @@
  */
 #include "job.h"
 
+#include "shm/file.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -34,7 +36,7 @@ static int open_readable(const struct bx_job *job, const char *name, int own_fd,
     }
     if (fd < 0)
         fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0 && bxi_limits_are_out(-errno))
+    if (fd < 0 && bxi_file_none_left(-errno))
         return bxi_limits_no_descriptors(job);
     if (fd < 0)
         return bx_fail(-errno, "/dev/shm%s cannot be opened for reading by %s: %s", name, path, bx_strerror(-errno));

@@ -105,7 +105,7 @@ int bxi_boot_accept(const struct bx_job *job, int listener, uint32_t *pid)
 static bool process_has_ended(uint32_t pid)
 {
     int pidfd = pid == 0 ? -1 : (int)syscall(SYS_pidfd_open, (pid_t)pid, 0);
-    bool ended = (pid != 0 && pidfd < 0 && errno == ESRCH) || (pidfd >= 0 && bxi_boot_wait(pidfd, POLLIN, 0) == 1);
+    bool ended = (pid != 0 && pidfd < 0 && errno == ESRCH) || (pidfd >= 0 && bxi_poll(pidfd, POLLIN, 0) == 1);
 
     if (pidfd >= 0)
         close(pidfd);
@@ -140,7 +140,7 @@ int bxi_boot_next(struct bx_job *job, const struct bxi_boot_asked *asked, struct
     bool has_ended = false;
 
     for (;;) {
-        int rc = bxi_boot_wait_for(job, asked->fd, bxi_least(until_ns, bxi_now_ns() + BXI_BOOT_POLL_NS));
+        int rc = bxi_poll_start(job, asked->fd, POLLIN, bxi_least(until_ns, bxi_now_ns() + BXI_BOOT_POLL_NS));
 
         if (rc == BX_E_INTERRUPTED)
             return rc;

@@ -3,9 +3,8 @@
  * The packets of the bootstrap: sends, receives and checks one message with its descriptors. job.h has their meaning
  * and their order.
  *
- * Who runs it: the thread in bx_job_start, on both sides. bxi_boot_wait also waits for the end of a process.
- * bx_job_interrupt rings the leader's eventfd, which nobody else uses before the job has started: the waits of the
- * start poll it too. Only a send does not: it waits where a queue is full, which its receiver is about to read.
+ * Who runs it: the thread in bx_job_start, on both sides. bx_job_interrupt ends each wait of the start but that of a
+ * send (run/start.c): it waits where a queue is full, which its receiver is about to read.
  *
  * The socket is SOCK_SEQPACKET, so a packet arrives whole or not at all: a sender that is killed leaves no half packet.
  * The packet owns the descriptors that came; they are closed with it unless they were taken. A packet is input: its
@@ -31,51 +30,6 @@ struct bxi_boot_head bxi_boot_head(enum bxi_boot_kind kind)
         .layout = BXI_LAYOUT_VERSION,
         .kind = (uint32_t)kind,
     };
-}
-
-/* How many have something; 0: the deadline has passed; -errno. */
-static int poll_until(struct pollfd *entries, nfds_t count, uint64_t deadline_ns)
-{
-    for (;;) {
-        uint64_t now_ns = bxi_now_ns();
-        uint64_t left_ns = deadline_ns > now_ns ? deadline_ns - now_ns : 0;
-        struct timespec left = { .tv_sec = (time_t)(left_ns / 1000000000u),
-                                 .tv_nsec = (long)(left_ns % 1000000000u) };
-        int rc = ppoll(entries, count, deadline_ns == BX_FOREVER ? NULL : &left, NULL);
-        if (rc >= 0)
-            return rc;
-        if (errno != EINTR)
-            return -errno;
-    }
-}
-
-int bxi_boot_wait(int fd, short events, uint64_t deadline_ns)
-{
-    struct pollfd entry = { .fd = fd, .events = events };
-
-    return poll_until(&entry, 1, deadline_ns);
-}
-
-int bxi_boot_interrupted(struct bx_job *job)
-{
-    /* First: a request that comes after the check rings again. */
-    bxi_bell_drain(job->run->bell_fd[1]);
-    if (!bxi_is_interrupted(job->run))
-        return 0;
-    return bx_fail(BX_E_INTERRUPTED, "bx_job_interrupt ended the start of worker '%s' (rank %d)", job->name, job->rank);
-}
-
-int bxi_boot_wait_for(struct bx_job *job, int fd, uint64_t deadline_ns)
-{
-    struct pollfd entries[] = { { .fd = job->run->bell_fd[1], .events = POLLIN }, { .fd = fd, .events = POLLIN } };
-    int rc;
-
-    do {
-        rc = poll_until(entries, 2, deadline_ns);
-        if (rc > 0 && entries[0].revents != 0 && (rc = bxi_boot_interrupted(job)) == 0)
-            rc = entries[1].revents != 0 ? 1 : -EAGAIN;
-    } while (rc == -EAGAIN);
-    return rc > 0 ? 1 : rc;
 }
 
 int bxi_boot_send(int fd, const struct bxi_boot_out *out, uint64_t deadline_ns)
@@ -108,7 +62,7 @@ int bxi_boot_send(int fd, const struct bxi_boot_out *out, uint64_t deadline_ns)
         if (errno != EAGAIN)
             nanosleep(&(struct timespec){ .tv_nsec = CROWDED_NS }, NULL);
         else
-            bxi_boot_wait(fd, POLLOUT, deadline_ns);
+            bxi_poll(fd, POLLOUT, deadline_ns);
     }
 }
 

@@ -375,7 +375,7 @@ static int poll_once(struct root *root)
         return nothing_came(root);
     if (ready < 0)
         return 0;
-    if (entries[1].revents != 0 && (rc = bxi_boot_interrupted(root->job)) < 0)
+    if (entries[1].revents != 0 && (rc = bxi_start_interrupted(root->job)) < 0)
         return rc;
     for (nfds_t i = 2; i < count; i++) {
         rc = entries[i].revents == 0 ? 0 : read_connection(root, of[i]);

@@ -29,6 +29,7 @@
 #include "job.h"
 
 #include "shm/cancel.h"
+#include "shm/file.h"
 #include "shm/fork.h"
 #include "shm/guard.h"
 #include "shm/step.h"
@@ -142,7 +143,7 @@ static void accept_one(struct bxi_door *door)
     uint32_t pid = 0;
     int fd = bxi_boot_accept(door->job, door->job->boot->door_fd, &pid);
 
-    if (bxi_limits_are_out(fd))         /* the connection stays in the queue: poll would return at once */
+    if (bxi_file_none_left(fd))         /* the connection stays in the queue: poll would return at once */
         poll(&(struct pollfd){ .fd = door->wake_fd, .events = POLLIN }, 1, 100);
     if (fd < 0)
         return;

@@ -187,12 +187,6 @@ void bxi_boot_packet_close(struct bxi_boot_packet *packet);
 bool bxi_boot_packet_is(const struct bxi_boot_packet *packet, enum bxi_boot_kind kind, int fd_count);
 /* The code of a FAIL, with its sentence set; 0: it is no FAIL. */
 int bxi_boot_packet_failure(struct bxi_boot_packet *packet);
-/* 1: fd has one of the events; 0: the deadline has passed; -errno. */
-int bxi_boot_wait(int fd, short events, uint64_t deadline_ns);
-/* As bxi_boot_wait for POLLIN; fd may be -1. BX_E_INTERRUPTED with a sentence: bx_job_interrupt. */
-int bxi_boot_wait_for(struct bx_job *job, int fd, uint64_t deadline_ns);
-/* The leader's eventfd is readable: BX_E_INTERRUPTED with a sentence; or 0, and it is no longer readable. */
-int bxi_boot_interrupted(struct bx_job *job);
 
 /* ---- bootstrap_meet.c: the handshake. Start, the door ------------------------------------------------ */
 
@@ -248,7 +242,6 @@ int bxi_boot_cannot_attach(const struct bx_job *job, const char *name, int rank,
 
 /* ---- limits.c: what the system refuses, as a sentence that says what to do. Start ----------------- */
 
-bool bxi_limits_are_out(int rc);                            /* no descriptor is left, of the process or the system */
 int bxi_limits_no_descriptors(const struct bx_job *job);    /* BX_E_DESCRIPTORS */
 /* A file or a socket in the socket directory cannot be opened. BX_E_SOCKET_DIR; BX_E_DESCRIPTORS. */
 int bxi_limits_no_file(const struct bx_job *job, const char *what, const char *path, int rc);

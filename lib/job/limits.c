@@ -5,6 +5,8 @@
  */
 #include "job.h"
 
+#include "shm/file.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <sys/resource.h>
@@ -35,14 +37,9 @@ int bxi_limits_no_descriptors(const struct bx_job *job)
                    (unsigned long long)limit.rlim_cur);
 }
 
-bool bxi_limits_are_out(int rc)
-{
-    return rc == -EMFILE || rc == -ENFILE;
-}
-
 int bxi_limits_no_file(const struct bx_job *job, const char *what, const char *path, int rc)
 {
-    if (bxi_limits_are_out(rc))
+    if (bxi_file_none_left(rc))
         return bxi_limits_no_descriptors(job);
     return bx_fail(BX_E_SOCKET_DIR, "the %s %s cannot be opened by worker '%s' (rank %d) of job '%s': %s", what, path,
                    job->name, job->rank, job->job_name, bx_strerror(rc));
@@ -75,7 +72,7 @@ int bxi_limits_no_segment(const struct bx_job *job, const char *name, int rc)
 
     if (rc == -ENOSPC)
         return no_space(job);
-    if (bxi_limits_are_out(rc))
+    if (bxi_file_none_left(rc))
         return bxi_limits_no_descriptors(job);
     if (rc == -EFBIG)
         return bx_fail(rc, "worker '%s' needs a file of %llu KiB in /dev/shm, and a file may have %llu KiB here "

@@ -5,6 +5,8 @@
  */
 #include "job.h"
 
+#include "shm/file.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -99,7 +101,7 @@ static int open_end(struct bx_job *job)
     int ends[2], error;
 
     job->boot->pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0);
-    if (job->boot->pidfd >= 0 || bxi_limits_are_out(-errno))
+    if (job->boot->pidfd >= 0 || bxi_file_none_left(-errno))
         return job->boot->pidfd < 0 ? -errno : 0;
     error = errno;
     job->boot->alive_fd = BXI_UNSHARED(pipe2(ends, O_CLOEXEC) < 0 ? -1 : ends[1]);
@@ -117,7 +119,7 @@ int bxi_machine_descriptors(struct bx_job *job)
 
     if (rc == 0)
         rc = open_end(job);
-    if (bxi_limits_are_out(rc))
+    if (bxi_file_none_left(rc))
         return bx_fail(BX_E_DESCRIPTORS, "no descriptor is left for the doorbells (%s)", bx_strerror(rc));
     return rc < 0 ? bx_fail(rc, "the doorbells cannot be made: %s", bx_strerror(rc)) : 0;
 }

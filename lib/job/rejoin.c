@@ -67,7 +67,7 @@ struct rejoin {
 /* Before the next round. 0; BX_E_INTERRUPTED with a sentence. */
 static int wait_a_while(const struct rejoin *rejoin)
 {
-    return bxi_boot_wait_for(rejoin->job, -1, bxi_now_ns() + AGAIN_NS);
+    return bxi_poll_start(rejoin->job, -1, POLLIN, bxi_now_ns() + AGAIN_NS);
 }
 
 /* ---- Finding the job --------------------------------------------------------------------------- */
@@ -91,7 +91,7 @@ static int connect_to(struct rejoin *rejoin, int rank)
         return rc;
     asked->pid = 0;
     asked->fd = bxi_boot_connect(path, &asked->pid);
-    if (bxi_limits_are_out(asked->fd))
+    if (bxi_file_none_left(asked->fd))
         return bxi_limits_no_descriptors(rejoin->job);
     worker->has_door = asked->fd >= 0 || asked->fd == -EAGAIN;
     if (asked->fd < 0)
@@ -138,7 +138,7 @@ static int look_at(struct rejoin *rejoin, uint64_t instance)
     rejoin->runs = rejoin->starts = false;
     /* First: a worker that starts makes its segment before its door. A door without a segment is one that runs. */
     int rc = bxi_doors_find(job->boot->paths.directory, job->job_name, take_door, rejoin);
-    if (bxi_limits_are_out(rc))
+    if (bxi_file_none_left(rc))
         return bxi_limits_no_descriptors(job);
     for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
         struct worker *worker = &rejoin->worker[rank];
@@ -147,7 +147,7 @@ static int look_at(struct rejoin *rejoin, uint64_t instance)
         rc = bxi_object_find_owner(job->job_name, instance, rank, &owner);
         worker->has_segment = worker->has_door = worker->was_asked = worker->answered = false;
         worker->is_said_dead = worker->is_said_alive = false;
-        if (bxi_limits_are_out(rc))
+        if (bxi_file_none_left(rc))
             return bxi_limits_no_descriptors(job);
         if (rc < 0 || !owner.rejoin || owner.state >= BXI_LEFT)
             continue;
@@ -192,9 +192,9 @@ static int look(struct rejoin *rejoin)
 
     int rc = bxi_object_instances(job->job_name, instances.list, INSTANCES_MAX);
     instances.count = rc > 0 ? rc : 0;
-    if (!bxi_limits_are_out(rc))
+    if (!bxi_file_none_left(rc))
         rc = bxi_doors_find(job->boot->paths.directory, job->job_name, take_instance, &instances);
-    if (bxi_limits_are_out(rc))
+    if (bxi_file_none_left(rc))
         return bxi_limits_no_descriptors(job);
     for (int i = 0; i < instances.count; i++) {
         if ((rc = look_at(rejoin, instances.list[i])) < 0)

@@ -9,6 +9,8 @@
  */
 #include "meet.h"
 
+#include "shm/file.h"
+
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -48,6 +50,7 @@ struct party {
     struct bxi_meeting *meeting;
     int listener;
     int known;
+    bool is_full;                       /* no descriptor is left for who comes: the next poll is not for him */
     struct guest *by_rank[BXI_WORLD_MAX];
     struct guest guests[GUESTS_MAX];
 };
@@ -113,8 +116,8 @@ static void accept_guest(struct party *party)
     struct guest *guest;
     char host[48] = "?", port[8] = "?";
 
-    if (fd < 0 && (errno == EMFILE || errno == ENFILE))
-        put_off_oldest(party, ASKED);
+    if (fd < 0 && bxi_file_none_left(-errno))
+        party->is_full = put_off_oldest(party, ASKED) == NULL;
     if (fd < 0)
         return;
     guest = free_guest(party);
@@ -128,7 +131,7 @@ static void accept_guest(struct party *party)
         return;
     }
     memcpy(nonce.bytes, guest->nonce, sizeof nonce.bytes);
-    if (bxi_net_send(fd, &(struct bxi_net_message){ .kind = BXI_NET_NONCE, .bytes = sizeof nonce }, &nonce,
+    if (bxi_net_send(NULL, fd, &(struct bxi_net_message){ .kind = BXI_NET_NONCE, .bytes = sizeof nonce }, &nonce,
                      bxi_now_ns()) < 0)
         drop(guest);
 }
@@ -146,7 +149,7 @@ static void take_proof(struct party *party, struct guest *guest)
         return;
     }
     guest->stage = PROVEN;
-    if (bxi_net_send(guest->fd, &(struct bxi_net_message){ .kind = BXI_NET_PROOF, .bytes = sizeof own }, own,
+    if (bxi_net_send(NULL, guest->fd, &(struct bxi_net_message){ .kind = BXI_NET_PROOF, .bytes = sizeof own }, own,
                      bxi_now_ns()) < 0)
         drop(guest);
 }
@@ -206,7 +209,7 @@ static int take(struct party *party, struct guest *guest)
         take_proof(party, guest);
     } else if (guest->stage == PROVEN && head->kind == BXI_NET_CLOCK && head->bytes == 0) {
         head->value = bxi_now_ns();
-        if (bxi_net_send(guest->fd, head, NULL, bxi_now_ns()) < 0)
+        if (bxi_net_send(NULL, guest->fd, head, NULL, bxi_now_ns()) < 0)
             drop(guest);
     } else if (guest->stage == PROVEN && head->kind == BXI_NET_HELLO) {
         return take_hello(party, guest);
@@ -228,36 +231,59 @@ static size_t awaited(const struct guest *guest)
     return guest->in.message.head.bytes > most ? 0 : sizeof guest->in.message.head + guest->in.message.head.bytes;
 }
 
-static int hung_up(struct guest *guest)
+static int known_failed(const struct guest *guest, int code, const char *what)
 {
     const struct bxi_hello *hello = &guest->in.message.body.hello;
 
+    return bx_fail(code, "worker '%s' (rank %d, pid %u) on host '%s' %s", hello->name, hello->rank, hello->pid,
+                   hello->machine, what);
+}
+
+static int hung_up(struct guest *guest)
+{
     if (guest->stage == KNOWN)
-        return bx_fail(BX_E_PEER_DEAD, "worker '%s' (rank %d, pid %u) on host '%s' hung up while the job was starting",
-                       hello->name, hello->rank, hello->pid, hello->machine);
+        return known_failed(guest, BX_E_PEER_DEAD, "hung up while the job was starting");
     drop(guest);
     return 0;
+}
+
+/* Before the table a guest that is known sends why its start has failed, and nothing else. */
+static int read_known(const struct party *party, struct guest *guest)
+{
+    char text[BXI_TEXT_BYTES], what[BXI_TEXT_BYTES];
+    struct bxi_net_message message = { .bytes = sizeof text };
+    int rc = recv(guest->fd, text, 1, MSG_PEEK) < 0 ? -errno : 0;
+
+    if (rc == -EAGAIN || rc == -EINTR)
+        return 0;
+    if (rc == 0)
+        rc = bxi_net_receive(party->meeting->job, guest->fd, &message, text, bxi_now_ns() + BXI_MEET_VERDICT_NS);
+    if (rc == BX_E_INTERRUPTED)
+        return rc;
+    if (rc < 0 || message.kind != BXI_NET_FAIL)
+        return hung_up(guest);
+    rc = bxi_meet_failure(&message, text);
+    snprintf(what, sizeof what, "could not start: %s", bx_error_text());
+    return known_failed(guest, rc, what);
 }
 
 static int read_guest(struct party *party, struct guest *guest)
 {
     while (guest->stage != NOBODY) {
-        unsigned char byte;
-        size_t want = guest->stage == KNOWN ? 0 : awaited(guest);
+        size_t want = awaited(guest);
         ssize_t got;
         int rc;
 
-        if (want == 0 && guest->stage != KNOWN) {
+        if (guest->stage == KNOWN)
+            return read_known(party, guest);
+        if (want == 0) {
             refuse(party, guest, "it sent what no worker sends");
             return 0;
         }
-        if (guest->stage == KNOWN)
-            got = recv(guest->fd, &byte, 1, MSG_PEEK);      /* it has nothing to say before the table */
-        else
-            got = recv(guest->fd, guest->in.bytes + guest->got, want - guest->got, 0);
+        got = recv(guest->fd, guest->in.bytes + guest->got, want - guest->got, 0);
         if (got < 0)
             return errno == EAGAIN || errno == EINTR ? 0 : hung_up(guest);
-        if (got == 0 || guest->stage == KNOWN)
+        if (got == 0)
             return hung_up(guest);
         guest->got += (size_t)got;
         if (guest->got < sizeof guest->in.message.head || guest->got < awaited(guest) || awaited(guest) == 0)
@@ -286,12 +312,17 @@ static int too_late(const struct party *party)
 
 static int poll_once(struct party *party)
 {
-    struct pollfd entries[GUESTS_MAX + 1];
-    struct guest *of[GUESTS_MAX + 1] = { NULL };
-    nfds_t count = 1;
-    int rc;
+    struct pollfd entries[GUESTS_MAX + 2];
+    struct guest *of[GUESTS_MAX + 2] = { NULL };
+    struct bx_job *job = party->meeting->job;
+    nfds_t count = 2;
+    int rc = bxi_start_interrupted(job);
 
-    entries[0] = (struct pollfd){ .fd = party->listener, .events = POLLIN };
+    if (rc < 0)
+        return rc;
+    entries[0] = (struct pollfd){ .fd = party->is_full ? -1 : party->listener, .events = POLLIN };
+    entries[1] = (struct pollfd){ .fd = job->run->bell_fd[1], .events = POLLIN };
+    party->is_full = false;
     for (int i = 0; i < GUESTS_MAX; i++) {
         struct guest *guest = &party->guests[i];
 
@@ -304,7 +335,7 @@ static int poll_once(struct party *party)
     }
     if (poll(entries, count, POLL_MS) < 0 && errno != EINTR)
         return bx_fail(-errno, "poll fails: %s", bx_strerror(-errno));
-    for (nfds_t i = 1; i < count; i++)
+    for (nfds_t i = 2; i < count; i++)
         if (entries[i].revents != 0 && (rc = read_guest(party, of[i])) < 0)
             return rc;
     if (entries[0].revents != 0)
@@ -396,9 +427,15 @@ static int tell_all(struct party *party)
         message.bytes += bxi_hello_bytes(hello);
     }
     rc = bxi_meet_take_table(meeting, message.value, body, message.bytes);
-    for (int rank = 1; rank < job->world_size && rc == 0; rank++)
-        if (bxi_net_send(party->by_rank[rank]->fd, &message, body, meeting->deadline_ns) < 0)
-            rc = hung_up(party->by_rank[rank]);
+    for (int rank = 1; rank < job->world_size && rc == 0; rank++) {
+        struct guest *guest = party->by_rank[rank];
+
+        rc = bxi_net_send(job, guest->fd, &message, body, meeting->deadline_ns);
+        if (rc == -EAGAIN || rc == -ETIMEDOUT)
+            rc = known_failed(guest, BX_E_RANK_MISSING, "came, but does not answer");
+        else if (rc < 0 && rc != BX_E_INTERRUPTED)
+            rc = hung_up(guest);
+    }
     free(body);
     return rc;
 }

@@ -69,7 +69,7 @@ void bxi_meet_tell(int fd, int code, const char *text)
     const struct bxi_net_message message = { .kind = BXI_NET_FAIL, .value = (uint64_t)(int64_t)code,
                                              .bytes = text != NULL ? (uint32_t)strlen(text) + 1 : 0 };
 
-    bxi_net_send(fd, &message, text, bxi_now_ns());
+    bxi_net_send(NULL, fd, &message, text, bxi_now_ns());
 }
 
 int bxi_meet_failure(const struct bxi_net_message *message, const void *text)
@@ -156,7 +156,7 @@ int bxi_meet_take_table(struct bxi_meeting *meeting, uint64_t instance, const un
         place->listens = hello.listens;
         if (hello.listens.sin6_family == AF_INET6 && hello.listens.sin6_scope_id != 0)  /* its host's number of it */
             place->listens.sin6_scope_id = meeting->self->listens.sin6_scope_id;
-        place->clock_ns = meeting->self->clock_ns - hello.clock_ns;
+        place->clock_ns = (int64_t)((uint64_t)meeting->self->clock_ns - (uint64_t)hello.clock_ns);
         place->is_remote = memcmp(hello.host, meeting->self->host, sizeof hello.host) != 0;
         place->address_bytes = hello.address_bytes;
         place->address = copy_of(body + at + offsetof(struct bxi_hello, address), hello.address_bytes);

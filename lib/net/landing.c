@@ -324,8 +324,9 @@ static bool allocate(struct bxi_landing *landing)
     return true;
 }
 
-/* Names the blocks in the records. */
-static void rewrite(struct bxi_landing *landing)
+/* Names the blocks in the records. False: they have changed. What lies in the twin's arena may be dropped with an
+ * earlier message that named the same place. */
+static bool rewrite(struct bxi_landing *landing)
 {
     struct bx_job *job = landing->twin->job;
     uint64_t at = 0;
@@ -334,12 +335,15 @@ static void rewrite(struct bxi_landing *landing)
         struct bxi_tensor_head head;
         uint64_t extent, length = read_record(landing->packed + at, landing->lease.packed_bytes - at, &head, &extent);
 
+        if (length == 0)
+            return false;
         head.offset = i < landing->landed->count ? bxi_storage_offset(job, landing->landed->storages[i]) : 0;
         head.flags = (uint8_t)((head.flags & (BXI_STRIDED | BXI_STAGED)) | BXI_PASSED);
         head.owner = (uint32_t)job->rank | landing->landed->name << 8;
         memcpy(landing->packed + at, &head, sizeof head);
         at += length;
     }
+    return true;
 }
 
 void bxi_landing_drop_packed(const struct bxi_twin *twin, uint64_t offset, uint64_t bytes)
@@ -365,8 +369,7 @@ static bool put(struct bxi_landing *landing)
     struct bxi_landed *landed = landing->landed;
 
     landed->name = twin->landed_name++ & 0xffffff;
-    rewrite(landing);
-    if (!bxi_in_put(twin, landing->frame, landing->frame_bytes))
+    if (!rewrite(landing) || !bxi_in_put(twin, landing->frame, landing->frame_bytes))
         return false;
     if (landing->lease.packed_offset != BXI_PACKED_HERE) {
         landed->packed_offset = landing->lease.packed_offset;

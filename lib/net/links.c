@@ -93,11 +93,13 @@ static void lose_link(struct bxi_net *net, struct bxi_link *link, int rc)
 static bool send_by(struct bxi_net *net, struct bxi_link *link, enum bxi_net_kind kind, int rank)
 {
     const struct bxi_net_message message = { .kind = kind, .value = (uint64_t)rank };
-    int rc = bxi_net_send(link->fd, &message, NULL, bxi_now_ns());
+    ssize_t sent = send(link->fd, &message, sizeof message, MSG_NOSIGNAL);
 
-    if (rc < 0 && rc != -EAGAIN)
-        lose_link(net, link, rc);
-    return rc == 0;
+    if (sent < 0 && errno != EAGAIN)
+        lose_link(net, link, -errno);
+    else if (sent >= 0 && sent != sizeof message)       /* what follows a piece of one is nonsense to its reader */
+        lose_link(net, link, -EPIPE);
+    return sent == sizeof message;
 }
 
 static void note_death(struct bxi_net *net, int rank)
@@ -161,29 +163,41 @@ static void ping_links(struct bxi_net *net)
     }
 }
 
+/* More of the message that comes; the thread waits for none. 1: all of it is there; -EAGAIN; -EPIPE; -errno, which the
+ * kernel tells once. */
+static int receive_more(struct bxi_link *link)
+{
+    ssize_t got = recv(link->fd, (unsigned char *)&link->in + link->got, sizeof link->in - link->got, 0);
+
+    if (got <= 0)
+        return got == 0 ? -EPIPE : -errno;
+    link->got = (link->got + (unsigned)got) % sizeof link->in;
+    return link->got == 0 ? 1 : -EAGAIN;
+}
+
 static void read_link(struct bx_job *job, struct bxi_link *link)
 {
     struct bxi_net *net = job->net;
     const int from = rank_at(net, link);
-    struct bxi_net_message message;
-    char byte;
-    int rc = link->fd >= 0 && recv(link->fd, &byte, 1, MSG_PEEK) < 0 ? -errno : 0;
+    uint64_t value;
+    int rc = link->fd >= 0 ? receive_more(link) : -EAGAIN;
 
-    if (link->fd < 0 || rc == -EAGAIN)  /* the event is of a connection whose place this one has taken */
+    if (rc == -EAGAIN)                  /* or the event is of a connection whose place this one has taken */
         return;
-    if (rc == 0)                        /* an error is told once */
-        rc = bxi_net_receive(link->fd, &message, NULL, 0, bxi_now_ns() + net->timeout_ns);
     link->unread = 0;
-    if (rc == 0 && message.kind == BXI_NET_PING)
+    value = link->in.value;
+    if (rc == 1 && link->in.bytes != 0)
+        rc = -EPIPE;
+    if (rc == 1 && link->in.kind == BXI_NET_PING)
         return;
-    if (rc < 0 || message.kind != BXI_NET_DEATH || message.value >= (uint64_t)job->world_size) {
+    if (rc < 0 || link->in.kind != BXI_NET_DEATH || value >= (uint64_t)job->world_size) {
         lose_link(net, link, rc < 0 ? rc : -EPIPE);
         return;
     }
-    if (message.value == (uint64_t)job->rank && net->twins[from] != NULL)
+    if (value == (uint64_t)job->rank && net->twins[from] != NULL)
         bxi_twin_dies(net, net->twins[from]);   /* it takes this one for dead */
-    else if (net->twins[message.value] != NULL)
-        note_death(net, (int)message.value);
+    else if (net->twins[value] != NULL)
+        note_death(net, (int)value);
 }
 
 /* It may have been lost since now_ns was read. */

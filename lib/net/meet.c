@@ -33,7 +33,6 @@
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #define RETRY_NS UINT64_C(20000000)
@@ -42,7 +41,7 @@
 #define TIMEOUT_MS_MAX 3600000
 #define CLOCK_ROUNDS 8
 #define SECRET_LEAST 8
-#define POLL_MS 20
+#define POLL_NS UINT64_C(20000000)
 
 /* ---- what the environment says ------------------------------------------------------------------- */
 
@@ -58,17 +57,13 @@ static int read_secret(const char *path, char **secret)
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     struct stat status;
     char text[1024];
-    ssize_t bytes;
+    ssize_t bytes = fd < 0 || fstat(fd, &status) < 0 ? -1 : read(fd, text, sizeof text - 1);
+    int rc = bytes < 0 ? -errno : 0;
 
-    if (fd < 0 || fstat(fd, &status) < 0) {
-        int rc = bx_fail(-errno, "BX_SECRET_FILE '%s' cannot be opened: %s", path, bx_strerror(-errno));
-
-        if (fd >= 0)
-            close(fd);
-        return rc;
-    }
-    bytes = read(fd, text, sizeof text - 1);
-    close(fd);
+    if (fd >= 0)
+        close(fd);
+    if (rc < 0)
+        return bx_fail(rc, "BX_SECRET_FILE '%s' cannot be read: %s", path, bx_strerror(rc));
     if (status.st_uid != geteuid() || (status.st_mode & 077) != 0)
         return bx_fail(-EACCES, "BX_SECRET_FILE '%s' can be read by others: chmod 600", path);
     while (bytes > 0 && (text[bytes - 1] == '\n' || text[bytes - 1] == '\r'))
@@ -158,6 +153,8 @@ static int timeout_from_environment(uint64_t *timeout_ns)
 
 static int link_failed(const struct bxi_meeting *meeting, int rc, const char *what)
 {
+    if (rc == BX_E_INTERRUPTED)         /* with its sentence */
+        return rc;
     if (rc == -EPIPE || rc == -ECONNRESET)
         return bx_fail(BX_E_PEER_DEAD, "rank 0 of job '%s' (BX_ROOT=%s) hung up %s", meeting->job->job_name,
                        meeting->where, what);
@@ -173,10 +170,11 @@ static int link_failed(const struct bxi_meeting *meeting, int rc, const char *wh
 static int ask(const struct bxi_meeting *meeting, struct bxi_net_message *message, const void *body, void *answer,
                size_t most, const char *what)
 {
-    int fd = meeting->net->links[0].fd, rc = bxi_net_send(fd, message, body, meeting->deadline_ns);
+    int fd = meeting->net->links[0].fd, rc = bxi_net_send(meeting->job, fd, message, body, meeting->deadline_ns);
 
+    message->bytes = (uint32_t)most;
     if (rc == 0 || rc == -EPIPE || rc == -ECONNRESET)
-        rc = bxi_net_receive(fd, message, answer, most, meeting->deadline_ns + BXI_MEET_VERDICT_NS);
+        rc = bxi_net_receive(meeting->job, fd, message, answer, meeting->deadline_ns + BXI_MEET_VERDICT_NS);
     if (rc < 0)
         return link_failed(meeting, rc, what);
     return message->kind == BXI_NET_FAIL ? bxi_meet_failure(message, answer) : 0;
@@ -199,28 +197,38 @@ static int ask_launcher(struct bxi_meeting *meeting)
     return keep_secret(secret, &meeting->secret);
 }
 
-/* The socket does not block: a host that is silent may take no longer than the start. 0; -errno. */
-static int connect_until(int fd, const struct addrinfo *to, uint64_t deadline_ns)
+/* Both ends are this one. Where nobody listens at a port that the kernel hands out, it may give that to the very socket
+ * that connects to it, and then TCP connects it. */
+static bool is_its_own_peer(int fd)
 {
-    struct pollfd entry = { .fd = fd, .events = POLLOUT };
-    socklen_t length = sizeof(int);
-    uint64_t now_ns = bxi_now_ns();
-    int error = 0;
+    struct sockaddr_storage own = { 0 }, other = { 0 };
+    socklen_t length = sizeof own, others = sizeof other;
 
-    if (connect(fd, to->ai_addr, to->ai_addrlen) == 0)
-        return 0;
-    if (errno != EINPROGRESS)
-        return -errno;
-    if (poll(&entry, 1, now_ns >= deadline_ns ? 0 : (int)bxi_least((deadline_ns - now_ns) / 1000000 + 1, 1 << 30)) <= 0)
-        return -ETIMEDOUT;
-    getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length);
-    return -error;
+    return getsockname(fd, (struct sockaddr *)&own, &length) == 0 &&
+           getpeername(fd, (struct sockaddr *)&other, &others) == 0 && memcmp(&own, &other, sizeof own) == 0;
 }
 
-/* One attempt at what may be a name of several addresses. is_one: there is nothing else to try. The descriptor; -errno,
- * -EINVAL with its sentence. */
-static int try_address(const char *where, bool is_one, uint64_t deadline_ns)
+/* The socket does not block: a host that is silent may take no longer than the start. 0; BX_E_INTERRUPTED, -errno. */
+static int connect_until(const struct bx_job *job, int fd, const struct addrinfo *to, uint64_t deadline_ns)
 {
+    socklen_t length = sizeof(int);
+    int error = 0, rc;
+
+    if (connect(fd, to->ai_addr, to->ai_addrlen) < 0) {
+        if (errno != EINPROGRESS)
+            return -errno;
+        if ((rc = bxi_poll_start(job, fd, POLLOUT, deadline_ns)) <= 0)
+            return rc < 0 ? rc : -ETIMEDOUT;
+        getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length);
+    }
+    return error == 0 && is_its_own_peer(fd) ? -ECONNREFUSED : -error;
+}
+
+/* One attempt at what may be a name of several addresses. is_one: there is nothing else to try. The descriptor; -errno;
+ * -EINVAL, BX_E_INTERRUPTED with its sentence. */
+static int try_address(const struct bxi_meeting *meeting, const char *where, bool is_one)
+{
+    const uint64_t deadline_ns = meeting->deadline_ns;
     struct addrinfo *found = NULL;
     int rc = bxi_meet_resolve(where, false, &found), fd = -ECONNREFUSED;
 
@@ -230,7 +238,8 @@ static int try_address(const char *where, bool is_one, uint64_t deadline_ns)
     for (struct addrinfo *at = found; at != NULL; at = at->ai_next) {
         fd = socket(at->ai_family, at->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, at->ai_protocol);
         rc = fd < 0 ? -errno
-                    : connect_until(fd, at, is_one ? deadline_ns : bxi_least(deadline_ns, bxi_now_ns() + ADDRESS_NS));
+                    : connect_until(meeting->job, fd, at,
+                                    is_one ? deadline_ns : bxi_least(deadline_ns, bxi_now_ns() + ADDRESS_NS));
         if (rc == 0)
             break;
         if (rc == -EINVAL)
@@ -239,6 +248,8 @@ static int try_address(const char *where, bool is_one, uint64_t deadline_ns)
         if (fd >= 0)
             close(fd);
         fd = rc;
+        if (rc == BX_E_INTERRUPTED)
+            break;
     }
     freeaddrinfo(found);
     return fd;
@@ -252,37 +263,34 @@ static int try_connect(const struct bxi_meeting *meeting)
     int fd = -ECONNREFUSED;
 
     snprintf(list, sizeof list, "%s", meeting->where);
-    for (char *where; fd < 0 && (where = strtok_r(rest, ",", &rest)) != NULL;)
-        fd = try_address(where, is_one, meeting->deadline_ns);
+    for (char *where; fd < 0 && fd != BX_E_INTERRUPTED && (where = strtok_r(rest, ",", &rest)) != NULL;)
+        fd = try_address(meeting, where, is_one);
     return fd;
 }
 
 static int connect_to_root(struct bxi_meeting *meeting)
 {
-    const struct timespec nap = { .tv_nsec = (long)RETRY_NS };
-
     for (;;) {
-        int fd = try_connect(meeting);
+        int fd = try_connect(meeting), rc;
 
-        if (fd >= 0)
-            return fd;
-        if (fd == -EINVAL)
+        if (fd >= 0 || fd == -EINVAL || fd == BX_E_INTERRUPTED)
             return fd;
         if (bxi_now_ns() >= meeting->deadline_ns)
             return bx_fail(BX_E_RANK_MISSING, "rank 0 of job '%s' does not listen at BX_ROOT=%s: %s",
                            meeting->job->job_name, meeting->where, bx_strerror(fd));
-        nanosleep(&nap, NULL);
+        if ((rc = bxi_poll_start(meeting->job, -1, 0, bxi_now_ns() + RETRY_NS)) < 0)
+            return rc;
     }
 }
 
 /* 0; -EAGAIN: rank 0 has dropped it for others, unheard; or a failure with its sentence. */
 static int prove(struct bxi_meeting *meeting, int fd)
 {
-    struct bxi_net_message message;
     struct bxi_nonce theirs = { 0 };
+    struct bxi_net_message message = { .bytes = sizeof theirs };
     struct bxi_proof proof = { 0 };
     unsigned char own[BXI_NONCE_BYTES], expected[BXI_WIRE_MAC_BYTES], answer[BXI_TEXT_BYTES];
-    int rc = bxi_net_receive(fd, &message, &theirs, sizeof theirs, meeting->deadline_ns);
+    int rc = bxi_net_receive(meeting->job, fd, &message, &theirs, meeting->deadline_ns);
 
     if (rc < 0 || message.kind != BXI_NET_NONCE || message.bytes != sizeof theirs)
         return link_failed(meeting, rc < 0 ? rc : -EPROTO, "before it said who it is");
@@ -297,9 +305,10 @@ static int prove(struct bxi_meeting *meeting, int fd)
         !bxi_meet_proof(meeting, "root", own, theirs.bytes, expected))
         return bx_fail(-ENOSYS, "OpenSSL refuses HMAC-SHA256");
     message = (struct bxi_net_message){ .kind = BXI_NET_PROOF, .bytes = sizeof proof };
-    rc = bxi_net_send(fd, &message, &proof, meeting->deadline_ns);
+    rc = bxi_net_send(meeting->job, fd, &message, &proof, meeting->deadline_ns);
+    message.bytes = sizeof answer;
     if (rc == 0)
-        rc = bxi_net_receive(fd, &message, answer, sizeof answer, meeting->deadline_ns);
+        rc = bxi_net_receive(meeting->job, fd, &message, answer, meeting->deadline_ns);
     else if (rc == -EPIPE)
         rc = -ECONNRESET;               /* it hung up before it had the proof */
     if (rc == 0 && message.kind == BXI_NET_FAIL && message.bytes > 0)
@@ -361,7 +370,6 @@ static int say_hello(struct bxi_meeting *meeting)
 /* Connects, and proves that this worker belongs to the job. The descriptor, or a failure with its sentence. */
 static int come_to_root(struct bxi_meeting *meeting)
 {
-    const struct timespec nap = { .tv_nsec = (long)RETRY_NS };
     int fd, rc;
 
     for (;;) {
@@ -378,7 +386,8 @@ static int come_to_root(struct bxi_meeting *meeting)
         if (bxi_now_ns() >= meeting->deadline_ns)
             return bx_fail(BX_E_RANK_MISSING, "rank 0 of job '%s' (BX_ROOT=%s) has had no time for this worker: too "
                                               "many others knock", meeting->job->job_name, meeting->where);
-        nanosleep(&nap, NULL);
+        if ((rc = bxi_poll_start(meeting->job, -1, 0, bxi_now_ns() + RETRY_NS)) < 0)
+            return rc;
     }
 }
 
@@ -541,11 +550,12 @@ int bxi_net_ended(struct bx_job *job)
 
         if (rc == -EAGAIN || (rc == 0 && message.kind != BXI_NET_FAIL))
             continue;
+        message.bytes = sizeof text;
         if (rc == 0)
-            rc = bxi_net_receive(net->links[rank].fd, &message, text, sizeof text, bxi_now_ns() + BXI_MEET_VERDICT_NS);
+            rc = bxi_net_receive(job, net->links[rank].fd, &message, text, bxi_now_ns() + BXI_MEET_VERDICT_NS);
         if (rc == 0)
             return bxi_meet_failure(&message, text);
-        if (rank == 0)
+        if (rank == 0 || rc == BX_E_INTERRUPTED)
             return link_failed(&meeting, rc, "while the job was starting");
         return bx_fail(BX_E_PEER_DEAD, "worker '%s' (rank %d, pid %u) on host '%s' hung up while the job was starting",
                        net->places[rank].name, rank, net->places[rank].pid, net->places[rank].machine);
@@ -574,13 +584,16 @@ static int wait_for_hosts(struct bx_job *job, uint64_t deadline_ns)
         if (!place->is_remote || !is_root_of_its_host(job, rank))
             continue;
         while (rc == -EAGAIN && bxi_now_ns() < deadline_ns) {
-            if ((rc = bxi_net_ended(job)) < 0)
+            if ((rc = bxi_poll_start(job, net->links[rank].fd, POLLIN, bxi_now_ns() + POLL_NS)) < 0 ||
+                (rc = bxi_net_ended(job)) < 0)
                 return rc;
-            if ((rc = peek(net->links[rank].fd, &message)) == -EAGAIN)
-                poll(&(struct pollfd){ .fd = net->links[rank].fd, .events = POLLIN }, 1, POLL_MS);
+            rc = peek(net->links[rank].fd, &message);
+            if (rc == 0 && message.kind == BXI_NET_FAIL)        /* it has come since */
+                rc = -EAGAIN;
         }
+        message.bytes = 0;
         if (rc == 0)
-            rc = bxi_net_receive(net->links[rank].fd, &message, NULL, 0, deadline_ns);
+            rc = bxi_net_receive(job, net->links[rank].fd, &message, NULL, deadline_ns);
         if (rc < 0 || message.kind != BXI_NET_READY)
             return bx_fail(rc == -EAGAIN ? BX_E_RANK_MISSING : -EPROTO,
                            "the workers of host '%s', of which '%s' (rank %d) is the first, did not start%s",
@@ -588,7 +601,7 @@ static int wait_for_hosts(struct bx_job *job, uint64_t deadline_ns)
     }
     for (int rank = 1; rank < job->world_size; rank++)
         if (net->places[rank].is_remote && is_root_of_its_host(job, rank))
-            bxi_net_send(net->links[rank].fd, &(struct bxi_net_message){ .kind = BXI_NET_GO }, NULL, deadline_ns);
+            bxi_net_send(job, net->links[rank].fd, &(struct bxi_net_message){ .kind = BXI_NET_GO }, NULL, deadline_ns);
     return 0;
 }
 

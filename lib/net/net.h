@@ -71,12 +71,33 @@ struct bxi_place {
     struct sockaddr_in6 listens;        /* or a struct sockaddr_in: where it takes a link of the next hub */
 };
 
+/* What goes over links: in the start with a body (message.c), then without one. */
+enum bxi_net_kind {
+    BXI_NET_NONCE = 1,          /* of the one that listens; then of the one that came, with its proof; then a proof */
+    BXI_NET_PROOF,
+    BXI_NET_CLOCK,              /* asks for the time; the answer has it */
+    BXI_NET_HELLO,
+    BXI_NET_TABLE,
+    BXI_NET_READY,
+    BXI_NET_GO,
+    BXI_NET_FAIL,
+    BXI_NET_LINK,               /* who makes a link: its rank, and behind the message, in 8 bytes, the job's instance */
+    BXI_NET_DEATH,              /* of the worker `rank`; of the reader itself: it is taken for dead there */
+    BXI_NET_PING,               /* nothing; the kernel there acknowledges it, also of a worker that is stopped */
+};
+struct bxi_net_message {
+    uint32_t kind, bytes;       /* of what follows */
+    uint64_t value;             /* CLOCK: the time; LINK, DEATH: the rank; FAIL: the code; TABLE: the instance */
+};
+
 struct bxi_twin;
 struct bxi_link {                       /* the thread's, since it runs */
     int fd;                             /* -1: none */
     uint64_t since_ns;                  /* since when the kernel connects it; 0: it is there */
     uint64_t lost_ns;                   /* when it hung up; 0 */
     bool host_is_lost;                  /* nothing of its host answers */
+    struct bxi_net_message in;          /* that comes, as far as it has */
+    unsigned got;                       /* bytes of it */
     unsigned unread;                    /* pings, since a message was read */
     int told;                           /* of net->dead, or no news to whoever is there */
 };
@@ -142,30 +163,17 @@ int bxi_net_ended(struct bx_job *job);
 void bxi_net_fail(struct bx_job *job, int code);
 void bxi_net_destroy(struct bx_job *job);       /* also what the other functions made. job->net may be NULL */
 
-/* ---- message.c: what goes over links (start, and the thread) ------------------------------------------ */
+/* ---- message.c: what goes over links. Start; the thread has its own way --------------------------------- */
 
-enum bxi_net_kind {
-    BXI_NET_NONCE = 1,          /* of the one that listens; then of the one that came, with its proof; then a proof */
-    BXI_NET_PROOF,
-    BXI_NET_CLOCK,              /* asks for the time; the answer has it */
-    BXI_NET_HELLO,
-    BXI_NET_TABLE,
-    BXI_NET_READY,
-    BXI_NET_GO,
-    BXI_NET_FAIL,
-    BXI_NET_LINK,               /* who makes a link: its rank, and behind the message, in 8 bytes, the job's instance */
-    BXI_NET_DEATH,              /* of the worker `rank`; of the reader itself: it is taken for dead there */
-    BXI_NET_PING,               /* nothing; the kernel there acknowledges it, also of a worker that is stopped */
-};
-struct bxi_net_message {
-    uint32_t kind, bytes;       /* of what follows */
-    uint64_t value;             /* CLOCK: the time; LINK, DEATH: the rank; FAIL: the code; TABLE: the instance */
-};
 #define BXI_NET_MESSAGE_MAX (BXI_WORLD_MAX * (4608u + BXI_FUNCTION_MAX * (unsigned)sizeof(struct bxi_function)))
-/* 0; -EAGAIN: not by then; -errno, of which -ETIMEDOUT is the link's: its other host does not answer. */
-int bxi_net_send(int fd, const struct bxi_net_message *message, const void *body, uint64_t deadline_ns);
-/* body: of most bytes at least; a longer message is -EPROTO. 0; -EPIPE: it has hung up; the others as of the former. */
-int bxi_net_receive(int fd, struct bxi_net_message *message, void *body, size_t most, uint64_t deadline_ns);
+/* 0; -EAGAIN: not by then, or with job BX_E_INTERRUPTED, with its sentence; -errno, of which -ETIMEDOUT is the link's:
+ * its other host does not answer. job: that starts; NULL: deadline_ns is now. */
+int bxi_net_send(const struct bx_job *job, int fd, const struct bxi_net_message *message, const void *body,
+                 uint64_t deadline_ns);
+/* message->bytes: for how many body has room; a longer message is -EPROTO. 0; -EPIPE: it has hung up; the others as of
+ * the former. */
+int bxi_net_receive(const struct bx_job *job, int fd, struct bxi_net_message *message, void *body,
+                    uint64_t deadline_ns);
 
 /* ---- twin.c ------------------------------------------------------------------------------------------- */
 

@@ -15,7 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define BXI_WIRE_VERSION 3u
+#define BXI_WIRE_VERSION 4u
 #define BXI_WIRE_PLUGIN "libboxcar_net.so.0"
 #define BXI_WIRE_HEAD_MAX 128u          /* bytes of a head */
 #define BXI_WIRE_ADDRESS_MAX 4096u      /* bytes of an address */
@@ -29,7 +29,8 @@ struct bxi_wire_large;                  /* data that is still with its sender */
 struct bxi_wire_operation {
     void (*done)(void *context, int rc);        /* 0, or -errno */
     void *context;
-    struct bxi_wire *wire;                      /* the plug-in's */
+    struct bxi_wire *wire;                      /* the plug-in's, as the next ones: */
+    struct bxi_wire_operation *next, **place;   /* of a message that is not done, among others */
 };
 
 struct bxi_wire_events {
@@ -64,7 +65,8 @@ struct bxi_wire_ops {
     /* The descriptor gets readable when there is something to progress. False: there is something now. */
     bool (*arm)(struct bxi_wire *wire);
     int (*descriptor)(const struct bxi_wire *wire);
-    /* Sends what is under way, for so long at most, and ends all. Nothing arrives any more, and no fetch is told. */
+    /* Sends what is under way, for so long at most, and ends all; what is not sent by then, with -ECANCELED. Nothing
+     * arrives any more, and no fetch is told. */
     void (*close)(struct bxi_wire *wire, uint64_t timeout_ns);
     /* HMAC-SHA256. False: OpenSSL refuses. */
     bool (*mac)(const char *secret, const void *data, size_t bytes, unsigned char mac[BXI_WIRE_MAC_BYTES]);

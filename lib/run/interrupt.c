@@ -20,7 +20,7 @@
  *
  *                      If I3 fails, the lock was held, so its release (H1) comes later and H3 sees I1. A follower that
  *                      links itself after the lists were signalled takes the lock after `interrupted` was written.
- *     the start        polls the leader's eventfd beside its sockets (job/bootstrap_packet.c)
+ *     the start        polls the leader's eventfd beside its sockets (start.c)
  *
  * tests/sim/room_role.c checks the first two. A stale ring or event costs one empty pass. Nothing here is
  * in shared memory: a killed process takes it along.

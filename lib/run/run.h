@@ -298,6 +298,15 @@ void bxi_no_wait_enter(void);                               /* code of the progr
 void bxi_no_wait_leave(void);
 bool bxi_is_driving(const struct bxi_run *run);             /* this thread holds the role */
 
+/* ---- start.c: waits for a descriptor, where nobody drives ------------------------------------------- */
+
+/* 1: fd has one of the events; 0: the deadline has passed; -errno. */
+int bxi_poll(int fd, short events, uint64_t deadline_ns);
+/* Start: the same; fd may be -1. BX_E_INTERRUPTED with a sentence: bx_job_interrupt. */
+int bxi_poll_start(const struct bx_job *job, int fd, short events, uint64_t deadline_ns);
+/* Start. BX_E_INTERRUPTED with a sentence; or 0, and the leader's eventfd is not readable. */
+int bxi_start_interrupted(const struct bx_job *job);
+
 /* ---- Deadlines ------------------------------------------------------------------------------------- */
 
 /* The lock. Sets it, or moves it; a thread that sleeps past it is woken. 0, -ENOMEM. */

@@ -73,6 +73,14 @@ run_job 2 "$net_full" bound
 check 'a worker that may lend next to nothing is sent tensors' all_done
 run_job 2 "$net_full" room
 check 'what an arena has no room for is an error of its call' all_done
+new_job 2
+begin_rank 0 "$net_full" stuck
+begin_rank 1 "$net_full" stuck
+soon has_ended $pid_0
+kill -KILL $pid_1
+finish
+check 'what is under way to a worker that is stopped does not stay when the job is destroyed' test "$statuses" = '0 137'
+find /dev/shm -name "*$BX_JOB*" -delete
 run_job 3 "$net_full" gone
 check 'a tensor is passed on to another host though its owner has died' test "$statuses$left" = '0 0 137'
 run_job 4 "$net_bad" lie
@@ -261,6 +269,23 @@ finish
 let_go knock
 check 'a job starts among connections, with as many descriptors as it asks for' all_done
 
+new_job 2
+begin_rank 0 "$net_meet" meet
+hold_open listens silent 1
+ready listens ready
+let_go listens
+prlimit --pid $pid_0 --nofile=3:
+hold_open knock silent 1
+ready knock ready
+before=$(ticks $pid_0)
+sleep 1
+check 'rank 0 without a descriptor for one that knocks sleeps' test $(($(ticks $pid_0) - before)) -lt 10
+prlimit --pid $pid_0 --nofile=1024:
+let_go knock
+begin_rank 1 "$net_meet" meet
+finish
+check 'and the job starts' all_done
+
 # Worker 1 listens for a link of the next hub, with room for 128 that wait.
 rm -f "$dir/go"
 new_job 2
@@ -342,6 +367,18 @@ for how in cut garbage; do
     check "a connection to rank 0 that ends: $how" all_done
     soon has_ended $pid_between || end_own $pid_between
 done
+export BX_NET_TIMEOUT_MS=20000
+rm -f "$dir/go"
+begin_behind 2 half "$net_end" hold "$dir/go"
+ready 0 ready && ready 1 ready
+exec 9>&-
+ready between sent
+touch "$dir/go"
+before=$(date +%s)
+finish
+check 'half a message on a connection to rank 0 holds nobody up' test $(($(date +%s) - before)) -le 10 -a \
+    "$statuses $left" = '0 0 '
+end_own $pid_between
 unset BX_NET_TIMEOUT_MS
 
 # ---- Who is not expected -----------------------------------------------------------------------------------
@@ -401,6 +438,13 @@ finish
 check 'a worker never comes' eval "prints 0 'BX_E_RANK_MISSING.*rank 1 ' && prints 2 'BX_E_RANK_MISSING.*rank 1 '"
 check 'and leaves nothing' test "$statuses$left" = '3 3'
 
+new_job 3
+begin_rank 0 "$net_meet" meet
+begin_rank 1 "$net_meet" meet 700
+finish
+check 'rank 0 tells why a worker that has come gave up' prints 0 \
+    "BX_E_RANK_MISSING: worker 'worker1' .* could not start: rank 0 .* did not answer in time before all workers"
+
 # Worker 3 waits for worker 1, the first of its host, which fails behind the table.
 touch "$dir/file"
 new_job 4
@@ -433,6 +477,16 @@ finish
 limit_s=30
 check "a host of rank 0's that is silent" prints 1 "cannot start: BX_E_RANK_MISSING: rank 0 .*BX_ROOT=$BX_ROOT"
 check 'takes as long as it may' test $(($(date +%s) - before)) -le 4
+
+# The only port to connect from becomes rank 0's, at which nobody listens: TCP connects a socket with itself.
+new_job 2
+BX_ROOT=10.77.0.2:$port
+begin_rank 1 "$net_meet" meet 4000
+sleep 2
+ip netns exec $second sysctl -q -w net.ipv4.ip_local_port_range="$port $port"
+finish
+ip netns exec $second sysctl -q -w net.ipv4.ip_local_port_range='32768 60999'
+check 'a connection of a worker to itself is none to rank 0' prints 1 'BX_E_RANK_MISSING: rank 0 .* does not listen at'
 
 # Pings to a worker that is stopped fill no buffer of its kernel's, which here are small ones.
 ip netns exec $second sysctl -q -w net.ipv4.tcp_rmem='4096 4096 4096'

@@ -146,7 +146,7 @@ static inline void send_raw(int fd, const void *data, size_t bytes, const int *f
 
 static inline int receive_raw(int fd, struct bxi_boot_packet *packet)
 {
-    cr_assert_eq(bxi_boot_wait(fd, POLLIN, BX_FOREVER), 1);
+    cr_assert_eq(bxi_poll(fd, POLLIN, BX_FOREVER), 1);
     return bxi_boot_receive(fd, packet, BXI_BOOT_TABLE_MAX * BXI_BOOT_FDS);
 }
 

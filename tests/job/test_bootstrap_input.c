@@ -188,7 +188,7 @@ Test(bootstrap_input, a_flood_of_connections_keeps_no_worker_out)
         silent[i] = connect_raw();
     expect_hang_up(silent[0], "the oldest");
     expect_hang_up(silent[100], "one of the older");
-    cr_expect_eq(bxi_boot_wait(silent[FLOOD - 1], POLLIN, 0), 0, "the latest was dropped");
+    cr_expect_eq(bxi_poll(silent[FLOOD - 1], POLLIN, 0), 0, "the latest was dropped");
     begin(&worker[2], NULL, 2, 3);
     for (int rank = 0; rank < 3; rank++)
         expect_success(&worker[rank]);
@@ -470,7 +470,7 @@ Test(bootstrap_input, a_signal_ends_no_wait)
     make_pair(pair);
     cr_assert_eq(sigaction(SIGALRM, &action, NULL), 0);
     cr_assert_eq(setitimer(ITIMER_REAL, &timer, NULL), 0);
-    cr_expect_eq(bxi_boot_wait(pair[0], POLLIN, deadline_ns), 0);
+    cr_expect_eq(bxi_poll(pair[0], POLLIN, deadline_ns), 0);
     cr_assert_eq(setitimer(ITIMER_REAL, &off, NULL), 0);
     cr_expect_geq(bxi_now_ns(), deadline_ns);
     close(pair[0]);

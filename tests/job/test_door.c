@@ -50,7 +50,7 @@ static struct bxi_boot_hello hello_of(enum bxi_boot_kind kind)
 /* The next packet of the door: 1, or 0 if it hangs up. */
 static int receive(int fd)
 {
-    cr_assert_eq(bxi_boot_wait(fd, POLLIN, BX_FOREVER), 1);
+    cr_assert_eq(bxi_poll(fd, POLLIN, BX_FOREVER), 1);
     return bxi_boot_receive(fd, &packet, BXI_BOOT_FDS);
 }
 
@@ -212,7 +212,7 @@ static int connect_as_nobody(const char *path)
     if (connect(fd, (struct sockaddr *)&address, sizeof(address)) < 0)
         return -errno;
     send(fd, &hello, sizeof(hello), MSG_NOSIGNAL);          /* it may have hung up already */
-    HARNESS_EQ(bxi_boot_wait(fd, POLLIN, BX_FOREVER), 1);
+    HARNESS_EQ(bxi_poll(fd, POLLIN, BX_FOREVER), 1);
     HARNESS_EQ(bxi_boot_receive(fd, &packet, 0), 0);
     return 0;
 }

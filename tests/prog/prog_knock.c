@@ -16,6 +16,7 @@
  *     prog_knock close ADDRESS PORT LISTEN        likewise, and hangs up when the worker has sent something
  *     prog_knock delay ADDRESS PORT LISTEN        passes on one connection, each piece after 20 ms
  *     prog_knock cut ADDRESS PORT LISTEN          passes on one connection, until its input ends
+ *     prog_knock half ADDRESS PORT LISTEN         likewise; then it sends half a message both ways, and nothing more
  *     prog_knock garbage ADDRESS PORT LISTEN      likewise; then it sends noise both ways
  *
  * It prints "ready" when the connections are there (replay: when it listens); replay prints "refused" or "let in".
@@ -217,6 +218,13 @@ static int disturb(const char *how, int port)
         return 1;
     if (!pass_on(worker, to, !delays, delays ? 20000 : 0, NULL))
         return 0;
+    if (strcmp(how, "half") == 0) {
+        for (int i = 0; i < 2; i++)
+            if (send(i == 0 ? worker : to, (char[8]){ 0 }, 8, MSG_NOSIGNAL) != 8)
+                return 1;
+        printf("sent\n");
+        pause();
+    }
     if (strcmp(how, "garbage") == 0) {
         send_noise(worker, 10);
         send_noise(to, 10);
@@ -231,13 +239,15 @@ int main(int argc, char **argv)
 
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (number <= 0 || inet_pton(AF_INET, argv[2], &root.sin_addr) != 1) {
-        fprintf(stderr, "usage: prog_knock silent|noise|endless|replay|between|close|delay|cut|garbage ADDRESS "
+        fprintf(stderr, "usage: prog_knock silent|noise|endless|replay|between|close|delay|cut|half|garbage "
+                        "ADDRESS "
                         "PORT NUMBER\n");
         return 2;
     }
     root.sin_family = AF_INET;
     root.sin_port = htons((uint16_t)atoi(argv[3]));
-    if (strcmp(argv[1], "delay") == 0 || strcmp(argv[1], "cut") == 0 || strcmp(argv[1], "garbage") == 0)
+    if (strcmp(argv[1], "delay") == 0 || strcmp(argv[1], "cut") == 0 || strcmp(argv[1], "half") == 0 ||
+        strcmp(argv[1], "garbage") == 0)
         return disturb(argv[1], number);
     if (strcmp(argv[1], "close") == 0)
         return close_early(number);

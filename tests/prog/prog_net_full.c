@@ -9,6 +9,7 @@
  *     prog_net_full room          rank 1's arena is too small for what others send it, and for what it asks for
  *     prog_net_full halved        rank 1 dies while a large tensor is under way to rank 0, which has its memory back
  *     prog_net_full silenced      the network between the two ends meanwhile: both have their memory back
+ *     prog_net_full stuck         rank 1 is stopped when rank 0 destroys its job: that has its memory back
  *     prog_net_full gone          rank 2 dies while rank 0 sends on to rank 1 what it had on loan from it
  */
 #include "prog_net.h"
@@ -301,6 +302,40 @@ static void run_silenced(void)
     EXPECT(used_bytes() <= before + 1000000, "%u MB are still in use", (unsigned)(used_bytes() / 1000000));
 }
 
+/* Whether this process maps the memory of a worker. */
+static bool maps_arena(void)
+{
+    FILE *maps = fopen("/proc/self/maps", "re");
+    bool found = false;
+    char line[512];
+
+    while (maps != NULL && fgets(line, sizeof line, maps) != NULL)
+        found = found || strstr(line, "/dev/shm/boxcar.") != NULL;
+    EXPECT(maps != NULL, "no maps");
+    if (maps != NULL)
+        fclose(maps);
+    return found;
+}
+
+/* The exit status. */
+static int leave_a_stopped_one(void)
+{
+    struct bx_tensor *tensor = filled(8000000, 5);
+    struct bx_msg *message = bx_msg_create(0);
+
+    if (rank == 1)
+        raise(SIGSTOP);                 /* until it is killed */
+    nap_ms(200);
+    bx_msg_put_tensor(message, tensor);
+    bx_tensor_release(tensor);
+    bx_future_release(send(1, "hash", message));
+    bx_msg_destroy(message);
+    nap_ms(200);
+    bx_job_destroy(job);
+    EXPECT(!maps_arena(), "what was under way stays for ever");
+    return failures > 0;
+}
+
 /* ---- main -------------------------------------------------------------------------------------------------------- */
 
 static bool prepare(const char *mode)
@@ -339,6 +374,8 @@ int main(int argc, char **argv)
     }
     barrier();
     EXPECT(is_remote(1) || rank % 2 == 1, "rank 1 is on the host of rank 0");
+    if (strcmp(mode, "stuck") == 0)
+        return leave_a_stopped_one();
     if (strcmp(mode, "many") == 0)
         send_many((rank + 1) % size);
     else if (strcmp(mode, "lent") == 0)

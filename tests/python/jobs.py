@@ -85,10 +85,13 @@ def _runs(of):
         yield from _runs(run)
 
 
+def has_net():
+    return os.path.exists(os.path.join(os.path.dirname(boxcar.__file__), "libboxcar_net.so.0"))
+
+
 def main(tests):
     """Runs a worker, or the tests of a TestCase and one test for each class Run*."""
-    has_net = os.path.exists(os.path.join(os.path.dirname(boxcar.__file__), "libboxcar_net.so.0"))
-    runs = {run.__name__: run for run in _runs(Run) if has_net or not run.is_apart}
+    runs = {run.__name__: run for run in _runs(Run) if has_net() or not run.is_apart}
     if sys.argv[1:2] == ["--worker"]:
         run = runs[sys.argv[2]]()
         run.init()

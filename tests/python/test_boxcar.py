@@ -14,10 +14,12 @@ import threading
 import time
 import types
 import unittest
+from unittest import mock
 
 import boxcar
 import boxcar.rpc as rpc
-from jobs import CASE, Large, Run, figures, main, segments
+from boxcar import _boxcar
+from jobs import CASE, Large, Run, figures, has_net, hosts, main, segments
 
 
 # ---- What workers call -------------------------------------------------------------------------------------------
@@ -666,7 +668,28 @@ class Tests(unittest.TestCase):
             boxcar.init(f"alone{os.getpid()}", world_size=2, start_timeout=0.2)
         with self.assertRaisesRegex(ValueError, "MASTER_ADDR"):
             rpc.init_rpc("agent", rank=0, world_size=2)
-        self.assertEqual(boxcar.nanoseconds(math.inf), boxcar._messages.FOREVER)
+        for endless in (math.inf, sys.maxsize):
+            self.assertEqual(boxcar.nanoseconds(endless), boxcar._messages.FOREVER)
+
+    def test_a_job_that_ends_leaves_the_log_of_the_next_one(self):
+        first, second = [_boxcar.Job(print, f"log{os.getpid()}-{i}", rank=0, world_size=1, log=print) for i in range(2)]
+        first.destroy()
+        with mock.patch.dict(os.environ, BX_TRACE="/nowhere/trace"):
+            second.start()
+        second.destroy()
+        self.assertIn("/nowhere/trace", second.next()[1][1])
+
+    @unittest.skipUnless(has_net(), "the plug-in is not built")
+    def test_ctrl_c_ends_a_start_that_waits_for_another_host(self):
+        for rank, host in enumerate(hosts(types.SimpleNamespace(size=2, is_apart=True))):
+            with mock.patch.dict(os.environ, host):
+                timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+                timer.start()
+                began = time.monotonic()
+                with self.assertRaises(KeyboardInterrupt):
+                    boxcar.init(f"hosts{os.getpid()}", rank=rank, world_size=2, start_timeout=20)
+                self.assertLess(time.monotonic() - began, 10)
+                timer.join()
 
 
 if __name__ == "__main__":

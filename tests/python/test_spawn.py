@@ -50,6 +50,17 @@ def dies(rank):
     boxcar.call(1, time.sleep, (60,))
 
 
+def forks(rank, over):
+    """Worker 1 dies, and the child that it has forked goes on until that file is there."""
+    until = time.monotonic() + 30
+    if rank == 1 and os.fork() == 0:
+        while not os.path.exists(over) and time.monotonic() < until:
+            time.sleep(0.01)
+        os._exit(0)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def comes_back(rank, folder, times):
     """Worker 1 dies at its first runs; worker 0 waits until it is there at last."""
     if rank == 1:
@@ -119,6 +130,16 @@ class Spawn(unittest.TestCase):
     def test_names_the_worker_that_died(self):
         with self.assertRaisesRegex(boxcar.WorkerFailed, "worker1 .* was ended by SIGKILL"):
             boxcar.spawn(dies, 3)
+
+    def test_sees_a_death_though_a_child_goes_on(self):
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            over = pathlib.Path(folder, "over")
+            with self.assertRaisesRegex(boxcar.WorkerFailed, "worker1 .* was ended by SIGKILL"):
+                boxcar.spawn(forks, 2, (str(over),))
+            over.touch()
+            time.sleep(0.1)             # its last look
+        self.assertLess(time.monotonic() - began, 20)
 
     def test_starts_a_worker_again(self):
         for times, restart in ((2, 2), (2, 1)):

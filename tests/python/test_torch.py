@@ -179,6 +179,11 @@ def weight_gradient(rank, context_id):
     return dist_autograd.get_gradients(context_id).get(WEIGHTS[rank])
 
 
+def forget_contexts():
+    """As a worker that has been started again."""
+    dist_autograd._contexts.clear()
+
+
 def contexts():
     return len(dist_autograd._contexts), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
@@ -455,6 +460,11 @@ class RunAutograd(Run):
             with CASE.assertRaisesRegex(ValueError, r"(?s)fails in backward.*On worker 2:.*in backward"):
                 dist_autograd.backward(context_id, [y.sum()])
             1 / 0
+        with dist_autograd.context() as context_id:
+            for y in boxcar.call(1, times, (1, x)), boxcar.call(2, boxcar.call, (1, times, (1, x))):
+                boxcar.call(1, forget_contexts)
+                with CASE.assertRaisesRegex(RuntimeError, "worker1 no longer has what it sent"):
+                    dist_autograd.backward(context_id, [y.sum()])
         late = boxcar.call_async(1, chain_late, (x,))
         with dist_autograd.context():
             late = boxcar.call_async(1, chain_late, (x,))

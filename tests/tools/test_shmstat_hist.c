@@ -113,6 +113,21 @@ Test(shmstat_hist, merges_the_callers_of_a_function, .timeout = 20, .fini = remo
     cr_expect_eq(json_get(json_get(none, "whole"), "max_ns")->type, JSON_NULL);
 }
 
+Test(shmstat_hist, survives_workers_that_have_a_function_in_all_pages, .timeout = 20, .fini = remove_plant)
+{
+    make_known();
+    for (int rank = 0; rank < 2; rank++) {
+        memset(plant_control(&plant, rank)->header.name, 'n', BXI_NAME_BYTES - 1);
+        for (int page = rank == 0; page < BXI_HIST_MAX; page++)
+            plant_sample(plant_hist(&plant, rank, 1, 1), 1, 1, 1);
+    }
+
+    struct stat_run run = stat_run_fine("calls", plant.job);
+
+    cr_expect_eq(json_number(json_get(row_of(&run, 1, "pick"), "samples")), 100 + 2 * BXI_HIST_MAX - 1);
+    cr_expect_eq(stat_run("calls %s", plant.job).status, 0);
+}
+
 Test(shmstat_hist, prints_a_table_within_80_columns, .timeout = 20, .fini = remove_plant)
 {
     make_known();

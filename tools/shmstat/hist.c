@@ -234,9 +234,11 @@ static void function_row(const struct stat_job *job, const struct rows *rows, si
     stat_put_text(row, "callee_name", stat_peer_name(job, rows->list[first].callee));
     stat_put_text(row, "function", name);
     stat_put_names(row, ".callers");
+    /* No worker has two pages of one function, and a row has room for the names of all workers. */
     for (size_t i = first; i < end; i++)
-        stat_add_name(row, "%s %llu", stat_peer_name(job, rows->list[i].caller),
-                      (unsigned long long)stat_hist_samples(rows->list[i].hist, BXI_LEG_WHOLE));
+        if (i == first || rows->list[i].caller != rows->list[i - 1].caller)
+            stat_add_name(row, "%s %llu", stat_peer_name(job, rows->list[i].caller),
+                          (unsigned long long)stat_hist_samples(rows->list[i].hist, BXI_LEG_WHOLE));
 }
 
 static void text_function(const struct stat_row *function, const struct bxi_hist *merged, struct stat_table *table)

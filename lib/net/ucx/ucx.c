@@ -28,7 +28,7 @@ struct bxi_wire {
     struct bxi_wire_events events;
     int fd;
     struct bxi_wire_end *ends;
-    unsigned sending;                   /* messages that are not done */
+    struct bxi_wire_operation *sends;   /* messages that are not done */
     bool closes;
 };
 
@@ -294,13 +294,29 @@ static void wire_transport(struct bxi_wire_end *end, char *text, size_t bytes)
 
 /* ---- messages --------------------------------------------------------------------------------------- */
 
+static void begin_send(struct bxi_wire_operation *operation)
+{
+    struct bxi_wire *wire = operation->wire;
+
+    operation->next = wire->sends;
+    operation->place = &wire->sends;
+    if (operation->next != NULL)
+        operation->next->place = &operation->next;
+    wire->sends = operation;
+}
+
+static void end_send(struct bxi_wire_operation *operation, int rc)
+{
+    *operation->place = operation->next;
+    if (operation->next != NULL)
+        operation->next->place = operation->place;
+    operation->done(operation->context, rc);
+}
+
 static void sent(void *request, ucs_status_t status, void *argument)
 {
-    struct bxi_wire_operation *operation = argument;
-
-    operation->wire->sending--;
     ucp_request_free(request);
-    operation->done(operation->context, code_of(status));
+    end_send(argument, code_of(status));
 }
 
 static void wire_send(struct bxi_wire_end *end, const void *head, size_t head_bytes, const void *data, size_t bytes,
@@ -320,7 +336,7 @@ static void wire_send(struct bxi_wire_end *end, const void *head, size_t head_by
     }
     request = ucp_am_send_nbx(end->ep, AM_ID, head, head_bytes, data, bytes, &param);
     if (UCS_PTR_IS_PTR(request))
-        end->wire->sending++;
+        begin_send(operation);
     else
         operation->done(operation->context, code_of(UCS_PTR_RAW_STATUS(request)));
 }
@@ -406,7 +422,7 @@ static void wire_close(struct bxi_wire *wire, uint64_t timeout_ns)
     const uint64_t until_ns = now_ns() + timeout_ns;
 
     wire->closes = true;                /* nothing arrives any more */
-    while (wire->sending > 0 && now_ns() < until_ns)
+    while (wire->sends != NULL && now_ns() < until_ns)
         ucp_worker_progress(wire->worker);
     while (wire->ends != NULL) {
         struct bxi_wire_end *end = wire->ends;
@@ -416,6 +432,10 @@ static void wire_close(struct bxi_wire *wire, uint64_t timeout_ns)
     }
     ucp_worker_destroy(wire->worker);
     ucp_cleanup(wire->context);
+    /* To a worker that is stopped. UCX 1.13 has forgotten them. It could end them, in more passes, but crashes there if
+     * the network is gone. */
+    while (wire->sends != NULL)
+        end_send(wire->sends, -ECANCELED);
     free(wire);
 }
 

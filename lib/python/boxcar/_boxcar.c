@@ -29,10 +29,14 @@ static void log_line(int level, const char *line, void *context)
     boxpy_push(job, item);
 }
 
+static const struct boxpy_job *logged;  /* whose log gets the lines: of the job that was made last. With the GIL */
+
 static void forget_log(const struct boxpy_job *job)
 {
-    if (job->log != NULL)
-        bx_set_log(NULL, NULL);
+    if (job != logged)
+        return;
+    logged = NULL;
+    bx_set_log(NULL, NULL);
 }
 
 static PyObject *job_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
@@ -58,6 +62,7 @@ static PyObject *job_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
     if (log != Py_None) {
         Py_INCREF(log);
         job->log = log;
+        logged = job;
         bx_set_log(log_line, job);
     }
     options.start_timeout_ns = start_ns;
@@ -93,8 +98,8 @@ static void end(struct boxpy_job *job)
     job->job = NULL;
     Py_BEGIN_ALLOW_THREADS
     bx_job_destroy(engine);
-    forget_log(job);
     Py_END_ALLOW_THREADS
+    forget_log(job);
     job->has_ended = true;
     while ((late = job->late) != NULL) {
         job->late = late->next;

@@ -212,7 +212,7 @@ def nanoseconds(seconds):
         return FOREVER
     if seconds < 0:
         raise ValueError(f"a timeout of {seconds} seconds is negative")
-    return max(1, int(seconds * 1e9))
+    return min(max(1, int(seconds * 1e9)), FOREVER)     # the engine takes 64 bits of it
 
 
 def name_of(fn):

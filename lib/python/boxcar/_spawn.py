@@ -53,6 +53,7 @@ def _work(pipe, job, rank, world_size, rejoins, fn, args):
         os.environ["BX_REJOIN"] = "1"
     signal.signal(signal.SIGINT, signal.SIG_IGN)        # Ctrl-C: the parent gets it too, and ends its workers
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    os.register_at_fork(after_in_child=pipe.close)      # else it ends with the last child that was forked here
     threading.Thread(target=_follow, args=(pipe, job), daemon=True).start()
     try:
         boxcar.init(job, rank=rank, world_size=world_size, start_timeout=math.inf)

@@ -197,6 +197,11 @@ def _needs(context_id, messages):
     return needs
 
 
+def _lost(sender, context_id):
+    return RuntimeError(f"worker {boxcar.worker_name(sender)} no longer has what it sent in autograd context "
+                        f"{context_id}: it has been started again")
+
+
 def _hooked(leaf, gradient):
     """What the leaf's hooks make of it: before 2.0 torch.autograd.grad does not run them."""
     if not _GRAD_RUNS_HOOKS:
@@ -211,7 +216,9 @@ def _run(context_id, messages):
     """In their sender, of {message: {index: gradient}}: the same of their needs."""
     context, leaves, outputs, gradients, results = _find(context_id), {}, [], [], defaultdict(dict)
     for message, of_message in messages.items():
-        sent = context.sent[message]
+        sent = context.sent.get(message)
+        if sent is None:
+            raise _lost(context.rank, context_id)
         leaves.update(sent.leaves)
         outputs += [sent.tensors[index] for index in of_message]
         gradients += of_message.values()
@@ -262,6 +269,8 @@ def backward(context_id, roots, retain_graph=False):
     while unknown := {message for of in needs.values() for message in of} - needs.keys():
         for part in _at_senders(_needs, context, dict.fromkeys(unknown)):
             needs.update(part)
+        for sender, _ in unknown - needs.keys():
+            raise _lost(sender, context_id)
     waits = Counter(message for of in needs.values() for message in of)
     gradients, ready = {start: {index: torch.ones_like(root) for index, root in enumerate(roots)}}, [start]
     while ready:

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The wire as a source of run (run/run.h). Whoever drives enters UCX. Before it sleeps or gives the role up it arms the
- * wire, and then has the thread of the net (links.c) watch its descriptor, once (EPOLLONESHOT): that sets an event, which
- * rings. While somebody drives that thread does not watch: each message would wake it, which costs the sender as much as
- * the receiver (a call over loopback 13.7 us, else 12.1).
+ * wire, and then has the thread of the net (links.c) watch its descriptor, once (EPOLLONESHOT): that sets an event,
+ * which rings. While somebody drives, that thread does not watch: each message would wake it, at the cost of its sender
+ * and its receiver (a call took 1.5 times as long as UCX's round trip, and takes 1.2).
  */
 #include "net.h"
 

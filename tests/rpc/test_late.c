@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/run/progress.c: a deadline that no thread could report in time, a frame whose bell was not rung. Who sleeps finds a
- * lost wake-up a second later. One by a thread of its own process is counted, as "timers_late" or "rescued": the harness
- * checks that both counters are 0. Who waits, and who wakes whom, is the simulator's (role, late).
+ * lib/run/progress.c: a deadline that no thread could report in time, a frame whose bell was not rung. Who sleeps finds
+ * a lost wake-up a second later. One by a thread of its own process is counted, as "timers_late" or "rescued": the
+ * harness checks that both counters are 0. Who waits, and who wakes whom, is the simulator's (role, late).
  */
 #include "tests/harness/harness.h"
 #include "tests/harness/hostile.h"

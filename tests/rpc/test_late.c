@@ -77,7 +77,7 @@ static void reads_both(struct bx_job *job)
     harness_post(FINISHED);
 }
 
-Test(late, a_frame_without_a_bell_is_read_within_a_second, .timeout = 30)
+Test(unrung, a_frame_is_read_within_a_second, .timeout = 30)
 {
     run_hostile(setup_note, rings_once, reads_both);
 }

@@ -62,10 +62,10 @@ static void rings_once(struct bx_job *job)
     const struct bxi_frame frame = { .kind = BXI_ONEWAY, .deadline_ns = BX_FOREVER };
     const bxi_a64 *armed = job->rpc->peers[0]->bell.word;
 
-    HARNESS_CHECK(put_frame(job, &frame, NULL, 0));
+    HARNESS_CHECK(put_frame(job, &frame, "", 0));
     harness_await(NOTED, 1);
     HARNESS_WAIT_WHILE((bxi_load_relaxed(armed) & 3) == BXI_AWAKE);
-    HARNESS_CHECK(put_unrung(job, &frame, NULL, 0));
+    HARNESS_CHECK(put_unrung(job, &frame, "", 0));
 }
 
 static void reads_both(struct bx_job *job)

@@ -17,7 +17,8 @@
 
 /* ---- the source --------------------------------------------------------------------------------------- */
 
-/* That the thread of the net looks first, and has not said so yet, does no harm: its event comes behind that. */
+/* That thread clears the flag behind its look and before its event. If it has looked and not cleared it yet, the wire
+ * stays unwatched here, but the event follows, and with it a pass. */
 static void watch_wire(struct bxi_net *net, bool watches)
 {
     struct epoll_event event = { .events = EPOLLONESHOT | (watches ? (uint32_t)EPOLLIN : 0),

@@ -554,7 +554,8 @@ coverage: deps-unit
 	-@$(MAKE) --no-print-directory CONFIG=cov unit
 	@$(MAKE) --no-print-directory CONFIG=sim CUDA=0 COUNTS=1 BUILD=$(BUILD)/cov $(BUILD)/cov/sim/tests/sim
 	@$(BUILD)/cov/sim/tests/sim --seconds $(SIM_S) & other=$$!; \
-		$(BUILD)/cov/sim/tests/sim --fail all --seed 7 --schedules 1000000 --seconds $(SIM_S) && wait $$other
+		$(BUILD)/cov/sim/tests/sim --fail all --seed 7 --schedules 1000000 --seconds $(SIM_S); \
+		rc=$$?; wait $$other && exit $$rc
 	@tests/coverage.py $(BUILD)/cov/obj $(BUILD)/cov/sim/obj
 
 check: deps

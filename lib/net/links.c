@@ -405,14 +405,20 @@ static void read_knock(struct bx_job *job, int slot)
 
 /* ---- the thread ---------------------------------------------------------------------------------------- */
 
+/* It is not watched any more. */
+static void wake_for_wire(struct bx_job *job)
+{
+    bxi_store_relaxed(&job->net->wire_is_watched, 0);           /* relaxed: the event is behind it */
+    bxi_event(job->run, BXI_EVENT_NET);
+}
+
 static void take_event(struct bx_job *job, uint64_t token)
 {
     struct bxi_net *net = job->net;
 
-    if (token == BXI_TOKEN_WIRE) {
-        bxi_store_relaxed(&net->wire_is_watched, 0);    /* relaxed: the event is behind it */
-        bxi_event(job->run, BXI_EVENT_NET);
-    } else if (token == TOKEN_STOP)
+    if (token == BXI_TOKEN_WIRE)
+        wake_for_wire(job);
+    else if (token == TOKEN_STOP)
         note_deaths_here(job);
     else if (token == TOKEN_LISTEN)
         accept_knocks(net);

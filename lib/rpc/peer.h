@@ -208,7 +208,6 @@ void bxi_worker_hook_run(struct bx_job *job, const struct bxi_worker_hook *hook,
 
 void bxi_scan(const struct bxi_role *role, struct bx_job *job);            /* open words, states, refusals of all */
 void bxi_deaths_close(const struct bxi_role *role, struct bx_job *job);    /* peers whose death was seen */
-/* After a sleep that no bell or timer ended: counts frames that lie unread for the second time and had no bell. */
 void bxi_peer_close(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer,
                     enum bxi_peer_state state);
 /* Handles up to `most` frames of a peer, fewer when the waiter is ready. How many. */

@@ -246,6 +246,18 @@ let_go()    # let_go OUT
     wait $end 2>/dev/null
 }
 
+sleeps_without() # sleeps_without PID NAME: that process has no descriptor for one that knocks
+{
+    prlimit --pid $1 --nofile=3:
+    hold_open knock silent 1
+    ready knock ready
+    before=$(ticks $1)
+    sleep 1
+    check "$2 without descriptors for one that knocks sleeps" test $(($(ticks $1) - before)) -lt 10
+    prlimit --pid $1 --nofile=1024:
+    let_go knock
+}
+
 for what in 'silent 300' 'noise 100' 'endless 300'; do
     new_job 3
     begin_rank 0 "$net_meet" meet
@@ -274,14 +286,7 @@ begin_rank 0 "$net_meet" meet
 hold_open listens silent 1
 ready listens ready
 let_go listens
-prlimit --pid $pid_0 --nofile=3:
-hold_open knock silent 1
-ready knock ready
-before=$(ticks $pid_0)
-sleep 1
-check 'rank 0 without a descriptor for one that knocks sleeps' test $(($(ticks $pid_0) - before)) -lt 10
-prlimit --pid $pid_0 --nofile=1024:
-let_go knock
+sleeps_without $pid_0 'rank 0'
 begin_rank 1 "$net_meet" meet
 finish
 check 'and the job starts' all_done
@@ -299,14 +304,7 @@ for what in 'silent 300' 'noise 100' 'endless 300'; do
     test "$what" != 'endless 300' || sleep 1
     let_go knock
 done
-prlimit --pid $pid_1 --nofile=3:
-hold_open knock silent 1
-ready knock ready
-before=$(ticks $pid_1)
-sleep 1
-check 'a worker without descriptors for one that knocks sleeps' test $(($(ticks $pid_1) - before)) -lt 10
-prlimit --pid $pid_1 --nofile=1024:
-let_go knock
+sleeps_without $pid_1 'a worker'
 touch "$dir/go"
 finish
 check 'a job goes on among connections to a worker that listens' test -n "$port" -a "$statuses $left" = '0 0 '

@@ -224,11 +224,13 @@ static void run_mutex_removed(void)
     end_lives();
 }
 
-/* The first start: the others remove the name of its door. */
+/* The first start: the others remove the name of its door. Rank 2 has met rank 0 by then: one that comes after the
+ * failed start waits for another rank 0. */
 static void run_killed_at_its_first_door(const char *step)
 {
     begin_life(0, (struct life){ .rank = 0 });
     begin_life(2, (struct life){ .rank = 2 });
+    start_wait_for_segment(".2");
     begin_aimed(1, (struct life){ .rank = 1 }, step, 1, SIGKILL);
     was_killed(1, step);
     start_fails(0, BX_E_PEER_DEAD, "'worker1' (rank 1");

@@ -78,7 +78,8 @@
 #define BX_VERSION_PATCH 0
 
 #define BX_WORLD_MIN 2      /* of a job whose workers call each other; since 0.2 one worker may be a job too */
-#define BX_WORLD_MAX 128
+#define BX_WORLD_MAX 128    /* workers of a job on one host */
+#define BX_WORKERS_MAX 1024 /* on all its hosts; since 0.2 */
 #define BX_NAME_MAX 31      /* bytes of a name. A function's: any but 0; a job's and a worker's: bx_options */
 #define BX_MSG_MAX (UINT64_C(1) << 30)  /* bytes of a message without tensors; more is BX_E_TOO_LARGE */
 #define BX_TENSORS_MAX 1048576          /* tensors in a message; more is BX_E_TOO_LARGE */
@@ -293,7 +294,8 @@ struct bx_options {
     const char *job;            /* BX_JOB. 1 to BX_NAME_MAX of A-Z a-z 0-9 _ - . and no . at the beginning */
     const char *name;           /* BX_NAME; the same characters; default "worker<rank>" */
     int rank;                   /* 0 .. world_size-1; BX_RANK */
-    int world_size;             /* 1 .. 128. 0: job, name, rank and world size come from the environment */
+    int world_size;             /* 1 .. BX_WORKERS_MAX, of which a host has at most BX_WORLD_MAX. 0: job, name, rank and
+                                 * world size come from the environment */
     uint64_t start_timeout_ns;  /* until all workers have come; default 30 s */
     uint64_t call_timeout_ns;   /* of calls without a timeout of their own; default 60 s; BX_FOREVER */
     uint64_t spin_ns;           /* most that a thread spins before it sleeps; default 100 us, adapted */
@@ -708,7 +710,7 @@ typedef int (*bx_worker_fn)(const struct bx_options *options, void *context);
 struct bx_spawn_options {
     size_t struct_bytes;
     const char *job;                    /* default: a unique name made from the pid */
-    int world_size;                     /* 1 .. 128 */
+    int world_size;                     /* 1 .. BX_WORLD_MAX */
     const char *const *names;           /* world_size names, by rank; default "worker<rank>" */
     uint64_t grace_ns;                  /* from the first failure to SIGTERM, and from there to SIGKILL; default 1 s */
     const struct bx_options *options;   /* all other fields of every worker's options; may be NULL */

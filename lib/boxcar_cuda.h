@@ -79,8 +79,9 @@ int bx_cuda_zero(struct bx_cuda *cuda, void *memory, size_t bytes);
 /* bx_mse_loss of arrays on the device, bit for bit; waits for the loss. grad may be NULL. */
 int bx_cuda_mse_loss(struct bx_cuda *cuda, const float *output, const float *target, size_t count, float *grad,
                      double *loss);
+#define BX_CUDA_GRADS_MAX 128
 /* bx_sgd_step of arrays on the device, bit for bit. step->grads itself is a host array. -EINVAL: a NULL pointer, no
- * gradient, or more than BX_WORLD_MAX. */
+ * gradient, or more than BX_CUDA_GRADS_MAX. */
 int bx_cuda_sgd_step(struct bx_cuda *cuda, const struct bx_sgd *step);
 
 /*

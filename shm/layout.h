@@ -46,9 +46,12 @@
 #include <stdint.h>
 
 #define BXI_MAGIC UINT64_C(0x0000524143584f42)          /* "BOXCAR\0\0" in memory, little endian */
-#define BXI_LAYOUT_VERSION 12u
+#define BXI_LAYOUT_VERSION 13u
 
-#define BXI_WORLD_MAX 128
+#define BXI_WORLD_MAX 1024                              /* workers of a job */
+#define BXI_HOST_MAX 128                                /* of these, on one host */
+#define BXI_RANK_BITS 10
+#define BXI_RANK_MASK (BXI_WORLD_MAX - 1)
 #define BXI_NAME_BYTES 32
 #define BXI_LINE 64u
 #define BXI_PAGE 4096u
@@ -143,25 +146,28 @@ struct bxi_function {
 /* Regions for inspectors: lib/observe/tables.h lays them out. */
 #define BXI_TABLES0_OFFSET 384
 #define BXI_TABLES0_BYTES 7808
-#define BXI_TABLES1_OFFSET 24576
-#define BXI_TABLES1_BYTES 8192
-#define BXI_TABLES2_OFFSET 40960
-#define BXI_TABLES2_BYTES 32768
+#define BXI_TABLES1_OFFSET 16384
+#define BXI_TABLES1_BYTES 24576
+#define BXI_TABLES2_OFFSET 172032
+#define BXI_TABLES2_BYTES 131072
 #define BXI_HISTS_BYTES 1048576                             /* behind the control pages */
 #define BXI_OBJECTS_BYTES 16384                             /* behind the histograms */
-#define BXI_REMOTES_BYTES 32768                             /* behind the device region */
+#define BXI_REMOTES_BYTES 262144                            /* behind the device region */
 
 struct bxi_control {
     struct bxi_header header;                               /* offset 0 */
     uint8_t tables0[BXI_TABLES0_BYTES];                     /* offset 384 */
-    struct bxi_pair pair[BXI_WORLD_MAX];
-    struct bxi_credit credit[BXI_WORLD_MAX];
-    uint8_t tables1[BXI_TABLES1_BYTES];
     struct bxi_function function[BXI_FUNCTION_MAX];
+    uint8_t tables1[BXI_TABLES1_BYTES];
+    struct bxi_pair pair[BXI_WORLD_MAX];                    /* the first table of lines by rank; tables2 is two more */
+    struct bxi_credit credit[BXI_WORLD_MAX];
     uint8_t tables2[BXI_TABLES2_BYTES];
 };
 
 #define BXI_CONTROL_BYTES sizeof(struct bxi_control)
+#define BXI_BY_RANK_OFFSET 40960u
+#define BXI_BY_RANK_TABLES 4
+#define BXI_BY_RANK_STRIDE (BXI_WORLD_MAX * BXI_LINE)
 #define BXI_OBJECTS_OFFSET (BXI_CONTROL_BYTES + BXI_HISTS_BYTES)
 #define BXI_DEVICE_OFFSET (BXI_OBJECTS_OFFSET + BXI_OBJECTS_BYTES)
 #define BXI_REMOTES_OFFSET (BXI_DEVICE_OFFSET + BXI_DEVICE_BYTES)
@@ -176,12 +182,25 @@ static_assert(sizeof(struct bxi_pair) == BXI_LINE, "a pair is a line");
 static_assert(sizeof(struct bxi_credit) == BXI_LINE, "a credit is a line");
 static_assert(sizeof(struct bxi_function) == BXI_LINE, "a function is a line");
 static_assert(offsetof(struct bxi_control, tables0) == BXI_TABLES0_OFFSET, "tables0");
-static_assert(offsetof(struct bxi_control, pair) == 8192, "pair");
-static_assert(offsetof(struct bxi_control, credit) == 16384, "credit");
+static_assert(offsetof(struct bxi_control, function) == 8192, "function");
 static_assert(offsetof(struct bxi_control, tables1) == BXI_TABLES1_OFFSET, "tables1");
-static_assert(offsetof(struct bxi_control, function) == 32768, "function");
+static_assert(offsetof(struct bxi_control, pair) == BXI_BY_RANK_OFFSET, "pair");
+static_assert(offsetof(struct bxi_control, credit) == BXI_BY_RANK_OFFSET + BXI_BY_RANK_STRIDE, "credit");
 static_assert(offsetof(struct bxi_control, tables2) == BXI_TABLES2_OFFSET, "tables2");
-static_assert(sizeof(struct bxi_control) == 73728, "control");
+static_assert(sizeof(struct bxi_control) == BXI_BY_RANK_OFFSET + BXI_BY_RANK_TABLES * BXI_BY_RANK_STRIDE, "control");
+static_assert(1 << BXI_RANK_BITS == BXI_WORLD_MAX, "a rank has that many bits");
+
+/* Of each table by rank the pages of so many workers are allocated. */
+static inline uint64_t bxi_by_rank_bytes(int world_size)
+{
+    return ((uint64_t)world_size * BXI_LINE + BXI_PAGE - 1) / BXI_PAGE * BXI_PAGE;
+}
+
+/* How much of the control pages is allocated. */
+static inline uint64_t bxi_control_used(int world_size)
+{
+    return BXI_BY_RANK_OFFSET + BXI_BY_RANK_TABLES * bxi_by_rank_bytes(world_size);
+}
 
 /* Offset of ring `to`. Each ring begins a line later in its stride than the ring before, within a spare page: else
  * the first lines of all rings would fall into one set of the cache. */

@@ -49,7 +49,7 @@ static void write_header(struct bxi_header *header, const char *job, const char 
 }
 
 /* Sizes, allocates, maps and guards the file behind segment->fd. */
-static int map_own(struct bxi_segment *segment)
+static int map_own(struct bxi_segment *segment, int world_size)
 {
     void *base = NULL;
 
@@ -58,7 +58,10 @@ static int map_own(struct bxi_segment *segment)
     if (rc < 0)
         return rc;
     BXI_STEP("segment.sized");
-    rc = bxi_file_allocate(segment->fd, 0, BXI_CONTROL_BYTES);
+    rc = bxi_file_allocate(segment->fd, 0, BXI_BY_RANK_OFFSET);
+    for (int i = 0; rc == 0 && i < BXI_BY_RANK_TABLES; i++)
+        rc = bxi_file_allocate(segment->fd, BXI_BY_RANK_OFFSET + (uint64_t)i * BXI_BY_RANK_STRIDE,
+                               bxi_by_rank_bytes(world_size));
     if (rc < 0)
         return rc;
     BXI_STEP("segment.allocated");
@@ -84,7 +87,7 @@ int bxi_segment_create(struct bxi_segment *segment, const char *job, const char 
     int rc = bxi_object_create(segment->shm_name, &segment->fd);
     if (rc < 0)
         return rc;
-    rc = map_own(segment);
+    rc = map_own(segment, world_size);
     if (rc < 0)
         goto unlink;
 

@@ -44,7 +44,7 @@
 #include <pthread.h>
 
 #define BXI_CHAINS 64
-#define BXI_RANK_WORDS (BX_WORLD_MAX / 64)
+#define BXI_RANK_WORDS (BX_WORKERS_MAX / 64)
 
 struct search;
 

@@ -171,8 +171,8 @@ struct wave {                               /* what a discover message tells */
 
 /* The receives that were found, by the worker from which they came: its generation, and the numbers of its sends. */
 struct found {
-    struct bx_msg *sends[BX_WORLD_MAX];
-    int generation[BX_WORLD_MAX];
+    struct bx_msg *sends[BX_WORKERS_MAX];
+    int generation[BX_WORKERS_MAX];
 };
 
 static int tell(struct bx_context *context, const struct wave *wave, struct search *search, int rank,
@@ -211,9 +211,9 @@ static int tell(struct bx_context *context, const struct wave *wave, struct sear
     return rc;
 }
 
-static void drop_found(struct found *found)
+static void drop_found(const struct bx_job *job, struct found *found)
 {
-    for (int rank = 0; rank < BX_WORLD_MAX; rank++)
+    for (int rank = 0; rank < bx_job_world_size(job); rank++)
         bx_msg_destroy(found->sends[rank]);
 }
 
@@ -255,7 +255,7 @@ static int tell_all(struct bx_context *context, const struct wave *wave, struct 
 {
     int rc = 0;
 
-    for (int rank = 0; rc == 0 && rank < BX_WORLD_MAX; rank++)
+    for (int rank = 0; rc == 0 && rank < bx_job_world_size(context->dist->job); rank++)
         if (found->sends[rank] != NULL)
             rc = tell(context, wave, search, rank, found);
     return rc;
@@ -318,7 +318,7 @@ static int walk_and_tell(struct bx_context *context, const struct wave *wave, st
     if (rc == 0)
         rc = tell_all(context, wave, search, &found);
     bxi_dist_trace(context, &bxi_slice_discover, wave->number, began_ns, rc);
-    drop_found(&found);
+    drop_found(context->dist->job, &found);
     return rc;
 }
 
@@ -395,7 +395,7 @@ int bxi_dist_run(const struct bx_request *request, struct bx_reader *args, struc
 /* Asks each of the set to run its part. Each is a call with a deadline, tied to the context: if a part fails, so does
  * the context, and the other calls are cancelled. */
 static int run_parts(struct bx_context *context, const struct wave *wave, const uint64_t *ranks,
-                     struct bx_future *parts[BX_WORLD_MAX])
+                     struct bx_future *parts[BX_WORKERS_MAX])
 {
     const struct bx_call_options options = { .timeout_ns = wave->timeout_ns };
     struct bx_job *job = context->dist->job;
@@ -468,7 +468,7 @@ static int give_roots(struct bx_context *context, struct bx_var *const *roots, s
 static int run_all(struct bx_context *context, const struct wave *wave, struct bx_var *const *roots,
                    struct bx_tensor *const *root_grads, size_t count, const uint64_t *ranks)
 {
-    struct bx_future *parts[BX_WORLD_MAX] = { NULL };
+    struct bx_future *parts[BX_WORKERS_MAX] = { NULL };
     int rc;
 
     pthread_mutex_lock(&context->running);
@@ -478,7 +478,7 @@ static int run_all(struct bx_context *context, const struct wave *wave, struct b
     bxi_dist_unlock_running(context);
     if (rc == 0)
         bxi_dist_run_queue(context, false);     /* what came while the roots' part ran */
-    for (int rank = 0; rank < BX_WORLD_MAX; rank++) {
+    for (int rank = 0; rank < bx_job_world_size(context->dist->job); rank++) {
         if (rc == 0 && parts[rank] != NULL)
             rc = bx_future_wait(parts[rank], BX_FOREVER);
         bx_future_release(parts[rank]);
@@ -531,7 +531,7 @@ static int find_ranks(struct bx_context *context, struct wave *wave, struct bx_v
         reply = bx_future_acquire(search->reply);
         rc = tell_all(context, wave, search, &found);
     }
-    drop_found(&found);
+    drop_found(context->dist->job, &found);
     if (search != NULL)
         close_search(search);
     if (rc == 0)

@@ -28,7 +28,6 @@
 #include <string.h>
 
 #define BXI_TEXT_BYTES 512          /* of an error's sentence */
-#define BXI_NO_INDEX 255            /* an empty bucket of a table by name */
 
 /* ---- The job ------------------------------------------------------------------------------------- */
 

@@ -42,7 +42,7 @@ int bxi_device_loan_part(struct bxi_loan *loan, uint32_t index, const struct bxi
     bool self = loan->device->peer->rank == loan->device->devices->job->rank;
 
     part->is = true;
-    part->owner = head->flags & BXI_PASSED ? loan->device->devices->job->lend->peers[head->owner & 0xff]
+    part->owner = head->flags & BXI_PASSED ? loan->device->devices->job->lend->peers[head->owner & BXI_RANK_MASK]
                                            : loan->device->peer;
     part->staged = ref == NULL;
     if (part->staged)                       /* row-major: stage_in allocates a block of its bytes */

@@ -127,7 +127,7 @@ static int try_meet(struct joiner *joiner)
     if ((rc = bxi_boot_check_welcome(job, &joiner->root, &joiner->packet, job->root)) < 0)
         return rc;
     job->instance = welcome->instance;
-    bxi_boot_who(joiner->root.who, welcome->known[job->root].name, job->root, joiner->root.pid);
+    bxi_boot_who(joiner->root.who, welcome->name, job->root, joiner->root.pid);
     BXI_STEP("boot.welcomed");
     return 0;
 }
@@ -357,6 +357,13 @@ int bxi_bootstrap(struct bx_job *job, uint64_t deadline_ns)
     int rc = bxi_net_meet(job, deadline_ns);
     if (rc < 0)
         return rc;
+    if (bxi_net_here(job) > BXI_HOST_MAX) {
+        rc = bx_fail(BX_E_WORLD_SIZE, "a host has at most %d workers of a job, and %d of the %d of job '%s' are on this "
+                                      "one; start them on more hosts (BX_ROOT)", BXI_HOST_MAX, bxi_net_here(job),
+                     job->world_size, job->job_name);
+        bxi_net_fail(job, rc);
+        return rc;
+    }
     if ((rc = bxi_boot_paths(job->job_name, paths)) < 0) {
         bxi_net_fail(job, rc);
         return rc;

@@ -422,7 +422,7 @@ void bxi_boot_clear_dead(const struct bx_job *job)
     bool is_root_dead = false;
 
     for (int rank = 0; rank < job->world_size; rank++) {
-        int pidfd = rank == job->rank || job->rpc->peers[rank]->is_remote ? -1 : job->rpc->peers[rank]->pidfd;
+        int pidfd = rank == job->rank ? -1 : job->rpc->peers[rank]->pidfd;
         entries[rank] = (struct pollfd){ .fd = pidfd > 0 ? pidfd : -1, .events = POLLIN };
     }
     if (poll(entries, (nfds_t)job->world_size, 0) <= 0)

@@ -189,7 +189,7 @@ int bxi_boot_check_welcome(const struct bx_job *job, const struct bxi_boot_asked
         return 0;
     return bx_fail(-EINVAL, "the clock (CLOCK_MONOTONIC) of worker '%.*s' (rank %d) is %.3f s %s that of worker '%s' "
                             "(rank %d, pid %d), and deadlines are times of one clock; start all workers of job '%s' in "
-                            "one time namespace", BXI_NAME_BYTES - 1, welcome->known[rank].name, rank,
+                            "one time namespace", BXI_NAME_BYTES - 1, welcome->name, rank,
                    (double)by_ns / 1e9, is_ahead ? "ahead of" : "behind", job->name, job->rank, (int)getpid(),
                    job->job_name);
 }

@@ -31,7 +31,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define CONNECTIONS_MAX (BXI_WORLD_MAX + 32)    /* the workers, and some connections without a HELLO */
+#define CONNECTIONS_MAX (BXI_HOST_MAX + 32)    /* the workers, and some connections without a HELLO */
 
 enum connection_state { UNUSED = 0, NEW, WELCOMED, JOINED, TABLED, ATTACHED };
 
@@ -153,12 +153,12 @@ static int welcome(struct root *root, struct connection *connection, const struc
         .now_ns = bxi_now_ns(),
     };
 
+    memcpy(reply.name, job->name, sizeof(job->name));
     memcpy(connection->name, hello->name, sizeof(connection->name));
     connection->rank = hello->rank;
     connection->state = WELCOMED;
     root->by_rank[hello->rank] = connection;
     root->deadline_ns = bxi_least(root->deadline_ns, bxi_deadline_ns(hello->left_ns));
-    memcpy(reply.known[job->rank].name, job->name, sizeof(job->name));
     /* Ignore the result: if the worker has gone, its hang-up will be seen. */
     bxi_boot_send(connection->fd, &(struct bxi_boot_out){ .data = &reply, .bytes = sizeof(reply) },
                   root->deadline_ns);

@@ -61,7 +61,7 @@ struct bxi_door {
     uint64_t check_ns;                  /* when to check the name next */
     bool has_failed;                    /* to make the name again, and logged that */
     struct connection connection[CONNECTIONS_MAX];
-    struct bxi_peer *watched[BXI_WORLD_MAX];    /* those that came through the door and have not ended */
+    struct bxi_peer *watched[BXI_HOST_MAX];    /* those that came through the door and have not ended */
     struct bxi_boot_packet packet;
 };
 
@@ -239,6 +239,7 @@ static void welcome(struct bxi_door *door, struct connection *connection)
         .now_ns = bxi_now_ns(),
     };
 
+    memcpy(reply.name, job->name, sizeof(job->name));
     for (int rank = 0; rank < job->world_size; rank++) {
         struct bxi_boot_known *known = &reply.known[rank];
         const struct bxi_peer *peer;
@@ -389,7 +390,7 @@ static void see_deaths(struct bxi_door *door, const struct pollfd *entries)
 static void *serve(void *argument)
 {
     struct bxi_door *door = argument;
-    struct pollfd entries[2 + CONNECTIONS_MAX + BXI_WORLD_MAX];
+    struct pollfd entries[2 + CONNECTIONS_MAX + BXI_HOST_MAX];
     struct pollfd *connections = &entries[2], *processes = &entries[2 + CONNECTIONS_MAX];
     const nfds_t count = 2 + CONNECTIONS_MAX + (nfds_t)door->job->world_size;
 

@@ -13,7 +13,7 @@
 
 static uint64_t token_of(const struct bxi_peer *peer)
 {
-    return (uint64_t)peer->rank | (uint64_t)peer->generation << 8;
+    return (uint64_t)peer->rank | (uint64_t)peer->generation << BXI_RANK_BITS;
 }
 
 /* The pidfd of a worker that was there when progress began: it died. With own_loop two threads may be told: the later
@@ -21,7 +21,7 @@ static uint64_t token_of(const struct bxi_peer *peer)
 static void see_death(void *context, uint64_t token)
 {
     struct bx_job *job = context;
-    struct bxi_peer *peer = job->rpc->peers[token & 0xff];
+    struct bxi_peer *peer = job->rpc->peers[token & BXI_RANK_MASK];
 
     if (token_of(peer) != token)
         return;

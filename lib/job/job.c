@@ -46,7 +46,7 @@ static void free_peer(struct bx_job *job, struct bxi_peer *peer)
         bxi_arena_view_release(peer->lend->arena);
     if (peer->view.control != NULL)
         bxi_segment_detach(&peer->view);
-    for (int i = 0; i < 2 && peer->rank != job->rank; i++)
+    for (int i = 0; i < 2 && peer->rank != job->rank && !peer->is_remote; i++)     /* their bells are the own ones */
         if (peer->bell.fd[i] > 0)
             close(peer->bell.fd[i]);
     if (peer->pidfd > 0)

@@ -80,7 +80,7 @@ struct bxi_whole_job {
 /* ---- bootstrap_packet.c: one message. Start, on both sides --------------------------------------- */
 
 #define BXI_BOOT_MAGIC UINT64_C(0x544f4f4252435842)     /* "BXCRBOOT" in memory, little endian */
-#define BXI_BOOT_PROTOCOL 6u
+#define BXI_BOOT_PROTOCOL 7u
 #define BXI_BOOT_TABLE_MAX 32           /* workers in one TABLE: 160 descriptors; the kernel takes 253 */
 
 enum bxi_boot_kind {
@@ -119,13 +119,14 @@ struct bxi_boot_welcome {
     struct bxi_boot_head head;
     uint64_t instance;
     uint64_t now_ns;                    /* the clock of the one that answers: bxi_boot_check_welcome */
-    struct bxi_boot_known {             /* what a worker at its door knows of each rank; of rank 0 also rank 0 itself */
+    char name[BXI_NAME_BYTES];          /* its own */
+    struct bxi_boot_known {             /* what a worker at its door knows of each rank */
         uint32_t generation;            /* the highest; 0: none */
         uint32_t ran;                   /* of the last that ran */
         uint32_t lives;                 /* it has not left, and its pidfd does not report its end */
         uint32_t reserved;
         char name[BXI_NAME_BYTES];      /* "": unknown */
-    } known[BXI_WORLD_MAX];
+    } known[BXI_HOST_MAX];
 };
 struct bxi_boot_table {
     struct bxi_boot_head head;
@@ -278,7 +279,7 @@ struct bxi_quota {
 /* The limits of this process. root: "" or, in tests, a directory that has proc/ and what mountinfo there names. */
 void bxi_quota_read(const char *root, struct bxi_quota *quota);
 /* CPUs that workers with these quotas may use together, rounded down, at least 1; INT_MAX: no limit. count is
- * BXI_WORLD_MAX at most. */
+ * BXI_HOST_MAX at most. */
 int bxi_quota_cpus(const struct bxi_quota *quotas, int count);
 
 /* ---- options.c ----------------------------------------------------------------------------------- */
@@ -291,7 +292,6 @@ bool bxi_has_launcher(void);
 /* Job, name, rank and world size of BX_JOB, BX_NAME, BX_RANK, BX_WORLD_SIZE; with BX_ROOT of what Open MPI or Slurm set
  * in place of the last two, and a job's name made of the port. 0, -EINVAL with a sentence. */
 int bxi_options_of_launcher(struct bx_options *options);
-int bxi_check_world_size(int world_size);       /* 0, or BX_E_WORLD_SIZE with a sentence */
 
 /* ---- spawned.c: in a worker of bx_spawn. In other processes these functions do nothing -------------- */
 
@@ -325,7 +325,7 @@ struct bxi_board {
     struct {
         bxi_a32 is_set;
         char text[BXI_END_BYTES];
-    } end[BXI_WORLD_MAX];
+    } end[BXI_HOST_MAX];
 };
 struct bxi_worker_page {
     bxi_a64 instance;                   /* of the job, once its names may be there; 0: none was made */

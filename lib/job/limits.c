@@ -52,7 +52,8 @@ static int no_space(const struct bx_job *job)
 
     statvfs("/dev/shm", &status);
     /* A file system without a bound for inodes has 0 of them in all. */
-    if (status.f_files != 0 && status.f_favail == 0 && status.f_bavail * status.f_frsize >= sizeof(struct bxi_control))
+    if (status.f_files != 0 && status.f_favail == 0 &&
+        status.f_bavail * status.f_frsize >= bxi_control_used(job->world_size))
         return bx_fail(BX_E_NO_SPACE, "/dev/shm has no inode left (all %llu are in use), though it has %llu KiB free; "
                                       "each worker needs 2; remove files from it or give it more "
                                       "(mount -o remount,nr_inodes=N /dev/shm)",
@@ -63,7 +64,7 @@ static int no_space(const struct bx_job *job)
                                   "it (mount -o remount,size=1G /dev/shm; in docker --shm-size=1g)",
                    (unsigned long long)(status.f_bavail * status.f_frsize / 1024),
                    (unsigned long long)(status.f_blocks * status.f_frsize / 1024), job->world_size,
-                   (unsigned)(sizeof(struct bxi_control) / 1024), BXI_OPEN_BYTES / 1024);
+                   (unsigned)(bxi_control_used(job->world_size) / 1024), BXI_OPEN_BYTES / 1024);
 }
 
 int bxi_limits_no_segment(const struct bx_job *job, const char *name, int rc)

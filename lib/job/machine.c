@@ -52,13 +52,13 @@ void bxi_machine_publish(struct bxi_header *header)
 int bxi_machine_cpus(const struct bx_job *job)
 {
     uint64_t mask[BXI_CPU_WORDS] = { 0 };
-    struct bxi_quota quotas[BXI_WORLD_MAX];
+    struct bxi_quota quotas[BXI_HOST_MAX];
     int count = 0, cpus = 0;
 
     for (int rank = 0; rank < job->world_size; rank++) {
         const struct bxi_control *theirs = rank == job->rank ? job->control : job->rpc->peers[rank]->view.control;
 
-        if (theirs == NULL)
+        if (theirs == NULL || !bxi_net_is_here(job, rank))
             continue;
         for (int i = 0; i < BXI_CPU_WORDS; i++)
             mask[i] |= theirs->header.cpu_mask[i];

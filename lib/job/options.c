@@ -119,19 +119,10 @@ static int rejoin_from_environment(struct bx_options *options)
     return 0;
 }
 
-int bxi_check_world_size(int world_size)
-{
-    if (world_size < 1 || world_size > BX_WORLD_MAX)
-        return bx_fail(BX_E_WORLD_SIZE, "a job has 1 to %d workers, not %d", BX_WORLD_MAX, world_size);
-    return 0;
-}
-
 static int check_options(struct bx_job *job, struct bx_options *options)
 {
-    int rc = bxi_check_world_size(options->world_size);
-
-    if (rc < 0)
-        return rc;
+    if (options->world_size < 1 || options->world_size > BX_WORKERS_MAX)
+        return bx_fail(BX_E_WORLD_SIZE, "a job has 1 to %d workers, not %d", BX_WORKERS_MAX, options->world_size);
     if (options->rank < 0 || options->rank >= options->world_size)
         return bx_fail(-EINVAL, "rank %d is not one of 0..%d", options->rank, options->world_size - 1);
     if (options->job == NULL || !bxi_name_is_valid(options->job))

@@ -86,7 +86,7 @@ struct launch {
     struct bxi_board *board;
     unsigned char *pages;               /* behind it; one of page_bytes for each worker, read-only here */
     size_t page_bytes, shared_bytes;
-    struct child child[BXI_WORLD_MAX];
+    struct child child[BXI_HOST_MAX];
     char failed_text[BXI_END_BYTES];
     unsigned failed_pass;               /* the one that found it */
     unsigned passes;                    /* of reap */
@@ -226,9 +226,8 @@ static int read_options(struct launch *launch, const struct bx_spawn_options *gi
                               "bx_options");
     if (rc < 0)
         return rc;
-    rc = bxi_check_world_size(options->world_size);
-    if (rc < 0)
-        return rc;
+    if (options->world_size < 1 || options->world_size > BX_WORLD_MAX)
+        return bx_fail(BX_E_WORLD_SIZE, "bx_spawn starts 1 to %d workers, not %d", BX_WORLD_MAX, options->world_size);
     if (options->job != NULL && !bxi_name_is_valid(options->job))
         return bx_fail(-EINVAL, "'%s' is no name for a job: 1 to %d of A-Z a-z 0-9 _ - .",
                        bxi_brief(options->job).text, BX_NAME_MAX);

@@ -405,17 +405,17 @@ void bxi_returns_orphan(struct bxi_lend_peer *peer);
 /* No loan of one that is closed is left. Role. */
 bool bxi_returns_are_done(const struct bxi_lend_peer *peer);
 
-/* A worker as a record names it: rank | generation << 8. A worker's first generation is 0. */
+/* A worker as a record names it: rank | generation << BXI_RANK_BITS. A worker's first generation is 0. */
 static inline uint32_t bxi_owner_word(const struct bxi_lend_peer *peer)
 {
-    return (uint32_t)peer->rank | peer->generation << 8;
+    return (uint32_t)peer->rank | peer->generation << BXI_RANK_BITS;
 }
 /* The worker that has the rank now, if it is the one named; NULL: it was another, which is dead. */
 static inline struct bxi_lend_peer *bxi_owner_of(const struct bx_job *job, uint32_t word)
 {
-    struct bxi_lend_peer *peer = job->lend->peers[word & 0xff];
+    struct bxi_lend_peer *peer = job->lend->peers[word & BXI_RANK_MASK];
 
-    return peer->generation == word >> 8 ? peer : NULL;
+    return peer->generation == word >> BXI_RANK_BITS ? peer : NULL;
 }
 
 /* ---- dlpack.c ------------------------------------------------------------------------------------ */

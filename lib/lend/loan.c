@@ -176,7 +176,7 @@ static int take_passed(struct bxi_loan *loan, const struct bxi_tensor_head *head
 {
     struct bxi_lend_peer *lender = loan->returns->peer, *owner;
     struct bx_job *job = loan->returns->job;
-    int rank = (int)(head->owner & 0xff);
+    int rank = (int)(head->owner & BXI_RANK_MASK);
 
     /* Of device memory: its own in place, this worker's only staged. */
     if (rank >= job->world_size || rank == lender->rank || lender->rank == job->rank ||
@@ -184,9 +184,9 @@ static int take_passed(struct bxi_loan *loan, const struct bxi_tensor_head *head
         return BX_E_CORRUPT;
     if (rank == job->rank)
         return 0;
-    if (head->owner >> 8 > job->lend->peers[rank]->generation)
+    if (head->owner >> BXI_RANK_BITS > job->lend->peers[rank]->generation)
         job->lend->ops->look(job, rank);            /* the lender may know before this worker that it runs */
-    if (head->owner >> 8 > job->lend->peers[rank]->generation)
+    if (head->owner >> BXI_RANK_BITS > job->lend->peers[rank]->generation)
         return BX_E_CORRUPT;
     owner = bxi_owner_of(job, head->owner);
     if (owner == NULL || owner->arena == NULL)
@@ -225,8 +225,8 @@ static int find_passed(struct bxi_loan *loan, const struct bxi_tensor_head *head
     struct bxi_storage *storage = NULL;
     int rc;
 
-    if ((int)(head->owner & 0xff) == job->rank) {
-        if ((rc = bxi_grants_find(job, loan->returns->peer, head->owner >> 8, head->offset, &storage)) < 0)
+    if ((int)(head->owner & BXI_RANK_MASK) == job->rank) {
+        if ((rc = bxi_grants_find(job, loan->returns->peer, head->owner >> BXI_RANK_BITS, head->offset, &storage)) < 0)
             return rc;
         *end = bxi_storage_offset(job, storage) + storage->bytes;
         loan->came_back++;
@@ -385,7 +385,7 @@ static int64_t parse_tensor(struct bxi_loan *loan, uint32_t index, const unsigne
     tensor->read_only = true;
     tensor->device = (struct bx_device){ (enum bx_device_kind)head.device, 0 };
     tensor->storage = &loan->storage;
-    if ((head.flags & BXI_PASSED) && (int)(head.owner & 0xff) != loan->returns->job->rank &&
+    if ((head.flags & BXI_PASSED) && (int)(head.owner & BXI_RANK_MASK) != loan->returns->job->rank &&
         (rc = hold_older(loan, tensor->data, head.owner)) < 0)
         return rc;
     return used + (int64_t)(row * (1 + strided));

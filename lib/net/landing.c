@@ -339,7 +339,7 @@ static bool rewrite(struct bxi_landing *landing)
             return false;
         head.offset = i < landing->landed->count ? bxi_storage_offset(job, landing->landed->storages[i]) : 0;
         head.flags = (uint8_t)((head.flags & (BXI_STRIDED | BXI_STAGED)) | BXI_PASSED);
-        head.owner = (uint32_t)job->rank | landing->landed->name << 8;
+        head.owner = (uint32_t)job->rank | landing->landed->name << BXI_RANK_BITS;
         memcpy(landing->packed + at, &head, sizeof head);
         at += length;
     }
@@ -368,7 +368,7 @@ static bool put(struct bxi_landing *landing)
     struct bxi_twin *twin = landing->twin;
     struct bxi_landed *landed = landing->landed;
 
-    landed->name = twin->landed_name++ & 0xffffff;
+    landed->name = twin->landed_name++ & (UINT32_MAX >> BXI_RANK_BITS);
     if (!rewrite(landing) || !bxi_in_put(twin, landing->frame, landing->frame_bytes))
         return false;
     if (landing->lease.packed_offset != BXI_PACKED_HERE) {

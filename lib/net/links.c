@@ -105,7 +105,7 @@ static bool send_by(struct bxi_net *net, struct bxi_link *link, enum bxi_net_kin
 static void note_death(struct bxi_net *net, int rank)
 {
     if (!net->is_dead[rank])
-        net->dead[net->deaths++] = (unsigned char)rank;
+        net->dead[net->deaths++] = (uint16_t)rank;
     net->is_dead[rank] = true;
     if (net->twins[rank] != NULL)
         bxi_twin_dies(net, net->twins[rank]);
@@ -254,7 +254,7 @@ static uint64_t end_the_lost(struct bx_job *job)
         if (twin == NULL || net->is_dead[rank] || has_left(twin))
             continue;
         bxi_lock(&net->lock);
-        lost_ns = twin->end_fd >= 0 ? twin->lost_ns : link_lost_ns(net, rank);
+        lost_ns = twin->is_dead ? link_lost_ns(net, rank) : twin->lost_ns;
         bxi_unlock(&net->lock);
         if (!is_over(lost_ns, now_ns, net->timeout_ns))
             next_ns = lost_ns == 0 ? next_ns : bxi_least(next_ns, lost_ns + net->timeout_ns);
@@ -276,7 +276,7 @@ static bool lives(struct bx_job *job, int rank)
 
     if (net->twins[rank] != NULL) {
         bxi_lock(&net->lock);
-        is_lost = net->twins[rank]->end_fd < 0;
+        is_lost = net->twins[rank]->is_dead;
         bxi_unlock(&net->lock);
     }
     /* Relaxed: of two workers that see this differently one connects in vain, or later. */

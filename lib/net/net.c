@@ -16,7 +16,6 @@ static void destroy_twin(struct bxi_twin *twin)
         return;
     bxi_landing_forget(twin);
     bxi_in_forget(twin);
-    bxi_unshared_close(twin->end_fd);
     if (twin->arena_fd >= 0)
         close(twin->arena_fd);
     if (twin->control != NULL)

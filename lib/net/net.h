@@ -24,7 +24,7 @@
  *
  * What takes the place of what hosts do not share:
  *
- *     a pidfd            a pipe, whose writing end this room closes when it hears that the worker died
+ *     a pidfd            nothing: this room tells the role when it hears that the worker died
  *     a bell             this worker's own: whoever drives it sends
  *     a clock            times in frames are moved by the difference of the two, which each message bounds (in.c)
  *     a borrowed block   a block of the own arena. The frame is changed so that it names that as if it were memory of
@@ -125,9 +125,9 @@ struct bxi_net {
     pthread_t thread;                   /* links.c: reads the links, and wakes who drives */
     bxi_a32 order;                      /* to the thread: enum bxi_links_order; END: there is none, or not for long */
     int epoll_fd, stop_fd;
-    struct bxi_lock lock;               /* what the thread and the role share of deaths: twin->end_fd, lost_ns */
+    struct bxi_lock lock;               /* what the thread and the role share of deaths: twin->is_dead, lost_ns */
     bxi_a32 dead_here[BXI_WORLD_MAX];           /* written by the role: 1: a death on this host, to be told by links */
-    unsigned char dead[BXI_WORLD_MAX];          /* the thread: deaths that links tell: these ranks, in that order */
+    uint16_t dead[BXI_WORLD_MAX];               /* the thread: deaths that links tell: these ranks, in that order */
     int deaths;
     bool is_dead[BXI_WORLD_MAX];                /* the thread: by rank: it is one of these */
     uint64_t passes;                    /* role */
@@ -193,7 +193,7 @@ struct bxi_twin {                       /* role, unless it says otherwise */
     struct bxi_control *control;        /* its segment, writable */
     unsigned char *arena;
     int arena_fd;
-    int end_fd;                         /* net->lock: the pipe's writing end; -1: its death is told */
+    bool is_dead;                       /* net->lock: its death is told */
     uint64_t lost_ns;                   /* net->lock: when its end of the wire was lost; 0 */
     struct bxi_remote_row *row;         /* of this worker's segment; NULL: none */
     uint64_t stamp_ns, stamped_ns;      /* its clock in its last message, and when that came; 0: none has */
@@ -231,7 +231,7 @@ struct bxi_twin {                       /* role, unless it says otherwise */
 /* Makes the twins of all remote workers, and attaches them. This worker's segment is there. Start. 0, or a failure with
  * its sentence. */
 int bxi_twins_attach(struct bx_job *job);
-void bxi_twin_dies(struct bxi_net *net, struct bxi_twin *twin);     /* its pipe hangs up. Any thread */
+void bxi_twin_dies(struct bxi_net *net, struct bxi_twin *twin);     /* the role closes its peer. Any thread */
 /* The job; a twin, whose end of the wire is lost: it dies after net->timeout_ns. Any thread. */
 void bxi_twin_lost(void *context, void *twin);
 
@@ -354,7 +354,7 @@ void bxi_net_stop(const struct bxi_role *role, struct bx_job *job);
 
 /* ---- links.c ------------------------------------------------------------------------------------------- */
 
-#define BXI_TOKEN_WIRE UINT64_C(1000)           /* of the wire's descriptor in net->epoll_fd */
+#define BXI_TOKEN_WIRE UINT64_C(100000)         /* of the wire's descriptor in net->epoll_fd */
 /* When all have met: makes all that can fail, while the others still hear of it. The thread waits for the next two. 0,
  * or a failure with its sentence. */
 int bxi_links_start(struct bx_job *job);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What stands for a remote worker in this process: a control segment and an arena without names, bells and a pipe, from
- * which the bootstrap makes a peer as from any other worker's. The thread in bx_job_start, and at the end whoever
- * destroys the job.
+ * What stands for a remote worker in this process: a control segment and an arena without names, from which the
+ * bootstrap makes a peer as from any other worker's, with this worker's own bells. The thread in bx_job_start, and at
+ * the end whoever destroys the job.
  *
  * This process writes the twin in one mapping, as the remote worker would its segment, and reads it in another one,
  * which cannot be written.
@@ -50,13 +50,6 @@ static int reopen(int fd)
     return other < 0 ? -errno : other;
 }
 
-static int copy(int fd)
-{
-    int other = fcntl(fd, F_DUPFD_CLOEXEC, 3);
-
-    return other < 0 ? -errno : other;
-}
-
 static void write_header(struct bxi_twin *twin)
 {
     const struct bx_job *job = twin->job;
@@ -94,7 +87,6 @@ static int attach(struct bxi_twin *twin, int fds[BXI_BOOT_FDS])
 
     if (rc < 0)
         return rc;
-    fds[BXI_BOOT_BELL] = fds[BXI_BOOT_BELL_LEADER] = fds[BXI_BOOT_PIDFD] = -1;
     peer->bell.word = &job->control->header.armed;      /* whoever drives this worker sends */
     peer->is_remote = peer->lend->is_remote = true;
     peer->lend->landed = &twin->landed;
@@ -108,7 +100,9 @@ static int attach(struct bxi_twin *twin, int fds[BXI_BOOT_FDS])
 static int make_twin(struct bxi_twin *twin)
 {
     const struct bx_job *job = twin->job;
-    int fds[BXI_BOOT_FDS] = { -1, -1, -1, -1, -1 }, pipe_fd[2] = { -1, -1 }, segment_fd, rc = 0;
+    int fds[BXI_BOOT_FDS] = { [BXI_BOOT_BELL] = job->run->bell_fd[0], [BXI_BOOT_BELL_LEADER] = job->run->bell_fd[1],
+                              [BXI_BOOT_PIDFD] = -1 };
+    int segment_fd, rc = 0;
     void *base = NULL;
 
     segment_fd = make_object("boxcar-twin", bxi_segment_bytes(job->world_size), &base);
@@ -124,15 +118,11 @@ static int make_twin(struct bxi_twin *twin)
     write_header(twin);
     fds[BXI_BOOT_SEGMENT] = reopen(segment_fd);
     fds[BXI_BOOT_ARENA] = reopen(twin->arena_fd);
-    fds[BXI_BOOT_BELL] = copy(job->run->bell_fd[0]);
-    fds[BXI_BOOT_BELL_LEADER] = copy(job->run->bell_fd[1]);
-    twin->end_fd = BXI_UNSHARED(pipe2(pipe_fd, O_CLOEXEC | O_NONBLOCK) < 0 ? -1 : pipe_fd[1]);
-    fds[BXI_BOOT_PIDFD] = twin->end_fd < 0 ? -errno : pipe_fd[0];
-    for (int i = 0; i < BXI_BOOT_FDS && rc == 0; i++)
+    for (int i = BXI_BOOT_SEGMENT; i <= BXI_BOOT_ARENA && rc == 0; i++)
         rc = fds[i] < 0 ? fds[i] : 0;
     if (rc == 0)
         rc = attach(twin, fds);
-    for (int i = 0; i < BXI_BOOT_FDS; i++)
+    for (int i = BXI_BOOT_SEGMENT; i <= BXI_BOOT_ARENA; i++)
         if (fds[i] >= 0)
             close(fds[i]);
     close(segment_fd);
@@ -155,7 +145,7 @@ int bxi_twins_attach(struct bx_job *job)
         memset(twin, 0, sizeof *twin);
         twin->job = job;
         twin->rank = rank;
-        twin->arena_fd = twin->end_fd = -1;
+        twin->arena_fd = -1;
         twin->landed_end = &twin->landed;
         twin->returned = calloc(BXI_LEASE_MAX, sizeof *twin->returned);
         rc = twin->returned == NULL ? -ENOMEM : make_twin(twin);
@@ -170,11 +160,17 @@ int bxi_twins_attach(struct bx_job *job)
 
 void bxi_twin_dies(struct bxi_net *net, struct bxi_twin *twin)
 {
+    bool was_dead;
+
     bxi_net_show_death(twin);
     bxi_lock(&net->lock);
-    bxi_unshared_close(twin->end_fd);
-    twin->end_fd = -1;
+    was_dead = twin->is_dead;
+    twin->is_dead = true;
     bxi_unlock(&net->lock);
+    if (was_dead)
+        return;
+    bxi_exchange(&twin->job->rpc->peers[twin->rank]->death_seen, BXI_PEER_DEAD);
+    bxi_event(twin->job->run, BXI_EVENT_DEATH);
 }
 
 void bxi_twin_lost(void *context, void *peer)

@@ -8,8 +8,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-enum { GRADS_MAX = sizeof(((struct bxk_sgd *)NULL)->grads) / sizeof(float *) };
-_Static_assert(GRADS_MAX == BX_WORLD_MAX, "a gradient of each worker");
+_Static_assert(sizeof(((struct bxk_sgd *)NULL)->grads) == BX_CUDA_GRADS_MAX * sizeof(float *), "all gradients");
 
 /* ---- Open and close ------------------------------------------------------------------------------ */
 
@@ -305,8 +304,9 @@ int bx_cuda_sgd_step(struct bx_cuda *cuda, const struct bx_sgd *step)
     if (step == NULL || step->from == NULL || step->to == NULL || step->velocity == NULL || step->grads == NULL)
         return bx_fail(-EINVAL, "bx_cuda_sgd_step needs a model to begin from, a place for the next, a velocity and "
                        "gradients");
-    if (step->grad_count == 0 || step->grad_count > GRADS_MAX)
-        return bx_fail(-EINVAL, "bx_cuda_sgd_step takes 1 to %d gradients, not %zu", GRADS_MAX, step->grad_count);
+    if (step->grad_count == 0 || step->grad_count > BX_CUDA_GRADS_MAX)
+        return bx_fail(-EINVAL, "bx_cuda_sgd_step takes 1 to %d gradients, not %zu", BX_CUDA_GRADS_MAX,
+                       step->grad_count);
     for (size_t i = 0; i < step->grad_count; i++)
         args.grads[i] = step->grads[i];
     args.from = step->from;

@@ -43,7 +43,7 @@ struct bxk_sgd {                        /* bx_sgd_step, a thread an element */
     const float *from;
     float *to;
     float *velocity;
-    const float *grads[128];            /* BX_WORLD_MAX */
+    const float *grads[128];            /* BX_CUDA_GRADS_MAX */
     unsigned long long elements;
     unsigned grad_count;
     float lr, momentum;

@@ -36,6 +36,8 @@
 #define BXI_HIST_MAX 256                                /* functions of peers whose calls are measured */
 #define BXI_HIST_BUCKETS 120
 #define BXI_OBJECTS_MAX 256                             /* objects of the owner that have a row */
+#define BXI_SHOWN_MAX 128                               /* sets of workers have those of lower ranks */
+#define BXI_SHOWN_WORDS (BXI_SHOWN_MAX / 64)
 #define BXI_TYPE_BYTES 16                               /* of the name of their type; not always terminated */
 #define BXI_HOST_BYTES 96                               /* of the name of a host, with the terminator */
 #define BXI_TRANSPORT_BYTES 64                          /* likewise of a transport */
@@ -131,8 +133,8 @@ struct bxi_wait_row {           /* a thread of the owner that waits in the libra
     bxi_a64 since_ns;           /* CLOCK_MONOTONIC_COARSE, when the row was taken */
 };
 struct bxi_batch_words {        /* row i: function i, if it is a batch */
-    bxi_a64 members[2];         /* bits by rank: workers that the batch waits for */
-    bxi_a64 present[2];         /* bits by rank: workers with a row in it */
+    bxi_a64 members[BXI_SHOWN_WORDS];       /* bits by rank: workers that the batch waits for */
+    bxi_a64 present[BXI_SHOWN_WORDS];       /* bits by rank: workers with a row in it */
     bxi_a64 rows;
     bxi_a64 running;            /* enum bxi_batch_runs */
     bxi_a64 max_rows;
@@ -162,8 +164,8 @@ struct bxi_object_row {
     bxi_a64 id;                 /* of the object; 0: free. Written last, cleared first; no id is used twice */
     bxi_a64 state;              /* enum bxi_object_state */
     bxi_a64 since_ns;           /* CLOCK_MONOTONIC, when the owner first heard of it */
-    bxi_a64 holders[2];         /* bits by rank: other workers that keep it alive */
-    bxi_a64 entries;            /* how often they do, in total */
+    bxi_a64 holders[BXI_SHOWN_WORDS];       /* bits by rank: other workers that keep it alive */
+    bxi_a64 entries;            /* how often all do, in total */
     bxi_a64 name[BXI_TYPE_BYTES / 8];   /* of its type; zero while it is not known */
 };
 
@@ -180,25 +182,36 @@ struct bxi_remote_row {
     uint8_t reserved[16];
 };
 
-/* An object's id within its job: owner << 56 | maker << 48 | the owner's generation << 43 | the maker's << 38 | how
- * many the maker had made there, from 1. A generation counts the processes that had the rank before, from 0. */
+/* An object's id within its job: who owns it and who made it, the generation of each, which counts the processes that
+ * had the rank before, and how many the maker had made there, from 1. From the highest bit on: 0 | owner, 7 bits |
+ * maker, 7 | the owner's generation, 5 | the maker's, 5 | number, 39. In a job of more than BXI_HOST_MAX workers nobody
+ * comes back, and it is 1 | owner, 10 bits | maker, 10 | 0, 4 | number, 39. */
+#define BXI_RREF_ID_WIDE (UINT64_C(1) << 63)
+#define BXI_RREF_COUNT_MASK ((UINT64_C(1) << 39) - 1)
+static inline uint64_t bxi_rref_id(int world_size, int owner, int maker, int owner_generation, int maker_generation,
+                                   uint64_t number)
+{
+    if (world_size > BXI_HOST_MAX)
+        return BXI_RREF_ID_WIDE | (uint64_t)owner << 53 | (uint64_t)maker << 43 | number;
+    return (uint64_t)owner << 56 | (uint64_t)maker << 49 | (uint64_t)owner_generation << 44 |
+           (uint64_t)maker_generation << 39 | number;
+}
 static inline int bxi_rref_id_owner(uint64_t id)
 {
-    return (int)(id >> 56);
+    return (int)((id & BXI_RREF_ID_WIDE) != 0 ? id >> 53 & BXI_RANK_MASK : id >> 56);
 }
 static inline int bxi_rref_id_maker(uint64_t id)
 {
-    return (int)(id >> 48 & 0xff);
+    return (int)((id & BXI_RREF_ID_WIDE) != 0 ? id >> 43 & BXI_RANK_MASK : id >> 49 & 127);
 }
 static inline uint8_t bxi_rref_id_owner_generation(uint64_t id)
 {
-    return id >> 43 & (BXI_GENERATION_MAX - 1);
+    return (id & BXI_RREF_ID_WIDE) != 0 ? 0 : id >> 44 & (BXI_GENERATION_MAX - 1);
 }
 static inline uint8_t bxi_rref_id_maker_generation(uint64_t id)
 {
-    return id >> 38 & (BXI_GENERATION_MAX - 1);
+    return (id & BXI_RREF_ID_WIDE) != 0 ? 0 : id >> 39 & (BXI_GENERATION_MAX - 1);
 }
-#define BXI_RREF_COUNT_MASK ((UINT64_C(1) << 38) - 1)
 
 /* The control pages: core0, core1 and core2 are fields of struct bxi_control. */
 struct bxi_tables {
@@ -212,11 +225,11 @@ struct bxi_tables {
                  3 * sizeof(bxi_a64)];
     bxi_a64 counters[512];                                  /* enum bxi_counter; one page */
     uint8_t core1[BXI_TABLES1_OFFSET - BXI_TABLES0_OFFSET - BXI_TABLES0_BYTES];
-    struct bxi_pair_counters pair_counters[BXI_WORLD_MAX];
-    uint8_t core2[BXI_TABLES2_OFFSET - BXI_TABLES1_OFFSET - BXI_TABLES1_BYTES];
-    struct bxi_loans loans[BXI_WORLD_MAX];
     struct bxi_batch_words batch[BXI_FUNCTION_MAX];
     struct bxi_serving serving[BXI_SERVING_MAX];
+    uint8_t core2[BXI_TABLES2_OFFSET - BXI_TABLES1_OFFSET - BXI_TABLES1_BYTES];
+    struct bxi_pair_counters pair_counters[BXI_WORLD_MAX];
+    struct bxi_loans loans[BXI_WORLD_MAX];
 };
 
 static_assert(sizeof(struct bxi_pair_counters) == BXI_LINE, "pair counters are a line");
@@ -234,11 +247,11 @@ static_assert(offsetof(struct bxi_tables, wait) == 448, "wait");
 static_assert(offsetof(struct bxi_tables, object_rows) == 4032, "object_rows");
 static_assert(offsetof(struct bxi_tables, counters) == 4096, "counters");
 static_assert(offsetof(struct bxi_tables, core1) == BXI_TABLES0_OFFSET + BXI_TABLES0_BYTES, "the first region");
-static_assert(offsetof(struct bxi_tables, pair_counters) == BXI_TABLES1_OFFSET, "pair_counters");
+static_assert(offsetof(struct bxi_tables, batch) == BXI_TABLES1_OFFSET, "batch");
+static_assert(offsetof(struct bxi_tables, serving) == 24576, "serving");
 static_assert(offsetof(struct bxi_tables, core2) == BXI_TABLES1_OFFSET + BXI_TABLES1_BYTES, "the second region");
-static_assert(offsetof(struct bxi_tables, loans) == BXI_TABLES2_OFFSET, "loans");
-static_assert(offsetof(struct bxi_tables, batch) == 49152, "batch");
-static_assert(offsetof(struct bxi_tables, serving) == 57344, "serving");
+static_assert(offsetof(struct bxi_tables, pair_counters) == BXI_TABLES2_OFFSET, "pair_counters");
+static_assert(offsetof(struct bxi_tables, loans) == 237568, "loans");
 static_assert(sizeof(struct bxi_tables) == BXI_CONTROL_BYTES, "the third region");
 static_assert(BXI_CALLS_MAX * sizeof(struct bxi_call_row) == BXI_CALLS_BYTES, "rows of calls");
 static_assert(BXI_CALLS_FIRST * sizeof(struct bxi_call_row) == BXI_CALLS_OPEN_BYTES, "the first of them");

@@ -139,7 +139,7 @@ void bxi_trace_mark(struct bx_job *job, const struct bxi_mark *mark)
 void bxi_note_sleep(struct bx_job *job, enum bxi_sleeps who, enum bxi_sleeps_by by, bool rung, uint64_t began_ns)
 {
     bxi_trace_mark(job, &(struct bxi_mark){ .kind = BXI_MARK_SLEEP, .begin_ns = began_ns, .amount = who,
-                                            .function = by, .code = rung, .callee = (uint8_t)job->rank });
+                                            .function = by, .code = rung, .callee = (uint16_t)job->rank });
 }
 
 static bool is_traced(const struct bx_job *job)

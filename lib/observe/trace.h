@@ -72,7 +72,7 @@ struct bxi_mark {
     uint16_t function;      /* index into the callee's table */
     uint8_t kind;
     uint8_t flags;
-    uint8_t caller, callee; /* ranks */
+    uint16_t caller, callee;        /* ranks */
 };
 
 /* ---- trace.c: marks in memory --------------------------------------------------------------------- */

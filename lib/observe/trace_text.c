@@ -100,16 +100,17 @@ static char *begin_line(char *at, const struct line *line)
     return put_us(put_text(at, ",\"ts\":"), line->ns);
 }
 
-/* The id of an arrow or of an async call, the same in both workers: ranks, direction, and the call's id. A slot's
- * generation of 38 bits, or a ring's position in lines, does not wrap in the life of a job. */
+/* The id of an arrow or of an async call, the same in both workers: ranks, direction, and the call's id, a slot and its
+ * generation of 32 bits, or a ring's position in lines. */
 static uint64_t arrow_id(const struct bxi_mark *mark, bool reply)
 {
     uint64_t id = mark->flags & BXI_MARK_IS_ONEWAY ? mark->id / BXI_LINE
-                                                   : (mark->id & (BXI_CALLS_MAX - 1)) << 38 |
-                                                         (mark->id >> 16 & ((UINT64_C(1) << 38) - 1));
+                                                   : (mark->id & (BXI_CALLS_MAX - 1)) << 32 |
+                                                         (mark->id >> 16 & UINT32_MAX);
 
-    return (uint64_t)mark->caller << 57 | (uint64_t)mark->callee << 50 |
-           (mark->flags & BXI_MARK_IS_ONEWAY ? UINT64_C(1) << 49 : 0) | (uint64_t)reply << 48 | id;
+    return (uint64_t)mark->caller << 54 | (uint64_t)mark->callee << 44 |
+           (mark->flags & BXI_MARK_IS_ONEWAY ? UINT64_C(1) << 43 : 0) | (uint64_t)reply << 42 |
+           (id & ((UINT64_C(1) << 42) - 1));
 }
 
 static char *put_arrow_line(char *at, const struct line *line, uint64_t id)

@@ -22,6 +22,12 @@ struct bx_batch {
     size_t count;
 };
 
+/* Words of a set of workers that a rank of the job may be in. */
+static int rank_words(const struct bx_job *job)
+{
+    return (job->world_size + 63) / 64;
+}
+
 static void put_bit(uint64_t *bits, int rank, bool value)
 {
     uint64_t bit = UINT64_C(1) << (rank % 64);
@@ -32,25 +38,30 @@ static void put_bit(uint64_t *bits, int rank, bool value)
 /* ---- the list (lock) --------------------------------------------------------------------------- */
 
 /* It has so many rows as it may have at most; of workers with several rows one counts. */
-static bool is_full(const struct bxi_batcher *batcher)
+static bool is_full(const struct bx_job *job, const struct bxi_batcher *batcher)
 {
-    const uint64_t *present = batcher->present;
+    size_t workers = 0;
 
-    return batcher->max_rows > 0 && batcher->waiting >= batcher->max_rows &&
-           (size_t)(__builtin_popcountll(present[0]) + __builtin_popcountll(present[1])) >= batcher->max_rows;
+    if (batcher->max_rows == 0 || batcher->waiting < batcher->max_rows)
+        return false;
+    for (int i = 0; i < rank_words(job); i++)
+        workers += (size_t)__builtin_popcountll(batcher->present[i]);
+    return workers >= batcher->max_rows;
 }
 
-static bool is_ready(const struct bxi_batcher *batcher)
+static bool is_ready(const struct bx_job *job, const struct bxi_batcher *batcher)
 {
-    const uint64_t *members = batcher->members, *present = batcher->present;
+    uint64_t members = 0, missing = 0;
 
     if (batcher->running || batcher->head == NULL)
         return false;
-    if (batcher->due || is_full(batcher))
+    if (batcher->due || is_full(job, batcher))
         return true;
-    if ((members[0] | members[1]) != 0)
-        return (members[0] & ~present[0]) == 0 && (members[1] & ~present[1]) == 0;
-    return batcher->max_rows == 0 && batcher->flush_after_ns == 0;
+    for (int i = 0; i < rank_words(job); i++) {
+        members |= batcher->members[i];
+        missing |= batcher->members[i] & ~batcher->present[i];
+    }
+    return members != 0 ? missing == 0 : batcher->max_rows == 0 && batcher->flush_after_ns == 0;
 }
 
 static void set_flush_timer(struct bx_job *job, struct bxi_batcher *batcher)
@@ -84,7 +95,7 @@ void bxi_batch_show(struct bx_job *job, const struct bxi_batcher *batcher)
         return;                     /* members may be added before the start */
     words = &bxi_tables(job->control)->batch[batcher->handler - job->rpc->handlers];
     /* Relaxed, all: for inspectors, to which recent values are enough. */
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < BXI_SHOWN_WORDS; i++) {
         bxi_store_relaxed(&words->members[i], batcher->members[i]);
         bxi_store_relaxed(&words->present[i], batcher->present[i]);
     }
@@ -116,14 +127,14 @@ static struct bxi_waiting *take_all(struct bxi_batcher *batcher)
 
     batcher->head = batcher->tail = NULL;
     batcher->waiting = 0;
-    batcher->present[0] = batcher->present[1] = 0;
+    memset(batcher->present, 0, sizeof batcher->present);
     return rows;
 }
 
 /* The rows of a batch in the order of their workers' ranks. */
-static void order_rows(struct bx_batch *batch, struct bxi_waiting *const *by_rank, const uint64_t *ranks)
+static void order_rows(const struct bx_job *job, struct bx_batch *batch, struct bxi_waiting *const *by_rank, const uint64_t *ranks)
 {
-    for (int i = 0; i < BXI_WORLD_MAX / 64; i++)
+    for (int i = 0; i < rank_words(job); i++)
         for (uint64_t bits = ranks[i]; bits != 0; bits &= bits - 1)
             batch->rows[batch->count++] = by_rank[i * 64 + __builtin_ctzll(bits)];
 }
@@ -157,7 +168,7 @@ static void take_rows(struct bx_job *job, struct bxi_batcher *batcher, struct bx
         }
         row = next;
     }
-    order_rows(batch, by_rank, ranks);
+    order_rows(job, batch, by_rank, ranks);
     set_flush_timer(job, batcher);
     bxi_batch_show(job, batcher);
 }
@@ -226,7 +237,7 @@ static bool run_one(struct bx_job *job, struct bxi_batcher *batcher)
 
     bxi_lock(&job->run->lock);
     batcher->running = false;
-    again = batcher->running = is_ready(batcher);
+    again = batcher->running = is_ready(job, batcher);
     bxi_batch_show(job, batcher);
     bxi_unlock(&job->run->lock);
     return again;
@@ -260,7 +271,7 @@ static void refuse_task(struct bx_job *job, struct bxi_task *task, int code)
     bxi_lock(&job->run->lock);
     take_rows(job, batcher, &batch, &expired);
     batcher->running = false;
-    again = is_ready(batcher);
+    again = is_ready(job, batcher);
     bxi_batch_show(job, batcher);
     bxi_unlock(&job->run->lock);
     finish_expired(job, expired);
@@ -303,7 +314,7 @@ int bxi_batch_add(struct bxi_waiting *row)
         append(batcher, row);
         if (batcher->head == row)
             set_flush_timer(job, batcher);
-        ready = is_ready(batcher);
+        ready = is_ready(job, batcher);
         batcher->running |= ready;
         bxi_batch_show(job, batcher);
     }
@@ -323,7 +334,7 @@ void bxi_batches_look(struct bx_job *job)
     bxi_unlock(&job->run->lock);
     for (; batcher != NULL; batcher = batcher->next) {
         bxi_lock(&job->run->lock);
-        ready = is_ready(batcher);
+        ready = is_ready(job, batcher);
         batcher->running |= ready;
         bxi_unlock(&job->run->lock);
         if (ready)
@@ -362,8 +373,9 @@ bool bxi_call_needs_others(const struct bxi_waiter *waiter)
 {
     const struct bxi_call *call = waiter->object;
     const struct bx_job *job = call->future.job;
-    uint64_t bit = UINT64_C(1) << job->rank % 64;
+    uint64_t bit = job->rank < BXI_SHOWN_MAX ? UINT64_C(1) << job->rank % 64 : 0;
     const struct bxi_batch_words *words;
+    bool lacks = false;
 
     /* A worker has no view of itself. */
     if (bxi_load_relaxed(&job->run->cpus_are_shared) == 0 || call->peer->view.control == NULL ||
@@ -371,11 +383,12 @@ bool bxi_call_needs_others(const struct bxi_waiter *waiter)
         return false;
     words = &bxi_tables_view(call->peer->view.control)->batch[call->function];
     /* Relaxed, all: a guess. */
-    if (bxi_load_relaxed(&words->present[job->rank / 64]) & bit)
+    if (bit != 0 && (bxi_load_relaxed(&words->present[job->rank / 64]) & bit) != 0)
         return true;
+    for (int i = 0; i < BXI_SHOWN_WORDS; i++)
+        lacks |= lacks_rows(words, i, i == job->rank / 64 ? bit : 0);
     /* Its row has not come yet; but while a body runs, it may be in that. */
-    return bxi_load_relaxed(&words->running) == BXI_BATCH_RESTS &&
-           (lacks_rows(words, 0, job->rank < 64 ? bit : 0) || lacks_rows(words, 1, job->rank < 64 ? 0 : bit));
+    return lacks && bxi_load_relaxed(&words->running) == BXI_BATCH_RESTS;
 }
 
 /* ---- registration ------------------------------------------------------------------------------ */

@@ -14,13 +14,13 @@
 
 void bxi_bell_due(struct bx_job *job, struct bxi_peer *peer, bool reply)
 {
-    if (!bxi_peers_any(job->rpc->bells_due)) {
+    if (!bxi_peers_any(&job->rpc->bells_due)) {
         /* Relaxed, both: any recent value will do. */
         bxi_store_relaxed(&job->rpc->bells_pass, bxi_load_relaxed(&job->run->pass));
         bxi_store_relaxed(&job->rpc->bells_frame, bxi_load_relaxed(&job->rpc->frames));
     }
-    peer->replies_only = reply && (peer->replies_only || !bxi_peers_have(job->rpc->bells_due, peer));
-    bxi_peers_add(job->rpc->bells_due, peer);
+    peer->replies_only = reply && (peer->replies_only || !bxi_peers_have(&job->rpc->bells_due, peer));
+    bxi_peers_add(&job->rpc->bells_due, peer);
     peer->bell_pos = peer->out.write_pos;
     if (!peer->defer_bell)
         bxi_store_relaxed(&job->rpc->bells_urgent, 1);
@@ -79,19 +79,22 @@ void bxi_bell_look_unlocked(struct bx_job *job, struct bxi_peer *peer)
 
 void bxi_bells_flush(struct bx_job *job)
 {
-    if (!bxi_peers_any(job->rpc->bells_due))
+    if (!bxi_peers_any(&job->rpc->bells_due))
         return;
     bxi_lock(&job->run->lock);
     /* [bell.armed] the producers' fence, pairs with the sleepers' in sleep_as_leader and arm_background: the
      * frames before it are seen by the sleeper's recheck, or the words below say that it sleeps. */
     bxi_fence_seq_cst();
-    for (int i = 0; i < BXI_WORLD_MAX / 64; i++) {
-        uint64_t bits = bxi_load_relaxed(&job->rpc->bells_due[i]);   /* relaxed: as in bxi_peers_add */
+    /* Relaxed, all: as in bxi_peers_add. */
+    for (uint64_t words = bxi_load_relaxed(&job->rpc->bells_due.some); words != 0; words &= words - 1) {
+        int i = __builtin_ctzll(words);
+        uint64_t bits = bxi_load_relaxed(&job->rpc->bells_due.word[i]);
 
         for (; bits != 0; bits &= bits - 1)
             look(job, job->rpc->peers[i * 64 + __builtin_ctzll(bits)]);
-        bxi_store_relaxed(&job->rpc->bells_due[i], 0);
+        bxi_store_relaxed(&job->rpc->bells_due.word[i], 0);
     }
+    bxi_store_relaxed(&job->rpc->bells_due.some, 0);
     bxi_store_relaxed(&job->rpc->bells_urgent, 0);
     bxi_unlock(&job->run->lock);
 }
@@ -101,7 +104,7 @@ void bxi_bells_pass(struct bx_job *job)
     const struct bxi_run *run = job->run;
 
     /* Relaxed: this thread's own frames are in it; another thread flushes its own. */
-    if (bxi_peers_any(job->rpc->bells_due) &&
+    if (bxi_peers_any(&job->rpc->bells_due) &&
         (bxi_load_relaxed(&job->rpc->bells_urgent) != 0 || run->spin_ns == 0 ||
          bxi_load_relaxed(&run->pass) - bxi_load_relaxed(&job->rpc->bells_pass) >= BXI_DEFER_PASSES))
         bxi_bells_flush(job);

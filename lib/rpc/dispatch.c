@@ -145,7 +145,7 @@ BXI_FLAT int bxi_handle_request(struct bx_job *job, struct bxi_peer *peer, const
 static int handle_rref(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head, const void *body,
                        size_t body_bytes)
 {
-    uint8_t copy[BXI_RREF_NEED_BYTES];
+    uint8_t copy[BXI_RREF_NEED_MAX];
     struct bxi_rref_frame frame = { .op = (enum bxi_rref_op)head->flags, .id = head->id, .value = head->code,
                                     .body = copy, .body_bytes = body_bytes };
 

@@ -58,7 +58,7 @@ static int check_fds(const int *fds)
     for (int i = BXI_BOOT_BELL; i <= BXI_BOOT_BELL_LEADER; i++)
         if ((fcntl(fds[i], F_GETFL) & (O_NONBLOCK | O_ACCMODE)) != (O_NONBLOCK | O_RDWR))
             return -EPROTO;
-    return is_end_of_process(fds[BXI_BOOT_PIDFD]) ? 0 : -EPROTO;
+    return fds[BXI_BOOT_PIDFD] < 0 || is_end_of_process(fds[BXI_BOOT_PIDFD]) ? 0 : -EPROTO;
 }
 
 int bxi_peer_attach(struct bx_job *job, struct bxi_peer *peer, const struct bxi_join *join)

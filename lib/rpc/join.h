@@ -6,7 +6,8 @@
 #ifndef BXI_JOIN_H
 #define BXI_JOIN_H
 
-/* The descriptors that a worker gives to another: segment and arena (read-only), two bells, pidfd. */
+/* The descriptors that a worker gives to another: segment and arena (read-only), two bells, pidfd. Of a worker of
+ * another host there is no pidfd (-1). */
 enum bxi_boot_fd { BXI_BOOT_SEGMENT, BXI_BOOT_ARENA, BXI_BOOT_BELL, BXI_BOOT_BELL_LEADER, BXI_BOOT_PIDFD,
                    BXI_BOOT_FDS };
 struct bxi_join {

@@ -33,7 +33,7 @@ void bxi_note_oneway(struct bx_job *job, const struct bxi_peer *peer, uint16_t f
 {
     bxi_trace_mark(job, &(struct bxi_mark){ .kind = BXI_MARK_ONEWAY, .flags = BXI_MARK_IS_ONEWAY,
                                             .begin_ns = began_ns, .id = peer->out.write_pos, .function = function,
-                                            .caller = (uint8_t)job->rank, .callee = (uint8_t)peer->rank });
+                                            .caller = (uint16_t)job->rank, .callee = (uint16_t)peer->rank });
 }
 
 void bxi_note_call(const struct bxi_call *call, enum bxi_mark_kind kind, int code)
@@ -42,7 +42,7 @@ void bxi_note_call(const struct bxi_call *call, enum bxi_mark_kind kind, int cod
 
     bxi_trace_mark(job, &(struct bxi_mark){ .kind = (uint8_t)kind, .begin_ns = call->traced_ns, .id = call->id,
                                             .code = code, .function = call->function,
-                                            .caller = (uint8_t)job->rank, .callee = (uint8_t)call->peer->rank });
+                                            .caller = (uint16_t)job->rank, .callee = (uint16_t)call->peer->rank });
 }
 
 void bxi_note_reply(struct bx_job *job, const struct bxi_peer *peer, const struct bxi_frame *head, uint64_t read_ns,
@@ -50,7 +50,7 @@ void bxi_note_reply(struct bx_job *job, const struct bxi_peer *peer, const struc
 {
     bxi_trace_mark(job, &(struct bxi_mark){ .kind = BXI_MARK_REPLY, .begin_ns = read_ns, .id = head->id,
                                             .code = head->code, .function = function,
-                                            .caller = (uint8_t)job->rank, .callee = (uint8_t)peer->rank });
+                                            .caller = (uint16_t)job->rank, .callee = (uint16_t)peer->rank });
 }
 
 static struct bxi_mark mark_of(const struct bx_request *request, enum bxi_mark_kind kind, uint64_t began_ns)
@@ -65,8 +65,8 @@ static struct bxi_mark mark_of(const struct bx_request *request, enum bxi_mark_k
         .id = request->traced_id,
         .function = handler != NULL ? (uint16_t)(handler - request->job->rpc->handlers)
                                     : value ? BXI_FUNCTION_VALUE : BXI_MARK_NO_FUNCTION,
-        .caller = (uint8_t)request->peer->rank,
-        .callee = (uint8_t)request->job->rank,
+        .caller = (uint16_t)request->peer->rank,
+        .callee = (uint16_t)request->job->rank,
     };
 }
 
@@ -105,7 +105,7 @@ void bxi_note_batch(struct bx_job *job, const struct bxi_batcher *batcher, uint6
 {
     bxi_trace_mark(job, &(struct bxi_mark){ .kind = BXI_MARK_BATCH, .begin_ns = began_ns, .amount = rows, .code = code,
                                             .function = (uint16_t)(batcher->handler - job->rpc->handlers),
-                                            .callee = (uint8_t)job->rank });
+                                            .callee = (uint16_t)job->rank });
 }
 
 void bxi_note_row(struct bx_request *request, uint64_t began_ns)

@@ -21,19 +21,19 @@ static uint32_t hash_of(const char *name)
     return hash ^ hash >> 15;
 }
 
-/* At most 128 of 256 are taken, so a free one is always found. */
-static void put_in_bucket(uint8_t bucket[256], const char *name, uint8_t index)
+/* At most half of them are taken, so a free one is always found. */
+static void put_in_bucket(uint16_t *bucket, uint32_t buckets, const char *name, int index)
 {
-    uint32_t at = hash_of(name);
+    uint32_t at = hash_of(name) % buckets;
 
-    while (bucket[at & 255] != BXI_NO_INDEX)
-        at++;
-    bucket[at & 255] = index;
+    while (bucket[at] != BXI_NO_INDEX)
+        at = (at + 1) % buckets;
+    bucket[at] = (uint16_t)index;
 }
 
 void bxi_names_clear(struct bx_job *job)
 {
-    memset(job->rpc->name_bucket, BXI_NO_INDEX, sizeof job->rpc->name_bucket);
+    memset(job->rpc->name_bucket, 0xff, sizeof job->rpc->name_bucket);
 }
 
 void bxi_names_build(struct bx_job *job)
@@ -41,7 +41,7 @@ void bxi_names_build(struct bx_job *job)
     bxi_names_clear(job);
     for (int rank = 0; rank < job->world_size; rank++)
         if (job->rpc->peers[rank]->name[0] != '\0')      /* of a rank that nobody knows any more */
-            put_in_bucket(job->rpc->name_bucket, job->rpc->peers[rank]->name, (uint8_t)rank);
+            put_in_bucket(job->rpc->name_bucket, 2 * BXI_WORLD_MAX, job->rpc->peers[rank]->name, rank);
 }
 
 /* NULL: text is no rank of the job. */
@@ -50,7 +50,7 @@ static struct bxi_peer *of_rank(const struct bx_job *job, const char *text)
     int rank = 0;
 
     do {
-        if (*text < '0' || *text > '9' || rank >= BX_WORLD_MAX)
+        if (*text < '0' || *text > '9' || rank >= BX_WORKERS_MAX)
             return NULL;
         rank = rank * 10 + *text++ - '0';
     } while (*text != '\0');
@@ -67,7 +67,7 @@ struct bxi_peer *bxi_peer_find(struct bx_job *job, const char *name)
     if (name[0] == '#')
         return of_rank(job, name + 1);
     for (uint32_t at = hash_of(name);; at++) {
-        uint8_t rank = job->rpc->name_bucket[at & 255];
+        uint16_t rank = job->rpc->name_bucket[at % (2 * BXI_WORLD_MAX)];
 
         if (rank == BXI_NO_INDEX)
             return NULL;
@@ -88,14 +88,20 @@ BXI_COLD int bxi_no_worker(const struct bx_job *job, const char *name)
 
 #define OTHER_BYTES 16
 
-/* "#0" to "#127". */
+/* "#0" to "#1023", and some more. */
 const char *bx_rank(int rank)
 {
-#define TEN(d) "#" #d "0", "#" #d "1", "#" #d "2", "#" #d "3", "#" #d "4", "#" #d "5", "#" #d "6", "#" #d "7", \
-               "#" #d "8", "#" #d "9"
-    static const char names[][5] = { "#0", "#1", "#2", "#3", "#4", "#5", "#6", "#7", "#8", "#9", TEN(1), TEN(2), TEN(3),
-                                     TEN(4), TEN(5), TEN(6), TEN(7), TEN(8), TEN(9), TEN(10), TEN(11), TEN(12) };
+#define TEN(d) "#" d "0", "#" d "1", "#" d "2", "#" d "3", "#" d "4", "#" d "5", "#" d "6", "#" d "7", "#" d "8", \
+               "#" d "9"
+#define HUNDRED(d) TEN(d "0"), TEN(d "1"), TEN(d "2"), TEN(d "3"), TEN(d "4"), TEN(d "5"), TEN(d "6"), TEN(d "7"), \
+                   TEN(d "8"), TEN(d "9")
+    static const char names[][6] = { TEN(""), TEN("1"), TEN("2"), TEN("3"), TEN("4"), TEN("5"), TEN("6"), TEN("7"),
+                                     TEN("8"), TEN("9"), HUNDRED("1"), HUNDRED("2"), HUNDRED("3"), HUNDRED("4"),
+                                     HUNDRED("5"), HUNDRED("6"), HUNDRED("7"), HUNDRED("8"), HUNDRED("9"),
+                                     TEN("100"), TEN("101"), TEN("102") };
+#undef HUNDRED
 #undef TEN
+    _Static_assert(sizeof names / sizeof names[0] >= BX_WORKERS_MAX, "a name of each rank");
     char *other;                        /* no worker's, for the sentence */
 
     if (rank >= 0 && rank < (int)(sizeof names / sizeof names[0]))
@@ -146,7 +152,7 @@ BXI_COLD static int refresh(struct bx_job *job, struct bxi_peer *peer)
     for (; cache->count < count; cache->count++) {
         memcpy(cache->name[cache->count], control->function[cache->count].name, BXI_NAME_BYTES);
         cache->name[cache->count][BXI_NAME_BYTES - 1] = '\0';
-        put_in_bucket(cache->bucket, cache->name[cache->count], (uint8_t)cache->count);
+        put_in_bucket(cache->bucket, 2 * BXI_FUNCTION_MAX, cache->name[cache->count], (int)cache->count);
     }
     return 0;
 }
@@ -156,12 +162,12 @@ static int search(struct bxi_function_cache *cache, const char *name)
     if (cache->count > 0 && strcmp(cache->name[cache->last], name) == 0)
         return cache->last;
     for (uint32_t at = hash_of(name);; at++) {
-        uint8_t index = cache->bucket[at & 255];
+        uint16_t index = cache->bucket[at % (2 * BXI_FUNCTION_MAX)];
 
         if (index == BXI_NO_INDEX)
             return -1;
         if (strcmp(cache->name[index], name) == 0)
-            return cache->last = index;
+            return cache->last = (uint8_t)index;
     }
 }
 
@@ -182,7 +188,7 @@ void bxi_functions_clear(struct bxi_function_cache *cache)
 {
     cache->count = 0;
     cache->last = 0;
-    memset(cache->bucket, BXI_NO_INDEX, sizeof cache->bucket);
+    memset(cache->bucket, 0xff, sizeof cache->bucket);
 }
 
 int bxi_function_find(struct bx_job *job, struct bxi_peer *peer, const char *name)

@@ -14,7 +14,11 @@
 
 /* ---- frames that wait ---------------------------------------------------------------------------- */
 
-#define SPARE_ROOM ((sizeof(struct bxi_queued) + BXI_SPARE_BYTES + 15) / 16 * 16)
+/* The payload of the largest: an ASK. */
+static size_t spare_bytes(const struct bx_job *job)
+{
+    return sizeof(struct bxi_frame) + (size_t)job->world_size;
+}
 
 /* NULL: no memory, nor a spare one that is large enough. Lock. */
 static struct bxi_queued *make_queued(struct bx_job *job, size_t payload_bytes)
@@ -23,7 +27,7 @@ static struct bxi_queued *make_queued(struct bx_job *job, size_t payload_bytes)
 
     if (queued != NULL) {
         queued->spare = false;
-    } else if (payload_bytes <= BXI_SPARE_BYTES && job->rpc->spare != NULL) {
+    } else if (payload_bytes <= spare_bytes(job) && job->rpc->spare != NULL) {
         queued = job->rpc->spare;
         job->rpc->spare = queued->next;
     }
@@ -42,11 +46,13 @@ static void free_queued(struct bx_job *job, struct bxi_queued *queued)
 
 int bxi_spares_create(struct bx_job *job)
 {
-    job->rpc->spares = calloc(BXI_SPARE_FRAMES, SPARE_ROOM);
+    size_t room = (sizeof(struct bxi_queued) + spare_bytes(job) + 15) / 16 * 16;
+
+    job->rpc->spares = calloc(BXI_SPARE_FRAMES, room);
     if (job->rpc->spares == NULL)
         return bx_fail(-ENOMEM, "no memory for frames that wait");
     for (size_t i = 0; i < BXI_SPARE_FRAMES; i++) {
-        struct bxi_queued *queued = (struct bxi_queued *)(void *)(job->rpc->spares + i * SPARE_ROOM);
+        struct bxi_queued *queued = (struct bxi_queued *)(void *)(job->rpc->spares + i * room);
 
         queued->spare = true;
         free_queued(job, queued);
@@ -197,7 +203,7 @@ static int enqueue(struct bx_job *job, struct bxi_peer *peer, const struct bxi_o
     peer->queue_tail = queued;
     if (out->slot >= 0)
         peer->slots[out->slot].end_pos = BX_FOREVER;
-    bxi_peers_add(job->rpc->starved, peer);
+    bxi_peers_add(&job->rpc->starved, peer);
     bxi_counter_add(job, BXI_C_queued_frames, 1);
     return 0;
 }
@@ -223,7 +229,7 @@ BXI_COLD static int queue_or_want(struct bx_job *job, struct bxi_peer *peer, con
         return rc;
     }
     peer->wanted_bytes = (uint32_t)(sizeof *out->head + out->body_bytes);
-    bxi_peers_add(job->rpc->starved, peer);
+    bxi_peers_add(&job->rpc->starved, peer);
     ask_for_room(job, peer, peer->queue_head != NULL ? peer->queue_head->payload_bytes : peer->wanted_bytes);
     return -EAGAIN;
 }
@@ -334,7 +340,7 @@ bool bxi_queues_are_empty(const struct bx_job *job)
 /* No frame and no caller waits for room in its ring any more. */
 static void end_starvation(struct bx_job *job, struct bxi_peer *peer)
 {
-    bxi_peers_remove(job->rpc->starved, peer);
+    bxi_peers_remove(&job->rpc->starved, peer);
     if (bxi_load_relaxed(&peer->out_open))
         bxi_ring_unwant(&peer->out);
 }
@@ -379,7 +385,7 @@ bool bxi_queues_move_any(struct bx_job *job, bool before_sleep)
     for (int rank = 0; rank < job->world_size; rank++) {
         struct bxi_peer *peer = job->rpc->peers[rank];
 
-        if (bxi_peers_have(job->rpc->starved, peer))
+        if (bxi_peers_have(&job->rpc->starved, peer))
             moved |= woken[rank] = move_queue(job, peer, before_sleep);
     }
     bxi_unlock(&job->run->lock);
@@ -401,8 +407,8 @@ int bxi_peer_consumed(struct bx_job *job, struct bxi_peer *peer, uint64_t consum
         return 0;
     if (bxi_ring_credit_hint(&peer->out, consumed) < 0)
         return BX_E_CORRUPT;
-    if (bxi_peers_have(job->rpc->bells_due, peer) && consumed - peer->bell_pos <= INT64_MAX) {
-        bxi_peers_remove(job->rpc->bells_due, peer);
+    if (bxi_peers_have(&job->rpc->bells_due, peer) && consumed - peer->bell_pos <= INT64_MAX) {
+        bxi_peers_remove(&job->rpc->bells_due, peer);
         bxi_counter_add(job, BXI_C_bells_unneeded, 1);
     }
     return 0;

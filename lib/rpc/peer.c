@@ -129,5 +129,8 @@ int bxi_peers_create(struct bx_job *job)
     for (int rank = 0; rank < job->world_size; rank++)
         if (job->lend->peers == NULL || make_peer(job, rank) < 0)
             return bx_fail(-ENOMEM, "no memory for %d workers", job->world_size);
+    job->rrefs->needs = calloc(BXI_ROUND_KINDS, (size_t)job->world_size * (size_t)job->world_size);
+    if (job->rrefs->needs == NULL)
+        return bx_fail(-ENOMEM, "no memory for %d workers", job->world_size);
     return bxi_spares_create(job);
 }

@@ -8,10 +8,11 @@
 
 /* ---- names.c ------------------------------------------------------------------------------------- */
 
+#define BXI_NO_INDEX UINT16_MAX
 struct bxi_function_cache {     /* a peer's functions, copied from its segment */
     uint32_t count;
     uint8_t last;               /* index of the one found last: most calls are to the same function */
-    uint8_t bucket[256];        /* open addressing by name; BXI_NO_INDEX if empty */
+    uint16_t bucket[2 * BXI_FUNCTION_MAX];      /* open addressing by name; BXI_NO_INDEX if empty */
     char name[BXI_FUNCTION_MAX][BXI_NAME_BYTES];
 };
 
@@ -41,10 +42,8 @@ struct bxi_queued {             /* a frame that waits for room */
     unsigned char payload[];
 };
 
-/* When memory is out, so many frames without a body, or of the protocol of references, can still be queued: 12 KB of a
- * worker. */
+/* When memory is out, so many frames without a body, or of the protocol of references, can still be queued. */
 #define BXI_SPARE_FRAMES 64
-#define BXI_SPARE_BYTES (sizeof(struct bxi_frame) + BXI_RREF_NEED_BYTES)
 
 struct bxi_peer {
     /* start; the first three stay when the struct is used again */
@@ -110,35 +109,43 @@ BXI_COLD int bxi_peer_suspect(struct bx_job *job, struct bxi_peer *peer, const c
 
 /* ---- Sets of peers (lock; read without it only to skip taking it) --------------------------------- */
 
+struct bxi_peers {
+    bxi_a64 some;                           /* bits by word: it is not 0 */
+    bxi_a64 word[BXI_WORLD_MAX / 64];       /* bits by rank */
+};
+
 /* Its word for this one. Unsigned: no correction of a negative rank. */
-static inline bxi_a64 *bxi_peers_word(bxi_a64 *peers, const struct bxi_peer *peer)
+static inline bxi_a64 *bxi_peers_word(struct bxi_peers *peers, const struct bxi_peer *peer)
 {
-    return &peers[(unsigned)peer->rank / 64];
+    return &peers->word[(unsigned)peer->rank / 64];
 }
 static inline uint64_t bxi_peers_bit(const struct bxi_peer *peer)
 {
     return UINT64_C(1) << ((unsigned)peer->rank % 64);
 }
-static inline void bxi_peers_add(bxi_a64 *peers, const struct bxi_peer *peer)
+static inline void bxi_peers_add(struct bxi_peers *peers, const struct bxi_peer *peer)
 {
     bxi_a64 *word = bxi_peers_word(peers, peer);
 
     /* Relaxed, here and in the next three: written under the lock. */
     bxi_store_relaxed(word, bxi_load_relaxed(word) | bxi_peers_bit(peer));
+    bxi_store_relaxed(&peers->some, bxi_load_relaxed(&peers->some) | UINT64_C(1) << (unsigned)peer->rank / 64);
 }
-static inline void bxi_peers_remove(bxi_a64 *peers, const struct bxi_peer *peer)
+static inline void bxi_peers_remove(struct bxi_peers *peers, const struct bxi_peer *peer)
 {
     bxi_a64 *word = bxi_peers_word(peers, peer);
 
     bxi_store_relaxed(word, bxi_load_relaxed(word) & ~bxi_peers_bit(peer));
+    if (bxi_load_relaxed(word) == 0)
+        bxi_store_relaxed(&peers->some, bxi_load_relaxed(&peers->some) & ~(UINT64_C(1) << (unsigned)peer->rank / 64));
 }
-static inline bool bxi_peers_have(bxi_a64 *peers, const struct bxi_peer *peer)
+static inline bool bxi_peers_have(struct bxi_peers *peers, const struct bxi_peer *peer)
 {
     return (bxi_load_relaxed(bxi_peers_word(peers, peer)) & bxi_peers_bit(peer)) != 0;
 }
-static inline bool bxi_peers_any(bxi_a64 *peers)
+static inline bool bxi_peers_any(struct bxi_peers *peers)
 {
-    return (bxi_load_relaxed(&peers[0]) | bxi_load_relaxed(&peers[1])) != 0;
+    return bxi_load_relaxed(&peers->some) != 0;
 }
 
 /* ---- out.c: frames out (lock) ---------------------------------------------------------------------- */

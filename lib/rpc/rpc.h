@@ -157,7 +157,7 @@ struct bxi_rpc {
     struct bxi_kinds kinds;                     /* role: of the arguments of the handler that runs */
     void (*remove_names)(struct bx_job *job, int rank);     /* removes the names that a worker left when it died */
     struct bxi_worker_hook on_death, on_join;
-    uint8_t name_bucket[256];                   /* open addressing by name; BXI_NO_INDEX if empty */
+    uint16_t name_bucket[2 * BXI_WORLD_MAX];    /* as a function cache's */
 
     _Alignas(BXI_LINE) struct bxi_batcher *batchers;    /* lock, all below */
     struct bxi_call *expired;                   /* taken out by timers, to be completed without the lock */
@@ -169,10 +169,10 @@ struct bxi_rpc {
     uint32_t serving;                           /* requests of all peers not yet answered */
     bxi_a32 handler_count;                      /* of handlers; written under the lock */
     bxi_a32 bells_urgent;                       /* one of the bells due is of a peer that was asleep */
-    bxi_a64 bells_due[BXI_WORLD_MAX / 64];      /* peers; set under the lock, read without */
+    struct bxi_peers bells_due;
     bxi_a64 bells_pass;                         /* run->pass when the first of them became due */
     bxi_a64 bells_frame;                        /* frames then */
-    bxi_a64 starved[BXI_WORLD_MAX / 64];        /* peers with frames queued or a one-way caller waiting */
+    struct bxi_peers starved;                   /* those with frames queued or a one-way caller waiting */
 
     _Alignas(BXI_LINE) bxi_a64 frames;          /* role, to in_peers: counts frames handled */
     bxi_a32 last_called;                        /* any thread: rank of the peer found last; names.c tries it first */
@@ -212,8 +212,7 @@ static inline void bxi_quiet_changed(struct bx_job *job)
 static inline bool bxi_queues_move(struct bx_job *job, bool before_sleep)
 {
     /* Relaxed: set under the lock; a thread that sets one asks for room, or the holder of the role does. */
-    return (bxi_load_relaxed(&job->rpc->starved[0]) | bxi_load_relaxed(&job->rpc->starved[1])) != 0 &&
-           bxi_queues_move_any(job, before_sleep);
+    return bxi_peers_any(&job->rpc->starved) && bxi_queues_move_any(job, before_sleep);
 }
 
 /* Runs the request's handler, an async one if future is not NULL (base/usercall.h). */

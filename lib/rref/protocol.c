@@ -168,19 +168,19 @@ static bool is_cut_off(const struct bx_job *job, int rank)
 
 static void answer_if_closed(struct bx_job *job, enum bxi_round_kind kind, int asker, struct bxi_rref_after *after)
 {
-    uint64_t round = job->rrefs->asked[kind][asker].round;
+    uint64_t round = job->rrefs->asked[kind][asker];
 
     if (round == 0)
         return;
     for (int rank = 0; rank < job->world_size; rank++) {
-        uint8_t need = job->rrefs->asked[kind][asker].need[rank];
+        uint8_t need = bxi_rref_need(job, kind, asker)[rank];
 
         if (rank != job->rank && need > 0 &&
             (bxi_rref_closed(job, rank) < need ||
              (kind == BXI_ROUND_LEASES && job->rrefs->ops->holds_passed(job, rank, need))))
             return;
     }
-    job->rrefs->asked[kind][asker].round = 0;
+    job->rrefs->asked[kind][asker] = 0;
     bxi_rref_send(job, asker, &(struct bxi_rref_frame){ .op = BXI_RREF_ANSWER, .id = round, .value = (int32_t)kind },
                   after);
 }
@@ -195,10 +195,10 @@ static void answer_all(struct bx_job *job, struct bxi_rref_after *after)
 static int ask(struct bx_job *job, int from, const struct bxi_rref_frame *frame, struct bxi_rref_after *after)
 {
     if (frame->value < 0 || frame->value >= BXI_ROUND_KINDS ||
-        frame->body_bytes != BXI_RREF_NEED_BYTES || frame->id == 0)
+        frame->body_bytes != (size_t)job->world_size || frame->id == 0)
         return BX_E_CORRUPT;
-    job->rrefs->asked[frame->value][from].round = frame->id;
-    memcpy(job->rrefs->asked[frame->value][from].need, frame->body, frame->body_bytes);
+    job->rrefs->asked[frame->value][from] = frame->id;
+    memcpy(bxi_rref_need(job, (enum bxi_round_kind)frame->value, from), frame->body, frame->body_bytes);
     answer_if_closed(job, (enum bxi_round_kind)frame->value, from, after);
     return 0;
 }
@@ -249,7 +249,7 @@ static void begin_round(struct bx_job *job, enum bxi_round_kind kind, struct bxi
 {
     struct bxi_round *round = &job->rrefs->rounds[kind];
     struct bxi_rref_frame frame = { .op = BXI_RREF_ASK, .id = ++round->number, .value = (int32_t)kind,
-                                    .body = round->closed, .body_bytes = sizeof round->closed };
+                                    .body = round->closed, .body_bytes = (size_t)job->world_size };
 
     for (int rank = 0; rank < job->world_size; rank++) {
         bool alive = job->rrefs->ops->is_alive(job, rank);
@@ -288,7 +288,7 @@ static int answer(struct bx_job *job, int from, const struct bxi_rref_frame *fra
 static int passed(struct bx_job *job, int from, const struct bxi_rref_frame *frame, struct bxi_rref_after *after)
 {
     struct bx_rref *rref = bxi_rref_find(job, frame->id);
-    int dead = frame->value & 0xff, generation = frame->value >> 8, closed;
+    int dead = frame->value & BXI_RANK_MASK, generation = frame->value >> BXI_RANK_BITS, closed;
 
     if (frame->value < 0 || dead >= job->world_size || dead == job->rank || dead == from)
         return BX_E_CORRUPT;
@@ -416,7 +416,7 @@ void bxi_rref_peer_gone(struct bx_job *job, int rank)
 {
     struct bxi_rrefs *rrefs = job->rrefs;
     struct bxi_rref_after after = { .sent = false };
-    int32_t whom = rank | (int32_t)rrefs->generation[rank] << 8;
+    int32_t whom = rank | (int32_t)rrefs->generation[rank] << BXI_RANK_BITS;
 
     bxi_lock(&job->run->lock);
     while (rrefs->pins[rank] != NULL) {
@@ -434,7 +434,7 @@ void bxi_rref_peer_gone(struct bx_job *job, int rank)
     }
     each(job, fail_one, rank, &after);
     for (int kind = 0; kind < BXI_ROUND_KINDS; kind++)
-        rrefs->asked[kind][rank].round = 0;
+        rrefs->asked[kind][rank] = 0;
     join_rounds(job, rank, &after);
     answer_all(job, &after);
     bxi_unlock(&job->run->lock);

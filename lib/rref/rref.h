@@ -199,7 +199,7 @@ struct bxi_rref_frame {
     uint64_t id;                    /* or the round */
     int32_t value;                  /* LEAVE: how many; ENTERED: the error, or 0; PASSED: the rank; ASK, ANSWER: enum
                                      * bxi_round_kind */
-    const void *body;               /* ASK: BXI_RREF_NEED_BYTES */
+    const void *body;               /* ASK: what is needed, world_size bytes */
     size_t body_bytes;
 };
 
@@ -225,12 +225,12 @@ struct bxi_rref_ops {
 
 /* ---- The part of the job ------------------------------------------------------------------------------ */
 
-#define BXI_RANK_WORDS (BX_WORLD_MAX / 64)
-#define BXI_RREF_NEED_BYTES BX_WORLD_MAX         /* the body of an ASK: by rank, how many generations must be closed */
+#define BXI_RANK_WORDS (BX_WORKERS_MAX / 64)
+#define BXI_RREF_NEED_MAX BX_WORKERS_MAX           /* the body of an ASK: by rank, how many generations must be closed */
 enum bxi_round_kind { BXI_ROUND_ENTRIES = 0, BXI_ROUND_LEASES = 1, BXI_ROUND_KINDS = 2 };
 struct bxi_round {                  /* the asker's */
     uint64_t number;                /* of the last ASK; 0: none ever */
-    uint8_t closed[BX_WORLD_MAX];   /* its set: of each rank the first so many workers; fixed when it began */
+    uint8_t closed[BX_WORKERS_MAX];   /* its set: of each rank the first so many workers; fixed when it began */
     uint64_t awaited[BXI_RANK_WORDS];       /* who has not answered it; nobody: no round is open */
 };
 
@@ -239,20 +239,18 @@ struct bxi_rrefs {
     struct bx_rref **table;                     /* lock, all below: chains by id */
     uint32_t table_size;                        /* a power of two, or 0 */
     uint32_t count;
-    uint8_t generation[BX_WORLD_MAX];           /* of the last worker of each rank that ran: from 0 */
-    uint64_t made[BX_WORLD_MAX];                /* ids that this worker has made, by owner */
-    uint64_t seen[BX_WORLD_MAX];                /* the last id of each maker whose request has come */
-    uint32_t unmade[BX_WORLD_MAX];              /* requests of each maker for which there was no memory: no entry */
-    struct bxi_pin *pins[BX_WORLD_MAX];         /* messages to each worker */
-    struct bxi_pin *last_pin[BX_WORLD_MAX];
-    bool opened[BX_WORLD_MAX];                  /* its ring to this worker is open: it refuses nothing any more */
+    uint8_t generation[BX_WORKERS_MAX];           /* of the last worker of each rank that ran: from 0 */
+    uint64_t made[BX_WORKERS_MAX];                /* ids that this worker has made, by owner */
+    uint64_t seen[BX_WORKERS_MAX];                /* the last id of each maker whose request has come */
+    uint32_t unmade[BX_WORKERS_MAX];              /* requests of each maker for which there was no memory: no entry */
+    struct bxi_pin *pins[BX_WORKERS_MAX];         /* messages to each worker */
+    struct bxi_pin *last_pin[BX_WORKERS_MAX];
+    bool opened[BX_WORKERS_MAX];                  /* its ring to this worker is open: it refuses nothing any more */
     struct bxi_pin *spare_pins;                 /* for the message that is sent next */
     uint32_t spare_pin_count;
     struct bxi_round rounds[BXI_ROUND_KINDS];
-    struct {
-        uint64_t round;                         /* 0: answered */
-        uint8_t need[BX_WORLD_MAX];
-    } asked[BXI_ROUND_KINDS][BX_WORLD_MAX];     /* by each worker */
+    uint64_t asked[BXI_ROUND_KINDS][BX_WORKERS_MAX];      /* by each worker: the round; 0: answered */
+    uint8_t *needs;                             /* bxi_rref_need. Made with the peers */
     uint32_t pending;                           /* pins, and ENTERs without an answer: frames about them will come */
     bool ended;                                 /* nothing is sent any more */
     bool rows_failed;                           /* the segment has no room for rows of objects */
@@ -354,10 +352,16 @@ static inline bool bxi_rref_has_run(const struct bx_job *job, int rank, uint8_t 
 static inline bool bxi_rref_is_id(const struct bx_job *job, uint64_t id)
 {
     int owner = bxi_rref_id_owner(id), maker = bxi_rref_id_maker(id);
+    uint8_t owners = bxi_rref_id_owner_generation(id), makers = bxi_rref_id_maker_generation(id);
 
     return owner < job->world_size && maker < job->world_size && (id & BXI_RREF_COUNT_MASK) != 0 &&
-           bxi_rref_has_run(job, owner, bxi_rref_id_owner_generation(id)) &&
-           bxi_rref_has_run(job, maker, bxi_rref_id_maker_generation(id));
+           id == bxi_rref_id(job->world_size, owner, maker, owners, makers, id & BXI_RREF_COUNT_MASK) &&
+           bxi_rref_has_run(job, owner, owners) && bxi_rref_has_run(job, maker, makers);
+}
+/* What that worker's ASK of the kind says: by rank, how many generations must be closed. Lock. */
+static inline uint8_t *bxi_rref_need(const struct bx_job *job, enum bxi_round_kind kind, int asker)
+{
+    return &job->rrefs->needs[((size_t)kind * (size_t)job->world_size + (size_t)asker) * (size_t)job->world_size];
 }
 /* Is a worker, a rank and a generation, closed for this process: has it read that one's ring to the end, and does it
  * send it nothing more? Of the rank, the first so many are; those that run, join or are to come are not. Lock. */
@@ -398,8 +402,8 @@ static inline size_t bxi_rref_tail_bytes(const struct bxi_rref_out *out)
 void bxi_rref_write_tail(const struct bxi_rref_out *out, void *end);       /* the bytes before end */
 static inline uint64_t bxi_rref_next_id(const struct bx_job *job, int owner)
 {
-    return (uint64_t)owner << 56 | (uint64_t)job->rank << 48 | (uint64_t)job->rrefs->generation[owner] << 43 |
-           (uint64_t)job->rrefs->generation[job->rank] << 38 | (job->rrefs->made[owner] + 1);
+    return bxi_rref_id(job->world_size, owner, job->rank, job->rrefs->generation[owner],
+                       job->rrefs->generation[job->rank], job->rrefs->made[owner] + 1);
 }
 /* The maker: gives `makes` its id, and writes it into the tail that ends at end. Lock. */
 void bxi_rref_name(struct bx_job *job, int owner, const struct bxi_rref_out *out, void *end);

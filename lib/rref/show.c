@@ -86,15 +86,16 @@ void bxi_rref_hide(struct bx_job *job, struct bx_rref *rref)
 void bxi_rref_add_entries(const struct bx_job *job, struct bx_rref *rref, int rank, int64_t by)
 {
     bool held = rref->entries[rank] != 0;
-    bxi_a64 *holders;
 
     rref->entries[rank] = (uint32_t)((int64_t)rref->entries[rank] + by);
     rref->entry_sum += (uint64_t)by;
     if (rref->row == NULL)
         return;
     /* Relaxed, all: for inspectors. Those of older generations are no worker's. */
-    holders = &rref->row->holders[rank / 64];
-    if (rank < job->world_size && held != (rref->entries[rank] != 0))
+    if (rank < job->world_size && rank < BXI_SHOWN_MAX && held != (rref->entries[rank] != 0)) {
+        bxi_a64 *holders = &rref->row->holders[rank / 64];
+
         bxi_store_relaxed(holders, bxi_load_relaxed(holders) ^ UINT64_C(1) << rank % 64);
+    }
     bxi_store_relaxed(&rref->row->entries, rref->entry_sum);
 }

@@ -491,7 +491,8 @@ void bxi_rrefs_destroy(struct bx_job *job)
     free(rrefs->table);
     rrefs->table = NULL;
     rrefs->table_size = 0;
-    for (int rank = 0; rank < BX_WORLD_MAX; rank++)
+    free(rrefs->needs);
+    for (int rank = 0; rank < job->world_size; rank++)
         free_pins(&rrefs->pins[rank]);
     free_pins(&rrefs->spare_pins);
     bxi_rref_do_after(NULL, &after);

@@ -397,7 +397,7 @@ HARNESS_TEST(dist, ends_at_once_where_a_worker_has_no_memory, 60, .size = 2, .se
     }
 }
 
-#define CONTROL_KIB ((unsigned)(BXI_CONTROL_BYTES / 1024))
+#define CONTROL_KIB ((unsigned)(bxi_control_used(2) / 1024))
 #define RING_KIB (BXI_RING_BYTES / 1024 + 4)        /* rings are staggered, so one may touch a page more */
 
 /* The maker has no room for its ring to this worker, so it does not read the request for the join. */

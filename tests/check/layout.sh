@@ -52,7 +52,7 @@ program()   # program DOCUMENT
         section == "## Rings" { expect("bxi_ring_offset(" cell[2] ")", cell[3]) }
         section == "## Lease words" { expect("bxi_lease_offset(" cell[2] ")", cell[3]) }
         section == "## Memory" {
-            rest = cell[2] " * (uint64_t)BXI_CONTROL_BYTES"
+            rest = cell[2] " * bxi_control_used(" cell[2] ")"
             expect("bxi_segment_bytes(" cell[2] ")", cell[3])
             expect(rest, cell[4])
             expect(rest " + " cell[2] * (cell[2] - 1) " * (uint64_t)BXI_OPEN_BYTES", cell[5])

@@ -155,7 +155,7 @@ check idle measures 'cpu_percent wakeups_per_s answered bare_cpu_percent' \
     idle --workers 4 --seconds 0.5
 check start measures 'ready_seconds gone_seconds seconds shm_bytes_rest shm_bytes_all_pairs bare_seconds' \
     'v["ready_seconds"]>0 v["gone_seconds"]>0 v["seconds"]>=v["ready_seconds"]
-    v["shm_bytes_rest"]>=4*73728 v["shm_bytes_all_pairs"]>=v["shm_bytes_rest"]+4*3*131072' \
+    v["shm_bytes_rest"]>=4*57344 v["shm_bytes_all_pairs"]>=v["shm_bytes_rest"]+4*3*131072' \
     start --workers 4 --slices 1
 
 check 'prints a table, with epoll too' table_with_epoll

@@ -291,13 +291,13 @@ begin_rank 1 "$net_meet" meet
 finish
 check 'and the job starts' all_done
 
-# Worker 1 listens for a link of the next hub, with room for 128 that wait.
+# Worker 1 listens for a link of the next hub, with room for 1024 that wait.
 rm -f "$dir/go"
 new_job 2
 begin_rank 0 "$net_end" hold "$dir/go"
 begin_rank 1 "$net_end" hold "$dir/go"
 ready 1 ready
-port=$(ss -H -ltnp | awk -v worker="pid=$pid_1," 'index($0, worker) && $3 == 128 { sub(".*:", "", $4); print $4 }')
+port=$(ss -H -ltnp | awk -v worker="pid=$pid_1," 'index($0, worker) && $3 == 1024 { sub(".*:", "", $4); print $4 }')
 for what in 'silent 300' 'noise 100' 'endless 300'; do
     hold_open knock $what
     ready knock ready

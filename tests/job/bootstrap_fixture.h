@@ -231,7 +231,7 @@ static inline struct bxi_boot_welcome welcome_of(const char *name)
         .now_ns = bxi_now_ns(),
     };
 
-    snprintf(welcome.known[0].name, sizeof(welcome.known[0].name), "%s", name);
+    snprintf(welcome.name, sizeof(welcome.name), "%s", name);
     return welcome;
 }
 

@@ -372,7 +372,7 @@ Test(bootstrap, tells_all_that_versions_differ)
     int fd = connect_raw();
     send_raw(fd, &hello, sizeof(hello.head) + 8, NULL, 0);     /* another version's HELLO has another size */
     expect_fail_packet(fd, BX_E_VERSION);
-    expect_failure(&worker, BX_E_VERSION, "speaks protocol 7");
+    expect_failure(&worker, BX_E_VERSION, "speaks protocol 8");
 }
 
 /* ---- A worker that dies or fails ---------------------------------------------------------------- */

@@ -334,7 +334,7 @@ Test(bootstrap_input, an_unterminated_name_of_rank_0_is_cut_off)
     begin(&worker, NULL, 1, 2);
     int fd = pose_as_root();
     struct bxi_boot_welcome welcome = welcome_of("boss");
-    memset(welcome.known[0].name, 'x', sizeof(welcome.known[0].name));
+    memset(welcome.name, 'x', sizeof(welcome.name));
     send_raw(fd, &welcome, sizeof(welcome), NULL, 0);
     cr_assert_eq(receive_raw(fd, &join), 1);
     bxi_boot_packet_close(&join);

@@ -28,6 +28,17 @@ static void expect_refused(const struct bx_options *options, int code, const cha
     bx_job_destroy(job);
 }
 
+static void expect_too_many_here(int world_size)
+{
+    struct bx_options options = { .job = "j", .world_size = world_size, .rank = world_size - 1 };
+    struct bx_job *job = NULL;
+
+    cr_assert_eq(bx_job_create(&options, &job), 0, "%s", bx_error_text());
+    cr_expect_eq(bx_job_start(job), BX_E_WORLD_SIZE);
+    cr_expect_not_null(strstr(bx_error_text(), "a host has at most 128 workers of a job, and "), "%s", bx_error_text());
+    bx_job_destroy(job);
+}
+
 static void clear_environment(void)
 {
     unsetenv("BX_JOB");
@@ -39,10 +50,16 @@ static void clear_environment(void)
 
 TestSuite(job, .timeout = 120);
 
+Test(job, of_more_workers_than_a_host_may_have_needs_more_hosts, .init = clear_environment)
+{
+    expect_too_many_here(129);
+    expect_too_many_here(1024);
+}
+
 Test(job, refuses_options_that_are_out_of_range, .init = clear_environment)
 {
-    expect_refused(&(struct bx_options){ .job = "j", .world_size = 129 }, BX_E_WORLD_SIZE, "129");
-    expect_refused(&(struct bx_options){ .job = "j", .world_size = 500 }, BX_E_WORLD_SIZE, "500");
+    expect_refused(&(struct bx_options){ .job = "j", .world_size = 1025 }, BX_E_WORLD_SIZE, "1025");
+    expect_refused(&(struct bx_options){ .job = "j", .world_size = 5000 }, BX_E_WORLD_SIZE, "5000");
     expect_refused(&(struct bx_options){ .job = "j", .world_size = -2 }, BX_E_WORLD_SIZE, "-2");
     expect_refused(&(struct bx_options){ .job = "j", .world_size = 2, .rank = 2 }, -EINVAL, "rank 2");
     expect_refused(&(struct bx_options){ .job = "j", .world_size = 2, .rank = -1 }, -EINVAL, "rank -1");
@@ -71,7 +88,7 @@ Test(job, refuses_an_incomplete_environment, .init = clear_environment)
     expect_refused(&(struct bx_options){ 0 }, -EINVAL, "BX_RANK");
     setenv("BX_RANK", "0", 1);
     setenv("BX_WORLD_SIZE", "0", 1);
-    expect_refused(&(struct bx_options){ 0 }, BX_E_WORLD_SIZE, "1 to 128 workers, not 0");
+    expect_refused(&(struct bx_options){ 0 }, BX_E_WORLD_SIZE, "1 to 1024 workers, not 0");
     setenv("BX_WORLD_SIZE", "2", 1);
     setenv("BX_NAME", "no good", 1);
     expect_refused(&(struct bx_options){ 0 }, -EINVAL, "'no good'");

@@ -375,9 +375,9 @@ Test(spawn, forks_no_worker_if_the_options_are_wrong)
     static const char *const missing[] = { "agent", NULL, "c" };
     struct bx_spawn_options options = { .world_size = 0 };
 
-    expect_refused(&options, BX_E_WORLD_SIZE, "a job has 1 to 128 workers, not 0");
-    options.world_size = 500;
-    expect_refused(&options, BX_E_WORLD_SIZE, "a job has 1 to 128 workers, not 500");
+    expect_refused(&options, BX_E_WORLD_SIZE, "bx_spawn starts 1 to 128 workers, not 0");
+    options.world_size = 129;
+    expect_refused(&options, BX_E_WORLD_SIZE, "bx_spawn starts 1 to 128 workers, not 129");
     options = (struct bx_spawn_options){ .world_size = WORLD, .names = twice };
     expect_refused(&options, BX_E_NAME_TAKEN, "the name 'agent' is given twice, to ranks 0 and 2");
     options.names = invalid;

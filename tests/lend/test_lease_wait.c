@@ -307,7 +307,7 @@ HARNESS_TEST(arena_trim, frees_unused_memory, 20, .size = 2, .setup = loans_setu
 
 /* ---- A full /dev/shm ------------------------------------------------------------------------------------------- */
 
-#define CONTROL_KIB ((unsigned)(BXI_CONTROL_BYTES / 1024))
+#define CONTROL_KIB ((unsigned)(bxi_control_used(2) / 1024))
 #define RING_KIB ((unsigned)(BXI_RING_BYTES + BXI_LEASE_BYTES) / 1024 + 8)     /* with its lease words */
 
 static void has_its_tensors_refused(struct bx_job *job)

@@ -542,7 +542,7 @@ static void finds_room_for_one(struct bx_job *job)
 
 Test(hist, leaves_out_functions_for_which_dev_shm_has_no_room, .timeout = 30)
 {
-    harness_mount_shm((unsigned)((2 * BXI_CONTROL_BYTES + 2 * BXI_OPEN_BYTES + BXI_PAGE) / 1024));
+    harness_mount_shm((unsigned)((2 * bxi_control_used(2) + 2 * BXI_OPEN_BYTES + BXI_PAGE) / 1024));
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { finds_room_for_one },
                                          .env = { "BX_HIST=all" } });
 }

@@ -17,7 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define WORLD_MOST 128
+#define WORLD_MOST BX_WORKERS_MAX
 #define MS UINT64_C(1000000)
 
 static struct bx_job *job;

@@ -179,7 +179,7 @@ HARNESS_TEST(bad_peer, that_sent_many_one_way_calls_is_not_cut_off, 30, .size = 
 
 /* ---- A full /dev/shm ------------------------------------------------------------------------------------ */
 
-#define CONTROL_KIB ((unsigned)(BXI_CONTROL_BYTES / 1024))
+#define CONTROL_KIB ((unsigned)(bxi_control_used(2) / 1024))
 #define RING_KIB (BXI_RING_BYTES / 1024 + 4)        /* rings are staggered, so one may touch a page more */
 
 static void remount_shm(unsigned kib)

@@ -118,12 +118,12 @@ HARNESS_TEST(bell_looks, are_for_a_request_whatever_is_due, 20, .size = 2, .opti
     replace_bell(job);
     bxi_lock(&job->run->lock);
     peer->replies_only = true;
-    bxi_store_relaxed(&job->rpc->bells_due[0], 1 << 1);
+    bxi_peers_add(&job->rpc->bells_due, peer);
     bxi_bell_own(job, peer);
     bxi_unlock(&job->run->lock);
     bxi_bell_arm(&sleeper, BXI_WHO_LAZY);
     look(job);
     HARNESS_EQ(rung(), 1);
-    HARNESS_EQ(bxi_load_relaxed(&job->rpc->bells_due[0]), 1 << 1);
+    HARNESS_EQ(bxi_load_relaxed(&job->rpc->bells_due.word[0]), 1 << 1);
     restore_bell(job);
 }

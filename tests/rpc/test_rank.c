@@ -96,7 +96,7 @@ HARNESS_TEST(rank, outside_of_the_world_is_no_worker, 20, .size = 2, .setup = se
         HARNESS_EQ(bx_rpc_sync(job, texts[i], "where", NULL, NULL, NULL), BX_E_NO_WORKER);
     HARNESS_EQ(bx_worker_rank(job, bx_rank(1)), 1);
     HARNESS_EQ(bx_worker_rank(job, bx_rank(2)), BX_E_NO_WORKER);
-    for (int rank = 0; rank < BX_WORLD_MAX; rank++) {
+    for (int rank = 0; rank < BX_WORKERS_MAX; rank++) {
         char text[16];
 
         snprintf(text, sizeof text, "#%d", rank);

@@ -34,7 +34,9 @@ struct forgery {
 
 #define X UINT64_MAX
 #define HELD (UINT64_MAX - 1)
-#define ID_OF(owner, maker, n) ((uint64_t)(owner) << 56 | (uint64_t)(maker) << 48 | (uint64_t)(n))
+#define WORLD_SIZE 3
+#define WIDE_ID (BXI_RREF_ID_WIDE | UINT64_C(1) << 43 | 1)     /* owner 0, maker 1 */
+#define ID_OF(owner, maker, n) ((uint64_t)(owner) << 56 | (uint64_t)(maker) << 49 | (uint64_t)(n))
 #define CALL BXI_REQUEST, BXI_FLAG_RREFS, 77, 0, 0
 #define ONEWAY BXI_ONEWAY, BXI_FLAG_RREFS, 0, 0, 0
 #define ANSWER BXI_REPLY, BXI_FLAG_RREFS, HELD, 0, 0
@@ -174,7 +176,7 @@ static void run_forgeries(const struct forgery *forgeries, size_t count, harness
         harness_reset();
         harness_store(FORGERY, i);
         fprintf(stderr, "rref_input: %s\n", forgeries[i].name);
-        harness_run(&(struct harness_world){ .size = 3, .setup = setup_input, .dies = 1u << 1,
+        harness_run(&(struct harness_world){ .size = WORLD_SIZE, .setup = setup_input, .dies = 1u << 1,
                                              .body = { body, is_hostile, harness_serve } });
     }
 }
@@ -200,7 +202,7 @@ Test(rref_input, of_correct_and_of_harmless_frames_is_accepted)
         { "KEPT of what is gone", BXI_RREF, BXI_RREF_KEPT, ID_OF(2, 1, 9), 0, 0, 0, { 0 }, { 0 }, 0 },
         { "PASSED of what is gone", BXI_RREF, BXI_RREF_PASSED, ID_OF(0, 0, 1000), 2, 0, 0, { 0 }, { 0 }, 0 },
         { "ANSWER to no round", BXI_RREF, BXI_RREF_ANSWER, 0, 0, 0, 0, { 0 }, { 0 }, 0 },
-        { "ASK", BXI_RREF, BXI_RREF_ASK, 1, 0, BXI_RREF_NEED_BYTES, 0, { 0 }, { 0 }, 0 },
+        { "ASK", BXI_RREF, BXI_RREF_ASK, 1, 0, WORLD_SIZE, 0, { 0 }, { 0 }, 0 },
     };
 
     RUN(harmless, goes_on);
@@ -265,6 +267,7 @@ Test(rref_input, of_a_wrong_frame_cuts_off)
         { "ENTER at another owner", FRAME(BXI_RREF_ENTER, ID_OF(2, 0, 1), 0, 0) },
         { "ENTER of nonsense", FRAME(BXI_RREF_ENTER, ID_OF(0, 9, 1), 0, 0) },
         { "ENTER of what it has not made", FRAME(BXI_RREF_ENTER, ID_OF(0, 1, 1), 0, 0) },
+        { "ENTER of an id of a larger job", FRAME(BXI_RREF_ENTER, WIDE_ID, 0, 0) },
         { "ENTER of number 0", FRAME(BXI_RREF_ENTER, ID_OF(0, 1, 0), 0, 0) },
         { "ENTERED without ENTER", FRAME(BXI_RREF_ENTERED, ID_OF(1, 1, 1), 0, 0) },
         { "ENTERED of the receiver's", FRAME(BXI_RREF_ENTERED, X, 0, 0) },
@@ -276,15 +279,15 @@ Test(rref_input, of_a_wrong_frame_cuts_off)
         { "PASSED to itself", FRAME(BXI_RREF_PASSED, X, 1, 0) },
         { "PASSED to nobody of what is gone", FRAME(BXI_RREF_PASSED, ID_OF(0, 0, 1000), 3, 0) },
         { "PASSED at another owner", FRAME(BXI_RREF_PASSED, ID_OF(2, 0, 1), 2, 0) },
-        { "PASSED to a worker that has not come yet", FRAME(BXI_RREF_PASSED, X, 1 << 8 | 2, 0) },
-        { "ASK of less than no kind", FRAME(BXI_RREF_ASK, 1, -1, BXI_RREF_NEED_BYTES) },
-        { "ASK of no kind", FRAME(BXI_RREF_ASK, 1, BXI_ROUND_KINDS, BXI_RREF_NEED_BYTES) },
+        { "PASSED to a worker that has not come yet", FRAME(BXI_RREF_PASSED, X, 1 << BXI_RANK_BITS | 2, 0) },
+        { "ASK of less than no kind", FRAME(BXI_RREF_ASK, 1, -1, WORLD_SIZE) },
+        { "ASK of no kind", FRAME(BXI_RREF_ASK, 1, BXI_ROUND_KINDS, WORLD_SIZE) },
         { "ANSWER of less than no kind", FRAME(BXI_RREF_ANSWER, 0, -1, 0) },
         { "ANSWER of no kind", FRAME(BXI_RREF_ANSWER, 0, BXI_ROUND_KINDS, 0) },
         { "ASK without a set", FRAME(BXI_RREF_ASK, 1, 0, 0) },
         { "ASK with half a set", FRAME(BXI_RREF_ASK, 1, 0, 8) },
         { "ASK with more than a set", FRAME(BXI_RREF_ASK, 1, 0, 24) },
-        { "ASK of no round", FRAME(BXI_RREF_ASK, 0, 0, BXI_RREF_NEED_BYTES) },
+        { "ASK of no round", FRAME(BXI_RREF_ASK, 0, 0, WORLD_SIZE) },
         { "ANSWER to a round that is to come", FRAME(BXI_RREF_ANSWER, 1, 0, 0) },
         { "ANSWER to the last round there is", FRAME(BXI_RREF_ANSWER, UINT64_MAX, 0, 0) },
     };

@@ -96,11 +96,11 @@ Test(object, of_another_job_is_not_reaped, .init = make_job_name, .fini = remove
 Test(object, reaps_names_that_it_makes_and_no_others, .init = make_job_name, .fini = remove_names)
 {
     static const char *const tails[] = {
-        "0123456789abcdef.128", "0123456789abcdef.-1", "0123456789abcdef.00", "0123456789abcdef.+1",
+        "0123456789abcdef.1024", "0123456789abcdef.-1", "0123456789abcdef.00", "0123456789abcdef.+1",
         "0123456789abcdef.", "0123456789abcdef", "0123456789ABCDEF.0", "123456789abcdef.0",
         "0x23456789abcdef.0", "0123456789abcdef.0x", "0123456789abcdef0.0", " 123456789abcdef.0",
         "0123456789abcdef.0.", "0123456789abcdef.0.aren", "0123456789abcdef.0.arena2", "0123456789abcdef.arena",
-        "0123456789abcdef.00.arena", "0123456789abcdef.128.arena", "0123456789abcdef.0.arena.arena",
+        "0123456789abcdef.00.arena", "0123456789abcdef.1024.arena", "0123456789abcdef.0.arena.arena",
     };
     char name[160];
 

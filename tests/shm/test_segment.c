@@ -53,7 +53,7 @@ Test(segment, allocates_its_control_pages_and_no_more, .init = create_first_of_t
     cr_assert_eq(fstat(segment.fd, &status), 0);
     cr_assert_eq((uint64_t)status.st_size, bxi_segment_bytes(2));
     cr_assert_eq(status.st_mode & 07777, 0600);
-    cr_assert_eq(blocks_bytes(segment.fd), 73728);
+    cr_assert_eq(blocks_bytes(segment.fd), 57344);
     for (size_t i = 0; i < BXI_WORLD_MAX; i++)
         cr_assert_eq(bxi_load_relaxed(&segment.control->pair[i].open), 0);
 }
@@ -61,13 +61,13 @@ Test(segment, allocates_its_control_pages_and_no_more, .init = create_first_of_t
 Test(segment, allocates_a_ring_when_it_is_opened, .init = create_first_of_two, .fini = remove_names)
 {
     cr_assert_eq(bxi_segment_open_ring(&segment, 1), 0);
-    cr_assert_eq(blocks_bytes(segment.fd), 73728 + 144 * 1024);
+    cr_assert_eq(blocks_bytes(segment.fd), 57344 + 144 * 1024);
     unsigned char *ring = bxi_segment_at(&segment, bxi_ring_offset(1));
     cr_assert_eq((uint64_t)(ring - (unsigned char *)segment.control), bxi_ring_offset(1));
     for (size_t i = 0; i < BXI_RING_BYTES; i++)
         cr_assert_eq(ring[i], 0);
     memset(ring, 1, BXI_RING_BYTES);
-    cr_assert_eq(blocks_bytes(segment.fd), 73728 + 144 * 1024);
+    cr_assert_eq(blocks_bytes(segment.fd), 57344 + 144 * 1024);
     cr_assert_eq(bxi_segment_open_ring(&segment, 1), 0, "opening it again is harmless");
     cr_assert_eq(ring[100], 1);
 }
@@ -82,7 +82,7 @@ Test(segment, has_lease_words_behind_each_ring, .init = create_first_of_two, .fi
         cr_assert_eq(bxi_load_relaxed(&words[slot]), 0);
         bxi_store_relaxed(&words[slot], (uint64_t)slot + 1);
     }
-    cr_assert_eq(blocks_bytes(segment.fd), 73728 + 144 * 1024);
+    cr_assert_eq(blocks_bytes(segment.fd), 57344 + 144 * 1024);
     cr_assert_eq(bxi_segment_attach(&view, segment.fd, INSTANCE, 0, 2), 0);
     const bxi_a64 *seen = bxi_segment_view_at(&view, bxi_lease_offset(1));
     cr_assert_neq((const void *)seen, (const void *)words);
@@ -106,9 +106,9 @@ Test(segment, forgets_what_it_told_a_dead_peer, .init = create_first_of_two, .fi
     cr_assert_eq(bxi_segment_forget_peer(&segment, 1), 0);
     cr_assert_eq(memcmp(pair, &zero, sizeof zero), 0);
     cr_assert_eq(bxi_load_relaxed(&segment.control->credit[1].position), 0);
-    cr_assert_eq(blocks_bytes(segment.fd), 73728, "the pages are given back");
+    cr_assert_eq(blocks_bytes(segment.fd), 57344, "the pages are given back");
     cr_assert_eq(bxi_segment_open_ring(&segment, 1), 0);
-    cr_assert_eq(blocks_bytes(segment.fd), 73728 + 144 * 1024);
+    cr_assert_eq(blocks_bytes(segment.fd), 57344 + 144 * 1024);
     for (size_t i = 0; i < BXI_RING_BYTES; i++)
         cr_assert_eq(ring[i], 0);
     cr_assert_eq(bxi_load_relaxed(&bxi_segment_leases(&segment, 1)[BXI_LEASE_MAX - 1]), 0);
@@ -141,7 +141,7 @@ Test(segment, refuses_a_rank_a_world_and_names_out_of_range, .init = make_job_na
     cr_assert_eq(bxi_segment_create(&segment, job, "a", INSTANCE, -1, 2), -EINVAL);
     cr_assert_eq(bxi_segment_create(&segment, job, "a", INSTANCE, 2, 2), -EINVAL);
     cr_assert_eq(bxi_segment_create(&segment, job, "a", INSTANCE, 0, 0), -EINVAL);
-    cr_assert_eq(bxi_segment_create(&segment, job, "a", INSTANCE, 0, 129), -EINVAL);
+    cr_assert_eq(bxi_segment_create(&segment, job, "a", INSTANCE, 0, BXI_WORLD_MAX + 1), -EINVAL);
     cr_assert_eq(bxi_segment_create(&segment, job, long_name, INSTANCE, 0, 2), -ENAMETOOLONG);
     cr_assert_eq(bxi_segment_create(&segment, long_name, "a", INSTANCE, 0, 2), -ENAMETOOLONG);
 }
@@ -225,7 +225,7 @@ Test(segment, is_not_taken_for_another, .init = create_first_of_two, .fini = rem
     cr_assert_eq(bxi_segment_attach(&view, segment.fd, INSTANCE, 1, 2), -EPROTO);
     cr_assert_eq(bxi_segment_attach(&view, segment.fd, INSTANCE, 0, 3), -EPROTO);
     cr_assert_eq(bxi_segment_attach(&view, segment.fd, INSTANCE, 2, 2), -EINVAL);
-    cr_assert_eq(bxi_segment_attach(&view, segment.fd, INSTANCE, 0, 129), -EINVAL);
+    cr_assert_eq(bxi_segment_attach(&view, segment.fd, INSTANCE, 0, BXI_WORLD_MAX + 1), -EINVAL);
     cr_assert_null(view.control);
 }
 

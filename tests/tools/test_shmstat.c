@@ -210,7 +210,7 @@ HARNESS_TEST(shmstat, lists_a_job_with_its_workers_and_memory, 30, .size = 3, .s
     EXPECT(found, "world_size", 3);
     EXPECT(found, "workers_alive", 3);
     /* No ring is open and no tensor was made: nothing but control pages. */
-    EXPECT(found, "segment_bytes", 3 * BXI_CONTROL_BYTES);
+    EXPECT(found, "segment_bytes", 3 * bxi_control_used(3));
     EXPECT(found, "arena_bytes", 0);
     for (int rank = 0; rank < 3; rank++)
         EXPECT(stat_run_worker(&run, rank), "pid", harness_load(LOANS_PID + rank));

@@ -222,7 +222,7 @@ static void whole_counted_too_often(void)
 
 /* ---- Objects ----------------------------------------------------------------------------------------- */
 
-#define OBJECT(owner, maker, number) ((uint64_t)(owner) << 56 | (uint64_t)(maker) << 48 | (number))
+#define OBJECT(owner, maker, number) ((uint64_t)(owner) << 56 | (uint64_t)(maker) << 49 | (number))
 
 static struct bxi_object_row *object(uint64_t id)
 {

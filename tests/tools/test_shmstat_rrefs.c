@@ -11,7 +11,7 @@
 #include "rpc/rpc.h"
 
 #define SECOND UINT64_C(1000000000)
-#define OBJECT(owner, maker, number) ((uint64_t)(owner) << 56 | (uint64_t)(maker) << 48 | (number))
+#define OBJECT(owner, maker, number) ((uint64_t)(owner) << 56 | (uint64_t)(maker) << 49 | (number))
 
 static struct plant plant;
 

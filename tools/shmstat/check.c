@@ -136,7 +136,7 @@ static void check_open(const struct stat_check *check, int to)
 static void check_pages(const struct stat_check *check)
 {
     const struct stat_worker *worker = check->worker;
-    uint64_t needed = BXI_CONTROL_BYTES;
+    uint64_t needed = bxi_control_used(world_of(worker));
     struct stat status;
 
     for (int to = 0; to < world_of(worker); to++)
@@ -288,7 +288,7 @@ static void compare(const struct stat_check *check)
         const struct bxi_control *before = &copies[(look - 1) % 2];
         struct bxi_control *after = &copies[look % 2];
 
-        if (stat_pread(&check->worker->segment, after, sizeof(*after), 0) < 0)
+        if (stat_control_read(&check->worker->segment, sizeof(*after), after) < 0)
             break;
         compare_headers(check, before, after);
         for (size_t i = 0; i < sizeof(growing) / sizeof(growing[0]); i++)

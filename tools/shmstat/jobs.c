@@ -274,6 +274,19 @@ static bool is_being_made(const struct stat_worker *worker, uint32_t state)
                            worker->segment.bytes >= BXI_CONTROL_BYTES));
 }
 
+int stat_control_read(const struct stat_object *object, uint64_t bytes, struct bxi_control *control)
+{
+    uint64_t fixed = bytes < BXI_BY_RANK_OFFSET ? bytes : BXI_BY_RANK_OFFSET;
+    int rc = stat_pread(object, control, fixed, 0);
+    uint32_t world_size = control->header.world_size;
+    uint64_t rows = bxi_by_rank_bytes(world_size <= BXI_WORLD_MAX ? (int)world_size : 0);
+
+    for (uint64_t at = BXI_BY_RANK_OFFSET; rc == 0 && at < BXI_CONTROL_BYTES; at += BXI_BY_RANK_STRIDE)
+        if (at + rows <= bytes)
+            rc = stat_pread(object, (char *)control + at, rows, at);
+    return rc;
+}
+
 /* Fills worker->control from its open segment. */
 static void read_control(const struct stat_job *job, struct stat_worker *worker)
 {
@@ -284,10 +297,9 @@ static void read_control(const struct stat_job *job, struct stat_worker *worker)
         blank(worker);
         return;
     }
-    memset(worker->control, 0, sizeof(*worker->control));
     if (bytes >= sizeof(struct bxi_header))
         stat_pread(&worker->segment, &state, sizeof(state), offsetof(struct bxi_header, state));
-    int rc = stat_pread(&worker->segment, worker->control, bytes, 0);
+    int rc = stat_control_read(&worker->segment, bytes, worker->control);
     if (rc < 0) {
         set_problem(worker, STAT_NOISE, "it cannot be read: %s", strerror(-rc));
     } else if (is_being_made(worker, state)) {
@@ -326,7 +338,7 @@ static int read_worker(const struct stat_job *job, struct stat_worker *worker)
                     : rc == -EPERM ? "it is no file of this user" : strerror(-rc));
         return 0;
     }
-    worker->control = malloc(sizeof(*worker->control));
+    worker->control = calloc(1, sizeof(*worker->control));
     if (worker->control == NULL)
         return -ENOMEM;
     read_control(job, worker);
@@ -342,11 +354,12 @@ static int read_worker(const struct stat_job *job, struct stat_worker *worker)
 /* Copies again what the worker has consumed, after the write positions of all workers. */
 static void read_late(struct stat_worker *worker)
 {
-    memcpy(worker->credit, worker->control->credit, sizeof(worker->credit));
-    memcpy(worker->received, bxi_tables(worker->control)->pair_counters, sizeof(worker->received));
-    stat_pread(&worker->segment, worker->credit, sizeof(worker->credit), offsetof(struct bxi_control, credit));
-    stat_pread(&worker->segment, worker->received, sizeof(worker->received),
-               offsetof(struct bxi_tables, pair_counters));
+    const uint64_t rows = bxi_by_rank_bytes((int)HEADER(worker).world_size);
+
+    memcpy(worker->credit, worker->control->credit, rows);
+    memcpy(worker->received, bxi_tables(worker->control)->pair_counters, rows);
+    stat_pread(&worker->segment, worker->credit, rows, offsetof(struct bxi_control, credit));
+    stat_pread(&worker->segment, worker->received, rows, offsetof(struct bxi_tables, pair_counters));
 }
 
 int stat_job_read(struct stat_job *job)

@@ -88,6 +88,8 @@ void stat_job_close(struct stat_job *job);
 
 /* Reads exactly that many bytes of an open object. 0, -ENODATA if it is shorter, -errno. */
 int stat_pread(const struct stat_object *object, void *to, uint64_t bytes, uint64_t offset);
+/* Of a segment of that many bytes the control pages that are allocated; *control is zero before. As stat_pread. */
+int stat_control_read(const struct stat_object *object, uint64_t bytes, struct bxi_control *control);
 /* A letter of /proc/PID/task/THREAD/stat; 0 if it is not known. The thread PID has that of the process. */
 char stat_thread_state(uint32_t pid, uint64_t thread);
 
@@ -98,10 +100,10 @@ static inline uint64_t stat_word(const bxi_a64 *word)
     return bxi_load_relaxed((bxi_a64 *)word);
 }
 
-/* Of a set of ranks, a bit each. */
+/* Of a set of ranks, a bit each: which has none from BXI_SHOWN_MAX on. */
 static inline bool stat_bit(const bxi_a64 *bits, int rank)
 {
-    return stat_word(&bits[rank / 64]) >> rank % 64 & 1;
+    return rank < BXI_SHOWN_MAX && (stat_word(&bits[rank / 64]) >> rank % 64 & 1);
 }
 
 static inline uint32_t stat_word32(const bxi_a32 *word)

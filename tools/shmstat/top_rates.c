@@ -379,6 +379,16 @@ static void free_rows(struct top_model *model)
     model->count = 0;
 }
 
+/* As many as there can be. */
+static size_t ring_count(const struct stat_job *job)
+{
+    size_t count = 0;
+
+    for (struct stat_worker *worker = NULL; (worker = stat_next_reader(job, worker)) != NULL;)
+        count += worker->control->header.world_size;
+    return count;
+}
+
 int top_rows(struct top_model *model, enum top_view view)
 {
     const struct stat_jobs *jobs = &model->now.jobs;
@@ -391,10 +401,9 @@ int top_rows(struct top_model *model, enum top_view view)
         return -ENOMEM;
     for (size_t i = 0; i < jobs->count; i++) {
         add_workers(model, &jobs->list[i]);
-        most += view == TOP_RINGS ? BXI_WORLD_MAX * BXI_WORLD_MAX : jobs->list[i].call_count;
+        most += view == TOP_RINGS ? ring_count(&jobs->list[i]) : jobs->list[i].call_count;
     }
     model->count = view == TOP_WORKERS ? (size_t)model->totals.workers : 0;
-    /* As many rows as there can be. Most of the rings' are never written, and take no memory. */
     if (view != TOP_WORKERS)
         model->rows = calloc(most, sizeof(*model->rows));
     for (size_t i = 0; i < jobs->count && view != TOP_WORKERS && model->rows != NULL; i++) {

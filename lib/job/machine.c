@@ -19,9 +19,9 @@
 int bxi_machine_raise_limit(const struct bx_job *job)
 {
     struct rlimit limit;
-    /* A worker that comes back has three more: those of the one before are kept. One of another host has five, a link,
-     * and one of UCX's. */
-    rlim_t needed = (rlim_t)((job->options.rejoin ? 6 : bxi_has_launcher() ? 7 : 3) * job->world_size + 64);
+    /* A worker that comes back has three more: those of the one before are kept. One of another host has its arena's, a
+     * link, and two of UCX's. */
+    rlim_t needed = (rlim_t)((job->options.rejoin ? 6 : bxi_has_launcher() ? 4 : 3) * job->world_size + 64);
 
     if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur >= needed + 64)
         return 0;

@@ -46,7 +46,9 @@ static int64_t owner_of(const struct bx_job *job, const struct bxi_lend_peer *pe
         return -1;
     if (lives->rank != peer->rank)
         return owner;
-    return *view == loan->view && tensor->elements > 0 ? (int64_t)((uint32_t)lives->rank | loan->slot << BXI_RANK_BITS) : -1;
+    if (*view != loan->view || tensor->elements == 0)
+        return -1;
+    return (int64_t)((uint32_t)lives->rank | loan->slot << BXI_RANK_BITS);
 }
 
 /* Of a tensor that came back to this worker, which lends it again. */

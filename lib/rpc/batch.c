@@ -132,7 +132,8 @@ static struct bxi_waiting *take_all(struct bxi_batcher *batcher)
 }
 
 /* The rows of a batch in the order of their workers' ranks. */
-static void order_rows(const struct bx_job *job, struct bx_batch *batch, struct bxi_waiting *const *by_rank, const uint64_t *ranks)
+static void order_rows(const struct bx_job *job, struct bx_batch *batch, struct bxi_waiting *const *by_rank,
+                       const uint64_t *ranks)
 {
     for (int i = 0; i < rank_words(job); i++)
         for (uint64_t bits = ranks[i]; bits != 0; bits &= bits - 1)

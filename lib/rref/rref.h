@@ -226,7 +226,7 @@ struct bxi_rref_ops {
 /* ---- The part of the job ------------------------------------------------------------------------------ */
 
 #define BXI_RANK_WORDS (BX_WORKERS_MAX / 64)
-#define BXI_RREF_NEED_MAX BX_WORKERS_MAX           /* the body of an ASK: by rank, how many generations must be closed */
+#define BXI_RREF_NEED_MAX BX_WORKERS_MAX         /* the body of an ASK: by rank, how many generations to be closed */
 enum bxi_round_kind { BXI_ROUND_ENTRIES = 0, BXI_ROUND_LEASES = 1, BXI_ROUND_KINDS = 2 };
 struct bxi_round {                  /* the asker's */
     uint64_t number;                /* of the last ASK; 0: none ever */

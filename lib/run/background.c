@@ -239,8 +239,8 @@ static int start_loop(struct bxi_run *run)
         struct epoll_event readable = { .events = EPOLLIN, .data.u64 = run->watched[i].token };
 
         if (epoll_ctl(run->loop_fd, EPOLL_CTL_ADD, run->watched[i].fd, &readable) < 0)
-            return bx_fail(-errno, "the pidfd of rank %d cannot be watched: %s", (int)(run->watched[i].token & BXI_RANK_MASK),
-                           strerror(errno));
+            return bx_fail(-errno, "the pidfd of rank %d cannot be watched: %s",
+                           (int)(run->watched[i].token & BXI_RANK_MASK), strerror(errno));
     }
     bxi_bell_arm(&run->bell, BXI_WHO_BACKGROUND);
     bxi_event(run, BXI_EVENT_SCAN);

@@ -55,13 +55,8 @@ HARNESS_HANDLER(out)
     return bx_msg_put_i64(reply, (int64_t)loans_of(bx_request_job(request), -1).leases);
 }
 
-static int setup_out(struct bx_job *job)
-{
-    HARNESS_EQ(bx_register(job, "out", BX_INLINE, out, NULL), 0);
-    return loans_setup(job);
-}
-
-HARNESS_TEST(lease, is_returned_of_a_reply_that_is_dropped_or_not_read, 20, .size = 2, .setup = setup_out)
+HARNESS_TEST(lease, is_returned_of_a_reply_that_is_dropped_or_not_read, 20, .size = 2, .setup = loans_setup,
+             .handlers = { HARNESS_INLINE("out", out) })
 {
     for (int to = 0; to < 2; to++) {
         const char *name = bx_worker_name(job, to);
@@ -82,7 +77,8 @@ HARNESS_TEST(lease, is_returned_of_a_reply_that_is_dropped_or_not_read, 20, .siz
     }
 }
 
-HARNESS_TEST(lease, is_returned_of_one_way_calls, 20, .size = 2, .setup = setup_out)
+HARNESS_TEST(lease, is_returned_of_one_way_calls, 20, .size = 2, .setup = loans_setup,
+             .handlers = { HARNESS_INLINE("out", out) })
 {
     for (int to = 0; to < 2; to++) {
         const char *name = bx_worker_name(job, to);
@@ -449,7 +445,7 @@ HARNESS_TEST(lease, is_not_taken_by_a_one_way_call_that_finds_the_ring_full, 30,
     HARNESS_EQ(bx_msg_put_bytes(full, payload, sizeof(payload)), 0);
     HARNESS_EQ(loans_try(job, "worker1", "verify", loans_msg(job, 1, 1, 500), NULL), 0);
     loans_come_back(job, -1);
-    loans_stop(1);
+    harness_stop_worker(1);
     do
         rc = bx_rpc_oneway(job, "worker1", "echo", full, &at_once);
     while (rc == 0);
@@ -465,7 +461,7 @@ HARNESS_TEST(lease, is_not_taken_by_a_one_way_call_that_finds_the_ring_full, 30,
     /* The leases on loan are those of the frames that were sent. */
     HARNESS_EQ(loans_of(job, 1).leases, harness_counter(job, "leases_granted") - 1);
     HARNESS_EQ(loans_of(job, 1).granted, harness_counter(job, "leases_granted"));
-    loans_signal(1, SIGCONT);
+    harness_signal(1, SIGCONT);
     HARNESS_EQ(bx_rpc_oneway(job, "worker1", "verify", args, NULL), 0);
     loans_come_back(job, 1);
     HARNESS_EQ(loans_try(job, "worker1", "verify", args, NULL), 0);

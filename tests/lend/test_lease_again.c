@@ -442,12 +442,6 @@ HARNESS_HANDLER(swallow)
     return bx_msg_put_i64(reply, (int64_t)bx_reader_tensors_left(args));
 }
 
-static int setup_swallowing(struct bx_job *job)
-{
-    HARNESS_EQ(bx_register(job, "swallow", BX_INLINE, swallow, NULL), 0);
-    return loans_setup(job);
-}
-
 /* One message with the tensors in turn, several times: each block is on one lease, and its bytes count once. */
 static void lends_in_turn(struct bx_job *job, struct bx_tensor *const *tensors, int count, uint64_t bytes)
 {
@@ -482,14 +476,16 @@ static void lends_two_in_turn(struct bx_job *job)
         bx_tensor_release(three[i]);
 }
 
-HARNESS_WORLD(lease_bytes_again, of_tensors_in_turn_are_counted_once, 20, .size = 2, .setup = setup_swallowing,
-              .body = { lends_two_in_turn });
+HARNESS_WORLD(lease_bytes_again, of_tensors_in_turn_are_counted_once, 20, .size = 2, .setup = loans_setup,
+              .handlers = { HARNESS_INLINE("swallow", swallow) }, .body = { lends_two_in_turn });
 
 /* The message has two tensors of 2 MiB each up to four times; 5 MiB may be on loan. */
-HARNESS_WORLD(lease_bytes_again, of_tensors_in_turn_fit_under_the_bound, 20, .size = 2, .setup = setup_swallowing,
-              .body = { lends_two_in_turn }, .options = { .loan_bytes_max = 5 * MEGABYTE });
+HARNESS_WORLD(lease_bytes_again, of_tensors_in_turn_fit_under_the_bound, 20, .size = 2, .setup = loans_setup,
+              .handlers = { HARNESS_INLINE("swallow", swallow) }, .body = { lends_two_in_turn },
+              .options = { .loan_bytes_max = 5 * MEGABYTE });
 
-HARNESS_TEST(lease_bytes_again, of_hundreds_in_turn_are_counted_once, 20, .size = 2, .setup = setup_swallowing)
+HARNESS_TEST(lease_bytes_again, of_hundreds_in_turn_are_counted_once, 20, .size = 2, .setup = loans_setup,
+             .handlers = { HARNESS_INLINE("swallow", swallow) })
 {
     struct bx_tensor *tensors[MANY];
     uint64_t bytes = 0;

@@ -16,27 +16,6 @@
 enum { ENTERED, LEFT, RELAYED, RELEASED, DONE };                /* gates */
 enum { RUNNING, CODE, CANCELLED, DEADLINE, LOOKS, SEEN = 16 };  /* values */
 
-HARNESS_CALLBACK(release)
-{
-    bx_future_release(future);
-}
-
-/* A future that the engine fails when the request is given up. */
-static struct bx_future *answer(const struct bx_request *request)
-{
-    struct bx_future *future = bx_future_create(bx_request_job(request));
-
-    HARNESS_EQ(bx_future_on_done(future, release, NULL), 0);
-    return bx_future_acquire(future);
-}
-
-/* Never answers. */
-HARNESS_ASYNC_HANDLER(hold)
-{
-    *reply = answer(request);
-    return 0;
-}
-
 /* ---- worker 2 ------------------------------------------------------------------------------------ */
 
 HARNESS_HANDLER(stay)
@@ -126,7 +105,7 @@ static int call_far(const struct bx_request *request, const char *function)
 /* Its own future is not the call's. */
 HARNESS_ASYNC_HANDLER(relay_async)
 {
-    *reply = answer(request);
+    harness_never(request, args, reply, NULL);
     return call_far(request, context);
 }
 
@@ -156,7 +135,7 @@ HARNESS_ASYNC_HANDLER(relay_later)
     struct bx_job *job = bx_request_job(request);
     OWN(future) *first = NULL;
 
-    *reply = answer(request);
+    harness_never(request, args, reply, NULL);
     first = harness_async(job, "worker2", "echo");
     bx_future_release(bx_future_then(first, call_again, job, NULL));
     return 0;
@@ -168,7 +147,7 @@ static int setup(struct bx_job *job)
     bool last = bx_job_rank(job) + 2 >= bx_job_world_size(job);
 
     HARNESS_REGISTER(job, HARNESS_BLOCKING("stay", stay), HARNESS_BLOCKING("stay_on", stay_on),
-                     HARNESS_INLINE("echo", harness_nothing), HARNESS_ASYNC("hold", hold));
+                     HARNESS_INLINE("echo", harness_nothing), HARNESS_ASYNC("hold", harness_never));
     HARNESS_EQ(bx_register(job, "relay_sync", BX_BLOCKING, relay_sync, last ? to_stay : to_relay), 0);
     return HARNESS_REGISTER(job, { "relay_many", BX_BLOCKING, relay_many, NULL, to_stay },
                             { "relay_async", BX_INLINE, NULL, relay_async, to_stay },
@@ -306,14 +285,8 @@ HARNESS_HANDLER(call_and_leave)
     return bx_rpc_async(bx_request_job(request), "worker2", "stay_on", NULL, NULL, &left_behind);
 }
 
-static int setup_going_on(struct bx_job *job)
-{
-    HARNESS_REGISTER(job, HARNESS_BLOCKING("detached", call_detached),
-                     HARNESS_BLOCKING("leave_behind", call_and_leave));
-    return setup(job);
-}
-
-HARNESS_TEST(nested, detached_call_goes_on, 20, .size = 3, .setup = setup_going_on)
+HARNESS_TEST(nested, detached_call_goes_on, 20, .size = 3, .setup = setup,
+             .handlers = { HARNESS_BLOCKING("detached", call_detached) })
 {
     struct bx_future *future = harness_async(job, "worker1", "detached");
 
@@ -336,8 +309,9 @@ static void has_a_call_left(struct bx_job *job)
     bx_future_release(left_behind);
 }
 
-HARNESS_TEST(nested, call_goes_on_when_the_request_was_answered, 20, .size = 3, .setup = setup_going_on,
-             .dies = 1u << 0, .body = { NULL, has_a_call_left, harness_serve })
+HARNESS_TEST(nested, call_goes_on_when_the_request_was_answered, 20, .size = 3, .setup = setup, .dies = 1u << 0,
+             .handlers = { HARNESS_BLOCKING("leave_behind", call_and_leave) },
+             .body = { NULL, has_a_call_left, harness_serve })
 {
     harness_leaves_by_itself();
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "leave_behind", NULL, NULL, NULL), 0);

@@ -41,16 +41,11 @@ HARNESS_HANDLER(descend)
     return 0;
 }
 
-static int setup_nested(struct bx_job *job)
-{
-    static int to_oneself;
+static int to_oneself;
+#define ACROSS HARNESS_BLOCKING("across", descend)
+#define INWARD { "inward", BX_BLOCKING, descend, NULL, &to_oneself }
 
-    HARNESS_EQ(bx_register(job, "across", BX_BLOCKING, descend, NULL), 0);
-    HARNESS_EQ(bx_register(job, "inward", BX_BLOCKING, descend, &to_oneself), 0);
-    return 0;
-}
-
-HARNESS_TEST(pool, grows_under_calls_nested_200_deep_at_each_of_two_workers, 20, .size = 2, .setup = setup_nested)
+HARNESS_TEST(pool, grows_under_calls_nested_200_deep_at_each_of_two_workers, 20, .size = 2, .handlers = { ACROSS })
 {
     /* 400 levels, 200 of them at each worker, all waiting at once. */
     HARNESS_EQ(harness_call_i64(job, "worker1", "across", 400), 400);
@@ -60,7 +55,7 @@ HARNESS_TEST(pool, grows_under_calls_nested_200_deep_at_each_of_two_workers, 20,
     HARNESS_EQ(harness_call_i64(job, "worker1", "across", 400), 400);
 }
 
-HARNESS_TEST(pool, is_busy_when_all_256_threads_wait, 20, .size = 2, .setup = setup_nested)
+HARNESS_TEST(pool, is_busy_when_all_256_threads_wait, 20, .size = 2, .handlers = { INWARD })
 {
     struct bx_msg *args = harness_msg_i64(1000000);
 
@@ -194,11 +189,9 @@ HARNESS_HANDLER(end_burst)
 static int setup_locked(struct bx_job *job)
 {
     bxi_store_relaxed(&burst, 1);
-    HARNESS_EQ(bx_register(job, "compute", BX_LOCKED, compute, NULL), 0);
-    HARNESS_EQ(bx_register(job, "end_burst", BX_INLINE, end_burst, NULL), 0);
-    HARNESS_EQ(bx_register(job, "stay", BX_LOCKED, enter_and_stay, NULL), 0);
-    HARNESS_EQ(bx_register(job, "inward", BX_LOCKED, descend, &burst), 0);
-    return 0;
+    return HARNESS_REGISTER(job, { "compute", BX_LOCKED, compute, NULL, NULL }, HARNESS_INLINE("end_burst", end_burst),
+                            { "stay", BX_LOCKED, enter_and_stay, NULL, NULL },
+                            { "inward", BX_LOCKED, descend, NULL, &burst });
 }
 
 static struct bx_future *futures[BURST];
@@ -312,19 +305,12 @@ HARNESS_HANDLER(end_thread)
 static int setup_threadless(struct bx_job *job)
 {
     const struct bx_batch_options blocking = { .blocking = true };
-    int rc = bx_register(job, "forbid_threads", BX_INLINE, forbid_threads, NULL);
 
-    if (rc == 0)
-        rc = bx_register(job, "look", BX_INLINE, harness_nothing, NULL);
-    if (rc == 0)
-        rc = bx_register(job, "nothing", BX_BLOCKING, harness_nothing, NULL);
-    if (rc == 0)
-        rc = bx_register(job, "wait_for_worker0", BX_BLOCKING, wait_for_worker0, NULL);
-    if (rc == 0)
-        rc = bx_register(job, "end_thread", BX_BLOCKING, end_thread, NULL);
-    if (rc == 0)
-        rc = bx_register_async(job, "answer_later", BX_INLINE, answer_later, NULL);
-    return rc == 0 ? bx_register_batch(job, "batch", harness_no_rows, NULL, &blocking) : rc;
+    HARNESS_REGISTER(job, HARNESS_INLINE("forbid_threads", forbid_threads), HARNESS_INLINE("look", harness_nothing),
+                     HARNESS_BLOCKING("nothing", harness_nothing), HARNESS_BLOCKING("end_thread", end_thread),
+                     HARNESS_BLOCKING("wait_for_worker0", wait_for_worker0),
+                     HARNESS_ASYNC("answer_later", answer_later));
+    return bx_register_batch(job, "batch", harness_no_rows, NULL, &blocking);
 }
 
 static void expect_no_thread(struct bx_job *job, const char *function)

@@ -66,12 +66,6 @@ HARNESS_HANDLER(die)
     return 0;
 }
 
-static int setup_passing(struct bx_job *job)
-{
-    HARNESS_REGISTER(job, HARNESS_INLINE("reply_kept", reply_kept), HARNESS_INLINE("die", die));
-    return setup(job);
-}
-
 /* worker2 is stopped while worker1 passes it the reference in a reply, and dies: replies of the dead are read. */
 static void asks_for_it(struct bx_job *job)
 {
@@ -117,7 +111,8 @@ static void replies_and_dies(struct bx_job *job)
 }
 
 HARNESS_TEST(rref_death, of_the_one_that_replied_with_it_counts_until_the_reply_is_read, 60, .size = 4,
-             .setup = setup_passing, .dies = 1u << 1, .body = { NULL, NULL, asks_for_it, harness_serve })
+             .setup = setup, .dies = 1u << 1, .body = { NULL, NULL, asks_for_it, harness_serve },
+             .handlers = { HARNESS_INLINE("reply_kept", reply_kept), HARNESS_INLINE("die", die) })
 {
     replies_and_dies(job);
     stays(1);                       /* worker2 has not answered ASK: what worker1 held still counts */
@@ -169,7 +164,7 @@ HARNESS_WORLD(rref_death, of_the_maker_whose_request_waits_for_another_object_fa
 
 static void each_use_fails(struct bx_rref *rref)
 {
-    struct bx_msg *args = number(1), *reply = NULL;
+    struct bx_msg *args = harness_msg_i64(1), *reply = NULL;
     struct bx_future *future = NULL;
     struct bx_rref *made = NULL;
     void *object = NULL;
@@ -272,27 +267,6 @@ HARNESS_TEST(rref_death, of_the_owner_ends_the_wait_of_one_that_has_not_been_con
 
 /* ---- Stopped workers -------------------------------------------------------------------------------------- */
 
-/* More references than the ring to the owner has room for LEAVEs: the rest is queued until it continues. */
-HARNESS_TEST(rref_death, is_not_feared_of_a_stopped_owner_and_leaves_are_queued, 60, .size = 2, .setup = setup)
-{
-    enum { MANY = 6000 };
-    static struct bx_rref *rref[MANY];
-
-    for (int i = 0; i < MANY; i++)
-        rref[i] = remote(job, "worker1", "new_counter", i);
-    HARNESS_EQ(bx_rref_wait(rref[MANY - 1], BX_FOREVER), 0);
-    for (int i = 0; i < MANY; i++)
-        HARNESS_EQ(bx_rref_wait(rref[i], BX_FOREVER), 0);
-    HARNESS_EQ(alive(), MANY);
-    harness_stop_worker(1);
-    for (int i = 0; i < MANY; i++)
-        bx_rref_release(rref[i]);
-    HARNESS_CHECK(harness_counter(job, "queued_frames") > 0);
-    stays(MANY);
-    harness_signal(1, SIGCONT);
-    nothing_is_left(job);
-}
-
 static void continues_it(struct bx_job *job)
 {
     harness_await(SENT, 1);
@@ -311,7 +285,8 @@ static void finds_none_leaked(struct bx_job *job)
     bx_job_destroy(job);
 }
 
-/* The same, and this worker leaves while the LEAVEs are queued: they go out before it is quiet. */
+/* More references than the ring to the owner has room for LEAVEs: the rest is queued until it continues. This worker
+ * leaves meanwhile: they go out before it is quiet. */
 HARNESS_TEST(rref_death, is_not_feared_of_a_stopped_owner_at_the_shutdown, 60, .size = 3, .setup = setup,
              .body = { NULL, finds_none_leaked, continues_it })
 {
@@ -325,5 +300,7 @@ HARNESS_TEST(rref_death, is_not_feared_of_a_stopped_owner_at_the_shutdown, 60, .
     harness_stop_worker(1);
     for (int i = 0; i < MANY; i++)
         bx_rref_release(rref[i]);
+    HARNESS_CHECK(harness_counter(job, "queued_frames") > 0);
+    stays(MANY);
     harness_post(SENT);
 }

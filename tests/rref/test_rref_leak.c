@@ -166,7 +166,7 @@ HARNESS_WORLD(rref_leak, of_a_worker_that_destroys_its_job_at_once_is_none, 60, 
 static void makes_slowly(struct bx_job *job)
 {
     struct bx_rref *rref = remote(job, "worker1", "new_slow", 1);
-    struct bx_msg *args = number(1);
+    struct bx_msg *args = harness_msg_i64(1);
     struct bx_future *future = NULL;
 
     harness_leaves_by_itself();

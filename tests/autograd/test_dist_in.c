@@ -220,8 +220,7 @@ static void take_too_long(struct bx_job *job)
     HARNESS_EQ(bx_context_backward(product.pass.context, &product.loss, NULL, 1, false, 0), BX_E_TIMEOUT);
     HARNESS_EQ(bx_context_error(product.pass.context), BX_E_TIMEOUT);
     harness_post(HARNESS_GO);
-    HARNESS_EQ(bx_future_wait(held, BX_FOREVER), 0);
-    bx_future_release(held);
+    harness_end(held, 0);
     end_product(&product);
 }
 

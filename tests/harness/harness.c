@@ -445,6 +445,12 @@ void harness_end(struct bx_future *future, int code)
     bx_future_release(future);
 }
 
+void harness_end_all(struct bx_future *const *futures, int count, int code)
+{
+    for (int i = 0; i < count; i++)
+        harness_end(futures[i], code);
+}
+
 int64_t harness_end_i64(struct bx_future *future)
 {
     HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);

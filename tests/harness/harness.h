@@ -169,6 +169,7 @@ struct bx_future *harness_start(struct bx_job *job, const char *to, const char *
 struct bx_future *harness_async(struct bx_job *job, const char *to, const char *function);
 /* Waits until the future has ended with that code, and releases it. */
 void harness_end(struct bx_future *future, int code);
+void harness_end_all(struct bx_future *const *futures, int count, int code);
 /* The same with a value: the i64 of it. */
 int64_t harness_end_i64(struct bx_future *future);
 /* Cancels the future, which was not done, and releases it. */

@@ -131,8 +131,7 @@ static void fill_the_pool(struct bx_job *job, struct bx_future **futures)
 static void empty_the_pool(struct bx_future **futures)
 {
     harness_post(LOANS_GO);
-    for (int i = 0; i < BXI_POOL_READY; i++)
-        harness_end(futures[i], 0);
+    harness_end_all(futures, BXI_POOL_READY, 0);
 }
 
 HARNESS_TEST(lease, is_returned_of_calls_that_expire_or_are_cancelled_in_the_pool, 20, .size = 2, .setup = loans_setup)

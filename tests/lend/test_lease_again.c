@@ -351,12 +351,6 @@ static void sends(struct bx_job *job, struct bx_tensor *tensor, int count)
     HARNESS_EQ(bx_tensor_on_loan(tensor), count);
 }
 
-static void fails_with_shutdown(struct bx_future **futures, int count)
-{
-    for (int i = 0; i < count; i++)
-        harness_end(futures[i], BX_E_SHUTDOWN);
-}
-
 /* All leases are returned, although the process of the worker that left still lives. */
 static void has_all_back(struct bx_job *job, struct bx_tensor *tensor)
 {
@@ -386,8 +380,8 @@ HARNESS_TEST(lease_left_again, returns_the_leases_of_frames_queued_for_a_worker_
     queued = harness_counter(job, "queued_frames");
     HARNESS_CHECK(queued > 0 && queued < SENT);
     harness_post(READY);
-    fails_with_shutdown(&first, 1);
-    fails_with_shutdown(sent, SENT);
+    harness_end(first, BX_E_SHUTDOWN);
+    harness_end_all(sent, SENT, BX_E_SHUTDOWN);
     HARNESS_EQ(loans_of(job, 1).leases, SENT - queued);
     HARNESS_EQ(bx_tensor_on_loan(tensor), SENT - queued);
     harness_post(BUSY_GO);
@@ -415,7 +409,7 @@ HARNESS_TEST(lease_left_again, returns_the_leases_of_frames_that_a_worker_that_l
     sends(job, tensor, FITS);
     HARNESS_EQ(harness_counter(job, "queued_frames"), 0);
     harness_post(READY);
-    fails_with_shutdown(sent, FITS);
+    harness_end_all(sent, FITS, BX_E_SHUTDOWN);
     harness_await(LEFT, 1);
     has_all_back(job, tensor);
 }
@@ -610,6 +604,5 @@ HARNESS_TEST(lease_large_again, request_without_tensors_returns_its_lease_before
         HARNESS_EQ(loans_of(job, 1).leases, (uint64_t)tensors);     /* a message with a tensor keeps its lease */
     }
     harness_post(LOANS_GO);
-    for (int i = 0; i < 2; i++)
-        harness_end(futures[i], 0);
+    harness_end_all(futures, 2, 0);
 }

@@ -305,8 +305,7 @@ HARNESS_TEST(lease, of_a_refused_request_ends_with_the_refusal, 30, .size = 2, .
     HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
     for (int i = 0; i < 3; i++)
         HARNESS_EQ(bx_rpc_async(job, "worker1", "verify", args, NULL, &future[i]), 0);
-    for (int i = 0; i < 3; i++)
-        harness_end(future[i], BX_E_REFUSED);
+    harness_end_all(future, 3, BX_E_REFUSED);
     HARNESS_EQ(bx_rpc_oneway(job, "worker1", "verify", args, NULL), 0);
     HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
     HARNESS_EQ(loans_of(job, 1).granted, 5);

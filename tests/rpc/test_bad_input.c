@@ -202,8 +202,7 @@ HARNESS_TEST(bad_shm, without_room_for_the_reply_is_refused_by_the_callee, 30, .
     for (int i = 0; i < 3; i++)
         HARNESS_EQ(bx_rpc_async(job, "worker1", "echo", args, NULL, &future[i]), 0);
     HARNESS_EQ(bx_rpc_many(job, "worker1", "echo", 20, NULL, NULL, future + 3), 0);
-    for (int i = 0; i < 23; i++)
-        harness_end(future[i], BX_E_REFUSED);
+    harness_end_all(future, 23, BX_E_REFUSED);
     HARNESS_EQ(bx_rpc_oneway(job, "worker1", "count", NULL, NULL), 0);
     harness_resize_shm(8 << 20);
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 5), 5);

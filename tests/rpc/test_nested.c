@@ -355,8 +355,7 @@ HARNESS_HANDLER(call_often)
         HARNESS_EQ(bx_rpc_sync(bx_request_job(request), "worker0", "echo", NULL, NULL, NULL), 0);
     HARNESS_CHECK(waiting->call_capacity > 0 && waiting->call_capacity <= 4);
     HARNESS_EQ(bx_rpc_many(bx_request_job(request), "worker0", "echo", MANY, NULL, NULL, futures), 0);
-    for (int i = 0; i < MANY; i++)
-        harness_end(futures[i], 0);
+    harness_end_all(futures, MANY, 0);
     HARNESS_CHECK(waiting->call_capacity <= 4 * MANY);
     return 0;
 }
@@ -424,10 +423,8 @@ HARNESS_HANDLER(wait_for_room)
     HARNESS_EQ(bx_rpc_many(job, "worker2", "hold", BXI_CALLS_MAX - 1, NULL, &own, futures), 0);
     harness_post(ENTERED);
     note_end(bx_rpc_sync(job, "worker2", "echo", NULL, NULL, NULL), bx_error_text());
-    for (int i = 0; i < BXI_CALLS_MAX - 1; i++) {
-        HARNESS_EQ(bx_future_cancel(futures[i]), 0);
-        bx_future_release(futures[i]);
-    }
+    for (int i = 0; i < BXI_CALLS_MAX - 1; i++)
+        harness_cancel(futures[i]);
     harness_post(LEFT);
     return 0;
 }
@@ -482,12 +479,6 @@ static uint64_t seen(uint64_t looks)
     return harness_load(DEADLINE);
 }
 
-static void end(struct bx_future **futures, int count)
-{
-    for (int i = 0; i < count; i++)
-        harness_end(futures[i], 0);
-}
-
 HARNESS_HANDLER(call_all_ways)
 {
     uint64_t own_ns = bx_request_deadline_ns(request);
@@ -498,10 +489,10 @@ HARNESS_HANDLER(call_all_ways)
     HARNESS_EQ(bx_rpc_sync(job, "worker0", "look", NULL, NULL, NULL), 0);
     HARNESS_EQ(seen(1), own_ns);
     HARNESS_EQ(bx_rpc_async(job, "worker0", "look", NULL, NULL, futures), 0);
-    end(futures, 1);
+    harness_end(futures[0], 0);
     HARNESS_EQ(seen(1), own_ns);
     HARNESS_EQ(bx_rpc_many(job, "worker0", "look", 2, NULL, NULL, futures), 0);
-    end(futures, 2);
+    harness_end_all(futures, 2, 0);
     HARNESS_EQ(seen(2), own_ns);
     HARNESS_EQ(bx_rpc_oneway(job, "worker0", "look", NULL, NULL), 0);
     HARNESS_EQ(seen(1), own_ns);
@@ -509,7 +500,7 @@ HARNESS_HANDLER(call_all_ways)
     HARNESS_EQ(bx_rref_sync(rref, "method", NULL, NULL, NULL), 0);
     HARNESS_EQ(seen(1), own_ns);
     HARNESS_EQ(bx_rref_async(rref, "method", NULL, NULL, futures), 0);
-    end(futures, 1);
+    harness_end(futures[0], 0);
     HARNESS_EQ(seen(1), own_ns);
     HARNESS_EQ(bx_rref_oneway(rref, "method", NULL, NULL), 0);
     HARNESS_EQ(seen(1), own_ns);

@@ -98,8 +98,7 @@ HARNESS_TEST(pool, has_sixteen_threads_for_handlers_that_do_not_wait_in_boxcar, 
         futures[i] = harness_async(job, "worker1", "stay");
     harness_await(ENTERED, 16);
     harness_post(RELEASED);
-    for (int i = 0; i < 40; i++)
-        harness_end(futures[i], 0);
+    harness_end_all(futures, 40, 0);
     HARNESS_EQ(harness_gate(ENTERED), 40);
     HARNESS_CHECK(harness_load(MOST_AT_ONCE) <= 16);
 }
@@ -142,8 +141,7 @@ HARNESS_TEST(pool, does_not_count_threads_that_wait_for_a_future, 20, .size = 2,
         futures[i] = harness_async(job, "worker1", "wait_for_it");
     harness_await(ENTERED, 40);
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "set_it", NULL, NULL, NULL), 0);
-    for (int i = 0; i < 40; i++)
-        harness_end(futures[i], 0);
+    harness_end_all(futures, 40, 0);
     bx_future_release(awaited);
 }
 
@@ -202,12 +200,6 @@ static void begin_calls(struct bx_job *job, const char *function, int count)
         futures[i] = harness_async(job, "worker1", function);
 }
 
-static void end_calls(int count)
-{
-    for (int i = 0; i < count; i++)
-        harness_end(futures[i], 0);
-}
-
 /* Of a hundred bursts of BX_BLOCKING handlers thirteen ran on one thread or two. */
 HARNESS_TEST(pool, wakes_no_thread_for_locked_work_that_another_does, 60, .size = 2, .setup = setup_locked)
 {
@@ -217,7 +209,7 @@ HARNESS_TEST(pool, wakes_no_thread_for_locked_work_that_another_does, 60, .size 
         int64_t threads;
 
         begin_calls(job, "compute", BURST);
-        end_calls(BURST);
+        harness_end_all(futures, BURST, 0);
         threads = harness_call_i64(job, "worker1", "end_burst", 0);
         counted += threads > 0;
         few += threads == 1 || threads == 2;
@@ -236,7 +228,7 @@ HARNESS_TEST(pool, wakes_a_thread_where_a_locked_handler_stays, 20, .size = 2, .
     harness_await(ENTERED, 16);
     HARNESS_CHECK(bxi_now_ns() - began_ns < UINT64_C(2000000000));
     harness_post(RELEASED);
-    end_calls(16);
+    harness_end_all(futures, 16, 0);
 }
 
 HARNESS_TEST(pool, wakes_a_thread_where_a_locked_handler_waits_for_another, 20, .size = 2, .setup = setup_locked)
@@ -343,8 +335,7 @@ HARNESS_TEST(pool, refuses_queued_requests_when_its_only_thread_waits, 20, .size
     harness_post(RELEASED);
     HARNESS_EQ(bx_future_wait(second, BX_FOREVER), -EAGAIN);
     HARNESS_HAS(bx_future_error_text(second), "no thread can be made for it");
-    for (int i = 0; i < 3; i++)
-        harness_end(rows[i], -EAGAIN);
+    harness_end_all(rows, 3, -EAGAIN);
     HARNESS_CHECK(!bx_future_is_done(first));
     harness_await(ENTERED, 2);
     bx_future_set(promise, NULL);

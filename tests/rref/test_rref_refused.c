@@ -64,8 +64,7 @@ static void calls_and_is_refused(struct bx_job *job)
         HARNESS_EQ(bx_rpc_async(job, "worker1", "keep", args, NULL, &future[i]), 0);
     HARNESS_EQ(bx_rpc_oneway(job, "worker1", "keep", args, NULL), 0);
     HARNESS_EQ(bx_remote(job, "worker1", "new_counter", args, NULL, &made), 0);
-    for (int i = 0; i < 3; i++)
-        harness_end(future[i], BX_E_REFUSED);
+    harness_end_all(future, 3, BX_E_REFUSED);
     HARNESS_EQ(bx_rref_wait(made, BX_FOREVER), BX_E_REFUSED);
     bx_rref_release(made);
     drop_two(args, rref);

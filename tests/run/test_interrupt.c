@@ -71,10 +71,8 @@ static int wait_for_room(struct bx_job *job)
     HARNESS_CHECK(one_more == NULL);
     if (rc == BX_E_INTERRUPTED)
         HARNESS_HAS(bx_error_text(), "1024 calls are in flight to worker 'worker1'");
-    for (int i = 0; i < BXI_CALLS_MAX; i++) {
-        HARNESS_EQ(bx_future_cancel(calls[i]), 0);
-        bx_future_release(calls[i]);
-    }
+    for (int i = 0; i < BXI_CALLS_MAX; i++)
+        harness_cancel(calls[i]);
     return rc;
 }
 

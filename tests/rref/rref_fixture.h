@@ -121,6 +121,7 @@ HARNESS_ASYNC_HANDLER(add_async)
 static inline int add_batch(struct bx_batch *batch, void *context)
 {
     (void)context;
+    HARNESS_CHECK(bx_batch_object(batch, bx_batch_rows(batch)) == NULL);
     for (size_t row = 0; row < bx_batch_rows(batch); row++) {
         struct bx_reader args = bx_batch_args(batch, row);
 

@@ -123,43 +123,6 @@ HARNESS_TEST(rref_death, of_the_one_that_replied_with_it_counts_until_the_reply_
     HARNESS_EQ(harness_load(CALLERS), 1);
 }
 
-/* ---- The maker dies --------------------------------------------------------------------------------------- */
-
-/* worker1 makes Y by a method of X, which is to come from worker2's request, and dies; then X is made. Calls on Y,
- * which worker2 has been passed, fail at the death: nobody makes it. */
-static void makes_of_what_is_to_come(struct bx_job *job)
-{
-    struct bx_rref *y = NULL;
-
-    harness_await(HELD, 1);
-    HARNESS_EQ(bx_rref_remote(kept_rref, "twin", NULL, NULL, &y), 0);
-    give(job, "worker2", y, false);
-    HARNESS_EQ(harness_call(job, "worker0", "new_nothing", NULL), 1);
-    harness_post(SENT);
-    raise(SIGKILL);
-}
-
-static void makes_the_first(struct bx_job *job)
-{
-    struct bx_rref *x = remote(job, "worker0", "new_slow", 5);
-    struct bx_msg *reply = NULL;
-
-    give(job, "worker1", x, false);
-    harness_post(HELD);
-    harness_await(SENT, 1);
-    HARNESS_EQ(bx_rref_sync(kept_rref, "add", NULL, NULL, &reply), BX_E_PEER_DEAD);
-    HARNESS_HAS(bx_error_text(), "its maker was gone before the object could be made");
-    bx_rref_release(kept_rref);
-    harness_post(MAY_BE_MADE);
-    HARNESS_EQ(value_of(x), 5);
-    bx_rref_release(x);
-    nothing_is_left(job);
-}
-
-HARNESS_WORLD(rref_death, of_the_maker_whose_request_waits_for_another_object_fails_its_own, 60, .size = 3,
-              .setup = setup, .dies = 1u << 1,
-              .body = { harness_serve, makes_of_what_is_to_come, makes_the_first });
-
 /* ---- The owner dies --------------------------------------------------------------------------------------- */
 
 static void each_use_fails(struct bx_rref *rref)

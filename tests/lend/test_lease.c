@@ -10,7 +10,7 @@
 
 #include "rpc/rpc.h"
 
-enum gate { READY = 0, ASKED, DONE };
+enum gate { READY };
 enum value { RAN = 0 };
 
 /* ---- Ways in which a message ends ---------------------------------------------------------------------- */
@@ -395,38 +395,6 @@ HARNESS_TEST(loan_bytes_max, fails_a_reply_that_would_exceed_it, 20, .size = 2, 
     bx_msg_destroy(two[1]);
     for (int i = 0; i < 3; i++)
         bx_msg_destroy(args[i]);
-}
-
-/* Lends again and again. Worker 2 makes worker 1 release one kept tensor at a time. */
-static void lends_in_turn(struct bx_job *job)
-{
-    for (int i = 0; i < 50; i++) {
-        harness_post(ASKED);
-        HARNESS_EQ(loans_try(job, "worker1", "keep", loans_msg(job, i, 1, HALF), NULL), 0);
-        HARNESS_CHECK(loans_of(job, 1).leases <= 2);
-    }
-    harness_post(DONE);
-    HARNESS_EQ(harness_call(job, "worker1", "drop", harness_msg_i64(2)), 0);
-}
-
-static void lets_go_in_turn(struct bx_job *job)
-{
-    for (uint32_t i = 3; i <= 50; i++) {
-        harness_await(ASKED, i);
-        HARNESS_WAIT_WHILE(harness_call(job, "worker1", "drop", harness_msg_i64(0)) < 2);
-        HARNESS_EQ(harness_call(job, "worker1", "drop", harness_msg_i64(1)), 1);
-    }
-    harness_await(DONE, 1);
-}
-
-Test(loan_bytes_max, makes_a_call_wait_until_enough_is_returned, .timeout = 60)
-{
-    for (int no_spin = 0; no_spin < 2; no_spin++) {
-        harness_reset();
-        harness_run(&(struct harness_world){
-            .size = 3, .setup = loans_setup, .body = { lends_in_turn, NULL, lets_go_in_turn },
-            .options = { .loan_bytes_max = 1 << 20, .no_spin = no_spin != 0 } });
-    }
 }
 
 /* ---- A full ring ------------------------------------------------------------------------------------------- */

@@ -593,25 +593,17 @@ static void calls(struct bx_job *job)
     HARNESS_EQ(bx_rpc_sync(job, "worker1", relay, NULL, &options, NULL), 0);
 }
 
-static void try_deadlines(const char *name)
+/* Calls of every kind have the deadline of the request; one keeps an earlier deadline, and a detached one its own; a
+ * call of an inline handler has its own. */
+Test(nested, calls_have_the_deadline_of_the_request_or_their_own, .timeout = 60)
 {
-    relay = name;
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_deadlines, .body = { calls } });
-}
+    static const char *const names[] = { "all_ways", "options", "wait" };
 
-Test(nested, calls_of_every_kind_have_the_deadline_of_the_request, .timeout = 20)
-{
-    try_deadlines("all_ways");
-}
-
-Test(nested, call_keeps_an_earlier_deadline_and_a_detached_one_its_own, .timeout = 20)
-{
-    try_deadlines("options");
-}
-
-Test(nested, call_of_an_inline_handler_has_its_own_deadline, .timeout = 20)
-{
-    try_deadlines("wait");
+    for (int i = 0; i < 3; i++) {
+        fprintf(stderr, "nested: %s\n", relay = names[i]);
+        harness_reset();
+        harness_run(&(struct harness_world){ .size = 2, .setup = setup_deadlines, .body = { calls } });
+    }
 }
 
 HARNESS_TEST(nested, callback_of_an_answered_request_calls_for_none, 20, .size = 2, .setup = setup_deadlines)

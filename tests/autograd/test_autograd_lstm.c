@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/autograd/lstm.c: against finite differences, and against the same cells composed of other operations.
+ * lib/autograd/lstm.c: against finite differences. Its values: tests/demos/test_rnn.c, against numbers that torch made.
  */
 #include "tests/autograd/gradient.h"
 
@@ -98,83 +98,6 @@ Test(autograd_lstm, dropout_between_layers_has_its_gradients)
 Test(autograd_lstm, an_empty_batch_has_empty_gradients)
 {
     check((struct call){ .layers = 2, .hidden = 2, .has_states = true, .has_biases = true }, 2, 0, 3);
-}
-
-/* ---- Against cells of other operations ------------------------------------------------------------- */
-
-static struct bx_var *gate(struct bx_tape *tape, struct bx_var *gates, int index, int64_t hidden)
-{
-    return bx_var_slice(tape, gates, 1, index * hidden, (index + 1) * hidden);
-}
-
-/* One step of a layer: torch's formulas. w: its four weights. */
-static void cell(struct bx_tape *tape, struct bx_var *x, struct bx_var *const *w, struct bx_var **h, struct bx_var **c)
-{
-    const int64_t hidden = bx_tensor_dim(bx_var_value(*h), 1);
-    struct bx_var *gates = bx_var_add(tape, bx_var_linear(tape, x, w[0], w[2]), bx_var_linear(tape, *h, w[1], w[3]));
-    struct bx_var *in = bx_var_sigmoid(tape, gate(tape, gates, 0, hidden));
-    struct bx_var *forget = bx_var_sigmoid(tape, gate(tape, gates, 1, hidden));
-    struct bx_var *g = bx_var_tanh(tape, gate(tape, gates, 2, hidden));
-    struct bx_var *out = bx_var_sigmoid(tape, gate(tape, gates, 3, hidden));
-
-    *c = bx_var_add(tape, bx_var_mul(tape, forget, *c), bx_var_mul(tape, in, g));
-    *h = bx_var_mul(tape, out, bx_var_tanh(tape, *c));
-}
-
-/* A row of a cube as a matrix. */
-static struct bx_var *row(struct bx_tape *tape, struct bx_var *cube, int64_t index)
-{
-    const int64_t *shape = bx_tensor_shape(bx_var_value(cube));
-
-    return bx_var_reshape(tape, bx_var_slice(tape, cube, 0, index, index + 1), 2, shape + 1);
-}
-
-#define SEQ 4
-
-static struct bx_var *composed(struct bx_tape *tape, struct bx_var *const *in, int layers)
-{
-    struct bx_var *x[SEQ], *ends[2 * INPUTS_MAX];
-
-    for (int t = 0; t < SEQ; t++)
-        x[t] = row(tape, in[0], t);
-    for (int layer = 0; layer < layers; layer++) {
-        struct bx_var *h = row(tape, in[1], layer), *c = row(tape, in[2], layer);
-
-        for (int t = 0; t < SEQ; t++) {
-            cell(tape, x[t], in + 3 + 4 * layer, &h, &c);
-            x[t] = h;
-        }
-        ends[layer] = h;
-        ends[layers + layer] = c;
-    }
-    return bx_var_concat(tape, (struct bx_var *const[]){ bx_var_stack(tape, x, SEQ, 0),
-                                                         bx_var_stack(tape, ends, 2 * (size_t)layers, 0) }, 2, 0);
-}
-
-Test(autograd_lstm, one_node_computes_what_cells_of_other_operations_compute)
-{
-    struct call call = { .layers = 2, .hidden = 3, .has_states = true, .has_biases = true, .result = ALL };
-    OWN(tape) *tape = new_tape();
-    struct bx_grads *grads[2] = { new_grads(), new_grads() };
-    struct shape shapes[INPUTS_MAX];
-    const size_t count = shapes_of(&call, (const int64_t[]){ SEQ, 2, 5 }, shapes);
-    struct bx_var *in[INPUTS_MAX], *out[2];
-    struct bx_tensor *weight = noise(BX_F64, &(struct shape){ 3, { SEQ + 4, 2, 3 } }, 77, 1, 0);
-
-    for (size_t i = 0; i < count; i++)
-        in[i] = parameter(noise(BX_F64, &shapes[i], i, 1, 0));
-    out[0] = chosen(tape, in, &call);
-    out[1] = composed(tape, in, 2);
-    check_close(bx_var_value(out[0]), bx_var_value(out[1]), 1e-13, "value");
-    for (int i = 0; i < 2; i++)
-        cr_assert_eq(bx_backward(&out[i], &weight, 1, false, grads[i]), 0, "%s", bx_error_text());
-    for (size_t i = 0; i < count; i++) {
-        check_close(bx_grads_get(grads[0], in[i]), bx_grads_get(grads[1], in[i]), 1e-13, "gradient");
-        bx_var_release(in[i]);
-    }
-    bx_tensor_release(weight);
-    bx_grads_destroy(grads[0]);
-    bx_grads_destroy(grads[1]);
 }
 
 Test(autograd_lstm, dropout_leaves_the_last_layer_alone_and_needs_training)

@@ -9,7 +9,6 @@
 #include "rpc/rpc.h"
 
 #include <math.h>
-#include <sys/mount.h>
 
 enum { WIDTH = 5 };
 enum { IN_BACKWARD, GRADIENT_CAME, ENDED };     /* gates */
@@ -116,12 +115,12 @@ static int setup(struct bx_job *job)
 {
     static const bx_backward_fn failing = dist_fails, dying = dies, staying = stays, holding = holds_back;
 
-    HARNESS_REGISTER(job, HARNESS_BLOCKING("product", dist_product), HARNESS_BLOCKING("nested", nested));
-    HARNESS_EQ(bx_register(job, "fails", BX_BLOCKING, dist_custom, (void *)(uintptr_t)&failing), 0);
-    HARNESS_EQ(bx_register(job, "dies", BX_BLOCKING, dist_custom, (void *)(uintptr_t)&dying), 0);
-    HARNESS_EQ(bx_register(job, "stays", BX_BLOCKING, dist_custom, (void *)(uintptr_t)&staying), 0);
-    HARNESS_EQ(bx_register(job, "holds_back", BX_BLOCKING, dist_custom, (void *)(uintptr_t)&holding), 0);
-    HARNESS_REGISTER(job, HARNESS_ASYNC("stay", harness_never), HARNESS_INLINE("get_param", get_param),
+    HARNESS_REGISTER(job, HARNESS_BLOCKING("product", dist_product), HARNESS_BLOCKING("nested", nested),
+                     { "fails", BX_BLOCKING, dist_custom, NULL, (void *)(uintptr_t)&failing },
+                     { "dies", BX_BLOCKING, dist_custom, NULL, (void *)(uintptr_t)&dying },
+                     { "stays", BX_BLOCKING, dist_custom, NULL, (void *)(uintptr_t)&staying },
+                     { "holds_back", BX_BLOCKING, dist_custom, NULL, (void *)(uintptr_t)&holding },
+                     HARNESS_ASYNC("stay", harness_never), HARNESS_INLINE("get_param", get_param),
                      HARNESS_INLINE("get_grad", get_grad), HARNESS_INLINE("count_contexts", count_contexts));
     return dist_set_up(job, WIDTH, first_of(bx_job_rank(job)), 0.1);
 }
@@ -397,9 +396,6 @@ HARNESS_TEST(dist, ends_at_once_where_a_worker_has_no_memory, 60, .size = 2, .se
     }
 }
 
-#define CONTROL_KIB ((unsigned)(bxi_control_used(2) / 1024))
-#define RING_KIB (BXI_RING_BYTES / 1024 + 4)        /* rings are staggered, so one may touch a page more */
-
 /* The maker has no room for its ring to this worker, so it does not read the request for the join. */
 static void reads_a_context_twice(struct bx_job *job)
 {
@@ -414,17 +410,14 @@ static void reads_a_context_twice(struct bx_job *job)
     while (bx_context_error(context) == 0)
         usleep(100);
     HARNESS_EQ(bx_context_error(context), BX_E_REFUSED);
-    HARNESS_EQ(mount("tmpfs", "/dev/shm", "tmpfs", MS_REMOUNT, "size=8m"), 0);
+    harness_resize_shm(8 << 20);
     HARNESS_EQ(bx_read_context(dist, &second, &again), BX_E_REFUSED);
     bx_context_release(context);
     bx_msg_destroy(msg);
 }
 
-Test(dist, context_that_could_not_be_joined_stays_failed, .timeout = 30)
-{
-    harness_mount_shm(2 * CONTROL_KIB + RING_KIB + RING_KIB / 2);
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { NULL, reads_a_context_twice } });
-}
+HARNESS_WORLD(dist, context_that_could_not_be_joined_stays_failed, 30, .size = 2, .setup = setup,
+              .body = { NULL, reads_a_context_twice }, .shm_kib = HARNESS_HALF_RINGS(3));
 
 HARNESS_TEST(dist, refuses_bad_input_with_a_sentence, 60, .size = 2, .setup = setup)
 {
@@ -508,13 +501,6 @@ HARNESS_TEST(dist, optimizer_steps_at_every_owner, 60, .size = 3, .setup = setup
         bx_rref_release(params[i]);
 }
 
-HARNESS_HANDLER(hold)
-{
-    harness_post(IN_BACKWARD);
-    harness_await(ENDED, 1);
-    return 0;
-}
-
 /* Is a task queued for the pool? */
 HARNESS_HANDLER(is_queued)
 {
@@ -523,7 +509,7 @@ HARNESS_HANDLER(is_queued)
 
 static int setup_large(struct bx_job *job)
 {
-    HARNESS_REGISTER(job, HARNESS_BLOCKING("product", dist_product), HARNESS_BLOCKING("hold", hold));
+    HARNESS_REGISTER(job, HARNESS_BLOCKING("product", dist_product), HARNESS_BLOCKING("hold", harness_hold));
     HARNESS_REGISTER(job, HARNESS_INLINE("get_param", get_param), HARNESS_INLINE("is_queued", is_queued),
                      HARNESS_INLINE("count_contexts", count_contexts));
     return dist_set_up(job, 20000, 1, 0);
@@ -555,13 +541,13 @@ HARNESS_TEST(dist, step_of_a_context_that_ends_meanwhile_fails, 60, .size = 2, .
     pass_call(job, &pass, "worker1", "product", w, NULL);
     HARNESS_EQ(bx_dist_optim_create(dist, &param, 1, &(struct bx_optim_sgd){ .lr = 0.1 }, NULL, &step.optim), 0);
     HARNESS_EQ(bx_rpc_async(job, "worker1", "hold", NULL, NULL, &held), 0);
-    harness_await(IN_BACKWARD, 1);
+    harness_await(HARNESS_HELD, 1);
     HARNESS_EQ(pthread_create(&thread, NULL, steps, &step), 0);
     while (harness_call_i64(job, "worker1", "is_queued", 0) == 0)
         ;
     pass_end(&pass);
     await_no_context(job, "worker1");
-    harness_post(ENDED);
+    harness_post(HARNESS_GO);
     HARNESS_EQ(pthread_join(thread, &code), 0);
     HARNESS_EQ((int)(intptr_t)code, BX_E_CANCELLED);
     harness_end(held, 0);

@@ -7,7 +7,6 @@
 #include "tests/harness/refuse.h"
 
 enum { LOAN_BYTES = 65536, SMALL = 5, LARGE = 20000 };
-enum { HELD, RELEASED };                /* gates, of hold */
 
 TestSuite(dist_in, .timeout = 60);
 
@@ -25,14 +24,6 @@ HARNESS_HANDLER(lend_all)
     return rc;
 }
 
-/* Occupies a thread of the pool. */
-HARNESS_HANDLER(hold)
-{
-    harness_post(HELD);
-    harness_await(RELEASED, 1);
-    return 0;
-}
-
 /* The maker's thread waits by then: it would take along what comes before. */
 static int pass_on_late(void *context, const struct bx_node_grads *grads)
 {
@@ -46,7 +37,7 @@ static int set_up(struct bx_job *job)
 {
     static const bx_backward_fn late = pass_on_late;
 
-    HARNESS_REGISTER(job, HARNESS_BLOCKING("hold", hold), HARNESS_INLINE("product", dist_product),
+    HARNESS_REGISTER(job, HARNESS_BLOCKING("hold", harness_hold), HARNESS_INLINE("product", dist_product),
                      HARNESS_INLINE("lend_all", lend_all),
                      { "same", BX_INLINE, dist_custom, NULL, (void *)(uintptr_t)&late });
     return dist_set_up(job, width, 3, 0);
@@ -225,12 +216,11 @@ static void take_too_long(struct bx_job *job)
 
     forward_by("same", &product, job);
     HARNESS_EQ(bx_rpc_async(job, "worker0", "hold", NULL, &forever, &held), 0);
-    harness_await(HELD, 1);
+    harness_await(HARNESS_HELD, 1);
     HARNESS_EQ(bx_context_backward(product.pass.context, &product.loss, NULL, 1, false, 0), BX_E_TIMEOUT);
     HARNESS_EQ(bx_context_error(product.pass.context), BX_E_TIMEOUT);
-    harness_post(RELEASED);
-    HARNESS_EQ(bx_future_wait(held, BX_FOREVER), 0);
-    bx_future_release(held);
+    harness_post(HARNESS_GO);
+    harness_end(held, 0);
     end_product(&product);
 }
 

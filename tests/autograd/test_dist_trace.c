@@ -12,8 +12,8 @@ static int setup(struct bx_job *job)
 {
     static const bx_backward_fn failing = dist_fails;
 
-    HARNESS_EQ(bx_register(job, "product", BX_BLOCKING, dist_product, NULL), 0);
-    HARNESS_EQ(bx_register(job, "fails", BX_BLOCKING, dist_custom, (void *)(uintptr_t)&failing), 0);
+    HARNESS_REGISTER(job, HARNESS_BLOCKING("product", dist_product),
+                     { "fails", BX_BLOCKING, dist_custom, NULL, (void *)(uintptr_t)&failing });
     return dist_set_up(job, 1, 3, 0);
 }
 

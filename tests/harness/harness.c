@@ -343,6 +343,8 @@ int harness_try(const struct harness_world *world)
 
 void harness_run(const struct harness_world *world)
 {
+    if (world->shm_kib != 0)
+        harness_mount_shm(world->shm_kib);
     cr_assert_eq(harness_try(world), 0, "see above for what went wrong");
     for (const struct harness_value *value = world->expect; value != NULL && value->index >= 0; value++)
         cr_expect_eq(harness_load(value->index), value->is, "value %d is %llu, not %llu", value->index,
@@ -441,6 +443,12 @@ void harness_end(struct bx_future *future, int code)
 {
     HARNESS_EQ(bx_future_wait(future, BX_FOREVER), code);
     bx_future_release(future);
+}
+
+void harness_end_all(struct bx_future *const *futures, int count, int code)
+{
+    for (int i = 0; i < count; i++)
+        harness_end(futures[i], code);
 }
 
 int64_t harness_end_i64(struct bx_future *future)
@@ -549,6 +557,14 @@ void harness_mount_shm(unsigned kib)
         cr_skip_test("needs a mount namespace, which is unavailable here");
 }
 
+void harness_resize_shm(uint64_t bytes)
+{
+    char size[40];
+
+    snprintf(size, sizeof(size), "size=%llu", (unsigned long long)bytes);
+    HARNESS_EQ(mount("tmpfs", "/dev/shm", "tmpfs", MS_REMOUNT, size), 0);
+}
+
 /* ---- Bodies and handlers --------------------------------------------------------------------- */
 
 void harness_serve(struct bx_job *job)
@@ -594,11 +610,23 @@ int harness_nothing(const struct bx_request *request, struct bx_reader *args, st
     return 0;
 }
 
+HARNESS_CALLBACK(release)
+{
+    bx_future_release(future);
+}
+
 int harness_never(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
 {
     (void)args, (void)context;
     *reply = bx_future_create(bx_request_job(request));
-    bx_future_acquire(*reply);
+    return *reply == NULL ? -ENOMEM : bx_future_on_done(bx_future_acquire(*reply), release, NULL);
+}
+
+int harness_hold(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)args, (void)reply, (void)context;
+    harness_post(HARNESS_HELD);
+    harness_await(HARNESS_GO, 1);
     return 0;
 }
 

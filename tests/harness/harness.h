@@ -25,7 +25,7 @@
 #include "boxcar.h"
 
 #define HARNESS_BODIES 8
-#define HARNESS_HANDLERS 2
+#define HARNESS_HANDLERS 4
 #define HARNESS_ENV 3
 #define HARNESS_GATES 64
 #define HARNESS_VALUES 256
@@ -62,6 +62,7 @@ struct harness_world {
     const char *const *names;
     uint32_t dies;                      /* bit r: rank r ends badly on purpose */
     const char *env[HARNESS_ENV + 1];   /* "NAME=VALUE": put into this process's environment before; "NAME": removed */
+    unsigned shm_kib;                   /* 0, or harness_mount_shm before */
     const struct harness_value *store, *expect;     /* stored before; what values are afterwards: constants */
 };
 
@@ -168,6 +169,7 @@ struct bx_future *harness_start(struct bx_job *job, const char *to, const char *
 struct bx_future *harness_async(struct bx_job *job, const char *to, const char *function);
 /* Waits until the future has ended with that code, and releases it. */
 void harness_end(struct bx_future *future, int code);
+void harness_end_all(struct bx_future *const *futures, int count, int code);
 /* The same with a value: the i64 of it. */
 int64_t harness_end_i64(struct bx_future *future);
 /* Cancels the future, which was not done, and releases it. */
@@ -194,6 +196,12 @@ void harness_stop_worker(int rank);
 
 /* Gives this process a /dev/shm of its own of that size. Skips the test if it lacks the rights. */
 void harness_mount_shm(unsigned kib);
+/* Another size of the same, by a worker. */
+void harness_resize_shm(uint64_t bytes);
+/* Room for the control pages of two workers and for so many halves of rings with their lease words. Rings are
+ * staggered, so one may touch a page more. */
+#define HARNESS_HALF_RINGS(halves) \
+    ((unsigned)(2 * bxi_control_used(2) / 1024 + (halves) * ((BXI_RING_BYTES + BXI_LEASE_BYTES) / 1024 + 8) / 2))
 
 /* Bodies. serve: serves until another worker shuts down, whatever dies or is cut off before. die: kills itself. */
 void harness_serve(struct bx_job *job);
@@ -204,8 +212,11 @@ int harness_echo(const struct bx_request *request, struct bx_reader *args, struc
 int harness_twice(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context);
 int harness_echo_bytes(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context);
 int harness_nothing(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context);
-/* An async handler that never answers. It keeps a reference, so that the future is not abandoned. */
+/* An async handler that never answers. It keeps a reference until the future ends, so that it is not abandoned. */
 int harness_never(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context);
+/* A blocking handler: posts gate HARNESS_HELD, and returns when HARNESS_GO is posted. */
+enum harness_gates { HARNESS_HELD = HARNESS_GATES - 2, HARNESS_GO };
+int harness_hold(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context);
 /* The body of a batch. It answers each row with an empty reply. */
 int harness_no_rows(struct bx_batch *batch, void *context);
 

@@ -218,7 +218,6 @@ int loans_setup(struct bx_job *job)
 {
     static char keeps[] = "keeps";
 
-    harness_store(LOANS_PID + bx_job_rank(job), (uint64_t)getpid());
     HARNESS_EQ(HARNESS_REGISTER(job, HARNESS_INLINE("verify", take), HARNESS_BLOCKING("verify_blocking", take),
                                 HARNESS_ASYNC("verify_async", take_async), { "keep", BX_INLINE, take, NULL, keeps },
                                 { "keep_blocking", BX_BLOCKING, take, NULL, keeps },
@@ -264,14 +263,4 @@ void loans_come_back(struct bx_job *job, int rank)
     HARNESS_EQ(loans.bytes, 0);
     HARNESS_EQ(loans.oldest_ns, 0);
     HARNESS_EQ(loans.granted, loans.returned + loans.taken_back);
-}
-
-void loans_signal(int rank, int signal_number)
-{
-    harness_signal(rank, signal_number);
-}
-
-void loans_stop(int rank)
-{
-    harness_stop_worker(rank);
 }

@@ -15,17 +15,14 @@
  *   echo        answers the value
  *   hold        never answers (async); keeps the first tensor until its future fails
  *   stuck       blocking: posts gate LOANS_STUCK, waits for LOANS_GO, answers with a tensor
- *
- * harness_load(LOANS_PID + r) is the process id of rank r.
  */
 #ifndef TESTS_LOANS_H
 #define TESTS_LOANS_H
 
 #include "harness.h"
 
-/* Gates and values that the handlers use. A test's own must be smaller. */
+/* Gates that the handlers use. A test's own must be smaller. */
 enum loans_gate { LOANS_STUCK = 48, LOANS_GO, LOANS_HELD };
-enum loans_value { LOANS_PID = 192 };
 
 int loans_setup(struct bx_job *job);
 
@@ -51,8 +48,5 @@ int loans_try(struct bx_job *job, const char *to, const char *function, struct b
 struct bx_loans loans_of(struct bx_job *job, int rank);
 /* Waits until nothing is on loan to that worker (-1: to any worker). */
 void loans_come_back(struct bx_job *job, int rank);
-
-void loans_signal(int rank, int signal_number);
-void loans_stop(int rank);                  /* harness_stop */
 
 #endif

@@ -137,44 +137,35 @@ static struct bx_tensor *wrapped(float *numbers, int *freed)
 
 TestSuite(dlpack, .timeout = 120);
 
+static void is_exported(const DLTensor *tensor, const float *numbers)
+{
+    cr_expect_eq(tensor->data, numbers);
+    cr_expect_eq(tensor->byte_offset, 0);
+    cr_expect_eq(tensor->device.device_type, kDLCPU);
+    cr_expect_eq(tensor->device.device_id, 0);
+    cr_expect_eq(tensor->ndim, 2);
+    are(tensor->shape, 2, DIMS(2, 3));
+    are(tensor->strides, 2, DIMS(1, 2));
+}
+
 Test(dlpack, exports_without_a_copy_and_keeps_the_memory)
 {
     float numbers[6] = { 0 };
     int freed = 0;
     struct bx_tensor *tensor = wrapped(numbers, &freed);
     DLManagedTensor *managed = NULL;
+    struct DLManagedTensorVersioned *versioned = NULL;
 
     cr_assert_eq(bx_tensor_to_dlpack(tensor, -1, &managed), 0);
+    cr_assert_eq(bx_tensor_to_dlpack_versioned(tensor, -1, &versioned), 0);
     bx_tensor_release(tensor);
-    cr_expect_eq(managed->dl_tensor.data, numbers);
-    cr_expect_eq(managed->dl_tensor.byte_offset, 0);
-    cr_expect_eq(managed->dl_tensor.device.device_type, kDLCPU);
-    cr_expect_eq(managed->dl_tensor.device.device_id, 0);
-    cr_expect_eq(managed->dl_tensor.ndim, 2);
-    are(managed->dl_tensor.shape, 2, DIMS(2, 3));
-    are(managed->dl_tensor.strides, 2, DIMS(1, 2));
-    cr_expect_eq(freed, 0);
+    is_exported(&managed->dl_tensor, numbers);
+    is_exported(&versioned->dl_tensor, numbers);
+    cr_expect_eq(versioned->version.major, 1);
+    cr_expect_eq(versioned->flags, 0);
     managed->deleter(managed);
-    cr_expect_eq(freed, 1);
-}
-
-Test(dlpack, exports_versioned_without_a_copy_and_keeps_the_memory)
-{
-    float numbers[6] = { 0 };
-    int freed = 0;
-    struct bx_tensor *tensor = wrapped(numbers, &freed);
-    struct DLManagedTensorVersioned *managed = NULL;
-
-    cr_assert_eq(bx_tensor_to_dlpack_versioned(tensor, -1, &managed), 0);
-    bx_tensor_release(tensor);
-    cr_expect_eq(managed->version.major, 1);
-    cr_expect_eq(managed->flags, 0);
-    cr_expect_eq(managed->dl_tensor.data, numbers);
-    cr_expect_eq(managed->dl_tensor.ndim, 2);
-    are(managed->dl_tensor.shape, 2, DIMS(2, 3));
-    are(managed->dl_tensor.strides, 2, DIMS(1, 2));
     cr_expect_eq(freed, 0);
-    managed->deleter(managed);
+    versioned->deleter(versioned);
     cr_expect_eq(freed, 1);
 }
 

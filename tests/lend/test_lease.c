@@ -10,7 +10,7 @@
 
 #include "rpc/rpc.h"
 
-enum gate { READY = 0, ASKED, DONE };
+enum gate { READY };
 enum value { RAN = 0 };
 
 /* ---- Ways in which a message ends ---------------------------------------------------------------------- */
@@ -55,13 +55,8 @@ HARNESS_HANDLER(out)
     return bx_msg_put_i64(reply, (int64_t)loans_of(bx_request_job(request), -1).leases);
 }
 
-static int setup_out(struct bx_job *job)
-{
-    HARNESS_EQ(bx_register(job, "out", BX_INLINE, out, NULL), 0);
-    return loans_setup(job);
-}
-
-HARNESS_TEST(lease, is_returned_of_a_reply_that_is_dropped_or_not_read, 20, .size = 2, .setup = setup_out)
+HARNESS_TEST(lease, is_returned_of_a_reply_that_is_dropped_or_not_read, 20, .size = 2, .setup = loans_setup,
+             .handlers = { HARNESS_INLINE("out", out) })
 {
     for (int to = 0; to < 2; to++) {
         const char *name = bx_worker_name(job, to);
@@ -82,7 +77,8 @@ HARNESS_TEST(lease, is_returned_of_a_reply_that_is_dropped_or_not_read, 20, .siz
     }
 }
 
-HARNESS_TEST(lease, is_returned_of_one_way_calls, 20, .size = 2, .setup = setup_out)
+HARNESS_TEST(lease, is_returned_of_one_way_calls, 20, .size = 2, .setup = loans_setup,
+             .handlers = { HARNESS_INLINE("out", out) })
 {
     for (int to = 0; to < 2; to++) {
         const char *name = bx_worker_name(job, to);
@@ -135,8 +131,7 @@ static void fill_the_pool(struct bx_job *job, struct bx_future **futures)
 static void empty_the_pool(struct bx_future **futures)
 {
     harness_post(LOANS_GO);
-    for (int i = 0; i < BXI_POOL_READY; i++)
-        harness_end(futures[i], 0);
+    harness_end_all(futures, BXI_POOL_READY, 0);
 }
 
 HARNESS_TEST(lease, is_returned_of_calls_that_expire_or_are_cancelled_in_the_pool, 20, .size = 2, .setup = loans_setup)
@@ -402,38 +397,6 @@ HARNESS_TEST(loan_bytes_max, fails_a_reply_that_would_exceed_it, 20, .size = 2, 
         bx_msg_destroy(args[i]);
 }
 
-/* Lends again and again. Worker 2 makes worker 1 release one kept tensor at a time. */
-static void lends_in_turn(struct bx_job *job)
-{
-    for (int i = 0; i < 50; i++) {
-        harness_post(ASKED);
-        HARNESS_EQ(loans_try(job, "worker1", "keep", loans_msg(job, i, 1, HALF), NULL), 0);
-        HARNESS_CHECK(loans_of(job, 1).leases <= 2);
-    }
-    harness_post(DONE);
-    HARNESS_EQ(harness_call(job, "worker1", "drop", harness_msg_i64(2)), 0);
-}
-
-static void lets_go_in_turn(struct bx_job *job)
-{
-    for (uint32_t i = 3; i <= 50; i++) {
-        harness_await(ASKED, i);
-        HARNESS_WAIT_WHILE(harness_call(job, "worker1", "drop", harness_msg_i64(0)) < 2);
-        HARNESS_EQ(harness_call(job, "worker1", "drop", harness_msg_i64(1)), 1);
-    }
-    harness_await(DONE, 1);
-}
-
-Test(loan_bytes_max, makes_a_call_wait_until_enough_is_returned, .timeout = 60)
-{
-    for (int no_spin = 0; no_spin < 2; no_spin++) {
-        harness_reset();
-        harness_run(&(struct harness_world){
-            .size = 3, .setup = loans_setup, .body = { lends_in_turn, NULL, lets_go_in_turn },
-            .options = { .loan_bytes_max = 1 << 20, .no_spin = no_spin != 0 } });
-    }
-}
-
 /* ---- A full ring ------------------------------------------------------------------------------------------- */
 
 /* The callee is stopped, so its ring stays full. */
@@ -449,7 +412,7 @@ HARNESS_TEST(lease, is_not_taken_by_a_one_way_call_that_finds_the_ring_full, 30,
     HARNESS_EQ(bx_msg_put_bytes(full, payload, sizeof(payload)), 0);
     HARNESS_EQ(loans_try(job, "worker1", "verify", loans_msg(job, 1, 1, 500), NULL), 0);
     loans_come_back(job, -1);
-    loans_stop(1);
+    harness_stop_worker(1);
     do
         rc = bx_rpc_oneway(job, "worker1", "echo", full, &at_once);
     while (rc == 0);
@@ -465,7 +428,7 @@ HARNESS_TEST(lease, is_not_taken_by_a_one_way_call_that_finds_the_ring_full, 30,
     /* The leases on loan are those of the frames that were sent. */
     HARNESS_EQ(loans_of(job, 1).leases, harness_counter(job, "leases_granted") - 1);
     HARNESS_EQ(loans_of(job, 1).granted, harness_counter(job, "leases_granted"));
-    loans_signal(1, SIGCONT);
+    harness_signal(1, SIGCONT);
     HARNESS_EQ(bx_rpc_oneway(job, "worker1", "verify", args, NULL), 0);
     loans_come_back(job, 1);
     HARNESS_EQ(loans_try(job, "worker1", "verify", args, NULL), 0);

@@ -351,12 +351,6 @@ static void sends(struct bx_job *job, struct bx_tensor *tensor, int count)
     HARNESS_EQ(bx_tensor_on_loan(tensor), count);
 }
 
-static void fails_with_shutdown(struct bx_future **futures, int count)
-{
-    for (int i = 0; i < count; i++)
-        harness_end(futures[i], BX_E_SHUTDOWN);
-}
-
 /* All leases are returned, although the process of the worker that left still lives. */
 static void has_all_back(struct bx_job *job, struct bx_tensor *tensor)
 {
@@ -386,8 +380,8 @@ HARNESS_TEST(lease_left_again, returns_the_leases_of_frames_queued_for_a_worker_
     queued = harness_counter(job, "queued_frames");
     HARNESS_CHECK(queued > 0 && queued < SENT);
     harness_post(READY);
-    fails_with_shutdown(&first, 1);
-    fails_with_shutdown(sent, SENT);
+    harness_end(first, BX_E_SHUTDOWN);
+    harness_end_all(sent, SENT, BX_E_SHUTDOWN);
     HARNESS_EQ(loans_of(job, 1).leases, SENT - queued);
     HARNESS_EQ(bx_tensor_on_loan(tensor), SENT - queued);
     harness_post(BUSY_GO);
@@ -415,7 +409,7 @@ HARNESS_TEST(lease_left_again, returns_the_leases_of_frames_that_a_worker_that_l
     sends(job, tensor, FITS);
     HARNESS_EQ(harness_counter(job, "queued_frames"), 0);
     harness_post(READY);
-    fails_with_shutdown(sent, FITS);
+    harness_end_all(sent, FITS, BX_E_SHUTDOWN);
     harness_await(LEFT, 1);
     has_all_back(job, tensor);
 }
@@ -440,12 +434,6 @@ HARNESS_HANDLER(swallow)
         bx_tensor_release(taken);
     taken = bx_reader_tensors_left(args) > 0 ? bx_tensor_acquire(bx_read_tensor(args)) : NULL;
     return bx_msg_put_i64(reply, (int64_t)bx_reader_tensors_left(args));
-}
-
-static int setup_swallowing(struct bx_job *job)
-{
-    HARNESS_EQ(bx_register(job, "swallow", BX_INLINE, swallow, NULL), 0);
-    return loans_setup(job);
 }
 
 /* One message with the tensors in turn, several times: each block is on one lease, and its bytes count once. */
@@ -482,14 +470,16 @@ static void lends_two_in_turn(struct bx_job *job)
         bx_tensor_release(three[i]);
 }
 
-HARNESS_WORLD(lease_bytes_again, of_tensors_in_turn_are_counted_once, 20, .size = 2, .setup = setup_swallowing,
-              .body = { lends_two_in_turn });
+HARNESS_WORLD(lease_bytes_again, of_tensors_in_turn_are_counted_once, 20, .size = 2, .setup = loans_setup,
+              .handlers = { HARNESS_INLINE("swallow", swallow) }, .body = { lends_two_in_turn });
 
 /* The message has two tensors of 2 MiB each up to four times; 5 MiB may be on loan. */
-HARNESS_WORLD(lease_bytes_again, of_tensors_in_turn_fit_under_the_bound, 20, .size = 2, .setup = setup_swallowing,
-              .body = { lends_two_in_turn }, .options = { .loan_bytes_max = 5 * MEGABYTE });
+HARNESS_WORLD(lease_bytes_again, of_tensors_in_turn_fit_under_the_bound, 20, .size = 2, .setup = loans_setup,
+              .handlers = { HARNESS_INLINE("swallow", swallow) }, .body = { lends_two_in_turn },
+              .options = { .loan_bytes_max = 5 * MEGABYTE });
 
-HARNESS_TEST(lease_bytes_again, of_hundreds_in_turn_are_counted_once, 20, .size = 2, .setup = setup_swallowing)
+HARNESS_TEST(lease_bytes_again, of_hundreds_in_turn_are_counted_once, 20, .size = 2, .setup = loans_setup,
+             .handlers = { HARNESS_INLINE("swallow", swallow) })
 {
     struct bx_tensor *tensors[MANY];
     uint64_t bytes = 0;
@@ -614,6 +604,5 @@ HARNESS_TEST(lease_large_again, request_without_tensors_returns_its_lease_before
         HARNESS_EQ(loans_of(job, 1).leases, (uint64_t)tensors);     /* a message with a tensor keeps its lease */
     }
     harness_post(LOANS_GO);
-    for (int i = 0; i < 2; i++)
-        harness_end(futures[i], 0);
+    harness_end_all(futures, 2, 0);
 }

@@ -34,7 +34,7 @@ HARNESS_TEST(lease_death, of_a_borrower_gives_its_leases_back, 30, .size = 3, .s
     HARNESS_EQ(harness_call(job, "worker1", "drop", harness_msg_i64(1)), 4);
     HARNESS_EQ(loans_of(job, 1).leases, 4);
     HARNESS_EQ(bx_tensor_on_loan(tensor), 1);
-    loans_signal(1, SIGKILL);
+    harness_signal(1, SIGKILL);
     HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
     HARNESS_EQ(loans_of(job, 1).granted, 5);
     HARNESS_EQ(loans_of(job, 1).returned, 1);
@@ -68,7 +68,7 @@ static void waits_for_room_at_one_that_dies(struct bx_job *job)
 HARNESS_BODY(kills_worker_1)
 {
     harness_await(READY, 1);
-    loans_signal(1, SIGKILL);
+    harness_signal(1, SIGKILL);
     harness_serve(job);
 }
 
@@ -91,7 +91,7 @@ HARNESS_TEST(lease_death, of_an_owner_leaves_its_tensors_readable, 30, .size = 3
     struct bx_tensor *last;
 
     reply = harness_ask(job, "worker1", "make", args);
-    loans_signal(1, SIGKILL);
+    harness_signal(1, SIGKILL);
     await_death(job, 1);
     HARNESS_EQ(loans_of(job, 1).borrowed, 1);
 
@@ -120,7 +120,7 @@ HARNESS_TEST(lease_death, of_an_owner_leaves_its_tensors_readable_beyond_the_job
 
     harness_leaves_by_itself();
     reply = harness_ask(job, "worker1", "make", harness_msg_i64(3));
-    loans_signal(1, SIGKILL);
+    harness_signal(1, SIGKILL);
     await_death(job, 1);
     harness_leave(job);
     loans_end(reply, 0, 3);
@@ -133,7 +133,7 @@ HARNESS_TEST(lease_stopped, is_seen_by_its_age_and_delays_no_other, 30, .size = 
     uint64_t age;
 
     HARNESS_EQ(harness_call(job, "worker1", "keep", loans_msg(job, 1, 1, 5000)), 1);
-    loans_stop(1);
+    harness_stop_worker(1);
     HARNESS_EQ(bx_rpc_oneway(job, "worker1", "echo", NULL, NULL), 0);
     age = loans_of(job, 1).oldest_ns;
     for (int64_t i = 0; i < 200; i++)
@@ -144,7 +144,7 @@ HARNESS_TEST(lease_stopped, is_seen_by_its_age_and_delays_no_other, 30, .size = 
     HARNESS_CHECK(loans_of(job, 1).oldest_ns > age);
     HARNESS_EQ(bx_loans_wait(job, 1, 0, HARNESS_MS), BX_E_TIMEOUT);
     HARNESS_EQ(bx_loans_wait(job, 2, 0, 0), 0);
-    loans_signal(1, SIGCONT);
+    harness_signal(1, SIGCONT);
     HARNESS_EQ(harness_call(job, "worker1", "drop", harness_msg_i64(1)), 0);
     HARNESS_EQ(loans_of(job, 1).leases, 0);
 }

@@ -7,8 +7,6 @@
 
 #include "rpc/rpc.h"
 
-#include <sys/mount.h>
-
 enum gate { WAITING = 0 };
 
 #define MEGABYTE (UINT64_C(1) << 20)
@@ -120,31 +118,20 @@ static void lets_go_when_it_sleeps(struct bx_job *job)
     }
 }
 
-static void run_asleep(const struct bx_options *options)
+/* In io_uring, in epoll, after it has spun, without a background thread. */
+Test(loans_wait, is_woken, .timeout = 60)
 {
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = loans_setup, .handlers = { HARNESS_INLINE("take", take) }, .options = *options,
-        .body = { waits_asleep, lets_go_when_it_sleeps } });
-}
+    static const struct bx_options ways[] = {
+        { .no_spin = true }, { .no_spin = true, .wait = BX_WAIT_EPOLL }, { 0 }, { .no_spin = true, .own_loop = true },
+    };
 
-Test(loans_wait, is_woken_from_its_sleep, .timeout = 30)
-{
-    run_asleep(&(struct bx_options){ .no_spin = true });
-}
-
-Test(loans_wait, is_woken_from_its_sleep_in_epoll, .timeout = 30)
-{
-    run_asleep(&(struct bx_options){ .no_spin = true, .wait = BX_WAIT_EPOLL });
-}
-
-Test(loans_wait, is_woken_after_it_has_spun, .timeout = 30)
-{
-    run_asleep(&(struct bx_options){ 0 });
-}
-
-Test(loans_wait, is_woken_without_a_background_thread, .timeout = 30)
-{
-    run_asleep(&(struct bx_options){ .no_spin = true, .own_loop = true });
+    for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++) {
+        fprintf(stderr, "loans_wait: way %zu\n", i);
+        harness_reset();
+        harness_run(&(struct harness_world){
+            .size = 2, .setup = loans_setup, .handlers = { HARNESS_INLINE("take", take) }, .options = ways[i],
+            .body = { waits_asleep, lets_go_when_it_sleeps } });
+    }
 }
 
 /* ---- The arena ----------------------------------------------------------------------------------------------- */
@@ -307,10 +294,9 @@ HARNESS_TEST(arena_trim, frees_unused_memory, 20, .size = 2, .setup = loans_setu
 
 /* ---- A full /dev/shm ------------------------------------------------------------------------------------------- */
 
-#define CONTROL_KIB ((unsigned)(bxi_control_used(2) / 1024))
-#define RING_KIB ((unsigned)(BXI_RING_BYTES + BXI_LEASE_BYTES) / 1024 + 8)     /* with its lease words */
-
-static void has_its_tensors_refused(struct bx_job *job)
+/* Worker 0 has its ring and a tensor; worker 1 finds no room for its own ring, and so none for lease words. */
+HARNESS_TEST(lease, of_a_refused_request_ends_with_the_refusal, 30, .size = 2, .setup = loans_setup,
+             .shm_kib = HARNESS_HALF_RINGS(3))
 {
     OWN(msg) *args = loans_msg(job, 1, 1, 100);
     struct bx_future *future[3];
@@ -319,24 +305,16 @@ static void has_its_tensors_refused(struct bx_job *job)
     HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
     for (int i = 0; i < 3; i++)
         HARNESS_EQ(bx_rpc_async(job, "worker1", "verify", args, NULL, &future[i]), 0);
-    for (int i = 0; i < 3; i++)
-        harness_end(future[i], BX_E_REFUSED);
+    harness_end_all(future, 3, BX_E_REFUSED);
     HARNESS_EQ(bx_rpc_oneway(job, "worker1", "verify", args, NULL), 0);
     HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
     HARNESS_EQ(loans_of(job, 1).granted, 5);
     HARNESS_EQ(loans_of(job, 1).returned, 5);
-    HARNESS_EQ(mount("tmpfs", "/dev/shm", "tmpfs", MS_REMOUNT, "size=8192k"), 0);
+    harness_resize_shm(8 << 20);
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "verify", args, NULL, NULL), 0);
 }
 
-/* Worker 0 has its ring and a tensor; worker 1 finds no room for its own ring, and so none for lease words. */
-Test(lease, of_a_refused_request_ends_with_the_refusal, .timeout = 30)
-{
-    harness_mount_shm(2 * CONTROL_KIB + RING_KIB + RING_KIB / 2);
-    harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup, .body = { has_its_tensors_refused } });
-}
-
-static void finds_no_room(struct bx_job *job)
+HARNESS_TEST(arena_full, is_another_error_than_a_full_dev_shm, 30, .size = 2, .setup = loans_setup, .shm_kib = 4096)
 {
     struct bx_tensor *tensor = NULL, *heap = loans_tensor(NULL, BX_U8, 6 << 20, 1);
     struct bx_msg *args = harness_msg_i64(1);
@@ -349,14 +327,8 @@ static void finds_no_room(struct bx_job *job)
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "verify", args, NULL, NULL), BX_E_NO_SPACE);
     HARNESS_EQ(bx_rpc_oneway(job, "worker1", "verify", args, NULL), BX_E_NO_SPACE);
     HARNESS_EQ(harness_call(job, "worker1", "verify", loans_msg(job, 1, 1, 10000)), 1);
-    HARNESS_EQ(mount("tmpfs", "/dev/shm", "tmpfs", MS_REMOUNT, "size=16384k"), 0);
+    harness_resize_shm(16 << 20);
     HARNESS_EQ(harness_call(job, "worker1", "verify", args), 1);
-}
-
-Test(arena_full, is_another_error_than_a_full_dev_shm, .timeout = 30)
-{
-    harness_mount_shm(4096);
-    harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup, .body = { finds_no_room } });
 }
 
 /* ---- Before the start ---------------------------------------------------------------------------------------- */

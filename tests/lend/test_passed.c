@@ -272,7 +272,7 @@ HARNESS_TEST(passed, tensors_stay_until_their_lender_drops_what_the_dead_sent_ba
              .dies = 1u << 2, .body = { NULL, harness_serve })
 {
     HARNESS_EQ(harness_call(job, "worker1", "pass_on", by(job, 7, "21", ELEMENTS)), 1);
-    loans_signal(2, SIGKILL);
+    harness_signal(2, SIGKILL);
     await_gone(job, 2);
     HARNESS_EQ(bx_loans_wait(job, 1, 0, 200 * HARNESS_MS), BX_E_TIMEOUT);
     write_over_free_memory(job);
@@ -283,9 +283,9 @@ HARNESS_TEST(passed, tensors_stay_until_their_lender_drops_what_the_dead_sent_ba
 static void middles_die(struct bx_job *job, int first, int second)
 {
     HARNESS_EQ(harness_call(job, "worker1", "pass_on", by(job, 7, "23", ELEMENTS)), 1);
-    loans_signal(first, SIGKILL);
+    harness_signal(first, SIGKILL);
     await_gone(job, first);
-    loans_signal(second, SIGKILL);
+    harness_signal(second, SIGKILL);
     await_gone(job, second);
     HARNESS_EQ(bx_loans_wait(job, -1, 0, 200 * HARNESS_MS), BX_E_TIMEOUT);
     write_over_free_memory(job);

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The lifetime of a tensor on loan: it outlives the handler of any kind, the future, the message and the job, and its
- * memory is not used again before.
+ * The lifetime of a tensor on loan: it outlives the handler of any kind, the future and the message, and its memory is
+ * not used again before. That it outlives the job: test_lease_death.c, test_early.c, and the simulator (`tensors`).
  */
 #include "tests/harness/loans.h"
 
 #include "rpc/rpc.h"
-
-enum gate { KEPT = 0, RELEASED, SHUT_DOWN };
 
 /* ---- Beyond the handler -------------------------------------------------------------------------------- */
 
@@ -104,69 +102,4 @@ HARNESS_TEST(tensor_life, is_passed_on_by_then, 20, .size = 2, .setup = loans_se
     HARNESS_EQ(bx_read_i64(&reader), 5);
     bx_future_release(then);
     HARNESS_EQ(loans_of(job, 1).borrowed, 0);
-}
-
-/* ---- Beyond the job -------------------------------------------------------------------------------------- */
-
-/* Each worker holds tensors of both when the jobs end. */
-static void outlives_its_job(struct bx_job *job)
-{
-    const char *other = bx_worker_name(job, 1 - bx_job_rank(job));
-    struct bx_tensor *own = loans_tensor(job, BX_F32, 100000, 70), *borrowed, *view = NULL;
-    struct bx_msg *reply;
-
-    harness_leaves_by_itself();
-    reply = harness_ask(job, other, "make", harness_msg_i64(2));
-
-    struct bx_reader reader = bx_msg_reader(reply);
-
-    borrowed = bx_tensor_acquire(bx_read_tensor(&reader));
-    HARNESS_EQ(bx_tensor_slice(own, 0, 10, 20, 1, &view), 0);
-    harness_post(KEPT);
-    harness_await(KEPT, 2);
-    harness_check_rescued(job);
-    HARNESS_EQ(bx_job_shutdown(job, 0), 0);
-    HARNESS_CHECK(loans_hold(own, 70) && loans_hold(borrowed, 0));
-    bx_msg_destroy(reply);
-    bx_job_destroy(job);
-    harness_post(SHUT_DOWN);
-    harness_await(SHUT_DOWN, 2);
-    HARNESS_CHECK(loans_hold(borrowed, 0));
-    bx_tensor_release(borrowed);
-    loans_fill(own, 71);
-    HARNESS_CHECK(loans_hold(own, 71));
-    HARNESS_EQ(bx_tensor_on_loan(own), 0);
-    bx_tensor_release(own);
-    memset(bx_tensor_data_mut(view), 1, bx_tensor_bytes(view));
-    bx_tensor_release(view);
-}
-
-HARNESS_WORLD(tensor_life, is_kept_beyond_the_job, 20, .size = 2, .setup = loans_setup,
-              .body = { outlives_its_job, outlives_its_job });
-
-/* The worker that left had borrowed from this one, and had lent it what it keeps. */
-static void is_left_with_it(struct bx_job *job)
-{
-    harness_await(RELEASED, 1);
-    HARNESS_EQ(bx_loans_wait(job, 0, 0, BX_FOREVER), 0);
-    HARNESS_EQ(harness_call(job, "worker1", "drop", harness_msg_i64(1)), 0);
-    HARNESS_EQ(harness_call(job, "worker2", "verify", loans_msg(job, 1, 1, 10)), 1);
-}
-
-HARNESS_TEST(tensor_life, is_kept_beyond_a_job_that_was_not_shut_down, 20, .size = 3, .setup = loans_setup,
-             .body = { NULL, is_left_with_it })
-{
-    struct bx_tensor *own = loans_tensor(job, BX_F32, 1000, 72);
-    struct bx_msg *args = harness_msg_i64(72), *reply = NULL;
-
-    harness_leaves_by_itself();
-    HARNESS_EQ(bx_msg_put_tensor(args, own), 0);
-    HARNESS_EQ(harness_call(job, "worker1", "keep", args), 1);
-    args = harness_msg_i64(1);
-    reply = harness_ask(job, "worker1", "make", args);
-    bx_job_destroy(job);
-    loans_end(reply, 0, 1);
-    HARNESS_CHECK(loans_hold(own, 72));
-    bx_tensor_release(own);
-    harness_post(RELEASED);
 }

@@ -156,13 +156,6 @@ HARNESS_HANDLER(too_much)
     return 0;
 }
 
-static int setup_large(struct bx_job *job)
-{
-    HARNESS_REGISTER(job, HARNESS_INLINE("bytes", harness_echo_bytes),
-                     HARNESS_BLOCKING("bytes_blocking", harness_echo_bytes), HARNESS_BLOCKING("too_much", too_much));
-    return loans_setup(job);
-}
-
 static void echoes_bytes(struct bx_job *job, const char *to, const char *function, size_t bytes)
 {
     struct bx_msg *args = bx_msg_create(bytes), *reply = NULL;
@@ -180,7 +173,9 @@ static void echoes_bytes(struct bx_job *job, const char *to, const char *functio
     free(data);
 }
 
-HARNESS_TEST(tensor_rpc, are_not_needed_for_messages_of_1_and_20_megabytes, 60, .size = 2, .setup = setup_large)
+HARNESS_TEST(tensor_rpc, are_not_needed_for_messages_of_1_and_20_megabytes, 60, .size = 2, .setup = loans_setup,
+             .handlers = { HARNESS_INLINE("bytes", harness_echo_bytes),
+                           HARNESS_BLOCKING("bytes_blocking", harness_echo_bytes) })
 {
     static const size_t sizes[] = { BXI_BODY_MAX, BXI_BODY_MAX + 1, 1 << 20, 20 << 20 };
 
@@ -193,7 +188,8 @@ HARNESS_TEST(tensor_rpc, are_not_needed_for_messages_of_1_and_20_megabytes, 60, 
     loans_come_back(job, -1);
 }
 
-HARNESS_TEST(tensor_rpc, are_not_needed_to_fail_a_message_that_is_too_large, 20, .size = 2, .setup = setup_large)
+HARNESS_TEST(tensor_rpc, are_not_needed_to_fail_a_message_that_is_too_large, 20, .size = 2, .setup = loans_setup,
+             .handlers = { HARNESS_INLINE("bytes", harness_echo_bytes), HARNESS_BLOCKING("too_much", too_much) })
 {
     for (int to = 0; to < 2; to++) {
         const char *name = bx_worker_name(job, to);

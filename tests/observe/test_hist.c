@@ -260,8 +260,7 @@ static void call_async(struct bx_job *job, const char *to, const char *function,
     HARNESS_CHECK(times <= 64);
     for (int i = 0; i < times; i++)
         HARNESS_EQ(bx_rpc_async(job, to, function, args, NULL, &futures[i]), 0);
-    for (int i = 0; i < times; i++)
-        harness_end(futures[i], 0);
+    harness_end_all(futures, times, 0);
 }
 
 /* ---- All calls ------------------------------------------------------------------------------------------- */
@@ -382,8 +381,7 @@ HARNESS_TEST(hist, counts_the_time_before_a_handler_in_the_queue_leg, 60, .size 
     futures[1] = harness_async(job, "worker1", "holds_all");
     sleep_some();
     harness_post(GO);
-    for (int i = 0; i < 2; i++)
-        harness_end(futures[i], 0);
+    harness_end_all(futures, 2, 0);
     expect(job, 1, "holds_all", 2);
     hist = hist_of(job, 1, "holds_all");
     HARNESS_CHECK(bxi_load_relaxed((bxi_a64 *)&hist->max_ns[BXI_LEG_QUEUE]) >= SLEEP_NS);
@@ -457,8 +455,7 @@ HARNESS_TEST(hist, has_about_one_in_64_of_the_calls_that_find_a_full_ring, 60, .
 
     for (int round = 0; round < BURSTS; round++) {
         call(job, "worker0", "burst", 1);
-        for (int i = 0; i < BURST; i++)
-            harness_end(burst_futures[i], 0);
+        harness_end_all(burst_futures, BURST, 0);
     }
     HARNESS_CHECK(harness_counter(job, "queued_frames") > BURSTS * BURST / 2);
     hist = hist_of(job, 0, "echo");

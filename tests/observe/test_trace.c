@@ -152,8 +152,7 @@ static void call_async(struct bx_job *job)
 
         HARNESS_EQ(bx_rpc_async(job, "worker1", i < 3 ? "twice" : "again", args, NULL, &futures[i]), 0);
     }
-    for (int i = 0; i < 4; i++)
-        harness_end(futures[i], 0);
+    harness_end_all(futures, 4, 0);
 }
 
 Test(trace, shows_async_calls_as_spans_and_async_handlers_until_their_futures_are_done)
@@ -208,8 +207,7 @@ static void call_together(struct bx_job *job)
 
     for (int round = 0; round < 2; round++) {
         HARNESS_EQ(bx_rpc_many(job, "worker1", "twice", 8, args, NULL, futures), 0);
-        for (int i = 0; i < 8; i++)
-            harness_end(futures[i], 0);
+        harness_end_all(futures, 8, 0);
     }
 }
 

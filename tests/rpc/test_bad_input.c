@@ -113,10 +113,8 @@ HARNESS_HANDLER(wait_at_the_gate)
 
 static int setup(struct bx_job *job)
 {
-    if (bx_register(job, "echo", BX_INLINE, harness_echo, NULL) < 0 ||
-        bx_register(job, "count", BX_INLINE, count, NULL) < 0)
-        return -1;
-    return bx_register(job, "gate", BX_BLOCKING, wait_at_the_gate, NULL);
+    return HARNESS_REGISTER(job, HARNESS_INLINE("echo", harness_echo), HARNESS_INLINE("count", count),
+                            HARNESS_BLOCKING("gate", wait_at_the_gate));
 }
 
 static struct bx_msg *large(void)
@@ -179,18 +177,8 @@ HARNESS_TEST(bad_peer, that_sent_many_one_way_calls_is_not_cut_off, 30, .size = 
 
 /* ---- A full /dev/shm ------------------------------------------------------------------------------------ */
 
-#define CONTROL_KIB ((unsigned)(bxi_control_used(2) / 1024))
-#define RING_KIB (BXI_RING_BYTES / 1024 + 4)        /* rings are staggered, so one may touch a page more */
-
-static void remount_shm(unsigned kib)
-{
-    char size[32];
-
-    snprintf(size, sizeof(size), "size=%uk", kib);
-    HARNESS_EQ(mount("tmpfs", "/dev/shm", "tmpfs", MS_REMOUNT, size), 0);
-}
-
-static void finds_no_room(struct bx_job *job)
+HARNESS_TEST(bad_shm, without_room_for_a_ring_fails_the_call, 30, .size = 2, .setup = setup,
+             .shm_kib = HARNESS_HALF_RINGS(1))
 {
     OWN(msg) *args = harness_msg_i64(5);
 
@@ -198,17 +186,12 @@ static void finds_no_room(struct bx_job *job)
     HARNESS_HAS(bx_error_text(), "'worker1'");
     HARNESS_HAS(bx_error_text(), "/dev/shm");
     HARNESS_EQ(bx_rpc_oneway(job, "worker1", "echo", args, NULL), BX_E_NO_SPACE);
-    remount_shm(8192);
+    harness_resize_shm(8 << 20);
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 5), 5);
 }
 
-Test(bad_shm, without_room_for_a_ring_fails_the_call, .timeout = 30)
-{
-    harness_mount_shm(2 * CONTROL_KIB + RING_KIB / 2);
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { finds_no_room } });
-}
-
-static void is_refused(struct bx_job *job)
+HARNESS_TEST(bad_shm, without_room_for_the_reply_is_refused_by_the_callee, 30, .size = 2, .setup = setup,
+             .shm_kib = HARNESS_HALF_RINGS(3))
 {
     struct bx_future *future[23];
     OWN(msg) *args = harness_msg_i64(5);
@@ -219,22 +202,16 @@ static void is_refused(struct bx_job *job)
     for (int i = 0; i < 3; i++)
         HARNESS_EQ(bx_rpc_async(job, "worker1", "echo", args, NULL, &future[i]), 0);
     HARNESS_EQ(bx_rpc_many(job, "worker1", "echo", 20, NULL, NULL, future + 3), 0);
-    for (int i = 0; i < 23; i++)
-        harness_end(future[i], BX_E_REFUSED);
+    harness_end_all(future, 23, BX_E_REFUSED);
     HARNESS_EQ(bx_rpc_oneway(job, "worker1", "count", NULL, NULL), 0);
-    remount_shm(8192);
+    harness_resize_shm(8 << 20);
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 5), 5);
     HARNESS_EQ(harness_load(ONEWAYS), 1);
 }
 
-Test(bad_shm, without_room_for_the_reply_is_refused_by_the_callee, .timeout = 30)
-{
-    harness_mount_shm(2 * CONTROL_KIB + RING_KIB + RING_KIB / 2);
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { is_refused } });
-}
-
 /* The callee counts the reference though it refuses the call: its maker gives it back. */
-static void makes_and_is_refused(struct bx_job *job)
+HARNESS_TEST(bad_shm, without_room_for_the_reply_a_reference_is_not_made, 30, .size = 2, .setup = setup,
+             .shm_kib = HARNESS_HALF_RINGS(3))
 {
     struct bx_rref *rref = NULL;
 
@@ -242,14 +219,8 @@ static void makes_and_is_refused(struct bx_job *job)
     HARNESS_EQ(bx_rref_wait(rref, BX_FOREVER), BX_E_REFUSED);
     HARNESS_HAS(bx_error_text(), "/dev/shm");
     bx_rref_release(rref);
-    remount_shm(8192);
+    harness_resize_shm(8 << 20);
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 5), 5);
-}
-
-Test(bad_shm, without_room_for_the_reply_a_reference_is_not_made, .timeout = 30)
-{
-    harness_mount_shm(2 * CONTROL_KIB + RING_KIB + RING_KIB / 2);
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { makes_and_is_refused } });
 }
 
 /* ---- One process in two jobs ------------------------------------------------------------------------------- */

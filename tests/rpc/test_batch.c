@@ -299,28 +299,6 @@ HARNESS_WORLD(batch, can_be_joined_only_if_it_exists, 20, .size = 2, .setup = se
 
 /* ---- Dead members ---------------------------------------------------------------------------- */
 
-static void outlive(struct bx_job *job)
-{
-    struct bx_future *future = begin(job, 4, 0);
-
-    harness_await(READY, 2);            /* both other workers are ready, one of them with a row */
-    harness_signal(2, SIGKILL);
-    HARNESS_EQ(harness_end_i64(future), 4);
-    HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 5), 5);
-}
-
-static void die_without_a_row(struct bx_job *job)
-{
-    harness_leaves_by_itself();
-    await_arrived(job, 1);
-    harness_post(READY);
-    harness_post(READY);
-    pause();
-}
-
-HARNESS_WORLD(batch, does_not_wait_for_a_dead_member, 20, .size = 3, .setup = setup_two,
-              .body = { NULL, outlive, die_without_a_row }, .dies = 1u << 2, .expect = HARNESS_TABLE({ RUNS, 2 }));
-
 /* Registers batches and makes worker 2, which is about to die, a member of each, until that is refused. None may wait
  * for worker 2 once its death has been seen. */
 #define BATCHES 60

@@ -59,8 +59,7 @@ static void send_from(struct bx_job *job, enum function function, const int *ran
         HARNESS_EQ(bx_rpc_async(job, bx_worker_name(job, ranks[i]), "send", args, NULL, &futures[i]), 0);
         HARNESS_WAIT_WHILE(harness_counter(job, "requests_batched") < before + (uint64_t)i + 1);
     }
-    for (int i = 0; i < count; i++)
-        harness_end(futures[i], 0);
+    harness_end_all(futures, count, 0);
 }
 
 static void expect(enum function function, uint64_t runs, uint64_t rows)

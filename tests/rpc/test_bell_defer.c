@@ -32,11 +32,6 @@ HARNESS_HANDLER(count)
     return 0;
 }
 
-static int setup(struct bx_job *job)
-{
-    return HARNESS_REGISTER(job, HARNESS_INLINE("answer", answer), HARNESS_INLINE("count", count));
-}
-
 static void call_and_sleep(struct bx_job *job)
 {
     HARNESS_EQ(bx_rpc_sync(job, "worker0", "answer", NULL, NULL, NULL), 0);
@@ -50,8 +45,9 @@ static void send_many(struct bx_job *job)
     harness_await(DONE, 1);
 }
 
-HARNESS_TEST(bell, of_a_sleeping_peer_is_checked_within_32_frames_of_busy_rings, 20, .size = 2 + BUSY, .setup = setup,
+HARNESS_TEST(bell, of_a_sleeping_peer_is_checked_within_32_frames_of_busy_rings, 20, .size = 2 + BUSY,
              .options = { .own_loop = true },
+             .handlers = { HARNESS_INLINE("answer", answer), HARNESS_INLINE("count", count) },
              .body = { NULL, call_and_sleep, send_many, send_many, send_many, send_many, send_many, send_many })
 {
     harness_await(SENT, BUSY);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * lib/rpc/call.c and lib/rpc/dispatch.c: calls of every kind to handlers of every kind, and their errors.
- * test_rpc_many.c and the simulator (`full`) have their order, test_call_end.c deadlines and cancelling.
+ * test_rpc_many.c and the simulator (`full`) have their order, test_call_end.c deadlines and cancelling, test_reply.c
+ * and tests/lend/test_tensor_rpc.c messages of any size.
  */
 #include "tests/harness/harness.h"
 
@@ -66,8 +67,7 @@ static int setup(struct bx_job *job)
                             HARNESS_BLOCKING("twice_blocking", harness_twice), HARNESS_ASYNC("twice_async", at_once),
                             HARNESS_ASYNC("park", park), HARNESS_INLINE("unpark", unpark),
                             HARNESS_ASYNC("refuse", refuse), HARNESS_INLINE("who_calls", who_calls),
-                            HARNESS_INLINE("echo", harness_echo_bytes),
-                            HARNESS_BLOCKING("echo_blocking", harness_echo_bytes), HARNESS_INLINE("fail", fail),
+                            HARNESS_INLINE("echo", harness_echo_bytes), HARNESS_INLINE("fail", fail),
                             HARNESS_BLOCKING("fail_blocking", fail));
 }
 
@@ -193,30 +193,6 @@ HARNESS_TEST(call, to_an_async_handler_is_answered_when_its_future_is_done, 20, 
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "refuse", NULL, NULL, NULL), -ENOENT);
     HARNESS_HAS(bx_error_text(), "no future for this");
     HARNESS_EQ(harness_counter(job, "pool_threads"), 0);
-}
-
-/* ---- Sizes ----------------------------------------------------------------------------------- */
-
-HARNESS_TEST(call, carries_messages_of_any_size_up_to_a_whole_frame, 20, .size = 2, .setup = setup)
-{
-    static const char *const functions[] = { "echo", "echo_blocking" };
-    static unsigned char data[BXI_BODY_MAX + 1];
-    static const size_t sizes[] = { 0, 1, 23, 24, 25, 1000, BXI_BODY_MAX - 1, BXI_BODY_MAX };
-    struct bx_msg *args = bx_msg_create(0), *reply = NULL;
-
-    for (size_t i = 0; i < sizeof(data); i++)
-        data[i] = (unsigned char)(i * 7);
-    for (int round = 0; round < 40; round++)
-        for (size_t i = 0; i < sizeof(sizes) / sizeof(*sizes); i++) {
-            bx_msg_clear(args);
-            bx_msg_put_bytes(args, data, sizes[i]);
-            HARNESS_EQ(bx_rpc_sync(job, bx_worker_name(job, round / 2 % 2), functions[round % 2], args, NULL,
-                                   &reply), 0);
-            HARNESS_EQ(bx_msg_bytes(reply), sizes[i]);
-            HARNESS_CHECK(sizes[i] == 0 || memcmp(bx_msg_data(reply), data, sizes[i]) == 0);
-            bx_msg_destroy(reply);
-        }
-    bx_msg_destroy(args);
 }
 
 HARNESS_TEST(call, given_a_message_in_error_returns_that_error, 20, .size = 2, .setup = setup)

@@ -227,8 +227,7 @@ static void fill_the_slots(struct bx_job *job)
 static void empty_the_slots(struct bx_job *job)
 {
     send_let_go(job, BXI_CALLS_MAX);
-    for (int i = 0; i < BXI_CALLS_MAX; i++)
-        harness_end(in_flight[i], 0);
+    harness_end_all(in_flight, BXI_CALLS_MAX, 0);
 }
 
 HARNESS_TEST(call_end, with_eagain_if_1024_are_in_flight_and_it_may_not_wait, 20, .size = 2, .setup = setup)

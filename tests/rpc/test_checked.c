@@ -265,7 +265,7 @@ TestSuite(checked_calls, .init = check);
 HARNESS_TEST(checked_calls, carry_kinds_to_handlers_of_every_kind_and_back, 60, .size = 2, .setup = setup_checked)
 {
     static const char *const functions[] = { "inline", "blocking", "async", "rows" };
-    struct bx_msg *reply = NULL, *args[3] = { number(1), number(2), number(3) };
+    struct bx_msg *reply = NULL, *args[3] = { harness_msg_i64(1), harness_msg_i64(2), harness_msg_i64(3) };
     struct bx_future *futures[3];
 
     for (int i = 0; i < 4; i++) {
@@ -315,7 +315,7 @@ HARNESS_TEST(checked_calls, that_are_one_way_log_it, 60, .size = 2, .setup = set
 HARNESS_TEST(checked_calls, carry_kinds_of_large_messages, 60, .size = 2, .setup = setup_checked)
 {
     for (size_t bytes = BXI_BODY_MAX - 64; bytes <= BXI_BODY_MAX + 64; bytes += 8) {
-        struct bx_msg *args = number((int64_t)bytes), *reply = NULL;
+        struct bx_msg *args = harness_msg_i64((int64_t)bytes), *reply = NULL;
         void *zeroes = calloc(1, bytes);
 
         HARNESS_EQ(bx_rpc_sync(job, "worker1", "large", args, NULL, &reply), 0);
@@ -338,7 +338,7 @@ HARNESS_TEST(checked_calls, carry_kinds_of_large_messages, 60, .size = 2, .setup
 /* More values than a frame has bytes for, of few bytes each. */
 HARNESS_TEST(checked_calls, carry_more_kinds_than_a_frame_holds, 60, .size = 2, .setup = setup_checked)
 {
-    struct bx_msg *args = number(0), *reply = NULL;
+    struct bx_msg *args = harness_msg_i64(0), *reply = NULL;
 
     for (int i = 0; i < 5000; i++)
         bx_msg_put_bytes(args, "x", 1);
@@ -413,7 +413,7 @@ HARNESS_TEST(checked_calls, carry_kinds_to_objects_and_from_them, 60, .size = 2,
 
     HARNESS_EQ(bx_rref_create(job, &f64_type, new_counter_of(1), &own), 0);
     HARNESS_EQ(bx_remote(job, "worker1", "new_f64", NULL, NULL, &rref), 0);
-    args[0] = number(1);
+    args[0] = harness_msg_i64(1);
     args[1] = bx_msg_create(0);
     bx_msg_put_f64(args[1], 1.5);
     args[2] = args_with_all(job, own, false);
@@ -438,7 +438,7 @@ HARNESS_TEST(checked_calls, carry_kinds_to_objects_and_from_them, 60, .size = 2,
 
 HARNESS_ASYNC_HANDLER(passes_on_more)
 {
-    OWN(msg) *one = number(1);
+    OWN(msg) *one = harness_msg_i64(1);
 
     return bx_rpc_async(bx_request_job(request), "worker2", "inline", one, NULL, reply);
 }

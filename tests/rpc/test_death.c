@@ -26,13 +26,10 @@ static void on_death(struct bx_job *job, int rank, void *context)
     harness_post(DEATH_SEEN);
 }
 
-/* Posts HELD and never answers. It keeps a reference, so that the future is not abandoned. */
 HARNESS_ASYNC_HANDLER(hold)
 {
-    *reply = bx_future_create(bx_request_job(request));
-    bx_future_acquire(*reply);
     harness_post(HELD);
-    return 0;
+    return harness_never(request, args, reply, context);
 }
 
 HARNESS_HANDLER(echo_until_ten)
@@ -49,10 +46,8 @@ HARNESS_HANDLER(echo_until_ten)
 static int setup(struct bx_job *job)
 {
     bx_on_death(job, bx_job_rank(job) == 0 ? on_death : NULL, NULL);
-    if (bx_register(job, "echo", BX_INLINE, harness_echo, NULL) < 0 ||
-        bx_register(job, "echo_until_ten", BX_INLINE, echo_until_ten, NULL) < 0)
-        return -1;
-    return bx_register_async(job, "hold", BX_INLINE, hold, NULL);
+    return HARNESS_REGISTER(job, HARNESS_INLINE("echo", harness_echo),
+                            HARNESS_INLINE("echo_until_ten", echo_until_ten), HARNESS_ASYNC("hold", hold));
 }
 
 static void expect_dead(struct bx_future *future, const char *name)
@@ -197,14 +192,8 @@ HARNESS_HANDLER(ask_worker2)
     return bx_rpc_sync(bx_request_job(request), "worker2", "hold", NULL, NULL, NULL);
 }
 
-static int setup_chain(struct bx_job *job)
-{
-    int rc = setup(job);
-
-    return rc < 0 ? rc : bx_register(job, "ask_worker2", BX_BLOCKING, ask_worker2, NULL);
-}
-
-HARNESS_TEST(death, fails_a_nested_call, 30, .size = 3, .setup = setup_chain, .dies = 1u << 2)
+HARNESS_TEST(death, fails_a_nested_call, 30, .size = 3, .setup = setup, .dies = 1u << 2,
+             .handlers = { HARNESS_BLOCKING("ask_worker2", ask_worker2) })
 {
     struct bx_future *future = harness_start(job, "worker1", "ask_worker2", harness_msg_i64(1), 0);
 
@@ -293,39 +282,25 @@ static void expect_corrupt(struct bx_job *job)
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 1);
 }
 
-static void truncates_what_it_reads(struct bx_job *job)
+/* Its pages behind `bytes` are gone, before its first answer or after that. */
+static void cuts_it_off(struct bx_job *job, off_t bytes, bool answers)
 {
-    HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
-    truncate_segment(job, 1, 0);
+    if (answers)
+        HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
+    truncate_segment(job, 1, bytes);
     expect_corrupt(job);
     harness_signal(1, SIGKILL);
 }
 
-static void truncates_the_rings(struct bx_job *job)
-{
-    HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
-    truncate_segment(job, 1, BXI_CONTROL_BYTES);
-    expect_corrupt(job);
-    harness_signal(1, SIGKILL);
-}
-
-static void truncates_before_the_first_call(struct bx_job *job)
-{
-    truncate_segment(job, 1, 0);
-    expect_corrupt(job);
-    harness_signal(1, SIGKILL);
-}
-
-static void truncate_world(harness_fn body)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
-                                         .body = { body, NULL, harness_serve } });
-}
-
-Test(death, a_truncated_segment_cuts_its_owner_off, .timeout = 30)
-{
-    truncate_world(truncates_what_it_reads);
-}
+#define TRUNCATED(name, bytes, answers) \
+    HARNESS_TEST(death, name##_cuts_its_owner_off, 30, .size = 3, .setup = setup, .dies = 1u << 1, \
+                 .body = { NULL, NULL, harness_serve }) \
+    { \
+        cuts_it_off(job, bytes, answers); \
+    }
+TRUNCATED(a_truncated_segment, 0, true)
+TRUNCATED(a_segment_without_rings, BXI_CONTROL_BYTES, true)
+TRUNCATED(a_segment_truncated_before_the_first_call, 0, false)
 
 /* The owner's pages are private zeroes now, so no other worker sees its frames. It must neither crash nor hang. */
 static void calls_from_nowhere(struct bx_job *job)
@@ -354,16 +329,6 @@ HARNESS_TEST(death, the_owner_of_a_truncated_segment_gets_errors, 30, .size = 3,
     harness_post(CUT);
     expect_corrupt(job);
     harness_await(ENDED, 1);
-}
-
-Test(death, truncated_rings_cut_their_owner_off, .timeout = 30)
-{
-    truncate_world(truncates_the_rings);
-}
-
-Test(death, a_segment_truncated_before_the_first_call_cuts_its_owner_off, .timeout = 30)
-{
-    truncate_world(truncates_before_the_first_call);
 }
 
 /* ---- What is left behind -------------------------------------------------------------------------- */

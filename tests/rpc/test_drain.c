@@ -21,9 +21,8 @@ HARNESS_HANDLER(refuse)
 
 static int setup(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "count", BX_INLINE, count, NULL), 0);
-    HARNESS_EQ(bx_register(job, "refuse", BX_INLINE, refuse, NULL), 0);
-    return bx_register(job, "stall", BX_INLINE, stall, NULL);
+    return HARNESS_REGISTER(job, HARNESS_INLINE("count", count), HARNESS_INLINE("refuse", refuse),
+                            HARNESS_INLINE("stall", stall));
 }
 
 /* ---- Requests of the dead ----------------------------------------------------------------------- */

@@ -171,13 +171,9 @@ Test(future_parts, all_of_many_nested_ones_is_released_without_recursion)
 
 /* ---- Calls -------------------------------------------------------------------------------------- */
 
-static int setup(struct bx_job *job)
-{
-    return bx_register(job, "twice", BX_INLINE, harness_twice, NULL);
-}
-
 /* A small reply lies in the memory of its call. */
-HARNESS_TEST(future_parts, all_of_calls_has_their_replies, 60, .size = 2, .setup = setup)
+HARNESS_TEST(future_parts, all_of_calls_has_their_replies, 60, .size = 2,
+             .handlers = { HARNESS_INLINE("twice", harness_twice) })
 {
     struct bx_future *calls[PARTS], *all;
 

@@ -25,10 +25,8 @@ static struct bxi_frame frame_of(uint8_t kind, uint64_t id)
 
 static int setup(struct bx_job *job)
 {
-    if (bx_register(job, "echo", BX_INLINE, harness_echo, NULL) < 0 ||
-        bx_register(job, "slow", BX_BLOCKING, harness_echo, NULL) < 0 ||
-        bx_register_batch(job, "batch", harness_no_rows, NULL, NULL) < 0)
-        return -1;
+    HARNESS_REGISTER(job, HARNESS_INLINE("echo", harness_echo), HARNESS_BLOCKING("slow", harness_echo));
+    HARNESS_EQ(bx_register_batch(job, "batch", harness_no_rows, NULL, NULL), 0);
     /* In worker 1 "hold" never answers. In the others it does, because the hostile worker calls them too. */
     return bx_job_rank(job) == 1 ? bx_register_async(job, "hold", BX_INLINE, harness_never, NULL)
                                  : bx_register(job, "hold", BX_INLINE, harness_echo, NULL);

@@ -14,14 +14,10 @@
 
 enum gate { NOTED };
 
-static int setup(struct bx_job *job)
-{
-    return HARNESS_REGISTER(job, HARNESS_INLINE("echo", harness_echo), HARNESS_ASYNC("hold", harness_never));
-}
-
 /* The process was stopped, or got no CPU: the leader checks the timers before the background thread can have woken it.
  * That is not a late timer. This thread plays the leader, and holds the lock meanwhile. */
-HARNESS_TEST(late, a_deadline_that_could_not_be_reported_in_time_is_not_counted, 30, .size = 2, .setup = setup,
+HARNESS_TEST(late, a_deadline_that_could_not_be_reported_in_time_is_not_counted, 30, .size = 2,
+             .handlers = { HARNESS_INLINE("echo", harness_echo), HARNESS_ASYNC("hold", harness_never) },
              .options = { .no_spin = true })
 {
     const struct bxi_role *role;

@@ -16,27 +16,6 @@
 enum { ENTERED, LEFT, RELAYED, RELEASED, DONE };                /* gates */
 enum { RUNNING, CODE, CANCELLED, DEADLINE, LOOKS, SEEN = 16 };  /* values */
 
-HARNESS_CALLBACK(release)
-{
-    bx_future_release(future);
-}
-
-/* A future that the engine fails when the request is given up. */
-static struct bx_future *answer(const struct bx_request *request)
-{
-    struct bx_future *future = bx_future_create(bx_request_job(request));
-
-    HARNESS_EQ(bx_future_on_done(future, release, NULL), 0);
-    return bx_future_acquire(future);
-}
-
-/* Never answers. */
-HARNESS_ASYNC_HANDLER(hold)
-{
-    *reply = answer(request);
-    return 0;
-}
-
 /* ---- worker 2 ------------------------------------------------------------------------------------ */
 
 HARNESS_HANDLER(stay)
@@ -126,7 +105,7 @@ static int call_far(const struct bx_request *request, const char *function)
 /* Its own future is not the call's. */
 HARNESS_ASYNC_HANDLER(relay_async)
 {
-    *reply = answer(request);
+    harness_never(request, args, reply, NULL);
     return call_far(request, context);
 }
 
@@ -156,7 +135,7 @@ HARNESS_ASYNC_HANDLER(relay_later)
     struct bx_job *job = bx_request_job(request);
     OWN(future) *first = NULL;
 
-    *reply = answer(request);
+    harness_never(request, args, reply, NULL);
     first = harness_async(job, "worker2", "echo");
     bx_future_release(bx_future_then(first, call_again, job, NULL));
     return 0;
@@ -168,7 +147,7 @@ static int setup(struct bx_job *job)
     bool last = bx_job_rank(job) + 2 >= bx_job_world_size(job);
 
     HARNESS_REGISTER(job, HARNESS_BLOCKING("stay", stay), HARNESS_BLOCKING("stay_on", stay_on),
-                     HARNESS_INLINE("echo", harness_nothing), HARNESS_ASYNC("hold", hold));
+                     HARNESS_INLINE("echo", harness_nothing), HARNESS_ASYNC("hold", harness_never));
     HARNESS_EQ(bx_register(job, "relay_sync", BX_BLOCKING, relay_sync, last ? to_stay : to_relay), 0);
     return HARNESS_REGISTER(job, { "relay_many", BX_BLOCKING, relay_many, NULL, to_stay },
                             { "relay_async", BX_INLINE, NULL, relay_async, to_stay },
@@ -306,14 +285,8 @@ HARNESS_HANDLER(call_and_leave)
     return bx_rpc_async(bx_request_job(request), "worker2", "stay_on", NULL, NULL, &left_behind);
 }
 
-static int setup_going_on(struct bx_job *job)
-{
-    HARNESS_REGISTER(job, HARNESS_BLOCKING("detached", call_detached),
-                     HARNESS_BLOCKING("leave_behind", call_and_leave));
-    return setup(job);
-}
-
-HARNESS_TEST(nested, detached_call_goes_on, 20, .size = 3, .setup = setup_going_on)
+HARNESS_TEST(nested, detached_call_goes_on, 20, .size = 3, .setup = setup,
+             .handlers = { HARNESS_BLOCKING("detached", call_detached) })
 {
     struct bx_future *future = harness_async(job, "worker1", "detached");
 
@@ -336,8 +309,9 @@ static void has_a_call_left(struct bx_job *job)
     bx_future_release(left_behind);
 }
 
-HARNESS_TEST(nested, call_goes_on_when_the_request_was_answered, 20, .size = 3, .setup = setup_going_on,
-             .dies = 1u << 0, .body = { NULL, has_a_call_left, harness_serve })
+HARNESS_TEST(nested, call_goes_on_when_the_request_was_answered, 20, .size = 3, .setup = setup, .dies = 1u << 0,
+             .handlers = { HARNESS_BLOCKING("leave_behind", call_and_leave) },
+             .body = { NULL, has_a_call_left, harness_serve })
 {
     harness_leaves_by_itself();
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "leave_behind", NULL, NULL, NULL), 0);
@@ -381,8 +355,7 @@ HARNESS_HANDLER(call_often)
         HARNESS_EQ(bx_rpc_sync(bx_request_job(request), "worker0", "echo", NULL, NULL, NULL), 0);
     HARNESS_CHECK(waiting->call_capacity > 0 && waiting->call_capacity <= 4);
     HARNESS_EQ(bx_rpc_many(bx_request_job(request), "worker0", "echo", MANY, NULL, NULL, futures), 0);
-    for (int i = 0; i < MANY; i++)
-        harness_end(futures[i], 0);
+    harness_end_all(futures, MANY, 0);
     HARNESS_CHECK(waiting->call_capacity <= 4 * MANY);
     return 0;
 }
@@ -450,10 +423,8 @@ HARNESS_HANDLER(wait_for_room)
     HARNESS_EQ(bx_rpc_many(job, "worker2", "hold", BXI_CALLS_MAX - 1, NULL, &own, futures), 0);
     harness_post(ENTERED);
     note_end(bx_rpc_sync(job, "worker2", "echo", NULL, NULL, NULL), bx_error_text());
-    for (int i = 0; i < BXI_CALLS_MAX - 1; i++) {
-        HARNESS_EQ(bx_future_cancel(futures[i]), 0);
-        bx_future_release(futures[i]);
-    }
+    for (int i = 0; i < BXI_CALLS_MAX - 1; i++)
+        harness_cancel(futures[i]);
     harness_post(LEFT);
     return 0;
 }
@@ -508,12 +479,6 @@ static uint64_t seen(uint64_t looks)
     return harness_load(DEADLINE);
 }
 
-static void end(struct bx_future **futures, int count)
-{
-    for (int i = 0; i < count; i++)
-        harness_end(futures[i], 0);
-}
-
 HARNESS_HANDLER(call_all_ways)
 {
     uint64_t own_ns = bx_request_deadline_ns(request);
@@ -524,10 +489,10 @@ HARNESS_HANDLER(call_all_ways)
     HARNESS_EQ(bx_rpc_sync(job, "worker0", "look", NULL, NULL, NULL), 0);
     HARNESS_EQ(seen(1), own_ns);
     HARNESS_EQ(bx_rpc_async(job, "worker0", "look", NULL, NULL, futures), 0);
-    end(futures, 1);
+    harness_end(futures[0], 0);
     HARNESS_EQ(seen(1), own_ns);
     HARNESS_EQ(bx_rpc_many(job, "worker0", "look", 2, NULL, NULL, futures), 0);
-    end(futures, 2);
+    harness_end_all(futures, 2, 0);
     HARNESS_EQ(seen(2), own_ns);
     HARNESS_EQ(bx_rpc_oneway(job, "worker0", "look", NULL, NULL), 0);
     HARNESS_EQ(seen(1), own_ns);
@@ -535,7 +500,7 @@ HARNESS_HANDLER(call_all_ways)
     HARNESS_EQ(bx_rref_sync(rref, "method", NULL, NULL, NULL), 0);
     HARNESS_EQ(seen(1), own_ns);
     HARNESS_EQ(bx_rref_async(rref, "method", NULL, NULL, futures), 0);
-    end(futures, 1);
+    harness_end(futures[0], 0);
     HARNESS_EQ(seen(1), own_ns);
     HARNESS_EQ(bx_rref_oneway(rref, "method", NULL, NULL), 0);
     HARNESS_EQ(seen(1), own_ns);
@@ -628,25 +593,17 @@ static void calls(struct bx_job *job)
     HARNESS_EQ(bx_rpc_sync(job, "worker1", relay, NULL, &options, NULL), 0);
 }
 
-static void try_deadlines(const char *name)
+/* Calls of every kind have the deadline of the request; one keeps an earlier deadline, and a detached one its own; a
+ * call of an inline handler has its own. */
+Test(nested, calls_have_the_deadline_of_the_request_or_their_own, .timeout = 60)
 {
-    relay = name;
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup_deadlines, .body = { calls } });
-}
+    static const char *const names[] = { "all_ways", "options", "wait" };
 
-Test(nested, calls_of_every_kind_have_the_deadline_of_the_request, .timeout = 20)
-{
-    try_deadlines("all_ways");
-}
-
-Test(nested, call_keeps_an_earlier_deadline_and_a_detached_one_its_own, .timeout = 20)
-{
-    try_deadlines("options");
-}
-
-Test(nested, call_of_an_inline_handler_has_its_own_deadline, .timeout = 20)
-{
-    try_deadlines("wait");
+    for (int i = 0; i < 3; i++) {
+        fprintf(stderr, "nested: %s\n", relay = names[i]);
+        harness_reset();
+        harness_run(&(struct harness_world){ .size = 2, .setup = setup_deadlines, .body = { calls } });
+    }
 }
 
 HARNESS_TEST(nested, callback_of_an_answered_request_calls_for_none, 20, .size = 2, .setup = setup_deadlines)

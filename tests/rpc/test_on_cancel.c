@@ -291,13 +291,6 @@ HARNESS_HANDLER(remove_early)
     return 0;
 }
 
-static int setup_outlast(struct bx_job *job)
-{
-    HARNESS_REGISTER(job, HARNESS_BLOCKING("remove_early", remove_early),
-                     HARNESS_BLOCKING("return_early", return_early));
-    return setup(job);
-}
-
 static void cancel_early(struct bx_job *job, const char *function)
 {
     struct bx_future *future = harness_async(job, "worker1", function);
@@ -308,12 +301,14 @@ static void cancel_early(struct bx_job *job, const char *function)
     HARNESS_EQ(harness_load(ON_TIME), 1);
 }
 
-HARNESS_TEST(on_cancel, answer_waits_for_a_hook_that_runs, 20, .size = 2, .setup = setup_outlast)
+HARNESS_TEST(on_cancel, answer_waits_for_a_hook_that_runs, 20, .size = 2, .setup = setup,
+             .handlers = { HARNESS_BLOCKING("return_early", return_early) })
 {
     cancel_early(job, "return_early");
 }
 
-HARNESS_TEST(on_cancel, removal_waits_for_a_hook_that_runs, 20, .size = 2, .setup = setup_outlast)
+HARNESS_TEST(on_cancel, removal_waits_for_a_hook_that_runs, 20, .size = 2, .setup = setup,
+             .handlers = { HARNESS_BLOCKING("remove_early", remove_early) })
 {
     cancel_early(job, "remove_early");
 }
@@ -378,14 +373,9 @@ HARNESS_HANDLER(inline_stays)
     return 0;
 }
 
-static int setup_asking(struct bx_job *job)
-{
-    HARNESS_REGISTER(job, HARNESS_INLINE("inline_asks", inline_asks), HARNESS_ASYNC("async_asks", async_asks),
-                     HARNESS_INLINE("stays", inline_stays));
-    return setup(job);
-}
-
-HARNESS_TEST(on_cancel, hook_is_for_blocking_handlers, 20, .size = 2, .setup = setup_asking)
+HARNESS_TEST(on_cancel, hook_is_for_blocking_handlers, 20, .size = 2, .setup = setup,
+             .handlers = { HARNESS_INLINE("inline_asks", inline_asks), HARNESS_ASYNC("async_asks", async_asks),
+                           HARNESS_INLINE("stays", inline_stays) })
 {
     const struct bx_call_options hasty = { .timeout_ns = 100 * HARNESS_MS };
 

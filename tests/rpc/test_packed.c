@@ -342,8 +342,7 @@ HARNESS_TEST(packed, a_reply_does_not_wait_for_handlers_that_take_long, 60, .siz
         args[i] = harness_msg_i64(0);
     for (int round = 0; round < 20; round++) {
         send(job, "worker1", "slow", 100);
-        for (int i = 0; i < 100; i++)
-            harness_end(futures[i], 0);
+        harness_end_all(futures, 100, 0);
     }
     for (int i = 0; i < 100; i++) {
         bx_msg_destroy(args[i]);

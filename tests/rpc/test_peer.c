@@ -35,20 +35,15 @@ HARNESS_HANDLER(flood)
     return 0;
 }
 
-static int setup(struct bx_job *job)
-{
-    return HARNESS_REGISTER(job, HARNESS_INLINE("stop", stop), HARNESS_INLINE("take", harness_nothing),
-                            HARNESS_INLINE("flood", flood));
-}
-
 static uint64_t want_credit(struct bx_job *job)
 {
     return bxi_load_relaxed(&job->control->pair[1].want_credit);
 }
 
 /* A thread that leads queues the handler's calls, gets its own reply at once, and leaves without having slept. */
-HARNESS_TEST(peer, sets_want_credit_before_a_leader_leaves_its_queue, 20, .size = 2, .setup = setup,
-             .options = { .no_spin = true })
+HARNESS_TEST(peer, sets_want_credit_before_a_leader_leaves_its_queue, 20, .size = 2,
+             .options = { .no_spin = true }, .handlers = { HARNESS_INLINE("stop", stop), HARNESS_INLINE("flood", flood),
+                                                           HARNESS_INLINE("take", harness_nothing) })
 {
     struct bx_future *first = harness_async(job, "worker1", "stop");
 
@@ -62,7 +57,6 @@ HARNESS_TEST(peer, sets_want_credit_before_a_leader_leaves_its_queue, 20, .size 
     HARNESS_EQ(want_credit(job), 1);
     harness_post(HANDLER_GO);
     harness_end(first, 0);
-    for (int i = 0; i < QUEUED_CALLS; i++)
-        harness_end(flood_futures[i], 0);
+    harness_end_all(flood_futures, QUEUED_CALLS, 0);
     HARNESS_EQ(want_credit(job), 0);
 }

@@ -41,16 +41,11 @@ HARNESS_HANDLER(descend)
     return 0;
 }
 
-static int setup_nested(struct bx_job *job)
-{
-    static int to_oneself;
+static int to_oneself;
+#define ACROSS HARNESS_BLOCKING("across", descend)
+#define INWARD { "inward", BX_BLOCKING, descend, NULL, &to_oneself }
 
-    HARNESS_EQ(bx_register(job, "across", BX_BLOCKING, descend, NULL), 0);
-    HARNESS_EQ(bx_register(job, "inward", BX_BLOCKING, descend, &to_oneself), 0);
-    return 0;
-}
-
-HARNESS_TEST(pool, grows_under_calls_nested_200_deep_at_each_of_two_workers, 20, .size = 2, .setup = setup_nested)
+HARNESS_TEST(pool, grows_under_calls_nested_200_deep_at_each_of_two_workers, 20, .size = 2, .handlers = { ACROSS })
 {
     /* 400 levels, 200 of them at each worker, all waiting at once. */
     HARNESS_EQ(harness_call_i64(job, "worker1", "across", 400), 400);
@@ -60,7 +55,7 @@ HARNESS_TEST(pool, grows_under_calls_nested_200_deep_at_each_of_two_workers, 20,
     HARNESS_EQ(harness_call_i64(job, "worker1", "across", 400), 400);
 }
 
-HARNESS_TEST(pool, is_busy_when_all_256_threads_wait, 20, .size = 2, .setup = setup_nested)
+HARNESS_TEST(pool, is_busy_when_all_256_threads_wait, 20, .size = 2, .handlers = { INWARD })
 {
     struct bx_msg *args = harness_msg_i64(1000000);
 
@@ -103,8 +98,7 @@ HARNESS_TEST(pool, has_sixteen_threads_for_handlers_that_do_not_wait_in_boxcar, 
         futures[i] = harness_async(job, "worker1", "stay");
     harness_await(ENTERED, 16);
     harness_post(RELEASED);
-    for (int i = 0; i < 40; i++)
-        harness_end(futures[i], 0);
+    harness_end_all(futures, 40, 0);
     HARNESS_EQ(harness_gate(ENTERED), 40);
     HARNESS_CHECK(harness_load(MOST_AT_ONCE) <= 16);
 }
@@ -147,8 +141,7 @@ HARNESS_TEST(pool, does_not_count_threads_that_wait_for_a_future, 20, .size = 2,
         futures[i] = harness_async(job, "worker1", "wait_for_it");
     harness_await(ENTERED, 40);
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "set_it", NULL, NULL, NULL), 0);
-    for (int i = 0; i < 40; i++)
-        harness_end(futures[i], 0);
+    harness_end_all(futures, 40, 0);
     bx_future_release(awaited);
 }
 
@@ -194,11 +187,9 @@ HARNESS_HANDLER(end_burst)
 static int setup_locked(struct bx_job *job)
 {
     bxi_store_relaxed(&burst, 1);
-    HARNESS_EQ(bx_register(job, "compute", BX_LOCKED, compute, NULL), 0);
-    HARNESS_EQ(bx_register(job, "end_burst", BX_INLINE, end_burst, NULL), 0);
-    HARNESS_EQ(bx_register(job, "stay", BX_LOCKED, enter_and_stay, NULL), 0);
-    HARNESS_EQ(bx_register(job, "inward", BX_LOCKED, descend, &burst), 0);
-    return 0;
+    return HARNESS_REGISTER(job, { "compute", BX_LOCKED, compute, NULL, NULL }, HARNESS_INLINE("end_burst", end_burst),
+                            { "stay", BX_LOCKED, enter_and_stay, NULL, NULL },
+                            { "inward", BX_LOCKED, descend, NULL, &burst });
 }
 
 static struct bx_future *futures[BURST];
@@ -207,12 +198,6 @@ static void begin_calls(struct bx_job *job, const char *function, int count)
 {
     for (int i = 0; i < count; i++)
         futures[i] = harness_async(job, "worker1", function);
-}
-
-static void end_calls(int count)
-{
-    for (int i = 0; i < count; i++)
-        harness_end(futures[i], 0);
 }
 
 /* Of a hundred bursts of BX_BLOCKING handlers thirteen ran on one thread or two. */
@@ -224,7 +209,7 @@ HARNESS_TEST(pool, wakes_no_thread_for_locked_work_that_another_does, 60, .size 
         int64_t threads;
 
         begin_calls(job, "compute", BURST);
-        end_calls(BURST);
+        harness_end_all(futures, BURST, 0);
         threads = harness_call_i64(job, "worker1", "end_burst", 0);
         counted += threads > 0;
         few += threads == 1 || threads == 2;
@@ -243,7 +228,7 @@ HARNESS_TEST(pool, wakes_a_thread_where_a_locked_handler_stays, 20, .size = 2, .
     harness_await(ENTERED, 16);
     HARNESS_CHECK(bxi_now_ns() - began_ns < UINT64_C(2000000000));
     harness_post(RELEASED);
-    end_calls(16);
+    harness_end_all(futures, 16, 0);
 }
 
 HARNESS_TEST(pool, wakes_a_thread_where_a_locked_handler_waits_for_another, 20, .size = 2, .setup = setup_locked)
@@ -312,19 +297,12 @@ HARNESS_HANDLER(end_thread)
 static int setup_threadless(struct bx_job *job)
 {
     const struct bx_batch_options blocking = { .blocking = true };
-    int rc = bx_register(job, "forbid_threads", BX_INLINE, forbid_threads, NULL);
 
-    if (rc == 0)
-        rc = bx_register(job, "look", BX_INLINE, harness_nothing, NULL);
-    if (rc == 0)
-        rc = bx_register(job, "nothing", BX_BLOCKING, harness_nothing, NULL);
-    if (rc == 0)
-        rc = bx_register(job, "wait_for_worker0", BX_BLOCKING, wait_for_worker0, NULL);
-    if (rc == 0)
-        rc = bx_register(job, "end_thread", BX_BLOCKING, end_thread, NULL);
-    if (rc == 0)
-        rc = bx_register_async(job, "answer_later", BX_INLINE, answer_later, NULL);
-    return rc == 0 ? bx_register_batch(job, "batch", harness_no_rows, NULL, &blocking) : rc;
+    HARNESS_REGISTER(job, HARNESS_INLINE("forbid_threads", forbid_threads), HARNESS_INLINE("look", harness_nothing),
+                     HARNESS_BLOCKING("nothing", harness_nothing), HARNESS_BLOCKING("end_thread", end_thread),
+                     HARNESS_BLOCKING("wait_for_worker0", wait_for_worker0),
+                     HARNESS_ASYNC("answer_later", answer_later));
+    return bx_register_batch(job, "batch", harness_no_rows, NULL, &blocking);
 }
 
 static void expect_no_thread(struct bx_job *job, const char *function)
@@ -357,8 +335,7 @@ HARNESS_TEST(pool, refuses_queued_requests_when_its_only_thread_waits, 20, .size
     harness_post(RELEASED);
     HARNESS_EQ(bx_future_wait(second, BX_FOREVER), -EAGAIN);
     HARNESS_HAS(bx_future_error_text(second), "no thread can be made for it");
-    for (int i = 0; i < 3; i++)
-        harness_end(rows[i], -EAGAIN);
+    harness_end_all(rows, 3, -EAGAIN);
     HARNESS_CHECK(!bx_future_is_done(first));
     harness_await(ENTERED, 2);
     bx_future_set(promise, NULL);

@@ -1,21 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * lib/rpc/pool.c: requests that are cancelled in the queue, and requests that are in it when the pool stops. Worker 0
- * has one thread for blocking handlers, which stays in "stay" until the test posts RELEASED.
+ * has one thread for blocking handlers, which stays in "stay" until the test posts HARNESS_GO.
  */
 #include "tests/harness/harness.h"
 
 #include "rpc/rpc.h"
 
-enum { ENTERED, QUEUED, CANCELLED, RELEASED, STOPPED };     /* gates */
+enum { QUEUED, CANCELLED, STOPPED };     /* gates */
 enum { ID, RAN = 8 };                                       /* values */
-
-HARNESS_HANDLER(stay)
-{
-    harness_post(ENTERED);
-    harness_await(RELEASED, 1);
-    return 0;
-}
 
 HARNESS_HANDLER(note)
 {
@@ -25,7 +18,7 @@ HARNESS_HANDLER(note)
 
 static int setup(struct bx_job *job)
 {
-    return HARNESS_REGISTER(job, HARNESS_BLOCKING("stay", stay), HARNESS_BLOCKING("note", note),
+    return HARNESS_REGISTER(job, HARNESS_BLOCKING("stay", harness_hold), HARNESS_BLOCKING("note", note),
                             HARNESS_INLINE("look", harness_nothing));
 }
 
@@ -57,7 +50,7 @@ static void keep_the_thread_busy(struct bx_job *job)
     struct bx_future *future = begin(job, "stay", 0);
 
     harness_await(CANCELLED, 1);
-    harness_post(RELEASED);
+    harness_post(HARNESS_GO);
     harness_end(future, 0);
 }
 
@@ -67,7 +60,7 @@ static void queue_first(struct bx_job *job)
 {
     struct bx_future *future;
 
-    harness_await(ENTERED, 1);
+    harness_await(HARNESS_HELD, 1);
     future = begin(job, "note", 1);
     harness_store(ID, id_of(future));
     await_read(job);
@@ -95,7 +88,7 @@ static void cancel_the_last(struct bx_job *job)
 {
     struct bx_future *first, *second, *third;
 
-    harness_await(ENTERED, 1);
+    harness_await(HARNESS_HELD, 1);
     first = begin(job, "note", 1);
     second = begin(job, "note", 2);
     await_read(job);
@@ -117,7 +110,7 @@ static void cancel_one_of_many(struct bx_job *job)
 {
     struct bx_future *futures[MANY];
 
-    harness_await(ENTERED, 1);
+    harness_await(HARNESS_HELD, 1);
     for (int i = 0; i < MANY; i++)
         futures[i] = begin(job, "note", i == MANY / 2 ? 2 : 1);
     await_read(job);
@@ -141,7 +134,7 @@ static void let_oneways_expire(struct bx_job *job)
     struct bx_msg *args = harness_msg_i64(1);
     uint64_t deadline_ns;
 
-    harness_await(ENTERED, 1);
+    harness_await(HARNESS_HELD, 1);
     do {
         hasty.timeout_ns *= 2;
         deadline_ns = bxi_now_ns() + hasty.timeout_ns;
@@ -184,14 +177,14 @@ static void stop_or_release(struct bx_job *job, int index)
         return;
     }
     HARNESS_WAIT_WHILE(!is_stopping(job));
-    harness_post(RELEASED);
+    harness_post(HARNESS_GO);
 }
 
 static void ask_before_and_after(struct bx_job *job)
 {
     struct bx_future *future;
 
-    harness_await(ENTERED, 1);
+    harness_await(HARNESS_HELD, 1);
     future = begin(job, "note", 1);
     await_read(job);
     harness_post(QUEUED);

@@ -45,19 +45,13 @@ static void start_calls(struct bx_job *job, struct bx_future **futures, int firs
                                 &(struct bx_call_options){ .timeout_ns = BX_FOREVER }, &futures[i]), 0);
 }
 
-static void end_calls(struct bx_future **futures, int count)
-{
-    for (int i = 0; i < count; i++)
-        harness_end(futures[i], 0);
-}
-
 static void meet_all(struct bx_job *job)
 {
     struct bx_future *futures[CALLS];
 
     harness_store(MEET, CALLS);
     start_calls(job, futures, 0, CALLS);
-    end_calls(futures, CALLS);
+    harness_end_all(futures, CALLS, 0);
     HARNESS_EQ(harness_gate(ENTERED), CALLS);
 }
 
@@ -124,7 +118,7 @@ HARNESS_TEST(pool_stuck, queue_that_stands_still_is_logged_and_shown, 60, .size 
 
     for (int i = BXI_POOL_READY; i < CALLS; i++)        /* releases the waiting handlers */
         harness_post(ENTERED);
-    end_calls(futures, CALLS);
+    harness_end_all(futures, CALLS, 0);
     HARNESS_EQ(shown(job, offsetof(struct bxi_now, pool_stuck_ns)), 0);
 }
 
@@ -136,12 +130,10 @@ HARNESS_TEST(pool_stuck, queue_that_was_cancelled_no_longer_stands_still, 60, .s
     harness_store(MEET, CALLS);
     start_calls(job, futures, 0, CALLS);
     harness_await(LOGGED, 1);
-    for (int i = BXI_POOL_READY; i < CALLS; i++) {
-        HARNESS_EQ(bx_future_cancel(futures[i]), 0);
-        bx_future_release(futures[i]);
-    }
+    for (int i = BXI_POOL_READY; i < CALLS; i++)
+        harness_cancel(futures[i]);
     HARNESS_WAIT_WHILE(shown(job, offsetof(struct bxi_now, pool_stuck_ns)) != 0);
     for (int i = BXI_POOL_READY; i < CALLS; i++)
         harness_post(ENTERED);
-    end_calls(futures, BXI_POOL_READY);
+    harness_end_all(futures, BXI_POOL_READY, 0);
 }

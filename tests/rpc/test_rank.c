@@ -32,18 +32,6 @@ static int setup(struct bx_job *job)
                             HARNESS_INLINE("make", make));
 }
 
-static int64_t value_of(struct bx_future *future)
-{
-    struct bx_reader reader;
-    int64_t value;
-
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
-    reader = bx_msg_reader(bx_future_value(future));
-    value = bx_read_i64(&reader);
-    bx_future_release(future);
-    return value;
-}
-
 static void call_each_rank(struct bx_job *job)
 {
     for (int rank = 0; rank < 3; rank++) {
@@ -54,10 +42,10 @@ static void call_each_rank(struct bx_job *job)
         HARNESS_EQ(bx_rpc_sync(job, bx_rank(rank), "where", NULL, NULL, &reply), 0);
         HARNESS_EQ(*(const int64_t *)bx_msg_data(reply), rank);
         HARNESS_EQ(bx_rpc_async(job, bx_rank(rank), "where", NULL, NULL, &future), 0);
-        HARNESS_EQ(value_of(future), rank);
+        HARNESS_EQ(harness_end_i64(future), rank);
         HARNESS_EQ(bx_rpc_many(job, bx_rank(rank), "where", 70, NULL, NULL, futures), 0);
         for (int i = 0; i < 70; i++)
-            HARNESS_EQ(value_of(futures[i]), rank);
+            HARNESS_EQ(harness_end_i64(futures[i]), rank);
         HARNESS_EQ(bx_rpc_oneway(job, bx_rank(rank), "count", one, NULL), 0);
         HARNESS_EQ(bx_remote(job, bx_rank(rank), "make", NULL, NULL, &rref), 0);
         HARNESS_EQ(bx_rref_wait(rref, BX_FOREVER), 0);

@@ -183,18 +183,15 @@ HARNESS_TEST(rpc_many, more_than_may_be_in_flight_are_refused_where_nothing_may_
     harness_await(HELD, BXI_CALLS_MAX);
     for (int i = 0; i < 1100; i++)
         HARNESS_CHECK((futures[i] != NULL) == (i < BXI_CALLS_MAX));
-    for (int i = 0; i < BXI_CALLS_MAX; i++) {
-        HARNESS_EQ(bx_future_cancel(futures[i]), 0);
-        bx_future_release(futures[i]);
-    }
+    for (int i = 0; i < BXI_CALLS_MAX; i++)
+        harness_cancel(futures[i]);
 }
 
 /* More than may be in flight: those that wait for room have a deadline of their own. */
 HARNESS_TEST(rpc_many, that_wait_for_room_get_their_deadlines_then, 60, .size = 2, .setup = setup)
 {
     HARNESS_EQ(bx_rpc_many(job, "worker1", "later", 1400, NULL, NULL, futures), 0);
-    for (int i = 0; i < 1400; i++)
-        harness_end(futures[i], 0);
+    harness_end_all(futures, 1400, 0);
 }
 
 /* The caller does not enter the library again until all have arrived. A bell that is due would wait for the background
@@ -206,10 +203,8 @@ HARNESS_TEST(rpc_many, wake_a_callee_that_sleeps, 30, .size = 2, .setup = setup,
         HARNESS_EQ(bx_rpc_many(job, "worker1", "hold", 10, NULL, NULL, futures), 0);
         HARNESS_EQ(bxi_load_relaxed(&job->rpc->bells_due.some), 0);
         harness_await(HELD, 10 * round);
-        for (int i = 0; i < 10; i++) {
-            HARNESS_EQ(bx_future_cancel(futures[i]), 0);
-            bx_future_release(futures[i]);
-        }
+        for (int i = 0; i < 10; i++)
+            harness_cancel(futures[i]);
     }
 }
 
@@ -246,8 +241,7 @@ HARNESS_TEST(rpc_many, fail_with_the_death_of_their_callee, 30, .size = 2, .setu
              .body = { NULL, dies })
 {
     HARNESS_EQ(bx_rpc_many(job, "worker1", "hold", 50, NULL, NULL, futures), 0);
-    for (int i = 0; i < 50; i++)
-        harness_end(futures[i], BX_E_PEER_DEAD);
+    harness_end_all(futures, 50, BX_E_PEER_DEAD);
     HARNESS_EQ(bx_rpc_many(job, "worker1", "hold", 50, NULL, NULL, futures), BX_E_PEER_DEAD);
     expect_sent(0, 50);
 }

@@ -102,8 +102,7 @@ HARNESS_TEST(unheard, error_that_was_read_is_not_logged, 60, .size = 2, .setup =
     for (int i = 0; i < 5; i++)
         bx_future_release(futures[i]);
     futures[0] = call(job, "fail_late");
-    HARNESS_EQ(bx_future_cancel(futures[0]), 0);
-    bx_future_release(futures[0]);
+    harness_cancel(futures[0]);
     harness_post(RELEASED);
     HARNESS_EQ(harness_gate(LOGGED), 0);
 }

@@ -121,6 +121,7 @@ HARNESS_ASYNC_HANDLER(add_async)
 static inline int add_batch(struct bx_batch *batch, void *context)
 {
     (void)context;
+    HARNESS_CHECK(bx_batch_object(batch, bx_batch_rows(batch)) == NULL);
     for (size_t row = 0; row < bx_batch_rows(batch); row++) {
         struct bx_reader args = bx_batch_args(batch, row);
 
@@ -138,14 +139,6 @@ HARNESS_HANDLER(twin)
 
 /* ---- Functions that get references ------------------------------------------------------------------------ */
 
-static inline struct bx_msg *number(int64_t value)
-{
-    struct bx_msg *msg = bx_msg_create(8);
-
-    bx_msg_put_i64(msg, value);
-    return msg;
-}
-
 static inline int64_t number_in(const struct bx_msg *msg)
 {
     struct bx_reader reader = bx_msg_reader(msg);
@@ -156,7 +149,7 @@ static inline int64_t number_in(const struct bx_msg *msg)
 /* Adds 1 to the counter, wherever it is, and answers its value. */
 static inline int add_one(struct bx_rref *rref, struct bx_msg *reply)
 {
-    struct bx_msg *one = number(1), *value = NULL;
+    struct bx_msg *one = harness_msg_i64(1), *value = NULL;
     int rc = bx_rref_sync(rref, "add", one, NULL, &value);
 
     bx_msg_destroy(one);
@@ -192,7 +185,7 @@ HARNESS_ASYNC_HANDLER(use_async)
 {
     struct bx_rref *rref = bx_read_rref(args);
     OWN(future) *future = NULL;
-    struct bx_msg *one = number(1);
+    struct bx_msg *one = harness_msg_i64(1);
     int rc = bx_rref_async(rref, "add", one, NULL, &future);
 
     bx_msg_destroy(one);
@@ -227,6 +220,11 @@ HARNESS_HANDLER(use_kept)
     return add_one(kept_rref, reply);
 }
 
+HARNESS_HANDLER(kept)
+{
+    return bx_msg_put_rref(reply, kept_rref);
+}
+
 HARNESS_HANDLER(drop_kept)
 {
     bx_rref_release(kept_rref);
@@ -251,14 +249,14 @@ static inline int setup(struct bx_job *job)
                      HARNESS_ASYNC("use_async", use_async));
     HARNESS_EQ(bx_register_batch(job, "use_batch", use_batch, NULL, &blocking), 0);
     return HARNESS_REGISTER(job, HARNESS_INLINE("keep", keep), HARNESS_BLOCKING("use_kept", use_kept),
-                            HARNESS_INLINE("drop_kept", drop_kept));
+                            HARNESS_INLINE("kept", kept), HARNESS_INLINE("drop_kept", drop_kept));
 }
 
 /* ---- Callers ---------------------------------------------------------------------------------------------- */
 
 static inline struct bx_rref *remote(struct bx_job *job, const char *to, const char *function, int64_t value)
 {
-    OWN(msg) *args = number(value);
+    OWN(msg) *args = harness_msg_i64(value);
     struct bx_rref *rref = NULL;
 
     HARNESS_EQ(bx_remote(job, to, function, args, NULL, &rref), 0);
@@ -267,7 +265,7 @@ static inline struct bx_rref *remote(struct bx_job *job, const char *to, const c
 
 static inline int64_t add_to(struct bx_rref *rref, int64_t value)
 {
-    OWN(msg) *args = number(value), *reply = NULL;
+    OWN(msg) *args = harness_msg_i64(value), *reply = NULL;
 
     HARNESS_EQ(bx_rref_sync(rref, "add", args, NULL, &reply), 0);
     return number_in(reply);

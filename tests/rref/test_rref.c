@@ -35,19 +35,8 @@ HARNESS_TEST(rref, to_an_object_of_ones_own_is_used_without_a_peer, 60, .size = 
     HARNESS_EQ(alive(), 0);
 }
 
-HARNESS_HANDLER(kept)
-{
-    return bx_msg_put_rref(reply, kept_rref);
-}
-
-static int setup_kept(struct bx_job *job)
-{
-    setup(job);
-    return HARNESS_REGISTER(job, HARNESS_INLINE("kept", kept));
-}
-
 /* Its maker has forgotten it by then. */
-HARNESS_TEST(rref, that_was_dropped_and_comes_back_can_be_used_at_once, 60, .size = 2, .setup = setup_kept)
+HARNESS_TEST(rref, that_was_dropped_and_comes_back_can_be_used_at_once, 60, .size = 2, .setup = setup)
 {
     OWN(msg) *reply = NULL;
     struct bx_reader reader;
@@ -102,7 +91,7 @@ static void call_every_kind(struct bx_job *job)
     struct bx_rref *rref = remote(job, "worker1", "new_counter", 0);
 
     for (int i = 0; i < 4; i++) {
-        OWN(msg) *args = number(1), *reply = NULL;
+        OWN(msg) *args = harness_msg_i64(1), *reply = NULL;
         OWN(future) *future = NULL;
         OWN(rref) *made = NULL;
 
@@ -135,7 +124,7 @@ HARNESS_TEST(rref, is_called_and_fetched_before_the_object_is_made, 60, .size = 
 {
     struct bx_rref *rref = remote(job, "worker1", "new_slow", 10);
     struct bx_future *futures[20], *value = NULL;
-    struct bx_msg *args = number(1);
+    struct bx_msg *args = harness_msg_i64(1);
 
     HARNESS_EQ(bx_rref_to_here_async(rref, NULL, &value), 0);
     for (int i = 0; i < 20; i++)
@@ -159,7 +148,7 @@ HARNESS_TEST(rref, is_called_and_fetched_before_the_object_is_made, 60, .size = 
 HARNESS_TEST(rref, has_calls_that_give_up_before_the_object_is_made, 60, .size = 2, .setup = setup)
 {
     struct bx_rref *rref = remote(job, "worker1", "new_slow", 1);
-    struct bx_msg *args = number(1), *reply = NULL;
+    struct bx_msg *args = harness_msg_i64(1), *reply = NULL;
     struct bx_future *future = NULL;
 
     HARNESS_EQ(bx_rref_sync(rref, "add", args, &(struct bx_call_options){ .timeout_ns = 20 * HARNESS_MS }, &reply),
@@ -212,7 +201,7 @@ HARNESS_TEST(rref, whose_object_could_not_be_made_fails_with_the_reason_for_ever
 HARNESS_TEST(rref, whose_object_comes_too_late_fails_and_the_object_is_destroyed, 60, .size = 2, .setup = setup)
 {
     struct bx_call_options soon = { .timeout_ns = 10 * HARNESS_MS };
-    struct bx_msg *args = number(1);
+    struct bx_msg *args = harness_msg_i64(1);
     struct bx_rref *rref = NULL;
 
     do {                                    /* a request whose deadline passes before it is handled makes nothing */
@@ -235,7 +224,7 @@ HARNESS_TEST(rref, whose_object_comes_too_late_fails_and_the_object_is_destroyed
 HARNESS_TEST(rref, of_another_type_or_without_a_method_is_refused_with_its_own_error, 60, .size = 2, .setup = setup)
 {
     struct bx_rref *rref = remote(job, "worker1", "new_counter", 0), *valueless = NULL;
-    struct bx_msg *reply = NULL, *args = number(1);
+    struct bx_msg *reply = NULL, *args = harness_msg_i64(1);
     struct bx_reader reader = bx_msg_reader(args);
 
     HARNESS_EQ(bx_rref_sync(rref, "no_such", args, NULL, NULL), BX_E_NO_FUNCTION);

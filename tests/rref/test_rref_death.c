@@ -66,12 +66,6 @@ HARNESS_HANDLER(die)
     return 0;
 }
 
-static int setup_passing(struct bx_job *job)
-{
-    HARNESS_REGISTER(job, HARNESS_INLINE("reply_kept", reply_kept), HARNESS_INLINE("die", die));
-    return setup(job);
-}
-
 /* worker2 is stopped while worker1 passes it the reference in a reply, and dies: replies of the dead are read. */
 static void asks_for_it(struct bx_job *job)
 {
@@ -117,7 +111,8 @@ static void replies_and_dies(struct bx_job *job)
 }
 
 HARNESS_TEST(rref_death, of_the_one_that_replied_with_it_counts_until_the_reply_is_read, 60, .size = 4,
-             .setup = setup_passing, .dies = 1u << 1, .body = { NULL, NULL, asks_for_it, harness_serve })
+             .setup = setup, .dies = 1u << 1, .body = { NULL, NULL, asks_for_it, harness_serve },
+             .handlers = { HARNESS_INLINE("reply_kept", reply_kept), HARNESS_INLINE("die", die) })
 {
     replies_and_dies(job);
     stays(1);                       /* worker2 has not answered ASK: what worker1 held still counts */
@@ -128,48 +123,11 @@ HARNESS_TEST(rref_death, of_the_one_that_replied_with_it_counts_until_the_reply_
     HARNESS_EQ(harness_load(CALLERS), 1);
 }
 
-/* ---- The maker dies --------------------------------------------------------------------------------------- */
-
-/* worker1 makes Y by a method of X, which is to come from worker2's request, and dies; then X is made. Calls on Y,
- * which worker2 has been passed, fail at the death: nobody makes it. */
-static void makes_of_what_is_to_come(struct bx_job *job)
-{
-    struct bx_rref *y = NULL;
-
-    harness_await(HELD, 1);
-    HARNESS_EQ(bx_rref_remote(kept_rref, "twin", NULL, NULL, &y), 0);
-    give(job, "worker2", y, false);
-    HARNESS_EQ(harness_call(job, "worker0", "new_nothing", NULL), 1);
-    harness_post(SENT);
-    raise(SIGKILL);
-}
-
-static void makes_the_first(struct bx_job *job)
-{
-    struct bx_rref *x = remote(job, "worker0", "new_slow", 5);
-    struct bx_msg *reply = NULL;
-
-    give(job, "worker1", x, false);
-    harness_post(HELD);
-    harness_await(SENT, 1);
-    HARNESS_EQ(bx_rref_sync(kept_rref, "add", NULL, NULL, &reply), BX_E_PEER_DEAD);
-    HARNESS_HAS(bx_error_text(), "its maker was gone before the object could be made");
-    bx_rref_release(kept_rref);
-    harness_post(MAY_BE_MADE);
-    HARNESS_EQ(value_of(x), 5);
-    bx_rref_release(x);
-    nothing_is_left(job);
-}
-
-HARNESS_WORLD(rref_death, of_the_maker_whose_request_waits_for_another_object_fails_its_own, 60, .size = 3,
-              .setup = setup, .dies = 1u << 1,
-              .body = { harness_serve, makes_of_what_is_to_come, makes_the_first });
-
 /* ---- The owner dies --------------------------------------------------------------------------------------- */
 
 static void each_use_fails(struct bx_rref *rref)
 {
-    struct bx_msg *args = number(1), *reply = NULL;
+    struct bx_msg *args = harness_msg_i64(1), *reply = NULL;
     struct bx_future *future = NULL;
     struct bx_rref *made = NULL;
     void *object = NULL;
@@ -272,27 +230,6 @@ HARNESS_TEST(rref_death, of_the_owner_ends_the_wait_of_one_that_has_not_been_con
 
 /* ---- Stopped workers -------------------------------------------------------------------------------------- */
 
-/* More references than the ring to the owner has room for LEAVEs: the rest is queued until it continues. */
-HARNESS_TEST(rref_death, is_not_feared_of_a_stopped_owner_and_leaves_are_queued, 60, .size = 2, .setup = setup)
-{
-    enum { MANY = 6000 };
-    static struct bx_rref *rref[MANY];
-
-    for (int i = 0; i < MANY; i++)
-        rref[i] = remote(job, "worker1", "new_counter", i);
-    HARNESS_EQ(bx_rref_wait(rref[MANY - 1], BX_FOREVER), 0);
-    for (int i = 0; i < MANY; i++)
-        HARNESS_EQ(bx_rref_wait(rref[i], BX_FOREVER), 0);
-    HARNESS_EQ(alive(), MANY);
-    harness_stop_worker(1);
-    for (int i = 0; i < MANY; i++)
-        bx_rref_release(rref[i]);
-    HARNESS_CHECK(harness_counter(job, "queued_frames") > 0);
-    stays(MANY);
-    harness_signal(1, SIGCONT);
-    nothing_is_left(job);
-}
-
 static void continues_it(struct bx_job *job)
 {
     harness_await(SENT, 1);
@@ -311,7 +248,8 @@ static void finds_none_leaked(struct bx_job *job)
     bx_job_destroy(job);
 }
 
-/* The same, and this worker leaves while the LEAVEs are queued: they go out before it is quiet. */
+/* More references than the ring to the owner has room for LEAVEs: the rest is queued until it continues. This worker
+ * leaves meanwhile: they go out before it is quiet. */
 HARNESS_TEST(rref_death, is_not_feared_of_a_stopped_owner_at_the_shutdown, 60, .size = 3, .setup = setup,
              .body = { NULL, finds_none_leaked, continues_it })
 {
@@ -325,5 +263,7 @@ HARNESS_TEST(rref_death, is_not_feared_of_a_stopped_owner_at_the_shutdown, 60, .
     harness_stop_worker(1);
     for (int i = 0; i < MANY; i++)
         bx_rref_release(rref[i]);
+    HARNESS_CHECK(harness_counter(job, "queued_frames") > 0);
+    stays(MANY);
     harness_post(SENT);
 }

@@ -18,11 +18,6 @@ TestSuite(rref_memory, .timeout = 120);
 
 enum { FAILS_IN = 8 };                      /* values: + rank */
 
-HARNESS_HANDLER(held)
-{
-    return bx_msg_put_rref(reply, kept_rref);
-}
-
 HARNESS_HANDLER(is_settled)
 {
     const struct bx_job *job = bx_request_job(request);
@@ -34,7 +29,7 @@ static int setup_memory(struct bx_job *job)
 {
     memory_fails_value = FAILS_IN + bx_job_rank(job);
     setup(job);
-    return HARNESS_REGISTER(job, HARNESS_INLINE("held", held), HARNESS_INLINE("is_settled", is_settled));
+    return bx_register(job, "is_settled", BX_INLINE, is_settled, NULL);
 }
 
 static void all_is_settled(struct bx_job *job)
@@ -70,7 +65,7 @@ static int get_held(struct bx_job *job, struct bx_rref **rref)
 {
     OWN(msg) *reply = NULL;
     struct bx_reader reader;
-    int rc = bx_rpc_sync(job, "worker2", "held", NULL, NULL, &reply);
+    int rc = bx_rpc_sync(job, "worker2", "kept", NULL, NULL, &reply);
 
     if (rc < 0)
         return rc;
@@ -83,7 +78,7 @@ HARNESS_TEST(rref_memory, of_the_queue_of_a_full_ring_may_be_out, 120, .size = 3
 {
     struct bx_rref *rref[OBJECTS], *again = NULL;
     struct bx_future *future = NULL;
-    struct bx_msg *one = number(1);
+    struct bx_msg *one = harness_msg_i64(1);
     uint64_t n = 0;
     int rc;
 

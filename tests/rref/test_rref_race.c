@@ -11,29 +11,6 @@ TestSuite(rref_race, .timeout = 60);
 enum { WRONG = 8 };                             /* values */
 enum { DONE = 8 };                     /* gates */
 
-/* ---- Coming back ------------------------------------------------------------------------------------------ */
-
-HARNESS_HANDLER(give_kept)
-{
-    return bx_msg_put_rref(reply, kept_rref);
-}
-
-/* Who else drops it meanwhile, and in what order calls run, is the simulator's (rrefs, late). */
-HARNESS_TEST(rref_race, dropped_by_its_maker_comes_back_confirmed, 60, .size = 2, .setup = setup,
-             .handlers = { HARNESS_INLINE("give_kept", give_kept) })
-{
-    struct bx_reader reader;
-    struct bx_msg *reply;
-
-    give(job, "worker1", remote(job, "worker1", "new_counter", 7), true);
-    reply = harness_ask(job, "worker1", "give_kept", NULL);
-    reader = bx_msg_reader(reply);
-    HARNESS_EQ(bx_rref_wait(bx_read_rref(&reader), BX_FOREVER), 0);
-    bx_msg_destroy(reply);
-    drop_of(job, "worker1");
-    await_alive(0);
-}
-
 /* ---- Counts ----------------------------------------------------------------------------------------------- */
 
 HARNESS_HANDLER(give_many)
@@ -74,7 +51,7 @@ HARNESS_HANDLER(make_inline)
 {
     struct bx_job *job = bx_request_job(request);
     OWN(rref) *rref = remote(job, "worker2", "new_counter", bx_read_i64(args));
-    struct bx_msg *value = NULL, *one = number(1);
+    struct bx_msg *value = NULL, *one = harness_msg_i64(1);
 
     HARNESS_EQ(bx_rref_wait(rref, BX_FOREVER), BX_E_WOULD_DEADLOCK);
     HARNESS_EQ(bx_rref_sync(rref, "add", one, NULL, &value), BX_E_WOULD_DEADLOCK);
@@ -104,7 +81,7 @@ HARNESS_TEST(rref_race, is_made_and_passed_where_one_may_not_wait, 60, .size = 3
              .handlers = { HARNESS_INLINE("make_inline", make_inline) })
 {
     for (int i = 0; i < 50; i++) {
-        struct bx_msg *args = number(i), *reply = NULL;
+        struct bx_msg *args = harness_msg_i64(i), *reply = NULL;
         struct making making = { .job = job };
         OWN(future) *future = NULL;
 

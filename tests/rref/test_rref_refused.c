@@ -7,20 +7,9 @@
 
 #include "rpc/rpc.h"
 
-#include <sys/mount.h>
 #include <sys/statvfs.h>
 
-TestSuite(rref_refused, .timeout = 60);
-
 enum { CALLED = 8 };                            /* a gate */
-
-static void resize_shm(uint64_t bytes)
-{
-    char size[40];
-
-    snprintf(size, sizeof size, "size=%llu", (unsigned long long)bytes);
-    HARNESS_EQ(mount("tmpfs", "/dev/shm", "tmpfs", MS_REMOUNT, size), 0);
-}
 
 /* The rings between worker0 and worker2 are open, and that to worker1; there is no room for any other. */
 static void fill_shm(struct bx_job *job)
@@ -35,7 +24,7 @@ static void fill_shm(struct bx_job *job)
     HARNESS_EQ(bx_rpc_oneway(job, "worker1", "drop_kept", NULL, NULL), 0);
     await_alive(0);
     HARNESS_EQ(statvfs("/dev/shm", &shm), 0);
-    resize_shm((shm.f_blocks - shm.f_bfree) * shm.f_frsize);
+    harness_resize_shm((shm.f_blocks - shm.f_bfree) * shm.f_frsize);
 }
 
 /* An object of worker0, and one of worker2. */
@@ -75,8 +64,7 @@ static void calls_and_is_refused(struct bx_job *job)
         HARNESS_EQ(bx_rpc_async(job, "worker1", "keep", args, NULL, &future[i]), 0);
     HARNESS_EQ(bx_rpc_oneway(job, "worker1", "keep", args, NULL), 0);
     HARNESS_EQ(bx_remote(job, "worker1", "new_counter", args, NULL, &made), 0);
-    for (int i = 0; i < 3; i++)
-        harness_end(future[i], BX_E_REFUSED);
+    harness_end_all(future, 3, BX_E_REFUSED);
     HARNESS_EQ(bx_rref_wait(made, BX_FOREVER), BX_E_REFUSED);
     bx_rref_release(made);
     drop_two(args, rref);
@@ -91,7 +79,7 @@ static void is_refused_and_accepted(struct bx_job *job)
     calls_and_is_refused(job);
     args = two_objects(job, rref);
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "keep", args, NULL, NULL), BX_E_REFUSED);
-    resize_shm(8u << 20);
+    harness_resize_shm(8 << 20);
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "keep", args, NULL, NULL), 0);
     bx_msg_destroy(args);
     bx_rref_release(rref[0]);
@@ -128,18 +116,8 @@ static void calls_worker1(struct bx_job *job)
     harness_serve(job);
 }
 
-static void run(harness_fn body, harness_fn third)
-{
-    harness_mount_shm(8192);
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { body, NULL, third } });
-}
+HARNESS_WORLD(rref_refused, undoes_what_the_call_has_counted_and_counts_when_it_is_accepted, 60, .size = 3,
+              .setup = setup, .body = { is_refused_and_accepted }, .shm_kib = 8192);
 
-Test(rref_refused, undoes_what_the_call_has_counted_and_counts_when_it_is_accepted)
-{
-    run(is_refused_and_accepted, NULL);
-}
-
-Test(rref_refused, fails_what_the_call_was_to_make_for_a_third_worker_too)
-{
-    run(passes_on_what_was_refused, calls_worker1);
-}
+HARNESS_WORLD(rref_refused, fails_what_the_call_was_to_make_for_a_third_worker_too, 60, .size = 3, .setup = setup,
+              .body = { passes_on_what_was_refused, NULL, calls_worker1 }, .shm_kib = 8192);

@@ -30,23 +30,11 @@ HARNESS_HANDLER(call_back)
     return bx_rpc_sync(bx_request_job(request), "worker0", "never", NULL, NULL, NULL);
 }
 
-HARNESS_CALLBACK(let_go)
-{
-    bx_future_release(future);          /* the reference that the handler acquired */
-}
-
-HARNESS_ASYNC_HANDLER(never)
-{
-    *reply = bx_future_create(bx_request_job(request));
-    return *reply == NULL ? -ENOMEM : bx_future_on_done(bx_future_acquire(*reply), let_go, NULL);
-}
-
 static int setup(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "halt", BX_INLINE, halt, NULL), 0);
-    HARNESS_EQ(bx_register(job, "call_back", BX_BLOCKING, call_back, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_INLINE("halt", halt), HARNESS_BLOCKING("call_back", call_back),
+                     HARNESS_ASYNC("never", harness_never));
     HARNESS_EQ(bx_register_batch(job, "batch", harness_no_rows, NULL, NULL), 0);
-    HARNESS_EQ(bx_register_async(job, "never", BX_INLINE, never, NULL), 0);
     return loans_setup(job);
 }
 
@@ -83,10 +71,8 @@ static int wait_for_room(struct bx_job *job)
     HARNESS_CHECK(one_more == NULL);
     if (rc == BX_E_INTERRUPTED)
         HARNESS_HAS(bx_error_text(), "1024 calls are in flight to worker 'worker1'");
-    for (int i = 0; i < BXI_CALLS_MAX; i++) {
-        HARNESS_EQ(bx_future_cancel(calls[i]), 0);
-        bx_future_release(calls[i]);
-    }
+    for (int i = 0; i < BXI_CALLS_MAX; i++)
+        harness_cancel(calls[i]);
     return rc;
 }
 
@@ -202,32 +188,20 @@ static void interrupted_while_it_waits(struct bx_job *job)
     bx_job_interrupt(job, true);        /* the shutdown goes on all the same */
 }
 
-static void run_waits(struct bx_options options)
+/* Asleep in io_uring, in epoll, spinning; without a background thread, as a program with a loop of its own is. */
+Test(interrupt, ends_each_wait, .timeout = 120)
 {
-    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { interrupted_while_it_waits },
-                                         .options = options });
-    harness_reset();
-}
+    static const struct bx_options ways[] = {
+        { .no_spin = true, .wait = BX_WAIT_AUTO }, { .no_spin = true, .wait = BX_WAIT_EPOLL },
+        { .spin_ns = 300 * HARNESS_MS }, { .own_loop = true, .no_spin = true },
+    };
 
-Test(interrupt, ends_each_wait_asleep_in_io_uring, .timeout = 60)
-{
-    run_waits((struct bx_options){ .no_spin = true, .wait = BX_WAIT_AUTO });
-}
-
-Test(interrupt, ends_each_wait_asleep_in_epoll, .timeout = 60)
-{
-    run_waits((struct bx_options){ .no_spin = true, .wait = BX_WAIT_EPOLL });
-}
-
-Test(interrupt, ends_each_wait_while_it_spins, .timeout = 60)
-{
-    run_waits((struct bx_options){ .spin_ns = 300 * HARNESS_MS });
-}
-
-/* A program with a loop of its own has no background thread. */
-Test(interrupt, ends_each_wait_without_a_background_thread, .timeout = 60)
-{
-    run_waits((struct bx_options){ .own_loop = true, .no_spin = true });
+    for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++) {
+        fprintf(stderr, "interrupt: way %zu\n", i);
+        harness_reset();
+        harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { interrupted_while_it_waits },
+                                             .options = ways[i] });
+    }
 }
 
 /* ---- From a signal handler ------------------------------------------------------------------------ */

@@ -26,24 +26,9 @@ int timerfd_settime(int fd, int flags, const struct itimerspec *when, struct iti
     return (int)syscall(SYS_timerfd_settime, fd, flags, when, before);
 }
 
-HARNESS_CALLBACK(let_go)
-{
-    bx_future_release(future);      /* the reference that the handler acquired */
-}
-
-/* Never answers. The future ends when the caller cancels the call or its deadline passes. */
-HARNESS_ASYNC_HANDLER(never)
-{
-    *reply = bx_future_create(bx_request_job(request));
-    if (*reply == NULL)
-        return -ENOMEM;
-    return bx_future_on_done(bx_future_acquire(*reply), let_go, NULL);
-}
-
 static int setup(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "ping", BX_INLINE, harness_nothing, NULL), 0);
-    return bx_register_async(job, "never", BX_INLINE, never, NULL);
+    return HARNESS_REGISTER(job, HARNESS_INLINE("ping", harness_nothing), HARNESS_ASYNC("never", harness_never));
 }
 
 HARNESS_CALLBACK(note_end)

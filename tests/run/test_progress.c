@@ -69,14 +69,12 @@ HARNESS_THEN(wait_in_then)
 
 static int setup_waiting(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "twice", BX_INLINE, harness_twice, NULL), 0);
-    HARNESS_EQ(bx_register(job, "inline", BX_INLINE, wait_inline, NULL), 0);
-    HARNESS_EQ(bx_register_async(job, "async", BX_INLINE, wait_async, NULL), 0);
-    HARNESS_EQ(bx_register_batch(job, "gather", wait_in_body, job, NULL), 0);
-    return 0;
+    return bx_register_batch(job, "gather", wait_in_body, job, NULL);
 }
 
-HARNESS_TEST(progress, refuses_to_wait_in_handlers_bodies_and_callbacks, 20, .size = 2, .setup = setup_waiting)
+HARNESS_TEST(progress, refuses_to_wait_in_handlers_bodies_and_callbacks, 20, .size = 2, .setup = setup_waiting,
+             .handlers = { HARNESS_INLINE("twice", harness_twice), HARNESS_INLINE("inline", wait_inline),
+                           HARNESS_ASYNC("async", wait_async) })
 {
     OWN(msg) *args = harness_msg_i64(1);
     OWN(future) *call = NULL, *then = NULL;
@@ -108,7 +106,7 @@ static void count_death(struct bx_job *job, int rank, void *context)
 
 static int setup_death(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "twice", BX_INLINE, harness_twice, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_INLINE("twice", harness_twice));
     return bx_on_death(job, count_death, NULL);
 }
 
@@ -144,9 +142,8 @@ HARNESS_BATCH(alone)
 
 static int setup_loop(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "twice", BX_INLINE, harness_twice, NULL), 0);
-    HARNESS_EQ(bx_register(job, "twice_blocking", BX_BLOCKING, harness_twice, NULL), 0);
-    HARNESS_EQ(bx_register(job, "quit", BX_INLINE, quit, NULL), 0);
+    HARNESS_REGISTER(job, HARNESS_INLINE("twice", harness_twice), HARNESS_BLOCKING("twice_blocking", harness_twice),
+                     HARNESS_INLINE("quit", quit));
     HARNESS_EQ(bx_register_batch(job, "alone", alone, NULL,
                                  &(struct bx_batch_options){ .flush_after_ns = 10 * HARNESS_MS }), 0);
     HARNESS_EQ(bx_batch_add_member(job, "alone", bx_job_rank(job)), 0);     /* a member that never calls */

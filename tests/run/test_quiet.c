@@ -153,11 +153,6 @@ Test(quiet, wait_is_not_while_somebody_needs_every_reply)
 
 enum { ASKED, DONE };                   /* gates */
 
-static int setup(struct bx_job *job)
-{
-    return bx_register(job, "twice", BX_INLINE, harness_twice, NULL);
-}
-
 static void asks(struct bx_job *job)
 {
     harness_await(ASKED, 1);
@@ -167,7 +162,8 @@ static void asks(struct bx_job *job)
 
 /* A request that comes while no thread of the program waits rings the background thread. After that, synchronous calls
  * are loud for a while. */
-HARNESS_TEST(quiet_job, waits_are_not_after_a_request_has_rung, 20, .size = 2, .setup = setup, .body = { NULL, asks })
+HARNESS_TEST(quiet_job, waits_are_not_after_a_request_has_rung, 20, .size = 2,
+             .handlers = { HARNESS_INLINE("twice", harness_twice) }, .body = { NULL, asks })
 {
     HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 1), 2);
     harness_post(ASKED);

@@ -16,11 +16,6 @@ HARNESS_HANDLER(stay)
     return 0;
 }
 
-static int setup(struct bx_job *job)
-{
-    return bx_register(job, "stay", BX_BLOCKING, stay, NULL);
-}
-
 /* ---- In a destructor of the program ------------------------------------------------------------ */
 
 static pthread_key_t key;
@@ -90,7 +85,7 @@ Test(wait, sleeps_in_a_destructor_that_runs_after_that_of_the_library, .timeout 
 {
     for (int wait = BX_WAIT_AUTO; wait <= BX_WAIT_EPOLL; wait += BX_WAIT_EPOLL - BX_WAIT_AUTO) {
         harness_run(&(struct harness_world){
-            .size = 2, .setup = setup, .body = { wait_in_a_destructor },
+            .size = 2, .handlers = { HARNESS_BLOCKING("stay", stay) }, .body = { wait_in_a_destructor },
             .options = { .no_spin = true, .wait = (enum bx_wait)wait } });
         harness_reset();
     }

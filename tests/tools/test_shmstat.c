@@ -213,7 +213,7 @@ HARNESS_TEST(shmstat, lists_a_job_with_its_workers_and_memory, 30, .size = 3, .s
     EXPECT(found, "segment_bytes", 3 * bxi_control_used(3));
     EXPECT(found, "arena_bytes", 0);
     for (int rank = 0; rank < 3; rank++)
-        EXPECT(stat_run_worker(&run, rank), "pid", harness_load(LOANS_PID + rank));
+        EXPECT(stat_run_worker(&run, rank), "pid", harness_pid(rank));
 }
 
 HARNESS_TEST(shmstat, tells_io_uring_from_epoll, 30, .size = 2, .setup = loans_setup,

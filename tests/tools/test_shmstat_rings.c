@@ -249,7 +249,7 @@ HARNESS_TEST(shmstat_rings, show_a_request_that_a_stopped_worker_leaves_unread, 
     double seconds = NAN, most;
 
     HARNESS_EQ(harness_call(job, "worker1", "echo", harness_msg_i64(1)), 1);
-    loans_stop(1);
+    harness_stop_worker(1);
     future = loans_start(job, "worker1", "echo", harness_msg_i64(2));
 
     struct stat_run run = stat_run_fine("show", harness_job_name()), text = stat_run("show %s", harness_job_name());
@@ -264,7 +264,7 @@ HARNESS_TEST(shmstat_rings, show_a_request_that_a_stopped_worker_leaves_unread, 
     HARNESS_HAS(text.text, "UNREAD\n");
     for (const char *line = text.text; *line != '\0'; line = strchr(line, '\n') + 1)
         HARNESS_CHECK(strcspn(line, "\n") <= 80);
-    loans_signal(1, SIGCONT);
+    harness_signal(1, SIGCONT);
     HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
 }
 

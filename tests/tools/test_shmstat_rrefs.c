@@ -216,7 +216,7 @@ HARNESS_TEST(shmstat_rrefs, shows_the_objects_of_a_job_until_they_are_destroyed,
 {
     uint64_t began_ns = bxi_now_ns();
     struct bx_rref *rref = remote(job, "worker1", "new_slow", 5);
-    struct bx_msg *args = bx_msg_create(0), *one = number(1);
+    struct bx_msg *args = bx_msg_create(0), *one = harness_msg_i64(1);
     struct bx_future *value = NULL, *sum = NULL;
     struct stat_run run = rrefs_when("to_come", 1);
 

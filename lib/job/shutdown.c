@@ -36,21 +36,32 @@ static struct bx_job *job_of(struct bxi_waiter *waiter)
 
 /* ---- serving ----------------------------------------------------------------------------------- */
 
+/* Lock, as others_leave and next_death: threads that serve at once report each death once, and a worker that comes back
+ * takes leavers and lost down (join.c). */
+static bool has_death(const struct bx_job *job)
+{
+    /* [deaths] sequentially consistent, pairs with the additions in watch.c: read after the waiter has been counted. */
+    return bxi_load_seq_cst(&job->rpc->deaths) > job->boot->deaths_reported;
+}
+
+static bool others_leave(const struct bx_job *job)
+{
+    /* Leavers are read before lost, and lost is counted first: a loss between the two loads is not taken for leaving.
+     * */
+    uint32_t leavers = bxi_load_seq_cst(&job->rpc->leavers), lost = bxi_load_seq_cst(&job->rpc->lost);
+
+    return leavers > lost || lost == (uint32_t)job->world_size - 1;
+}
+
 static bool serve_ready(struct bxi_waiter *waiter)
 {
     struct bx_job *job = job_of(waiter);
+    bool ready;
 
-    /* [deaths] sequentially consistent, pairs with the additions in watch.c: read after the waiter has been counted. */
-    if (bxi_load_seq_cst(&job->rpc->deaths) > job->boot->deaths_reported)
-        return true;
-
-    /* Leavers are read before lost, and lost is counted first: a loss between the two loads is not taken for leaving.
-     * */
-    bxi_lock(&job->run->lock);          /* a worker that comes back takes both down, under the lock (join.c) */
-    uint32_t leavers = bxi_load_seq_cst(&job->rpc->leavers), lost = bxi_load_seq_cst(&job->rpc->lost);
+    bxi_lock(&job->run->lock);
+    ready = has_death(job) || others_leave(job);
     bxi_unlock(&job->run->lock);
-
-    return leavers > lost || lost == (uint32_t)job->world_size - 1;
+    return ready;
 }
 
 static int wait_passive(struct bx_job *job, bool (*ready)(struct bxi_waiter *), const void *object,
@@ -77,25 +88,32 @@ static const struct bxi_dead *next_death(struct bx_job *job)
 
 int bx_job_serve(struct bx_job *job)
 {
+    struct bxi_dead dead;
+    bool died, leave;
     int rc = bxi_job_check(job);
 
     if (rc < 0)
         return rc;
-    rc = bxi_out(wait_passive(job, serve_ready, &job->rpc->leavers, BX_FOREVER));
-    if (rc == BX_E_SHUTDOWN)
-        return bx_fail(rc, "worker '%s' has shut down", job->name);
-    if (rc == BX_E_INTERRUPTED)
-        return bx_fail(rc, "bx_job_interrupt ended bx_job_serve of worker '%s'", job->name);
-    if (rc < 0)
-        return bx_fail(rc, "bx_job_serve waits and cannot be called from a handler or a callback");
-    if (bxi_load_seq_cst(&job->rpc->deaths) <= job->boot->deaths_reported)
+    do {
+        rc = bxi_out(wait_passive(job, serve_ready, &job->rpc->leavers, BX_FOREVER));
+        if (rc == BX_E_SHUTDOWN)
+            return bx_fail(rc, "worker '%s' has shut down", job->name);
+        if (rc == BX_E_INTERRUPTED)
+            return bx_fail(rc, "bx_job_interrupt ended bx_job_serve of worker '%s'", job->name);
+        if (rc < 0)
+            return bx_fail(rc, "bx_job_serve waits and cannot be called from a handler or a callback");
+        bxi_lock(&job->run->lock);
+        died = has_death(job);
+        leave = others_leave(job);
+        if (died)
+            dead = *next_death(job);
+        bxi_unlock(&job->run->lock);
+    } while (!died && !leave);          /* another thread has reported that death */
+    if (!died)
         return 0;
-
-    const struct bxi_dead *dead = next_death(job);
-
-    return bx_fail(dead->code, "worker '%s' (rank %d, pid %u) %s", dead->peer->name, dead->peer->rank, dead->pid,
-                   dead->code == BX_E_PEER_DEAD ? "died" : "was cut off: its shared memory holds nonsense or was "
-                                                     "truncated");
+    return bx_fail(dead.code, "worker '%s' (rank %d, pid %u) %s", dead.peer->name, dead.peer->rank, dead.pid,
+                   dead.code == BX_E_PEER_DEAD ? "died" : "was cut off: its shared memory holds nonsense or was "
+                                                    "truncated");
 }
 
 /* ---- leaving ----------------------------------------------------------------------------------- */

@@ -27,6 +27,7 @@
 struct job_waiter {
     struct bxi_waiter waiter;   /* first */
     struct bx_job *job;
+    bool others_leave;          /* serve_ready has seen that. Lock */
 };
 
 static struct bx_job *job_of(struct bxi_waiter *waiter)
@@ -55,11 +56,13 @@ static bool others_leave(const struct bx_job *job)
 
 static bool serve_ready(struct bxi_waiter *waiter)
 {
-    struct bx_job *job = job_of(waiter);
+    struct job_waiter *server = (struct job_waiter *)(void *)waiter;
+    struct bx_job *job = server->job;
     bool ready;
 
     bxi_lock(&job->run->lock);
-    ready = has_death(job) || others_leave(job);
+    server->others_leave = others_leave(job);
+    ready = has_death(job) || server->others_leave;
     bxi_unlock(&job->run->lock);
     return ready;
 }
@@ -69,7 +72,7 @@ static int wait_passive(struct bx_job *job, bool (*ready)(struct bxi_waiter *), 
 {
     struct job_waiter waiter = {
         .waiter = { .ready = ready, .object = object, .deadline_ns = deadline_ns, .passive = true,
-                    .lasts = ready != serve_ready },
+                    .lasts = true },
         .job = job,
     };
 
@@ -95,7 +98,12 @@ int bx_job_serve(struct bx_job *job)
     if (rc < 0)
         return rc;
     do {
-        rc = bxi_out(wait_passive(job, serve_ready, &job->rpc->leavers, BX_FOREVER));
+        struct job_waiter server = {
+            .waiter = { .ready = serve_ready, .object = &job->rpc->leavers, .deadline_ns = BX_FOREVER, .passive = true },
+            .job = job,
+        };
+
+        rc = bxi_out(bxi_wait(job->run, &server.waiter));
         if (rc == BX_E_SHUTDOWN)
             return bx_fail(rc, "worker '%s' has shut down", job->name);
         if (rc == BX_E_INTERRUPTED)
@@ -104,7 +112,7 @@ int bx_job_serve(struct bx_job *job)
             return bx_fail(rc, "bx_job_serve waits and cannot be called from a handler or a callback");
         bxi_lock(&job->run->lock);
         died = has_death(job);
-        leave = others_leave(job);
+        leave = server.others_leave;
         if (died)
             dead = *next_death(job);
         bxi_unlock(&job->run->lock);

@@ -99,7 +99,8 @@ int bx_job_serve(struct bx_job *job)
         return rc;
     do {
         struct job_waiter server = {
-            .waiter = { .ready = serve_ready, .object = &job->rpc->leavers, .deadline_ns = BX_FOREVER, .passive = true },
+            .waiter = { .ready = serve_ready, .object = &job->rpc->leavers, .deadline_ns = BX_FOREVER,
+                        .passive = true },
             .job = job,
         };
 

@@ -70,6 +70,11 @@ int bxi_unshared_end(int fd)
 {
     int error = errno;
 
+    if (fd == 0) {                      /* the program has closed its stdin */
+        fd = fcntl(0, F_DUPFD_CLOEXEC, 1);
+        error = errno;
+        close(0);
+    }
     if (fd >= 0 && fd < UNSHARED_MAX) {
         noted[fd] = identity_of(fd);
         if (fd >= noted_end)

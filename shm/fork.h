@@ -17,8 +17,8 @@
 extern bxi_a32 bxi_forks;               /* forks between the process that loaded the library and this one */
 
 /* Opens a descriptor that no child keeps which this process forks. `open` is an expression that makes it, or is < 0;
- * it may read another descriptor of this kind, and must not open or close one. Its value, with its errno. Any thread;
- * not a signal handler. */
+ * it may read another descriptor of this kind, and must not open or close one. Its value, with its errno, but never 0:
+ * that is "none" where these descriptors are kept. Any thread; not a signal handler. */
 #define BXI_UNSHARED(open) (bxi_unshared_begin(), bxi_unshared_end(open))
 void bxi_unshared_begin(void);
 int bxi_unshared_end(int fd);

@@ -137,7 +137,7 @@ int flags_parse(const struct flags *flags, int argc, char **argv)
 {
     struct option options[FLAGS_MAX + 3] = { { NULL, 0, NULL, 0 } };
     int count = flags->count < FLAGS_MAX ? (int)flags->count : FLAGS_MAX;
-    int found;
+    int found, at = optind;
 
     for (int i = 0; i < count; i++)
         options[i] = (struct option){ flags->flags[i].name,
@@ -145,11 +145,11 @@ int flags_parse(const struct flags *flags, int argc, char **argv)
                                       NULL, FIRST + i };
     options[count] = (struct option){ "help", no_argument, NULL, FIRST + count };
     options[count + 1] = (struct option){ "version", no_argument, NULL, FIRST + count + 1 };
-    while ((found = getopt_long(argc, argv, "+:", options, NULL)) != -1) {
+    for (; (found = getopt_long(argc, argv, "+:", options, NULL)) != -1; at = optind) {
         if (found == ':')
-            return flags_wrong(flags, "%s needs a value", argv[optind - 1]);
-        if (found == '?')
-            return flags_wrong(flags, "there is no flag %s, or it takes no value", argv[optind - 1]);
+            return flags_wrong(flags, "%s needs a value", argv[at]);
+        if (found == '?')               /* within -xy getopt_long stays where it is */
+            return flags_wrong(flags, "there is no flag %s, or it takes no value", argv[at]);
         if (found == FIRST + count)
             fputs(flags->help, stdout);
         else if (found == FIRST + count + 1)

@@ -119,10 +119,12 @@ int worker_spawn(const char *program, const struct bx_spawn_options *options, bx
 
 int worker_spawn_failed(const char *program, int code, const struct bx_spawn_report *report)
 {
-    if (code == BX_E_INTERRUPTED)
+    bool unread = ending_is_unread();
+
+    if (code != BX_E_INTERRUPTED && !unread)
+        fprintf(stderr, "%s: %s\n", program, worker_reason(code));
+    /* Also after a failure that the others have survived: a shell's loop is to end with the program. */
+    if (report->interrupt_signal != 0)
         return ending_by(report->interrupt_signal, -1);
-    if (ending_is_unread())
-        return ending_by(SIGPIPE, -1);
-    fprintf(stderr, "%s: %s\n", program, worker_reason(code));
-    return -1;
+    return unread ? ending_by(SIGPIPE, -1) : -1;
 }

@@ -45,6 +45,7 @@
 #define CONNECTION_NS UINT64_C(3000000000)
 #define DEATH_POLL_NS UINT64_C(5000000)     /* while the role has yet to close a dead worker */
 #define NAME_NS UINT64_C(1000000000)        /* between two checks of the name */
+#define FAILED_NS 20000000                  /* between two attempts to wait that fail */
 
 struct connection {
     int fd;                             /* 0: unused */
@@ -374,17 +375,29 @@ static uint64_t look_at_waiting(struct bxi_door *door)
     return until_ns;
 }
 
+/* entries: what ppoll said; NULL: it failed. */
 static void see_deaths(struct bxi_door *door, const struct pollfd *entries)
 {
     for (int rank = 0; rank < door->job->world_size; rank++) {
         struct bxi_peer *peer = door->watched[rank];
 
-        if (peer == NULL || entries[rank].revents == 0)
+        if (peer == NULL || (entries != NULL ? entries[rank].revents == 0 : !has_ended(peer)))
             continue;
         door->watched[rank] = NULL;
         bxi_exchange(&peer->death_seen, BXI_PEER_DEAD);
         bxi_event(door->job->run, BXI_EVENT_DEATH);
     }
+}
+
+/* ppoll takes no more entries than this process may open files, which the program may have limited since (a sandbox);
+ * or there was no memory. True: the end. */
+static bool wait_without(struct bxi_door *door)
+{
+    uint64_t rung;
+
+    see_deaths(door, NULL);
+    nanosleep(&(struct timespec){ .tv_nsec = FAILED_NS }, NULL);
+    return read(door->wake_fd, &rung, sizeof(rung)) == sizeof(rung);
 }
 
 static void *serve(void *argument)
@@ -410,10 +423,13 @@ static void *serve(void *argument)
         for (int rank = 0; rank < door->job->world_size; rank++)
             processes[rank] = (struct pollfd){ .fd = door->watched[rank] != NULL ? door->watched[rank]->pidfd : -1,
                                                .events = POLLIN };
-        if (ppoll(entries, count, &left, NULL) <= 0)
-            continue;
-        if (entries[0].revents != 0)
+
+        int ready = ppoll(entries, count, &left, NULL);
+
+        if (ready < 0 ? wait_without(door) : ready > 0 && entries[0].revents != 0)
             return NULL;
+        if (ready <= 0)
+            continue;
         see_deaths(door, processes);
         for (int i = 0; i < CONNECTIONS_MAX; i++)
             if (connections[i].revents != 0)

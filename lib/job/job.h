@@ -62,7 +62,7 @@ struct bxi_boot {
     char door_path[BXI_BOOT_PATH_BYTES];    /* start: its name */
     int mutex_fd;                       /* start; while this worker joins a job that runs: the joiners' mutex; else 0 */
     struct bxi_door *door;              /* start: its thread's; NULL */
-    uint32_t deaths_reported;           /* by bx_job_serve */
+    uint32_t deaths_reported;           /* by bx_job_serve. Lock */
 };
 
 /* A job with its parts, in one block of memory. */

@@ -27,6 +27,7 @@
 struct job_waiter {
     struct bxi_waiter waiter;   /* first */
     struct bx_job *job;
+    bool others_leave;          /* serve_ready has seen that. Lock */
 };
 
 static struct bx_job *job_of(struct bxi_waiter *waiter)
@@ -36,21 +37,34 @@ static struct bx_job *job_of(struct bxi_waiter *waiter)
 
 /* ---- serving ----------------------------------------------------------------------------------- */
 
-static bool serve_ready(struct bxi_waiter *waiter)
+/* Lock, as others_leave and next_death: threads that serve at once report each death once, and a worker that comes back
+ * takes leavers and lost down (join.c). */
+static bool has_death(const struct bx_job *job)
 {
-    struct bx_job *job = job_of(waiter);
-
     /* [deaths] sequentially consistent, pairs with the additions in watch.c: read after the waiter has been counted. */
-    if (bxi_load_seq_cst(&job->rpc->deaths) > job->boot->deaths_reported)
-        return true;
+    return bxi_load_seq_cst(&job->rpc->deaths) > job->boot->deaths_reported;
+}
 
+static bool others_leave(const struct bx_job *job)
+{
     /* Leavers are read before lost, and lost is counted first: a loss between the two loads is not taken for leaving.
      * */
-    bxi_lock(&job->run->lock);          /* a worker that comes back takes both down, under the lock (join.c) */
     uint32_t leavers = bxi_load_seq_cst(&job->rpc->leavers), lost = bxi_load_seq_cst(&job->rpc->lost);
-    bxi_unlock(&job->run->lock);
 
     return leavers > lost || lost == (uint32_t)job->world_size - 1;
+}
+
+static bool serve_ready(struct bxi_waiter *waiter)
+{
+    struct job_waiter *server = (struct job_waiter *)(void *)waiter;
+    struct bx_job *job = server->job;
+    bool ready;
+
+    bxi_lock(&job->run->lock);
+    server->others_leave = others_leave(job);
+    ready = has_death(job) || server->others_leave;
+    bxi_unlock(&job->run->lock);
+    return ready;
 }
 
 static int wait_passive(struct bx_job *job, bool (*ready)(struct bxi_waiter *), const void *object,
@@ -58,7 +72,7 @@ static int wait_passive(struct bx_job *job, bool (*ready)(struct bxi_waiter *), 
 {
     struct job_waiter waiter = {
         .waiter = { .ready = ready, .object = object, .deadline_ns = deadline_ns, .passive = true,
-                    .lasts = ready != serve_ready },
+                    .lasts = true },
         .job = job,
     };
 
@@ -77,25 +91,38 @@ static const struct bxi_dead *next_death(struct bx_job *job)
 
 int bx_job_serve(struct bx_job *job)
 {
+    struct bxi_dead dead;
+    bool died, leave;
     int rc = bxi_job_check(job);
 
     if (rc < 0)
         return rc;
-    rc = bxi_out(wait_passive(job, serve_ready, &job->rpc->leavers, BX_FOREVER));
-    if (rc == BX_E_SHUTDOWN)
-        return bx_fail(rc, "worker '%s' has shut down", job->name);
-    if (rc == BX_E_INTERRUPTED)
-        return bx_fail(rc, "bx_job_interrupt ended bx_job_serve of worker '%s'", job->name);
-    if (rc < 0)
-        return bx_fail(rc, "bx_job_serve waits and cannot be called from a handler or a callback");
-    if (bxi_load_seq_cst(&job->rpc->deaths) <= job->boot->deaths_reported)
+    do {
+        struct job_waiter server = {
+            .waiter = { .ready = serve_ready, .object = &job->rpc->leavers, .deadline_ns = BX_FOREVER,
+                        .passive = true },
+            .job = job,
+        };
+
+        rc = bxi_out(bxi_wait(job->run, &server.waiter));
+        if (rc == BX_E_SHUTDOWN)
+            return bx_fail(rc, "worker '%s' has shut down", job->name);
+        if (rc == BX_E_INTERRUPTED)
+            return bx_fail(rc, "bx_job_interrupt ended bx_job_serve of worker '%s'", job->name);
+        if (rc < 0)
+            return bx_fail(rc, "bx_job_serve waits and cannot be called from a handler or a callback");
+        bxi_lock(&job->run->lock);
+        died = has_death(job);
+        leave = server.others_leave;
+        if (died)
+            dead = *next_death(job);
+        bxi_unlock(&job->run->lock);
+    } while (!died && !leave);          /* another thread has reported that death */
+    if (!died)
         return 0;
-
-    const struct bxi_dead *dead = next_death(job);
-
-    return bx_fail(dead->code, "worker '%s' (rank %d, pid %u) %s", dead->peer->name, dead->peer->rank, dead->pid,
-                   dead->code == BX_E_PEER_DEAD ? "died" : "was cut off: its shared memory holds nonsense or was "
-                                                     "truncated");
+    return bx_fail(dead.code, "worker '%s' (rank %d, pid %u) %s", dead.peer->name, dead.peer->rank, dead.pid,
+                   dead.code == BX_E_PEER_DEAD ? "died" : "was cut off: its shared memory holds nonsense or was "
+                                                    "truncated");
 }
 
 /* ---- leaving ----------------------------------------------------------------------------------- */

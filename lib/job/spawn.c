@@ -339,9 +339,12 @@ static void escalate(struct launch *launch)
 
     if (launch->next_signal == 0 || now_ns < launch->next_signal_ns)
         return;
-    for (int rank = 0; rank < launch->options.world_size; rank++)
-        if (launch->child[rank].pid > 0)
-            kill(launch->child[rank].pid, launch->next_signal);
+    for (int rank = 0; rank < launch->options.world_size; rank++) {
+        if (launch->child[rank].pid <= 0)
+            continue;
+        kill(launch->child[rank].pid, launch->next_signal);
+        kill(launch->child[rank].pid, SIGCONT);     /* a stopped one sees SIGTERM when it goes on */
+    }
     launch->next_signal_ns = later(now_ns, launch->options.grace_ns);
     launch->next_signal = launch->next_signal == SIGTERM ? SIGKILL : 0;
 }

@@ -163,6 +163,7 @@ check 'prints a table, with epoll too' table_with_epoll
 check 'no subcommand' refuses 'subcommand'
 check 'an unknown subcommand' refuses 'juggle' juggle
 check 'an unknown flag' refuses 'juggle' pingpong --juggle
+check 'short flags' refuses '-juggle' pingpong -juggle
 check 'a flag of another subcommand' refuses 'no such flag' pingpong --workers 3
 check 'a number out of range' refuses 'from 2 to 128' start --workers 500
 check 'a number that is none' refuses 'x' rate --inflight 6x

@@ -27,6 +27,8 @@ check 'refuses 0 episodes' refuses --max-episodes 0
 check 'refuses too many episodes' refuses --max-episodes 1000001
 check 'refuses gamma over 1' refuses --gamma 1.01
 check 'refuses a value of a switch' refuses --pack=1
+check 'refuses short flags' refuses -juggle
+check 'names them' lines 1 'no flag -juggle,' "$dir/err"
 
 # ---- Learning --------------------------------------------------------------------------------------
 

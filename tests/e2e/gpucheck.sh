@@ -94,10 +94,12 @@ check 'what does not is answered' says note box
 "$program" --devices >"$dir/none.out" 2>"$dir/none.err"
 echo $? >"$dir/none.status"
 check 'an unknown flag is refused' status 2
-"$program" --device x >"$dir/none.out" 2>"$dir/none.err"
-echo $? >"$dir/none.status"
-check 'a device that is no number is refused' status 2
-check 'with a sentence' grep -q '^gpucheck: --device: x is no number' "$dir/none.err"
+for device in x 4294967296; do
+    "$program" --device $device >"$dir/none.out" 2>"$dir/none.err"
+    echo $? >"$dir/none.status"
+    check "device $device is refused" status 2
+    check 'with a sentence' grep -q "^gpucheck: --device: $device is no number" "$dir/none.err"
+done
 "$program" --help >"$dir/none.out" 2>"$dir/none.err"
 check 'help names the statuses' grep -q '3 there is no GPU' "$dir/none.out"
 

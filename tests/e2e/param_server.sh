@@ -178,4 +178,14 @@ finish
 check 'the server killed: status 3 and nothing left' test "$status $left" = '3 nothing'
 check 'the server killed: each trainer reports it' lines 3 "^param_server: trainer[1-3]: .*'?ps'?.*" "$dir/err"
 
+# A death that the others survive, and then the end.
+start --num-batches 100000
+kill -9 "$(worker 1)"
+soon grep -q '^trainer1 has died' "$dir/out"
+kill -STOP "$(worker 2)"
+kill -INT "$launcher"
+finish
+check 'SIGINT ends it, a trainer stopped: it ends by the signal' test "$status $left" = '130 nothing'
+check 'SIGINT ends it: it names the one that died' lines 1 "^param_server: worker 'trainer1' .* signal 9" "$dir/err"
+
 exit "$failed"

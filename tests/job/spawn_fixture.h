@@ -30,6 +30,7 @@ struct seen {
 };
 
 static struct seen *seen;
+static uint64_t grace_ns = SHORT_NS;
 
 static inline void set_up(void)
 {
@@ -40,7 +41,7 @@ static inline void set_up(void)
 
 static inline int spawn(bx_worker_fn fn, void *context)
 {
-    struct bx_spawn_options options = { .job = job_name, .world_size = WORLD, .grace_ns = SHORT_NS };
+    struct bx_spawn_options options = { .job = job_name, .world_size = WORLD, .grace_ns = grace_ns };
 
     seen->rc = bx_spawn(&options, fn, context, &seen->report);
     return seen->rc;

@@ -5,6 +5,7 @@
  */
 #include "rejoin_fixture.h"
 
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
@@ -244,4 +245,20 @@ Test(door, serves_no_other_user)
     expect_of_nobody(path, 0);
     cr_assert(chmod(directory, 0700) == 0 && chmod(inner, 0700) == 0);
     expect_that_one_can_join();
+}
+
+/* As a sandbox does. Only the tests' own files need the limit again. */
+Test(door, ends_though_its_program_may_open_no_file_any_more)
+{
+    struct bx_options options = { .job = job_name, .world_size = 1, .rejoin = true };
+    struct bx_job *job = NULL;
+    struct rlimit limit;
+
+    cr_assert_eq(bx_job_create(&options, &job), 0, "%s", bx_error_text());
+    cr_assert_eq(bx_job_start(job), 0, "%s", bx_error_text());
+    cr_assert_eq(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &(struct rlimit){ 0, limit.rlim_max }), 0);
+    cr_expect_eq(bx_job_shutdown(job, 0), 0, "%s", bx_error_text());
+    setrlimit(RLIMIT_NOFILE, &limit);
+    bx_job_destroy(job);
 }

@@ -250,10 +250,12 @@ static pid_t fork_launcher(void)
     return pid;
 }
 
-static void interrupt_launcher(int signal_number)
+static void interrupt_launcher(int signal_number, bool stops)
 {
     pid_t pid = fork_launcher();
 
+    if (stops)
+        harness_kill(seen->pid[1], SIGSTOP);
     kill(pid, signal_number);
     expect_ended_well(pid);
     cr_expect_eq(seen->rc, BX_E_INTERRUPTED);
@@ -265,18 +267,25 @@ static void interrupt_launcher(int signal_number)
 
 Test(spawn, ends_the_job_on_sigterm)
 {
-    interrupt_launcher(SIGTERM);
+    interrupt_launcher(SIGTERM, false);
 }
 
 Test(spawn, ends_the_job_on_sigint)
 {
-    interrupt_launcher(SIGINT);
+    interrupt_launcher(SIGINT, false);
+}
+
+/* No SIGKILL follows. */
+Test(spawn, ends_the_job_on_sigint_though_a_worker_is_stopped_and_the_grace_unlimited)
+{
+    grace_ns = BX_FOREVER;
+    interrupt_launcher(SIGINT, true);
 }
 
 Test(spawn, ends_the_job_on_sigint_though_it_was_ignored)
 {
     signal(SIGINT, SIG_IGN);
-    interrupt_launcher(SIGINT);
+    interrupt_launcher(SIGINT, false);
 }
 
 Test(spawn, workers_ignore_a_terminals_signals)

@@ -668,6 +668,11 @@ class Tests(unittest.TestCase):
             boxcar.init(f"alone{os.getpid()}", world_size=2, start_timeout=0.2)
         with self.assertRaisesRegex(ValueError, "MASTER_ADDR"):
             rpc.init_rpc("agent", rank=0, world_size=2)
+        places = [f"tcp://{host}.ec2.internal:{port}" for host in ("ip-172-31-45-12", "ip-172-31-45-123")
+                  for port in (29500, 29501)] + ["tcp://localhost:29500"]
+        names = {rpc._job_name(place) for place in places}
+        self.assertEqual(len(names), len(places))
+        self.assertLessEqual(max(map(len, names)), 31)
         for endless in (math.inf, sys.maxsize):
             self.assertEqual(boxcar.nanoseconds(endless), boxcar._messages.FOREVER)
 

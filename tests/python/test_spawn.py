@@ -30,6 +30,11 @@ def leaves(rank):
     sys.exit(9)
 
 
+def dies_of(rank, number):
+    os.kill(os.getpid(), number)
+    time.sleep(60)
+
+
 def raises(rank, leaves_first):
     if rank == 1:
         if leaves_first:        # worker 0 raises Shutdown before this one raises its cause
@@ -119,6 +124,8 @@ class Spawn(unittest.TestCase):
             boxcar.spawn(lambda rank: None, 2)
         with self.assertRaisesRegex(boxcar.WorkerFailed, "worker0 .* ended with status 9"):
             boxcar.spawn(leaves, 1)
+        with self.assertRaisesRegex(boxcar.WorkerFailed, "worker0 .* was ended by signal 40"):
+            boxcar.spawn(dies_of, 1, (40,))         # one of those without a name
 
     def test_raises_what_a_worker_raised(self):
         began = time.monotonic()

@@ -11,6 +11,7 @@
 
 #include "job/job.h"
 
+#include <sched.h>
 #include <sys/prctl.h>
 
 #define MANY 100
@@ -170,6 +171,35 @@ HARNESS_TEST(death, of_a_stopped_worker_fails_calls_that_wait_for_room, 30, .siz
 
 /* ---- Several deaths ------------------------------------------------------------------------------- */
 
+#define SERVERS 3
+#define SERVES 20000
+
+/* Waits, without a sleep, until all threads have come as often. */
+static void meet(void)
+{
+    static bxi_a32 came;
+    uint32_t all = bxi_add(&came, 1) / SERVERS * SERVERS + SERVERS;
+
+    while (bxi_load_seq_cst(&came) < all)
+        sched_yield();
+}
+
+/* Of threads that serve at once each death is reported to one. */
+static void serves_with_others(struct bx_job *job, int index)
+{
+    static bxi_a32 deaths;
+
+    for (int i = 0; i < SERVES; i++) {
+        if (index == 0)
+            job->boot->deaths_reported = 0;
+        meet();
+        if (bx_job_serve(job) == BX_E_PEER_DEAD)
+            bxi_add(&deaths, 1);
+        meet();
+    }
+    HARNESS_EQ(bxi_load_seq_cst(&deaths), 2 * SERVES);
+}
+
 HARNESS_TEST(death, of_all_others_leaves_the_last_one_working, 30, .size = 3, .setup = setup, .dies = 1u << 1 | 1u << 2)
 {
     struct bx_future *future[2] = { harness_start(job, "worker1", "hold", harness_msg_i64(1), 0),
@@ -185,6 +215,7 @@ HARNESS_TEST(death, of_all_others_leaves_the_last_one_working, 30, .size = 3, .s
     HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
     HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
     HARNESS_EQ(bx_job_serve(job), 0);       /* no other worker is left */
+    harness_threads(job, SERVERS, serves_with_others);
 }
 
 HARNESS_HANDLER(ask_worker2)

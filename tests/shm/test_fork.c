@@ -61,6 +61,16 @@ Test(fork, keeps_what_has_got_the_number_since)
     cr_expect_eq(in_child(is_open_here), 1, "closed by the program");
 }
 
+Test(fork, uses_another_number_than_that_of_stdin)
+{
+    close(STDIN_FILENO);
+    number = BXI_UNSHARED(open("/dev/null", O_RDONLY | O_CLOEXEC));
+    cr_expect_gt(number, 0);
+    cr_expect_eq(fcntl(number, F_GETFD), FD_CLOEXEC);
+    cr_expect_eq(fcntl(STDIN_FILENO, F_GETFD), -1);
+    bxi_unshared_close(number);
+}
+
 Test(fork, notes_a_failure_to_open_nowhere)
 {
     errno = 0;

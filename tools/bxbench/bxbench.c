@@ -206,13 +206,13 @@ static int take_flag(const struct flag *flag, const struct command *command, str
 static int parse(int argc, char **argv, const struct command *command, struct bench_options *options)
 {
     struct option longs[FLAGS + 1] = { 0 };
-    int index;
+    int index, at = optind;
 
     for (size_t i = 0; i < FLAGS; i++)
         longs[i] = (struct option){ flags[i].name, flags[i].kind <= REAL || flags[i].kind == CPUS, NULL, (int)i + 1 };
     opterr = 0;
-    while ((index = getopt_long(argc, argv, "+", longs, NULL)) != -1) {
-        int rc = index == '?' ? usage("no such flag, or its value is missing", argv[optind - 1])
+    for (; (index = getopt_long(argc, argv, "+", longs, NULL)) != -1; at = optind) {
+        int rc = index == '?' ? usage("no such flag, or its value is missing", argv[at])
                               : take_flag(&flags[index - 1], command, options);
 
         if (rc != 0)

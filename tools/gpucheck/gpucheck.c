@@ -80,13 +80,15 @@ static int read_flags(int argc, char **argv, struct check_settings *settings)
         { "version", no_argument, NULL, VERSION }, { NULL, 0, NULL, 0 },
     };
     char *end = NULL;
+    long number;
     int flag;
 
     while ((flag = getopt_long(argc, argv, "h", flags, NULL)) != -1) {
         switch (flag) {
         case DEVICE:
-            settings->device = (int)strtol(optarg, &end, 10);
-            if (*optarg == '\0' || *end != '\0' || settings->device < 0 || settings->device > 1023) {
+            number = strtol(optarg, &end, 10);
+            settings->device = (int)number;
+            if (*optarg == '\0' || *end != '\0' || number < 0 || number > 1023) {
                 fprintf(stderr, "gpucheck: --device: %s is no number of a device; see gpucheck --help\n", optarg);
                 return -1;
             }

@@ -7,7 +7,6 @@ does, because this process has closed it or has died.
 """
 import contextlib
 import glob
-import itertools
 import math
 import os
 import signal
@@ -21,8 +20,6 @@ from ._errors import PeerDead, Shutdown, WorkerFailed
 from ._messages import Failure
 
 GRACE = 1       # s in which a worker ends in order when the pipe ends, and in which a failure's cause may come
-
-_numbers = itertools.count()
 
 
 def _remove(job):
@@ -75,8 +72,10 @@ def _how_it_ended(process):
     status = process.exitcode
     if status == 0:
         return None
-    return WorkerFailed(f"{process.name} (pid {process.pid}) ended with status {status}" if status > 0 else
-                        f"{process.name} (pid {process.pid}) was ended by {signal.Signals(-status).name}")
+    how = f"ended with status {status}"
+    if status < 0:          # a real-time signal has no name
+        how = "was ended by " + next((s.name for s in signal.Signals if s == -status), f"signal {-status}")
+    return WorkerFailed(f"{process.name} (pid {process.pid}) {how}")
 
 
 def _follows(error):
@@ -89,7 +88,8 @@ class _Launch:
         import multiprocessing.connection       # takes a third as long as all of boxcar
         self._connections = multiprocessing.connection
         self._context = multiprocessing.get_context("spawn")
-        self._job = f"python-{os.getpid()}-{next(_numbers)}"
+        # _remove must not meet the files of another container, where a process has the same pid.
+        self._job = f"python-{os.getpid()}-{os.urandom(4).hex()}"
         self._work = world_size, restart > 0, fn, args
         self._workers = {}              # those that have not ended: rank and process, by pipe
         self._left = [restart] * world_size

@@ -10,6 +10,7 @@ import functools
 import os
 import re
 import types
+import zlib
 from collections import namedtuple
 
 import boxcar
@@ -86,7 +87,8 @@ def _job_name(init_method):
         place = f"{_from_environment('MASTER_ADDR')}-{_from_environment('MASTER_PORT')}"
     else:
         place = re.sub("^[a-z]+://", "", init_method)
-    return ("rpc-" + re.sub("[^A-Za-z0-9_.-]", "-", place))[:31]
+    name = "rpc-" + re.sub("[^A-Za-z0-9_.-]", "-", place)
+    return name if len(name) <= 31 else f"rpc-{zlib.crc32(place.encode()):08x}-{name[-18:]}"    # the port is its end
 
 
 def init_rpc(name, backend=None, rank=-1, world_size=None, rpc_backend_options=None):

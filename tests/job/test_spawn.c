@@ -263,15 +263,8 @@ static void interrupt_launcher(int signal_number)
     cr_expect_eq(segments_of(""), 0);
 }
 
-Test(spawn, ends_the_job_on_sigterm)
-{
-    interrupt_launcher(SIGTERM);
-}
-
-Test(spawn, ends_the_job_on_sigint)
-{
-    interrupt_launcher(SIGINT);
-}
+Test(spawn, ends_the_job_on_sigterm) { interrupt_launcher(SIGTERM); }
+Test(spawn, ends_the_job_on_sigint) { interrupt_launcher(SIGINT); }
 
 Test(spawn, ends_the_job_on_sigint_though_it_was_ignored)
 {

@@ -337,12 +337,5 @@ static void expect_in_own_shm(int (*body)(void))
     expect_in_child(body, "a mount namespace is unavailable here");
 }
 
-Test(segment, without_room_for_its_control_pages_fails_and_leaves_nothing)
-{
-    expect_in_own_shm(create_without_room);
-}
-
-Test(segment, without_room_for_a_ring_goes_on_with_those_it_has)
-{
-    expect_in_own_shm(open_ring_without_room);
-}
+Test(segment, without_room_for_its_control_pages_fails_and_leaves_nothing) { expect_in_own_shm(create_without_room); }
+Test(segment, without_room_for_a_ring_goes_on_with_those_it_has) { expect_in_own_shm(open_ring_without_room); }

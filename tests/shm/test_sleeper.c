@@ -393,10 +393,7 @@ TEST_EACH(refuses_what_it_cannot_watch)
 
 TestSuite(sleeper, .timeout = 120);
 
-Test(sleeper, destroys_nothing_when_there_is_nothing)
-{
-    bxi_sleeper_destroy(NULL);
-}
+Test(sleeper, destroys_nothing_when_there_is_nothing) { bxi_sleeper_destroy(NULL); }
 
 /* ---- Refusals -------------------------------------------------------------------------------- */
 

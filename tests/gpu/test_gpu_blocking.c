@@ -47,8 +47,7 @@ static void owes(void)
     gpu_fill(gpu_lane, block->address, 1, BYTES);
     gpu_lend(block, BYTES, 0);
     gpu_post(LENT);
-    for (;;)
-        pause();
+    gpu_wait_for_the_end();
 }
 
 /* ---- Calls that block while the owner dies --------------------------------------------------- */

@@ -18,12 +18,6 @@ static void start(int rank)
     gpu_start_pair(rank, order, MET);
 }
 
-_Noreturn static void wait_for_the_end(void)
-{
-    for (;;)
-        pause();
-}
-
 /* ---- The owner dies -------------------------------------------------------------------------- */
 
 /* Lends two blocks: one is filled; the filling of the other is blocked forever by a wait for a word of its own. */
@@ -52,7 +46,7 @@ static void dying_owner(void)
     GPU_EQ(bxi_gpu_ref(never, 0, BYTES, &gpu_shared->ref[1]), 0);
     GPU_EQ(bxi_gpu_mark(stuck, &gpu_shared->ref[1].ready), 0);
     gpu_post(LENT);
-    wait_for_the_end();
+    gpu_wait_for_the_end();
 }
 
 static void owner_dies_beside(void (*other)(void), enum bxi_gpu_order wanted)
@@ -208,7 +202,7 @@ static void owner_dies_retiring(void)
     GPU_EQ(bxi_gpu_trim(gpu_device), 1);
     GPU_EQ(bxi_gpu_poll(gpu), 1);
     gpu_post(LENT);
-    wait_for_the_end();
+    gpu_wait_for_the_end();
 }
 
 static void borrower_of_retiring(void)
@@ -260,7 +254,7 @@ static void dying_borrower(void)
                                                                   .lane = BXI_GPU_LANES - 1, .value = 1 }), 0);
     GPU_EQ(bxi_gpu_mark(gpu_lane, &gpu_shared->point[0]), 0);
     gpu_post(HELD);
-    wait_for_the_end();
+    gpu_wait_for_the_end();
 }
 
 static void bereaved_owner(void)

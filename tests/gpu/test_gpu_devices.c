@@ -122,8 +122,7 @@ _Noreturn static void owner_that_dies_early(void)
 {
     start_on(0, "0", 0);
     gpu_post(LENT);
-    for (;;)
-        pause();
+    gpu_wait_for_the_end();
 }
 
 /* The helper reads regions in segments of peers, which may truncate them. */

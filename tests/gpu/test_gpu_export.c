@@ -203,19 +203,13 @@ GPU_PAIR(gpu_export, leaves_no_descriptor_open, 60, (setenv("FAKE_CUDA_DELAY_US"
 
 /* ---- Deaths ---------------------------------------------------------------------------------- */
 
-_Noreturn static void wait_for_the_end(void)
-{
-    for (;;)
-        pause();
-}
-
 static void lends_and_dies(void)
 {
     gpu_start_beside(0, 1);
     (void)lend(BYTES, 5, 0);
     gpu_wait_passed(NULL, &gpu_shared->ref[0].ready);
     gpu_post(LENT);
-    wait_for_the_end();
+    gpu_wait_for_the_end();
 }
 
 /* With memory of handles FAKE_CUDA_DROP_DEAD would overwrite it. */

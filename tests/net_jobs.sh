@@ -295,4 +295,4 @@ net_full=$build/tests/prog_net_full
 net_mix=$build/tests/prog_net_mix
 net_gpu=$build/tests/prog_net_gpu
 fake=$build/tests/libfakecuda.so
-knock=$build/tests/prog_knock
+knock=$source/tests/prog/knock.py

@@ -136,20 +136,9 @@ static void run_order(const char *order)
     device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { writes_on_its_own_stream, reads_each } });
 }
 
-Test(device_order, holds_with_words_in_host_memory, .timeout = 60)
-{
-    run_order("host");
-}
-
-Test(device_order, holds_with_words_in_device_memory, .timeout = 60)
-{
-    run_order("device");
-}
-
-Test(device_order, holds_with_events, .timeout = 60)
-{
-    run_order("events");
-}
+Test(device_order, holds_with_words_in_host_memory, .timeout = 60) { run_order("host"); }
+Test(device_order, holds_with_words_in_device_memory, .timeout = 60) { run_order("device"); }
+Test(device_order, holds_with_events, .timeout = 60) { run_order("events"); }
 
 /* ---- Reuse of memory --------------------------------------------------------------------------- */
 

@@ -255,20 +255,9 @@ static void run_late(const char *order)
                                         .body = { waits_for_the_reader, open_and_serve, open_and_serve } });
 }
 
-Test(device_passed, tensors_come_back_when_the_readers_stream_has_passed)
-{
-    run_late(NULL);
-}
-
-Test(device_passed, tensors_come_back_so_with_words_in_device_memory)
-{
-    run_late("device");
-}
-
-Test(device_passed, tensors_come_back_so_with_events)
-{
-    run_late("events");
-}
+Test(device_passed, tensors_come_back_when_the_readers_stream_has_passed) { run_late(NULL); }
+Test(device_passed, tensors_come_back_so_with_words_in_device_memory) { run_late("device"); }
+Test(device_passed, tensors_come_back_so_with_events) { run_late("events"); }
 
 /* ---- Deaths ------------------------------------------------------------------------------------------------ */
 

@@ -113,14 +113,6 @@ check 'nothing is left in /dev/shm' nothing_left
 
 # ---- shmstat ----------------------------------------------------------------------------------------
 
-device_begin()  # device_begin RANK MODE: a prog_device of the job, as begin does it
-{
-    env BX_CUDA_DRIVER="$fake" BX_JOB="$job" BX_RANK="$1" BX_WORLD_SIZE=2 BX_NAME="w$1" \
-        "$build/tests/prog_device" "$2" >"$dir/out.$1" 2>&1 </dev/null &
-    eval "pid_$1=\$!"
-    pids="$pids $!"
-}
-
 stat()          # stat STATUS ARGUMENTS...: shmstat ends with it
 {
     status=$1
@@ -140,8 +132,10 @@ shown()         # shown COMMAND PATTERN: until shmstat tells it of the job
     done
 }
 
-device_begin 0 own
-device_begin 1 hold
+export BX_CUDA_DRIVER="$fake"
+begin 0 2 own
+begin 1 2 hold
+unset BX_CUDA_DRIVER
 await 1 holds
 check 'who has a slab open is shown' shown gpu ' device 0, open in 1$'
 for command in gpu show; do

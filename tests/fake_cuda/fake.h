@@ -28,7 +28,7 @@
  * The environment, read by cuInit:
  *    FAKE_CUDA_DEVICES=2         how many; CUDA_VISIBLE_DEVICES selects some of them (numbers)
  *    FAKE_CUDA_MEMORY_MB=1024    of each device; a context takes 16 of it
- *    FAKE_CUDA_DELAY_US=300      at most, before each item of work; FAKE_CUDA_SEED
+ *    FAKE_CUDA_DELAY_US=300      at most, before each item of work
  *    FAKE_CUDA_OPEN_MS=0         duration of an open, and of a close
  *    FAKE_CUDA_OPEN_GATE=FD      opens and closes wait until this descriptor is readable
  *    FAKE_CUDA_NO_PEER=0-1,...   devices without peer access, or "all"

@@ -182,9 +182,7 @@ static struct fake_queue *choose_queue(int device)
 
 bool fake_stream_enter(struct CUstream_st *stream)
 {
-    const char *seed = getenv("FAKE_CUDA_SEED");
-
-    stream->seed = (seed != NULL ? (uint64_t)atoi(seed) : (uint64_t)getpid()) << 32 ^ (uint64_t)(uintptr_t)stream;
+    stream->seed = (uint64_t)getpid() << 32 ^ (uint64_t)(uintptr_t)stream;
     pthread_mutex_lock(&lock);
     stream->queue = choose_queue(stream->context->device);
     if (stream->queue != NULL) {

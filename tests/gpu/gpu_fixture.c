@@ -128,6 +128,12 @@ void gpu_kill(int rank)
     cr_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "process %d: %s", rank, crash_end_text(status));
 }
 
+_Noreturn void gpu_wait_for_the_end(void)
+{
+    for (;;)
+        pause();
+}
+
 void gpu_stop(int rank)
 {
     int status = 0;

@@ -76,6 +76,7 @@ void gpu_run_killed(gpu_fn dying, gpu_fn survivor, int ready, int killed);
 /* The same in steps; gpu_kill reaps the process that it kills. */
 void gpu_fork(int rank, gpu_fn body);
 void gpu_kill(int rank);
+_Noreturn void gpu_wait_for_the_end(void);          /* in the process that is killed */
 void gpu_stop(int rank);                            /* SIGSTOP; gpu_kill ends it */
 void gpu_join(int rank);
 void gpu_check_machine(void);

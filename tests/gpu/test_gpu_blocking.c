@@ -7,6 +7,8 @@
 #include "fake_library.h"
 #include "gpu_fixture.h"
 
+TestSuite(gpu_blocking, .timeout = 30);
+
 #define BYTES (256u << 10)
 #define PAUSE_US 100000                 /* enough for a thread to get into a call of the driver */
 
@@ -45,8 +47,7 @@ static void owes(void)
     gpu_fill(gpu_lane, block->address, 1, BYTES);
     gpu_lend(block, BYTES, 0);
     gpu_post(LENT);
-    for (;;)
-        pause();
+    gpu_wait_for_the_end();
 }
 
 /* ---- Calls that block while the owner dies --------------------------------------------------- */
@@ -138,8 +139,10 @@ static void is_met(void)
     gpu_end();
 }
 
-static void owner_dies_during(void *(*wanted)(void *unused), enum bxi_gpu_order by)
+static void dies_during(void *(*wanted)(void *unused), enum bxi_gpu_order by)
 {
+    if (by == BXI_GPU_DEVICE_WORDS)
+        fake_skip_few_queues("the poison waits in the queue of the stream that it is to release");
     world(by);
     call = wanted;
     gpu_fork(0, owes);
@@ -155,36 +158,22 @@ static void owner_dies_during(void *(*wanted)(void *unused), enum bxi_gpu_order 
     gpu_check_machine();
 }
 
-Test(gpu_blocking, allocation_does_not_keep_a_death_from_being_handled, .timeout = 30)
+Test(gpu_blocking, a_death_is_handled_beside_an_allocation) { dies_during(allocates, BXI_GPU_HOST_WORDS); }
+
+Test(gpu_blocking, a_death_is_handled_beside_an_allocation_with_device_words)
 {
-    owner_dies_during(allocates, BXI_GPU_HOST_WORDS);
+    dies_during(allocates, BXI_GPU_DEVICE_WORDS);
 }
 
-Test(gpu_blocking, allocation_does_not_keep_a_death_from_being_handled_with_device_words, .timeout = 30)
+Test(gpu_blocking, a_death_is_handled_beside_the_opening_of_a_lane) { dies_during(opens_a_lane, BXI_GPU_HOST_WORDS); }
+Test(gpu_blocking, a_death_is_handled_beside_the_mapping_of_a_slab) { dies_during(maps, BXI_GPU_HOST_WORDS); }
+
+Test(gpu_blocking, a_death_is_handled_beside_the_registration_of_a_peer)
 {
-    fake_skip_few_queues("the poison waits in the queue of the stream that it is to release");
-    owner_dies_during(allocates, BXI_GPU_DEVICE_WORDS);
+    dies_during(waits_for_a_new_peer, BXI_GPU_HOST_WORDS);
 }
 
-Test(gpu_blocking, opening_of_a_lane_does_not_keep_a_death_from_being_handled, .timeout = 30)
-{
-    owner_dies_during(opens_a_lane, BXI_GPU_HOST_WORDS);
-}
-
-Test(gpu_blocking, mapping_of_a_slab_does_not_keep_a_death_from_being_handled, .timeout = 30)
-{
-    owner_dies_during(maps, BXI_GPU_HOST_WORDS);
-}
-
-Test(gpu_blocking, registration_of_a_peer_does_not_keep_a_death_from_being_handled, .timeout = 30)
-{
-    owner_dies_during(waits_for_a_new_peer, BXI_GPU_HOST_WORDS);
-}
-
-Test(gpu_blocking, free_of_a_slab_does_not_keep_a_death_from_being_handled, .timeout = 30)
-{
-    owner_dies_during(frees, BXI_GPU_HOST_WORDS);
-}
+Test(gpu_blocking, a_death_is_handled_beside_the_free_of_a_slab) { dies_during(frees, BXI_GPU_HOST_WORDS); }
 
 /* A thread that is in the driver may hold any lock: here it is the test's. */
 static void releases_with_the_lock_taken(void)
@@ -208,7 +197,7 @@ static void releases_with_the_lock_taken(void)
     gpu_end();
 }
 
-Test(gpu_blocking, streams_of_a_dead_peer_are_released_without_a_lock, .timeout = 30)
+Test(gpu_blocking, streams_of_a_dead_peer_are_released_without_a_lock)
 {
     world(BXI_GPU_HOST_WORDS);
     gpu_run_killed(owes, releases_with_the_lock_taken, BLOCKED, KILLED);
@@ -261,7 +250,7 @@ static void marks_after_that(void)
     gpu_end();
 }
 
-Test(gpu_blocking, memory_is_freed_when_no_lane_waits_any_more, .timeout = 30)
+Test(gpu_blocking, memory_is_freed_when_no_lane_waits_any_more)
 {
     world(BXI_GPU_HOST_WORDS);
     gpu_run(2, (gpu_fn[]){ frees_before_its_mark, marks_after_that });
@@ -313,7 +302,7 @@ static void closes_when_nothing_waits(void)
     gpu_end();
 }
 
-Test(gpu_blocking, maps_are_closed_when_no_lane_waits_any_more, .timeout = 30)
+Test(gpu_blocking, maps_are_closed_when_no_lane_waits_any_more)
 {
     world(BXI_GPU_HOST_WORDS);
     gpu_run(2, (gpu_fn[]){ lends_and_retires, closes_when_nothing_waits });
@@ -362,7 +351,7 @@ static void marks_late(void)
     gpu_end();
 }
 
-Test(gpu_blocking, waits_are_put_off_while_memory_is_freed, .timeout = 30)
+Test(gpu_blocking, waits_are_put_off_while_memory_is_freed)
 {
     world(BXI_GPU_HOST_WORDS);
     gpu_run(2, (gpu_fn[]){ marks_late, waits_for_admission });
@@ -394,12 +383,11 @@ static void ends_beside_a_stopped_peer(void)
     GPU_CHECK(gpu->lane[idle->index] == idle);  /* no stream is destroyed beside one that waits */
 }
 
-static void closes_beside_a_stopped_peer(bool maps_wanted)
+static void closes_beside_a_stopped_peer(gpu_fn survives)
 {
     world(BXI_GPU_HOST_WORDS);
-    maps_too = maps_wanted;
     gpu_fork(0, owes);
-    gpu_fork(1, ends_beside_a_stopped_peer);
+    gpu_fork(1, survives);
     gpu_await(BLOCKED, 1);
     gpu_stop(0);
     gpu_post(KILLED);
@@ -408,14 +396,15 @@ static void closes_beside_a_stopped_peer(bool maps_wanted)
     gpu_check_machine();
 }
 
-Test(gpu_blocking, close_ends_beside_a_stopped_peer_and_leaves_the_context, .timeout = 30)
+Test(gpu_blocking, close_ends_beside_a_stopped_peer_and_leaves_the_context)
 {
-    closes_beside_a_stopped_peer(false);
+    closes_beside_a_stopped_peer(ends_beside_a_stopped_peer);
 }
 
-Test(gpu_blocking, close_ends_beside_a_stopped_peer_whose_memory_is_mapped, .timeout = 30)
+Test(gpu_blocking, close_ends_beside_a_stopped_peer_whose_memory_is_mapped)
 {
-    closes_beside_a_stopped_peer(true);
+    maps_too = true;
+    closes_beside_a_stopped_peer(ends_beside_a_stopped_peer);
 }
 
 /* The helper is in the driver, with an open that does not return; no lane of gpu/ waits. */
@@ -439,15 +428,7 @@ static void ends_while_the_helper_is_in_the_driver(void)
     usleep(PAUSE_US);                   /* the helper comes back, calls nobody and ends */
 }
 
-Test(gpu_blocking, close_ends_while_the_helper_is_in_the_driver, .timeout = 30)
+Test(gpu_blocking, close_ends_while_the_helper_is_in_the_driver)
 {
-    world(BXI_GPU_HOST_WORDS);
-    gpu_fork(0, owes);
-    gpu_fork(1, ends_while_the_helper_is_in_the_driver);
-    gpu_await(BLOCKED, 1);
-    gpu_stop(0);
-    gpu_post(KILLED);
-    gpu_join(1);
-    gpu_kill(0);
-    gpu_check_machine();
+    closes_beside_a_stopped_peer(ends_while_the_helper_is_in_the_driver);
 }

@@ -8,6 +8,8 @@
 
 #include <dlfcn.h>
 
+TestSuite(gpu_capture, .timeout = 60);
+
 enum { MODE_GLOBAL, MODE_THREAD_LOCAL };        /* CUstreamCaptureMode */
 
 struct CUgraph_st;
@@ -76,15 +78,9 @@ static void run(enum bxi_gpu_order wanted, gpu_fn body)
     gpu_run(1, (gpu_fn[]){ body });
 }
 
-Test(gpu_capture, refuses_marks_and_waits_and_stays_valid, .timeout = 60)
-{
-    run(BXI_GPU_HOST_WORDS, marks_while_captured);
-}
+Test(gpu_capture, refuses_marks_and_waits_and_stays_valid) { run(BXI_GPU_HOST_WORDS, marks_while_captured); }
 
-Test(gpu_capture, refuses_marks_of_events_and_stays_valid, .timeout = 60)
-{
-    run(BXI_GPU_EVENTS, marks_while_captured);
-}
+Test(gpu_capture, refuses_marks_of_events_and_stays_valid) { run(BXI_GPU_EVENTS, marks_while_captured); }
 
 /* A lane with marks of events under way closes while its stream is captured, so nobody can wait for it. The marks come
  * later: neither the word nor the next lane of that index sees them. */
@@ -124,7 +120,7 @@ static void closes_while_captured(void)
     gpu_end();
 }
 
-Test(gpu_capture, of_a_lane_that_closes_with_marks_of_events_under_way, .timeout = 60)
+Test(gpu_capture, of_a_lane_that_closes_with_marks_of_events_under_way)
 {
     fake_skip_few_queues("the next lane shares a queue with the stream that is held up");
     fake_skip_under("FAKE_CUDA_BLOCKING", "it makes a stream before it ends a wait of one");
@@ -174,12 +170,5 @@ static void captures_and_goes_on(void)
     gpu_end();
 }
 
-Test(gpu_capture, of_another_stream_is_not_disturbed, .timeout = 60)
-{
-    run(BXI_GPU_HOST_WORDS, captures_and_goes_on);
-}
-
-Test(gpu_capture, of_another_stream_is_not_disturbed_by_events, .timeout = 60)
-{
-    run(BXI_GPU_EVENTS, captures_and_goes_on);
-}
+Test(gpu_capture, of_another_stream_is_not_disturbed) { run(BXI_GPU_HOST_WORDS, captures_and_goes_on); }
+Test(gpu_capture, of_another_stream_is_not_disturbed_by_events) { run(BXI_GPU_EVENTS, captures_and_goes_on); }

@@ -5,6 +5,8 @@
 #include "fake_library.h"
 #include "gpu_fixture.h"
 
+TestSuite(gpu_death, .timeout = 60);
+
 #define BYTES (256u << 10)
 
 static enum bxi_gpu_order order;
@@ -14,12 +16,6 @@ enum { MET, LENT, HELD, KILLED };
 static void start(int rank)
 {
     gpu_start_pair(rank, order, MET);
-}
-
-_Noreturn static void wait_for_the_end(void)
-{
-    for (;;)
-        pause();
 }
 
 /* ---- The owner dies -------------------------------------------------------------------------- */
@@ -50,7 +46,7 @@ static void dying_owner(void)
     GPU_EQ(bxi_gpu_ref(never, 0, BYTES, &gpu_shared->ref[1]), 0);
     GPU_EQ(bxi_gpu_mark(stuck, &gpu_shared->ref[1].ready), 0);
     gpu_post(LENT);
-    wait_for_the_end();
+    gpu_wait_for_the_end();
 }
 
 static void owner_dies_beside(void (*other)(void), enum bxi_gpu_order wanted)
@@ -120,7 +116,7 @@ static void survivor_with_many_lanes(void)
     gpu_end();
 }
 
-Test(gpu_death, of_an_owner_releases_streams_also_where_they_share_queues_with_the_poison, .timeout = 60)
+Test(gpu_death, of_an_owner_releases_streams_also_where_they_share_queues_with_the_poison)
 {
     fake_skip_under("FAKE_CUDA_QUEUES", "the driver has other queues than CUDA_DEVICE_MAX_CONNECTIONS says");
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "4", 1);
@@ -164,7 +160,7 @@ static void survivor_that_cannot_look(void)
     gpu_end();
 }
 
-Test(gpu_death, of_an_owner_is_survived_while_its_words_cannot_be_read, .timeout = 60)
+Test(gpu_death, of_an_owner_is_survived_while_its_words_cannot_be_read)
 {
     fake_skip_few_queues("the poison waits in the queue of the stream that it is to release");
     owner_dies_beside(survivor_that_cannot_look, BXI_GPU_DEVICE_WORDS);
@@ -187,7 +183,7 @@ static void survivor_that_cannot_write(void)
     gpu_end();
 }
 
-Test(gpu_death, of_an_owner_returns_an_error_if_its_words_cannot_be_poisoned, .timeout = 60)
+Test(gpu_death, of_an_owner_returns_an_error_if_its_words_cannot_be_poisoned)
 {
     owner_dies_beside(survivor_that_cannot_write, BXI_GPU_HOST_WORDS);
 }
@@ -206,7 +202,7 @@ static void owner_dies_retiring(void)
     GPU_EQ(bxi_gpu_trim(gpu_device), 1);
     GPU_EQ(bxi_gpu_poll(gpu), 1);
     gpu_post(LENT);
-    wait_for_the_end();
+    gpu_wait_for_the_end();
 }
 
 static void borrower_of_retiring(void)
@@ -225,7 +221,7 @@ static void borrower_of_retiring(void)
     gpu_end();
 }
 
-Test(gpu_death, of_an_owner_that_was_retiring_a_slab, .timeout = 60)
+Test(gpu_death, of_an_owner_that_was_retiring_a_slab)
 {
     gpu_world(GPU_ANY);
     order = BXI_GPU_EVENTS;
@@ -258,7 +254,7 @@ static void dying_borrower(void)
                                                                   .lane = BXI_GPU_LANES - 1, .value = 1 }), 0);
     GPU_EQ(bxi_gpu_mark(gpu_lane, &gpu_shared->point[0]), 0);
     gpu_post(HELD);
-    wait_for_the_end();
+    gpu_wait_for_the_end();
 }
 
 static void bereaved_owner(void)
@@ -299,12 +295,5 @@ static void borrower_dies(bool with_the_slab_open)
     gpu_check_machine();
 }
 
-Test(gpu_death, of_a_borrower_gives_back_its_blocks_and_its_slabs, .timeout = 60)
-{
-    borrower_dies(true);
-}
-
-Test(gpu_death, of_a_borrower_that_was_about_to_open_does_not_block_the_owner, .timeout = 60)
-{
-    borrower_dies(false);
-}
+Test(gpu_death, of_a_borrower_gives_back_its_blocks_and_its_slabs) { borrower_dies(true); }
+Test(gpu_death, of_a_borrower_that_was_about_to_open_does_not_block_the_owner) { borrower_dies(false); }

@@ -11,6 +11,8 @@
 
 #include <sys/mman.h>
 
+TestSuite(gpu_devices, .timeout = 60);
+
 #define BYTES (256u << 10)
 
 static enum bxi_gpu_order order;
@@ -70,20 +72,14 @@ static void run_failing_opens(unsigned result)
     gpu_run(2, (gpu_fn[]){ owner_of_a_handle, borrower_that_fails });
 }
 
-Test(gpu_devices, whose_memory_the_driver_fails_to_map_is_not_lent, .timeout = 60)
-{
-    run_failing_opens(CUDA_ERROR_MAP_FAILED);
-}
+Test(gpu_devices, whose_memory_the_driver_fails_to_map_is_not_lent) { run_failing_opens(CUDA_ERROR_MAP_FAILED); }
 
-Test(gpu_devices, without_peer_access_by_the_result_of_an_open_lend_nothing, .timeout = 60)
+Test(gpu_devices, without_peer_access_by_the_result_of_an_open_lend_nothing)
 {
     run_failing_opens(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);
 }
 
-Test(gpu_devices, with_too_many_peers_lend_nothing, .timeout = 60)
-{
-    run_failing_opens(CUDA_ERROR_TOO_MANY_PEERS);
-}
+Test(gpu_devices, with_too_many_peers_lend_nothing) { run_failing_opens(CUDA_ERROR_TOO_MANY_PEERS); }
 
 static void stay_busy(struct bxi_gpu_job *job)
 {
@@ -126,8 +122,7 @@ _Noreturn static void owner_that_dies_early(void)
 {
     start_on(0, "0", 0);
     gpu_post(LENT);
-    for (;;)
-        pause();
+    gpu_wait_for_the_end();
 }
 
 /* The helper reads regions in segments of peers, which may truncate them. */
@@ -141,7 +136,7 @@ static void read_one(struct bxi_gpu_job *job)
     (void)*((struct reading *)(void *)job)->from;
 }
 
-Test(gpu_devices, survive_a_truncated_segment_on_the_helper, .timeout = 60)
+Test(gpu_devices, survive_a_truncated_segment_on_the_helper)
 {
     struct reading reading = { .job = { .run = read_one } };
     struct bxi_gpu_helper helper = { .first = NULL };
@@ -198,12 +193,9 @@ static void owner_dies_before_the_open(unsigned result)
     gpu_run_killed(owner_that_dies_early, borrower_that_tries_late, HELD, KILLED);
 }
 
-Test(gpu_devices, of_an_owner_that_dies_are_not_published_as_refused, .timeout = 60)
-{
-    owner_dies_before_the_open(0);
-}
+Test(gpu_devices, of_an_owner_that_dies_are_not_published_as_refused) { owner_dies_before_the_open(0); }
 
-Test(gpu_devices, that_cannot_be_mapped_after_a_death_are_not_published_as_refused, .timeout = 60)
+Test(gpu_devices, that_cannot_be_mapped_after_a_death_are_not_published_as_refused)
 {
     owner_dies_before_the_open(CUDA_ERROR_MAP_FAILED);
 }
@@ -312,15 +304,8 @@ static void two_of_three(enum bxi_gpu_order wanted)
     gpu_run(2, (gpu_fn[]){ owner_far_from_one, borrower_with_two });
 }
 
-Test(gpu_devices, have_words_in_host_memory_that_all_of_several_can_wait_for, .timeout = 60)
-{
-    two_of_three(BXI_GPU_HOST_WORDS);
-}
-
-Test(gpu_devices, have_words_that_only_one_of_several_can_wait_for, .timeout = 60)
-{
-    two_of_three(BXI_GPU_DEVICE_WORDS);
-}
+Test(gpu_devices, have_words_in_host_memory_that_all_of_several_can_wait_for) { two_of_three(BXI_GPU_HOST_WORDS); }
+Test(gpu_devices, have_words_that_only_one_of_several_can_wait_for) { two_of_three(BXI_GPU_DEVICE_WORDS); }
 
 /* Simulated by two processes on one machine; on a real one a MIG instance does not see another. */
 static void mig_instance(void)

@@ -203,19 +203,13 @@ GPU_PAIR(gpu_export, leaves_no_descriptor_open, 60, (setenv("FAKE_CUDA_DELAY_US"
 
 /* ---- Deaths ---------------------------------------------------------------------------------- */
 
-_Noreturn static void wait_for_the_end(void)
-{
-    for (;;)
-        pause();
-}
-
 static void lends_and_dies(void)
 {
     gpu_start_beside(0, 1);
     (void)lend(BYTES, 5, 0);
     gpu_wait_passed(NULL, &gpu_shared->ref[0].ready);
     gpu_post(LENT);
-    wait_for_the_end();
+    gpu_wait_for_the_end();
 }
 
 /* With memory of handles FAKE_CUDA_DROP_DEAD would overwrite it. */
@@ -237,7 +231,7 @@ static void reads_after_the_death(void)
     gpu_end();
 }
 
-Test(gpu_export, keeps_memory_of_a_dead_owner_while_it_is_mapped, .timeout = 60)
+Test(gpu_export, keeps_memory_of_a_dead_owner_while_it_is_mapped)
 {
     gpu_world(GPU_FAKE);
     setenv("FAKE_CUDA_DROP_DEAD", "1", 1);
@@ -266,7 +260,7 @@ static void puts_while_work_reads(void)
     gpu_end();
 }
 
-Test(gpu_export, closes_the_map_of_a_dead_owner_behind_the_work_that_reads_it, .timeout = 60)
+Test(gpu_export, closes_the_map_of_a_dead_owner_behind_the_work_that_reads_it)
 {
     gpu_world(GPU_FAKE);
     setenv("FAKE_CUDA_DELAY_US", "20000", 1);
@@ -459,18 +453,15 @@ static void run_choice(const char *name, bool fds)
     gpu_run(2, (gpu_fn[]){ lends_as_chosen, borrows_as_chosen });
 }
 
-Test(gpu_export, is_by_descriptors_where_they_work, .timeout = 60)
-{
-    run_choice(NULL, true);
-}
+Test(gpu_export, is_by_descriptors_where_they_work) { run_choice(NULL, true); }
 
-Test(gpu_export, is_by_handles_where_the_driver_has_no_descriptors, .timeout = 60)
+Test(gpu_export, is_by_handles_where_the_driver_has_no_descriptors)
 {
     fake_skip_under("FAKE_CUDA_OPEN_205", "handles cannot be opened");
     run_choice("FAKE_CUDA_NO_VMM", false);
 }
 
-Test(gpu_export, is_by_handles_where_that_is_asked_for, .timeout = 60)
+Test(gpu_export, is_by_handles_where_that_is_asked_for)
 {
     fake_skip_under("FAKE_CUDA_OPEN_205", "handles cannot be opened");
     run_choice("BX_GPU_EXPORT", false);
@@ -490,7 +481,7 @@ static void asks_for_what_there_is_not(void)
     bxi_gpu_close(gpu);
 }
 
-Test(gpu_export, fails_where_descriptors_are_asked_for_and_do_not_work, .timeout = 60)
+Test(gpu_export, fails_where_descriptors_are_asked_for_and_do_not_work)
 {
     gpu_world(GPU_FAKE);
     setenv("FAKE_CUDA_NO_VMM", "1", 1);

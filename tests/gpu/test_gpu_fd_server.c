@@ -501,10 +501,7 @@ static void lends_among_garbage(void)
     gpu_end();
 }
 
-Test(gpu_fd_server, goes_on_among_garbage)
-{
-    gpu_three(GPU_FAKE, lends_among_garbage, borrows, sends_garbage);
-}
+Test(gpu_fd_server, goes_on_among_garbage) { gpu_three(GPU_FAKE, lends_among_garbage, borrows, sends_garbage); }
 
 /* A connection whose close waits for a minute for its data to be read. -1: there is no such connection here. */
 static int lingering(int *other)

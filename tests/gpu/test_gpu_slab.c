@@ -99,10 +99,7 @@ static void blocks(void)
     gpu_end();
 }
 
-Test(gpu_slab, hands_out_blocks_of_one_slab, .timeout = 60)
-{
-    gpu_alone(GPU_ANY, blocks);
-}
+Test(gpu_slab, hands_out_blocks_of_one_slab, .timeout = 60) { gpu_alone(GPU_ANY, blocks); }
 
 GPU_ALONE(gpu_slab, makes_a_slab_as_large_as_a_block_needs_and_gives_slabs_back, 60, GPU_ANY)
 {

@@ -84,22 +84,6 @@ static void expect_limits(const char *first, uint32_t first_thousandths, const c
 
 /* ---- One hierarchy (v2) --------------------------------------------------------------------------- */
 
-Test(quota, a_container_has_the_limit_of_its_mount)
-{
-    put_proc("0::/\n", V2);
-    put("/sys/fs/cgroup/cpu.max", "250000 100000\n");
-    expect_limits("/sys/fs/cgroup", 2500, NULL, 0);
-}
-
-Test(quota, all_levels_count_on_a_host)
-{
-    put_proc("0::/user.slice/app.service/worker\n", V2);
-    put("/sys/fs/cgroup/user.slice/cpu.max", "300000 100000\n");
-    put("/sys/fs/cgroup/user.slice/app.service/cpu.max", "150000 100000\n");
-    put("/sys/fs/cgroup/user.slice/app.service/worker/cpu.max", "max 100000\n");
-    expect_limits("/sys/fs/cgroup/user.slice/app.service", 1500, "/sys/fs/cgroup/user.slice", 3000);
-}
-
 Test(quota, the_tightest_of_many_levels_are_kept)
 {
     put_proc("0::/a/b/c/d\n", V2);

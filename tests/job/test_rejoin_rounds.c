@@ -251,10 +251,7 @@ static void run_while_two_die(void)
     end_lives();
 }
 
-Test(rejoin_rounds, a_round_for_entries_ends_when_its_dead_is_back_and_another_dies)
-{
-    run_while_two_die();
-}
+Test(rejoin_rounds, a_round_for_entries_ends_when_its_dead_is_back_and_another_dies) { run_while_two_die(); }
 
 Test(rejoin_rounds, a_round_for_leases_ends_when_its_dead_is_back_and_another_dies)
 {

@@ -270,10 +270,7 @@ static void waits_for_a_join(struct bx_job *job)
     harness_post(SEEN);
 }
 
-Test(rejoin_state, a_call_may_wait_until_the_worker_is_back)
-{
-    run_over_a_death(waits_for_a_join, AGAIN, comes_back);
-}
+Test(rejoin_state, a_call_may_wait_until_the_worker_is_back) { run_over_a_death(waits_for_a_join, AGAIN, comes_back); }
 
 static void is_refused_without_rejoin(struct bx_job *job)
 {

@@ -265,15 +265,8 @@ static void interrupt_launcher(int signal_number, bool stops)
     cr_expect_eq(segments_of(""), 0);
 }
 
-Test(spawn, ends_the_job_on_sigterm)
-{
-    interrupt_launcher(SIGTERM, false);
-}
-
-Test(spawn, ends_the_job_on_sigint)
-{
-    interrupt_launcher(SIGINT, false);
-}
+Test(spawn, ends_the_job_on_sigterm) { interrupt_launcher(SIGTERM, false); }
+Test(spawn, ends_the_job_on_sigint) { interrupt_launcher(SIGINT, false); }
 
 /* No SIGKILL follows. */
 Test(spawn, ends_the_job_on_sigint_though_a_worker_is_stopped_and_the_grace_unlimited)

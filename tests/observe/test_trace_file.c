@@ -21,20 +21,6 @@ static const char *names(void)
     return text;
 }
 
-Test(trace_file, is_a_whole_array_after_each_step)
-{
-    struct bxi_trace_file file = begin(7);
-
-    cr_expect_str_eq(names(), "boxcar");
-    cr_expect_eq(append(&file, EVENT("a")), 0);
-    cr_expect_str_eq(names(), "boxcar a");
-    cr_expect_eq(append(&file, ""), 0);
-    cr_expect_str_eq(names(), "boxcar a");
-    cr_expect_eq(append(&file, EVENT("b") EVENT("c")), 0);
-    cr_expect_str_eq(names(), "boxcar a b c");
-    close(file.fd);
-}
-
 /* A pwrite may be cut short at any byte. Events that were written whole may stay, parts of one must go. */
 Test(trace_file, is_repaired_wherever_a_write_was_cut_short)
 {
@@ -110,22 +96,6 @@ Test(trace_file, is_a_whole_array_at_the_limit_on_file_sizes)
     limit.rlim_cur = RLIM_INFINITY;
     cr_assert_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);       /* Criterion must be able to write files */
     cr_expect_str_eq(names(), "boxcar a a");
-    close(file.fd);
-}
-
-Test(trace_file, is_begun_anew_over_old_contents)
-{
-    FILE *junk = fopen(path, "w");
-
-    cr_assert_not_null(junk);
-    for (int i = 0; i < 1000; i++)
-        fprintf(junk, "this is not JSON\n");
-    fclose(junk);
-    cr_expect_eq(bxi_trace_file_open(path, 7), -ESTALE);
-
-    struct bxi_trace_file file = begin(7);
-
-    cr_expect_str_eq(names(), "boxcar");
     close(file.fd);
 }
 

@@ -97,16 +97,6 @@ Test(trace_write, of_the_first_line_waits_for_the_lock)
     close(file.fd);
 }
 
-Test(trace_write, appends_to_a_long_file)
-{
-    struct bxi_trace_file file = begin(7);
-
-    for (int i = 0; i < 1000; i++)
-        cr_assert_eq(append(&file, EVENT("a")), 0);
-    cr_expect_eq(events(), 1001);
-    close(file.fd);
-}
-
 Test(trace_write, is_refused_if_no_line_is_whole)
 {
     static char junk[10000];

@@ -62,31 +62,6 @@ Test(doorbell, puts_the_count_above_who)
     cr_assert_eq(bxi_load_relaxed(&word) & 3, BXI_AWAKE);
 }
 
-Test(doorbell, rings_whoever_sleeps)
-{
-    bxi_bell_arm(&bell, BXI_WHO_BACKGROUND);
-    cr_assert_eq(bxi_bell_look(&peer, false), 1);
-    cr_assert_eq(rung_background, 1);
-    cr_assert_eq(rung_leader, 0);
-    bxi_bell_arm(&bell, BXI_WHO_LEADER);
-    cr_assert_eq(bxi_bell_look(&peer, false), 1);
-    cr_assert_eq(rung_background, 1);
-    cr_assert_eq(rung_leader, 1);
-}
-
-Test(doorbell, is_rung_once_for_each_arming)
-{
-    for (int round = 1; round <= 5; round++) {
-        bxi_bell_arm(&bell, BXI_WHO_LEADER);
-        cr_assert_eq(bxi_bell_look(&peer, false), 1);
-        cr_assert_eq(bxi_bell_look(&peer, false), 0);
-        cr_assert_eq(bxi_bell_look(&peer, false), 0);
-        cr_assert_eq(rung_leader, round);
-        bxi_bell_disarm(&bell);
-        cr_assert_eq(bxi_bell_look(&peer, false), 0);
-    }
-}
-
 Test(doorbell, knows_a_new_arming_when_the_count_is_near_its_end)
 {
     bell.count = (UINT64_C(1) << 32) - 1;

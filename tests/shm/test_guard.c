@@ -50,11 +50,6 @@ static unsigned read_byte(const unsigned char *at)
     return *(const volatile unsigned char *)at;
 }
 
-static void write_byte(unsigned char *at, unsigned char value)
-{
-    *(volatile unsigned char *)at = value;
-}
-
 static unsigned is_truncated(struct file *file)
 {
     return bxi_load_relaxed(&file->truncated);
@@ -63,16 +58,6 @@ static unsigned is_truncated(struct file *file)
 /* ---- Survival -------------------------------------------------------------------------------- */
 
 TestSuite(guard, .timeout = 120);
-
-Test(guard, does_nothing_while_the_file_is_whole)
-{
-    struct file file;
-
-    guard_file(&file, PROT_READ);
-    cr_assert_eq(read_byte(file.base + BYTES - 1), 0x5a);
-    cr_assert_eq(is_truncated(&file), 0);
-    drop_file(&file);
-}
 
 Test(guard, shows_zeroes_and_raises_the_flag_when_the_file_was_truncated)
 {
@@ -98,18 +83,6 @@ Test(guard, covers_the_whole_range_at_the_first_fault)
     cr_assert_eq(is_truncated(&file), 0);
     cr_assert_eq(read_byte(file.base + BYTES - 1), 0);
     cr_assert_eq(read_byte(file.base), 0, "not half a segment");
-    drop_file(&file);
-}
-
-Test(guard, lets_an_owner_go_on_writing_to_what_was_his)
-{
-    struct file file;
-
-    guard_file(&file, PROT_READ | PROT_WRITE);
-    cr_assert_eq(ftruncate(file.fd, 0), 0);
-    write_byte(file.base + 100, 7);
-    cr_assert_eq(read_byte(file.base + 100), 7);
-    cr_assert_eq(is_truncated(&file), 1);
     drop_file(&file);
 }
 
@@ -270,15 +243,6 @@ Test(guard, hands_a_fault_elsewhere_to_the_handler_before_it)
     cr_assert(reading_outside_is_chained(&address));
     cr_assert_eq(chained, 1);
     cr_assert_eq(chained_address, (void *)address);
-}
-
-Test(guard, hands_a_fault_elsewhere_to_a_plain_handler_too)
-{
-    unsigned char *address = NULL;
-
-    cr_assert_neq(signal(SIGBUS, old_plain_handler), SIG_ERR);
-    cr_assert(reading_outside_is_chained(&address));
-    cr_assert_eq(chained, 1);
 }
 
 Test(guard, does_not_act_on_a_range_that_was_dropped)

@@ -10,17 +10,6 @@
 
 TestSuite(object, .timeout = 120);
 
-Test(object, is_named_by_uid_job_instance_and_rank)
-{
-    char name[BXI_OBJECT_NAME_BYTES];
-
-    bxi_object_name(name, 1000, "demo", 0xab, 127);
-    cr_assert_str_eq(name, "/boxcar.1000.demo.00000000000000ab.127");
-    bxi_object_name(name, UINT32_MAX, "a23456789-123456789_12345678901", UINT64_MAX, 0);
-    cr_assert_str_eq(name,
-                     "/boxcar.4294967295.a23456789-123456789_12345678901.ffffffffffffffff.0");
-}
-
 Test(object, has_an_arena_of_its_own_name)
 {
     char name[BXI_OBJECT_NAME_BYTES];
@@ -68,14 +57,6 @@ Test(object, is_reaped_when_its_owner_was_killed, .init = make_job_name, .fini =
     cr_assert_eq(bxi_object_reap(job, INSTANCE), 0);
     cr_assert_eq(bxi_object_reap(job, 0), 1);
     cr_assert_eq(bxi_object_reap(job, 0), 0);
-}
-
-Test(object, is_not_reaped_while_its_owner_lives, .init = create_first_of_two,
-     .fini = remove_names)
-{
-    leave_dead(INSTANCE, 1);
-    cr_assert_eq(bxi_object_reap(job, 0), 1);
-    cr_assert(is_in_shm(segment.shm_name));
 }
 
 Test(object, of_another_job_is_not_reaped, .init = make_job_name, .fini = remove_names)
@@ -127,17 +108,6 @@ Test(object, passes_over_what_is_no_file_of_this_user, .init = make_job_name, .f
     cr_assert_eq(mkfifo(path, 0600), 0);
     cr_assert_eq(bxi_object_reap(job, 0), 0);
     cr_assert_eq(unlink(path), 0);
-}
-
-Test(object, is_reaped_when_its_owner_died_before_it_took_the_lock, .init = make_job_name,
-     .fini = remove_names)
-{
-    char name[BXI_OBJECT_NAME_BYTES];
-
-    bxi_object_name(name, geteuid(), job, INSTANCE, 1);
-    close(shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600));
-    cr_assert_eq(bxi_object_reap(job, INSTANCE), 1);
-    cr_assert_not(is_in_shm(name));
 }
 
 Test(object, is_reaped_together_with_the_arena_of_its_worker, .init = make_job_name,

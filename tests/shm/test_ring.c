@@ -131,17 +131,6 @@ Test(ring, refuses_an_empty_frame_and_one_over_an_eighth)
     }
 }
 
-Test(ring, takes_whole_lines_with_the_commit_word_in_the_first)
-{
-    cr_assert_eq(bxi_record_bytes(1), 64);
-    cr_assert_eq(bxi_record_bytes(56), 64);
-    cr_assert_eq(bxi_record_bytes(57), 128);
-    set_up(1024, 0);
-    cr_assert_eq(send(57, 3), 0);
-    cr_assert_eq(rig.writer.write_pos, 128);
-    cr_assert_eq(get_word(0), word_of(0, 57));
-}
-
 /* ---- The room -------------------------------------------------------------------------------- */
 
 Test(ring, is_full_with_one_line_left_for_the_next_commit_word)
@@ -211,19 +200,6 @@ Test(ring, refuses_a_credit_beyond_what_was_written_more_than_a_lap_behind_or_no
             cr_assert_eq(send(56, 0), -EPROTO);
             cr_assert_eq(rig.writer.credit, starts[s]);
         }
-    }
-}
-
-Test(ring, takes_credit_from_a_hint)
-{
-    for (size_t s = 0; s < COUNT(starts); s++) {
-        set_up(1024, starts[s]);
-        fill_up();
-        cr_assert_eq(bxi_ring_credit_hint(&rig.writer, starts[s] + 128), 0);
-        cr_assert_eq(rig.writer.credit, starts[s] + 128);
-        cr_assert_eq(send(56, 0), 0);
-        cr_assert_eq(send(56, 0), 0);
-        cr_assert_eq(send(56, 0), -EAGAIN);
     }
 }
 
@@ -302,15 +278,6 @@ static void expect_accepted(uint64_t capacity, uint64_t pos, uint64_t word)
     cr_assert_eq(peek(), 1);
 }
 
-Test(ring, refuses_a_commit_word_of_another_sequence)
-{
-    for (size_t s = 0; s < COUNT(starts); s++) {
-        expect_refused(1024, starts[s], word_of(starts[s] + 64, 8));
-        expect_refused(1024, starts[s], word_of(starts[s] - 1024, 8));      /* of the previous lap */
-        expect_accepted(1024, starts[s], word_of(starts[s], 8));
-    }
-}
-
 Test(ring, refuses_a_length_of_0_one_over_an_eighth_and_one_beyond_capacity)
 {
     for (size_t c = 0; c < COUNT(capacities); c++) {
@@ -343,12 +310,4 @@ Test(ring, refuses_padding_behind_padding)
     put_word(896, word_of(896, PADDING | 128));
     put_word(1024, word_of(1024, PADDING | 1024));
     cr_assert_eq(peek(), -EPROTO);
-}
-
-Test(ring, reads_a_ring_of_zeroes_as_empty)
-{
-    set_up(1024, 512);
-    memset(memory, 0, sizeof(memory));      /* what the guard maps over a truncated segment */
-    cr_assert_eq(peek(), 0);
-    cr_assert_not(bxi_ring_ready(&rig.reader));
 }

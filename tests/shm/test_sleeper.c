@@ -77,18 +77,6 @@ static uint64_t look(struct bxi_sleeper *sleeper)
 
 /* ---- Waking ---------------------------------------------------------------------------------- */
 
-TEST_EACH(gives_the_token_of_a_descriptor_that_is_readable)
-{
-    uint64_t tokens[4] = { 0 };
-    int fd = new_bell();
-
-    cr_assert_eq(bxi_sleeper_watch(sleeper, fd, 0xfeed), 0);
-    ring(fd);
-    cr_assert_eq(bxi_sleeper_wait(sleeper, FOREVER, tokens, 4), 1);
-    cr_assert_eq(tokens[0], 0xfeed);
-    close(fd);
-}
-
 TEST_EACH(gives_it_again_as_long_as_it_is_readable_and_after)
 {
     int fd = new_bell();
@@ -320,19 +308,6 @@ TEST_EACH(forgets_a_descriptor_that_it_never_slept_on)
     close(second);
 }
 
-TEST_EACH(forgets_a_descriptor_that_it_sleeps_on)
-{
-    int fd = new_bell();
-
-    cr_assert_eq(bxi_sleeper_watch(sleeper, fd, 1), 0);
-    cr_assert_eq(look(sleeper), UINT64_MAX);
-    bxi_sleeper_forget(sleeper, 1);
-    bxi_sleeper_forget(sleeper, 1);     /* a second forget does nothing */
-    ring(fd);
-    cr_assert_eq(look(sleeper), UINT64_MAX);
-    close(fd);
-}
-
 TEST_EACH(forgets_what_fired_but_was_not_told_yet)
 {
     uint64_t token = 0;
@@ -393,10 +368,7 @@ TEST_EACH(refuses_what_it_cannot_watch)
 
 TestSuite(sleeper, .timeout = 120);
 
-Test(sleeper, destroys_nothing_when_there_is_nothing)
-{
-    bxi_sleeper_destroy(NULL);
-}
+Test(sleeper, destroys_nothing_when_there_is_nothing) { bxi_sleeper_destroy(NULL); }
 
 /* ---- Refusals -------------------------------------------------------------------------------- */
 

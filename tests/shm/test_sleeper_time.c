@@ -133,15 +133,8 @@ static void expect_no_descriptor_left(enum bxi_sleeper_kind kind)
     cr_assert_eq(open_descriptors(), before);
 }
 
-Test(sleeper_time, leaves_no_descriptor_of_io_uring)
-{
-    expect_no_descriptor_left(BXI_SLEEPER_URING);
-}
-
-Test(sleeper_time, leaves_no_descriptor_of_epoll)
-{
-    expect_no_descriptor_left(BXI_SLEEPER_EPOLL);
-}
+Test(sleeper_time, leaves_no_descriptor_of_io_uring) { expect_no_descriptor_left(BXI_SLEEPER_URING); }
+Test(sleeper_time, leaves_no_descriptor_of_epoll) { expect_no_descriptor_left(BXI_SLEEPER_EPOLL); }
 
 /* A forgotten file is released without another wait: the next sleep may be far away. */
 static void expect_hang_up_without_a_wait(enum bxi_sleeper_kind kind)
@@ -163,12 +156,5 @@ static void expect_hang_up_without_a_wait(enum bxi_sleeper_kind kind)
     bxi_sleeper_destroy(sleeper);
 }
 
-Test(sleeper_time, holds_nothing_that_it_forgot_in_io_uring)
-{
-    expect_hang_up_without_a_wait(BXI_SLEEPER_URING);
-}
-
-Test(sleeper_time, holds_nothing_that_it_forgot_in_epoll)
-{
-    expect_hang_up_without_a_wait(BXI_SLEEPER_EPOLL);
-}
+Test(sleeper_time, holds_nothing_that_it_forgot_in_io_uring) { expect_hang_up_without_a_wait(BXI_SLEEPER_URING); }
+Test(sleeper_time, holds_nothing_that_it_forgot_in_epoll) { expect_hang_up_without_a_wait(BXI_SLEEPER_EPOLL); }

@@ -246,7 +246,9 @@ static void check_deadlines(int to)
     int rc = bx_call_with(job, bx_rank(to), "nap", &soon, "i>", 150);
 
     ms = (now_ns() - from_ns) / MS;
-    EXPECT(rc == BX_E_TIMEOUT && ms >= 30 && ms < 2000, "after %u ms: %s", (unsigned)ms, bx_error_text());
+    /* A caller that the machine lets run again only after the nap has the reply. */
+    EXPECT((rc == BX_E_TIMEOUT || (rc == 0 && ms >= 150)) && ms >= 30 && ms < 2000, "%s after %u ms",
+           bx_error_name(rc), (unsigned)ms);
     rc = bx_call_with(job, bx_rank(to), "hold", &soon, ">");
     EXPECT(rc == BX_E_TIMEOUT, "%s", bx_error_text());
     rc = bx_call_with(job, bx_rank(to), "time_left", &ten_s, ">i", &left_ms);

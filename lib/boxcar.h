@@ -315,7 +315,7 @@ struct bx_options {
 /* Makes a worker: checks the options, opens its descriptors. options is only read; NULL takes all from the environment.
  * Register functions and make tensors next, then call bx_job_start. The caller destroys the job. -EINVAL: the sentence
  * names the option; BX_E_WORLD_SIZE; BX_E_VERSION; BX_E_URING; BX_E_DESCRIPTORS: 3 x world_size + 64 descriptors are
- * unavailable (with rejoin 6 x); -ENOMEM; -errno.
+ * unavailable (with rejoin 6 x, with several hosts 4 x); -ENOMEM; -errno.
  *
  * Further variables; boxcar(7) has all: BX_LOG=error|warn|info prints the log's messages of that level and worse on
  * stderr, a line each. BX_CHECKED=1 checks that values are read as they were written. BX_HIST=all|off sets how many

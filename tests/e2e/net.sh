@@ -53,8 +53,8 @@ unset BX_NET_TIMEOUT_MS
 hosts=4
 run_job 8 "$net" pairs
 check "loopback: all pairs of 4 hosts with 2 workers each" all_done
-run_job 128 "$net_meet" meet
-check "loopback: 128 workers on 4 hosts" all_done
+run_job 132 "$net_meet" meet
+check "loopback: 132 workers on 4 hosts" all_done
 hosts=16
 needed=$(BX_JOB=few BX_RANK=0 BX_WORLD_SIZE=16 BX_ROOT=127.0.0.1:1 prlimit --nofile=30:30 "$net_meet" meet |
     sed 's/.* needs \([0-9]*\) open files.*/\1/')

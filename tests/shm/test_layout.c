@@ -26,3 +26,25 @@ Test(layout, keeps_rings_and_lease_words_apart_and_inside_the_segment)
         cr_assert_eq(stride + BXI_RING_STRIDE, bxi_segment_bytes(to + 1));
     }
 }
+
+/* In a job of one host a rank has 7 bits and a generation 5, in a larger one a rank has 10. */
+Test(layout, an_objects_id_keeps_its_parts)
+{
+    static const uint64_t numbers[] = { 1, BXI_RREF_COUNT_MASK };
+
+    for (int wide = 0; wide < 2; wide++) {
+        const int size = wide ? BXI_WORLD_MAX : BXI_HOST_MAX, generation = wide ? 0 : BXI_GENERATION_MAX - 1;
+
+        for (int rank = 0; rank < size; rank++) {
+            for (int i = 0; i < 2; i++) {
+                uint64_t id = bxi_rref_id(size, rank, size - 1 - rank, generation, generation, numbers[i]);
+
+                cr_assert_eq(bxi_rref_id_owner(id), rank);
+                cr_assert_eq(bxi_rref_id_maker(id), size - 1 - rank);
+                cr_assert_eq(bxi_rref_id_owner_generation(id), generation);
+                cr_assert_eq(bxi_rref_id_maker_generation(id), generation);
+                cr_assert_eq(id & BXI_RREF_COUNT_MASK, numbers[i]);
+            }
+        }
+    }
+}

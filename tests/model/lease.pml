@@ -17,10 +17,10 @@
  * left (Last). README.md says what each control takes away.
  *
  * It stands for
- *     lib/rref/protocol.c answer_if_closed 2031823649
- *     lib/rref/protocol.c ask 3363957945
+ *     lib/rref/protocol.c answer_if_closed 4139264712
+ *     lib/rref/protocol.c ask 3578702581
  *     lib/rref/protocol.c end_round 1469877235
- *     lib/rref/protocol.c begin_round 3802660982
+ *     lib/rref/protocol.c begin_round 1963506921
  *     lib/rref/protocol.c answer 2452681940
  *     lib/rref/protocol.c join_rounds 3572011416
  *     lib/rref/protocol.c bxi_rref_ask_for_leases 378905145

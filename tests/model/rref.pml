@@ -30,10 +30,10 @@
  *     lib/rref/protocol.c leave 3305970142
  *     lib/rref/protocol.c entered 1659934524
  *     lib/rref/protocol.c kept 4200097146
- *     lib/rref/protocol.c passed 3209073419
- *     lib/rref/protocol.c answer_if_closed 2031823649
+ *     lib/rref/protocol.c passed 3392425859
+ *     lib/rref/protocol.c answer_if_closed 4139264712
  *     lib/rref/protocol.c end_round 1469877235
- *     lib/rref/protocol.c begin_round 3802660982
+ *     lib/rref/protocol.c begin_round 1963506921
  *     lib/rref/protocol.c answer 2452681940
  *     lib/rref/protocol.c join_rounds 3572011416
  *     lib/rref/table.c bxi_rref_settle 285572587

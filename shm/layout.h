@@ -48,10 +48,10 @@
 #define BXI_MAGIC UINT64_C(0x0000524143584f42)          /* "BOXCAR\0\0" in memory, little endian */
 #define BXI_LAYOUT_VERSION 13u
 
-#define BXI_WORLD_MAX 1024                              /* workers of a job */
-#define BXI_HOST_MAX 128                                /* of these, on one host */
+#define BXI_WORKERS_MAX 1024                            /* workers of a job */
+#define BXI_WORLD_MAX 128                               /* of these, on one host */
 #define BXI_RANK_BITS 10
-#define BXI_RANK_MASK (BXI_WORLD_MAX - 1)
+#define BXI_RANK_MASK (BXI_WORKERS_MAX - 1)
 #define BXI_NAME_BYTES 32
 #define BXI_LINE 64u
 #define BXI_PAGE 4096u
@@ -159,15 +159,15 @@ struct bxi_control {
     uint8_t tables0[BXI_TABLES0_BYTES];                     /* offset 384 */
     struct bxi_function function[BXI_FUNCTION_MAX];
     uint8_t tables1[BXI_TABLES1_BYTES];
-    struct bxi_pair pair[BXI_WORLD_MAX];                    /* the first table of lines by rank; tables2 is two more */
-    struct bxi_credit credit[BXI_WORLD_MAX];
+    struct bxi_pair pair[BXI_WORKERS_MAX];                  /* four tables of lines by rank: the last two in tables2 */
+    struct bxi_credit credit[BXI_WORKERS_MAX];
     uint8_t tables2[BXI_TABLES2_BYTES];
 };
 
 #define BXI_CONTROL_BYTES sizeof(struct bxi_control)
 #define BXI_BY_RANK_OFFSET 40960u
 #define BXI_BY_RANK_TABLES 4
-#define BXI_BY_RANK_STRIDE (BXI_WORLD_MAX * BXI_LINE)
+#define BXI_BY_RANK_STRIDE (BXI_WORKERS_MAX * BXI_LINE)
 #define BXI_OBJECTS_OFFSET (BXI_CONTROL_BYTES + BXI_HISTS_BYTES)
 #define BXI_DEVICE_OFFSET (BXI_OBJECTS_OFFSET + BXI_OBJECTS_BYTES)
 #define BXI_REMOTES_OFFSET (BXI_DEVICE_OFFSET + BXI_DEVICE_BYTES)
@@ -188,7 +188,7 @@ static_assert(offsetof(struct bxi_control, pair) == BXI_BY_RANK_OFFSET, "pair");
 static_assert(offsetof(struct bxi_control, credit) == BXI_BY_RANK_OFFSET + BXI_BY_RANK_STRIDE, "credit");
 static_assert(offsetof(struct bxi_control, tables2) == BXI_TABLES2_OFFSET, "tables2");
 static_assert(sizeof(struct bxi_control) == BXI_BY_RANK_OFFSET + BXI_BY_RANK_TABLES * BXI_BY_RANK_STRIDE, "control");
-static_assert(1 << BXI_RANK_BITS == BXI_WORLD_MAX, "a rank has that many bits");
+static_assert(1 << BXI_RANK_BITS == BXI_WORKERS_MAX, "a rank has that many bits");
 
 /* Of each table by rank the pages of so many workers are allocated. */
 static inline uint64_t bxi_by_rank_bytes(int world_size)

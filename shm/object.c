@@ -191,7 +191,7 @@ bool bxi_object_parse(const char *file_name, struct bxi_object_parts *parts)
     memcpy(parts->job, file_name + job_at, (size_t)job_bytes);
     parts->instance = strtoull(instance + 1, NULL, 16);
     parts->rank = (int)strtol(rank + 1, NULL, 10);
-    if (parts->rank < 0 || parts->rank >= BXI_WORLD_MAX)
+    if (parts->rank < 0 || parts->rank >= BXI_WORKERS_MAX)
         return false;
     (parts->is_arena ? bxi_object_arena_name : bxi_object_name)(canonical, (uint32_t)geteuid(), parts->job,
                                                                 parts->instance, parts->rank);

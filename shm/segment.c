@@ -74,7 +74,7 @@ static int map_own(struct bxi_segment *segment, int world_size)
 int bxi_segment_create(struct bxi_segment *segment, const char *job, const char *name, uint64_t instance, int rank,
                        int world_size)
 {
-    if (world_size < 1 || world_size > BXI_WORLD_MAX || rank < 0 || rank >= world_size)
+    if (world_size < 1 || world_size > BXI_WORKERS_MAX || rank < 0 || rank >= world_size)
         return -EINVAL;
     if (strlen(job) >= BXI_NAME_BYTES || strlen(name) >= BXI_NAME_BYTES)
         return -ENAMETOOLONG;
@@ -203,7 +203,7 @@ int bxi_segment_attach(struct bxi_segment_view *view, int fd, uint64_t instance,
     void *base = NULL;
     int rc;
 
-    if (world_size < 1 || world_size > BXI_WORLD_MAX || rank < 0 || rank >= world_size)
+    if (world_size < 1 || world_size > BXI_WORKERS_MAX || rank < 0 || rank >= world_size)
         return -EINVAL;
     memset(view, 0, sizeof(*view));
     /* Guarded before the first read: the file may shrink at any time. */

@@ -145,8 +145,8 @@ int bxi_dist_optim_register(struct bx_dist *dist)
 
 struct bx_dist_optim {
     struct bx_dist *dist;
-    struct bx_rref *optims[BX_WORKERS_MAX];       /* by owner, or NULL */
-    const char *step[BX_WORKERS_MAX];             /* the method */
+    struct bx_rref *optims[BX_WORKERS_MAX];     /* by owner, or NULL */
+    const char *step[BX_WORKERS_MAX];           /* the method */
     struct bx_optim *own;                       /* this worker's, of optims; or NULL */
 };
 
@@ -280,7 +280,7 @@ int bx_dist_optim_step(struct bx_dist_optim *optim, struct bx_context *context)
     if (args == NULL)
         return bx_fail(-ENOMEM, "no memory for a message");
     bx_msg_put_u64(args, context->id);
-    for (int owner = 0; rc == 0 && owner < BX_WORKERS_MAX; owner++)
+    for (int owner = 0; rc == 0 && owner < bx_job_world_size(optim->dist->job); owner++)
         if (optim->optims[owner] != NULL && !bx_rref_is_owner(optim->optims[owner]) &&
             (rc = bx_rref_async(optim->optims[owner], optim->step[owner], args, NULL, &steps[count])) == 0)
             count++;

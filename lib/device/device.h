@@ -40,14 +40,14 @@ struct bxi_devices {
     struct bxi_stream streams[BXI_GPU_LANES];
     uint64_t shown[BXI_GPU_SHOWN];      /* last values written to the job's counters */
     uint64_t polled_ns;                 /* progress role */
-    struct bxi_gpu_peer *peers[BXI_WORLD_MAX];
-    _Atomic(struct bxi_gpu_peer *) mortal[BXI_WORLD_MAX];   /* peers[rank], for the role without the lock */
-    struct bxi_segment_view *views[BXI_WORLD_MAX];  /* of peers[rank], the first process of the rank */
-    int words_fd[BXI_WORLD_MAX];        /* of peers[rank]: its segment, writable, for its death; or -1 */
-    struct bxi_gpu_word *words[BXI_WORLD_MAX];  /* of peers[rank]: its words, mapped writable for gpu/; or
+    struct bxi_gpu_peer *peers[BXI_WORKERS_MAX];
+    _Atomic(struct bxi_gpu_peer *) mortal[BXI_WORKERS_MAX]; /* peers[rank], for the role without the lock */
+    struct bxi_segment_view *views[BXI_WORKERS_MAX];    /* of peers[rank], the first process of the rank */
+    int words_fd[BXI_WORKERS_MAX];      /* of peers[rank]: its segment, writable, for its death; or -1 */
+    struct bxi_gpu_word *words[BXI_WORKERS_MAX];    /* of peers[rank]: its words, mapped writable for gpu/; or
                                                  * NULL; once it is mortal the role's own */
-    bxi_a32 died[BXI_WORLD_MAX];
-    bxi_a32 released[BXI_WORLD_MAX];    /* streams that waited for it go on, though what they read may be unwritten */
+    bxi_a32 died[BXI_WORKERS_MAX];
+    bxi_a32 released[BXI_WORKERS_MAX];  /* streams that waited for it go on, though what they read may be unwritten */
     struct bxi_device_kept *kept;       /* passed.c: storages, each until a point has passed */
     struct bxi_gpu_point settling[BXI_GPU_LANES];   /* by stream: its last point when a worker died; order 0: passed */
     bxi_a32 is_settling;                /* written under the lock */

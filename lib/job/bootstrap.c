@@ -357,9 +357,9 @@ int bxi_bootstrap(struct bx_job *job, uint64_t deadline_ns)
     int rc = bxi_net_meet(job, deadline_ns);
     if (rc < 0)
         return rc;
-    if (bxi_net_here(job) > BXI_HOST_MAX) {
+    if (bxi_net_here(job) > BXI_WORLD_MAX) {
         rc = bx_fail(BX_E_WORLD_SIZE, "a host has at most %d workers of a job, and %d of the %d of job '%s' are on "
-                                      "this one; start them on more hosts (BX_ROOT)", BXI_HOST_MAX,
+                                      "this one; start them on more hosts (BX_ROOT)", BXI_WORLD_MAX,
                      bxi_net_here(job), job->world_size, job->job_name);
         bxi_net_fail(job, rc);
         return rc;

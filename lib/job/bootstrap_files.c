@@ -418,7 +418,7 @@ void bxi_boot_unlink_dead(const struct bx_job *job, int rank)
 
 void bxi_boot_clear_dead(const struct bx_job *job)
 {
-    struct pollfd entries[BXI_WORLD_MAX];
+    struct pollfd entries[BXI_WORKERS_MAX];
     bool is_root_dead = false;
 
     for (int rank = 0; rank < job->world_size; rank++) {

@@ -205,8 +205,11 @@ void bxi_boot_undo(struct bx_job *job)
 
         if (peer->view.control != NULL) {
             bxi_segment_detach(&peer->view);
-            for (size_t i = 0; !peer->is_remote && i < 3; i++)      /* of a remote one's these are this worker's own */
-                close(i < 2 ? peer->bell.fd[i] : peer->pidfd);
+            if (!peer->is_remote) {         /* else its bells are this worker's own */
+                close(peer->bell.fd[0]);
+                close(peer->bell.fd[1]);
+                close(peer->pidfd);
+            }
         }
         if (peer->lend->arena != NULL)
             bxi_arena_view_release(peer->lend->arena);

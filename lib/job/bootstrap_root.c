@@ -31,7 +31,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define CONNECTIONS_MAX (BXI_HOST_MAX + 32)    /* the workers, and some connections without a HELLO */
+#define CONNECTIONS_MAX (BXI_WORLD_MAX + 32)    /* the workers, and some connections without a HELLO */
 
 enum connection_state { UNUSED = 0, NEW, WELCOMED, JOINED, TABLED, ATTACHED };
 
@@ -54,9 +54,9 @@ struct root {
     int joined;
     uint64_t arrivals;
     const struct connection *awaited;   /* its ATTACHED is awaited */
-    struct connection *by_rank[BXI_WORLD_MAX];
+    struct connection *by_rank[BXI_WORKERS_MAX];
     struct connection connection[CONNECTIONS_MAX];
-    int fds[BXI_WORLD_MAX][BXI_BOOT_FDS];       /* of each rank that has joined, else -1; segment and arena are owned */
+    int fds[BXI_WORKERS_MAX][BXI_BOOT_FDS];     /* of each rank that has joined, else -1; segment and arena are owned */
     struct bxi_boot_packet packet;
 };
 

@@ -62,7 +62,7 @@ struct bxi_door {
     uint64_t check_ns;                  /* when to check the name next */
     bool has_failed;                    /* to make the name again, and logged that */
     struct connection connection[CONNECTIONS_MAX];
-    struct bxi_peer *watched[BXI_HOST_MAX];    /* those that came through the door and have not ended */
+    struct bxi_peer *watched[BXI_WORLD_MAX];    /* those that came through the door and have not ended */
     struct bxi_boot_packet packet;
 };
 
@@ -403,7 +403,7 @@ static bool wait_without(struct bxi_door *door)
 static void *serve(void *argument)
 {
     struct bxi_door *door = argument;
-    struct pollfd entries[2 + CONNECTIONS_MAX + BXI_HOST_MAX];
+    struct pollfd entries[2 + CONNECTIONS_MAX + BXI_WORLD_MAX];
     struct pollfd *connections = &entries[2], *processes = &entries[2 + CONNECTIONS_MAX];
     const nfds_t count = 2 + CONNECTIONS_MAX + (nfds_t)door->job->world_size;
 
@@ -426,10 +426,12 @@ static void *serve(void *argument)
 
         int ready = ppoll(entries, count, &left, NULL);
 
-        if (ready < 0 ? wait_without(door) : ready > 0 && entries[0].revents != 0)
+        if (ready < 0 && wait_without(door))
             return NULL;
         if (ready <= 0)
             continue;
+        if (entries[0].revents != 0)
+            return NULL;
         see_deaths(door, processes);
         for (int i = 0; i < CONNECTIONS_MAX; i++)
             if (connections[i].revents != 0)

@@ -64,7 +64,7 @@ static bool is_door_of(const char *file, const char *job_name, struct bxi_door_i
         sscanf(file + prefix, ".%16llx.%d.%u.door", &instance, &id->rank, &id->generation) != 3)
         return false;
     id->instance = instance;
-    if (id->rank < 0 || id->rank >= BXI_HOST_MAX || id->generation < 1 || id->generation > BXI_GENERATION_MAX)
+    if (id->rank < 0 || id->rank >= BXI_WORLD_MAX || id->generation < 1 || id->generation > BXI_GENERATION_MAX)
         return false;
     file_name(canonical, sizeof(canonical), job_name, id);
     return strcmp(file, canonical) == 0;

@@ -126,7 +126,7 @@ struct bxi_boot_welcome {
         uint32_t lives;                 /* it has not left, and its pidfd does not report its end */
         uint32_t reserved;
         char name[BXI_NAME_BYTES];      /* "": unknown */
-    } known[BXI_HOST_MAX];
+    } known[BXI_WORLD_MAX];
 };
 struct bxi_boot_table {
     struct bxi_boot_head head;
@@ -279,7 +279,7 @@ struct bxi_quota {
 /* The limits of this process. root: "" or, in tests, a directory that has proc/ and what mountinfo there names. */
 void bxi_quota_read(const char *root, struct bxi_quota *quota);
 /* CPUs that workers with these quotas may use together, rounded down, at least 1; INT_MAX: no limit. count is
- * BXI_HOST_MAX at most. */
+ * BXI_WORLD_MAX at most. */
 int bxi_quota_cpus(const struct bxi_quota *quotas, int count);
 
 /* ---- options.c ----------------------------------------------------------------------------------- */
@@ -325,7 +325,7 @@ struct bxi_board {
     struct {
         bxi_a32 is_set;
         char text[BXI_END_BYTES];
-    } end[BXI_HOST_MAX];
+    } end[BXI_WORLD_MAX];
 };
 struct bxi_worker_page {
     bxi_a64 instance;                   /* of the job, once its names may be there; 0: none was made */

@@ -52,7 +52,7 @@ void bxi_machine_publish(struct bxi_header *header)
 int bxi_machine_cpus(const struct bx_job *job)
 {
     uint64_t mask[BXI_CPU_WORDS] = { 0 };
-    struct bxi_quota quotas[BXI_HOST_MAX];
+    struct bxi_quota quotas[BXI_WORLD_MAX];
     int count = 0, cpus = 0;
 
     for (int rank = 0; rank < job->world_size; rank++) {

@@ -119,6 +119,8 @@ static int rejoin_from_environment(struct bx_options *options)
     return 0;
 }
 
+_Static_assert(BX_WORKERS_MAX == BXI_WORKERS_MAX && BX_WORLD_MAX == BXI_WORLD_MAX, "limits of the layout");
+
 static int check_options(struct bx_job *job, struct bx_options *options)
 {
     if (options->world_size < 1 || options->world_size > BX_WORKERS_MAX)

@@ -239,7 +239,7 @@ static uint64_t taken(const struct bxi_quota *quotas, const uint64_t *takes, int
 /* Each worker takes as much as its cgroups have left. They form a tree, so the order does not change the sum. */
 int bxi_quota_cpus(const struct bxi_quota *quotas, int count)
 {
-    uint64_t takes[BXI_HOST_MAX] = { 0 }, sum = 0;
+    uint64_t takes[BXI_WORLD_MAX] = { 0 }, sum = 0;
 
     for (int i = 0; i < count; i++) {
         takes[i] = UINT32_MAX;

@@ -60,7 +60,7 @@ struct rejoin {
     int world_size;                     /* of the job that was found; 0: no header says it */
     bool runs, starts;                  /* a worker of it is RUNNING, or STARTING */
     int fds[BXI_BOOT_FDS];              /* of this worker */
-    struct worker worker[BXI_HOST_MAX];
+    struct worker worker[BXI_WORLD_MAX];
     struct bxi_boot_packet packet;
 };
 
@@ -114,7 +114,7 @@ static void take_door(void *context, const struct bxi_door_id *id)
 /* Nothing in /dev/shm shows that the job runs, or what else it does. */
 static int look_at_doors(struct rejoin *rejoin)
 {
-    for (int rank = 0; rank < BXI_HOST_MAX && !rejoin->runs; rank++) {
+    for (int rank = 0; rank < BXI_WORLD_MAX && !rejoin->runs; rank++) {
         if (rejoin->worker[rank].has_segment || rejoin->worker[rank].generation == 0)
             continue;
         int rc = connect_to(rejoin, rank);
@@ -140,7 +140,7 @@ static int look_at(struct rejoin *rejoin, uint64_t instance)
     int rc = bxi_doors_find(job->boot->paths.directory, job->job_name, take_door, rejoin);
     if (bxi_file_none_left(rc))
         return bxi_limits_no_descriptors(job);
-    for (int rank = 0; rank < BXI_HOST_MAX; rank++) {
+    for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
         struct worker *worker = &rejoin->worker[rank];
         struct bxi_object_owner owner;
 
@@ -223,7 +223,7 @@ int bxi_rejoin_check_none(const struct bx_job *job)
         return bx_fail(-ENOMEM, "no memory to start a job with");
     rejoin->job = (struct bx_job *)(uintptr_t)job;
     rc = look(rejoin);
-    for (int rank = 0; rc == 0 && rejoin->runs && rank < BXI_HOST_MAX; rank++)
+    for (int rank = 0; rc == 0 && rejoin->runs && rank < BXI_WORLD_MAX; rank++)
         if (rejoin->worker[rank].has_segment || rejoin->worker[rank].has_door)
             rc = bx_fail(BX_E_JOB_RUNNING, "a job named '%s' is running without its rank 0: there is its %s; "
                                            "wait for its end, join it (options.rejoin) or choose another name",

@@ -79,14 +79,14 @@ static int wait_passive(struct bx_job *job, bool (*ready)(struct bxi_waiter *), 
     return bxi_wait(job->run, &waiter.waiter);
 }
 
-/* The next that died. Those that were never reported fall out when BXI_WORLD_MAX newer ones have come. */
+/* The next that died. Those that were never reported fall out when BXI_WORKERS_MAX newer ones have come. */
 static const struct bxi_dead *next_death(struct bx_job *job)
 {
     uint32_t deaths = bxi_load_seq_cst(&job->rpc->deaths), *reported = &job->boot->deaths_reported;
 
-    if (deaths - *reported > BXI_WORLD_MAX)
-        *reported = deaths - BXI_WORLD_MAX;
-    return &job->rpc->dead[(*reported)++ % BXI_WORLD_MAX];
+    if (deaths - *reported > BXI_WORKERS_MAX)
+        *reported = deaths - BXI_WORKERS_MAX;
+    return &job->rpc->dead[(*reported)++ % BXI_WORKERS_MAX];
 }
 
 int bx_job_serve(struct bx_job *job)

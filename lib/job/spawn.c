@@ -86,7 +86,7 @@ struct launch {
     struct bxi_board *board;
     unsigned char *pages;               /* behind it; one of page_bytes for each worker, read-only here */
     size_t page_bytes, shared_bytes;
-    struct child child[BXI_HOST_MAX];
+    struct child child[BXI_WORLD_MAX];
     char failed_text[BXI_END_BYTES];
     unsigned failed_pass;               /* the one that found it */
     unsigned passes;                    /* of reap */
@@ -501,7 +501,7 @@ static void unlink_names(const struct launch *launch, int at)
     /* Relaxed: written before instance. */
     uint32_t rank = bxi_load_relaxed(&page->rank);
 
-    if (instance == 0 || rank >= BXI_WORLD_MAX)
+    if (instance == 0 || rank >= BXI_WORKERS_MAX)
         return;
     bxi_object_unlink(launch->job_name, instance, (int)rank);
 }

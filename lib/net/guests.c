@@ -21,7 +21,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define GUESTS_MAX (BXI_WORLD_MAX + 32)
+#define GUESTS_MAX (BXI_WORKERS_MAX + 32)
 #define PATIENCE_NS UINT64_C(5000000000)        /* with a guest that has not proven itself */
 #define POLL_MS 100
 
@@ -51,7 +51,7 @@ struct party {
     int listener;
     int known;
     bool is_full;                       /* no descriptor is left for who comes: the next poll is not for him */
-    struct guest *by_rank[BXI_WORLD_MAX];
+    struct guest *by_rank[BXI_WORKERS_MAX];
     struct guest guests[GUESTS_MAX];
 };
 

@@ -62,7 +62,7 @@ static int watch(const struct bxi_net *net, int fd, uint32_t events, uint64_t to
 
 static int rank_at(const struct bxi_net *net, const struct bxi_link *link)
 {
-    return (int)(link - net->links) % BXI_WORLD_MAX;
+    return (int)(link - net->links) % BXI_WORKERS_MAX;
 }
 
 static bool is_open(const struct bxi_link *link)
@@ -211,7 +211,7 @@ static void note_lost(struct bxi_net *net, const struct bxi_link *link)
 {
     const int of = rank_at(net, link);
 
-    for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
+    for (int rank = 0; rank < BXI_WORKERS_MAX; rank++) {
         struct bxi_twin *twin = net->twins[rank];
         bool shares_host = strcmp(net->places[rank].host, net->places[of].host) == 0;
 
@@ -229,7 +229,7 @@ static uint64_t link_lost_ns(const struct bxi_net *net, int rank)
 {
     const uint64_t own_ns = net->links[rank].lost_ns;
 
-    return own_ns != 0 ? own_ns : net->links[BXI_WORLD_MAX + rank].lost_ns;
+    return own_ns != 0 ? own_ns : net->links[BXI_WORKERS_MAX + rank].lost_ns;
 }
 
 static bool has_left(const struct bxi_twin *twin)
@@ -329,7 +329,7 @@ static bool is_to_be_watched(struct bx_job *job, int rank)
 {
     const struct bxi_net *net = job->net;
 
-    if (net->links[rank].fd >= 0 || net->links[BXI_WORLD_MAX + rank].fd >= 0 || link_lost_ns(net, rank) != 0)
+    if (net->links[rank].fd >= 0 || net->links[BXI_WORKERS_MAX + rank].fd >= 0 || link_lost_ns(net, rank) != 0)
         return false;
     if (job->rank != net->hub)
         return rank == net->hub;
@@ -363,7 +363,7 @@ static void keep_links(struct bx_job *job, bool pings)
  * descriptor for them they wait: also until the next ping, for the event comes once (EPOLLET). */
 static void accept_knocks(struct bxi_net *net)
 {
-    for (int i = 0; i < BXI_WORLD_MAX && net->listen_fd >= 0; i++) {    /* as many as listen_for_hub has room for */
+    for (int i = 0; i < BXI_WORKERS_MAX && net->listen_fd >= 0; i++) {    /* as many as listen_for_hub has room for */
         const int slot = (int)(net->knocks % BXI_KNOCKING);
         int fd = accept4(net->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 
@@ -395,7 +395,7 @@ static void read_knock(struct bx_job *job, int slot)
         close(fd);
         return;
     }
-    link = &net->links[BXI_WORLD_MAX + rank];
+    link = &net->links[BXI_WORKERS_MAX + rank];
     bxi_meet_keep(fd, net->timeout_ns);
     bxi_unshared_close(link->fd);
     *link = (struct bxi_link){ .fd = BXI_UNSHARED(fd) };

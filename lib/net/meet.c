@@ -405,7 +405,7 @@ static int listen_for_hub(struct bxi_meeting *meeting)
         fd = BXI_UNSHARED(socket(own->sin6_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
         meeting->net->listen_fd = fd;   /* in a child of a fork it would take connections that nobody reads */
     }
-    if (fd < 0 || bind(fd, address, length) < 0 || listen(fd, BXI_WORLD_MAX) < 0 ||
+    if (fd < 0 || bind(fd, address, length) < 0 || listen(fd, BXI_WORKERS_MAX) < 0 ||
         getsockname(fd, address, &length) < 0)
         return bx_fail(-errno, "this worker cannot listen for other hosts: %s", bx_strerror(-errno));
     return 0;

@@ -35,7 +35,7 @@ void bxi_net_destroy(struct bx_job *job)
     bxi_links_stop(net);
     if (net->wire != NULL)
         net->ops->close(net->wire, 0);
-    for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
+    for (int rank = 0; rank < BXI_WORKERS_MAX; rank++) {
         destroy_twin(net->twins[rank]);
         free(net->places[rank].address);
         free(net->places[rank].functions);

@@ -104,8 +104,8 @@ struct bxi_link {                       /* the thread's, since it runs */
 
 enum bxi_links_order { BXI_LINKS_END, BXI_LINKS_WAIT, BXI_LINKS_RUN };
 
-#define BXI_LINKS_MAX (2 * BXI_WORLD_MAX)
-#define BXI_KNOCKING BXI_WORLD_MAX
+#define BXI_LINKS_MAX (2 * BXI_WORKERS_MAX)
+#define BXI_KNOCKING BXI_WORKERS_MAX
 #define BXI_ROOT_BYTES 1024             /* of the addresses of rank 0 */
 
 struct bxi_net {
@@ -114,8 +114,8 @@ struct bxi_net {
     char where[BXI_ROOT_BYTES];         /* rank 0 listens: BX_ROOT, or its addresses, parted by commas */
     int here;                           /* workers on this host, with this one */
     uint64_t timeout_ns;
-    struct bxi_place places[BXI_WORLD_MAX];
-    struct bxi_twin *twins[BXI_WORLD_MAX];      /* NULL: not remote */
+    struct bxi_place places[BXI_WORKERS_MAX];
+    struct bxi_twin *twins[BXI_WORKERS_MAX];    /* NULL: not remote */
     struct bxi_link links[BXI_LINKS_MAX];       /* by the rank at the other end: made here, or in the meeting; behind
                                                  * these, those that were made there */
     int hub;                            /* the thread: the lowest rank that lives */
@@ -126,10 +126,10 @@ struct bxi_net {
     bxi_a32 order;                      /* to the thread: enum bxi_links_order; END: there is none, or not for long */
     int epoll_fd, stop_fd;
     struct bxi_lock lock;               /* what the thread and the role share of deaths: twin->is_dead, lost_ns */
-    bxi_a32 dead_here[BXI_WORLD_MAX];           /* written by the role: 1: a death on this host, to be told by links */
-    uint16_t dead[BXI_WORLD_MAX];               /* the thread: deaths that links tell: these ranks, in that order */
+    bxi_a32 dead_here[BXI_WORKERS_MAX];         /* written by the role: 1: a death on this host, to be told by links */
+    uint16_t dead[BXI_WORKERS_MAX];             /* the thread: deaths that links tell: these ranks, in that order */
     int deaths;
-    bool is_dead[BXI_WORLD_MAX];                /* the thread: by rank: it is one of these */
+    bool is_dead[BXI_WORKERS_MAX];              /* the thread: by rank: it is one of these */
     uint64_t passes;                    /* role */
     bxi_a32 wire_is_watched;            /* by its thread */
     void *reserve;                      /* role: of bxi_net_memory; NULL: used, or not made yet */
@@ -165,7 +165,7 @@ void bxi_net_destroy(struct bx_job *job);       /* also what the other functions
 
 /* ---- message.c: what goes over links. Start; the thread has its own way --------------------------------- */
 
-#define BXI_NET_MESSAGE_MAX (BXI_WORLD_MAX * (4608u + BXI_FUNCTION_MAX * (unsigned)sizeof(struct bxi_function)))
+#define BXI_NET_MESSAGE_MAX (BXI_WORKERS_MAX * (4608u + BXI_FUNCTION_MAX * (unsigned)sizeof(struct bxi_function)))
 /* 0; -EAGAIN: not by then, or with job BX_E_INTERRUPTED, with its sentence; -errno, of which -ETIMEDOUT is the link's:
  * its other host does not answer. job: that starts; NULL: deadline_ns is now. */
 int bxi_net_send(const struct bx_job *job, int fd, const struct bxi_net_message *message, const void *body,

@@ -184,14 +184,14 @@ struct bxi_remote_row {
 
 /* An object's id within its job: who owns it and who made it, the generation of each, which counts the processes that
  * had the rank before, and how many the maker had made there, from 1. From the highest bit on: 0 | owner, 7 bits |
- * maker, 7 | the owner's generation, 5 | the maker's, 5 | number, 39. In a job of more than BXI_HOST_MAX workers nobody
- * comes back, and it is 1 | owner, 10 bits | maker, 10 | 0, 4 | number, 39. */
+ * maker, 7 | the owner's generation, 5 | the maker's, 5 | number, 39. In a job of more than BXI_WORLD_MAX workers
+ * nobody comes back, and it is 1 | owner, 10 bits | maker, 10 | 0, 4 | number, 39. */
 #define BXI_RREF_ID_WIDE (UINT64_C(1) << 63)
 #define BXI_RREF_COUNT_MASK ((UINT64_C(1) << 39) - 1)
 static inline uint64_t bxi_rref_id(int world_size, int owner, int maker, int owner_generation, int maker_generation,
                                    uint64_t number)
 {
-    if (world_size > BXI_HOST_MAX)
+    if (world_size > BXI_WORLD_MAX)
         return BXI_RREF_ID_WIDE | (uint64_t)owner << 53 | (uint64_t)maker << 43 | number;
     return (uint64_t)owner << 56 | (uint64_t)maker << 49 | (uint64_t)owner_generation << 44 |
            (uint64_t)maker_generation << 39 | number;
@@ -228,8 +228,8 @@ struct bxi_tables {
     struct bxi_batch_words batch[BXI_FUNCTION_MAX];
     struct bxi_serving serving[BXI_SERVING_MAX];
     uint8_t core2[BXI_TABLES2_OFFSET - BXI_TABLES1_OFFSET - BXI_TABLES1_BYTES];
-    struct bxi_pair_counters pair_counters[BXI_WORLD_MAX];
-    struct bxi_loans loans[BXI_WORLD_MAX];
+    struct bxi_pair_counters pair_counters[BXI_WORKERS_MAX];
+    struct bxi_loans loans[BXI_WORKERS_MAX];
 };
 
 static_assert(sizeof(struct bxi_pair_counters) == BXI_LINE, "pair counters are a line");
@@ -241,7 +241,7 @@ static_assert(sizeof(struct bxi_serving) == 32 && sizeof(struct bxi_call_row) ==
 static_assert(sizeof(struct bxi_hist) == BXI_PAGE, "a histogram is a page");
 static_assert(sizeof(struct bxi_object_row) == BXI_LINE, "an object is a line");
 static_assert(sizeof(struct bxi_remote_row) == 4 * BXI_LINE, "a remote worker is four lines");
-static_assert(BXI_WORLD_MAX * sizeof(struct bxi_remote_row) == BXI_REMOTES_BYTES, "remote workers");
+static_assert(BXI_WORKERS_MAX * sizeof(struct bxi_remote_row) == BXI_REMOTES_BYTES, "remote workers");
 static_assert(offsetof(struct bxi_tables, now) == BXI_TABLES0_OFFSET, "now");
 static_assert(offsetof(struct bxi_tables, wait) == 448, "wait");
 static_assert(offsetof(struct bxi_tables, object_rows) == 4032, "object_rows");

@@ -18,7 +18,7 @@
 
 struct bx_batch {
     struct bxi_batcher *batcher;
-    struct bxi_waiting *rows[BXI_WORLD_MAX];
+    struct bxi_waiting *rows[BXI_WORKERS_MAX];
     size_t count;
 };
 
@@ -144,8 +144,8 @@ static void order_rows(const struct bx_job *job, struct bx_batch *batch, struct 
 static void take_rows(struct bx_job *job, struct bxi_batcher *batcher, struct bx_batch *batch,
                       struct bxi_waiting **expired)
 {
-    struct bxi_waiting *by_rank[BXI_WORLD_MAX], *row = take_all(batcher);
-    uint64_t ranks[BXI_WORLD_MAX / 64] = { 0 }, now_ns = bxi_now_ns();
+    struct bxi_waiting *by_rank[BXI_WORKERS_MAX], *row = take_all(batcher);
+    uint64_t ranks[BXI_WORKERS_MAX / 64] = { 0 }, now_ns = bxi_now_ns();
     size_t count = 0;
 
     batch->batcher = batcher;

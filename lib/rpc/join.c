@@ -312,7 +312,7 @@ static void tell(struct bx_job *job, int rank)
 
 void bxi_joins_tell(const struct bxi_role *role, struct bx_job *job)
 {
-    uint64_t back[BXI_WORLD_MAX / 64];
+    uint64_t back[BXI_WORKERS_MAX / 64];
     bool any = false;
 
     (void)role;

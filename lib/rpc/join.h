@@ -59,12 +59,12 @@ struct bxi_joins {
     struct bxi_peer *peer;      /* lock: to be attached; NULL */
     int rc;                     /* lock: of that */
     bool ended;                 /* lock */
-    uint64_t back[BXI_WORLD_MAX / 64];  /* lock: ranks that were promoted, for the log and the hook */
+    uint64_t back[BXI_WORKERS_MAX / 64];    /* lock: ranks that were promoted, for the log and the hook */
     bxi_a32 waits;              /* 1: the door waits in its futex */
-    bxi_a32 generation[BXI_WORLD_MAX];  /* the highest known */
+    bxi_a32 generation[BXI_WORKERS_MAX];    /* the highest known */
     /* Written by the role or under the lock, both; read without it. JOINING, or DEAD: it has given up. NULL: nobody */
-    _Atomic(struct bxi_peer *) joining[BXI_WORLD_MAX];
-    struct bxi_peer *spare[BXI_WORLD_MAX];      /* lock: structs for the next ones of that rank, by lend->former */
+    _Atomic(struct bxi_peer *) joining[BXI_WORKERS_MAX];
+    struct bxi_peer *spare[BXI_WORKERS_MAX];    /* lock: structs for the next ones of that rank, by lend->former */
 };
 
 /* ---- names.c, for join.c --------------------------------------------------------------------------- */

@@ -41,7 +41,7 @@ void bxi_names_build(struct bx_job *job)
     bxi_names_clear(job);
     for (int rank = 0; rank < job->world_size; rank++)
         if (job->rpc->peers[rank]->name[0] != '\0')      /* of a rank that nobody knows any more */
-            put_in_bucket(job->rpc->name_bucket, 2 * BXI_WORLD_MAX, job->rpc->peers[rank]->name, rank);
+            put_in_bucket(job->rpc->name_bucket, 2 * BXI_WORKERS_MAX, job->rpc->peers[rank]->name, rank);
 }
 
 /* NULL: text is no rank of the job. */
@@ -67,7 +67,7 @@ struct bxi_peer *bxi_peer_find(struct bx_job *job, const char *name)
     if (name[0] == '#')
         return of_rank(job, name + 1);
     for (uint32_t at = hash_of(name);; at++) {
-        uint16_t rank = job->rpc->name_bucket[at % (2 * BXI_WORLD_MAX)];
+        uint16_t rank = job->rpc->name_bucket[at % (2 * BXI_WORKERS_MAX)];
 
         if (rank == BXI_NO_INDEX)
             return NULL;

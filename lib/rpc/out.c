@@ -379,7 +379,7 @@ static bool move_queue(struct bx_job *job, struct bxi_peer *peer, bool before_sl
 bool bxi_queues_move_any(struct bx_job *job, bool before_sleep)
 {
     bool moved = false;
-    bool woken[BXI_WORLD_MAX] = { false };
+    bool woken[BXI_WORKERS_MAX] = { false };
 
     bxi_lock(&job->run->lock);
     for (int rank = 0; rank < job->world_size; rank++) {

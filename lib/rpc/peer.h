@@ -111,7 +111,7 @@ BXI_COLD int bxi_peer_suspect(struct bx_job *job, struct bxi_peer *peer, const c
 
 struct bxi_peers {
     bxi_a64 some;                           /* bits by word: it is not 0 */
-    bxi_a64 word[BXI_WORLD_MAX / 64];       /* bits by rank */
+    bxi_a64 word[BXI_WORKERS_MAX / 64];     /* bits by rank */
 };
 
 /* Its word for this one. Unsigned: no correction of a negative rank. */

@@ -137,8 +137,8 @@ struct bxi_batcher {            /* lock, but for what says otherwise */
     bool blocking;                              /* start */
     bool running;
     bool due;                                   /* the oldest row has waited long enough */
-    uint64_t members[BXI_WORLD_MAX / 64];
-    uint64_t present[BXI_WORLD_MAX / 64];       /* workers with a row in the list */
+    uint64_t members[BXI_WORKERS_MAX / 64];
+    uint64_t present[BXI_WORKERS_MAX / 64];     /* workers with a row in the list */
     struct bxi_waiting *head, *tail;            /* the rows */
     uint32_t waiting;                           /* how many */
     struct bxi_timer timer;

@@ -157,7 +157,7 @@ struct bxi_rpc {
     struct bxi_kinds kinds;                     /* role: of the arguments of the handler that runs */
     void (*remove_names)(struct bx_job *job, int rank);     /* removes the names that a worker left when it died */
     struct bxi_worker_hook on_death, on_join;
-    uint16_t name_bucket[2 * BXI_WORLD_MAX];    /* as a function cache's */
+    uint16_t name_bucket[2 * BXI_WORKERS_MAX];  /* as a function cache's */
 
     _Alignas(BXI_LINE) struct bxi_batcher *batchers;    /* lock, all below */
     struct bxi_call *expired;                   /* taken out by timers, to be completed without the lock */
@@ -177,7 +177,7 @@ struct bxi_rpc {
     _Alignas(BXI_LINE) bxi_a64 frames;          /* role, to in_peers: counts frames handled */
     bxi_a32 last_called;                        /* any thread: rank of the peer found last; names.c tries it first */
     bxi_a32 in_count;                           /* written by the role */
-    struct bxi_peer *in_peers[BXI_WORLD_MAX];   /* those with in_open, in order of opening */
+    struct bxi_peer *in_peers[BXI_WORKERS_MAX]; /* those with in_open, in order of opening */
 
     _Alignas(BXI_LINE) bxi_a32 deaths;          /* any thread, to lost: peers that died so far */
     bxi_a32 leavers;                            /* peers whose state is LEAVING or later, or that are gone */
@@ -188,7 +188,7 @@ struct bxi_rpc {
         const struct bxi_peer *peer;            /* rank and name stay */
         uint32_t pid;
         int code;
-    } dead[BXI_WORLD_MAX];
+    } dead[BXI_WORKERS_MAX];
 
     _Alignas(BXI_LINE) struct bxi_joins joins;
 

@@ -146,7 +146,7 @@ static void count_gone(struct bx_job *job, struct bxi_peer *peer, enum bxi_peer_
     uint32_t state_word = peer->state_word;
 
     if (state != BXI_PEER_LEFT) {
-        job->rpc->dead[bxi_load_relaxed(&job->rpc->deaths) % BXI_WORLD_MAX] = (struct bxi_dead){
+        job->rpc->dead[bxi_load_relaxed(&job->rpc->deaths) % BXI_WORKERS_MAX] = (struct bxi_dead){
             peer, peer->pid, state == BXI_PEER_DEAD ? BX_E_PEER_DEAD : BX_E_CORRUPT };
         /* [deaths] sequentially consistent, pairs with the load in serve_ready: the rank is read after it. Before lost:
          * bx_job_serve, which sees that the last other worker is lost, must see that it has died. */

@@ -230,7 +230,7 @@ struct bxi_rref_ops {
 enum bxi_round_kind { BXI_ROUND_ENTRIES = 0, BXI_ROUND_LEASES = 1, BXI_ROUND_KINDS = 2 };
 struct bxi_round {                  /* the asker's */
     uint64_t number;                /* of the last ASK; 0: none ever */
-    uint8_t closed[BX_WORKERS_MAX];   /* its set: of each rank the first so many workers; fixed when it began */
+    uint8_t closed[BX_WORKERS_MAX]; /* its set: of each rank the first so many workers; fixed when it began */
     uint64_t awaited[BXI_RANK_WORDS];       /* who has not answered it; nobody: no round is open */
 };
 
@@ -239,17 +239,17 @@ struct bxi_rrefs {
     struct bx_rref **table;                     /* lock, all below: chains by id */
     uint32_t table_size;                        /* a power of two, or 0 */
     uint32_t count;
-    uint8_t generation[BX_WORKERS_MAX];           /* of the last worker of each rank that ran: from 0 */
-    uint64_t made[BX_WORKERS_MAX];                /* ids that this worker has made, by owner */
-    uint64_t seen[BX_WORKERS_MAX];                /* the last id of each maker whose request has come */
-    uint32_t unmade[BX_WORKERS_MAX];              /* requests of each maker for which there was no memory: no entry */
-    struct bxi_pin *pins[BX_WORKERS_MAX];         /* messages to each worker */
+    uint8_t generation[BX_WORKERS_MAX];         /* of the last worker of each rank that ran: from 0 */
+    uint64_t made[BX_WORKERS_MAX];              /* ids that this worker has made, by owner */
+    uint64_t seen[BX_WORKERS_MAX];              /* the last id of each maker whose request has come */
+    uint32_t unmade[BX_WORKERS_MAX];            /* requests of each maker for which there was no memory: no entry */
+    struct bxi_pin *pins[BX_WORKERS_MAX];       /* messages to each worker */
     struct bxi_pin *last_pin[BX_WORKERS_MAX];
-    bool opened[BX_WORKERS_MAX];                  /* its ring to this worker is open: it refuses nothing any more */
+    bool opened[BX_WORKERS_MAX];                /* its ring to this worker is open: it refuses nothing any more */
     struct bxi_pin *spare_pins;                 /* for the message that is sent next */
     uint32_t spare_pin_count;
     struct bxi_round rounds[BXI_ROUND_KINDS];
-    uint64_t asked[BXI_ROUND_KINDS][BX_WORKERS_MAX];      /* by each worker: the round; 0: answered */
+    uint64_t asked[BXI_ROUND_KINDS][BX_WORKERS_MAX];    /* by each worker: the round; 0: answered */
     uint8_t *needs;                             /* bxi_rref_need. Made with the peers */
     uint32_t pending;                           /* pins, and ENTERs without an answer: frames about them will come */
     bool ended;                                 /* nothing is sent any more */

@@ -10,7 +10,7 @@ TestSuite(layout, .timeout = 120);
 
 Test(layout, keeps_rings_and_lease_words_apart_and_inside_the_segment)
 {
-    for (int to = 0; to < BXI_WORLD_MAX; to++) {
+    for (int to = 0; to < BXI_WORKERS_MAX; to++) {
         uint64_t stride = BXI_RINGS_OFFSET + (uint64_t)to * BXI_RING_STRIDE;
         cr_assert_eq(bxi_ring_offset(to) % BXI_LINE, 0);
         cr_assert_geq(bxi_ring_offset(to), stride);
@@ -33,7 +33,7 @@ Test(layout, an_objects_id_keeps_its_parts)
     static const uint64_t numbers[] = { 1, BXI_RREF_COUNT_MASK };
 
     for (int wide = 0; wide < 2; wide++) {
-        const int size = wide ? BXI_WORLD_MAX : BXI_HOST_MAX, generation = wide ? 0 : BXI_GENERATION_MAX - 1;
+        const int size = wide ? BXI_WORKERS_MAX : BXI_WORLD_MAX, generation = wide ? 0 : BXI_GENERATION_MAX - 1;
 
         for (int rank = 0; rank < size; rank++) {
             for (int i = 0; i < 2; i++) {

@@ -54,7 +54,7 @@ Test(segment, allocates_its_control_pages_and_no_more, .init = create_first_of_t
     cr_assert_eq((uint64_t)status.st_size, bxi_segment_bytes(2));
     cr_assert_eq(status.st_mode & 07777, 0600);
     cr_assert_eq(blocks_bytes(segment.fd), 57344);
-    for (size_t i = 0; i < BXI_WORLD_MAX; i++)
+    for (size_t i = 0; i < BXI_WORKERS_MAX; i++)
         cr_assert_eq(bxi_load_relaxed(&segment.control->pair[i].open), 0);
 }
 
@@ -132,7 +132,7 @@ Test(segment, refuses_a_rank_a_world_and_names_out_of_range, .init = make_job_na
     cr_assert_eq(bxi_segment_create(&segment, job, "a", INSTANCE, -1, 2), -EINVAL);
     cr_assert_eq(bxi_segment_create(&segment, job, "a", INSTANCE, 2, 2), -EINVAL);
     cr_assert_eq(bxi_segment_create(&segment, job, "a", INSTANCE, 0, 0), -EINVAL);
-    cr_assert_eq(bxi_segment_create(&segment, job, "a", INSTANCE, 0, BXI_WORLD_MAX + 1), -EINVAL);
+    cr_assert_eq(bxi_segment_create(&segment, job, "a", INSTANCE, 0, BXI_WORKERS_MAX + 1), -EINVAL);
     cr_assert_eq(bxi_segment_create(&segment, job, long_name, INSTANCE, 0, 2), -ENAMETOOLONG);
     cr_assert_eq(bxi_segment_create(&segment, long_name, "a", INSTANCE, 0, 2), -ENAMETOOLONG);
 }
@@ -201,7 +201,7 @@ Test(segment, is_not_taken_for_another, .init = create_first_of_two, .fini = rem
     cr_assert_eq(bxi_segment_attach(&view, segment.fd, INSTANCE, 1, 2), -EPROTO);
     cr_assert_eq(bxi_segment_attach(&view, segment.fd, INSTANCE, 0, 3), -EPROTO);
     cr_assert_eq(bxi_segment_attach(&view, segment.fd, INSTANCE, 2, 2), -EINVAL);
-    cr_assert_eq(bxi_segment_attach(&view, segment.fd, INSTANCE, 0, BXI_WORLD_MAX + 1), -EINVAL);
+    cr_assert_eq(bxi_segment_attach(&view, segment.fd, INSTANCE, 0, BXI_WORKERS_MAX + 1), -EINVAL);
     cr_assert_null(view.control);
 }
 

@@ -25,7 +25,7 @@ static const struct stat_column columns[] = {
 /* The workers whose rows the call's batch waits for. */
 static void put_missing(struct stat_row *row, const struct stat_job *job, const struct stat_call *call)
 {
-    uint64_t ranks[BXI_WORLD_MAX];
+    uint64_t ranks[BXI_WORKERS_MAX];
     size_t count = 0;
 
     if (call->where == STAT_BATCH) {

@@ -222,10 +222,10 @@ static const struct growing {
     { "I14", "device_open", OF_HEADER(device_open), 4, 1 },
     { "I15", "object_rows", offsetof(struct bxi_tables, object_rows), 8, 1 },
     { "I17", "remote_rows", offsetof(struct bxi_tables, remote_rows), 8, 1 },
-    { "I4", "open", STAT_AT(control, pair, 0, open), 8, BXI_WORLD_MAX },
-    { "I5", "refused_through", STAT_AT(control, pair, 0, refused_through), 8, BXI_WORLD_MAX },
-    { "I6", "credit", STAT_AT(control, credit, 0, position), 8, BXI_WORLD_MAX },
-    { "I7", "the write position", STAT_AT(tables, pair_counters, 0, write_pos), 8, BXI_WORLD_MAX },
+    { "I4", "open", STAT_AT(control, pair, 0, open), 8, BXI_WORKERS_MAX },
+    { "I5", "refused_through", STAT_AT(control, pair, 0, refused_through), 8, BXI_WORKERS_MAX },
+    { "I6", "credit", STAT_AT(control, credit, 0, position), 8, BXI_WORKERS_MAX },
+    { "I7", "the write position", STAT_AT(tables, pair_counters, 0, write_pos), 8, BXI_WORKERS_MAX },
 };
 
 static void compare_words(const struct stat_check *check, const struct growing *word, const struct bxi_control *before,
@@ -317,7 +317,7 @@ static void check_worker(const struct stat_check *check)
     stat_check_objects(check);
     stat_check_remotes(check);
     stat_check_gpu(check);
-    for (int peer = 0; peer < BXI_WORLD_MAX; peer++) {
+    for (int peer = 0; peer < BXI_WORKERS_MAX; peer++) {
         check_open(check, peer);
         check_refused(check, peer);
         check_credit(check, peer);

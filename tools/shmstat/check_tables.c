@@ -65,7 +65,7 @@ static void check_requests(const struct stat_check *check)
 
 static bool is_beyond(const bxi_a64 *bits, uint32_t world_size)
 {
-    for (int rank = (int)world_size; rank < BXI_WORLD_MAX; rank++)
+    for (int rank = (int)world_size; rank < BXI_WORKERS_MAX; rank++)
         if (stat_bit(bits, rank))
             return true;
     return false;

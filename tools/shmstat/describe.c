@@ -13,7 +13,7 @@
 
 int stat_job_row(const struct stat_job *job, const struct stat_worker *none, int index, struct stat_row *row)
 {
-    uint64_t started_ns = stat_job_started_ns(job), segments = 0, arenas = 0, missing[BXI_WORLD_MAX];
+    uint64_t started_ns = stat_job_started_ns(job), segments = 0, arenas = 0, missing[BXI_WORKERS_MAX];
     uint64_t found = 0, alive = 0, size = (uint64_t)stat_job_size(job);
 
     (void)none;
@@ -78,11 +78,11 @@ int stat_worker_row(const struct stat_job *job, const struct stat_worker *worker
 
 int stat_problem_row(const struct stat_job *job, const struct stat_worker *none, int rank, struct stat_row *row)
 {
-    const struct stat_worker *worker = rank < BXI_WORLD_MAX ? job->workers[rank] : NULL;
+    const struct stat_worker *worker = rank < BXI_WORKERS_MAX ? job->workers[rank] : NULL;
 
     (void)none;
     if (worker == NULL || worker->control != NULL)
-        return rank < BXI_WORLD_MAX ? STAT_SKIP : STAT_END;
+        return rank < BXI_WORKERS_MAX ? STAT_SKIP : STAT_END;
     stat_put(row, "rank", STAT_COUNT, (uint64_t)rank);
     stat_put_text(row, "problem", worker->problem);
     return STAT_ROW;

@@ -153,7 +153,7 @@ static bool has_open(const struct stat_worker *worker, const struct stat_borrow 
 }
 
 size_t stat_gpu_openers(const struct stat_job *job, const struct stat_worker *owner, uint32_t slab, bool alive,
-                        uint64_t ranks[BXI_WORLD_MAX])
+                        uint64_t ranks[BXI_WORKERS_MAX])
 {
     struct stat_borrow borrow = { owner->rank, slab, stat_slab_generation(&owner->gpu->region.slab[slab]) };
     size_t count = 0;

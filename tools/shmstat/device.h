@@ -55,7 +55,7 @@ const char *stat_slab_state_name(unsigned state);
 const struct bxi_gpu_slab_row *stat_gpu_row_of(const struct stat_job *job, const struct stat_borrow *borrow);
 /* The ranks of the workers, alive or dead, that have the owner's slab open: how many, into ranks. */
 size_t stat_gpu_openers(const struct stat_job *job, const struct stat_worker *owner, uint32_t slab, bool alive,
-                        uint64_t ranks[BXI_WORLD_MAX]);
+                        uint64_t ranks[BXI_WORKERS_MAX]);
 /* "GPU-", 32 digits, four dashes between them. Valid until the next call. */
 const char *stat_uuid_text(const uint8_t uuid[BXI_GPU_UUID_BYTES]);
 

@@ -55,7 +55,7 @@ const char *stat_function_name(const struct stat_job *job, int rank, uint32_t fu
     return name[0] != '\0' ? name : "?";
 }
 
-size_t stat_batch_missing(const struct stat_job *job, int rank, uint32_t function, uint64_t missing[BXI_WORLD_MAX])
+size_t stat_batch_missing(const struct stat_job *job, int rank, uint32_t function, uint64_t missing[BXI_WORKERS_MAX])
 {
     const struct stat_worker *worker = stat_reader(job, (uint32_t)rank);
     const struct bxi_batch_words *words;
@@ -64,7 +64,7 @@ size_t stat_batch_missing(const struct stat_job *job, int rank, uint32_t functio
     if (worker == NULL || function >= BXI_FUNCTION_MAX || worker->control->function[function].kind != 4)
         return 0;
     words = &bxi_tables(worker->control)->batch[function];
-    for (int member = 0; member < BXI_WORLD_MAX; member++)
+    for (int member = 0; member < BXI_WORKERS_MAX; member++)
         if (stat_bit(words->members, member) && !stat_bit(words->present, member))
             missing[count++] = (uint64_t)member;
     return count;

@@ -49,6 +49,6 @@ const char *stat_call_name(const struct stat_call *call);
 const char *stat_function_name(const struct stat_job *job, int rank, uint32_t function);
 
 /* The ranks whose rows the batch `function` of worker `rank` waits for: how many, into missing; 0 if it is no batch. */
-size_t stat_batch_missing(const struct stat_job *job, int rank, uint32_t function, uint64_t missing[BXI_WORLD_MAX]);
+size_t stat_batch_missing(const struct stat_job *job, int rank, uint32_t function, uint64_t missing[BXI_WORKERS_MAX]);
 
 #endif

@@ -56,7 +56,7 @@ int stat_device_row(const struct stat_job *job, const struct stat_worker *worker
 static int slab_row(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row)
 {
     const struct bxi_gpu_slab_row *slab = &worker->gpu->region.slab[index];
-    uint64_t ranks[BXI_WORLD_MAX];
+    uint64_t ranks[BXI_WORKERS_MAX];
     int device;
 
     if (index >= BXI_GPU_SLABS)

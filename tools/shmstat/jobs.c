@@ -135,7 +135,7 @@ void stat_jobs_free(struct stat_jobs *jobs)
 {
     for (size_t i = 0; i < jobs->count; i++) {
         stat_job_close(&jobs->list[i]);
-        for (int rank = 0; rank < BXI_WORLD_MAX; rank++)
+        for (int rank = 0; rank < BXI_WORKERS_MAX; rank++)
             free_worker(jobs->list[i].workers[rank]);
         free(jobs->list[i].calls);
     }
@@ -217,7 +217,7 @@ static void judge(const struct stat_job *job, struct stat_worker *worker)
         header->instance != job->instance || memchr(header->name, 0, BXI_NAME_BYTES) == NULL ||
         strncmp(header->job, job->name, BXI_NAME_BYTES) != 0)
         set_problem(worker, STAT_NOISE, "its header is not that of a worker of the file's name");
-    else if (header->world_size < 1 || header->world_size > BXI_WORLD_MAX || header->rank >= header->world_size)
+    else if (header->world_size < 1 || header->world_size > BXI_WORKERS_MAX || header->rank >= header->world_size)
         set_problem(worker, STAT_NOISE, "its header says %u workers", header->world_size);
     else if (header->ring_bytes != BXI_RING_BYTES)
         set_problem(worker, STAT_NOISE, "its header says rings of %u bytes", header->ring_bytes);
@@ -279,7 +279,7 @@ int stat_control_read(const struct stat_object *object, uint64_t bytes, struct b
     uint64_t fixed = bytes < BXI_BY_RANK_OFFSET ? bytes : BXI_BY_RANK_OFFSET;
     int rc = stat_pread(object, control, fixed, 0);
     uint32_t world_size = control->header.world_size;
-    uint64_t rows = bxi_by_rank_bytes(world_size <= BXI_WORLD_MAX ? (int)world_size : 0);
+    uint64_t rows = bxi_by_rank_bytes(world_size <= BXI_WORKERS_MAX ? (int)world_size : 0);
 
     for (uint64_t at = BXI_BY_RANK_OFFSET; rc == 0 && at < BXI_CONTROL_BYTES; at += BXI_BY_RANK_STRIDE)
         if (at + rows <= bytes)

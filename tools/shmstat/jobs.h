@@ -48,11 +48,11 @@ struct stat_worker {
     char name[BXI_NAME_BYTES];  /* printable; "" if it is not known */
     struct bxi_control *control;                        /* a private copy; NULL unless READABLE */
     /* Copied after the controls of all workers: credit is never behind what control says was written. */
-    struct bxi_credit credit[BXI_WORLD_MAX];
-    struct bxi_pair_counters received[BXI_WORLD_MAX];
+    struct bxi_credit credit[BXI_WORKERS_MAX];
+    struct bxi_pair_counters received[BXI_WORKERS_MAX];
     /* By the ring's rank, after stat_unread_read: age of the oldest unread frame; < 0: there is none; NAN: not
      * known. */
-    double unread_s[BXI_WORLD_MAX];
+    double unread_s[BXI_WORKERS_MAX];
     struct bxi_hist *hists;     /* after stat_hists_read: private copies; NULL if there are none */
     uint32_t hist_count;
     struct bxi_object_row *objects;     /* after stat_objects_read: private copies, the oldest first; NULL: none */
@@ -65,7 +65,7 @@ struct stat_worker {
 struct stat_job {
     char name[BXI_NAME_BYTES];
     uint64_t instance;
-    struct stat_worker *workers[BXI_WORLD_MAX];         /* by rank; NULL where nothing was found */
+    struct stat_worker *workers[BXI_WORKERS_MAX];         /* by rank; NULL where nothing was found */
     bool twin;                  /* another job found has the same name */
     struct stat_call *calls;    /* after stat_calls_read, the oldest first */
     size_t call_count;

@@ -109,11 +109,11 @@ uint64_t stat_objects_unshown(const struct stat_worker *worker)
     return stat_word(&bxi_tables(worker->control)->objects_unshown);
 }
 
-size_t stat_object_holders(const struct bxi_object_row *object, uint64_t ranks[BXI_WORLD_MAX])
+size_t stat_object_holders(const struct bxi_object_row *object, uint64_t ranks[BXI_WORKERS_MAX])
 {
     size_t count = 0;
 
-    for (int rank = 0; rank < BXI_WORLD_MAX; rank++)
+    for (int rank = 0; rank < BXI_WORKERS_MAX; rank++)
         if (stat_bit(object->holders, rank))
             ranks[count++] = (uint64_t)rank;
     return count;
@@ -136,7 +136,7 @@ int stat_held_row(const struct stat_job *job, const struct stat_worker *worker, 
 
 int stat_objects_row(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row)
 {
-    uint64_t states[BXI_OBJECT_FAILED + 1] = { 0 }, held = 0, entries = 0, ranks[BXI_WORLD_MAX], count;
+    uint64_t states[BXI_OBJECT_FAILED + 1] = { 0 }, held = 0, entries = 0, ranks[BXI_WORKERS_MAX], count;
 
     (void)job;
     if (index > 0 || worker->control == NULL)

@@ -22,6 +22,6 @@ uint64_t stat_objects_unshown(const struct stat_worker *worker);
 int stat_held_row(const struct stat_job *job, const struct stat_worker *worker, int peer, struct stat_row *row);
 int stat_objects_row(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row);
 /* The ranks that hold an object: how many, into ranks. */
-size_t stat_object_holders(const struct bxi_object_row *object, uint64_t ranks[BXI_WORLD_MAX]);
+size_t stat_object_holders(const struct bxi_object_row *object, uint64_t ranks[BXI_WORKERS_MAX]);
 
 #endif

@@ -94,7 +94,7 @@ static void reap_job(struct reaping *reaping, const struct stat_job *job)
         return;
     if (reaping->options->yes)
         bxi_object_reap(job->name, job->instance);
-    for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
+    for (int rank = 0; rank < BXI_WORKERS_MAX; rank++) {
         if (job->workers[rank] == NULL)
             continue;
         bxi_object_name(name, (uint32_t)geteuid(), job->name, job->instance, rank);

@@ -60,9 +60,9 @@ static const struct bxi_remote_row *row_of(const struct stat_worker *worker, int
 
 const struct bxi_remote_row *stat_remote(const struct stat_job *job, int rank)
 {
-    if (rank < 0 || rank >= BXI_WORLD_MAX || job->workers[rank] != NULL)
+    if (rank < 0 || rank >= BXI_WORKERS_MAX || job->workers[rank] != NULL)
         return NULL;
-    for (int i = 0; i < BXI_WORLD_MAX; i++)
+    for (int i = 0; i < BXI_WORKERS_MAX; i++)
         if (row_of(job->workers[i], rank) != NULL)
             return row_of(job->workers[i], rank);
     return NULL;
@@ -70,7 +70,7 @@ const struct bxi_remote_row *stat_remote(const struct stat_job *job, int rank)
 
 const struct stat_worker *stat_remote_like(const struct stat_job *job, int rank, uint32_t function)
 {
-    for (int i = 0; i < BXI_WORLD_MAX; i++)
+    for (int i = 0; i < BXI_WORKERS_MAX; i++)
         if (function < BXI_FUNCTION_MAX && row_of(job->workers[i], rank) != NULL &&
             stat_bit(row_of(job->workers[i], rank)->same_functions, (int)function))
             return job->workers[i];
@@ -81,14 +81,14 @@ int stat_remote_count(const struct stat_job *job)
 {
     int count = 0;
 
-    for (int rank = 0; rank < BXI_WORLD_MAX; rank++)
+    for (int rank = 0; rank < BXI_WORKERS_MAX; rank++)
         count += stat_remote(job, rank) != NULL;
     return count;
 }
 
 bool stat_remote_is_dead(const struct stat_job *job, int rank)
 {
-    for (int i = 0; i < BXI_WORLD_MAX; i++)
+    for (int i = 0; i < BXI_WORKERS_MAX; i++)
         if (row_of(job->workers[i], rank) != NULL && stat_word(&row_of(job->workers[i], rank)->is_dead) != 0)
             return true;
     return false;
@@ -123,17 +123,17 @@ int stat_remote_row(const struct stat_job *job, const struct stat_worker *worker
 
 void stat_elsewhere_text(const struct stat_job *job)
 {
-    bool told[BXI_WORLD_MAX] = { false };
+    bool told[BXI_WORKERS_MAX] = { false };
     struct stat_flow flow;
 
-    for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
+    for (int rank = 0; rank < BXI_WORKERS_MAX; rank++) {
         const struct bxi_remote_row *first = stat_remote(job, rank);
 
         if (first == NULL || told[rank])
             continue;
         stat_flow_begin(&flow, "elsewhere");
         stat_flow_add(&flow, "host %s:", first->host);
-        for (int other = rank; other < BXI_WORLD_MAX; other++) {
+        for (int other = rank; other < BXI_WORKERS_MAX; other++) {
             const struct bxi_remote_row *remote = stat_remote(job, other);
 
             if (remote == NULL || strcmp(remote->host, first->host) != 0)

@@ -166,6 +166,6 @@ static double oldest_unread(const struct stat_job *job, const struct stat_worker
 void stat_unread_read(struct stat_job *job)
 {
     for (struct stat_worker *worker = NULL; (worker = stat_next_reader(job, worker)) != NULL;)
-        for (int to = 0; to < BXI_WORLD_MAX; to++)
+        for (int to = 0; to < BXI_WORKERS_MAX; to++)
             worker->unread_s[to] = oldest_unread(job, worker, to);
 }

@@ -23,7 +23,7 @@ static const struct stat_column columns[] = {
 /* The list of those that hold the object, and its texts. */
 static void put_holders(struct stat_row *row, const struct stat_job *job, const struct bxi_object_row *object)
 {
-    uint64_t ranks[BXI_WORLD_MAX], entries = stat_word(&object->entries);
+    uint64_t ranks[BXI_WORKERS_MAX], entries = stat_word(&object->entries);
     size_t count = stat_object_holders(object, ranks);
 
     stat_put_list(row, "holders", ranks, count);

@@ -14,7 +14,7 @@
 
 struct stat_worker *stat_next(const struct stat_job *job, const struct stat_worker *worker)
 {
-    for (int rank = worker != NULL ? worker->rank + 1 : 0; rank < BXI_WORLD_MAX; rank++)
+    for (int rank = worker != NULL ? worker->rank + 1 : 0; rank < BXI_WORKERS_MAX; rank++)
         if (job->workers[rank] != NULL)
             return job->workers[rank];
     return NULL;
@@ -31,7 +31,7 @@ struct stat_worker *stat_next_reader(const struct stat_job *job, const struct st
 
 const struct stat_worker *stat_reader(const struct stat_job *job, uint32_t rank)
 {
-    const struct stat_worker *worker = rank < BXI_WORLD_MAX ? job->workers[rank] : NULL;
+    const struct stat_worker *worker = rank < BXI_WORKERS_MAX ? job->workers[rank] : NULL;
 
     return worker != NULL && worker->control != NULL ? worker : NULL;
 }
@@ -101,7 +101,7 @@ int stat_job_size(const struct stat_job *job)
     return found;
 }
 
-size_t stat_job_missing(const struct stat_job *job, uint64_t missing[BXI_WORLD_MAX])
+size_t stat_job_missing(const struct stat_job *job, uint64_t missing[BXI_WORKERS_MAX])
 {
     bool is_starting = false;
     size_t count = 0;
@@ -116,7 +116,7 @@ size_t stat_job_missing(const struct stat_job *job, uint64_t missing[BXI_WORLD_M
 
 bool stat_job_missing_text(const struct stat_job *job, char *text, size_t bytes)
 {
-    uint64_t missing[BXI_WORLD_MAX];
+    uint64_t missing[BXI_WORKERS_MAX];
     size_t count = stat_job_missing(job, missing);
     size_t used = (size_t)snprintf(text, bytes, "rank%s", count == 1 ? "" : "s");
 

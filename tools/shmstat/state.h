@@ -23,7 +23,7 @@ const char *stat_job_state(const struct stat_job *job);
 /* The number of workers, from the first readable one; else as many as were found. */
 int stat_job_size(const struct stat_job *job);
 /* The ranks that have not come, of a job that lives and is starting: how many, into missing. Else 0. */
-size_t stat_job_missing(const struct stat_job *job, uint64_t missing[BXI_WORLD_MAX]);
+size_t stat_job_missing(const struct stat_job *job, uint64_t missing[BXI_WORKERS_MAX]);
 /* "rank 1 has not come", "ranks 1, 3, 4 have not come"; false if none is missing. */
 bool stat_job_missing_text(const struct stat_job *job, char *text, size_t bytes);
 uint64_t stat_job_started_ns(const struct stat_job *job);       /* CLOCK_REALTIME; 0 if it is not known */

@@ -396,7 +396,7 @@ int top_rows(struct top_model *model, enum top_view view)
 
     free_rows(model);
     model->totals = (struct top_totals){ 0 };
-    model->workers = model->rows = calloc(jobs->count * BXI_WORLD_MAX + 1, sizeof(*model->rows));
+    model->workers = model->rows = calloc(jobs->count * BXI_WORKERS_MAX + 1, sizeof(*model->rows));
     if (model->workers == NULL)
         return -ENOMEM;
     for (size_t i = 0; i < jobs->count; i++) {

@@ -238,7 +238,7 @@ static bool say_busy(const struct chain *chain, int rank)
                "returns it reads neither requests nor replies.",
         name_of(chain, rank), stat_function_name(chain->job, rank, (uint32_t)(stat_word(&now->who) >> 16)),
         stat_time_text(stat_since(since_ns, CLOCK_MONOTONIC)),
-        name_of(chain, (int)(stat_word(&now->who) & (BXI_WORLD_MAX - 1))));
+        name_of(chain, (int)(stat_word(&now->who) & (BXI_WORKERS_MAX - 1))));
     show_stack(chain, rank, 0);
     return true;
 }
@@ -268,7 +268,7 @@ static const struct next chain_ends;
 static struct next follow_wait(const struct chain *chain, int rank, const struct bxi_wait_row *row)
 {
     uint64_t to = stat_word(&row->to);
-    const char *peer = to < BXI_WORLD_MAX ? name_of(chain, (int)to) : "others";
+    const char *peer = to < BXI_WORKERS_MAX ? name_of(chain, (int)to) : "others";
     const struct stat_call *call;
 
     switch (stat_word(&row->thread) >> 32) {
@@ -282,10 +282,10 @@ static struct next follow_wait(const struct chain *chain, int rank, const struct
         return (struct next){ .call = oldest_call(chain, rank, -1, NOT_WAITED_FOR), .guessed = true };
     case BXI_FOR_ROOM:
         say(chain, "That thread waits for room to send to %s.", peer);
-        return (struct next){ .call = to < BXI_WORLD_MAX ? oldest_call(chain, rank, (int)to, ANY_CALL) : NULL,
+        return (struct next){ .call = to < BXI_WORKERS_MAX ? oldest_call(chain, rank, (int)to, ANY_CALL) : NULL,
                               .guessed = true };
     case BXI_FOR_LOANS:
-        say(chain, "That thread waits for leases that %s hold%s.", peer, to < BXI_WORLD_MAX ? "s" : "");
+        say(chain, "That thread waits for leases that %s hold%s.", peer, to < BXI_WORKERS_MAX ? "s" : "");
         return chain_ends;
     default:
         say(chain, "That thread serves the job, or waits for all to leave it.");
@@ -344,7 +344,7 @@ static struct next follow_pool(const struct chain *chain, int rank)
 static struct next follow_batch(const struct chain *chain, const struct stat_call *call)
 {
     char names[300] = "";
-    uint64_t missing[BXI_WORLD_MAX];
+    uint64_t missing[BXI_WORKERS_MAX];
     size_t count = stat_batch_missing(chain->job, call->to, call->function, missing);
 
     if (count == 0) {
@@ -375,12 +375,12 @@ static struct next follow_body(const struct chain *chain, const struct stat_call
 static struct next follow_object(const struct chain *chain, const struct stat_call *call)
 {
     const struct stat_worker *owner = stat_reader(chain->job, (uint32_t)call->to);
-    bool makes[BXI_WORLD_MAX] = { false };
+    bool makes[BXI_WORKERS_MAX] = { false };
 
     for (uint32_t i = 0; owner != NULL && i < owner->object_count; i++) {
         int maker = bxi_rref_id_maker(stat_word(&owner->objects[i].id));
 
-        if (stat_word(&owner->objects[i].state) == BXI_OBJECT_TO_COME && maker < BXI_WORLD_MAX)
+        if (stat_word(&owner->objects[i].state) == BXI_OBJECT_TO_COME && maker < BXI_WORKERS_MAX)
             makes[maker] = true;
     }
     for (size_t i = 0; i < chain->job->call_count; i++) {
@@ -535,14 +535,14 @@ static int find_worker(const struct stat_job *job, const char *subject)
     char *end = NULL;
     long rank = strtol(subject, &end, 10);
 
-    for (int i = 0; i < BXI_WORLD_MAX; i++)
+    for (int i = 0; i < BXI_WORKERS_MAX; i++)
         if (job->workers[i] != NULL && job->workers[i]->name[0] != '\0' &&
             strcmp(job->workers[i]->name, subject) == 0)
             return i;
-    for (int i = 0; i < BXI_WORLD_MAX; i++)
+    for (int i = 0; i < BXI_WORKERS_MAX; i++)
         if (stat_remote(job, i) != NULL && strcmp(stat_remote(job, i)->name, subject) == 0)
             return i;
-    if (isdigit((unsigned char)subject[0]) && *end == '\0' && rank < BXI_WORLD_MAX &&
+    if (isdigit((unsigned char)subject[0]) && *end == '\0' && rank < BXI_WORKERS_MAX &&
         (job->workers[rank] != NULL || stat_remote(job, (int)rank) != NULL))
         return (int)rank;
     return -1;

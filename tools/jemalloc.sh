@@ -83,15 +83,16 @@ change()
 }
 
 # The options are those of Debian's package but for the names and what nobody needs here. force_tls is configure's
-# variable for systems without thread-local storage, je_cv_pthread_atfork its memory of a test; there are no options.
+# variable for systems without thread-local storage, the other two its memory of tests; there are no options.
+# Without sbrk, which it would turn to where mmap fails: sbrk has no lock, and malloc of the program calls it, too.
 # JEMALLOC_MALLOC_THREAD_CLEANUP is the way without pthread_setspecific, which edit completes.
 # Without trust_madvise the start tries madvise on a page, and writes to it also if there is none.
 configure()
 {
     case $(uname -m) in i?86 | x86_64) page=12 ;; *) page=16 ;; esac
     flags="-O2 -g1 -ffile-prefix-map=$PWD=. -ffile-prefix-map=src/=jemalloc/src/"
-    force_tls=0 je_cv_pthread_atfork=no CFLAGS=$flags CPPFLAGS='-DJEMALLOC_MALLOC_THREAD_CLEANUP -D__thread=' \
-        LDFLAGS='' ./configure \
+    force_tls=0 je_cv_pthread_atfork=no ac_cv_func_sbrk=no CFLAGS=$flags LDFLAGS='' \
+        CPPFLAGS='-DJEMALLOC_MALLOC_THREAD_CLEANUP -D__thread=' ./configure \
         --with-version=VERSION --with-jemalloc-prefix=bxi_je_ --with-private-namespace=bxi_ --without-export \
         --with-malloc-conf=tcache:false,trust_madvise:true --disable-initial-exec-tls \
         --disable-cxx --disable-libdl --disable-doc --with-lg-page="$page" --with-lg-hugepage=21
@@ -126,10 +127,10 @@ EOF
 # the same things must not pass.
 verify()
 {
-    if nm "$1" | grep -E ' (pthread_(create|key_create|[gs]etspecific|atfork)|__tls_get_addr)$' ||
+    if nm "$1" | grep -E ' (pthread_(create|key_create|[gs]etspecific|atfork)|__tls_get_addr|sbrk)$' ||
         readelf -SW "$1" | grep -vE ' \.tbss +NOBITS +0+ [0-9a-f]+ 000008 ' |
         grep -E ' \.(tbss|tdata|init_array|ctors)'; then
-        echo "jemalloc has threads, data of a thread, handlers of fork or constructors (tools/jemalloc.sh)" >&2
+        echo "jemalloc has threads, data of a thread, handlers of fork, constructors or sbrk (tools/jemalloc.sh)" >&2
         return 1
     fi
 }

@@ -4,14 +4,22 @@
  *
  * UCX takes SIGBUS, SIGSEGV and others for itself when it is loaded. They stay what they were: the program's, and that
  * of shm/guard.c.
+ *
+ * It also writes jumps into its own code over the first bytes of mmap, munmap, sbrk and others, to hear of what is
+ * unmapped: UCX 1.13 in ucp_init, later ones when they are loaded. A thread that is in one of them at this moment runs
+ * half of an instruction; UCX's own tests crash so (openucx/ucx pull requests 11647 and 11795). UCX_MEM_EVENTS=n
+ * forbids it: UCX reads it when it is loaded, and does without its cache of registered memory. Where the program has
+ * loaded UCX before, UCX keeps what it read then.
  */
 #include "net.h"
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 static const int here;
@@ -52,20 +60,52 @@ static void *find(char *why, size_t why_bytes)
     return library != NULL ? library : try_beside("../lib/");
 }
 
+/* find() with UCX_MEM_EVENTS=n in the environment, unless it is set. environ is replaced and not changed, and stays
+ * allocated: another thread may be reading it, which setenv would not allow. */
+static void *find_without_events(char *why, size_t why_bytes)
+{
+    static char events[] = "UCX_MEM_EVENTS=n";
+    static char **with;
+    char **const given = environ;
+    size_t count = 0;
+    void *library;
+
+    if (secure_getenv("UCX_MEM_EVENTS") != NULL)
+        return find(why, why_bytes);
+    while (given != NULL && given[count] != NULL)
+        count++;
+    free(with);
+    with = calloc(count + 2, sizeof *with);
+    if (with == NULL) {
+        snprintf(why, why_bytes, "no memory");
+        return NULL;
+    }
+    if (count > 0)
+        memcpy(with, given, count * sizeof *with);
+    with[count] = events;
+    environ = with;
+    library = find(why, why_bytes);
+    environ = given;
+    return library;
+}
+
 int bxi_wire_load(const struct bxi_wire_ops **ops)
 {
+    static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;   /* of signals and environment */
     const struct bxi_wire_ops *(*plugin)(void);
     struct sigaction actions[NSIG];
     void *library;
     char why[256];
 
+    pthread_mutex_lock(&mutex);
     for (int i = 1; i < NSIG; i++)
         if (sigaction(i, NULL, &actions[i]) < 0)
             actions[i].sa_handler = SIG_ERR;            /* of glibc's own */
-    library = find(why, sizeof why);
+    library = find_without_events(why, sizeof why);
     for (int i = 1; i < NSIG; i++)
         if (actions[i].sa_handler != SIG_ERR && i != SIGKILL && i != SIGSTOP)
             sigaction(i, &actions[i], NULL);
+    pthread_mutex_unlock(&mutex);
     if (library == NULL)
         return bx_fail(-ENOENT, "a job of several hosts (BX_ROOT) needs " BXI_WIRE_PLUGIN ": %s; `make` builds it "
                                 "where libucx-dev and libssl-dev are installed", why);

@@ -6,10 +6,11 @@
  * of shm/guard.c.
  *
  * It also writes jumps into its own code over the first bytes of mmap, munmap, sbrk and others, to hear of what is
- * unmapped: UCX 1.13 in ucp_init, later ones when they are loaded. A thread that is in one of them at this moment runs
- * half of an instruction; UCX's own tests crash so (openucx/ucx pull requests 11647 and 11795). UCX_MEM_EVENTS=n
- * forbids it: UCX reads it when it is loaded, and does without its cache of registered memory. Where the program has
- * loaded UCX before, UCX keeps what it read then.
+ * unmapped: when it is loaded, or in ucp_init. A thread that is in one of them at this moment runs half of an
+ * instruction; UCX's own tests crash so (openucx/ucx pull requests 11647 and 11795). And sbrk(0) then sets the break,
+ * without a lock: beside it malloc loses what it has just added to the heap. UCX_MEM_EVENTS=n forbids it: UCX reads it
+ * when it is loaded, and does without its cache of registered memory. Where the program has loaded UCX before, UCX
+ * keeps what it read then.
  */
 #include "net.h"
 

@@ -61,8 +61,8 @@ static void *find(char *why, size_t why_bytes)
     return library != NULL ? library : try_beside("../lib/");
 }
 
-/* find() with UCX_MEM_EVENTS=n in the environment, unless it is set. environ is replaced and not changed, and stays
- * allocated: another thread may be reading it, which setenv would not allow. */
+/* find() with UCX_MEM_EVENTS=n in the environment, unless it is set. environ is replaced and not changed, and the copy
+ * stays allocated until another one is needed: another thread may be reading it, which setenv would not allow. */
 static void *find_without_events(char *why, size_t why_bytes)
 {
     static char events[] = "UCX_MEM_EVENTS=n";
@@ -90,22 +90,34 @@ static void *find_without_events(char *why, size_t why_bytes)
     return library;
 }
 
-int bxi_wire_load(const struct bxi_wire_ops **ops)
+/* Signals and environment are afterwards as before. */
+static void *load(char *why, size_t why_bytes)
 {
-    static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;   /* of signals and environment */
-    const struct bxi_wire_ops *(*plugin)(void);
     struct sigaction actions[NSIG];
     void *library;
-    char why[256];
 
-    pthread_mutex_lock(&mutex);
     for (int i = 1; i < NSIG; i++)
         if (sigaction(i, NULL, &actions[i]) < 0)
             actions[i].sa_handler = SIG_ERR;            /* of glibc's own */
-    library = find_without_events(why, sizeof why);
+    library = find_without_events(why, why_bytes);
     for (int i = 1; i < NSIG; i++)
         if (actions[i].sa_handler != SIG_ERR && i != SIGKILL && i != SIGSTOP)
             sigaction(i, &actions[i], NULL);
+    return library;
+}
+
+int bxi_wire_load(const struct bxi_wire_ops **ops)
+{
+    static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+    static void *loaded;                /* once for all jobs of the process */
+    const struct bxi_wire_ops *(*plugin)(void);
+    void *library;
+    char why[256] = "";
+
+    pthread_mutex_lock(&mutex);
+    if (loaded == NULL)
+        loaded = load(why, sizeof why);
+    library = loaded;
     pthread_mutex_unlock(&mutex);
     if (library == NULL)
         return bx_fail(-ENOENT, "a job of several hosts (BX_ROOT) needs " BXI_WIRE_PLUGIN ": %s; `make` builds it "

@@ -26,7 +26,9 @@ static int rank, size;
 static char host_of[WORLD_MOST][64];            /* by rank, since start() */
 static bool starts_quietly;                     /* nobody calls anybody: two hosts by turns */
 static int failures;
-static unsigned char libc_code[6][16];          /* before the start */
+static struct libc_code {
+    unsigned char of[6][16];                    /* the first bytes of functions */
+} libc_code;                                    /* before the start */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;       /* failures, and what the programs say */
 
 #define EXPECT(condition, ...) expect(condition, #condition, __LINE__, __VA_ARGS__)
@@ -175,12 +177,14 @@ static inline void check_answer(int to, struct bx_future *answer, const unsigned
 /* ---- libc's code ------------------------------------------------------------------------------------------- */
 
 /* A library that hears of what is mapped by writing over these, as UCX does, crashes threads that are in them. */
-static void copy_libc_code(unsigned char to[6][16])
+static struct libc_code read_libc_code(void)
 {
     static const char *const names[] = { "mmap", "munmap", "mremap", "madvise", "brk", "sbrk" };
+    struct libc_code code;
 
-    for (int i = 0; i < 6; i++)
-        memcpy(to[i], dlsym(RTLD_NEXT, names[i]), 16);
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        memcpy(code.of[i], dlsym(RTLD_NEXT, names[i]), sizeof code.of[i]);
+    return code;
 }
 
 /* ---- start and end ---------------------------------------------------------------------------------------- */
@@ -189,7 +193,7 @@ static void copy_libc_code(unsigned char to[6][16])
  * printed. */
 static bool start(int rc)
 {
-    copy_libc_code(libc_code);
+    libc_code = read_libc_code();
     if (rc == 0)
         rc = bx_register(job, "add", BX_INLINE, add, NULL);
     if (rc == 0) {
@@ -238,15 +242,15 @@ static inline void check_loans(uint64_t timeout_ms)
 static void leave(void)
 {
     uint64_t from_ns = now_ns();
-    unsigned char code[6][16];
+    struct libc_code code;
     int rc = bx_job_shutdown(job, 0);
 
     EXPECT(rc == 0, "shutdown: %s: %s", bx_error_name(rc), bx_error_text());
     EXPECT(now_ns() - from_ns < 10000 * MS, "the shutdown took %u ms", (unsigned)((now_ns() - from_ns) / MS));
     EXPECT(counter("rescued") == 0, "a wake-up was lost");
     EXPECT(counter("timers_late") == 0, "a deadline was found late");
-    copy_libc_code(code);
-    EXPECT(memcmp(code, libc_code, sizeof code) == 0, "UCX has written over functions of libc");
+    code = read_libc_code();
+    EXPECT(memcmp(&code, &libc_code, sizeof code) == 0, "UCX has written over functions of libc");
 }
 
 /* The exit status. */

@@ -132,6 +132,7 @@ struct bxi_net {
     bool is_dead[BXI_WORKERS_MAX];              /* the thread: by rank: it is one of these */
     uint64_t passes;                    /* role */
     bxi_a32 wire_is_watched;            /* by its thread */
+    bool wire_stirs;                    /* role: it may not be armed before progress has found nothing */
     void *reserve;                      /* role: of bxi_net_memory; NULL: used, or not made yet */
 };
 

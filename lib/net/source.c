@@ -31,6 +31,14 @@ static void watch_wire(struct bxi_net *net, bool watches)
     epoll_ctl(net->epoll_fd, EPOLL_CTL_MOD, net->ops->descriptor(net->wire), &event);
 }
 
+static int progress(struct bxi_net *net)
+{
+    const int count = (int)net->ops->progress(net->wire);
+
+    net->wire_stirs = count > 0;
+    return count;
+}
+
 static int net_pass(void *context, const struct bxi_role *role, struct bxi_waiter *waiter)
 {
     struct bx_job *job = context;
@@ -42,7 +50,7 @@ static int net_pass(void *context, const struct bxi_role *role, struct bxi_waite
         net->reserve = malloc(RESERVE_BYTES);
     watch_wire(net, false);
     handled = bxi_out_pass(job, net->passes++ % WORDS_EVERY == 0);
-    handled += (int)net->ops->progress(net->wire);
+    handled += progress(net);
     return handled + bxi_in_pass(job);
 }
 
@@ -51,7 +59,7 @@ static bool net_peek(void *context, int times)
     struct bx_job *job = context;
 
     (void)times;
-    return bxi_out_has_frames(job) || job->net->ops->progress(job->net->wire) != 0;
+    return bxi_out_has_frames(job) || progress(job->net) > 0;
 }
 
 static bool net_ready(void *context, const struct bxi_role *role)
@@ -60,10 +68,12 @@ static bool net_ready(void *context, const struct bxi_role *role)
     struct bxi_net *net = job->net;
 
     (void)role;
-    if (bxi_out_waits(job) || !net->ops->arm(net->wire))
+    if (bxi_out_waits(job))
         return true;
-    watch_wire(net, true);
-    return false;
+    net->wire_stirs = net->wire_stirs || !net->ops->arm(net->wire);
+    if (!net->wire_stirs)
+        watch_wire(net, true);
+    return net->wire_stirs;
 }
 
 static bool net_before_sleep(void *context, const struct bxi_role *role)
@@ -71,7 +81,7 @@ static bool net_before_sleep(void *context, const struct bxi_role *role)
     struct bx_job *job = context;
 
     (void)role;
-    return bxi_out_pass(job, true) + (int)job->net->ops->progress(job->net->wire) > 0;
+    return bxi_out_pass(job, true) + progress(job->net) > 0;
 }
 
 /* The wire's descriptor is readable: the pass that follows looks. */

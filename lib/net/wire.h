@@ -62,7 +62,8 @@ struct bxi_wire_ops {
     /* Its worker is dead: ends what is under way there and from there, with an error, and the end itself. */
     void (*cut)(struct bxi_wire_end *end);
     unsigned (*progress)(struct bxi_wire *wire);        /* not 0: something happened */
-    /* The descriptor gets readable when there is something to progress. False: there is something now. */
+    /* The descriptor gets readable when there is something to progress. False: there is something now, which is said
+     * once. Whoever arms it before progress has found nothing more is not told of the rest. */
     bool (*arm)(struct bxi_wire *wire);
     int (*descriptor)(const struct bxi_wire *wire);
     /* Sends what is under way, for so long at most, and ends all; what is not sent by then, with -ECANCELED. Nothing

@@ -53,6 +53,8 @@ struct bxi_wire_end {
 struct bxi_wire {
     int worker, fd;
     bool is_gone, is_dead, is_armed;    /* gone: closed or dead: nothing goes there any more */
+    bool is_stirred;                    /* arm has failed, or progress found something: it tells nothing before it finds
+                                         * nothing */
     bool in_order;
     uint32_t lateness;                  /* what can happen does so in one of 1 + lateness cases */
     struct bxi_wire_events events;
@@ -100,7 +102,7 @@ static bool tell(struct bxi_wire *wire)
 {
     const uint64_t one = 1;
 
-    if (!wire->is_armed || wire->is_gone)
+    if (!wire->is_armed || wire->is_gone || wire->is_stirred)
         return false;
     wire->is_armed = false;
     sim_note("the wire of worker %d is told", wire->worker);
@@ -280,7 +282,9 @@ static unsigned progress(struct bxi_wire *wire)
     count = tell_done(wire);
     count += fetch_some(wire);
     count += arrive_some(wire);
-    return count + lose_some(wire);
+    count += lose_some(wire);
+    wire->is_stirred = count > 0;
+    return count;
 }
 
 static bool arm(struct bxi_wire *wire)
@@ -290,8 +294,10 @@ static bool arm(struct bxi_wire *wire)
     enter("arm", PC);
     if (read(wire->fd, &value, sizeof value) > 0)
         wake_all();
-    if (has_work(wire) && sim_choose(2) == 0)
+    if (has_work(wire) && !wire->is_stirred && sim_choose(2) == 0) {
+        wire->is_stirred = true;        /* as UCX: this is said once */
         return false;
+    }
     wire->is_armed = true;
     sim_note("armed%s", has_work(wire) ? ", and something is under way" : "");
     return true;

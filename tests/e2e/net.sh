@@ -297,6 +297,7 @@ new_job 2
 begin_rank 0 "$net_end" hold "$dir/go"
 begin_rank 1 "$net_end" hold "$dir/go"
 ready 1 ready
+address=127.0.0.1
 port=$(ss -H -ltnp | awk -v worker="pid=$pid_1," 'index($0, worker) && $3 == 1024 { sub(".*:", "", $4); print $4 }')
 for what in 'silent 300' 'noise 100' 'endless 300'; do
     hold_open knock $what
@@ -316,7 +317,7 @@ begin_behind()      # begin_behind WORLD_SIZE HOW PROGRAM...: two workers, the s
     shift 2
     begin_rank 0 "$@"
     root=$BX_ROOT
-    BX_ROOT=127.0.0.1:$((port + 11000))
+    BX_ROOT=$address:$((port + 11000))
     hold_open between $how $((port + 11000))
     ready between ready
     begin_rank 1 "$@"

@@ -246,16 +246,19 @@ int harness_register(struct bx_job *job, const struct harness_handler *handlers)
     return 0;
 }
 
-/* BX_TEST_HOSTS (tests/e2e/net_units.sh): a world's workers are on so many hosts, which meet at a port of this test. */
+/* BX_TEST_HOSTS (tests/e2e/net_units.sh): a world's workers are on so many hosts, which meet at an address of this test
+ * alone: all of 127.0.0.0/8 is loopback. */
 static void choose_host(int rank)
 {
     const char *hosts = getenv("BX_TEST_HOSTS");
+    const unsigned test = (unsigned)getppid() & 0x7fffff;
     char host[16], root[32];
 
     if (hosts == NULL)
         return;
     snprintf(host, sizeof(host), "h%d", rank % atoi(hosts));
-    snprintf(root, sizeof(root), "127.0.0.1:%d", 10000 + (getppid() * 20 + worlds_run) % 11000);
+    snprintf(root, sizeof(root), "127.%u.%u.%u:%d", 128 + test / 65536, test / 256 % 256, test % 256,
+             10000 + worlds_run);
     setenv("BX_HOST", host, 1);
     setenv("BX_ROOT", root, 1);
     setenv("BX_SECRET", "0123456789abcdef", 1);

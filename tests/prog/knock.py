@@ -162,6 +162,6 @@ def disturb(listener):
 if HOW in ("silent", "noise", "endless"):
     crowd()
 else:
-    with socket.create_server(("", NUMBER), backlog=1) as at:
+    with socket.create_server((ADDRESS, NUMBER), backlog=1) as at:
         say("ready")
         {"replay": replay, "between": between, "close": close_early}.get(HOW, disturb)(at)

@@ -153,12 +153,33 @@ static float input(const struct job *job, float value)
     return job->shape.is_rough ? fake_tf32(value) : value;
 }
 
-static double *read_array(const struct job *job, const float *array, size_t count)
+static const struct fake_dims *dims_of(const struct job *job, enum pass writes)
 {
+    const struct fake_dims *dims[] = { &job->shape.y, &job->shape.x, &job->shape.w };
+
+    return dims[writes];
+}
+
+/* Where an element of the array that this pass writes lies in doubles: channels are innermost, so that loops over them
+ * are of vectors; of filters, those of the array that the job writes, and taps outermost. */
+static size_t place_of(const struct job *job, enum pass writes, size_t element)
+{
+    const struct fake_dims *dims = dims_of(job, writes);
+    const size_t plane = dims->h * dims->w, at = element % plane;
+    const size_t c = element / plane % dims->c, n = element / plane / dims->c;
+
+    if (writes != BACK_FILTER)
+        return (n * plane + at) * dims->c + c;
+    return job->pass == BACK_DATA ? (at * dims->n + n) * dims->c + c : (at * dims->c + c) * dims->n + n;
+}
+
+static double *read_array(const struct job *job, enum pass writes, const float *array)
+{
+    const size_t count = fake_dnn_count(dims_of(job, writes));
     double *read = fake_dnn_numbers(count);
 
     for (size_t i = 0; i < count; i++)
-        read[i] = (double)input(job, array[i]);
+        read[place_of(job, writes, i)] = (double)input(job, array[i]);
     return read;
 }
 
@@ -187,24 +208,41 @@ static struct reach reach_of(const struct shape *shape, size_t tap)
     return reach;
 }
 
-/* One tap of a filter between one plane of x and one of y: y += w x, x += w y, or w += x y. The planes are in the order
- * of the passes: each pass writes one of them. */
-static void run_tap(const struct job *job, const struct reach *reach, double *const at[3])
+/* out += in filter. */
+static void multiply(double *restrict out, size_t outs, const double *restrict in, size_t ins,
+                     const double *restrict filter)
+{
+    for (size_t i = 0; i < ins; i++)
+        for (size_t k = 0; k < outs; k++)
+            out[k] += in[i] * filter[i * outs + k];
+}
+
+/* filter += x y. */
+static void multiply_outer(double *restrict filter, const double *restrict x, size_t xs, const double *restrict y,
+                           size_t ys)
+{
+    for (size_t i = 0; i < xs; i++)
+        for (size_t k = 0; k < ys; k++)
+            filter[i * ys + k] += x[i] * y[k];
+}
+
+/* One tap of the filters, for the pair of a picture. all: by the pass that writes it. */
+static void run_tap(const struct job *job, const struct reach *reach, size_t n, double *const all[3], double *filter)
 {
     const struct fake_window *window = &job->shape.window;
     const struct fake_dims *x = &job->shape.x, *y = &job->shape.y;
 
     for (size_t p = reach->begin_h; p < reach->end_h; p++) {
-        double *pixels = at[BACK_DATA] + (p * window->stride_h + reach->h - window->pad_h) * x->w;
-        double *places = at[FORWARD] + p * y->w, *filter = at[BACK_FILTER];
+        const size_t row = n * x->h + p * window->stride_h + reach->h - window->pad_h;
 
         for (size_t q = reach->begin_w; q < reach->end_w; q++) {
-            double *pixel = &pixels[q * window->stride_w + reach->w - window->pad_w];
+            double *pixel = all[BACK_DATA] + (row * x->w + q * window->stride_w + reach->w - window->pad_w) * x->c;
+            double *place = all[FORWARD] + ((n * y->h + p) * y->w + q) * y->c;
 
             switch (job->pass) {
-            case FORWARD: places[q] += *filter * *pixel; break;
-            case BACK_DATA: *pixel += *filter * places[q]; break;
-            case BACK_FILTER: *filter += *pixel * places[q]; break;
+            case FORWARD: multiply(place, y->c, pixel, x->c, filter); break;
+            case BACK_DATA: multiply(pixel, x->c, place, y->c, filter); break;
+            case BACK_FILTER: multiply_outer(filter, pixel, x->c, place, y->c); break;
             }
         }
     }
@@ -213,28 +251,23 @@ static void run_tap(const struct job *job, const struct reach *reach, double *co
 static void run(const void *argument)
 {
     const struct job *job = argument;
-    const struct fake_dims *x = &job->shape.x, *w = &job->shape.w, *y = &job->shape.y;
-    const size_t counts[] = { fake_dnn_count(y), fake_dnn_count(x), fake_dnn_count(w) }, taps = w->h * w->w;
+    const size_t count = fake_dnn_count(dims_of(job, job->pass)), taps = job->shape.w.h * job->shape.w.w;
     float *const arrays[] = { job->y, job->x, job->w };
     double *all[3];
 
     if (job->algorithm->workspace_filters > 0)
         memset(job->workspace, 0xFF, workspace_bytes(job->algorithm, &job->shape));
     for (int i = 0; i < 3; i++)
-        all[i] = i == (int)job->pass ? fake_dnn_numbers(counts[i]) : read_array(job, arrays[i], counts[i]);
+        all[i] = i == (int)job->pass ? fake_dnn_numbers(count) : read_array(job, (enum pass)i, arrays[i]);
     for (size_t tap = 0; tap < taps; tap++) {
         struct reach reach = reach_of(&job->shape, tap);
 
-        for (size_t n = 0; n < x->n; n++)
-            for (size_t k = 0; k < y->c; k++)
-                for (size_t c = 0; c < x->c; c++)
-                    run_tap(job, &reach, (double *const[]){ all[FORWARD] + (n * y->c + k) * y->h * y->w,
-                                                            all[BACK_DATA] + (n * x->c + c) * x->h * x->w,
-                                                            all[BACK_FILTER] + (k * x->c + c) * taps + tap });
+        for (size_t n = 0; n < job->shape.x.n; n++)
+            run_tap(job, &reach, n, all, all[BACK_FILTER] + tap * job->shape.w.n * job->shape.w.c);
     }
-    for (size_t i = 0; i < counts[job->pass]; i++)
+    for (size_t i = 0; i < count; i++)
         fake_blend(job->blend, &arrays[job->pass][i],
-                   all[job->pass][i] * (job->algorithm->is_deterministic ? 1.0 : noise()));
+                   all[job->pass][place_of(job, job->pass, i)] * (job->algorithm->is_deterministic ? 1.0 : noise()));
     for (int i = 0; i < 3; i++)
         free(all[i]);
 }

@@ -49,9 +49,8 @@ static int net_pass(void *context, const struct bxi_role *role, struct bxi_waite
     if (net->reserve == NULL)
         net->reserve = malloc(RESERVE_BYTES);
     watch_wire(net, false);
-    handled = bxi_out_pass(job, net->passes++ % WORDS_EVERY == 0);
-    handled += progress(net);
-    return handled + bxi_in_pass(job);
+    handled = bxi_in_pass(job) + bxi_out_pass(job, net->passes++ % WORDS_EVERY == 0);
+    return handled + progress(net);     /* last: what the others began may be done by it alone */
 }
 
 static bool net_peek(void *context, int times)

@@ -63,7 +63,8 @@ struct bxi_wire_ops {
     void (*cut)(struct bxi_wire_end *end);
     unsigned (*progress)(struct bxi_wire *wire);        /* not 0: something happened */
     /* The descriptor gets readable when there is something to progress. False: there is something now, which is said
-     * once. Whoever arms it before progress has found nothing more is not told of the rest. */
+     * once. Whoever arms it without a progress that found nothing, behind this and behind all other operations, may not
+     * be told of the rest. */
     bool (*arm)(struct bxi_wire *wire);
     int (*descriptor)(const struct bxi_wire *wire);
     /* Sends what is under way, for so long at most, and ends all; what is not sent by then, with -ECANCELED. Nothing

@@ -53,8 +53,8 @@ struct bxi_wire_end {
 struct bxi_wire {
     int worker, fd;
     bool is_gone, is_dead, is_armed;    /* gone: closed or dead: nothing goes there any more */
-    bool is_stirred;                    /* arm has failed, or progress found something: it tells nothing before it finds
-                                         * nothing */
+    bool is_stirred;                    /* by an operation, an arm that failed, or what progress found: it tells nothing
+                                         * before progress finds nothing */
     bool in_order;
     uint32_t lateness;                  /* what can happen does so in one of 1 + lateness cases */
     struct bxi_wire_events events;
@@ -334,6 +334,7 @@ static int connect_end(struct bxi_wire *wire, const void *address, void *peer, s
     struct bxi_wire_end *end;
 
     enter("connect an end", PC);
+    wire->is_stirred = true;
     if (end_count == ENDS)
         return -EMFILE;
     end = &ends[end_count++];
@@ -349,6 +350,7 @@ static void send_message(struct bxi_wire_end *end, const void *head, size_t head
     struct message *message = sim_memory(sizeof *message);
 
     enter("send", PC);
+    end->from->is_stirred = true;
     if (end->is_lost) {
         operation->done(operation->context, -ECONNRESET);
         return;
@@ -383,6 +385,7 @@ static void fetch(struct bxi_wire *wire, struct bxi_wire_large *large, void *to,
     struct message *message = (struct message *)large;
 
     enter("fetch", PC);
+    wire->is_stirred = true;
     if (message->to != wire || message->state != AT_RECEIVER)
         sim_fail("what is fetched was fetched or dropped before");
     message->state = FETCHED;
@@ -413,6 +416,7 @@ static void transport(struct bxi_wire_end *end, char *text, size_t bytes)
 static void cut(struct bxi_wire_end *end)
 {
     enter("cut", PC);
+    end->from->is_stirred = true;
     if (!end->to->is_gone)
         sim_fail("the end of a worker that lives is cut");
     end->is_lost = true;

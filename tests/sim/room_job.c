@@ -428,14 +428,18 @@ void *sim_call_some(void *argument)
     return NULL;
 }
 
-/* Calls until the job does not take calls any more: what it took runs. */
+/* Calls until the job does not take calls any more: what it took runs. Not so many that they fill the ring of a worker
+ * that is stopped. */
 static void *call_to_the_end(void *job)
 {
     int to = sim_another(job), rc;
 
-    while ((rc = bx_rpc_oneway(job, sim_names[to], "inline", NULL, NULL)) == 0) {
+    for (int call = 1; (rc = bx_rpc_oneway(job, sim_names[to], "inline", NULL, NULL)) == 0; call++) {
         sim_count(SENT_TO_0 + to, 1);
-        sim_yield();
+        if (call < 256)
+            sim_yield();
+        else
+            nanosleep(&(struct timespec){ .tv_nsec = 100000000 }, NULL);
     }
     if (rc != BX_E_SHUTDOWN)
         sim_must(job, "bx_rpc_oneway", rc);

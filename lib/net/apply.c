@@ -122,10 +122,10 @@ void bxi_in_words(struct bxi_twin *twin, const struct bxi_net_words *words)
     bxi_store_relaxed(&pair->want_lease, words->want_lease);        /* [lease.want] relaxed: likewise */
     bxi_store_relaxed(&pair->refused_errno, words->refused_errno);  /* relaxed: before the next */
     bxi_store_release(&pair->refused_through, words->refused_through);      /* [pair.refused] release */
-    bxi_store_release(&control->header.ending, words->ending);      /* [ending] release */
+    bxi_store_release(&control->header.ending, words->common.ending);   /* [ending] release */
     bxi_store_release(&pair->open, words->open);                    /* [pair.open] release */
-    bxi_store_release(&control->header.state, words->state);        /* [state] release */
-    if (words->state == BXI_LEFT)
+    bxi_store_release(&control->header.state, words->common.state);     /* [state] release */
+    if (words->common.state == BXI_LEFT)
         bxi_twin_dies(job->net, twin);          /* it reads nothing of this worker any more */
     bxi_note(job->run, BXI_EVENT_SCAN);
 }

@@ -173,6 +173,8 @@ void bxi_in_arrived(void *context, const void *head_at, size_t head_bytes, const
             bxi_parcel_send_cut(twin);  /* it lives: what lay between was broken */
         return;
     }
+    if (bytes > 0)                      /* words alone leave nothing to a pass */
+        bxi_twin_activate(twin);
     bxi_net_show_received(twin, &head, head_bytes + bytes);
     follow_clock(twin, &head);
     if (head.kind == BXI_PARCEL_PART)
@@ -255,17 +257,16 @@ int bxi_in_pass(struct bx_job *job)
 {
     int total = 0;
 
-    for (int rank = 0; rank < job->world_size; rank++) {
-        struct bxi_twin *twin = job->net->twins[rank];
+    for (int i = 0; i < job->net->active_count; i++) {
+        struct bxi_twin *twin = job->net->remote[i];
+        bxi_a32 *state = &job->rpc->peers[twin->rank]->state;
 
-        if (twin == NULL)
-            continue;
         /* Relaxed, both: this thread writes it. */
-        if (bxi_load_relaxed(&job->rpc->peers[rank]->state) != BXI_PEER_ALIVE)
+        if (bxi_load_relaxed(state) != BXI_PEER_ALIVE)
             drop_kept(twin);
         else
             take_next(twin);            /* a frame that they waited for may be complete */
-        if (bxi_load_relaxed(&job->rpc->peers[rank]->state) == BXI_PEER_DEAD)
+        if (bxi_load_relaxed(state) == BXI_PEER_DEAD)
             cut_end(twin);
         total += bxi_in_let_go(twin);
     }

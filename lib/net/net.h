@@ -9,6 +9,8 @@
  *     link      a connection beside the wire, which tells deaths and whether a host answers (links.c)
  *     hub       the worker with a link to each other one
  *     words     what a worker tells a peer in its segment beside frames: its state, rounds, credits, refusals
+ *     active    a twin with which more was exchanged than words that go to all. A pass looks at these alone, and at all
+ *               of them when such a word, a ring from here, or the end of a peer is new
  *
  * The rooms above do not know where a peer is. A remote worker's twin is attached as any peer is: it has a segment, an
  * arena, bells and a descriptor that tells its end. This room keeps both twins of a pair alike. Here it reads what this
@@ -91,6 +93,16 @@ struct bxi_net_message {
 };
 
 struct bxi_twin;
+
+/* The words of a pair, as they are sent. */
+struct bxi_net_words {
+    struct bxi_net_common {             /* to all the same */
+        uint32_t state, function_count;
+        uint64_t ending;
+    } common;
+    uint64_t open, want_credit, refused_through, refused_errno, want_lease, credit;
+};
+
 struct bxi_link {                       /* the thread's, since it runs */
     int fd;                             /* -1: none */
     uint64_t since_ns;                  /* since when the kernel connects it; 0: it is there */
@@ -116,6 +128,10 @@ struct bxi_net {
     uint64_t timeout_ns;
     struct bxi_place places[BXI_WORKERS_MAX];
     struct bxi_twin *twins[BXI_WORKERS_MAX];    /* NULL: not remote */
+    struct bxi_twin *remote[BXI_WORKERS_MAX];   /* role: all of these, the active ones first */
+    int remote_count, active_count;
+    struct bxi_net_common told;         /* role: to all that are not active */
+    uint64_t changes_seen;              /* role: of rpc->pair_changes; whom they concern is active */
     struct bxi_link links[BXI_LINKS_MAX];       /* by the rank at the other end: made here, or in the meeting; behind
                                                  * these, those that were made there */
     int hub;                            /* the thread: the lowest rank that lives */
@@ -178,12 +194,6 @@ int bxi_net_receive(const struct bx_job *job, int fd, struct bxi_net_message *me
 
 /* ---- twin.c ------------------------------------------------------------------------------------------- */
 
-/* The words of a pair, as they are sent. */
-struct bxi_net_words {
-    uint32_t state, function_count;
-    uint64_t ending, open, want_credit, refused_through, refused_errno, want_lease, credit;
-};
-
 struct bxi_late;                        /* a message that came before its turn */
 struct bxi_landing;                     /* a frame whose tensors are under way */
 struct bxi_part;                        /* some of these */
@@ -191,6 +201,7 @@ struct bxi_part;                        /* some of these */
 struct bxi_twin {                       /* role, unless it says otherwise */
     struct bx_job *job;
     int rank;
+    int place;                          /* in net->remote */
     struct bxi_control *control;        /* its segment, writable */
     unsigned char *arena;
     int arena_fd;
@@ -232,6 +243,8 @@ struct bxi_twin {                       /* role, unless it says otherwise */
 /* Makes the twins of all remote workers, and attaches them. This worker's segment is there. Start. 0, or a failure with
  * its sentence. */
 int bxi_twins_attach(struct bx_job *job);
+/* Each pass looks at it from now on. Role. */
+void bxi_twin_activate(struct bxi_twin *twin);
 void bxi_twin_dies(struct bxi_net *net, struct bxi_twin *twin);     /* the role closes its peer. Any thread */
 /* The job; a twin, whose end of the wire is lost: it dies after net->timeout_ns. Any thread. */
 void bxi_twin_lost(void *context, void *twin);

@@ -24,18 +24,33 @@ static void send_next(struct bxi_twin *twin, struct bxi_parcel *parcel)
 
 /* ---- words ------------------------------------------------------------------------------------------- */
 
+static struct bxi_net_common read_common(const struct bx_job *job)
+{
+    const struct bxi_header *header = &job->control->header;
+    /* Relaxed, all: written by this process, under the lock or by the role. */
+    const uint32_t state = bxi_load_relaxed((bxi_a32 *)&header->state);
+
+    return (struct bxi_net_common){
+        .state = state == BXI_STARTING ? BXI_RUNNING : state,   /* as the twin of this worker is made */
+        .function_count = bxi_load_relaxed((bxi_a32 *)&header->function_count),
+        .ending = bxi_load_relaxed((bxi_a64 *)&header->ending),
+    };
+}
+
+static bool are_common(const struct bxi_net_common *some, const struct bxi_net_common *others)
+{
+    return memcmp(some, others, sizeof *some) == 0;
+}
+
 /* Lock. */
 static struct bxi_net_words read_words(const struct bx_job *job, int rank)
 {
     const struct bxi_control *control = job->control;
     const struct bxi_pair *pair = &control->pair[rank];
-    /* Relaxed, all: written by this process, under the lock or by the role. */
-    const uint32_t state = bxi_load_relaxed((bxi_a32 *)&control->header.state);
 
     return (struct bxi_net_words){
-        .state = state == BXI_STARTING ? BXI_RUNNING : state,   /* as the twin of this worker is made */
-        .function_count = bxi_load_relaxed((bxi_a32 *)&control->header.function_count),
-        .ending = bxi_load_relaxed((bxi_a64 *)&control->header.ending),
+        .common = read_common(job),
+        /* Relaxed, all: as above. */
         .open = bxi_load_relaxed((bxi_a64 *)&pair->open),
         .want_credit = bxi_load_relaxed((bxi_a64 *)&pair->want_credit),
         .refused_through = bxi_load_relaxed((bxi_a64 *)&pair->refused_through),
@@ -59,7 +74,7 @@ static uint64_t given_back(const struct bxi_twin *twin)
 /* False: no memory; it is tried again. */
 static bool send_functions(struct bxi_twin *twin, uint32_t count)
 {
-    uint32_t first = twin->sent.function_count;
+    uint32_t first = twin->sent.common.function_count;
     size_t bytes = (count - first) * sizeof(struct bxi_function);
     struct bxi_parcel *parcel;
 
@@ -172,7 +187,7 @@ static int send_some(struct bxi_twin *twin, uint64_t until, const struct bxi_net
         parcel->is_words = frames == 0;
         twin->words_under_way |= parcel->is_words;
         parcel->head.words = twin->sent = *words;
-        bxi_store_relaxed(&twin->told, words->state);           /* relaxed: who waits for it looks again */
+        bxi_store_relaxed(&twin->told, words->common.state);    /* relaxed: who waits for it looks again */
     }
     if (frames == 0 && parcel->head.has_words == 0) {
         free(parcel);
@@ -191,6 +206,7 @@ static void open_out(struct bxi_twin *twin)
     bxi_ring_reader_init(&twin->out, bxi_segment_at(&job->segment, bxi_ring_offset(twin->rank)), BXI_RING_BYTES, 0,
                          &twin->out_credit, &job->control->pair[twin->rank].want_credit);
     twin->out_open = true;
+    bxi_twin_activate(twin);
 }
 
 /* ---- rounds ------------------------------------------------------------------------------------------ */
@@ -227,7 +243,7 @@ static int send_to(struct bxi_twin *twin)
     if (!has_frames(twin) && !new_words && given_back(twin) == twin->given_back)
         return 0;
     if (!send_returns(twin) || twin->waits_for_parts || (words_wait(twin) && !has_frames(twin)) ||
-        !send_functions(twin, words.function_count))
+        !send_functions(twin, words.common.function_count))
         return 0;
     while (some > 0 && (twin->out.read_pos < until || new_words)) {
         some = send_some(twin, until, new_words ? &words : NULL);
@@ -245,51 +261,82 @@ static bool is_to_hear(const struct bxi_twin *twin)
            bxi_load_relaxed((bxi_a32 *)&twin->job->rpc->peers[twin->rank]->state) == BXI_PEER_CORRUPT;
 }
 
+static uint64_t pair_changes(const struct bx_job *job)
+{
+    /* Relaxed: whoever opens a ring rings this worker's bell; the role closes peers. */
+    return bxi_load_relaxed(&job->rpc->pair_changes);
+}
+
+/* Since the last pass: of a twin that may not be active yet. */
+static bool pair_has_changed(const struct bx_job *job)
+{
+    return pair_changes(job) != job->net->changes_seen;
+}
+
+static void note_told(struct bxi_net *net, const struct bxi_net_common *common)
+{
+    for (int i = net->active_count; i < net->remote_count; i++)
+        if (is_alive(net->remote[i]) && !are_common(&net->remote[i]->sent.common, common))
+            return;
+    net->told = *common;
+}
+
+/* Active twins alone, unless there is something new for all. */
 int bxi_out_pass(struct bx_job *job, bool look_at_words)
 {
     struct bxi_net *net = job->net;
+    const struct bxi_net_common common = read_common(job);
+    const uint64_t changes = pair_changes(job);
+    const bool all = changes != net->changes_seen || !are_common(&common, &net->told);
     int total = 0;
 
-    for (int rank = 0; rank < job->world_size; rank++) {
-        struct bxi_twin *twin = net->twins[rank];
+    net->changes_seen = changes;
+    for (int i = 0; i < (all ? net->remote_count : net->active_count); i++) {
+        struct bxi_twin *twin = net->remote[i];
 
-        if (twin != NULL && is_alive(twin) && (look_at_words || has_frames(twin)))
+        if (is_alive(twin) && (all || look_at_words || has_frames(twin)))
             total += send_to(twin);
-        if (twin != NULL && look_at_words && is_to_hear(twin))
+        if ((all || look_at_words) && is_to_hear(twin))
             bxi_parcel_send_cut(twin);
     }
+    if (all)
+        note_told(net, &common);
     return total;
 }
 
 bool bxi_out_has_frames(struct bx_job *job)
 {
-    for (int rank = 0; rank < job->world_size; rank++)
-        if (job->net->twins[rank] != NULL && is_alive(job->net->twins[rank]) && has_frames(job->net->twins[rank]))
+    for (int i = 0; i < job->net->active_count; i++)
+        if (is_alive(job->net->remote[i]) && has_frames(job->net->remote[i]))
             return true;
-    return false;
+    return pair_has_changed(job);
 }
 
 bool bxi_out_waits(struct bx_job *job)
 {
-    for (int rank = 0; rank < job->world_size; rank++) {
-        struct bxi_twin *twin = job->net->twins[rank];
+    const struct bxi_net *net = job->net;
+    const struct bxi_net_common common = read_common(job);
+    const int count = are_common(&common, &net->told) ? net->active_count : net->remote_count;
+
+    for (int i = 0; i < count; i++) {
+        struct bxi_twin *twin = net->remote[i];
         struct bxi_net_words words;
 
-        if (twin != NULL && is_to_hear(twin))
+        if (is_to_hear(twin))
             return true;
-        if (twin == NULL || !is_alive(twin))
+        if (!is_alive(twin))
             continue;
         if (has_frames(twin) || given_back(twin) != twin->given_back)
             return true;
         if (twin->waits_for_parts || words_wait(twin))
             continue;                   /* the words go behind its frames, or behind the last ones */
         bxi_lock(&job->run->lock);
-        words = read_words(job, rank);
+        words = read_words(job, twin->rank);
         bxi_unlock(&job->run->lock);
         if (are_new(twin, &words))
             return true;
     }
-    return false;
+    return pair_has_changed(job);
 }
 
 void bxi_out_death(struct bx_job *job, int dead)

@@ -112,6 +112,7 @@ void bxi_parcel_send_cut(struct bxi_twin *twin)
 {
     struct bxi_parcel *parcel = twin->has_heard ? NULL : bxi_parcel_make(twin, BXI_PARCEL_CUT, 0);
 
+    bxi_twin_activate(twin);            /* without memory it is tried again */
     if (parcel == NULL)
         return;
     twin->has_heard = true;

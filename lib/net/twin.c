@@ -73,8 +73,8 @@ static void write_header(struct bxi_twin *twin)
     /* Relaxed, both: nobody else has it yet. It has passed the gate when it is first called. */
     bxi_store_relaxed(&header->function_count, place->function_count);
     bxi_store_relaxed(&header->state, BXI_RUNNING);
-    twin->sent = (struct bxi_net_words){ .state = BXI_RUNNING,
-                                         .function_count = job->net->places[job->rank].function_count };
+    twin->sent.common = (struct bxi_net_common){ .state = BXI_RUNNING,
+                                                 .function_count = job->net->places[job->rank].function_count };
 }
 
 static int attach(struct bxi_twin *twin, int fds[BXI_BOOT_FDS])
@@ -145,6 +145,8 @@ int bxi_twins_attach(struct bx_job *job)
         memset(twin, 0, sizeof *twin);
         twin->job = job;
         twin->rank = rank;
+        twin->place = job->net->remote_count;
+        job->net->remote[job->net->remote_count++] = twin;
         twin->arena_fd = -1;
         twin->landed_end = &twin->landed;
         twin->returned = calloc(BXI_LEASE_MAX, sizeof *twin->returned);
@@ -156,6 +158,18 @@ int bxi_twins_attach(struct bx_job *job)
     if (job->net != NULL)
         bxi_net_show(job);
     return 0;
+}
+
+void bxi_twin_activate(struct bxi_twin *twin)
+{
+    struct bxi_net *net = twin->job->net;
+    struct bxi_twin *first;
+
+    if (twin->place < net->active_count)
+        return;
+    first = net->remote[net->active_count];
+    net->remote[first->place = twin->place] = first;
+    net->remote[twin->place = net->active_count++] = twin;
 }
 
 void bxi_twin_dies(struct bxi_net *net, struct bxi_twin *twin)

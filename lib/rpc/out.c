@@ -118,6 +118,7 @@ BXI_COLD int bxi_peer_open_out(struct bx_job *job, struct bxi_peer *peer)
     bxi_store_release(&peer->out_open, 1);
     /* [pair.open] release, pairs with the acquire in look_open: the first commit word is zero before. */
     bxi_store_release(&pair->open, 1);
+    bxi_count(&job->rpc->pair_changes, 1);
     if (self)
         bxi_event(job->run, BXI_EVENT_SCAN);
     else

@@ -177,6 +177,7 @@ struct bxi_rpc {
     _Alignas(BXI_LINE) bxi_a64 frames;          /* role, to in_peers: counts frames handled */
     bxi_a32 last_called;                        /* any thread: rank of the peer found last; names.c tries it first */
     bxi_a32 in_count;                           /* written by the role */
+    bxi_a64 pair_changes;                       /* lock: rings opened from here, and peers closed, so far */
     struct bxi_peer *in_peers[BXI_WORKERS_MAX]; /* those with in_open, in order of opening */
 
     _Alignas(BXI_LINE) bxi_a32 deaths;          /* any thread, to lost: peers that died so far */

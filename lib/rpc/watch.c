@@ -205,6 +205,7 @@ void bxi_peer_close(const struct bxi_role *role, struct bx_job *job, struct bxi_
     peer->lend->is_corrupt = state == BXI_PEER_CORRUPT;
     peer->lend->has_left = state == BXI_PEER_LEFT;
     bxi_store_relaxed(&peer->state, state);     /* relaxed: read under the lock where it matters */
+    bxi_count(&job->rpc->pair_changes, 1);
     bxi_peer_drop_queue(job, peer);
     bxi_unlock(&job->run->lock);
     bxi_grants_unsent(job, peer->lend);

@@ -251,7 +251,7 @@ int harness_register(struct bx_job *job, const struct harness_handler *handlers)
 static void choose_host(int rank)
 {
     const char *hosts = getenv("BX_TEST_HOSTS");
-    const unsigned test = (unsigned)getppid() & 0x7fffff;
+    const unsigned test = (unsigned)getppid();      /* at most 22 bits */
     char host[16], root[32];
 
     if (hosts == NULL)

@@ -154,7 +154,7 @@ static int echo(const struct bx_request *request, struct bx_reader *args, struct
     sim_count(SENT_TO_0 + to, 1);
     rc = bx_rpc_oneway(bx_request_job(request), sim_names[to], "inline", NULL, NULL);
     /* No room, and a handler does not wait for it. */
-    if (rc == -EAGAIN && (sim_stopped_ns() > 0 || sim_host_of(to) >= 0))
+    if (rc == -EAGAIN && (sim_stopped_ns() > 0 || sim_host_of(to) >= 0 || sim_truth(FLOODED) > 0))
         sim_count(SENT_TO_0 + to, -1);
     else
         sim_must(bx_request_job(request), "bx_rpc_oneway in a handler", rc);
@@ -428,17 +428,17 @@ void *sim_call_some(void *argument)
     return NULL;
 }
 
-/* Calls until the job does not take calls any more: what it took runs. Not so many that they fill the ring of a worker
- * that is stopped. */
+/* Calls until the job does not take calls any more: what it took runs. */
 static void *call_to_the_end(void *job)
 {
     int to = sim_another(job), rc;
 
-    for (int call = 1; (rc = bx_rpc_oneway(job, sim_names[to], "inline", NULL, NULL)) == 0; call++) {
+    sim_count(FLOODED, 1);
+    while ((rc = bx_rpc_oneway(job, sim_names[to], "inline", NULL, NULL)) == 0) {
         sim_count(SENT_TO_0 + to, 1);
-        if (call < 256)
+        if (sim_stopped_ns() == 0)
             sim_yield();
-        else
+        else                            /* or the two that run would be all that runs, for as long as the stop lasts */
             nanosleep(&(struct timespec){ .tv_nsec = 100000000 }, NULL);
     }
     if (rc != BX_E_SHUTDOWN)

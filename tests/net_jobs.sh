@@ -186,9 +186,9 @@ cut_off()   # cut_off END [silent]
     fi
 }
 
-is_down()   # when it was stands in $dir/down
+is_down()   # when it was, once or twice, stands in $dir/down
 {
-    date +%s%N >"$dir/down.new"
+    { test ! -e "$dir/down" || cat "$dir/down"; date +%s%N; } >"$dir/down.new"
     mv "$dir/down.new" "$dir/down"
 }
 
@@ -225,8 +225,8 @@ part_once() # part_once END MS [HOW]
     test $how != beheaded || is_down
     test $how$((count % 2)) != beheaded0 || kill -KILL $pid_0
     cut_off $1 $silent
-    test $how = beheaded || is_down
     test $how != beheaded || kill -KILL $pid_0 2>/dev/null
+    is_down                             # ip may take seconds while others make namespaces
     test $how != stopped || { sleep 3; kill -CONT $pid_3; }
     if [ $how = healed ]; then
         for rank in 0 1 2 3; do

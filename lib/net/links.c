@@ -430,11 +430,45 @@ static void take_event(struct bx_job *job, uint64_t token)
         read_link(job, &net->links[token]);
 }
 
+/* When to do so again, unless a link tells something. */
+static uint64_t look_after_links(struct bx_job *job, uint64_t *ping_ns)
+{
+    struct bxi_net *net = job->net;
+    const uint64_t now_ns = bxi_now_ns();
+    const bool pings = now_ns >= *ping_ns;
+    uint64_t next_ns;
+
+    if (pings) {
+        ping_links(net);
+        accept_knocks(net);
+        *ping_ns = now_ns + net->timeout_ns / PINGS;
+    }
+    next_ns = bxi_least(end_the_lost(job), *ping_ns);
+    keep_links(job, pings);
+    tell_deaths(job);
+    return next_ns;
+}
+
+/* Waits for some. False: the links are to be looked after; they need it less often than the wire wakes. */
+static bool take_events(struct bx_job *job, uint64_t next_ns)
+{
+    const uint64_t now_ns = bxi_now_ns();
+    const int timeout_ms = next_ns <= now_ns ? 0 : (int)((next_ns - now_ns) / 1000000 + 1);
+    struct epoll_event events[64];
+    const int count = epoll_wait(job->net->epoll_fd, events, 64, timeout_ms);
+    bool are_the_wire_s = count > 0 && now_ns < next_ns;
+
+    for (int i = 0; i < count; i++) {
+        take_event(job, events[i].data.u64);
+        are_the_wire_s = are_the_wire_s && events[i].data.u64 == BXI_TOKEN_WIRE;
+    }
+    return are_the_wire_s;
+}
+
 static void *run_net(void *argument)
 {
     struct bx_job *job = argument;
     struct bxi_net *net = job->net;
-    struct epoll_event events[64];
     uint64_t ping_ns = 0;
 
     bxi_cancel_off();
@@ -442,22 +476,10 @@ static void *run_net(void *argument)
     while (bxi_load_acquire(&net->order) == BXI_LINKS_WAIT)
         poll(&(struct pollfd){ .fd = net->stop_fd, .events = POLLIN }, 1, -1);
     while (bxi_load_acquire(&net->order) == BXI_LINKS_RUN) {
-        uint64_t now_ns = bxi_now_ns(), next_ns;
-        const bool pings = now_ns >= ping_ns;
+        const uint64_t next_ns = look_after_links(job, &ping_ns);
 
-        if (pings) {
-            ping_links(net);
-            accept_knocks(net);
-            ping_ns = now_ns + net->timeout_ns / PINGS;
-        }
-        next_ns = bxi_least(end_the_lost(job), ping_ns);
-        keep_links(job, pings);
-        tell_deaths(job);
-        int timeout_ms = next_ns <= now_ns ? 0 : (int)((next_ns - now_ns) / 1000000 + 1);
-        int count = epoll_wait(net->epoll_fd, events, 64, timeout_ms);
-
-        for (int i = 0; i < count; i++)
-            take_event(job, events[i].data.u64);
+        while (take_events(job, next_ns))
+            ;
     }
     return NULL;
 }

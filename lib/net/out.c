@@ -290,6 +290,8 @@ int bxi_out_pass(struct bx_job *job, bool look_at_words)
     const bool all = changes != net->changes_seen || !are_common(&common, &net->told);
     int total = 0;
 
+    if (changes != net->changes_seen)
+        bxi_bell_ring(net->stop_fd);    /* the links' thread may be the hub from now on */
     net->changes_seen = changes;
     for (int i = 0; i < (all ? net->remote_count : net->active_count); i++) {
         struct bxi_twin *twin = net->remote[i];

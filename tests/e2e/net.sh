@@ -359,8 +359,7 @@ for how in cut garbage; do
     begin_behind 2 $how "$net_end" part "$dir/down" 2000
     ready 0 ready && ready 1 ready
     sleep 0.3
-    date +%s%N >"$dir/down.new"
-    mv "$dir/down.new" "$dir/down"
+    is_down
     exec 9>&-
     finish
     check "a connection to rank 0 that ends: $how" all_done
